@@ -1,0 +1,63 @@
+// Package config is the array of one entry that holds what is the same for the
+// whole node, and the constants that programs are loaded with. The agent
+// writes it; the plugin reads it.
+package config
+
+import (
+	"net/netip"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Name is the map's name in the object and below the pin directory.
+const Name = "config"
+
+// Key is struct config_key; the one entry has the zero key.
+type Key struct {
+	Index uint32
+}
+
+// Value is struct config.
+type Value struct {
+	// Layout is wire.LayoutVersion of the agent that made the maps.
+	Layout         uint32
+	PodCIDRIPv4Len uint32
+	PodCIDRIPv6Len uint32
+	NodeIPv4       wire.Addr
+	NodeIPv6       wire.Addr
+	PodCIDRIPv4    wire.Addr
+	PodCIDRIPv6    wire.Addr
+}
+
+// PodCIDRs returns the node's podCIDRs, IPv4 first.
+func (v Value) PodCIDRs() []netip.Prefix {
+	var out []netip.Prefix
+	if a := v.PodCIDRIPv4.Netip(); a.IsValid() {
+		out = append(out, netip.PrefixFrom(a, int(v.PodCIDRIPv4Len)))
+	}
+	if a := v.PodCIDRIPv6.Netip(); a.IsValid() {
+		out = append(out, netip.PrefixFrom(a, int(v.PodCIDRIPv6Len)))
+	}
+	return out
+}
+
+// NodeConfig is struct node_config: constants of a loaded program.
+type NodeConfig struct {
+	// Masquerade is 1 when what pods send to the world is masqueraded.
+	Masquerade uint32
+	// Mark is the skb mark bit of packets that our programs sent out.
+	Mark uint32
+	// SnatPortLow and SnatPortHigh bound the ports to masquerade to, inclusive, in host order.
+	SnatPortLow  uint32
+	SnatPortHigh uint32
+	// SnatEntries and ConntrackEntries are the capacities of those tables.
+	SnatEntries      uint32
+	ConntrackEntries uint32
+}
+
+// Map is the open map.
+type Map = typed.Map[Key, Value]
+
+// Open opens the map pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

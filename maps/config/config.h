@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * config: what is the same for the whole node. struct config is the map's one
+ * value and may change under running programs; struct node_config is constant
+ * for a program's life (.rodata), so the verifier removes what it turns off.
+ */
+#ifndef EC_MAPS_CONFIG_H
+#define EC_MAPS_CONFIG_H
+
+#include "maps/wire/wire.h"
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+struct config_key {
+	__u32 index;
+};
+
+/*
+ * layout is LAYOUT_VERSION of the agent that made the maps. node_* are this
+ * node's InternalIPs, pod_cidr_* its podCIDRs, all zero where there is none;
+ * *_len count bits of the family's own length (24, 64).
+ */
+struct config {
+	__u32 layout;
+	__u32 pod_cidr_ipv4_len;
+	__u32 pod_cidr_ipv6_len;
+	struct addr node_ipv4;
+	struct addr node_ipv6;
+	struct addr pod_cidr_ipv4;
+	struct addr pod_cidr_ipv6;
+};
+_Static_assert(sizeof(struct config) == 76, "config is part of the map layout");
+
+/* Ports in host order, inclusive; capacities in entries. */
+struct node_config {
+	__u32 masquerade;
+	__u32 mark;
+	__u32 snat_port_low;
+	__u32 snat_port_high;
+	__u32 snat_entries;
+	__u32 conntrack_entries;
+};
+
+#pragma clang diagnostic pop
+#endif

@@ -1,0 +1,53 @@
+// Package conntrack is the map of flows that the world opened towards a pod.
+// The programs write it.
+package conntrack
+
+import (
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Name is the map's name in the object and below the pin directory.
+const Name = "conntrack"
+
+// Key is struct tuple, of the pod's replies.
+type Key = wire.Tuple
+
+// Flags are properties of a flow: enum conntrack_flags.
+type Flags uint8
+
+// ViaStack is the bit of a flow that walks the host's stack.
+const ViaStack Flags = 1
+
+// String is "via_stack" or "-".
+func (f Flags) String() string {
+	if f&ViaStack != 0 {
+		return "via_stack"
+	}
+	return "-"
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// Value is struct conntrack_entry.
+type Value struct {
+	Ifindex     uint32
+	FromPod     snat.State
+	FromWorld   snat.State
+	Flags       Flags
+	_           uint8
+	PodSeqEnd   uint32
+	PodAck      uint32
+	WorldSeqEnd uint32
+	WorldAck    uint32
+	// LastSeen is CLOCK_MONOTONIC in ns; 0: being removed.
+	LastSeen uint64
+}
+
+// Map is the open map.
+type Map = typed.Map[Key, Value]
+
+// Open opens the map pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * conntrack: flows that the world opened towards a pod, whose replies must
+ * leave with the pod's own address. The key is the tuple of the replies.
+ */
+#ifndef EC_MAPS_CONNTRACK_H
+#define EC_MAPS_CONNTRACK_H
+
+#include "maps/wire/wire.h"
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+enum conntrack_flags {
+	CONNTRACK_VIA_STACK = 1, /* both directions walk the host's stack */
+};
+
+/*
+ * from_pod and from_world are flow_state bits (maps/snat) by direction, the
+ * TCP edges likewise. ifindex and last_seen are as in snat_entry.
+ */
+struct conntrack_entry {
+	__u32 ifindex;
+	__u8 from_pod;
+	__u8 from_world;
+	__u8 flags;
+	__u8 pad;
+	__u32 pod_seq_end;
+	__u32 pod_ack;
+	__u32 world_seq_end;
+	__u32 world_ack;
+	__u64 last_seen;
+};
+_Static_assert(sizeof(struct conntrack_entry) == 32, "conntrack_entry is part of the map layout");
+
+#pragma clang diagnostic pop
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * destinations: what an address is and how to reach it, by longest prefix. An
+ * address without an entry is the world. The agent writes it.
+ */
+#ifndef EC_MAPS_DESTINATIONS_H
+#define EC_MAPS_DESTINATIONS_H
+
+#include "maps/wire/wire.h"
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+/* prefix_len counts bits of the 16-byte address: an IPv4 /24 is 120. */
+struct destination_key {
+	__u32 prefix_len;
+	struct addr prefix;
+};
+
+enum destination_kind {
+	DESTINATION_WORLD,     /* the same as no entry */
+	DESTINATION_HOST,      /* an address of this node: to the stack */
+	DESTINATION_LOCAL,     /* this node's podCIDR, or a pod of this node outside it */
+	DESTINATION_POD_CIDR,  /* another node's podCIDR */
+	DESTINATION_NODE,      /* another node's address */
+	DESTINATION_NATIVE,    /* never masqueraded: cluster CIDR, --non-masquerade-cidr */
+};
+
+/*
+ * node and ifindex are the next hop and the uplink of a POD_CIDR; ifindex 0
+ * says that the node is not on a link of ours, and the stack answers. mtu is
+ * the uplink's, in bytes of IP packet. neighbour_checked is the programs' own:
+ * when (CLOCK_MONOTONIC, ns) node was last seen to resolve; writers leave it 0.
+ */
+struct destination {
+	enum destination_kind kind;
+	__u32 ifindex;
+	struct addr node;
+	__u32 mtu;
+	__u32 pad;
+	__u64 neighbour_checked;
+};
+_Static_assert(sizeof(struct destination) == 40, "destination is part of the map layout");
+
+#pragma clang diagnostic pop
+#endif

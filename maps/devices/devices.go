@@ -1,0 +1,36 @@
+// Package devices is the map of this node's pods by the index of their
+// host-side veth: the addresses each may send from, and its counters.
+package devices
+
+import (
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Name is the map's name in the object and below the pin directory.
+const Name = "devices"
+
+// Key is struct device_key.
+type Key struct {
+	Ifindex uint32
+}
+
+// Value is struct device. The counters belong to the programs: who restores an
+// entry inserts it (typed.Map.Insert) and never overwrites a live one.
+type Value struct {
+	IPv4           wire.Addr
+	IPv6           wire.Addr
+	PodMAC         wire.MAC
+	HostMAC        wire.MAC
+	SnatFlows      uint32
+	Packets        uint64
+	Bytes          uint64
+	ConntrackFlows uint32
+	_              uint32
+}
+
+// Map is the open map.
+type Map = typed.Map[Key, Value]
+
+// Open opens the map pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

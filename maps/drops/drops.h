@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* drops: packets that did not get through, per CPU, by direction and reason. */
+#ifndef EC_MAPS_DROPS_H
+#define EC_MAPS_DROPS_H
+
+#include "maps/wire/wire.h"
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+/* Append only: the numbers are part of the map layout. The comments are what ebpfctl prints. */
+enum drop_reason {
+	DROP_NONE,             /* not a drop */
+	DROP_INVALID,          /* malformed or truncated headers */
+	DROP_NOT_IP,           /* neither IP nor a question for the gateway's address */
+	DROP_IPV6_UNSUPPORTED, /* IPv6, which this version does not carry */
+	DROP_SPOOFED_SOURCE,   /* source is not an address of the sending pod */
+	DROP_NO_ENDPOINT,      /* no pod has this address (answered: host unreachable) */
+	DROP_NODE_OFF_LINK,    /* the pod's node is on no link of ours (answered: host unreachable) */
+	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded */
+	DROP_NO_MAPPING,       /* belongs to no masqueraded flow and cannot open one */
+	DROP_SNAT_EXHAUSTED,   /* no free port towards this destination */
+	DROP_SNAT_LIMIT,       /* the pod holds its share of the snat table */
+	DROP_SNAT_FULL,        /* the snat table is full */
+	DROP_CONNTRACK_LIMIT,  /* the pod holds its share of the conntrack table */
+	DROP_CONNTRACK_FULL,   /* the conntrack table is full */
+	DROP_FLOW_COLLISION,   /* the world opens a flow whose tuple a masqueraded one has */
+	DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
+	DROP_NO_SNAT_ADDRESS,  /* the uplink has no address to masquerade to */
+	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */
+	DROP_REASONS,
+};
+
+/* The key is direction * DROP_SLOTS + reason. */
+enum drop_layout {
+	DROP_SLOTS = 64,
+};
+
+struct drop_key {
+	__u32 index;
+};
+
+/* bytes are of whole frames, as long as they arrived. */
+struct drop_counter {
+	__u64 packets;
+	__u64 bytes;
+};
+
+#pragma clang diagnostic pop
+#endif

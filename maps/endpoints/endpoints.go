@@ -1,0 +1,30 @@
+// Package endpoints is the map of this node's pods by address. The plugin
+// writes it, every program that delivers to a pod reads it.
+package endpoints
+
+import (
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Name is the map's name in the object and below the pin directory.
+const Name = "endpoints"
+
+// Key is struct endpoint_key.
+type Key struct {
+	Address wire.Addr
+}
+
+// Value is struct endpoint. Ifindex, the host-side veth's, is also the
+// endpoint's generation.
+type Value struct {
+	Ifindex uint32
+	PodMAC  wire.MAC
+	HostMAC wire.MAC
+}
+
+// Map is the open map.
+type Map = typed.Map[Key, Value]
+
+// Open opens the map pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

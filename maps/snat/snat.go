@@ -1,0 +1,90 @@
+// Package snat is the pair of maps that hold masqueraded flows, by the tuple
+// as the pod sends it and by the tuple as the world sees it. The programs write
+// both.
+package snat
+
+import (
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// The maps' names in the object and below the pin directory.
+const (
+	Name        = "snat"
+	ReverseName = "snat_reverse"
+)
+
+// State is what has passed in one direction: enum flow_state.
+type State uint8
+
+// The bits of State.
+const (
+	SYN    State = 1
+	ACK    State = 2
+	FIN    State = 4
+	Reset  State = 8
+	Packet State = 16
+)
+
+// String lists the bits, such as "syn|ack"; "-" when none is set.
+func (s State) String() string {
+	return bits(uint8(s), []string{"syn", "ack", "fin", "reset", "packet"})
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// Flags are properties of a flow: enum snat_flags.
+type Flags uint8
+
+// The bits of Flags.
+const (
+	ViaStack Flags = 1
+	Host     Flags = 2
+)
+
+// String lists the bits, such as "via_stack"; "-" when none is set.
+func (f Flags) String() string { return bits(uint8(f), []string{"via_stack", "host"}) }
+
+// MarshalText implements encoding.TextMarshaler.
+func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+func bits(v uint8, names []string) string {
+	var set []string
+	for i, n := range names {
+		if v&(1<<i) != 0 {
+			set = append(set, n)
+		}
+	}
+	if len(set) == 0 {
+		return "-"
+	}
+	return strings.Join(set, "|")
+}
+
+// Key is struct tuple, of a packet on its way out in both maps.
+type Key = wire.Tuple
+
+// Value is struct snat_entry.
+type Value struct {
+	// ToAddress and ToPort are what the pod's side becomes: the node's in snat,
+	// the pod's in snat_reverse.
+	ToAddress wire.Addr
+	ToPort    wire.Port
+	State     State
+	Flags     Flags
+	// Ifindex is the pod's generation, 0 for a flow of the node itself.
+	Ifindex uint32
+	SeqEnd  uint32
+	Ack     uint32
+	// LastSeen is CLOCK_MONOTONIC in ns; 0: being removed.
+	LastSeen uint64
+}
+
+// Map is the open map, either half.
+type Map = typed.Map[Key, Value]
+
+// Open opens the half pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

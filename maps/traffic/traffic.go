@@ -1,0 +1,84 @@
+// Package traffic is the per-CPU array that counts what became of the packets
+// that were not dropped. The programs write it.
+package traffic
+
+import (
+	"strconv"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Name is the map's name in the object and below the pin directory.
+const Name = "traffic"
+
+// Event is what became of a packet: enum traffic_event.
+type Event uint32
+
+// The events; each packet counts under one of the first four or in drops.
+const (
+	Delivered Event = iota
+	Forwarded
+	Stack
+	Answered
+	SnatAllocated
+	SnatRetried
+	Events
+)
+
+// String is the name used in dumps, such as "delivered".
+func (e Event) String() string {
+	names := [Events]string{"delivered", "forwarded", "stack", "answered", "snat_allocated", "snat_retried"}
+	if e < Events {
+		return names[e]
+	}
+	return strconv.Itoa(int(e))
+}
+
+// Index is the key of a counter.
+func Index(d wire.Direction, e Event) uint32 { return uint32(d)*uint32(Events) + uint32(e) }
+
+// Value is struct traffic_counter.
+type Value struct {
+	Packets uint64
+	Bytes   uint64
+}
+
+// Counter is the sum over all CPUs for one direction and event.
+type Counter struct {
+	Direction wire.Direction
+	Event     Event
+	Value
+}
+
+// Map is the open map.
+type Map struct{ *typed.PerCPU[Value] }
+
+// Add sums two counters.
+func Add(sum *Value, v Value) {
+	sum.Packets += v.Packets
+	sum.Bytes += v.Bytes
+}
+
+// Open opens the map pinned at path.
+func Open(path string) (*Map, error) {
+	m, err := typed.OpenPerCPU(path, Add)
+	return &Map{m}, err
+}
+
+// All returns the counters that are not zero, by direction, then event.
+func (m *Map) All() ([]Counter, error) {
+	var out []Counter
+	for d := range wire.Directions {
+		for e := range Events {
+			v, err := m.Sum(Index(d, e))
+			if err != nil {
+				return nil, err
+			}
+			if v != (Value{}) {
+				out = append(out, Counter{d, e, v})
+			}
+		}
+	}
+	return out, nil
+}

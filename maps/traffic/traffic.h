@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * traffic: what became of the packets that were not dropped, per CPU. Every
+ * packet that a program sees counts once, here under one of the first four
+ * events or in drops.
+ */
+#ifndef EC_MAPS_TRAFFIC_H
+#define EC_MAPS_TRAFFIC_H
+
+#include "maps/wire/wire.h"
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+enum traffic_event {
+	TRAFFIC_DELIVERED,      /* redirected into a pod of this node */
+	TRAFFIC_FORWARDED,      /* redirected out of an uplink */
+	TRAFFIC_STACK,          /* passed on to other programs and the host's stack */
+	TRAFFIC_ANSWERED,       /* answered by the program itself */
+	TRAFFIC_SNAT_ALLOCATED, /* a port was chosen for a new masqueraded flow */
+	TRAFFIC_SNAT_RETRIED,   /* a port was tried and found taken */
+	TRAFFIC_EVENTS,
+};
+
+/* The key is direction * TRAFFIC_EVENTS + event. */
+struct traffic_key {
+	__u32 index;
+};
+
+/* bytes are of whole frames, as long as they arrived. */
+struct traffic_counter {
+	__u64 packets;
+	__u64 bytes;
+};
+
+#pragma clang diagnostic pop
+#endif

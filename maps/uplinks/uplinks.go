@@ -1,0 +1,28 @@
+// Package uplinks is the map of the interfaces that lead out of the node, with
+// the addresses to masquerade to. The agent writes it.
+package uplinks
+
+import (
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Name is the map's name in the object and below the pin directory.
+const Name = "uplinks"
+
+// Key is struct uplink_key.
+type Key struct {
+	Ifindex uint32
+}
+
+// Value is struct uplink; the zero address: none of that family.
+type Value struct {
+	IPv4 wire.Addr
+	IPv6 wire.Addr
+}
+
+// Map is the open map.
+type Map = typed.Map[Key, Value]
+
+// Open opens the map pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

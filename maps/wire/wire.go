@@ -1,0 +1,137 @@
+// Package wire holds the scalars that every map shares, in the byte layout of
+// wire.h. It reads and writes no map itself.
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+)
+
+// LayoutVersion is the version of all map layouts together.
+const LayoutVersion = 1
+
+// Addr is an address of either family, IPv4 in its IPv6-mapped form
+// (RFC 4291, section 2.5.5.2). The zero Addr means "none".
+type Addr [16]byte
+
+// AddrFrom converts a netip address; the invalid address becomes the zero Addr.
+func AddrFrom(a netip.Addr) Addr {
+	if !a.IsValid() {
+		return Addr{}
+	}
+	return Addr(a.As16())
+}
+
+// Netip returns the address with IPv4 unmapped; invalid when a is zero.
+func (a Addr) Netip() netip.Addr {
+	if a == (Addr{}) {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom16(a).Unmap()
+}
+
+// String is the usual text of the address, "-" when there is none.
+func (a Addr) String() string {
+	if a == (Addr{}) {
+		return "-"
+	}
+	return a.Netip().String()
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// Port is a TCP or UDP port, or an ICMP echo identifier, in network byte order.
+type Port [2]byte
+
+// PortFrom converts a port from host order.
+func PortFrom(p uint16) Port {
+	var b Port
+	binary.BigEndian.PutUint16(b[:], p)
+	return b
+}
+
+// Host returns the port in host order.
+func (p Port) Host() uint16 { return binary.BigEndian.Uint16(p[:]) }
+
+// String is the port as a decimal number.
+func (p Port) String() string { return strconv.Itoa(int(p.Host())) }
+
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+// String is the address in colon-separated hex.
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// Protocol is an IP protocol number.
+type Protocol uint8
+
+// The protocols whose flows can be masqueraded.
+const (
+	ICMP Protocol = 1
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+)
+
+// String is the lower-case name of the protocol, or its number.
+func (p Protocol) String() string {
+	switch p {
+	case ICMP:
+		return "icmp"
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	}
+	return strconv.Itoa(int(p))
+}
+
+// Tuple is one direction of a flow: struct tuple of wire.h.
+type Tuple struct {
+	Src   Addr
+	Dst   Addr
+	Sport Port
+	Dport Port
+	Proto Protocol
+	_     [3]byte
+}
+
+// Reversed returns the tuple of the opposite direction.
+func (t Tuple) Reversed() Tuple {
+	return Tuple{Src: t.Dst, Dst: t.Src, Sport: t.Dport, Dport: t.Sport, Proto: t.Proto}
+}
+
+// String is "tcp 10.0.0.1:1 > 192.0.2.1:80".
+func (t Tuple) String() string {
+	end := func(a Addr, p Port) string { return netip.AddrPortFrom(a.Netip(), p.Host()).String() }
+	return t.Proto.String() + " " + end(t.Src, t.Sport) + " > " + end(t.Dst, t.Dport)
+}
+
+// Direction says which program saw a packet: enum direction of wire.h.
+type Direction uint32
+
+// The directions, one per program.
+const (
+	FromPod Direction = iota
+	FromUplink
+	ToUplink
+	FromTunnel
+	ToPod
+	Directions
+)
+
+// String is the name used in dumps and metrics, such as "from_pod".
+func (d Direction) String() string {
+	names := [Directions]string{"from_pod", "from_uplink", "to_uplink", "from_tunnel", "to_pod"}
+	if d < Directions {
+		return names[d]
+	}
+	return strconv.Itoa(int(d))
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Scalars that every map shares. Multi-byte fields say their byte order in
+ * their type (__be16, __be32); everything else is in host order.
+ */
+#ifndef EC_MAPS_WIRE_H
+#define EC_MAPS_WIRE_H
+
+#include <linux/types.h>
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+/* Version of all map layouts together; maps/config carries it to the node. */
+enum layout {
+	LAYOUT_VERSION = 1,
+};
+
+/* An address of either family, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
+struct addr {
+	__u8 bytes[16];
+} __attribute__((aligned(4)));
+
+/*
+ * One direction of a flow. For ICMP the echo identifier stands in sport of a
+ * request and in dport of a reply, so that swapping the ends turns one into
+ * the other.
+ */
+struct tuple {
+	struct addr src;
+	struct addr dst;
+	__be16 sport;
+	__be16 dport;
+	__u8 proto;
+	__u8 pad[3];
+};
+_Static_assert(sizeof(struct tuple) == 40, "tuple is part of the map layout");
+
+/* Where a packet was seen: one value per program. */
+enum direction {
+	DIRECTION_FROM_POD,
+	DIRECTION_FROM_UPLINK,
+	DIRECTION_TO_UPLINK,
+	DIRECTION_FROM_TUNNEL,
+	DIRECTION_TO_POD,
+	DIRECTIONS,
+};
+
+#pragma clang diagnostic pop
+#endif

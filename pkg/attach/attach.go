@@ -1,0 +1,118 @@
+// Package attach puts programs onto interfaces and replaces them in place: as
+// pinned tcx links where the kernel has them (6.6), as clsact filters where it
+// does not. It touches no attachment but our own.
+package attach
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// Mode says by which mechanism programs are attached.
+type Mode string
+
+// The modes; Auto is tcx where the kernel has it.
+const (
+	Auto   Mode = "auto"
+	TCX    Mode = "tcx"
+	Clsact Mode = "clsact"
+)
+
+// ParseMode accepts the text of a mode; the empty text is Auto.
+func ParseMode(s string) (Mode, error) {
+	switch Mode(s) {
+	case "":
+		return Auto, nil
+	case Auto, TCX, Clsact:
+		return Mode(s), nil
+	}
+	return "", fmt.Errorf("%q is none of auto, tcx, clsact", s)
+}
+
+// Hook is a place on an interface that carries one of our programs.
+type Hook string
+
+// The hooks. FromPod and ToPod are on a pod's host-side veth.
+const (
+	FromPod    Hook = "from_pod"
+	ToPod      Hook = "to_pod"
+	FromUplink Hook = "from_uplink"
+	ToUplink   Hook = "to_uplink"
+	FromTunnel Hook = "from_tunnel"
+)
+
+// Program is the name of the program that belongs on the hook.
+func (h Hook) Program() string { return "ec_" + string(h) }
+
+func (h Hook) egress() bool { return h == ToPod || h == ToUplink }
+
+func (h Hook) valid() bool {
+	switch h {
+	case FromPod, ToPod, FromUplink, ToUplink, FromTunnel:
+		return true
+	}
+	return false
+}
+
+// Attacher attaches programs on one node. The zero Mode is Auto.
+type Attacher struct {
+	Dir  bpffs.Dir
+	Mode Mode
+}
+
+// State is how a hook of an interface stands.
+type State struct {
+	// Mode is TCX or Clsact, empty when nothing of ours is attached.
+	Mode Mode
+	// ProgramID is the kernel's ID of the attached program.
+	ProgramID ebpf.ProgramID
+}
+
+// Result is what Attach did.
+type Result struct {
+	// Mode by which the program is attached now.
+	Mode Mode
+	// QdiscCreated: the clsact qdisc was not there before.
+	QdiscCreated bool
+}
+
+// Attach makes prog the program on the hook of the interface. One of ours that
+// is there already is replaced without a packet passing neither; an attachment
+// of ours by the other mechanism is removed afterwards.
+func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (Result, error) {
+	if !hook.valid() || ifindex <= 0 {
+		return Result{}, fmt.Errorf("attach to interface %d: no hook %q", ifindex, hook)
+	}
+	if a.Mode != Clsact {
+		err := a.attachTCX(ifindex, hook, prog)
+		if err == nil {
+			return Result{Mode: TCX}, removeFilter(ifindex, hook)
+		}
+		if a.Mode == TCX || !errors.Is(err, ebpf.ErrNotSupported) {
+			return Result{}, fmt.Errorf("attach %s to interface %d by tcx: %w", hook, ifindex, err)
+		}
+	}
+	created, err := replaceFilter(ifindex, hook, prog)
+	if err != nil {
+		return Result{}, fmt.Errorf("attach %s to interface %d by clsact: %w", hook, ifindex, err)
+	}
+	return Result{Mode: Clsact, QdiscCreated: created}, a.removeLink(ifindex, hook)
+}
+
+// Detach removes what we attached to the hook, by either mechanism. Nothing
+// there, or no such interface, is no error.
+func (a Attacher) Detach(ifindex int, hook Hook) error {
+	return errors.Join(a.removeLink(ifindex, hook), removeFilter(ifindex, hook))
+}
+
+// Attached tells which program of ours is on the hook of the interface.
+func (a Attacher) Attached(ifindex int, hook Hook) (State, error) {
+	if s, err := a.linkState(ifindex, hook); err != nil || s.Mode != "" {
+		return s, err
+	}
+	return filterState(ifindex, hook)
+}

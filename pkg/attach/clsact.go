@@ -1,0 +1,137 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Our filter is told from others' by all three.
+const (
+	filterPriority = 142
+	filterHandle   = 0xec
+)
+
+func (h Hook) parent() uint32 {
+	if h.egress() {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+// replaceFilter makes prog our filter's program, and the clsact qdisc if there
+// is none; it reports whether it made one.
+func replaceFilter(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
+	created, err := ensureQdisc(ifindex)
+	if err != nil {
+		return false, err
+	}
+	err = netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex,
+			Parent:    hook.parent(),
+			Handle:    filterHandle,
+			Protocol:  unix.ETH_P_ALL,
+			Priority:  filterPriority,
+		},
+		Fd:           prog.FD(),
+		Name:         hook.Program(),
+		DirectAction: true,
+	})
+	if err != nil {
+		return created, fmt.Errorf("replace filter: %w", err)
+	}
+	return created, nil
+}
+
+func ensureQdisc(ifindex int) (bool, error) {
+	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}})
+	if err == nil {
+		return true, nil
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		return false, fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	return false, nil
+}
+
+// removeFilter deletes our filter and leaves the qdisc.
+func removeFilter(ifindex int, hook Hook) error {
+	f, err := findFilter(ifindex, hook)
+	if err != nil || f == nil {
+		return err
+	}
+	if err := netlink.FilterDel(f); err != nil && !gone(err) {
+		return fmt.Errorf("delete filter %s of interface %d: %w", hook, ifindex, err)
+	}
+	return nil
+}
+
+// RemoveQdisc deletes the interface's clsact qdisc unless it holds filters. No
+// qdisc, or no such interface, is no error.
+func RemoveQdisc(ifindex int) error {
+	for _, hook := range []Hook{FromUplink, ToUplink} {
+		filters, err := listFilters(ifindex, hook)
+		if err != nil || len(filters) > 0 {
+			return err
+		}
+	}
+	err := netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}})
+	if err != nil && !gone(err) {
+		return fmt.Errorf("delete clsact qdisc of interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+func filterState(ifindex int, hook Hook) (State, error) {
+	f, err := findFilter(ifindex, hook)
+	if err != nil || f == nil {
+		return State{}, err
+	}
+	return State{Mode: Clsact, ProgramID: ebpf.ProgramID(f.Id)}, nil
+}
+
+func findFilter(ifindex int, hook Hook) (*netlink.BpfFilter, error) {
+	filters, err := listFilters(ifindex, hook)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range filters {
+		b, ok := f.(*netlink.BpfFilter)
+		if ok && b.Priority == filterPriority && b.Handle == filterHandle && b.Name == hook.Program() {
+			return b, nil
+		}
+	}
+	return nil, nil
+}
+
+func listFilters(ifindex int, hook Hook) ([]netlink.Filter, error) {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("find interface %d: %w", ifindex, err)
+	}
+	filters, err := netlink.FilterList(l, hook.parent())
+	if err != nil && !gone(err) {
+		return nil, fmt.Errorf("list filters of interface %d: %w", ifindex, err)
+	}
+	return filters, nil
+}
+
+// gone says that the thing is not there: no device, no qdisc, no filter.
+func gone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)
+}

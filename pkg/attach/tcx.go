@@ -1,0 +1,94 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+func (h Hook) attachType() ebpf.AttachType {
+	if h.egress() {
+		return ebpf.AttachTCXEgress
+	}
+	return ebpf.AttachTCXIngress
+}
+
+// attachTCX updates the pinned link, or makes and pins one.
+func (a Attacher) attachTCX(ifindex int, hook Hook, prog *ebpf.Program) error {
+	done, err := a.updateLink(ifindex, hook, prog)
+	if done || err != nil {
+		return err
+	}
+	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: prog, Attach: hook.attachType()})
+	if err != nil {
+		return fmt.Errorf("make link: %w", err)
+	}
+	defer l.Close()
+	if err := l.Pin(a.Dir.Link(string(hook), ifindex)); err != nil {
+		return fmt.Errorf("pin link: %w", err)
+	}
+	return nil
+}
+
+// updateLink replaces the program of the pinned link. It reports false when
+// there is no live link; a dead one, whose device is gone, is unpinned.
+func (a Attacher) updateLink(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
+	path := a.Dir.Link(string(hook), ifindex)
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open link %s: %w", path, err)
+	}
+	defer l.Close()
+	err = l.Update(prog)
+	if errors.Is(err, unix.ENOLINK) {
+		return false, os.Remove(path)
+	}
+	if err != nil {
+		return false, fmt.Errorf("update link %s: %w", path, err)
+	}
+	return true, nil
+}
+
+func (a Attacher) removeLink(ifindex int, hook Hook) error {
+	path := a.Dir.Link(string(hook), ifindex)
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open link %s: %w", path, err)
+	}
+	defer l.Close()
+	if err := l.Unpin(); err != nil {
+		return fmt.Errorf("unpin link %s: %w", path, err)
+	}
+	return nil
+}
+
+func (a Attacher) linkState(ifindex int, hook Hook) (State, error) {
+	path := a.Dir.Link(string(hook), ifindex)
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, nil
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("open link %s: %w", path, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return State{}, fmt.Errorf("read link %s: %w", path, err)
+	}
+	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != ifindex {
+		return State{}, nil
+	}
+	return State{Mode: TCX, ProgramID: info.Program}, nil
+}
