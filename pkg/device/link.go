@@ -1,0 +1,181 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Link is what the callers need to know of a link.
+type Link struct {
+	Index     int
+	Name      string
+	Kind      string // veth, vxlan, dummy, bridge, ...; "device" for hardware and loopback
+	MTU       int
+	MAC       net.HardwareAddr
+	Flags     net.Flags
+	PeerIndex int // of a veth: its peer's index, in the peer's namespace; of others the device below
+	Master    int
+}
+
+// Up says whether the link is administratively up.
+func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
+
+// Loopback says whether the link is a loopback device.
+func (l Link) Loopback() bool { return l.Flags&net.FlagLoopback != 0 }
+
+// Address is an address of a link.
+type Address struct {
+	Index  int
+	Prefix netip.Prefix
+	Host   bool // scope host
+	Link   bool // scope link
+	// Secondary is set for an address that is not its subnet's first.
+	Secondary bool
+	// Peer is the other end's prefix of a point-to-point address, else invalid.
+	Peer netip.Prefix
+}
+
+// Veth describes a pair to create. Both ends get the MTU.
+type Veth struct {
+	Name     string
+	MAC      net.HardwareAddr
+	PeerName string
+	PeerMAC  net.HardwareAddr
+	PeerNS   *NetNS
+	MTU      int
+}
+
+// CreateVeth creates the pair in one request, its peer directly in PeerNS, so that no half of it is ever anywhere
+// else. Both ends are down. The error matches unix.EEXIST when one of the names is taken.
+func (h *Handle) CreateVeth(v Veth) (Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = v.Name, v.MTU, v.MAC
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerMTU, pair.PeerHardwareAddr = v.PeerName, uint32(v.MTU), v.PeerMAC
+	pair.PeerNamespace = netlink.NsFd(v.PeerNS.FD())
+	if err := again(func() error { return h.nl.LinkAdd(pair) }); err != nil {
+		return Link{}, fmt.Errorf("create veth %s with peer %s in %s: %w", v.Name, v.PeerName, v.PeerNS.Path(), err)
+	}
+	return h.LinkByName(v.Name)
+}
+
+// Links lists all links.
+func (h *Handle) Links() ([]Link, error) {
+	list, err := dump(h.nl.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	links := make([]Link, len(list))
+	for i, l := range list {
+		links[i] = convert(l)
+	}
+	return links, nil
+}
+
+// LinkByName finds a link. The error matches ErrNotFound.
+func (h *Handle) LinkByName(name string) (Link, error) {
+	return h.link("link "+name, func() (netlink.Link, error) { return h.nl.LinkByName(name) })
+}
+
+// LinkByIndex finds a link. The error matches ErrNotFound.
+func (h *Handle) LinkByIndex(index int) (Link, error) {
+	return h.link(fmt.Sprintf("link %d", index), func() (netlink.Link, error) { return h.nl.LinkByIndex(index) })
+}
+
+func (h *Handle) link(what string, find func() (netlink.Link, error)) (Link, error) {
+	var l netlink.Link
+	err := again(func() (err error) {
+		l, err = find()
+		return err
+	})
+	var missing netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &missing), isErrno(err, unix.ENODEV):
+		return Link{}, fmt.Errorf("%s: %w", what, ErrNotFound)
+	case err != nil:
+		return Link{}, fmt.Errorf("find %s: %w", what, err)
+	}
+	return convert(l), nil
+}
+
+func convert(l netlink.Link) Link {
+	a := l.Attrs()
+	return Link{
+		Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, MAC: a.HardwareAddr, Flags: a.Flags,
+		PeerIndex: a.ParentIndex, Master: a.MasterIndex,
+	}
+}
+
+// SetUp sets a link up.
+func (h *Handle) SetUp(index int) error {
+	if err := again(func() error { return h.nl.LinkSetUp(byIndex(index)) }); err != nil {
+		return fmt.Errorf("set link %d up: %w", index, err)
+	}
+	return nil
+}
+
+// SetDown sets a link down.
+func (h *Handle) SetDown(index int) error {
+	if err := again(func() error { return h.nl.LinkSetDown(byIndex(index)) }); err != nil {
+		return fmt.Errorf("set link %d down: %w", index, err)
+	}
+	return nil
+}
+
+// SetMTU sets a link's MTU.
+func (h *Handle) SetMTU(index, mtu int) error {
+	if err := again(func() error { return h.nl.LinkSetMTU(byIndex(index), mtu) }); err != nil {
+		return fmt.Errorf("set mtu %d of link %d: %w", mtu, index, err)
+	}
+	return nil
+}
+
+// DeleteLink deletes a link, of a veth the pair. A link that is gone is success.
+func (h *Handle) DeleteLink(index int) error {
+	err := again(func() error { return h.nl.LinkDel(byIndex(index)) })
+	if err != nil && !isErrno(err, unix.ENODEV) {
+		return fmt.Errorf("delete link %d: %w", index, err)
+	}
+	return nil
+}
+
+// AddAddress adds an address, without duplicate address detection. One that stands there already is success.
+func (h *Handle) AddAddress(index int, p netip.Prefix) error {
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	err := again(func() error { return h.nl.AddrAdd(byIndex(index), a) })
+	if err != nil && !isErrno(err, unix.EEXIST) {
+		return fmt.Errorf("add address %s to link %d: %w", p, index, err)
+	}
+	return nil
+}
+
+// Addresses lists the addresses of all links, both families.
+func (h *Handle) Addresses() ([]Address, error) {
+	list, err := dump(func() ([]netlink.Addr, error) { return h.nl.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	out := make([]Address, 0, len(list))
+	for _, a := range list {
+		out = append(out, Address{
+			Index: a.LinkIndex, Prefix: prefix(a.IPNet), Peer: prefix(a.Peer),
+			Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
+			// For IPv6 the same bit means "temporary", which is no less an address.
+			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
+		})
+	}
+	return out, nil
+}
+
+// byIndex is a link of which the kernel shall look at nothing but the index.
+func byIndex(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}

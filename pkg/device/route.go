@@ -1,0 +1,133 @@
+package device
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Protocol is the route protocol number under which every route of ours stands.
+const Protocol = 142
+
+// Route is a route of the main table.
+type Route struct {
+	Dst      netip.Prefix
+	Index    int        // egress link; 0 for Unreachable and for several next hops
+	Gateway  netip.Addr // invalid: on the link
+	Source   netip.Addr // preferred source; invalid: the kernel's choice
+	Protocol int        // ReplaceRoute always writes ours unless Foreign is set
+	Foreign  bool       // write it as a route of nobody's (protocol boot): routes inside a pod
+	Priority int
+	MTU      int
+	AdvMSS   int
+	// Unreachable is the type of route that answers with an ICMP error instead of forwarding.
+	Unreachable bool
+	// Hops are the egress links of a route with several next hops. It is only read, never written.
+	Hops []int
+	// Table other than the main one; only written (0: main).
+	Table int
+	// Scope other than the usual one (link without a gateway, else global); only written.
+	Scope *int
+}
+
+// ReplaceRoute writes the route, in place of the one with the same destination and priority.
+func (h *Handle) ReplaceRoute(r Route) error {
+	n := r.netlink()
+	if err := again(func() error { return h.nl.RouteReplace(&n) }); err != nil {
+		return fmt.Errorf("write route to %s (link %d): %w", r.Dst, r.Index, err)
+	}
+	return nil
+}
+
+// DeleteRoute deletes the route of our protocol with this destination (and link and priority where given). One that
+// is gone is success.
+func (h *Handle) DeleteRoute(r Route) error {
+	r.Foreign = false
+	n := r.netlink()
+	// Only what identifies it: the kernel compares everything else that a request carries.
+	n.Src, n.Gw, n.MTU, n.AdvMSS, n.Scope = nil, nil, 0, 0, unix.RT_SCOPE_NOWHERE
+	if r.Dst.Addr().Is6() {
+		n.Scope = unix.RT_SCOPE_UNIVERSE
+	}
+	err := again(func() error { return h.nl.RouteDel(&n) })
+	if err != nil && !isErrno(err, unix.ESRCH, unix.ENODEV, unix.ENOENT) {
+		return fmt.Errorf("delete route to %s (link %d): %w", r.Dst, r.Index, err)
+	}
+	return nil
+}
+
+// Routes lists the main table, both families.
+func (h *Handle) Routes() ([]Route, error) {
+	return h.routes(&netlink.Route{}, 0)
+}
+
+// OwnRoutes lists the routes of our protocol in the main table, both families.
+func (h *Handle) OwnRoutes() ([]Route, error) {
+	return h.routes(&netlink.Route{Protocol: Protocol}, netlink.RT_FILTER_PROTOCOL)
+}
+
+func (h *Handle) routes(filter *netlink.Route, mask uint64) ([]Route, error) {
+	var out []Route
+	for _, f := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := dump(func() ([]netlink.Route, error) { return h.nl.RouteListFiltered(f, filter, mask) })
+		if isErrno(err, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) {
+			continue // a kernel without this family
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range list {
+			out = append(out, convertRoute(r))
+		}
+	}
+	return out, nil
+}
+
+func (r Route) netlink() netlink.Route {
+	n := netlink.Route{
+		Dst: ipNet(r.Dst), LinkIndex: r.Index, Protocol: Protocol, Priority: r.Priority, Family: family(r.Dst.Addr()),
+		MTU: r.MTU, AdvMSS: r.AdvMSS, Type: unix.RTN_UNICAST, Table: unix.RT_TABLE_MAIN,
+	}
+	if r.Foreign {
+		n.Protocol = unix.RTPROT_BOOT
+	}
+	if r.Unreachable {
+		n.Type = unix.RTN_UNREACHABLE
+	}
+	if r.Table != 0 {
+		n.Table = r.Table
+	}
+	if r.Gateway.IsValid() {
+		n.Gw = r.Gateway.AsSlice()
+	} else if !r.Unreachable {
+		n.Scope = netlink.SCOPE_LINK
+	}
+	if r.Scope != nil {
+		n.Scope = netlink.Scope(*r.Scope)
+	}
+	if r.Source.IsValid() {
+		n.Src = r.Source.AsSlice()
+	}
+	return n
+}
+
+func convertRoute(n netlink.Route) Route {
+	r := Route{
+		Dst: prefix(n.Dst), Index: n.LinkIndex, Gateway: addr(n.Gw), Source: addr(n.Src), Protocol: int(n.Protocol),
+		Priority: n.Priority, MTU: n.MTU, AdvMSS: n.AdvMSS, Unreachable: n.Type == unix.RTN_UNREACHABLE,
+		Foreign: n.Protocol != Protocol,
+	}
+	if !r.Dst.IsValid() { // the default route
+		zero := netip.IPv4Unspecified()
+		if n.Family == netlink.FAMILY_V6 {
+			zero = netip.IPv6Unspecified()
+		}
+		r.Dst = netip.PrefixFrom(zero, 0)
+	}
+	for _, hop := range n.MultiPath {
+		r.Hops = append(r.Hops, hop.LinkIndex)
+	}
+	return r
+}

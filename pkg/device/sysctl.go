@@ -1,0 +1,55 @@
+package device
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// DefaultProcSys is where the kernel's sysctls stand.
+const DefaultProcSys = "/proc/sys"
+
+// Sysctl reads and writes sysctls below a directory. The zero value uses DefaultProcSys. Those under net/ are the
+// ones of the calling thread's network namespace.
+type Sysctl struct {
+	Dir string
+}
+
+// Get reads a sysctl by its path below the directory, as in "net/ipv4/ip_forward".
+func (s Sysctl) Get(name string) (string, error) {
+	b, err := os.ReadFile(s.path(name))
+	if err != nil {
+		return "", fmt.Errorf("read sysctl: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// Set writes a sysctl unless it has the value already, and says whether it wrote: many writes make the kernel notify
+// or wait even when nothing changes.
+func (s Sysctl) Set(name, value string) (bool, error) {
+	if old, err := s.Get(name); err == nil && old == value {
+		return false, nil
+	}
+	// No O_CREATE: a sysctl that does not exist must not become a file where Dir is something else.
+	f, err := os.OpenFile(s.path(name), os.O_WRONLY, 0)
+	if err != nil {
+		return false, fmt.Errorf("write sysctl: %w", err)
+	}
+	_, err = f.WriteString(value)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return false, fmt.Errorf("write sysctl %s = %s: %w", name, value, err)
+	}
+	return true, nil
+}
+
+func (s Sysctl) path(name string) string {
+	dir := s.Dir
+	if dir == "" {
+		dir = DefaultProcSys
+	}
+	return filepath.Join(dir, name)
+}
