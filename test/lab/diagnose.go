@@ -1,0 +1,64 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Diagnose writes what somebody wants to know who looks at a test that failed: per node the end of the agent's log,
+// status and dumps, links and routes.
+func (l *Lab) Diagnose(ctx context.Context, w io.Writer) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	fmt.Fprintf(w, "==== lab %s in %s\n", l.ID, l.Dir)
+	for _, node := range l.Nodes {
+		fmt.Fprintf(w, "==== node %s (%s, pods %s), agent running: %v\n", node.Name, node.Addr(), node.PodCIDR, node.AgentRunning())
+		fmt.Fprintf(w, "-- %s\n%s\n", node.AgentLog(), node.LogTail(40))
+		if plugin, err := os.ReadFile(node.PluginLog()); err == nil && len(plugin) > 0 {
+			fmt.Fprintf(w, "-- %s\n%s\n", node.PluginLog(), plugin)
+		}
+		for _, args := range [][]string{{"status"}, {"dump", "all"}} {
+			out, err := node.Ebpfctl(ctx, args...)
+			fmt.Fprintf(w, "-- ebpfctl %q\n%s", args, out)
+			if err != nil {
+				fmt.Fprintf(w, "   %v\n", err)
+			}
+		}
+		node.describe(w)
+		for _, pod := range node.Pods() {
+			fmt.Fprintf(w, "==== pod %s of %s\n", pod.Name, node.Name)
+			pod.describe(w)
+		}
+	}
+}
+
+// describe writes links with their addresses and routes of all tables.
+func (ns *Namespace) describe(w io.Writer) {
+	links, err := retryInterrupted(ns.nl.LinkList)
+	if err != nil {
+		fmt.Fprintf(w, "   list links: %v\n", err)
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		fmt.Fprintf(w, "   %d: %s %s %s mtu %d %s rx %d tx %d", a.Index, a.Name, l.Type(), a.OperState, a.MTU, a.HardwareAddr, a.Statistics.RxPackets, a.Statistics.TxPackets)
+		addrs, _ := retryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(l, netlink.FAMILY_ALL) })
+		for _, addr := range addrs {
+			fmt.Fprintf(w, " %s", addr.IPNet)
+		}
+		fmt.Fprintln(w)
+	}
+	routes, err := retryInterrupted(func() ([]netlink.Route, error) {
+		return ns.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		fmt.Fprintf(w, "   list routes: %v\n", err)
+	}
+	for _, route := range routes {
+		fmt.Fprintf(w, "   route %v\n", route)
+	}
+}

@@ -1,0 +1,34 @@
+// Package lab builds a cluster out of network namespaces on one machine, for end-to-end tests, the demo and the
+// benchmark. It needs root and nothing but the kernel: no iproute2, no container runtime, no Kubernetes.
+//
+//	               outside 203.0.113.10
+//	                  |
+//	            [ router 172.18.0.1 ]            only with Options.Router
+//	                  |
+//	fabric   ---+-----+-------+-------------+    a bridge in a namespace of its own, 172.18.0.0/24
+//	            |             |             |
+//	        172.18.0.11   172.18.0.12   172.18.0.13
+//	          k8s-n1        k8s-n2        k8s-n3      real agent, own bpffs, own directories
+//	          |    |        |    |        |    |
+//	         pod  pod      pod  pod      pod  pod     plugged in by the real plugin through libcni
+//
+// Nothing of it is wired to the machine's own interfaces: every link is born inside the lab's namespaces, and the lab's
+// default routes end at the outside host.
+//
+// Several labs can run at once. Each has an id, which is part of its namespaces' names, and a directory
+// /run/ebpf-cni-lab/ID that holds all its files and a lock. The lock is free once the owner is dead, however it died;
+// New and Sweep end such labs first.
+//
+//	func TestPodsTalk(t *testing.T) {
+//		l := lab.ForTest(t, lab.Options{Nodes: 2})
+//		if err := l.StartAgents(t.Context()); err != nil {
+//			t.Fatal(err)
+//		}
+//		a, err := l.Nodes[0].AddPod(t.Context(), "a", lab.PodOptions{})
+//		...
+//		server, err := b.Serve(8080)
+//		seen, err := a.TCP(t.Context(), netip.AddrPortFrom(b.Addr(), server.Port))
+//	}
+//
+// The package builds and observes; what has to hold is for its users to say.
+package lab

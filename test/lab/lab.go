@@ -1,0 +1,268 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+// Where things are. The nodes' names, addresses and podCIDRs are those of test/testdata/nodes.yaml, continued for more
+// than three nodes.
+var (
+	// FabricPrefix is the network of the fabric.
+	FabricPrefix = netip.MustParsePrefix("172.18.0.0/24")
+	// GatewayAddr is the nodes' default gateway: the outside host itself, or the router before it.
+	GatewayAddr = netip.MustParseAddr("172.18.0.1")
+	// OutsideAddr is the address of the outside host.
+	OutsideAddr = netip.MustParseAddr("203.0.113.10")
+
+	outsidePrefix = netip.MustParsePrefix("203.0.113.0/24")
+	routerOutside = netip.MustParseAddr("203.0.113.1")
+	everywhere    = netip.MustParsePrefix("0.0.0.0/0")
+)
+
+const (
+	bridgeName = "br0"
+	// Uplink is the name of every host's link to the fabric.
+	Uplink = "eth0"
+	// MaxNodes is as far as the addresses reach.
+	MaxNodes = 200
+)
+
+// Options say what to build. The zero value is three nodes and an outside host on a fabric of MTU 1500.
+type Options struct {
+	// Nodes is the number of nodes; default 3.
+	Nodes int
+	// FabricMTU is the MTU of the fabric's links; default 1500.
+	FabricMTU int
+	// Router puts a router between the fabric and the outside host, so that packets to the outside lose a hop.
+	Router bool
+	// OutsideMTU is the MTU of the link between the router and the outside host, and implies Router; default FabricMTU.
+	OutsideMTU int
+	// BinDir holds the three binaries; default $EBPF_CNI_BIN, else bin/ of the module that the working directory is in.
+	BinDir string
+	// AgentFlags are added to the command line of every agent.
+	AgentFlags []string
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if o.Nodes == 0 {
+		o.Nodes = 3
+	}
+	if o.FabricMTU == 0 {
+		o.FabricMTU = 1500
+	}
+	if o.OutsideMTU != 0 {
+		o.Router = true
+	} else {
+		o.OutsideMTU = o.FabricMTU
+	}
+	if o.Nodes < 0 || o.Nodes > MaxNodes {
+		return o, fmt.Errorf("lab of %d nodes: want 1 to %d", o.Nodes, MaxNodes)
+	}
+	return o, nil
+}
+
+// Lab is a cluster on this machine. Its methods and those of its nodes may be called from several goroutines.
+type Lab struct {
+	// ID tells this lab from others that run at the same time; it is part of every namespace's name.
+	ID string
+	// Dir holds all files of the lab.
+	Dir string
+	// Options are those that New was given, with the defaults filled in.
+	Options Options
+	// Nodes are in the order of their numbers.
+	Nodes []*Node
+	// Outside is the host that plays the internet.
+	Outside *Namespace
+	// Router is the hop before the outside host; nil without Options.Router.
+	Router *Namespace
+
+	fabric *Namespace
+	lock   *os.File
+
+	mu         sync.Mutex
+	namespaces []*Namespace // every one that is still there
+}
+
+// New sweeps what labs of dead owners have left, then builds the hosts and the links between them. No agent runs yet.
+func New(ctx context.Context, opts Options) (l *Lab, err error) {
+	opts, err = opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("a lab makes network namespaces: run as root")
+	}
+	if _, err := Sweep(false); err != nil {
+		return nil, fmt.Errorf("sweep what earlier labs left: %w", err)
+	}
+	id, dir, lock, err := claim()
+	if err != nil {
+		return nil, err
+	}
+	l = &Lab{ID: id, Dir: dir, Options: opts, lock: lock}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+			l = nil
+		}
+	}()
+	if err := l.build(ctx); err != nil {
+		return l, fmt.Errorf("build lab %s: %w", id, err)
+	}
+	return l, l.WriteNodes(l.NodeSpecs()...)
+}
+
+func (l *Lab) build(ctx context.Context) error {
+	var err error
+	if l.fabric, err = l.newNamespace("fabric"); err != nil {
+		return err
+	}
+	if err := l.fabric.addBridge(bridgeName, l.Options.FabricMTU); err != nil {
+		return err
+	}
+	if err := l.buildOutside(); err != nil {
+		return err
+	}
+	for i := range l.Options.Nodes {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := l.buildNode(i + 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// buildOutside makes the outside host, on the fabric or behind a router. It knows the way to the nodes and not to any
+// pod, as the internet does.
+func (l *Lab) buildOutside() error {
+	var err error
+	if l.Outside, err = l.newNamespace("outside"); err != nil {
+		return err
+	}
+	l.Outside.addr = OutsideAddr
+	if !l.Options.Router {
+		if err := l.joinFabric(l.Outside, "outside", GatewayAddr); err != nil {
+			return err
+		}
+		return l.Outside.addAddress("lo", netip.PrefixFrom(OutsideAddr, 32))
+	}
+
+	if l.Router, err = l.newNamespace("router"); err != nil {
+		return err
+	}
+	l.Router.addr = GatewayAddr
+	if err := l.joinFabric(l.Router, "router", GatewayAddr); err != nil {
+		return err
+	}
+	if err := connect(l.Router, "eth1", l.Outside, Uplink, l.Options.OutsideMTU); err != nil {
+		return err
+	}
+	if err := l.Router.addAddress("eth1", netip.PrefixFrom(routerOutside, outsidePrefix.Bits())); err != nil {
+		return err
+	}
+	if err := l.Outside.addAddress(Uplink, netip.PrefixFrom(OutsideAddr, outsidePrefix.Bits())); err != nil {
+		return err
+	}
+	if err := l.Outside.AddRoute(FabricPrefix, routerOutside, ""); err != nil {
+		return err
+	}
+	return l.Router.WriteSysctl("net/ipv4/ip_forward", "1")
+}
+
+func (l *Lab) buildNode(number int) error {
+	ns, err := l.newNamespace(fmt.Sprintf("n%d", number))
+	if err != nil {
+		return err
+	}
+	spec := defaultSpec(number)
+	ns.addr = spec.InternalIPs[0]
+	node := &Node{
+		Namespace: ns, Name: spec.Name, PodCIDR: spec.PodCIDRs[0], Number: number,
+		Dir: filepath.Join(l.Dir, fmt.Sprintf("n%d", number)), lab: l,
+	}
+	l.Nodes = append(l.Nodes, node)
+	if err := l.joinFabric(ns, fmt.Sprintf("n%d", number), node.Addr()); err != nil {
+		return err
+	}
+	if err := ns.AddRoute(everywhere, GatewayAddr, ""); err != nil {
+		return err
+	}
+	return node.makeDirectories()
+}
+
+// joinFabric wires a namespace's uplink to the bridge, where the port carries the host's name.
+func (l *Lab) joinFabric(ns *Namespace, port string, addr netip.Addr) error {
+	if err := connect(l.fabric, port, ns, Uplink, l.Options.FabricMTU); err != nil {
+		return err
+	}
+	if err := l.fabric.plug(port, bridgeName); err != nil {
+		return err
+	}
+	return ns.addAddress(Uplink, netip.PrefixFrom(addr, FabricPrefix.Bits()))
+}
+
+// newNamespace makes a namespace that Close will close.
+func (l *Lab) newNamespace(role string) (*Namespace, error) {
+	ns, err := newNamespace(prefix + l.ID + "-" + role)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.namespaces = append(l.namespaces, ns)
+	return ns, nil
+}
+
+// dropNamespace ends one namespace before the lab ends.
+func (l *Lab) dropNamespace(ns *Namespace) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, have := range l.namespaces {
+		if have == ns {
+			l.namespaces = append(l.namespaces[:i], l.namespaces[i+1:]...)
+			return ns.remove()
+		}
+	}
+	return nil // has been dropped before
+}
+
+// Close ends the lab: agents, namespaces, mounts, pins, files. Nothing is left behind.
+func (l *Lab) Close() error {
+	var failed []error
+	for _, node := range l.Nodes {
+		node.signalAgent(os.Interrupt)
+	}
+	for _, node := range l.Nodes {
+		failed = append(failed, node.endAgent())
+	}
+	l.release()
+	failed = append(failed, demolish(l.ID), l.lock.Close())
+	return errors.Join(failed...)
+}
+
+// Keep lets the lab run on after this process has ended; `make clean` ends it. Servers of this process end with it.
+func (l *Lab) Keep() error {
+	if err := os.WriteFile(filepath.Join(l.Dir, keptFile), nil, 0o600); err != nil {
+		return fmt.Errorf("mark lab %s as kept: %w", l.ID, err)
+	}
+	l.release()
+	return l.lock.Close()
+}
+
+// release closes what this process holds of the lab, and leaves the lab as it is.
+func (l *Lab) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ns := range l.namespaces {
+		ns.close()
+	}
+	l.namespaces = nil
+}

@@ -1,0 +1,313 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// These tests use the kernel's own routing only: no agent, no plugin.
+
+func TestHostsReachEachOther(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		opts Options
+		ttl  int // with which the outside host's replies arrive
+	}{
+		{"switched", Options{}, 64},
+		{"routed", Options{Router: true}, 63},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := ForTest(t, tc.opts)
+			for _, to := range []*Namespace{l.Nodes[1].Namespace, l.Outside} {
+				server, err := to.Serve(8080)
+				if err != nil {
+					t.Fatal(err)
+				}
+				at := netip.AddrPortFrom(to.Addr(), server.Port)
+				from := l.Nodes[0]
+				if _, err := from.Ping(t.Context(), to.Addr(), PingOptions{}); err != nil {
+					t.Error(err)
+				}
+				if seen, err := from.TCP(t.Context(), at); err != nil || seen.Addr() != from.Addr() {
+					t.Errorf("TCP to %s: server saw %v, want %v; error %v", to.Netns(), seen, from.Addr(), err)
+				}
+				for _, size := range []int{64, 1472, 9000, 65507} {
+					if seen, err := from.UDP(t.Context(), at, size); err != nil || seen.Addr() != from.Addr() {
+						t.Errorf("UDP of %d bytes to %s: server saw %v, want %v; error %v", size, to.Netns(), seen, from.Addr(), err)
+					}
+				}
+				if _, err := from.Transfer(t.Context(), at, 3<<20+1); err != nil {
+					t.Error(err)
+				}
+			}
+			reply, err := l.Nodes[0].Ping(t.Context(), OutsideAddr, PingOptions{Size: 4000})
+			if err != nil || reply.TTL != tc.ttl || reply.From != OutsideAddr {
+				t.Errorf("ping to the outside host: %+v, want TTL %d; error %v", reply, tc.ttl, err)
+			}
+		})
+	}
+}
+
+func TestFixedLocalPorts(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1})
+	server, err := l.Outside.Serve(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(OutsideAddr, server.Port)
+	want := netip.AddrPortFrom(l.Nodes[0].Addr(), 50001)
+	conn, err := l.Nodes[0].DialTCP(t.Context(), at, 50001)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if conn.Seen != want {
+		t.Errorf("TCP server saw %v, want %v", conn.Seen, want)
+	}
+	if err := conn.Echo(t.Context(), 1<<20); err != nil {
+		t.Error(err)
+	}
+	packets, err := l.Nodes[0].DialUDP(at, 50001)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	if seen, err := packets.Echo(t.Context(), 100); err != nil || seen != want {
+		t.Errorf("UDP server saw %v, want %v; error %v", seen, want, err)
+	}
+}
+
+func TestErrorsComeBack(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1, OutsideMTU: 1300})
+	node := l.Nodes[0]
+
+	var complaint *ICMPError
+	_, err := node.Ping(t.Context(), OutsideAddr, PingOptions{Size: 1400, DontFragment: true})
+	if !errors.As(err, &complaint) || complaint.Type != 3 || complaint.Code != 4 || complaint.MTU != 1300 || complaint.InnerSource != node.Addr() {
+		t.Errorf("ping of 1400 bytes through a link of 1300: %v, want fragmentation needed with MTU 1300", err)
+	}
+	_, err = node.Ping(t.Context(), OutsideAddr, PingOptions{TTL: 1})
+	if !errors.As(err, &complaint) || complaint.Type != 11 || complaint.From != GatewayAddr || complaint.InnerDestination != OutsideAddr {
+		t.Errorf("ping with TTL 1: %v, want time exceeded from the router", err)
+	}
+	if _, err = node.UDP(t.Context(), netip.AddrPortFrom(OutsideAddr, 9), 64); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("UDP to a closed port: %v, want connection refused", err)
+	}
+	if _, err = node.TCP(t.Context(), netip.AddrPortFrom(OutsideAddr, 9)); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("TCP to a closed port: %v, want connection refused", err)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err = node.Ping(soon, netip.MustParseAddr("203.0.113.99"), PingOptions{}); err == nil {
+		t.Error("ping to an address that nobody has: no error")
+	}
+}
+
+func TestNothingTouchesTheMachine(t *testing.T) {
+	RequirePrivileged(t)
+	machine := func() string {
+		var state strings.Builder
+		for _, file := range []string{"/proc/net/dev", "/proc/net/route", "/proc/sys/net/ipv4/ip_forward"} {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(raw)) {
+				fields := strings.Fields(line)
+				if file == "/proc/net/dev" && len(fields) > 1 {
+					fields = fields[:1] // names; the counters go on counting
+				}
+				fmt.Fprintln(&state, fields)
+			}
+		}
+		return state.String()
+	}
+	before := machine()
+	l := ForTest(t, Options{Nodes: 2, Router: true})
+	if during := machine(); during != before {
+		t.Errorf("the machine's links, routes or forwarding changed from\n%s\nto\n%s", before, during)
+	}
+	links, err := l.Nodes[0].Links()
+	if err != nil || !slices.Equal(links, []string{"lo", Uplink}) {
+		t.Errorf("a node has the links %q, want its own only; error %v", links, err)
+	}
+}
+
+func TestLabsAtTheSameTime(t *testing.T) {
+	RequirePrivileged(t)
+	var all sync.WaitGroup
+	for i := range 3 {
+		all.Go(func() {
+			l, err := New(t.Context(), Options{Nodes: 2})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() {
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+				assertNothingRemains(t, l.ID)
+			}()
+			server, err := l.Nodes[1].Serve(8080)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := l.Nodes[0].TCP(t.Context(), netip.AddrPortFrom(l.Nodes[1].Addr(), server.Port)); err != nil {
+				t.Errorf("lab %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestProgramsAndSysctlsAreTheNodes(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1})
+	node := l.Nodes[0]
+	if err := node.WriteSysctl("net/ipv4/ip_local_reserved_ports", "49152-65535"); err != nil {
+		t.Fatal(err)
+	}
+	// A child process sees the sysctls of the namespace that it was started in: the agent and the plugin rely on it.
+	out, err := node.Exec(t.Context(), "/bin/cat", "/proc/sys/net/ipv4/ip_local_reserved_ports")
+	if err != nil || strings.TrimSpace(string(out)) != "49152-65535" {
+		t.Errorf("a process on the node reads %q, want the node's own setting; error %v", out, err)
+	}
+	if own, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports"); err != nil || strings.Contains(string(own), "49152-65535") {
+		t.Errorf("the machine's setting is %q; error %v", own, err)
+	}
+	_, err = node.Exec(t.Context(), "/bin/cat", "/nowhere")
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || !strings.Contains(err.Error(), "/nowhere") {
+		t.Errorf("a program that fails: %v, want its exit status and what it said", err)
+	}
+}
+
+func TestDoReportsAFunctionThatLeaves(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1})
+	if err := l.Outside.Do(func() error { runtime.Goexit(); return nil }); err == nil || !strings.Contains(err.Error(), "without returning") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// ownerRole makes this test binary the owner of a lab that a test kills: see TestMain.
+const ownerRole = "EBPF_CNI_LAB_TEST_OWNER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(ownerRole) == "" {
+		os.Exit(m.Run())
+	}
+	l, err := New(context.Background(), Options{Nodes: 2})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	// A process of the lab's that survives its owner, as an agent does.
+	child := exec.Command("/bin/sleep", "1000")
+	if err := l.Nodes[0].Do(child.Start); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if os.Getenv(ownerRole) == "keep" {
+		if err := l.Keep(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println(l.ID)
+		return
+	}
+	fmt.Println(l.ID)
+	select {} // until killed
+}
+
+// startOwner runs another process that owns a lab, and returns the lab's id.
+func startOwner(t *testing.T, role string) (owner *exec.Cmd, id string) {
+	t.Helper()
+	owner = exec.Command("/proc/self/exe")
+	owner.Env = append(os.Environ(), ownerRole+"="+role)
+	owner.Stderr = os.Stderr
+	stdout, err := owner.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the owner did not say which lab it has: %v", err)
+	}
+	return owner, strings.TrimSpace(line)
+}
+
+func TestSweepAfterKill(t *testing.T) {
+	RequirePrivileged(t)
+	owner, id := startOwner(t, "die")
+	kinds := func() (kinds []string) {
+		found, err := Remains(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, what := range found {
+			kind, _, _ := strings.Cut(what, " ")
+			kinds = append(kinds, kind)
+		}
+		return slices.Compact(kinds)
+	}
+
+	if swept, err := Sweep(true); err != nil || slices.Contains(swept, id) {
+		t.Errorf("with its owner alive the lab must be left alone: swept %q, error %v", swept, err)
+	}
+	if err := owner.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = owner.Wait()
+	if got, want := kinds(), []string{"namespace", "process", "mount", "directory"}; !slices.Equal(got, want) {
+		t.Errorf("a killed owner leaves %q, want %q, else this test tests nothing", got, want)
+	}
+	swept, err := Sweep(false)
+	if err != nil || !slices.Contains(swept, id) {
+		t.Errorf("swept %q, want %s among them; error %v", swept, id, err)
+	}
+	assertNothingRemains(t, id)
+}
+
+func TestKeptLabIsEndedOnRequestOnly(t *testing.T) {
+	RequirePrivileged(t)
+	owner, id := startOwner(t, "keep")
+	if err := owner.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if swept, err := Sweep(false); err != nil || slices.Contains(swept, id) {
+		t.Errorf("swept %q, want the kept lab %s not among them; error %v", swept, id, err)
+	}
+	if found, err := Remains(id); err != nil || len(found) < 4 {
+		t.Errorf("of the kept lab there is only %q; error %v", found, err)
+	}
+	if swept, err := Sweep(true); err != nil || !slices.Contains(swept, id) {
+		t.Errorf("swept %q, want the kept lab %s among them; error %v", swept, id, err)
+	}
+	assertNothingRemains(t, id)
+}
+
+func TestBinariesAreNamedWhenMissing(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1, BinDir: filepath.Join(t.TempDir(), "empty")})
+	err := l.Nodes[0].StartAgent()
+	if err == nil || !strings.Contains(err.Error(), "ebpf-agent") || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("starting an agent that was not built: %v, want what is missing and what to do", err)
+	}
+}

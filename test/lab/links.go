@@ -1,0 +1,143 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// up sets the named link up.
+func (ns *Namespace) up(link string) error {
+	l, err := ns.nl.LinkByName(link)
+	if err != nil {
+		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
+	}
+	if err := ns.nl.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set link %s in %s up: %w", link, ns.name, err)
+	}
+	return nil
+}
+
+// addAddress gives the named link an address.
+func (ns *Namespace) addAddress(link string, prefix netip.Prefix) error {
+	l, err := ns.nl.LinkByName(link)
+	if err != nil {
+		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
+	}
+	if err := ns.nl.AddrAdd(l, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+		return fmt.Errorf("add %s to %s in %s: %w", prefix, link, ns.name, err)
+	}
+	return nil
+}
+
+// AddRoute adds a route through a gateway, or on the given link when the gateway is the zero address.
+func (ns *Namespace) AddRoute(to netip.Prefix, via netip.Addr, link string) error {
+	route := &netlink.Route{Dst: ipNet(to)}
+	if via.IsValid() {
+		route.Gw = via.AsSlice()
+	}
+	if link != "" {
+		l, err := ns.nl.LinkByName(link)
+		if err != nil {
+			return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
+		}
+		route.LinkIndex = l.Attrs().Index
+	}
+	if err := ns.nl.RouteAdd(route); err != nil {
+		return fmt.Errorf("add route to %s via %s in %s: %w", to, via, ns.name, err)
+	}
+	return nil
+}
+
+// SetMTU changes the MTU of a link.
+func (ns *Namespace) SetMTU(link string, mtu int) error {
+	l, err := ns.nl.LinkByName(link)
+	if err != nil {
+		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
+	}
+	if err := ns.nl.LinkSetMTU(l, mtu); err != nil {
+		return fmt.Errorf("set MTU of %s in %s to %d: %w", link, ns.name, mtu, err)
+	}
+	return nil
+}
+
+// connect makes a veth pair between two namespaces, both ends up. Neither end is ever seen by the machine.
+func connect(a *Namespace, aLink string, b *Namespace, bLink string, mtu int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = aLink, mtu
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: bLink, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(b.file.Fd())}
+	if err := a.nl.LinkAdd(veth); err != nil {
+		return fmt.Errorf("connect %s in %s with %s in %s: %w", aLink, a.name, bLink, b.name, err)
+	}
+	if err := a.up(aLink); err != nil {
+		return err
+	}
+	return b.up(bLink)
+}
+
+// addBridge makes a plain switch. It forwards at layer 2 only: what the machine's br_netfilter would do with the
+// frames is turned off in this namespace.
+func (ns *Namespace) addBridge(name string, mtu int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = name, mtu
+	noSnooping := false
+	if err := ns.nl.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &noSnooping}); err != nil {
+		return fmt.Errorf("make bridge %s in %s: %w", name, ns.name, err)
+	}
+	for _, table := range []string{"iptables", "ip6tables", "arptables"} {
+		err := ns.WriteSysctl("net/bridge/bridge-nf-call-"+table, "0")
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return ns.up(name)
+}
+
+// plug puts a link of the namespace into its bridge.
+func (ns *Namespace) plug(link, bridge string) error {
+	b, err := ns.nl.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("find bridge %s in %s: %w", bridge, ns.name, err)
+	}
+	l, err := ns.nl.LinkByName(link)
+	if err != nil {
+		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
+	}
+	if err := ns.nl.LinkSetMaster(l, b); err != nil {
+		return fmt.Errorf("plug %s into %s in %s: %w", link, bridge, ns.name, err)
+	}
+	return nil
+}
+
+// retryInterrupted repeats a netlink listing that the kernel says was torn by a change while it ran.
+func retryInterrupted[T any](list func() ([]T, error)) ([]T, error) {
+	for try := 0; ; try++ {
+		items, err := list()
+		torn := errors.Is(err, netlink.ErrDumpInterrupted) || errors.Is(err, unix.EINTR)
+		if !torn || try == 5 {
+			return items, err
+		}
+	}
+}
+
+// Links names the links of the namespace.
+func (ns *Namespace) Links() ([]string, error) {
+	links, err := retryInterrupted(ns.nl.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links of %s: %w", ns.name, err)
+	}
+	names := make([]string, len(links))
+	for i, l := range links {
+		names[i] = l.Attrs().Name
+	}
+	return names, nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

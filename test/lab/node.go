@@ -1,0 +1,185 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Node is one node of the cluster: a host on the fabric with directories of its own for whatever the agent and the
+// plugin keep.
+type Node struct {
+	*Namespace
+	// Name is the Node object's name.
+	Name string
+	// Number counts from 1.
+	Number int
+	// PodCIDR is where the node's pods get their addresses from.
+	PodCIDR netip.Prefix
+	// Dir holds the node's files.
+	Dir string
+	// PluginEnv is added to the environment of every call of the plugin.
+	PluginEnv []string
+
+	lab *Lab
+
+	mu    sync.Mutex
+	agent *agent
+	pods  []*Pod
+}
+
+// BPFFS is the node's pin directory, on a bpffs of its own.
+func (n *Node) BPFFS() string { return filepath.Join(n.Dir, "bpf") }
+
+// StateDir is the node's state directory.
+func (n *Node) StateDir() string { return filepath.Join(n.Dir, "state") }
+
+// ConfDir is where the agent writes the network configuration list.
+func (n *Node) ConfDir() string { return filepath.Join(n.Dir, "net.d") }
+
+// Conflist is the network configuration list that the agent writes once the node can carry pods.
+func (n *Node) Conflist() string { return filepath.Join(n.ConfDir(), "10-ebpf-cni.conflist") }
+
+// CNIBinDir is where the agent installs the plugin.
+func (n *Node) CNIBinDir() string { return filepath.Join(n.Dir, "cni-bin") }
+
+// AgentLog is what the agents of the node have written to stderr, one after the other.
+func (n *Node) AgentLog() string { return filepath.Join(n.Dir, "agent.log") }
+
+// PluginLog is what successful calls of the plugin have written to stderr.
+func (n *Node) PluginLog() string { return filepath.Join(n.Dir, "plugin.log") }
+
+func (n *Node) cacheDir() string { return filepath.Join(n.Dir, "cni-cache") }
+
+func (n *Node) makeDirectories() error {
+	for _, dir := range []string{n.BPFFS(), n.StateDir(), n.ConfDir(), n.CNIBinDir(), n.cacheDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make the directories of %s: %w", n.Name, err)
+		}
+	}
+	return n.mountBPFFS()
+}
+
+func (n *Node) mountBPFFS() error {
+	if err := unix.Mount("bpf", n.BPFFS(), "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount a bpffs on %s: %w", n.BPFFS(), err)
+	}
+	return nil
+}
+
+// Reboot does to the node's memory what a reboot does: pods are gone, the pins and the state directory are empty, and
+// what the agent has put on the disk is still there. The agent must not be running.
+func (n *Node) Reboot() error {
+	if n.AgentRunning() {
+		return fmt.Errorf("reboot %s: its agent runs; stop it first", n.Name)
+	}
+	for _, pod := range n.Pods() {
+		if err := n.forget(pod); err != nil {
+			return err
+		}
+	}
+	if err := unix.Unmount(n.BPFFS(), unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", n.BPFFS(), err)
+	}
+	for _, dir := range []string{n.StateDir(), n.cacheDir()} {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("empty %s: %w", dir, err)
+		}
+	}
+	return n.makeDirectories()
+}
+
+// Exec runs a program in the node's network namespace and returns what it wrote to stdout. An error carries what it
+// wrote to stderr, and wraps *exec.ExitError when it ran.
+func (n *Node) Exec(ctx context.Context, program string, args ...string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := n.Do(cmd.Run); err != nil {
+		return stdout.Bytes(), fmt.Errorf("run %s %q on %s: %w: %s", program, args, n.Name, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.Bytes(), nil
+}
+
+// Ebpfctl runs ebpfctl against the node's directories.
+func (n *Node) Ebpfctl(ctx context.Context, args ...string) ([]byte, error) {
+	program, err := n.lab.binary("ebpfctl")
+	if err != nil {
+		return nil, err
+	}
+	return n.Exec(ctx, program, append([]string{"--bpffs", n.BPFFS(), "--state-dir", n.StateDir()}, args...)...)
+}
+
+// HTTPGet asks the agent's listener, which only the node itself can reach.
+func (n *Node) HTTPGet(ctx context.Context, path string) (status int, body []byte, err error) {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			err = n.Do(func() (err error) {
+				conn, err = new(net.Dialer).DialContext(ctx, network, addr)
+				return err
+			})
+			return conn, err
+		},
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+agentListen+path, nil)
+	if err != nil {
+		return 0, nil, fmt.Errorf("ask the agent of %s for %s: %w", n.Name, path, err)
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return 0, nil, fmt.Errorf("ask the agent of %s for %s: %w", n.Name, path, err)
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, body, err
+}
+
+// binary finds one of the three programs.
+func (l *Lab) binary(name string) (string, error) {
+	dir := l.Options.BinDir
+	if dir == "" {
+		dir = os.Getenv("EBPF_CNI_BIN")
+	}
+	if dir == "" {
+		root, err := moduleRoot()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(root, "bin")
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("find %s: %w; run `make build`, or set EBPF_CNI_BIN to the directory that holds it", name, err)
+	}
+	return path, nil
+}
+
+// moduleRoot is the directory of the go.mod above the working directory.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the module: %w", err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("find the module: no go.mod above the working directory; set EBPF_CNI_BIN to the directory with the binaries")
+		}
+		dir = parent
+	}
+}

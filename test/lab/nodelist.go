@@ -1,0 +1,132 @@
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/ebpf-cni/ebpf-cni/test/testdata"
+)
+
+// NodeSpec is what the agents learn about one node. Every field may be given a value that makes no sense: that is
+// what tests of the agent are for.
+type NodeSpec struct {
+	Name        string
+	InternalIPs []netip.Addr
+	PodCIDRs    []netip.Prefix
+	// Created is the creationTimestamp; zero: that of the list in test/testdata.
+	Created time.Time
+}
+
+// defaultSpec is node number 1, 2, ... as test/testdata/nodes.yaml has it.
+func defaultSpec(number int) NodeSpec {
+	return NodeSpec{
+		Name:        fmt.Sprintf("k8s-n%d", number),
+		InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, 0, byte(10 + number)})},
+		PodCIDRs:    []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(number - 1), 0}), 24)},
+	}
+}
+
+// NodeSpecs describes the lab's nodes as they are.
+func (l *Lab) NodeSpecs() []NodeSpec {
+	specs := make([]NodeSpec, len(l.Nodes))
+	for i, node := range l.Nodes {
+		specs[i] = NodeSpec{Name: node.Name, InternalIPs: []netip.Addr{node.Addr()}, PodCIDRs: []netip.Prefix{node.PodCIDR}}
+	}
+	return specs
+}
+
+// NodesFile is the list that every agent of the lab reads (--nodes-file).
+func (l *Lab) NodesFile() string { return filepath.Join(l.Dir, "nodes.yaml") }
+
+// WriteNodes replaces the list that the agents read, by rename.
+func (l *Lab) WriteNodes(specs ...NodeSpec) error {
+	raw, err := NodeList(specs...)
+	if err != nil {
+		return err
+	}
+	return l.WriteNodesFile(raw)
+}
+
+// WriteNodesFile replaces the list that the agents read by any content, by rename.
+func (l *Lab) WriteNodesFile(content []byte) error {
+	temp, err := os.CreateTemp(l.Dir, "nodes-*.tmp")
+	if err != nil {
+		return fmt.Errorf("write node list: %w", err)
+	}
+	defer os.Remove(temp.Name())
+	_, err = temp.Write(content)
+	if closeErr := temp.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(temp.Name(), l.NodesFile())
+	}
+	if err != nil {
+		return fmt.Errorf("write node list %s: %w", l.NodesFile(), err)
+	}
+	return nil
+}
+
+// NodeList renders nodes as `kubectl get nodes -o yaml` does: each is a real Node object of test/testdata with the
+// spec's values in place of its own.
+func NodeList(specs ...NodeSpec) ([]byte, error) {
+	var list map[string]any
+	if err := yaml.Unmarshal(testdata.Nodes, &list); err != nil {
+		return nil, fmt.Errorf("parse test/testdata/nodes.yaml: %w", err)
+	}
+	templates := list["items"].([]any)
+	items := make([]any, len(specs))
+	for i, spec := range specs {
+		// Parsed anew for each, since the templates would share their maps.
+		var node map[string]any
+		raw, err := yaml.Marshal(templates[i%len(templates)])
+		if err == nil {
+			err = yaml.Unmarshal(raw, &node)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("copy a node of test/testdata/nodes.yaml: %w", err)
+		}
+		spec.fill(node, i >= len(templates), i)
+		items[i] = node
+	}
+	list["items"] = items
+	return yaml.Marshal(list)
+}
+
+// fill puts the spec's values into a Node object. An extra node gets a uid of its own.
+func (s NodeSpec) fill(node map[string]any, extra bool, index int) {
+	meta := node["metadata"].(map[string]any)
+	meta["name"] = s.Name
+	meta["labels"].(map[string]any)["kubernetes.io/hostname"] = s.Name
+	if extra {
+		meta["uid"] = fmt.Sprintf("00000000-0000-4000-8000-%012d", index)
+	}
+	if !s.Created.IsZero() {
+		meta["creationTimestamp"] = s.Created.UTC().Format(time.RFC3339)
+	}
+	if s.Name == "" {
+		delete(meta, "name")
+	}
+
+	spec := map[string]any{}
+	if len(s.PodCIDRs) > 0 {
+		cidrs := make([]any, len(s.PodCIDRs))
+		for i, cidr := range s.PodCIDRs {
+			cidrs[i] = cidr.String()
+		}
+		spec["podCIDR"], spec["podCIDRs"] = cidrs[0], cidrs
+	}
+	node["spec"] = spec
+
+	addresses := []any{}
+	for _, ip := range s.InternalIPs {
+		addresses = append(addresses, map[string]any{"type": "InternalIP", "address": ip.String()})
+	}
+	addresses = append(addresses, map[string]any{"type": "Hostname", "address": s.Name})
+	node["status"].(map[string]any)["addresses"] = addresses
+}

@@ -1,0 +1,177 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a client of the server asks for with the first byte of a TCP connection. Either way the server's answer begins
+// with a line that says whom it sees at the other end.
+const (
+	askEcho     = 'e' // every byte comes back
+	askTransfer = 't' // a length of 8 bytes and that many bytes; the answer is their SHA-256
+)
+
+// Server answers TCP and UDP on one port in one namespace, and tells each client which address it sees it under.
+type Server struct {
+	// Port that it listens on.
+	Port uint16
+
+	tcp net.Listener
+	udp *net.UDPConn
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+	all   sync.WaitGroup
+}
+
+// Serve answers TCP and UDP on a port of every address of the namespace until Close; 0 lets the kernel choose the port.
+// It ends with the namespace at the latest.
+func (ns *Namespace) Serve(port uint16) (*Server, error) {
+	s := &Server{conns: map[net.Conn]struct{}{}}
+	err := ns.Do(func() (err error) {
+		if s.tcp, err = net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)); err != nil {
+			return err
+		}
+		s.Port = s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
+		config := net.ListenConfig{Control: wantPacketInfo}
+		packets, err := config.ListenPacket(context.Background(), "udp4", fmt.Sprintf("0.0.0.0:%d", s.Port))
+		if err != nil {
+			s.tcp.Close()
+			return err
+		}
+		s.udp = packets.(*net.UDPConn)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("serve port %d in %s: %w", port, ns.name, err)
+	}
+	s.all.Go(s.acceptTCP)
+	s.all.Go(s.answerUDP)
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	ns.servers = append(ns.servers, s)
+	return s, nil
+}
+
+// wantPacketInfo has the kernel say to which of its addresses a datagram was sent, so that the answer comes from there.
+func wantPacketInfo(_, _ string, raw syscall.RawConn) error {
+	var optErr error
+	err := raw.Control(func(fd uintptr) {
+		optErr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+	})
+	return errors.Join(err, optErr)
+}
+
+// Close ends the server and its connections, and waits for them. It may be called more than once.
+func (s *Server) Close() {
+	s.tcp.Close()
+	s.udp.Close()
+	s.mu.Lock()
+	for conn := range s.conns {
+		conn.Close()
+	}
+	s.mu.Unlock()
+	s.all.Wait()
+}
+
+func (s *Server) acceptTCP() {
+	for {
+		conn, err := s.tcp.Accept()
+		if err != nil {
+			return // closed
+		}
+		s.mu.Lock()
+		s.conns[conn] = struct{}{}
+		s.mu.Unlock()
+		s.all.Go(func() {
+			// What goes wrong here is seen, and reported, at the client's end.
+			_ = answerTCP(conn)
+			conn.Close()
+			s.mu.Lock()
+			delete(s.conns, conn)
+			s.mu.Unlock()
+		})
+	}
+}
+
+func answerTCP(conn net.Conn) error {
+	in := bufio.NewReaderSize(conn, 1<<18)
+	ask, err := in.ReadByte()
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(conn, "%s\n", conn.RemoteAddr()); err != nil {
+		return err
+	}
+	switch ask {
+	case askEcho:
+		_, err = io.Copy(conn, in)
+		return err
+	case askTransfer:
+		var length uint64
+		if err := binary.Read(in, binary.BigEndian, &length); err != nil {
+			return err
+		}
+		hash := sha256.New()
+		if _, err := io.CopyN(hash, in, int64(length)); err != nil {
+			return err
+		}
+		_, err = conn.Write(hash.Sum(nil))
+		return err
+	default:
+		return fmt.Errorf("asked for %q", ask)
+	}
+}
+
+// seenLength is how much of an echoed datagram is overwritten by whom the server saw: address, port, newline, zeros.
+const seenLength = 48
+
+func (s *Server) answerUDP() {
+	packet := make([]byte, 1<<16)
+	control := make([]byte, 128)
+	for {
+		n, controlLen, _, from, err := s.udp.ReadMsgUDPAddrPort(packet, control)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil || n < seenLength {
+			continue // an ICMP error about an earlier answer, or not from our client
+		}
+		clear(packet[:seenLength])
+		copy(packet, unmapped(from).String()+"\n")
+		// An answer that cannot be sent is missed by the client.
+		_, _, _ = s.udp.WriteMsgUDPAddrPort(packet[:n], answerFrom(control[:controlLen]), from)
+	}
+}
+
+// answerFrom turns the control message of a received datagram into one that sends the answer from the address that
+// the datagram was sent to.
+func answerFrom(control []byte) []byte {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil
+	}
+	for _, message := range messages {
+		if message.Header.Level == unix.IPPROTO_IP && message.Header.Type == unix.IP_PKTINFO && len(message.Data) >= unix.SizeofInet4Pktinfo {
+			// struct in_pktinfo: the interface's index, the local address, the destination in the header.
+			return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(message.Data[4:8])})
+		}
+	}
+	return nil
+}
+
+func unmapped(ap netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

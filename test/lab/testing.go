@@ -1,0 +1,71 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+)
+
+// RequirePrivileged skips a test that needs root for a user who is not. With REQUIRE_PRIVILEGED=1 it fails instead, so
+// that a run which was meant to test everything cannot pass by skipping.
+func RequirePrivileged(tb testing.TB) {
+	tb.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+		tb.Fatal("needs root to make network namespaces, and REQUIRE_PRIVILEGED=1 is set")
+	}
+	tb.Skip("needs root to make network namespaces")
+}
+
+// ForTest builds a lab for one test. When the test ends, drops for other than the expected reasons fail it, a failure
+// is explained by Diagnose, the lab is closed, and anything that it leaves behind is an error.
+func ForTest(tb testing.TB, opts Options, expected ...drops.Reason) *Lab {
+	tb.Helper()
+	RequirePrivileged(tb)
+	l, err := New(tb.Context(), opts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := l.UnexpectedDrops(expected...); err != nil {
+			tb.Error(err)
+		}
+		if tb.Failed() {
+			var story bytes.Buffer
+			l.Diagnose(context.Background(), &story) // the test's own context has ended
+			tb.Log(story.String())
+		}
+		if err := l.Close(); err != nil {
+			tb.Error(err)
+		}
+		assertNothingRemains(tb, l.ID)
+	})
+	return l
+}
+
+// assertNothingRemains gives what the kernel ends in the background a moment.
+func assertNothingRemains(tb testing.TB, id string) {
+	tb.Helper()
+	var found []string
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var err error
+		found, err = Remains(id)
+		if err != nil {
+			tb.Error(err)
+			return
+		}
+		if len(found) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+	}
+	tb.Errorf("lab %s left behind: %q", id, found)
+}

@@ -1,0 +1,9 @@
+// Package testdata holds inputs that more than one test uses, embedded, so that they are found from any directory.
+package testdata
+
+import _ "embed"
+
+// Nodes is the answer of a Kubernetes 1.36 API server to `kubectl get nodes -o yaml` for a cluster of three nodes.
+//
+//go:embed nodes.yaml
+var Nodes []byte
