@@ -6,8 +6,17 @@ MAKEFLAGS   += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
-# Static, path-independent, without symbol tables: what a node gets.
+# Static, the same from any directory, without symbol tables: what a node gets.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+
+# Root has no excuse to skip a privileged test; for anybody else only ring 1 runs.
+ROOT := $(filter 0,$(shell id -u))
+
+# More arguments for go test: make test TESTFLAGS='-v -run TestSNAT' PACKAGES=./test/e2e
+TESTFLAGS ?=
+PACKAGES  ?= ./...
+# How long each fuzz target runs.
+FUZZTIME  ?= 20s
 
 ##@ Build
 
@@ -22,6 +31,63 @@ build: ## Build the static binaries into bin/
 	@mkdir -p bin
 	$(GO_BUILD) -o bin/ ./cmd/...
 
+.PHONY: generate
+generate: ## Compile the BPF programs (installs clang-19 at need)
+	@tools/setup.sh generate
+	go generate ./bpf
+
 .PHONY: clean
 clean: ## Remove what make has built
 	rm -rf bin
+
+##@ Prove
+
+.PHONY: test
+test: ## Run the tests; the privileged ones too when root (installs what they need)
+	@tools/setup.sh test
+	go build ./...
+ifdef ROOT
+	REQUIRE_PRIVILEGED=1 go test -p 1 -count 1 -timeout 10m $(TESTFLAGS) $(PACKAGES)
+else
+	@echo 'test: not root: the tests that need the kernel are skipped'
+	go test -timeout 10m $(TESTFLAGS) $(PACKAGES)
+endif
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (20s) each
+	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | \
+	while IFS=: read -r file target; do \
+		echo "$${target#func } in $$(dirname "$$file")"; \
+		go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
+	done
+
+.PHONY: verify-generate
+verify-generate: ## Fail unless the committed objects are what the sources compile to
+	@tools/setup.sh generate
+	@tools/verify-generate.sh
+
+##@ Tidy
+
+.PHONY: fmt
+fmt: ## Format Go and C
+	@tools/setup.sh lint
+	git ls-files -z '*.go' | xargs -0r gofmt -w
+	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 -i
+
+# make -k lint goes on after the first kind of finding.
+.PHONY: lint lint-format lint-modules lint-go
+lint: lint-format lint-modules lint-go ## Check format, modules and code (installs clang-format-19 at need)
+
+lint-format:
+	@tools/setup.sh lint
+	@unformatted=$$(git ls-files -z '*.go' | xargs -0r gofmt -l); \
+	[ -z "$$unformatted" ] || { echo "make fmt would change:"; echo "$$unformatted"; exit 1; }
+	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 --dry-run --Werror
+	git diff --check "$$(git hash-object -t tree /dev/null)"
+
+lint-modules:
+	go mod tidy -diff
+	go -C tools/lint mod tidy -diff
+
+lint-go:
+	go tool -modfile=tools/lint/go.mod golangci-lint run
