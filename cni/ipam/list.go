@@ -1,0 +1,157 @@
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// State of an address in the store.
+type State string
+
+// The states. An address that is free has no entry.
+const (
+	Used        State = "used"
+	Quarantined State = "quarantined"
+	Garbage     State = "garbage" // a file without an owner, left by a kill; the next change of the store removes it
+)
+
+// Entry is one address of a store.
+type Entry struct {
+	Network string
+	Address netip.Addr
+	// Owner of a used address; the last one of a resting address.
+	Owner
+	// Since is when the address was given or freed.
+	Since time.Time
+	State State
+
+	file string
+}
+
+type entries []Entry
+
+func (all entries) ownedBy(o Owner) (Entry, bool) {
+	i := slices.IndexFunc(all, func(e Entry) bool { return e.State == Used && e.Owner == o })
+	if i < 0 {
+		return Entry{}, false
+	}
+	return all[i], true
+}
+
+func (all entries) resting(rested func(time.Time) bool) map[netip.Addr]Entry {
+	m := map[netip.Addr]Entry{}
+	for _, e := range all {
+		if e.State == Quarantined && !rested(e.Since) {
+			m[e.Address] = e
+		}
+	}
+	return m
+}
+
+// Networks lists the networks that have a store.
+func Networks(stateDir string) ([]string, error) {
+	dirs, err := readDir(Dir(stateDir))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, d := range dirs {
+		if d.IsDir() {
+			names = append(names, d.Name())
+		}
+	}
+	return names, nil
+}
+
+// List reads the stores of all networks, sorted by network and address. It takes no lock and changes nothing: what is
+// given or freed meanwhile may or may not be in it. A state directory that does not exist is an empty list.
+func List(stateDir string) ([]Entry, error) {
+	networks, err := Networks(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	var all []Entry
+	for _, n := range networks {
+		one, err := read(filepath.Join(Dir(stateDir), n))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, one...)
+	}
+	return all, nil
+}
+
+// Entries lists this store's addresses, as List does.
+func (s *Store) Entries() ([]Entry, error) { return read(s.dir) }
+
+func read(dir string) (entries, error) {
+	files, err := readDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all entries
+	for _, f := range files {
+		name, resting := strings.CutPrefix(f.Name(), quarantinePrefix)
+		a, err := netip.ParseAddr(name)
+		if err != nil || !f.Type().IsRegular() {
+			continue // the lock, the library's note of the last address, or none of ours
+		}
+		e := Entry{Network: filepath.Base(dir), Address: a, file: f.Name()}
+		ok, err := e.load(filepath.Join(dir, f.Name()), resting)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			all = append(all, e)
+		}
+	}
+	slices.SortFunc(all, func(a, b Entry) int { return a.Address.Compare(b.Address) })
+	return all, nil
+}
+
+// load reads an entry's file; false: it is gone.
+func (e *Entry) load(path string, resting bool) (bool, error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read address store: %w", err)
+	}
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read address store: %w", err)
+	}
+	e.Since = info.ModTime()
+	owner, ok := parseOwner(string(content))
+	switch {
+	case !ok:
+		e.State = Garbage
+	case resting:
+		e.Owner, e.State = owner, Quarantined
+	default:
+		e.Owner, e.State = owner, Used
+	}
+	return true, nil
+}
+
+func readDir(dir string) ([]fs.DirEntry, error) {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read address store: %w", err)
+	}
+	return list, nil
+}

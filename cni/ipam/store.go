@@ -1,0 +1,312 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// ErrAllocated is returned by Allocate for an owner that has addresses already.
+var ErrAllocated = errors.New("has an address already")
+
+// ErrExhausted is returned (wrapped) by Allocate when no address is left, or the one asked for is taken.
+var ErrExhausted = errors.New("no address available")
+
+// DefaultQuarantine is how long a freed address rests where the configuration does not say.
+const DefaultQuarantine = 60 * time.Second
+
+const (
+	quarantinePrefix = "quarantine."
+	lockName         = "lock"
+	maxNetworkName   = 200 // it is a directory's name, and part of others
+)
+
+// Owner is the attachment that an address belongs to.
+type Owner struct {
+	ContainerID string
+	IfName      string
+}
+
+// Options of a Store.
+type Options struct {
+	// Quarantine is how long a freed address rests; zero: not at all.
+	Quarantine time.Duration
+	// Now is the clock, time.Now if nil.
+	Now func() time.Time
+}
+
+// Allocation is an address for a pod, with the prefix length of its range's subnet.
+type Allocation struct {
+	Address netip.Prefix
+	Gateway netip.Addr
+}
+
+// Store is the store of one network.
+type Store struct {
+	dir        string
+	quarantine time.Duration
+	now        func() time.Time
+}
+
+// Dir is the directory below which the stores of all networks stand.
+func Dir(stateDir string) string { return filepath.Join(stateDir, "ipam") }
+
+// Open returns the store of a network. It is made when something is first allocated.
+func Open(stateDir, network string, o Options) (*Store, error) {
+	if err := utils.ValidateNetworkName(network); err != nil || len(network) > maxNetworkName {
+		return nil, fmt.Errorf("network name %q: must be at most %d letters, digits, '.', '_', '-'", network, maxNetworkName)
+	}
+	s := &Store{dir: filepath.Join(Dir(stateDir), network), quarantine: o.Quarantine, now: o.Now}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	return s, nil
+}
+
+// Allocate gives the owner one address of each range set, all or none. A requested address is given at once even if
+// it rests; else the next one that does not rest, and when there is none the one that has rested longest. It fails
+// with ErrAllocated or ErrExhausted.
+func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]Allocation, error) {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make address store: %w", err)
+	}
+	var got []Allocation
+	err := s.locked(ctx, func() error {
+		all, err := s.scan()
+		if err != nil {
+			return err
+		}
+		if e, ok := all.ownedBy(o); ok {
+			return fmt.Errorf("%s of container %s %w: %s", o.IfName, o.ContainerID, ErrAllocated, e.Address)
+		}
+		got, err = s.allocateAll(o, c, all)
+		return err
+	})
+	return got, err
+}
+
+func (s *Store) allocateAll(o Owner, c Config, all entries) (got []Allocation, err error) {
+	library, err := disk.New(filepath.Base(s.dir), filepath.Dir(s.dir))
+	if err != nil {
+		return nil, fmt.Errorf("open address store %s: %w", s.dir, err)
+	}
+	defer library.Close()
+	defer func() {
+		for _, a := range got {
+			if err != nil { // it was never in use: no need to rest
+				_ = os.Remove(s.path(a.Address.Addr()))
+			}
+		}
+	}()
+	for i := range c.Ranges {
+		a, err := s.allocateOne(library, i, o, c, all)
+		if err != nil {
+			return got, err
+		}
+		got = append(got, a)
+	}
+	return got, nil
+}
+
+func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all entries) (Allocation, error) {
+	set, want := c.Ranges[i], c.requestedIn(i)
+	r := &reserver{Store: library, dir: s.dir, resting: all.resting(s.rested), force: want}
+	alloc := allocator.NewIPAllocator(&set, r, i)
+	ip, err := alloc.Get(o.ContainerID, o.IfName, asIP(want))
+	if err != nil && !want.IsValid() && r.oldest.Address.IsValid() {
+		r.force = r.oldest.Address
+		ip, err = alloc.Get(o.ContainerID, o.IfName, asIP(r.force))
+	}
+	if err != nil && r.err != nil {
+		return Allocation{}, fmt.Errorf("write address store %s: %w", s.dir, r.err)
+	}
+	if err != nil {
+		return Allocation{}, fmt.Errorf("%w: %w (address store %s)", ErrExhausted, err, s.dir)
+	}
+	a, _ := netip.AddrFromSlice(ip.Address.IP)
+	gateway, _ := netip.AddrFromSlice(ip.Gateway)
+	ones, _ := ip.Address.Mask.Size()
+	return Allocation{Address: netip.PrefixFrom(a.Unmap(), ones), Gateway: gateway.Unmap()}, nil
+}
+
+// rested says whether an address freed at that time may be given on. A time in the future (the clock was set back)
+// counts as rested: better than resting until the clock has caught up.
+func (s *Store) rested(since time.Time) bool {
+	age := s.now().Sub(since)
+	return age < 0 || age >= s.quarantine
+}
+
+// Release frees every address of the owner and returns them. An owner without addresses is no error, nor is a store
+// that does not exist.
+func (s *Store) Release(ctx context.Context, o Owner) ([]netip.Addr, error) {
+	return s.releaseIf(ctx, func(e Entry) bool { return e.Owner == o })
+}
+
+// ReleaseExcept frees every address whose owner is not in keep.
+func (s *Store) ReleaseExcept(ctx context.Context, keep map[Owner]bool) ([]netip.Addr, error) {
+	return s.releaseIf(ctx, func(e Entry) bool { return !keep[e.Owner] })
+}
+
+func (s *Store) releaseIf(ctx context.Context, free func(Entry) bool) ([]netip.Addr, error) {
+	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var freed []netip.Addr
+	err := s.locked(ctx, func() error {
+		all, err := s.scan()
+		if err != nil {
+			return err
+		}
+		for _, e := range all {
+			if e.State != Used || !free(e) {
+				continue
+			}
+			if err := s.rest(e); err != nil {
+				return err
+			}
+			freed = append(freed, e.Address)
+		}
+		return nil
+	})
+	return freed, err
+}
+
+// rest frees one address in one step: its file is the resting one from the rename on.
+func (s *Store) rest(e Entry) error {
+	path := s.path(e.Address)
+	if s.quarantine <= 0 {
+		return remove(path)
+	}
+	now := s.now()
+	if err := os.Chtimes(path, now, now); err != nil {
+		return fmt.Errorf("free address %s: %w", e.Address, err)
+	}
+	if err := os.Rename(path, filepath.Join(s.dir, quarantinePrefix+e.Address.String())); err != nil {
+		return fmt.Errorf("free address %s: %w", e.Address, err)
+	}
+	return nil
+}
+
+func (s *Store) path(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
+
+// locked runs fn under the store's lock, which is the file that the library's own lock uses.
+func (s *Store) locked(ctx context.Context, fn func() error) error {
+	l, err := bpffs.File(ctx, filepath.Join(s.dir, lockName))
+	if errors.Is(err, fs.ErrNotExist) { // removed since it was looked for: nothing in it
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("lock address store: %w", err)
+	}
+	defer l.Release()
+	return fn()
+}
+
+// scan reads the store and, holding its lock, takes away what a kill left in it: a file that was made and never
+// written, and the resting file of an address that was given on. Addresses that have rested go as well.
+func (s *Store) scan() (entries, error) {
+	all, err := read(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	used := map[netip.Addr]bool{}
+	for _, e := range all {
+		used[e.Address] = used[e.Address] || e.State == Used
+	}
+	var kept entries
+	for _, e := range all {
+		switch {
+		case e.State == Garbage, e.State == Quarantined && (used[e.Address] || s.rested(e.Since)):
+			if err := remove(filepath.Join(s.dir, e.file)); err != nil {
+				return nil, err
+			}
+		default:
+			kept = append(kept, e)
+		}
+	}
+	return kept, nil
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("clean address store: %w", err)
+	}
+	return nil
+}
+
+func asIP(a netip.Addr) net.IP {
+	if !a.IsValid() {
+		return nil
+	}
+	return a.AsSlice()
+}
+
+// reserver is the library's store with the quarantine in it. It lives for one allocation, under the store's lock.
+type reserver struct {
+	*disk.Store
+	dir     string
+	resting map[netip.Addr]Entry
+	force   netip.Addr // given although it rests
+	oldest  Entry      // of the resting ones that were passed over
+	err     error      // what kept an address from being written
+}
+
+var _ backend.Store = (*reserver)(nil)
+
+// Lock does nothing: the whole allocation holds the lock already, and the library would wait for it without an end.
+func (r *reserver) Lock() error { return nil }
+
+// Unlock does nothing, see Lock.
+func (r *reserver) Unlock() error { return nil }
+
+// Reserve gives the address to the owner unless it is used or rests.
+func (r *reserver) Reserve(id, ifname string, ip net.IP, rangeID string) (bool, error) {
+	a, _ := netip.AddrFromSlice(ip)
+	a = a.Unmap()
+	e, rests := r.resting[a]
+	if rests && a != r.force {
+		if !r.oldest.Address.IsValid() || e.Since.Before(r.oldest.Since) {
+			r.oldest = e
+		}
+		return false, nil
+	}
+	ok, err := r.Store.Reserve(id, ifname, ip, rangeID)
+	if err != nil {
+		r.err = err
+		// The library leaves the file when only its note of the last address could not be written.
+		_ = os.Remove(filepath.Join(r.dir, a.String()))
+		return false, err
+	}
+	if ok && rests {
+		r.err = remove(filepath.Join(r.dir, e.file))
+	}
+	return ok, r.err
+}
+
+// GetByID returns nothing: Allocate has asked already, and the library's answer includes other interfaces' addresses
+// in files of an old format.
+func (r *reserver) GetByID(string, string) []net.IP { return nil }
+
+// ReleaseByID is not for allocations; the library's falls back to everything of the container.
+func (r *reserver) ReleaseByID(string, string) error {
+	return errors.New("not supported: release through Store.Release")
+}
+
+func parseOwner(content string) (Owner, bool) {
+	id, ifname, ok := strings.Cut(strings.TrimSpace(content), disk.LineBreak)
+	return Owner{id, ifname}, ok && id != "" && ifname != ""
+}
