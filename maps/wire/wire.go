@@ -5,6 +5,7 @@ package wire
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 )
@@ -69,6 +70,16 @@ func (m MAC) String() string {
 
 // MarshalText implements encoding.TextMarshaler.
 func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *MAC) UnmarshalText(text []byte) error {
+	mac, err := net.ParseMAC(string(text))
+	if err != nil || len(mac) != len(m) {
+		return fmt.Errorf("%q is not an Ethernet address", text)
+	}
+	*m = MAC(mac)
+	return nil
+}
 
 // Protocol is an IP protocol number.
 type Protocol uint8
