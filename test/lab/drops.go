@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // noise is dropped in every lab: an interface with IPv6 asks for routers and multicast groups all by itself, and this
@@ -17,7 +17,7 @@ var noise = []drops.Reason{drops.IPv6Unsupported}
 
 // Drops reads the node's drop counters that are not zero. A node on which no agent has been yet has none.
 func (n *Node) Drops() ([]drops.Counter, error) {
-	counters, err := drops.Open(filepath.Join(n.BPFFS(), "maps", drops.Name))
+	counters, err := drops.Open(bpffs.Dir(n.BPFFS()).Map(drops.Name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

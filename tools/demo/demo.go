@@ -1,0 +1,351 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// bulk is how much is sent across nodes.
+const bulk = 100 << 20
+
+// timeLimit is what one demo may take; everything in it waits for at most that.
+const timeLimit = 60 * time.Second
+
+// readyLimit is how long agents may take to be ready.
+const readyLimit = 20 * time.Second
+
+type demo struct {
+	*screen
+	env  env
+	keep bool
+
+	lab     *lab.Lab
+	pods    []party
+	hosts   []party
+	outside party
+}
+
+func newDemo(e env, keep bool) *demo {
+	return &demo{screen: &screen{out: e.stdout, colour: e.colour}, env: e, keep: keep}
+}
+
+// run shows everything and cleans up, and returns the exit status.
+func (d *demo) run(ctx context.Context) int {
+	started := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeLimit)
+	defer cancel()
+	release, err := kernelRelease()
+	if err != nil {
+		release = "of unknown version"
+	}
+	d.line("%s %s", d.paint(bold, "ebpf-cni"), d.paint(dim, "three nodes and a host outside, on Linux "+release))
+
+	err = d.show(ctx)
+	if err != nil {
+		d.failed = max(d.failed, 1)
+		d.line("\n%s", d.paint(red, err.Error()))
+	}
+	if d.lab != nil {
+		d.leave(ctx)
+	}
+	if d.failed > 0 {
+		d.line("\n%s in %s", d.paint(red, "FAILED: see the ✗ above"), seconds(time.Since(started)))
+		return 1
+	}
+	d.line("\n%s in %s", d.paint(green, "all of it held"), seconds(time.Since(started)))
+	return 0
+}
+
+// show is the demo itself. An error is what makes going on senseless; what merely did not hold is counted.
+func (d *demo) show(ctx context.Context) error {
+	for _, part := range []func(context.Context) error{
+		d.build, d.matrix, d.sources, d.transfer, d.liveWithoutAgent, d.inspect,
+	} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *demo) build(ctx context.Context) error {
+	d.heading("The cluster")
+	err := d.step("network namespaces: three nodes and the outside host", func() (err error) {
+		d.lab, err = lab.New(ctx, lab.Options{Nodes: 3})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	d.outside = party{Namespace: d.lab.Outside, name: "outside"}
+	err = d.step("an agent per node: programs loaded, maps filled, ready", func() error {
+		ctx, cancel := context.WithTimeout(ctx, readyLimit)
+		defer cancel()
+		return d.lab.StartAgents(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.step("two pods per node, by libcni and the plugin", func() error { return d.addPods(ctx) }); err != nil {
+		return err
+	}
+	d.introduce()
+	return nil
+}
+
+func (d *demo) addPods(ctx context.Context) error {
+	for _, node := range d.lab.Nodes {
+		d.hosts = append(d.hosts, party{Namespace: node.Namespace, name: fmt.Sprintf("n%d", node.Number), node: node.Name})
+		for _, name := range []string{"a", "b"} {
+			if _, err := d.addPod(ctx, node, name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range slices.Concat([]party{d.outside}, d.hosts, d.pods) {
+		if _, err := p.Serve(servicePort); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *demo) addPod(ctx context.Context, node *lab.Node, name string) (party, error) {
+	pod, err := node.AddPod(ctx, name, lab.PodOptions{})
+	if err != nil {
+		return party{}, err
+	}
+	p := party{Namespace: pod.Namespace, name: fmt.Sprintf("n%d/%s", node.Number, name), node: node.Name, pod: true}
+	d.pods = append(d.pods, p)
+	return p, nil
+}
+
+func (d *demo) introduce() {
+	d.line("")
+	for i, node := range d.lab.Nodes {
+		var pods []string
+		for _, p := range d.pods {
+			if p.node == node.Name {
+				pods = append(pods, fmt.Sprintf("%s %s", p.name, p.Addr()))
+			}
+		}
+		d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.Addr().String(), 22), pad(node.PodCIDR.String(), 16), strings.Join(pods, "   "))
+	}
+	d.line("    %s %s", pad(d.outside.name, 9), d.outside.Addr())
+}
+
+// expect is the source that a receiver has to see: the sender's own address, but the node's for a pod that leaves the
+// cluster.
+func (d *demo) expect(from, to party) netip.Addr {
+	if from.pod && to.node == "" {
+		return d.hostOf(from).Addr()
+	}
+	return from.Addr()
+}
+
+func (d *demo) hostOf(p party) party {
+	for _, host := range d.hosts {
+		if host.node == p.node {
+			return host
+		}
+	}
+	return party{}
+}
+
+func (d *demo) matrix(ctx context.Context) error {
+	d.heading("Who reached whom")
+	senders := slices.Concat(d.pods, d.hosts)
+	receivers := slices.Concat(d.pods, d.hosts, []party{d.outside})
+	var all []meeting
+	err := d.step("every pod and every host to everybody: ping, TCP, UDP", func() error {
+		all = meet(ctx, senders, receivers, d.expect)
+		return ctx.Err()
+	})
+	if err != nil {
+		return err
+	}
+	d.line("\n    row to column; a cell's marks are %s", strings.Join(ways[:], ", "))
+	d.drawMatrix(senders, receivers, all)
+	d.line("")
+	d.drawKinds(all)
+	return nil
+}
+
+func (d *demo) sources(ctx context.Context) error {
+	d.heading("Whom the outside host saw")
+	at := netip.AddrPortFrom(d.outside.Addr(), servicePort)
+	for _, pod := range d.pods {
+		want := d.hostOf(pod).Addr()
+		tcp, tcpErr := pod.TCP(ctx, at)
+		udp, udpErr := pod.UDP(ctx, at, 512)
+		if err := errors.Join(tcpErr, udpErr); err != nil {
+			d.check(false, "%s: %v", pod.name, err)
+			continue
+		}
+		d.check(tcp.Addr() == want && udp.Addr() == want, "%s %s came as %s by TCP, %s by UDP",
+			pad(pod.name, 5), pad(pod.Addr().String(), 12), tcp, udp)
+	}
+	return nil
+}
+
+func (d *demo) transfer(ctx context.Context) error {
+	d.heading("100 MB across nodes")
+	from, to := d.pods[0], d.pods[2]
+	moved, err := from.Transfer(ctx, netip.AddrPortFrom(to.Addr(), servicePort), bulk)
+	if err != nil {
+		d.check(false, "%v", err)
+		return nil
+	}
+	d.check(true, "%s to %s, %d bytes in %s (%.1f Gbit/s with checksums at both ends)", from.name, to.name, moved.Bytes, seconds(moved.Took),
+		float64(moved.Bytes)*8/moved.Took.Seconds()/1e9)
+	d.check(moved.Sent == moved.Received, "SHA-256 sent     %x", moved.Sent)
+	d.check(moved.Sent == moved.Received, "SHA-256 received %x", moved.Received)
+	return nil
+}
+
+// liveWithoutAgent kills an agent, and shows that old connections and new pods do not need it.
+func (d *demo) liveWithoutAgent(ctx context.Context) error {
+	node := d.lab.Nodes[0]
+	d.heading("The agent of " + node.Name + " is killed")
+	inside, err := d.pods[0].DialTCP(ctx, netip.AddrPortFrom(d.pods[2].Addr(), servicePort), 0)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	outward, err := d.pods[0].DialTCP(ctx, netip.AddrPortFrom(d.outside.Addr(), servicePort), 0)
+	if err != nil {
+		return err
+	}
+	defer outward.Close()
+
+	pid := node.AgentPID()
+	if err := node.KillAgent(); err != nil {
+		return err
+	}
+	d.check(!node.AgentRunning(), "kill -9 %d", pid)
+	d.held(inside.Echo(ctx, 4096), "a connection to another node goes on")
+	d.held(outward.Echo(ctx, 4096), "a masqueraded connection goes on")
+	d.statusWhileDead(ctx, node)
+
+	started := time.Now()
+	pod, err := d.addPod(ctx, node, "c")
+	d.held(err, "a pod is added without the agent, in %s", seconds(time.Since(started)))
+	if err != nil {
+		return nil
+	}
+	if _, err := pod.Serve(servicePort); err != nil {
+		return err
+	}
+	others := []party{d.pods[0], d.pods[2], d.hosts[0], d.hosts[1]}
+	one, receivers := []party{pod}, append(others, d.outside)
+	d.line("    it reaches")
+	d.drawMatrix(one, receivers, meet(ctx, one, receivers, d.expect))
+	d.line("    and is reached by")
+	d.drawMatrix(others, one, meet(ctx, others, one, d.expect))
+	return nil
+}
+
+// held is a check whose failure has an error to show.
+func (d *demo) held(err error, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if err != nil {
+		text += ": " + err.Error()
+	}
+	d.check(err == nil, "%s", text)
+}
+
+// statusWhileDead: status must end with 1 and say that the agent is not there.
+func (d *demo) statusWhileDead(ctx context.Context, node *lab.Node) {
+	_, err := node.Ebpfctl(ctx, "status")
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		d.check(false, "ebpfctl status says that something is wrong: %v, want exit status 1", err)
+		return
+	}
+	d.check(exit.ExitCode() == 1, "ebpfctl status says that something is wrong (exit status %d)", exit.ExitCode())
+}
+
+// inspect brings the agent back and shows what ebpfctl shows.
+func (d *demo) inspect(ctx context.Context) error {
+	node := d.lab.Nodes[0]
+	d.heading("The agent comes back")
+	err := d.step("started, ready, the pod added meanwhile is its own", func() error {
+		if err := node.StartAgent(); err != nil {
+			return err
+		}
+		return node.WaitReady(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	d.heading("ebpfctl status")
+	out, err := node.Ebpfctl(ctx, "status")
+	d.quote(string(out), 60)
+	d.held(err, "status 0")
+	for _, table := range dumps {
+		d.heading("ebpfctl dump " + table)
+		out, err := node.Ebpfctl(ctx, "dump", table)
+		d.quote(string(out), 11)
+		if err != nil {
+			d.held(err, "dump %s", table)
+		}
+	}
+	d.heading("Drops")
+	d.held(d.lab.UnexpectedDrops(), "no packet was dropped that should have passed")
+	return nil
+}
+
+// dumps are the tables shown, in the order in which they explain each other.
+var dumps = []string{"endpoints", "devices", "destinations", "uplinks", "snat", "snat_reverse", "conntrack", "fragments", "drops", "traffic", "config", "ipam"}
+
+// leave ends the cluster, or says how to use it.
+func (d *demo) leave(ctx context.Context) {
+	if d.failed > 0 && !errors.Is(context.Cause(ctx), context.Canceled) {
+		d.heading("What the nodes say")
+		d.lab.Diagnose(context.WithoutCancel(ctx), d.env.stdout)
+	}
+	if d.keep {
+		d.held(d.lab.Keep(), "the cluster runs on")
+		d.explain()
+		return
+	}
+	d.heading("Cleaning up")
+	id := d.lab.ID
+	err := d.step("processes, namespaces, mounts, pins, files", d.lab.Close)
+	if err != nil {
+		d.line("  %s", d.paint(red, err.Error()))
+		return
+	}
+	left, err := lab.Remains(id)
+	d.check(err == nil && len(left) == 0, "nothing is left %s", strings.Join(left, ", "))
+}
+
+// explain says how to look around in a cluster that was kept.
+func (d *demo) explain() {
+	node := d.lab.Nodes[0]
+	ctl := fmt.Sprintf("bin/ebpfctl --bpffs %s --state-dir %s", node.BPFFS(), node.StateDir())
+	d.heading("The cluster is running. Look around")
+	for _, hint := range [][2]string{
+		{"everything that is there", "ip netns list | grep ec" + d.lab.ID},
+		{"on a node", "ip netns exec " + node.Netns() + " ip route"},
+		{"from pod to pod", fmt.Sprintf("ip netns exec %s ping -c 3 %s", d.pods[0].Netns(), d.pods[2].Addr())},
+		{"from a pod to the outside", fmt.Sprintf("ip netns exec %s ping -c 3 %s", d.pods[0].Netns(), d.outside.Addr())},
+		{"what leaves the node meanwhile", fmt.Sprintf("ip netns exec %s tcpdump -ni %s icmp", node.Netns(), lab.Uplink)},
+		{"status", ctl + " status"},
+		{"the maps", ctl + " dump all"},
+		{"drops as they come", ctl + " dump drops --watch"},
+		{"the agent", "kill -9 " + fmt.Sprint(node.AgentPID()) + "; tail " + node.AgentLog()},
+		{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
+		{"end it", "make clean    # or: go run ./tools/demo -clean"},
+	} {
+		d.line("    %s %s", d.paint(dim, pad(hint[0], 38)), hint[1])
+	}
+}

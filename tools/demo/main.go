@@ -1,0 +1,101 @@
+// The demo builds a cluster of three nodes and a host outside on this machine, has every pod talk to everybody, and
+// says what it saw. It ends with status 0 only if everything held.
+//
+//	make demo            build, show, clean up
+//	make demo KEEP=1     leave the cluster running, and say how to look around
+//	go run ./tools/demo -clean    end what was kept, or what a killed demo left
+//
+// It needs root, Linux 6.1 or newer and the binaries in bin/, no other program.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	status := run(ctx, env{args: os.Args[1:], getenv: os.Getenv, stdout: os.Stdout, stderr: os.Stderr, colour: wantColour(os.Stdout)})
+	stop()
+	os.Exit(status)
+}
+
+// env is all that the demo takes from its process.
+type env struct {
+	args           []string
+	getenv         func(string) string
+	stdout, stderr io.Writer
+	colour         bool
+}
+
+func run(ctx context.Context, e env) int {
+	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
+	flags.SetOutput(e.stderr)
+	clean := flags.Bool("clean", false, "end the clusters that were kept, or that a killed process left, and do nothing else")
+	keep := flags.Bool("keep", e.getenv("KEEP") == "1", "leave the cluster running (or KEEP=1)")
+	if err := flags.Parse(e.args); err != nil {
+		return 2
+	}
+	if err := checkMachine(); err != nil {
+		fmt.Fprintln(e.stderr, "demo:", err)
+		return 1
+	}
+	if *clean {
+		return sweep(e)
+	}
+	return newDemo(e, *keep).run(ctx)
+}
+
+func sweep(e env) int {
+	swept, err := lab.Sweep(true)
+	for _, id := range swept {
+		fmt.Fprintf(e.stdout, "ended lab %s\n", id)
+	}
+	if err != nil {
+		fmt.Fprintln(e.stderr, "demo:", err)
+		return 1
+	}
+	return 0
+}
+
+// checkMachine says what is missing before anything is built.
+func checkMachine() error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("needs root to make network namespaces and load programs; run it with sudo, or as root")
+	}
+	release, err := kernelRelease()
+	if err != nil {
+		return err
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return fmt.Errorf("read the kernel's version from %q: %w", release, err)
+	}
+	if major < 6 || (major == 6 && minor < 1) {
+		return fmt.Errorf("the kernel is Linux %s; the programs need 6.1 or newer", release)
+	}
+	return nil
+}
+
+func kernelRelease() (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", fmt.Errorf("read the kernel's version: %w", err)
+	}
+	return strings.TrimRight(string(name.Release[:]), "\x00"), nil
+}
+
+// wantColour is true for a terminal, unless its user has asked for none.
+func wantColour(file *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
