@@ -6,8 +6,10 @@ MAKEFLAGS   += --no-print-directory
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
-# Static, the same from any directory, without symbol tables: what a node gets.
-GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+# Static, and the same from any directory. For all targets alike: a difference would compile every
+# dependency once more.
+export CGO_ENABLED := 0
+export GOFLAGS     := $(strip $(GOFLAGS) -trimpath)
 
 # Root has no excuse to skip a privileged test; for anybody else only ring 1 runs.
 ROOT := $(filter 0,$(shell id -u))
@@ -29,7 +31,7 @@ help: ## Show this list
 .PHONY: build
 build: ## Build the static binaries into bin/
 	@mkdir -p bin
-	$(GO_BUILD) -o bin/ ./cmd/...
+	go build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/...
 
 .PHONY: generate
 generate: ## Compile the BPF programs (installs clang-19 at need)
@@ -37,13 +39,16 @@ generate: ## Compile the BPF programs (installs clang-19 at need)
 	go generate ./bpf
 
 .PHONY: clean
-clean: ## Remove what make has built
+clean: ## Remove what make has built, and what a kept demo or a killed test left running (root)
+ifdef ROOT
+	go run ./tools/demo -clean
+endif
 	rm -rf bin
 
 ##@ Prove
 
 .PHONY: test
-test: ## Run the tests; the privileged ones too when root (installs what they need)
+test: build ## Run the tests; the privileged ones too when root (installs what they need)
 	@tools/setup.sh test
 	go build ./...
 ifdef ROOT
@@ -52,6 +57,11 @@ else
 	@echo 'test: not root: the tests that need the kernel are skipped'
 	go test -timeout 10m $(TESTFLAGS) $(PACKAGES)
 endif
+
+.PHONY: demo
+demo: build ## Three nodes, their pods and a host outside on this machine (root); KEEP=1 leaves them running
+	@tools/setup.sh demo
+	KEEP=$(KEEP) go run ./tools/demo
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s) each
