@@ -32,7 +32,7 @@ var rules = map[string][]string{
 
 	// The plugin links what stands here: no Kubernetes, no BPF objects.
 	"cni": {
-		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
+		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device", "pkg/endpoint",
 		"github.com/containernetworking/cni/...", "github.com/containernetworking/plugins/...",
 		"github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
 	},
@@ -42,6 +42,10 @@ var rules = map[string][]string{
 		"golang.org/x/sys/unix",
 	},
 	"cni/install": {"golang.org/x/sys/unix"},
+	"pkg/endpoint": {
+		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
+		"github.com/containernetworking/cni/...", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
+	},
 
 	"pkg/bpffs":  {"github.com/cilium/ebpf/...", "golang.org/x/sys/unix"},
 	"pkg/device": {"github.com/vishvananda/netlink/...", "github.com/vishvananda/netns", "golang.org/x/sys/unix"},
