@@ -1,0 +1,119 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+)
+
+// Capture collects what passes a link, in both directions, as a packet socket shows it.
+type Capture struct {
+	file *os.File
+	done chan struct{}
+
+	mu      sync.Mutex
+	packets []gopacket.Packet
+}
+
+// Capture begins to collect the packets of a link until Close.
+func (ns *Namespace) Capture(name string) (*Capture, error) {
+	l, err := ns.nl.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("capture on %s in %s: %w", name, ns.name, err)
+	}
+	const everything = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
+	var fd int
+	err = ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, everything)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: l.Attrs().Index}),
+		)
+		if err != nil {
+			unix.Close(fd)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("capture on %s in %s: %w", name, ns.name, err)
+	}
+	c := &Capture{file: os.NewFile(uintptr(fd), "packet socket"), done: make(chan struct{})}
+	go c.collect()
+	return c, nil
+}
+
+func (c *Capture) collect() {
+	defer close(c.done)
+	frame := make([]byte, 1<<17)
+	for {
+		n, err := c.file.Read(frame)
+		if err != nil {
+			return // closed, or the link is gone
+		}
+		packet := gopacket.NewPacket(append([]byte(nil), frame[:n]...), layers.LayerTypeEthernet, gopacket.Default)
+		c.mu.Lock()
+		c.packets = append(c.packets, packet)
+		c.mu.Unlock()
+	}
+}
+
+// Packets returns what has been collected so far.
+func (c *Capture) Packets() []gopacket.Packet {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]gopacket.Packet(nil), c.packets...)
+}
+
+// Close ends the capture and returns everything that it has collected.
+func (c *Capture) Close() []gopacket.Packet {
+	c.file.Close()
+	<-c.done
+	return c.Packets()
+}
+
+// SendRaw sends an IPv4 packet, header and all: with any source, fragmented by hand, malformed above the header. The
+// kernel writes the header's length and checksum, and a source or an id of 0.
+func (ns *Namespace) SendRaw(packet []byte) error {
+	ip, _ := splitIPv4(packet)
+	if ip == nil {
+		return fmt.Errorf("send a raw packet from %s: it has no whole IPv4 header", ns.name)
+	}
+	return ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		if err != nil {
+			return fmt.Errorf("open a raw socket in %s: %w", ns.name, err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte(ip[16:20])}); err != nil {
+			return fmt.Errorf("send a raw packet from %s: %w", ns.name, err)
+		}
+		return nil
+	})
+}
+
+// SendFrame sends an Ethernet frame out of a link as it is given.
+func (ns *Namespace) SendFrame(name string, frame []byte) error {
+	l, err := ns.nl.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("send a frame from %s: %w", ns.name, err)
+	}
+	return ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open a packet socket in %s: %w", ns.name, err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index}); err != nil {
+			return fmt.Errorf("send a frame from %s: %w", ns.name, err)
+		}
+		return nil
+	})
+}

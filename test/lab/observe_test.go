@@ -1,0 +1,116 @@
+package lab
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+)
+
+func TestSnapshotSeesChanges(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1})
+	node := l.Nodes[0]
+	before, err := node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before.Without("fe80", "ff00", "anycast"), again.Without("fe80", "ff00", "anycast")); diff != "" {
+		t.Errorf("two snapshots of the same node differ:\n%s", diff)
+	}
+
+	if err := node.AddRoute(netip.MustParsePrefix("10.9.0.0/16"), GatewayAddr, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.SetMTU(Uplink, 1400); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WriteSysctl("net/ipv4/ip_forward", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(node.StateDir(), "left"), []byte("over"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	after, err := node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"route table 254 10.9.0.0/16", "link eth0 veth", "sysctl net/ipv4/ip_forward = 1", "file " + node.StateDir() + "/left"} {
+		isNew := func(line string) bool { return strings.HasPrefix(line, want) && !slices.Contains(before, line) }
+		if !slices.ContainsFunc(after, isNew) {
+			t.Errorf("no new line %q in the second snapshot", want)
+		}
+	}
+}
+
+func TestOffloadsAndCapture(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		l := ForTest(t, Options{Nodes: 2})
+		for _, node := range l.Nodes {
+			if err := node.SetOffloads(Uplink, on); err != nil {
+				t.Fatal(err)
+			}
+		}
+		server, err := l.Nodes[1].Serve(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		capture, err := l.Nodes[0].Capture(Uplink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Nodes[0].Transfer(t.Context(), netip.AddrPortFrom(l.Nodes[1].Addr(), server.Port), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		largest := 0
+		for _, packet := range capture.Close() {
+			largest = max(largest, len(packet.Data()))
+		}
+		if big := largest > 1514; largest == 0 || big != on {
+			t.Errorf("offloads on: %v, largest frame sent %d bytes", on, largest)
+		}
+	}
+}
+
+func TestSendRaw(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 2})
+	capture, err := l.Nodes[1].Capture(Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spoofed := netip.MustParseAddr("192.0.2.99")
+	ip := &layers.IPv4{Version: 4, TTL: 9, Protocol: layers.IPProtocolUDP, SrcIP: spoofed.AsSlice(), DstIP: l.Nodes[1].Addr().AsSlice()}
+	udp := &layers.UDP{SrcPort: 7, DstPort: 9}
+	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ip, udp, gopacket.Payload("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Nodes[0].SendRaw(buffer.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	seen := func() bool {
+		return slices.ContainsFunc(capture.Packets(), func(p gopacket.Packet) bool {
+			got, ok := p.NetworkLayer().(*layers.IPv4)
+			return ok && got.SrcIP.String() == spoofed.String() && got.TTL == 9 && string(p.ApplicationLayer().Payload()) == "hello"
+		})
+	}
+	for deadline := time.Now().Add(2 * time.Second); !seen(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the packet with a made-up source did not arrive")
+		}
+	}
+	capture.Close()
+}
