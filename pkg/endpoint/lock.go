@@ -1,0 +1,73 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+const lockPoll = 5 * time.Millisecond
+
+// Lock keeps other work on one endpoint away. The kernel releases it with the process.
+type Lock struct {
+	file *os.File
+}
+
+// Acquire locks one endpoint: a byte of one file, chosen by the endpoint's name, so that no file per endpoint is left
+// behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked.
+func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
+	if err := os.MkdirAll(Dir(stateDir), 0o700); err != nil {
+		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
+	}
+	name := filepath.Join(Dir(stateDir), ".lock")
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
+	}
+	if err := lockByte(ctx, f, offset(id)); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
+	}
+	return &Lock{file: f}, nil
+}
+
+// lockByte uses a lock of the open file, not of the process: it excludes other goroutines as well.
+func lockByte(ctx context.Context, f *os.File, at int64) error {
+	for {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return bpffs.ErrLocked
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+func offset(id ID) int64 {
+	h := fnv.New64a()
+	h.Write([]byte(id.String()))
+	return int64(h.Sum64() >> 2) // a file's offset is signed, and the end of the range must be one as well
+}
+
+// Release gives the lock back. A second call does nothing.
+func (l *Lock) Release() {
+	if l == nil || l.file == nil {
+		return
+	}
+	_ = l.file.Close()
+	l.file = nil
+}

@@ -1,0 +1,286 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+// HostLocal is the ipam type whose addresses are kept by package ipam.
+const HostLocal = "host-local"
+
+// Releaser takes endpoints away, in the network namespace of the calling goroutine's thread.
+type Releaser struct {
+	StateDir string
+	Pins     bpffs.Dir
+	// Quarantine is how long freed addresses rest.
+	Quarantine time.Duration
+	// Log is told about what a release comes across; nil: nobody is.
+	Log *slog.Logger
+}
+
+func (r Releaser) log() *slog.Logger {
+	if r.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return r.Log
+}
+
+// Release takes away everything of an endpoint: map entries first, so that no packet goes to it any more, then link,
+// route, program, address and, last, its state file. What is gone already is passed over; what can't be taken away is
+// reported when all the rest is, and the state file then stays for another try. The network is the one to look for
+// addresses in when there is no state file. The caller holds the node's lock (bpffs.Shared is enough); Release takes
+// the endpoint's.
+func (r Releaser) Release(ctx context.Context, id ID, network string) error {
+	if err := id.Validate(); err != nil {
+		return err
+	}
+	l, err := Acquire(ctx, r.StateDir, id)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	return r.ReleaseLocked(ctx, id, network)
+}
+
+// ReleaseLocked is Release for a caller that holds the endpoint's lock.
+func (r Releaser) ReleaseLocked(ctx context.Context, id ID, network string) error {
+	return r.releaseUntil(ctx, id, network, nil)
+}
+
+// releaseUntil is the release with a place to fail at: step, when it is not nil, is called with the name of each
+// part before it is done, and an error of it ends the release there.
+func (r Releaser) releaseUntil(ctx context.Context, id ID, network string, step func(string) error) error {
+	w, err := r.open(ctx, id, network)
+	if err != nil {
+		return fmt.Errorf("release endpoint %s: %w", id, err)
+	}
+	defer w.close()
+	var failed []error
+	for _, part := range w.parts() {
+		if step != nil {
+			if err := step(part.name); err != nil {
+				return err
+			}
+		}
+		if part.name == "state" && len(failed) > 0 {
+			break
+		}
+		if err := part.do(); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("release endpoint %s: %w", id, err)
+	}
+	return nil
+}
+
+// work is one release: what is known of the endpoint, and the tools.
+type work struct {
+	Releaser
+	ctx       context.Context
+	id        ID
+	networks  []string
+	state     *Endpoint // nil: none, or none that can be read
+	link      int       // index of the host-side link, 0: gone
+	indexes   []int     // that the endpoint's link has or had
+	addresses []netip.Addr
+	tables    *tables
+	host      *device.Handle
+}
+
+type part struct {
+	name string
+	do   func() error
+}
+
+func (w *work) parts() []part {
+	return []part{
+		{"mark", w.mark},
+		{"maps", w.forgetAddresses},
+		{"link", w.deleteLink},
+		{"routes", w.deleteRoutes},
+		{"devices", w.forgetDevices},
+		{"program", w.detach},
+		{"address", w.freeAddresses},
+		{"state", func() error { return Remove(w.StateDir, w.id) }},
+	}
+}
+
+func (r Releaser) open(ctx context.Context, id ID, network string) (w *work, err error) {
+	w = &work{Releaser: r, ctx: ctx, id: id}
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
+	if w.host, err = device.Open(); err != nil {
+		return w, err
+	}
+	if w.tables, err = openTables(r.Pins); err != nil {
+		return w, err
+	}
+	w.readState(network)
+	if err = w.findLink(); err != nil {
+		return w, err
+	}
+	return w, w.findAddresses()
+}
+
+func (w *work) close() {
+	if w.tables != nil {
+		w.tables.close()
+	}
+	if w.host != nil {
+		w.host.Close()
+	}
+}
+
+func (w *work) readState(network string) {
+	if network != "" {
+		w.networks = append(w.networks, network)
+	}
+	e, err := Read(w.StateDir, w.id)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) { // everything else is found by name
+			w.log().Warn("state of the endpoint is unreadable, released without it", "endpoint", w.id.String(), "error", err)
+		}
+		return
+	}
+	w.state = &e
+	if e.Network != "" && e.Network != network {
+		w.networks = append(w.networks, e.Network)
+	}
+	for _, a := range e.Addresses {
+		w.addAddress(a)
+	}
+}
+
+// findLink looks for the host-side link by its name, which nothing but this endpoint can have, and takes the index
+// that the state file remembers for this endpoint's own only while no other link has it: a state file that outlived
+// its boot would else point at somebody else.
+func (w *work) findLink() error {
+	l, err := w.host.LinkByName(w.id.HostLinkName())
+	switch {
+	case err == nil:
+		w.link = l.Index
+		w.indexes = append(w.indexes, l.Index)
+	case !errors.Is(err, device.ErrNotFound):
+		return err
+	}
+	if w.state == nil || w.state.HostIndex == 0 || w.state.HostIndex == w.link {
+		return nil
+	}
+	_, err = w.host.LinkByIndex(w.state.HostIndex)
+	if errors.Is(err, device.ErrNotFound) {
+		w.indexes = append(w.indexes, w.state.HostIndex)
+		return nil
+	}
+	return err
+}
+
+// findAddresses adds what stands in the address store: a killed ADD has written nothing else yet.
+func (w *work) findAddresses() error {
+	for _, n := range w.networks {
+		s, err := ipam.Open(w.StateDir, n, ipam.Options{})
+		if err != nil {
+			return err
+		}
+		list, err := s.Entries()
+		if err != nil {
+			return err
+		}
+		for _, e := range list {
+			if e.State == ipam.Used && e.Owner == ipam.Owner(w.id) {
+				w.addAddress(e.Address)
+			}
+		}
+	}
+	return nil
+}
+
+func (w *work) addAddress(a netip.Addr) {
+	if !slices.Contains(w.addresses, a) {
+		w.addresses = append(w.addresses, a)
+	}
+}
+
+// mark notes in the state file that the release has begun, so that nobody repairs what it takes away.
+func (w *work) mark() error {
+	if w.state == nil || w.state.Releasing {
+		return nil
+	}
+	w.state.Releasing = true
+	return Write(w.StateDir, *w.state)
+}
+
+func (w *work) forgetAddresses() error {
+	var errs []error
+	for _, a := range w.addresses {
+		errs = append(errs, w.tables.forgetAddress(a, w.indexes))
+	}
+	return errors.Join(errs...)
+}
+
+func (w *work) deleteLink() error {
+	if w.link == 0 {
+		return nil
+	}
+	return w.host.DeleteLink(w.link)
+}
+
+// deleteRoutes finds nothing as long as the kernel takes a link's routes away with it, which it does unless somebody
+// moved one of them.
+func (w *work) deleteRoutes() error {
+	var errs []error
+	for _, a := range w.addresses {
+		for _, index := range w.indexes {
+			errs = append(errs, w.host.DeleteRoute(device.Route{Dst: netip.PrefixFrom(a, a.BitLen()), Index: index}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (w *work) forgetDevices() error {
+	var errs []error
+	for _, index := range w.indexes {
+		errs = append(errs, w.tables.forgetDevice(index))
+	}
+	return errors.Join(errs...)
+}
+
+// detach comes after the link: what is attached goes with the device, and only the pin of a dead link is left, which
+// costs no grace period.
+func (w *work) detach() error {
+	if len(w.indexes) == 0 { // the link is gone and no file says which it was
+		return w.sweepDead(w.host, w.tables)
+	}
+	var errs []error
+	for _, index := range w.indexes {
+		errs = append(errs, attach.Attacher{Dir: w.Pins}.Detach(index, attach.FromPod))
+	}
+	return errors.Join(errs...)
+}
+
+func (w *work) freeAddresses() error {
+	var errs []error
+	for _, n := range w.networks {
+		s, err := ipam.Open(w.StateDir, n, ipam.Options{Quarantine: w.Quarantine})
+		if err == nil {
+			_, err = s.Release(w.ctx, ipam.Owner(w.id))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,250 @@
+package endpoint
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/utils"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// ID names an attachment: a container's interface.
+type ID struct {
+	ContainerID string `json:"container_id"`
+	IfName      string `json:"ifname"`
+}
+
+// String is "container:interface", which is also the name of the state file.
+func (id ID) String() string { return id.ContainerID + ":" + id.IfName }
+
+// maxContainerID keeps the name of the state file, with room for a suffix, below the file system's limit.
+const maxContainerID = 200
+
+// Validate refuses what must not become part of a path or of a link's name.
+func (id ID) Validate() error {
+	if err := utils.ValidateContainerID(id.ContainerID); err != nil {
+		return fmt.Errorf("container id %.64q: %s", id.ContainerID, err.Msg)
+	}
+	if len(id.ContainerID) > maxContainerID {
+		return fmt.Errorf("container id %.64q...: longer than %d characters", id.ContainerID, maxContainerID)
+	}
+	if err := utils.ValidateInterfaceName(id.IfName); err != nil {
+		return fmt.Errorf("interface name %.64q: %s", id.IfName, err.Error())
+	}
+	for _, r := range id.IfName {
+		if r < ' ' || r == 0x7f {
+			return fmt.Errorf("interface name %q: has a control character", id.IfName)
+		}
+	}
+	return nil
+}
+
+// HostLinkName is the name of the host-side veth.
+func (id ID) HostLinkName() string {
+	sum := sha256.Sum256([]byte(id.ContainerID + "/" + id.IfName))
+	return "ec" + hex.EncodeToString(sum[:])[:11]
+}
+
+var hostLinkName = regexp.MustCompile(`^ec[0-9a-f]{11}$`)
+
+// IsHostLinkName says whether a link of that name can only be ours.
+func IsHostLinkName(name string) bool { return hostLinkName.MatchString(name) }
+
+// Endpoint is what the state file says.
+type Endpoint struct {
+	ID
+	// Network is the name in the network configuration.
+	Network string `json:"network"`
+	// NetNS is the path of the pod's network namespace, NetNSInode which one it was.
+	NetNS      string `json:"netns"`
+	NetNSInode uint64 `json:"netns_inode"`
+
+	HostName  string   `json:"host_ifname"`
+	HostIndex int      `json:"host_ifindex"`
+	HostMAC   wire.MAC `json:"host_mac"`
+	PodMAC    wire.MAC `json:"pod_mac"`
+	MTU       int      `json:"mtu"`
+	// Addresses of the pod, at most one of each family.
+	Addresses []netip.Addr `json:"addresses"`
+	// IPAM is the type of the address management; only host-local's addresses are ours to free.
+	IPAM string `json:"ipam"`
+	// Created is when ADD made the endpoint.
+	Created time.Time `json:"created"`
+	// Releasing is set from the moment that the release begins: nothing of the endpoint may be put back any more.
+	Releasing bool `json:"releasing,omitempty"`
+	// Result is what ADD answered, for an ADD that is repeated.
+	Result json.RawMessage `json:"result,omitempty"`
+}
+
+// Dir is the directory of the state files.
+func Dir(stateDir string) string { return filepath.Join(stateDir, "endpoints") }
+
+const (
+	suffix     = ".json"
+	tempSuffix = ".tmp"
+)
+
+func path(stateDir string, id ID) string { return filepath.Join(Dir(stateDir), id.String()+suffix) }
+
+// Write makes the endpoint's file hold e, by rename: a reader sees the old content or the new.
+func Write(stateDir string, e Endpoint) error {
+	if err := e.Validate(); err != nil {
+		return fmt.Errorf("write endpoint state: %w", err)
+	}
+	content, err := json.MarshalIndent(e, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode endpoint state: %w", err)
+	}
+	if err := os.MkdirAll(Dir(stateDir), 0o700); err != nil {
+		return fmt.Errorf("write endpoint state: %w", err)
+	}
+	name := path(stateDir, e.ID)
+	if err := replaceFile(name, append(content, '\n')); err != nil {
+		return fmt.Errorf("write endpoint state: %w", err)
+	}
+	return nil
+}
+
+func replaceFile(name string, content []byte) (err error) {
+	temp := name + tempSuffix // one per endpoint, so that what a kill leaves is overwritten or found
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(temp)
+		}
+	}()
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	if err = os.Rename(temp, name); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(name))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// Read returns an endpoint's state. The error matches fs.ErrNotExist when there is none.
+func Read(stateDir string, id ID) (Endpoint, error) {
+	if err := id.Validate(); err != nil {
+		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
+	}
+	return readFile(path(stateDir, id), id)
+}
+
+func readFile(name string, want ID) (Endpoint, error) {
+	content, err := os.ReadFile(name)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
+	}
+	e, err := decode(content)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w", name, err)
+	}
+	if e.ID != want {
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: is the state of %q", name, e.ID)
+	}
+	return e, nil
+}
+
+func decode(content []byte) (Endpoint, error) {
+	var e Endpoint
+	if err := json.Unmarshal(content, &e); err != nil {
+		return Endpoint{}, err
+	}
+	if err := e.Validate(); err != nil {
+		return Endpoint{}, err
+	}
+	if e.HostIndex < 0 {
+		return Endpoint{}, fmt.Errorf("host_ifindex %d is negative", e.HostIndex)
+	}
+	for _, a := range e.Addresses {
+		if !a.IsValid() || a.Zone() != "" {
+			return Endpoint{}, fmt.Errorf("address %q is none", a)
+		}
+	}
+	return e, nil
+}
+
+// List returns all endpoints. Files that can't be understood are left out and named in the error, beside the good
+// ones. A state directory that does not exist is an empty list.
+func List(stateDir string) ([]Endpoint, error) {
+	files, err := os.ReadDir(Dir(stateDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list endpoints: %w", err)
+	}
+	var (
+		list   []Endpoint
+		broken []error
+	)
+	for _, f := range files {
+		id, ok := parseFileName(f.Name())
+		if !ok {
+			continue
+		}
+		e, err := readFile(filepath.Join(Dir(stateDir), f.Name()), id)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // released meanwhile
+		case err != nil:
+			broken = append(broken, err)
+		default:
+			list = append(list, e)
+		}
+	}
+	return list, errors.Join(broken...)
+}
+
+func parseFileName(name string) (ID, bool) {
+	base, ok := strings.CutSuffix(name, suffix)
+	if !ok {
+		return ID{}, false
+	}
+	container, ifname, ok := strings.Cut(base, ":")
+	id := ID{container, ifname}
+	return id, ok && id.Validate() == nil
+}
+
+// Remove removes an endpoint's file, and what a killed Write left beside it. No file is no error.
+func Remove(stateDir string, id ID) error {
+	if err := id.Validate(); err != nil {
+		return fmt.Errorf("remove endpoint state: %w", err)
+	}
+	name := path(stateDir, id)
+	for _, n := range []string{name + tempSuffix, name} {
+		if err := os.Remove(n); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove endpoint state: %w", err)
+		}
+	}
+	return nil
+}
