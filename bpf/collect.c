@@ -1,0 +1,94 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * ec_collect: one sweep over a flow table, run by the agent as a syscall program.
+ * An entry goes only after its stamp, as read, was exchanged for a tombstone: a
+ * packet that renews the stamp meanwhile keeps its flow. Both halves of a pair go
+ * together, and the counters with them.
+ */
+#include "bpf/lib/collect.h"
+
+/* A pair, met by its forward half. */
+static long collect_forward(void *map, const struct tuple *key, struct snat_entry *forward, struct collect_args *args)
+{
+	struct tuple out = *key;
+	struct tuple world = nat_reverse_key(&out, &forward->to_address, forward->to_port);
+	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &world);
+	__u64 seen = forward->last_seen, latest = seen;
+	__u32 ifindex = forward->ifindex;
+	__u8 in = 0;
+
+	args->scanned++;
+	if (reverse && nat_names(reverse, &out, ifindex)) {
+		in = reverse->state;
+		if ((__s64)(reverse->last_seen - latest) > 0)
+			latest = reverse->last_seen;
+	}
+	if (!collect_orphan(ifindex) && !collect_expired(args, out.proto, forward->state, in, latest))
+		return 0;
+	if (!flow_claim(&forward->last_seen, seen))
+		return 0;
+	nat_remove(&out, forward);
+	collect_count_owner(ifindex, true);
+	args->deleted++;
+	return 0;
+}
+
+/* A reverse half whose forward half is missing. */
+static long collect_reverse(void *map, const struct tuple *key, struct snat_entry *reverse, struct collect_args *args)
+{
+	struct tuple world = *key;
+	struct tuple out = nat_reverse_key(&world, &reverse->to_address, reverse->to_port);
+	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &out);
+	__u64 seen = reverse->last_seen;
+	__u32 ifindex = reverse->ifindex;
+
+	if (forward && forward->ifindex == ifindex && forward->to_port == world.sport)
+		return 0;
+	if (!collect_orphan(ifindex) && !collect_expired(args, world.proto, 0, reverse->state, seen))
+		return 0;
+	if (!flow_claim(&reverse->last_seen, seen))
+		return 0;
+	bpf_map_delete_elem(&snat_reverse, &world);
+	flow_count(USAGE_SNAT, -1);
+	collect_count_owner(ifindex, true);
+	args->deleted++;
+	return 0;
+}
+
+static long collect_conntrack(void *map, const struct tuple *key, struct conntrack_entry *e, struct collect_args *args)
+{
+	struct tuple replies = *key;
+	__u64 seen = e->last_seen;
+	__u32 ifindex = e->ifindex;
+
+	args->scanned++;
+	if (!collect_orphan(ifindex) && !collect_expired(args, replies.proto, e->from_world, e->from_pod, seen))
+		return 0;
+	if (!flow_claim(&e->last_seen, seen))
+		return 0;
+	bpf_map_delete_elem(&conntrack, &replies);
+	flow_count(USAGE_CONNTRACK, -1);
+	collect_count_owner(ifindex, false);
+	args->deleted++;
+	return 0;
+}
+
+SEC("syscall")
+int ec_collect(struct collect_args *args)
+{
+	struct collect_args a = *args;
+
+	switch (a.table) {
+	case USAGE_SNAT:
+		bpf_for_each_map_elem(&snat, collect_forward, &a, 0);
+		bpf_for_each_map_elem(&snat_reverse, collect_reverse, &a, 0);
+		break;
+	case USAGE_CONNTRACK:
+		bpf_for_each_map_elem(&conntrack, collect_conntrack, &a, 0);
+		break;
+	}
+	args->scanned = a.scanned;
+	args->deleted = a.deleted;
+	return 0;
+}

@@ -1,0 +1,113 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * tc ingress of a pod's host-side veth: everything that the pod sends. Nothing
+ * leaves here with a source that is not the pod's.
+ */
+#include "bpf/lib/arp.h"
+#include "bpf/lib/ct.h"
+#include "bpf/lib/fwd.h"
+#include "bpf/lib/world.h"
+
+EC_INLINE struct endpoint *endpoint_of(const struct addr *address)
+{
+	struct endpoint_key key = {.address = *address};
+
+	return bpf_map_lookup_elem(&endpoints, &key);
+}
+
+EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	struct endpoint *ep = endpoint_of(&pkt->tuple.dst);
+
+	return ep ? fwd_to_pod(ctx, pkt, ep) : -DROP_NO_ENDPOINT;
+}
+
+/* To the world: the flow decides whether and how the source is masqueraded. */
+EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	struct world world = {.ifindex = ctx->ifindex, .direction = DIRECTION_FROM_POD};
+	struct uplink_key key;
+	struct uplink *uplink;
+	__be32 nexthop;
+	int ret;
+
+	if (!cfg.masquerade)
+		return fwd_by_route(ctx, pkt);
+	if (!fwd_simple(pkt))
+		return TRAFFIC_STACK;
+	ret = world_find(ctx, pkt, &world);
+	if (ret < 0)
+		return ret;
+	if (world.via_stack || fwd_route(ctx, pkt, addr_v4(&pkt->tuple.dst), &key.ifindex, &nexthop))
+		return TRAFFIC_STACK;
+	uplink = bpf_map_lookup_elem(&uplinks, &key);
+	if (!uplink)
+		return TRAFFIC_STACK;
+	world.address = uplink->ipv4;
+	ret = world_translate(ctx, pkt, &world);
+	return ret ?: fwd_to_neighbour(ctx, key.ifindex, nexthop);
+}
+
+EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
+{
+	struct config *config = config_get();
+	struct destination *to;
+	struct destination_key key;
+	struct pkt pkt = {};
+	__be32 dst;
+
+	if (!config || !pkt_parse_ip(ctx, &pkt))
+		return -DROP_INVALID;
+	if (addr_is_zero(&dev->ipv4) || !addr_equal(&pkt.tuple.src, &dev->ipv4))
+		return -DROP_SPOOFED_SOURCE;
+	dst = addr_v4(&pkt.tuple.dst);
+	if (addr_v4_in(dst, &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return from_pod_to_local(ctx, &pkt);
+	if (addr_v4_multicast(dst))
+		return TRAFFIC_STACK;
+	key.prefix_len = 128;
+	key.prefix = pkt.tuple.dst;
+	to = bpf_map_lookup_elem(&destinations, &key);
+	if (!to)
+		return from_pod_to_world(ctx, &pkt);
+	switch (to->kind) {
+	case DESTINATION_POD_CIDR:
+		return fwd_to_node(ctx, &pkt, to);
+	case DESTINATION_LOCAL:
+		return from_pod_to_local(ctx, &pkt);
+	case DESTINATION_NODE:
+	case DESTINATION_NATIVE:
+		return fwd_by_route(ctx, &pkt);
+	case DESTINATION_HOST:
+		return TRAFFIC_STACK;
+	default:
+		return from_pod_to_world(ctx, &pkt);
+	}
+}
+
+EC_INLINE int from_pod(struct __sk_buff *ctx)
+{
+	struct device_key key = {.ifindex = ctx->ifindex};
+	struct device *dev = bpf_map_lookup_elem(&devices, &key);
+
+	if (!dev)
+		return -DROP_SPOOFED_SOURCE;
+	__sync_fetch_and_add(&dev->packets, 1);
+	__sync_fetch_and_add(&dev->bytes, ctx->len);
+	switch (ctx->protocol) {
+	case bpf_htons(ETH_P_IP):
+		return from_pod_ip(ctx, dev);
+	case bpf_htons(ETH_P_ARP):
+		return arp_answer(ctx, dev);
+	case bpf_htons(ETH_P_IPV6):
+		return -DROP_IPV6_UNSUPPORTED;
+	}
+	return -DROP_NOT_IP;
+}
+
+SEC("tc")
+int ec_from_pod(struct __sk_buff *ctx)
+{
+	return finish(ctx, DIRECTION_FROM_POD, from_pod(ctx));
+}

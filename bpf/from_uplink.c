@@ -1,0 +1,138 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * tc ingress of an uplink: everything that reaches the node. What is a pod's is
+ * delivered, by its address or by the masqueraded flow that it answers; all
+ * else is the stack's, malformed packets included.
+ */
+#include "bpf/lib/ct.h"
+#include "bpf/lib/frag.h"
+#include "bpf/lib/fwd.h"
+#include "bpf/lib/icmp.h"
+#include "bpf/lib/nat.h"
+
+/* Whether no pod, node or address of this node is the source. */
+EC_INLINE enum destination_kind from_uplink_source(const struct config *config, const struct pkt *pkt)
+{
+	struct destination_key key = {.prefix_len = 128, .prefix = pkt->tuple.src};
+	struct destination *from;
+
+	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return DESTINATION_LOCAL;
+	from = bpf_map_lookup_elem(&destinations, &key);
+	return from ? from->kind : DESTINATION_WORLD;
+}
+
+EC_INLINE int from_uplink_to_pod(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
+				 const struct endpoint *ep)
+{
+	enum destination_kind source = from_uplink_source(config, pkt);
+	int ret;
+
+	/* What this node owns cannot come from outside. */
+	if (source == DESTINATION_LOCAL || source == DESTINATION_HOST)
+		return -DROP_SPOOFED_SOURCE;
+	if (cfg.masquerade && source == DESTINATION_WORLD) {
+		if (!pkt_parse_l4(ctx, pkt))
+			return -DROP_INVALID;
+		ret = ct_record(pkt, ep->ifindex);
+		if (ret < 0)
+			return ret;
+	}
+	return fwd_to_pod(ctx, pkt, ep);
+}
+
+/* The pod that a reverse half leads to; NULL: it is gone, and the entry with it. */
+EC_INLINE struct endpoint *from_uplink_owner(const struct snat_entry *reverse)
+{
+	struct endpoint_key key = {.address = reverse->to_address};
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoints, &key);
+
+	return ep && ep->ifindex == reverse->ifindex ? ep : NULL;
+}
+
+/* The last step of a translated packet: the way of its flow. */
+EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, const struct snat_entry *reverse,
+				  const struct endpoint *ep)
+{
+	if (!ep || (reverse->flags & SNAT_VIA_STACK))
+		return TRAFFIC_STACK;
+	return fwd_to_pod(ctx, pkt, ep);
+}
+
+EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	struct snat_entry *reverse;
+	struct endpoint *ep = NULL;
+	struct inner inner = {};
+	int ret;
+
+	if (!icmp_parse_inner(ctx, pkt, &inner) || !nat_port_in_range(inner.tuple.sport))
+		return TRAFFIC_STACK;
+	reverse = bpf_map_lookup_elem(&snat_reverse, &inner.tuple);
+	if (!reverse)
+		return TRAFFIC_STACK;
+	if (!(reverse->flags & SNAT_HOST)) {
+		ep = from_uplink_owner(reverse);
+		if (!ep)
+			return TRAFFIC_STACK;
+	}
+	ret = icmp_translate_in(ctx, pkt, &inner, reverse);
+	return ret ?: from_uplink_deliver(ctx, pkt, reverse, ep);
+}
+
+/* To the node: a reply to a masqueraded flow, or the stack's. */
+EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	struct snat_entry *reverse;
+	struct endpoint *ep = NULL;
+	struct tuple world;
+	int ret;
+
+	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
+		return TRAFFIC_STACK;
+	if (pkt->l4 == L4_ICMP_ERROR)
+		return from_uplink_icmp_error(ctx, pkt);
+	world = tuple_reversed(&pkt->tuple);
+	if (pkt->l4 != L4_FLOW || !nat_port_in_range(world.sport))
+		return TRAFFIC_STACK;
+	reverse = nat_lookup_reverse(&world);
+	if (!reverse)
+		return TRAFFIC_STACK;
+	if (!(reverse->flags & SNAT_HOST)) {
+		ep = from_uplink_owner(reverse);
+		if (!ep)
+			return TRAFFIC_STACK;
+	}
+	if (pkt->fragment == FRAGMENT_FIRST)
+		frag_remember(pkt);
+	nat_note_in(reverse, &world, pkt);
+	ret = rewrite_end(ctx, pkt, END_DESTINATION, reverse);
+	return ret ?: from_uplink_deliver(ctx, pkt, reverse, ep);
+}
+
+EC_INLINE int from_uplink(struct __sk_buff *ctx)
+{
+	struct config *config = config_get();
+	struct endpoint_key key;
+	struct endpoint *ep;
+	struct pkt pkt = {};
+
+	if (ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
+		return TRAFFIC_STACK;
+	if (!config || !pkt_parse_ip(ctx, &pkt))
+		return TRAFFIC_STACK;
+	key.address = pkt.tuple.dst;
+	ep = bpf_map_lookup_elem(&endpoints, &key);
+	if (ep)
+		return from_uplink_to_pod(ctx, config, &pkt, ep);
+	if (addr_v4_in(addr_v4(&pkt.tuple.dst), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return -DROP_NO_ENDPOINT;
+	return cfg.masquerade ? from_uplink_reply(ctx, &pkt) : TRAFFIC_STACK;
+}
+
+SEC("tc")
+int ec_from_uplink(struct __sk_buff *ctx)
+{
+	return finish(ctx, DIRECTION_FROM_UPLINK, from_uplink(ctx));
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The arguments of ec_collect, and the one rule by which an idle flow ends. */
+#ifndef EC_LIB_COLLECT_H
+#define EC_LIB_COLLECT_H
+
+#include "bpf/lib/nat.h"
+
+/*
+ * now is CLOCK_MONOTONIC in ns, table an enum usage_table. Under pressure the
+ * lifetimes of all but established TCP connections are a quarter. scanned and
+ * deleted are answers, in flows.
+ */
+struct collect_args {
+	__u64 now;
+	__u32 table;
+	__u32 pressure;
+	__u64 scanned;
+	__u64 deleted;
+};
+
+EC_INLINE bool collect_expired(const struct collect_args *args, __u8 proto, __u8 out, __u8 in, __u64 last_seen)
+{
+	__u64 lifetime = flow_lifetime_s(proto, out, in) * NSEC_PER_SEC;
+
+	if (args->pressure && !flow_established(proto, out, in))
+		lifetime /= 4;
+	return (__s64)(args->now - last_seen) > (__s64)lifetime;
+}
+
+/* Whether the pod that opened the flow is gone, by its generation. */
+EC_INLINE bool collect_orphan(__u32 ifindex)
+{
+	return ifindex && !flow_owner(ifindex);
+}
+
+EC_INLINE void collect_count_owner(__u32 ifindex, bool snat_table)
+{
+	struct device *dev = flow_owner(ifindex);
+
+	if (!dev)
+		return;
+	__sync_fetch_and_sub(snat_table ? &dev->snat_flows : &dev->conntrack_flows, 1);
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What every file needs first: the kernel's types, libbpf's helpers, and the
+ * few constants of the kernel's that its exported headers lack.
+ */
+#ifndef EC_LIB_COMPILER_H
+#define EC_LIB_COMPILER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define EC_INLINE static __always_inline
+#define EC_CALL static __noinline
+
+#define NSEC_PER_SEC 1000000000ULL
+
+/* include/linux/socket.h and include/uapi/linux/if_packet.h */
+enum {
+	EC_AF_INET = 2,
+	EC_PACKET_HOST = 0,
+};
+
+/* include/uapi/linux/pkt_cls.h; UNSPEC lets other programs and the stack go on. */
+enum {
+	EC_ACT_UNSPEC = -1,
+	EC_ACT_SHOT = 2,
+	EC_ACT_REDIRECT = 7,
+};
+
+/* include/uapi/linux/icmp.h, which also wants the C library's headers (RFC 792) */
+enum {
+	ICMP_ECHOREPLY = 0,
+	ICMP_DEST_UNREACH = 3,
+	ICMP_SOURCE_QUENCH = 4,
+	ICMP_REDIRECT = 5,
+	ICMP_ECHO = 8,
+	ICMP_TIME_EXCEEDED = 11,
+	ICMP_PARAMETERPROB = 12,
+};
+
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__be16 checksum;
+	__be16 id; /* of an echo */
+	__be16 rest;
+};
+
+/* errno of a map insertion whose key is there already */
+enum {
+	EC_EEXIST = 17,
+};
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Flows that the world opened towards a pod: recorded on their way in. */
+#ifndef EC_LIB_CT_H
+#define EC_LIB_CT_H
+
+#include "bpf/lib/flow.h"
+
+/* Forgets an entry of an earlier owner of the address. */
+EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
+{
+	if (!flow_claim(&e->last_seen, e->last_seen))
+		return;
+	bpf_map_delete_elem(&conntrack, replies);
+	flow_count(USAGE_CONNTRACK, -1);
+}
+
+/* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
+EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 ifindex)
+{
+	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
+
+	if (!e)
+		return NULL;
+	if (e->ifindex != ifindex) {
+		ct_forget(e, replies);
+		return NULL;
+	}
+	return flow_touch(&e->last_seen) == FLOW_GONE ? NULL : e;
+}
+
+/* Notes a packet that the pod sends. */
+EC_INLINE void ct_note_from_pod(struct conntrack_entry *e, const struct pkt *pkt)
+{
+	__u8 bits = e->from_pod | flow_bits(pkt);
+
+	if (flow_is_tcp_segment(pkt) && (pkt->tcp_flags & TCP_RST) &&
+	    flow_reset_valid(pkt, e->from_pod, e->pod_seq_end, e->world_ack, e->world_seq_end))
+		bits |= FLOW_RESET;
+	flow_note_edges(pkt, e->from_pod, &e->pod_seq_end, &e->pod_ack);
+	if (bits != e->from_pod)
+		e->from_pod = bits;
+}
+
+/* Notes a packet that the world sends; a SYN opens the entry anew once it is closed. */
+EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *pkt)
+{
+	__u8 bits;
+
+	if (flow_is_opening(pkt) && ((e->from_world | e->from_pod) & (FLOW_FIN | FLOW_RESET))) {
+		e->from_world = 0;
+		e->from_pod = 0;
+	}
+	bits = e->from_world | flow_bits(pkt);
+	if (flow_is_tcp_segment(pkt) && (pkt->tcp_flags & TCP_RST) &&
+	    flow_reset_valid(pkt, e->from_world, e->world_seq_end, e->pod_ack, e->pod_seq_end))
+		bits |= FLOW_RESET;
+	flow_note_edges(pkt, e->from_world, &e->world_seq_end, &e->world_ack);
+	if (bits != e->from_world)
+		e->from_world = bits;
+}
+
+/* Makes an entry for a packet that the world sends to the pod of that interface. */
+EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex)
+{
+	struct conntrack_entry e = {
+		.ifindex = ifindex,
+		.from_world = flow_bits(pkt),
+		.world_seq_end = pkt->seq_end,
+		.world_ack = pkt->ack,
+		.last_seen = bpf_ktime_get_coarse_ns(),
+	};
+	struct device *dev = flow_owner(ifindex);
+	struct snat_entry *masqueraded;
+	int ret;
+
+	if (!dev)
+		return -DROP_NO_ENDPOINT;
+	masqueraded = bpf_map_lookup_elem(&snat, replies);
+	if (masqueraded && masqueraded->ifindex == ifindex && masqueraded->last_seen)
+		return -DROP_FLOW_COLLISION;
+	ret = flow_share(USAGE_CONNTRACK, cfg.conntrack_entries, dev->conntrack_flows, DROP_CONNTRACK_FULL,
+			 DROP_CONNTRACK_LIMIT);
+	if (ret < 0)
+		return ret;
+	ret = bpf_map_update_elem(&conntrack, replies, &e, BPF_NOEXIST);
+	if (ret == -EC_EEXIST)
+		return 0;
+	if (ret)
+		return -DROP_CONNTRACK_FULL;
+	flow_count(USAGE_CONNTRACK, 1);
+	__sync_fetch_and_add(&dev->conntrack_flows, 1);
+	return 0;
+}
+
+/*
+ * Records a packet that the world sends to a pod, so that the replies leave
+ * unmasqueraded. Later fragments and ICMP errors belong to flows that are
+ * recorded already, or to none.
+ */
+EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex)
+{
+	struct tuple replies = tuple_reversed(&pkt->tuple);
+	struct conntrack_entry *e;
+
+	if (pkt->fragment == FRAGMENT_LATER || pkt->l4 == L4_ICMP_ERROR)
+		return 0;
+	e = ct_lookup(&replies, ifindex);
+	if (e) {
+		ct_note_from_world(e, pkt);
+		return 0;
+	}
+	return ct_create(&replies, pkt, ifindex);
+}
+
+#endif

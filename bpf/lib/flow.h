@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What both flow tables share: time stamps with a tombstone, the TCP states
+ * that decide how long an idle entry lives, and each pod's share of a table.
+ */
+#ifndef EC_LIB_FLOW_H
+#define EC_LIB_FLOW_H
+
+#include "bpf/lib/maps.h"
+#include "bpf/lib/pkt.h"
+
+enum flow_seen {
+	FLOW_GONE,    /* a tombstone: the entry is being removed */
+	FLOW_FRESH,   /* seen within the last second */
+	FLOW_RENEWED, /* the stamp was written: once a second there is time for more */
+};
+
+/*
+ * Renews a stamp. The exchange is what keeps the collector, which swaps an old
+ * stamp for a tombstone, from removing an entry that is in use.
+ */
+EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
+{
+	__u64 seen = *(volatile __u64 *)last_seen, now;
+
+	if (!seen)
+		return FLOW_GONE;
+	now = bpf_ktime_get_coarse_ns();
+	if ((__s64)(now - seen) < (__s64)NSEC_PER_SEC)
+		return FLOW_FRESH;
+	if (!__sync_val_compare_and_swap(last_seen, seen, now))
+		return FLOW_GONE;
+	return FLOW_RENEWED;
+}
+
+/*
+ * Takes an entry for removal: whoever exchanges the stamp for the tombstone, and
+ * nobody else, deletes it, so a new entry under the same key is never hit.
+ */
+EC_INLINE bool flow_claim(__u64 *last_seen, __u64 seen)
+{
+	return seen && __sync_val_compare_and_swap(last_seen, seen, 0) == seen;
+}
+
+/* The state bits that a packet sets in its own direction, but for FLOW_RESET. */
+EC_INLINE __u8 flow_bits(const struct pkt *pkt)
+{
+	__u8 bits = FLOW_PACKET;
+
+	if (pkt->tuple.proto != IPPROTO_TCP || pkt->fragment == FRAGMENT_LATER)
+		return bits;
+	if (pkt->tcp_flags & TCP_SYN)
+		bits |= FLOW_SYN;
+	else if (!(pkt->tcp_flags & TCP_RST))
+		bits |= FLOW_ACK;
+	if (pkt->tcp_flags & TCP_FIN)
+		bits |= FLOW_FIN;
+	return bits;
+}
+
+/* Whether the packet opens a TCP connection: SYN without ACK. */
+EC_INLINE bool flow_is_opening(const struct pkt *pkt)
+{
+	return (pkt->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+EC_INLINE bool flow_is_tcp_segment(const struct pkt *pkt)
+{
+	return pkt->tuple.proto == IPPROTO_TCP && pkt->fragment != FRAGMENT_LATER;
+}
+
+/* Notes the edges of a TCP segment in its own direction. */
+EC_INLINE void flow_note_edges(const struct pkt *pkt, __u8 state, __u32 *seq_end, __u32 *ack)
+{
+	if (!flow_is_tcp_segment(pkt) || (pkt->tcp_flags & TCP_RST))
+		return;
+	if (!(state & (FLOW_SYN | FLOW_ACK)) || (__s32)(pkt->seq_end - *seq_end) > 0)
+		*seq_end = pkt->seq_end;
+	if ((pkt->tcp_flags & TCP_ACK) && (!(state & FLOW_ACK) || (__s32)(pkt->ack - *ack) > 0))
+		*ack = pkt->ack;
+}
+
+/*
+ * Whether a RST lies where its receiver would take it (RFC 5961, section 3.2,
+ * as far as a middlebox can tell): between what the receiver has acknowledged and
+ * what the sender has sent; or, answering a SYN, it acknowledges just that.
+ */
+EC_INLINE bool flow_reset_valid(const struct pkt *pkt, __u8 state, __u32 seq_end, __u32 peer_ack, __u32 peer_seq_end)
+{
+	if (!(state & (FLOW_SYN | FLOW_ACK)))
+		return (pkt->tcp_flags & TCP_ACK) && pkt->ack == peer_seq_end;
+	return (__s32)(pkt->seq - peer_ack) >= 0 && (__s32)(pkt->seq - seq_end) <= 0;
+}
+
+/* Seconds that an idle flow lives: out is the opener's direction, in the other. */
+EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
+{
+	if (proto == IPPROTO_ICMP)
+		return 30;
+	if (proto != IPPROTO_TCP)
+		return in ? 180 : 60;
+	if (((out | in) & FLOW_RESET) || (out & in & FLOW_FIN))
+		return 10;
+	if ((out | in) & FLOW_FIN)
+		return 3600;
+	if ((out & FLOW_ACK) && in)
+		return 86400;
+	return 60;
+}
+
+/* Whether the flow is one that pressure must not shorten. */
+EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
+{
+	return proto == IPPROTO_TCP && flow_lifetime_s(proto, out, in) == 86400;
+}
+
+/*
+ * Whether a holder of that many entries may have one more: only while it holds
+ * fewer than are free. So one pod never fills more than half of a table, two
+ * not more than two thirds, and there is always room for a pod with few flows.
+ * 0, or a negated drop reason: full, or limit.
+ */
+EC_INLINE int flow_share(__u32 table, __u64 capacity, __u64 held, int full, int limit)
+{
+	struct usage_key key = {.table = table};
+	struct usage *u = bpf_map_lookup_elem(&usage, &key);
+
+	if (!u || u->entries >= capacity)
+		return -full;
+	return held < capacity - u->entries ? 0 : -limit;
+}
+
+EC_INLINE void flow_count(__u32 table, __s64 change)
+{
+	struct usage_key key = {.table = table};
+	struct usage *u = bpf_map_lookup_elem(&usage, &key);
+
+	if (u)
+		__sync_fetch_and_add(&u->entries, change);
+}
+
+EC_INLINE struct device *flow_owner(__u32 ifindex)
+{
+	struct device_key key = {.ifindex = ifindex};
+
+	return bpf_map_lookup_elem(&devices, &key);
+}
+
+#endif

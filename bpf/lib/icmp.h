@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * ICMP errors (RFC 792, RFC 1191) about masqueraded flows: the packet inside is
+ * translated like the one outside (RFC 5508, section 4), and takes the same way
+ * as its flow.
+ */
+#ifndef EC_LIB_ICMP_H
+#define EC_LIB_ICMP_H
+
+#include "bpf/lib/rewrite.h"
+
+/* The packet inside an ICMP error, and where it stands. */
+struct inner {
+	struct tuple tuple;
+	__u32 ip_off;
+	__u32 l4_off;
+	__be16 ip_check;
+};
+
+EC_INLINE void icmp_inner_ports(struct inner *inner, const __be16 *l4)
+{
+	const struct icmp_header *icmp = (const void *)l4;
+
+	if (inner->tuple.proto != IPPROTO_ICMP) {
+		inner->tuple.sport = l4[0];
+		inner->tuple.dport = l4[1];
+	} else if (icmp->type == ICMP_ECHO) {
+		inner->tuple.sport = icmp->id;
+	} else {
+		inner->tuple.dport = icmp->id;
+	}
+}
+
+/* False: not the start of a packet whose flow could be in a table. */
+EC_CALL bool icmp_parse_inner(struct __sk_buff *ctx, const struct pkt *pkt, struct inner *inner)
+{
+	__be16 l4[4];
+	struct iphdr ip;
+
+	inner->ip_off = pkt->l4_off + sizeof(struct icmp_header);
+	inner->l4_off = inner->ip_off + sizeof(ip);
+	if (bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) ||
+	    bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
+		return false;
+	if (ip.version != 4 || ip.ihl != 5 || (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET)))
+		return false;
+	inner->ip_check = ip.check;
+	inner->tuple.proto = ip.protocol;
+	addr_set_v4(&inner->tuple.src, ip.saddr);
+	addr_set_v4(&inner->tuple.dst, ip.daddr);
+	icmp_inner_ports(inner, l4);
+	return ip.protocol == IPPROTO_TCP || ip.protocol == IPPROTO_UDP || ip.protocol == IPPROTO_ICMP;
+}
+
+/* A ones' complement checksum after one 16-bit word that it covers has changed (RFC 1624). */
+EC_INLINE __be16 icmp_check_change(__be16 check, __be16 from, __be16 to)
+{
+	__u32 sum = (__u16)~check + (__u16)~from + (__u32)to;
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+EC_INLINE __be16 icmp_check_change_addr(__be16 check, __be32 from, __be32 to)
+{
+	check = icmp_check_change(check, from & 0xffff, to & 0xffff);
+	return icmp_check_change(check, from >> 16, to >> 16);
+}
+
+/* Writes one 16-bit word of an ICMP message, with the message's checksum. */
+EC_CALL int icmp_patch(struct __sk_buff *ctx, __u32 icmp_off, __u32 off, __be16 from, __be16 to)
+{
+	if (from == to)
+		return 0;
+	if (bpf_l4_csum_replace(ctx, icmp_off + ICMP_CHECK, from, to, sizeof(to)) ||
+	    bpf_skb_store_bytes(ctx, off, &to, sizeof(to), 0))
+		return -DROP_WRITE_FAILED;
+	return 0;
+}
+
+/* What an end of the inner packet becomes. */
+struct inner_change {
+	__be32 from;
+	__be32 to;
+	__be16 old_port;
+	__be16 port;
+	enum end end;
+};
+
+/* The inner transport checksum, where the error quotes enough of the packet to hold it. */
+EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
+				   const struct inner_change *c)
+{
+	__u32 off = inner->l4_off + rewrite_check_offset(inner->tuple.proto);
+	__be16 check, changed;
+
+	if (bpf_skb_load_bytes(ctx, off, &check, sizeof(check)))
+		return 0;
+	if (inner->tuple.proto == IPPROTO_UDP && !check)
+		return 0;
+	changed = icmp_check_change(check, c->old_port, c->port);
+	if (inner->tuple.proto != IPPROTO_ICMP)
+		changed = icmp_check_change_addr(changed, c->from, c->to);
+	return icmp_patch(ctx, icmp_off, off, check, changed);
+}
+
+EC_CALL int icmp_patch_inner(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
+			     const struct inner_change *c)
+{
+	__u32 addr = inner->ip_off + (c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+	__u32 port = inner->l4_off + rewrite_port_offset(inner->tuple.proto, c->end);
+	int ret;
+
+	ret = icmp_patch_inner_check(ctx, icmp_off, inner, c);
+	if (!ret)
+		ret = icmp_patch(ctx, icmp_off, port, c->old_port, c->port);
+	if (!ret)
+		ret = icmp_patch(ctx, icmp_off, inner->ip_off + offsetof(struct iphdr, check), inner->ip_check,
+				 icmp_check_change_addr(inner->ip_check, c->from, c->to));
+	if (!ret)
+		ret = icmp_patch(ctx, icmp_off, addr, c->from & 0xffff, c->to & 0xffff);
+	if (!ret)
+		ret = icmp_patch(ctx, icmp_off, addr + 2, c->from >> 16, c->to >> 16);
+	return ret;
+}
+
+/*
+ * Translates an error that a masqueraded flow's packet met on its way out: the
+ * inner source, which is the node, becomes the pod, and so does the outer
+ * destination.
+ */
+EC_CALL int icmp_translate_in(struct __sk_buff *ctx, const struct pkt *pkt, const struct inner *inner,
+			      const struct snat_entry *reverse)
+{
+	struct inner_change c = {
+		.from = addr_v4(&inner->tuple.src),
+		.to = addr_v4(&reverse->to_address),
+		.old_port = inner->tuple.sport,
+		.port = reverse->to_port,
+		.end = END_SOURCE,
+	};
+	int ret = icmp_patch_inner(ctx, pkt->l4_off, inner, &c);
+
+	return ret ?: rewrite_ip(ctx, END_DESTINATION, addr_v4(&pkt->tuple.dst), c.to);
+}
+
+/*
+ * Translates an error that the pod sends about a reply: the inner destination,
+ * which is the pod, becomes the node, and so does the outer source.
+ */
+EC_CALL int icmp_translate_out(struct __sk_buff *ctx, const struct pkt *pkt, const struct inner *inner,
+			       const struct snat_entry *forward)
+{
+	struct inner_change c = {
+		.from = addr_v4(&inner->tuple.dst),
+		.to = addr_v4(&forward->to_address),
+		.old_port = inner->tuple.dport,
+		.port = forward->to_port,
+		.end = END_DESTINATION,
+	};
+	int ret = icmp_patch_inner(ctx, pkt->l4_off, inner, &c);
+
+	return ret ?: rewrite_ip(ctx, END_SOURCE, addr_v4(&pkt->tuple.src), c.to);
+}
+
+#endif

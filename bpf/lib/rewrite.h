@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Changing one end of a packet, with every checksum that covers it. */
+#ifndef EC_LIB_REWRITE_H
+#define EC_LIB_REWRITE_H
+
+#include "bpf/lib/maps.h"
+#include "bpf/lib/pkt.h"
+
+enum end {
+	END_SOURCE,
+	END_DESTINATION,
+};
+
+enum rewrite_offset {
+	IP_CHECK_OFF = ETH_HLEN + offsetof(struct iphdr, check),
+	ICMP_CHECK = offsetof(struct icmp_header, checksum),
+	ICMP_ID = offsetof(struct icmp_header, id),
+};
+
+/* Where, from the transport header, its checksum stands. */
+EC_INLINE __u32 rewrite_check_offset(__u8 proto)
+{
+	if (proto == IPPROTO_TCP)
+		return offsetof(struct tcphdr, check);
+	if (proto == IPPROTO_UDP)
+		return offsetof(struct udphdr, check);
+	return ICMP_CHECK;
+}
+
+/* Where, from the transport header, an end's port stands; ICMP has its echo identifier. */
+EC_INLINE __u32 rewrite_port_offset(__u8 proto, enum end end)
+{
+	if (proto == IPPROTO_ICMP)
+		return ICMP_ID;
+	return end == END_SOURCE ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest);
+}
+
+/* Changes an address of the IPv4 header. */
+EC_INLINE int rewrite_ip(struct __sk_buff *ctx, enum end end, __be32 from, __be32 to)
+{
+	__u32 off = end == END_SOURCE ? IP_SADDR_OFF : IP_DADDR_OFF;
+
+	if (bpf_l3_csum_replace(ctx, IP_CHECK_OFF, from, to, sizeof(to)))
+		return -DROP_WRITE_FAILED;
+	return bpf_skb_store_bytes(ctx, off, &to, sizeof(to), 0) ? -DROP_WRITE_FAILED : 0;
+}
+
+/*
+ * Changes address and port of one end of a flow's packet. The checksum helpers
+ * leave a UDP checksum of 0 alone (BPF_F_MARK_MANGLED_0) and know what offloading
+ * still has to add (BPF_F_PSEUDO_HDR for what the pseudo header covers).
+ */
+EC_CALL int rewrite_end(struct __sk_buff *ctx, const struct pkt *pkt, enum end end, const struct snat_entry *e)
+{
+	__be32 from = end == END_SOURCE ? addr_v4(&pkt->tuple.src) : addr_v4(&pkt->tuple.dst);
+	__be16 old = end == END_SOURCE ? pkt->tuple.sport : pkt->tuple.dport;
+	__be32 to = addr_v4(&e->to_address);
+	__be16 port = e->to_port;
+	__u8 proto = pkt->tuple.proto;
+	__u32 check = pkt->l4_off + rewrite_check_offset(proto);
+	__u64 flags = proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+
+	if (pkt->fragment == FRAGMENT_LATER)
+		return rewrite_ip(ctx, end, from, to);
+	if (proto != IPPROTO_ICMP && bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to)))
+		return -DROP_WRITE_FAILED;
+	if (port != old) {
+		__u32 off = pkt->l4_off + rewrite_port_offset(proto, end);
+
+		if (bpf_l4_csum_replace(ctx, check, old, port, flags | sizeof(port)) ||
+		    bpf_skb_store_bytes(ctx, off, &port, sizeof(port), 0))
+			return -DROP_WRITE_FAILED;
+	}
+	return rewrite_ip(ctx, end, from, to);
+}
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * A pod's packet to the world, in two steps: which flow it belongs to, and what
+ * its source becomes. Between them the caller finds out where it leaves.
+ */
+#ifndef EC_LIB_WORLD_H
+#define EC_LIB_WORLD_H
+
+#include "bpf/lib/ct.h"
+#include "bpf/lib/frag.h"
+#include "bpf/lib/icmp.h"
+#include "bpf/lib/nat.h"
+
+struct world {
+	/* given */
+	__u32 ifindex; /* the pod's generation */
+	__u32 flags;   /* enum snat_flags of a flow opened here */
+	enum direction direction;
+	struct addr address; /* to masquerade to, for world_translate */
+	/* found */
+	struct snat_entry *masqueraded;
+	bool native;    /* opened by the world: leaves as it is */
+	bool via_stack; /* its flow walks the stack */
+	struct inner inner;
+};
+
+/* The flow of an ICMP error is that of the packet inside, which came the other way. */
+EC_INLINE bool world_flow_tuple(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w, struct tuple *out)
+{
+	if (pkt->l4 != L4_ICMP_ERROR) {
+		*out = pkt->tuple;
+		return true;
+	}
+	if (!icmp_parse_inner(ctx, pkt, &w->inner))
+		return false;
+	*out = tuple_reversed(&w->inner.tuple);
+	return true;
+}
+
+EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	if (!pkt_parse_l4(ctx, pkt))
+		return -DROP_INVALID;
+	if (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt))
+		return -DROP_FRAGMENT_UNKNOWN;
+	if (pkt->fragment == FRAGMENT_FIRST)
+		frag_remember(pkt);
+	return 0;
+}
+
+/* Finds the packet's flow, if it has one. 0, or a negated drop reason. */
+EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
+{
+	struct conntrack_entry *native;
+	struct tuple out;
+	int ret;
+
+	ret = world_ports(ctx, pkt);
+	if (ret < 0)
+		return ret;
+	if (!world_flow_tuple(ctx, pkt, w, &out))
+		return -DROP_NO_MAPPING;
+	w->masqueraded = nat_lookup(&out, w->ifindex);
+	if (w->masqueraded) {
+		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
+		return 0;
+	}
+	native = ct_lookup(&out, w->ifindex);
+	if (native) {
+		w->native = true;
+		w->via_stack = native->flags & CONNTRACK_VIA_STACK;
+		if (pkt->l4 != L4_ICMP_ERROR)
+			ct_note_from_pod(native, pkt);
+		return 0;
+	}
+	if (pkt->l4 == L4_ICMP_ERROR)
+		return -DROP_NO_MAPPING;
+	return pkt->l4 == L4_FLOW ? 0 : -DROP_UNKNOWN_PROTOCOL;
+}
+
+EC_INLINE int world_open(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
+{
+	struct nat_owner owner = {
+		.address = w->address,
+		.ifindex = w->ifindex,
+		.flags = w->flags,
+		.direction = w->direction,
+	};
+	int ret = nat_open(ctx, pkt, &owner);
+
+	if (ret < 0)
+		return ret;
+	w->masqueraded = nat_lookup(&pkt->tuple, w->ifindex);
+	return w->masqueraded ? 0 : -DROP_NO_MAPPING;
+}
+
+/*
+ * Gives the packet the source of its flow, which is opened if there is none.
+ * 0, or a negated drop reason.
+ */
+EC_CALL int world_translate(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
+{
+	int ret;
+
+	if (w->native)
+		return 0;
+	if (pkt->l4 == L4_ICMP_ERROR)
+		return w->masqueraded ? icmp_translate_out(ctx, pkt, &w->inner, w->masqueraded) : -DROP_NO_MAPPING;
+	if (!w->masqueraded) {
+		ret = world_open(ctx, pkt, w);
+		if (ret < 0)
+			return ret;
+	}
+	nat_note_out(w->masqueraded, pkt);
+	return rewrite_end(ctx, pkt, END_SOURCE, w->masqueraded);
+}
+
+#endif

@@ -1,0 +1,101 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * tc egress of an uplink: what the host's stack sends out. Masquerades what it
+ * forwards for a pod, and keeps the node's own flows off the pods' ports.
+ */
+#include "bpf/lib/fwd.h"
+#include "bpf/lib/world.h"
+
+EC_INLINE bool to_uplink_is_world(const struct addr *address)
+{
+	struct destination_key key = {.prefix_len = 128, .prefix = *address};
+	struct destination *to = bpf_map_lookup_elem(&destinations, &key);
+
+	return (!to || to->kind == DESTINATION_WORLD) && !addr_v4_multicast(addr_v4(address));
+}
+
+/* A pod's packet that the stack forwards. */
+EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep)
+{
+	struct world world = {
+		.ifindex = ep->ifindex,
+		.flags = SNAT_VIA_STACK,
+		.direction = DIRECTION_TO_UPLINK,
+	};
+	struct uplink_key key = {.ifindex = ctx->ifindex};
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
+	int ret;
+
+	if (uplink)
+		world.address = uplink->ipv4;
+	ret = world_find(ctx, pkt, &world);
+	if (ret < 0)
+		return ret;
+	ret = world_translate(ctx, pkt, &world);
+	return ret ?: TRAFFIC_STACK;
+}
+
+/*
+ * A packet of the node itself, from a port of the masquerade range: bound by
+ * hand, where no lookup saw it. If a pod has that port towards that destination,
+ * the node's flow gives way.
+ */
+EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	struct nat_owner owner = {
+		.address = pkt->tuple.src,
+		.flags = SNAT_VIA_STACK | SNAT_HOST,
+		.direction = DIRECTION_TO_UPLINK,
+	};
+	struct snat_entry *own, *pods;
+	int ret;
+
+	own = nat_lookup(&pkt->tuple, 0);
+	if (!own) {
+		pods = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
+		if (!pods || !pods->last_seen || (pods->flags & SNAT_HOST))
+			return TRAFFIC_STACK;
+		ret = nat_open(ctx, pkt, &owner);
+		if (ret < 0)
+			return ret;
+		own = nat_lookup(&pkt->tuple, 0);
+		if (!own)
+			return -DROP_NO_MAPPING;
+	}
+	if (pkt->fragment == FRAGMENT_FIRST)
+		frag_remember(pkt);
+	nat_note_out(own, pkt);
+	ret = rewrite_end(ctx, pkt, END_SOURCE, own);
+	return ret ?: TRAFFIC_STACK;
+}
+
+EC_INLINE int to_uplink(struct __sk_buff *ctx)
+{
+	struct config *config = config_get();
+	struct endpoint_key key;
+	struct endpoint *ep;
+	struct pkt pkt = {};
+
+	if ((ctx->mark & cfg.mark) || !cfg.masquerade || ctx->protocol != bpf_htons(ETH_P_IP))
+		return TRAFFIC_STACK;
+	if (!config || !pkt_parse_ip(ctx, &pkt))
+		return TRAFFIC_STACK;
+	key.address = pkt.tuple.src;
+	ep = bpf_map_lookup_elem(&endpoints, &key);
+	if (ep)
+		return to_uplink_is_world(&pkt.tuple.dst) ? to_uplink_of_pod(ctx, &pkt, ep) : TRAFFIC_STACK;
+	if (addr_v4_in(addr_v4(&pkt.tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return to_uplink_is_world(&pkt.tuple.dst) ? -DROP_SPOOFED_SOURCE : TRAFFIC_STACK;
+	if (!pkt_parse_l4(ctx, &pkt) || (pkt.fragment == FRAGMENT_LATER && !frag_recall(&pkt)))
+		return TRAFFIC_STACK;
+	if (pkt.l4 != L4_FLOW || !nat_port_in_range(pkt.tuple.sport))
+		return TRAFFIC_STACK;
+	return to_uplink_of_node(ctx, &pkt);
+}
+
+SEC("tc")
+int ec_to_uplink(struct __sk_buff *ctx)
+{
+	return finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
+}
