@@ -211,7 +211,7 @@ EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *world, cons
  * Takes a port for a new flow by inserting its reverse half. NAT_FOUND: the
  * half is there already and names this very flow; else a negated drop reason.
  */
-EC_CALL int nat_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner, __be16 port)
+EC_INLINE int nat_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner, __be16 port)
 {
 	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
 	struct snat_entry reverse = {
@@ -265,28 +265,41 @@ EC_INLINE __u32 nat_random_port(void)
 	return cfg.snat_port_low + bpf_get_prandom_u32() % (cfg.snat_port_high - cfg.snat_port_low + 1);
 }
 
+/* The search for a port, as far as it has come. */
+struct nat_search {
+	struct __sk_buff *ctx;
+	const struct pkt *pkt;
+	const struct nat_owner *owner;
+	__u32 retried;
+	int result; /* of the last try */
+	__be16 port;
+};
+
+/* One try: 1 ends the search. */
+static long nat_search_step(__u32 i, struct nat_search *s)
+{
+	s->result = nat_try_port(s->ctx, s->pkt, s->owner, s->port);
+	if (s->result != NAT_IN_USE)
+		return 1;
+	s->retried++;
+	s->port = bpf_htons(nat_random_port());
+	return 0;
+}
+
 /* Chooses a port and makes the pair; returns as nat_complete does. */
 EC_INLINE int nat_allocate(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner)
 {
-	__be16 port = pkt->tuple.sport;
-	__u32 retried = 0;
-	int ret = 0, i;
+	struct nat_search s = {.ctx = ctx, .pkt = pkt, .owner = owner, .port = pkt->tuple.sport};
 
 	/* The node's own flow is here because its port is a pod's. */
-	if (!nat_port_in_range(port) || (owner->flags & SNAT_HOST))
-		port = bpf_htons(nat_random_port());
-	for (i = 0; i < NAT_TRIES; i++) {
-		ret = nat_try_port(ctx, pkt, owner, port);
-		if (ret)
-			break;
-		retried++;
-		port = bpf_htons(nat_random_port());
-	}
-	if (retried)
-		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, retried, 0);
-	if (!ret)
+	if (!nat_port_in_range(s.port) || (owner->flags & SNAT_HOST))
+		s.port = bpf_htons(nat_random_port());
+	bpf_loop(NAT_TRIES, nat_search_step, &s, 0);
+	if (s.retried)
+		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
+	if (s.result == NAT_IN_USE)
 		return -DROP_SNAT_EXHAUSTED;
-	return ret < 0 ? ret : nat_complete(pkt, owner, port, ret == NAT_TAKEN);
+	return s.result < 0 ? s.result : nat_complete(pkt, owner, s.port, s.result == NAT_TAKEN);
 }
 
 /*
