@@ -1,0 +1,111 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// readyLimit is how long an agent may take from its start until it is ready.
+const readyLimit = 20 * time.Second
+
+// startCluster builds a lab whose agents are ready.
+func startCluster(t *testing.T, opts lab.Options, expected ...drops.Reason) *lab.Lab {
+	t.Helper()
+	l := lab.ForTest(t, opts, expected...)
+	startAgents(t, l)
+	return l
+}
+
+func startAgents(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), readyLimit)
+	defer cancel()
+	if err := l.StartAgents(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// forEachAttach runs a test with each way of attaching programs.
+func forEachAttach(t *testing.T, test func(t *testing.T, attach string)) {
+	for _, attach := range []string{"tcx", "clsact"} {
+		t.Run(attach, func(t *testing.T) { test(t, "--attach="+attach) })
+	}
+}
+
+// addPod adds an ordinary pod.
+func addPod(t *testing.T, node *lab.Node, name string) *lab.Pod {
+	t.Helper()
+	pod, err := node.AddPod(t.Context(), name, lab.PodOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// serve answers on a port and returns where.
+func serve(t *testing.T, on *lab.Namespace, port uint16) netip.AddrPort {
+	t.Helper()
+	server, err := on.Serve(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return netip.AddrPortFrom(on.Addr(), server.Port)
+}
+
+// within bounds a single exchange.
+func within(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// assertReaches has one party reach a server by ping, TCP and UDP of several sizes, and be seen as expected.
+func assertReaches(t *testing.T, from *lab.Namespace, to netip.AddrPort, seenAs netip.Addr) {
+	t.Helper()
+	if _, err := from.Ping(t.Context(), to.Addr(), lab.PingOptions{}); err != nil {
+		t.Error(err)
+	}
+	seen, err := from.TCP(t.Context(), to)
+	assertSeen(t, fmt.Sprintf("TCP from %s to %s", from.Netns(), to), seen, err, seenAs)
+	for _, size := range []int{64, 1472, 9000} {
+		seen, err := from.UDP(t.Context(), to, size)
+		assertSeen(t, fmt.Sprintf("UDP of %d bytes from %s to %s", size, from.Netns(), to), seen, err, seenAs)
+	}
+}
+
+func assertSeen(t *testing.T, what string, seen netip.AddrPort, err error, want netip.Addr) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+	} else if seen.Addr() != want {
+		t.Errorf("%s: the server saw %s, want %s", what, seen, want)
+	}
+}
+
+// dropped is how many packets the node has dropped for a reason so far.
+func dropped(t *testing.T, node *lab.Node, reason drops.Reason) uint64 {
+	t.Helper()
+	packets, err := node.Dropped(reason)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packets
+}
+
+// eventually waits until something holds that takes the cluster a moment.
+func eventually(t *testing.T, limit time.Duration, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("not within %v: %s", limit, what)
+			return
+		}
+	}
+}

@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// party is somebody who reaches others, with the address that the outside host must see of it.
+type party struct {
+	*lab.Namespace
+	outside netip.Addr
+}
+
+func TestEverybodyReachesEverybody(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 3, AgentFlags: []string{attach}})
+		var all []party
+		for _, node := range l.Nodes {
+			all = append(all, party{node.Namespace, node.Addr()})
+			for _, name := range []string{"a", "b"} {
+				all = append(all, party{addPod(t, node, name).Namespace, node.Addr()})
+			}
+		}
+		for _, to := range all {
+			at := serve(t, to.Namespace, 8080)
+			for _, from := range all {
+				if from.Namespace != to.Namespace {
+					assertReaches(t, from.Namespace, at, from.Addr())
+				}
+			}
+		}
+
+		capture, err := l.Outside.Capture(lab.Uplink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := serve(t, l.Outside, 8080)
+		for _, from := range all {
+			assertReaches(t, from.Namespace, at, from.outside)
+		}
+		assertNoPodAddress(t, l, capture.Close())
+	})
+}
+
+// assertNoPodAddress: what leaves for the world never carries a pod's address.
+func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
+	t.Helper()
+	if len(packets) == 0 {
+		t.Error("nothing was captured outside")
+	}
+	for _, packet := range packets {
+		ip, ok := packet.NetworkLayer().(*layers.IPv4)
+		if !ok {
+			continue
+		}
+		source, _ := netip.AddrFromSlice(ip.SrcIP)
+		for _, node := range l.Nodes {
+			if node.PodCIDR.Contains(source.Unmap()) {
+				t.Errorf("a packet with a pod's address arrived outside:\n%s", packet)
+				return
+			}
+		}
+	}
+}
+
+func TestPayloadsSurviveOffloads(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		a, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
+		targets := map[string]netip.AddrPort{
+			"same node":    serve(t, near.Namespace, 8080),
+			"across nodes": serve(t, far.Namespace, 8080),
+			"outside":      serve(t, l.Outside, 8080),
+			"own host":     serve(t, l.Nodes[0].Namespace, 8080),
+		}
+		for _, offloads := range []struct {
+			name         string
+			pods, uplink bool
+		}{{"on", true, true}, {"off", false, false}, {"off in pods", false, true}, {"off on the uplinks", true, false}} {
+			for _, pod := range []*lab.Pod{a, near, far} {
+				if err := pod.SetOffloads(pod.IfName, offloads.pods); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, host := range []*lab.Namespace{l.Nodes[0].Namespace, l.Nodes[1].Namespace, l.Outside} {
+				if err := host.SetOffloads(lab.Uplink, offloads.uplink); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for name, at := range targets {
+				if _, err := a.Transfer(within(t, 20*time.Second), at, 8<<20+7); err != nil {
+					t.Errorf("offloads %s, %s: %v", offloads.name, name, err)
+				}
+				if _, err := a.UDP(t.Context(), at, 9000); err != nil {
+					t.Errorf("offloads %s, %s: %v", offloads.name, name, err)
+				}
+			}
+		}
+	})
+}
+
+func TestWorldOpensFlowsToPods(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		pod := addPod(t, l.Nodes[0], "a")
+		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
+			t.Fatal(err)
+		}
+		at := serve(t, pod.Namespace, 8080)
+		// The outside host answers from its address on the fabric, or a route to the pods would need a source.
+		seen, err := l.Outside.TCP(t.Context(), at)
+		assertSeen(t, "TCP from outside", seen, err, lab.GatewayAddr)
+		seen, err = l.Outside.UDP(t.Context(), at, 9000)
+		assertSeen(t, "UDP from outside", seen, err, lab.GatewayAddr)
+		if _, err := l.Outside.Ping(t.Context(), pod.Addr(), lab.PingOptions{}); err != nil {
+			t.Error(err)
+		}
+		// The pod's own flows to the same host are masqueraded all the same.
+		seen, err = pod.TCP(t.Context(), serve(t, l.Outside, 8080))
+		assertSeen(t, "TCP to the outside", seen, err, l.Nodes[0].Addr())
+	})
+}
+
+func TestSpoofedSourceIsDropped(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}}, drops.SpoofedSource)
+		liar, near, far := addPod(t, l.Nodes[0], "liar"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
+		captures := map[*lab.Namespace]*lab.Capture{}
+		for _, ns := range []*lab.Namespace{near.Namespace, far.Namespace, l.Outside} {
+			capture, err := ns.Capture("eth0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			captures[ns] = capture
+		}
+		sent := uint64(0)
+		for _, source := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), netip.MustParseAddr("192.0.2.77"), netip.MustParseAddr("127.0.0.1")} {
+			for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Outside.Addr(), l.Nodes[0].Addr()} {
+				if source == to {
+					continue
+				}
+				if err := liar.SendRaw(datagram(t, source, to, "lie")); err != nil {
+					t.Fatal(err)
+				}
+				sent++
+			}
+		}
+		eventually(t, 2*time.Second, "every spoofed packet is counted", func() bool {
+			return dropped(t, l.Nodes[0], drops.SpoofedSource) == sent
+		})
+		for ns, capture := range captures {
+			for _, packet := range capture.Close() {
+				if app := packet.ApplicationLayer(); app != nil && string(app.Payload()) == "lie" {
+					t.Errorf("a spoofed packet reached %s:\n%s", ns.Netns(), packet)
+				}
+			}
+		}
+		assertReaches(t, liar.Namespace, serve(t, near.Namespace, 8080), liar.Addr())
+	})
+}
+
+// datagram is a UDP packet from and to port 9.
+func datagram(t *testing.T, from, to netip.Addr, payload string) []byte {
+	t.Helper()
+	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
+	udp := &layers.UDP{SrcPort: 9, DstPort: 9}
+	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	opts := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
+	if err := gopacket.SerializeLayers(buffer, opts, ip, udp, gopacket.Payload(payload)); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+func TestGatewayIsAnswered(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
+		pod := addPod(t, l.Nodes[0], "a")
+		link, err := pod.Netlink().LinkByName(pod.IfName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		capture, err := pod.Capture(pod.IfName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gateway := netip.MustParseAddr("169.254.1.1")
+		if err := pod.SendFrame(pod.IfName, arpRequest(t, link.Attrs().HardwareAddr, pod.Addr(), gateway)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, 2*time.Second, "an ARP reply for the gateway", func() bool {
+			for _, packet := range capture.Packets() {
+				arp, ok := packet.Layer(layers.LayerTypeARP).(*layers.ARP)
+				if ok && arp.Operation == layers.ARPReply && netip.AddrFrom4([4]byte(arp.SourceProtAddress)) == gateway {
+					return true
+				}
+			}
+			return false
+		})
+		capture.Close()
+	})
+}
+
+func arpRequest(t *testing.T, mac []byte, from, to netip.Addr) []byte {
+	t.Helper()
+	broadcast := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	buffer := gopacket.NewSerializeBuffer()
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true},
+		&layers.Ethernet{SrcMAC: mac, DstMAC: broadcast, EthernetType: layers.EthernetTypeARP},
+		&layers.ARP{
+			AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4, Operation: layers.ARPRequest,
+			SourceHwAddress: mac, SourceProtAddress: from.AsSlice(), DstHwAddress: make([]byte, 6), DstProtAddress: to.AsSlice(),
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}

@@ -1,0 +1,173 @@
+package e2e
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// What pods learn of the path: MTU, hops, closed ports, addresses that nobody has.
+
+const (
+	unreachable        = 3
+	hostUnreachable    = 1
+	fragmentationNeeds = 4
+	timeExceeded       = 11
+)
+
+func TestSmallerMTUOutside(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 1, OutsideMTU: 1300, AgentFlags: []string{attach}})
+		pod := addPod(t, l.Nodes[0], "a")
+		var complaint *lab.ICMPError
+		_, err := pod.Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{Size: 1400, DontFragment: true})
+		if !errors.As(err, &complaint) || complaint.Type != unreachable || complaint.Code != fragmentationNeeds || complaint.MTU != 1300 {
+			t.Errorf("ping of 1400 bytes: %v, want fragmentation needed, MTU 1300", err)
+		} else if complaint.InnerSource != pod.Addr() || complaint.InnerDestination != lab.OutsideAddr {
+			t.Errorf("the error quotes a packet %s > %s, want the pod's own", complaint.InnerSource, complaint.InnerDestination)
+		}
+		at := serve(t, l.Outside, 8080)
+		// Segments of 1500 bytes until the first error has been understood.
+		moved, err := pod.Transfer(within(t, 20*time.Second), at, 10<<20)
+		assertSeen(t, "a transfer through the smaller MTU", moved.Seen, err, l.Nodes[0].Addr())
+		for _, size := range []int{1272, 1280, 9000} {
+			// The first datagram too large may be lost to path MTU discovery; what is learnt from it must help the next.
+			_, first := pod.UDP(within(t, 500*time.Millisecond), at, size)
+			if seen, err := pod.UDP(t.Context(), at, size); err != nil {
+				t.Errorf("UDP of %d bytes: %v; the try before: %v", size, err, first)
+			} else if seen.Addr() != l.Nodes[0].Addr() {
+				t.Errorf("UDP of %d bytes: seen as %s", size, seen)
+			}
+		}
+	})
+}
+
+func TestHopsEndAndSaySo(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, Router: true, AgentFlags: []string{attach}})
+		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
+		for _, tc := range []struct {
+			name string
+			to   netip.Addr
+			ttl  int
+			from netip.Addr
+		}{
+			{"own node, to the outside", lab.OutsideAddr, 1, l.Nodes[0].Addr()},
+			{"router, to the outside", lab.OutsideAddr, 2, lab.GatewayAddr},
+			{"own node, to another", far.Addr(), 1, l.Nodes[0].Addr()},
+			{"other node", far.Addr(), 2, l.Nodes[1].Addr()},
+		} {
+			var complaint *lab.ICMPError
+			_, err := pod.Ping(t.Context(), tc.to, lab.PingOptions{TTL: tc.ttl})
+			if !errors.As(err, &complaint) || complaint.Type != timeExceeded {
+				t.Errorf("%s: TTL %d: %v, want time exceeded", tc.name, tc.ttl, err)
+				continue
+			}
+			if complaint.From != tc.from || complaint.InnerSource != pod.Addr() || complaint.InnerDestination != tc.to {
+				t.Errorf("%s: TTL %d: %v, want it from %s about %s > %s", tc.name, tc.ttl, complaint, tc.from, pod.Addr(), tc.to)
+			}
+		}
+		// 64 in the outside host, less the router and the node.
+		if reply, err := pod.Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{}); err != nil || reply.TTL != 62 {
+			t.Errorf("reply from outside: TTL %d, want 62; error %v", reply.TTL, err)
+		}
+		if reply, err := pod.Ping(t.Context(), far.Addr(), lab.PingOptions{}); err != nil || reply.TTL != 62 {
+			t.Errorf("reply from another node's pod: TTL %d, want 62; error %v", reply.TTL, err)
+		}
+	})
+}
+
+func TestClosedPortsRefuse(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		pod, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
+		for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), l.Nodes[1].Addr(), lab.OutsideAddr} {
+			closed := netip.AddrPortFrom(to, 9)
+			if _, err := pod.TCP(t.Context(), closed); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("TCP to a closed port of %s: %v, want connection refused", to, err)
+			}
+			if _, err := pod.UDP(t.Context(), closed, 64); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("UDP to a closed port of %s: %v, want connection refused", to, err)
+			}
+		}
+	})
+}
+
+// A pod that has closed its socket says so to the world, through the translation.
+func TestWorldLearnsOfClosedPodPort(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
+		pod := addPod(t, l.Nodes[0], "a")
+		var outside *net.UDPConn
+		err := l.Outside.Do(func() (err error) {
+			outside, err = net.ListenUDP("udp4", &net.UDPAddr{IP: lab.OutsideAddr.AsSlice(), Port: 7000})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer outside.Close()
+		conn, err := pod.DialUDP(netip.AddrPortFrom(lab.OutsideAddr, 7000), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		packet := make([]byte, 100)
+		if err := outside.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		_, from, err := outside.ReadFromUDPAddrPort(packet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		// Connected, so that the error finds the socket; from the port that the pod has talked to.
+		outside.Close()
+		var answer *net.UDPConn
+		err = l.Outside.Do(func() (err error) {
+			answer, err = net.DialUDP("udp4", &net.UDPAddr{IP: lab.OutsideAddr.AsSlice(), Port: 7000}, net.UDPAddrFromAddrPort(from))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Close()
+		if _, err := answer.Write([]byte("too late")); err != nil {
+			t.Fatal(err)
+		}
+		if err := answer.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := answer.Read(packet); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("answer to a port that the pod has closed: %v, want connection refused", err)
+		}
+	})
+}
+
+func TestAddressWithoutPod(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}}, drops.NoEndpoint)
+		pod := addPod(t, l.Nodes[0], "a")
+		var complaint *lab.ICMPError
+		nobody := l.Nodes[0].PodCIDR.Addr()
+		for range 200 {
+			nobody = nobody.Next()
+		}
+		_, err := pod.Ping(t.Context(), nobody, lab.PingOptions{})
+		if !errors.As(err, &complaint) || complaint.Type != unreachable || complaint.Code != hostUnreachable {
+			t.Errorf("ping to %s, which no pod has: %v, want host unreachable", nobody, err)
+		}
+		if got := dropped(t, l.Nodes[0], drops.NoEndpoint); got != 1 {
+			t.Errorf("%d packets counted as NO_ENDPOINT, want 1", got)
+		}
+	})
+}
