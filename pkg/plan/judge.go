@@ -1,0 +1,195 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// candidate is a Node whose values have been parsed.
+type candidate struct {
+	name     string
+	created  time.Time
+	index    int // in the list
+	standing bool
+	internal []netip.Addr
+	external []netip.Addr
+	pods     []netip.Prefix
+}
+
+// judge decides whose claims hold.
+type judge struct {
+	in       Input
+	problems []Problem
+	notes    []string
+}
+
+func (j *judge) problem(node string, why Reason, format string, args ...any) {
+	j.problems = append(j.problems, Problem{node, why, fmt.Sprintf(format, args...)})
+}
+
+// split separates this node's object from the others'; of two with one name the
+// first counts.
+func (j *judge) split() (own *Node, others []candidate) {
+	seen := make(map[string]bool, len(j.in.Nodes))
+	for i := range j.in.Nodes {
+		n := &j.in.Nodes[i]
+		switch {
+		case seen[n.Name]:
+			j.problem(n.Name, Refused, "a second Node of that name, items[%d], is ignored", i)
+		case n.Name == j.in.Self:
+			own = n
+		case n.Malformed != "":
+			j.problem(n.Name, Refused, "unreadable: %s", n.Malformed)
+		default:
+			others = append(others, j.parse(n, i))
+		}
+		seen[n.Name] = true
+	}
+	return own, others
+}
+
+// parse reads the values of another node's object, without a look at the others'.
+func (j *judge) parse(n *Node, index int) candidate {
+	c := candidate{name: n.Name, created: n.Created, index: index}
+	for _, s := range n.InternalIPs {
+		a, err := parseNodeIP("InternalIP", s)
+		if err == nil && containsAddr(j.in.Facts.Local, a) {
+			err = fmt.Errorf("InternalIP %s is an address of this node", a)
+		}
+		if err != nil {
+			j.problem(n.Name, Refused, "%v", err)
+			continue
+		}
+		c.internal = append(c.internal, a)
+	}
+	for _, s := range n.ExternalIPs {
+		// Never used to reach a node; only kept free of pods.
+		if a, err := parseNodeIP("ExternalIP", s); err == nil {
+			c.external = append(c.external, a)
+		}
+	}
+	for _, s := range n.PodCIDRs {
+		p, err := parsePodCIDR(s)
+		if err == nil {
+			err = j.allowed(p)
+		}
+		if err != nil {
+			j.problem(n.Name, Refused, "%v", err)
+			continue
+		}
+		c.pods = append(c.pods, p)
+		if via, ok := j.in.Before.Claims[p]; ok && slices.Contains(c.internal, via) {
+			c.standing = true
+		}
+	}
+	j.remark(n, c)
+	return c
+}
+
+// remark says what is missing rather than wrong.
+func (j *judge) remark(n *Node, c candidate) {
+	if len(n.InternalIPs) == 0 {
+		j.problem(n.Name, Refused, "no InternalIP: the node can't be reached")
+	} else if len(n.PodCIDRs) == 0 {
+		j.notes = append(j.notes, fmt.Sprintf("node %s has no podCIDR yet", c.name))
+	}
+}
+
+// allowed refuses a podCIDR for what holds on this node.
+func (j *judge) allowed(p netip.Prefix) error {
+	if q, bad := overlapsAny(p, j.in.Service); bad {
+		return fmt.Errorf("podCIDR %s overlaps the service CIDR %s", p, q)
+	}
+	if q, bad := overlapsAny(p, j.in.Facts.Local); bad {
+		return fmt.Errorf("podCIDR %s holds %s, an address of this node", p, q.Addr())
+	}
+	return nil
+}
+
+// rank sorts the nodes by the strength of their claims: the older one, then the
+// one in force, then the one that stands first in the list. A node without a
+// timestamp counts as the youngest.
+func rank(all []candidate) {
+	slices.SortFunc(all, func(a, b candidate) int {
+		if a.created.IsZero() != b.created.IsZero() {
+			return cmp.Compare(btoi(a.created.IsZero()), btoi(b.created.IsZero()))
+		}
+		return cmp.Or(a.created.Compare(b.created),
+			cmp.Compare(btoi(b.standing), btoi(a.standing)),
+			cmp.Compare(a.index, b.index))
+	})
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// settle decides between a podCIDR of one node and an address of another that
+// lies in it. What stood before stays. Of two new ones it is the podCIDR that is
+// wrong, unless the address is on no link of ours and its node is the younger:
+// then it may as well have been taken from a pod.
+func (j *judge) settle(others []candidate) {
+	var all []ownedAddr
+	for i, c := range others {
+		for _, a := range slices.Concat(c.internal, c.external) {
+			all = append(all, ownedAddr{a, i})
+		}
+	}
+	addresses := newAddressSet(all)
+	badAddr := map[ownedAddr]bool{}
+	for i := range others {
+		c := &others[i]
+		c.pods = slices.DeleteFunc(c.pods, func(p netip.Prefix) bool {
+			for _, a := range addresses.in(p) {
+				if a.owner != i && j.podCIDRStays(others, i, p, a) {
+					j.problem(others[a.owner].name, Refused, "address %s lies in %s, a podCIDR of node %s", a.addr, p, c.name)
+					badAddr[a] = true
+					continue
+				}
+				j.problem(c.name, Refused, "podCIDR %s holds %s, an address of node %s", p, a.addr, others[a.owner].name)
+				return true
+			}
+			return false
+		})
+	}
+	for i := range others {
+		c := &others[i]
+		isBad := func(a netip.Addr) bool { return badAddr[ownedAddr{a, i}] }
+		c.internal = slices.DeleteFunc(c.internal, isBad)
+		c.external = slices.DeleteFunc(c.external, isBad)
+	}
+}
+
+// podCIDRStays tells whether the podCIDR p of node i beats the address a.
+func (j *judge) podCIDRStays(others []candidate, i int, p netip.Prefix, a ownedAddr) bool {
+	if via, ok := j.in.Before.Claims[p]; ok && slices.Contains(others[i].internal, via) {
+		return true
+	}
+	_, onLink := j.reach(a.addr)
+	return !onLink && i < a.owner // ranked: the stronger claim comes first
+}
+
+// reach finds the uplink on whose link an address is.
+func (j *judge) reach(a netip.Addr) (Link, bool) {
+	best := -1
+	for i, r := range j.in.Facts.Routes {
+		if r.Dst.Contains(a) && (best < 0 || r.Dst.Bits() > j.in.Facts.Routes[best].Dst.Bits()) {
+			best = i
+		}
+	}
+	if best < 0 || !j.in.Facts.Routes[best].OnLink {
+		return Link{}, false
+	}
+	for _, l := range j.in.Facts.Uplinks {
+		if l.Index == j.in.Facts.Routes[best].Index {
+			return l, true
+		}
+	}
+	return Link{}, false
+}

@@ -1,0 +1,215 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Make plans. Only IPv4 is programmed; IPv6 values are judged and carried.
+func Make(in Input) Result {
+	if !in.Known {
+		in.Nodes = nil // what stands stays
+	}
+	j := &judge{in: in}
+	self, others := j.split()
+	rank(others)
+	standing, why := j.own(self, others)
+	j.apart(standing.Own, others)
+	j.settle(others)
+	winners := j.claims(others)
+
+	b := &builder{judge: j, r: Result{
+		Ready: why == "", NotReady: why,
+		Config:       nodeConfig(standing),
+		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
+		Uplinks:      map[uplinks.Key]uplinks.Value{},
+		Standing:     standing,
+	}}
+	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))
+	if !in.Known {
+		b.keepClaims()
+	}
+	// Later ones win where two say something about the same prefix.
+	b.native()
+	for _, c := range winners {
+		b.peer(c)
+	}
+	b.local()
+	b.uplinks()
+	b.r.Problems, b.r.Notes = j.problems, j.notes
+	return b.r
+}
+
+// claims drops podCIDRs that a stronger claim overlaps, and nodes that can't be
+// reached at all: a refused node does not compete.
+func (j *judge) claims(ranked []candidate) []candidate {
+	var all []netip.Prefix
+	for _, c := range ranked {
+		all = append(all, c.pods...)
+	}
+	taken := newPrefixSet(all)
+	var out []candidate
+	for _, c := range ranked {
+		if len(c.internal) == 0 {
+			continue
+		}
+		c.pods = slices.DeleteFunc(slices.Clone(c.pods), func(p netip.Prefix) bool {
+			if owner, bad := taken.overlap(p); bad {
+				j.problem(c.name, PodCIDRConflict, "podCIDR %s overlaps one of node %s, whose claim is the stronger one", p, owner)
+				return true
+			}
+			taken.add(p, c.name)
+			return false
+		})
+		out = append(out, c)
+	}
+	return out
+}
+
+// builder collects the Result.
+type builder struct {
+	*judge
+	r Result
+}
+
+func (b *builder) destination(p netip.Prefix, v destinations.Value) {
+	if p.Addr().Is4() {
+		b.r.Destinations[destinations.KeyFrom(p)] = v
+	}
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// native adds what is never masqueraded.
+func (b *builder) native() {
+	for _, p := range b.in.Native {
+		b.destination(p, destinations.Value{Kind: destinations.Native})
+	}
+}
+
+// peer adds another node: its addresses, its podCIDRs and the routes there.
+func (b *builder) peer(c candidate) {
+	for _, a := range c.internal {
+		b.destination(host(a), destinations.Value{Kind: destinations.Node})
+	}
+	via := c.internal[0]
+	for _, a := range c.internal {
+		if a.Is4() {
+			via = a
+			break
+		}
+	}
+	link, ok := b.reach(via)
+	if via.Is4() && !ok {
+		b.problem(c.name, OffLink, "InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", via, b.uplinkNames())
+	}
+	peer := Peer{Name: c.name, Address: via, PodCIDRs: c.pods, Index: link.Index}
+	b.r.Peers = append(b.r.Peers, peer)
+	for _, p := range c.pods {
+		b.podCIDR(p, via, link)
+	}
+}
+
+// podCIDR adds the way to a podCIDR of another node. Without a link the kernel
+// answers that it is unreachable, instead of sending pods' packets to the world.
+func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
+	b.r.Standing.Claims[p] = via
+	if !p.Addr().Is4() || !via.Is4() {
+		return
+	}
+	v := destinations.Value{Kind: destinations.PodCIDR, Node: wire.AddrFrom(via)}
+	r := Route{Dst: p}
+	if link.Index != 0 {
+		v.Ifindex, v.MTU = link.Index, link.MTU
+		r.Via, r.Src, r.Index = via, b.r.Standing.NodeIP4(), link.Index
+	}
+	b.destination(p, v)
+	b.r.Routes = append(b.r.Routes, r)
+}
+
+// keepClaims carries what stands on while no complete list has arrived.
+func (b *builder) keepClaims() {
+	for p, via := range b.in.Before.Claims {
+		if _, bad := overlapsAny(p, b.r.Standing.Own); bad {
+			continue
+		}
+		link, _ := b.reach(via)
+		b.podCIDR(p, via, link)
+		b.destination(host(via), destinations.Value{Kind: destinations.Node})
+	}
+	slices.SortFunc(b.r.Routes, func(x, y Route) int { return x.Dst.Addr().Compare(y.Dst.Addr()) })
+}
+
+// local adds what is on this node: podCIDR, pods outside it, own addresses.
+func (b *builder) local() {
+	own := b.r.Standing.Own4()
+	if own.IsValid() {
+		b.destination(own, destinations.Value{Kind: destinations.Local})
+		b.r.Routes = append(b.r.Routes, Route{Dst: own})
+	}
+	for _, a := range b.in.Facts.Endpoints {
+		if !own.IsValid() || !own.Contains(a) {
+			b.destination(host(a), destinations.Value{Kind: destinations.Local})
+		}
+	}
+	for _, p := range b.in.Facts.Local {
+		b.destination(p, destinations.Value{Kind: destinations.Host})
+	}
+}
+
+// uplinks adds the address to masquerade to on each uplink: the InternalIP where
+// it stands there, else the primary one.
+func (b *builder) uplinks() {
+	nodeIP := b.r.Standing.NodeIP4()
+	for _, l := range b.in.Facts.Uplinks {
+		var chosen netip.Addr
+		for _, a := range l.Addresses {
+			if a.Is4() && (!chosen.IsValid() || a == nodeIP) {
+				chosen = a
+			}
+		}
+		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = uplinks.Value{IPv4: wire.AddrFrom(chosen)}
+	}
+}
+
+func (b *builder) uplinkNames() string {
+	if len(b.in.Facts.Uplinks) == 0 {
+		return "there is none"
+	}
+	var names string
+	for i, l := range b.in.Facts.Uplinks {
+		if i > 0 {
+			names += ", "
+		}
+		names += l.Name
+	}
+	return names
+}
+
+func nodeConfig(s Standing) config.Value {
+	v := config.Value{Layout: wire.LayoutVersion}
+	for _, p := range s.Own {
+		if p.Addr().Is4() {
+			v.PodCIDRIPv4, v.PodCIDRIPv4Len = wire.AddrFrom(p.Addr()), uint32(p.Bits())
+		} else {
+			v.PodCIDRIPv6, v.PodCIDRIPv6Len = wire.AddrFrom(p.Addr()), uint32(p.Bits())
+		}
+	}
+	for _, a := range s.NodeIPs {
+		if a.Is4() {
+			v.NodeIPv4 = wire.AddrFrom(a)
+		} else {
+			v.NodeIPv6 = wire.AddrFrom(a)
+		}
+	}
+	return v
+}
+
+// String describes a problem as one line.
+func (p Problem) String() string { return fmt.Sprintf("node %s: %s: %s", p.Node, p.Reason, p.Text) }

@@ -1,0 +1,117 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// own decides on this node's podCIDRs and InternalIPs. Without an object in the
+// list, or with one that says nothing usable, what stands stays: pods live there.
+func (j *judge) own(n *Node, others []candidate) (s Standing, why string) {
+	s.Own, s.NodeIPs = slices.Clone(j.in.Before.Own), slices.Clone(j.in.Before.NodeIPs)
+	switch {
+	case !j.in.Known:
+		why = "no complete list of Nodes yet"
+	case n == nil:
+		why = fmt.Sprintf("no Node %s in the list", j.in.Self)
+	case n.Malformed != "":
+		why = fmt.Sprintf("Node %s is unreadable: %s", n.Name, n.Malformed)
+		j.problem(n.Name, Refused, "unreadable: %s", n.Malformed)
+	default:
+		if ips := j.ownAddresses(n); len(ips) > 0 {
+			s.NodeIPs = ips
+		}
+		var pods []netip.Prefix
+		if pods, why = j.ownPodCIDRs(n, others); len(pods) > 0 {
+			s.Own = pods
+		}
+	}
+	if s.Own4().IsValid() {
+		return s, ""
+	}
+	return s, why
+}
+
+func (j *judge) ownAddresses(n *Node) []netip.Addr {
+	var ips []netip.Addr
+	for _, text := range n.InternalIPs {
+		a, err := parseNodeIP("InternalIP", text)
+		// Which IPv6 addresses are local is not looked at yet.
+		if err == nil && a.Is4() && !containsAddr(j.in.Facts.Local, a) {
+			err = fmt.Errorf("InternalIP %s is on no interface of this node", a)
+		}
+		if err != nil {
+			j.problem(n.Name, Refused, "%v", err)
+			continue
+		}
+		if !slices.ContainsFunc(ips, func(b netip.Addr) bool { return b.Is4() == a.Is4() }) {
+			ips = append(ips, a)
+		}
+	}
+	return ips
+}
+
+// ownPodCIDRs returns at most one usable podCIDR per family, and when there is
+// no IPv4 one the reason.
+func (j *judge) ownPodCIDRs(n *Node, others []candidate) (pods []netip.Prefix, why string) {
+	why = fmt.Sprintf("Node %s has no IPv4 podCIDR yet", n.Name)
+	for _, text := range n.PodCIDRs {
+		p, err := parsePodCIDR(text)
+		if err == nil {
+			err = j.allowed(p)
+		}
+		if err != nil {
+			j.problem(n.Name, Refused, "%v", err)
+			why = fmt.Sprintf("Node %s: %v", n.Name, err)
+			continue
+		}
+		if winner := j.olderClaim(n, p, others); winner != "" {
+			j.problem(n.Name, PodCIDRConflict, "podCIDR %s overlaps one of node %s, which is older", p, winner)
+			why = fmt.Sprintf("podCIDR %s overlaps one of node %s, which is older", p, winner)
+			continue
+		}
+		if !slices.ContainsFunc(pods, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
+			pods = append(pods, p)
+		}
+	}
+	slices.SortFunc(pods, func(a, b netip.Prefix) int { return a.Addr().BitLen() - b.Addr().BitLen() })
+	return pods, why
+}
+
+// olderClaim returns the node whose claim beats a new one of ours. What we
+// already have is never given up: pods live there.
+func (j *judge) olderClaim(n *Node, p netip.Prefix, others []candidate) string {
+	if slices.Contains(j.in.Before.Own, p) {
+		return ""
+	}
+	for _, c := range others {
+		older := !c.created.IsZero() && (n.Created.IsZero() || c.created.Before(n.Created))
+		if _, bad := overlapsAny(p, c.pods); bad && older && len(c.internal) > 0 {
+			return c.name
+		}
+	}
+	return ""
+}
+
+// apart refuses what overlaps this node's own podCIDRs.
+func (j *judge) apart(own []netip.Prefix, others []candidate) {
+	for i := range others {
+		c := &others[i]
+		c.pods = slices.DeleteFunc(c.pods, func(p netip.Prefix) bool {
+			q, bad := overlapsAny(p, own)
+			if bad {
+				j.problem(c.name, Refused, "podCIDR %s overlaps %s, this node's own", p, q)
+			}
+			return bad
+		})
+		c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool {
+			bad := containsAddr(own, a)
+			if bad {
+				j.problem(c.name, Refused, "InternalIP %s lies in this node's own podCIDR", a)
+			}
+			return bad
+		})
+		c.external = slices.DeleteFunc(c.external, func(a netip.Addr) bool { return containsAddr(own, a) })
+	}
+}

@@ -1,0 +1,160 @@
+// Package plan turns the cluster's Nodes and the facts of this node into what
+// the maps and the kernel's routing table should hold.
+//
+// It is pure: no map access, no netlink, no clock. The same Input gives the same
+// Result, and a Result is complete: what is not in it should not exist.
+//
+//	r := plan.Make(plan.Input{Self: "n1", Nodes: nodes, Facts: facts, Before: previous})
+//
+// Nodes are judged one by one; whatever is wrong with one of them shows up as a
+// Problem of that node and leaves the others as they are.
+package plan
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+)
+
+// Node is a Node object as far as it matters here; its values are not yet parsed.
+type Node struct {
+	Name        string
+	Created     time.Time
+	PodCIDRs    []string
+	InternalIPs []string
+	ExternalIPs []string
+	Malformed   string
+}
+
+// Link is an interface that leads out of the node.
+type Link struct {
+	Index uint32
+	Name  string
+	MTU   uint32
+	// Addresses that can be masqueraded to, the primary ones first.
+	Addresses []netip.Addr
+}
+
+// KernelRoute is a route that is not ours: how the kernel reaches a prefix.
+type KernelRoute struct {
+	Dst   netip.Prefix
+	Index uint32
+	// OnLink says that there is no gateway: the destination is on that link.
+	OnLink bool
+}
+
+// Facts are what holds on this node now.
+type Facts struct {
+	// Local lists what the kernel takes for this node itself (its local table).
+	Local   []netip.Prefix
+	Uplinks []Link
+	Routes  []KernelRoute
+	// Endpoints are the addresses of this node's pods.
+	Endpoints []netip.Addr
+}
+
+// Standing is what was in force before: it outlives a restart of the agent.
+type Standing struct {
+	// Own are this node's podCIDRs, at most one per family.
+	Own []netip.Prefix
+	// NodeIPs are this node's InternalIPs, at most one per family.
+	NodeIPs []netip.Addr
+	// Claims says by which node address each podCIDR of another node is reached.
+	Claims map[netip.Prefix]netip.Addr
+}
+
+// Input is everything that Make looks at.
+type Input struct {
+	Self string
+	// Known says that Nodes is a complete list; without one, what stands stays.
+	Known bool
+	Nodes []Node
+	Facts Facts
+	// Before is what stood before; the zero value on a node that is new.
+	Before Standing
+	// Service and Native are what --service-cidr, and --non-masquerade-cidr and
+	// --cluster-cidr, name.
+	Service []netip.Prefix
+	Native  []netip.Prefix
+}
+
+// Reason says in one word what is wrong with a Node.
+type Reason string
+
+// The reasons; the metric node_problems is labelled with them.
+const (
+	OffLink         Reason = "off_link"
+	PodCIDRConflict Reason = "podcidr_conflict"
+	Refused         Reason = "refused"
+)
+
+// Reasons lists them all.
+var Reasons = []Reason{OffLink, PodCIDRConflict, Refused}
+
+// Problem is one thing that is wrong with a Node.
+type Problem struct {
+	Node   string
+	Reason Reason
+	// Text is a sentence for people.
+	Text string
+}
+
+// Route is a kernel route that should exist.
+type Route struct {
+	Dst netip.Prefix
+	// Via is the gateway; an invalid one makes the route an unreachable one.
+	Via netip.Addr
+	// Src is the address that the host's own packets get; may be invalid.
+	Src   netip.Addr
+	Index uint32
+}
+
+// Peer is another node as it is reached.
+type Peer struct {
+	Name     string
+	Address  netip.Addr
+	PodCIDRs []netip.Prefix
+	// Index is the uplink; 0 when the node is on no link of ours.
+	Index uint32
+}
+
+// Result is what should be.
+type Result struct {
+	// Ready is false when this node can't carry a pod; NotReady says why.
+	Ready    bool
+	NotReady string
+
+	Config       config.Value
+	Destinations map[destinations.Key]destinations.Value
+	Uplinks      map[uplinks.Key]uplinks.Value
+	Routes       []Route
+	Peers        []Peer
+	Problems     []Problem
+	// Notes are sentences that are no problem but worth a line in the log.
+	Notes []string
+	// Standing is the Before of the next Make.
+	Standing Standing
+}
+
+// Own4 returns this node's IPv4 podCIDR, or an invalid prefix.
+func (s Standing) Own4() netip.Prefix {
+	for _, p := range s.Own {
+		if p.Addr().Is4() {
+			return p
+		}
+	}
+	return netip.Prefix{}
+}
+
+// NodeIP4 returns this node's IPv4 InternalIP, or an invalid address.
+func (s Standing) NodeIP4() netip.Addr {
+	for _, a := range s.NodeIPs {
+		if a.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}

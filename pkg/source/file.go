@@ -1,0 +1,218 @@
+package source
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// quiet is how long a file must have rested before it is read: a writer that
+	// does not rename leaves it empty or cut off for a moment.
+	quiet = 20 * time.Millisecond
+	// restless bounds the waiting for quiet.
+	restless = time.Second
+	// poll is how often the file is read without any notification. Notifications
+	// don't come from network file systems nor when inotify has no instance left.
+	poll = 2 * time.Second
+)
+
+// File reads Nodes from a file and follows its changes, a rename over it and the
+// swap of a symbolic link on its path included.
+type File struct {
+	Path string
+	Log  *slog.Logger
+}
+
+// Run delivers the content of the file now and after each change, until ctx
+// ends. Content that is no list of Nodes is reported once as an Update with an
+// error. Run itself fails only with the context's error.
+func (f File) Run(ctx context.Context, deliver func(Update)) error {
+	w := &fileWatch{path: f.Path, deliver: deliver}
+	var events <-chan fsnotify.Event
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		f.Log.Warn("watching the nodes file by notification impossible, reading it periodically", "file", f.Path, "error", err)
+	} else {
+		defer watcher.Close() //nolint:errcheck // nothing is lost with a watcher
+		w.watcher, events = watcher, watcher.Events
+	}
+	w.follow()
+	w.read()
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	var rest <-chan time.Time
+	var since time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case event := <-events:
+			if !w.lookups[event.Name] {
+				continue
+			}
+			if rest == nil {
+				since = time.Now()
+			}
+			if rest == nil || time.Since(since) < restless {
+				rest = time.After(quiet)
+			}
+		case <-rest:
+			rest = nil
+			w.follow()
+			w.read()
+		case <-ticker.C:
+			w.follow()
+			w.read()
+		case err := <-w.errors():
+			f.Log.Debug("nodes file notification", "error", err)
+		}
+	}
+}
+
+// fileWatch is the state of one Run.
+type fileWatch struct {
+	path    string
+	watcher *fsnotify.Watcher
+	deliver func(Update)
+	lookups map[string]bool   // paths at which a change may change the file
+	seen    [sha256.Size]byte // of the content that was last judged
+	stamp   stamp
+	lastErr string
+}
+
+// stamp tells without reading whether a file is the same as before.
+type stamp struct {
+	info os.FileInfo
+}
+
+func (s stamp) same(info os.FileInfo) bool {
+	return s.info != nil && os.SameFile(s.info, info) &&
+		s.info.Size() == info.Size() && s.info.ModTime().Equal(info.ModTime())
+}
+
+func (w *fileWatch) errors() <-chan error {
+	if w.watcher == nil {
+		return nil
+	}
+	return w.watcher.Errors
+}
+
+// follow watches every directory in which a rename could change what the path
+// leads to.
+func (w *fileWatch) follow() {
+	if w.watcher == nil {
+		return
+	}
+	want := map[string]bool{}
+	w.lookups = map[string]bool{}
+	for _, looked := range lookups(w.path) {
+		w.lookups[looked] = true
+		want[filepath.Dir(looked)] = true
+	}
+	for _, have := range w.watcher.WatchList() {
+		if !want[have] {
+			_ = w.watcher.Remove(have) // gone already, then
+		}
+		delete(want, have)
+	}
+	for dir := range want {
+		_ = w.watcher.Add(dir) // not there yet: the periodic pass tries again
+	}
+}
+
+// read delivers the content if it is new.
+func (w *fileWatch) read() {
+	info, err := os.Stat(w.path)
+	if err == nil && w.stamp.same(info) && time.Since(info.ModTime()) > poll {
+		return
+	}
+	content, err := readAll(w.path)
+	if err != nil {
+		// Whatever comes back counts as new, the same content included.
+		w.seen, w.stamp = [sha256.Size]byte{}, stamp{}
+		w.fail(err)
+		return
+	}
+	w.stamp = stamp{info}
+	sum := sha256.Sum256(content)
+	if sum == w.seen {
+		return
+	}
+	w.seen = sum
+	nodes, err := Parse(content)
+	if err != nil {
+		w.fail(fmt.Errorf("%s: %w", w.path, err))
+		return
+	}
+	w.lastErr = ""
+	w.deliver(Update{Nodes: nodes, Changed: time.Now()})
+}
+
+// fail reports a state that can't be used, once.
+func (w *fileWatch) fail(err error) {
+	if err.Error() == w.lastErr {
+		return
+	}
+	w.lastErr = err.Error()
+	w.deliver(Update{Err: err, Changed: time.Now()})
+}
+
+func readAll(path string) ([]byte, error) {
+	f, err := os.Open(path) //nolint:gosec // the path is the administrator's
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	content, err := io.ReadAll(io.LimitReader(f, maxContent+1))
+	if err == nil && len(content) > maxContent {
+		err = fmt.Errorf("%s: longer than %d bytes", path, maxContent)
+	}
+	return content, err
+}
+
+// lookups lists the paths at which a rename or a write can change what the file
+// holds: every symbolic link on the way, followed one by one, and the file.
+func lookups(path string) []string {
+	const maxLinks = 40 // the kernel's own limit
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil
+	}
+	var looked []string
+	todo := components(abs)
+	at := "/"
+	for links := 0; len(todo) > 0; {
+		next := filepath.Join(at, todo[0])
+		todo = todo[1:]
+		target, err := os.Readlink(next)
+		if err != nil {
+			if len(todo) == 0 {
+				looked = append(looked, next)
+			}
+			at = next
+			continue
+		}
+		looked = append(looked, next)
+		if links++; links > maxLinks {
+			return looked
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		todo = append(components(target), todo...)
+	}
+	return looked
+}
+
+func components(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
+}
