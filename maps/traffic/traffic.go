@@ -26,13 +26,30 @@ const (
 	Events
 )
 
+// text holds an event's name and its explanation for people.
+var text = [Events][2]string{
+	Delivered:     {"delivered", "redirected into a pod of this node"},
+	Forwarded:     {"forwarded", "redirected out of an uplink"},
+	Stack:         {"stack", "passed on to other programs and the host's stack"},
+	Answered:      {"answered", "answered by the program itself"},
+	SnatAllocated: {"snat_allocated", "a port was chosen for a new masqueraded flow"},
+	SnatRetried:   {"snat_retried", "a port was tried and found taken"},
+}
+
 // String is the name used in dumps, such as "delivered".
 func (e Event) String() string {
-	names := [Events]string{"delivered", "forwarded", "stack", "answered", "snat_allocated", "snat_retried"}
 	if e < Events {
-		return names[e]
+		return text[e][0]
 	}
 	return strconv.Itoa(int(e))
+}
+
+// Explain is one line for people, the comment of enum traffic_event.
+func (e Event) Explain() string {
+	if e < Events {
+		return text[e][1]
+	}
+	return "unknown to this version"
 }
 
 // Index is the key of a counter.

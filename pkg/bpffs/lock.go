@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -61,6 +62,31 @@ func acquire(ctx context.Context, path string, how int) (*Lock, error) {
 			_ = f.Close()
 			return nil, fmt.Errorf("lock %s: %w", path, ErrLocked)
 		case <-time.After(lockPoll):
+		}
+	}
+}
+
+// Held reports whether a process holds the lock that File takes on path. It
+// makes no file: one that is missing is not held.
+func Held(path string) (bool, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open lock: %w", err)
+	}
+	defer f.Close()
+	for {
+		// Closing the file gives the lock back at once.
+		err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return false, nil
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return true, nil
+		case !errors.Is(err, unix.EINTR):
+			return false, fmt.Errorf("try lock %s: %w", path, err)
 		}
 	}
 }

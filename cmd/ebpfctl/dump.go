@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+)
+
+// everything stands for all maps.
+const everything = "all"
+
+// clearScreen moves to the upper left corner and erases all below it.
+const clearScreen = "\x1b[H\x1b[J"
+
+// known lists what can be dumped: the maps, and the store of addresses.
+func known() []string { return append(observe.Names(), ipamName) }
+
+type dump struct {
+	*options
+	names    []string
+	watch    bool
+	interval time.Duration
+}
+
+func newDump(o *options) *cobra.Command {
+	d := &dump{options: o}
+	cmd := &cobra.Command{
+		Use:   "dump MAP...",
+		Short: "Print the content of maps",
+		Long: `Print the content of maps:
+
+  ` + strings.Join(known(), " ") + `
+  ` + everything + ` (of them)
+
+As JSON and YAML a map is an array of objects: key and value in one, with the
+names that bpftool prints; several maps are an object by map name. What is
+absent, such as an IPv6 address that a pod does not have, is the empty text.
+last_seen is CLOCK_MONOTONIC in ns; tables show it as an age.`,
+		Args:      cobra.ArbitraryArgs,
+		ValidArgs: append(known(), everything),
+		RunE: work(func(cmd *cobra.Command, args []string) error {
+			if err := d.choose(args); err != nil {
+				return err
+			}
+			return d.run(cmd.Context())
+		}),
+	}
+	cmd.Flags().BoolVarP(&d.watch, "watch", "w", false, "print again and again; as JSON one document a line")
+	cmd.Flags().DurationVar(&d.interval, "interval", time.Second, "how often --watch prints")
+	return cmd
+}
+
+// choose checks the arguments and keeps each map once, in the order given.
+func (d *dump) choose(args []string) error {
+	if len(args) == 0 {
+		return usageError("which map? The known ones are " + strings.Join(known(), ", ") + " and " + everything)
+	}
+	if d.interval <= 0 {
+		return usageError("--interval must be longer than 0")
+	}
+	for _, a := range args {
+		if a != everything && !slices.Contains(known(), a) {
+			return usageError(fmt.Sprintf("no map is called %q; the known ones are %s and %s", a, strings.Join(known(), ", "), everything))
+		}
+	}
+	if slices.Contains(args, everything) {
+		d.names = known()
+		return nil
+	}
+	for _, a := range args {
+		if !slices.Contains(d.names, a) {
+			d.names = append(d.names, a)
+		}
+	}
+	return nil
+}
+
+func (d *dump) run(ctx context.Context) error {
+	for first := true; ; first = false {
+		out, err := d.once(first)
+		if err != nil {
+			return err
+		}
+		if _, err := d.stdout.Write(out); err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+		if !d.watch {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(d.interval):
+		}
+	}
+}
+
+// once returns what is printed in one go, so that a redrawn table does not
+// flicker and a reader of lines gets whole ones. One map is an array, several
+// are an object.
+func (d *dump) once(first bool) ([]byte, error) {
+	tables := make([]observe.Table, 0, len(d.names))
+	for _, name := range d.names {
+		t, err := d.table(name)
+		if err != nil {
+			return nil, err
+		}
+		tables = append(tables, t)
+	}
+	var b bytes.Buffer
+	var err error
+	switch d.output {
+	case formatJSON:
+		err = d.json(&b, tables)
+	case formatYAML:
+		if !first {
+			b.WriteString("---\n")
+		}
+		err = d.yaml(&b, tables)
+	default:
+		if d.watch && d.terminal {
+			b.WriteString(clearScreen)
+		} else if !first {
+			b.WriteByte('\n')
+		}
+		err = d.text(&b, tables)
+	}
+	return b.Bytes(), err
+}
+
+func (d *dump) table(name string) (observe.Table, error) {
+	if name == ipamName {
+		return readIPAM(d.stateDir, time.Now())
+	}
+	return d.reader().Read(name)
+}
+
+func (d *dump) text(w io.Writer, tables []observe.Table) error {
+	for i, t := range tables {
+		if len(tables) > 1 {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			fmt.Fprintf(w, "== %s ==\n", t.Name)
+		}
+		if err := t.WriteText(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *dump) json(b *bytes.Buffer, tables []observe.Table) error {
+	if len(tables) == 1 {
+		if err := tables[0].WriteJSON(b, d.watch); err != nil {
+			return err
+		}
+		b.WriteByte('\n')
+		return nil
+	}
+	separator := "\n"
+	if d.watch {
+		separator = ""
+	}
+	b.WriteString("{" + separator)
+	for i, t := range tables {
+		fmt.Fprintf(b, "%q: ", t.Name)
+		if err := t.WriteJSON(b, d.watch); err != nil {
+			return err
+		}
+		if i < len(tables)-1 {
+			b.WriteString(", ")
+		}
+		b.WriteString(separator)
+	}
+	b.WriteString("}\n")
+	return nil
+}
+
+func (d *dump) yaml(b *bytes.Buffer, tables []observe.Table) error {
+	// YAML is made of JSON, which has the same data.
+	var document bytes.Buffer
+	if err := d.json(&document, tables); err != nil {
+		return err
+	}
+	return writeYAML(b, document.Bytes())
+}

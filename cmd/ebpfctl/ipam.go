@@ -1,0 +1,76 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+)
+
+// ipamName is the store of addresses, which is no map but dumped like one.
+const ipamName = "ipam"
+
+// shortID is how much of a container ID a table shows.
+const shortID = 13
+
+// readIPAM reads the addresses that pods have and had, of all networks.
+func readIPAM(stateDir string, now time.Time) (observe.Table, error) {
+	entries, err := ipam.List(stateDir)
+	if errors.Is(err, fs.ErrPermission) {
+		return observe.Table{}, fmt.Errorf("read addresses below %s: permission denied: run as root", stateDir)
+	}
+	if err != nil {
+		return observe.Table{}, fmt.Errorf("read addresses: %w", err)
+	}
+	return ipamTable(entries, now), nil
+}
+
+func ipamTable(entries []ipam.Entry, now time.Time) observe.Table {
+	slices.SortFunc(entries, func(a, b ipam.Entry) int {
+		return cmp.Or(cmp.Compare(a.Network, b.Network), a.Address.Compare(b.Address), cmp.Compare(a.State, b.State))
+	})
+	return observe.Table{
+		Name: ipamName,
+		Columns: []observe.Column{
+			{Name: "NETWORK"}, {Name: "ADDRESS"}, {Name: "STATE"}, {Name: "CONTAINER"}, {Name: "IFNAME"}, {Name: "SINCE", Right: true},
+		},
+		Len: len(entries),
+		Cells: func(i int) []string {
+			e := entries[i]
+			return []string{
+				e.Network, e.Address.String(), string(e.State), dash(short(e.ContainerID)), dash(e.IfName),
+				observe.Age(uint64(now.UnixNano()), uint64(e.Since.UnixNano())),
+			}
+		},
+		Object: func(i int) observe.Object {
+			e := entries[i]
+			return observe.Object{
+				{Name: "network", Value: e.Network},
+				{Name: "address", Value: e.Address.String()},
+				{Name: "state", Value: string(e.State)},
+				{Name: "container_id", Value: e.ContainerID},
+				{Name: "ifname", Value: e.IfName},
+				{Name: "since", Value: e.Since.UTC().Format(time.RFC3339Nano)},
+			}
+		},
+	}
+}
+
+func short(id string) string {
+	if len(id) > shortID {
+		return id[:shortID]
+	}
+	return id
+}
+
+func dash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}

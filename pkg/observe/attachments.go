@@ -1,0 +1,199 @@
+package observe
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// Program is a pinned program.
+type Program struct {
+	Name string         `json:"name"`
+	ID   ebpf.ProgramID `json:"id"`
+	Tag  string         `json:"tag"`
+}
+
+// Attachment is a hook of an interface that has our program, or should.
+type Attachment struct {
+	Hook      attach.Hook `json:"hook"`
+	Ifindex   int         `json:"ifindex"`
+	Interface string      `json:"interface"`
+	// Pod is the address of the pod whose interface it is, empty on an uplink.
+	Pod string `json:"pod"`
+	// Mode is tcx or clsact, empty when nothing of ours is attached.
+	Mode      attach.Mode    `json:"mode"`
+	ProgramID ebpf.ProgramID `json:"program_id"`
+}
+
+// place is one hook of one interface.
+type place struct {
+	hook    attach.Hook
+	ifindex int
+}
+
+// programs reads the pinned programs and misses those that attachments need.
+func (s *survey) programs() error {
+	files, err := os.ReadDir(s.dir.Programs())
+	if err != nil {
+		return fmt.Errorf("list pinned programs: %w", err)
+	}
+	for _, f := range files {
+		p, err := describe(s.dir, f.Name())
+		if missing(err) {
+			continue // the agent has just renamed it
+		}
+		if err != nil {
+			return err
+		}
+		s.Programs = append(s.Programs, p)
+	}
+	for _, h := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+		if s.pinned(h.Program()) == 0 {
+			s.problem("program %s is not pinned at %s: start the agent, it loads its programs anew", h.Program(), s.dir.Program(h.Program()))
+		}
+	}
+	return nil
+}
+
+func describe(dir bpffs.Dir, name string) (Program, error) {
+	p, err := ebpf.LoadPinnedProgram(dir.Program(name), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return Program{}, fmt.Errorf("open pinned program %s: %w", dir.Program(name), err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return Program{}, fmt.Errorf("read program %s: %w", name, err)
+	}
+	id, _ := info.ID()
+	return Program{Name: name, ID: id, Tag: info.Tag}, nil
+}
+
+// pinned returns the ID of the pinned program of that name, 0 when there is none.
+func (s *survey) pinned(name string) ebpf.ProgramID {
+	for _, p := range s.Programs {
+		if p.Name == name {
+			return p.ID
+		}
+	}
+	return 0
+}
+
+// attachments looks at every place that should have a program and at every
+// link that is pinned.
+func (s *survey) attachments() error {
+	wanted := s.wanted()
+	pinned, err := pinnedLinks(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, at := range union(wanted, pinned) {
+		state, err := attach.Attacher{Dir: s.dir}.Attached(at.ifindex, at.hook)
+		if missing(err) {
+			continue // detached between the listing and the look
+		}
+		if err != nil {
+			return err
+		}
+		a := Attachment{at.hook, at.ifindex, interfaceName(uint32(at.ifindex)), s.podOn(at.ifindex), state.Mode, state.ProgramID}
+		s.judge(a, slices.Contains(wanted, at))
+		s.Attachments = append(s.Attachments, a)
+	}
+	return nil
+}
+
+// judge says what is wrong with an attachment.
+func (s *survey) judge(a Attachment, wanted bool) {
+	program := a.Hook.Program()
+	where := fmt.Sprintf("%d (%s)", a.Ifindex, a.Interface)
+	if a.Interface == "" {
+		where = strconv.Itoa(a.Ifindex)
+	}
+	if a.Pod != "" {
+		where += " of pod " + a.Pod
+	}
+	pin := s.dir.Link(string(a.Hook), a.Ifindex)
+	switch {
+	case wanted && a.Interface == "":
+		s.problem("interface %s is gone, but has entries in the maps: its pod was not deleted properly", where)
+	case wanted && a.Mode == "":
+		s.problem("%s is not attached to interface %s: a running agent attaches it again", program, where)
+	case a.Mode == "":
+		s.problem("link %s is severed: its interface is gone; a running agent removes it", pin)
+	case !wanted:
+		s.problem("%s is attached to interface %s, which belongs to no pod and is no uplink", program, where)
+	case s.pinned(program) != 0 && a.ProgramID != s.pinned(program):
+		s.problem("interface %s runs program %d, not %d, which is pinned as %s: an update has not reached it",
+			where, a.ProgramID, s.pinned(program), program)
+	}
+}
+
+// podOn returns the address of the pod on an interface, empty when there is none.
+func (s *survey) podOn(ifindex int) string {
+	for _, d := range s.devices {
+		if int(d.Key.Ifindex) == ifindex {
+			return cmp.Or(orEmpty(d.Value.IPv4.String()), orEmpty(d.Value.IPv6.String()))
+		}
+	}
+	return ""
+}
+
+// wanted lists where programs of ours belong.
+func (s *survey) wanted() []place {
+	var out []place
+	for _, d := range s.devices {
+		out = append(out, place{attach.FromPod, int(d.Key.Ifindex)})
+	}
+	for _, u := range s.uplinks {
+		out = append(out, place{attach.FromUplink, int(u.Key.Ifindex)}, place{attach.ToUplink, int(u.Key.Ifindex)})
+	}
+	return out
+}
+
+func pinnedLinks(dir bpffs.Dir) ([]place, error) {
+	files, err := os.ReadDir(dir.Links())
+	if err != nil {
+		return nil, fmt.Errorf("list pinned links: %w", err)
+	}
+	var out []place
+	for _, f := range files {
+		if hook, ifindex, ok := bpffs.ParseLink(f.Name()); ok {
+			out = append(out, place{attach.Hook(hook), ifindex})
+		}
+	}
+	return out, nil
+}
+
+// union returns each place once, uplinks' and pods' hooks apart, by interface.
+func union(a, b []place) []place {
+	all := slices.Concat(a, b)
+	slices.SortFunc(all, func(x, y place) int {
+		return cmp.Or(cmp.Compare(x.ifindex, y.ifindex), cmp.Compare(x.hook, y.hook))
+	})
+	return slices.Compact(all)
+}
+
+// interfaceName is empty when there is no such interface.
+func interfaceName(ifindex uint32) string {
+	i, err := net.InterfaceByIndex(int(ifindex))
+	if err != nil {
+		return ""
+	}
+	return i.Name
+}
+
+// comparePrefixText orders prefixes by number; what is none comes first.
+func comparePrefixText(a, b string) int {
+	p, _ := netip.ParsePrefix(a)
+	q, _ := netip.ParsePrefix(b)
+	return cmp.Or(p.Addr().Compare(q.Addr()), cmp.Compare(p.Bits(), q.Bits()))
+}

@@ -1,0 +1,104 @@
+package observe
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"unicode"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Field is one named value of an object: a text or a number.
+type Field struct {
+	Name  string
+	Value any
+}
+
+// Object is a key and its value flattened into one, in the order of the C
+// structs. What is absent, such as an address that a pod does not have, is
+// the empty text.
+type Object []Field
+
+// MarshalJSON implements json.Marshaler; the order of the fields is kept.
+func (o Object) MarshalJSON() ([]byte, error) {
+	var b strings.Builder
+	b.WriteByte('{')
+	for i, f := range o {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		value, err := json.Marshal(f.Value)
+		if err != nil {
+			return nil, fmt.Errorf("encode %s: %w", f.Name, err)
+		}
+		fmt.Fprintf(&b, "%q: %s", f.Name, value)
+	}
+	b.WriteByte('}')
+	return []byte(b.String()), nil
+}
+
+// flatten makes one object of the fields of several structs, without padding.
+func flatten(structs ...any) Object {
+	var o Object
+	for _, s := range structs {
+		v := reflect.ValueOf(s)
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.Name != "_" {
+				o = append(o, Field{CName(f.Name), plain(v.Field(i))})
+			}
+		}
+	}
+	return o
+}
+
+// plain converts a field to a text or a number.
+func plain(v reflect.Value) any {
+	switch x := v.Interface().(type) {
+	case wire.Port:
+		return x.Host()
+	case fmt.Stringer:
+		return orEmpty(x.String())
+	}
+	return v.Interface()
+}
+
+// orEmpty undoes the dash that stands for nothing in tables.
+func orEmpty(text string) string {
+	if text == "-" {
+		return ""
+	}
+	return text
+}
+
+// initialisms are the words that Go writes in capitals.
+var initialisms = []string{"IPv4", "IPv6", "CIDR", "MAC", "MTU", "ID"}
+
+// CName converts the Go name of a field to the name that it has in C and
+// therefore in dumps: PodCIDRIPv4Len is pod_cidr_ipv4_len.
+func CName(goName string) string {
+	var words []string
+	for rest := goName; rest != ""; {
+		n := firstWord(rest)
+		words = append(words, strings.ToLower(rest[:n]))
+		rest = rest[n:]
+	}
+	return strings.Join(words, "_")
+}
+
+func firstWord(s string) int {
+	for _, w := range initialisms {
+		if after, ok := strings.CutPrefix(s, w); ok && !startsLower(after) {
+			return len(w)
+		}
+	}
+	for i, c := range s {
+		if i > 0 && unicode.IsUpper(c) {
+			return i
+		}
+	}
+	return len(s)
+}
+
+func startsLower(s string) bool { return s != "" && unicode.IsLower(rune(s[0])) }

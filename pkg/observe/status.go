@@ -1,0 +1,246 @@
+package observe
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// Status is the state of a node as its pins and its state directory show it.
+type Status struct {
+	Agent       Agent        `json:"agent"`
+	Node        Node         `json:"node"`
+	Uplinks     []Uplink     `json:"uplinks"`
+	Programs    []Program    `json:"programs"`
+	Attachments []Attachment `json:"attachments"`
+	Maps        []Fill       `json:"maps"`
+	Peers       []Peer       `json:"peers"`
+	// Problems says in a sentence each what is wrong; empty: nothing is.
+	Problems []string `json:"problems"`
+}
+
+// Agent says whether an agent runs on these directories.
+type Agent struct {
+	Running bool   `json:"running"`
+	Lock    string `json:"lock"`
+}
+
+// Node is this node as the map config has it.
+type Node struct {
+	Layout    uint32         `json:"layout"`
+	Addresses []netip.Addr   `json:"addresses"`
+	PodCIDRs  []netip.Prefix `json:"pod_cidrs"`
+	Pods      int            `json:"pods"`
+}
+
+// Uplink is an interface that leads out of the node, with the addresses that
+// pods are masqueraded to.
+type Uplink struct {
+	Ifindex   uint32       `json:"ifindex"`
+	Interface string       `json:"interface"`
+	Addresses []netip.Addr `json:"addresses"`
+}
+
+// Peer is another node; without a podCIDR, PodCIDR is empty.
+type Peer struct {
+	Node    netip.Addr `json:"node"`
+	PodCIDR string     `json:"pod_cidr"`
+	// Ifindex is the uplink that leads there; 0: none does.
+	Ifindex   uint32 `json:"ifindex"`
+	Interface string `json:"interface"`
+	MTU       uint32 `json:"mtu"`
+}
+
+// fullPercent is from where on the fill of a table is a problem: the agent
+// keeps them under 70.
+const fullPercent = 90
+
+// survey collects a Status.
+type survey struct {
+	Status
+	dir       bpffs.Dir
+	endpoints []typed.Entry[endpoints.Key, endpoints.Value]
+	devices   []typed.Entry[devices.Key, devices.Value]
+	uplinks   []typed.Entry[uplinks.Key, uplinks.Value]
+}
+
+// Survey looks at the node. What is wrong with the node is no error but one of
+// the Problems; an error is what could not be read.
+func (r Reader) Survey(stateDir string) (Status, error) {
+	s := survey{dir: r.Dir, Status: Status{
+		// Empty lists, not null, for who reads the JSON.
+		Node:        Node{Addresses: []netip.Addr{}, PodCIDRs: []netip.Prefix{}},
+		Uplinks:     []Uplink{},
+		Programs:    []Program{},
+		Attachments: []Attachment{},
+		Maps:        []Fill{},
+		Peers:       []Peer{},
+		Problems:    []string{},
+	}}
+	if err := s.agent(stateDir); err != nil {
+		return s.Status, err
+	}
+	for _, step := range []func() error{s.pods, s.node, s.destinations, s.programs, s.attachments, s.fills} {
+		err := step()
+		if missing(err) {
+			// One reason is enough: without maps nothing else can be told.
+			s.problem("%v", r.explainDir(err))
+			break
+		}
+		if err != nil {
+			return s.Status, r.explainDir(err)
+		}
+	}
+	return s.Status, nil
+}
+
+func (s *survey) problem(format string, args ...any) {
+	s.Problems = append(s.Problems, fmt.Sprintf(format, args...))
+}
+
+func (s *survey) agent(stateDir string) error {
+	s.Agent.Lock = filepath.Join(stateDir, "agent.lock")
+	running, err := bpffs.Held(s.Agent.Lock)
+	if err != nil {
+		return err
+	}
+	s.Agent.Running = running
+	if !running {
+		s.problem("no agent is running (%s is not held): the dataplane goes on as it is, changes of the cluster are not followed",
+			s.Agent.Lock)
+	}
+	return nil
+}
+
+// pods reads what the plugin writes: endpoints and their devices.
+func (s *survey) pods() (err error) {
+	if s.endpoints, err = load[endpoints.Key, endpoints.Value](s.dir, endpoints.Name); err != nil {
+		return err
+	}
+	if s.devices, err = load[devices.Key, devices.Value](s.dir, devices.Name); err != nil {
+		return err
+	}
+	slices.SortFunc(s.endpoints, func(a, b typed.Entry[endpoints.Key, endpoints.Value]) int {
+		return compareAddr(a.Key.Address, b.Key.Address)
+	})
+	s.Node.Pods = len(s.devices)
+	for _, e := range s.endpoints {
+		known := slices.ContainsFunc(s.devices, func(d typed.Entry[devices.Key, devices.Value]) bool {
+			return d.Key.Ifindex == e.Value.Ifindex
+		})
+		if !known {
+			s.problem("pod %s cannot send: its interface %d has no entry in the map devices", e.Key.Address, e.Value.Ifindex)
+		}
+	}
+	return nil
+}
+
+func (s *survey) node() error {
+	entries, err := load[config.Key, config.Value](s.dir, config.Name)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		s.Node.Layout = e.Value.Layout
+		s.Node.Addresses = valid(e.Value.NodeIPv4, e.Value.NodeIPv6)
+		s.Node.PodCIDRs = append(s.Node.PodCIDRs, e.Value.PodCIDRs()...)
+	}
+	if s.Node.Layout != wire.LayoutVersion {
+		s.problem("the maps have layout %d, this ebpfctl knows %d: what it shows may be wrong; use the one in the agent's image",
+			s.Node.Layout, wire.LayoutVersion)
+	}
+	if len(s.Node.PodCIDRs) == 0 {
+		s.problem("this node has no podCIDR: no Node object of its name is known, or nothing has given it one")
+	}
+	if s.uplinks, err = load[uplinks.Key, uplinks.Value](s.dir, uplinks.Name); err != nil {
+		return err
+	}
+	slices.SortFunc(s.uplinks, func(a, b typed.Entry[uplinks.Key, uplinks.Value]) int {
+		return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex)
+	})
+	for _, e := range s.uplinks {
+		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, interfaceName(e.Key.Ifindex), valid(e.Value.IPv4, e.Value.IPv6)})
+	}
+	if len(s.uplinks) == 0 {
+		s.problem("there is no uplink: pods reach only this node; see the agent's --uplink")
+	}
+	return nil
+}
+
+// destinations reads who else there is.
+func (s *survey) destinations() error {
+	entries, err := load[destinations.Key, destinations.Value](s.dir, destinations.Name)
+	if err != nil {
+		return err
+	}
+	s.Peers = append(s.Peers, peers(entries)...)
+	for i, p := range s.Peers {
+		if p.PodCIDR == "" {
+			continue
+		}
+		if p.Ifindex == 0 {
+			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached", p.Node, p.PodCIDR)
+			continue
+		}
+		s.Peers[i].Interface = interfaceName(p.Ifindex)
+	}
+	return nil
+}
+
+// peers lists each podCIDR of another node, and the addresses of nodes that no
+// podCIDR belongs to.
+func peers(entries []typed.Entry[destinations.Key, destinations.Value]) []Peer {
+	var out []Peer
+	known := map[netip.Addr]bool{}
+	for _, e := range entries {
+		if v := e.Value; v.Kind == destinations.PodCIDR {
+			known[v.Node.Netip()] = true
+			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Ifindex: v.Ifindex, MTU: v.MTU})
+		}
+	}
+	for _, e := range entries {
+		if a := e.Key.Prefix.Netip(); e.Value.Kind == destinations.Node && !known[a] {
+			out = append(out, Peer{Node: a})
+		}
+	}
+	slices.SortFunc(out, func(a, b Peer) int {
+		if c := a.Node.Compare(b.Node); c != 0 {
+			return c
+		}
+		return comparePrefixText(a.PodCIDR, b.PodCIDR)
+	})
+	return out
+}
+
+func (s *survey) fills() error {
+	fills, err := Fills(s.dir)
+	s.Maps = append(s.Maps, fills...)
+	for _, f := range fills {
+		if f.Percent() >= fullPercent {
+			s.problem("map %s is %d %% full (%d of %d): new entries will be refused", f.Name, f.Percent(), f.Entries, f.Capacity)
+		}
+	}
+	return err
+}
+
+// valid returns the addresses that are there.
+func valid(addrs ...wire.Addr) []netip.Addr {
+	out := []netip.Addr{}
+	for _, a := range addrs {
+		if n := a.Netip(); n.IsValid() {
+			out = append(out, n)
+		}
+	}
+	return out
+}
