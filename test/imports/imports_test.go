@@ -64,7 +64,7 @@ var rules = map[string][]string{
 	},
 	"pkg/observe": {
 		"maps/...", "pkg/attach", "pkg/bpffs",
-		"github.com/cilium/ebpf/...", "github.com/prometheus/client_golang/...", "sigs.k8s.io/yaml/...",
+		"github.com/cilium/ebpf/...", "github.com/prometheus/client_golang/...", "golang.org/x/sys/unix", "sigs.k8s.io/yaml/...",
 	},
 	"pkg/agent/...": {
 		"cni/install", "cni/ipam", "maps/...", "pkg/...",
