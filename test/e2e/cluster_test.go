@@ -48,10 +48,10 @@ func addPod(t *testing.T, node *lab.Node, name string) *lab.Pod {
 	return pod
 }
 
-// serve answers on a port and returns where.
-func serve(t *testing.T, on *lab.Namespace, port uint16) netip.AddrPort {
+// serve answers on a port of the kernel's choice and returns where.
+func serve(t *testing.T, on *lab.Namespace) netip.AddrPort {
 	t.Helper()
-	server, err := on.Serve(port)
+	server, err := on.Serve(0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ func TestEverybodyReachesEverybody(t *testing.T) {
 			}
 		}
 		for _, to := range all {
-			at := serve(t, to.Namespace, 8080)
+			at := serve(t, to.Namespace)
 			for _, from := range all {
 				if from.Namespace != to.Namespace {
 					assertReaches(t, from.Namespace, at, from.Addr())
@@ -41,7 +41,7 @@ func TestEverybodyReachesEverybody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := serve(t, l.Outside, 8080)
+		at := serve(t, l.Outside)
 		for _, from := range all {
 			assertReaches(t, from.Namespace, at, from.outside)
 		}
@@ -75,10 +75,10 @@ func TestPayloadsSurviveOffloads(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		a, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		targets := map[string]netip.AddrPort{
-			"same node":    serve(t, near.Namespace, 8080),
-			"across nodes": serve(t, far.Namespace, 8080),
-			"outside":      serve(t, l.Outside, 8080),
-			"own host":     serve(t, l.Nodes[0].Namespace, 8080),
+			"same node":    serve(t, near.Namespace),
+			"across nodes": serve(t, far.Namespace),
+			"outside":      serve(t, l.Outside),
+			"own host":     serve(t, l.Nodes[0].Namespace),
 		}
 		for _, offloads := range []struct {
 			name         string
@@ -113,7 +113,7 @@ func TestWorldOpensFlowsToPods(t *testing.T) {
 		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
 			t.Fatal(err)
 		}
-		at := serve(t, pod.Namespace, 8080)
+		at := serve(t, pod.Namespace)
 		// The outside host answers from its address on the fabric, or a route to the pods would need a source.
 		seen, err := l.Outside.TCP(t.Context(), at)
 		assertSeen(t, "TCP from outside", seen, err, lab.GatewayAddr)
@@ -123,7 +123,7 @@ func TestWorldOpensFlowsToPods(t *testing.T) {
 			t.Error(err)
 		}
 		// The pod's own flows to the same host are masqueraded all the same.
-		seen, err = pod.TCP(t.Context(), serve(t, l.Outside, 8080))
+		seen, err = pod.TCP(t.Context(), serve(t, l.Outside))
 		assertSeen(t, "TCP to the outside", seen, err, l.Nodes[0].Addr())
 	})
 }
@@ -162,7 +162,7 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 				}
 			}
 		}
-		assertReaches(t, liar.Namespace, serve(t, near.Namespace, 8080), liar.Addr())
+		assertReaches(t, liar.Namespace, serve(t, near.Namespace), liar.Addr())
 	})
 }
 

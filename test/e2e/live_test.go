@@ -72,7 +72,7 @@ func TestPodsDoNotNeedTheAgent(t *testing.T) {
 		node := l.Nodes[0]
 		a, near, far := addPod(t, node, "a"), addPod(t, node, "near"), addPod(t, l.Nodes[1], "far")
 		targets := []netip.AddrPort{
-			serve(t, near.Namespace, 8080), serve(t, far.Namespace, 8080), serve(t, node.Namespace, 8080), serve(t, l.Outside, 8080),
+			serve(t, near.Namespace), serve(t, far.Namespace), serve(t, node.Namespace), serve(t, l.Outside),
 		}
 		flows := startSteadyFlows(t, a.Namespace, targets...)
 
@@ -117,7 +117,7 @@ func startAgainAndStop(t *testing.T, node *lab.Node) {
 func TestPodsOfANodeThatGoesAndReturns(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 2})
 	a, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
-	at := serve(t, far.Namespace, 8080)
+	at := serve(t, far.Namespace)
 	assertReaches(t, a.Namespace, at, a.Addr())
 
 	specs := l.NodeSpecs()

@@ -33,7 +33,7 @@ func TestSmallerMTUOutside(t *testing.T) {
 		} else if complaint.InnerSource != pod.Addr() || complaint.InnerDestination != lab.OutsideAddr {
 			t.Errorf("the error quotes a packet %s > %s, want the pod's own", complaint.InnerSource, complaint.InnerDestination)
 		}
-		at := serve(t, l.Outside, 8080)
+		at := serve(t, l.Outside)
 		// Segments of 1500 bytes until the first error has been understood.
 		moved, err := pod.Transfer(within(t, 20*time.Second), at, 10<<20)
 		assertSeen(t, "a transfer through the smaller MTU", moved.Seen, err, l.Nodes[0].Addr())

@@ -1,10 +1,13 @@
 package lab
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -56,26 +59,45 @@ func (c *Capture) collect() {
 	for {
 		n, err := c.file.Read(frame)
 		if err != nil {
-			return // closed, or the link is gone
+			break // Close has been called, or the link is gone
 		}
-		packet := gopacket.NewPacket(append([]byte(nil), frame[:n]...), layers.LayerTypeEthernet, gopacket.Default)
-		c.mu.Lock()
-		c.packets = append(c.packets, packet)
-		c.mu.Unlock()
+		c.add(frame[:n])
 	}
+	// What has arrived and was not read yet belongs to the capture too. The socket never blocks.
+	raw, err := c.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		for {
+			n, err := unix.Read(int(fd), frame)
+			if err != nil {
+				return
+			}
+			c.add(frame[:n])
+		}
+	})
+}
+
+func (c *Capture) add(frame []byte) {
+	packet := gopacket.NewPacket(bytes.Clone(frame), layers.LayerTypeEthernet, gopacket.Default)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.packets = append(c.packets, packet)
 }
 
 // Packets returns what has been collected so far.
 func (c *Capture) Packets() []gopacket.Packet {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return append([]gopacket.Packet(nil), c.packets...)
+	return slices.Clone(c.packets)
 }
 
 // Close ends the capture and returns everything that it has collected.
 func (c *Capture) Close() []gopacket.Packet {
-	c.file.Close()
+	_ = c.file.SetReadDeadline(time.Now()) // wakes the reader; a packet socket has deadlines
 	<-c.done
+	c.file.Close()
 	return c.Packets()
 }
 

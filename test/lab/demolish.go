@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,9 +32,9 @@ func demolish(id string) error {
 	}
 	mounts, err := mountsUnder(dir)
 	failed = append(failed, err)
-	for i := len(mounts) - 1; i >= 0; i-- { // the innermost last in the table
-		if err := unix.Unmount(mounts[i], unix.MNT_DETACH); err != nil {
-			failed = append(failed, fmt.Errorf("unmount %s: %w", mounts[i], err))
+	for _, mount := range slices.Backward(mounts) { // the innermost stands last in the table
+		if err := unix.Unmount(mount, unix.MNT_DETACH); err != nil {
+			failed = append(failed, fmt.Errorf("unmount %s: %w", mount, err))
 		}
 	}
 	if err := errors.Join(failed...); err != nil {

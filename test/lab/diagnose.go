@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -37,7 +38,7 @@ func (l *Lab) Diagnose(ctx context.Context, w io.Writer) {
 	}
 }
 
-// describe writes links with their addresses and routes of all tables.
+// describe writes links with their addresses and counters, and the routes of the main table.
 func (ns *Namespace) describe(w io.Writer) {
 	links, err := retryInterrupted(ns.nl.LinkList)
 	if err != nil {
@@ -52,13 +53,18 @@ func (ns *Namespace) describe(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
-	routes, err := retryInterrupted(func() ([]netlink.Route, error) {
-		return ns.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-	})
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	routes, err := ns.describeRoutes(names)
 	if err != nil {
 		fmt.Fprintf(w, "   list routes: %v\n", err)
 	}
 	for _, route := range routes {
-		fmt.Fprintf(w, "   route %v\n", route)
+		// Of the table that the kernel fills for local addresses by itself nobody learns anything.
+		if strings.HasPrefix(route, "route table 254") {
+			fmt.Fprintf(w, "   %s\n", route)
+		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 // The lab's nodes are those of the list that a real API server gave.
 func TestNodeListIsTheRealOne(t *testing.T) {
-	var real, ours corev1.NodeList
-	if err := yaml.UnmarshalStrict(testdata.Nodes, &real); err != nil {
+	var given, ours corev1.NodeList
+	if err := yaml.UnmarshalStrict(testdata.Nodes, &given); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := NodeList(defaultSpec(1), defaultSpec(2), defaultSpec(3))
@@ -24,7 +24,7 @@ func TestNodeListIsTheRealOne(t *testing.T) {
 	if err := yaml.UnmarshalStrict(raw, &ours); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(real, ours); diff != "" {
+	if diff := cmp.Diff(given, ours); diff != "" {
 		t.Errorf("the list that the lab writes differs from test/testdata/nodes.yaml:\n%s", diff)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -82,9 +83,7 @@ func (n *Node) NewPod(name string, opts PodOptions) (*Pod, error) {
 		pod.runtime.Args = append(pod.runtime.Args, [2]string{"IP", opts.IP.String()})
 	}
 	pod.runtime.Args = append(pod.runtime.Args, opts.Args...)
-	for key, value := range opts.Capabilities {
-		pod.runtime.CapabilityArgs[key] = value
-	}
+	maps.Copy(pod.runtime.CapabilityArgs, opts.Capabilities)
 	if opts.IPs != nil {
 		pod.runtime.CapabilityArgs["ips"] = opts.IPs
 	}

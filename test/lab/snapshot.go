@@ -199,8 +199,11 @@ func programName(id ebpf.ProgramID) string {
 func (ns *Namespace) describeSysctls() (lines Snapshot, err error) {
 	err = ns.Do(func() error {
 		return filepath.WalkDir("/proc/sys/net", func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || entry.Name() == "nf_conntrack_count" {
+			if errors.Is(err, fs.ErrNotExist) {
 				return nil // an interface that goes meanwhile takes its sysctls along
+			}
+			if err != nil || entry.IsDir() || entry.Name() == "nf_conntrack_count" {
+				return err
 			}
 			if value, err := os.ReadFile(path); err == nil {
 				lines = append(lines, fmt.Sprintf("sysctl %s = %s", strings.TrimPrefix(path, "/proc/sys/"), strings.TrimSpace(string(value))))

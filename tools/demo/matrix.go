@@ -34,8 +34,6 @@ type meeting struct {
 	problems [len(ways)]error
 }
 
-func (m meeting) held() bool { return m.problems == [len(ways)]error{} }
-
 // kind names what a pair stands for in the summary.
 func (m meeting) kind() string {
 	switch {
@@ -114,18 +112,18 @@ func (s *screen) drawMatrix(from, to []party, all []meeting) {
 	for _, m := range all {
 		cells[[2]string{m.from.name, m.to.name}] = m
 	}
-	head := pad("", nameWidth)
+	head := []string{pad("", nameWidth)}
 	for _, receiver := range to {
-		head += pad(receiver.name, cellWidth)
+		head = append(head, pad(receiver.name, cellWidth))
 	}
-	s.line("    %s", s.paint(dim, strings.TrimRight(head, " ")))
+	s.line("    %s", s.paint(dim, strings.TrimRight(strings.Join(head, ""), " ")))
 	for _, sender := range from {
-		row := pad(sender.name, nameWidth)
+		row := []string{pad(sender.name, nameWidth)}
 		for _, receiver := range to {
 			m, met := cells[[2]string{sender.name, receiver.name}]
-			row += s.cell(m, met) + strings.Repeat(" ", cellWidth-len(ways))
+			row = append(row, s.cell(m, met), strings.Repeat(" ", cellWidth-len(ways)))
 		}
-		s.line("    %s", strings.TrimRight(row, " "))
+		s.line("    %s", strings.TrimRight(strings.Join(row, ""), " "))
 	}
 	s.drawProblems(all)
 }
@@ -146,11 +144,11 @@ func (s *screen) cell(m meeting, met bool) string {
 	if !met {
 		return s.paint(dim, " · ")
 	}
-	var marks string
+	var marks strings.Builder
 	for _, problem := range m.problems {
-		marks += s.mark(problem == nil)
+		marks.WriteString(s.mark(problem == nil))
 	}
-	return marks
+	return marks.String()
 }
 
 // drawKinds sums the matrix up by what the pairs stand for.
@@ -166,7 +164,7 @@ func (s *screen) drawKinds(all []meeting) {
 	slices.Sort(kinds)
 	for _, kind := range kinds {
 		met := byKind[kind]
-		row := pad(kind, 28) + pad(fmt.Sprintf("%d pairs", len(met)), 10)
+		row := []string{pad(kind, 28), pad(fmt.Sprintf("%d pairs", len(met)), 10)}
 		for way, name := range ways {
 			held := 0
 			for _, m := range met {
@@ -174,9 +172,9 @@ func (s *screen) drawKinds(all []meeting) {
 					held++
 				}
 			}
-			row += s.mark(held == len(met)) + " " + pad(fmt.Sprintf("%s %d/%d", name, held, len(met)), 12)
+			row = append(row, s.mark(held == len(met)), " ", pad(fmt.Sprintf("%s %d/%d", name, held, len(met)), 12))
 		}
-		s.line("    %s%s", row, s.paint(dim, fmt.Sprintf("median ping %.2f ms", medianRTT(met).Seconds()*1000)))
+		s.line("    %s%s", strings.Join(row, ""), s.paint(dim, fmt.Sprintf("median ping %.2f ms", medianRTT(met).Seconds()*1000)))
 	}
 }
 
