@@ -98,7 +98,7 @@ EC_INLINE int world_open(struct __sk_buff *ctx, const struct pkt *pkt, struct wo
  * Gives the packet the source of its flow, which is opened if there is none.
  * 0, or a negated drop reason.
  */
-EC_CALL int world_translate(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
+EC_INLINE int world_translate(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
 {
 	int ret;
 
