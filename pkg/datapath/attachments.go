@@ -1,0 +1,175 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// attachment is a hook that carries a program of ours, with the means to put
+// that very program back.
+type attachment struct {
+	place
+	mode attach.Mode
+	prog *ebpf.Program
+}
+
+// place is a hook of an interface.
+type place struct {
+	ifindex int
+	hook    attach.Hook
+}
+
+// findAttachments finds every program of ours that is attached, wherever the
+// pins and maps say that one may be. Links whose device is gone are swept.
+func findAttachments(opts Options) ([]attachment, error) {
+	places, err := knownPlaces(opts)
+	if err != nil {
+		return nil, err
+	}
+	programs := make(map[ebpf.ProgramID]*ebpf.Program)
+	var out []attachment
+	for _, p := range places {
+		state, err := opts.attacher().Attached(p.ifindex, p.hook)
+		if err != nil {
+			return out, err
+		}
+		if state.Mode == "" {
+			if err := sweepDead(opts, p); err != nil {
+				return out, err
+			}
+			continue
+		}
+		prog := programs[state.ProgramID]
+		if prog == nil {
+			if prog, err = openProgram(opts.Dir, p.hook, state.ProgramID); err != nil {
+				closeAttachments(out)
+				return nil, err
+			}
+			programs[state.ProgramID] = prog
+		}
+		out = append(out, attachment{place: p, mode: state.Mode, prog: prog})
+	}
+	return out, nil
+}
+
+// sweepDead unpins the link of a device that is gone.
+func sweepDead(opts Options, p place) error {
+	if interfaceExists(p.ifindex) {
+		return nil
+	}
+	return opts.attacher().Detach(p.ifindex, p.hook)
+}
+
+// openProgram opens an attached program: by its pin, which takes no more than
+// the right to read it, else by its ID.
+func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Program, error) {
+	p, err := ebpf.LoadPinnedProgram(dir.Program(hook.Program()), nil)
+	if err == nil {
+		info, err := p.Info()
+		if err == nil {
+			if is, ok := info.ID(); ok && is == id {
+				return p, nil
+			}
+		}
+		_ = p.Close()
+	}
+	p, err = ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil, fmt.Errorf("open program %d that is attached as %s: %w", id, hook, err)
+	}
+	return p, nil
+}
+
+func closeAttachments(all []attachment) {
+	for _, a := range all {
+		// One program stands for many attachments; closing it twice does nothing.
+		_ = a.prog.Close()
+	}
+}
+
+// knownPlaces lists where programs of ours may be attached: pinned links, the
+// interfaces of pods and uplinks, and those on which we made a qdisc.
+func knownPlaces(opts Options) ([]place, error) {
+	set := make(map[place]bool)
+	links, err := linkPlaces(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range links {
+		set[p] = true
+	}
+	pods, err := ifindexes(opts.Dir.Map(devices.Name))
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range pods {
+		set[place{i, attach.FromPod}] = true
+	}
+	ups, err := ifindexes(opts.Dir.Map(uplinks.Name))
+	if err != nil {
+		return nil, err
+	}
+	made, err := qdiscs{opts.StateDir}.list()
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range append(ups, made...) {
+		set[place{i, attach.FromUplink}] = true
+		set[place{i, attach.ToUplink}] = true
+	}
+	out := make([]place, 0, len(set))
+	for p := range set {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b place) int { return a.ifindex - b.ifindex })
+	return out, nil
+}
+
+// linkPlaces lists what the pinned links are attached to.
+func linkPlaces(dir bpffs.Dir) ([]place, error) {
+	entries, err := os.ReadDir(dir.Links())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list pinned links: %w", err)
+	}
+	var out []place
+	for _, e := range entries {
+		if hook, ifindex, ok := bpffs.ParseLink(e.Name()); ok {
+			out = append(out, place{ifindex, attach.Hook(hook)})
+		}
+	}
+	return out, nil
+}
+
+// ifindexes lists the keys of a pinned map whose key is an ifindex, whatever its
+// values look like.
+func ifindexes(path string) ([]int, error) {
+	m, err := openPin(path)
+	if m == nil || err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	var out []int
+	err = each(m, func(key []byte, _ value) error {
+		out = append(out, int(decode[uint32](key)))
+		return nil
+	})
+	return out, err
+}
+
+func interfaceExists(ifindex int) bool {
+	_, err := net.InterfaceByIndex(ifindex)
+	return err == nil
+}

@@ -1,0 +1,132 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+)
+
+// Under pressure, which is from this fill on, flows that are not established
+// live shorter and the tables are swept more often.
+const (
+	pressurePercent  = 70
+	sweepInterval    = 5 * time.Second
+	pressureInterval = time.Second
+)
+
+// collectProgram sweeps the flow tables.
+const collectProgram = "ec_collect"
+
+// collectArgs is struct collect_args of bpf/lib/collect.h.
+type collectArgs struct {
+	Now      uint64
+	Table    usage.Table
+	Pressure uint32
+	Scanned  uint64
+	Deleted  uint64
+}
+
+// Swept counts what a sweep did in one flow table, in flows.
+type Swept struct {
+	Scanned, Deleted uint64
+	// Pressure says that the table was filled so far that lifetimes were cut.
+	Pressure bool
+}
+
+// CollectResult is what a sweep of both flow tables did.
+type CollectResult struct {
+	Snat, Conntrack Swept
+}
+
+// Fill is how full a flow table is.
+type Fill struct {
+	Entries, Capacity uint64
+}
+
+// Pressure says that the table is filled beyond what it should be.
+func (f Fill) Pressure() bool { return f.Entries*100 > f.Capacity*pressurePercent }
+
+// Sweep removes the flows that have ended or been idle for too long, from both
+// tables, and says after how long to call it again: soon when a table fills up.
+func (d *Datapath) Sweep() (CollectResult, time.Duration, error) {
+	now, err := monotonic()
+	if err != nil {
+		return CollectResult{}, sweepInterval, err
+	}
+	return d.SweepAt(now)
+}
+
+// SweepAt is Sweep at that time of CLOCK_MONOTONIC.
+func (d *Datapath) SweepAt(now time.Duration) (result CollectResult, again time.Duration, err error) {
+	again = sweepInterval
+	for t, into := range map[usage.Table]*Swept{usage.Snat: &result.Snat, usage.Conntrack: &result.Conntrack} {
+		fill, ferr := d.Fill(t)
+		if ferr != nil {
+			err = errors.Join(err, ferr)
+			continue
+		}
+		swept, cerr := d.Collect(now, t, fill.Pressure())
+		if cerr != nil {
+			err = errors.Join(err, cerr)
+			continue
+		}
+		*into = swept
+		if fill.Pressure() {
+			again = pressureInterval
+		}
+	}
+	return result, again, err
+}
+
+// Collect removes from one flow table the flows that have ended by now, a time
+// of CLOCK_MONOTONIC. Under pressure, those that are not established end earlier.
+func (d *Datapath) Collect(now time.Duration, t usage.Table, pressure bool) (Swept, error) {
+	p := d.programs[collectProgram]
+	if p == nil {
+		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", t, collectProgram)
+	}
+	args := collectArgs{Now: uint64(now), Table: t}
+	if pressure {
+		args.Pressure = 1
+	}
+	out, err := collect(p, args)
+	if err != nil {
+		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
+	}
+	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: pressure}, nil
+}
+
+func collect(p *ebpf.Program, args collectArgs) (collectArgs, error) {
+	var out collectArgs
+	ret, err := p.Run(&ebpf.RunOptions{Context: args, ContextOut: &out})
+	if err != nil {
+		return out, err
+	}
+	if ret != 0 {
+		return out, fmt.Errorf("program returned %d", int32(ret))
+	}
+	return out, nil
+}
+
+// Fill tells how full a flow table is, by the programs' own count.
+func (d *Datapath) Fill(t usage.Table) (Fill, error) {
+	v, err := d.Maps.Usage.Get(usage.Key{Table: t})
+	if err != nil {
+		return Fill{}, err
+	}
+	return Fill{Entries: v.Entries, Capacity: uint64(d.Maps.Capacity(t.String()))}, nil
+}
+
+// monotonic is the clock of the programs' time stamps.
+func monotonic() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("read monotonic clock: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
+}

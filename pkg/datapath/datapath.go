@@ -1,0 +1,110 @@
+// Package datapath brings the programs and maps of a node into the kernel and
+// keeps them there: it loads, configures and tests the programs, replaces those
+// that run already, moves the maps' content when their layout grows, sweeps the
+// flow tables, and removes all of it again. What stands in the maps is the
+// business of their writers.
+//
+//	dp, err := datapath.Load(ctx, datapath.Options{Dir: dir, StateDir: state, NodeConfig: cfg, Log: log})
+//	err = dp.AttachUplink(3)
+//	result, again, err := dp.Sweep()
+package datapath
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+var (
+	// ErrLayout is returned (wrapped) by Load when the pinned maps cannot become
+	// the maps of these programs. What runs goes on running.
+	ErrLayout = errors.New("map layout does not fit")
+
+	// ErrSelfTest is returned (wrapped) by Load when a new program, run on a test
+	// packet, does what it may never do.
+	ErrSelfTest = errors.New("program fails its self-test")
+
+	// ErrKernelTooOld is returned (wrapped) by Load and Probe, with all that the
+	// kernel lacks.
+	ErrKernelTooOld = errors.New("kernel is too old")
+)
+
+// defaultLockTimeout is longer than any work on one pod takes.
+const defaultLockTimeout = 30 * time.Second
+
+// Options say where a node's dataplane lives and how it is configured.
+type Options struct {
+	// Dir is the pin directory.
+	Dir bpffs.Dir
+	// StateDir holds the node's lock and the record of the qdiscs that we made.
+	StateDir string
+	// Attach is how programs are attached; the zero value is attach.Auto.
+	Attach attach.Mode
+	// NodeConfig is what the programs are compiled with by the verifier. The two
+	// capacities in it are filled in from the maps.
+	NodeConfig config.NodeConfig
+	// SnatEntries is the capacity of the tables snat and snat_reverse, and
+	// ConntrackEntries that of conntrack; 0: as compiled.
+	SnatEntries, ConntrackEntries uint32
+	// LockTimeout bounds the wait for work on pods to end; 0: 30 seconds.
+	LockTimeout time.Duration
+	// Spec holds other programs than the embedded ones, for tests.
+	Spec *ebpf.CollectionSpec
+	// Log takes what a person should know; nil: slog.Default.
+	Log *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Attach == "" {
+		o.Attach = attach.Auto
+	}
+	if o.LockTimeout == 0 {
+		o.LockTimeout = defaultLockTimeout
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return o
+}
+
+func (o Options) attacher() attach.Attacher {
+	return attach.Attacher{Dir: o.Dir, Mode: o.Attach}
+}
+
+// lock takes the node's lock for a change to all pods at once.
+func (o Options) lock(ctx context.Context) (*bpffs.Lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.LockTimeout)
+	defer cancel()
+	return bpffs.Exclusive(ctx, o.StateDir)
+}
+
+// Datapath is the dataplane of a node, open and running. It goes on running
+// when it is closed, and when the process ends.
+type Datapath struct {
+	// Maps are the pinned maps.
+	Maps *Maps
+
+	opts     Options
+	programs map[string]*ebpf.Program
+	qdiscs   qdiscs
+}
+
+// Program returns a loaded program by its name, such as ec_from_pod; nil when
+// there is none.
+func (d *Datapath) Program(name string) *ebpf.Program { return d.programs[name] }
+
+// Close lets go of the programs and maps. They stay pinned and attached.
+func (d *Datapath) Close() error {
+	errs := []error{d.Maps.Close()}
+	for _, p := range d.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,142 @@
+package datapath
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/bpf"
+)
+
+// spec returns the programs, unchanged by earlier loads.
+func (o Options) spec() (*ebpf.CollectionSpec, error) {
+	if o.Spec != nil {
+		return o.Spec.Copy(), nil
+	}
+	spec, err := bpf.LoadDataplane()
+	if err != nil {
+		return nil, fmt.Errorf("read embedded programs: %w", err)
+	}
+	return spec, nil
+}
+
+// kernel answers what the running kernel can do; an error that is not
+// ebpf.ErrNotSupported says that it could not be found out.
+type kernel struct {
+	programType func(ebpf.ProgramType) error
+	helper      func(ebpf.ProgramType, asm.BuiltinFunc) error
+	mapType     func(ebpf.MapType) error
+	release     func() string
+}
+
+func runningKernel() kernel {
+	return kernel{
+		programType: features.HaveProgramType,
+		helper:      features.HaveProgramHelper,
+		mapType:     features.HaveMapType,
+		release:     release,
+	}
+}
+
+func release() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// Probe asks the kernel for everything that the embedded programs use. The one
+// error, which matches ErrKernelTooOld, names all that is missing.
+func Probe() error {
+	spec, err := Options{}.spec()
+	if err != nil {
+		return err
+	}
+	return probe(spec, runningKernel())
+}
+
+func probe(spec *ebpf.CollectionSpec, k kernel) error {
+	var missing []string
+	for _, n := range needs(spec) {
+		err := n.ask(k)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			missing = append(missing, n.what)
+			continue
+		}
+		// Any other answer says neither; then the verifier has the last word.
+		if errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("ask the kernel for %s: %w (root, or CAP_BPF and CAP_NET_ADMIN, are needed)", n.what, err)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%w: Linux %s lacks %s (6.1 or newer has them)", ErrKernelTooOld, k.release(), strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// need is one thing that the programs want from the kernel.
+type need struct {
+	what string
+	ask  func(kernel) error
+}
+
+// needs reads from the programs themselves what they use. A program type that
+// is missing makes its helpers no news, so types come first and once.
+func needs(spec *ebpf.CollectionSpec) []need {
+	var out []need
+	mapTypes := make(map[ebpf.MapType]bool)
+	for _, m := range spec.Maps {
+		mapTypes[m.Type] = true
+	}
+	for _, t := range slices.Sorted(maps.Keys(mapTypes)) {
+		out = append(out, need{"maps of type " + t.String(), func(k kernel) error { return k.mapType(t) }})
+	}
+	helpers := make(map[ebpf.ProgramType]map[asm.BuiltinFunc]bool)
+	for _, p := range spec.Programs {
+		if helpers[p.Type] == nil {
+			helpers[p.Type] = make(map[asm.BuiltinFunc]bool)
+		}
+		for _, ins := range p.Instructions {
+			if ins.IsBuiltinCall() {
+				helpers[p.Type][asm.BuiltinFunc(ins.Constant)] = true
+			}
+		}
+	}
+	for _, t := range slices.Sorted(maps.Keys(helpers)) {
+		out = append(out, need{"programs of type " + t.String(), func(k kernel) error { return k.programType(t) }})
+		for _, h := range slices.SortedFunc(maps.Keys(helpers[t]), cmp.Compare[asm.BuiltinFunc]) {
+			out = append(out, need{fmt.Sprintf("%s for %s programs", helperName(h), t), func(k kernel) error {
+				if k.programType(t) != nil {
+					return nil
+				}
+				return k.helper(t, h)
+			}})
+		}
+	}
+	return out
+}
+
+// helperName is the name that the kernel's documentation has: FnFibLookup is
+// bpf_fib_lookup.
+func helperName(h asm.BuiltinFunc) string {
+	var out strings.Builder
+	for i, r := range strings.TrimPrefix(h.String(), "Fn") {
+		if r >= 'A' && r <= 'Z' {
+			if i > 0 {
+				out.WriteByte('_')
+			}
+			r += 'a' - 'A'
+		}
+		out.WriteRune(r)
+	}
+	return "bpf_" + out.String()
+}

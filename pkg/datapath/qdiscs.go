@@ -1,0 +1,104 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+)
+
+// qdiscs is the record of the clsact qdiscs that we made, which is what cleanup
+// may remove: a file with an ifindex a line.
+type qdiscs struct {
+	stateDir string
+}
+
+func (q qdiscs) path() string { return filepath.Join(q.stateDir, "qdiscs") }
+
+// attach attaches a program and records the qdisc that this makes. It is
+// recorded beforehand, so that being killed in between leaves none unrecorded.
+func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *ebpf.Program) (attach.Result, error) {
+	if a.Mode == attach.TCX {
+		return a.Attach(ifindex, hook, prog)
+	}
+	added, err := q.add(ifindex)
+	if err != nil {
+		return attach.Result{}, err
+	}
+	result, err := a.Attach(ifindex, hook, prog)
+	if added && !result.QdiscCreated {
+		err = errors.Join(err, q.drop(ifindex))
+	}
+	return result, err
+}
+
+// remove deletes the qdisc of an interface if we made it and nothing is in it.
+func (q qdiscs) remove(ifindex int) error {
+	made, err := q.list()
+	if err != nil || !slices.Contains(made, ifindex) {
+		return err
+	}
+	if err := attach.RemoveQdisc(ifindex); err != nil {
+		return err
+	}
+	return q.drop(ifindex)
+}
+
+// list returns the recorded interfaces.
+func (q qdiscs) list() ([]int, error) {
+	text, err := os.ReadFile(q.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read record of qdiscs: %w", err)
+	}
+	var out []int
+	for line := range strings.FieldsSeq(string(text)) {
+		i, err := strconv.Atoi(line)
+		if err != nil || i <= 0 {
+			return nil, fmt.Errorf("read record of qdiscs %s: %q is no interface index (delete the file)", q.path(), line)
+		}
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+func (q qdiscs) add(ifindex int) (bool, error) {
+	made, err := q.list()
+	if err != nil || slices.Contains(made, ifindex) {
+		return false, err
+	}
+	return true, q.write(append(made, ifindex))
+}
+
+func (q qdiscs) drop(ifindex int) error {
+	made, err := q.list()
+	if err != nil {
+		return err
+	}
+	return q.write(slices.DeleteFunc(made, func(i int) bool { return i == ifindex }))
+}
+
+func (q qdiscs) write(made []int) error {
+	var text strings.Builder
+	for _, i := range made {
+		fmt.Fprintln(&text, i)
+	}
+	next := q.path() + ".next"
+	if err := os.WriteFile(next, []byte(text.String()), 0o600); err != nil {
+		return fmt.Errorf("write record of qdiscs: %w", err)
+	}
+	if err := os.Rename(next, q.path()); err != nil {
+		return fmt.Errorf("write record of qdiscs: %w", err)
+	}
+	return nil
+}

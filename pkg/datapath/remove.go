@@ -1,0 +1,55 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// Remove takes everything off the node that Load, Attach and the plugin's
+// attaching put there: programs on interfaces, the qdiscs that we made, every pin
+// and the pin directory, the record of qdiscs. Nothing there is no error. Of
+// Options it reads the directories and the logger.
+func Remove(ctx context.Context, opts Options) error {
+	opts = opts.withDefaults()
+	if _, err := os.Stat(opts.StateDir); errors.Is(err, fs.ErrNotExist) {
+		return remove(opts)
+	}
+	lock, err := opts.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	return remove(opts)
+}
+
+// remove goes from what packets meet to what only we look at; pins go last, so
+// that what fails can be tried again.
+func remove(opts Options) error {
+	places, err := knownPlaces(opts)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range places {
+		errs = append(errs, opts.attacher().Detach(p.ifindex, p.hook))
+	}
+	q := qdiscs{opts.StateDir}
+	made, err := q.list()
+	errs = append(errs, err)
+	for _, ifindex := range made {
+		errs = append(errs, q.remove(ifindex))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(string(opts.Dir)); err != nil {
+		return fmt.Errorf("remove pin directory: %w", err)
+	}
+	if err := os.Remove(q.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record of qdiscs: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,193 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+)
+
+// replace puts the new programs in the place of those that run. Between the
+// first and the last attachment both kinds run; when maps move, they write to
+// different ones. What that can lose:
+//
+//   - Flows that exist: nothing. They are in both maps before the first
+//     attachment changes, and each direction's state is joined afterwards.
+//   - Flows that a pod opens meanwhile: answers reach them, since the uplinks
+//     run the new and the old program one after the other for that time (not with
+//     clsact on a kernel without tcx). A later packet may meet the other kind of
+//     program before the maps are joined: TCP repeats it, a UDP flow may
+//     continue from another port.
+//   - Flows that the world opens towards a pod meanwhile: the answer may be
+//     dropped once, and TCP repeats it.
+//   - Counters: what a program counts on a CPU in the microseconds between
+//     the reading and the writing of that counter.
+func (l *loader) replace() (err error) {
+	olds, err := findAttachments(l.opts)
+	if err != nil {
+		return err
+	}
+	defer closeAttachments(olds)
+	bridges, err := l.bridge(olds)
+	defer func() {
+		for _, b := range bridges {
+			_ = b.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	if err := l.commit(); err != nil {
+		return err
+	}
+	var done []attachment
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.putBack(done))
+		}
+	}()
+	arrivals, others := splitArrivals(olds)
+	for _, group := range [][]attachment{others, arrivals} {
+		for _, old := range group {
+			// First, so that a failure halfway through it is undone too.
+			done = append(done, old)
+			if err := l.attach(old); err != nil {
+				return err
+			}
+			if err := l.at(stepAttached); err != nil {
+				return err
+			}
+		}
+		if err := l.merge(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// merge joins what both kinds of programs wrote.
+func (l *loader) merge() error {
+	for _, t := range l.tables {
+		if err := t.merge(); err != nil {
+			return err
+		}
+	}
+	return l.at(stepMerged)
+}
+
+// attach replaces one program; one that left the node meanwhile is no failure.
+func (l *loader) attach(old attachment) error {
+	prog := l.programs[old.hook.Program()]
+	if prog == nil {
+		return l.opts.attacher().Detach(old.ifindex, old.hook)
+	}
+	_, err := l.qdiscs.attach(l.opts.attacher(), old.ifindex, old.hook, prog)
+	if err != nil && !interfaceExists(old.ifindex) {
+		return l.opts.attacher().Detach(old.ifindex, old.hook)
+	}
+	return err
+}
+
+// commit catches up with the maps that move and pins them, so that a process
+// that is killed from now on leaves the next one both maps.
+func (l *loader) commit() error {
+	for _, t := range l.tables {
+		if !t.moves() {
+			continue
+		}
+		if err := t.fill(); err != nil {
+			return err
+		}
+		if t.pinned {
+			continue
+		}
+		if err := pinOver(t.m, nextPath(l.opts.Dir, t.name)); err != nil {
+			return err
+		}
+	}
+	return l.at(stepCommitted)
+}
+
+// putBack undoes a replacement that failed halfway. The flows that the new
+// programs opened go into the maps of before.
+func (l *loader) putBack(done []attachment) error {
+	var errs []error
+	for _, old := range slices.Backward(done) {
+		back := attach.Attacher{Dir: l.opts.Dir, Mode: old.mode}
+		if _, err := back.Attach(old.ifindex, old.hook, old.prog); err != nil && interfaceExists(old.ifindex) {
+			errs = append(errs, fmt.Errorf("put the program of before back: %w", err))
+		}
+	}
+	for _, t := range l.tables {
+		if err := t.giveBack(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) > 0 {
+		// New programs may still run: their maps stay for the next start.
+		return errors.Join(errs...)
+	}
+	for _, t := range l.tables {
+		if t.moves() && !t.pinned && !t.live {
+			errs = append(errs, removePin(nextPath(l.opts.Dir, t.name)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// splitArrivals takes apart what sees the packets that arrive at uplinks. It is
+// replaced last: until then the bridge answers for both kinds of programs.
+func splitArrivals(all []attachment) (arrivals, others []attachment) {
+	for _, a := range all {
+		if a.hook == attach.FromUplink {
+			arrivals = append(arrivals, a)
+		} else {
+			others = append(others, a)
+		}
+	}
+	return arrivals, others
+}
+
+// bridge lets the uplinks run the new program before the old one while flows
+// move: what the new one does not know it passes on. The links are not pinned: they
+// end with this process.
+func (l *loader) bridge(olds []attachment) ([]link.Link, error) {
+	prog := l.programs[attach.FromUplink.Program()]
+	if prog == nil || !l.flowsMove() {
+		return nil, nil
+	}
+	var links []link.Link
+	for _, old := range olds {
+		if old.hook != attach.FromUplink {
+			continue
+		}
+		anchor := link.Tail()
+		if old.mode == attach.TCX {
+			anchor = link.BeforeProgram(old.prog)
+		}
+		b, err := link.AttachTCX(link.TCXOptions{
+			Interface: old.ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: anchor,
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) || !interfaceExists(old.ifindex) {
+			continue
+		}
+		if err != nil {
+			return links, fmt.Errorf("run both programs on interface %d: %w", old.ifindex, err)
+		}
+		links = append(links, b)
+	}
+	return links, nil
+}
+
+func (l *loader) flowsMove() bool {
+	for _, t := range l.tables {
+		if t.moves() && contentOf(t.name, t.spec) == flows {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,120 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// What a program may tell the kernel to do (linux/pkt_cls.h). TC_ACT_OK is not
+// among them: it would keep other programs from seeing the packet.
+const (
+	actUnspec   = 0xffffffff
+	actShot     = 2
+	actRedirect = 7
+)
+
+// The interface that a test packet comes from is the loopback of our network
+// namespace, whose index is always 1.
+const testIfindex = 1
+
+// selfTest runs every program once on each test packet. It runs twins of the
+// programs, with maps of their own, so that no counter of the node says anything
+// about packets that never were.
+func (l *loader) selfTest() error {
+	spec := l.spec.Copy()
+	for name, m := range spec.Maps {
+		if !isData(name) && m.Type != ebpf.Array && m.Type != ebpf.PerCPUArray {
+			m.MaxEntries = min(m.MaxEntries, 16)
+		}
+	}
+	twin, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return fmt.Errorf("load programs for their self-test: %w", err)
+	}
+	defer twin.Close()
+	if err := addTestPod(twin.Maps[devices.Name]); err != nil {
+		return err
+	}
+	for name, p := range twin.Programs {
+		if err := testProgram(name, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addTestPod makes the test packets come from a pod.
+func addTestPod(m *ebpf.Map) error {
+	if m == nil {
+		return fmt.Errorf("the programs have no map %s", devices.Name)
+	}
+	dev := devices.Value{IPv4: wire.Addr{10: 0xff, 11: 0xff, 12: 192, 13: 0, 14: 2, 15: 1}}
+	key := encode(make([]byte, 4), devices.Key{Ifindex: testIfindex})
+	if err := put(m, key, value{encode(make([]byte, m.ValueSize()), dev)}, ebpf.UpdateAny); err != nil {
+		return fmt.Errorf("write map %s for the self-test: %w", devices.Name, err)
+	}
+	return nil
+}
+
+func testProgram(name string, p *ebpf.Program) error {
+	if p.Type() == ebpf.Syscall {
+		for t := range usage.Tables {
+			if _, err := collect(p, collectArgs{Table: t}); err != nil {
+				return fmt.Errorf("%w: %s: %w", ErrSelfTest, name, err)
+			}
+		}
+		return nil
+	}
+	for what, packet := range testPackets() {
+		action, err := p.Run(&ebpf.RunOptions{Data: packet})
+		if err != nil {
+			return fmt.Errorf("%w: %s on %s: %w", ErrSelfTest, name, what, err)
+		}
+		switch action {
+		case actUnspec, actShot, actRedirect:
+		default:
+			return fmt.Errorf("%w: %s on %s: unknown action %d", ErrSelfTest, name, what, int32(action))
+		}
+	}
+	return nil
+}
+
+// testPackets are frames of each kind, all from 192.0.2.1 (TEST-NET-1).
+func testPackets() map[string][]byte {
+	return map[string][]byte{
+		"an empty frame":        ethernet(0x88b5, nil),
+		"an ARP request":        ethernet(0x0806, make([]byte, 28)),
+		"an IPv6 packet":        ethernet(0x86dd, append([]byte{0x60}, make([]byte, 39)...)),
+		"a truncated IP packet": ethernet(0x0800, []byte{0x45}),
+		"a TCP SYN":             ethernet(0x0800, ipv4(6, append(ports(), 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0))),
+		"a UDP datagram":        ethernet(0x0800, ipv4(17, append(ports(), 0, 8, 0, 0))),
+		"an ICMP echo request":  ethernet(0x0800, ipv4(1, []byte{8, 0, 0, 0, 0, 1, 0, 1})),
+		"an SCTP packet":        ethernet(0x0800, ipv4(132, append(ports(), make([]byte, 8)...))),
+	}
+}
+
+func ethernet(protocol uint16, payload []byte) []byte {
+	frame := binary.BigEndian.AppendUint16(make([]byte, 12), protocol)
+	return append(frame, payload...)
+}
+
+func ports() []byte { return []byte{0xc0, 0, 0, 53} }
+
+// ipv4 is a packet from 192.0.2.1 to 198.51.100.1, both documentation addresses.
+func ipv4(protocol byte, payload []byte) []byte {
+	p := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0, 192, 0, 2, 1, 198, 51, 100, 1}
+	binary.BigEndian.PutUint16(p[2:], uint16(len(p)+len(payload)))
+	var sum uint32
+	for i := 0; i < len(p); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(p[i:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	binary.BigEndian.PutUint16(p[10:], ^uint16(sum+sum>>16))
+	return append(p, payload...)
+}
