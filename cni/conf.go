@@ -1,0 +1,281 @@
+package cni
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+const (
+	defaultBPFFS    = "/sys/fs/bpf/ebpf-cni"
+	defaultStateDir = "/run/ebpf-cni"
+	defaultMTU      = 1500
+	minMTU          = 68 // what IPv4 needs (RFC 791); the kernel refuses less
+	minMTUIPv6      = 1280
+	maxMTU          = 65535
+
+	gcKey = "cni.dev/valid-attachments"
+)
+
+// conf is the network configuration of one call, checked.
+type conf struct {
+	version    string
+	network    string
+	pins       bpffs.Dir
+	stateDir   string
+	mtu        int
+	attach     attach.Mode
+	quarantine time.Duration
+	logFile    string
+	logLevel   slog.Level
+	ipamType   string
+	dns        types.DNS
+	mac        net.HardwareAddr // asked for by the runtime
+	bandwidth  bool             // asked for by the runtime
+	unknown    []string
+
+	fields fields // what is decoded only by the operations that need it
+	raw    []byte
+}
+
+type fields map[string]json.RawMessage
+
+// known are the fields that have a meaning here, to libcni or to other plugins of the list.
+var known = []string{
+	"cniVersion", "cniVersions", "name", "type", "bpffs", "stateDir", "mtu", "attach", "addressQuarantine",
+	"capabilities", "ipam", "logFile", "logLevel", "dns", "runtimeConfig", "prevResult", "args", gcKey,
+	"cni.dev/attachments", "disableCheck", "disableGC",
+}
+
+// parseConf checks everything that every operation needs. Errors are ready for the runtime.
+func parseConf(stdin []byte) (*conf, error) {
+	c := &conf{
+		pins: defaultBPFFS, stateDir: defaultStateDir, mtu: defaultMTU, quarantine: ipam.DefaultQuarantine, raw: stdin,
+	}
+	if err := json.Unmarshal(stdin, &c.fields); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "network configuration is not a JSON object", err.Error())
+	}
+	for name := range c.fields {
+		if !slices.Contains(known, name) {
+			c.unknown = append(c.unknown, name)
+		}
+	}
+	slices.Sort(c.unknown)
+	for _, read := range []func() error{c.readNames, c.readPaths, c.readValues, c.readLog, c.readIPAMType, c.readRuntime} {
+		if err := read(); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// fieldError is error 7: a field of the network configuration has a wrong value.
+func fieldError(field, reason string) error {
+	return types.NewError(types.ErrInvalidNetworkConfig, "network configuration, field "+field+": "+reason, "")
+}
+
+// decode reads a field; an absent one and null leave the default.
+func (f fields) decode(name, what string, into any) error {
+	raw, ok := f[name]
+	if !ok || string(raw) == "null" {
+		return nil
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return fieldError(name, fmt.Sprintf("%.100s: must be %s", raw, what))
+	}
+	return nil
+}
+
+func (c *conf) readNames() error {
+	if err := c.fields.decode("cniVersion", "a version such as \"1.0.0\"", &c.version); err != nil {
+		return err
+	}
+	if err := c.fields.decode("name", "a string", &c.network); err != nil {
+		return err
+	}
+	if _, err := ipam.Open("/", c.network, ipam.Options{}); err != nil { // it is a directory's name there
+		return fieldError("name", err.Error())
+	}
+	return nil
+}
+
+func (c *conf) readPaths() error {
+	var dir string
+	for _, f := range []struct {
+		name string
+		set  func(string)
+	}{
+		{"bpffs", func(s string) { c.pins = bpffs.Dir(s) }},
+		{"stateDir", func(s string) { c.stateDir = s }},
+		{"logFile", func(s string) { c.logFile = s }},
+	} {
+		dir = ""
+		if err := c.fields.decode(f.name, "an absolute path", &dir); err != nil {
+			return err
+		}
+		if dir == "" {
+			continue
+		}
+		if !filepath.IsAbs(dir) || strings.ContainsRune(dir, 0) {
+			return fieldError(f.name, fmt.Sprintf("%.100q: must be an absolute path", dir))
+		}
+		f.set(filepath.Clean(dir))
+	}
+	return nil
+}
+
+func (c *conf) readValues() error {
+	if err := c.fields.decode("mtu", "a number", &c.mtu); err != nil {
+		return err
+	}
+	if c.mtu == 0 {
+		c.mtu = defaultMTU
+	}
+	if c.mtu < minMTU || c.mtu > maxMTU {
+		return fieldError("mtu", fmt.Sprintf("%d: must be from %d to %d", c.mtu, minMTU, maxMTU))
+	}
+	var mode, rest string
+	if err := c.fields.decode("attach", "auto, tcx or clsact", &mode); err != nil {
+		return err
+	}
+	var err error
+	if c.attach, err = attach.ParseMode(mode); err != nil {
+		return fieldError("attach", err.Error())
+	}
+	if err := c.fields.decode("addressQuarantine", "a duration such as \"60s\"", &rest); err != nil {
+		return err
+	}
+	if rest != "" {
+		if c.quarantine, err = time.ParseDuration(rest); err != nil || c.quarantine < 0 {
+			return fieldError("addressQuarantine", fmt.Sprintf("%.100q: must be a duration such as \"60s\"", rest))
+		}
+	}
+	return c.fields.decode("dns", "an object of nameservers, domain, search and options", &c.dns)
+}
+
+func (c *conf) readLog() error {
+	var level string
+	if err := c.fields.decode("logLevel", "debug, info, warn or error", &level); err != nil {
+		return err
+	}
+	levels := map[string]slog.Level{
+		"": slog.LevelInfo, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+	}
+	l, ok := levels[level]
+	if !ok {
+		return fieldError("logLevel", fmt.Sprintf("%.100q: must be debug, info, warn or error", level))
+	}
+	c.logLevel = l
+	return nil
+}
+
+func (c *conf) readIPAMType() error {
+	var section struct {
+		Type string `json:"type"`
+	}
+	if err := c.fields.decode("ipam", "an object with a type", &section); err != nil {
+		return err
+	}
+	// The type of another plugin is the name of a file in CNI_PATH.
+	if section.Type == "" || section.Type != filepath.Base(section.Type) || strings.HasPrefix(section.Type, ".") {
+		return fieldError("ipam.type", fmt.Sprintf("%.100q: must be the name of an ipam plugin, such as host-local", section.Type))
+	}
+	c.ipamType = section.Type
+	return nil
+}
+
+func (c *conf) readRuntime() error {
+	var runtime fields
+	if err := c.fields.decode("runtimeConfig", "an object", &runtime); err != nil {
+		return err
+	}
+	if raw, ok := runtime["bandwidth"]; ok && string(raw) != "null" && string(raw) != "{}" {
+		c.bandwidth = true
+	}
+	var mac string
+	if json.Unmarshal(runtime["mac"], &mac) != nil && runtime["mac"] != nil {
+		return fieldError("runtimeConfig.mac", "must be an Ethernet address in text")
+	}
+	if mac == "" {
+		return nil
+	}
+	parsed, err := net.ParseMAC(mac)
+	if err != nil || len(parsed) != 6 || parsed[0]&1 != 0 || isZero(parsed) {
+		return fieldError("runtimeConfig.mac", fmt.Sprintf("%.100q: must be the Ethernet address of one interface", mac))
+	}
+	c.mac = parsed
+	return nil
+}
+
+func isZero(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) }
+
+// hostLocal says whether addresses are managed in process.
+func (c *conf) hostLocal() bool { return c.ipamType == endpoint.HostLocal }
+
+// parseIPAM reads what host-local needs to give an address.
+func (c *conf) parseIPAM(args string) (ipam.Config, error) {
+	parsed, err := ipam.Parse(c.raw, args)
+	switch e := err.(type) {
+	case nil:
+		return parsed, nil
+	case *ipam.FieldError:
+		return parsed, fieldError(e.Field, e.Reason)
+	default:
+		return parsed, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
+	}
+}
+
+// prevResult returns the result that CHECK is given, nil when there is none.
+func (c *conf) prevResult() (*current.Result, error) {
+	n := &types.PluginConf{CNIVersion: c.version}
+	if err := c.fields.decode("prevResult", "a result", &n.RawPrevResult); err != nil {
+		return nil, err
+	}
+	if n.RawPrevResult == nil {
+		return nil, nil
+	}
+	if err := version.ParsePrevResult(n); err != nil {
+		return nil, fieldError("prevResult", err.Error())
+	}
+	r, err := current.NewResultFromResult(n.PrevResult)
+	if err != nil {
+		return nil, fieldError("prevResult", err.Error())
+	}
+	return r, nil
+}
+
+// validAttachments returns the list that GC is given. Without one there is nothing to tell the living from the dead
+// by, and with one that can't be understood neither.
+func (c *conf) validAttachments() (map[endpoint.ID]bool, error) {
+	raw, ok := c.fields[gcKey]
+	if !ok || string(raw) == "null" {
+		return nil, fieldError(gcKey, "is missing: nothing is released without the list of what is still attached")
+	}
+	var list []types.GCAttachment
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fieldError(gcKey, "must be a list of objects with containerID and ifname: "+err.Error())
+	}
+	valid := map[endpoint.ID]bool{}
+	for i, a := range list {
+		id := endpoint.ID{ContainerID: a.ContainerID, IfName: a.IfName}
+		if err := id.Validate(); err != nil {
+			return nil, fieldError(fmt.Sprintf("%s[%d]", gcKey, i), err.Error())
+		}
+		valid[id] = true
+	}
+	return valid, nil
+}

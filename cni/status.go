@@ -1,0 +1,61 @@
+package cni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// status is STATUS: would an ADD succeed now? Whether the agent is alive does not matter. That all addresses are in
+// use is not reported either: runtimes make the whole node unready for it, and its pods are moved away.
+func (p *plugin) status(args *skel.CmdArgs) error {
+	c, done, err := p.begin("STATUS", args)
+	if err != nil {
+		return err
+	}
+	defer done()
+	err = c.ready()
+	var coded *types.Error
+	if err != nil && !errors.As(err, &coded) {
+		err = types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
+	}
+	return c.finish(err)
+}
+
+func (c *call) ready() error {
+	if c.hostLocal() {
+		if _, err := c.parseIPAM(""); err != nil {
+			return err
+		}
+	}
+	if err := c.dataplaneReady(); err != nil {
+		return err
+	}
+	if !c.delegatesVerb("1.1.0") {
+		return nil
+	}
+	if err := c.delegate("STATUS", c.raw); err != nil && !unsupported(err) {
+		return fmt.Errorf("ipam plugin %s: %w", c.ipamType, err)
+	}
+	return nil
+}
+
+func (c *call) dataplaneReady() error {
+	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
+	defer cancel()
+	l, err := bpffs.Shared(ctx, c.stateDir)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	d, err := openDataplane(c.pins)
+	if err == nil {
+		d.close()
+	}
+	return err
+}
