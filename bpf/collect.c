@@ -29,7 +29,6 @@ static long collect_forward(void *map, const struct tuple *key, struct snat_entr
 	if (!flow_claim(&forward->last_seen, seen))
 		return 0;
 	nat_remove(&out, forward);
-	collect_count_owner(ifindex, true);
 	args->deleted++;
 	return 0;
 }

@@ -82,20 +82,26 @@ EC_INLINE bool nat_port_has_socket(struct __sk_buff *ctx, const struct tuple *re
 	return true;
 }
 
-/* Removes a pair whose forward half was claimed. */
+/* Removes a pair whose forward half was claimed, and takes it off its owner's count. */
 EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {
 	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &key);
+	struct device *dev = flow_owner(forward->ifindex);
 
 	if (reverse && nat_names(reverse, out, forward->ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	bpf_map_delete_elem(&snat, out);
 	flow_count(USAGE_SNAT, -1);
+	if (dev)
+		__sync_fetch_and_sub(&dev->snat_flows, 1);
 }
 
-/* Puts the reverse half back where it is missing. */
-EC_CALL void nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
+/*
+ * Puts the reverse half back where it is missing. False: its port has gone to
+ * another flow, and this one cannot go on.
+ */
+EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
 {
 	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
 	struct snat_entry reverse = {
@@ -105,8 +111,11 @@ EC_CALL void nat_restore_reverse(const struct tuple *out, const struct snat_entr
 		.ifindex = forward->ifindex,
 		.last_seen = forward->last_seen,
 	};
+	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
 
-	bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
+	if (there)
+		return nat_names(there, out, forward->ifindex);
+	return !bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
 }
 
 /*
@@ -141,15 +150,14 @@ EC_INLINE struct snat_entry *nat_lookup(const struct tuple *out, __u32 ifindex)
 
 	if (!e)
 		return NULL;
-	if (e->ifindex != ifindex) {
-		if (flow_claim(&e->last_seen, e->last_seen))
-			nat_remove(out, e);
-		return NULL;
-	}
 	seen = flow_touch(&e->last_seen);
-	if (seen == FLOW_RENEWED)
-		nat_restore_reverse(out, e);
-	return seen == FLOW_GONE ? NULL : e;
+	if (seen == FLOW_GONE)
+		return NULL;
+	if (e->ifindex == ifindex && (seen == FLOW_FRESH || nat_restore_reverse(out, e)))
+		return e;
+	if (flow_claim(&e->last_seen, e->last_seen))
+		nat_remove(out, e);
+	return NULL;
 }
 
 /* A live reverse half, renewed; NULL: none. The key is the world's tuple, on its way out. */
