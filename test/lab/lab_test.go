@@ -269,8 +269,8 @@ func TestSweepAfterKill(t *testing.T) {
 		return slices.Compact(kinds)
 	}
 
-	if swept, err := Sweep(true); err != nil || slices.Contains(swept, id) {
-		t.Errorf("with its owner alive the lab must be left alone: swept %q, error %v", swept, err)
+	if ended, err := sweepOne(id, true); err != nil || ended {
+		t.Errorf("with its owner alive the lab must be left alone: ended %v, error %v", ended, err)
 	}
 	if err := owner.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -279,9 +279,9 @@ func TestSweepAfterKill(t *testing.T) {
 	if got, want := kinds(), []string{"namespace", "process", "mount", "directory"}; !slices.Equal(got, want) {
 		t.Errorf("a killed owner leaves %q, want %q, else this test tests nothing", got, want)
 	}
-	swept, err := Sweep(false)
-	if err != nil || !slices.Contains(swept, id) {
-		t.Errorf("swept %q, want %s among them; error %v", swept, id, err)
+	// Another process that starts a lab at this moment may be quicker: what counts is that nothing is left.
+	if _, err := Sweep(false); err != nil {
+		t.Error(err)
 	}
 	assertNothingRemains(t, id)
 }
@@ -298,8 +298,9 @@ func TestKeptLabIsEndedOnRequestOnly(t *testing.T) {
 	if found, err := Remains(id); err != nil || len(found) < 4 {
 		t.Errorf("of the kept lab there is only %q; error %v", found, err)
 	}
-	if swept, err := Sweep(true); err != nil || !slices.Contains(swept, id) {
-		t.Errorf("swept %q, want the kept lab %s among them; error %v", swept, id, err)
+	// Not Sweep(true): there may be other labs on this machine that somebody keeps.
+	if ended, err := sweepOne(id, true); err != nil || !ended {
+		t.Errorf("ending the kept lab %s: ended %v, error %v", id, ended, err)
 	}
 	assertNothingRemains(t, id)
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // bulk is how much is sent across nodes.
-const bulk = 100 << 20
+const bulk = 100_000_000
 
 // timeLimit is what one demo may take; everything in it waits for at most that.
 const timeLimit = 60 * time.Second
