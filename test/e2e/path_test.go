@@ -105,49 +105,23 @@ func TestWorldLearnsOfClosedPodPort(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
-		var outside *net.UDPConn
-		err := l.Outside.Do(func() (err error) {
-			outside, err = net.ListenUDP("udp4", &net.UDPAddr{IP: lab.OutsideAddr.AsSlice(), Port: 7000})
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer outside.Close()
-		conn, err := pod.DialUDP(netip.AddrPortFrom(lab.OutsideAddr, 7000), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Write([]byte("hello")); err != nil {
-			t.Fatal(err)
-		}
-		packet := make([]byte, 100)
-		if err := outside.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		_, from, err := outside.ReadFromUDPAddrPort(packet)
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn.Close()
+		world := netip.AddrPortFrom(lab.OutsideAddr, 7000)
+		outside := listenUDP(t, l.Outside, world)
+		inside := dialUDP(t, pod.Namespace, 0, world)
+		send(t, inside, "hello")
+		from := receive(t, outside, "hello")
+		inside.Close()
+
 		// Connected, so that the error finds the socket; from the port that the pod has talked to.
 		outside.Close()
-		var answer *net.UDPConn
-		err = l.Outside.Do(func() (err error) {
-			answer, err = net.DialUDP("udp4", &net.UDPAddr{IP: lab.OutsideAddr.AsSlice(), Port: 7000}, net.UDPAddrFromAddrPort(from))
-			return err
+		answer := openUDP(t, l.Outside, func() (*net.UDPConn, error) {
+			return net.DialUDP("udp4", net.UDPAddrFromAddrPort(world), net.UDPAddrFromAddrPort(from))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer answer.Close()
-		if _, err := answer.Write([]byte("too late")); err != nil {
-			t.Fatal(err)
-		}
+		send(t, answer, "too late")
 		if err := answer.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := answer.Read(packet); !errors.Is(err, unix.ECONNREFUSED) {
+		if _, err := answer.Read(make([]byte, 100)); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("answer to a port that the pod has closed: %v, want connection refused", err)
 		}
 	})
