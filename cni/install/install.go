@@ -1,0 +1,245 @@
+// Package install puts the plugin and its network configuration list where the
+// container runtime looks for them, and takes them away again.
+//
+// Both appear by rename, so that the runtime never sees half a file; both are
+// left alone when they say already what they should. When that is to happen is
+// for the agent to decide.
+package install
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+const (
+	// Plugin is the file name of the plugin, and its type in the list.
+	Plugin = "ebpf-cni"
+	// Conflist is the file name of the network configuration list.
+	Conflist = "10-ebpf-cni.conflist"
+	// Network is the name of the network.
+	Network = "ebpf-cni"
+)
+
+// List is what the network configuration list says.
+type List struct {
+	BPFFS      string
+	StateDir   string
+	MTU        int
+	Attach     string
+	Quarantine time.Duration
+	// PodCIDRs are this node's, one range each.
+	PodCIDRs []netip.Prefix
+	LogLevel string
+}
+
+// The order of the fields is the order in the file: it is read by people.
+type (
+	conflist struct {
+		CNIVersion  string   `json:"cniVersion"`
+		CNIVersions []string `json:"cniVersions"`
+		Name        string   `json:"name"`
+		Plugins     []plugin `json:"plugins"`
+	}
+	plugin struct {
+		Type              string       `json:"type"`
+		BPFFS             string       `json:"bpffs"`
+		StateDir          string       `json:"stateDir"`
+		MTU               int          `json:"mtu"`
+		Attach            string       `json:"attach"`
+		AddressQuarantine string       `json:"addressQuarantine"`
+		Capabilities      capabilities `json:"capabilities"`
+		IPAM              ipam         `json:"ipam"`
+		LogFile           string       `json:"logFile"`
+		LogLevel          string       `json:"logLevel"`
+	}
+	capabilities struct {
+		IPs       bool `json:"ips"`
+		MAC       bool `json:"mac"`
+		Bandwidth bool `json:"bandwidth"`
+	}
+	ipam struct {
+		Type   string    `json:"type"`
+		Ranges [][]allot `json:"ranges"`
+	}
+	allot struct {
+		Subnet netip.Prefix `json:"subnet"`
+	}
+)
+
+// Encode returns the content of the file.
+func (l List) Encode() []byte {
+	p := plugin{
+		Type: Plugin, BPFFS: l.BPFFS, StateDir: l.StateDir, MTU: l.MTU, Attach: l.Attach,
+		AddressQuarantine: seconds(l.Quarantine),
+		Capabilities:      capabilities{IPs: true, MAC: true, Bandwidth: true},
+		IPAM:              ipam{Type: "host-local"},
+		LogLevel:          l.LogLevel,
+	}
+	for _, cidr := range l.PodCIDRs {
+		p.IPAM.Ranges = append(p.IPAM.Ranges, []allot{{cidr}})
+	}
+	content, err := json.MarshalIndent(conflist{
+		CNIVersion:  "1.0.0",
+		CNIVersions: []string{"0.4.0", "1.0.0", "1.1.0"},
+		Name:        Network,
+		Plugins:     []plugin{p},
+	}, "", "  ")
+	if err != nil {
+		panic(err) // plain strings, numbers and valid prefixes
+	}
+	return append(content, '\n')
+}
+
+// seconds writes a duration as people do: 60s rather than 1m0s.
+func seconds(d time.Duration) string {
+	if d%time.Second != 0 {
+		return d.String()
+	}
+	return strconv.FormatInt(int64(d/time.Second), 10) + "s"
+}
+
+// WriteList makes the list in dir say what l says. It reports whether it wrote.
+func WriteList(dir string, l List) (bool, error) {
+	path, want := filepath.Join(dir, Conflist), l.Encode()
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
+		return false, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, fmt.Errorf("write network configuration list: %w", err)
+	}
+	// The runtime takes *.conf, *.conflist and *.json: the temporary name is none.
+	if err := replace(path, 0o644, bytes.NewReader(want)); err != nil {
+		return false, fmt.Errorf("write network configuration list: %w", err)
+	}
+	return true, nil
+}
+
+// RemoveList takes the list away. It reports whether there was one.
+func RemoveList(dir string) (bool, error) {
+	return remove(filepath.Join(dir, Conflist))
+}
+
+// WritePlugin installs the plugin at source into dir. It reports whether it
+// wrote: the same content, or the very same file, is left alone.
+func WritePlugin(source, dir string) (bool, error) {
+	from, err := os.Open(source) //nolint:gosec // beside our own executable
+	if err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	defer from.Close() //nolint:errcheck // only read
+	path := filepath.Join(dir, Plugin)
+	same, err := sameContent(from, path)
+	if same || err != nil {
+		return false, err
+	}
+	if _, err := from.Seek(0, io.SeekStart); err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	if err := replace(path, 0o755, from); err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	return true, nil
+}
+
+// RemovePlugin takes the plugin away, unless it is the file that it would be
+// installed from. It reports whether there was one.
+func RemovePlugin(source, dir string) (bool, error) {
+	path := filepath.Join(dir, Plugin)
+	a, errA := os.Stat(source)
+	b, errB := os.Stat(path)
+	if errA == nil && errB == nil && os.SameFile(a, b) {
+		return false, nil
+	}
+	return remove(path)
+}
+
+func remove(path string) (bool, error) {
+	err := errors.Join(sweep(path), os.Remove(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func sameContent(from *os.File, path string) (bool, error) {
+	info, err := from.Stat()
+	if err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	there, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("install the plugin: %w", err)
+	case os.SameFile(info, there):
+		return true, nil
+	case !there.Mode().IsRegular() || there.Size() != info.Size() || there.Mode().Perm()&0o111 == 0:
+		return false, nil
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	want, err := io.ReadAll(from)
+	if err != nil {
+		return false, fmt.Errorf("install the plugin: %w", err)
+	}
+	return bytes.Equal(have, want), nil
+}
+
+// temporary is the name below which a file is written before it gets its own.
+func temporary(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+}
+
+// sweep removes what a write that was killed left behind.
+func sweep(path string) error {
+	if err := os.Remove(temporary(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// replace writes a file beside path and renames it.
+func replace(path string, mode fs.FileMode, content io.Reader) (err error) {
+	name := temporary(path)
+	if err := sweep(path); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) //nolint:gosec // ours
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(name)
+		}
+	}()
+	_, err = io.Copy(f, content)
+	if err == nil {
+		err = f.Chmod(mode) // whatever the umask
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(name, path)
+	}
+	return err
+}

@@ -1,0 +1,58 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// LocalPrefixes lists what the kernel takes for this host itself: the IPv4 prefixes of type local in the local table.
+// Those of every interface are there, whatever their scope, and those that routes alone make local.
+func (h *Handle) LocalPrefixes() ([]netip.Prefix, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+	list, err := dump(func() ([]netlink.Route, error) {
+		return h.nl.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list local addresses: %w", err)
+	}
+	var out []netip.Prefix
+	for _, r := range list {
+		if p := prefix(r.Dst); p.IsValid() {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// Watch calls changed after every change of links, addresses, routes and filters in the namespace of the calling
+// goroutine's thread, until ctx ends. It does not tell what changed: who needs to know lists anew, which is right also
+// when the kernel had more to say than the socket could hold.
+func Watch(ctx context.Context, changed func()) error {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC)
+	if err != nil {
+		return fmt.Errorf("subscribe to network changes: %w", err)
+	}
+	defer socket.Close()
+	// The end of ctx is noticed between two receptions.
+	if err := socket.SetReceiveTimeout(&unix.Timeval{Usec: 200_000}); err != nil {
+		return fmt.Errorf("subscribe to network changes: %w", err)
+	}
+	for ctx.Err() == nil {
+		_, _, err := socket.Receive()
+		switch {
+		case err == nil, errors.Is(err, unix.ENOBUFS):
+			changed()
+		case errors.Is(err, unix.EAGAIN), interrupted(err):
+		default:
+			return fmt.Errorf("receive network changes: %w", err)
+		}
+	}
+	return ctx.Err()
+}
