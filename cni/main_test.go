@@ -1,0 +1,50 @@
+package cni
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"golang.org/x/sys/unix"
+)
+
+// What the tests tell the plugin that they execute. The plugin of the product reads none of it.
+const (
+	killAt   = "ECCNI_KILL_AT"  // step of ADD before which the process kills itself
+	failAt   = "ECCNI_FAIL_AT"  // step of ADD that fails
+	waitTime = "ECCNI_WAIT"     // how long to wait for locks
+	fakeIPAM = "ECCNI_IPAM_DIR" // where the fake ipam plugin keeps what it was asked
+)
+
+// TestMain lets the test binary be the plugin: executed by the name of one and with a command, it does what the
+// plugin does, and can be killed or made to fail at any step.
+func TestMain(m *testing.M) {
+	if os.Getenv("CNI_COMMAND") == "" {
+		os.Exit(m.Run())
+	}
+	if len(os.Args[0]) >= len(ipamName) && os.Args[0][len(os.Args[0])-len(ipamName):] == ipamName {
+		runFakeIPAM()
+		return
+	}
+	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, wait: lockWait, step: injected}
+	if d, err := time.ParseDuration(os.Getenv(waitTime)); err == nil {
+		p.wait = d
+	}
+	if e := skel.PluginMainFuncsWithError(p.funcs(), versions(), "test"); e != nil {
+		_ = e.Print()
+		os.Exit(1)
+	}
+}
+
+func injected(step string) error {
+	switch step {
+	case os.Getenv(killAt):
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {}
+	case os.Getenv(failAt):
+		return errors.New("made to fail at " + step)
+	}
+	return nil
+}
