@@ -1,0 +1,413 @@
+package observe
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/bpf"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+const now = uint64(10 * time.Hour)
+
+// isolated returns a reader of freshly pinned, empty maps.
+func isolated(t *testing.T) Reader {
+	t.Helper()
+	dir := bpffs.Dir(priv.Isolate(t) + "/ebpf-cni")
+	pins.Maps(t, dir)
+	return Reader{Dir: dir, Now: func() uint64 { return now }}
+}
+
+// put writes entries into a pinned map.
+func put[K comparable, V any](t *testing.T, r Reader, name string, entries ...typed.Entry[K, V]) {
+	t.Helper()
+	m, err := typed.Open[K, V](r.Dir.Map(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, e := range entries {
+		if err := m.Put(e.Key, e.Value); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// count writes v on the last CPU.
+func count[V any](t *testing.T, r Reader, name string, index uint32, v V) {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(r.Dir.Map(name), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	each := make([]V, ebpf.MustPossibleCPU())
+	each[len(each)-1] = v
+	if err := m.Put(index, each); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func prefixKey(text string) destinations.Key {
+	return destinations.KeyFrom(netip.MustParsePrefix(text))
+}
+
+func fillAll(t *testing.T, r Reader) {
+	t.Helper()
+	mac := func(b byte) wire.MAC { return wire.MAC{2, 0, 0, 0, 0, b} }
+	tuple := func(src string, sport uint16, dst string, dport uint16, p wire.Protocol) wire.Tuple {
+		return wire.Tuple{Src: addr(src), Dst: addr(dst), Sport: wire.PortFrom(sport), Dport: wire.PortFrom(dport), Proto: p}
+	}
+	put(t, r, endpoints.Name,
+		typed.Entry[endpoints.Key, endpoints.Value]{Key: endpoints.Key{Address: addr("10.244.1.10")}, Value: endpoints.Value{Ifindex: 43, PodMAC: mac(3), HostMAC: mac(4)}},
+		typed.Entry[endpoints.Key, endpoints.Value]{Key: endpoints.Key{Address: addr("10.244.1.9")}, Value: endpoints.Value{Ifindex: 42, PodMAC: mac(1), HostMAC: mac(2)}},
+	)
+	put(t, r, devices.Name, typed.Entry[devices.Key, devices.Value]{
+		Key:   devices.Key{Ifindex: 42},
+		Value: devices.Value{IPv4: addr("10.244.1.9"), PodMAC: mac(1), HostMAC: mac(2), SnatFlows: 3, ConntrackFlows: 1, Packets: 12345, Bytes: 9876543210},
+	})
+	put(t, r, destinations.Name,
+		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.2.0/24"), Value: destinations.Value{
+			Kind: destinations.PodCIDR, Ifindex: 2, Node: addr("172.18.0.3"), MTU: 1500, NeighbourChecked: now - uint64(3*time.Second),
+		}},
+		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.1.0/24"), Value: destinations.Value{Kind: destinations.Local}},
+		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("172.18.0.2/32"), Value: destinations.Value{Kind: destinations.Host}},
+		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("fd00::/48"), Value: destinations.Value{Kind: destinations.Native}},
+	)
+	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{IPv4: addr("172.18.0.2")}})
+	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
+		Key: tuple("10.244.1.9", 40000, "192.0.2.80", 443, wire.TCP),
+		Value: snat.Value{
+			ToAddress: addr("172.18.0.2"), ToPort: wire.PortFrom(50000), State: snat.SYN | snat.ACK, Ifindex: 42,
+			LastSeen: now - uint64(90*time.Second),
+		},
+	})
+	put(t, r, snat.ReverseName, typed.Entry[snat.Key, snat.Value]{
+		Key: tuple("172.18.0.2", 50000, "192.0.2.80", 443, wire.TCP),
+		Value: snat.Value{
+			ToAddress: addr("10.244.1.9"), ToPort: wire.PortFrom(40000), State: snat.ACK, Flags: snat.ViaStack, Ifindex: 42,
+			LastSeen: now - uint64(5*time.Minute),
+		},
+	})
+	put(t, r, conntrack.Name, typed.Entry[conntrack.Key, conntrack.Value]{
+		Key:   tuple("10.244.1.9", 80, "192.0.2.81", 5555, wire.TCP),
+		Value: conntrack.Value{Ifindex: 42, FromPod: snat.ACK, FromWorld: snat.SYN, Flags: conntrack.ViaStack, LastSeen: now - 1},
+	})
+	put(t, r, fragments.Name, typed.Entry[fragments.Key, fragments.Value]{
+		Key:   fragments.Key{Src: addr("10.244.1.9"), Dst: addr("192.0.2.80"), ID: 777, Proto: wire.UDP},
+		Value: fragments.Value{Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53)},
+	})
+	count(t, r, drops.Name, drops.Index(wire.FromPod, drops.SpoofedSource), drops.Value{Packets: 2, Bytes: 128})
+	count(t, r, traffic.Name, traffic.Index(wire.FromUplink, traffic.Delivered), traffic.Value{Packets: 5, Bytes: 500})
+	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
+		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+	}})
+	put(t, r, usage.Name,
+		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: 7}},
+		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Conntrack}, Value: usage.Value{Entries: 1}},
+	)
+}
+
+func TestReadJSON(t *testing.T) {
+	r := isolated(t)
+	fillAll(t, r)
+	want := map[string]string{
+		"endpoints": `[
+  {"address": "10.244.1.9", "ifindex": 42, "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02"},
+  {"address": "10.244.1.10", "ifindex": 43, "pod_mac": "02:00:00:00:00:03", "host_mac": "02:00:00:00:00:04"}
+]`,
+		"devices": `[
+  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1}
+]`,
+		"destinations": `[
+  {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "neighbour_checked": 0},
+  {"prefix": "10.244.2.0/24", "kind": "pod_cidr", "ifindex": 2, "node": "172.18.0.3", "mtu": 1500, "neighbour_checked": 35997000000000},
+  {"prefix": "172.18.0.2/32", "kind": "host", "ifindex": 0, "node": "", "mtu": 0, "neighbour_checked": 0},
+  {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "neighbour_checked": 0}
+]`,
+		"uplinks": `[
+  {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": ""}
+]`,
+		"snat": `[
+  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000}
+]`,
+		"snat_reverse": `[
+  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000}
+]`,
+		"conntrack": `[
+  {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "flags": "via_stack", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999}
+]`,
+		"fragments": `[
+  {"src": "10.244.1.9", "dst": "192.0.2.80", "id": 777, "proto": "udp", "sport": 4000, "dport": 53}
+]`,
+		"drops": `[
+  {"direction": "from_pod", "reason": "SPOOFED_SOURCE", "packets": 2, "bytes": 128, "explanation": "source is not an address of the sending pod"}
+]`,
+		"traffic": `[
+  {"direction": "from_uplink", "event": "delivered", "packets": 5, "bytes": 500, "explanation": "redirected into a pod of this node"}
+]`,
+		"config": `[
+  {"layout": 1, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": ""}
+]`,
+		"usage": `[
+  {"table": "snat", "entries": 7},
+  {"table": "conntrack", "entries": 1}
+]`,
+	}
+	if len(want) != len(Names()) {
+		t.Errorf("%d maps are expected, %d are known: %v", len(want), len(Names()), Names())
+	}
+	for _, name := range Names() {
+		table, err := r.Read(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		var b strings.Builder
+		if err := table.WriteJSON(&b, false); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want[name], b.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		assertSameOnOneLine(t, table, b.String())
+	}
+}
+
+// assertSameOnOneLine compares the two forms of the JSON.
+func assertSameOnOneLine(t *testing.T, table Table, lines string) {
+	t.Helper()
+	var b strings.Builder
+	if err := table.WriteJSON(&b, true); err != nil {
+		t.Error(err)
+	}
+	var one, many any
+	if err := errors.Join(json.Unmarshal([]byte(b.String()), &one), json.Unmarshal([]byte(lines), &many)); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(b.String(), "\n") || !cmp.Equal(one, many) {
+		t.Errorf("%s in one line: %s", table.Name, b.String())
+	}
+}
+
+func TestReadText(t *testing.T) {
+	r := isolated(t)
+	fillAll(t, r)
+	for name, want := range map[string]string{
+		"endpoints": `
+ADDRESS      IFINDEX  POD MAC            HOST MAC
+10.244.1.9        42  02:00:00:00:00:01  02:00:00:00:00:02
+10.244.1.10       43  02:00:00:00:00:03  02:00:00:00:00:04
+`,
+		"destinations": `
+PREFIX         KIND      NODE        IFINDEX   MTU  CHECKED
+10.244.1.0/24  local     -                 -     -        -
+10.244.2.0/24  pod_cidr  172.18.0.3        2  1500       3s
+172.18.0.2/32  host      -                 -     -        -
+fd00::/48      native    -                 -     -        -
+`,
+		"snat": `
+PROTO  SOURCE            DESTINATION     AS                STATE    FLAGS  IFINDEX  AGE
+tcp    10.244.1.9:40000  192.0.2.80:443  172.18.0.2:50000  syn|ack  -           42  90s
+`,
+		"snat_reverse": `
+PROTO  SOURCE            DESTINATION     POD               STATE  FLAGS      IFINDEX  AGE
+tcp    172.18.0.2:50000  192.0.2.80:443  10.244.1.9:40000  ack    via_stack       42   5m
+`,
+		"drops": `
+DIRECTION  REASON          PACKETS  BYTES  EXPLANATION
+from_pod   SPOOFED_SOURCE        2    128  source is not an address of the sending pod
+`,
+		"config": `
+LAYOUT  NODE IPV4   NODE IPV6  POD CIDR IPV4  POD CIDR IPV6
+     1  172.18.0.2  -          10.244.1.0/24  -
+`,
+	} {
+		table, err := r.Read(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		var b strings.Builder
+		if err := table.WriteText(&b); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want, "\n"+b.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestEmptyMaps(t *testing.T) {
+	r := isolated(t)
+	for _, name := range Names() {
+		table, err := r.Read(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		var text, doc strings.Builder
+		if err := errors.Join(table.WriteText(&text), table.WriteJSON(&doc, false)); err != nil {
+			t.Error(err)
+		}
+		array := name == config.Name || name == usage.Name
+		if lines := strings.Count(text.String(), "\n"); lines != 1 && !array {
+			t.Errorf("%s: an empty table has %d lines, want the header alone:\n%s", name, lines, text.String())
+		}
+		if doc.String() != "[]" && !array {
+			t.Errorf("%s: empty JSON is %s", name, doc.String())
+		}
+	}
+}
+
+func TestReadOfMissingPin(t *testing.T) {
+	r := Reader{Dir: bpffs.Dir(priv.Isolate(t) + "/nothing")}
+	_, err := r.Read(endpoints.Name)
+	if !errors.Is(err, ErrNoPin) || !strings.Contains(err.Error(), string(r.Dir)) || !strings.Contains(err.Error(), "--bpffs") {
+		t.Errorf("error must say where and what to do: %v", err)
+	}
+	if _, err := r.Read("frobs"); err == nil || errors.Is(err, ErrNoPin) {
+		t.Errorf("an unknown map: %v", err)
+	}
+}
+
+// TestReadOfChangingHash reads while a writer adds and deletes: what is there
+// all the time must be seen, once.
+func TestReadOfChangingHash(t *testing.T) {
+	r := isolated(t)
+	const stable = 1500
+	var entries []typed.Entry[snat.Key, snat.Value]
+	for i := range stable {
+		entries = append(entries, typed.Entry[snat.Key, snat.Value]{Key: flow(i), Value: snat.Value{LastSeen: 1}})
+	}
+	put(t, r, snat.Name, entries...)
+
+	m, err := snat.Open(r.Dir.Map(snat.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	stop, done := make(chan struct{}), make(chan error)
+	go func() {
+		for i := stable; ; i++ {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			key := flow(stable + i%1000)
+			if err := errors.Join(m.Put(key, snat.Value{}), m.Delete(key)); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for range 20 {
+		table, err := r.Read(snat.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]int{}
+		for i := range table.Len {
+			seen[strings.Join(table.Cells(i)[:3], " ")]++
+		}
+		for i := range stable {
+			k := flow(i)
+			if n := seen[fmt.Sprintf("%s %s %s", k.Proto, end(k.Src, k.Sport), end(k.Dst, k.Dport))]; n != 1 {
+				t.Fatalf("flow %d was seen %d times", i, n)
+			}
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func flow(i int) snat.Key {
+	a := addr("10.244.1.9")
+	a[15] = byte(i >> 8)
+	return snat.Key{Src: a, Dst: addr("192.0.2.1"), Sport: wire.PortFrom(uint16(i)), Dport: wire.PortFrom(80), Proto: wire.UDP}
+}
+
+func TestFills(t *testing.T) {
+	r := isolated(t)
+	fillAll(t, r)
+	var entries []typed.Entry[snat.Key, snat.Value]
+	for i := range 3000 {
+		entries = append(entries, typed.Entry[snat.Key, snat.Value]{Key: flow(i)})
+	}
+	put(t, r, snat.ReverseName, entries...)
+	got, err := Fills(r.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Fill{
+		{"endpoints", 2, pins.Entries},
+		{"devices", 1, pins.Entries},
+		{"destinations", 4, pins.Entries},
+		{"uplinks", 1, 256},
+		{"snat", 7, pins.Entries}, // as the programs count
+		{"snat_reverse", 3001, pins.Entries},
+		{"conntrack", 1, pins.Entries},
+		{"fragments", 1, pins.Entries},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestCounters(t *testing.T) {
+	r := isolated(t)
+	fillAll(t, r)
+	d, err := Drops(r.Dir)
+	if err != nil || len(d) != 1 || d[0].Reason != drops.SpoofedSource {
+		t.Errorf("drops: %v, %v", d, err)
+	}
+	tr, err := Traffic(r.Dir)
+	if err != nil || len(tr) != 1 || tr[0].Event != traffic.Delivered {
+		t.Errorf("traffic: %v, %v", tr, err)
+	}
+}
+
+func TestNamesAreTheDataplanesMaps(t *testing.T) {
+	spec, err := bpf.LoadDataplane()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for name := range spec.Maps {
+		if !strings.HasPrefix(name, ".") {
+			want = append(want, name)
+		}
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, slices.Sorted(slices.Values(Names()))); diff != "" {
+		t.Errorf("maps of the object, and maps that are shown (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,259 @@
+package observe
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
+)
+
+// node is a healthy node with one pod and one uplink.
+type node struct {
+	Reader
+	t        *testing.T
+	stateDir string
+	agent    *bpffs.Lock
+	programs map[attach.Hook]*ebpf.Program
+	pod      int
+	uplink   int
+}
+
+func newNode(t *testing.T, mode attach.Mode) *node {
+	t.Helper()
+	n := &node{Reader: isolated(t), t: t, stateDir: t.TempDir(), programs: map[attach.Hook]*ebpf.Program{}}
+	lock, err := bpffs.File(t.Context(), filepath.Join(n.stateDir, "agent.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lock.Release)
+	n.agent = lock
+	n.pod, n.uplink = n.link("pod"), n.link("eth0")
+	for i, h := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+		n.programs[h] = pins.Program(t, h.Program(), int32(i))
+		if err := n.programs[h].Pin(n.Dir.Program(h.Program())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.attach(mode, attach.FromPod, n.pod)
+	n.attach(mode, attach.FromUplink, n.uplink)
+	n.attach(mode, attach.ToUplink, n.uplink)
+	put(t, n.Reader, endpoints.Name, typed.Entry[endpoints.Key, endpoints.Value]{
+		Key: endpoints.Key{Address: addr("10.244.1.9")}, Value: endpoints.Value{Ifindex: uint32(n.pod)},
+	})
+	put(t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
+		Key: devices.Key{Ifindex: uint32(n.pod)}, Value: devices.Value{IPv4: addr("10.244.1.9")},
+	})
+	put(t, n.Reader, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{
+		Key: uplinks.Key{Ifindex: uint32(n.uplink)}, Value: uplinks.Value{IPv4: addr("172.18.0.2")},
+	})
+	put(t, n.Reader, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
+		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+	}})
+	n.destination("10.244.2.0/24", destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(n.uplink), Node: addr("172.18.0.3"), MTU: 1500})
+	n.destination("172.18.0.3/32", destinations.Value{Kind: destinations.Node})
+	n.destination("172.18.0.9/32", destinations.Value{Kind: destinations.Node})
+	return n
+}
+
+// link makes one end of a veth pair in the test's namespace and returns its index.
+func (n *node) link(name string) int {
+	n.t.Helper()
+	err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return l.Attrs().Index
+}
+
+func (n *node) unlink(name string) {
+	n.t.Helper()
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := netlink.LinkDel(l); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) attach(mode attach.Mode, h attach.Hook, ifindex int) {
+	n.t.Helper()
+	if _, err := (attach.Attacher{Dir: n.Dir, Mode: mode}).Attach(ifindex, h, n.programs[h]); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) destination(prefix string, v destinations.Value) {
+	n.t.Helper()
+	put(n.t, n.Reader, destinations.Name, typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey(prefix), Value: v})
+}
+
+func TestSurveyOfHealthyNode(t *testing.T) {
+	for _, mode := range []attach.Mode{attach.TCX, attach.Clsact} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			s, err := n.Survey(n.stateDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.Problems) != 0 {
+				t.Errorf("problems of a healthy node: %q", s.Problems)
+			}
+			want := []Attachment{
+				{attach.FromPod, n.pod, "pod", "10.244.1.9", mode, pins.ID(t, n.programs[attach.FromPod])},
+				{attach.FromUplink, n.uplink, "eth0", "", mode, pins.ID(t, n.programs[attach.FromUplink])},
+				{attach.ToUplink, n.uplink, "eth0", "", mode, pins.ID(t, n.programs[attach.ToUplink])},
+			}
+			if diff := cmp.Diff(want, s.Attachments); diff != "" {
+				t.Errorf("attachments (-want +got):\n%s", diff)
+			}
+			wantPeers := []Peer{
+				{Node: addr("172.18.0.3").Netip(), PodCIDR: "10.244.2.0/24", Ifindex: uint32(n.uplink), Interface: "eth0", MTU: 1500},
+				{Node: addr("172.18.0.9").Netip()},
+			}
+			if diff := cmp.Diff(wantPeers, s.Peers, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+				t.Errorf("peers (-want +got):\n%s", diff)
+			}
+			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 || len(s.Maps) != 8 {
+				t.Errorf("status: %+v", s)
+			}
+		})
+	}
+}
+
+func TestSurveyFindsProblems(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(n *node)
+		want  []string // one problem each, in order, holding this text
+	}{
+		"agent dead": {
+			func(n *node) { n.agent.Release() },
+			[]string{"no agent is running"},
+		},
+		"node off link": {
+			func(n *node) {
+				n.destination("10.244.5.0/24", destinations.Value{Kind: destinations.PodCIDR, Node: addr("192.0.2.5")})
+			},
+			[]string{"node 192.0.2.5 is off link: no uplink reaches it directly, so pods in 10.244.5.0/24"},
+		},
+		"pod detached": {
+			func(n *node) {
+				if err := (attach.Attacher{Dir: n.Dir}).Detach(n.pod, attach.FromPod); err != nil {
+					n.t.Fatal(err)
+				}
+			},
+			[]string{"ec_from_pod is not attached to interface"},
+		},
+		"pod's interface gone, entries left": {
+			func(n *node) { n.unlink("pod") },
+			[]string{"is gone, but has entries in the maps"},
+		},
+		"severed link": {
+			func(n *node) {
+				extra := n.link("extra")
+				n.attach(attach.TCX, attach.FromPod, extra)
+				n.unlink("extra")
+			},
+			[]string{"is severed"},
+		},
+		"attached where nothing of ours is": {
+			func(n *node) { n.attach(attach.TCX, attach.FromPod, n.link("extra")) },
+			[]string{"belongs to no pod and is no uplink"},
+		},
+		"another program than the pinned one": {
+			func(n *node) {
+				n.programs[attach.FromPod] = pins.Program(n.t, "ec_from_pod", 99)
+				n.attach(attach.TCX, attach.FromPod, n.pod)
+			},
+			[]string{"an update has not reached it"},
+		},
+		"program not pinned": {
+			func(n *node) {
+				if err := os.Remove(n.Dir.Program("ec_to_uplink")); err != nil {
+					n.t.Fatal(err)
+				}
+			},
+			[]string{"program ec_to_uplink is not pinned"},
+		},
+		"endpoint without device": {
+			func(n *node) {
+				put(n.t, n.Reader, endpoints.Name, typed.Entry[endpoints.Key, endpoints.Value]{
+					Key: endpoints.Key{Address: addr("10.244.1.77")}, Value: endpoints.Value{Ifindex: 7777},
+				})
+			},
+			[]string{"pod 10.244.1.77 cannot send: its interface 7777 has no entry"},
+		},
+		"layout of another version": {
+			func(n *node) {
+				put(n.t, n.Reader, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{Layout: 999}})
+			},
+			[]string{"layout 999", "this node has no podCIDR"},
+		},
+		"full table": {
+			func(n *node) {
+				put(n.t, n.Reader, usage.Name, typed.Entry[usage.Key, usage.Value]{
+					Key: usage.Key{Table: usage.Conntrack}, Value: usage.Value{Entries: pins.Entries * 95 / 100},
+				})
+			},
+			[]string{"map conntrack is 94 % full"},
+		},
+		"nothing pinned": {
+			func(n *node) { n.Dir += "/elsewhere" },
+			[]string{"the dataplane is not pinned below"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, attach.TCX)
+			c.spoil(n)
+			s, err := n.Survey(n.stateDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.Problems) != len(c.want) {
+				t.Fatalf("problems: %q, want %q", s.Problems, c.want)
+			}
+			for i, want := range c.want {
+				if !strings.Contains(s.Problems[i], want) {
+					t.Errorf("problem %d: %q, want %q", i, s.Problems[i], want)
+				}
+			}
+		})
+	}
+}
+
+func TestSurveyIsWholeJSON(t *testing.T) {
+	s, err := Reader{Dir: "/nowhere"}.Survey("/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(raw), "null") {
+		t.Errorf("an empty list is null: %s", raw)
+	}
+}

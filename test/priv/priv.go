@@ -1,0 +1,56 @@
+// Package priv is what a test needs that needs the kernel: the decision to skip
+// or to fail, and namespaces in which it can do no harm and leaves nothing.
+package priv
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Require skips the test for a normal user, and fails it when
+// REQUIRE_PRIVILEGED=1 says that nothing may be skipped.
+func Require(tb testing.TB) {
+	tb.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+		tb.Fatal("needs root, and REQUIRE_PRIVILEGED=1 is set")
+	}
+	tb.Skip("needs root")
+}
+
+// Isolate gives the test's goroutine a network namespace and a mount namespace
+// of its own, and returns a directory that is a BPF file system there. Both
+// namespaces have no name: they end with the goroutine's thread, also when the
+// process is killed, and all interfaces, pins and links in them end too. Other
+// goroutines, those of subtests included, stay outside.
+func Isolate(tb testing.TB) string {
+	tb.Helper()
+	Require(tb)
+	dir := filepath.Join(tb.TempDir(), "bpf")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	// Never unlocked, so that the thread ends with the goroutine.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
+		tb.Fatalf("unshare mounts and network: %v", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		tb.Fatalf("make mounts private: %v", err)
+	}
+	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
+		tb.Fatalf("mount a BPF file system: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			tb.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return dir
+}
