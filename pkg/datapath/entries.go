@@ -127,7 +127,8 @@ func eachIndex(m *ebpf.Map, fn func(key []byte, v value) error) error {
 // eachKey collects the keys first: the map may lose the one it stands on.
 func eachKey(m *ebpf.Map, fn func(key []byte, v value) error) error {
 	var keys [][]byte
-	var key []byte
+	// An untyped nil asks for the first key.
+	var key any
 	for {
 		next, err := m.NextKeyBytes(key)
 		if err != nil {

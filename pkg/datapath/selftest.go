@@ -88,14 +88,14 @@ func testProgram(name string, p *ebpf.Program) error {
 // testPackets are frames of each kind, all from 192.0.2.1 (TEST-NET-1).
 func testPackets() map[string][]byte {
 	return map[string][]byte{
-		"an empty frame":        ethernet(0x88b5, nil),
-		"an ARP request":        ethernet(0x0806, make([]byte, 28)),
-		"an IPv6 packet":        ethernet(0x86dd, append([]byte{0x60}, make([]byte, 39)...)),
-		"a truncated IP packet": ethernet(0x0800, []byte{0x45}),
-		"a TCP SYN":             ethernet(0x0800, ipv4(6, append(ports(), 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0))),
-		"a UDP datagram":        ethernet(0x0800, ipv4(17, append(ports(), 0, 8, 0, 0))),
-		"an ICMP echo request":  ethernet(0x0800, ipv4(1, []byte{8, 0, 0, 0, 0, 1, 0, 1})),
-		"an SCTP packet":        ethernet(0x0800, ipv4(132, append(ports(), make([]byte, 8)...))),
+		"an empty frame":         ethernet(0x88b5, nil),
+		"an ARP request":         ethernet(0x0806, make([]byte, 28)),
+		"an IPv6 packet":         ethernet(0x86dd, append([]byte{0x60}, make([]byte, 39)...)),
+		"a truncated TCP packet": ethernet(0x0800, ipv4(6, ports())),
+		"a TCP SYN":              ethernet(0x0800, ipv4(6, append(ports(), 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0))),
+		"a UDP datagram":         ethernet(0x0800, ipv4(17, append(ports(), 0, 8, 0, 0))),
+		"an ICMP echo request":   ethernet(0x0800, ipv4(1, []byte{8, 0, 0, 0, 0, 1, 0, 1})),
+		"an SCTP packet":         ethernet(0x0800, ipv4(132, append(ports(), make([]byte, 8)...))),
 	}
 }
 

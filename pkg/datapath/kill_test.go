@@ -1,0 +1,5 @@
+package datapath
+
+const childStep = "ECDP_CHILD_STEP"
+
+func child() int { return 2 }

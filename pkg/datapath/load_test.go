@@ -1,0 +1,196 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+func modes() []attach.Mode { return []attach.Mode{attach.TCX, attach.Clsact} }
+
+func TestLoadOnAFreshNode(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	dp := mustLoad(t, opts)
+	for name := range embedded(t).Programs {
+		if id, err := dp.programID(name); err != nil || id != pinnedID(t, opts, name) {
+			t.Errorf("%s is not the program that was loaded (%v)", name, err)
+		}
+	}
+	v, err := dp.Maps.Config.Get(config.Key{})
+	check(t, err)
+	if v.Layout != wire.LayoutVersion {
+		t.Errorf("layout %d, want %d", v.Layout, wire.LayoutVersion)
+	}
+	counted, err := dp.Maps.Drops.All()
+	check(t, err)
+	passed, err := dp.Maps.Traffic.All()
+	check(t, err)
+	if len(counted)+len(passed) > 0 {
+		t.Errorf("the self-test left counters: %v %v", counted, passed)
+	}
+	if _, err := os.Stat(nextDir(opts.Dir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there", nextDir(opts.Dir))
+	}
+	if got := dp.Maps.Capacity(snat.ReverseName); got != opts.SnatEntries {
+		t.Errorf("capacity %d, want %d", got, opts.SnatEntries)
+	}
+}
+
+func TestUpgradeReplacesEveryAttachment(t *testing.T) {
+	for _, mode := range modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, isolated(t, mode))
+			before, old := n.pins(t), n.attached(t)
+			n.opts.Spec = stubs(t)
+			mustLoad(t, n.opts)
+			n.verify(t)
+			for p, state := range n.attached(t) {
+				if state.ProgramID == old[p].ProgramID || state.Mode != mode {
+					t.Errorf("%s of interface %d: %+v, was %+v", p.hook, p.ifindex, state, old[p])
+				}
+			}
+			for path, id := range n.pins(t) {
+				isProgram := strings.HasPrefix(path, n.opts.Dir.Programs())
+				if same := id == before[path]; same == isProgram && id != 0 {
+					t.Errorf("pin %s: object %d, was %d", path, id, before[path])
+				}
+			}
+		})
+	}
+}
+
+func TestLoadChangesHowProgramsAreAttached(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Clsact))
+	for _, mode := range []attach.Mode{attach.Auto, attach.Clsact} {
+		n.opts.Attach = mode
+		mustLoad(t, n.opts)
+		n.verify(t)
+		want := map[attach.Mode]attach.Mode{attach.Auto: attach.TCX, attach.Clsact: attach.Clsact}[mode]
+		for p, state := range n.attached(t) {
+			if state.Mode != want {
+				t.Errorf("%s of interface %d is attached by %s, want %s", p.hook, p.ifindex, state.Mode, want)
+			}
+		}
+	}
+}
+
+// bad is a build that must not get onto a node, and what its refusal says.
+type bad struct {
+	name    string
+	change  func(*Options, *ebpf.CollectionSpec)
+	matches error
+	says    []string
+}
+
+func badBuilds() []bad {
+	program := func(name string, ins ...asm.Instruction) func(*Options, *ebpf.CollectionSpec) {
+		return func(_ *Options, s *ebpf.CollectionSpec) { s.Programs[name].Instructions = ins }
+	}
+	layout := func(name string, change func(*ebpf.MapSpec)) func(*Options, *ebpf.CollectionSpec) {
+		return func(_ *Options, s *ebpf.CollectionSpec) {
+			s.Maps[name].Key, s.Maps[name].Value = nil, nil
+			change(s.Maps[name])
+		}
+	}
+	return []bad{
+		{"the verifier refuses", program("ec_from_uplink", asm.Mov.Reg(asm.R0, asm.R5), asm.Return()), nil, []string{"ec_from_uplink", "R5"}},
+		{"an unknown action", program("ec_to_uplink", asm.Mov.Imm(asm.R0, 5), asm.Return()), ErrSelfTest, []string{"ec_to_uplink", "action 5"}},
+		{"the chain is ended", program("ec_from_pod", asm.Mov.Imm(asm.R0, 0), asm.Return()), ErrSelfTest, []string{"ec_from_pod", "action 0"}},
+		{"the collector fails", program("ec_collect", asm.Mov.Imm(asm.R0, 1), asm.Return()), ErrSelfTest, []string{"ec_collect"}},
+		{"a value shrinks", layout("snat", func(m *ebpf.MapSpec) { m.ValueSize -= 8 }), ErrLayout, []string{"snat", "value is 32, was 40"}},
+		{"a key changes", layout("conntrack", func(m *ebpf.MapSpec) { m.KeySize += 4 }), ErrLayout, []string{"conntrack", "key is 44, was 40"}},
+		{"a type changes", layout("snat", func(m *ebpf.MapSpec) { m.Type = ebpf.LRUHash }), ErrLayout, []string{"snat", "type is LRUHash, was Hash"}},
+		{"too small a table", func(o *Options, _ *ebpf.CollectionSpec) { o.SnatEntries = nodeFlows - 50 }, ErrLayout, []string{"snat", "250"}},
+	}
+}
+
+func TestBadBuildsLeaveEverythingAsItWas(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Auto))
+	before, old := n.pins(t), n.attached(t)
+	for _, b := range badBuilds() {
+		opts := n.opts
+		opts.Spec = stubs(t)
+		b.change(&opts, opts.Spec)
+		_, err := Load(context.Background(), opts)
+		refused(t, b.name, err, b.matches, b.says...)
+		if diff := cmp.Diff(before, n.pins(t)); diff != "" {
+			t.Errorf("%s: pins (-before +after):\n%s", b.name, diff)
+		}
+		if diff := cmp.Diff(old, n.attached(t), cmp.AllowUnexported(place{})); diff != "" {
+			t.Errorf("%s: attachments (-before +after):\n%s", b.name, diff)
+		}
+		n.verify(t)
+	}
+}
+
+func refused(t *testing.T, name string, err, matches error, says ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: not refused", name)
+		return
+	}
+	if matches != nil && !errors.Is(err, matches) {
+		t.Errorf("%s: %v does not match %v", name, err, matches)
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%s: %q does not say %q", name, err, s)
+		}
+	}
+}
+
+func TestNewerLayoutIsRefused(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Auto))
+	m, err := config.Open(n.opts.Dir.Map(config.Name))
+	check(t, err)
+	defer m.Close()
+	check(t, m.Put(config.Key{}, config.Value{Layout: wire.LayoutVersion + 1}))
+	old := n.attached(t)
+	_, err = Load(context.Background(), n.opts)
+	refused(t, "newer layout", err, ErrLayout, "newer build")
+	if diff := cmp.Diff(old, n.attached(t), cmp.AllowUnexported(place{})); diff != "" {
+		t.Errorf("attachments (-before +after):\n%s", diff)
+	}
+}
+
+func TestLoadWaitsForPodsWithinBounds(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	lock, err := bpffs.Shared(context.Background(), opts.StateDir)
+	check(t, err)
+	defer lock.Release()
+	opts.LockTimeout = 20e6
+	_, err = Load(context.Background(), opts)
+	refused(t, "locked", err, bpffs.ErrLocked, opts.StateDir)
+}
+
+func TestPinDirectoryMustBeOnBPFFS(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	opts.Dir = bpffs.Dir(t.TempDir())
+	_, err := Load(context.Background(), opts)
+	refused(t, "not bpffs", err, bpffs.ErrNotBPFFS, string(opts.Dir))
+}
+
+func TestDeadLinksAreSwept(t *testing.T) {
+	n := newNode(t, isolated(t, attach.TCX))
+	gone := addVeth(t, "gone")
+	dp := mustLoad(t, n.opts)
+	check(t, dp.Attach(gone, attach.FromPod))
+	removeVeth(t, "gone")
+	mustLoad(t, n.opts)
+	if _, err := os.Stat(n.opts.Dir.Link(string(attach.FromPod), gone)); !errors.Is(err, os.ErrNotExist) {
+		t.Error("the link of a device that is gone is still pinned")
+	}
+	n.verify(t)
+}

@@ -1,0 +1,202 @@
+package datapath
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+)
+
+// node is a node with pods and an uplink in use: what an upgrade must not harm.
+type node struct {
+	opts   Options
+	pods   []int
+	uplink int
+}
+
+const nodeFlows = 300
+
+// newNode loads the programs, attaches them and fills every map.
+func newNode(t *testing.T, opts Options) node {
+	t.Helper()
+	n := node{opts: opts}
+	dp := mustLoad(t, opts)
+	n.uplink = addVeth(t, "up")
+	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(n.uplink)}, uplinks.Value{IPv4: addr("192.0.2.9")}))
+	check(t, dp.AttachUplink(n.uplink))
+	for i, name := range []string{"pod1", "pod2", "pod3"} {
+		pod := addVeth(t, name)
+		n.pods = append(n.pods, pod)
+		address := wire.AddrFrom(netip.AddrFrom4([4]byte{10, 244, 1, byte(2 + i)}))
+		check(t, dp.Attach(pod, attach.FromPod))
+		check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(pod)}, devices.Value{IPv4: address, Packets: 7, SnatFlows: 100}))
+		check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: address}, endpoints.Value{Ifindex: uint32(pod)}))
+	}
+	for i := range nodeFlows {
+		n.addFlow(t, dp.Maps, uint16(i), 1000)
+	}
+	check(t, dp.Maps.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: nodeFlows}))
+	for i := range 40 {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(10 + i), 0}), 24)
+		check(t, dp.Maps.Destinations.Put(destinations.KeyFrom(p), destinations.Value{Kind: destinations.PodCIDR, MTU: 1500}))
+	}
+	n.setDrops(t, dp.Maps.Drops.Map, 5)
+	return n
+}
+
+func addr(s string) wire.Addr { return wire.AddrFrom(netip.MustParseAddr(s)) }
+
+func flowKey(port uint16) wire.Tuple {
+	return wire.Tuple{Src: addr("10.244.1.2"), Dst: addr("198.51.100.1"), Sport: wire.PortFrom(port), Dport: wire.PortFrom(80), Proto: wire.TCP}
+}
+
+// addFlow adds a masqueraded flow, both halves, and one that the world opened.
+func (n node) addFlow(t *testing.T, m *Maps, port uint16, seen uint64) {
+	t.Helper()
+	v := snat.Value{ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(port), Ifindex: uint32(n.pods[0]), LastSeen: seen, State: snat.SYN}
+	check(t, m.Snat.Put(flowKey(port), v))
+	reverse := flowKey(port)
+	reverse.Src = addr("192.0.2.9")
+	v.ToAddress = addr("10.244.1.2")
+	check(t, m.SnatReverse.Put(reverse, v))
+	check(t, m.Conntrack.Put(flowKey(port), conntrack.Value{Ifindex: uint32(n.pods[0]), LastSeen: seen, FromWorld: snat.SYN}))
+}
+
+func (n node) setDrops(t *testing.T, m *ebpf.Map, packets uint64) {
+	t.Helper()
+	each := make([]drops.Value, ebpf.MustPossibleCPU())
+	for cpu := range each {
+		each[cpu].Packets = packets
+	}
+	check(t, m.Put(drops.Index(wire.FromPod, drops.SpoofedSource), each))
+}
+
+// verify checks that nothing of the node was lost and that every attachment runs
+// the program that is pinned, in its new form or not.
+func (n node) verify(t *testing.T) {
+	t.Helper()
+	n.verifyPrograms(t)
+	pinned := func(name string) *ebpf.Map {
+		m, err := ebpf.LoadPinnedMap(n.opts.Dir.Map(name), nil)
+		check(t, err)
+		t.Cleanup(func() { _ = m.Close() })
+		return m
+	}
+	want := map[string]int{
+		snat.Name: nodeFlows, snat.ReverseName: nodeFlows, conntrack.Name: nodeFlows, destinations.Name: 40,
+		devices.Name: 3, endpoints.Name: 3, uplinks.Name: 1,
+	}
+	got := make(map[string]int)
+	for name := range want {
+		check(t, each(pinned(name), func([]byte, value) error { got[name]++; return nil }))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+	use, err := lookup(pinned(usage.Name), encode(make([]byte, 4), usage.Key{Table: usage.Snat}))
+	check(t, err)
+	if entries := decode[usage.Value](use[0]).Entries; entries != nodeFlows {
+		t.Errorf("usage says %d entries, want %d", entries, nodeFlows)
+	}
+	cfg, err := lookup(pinned(config.Name), make([]byte, 4))
+	check(t, err)
+	if layout := decode[config.Value](cfg[0]).Layout; layout != wire.LayoutVersion {
+		t.Errorf("layout %d, want %d", layout, wire.LayoutVersion)
+	}
+	n.verifyDrops(t, pinned(drops.Name), 5)
+}
+
+func (n node) verifyDrops(t *testing.T, m *ebpf.Map, packets uint64) {
+	t.Helper()
+	v, err := lookup(m, encode(make([]byte, 4), drops.Index(wire.FromPod, drops.SpoofedSource)))
+	check(t, err)
+	for cpu := range v {
+		if got := decode[drops.Value](v[cpu]).Packets; got != packets {
+			t.Errorf("drops on CPU %d: %d, want %d", cpu, got, packets)
+		}
+	}
+}
+
+func (n node) verifyPrograms(t *testing.T) {
+	t.Helper()
+	for p, state := range n.attached(t) {
+		if pin := pinnedID(t, n.opts, p.hook.Program()); state.ProgramID != pin {
+			t.Errorf("%s of interface %d runs program %d, pinned is %d", p.hook, p.ifindex, state.ProgramID, pin)
+		}
+	}
+}
+
+// attached returns what is on the node's hooks; each must carry something.
+func (n node) attached(t *testing.T) map[place]attach.State {
+	t.Helper()
+	places := []place{{n.uplink, attach.FromUplink}, {n.uplink, attach.ToUplink}}
+	for _, pod := range n.pods {
+		places = append(places, place{pod, attach.FromPod})
+	}
+	out := make(map[place]attach.State)
+	for _, p := range places {
+		state, err := n.opts.attacher().Attached(p.ifindex, p.hook)
+		check(t, err)
+		if state.Mode == "" {
+			t.Errorf("%s of interface %d carries nothing", p.hook, p.ifindex)
+		}
+		out[p] = state
+	}
+	return out
+}
+
+func pinnedID(t *testing.T, opts Options, name string) ebpf.ProgramID {
+	t.Helper()
+	p, err := ebpf.LoadPinnedProgram(opts.Dir.Program(name), nil)
+	check(t, err)
+	defer p.Close()
+	info, err := p.Info()
+	check(t, err)
+	id, _ := info.ID()
+	return id
+}
+
+// pins lists every pin with the ID of its object.
+func (n node) pins(t *testing.T) map[string]int {
+	t.Helper()
+	out := make(map[string]int)
+	check(t, filepath.WalkDir(string(n.opts.Dir), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if m, err := ebpf.LoadPinnedMap(path, nil); err == nil {
+			defer m.Close()
+			info, err := m.Info()
+			check(t, err)
+			id, _ := info.ID()
+			out[path] = int(id)
+			return nil
+		}
+		if p, err := ebpf.LoadPinnedProgram(path, nil); err == nil {
+			defer p.Close()
+			info, err := p.Info()
+			check(t, err)
+			id, _ := info.ID()
+			out[path] = int(id)
+			return nil
+		}
+		out[path] = 0
+		return nil
+	}))
+	return out
+}
