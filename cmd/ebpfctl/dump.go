@@ -44,8 +44,11 @@ As JSON and YAML a map is an array of objects: key and value in one, with the
 names that bpftool prints; several maps are an object by map name. What is
 absent, such as an IPv6 address that a pod does not have, is the empty text.
 last_seen is CLOCK_MONOTONIC in ns; tables show it as an age.`,
-		Args:      cobra.ArbitraryArgs,
-		ValidArgs: append(known(), everything),
+		Args: cobra.ArbitraryArgs,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			left := slices.DeleteFunc(append(known(), everything), func(name string) bool { return slices.Contains(args, name) })
+			return left, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: work(func(cmd *cobra.Command, args []string) error {
 			if err := d.choose(args); err != nil {
 				return err

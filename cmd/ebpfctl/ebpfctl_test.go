@@ -1,0 +1,435 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// result is what one call of the program gave.
+type result struct {
+	status         int
+	stdout, stderr string
+}
+
+// call runs ebpfctl in this process, with an empty environment.
+func call(t *testing.T, args ...string) result {
+	t.Helper()
+	return callWith(t, nil, args...)
+}
+
+func callWith(t *testing.T, environ map[string]string, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	status := run(t.Context(), env{
+		stdout: &stdout, stderr: &stderr, args: args, getenv: func(name string) string { return environ[name] },
+	})
+	return result{status, stdout.String(), stderr.String()}
+}
+
+// host is a node's directories.
+type host struct {
+	bpffs, stateDir string
+}
+
+func (h host) args(args ...string) []string {
+	return append([]string{"--bpffs", h.bpffs, "--state-dir", h.stateDir}, args...)
+}
+
+// newHost pins empty maps and writes two endpoints.
+func newHost(t *testing.T) host {
+	t.Helper()
+	h := host{bpffs: priv.Isolate(t) + "/ebpf-cni", stateDir: t.TempDir()}
+	pins.Maps(t, bpffs.Dir(h.bpffs))
+	h.addEndpoint(t, "10.244.1.10", 43)
+	h.addEndpoint(t, "10.244.1.9", 42)
+	return h
+}
+
+func (h host) addEndpoint(t *testing.T, address string, ifindex uint32) {
+	t.Helper()
+	m, err := endpoints.Open(bpffs.Dir(h.bpffs).Map(endpoints.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	key := endpoints.Key{Address: wire.AddrFrom(netip.MustParseAddr(address))}
+	if err := m.Put(key, endpoints.Value{Ifindex: ifindex}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWrongUsage(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"unknown map":        {[]string{"dump", "frobs"}, []string{`no map is called "frobs"`, "endpoints, devices", "ipam and all"}},
+		"unknown among many": {[]string{"dump", "all", "frobs"}, []string{`"frobs"`}},
+		"no map":             {[]string{"dump"}, []string{"which map", "endpoints"}},
+		"unknown command":    {[]string{"frob"}, []string{`unknown command "frob"`}},
+		"unknown flag":       {[]string{"status", "--frob"}, []string{"unknown flag: --frob"}},
+		"unknown format":     {[]string{"-o", "xml", "status"}, []string{"must be one of table, json, yaml"}},
+		"argument of status": {[]string{"status", "now"}, []string{`unknown command "now"`}},
+		"no shell":           {[]string{"completion"}, []string{"accepts 1 arg"}},
+		"unknown shell":      {[]string{"completion", "tcsh"}, []string{`invalid argument "tcsh"`}},
+		"interval":           {[]string{"dump", "all", "--watch", "--interval", "0s"}, []string{"--interval"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := call(t, c.args...)
+			if got.status != exitUsage || got.stdout != "" {
+				t.Errorf("status %d, stdout %q; want %d and nothing", got.status, got.stdout, exitUsage)
+			}
+			for _, want := range append(c.want, "ebpfctl: ", "--help") {
+				if !strings.Contains(got.stderr, want) {
+					t.Errorf("stderr does not say %q:\n%s", want, got.stderr)
+				}
+			}
+		})
+	}
+}
+
+func TestDumpTable(t *testing.T) {
+	h := newHost(t)
+	got := call(t, h.args("dump", "endpoints")...)
+	want := result{exitFine, `ADDRESS      IFINDEX  POD MAC            HOST MAC
+10.244.1.9        42  00:00:00:00:00:00  00:00:00:00:00:00
+10.244.1.10       43  00:00:00:00:00:00  00:00:00:00:00:00
+`, ""}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
+		t.Error(diff)
+	}
+	got = call(t, h.args("dump", "uplinks", "endpoints", "uplinks")...)
+	want.stdout = "== uplinks ==\nIFINDEX  IPV4  IPV6\n\n== endpoints ==\n" + want.stdout
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
+		t.Errorf("several maps: %s", diff)
+	}
+}
+
+// TestDumpFormats compares what the formats hold with each other.
+func TestDumpFormats(t *testing.T) {
+	h := newHost(t)
+	for _, args := range [][]string{{"all"}, {"endpoints"}, {"uplinks"}, {"drops", "endpoints"}} {
+		var fromJSON, fromYAML any
+		asJSON := call(t, h.args(append([]string{"-o", "json", "dump"}, args...)...)...)
+		asYAML := call(t, h.args(append([]string{"-o", "yaml", "dump"}, args...)...)...)
+		if asJSON.status != exitFine || asYAML.status != exitFine || asJSON.stderr+asYAML.stderr != "" {
+			t.Fatalf("%v: %+v %+v", args, asJSON, asYAML)
+		}
+		if err := json.Unmarshal([]byte(asJSON.stdout), &fromJSON); err != nil {
+			t.Errorf("%v: %v in\n%s", args, err, asJSON.stdout)
+		}
+		if err := yaml.Unmarshal([]byte(asYAML.stdout), &fromYAML); err != nil {
+			t.Errorf("%v: %v in\n%s", args, err, asYAML.stdout)
+		}
+		if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
+			t.Errorf("%v: JSON and YAML differ:\n%s", args, diff)
+		}
+		if again := call(t, h.args(append([]string{"-o", "json", "dump"}, args...)...)...); again != asJSON {
+			t.Errorf("%v: JSON is not stable", args)
+		}
+		if _, array := fromJSON.([]any); array != (len(args) == 1 && args[0] != everything) {
+			t.Errorf("%v: one map is an array, several are an object; this is %T", args, fromJSON)
+		}
+	}
+}
+
+func TestDumpAllHasEveryMap(t *testing.T) {
+	h := newHost(t)
+	got := call(t, h.args("-o", "json", "dump", "all")...)
+	var all map[string][]map[string]any
+	if err := json.Unmarshal([]byte(got.stdout), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{
+		"endpoints", "devices", "destinations", "uplinks", "snat", "snat_reverse", "conntrack", "fragments", "drops",
+		"traffic", "config", "ipam", "usage",
+	} {
+		if _, ok := all[name]; !ok {
+			t.Errorf("dump all lacks %s", name)
+		}
+	}
+	if len(all["endpoints"]) != 2 || all["endpoints"][0]["address"] != "10.244.1.9" {
+		t.Errorf("endpoints: %v", all["endpoints"])
+	}
+	if len(all["config"]) != 1 {
+		t.Errorf("config: %v", all["config"])
+	}
+}
+
+func TestDumpWithoutDataplane(t *testing.T) {
+	dir := priv.Isolate(t) + "/none"
+	got := call(t, "--bpffs", dir, "dump", "endpoints")
+	if got.status != exitWrong || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 || !strings.Contains(got.stderr, dir) {
+		t.Errorf("want one line that names the directory: %+v", got)
+	}
+}
+
+func TestDirectoriesFromEnvironment(t *testing.T) {
+	h := newHost(t)
+	environ := map[string]string{"EBPF_AGENT_BPFFS": h.bpffs, "EBPF_AGENT_STATE_DIR": h.stateDir}
+	if got := callWith(t, environ, "dump", "endpoints"); got.status != exitFine {
+		t.Errorf("from the environment: %+v", got)
+	}
+	if got := callWith(t, environ, "--bpffs", "/nowhere", "dump", "endpoints"); got.status != exitWrong {
+		t.Errorf("the flag must win: %+v", got)
+	}
+}
+
+func TestDumpIPAM(t *testing.T) {
+	stateDir := t.TempDir()
+	if got := call(t, "--state-dir", stateDir, "dump", "ipam"); got.stdout != "NETWORK  ADDRESS  STATE  CONTAINER  IFNAME  SINCE\n" || got.status != exitFine {
+		t.Errorf("no addresses: %+v", got)
+	}
+	store, err := ipam.Open(stateDir, "ebpf-cni", ipam.Options{Quarantine: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := ipam.Parse([]byte(`{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.1.0/24"}]]}}`), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := strings.Repeat("0123456789abcdef", 4)
+	for _, o := range []ipam.Owner{{ContainerID: id, IfName: "eth0"}, {ContainerID: "gone", IfName: "eth0"}} {
+		if _, err := store.Allocate(t.Context(), o, conf); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := store.Release(t.Context(), ipam.Owner{ContainerID: "gone", IfName: "eth0"}); err != nil {
+		t.Fatal(err)
+	}
+
+	got := call(t, "--state-dir", stateDir, "dump", "ipam")
+	want := regexp.MustCompile(`^NETWORK   ADDRESS     STATE        CONTAINER      IFNAME  SINCE
+ebpf-cni  10\.244\.1\.2  used         0123456789abc  eth0       \ds
+ebpf-cni  10\.244\.1\.3  quarantined  gone           eth0       \ds
+$`)
+	if !want.MatchString(got.stdout) {
+		t.Errorf("table:\n%s", got.stdout)
+	}
+	var rows []map[string]string
+	if err := json.Unmarshal([]byte(call(t, "--state-dir", stateDir, "-o", "json", "dump", "ipam").stdout), &rows); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 2 || rows[0]["container_id"] != id || rows[0]["state"] != "used" || rows[1]["state"] != "quarantined" {
+		t.Errorf("JSON: %v", rows)
+	}
+	if _, err := time.Parse(time.RFC3339Nano, rows[0]["since"]); err != nil {
+		t.Errorf("since: %v", err)
+	}
+}
+
+// watch runs a watching call in this goroutine, which owns the namespaces;
+// each chunk that is written is given to next, which ends the call by false.
+func watch(t *testing.T, terminal bool, next func(n int, chunk string) bool, args ...string) result {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	n := 0
+	var stderr bytes.Buffer
+	out := writerFunc(func(p []byte) {
+		if !next(n, string(p)) {
+			stop()
+		}
+		n++
+	})
+	status := run(ctx, env{stdout: out, stderr: &stderr, args: args, getenv: func(string) string { return "" }, terminal: terminal})
+	return result{status: status, stderr: stderr.String()}
+}
+
+type writerFunc func(p []byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
+}
+
+func TestWatchJSON(t *testing.T) {
+	h := newHost(t)
+	for _, args := range [][]string{{"endpoints"}, {"all"}} {
+		var documents []string
+		got := watch(t, false, func(n int, chunk string) bool {
+			documents = append(documents, chunk)
+			h.addEndpoint(t, fmt.Sprintf("10.244.1.%d", 100+n), 50)
+			return n < 2
+		}, h.args(append([]string{"-o", "json", "dump", "--watch", "--interval", "1ms"}, args...)...)...)
+		if got.status != exitFine || got.stderr != "" || len(documents) != 3 {
+			t.Fatalf("%v: %+v, %d documents", args, got, len(documents))
+		}
+		for _, d := range documents {
+			if strings.Count(d, "\n") != 1 || !strings.HasSuffix(d, "\n") || !json.Valid([]byte(d)) {
+				t.Errorf("%v: want one document in one line, got %q", args, d)
+			}
+		}
+		if args[0] == "endpoints" && (documents[0] == documents[1] || !strings.Contains(documents[1], "10.244.1.100")) {
+			t.Errorf("an added endpoint is not seen: %q", documents)
+		}
+	}
+}
+
+func TestWatchYAMLSeparatesDocuments(t *testing.T) {
+	h := newHost(t)
+	var all strings.Builder
+	watch(t, false, func(n int, chunk string) bool {
+		all.WriteString(chunk)
+		return n < 1
+	}, h.args("-o", "yaml", "dump", "endpoints", "-w", "--interval", "1ms")...)
+	documents := strings.Split(all.String(), "---\n")
+	if len(documents) != 2 || documents[0] == "" || documents[0] != documents[1] {
+		t.Errorf("documents: %q", documents)
+	}
+}
+
+func TestWatchTable(t *testing.T) {
+	h := newHost(t)
+	for _, terminal := range []bool{false, true} {
+		var chunks []string
+		watch(t, terminal, func(n int, chunk string) bool {
+			chunks = append(chunks, chunk)
+			return n < 1
+		}, h.args("dump", "endpoints", "-w", "--interval", "1ms")...)
+		if len(chunks) != 2 || strings.HasPrefix(chunks[1], clearScreen) != terminal {
+			t.Errorf("terminal %v: %q", terminal, chunks)
+		}
+		if !terminal && chunks[1] != "\n"+chunks[0] {
+			t.Errorf("into a pipe, tables are separated by an empty line: %q", chunks)
+		}
+	}
+}
+
+func TestWriteErrorIsReported(t *testing.T) {
+	var stderr bytes.Buffer
+	r, w := io.Pipe()
+	r.CloseWithError(os.ErrClosed)
+	status := run(t.Context(), env{
+		stdout: w, stderr: &stderr, args: []string{"--state-dir", t.TempDir(), "dump", "ipam"}, getenv: func(string) string { return "" },
+	})
+	if status != exitWrong || !strings.Contains(stderr.String(), "write") {
+		t.Errorf("status %d, stderr %q", status, stderr.String())
+	}
+}
+
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	h := newHost(t)
+	got := call(t, h.args("status")...)
+	if got.status != exitWrong || got.stderr != "" {
+		t.Errorf("agent dead: status %d, stderr %q", got.status, got.stderr)
+	}
+	for _, want := range []string{"agent      not running\n", "PROBLEMS\n- no agent is running", "10.244.1.9 cannot send"} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("status does not say %q:\n%s", want, got.stdout)
+		}
+	}
+	var s struct {
+		Agent    struct{ Running bool }
+		Problems []string
+	}
+	asJSON := call(t, h.args("-o", "json", "status")...)
+	if err := json.Unmarshal([]byte(asJSON.stdout), &s); err != nil || asJSON.status != exitWrong || len(s.Problems) == 0 || s.Agent.Running {
+		t.Errorf("JSON: %v, %+v", err, asJSON)
+	}
+}
+
+// TestStatusForgetsWhatPasses lets a problem end between the two looks.
+func TestStatusForgetsWhatPasses(t *testing.T) {
+	h := newHost(t)
+	lockFile := filepath.Join(h.stateDir, "agent.lock")
+	locked := make(chan *bpffs.Lock)
+	go func() {
+		time.Sleep(settle / 3)
+		l, err := bpffs.File(context.Background(), lockFile)
+		if err != nil {
+			t.Error(err)
+		}
+		locked <- l
+	}()
+	got := call(t, h.args("status")...)
+	(<-locked).Release()
+	if strings.Contains(got.stdout, "no agent is running") || !strings.Contains(got.stdout, "agent      running") {
+		t.Errorf("an agent that has just started is said to be dead:\n%s", got.stdout)
+	}
+}
+
+func TestStatusOfNodeWithoutProblems(t *testing.T) {
+	var b strings.Builder
+	writeProblems(&b, nil)
+	if b.String() != "\nNo problems.\n" {
+		t.Errorf("%q", b.String())
+	}
+}
+
+func TestVersion(t *testing.T) {
+	got := call(t, "version")
+	if got.status != exitFine || !strings.HasPrefix(got.stdout, "ebpfctl "+version+" (map layout 1, go") {
+		t.Errorf("%+v", got)
+	}
+	var v versionInfo
+	if err := json.Unmarshal([]byte(call(t, "version", "-o", "json").stdout), &v); err != nil || v.Layout != wire.LayoutVersion {
+		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"dump", "--help"}, {"status", "-h"}} {
+		if got := call(t, args...); got.status != exitFine || got.stdout == "" || got.stderr != "" {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if got := call(t, "completion", shell); got.status != exitFine || !strings.Contains(got.stdout, "ebpfctl") {
+			t.Errorf("%s: status %d, %d bytes, %s", shell, got.status, len(got.stdout), got.stderr)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"dump", "sn"}, []string{"snat", "snat_reverse"}},
+		{[]string{"dump", "endpoints", "al"}, []string{"all"}},
+		{[]string{"-o", "j"}, []string{"json"}},
+	} {
+		got := call(t, append([]string{"__complete"}, c.args...)...)
+		var words []string
+		for s := bufio.NewScanner(strings.NewReader(got.stdout)); s.Scan() && !strings.HasPrefix(s.Text(), ":"); {
+			if strings.HasPrefix(s.Text(), c.args[len(c.args)-1]) {
+				words = append(words, s.Text())
+			}
+		}
+		slices.Sort(words)
+		if !slices.Equal(words, c.want) {
+			t.Errorf("completion of %q: %q, want %q", c.args, words, c.want)
+		}
+	}
+}
+
+func TestConfigIsShownBeforeTheAgentWroteIt(t *testing.T) {
+	h := newHost(t)
+	if got := call(t, h.args("dump", config.Name)...); got.status != exitFine || strings.Count(got.stdout, "\n") != 2 {
+		t.Errorf("%+v", got)
+	}
+}
