@@ -108,7 +108,8 @@ EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const 
 EC_CALL int icmp_patch_inner(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
 			     const struct inner_change *c)
 {
-	__u32 addr = inner->ip_off + (c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+	__u32 field = c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
+	__u32 addr = inner->ip_off + field;
 	__u32 port = inner->l4_off + rewrite_port_offset(inner->tuple.proto, c->end);
 	int ret;
 

@@ -62,16 +62,13 @@ EC_INLINE bool nat_port_in_range(__be16 port)
  */
 EC_INLINE bool nat_port_has_socket(struct __sk_buff *ctx, const struct tuple *reverse)
 {
-	struct bpf_sock_tuple t = {
-		.ipv4 = {
-			.saddr = addr_v4(&reverse->dst),
-			.daddr = addr_v4(&reverse->src),
-			.sport = reverse->dport,
-			.dport = reverse->sport,
-		},
-	};
+	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk = NULL;
 
+	t.ipv4.saddr = addr_v4(&reverse->dst);
+	t.ipv4.daddr = addr_v4(&reverse->src);
+	t.ipv4.sport = reverse->dport;
+	t.ipv4.dport = reverse->sport;
 	if (reverse->proto == IPPROTO_TCP)
 		sk = bpf_skc_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
 	else if (reverse->proto == IPPROTO_UDP)
@@ -142,6 +139,21 @@ EC_CALL int nat_restore_forward(const struct tuple *world, const struct snat_ent
 	return bpf_map_update_elem(&snat, &key, &forward, BPF_NOEXIST);
 }
 
+/* Whether the node still has the address: without it no reply comes back. */
+EC_CALL bool nat_address_held(const struct addr *address)
+{
+	struct destination_key key = {.prefix_len = 128, .prefix = *address};
+	struct destination *d = bpf_map_lookup_elem(&destinations, &key);
+
+	return d && d->kind == DESTINATION_HOST;
+}
+
+/* What is looked at once a second: whether the flow can go on as it is. */
+EC_INLINE bool nat_renew(const struct tuple *out, const struct snat_entry *forward)
+{
+	return nat_address_held(&forward->to_address) && nat_restore_reverse(out, forward);
+}
+
 /* A live forward half of this owner, renewed; NULL: none. */
 EC_INLINE struct snat_entry *nat_lookup(const struct tuple *out, __u32 ifindex)
 {
@@ -153,7 +165,7 @@ EC_INLINE struct snat_entry *nat_lookup(const struct tuple *out, __u32 ifindex)
 	seen = flow_touch(&e->last_seen);
 	if (seen == FLOW_GONE)
 		return NULL;
-	if (e->ifindex == ifindex && (seen == FLOW_FRESH || nat_restore_reverse(out, e)))
+	if (e->ifindex == ifindex && (seen == FLOW_FRESH || nat_renew(out, e)))
 		return e;
 	if (flow_claim(&e->last_seen, e->last_seen))
 		nat_remove(out, e);
@@ -183,8 +195,7 @@ EC_CALL void nat_note_turn(struct snat_entry *own, struct snat_entry *peer, cons
 		own->state = 0;
 		peer->state = 0;
 	}
-	if ((pkt->tcp_flags & TCP_RST) &&
-	    flow_reset_valid(pkt, own->state, own->seq_end, peer->ack, peer->seq_end))
+	if ((pkt->tcp_flags & TCP_RST) && flow_reset_valid(pkt, own->state, own->seq_end, peer->ack, peer->seq_end))
 		own->state |= FLOW_RESET;
 }
 

@@ -18,12 +18,12 @@ struct destination_key {
 };
 
 enum destination_kind {
-	DESTINATION_WORLD,     /* the same as no entry */
-	DESTINATION_HOST,      /* an address of this node: to the stack */
-	DESTINATION_LOCAL,     /* this node's podCIDR, or a pod of this node outside it */
-	DESTINATION_POD_CIDR,  /* another node's podCIDR */
-	DESTINATION_NODE,      /* another node's address */
-	DESTINATION_NATIVE,    /* never masqueraded: cluster CIDR, --non-masquerade-cidr */
+	DESTINATION_WORLD,    /* the same as no entry */
+	DESTINATION_HOST,     /* an address of this node: to the stack */
+	DESTINATION_LOCAL,    /* this node's podCIDR, or a pod of this node outside it */
+	DESTINATION_POD_CIDR, /* another node's podCIDR */
+	DESTINATION_NODE,     /* another node's address */
+	DESTINATION_NATIVE,   /* never masqueraded: cluster CIDR, --non-masquerade-cidr */
 };
 
 /*
