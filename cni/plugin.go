@@ -48,8 +48,8 @@ func Main(release string) {
 type plugin struct {
 	stdout, stderr io.Writer
 	wait           time.Duration
-	// step, when it is not nil, is called with the name of each step of ADD before the step is done. An error of it is
-	// the step's.
+	// step, when it is not nil, is called with the name of each step of ADD, and with "release " and the name of each
+	// part of a release, before it is done. An error of it is the step's.
 	step func(name string) error
 }
 
@@ -147,7 +147,11 @@ func (c *call) shared(fn func(context.Context) error) error {
 
 // releaser takes endpoints away; their addresses rest as the configuration says.
 func (c *call) releaser() endpoint.Releaser {
-	return endpoint.Releaser{StateDir: c.stateDir, Pins: c.pins, Quarantine: c.quarantine, Log: c.log}
+	r := endpoint.Releaser{StateDir: c.stateDir, Pins: c.pins, Quarantine: c.quarantine, Log: c.log}
+	if c.step != nil {
+		r.Before = func(part string) error { return c.step("release " + part) }
+	}
+	return r
 }
 
 // openNetNS opens the pod's namespace and refuses the node's own.

@@ -139,7 +139,8 @@ func (w *world) newPod() *pod {
 	if p.ns == nil {
 		w.t.Fatal("no namespace for a pod")
 	}
-	w.t.Cleanup(func() { p.ns.Close() })
+	ns := p.ns
+	w.t.Cleanup(func() { ns.Close() })
 	var id [32]byte
 	_, _ = rand.Read(id[:])
 	p.id = endpoint.ID{ContainerID: hex.EncodeToString(id[:]), IfName: "eth0"}

@@ -27,6 +27,9 @@ type Releaser struct {
 	Quarantine time.Duration
 	// Log is told about what a release comes across; nil: nobody is.
 	Log *slog.Logger
+	// Before, when it is not nil, is called with the name of each part of a release (see Parts) before the part is
+	// done; an error of it ends the release there. It is how tests make a release fail or die half-way.
+	Before func(part string) error
 }
 
 func (r Releaser) log() *slog.Logger {
@@ -55,12 +58,6 @@ func (r Releaser) Release(ctx context.Context, id ID, network string) error {
 
 // ReleaseLocked is Release for a caller that holds the endpoint's lock.
 func (r Releaser) ReleaseLocked(ctx context.Context, id ID, network string) error {
-	return r.releaseUntil(ctx, id, network, nil)
-}
-
-// releaseUntil is the release with a place to fail at: step, when it is not nil, is called with the name of each
-// part before it is done, and an error of it ends the release there.
-func (r Releaser) releaseUntil(ctx context.Context, id ID, network string, step func(string) error) error {
 	w, err := r.open(ctx, id, network)
 	if err != nil {
 		return fmt.Errorf("release endpoint %s: %w", id, err)
@@ -68,8 +65,8 @@ func (r Releaser) releaseUntil(ctx context.Context, id ID, network string, step 
 	defer w.close()
 	var failed []error
 	for _, part := range w.parts() {
-		if step != nil {
-			if err := step(part.name); err != nil {
+		if r.Before != nil {
+			if err := r.Before(part.name); err != nil {
 				return err
 			}
 		}
@@ -103,6 +100,15 @@ type work struct {
 type part struct {
 	name string
 	do   func() error
+}
+
+// Parts are the names of a release's parts, in order.
+func Parts() []string {
+	var names []string
+	for _, p := range (&work{}).parts() {
+		names = append(names, p.name)
+	}
+	return names
 }
 
 func (w *work) parts() []part {

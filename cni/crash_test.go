@@ -1,0 +1,149 @@
+package cni
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+func stepNames() []string {
+	var names []string
+	for _, s := range (&addition{}).steps() {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// neighboured is a node with a pod that no clean-up may touch.
+func neighboured(t *testing.T) (*world, *pod, []string) {
+	t.Helper()
+	w := newWorld(t)
+	w.conf["addressQuarantine"] = "0s"
+	other := w.newPod()
+	w.add(other, nil)
+	return w, other, w.everything()
+}
+
+// killed starts an ADD that kills itself before the step.
+func (w *world) killed(p *pod, step string) {
+	w.t.Helper()
+	if _, e := w.call("ADD", p, nil, killAt+"="+step); e == nil || e.Msg != "killed" {
+		w.t.Fatalf("ADD survived being killed before %s: %v", step, e)
+	}
+}
+
+func TestKilledAddLeavesNothing(t *testing.T) {
+	cleanups := map[string]func(w *world, p, other *pod){
+		"DEL": func(w *world, p, _ *pod) { w.ok("DEL", p, nil) },
+		"GC":  func(w *world, p, other *pod) { w.ok("GC", nil, gcList(other)) },
+		"DEL without the namespace": func(w *world, p, _ *pod) {
+			w.destroy(p)
+			w.ok("DEL", p, nil)
+		},
+		"GC without the namespace": func(w *world, p, other *pod) {
+			w.destroy(p)
+			w.ok("GC", nil, gcList(other))
+		},
+	}
+	for name, cleanup := range cleanups {
+		t.Run(name, func(t *testing.T) {
+			w, other, before := neighboured(t)
+			for _, step := range stepNames() {
+				p := w.newPod()
+				w.killed(p, step)
+				cleanup(w, p, other)
+				if diff := cmp.Diff(before, w.everything()); diff != "" {
+					t.Errorf("killed before %q: left behind (+) or lost (-):\n%s", step, diff)
+				}
+			}
+		})
+	}
+}
+
+// destroy ends the pod's namespace and waits until the kernel has taken the link away.
+func (w *world) destroy(p *pod) {
+	w.t.Helper()
+	link, err := w.host.LinkByName(p.id.HostLinkName())
+	p.ns.Close()
+	p.ns = nil
+	if err == nil {
+		w.eventually("link of a destroyed namespace is gone", func() bool {
+			_, err := w.host.LinkByIndex(link.Index)
+			return err != nil
+		})
+	}
+}
+
+func TestKilledAddDoesNotHinderTheNext(t *testing.T) {
+	w, _, before := neighboured(t)
+	for _, step := range stepNames() {
+		p := w.newPod()
+		w.killed(p, step)
+		r := w.add(p, nil)
+		if got := r.IPs[0].Address.IP.String(); len(w.used()) != 2 {
+			t.Errorf("killed before %q: ADD gave %s, in use are %v", step, got, w.used())
+		}
+		w.ok("CHECK", p, prevResult(t, r))
+		w.ok("DEL", p, nil)
+		w.unchanged(before)
+	}
+}
+
+func TestFailedAddUndoesEverything(t *testing.T) {
+	w, _, before := neighboured(t)
+	for _, step := range stepNames() {
+		p := w.newPod()
+		_, e := w.call("ADD", p, nil, failAt+"="+step)
+		w.isError(e, 999, "made to fail at "+step)
+		if diff := cmp.Diff(before, w.everything()); diff != "" {
+			t.Errorf("failed at %q: left behind (+) or lost (-):\n%s", step, diff)
+		}
+		w.add(p, nil) // nothing of the failed one is in the way
+		w.ok("DEL", p, nil)
+	}
+}
+
+func TestEmptyStoreFileOfAKill(t *testing.T) {
+	for _, verb := range []string{"DEL", "GC"} {
+		t.Run(verb, func(t *testing.T) {
+			w, other, before := neighboured(t)
+			w.must(os.WriteFile(filepath.Join(w.stateDir, "ipam/net1/10.9.0.77"), nil, 0o600))
+			if verb == "GC" {
+				w.ok("GC", nil, gcList(other))
+			} else {
+				w.ok("DEL", w.newPod(), nil)
+			}
+			w.unchanged(before)
+		})
+	}
+}
+
+func TestKilledDelIsFinishedByTheNext(t *testing.T) {
+	for _, verb := range []string{"DEL", "GC"} {
+		t.Run(verb, func(t *testing.T) {
+			w, other, before := neighboured(t)
+			for _, part := range endpoint.Parts() {
+				p := w.newPod()
+				r := w.add(p, nil)
+				if _, e := w.call("DEL", p, nil, killAt+"=release "+part); e == nil || e.Msg != "killed" {
+					t.Fatalf("DEL survived being killed before %s: %v", part, e)
+				}
+				if _, e := w.call("CHECK", p, prevResult(t, r)); e == nil && part != "mark" {
+					t.Errorf("CHECK passes although a DEL began, killed before %q", part)
+				}
+				if verb == "GC" {
+					w.ok("GC", nil, gcList(other))
+				} else {
+					w.ok("DEL", p, nil)
+				}
+				if diff := cmp.Diff(before, w.everything()); diff != "" {
+					t.Errorf("killed before %q: left behind (+) or lost (-):\n%s", part, diff)
+				}
+			}
+		})
+	}
+}

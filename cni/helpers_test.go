@@ -1,0 +1,41 @@
+package cni
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+// eventually waits for what the kernel does in its own time.
+func (w *world) eventually(what string, is func() bool) {
+	w.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if is() {
+			return
+		}
+	}
+	w.t.Fatalf("timeout: %s", what)
+}
+
+// dropAddress takes an address from eth0 inside ns.
+func dropAddress(t *testing.T, ns *device.NetNS, a netip.Addr) {
+	t.Helper()
+	err := ns.Do(func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(whole(a).String())
+		if err != nil {
+			return err
+		}
+		return netlink.AddrDel(l, addr)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
