@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // These tests use the kernel's own routing only: no agent, no plugin.
@@ -118,7 +120,7 @@ func TestErrorsComeBack(t *testing.T) {
 }
 
 func TestNothingTouchesTheMachine(t *testing.T) {
-	RequirePrivileged(t)
+	priv.Require(t)
 	machine := func() string {
 		var state strings.Builder
 		for _, file := range []string{"/proc/net/dev", "/proc/net/route", "/proc/sys/net/ipv4/ip_forward"} {
@@ -148,7 +150,7 @@ func TestNothingTouchesTheMachine(t *testing.T) {
 }
 
 func TestLabsAtTheSameTime(t *testing.T) {
-	RequirePrivileged(t)
+	priv.Require(t)
 	var all sync.WaitGroup
 	for i := range 3 {
 		all.Go(func() {
@@ -255,7 +257,7 @@ func startOwner(t *testing.T, role string) (owner *exec.Cmd, id string) {
 }
 
 func TestSweepAfterKill(t *testing.T) {
-	RequirePrivileged(t)
+	priv.Require(t)
 	owner, id := startOwner(t, "die")
 	kinds := func() (kinds []string) {
 		found, err := Remains(id)
@@ -287,7 +289,7 @@ func TestSweepAfterKill(t *testing.T) {
 }
 
 func TestKeptLabIsEndedOnRequestOnly(t *testing.T) {
-	RequirePrivileged(t)
+	priv.Require(t)
 	owner, id := startOwner(t, "keep")
 	if err := owner.Wait(); err != nil {
 		t.Fatal(err)

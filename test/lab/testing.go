@@ -3,31 +3,18 @@ package lab
 import (
 	"bytes"
 	"context"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
-
-// RequirePrivileged skips a test that needs root for a user who is not. With REQUIRE_PRIVILEGED=1 it fails instead, so
-// that a run which was meant to test everything cannot pass by skipping.
-func RequirePrivileged(tb testing.TB) {
-	tb.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
-		tb.Fatal("needs root to make network namespaces, and REQUIRE_PRIVILEGED=1 is set")
-	}
-	tb.Skip("needs root to make network namespaces")
-}
 
 // ForTest builds a lab for one test. When the test ends, drops for other than the expected reasons fail it, a failure
 // is explained by Diagnose, the lab is closed, and anything that it leaves behind is an error.
 func ForTest(tb testing.TB, opts Options, expected ...drops.Reason) *Lab {
 	tb.Helper()
-	RequirePrivileged(tb)
+	priv.Require(tb)
 	l, err := New(tb.Context(), opts)
 	if err != nil {
 		tb.Fatal(err)

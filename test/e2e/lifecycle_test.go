@@ -1,0 +1,352 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// dump reads a table as ebpfctl prints it.
+func dump(t *testing.T, node *lab.Node, table string) []map[string]any {
+	t.Helper()
+	raw, err := node.Ebpfctl(t.Context(), "dump", table, "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []map[string]any
+	if err := json.Unmarshal(raw, &rows); err != nil {
+		t.Fatalf("dump of %s: %v\n%s", table, err, raw)
+	}
+	return rows
+}
+
+// kernelsOwn are lines about addresses that the kernel gives to interfaces by itself, after a while.
+var kernelsOwn = []string{"fe80:", "ff00:"}
+
+// footprint is all that pods may leave behind on a node: network, files, map entries. Resting addresses, and where the
+// search for the next one begins, are meant to stay.
+func footprint(t *testing.T, node *lab.Node) lab.Snapshot {
+	t.Helper()
+	snapshot, err := node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := snapshot.Only("link", "address", "route", "rule", "neighbour", "qdisc", "filter", "tcx", "file").
+		Without(append(kernelsOwn, "/quarantine.", "/last_reserved_ip")...)
+	for _, table := range []string{"endpoints", "devices"} {
+		for _, row := range dump(t, node, table) {
+			lines = append(lines, fmt.Sprintf("map %s %v", table, row))
+		}
+	}
+	return lines
+}
+
+func TestHundredPodsLeaveNothing(t *testing.T) {
+	const pods, atOnce = 100, 10
+	l := startCluster(t, lab.Options{Nodes: 1})
+	node := l.Nodes[0]
+	// The first pod of a node may make what stays for all.
+	if err := node.DelPod(t.Context(), addPod(t, node, "first")); err != nil {
+		t.Fatal(err)
+	}
+	before := footprint(t, node)
+
+	var mu sync.Mutex
+	owners := map[netip.Addr]string{}
+	work, ctx := errgroup.WithContext(t.Context())
+	work.SetLimit(atOnce)
+	for i := range pods {
+		work.Go(func() error {
+			pod, err := node.AddPod(ctx, fmt.Sprintf("p%d", i), lab.PodOptions{})
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if other, taken := owners[pod.Addr()]; taken {
+				return fmt.Errorf("%s was given to %s and %s", pod.Addr(), other, pod.Name)
+			}
+			owners[pod.Addr()] = pod.Name
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(dump(t, node, "endpoints")); got != pods {
+		t.Errorf("%d endpoints, want %d", got, pods)
+	}
+	all := node.Pods()
+	assertReaches(t, all[0].Namespace, serve(t, all[pods-1].Namespace), all[0].Addr())
+
+	work, ctx = errgroup.WithContext(t.Context())
+	work.SetLimit(atOnce)
+	for _, pod := range all {
+		work.Go(func() error { return errors.Join(pod.Check(ctx), node.DelPod(ctx, pod)) })
+	}
+	if err := work.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, footprint(t, node)); diff != "" {
+		t.Errorf("%d pods left something behind:\n%s", pods, diff)
+	}
+}
+
+func TestLostDelIsReleased(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 1})
+	node := l.Nodes[0]
+	if err := node.DelPod(t.Context(), addPod(t, node, "first")); err != nil {
+		t.Fatal(err)
+	}
+	before := footprint(t, node)
+	staying := addPod(t, node, "staying")
+	lost := addPod(t, node, "lost")
+	if err := node.LosePod(lost); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 90*time.Second, "the agent releases the pod whose DEL never came", func() bool {
+		return len(dump(t, node, "endpoints")) == 1
+	})
+	assertReaches(t, staying.Namespace, serve(t, l.Outside), node.Addr())
+	if err := node.DelPod(t.Context(), staying); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, footprint(t, node)); diff != "" {
+		t.Errorf("the lost pod left something behind:\n%s", diff)
+	}
+}
+
+func TestReboot(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 1})
+	node := l.Nodes[0]
+	var given []netip.Addr
+	for _, name := range []string{"a", "b", "c"} {
+		given = append(given, addPod(t, node, name).Addr())
+	}
+	if err := node.KillAgent(); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Reboot(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(node.Conflist()); err != nil {
+		t.Fatalf("the list must be left over for this test: %v", err)
+	}
+	pod, err := node.AddPod(t.Context(), "early", lab.PodOptions{})
+	if err == nil {
+		t.Errorf("ADD before the agent is back: pod with %s, want an error", pod.Addr())
+	}
+	if err := node.StartAgent(); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WaitReady(within(t, readyLimit)); err != nil {
+		t.Fatal(err)
+	}
+	if rows := dump(t, node, "ipam"); len(rows) != 0 {
+		t.Errorf("addresses of before the reboot are still taken: %v", rows)
+	}
+	for _, address := range given {
+		pod, err := node.AddPod(t.Context(), "after-"+strings.ReplaceAll(address.String(), ".", "-"), lab.PodOptions{IP: address})
+		if err != nil {
+			t.Errorf("an address of before the reboot is not given again: %v", err)
+			continue
+		}
+		assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
+	}
+}
+
+func TestSecondAgentRefuses(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 1})
+	node := l.Nodes[0]
+	path, err := node.AgentPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = node.Exec(within(t, 5*time.Second), path, node.AgentArgs("--listen=127.0.0.1:9999")...)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("a second agent on the same directories: %v, want exit status 1", err)
+	}
+	if !node.AgentRunning() {
+		t.Error("the first agent has ended")
+	}
+	assertReaches(t, addPod(t, node, "a").Namespace, serve(t, l.Outside), node.Addr())
+}
+
+func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := lab.ForTest(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		node := l.Nodes[0]
+		before, err := node.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		startAgents(t, l)
+		pod := addPod(t, node, "a")
+		assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
+
+		path, err := node.AgentPath()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cleanup := []string{
+			"cleanup", "--bpffs=" + node.BPFFS(), "--state-dir=" + node.StateDir(), "--cni-conf-dir=" + node.ConfDir(), "--cni-bin-dir=" + node.CNIBinDir(),
+		}
+		if _, err := node.Exec(t.Context(), path, cleanup...); err == nil {
+			t.Error("cleanup while the agent runs: no error")
+		}
+		assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
+		if _, err := node.StopAgent(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := node.Exec(t.Context(), path, cleanup...); err != nil {
+			t.Fatal(err)
+		}
+		after, err := node.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before.Without(kernelsOwn...), afterForwarding(before, after).Without(kernelsOwn...)); diff != "" {
+			t.Errorf("cleanup left a difference:\n%s", diff)
+		}
+		if links, err := pod.Links(); err != nil || slices.Contains(links, pod.IfName) {
+			t.Errorf("the pod still has the links %q; error %v", links, err)
+		}
+	})
+}
+
+// afterForwarding puts back in a snapshot what turning ip_forward on changes along with it, and what cleanup is to leave:
+// the switch itself, per interface too, and redirects, which a router does not accept.
+func afterForwarding(before, after lab.Snapshot) lab.Snapshot {
+	var out lab.Snapshot
+	for _, line := range after {
+		name, _, _ := strings.Cut(line, " = ")
+		kernels := strings.HasPrefix(name, "sysctl net/ipv4/") &&
+			(strings.HasSuffix(name, "/ip_forward") || strings.HasSuffix(name, "/forwarding") || strings.HasSuffix(name, "/accept_redirects"))
+		if kernels {
+			was := slices.IndexFunc(before, func(have string) bool { return strings.HasPrefix(have, name+" = ") })
+			if was >= 0 {
+				line = before[was]
+			}
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+func TestWhatIsRemovedComesBack(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		node := l.Nodes[0]
+		addPod(t, node, "a")
+		want := footprint(t, node)
+		conflist, err := os.ReadFile(node.Conflist())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, damage := range []struct {
+			name string
+			do   func() error
+		}{
+			{"the list", func() error { return os.Remove(node.Conflist()) }},
+			{"the list's content", func() error { return os.WriteFile(node.Conflist(), []byte("{}"), 0o644) }},
+			{"the plugin", func() error { return os.Remove(node.CNIBinDir() + "/ebpf-cni") }},
+			{"our routes", func() error { return deleteOurRoutes(node) }},
+			{"our attachments", func() error { return detachAll(node, attach) }},
+			{"a pinned program", func() error { return os.Remove(node.BPFFS() + "/progs/ec_from_pod") }},
+		} {
+			if err := damage.do(); err != nil {
+				t.Fatalf("remove %s: %v", damage.name, err)
+			}
+			started := time.Now()
+			var diff string
+			for diff = "unknown"; diff != "" && time.Since(started) < 2*time.Second; time.Sleep(20 * time.Millisecond) {
+				diff = cmp.Diff(want, footprint(t, node))
+			}
+			if diff != "" {
+				t.Errorf("%s: removed, and after %v:\n%s", damage.name, time.Since(started), diff)
+			} else {
+				t.Logf("%s: back after %v", damage.name, time.Since(started).Round(time.Millisecond))
+			}
+		}
+		if now, err := os.ReadFile(node.Conflist()); err != nil || string(now) != string(conflist) {
+			t.Errorf("the list is now %q, was %q; error %v", now, conflist, err)
+		}
+	})
+}
+
+// deleteOurRoutes removes the routes of our own protocol number.
+func deleteOurRoutes(node *lab.Node) error {
+	const ours = 142
+	routes, err := node.Netlink().RouteList(nil, 0)
+	if err != nil {
+		return err
+	}
+	deleted := 0
+	for _, route := range routes {
+		if route.Protocol == ours {
+			if err := node.Netlink().RouteDel(&route); err != nil {
+				return err
+			}
+			deleted++
+		}
+	}
+	if deleted == 0 {
+		return errors.New("there is no route of protocol 142")
+	}
+	return nil
+}
+
+// detachAll removes the pins of the tcx links, which detaches them, or the clsact qdiscs with all their filters.
+func detachAll(node *lab.Node, attach string) error {
+	if attach == "--attach=clsact" {
+		return deleteClsact(node)
+	}
+	dir := node.BPFFS() + "/links"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if len(entries) == 0 {
+		return errors.New("there is no pinned link")
+	}
+	for _, entry := range entries {
+		if err := os.Remove(dir + "/" + entry.Name()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func deleteClsact(node *lab.Node) error {
+	qdiscs, err := node.Netlink().QdiscList(nil)
+	if err != nil {
+		return err
+	}
+	deleted := 0
+	for _, qdisc := range qdiscs {
+		if qdisc.Type() == "clsact" {
+			if err := node.Netlink().QdiscDel(qdisc); err != nil {
+				return err
+			}
+			deleted++
+		}
+	}
+	if deleted == 0 {
+		return errors.New("there is no clsact qdisc")
+	}
+	return nil
+}
