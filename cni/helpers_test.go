@@ -22,7 +22,7 @@ func (w *world) eventually(what string, is func() bool) {
 }
 
 // dropAddress takes an address from eth0 inside ns.
-func dropAddress(t *testing.T, ns *device.NetNS, a netip.Addr) {
+func dropAddress(t testing.TB, ns *device.NetNS, a netip.Addr) {
 	t.Helper()
 	err := ns.Do(func() error {
 		l, err := netlink.LinkByName("eth0")

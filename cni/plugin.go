@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -99,14 +100,19 @@ func (c *call) finish(err error) error {
 		return nil
 	}
 	c.log.Error("operation refused or failed", "error", err)
-	var ready *types.Error
-	if errors.As(err, &ready) {
-		return err
+	var coded *types.Error
+	if errors.As(err, &coded) {
+		return types.NewError(coded.Code, withoutDetails(err, coded), coded.Details)
 	}
 	if errors.Is(err, bpffs.ErrLocked) || errors.Is(err, errNoDataplane) {
 		return types.NewError(types.ErrTryAgainLater, err.Error(), "")
 	}
 	return types.NewError(types.ErrInternal, err.Error(), "")
+}
+
+// withoutDetails is the whole chain's text; the innermost error's details have a field of their own.
+func withoutDetails(err error, coded *types.Error) string {
+	return strings.Replace(err.Error(), coded.Error(), coded.Msg, 1)
 }
 
 // openLog logs to the configured file, or to the standard error output. A pod is not refused because its start can't

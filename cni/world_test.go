@@ -44,7 +44,7 @@ var nodeIP = netip.MustParseAddr("192.0.2.1")
 // world is a node without an agent: a namespace with an address, a BPF file system with the real maps and the real
 // program pinned, a state directory, and the plugin. It belongs to the test's goroutine, which must not change.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	pins     bpffs.Dir
 	stateDir string
 	plugins  string
@@ -53,7 +53,7 @@ type world struct {
 	host     *device.Handle
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, pins: bpffs.Dir(filepath.Join(priv.Isolate(t), "ec")), stateDir: t.TempDir(), plugins: t.TempDir()}
 	self, err := os.Executable()
@@ -166,16 +166,7 @@ func (w *world) call(verb string, p *pod, conf map[string]any, env ...string) (s
 
 func (w *world) callRaw(verb string, p *pod, conf []byte, env ...string) (string, *types.Error) {
 	w.t.Helper()
-	cmd := exec.Command(filepath.Join(w.plugins, "ebpf-cni"))
-	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_PATH=" + w.plugins, "PATH=/nowhere"}
-	if p != nil {
-		cmd.Env = append(cmd.Env, "CNI_CONTAINERID="+p.id.ContainerID, "CNI_IFNAME="+p.id.IfName)
-		if p.ns != nil {
-			cmd.Env = append(cmd.Env, "CNI_NETNS="+p.path())
-		}
-	}
-	cmd.Env = append(append(cmd.Env, w.env...), env...)
-	cmd.Stdin = bytes.NewReader(conf)
+	cmd := w.command(verb, p, conf, env...)
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	err := cmd.Run()
@@ -197,6 +188,33 @@ func (w *world) callRaw(verb string, p *pod, conf []byte, env ...string) (string
 	return log.String(), e
 }
 
+// start starts the plugin from the test's goroutine; what it returns waits for the end.
+func (w *world) start(verb string, p *pod, conf []byte) func() (string, error) {
+	w.t.Helper()
+	cmd := w.command(verb, p, conf)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	w.must(cmd.Start())
+	return func() (string, error) {
+		err := cmd.Wait()
+		return out.String(), err
+	}
+}
+
+func (w *world) command(verb string, p *pod, conf []byte, env ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(w.plugins, "ebpf-cni"))
+	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_PATH=" + w.plugins, "PATH=/nowhere"}
+	if p != nil {
+		cmd.Env = append(cmd.Env, "CNI_CONTAINERID="+p.id.ContainerID, "CNI_IFNAME="+p.id.IfName)
+		if p.ns != nil {
+			cmd.Env = append(cmd.Env, "CNI_NETNS="+p.path())
+		}
+	}
+	cmd.Env = append(append(cmd.Env, w.env...), env...)
+	cmd.Stdin = bytes.NewReader(conf)
+	return cmd
+}
+
 // add is an ADD that must succeed, and its result.
 func (w *world) add(p *pod, conf map[string]any, env ...string) *current.Result {
 	w.t.Helper()
@@ -207,7 +225,7 @@ func (w *world) add(p *pod, conf map[string]any, env ...string) *current.Result 
 	return parseResult(w.t, out)
 }
 
-func parseResult(t *testing.T, out string) *current.Result {
+func parseResult(t testing.TB, out string) *current.Result {
 	t.Helper()
 	var probe struct{ CNIVersion string }
 	if err := json.NewDecoder(strings.NewReader(out)).Decode(&probe); err != nil {

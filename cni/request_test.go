@@ -1,0 +1,375 @@
+package cni
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+func hostLocal(extra map[string]any) map[string]any {
+	ipam := map[string]any{"type": "host-local", "ranges": [][]any{{map[string]any{"subnet": "10.9.0.0/24"}}}}
+	for k, v := range extra {
+		ipam[k] = v
+	}
+	return map[string]any{"ipam": ipam}
+}
+
+func runtimeConfig(what map[string]any) map[string]any { return map[string]any{"runtimeConfig": what} }
+
+func TestEveryVersionOfTheSpecification(t *testing.T) {
+	w := newWorld(t)
+	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+		p := w.newPod()
+		conf := map[string]any{"cniVersion": version}
+		out, e := w.call("ADD", p, conf)
+		if e != nil {
+			t.Fatalf("%s: ADD: %s", version, e)
+		}
+		var raw map[string]any
+		w.must(json.NewDecoder(strings.NewReader(out)).Decode(&raw))
+		if raw["cniVersion"] != version {
+			t.Errorf("%s: the result is of version %v", version, raw["cniVersion"])
+		}
+		if version != "0.3.1" { // CHECK is newer
+			w.ok("CHECK", p, map[string]any{"cniVersion": version, "prevResult": raw})
+		}
+		w.ok("DEL", p, conf)
+	}
+	for _, version := range []string{"0.1.0", "2.0.0", "x"} {
+		if _, e := w.call("ADD", w.newPod(), map[string]any{"cniVersion": version}); e == nil {
+			t.Errorf("version %s was accepted", version)
+		}
+	}
+	out, e := w.call("VERSION", nil, nil)
+	if e != nil {
+		t.Fatal(e)
+	}
+	var v struct{ SupportedVersions []string }
+	w.must(json.NewDecoder(strings.NewReader(out)).Decode(&v))
+	if diff := cmp.Diff([]string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}, v.SupportedVersions); diff != "" {
+		t.Errorf("VERSION (-want +got):\n%s", diff)
+	}
+	for _, verb := range []string{"GC", "STATUS"} {
+		w.refused(1, verb, nil, map[string]any{"cniVersion": "1.0.0", gcKey: []any{}})
+	}
+}
+
+func TestRequestedAddress(t *testing.T) {
+	w := newWorld(t)
+	for name, ask := range map[string]struct {
+		conf map[string]any
+		env  string
+	}{
+		"CNI_ARGS":        {nil, "CNI_ARGS=IgnoreUnknown=1;IP=10.9.0.77;K8S_POD_NAME=x"},
+		"capability ips":  {runtimeConfig(map[string]any{"ips": []string{"10.9.0.77/24"}}), "A=B"},
+		"args in conf":    {map[string]any{"args": map[string]any{"cni": map[string]any{"ips": []string{"10.9.0.77"}}}}, "A=B"},
+		"both, the same":  {runtimeConfig(map[string]any{"ips": []string{"10.9.0.77"}}), "CNI_ARGS=IP=10.9.0.77"},
+		"all over again ": {nil, "CNI_ARGS=IP=10.9.0.77"}, // it rests, and is given at once
+	} {
+		p := w.newPod()
+		if r := w.add(p, ask.conf, ask.env); r.IPs[0].Address.String() != "10.9.0.77/32" {
+			t.Errorf("%s: got %s", name, r.IPs[0].Address.String())
+		}
+		other, before := w.newPod(), w.everything()
+		_, e := w.call("ADD", other, ask.conf, ask.env)
+		w.isError(e, codeNoAddress, "10.9.0.77")
+		w.unchanged(before)
+		w.ok("DEL", p, ask.conf, ask.env)
+	}
+	w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"ips": []string{"10.8.0.1"}}), "runtimeConfig.ips[0]", "10.8.0.1")
+	_, e := w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.8.0.1")
+	w.isError(e, 4, "CNI_ARGS", "10.8.0.1")
+}
+
+func TestRequestedMAC(t *testing.T) {
+	w := newWorld(t)
+	p := w.newPod()
+	r := w.add(p, runtimeConfig(map[string]any{"mac": "02:AA:00:00:00:07"}))
+	if got := r.Interfaces[1].Mac; got != "02:aa:00:00:00:07" {
+		t.Errorf("the result says %s", got)
+	}
+	w.ok("CHECK", p, prevResult(t, r))
+	for _, bad := range []any{"x", "01:00:5e:00:00:01", "00:00:00:00:00:00", "02:00:00:00:00:00:00:01", 7} {
+		w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"mac": bad}), "runtimeConfig.mac")
+	}
+}
+
+func TestBandwidthIsSeenAndNotShaped(t *testing.T) {
+	w := newWorld(t)
+	out, e := w.call("ADD", w.newPod(), runtimeConfig(map[string]any{"bandwidth": map[string]any{"ingressRate": 1000}}))
+	if e != nil || !strings.Contains(out, "not shaped") {
+		t.Errorf("%v, log: %s", e, out)
+	}
+	out, e = w.call("ADD", w.newPod(), nil)
+	if e != nil || strings.Contains(out, "not shaped") {
+		t.Errorf("without a request: %v, log: %s", e, out)
+	}
+}
+
+func TestRoutesAndResolver(t *testing.T) {
+	w := newWorld(t)
+	resolv := filepath.Join(t.TempDir(), "resolv.conf")
+	w.must(os.WriteFile(resolv, []byte("nameserver 192.0.2.53\nsearch a.test\n"), 0o600))
+	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": []any{
+		map[string]any{"dst": "10.0.0.0/8"},
+		map[string]any{"dst": "192.168.0.0/16", "gw": "10.9.0.1", "mtu": 1280, "priority": 7},
+		map[string]any{"dst": "fd00::/8"}, // the pod has no address of that family
+	}})
+	p := w.newPod()
+	r := w.add(p, conf)
+	if diff := cmp.Diff([]string{"192.0.2.53"}, r.DNS.Nameservers); diff != "" {
+		t.Errorf("DNS: %s", diff)
+	}
+	h, err := device.OpenIn(p.ns)
+	w.must(err)
+	defer h.Close()
+	routes, err := h.Routes()
+	w.must(err)
+	got := map[string]device.Route{}
+	for _, r := range routes {
+		if r.Gateway == gatewayIPv4 {
+			got[r.Dst.String()] = r
+		}
+	}
+	if len(got) != 2 || got["192.168.0.0/16"].MTU != 1280 || got["192.168.0.0/16"].Priority != 7 {
+		t.Errorf("routes %+v", got)
+	}
+	merged := prevResult(t, r)
+	merged["ipam"] = conf["ipam"]
+	w.ok("CHECK", p, merged)
+	w.refused(7, "ADD", w.newPod(), hostLocal(map[string]any{"resolvConf": "/nowhere"}), "ipam.resolvConf", "/nowhere")
+}
+
+func TestDualStack(t *testing.T) {
+	w := newWorld(t)
+	before := w.everything()
+	conf := hostLocal(map[string]any{"ranges": [][]any{
+		{map[string]any{"subnet": "10.9.0.0/24"}}, {map[string]any{"subnet": "fd00:9::/64"}},
+	}})
+	p := w.newPod()
+	w.must(p.ns.Do(func() error { // as container engines do
+		_, err := device.Sysctl{}.Set("net/ipv6/conf/default/disable_ipv6", "1")
+		return err
+	}))
+	r := w.add(p, conf)
+	if len(r.IPs) != 2 || r.IPs[1].Address.String() != "fd00:9::2/128" || r.IPs[1].Gateway.String() != "fe80::1" {
+		t.Fatalf("addresses %v", r.IPs)
+	}
+	conf["prevResult"] = prevResult(t, r)["prevResult"]
+	w.ok("CHECK", p, conf)
+	delete(conf, "prevResult")
+	w.refused(7, "ADD", w.newPod(), map[string]any{"ipam": conf["ipam"], "mtu": 1279}, "mtu", "1279")
+	w.ok("DEL", p, conf)
+	w.unchanged(before)
+}
+
+func TestUnknownFieldsAreLogged(t *testing.T) {
+	w := newWorld(t)
+	conf := hostLocal(map[string]any{"novelty": 1})
+	conf["tomorrow"] = map[string]any{"a": 1}
+	out, e := w.call("ADD", w.newPod(), conf)
+	if e != nil || !strings.Contains(out, "field=tomorrow") || !strings.Contains(out, "field=ipam.novelty") {
+		t.Errorf("%v, log: %s", e, out)
+	}
+}
+
+func TestLogFile(t *testing.T) {
+	w := newWorld(t)
+	file := filepath.Join(t.TempDir(), "cni.log")
+	p := w.newPod()
+	w.add(p, map[string]any{"logFile": file})
+	content, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(content), "endpoint added") || !strings.Contains(string(content), p.id.ContainerID) {
+		t.Errorf("log file: %v, %s", err, content)
+	}
+	out, e := w.call("ADD", w.newPod(), map[string]any{"logFile": file + "/impossible", "logLevel": "error"})
+	if e != nil || strings.Contains(out, "endpoint added") {
+		t.Errorf("a log that can't be opened, level error: %v, %s", e, out)
+	}
+}
+
+func TestWrongValuesAreError7(t *testing.T) {
+	w := newWorld(t)
+	before := w.everything()
+	for field, values := range map[string][]any{
+		"bpffs":             {"relative", 7, "/a\x00b"},
+		"stateDir":          {"run/x", []string{"/x"}},
+		"mtu":               {-1, 67, 65536, "1500", 1.5},
+		"attach":            {"xdp", 7},
+		"addressQuarantine": {"-1s", "soon", 60},
+		"logFile":           {"x.log", true},
+		"logLevel":          {"loud", 3},
+		"dns":               {7},
+		"runtimeConfig":     {"x"},
+		"ipam.type":         {map[string]any{}, nil, map[string]any{"type": "../evil"}, map[string]any{"type": "a/b"}, map[string]any{"type": ".."}},
+		"prevResult":        {7, map[string]any{"cniVersion": "1.1.0", "ips": []any{}}},
+	} {
+		name, _, _ := strings.Cut(field, ".")
+		for _, v := range values {
+			w.refused(7, "ADD", w.newPod(), map[string]any{name: v}, field)
+		}
+	}
+	w.refused(7, "ADD", w.newPod(), map[string]any{"ipam": map[string]any{"type": "host-local", "subnet": "10.9.0.0/99"}}, "ipam.subnet")
+	w.refused(7, "ADD", w.newPod(), map[string]any{"ipam": map[string]any{"type": "nosuch"}}, "ipam.type", "nosuch")
+	w.unchanged(before)
+}
+
+func TestHostileNames(t *testing.T) {
+	w := newWorld(t)
+	before := w.everything()
+	for _, verb := range []string{"ADD", "DEL", "CHECK"} {
+		for _, id := range []string{"../../etc", "a/b", "..", ".x", "a b", "x:y", "-x", strings.Repeat("a", 201), "a\r\nb"} {
+			p := w.newPod()
+			p.id.ContainerID = id
+			w.refused(4, verb, p, nil)
+		}
+		for _, ifname := range []string{"..", ".", "a/b", "a:b", "a b", "sixteen-letters0", "a\x01b"} {
+			p := w.newPod()
+			p.id.IfName = ifname
+			w.refused(4, verb, p, nil)
+		}
+	}
+	for _, name := range []string{"", "../x", "a/b", ".x", strings.Repeat("n", 201)} {
+		w.refused(7, "ADD", w.newPod(), map[string]any{"name": name}, "name")
+	}
+	w.unchanged(before)
+	for _, p := range []string{"/nowhere", "/dev/null", "/etc/passwd", "/proc/self/ns/mnt"} {
+		_, e := w.call("ADD", w.newPod(), nil, "CNI_NETNS="+p)
+		w.isError(e, 8, p)
+	}
+	_, e := w.call("ADD", w.newPod(), nil, "CNI_NETNS=/proc/self/ns/net")
+	w.isError(e, 8, "node's own")
+	w.unchanged(before)
+	for _, raw := range []string{"", "{", "[]", "7", `{"name":7}`, `{"cniVersion":"1.0.0","name":"n","mtu":{}}`, strings.Repeat(`{"a":`, 20000)} {
+		if _, e := w.callRaw("ADD", w.newPod(), []byte(raw)); e == nil {
+			t.Errorf("%.40q was accepted", raw)
+		}
+	}
+	w.unchanged(before)
+}
+
+func TestAddTwice(t *testing.T) {
+	w := newWorld(t)
+	p := w.newPod()
+	first := w.add(p, nil)
+	before := w.everything()
+	second := w.add(p, nil)
+	if diff := cmp.Diff(first, second); diff != "" {
+		t.Errorf("the second result differs:\n%s", diff)
+	}
+	older, e := w.call("ADD", p, map[string]any{"cniVersion": "0.4.0"})
+	if e != nil || !strings.Contains(older, `"version": "4"`) {
+		t.Errorf("in an older version: %v %s", e, older)
+	}
+	elsewhere := w.newPod()
+	elsewhere.id = p.id
+	w.refused(codeExists, "ADD", elsewhere, nil, "exists already", "DEL")
+	w.refused(codeExists, "ADD", p, map[string]any{"name": "net2"}, "exists already", "net1")
+	same := w.newPod()
+	same.ns = p.ns // another container id in the same namespace: eth0 is taken
+	w.refused(codeExists, "ADD", same, nil, "eth0 exists already")
+	w.unchanged(before)
+
+	second.Interfaces = nil
+	p.id.IfName = "eth1" // another interface of the same container is another attachment
+	if r := w.add(p, nil); r.IPs[0].Address.String() == first.IPs[0].Address.String() {
+		t.Error("two interfaces got one address")
+	}
+}
+
+func TestDelegatedIPAM(t *testing.T) {
+	w := newWorld(t)
+	before := w.everything()
+	dir := t.TempDir()
+	w.env = []string{fakeIPAM + "=" + dir}
+	w.conf["ipam"] = map[string]any{"type": ipamName}
+	answer := func(ips ...string) {
+		r := &current.Result{CNIVersion: "1.1.0"}
+		var list []any
+		for _, ip := range ips {
+			list = append(list, map[string]any{"address": ip, "gateway": "172.20.0.1"})
+		}
+		raw, err := json.Marshal(map[string]any{"cniVersion": r.CNIVersion, "ips": list})
+		w.must(err)
+		w.must(os.WriteFile(filepath.Join(dir, "answer"), raw, 0o600))
+	}
+	commands := func() []string {
+		raw, _ := os.ReadFile(filepath.Join(dir, "commands"))
+		_ = os.Remove(filepath.Join(dir, "commands"))
+		var verbs []string
+		for line := range strings.Lines(string(raw)) {
+			verbs = append(verbs, strings.Fields(line)[0])
+		}
+		return verbs
+	}
+	expect := func(want ...string) {
+		t.Helper()
+		if got := commands(); !slices.Equal(got, want) {
+			t.Errorf("the ipam plugin was asked for %v, want %v", got, want)
+		}
+	}
+
+	answer("172.20.3.4/16")
+	p := w.newPod()
+	r := w.add(p, nil)
+	if r.IPs[0].Address.String() != "172.20.3.4/32" || r.IPs[0].Gateway.String() != "169.254.1.1" {
+		t.Errorf("addresses %v", r.IPs)
+	}
+	expect("ADD")
+	key := destinations.KeyFrom(netip.MustParsePrefix("172.20.3.4/32"))
+	d, err := destinations.Open(w.pins.Map(destinations.Name))
+	w.must(err)
+	defer d.Close()
+	if v, err := d.Get(key); err != nil || v.Kind != destinations.Local {
+		t.Errorf("destinations entry of an address outside the podCIDR: %+v, %v", v, err)
+	}
+	w.add(p, nil)
+	expect() // the same result without asking again
+	w.ok("CHECK", p, prevResult(t, r))
+	expect("CHECK")
+	w.ok("DEL", p, nil)
+	expect("DEL")
+	w.unchanged(before)
+
+	w.ok("STATUS", nil, nil)
+	w.ok("GC", nil, gcList())
+	expect("STATUS", "GC")
+
+	for _, bad := range [][]string{nil, {"0.0.0.0/0"}, {"127.0.0.1/8"}, {"224.0.0.1/4"}, {"172.20.3.4/16", "172.20.3.5/16"}} {
+		answer(bad...)
+		if _, e := w.call("ADD", w.newPod(), nil); e == nil {
+			t.Errorf("addresses %v were accepted", bad)
+		}
+		expect("ADD", "DEL")
+	}
+	answer("172.20.3.4/16")
+	if _, e := w.call("ADD", w.newPod(), nil, failAt+"=route"); e == nil {
+		t.Error("made to fail, and succeeded")
+	}
+	expect("ADD", "DEL")
+	w.unchanged(before)
+
+	p = w.newPod()
+	w.killed(p, "map")
+	w.ok("DEL", p, nil)
+	expect("ADD", "DEL")
+	w.unchanged(before)
+
+	w.must(os.WriteFile(filepath.Join(dir, "refuse-ADD"), []byte(`{"code":123,"msg":"not today"}`), 0o600))
+	w.refused(123, "ADD", w.newPod(), nil, "not today")
+	w.must(os.WriteFile(filepath.Join(dir, "refuse-STATUS"), []byte(`{"code":50,"msg":"no server"}`), 0o600))
+	w.refused(50, "STATUS", nil, nil, "no server", ipamName)
+	w.must(os.WriteFile(filepath.Join(dir, "refuse-GC"), []byte(`{"code":4,"msg":"unknown CNI_COMMAND: GC"}`), 0o600))
+	w.ok("GC", nil, gcList())
+	w.unchanged(before)
+}
