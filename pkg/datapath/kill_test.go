@@ -1,5 +1,163 @@
 package datapath
 
-const childStep = "ECDP_CHILD_STEP"
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
 
-func child() int { return 2 }
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+)
+
+// The child is this test binary, told by its environment which build to load
+// and in which step, by number, to be killed.
+const (
+	childStep  = "ECDP_CHILD_STEP"
+	childDir   = "ECDP_CHILD_DIR"
+	childState = "ECDP_CHILD_STATE"
+	childMode  = "ECDP_CHILD_MODE"
+)
+
+// child loads the grown build and kills itself.
+func child() int {
+	t := &testing.T{}
+	opts := optionsIn(os.Getenv(childDir), os.Getenv(childState), attach.Mode(os.Getenv(childMode)))
+	opts.Spec = grown(t)
+	kill, err := strconv.Atoi(os.Getenv(childStep))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 3
+	}
+	steps := 0
+	_, err = load(context.Background(), opts, func(s step) error {
+		if steps++; steps > kill {
+			fmt.Println(s)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%+v\n", err)
+		return 4
+	}
+	return 0
+}
+
+// killedAt loads the grown build in a process that is killed in that step, and
+// returns the step's name; false when the process came to its end.
+func killedAt(t *testing.T, opts Options, number int) (string, bool) {
+	t.Helper()
+	self, err := os.Executable()
+	check(t, err)
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), childStep+"="+strconv.Itoa(number), childDir+"="+string(opts.Dir),
+		childState+"="+opts.StateDir, childMode+"="+string(opts.Attach))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err == nil {
+		return "", false
+	}
+	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if !ok || !status.Signaled() {
+		t.Fatalf("step %d: %v", number, err)
+	}
+	return strings.TrimSpace(string(out)), true
+}
+
+// TestKilledAtAnyStep kills an upgrade to a grown layout at each of its steps.
+// Then the same build starts again, and another time the build of before does.
+func TestKilledAtAnyStep(t *testing.T) {
+	for _, mode := range modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			base := isolated(t, mode)
+			published := false
+			for number := 0; ; number++ {
+				opts := base
+				opts.StateDir, opts.Spec = t.TempDir(), stubs(t)
+				n := newNode(t, opts)
+				name, killed := killedAt(t, opts, number)
+				if !killed {
+					n.clear(t)
+					break
+				}
+				published = published || name == string(stepPublished)
+				n.afterKill(t, fmt.Sprintf("step %d (%s)", number, name), name)
+				n.clear(t)
+			}
+			if !published {
+				t.Error("no step published anything")
+			}
+		})
+	}
+}
+
+// afterKill checks that the node works on, and that a start puts things right.
+func (n node) afterKill(t *testing.T, where, name string) {
+	t.Helper()
+	n.attached(t)
+	// A flow that is opened in the old map before the next start.
+	old, err := ebpf.LoadPinnedMap(n.opts.Dir.Map(snat.Name), nil)
+	check(t, err)
+	defer old.Close()
+	key := encode(make([]byte, 40), flowKey(2))
+	v, err := lookup(old, key)
+	check(t, err)
+	flow := decode[snat.Value](v[0])
+	flow.LastSeen = 7000
+	check(t, put(old, key, value{encode(v[0], flow)}, ebpf.UpdateAny))
+
+	if name != string(stepPublished) {
+		before := n.opts
+		before.Spec = stubs(t)
+		dp, err := Load(context.Background(), before)
+		if err != nil {
+			t.Fatalf("%s: the build of before: %+v", where, err)
+		}
+		_ = dp.Close()
+		n.verify(t)
+		n.verifySeen(t, where+", back", 7000)
+	}
+	again := n.opts
+	again.Spec = grown(t)
+	dp, err := Load(context.Background(), again)
+	if err != nil {
+		t.Fatalf("%s: the new build: %+v", where, err)
+	}
+	_ = dp.Close()
+	n.verify(t)
+	n.verifySeen(t, where+", on", 7000)
+	if _, err := os.Stat(nextDir(n.opts.Dir)); err == nil {
+		t.Errorf("%s: pins of the upgrade are left", where)
+	}
+	if t.Failed() {
+		t.Fatalf("failed at %s", where)
+	}
+}
+
+func (n node) verifySeen(t *testing.T, where string, seen uint64) {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(n.opts.Dir.Map(snat.Name), nil)
+	check(t, err)
+	defer m.Close()
+	v, err := lookup(m, encode(make([]byte, 40), flowKey(2)))
+	check(t, err)
+	if got := decode[snat.Value](v[0]).LastSeen; got != seen {
+		t.Errorf("%s: flow 2 was seen at %d, want %d", where, got, seen)
+	}
+}
+
+// clear makes room for the next node.
+func (n node) clear(t *testing.T) {
+	t.Helper()
+	check(t, Remove(context.Background(), n.opts))
+	for _, name := range []string{"up", "pod1", "pod2", "pod3"} {
+		removeVeth(t, name)
+	}
+}

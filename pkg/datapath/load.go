@@ -190,19 +190,25 @@ func (l *loader) checkLayout() error {
 }
 
 // loadPrograms shows the programs to the verifier.
-func (l *loader) loadPrograms() error {
+func (l *loader) loadPrograms() (err error) {
+	l.programs, err = l.loadCollection(l.spec)
+	return err
+}
+
+// loadCollection loads programs that use the tables.
+func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
 	replacements := make(map[string]*ebpf.Map)
 	for name, t := range l.tables {
 		replacements[name] = t.m
 	}
-	coll, err := ebpf.NewCollectionWithOptions(l.spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
 	if err != nil {
-		return fmt.Errorf("load programs: %w", err)
+		return nil, fmt.Errorf("load programs: %w", err)
 	}
-	l.programs = coll.Programs
+	defer coll.Close()
+	programs := coll.Programs
 	coll.Programs = nil
-	coll.Close()
-	return nil
+	return programs, nil
 }
 
 // fill copies what moves, before any new program runs.

@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
@@ -17,11 +14,10 @@ import (
 //
 //   - Flows that exist: nothing. They are in both maps before the first
 //     attachment changes, and each direction's state is joined afterwards.
-//   - Flows that a pod opens meanwhile: answers reach them, since the uplinks
-//     run the new and the old program one after the other for that time (not with
-//     clsact on a kernel without tcx). A later packet may meet the other kind of
-//     program before the maps are joined: TCP repeats it, a UDP flow may
-//     continue from another port.
+//   - Flows that a pod opens meanwhile: answers reach them, since a bridge has
+//     the uplinks run both kinds for that time (not on a kernel without tcx). A
+//     later packet may meet the other kind of program before the maps are joined:
+//     TCP repeats it, a UDP flow may continue from another port.
 //   - Flows that the world opens towards a pod meanwhile: the answer may be
 //     dropped once, and TCP repeats it.
 //   - Counters: what a program counts on a CPU in the microseconds between
@@ -32,24 +28,20 @@ func (l *loader) replace() (err error) {
 		return err
 	}
 	defer closeAttachments(olds)
-	bridges, err := l.bridge(olds)
-	defer func() {
-		for _, b := range bridges {
-			_ = b.Close()
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	if err := l.commit(); err != nil {
-		return err
-	}
 	var done []attachment
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.putBack(done))
 		}
 	}()
+	if err := l.commit(); err != nil {
+		return err
+	}
+	bridge, err := l.bridge(olds)
+	defer bridge.close()
+	if err != nil {
+		return err
+	}
 	arrivals, others := splitArrivals(olds)
 	for _, group := range [][]attachment{others, arrivals} {
 		for _, old := range group {
@@ -150,44 +142,4 @@ func splitArrivals(all []attachment) (arrivals, others []attachment) {
 		}
 	}
 	return arrivals, others
-}
-
-// bridge lets the uplinks run the new program before the old one while flows
-// move: what the new one does not know it passes on. The links are not pinned: they
-// end with this process.
-func (l *loader) bridge(olds []attachment) ([]link.Link, error) {
-	prog := l.programs[attach.FromUplink.Program()]
-	if prog == nil || !l.flowsMove() {
-		return nil, nil
-	}
-	var links []link.Link
-	for _, old := range olds {
-		if old.hook != attach.FromUplink {
-			continue
-		}
-		anchor := link.Tail()
-		if old.mode == attach.TCX {
-			anchor = link.BeforeProgram(old.prog)
-		}
-		b, err := link.AttachTCX(link.TCXOptions{
-			Interface: old.ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: anchor,
-		})
-		if errors.Is(err, ebpf.ErrNotSupported) || !interfaceExists(old.ifindex) {
-			continue
-		}
-		if err != nil {
-			return links, fmt.Errorf("run both programs on interface %d: %w", old.ifindex, err)
-		}
-		links = append(links, b)
-	}
-	return links, nil
-}
-
-func (l *loader) flowsMove() bool {
-	for _, t := range l.tables {
-		if t.moves() && contentOf(t.name, t.spec) == flows {
-			return true
-		}
-	}
-	return false
 }
