@@ -1,0 +1,190 @@
+package prog
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/bpf"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// mark is the bit that the programs are loaded with.
+const mark = 0x00800000
+
+// bed is a node with the programs loaded and the maps filled as the agent and
+// the plugin fill them. Nothing is pinned.
+type bed struct {
+	testing.TB
+	wires
+	programs map[wire.Direction]*ebpf.Program
+	collect  *ebpf.Program
+
+	endpoints    *endpoints.Map
+	devices      *devices.Map
+	destinations *destinations.Map
+	uplinks      *uplinks.Map
+	snat         *snat.Map
+	reverse      *snat.Map
+	conntrack    *conntrack.Map
+	fragments    *fragments.Map
+	usage        *usage.Map
+	drops        *drops.Map
+	traffic      *traffic.Map
+}
+
+// option changes the constants that the programs are loaded with.
+type option func(*config.NodeConfig)
+
+// withPorts narrows the range of ports to masquerade to.
+func withPorts(low, high uint32) option {
+	return func(c *config.NodeConfig) { c.SnatPortLow, c.SnatPortHigh = low, high }
+}
+
+// withTables sets how many flows the tables hold.
+func withTables(snatEntries, conntrackEntries uint32) option {
+	return func(c *config.NodeConfig) { c.SnatEntries, c.ConntrackEntries = snatEntries, conntrackEntries }
+}
+
+// withoutMasquerade turns masquerading off.
+func withoutMasquerade(c *config.NodeConfig) { c.Masquerade = 0 }
+
+// newBed makes a node in a network namespace of the calling goroutine's own.
+func newBed(tb testing.TB, options ...option) *bed {
+	tb.Helper()
+	priv.Isolate(tb)
+	b := &bed{TB: tb, wires: buildNode(tb)}
+	b.load(options)
+	b.fillNode()
+	for pod := range b.pods {
+		b.addPod(pod)
+	}
+	return b
+}
+
+func (b *bed) load(options []option) {
+	b.Helper()
+	c := config.NodeConfig{
+		Masquerade: 1, Mark: mark, SnatPortLow: 49152, SnatPortHigh: 65535, SnatEntries: 4096, ConntrackEntries: 4096,
+	}
+	for _, o := range options {
+		o(&c)
+	}
+	spec, err := bpf.LoadDataplane()
+	must(b, err)
+	must(b, spec.Variables[bpf.DataplaneVarCfg].Set(c))
+	spec.Maps[snat.Name].MaxEntries = c.SnatEntries
+	spec.Maps[snat.ReverseName].MaxEntries = c.SnatEntries
+	spec.Maps[conntrack.Name].MaxEntries = c.ConntrackEntries
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		b.Fatalf("load programs: %+v", err)
+	}
+	b.Cleanup(coll.Close)
+	b.programs = map[wire.Direction]*ebpf.Program{
+		wire.FromPod:    coll.Programs[bpf.DataplaneProgEcFromPod],
+		wire.FromUplink: coll.Programs[bpf.DataplaneProgEcFromUplink],
+		wire.ToUplink:   coll.Programs[bpf.DataplaneProgEcToUplink],
+	}
+	b.collect = coll.Programs[bpf.DataplaneProgEcCollect]
+	b.wrap(coll.Maps)
+}
+
+func (b *bed) wrap(m map[string]*ebpf.Map) {
+	b.endpoints = typed.New[endpoints.Key, endpoints.Value](m[endpoints.Name], endpoints.Name)
+	b.devices = typed.New[devices.Key, devices.Value](m[devices.Name], devices.Name)
+	b.destinations = typed.New[destinations.Key, destinations.Value](m[destinations.Name], destinations.Name)
+	b.uplinks = typed.New[uplinks.Key, uplinks.Value](m[uplinks.Name], uplinks.Name)
+	b.snat = typed.New[snat.Key, snat.Value](m[snat.Name], snat.Name)
+	b.reverse = typed.New[snat.Key, snat.Value](m[snat.ReverseName], snat.ReverseName)
+	b.conntrack = typed.New[conntrack.Key, conntrack.Value](m[conntrack.Name], conntrack.Name)
+	b.fragments = typed.New[fragments.Key, fragments.Value](m[fragments.Name], fragments.Name)
+	b.usage = typed.New[usage.Key, usage.Value](m[usage.Name], usage.Name)
+	b.drops = &drops.Map{PerCPU: typed.NewPerCPU(m[drops.Name], drops.Name, drops.Add)}
+	b.traffic = &traffic.Map{PerCPU: typed.NewPerCPU(m[traffic.Name], traffic.Name, traffic.Add)}
+	node := typed.New[config.Key, config.Value](m[config.Name], config.Name)
+	must(b, node.Put(config.Key{}, config.Value{
+		Layout: wire.LayoutVersion, NodeIPv4: addr(nodeIP), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+	}))
+}
+
+// fillNode writes what the agent knows of the cluster.
+func (b *bed) fillNode() {
+	b.uplink1(nodeIP)
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.other.index)}, uplinks.Value{IPv4: addr(nodeOtherIP)}))
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.bare.index)}, uplinks.Value{}))
+	podCIDR := func(node string, via int) destinations.Value {
+		return destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(via), Node: addr(node), MTU: mtu}
+	}
+	for prefix, v := range map[string]destinations.Value{
+		"10.244.1.0/24":     {Kind: destinations.Local},
+		podC + "/32":        {Kind: destinations.Local},
+		"10.244.2.0/24":     podCIDR(node2IP, b.uplink.index),
+		"10.244.3.0/24":     podCIDR(offLinkIP, 0),
+		"10.244.4.0/24":     podCIDR(silentIP, b.uplink.index),
+		nodeIP + "/32":      {Kind: destinations.Host},
+		nodeOtherIP + "/32": {Kind: destinations.Host},
+		"169.254.20.10/32":  {Kind: destinations.Host},
+		node2IP + "/32":     {Kind: destinations.Node},
+		"10.200.0.0/16":     {Kind: destinations.Native},
+		"198.51.100.128/25": {Kind: destinations.World},
+	} {
+		must(b, b.destinations.Put(destinations.KeyFrom(netip.MustParsePrefix(prefix)), v))
+	}
+}
+
+// uplink1 gives the first uplink its address to masquerade to.
+func (b *bed) uplink1(address string) {
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.uplink.index)}, uplinks.Value{IPv4: addr(address)}))
+}
+
+// addPod writes what the plugin writes at ADD.
+func (b *bed) addPod(pod string) {
+	l := b.pods[pod]
+	podMAC, hostMAC := wire.MAC(l.peer), wire.MAC(l.mac)
+	must(b, b.devices.Put(devices.Key{Ifindex: uint32(l.index)},
+		devices.Value{IPv4: addr(pod), PodMAC: podMAC, HostMAC: hostMAC}))
+	must(b, b.endpoints.Put(endpoints.Key{Address: addr(pod)},
+		endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
+}
+
+// deletePod removes what the plugin removes at DEL.
+func (b *bed) deletePod(pod string) {
+	must(b, b.endpoints.Delete(endpoints.Key{Address: addr(pod)}))
+	must(b, b.devices.Delete(devices.Key{Ifindex: uint32(b.pods[pod].index)}))
+}
+
+// device returns a pod's record with its counters.
+func (b *bed) device(pod string) devices.Value {
+	b.Helper()
+	v, err := b.devices.Get(devices.Key{Ifindex: uint32(b.pods[pod].index)})
+	must(b, err)
+	return v
+}
+
+// giveAway deletes the pod of an address and gives the address to the pod that
+// has another's interface, whose own address goes.
+func (b *bed) giveAway(address, to string) {
+	b.deletePod(address)
+	b.deletePod(to)
+	l := b.pods[to]
+	podMAC, hostMAC := wire.MAC(l.peer), wire.MAC(l.mac)
+	must(b, b.devices.Put(devices.Key{Ifindex: uint32(l.index)},
+		devices.Value{IPv4: addr(address), PodMAC: podMAC, HostMAC: hostMAC}))
+	must(b, b.endpoints.Put(endpoints.Key{Address: addr(address)},
+		endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
+}

@@ -1,0 +1,219 @@
+package prog
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// The actions that the programs may return.
+const (
+	actUnspec   = 0xffffffff
+	actShot     = 2
+	actRedirect = 7
+)
+
+// skb is struct __sk_buff (include/uapi/linux/bpf.h) as BPF_PROG_TEST_RUN takes it and gives it back.
+type skb [192]byte
+
+// The fields of it that a test may set, by offset.
+const (
+	skbMark    = 8
+	skbIfindex = 40
+	skbGSOSize = 176
+)
+
+func (s *skb) set(field int, v uint32) { binary.NativeEndian.PutUint32(s[field:], v) }
+
+func (s *skb) get(field int) uint32 { return binary.NativeEndian.Uint32(s[field:]) }
+
+// result is what became of a packet.
+type result struct {
+	b     *bed
+	in    []byte
+	frame []byte // the packet as the program left it
+	mark  uint32
+	what  string // the counter that moved: a traffic event, or "drop REASON"
+}
+
+// run sends a frame through a program as if seen on that interface.
+func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]uint32) result {
+	b.Helper()
+	var in skb
+	in.set(skbIfindex, uint32(ifindex))
+	for field, v := range fields {
+		in.set(field, v)
+	}
+	before := b.counters(d)
+	out := make([]byte, skbSize)
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: in[:], ContextOut: out}
+	action, err := b.programs[d].Run(options)
+	if err != nil {
+		b.Fatalf("run %v on % x: %v", d, frame, err)
+	}
+	r := result{b: b, in: frame, frame: options.DataOut, mark: (*skb)(out).get(skbMark)}
+	r.what = b.account(before, b.counters(d), len(frame))
+	b.judge(d, r, action)
+	return r
+}
+
+const skbSize = len(skb{})
+
+// counters are all counters of one program by name.
+func (b *bed) counters(d wire.Direction) map[string]traffic.Value {
+	b.Helper()
+	all := make(map[string]traffic.Value)
+	for e := range traffic.Events {
+		v, err := b.traffic.Sum(traffic.Index(d, e))
+		must(b, err)
+		all[e.String()] = v
+	}
+	for r := range drops.Reason(drops.Slots) {
+		v, err := b.drops.Sum(drops.Index(d, r))
+		must(b, err)
+		all["drop "+r.String()] = traffic.Value(v)
+	}
+	return all
+}
+
+// account returns the one counter of outcomes that moved by one packet.
+func (b *bed) account(before, after map[string]traffic.Value, size int) string {
+	b.Helper()
+	what := ""
+	for name, v := range after {
+		moved := traffic.Value{Packets: v.Packets - before[name].Packets, Bytes: v.Bytes - before[name].Bytes}
+		if moved.Packets == 0 || name == traffic.SnatAllocated.String() || name == traffic.SnatRetried.String() {
+			continue
+		}
+		if what != "" || moved != (traffic.Value{Packets: 1, Bytes: uint64(size)}) {
+			b.Errorf("counter %q moved by %+v for one packet of %d bytes, besides %q", name, moved, size, what)
+		}
+		what = name
+	}
+	if what == "" {
+		b.Error("a packet was not counted")
+	}
+	return what
+}
+
+// actions are the only ones that each outcome may come with.
+var actions = map[string]uint32{
+	"delivered": actRedirect, "forwarded": actRedirect, "answered": actRedirect, "stack": actUnspec,
+	"drop NO_ENDPOINT": actUnspec, "drop NODE_OFF_LINK": actUnspec,
+}
+
+// judge holds a run against what is true of every run.
+func (b *bed) judge(d wire.Direction, r result, action uint32) {
+	b.Helper()
+	want, ok := actions[r.what]
+	if !ok {
+		want = actShot
+	}
+	if action != want {
+		b.Errorf("%v: action %d with outcome %q, want %d", d, int32(action), r.what, int32(want))
+	}
+	if r.what == "answered" {
+		return
+	}
+	if err := sumsKept(r.in, r.frame); err != nil && want != actShot {
+		b.Errorf("%v: %v", d, err)
+	}
+	if marked := r.mark&mark != 0; r.what == "forwarded" && !marked {
+		b.Errorf("%v: a packet was sent out of an uplink without our mark", d)
+	}
+	if d == wire.FromPod && r.what == "stack" && !bytes.Equal(r.in, r.frame) {
+		b.Errorf("%v: the stack gets a changed packet:\n% x\n% x", d, r.in, r.frame)
+	}
+}
+
+// fromPod sends a packet from the pod that has its source address.
+func (b *bed) fromPod(p packet) result {
+	b.Helper()
+	l, ok := b.pods[p.src]
+	if !ok {
+		b.Fatalf("no pod has address %s", p.src)
+	}
+	p.macTo, p.macFrom = l.mac, l.peer
+	return b.run(wire.FromPod, l.index, p.bytes(b), nil)
+}
+
+// fromUplink has a packet arrive at the first uplink.
+func (b *bed) fromUplink(p packet) result {
+	b.Helper()
+	return b.arrive(b.uplink, p)
+}
+
+// arrive has a packet arrive at an uplink.
+func (b *bed) arrive(l link, p packet) result {
+	b.Helper()
+	if p.macTo == nil {
+		p.macTo = l.mac
+	}
+	return b.run(wire.FromUplink, l.index, p.bytes(b), nil)
+}
+
+// toUplink has the stack send a packet out of the first uplink.
+func (b *bed) toUplink(p packet) result {
+	b.Helper()
+	p.macTo, p.macFrom = b.uplink.peer, b.uplink.mac
+	return b.run(wire.ToUplink, b.uplink.index, p.bytes(b), nil)
+}
+
+// is asserts the outcome and returns the result.
+func (r result) is(what string) result {
+	r.b.Helper()
+	if r.what != what {
+		r.b.Fatalf("%s: outcome %q, want %q", describe(r.in), r.what, what)
+	}
+	return r
+}
+
+// flow asserts the addresses and ports that the packet left with.
+func (r result) flow(want string) result {
+	r.b.Helper()
+	v, err := read(r.frame)
+	must(r.b, err)
+	if v.String() != want {
+		r.b.Fatalf("%s: left as %q, want %q", describe(r.in), v, want)
+	}
+	return r
+}
+
+// valid asserts that gopacket finds every checksum right.
+func (r result) valid() result {
+	r.b.Helper()
+	if err := sumsValid(r.frame); err != nil {
+		r.b.Errorf("%s: %v", describe(r.in), err)
+	}
+	return r
+}
+
+// view reads the packet that left.
+func (r result) view() view {
+	r.b.Helper()
+	v, err := read(r.frame)
+	must(r.b, err)
+	return v
+}
+
+func describe(frame []byte) string {
+	v, err := read(frame)
+	if err != nil {
+		return fmt.Sprintf("% x", frame)
+	}
+	return v.String()
+}
+
+// fromPodAt sends a packet from the interface that pod had when the node was built.
+func (b *bed) fromPodAt(pod string, p packet) result {
+	b.Helper()
+	l := b.pods[pod]
+	p.macTo, p.macFrom = l.mac, l.peer
+	return b.run(wire.FromPod, l.index, p.bytes(b), nil)
+}

@@ -1,0 +1,266 @@
+package prog
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// answer is what the world sends back to a masqueraded packet, to where that seemed to come from.
+func answer(r result, p packet) packet {
+	v := r.view()
+	p = p.replied()
+	p.dst, p.dport, p.seq, p.ack, p.flags = v.src, v.sport, 5000, p.seq+1, syn|ack
+	return p
+}
+
+// A pod opens a flow to the world, the world answers, and the pod sees the answer from whom it asked.
+func TestMasqueradedFlow(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		p    packet
+	}{
+		{"TCP", tcp(podA, 50000, world, 80, syn)},
+		{"TCP, port out of range", tcp(podA, 1024, world, 80, syn)},
+		{"UDP", udp(podA, 50000, world, 53)},
+		{"UDP, port out of range", udp(podA, 5353, world, 53)},
+		{"UDP without checksum", udp(podA, 5353, world, 53).with(func(p *packet) { p.noSum = true })},
+		{"ping", ping(podA, 50000, world)},
+		{"ping, identifier out of range", ping(podA, 1, world)},
+		{"TCP, odd payload", tcp(podA, 1024, world, 80, syn).with(func(p *packet) { p.payload = []byte("odd") })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t)
+			for range 3 {
+				r := b.fromPod(c.p).is("forwarded").valid()
+				v := r.view()
+				if v.src != nodeIP || v.dst != world || v.dport != c.p.dport || v.ttl != 63 || v.sport < 49152 {
+					t.Errorf("left as %v with TTL %d", v, v.ttl)
+				}
+				if c.p.sport >= 49152 && v.sport != c.p.sport {
+					t.Errorf("left from port %d, though the pod's own %d was free", v.sport, c.p.sport)
+				}
+				in := b.fromUplink(answer(r, c.p)).is("delivered").valid()
+				in.flow(reversed(view{proto: c.p.proto, src: podA, dst: world, sport: c.p.sport, dport: c.p.dport}))
+			}
+			b.count(1, 0)
+			if got := b.counters(wire.FromPod)[traffic.SnatAllocated.String()].Packets; got != 1 {
+				t.Errorf("%d ports chosen for one flow", got)
+			}
+		})
+	}
+}
+
+// By another uplink the source is that uplink's address.
+func TestMasqueradeAddressIsTheUplinks(t *testing.T) {
+	b := newBed(t)
+	p := tcp(podA, 50000, world2, 80, syn)
+	r := b.fromPod(p).is("forwarded").flow("tcp " + nodeOtherIP + ":50000 > " + world2 + ":80").valid()
+	b.arrive(b.other, answer(r, p)).is("delivered").flow("tcp " + world2 + ":80 > " + podA + ":50000")
+}
+
+// Two pods with the same source port to the same server: two ports; to two servers: the same one.
+func TestSamePortOfTwoPods(t *testing.T) {
+	b := newBed(t)
+	a, c := tcp(podA, 50000, world, 80, syn), tcp(podB, 50000, world, 80, syn)
+	first, second := b.fromPod(a).is("forwarded"), b.fromPod(c).is("forwarded").valid()
+	if first.view().sport == second.view().sport {
+		t.Fatalf("both left from port %d", first.view().sport)
+	}
+	b.fromUplink(answer(first, a)).is("delivered").flow("tcp " + world + ":80 > " + podA + ":50000")
+	b.fromUplink(answer(second, c)).is("delivered").flow("tcp " + world + ":80 > " + podB + ":50000")
+	if got := b.counters(wire.FromPod)[traffic.SnatRetried.String()].Packets; got == 0 {
+		t.Error("no retry was counted")
+	}
+	b.fromPod(tcp(podB, 50000, world, 81, syn)).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":81")
+	b.fromPod(udp(podB, 50000, world, 80)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":80")
+	b.count(4, 0)
+}
+
+// A range of ten ports carries ten flows to one server and as many to the next, and the eleventh is refused, whole.
+func TestPortsExhausted(t *testing.T) {
+	b := newBed(t, withPorts(60000, 60009))
+	taken := make(map[uint16]uint16)
+	for sport := uint16(1); len(taken) < 10; sport++ {
+		p := udp(podA, sport, world, 53)
+		r := b.fromPod(p)
+		if r.what == "drop SNAT_EXHAUSTED" { // sixteen tries may miss the one that is left
+			continue
+		}
+		port := r.is("forwarded").view().sport
+		if taken[port] != 0 || port < 60000 || port > 60009 {
+			t.Fatalf("port %d, of %v taken", port, taken)
+		}
+		taken[port] = sport
+	}
+	before := b.counters(wire.FromPod)[traffic.SnatRetried.String()].Packets
+	b.fromPod(udp(podA, 30000, world, 53)).is("drop SNAT_EXHAUSTED")
+	if got := b.counters(wire.FromPod)[traffic.SnatRetried.String()].Packets - before; got != 16 {
+		t.Errorf("%d tries were counted, want 16", got)
+	}
+	b.count(10, 0)
+	for port, sport := range taken { // every reply reaches the flow that asked
+		b.fromUplink(udp(world, 53, nodeIP, port)).is("delivered").flow(fmt.Sprintf("udp %s:53 > %s:%d", world, podA, sport))
+	}
+	b.fromPod(udp(podA, 30000, world, 54)).is("forwarded")
+}
+
+// A range of one port is a range.
+func TestOnePort(t *testing.T) {
+	b := newBed(t, withPorts(50000, 50000))
+	b.fromPod(udp(podA, 7, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+	b.fromUplink(udp(world, 53, nodeIP, 49999)).is("stack")
+	b.fromUplink(udp(world, 53, nodeIP, 50001)).is("stack")
+}
+
+// Only what opens a flow may take a port.
+func TestNoMapping(t *testing.T) {
+	b := newBed(t)
+	for _, flags := range []uint8{ack, syn | ack, fin | ack, rst, rst | ack, syn | rst, 0, fin} {
+		b.fromPod(tcp(podA, 50000, world, 80, flags)).is("drop NO_MAPPING")
+	}
+	b.fromPod(ping(podA, 50000, world).with(func(p *packet) {
+		p.icmpType, p.sport, p.dport = 0, 0, 50000 // an echo reply that nobody asked for
+	})).is("drop NO_MAPPING")
+	b.empty()
+}
+
+// Whichever half of a pair is missing, the other brings it back, and the flow goes on.
+func TestMissingHalfRestored(t *testing.T) {
+	p := tcp(podA, 50000, world, 80, syn)
+	out := tuple(wire.TCP, podA, 50000, world, 80)
+	data := p.with(func(p *packet) { p.flags = ack })
+	t.Run("forward, by the pod", func(t *testing.T) {
+		b := newBed(t)
+		b.fromPod(p).is("forwarded")
+		must(t, b.snat.Delete(out))
+		b.fromPod(data).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":80")
+		b.pair(out)
+		b.count(1, 0)
+	})
+	t.Run("forward, by the pod's SYN", func(t *testing.T) {
+		b := newBed(t)
+		b.fromPod(p).is("forwarded")
+		must(t, b.snat.Delete(out))
+		b.fromPod(p).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":80")
+		b.pair(out)
+		b.count(1, 0)
+	})
+	t.Run("forward, by the world", func(t *testing.T) {
+		b := newBed(t)
+		q := p.with(func(p *packet) { p.sport = 1024 }) // leaves from a port that the pod's packet does not tell
+		out := tuple(wire.TCP, podA, 1024, world, 80)
+		r := b.fromPod(q).is("forwarded")
+		must(t, b.snat.Delete(out))
+		b.fromPod(q.with(func(p *packet) { p.flags = ack })).is("drop NO_MAPPING")
+		b.age(2 * time.Second) // halves are looked after once a second
+		b.fromUplink(answer(r, q)).is("delivered")
+		b.pair(out)
+		b.count(1, 0)
+		b.fromPod(q.with(func(p *packet) { p.flags = ack })).is("forwarded").flow(r.view().String())
+	})
+	t.Run("reverse, by the pod", func(t *testing.T) {
+		b := newBed(t)
+		r := b.fromPod(p).is("forwarded")
+		forward, _ := b.pair(out)
+		must(t, b.reverse.Delete(reverseKey(out, forward)))
+		b.age(2 * time.Second)
+		b.fromPod(data).is("forwarded").flow(r.view().String())
+		b.pair(out)
+		b.count(1, 0)
+		b.fromUplink(answer(r, p)).is("delivered")
+	})
+	t.Run("reverse, and another has its port", func(t *testing.T) {
+		b := newBed(t)
+		b.fromPod(p).is("forwarded")
+		forward, _ := b.pair(out)
+		must(t, b.reverse.Delete(reverseKey(out, forward)))
+		b.fromPod(tcp(podB, 50000, world, 80, syn)).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":80")
+		b.age(2 * time.Second)
+		b.fromPod(data).is("drop NO_MAPPING") // never two flows on one port
+		b.count(1, 0)
+		if port := b.fromPod(p).is("forwarded").view().sport; port == 50000 {
+			t.Error("the port that is another's was chosen again")
+		}
+		b.count(2, 0)
+	})
+}
+
+// A pair of the address's previous owner is none: its replies reach nobody, and the new owner starts afresh.
+func TestStaleGeneration(t *testing.T) {
+	b := newBed(t)
+	p := tcp(podA, 50000, world, 80, syn)
+	r := b.fromPod(p).is("forwarded")
+	b.fromUplink(answer(r, p)).is("delivered")
+	b.giveAway(podA, podB)
+	in := b.fromUplink(answer(r, p)).is("stack")
+	if in.view().dst != nodeIP {
+		t.Error("the stack got a reply that names the new owner")
+	}
+	b.fromPodAt(podB, p.with(func(p *packet) { p.flags = ack })).is("drop NO_MAPPING")
+	b.fromPodAt(podB, p).is("forwarded")
+	b.count(1, 0)
+	forward, _ := b.pair(tuple(wire.TCP, podA, 50000, world, 80))
+	if forward.Ifindex != uint32(b.pods[podB].index) {
+		t.Errorf("the pair is of device %d", forward.Ifindex)
+	}
+}
+
+// An entry that is being removed is no entry.
+func TestTombstone(t *testing.T) {
+	b := newBed(t)
+	p := tcp(podA, 50000, world, 80, syn)
+	out := tuple(wire.TCP, podA, 50000, world, 80)
+	r := b.fromPod(p).is("forwarded")
+	forward, reverse := b.pair(out)
+	reverse.LastSeen = 0
+	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+	b.fromUplink(answer(r, p)).is("stack")
+	forward.LastSeen = 0
+	must(t, b.snat.Put(out, forward))
+	b.fromPod(p.with(func(p *packet) { p.flags = ack })).is("drop NO_MAPPING")
+
+	b.fromUplink(tcp(world, 4000, podB, 80, syn)).is("delivered")
+	replies := tuple(wire.TCP, podB, 80, world, 4000)
+	v, err := b.conntrack.Get(replies)
+	must(t, err)
+	v.LastSeen = 0
+	must(t, b.conntrack.Put(replies, v))
+	b.fromPod(tcp(podB, 80, world, 4000, syn|ack)).is("drop NO_MAPPING")
+}
+
+// A flow whose address the node has lost can get no replies: it ends, and the next one takes the new address.
+func TestAddressLost(t *testing.T) {
+	b := newBed(t)
+	p := udp(podA, 50000, world, 53)
+	b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	must(t, b.destinations.Delete(hostKey(nodeIP)))
+	b.uplink1(nodeOtherIP)
+	b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53") // looked at once a second
+	b.age(2 * time.Second)
+	b.fromPod(p).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53").valid()
+	b.count(1, 0)
+}
+
+// Time stamps are written at most once a second, and never go back.
+func TestLastSeen(t *testing.T) {
+	b := newBed(t)
+	p := udp(podA, 50000, world, 53)
+	out := tuple(wire.UDP, podA, 50000, world, 53)
+	b.fromPod(p)
+	first, _ := b.pair(out)
+	b.fromPod(p)
+	if again, _ := b.pair(out); again.LastSeen != first.LastSeen {
+		t.Error("the stamp was written twice within a second")
+	}
+	b.age(2 * time.Second)
+	b.fromPod(p)
+	if later, _ := b.pair(out); later.LastSeen < first.LastSeen || later.State != snat.Packet {
+		t.Errorf("after two seconds: %+v, first %+v", later, first)
+	}
+}

@@ -1,0 +1,133 @@
+package prog
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
+
+// all returns a map's content.
+func all[K comparable, V any](b *bed, m *typed.Map[K, V]) map[K]V {
+	b.Helper()
+	out := make(map[K]V)
+	for e, err := range m.All() {
+		must(b, err)
+		out[e.Key] = e.Value
+	}
+	return out
+}
+
+// pair returns both halves of a masqueraded flow, by the tuple as the pod sends it, and asserts that each names the other.
+func (b *bed) pair(out wire.Tuple) (forward, reverse snat.Value) {
+	b.Helper()
+	forward, err := b.snat.Get(out)
+	must(b, err)
+	reverse, err = b.reverse.Get(reverseKey(out, forward))
+	must(b, err)
+	if reverse.ToAddress != out.Src || reverse.ToPort != out.Sport || reverse.Ifindex != forward.Ifindex {
+		b.Errorf("%v: reverse half %+v does not name it", out, reverse)
+	}
+	return forward, reverse
+}
+
+func reverseKey(out wire.Tuple, forward snat.Value) wire.Tuple {
+	out.Src, out.Sport = forward.ToAddress, forward.ToPort
+	return out
+}
+
+// count asserts how many entries the flow tables hold, by their content and by every counter that should say so.
+func (b *bed) count(masqueraded, recorded int) {
+	b.Helper()
+	forward, reverse, tracked := all(b, b.snat), all(b, b.reverse), all(b, b.conntrack)
+	if len(forward) != masqueraded || len(reverse) != masqueraded || len(tracked) != recorded {
+		b.Errorf("tables hold %d, %d and %d entries; want %d, %d, %d",
+			len(forward), len(reverse), len(tracked), masqueraded, masqueraded, recorded)
+	}
+	for table, want := range map[usage.Table]int{usage.Snat: masqueraded, usage.Conntrack: recorded} {
+		v, err := b.usage.Get(usage.Key{Table: table})
+		must(b, err)
+		if v.Entries != uint64(want) {
+			b.Errorf("usage of %v says %d, want %d", table, v.Entries, want)
+		}
+	}
+	snats, tracks := make(map[uint32]uint32), make(map[uint32]uint32)
+	for _, v := range forward {
+		snats[v.Ifindex]++
+	}
+	for _, v := range tracked {
+		tracks[v.Ifindex]++
+	}
+	for k, v := range all(b, b.devices) {
+		if v.SnatFlows != snats[k.Ifindex] || v.ConntrackFlows != tracks[k.Ifindex] {
+			b.Errorf("device %d counts %d and %d flows, holds %d and %d",
+				k.Ifindex, v.SnatFlows, v.ConntrackFlows, snats[k.Ifindex], tracks[k.Ifindex])
+		}
+	}
+}
+
+// empty asserts that no flow is left, in the tables or in any counter of them.
+func (b *bed) empty() {
+	b.Helper()
+	b.count(0, 0)
+}
+
+// collectArgs is struct collect_args (bpf/lib/collect.h).
+type collectArgs struct {
+	Now      uint64
+	Table    usage.Table
+	Pressure uint32
+	Scanned  uint64
+	Deleted  uint64
+}
+
+// sweep runs ec_collect over a table as if that much time had passed, and returns how many flows went.
+func (b *bed) sweep(table usage.Table, later time.Duration, pressure bool) int {
+	b.Helper()
+	args := collectArgs{Now: now(b) + uint64(later), Table: table}
+	if pressure {
+		args.Pressure = 1
+	}
+	ret, err := b.collect.Run(&ebpf.RunOptions{Context: args, ContextOut: &args})
+	must(b, err)
+	if ret != 0 {
+		b.Fatalf("ec_collect returned %d", ret)
+	}
+	return int(args.Deleted)
+}
+
+// now is the programs' clock.
+func now(b *bed) uint64 {
+	b.Helper()
+	var ts unix.Timespec
+	must(b, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
+	return uint64(ts.Nano())
+}
+
+// age moves a flow's time stamps into the past.
+func (b *bed) age(by time.Duration) {
+	b.Helper()
+	for _, m := range []*snat.Map{b.snat, b.reverse} {
+		for k, v := range all(b, m) {
+			v.LastSeen -= uint64(by)
+			must(b, m.Put(k, v))
+		}
+	}
+	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
+		v.LastSeen -= uint64(by)
+		must(b, b.conntrack.Put(k, v))
+	}
+}
+
+func hostKey(address string) destinations.Key { return destinations.KeyFrom(prefix(address + "/32")) }
