@@ -251,7 +251,7 @@ func (c *conf) prevResult() (*current.Result, error) {
 	if err := version.ParsePrevResult(n); err != nil {
 		return nil, fieldError("prevResult", err.Error())
 	}
-	r, err := current.NewResultFromResult(n.PrevResult)
+	r, err := toCurrent(n.PrevResult)
 	if err != nil {
 		return nil, fieldError("prevResult", err.Error())
 	}

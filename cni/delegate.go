@@ -8,7 +8,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
-	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 )
 
@@ -25,7 +24,7 @@ func (a *addition) delegateAdd() error {
 	if err != nil {
 		return err
 	}
-	a.result, err = current.NewResultFromResult(got)
+	a.result, err = toCurrent(got)
 	if err != nil {
 		return errors.Join(fmt.Errorf("result of ipam plugin %s: %w", a.ipamType, err), a.delegateDel())
 	}

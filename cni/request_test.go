@@ -352,6 +352,12 @@ func TestDelegatedIPAM(t *testing.T) {
 		}
 		expect("ADD", "DEL")
 	}
+	for _, version := range []string{"0.4.0", "1.1.0"} {
+		raw := `{"cniVersion":"` + version + `","ips":[null],"interfaces":[null]}`
+		w.must(os.WriteFile(filepath.Join(dir, "answer"), []byte(raw), 0o600))
+		w.refused(999, "ADD", w.newPod(), nil, ipamName, "malformed")
+		expect("ADD", "DEL")
+	}
 	answer("172.20.3.4/16")
 	if _, e := w.call("ADD", w.newPod(), nil, failAt+"=route"); e == nil {
 		t.Error("made to fail, and succeeded")

@@ -3,10 +3,13 @@ package cni
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 )
 
@@ -59,6 +62,23 @@ func (a *addition) printResult(context.Context) error {
 		return fmt.Errorf("print result: %w", err)
 	}
 	return nil
+}
+
+// toCurrent converts a result that somebody else wrote. The library's conversion from older versions panics at a null
+// where an object should be; newer ones let it through.
+func toCurrent(r types.Result) (out *current.Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			out, err = nil, fmt.Errorf("malformed result: %v", p)
+		}
+	}()
+	if out, err = current.NewResultFromResult(r); err != nil {
+		return nil, err
+	}
+	if slices.Contains(out.IPs, nil) || slices.Contains(out.Interfaces, nil) || slices.Contains(out.Routes, nil) {
+		return nil, errors.New("malformed result: null in a list")
+	}
+	return out, nil
 }
 
 func toAddr(ip net.IP) netip.Addr {
