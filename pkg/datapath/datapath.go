@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -86,14 +87,17 @@ func (o Options) lock(ctx context.Context) (*bpffs.Lock, error) {
 }
 
 // Datapath is the dataplane of a node, open and running. It goes on running
-// when it is closed, and when the process ends.
+// when it is closed, and when the process ends. Its methods may be called from
+// several goroutines at once, but for Close.
 type Datapath struct {
 	// Maps are the pinned maps.
 	Maps *Maps
 
 	opts     Options
 	programs map[string]*ebpf.Program
-	qdiscs   qdiscs
+	// changes keeps attaching and detaching apart.
+	changes sync.Mutex
+	qdiscs  qdiscs
 }
 
 // Program returns a loaded program by its name, such as ec_from_pod; nil when

@@ -102,7 +102,7 @@ func (l *loader) run() error {
 }
 
 // prepare makes the directories, configures the programs and sweeps pins that
-// never got to their place.
+// never got to their place and records of interfaces that are gone.
 func (l *loader) prepare() (err error) {
 	if err := l.opts.Dir.Prepare(); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (l *loader) prepare() (err error) {
 	if err := os.MkdirAll(nextDir(l.opts.Dir), 0o700); err != nil {
 		return fmt.Errorf("make pin directory: %w", err)
 	}
-	return sweepNext(l.opts.Dir, l.spec.Maps)
+	return errors.Join(sweepNext(l.opts.Dir, l.spec.Maps), l.qdiscs.prune())
 }
 
 // configure returns the programs with their constants and capacities set.

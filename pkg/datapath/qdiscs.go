@@ -88,6 +88,15 @@ func (q qdiscs) drop(ifindex int) error {
 	return q.write(slices.DeleteFunc(made, func(i int) bool { return i == ifindex }))
 }
 
+// prune forgets interfaces that are gone, and their qdiscs with them.
+func (q qdiscs) prune() error {
+	made, err := q.list()
+	if err != nil || len(made) == 0 {
+		return err
+	}
+	return q.write(slices.DeleteFunc(made, func(i int) bool { return !interfaceExists(i) }))
+}
+
 func (q qdiscs) write(made []int) error {
 	var text strings.Builder
 	for _, i := range made {

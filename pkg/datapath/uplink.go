@@ -28,6 +28,8 @@ func (d *Datapath) AttachUplink(ifindex int) error {
 // DetachUplink takes the programs, and a qdisc that we made, off an interface
 // again. Nothing there, or no such interface, is no error.
 func (d *Datapath) DetachUplink(ifindex int) error {
+	d.changes.Lock()
+	defer d.changes.Unlock()
 	var errs []error
 	for _, hook := range uplinkHooks() {
 		errs = append(errs, d.opts.attacher().Detach(ifindex, hook))
@@ -43,6 +45,8 @@ func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 	if prog == nil {
 		return fmt.Errorf("attach to interface %d: no program %s is loaded", ifindex, hook.Program())
 	}
+	d.changes.Lock()
+	defer d.changes.Unlock()
 	if ok, err := d.Attached(ifindex, hook); ok && err == nil {
 		return nil
 	}
@@ -53,6 +57,8 @@ func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 // Detach takes our program off the hook of an interface, and the qdisc with the
 // last one if we made it.
 func (d *Datapath) Detach(ifindex int, hook attach.Hook) error {
+	d.changes.Lock()
+	defer d.changes.Unlock()
 	return errors.Join(d.opts.attacher().Detach(ifindex, hook), d.qdiscs.remove(ifindex))
 }
 

@@ -1,0 +1,138 @@
+package datapath
+
+import (
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/btf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+)
+
+func TestCollectArgsAreThoseOfTheProgram(t *testing.T) {
+	var c *btf.Struct
+	if err := embedded(t).Types.TypeByName("collect_args", &c); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]uint32{}
+	for _, m := range c.Members {
+		want[m.Name] = m.Offset.Bytes()
+	}
+	var a collectArgs
+	got := map[string]uint32{
+		"now": uint32(unsafe.Offsetof(a.Now)), "table": uint32(unsafe.Offsetof(a.Table)), "pressure": uint32(unsafe.Offsetof(a.Pressure)),
+		"scanned": uint32(unsafe.Offsetof(a.Scanned)), "deleted": uint32(unsafe.Offsetof(a.Deleted)),
+	}
+	if diff := cmp.Diff(want, got); diff != "" || c.Size != uint32(unsafe.Sizeof(a)) {
+		t.Errorf("size %d, want %d; offsets (-C +Go):\n%s", unsafe.Sizeof(a), c.Size, diff)
+	}
+}
+
+// sweepNode has a pod with one UDP flow of each age, in seconds.
+func sweepNode(t *testing.T, ages ...uint16) *Datapath {
+	t.Helper()
+	opts := isolated(t, attach.Auto)
+	opts.SnatEntries = 16
+	dp := mustLoad(t, opts)
+	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: 7}, devices.Value{SnatFlows: uint32(len(ages))}))
+	for _, age := range ages {
+		forward := flowKey(age)
+		forward.Proto = wire.UDP
+		reverse := forward
+		reverse.Src = addr("192.0.2.9")
+		v := snat.Value{ToAddress: addr("192.0.2.9"), ToPort: forward.Sport, Ifindex: 7, State: snat.Packet,
+			LastSeen: uint64(sweepNow - time.Duration(age)*time.Second)}
+		check(t, dp.Maps.Snat.Put(forward, v))
+		v.ToAddress, v.State = forward.Src, 0
+		check(t, dp.Maps.SnatReverse.Put(reverse, v))
+	}
+	check(t, dp.Maps.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: uint64(len(ages))}))
+	return dp
+}
+
+const sweepNow = time.Hour
+
+// left returns the ages of the flows that are left, by either half.
+func left(t *testing.T, dp *Datapath) (forward, reverse map[uint16]bool) {
+	t.Helper()
+	forward, reverse = map[uint16]bool{}, map[uint16]bool{}
+	for e, err := range dp.Maps.Snat.All() {
+		check(t, err)
+		forward[e.Key.Sport.Host()] = true
+	}
+	for e, err := range dp.Maps.SnatReverse.All() {
+		check(t, err)
+		reverse[e.Key.Sport.Host()] = true
+	}
+	return forward, reverse
+}
+
+func TestSweepEndsWhatIsIdle(t *testing.T) {
+	// An unanswered UDP flow lives 60 seconds, a quarter of it under pressure.
+	for _, c := range []struct {
+		name  string
+		ages  []uint16
+		want  map[uint16]bool
+		again time.Duration
+	}{
+		{"no pressure", []uint16{1, 20, 59, 61, 300}, map[uint16]bool{1: true, 20: true, 59: true}, sweepInterval},
+		{"pressure", []uint16{1, 2, 3, 4, 5, 6, 7, 16, 20, 59, 61, 300}, map[uint16]bool{1: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true}, pressureInterval},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dp := sweepNode(t, c.ages...)
+			result, again, err := dp.SweepAt(sweepNow)
+			check(t, err)
+			deleted := len(c.ages) - len(c.want)
+			if result.Snat.Scanned != uint64(len(c.ages)) || result.Snat.Deleted != uint64(deleted) || again != c.again {
+				t.Errorf("%+v, again after %s", result, again)
+			}
+			forward, reverse := left(t, dp)
+			if diff := cmp.Diff(c.want, forward); diff != "" {
+				t.Errorf("forward halves (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.want, reverse); diff != "" {
+				t.Errorf("reverse halves (-want +got):\n%s", diff)
+			}
+			fill, err := dp.Fill(usage.Snat)
+			check(t, err)
+			if diff := cmp.Diff(Fill{uint64(len(c.want)), 16}, fill); diff != "" {
+				t.Errorf("fill (-want +got):\n%s", diff)
+			}
+			dev, err := dp.Maps.Devices.Get(devices.Key{Ifindex: 7})
+			check(t, err)
+			if dev.SnatFlows != uint32(len(c.want)) {
+				t.Errorf("the pod holds %d flows, want %d", dev.SnatFlows, len(c.want))
+			}
+		})
+	}
+}
+
+func TestSweepReadsTheClockOfThePrograms(t *testing.T) {
+	dp := sweepNode(t)
+	now, err := monotonic()
+	check(t, err)
+	v := snat.Value{Ifindex: 7, LastSeen: uint64(now)}
+	check(t, dp.Maps.Snat.Put(flowKey(1), v))
+	result, _, err := dp.Sweep()
+	check(t, err)
+	if result.Snat.Scanned != 1 || result.Snat.Deleted != 0 {
+		t.Errorf("a flow that was seen just now: %+v", result.Snat)
+	}
+}
+
+func TestPressureStartsAboveSeventyPercent(t *testing.T) {
+	for _, c := range []struct {
+		fill Fill
+		want bool
+	}{{Fill{0, 0}, false}, {Fill{0, 10}, false}, {Fill{7, 10}, false}, {Fill{8, 10}, true}, {Fill{10, 10}, true}} {
+		if got := c.fill.Pressure(); got != c.want {
+			t.Errorf("%+v: pressure %t", c.fill, got)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// lacking is a kernel that has everything but what it lacks.
+func lacking(programs []ebpf.ProgramType, helpers []asm.BuiltinFunc, maps []ebpf.MapType, with error) kernel {
+	return kernel{
+		programType: func(t ebpf.ProgramType) error { return if1(contains(programs, t), with) },
+		helper:      func(_ ebpf.ProgramType, h asm.BuiltinFunc) error { return if1(contains(helpers, h), with) },
+		mapType:     func(t ebpf.MapType) error { return if1(contains(maps, t), with) },
+		release:     func() string { return "5.4.0-test" },
+	}
+}
+
+func contains[T comparable](all []T, one T) bool {
+	for _, a := range all {
+		if a == one {
+			return true
+		}
+	}
+	return false
+}
+
+func if1(cond bool, err error) error {
+	if cond {
+		return fmt.Errorf("probed: %w", err)
+	}
+	return nil
+}
+
+func TestProbeNamesAllThatIsMissing(t *testing.T) {
+	spec := embedded(t)
+	old := lacking(nil, []asm.BuiltinFunc{asm.FnRedirectPeer, asm.FnRedirectNeigh}, []ebpf.MapType{ebpf.LPMTrie}, ebpf.ErrNotSupported)
+	err := probe(spec, old)
+	refused(t, "an old kernel", err, ErrKernelTooOld, "5.4.0-test", "6.1", "bpf_redirect_peer for SchedCLS programs",
+		"bpf_redirect_neigh", "maps of type LPMTrie")
+	if err != nil && strings.Contains(err.Error(), "bpf_fib_lookup") {
+		t.Errorf("%v names what is there", err)
+	}
+	older := lacking([]ebpf.ProgramType{ebpf.Syscall}, []asm.BuiltinFunc{asm.FnForEachMapElem}, nil, ebpf.ErrNotSupported)
+	err = probe(spec, older)
+	refused(t, "an older kernel", err, ErrKernelTooOld, "programs of type Syscall")
+	if err != nil && strings.Contains(err.Error(), "for Syscall programs") {
+		t.Errorf("%v names helpers of programs that cannot be", err)
+	}
+	if err := probe(spec, lacking(nil, nil, nil, nil)); err != nil {
+		t.Errorf("a good kernel: %v", err)
+	}
+	inconclusive := lacking(nil, []asm.BuiltinFunc{asm.FnFibLookup}, nil, errors.New("odd answer"))
+	if err := probe(spec, inconclusive); err != nil {
+		t.Errorf("an answer that says nothing: %v", err)
+	}
+	user := lacking(nil, []asm.BuiltinFunc{asm.FnFibLookup}, nil, unix.EPERM)
+	refused(t, "no rights", probe(spec, user), unix.EPERM, "root")
+}
+
+func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {
+	asked := make(map[string]bool)
+	for _, n := range needs(embedded(t)) {
+		asked[n.what] = true
+	}
+	for _, what := range []string{
+		"maps of type Hash", "maps of type LPMTrie", "maps of type LRUHash", "maps of type PerCPUArray",
+		"programs of type SchedCLS", "programs of type Syscall", "bpf_fib_lookup for SchedCLS programs",
+		"bpf_skc_lookup_tcp for SchedCLS programs", "bpf_redirect_neigh for SchedCLS programs",
+	} {
+		if !asked[what] {
+			t.Errorf("nobody asks for %s", what)
+		}
+	}
+}
+
+func TestProbeOfTheRunningKernel(t *testing.T) {
+	priv.Require(t)
+	if err := Probe(); err != nil {
+		t.Error(err)
+	}
+}
