@@ -1,0 +1,199 @@
+package bpffs
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// helperFile tells the test binary, started again, to hold a lock.
+const helperFile = "TEST_HOLD_LOCK"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(helperFile); path != "" {
+		hold(path)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// hold is the other process: it takes the lock, says so, and keeps it until it
+// is killed or its input ends.
+func hold(path string) {
+	if _, err := File(context.Background(), path); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("held")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// startHolder starts a process that holds the lock, and returns when it does.
+func startHolder(t *testing.T, path string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), helperFile+"="+path)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "held\n" {
+		t.Fatalf("the other process: %q, %v", line, err)
+	}
+	return cmd
+}
+
+func soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func held(t *testing.T, path string) bool {
+	t.Helper()
+	h, err := Held(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func TestLockAgainstAnotherProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.lock")
+	other := startHolder(t, path)
+	if !held(t, path) {
+		t.Error("Held does not see the other process's lock")
+	}
+	if _, err := File(soon(t), path); !errors.Is(err, ErrLocked) {
+		t.Errorf("lock that another process holds: %v", err)
+	}
+	// kill -9 must release it.
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := File(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	if !held(t, path) {
+		t.Error("Held does not see our own lock")
+	}
+}
+
+func TestSharedAndExclusive(t *testing.T) {
+	dir := t.TempDir()
+	first, err := Shared(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Shared(soon(t), dir)
+	if err != nil {
+		t.Fatalf("many may share: %v", err)
+	}
+	if _, err := Exclusive(soon(t), dir); !errors.Is(err, ErrLocked) {
+		t.Errorf("exclusive beside shared: %v", err)
+	}
+	first.Release()
+	if _, err := Exclusive(soon(t), dir); !errors.Is(err, ErrLocked) {
+		t.Errorf("exclusive beside the last shared: %v", err)
+	}
+	second.Release()
+	alone, err := Exclusive(soon(t), dir)
+	if err != nil {
+		t.Fatalf("exclusive when all have released: %v", err)
+	}
+	if _, err := Shared(soon(t), dir); !errors.Is(err, ErrLocked) {
+		t.Errorf("shared beside exclusive: %v", err)
+	}
+	alone.Release()
+	alone.Release() // does nothing
+	if l, err := Shared(soon(t), dir); err != nil {
+		t.Errorf("after the release: %v", err)
+	} else {
+		l.Release()
+	}
+}
+
+func TestWaiterGetsTheLock(t *testing.T) {
+	dir := t.TempDir()
+	first, err := Exclusive(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		l, err := Shared(t.Context(), dir)
+		l.Release()
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		t.Fatalf("did not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	first.Release()
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestHeld(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.lock")
+	if held(t, path) {
+		t.Error("a missing file is held")
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Error("Held has made the file")
+	}
+	l, err := File(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !held(t, path) {
+		t.Error("a lock that is held is not seen")
+	}
+	l.Release()
+	if held(t, path) {
+		t.Error("a lock that was released is held")
+	}
+	// The look itself must not keep the lock.
+	again, err := File(soon(t), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Release()
+}
+
+func TestLockWithoutDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "missing")
+	if _, err := Shared(t.Context(), dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("state directory missing: %v", err)
+	}
+	var none *Lock
+	none.Release()
+}
