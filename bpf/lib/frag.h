@@ -37,7 +37,8 @@ EC_CALL bool frag_recall(struct pkt *pkt)
 		return false;
 	pkt->tuple.sport = ports->sport;
 	pkt->tuple.dport = ports->dport;
-	pkt->l4 = L4_FLOW;
+	if (pkt_proto_known(pkt->tuple.proto))
+		pkt->l4 = L4_FLOW;
 	return true;
 }
 

@@ -14,6 +14,7 @@ struct inner {
 	struct tuple tuple;
 	__u32 ip_off;
 	__u32 l4_off;
+	__u32 end; /* of the IP packet that quotes it */
 	__be16 ip_check;
 };
 
@@ -39,6 +40,9 @@ EC_CALL bool icmp_parse_inner(struct __sk_buff *ctx, const struct pkt *pkt, stru
 
 	inner->ip_off = pkt->l4_off + sizeof(struct icmp_header);
 	inner->l4_off = inner->ip_off + sizeof(ip);
+	inner->end = IP_OFF + pkt->ip_len;
+	if (inner->l4_off + sizeof(l4) > inner->end)
+		return false;
 	if (bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) ||
 	    bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
 		return false;
@@ -49,7 +53,7 @@ EC_CALL bool icmp_parse_inner(struct __sk_buff *ctx, const struct pkt *pkt, stru
 	addr_set_v4(&inner->tuple.src, ip.saddr);
 	addr_set_v4(&inner->tuple.dst, ip.daddr);
 	icmp_inner_ports(inner, l4);
-	return ip.protocol == IPPROTO_TCP || ip.protocol == IPPROTO_UDP || ip.protocol == IPPROTO_ICMP;
+	return pkt_proto_known(ip.protocol);
 }
 
 /* A ones' complement checksum after one 16-bit word that it covers has changed (RFC 1624). */
@@ -95,13 +99,16 @@ EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const 
 	__u32 off = inner->l4_off + rewrite_check_offset(inner->tuple.proto);
 	__be16 check, changed;
 
-	if (bpf_skb_load_bytes(ctx, off, &check, sizeof(check)))
+	if (off + sizeof(check) > inner->end || bpf_skb_load_bytes(ctx, off, &check, sizeof(check)))
 		return 0;
 	if (inner->tuple.proto == IPPROTO_UDP && !check)
 		return 0;
 	changed = icmp_check_change(check, c->old_port, c->port);
 	if (inner->tuple.proto != IPPROTO_ICMP)
 		changed = icmp_check_change_addr(changed, c->from, c->to);
+	/* A UDP checksum of 0 would say that there is none (RFC 768). */
+	if (inner->tuple.proto == IPPROTO_UDP && !changed)
+		changed = 0xffff;
 	return icmp_patch(ctx, icmp_off, off, check, changed);
 }
 

@@ -173,12 +173,24 @@ EC_INLINE bool icmp_is_error(__u8 type)
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
+/* The start of the transport header. False: the IP packet is shorter, whatever follows it in the frame. */
+EC_INLINE bool pkt_load_l4(struct __sk_buff *ctx, const struct pkt *pkt, void *to, __u32 len)
+{
+	return pkt->l4_off - IP_OFF + len <= pkt->ip_len && !bpf_skb_load_bytes(ctx, pkt->l4_off, to, len);
+}
+
+/* Whether flows of the protocol have ports, or an identifier, that can be rewritten. */
+EC_INLINE bool pkt_proto_known(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_ICMP;
+}
+
 EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	struct tcphdr tcp;
 	__u32 header, ip_header = pkt->l4_off - IP_OFF;
 
-	if (bpf_skb_load_bytes(ctx, pkt->l4_off, &tcp, sizeof(tcp)))
+	if (!pkt_load_l4(ctx, pkt, &tcp, sizeof(tcp)))
 		return false;
 	header = tcp.doff * 4;
 	/* Only a first fragment may hold less than its header says. */
@@ -200,7 +212,7 @@ EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	struct icmp_header icmp;
 
-	if (bpf_skb_load_bytes(ctx, pkt->l4_off, &icmp, sizeof(icmp)))
+	if (!pkt_load_l4(ctx, pkt, &icmp, sizeof(icmp)))
 		return false;
 	pkt->icmp_type = icmp.type;
 	if (icmp.type == ICMP_ECHO) {
@@ -231,7 +243,7 @@ EC_INLINE bool pkt_parse_l4(struct __sk_buff *ctx, struct pkt *pkt)
 	case IPPROTO_ICMP:
 		return pkt_parse_icmp(ctx, pkt);
 	case IPPROTO_UDP:
-		if (bpf_skb_load_bytes(ctx, pkt->l4_off, &udp, sizeof(udp)))
+		if (!pkt_load_l4(ctx, pkt, &udp, sizeof(udp)))
 			return false;
 		pkt->tuple.sport = udp.source;
 		pkt->tuple.dport = udp.dest;

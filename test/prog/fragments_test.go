@@ -1,0 +1,154 @@
+package prog
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// fragmented cuts a packet into fragments that fit the MTU, as a sender's stack does.
+func fragmented(b *bed, p packet) []packet {
+	b.Helper()
+	whole, err := read(p.bytes(b))
+	must(b, err)
+	const piece = (mtu - 20) / 8 * 8
+	var out []packet
+	for at := 0; at < len(whole.l4); at += piece {
+		f := p
+		f.raw, f.fragment = true, uint16(at/8)
+		f.payload = whole.l4[at:min(at+piece, len(whole.l4))]
+		if at+piece < len(whole.l4) {
+			f.fragment |= moreFragments
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// joined puts fragments together again and returns the frame of the whole packet.
+func joined(b *bed, parts []result) []byte {
+	b.Helper()
+	header := bytes.Clone(parts[0].frame[:34])
+	var l4 []byte
+	for _, r := range parts {
+		v := r.view()
+		at := int(binary.BigEndian.Uint16(v.ip[6:])&0x1fff) * 8
+		if len(l4) < at+len(v.l4) {
+			l4 = append(l4, make([]byte, at+len(v.l4)-len(l4))...)
+		}
+		copy(l4[at:], v.l4)
+	}
+	binary.BigEndian.PutUint16(header[16:], uint16(20+len(l4)))
+	header[20], header[21] = 0, 0
+	setIPSum(header)
+	return append(header, l4...)
+}
+
+// A datagram of 9 000 bytes goes out and comes back in fragments, and both ends could put it together.
+func TestFragmentedBothWays(t *testing.T) {
+	big := bytes.Repeat([]byte("0123456789abcde"), 600)
+	for name, p := range map[string]packet{
+		"UDP":                  udp(podA, 5000, world, 53),
+		"UDP without checksum": udp(podA, 5000, world, 53).with(func(p *packet) { p.noSum = true }),
+		"ping":                 ping(podA, 5000, world),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			p.payload, p.id = big, 77
+			var out []result
+			for _, f := range fragmented(b, p) {
+				out = append(out, b.fromPod(f).is("forwarded"))
+			}
+			seen := joined(b, out)
+			must(t, sumsValid(seen))
+			v, err := read(seen)
+			must(t, err)
+			if v.src != nodeIP || v.sport < 49152 {
+				t.Fatalf("left as %v", v)
+			}
+			back := p.replied().with(func(r *packet) { r.dst, r.dport, r.id = v.src, v.sport, 99 })
+			var in []result
+			for _, f := range fragmented(b, back) {
+				in = append(in, b.fromUplink(f).is("delivered"))
+			}
+			whole := joined(b, in)
+			must(t, sumsValid(whole))
+			got, err := read(whole)
+			must(t, err)
+			if want := reversed(view{proto: p.proto, src: podA, dst: world, sport: p.sport, dport: p.dport}); got.String() != want {
+				t.Errorf("came back as %q, want %q", got, want)
+			}
+			b.count(1, 0)
+		})
+	}
+}
+
+// The world opens a flow with fragments: the replies' fragments leave as they are.
+func TestFragmentedFromWorld(t *testing.T) {
+	b := newBed(t)
+	p := udp(world, 4000, podA, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 })
+	for _, f := range fragmented(b, p) {
+		b.fromUplink(f).is("delivered")
+	}
+	for _, f := range fragmented(b, p.replied()) {
+		if r := b.fromPod(f).is("forwarded"); r.view().src != podA {
+			t.Errorf("fragment left as %v", r.view())
+		}
+	}
+	b.count(0, 1)
+}
+
+// A later fragment is nothing without its first: dropped towards the world, the stack's from there.
+func TestFragmentOutOfOrder(t *testing.T) {
+	b := newBed(t)
+	parts := fragmented(b, udp(podA, 5000, world, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }))
+	b.fromPod(parts[1]).is("drop FRAGMENT_UNKNOWN")
+	b.fromPod(parts[0]).is("forwarded")
+	b.fromPod(parts[1]).is("forwarded")
+	for name, other := range map[string]packet{
+		"identification": parts[2].with(func(p *packet) { p.id = 6 }),
+		"destination":    parts[2].with(func(p *packet) { p.dst = world2 }),
+		"protocol":       parts[2].with(func(p *packet) { p.proto = wire.TCP }),
+		"source":         parts[2].with(func(p *packet) { p.src = podB }),
+	} {
+		if r := b.fromPod(other); r.what != "drop FRAGMENT_UNKNOWN" {
+			t.Errorf("fragment with another %s: outcome %q", name, r.what)
+		}
+	}
+	b.fromUplink(parts[1].with(func(p *packet) { p.src, p.dst = world, nodeIP })).is("stack")
+}
+
+// Fragments of a protocol that cannot be masqueraded stay here, the later ones too.
+func TestFragmentUnknownProtocol(t *testing.T) {
+	b := newBed(t)
+	gre := packet{proto: 47, src: podA, dst: world, id: 5, payload: make([]byte, 64), fragment: moreFragments}
+	b.fromPod(gre).is("drop UNKNOWN_PROTOCOL")
+	b.fromPod(gre.with(func(p *packet) { p.fragment = 8 })).is("drop UNKNOWN_PROTOCOL")
+	b.empty()
+}
+
+// The first fragments of a TCP segment keep their flow; a first fragment opens one only as a SYN.
+func TestFragmentedTCP(t *testing.T) {
+	b := newBed(t)
+	p := tcp(podA, 5000, world, 80, ack).with(func(p *packet) { p.payload, p.id = make([]byte, 3000), 5 })
+	parts := fragmented(b, p)
+	b.fromPod(parts[0]).is("drop NO_MAPPING")
+	b.fromPod(parts[1]).is("drop NO_MAPPING")
+	b.fromPod(tcp(podA, 5000, world, 80, syn)).is("forwarded")
+	var out []result
+	for _, f := range parts {
+		out = append(out, b.fromPod(f).is("forwarded"))
+	}
+	must(t, sumsValid(joined(b, out)))
+}
+
+// A flow of an unknown protocol that the world opened has its replies' fragments leave as they are.
+func TestFragmentUnknownProtocolOfWorldsFlow(t *testing.T) {
+	b := newBed(t)
+	esp := packet{proto: 50, src: world, dst: podA, id: 5, payload: make([]byte, 64), fragment: moreFragments}
+	b.fromUplink(esp).is("delivered")
+	b.fromPod(esp.replied()).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
+	b.fromPod(esp.replied().with(func(p *packet) { p.fragment = 8 })).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
+}
