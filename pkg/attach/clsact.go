@@ -29,6 +29,11 @@ func replaceFilter(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if !created {
+		if err := placeFree(ifindex, hook); err != nil {
+			return false, err
+		}
+	}
 	err = netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ifindex,
@@ -45,6 +50,22 @@ func replaceFilter(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
 		return created, fmt.Errorf("replace filter: %w", err)
 	}
 	return created, nil
+}
+
+// placeFree fails when somebody else's filter has our priority and handle:
+// replacing would take it away.
+func placeFree(ifindex int, hook Hook) error {
+	filters, err := listFilters(ifindex, hook)
+	if err != nil {
+		return err
+	}
+	for _, f := range filters {
+		b, ok := f.(*netlink.BpfFilter)
+		if ok && b.Priority == filterPriority && b.Handle == filterHandle && b.Name != hook.Program() {
+			return fmt.Errorf("filter %q, not ours, has priority %d and handle %#x: give it others", b.Name, filterPriority, filterHandle)
+		}
+	}
+	return nil
 }
 
 func ensureQdisc(ifindex int) (bool, error) {
