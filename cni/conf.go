@@ -259,10 +259,11 @@ func (c *conf) prevResult() (*current.Result, error) {
 }
 
 // validAttachments returns the list that GC is given. Without one there is nothing to tell the living from the dead
-// by, and with one that can't be understood neither.
+// by, and with one that can't be understood neither. null is an empty list: libcni writes it for a runtime that has
+// no attachments, and leaves the key out for one that does not say.
 func (c *conf) validAttachments() (map[endpoint.ID]bool, error) {
 	raw, ok := c.fields[gcKey]
-	if !ok || string(raw) == "null" {
+	if !ok {
 		return nil, fieldError(gcKey, "is missing: nothing is released without the list of what is still attached")
 	}
 	var list []types.GCAttachment

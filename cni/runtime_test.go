@@ -1,0 +1,147 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+)
+
+// realPlugin puts the built binary in the place of the test's own, and returns the network as a list.
+func realPlugin(t *testing.T, w *world) *libcni.NetworkConfigList {
+	t.Helper()
+	plugin := filepath.Join(w.plugins, "ebpf-cni")
+	w.must(os.Remove(plugin))
+	build(t, plugin, "../cmd/ebpf-cni")
+	w.conf["capabilities"] = map[string]bool{"ips": true, "mac": true, "bandwidth": true}
+	raw, err := json.Marshal(map[string]any{
+		"cniVersion": "1.1.0", "name": w.conf["name"], "plugins": []any{w.conf},
+	})
+	w.must(err)
+	list, err := libcni.NetworkConfFromBytes(raw)
+	w.must(err)
+	return list
+}
+
+func build(t *testing.T, out, pkg string) {
+	t.Helper()
+	cmd := exec.Command("go", "build", "-o", out, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOPROXY=off")
+	if log, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", pkg, err, log)
+	}
+}
+
+func TestInTheHandsOfLibcni(t *testing.T) {
+	w := newWorld(t)
+	before := w.everything()
+	list := realPlugin(t, w)
+	runtime := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
+	ctx := context.Background()
+	if _, err := runtime.ValidateNetworkList(ctx, list); err != nil {
+		t.Fatal(err)
+	}
+	w.must(runtime.GetStatusNetworkList(ctx, list))
+
+	p, q := w.newPod(), w.newPod()
+	conf := func(p *pod) *libcni.RuntimeConf {
+		return &libcni.RuntimeConf{ContainerID: p.id.ContainerID, NetNS: p.path(), IfName: "eth0", Args: [][2]string{
+			{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", "x"},
+		}}
+	}
+	first := conf(p)
+	first.CapabilityArgs = map[string]any{"ips": []string{"10.9.0.50/24"}, "mac": "02:00:00:00:00:50"}
+	r, err := runtime.AddNetworkList(ctx, list, first)
+	w.must(err)
+	got, err := current.NewResultFromResult(r)
+	w.must(err)
+	if got.IPs[0].Address.String() != "10.9.0.50/32" || got.Interfaces[1].Mac != "02:00:00:00:00:50" {
+		t.Errorf("result %+v", got)
+	}
+	w.must(runtime.CheckNetworkList(ctx, list, first))
+	_, err = runtime.AddNetworkList(ctx, list, conf(q))
+	w.must(err)
+
+	// One of them is stale, and its DEL got lost with libcni's cache.
+	lost := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
+	valid := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: p.id.ContainerID, IfName: "eth0"}}}
+	w.must(lost.GCNetworkList(ctx, list, valid))
+	if used := w.used(); !slices.Equal(used, []string{"10.9.0.50"}) {
+		t.Errorf("after GC in use: %v", used)
+	}
+	err = lost.GCNetworkList(ctx, list, nil)
+	var coded *types.Error
+	if !errors.As(err, &coded) || coded.Code != 7 || !strings.Contains(coded.Msg, gcKey) {
+		t.Errorf("GC without a list: %v", err)
+	}
+	w.must(runtime.CheckNetworkList(ctx, list, first))
+	w.must(runtime.DelNetworkList(ctx, list, first))
+	w.must(runtime.DelNetworkList(ctx, list, first))
+	w.must(runtime.DelNetworkList(ctx, list, conf(q)))
+	w.unchanged(before)
+	_, err = runtime.AddNetworkList(ctx, list, conf(p))
+	w.must(err)
+	w.must(lost.GCNetworkList(ctx, list, &libcni.GCArgs{}))
+	w.unchanged(before)
+}
+
+func TestInTheHandsOfCnitool(t *testing.T) {
+	w := newWorld(t)
+	before := w.everything()
+	list := realPlugin(t, w)
+	tool := filepath.Join(t.TempDir(), "cnitool")
+	build(t, tool, "github.com/containernetworking/cni/cnitool")
+	confDir := t.TempDir()
+	w.must(os.WriteFile(filepath.Join(confDir, "10-test.conflist"), list.Bytes, 0o600))
+	// It keeps its cache below /var/lib, of which the test's mount namespace has one of its own.
+	w.must(unix.Mount("eccni", "/var/lib", "tmpfs", 0, ""))
+	defer func() { w.must(unix.Unmount("/var/lib", unix.MNT_DETACH)) }()
+	run := func(verb string, p *pod, env ...string) (string, error) {
+		cmd := exec.Command(tool, verb, "net1", p.path())
+		cmd.Env = append([]string{"CNI_PATH=" + w.plugins, "NETCONFPATH=" + confDir, "PATH=/nowhere"}, env...)
+		out, err := cmd.CombinedOutput()
+		t.Logf("cnitool %s: %v\n%s", verb, err, out)
+		return string(out), err
+	}
+	must := func(verb string, p *pod, env ...string) string {
+		t.Helper()
+		out, err := run(verb, p, env...)
+		if err != nil {
+			t.Fatalf("cnitool %s: %v", verb, err)
+		}
+		return out
+	}
+	p := w.newPod()
+	must("status", p)
+	out := must("add", p, "CNI_ARGS=IgnoreUnknown=1;IP=10.9.0.60", `CAP_ARGS={"mac":"02:00:00:00:00:60"}`)
+	if !strings.Contains(out, "10.9.0.60/32") || !strings.Contains(out, "02:00:00:00:00:60") {
+		t.Errorf("add: %s", out)
+	}
+	must("check", p)
+	must("del", p)
+	w.unchanged(before)
+	must("del", p)
+
+	must("add", p)
+	stranger := w.newPod()
+	w.add(stranger, nil) // no attachment of cnitool's
+	// It calls DEL for all of its own and then GC without a list, which must not release the rest.
+	if out, err := run("gc", p); err == nil || !strings.Contains(out, gcKey) {
+		t.Errorf("gc: %v\n%s", err, out)
+	}
+	if used := w.used(); len(used) != 1 {
+		t.Errorf("after gc in use: %v, want the one address that is not cnitool's", used)
+	}
+	w.ok("DEL", stranger, nil)
+	w.unchanged(before)
+}
