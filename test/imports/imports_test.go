@@ -72,7 +72,7 @@ var rules = map[string][]string{
 		"github.com/vishvananda/netlink/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
 	},
 
-	"cmd/ebpf-agent": {"pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag"},
+	"cmd/ebpf-agent": {"pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/ebpf-cni":   {"cni"},
 	"cmd/ebpfctl": {
 		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/observe",
