@@ -29,6 +29,8 @@ var rules = map[string][]string{
 	"maps/typed": {"github.com/cilium/ebpf/..."},
 	"maps/wire":  {},
 	"maps/...":   {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	// What has passed of a flow is said in the same bits as in snat.
+	"maps/conntrack": {"maps/snat", "maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
 
 	// The plugin links what stands here: no Kubernetes, no BPF objects.
 	"cni": {
