@@ -231,7 +231,7 @@ func TestLateDelSparesTheNextOwner(t *testing.T) {
 func TestManyPodsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	before := w.everything()
-	const pods, width = 60, 10
+	const pods, width = 100, 10
 	all := make([]*pod, pods)
 	for i := range all {
 		all[i] = w.newPod()

@@ -1,0 +1,83 @@
+package cni
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+// At every moment of ADD: a link that is up has its program and its devices entry, an endpoints entry has a state
+// file. The steps are observed by stopping ADD before each of them.
+func TestOrderOfAdd(t *testing.T) {
+	for _, mode := range []string{"tcx", "clsact"} {
+		t.Run(mode, func(t *testing.T) {
+			w := newWorld(t)
+			w.conf["attach"] = mode
+			before := w.everything()
+			names := stepNames()
+			for i, step := range names {
+				p := w.newPod()
+				w.killed(p, step)
+				done := func(name string) bool { return slices.Index(names, name) < i }
+				for what, is := range map[string]struct{ got, want bool }{
+					"address used":    {len(w.used()) > 0, done("address")},
+					"link exists":     {w.hostLink(p).exists, done("veth")},
+					"attached":        {w.hostLink(p).mode == attach.Mode(mode), done("attach")},
+					"devices entry":   {len(entriesOf(w, devices.Open, devices.Name)) > 0, done("device")},
+					"link up":         {w.hostLink(p).up, done("up")},
+					"route":           {slices.ContainsFunc(w.everything(), isRoute), done("route")},
+					"state file":      {w.hasState(p), done("state")},
+					"endpoints entry": {len(entriesOf(w, endpoints.Open, endpoints.Name)) > 0, done("map")},
+				} {
+					if is.got != is.want {
+						t.Errorf("before %q: %s is %v, want %v", step, what, is.got, is.want)
+					}
+				}
+				w.ok("DEL", p, nil)
+				w.unchanged(before)
+			}
+		})
+	}
+}
+
+func isRoute(line string) bool { return strings.HasPrefix(line, "route ") }
+
+type linkState struct {
+	exists, up bool
+	mode       attach.Mode
+}
+
+func (w *world) hostLink(p *pod) linkState {
+	w.t.Helper()
+	l, err := w.host.LinkByName(p.id.HostLinkName())
+	if err != nil {
+		return linkState{}
+	}
+	s, err := attach.Attacher{Dir: w.pins}.Attached(l.Index, attach.FromPod)
+	w.must(err)
+	return linkState{exists: true, up: l.Up(), mode: s.Mode}
+}
+
+func (w *world) hasState(p *pod) bool {
+	_, err := endpoint.Read(w.stateDir, p.id)
+	return err == nil
+}
+
+func TestClsact(t *testing.T) {
+	w := newWorld(t)
+	w.conf["attach"] = "clsact"
+	before := w.everything()
+	p := w.newPod()
+	r := w.add(p, nil)
+	if s := w.hostLink(p); s.mode != attach.Clsact {
+		t.Errorf("attached by %q", s.mode)
+	}
+	w.ok("CHECK", p, prevResult(t, r))
+	w.ok("DEL", p, nil)
+	w.unchanged(before)
+}
