@@ -26,10 +26,10 @@ type value struct {
 
 func same(have, want value) bool { return have.Wanted == want.Wanted }
 
-func newMap(t *testing.T, kind ebpf.MapType, entries uint32) *Map[key, value] {
+func newMap(t *testing.T, entries uint32) *Map[key, value] {
 	t.Helper()
 	priv.Require(t)
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "test", Type: kind, KeySize: 4, ValueSize: 16, MaxEntries: entries})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "test", Type: ebpf.Hash, KeySize: 4, ValueSize: 16, MaxEntries: entries})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func content(t *testing.T, m *Map[key, value]) map[key]value {
 }
 
 func TestGetPutInsertDelete(t *testing.T) {
-	m := newMap(t, ebpf.Hash, 8)
+	m := newMap(t, 8)
 	if _, err := m.Get(key{1}); !errors.Is(err, ErrKeyNotExist) {
 		t.Errorf("get a missing key: %v", err)
 	}
@@ -78,14 +78,17 @@ func TestGetPutInsertDelete(t *testing.T) {
 }
 
 func TestAllStops(t *testing.T) {
-	m := newMap(t, ebpf.Hash, 8)
+	m := newMap(t, 8)
 	for i := range uint32(5) {
 		if err := m.Put(key{i}, value{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	n := 0
-	for range m.All() {
+	for _, err := range m.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
 		if n++; n == 2 {
 			break
 		}
@@ -125,7 +128,7 @@ func TestSync(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMap(t, ebpf.Hash, 8)
+			m := newMap(t, 8)
 			for k, v := range c.have {
 				if err := m.Put(k, v); err != nil {
 					t.Fatal(err)
@@ -153,7 +156,7 @@ func TestSync(t *testing.T) {
 // TestSyncIntoFullMap has room for what is wanted only after the deletes, which
 // come last: what is there must not suffer.
 func TestSyncIntoFullMap(t *testing.T) {
-	m := newMap(t, ebpf.Hash, 2)
+	m := newMap(t, 2)
 	for i := range uint32(2) {
 		if err := m.Put(key{i}, value{Wanted: i}); err != nil {
 			t.Fatal(err)
@@ -173,7 +176,7 @@ func TestOpen(t *testing.T) {
 	if _, err := Open[key, value](path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("open what is not there: %v", err)
 	}
-	m := newMap(t, ebpf.Hash, 8)
+	m := newMap(t, 8)
 	if err := m.Pin(path); err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +226,7 @@ func TestPerCPUSum(t *testing.T) {
 }
 
 func TestErrorsNameTheMap(t *testing.T) {
-	m := newMap(t, ebpf.Hash, 8)
+	m := newMap(t, 8)
 	_, err := m.Get(key{7})
 	if want := fmt.Sprintf("look up %v in map test: ", key{7}); err == nil || err.Error()[:len(want)] != want {
 		t.Errorf("error: %v, want %q...", err, want)
