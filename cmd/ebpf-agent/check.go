@@ -1,0 +1,282 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
+)
+
+const (
+	trueOrFalse = "true or false"
+	prefixList  = "prefixes such as 10.0.0.0/8, comma-separated, but not 0.0.0.0/0 or ::/0"
+)
+
+func boolean(into *bool, s string) error {
+	v, err := strconv.ParseBool(s)
+	if err != nil {
+		return errTakes
+	}
+	*into = v
+	return nil
+}
+
+// ignored checks a value that has no effect yet.
+func ignored[T any](check func(*T, string) error) func(*options, string, bool) error {
+	return func(_ *options, s string, _ bool) error {
+		var unused T
+		return check(&unused, s)
+	}
+}
+
+func ignoredNumber(low, high uint64) func(*options, string, bool) error {
+	return ignored(func(into *uint32, s string) error { return number(into, s, low, high) })
+}
+
+func number(into *uint32, s string, low, high uint64) error {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n < low || n > high {
+		return errTakes
+	}
+	*into = uint32(n)
+	return nil
+}
+
+func choose[T any](into *T, s string, from map[string]T) error {
+	v, ok := from[s]
+	if !ok {
+		return errTakes
+	}
+	*into = v
+	return nil
+}
+
+func duration(into *time.Duration, s string) error {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return errTakes
+	}
+	*into = d
+	return nil
+}
+
+func directory(into *string, s string) error {
+	if !filepath.IsAbs(s) || strings.ContainsRune(s, 0) {
+		return errTakes
+	}
+	*into = filepath.Clean(s)
+	return nil
+}
+
+func existingDirectory(into *string, s string) error {
+	info, err := os.Stat(s)
+	if err != nil {
+		return errors.Unwrap(err)
+	}
+	if !info.IsDir() {
+		return errTakes
+	}
+	*into = s
+	return nil
+}
+
+// existingFile refuses a file that is not there; what is in it may still change.
+func existingFile(into *string, s string) error {
+	if s == "" {
+		return nil
+	}
+	info, err := os.Stat(s)
+	if err != nil {
+		return errors.Unwrap(err)
+	}
+	if info.IsDir() {
+		return errTakes
+	}
+	*into = s
+	return nil
+}
+
+func prefixes(into *[]netip.Prefix, s string) error {
+	*into = nil
+	for _, one := range list(s) {
+		p, err := netip.ParsePrefix(one)
+		if err != nil {
+			return fmt.Errorf("%q is no prefix", one)
+		}
+		if p.Bits() == 0 || p.Addr().Is4In6() {
+			return fmt.Errorf("%s is refused", one)
+		}
+		*into = append(*into, p.Masked())
+	}
+	return nil
+}
+
+// list splits at commas and passes over what is empty.
+func list(s string) []string {
+	var out []string
+	for one := range strings.SplitSeq(s, ",") {
+		if one = strings.TrimSpace(one); one != "" {
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+func listener(into *string, s string) error {
+	if s == "" {
+		*into = ""
+		return nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return errTakes
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n > 65535 {
+		return errTakes
+	}
+	if host != "" && host != "localhost" {
+		if _, err := netip.ParseAddr(host); err != nil {
+			return errTakes
+		}
+	}
+	*into = s
+	return nil
+}
+
+// nodeName is completed by what only complete knows.
+func nodeName(o *options, s string, given bool) error {
+	if given && (s == "" || len(s) > 253 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == '/' || r == 0x7f })) {
+		return errTakes
+	}
+	o.config.Node = s
+	return nil
+}
+
+func uplinks(o *options, s string, given bool) error {
+	o.config.Uplinks = list(s)
+	for _, name := range o.config.Uplinks {
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			return fmt.Errorf("there is no interface %q", name)
+		}
+		if i.Flags&net.FlagLoopback != 0 || len(i.HardwareAddr) != 6 {
+			return fmt.Errorf("%s is not an Ethernet interface", name)
+		}
+	}
+	if given && len(o.config.Uplinks) == 0 {
+		return errTakes
+	}
+	return nil
+}
+
+func routingMode(_ *options, s string, given bool) error {
+	switch {
+	case s == "direct" || !given && s == "auto":
+		return nil
+	case s == "vxlan" || s == "auto":
+		return errors.New("tunnels come in a later version, this one routes directly")
+	}
+	return errTakes
+}
+
+func kubeProxy(_ *options, s string, _ bool) error {
+	switch s {
+	case "auto", "off":
+		return nil
+	case "on":
+		return errors.New("working beside netfilter's address translation comes in a later version")
+	}
+	return errTakes
+}
+
+func portmap(o *options, s string, _ bool) error {
+	switch s {
+	case "auto", "off":
+		o.portmap = s == "auto"
+		return nil
+	case "on":
+		return errors.New("host ports come in a later version")
+	}
+	return errTakes
+}
+
+func snatPorts(o *options, s string, _ bool) error {
+	low, high, ok := strings.Cut(s, "-")
+	var l, h uint32
+	if !ok || number(&l, low, 1, 65535) != nil || number(&h, high, 1, 65535) != nil || l > h {
+		return errTakes
+	}
+	o.config.SnatLow, o.config.SnatHigh = uint16(l), uint16(h)
+	return nil
+}
+
+func mtu(o *options, s string, _ bool) error {
+	var n uint32
+	if err := number(&n, s, 0, 65535); err != nil || n != 0 && n < 576 {
+		return errTakes
+	}
+	o.config.MTU = int(n)
+	return nil
+}
+
+func mark(o *options, s string, _ bool) error {
+	n, err := strconv.ParseUint(s, 0, 32)
+	if err != nil || bits.OnesCount64(n) != 1 || n == 0x4000 || n == 0x8000 {
+		return errTakes
+	}
+	o.config.Mark = uint32(n)
+	return nil
+}
+
+// complete adds what is not in the flags alone.
+func (o *options) complete(e env) error {
+	o.config.Version = version
+	if o.config.Node == "" {
+		o.config.Node, _ = e.lookup("NODE_NAME")
+	}
+	if o.config.Node == "" {
+		name, err := e.hostname()
+		if err != nil || name == "" {
+			return usageError{errors.New("--node-name: not given, and this host has no name; takes the name of a Node")}
+		}
+		o.config.Node = strings.ToLower(name) // as the kubelet does
+	}
+	if err := o.findPlugin(e); err != nil {
+		return err
+	}
+	if o.config.NodesFile != "" {
+		return nil
+	}
+	var err error
+	o.config.API, err = agent.LoadAPI(o.kubeconfig)
+	if errors.Is(err, agent.ErrNotInCluster) {
+		return usageError{errors.New("--kubeconfig: not given, and this is no pod of a cluster; takes a kubeconfig file (or give --nodes-file)")}
+	}
+	if err != nil && o.kubeconfig != "" {
+		return usageError{fmt.Errorf("--kubeconfig %q: %s; takes a kubeconfig file", o.kubeconfig, firstLine(err))}
+	}
+	return err
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// remark logs what the flags leave undone.
+func (o *options) remark() {
+	if !o.portmap || o.config.Bin == "" {
+		return
+	}
+	if _, err := os.Stat(filepath.Join(o.config.Bin, "portmap")); err == nil {
+		o.config.Log.Info("the portmap plugin is not chained: host ports come in a later version", "dir", o.config.Bin)
+	}
+}

@@ -1,0 +1,256 @@
+// Package agent is the node daemon: it loads the dataplane, keeps maps, routes
+// and files in step with the cluster's Nodes, repairs what is removed under it,
+// and tells how it is. It owns every lifetime; what should be is decided in
+// pkg/plan, and how things get into the kernel in pkg/datapath and pkg/device.
+//
+//	err := agent.Run(ctx, agent.Config{Node: "n1", NodesFile: "nodes.yaml", ...})
+//
+// The end of ctx, or of the process, leaves the dataplane running and untouched.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// ErrRunning is returned (wrapped) when an agent runs on the same directories.
+var ErrRunning = errors.New("an agent is running")
+
+// Run is the agent from start to end. It returns nil when ctx ends.
+func Run(ctx context.Context, cfg Config) error {
+	a := &agent{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log)}
+	defer a.close()
+	err := a.start(ctx)
+	if err == nil {
+		err = a.work(ctx)
+	}
+	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, bpffs.ErrLocked)) {
+		cfg.Log.Info("ending; the dataplane goes on")
+		return nil
+	}
+	return err
+}
+
+type agent struct {
+	cfg     Config
+	log     *slog.Logger
+	status  *status
+	locks   locks
+	record  *record
+	host    *device.Handle
+	dp      *datapath.Datapath
+	servers []server
+}
+
+func (a *agent) close() {
+	for _, s := range a.servers {
+		_ = s.listener.Close()
+	}
+	if a.dp != nil {
+		_ = a.dp.Close()
+	}
+	if a.host != nil {
+		a.host.Close()
+	}
+	a.locks.release()
+}
+
+// start does what can fail for good: afterwards things are tried until they work.
+func (a *agent) start(ctx context.Context) (err error) {
+	a.log.Info("starting", "version", a.cfg.Version, "node", a.cfg.Node, "pid", os.Getpid())
+	// client-go speaks through klog; what matters of it the source reports.
+	klog.SetLogger(klog.Logger{})
+	made, err := makeAll(a.cfg.State)
+	if err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	if err := a.locks.take(a.cfg.Directories); err != nil {
+		return err
+	}
+	if a.record, err = openRecord(a.cfg.Directories, made); err != nil {
+		return err
+	}
+	if err := a.removeLeftover(); err != nil {
+		return err
+	}
+	if a.host, err = device.Open(); err != nil {
+		return err
+	}
+	listeners, err := a.openListeners()
+	if err != nil {
+		return err
+	}
+	ports := sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log}
+	if err := ports.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
+		return err
+	}
+	a.dp, err = datapath.Load(ctx, datapath.Options{
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, NodeConfig: a.cfg.nodeConfig(),
+		SnatEntries: a.cfg.SnatEntries, Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before
+		return err
+	}
+	reg := newRegistry(a.dp.Maps, a.cfg.BPFFS, a.status, a.log)
+	for i, l := range listeners {
+		if l != nil {
+			a.servers = append(a.servers, server{l, a.status.handler(reg, i == 0)})
+		}
+	}
+	return nil
+}
+
+// openListeners opens the one for everything and the one for metrics.
+func (a *agent) openListeners() (both [2]net.Listener, err error) {
+	if both[0], err = listen("listen", a.cfg.Listen); err != nil {
+		return both, err
+	}
+	if both[1], err = listen("metrics-listen", a.cfg.MetricsListen); err != nil && both[0] != nil {
+		_ = both[0].Close()
+	}
+	return both, err
+}
+
+// removeLeftover takes away a list of another boot: it says that this node can
+// carry pods, which is not so until the dataplane is loaded.
+func (a *agent) removeLeftover() error {
+	_, err := os.Stat(a.cfg.BPFFS.Map(config.Name))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	removed, err := install.RemoveList(a.cfg.Conf)
+	if removed {
+		a.log.Info("network configuration list of another boot removed", "dir", a.cfg.Conf)
+	}
+	return err
+}
+
+// work runs everything that goes on side by side.
+func (a *agent) work(ctx context.Context) error {
+	standing, err := readStanding(a.dp.Maps)
+	if err != nil {
+		return err
+	}
+	r := &reconciler{
+		cfg: a.cfg, log: a.log, host: a.host, dp: a.dp, status: a.status,
+		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
+		standing: standing,
+		attached: map[uint32]string{}, reported: map[string]bool{},
+		orphans: orphans{first: map[endpoint.ID]time.Time{}},
+	}
+	updates, network := make(chan source.Update), make(chan struct{}, 1)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.followNodes(ctx, updates) })
+	g.Go(func() error { return a.followNetwork(ctx, network) })
+	g.Go(func() error { return r.run(ctx, updates, network) })
+	g.Go(func() error { return a.collect(ctx) })
+	for _, s := range a.servers {
+		g.Go(func() error { return serve(ctx, s, a.log) })
+	}
+	return g.Wait()
+}
+
+// followNodes hands on what the source says.
+func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) error {
+	deliver := func(u source.Update) {
+		select {
+		case updates <- u:
+		case <-ctx.Done():
+		}
+	}
+	if a.cfg.NodesFile != "" {
+		return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, deliver)
+	}
+	return source.API{Config: a.cfg.API, Log: a.log}.Run(ctx, deliver)
+}
+
+// followNetwork wakes the reconciler after changes of the network. A
+// subscription that breaks is made anew, and whatever it missed is looked for.
+func (a *agent) followNetwork(ctx context.Context, network chan<- struct{}) error {
+	wake := func() {
+		select {
+		case network <- struct{}{}:
+		default: // one is waiting already
+		}
+	}
+	for {
+		err := device.Watch(ctx, wake)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		a.log.Warn("network changes can't be followed, trying again", "error", err)
+		wake()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(retry):
+		}
+	}
+}
+
+// collect removes flows that have ended, for as long as ctx lasts.
+func (a *agent) collect(ctx context.Context) error {
+	failing := false
+	for {
+		result, again, err := a.dp.Sweep()
+		if err != nil && !failing {
+			a.log.Error("flow tables can't be swept, trying again", "error", err)
+		}
+		failing = err != nil
+		if n := result.Snat.Deleted + result.Conntrack.Deleted; n > 0 {
+			a.log.Debug("flows collected", "snat", result.Snat.Deleted, "conntrack", result.Conntrack.Deleted)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(again):
+		}
+	}
+}
+
+// readStanding reads from the maps what an earlier agent has left in force.
+func readStanding(m *datapath.Maps) (plan.Standing, error) {
+	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}}
+	c, err := m.Config.Get(config.Key{})
+	if err != nil {
+		return s, err
+	}
+	s.Own = c.PodCIDRs()
+	for _, a := range []netip.Addr{c.NodeIPv4.Netip(), c.NodeIPv6.Netip()} {
+		if a.IsValid() {
+			s.NodeIPs = append(s.NodeIPs, a)
+		}
+	}
+	for e, err := range m.Destinations.All() {
+		if err != nil {
+			return s, err
+		}
+		if via := e.Value.Node.Netip(); e.Value.Kind == destinations.PodCIDR && via.IsValid() {
+			s.Claims[e.Key.Netip()] = via
+		}
+	}
+	return s, nil
+}

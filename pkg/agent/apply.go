@@ -1,0 +1,238 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// writeConfig writes this node's one record.
+func (r *reconciler) writeConfig() error {
+	have, err := r.dp.Maps.Config.Get(config.Key{})
+	if err != nil {
+		return err
+	}
+	if have == r.result.Config {
+		return nil
+	}
+	if own := r.result.Standing.Own4(); own.IsValid() {
+		r.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", r.result.Standing.NodeIP4().String())
+	}
+	return r.dp.Maps.Config.Put(config.Key{}, r.result.Config)
+}
+
+// writeUplinks writes the addresses to masquerade to.
+func (r *reconciler) writeUplinks() error {
+	_, err := typed.Sync(r.dp.Maps.Uplinks, r.result.Uplinks, func(have, want uplinks.Value) bool { return have == want })
+	return err
+}
+
+func (r *reconciler) readDestinations() (map[destinations.Key]destinations.Value, error) {
+	have := make(map[destinations.Key]destinations.Value, len(r.applied))
+	for e, err := range r.dp.Maps.Destinations.All() {
+		if err != nil {
+			return nil, err
+		}
+		have[e.Key] = e.Value
+	}
+	return have, nil
+}
+
+// ofPod says that an entry is of one pod outside the podCIDR: those are written
+// where endpoints are tended, under the endpoint's lock.
+func ofPod(k destinations.Key, v destinations.Value) bool {
+	return v.Kind == destinations.Local && k.PrefixLen == 128
+}
+
+// writeDestinations adds and changes entries.
+func (r *reconciler) writeDestinations() error {
+	for k, want := range r.result.Destinations {
+		have, ok := r.applied[k]
+		if ok && destinations.Same(have, want) || ofPod(k, want) {
+			continue
+		}
+		if err := r.dp.Maps.Destinations.Put(k, want); err != nil {
+			return err
+		}
+		r.applied[k] = want
+	}
+	return nil
+}
+
+// deleteDestinations removes what the plan does not have.
+func (r *reconciler) deleteDestinations() error {
+	for k := range r.applied {
+		if _, wanted := r.result.Destinations[k]; wanted {
+			continue
+		}
+		if err := r.dp.Maps.Destinations.Delete(k); err != nil {
+			return err
+		}
+		delete(r.applied, k)
+	}
+	return nil
+}
+
+// ownRoutes is what the kernel holds of ours, but for the routes to pods.
+func (r *reconciler) ownRoutes() map[netip.Prefix]plan.Route {
+	have := map[netip.Prefix]plan.Route{}
+	for _, route := range r.view.routes {
+		if route.Protocol == device.Protocol && !endpoint.IsHostLinkName(r.view.links[route.Index].Name) {
+			have[route.Dst] = fromKernel(route)
+		}
+	}
+	return have
+}
+
+func fromKernel(k device.Route) plan.Route {
+	route := plan.Route{Dst: k.Dst}
+	if !k.Unreachable {
+		route.Via, route.Src, route.Index = k.Gateway, k.Source, uint32(k.Index)
+	}
+	return route
+}
+
+func toKernel(p plan.Route) device.Route {
+	return device.Route{Dst: p.Dst, Index: int(p.Index), Gateway: p.Via, Source: p.Src, Unreachable: !p.Via.IsValid()}
+}
+
+// writeRoutes adds and changes routes. One of somebody else to the very same
+// prefix stays; the pods' packets don't need ours.
+func (r *reconciler) writeRoutes() error {
+	foreign := map[netip.Prefix]int{}
+	for _, route := range r.view.routes {
+		if route.Protocol != device.Protocol && route.Priority == 0 {
+			foreign[route.Dst] = route.Protocol
+		}
+	}
+	var errs []error
+	for _, want := range r.result.Routes {
+		have, ok := r.routes[want.Dst]
+		if ok && have == want {
+			continue
+		}
+		if protocol, taken := foreign[want.Dst]; taken {
+			r.complain("route "+want.Dst.String(), "route is somebody else's and stays", fmt.Errorf("route to %s has protocol %d, ours %d", want.Dst, protocol, device.Protocol))
+			continue
+		}
+		if err := r.host.ReplaceRoute(toKernel(want)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r.routes[want.Dst] = want
+	}
+	return errors.Join(errs...)
+}
+
+// deleteRoutes removes the routes of ours that the plan does not have.
+func (r *reconciler) deleteRoutes() error {
+	wanted := make(map[netip.Prefix]bool, len(r.result.Routes))
+	for _, route := range r.result.Routes {
+		wanted[route.Dst] = true
+	}
+	for dst, route := range r.routes {
+		if wanted[dst] {
+			continue
+		}
+		if err := r.host.DeleteRoute(toKernel(route)); err != nil {
+			return err
+		}
+		delete(r.routes, dst)
+	}
+	return nil
+}
+
+// attachUplinks puts the programs onto interfaces that have become uplinks. That
+// comes before the maps say that packets may leave there.
+func (r *reconciler) attachUplinks() error {
+	var errs []error
+	for _, l := range r.view.uplinks {
+		if err := r.dp.AttachUplink(int(l.Index)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if r.attached[l.Index] != l.Name {
+			r.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
+		}
+		r.attached[l.Index] = l.Name
+	}
+	if len(r.view.uplinks) == 0 {
+		r.complain("uplinks", "no uplink", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
+	} else {
+		r.settled("uplinks")
+	}
+	return errors.Join(errs...)
+}
+
+// detachUplinks takes the programs off interfaces that no longer lead out, those
+// of an earlier run included.
+func (r *reconciler) detachUplinks() error {
+	uplink := map[int]bool{}
+	for _, l := range r.view.uplinks {
+		uplink[int(l.Index)] = true
+	}
+	all, err := r.dp.Attachments()
+	if err != nil {
+		return err
+	}
+	errs := []error{}
+	for _, a := range all {
+		if uplink[a.Ifindex] || !isUplinkHook(a.Hook) {
+			continue
+		}
+		r.log.Info("no longer an uplink", "interface", r.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
+		errs = append(errs, r.dp.DetachUplink(a.Ifindex))
+	}
+	for index := range r.attached {
+		if !uplink[int(index)] {
+			delete(r.attached, index)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// listStamp tells whether the conflist is still the one that we wrote.
+type listStamp struct {
+	size    int64
+	changed time.Time
+}
+
+func (r *reconciler) listPath() string { return filepath.Join(r.cfg.Conf, install.Conflist) }
+
+func stampOf(path string) listStamp {
+	info, err := os.Stat(path)
+	if err != nil {
+		return listStamp{}
+	}
+	return listStamp{info.Size(), info.ModTime()}
+}
+
+// writeList tells the runtime that this node carries pods.
+func (r *reconciler) writeList() error {
+	l := install.List{
+		BPFFS: string(r.cfg.BPFFS), StateDir: r.cfg.State, MTU: r.cfg.MTU, Attach: string(r.cfg.Attach),
+		Quarantine: r.cfg.Quarantine, LogLevel: r.cfg.LogLevel,
+		PodCIDRs: []netip.Prefix{r.result.Standing.Own4()},
+	}
+	if l.MTU == 0 {
+		l.MTU = r.view.mtu()
+	}
+	wrote, err := install.WriteList(r.cfg.Conf, l)
+	if wrote {
+		r.log.Info("network configuration list written", "file", r.listPath(), "podCIDR", l.PodCIDRs[0].String(), "mtu", l.MTU)
+	}
+	r.list = stampOf(r.listPath())
+	return err
+}

@@ -1,0 +1,170 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+// Cleanup removes everything that agent and plugin ever made on the node, live
+// pods' links included. It refuses while an agent runs. What can't be removed is
+// reported when all the rest is; a second call goes on from there.
+func Cleanup(ctx context.Context, d Directories, log *slog.Logger) error {
+	made, err := makeAll(d.State) // for the locks
+	if err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	var held locks
+	defer held.release()
+	if err := held.take(d); err != nil {
+		return err
+	}
+	host, err := device.Open()
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	c := &cleaner{Directories: d, log: log, host: host}
+	if c.record, err = readRecord(d.State); err != nil {
+		return err
+	}
+	c.record.Made = append(c.record.Made, made...)
+	return c.run(ctx)
+}
+
+type cleaner struct {
+	Directories
+	log    *slog.Logger
+	host   *device.Handle
+	record *record
+}
+
+// run goes from what makes new things to what tells of the old ones.
+func (c *cleaner) run(ctx context.Context) error {
+	for _, step := range []struct {
+		what string
+		do   func(context.Context) error
+	}{
+		{"network configuration list", c.removeList},
+		{"endpoints", c.releaseEndpoints},
+		{"dataplane", c.removeDatapath},
+		// A plugin that was at work until then finds no pins any more.
+		{"late endpoints", c.releaseEndpoints},
+		{"routes", c.deleteRoutes},
+		{"plugin", c.removePlugin},
+		{"sysctls", func(context.Context) error {
+			return sysctls{device.Sysctl{Dir: c.ProcSys}, c.record, c.log}.restore()
+		}},
+		{"files", c.removeFiles},
+	} {
+		if err := step.do(ctx); err != nil {
+			return fmt.Errorf("clean up %s: %w", step.what, err)
+		}
+		c.log.Debug("cleaned up", "what", step.what)
+	}
+	c.log.Info("everything of ours is removed from this node; net.ipv4.ip_forward is left as it is")
+	return nil
+}
+
+func (c *cleaner) removeList(context.Context) error {
+	_, err := install.RemoveList(c.Conf)
+	return err
+}
+
+// releaseEndpoints takes every pod's attachment away, then what killed plugins
+// have left. Nobody can come in between: the node's lock is held throughout.
+func (c *cleaner) releaseEndpoints(ctx context.Context) error {
+	lock, err := bpffs.Exclusive(ctx, c.State)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	list, err := endpoint.List(c.State)
+	if err != nil {
+		c.log.Warn("some endpoints' state can't be read; their links are found by name", "error", err)
+	}
+	r := endpoint.Releaser{StateDir: c.State, Pins: c.BPFFS, Log: c.log}
+	var errs []error
+	for _, e := range list {
+		errs = append(errs, r.Release(ctx, e.ID, e.Network))
+	}
+	// Without their files all links of ours are orphans.
+	errs = append(errs, os.RemoveAll(endpoint.Dir(c.State)), r.Sweep(nil), c.deleteLinks())
+	return errors.Join(errs...)
+}
+
+// deleteLinks deletes pods' links that neither a file nor a map tells of.
+func (c *cleaner) deleteLinks() error {
+	links, err := c.host.Links()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range links {
+		if l.Kind == "veth" && endpoint.IsHostLinkName(l.Name) {
+			errs = append(errs, c.host.DeleteLink(l.Index))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *cleaner) removeDatapath(ctx context.Context) error {
+	return datapath.Remove(ctx, datapath.Options{Dir: c.BPFFS, StateDir: c.State, Log: c.log})
+}
+
+func (c *cleaner) deleteRoutes(context.Context) error {
+	routes, err := c.host.OwnRoutes()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range routes {
+		errs = append(errs, c.host.DeleteRoute(r))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *cleaner) removePlugin(context.Context) error {
+	if c.Bin == "" {
+		return nil
+	}
+	_, err := install.RemovePlugin(c.Plugin, c.Bin)
+	return err
+}
+
+// removeFiles empties the state directory of what is ours, and removes the
+// directories that were not there before us.
+func (c *cleaner) removeFiles(context.Context) error {
+	names := []string{recordName, recordName + ".next", "qdiscs", "qdiscs.next", "lock", "agent.lock"}
+	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
+	for _, name := range names {
+		err := os.Remove(filepath.Join(c.State, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	// The deepest first; one that others use by now is not empty and stays.
+	dirs := slices.Clone(c.record.Made)
+	slices.SortFunc(dirs, func(a, b string) int { return len(b) - len(a) })
+	for _, dir := range dirs {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			c.log.Info("directory left: it is not empty", "dir", dir, "error", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// Plugin is the file name of the plugin's executable.
+const Plugin = install.Plugin
+
+// Attach says how programs are attached.
+type Attach = attach.Mode
+
+// The ways to attach.
+const (
+	AttachAuto   = attach.Auto
+	AttachTCX    = attach.TCX
+	AttachClsact = attach.Clsact
+)
+
+// ErrNotInCluster is returned by LoadAPI outside a cluster without a kubeconfig.
+var ErrNotInCluster = source.ErrNotInCluster
+
+// LoadAPI reads how to reach the Kubernetes API: from a kubeconfig or, with an
+// empty path, from what a pod is given.
+func LoadAPI(kubeconfig string) (*rest.Config, error) { return source.LoadConfig(kubeconfig) }
+
+// Directories are where the agent keeps and puts things.
+type Directories struct {
+	// BPFFS is the pin directory.
+	BPFFS bpffs.Dir
+	// State is the state directory.
+	State string
+	// Conf is where the runtime looks for network configuration lists.
+	Conf string
+	// Bin is where the runtime looks for plugins; empty: the plugin is not installed.
+	Bin string
+	// ProcSys is where sysctls are written.
+	ProcSys string
+	// Plugin is the executable that is installed into Bin.
+	Plugin string
+}
+
+// Config is everything that an agent is told at its start.
+type Config struct {
+	Directories
+	// Node is the name of this node.
+	Node string
+	// API is how to reach the Kubernetes API; nil with a NodesFile.
+	API *rest.Config
+	// NodesFile is read instead of the API.
+	NodesFile string
+	// Uplinks are the names of the interfaces that lead out; none: found by routes.
+	Uplinks []string
+	// Masquerade says whether what pods send to the world is masqueraded.
+	Masquerade bool
+	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.
+	NonMasquerade, Cluster, Service []netip.Prefix
+	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive.
+	SnatLow, SnatHigh uint16
+	// SnatEntries is the capacity of the masquerading tables.
+	SnatEntries uint32
+	// Quarantine is how long a freed pod address rests.
+	Quarantine time.Duration
+	// MTU of pods; 0: the uplinks'.
+	MTU int
+	// Attach is how programs are attached.
+	Attach Attach
+	// Mark is the one bit of the skb mark that is ours.
+	Mark uint32
+	// Listen serves health and metrics, MetricsListen metrics alone; empty: not served.
+	Listen, MetricsListen string
+	// LogLevel is what the plugin is told; Log is the agent's own.
+	LogLevel string
+	Log      *slog.Logger
+	// Version of the build.
+	Version string
+}
+
+func (c Config) nodeConfig() config.NodeConfig {
+	n := config.NodeConfig{Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh)}
+	if c.Masquerade {
+		n.Masquerade = 1
+	}
+	return n
+}

@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// view is this node's network as one pass finds it.
+type view struct {
+	links     map[int]device.Link
+	addresses []device.Address
+	local     []netip.Prefix
+	routes    []device.Route
+	endpoints []endpoint.Endpoint
+	uplinks   []plan.Link
+}
+
+// look lists everything anew.
+func look(host *device.Handle, stateDir string, named []string, log *slog.Logger) (*view, error) {
+	v := &view{links: map[int]device.Link{}}
+	// The state files first: what they tell of was there before they were written.
+	// An endpoint whose file is broken is not repaired; the others are.
+	var err error
+	if v.endpoints, err = endpoint.List(stateDir); err != nil {
+		log.Error("some endpoints' state can't be read", "error", err)
+	}
+	links, err := host.Links()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		v.links[l.Index] = l
+	}
+	if v.addresses, err = host.Addresses(); err != nil {
+		return nil, err
+	}
+	if v.local, err = host.LocalPrefixes(); err != nil {
+		return nil, err
+	}
+	if v.routes, err = host.Routes(); err != nil {
+		return nil, err
+	}
+	v.uplinks = v.findUplinks(named)
+	return v, nil
+}
+
+// findUplinks returns the interfaces that lead out of the node, by index: the
+// named ones, or all Ethernet interfaces that IPv4 routes lead to.
+func (v *view) findUplinks(named []string) []plan.Link {
+	chosen := map[int]bool{}
+	if len(named) > 0 {
+		for _, l := range v.links {
+			chosen[l.Index] = slices.Contains(named, l.Name)
+		}
+	} else {
+		for _, r := range v.routes {
+			if r.Protocol == device.Protocol || !r.Dst.Addr().Is4() {
+				continue
+			}
+			for _, index := range append([]int{r.Index}, r.Hops...) {
+				chosen[index] = chosen[index] || leadsOut(v.links[index])
+			}
+		}
+	}
+	var out []plan.Link
+	for index, yes := range chosen {
+		if yes {
+			out = append(out, v.uplink(v.links[index]))
+		}
+	}
+	slices.SortFunc(out, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })
+	return out
+}
+
+// leadsOut refuses loopback, pods' links, and what has no Ethernet header for
+// our programs to read.
+func leadsOut(l device.Link) bool {
+	return l.Index != 0 && !l.Loopback() && !endpoint.IsHostLinkName(l.Name) && len(l.MAC) == 6
+}
+
+func (v *view) uplink(l device.Link) plan.Link {
+	out := plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU)}
+	for _, secondary := range []bool{false, true} {
+		for _, a := range v.addresses {
+			if a.Index == l.Index && !a.Host && !a.Link && a.Secondary == secondary {
+				out.Addresses = append(out.Addresses, a.Prefix.Addr())
+			}
+		}
+	}
+	return out
+}
+
+// facts is the view as the planner wants it.
+func (v *view) facts() plan.Facts {
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks}
+	for _, r := range v.routes {
+		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
+			onLink := !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
+			f.Routes = append(f.Routes, plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), OnLink: onLink})
+		}
+	}
+	for _, e := range v.endpoints {
+		if !e.Releasing {
+			f.Endpoints = append(f.Endpoints, e.Addresses...)
+		}
+	}
+	return f
+}
+
+func (v *view) uplinkNames() []string {
+	var names []string
+	for _, l := range v.uplinks {
+		names = append(names, l.Name)
+	}
+	return names
+}
+
+// mtu is what fits through every uplink.
+func (v *view) mtu() int {
+	const usual = 1500
+	least := 0
+	for _, l := range v.uplinks {
+		if least == 0 || int(l.MTU) < least {
+			least = int(l.MTU)
+		}
+	}
+	if least == 0 {
+		return usual
+	}
+	return least
+}
+
+// describe is one line about the uplinks, for the log.
+func describe(links []plan.Link) string {
+	var parts []string
+	for _, l := range links {
+		parts = append(parts, fmt.Sprintf("%s (%d, mtu %d)", l.Name, l.Index, l.MTU))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+const (
+	// apart is the least time between the two observations after which something
+	// that nobody needs any more is taken away: a DEL may be on its way.
+	apart = 5 * time.Second
+	// sweeping is how often what belongs to no endpoint is searched for.
+	sweeping = time.Minute
+)
+
+// orphans remembers what was found to be nobody's, and when first.
+type orphans struct {
+	first map[endpoint.ID]time.Time
+	swept time.Time
+}
+
+// releaseOrphans takes away endpoints whose link and namespace are gone, and
+// addresses that no endpoint holds, on the second of two observations. It
+// returns when to look again.
+func (r *reconciler) releaseOrphans(ctx context.Context) (time.Duration, error) {
+	found := map[endpoint.ID]string{} // with the network of each
+	known := map[endpoint.ID]bool{}
+	for _, e := range r.view.endpoints {
+		known[e.ID] = true
+		if l := r.view.links[e.HostIndex]; l.Name != e.HostName && !namespaceThere(e) {
+			found[e.ID] = e.Network
+		} else if l.Name != e.HostName {
+			r.complain("link "+e.ID.String(), "link of an endpoint is gone; it stays while its namespace is there", errors.New(e.HostName+" of "+e.ID.String()))
+		}
+	}
+	if err := r.findReservations(known, found); err != nil {
+		return resync, err
+	}
+	next := resync
+	now := time.Now()
+	var errs []error
+	for id := range r.orphans.first {
+		if _, still := found[id]; !still {
+			delete(r.orphans.first, id)
+		}
+	}
+	for id, network := range found {
+		first, seen := r.orphans.first[id]
+		switch {
+		case !seen:
+			r.orphans.first[id] = now
+			next = apart
+		case now.Sub(first) < apart:
+			next = min(next, apart-now.Sub(first))
+		default:
+			errs = append(errs, r.release(ctx, id, network))
+		}
+	}
+	return next, errors.Join(append(errs, r.sweep(ctx, now))...)
+}
+
+// namespaceThere tells whether the namespace in which an endpoint lived exists.
+func namespaceThere(e endpoint.Endpoint) bool {
+	info, err := os.Stat(e.NetNS)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return !ok || st.Ino == e.NetNSInode
+}
+
+// findReservations adds addresses that are held for attachments without a state
+// file and without a link: what an ADD that was killed early leaves.
+func (r *reconciler) findReservations(known map[endpoint.ID]bool, found map[endpoint.ID]string) error {
+	list, err := ipam.List(r.cfg.State)
+	if err != nil {
+		return err
+	}
+	names := map[string]bool{}
+	for _, l := range r.view.links {
+		names[l.Name] = true
+	}
+	for _, a := range list {
+		id := endpoint.ID(a.Owner)
+		if a.State == ipam.Used && !known[id] && id.Validate() == nil && !names[id.HostLinkName()] {
+			found[id] = a.Network
+		}
+	}
+	return nil
+}
+
+// release takes an endpoint away for good, if it still is nobody's.
+func (r *reconciler) release(ctx context.Context, id endpoint.ID, network string) error {
+	ctx, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
+	node, err := bpffs.Shared(ctx, r.cfg.State)
+	if err != nil {
+		return err
+	}
+	defer node.Release()
+	own, err := endpoint.Acquire(ctx, r.cfg.State, id)
+	if err != nil {
+		return err
+	}
+	defer own.Release()
+	_, err = r.host.LinkByName(id.HostLinkName())
+	if !errors.Is(err, device.ErrNotFound) {
+		return err // it came to life
+	}
+	e, err := endpoint.Read(r.cfg.State, id)
+	if err == nil && namespaceThere(e) {
+		return nil
+	}
+	r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
+	delete(r.orphans.first, id)
+	return r.releaser().ReleaseLocked(ctx, id, network)
+}
+
+func (r *reconciler) releaser() endpoint.Releaser {
+	return endpoint.Releaser{StateDir: r.cfg.State, Pins: r.cfg.BPFFS, Quarantine: r.cfg.Quarantine, Log: r.log}
+}
+
+// sweep searches for what no endpoint explains, now and then: links of killed
+// ADDs, entries and pins of links that are gone.
+func (r *reconciler) sweep(ctx context.Context, now time.Time) error {
+	if now.Sub(r.orphans.swept) < sweeping {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
+	node, err := bpffs.Exclusive(ctx, r.cfg.State)
+	if errors.Is(err, bpffs.ErrLocked) {
+		return nil // pods come and go; the next pass tries again
+	}
+	if err != nil {
+		return err
+	}
+	defer node.Release()
+	r.orphans.swept = now
+	return r.releaser().Sweep(nil)
+}

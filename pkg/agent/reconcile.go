@@ -1,0 +1,314 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+const (
+	// resync is how often everything is looked at without a reason.
+	resync = 15 * time.Second
+	// inspect is how often what can vanish without a notice is looked for: pins,
+	// attachments, files, sysctls.
+	inspect = 400 * time.Millisecond
+	// settle is how long the network must be quiet before it is looked at, spacing
+	// the least time between two looks: events come in crowds.
+	settle  = 20 * time.Millisecond
+	spacing = 250 * time.Millisecond
+	// retry is when a pass that failed is repeated.
+	retry = time.Second
+)
+
+// reconciler brings the node to what the Nodes say. All its fields belong to
+// the goroutine of run.
+type reconciler struct {
+	cfg     Config
+	log     *slog.Logger
+	host    *device.Handle
+	dp      *datapath.Datapath
+	sysctls sysctls
+	status  *status
+
+	nodes     []plan.Node
+	known     bool // a complete list has arrived
+	changed   time.Time
+	sourceErr error
+
+	view     *view
+	result   plan.Result
+	standing plan.Standing
+	// applied is what the destinations map holds, routes what the kernel does, as
+	// far as we wrote it.
+	applied map[destinations.Key]destinations.Value
+	routes  map[netip.Prefix]plan.Route
+
+	attached map[uint32]string // uplinks with our programs, by index
+	orphans  orphans
+	reported map[string]bool // what was logged and need not be again
+	list     listStamp
+	services bool // Service rules were seen
+}
+
+// run reconciles until ctx ends: after every change of the Nodes and of the
+// network, and periodically.
+func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, network <-chan struct{}) error {
+	var (
+		last    time.Time
+		full    = time.NewTimer(0)
+		inspect = time.NewTicker(inspect)
+	)
+	defer full.Stop()
+	defer inspect.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case u := <-updates:
+			if !r.take(u) {
+				r.judgeReady(nil)
+				continue
+			}
+			if r.view != nil && r.replan(ctx) == nil {
+				continue
+			}
+			full.Reset(0)
+		case <-network:
+			full.Reset(max(settle, spacing-time.Since(last)))
+		case <-inspect.C:
+			if r.view != nil && r.inspect(ctx) {
+				full.Reset(0)
+			}
+		case <-full.C:
+			again := r.pass(ctx)
+			last = time.Now()
+			full.Reset(again)
+		}
+	}
+}
+
+// take accepts the newest of what the source says. It reports whether there are
+// new Nodes.
+func (r *reconciler) take(u source.Update) bool {
+	if u.Err != nil {
+		r.log.Warn("Nodes can't be read; what was known stays", "error", u.Err, "known", r.known)
+		r.sourceErr = u.Err
+		return false
+	}
+	if r.sourceErr != nil {
+		r.log.Info("Nodes can be read again", "nodes", len(u.Nodes))
+	} else if !r.known {
+		r.log.Info("first complete list of Nodes", "nodes", len(u.Nodes))
+	}
+	r.sourceErr = nil
+	r.nodes = make([]plan.Node, len(u.Nodes))
+	for i, n := range u.Nodes {
+		r.nodes[i] = plan.Node(n)
+	}
+	r.known, r.changed = true, u.Changed
+	r.status.pending(u.Changed)
+	return true
+}
+
+// pass looks at everything and puts it right. It returns when to do so again.
+func (r *reconciler) pass(ctx context.Context) time.Duration {
+	started := time.Now()
+	next, err := r.passOnce(ctx)
+	if err != nil && ctx.Err() == nil {
+		r.complain("pass", "node not fully in order, trying again", err)
+		next = retry
+	} else {
+		r.settled("pass")
+	}
+	r.judgeReady(err)
+	r.log.Debug("pass", "took", time.Since(started), "destinations", len(r.applied), "routes", len(r.routes))
+	return next
+}
+
+func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
+	// The map first, the state files after it: the plugin writes in the other
+	// order, so an entry that no file explains belongs to nobody.
+	have, err := r.readDestinations()
+	if err != nil {
+		return resync, err
+	}
+	v, err := look(r.host, r.cfg.State, r.cfg.Uplinks, r.log)
+	if err != nil {
+		return resync, err
+	}
+	r.view = v
+	r.makePlan()
+	r.applied, r.routes = have, r.ownRoutes()
+	errs := []error{r.attachUplinks(), r.apply(ctx)}
+	again, err := r.tendEndpoints(ctx)
+	errs = append(errs, err, r.detachUplinks(), r.sysctls.holdForwarding(v.uplinkNames()), r.installPlugin())
+	r.watchServices()
+	return again, errors.Join(errs...)
+}
+
+// replan applies new Nodes to the node as the last look found it, which is what
+// a change of one Node in a large cluster needs to be fast.
+func (r *reconciler) replan(ctx context.Context) error {
+	r.makePlan()
+	err := r.apply(ctx)
+	if err != nil && ctx.Err() == nil {
+		r.complain("pass", "node not fully in order, trying again", err)
+	}
+	r.judgeReady(err)
+	return err
+}
+
+func (r *reconciler) makePlan() {
+	r.result = plan.Make(plan.Input{
+		Self: r.cfg.Node, Known: r.known, Nodes: r.nodes, Facts: r.view.facts(), Before: r.standing,
+		Service: r.cfg.Service, Native: slices.Concat(r.cfg.NonMasquerade, r.cfg.Cluster),
+	})
+	r.standing = r.result.Standing
+	r.reportPlan()
+}
+
+// apply writes the plan in the order in which packets need it: what is new
+// before what is gone.
+func (r *reconciler) apply(ctx context.Context) error {
+	err := errors.Join(
+		r.writeConfig(),
+		r.writeUplinks(),
+		r.writeDestinations(),
+		r.writeRoutes(),
+	)
+	if r.known && err == nil {
+		err = errors.Join(r.deleteDestinations(), r.deleteRoutes())
+	}
+	if err == nil && r.known {
+		r.status.synced(r.changed, time.Now())
+	}
+	r.status.describe(r.result, len(r.nodes), len(r.view.endpoints))
+	return err
+}
+
+// judgeReady decides whether this node can carry a pod, and says so to the
+// runtime when it can.
+func (r *reconciler) judgeReady(failed error) {
+	why := ""
+	switch {
+	case !r.known && r.sourceErr != nil:
+		why = "no list of Nodes: " + r.sourceErr.Error()
+	case !r.known:
+		why = "no complete list of Nodes yet"
+	case r.view == nil:
+		why = "the node has not been looked at yet"
+	case !r.result.Ready:
+		why = r.result.NotReady
+	case failed != nil:
+		why = failed.Error()
+	default:
+		if err := r.writeList(); err != nil {
+			why = err.Error()
+		}
+	}
+	r.status.ready(why)
+}
+
+// reportPlan logs what is new among problems and notes, and what is over.
+func (r *reconciler) reportPlan() {
+	now := map[string]bool{}
+	for _, p := range r.result.Problems {
+		key := "problem " + p.String()
+		now[key] = true
+		if !r.reported[key] {
+			r.log.Warn("problem with a Node", "node", p.Node, "reason", string(p.Reason), "detail", p.Text)
+		}
+	}
+	for _, note := range r.result.Notes {
+		now["note "+note] = true
+		if !r.reported["note "+note] {
+			r.log.Info(note)
+		}
+	}
+	if standing := r.result.Standing.Own4(); r.known && standing.IsValid() && !r.inList() {
+		now["absent"] = true
+		if !r.reported["absent"] {
+			r.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", r.cfg.Node, "podCIDR", standing.String())
+		}
+	}
+	for key := range r.reported {
+		if !now[key] && !isComplaint(key) {
+			r.log.Info("over", "what", key)
+			delete(r.reported, key)
+		}
+	}
+	maps.Copy(r.reported, now)
+}
+
+func (r *reconciler) inList() bool {
+	return slices.ContainsFunc(r.nodes, func(n plan.Node) bool { return n.Name == r.cfg.Node })
+}
+
+const complaint = "complaint "
+
+func isComplaint(key string) bool {
+	return len(key) > len(complaint) && key[:len(complaint)] == complaint
+}
+
+// complain logs an error of something that is tried again and again, once.
+func (r *reconciler) complain(about, message string, err error) {
+	key := complaint + about + ": " + err.Error()
+	if !r.reported[key] {
+		r.settled(about)
+		r.reported[key] = true
+		r.log.Error(message, "error", err)
+	}
+}
+
+// settled forgets what was complained of.
+func (r *reconciler) settled(about string) {
+	prefix := complaint + about + ": "
+	maps.DeleteFunc(r.reported, func(key string, _ bool) bool {
+		return len(key) >= len(prefix) && key[:len(prefix)] == prefix
+	})
+}
+
+// installPlugin puts the plugin in its place.
+func (r *reconciler) installPlugin() error {
+	if r.cfg.Bin == "" {
+		return nil
+	}
+	wrote, err := install.WritePlugin(r.cfg.Plugin, r.cfg.Bin)
+	if wrote {
+		r.log.Info("plugin installed", "dir", r.cfg.Bin)
+	}
+	return err
+}
+
+// watchServices warns, once, when something translates addresses beside us.
+func (r *reconciler) watchServices() {
+	where, err := findServiceRules()
+	if err != nil {
+		r.log.Debug("looking for Service rules", "error", err)
+	}
+	if (where != "") == r.services {
+		return
+	}
+	r.services = where != ""
+	if r.services {
+		r.log.Warn("Service rules are on this node, but working beside kube-proxy comes in a later version: "+
+			"pods may not reach Services", "found", where)
+	} else {
+		r.log.Info("Service rules are gone")
+	}
+}
+
+// String of a listStamp is for the log alone.
+func (l listStamp) String() string { return fmt.Sprintf("%s (%d bytes)", l.changed, l.size) }

@@ -1,0 +1,106 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// record is what cleanup needs to know of how the node was before us. It lives
+// in the state directory and is written before what it tells about is changed.
+type record struct {
+	path string
+	// Made are the directories that were not there.
+	Made []string `json:"directories_made"`
+	// Sysctls by name, as they were and as we wrote them.
+	Sysctls map[string]setting `json:"sysctls"`
+}
+
+// setting is a sysctl that we changed.
+type setting struct {
+	Before string `json:"before"`
+	Ours   string `json:"ours"`
+}
+
+const recordName = "node.json"
+
+// openRecord makes the directories that are missing and reads the record of
+// before, if there is one. made are the directories that the caller made.
+func openRecord(d Directories, made []string) (*record, error) {
+	for _, dir := range []string{d.Conf, d.Bin} {
+		if dir == "" {
+			continue
+		}
+		parents, err := makeAll(dir)
+		if err != nil {
+			return nil, fmt.Errorf("make directory: %w", err)
+		}
+		made = append(made, parents...)
+	}
+	if err := os.Chmod(d.State, 0o700); err != nil {
+		return nil, fmt.Errorf("restrict the state directory: %w", err)
+	}
+	r, err := readRecord(d.State)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range made {
+		if !slices.Contains(r.Made, dir) {
+			r.Made = append(r.Made, dir)
+		}
+	}
+	return r, r.write()
+}
+
+// makeAll makes a directory and those above it, and returns the new ones,
+// the deepest first. The runtime's directories are for everybody to read.
+func makeAll(dir string) ([]string, error) {
+	var missing []string
+	for at := dir; ; at = filepath.Dir(at) {
+		_, err := os.Stat(at)
+		if err == nil || at == filepath.Dir(at) {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		missing = append(missing, at)
+	}
+	return missing, os.MkdirAll(dir, 0o755)
+}
+
+func readRecord(stateDir string) (*record, error) {
+	r := &record{path: filepath.Join(stateDir, recordName)}
+	content, err := os.ReadFile(r.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the record of this node: %w", err)
+	}
+	if err == nil {
+		if err := json.Unmarshal(content, r); err != nil {
+			return nil, fmt.Errorf("read the record of this node %s: %w (delete it, then nothing of before is put back)", r.path, err)
+		}
+	}
+	if r.Sysctls == nil {
+		r.Sysctls = map[string]setting{}
+	}
+	return r, nil
+}
+
+func (r *record) write() error {
+	content, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the record of this node: %w", err)
+	}
+	next := r.path + ".next"
+	if err := os.WriteFile(next, append(content, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write the record of this node: %w", err)
+	}
+	if err := os.Rename(next, r.path); err != nil {
+		return fmt.Errorf("write the record of this node: %w", err)
+	}
+	return nil
+}

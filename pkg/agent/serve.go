@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// server is one listener of the agent.
+type server struct {
+	listener net.Listener
+	handler  http.Handler
+}
+
+// listen opens a listener; an empty address is none.
+func listen(flag, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return restrict(l), nil
+}
+
+// handler serves health and, when there are some, metrics.
+func (s *status) handler(reg *prometheus.Registry, all bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	if !all {
+		return mux
+	}
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := s.reason(); why != "" {
+			http.Error(w, "not ready: "+why, http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
+// serve answers until ctx ends.
+func serve(ctx context.Context, s server, log *slog.Logger) error {
+	const patience = 5 * time.Second
+	srv := &http.Server{
+		Handler: s.handler, ReadHeaderTimeout: patience, ReadTimeout: patience, WriteTimeout: 2 * patience,
+		IdleTimeout: 6 * patience, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	if err := srv.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", s.listener.Addr(), err)
+	}
+	return ctx.Err()
+}
+
+// localOnly keeps a listener on a loopback address to this host: where packets
+// to 127.0.0.0/8 may come in from outside (route_localnet, which kube-proxy sets),
+// a pod could reach it.
+type localOnly struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l localOnly) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if isLoopback(c.RemoteAddr()) {
+			return c, nil
+		}
+		_ = c.Close()
+	}
+}
+
+func isLoopback(a net.Addr) bool {
+	p, err := netip.ParseAddrPort(a.String())
+	return err == nil && p.Addr().Unmap().IsLoopback()
+}
+
+// restrict makes a loopback listener refuse everybody else.
+func restrict(l net.Listener) net.Listener {
+	if isLoopback(l.Addr()) {
+		return localOnly{l}
+	}
+	return l
+}

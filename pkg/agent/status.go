@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// status is what the agent tells of itself. Everybody may ask.
+type status struct {
+	log *slog.Logger
+
+	mu        sync.Mutex
+	told      bool   // whether notReady was ever set
+	notReady  string // empty: ready
+	nodes     int
+	endpoints int
+	problems  map[problem]int
+	waiting   time.Time // since when Nodes wait to be applied; zero: none do
+	lag       time.Duration
+}
+
+type problem struct {
+	node   string
+	reason plan.Reason
+}
+
+func newStatus(log *slog.Logger) *status {
+	return &status{log: log, notReady: "starting"}
+}
+
+// ready sets why the node is not ready; empty: it is.
+func (s *status) ready(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.told && s.notReady == why {
+		return
+	}
+	s.told, s.notReady = true, why
+	if why == "" {
+		s.log.Info("ready")
+	} else {
+		s.log.Warn("not ready", "reason", why)
+	}
+}
+
+func (s *status) isReady() bool { return s.reason() == "" }
+
+func (s *status) reason() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notReady
+}
+
+// pending notes that Nodes changed at that time.
+func (s *status) pending(changed time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting.IsZero() {
+		s.waiting = changed
+	}
+}
+
+// synced notes that the Nodes of that change are in the packets' way.
+func (s *status) synced(changed, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.waiting.IsZero() {
+		s.lag, s.waiting = now.Sub(changed), time.Time{}
+	}
+}
+
+// syncLag is how long the newest change took to arrive in the packets' way, or
+// how long one has been waiting for that already.
+func (s *status) syncLag(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.waiting.IsZero() {
+		return now.Sub(s.waiting)
+	}
+	return s.lag
+}
+
+func (s *status) describe(r plan.Result, nodes, endpoints int) {
+	problems := map[problem]int{}
+	for _, p := range r.Problems {
+		problems[problem{p.Node, p.Reason}]++
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodes, s.endpoints, s.problems = nodes, endpoints, problems
+}
+
+// counts returns the numbers of nodes and endpoints, and the problems.
+func (s *status) counts() (nodes, endpoints int, problems map[problem]int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes, s.endpoints, maps.Clone(s.problems)
+}
