@@ -1,0 +1,107 @@
+package cni
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+// What no step of ADD or DEL leaves, but a person or a fault can.
+func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
+	w, other, before := neighboured(t)
+	const dead = 9999
+	p := w.newPod()
+
+	e, err := endpoints.Open(w.pins.Map(endpoints.Name))
+	w.must(err)
+	defer e.Close()
+	w.must(e.Put(endpoints.Key{Address: wire.AddrFrom(netip.MustParseAddr("10.9.0.99"))}, endpoints.Value{Ifindex: dead}))
+	d, err := devices.Open(w.pins.Map(devices.Name))
+	w.must(err)
+	defer d.Close()
+	w.must(d.Put(devices.Key{Ifindex: dead}, devices.Value{}))
+	w.must(os.WriteFile(filepath.Join(endpoint.Dir(w.stateDir), p.id.String()+".json.tmp"), []byte("{"), 0o600))
+	link, err := w.host.CreateVeth(device.Veth{
+		Name: p.id.HostLinkName(), MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PeerName: "eth0",
+		PeerMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, PeerNS: p.ns, MTU: 1400,
+	})
+	w.must(err)
+	w.must(d.Put(devices.Key{Ifindex: uint32(link.Index)}, devices.Value{}))
+	uplink := filepath.Join(w.pins.Links(), "from_uplink_9999") // the agent's business
+	w.must(os.Rename(w.pinOfADeadLink(), w.pins.Link(string(attach.FromPod), dead)))
+	w.must(os.Link(w.pins.Link(string(attach.FromPod), dead), uplink))
+
+	w.must(endpoint.Releaser{StateDir: w.stateDir, Pins: w.pins}.Sweep(map[endpoint.ID]bool{p.id: true}))
+	if !w.hostLink(p).exists {
+		t.Error("a link that is to be kept was deleted")
+	}
+	w.ok("GC", nil, gcList(other))
+	if err := os.Remove(uplink); err != nil {
+		t.Errorf("an uplink's pin was taken away: %v", err)
+	}
+	w.unchanged(before)
+}
+
+// pinOfADeadLink makes a pod, destroys its namespace and returns the pin of its program.
+func (w *world) pinOfADeadLink() string {
+	w.t.Helper()
+	p := w.newPod()
+	w.killed(p, "device")
+	l, err := w.host.LinkByName(p.id.HostLinkName())
+	w.must(err)
+	w.destroy(p)
+	s, err := ipam.Open(w.stateDir, "net1", ipam.Options{})
+	w.must(err)
+	_, err = s.Release(w.t.Context(), ipam.Owner(p.id))
+	w.must(err)
+	return w.pins.Link(string(attach.FromPod), l.Index)
+}
+
+func TestFreedAddressesRestAndUnusedOnesDoNot(t *testing.T) {
+	w := newWorld(t)
+	w.conf["addressQuarantine"] = "1h"
+	w.conf["ipam"] = map[string]any{"type": "host-local", "subnet": "10.9.0.0/29"} // .2 to .6
+	resting := func() int {
+		list, err := ipam.List(w.stateDir)
+		w.must(err)
+		n := 0
+		for _, e := range list {
+			if e.State == ipam.Quarantined {
+				n++
+			}
+		}
+		return n
+	}
+	if _, e := w.call("ADD", w.newPod(), nil, failAt+"=up"); e == nil || resting() != 0 {
+		t.Errorf("an address that was never in use rests (%v)", e)
+	}
+	first := w.newPod()
+	given := w.add(first, nil).IPs[0].Address.String()
+	w.ok("DEL", first, nil)
+	freed := time.Now()
+	if resting() != 1 {
+		t.Errorf("%d addresses rest after a DEL, want 1", resting())
+	}
+	var last string
+	for range 5 {
+		p := w.newPod()
+		if last = w.add(p, nil).IPs[0].Address.String(); last == given && resting() != 0 {
+			t.Error("a resting address was given while others are free")
+		}
+	}
+	if last != given || time.Since(freed) > time.Hour {
+		t.Errorf("the fifth pod got %s, want %s, which rests but is the only one left", last, given)
+	}
+	w.refused(codeNoAddress, "ADD", w.newPod(), nil, "10.9.0.1-10.9.0.6")
+}
