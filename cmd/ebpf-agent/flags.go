@@ -53,7 +53,7 @@ func flags() []flag {
 		{name: "node-name", arg: "NAME", help: "this node; else $NODE_NAME, else the hostname", takes: "the name of a Node", set: nodeName},
 		{name: "kubeconfig", arg: "FILE", help: "Kubernetes API; default in-cluster", takes: "a kubeconfig file",
 			set: func(o *options, s string, _ bool) error { return existingFile(&o.kubeconfig, s) }},
-		{name: "nodes-file", arg: "FILE", help: "instead of the API: a v1 NodeList or List of Nodes, YAML or JSON, as `kubectl get nodes -o yaml` prints it; re-read when it changes",
+		{name: "nodes-file", arg: "FILE", help: "instead of the API: a v1 NodeList or List of Nodes, YAML or JSON, as kubectl get nodes -o yaml prints it; re-read when it changes",
 			takes: "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON",
 			set:   func(o *options, s string, _ bool) error { return existingFile(&o.config.NodesFile, s) }},
 		{name: "uplink", arg: "IFACE,...", help: "default: every interface that routes lead out of, followed as they change",

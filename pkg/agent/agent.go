@@ -85,6 +85,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 		return fmt.Errorf("make the state directory: %w", err)
 	}
 	if err := a.locks.take(a.cfg.Directories); err != nil {
+		removeMade(a.cfg.State, made)
 		return err
 	}
 	if a.record, err = openRecord(a.cfg.Directories, made); err != nil {

@@ -28,6 +28,9 @@ const (
 	// the least time between two looks: events come in crowds.
 	settle  = 20 * time.Millisecond
 	spacing = 250 * time.Millisecond
+	// patience is how long the first look waits for the Nodes, which most often are
+	// about to arrive.
+	patience = 300 * time.Millisecond
 	// retry is when a pass that failed is repeated.
 	retry = time.Second
 )
@@ -67,7 +70,7 @@ type reconciler struct {
 func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, network <-chan struct{}) error {
 	var (
 		last    time.Time
-		full    = time.NewTimer(0)
+		full    = time.NewTimer(patience)
 		inspect = time.NewTicker(inspect)
 	)
 	defer full.Stop()

@@ -73,6 +73,17 @@ func makeAll(dir string) ([]string, error) {
 	return missing, os.MkdirAll(dir, 0o755)
 }
 
+// removeMade takes a state directory away again that was made for nothing.
+func removeMade(stateDir string, made []string) {
+	if len(made) == 0 {
+		return
+	}
+	_ = os.Remove(filepath.Join(stateDir, "agent.lock"))
+	for _, dir := range made {
+		_ = os.Remove(dir) // one that is not empty stays
+	}
+}
+
 func readRecord(stateDir string) (*record, error) {
 	r := &record{path: filepath.Join(stateDir, recordName)}
 	content, err := os.ReadFile(r.path)

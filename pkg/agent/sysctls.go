@@ -146,8 +146,17 @@ func (s sysctls) putBack(name string, v setting) error {
 		s.log.Info("sysctl left as it is: no longer our value", "name", name, "value", have, "ours", v.Ours)
 		return nil
 	}
-	_, err = s.Set(name, v.Before)
+	_, err = s.Set(name, written(v.Before))
 	return err
+}
+
+// written makes sure that there is something to write: the kernel sees no write
+// of nothing.
+func written(value string) string {
+	if value == "" {
+		return "\n"
+	}
+	return value
 }
 
 // unreserve takes out what we added; what others added since stays.
@@ -165,7 +174,7 @@ func (s sysctls) unreserve(v setting) error {
 		s.log.Info("sysctl left as it is: no longer our value", "name", reservedPorts, "value", have, "ours", v.Ours)
 		return nil
 	}
-	_, err = s.Set(reservedPorts, now.without(added).String())
+	_, err = s.Set(reservedPorts, written(now.without(added).String()))
 	return err
 }
 
