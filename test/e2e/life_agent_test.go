@@ -1,0 +1,124 @@
+package e2e
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// traffic is everything that a pod can be in the middle of.
+type traffic struct {
+	streams []*numbered
+	steady  *steadyFlows
+	tcp     []*connections
+}
+
+// startTraffic has a pod talk to each of the others: in one direction without waiting, in both directions, and by TCP.
+func startTraffic(t *testing.T, from *lab.Pod, to ...*lab.Namespace) *traffic {
+	t.Helper()
+	tr := &traffic{}
+	var targets []netip.AddrPort
+	for _, other := range to {
+		at := serve(t, other)
+		assertReaches(t, from.Namespace, at, seenAs(from, other))
+		targets = append(targets, at)
+		tr.tcp = append(tr.tcp, connect(t, from.Namespace, at, 1, 3))
+	}
+	for _, other := range to {
+		tr.streams = append(tr.streams, startNumbered(t, from.Netns()+" > "+other.Netns(), from.Namespace, other))
+	}
+	tr.steady = startSteadyFlows(t, from.Namespace, targets...)
+	return tr
+}
+
+// seenAs is the address under which a pod shows itself to another party.
+func seenAs(from *lab.Pod, to *lab.Namespace) netip.Addr {
+	if to.Addr() == lab.OutsideAddr {
+		return from.Node.Addr()
+	}
+	return from.Addr()
+}
+
+// end ends the traffic, of which nothing may have been lost.
+func (tr *traffic) end(t *testing.T) {
+	t.Helper()
+	for _, stream := range tr.streams {
+		stream.end(t)
+	}
+	for _, c := range tr.tcp {
+		c.assertAlive(t, "in the end")
+	}
+	tr.steady.end(t)
+}
+
+// The agent is killed in the middle of its work, and at any point of its start, and comes back with either way of
+// attaching programs.
+func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 2})
+	node := l.Nodes[0]
+	a, near, far := addPod(t, node, "a"), addPod(t, node, "near"), addPod(t, l.Nodes[1], "far")
+	tr := startTraffic(t, a, near.Namespace, far.Namespace, node.Namespace, l.Outside)
+	back := startNumbered(t, "far > a", far.Namespace, a.Namespace)
+	for _, flag := range []string{"--attach=tcx", "--attach=clsact", "--attach=auto"} {
+		// Loading takes some hundred milliseconds.
+		for _, age := range []time.Duration{0, 20, 60, 120, 200, 300, 450, 700} {
+			if err := node.KillAgent(); err != nil {
+				t.Fatal(err)
+			}
+			if err := node.StartAgent(flag); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(age * time.Millisecond) // when it dies is the point of the test
+		}
+		if err := node.WaitReady(within(t, readyLimit)); err != nil {
+			t.Fatal(err)
+		}
+		assertOnlyPinned(t, node, flag)
+	}
+	tr.end(t)
+	back.end(t)
+	for _, pod := range []*lab.Pod{a, near} {
+		if err := pod.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// SIGTERM ends the agent within a second, and nothing of the dataplane with it.
+func TestLifeStoppedAgentTouchesNothing(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		node := l.Nodes[0]
+		a, far := addPod(t, node, "a"), addPod(t, l.Nodes[1], "far")
+		assertOnlyPinned(t, node, "before the stop")
+		before, was := inventory(t, node), objects(t, node)
+		took, err := node.StopAgent()
+		if err != nil || took > time.Second {
+			t.Errorf("SIGTERM: the agent took %v, want at most 1 s; error %v", took, err)
+		}
+		if diff := cmp.Diff(was, objects(t, node)); diff != "" {
+			t.Errorf("the end of the agent changed programs, links or maps:\n%s", diff)
+		}
+		if diff := cmp.Diff(before, inventory(t, node)); diff != "" {
+			t.Errorf("the end of the agent changed the node:\n%s", diff)
+		}
+		assertReaches(t, a.Namespace, serve(t, far.Namespace), a.Addr())
+		assertReaches(t, a.Namespace, serve(t, l.Outside), node.Addr())
+
+		// Its next start changes the programs alone.
+		if err := node.StartAgent(); err != nil {
+			t.Fatal(err)
+		}
+		if err := node.WaitReady(within(t, readyLimit)); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, inventory(t, node)); diff != "" {
+			t.Errorf("the start of the agent changed the node:\n%s", diff)
+		}
+		assertOnlyPinned(t, node, "after the start")
+	})
+}

@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// The builds that a node is upgraded to. Each is a directory with agent and plugin.
+type builds struct {
+	differing, refused, grown string
+}
+
+func makeBuilds(t *testing.T) builds {
+	t.Helper()
+	differing := build(t, []edit{otherPrograms()}, map[string]string{"bpf/other.go": programsThatDiffer}, "ebpf-agent", "ebpf-cni")
+	grown := build(t, []edit{
+		otherPrograms(),
+		{"maps/snat/snat.go", [][2]string{{"	LastSeen uint64\n}", "	LastSeen uint64\n	Grown    uint64\n}"}}},
+		{"maps/wire/wire.go", [][2]string{{"const LayoutVersion = 1\n", "const LayoutVersion = 2\n"}}},
+	}, map[string]string{"bpf/other.go": programsThatGrow}, "ebpf-agent", "ebpf-cni")
+	// One program that looks at its directory's name, which saves a build.
+	refused := filepath.Join(t.TempDir(), "refused")
+	if err := os.Mkdir(refused, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"ebpf-agent", "ebpf-cni"} {
+		if err := os.Link(filepath.Join(differing, program), filepath.Join(refused, program)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return builds{differing, refused, grown}
+}
+
+// upgraded is a cluster of two nodes with 1 000 TCP connections: half of them masqueraded, half across nodes, some in
+// use all the time, and numbered datagrams beside them.
+type upgraded struct {
+	*lab.Lab
+	a, far      *lab.Pod
+	world, pods *connections
+}
+
+func startUpgraded(t *testing.T) *upgraded {
+	t.Helper()
+	u := &upgraded{Lab: startCluster(t, lab.Options{Nodes: 2})}
+	u.a, u.far = addPod(t, u.Nodes[0], "a"), addPod(t, u.Nodes[1], "far")
+	// warm up: flows that are opened before the neighbours are known go by the host's stack for good
+	assertReaches(t, u.a.Namespace, serve(t, u.Outside), u.Nodes[0].Addr())
+	assertReaches(t, u.a.Namespace, serve(t, u.far.Namespace), u.a.Addr())
+	const busy, idle = 20, 480
+	u.world = connect(t, u.a.Namespace, serve(t, u.Outside), busy, idle)
+	u.pods = connect(t, u.a.Namespace, serve(t, u.far.Namespace), busy, idle)
+	return u
+}
+
+func (u *upgraded) assertAlive(t *testing.T, when string) {
+	t.Helper()
+	u.world.assertAlive(t, when+", masqueraded")
+	u.pods.assertAlive(t, when+", across nodes")
+}
+
+// replace ends the agents of both nodes and starts another build's.
+func (u *upgraded) replace(t *testing.T, dir string) {
+	t.Helper()
+	for _, node := range u.Nodes {
+		if _, err := node.StopAgent(); err != nil {
+			t.Fatal(err)
+		}
+		if err := node.StartAgentBinary(filepath.Join(dir, "ebpf-agent")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, node := range u.Nodes {
+		if err := node.WaitReady(within(t, readyLimit)); err != nil {
+			t.Fatal(err)
+		}
+		assertOnlyPinned(t, node, "after the upgrade")
+	}
+}
+
+// assertNewPod: with the plugin that this build has installed, pods still come and go.
+func (u *upgraded) assertNewPod(t *testing.T, name string) {
+	t.Helper()
+	node := u.Nodes[0]
+	pod := addPod(t, node, name)
+	assertReaches(t, pod.Namespace, serve(t, u.far.Namespace), pod.Addr())
+	assertReaches(t, pod.Namespace, serve(t, u.Outside), node.Addr())
+	if err := node.DelPod(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+}
+
+// refuse starts a build that must not get onto the first node: it says why, and changes nothing.
+func (u *upgraded) refuse(t *testing.T, dir string, words ...string) {
+	t.Helper()
+	node := u.Nodes[0]
+	if _, err := node.StopAgent(); err != nil {
+		t.Fatal(err)
+	}
+	was := objects(t, node)
+	if err := node.StartAgentBinary(filepath.Join(dir, "ebpf-agent")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, readyLimit, "the agent ends", func() bool { return !node.AgentRunning() })
+	// The same output that a person would look at.
+	said := node.LogTail(100)
+	for _, word := range words {
+		if !strings.Contains(said, word) {
+			t.Errorf("the agent does not say %q:\n%s", word, said)
+		}
+	}
+	if diff := cmp.Diff(was, objects(t, node)); diff != "" {
+		t.Errorf("a build that was refused changed the dataplane:\n%s", diff)
+	}
+}
+
+// tagOf is the kernel's digest of the program that a pod's packets meet.
+func tagOf(t *testing.T, node *lab.Node) string {
+	t.Helper()
+	p, err := ebpf.LoadPinnedProgram(bpffs.Dir(node.BPFFS()).Program("ec_from_pod"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Tag
+}
+
+// layoutOf is the size of a value of the masquerading table.
+func layoutOf(t *testing.T, node *lab.Node) uint32 {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(bpffs.Dir(node.BPFFS()).Map("snat"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	return m.ValueSize()
+}
+
+// TestLifeUpgradeInPlace upgrades under 1 000 flows: none is lost, whatever comes.
+func TestLifeUpgradeInPlace(t *testing.T) {
+	made := makeBuilds(t)
+	u := startUpgraded(t)
+	node := u.Nodes[0]
+	u.assertAlive(t, "before")
+	streams := []*numbered{
+		startNumbered(t, "a > far", u.a.Namespace, u.far.Namespace),
+		startNumbered(t, "a > outside", u.a.Namespace, u.Outside),
+	}
+	tag, layout := tagOf(t, node), layoutOf(t, node)
+
+	u.replace(t, made.differing)
+	if now := tagOf(t, node); now == tag {
+		t.Errorf("the program is still %s: this shows nothing", tag)
+	}
+	u.assertAlive(t, "other programs")
+	u.assertNewPod(t, "differing")
+
+	u.refuse(t, made.refused, "ec_", "R9 !read_ok")
+	u.assertAlive(t, "programs that were refused")
+
+	if err := node.StartAgent(); err != nil { // so that there is one to replace
+		t.Fatal(err)
+	}
+	if err := node.WaitReady(within(t, readyLimit)); err != nil {
+		t.Fatal(err)
+	}
+	u.replace(t, made.grown)
+	if now := layoutOf(t, node); now != layout+8 {
+		t.Errorf("a value of snat has %d bytes, had %d: this shows nothing", now, layout)
+	}
+	u.assertAlive(t, "another layout")
+	u.assertNewPod(t, "grown")
+
+	// Back is not possible, and does no harm.
+	original, err := node.AgentPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.refuse(t, filepath.Dir(original), fmt.Sprintf("layout %d", 2), "cleanup")
+	u.assertAlive(t, "an older build")
+	for _, stream := range streams {
+		stream.end(t)
+	}
+}
