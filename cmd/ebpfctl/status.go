@@ -161,7 +161,7 @@ func fillTable(s observe.Status) observe.Table {
 
 func peersTable(s observe.Status) observe.Table {
 	return observe.Table{
-		Columns: []observe.Column{{Name: "PEER"}, {Name: "POD CIDR"}, {Name: "VIA"}, {Name: "MTU", Right: true}},
+		Columns: []observe.Column{{Name: "PEER"}, {Name: "ADDRESS"}, {Name: "POD CIDR"}, {Name: "VIA"}, {Name: "MTU", Right: true}},
 		Len:     len(s.Peers),
 		Cells: func(i int) []string {
 			p := s.Peers[i]
@@ -172,7 +172,7 @@ func peersTable(s observe.Status) observe.Table {
 			if p.PodCIDR != "" && p.Ifindex == 0 {
 				via = "off link"
 			}
-			return []string{p.Node.String(), dash(p.PodCIDR), via, mtu}
+			return []string{dash(p.Name), p.Node.String(), dash(p.PodCIDR), via, mtu}
 		},
 	}
 }

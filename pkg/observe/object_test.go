@@ -3,6 +3,7 @@ package observe
 import (
 	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -93,5 +94,19 @@ func TestAge(t *testing.T) {
 	}
 	if got := Age(now, 0); got != "-" {
 		t.Errorf("Age of never = %q, want -", got)
+	}
+}
+
+func TestTextDoesNotSteerTheTerminal(t *testing.T) {
+	table := Table{
+		Columns: columns("ID"), Len: 1,
+		Cells: func(int) []string { return []string{"a\x1b[2J\nb\u009bc"} },
+	}
+	var b strings.Builder
+	if err := table.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.String(); got != "ID\na?[2J?b?c\n" {
+		t.Errorf("%q", got)
 	}
 }

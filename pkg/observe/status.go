@@ -54,6 +54,8 @@ type Uplink struct {
 
 // Peer is another node; without a podCIDR, PodCIDR is empty.
 type Peer struct {
+	// Name of the Node; empty where the agent has not left it.
+	Name    string     `json:"name"`
 	Node    netip.Addr `json:"node"`
 	PodCIDR string     `json:"pod_cidr"`
 	// Ifindex is the uplink that leads there; 0: none does.
@@ -91,7 +93,10 @@ func (r Reader) Survey(stateDir string) (Status, error) {
 	if err := s.agent(stateDir); err != nil {
 		return s.Status, err
 	}
-	for _, step := range []func() error{s.pods, s.node, s.destinations, s.programs, s.attachments, s.fills} {
+	cluster := func() error { return s.cluster(stateDir) }
+	for _, step := range []func() error{
+		s.pods, s.node, s.destinations, cluster, s.reach, s.programs, s.attachments, s.fills,
+	} {
 		err := step()
 		if missing(err) {
 			// One reason is enough: without maps nothing else can be told.
@@ -106,7 +111,7 @@ func (r Reader) Survey(stateDir string) (Status, error) {
 }
 
 func (s *survey) problem(format string, args ...any) {
-	s.Problems = append(s.Problems, fmt.Sprintf(format, args...))
+	s.Problems = append(s.Problems, printable(fmt.Sprintf(format, args...)))
 }
 
 func (s *survey) agent(stateDir string) error {
@@ -181,21 +186,30 @@ func (s *survey) node() error {
 // destinations reads who else there is.
 func (s *survey) destinations() error {
 	entries, err := load[destinations.Key, destinations.Value](s.dir, destinations.Name)
-	if err != nil {
-		return err
-	}
 	s.Peers = append(s.Peers, peers(entries)...)
+	return err
+}
+
+// reach looks at the way to each peer.
+func (s *survey) reach() error {
 	for i, p := range s.Peers {
-		if p.PodCIDR == "" {
-			continue
+		switch {
+		case p.PodCIDR == "":
+		case p.Ifindex == 0:
+			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached", p.called(), p.PodCIDR)
+		default:
+			s.Peers[i].Interface = interfaceName(p.Ifindex)
 		}
-		if p.Ifindex == 0 {
-			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached", p.Node, p.PodCIDR)
-			continue
-		}
-		s.Peers[i].Interface = interfaceName(p.Ifindex)
 	}
 	return nil
+}
+
+// called is the node's name with its address.
+func (p Peer) called() string {
+	if p.Name == "" {
+		return p.Node.String()
+	}
+	return fmt.Sprintf("%s (%s)", p.Name, p.Node)
 }
 
 // peers lists each podCIDR of another node, and the addresses of nodes that no

@@ -71,7 +71,20 @@ func newNode(t *testing.T, mode attach.Mode) *node {
 	n.destination("10.244.2.0/24", destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(n.uplink), Node: addr("172.18.0.3"), MTU: 1500})
 	n.destination("172.18.0.3/32", destinations.Value{Kind: destinations.Node})
 	n.destination("172.18.0.9/32", destinations.Value{Kind: destinations.Node})
+	n.cluster(Cluster{Nodes: []ClusterNode{{Name: "worker", Address: netip.MustParseAddr("172.18.0.3")}}})
 	return n
+}
+
+// cluster leaves what an agent leaves.
+func (n *node) cluster(c Cluster) {
+	n.t.Helper()
+	raw, err := json.Marshal(c)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.stateDir, ClusterFile), raw, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // link makes one end of a veth pair in the test's namespace and returns its index.
@@ -131,7 +144,7 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 				t.Errorf("attachments (-want +got):\n%s", diff)
 			}
 			wantPeers := []Peer{
-				{Node: addr("172.18.0.3").Netip(), PodCIDR: "10.244.2.0/24", Ifindex: uint32(n.uplink), Interface: "eth0", MTU: 1500},
+				{Name: "worker", Node: addr("172.18.0.3").Netip(), PodCIDR: "10.244.2.0/24", Ifindex: uint32(n.uplink), Interface: "eth0", MTU: 1500},
 				{Node: addr("172.18.0.9").Netip()},
 			}
 			if diff := cmp.Diff(wantPeers, s.Peers, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
@@ -158,6 +171,30 @@ func TestSurveyFindsProblems(t *testing.T) {
 				n.destination("10.244.5.0/24", destinations.Value{Kind: destinations.PodCIDR, Node: addr("192.0.2.5")})
 			},
 			[]string{"node 192.0.2.5 is off link: no uplink reaches it directly, so pods in 10.244.5.0/24"},
+		},
+		"node off link, with a name": {
+			func(n *node) {
+				n.destination("10.244.5.0/24", destinations.Value{Kind: destinations.PodCIDR, Node: addr("192.0.2.5")})
+				n.cluster(Cluster{
+					Nodes:    []ClusterNode{{"far", netip.MustParseAddr("192.0.2.5")}},
+					Problems: []ClusterProblem{{"far", "off_link", "said by the maps already"}},
+				})
+			},
+			[]string{"node far (192.0.2.5) is off link"},
+		},
+		"bad Node object": {
+			func(n *node) {
+				n.cluster(Cluster{Problems: []ClusterProblem{{"twin", "podcidr_conflict", "claims 10.244.2.0/24, which worker has"}}})
+			},
+			[]string{"node twin: claims 10.244.2.0/24, which worker has (podcidr_conflict)"},
+		},
+		"unreadable names": {
+			func(n *node) {
+				if err := os.WriteFile(filepath.Join(n.stateDir, ClusterFile), []byte("{"), 0o600); err != nil {
+					n.t.Fatal(err)
+				}
+			},
+			[]string{"the names of the nodes are not known"},
 		},
 		"pod detached": {
 			func(n *node) {

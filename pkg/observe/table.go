@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -47,7 +48,18 @@ func (t Table) writeLine(w *bufio.Writer, widths []int, cells []string) {
 		}
 	}
 	// bufio keeps the first error for Flush.
-	_, _ = w.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	_, _ = w.WriteString(printable(strings.TrimRight(line.String(), " ")) + "\n")
+}
+
+// printable keeps what comes from outside, such as a container's ID, from
+// steering the terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
 }
 
 // WriteJSON writes the rows as an array of objects, an object a line, or all in

@@ -1,0 +1,78 @@
+package observe
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+)
+
+// ClusterFile is the file of the state directory in which the agent leaves what
+// it knows of the other nodes and the maps do not say: names, and what is wrong
+// with a Node object. It is for people; no packet depends on it.
+const ClusterFile = "cluster.json"
+
+// Cluster is the content of ClusterFile.
+type Cluster struct {
+	Nodes    []ClusterNode    `json:"nodes"`
+	Problems []ClusterProblem `json:"problems"`
+}
+
+// ClusterNode is a name for an address that stands in the map destinations.
+type ClusterNode struct {
+	Name    string     `json:"name"`
+	Address netip.Addr `json:"address"`
+}
+
+// ClusterProblem is one thing that is wrong with a Node.
+type ClusterProblem struct {
+	Node string `json:"node"`
+	// Reason is off_link, podcidr_conflict or refused, as in metrics.
+	Reason string `json:"reason"`
+	// Text is a sentence for people.
+	Text string `json:"text"`
+}
+
+// offLink is the reason that the maps show as well.
+const offLink = "off_link"
+
+// readCluster reads the file. None there: the agent has written none yet.
+func readCluster(stateDir string) (c Cluster, err error) {
+	path := filepath.Join(stateDir, ClusterFile)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil
+	}
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return Cluster{}, fmt.Errorf("read %s: %v", path, err)
+	}
+	return c, nil
+}
+
+// cluster names the peers, and passes on what the agent found wrong with them.
+func (s *survey) cluster(stateDir string) error {
+	c, err := readCluster(stateDir)
+	if err != nil {
+		s.problem("the names of the nodes are not known: %v", err)
+		return nil
+	}
+	names := map[netip.Addr]string{}
+	for _, n := range c.Nodes {
+		names[n.Address] = n.Name
+	}
+	for i, p := range s.Peers {
+		s.Peers[i].Name = names[p.Node]
+	}
+	for _, p := range c.Problems {
+		if p.Reason != offLink { // told from the maps, where it has its effect
+			s.problem("node %s: %s (%s)", p.Node, p.Text, p.Reason)
+		}
+	}
+	return nil
+}
