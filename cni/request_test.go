@@ -365,10 +365,13 @@ func TestDelegatedIPAM(t *testing.T) {
 	expect("ADD", "DEL")
 	w.unchanged(before)
 
-	p = w.newPod()
-	w.killed(p, "map")
-	w.ok("DEL", p, nil)
-	expect("ADD", "DEL")
+	for _, step := range []string{"pod", "map"} {
+		p = w.newPod()
+		w.killed(p, step)
+		w.add(p, nil) // in spite of what the killed one left
+		w.ok("DEL", p, nil)
+		expect("ADD", "ADD", "DEL")
+	}
 	w.unchanged(before)
 
 	w.must(os.WriteFile(filepath.Join(dir, "refuse-ADD"), []byte(`{"code":123,"msg":"not today"}`), 0o600))

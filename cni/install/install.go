@@ -213,7 +213,8 @@ func sweep(path string) error {
 	return nil
 }
 
-// replace writes a file beside path and renames it.
+// replace writes a file beside path and renames it. It does not wait for the
+// disk: the agent compares the content at every start.
 func replace(path string, mode fs.FileMode, content io.Reader) (err error) {
 	name := temporary(path)
 	if err := sweep(path); err != nil {
@@ -231,9 +232,6 @@ func replace(path string, mode fs.FileMode, content io.Reader) (err error) {
 	_, err = io.Copy(f, content)
 	if err == nil {
 		err = f.Chmod(mode) // whatever the umask
-	}
-	if err == nil {
-		err = f.Sync()
 	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr

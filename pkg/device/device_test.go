@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -342,6 +343,34 @@ func TestDoComesBack(t *testing.T) {
 	if err := ns.Do(func() error { runtime.Goexit(); return nil }); !errors.Is(err, errGoexit) {
 		t.Errorf("Goexit: %v", err)
 	}
+}
+
+func TestDoLeavesNoThreadBehind(t *testing.T) {
+	ns := newNS(t)
+	home, err := CurrentNetNS()
+	must(t, err)
+	defer home.Close()
+	for range 20 {
+		must(t, ns.Do(func() error { return nil }))
+	}
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() { // each on a thread of its own, so that none of the runtime's is missed
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			here, err := CurrentNetNS()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer here.Close()
+			if same, err := here.Same(home); err != nil || !same {
+				t.Errorf("a thread stayed in the other namespace (%v)", err)
+			}
+			time.Sleep(time.Millisecond) // keeps the thread while the others look for theirs
+		})
+	}
+	wg.Wait()
 }
 
 func TestOpenNetNSRefusesOtherFiles(t *testing.T) {
