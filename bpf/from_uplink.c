@@ -51,13 +51,21 @@ EC_INLINE struct endpoint *from_uplink_owner(const struct snat_entry *reverse)
 	return ep && ep->ifindex == reverse->ifindex ? ep : NULL;
 }
 
-/* The last step of a translated packet: the way of its flow. */
+/*
+ * The last step of a translated packet: the way of its flow. What goes to the
+ * stack is marked, for another build's program behind this one, as there is during
+ * an upgrade, must not take it for a packet that the world sends to the pod.
+ */
 EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, const struct snat_entry *reverse,
 				  const struct endpoint *ep)
 {
-	if (!ep || (reverse->flags & SNAT_VIA_STACK))
-		return TRAFFIC_STACK;
-	return fwd_to_pod(ctx, pkt, ep);
+	int ret = TRAFFIC_STACK;
+
+	if (ep && !(reverse->flags & SNAT_VIA_STACK))
+		ret = fwd_to_pod(ctx, pkt, ep);
+	if (ret == TRAFFIC_STACK)
+		ctx->mark |= cfg.mark;
+	return ret;
 }
 
 EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct pkt *pkt)
@@ -118,7 +126,7 @@ EC_INLINE int from_uplink(struct __sk_buff *ctx)
 	struct endpoint *ep;
 	struct pkt pkt = {};
 
-	if (ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
+	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
 		return TRAFFIC_STACK;
 	if (!config || !pkt_parse_ip(ctx, &pkt))
 		return TRAFFIC_STACK;
