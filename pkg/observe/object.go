@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -23,32 +24,52 @@ type Object []Field
 
 // MarshalJSON implements json.Marshaler; the order of the fields is kept.
 func (o Object) MarshalJSON() ([]byte, error) {
-	var b strings.Builder
-	b.WriteByte('{')
+	b := []byte{'{'}
 	for i, f := range o {
 		if i > 0 {
-			b.WriteString(", ")
+			b = append(b, ", "...)
 		}
+		b = strconv.AppendQuote(b, f.Name)
+		b = append(b, ": "...)
 		value, err := json.Marshal(f.Value)
 		if err != nil {
 			return nil, fmt.Errorf("encode %s: %w", f.Name, err)
 		}
-		fmt.Fprintf(&b, "%q: %s", f.Name, value)
+		b = append(b, value...)
 	}
-	b.WriteByte('}')
-	return []byte(b.String()), nil
+	return append(b, '}'), nil
 }
 
 // flatten makes one object of the fields of several structs, without padding.
 func flatten(structs ...any) Object {
 	var o Object
 	for _, s := range structs {
-		v := reflect.ValueOf(s)
-		for i := range v.NumField() {
-			if f := v.Type().Field(i); f.Name != "_" {
-				o = append(o, Field{CName(f.Name), plain(v.Field(i))})
-			}
+		o = shapeOf(reflect.TypeOf(s)).append(o, reflect.ValueOf(s))
+	}
+	return o
+}
+
+// shape is the fields of a struct that are shown: each one's place and C name.
+type shape []struct {
+	index int
+	name  string
+}
+
+func shapeOf(t reflect.Type) (s shape) {
+	for i := range t.NumField() {
+		if name := t.Field(i).Name; name != "_" {
+			s = append(s, struct {
+				index int
+				name  string
+			}{i, CName(name)})
 		}
+	}
+	return s
+}
+
+func (s shape) append(o Object, v reflect.Value) Object {
+	for _, f := range s {
+		o = append(o, Field{f.name, plain(v.Field(f.index))})
 	}
 	return o
 }

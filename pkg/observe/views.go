@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 
@@ -52,17 +53,20 @@ func (w view[K, V]) read(dir bpffs.Dir, now uint64) (Table, error) {
 // table is the pure half of read.
 func (w view[K, V]) table(entries []typed.Entry[K, V], now uint64) Table {
 	slices.SortFunc(entries, func(a, b typed.Entry[K, V]) int { return w.compare(a.Key, b.Key) })
+	object := w.object
+	if object == nil {
+		keys, values := shapeOf(reflect.TypeFor[K]()), shapeOf(reflect.TypeFor[V]())
+		object = func(k K, v V) Object {
+			o := make(Object, 0, len(keys)+len(values))
+			return values.append(keys.append(o, reflect.ValueOf(k)), reflect.ValueOf(v))
+		}
+	}
 	return Table{
 		Name:    w.mapName,
 		Columns: w.columns,
 		Len:     len(entries),
 		Cells:   func(i int) []string { return w.cells(entries[i].Key, entries[i].Value, now) },
-		Object: func(i int) Object {
-			if w.object != nil {
-				return w.object(entries[i].Key, entries[i].Value)
-			}
-			return flatten(entries[i].Key, entries[i].Value)
-		},
+		Object:  func(i int) Object { return object(entries[i].Key, entries[i].Value) },
 	}
 }
 
