@@ -129,6 +129,9 @@ func (a *agent) openListeners() (both [2]net.Listener, err error) {
 	if both[0], err = listen("listen", a.cfg.Listen); err != nil {
 		return both, err
 	}
+	if both[0] != nil {
+		both[0] = restrict(both[0], a.status.isPod)
+	}
 	if both[1], err = listen("metrics-listen", a.cfg.MetricsListen); err != nil && both[0] != nil {
 		_ = both[0].Close()
 	}

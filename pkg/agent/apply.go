@@ -203,20 +203,20 @@ func (r *reconciler) detachUplinks() error {
 	return errors.Join(errs...)
 }
 
-// listStamp tells whether the conflist is still the one that we wrote.
-type listStamp struct {
+// stamp tells without reading whether a file is still the same.
+type stamp struct {
 	size    int64
 	changed time.Time
 }
 
 func (r *reconciler) listPath() string { return filepath.Join(r.cfg.Conf, install.Conflist) }
 
-func stampOf(path string) listStamp {
+func stampOf(path string) stamp {
 	info, err := os.Stat(path)
 	if err != nil {
-		return listStamp{}
+		return stamp{}
 	}
-	return listStamp{info.Size(), info.ModTime()}
+	return stamp{info.Size(), info.ModTime()}
 }
 
 // writeList tells the runtime that this node carries pods.

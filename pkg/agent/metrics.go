@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -64,9 +65,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	nodes, endpoints, problems := m.status.counts()
+	nodes, problems := m.status.counts()
 	gauge(m.nodes, float64(nodes))
-	gauge(m.endpoints, float64(endpoints))
 	gauge(m.lag, m.status.syncLag(time.Now()).Seconds())
 	if m.status.isReady() {
 		gauge(m.ready, 1)
@@ -83,6 +83,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, f := range fills {
 		gauge(m.mapEntries, float64(f.Entries), f.Name)
 		gauge(m.mapCapacity, float64(f.Capacity), f.Name)
+		if f.Name == devices.Name { // one for each pod
+			gauge(m.endpoints, float64(f.Entries))
+		}
 	}
 	m.collectTraffic(ch)
 }

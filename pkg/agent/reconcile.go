@@ -3,11 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
@@ -24,13 +25,15 @@ const (
 	// inspect is how often what can vanish without a notice is looked for: pins,
 	// attachments, files, sysctls.
 	inspect = 400 * time.Millisecond
-	// settle is how long the network must be quiet before it is looked at, spacing
-	// the least time between two looks: events come in crowds.
+	// settle is how long after a change the network is looked at, spacing the least
+	// time between two looks: changes come in crowds.
 	settle  = 20 * time.Millisecond
 	spacing = 250 * time.Millisecond
 	// patience is how long the first look waits for the Nodes, which most often are
 	// about to arrive.
 	patience = 300 * time.Millisecond
+	// askServices is how often Service rules are looked for.
+	askServices = time.Minute
 	// retry is when a pass that failed is repeated.
 	retry = time.Second
 )
@@ -61,8 +64,10 @@ type reconciler struct {
 	attached map[uint32]string // uplinks with our programs, by index
 	orphans  orphans
 	reported map[string]bool // what was logged and need not be again
-	list     listStamp
-	services bool // Service rules were seen
+	list     stamp
+	plugin   [2]stamp // of what is installed, and of what it was installed from
+	services bool     // Service rules were seen
+	asked    time.Time
 }
 
 // run reconciles until ctx ends: after every change of the Nodes and of the
@@ -70,11 +75,20 @@ type reconciler struct {
 func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, network <-chan struct{}) error {
 	var (
 		last    time.Time
+		due     = time.Now().Add(patience)
 		full    = time.NewTimer(patience)
 		inspect = time.NewTicker(inspect)
 	)
 	defer full.Stop()
 	defer inspect.Stop()
+	// within brings the next pass forward and never puts it off: events may come
+	// faster than the network is ever quiet.
+	within := func(d time.Duration) {
+		if at := time.Now().Add(d); at.Before(due) {
+			due = at
+			full.Reset(d)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -87,16 +101,17 @@ func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, netw
 			if r.view != nil && r.replan(ctx) == nil {
 				continue
 			}
-			full.Reset(0)
+			within(0)
 		case <-network:
-			full.Reset(max(settle, spacing-time.Since(last)))
+			within(max(settle, spacing-time.Since(last)))
 		case <-inspect.C:
 			if r.view != nil && r.inspect(ctx) {
-				full.Reset(0)
+				within(0)
 			}
 		case <-full.C:
 			again := r.pass(ctx)
 			last = time.Now()
+			due = last.Add(again)
 			full.Reset(again)
 		}
 	}
@@ -154,7 +169,7 @@ func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
 	r.view = v
 	r.makePlan()
 	r.applied, r.routes = have, r.ownRoutes()
-	errs := []error{r.attachUplinks(), r.apply(ctx)}
+	errs := []error{r.attachUplinks(), r.apply()}
 	again, err := r.tendEndpoints(ctx)
 	errs = append(errs, err, r.detachUplinks(), r.sysctls.holdForwarding(v.uplinkNames()), r.installPlugin())
 	r.watchServices()
@@ -165,7 +180,7 @@ func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
 // a change of one Node in a large cluster needs to be fast.
 func (r *reconciler) replan(ctx context.Context) error {
 	r.makePlan()
-	err := r.apply(ctx)
+	err := r.apply()
 	if err != nil && ctx.Err() == nil {
 		r.complain("pass", "node not fully in order, trying again", err)
 	}
@@ -184,7 +199,7 @@ func (r *reconciler) makePlan() {
 
 // apply writes the plan in the order in which packets need it: what is new
 // before what is gone.
-func (r *reconciler) apply(ctx context.Context) error {
+func (r *reconciler) apply() error {
 	err := errors.Join(
 		r.writeConfig(),
 		r.writeUplinks(),
@@ -197,7 +212,7 @@ func (r *reconciler) apply(ctx context.Context) error {
 	if err == nil && r.known {
 		r.status.synced(r.changed, time.Now())
 	}
-	r.status.describe(r.result, len(r.nodes), len(r.view.endpoints))
+	r.status.describe(r.result, len(r.nodes))
 	return err
 }
 
@@ -279,24 +294,33 @@ func (r *reconciler) complain(about, message string, err error) {
 func (r *reconciler) settled(about string) {
 	prefix := complaint + about + ": "
 	maps.DeleteFunc(r.reported, func(key string, _ bool) bool {
-		return len(key) >= len(prefix) && key[:len(prefix)] == prefix
+		return strings.HasPrefix(key, prefix)
 	})
 }
 
 // installPlugin puts the plugin in its place.
 func (r *reconciler) installPlugin() error {
-	if r.cfg.Bin == "" {
+	if r.cfg.Bin == "" || r.plugin[0] != (stamp{}) && r.plugin == r.pluginStamps() {
 		return nil
 	}
 	wrote, err := install.WritePlugin(r.cfg.Plugin, r.cfg.Bin)
+	r.plugin = r.pluginStamps()
 	if wrote {
 		r.log.Info("plugin installed", "dir", r.cfg.Bin)
 	}
 	return err
 }
 
+func (r *reconciler) pluginStamps() [2]stamp {
+	return [2]stamp{stampOf(filepath.Join(r.cfg.Bin, install.Plugin)), stampOf(r.cfg.Plugin)}
+}
+
 // watchServices warns, once, when something translates addresses beside us.
 func (r *reconciler) watchServices() {
+	if time.Since(r.asked) < askServices {
+		return
+	}
+	r.asked = time.Now()
 	where, err := findServiceRules()
 	if err != nil {
 		r.log.Debug("looking for Service rules", "error", err)
@@ -312,6 +336,3 @@ func (r *reconciler) watchServices() {
 		r.log.Info("Service rules are gone")
 	}
 }
-
-// String of a listStamp is for the log alone.
-func (l listStamp) String() string { return fmt.Sprintf("%s (%d bytes)", l.changed, l.size) }

@@ -29,7 +29,7 @@ func listen(flag, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
-	return restrict(l), nil
+	return l, nil
 }
 
 // handler serves health and, when there are some, metrics.
@@ -67,34 +67,39 @@ func serve(ctx context.Context, s server, log *slog.Logger) error {
 	return ctx.Err()
 }
 
-// localOnly keeps a listener on a loopback address to this host: where packets
-// to 127.0.0.0/8 may come in from outside (route_localnet, which kube-proxy sets),
-// a pod could reach it.
-type localOnly struct{ net.Listener }
+// picky is a listener that closes connections from those who have no business
+// with it: on a loopback address everybody who does not come from this host (where
+// packets to 127.0.0.0/8 may come in from outside, which kube-proxy's route_localnet
+// allows, a pod could reach it), on any other address pods.
+type picky struct {
+	net.Listener
+	refuse func(netip.Addr) bool
+}
 
 // Accept implements net.Listener.
-func (l localOnly) Accept() (net.Conn, error) {
+func (l picky) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if isLoopback(c.RemoteAddr()) {
+		from, ok := address(c.RemoteAddr())
+		if ok && !l.refuse(from) {
 			return c, nil
 		}
 		_ = c.Close()
 	}
 }
 
-func isLoopback(a net.Addr) bool {
+func address(a net.Addr) (netip.Addr, bool) {
 	p, err := netip.ParseAddrPort(a.String())
-	return err == nil && p.Addr().Unmap().IsLoopback()
+	return p.Addr().Unmap(), err == nil
 }
 
-// restrict makes a loopback listener refuse everybody else.
-func restrict(l net.Listener) net.Listener {
-	if isLoopback(l.Addr()) {
-		return localOnly{l}
+// restrict keeps the agent's own listener to those whom it is for.
+func restrict(l net.Listener, isPod func(netip.Addr) bool) net.Listener {
+	if own, ok := address(l.Addr()); ok && own.IsLoopback() {
+		return picky{l, func(a netip.Addr) bool { return !a.IsLoopback() }}
 	}
-	return l
+	return picky{l, isPod}
 }

@@ -3,6 +3,8 @@ package agent
 import (
 	"log/slog"
 	"maps"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,8 +19,8 @@ type status struct {
 	told      bool   // whether notReady was ever set
 	notReady  string // empty: ready
 	nodes     int
-	endpoints int
 	problems  map[problem]int
+	pods      []netip.Prefix // all podCIDRs
 	waiting   time.Time // since when Nodes wait to be applied; zero: none do
 	lag       time.Duration
 }
@@ -84,19 +86,31 @@ func (s *status) syncLag(now time.Time) time.Duration {
 	return s.lag
 }
 
-func (s *status) describe(r plan.Result, nodes, endpoints int) {
+// describe notes what a plan tells about the cluster.
+func (s *status) describe(r plan.Result, nodes int) {
 	problems := map[problem]int{}
 	for _, p := range r.Problems {
 		problems[problem{p.Node, p.Reason}]++
 	}
+	pods := slices.Clone(r.Standing.Own)
+	for p := range r.Standing.Claims {
+		pods = append(pods, p)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodes, s.endpoints, s.problems = nodes, endpoints, problems
+	s.nodes, s.problems, s.pods = nodes, problems, pods
 }
 
-// counts returns the numbers of nodes and endpoints, and the problems.
-func (s *status) counts() (nodes, endpoints int, problems map[problem]int) {
+// isPod tells whether an address is a pod's, of this node or another.
+func (s *status) isPod(a netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.nodes, s.endpoints, maps.Clone(s.problems)
+	return slices.ContainsFunc(s.pods, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// counts returns the number of nodes, and the problems.
+func (s *status) counts() (nodes int, problems map[problem]int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes, maps.Clone(s.problems)
 }
