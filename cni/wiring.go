@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
@@ -195,7 +196,19 @@ func (a *addition) device() devices.Value {
 	return v
 }
 
-func (a *addition) setUp(context.Context) error { return a.host.SetUp(a.hostLink.Index) }
+// setUp is what gives both ends a carrier. The first packet that the pod sends must not be lost.
+func (a *addition) setUp(ctx context.Context) error {
+	if err := a.host.SetUp(a.hostLink.Index); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), linkTimeout) // ctx is for waiting for locks
+	defer cancel()
+	return errors.Join(a.host.WaitRunning(ctx, a.hostLink.Index), a.pod.WaitRunning(ctx, a.podLink.Index))
+}
+
+// linkTimeout is how long the kernel may take to activate a link; it is a matter of microseconds, or of milliseconds
+// before Linux 6.8.
+const linkTimeout = 5 * time.Second
 
 // writeRoutes leads what the host itself sends to the pod. The neighbour is written down as well: the pod's answer
 // to an ARP request would have to pass a program that lets nothing but IP out of a pod.

@@ -1,10 +1,12 @@
 package device
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -18,7 +20,8 @@ type Link struct {
 	MTU       int
 	MAC       net.HardwareAddr
 	Flags     net.Flags
-	PeerIndex int // of a veth: its peer's index, in the peer's namespace; of others the device below
+	Running   bool // the kernel has activated it: it carries packets
+	PeerIndex int  // of a veth: its peer's index, in the peer's namespace; of others the device below
 	Master    int
 }
 
@@ -107,6 +110,7 @@ func convert(l netlink.Link) Link {
 	a := l.Attrs()
 	return Link{
 		Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, MAC: a.HardwareAddr, Flags: a.Flags,
+		Running:   a.OperState == netlink.OperUp,
 		PeerIndex: a.ParentIndex, Master: a.MasterIndex,
 	}
 }
@@ -117,6 +121,25 @@ func (h *Handle) SetUp(index int) error {
 		return fmt.Errorf("set link %d up: %w", index, err)
 	}
 	return nil
+}
+
+// WaitRunning waits until a link that has been set up carries packets, within ctx. The kernel activates a link some time
+// after its carrier has come; until then it loses silently whatever is sent. Since Linux 6.8 the question alone does it.
+func (h *Handle) WaitRunning(ctx context.Context, index int) error {
+	for {
+		l, err := h.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		if l.Running {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for link %s to run: %w", l.Name, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // SetDown sets a link down.
