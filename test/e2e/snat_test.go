@@ -64,18 +64,21 @@ func TestEveryPortInUse(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, fmt.Sprintf("--snat-ports=%d-%d", first, first+ports-1)}}, drops.SnatExhausted)
 		at := serve(t, l.Outside)
 		pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "b")}
+		conns := make([]*lab.UDPConn, flows)
+		for i := range conns { // all open until the end, so that none gets another's source port
+			var err error
+			if conns[i], err = pods[i%len(pods)].DialUDP(at, 0); err != nil {
+				t.Fatal(err)
+			}
+			defer conns[i].Close()
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		var all sync.WaitGroup
 		var mu sync.Mutex
 		seen := map[netip.AddrPort]int{}
-		for i := range flows {
-			conn, err := pods[i%len(pods)].DialUDP(at, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+		for _, conn := range conns {
 			all.Go(func() {
-				defer conn.Close()
 				from, err := conn.Echo(ctx, 100)
 				mu.Lock()
 				defer mu.Unlock()

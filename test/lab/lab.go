@@ -101,6 +101,9 @@ func New(ctx context.Context, opts Options) (l *Lab, err error) {
 	if _, err := Sweep(false); err != nil {
 		return nil, fmt.Errorf("sweep what earlier labs left: %w", err)
 	}
+	if err := prepareNetnsDir(); err != nil {
+		return nil, err
+	}
 	id, dir, lock, err := claim()
 	if err != nil {
 		return nil, err

@@ -32,9 +32,6 @@ type Namespace struct {
 
 // newNamespace makes a namespace and names it under /run/netns. Its loopback interface is up, nothing else is in it.
 func newNamespace(name string) (ns *Namespace, err error) {
-	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
-		return nil, fmt.Errorf("make %s: %w", netnsDir, err)
-	}
 	path := filepath.Join(netnsDir, name)
 	target, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
@@ -67,6 +64,35 @@ func newNamespace(name string) (ns *Namespace, err error) {
 		return nil, err
 	}
 	return ns, nil
+}
+
+// prepareNetnsDir makes the directory for names a shared mount point, as `ip netns add` does when it is none yet. Were it
+// left to that command, it would cover names that exist already, and nobody could remove those any more. Like there, the
+// mount stays for good.
+func prepareNetnsDir() error {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", netnsDir, err)
+	}
+	dir, err := os.Open(netnsDir)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", netnsDir, err)
+	}
+	defer dir.Close()
+	// The lock that iproute2 takes for the same purpose.
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", netnsDir, err)
+	}
+	share := func() error { return unix.Mount("", netnsDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	err = share()
+	if errors.Is(err, unix.EINVAL) { // not a mount point
+		if err = unix.Mount(netnsDir, netnsDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = share()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make %s a shared mount: %w", netnsDir, err)
+	}
+	return nil
 }
 
 // openNamespace opens a namespace that exists under /run/netns.

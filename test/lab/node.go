@@ -39,10 +39,12 @@ type Node struct {
 	pods  []*Pod
 }
 
-// BPFFS is the node's pin directory, on a bpffs of its own.
-func (n *Node) BPFFS() string { return filepath.Join(n.Dir, "bpf") }
+// BPFFS is the node's pin directory, on a bpffs of its own. The agent makes it.
+func (n *Node) BPFFS() string { return filepath.Join(n.bpffsMount(), "ebpf-cni") }
 
-// StateDir is the node's state directory.
+func (n *Node) bpffsMount() string { return filepath.Join(n.Dir, "bpf") }
+
+// StateDir is the node's state directory. The agent makes it.
 func (n *Node) StateDir() string { return filepath.Join(n.Dir, "state") }
 
 // ConfDir is where the agent writes the network configuration list.
@@ -63,7 +65,7 @@ func (n *Node) PluginLog() string { return filepath.Join(n.Dir, "plugin.log") }
 func (n *Node) cacheDir() string { return filepath.Join(n.Dir, "cni-cache") }
 
 func (n *Node) makeDirectories() error {
-	for _, dir := range []string{n.BPFFS(), n.StateDir(), n.ConfDir(), n.CNIBinDir(), n.cacheDir()} {
+	for _, dir := range []string{n.bpffsMount(), n.ConfDir(), n.CNIBinDir(), n.cacheDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make the directories of %s: %w", n.Name, err)
 		}
@@ -72,8 +74,8 @@ func (n *Node) makeDirectories() error {
 }
 
 func (n *Node) mountBPFFS() error {
-	if err := unix.Mount("bpf", n.BPFFS(), "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
-		return fmt.Errorf("mount a bpffs on %s: %w", n.BPFFS(), err)
+	if err := unix.Mount("bpf", n.bpffsMount(), "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
+		return fmt.Errorf("mount a bpffs on %s: %w", n.bpffsMount(), err)
 	}
 	return nil
 }
@@ -89,8 +91,8 @@ func (n *Node) Reboot() error {
 			return err
 		}
 	}
-	if err := unix.Unmount(n.BPFFS(), unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("unmount %s: %w", n.BPFFS(), err)
+	if err := unix.Unmount(n.bpffsMount(), unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount %s: %w", n.bpffsMount(), err)
 	}
 	for _, dir := range []string{n.StateDir(), n.cacheDir()} {
 		if err := os.RemoveAll(dir); err != nil {

@@ -38,14 +38,14 @@ func TestSnapshotSeesChanges(t *testing.T) {
 	if err := node.WriteSysctl("net/ipv4/ip_forward", "1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(node.StateDir(), "left"), []byte("over"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(node.ConfDir(), "left"), []byte("over"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	after, err := node.Snapshot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"route table 254 10.9.0.0/16", "link eth0 veth", "sysctl net/ipv4/ip_forward = 1", "file " + node.StateDir() + "/left"} {
+	for _, want := range []string{"route table 254 10.9.0.0/16", "link eth0 veth", "sysctl net/ipv4/ip_forward = 1", "file " + node.ConfDir() + "/left"} {
 		isNew := func(line string) bool { return strings.HasPrefix(line, want) && !slices.Contains(before, line) }
 		if !slices.ContainsFunc(after, isNew) {
 			t.Errorf("no new line %q in the second snapshot", want)

@@ -65,11 +65,15 @@ func (ns *Namespace) Serve(port uint16) (*Server, error) {
 	return s, nil
 }
 
-// wantPacketInfo has the kernel say to which of its addresses a datagram was sent, so that the answer comes from there.
+// wantPacketInfo has the kernel say to which of its addresses a datagram was sent, so that the answer comes from there,
+// and makes room for thousands of datagrams at once: what does not fit would look like a loss on the way.
 func wantPacketInfo(_, _ string, raw syscall.RawConn) error {
 	var optErr error
 	err := raw.Control(func(fd uintptr) {
-		optErr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+		optErr = errors.Join(
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20),
+		)
 	})
 	return errors.Join(err, optErr)
 }

@@ -40,7 +40,7 @@ func (n *Node) Snapshot() (Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{n.BPFFS(), n.StateDir(), n.ConfDir(), n.CNIBinDir()} {
+	for _, dir := range []string{n.bpffsMount(), n.StateDir(), n.ConfDir(), n.CNIBinDir()} {
 		files, err := describeFiles(dir)
 		if err != nil {
 			return nil, fmt.Errorf("snapshot of %s: %w", n.Name, err)
@@ -214,9 +214,13 @@ func (ns *Namespace) describeSysctls() (lines Snapshot, err error) {
 	return lines, err
 }
 
-// describeFiles lists what is below a directory with modes, and the content of regular files by hash.
+// describeFiles lists what is below a directory with modes, and the content of regular files by hash. Of a directory
+// that does not exist there are no lines.
 func describeFiles(dir string) (lines Snapshot, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
