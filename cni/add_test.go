@@ -36,7 +36,7 @@ func TestAddMakesAPodAndDelUnmakesIt(t *testing.T) {
 		t.Errorf("host side %+v", host)
 	}
 	checkPodSide(t, w, p, host)
-	checkHostSide(t, w, p, host, r.Interfaces[1].Mac)
+	checkHostSide(t, w, host, r.Interfaces[1].Mac)
 
 	state, err := endpoint.Read(w.stateDir, p.id)
 	w.must(err)
@@ -83,7 +83,7 @@ func checkPodSide(t *testing.T, w *world, p *pod, host device.Link) {
 	}
 }
 
-func checkHostSide(t *testing.T, w *world, p *pod, host device.Link, podMAC string) {
+func checkHostSide(t *testing.T, w *world, host device.Link, podMAC string) {
 	t.Helper()
 	addr := netip.MustParseAddr("10.9.0.2")
 	mac, err := net.ParseMAC(podMAC)

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -229,14 +230,13 @@ func (c *conf) hostLocal() bool { return c.ipamType == endpoint.HostLocal }
 // parseIPAM reads what host-local needs to give an address.
 func (c *conf) parseIPAM(args string) (ipam.Config, error) {
 	parsed, err := ipam.Parse(c.raw, args)
-	switch e := err.(type) {
-	case nil:
+	if err == nil {
 		return parsed, nil
-	case *ipam.FieldError:
-		return parsed, fieldError(e.Field, e.Reason)
-	default:
-		return parsed, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
 	}
+	if e, ok := errors.AsType[*ipam.FieldError](err); ok {
+		return parsed, fieldError(e.Field, e.Reason)
+	}
+	return parsed, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
 }
 
 // prevResult returns the result that CHECK is given, nil when there is none.

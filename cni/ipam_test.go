@@ -26,7 +26,7 @@ func runFakeIPAM() {
 	fmt.Fprintln(f, verb, os.Getenv("CNI_CONTAINERID"), os.Getenv("CNI_IFNAME"))
 	f.Close()
 	if refusal, err := os.ReadFile(filepath.Join(dir, "refuse-"+verb)); err == nil {
-		os.Stdout.Write(refusal)
+		_, _ = os.Stdout.Write(refusal)
 		os.Exit(1)
 	}
 	if verb == "ADD" {
@@ -34,6 +34,6 @@ func runFakeIPAM() {
 		if err != nil {
 			os.Exit(1)
 		}
-		os.Stdout.Write(answer)
+		_, _ = os.Stdout.Write(answer)
 	}
 }

@@ -100,8 +100,7 @@ func (c *call) finish(err error) error {
 		return nil
 	}
 	c.log.Error("operation refused or failed", "error", err)
-	var coded *types.Error
-	if errors.As(err, &coded) {
+	if coded, ok := errors.AsType[*types.Error](err); ok {
 		return types.NewError(coded.Code, withoutDetails(err, coded), coded.Details)
 	}
 	if errors.Is(err, bpffs.ErrLocked) || errors.Is(err, errNoDataplane) {

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,9 +19,7 @@ import (
 
 func hostLocal(extra map[string]any) map[string]any {
 	ipam := map[string]any{"type": "host-local", "ranges": [][]any{{map[string]any{"subnet": "10.9.0.0/24"}}}}
-	for k, v := range extra {
-		ipam[k] = v
-	}
+	maps.Copy(ipam, extra)
 	return map[string]any{"ipam": ipam}
 }
 

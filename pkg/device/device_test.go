@@ -319,9 +319,8 @@ func TestSysctlDirectory(t *testing.T) {
 }
 
 func TestDoComesBack(t *testing.T) {
-	ns, home := newNS(t), (*NetNS)(nil)
-	var err error
-	home, err = CurrentNetNS()
+	ns := newNS(t)
+	home, err := CurrentNetNS()
 	must(t, err)
 	defer home.Close()
 	must(t, ns.Do(func() error {
