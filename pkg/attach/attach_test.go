@@ -1,26 +1,18 @@
 package attach
 
 import (
-	"encoding/binary"
 	"errors"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
-
-// etherType of the frames that the tests count (IEEE 802, local experimental).
-const etherType = 0x88b5
 
 // device is one end of a veth pair in a network namespace of the test's own.
 type device struct {
@@ -251,117 +243,6 @@ func TestDeviceGone(t *testing.T) {
 	}
 }
 
-// foreignFilter adds somebody else's clsact filter.
-func (d *device) foreignFilter(name string, priority uint16, handle uint32, p *ebpf.Program) {
-	d.t.Helper()
-	if _, err := ensureQdisc(d.index); err != nil {
-		d.t.Fatal(err)
-	}
-	err := netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: d.index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: handle, Protocol: unix.ETH_P_ALL, Priority: priority,
-		},
-		Fd: p.FD(), Name: name, DirectAction: true,
-	})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-}
-
-func (d *device) filterNames() []string {
-	d.t.Helper()
-	filters, err := listFilters(d.index, FromPod)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	var names []string
-	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok {
-			names = append(names, b.Name)
-		}
-	}
-	return names
-}
-
-func TestForeignFiltersAreLeftAlone(t *testing.T) {
-	for _, mode := range []Mode{TCX, Clsact} {
-		t.Run(string(mode), func(t *testing.T) {
-			d := newDevice(t, mode)
-			p, foreign := hookProgram(t, FromPod, 1), pins.Program(t, "foreign", 2)
-			d.foreignFilter("first", 1, 1, foreign)
-			d.foreignFilter("same_priority", filterPriority, 1, foreign)
-			d.foreignFilter("same_handle", 200, filterHandle, foreign)
-			d.foreignFilter("ec_from_pod", 300, 1, foreign) // same name
-			before := strings.Join(d.filterNames(), " ")
-
-			d.assert(FromPod, "", 0)
-			if r := d.attach(FromPod, p); r.QdiscCreated {
-				t.Error("the qdisc was there")
-			}
-			d.assert(FromPod, mode, pins.ID(t, p))
-			d.attach(FromPod, hookProgram(t, FromPod, 3))
-			if err := d.Detach(d.index, FromPod); err != nil {
-				t.Fatal(err)
-			}
-			if after := strings.Join(d.filterNames(), " "); after != before {
-				t.Errorf("filters before: %s; after: %s", before, after)
-			}
-			if err := RemoveQdisc(d.index); err != nil {
-				t.Fatal(err)
-			}
-			if after := strings.Join(d.filterNames(), " "); after != before {
-				t.Errorf("RemoveQdisc took others' filters: %s", after)
-			}
-		})
-	}
-}
-
-// TestPlaceTakenByForeignFilter: somebody has our priority and our handle.
-func TestPlaceTakenByForeignFilter(t *testing.T) {
-	d := newDevice(t, Clsact)
-	d.foreignFilter("foreign", filterPriority, filterHandle, pins.Program(t, "foreign", 2))
-	_, err := d.Attach(d.index, FromPod, hookProgram(t, FromPod, 1))
-	if err == nil || !strings.Contains(err.Error(), "foreign") {
-		t.Errorf("error must name the filter in the way: %v", err)
-	}
-	if names := d.filterNames(); len(names) != 1 || names[0] != "foreign" {
-		t.Errorf("filters: %v", names)
-	}
-}
-
-func TestForeignTCXIsLeftAlone(t *testing.T) {
-	d := newDevice(t, TCX)
-	foreign := pins.Program(t, "foreign", 2)
-	l, err := link.AttachTCX(link.TCXOptions{Interface: d.index, Program: foreign, Attach: ebpf.AttachTCXIngress})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	ours := hookProgram(t, FromPod, 1)
-	d.attach(FromPod, ours)
-	if ids := d.tcx(); len(ids) != 2 || ids[0] != pins.ID(t, foreign) || ids[1] != pins.ID(t, ours) {
-		t.Errorf("programs on the hook: %v", ids)
-	}
-	if err := d.Detach(d.index, FromPod); err != nil {
-		t.Fatal(err)
-	}
-	if ids := d.tcx(); len(ids) != 1 || ids[0] != pins.ID(t, foreign) {
-		t.Errorf("programs after detach: %v", ids)
-	}
-}
-
-func (d *device) tcx() (ids []ebpf.ProgramID) {
-	d.t.Helper()
-	got, err := link.QueryPrograms(link.QueryOptions{Target: d.index, Attach: ebpf.AttachTCXIngress})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	for _, p := range got.Programs {
-		ids = append(ids, p.ID)
-	}
-	return ids
-}
-
 func TestRemoveQdisc(t *testing.T) {
 	d := newDevice(t, Clsact)
 	if err := RemoveQdisc(d.index); err != nil {
@@ -407,129 +288,4 @@ func (d *device) hasQdisc() bool {
 		}
 	}
 	return false
-}
-
-// counter loads a program that counts frames of etherType in m and passes all on.
-func counter(t *testing.T, m *ebpf.Map, index int32) *ebpf.Program {
-	t.Helper()
-	const protocolOffset = 16 // of struct __sk_buff
-	wire := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, etherType))
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "ec_from_pod", Type: ebpf.SchedCLS, License: "GPL",
-		Instructions: asm.Instructions{
-			asm.LoadMem(asm.R1, asm.R1, protocolOffset, asm.Word),
-			asm.JNE.Imm(asm.R1, int32(wire), "out"),
-			asm.StoreImm(asm.R10, -4, int64(index), asm.Word),
-			asm.LoadMapPtr(asm.R1, m.FD()),
-			asm.Mov.Reg(asm.R2, asm.R10),
-			asm.Add.Imm(asm.R2, -4),
-			asm.FnMapLookupElem.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.Mov.Imm(asm.R1, 1),
-			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-			asm.Mov.Imm(asm.R0, -1).WithSymbol("out"),
-			asm.Return(),
-		},
-	})
-	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
-// stream sends frames into an interface while the test changes its program.
-type stream struct {
-	count *ebpf.Map
-	stop  chan struct{}
-	sent  chan uint64
-}
-
-// burst is how many frames are sent before the programs must have seen them: far
-// fewer than the queue between the two ends holds.
-const burst = 128
-
-func (d *device) stream(count *ebpf.Map) *stream {
-	d.t.Helper()
-	// Made in this thread's network namespace; usable from any.
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	frame := make([]byte, 64)
-	for i := range 12 {
-		frame[i] = 0xff
-	}
-	binary.BigEndian.PutUint16(frame[12:], etherType)
-	s := &stream{count: count, stop: make(chan struct{}), sent: make(chan uint64, 1)}
-	go func() {
-		defer unix.Close(fd)
-		var n uint64
-		for {
-			select {
-			case <-s.stop:
-				s.sent <- n
-				return
-			default:
-			}
-			if unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: d.peer}) == nil {
-				n++
-			}
-			if n%burst == 0 {
-				s.await(n)
-			}
-		}
-	}()
-	return s
-}
-
-// await waits until the programs have seen n frames, or will not any more.
-func (s *stream) await(n uint64) (first, second uint64) {
-	for deadline := time.Now().Add(200 * time.Millisecond); ; time.Sleep(20 * time.Microsecond) {
-		// A failing lookup leaves zeroes, and the test fails.
-		_ = errors.Join(s.count.Lookup(uint32(0), &first), s.count.Lookup(uint32(1), &second))
-		if first+second >= n || time.Now().After(deadline) {
-			return first, second
-		}
-	}
-}
-
-// TestReplacementMissesNoPacket replaces the program, then the mechanism, under
-// a stream of frames: each must meet a program of ours.
-func TestReplacementMissesNoPacket(t *testing.T) {
-	for name, c := range map[string]struct {
-		modes []Mode
-		exact bool
-	}{
-		"tcx":     {[]Mode{TCX, TCX}, true},
-		"clsact":  {[]Mode{Clsact, Clsact}, true},
-		"between": {[]Mode{TCX, Clsact}, false}, // for a moment a frame meets both
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := newDevice(t, c.modes[0])
-			m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "count", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer m.Close()
-			programs := []*ebpf.Program{counter(t, m, 0), counter(t, m, 1)}
-			d.attach(FromPod, programs[0])
-			s := d.stream(m)
-			// Until both have been met often enough to show something.
-			enough := time.Now().Add(300 * time.Millisecond)
-			for i := 0; i < 100 || time.Now().Before(enough); i++ {
-				d.Mode = c.modes[i%2]
-				d.attach(FromPod, programs[i%2])
-			}
-			close(s.stop)
-			n := <-s.sent
-			first, second := s.await(n)
-			if first < 100 || second < 100 {
-				t.Fatalf("too few to show anything: %d sent, %d and %d seen", n, first, second)
-			}
-			if got := first + second; got < n || c.exact && got != n {
-				t.Errorf("%d frames sent, programs saw %d", n, got)
-			}
-		})
-	}
 }

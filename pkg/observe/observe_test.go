@@ -4,133 +4,25 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
-	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
-	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
-	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
-	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
-
-const now = uint64(10 * time.Hour)
-
-// isolated returns a reader of freshly pinned, empty maps.
-func isolated(t *testing.T) Reader {
-	t.Helper()
-	dir := bpffs.Dir(priv.Isolate(t) + "/ebpf-cni")
-	pins.Maps(t, dir)
-	return Reader{Dir: dir, Now: func() uint64 { return now }}
-}
-
-// put writes entries into a pinned map.
-func put[K comparable, V any](t *testing.T, r Reader, name string, entries ...typed.Entry[K, V]) {
-	t.Helper()
-	m, err := typed.Open[K, V](r.Dir.Map(name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	for _, e := range entries {
-		if err := m.Put(e.Key, e.Value); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// count writes v on the last CPU.
-func count[V any](t *testing.T, r Reader, name string, index uint32, v V) {
-	t.Helper()
-	m, err := ebpf.LoadPinnedMap(r.Dir.Map(name), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	each := make([]V, ebpf.MustPossibleCPU())
-	each[len(each)-1] = v
-	if err := m.Put(index, each); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func prefixKey(text string) destinations.Key {
-	return destinations.KeyFrom(netip.MustParsePrefix(text))
-}
-
-func fillAll(t *testing.T, r Reader) {
-	t.Helper()
-	mac := func(b byte) wire.MAC { return wire.MAC{2, 0, 0, 0, 0, b} }
-	tuple := func(src string, sport uint16, dst string, dport uint16, p wire.Protocol) wire.Tuple {
-		return wire.Tuple{Src: addr(src), Dst: addr(dst), Sport: wire.PortFrom(sport), Dport: wire.PortFrom(dport), Proto: p}
-	}
-	put(t, r, endpoints.Name,
-		typed.Entry[endpoints.Key, endpoints.Value]{Key: endpoints.Key{Address: addr("10.244.1.10")}, Value: endpoints.Value{Ifindex: 43, PodMAC: mac(3), HostMAC: mac(4)}},
-		typed.Entry[endpoints.Key, endpoints.Value]{Key: endpoints.Key{Address: addr("10.244.1.9")}, Value: endpoints.Value{Ifindex: 42, PodMAC: mac(1), HostMAC: mac(2)}},
-	)
-	put(t, r, devices.Name, typed.Entry[devices.Key, devices.Value]{
-		Key:   devices.Key{Ifindex: 42},
-		Value: devices.Value{IPv4: addr("10.244.1.9"), PodMAC: mac(1), HostMAC: mac(2), SnatFlows: 3, ConntrackFlows: 1, Packets: 12345, Bytes: 9876543210},
-	})
-	put(t, r, destinations.Name,
-		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.2.0/24"), Value: destinations.Value{
-			Kind: destinations.PodCIDR, Ifindex: 2, Node: addr("172.18.0.3"), MTU: 1500, NeighbourChecked: now - uint64(3*time.Second),
-		}},
-		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.1.0/24"), Value: destinations.Value{Kind: destinations.Local}},
-		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("172.18.0.2/32"), Value: destinations.Value{Kind: destinations.Host}},
-		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("fd00::/48"), Value: destinations.Value{Kind: destinations.Native}},
-	)
-	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{IPv4: addr("172.18.0.2")}})
-	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
-		Key: tuple("10.244.1.9", 40000, "192.0.2.80", 443, wire.TCP),
-		Value: snat.Value{
-			ToAddress: addr("172.18.0.2"), ToPort: wire.PortFrom(50000), State: snat.SYN | snat.ACK, Ifindex: 42,
-			LastSeen: now - uint64(90*time.Second),
-		},
-	})
-	put(t, r, snat.ReverseName, typed.Entry[snat.Key, snat.Value]{
-		Key: tuple("172.18.0.2", 50000, "192.0.2.80", 443, wire.TCP),
-		Value: snat.Value{
-			ToAddress: addr("10.244.1.9"), ToPort: wire.PortFrom(40000), State: snat.ACK, Flags: snat.ViaStack, Ifindex: 42,
-			LastSeen: now - uint64(5*time.Minute),
-		},
-	})
-	put(t, r, conntrack.Name, typed.Entry[conntrack.Key, conntrack.Value]{
-		Key:   tuple("10.244.1.9", 80, "192.0.2.81", 5555, wire.TCP),
-		Value: conntrack.Value{Ifindex: 42, FromPod: snat.ACK, FromWorld: snat.SYN, Flags: conntrack.ViaStack, LastSeen: now - 1},
-	})
-	put(t, r, fragments.Name, typed.Entry[fragments.Key, fragments.Value]{
-		Key:   fragments.Key{Src: addr("10.244.1.9"), Dst: addr("192.0.2.80"), ID: 777, Proto: wire.UDP},
-		Value: fragments.Value{Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53)},
-	})
-	count(t, r, drops.Name, drops.Index(wire.FromPod, drops.SpoofedSource), drops.Value{Packets: 2, Bytes: 128})
-	count(t, r, traffic.Name, traffic.Index(wire.FromUplink, traffic.Delivered), traffic.Value{Packets: 5, Bytes: 500})
-	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
-	}})
-	put(t, r, usage.Name,
-		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: 7}},
-		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Conntrack}, Value: usage.Value{Entries: 1}},
-	)
-}
 
 func TestReadJSON(t *testing.T) {
 	r := isolated(t)

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
+)
+
+// loopback is the one interface of a new network namespace; it serves as uplink.
+const loopback = 1
+
+// makeHealthy gives the host what an agent gives it, and no pods.
+func (h host) makeHealthy(t *testing.T) {
+	t.Helper()
+	dir := bpffs.Dir(h.bpffs)
+	lock, err := bpffs.File(t.Context(), filepath.Join(h.stateDir, "agent.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lock.Release)
+	for i, hook := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+		p := pins.Program(t, hook.Program(), int32(i))
+		if err := p.Pin(dir.Program(hook.Program())); err != nil {
+			t.Fatal(err)
+		}
+		if hook == attach.FromPod {
+			continue
+		}
+		if _, err := (attach.Attacher{Dir: dir}).Attach(loopback, hook, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.write(t)
+}
+
+func (h host) write(t *testing.T) {
+	t.Helper()
+	dir := bpffs.Dir(h.bpffs)
+	node := wire.AddrFrom(netip.MustParseAddr("172.18.0.2"))
+	e, err := endpoints.Open(dir.Map(endpoints.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, pod := range []string{"10.244.1.9", "10.244.1.10"} {
+		if err := e.Delete(endpoints.Key{Address: wire.AddrFrom(netip.MustParseAddr(pod))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	u, err := uplinks.Open(dir.Map(uplinks.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	if err := u.Put(uplinks.Key{Ifindex: loopback}, uplinks.Value{IPv4: node}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Open(dir.Map(config.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	err = c.Put(config.Key{}, config.Value{
+		Layout: wire.LayoutVersion, NodeIPv4: node,
+		PodCIDRIPv4: wire.AddrFrom(netip.MustParseAddr("10.244.1.0")), PodCIDRIPv4Len: 24,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStatusOfHealthyNode(t *testing.T) {
+	h := newHost(t)
+	h.makeHealthy(t)
+	for _, format := range []string{"table", "json", "yaml"} {
+		got := call(t, h.args("-o", format, "status")...)
+		if got.status != exitFine || got.stderr != "" || got.stdout == "" {
+			t.Errorf("%s: %+v", format, got)
+		}
+	}
+	if got := call(t, h.args("status")...); !strings.HasSuffix(got.stdout, "\nNo problems.\n") {
+		t.Errorf("table:\n%s", got.stdout)
+	}
+}
+
+func TestStatusTable(t *testing.T) {
+	var b strings.Builder
+	o := options{env: env{stdout: &b}}
+	addr := netip.MustParseAddr
+	err := o.writeStatus(observe.Status{
+		Agent:    observe.Agent{Running: true},
+		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 1},
+		Uplinks:  []observe.Uplink{{Ifindex: 2, Interface: "eth0", Addresses: []netip.Addr{addr("172.18.0.2")}}},
+		Programs: []observe.Program{{Name: "ec_from_pod", ID: 123, Tag: "bbfdd1d66c843c1c"}},
+		Attachments: []observe.Attachment{
+			{Hook: attach.FromUplink, Ifindex: 2, Interface: "eth0", Mode: attach.TCX, ProgramID: 124},
+			{Hook: attach.FromPod, Ifindex: 42, Interface: "ec6ee0b8e0319", Pod: "10.244.1.9"},
+		},
+		Maps: []observe.Fill{{Name: "snat", Entries: 131072, Capacity: 262144}},
+		Peers: []observe.Peer{
+			{Name: "worker", Node: addr("172.18.0.3"), PodCIDR: "10.244.2.0/24", Ifindex: 2, Interface: "eth0", MTU: 1500},
+			{Node: addr("172.19.0.4"), PodCIDR: "10.244.3.0/24"},
+			{Name: "new", Node: addr("172.18.0.5")},
+		},
+		Problems: []string{"one thing", "another"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `agent      running
+node       172.18.0.2
+pod CIDRs  10.244.1.0/24
+pods       1
+uplinks    eth0 172.18.0.2
+
+PROGRAM       ID  TAG
+ec_from_pod  123  bbfdd1d66c843c1c
+
+HOOK         INTERFACE      IFINDEX  POD         MODE  PROGRAM ID
+from_uplink  eth0                 2  -           tcx          124
+from_pod     ec6ee0b8e0319       42  10.244.1.9  none           -
+
+MAP   ENTRIES  CAPACITY  FILL
+snat   131072    262144  50 %
+
+PEER    ADDRESS     POD CIDR       VIA        MTU
+worker  172.18.0.3  10.244.2.0/24  eth0      1500
+-       172.19.0.4  10.244.3.0/24  off link     -
+new     172.18.0.5  -              -            -
+
+PROBLEMS
+- one thing
+- another
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestStatusSaysWhatIsWrong(t *testing.T) {
+	h := newHost(t)
+	got := call(t, h.args("status")...)
+	if got.status != exitWrong || got.stderr != "" {
+		t.Errorf("agent dead: status %d, stderr %q", got.status, got.stderr)
+	}
+	for _, want := range []string{"agent      not running\n", "PROBLEMS\n- no agent is running", "10.244.1.9 cannot send"} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("status does not say %q:\n%s", want, got.stdout)
+		}
+	}
+	var s struct {
+		Agent    struct{ Running bool }
+		Problems []string
+	}
+	asJSON := call(t, h.args("-o", "json", "status")...)
+	if err := json.Unmarshal([]byte(asJSON.stdout), &s); err != nil || asJSON.status != exitWrong || len(s.Problems) == 0 || s.Agent.Running {
+		t.Errorf("JSON: %v, %+v", err, asJSON)
+	}
+}
+
+// TestStatusForgetsWhatPasses lets a problem end between the two looks.
+func TestStatusForgetsWhatPasses(t *testing.T) {
+	h := newHost(t)
+	lockFile := filepath.Join(h.stateDir, "agent.lock")
+	locked := make(chan *bpffs.Lock)
+	go func() {
+		time.Sleep(settle / 3)
+		l, err := bpffs.File(context.Background(), lockFile)
+		if err != nil {
+			t.Error(err)
+		}
+		locked <- l
+	}()
+	got := call(t, h.args("status")...)
+	(<-locked).Release()
+	if strings.Contains(got.stdout, "no agent is running") || !strings.Contains(got.stdout, "agent      running") {
+		t.Errorf("an agent that has just started is said to be dead:\n%s", got.stdout)
+	}
+}
