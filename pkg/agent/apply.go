@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
@@ -203,20 +203,22 @@ func (r *reconciler) detachUplinks() error {
 	return errors.Join(errs...)
 }
 
-// stamp tells without reading whether a file is still the same.
+// stamp tells without reading whether a file is still the same. The time is that
+// of the last change of any kind: nobody can set it.
 type stamp struct {
+	inode   uint64
 	size    int64
-	changed time.Time
+	changed unix.Timespec
 }
 
 func (r *reconciler) listPath() string { return filepath.Join(r.cfg.Conf, install.Conflist) }
 
 func stampOf(path string) stamp {
-	info, err := os.Stat(path)
-	if err != nil {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
 		return stamp{}
 	}
-	return stamp{info.Size(), info.ModTime()}
+	return stamp{st.Ino, st.Size, st.Ctim}
 }
 
 // writeList tells the runtime that this node carries pods.
