@@ -1,9 +1,11 @@
 package cni
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -145,5 +147,33 @@ func TestKilledDelIsFinishedByTheNext(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The steps are where a kill is told apart; this one falls anywhere, also within them and within the library.
+func TestKilledAtAnyMoment(t *testing.T) {
+	w, other, before := neighboured(t)
+	conf, err := json.Marshal(w.conf)
+	w.must(err)
+	for i := range 40 {
+		p := w.newPod()
+		verb := "ADD"
+		if i%2 == 1 { // the DEL is what dies
+			w.add(p, nil)
+			verb = "DEL"
+		}
+		cmd := w.command(verb, p, conf)
+		w.must(cmd.Start())
+		time.Sleep(time.Duration(i) * 750 * time.Microsecond) // from before its start to after its end
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if i%4 < 2 {
+			w.ok("DEL", p, nil)
+		} else {
+			w.ok("GC", nil, gcList(other))
+		}
+		if diff := cmp.Diff(before, w.everything()); diff != "" {
+			t.Fatalf("%s killed after %d x 0.75 ms: left behind (+) or lost (-):\n%s", verb, i, diff)
+		}
 	}
 }
