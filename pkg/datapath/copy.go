@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 )
 
 // source is a map whose content moves into another one.
@@ -19,6 +18,8 @@ type source struct {
 	base map[string]value
 	// merged says that the other map has counted too since then.
 	merged bool
+	// digests tell of a flow table what has changed since the last pass.
+	digests *digests
 }
 
 func newSource(m *ebpf.Map) *source { return &source{m: m} }
@@ -31,14 +32,16 @@ func (t *table) fill() error {
 		return t.merge()
 	}
 	for _, s := range t.sources {
-		kind := contentOf(t.name, t.spec)
-		if s.left {
-			if err := t.mergeFrom(s); err != nil {
-				return err
-			}
-			continue
+		var err error
+		switch kind := contentOf(t.name, t.spec); {
+		case s.left:
+			err = t.mergeFrom(s)
+		case kind == flows:
+			err = t.mirrorFlows(s)
+		default:
+			err = t.mirror(s, kind)
 		}
-		if err := t.mirror(s, kind); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -49,9 +52,6 @@ func (t *table) fill() error {
 func (t *table) mirror(s *source, kind content) error {
 	s.base = make(map[string]value)
 	err := each(s.m, func(key []byte, v value) error {
-		if kind == flows && gone(t.name, v[0]) {
-			return nil
-		}
 		if kind.counts() {
 			s.base[string(key)] = v.clone()
 		}
@@ -76,15 +76,7 @@ func (t *table) write(key []byte, v value) error {
 	if isArray(t.m) && have == nil && v.zero() {
 		return nil
 	}
-	err = put(t.m, key, want, ebpf.UpdateAny)
-	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("map %s: its capacity of %d entries does not hold what is in it now: %w; "+
-			"choose a larger one or wait until there are fewer", t.name, t.m.MaxEntries(), ErrLayout)
-	}
-	if err != nil {
-		return fmt.Errorf("copy into map %s: %w", t.name, err)
-	}
-	return nil
+	return t.writeError(put(t.m, key, want, ebpf.UpdateAny))
 }
 
 // prune deletes from m what is not in the map that it mirrors.
@@ -92,23 +84,10 @@ func prune(m, truth *ebpf.Map) error {
 	if isArray(m) {
 		return nil
 	}
-	var extra [][]byte
-	err := each(m, func(key []byte, _ value) error {
+	return pruneIf(m, func(key []byte) (bool, error) {
 		v, err := lookup(truth, key)
-		if v == nil && err == nil {
-			extra = append(extra, append([]byte(nil), key...))
-		}
-		return err
+		return v == nil && err == nil, err
 	})
-	if err != nil {
-		return err
-	}
-	for _, key := range extra {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", m, err)
-		}
-	}
-	return nil
 }
 
 // merge brings what the old programs wrote since the last pass into a map that
@@ -127,11 +106,17 @@ func (t *table) mergeFrom(s *source) error {
 	if s.left && (kind == mirrored || kind == owned) {
 		return nil
 	}
-	next := make(map[string]value)
-	if err := mergeInto(t.m, s.m, t.name, kind, s.base, next); err != nil {
+	m := merging{name: t.name, kind: kind, base: s.base, counted: make(map[string]value)}
+	if kind == flows && !s.left {
+		if s.digests == nil {
+			s.digests = newDigests()
+		}
+		m.digests = s.digests
+	}
+	if err := m.into(t.m, s.m); err != nil {
 		return err
 	}
-	s.base, s.merged = next, true
+	s.base, s.merged = m.counted, true
 	if kind == mirrored || kind == owned {
 		return prune(t.m, s.m)
 	}
@@ -146,36 +131,49 @@ func (t *table) giveBack() error {
 		return nil
 	}
 	s := t.sources[0]
-	base := s.base
+	m := merging{name: t.name, kind: kind, base: s.base}
 	if s.merged {
-		base = nil
+		m.base = nil
 	}
-	return mergeInto(s.m, t.m, t.name, kind, base, nil)
+	return m.into(s.m, t.m)
 }
 
-// mergeInto combines every entry of src with dst's. An entry that is missing is
-// inserted, so that one which a program makes at that moment stays. seen, unless
-// nil, gets the counters of src.
-func mergeInto(dst, src *ebpf.Map, name string, kind content, base, seen map[string]value) error {
+// merging is one pass over a map whose entries are combined with another's.
+type merging struct {
+	name string
+	kind content
+	base map[string]value
+	// counted, unless nil, gets the counters as they were read.
+	counted map[string]value
+	// digests, unless nil, know which entries need not be looked at again.
+	digests *digests
+}
+
+// into combines every entry of src with dst's. An entry that is missing is
+// inserted, so that one which a program makes at that moment stays.
+func (m merging) into(dst, src *ebpf.Map) error {
 	err := each(src, func(key []byte, v value) error {
-		if seen != nil && kind.counts() {
-			seen[string(key)] = v.clone()
+		if m.counted != nil && m.kind.counts() {
+			m.counted[string(key)] = v.clone()
+		}
+		if m.digests != nil && !m.digests.note(key, v) {
+			return nil
 		}
 		have, err := lookup(dst, key)
 		if err != nil {
 			return err
 		}
 		if have == nil {
-			return insertMissing(dst, name, kind, key, v)
+			return insertMissing(dst, m.name, m.kind, key, v)
 		}
-		want := combine(name, kind, have, v, base[string(key)])
+		want := combine(m.name, m.kind, have, v, m.base[string(key)])
 		if have.equal(want) {
 			return nil
 		}
 		return ignore(put(dst, key, want, updateFlag(dst)), ebpf.ErrKeyNotExist)
 	})
 	if err != nil {
-		return fmt.Errorf("merge into map %s: %w", name, err)
+		return fmt.Errorf("merge into map %s: %w", m.name, err)
 	}
 	return nil
 }

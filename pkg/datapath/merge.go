@@ -3,6 +3,7 @@ package datapath
 import (
 	"encoding/binary"
 	"slices"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -155,12 +156,14 @@ func later(a, b uint32) uint32 {
 	return a
 }
 
-// gone says that a flow's entry is being removed.
+// gone says that a flow's entry is being removed. It is asked of every entry of
+// the large tables, so it looks at the stamp alone.
 func gone(name string, v []byte) bool {
+	at := unsafe.Offsetof(snat.Value{}.LastSeen)
 	if name == conntrack.Name {
-		return decode[conntrack.Value](v).LastSeen == 0
+		at = unsafe.Offsetof(conntrack.Value{}.LastSeen)
 	}
-	return decode[snat.Value](v).LastSeen == 0
+	return word(v, int(at)) == 0
 }
 
 // decode reads the fields that this build knows; a layout that grew has more.

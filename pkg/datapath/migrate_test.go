@@ -137,7 +137,7 @@ func TestWhatHappensDuringTheSwitchIsNotLost(t *testing.T) {
 	defer dp.Close()
 	want := map[uint16]snat.Value{
 		1: {LastSeen: 1500, State: snat.SYN}, 2: {LastSeen: 3000, State: snat.SYN | snat.ACK}, 3: {LastSeen: 1000, State: snat.SYN | snat.FIN},
-		4: {LastSeen: 4000, State: snat.SYN | snat.FIN}, 5000: {LastSeen: 2000, State: snat.SYN}, 6000: {LastSeen: 2500, State: snat.SYN},
+		4: {LastSeen: 4000, State: snat.FIN}, 5000: {LastSeen: 2000, State: snat.SYN}, 6000: {LastSeen: 2500, State: snat.SYN},
 	}
 	for port, w := range want {
 		raw, err := lookup(dp.Maps.Snat.Map, encode(make([]byte, 40), flowKey(port)))

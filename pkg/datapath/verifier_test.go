@@ -15,7 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-var update = flag.Bool("update", false, "write the instruction counts of now into testdata/verifier.txt")
+var update = flag.Bool("update", false, "write bounds above the instruction counts of now into testdata/verifier.txt")
 
 // configurations are all that differ for the verifier: what turns code off.
 func configurations() map[string]config.NodeConfig {
@@ -27,9 +27,9 @@ func configurations() map[string]config.NodeConfig {
 	return map[string]config.NodeConfig{"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow}
 }
 
-// slack is how much more work a change may give the verifier before somebody
-// must look: in percent.
-const slack = 10
+// headroom is how much more work than now the bounds that -update writes leave:
+// what exceeds them was not a small change.
+func headroom(instructions int) int { return (instructions*5/4/100 + 1) * 100 }
 
 // TestVerifier loads every configuration and compares how many instructions the
 // verifier walked through with the bounds in testdata/verifier.txt. Other kernels
@@ -54,8 +54,8 @@ func TestVerifier(t *testing.T) {
 			t.Errorf("%s: the verifier counts %d instructions", what, n)
 		case !ok:
 			t.Errorf("%s: no bound in %s (go test ./pkg/datapath -run TestVerifier -update)", what, path)
-		case kernel == majorMinor() && n > bound+bound*slack/100:
-			t.Errorf("%s: %d instructions, %d when last written down", what, n, bound)
+		case kernel == majorMinor() && n > bound:
+			t.Errorf("%s: %d instructions, the bound in %s is %d", what, n, path, bound)
 		}
 	}
 	for what := range bounds {
@@ -94,7 +94,7 @@ func writeBounds(t *testing.T, path string, counts map[string]int) {
 	t.Helper()
 	var lines []string
 	for what, n := range counts {
-		lines = append(lines, fmt.Sprintf("%s %d\n", what, n))
+		lines = append(lines, fmt.Sprintf("%s %d\n", what, headroom(n)))
 	}
 	slices.Sort(lines)
 	check(t, os.MkdirAll(filepath.Dir(path), 0o755))
