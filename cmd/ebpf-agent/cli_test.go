@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
+)
+
+// comparePrefixes: netip types compare by value.
+var comparePrefixes = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+
+// called is what a command line came to.
+type called struct {
+	status         int
+	stdout, stderr string
+	config         *agent.Config
+	cleaned        *agent.Directories
+}
+
+// call runs a command line in a world with these variables and a nodes file at
+// $NODES; agents and cleanups end with result.
+func call(t *testing.T, result error, variables map[string]string, args ...string) called {
+	t.Helper()
+	nodes := filepath.Join(t.TempDir(), "nodes.yaml")
+	if err := os.WriteFile(nodes, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var c called
+	var stdout, stderr bytes.Buffer
+	e := env{
+		stdout: &stdout, stderr: &stderr,
+		lookup:     func(name string) (string, bool) { v, ok := variables[name]; return v, ok },
+		hostname:   func() (string, error) { return "Host-Name", nil },
+		executable: func() (string, error) { return "/image/ebpf-agent", nil },
+		run: func(_ context.Context, cfg agent.Config) error {
+			c.config = &cfg
+			return result
+		},
+		cleanup: func(_ context.Context, d agent.Directories, _ *slog.Logger) error {
+			c.cleaned = &d
+			return result
+		},
+	}
+	for _, a := range args {
+		e.args = append(e.args, strings.ReplaceAll(a, "$NODES", nodes))
+	}
+	c.status = run(t.Context(), e)
+	c.stdout, c.stderr = stdout.String(), stderr.String()
+	return c
+}
+
+func TestDefaults(t *testing.T) {
+	c := call(t, nil, nil, "--nodes-file=$NODES")
+	if c.status != 0 || c.config == nil {
+		t.Fatalf("status %d: %s", c.status, c.stderr)
+	}
+	got := *c.config
+	if !strings.HasSuffix(got.NodesFile, "nodes.yaml") || got.Log == nil {
+		t.Errorf("nodes file %q, log %v", got.NodesFile, got.Log)
+	}
+	got.NodesFile, got.Log = "", nil
+	want := agent.Config{
+		Directories: agent.Directories{
+			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
+			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
+		},
+		Node: "host-name", Masquerade: true, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
+		LogLevel: "info", Version: version,
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+		t.Errorf("config -want +got:\n%s", diff)
+	}
+}
+
+func TestFlagsReachTheConfig(t *testing.T) {
+	c := call(t, nil, nil, "--nodes-file=$NODES", "--node-name", "n1", "--masquerade=false", "--masquerade-ipv6=false",
+		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
+		"--routing-mode=direct", "--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--vxlan-port=4789", "--vxlan-vni=7",
+		"--vxlan-udp-checksum=false", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
+		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json")
+	if c.status != 0 {
+		t.Fatalf("status %d: %s", c.status, c.stderr)
+	}
+	got := *c.config
+	got.NodesFile, got.Log = "", nil
+	prefixes := func(texts ...string) (out []netip.Prefix) {
+		for _, s := range texts {
+			out = append(out, netip.MustParsePrefix(s))
+		}
+		return out
+	}
+	want := agent.Config{
+		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
+		Node:        "n1", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Service: prefixes("10.96.0.0/12", "fd00::/108"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
+		Quarantine: 5 * time.Minute, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
+		LogLevel: "debug", Version: version,
+	}
+	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
+		t.Errorf("config -want +got:\n%s", diff)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, tt := range []struct{ arg, says string }{
+		{"--node-name=", "name of a Node"}, {"--node-name=a b", "name of a Node"},
+		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
+		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
+		{"--routing-mode=vxlan", "later version"}, {"--routing-mode=auto", "later version"}, {"--routing-mode=bgp", "takes direct"},
+		{"--kube-proxy=on", "later version"}, {"--kube-proxy=maybe", "auto or off"},
+		{"--portmap=on", "later version"}, {"--portmap=1", "auto or off"},
+		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=2", "true or false"}, {"--vxlan-udp-checksum=x", "true or false"},
+		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "no prefix"},
+		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
+		{"--snat-ports=0-5", "LOW-HIGH"}, {"--snat-ports=9-5", "LOW-HIGH"}, {"--snat-ports=5", "LOW-HIGH"}, {"--snat-ports=1-70000", "LOW-HIGH"},
+		{"--snat-entries=0", "a number"}, {"--snat-entries=x", "a number"}, {"--snat-entries=99999999", "a number"},
+		{"--address-quarantine=-1s", "a duration"}, {"--address-quarantine=60", "a duration"},
+		{"--mtu=5", "576"}, {"--mtu=70000", "65535"}, {"--mtu=-1", "576"},
+		{"--attach=xdp", "auto, tcx or clsact"},
+		{"--mark=0", "one bit"}, {"--mark=3", "one bit"}, {"--mark=0x4000", "kube-proxy"}, {"--mark=0x100000000", "one bit"},
+		{"--vxlan-port=0", "65535"}, {"--vxlan-vni=16777216", "16777215"},
+		{"--listen=9965", "HOST:PORT"}, {"--listen=host.example:1", "HOST:PORT"}, {"--metrics-listen=:99999", "HOST:PORT"},
+		{"--bpffs=relative", "absolute path"}, {"--state-dir=", "absolute path"}, {"--cni-conf-dir=x", "absolute path"}, {"--cni-bin-dir=x", "absolute path"},
+		{"--proc-sys=/nowhere", "no such file"}, {"--proc-sys=/proc/version", "a directory"},
+		{"--log-level=loud", "debug, info, warn or error"}, {"--log-format=xml", "text or json"},
+	} {
+		t.Run(tt.arg, func(t *testing.T) {
+			name, _, _ := strings.Cut(tt.arg, "=")
+			args := []string{tt.arg}
+			if name != "--nodes-file" {
+				args = append(args, "--nodes-file=$NODES")
+			}
+			c := call(t, nil, nil, args...)
+			if c.status != 2 || c.config != nil {
+				t.Fatalf("status %d, want 2; started: %v; %s", c.status, c.config != nil, c.stderr)
+			}
+			if strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, name+" ") || !strings.Contains(c.stderr, "takes ") || !strings.Contains(c.stderr, tt.says) {
+				t.Errorf("not one line with the flag, what it takes and %q: %q", tt.says, c.stderr)
+			}
+		})
+	}
+}
+
+func TestUnknown(t *testing.T) {
+	for _, args := range [][]string{{"--nonsense"}, {"--mtu"}, {"nonsense"}, {"cleanup", "--mtu=1"}, {"cleanup", "all"}} {
+		c := call(t, nil, nil, args...)
+		if c.status != 2 || strings.Count(c.stderr, "\n") != 1 || c.config != nil || c.cleaned != nil {
+			t.Errorf("%q: status %d, %q", args, c.status, c.stderr)
+		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	vars := map[string]string{"EBPF_AGENT_MTU": "1300", "EBPF_AGENT_SERVICE_CIDR": "10.96.0.0/12,10.97.0.0/16", "NODE_NAME": "from-pod", "EBPF_AGENT_ATTACH": ""}
+	c := call(t, nil, vars, "--nodes-file=$NODES")
+	if c.status != 0 || c.config.MTU != 1300 || len(c.config.Service) != 2 || c.config.Node != "from-pod" || c.config.Attach != agent.AttachAuto {
+		t.Errorf("status %d, config %+v, %s", c.status, c.config, c.stderr)
+	}
+	vars["EBPF_AGENT_NODE_NAME"] = "from-variable"
+	if c := call(t, nil, vars, "--nodes-file=$NODES", "--mtu=1200"); c.config == nil || c.config.MTU != 1200 || c.config.Node != "from-variable" {
+		t.Errorf("config %+v, %s", c.config, c.stderr)
+	}
+	vars["EBPF_AGENT_MTU"] = "huge"
+	c = call(t, nil, vars, "--nodes-file=$NODES")
+	if c.status != 2 || !strings.Contains(c.stderr, "--mtu") || !strings.Contains(c.stderr, "EBPF_AGENT_MTU") {
+		t.Errorf("status %d: %q", c.status, c.stderr)
+	}
+	c = call(t, nil, map[string]string{"EBPF_AGENT_CNI_BIN_DIR": ""}, "--nodes-file=$NODES")
+	if c.status != 0 || c.config.Bin != "" {
+		t.Errorf("an empty EBPF_AGENT_CNI_BIN_DIR: status %d, %+v", c.status, c.config)
+	}
+}
+
+func TestEveryFlagHasItsVariable(t *testing.T) {
+	for _, f := range flags() {
+		c := call(t, nil, map[string]string{variable(f.name): "\x01bad"}, "--nodes-file=$NODES")
+		if f.name == "nodes-file" { // given as a flag, which wins
+			if c.status != 0 {
+				t.Errorf("--nodes-file is overruled by its variable: %s", c.stderr)
+			}
+			continue
+		}
+		if c.status != 2 || !strings.Contains(c.stderr, "--"+f.name+" ") {
+			t.Errorf("%s is not read: status %d, %q", variable(f.name), c.status, c.stderr)
+		}
+	}
+}
+
+func TestWithoutAnySource(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	c := call(t, nil, nil)
+	if c.status != 2 || !strings.Contains(c.stderr, "--kubeconfig") || !strings.Contains(c.stderr, "--nodes-file") {
+		t.Errorf("status %d: %q", c.status, c.stderr)
+	}
+	bad := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(bad, []byte("{{{\nnonsense"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c := call(t, nil, nil, "--kubeconfig="+bad); c.status != 2 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "--kubeconfig") {
+		t.Errorf("status %d: %q", c.status, c.stderr)
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	c := call(t, nil, nil, "--help")
+	if c.status != 0 || c.stderr != "" {
+		t.Fatalf("status %d: %q", c.status, c.stderr)
+	}
+	for _, f := range flags() {
+		if !regexp.MustCompile(`(?m)^ +--` + f.name + `[ \[]`).MatchString(c.stdout) {
+			t.Errorf("--%s is not in the help", f.name)
+		}
+	}
+	if c := call(t, nil, nil, "--version"); c.status != 0 || !strings.Contains(c.stdout, version) {
+		t.Errorf("status %d: %q", c.status, c.stdout)
+	}
+	c = call(t, nil, nil, "cleanup", "--help")
+	if c.status != 0 || !strings.Contains(c.stdout, "--state-dir") || strings.Contains(c.stdout, "--mtu") {
+		t.Errorf("status %d: %s", c.status, c.stdout)
+	}
+}
+
+func TestCleanup(t *testing.T) {
+	c := call(t, nil, map[string]string{"EBPF_AGENT_STATE_DIR": "/s"}, "cleanup", "--bpffs=/b", "--cni-bin-dir=/bin")
+	want := agent.Directories{BPFFS: "/b", State: "/s", Conf: "/etc/cni/net.d", Bin: "/bin", ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni"}
+	if c.status != 0 || c.cleaned == nil || *c.cleaned != want {
+		t.Errorf("status %d, %+v, %s", c.status, c.cleaned, c.stderr)
+	}
+}
+
+func TestFailureIsStatusOne(t *testing.T) {
+	for _, args := range [][]string{{"--nodes-file=$NODES"}, {"cleanup"}} {
+		c := call(t, errors.New("load programs: no"), nil, args...)
+		if c.status != 1 || !strings.Contains(c.stderr, "ebpf-agent: load programs: no\n") {
+			t.Errorf("%q: status %d, %q", args, c.status, c.stderr)
+		}
+	}
+}
+
+func TestFlagNamesAreUnique(t *testing.T) {
+	var names []string
+	for _, f := range flags() {
+		names = append(names, f.name)
+	}
+	slices.Sort(names)
+	if len(slices.Compact(slices.Clone(names))) != len(names) {
+		t.Errorf("a flag stands twice: %v", names)
+	}
+}
