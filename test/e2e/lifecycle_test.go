@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -108,8 +109,26 @@ func TestHundredPodsLeaveNothing(t *testing.T) {
 	}
 }
 
+// On a machine whose kernel is busy making and ending other network namespaces, as a node with many pods is.
 func TestFirstPacketOfAPodArrives(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 1})
+	ctx, stop := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	for range 2 {
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				other, err := lab.New(ctx, lab.Options{Nodes: 4})
+				if err == nil {
+					err = other.Close()
+				}
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	defer busy.Wait()
+	defer stop()
 	for i := range 20 {
 		pod := addPod(t, l.Nodes[0], fmt.Sprintf("p%d", i))
 		if _, err := pod.Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{}); err != nil {

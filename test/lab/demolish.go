@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// demolish ends everything that a lab has on this machine, from names alone, so that it serves the lab's own Close as
-// well as the sweep after an owner that was killed. It may be repeated.
+// demolish ends everything that a lab has on this machine but its files, from names alone, so that it serves the lab's
+// own Close as well as the sweep after an owner that was killed. It may be repeated.
 func demolish(id string) error {
 	dir := filepath.Join(registryDir, id)
 	names, err := namespacesOf(id)
@@ -37,10 +37,13 @@ func demolish(id string) error {
 			failed = append(failed, fmt.Errorf("unmount %s: %w", mount, err))
 		}
 	}
-	if err := errors.Join(failed...); err != nil {
-		return err // a directory with something still mounted in it must not be removed recursively
-	}
-	if err := os.RemoveAll(dir); err != nil {
+	return errors.Join(failed...)
+}
+
+// removeFiles removes the directory of a lab that has been demolished: nothing may be mounted in it. The registry must be
+// locked, or a sweep would find the directory with its lock gone already, and take it for an orphan's.
+func removeFiles(id string) error {
+	if err := os.RemoveAll(filepath.Join(registryDir, id)); err != nil {
 		return fmt.Errorf("remove the lab's directory: %w", err)
 	}
 	return nil

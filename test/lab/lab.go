@@ -247,8 +247,15 @@ func (l *Lab) Close() error {
 		failed = append(failed, node.endAgent())
 	}
 	l.release()
-	failed = append(failed, demolish(l.ID), l.lock.Close())
-	return errors.Join(failed...)
+	if err := demolish(l.ID); err != nil {
+		return errors.Join(append(failed, err, l.lock.Close())...)
+	}
+	guard, err := lockRegistry()
+	if err == nil {
+		err = removeFiles(l.ID)
+		guard.Close()
+	}
+	return errors.Join(append(failed, err, l.lock.Close())...)
 }
 
 // Keep lets the lab run on after this process has ended; `make clean` ends it. Servers of this process end with it.

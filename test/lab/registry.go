@@ -145,7 +145,10 @@ func sweepOne(id string, kept bool) (bool, error) {
 		return false, err
 	}
 	defer lock.Close()
-	return true, demolish(id)
+	if err := demolish(id); err != nil {
+		return true, err
+	}
+	return true, removeFiles(id)
 }
 
 // namespacesOf lists the named namespaces of one lab.

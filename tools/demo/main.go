@@ -97,5 +97,5 @@ func kernelRelease() (string, error) {
 // wantColour is true for a terminal, unless its user has asked for none.
 func wantColour(file *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" //nolint:misspell // a convention's name
+	return err == nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
