@@ -14,20 +14,28 @@ static long collect_forward(void *map, const struct tuple *key, struct snat_entr
 	struct tuple out = *key;
 	struct tuple world = nat_reverse_key(&out, &forward->to_address, forward->to_port);
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &world);
-	__u64 seen = forward->last_seen, latest = seen;
+	__u64 seen = forward->last_seen, latest = seen, answered = 0;
 	__u32 ifindex = forward->ifindex;
 	__u8 in = 0;
 
 	args->scanned++;
 	if (reverse && nat_names(reverse, &out, ifindex)) {
 		in = reverse->state;
-		if ((__s64)(reverse->last_seen - latest) > 0)
-			latest = reverse->last_seen;
+		answered = reverse->last_seen;
+		if ((__s64)(answered - seen) > 0)
+			latest = answered;
 	}
 	if (!collect_orphan(ifindex) && !collect_expired(args, out.proto, forward->state, in, latest))
 		return 0;
 	if (!flow_claim(&forward->last_seen, seen))
 		return 0;
+	if (answered && reverse) {
+		if (!flow_claim(&reverse->last_seen, answered)) {
+			forward->last_seen = reverse->last_seen; /* answered just now: it stays */
+			return 0;
+		}
+		bpf_map_delete_elem(&snat_reverse, &world);
+	}
 	nat_remove(&out, forward);
 	args->deleted++;
 	return 0;
@@ -42,14 +50,14 @@ static long collect_reverse(void *map, const struct tuple *key, struct snat_entr
 	__u64 seen = reverse->last_seen;
 	__u32 ifindex = reverse->ifindex;
 
-	if (forward && forward->ifindex == ifindex && forward->to_port == world.sport)
+	if (forward && nat_leads_to(forward, &world, ifindex))
 		return 0;
 	if (!collect_orphan(ifindex) && !collect_expired(args, world.proto, 0, reverse->state, seen))
 		return 0;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return 0;
 	bpf_map_delete_elem(&snat_reverse, &world);
-	flow_count(USAGE_SNAT, -1);
+	flow_uncount(USAGE_SNAT);
 	collect_count_owner(ifindex, true);
 	args->deleted++;
 	return 0;
@@ -67,7 +75,7 @@ static long collect_conntrack(void *map, const struct tuple *key, struct conntra
 	if (!flow_claim(&e->last_seen, seen))
 		return 0;
 	bpf_map_delete_elem(&conntrack, &replies);
-	flow_count(USAGE_CONNTRACK, -1);
+	flow_uncount(USAGE_CONNTRACK);
 	collect_count_owner(ifindex, false);
 	args->deleted++;
 	return 0;

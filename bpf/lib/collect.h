@@ -37,9 +37,8 @@ EC_INLINE void collect_count_owner(__u32 ifindex, bool snat_table)
 {
 	struct device *dev = flow_owner(ifindex);
 
-	if (!dev)
-		return;
-	__sync_fetch_and_sub(snat_table ? &dev->snat_flows : &dev->conntrack_flows, 1);
+	if (dev)
+		flow_uncount_held(snat_table ? &dev->snat_flows : &dev->conntrack_flows);
 }
 
 #endif

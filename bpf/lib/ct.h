@@ -11,7 +11,7 @@ EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 	if (!flow_claim(&e->last_seen, e->last_seen))
 		return;
 	bpf_map_delete_elem(&conntrack, replies);
-	flow_count(USAGE_CONNTRACK, -1);
+	flow_uncount(USAGE_CONNTRACK);
 }
 
 /* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
@@ -41,12 +41,12 @@ EC_INLINE void ct_note_from_pod(struct conntrack_entry *e, const struct pkt *pkt
 		e->from_pod = bits;
 }
 
-/* Notes a packet that the world sends; a SYN opens the entry anew once it is closed. */
+/* Notes a packet that the world sends; a SYN may open the connection anew. */
 EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *pkt)
 {
 	__u8 bits;
 
-	if (flow_is_opening(pkt) && ((e->from_world | e->from_pod) & (FLOW_FIN | FLOW_RESET))) {
+	if (flow_is_opening(pkt) && flow_opens_anew(e->from_world, e->from_pod)) {
 		e->from_world = 0;
 		e->from_pod = 0;
 	}
@@ -87,7 +87,7 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 		return 0;
 	if (ret)
 		return -DROP_CONNTRACK_FULL;
-	flow_count(USAGE_CONNTRACK, 1);
+	flow_count(USAGE_CONNTRACK);
 	__sync_fetch_and_add(&dev->conntrack_flows, 1);
 	return 0;
 }

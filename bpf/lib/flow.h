@@ -92,6 +92,12 @@ EC_INLINE bool flow_reset_valid(const struct pkt *pkt, __u8 state, __u32 seq_end
 	return (__s32)(pkt->seq - peer_ack) >= 0 && (__s32)(pkt->seq - seq_end) <= 0;
 }
 
+/* Whether a SYN starts from nothing: the last connection is closed, or was never answered. */
+EC_INLINE bool flow_opens_anew(__u8 own, __u8 peer)
+{
+	return !peer || ((own | peer) & (FLOW_FIN | FLOW_RESET));
+}
+
 /* Seconds that an idle flow lives: out is the opener's direction, in the other. */
 EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 {
@@ -103,7 +109,8 @@ EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 		return 10;
 	if ((out | in) & FLOW_FIN)
 		return 3600;
-	if ((out & FLOW_ACK) && in)
+	/* A reset alone is no answer: a scan would fill the table for a day. */
+	if ((out & FLOW_ACK) && (in & (FLOW_SYN | FLOW_ACK)))
 		return 86400;
 	return 60;
 }
@@ -130,13 +137,32 @@ EC_INLINE int flow_share(__u32 table, __u64 capacity, __u64 held, int full, int 
 	return held < capacity - u->entries ? 0 : -limit;
 }
 
-EC_INLINE void flow_count(__u32 table, __s64 change)
+EC_INLINE void flow_count(__u32 table)
 {
 	struct usage_key key = {.table = table};
 	struct usage *u = bpf_map_lookup_elem(&usage, &key);
 
 	if (u)
-		__sync_fetch_and_add(&u->entries, change);
+		__sync_fetch_and_add(&u->entries, 1);
+}
+
+/*
+ * Takes one off a table's count, or below off a pod's. A count whose record was
+ * lost and made anew stays at 0: wrapped around, it would refuse every flow.
+ */
+EC_INLINE void flow_uncount(__u32 table)
+{
+	struct usage_key key = {.table = table};
+	struct usage *u = bpf_map_lookup_elem(&usage, &key);
+
+	if (u && !__sync_fetch_and_add(&u->entries, -1))
+		__sync_fetch_and_add(&u->entries, 1);
+}
+
+EC_INLINE void flow_uncount_held(__u32 *held)
+{
+	if (!__sync_fetch_and_add(held, -1))
+		__sync_fetch_and_add(held, 1);
 }
 
 EC_INLINE struct device *flow_owner(__u32 ifindex)

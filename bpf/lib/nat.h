@@ -49,6 +49,13 @@ EC_INLINE bool nat_names(const struct snat_entry *reverse, const struct tuple *o
 	       addr_equal(&reverse->to_address, &out->src);
 }
 
+/* Whether a forward half leads to this reverse half's key. */
+EC_INLINE bool nat_leads_to(const struct snat_entry *forward, const struct tuple *world, __u32 ifindex)
+{
+	return forward->ifindex == ifindex && forward->to_port == world->sport &&
+	       addr_equal(&forward->to_address, &world->src);
+}
+
 EC_INLINE bool nat_port_in_range(__be16 port)
 {
 	__u32 p = bpf_ntohs(port);
@@ -89,9 +96,9 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 	if (reverse && nat_names(reverse, out, forward->ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	bpf_map_delete_elem(&snat, out);
-	flow_count(USAGE_SNAT, -1);
+	flow_uncount(USAGE_SNAT);
 	if (dev)
-		__sync_fetch_and_sub(&dev->snat_flows, 1);
+		flow_uncount_held(&dev->snat_flows);
 }
 
 /*
@@ -106,7 +113,7 @@ EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entr
 		.to_port = out->sport,
 		.flags = forward->flags,
 		.ifindex = forward->ifindex,
-		.last_seen = forward->last_seen,
+		.last_seen = bpf_ktime_get_coarse_ns(),
 	};
 	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
 
@@ -133,7 +140,7 @@ EC_CALL int nat_restore_forward(const struct tuple *world, const struct snat_ent
 		.to_port = world->sport,
 		.flags = reverse->flags,
 		.ifindex = reverse->ifindex,
-		.last_seen = reverse->last_seen,
+		.last_seen = bpf_ktime_get_coarse_ns(),
 	};
 
 	return bpf_map_update_elem(&snat, &key, &forward, BPF_NOEXIST);
@@ -186,12 +193,12 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *world)
 	return seen == FLOW_GONE ? NULL : e;
 }
 
-/* A SYN on a closed connection's tuple opens it anew; a valid RST closes it. Both are rare. */
+/* A SYN may open the tuple's connection anew; a valid RST closes it. Both are rare. */
 EC_CALL void nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt)
 {
 	if (!peer)
 		return;
-	if (flow_is_opening(pkt) && ((own->state | peer->state) & (FLOW_FIN | FLOW_RESET))) {
+	if (flow_is_opening(pkt) && flow_opens_anew(own->state, peer->state)) {
 		own->state = 0;
 		peer->state = 0;
 	}
@@ -243,8 +250,10 @@ EC_INLINE int nat_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const s
 	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
 	int ret;
 
+	if (there && nat_names(there, &pkt->tuple, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
+		return NAT_FOUND;
 	if (there)
-		return nat_names(there, &pkt->tuple, owner->ifindex) && there->last_seen ? NAT_FOUND : NAT_IN_USE;
+		return NAT_IN_USE;
 	if (nat_port_has_socket(ctx, &key))
 		return NAT_IN_USE;
 	ret = bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
@@ -255,8 +264,8 @@ EC_INLINE int nat_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const s
 
 /*
  * Inserts the forward half behind a reverse half that was just taken or found.
- * 1: the pair is new; 0: it was there; else a negated drop reason, with a
- * reverse half that was taken gone again.
+ * 1: the pair is new, and the caller's to count; 0: it was there; else a negated
+ * drop reason. A reverse half that was taken in vain is gone again.
  */
 EC_CALL int nat_complete(const struct pkt *pkt, const struct nat_owner *owner, __be16 port, bool taken)
 {
@@ -269,12 +278,16 @@ EC_CALL int nat_complete(const struct pkt *pkt, const struct nat_owner *owner, _
 		.last_seen = bpf_ktime_get_coarse_ns(),
 	};
 	int ret = bpf_map_update_elem(&snat, &pkt->tuple, &forward, BPF_NOEXIST);
+	struct snat_entry *there;
 
 	if (!ret)
 		return taken;
+	/* Another CPU opened the same flow: its pair serves both, and may stand on this very reverse half. */
+	there = bpf_map_lookup_elem(&snat, &pkt->tuple);
+	if (taken && there && nat_leads_to(there, &key, owner->ifindex))
+		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &key);
-	/* Another CPU opened the same flow: its pair serves both. */
 	return ret == -EC_EEXIST ? 0 : -DROP_SNAT_FULL;
 }
 
@@ -331,7 +344,7 @@ EC_CALL int nat_adopt(const struct pkt *pkt, const struct nat_owner *owner)
 	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, pkt->tuple.sport);
 	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
 
-	if (!there || !there->last_seen || !nat_names(there, &pkt->tuple, owner->ifindex))
+	if (!there || !nat_names(there, &pkt->tuple, owner->ifindex) || flow_touch(&there->last_seen) == FLOW_GONE)
 		return -DROP_NO_MAPPING;
 	nat_restore_forward(&key, there);
 	return 0;
@@ -364,7 +377,7 @@ EC_CALL int nat_open(struct __sk_buff *ctx, const struct pkt *pkt, const struct 
 	ret = nat_allocate(ctx, pkt, owner);
 	if (ret <= 0)
 		return ret;
-	flow_count(USAGE_SNAT, 1);
+	flow_count(USAGE_SNAT);
 	if (dev)
 		__sync_fetch_and_add(&dev->snat_flows, 1);
 	count_traffic(owner->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);

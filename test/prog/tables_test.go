@@ -120,14 +120,19 @@ func (b *bed) age(by time.Duration) {
 	b.Helper()
 	for _, m := range []*snat.Map{b.snat, b.reverse} {
 		for k, v := range all(b, m) {
-			v.LastSeen -= uint64(by)
+			v.LastSeen = past(v.LastSeen, by)
 			must(b, m.Put(k, v))
 		}
 	}
 	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
-		v.LastSeen -= uint64(by)
+		v.LastSeen = past(v.LastSeen, by)
 		must(b, b.conntrack.Put(k, v))
 	}
 }
 
 func hostKey(address string) destinations.Key { return destinations.KeyFrom(prefix(address + "/32")) }
+
+// past moves a time stamp back, but not to before the machine's start.
+func past(stamp uint64, by time.Duration) uint64 {
+	return max(stamp, uint64(by)+1) - uint64(by)
+}

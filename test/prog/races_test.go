@@ -1,0 +1,146 @@
+package prog
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// beside runs two functions at the same moment, round after round, each on a thread of its own in the node's namespace.
+// between runs alone after each round.
+func (b *bed) beside(rounds int, one, two func(round int) error, between func(round int)) {
+	b.Helper()
+	ns, err := os.Open("/proc/thread-self/ns/net")
+	must(b, err)
+	defer ns.Close()
+	done := make(chan error)
+	var arrived atomic.Int64
+	worker := func(start <-chan int, f func(int) error) {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+		for round := range start {
+			// The two spin until both are here, so that they start within nanoseconds.
+			for arrived.Add(1); arrived.Load() < int64(2*round+2); {
+			}
+			if err == nil {
+				err = f(round)
+			}
+			done <- err
+		}
+	}
+	starts := []chan int{make(chan int), make(chan int)}
+	for i, f := range []func(int) error{one, two} {
+		go worker(starts[i], f)
+		defer close(starts[i])
+	}
+	for round := range rounds {
+		starts[0] <- round
+		starts[1] <- round
+		must(b, errors.Join(<-done, <-done))
+		between(round)
+	}
+}
+
+// send runs a frame through a program without looking at anything but the action; for threads beside the test's own.
+func (b *bed) send(d wire.Direction, ifindex int, frame []byte) (uint32, error) {
+	var in skb
+	in.set(skbIfindex, uint32(ifindex))
+	return b.programs[d].Run(&ebpf.RunOptions{Data: frame, Context: in[:]})
+}
+
+const rounds = 5000
+
+// Two CPUs meet the first packets of one flow at once, as with the two questions of a name lookup: one pair comes of it,
+// whole, and is counted once.
+func TestRaceOpeningOneFlow(t *testing.T) {
+	b := newBed(t, withTables(4*rounds, 64))
+	l := b.pods[podA]
+	for name, sport := range map[string]uint16{"port kept": 50000, "port chosen": 1000} {
+		frames := make([][]byte, rounds)
+		for i := range frames {
+			frames[i] = udp(podA, sport+uint16(i), world, 53).bytes(t)
+		}
+		open := func(round int) error {
+			_, err := b.send(wire.FromPod, l.index, frames[round])
+			return err
+		}
+		b.beside(rounds, open, open, func(int) {})
+		for i := range frames {
+			b.pair(tuple(wire.UDP, podA, sport+uint16(i), world, 53))
+		}
+		b.count(rounds, 0)
+		if t.Failed() {
+			t.Fatal(name)
+		}
+		b.sweep(usage.Snat, time.Hour, false)
+		b.empty()
+	}
+}
+
+// A packet renews a flow in the moment in which it is collected: a packet that was let through has kept the flow.
+func TestRaceCollectingUsedFlow(t *testing.T) {
+	for name, c := range map[string]struct {
+		d     wire.Direction
+		frame func(b *bed) ([]byte, int)
+	}{
+		"by the pod": {wire.FromPod, func(b *bed) ([]byte, int) {
+			return tcp(podA, 50000, world, 80, ack).bytes(b), b.pods[podA].index
+		}},
+		"by the world": {wire.FromUplink, func(b *bed) ([]byte, int) {
+			p := tcp(world, 80, nodeIP, 50000, ack)
+			p.macTo = b.uplink.mac
+			return p.bytes(b), b.uplink.index
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, withTables(32, 32))
+			frame, ifindex := c.frame(b)
+			out := tuple(wire.TCP, podA, 50000, world, 80)
+			kept, gone := 0, 0
+			var passed bool
+			b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
+			b.age(2 * time.Minute)
+			use := func(int) error {
+				action, err := b.send(c.d, ifindex, frame)
+				passed = action == actRedirect
+				return err
+			}
+			sweep := func(int) error {
+				args := collectArgs{Now: now(b), Table: usage.Snat}
+				_, err := b.collect.Run(&ebpf.RunOptions{Context: args})
+				return err
+			}
+			b.beside(rounds/2, use, sweep, func(int) {
+				_, err := b.snat.Get(out)
+				if held := err == nil; held != passed {
+					t.Errorf("packet passed: %v, flow held: %v", passed, held)
+				}
+				if err == nil {
+					b.pair(out)
+					kept++
+				} else {
+					gone++
+					b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
+				}
+				b.age(2 * time.Minute)
+				if t.Failed() {
+					t.FailNow()
+				}
+			})
+			b.count(1, 0)
+			if kept == 0 || gone == 0 {
+				t.Errorf("no race: %d flows kept, %d gone", kept, gone)
+			}
+		})
+	}
+}
