@@ -49,6 +49,9 @@ func (d *demo) run(ctx context.Context) int {
 	d.line("%s %s", d.paint(bold, "ebpf-cni"), d.paint(dim, "three nodes and a host outside, on Linux "+release))
 
 	err = d.show(ctx)
+	if interrupted(ctx) {
+		err = errors.New("interrupted")
+	}
 	if err != nil {
 		d.failed = max(d.failed, 1)
 		d.line("\n%s", d.paint(red, err.Error()))
@@ -63,6 +66,9 @@ func (d *demo) run(ctx context.Context) int {
 	d.line("\n%s in %s", d.paint(green, "all of it held"), seconds(time.Since(started)))
 	return 0
 }
+
+// interrupted tells a signal from the end of the time limit.
+func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
 // show is the demo itself. An error is what makes going on senseless; what merely did not hold is counted.
 func (d *demo) show(ctx context.Context) error {
@@ -308,7 +314,7 @@ var dumps = []string{"endpoints", "devices", "destinations", "uplinks", "snat", 
 
 // leave ends the cluster, or says how to use it.
 func (d *demo) leave(ctx context.Context) {
-	if d.failed > 0 && !errors.Is(context.Cause(ctx), context.Canceled) {
+	if d.failed > 0 && !interrupted(ctx) {
 		d.heading("What the nodes say")
 		d.lab.Diagnose(context.WithoutCancel(ctx), d.env.stdout)
 	}
