@@ -13,7 +13,7 @@ import (
 func isUplinkHook(h attach.Hook) bool { return h == attach.FromUplink || h == attach.ToUplink }
 
 // inspect looks for what can be taken away without a notice and puts it back:
-// pins, attachments, the list, forwarding. It reports whether the whole node
+// pins, attachments, the list, forwarding, the reserved ports. It reports whether the whole node
 // should be looked at.
 func (r *reconciler) inspect(ctx context.Context) bool {
 	restored, err := r.dp.RestorePins()
@@ -24,7 +24,7 @@ func (r *reconciler) inspect(ctx context.Context) bool {
 	for _, l := range r.view.uplinks {
 		errs = append(errs, r.inspectUplink(int(l.Index), l.Name))
 	}
-	errs = append(errs, r.sysctls.holdForwarding(r.view.uplinkNames()))
+	errs = append(errs, r.sysctls.holdForwarding(r.view.uplinkNames()), r.sysctls.holdPorts(r.cfg.SnatLow, r.cfg.SnatHigh))
 	if r.status.isReady() && stampOf(r.listPath()) != r.list {
 		r.log.Warn("network configuration list was changed or removed, writing it again", "file", r.listPath())
 		errs = append(errs, r.writeList())

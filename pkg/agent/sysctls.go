@@ -103,6 +103,15 @@ func (s sysctls) reserve(low, high uint16) error {
 	return nil
 }
 
+// holdPorts reserves the range again when somebody has written another list: a
+// service that applies its own settings does not know of ours.
+func (s sysctls) holdPorts(low, high uint16) error {
+	if have, err := s.Get(reservedPorts); err == nil && have == s.record.Sysctls[reservedPorts].Ours {
+		return nil // as it nearly always is, and cheap to see
+	}
+	return s.reserve(low, high)
+}
+
 // addedBy are the ports that we reserved and nobody before us.
 func addedBy(s setting) ports {
 	ours, err1 := parsePorts(s.Ours)
@@ -150,14 +159,8 @@ func (s sysctls) putBack(name string, v setting) error {
 	return err
 }
 
-// written makes sure that there is something to write: the kernel sees no write
-// of nothing.
-func written(value string) string {
-	if value == "" {
-		return "\n"
-	}
-	return value
-}
+// written is a value as a line: the kernel sees no write of nothing.
+func written(value string) string { return value + "\n" }
 
 // unreserve takes out what we added; what others added since stays.
 func (s sysctls) unreserve(v setting) error {
