@@ -9,21 +9,21 @@
 //
 // The walk of a packet:
 //
-//	      pod                                                      world, other nodes
-//	       |                                                              |
-//	  ec_from_pod                                                  ec_from_uplink
-//	       |                                                              |
-//	  not IPv4: ARP for the gateway is answered                    not for this host: stack
-//	  source not the pod's: drop                                   destination a pod? -----> into the pod
-//	  destination                                                    (the world's flow is recorded)
-//	   +- this node's pod -----> into the pod                      answers a masqueraded flow? -> into the pod
-//	   +- another node's pod --> that node, over the uplink        all else: stack
-//	   +- another node --------> by the kernel's route                    .
-//	   +- this node -----------> stack                                    .
-//	   +- the world ----------> masqueraded, by the route          ec_to_uplink
-//	                                                                 ours (marked): pass
-//	  what the kernel must decide goes to the stack ...............  a pod's, to the world: masquerade
-//	                                                                 the node's, on a pod's port: another port
+//	    pod                                                      world, other nodes
+//	     |                                                              |
+//	ec_from_pod                                                  ec_from_uplink
+//	     |                                                              |
+//	not IPv4: ARP for the gateway is answered                    not for this host: stack
+//	source not the pod's: drop                                   destination a pod? -----> into the pod
+//	destination                                                    (the world's flow is recorded)
+//	 +- this node's pod -----> into the pod                      answers a masqueraded flow? -> into the pod
+//	 +- another node's pod --> that node, over the uplink        all else: stack
+//	 +- another node --------> by the kernel's route                    .
+//	 +- this node -----------> stack                                    .
+//	 +- the world ----------> masqueraded, by the route          ec_to_uplink
+//	                                                               ours (marked): pass
+//	what the kernel must decide goes to the stack ...............  a pod's, to the world: masquerade
+//	                                                               the node's, on a pod's port: another port
 //
 // The objects are committed. To change them: edit the C, then `make generate`.
 package bpf
