@@ -74,8 +74,15 @@ func namespaceThere(e endpoint.Endpoint) bool {
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
+	return inodeOf(info) == e.NetNSInode
+}
+
+func inodeOf(info fs.FileInfo) uint64 {
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return !ok || st.Ino == e.NetNSInode
+	if !ok {
+		return 0
+	}
+	return st.Ino
 }
 
 // findReservations adds addresses that are held for attachments without a state

@@ -15,14 +15,14 @@ import (
 type status struct {
 	log *slog.Logger
 
-	mu        sync.Mutex
-	told      bool   // whether notReady was ever set
-	notReady  string // empty: ready
-	nodes     int
-	problems  map[problem]int
-	pods      []netip.Prefix // all podCIDRs
-	waiting   time.Time // since when Nodes wait to be applied; zero: none do
-	lag       time.Duration
+	mu       sync.Mutex
+	told     bool   // whether notReady was ever set
+	notReady string // empty: ready
+	nodes    int
+	problems map[problem]int
+	pods     []netip.Prefix // all podCIDRs
+	waiting  time.Time      // since when Nodes wait to be applied; zero: none do
+	lag      time.Duration
 }
 
 type problem struct {
