@@ -97,7 +97,6 @@ lint-format:
 
 lint-modules:
 	go mod tidy -diff
-	go -C tools/lint mod tidy -diff
 
 lint-go:
 	go tool -modfile=tools/lint/go.mod golangci-lint run
