@@ -117,7 +117,7 @@ func TestLifeRepairs(t *testing.T) {
 			"the pod's link":            func() error { return d.node.Netlink().LinkSetDown(d.link) },
 			"forwarding":                sysctl("net/ipv4/ip_forward", "0"),
 			"the uplink's forwarding":   sysctl("net/ipv4/conf/"+lab.Uplink+"/forwarding", "0"),
-			"the reserved ports":        sysctl("net/ipv4/ip_local_reserved_ports", ""),
+			"the reserved ports":        sysctl("net/ipv4/ip_local_reserved_ports", "\n"),
 		}
 		if attach == "--attach=tcx" {
 			breaks["a link that is severed"] = func() error { return sever(d.dir.Link("from_uplink", d.uplink(t))) }
