@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -62,7 +63,7 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 	// The reflector reports what goes wrong through its context's logger; it is
 	// told here by the list and watch functions, once and in our own words.
 	ctx = klog.NewContext(ctx, klog.Logger{})
-	s := &store{deliver: deliver, nodes: map[string]Node{}}
+	s := &store{host: a.Config.Host, deliver: deliver, nodes: map[string]Node{}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := client.Nodes().List(ctx, o)
@@ -85,6 +86,7 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 // store is what the reflector writes to. It keeps the few fields that matter
 // and delivers a new state for each change of one of them.
 type store struct {
+	host    string
 	deliver func(Update)
 
 	mu       sync.Mutex
@@ -178,11 +180,16 @@ func (s *store) noteError(what string, err error) {
 		}
 		return
 	}
+	// The request's address is the same but for a random parameter.
+	var request *url.Error
+	if errors.As(err, &request) {
+		err = request.Err
+	}
 	if errors.Is(err, context.Canceled) || err.Error() == s.lastErr {
 		return
 	}
 	s.lastErr = err.Error()
-	s.deliver(Update{Err: fmt.Errorf("%s: %w", what, err), Changed: time.Now()})
+	s.deliver(Update{Err: fmt.Errorf("%s from %s: %w", what, s.host, err), Changed: time.Now()})
 }
 
 // trim keeps of an object only what convert reads.

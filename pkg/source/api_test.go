@@ -3,10 +3,12 @@ package source
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
@@ -230,5 +232,16 @@ func TestLoadConfig(t *testing.T) {
 	must(t, os.WriteFile(path, []byte("nonsense"), 0o600))
 	if _, err := LoadConfig(path); err == nil {
 		t.Error("nonsense was accepted")
+	}
+}
+
+func TestUnreachableIsToldOnce(t *testing.T) {
+	var told []Update
+	s := &store{host: "https://api", deliver: func(u Update) { told = append(told, u) }}
+	for _, timeout := range []string{"6m", "7m"} {
+		s.noteError("list Nodes", &url.Error{Op: "Get", URL: "https://api/?timeout=" + timeout, Err: errors.New("connection refused")})
+	}
+	if len(told) != 1 || told[0].Err.Error() != "list Nodes from https://api: connection refused" {
+		t.Errorf("told %+v", told)
 	}
 }
