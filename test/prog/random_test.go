@@ -1,0 +1,225 @@
+package prog
+
+import (
+	"flag"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+var (
+	packets = flag.Int("packets", 1_000_000, "random packets into each program")
+	seed    = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random packets")
+)
+
+// storm is a node under random packets, with what came of them.
+type storm struct {
+	*bed
+	*generator
+	buffer  []byte
+	out     []byte
+	ctx     skb
+	actions map[wire.Direction]map[uint32]traffic.Value
+}
+
+// Whatever arrives: only known actions, no checksum broken, nothing of a pod's address towards the world, and counters
+// that add up to the packets. All three programs work on the same flows, so that they meet what the others have made.
+func TestRandomPackets(t *testing.T) {
+	t.Logf("repeat with -seed=%d -packets=%d", *seed, *packets)
+	b := newBed(t, withPorts(50000, 50063), withTables(512, 512))
+	s := &storm{
+		bed: b, generator: newGenerator(t, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
+		actions: make(map[wire.Direction]map[uint32]traffic.Value),
+	}
+	before := make(map[wire.Direction]map[string]traffic.Value)
+	directions := []wire.Direction{wire.FromPod, wire.FromUplink, wire.ToUplink}
+	for _, d := range directions {
+		before[d], s.actions[d] = b.counters(d), make(map[uint32]traffic.Value)
+	}
+	for i := range *packets {
+		for _, d := range directions {
+			s.step(d)
+		}
+		if t.Failed() {
+			t.Fatalf("after %d packets into each program", i+1)
+		}
+		if i%500 == 499 { // make room, and end flows under way
+			s.sweep(usage.Snat, time.Duration(s.IntN(300))*time.Second, false)
+			s.sweep(usage.Conntrack, time.Duration(s.IntN(300))*time.Second, false)
+		}
+	}
+	for _, d := range directions {
+		s.addsUp(d, before[d], b.counters(d))
+	}
+	s.tablesAgree()
+}
+
+// step runs one program on one packet.
+func (s *storm) step(d wire.Direction) {
+	l, ifindex := s.uplink, s.uplink.index
+	if d == wire.FromPod {
+		l = s.pods[[]string{podA, podB, podC}[s.IntN(3)]]
+		ifindex = l.index
+	}
+	frame := s.frame(s.buffer, l.mac)
+	s.likely(d, frame, ifindex)
+	s.ctx = skb{}
+	s.ctx.set(skbIfindex, uint32(ifindex))
+	if s.IntN(16) == 0 {
+		s.ctx.set(skbMark, s.Uint32())
+	}
+	if s.IntN(16) == 0 {
+		s.ctx.set(skbGSOSize, uint32(1+s.IntN(2000)))
+	}
+	options := &ebpf.RunOptions{Data: frame, DataOut: s.out, Context: s.ctx[:]}
+	action, err := s.programs[d].Run(options)
+	if err != nil {
+		s.Fatalf("%v: % x: %v", d, frame, err)
+	}
+	n := s.actions[d][action]
+	s.actions[d][action] = traffic.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
+	if err := s.holds(d, frame, options.DataOut, action); err != nil {
+		s.Errorf("%v: %v, mark %#x, GSO %d\n in % x\nout % x",
+			d, err, s.ctx.get(skbMark), s.ctx.get(skbGSOSize), frame, options.DataOut)
+	}
+	if action != actShot && s.IntN(4) == 0 {
+		s.saw(options.DataOut)
+	}
+}
+
+// likely gives most frames an address with which they get further than the first check.
+func (s *storm) likely(d wire.Direction, frame []byte, ifindex int) {
+	if !isIPv4(frame) || s.IntN(4) == 0 {
+		return
+	}
+	pod := []string{podA, podB, podC}[s.IntN(3)]
+	switch d {
+	case wire.FromPod:
+		for pod, l := range s.pods {
+			if l.index == ifindex {
+				put(frame[26:], pod)
+			}
+		}
+	case wire.FromUplink:
+		put(frame[30:], []string{pod, nodeIP, nodeIP}[s.IntN(3)])
+	case wire.ToUplink:
+		put(frame[26:], []string{pod, nodeIP}[s.IntN(2)])
+	}
+}
+
+func put(at []byte, address string) {
+	a := netip.MustParseAddr(address).As4()
+	copy(at, a[:])
+}
+
+// holds says what rule a run has broken.
+func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
+	if action != actRedirect && action != actShot && action != actUnspec {
+		return fmt.Errorf("unknown action %d", int32(action))
+	}
+	if action == actShot || !isIPv4(in) {
+		return nil
+	}
+	if err := sumsKept(in, out); err != nil {
+		return err
+	}
+	leaves := action == actRedirect && d == wire.FromPod || action == actUnspec && d == wire.ToUplink && s.ctx.get(skbMark)&mark == 0
+	if leaves {
+		return s.noPodToWorld(out)
+	}
+	return nil
+}
+
+// noPodToWorld refuses a packet to the world with a pod's address, unless the world has opened its flow.
+func (s *storm) noPodToWorld(out []byte) error {
+	v, err := read(out)
+	if err != nil {
+		return nil // malformed: ec_to_uplink leaves what the stack sends of that kind
+	}
+	if _, ours := s.pods[v.src]; !ours || !isWorld(netip.MustParseAddr(v.dst)) {
+		return nil
+	}
+	key := tuple(v.proto, v.src, v.sport, v.dst, v.dport)
+	if v.later {
+		ports, err := s.fragments.Get(fragments.Key{Src: key.Src, Dst: key.Dst, ID: uint32(v.ip[4])<<8 | uint32(v.ip[5]), Proto: v.proto})
+		if err != nil {
+			return fmt.Errorf("%v: a later fragment of no datagram: %w", v, err)
+		}
+		key.Sport, key.Dport = ports.Sport, ports.Dport
+	} else if inner, err := v.quoted(); err == nil {
+		key = tuple(inner.proto, inner.dst, inner.dport, inner.src, inner.sport)
+	}
+	if _, err := s.conntrack.Get(key); err != nil {
+		return fmt.Errorf("%v left for the world: %w", v, err)
+	}
+	return nil
+}
+
+// cluster is what is not the world, multicast included.
+var cluster = []netip.Prefix{
+	prefix("10.244.1.0/24"), prefix("10.244.2.0/24"), prefix("10.244.3.0/24"), prefix("10.244.4.0/24"), prefix(podC + "/32"),
+	prefix("10.200.0.0/16"), prefix(nodeIP + "/32"), prefix(nodeOtherIP + "/32"), prefix(node2IP + "/32"),
+	prefix("169.254.20.10/32"), prefix("224.0.0.0/3"),
+}
+
+// isWorld says what the node's tables say, in a way of its own.
+func isWorld(a netip.Addr) bool {
+	for _, p := range cluster {
+		if p.Contains(a) {
+			return false
+		}
+	}
+	return true
+}
+
+// addsUp holds the counters against the actions that were returned: every packet once, with its bytes.
+func (s *storm) addsUp(d wire.Direction, before, after map[string]traffic.Value) {
+	want, got := s.actions[d], make(map[uint32]traffic.Value)
+	for name, v := range after {
+		if name == traffic.SnatAllocated.String() || name == traffic.SnatRetried.String() {
+			continue
+		}
+		action, ok := actions[name]
+		if !ok {
+			action = actShot
+		}
+		sum := got[action]
+		sum.Packets += v.Packets - before[name].Packets
+		sum.Bytes += v.Bytes - before[name].Bytes
+		if sum != (traffic.Value{}) {
+			got[action] = sum
+		}
+	}
+	for _, action := range []uint32{actUnspec, actShot, actRedirect} {
+		if got[action] != want[action] {
+			s.Errorf("%v: counters say %+v for action %d, it was returned for %+v", d, got[action], int32(action), want[action])
+		}
+	}
+	for r := drops.Invalid; r < drops.Reasons; r++ {
+		s.Logf("%v: %d drops %v", d, after["drop "+r.String()].Packets-before["drop "+r.String()].Packets, r)
+	}
+	for e := range traffic.Events {
+		s.Logf("%v: %d %v", d, after[e.String()].Packets-before[e.String()].Packets, e)
+	}
+}
+
+// tablesAgree asserts that what is left are whole pairs, rightly counted, and that all of it can be collected.
+func (s *storm) tablesAgree() {
+	forward, tracked := all(s.bed, s.snat), all(s.bed, s.conntrack)
+	for out := range forward {
+		s.pair(out)
+	}
+	s.count(len(forward), len(tracked))
+	s.sweep(usage.Snat, 2*day, false)
+	s.sweep(usage.Conntrack, 2*day, false)
+	s.empty()
+}
