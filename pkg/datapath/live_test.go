@@ -274,7 +274,8 @@ func TestLiveFlowsOutliveAChangeOfLayout(t *testing.T) {
 			if connections.lost.Load() > 0 || connections.opened.Load() == 0 {
 				t.Errorf("connections opened meanwhile: %s", &connections)
 			}
-			if datagrams.lost.Load() > changes || datagrams.opened.Load() == 0 {
+			// Without tcx there is no bridge, and some are lost.
+			if (datagrams.lost.Load() > changes && kernelHasTCX(t)) || datagrams.opened.Load() == 0 {
 				t.Errorf("datagrams that opened a flow meanwhile: %s", &datagrams)
 			}
 		})

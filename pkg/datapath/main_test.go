@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
@@ -29,7 +30,17 @@ func TestMain(m *testing.M) {
 // isolated gives the test a node of its own, which ends with it.
 func isolated(t *testing.T, mode attach.Mode) Options {
 	t.Helper()
+	if mode == attach.TCX && !kernelHasTCX(t) {
+		t.Skip("needs tcx, which Linux 6.6 brought")
+	}
 	return optionsIn(filepath.Join(priv.Isolate(t), "node"), t.TempDir(), mode)
+}
+
+func kernelHasTCX(t *testing.T) bool {
+	t.Helper()
+	version, err := features.LinuxVersionCode()
+	check(t, err)
+	return version >= 6<<16|6<<8
 }
 
 func optionsIn(dir, stateDir string, mode attach.Mode) Options {

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,20 +17,11 @@ import (
 // lacking is a kernel that has everything but what it lacks.
 func lacking(programs []ebpf.ProgramType, helpers []asm.BuiltinFunc, maps []ebpf.MapType, with error) kernel {
 	return kernel{
-		programType: func(t ebpf.ProgramType) error { return if1(contains(programs, t), with) },
-		helper:      func(_ ebpf.ProgramType, h asm.BuiltinFunc) error { return if1(contains(helpers, h), with) },
-		mapType:     func(t ebpf.MapType) error { return if1(contains(maps, t), with) },
+		programType: func(t ebpf.ProgramType) error { return if1(slices.Contains(programs, t), with) },
+		helper:      func(_ ebpf.ProgramType, h asm.BuiltinFunc) error { return if1(slices.Contains(helpers, h), with) },
+		mapType:     func(t ebpf.MapType) error { return if1(slices.Contains(maps, t), with) },
 		release:     func() string { return "5.4.0-test" },
 	}
-}
-
-func contains[T comparable](all []T, one T) bool {
-	for _, a := range all {
-		if a == one {
-			return true
-		}
-	}
-	return false
 }
 
 func if1(cond bool, err error) error {

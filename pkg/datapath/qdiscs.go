@@ -25,19 +25,20 @@ func (q qdiscs) path() string { return filepath.Join(q.stateDir, "qdiscs") }
 
 // attach attaches a program and records the qdisc that this makes. It is
 // recorded beforehand, so that being killed in between leaves none unrecorded.
-func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *ebpf.Program) (attach.Result, error) {
+func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *ebpf.Program) error {
 	if a.Mode == attach.TCX {
-		return a.Attach(ifindex, hook, prog)
+		_, err := a.Attach(ifindex, hook, prog)
+		return err
 	}
 	added, err := q.add(ifindex)
 	if err != nil {
-		return attach.Result{}, err
+		return err
 	}
 	result, err := a.Attach(ifindex, hook, prog)
 	if added && !result.QdiscCreated {
 		err = errors.Join(err, q.drop(ifindex))
 	}
-	return result, err
+	return err
 }
 
 // remove deletes the qdisc of an interface if we made it and nothing is in it.

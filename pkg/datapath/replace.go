@@ -77,7 +77,7 @@ func (l *loader) attach(old attachment) error {
 	if prog == nil {
 		return l.opts.attacher().Detach(old.ifindex, old.hook)
 	}
-	_, err := l.qdiscs.attach(l.opts.attacher(), old.ifindex, old.hook, prog)
+	err := l.qdiscs.attach(l.opts.attacher(), old.ifindex, old.hook, prog)
 	if err != nil && !interfaceExists(old.ifindex) {
 		return l.opts.attacher().Detach(old.ifindex, old.hook)
 	}

@@ -50,8 +50,7 @@ func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 	if ok, err := d.Attached(ifindex, hook); ok && err == nil {
 		return nil
 	}
-	_, err := d.qdiscs.attach(d.opts.attacher(), ifindex, hook, prog)
-	return err
+	return d.qdiscs.attach(d.opts.attacher(), ifindex, hook, prog)
 }
 
 // Detach takes our program off the hook of an interface, and the qdisc with the
