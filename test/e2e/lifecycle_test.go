@@ -137,69 +137,6 @@ func TestFirstPacketOfAPodArrives(t *testing.T) {
 	}
 }
 
-func TestLostDelIsReleased(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 1})
-	node := l.Nodes[0]
-	if err := node.DelPod(t.Context(), addPod(t, node, "first")); err != nil {
-		t.Fatal(err)
-	}
-	before := footprint(t, node)
-	staying := addPod(t, node, "staying")
-	lost := addPod(t, node, "lost")
-	if err := node.LosePod(lost); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, 90*time.Second, "the agent releases the pod whose DEL never came", func() bool {
-		return len(dump(t, node, "endpoints")) == 1
-	})
-	assertReaches(t, staying.Namespace, serve(t, l.Outside), node.Addr())
-	if err := node.DelPod(t.Context(), staying); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(before, footprint(t, node)); diff != "" {
-		t.Errorf("the lost pod left something behind:\n%s", diff)
-	}
-}
-
-func TestReboot(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 1})
-	node := l.Nodes[0]
-	var given []netip.Addr
-	for _, name := range []string{"a", "b", "c"} {
-		given = append(given, addPod(t, node, name).Addr())
-	}
-	if err := node.KillAgent(); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.Reboot(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(node.Conflist()); err != nil {
-		t.Fatalf("the list must be left over for this test: %v", err)
-	}
-	pod, err := node.AddPod(t.Context(), "early", lab.PodOptions{})
-	if err == nil {
-		t.Errorf("ADD before the agent is back: pod with %s, want an error", pod.Addr())
-	}
-	if err := node.StartAgent(); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.WaitReady(within(t, readyLimit)); err != nil {
-		t.Fatal(err)
-	}
-	if rows := dump(t, node, "ipam"); len(rows) != 0 {
-		t.Errorf("addresses of before the reboot are still taken: %v", rows)
-	}
-	for _, address := range given {
-		pod, err := node.AddPod(t.Context(), "after-"+strings.ReplaceAll(address.String(), ".", "-"), lab.PodOptions{IP: address})
-		if err != nil {
-			t.Errorf("an address of before the reboot is not given again: %v", err)
-			continue
-		}
-		assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
-	}
-}
-
 func TestSecondAgentRefuses(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
