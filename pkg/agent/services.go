@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"unsafe"
 
@@ -20,7 +19,7 @@ const (
 )
 
 // findServiceRules says where rules stand that translate Services' addresses;
-// empty: nowhere. It runs no program and loads no kernel module.
+// empty: nowhere. It runs no program.
 func findServiceRules() (string, error) {
 	where, err := findInNftables()
 	if where != "" {
@@ -33,12 +32,12 @@ func findServiceRules() (string, error) {
 // findInNftables lists the chains of nftables, which holds the rules of the
 // newer iptables as well.
 func findInNftables() (string, error) {
-	if _, err := os.Stat("/sys/module/nf_tables"); errors.Is(err, fs.ErrNotExist) {
-		return "", nil // to ask would load it
-	}
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return "", nil // a kernel without nftables
+	}
 	if err != nil {
 		return "", fmt.Errorf("list nftables chains: %w", err)
 	}
