@@ -187,9 +187,10 @@ func routingMode(_ *options, s string, given bool) error {
 	return errTakes
 }
 
-func kubeProxy(_ *options, s string, _ bool) error {
+func kubeProxy(o *options, s string, _ bool) error {
 	switch s {
 	case "auto", "off":
+		o.config.WarnServices = s == "auto"
 		return nil
 	case "on":
 		return errors.New("working beside netfilter's address translation comes in a later version")

@@ -77,7 +77,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", Masquerade: true, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", Masquerade: true, WarnServices: true, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}

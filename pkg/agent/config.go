@@ -71,6 +71,9 @@ type Config struct {
 	SnatEntries uint32
 	// Quarantine is how long a freed pod address rests.
 	Quarantine time.Duration
+	// WarnServices asks for a warning when netfilter translates Services' addresses
+	// on this node.
+	WarnServices bool
 	// MTU of pods; 0: the uplinks'.
 	MTU int
 	// Attach is how programs are attached.

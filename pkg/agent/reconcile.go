@@ -317,7 +317,7 @@ func (r *reconciler) pluginStamps() [2]stamp {
 
 // watchServices warns, once, when something translates addresses beside us.
 func (r *reconciler) watchServices() {
-	if time.Since(r.asked) < askServices {
+	if !r.cfg.WarnServices || time.Since(r.asked) < askServices {
 		return
 	}
 	r.asked = time.Now()
