@@ -1,0 +1,125 @@
+package prog
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// path is one way of a packet through one program.
+type path struct {
+	name    string
+	d       wire.Direction
+	prepare func(b *bed) (packet, link) // the packet and where it is seen, with its flow under way
+	want    string
+	mark    uint32
+	fresh   bool // every packet is a new flow's
+	frame   func(b *bed) []byte
+}
+
+var paths = []path{
+	{name: "from_pod/same_node", d: wire.FromPod, want: "delivered", prepare: func(b *bed) (packet, link) {
+		return udp(podA, 40000, podB, 80), b.pods[podA]
+	}},
+	{name: "from_pod/other_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+		return udp(podA, 40000, remote, 80), b.pods[podA]
+	}},
+	{name: "from_pod/to_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+		return udp(podA, 40000, node2IP, 80), b.pods[podA]
+	}},
+	{name: "from_pod/to_host", d: wire.FromPod, want: "stack", prepare: func(b *bed) (packet, link) {
+		return udp(podA, 40000, nodeIP, 80), b.pods[podA]
+	}},
+	{name: "from_pod/snat_established", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+		b.fromPod(tcp(podA, 40000, world, 80, syn))
+		return tcp(podA, 40000, world, 80, ack), b.pods[podA]
+	}},
+	{name: "from_pod/snat_new", d: wire.FromPod, want: "forwarded", fresh: true, prepare: func(b *bed) (packet, link) {
+		return tcp(podA, 40000, world, 80, syn), b.pods[podA]
+	}},
+	{name: "from_pod/reply_to_world", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+		b.fromUplink(tcp(world, 4000, podA, 80, syn))
+		return tcp(podA, 80, world, 4000, ack), b.pods[podA]
+	}},
+	{name: "from_pod/arp", d: wire.FromPod, want: "answered", prepare: func(b *bed) (packet, link) {
+		return packet{}, b.pods[podA]
+	}, frame: func(b *bed) []byte { return arp(b, 1, b.pods[podA].peer, podA, "169.254.1.1") }},
+	{name: "from_uplink/other_node", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, link) {
+		return udp(remote, 40000, podA, 80), b.uplink
+	}},
+	{name: "from_uplink/snat_reply", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, link) {
+		p := tcp(podA, 40000, world, 80, syn)
+		return answer(b.fromPod(p), p).with(func(p *packet) { p.flags = ack }), b.uplink
+	}},
+	{name: "from_uplink/world_recorded", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, link) {
+		b.fromUplink(tcp(world, 4000, podA, 80, syn))
+		return tcp(world, 4000, podA, 80, ack), b.uplink
+	}},
+	{name: "from_uplink/world_new", d: wire.FromUplink, want: "delivered", fresh: true, prepare: func(b *bed) (packet, link) {
+		return tcp(world, 4000, podA, 80, syn), b.uplink
+	}},
+	{name: "from_uplink/to_host", d: wire.FromUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+		return tcp(world, 4000, nodeIP, 22, ack), b.uplink
+	}},
+	{name: "to_uplink/marked", d: wire.ToUplink, want: "stack", mark: mark, prepare: func(b *bed) (packet, link) {
+		return udp(nodeIP, 50000, world, 80), b.uplink
+	}},
+	{name: "to_uplink/host", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+		return tcp(nodeIP, 40000, world, 80, ack), b.uplink
+	}},
+	{name: "to_uplink/host_in_range", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+		return tcp(nodeIP, 50000, world, 80, ack), b.uplink
+	}},
+	{name: "to_uplink/pod", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+		b.toUplink(tcp(podA, 40000, world, 80, syn))
+		return tcp(podA, 40000, world, 80, ack), b.uplink
+	}},
+	{name: "to_uplink/pod_new", d: wire.ToUplink, want: "stack", fresh: true, prepare: func(b *bed) (packet, link) {
+		return tcp(podA, 40000, world, 80, syn), b.uplink
+	}},
+}
+
+// BenchmarkPath gives the run time of each program per packet on each path, in ns/packet. A run changes its packet, so a
+// small program writes it anew before each and calls ours; what that takes is measured as well and taken off.
+func BenchmarkPath(b *testing.B) {
+	for _, p := range paths {
+		b.Run(p.name, func(b *testing.B) { p.measure(newBed(b, withTables(262144, 262144)), b) })
+	}
+}
+
+func (p path) measure(n *bed, b *testing.B) {
+	what, l := p.prepare(n)
+	what.macTo, what.macFrom = l.mac, l.peer
+	var frame []byte
+	if p.frame != nil {
+		frame = p.frame(n)
+	} else {
+		frame = what.bytes(b)
+	}
+	n.run(p.d, l.index, frame, map[int]uint32{skbMark: p.mark}).is(p.want)
+	ours := n.repeater(n.programs[p.d], frame, p.mark, p.fresh)
+	base := n.repeater(n.nothing(), frame, p.mark, p.fresh)
+	var spent, off time.Duration
+	b.ResetTimer()
+	for left := b.N; left > 0; left -= chunk {
+		some := min(left, chunk)
+		off += n.repeat(base, l, frame, some)
+		spent += n.repeat(ours, l, frame, some)
+		if p.fresh {
+			n.sweep(usage.Snat, 2*day, false)
+			n.sweep(usage.Conntrack, 2*day, false)
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64((spent-off).Nanoseconds())/float64(b.N), "ns/packet")
+	moved := n.counters(p.d)[p.want].Packets
+	if moved < uint64(b.N) {
+		b.Fatalf("%d of %d packets took the path", moved, b.N)
+	}
+}
+
+// chunk is how many packets run between two collections: fewer flows than one pod may hold.
+const chunk = 65536
