@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // module is the root of the module, as seen from this package's directory.
@@ -69,9 +70,11 @@ func build(t *testing.T, edits []edit, added map[string]string, programs ...stri
 	cmd.Dir = root
 	// As `make` has it, or every dependency would be compiled once more.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
+	started := time.Now()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build for a test: %v\n%s", err, out)
 	}
+	t.Logf("built in %v", time.Since(started).Round(time.Millisecond))
 	return dir
 }
 

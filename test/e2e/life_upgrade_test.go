@@ -1,11 +1,16 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -41,24 +46,86 @@ func makeBuilds(t *testing.T) builds {
 }
 
 // upgraded is a cluster of two nodes with 1 000 TCP connections: half of them masqueraded, half across nodes, some in
-// use all the time, and numbered datagrams beside them.
+// use all the time. Beside them datagrams that are counted, and connections that come and go.
 type upgraded struct {
 	*lab.Lab
 	a, far      *lab.Pod
 	world, pods *connections
+	steady      []*steadyFlows
+	streams     []*numbered
+	comers      *comers
 }
 
 func startUpgraded(t *testing.T) *upgraded {
 	t.Helper()
 	u := &upgraded{Lab: startCluster(t, lab.Options{Nodes: 2})}
 	u.a, u.far = addPod(t, u.Nodes[0], "a"), addPod(t, u.Nodes[1], "far")
-	// warm up: flows that are opened before the neighbours are known go by the host's stack for good
-	assertReaches(t, u.a.Namespace, serve(t, u.Outside), u.Nodes[0].Addr())
-	assertReaches(t, u.a.Namespace, serve(t, u.far.Namespace), u.a.Addr())
+	outside, far := serve(t, u.Outside), serve(t, u.far.Namespace)
+	// Opened before the neighbours are known: these go by the host's stack for good.
+	u.steady = append(u.steady, startSteadyFlows(t, u.a.Namespace, outside))
+	eventually(t, changeLimit, "a flow goes by the host's stack", func() bool {
+		return slices.ContainsFunc(dump(t, u.Nodes[0], "snat"), func(row map[string]any) bool { return row["flags"] == "via_stack" })
+	})
+	assertReaches(t, u.a.Namespace, far, u.a.Addr())
+	u.steady = append(u.steady, startSteadyFlows(t, u.a.Namespace, outside, far))
 	const busy, idle = 20, 480
-	u.world = connect(t, u.a.Namespace, serve(t, u.Outside), busy, idle)
-	u.pods = connect(t, u.a.Namespace, serve(t, u.far.Namespace), busy, idle)
+	u.world = connect(t, u.a.Namespace, outside, busy, idle)
+	u.pods = connect(t, u.a.Namespace, far, busy, idle)
+	u.streams = []*numbered{
+		startNumbered(t, "a > far", u.a.Namespace, u.far.Namespace), startNumbered(t, "a > outside", u.a.Namespace, u.Outside),
+	}
+	u.comers = startComers(t, u.a.Namespace, outside)
 	return u
+}
+
+// end ends all traffic; what was lost of it is an error.
+func (u *upgraded) end(t *testing.T) {
+	t.Helper()
+	u.comers.end(t)
+	for _, stream := range u.streams {
+		stream.end(t)
+	}
+	for _, flows := range u.steady {
+		flows.end(t)
+	}
+}
+
+// comers are short connections, one after the other.
+type comers struct {
+	stop   context.CancelFunc
+	done   chan struct{}
+	opened int
+	failed []error
+}
+
+func startComers(t *testing.T, from *lab.Namespace, to netip.AddrPort) *comers {
+	ctx, stop := context.WithCancel(t.Context())
+	c := &comers{stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		// Their ports rest for seconds: not so many that one is hard to find.
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for ; ctx.Err() == nil; c.opened++ {
+			limited, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			if _, err := from.TCP(limited, to); err != nil {
+				c.failed = append(c.failed, err)
+			}
+			cancel()
+			<-tick.C
+		}
+	}()
+	t.Cleanup(func() { stop(); <-c.done })
+	return c
+}
+
+func (c *comers) end(t *testing.T) {
+	t.Helper()
+	c.stop()
+	<-c.done
+	if len(c.failed) > 0 || c.opened < 100 {
+		t.Errorf("of %d new connections %d failed: %v", c.opened, len(c.failed), errors.Join(c.failed...))
+	}
 }
 
 func (u *upgraded) assertAlive(t *testing.T, when string) {
@@ -154,10 +221,6 @@ func TestLifeUpgradeInPlace(t *testing.T) {
 	u := startUpgraded(t)
 	node := u.Nodes[0]
 	u.assertAlive(t, "before")
-	streams := []*numbered{
-		startNumbered(t, "a > far", u.a.Namespace, u.far.Namespace),
-		startNumbered(t, "a > outside", u.a.Namespace, u.Outside),
-	}
 	tag, layout := tagOf(t, node), layoutOf(t, node)
 
 	u.replace(t, made.differing)
@@ -190,7 +253,5 @@ func TestLifeUpgradeInPlace(t *testing.T) {
 	}
 	u.refuse(t, filepath.Dir(original), fmt.Sprintf("layout %d", 2), "cleanup")
 	u.assertAlive(t, "an older build")
-	for _, stream := range streams {
-		stream.end(t)
-	}
+	u.end(t)
 }
