@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -78,11 +79,11 @@ func (v values) read(set *pflag.FlagSet, lookup func(string) (string, bool), o *
 }
 
 // errTakes says only that the value is not what the flag takes.
-var errTakes = fmt.Errorf("bad value")
+var errTakes = errors.New("bad value")
 
 // explain adds what the flag takes to what is wrong with its value.
 func (f flag) explain(err error) error {
-	if err == errTakes {
+	if errors.Is(err, errTakes) {
 		return fmt.Errorf("takes %s", f.takes)
 	}
 	return fmt.Errorf("%w; takes %s", err, f.takes)

@@ -135,7 +135,7 @@ func WritePlugin(source, dir string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("install the plugin: %w", err)
 	}
-	defer from.Close() //nolint:errcheck // only read
+	defer from.Close()
 	path := filepath.Join(dir, Plugin)
 	same, err := sameContent(from, path)
 	if same || err != nil {

@@ -124,7 +124,7 @@ func (r *reconciler) writeRoutes() error {
 			continue
 		}
 		if protocol, taken := foreign[want.Dst]; taken {
-			r.complain("route "+want.Dst.String(), "route is somebody else's and stays", fmt.Errorf("route to %s has protocol %d, ours %d", want.Dst, protocol, device.Protocol))
+			r.complain("route "+want.Dst.String(), fmt.Errorf("the route is somebody else's (protocol %d) and stays; the host itself may not reach these pods", protocol))
 			continue
 		}
 		if err := r.host.ReplaceRoute(toKernel(want)); err != nil {
@@ -169,7 +169,7 @@ func (r *reconciler) attachUplinks() error {
 		r.attached[l.Index] = l.Name
 	}
 	if len(r.view.uplinks) == 0 {
-		r.complain("uplinks", "no uplink", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
+		r.complain("uplinks", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
 	} else {
 		r.settled("uplinks")
 	}

@@ -1,11 +1,9 @@
 package agent
 
 import (
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -135,13 +133,4 @@ func (v *view) mtu() int {
 		return usual
 	}
 	return least
-}
-
-// describe is one line about the uplinks, for the log.
-func describe(links []plan.Link) string {
-	var parts []string
-	for _, l := range links {
-		parts = append(parts, fmt.Sprintf("%s (%d, mtu %d)", l.Name, l.Index, l.MTU))
-	}
-	return strings.Join(parts, ", ")
 }

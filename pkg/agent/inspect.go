@@ -30,7 +30,7 @@ func (r *reconciler) inspect(ctx context.Context) bool {
 		errs = append(errs, r.writeList())
 	}
 	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
-		r.complain("inspect", "node not fully in order, trying again", err)
+		r.complain("inspect", err)
 		return true
 	}
 	r.settled("inspect")

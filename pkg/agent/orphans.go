@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"syscall"
@@ -39,7 +40,7 @@ func (r *reconciler) releaseOrphans(ctx context.Context) (time.Duration, error) 
 		if l := r.view.links[e.HostIndex]; l.Name != e.HostName && !namespaceThere(e) {
 			found[e.ID] = e.Network
 		} else if l.Name != e.HostName {
-			r.complain("link "+e.ID.String(), "link of an endpoint is gone; it stays while its namespace is there", errors.New(e.HostName+" of "+e.ID.String()))
+			r.complain("endpoint "+e.ID.String(), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
 		}
 	}
 	if err := r.findReservations(known, found); err != nil {

@@ -145,7 +145,7 @@ func (r *reconciler) pass(ctx context.Context) time.Duration {
 	started := time.Now()
 	next, err := r.passOnce(ctx)
 	if err != nil && ctx.Err() == nil {
-		r.complain("pass", "node not fully in order, trying again", err)
+		r.complain("pass", err)
 		next = retry
 	} else {
 		r.settled("pass")
@@ -182,7 +182,7 @@ func (r *reconciler) replan(ctx context.Context) error {
 	r.makePlan()
 	err := r.apply()
 	if err != nil && ctx.Err() == nil {
-		r.complain("pass", "node not fully in order, trying again", err)
+		r.complain("pass", err)
 	}
 	r.judgeReady(err)
 	return err
@@ -252,7 +252,7 @@ func (r *reconciler) reportPlan() {
 	for _, note := range r.result.Notes {
 		now["note "+note] = true
 		if !r.reported["note "+note] {
-			r.log.Info(note)
+			r.log.Info("about a Node", "detail", note)
 		}
 	}
 	if standing := r.result.Standing.Own4(); r.known && standing.IsValid() && !r.inList() {
@@ -281,12 +281,12 @@ func isComplaint(key string) bool {
 }
 
 // complain logs an error of something that is tried again and again, once.
-func (r *reconciler) complain(about, message string, err error) {
+func (r *reconciler) complain(about string, err error) {
 	key := complaint + about + ": " + err.Error()
 	if !r.reported[key] {
 		r.settled(about)
 		r.reported[key] = true
-		r.log.Error(message, "error", err)
+		r.log.Error("not in order, trying again", "about", about, "error", err)
 	}
 }
 

@@ -83,7 +83,7 @@ func findInIptables() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read iptables: %w", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // only read
+	defer unix.Close(fd)
 	rules, err := natRules(fd)
 	if err != nil {
 		return "", fmt.Errorf("read iptables: %w", err)

@@ -37,7 +37,7 @@ func addChain(t *testing.T, table, chain string) {
 		message(kind(unix.NFT_MSG_NEWCHAIN), create, 0, text(unix.NFTA_CHAIN_TABLE, table), text(unix.NFTA_CHAIN_NAME, chain)),
 		message(unix.NFNL_MSG_BATCH_END, 0, unix.NFNL_SUBSYS_NFTABLES),
 	} {
-		batch = append(batch, m.Serialize()...)
+		batch = append(batch, m.Serialize()...) //nolint:misspell // the library's spelling
 	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER)
 	if err != nil {

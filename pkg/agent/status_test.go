@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
@@ -22,7 +23,7 @@ import (
 func get(t *testing.T, s *status, all bool, path string) (int, string) {
 	t.Helper()
 	w := httptest.NewRecorder()
-	s.handler(prometheus.NewRegistry(), all).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+	s.handler(prometheus.NewRegistry(), all).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	body, err := io.ReadAll(w.Result().Body)
 	if err != nil {
 		t.Fatal(err)

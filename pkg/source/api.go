@@ -181,8 +181,7 @@ func (s *store) noteError(what string, err error) {
 		return
 	}
 	// The request's address is the same but for a random parameter.
-	var request *url.Error
-	if errors.As(err, &request) {
+	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err
 	}
 	if errors.Is(err, context.Canceled) || err.Error() == s.lastErr {

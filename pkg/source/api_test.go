@@ -140,7 +140,9 @@ func follow(t *testing.T, srv *httptest.Server) <-chan Update {
 	go func() { done <- api.Run(ctx, func(u Update) { updates <- u }) }()
 	t.Cleanup(func() {
 		cancel()
-		<-done
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run ended with %v", err)
+		}
 	})
 	return updates
 }

@@ -42,7 +42,7 @@ func (f File) Run(ctx context.Context, deliver func(Update)) error {
 	if err != nil {
 		f.Log.Warn("watching the nodes file by notification impossible, reading it periodically", "file", f.Path, "error", err)
 	} else {
-		defer watcher.Close() //nolint:errcheck // nothing is lost with a watcher
+		defer watcher.Close()
 		w.watcher, events = watcher, watcher.Events
 	}
 	w.follow()
@@ -171,7 +171,7 @@ func readAll(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	content, err := io.ReadAll(io.LimitReader(f, maxContent+1))
 	if err == nil && len(content) > maxContent {
 		err = fmt.Errorf("%s: longer than %d bytes", path, maxContent)

@@ -88,8 +88,7 @@ func decodeJSON(content []byte) (list, error) {
 	var l list
 	dec := json.NewDecoder(bytes.NewReader(content))
 	if err := dec.Decode(&l); err != nil {
-		var wrongType *json.UnmarshalTypeError
-		if errors.As(err, &wrongType) {
+		if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return list{}, fmt.Errorf("%w: %v", ErrKind, oneLine(err))
 		}
 		return list{}, fmt.Errorf("%w: %v", ErrMalformed, oneLine(err))
