@@ -95,6 +95,9 @@ EC_INLINE int from_pod(struct __sk_buff *ctx)
 		return -DROP_SPOOFED_SOURCE;
 	__sync_fetch_and_add(&dev->packets, 1);
 	__sync_fetch_and_add(&dev->bytes, ctx->len);
+	/* A tag would leave with the packet, for a network that is none of the pod's. */
+	if (ctx->vlan_present)
+		return -DROP_NOT_IP;
 	switch (ctx->protocol) {
 	case bpf_htons(ETH_P_IP):
 		return from_pod_ip(ctx, dev);

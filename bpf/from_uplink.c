@@ -128,6 +128,8 @@ EC_INLINE int from_uplink(struct __sk_buff *ctx)
 
 	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
 		return TRAFFIC_STACK;
+	if (pkt_in_vlan(ctx))
+		return TRAFFIC_STACK;
 	if (!config || !pkt_parse_ip(ctx, &pkt))
 		return TRAFFIC_STACK;
 	key.address = pkt.tuple.dst;

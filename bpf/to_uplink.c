@@ -15,6 +15,19 @@ EC_INLINE bool to_uplink_is_world(const struct addr *address)
 	return (!to || to->kind == DESTINATION_WORLD) && !addr_v4_multicast(addr_v4(address));
 }
 
+/*
+ * The last step of a packet whose flow is known. It is marked, so that another
+ * build's program behind this one, as there is during an upgrade, does not
+ * translate it again.
+ */
+EC_INLINE int to_uplink_done(struct __sk_buff *ctx, int ret)
+{
+	if (ret < 0)
+		return ret;
+	ctx->mark |= cfg.mark;
+	return TRAFFIC_STACK;
+}
+
 /* A pod's packet that the stack forwards. */
 EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep)
 {
@@ -32,14 +45,13 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struc
 	ret = world_find(ctx, pkt, &world);
 	if (ret < 0)
 		return ret;
-	ret = world_translate(ctx, pkt, &world);
-	return ret ?: TRAFFIC_STACK;
+	return to_uplink_done(ctx, world_translate(ctx, pkt, &world));
 }
 
 /*
  * A packet of the node itself, from a port of the masquerade range: bound by
- * hand, where no lookup saw it. If a pod has that port towards that destination,
- * the node's flow gives way.
+ * hand, where no lookup saw it. If another flow has been given that port towards
+ * that destination, the node's gives way.
  */
 EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 {
@@ -48,13 +60,13 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 		.flags = SNAT_VIA_STACK | SNAT_HOST,
 		.direction = DIRECTION_TO_UPLINK,
 	};
-	struct snat_entry *own, *pods;
+	struct snat_entry *own, *other;
 	int ret;
 
 	own = nat_lookup(&pkt->tuple, 0);
 	if (!own) {
-		pods = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
-		if (!pods || !pods->last_seen || (pods->flags & SNAT_HOST))
+		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
+		if (!other || !other->last_seen)
 			return TRAFFIC_STACK;
 		ret = nat_open(ctx, pkt, &owner);
 		if (ret < 0)
@@ -66,8 +78,7 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 	if (pkt->fragment == FRAGMENT_FIRST)
 		frag_remember(pkt);
 	nat_note_out(own, pkt);
-	ret = rewrite_end(ctx, pkt, END_SOURCE, own);
-	return ret ?: TRAFFIC_STACK;
+	return to_uplink_done(ctx, rewrite_end(ctx, pkt, END_SOURCE, own));
 }
 
 EC_INLINE int to_uplink(struct __sk_buff *ctx)
@@ -77,7 +88,7 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 	struct endpoint *ep;
 	struct pkt pkt = {};
 
-	if ((ctx->mark & cfg.mark) || !cfg.masquerade || ctx->protocol != bpf_htons(ETH_P_IP))
+	if ((ctx->mark & cfg.mark) || !cfg.masquerade || ctx->protocol != bpf_htons(ETH_P_IP) || pkt_in_vlan(ctx))
 		return TRAFFIC_STACK;
 	if (!config || !pkt_parse_ip(ctx, &pkt))
 		return TRAFFIC_STACK;

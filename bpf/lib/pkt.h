@@ -120,6 +120,16 @@ EC_INLINE struct tuple tuple_reversed(const struct tuple *t)
 	return r;
 }
 
+/*
+ * Whether the frame belongs to a VLAN and so to another network than its
+ * interface's own. The kernel has taken the tag off the packet; identifier 0 only
+ * gives a priority (IEEE 802.1Q).
+ */
+EC_INLINE bool pkt_in_vlan(const struct __sk_buff *ctx)
+{
+	return ctx->vlan_present && (ctx->vlan_tci & 0x0fff);
+}
+
 /* Makes the first len bytes readable in the linear part; false: the packet is shorter. */
 EC_INLINE bool pkt_linear(struct __sk_buff *ctx, __u32 len)
 {

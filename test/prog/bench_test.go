@@ -12,7 +12,7 @@ import (
 type path struct {
 	name    string
 	d       wire.Direction
-	prepare func(b *bed) (packet, link) // the packet and where it is seen, with its flow under way
+	prepare func(b *bed) (packet, veth) // the packet and where it is seen, with its flow under way
 	want    string
 	mark    uint32
 	fresh   bool // every packet is a new flow's
@@ -20,63 +20,63 @@ type path struct {
 }
 
 var paths = []path{
-	{name: "from_pod/same_node", d: wire.FromPod, want: "delivered", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/same_node", d: wire.FromPod, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, podB, 80), b.pods[podA]
 	}},
-	{name: "from_pod/other_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/other_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, remote, 80), b.pods[podA]
 	}},
-	{name: "from_pod/to_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/to_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, node2IP, 80), b.pods[podA]
 	}},
-	{name: "from_pod/to_host", d: wire.FromPod, want: "stack", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/to_host", d: wire.FromPod, want: "stack", prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, nodeIP, 80), b.pods[podA]
 	}},
-	{name: "from_pod/snat_established", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/snat_established", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
 		b.fromPod(tcp(podA, 40000, world, 80, syn))
 		return tcp(podA, 40000, world, 80, ack), b.pods[podA]
 	}},
-	{name: "from_pod/snat_new", d: wire.FromPod, want: "forwarded", fresh: true, prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/snat_new", d: wire.FromPod, want: "forwarded", fresh: true, prepare: func(b *bed) (packet, veth) {
 		return tcp(podA, 40000, world, 80, syn), b.pods[podA]
 	}},
-	{name: "from_pod/reply_to_world", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/reply_to_world", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
 		b.fromUplink(tcp(world, 4000, podA, 80, syn))
 		return tcp(podA, 80, world, 4000, ack), b.pods[podA]
 	}},
-	{name: "from_pod/arp", d: wire.FromPod, want: "answered", prepare: func(b *bed) (packet, link) {
+	{name: "from_pod/arp", d: wire.FromPod, want: "answered", prepare: func(b *bed) (packet, veth) {
 		return packet{}, b.pods[podA]
 	}, frame: func(b *bed) []byte { return arp(b, 1, b.pods[podA].peer, podA, "169.254.1.1") }},
-	{name: "from_uplink/other_node", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, link) {
+	{name: "from_uplink/other_node", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		return udp(remote, 40000, podA, 80), b.uplink
 	}},
-	{name: "from_uplink/snat_reply", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, link) {
+	{name: "from_uplink/snat_reply", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		p := tcp(podA, 40000, world, 80, syn)
 		return answer(b.fromPod(p), p).with(func(p *packet) { p.flags = ack }), b.uplink
 	}},
-	{name: "from_uplink/world_recorded", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, link) {
+	{name: "from_uplink/world_recorded", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		b.fromUplink(tcp(world, 4000, podA, 80, syn))
 		return tcp(world, 4000, podA, 80, ack), b.uplink
 	}},
-	{name: "from_uplink/world_new", d: wire.FromUplink, want: "delivered", fresh: true, prepare: func(b *bed) (packet, link) {
+	{name: "from_uplink/world_new", d: wire.FromUplink, want: "delivered", fresh: true, prepare: func(b *bed) (packet, veth) {
 		return tcp(world, 4000, podA, 80, syn), b.uplink
 	}},
-	{name: "from_uplink/to_host", d: wire.FromUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+	{name: "from_uplink/to_host", d: wire.FromUplink, want: "stack", prepare: func(b *bed) (packet, veth) {
 		return tcp(world, 4000, nodeIP, 22, ack), b.uplink
 	}},
-	{name: "to_uplink/marked", d: wire.ToUplink, want: "stack", mark: mark, prepare: func(b *bed) (packet, link) {
+	{name: "to_uplink/marked", d: wire.ToUplink, want: "stack", mark: mark, prepare: func(b *bed) (packet, veth) {
 		return udp(nodeIP, 50000, world, 80), b.uplink
 	}},
-	{name: "to_uplink/host", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+	{name: "to_uplink/host", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, veth) {
 		return tcp(nodeIP, 40000, world, 80, ack), b.uplink
 	}},
-	{name: "to_uplink/host_in_range", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+	{name: "to_uplink/host_in_range", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, veth) {
 		return tcp(nodeIP, 50000, world, 80, ack), b.uplink
 	}},
-	{name: "to_uplink/pod", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, link) {
+	{name: "to_uplink/pod", d: wire.ToUplink, want: "stack", prepare: func(b *bed) (packet, veth) {
 		b.toUplink(tcp(podA, 40000, world, 80, syn))
 		return tcp(podA, 40000, world, 80, ack), b.uplink
 	}},
-	{name: "to_uplink/pod_new", d: wire.ToUplink, want: "stack", fresh: true, prepare: func(b *bed) (packet, link) {
+	{name: "to_uplink/pod_new", d: wire.ToUplink, want: "stack", fresh: true, prepare: func(b *bed) (packet, veth) {
 		return tcp(podA, 40000, world, 80, syn), b.uplink
 	}},
 }

@@ -44,16 +44,16 @@ const (
 // mtu is that of every link.
 const mtu = 1500
 
-// link is one interface of the node with the interface at its other end.
-type link struct {
+// veth is one interface of the node with the interface at its other end.
+type veth struct {
 	index     int
 	mac, peer net.HardwareAddr
 }
 
 // wires are the node's links by what they are.
 type wires struct {
-	uplink, other, bare, foreign link
-	pods                         map[string]link
+	uplink, other, bare, foreign veth
+	pods                         map[string]veth
 }
 
 // buildNode wires a node in the current network namespace, so that routing and
@@ -68,7 +68,7 @@ func buildNode(tb testing.TB) wires {
 	lo, err := netlink.LinkByName("lo")
 	must(tb, err)
 	must(tb, netlink.LinkSetUp(lo))
-	w := wires{pods: make(map[string]link)}
+	w := wires{pods: make(map[string]veth)}
 	w.uplink = newLink(tb, "up", nodeIP+"/24")
 	w.other = newLink(tb, "other", nodeOtherIP+"/24")
 	w.bare = newLink(tb, "bare", "")
@@ -89,7 +89,7 @@ func buildNode(tb testing.TB) wires {
 	return w
 }
 
-func newLink(tb testing.TB, name, address string) link {
+func newLink(tb testing.TB, name, address string) veth {
 	tb.Helper()
 	name = "ecpr" + name
 	attrs := netlink.NewLinkAttrs()
@@ -106,17 +106,17 @@ func newLink(tb testing.TB, name, address string) link {
 	}
 	must(tb, netlink.LinkSetUp(peer))
 	must(tb, netlink.LinkSetUp(own))
-	return link{index: own.Attrs().Index, mac: own.Attrs().HardwareAddr, peer: peer.Attrs().HardwareAddr}
+	return veth{index: own.Attrs().Index, mac: own.Attrs().HardwareAddr, peer: peer.Attrs().HardwareAddr}
 }
 
-func neighbour(tb testing.TB, l link, address string) {
+func neighbour(tb testing.TB, l veth, address string) {
 	tb.Helper()
 	must(tb, netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: l.index, State: unix.NUD_PERMANENT, IP: net.ParseIP(address), HardwareAddr: l.peer,
 	}))
 }
 
-func route(tb testing.TB, l link, to, via string) {
+func route(tb testing.TB, l veth, to, via string) {
 	tb.Helper()
 	_, dst, err := net.ParseCIDR(to)
 	must(tb, err)

@@ -86,7 +86,7 @@ func (b *bed) loadCode(code asm.Instructions) *ebpf.Program {
 }
 
 // repeat runs a program that many times in one system call, and returns how long that took.
-func (b *bed) repeat(p *ebpf.Program, l link, frame []byte, times int) time.Duration {
+func (b *bed) repeat(p *ebpf.Program, l veth, frame []byte, times int) time.Duration {
 	b.Helper()
 	var ctx skb
 	ctx.set(skbIfindex, uint32(l.index))

@@ -150,7 +150,7 @@ func (b *bed) fromUplink(p packet) result {
 }
 
 // arrive has a packet arrive at an uplink.
-func (b *bed) arrive(l link, p packet) result {
+func (b *bed) arrive(l veth, p packet) result {
 	b.Helper()
 	if p.macTo == nil {
 		p.macTo = l.mac

@@ -196,3 +196,46 @@ func TestNodeFlowLeftAlone(t *testing.T) {
 	}
 	b.count(1, 0)
 }
+
+// While builds change, two programs may stand behind each other: what the first has translated the second lets pass, both
+// ways, as if it were not there.
+func TestTwoProgramsBehindEachOther(t *testing.T) {
+	b := newBed(t)
+	again := func(d wire.Direction, r result) {
+		t.Helper()
+		second := b.run(d, b.uplink.index, r.frame, map[int]uint32{skbMark: r.mark}).is("stack")
+		if !bytes.Equal(second.in, second.frame) {
+			t.Errorf("%v: the second made of %s: %s", d, describe(second.in), describe(second.frame))
+		}
+	}
+	for _, p := range []packet{tcp(podA, 50000, world, 80, syn), udp(podA, 5000, world, 53), ping(podA, 50000, world)} {
+		out := b.toUplink(p).is("stack")
+		again(wire.ToUplink, out)
+		in := b.fromUplink(answer(out, p)).is("stack")
+		again(wire.FromUplink, in)
+		e := b.toUplink(icmpError(podA, world, 3, 3, in.frame, 8)).is("stack")
+		again(wire.ToUplink, e)
+		again(wire.FromUplink, b.fromUplink(icmpError(world, nodeIP, 3, 3, out.frame, 8)).is("stack"))
+	}
+	p := tcp(nodeIP, 50000, world, 80, syn)
+	out := b.toUplink(p).is("stack")
+	again(wire.ToUplink, out)
+	again(wire.FromUplink, b.fromUplink(answer(out, p)).is("stack"))
+	b.count(4, 0)
+}
+
+// The port that the node's flow was given is no port for the node's next one either.
+func TestNodeFlowGivesWayToNodeFlow(t *testing.T) {
+	b := newBed(t)
+	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+	first := udp(nodeIP, 50000, world, 53)
+	moved := b.toUplink(first).is("stack")
+	second := udp(nodeIP, moved.view().sport, world, 53)
+	out := b.toUplink(second).is("stack").valid()
+	if out.view().sport == second.sport {
+		t.Errorf("two flows of the node left as %v", out.view())
+	}
+	b.fromUplink(answer(moved, first)).is("stack").flow(reversed(describeView(first)))
+	b.fromUplink(answer(out, second)).is("stack").flow(reversed(describeView(second)))
+	b.count(3, 0)
+}
