@@ -162,3 +162,25 @@ func (n node) clear(t *testing.T) {
 		removeVeth(t, name)
 	}
 }
+
+// TestMapsOfAnInterruptedUpgradeAlone has somebody remove the maps of before
+// after an upgrade was killed.
+func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	opts.Spec = stubs(t)
+	n := newNode(t, opts)
+	for number := 0; ; number++ {
+		name, killed := killedAt(t, opts, number)
+		if !killed {
+			t.Fatal("the upgrade was not committed")
+		}
+		if name == string(stepCommitted) {
+			break
+		}
+	}
+	check(t, os.RemoveAll(opts.Dir.Maps()))
+	n.opts.Spec = grown(t)
+	mustLoad(t, n.opts)
+	// The links tell where programs are attached.
+	n.verify(t)
+}

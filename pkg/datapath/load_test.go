@@ -72,7 +72,9 @@ func TestUpgradeReplacesEveryAttachment(t *testing.T) {
 }
 
 func TestLoadChangesHowProgramsAreAttached(t *testing.T) {
-	n := newNode(t, isolated(t, attach.Clsact))
+	opts := isolated(t, attach.TCX)
+	opts.Attach = attach.Clsact
+	n := newNode(t, opts)
 	for _, mode := range []attach.Mode{attach.Auto, attach.Clsact} {
 		n.opts.Attach = mode
 		mustLoad(t, n.opts)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -67,9 +68,14 @@ func openTable(dir bpffs.Dir, name string, spec *ebpf.MapSpec) (_ *table, err er
 		closeMap(pinned)
 		return nil, err
 	}
-	if pinned == nil {
-		// An interrupted upgrade leaves both; alone, its map is all there is.
+	if pinned == nil && left != nil {
+		// An interrupted upgrade leaves both; somebody has removed one. Its map is
+		// all there is, and becomes the pinned one.
 		pinned, left = left, nil
+		if err := os.Rename(nextPath(dir, name), dir.Map(name)); err != nil {
+			closeMap(pinned)
+			return nil, fmt.Errorf("pin map %s: %w", name, err)
+		}
 	}
 	switch {
 	case pinned == nil:
