@@ -39,8 +39,18 @@ var ErrRunning = errors.New("an agent is running")
 // Run is the agent from start to end. It returns nil when ctx ends.
 func Run(ctx context.Context, cfg Config) error {
 	a := &agent{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log)}
+	started := make(chan error, 1)
+	go func() { started <- a.start(ctx) }()
+	var err error
+	select {
+	case err = <-started:
+	case <-afterwards(ctx, grace):
+		// The verifier can't be hurried. Being cut off there is like being killed,
+		// which the next start puts right; the process ends with this return.
+		cfg.Log.Info("ending before the dataplane is loaded; that of before goes on")
+		return nil
+	}
 	defer a.close()
-	err := a.start(ctx)
 	if err == nil {
 		err = a.work(ctx)
 	}
@@ -49,6 +59,18 @@ func Run(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	return err
+}
+
+// grace is how long what can't be interrupted is waited for at the end.
+const grace = 300 * time.Millisecond
+
+// afterwards returns a channel that is closed some time after ctx ends.
+func afterwards(ctx context.Context, d time.Duration) <-chan struct{} {
+	over := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		time.AfterFunc(d, func() { close(over) })
+	})
+	return over
 }
 
 type agent struct {

@@ -34,6 +34,9 @@ const (
 	patience = 300 * time.Millisecond
 	// askServices is how often Service rules are looked for.
 	askServices = time.Minute
+	// mostNews is how many problems are logged at once: without an uplink there is
+	// one with every Node.
+	mostNews = 20
 	// retry is when a pass that failed is repeated.
 	retry = time.Second
 )
@@ -61,6 +64,7 @@ type reconciler struct {
 	applied map[destinations.Key]destinations.Value
 	routes  map[netip.Prefix]plan.Route
 
+	failure  error             // of the newest pass; nil: none
 	attached map[uint32]string // uplinks with our programs, by index
 	orphans  orphans
 	reported map[string]bool // what was logged and need not be again
@@ -95,7 +99,7 @@ func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, netw
 			return ctx.Err()
 		case u := <-updates:
 			if !r.take(u) {
-				r.judgeReady(nil)
+				r.judgeReady()
 				continue
 			}
 			if r.view != nil && r.replan(ctx) == nil {
@@ -105,6 +109,7 @@ func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, netw
 		case <-network:
 			within(max(settle, spacing-time.Since(last)))
 		case <-inspect.C:
+			r.status.beat(time.Now())
 			if r.view != nil && r.inspect(ctx) {
 				within(0)
 			}
@@ -150,7 +155,8 @@ func (r *reconciler) pass(ctx context.Context) time.Duration {
 	} else {
 		r.settled("pass")
 	}
-	r.judgeReady(err)
+	r.failure = err
+	r.judgeReady()
 	r.log.Debug("pass", "took", time.Since(started), "destinations", len(r.applied), "routes", len(r.routes))
 	return next
 }
@@ -183,8 +189,9 @@ func (r *reconciler) replan(ctx context.Context) error {
 	err := r.apply()
 	if err != nil && ctx.Err() == nil {
 		r.complain("pass", err)
+		r.failure = err
 	}
-	r.judgeReady(err)
+	r.judgeReady()
 	return err
 }
 
@@ -218,7 +225,7 @@ func (r *reconciler) apply() error {
 
 // judgeReady decides whether this node can carry a pod, and says so to the
 // runtime when it can.
-func (r *reconciler) judgeReady(failed error) {
+func (r *reconciler) judgeReady() {
 	why := ""
 	switch {
 	case !r.known && r.sourceErr != nil:
@@ -229,8 +236,8 @@ func (r *reconciler) judgeReady(failed error) {
 		why = "the node has not been looked at yet"
 	case !r.result.Ready:
 		why = r.result.NotReady
-	case failed != nil:
-		why = failed.Error()
+	case r.failure != nil:
+		why = r.failure.Error()
 	default:
 		if err := r.writeList(); err != nil {
 			why = err.Error()
@@ -241,13 +248,19 @@ func (r *reconciler) judgeReady(failed error) {
 
 // reportPlan logs what is new among problems and notes, and what is over.
 func (r *reconciler) reportPlan() {
-	now := map[string]bool{}
+	now, news := map[string]bool{}, 0
 	for _, p := range r.result.Problems {
 		key := "problem " + p.String()
 		now[key] = true
-		if !r.reported[key] {
+		if r.reported[key] {
+			continue
+		}
+		if news++; news <= mostNews {
 			r.log.Warn("problem with a Node", "node", p.Node, "reason", string(p.Reason), "detail", p.Text)
 		}
+	}
+	if news > mostNews {
+		r.log.Warn("more problems with Nodes; the metric ebpf_cni_node_problems has them all", "more", news-mostNews)
 	}
 	for _, note := range r.result.Notes {
 		now["note "+note] = true
@@ -261,11 +274,15 @@ func (r *reconciler) reportPlan() {
 			r.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", r.cfg.Node, "podCIDR", standing.String())
 		}
 	}
+	over := 0
 	for key := range r.reported {
-		if !now[key] && !isComplaint(key) {
-			r.log.Info("over", "what", key)
-			delete(r.reported, key)
+		if now[key] || isComplaint(key) {
+			continue
 		}
+		if over++; over <= mostNews {
+			r.log.Info("over", "what", key)
+		}
+		delete(r.reported, key)
 	}
 	maps.Copy(r.reported, now)
 }

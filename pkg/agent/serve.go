@@ -40,6 +40,10 @@ func (s *status) handler(reg *prometheus.Registry, all bool) http.Handler {
 		return mux
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if silent := s.silence(time.Now()); silent > stuck {
+			http.Error(w, "stuck for "+silent.Round(time.Second).String(), http.StatusServiceUnavailable)
+			return
+		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

@@ -16,8 +16,9 @@ type status struct {
 	log *slog.Logger
 
 	mu       sync.Mutex
-	told     bool   // whether notReady was ever set
-	notReady string // empty: ready
+	alive    time.Time // when the reconciler last was
+	told     bool      // whether notReady was ever set
+	notReady string    // empty: ready
 	nodes    int
 	problems map[problem]int
 	pods     []netip.Prefix // all podCIDRs
@@ -31,7 +32,24 @@ type problem struct {
 }
 
 func newStatus(log *slog.Logger) *status {
-	return &status{log: log, notReady: "starting"}
+	return &status{log: log, notReady: "starting", alive: time.Now()}
+}
+
+// stuck is for how long the reconciler may be silent.
+const stuck = time.Minute
+
+// beat notes that the reconciler goes on.
+func (s *status) beat(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alive = now
+}
+
+// silence is for how long the reconciler has not gone on.
+func (s *status) silence(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return now.Sub(s.alive)
 }
 
 // ready sets why the node is not ready; empty: it is.

@@ -45,6 +45,8 @@ func TestHealth(t *testing.T) {
 	expect("/healthz", true, 200, "ok")
 	s.ready("")
 	expect("/readyz", true, 200, "ok")
+	s.beat(time.Now().Add(-2 * stuck))
+	expect("/healthz", true, 503, "stuck")
 	expect("/metrics", true, 200, "")
 	expect("/metrics", false, 200, "")
 	expect("/readyz", false, 404, "")

@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+// orphan is an endpoint without link and namespace, with an address.
+func orphan(t *testing.T, r *reconciler) endpoint.Endpoint {
+	t.Helper()
+	id := endpoint.ID{ContainerID: "lost", IfName: "eth0"}
+	s, err := ipam.Open(r.cfg.State, install.Network, ipam.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf, err := ipam.Parse([]byte(`{"name":"ebpf-cni","ipam":{"type":"host-local","ranges":[[{"subnet":"10.244.1.0/24"}]]}}`), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Allocate(t.Context(), ipam.Owner(id), conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := endpoint.Endpoint{
+		ID: id, Network: install.Network, NetNS: filepath.Join(t.TempDir(), "netns"), NetNSInode: 7,
+		HostName: id.HostLinkName(), HostIndex: 4242, Addresses: []netip.Addr{got[0].Address.Addr()}, IPAM: endpoint.HostLocal,
+	}
+	if err := endpoint.Write(r.cfg.State, e); err != nil {
+		t.Fatal(err)
+	}
+	key := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
+	if err := r.dp.Maps.Endpoints.Put(key, endpointValue(e)); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func (r *reconciler) remains(t *testing.T, e endpoint.Endpoint) (file, entry, address bool) {
+	t.Helper()
+	_, err := endpoint.Read(r.cfg.State, e.ID)
+	file = err == nil
+	_, err = r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])})
+	entry = err == nil
+	all, err := ipam.List(r.cfg.State)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		address = address || a.State == ipam.Used
+	}
+	return file, entry, address
+}
+
+func TestLostDelIsReleasedAtTheSecondLook(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	e := orphan(t, r)
+	if again := r.pass(t.Context()); again > apart {
+		t.Errorf("the second look comes after %v", again)
+	}
+	r.pass(t.Context()) // too early to be the second observation
+	if file, entry, address := r.remains(t, e); !file || !entry || !address {
+		t.Fatalf("released too early: file %v, entry %v, address %v", file, entry, address)
+	}
+	r.orphans.first[e.ID] = time.Now().Add(-apart)
+	r.pass(t.Context())
+	if file, entry, address := r.remains(t, e); file || entry || address {
+		t.Errorf("not released: file %v, entry %v, address %v", file, entry, address)
+	}
+}
+
+func TestEndpointWithANamespaceIsNotReleased(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	e := orphan(t, r)
+	e.NetNSInode = 0
+	if err := os.WriteFile(e.NetNS, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(e.NetNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.NetNSInode = inodeOf(info)
+	if err := endpoint.Write(r.cfg.State, e); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	r.orphans.first[e.ID] = time.Now().Add(-time.Hour)
+	r.pass(t.Context())
+	if file, _, address := r.remains(t, e); !file || !address {
+		t.Errorf("an endpoint whose namespace is there was released: file %v, address %v", file, address)
+	}
+}
+
+func TestReservationOfNobodyIsReleased(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	e := orphan(t, r)
+	if err := endpoint.Remove(r.cfg.State, e.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	if _, _, address := r.remains(t, e); !address {
+		t.Fatal("released at the first look")
+	}
+	r.orphans.first[e.ID] = time.Now().Add(-apart)
+	r.pass(t.Context())
+	if _, _, address := r.remains(t, e); address {
+		t.Error("the address is still held")
+	}
+}
