@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -46,7 +45,7 @@ func TestLifeHealthAndMetrics(t *testing.T) {
 	}
 	const scrape = "0.0.0.0:9100"
 	for i, n := range l.Nodes {
-		flags := [][]string{{"--metrics-listen=" + scrape}, nil}[i]
+		flags := [][]string{{"--metrics-listen=" + scrape}, {"--listen=0.0.0.0:9965"}}[i]
 		if err := n.StartAgent(flags...); err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +68,17 @@ func TestLifeHealthAndMetrics(t *testing.T) {
 	assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
 
 	t.Run("metrics", func(t *testing.T) { assertMetrics(t, node) })
-	t.Run("listeners", func(t *testing.T) { assertListeners(t, node, pod) })
+	t.Run("listeners", func(t *testing.T) {
+		assertListeners(t, node, pod)
+		// One that listens on every address is for the node's own processes and for other hosts.
+		open := l.Nodes[1]
+		url := "http://" + open.Addr().String() + ":9965/healthz"
+		for from, may := range map[*lab.Namespace]bool{far.Namespace: false, pod.Namespace: false, open.Namespace: true, node.Namespace: true, l.Outside: true} {
+			if status, err := httpStatus(t, from, url); may != (err == nil && status == 200) {
+				t.Errorf("%s asks an agent that listens on 0.0.0.0: status %d, error %v", from.Netns(), status, err)
+			}
+		}
+	})
 	t.Run("second agent", func(t *testing.T) { assertSecondAgentRefuses(t, node) })
 }
 
@@ -124,17 +133,15 @@ func assertMetrics(t *testing.T, node *lab.Node) {
 
 // assertListeners: pods reach the listener for Prometheus, which has nothing but metrics, and never the other.
 func assertListeners(t *testing.T, node *lab.Node, pod *lab.Pod) {
-	for _, addr := range []netip.Addr{node.Addr(), netip.MustParseAddr("169.254.1.1")} {
-		_, err := pod.TCP(within(t, 300*time.Millisecond), netip.AddrPortFrom(addr, agentPort))
-		if err == nil {
-			t.Errorf("a pod reaches the agent's listener at %s", addr)
+	for _, host := range []string{node.Addr().String(), "169.254.1.1"} {
+		if status, err := httpStatus(t, pod.Namespace, "http://"+host+":9965/healthz"); err == nil {
+			t.Errorf("a pod reaches the agent's listener at %s: status %d", host, status)
 		}
 	}
-	if status := httpStatus(t, pod, "http://"+node.Addr().String()+":9100/metrics"); status != 200 {
-		t.Errorf("--metrics-listen: /metrics answers %d", status)
-	}
-	if status := httpStatus(t, pod, "http://"+node.Addr().String()+":9100/readyz"); status != 404 {
-		t.Errorf("--metrics-listen: /readyz answers %d, want 404", status)
+	for path, want := range map[string]int{"/metrics": 200, "/readyz": 404} {
+		if status, err := httpStatus(t, pod.Namespace, "http://"+node.Addr().String()+":9100"+path); status != want {
+			t.Errorf("--metrics-listen: %s answers a pod with %d, want %d; error %v", path, status, want, err)
+		}
 	}
 	if answer := loopbackRequest(t, node, pod); answer != "" {
 		t.Errorf("the agent's listener answers a pod that writes to 127.0.0.1: %s", answer)
@@ -213,27 +220,25 @@ func sendLoopback(t *testing.T, pod *lab.Pod, tcp *layers.TCP, payload string) {
 	}
 }
 
-// httpStatus is what a pod gets from a web server.
-func httpStatus(t *testing.T, pod *lab.Pod, url string) int {
+// httpStatus is what somebody gets from a web server.
+func httpStatus(t *testing.T, from *lab.Namespace, url string) (int, error) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		err = pod.Do(func() (err error) {
+		err = from.Do(func() (err error) {
 			conn, err = new(net.Dialer).DialContext(ctx, network, addr)
 			return err
 		})
 		return conn, err
 	}}
-	request, err := http.NewRequestWithContext(within(t, 2*time.Second), http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(within(t, time.Second), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		t.Error(err)
-		return 0
+		return 0, err
 	}
-	response.Body.Close()
-	return response.StatusCode
+	return response.StatusCode, response.Body.Close()
 }
 
 // assertSecondAgentRefuses: with status 1 and a sentence, and without having touched anything.
