@@ -101,6 +101,9 @@ EC_CALL int fwd_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, 
 		fib.tot_len = pkt->ip_len;
 	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
 		return -1;
+	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
+	if (fib.family != EC_AF_INET)
+		return -1;
 	if (ctx->gso_size && fib.mtu_result && !pkt_fits(ctx, pkt, fib.mtu_result))
 		return -1;
 	*ifindex = fib.ifindex;

@@ -38,14 +38,14 @@ func (b *bed) beside(rounds int, one, two func(round int) error, between func(ro
 			done <- err
 		}
 	}
-	starts := []chan int{make(chan int), make(chan int)}
-	for i, f := range []func(int) error{one, two} {
-		go worker(starts[i], f)
-		defer close(starts[i])
-	}
+	left, right := make(chan int), make(chan int)
+	defer close(left)
+	defer close(right)
+	go worker(left, one)
+	go worker(right, two)
 	for round := range rounds {
-		starts[0] <- round
-		starts[1] <- round
+		left <- round
+		right <- round
 		must(b, errors.Join(<-done, <-done))
 		between(round)
 	}
