@@ -9,6 +9,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // At every moment of ADD: a link that is up has its program and its devices entry, an endpoints entry has a state
@@ -16,6 +17,9 @@ import (
 func TestOrderOfAdd(t *testing.T) {
 	for _, mode := range []string{"tcx", "clsact"} {
 		t.Run(mode, func(t *testing.T) {
+			if mode == "tcx" {
+				priv.NeedTCX(t)
+			}
 			w := newWorld(t)
 			w.conf["attach"] = mode
 			before := w.everything()

@@ -24,6 +24,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // node is a healthy node with one pod and one uplink.
@@ -114,6 +115,9 @@ func (n *node) unlink(name string) {
 
 func (n *node) attach(mode attach.Mode, h attach.Hook, ifindex int) {
 	n.t.Helper()
+	if mode == attach.TCX {
+		priv.NeedTCX(n.t)
+	}
 	if _, err := (attach.Attacher{Dir: n.Dir, Mode: mode}).Attach(ifindex, h, n.programs[h]); err != nil {
 		n.t.Fatal(err)
 	}
@@ -217,13 +221,13 @@ func TestSurveyFindsProblems(t *testing.T) {
 			[]string{"is severed"},
 		},
 		"attached where nothing of ours is": {
-			func(n *node) { n.attach(attach.TCX, attach.FromPod, n.link("extra")) },
+			func(n *node) { n.attach(attach.Auto, attach.FromPod, n.link("extra")) },
 			[]string{"belongs to no pod and is no uplink"},
 		},
 		"another program than the pinned one": {
 			func(n *node) {
 				n.programs[attach.FromPod] = pins.Program(n.t, "ec_from_pod", 99)
-				n.attach(attach.TCX, attach.FromPod, n.pod)
+				n.attach(attach.Auto, attach.FromPod, n.pod)
 			},
 			[]string{"an update has not reached it"},
 		},
@@ -263,7 +267,7 @@ func TestSurveyFindsProblems(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, attach.TCX)
+			n := newNode(t, attach.Auto)
 			c.spoil(n)
 			s, err := n.Survey(n.stateDir)
 			if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // readyLimit is how long an agent may take from its start until it is ready.
@@ -34,7 +35,12 @@ func startAgents(t *testing.T, l *lab.Lab) {
 // forEachAttach runs a test with each way of attaching programs.
 func forEachAttach(t *testing.T, test func(t *testing.T, attach string)) {
 	for _, attach := range []string{"tcx", "clsact"} {
-		t.Run(attach, func(t *testing.T) { test(t, "--attach="+attach) })
+		t.Run(attach, func(t *testing.T) {
+			if attach == "tcx" {
+				priv.NeedTCX(t)
+			}
+			test(t, "--attach="+attach)
+		})
 	}
 }
 

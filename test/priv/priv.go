@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,6 +23,25 @@ func Require(tb testing.TB) {
 		tb.Fatal("needs root, and REQUIRE_PRIVILEGED=1 is set")
 	}
 	tb.Skip("needs root")
+}
+
+// HasTCX says whether the running kernel is of a version that has tcx. It asks
+// for the version, so that a kernel that should have it and refuses it fails.
+func HasTCX(tb testing.TB) bool {
+	tb.Helper()
+	version, err := features.LinuxVersionCode()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return version >= 6<<16|6<<8
+}
+
+// NeedTCX skips the test on a kernel before 6.6.
+func NeedTCX(tb testing.TB) {
+	tb.Helper()
+	if !HasTCX(tb) {
+		tb.Skip("needs tcx, which Linux 6.6 brought")
+	}
 }
 
 // Isolate gives the test's goroutine a network namespace and a mount namespace
