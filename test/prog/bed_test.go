@@ -84,17 +84,7 @@ func (b *bed) load(options []option) {
 	for _, o := range options {
 		o(&c)
 	}
-	spec, err := bpf.LoadDataplane()
-	must(b, err)
-	must(b, spec.Variables[bpf.DataplaneVarCfg].Set(c))
-	spec.Maps[snat.Name].MaxEntries = c.SnatEntries
-	spec.Maps[snat.ReverseName].MaxEntries = c.SnatEntries
-	spec.Maps[conntrack.Name].MaxEntries = c.ConntrackEntries
-	coll, err := ebpf.NewCollection(spec)
-	if err != nil {
-		b.Fatalf("load programs: %+v", err)
-	}
-	b.Cleanup(coll.Close)
+	coll := take(b, c)
 	b.programs = map[wire.Direction]*ebpf.Program{
 		wire.FromPod:    coll.Programs[bpf.DataplaneProgEcFromPod],
 		wire.FromUplink: coll.Programs[bpf.DataplaneProgEcFromUplink],

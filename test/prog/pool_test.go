@@ -1,0 +1,104 @@
+package prog
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/bpf"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+)
+
+// pool keeps the programs of each configuration with their maps, emptied, from one test to the next: the verifier takes
+// longer than most tests, and on an emulated processor much longer.
+var pool = make(map[config.NodeConfig][]*ebpf.Collection)
+
+// take returns programs with empty maps, and has them given back when the test ends.
+func take(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
+	tb.Helper()
+	var coll *ebpf.Collection
+	if free := pool[c]; len(free) > 0 {
+		coll, pool[c] = free[len(free)-1], free[:len(free)-1]
+	} else {
+		coll = load(tb, c)
+	}
+	tb.Cleanup(func() {
+		if err := empty(coll); err != nil {
+			coll.Close()
+			tb.Errorf("empty the maps: %v", err)
+			return
+		}
+		pool[c] = append(pool[c], coll)
+	})
+	return coll
+}
+
+func load(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
+	tb.Helper()
+	spec, err := bpf.LoadDataplane()
+	must(tb, err)
+	must(tb, spec.Variables[bpf.DataplaneVarCfg].Set(c))
+	spec.Maps[snat.Name].MaxEntries = c.SnatEntries
+	spec.Maps[snat.ReverseName].MaxEntries = c.SnatEntries
+	spec.Maps[conntrack.Name].MaxEntries = c.ConntrackEntries
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		tb.Fatalf("load programs: %+v", err)
+	}
+	return coll
+}
+
+func empty(coll *ebpf.Collection) error {
+	var failed []error
+	for name, m := range coll.Maps {
+		if name[0] == '.' { // .rodata belongs to the programs
+			continue
+		}
+		if err := emptyMap(m); err != nil {
+			failed = append(failed, fmt.Errorf("map %s: %w", name, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func emptyMap(m *ebpf.Map) error {
+	var zero any = make([]byte, m.ValueSize())
+	switch m.Type() {
+	case ebpf.PerCPUArray:
+		each := make([][]byte, ebpf.MustPossibleCPU())
+		for i := range each {
+			each[i] = make([]byte, m.ValueSize())
+		}
+		zero = each
+	case ebpf.Array:
+	default:
+		return deleteAll(m)
+	}
+	for i := range m.MaxEntries() {
+		if err := m.Put(i, zero); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteAll takes the first entry away until there is none. Nothing else writes to the map.
+func deleteAll(m *ebpf.Map) error {
+	key := make([]byte, m.KeySize())
+	for {
+		err := m.NextKey(nil, &key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := m.Delete(key); err != nil {
+			return err
+		}
+	}
+}
