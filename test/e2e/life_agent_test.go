@@ -56,24 +56,20 @@ func (tr *traffic) end(t *testing.T) {
 	tr.steady.end(t)
 }
 
-// The agent is killed in the middle of its work, and at any point of its start, and comes back with either way of
-// attaching programs.
+// The agent is killed in the middle of its work, and at any point of its start.
 func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 2})
-	node := l.Nodes[0]
-	a, near, far := addPod(t, node, "a"), addPod(t, node, "near"), addPod(t, l.Nodes[1], "far")
-	tr := startTraffic(t, a, near.Namespace, far.Namespace, node.Namespace, l.Outside)
-	back := startNumbered(t, "far > a", far.Namespace, a.Namespace)
-	for _, flag := range []string{"--attach=tcx", "--attach=clsact", "--attach=auto"} {
-		if flag == "--attach=tcx" && !priv.HasTCX(t) {
-			continue
-		}
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+		node := l.Nodes[0]
+		a, near, far := addPod(t, node, "a"), addPod(t, node, "near"), addPod(t, l.Nodes[1], "far")
+		tr := startTraffic(t, a, near.Namespace, far.Namespace, node.Namespace, l.Outside)
+		tr.streams = append(tr.streams, startNumbered(t, "far > a", far.Namespace, a.Namespace))
 		// Loading takes some hundred milliseconds.
 		for _, age := range []time.Duration{0, 20, 60, 120, 200, 300, 450, 700} {
 			if err := node.KillAgent(); err != nil {
 				t.Fatal(err)
 			}
-			if err := node.StartAgent(flag); err != nil {
+			if err := node.StartAgent(); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(age * time.Millisecond) // when it dies is the point of the test
@@ -81,14 +77,47 @@ func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 		if err := node.WaitReady(within(t, readyLimit)); err != nil {
 			t.Fatal(err)
 		}
-		assertOnlyPinned(t, node, flag)
-	}
-	tr.end(t)
-	back.end(t)
-	for _, pod := range []*lab.Pod{a, near} {
-		if err := pod.Check(t.Context()); err != nil {
-			t.Error(err)
+		assertOnlyPinned(t, node, "in the end")
+		tr.end(t)
+		for _, pod := range []*lab.Pod{a, near} {
+			if err := pod.Check(t.Context()); err != nil {
+				t.Error(err)
+			}
 		}
+	})
+}
+
+// The way of attaching changes under connections. That the kernel silences an interface for some milliseconds while it
+// adds or removes a clsact qdisc is not in our hands, so packets are not counted here.
+func TestLifeAttachChanges(t *testing.T) {
+	priv.NeedTCX(t)
+	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--attach=tcx"}})
+	node := l.Nodes[0]
+	a, far := addPod(t, node, "a"), addPod(t, l.Nodes[1], "far")
+	all := []*connections{
+		connect(t, a.Namespace, serve(t, far.Namespace), 1, 3), connect(t, a.Namespace, serve(t, l.Outside), 1, 3), connect(t, far.Namespace, serve(t, a.Namespace), 1, 3),
+	}
+	for _, flag := range []string{"--attach=clsact", "--attach=auto"} {
+		// Killed once on the way.
+		for _, age := range []time.Duration{400 * time.Millisecond, 0} {
+			if err := node.KillAgent(); err != nil {
+				t.Fatal(err)
+			}
+			if err := node.StartAgent(flag); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(age)
+		}
+		if err := node.WaitReady(within(t, readyLimit)); err != nil {
+			t.Fatal(err)
+		}
+		assertOnlyPinned(t, node, flag)
+		for _, c := range all {
+			c.assertAlive(t, flag)
+		}
+		pod := addPod(t, node, "new"+flag[len("--attach="):])
+		assertReaches(t, pod.Namespace, serve(t, far.Namespace), pod.Addr())
+		assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
 	}
 }
 
