@@ -220,8 +220,8 @@ func TestSurveyFindsProblems(t *testing.T) {
 			},
 			[]string{"is severed"},
 		},
-		"attached where nothing of ours is": {
-			func(n *node) { n.attach(attach.Auto, attach.FromPod, n.link("extra")) },
+		"link pinned where nothing of ours is": {
+			func(n *node) { n.attach(attach.TCX, attach.FromPod, n.link("extra")) },
 			[]string{"belongs to no pod and is no uplink"},
 		},
 		"another program than the pinned one": {
