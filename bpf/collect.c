@@ -57,8 +57,7 @@ static long collect_reverse(void *map, const struct tuple *key, struct snat_entr
 	if (!flow_claim(&reverse->last_seen, seen))
 		return 0;
 	bpf_map_delete_elem(&snat_reverse, &world);
-	flow_uncount(USAGE_SNAT);
-	collect_count_owner(ifindex, true);
+	collect_release(USAGE_SNAT, ifindex);
 	args->deleted++;
 	return 0;
 }
@@ -75,8 +74,7 @@ static long collect_conntrack(void *map, const struct tuple *key, struct conntra
 	if (!flow_claim(&e->last_seen, seen))
 		return 0;
 	bpf_map_delete_elem(&conntrack, &replies);
-	flow_uncount(USAGE_CONNTRACK);
-	collect_count_owner(ifindex, false);
+	collect_release(USAGE_CONNTRACK, ifindex);
 	args->deleted++;
 	return 0;
 }

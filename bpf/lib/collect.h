@@ -33,12 +33,15 @@ EC_INLINE bool collect_orphan(__u32 ifindex)
 	return ifindex && !flow_owner(ifindex);
 }
 
-EC_INLINE void collect_count_owner(__u32 ifindex, bool snat_table)
+/* Takes a collected flow off the counts of its table and its pod. */
+EC_INLINE void collect_release(enum usage_table table, __u32 ifindex)
 {
 	struct device *dev = flow_owner(ifindex);
+	__u32 *held = NULL;
 
 	if (dev)
-		flow_uncount_held(snat_table ? &dev->snat_flows : &dev->conntrack_flows);
+		held = table == USAGE_SNAT ? &dev->snat_flows : &dev->conntrack_flows;
+	flow_release(table, held);
 }
 
 #endif

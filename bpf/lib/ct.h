@@ -8,10 +8,12 @@
 /* Forgets an entry of an earlier owner of the address. */
 EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 {
+	struct device *dev = flow_owner(e->ifindex);
+
 	if (!flow_claim(&e->last_seen, e->last_seen))
 		return;
 	bpf_map_delete_elem(&conntrack, replies);
-	flow_uncount(USAGE_CONNTRACK);
+	flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
 }
 
 /* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
@@ -78,18 +80,15 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
 	if (masqueraded && masqueraded->ifindex == ifindex && masqueraded->last_seen)
 		return -DROP_FLOW_COLLISION;
-	ret = flow_share(USAGE_CONNTRACK, cfg.conntrack_entries, dev->conntrack_flows, DROP_CONNTRACK_FULL,
-			 DROP_CONNTRACK_LIMIT);
+	ret = flow_reserve(USAGE_CONNTRACK, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL,
+			   DROP_CONNTRACK_LIMIT);
 	if (ret < 0)
 		return ret;
 	ret = bpf_map_update_elem(&conntrack, replies, &e, BPF_NOEXIST);
-	if (ret == -EC_EEXIST)
+	if (!ret)
 		return 0;
-	if (ret)
-		return -DROP_CONNTRACK_FULL;
-	flow_count(USAGE_CONNTRACK);
-	__sync_fetch_and_add(&dev->conntrack_flows, 1);
-	return 0;
+	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
+	return ret == -EC_EEXIST ? 0 : -DROP_CONNTRACK_FULL;
 }
 
 /*

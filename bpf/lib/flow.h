@@ -122,46 +122,39 @@ EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
 }
 
 /*
- * Whether a holder of that many entries may have one more: only while it holds
- * fewer than are free. So one pod never fills more than half of a table, two
- * not more than two thirds, and there is always room for a pod with few flows.
- * 0, or a negated drop reason: full, or limit.
+ * Counts one more entry of a table for its holder (NULL: the node itself), before
+ * it is made. Granted only while the holder has fewer than are free: so one pod
+ * never fills more than half of a table, two not more than two thirds, and there
+ * is always room for a pod with few flows. 0, or a negated drop reason: full, or
+ * limit.
  */
-EC_INLINE int flow_share(__u32 table, __u64 capacity, __u64 held, int full, int limit)
+EC_INLINE int flow_reserve(__u32 table, __u64 capacity, __u32 *held, int full, int limit)
 {
 	struct usage_key key = {.table = table};
 	struct usage *u = bpf_map_lookup_elem(&usage, &key);
 
 	if (!u || u->entries >= capacity)
 		return -full;
-	return held < capacity - u->entries ? 0 : -limit;
-}
-
-EC_INLINE void flow_count(__u32 table)
-{
-	struct usage_key key = {.table = table};
-	struct usage *u = bpf_map_lookup_elem(&usage, &key);
-
-	if (u)
-		__sync_fetch_and_add(&u->entries, 1);
+	if (held && *held >= capacity - u->entries)
+		return -limit;
+	__sync_fetch_and_add(&u->entries, 1);
+	if (held)
+		__sync_fetch_and_add(held, 1);
+	return 0;
 }
 
 /*
- * Takes one off a table's count, or below off a pod's. A count whose record was
- * lost and made anew stays at 0: wrapped around, it would refuse every flow.
+ * Counts one entry less. A count whose record was lost and made anew stays at 0:
+ * wrapped around, it would refuse every flow.
  */
-EC_INLINE void flow_uncount(__u32 table)
+EC_INLINE void flow_release(__u32 table, __u32 *held)
 {
 	struct usage_key key = {.table = table};
 	struct usage *u = bpf_map_lookup_elem(&usage, &key);
 
 	if (u && !__sync_fetch_and_add(&u->entries, -1))
 		__sync_fetch_and_add(&u->entries, 1);
-}
-
-EC_INLINE void flow_uncount_held(__u32 *held)
-{
-	if (!__sync_fetch_and_add(held, -1))
+	if (held && !__sync_fetch_and_add(held, -1))
 		__sync_fetch_and_add(held, 1);
 }
 

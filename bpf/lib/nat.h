@@ -96,9 +96,7 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 	if (reverse && nat_names(reverse, out, forward->ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	bpf_map_delete_elem(&snat, out);
-	flow_uncount(USAGE_SNAT);
-	if (dev)
-		flow_uncount_held(&dev->snat_flows);
+	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
 }
 
 /*
@@ -365,21 +363,21 @@ EC_INLINE bool nat_opens(const struct pkt *pkt)
 EC_CALL int nat_open(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner)
 {
 	struct device *dev = flow_owner(owner->ifindex);
+	__u32 *held = dev ? &dev->snat_flows : NULL;
 	int ret;
 
 	if (addr_is_zero(&owner->address))
 		return -DROP_NO_SNAT_ADDRESS;
 	if (!nat_opens(pkt))
 		return nat_adopt(pkt, owner);
-	ret = flow_share(USAGE_SNAT, cfg.snat_entries, dev ? dev->snat_flows : 0, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
+	ret = flow_reserve(USAGE_SNAT, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
 	if (ret < 0)
 		return ret;
 	ret = nat_allocate(ctx, pkt, owner);
-	if (ret <= 0)
+	if (ret <= 0) {
+		flow_release(USAGE_SNAT, held);
 		return ret;
-	flow_count(USAGE_SNAT);
-	if (dev)
-		__sync_fetch_and_add(&dev->snat_flows, 1);
+	}
 	count_traffic(owner->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
 	return 0;
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -108,4 +110,18 @@ func TestCountersNeverWrapAround(t *testing.T) {
 	b.sweep(usage.Snat, time.Hour, false)
 	b.empty()
 	b.fromPod(udp(podA, 50002, world, 53)).is("forwarded")
+}
+
+// An address that moves between two pods that both live takes its flows off the count of the one that opened them.
+func TestFlowsOfMovedAddress(t *testing.T) {
+	b := newBed(t)
+	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+	b.fromUplink(udp(world, 4000, podA, 53)).is("delivered")
+	l := b.pods[podB]
+	must(t, b.endpoints.Put(endpoints.Key{Address: addr(podA)}, endpoints.Value{Ifindex: uint32(l.index)}))
+	must(t, b.devices.Put(devices.Key{Ifindex: uint32(l.index)}, devices.Value{IPv4: addr(podA)}))
+	b.fromPodAt(podB, udp(podA, 50000, world, 53)).is("forwarded")
+	b.fromPodAt(podB, tcp(podA, 50000, world, 53, ack)).is("drop NO_MAPPING")
+	b.fromPodAt(podB, udp(podA, 53, world, 4000)).is("forwarded")
+	b.count(2, 0)
 }

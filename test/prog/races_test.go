@@ -2,6 +2,7 @@ package prog
 
 import (
 	"errors"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -143,4 +144,79 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 			}
 		})
 	}
+}
+
+// shot is a frame and where it is seen.
+type shot struct {
+	d       wire.Direction
+	ifindex int
+	frame   []byte
+}
+
+// salvo is traffic in all directions on few tuples, so that flows meet, collide and are answered.
+func (b *bed) salvo() []shot {
+	b.Helper()
+	var shots []shot
+	at := func(d wire.Direction, l veth, p packet) {
+		p.macTo = l.mac
+		shots = append(shots, shot{d, l.index, p.bytes(b)})
+	}
+	for i := range uint16(6) {
+		for _, pod := range []string{podA, podB} {
+			for _, p := range []packet{
+				udp(pod, 50000+i, world, 53), udp(pod, 1000+i, world, 53), udp(pod, 53, world, 4000+i),
+				tcp(pod, 50000+i, world, 80, syn), tcp(pod, 50000+i, world, 80, ack),
+			} {
+				at(wire.FromPod, b.pods[pod], p)
+				at(wire.ToUplink, b.uplink, p)
+			}
+			at(wire.FromUplink, b.uplink, udp(world, 4000+i, pod, 53))
+		}
+		at(wire.ToUplink, b.uplink, udp(nodeIP, 50000+i, world, 53))
+		at(wire.FromUplink, b.uplink, udp(world, 53, nodeIP, 50000+i))
+		at(wire.FromUplink, b.uplink, tcp(world, 80, nodeIP, 50000+i, ack))
+	}
+	return shots
+}
+
+// Two CPUs open, answer and renew flows that have long been idle, while one of them collects: what is left are whole
+// pairs, and every count is exact.
+func TestRaceEverything(t *testing.T) {
+	b := newBed(t, withPorts(50000, 50007), withTables(64, 64))
+	shots := b.salvo()
+	fire := func(r *rand.Rand, times int) error {
+		for range times {
+			s := shots[r.IntN(len(shots))]
+			if _, err := b.send(s.d, s.ifindex, s.frame); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	random := []*rand.Rand{rand.New(rand.NewPCG(*seed, 1)), rand.New(rand.NewPCG(*seed, 2))}
+	t.Logf("repeat with -seed=%d", *seed)
+	one := func(int) error { return fire(random[0], 20) }
+	two := func(round int) error {
+		for table := range usage.Tables {
+			args := collectArgs{Now: now(b), Table: table}
+			if _, err := b.collect.Run(&ebpf.RunOptions{Context: args}); err != nil || round%2 == 0 {
+				return err
+			}
+		}
+		return fire(random[1], 20)
+	}
+	b.beside(rounds/2, one, two, func(round int) {
+		forward := all(b, b.snat)
+		for out := range forward {
+			b.pair(out)
+		}
+		b.count(len(forward), len(all(b, b.conntrack)))
+		if t.Failed() {
+			t.Fatalf("in round %d", round)
+		}
+		b.age(2 * time.Minute)
+	})
+	b.sweep(usage.Snat, 2*day, false)
+	b.sweep(usage.Conntrack, 2*day, false)
+	b.empty()
 }
