@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
 // Cleanup removes everything that agent and plugin ever made on the node, live
@@ -147,7 +148,10 @@ func (c *cleaner) removePlugin(context.Context) error {
 // removeFiles empties the state directory of what is ours, and removes the
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
-	names := []string{recordName, recordName + ".next", "qdiscs", "qdiscs.next", "lock", "agent.lock"}
+	names := []string{
+		recordName, recordName + ".next", observe.ClusterFile, observe.ClusterFile + ".next", "qdiscs", "qdiscs.next",
+		"lock", "agent.lock",
+	}
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
 		err := os.Remove(filepath.Join(c.State, name))

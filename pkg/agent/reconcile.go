@@ -15,6 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -71,6 +72,7 @@ type reconciler struct {
 	list     stamp
 	plugin   [2]stamp // of what is installed, and of what it was installed from
 	services bool     // Service rules were seen
+	told     observe.Cluster
 	asked    time.Time
 }
 
@@ -220,7 +222,8 @@ func (r *reconciler) apply() error {
 		r.status.synced(r.changed, time.Now())
 	}
 	r.status.describe(r.result, len(r.nodes))
-	return err
+	// Last: for people, not for packets.
+	return errors.Join(err, r.writeCluster())
 }
 
 // judgeReady decides whether this node can carry a pod, and says so to the
