@@ -40,16 +40,16 @@ func Watch(ctx context.Context, changed func()) error {
 		return fmt.Errorf("subscribe to network changes: %w", err)
 	}
 	defer socket.Close()
-	// The end of ctx is noticed between two receptions.
-	if err := socket.SetReceiveTimeout(&unix.Timeval{Usec: 200_000}); err != nil {
-		return fmt.Errorf("subscribe to network changes: %w", err)
-	}
+	stop := context.AfterFunc(ctx, socket.Close) // ends a reception that waits
+	defer stop()
 	for ctx.Err() == nil {
 		_, _, err := socket.Receive()
 		switch {
 		case err == nil, errors.Is(err, unix.ENOBUFS):
 			changed()
-		case errors.Is(err, unix.EAGAIN), interrupted(err):
+		case interrupted(err):
+		case ctx.Err() != nil:
+			return ctx.Err()
 		default:
 			return fmt.Errorf("receive network changes: %w", err)
 		}

@@ -1,0 +1,96 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// inside opens a handle in a namespace of the test's own, in which loopback is up.
+func inside(t *testing.T) (h *Handle, loopback int) {
+	t.Helper()
+	priv.Isolate(t)
+	h, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.SetUp(lo.Index); err != nil {
+		t.Fatal(err)
+	}
+	return h, lo.Index
+}
+
+func TestLocalPrefixes(t *testing.T) {
+	h, lo := inside(t)
+	for _, a := range []string{"169.254.20.10/32", "10.9.0.1/24"} {
+		if err := h.AddAddress(lo, netip.MustParsePrefix(a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	anyIP := &netlink.Route{
+		Dst: ipNet(netip.MustParsePrefix("10.8.0.0/16")), LinkIndex: lo, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+	}
+	if err := h.nl.RouteReplace(anyIP); err != nil {
+		t.Fatal(err)
+	}
+	have, err := h.LocalPrefixes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"127.0.0.0/8", "169.254.20.10/32", "10.9.0.1/32", "10.8.0.0/16"} {
+		if !slices.Contains(have, netip.MustParsePrefix(want)) {
+			t.Errorf("%s is missing in %v", want, have)
+		}
+	}
+	if broadcast := netip.MustParsePrefix("10.9.0.255/32"); slices.Contains(have, broadcast) {
+		t.Errorf("%s is not local", broadcast)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	h, lo := inside(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	done := make(chan struct{})
+	go func() { // the handle's socket is inside, wherever this goroutine runs
+		defer close(done)
+		for i := byte(1); ctx.Err() == nil; i++ {
+			_ = h.AddAddress(lo, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, 0, i}), 32))
+		}
+	}()
+	noticed := false
+	err := Watch(ctx, func() {
+		noticed = true
+		cancel()
+	})
+	<-done
+	if !noticed || !errors.Is(err, context.Canceled) {
+		t.Errorf("noticed %v, error %v", noticed, err)
+	}
+}
+
+func TestWatchEndsAtOnce(t *testing.T) {
+	inside(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	started := time.Now()
+	if err := Watch(ctx, func() {}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
+	}
+	if took := time.Since(started); took > 2*time.Second {
+		t.Errorf("ended after %v", took)
+	}
+}
