@@ -65,14 +65,14 @@ func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 		tr := startTraffic(t, a, near.Namespace, far.Namespace, node.Namespace, l.Outside)
 		tr.streams = append(tr.streams, startNumbered(t, "far > a", far.Namespace, a.Namespace))
 		// Loading takes some hundred milliseconds.
-		for _, age := range []time.Duration{0, 20, 60, 120, 200, 300, 450, 700} {
+		for _, age := range []int{0, 20, 60, 120, 200, 300, 450, 700} {
 			if err := node.KillAgent(); err != nil {
 				t.Fatal(err)
 			}
 			if err := node.StartAgent(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(age * time.Millisecond) // when it dies is the point of the test
+			time.Sleep(time.Duration(age) * time.Millisecond) // when it dies is the point of the test
 		}
 		if err := node.WaitReady(within(t, readyLimit)); err != nil {
 			t.Fatal(err)

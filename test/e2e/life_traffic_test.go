@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -218,7 +219,7 @@ func (c *connections) assertAlive(t *testing.T, when string) {
 func (c *connections) close() {
 	c.stop()
 	c.users.Wait()
-	for _, conn := range append(c.busy[:len(c.busy):len(c.busy)], c.idle...) {
+	for _, conn := range slices.Concat(c.busy, c.idle) {
 		if conn != nil {
 			conn.Close()
 		}
