@@ -19,7 +19,7 @@ type opener struct {
 	closes func(b *bed, p packet) result // sends one of the other end
 }
 
-// The flow of every lifetime test, as its opener sends it: 1024 to 80.
+// The flow of every lifetime test goes from port 50000 to port 80.
 var openers = []opener{
 	{
 		name: "masqueraded", table: usage.Snat,
@@ -212,9 +212,10 @@ func TestLifetimes(t *testing.T) {
 		o.closes(b, datagram)
 		o.lives(b, 3*time.Minute)
 	}
-	masqueraded := openers[0]
-	masqueraded.opens(b, echo)
-	masqueraded.lives(b, 30*time.Second)
+	for _, o := range openers {
+		o.opens(b, echo)
+		o.lives(b, 30*time.Second)
+	}
 	other := packet{proto: 132, src: world, dst: podA, payload: make([]byte, 12)}
 	b.fromUplink(other).is("delivered")
 	openers[1].lives(b, time.Minute)

@@ -264,3 +264,49 @@ func TestLastSeen(t *testing.T) {
 		t.Errorf("after two seconds: %+v, first %+v", later, first)
 	}
 }
+
+// A reply that only the stack may forward is translated all the same, and marked, so that nothing behind takes it for a
+// packet that the world sends to the pod.
+func TestReplyForStack(t *testing.T) {
+	b := newBed(t)
+	p := udp(podA, 50000, world, 53)
+	out := b.fromPod(p).is("forwarded")
+	for name, change := range map[string]func(*packet){
+		"last hop":   func(p *packet) { p.ttl = 1 },
+		"IP options": func(p *packet) { p.options = true },
+	} {
+		r := b.fromUplink(answer(out, p).with(change)).is("stack").flow("udp " + world + ":53 > " + podA + ":50000").valid()
+		if r.mark&mark == 0 {
+			t.Errorf("%s: the stack gets an unmarked packet", name)
+		}
+	}
+	b.count(1, 0)
+}
+
+// Replies and flows of many pods and servers at once: each finds its own way back.
+func TestManyFlows(t *testing.T) {
+	b := newBed(t, withPorts(50000, 50199))
+	type sent struct {
+		p packet
+		r result
+	}
+	var flows []sent
+	for i := range uint16(60) {
+		for _, pod := range []string{podA, podB, podC} {
+			for _, dst := range []string{world, "198.51.100.8"} {
+				p := udp(pod, 1000+i, dst, 53)
+				flows = append(flows, sent{p, b.fromPod(p).is("forwarded")})
+			}
+		}
+	}
+	used := make(map[string]bool)
+	for _, f := range flows {
+		seen := f.r.view().String()
+		if used[seen] {
+			t.Errorf("%s stands for two flows", seen)
+		}
+		used[seen] = true
+		b.fromUplink(answer(f.r, f.p)).is("delivered").flow(reversed(describeView(f.p)))
+	}
+	b.count(len(flows), 0)
+}
