@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/test/vm/wire"
+)
+
+// suite is one package's tests, for both sides.
+type suite struct {
+	wire.Suite
+	tests []string // by name, those that must run
+}
+
+// workshop makes what is the same for all kernels: binaries, and the archive of them.
+type workshop struct {
+	dir    string // for what is built
+	root   string // of the module
+	suites []suite
+}
+
+// build compiles the tests of the packages and what they and the machine need.
+func build(ctx context.Context, root, dir string, packages []string, o testOptions) (*workshop, error) {
+	w := &workshop{dir: dir, root: root}
+	for _, args := range [][]string{
+		{"build", "-ldflags", "-s -w", "-o", w.path("init"), "./test/vm/init"},
+		// One of the product's tests drives the plugin with it.
+		{"build", "-ldflags", "-s -w", "-o", w.path("bin") + "/", "github.com/containernetworking/cni/cnitool", "./cmd/..."},
+		append([]string{"test", "-c", "-ldflags", "-s -w", "-o", w.path("tests") + "/"}, packages...),
+	} {
+		if err := w.goTool(ctx, args...); err != nil {
+			return nil, err
+		}
+	}
+	list, err := output(ctx, "go", append([]string{"list", "-f", "{{.Dir}}"}, packages...)...)
+	if err != nil {
+		return nil, err
+	}
+	for at := range strings.FieldsSeq(list) {
+		if err := w.addSuite(ctx, at, o); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+func (w *workshop) path(name string) string { return filepath.Join(w.dir, name) }
+
+// goTool runs go in the module, for a machine without a C library.
+func (w *workshop) goTool(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = w.root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+// addSuite takes a package in, if it has tests.
+func (w *workshop) addSuite(ctx context.Context, at string, o testOptions) error {
+	dir, err := filepath.Rel(w.root, at)
+	if err != nil {
+		return err
+	}
+	binary := filepath.Base(dir) + ".test"
+	if _, err := os.Stat(w.path("tests/" + binary)); err != nil {
+		return nil // a package without tests
+	}
+	// The very binary that will run is asked, so that a test which the machine loses is missed.
+	list, err := output(ctx, w.path("tests/"+binary), "-test.list", o.list(dir))
+	if err != nil {
+		return err
+	}
+	s := suite{Suite: wire.Suite{Dir: dir, Binary: binary, Seconds: o.seconds}}
+	for name := range strings.FieldsSeq(list) {
+		if !strings.HasPrefix(name, "Benchmark") && !strings.HasPrefix(name, "Example") {
+			s.tests = append(s.tests, name)
+		}
+	}
+	s.Args = o.args(dir)
+	if o.update && dir == verifierDir {
+		s.Args = append(s.Args, "-update")
+		s.Fetch = "testdata/verifier-*.txt"
+	}
+	if len(s.tests) > 0 {
+		w.suites = append(w.suites, s)
+	}
+	return nil
+}
+
+// image writes the archive that a kernel boots with: what is common, the kernel's modules, and the plan.
+func (w *workshop) image(k kernel) (string, error) {
+	tree, err := openModules(k.modules)
+	if err != nil {
+		return "", err
+	}
+	modules, err := tree.closure(wanted)
+	if err != nil {
+		return "", err
+	}
+	plan := wire.Plan{Env: []string{
+		"PATH=/bin", "HOME=/tmp", "REQUIRE_PRIVILEGED=1", "EBPF_CNI_BIN=" + wire.BinDir,
+	}}
+	path := w.path("root.cpio")
+	f, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	a := newArchive(f)
+	a.file("init", w.path("init"))
+	a.tree(wire.BinDir, w.path("bin"))
+	a.data("etc/hosts", []byte("127.0.0.1 localhost\n"))
+	a.file(wire.Root+"/go.mod", filepath.Join(w.root, "go.mod"))
+	for _, m := range modules {
+		a.data(wire.ModuleDir+"/"+m.file, m.content)
+		plan.Modules = append(plan.Modules, m.file)
+	}
+	for _, s := range w.suites {
+		at := filepath.Join(wire.Root, s.Dir)
+		a.file(filepath.Join(at, s.Binary), w.path("tests/"+s.Binary))
+		a.tree(filepath.Join(at, "testdata"), filepath.Join(w.root, s.Dir, "testdata"))
+		plan.Suites = append(plan.Suites, s.Suite)
+	}
+	raw, err := json.Marshal(plan)
+	if err != nil {
+		return "", err
+	}
+	a.data(wire.PlanFile, raw)
+	if err := a.end(); err != nil {
+		return "", err
+	}
+	return path, f.Close()
+}

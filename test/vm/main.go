@@ -1,0 +1,150 @@
+// Command vm runs the tests that need a kernel on other kernels than the running one, in virtual machines without disk or
+// network: `make test-kernels`. Its exit status is 0 only if on each kernel every test has passed or was expected to be
+// skipped there, and the kernel did not complain.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ok, err := start(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "test-kernels:", err)
+	}
+	if !ok || err != nil {
+		stop()
+		os.Exit(1) //nolint:gocritic // stop has been called
+	}
+}
+
+// session is one call of the command.
+type session struct {
+	workshop *workshop
+	machine  machine
+	options  testOptions
+	failed   bool
+}
+
+func start(ctx context.Context) (bool, error) {
+	var kernels, modules, cache, only, flags string
+	s := session{}
+	flag.StringVar(&kernels, "kernel", "6.1 6.12", "series of Debian's kernels, or the path of one image")
+	flag.StringVar(&modules, "modules", "", "with an image: the directory of its modules")
+	flag.StringVar(&cache, "cache", "", "where Debian's kernels are kept; default ~/.cache/ebpf-cni/kernels")
+	flag.StringVar(&only, "packages", "", "packages to test; default all that ask the kernel for something")
+	flag.StringVar(&flags, "testflags", "", "-run, -v, and the packages' own flags")
+	flag.BoolVar(&s.options.update, "update", false, "write the bounds of the verifier's work anew")
+	flag.StringVar(&s.machine.qemu, "qemu", "qemu-system-x86_64", "")
+	flag.StringVar(&s.machine.accel, "accel", "tcg,thread=multi", "what qemu emulates processors with")
+	flag.IntVar(&s.machine.processors, "smp", 2, "processors")
+	flag.IntVar(&s.machine.mb, "mb", 2048, "memory in MiB")
+	flag.DurationVar(&s.machine.timeout, "timeout", 12*time.Minute, "for one kernel")
+	flag.Parse()
+
+	update := s.options.update
+	options, err := parseTestFlags(strings.Fields(flags))
+	if err != nil {
+		return false, err
+	}
+	s.options = options
+	s.options.update, s.options.seconds = update, int(s.machine.timeout.Seconds())
+	if cache == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			return false, fmt.Errorf("choose where to keep kernels: %w", err)
+		}
+		cache = filepath.Join(base, "ebpf-cni", "kernels")
+	}
+	chosen := packages
+	if fields := strings.Fields(only); len(fields) > 0 {
+		chosen = fields
+	}
+	return s.run(ctx, strings.Fields(kernels), modules, cache, chosen)
+}
+
+func (s *session) run(ctx context.Context, names []string, modules, cache string, packages []string) (bool, error) {
+	var kernels []kernel
+	for _, name := range names {
+		k, err := findKernel(ctx, name, modules, cache)
+		if err != nil {
+			return false, err
+		}
+		kernels = append(kernels, k)
+	}
+	dir, err := os.MkdirTemp("", "ebpf-cni-vm-")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(dir)
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return false, err
+	}
+	s.workshop, err = build(ctx, root, dir, packages, s.options)
+	if err != nil {
+		return false, err
+	}
+	if len(s.workshop.suites) == 0 {
+		return false, errors.New("no test to run")
+	}
+	for _, k := range kernels {
+		if err := s.test(ctx, k); err != nil {
+			return false, fmt.Errorf("kernel %s: %w", k.name, err)
+		}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+	return !s.failed, nil
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// test runs all suites on one kernel.
+func (s *session) test(ctx context.Context, k kernel) error {
+	root, err := s.workshop.image(k)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(root)
+	s.boot(ctx, k, root)
+	return nil
+}
+
+// boot starts the machine and reports what comes of it.
+func (s *session) boot(ctx context.Context, k kernel, root string) {
+	started := time.Now()
+	console := s.workshop.path("console")
+	r := &report{session: s, kernel: k}
+	broken := s.machine.boot(ctx, k.image, root, console, r.frame)
+	text, err := os.ReadFile(console)
+	if err != nil && broken == nil {
+		broken = err
+	}
+	r.finish(string(text), broken)
+	verdict := "passed"
+	if r.failed {
+		verdict, s.failed = "FAILED", true
+	}
+	fmt.Printf("=== kernel %s (%s): %s after %.0f s: %d passed, %d failed, %d skipped\n", k.name, r.release, verdict,
+		time.Since(started).Seconds(), r.count("PASS"), r.count("FAIL"), r.count("SKIP"))
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/test/vm/wire"
+)
+
+// report collects what a machine says and prints it as go test does.
+type report struct {
+	*session
+	kernel  kernel
+	release string
+	results []*result
+	done    bool
+	failed  bool
+}
+
+// current is the suite that runs.
+func (r *report) current() *result {
+	if n := len(r.results); n > 0 && r.results[n-1].ended == nil {
+		return r.results[n-1]
+	}
+	if len(r.results) == len(r.workshop.suites) {
+		return nil
+	}
+	next := &result{suite: r.workshop.suites[len(r.results)]}
+	r.results = append(r.results, next)
+	return next
+}
+
+func (r *report) frame(f wire.Frame) {
+	switch {
+	case f.Booted != "":
+		r.release = f.Booted
+		fmt.Printf("=== kernel %s: Linux %s\n", r.kernel.name, f.Booted)
+	case f.Line != nil:
+		c := r.current()
+		if c == nil {
+			r.fault("output of no suite: %s", *f.Line)
+			return
+		}
+		c.output = append(c.output, *f.Line)
+		if r.options.verbose {
+			fmt.Print(*f.Line)
+		}
+	case f.File != nil:
+		r.keep(*f.File)
+	case f.Ended != nil:
+		c := r.current()
+		if c == nil || c.suite.Dir != f.Ended.Dir {
+			r.fault("the end of %s comes unexpectedly", f.Ended.Dir)
+			return
+		}
+		c.ended = f.Ended
+		r.print(c)
+	case f.Broken != "":
+		r.fault("in the machine: %s", f.Broken)
+	case f.Done:
+		r.done = true
+	}
+}
+
+func (r *report) fault(format string, args ...any) {
+	r.failed = true
+	fmt.Printf("test-kernels: "+format+"\n", args...)
+}
+
+// keep writes a file that a suite was asked for into the tree.
+func (r *report) keep(f wire.File) {
+	if !filepath.IsLocal(f.Path) {
+		r.fault("the machine sends %s", f.Path)
+		return
+	}
+	if err := os.WriteFile(filepath.Join(r.workshop.root, f.Path), f.Content, 0o644); err != nil {
+		r.fault("%v", err)
+	}
+}
+
+// print says how a suite has ended, in full when it has not passed.
+func (r *report) print(c *result) {
+	faults := c.faults()
+	seconds := 0.0
+	if c.ended != nil {
+		seconds = c.ended.Seconds
+	}
+	if len(faults) == 0 {
+		fmt.Printf("ok  \t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
+		return
+	}
+	if !r.options.verbose {
+		for _, line := range c.output {
+			fmt.Print(line)
+		}
+	}
+	for _, fault := range faults {
+		r.fault("kernel %s, %s: %s", r.kernel.name, c.suite.Dir, fault)
+	}
+	fmt.Printf("FAIL\t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
+}
+
+const modulePath = "github.com/ebpf-cni/ebpf-cni"
+
+// finish judges the whole.
+func (r *report) finish(console string, broken error) {
+	if broken != nil {
+		r.fault("kernel %s: %v", r.kernel.name, broken)
+	}
+	if !r.done {
+		r.fault("kernel %s: the machine did not come to its end; the last lines of its console:\n%s", r.kernel.name, tail(console, 40))
+	}
+	if c := r.last(); c != nil && c.ended == nil {
+		r.print(c)
+	}
+	for _, s := range r.workshop.suites[len(r.results):] {
+		r.fault("kernel %s: %s did not run", r.kernel.name, s.Dir)
+	}
+	if lines := complaints(console); len(lines) > 0 {
+		r.fault("the kernel complains:\n%s\nThe end of its console:\n%s", strings.Join(lines, "\n"), tail(console, 60))
+	}
+	r.judgeSkips()
+}
+
+func (r *report) last() *result {
+	if len(r.results) == 0 {
+		return nil
+	}
+	return r.results[len(r.results)-1]
+}
+
+// judgeSkips prints what was skipped and compares it with what may be.
+func (r *report) judgeSkips() {
+	var got []string
+	ran := make(map[string]bool)
+	for _, c := range r.results {
+		got = append(got, c.skipped()...)
+		ran[c.suite.Dir] = r.options.whole() && c.ended != nil && c.ended.Status == 0
+	}
+	for _, name := range got {
+		fmt.Printf("skipped on %s: %s\n", r.kernel.name, name)
+	}
+	version, err := parseRelease(r.release)
+	if err != nil {
+		r.fault("kernel %s: %v", r.kernel.name, err)
+		return
+	}
+	expected, exact, err := expectedSkips(filepath.Join(r.workshop.root, "test", "vm"), version)
+	if err != nil {
+		r.fault("%v", err)
+	}
+	for _, problem := range compareSkips(got, expected, ran, exact) {
+		r.fault("kernel %s: %s", r.kernel.name, problem)
+	}
+	if r.kernel.series != "" && r.kernel.series != version.String() {
+		r.fault("kernel %s is Linux %s", r.kernel.name, r.release)
+	}
+}
+
+func (r *report) count(how string) int {
+	n := 0
+	for _, c := range r.results {
+		n += len(c.verdicts(how))
+	}
+	return n
+}
