@@ -285,7 +285,7 @@ func TestReplyForStack(t *testing.T) {
 
 // Replies and flows of many pods and servers at once: each finds its own way back.
 func TestManyFlows(t *testing.T) {
-	b := newBed(t, withPorts(50000, 50199))
+	b := newBed(t, withPorts(50000, 50999))
 	type sent struct {
 		p packet
 		r result
