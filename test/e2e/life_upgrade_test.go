@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -54,11 +55,13 @@ type upgraded struct {
 	steady      []*steadyFlows
 	streams     []*numbered
 	comers      *comers
+	outside     netip.AddrPort
 }
 
 func startUpgraded(t *testing.T) *upgraded {
 	t.Helper()
-	u := &upgraded{Lab: startCluster(t, lab.Options{Nodes: 2})}
+	// A connection that opens while maps move may meet both builds before what they know is joined: TCP repeats the packet.
+	u := &upgraded{Lab: startCluster(t, lab.Options{Nodes: 2}, drops.NoMapping)}
 	u.a, u.far = addPod(t, u.Nodes[0], "a"), addPod(t, u.Nodes[1], "far")
 	outside, far := serve(t, u.Outside), serve(t, u.far.Namespace)
 	// Opened before the neighbours are known: these go by the host's stack for good.
@@ -74,7 +77,7 @@ func startUpgraded(t *testing.T) *upgraded {
 	u.streams = []*numbered{
 		startNumbered(t, "a > far", u.a.Namespace, u.far.Namespace), startNumbered(t, "a > outside", u.a.Namespace, u.Outside),
 	}
-	u.comers = startComers(t, u.a.Namespace, outside)
+	u.comers, u.outside = startComers(t, u.a.Namespace, outside), outside
 	return u
 }
 
@@ -150,6 +153,22 @@ func (u *upgraded) replace(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 		assertOnlyPinned(t, node, "after the upgrade")
+	}
+}
+
+// interrupt kills the first node's agent while it brings another build onto the node.
+func (u *upgraded) interrupt(t *testing.T, dir string) {
+	t.Helper()
+	node := u.Nodes[0]
+	// The maps move after some hundred milliseconds.
+	for _, age := range []time.Duration{100, 200, 300, 400, 500, 600, 700, 800} {
+		if err := node.KillAgent(); err != nil {
+			t.Fatal(err)
+		}
+		if err := node.StartAgentBinary(filepath.Join(dir, "ebpf-agent")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(age * time.Millisecond) // when it dies is the point of the test
 	}
 }
 
@@ -239,6 +258,11 @@ func TestLifeUpgradeInPlace(t *testing.T) {
 	if err := node.WaitReady(within(t, readyLimit)); err != nil {
 		t.Fatal(err)
 	}
+	// Cut off halfway, both builds run until the next start: what is there lives on, what opens meanwhile may have to wait.
+	u.comers.end(t)
+	u.interrupt(t, made.grown)
+	u.assertAlive(t, "an upgrade to another layout that was killed")
+	u.comers = startComers(t, u.a.Namespace, u.outside)
 	u.replace(t, made.grown)
 	if now := layoutOf(t, node); now != layout+8 {
 		t.Errorf("a value of snat has %d bytes, had %d: this shows nothing", now, layout)
