@@ -161,14 +161,14 @@ func (u *upgraded) interrupt(t *testing.T, dir string) {
 	t.Helper()
 	node := u.Nodes[0]
 	// The maps move after some hundred milliseconds.
-	for _, age := range []time.Duration{100, 200, 300, 400, 500, 600, 700, 800} {
+	for _, age := range []int{100, 200, 300, 400, 500, 600, 700, 800} {
 		if err := node.KillAgent(); err != nil {
 			t.Fatal(err)
 		}
 		if err := node.StartAgentBinary(filepath.Join(dir, "ebpf-agent")); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(age * time.Millisecond) // when it dies is the point of the test
+		time.Sleep(time.Duration(age) * time.Millisecond) // when it dies is the point of the test
 	}
 }
 
