@@ -44,9 +44,11 @@ func Load(ctx context.Context, opts Options) (*Datapath, error) {
 
 // load calls at between its steps; an error of it is a failure of that step.
 func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, error) {
-	if err := Probe(); err != nil {
+	found, err := Probe(opts.Attach)
+	if err != nil {
 		return nil, err
 	}
+	opts.Log.Info("kernel has what is needed", "release", found.Release, "tcx", found.TCX)
 	if err := os.MkdirAll(opts.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)
 	}

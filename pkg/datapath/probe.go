@@ -11,9 +11,11 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
 // spec returns the programs, unchanged by earlier loads.
@@ -34,6 +36,7 @@ type kernel struct {
 	programType func(ebpf.ProgramType) error
 	helper      func(ebpf.ProgramType, asm.BuiltinFunc) error
 	mapType     func(ebpf.MapType) error
+	tcx         func() error
 	release     func() string
 }
 
@@ -42,6 +45,7 @@ func runningKernel() kernel {
 		programType: features.HaveProgramType,
 		helper:      features.HaveProgramHelper,
 		mapType:     features.HaveMapType,
+		tcx:         haveTCX,
 		release:     release,
 	}
 }
@@ -54,19 +58,45 @@ func release() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// Probe asks the kernel for everything that the embedded programs use. The one
-// error, which matches ErrKernelTooOld, names all that is missing.
-func Probe() error {
-	spec, err := Options{}.spec()
-	if err != nil {
-		return err
+// haveTCX asks for the programs on the loopback interface, which every network
+// namespace has. A kernel without tcx does not know the question.
+func haveTCX() error {
+	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w: tcx", ebpf.ErrNotSupported)
 	}
-	return probe(spec, runningKernel())
+	return err
 }
 
-func probe(spec *ebpf.CollectionSpec, k kernel) error {
+// Kernel is what Probe has found out.
+type Kernel struct {
+	// Release of the running kernel.
+	Release string
+	// TCX: programs can be attached by tcx. They are where it is there, and by
+	// clsact where not; nothing else is used only when present.
+	TCX bool
+}
+
+// Probe asks the kernel for everything that the embedded programs use, and for
+// the way of attaching them. The one error, which matches ErrKernelTooOld, names
+// all that is missing.
+func Probe(mode attach.Mode) (Kernel, error) {
+	spec, err := Options{}.spec()
+	if err != nil {
+		return Kernel{}, err
+	}
+	return probe(spec, mode, runningKernel())
+}
+
+func probe(spec *ebpf.CollectionSpec, mode attach.Mode, k kernel) (Kernel, error) {
+	found := Kernel{Release: k.release(), TCX: !errors.Is(k.tcx(), ebpf.ErrNotSupported)}
+	return found, lacks(needs(spec, mode), k)
+}
+
+// lacks returns the one error that names all that the kernel has not.
+func lacks(needs []need, k kernel) error {
 	var missing []string
-	for _, n := range needs(spec) {
+	for _, n := range needs {
 		err := n.ask(k)
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			missing = append(missing, n.what)
@@ -91,8 +121,11 @@ type need struct {
 
 // needs reads from the programs themselves what they use. A program type that
 // is missing makes its helpers no news, so types come first and once.
-func needs(spec *ebpf.CollectionSpec) []need {
+func needs(spec *ebpf.CollectionSpec, mode attach.Mode) []need {
 	var out []need
+	if mode == attach.TCX {
+		out = append(out, need{"tcx, which Linux 6.6 brought and only --attach=tcx needs", func(k kernel) error { return k.tcx() }})
+	}
 	mapTypes := make(map[ebpf.MapType]bool)
 	for _, m := range spec.Maps {
 		mapTypes[m.Type] = true

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -20,6 +21,7 @@ func lacking(programs []ebpf.ProgramType, helpers []asm.BuiltinFunc, maps []ebpf
 		programType: func(t ebpf.ProgramType) error { return if1(slices.Contains(programs, t), with) },
 		helper:      func(_ ebpf.ProgramType, h asm.BuiltinFunc) error { return if1(slices.Contains(helpers, h), with) },
 		mapType:     func(t ebpf.MapType) error { return if1(slices.Contains(maps, t), with) },
+		tcx:         func() error { return nil },
 		release:     func() string { return "5.4.0-test" },
 	}
 }
@@ -34,32 +36,51 @@ func if1(cond bool, err error) error {
 func TestProbeNamesAllThatIsMissing(t *testing.T) {
 	spec := embedded(t)
 	old := lacking(nil, []asm.BuiltinFunc{asm.FnRedirectPeer, asm.FnRedirectNeigh}, []ebpf.MapType{ebpf.LPMTrie}, ebpf.ErrNotSupported)
-	err := probe(spec, old)
+	_, err := probe(spec, attach.Auto, old)
 	refused(t, "an old kernel", err, ErrKernelTooOld, "5.4.0-test", "6.1", "bpf_redirect_peer for SchedCLS programs",
 		"bpf_redirect_neigh", "maps of type LPMTrie")
 	if err != nil && strings.Contains(err.Error(), "bpf_fib_lookup") {
 		t.Errorf("%v names what is there", err)
 	}
 	older := lacking([]ebpf.ProgramType{ebpf.Syscall}, []asm.BuiltinFunc{asm.FnForEachMapElem}, nil, ebpf.ErrNotSupported)
-	err = probe(spec, older)
+	_, err = probe(spec, attach.Auto, older)
 	refused(t, "an older kernel", err, ErrKernelTooOld, "programs of type Syscall")
 	if err != nil && strings.Contains(err.Error(), "for Syscall programs") {
 		t.Errorf("%v names helpers of programs that cannot be", err)
 	}
-	if err := probe(spec, lacking(nil, nil, nil, nil)); err != nil {
+	if _, err := probe(spec, attach.TCX, lacking(nil, nil, nil, nil)); err != nil {
 		t.Errorf("a good kernel: %v", err)
 	}
 	inconclusive := lacking(nil, []asm.BuiltinFunc{asm.FnFibLookup}, nil, errors.New("odd answer"))
-	if err := probe(spec, inconclusive); err != nil {
+	if _, err := probe(spec, attach.Auto, inconclusive); err != nil {
 		t.Errorf("an answer that says nothing: %v", err)
 	}
 	user := lacking(nil, []asm.BuiltinFunc{asm.FnFibLookup}, nil, unix.EPERM)
-	refused(t, "no rights", probe(spec, user), unix.EPERM, "root")
+	_, err = probe(spec, attach.Auto, user)
+	refused(t, "no rights", err, unix.EPERM, "root")
+}
+
+// TestProbeOfTCX: what is used when present is missed only by who insists on it.
+func TestProbeOfTCX(t *testing.T) {
+	spec := embedded(t)
+	without := lacking(nil, []asm.BuiltinFunc{asm.FnRedirectPeer}, nil, ebpf.ErrNotSupported)
+	without.tcx = func() error { return fmt.Errorf("probed: %w", ebpf.ErrNotSupported) }
+	_, err := probe(spec, attach.TCX, without)
+	refused(t, "no tcx, but --attach=tcx", err, ErrKernelTooOld, "--attach=tcx", "6.6", "bpf_redirect_peer")
+	without.helper = func(ebpf.ProgramType, asm.BuiltinFunc) error { return nil }
+	for _, mode := range []attach.Mode{attach.Auto, attach.Clsact} {
+		if found, err := probe(spec, mode, without); err != nil || found != (Kernel{Release: "5.4.0-test"}) {
+			t.Errorf("%s on a kernel without tcx: %+v, %v", mode, found, err)
+		}
+	}
+	if found, err := probe(spec, attach.Auto, lacking(nil, nil, nil, nil)); err != nil || !found.TCX {
+		t.Errorf("on a kernel with tcx: %+v, %v", found, err)
+	}
 }
 
 func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {
 	asked := make(map[string]bool)
-	for _, n := range needs(embedded(t)) {
+	for _, n := range needs(embedded(t), attach.Auto) {
 		asked[n.what] = true
 	}
 	for _, what := range []string{
@@ -75,7 +96,8 @@ func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {
 
 func TestProbeOfTheRunningKernel(t *testing.T) {
 	priv.Require(t)
-	if err := Probe(); err != nil {
-		t.Error(err)
+	found, err := Probe(attach.Auto)
+	if err != nil || found.TCX != kernelHasTCX(t) || found.Release == "" {
+		t.Errorf("%+v, %v", found, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -109,8 +110,8 @@ func attachedPrograms(t *testing.T, node *lab.Node) map[string][]uint32 {
 		for _, l := range links {
 			for direction, attach := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
 				result, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: attach})
-				if errors.Is(err, ebpf.ErrNotSupported) {
-					break // before Linux 6.6
+				if errors.Is(err, unix.EINVAL) {
+					break // Linux before 6.6 does not know what is asked for
 				}
 				if err != nil {
 					return fmt.Errorf("query %s of %s: %w", direction, l.Attrs().Name, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Snapshot is what a namespace, or a node, looks like: sorted lines, each beginning with what it is about ("link",
@@ -166,8 +167,8 @@ func (ns *Namespace) describeTCX(links []netlink.Link) (lines Snapshot, err erro
 		for _, l := range links {
 			for name, attach := range map[string]ebpf.AttachType{"ingress": ebpf.AttachTCXIngress, "egress": ebpf.AttachTCXEgress} {
 				result, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: attach})
-				if errors.Is(err, ebpf.ErrNotSupported) {
-					return nil // before Linux 6.6
+				if errors.Is(err, unix.EINVAL) {
+					return nil // Linux before 6.6 does not know what is asked for
 				}
 				if err != nil {
 					return fmt.Errorf("query tcx %s of %s: %w", name, l.Attrs().Name, err)
