@@ -17,6 +17,9 @@ const ClusterFile = "cluster.json"
 
 // Cluster is the content of ClusterFile.
 type Cluster struct {
+	// NotReady says in a sentence why this node can't carry a pod, as /readyz does;
+	// empty: it can. It holds for as long as the agent that wrote it runs.
+	NotReady string           `json:"not_ready"`
 	Nodes    []ClusterNode    `json:"nodes"`
 	Problems []ClusterProblem `json:"problems"`
 }
