@@ -25,7 +25,7 @@ func startCluster(t *testing.T, opts lab.Options, expected ...drops.Reason) *lab
 
 func startAgents(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), readyLimit)
+	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(readyLimit))
 	defer cancel()
 	if err := l.StartAgents(ctx); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func serve(t *testing.T, on *lab.Namespace) netip.AddrPort {
 // within bounds a single exchange.
 func within(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(limit))
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -108,6 +108,7 @@ func dropped(t *testing.T, node *lab.Node, reason drops.Reason) uint64 {
 // eventually waits until something holds that takes the cluster a moment.
 func eventually(t *testing.T, limit time.Duration, what string, holds func() bool) {
 	t.Helper()
+	limit = lab.Patience(limit)
 	for deadline := time.Now().Add(limit); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("not within %v: %s", limit, what)

@@ -28,7 +28,7 @@ func deadlineOf(ctx context.Context) time.Time {
 	if deadline, ok := ctx.Deadline(); ok {
 		return deadline
 	}
-	return time.Now().Add(defaultTimeout)
+	return time.Now().Add(Patience(defaultTimeout))
 }
 
 // TCPConn is a connection to the echo service of a Server.
