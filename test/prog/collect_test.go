@@ -346,9 +346,9 @@ func TestCollectLeftHalves(t *testing.T) {
 			left := reverseKey(out, forward)
 			change(&left)
 			must(t, b.reverse.Insert(left, reverse))
-			b.age(2 * time.Minute)
+			b.age(10 * time.Second)
 			b.fromPod(p).is("forwarded")
-			if got := b.sweep(usage.Snat, time.Second, false); got != 1 {
+			if got := b.sweep(usage.Snat, 55*time.Second, false); got != 1 {
 				t.Errorf("%d flows collected, want the half that was left", got)
 			}
 			b.pair(out)
