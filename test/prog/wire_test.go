@@ -8,11 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // onWire attaches a program to an interface and returns a function that has a frame arrive there from the other end of
@@ -20,11 +19,10 @@ import (
 // kernel takes off a frame before our programs see it.
 func (b *bed) onWire(d wire.Direction, l veth, peer string) func(frame []byte) string {
 	b.Helper()
-	attached, err := link.AttachTCX(link.TCXOptions{
-		Interface: l.index, Program: b.programs[d], Attach: ebpf.AttachTCXIngress,
-	})
+	// By clsact, which every kernel has; it pins nothing, and ends with the namespace.
+	hook := map[wire.Direction]attach.Hook{wire.FromPod: attach.FromPod, wire.FromUplink: attach.FromUplink}[d]
+	_, err := attach.Attacher{Dir: bpffs.Dir(b.TempDir()), Mode: attach.Clsact}.Attach(l.index, hook, b.programs[d])
 	must(b, err)
-	b.Cleanup(func() { attached.Close() })
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	must(b, err)
 	b.Cleanup(func() { unix.Close(socket) })
