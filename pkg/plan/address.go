@@ -54,6 +54,13 @@ func parseNodeIP(kind, s string) (netip.Addr, error) {
 	return a, nil
 }
 
+// isBroadcast tells whether the kernel takes an address for everybody on a link
+// with that prefix. The lowest address is one like any other since Linux 5.14.
+func isBroadcast(a netip.Addr, link netip.Prefix) bool {
+	const pointToPoint = 31 // RFC 3021: no broadcast address on such a link
+	return a.Is4() && link.Bits() < pointToPoint && link.Contains(a) && !link.Contains(a.Next())
+}
+
 // addressSet finds the addresses inside a prefix in logarithmic time.
 type addressSet struct {
 	sorted []ownedAddr

@@ -59,6 +59,9 @@ func (j *judge) parse(n *Node, index int) candidate {
 		if err == nil && containsAddr(j.in.Facts.Local, a) {
 			err = fmt.Errorf("InternalIP %s is an address of this node", a)
 		}
+		if r, found := j.route(a); err == nil && found && r.OnLink && isBroadcast(a, r.Dst) {
+			err = fmt.Errorf("InternalIP %s is the broadcast address of %s", a, r.Dst)
+		}
 		if err != nil {
 			j.problem(n.Name, Refused, "%v", err)
 			continue
@@ -177,19 +180,28 @@ func (j *judge) podCIDRStays(others []candidate, i int, p netip.Prefix, a ownedA
 
 // reach finds the uplink on whose link an address is.
 func (j *judge) reach(a netip.Addr) (Link, bool) {
-	best := -1
-	for i, r := range j.in.Facts.Routes {
-		if r.Dst.Contains(a) && (best < 0 || r.Dst.Bits() > j.in.Facts.Routes[best].Dst.Bits()) {
-			best = i
-		}
-	}
-	if best < 0 || !j.in.Facts.Routes[best].OnLink {
+	r, found := j.route(a)
+	if !found || !r.OnLink {
 		return Link{}, false
 	}
+	return j.uplink(r.Index)
+}
+
+func (j *judge) uplink(index uint32) (Link, bool) {
 	for _, l := range j.in.Facts.Uplinks {
-		if l.Index == j.in.Facts.Routes[best].Index {
+		if l.Index == index {
 			return l, true
 		}
 	}
 	return Link{}, false
+}
+
+// route finds the most specific route to an address.
+func (j *judge) route(a netip.Addr) (best KernelRoute, found bool) {
+	for _, r := range j.in.Facts.Routes {
+		if r.Dst.Contains(a) && (!found || r.Dst.Bits() > best.Dst.Bits()) {
+			best, found = r, true
+		}
+	}
+	return best, found
 }

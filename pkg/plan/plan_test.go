@@ -150,6 +150,7 @@ func TestOneNodeIsWrong(t *testing.T) {
 		}), []string{"n9 refused"}, "10.244.2.7/32", Standing{Claims: map[netip.Prefix]netip.Addr{
 			netip.MustParsePrefix("10.244.2.0/24"): netip.MustParseAddr("172.18.0.12"),
 		}}},
+		{"InternalIP for everybody on the link", node(9).with(func(n *Node) { n.InternalIPs = []string{"172.18.0.255"} }), []string{"n9 refused"}, "10.244.9.0/24", Standing{}},
 		{"no InternalIP", node(9).with(func(n *Node) { n.InternalIPs = nil }), []string{"n9 refused"}, "10.244.9.0/24", Standing{}},
 		{"no podCIDR", node(9).with(func(n *Node) { n.PodCIDRs = nil }), nil, "10.244.9.0/24", Standing{}},
 		{"unreadable", node(9).with(func(n *Node) { n.Malformed = "spec: a number" }), []string{"n9 refused"}, "10.244.9.0/24", Standing{}},
@@ -337,5 +338,26 @@ func BenchmarkMake5000(b *testing.B) {
 	in := clusterOf(5000)
 	for b.Loop() {
 		Make(in)
+	}
+}
+
+func TestBroadcast(t *testing.T) {
+	for _, tt := range []struct {
+		addr, link string
+		want       bool
+	}{
+		{"172.18.0.255", "172.18.0.0/24", true},
+		{"172.18.0.0", "172.18.0.0/24", false}, // the kernel takes it as a gateway
+		{"172.18.0.254", "172.18.0.0/24", false},
+		{"172.18.0.255", "172.18.0.0/23", false},
+		{"172.18.1.255", "172.18.0.0/24", false},
+		{"172.18.0.1", "172.18.0.0/31", false},
+		{"172.18.0.1", "172.18.0.1/32", false},
+		{"255.255.255.255", "128.0.0.0/1", true},
+		{"fd00::ffff", "fd00::/112", false},
+	} {
+		if got := isBroadcast(netip.MustParseAddr(tt.addr), netip.MustParsePrefix(tt.link)); got != tt.want {
+			t.Errorf("%s on %s: %v, want %v", tt.addr, tt.link, got, tt.want)
+		}
 	}
 }
