@@ -2,6 +2,7 @@ package prog
 
 import (
 	"errors"
+	"flag"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -59,15 +60,15 @@ func (b *bed) send(d wire.Direction, ifindex int, frame []byte) (uint32, error) 
 	return b.programs[d].Run(&ebpf.RunOptions{Data: frame, Context: in[:]})
 }
 
-const rounds = 5000
+var rounds = flag.Int("rounds", 5000, "rounds of each race")
 
 // Two CPUs meet the first packets of one flow at once, as with the two questions of a name lookup: one pair comes of it,
 // whole, and is counted once.
 func TestRaceOpeningOneFlow(t *testing.T) {
-	b := newBed(t, withTables(4*rounds, 64))
+	b := newBed(t, withTables(uint32(4**rounds), 64))
 	l := b.pods[podA]
 	for name, sport := range map[string]uint16{"port kept": 50000, "port chosen": 1000} {
-		frames := make([][]byte, rounds)
+		frames := make([][]byte, *rounds)
 		for i := range frames {
 			frames[i] = udp(podA, sport+uint16(i), world, 53).bytes(t)
 		}
@@ -75,11 +76,11 @@ func TestRaceOpeningOneFlow(t *testing.T) {
 			_, err := b.send(wire.FromPod, l.index, frames[round])
 			return err
 		}
-		b.beside(rounds, open, open, func(int) {})
+		b.beside(*rounds, open, open, func(int) {})
 		for i := range frames {
 			b.pair(tuple(wire.UDP, podA, sport+uint16(i), world, 53))
 		}
-		b.count(rounds, 0)
+		b.count(*rounds, 0)
 		if t.Failed() {
 			t.Fatal(name)
 		}
@@ -121,10 +122,11 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 				_, err := b.collect.Run(&ebpf.RunOptions{Context: args})
 				return err
 			}
-			b.beside(rounds/2, use, sweep, func(int) {
+			b.beside(*rounds/2, use, sweep, func(int) {
 				_, err := b.snat.Get(out)
-				if held := err == nil; held != passed {
-					t.Errorf("packet passed: %v, flow held: %v", passed, held)
+				// The other way round is possible: a packet that meets the tombstone of a flow that then stays.
+				if passed && err != nil {
+					t.Errorf("packet passed, flow not held: %v", err)
 				}
 				if err == nil {
 					b.pair(out)
@@ -205,7 +207,7 @@ func TestRaceEverything(t *testing.T) {
 		}
 		return fire(random[1], 20)
 	}
-	b.beside(rounds/2, one, two, func(round int) {
+	b.beside(*rounds/2, one, two, func(round int) {
 		forward := all(b, b.snat)
 		for out := range forward {
 			b.pair(out)
