@@ -41,7 +41,7 @@ func (n *Node) AgentArgs(flags ...string) []string {
 }
 
 // AgentPath is the agent's executable.
-func (n *Node) AgentPath() (string, error) { return n.lab.binary("ebpf-agent") }
+func (n *Node) AgentPath() (string, error) { return n.lab.Binary("ebpf-agent") }
 
 // StartAgent starts the node's agent. It does not wait for it: see WaitReady.
 func (n *Node) StartAgent(flags ...string) error {

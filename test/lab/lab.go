@@ -98,7 +98,7 @@ func New(ctx context.Context, opts Options) (l *Lab, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a lab makes network namespaces: run as root")
 	}
-	if _, err := Sweep(false); err != nil {
+	if _, err := Sweep(); err != nil {
 		return nil, fmt.Errorf("sweep what earlier labs left: %w", err)
 	}
 	if err := prepareNetnsDir(); err != nil {
@@ -258,9 +258,10 @@ func (l *Lab) Close() error {
 	return errors.Join(append(failed, err, l.lock.Close())...)
 }
 
-// Keep lets the lab run on after this process has ended; `make clean` ends it. Servers of this process end with it.
+// Keep lets the lab run on after this process has ended; SweepKept from the same checkout, or End, ends it. Servers of
+// this process end with it.
 func (l *Lab) Keep() error {
-	if err := os.WriteFile(filepath.Join(l.Dir, keptFile), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(l.Dir, keptFile), []byte(checkout()), 0o600); err != nil {
 		return fmt.Errorf("mark lab %s as kept: %w", l.ID, err)
 	}
 	l.release()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -271,7 +272,7 @@ func TestSweepAfterKill(t *testing.T) {
 		return slices.Compact(kinds)
 	}
 
-	if ended, err := sweepOne(id, true); err != nil || ended {
+	if ended, err := sweepOne(id); err != nil || ended {
 		t.Errorf("with its owner alive the lab must be left alone: ended %v, error %v", ended, err)
 	}
 	if err := owner.Process.Kill(); err != nil {
@@ -282,29 +283,79 @@ func TestSweepAfterKill(t *testing.T) {
 		t.Errorf("a killed owner leaves %q, want %q, else this test tests nothing", got, want)
 	}
 	// Another process that starts a lab at this moment may be quicker: what counts is that nothing is left.
-	if _, err := Sweep(false); err != nil {
+	if _, err := Sweep(); err != nil {
 		t.Error(err)
 	}
 	assertNothingRemains(t, id)
 }
 
-func TestKeptLabIsEndedOnRequestOnly(t *testing.T) {
+func TestKeptLabIsEndedByItsCheckoutOnly(t *testing.T) {
 	priv.Require(t)
+	// Neither is a real checkout: somebody may keep labs of those.
+	mine, theirs := t.TempDir(), t.TempDir()
+	t.Chdir(mine)
+	id := keep(t)
+	stays := func(by string, swept []string, err error) {
+		t.Helper()
+		if err != nil || slices.Contains(swept, id) {
+			t.Errorf("%s ended %q, want the kept lab %s not among them; error %v", by, swept, id, err)
+		}
+		if found, err := Remains(id); err != nil || len(found) < 4 {
+			t.Errorf("after %s there is only %q of the kept lab; error %v", by, found, err)
+		}
+	}
+	swept, err := Sweep()
+	stays("Sweep", swept, err)
+	t.Chdir(theirs)
+	swept, err = SweepKept()
+	stays("SweepKept from elsewhere", swept, err)
+	if kept, err := Kept(); err != nil || !slices.Contains(kept, KeptLab{ID: id, From: mine}) {
+		t.Errorf("kept are %v, want %s of %s among them; error %v", kept, id, mine, err)
+	}
+	t.Chdir(mine)
+	if swept, err := SweepKept(); err != nil || !slices.Equal(swept, []string{id}) {
+		t.Errorf("SweepKept ended %q, want %s; error %v", swept, id, err)
+	}
+	assertNothingRemains(t, id)
+}
+
+func TestEndOfOneLab(t *testing.T) {
+	priv.Require(t)
+	t.Chdir(t.TempDir())
+	id, other := keep(t), keep(t)
+	if err := End(id); err != nil {
+		t.Error(err)
+	}
+	assertNothingRemains(t, id)
+	if found, err := Remains(other); err != nil || len(found) < 4 {
+		t.Errorf("the end of lab %s left only %q of lab %s; error %v", id, found, other, err)
+	}
+	if err := End(other); err != nil {
+		t.Error(err)
+	}
+	l := ForTest(t, Options{Nodes: 1})
+	for id, want := range map[string]string{
+		id: "there is none", "../x": "four hexadecimal digits", "": "four hexadecimal digits", l.ID: errOwned.Error(),
+	} {
+		if err := End(id); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("End(%q): %v, want %q", id, err, want)
+		}
+	}
+}
+
+// keep leaves a lab that was kept from the working directory, and returns its id.
+func keep(t *testing.T) string {
+	t.Helper()
 	owner, id := startOwner(t, "keep")
+	t.Cleanup(func() {
+		if _, err := sweepOne(id); err != nil && !errors.Is(err, fs.ErrNotExist) { // ended by the test
+			t.Error(err)
+		}
+	})
 	if err := owner.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if swept, err := Sweep(false); err != nil || slices.Contains(swept, id) {
-		t.Errorf("swept %q, want the kept lab %s not among them; error %v", swept, id, err)
-	}
-	if found, err := Remains(id); err != nil || len(found) < 4 {
-		t.Errorf("of the kept lab there is only %q; error %v", found, err)
-	}
-	// Not Sweep(true): there may be other labs on this machine that somebody keeps.
-	if ended, err := sweepOne(id, true); err != nil || !ended {
-		t.Errorf("ending the kept lab %s: ended %v, error %v", id, ended, err)
-	}
-	assertNothingRemains(t, id)
+	return id
 }
 
 func TestBinariesAreNamedWhenMissing(t *testing.T) {

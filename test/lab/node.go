@@ -116,7 +116,7 @@ func (n *Node) Exec(ctx context.Context, program string, args ...string) ([]byte
 
 // Ebpfctl runs ebpfctl against the node's directories.
 func (n *Node) Ebpfctl(ctx context.Context, args ...string) ([]byte, error) {
-	program, err := n.lab.binary("ebpfctl")
+	program, err := n.lab.Binary("ebpfctl")
 	if err != nil {
 		return nil, err
 	}
@@ -148,8 +148,8 @@ func (n *Node) HTTPGet(ctx context.Context, path string) (status int, body []byt
 	return resp.StatusCode, body, err
 }
 
-// binary finds one of the three programs.
-func (l *Lab) binary(name string) (string, error) {
+// Binary is the path of one of the three programs.
+func (l *Lab) Binary(name string) (string, error) {
 	dir := l.Options.BinDir
 	if dir == "" {
 		dir = os.Getenv("EBPF_CNI_BIN")

@@ -20,7 +20,7 @@ const registryDir = "/run/ebpf-cni-lab"
 const (
 	// lockFile is locked by the lab's owner for as long as it lives; the kernel lets go of it when the owner dies.
 	lockFile = "lock"
-	// keptFile marks a lab whose owner has ended and wants it left running.
+	// keptFile marks a lab whose owner has ended and wants it left running. It holds the checkout that the lab is from.
 	keptFile = "kept"
 	// prefix begins the name of every namespace of every lab.
 	prefix = "ec"
@@ -101,55 +101,6 @@ func takeLock(dir string) (*os.File, error) {
 }
 
 var errOwned = errors.New("the lab's owner is alive")
-
-// Sweep ends the labs whose owner is dead and returns their ids: processes, namespaces, mounts, pins and files. Labs
-// that were kept on purpose are ended only when kept is true. Labs whose owner lives are never touched.
-func Sweep(kept bool) ([]string, error) {
-	guard, err := lockRegistry()
-	if err != nil {
-		return nil, err
-	}
-	defer guard.Close()
-
-	entries, err := os.ReadDir(registryDir)
-	if err != nil {
-		return nil, fmt.Errorf("list labs: %w", err)
-	}
-	var swept []string
-	var failed []error
-	for _, entry := range entries {
-		if !entry.IsDir() {
-			continue
-		}
-		done, err := sweepOne(entry.Name(), kept)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("sweep lab %s: %w", entry.Name(), err))
-		}
-		if done {
-			swept = append(swept, entry.Name())
-		}
-	}
-	return swept, errors.Join(failed...)
-}
-
-func sweepOne(id string, kept bool) (bool, error) {
-	dir := filepath.Join(registryDir, id)
-	if _, err := os.Stat(filepath.Join(dir, keptFile)); err == nil && !kept {
-		return false, nil
-	}
-	lock, err := takeLock(dir)
-	if errors.Is(err, errOwned) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer lock.Close()
-	if err := demolish(id); err != nil {
-		return true, err
-	}
-	return true, removeFiles(id)
-}
 
 // namespacesOf lists the named namespaces of one lab.
 func namespacesOf(id string) ([]string, error) {

@@ -333,25 +333,3 @@ func (d *demo) leave(ctx context.Context) {
 	left, err := lab.Remains(id)
 	d.check(err == nil && len(left) == 0, "nothing is left %s", strings.Join(left, ", "))
 }
-
-// explain says how to look around in a cluster that was kept.
-func (d *demo) explain() {
-	node := d.lab.Nodes[0]
-	ctl := fmt.Sprintf("bin/ebpfctl --bpffs %s --state-dir %s", node.BPFFS(), node.StateDir())
-	d.heading("The cluster is running. Look around")
-	for _, hint := range [][2]string{
-		{"everything that is there", "ip netns list | grep ec" + d.lab.ID},
-		{"on a node", "ip netns exec " + node.Netns() + " ip route"},
-		{"from pod to pod", fmt.Sprintf("ip netns exec %s ping -c 3 %s", d.pods[0].Netns(), d.pods[2].Addr())},
-		{"from a pod to the outside", fmt.Sprintf("ip netns exec %s ping -c 3 %s", d.pods[0].Netns(), d.outside.Addr())},
-		{"what leaves the node meanwhile", fmt.Sprintf("ip netns exec %s tcpdump -ni %s icmp", node.Netns(), lab.Uplink)},
-		{"status", ctl + " status"},
-		{"the maps", ctl + " dump all"},
-		{"drops as they come", ctl + " dump drops --watch"},
-		{"the agent", "kill -9 " + fmt.Sprint(node.AgentPID()) + "; tail " + node.AgentLog()},
-		{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
-		{"end it", "make clean    # or: go run ./tools/demo -clean"},
-	} {
-		d.line("    %s %s", d.paint(dim, pad(hint[0], 38)), hint[1])
-	}
-}

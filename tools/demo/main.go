@@ -3,13 +3,15 @@
 //
 //	make demo            build, show, clean up
 //	make demo KEEP=1     leave the cluster running, and say how to look around
-//	go run ./tools/demo -clean    end what was kept, or what a killed demo left
+//	go run ./tools/demo -clean ID    end that cluster
+//	go run ./tools/demo -clean    end all that were kept from this checkout, or that a killed demo left
 //
 // It needs root, Linux 6.1 or newer and the binaries in bin/, no other program.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -40,9 +42,14 @@ type env struct {
 func run(ctx context.Context, e env) int {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	flags.SetOutput(e.stderr)
-	clean := flags.Bool("clean", false, "end the clusters that were kept, or that a killed process left, and do nothing else")
+	clean := flags.Bool("clean", false,
+		"end the clusters given by id; without one, those that were kept from this checkout or that a killed process left")
 	keep := flags.Bool("keep", e.getenv("KEEP") == "1", "leave the cluster running (or KEEP=1)")
 	if err := flags.Parse(e.args); err != nil {
+		return 2
+	}
+	if flags.NArg() > 0 && !*clean {
+		fmt.Fprintf(e.stderr, "demo: unexpected argument %q; only -clean takes some, the ids of clusters\n", flags.Arg(0))
 		return 2
 	}
 	if err := checkMachine(); err != nil {
@@ -50,21 +57,48 @@ func run(ctx context.Context, e env) int {
 		return 1
 	}
 	if *clean {
-		return sweep(e)
+		return end(e, flags.Args())
 	}
 	return newDemo(e, *keep).run(ctx)
 }
 
-func sweep(e env) int {
-	swept, err := lab.Sweep(true)
-	for _, id := range swept {
-		fmt.Fprintf(e.stdout, "ended lab %s\n", id)
+// end ends the clusters named; without a name, all that are this checkout's or nobody's.
+func end(e env, ids []string) int {
+	var ended []string
+	var err error
+	if len(ids) > 0 {
+		ended, err = endEach(ids)
+	} else if ended, err = lab.SweepKept(); err == nil {
+		err = tellKept(e)
+	}
+	for _, id := range ended {
+		fmt.Fprintf(e.stdout, "ended cluster %s\n", id)
 	}
 	if err != nil {
 		fmt.Fprintln(e.stderr, "demo:", err)
 		return 1
 	}
 	return 0
+}
+
+func endEach(ids []string) (ended []string, err error) {
+	for _, id := range ids {
+		if failed := lab.End(id); failed != nil {
+			err = errors.Join(err, failed)
+		} else {
+			ended = append(ended, id)
+		}
+	}
+	return ended, err
+}
+
+// tellKept names the clusters that stay because they were kept from another checkout.
+func tellKept(e env) error {
+	kept, err := lab.Kept()
+	for _, k := range kept {
+		fmt.Fprintf(e.stdout, "left cluster %s, kept from %s; to end it: go run ./tools/demo -clean %s\n", k.ID, k.From, k.ID)
+	}
+	return err
 }
 
 // checkMachine says what is missing before anything is built.

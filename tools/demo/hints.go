@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// hint is a command line for a shell as root, in the directory that the demo was started in.
+type hint struct{ what, command string }
+
+// explain says how to look around in a cluster that was kept.
+func (d *demo) explain() {
+	d.heading("The cluster is running. Look around")
+	hints, err := d.hints()
+	if err != nil {
+		d.check(false, "%v", err)
+		return
+	}
+	for _, h := range hints {
+		d.line("    %s %s", d.paint(dim, pad(h.what, 38)), h.command)
+	}
+}
+
+func (d *demo) hints() ([]hint, error) {
+	node := d.lab.Nodes[0]
+	ebpfctl, err := d.lab.Binary("ebpfctl")
+	if err != nil {
+		return nil, err
+	}
+	on := func(netns string) string { return "ip netns exec " + netns + " " }
+	// On the node, or the interfaces that it names would be the machine's.
+	ctl := fmt.Sprintf("%s%s --bpffs %s --state-dir %s ", on(node.Netns()), quoted(ebpfctl), node.BPFFS(), node.StateDir())
+	return []hint{
+		{"everything that is there", "ip netns list | grep ec" + d.lab.ID},
+		{"on a node", on(node.Netns()) + "ip route"},
+		{"from pod to pod", fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.pods[2].Addr())},
+		{"from a pod to the outside", fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.outside.Addr())},
+		{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp"},
+		{"status", ctl + "status"},
+		{"the maps", ctl + "dump all"},
+		{"drops as they come", ctl + "dump drops --watch"},
+		{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
+		{"kill the agent of that node", fmt.Sprintf("kill -9 %d; tail %s", node.AgentPID(), node.AgentLog())},
+		{"end it", "go run ./tools/demo -clean " + d.lab.ID},
+		{"end all that were kept from here", "make clean"},
+	}, nil
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// quoted is a word as a shell takes it.
+func quoted(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
