@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes the machine ready for one of the make targets, and does nothing where it is ready.
 #
-#   tools/setup.sh generate   the pinned clang and the headers that the programs are compiled against
-#   tools/setup.sh lint       clang-format
-#   tools/setup.sh test       what the tests run beside the project's own binaries; bpffs
-#   tools/setup.sh demo       bpffs
+#   tools/setup.sh generate       the pinned clang and the headers that the programs are compiled against
+#   tools/setup.sh lint           clang-format
+#   tools/setup.sh test           what the tests run beside the project's own binaries; bpffs
+#   tools/setup.sh test-kernels   what boots other kernels, and unpacks their modules
+#   tools/setup.sh demo           bpffs
 #
 # Missing packages are installed with apt-get when it can be used (Debian, root). Elsewhere the
 # script says what is missing and exits 1.
@@ -83,6 +84,10 @@ test)
 	need git=git
 	bpffs
 	;;
+test-kernels)
+	[ "$(uname -m)" = x86_64 ] || die "test-kernels emulates x86-64 and builds for this machine, which is $(uname -m): run it on x86-64"
+	need qemu-system-x86_64=qemu-system-x86 xz=xz-utils /bin/busybox=busybox-static
+	;;
 demo) bpffs ;;
-*) die "usage: tools/setup.sh generate|lint|test|demo" ;;
+*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo" ;;
 esac

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"debug/elf"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -96,6 +97,22 @@ func (w *workshop) addSuite(ctx context.Context, at string, o testOptions) error
 	return nil
 }
 
+// busybox is what the tests find in place of a node's own programs.
+const busybox = "/bin/busybox"
+
+// static fails for a program that needs libraries, which the machine has none of.
+func static(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if f.Section(".interp") != nil {
+		return fmt.Errorf("%s is not static: install Debian's busybox-static", path)
+	}
+	return nil
+}
+
 // image writes the archive that a kernel boots with: what is common, the kernel's modules, and the plan.
 func (w *workshop) image(k kernel) (string, error) {
 	tree, err := openModules(k.modules)
@@ -106,8 +123,11 @@ func (w *workshop) image(k kernel) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := static(busybox); err != nil {
+		return "", err
+	}
 	plan := wire.Plan{Env: []string{
-		"PATH=/bin", "HOME=/tmp", "REQUIRE_PRIVILEGED=1", "EBPF_CNI_BIN=" + wire.BinDir,
+		"PATH=/bin", "HOME=/tmp", "REQUIRE_PRIVILEGED=1", "EBPF_CNI_BIN=" + wire.BinDir, "EBPF_CNI_PATIENCE=5",
 	}}
 	path := w.path("root.cpio")
 	f, err := os.Create(path)
@@ -118,6 +138,10 @@ func (w *workshop) image(k kernel) (string, error) {
 	a := newArchive(f)
 	a.file("init", w.path("init"))
 	a.tree(wire.BinDir, w.path("bin"))
+	a.file("bin/busybox", busybox)
+	for _, name := range []string{"cat", "sleep", "sh"} {
+		a.link("bin/"+name, "busybox")
+	}
 	a.data("etc/hosts", []byte("127.0.0.1 localhost\n"))
 	a.file(wire.Root+"/go.mod", filepath.Join(w.root, "go.mod"))
 	for _, m := range modules {

@@ -49,6 +49,7 @@ const (
 	cpioDir  = 0o040755
 	cpioFile = 0o100644
 	cpioExec = 0o100755
+	cpioLink = 0o120777
 )
 
 // dir adds a directory and those above it, once.
@@ -66,6 +67,13 @@ func (a *archive) data(name string, content []byte) {
 	name = strings.TrimPrefix(name, "/")
 	a.dir(path.Dir(name))
 	a.entry(name, cpioFile, int64(len(content)), strings.NewReader(string(content)))
+}
+
+// link adds a symbolic link.
+func (a *archive) link(name, to string) {
+	name = strings.TrimPrefix(name, "/")
+	a.dir(path.Dir(name))
+	a.entry(name, cpioLink, int64(len(to)), strings.NewReader(to))
 }
 
 // file adds a file of the host.

@@ -17,6 +17,7 @@ import (
 // machine is how to start one.
 type machine struct {
 	qemu, accel    string
+	cpu            string
 	processors, mb int
 	timeout        time.Duration
 }
@@ -24,7 +25,7 @@ type machine struct {
 // The kernel's command line. Warnings are printed, since they are failures. A processor that is emulated on a busy host may be
 // away for long, which says nothing about the kernel: its watchdogs for that are off, a real hang ends by the timeout.
 const kernelArgs = "console=ttyS0 rdinit=/init loglevel=5 panic=-1 oops=panic nowatchdog rcupdate.rcu_cpu_stall_timeout=300 " +
-	"mitigations=off tsc=reliable no_timer_check"
+	"mitigations=off init_on_alloc=0 tsc=reliable no_timer_check"
 
 // boot runs a kernel with its root until the machine is off, and hands each frame on. The console goes into a file.
 func (m machine) boot(ctx context.Context, image, root, console string, frame func(wire.Frame)) error {
@@ -32,7 +33,7 @@ func (m machine) boot(ctx context.Context, image, root, console string, frame fu
 	defer cancel()
 	cmd := exec.CommandContext(ctx, m.qemu,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-accel", m.accel, "-cpu", "max,la57=off", "-smp", fmt.Sprint(m.processors), "-m", fmt.Sprint(m.mb),
+		"-accel", m.accel, "-cpu", m.cpu, "-smp", fmt.Sprint(m.processors), "-m", fmt.Sprint(m.mb),
 		"-serial", "file:"+console, "-serial", "stdio",
 		"-kernel", image, "-initrd", root, "-append", kernelArgs)
 	cmd.Stderr = os.Stderr

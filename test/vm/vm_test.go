@@ -150,10 +150,11 @@ func TestArchive(t *testing.T) {
 	a := newArchive(&b)
 	a.data("/etc/hosts", []byte("h"))
 	a.tree("/src/x", from)
+	a.link("/etc/link", "hosts")
 	a.tree("/none", filepath.Join(from, "none"))
 	check(t, a.end())
 	want := map[string]string{
-		"etc": "40755 ", "etc/hosts": "100644 h", "src": "40755 ", "src/x": "40755 ", "src/x/sub": "40755 ",
+		"etc": "40755 ", "etc/hosts": "100644 h", "etc/link": "120777 hosts", "src": "40755 ", "src/x": "40755 ", "src/x/sub": "40755 ",
 		"src/x/sub/run": "100755 12345", "src/x/text": "100644 abc",
 	}
 	if diff := cmp.Diff(want, entries(t, b.Bytes())); diff != "" {
