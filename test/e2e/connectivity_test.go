@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"flag"
 	"net/netip"
 	"testing"
 	"time"
@@ -70,6 +71,8 @@ func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
 	}
 }
 
+var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
+
 func TestPayloadsSurviveOffloads(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
@@ -95,7 +98,7 @@ func TestPayloadsSurviveOffloads(t *testing.T) {
 				}
 			}
 			for name, at := range targets {
-				if _, err := a.Transfer(within(t, 20*time.Second), at, 8<<20+7); err != nil {
+				if _, err := a.Transfer(within(t, 20*time.Second), at, *payload); err != nil {
 					t.Errorf("offloads %s, %s: %v", offloads.name, name, err)
 				}
 				if _, err := a.UDP(t.Context(), at, 9000); err != nil {
