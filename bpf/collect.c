@@ -31,7 +31,9 @@ static long collect_forward(void *map, const struct tuple *key, struct snat_entr
 		return 0;
 	if (answered && reverse) {
 		if (!flow_claim(&reverse->last_seen, answered)) {
-			forward->last_seen = reverse->last_seen; /* answered just now: it stays */
+			/* Answered just now: it stays. Another sweep's tombstone is no stamp to copy. */
+			answered = reverse->last_seen;
+			forward->last_seen = answered ?: seen;
 			return 0;
 		}
 		bpf_map_delete_elem(&snat_reverse, &world);

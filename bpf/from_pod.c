@@ -36,13 +36,16 @@ EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt)
 		return fwd_by_route(ctx, pkt);
 	if (!fwd_simple(pkt))
 		return TRAFFIC_STACK;
-	ret = world_find(ctx, pkt, &world);
-	if (ret < 0)
-		return ret;
-	if (world.via_stack || fwd_route(ctx, pkt, addr_v4(&pkt->tuple.dst), &key.ifindex, &nexthop))
+	/* First: what leads elsewhere, or nowhere, is the stack's, whatever it is. */
+	if (fwd_route(ctx, pkt, addr_v4(&pkt->tuple.dst), &key.ifindex, &nexthop))
 		return TRAFFIC_STACK;
 	uplink = bpf_map_lookup_elem(&uplinks, &key);
 	if (!uplink)
+		return TRAFFIC_STACK;
+	ret = world_find(ctx, pkt, &world);
+	if (ret < 0)
+		return ret;
+	if (world.via_stack)
 		return TRAFFIC_STACK;
 	world.address = uplink->ipv4;
 	ret = world_translate(ctx, pkt, &world);

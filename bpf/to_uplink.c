@@ -55,7 +55,7 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struc
  */
 EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 {
-	struct nat_owner owner = {
+	struct open_owner owner = {
 		.address = pkt->tuple.src,
 		.flags = SNAT_VIA_STACK | SNAT_HOST,
 		.direction = DIRECTION_TO_UPLINK,
@@ -68,7 +68,7 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
 		if (!other || !other->last_seen)
 			return TRAFFIC_STACK;
-		ret = nat_open(ctx, pkt, &owner);
+		ret = open_flow(ctx, pkt, &owner);
 		if (ret < 0)
 			return ret;
 		own = nat_lookup(&pkt->tuple, 0);

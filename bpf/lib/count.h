@@ -10,7 +10,7 @@
 
 EC_INLINE void count_traffic(enum direction direction, __u32 event, __u64 packets, __u64 bytes)
 {
-	struct traffic_key key = {.index = direction * TRAFFIC_EVENTS + event};
+	__u32 key = direction * TRAFFIC_SLOTS + event;
 	struct traffic_counter *c = bpf_map_lookup_elem(&traffic, &key);
 
 	if (!c)
@@ -21,7 +21,7 @@ EC_INLINE void count_traffic(enum direction direction, __u32 event, __u64 packet
 
 EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 reason)
 {
-	struct drop_key key = {.index = direction * DROP_SLOTS + (reason & (DROP_SLOTS - 1))};
+	__u32 key = direction * DROP_SLOTS + (reason & (DROP_SLOTS - 1));
 	struct drop_counter *c = bpf_map_lookup_elem(&drops, &key);
 
 	if (c) {

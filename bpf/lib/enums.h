@@ -15,8 +15,8 @@ union record_enums {
 	enum drop_layout drop_layout;
 	enum flow_state flow_state;
 	enum snat_flags snat_flags;
-	enum conntrack_flags conntrack_flags;
 	enum traffic_event traffic_event;
+	enum traffic_layout traffic_layout;
 	enum usage_table usage_table;
 };
 

@@ -130,8 +130,7 @@ EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
  */
 EC_INLINE int flow_reserve(__u32 table, __u64 capacity, __u32 *held, int full, int limit)
 {
-	struct usage_key key = {.table = table};
-	struct usage *u = bpf_map_lookup_elem(&usage, &key);
+	struct usage *u = bpf_map_lookup_elem(&usage, &table);
 
 	if (!u || u->entries >= capacity)
 		return -full;
@@ -149,8 +148,7 @@ EC_INLINE int flow_reserve(__u32 table, __u64 capacity, __u32 *held, int full, i
  */
 EC_INLINE void flow_release(__u32 table, __u32 *held)
 {
-	struct usage_key key = {.table = table};
-	struct usage *u = bpf_map_lookup_elem(&usage, &key);
+	struct usage *u = bpf_map_lookup_elem(&usage, &table);
 
 	if (u && !__sync_fetch_and_add(&u->entries, -1))
 		__sync_fetch_and_add(&u->entries, 1);

@@ -81,30 +81,31 @@ struct {
 	__uint(max_entries, 8192);
 } fragments SEC(".maps");
 
+/* The kernel takes the BTF of an array only with a plain integer as its key. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, struct drop_key);
+	__type(key, __u32);
 	__type(value, struct drop_counter);
 	__uint(max_entries, DIRECTIONS * DROP_SLOTS);
 } drops SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, struct traffic_key);
+	__type(key, __u32);
 	__type(value, struct traffic_counter);
-	__uint(max_entries, DIRECTIONS * TRAFFIC_EVENTS);
+	__uint(max_entries, DIRECTIONS * TRAFFIC_SLOTS);
 } traffic SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, struct config_key);
+	__type(key, __u32);
 	__type(value, struct config);
 	__uint(max_entries, 1);
 } config SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, struct usage_key);
+	__type(key, __u32);
 	__type(value, struct usage);
 	__uint(max_entries, USAGE_TABLES);
 } usage SEC(".maps");
@@ -121,7 +122,7 @@ volatile const struct node_config cfg = {
 
 EC_INLINE struct config *config_get(void)
 {
-	struct config_key key = {};
+	__u32 key = 0;
 
 	return bpf_map_lookup_elem(&config, &key);
 }

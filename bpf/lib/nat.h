@@ -1,32 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Masquerading: the table of flow pairs, the choice of a port, and the
- * rewriting of packets. A pair is made reverse half first, so that a port is
- * taken before it is used, and removed both halves together by ec_collect.
+ * Masquerading: the table of flow pairs. A pair is made reverse half first
+ * (open.h), so that a port is taken before it is used, and removed both halves
+ * together by ec_collect.
  */
 #ifndef EC_LIB_NAT_H
 #define EC_LIB_NAT_H
 
-#include "bpf/lib/count.h"
 #include "bpf/lib/flow.h"
-
-/* Tries at a free port before a new flow is refused. */
-#define NAT_TRIES 16
-
-/* What became of a try. */
-enum nat_try {
-	NAT_IN_USE,
-	NAT_TAKEN,
-	NAT_FOUND,
-};
-
-/* What a flow is masqueraded for. */
-struct nat_owner {
-	struct addr address; /* that the source becomes */
-	__u32 ifindex;       /* the pod's generation, 0 for the node itself */
-	__u32 flags;         /* enum snat_flags */
-	enum direction direction;
-};
 
 /* The key of the reverse half, for a tuple on its way out and what it becomes. */
 EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct addr *address, __be16 port)
@@ -63,29 +44,6 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
 }
 
-/*
- * Whether a socket of the node would get the replies. TCP finds TIME_WAIT
- * sockets as well; ICMP identifiers have no sockets to ask for.
- */
-EC_INLINE bool nat_port_has_socket(struct __sk_buff *ctx, const struct tuple *reverse)
-{
-	struct bpf_sock_tuple t = {};
-	struct bpf_sock *sk = NULL;
-
-	t.ipv4.saddr = addr_v4(&reverse->dst);
-	t.ipv4.daddr = addr_v4(&reverse->src);
-	t.ipv4.sport = reverse->dport;
-	t.ipv4.dport = reverse->sport;
-	if (reverse->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	else if (reverse->proto == IPPROTO_UDP)
-		sk = bpf_sk_lookup_udp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
-}
-
 /* Removes a pair whose forward half was claimed, and takes it off its owner's count. */
 EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {
@@ -117,7 +75,8 @@ EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entr
 
 	if (there)
 		return nat_names(there, out, forward->ifindex);
-	return !bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
+	/* Without room it is tried again in a second, and the flow goes on. */
+	return bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST) != -EC_EEXIST;
 }
 
 /*
@@ -229,157 +188,6 @@ EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *world, cons
 	struct tuple pod = nat_reverse_key(world, &e->to_address, e->to_port);
 
 	nat_note(e, &snat, &pod, pkt);
-}
-
-/*
- * Takes a port for a new flow by inserting its reverse half. NAT_FOUND: the
- * half is there already and names this very flow; else a negated drop reason.
- */
-EC_INLINE int nat_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner, __be16 port)
-{
-	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
-	struct snat_entry reverse = {
-		.to_address = pkt->tuple.src,
-		.to_port = pkt->tuple.sport,
-		.flags = owner->flags,
-		.ifindex = owner->ifindex,
-		.last_seen = bpf_ktime_get_coarse_ns(),
-	};
-	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
-	int ret;
-
-	if (there && nat_names(there, &pkt->tuple, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
-		return NAT_FOUND;
-	if (there)
-		return NAT_IN_USE;
-	if (nat_port_has_socket(ctx, &key))
-		return NAT_IN_USE;
-	ret = bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
-	if (ret == -EC_EEXIST)
-		return NAT_IN_USE;
-	return ret ? -DROP_SNAT_FULL : NAT_TAKEN;
-}
-
-/*
- * Inserts the forward half behind a reverse half that was just taken or found.
- * 1: the pair is new, and the caller's to count; 0: it was there; else a negated
- * drop reason. A reverse half that was taken in vain is gone again.
- */
-EC_CALL int nat_complete(const struct pkt *pkt, const struct nat_owner *owner, __be16 port, bool taken)
-{
-	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
-	struct snat_entry forward = {
-		.to_address = owner->address,
-		.to_port = port,
-		.flags = owner->flags,
-		.ifindex = owner->ifindex,
-		.last_seen = bpf_ktime_get_coarse_ns(),
-	};
-	int ret = bpf_map_update_elem(&snat, &pkt->tuple, &forward, BPF_NOEXIST);
-	struct snat_entry *there;
-
-	if (!ret)
-		return taken;
-	/* Another CPU opened the same flow: its pair serves both, and may stand on this very reverse half. */
-	there = bpf_map_lookup_elem(&snat, &pkt->tuple);
-	if (taken && there && nat_leads_to(there, &key, owner->ifindex))
-		return 1;
-	if (taken)
-		bpf_map_delete_elem(&snat_reverse, &key);
-	return ret == -EC_EEXIST ? 0 : -DROP_SNAT_FULL;
-}
-
-/* A random port of the range, in host order. */
-EC_INLINE __u32 nat_random_port(void)
-{
-	return cfg.snat_port_low + bpf_get_prandom_u32() % (cfg.snat_port_high - cfg.snat_port_low + 1);
-}
-
-/* The search for a port, as far as it has come. */
-struct nat_search {
-	struct __sk_buff *ctx;
-	const struct pkt *pkt;
-	const struct nat_owner *owner;
-	__u32 retried;
-	int result; /* of the last try */
-	__be16 port;
-};
-
-/* One try: 1 ends the search. */
-static long nat_search_step(__u32 i, struct nat_search *s)
-{
-	s->result = nat_try_port(s->ctx, s->pkt, s->owner, s->port);
-	if (s->result != NAT_IN_USE)
-		return 1;
-	s->retried++;
-	s->port = bpf_htons(nat_random_port());
-	return 0;
-}
-
-/* Chooses a port and makes the pair; returns as nat_complete does. */
-EC_INLINE int nat_allocate(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner)
-{
-	struct nat_search s = {.ctx = ctx, .pkt = pkt, .owner = owner, .port = pkt->tuple.sport};
-
-	/* The node's own flow is here because its port is a pod's. */
-	if (!nat_port_in_range(s.port) || (owner->flags & SNAT_HOST))
-		s.port = bpf_htons(nat_random_port());
-	bpf_loop(NAT_TRIES, nat_search_step, &s, 0);
-	if (s.retried)
-		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
-	if (s.result == NAT_IN_USE)
-		return -DROP_SNAT_EXHAUSTED;
-	return s.result < 0 ? s.result : nat_complete(pkt, owner, s.port, s.result == NAT_TAKEN);
-}
-
-/*
- * Finds the flow of a packet that may not open one by its reverse half, and
- * restores the forward half. Only a half that kept the pod's own port can be
- * found. 0, or a negated drop reason.
- */
-EC_CALL int nat_adopt(const struct pkt *pkt, const struct nat_owner *owner)
-{
-	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, pkt->tuple.sport);
-	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
-
-	if (!there || !nat_names(there, &pkt->tuple, owner->ifindex) || flow_touch(&there->last_seen) == FLOW_GONE)
-		return -DROP_NO_MAPPING;
-	nat_restore_forward(&key, there);
-	return 0;
-}
-
-/* Whether a packet without a flow may open one. */
-EC_INLINE bool nat_opens(const struct pkt *pkt)
-{
-	if (pkt->tuple.proto == IPPROTO_TCP)
-		return flow_is_opening(pkt);
-	return pkt->tuple.proto != IPPROTO_ICMP || pkt->icmp_type == ICMP_ECHO;
-}
-
-/*
- * Opens a masqueraded flow for a packet that belongs to none; the pair stands in
- * the table afterwards. 0, or a negated drop reason.
- */
-EC_CALL int nat_open(struct __sk_buff *ctx, const struct pkt *pkt, const struct nat_owner *owner)
-{
-	struct device *dev = flow_owner(owner->ifindex);
-	__u32 *held = dev ? &dev->snat_flows : NULL;
-	int ret;
-
-	if (addr_is_zero(&owner->address))
-		return -DROP_NO_SNAT_ADDRESS;
-	if (!nat_opens(pkt))
-		return nat_adopt(pkt, owner);
-	ret = flow_reserve(USAGE_SNAT, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
-	if (ret < 0)
-		return ret;
-	ret = nat_allocate(ctx, pkt, owner);
-	if (ret <= 0) {
-		flow_release(USAGE_SNAT, held);
-		return ret;
-	}
-	count_traffic(owner->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
-	return 0;
 }
 
 #endif

@@ -9,7 +9,7 @@
 #include "bpf/lib/ct.h"
 #include "bpf/lib/frag.h"
 #include "bpf/lib/icmp.h"
-#include "bpf/lib/nat.h"
+#include "bpf/lib/open.h"
 
 struct world {
 	/* given */
@@ -68,7 +68,6 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
 	native = ct_lookup(&out, w->ifindex);
 	if (native) {
 		w->native = true;
-		w->via_stack = native->flags & CONNTRACK_VIA_STACK;
 		if (pkt->l4 != L4_ICMP_ERROR)
 			ct_note_from_pod(native, pkt);
 		return 0;
@@ -80,13 +79,13 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
 
 EC_INLINE int world_open(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
 {
-	struct nat_owner owner = {
+	struct open_owner owner = {
 		.address = w->address,
 		.ifindex = w->ifindex,
 		.flags = w->flags,
 		.direction = w->direction,
 	};
-	int ret = nat_open(ctx, pkt, &owner);
+	int ret = open_flow(ctx, pkt, &owner);
 
 	if (ret < 0)
 		return ret;

@@ -13,7 +13,7 @@ import (
 // Name is the map's name in the object and below the pin directory.
 const Name = "config"
 
-// Key is struct config_key; the one entry has the zero key.
+// Key is the array index; the one entry has the zero key.
 type Key struct {
 	Index uint32
 }

@@ -12,10 +12,6 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
-struct config_key {
-	__u32 index;
-};
-
 /*
  * layout is LAYOUT_VERSION of the agent that made the maps. node_* are this
  * node's InternalIPs, pod_cidr_* its podCIDRs, all zero where there is none;

@@ -14,30 +14,12 @@ const Name = "conntrack"
 // Key is struct tuple, of the pod's replies.
 type Key = wire.Tuple
 
-// Flags are properties of a flow: enum conntrack_flags.
-type Flags uint8
-
-// ViaStack is the bit of a flow that walks the host's stack.
-const ViaStack Flags = 1
-
-// String is "via_stack" or "-".
-func (f Flags) String() string {
-	if f&ViaStack != 0 {
-		return "via_stack"
-	}
-	return "-"
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
 // Value is struct conntrack_entry.
 type Value struct {
 	Ifindex     uint32
 	FromPod     snat.State
 	FromWorld   snat.State
-	Flags       Flags
-	_           uint8
+	_           [2]byte
 	PodSeqEnd   uint32
 	PodAck      uint32
 	WorldSeqEnd uint32

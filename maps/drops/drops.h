@@ -36,10 +36,6 @@ enum drop_layout {
 	DROP_SLOTS = 64,
 };
 
-struct drop_key {
-	__u32 index;
-};
-
 /* bytes are of whole frames, as long as they arrived. */
 struct drop_counter {
 	__u64 packets;

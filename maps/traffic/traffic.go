@@ -12,6 +12,9 @@ import (
 // Name is the map's name in the object and below the pin directory.
 const Name = "traffic"
 
+// Slots is how many events each direction has room for: TRAFFIC_SLOTS.
+const Slots = 16
+
 // Event is what became of a packet: enum traffic_event.
 type Event uint32
 
@@ -53,7 +56,7 @@ func (e Event) Explain() string {
 }
 
 // Index is the key of a counter.
-func Index(d wire.Direction, e Event) uint32 { return uint32(d)*uint32(Events) + uint32(e) }
+func Index(d wire.Direction, e Event) uint32 { return uint32(d)*Slots + uint32(e) }
 
 // Value is struct traffic_counter.
 type Value struct {

@@ -22,9 +22,9 @@ enum traffic_event {
 	TRAFFIC_EVENTS,
 };
 
-/* The key is direction * TRAFFIC_EVENTS + event. */
-struct traffic_key {
-	__u32 index;
+/* The key is direction * TRAFFIC_SLOTS + event. */
+enum traffic_layout {
+	TRAFFIC_SLOTS = 16,
 };
 
 /* bytes are of whole frames, as long as they arrived. */

@@ -35,7 +35,7 @@ func (t Table) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (t Table) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// Key is struct usage_key.
+// Key is the array index.
 type Key struct {
 	Table Table
 }

@@ -18,10 +18,7 @@ enum usage_table {
 	USAGE_TABLES,
 };
 
-struct usage_key {
-	__u32 table;
-};
-
+/* The key is an enum usage_table. */
 struct usage {
 	__u64 entries;
 };

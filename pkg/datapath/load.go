@@ -118,6 +118,9 @@ func (l *loader) prepare() (err error) {
 	return errors.Join(sweepNext(l.opts.Dir, l.spec.Maps), l.qdiscs.prune())
 }
 
+// kernelPrefix tells our maps from others' in `bpftool map`; what is pinned has the plain name.
+const kernelPrefix = "ec_"
+
 // configure returns the programs with their constants and capacities set.
 func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	spec, err := opts.spec()
@@ -129,8 +132,11 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	resize(spec, conntrack.Name, opts.ConntrackEntries)
 	node := opts.NodeConfig
 	node.SnatEntries, node.ConntrackEntries = capacity(spec, snat.Name), capacity(spec, conntrack.Name)
-	for _, m := range spec.Maps {
+	for name, m := range spec.Maps {
 		m.Pinning = ebpf.PinNone
+		if !isData(name) {
+			m.Name = kernelPrefix + name
+		}
 	}
 	v, ok := spec.Variables["cfg"]
 	if !ok {

@@ -196,3 +196,26 @@ func TestDeadLinksAreSwept(t *testing.T) {
 	}
 	n.verify(t)
 }
+
+// TestMapsHaveNamedFields: what bpftool prints of a map stands in the BTF that the kernel has of it, and the kernel
+// takes it or, without an error that anybody sees, does not.
+func TestMapsHaveNamedFields(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	mustLoad(t, opts)
+	for name := range embedded(t).Maps {
+		if isData(name) {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(opts.Dir.Map(name), nil)
+		check(t, err)
+		info, err := m.Info()
+		check(t, err)
+		if _, ok := info.BTFID(); !ok {
+			t.Errorf("map %s has no BTF", name)
+		}
+		if info.Name != kernelPrefix+name {
+			t.Errorf("map %s is called %s in the kernel", name, info.Name)
+		}
+		check(t, m.Close())
+	}
+}

@@ -108,7 +108,7 @@ func fillAll(t *testing.T, r Reader) {
 	})
 	put(t, r, conntrack.Name, typed.Entry[conntrack.Key, conntrack.Value]{
 		Key:   tuple("10.244.1.9", 80, "192.0.2.81", 5555, wire.TCP),
-		Value: conntrack.Value{Ifindex: 42, FromPod: snat.ACK, FromWorld: snat.SYN, Flags: conntrack.ViaStack, LastSeen: now - 1},
+		Value: conntrack.Value{Ifindex: 42, FromPod: snat.ACK, FromWorld: snat.SYN, LastSeen: now - 1},
 	})
 	put(t, r, fragments.Name, typed.Entry[fragments.Key, fragments.Value]{
 		Key:   fragments.Key{Src: addr("10.244.1.9"), Dst: addr("192.0.2.80"), ID: 777, Proto: wire.UDP},

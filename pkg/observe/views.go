@@ -141,12 +141,12 @@ var views = []reader{
 	snatView(snat.ReverseName, "POD"),
 	view[conntrack.Key, conntrack.Value]{
 		mapName: conntrack.Name,
-		columns: columns("PROTO", "POD", "WORLD", "FROM POD", "FROM WORLD", "FLAGS", "IFINDEX#", "AGE#"),
+		columns: columns("PROTO", "POD", "WORLD", "FROM POD", "FROM WORLD", "IFINDEX#", "AGE#"),
 		compare: compareTuple,
 		cells: func(k conntrack.Key, v conntrack.Value, now uint64) []string {
 			return []string{
 				k.Proto.String(), end(k.Src, k.Sport), end(k.Dst, k.Dport), v.FromPod.String(), v.FromWorld.String(),
-				v.Flags.String(), number(v.Ifindex), Age(now, v.LastSeen),
+				number(v.Ifindex), Age(now, v.LastSeen),
 			}
 		},
 	},

@@ -21,6 +21,10 @@ func TestWorldByRoute(t *testing.T) {
 		if got := to(dst); got != "stack" {
 			t.Errorf("route of type %d: outcome %q", kind, got)
 		}
+		// What would be dropped on its way out of an uplink is the stack's where no uplink is in question.
+		gre := packet{proto: 47, src: podA, dst: dst, payload: make([]byte, 64)}
+		b.fromPod(gre).is("stack")
+		b.fromPod(gre.with(func(p *packet) { p.proto, p.fragment = 17, 8 })).is("stack")
 	}
 	if got := to("172.16.0.255"); got != "stack" {
 		t.Errorf("broadcast of the uplink: outcome %q", got)

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Opening a masqueraded flow: the choice of a port, and the making of a pair. */
+#ifndef EC_LIB_OPEN_H
+#define EC_LIB_OPEN_H
+
+#include "bpf/lib/count.h"
+#include "bpf/lib/nat.h"
+
+/* Tries at a free port before a new flow is refused. */
+#define OPEN_TRIES 16
+
+/* What became of a try. */
+enum open_try {
+	OPEN_IN_USE,
+	OPEN_TAKEN,
+	OPEN_FOUND,
+};
+
+/* What a flow is masqueraded for. */
+struct open_owner {
+	struct addr address; /* that the source becomes */
+	__u32 ifindex;       /* the pod's generation, 0 for the node itself */
+	__u32 flags;         /* enum snat_flags */
+	enum direction direction;
+};
+
+/*
+ * Whether a socket of the node would get the replies. TCP finds TIME_WAIT
+ * sockets as well; ICMP identifiers have no sockets to ask for.
+ */
+EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, const struct tuple *reverse)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk = NULL;
+
+	t.ipv4.saddr = addr_v4(&reverse->dst);
+	t.ipv4.daddr = addr_v4(&reverse->src);
+	t.ipv4.sport = reverse->dport;
+	t.ipv4.dport = reverse->sport;
+	if (reverse->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	else if (reverse->proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/*
+ * Takes a port for a new flow by inserting its reverse half. OPEN_FOUND: the
+ * half is there already and names this very flow; else a negated drop reason.
+ */
+EC_INLINE int open_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const struct open_owner *owner, __be16 port)
+{
+	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
+	struct snat_entry reverse = {
+		.to_address = pkt->tuple.src,
+		.to_port = pkt->tuple.sport,
+		.flags = owner->flags,
+		.ifindex = owner->ifindex,
+		.last_seen = bpf_ktime_get_coarse_ns(),
+	};
+	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
+	int ret;
+
+	if (there && nat_names(there, &pkt->tuple, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
+		return OPEN_FOUND;
+	if (there)
+		return OPEN_IN_USE;
+	if (open_port_has_socket(ctx, &key))
+		return OPEN_IN_USE;
+	ret = bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
+	if (ret == -EC_EEXIST)
+		return OPEN_IN_USE;
+	return ret ? -DROP_SNAT_FULL : OPEN_TAKEN;
+}
+
+/*
+ * Inserts the forward half behind a reverse half that was just taken or found.
+ * 1: the pair is new, and the caller's to count; 0: it was there; else a negated
+ * drop reason. A reverse half that was taken in vain is gone again.
+ */
+EC_CALL int open_complete(const struct pkt *pkt, const struct open_owner *owner, __be16 port, bool taken)
+{
+	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
+	struct snat_entry forward = {
+		.to_address = owner->address,
+		.to_port = port,
+		.flags = owner->flags,
+		.ifindex = owner->ifindex,
+		.last_seen = bpf_ktime_get_coarse_ns(),
+	};
+	int ret = bpf_map_update_elem(&snat, &pkt->tuple, &forward, BPF_NOEXIST);
+	struct snat_entry *there;
+
+	if (!ret)
+		return taken;
+	/* Another CPU opened the same flow: its pair serves both, and may stand on this very reverse half. */
+	there = bpf_map_lookup_elem(&snat, &pkt->tuple);
+	if (taken && there && nat_leads_to(there, &key, owner->ifindex))
+		return 1;
+	if (taken)
+		bpf_map_delete_elem(&snat_reverse, &key);
+	return ret == -EC_EEXIST ? 0 : -DROP_SNAT_FULL;
+}
+
+/* A random port of the range, in host order. */
+EC_INLINE __u32 open_random_port(void)
+{
+	return cfg.snat_port_low + bpf_get_prandom_u32() % (cfg.snat_port_high - cfg.snat_port_low + 1);
+}
+
+/* The search for a port, as far as it has come. */
+struct open_search {
+	struct __sk_buff *ctx;
+	const struct pkt *pkt;
+	const struct open_owner *owner;
+	__u32 retried;
+	int result; /* of the last try */
+	__be16 port;
+};
+
+/* One try: 1 ends the search. */
+static long open_search_step(__u32 i, struct open_search *s)
+{
+	s->result = open_try_port(s->ctx, s->pkt, s->owner, s->port);
+	if (s->result != OPEN_IN_USE)
+		return 1;
+	s->retried++;
+	s->port = bpf_htons(open_random_port());
+	return 0;
+}
+
+/* Chooses a port and makes the pair; returns as open_complete does. */
+EC_INLINE int open_allocate(struct __sk_buff *ctx, const struct pkt *pkt, const struct open_owner *owner)
+{
+	struct open_search s = {.ctx = ctx, .pkt = pkt, .owner = owner, .port = pkt->tuple.sport};
+
+	/* The node's own flow is here because its port is a pod's. */
+	if (!nat_port_in_range(s.port) || (owner->flags & SNAT_HOST))
+		s.port = bpf_htons(open_random_port());
+	bpf_loop(OPEN_TRIES, open_search_step, &s, 0);
+	if (s.retried)
+		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
+	if (s.result == OPEN_IN_USE)
+		return -DROP_SNAT_EXHAUSTED;
+	return s.result < 0 ? s.result : open_complete(pkt, owner, s.port, s.result == OPEN_TAKEN);
+}
+
+/*
+ * Finds the flow of a packet that may not open one by its reverse half, and
+ * restores the forward half. Only a half that kept the pod's own port can be
+ * found. 0, or a negated drop reason.
+ */
+EC_CALL int open_adopt(const struct pkt *pkt, const struct open_owner *owner)
+{
+	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, pkt->tuple.sport);
+	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
+
+	if (!there || !nat_names(there, &pkt->tuple, owner->ifindex) || flow_touch(&there->last_seen) == FLOW_GONE)
+		return -DROP_NO_MAPPING;
+	nat_restore_forward(&key, there);
+	return 0;
+}
+
+/* Whether a packet without a flow may open one. */
+EC_INLINE bool open_allowed(const struct pkt *pkt)
+{
+	if (pkt->tuple.proto == IPPROTO_TCP)
+		return flow_is_opening(pkt);
+	return pkt->tuple.proto != IPPROTO_ICMP || pkt->icmp_type == ICMP_ECHO;
+}
+
+/*
+ * Opens a masqueraded flow for a packet that belongs to none; the pair stands in
+ * the table afterwards. 0, or a negated drop reason.
+ */
+EC_CALL int open_flow(struct __sk_buff *ctx, const struct pkt *pkt, const struct open_owner *owner)
+{
+	struct device *dev = flow_owner(owner->ifindex);
+	__u32 *held = dev ? &dev->snat_flows : NULL;
+	int ret;
+
+	if (addr_is_zero(&owner->address))
+		return -DROP_NO_SNAT_ADDRESS;
+	if (!open_allowed(pkt))
+		return open_adopt(pkt, owner);
+	ret = flow_reserve(USAGE_SNAT, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
+	if (ret < 0)
+		return ret;
+	ret = open_allocate(ctx, pkt, owner);
+	if (ret <= 0) {
+		flow_release(USAGE_SNAT, held);
+		return ret;
+	}
+	count_traffic(owner->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
+	return 0;
+}
+
+#endif
