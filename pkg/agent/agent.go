@@ -29,6 +29,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -82,6 +83,7 @@ type agent struct {
 	host    *device.Handle
 	dp      *datapath.Datapath
 	servers []server
+	told    observe.Cluster
 }
 
 func (a *agent) close() {
@@ -112,6 +114,9 @@ func (a *agent) start(ctx context.Context) (err error) {
 	}
 	if a.record, err = openRecord(a.cfg.Directories, made); err != nil {
 		return err
+	}
+	if a.told, err = tellStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
+		a.log.Warn("ebpfctl is not told how the agent is", "error", err)
 	}
 	if err := a.removeLeftover(); err != nil {
 		return err
@@ -183,7 +188,7 @@ func (a *agent) work(ctx context.Context) error {
 	r := &reconciler{
 		cfg: a.cfg, log: a.log, host: a.host, dp: a.dp, status: a.status,
 		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
-		standing: standing,
+		standing: standing, told: a.told,
 		attached: map[uint32]string{}, reported: map[string]bool{},
 		orphans: orphans{first: map[endpoint.ID]time.Time{}},
 	}

@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -56,19 +59,20 @@ func ofPod(k destinations.Key, v destinations.Value) bool {
 	return v.Kind == destinations.Local && k.PrefixLen == 128
 }
 
-// writeDestinations adds and changes entries.
-func (r *reconciler) writeDestinations() error {
+// writeDestinations adds and changes entries, all that it can.
+func (r *reconciler) writeDestinations() (first error) {
 	for k, want := range r.result.Destinations {
 		have, ok := r.applied[k]
 		if ok && destinations.Same(have, want) || ofPod(k, want) {
 			continue
 		}
 		if err := r.dp.Maps.Destinations.Put(k, want); err != nil {
-			return err
+			first = cmp.Or(first, err)
+			continue
 		}
 		r.applied[k] = want
 	}
-	return nil
+	return first
 }
 
 // deleteDestinations removes what the plan does not have.
@@ -109,31 +113,79 @@ func toKernel(p plan.Route) device.Route {
 }
 
 // writeRoutes adds and changes routes. One of somebody else to the very same
-// prefix stays; the pods' packets don't need ours.
-func (r *reconciler) writeRoutes() error {
-	foreign := map[netip.Prefix]int{}
-	for _, route := range r.view.routes {
-		if route.Protocol != device.Protocol && route.Priority == 0 {
-			foreign[route.Dst] = route.Protocol
-		}
-	}
-	var errs []error
+// prefix stays; the pods' packets don't need ours. One that the kernel refuses is
+// the fault of the node that it leads to, whose problem it becomes, and of nobody
+// else; without the one to this node's own podCIDR no pod can be carried.
+func (r *reconciler) writeRoutes() (own error) {
+	foreign, disputed := r.foreignRoutes(), map[netip.Prefix]error{}
+	refused := map[netip.Prefix]error{}
 	for _, want := range r.result.Routes {
 		have, ok := r.routes[want.Dst]
 		if ok && have == want {
 			continue
 		}
 		if protocol, taken := foreign[want.Dst]; taken {
-			r.complain("route "+want.Dst.String(), fmt.Errorf("the route is somebody else's (protocol %d) and stays; the host itself may not reach these pods", protocol))
+			disputed[want.Dst] = fmt.Errorf("the route is somebody else's (protocol %d) and stays; the host itself may not reach these pods", protocol)
 			continue
 		}
-		if err := r.host.ReplaceRoute(toKernel(want)); err != nil {
-			errs = append(errs, err)
-			continue
+		err := r.host.ReplaceRoute(toKernel(want))
+		switch {
+		case err == nil:
+			r.routes[want.Dst] = want
+		case slices.Contains(r.result.Standing.Own, want.Dst):
+			own = err
+		default:
+			refused[want.Dst] = err
 		}
-		r.routes[want.Dst] = want
 	}
-	return errors.Join(errs...)
+	r.blame(refused)
+	maps.Copy(disputed, refused) // of nodes that an earlier agent knew
+	r.complainOfRoutes(disputed)
+	return own
+}
+
+// foreignRoutes are the prefixes that a route of somebody else stands in the way
+// of, with its protocol.
+func (r *reconciler) foreignRoutes() map[netip.Prefix]int {
+	foreign := map[netip.Prefix]int{}
+	for _, route := range r.view.routes {
+		if route.Protocol != device.Protocol && route.Priority == 0 {
+			foreign[route.Dst] = route.Protocol
+		}
+	}
+	return foreign
+}
+
+// complainOfRoutes logs what is new among the routes that can't be written, and
+// forgets those that can, so that they are logged when it happens again.
+func (r *reconciler) complainOfRoutes(now map[netip.Prefix]error) {
+	about := func(p netip.Prefix) string { return "route " + p.String() }
+	for p := range r.disputed {
+		if now[p] == nil {
+			r.settled(about(p))
+		}
+	}
+	for p, err := range now {
+		r.complain(about(p), err)
+	}
+	r.disputed = now
+}
+
+// blame takes the routes that the kernel refuses over into the problems of the
+// nodes that they lead to.
+func (r *reconciler) blame(refused map[netip.Prefix]error) {
+	if len(refused) == 0 {
+		return
+	}
+	for _, peer := range r.result.Peers {
+		for _, p := range peer.PodCIDRs {
+			if err := refused[p]; err != nil {
+				text := fmt.Sprintf("%v, so this node itself can't reach the pods there by %s", err, peer.Address)
+				r.result.Problems = append(r.result.Problems, plan.Problem{Node: peer.Name, Reason: plan.Refused, Text: text})
+			}
+			delete(refused, p)
+		}
+	}
 }
 
 // deleteRoutes removes the routes of ours that the plan does not have.

@@ -74,6 +74,7 @@ type reconciler struct {
 	services bool     // Service rules were seen
 	told     observe.Cluster
 	asked    time.Time
+	disputed map[netip.Prefix]error // routes that can't be written, but for nodes' own fault
 }
 
 // run reconciles until ctx ends: after every change of the Nodes and of the
@@ -203,31 +204,27 @@ func (r *reconciler) makePlan() {
 		Service: r.cfg.Service, Native: slices.Concat(r.cfg.NonMasquerade, r.cfg.Cluster),
 	})
 	r.standing = r.result.Standing
-	r.reportPlan()
 }
 
 // apply writes the plan in the order in which packets need it: what is new
-// before what is gone.
+// before what is gone. What can't be written does not keep what is gone: no Node
+// says it any more, and it may be what stands in the way.
 func (r *reconciler) apply() error {
-	err := errors.Join(
-		r.writeConfig(),
-		r.writeUplinks(),
-		r.writeDestinations(),
-		r.writeRoutes(),
-	)
-	if r.known && err == nil {
-		err = errors.Join(r.deleteDestinations(), r.deleteRoutes())
+	errs := []error{r.writeConfig(), r.writeUplinks(), r.writeDestinations(), r.writeRoutes()}
+	if r.known {
+		errs = append(errs, r.deleteDestinations(), r.deleteRoutes())
 	}
+	err := errors.Join(errs...)
 	if err == nil && r.known {
 		r.status.synced(r.changed, time.Now())
 	}
 	r.status.describe(r.result, len(r.nodes))
-	// Last: for people, not for packets.
-	return errors.Join(err, r.writeCluster())
+	r.reportPlan()
+	return err
 }
 
 // judgeReady decides whether this node can carry a pod, and says so to the
-// runtime when it can.
+// runtime when it can, and to people.
 func (r *reconciler) judgeReady() {
 	why := ""
 	switch {
@@ -247,6 +244,11 @@ func (r *reconciler) judgeReady() {
 		}
 	}
 	r.status.ready(why)
+	if err := r.tell(why); err != nil { // no packet and no pod depends on it
+		r.complain("the file for ebpfctl", err)
+	} else {
+		r.settled("the file for ebpfctl")
+	}
 }
 
 // reportPlan logs what is new among problems and notes, and what is over.

@@ -31,8 +31,11 @@ type problem struct {
 	reason plan.Reason
 }
 
+// starting is why an agent is not ready before it has looked at anything.
+const starting = "the agent is starting"
+
 func newStatus(log *slog.Logger) *status {
-	return &status{log: log, notReady: "starting", alive: time.Now()}
+	return &status{log: log, notReady: starting, alive: time.Now()}
 }
 
 // stuck is for how long the reconciler may be silent.

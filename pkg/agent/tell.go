@@ -10,31 +10,54 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
-// writeCluster leaves for ebpfctl what the maps do not say: the names of the
-// nodes, and what is wrong with their objects.
-func (r *reconciler) writeCluster() error {
-	c := observe.Cluster{}
-	for _, p := range r.result.Peers {
-		c.Nodes = append(c.Nodes, observe.ClusterNode{Name: p.Name, Address: p.Address})
-	}
-	for _, p := range r.result.Problems {
-		c.Problems = append(c.Problems, observe.ClusterProblem{Node: p.Node, Reason: string(p.Reason), Text: p.Text})
+// tell leaves for ebpfctl what the maps do not say: whether the node is ready,
+// the names of the nodes, and what is wrong with their objects. Until there is a
+// list of Nodes, what an earlier agent told of them stays, as the maps do.
+func (r *reconciler) tell(notReady string) error {
+	c := observe.Cluster{NotReady: notReady, Nodes: r.told.Nodes, Problems: r.told.Problems}
+	if r.known && r.view != nil {
+		c.Nodes, c.Problems = nil, nil
+		for _, p := range r.result.Peers {
+			c.Nodes = append(c.Nodes, observe.ClusterNode{Name: p.Name, Address: p.Address})
+		}
+		for _, p := range r.result.Problems {
+			c.Problems = append(c.Problems, observe.ClusterProblem{Node: p.Node, Reason: string(p.Reason), Text: p.Text})
+		}
 	}
 	path := filepath.Join(r.cfg.State, observe.ClusterFile)
 	if _, err := os.Stat(path); err == nil && reflect.DeepEqual(c, r.told) {
 		return nil
 	}
+	if err := writeCluster(path, c); err != nil {
+		return err
+	}
+	r.told = c
+	return nil
+}
+
+// tellStarting says that the agent is at work, but not yet what it finds. It
+// returns what is told now.
+func tellStarting(stateDir string) (c observe.Cluster, err error) {
+	path := filepath.Join(stateDir, observe.ClusterFile)
+	content, err := os.ReadFile(path) //nolint:gosec // the path is the administrator's
+	if err != nil || json.Unmarshal(content, &c) != nil {
+		c = observe.Cluster{} // none yet, or none that can be used: it will be written anew
+	}
+	c.NotReady = starting
+	return c, writeCluster(path, c)
+}
+
+func writeCluster(path string, c observe.Cluster) error {
 	content, err := json.Marshal(c)
 	if err != nil {
-		return fmt.Errorf("encode the names of the nodes: %w", err)
+		return fmt.Errorf("encode what ebpfctl is told: %w", err)
 	}
 	next := path + ".next"
 	if err := os.WriteFile(next, append(content, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write the names of the nodes: %w", err)
+		return fmt.Errorf("write what ebpfctl is told: %w", err)
 	}
 	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("write the names of the nodes: %w", err)
+		return fmt.Errorf("write what ebpfctl is told: %w", err)
 	}
-	r.told = c
 	return nil
 }

@@ -1,0 +1,195 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// noGateway is an address on the uplink's link that the kernel accepts no route by.
+const noGateway = "172.18.0.99"
+
+// refuseGateway makes noGateway what it is: an odd broadcast address, of which only
+// the kernel's local table tells.
+func refuseGateway(t *testing.T) {
+	t.Helper()
+	l, err := netlink.LinkByName("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = netlink.RouteReplace(&netlink.Route{
+		Dst: &net.IPNet{IP: net.ParseIP(noGateway).To4(), Mask: net.CIDRMask(32, 32)}, LinkIndex: l.Attrs().Index,
+		Type: unix.RTN_BROADCAST, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_LINK,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func n3() source.Node {
+	return source.Node{Name: "n3", PodCIDRs: []string{"10.244.3.0/24"}, InternalIPs: []string{"172.18.0.13"}}
+}
+
+// readTold is what ebpfctl finds.
+func (r *reconciler) readTold(t *testing.T) (c observe.Cluster) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(r.cfg.State, observe.ClusterFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(content, &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestRefusedRouteHurtsNobodyElse(t *testing.T) {
+	bad := n2()
+	bad.InternalIPs = []string{noGateway}
+	check := func(t *testing.T, r *reconciler) {
+		t.Helper()
+		if why := r.status.reason(); why != "" {
+			t.Errorf("not ready: %s", why)
+		}
+		if _, err := os.Stat(r.listPath()); err != nil {
+			t.Error(err)
+		}
+		if _, problems := r.status.counts(); problems[problem{"n2", plan.Refused}] != 1 || len(problems) != 1 {
+			t.Errorf("problems %v, want one with n2", problems)
+		}
+		c := r.readTold(t)
+		if c.NotReady != "" || len(c.Problems) != 1 || c.Problems[0].Node != "n2" || !strings.Contains(c.Problems[0].Text, noGateway) {
+			t.Errorf("ebpfctl is told %+v", c)
+		}
+	}
+	t.Run("from the start", func(t *testing.T) {
+		r := newReconciler(t)
+		refuseGateway(t)
+		r.take(list(n1(), bad, n3()))
+		r.pass(t.Context())
+		check(t, r)
+		if !r.route(t, "10.244.3.0/24") || r.route(t, "10.244.2.0/24") {
+			t.Error("not exactly the good node has its route")
+		}
+	})
+	t.Run("by a change", func(t *testing.T) {
+		r := newReconciler(t)
+		refuseGateway(t)
+		r.take(list(n1(), n2(), n3()))
+		r.pass(t.Context())
+		r.take(list(n1(), bad))
+		if err := r.replan(t.Context()); err != nil {
+			t.Errorf("the change of the Nodes failed: %v", err)
+		}
+		check(t, r)
+		if _, ok := r.destination(t, "10.244.3.0/24"); ok || r.route(t, "10.244.3.0/24") {
+			t.Error("what is of a node that is gone is still there")
+		}
+		r.take(list(n1(), n2()))
+		r.pass(t.Context())
+		if _, problems := r.status.counts(); len(problems) != 0 || !r.route(t, "10.244.2.0/24") {
+			t.Errorf("after the node was put right: problems %v", problems)
+		}
+	})
+}
+
+func TestToldIsForPeopleOnly(t *testing.T) {
+	r := newReconciler(t)
+	inTheWay := filepath.Join(r.cfg.State, observe.ClusterFile+".next")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, r)
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	if c := r.readTold(t); len(c.Nodes) != 1 || c.Nodes[0].Name != "n2" {
+		t.Errorf("told %+v once it could be", c)
+	}
+}
+
+func TestToldWhyNotReady(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	told, err := tellStarting(r.cfg.State)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := r.readTold(t); c.NotReady != starting || len(c.Nodes) != 1 {
+		t.Errorf("at the start of the next agent: %+v", c)
+	}
+	r.told, r.known, r.nodes, r.view = told, false, nil, nil
+	r.take(source.Update{Err: os.ErrDeadlineExceeded})
+	r.judgeReady()
+	if c := r.readTold(t); !strings.Contains(c.NotReady, os.ErrDeadlineExceeded.Error()) || len(c.Nodes) != 1 {
+		t.Errorf("without a list of Nodes: %+v", c)
+	}
+	r.take(list(n2()))
+	r.standing = plan.Standing{}
+	r.pass(t.Context())
+	if c := r.readTold(t); c.NotReady != r.status.reason() || !strings.Contains(c.NotReady, "no Node n1") {
+		t.Errorf("without a Node of its own: %+v", c)
+	}
+}
+
+func TestToldIsMadeAnew(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, observe.ClusterFile)
+	for _, content := range []string{"", "{", `{"nodes": 5}`, "[]"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := tellStarting(dir); err != nil || c.NotReady != starting || c.Nodes != nil {
+			t.Errorf("over %q: %+v, %v", content, c, err)
+		}
+	}
+}
+
+// A fault that returns is said again.
+func TestForeignRouteIsSaidEachTime(t *testing.T) {
+	r := newReconciler(t)
+	var said bytes.Buffer
+	r.log = slog.New(slog.NewTextHandler(&said, nil))
+	l, err := r.host.LinkByName("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := device.Route{Dst: netip.MustParsePrefix("10.244.2.0/24"), Index: l.Index, Gateway: netip.MustParseAddr("172.18.0.99"), Foreign: true}
+	r.take(list(n1(), n2()))
+	for times := 1; times <= 2; times++ {
+		if err := r.host.DeleteRoute(device.Route{Dst: foreign.Dst}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.host.ReplaceRoute(foreign); err != nil {
+			t.Fatal(err)
+		}
+		r.pass(t.Context())
+		r.pass(t.Context())
+		if got := strings.Count(said.String(), "somebody else's"); got != times {
+			t.Errorf("said %d times, want %d:\n%s", got, times, said.String())
+		}
+		route := netlink.Route{Dst: &net.IPNet{IP: foreign.Dst.Addr().AsSlice(), Mask: net.CIDRMask(24, 32)}}
+		if err := netlink.RouteDel(&route); err != nil {
+			t.Fatal(err)
+		}
+		r.pass(t.Context())
+		if !r.route(t, "10.244.2.0/24") {
+			t.Error("our route does not take its place")
+		}
+	}
+}
