@@ -17,8 +17,8 @@
 //
 // Several labs can run at once. Each has an id, which is part of its namespaces' names, and a directory
 // /run/ebpf-cni-lab/ID that holds all its files and a lock. The lock is free once the owner is dead, however it died;
-// New and Sweep end such labs first, but not those that were kept on purpose: SweepKept and End do. What stays for good are the two empty directories, /run/netns a mount point as after
-// the first `ip netns add`.
+// New and Sweep end such labs first, but not those that were kept on purpose: SweepKept and End do that. What stays for
+// good are the two empty directories, /run/netns a mount point as after the first `ip netns add`.
 //
 //	func TestPodsTalk(t *testing.T) {
 //		l := lab.ForTest(t, lab.Options{Nodes: 2})
