@@ -40,22 +40,18 @@ var ErrRunning = errors.New("an agent is running")
 // Run is the agent from start to end. It returns nil when ctx ends.
 func Run(ctx context.Context, cfg Config) error {
 	a := &agent{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log)}
-	started := make(chan error, 1)
-	go func() { started <- a.start(ctx) }()
-	var err error
-	select {
-	case err = <-started:
-	case <-afterwards(ctx, grace):
-		// The verifier can't be hurried. Being cut off there is like being killed,
-		// which the next start puts right; the process ends with this return.
-		cfg.Log.Info("ending before the dataplane is loaded; that of before goes on")
+	err := bounded(ctx, grace, func() error {
+		defer a.close()
+		if err := a.start(ctx); err != nil {
+			return err
+		}
+		return a.work(ctx)
+	})
+	switch {
+	case errors.Is(err, errCutOff):
+		cfg.Log.Info("ending in the middle of something; the dataplane goes on")
 		return nil
-	}
-	defer a.close()
-	if err == nil {
-		err = a.work(ctx)
-	}
-	if ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, bpffs.ErrLocked)) {
+	case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, bpffs.ErrLocked)):
 		cfg.Log.Info("ending; the dataplane goes on")
 		return nil
 	}
@@ -64,6 +60,24 @@ func Run(ctx context.Context, cfg Config) error {
 
 // grace is how long what can't be interrupted is waited for at the end.
 const grace = 300 * time.Millisecond
+
+var errCutOff = errors.New("cut off")
+
+// bounded works until the end of ctx, and for no longer than d after it. The
+// verifier can't be hurried, nor can a look at a large node, a sweep of a large
+// table, or a file that does not let itself be read. To be cut off there, with
+// errCutOff, is like being killed, which the next start puts right; the process
+// ends soon after.
+func bounded(ctx context.Context, d time.Duration, work func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- work() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-afterwards(ctx, d):
+		return errCutOff
+	}
+}
 
 // afterwards returns a channel that is closed some time after ctx ends.
 func afterwards(ctx context.Context, d time.Duration) <-chan struct{} {
