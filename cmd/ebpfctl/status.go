@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +24,8 @@ func newStatus(o *options) *cobra.Command {
 		Short: "Show the state of this node and what is wrong with it",
 		Long: `Show the agent, the programs and where they are attached, the fill of the maps,
 this node and its peers. The exit status is 1 when something is wrong; what it
-is stands at the end. The agent being dead is such a thing.`,
+is stands at the end. The agent being dead is such a thing, and its not being
+ready, for the reason that its /readyz gives.`,
 		Args: cobra.NoArgs,
 		RunE: work(func(cmd *cobra.Command, _ []string) error {
 			s, err := o.survey(cmd.Context())
@@ -55,7 +55,7 @@ func (o *options) survey(ctx context.Context) (observe.Status, error) {
 	case <-time.After(settle):
 	}
 	second, err := o.reader().Survey(o.stateDir)
-	second.Problems = slices.DeleteFunc(second.Problems, func(p string) bool { return !slices.Contains(first.Problems, p) })
+	second.KeepLasting(first)
 	return second, err
 }
 
@@ -78,8 +78,11 @@ func (o *options) writeStatus(s observe.Status) error {
 
 func writeSummary(w io.Writer, s observe.Status) {
 	agent := "not running"
-	if s.Agent.Running {
-		agent = "running"
+	switch {
+	case s.Agent.Ready:
+		agent = "running, ready"
+	case s.Agent.Running:
+		agent = "running, not ready"
 	}
 	uplinks := make([]string, 0, len(s.Uplinks))
 	for _, u := range s.Uplinks {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -46,6 +47,15 @@ func (h host) makeHealthy(t *testing.T) {
 		}
 	}
 	h.write(t)
+	h.tell(t, `{"not_ready":"","nodes":[],"problems":[]}`)
+}
+
+// tell writes what an agent tells of the cluster.
+func (h host) tell(t *testing.T, what string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(h.stateDir, observe.ClusterFile), []byte(what), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (h host) write(t *testing.T) {
@@ -103,7 +113,7 @@ func TestStatusTable(t *testing.T) {
 	o := options{env: env{stdout: &b}}
 	addr := netip.MustParseAddr
 	err := o.writeStatus(observe.Status{
-		Agent:    observe.Agent{Running: true},
+		Agent:    observe.Agent{Running: true, Ready: true},
 		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 1},
 		Uplinks:  []observe.Uplink{{Ifindex: 2, Interface: "eth0", Addresses: []netip.Addr{addr("172.18.0.2")}}},
 		Programs: []observe.Program{{Name: "ec_from_pod", ID: 123, Tag: "bbfdd1d66c843c1c"}},
@@ -122,7 +132,7 @@ func TestStatusTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `agent      running
+	want := `agent      running, ready
 node       172.18.0.2
 pod CIDRs  10.244.1.0/24
 pods       1
@@ -176,6 +186,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 // TestStatusForgetsWhatPasses lets a problem end between the two looks.
 func TestStatusForgetsWhatPasses(t *testing.T) {
 	h := newHost(t)
+	h.tell(t, `{}`)
 	lockFile := filepath.Join(h.stateDir, "agent.lock")
 	locked := make(chan *bpffs.Lock)
 	go func() {
@@ -188,7 +199,25 @@ func TestStatusForgetsWhatPasses(t *testing.T) {
 	}()
 	got := call(t, h.args("status")...)
 	(<-locked).Release()
-	if strings.Contains(got.stdout, "no agent is running") || !strings.Contains(got.stdout, "agent      running") {
+	if strings.Contains(got.stdout, "no agent is running") || !strings.Contains(got.stdout, "agent      running, ready\n") {
 		t.Errorf("an agent that has just started is said to be dead:\n%s", got.stdout)
+	}
+}
+
+func TestStatusSaysWhyTheNodeIsNotReady(t *testing.T) {
+	h := newHost(t)
+	h.makeHealthy(t)
+	h.tell(t, `{"not_ready":"write route to 10.244.1.0/24: invalid argument","nodes":[],"problems":[{"node":"twin","reason":"refused","text":"has no address"}]}`)
+	got := call(t, h.args("status")...)
+	if got.status != exitWrong {
+		t.Errorf("status %d, want %d", got.status, exitWrong)
+	}
+	for _, want := range []string{
+		"agent      running, not ready\n",
+		"- this node is not ready: write route to 10.244.1.0/24: invalid argument\n", "- node twin: has no address (refused)\n",
+	} {
+		if !strings.Contains(got.stdout, want) {
+			t.Errorf("status does not say %q:\n%s", want, got.stdout)
+		}
 	}
 }

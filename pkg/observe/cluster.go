@@ -42,12 +42,15 @@ type ClusterProblem struct {
 // offLink is the reason that the maps show as well.
 const offLink = "off_link"
 
-// readCluster reads the file. None there: the agent has written none yet.
+// notTold is why a node is not ready whose agent has written no ClusterFile yet.
+const notTold = "its agent has just been started and has not said more yet"
+
+// readCluster reads the file.
 func readCluster(stateDir string) (c Cluster, err error) {
 	path := filepath.Join(stateDir, ClusterFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, nil
+		return Cluster{NotReady: notTold}, nil
 	}
 	if err != nil {
 		return c, err
@@ -58,13 +61,29 @@ func readCluster(stateDir string) (c Cluster, err error) {
 	return c, nil
 }
 
-// cluster names the peers, and passes on what the agent found wrong with them.
-func (s *survey) cluster(stateDir string) error {
+// cluster passes on what the agent found wrong: with this node, and with the
+// Nodes. What it says of readiness is news only while it runs.
+func (s *survey) cluster(stateDir string) Cluster {
 	c, err := readCluster(stateDir)
 	if err != nil {
 		s.problem("the names of the nodes are not known: %v", err)
-		return nil
+		return Cluster{}
 	}
+	s.Agent.Ready = s.Agent.Running && c.NotReady == ""
+	if s.Agent.Running && !s.Agent.Ready {
+		s.Agent.NotReady = printable(c.NotReady)
+		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
+	}
+	for _, p := range c.Problems {
+		if p.Reason != offLink { // told from the maps, where it has its effect
+			s.problemOf(fmt.Sprintf("node %s %s", p.Node, p.Reason), "node %s: %s (%s)", p.Node, p.Text, p.Reason)
+		}
+	}
+	return c
+}
+
+// name gives the peers their names.
+func (s *survey) name(c Cluster) {
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name
@@ -72,10 +91,4 @@ func (s *survey) cluster(stateDir string) error {
 	for i, p := range s.Peers {
 		s.Peers[i].Name = names[p.Node]
 	}
-	for _, p := range c.Problems {
-		if p.Reason != offLink { // told from the maps, where it has its effect
-			s.problem("node %s: %s (%s)", p.Node, p.Text, p.Reason)
-		}
-	}
-	return nil
 }

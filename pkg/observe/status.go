@@ -28,12 +28,29 @@ type Status struct {
 	Peers       []Peer       `json:"peers"`
 	// Problems says in a sentence each what is wrong; empty: nothing is.
 	Problems []string `json:"problems"`
+	// subjects says of each problem what it is about.
+	subjects []string
+}
+
+// KeepLasting drops the problems that an earlier look did not find.
+func (s *Status) KeepLasting(earlier Status) {
+	problems, subjects := []string{}, []string{}
+	for i, subject := range s.subjects {
+		if slices.Contains(earlier.subjects, subject) {
+			problems, subjects = append(problems, s.Problems[i]), append(subjects, subject)
+		}
+	}
+	s.Problems, s.subjects = problems, subjects
 }
 
 // Agent says whether an agent runs on these directories.
 type Agent struct {
 	Running bool   `json:"running"`
 	Lock    string `json:"lock"`
+	// Ready: it runs and says that the node can carry a pod.
+	Ready bool `json:"ready"`
+	// NotReady is why it can't, while the agent runs.
+	NotReady string `json:"not_ready"`
 }
 
 // Node is this node as the map config has it.
@@ -93,9 +110,9 @@ func (r Reader) Survey(stateDir string) (Status, error) {
 	if err := s.agent(stateDir); err != nil {
 		return s.Status, err
 	}
-	cluster := func() error { return s.cluster(stateDir) }
+	told := s.cluster(stateDir)
 	for _, step := range []func() error{
-		s.pods, s.node, s.destinations, cluster, s.reach, s.programs, s.attachments, s.fills,
+		s.pods, s.node, s.destinations, func() error { s.name(told); return nil }, s.reach, s.programs, s.attachments, s.fills,
 	} {
 		err := step()
 		if missing(err) {
@@ -111,7 +128,14 @@ func (r Reader) Survey(stateDir string) (Status, error) {
 }
 
 func (s *survey) problem(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.problemOf(text, "%s", text)
+}
+
+// problemOf is a problem whose sentence may change while it lasts.
+func (s *survey) problemOf(subject, format string, args ...any) {
 	s.Problems = append(s.Problems, printable(fmt.Sprintf(format, args...)))
+	s.subjects = append(s.subjects, subject)
 }
 
 func (s *survey) agent(stateDir string) error {
@@ -242,7 +266,7 @@ func (s *survey) fills() error {
 	s.Maps = append(s.Maps, fills...)
 	for _, f := range fills {
 		if f.Percent() >= fullPercent {
-			s.problem("map %s is %d %% full (%d of %d): new entries will be refused", f.Name, f.Percent(), f.Entries, f.Capacity)
+			s.problemOf("map "+f.Name, "map %s is %d %% full (%d of %d): new entries will be refused", f.Name, f.Percent(), f.Entries, f.Capacity)
 		}
 	}
 	return err

@@ -19,7 +19,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
-	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -156,130 +155,6 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 			}
 			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 || len(s.Maps) != 8 {
 				t.Errorf("status: %+v", s)
-			}
-		})
-	}
-}
-
-func TestSurveyFindsProblems(t *testing.T) {
-	for name, c := range map[string]struct {
-		spoil func(n *node)
-		want  []string // one problem each, in order, holding this text
-	}{
-		"agent dead": {
-			func(n *node) { n.agent.Release() },
-			[]string{"no agent is running"},
-		},
-		"node off link": {
-			func(n *node) {
-				n.destination("10.244.5.0/24", destinations.Value{Kind: destinations.PodCIDR, Node: addr("192.0.2.5")})
-			},
-			[]string{"node 192.0.2.5 is off link: no uplink reaches it directly, so pods in 10.244.5.0/24"},
-		},
-		"node off link, with a name": {
-			func(n *node) {
-				n.destination("10.244.5.0/24", destinations.Value{Kind: destinations.PodCIDR, Node: addr("192.0.2.5")})
-				n.cluster(Cluster{
-					Nodes:    []ClusterNode{{"far", netip.MustParseAddr("192.0.2.5")}},
-					Problems: []ClusterProblem{{"far", "off_link", "said by the maps already"}},
-				})
-			},
-			[]string{"node far (192.0.2.5) is off link"},
-		},
-		"bad Node object": {
-			func(n *node) {
-				n.cluster(Cluster{Problems: []ClusterProblem{{"twin", "podcidr_conflict", "claims 10.244.2.0/24, which worker has"}}})
-			},
-			[]string{"node twin: claims 10.244.2.0/24, which worker has (podcidr_conflict)"},
-		},
-		"unreadable names": {
-			func(n *node) {
-				if err := os.WriteFile(filepath.Join(n.stateDir, ClusterFile), []byte("{"), 0o600); err != nil {
-					n.t.Fatal(err)
-				}
-			},
-			[]string{"the names of the nodes are not known"},
-		},
-		"pod detached": {
-			func(n *node) {
-				if err := (attach.Attacher{Dir: n.Dir}).Detach(n.pod, attach.FromPod); err != nil {
-					n.t.Fatal(err)
-				}
-			},
-			[]string{"ec_from_pod is not attached to interface"},
-		},
-		"pod's interface gone, entries left": {
-			func(n *node) { n.unlink("pod") },
-			[]string{"is gone, but has entries in the maps"},
-		},
-		"severed link": {
-			func(n *node) {
-				extra := n.link("extra")
-				n.attach(attach.TCX, attach.FromPod, extra)
-				n.unlink("extra")
-			},
-			[]string{"is severed"},
-		},
-		"link pinned where nothing of ours is": {
-			func(n *node) { n.attach(attach.TCX, attach.FromPod, n.link("extra")) },
-			[]string{"belongs to no pod and is no uplink"},
-		},
-		"another program than the pinned one": {
-			func(n *node) {
-				n.programs[attach.FromPod] = pins.Program(n.t, "ec_from_pod", 99)
-				n.attach(attach.Auto, attach.FromPod, n.pod)
-			},
-			[]string{"an update has not reached it"},
-		},
-		"program not pinned": {
-			func(n *node) {
-				if err := os.Remove(n.Dir.Program("ec_to_uplink")); err != nil {
-					n.t.Fatal(err)
-				}
-			},
-			[]string{"program ec_to_uplink is not pinned"},
-		},
-		"endpoint without device": {
-			func(n *node) {
-				put(n.t, n.Reader, endpoints.Name, typed.Entry[endpoints.Key, endpoints.Value]{
-					Key: endpoints.Key{Address: addr("10.244.1.77")}, Value: endpoints.Value{Ifindex: 7777},
-				})
-			},
-			[]string{"pod 10.244.1.77 cannot send: its interface 7777 has no entry"},
-		},
-		"layout of another version": {
-			func(n *node) {
-				put(n.t, n.Reader, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{Layout: 999}})
-			},
-			[]string{"layout 999", "this node has no podCIDR"},
-		},
-		"full table": {
-			func(n *node) {
-				put(n.t, n.Reader, usage.Name, typed.Entry[usage.Key, usage.Value]{
-					Key: usage.Key{Table: usage.Conntrack}, Value: usage.Value{Entries: pins.Entries * 95 / 100},
-				})
-			},
-			[]string{"map conntrack is 94 % full"},
-		},
-		"nothing pinned": {
-			func(n *node) { n.Dir += "/elsewhere" },
-			[]string{"the dataplane is not pinned below"},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t, attach.Auto)
-			c.spoil(n)
-			s, err := n.Survey(n.stateDir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(s.Problems) != len(c.want) {
-				t.Fatalf("problems: %q, want %q", s.Problems, c.want)
-			}
-			for i, want := range c.want {
-				if !strings.Contains(s.Problems[i], want) {
-					t.Errorf("problem %d: %q, want %q", i, s.Problems[i], want)
-				}
 			}
 		})
 	}
