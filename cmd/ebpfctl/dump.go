@@ -43,7 +43,9 @@ func newDump(o *options) *cobra.Command {
 As JSON and YAML a map is an array of objects: key and value in one, with the
 names that bpftool prints; several maps are an object by map name. What is
 absent, such as an IPv6 address that a pod does not have, is the empty text.
-last_seen is CLOCK_MONOTONIC in ns; tables show it as an age.`,
+JSON has the fields in the record's order, YAML by name.
+last_seen and neighbour_checked are CLOCK_MONOTONIC in ns, 0 for never; tables
+show last_seen as an age.`,
 		Args: cobra.ArbitraryArgs,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			left := slices.DeleteFunc(append(known(), everything), func(name string) bool { return slices.Contains(args, name) })

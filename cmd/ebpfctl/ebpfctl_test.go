@@ -92,6 +92,8 @@ func TestWrongUsage(t *testing.T) {
 		"argument of status": {[]string{"status", "now"}, []string{`unknown command "now"`}},
 		"no shell":           {[]string{"completion"}, []string{"accepts 1 arg"}},
 		"unknown shell":      {[]string{"completion", "tcsh"}, []string{`invalid argument "tcsh"`}},
+		"watch is no time":   {[]string{"dump", "drops", "--watch=5"}, []string{"--watch=5: takes no value, true or false; --interval says how often\n"}},
+		"interval is none":   {[]string{"dump", "drops", "--interval", "5"}, []string{"--interval=5: takes a duration such as 500ms or 2s\n"}},
 		"interval":           {[]string{"dump", "all", "--watch", "--interval", "0s"}, []string{"--interval"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,6 +256,9 @@ func TestVersion(t *testing.T) {
 	got := call(t, "version")
 	if got.status != exitFine || !strings.HasPrefix(got.stdout, "ebpfctl "+version+" (map layout 1, go") {
 		t.Errorf("%+v", got)
+	}
+	if flag := call(t, "--version"); flag != got {
+		t.Errorf("--version gives %+v, version %+v", flag, got)
 	}
 	var v versionInfo
 	if err := json.Unmarshal([]byte(call(t, "version", "-o", "json").stdout), &v); err != nil || v.Layout != wire.LayoutVersion {

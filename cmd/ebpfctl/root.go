@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
@@ -93,11 +94,14 @@ func newRoot(e env) *cobra.Command {
 state directory alone: it works with the agent dead.
 
 Exit status: 0 fine, 1 something is wrong (and it says what), 2 wrong usage.`,
+		Version:       versionText(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpCommand(&cobra.Command{Hidden: true})
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return explainFlag(err) })
 	flags := root.PersistentFlags()
 	flags.StringVar(&o.bpffs, "bpffs", fallback(e, "EBPF_AGENT_BPFFS", "/sys/fs/bpf/ebpf-cni"),
 		"`directory` of the pins; $EBPF_AGENT_BPFFS, as for the agent, changes the default")
@@ -107,6 +111,27 @@ Exit status: 0 fine, 1 something is wrong (and it says what), 2 wrong usage.`,
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats(), cobra.ShellCompDirectiveNoFileComp))
 	root.AddCommand(newDump(o), newStatus(o), newVersion(o), newCompletion(o))
 	return root
+}
+
+// explainFlag says what a flag takes where the flag's own parser speaks of itself.
+func explainFlag(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	takes := ""
+	switch f := invalid.GetFlag(); f.Value.Type() {
+	case "bool":
+		takes = "takes no value, true or false"
+		if f.Name == "watch" {
+			takes += "; --interval says how often"
+		}
+	case "duration":
+		takes = "takes a duration such as 500ms or 2s"
+	default:
+		return err
+	}
+	return fmt.Errorf("--%s=%s: %s", invalid.GetFlag().Name, invalid.GetValue(), takes)
 }
 
 func fallback(e env, variable, value string) string {

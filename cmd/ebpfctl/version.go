@@ -30,7 +30,7 @@ func newVersion(o *options) *cobra.Command {
 			if o.output == formatJSON || o.output == formatYAML {
 				return writeDocument(o.stdout, o.output, v)
 			}
-			_, err := fmt.Fprintf(o.stdout, "ebpfctl %s (map layout %d, %s)\n", v.Version, v.Layout, v.Go)
+			_, err := fmt.Fprintln(o.stdout, versionText())
 			return err
 		}),
 	}
@@ -46,4 +46,10 @@ func readVersion() versionInfo {
 		}
 	}
 	return v
+}
+
+// versionText is the version for people.
+func versionText() string {
+	v := readVersion()
+	return fmt.Sprintf("ebpfctl %s (map layout %d, %s)", v.Version, v.Layout, v.Go)
 }
