@@ -22,6 +22,7 @@ type candidate struct {
 // judge decides whose claims hold.
 type judge struct {
 	in       Input
+	ownIndex int // of this node in the list
 	problems []Problem
 	notes    []string
 }
@@ -40,7 +41,7 @@ func (j *judge) split() (own *Node, others []candidate) {
 		case seen[n.Name]:
 			j.problem(n.Name, Refused, "a second Node of that name, items[%d], is ignored", i)
 		case n.Name == j.in.Self:
-			own = n
+			own, j.ownIndex = n, i
 		case n.Malformed != "":
 			j.problem(n.Name, Refused, "unreadable: %s", n.Malformed)
 		default:
@@ -112,18 +113,24 @@ func (j *judge) allowed(p netip.Prefix) error {
 	return nil
 }
 
-// rank sorts the nodes by the strength of their claims: the older one, then the
-// one in force, then the one that stands first in the list. A node without a
-// timestamp counts as the youngest.
-func rank(all []candidate) {
-	slices.SortFunc(all, func(a, b candidate) int {
-		if a.created.IsZero() != b.created.IsZero() {
-			return cmp.Compare(btoi(a.created.IsZero()), btoi(b.created.IsZero()))
-		}
-		return cmp.Or(a.created.Compare(b.created),
-			cmp.Compare(btoi(b.standing), btoi(a.standing)),
-			cmp.Compare(a.index, b.index))
-	})
+// rank sorts the nodes by the strength of their claims.
+func rank(all []candidate) { slices.SortFunc(all, compare) }
+
+// compare tells whose claim is the stronger one: the older one, then the one in
+// force, then the one that stands first in the list.
+func compare(a, b candidate) int {
+	return cmp.Or(age(a, b),
+		cmp.Compare(btoi(b.standing), btoi(a.standing)),
+		cmp.Compare(a.index, b.index))
+}
+
+// age is negative when a is the older one. A node without a timestamp counts as
+// the youngest.
+func age(a, b candidate) int {
+	if a.created.IsZero() != b.created.IsZero() {
+		return cmp.Compare(btoi(a.created.IsZero()), btoi(b.created.IsZero()))
+	}
+	return a.created.Compare(b.created)
 }
 
 func btoi(b bool) int {

@@ -66,9 +66,9 @@ func (j *judge) ownPodCIDRs(n *Node, others []candidate) (pods []netip.Prefix, w
 			why = fmt.Sprintf("Node %s: %v", n.Name, err)
 			continue
 		}
-		if winner := j.olderClaim(n, p, others); winner != "" {
-			j.problem(n.Name, PodCIDRConflict, "podCIDR %s overlaps one of node %s, which is older", p, winner)
-			why = fmt.Sprintf("podCIDR %s overlaps one of node %s, which is older", p, winner)
+		if winner := j.strongerClaim(n, p, others); winner != "" {
+			why = fmt.Sprintf("podCIDR %s overlaps one of node %s", p, winner)
+			j.problem(n.Name, PodCIDRConflict, "%s", why)
 			continue
 		}
 		if !slices.ContainsFunc(pods, func(q netip.Prefix) bool { return q.Addr().Is4() == p.Addr().Is4() }) {
@@ -79,17 +79,25 @@ func (j *judge) ownPodCIDRs(n *Node, others []candidate) (pods []netip.Prefix, w
 	return pods, why
 }
 
-// olderClaim returns the node whose claim beats a new one of ours. What we
-// already have is never given up: pods live there.
-func (j *judge) olderClaim(n *Node, p netip.Prefix, others []candidate) string {
+// strongerClaim returns the node whose claim beats a new one of ours, and why, by
+// the same rules as among others. What we already have is never given up: pods
+// live there.
+func (j *judge) strongerClaim(n *Node, p netip.Prefix, others []candidate) string {
 	if slices.Contains(j.in.Before.Own, p) {
 		return ""
 	}
+	ours := candidate{created: n.Created, index: j.ownIndex}
 	for _, c := range others {
-		older := !c.created.IsZero() && (n.Created.IsZero() || c.created.Before(n.Created))
-		if _, bad := overlapsAny(p, c.pods); bad && older && len(c.internal) > 0 {
-			return c.name
+		if _, overlaps := overlapsAny(p, c.pods); !overlaps || len(c.internal) == 0 || compare(c, ours) > 0 {
+			continue
 		}
+		switch {
+		case age(c, ours) < 0:
+			return c.name + ", which is older"
+		case c.standing:
+			return c.name + ", whose claim is in force"
+		}
+		return c.name + ", which comes first in the list"
 	}
 	return ""
 }

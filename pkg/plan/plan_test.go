@@ -232,6 +232,9 @@ func TestOwn(t *testing.T) {
 	moved := node(1).with(func(n *Node) { n.PodCIDRs = []string{"10.244.50.0/24"} })
 	older := node(5).with(func(n *Node) { n.PodCIDRs = []string{"10.244.1.0/24"} })
 	younger := node(1).with(func(n *Node) { n.Created = day2 })
+	grown := node(1).with(func(n *Node) { n.PodCIDRs = []string{"10.244.0.0/16"} })
+	inForce := standing
+	inForce.Claims = map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.244.2.0/24"): netip.MustParseAddr("172.18.0.12")}
 	tests := []struct {
 		name   string
 		in     Input
@@ -249,6 +252,12 @@ func TestOwn(t *testing.T) {
 		{"refused", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"0.0.0.0/0"} })), "", "everything"},
 		{"holds our address", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"172.18.0.0/24"} })), "", "an address of this node"},
 		{"new and claimed by an older one", input(younger, older), "", "n5, which is older"},
+		{"grown over one in force", withBefore(input(grown, node(2)), inForce), "10.244.1.0/24", ""},
+		{"grown over a younger one", withBefore(input(grown, node(2).with(func(n *Node) { n.Created = day2 })), inForce), "10.244.0.0/16", ""},
+		{"new, in force elsewhere, same age", withBefore(input(grown, node(2)), Standing{Claims: inForce.Claims}), "", "n2, whose claim is in force"},
+		{"new, after one in the list, same age", input(node(2), grown), "", "n2, which comes first"},
+		{"new, before one in the list, same age", input(grown, node(2)), "10.244.0.0/16", ""},
+		{"new, after one that can't be reached", input(node(2).with(func(n *Node) { n.InternalIPs = nil }), grown), "10.244.0.0/16", ""},
 		{"standing and claimed by an older one", withBefore(input(younger, older), standing), "10.244.1.0/24", ""},
 	}
 	for _, tt := range tests {
