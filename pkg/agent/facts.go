@@ -101,7 +101,7 @@ func (v *view) facts() plan.Facts {
 	for _, r := range v.routes {
 		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
 			onLink := !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
-			f.Routes = append(f.Routes, plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), OnLink: onLink})
+			f.Routes = append(f.Routes, plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), OnLink: onLink, Via: r.Gateway})
 		}
 	}
 	for _, e := range v.endpoints {

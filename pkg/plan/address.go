@@ -19,6 +19,8 @@ func parsePodCIDR(s string) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s is everything", p)
 	case a.Is4In6():
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s is IPv4 in IPv6 clothes", p)
+	case a.Is4() && p.Bits() < widest:
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s is wider than any private range: it would take addresses of the world", p)
 	}
 	for _, special := range notForPods {
 		if p.Overlaps(special) {
@@ -27,6 +29,9 @@ func parsePodCIDR(s string) (netip.Prefix, error) {
 	}
 	return p, nil
 }
+
+// widest is the length of the widest range that is private, 10.0.0.0/8.
+const widest = 8
 
 // notForPods are ranges that the kernel or the protocols have taken.
 var notForPods = []netip.Prefix{
@@ -68,7 +73,7 @@ type addressSet struct {
 
 type ownedAddr struct {
 	addr  netip.Addr
-	owner int // index of the node in the list
+	owner int // index of the node, or of the route, that it stands in
 }
 
 func newAddressSet(all []ownedAddr) addressSet {

@@ -22,7 +22,8 @@ type candidate struct {
 // judge decides whose claims hold.
 type judge struct {
 	in       Input
-	ownIndex int // of this node in the list
+	ownIndex int         // of this node in the list
+	hops     *addressSet // made when first asked for
 	problems []Problem
 	notes    []string
 }
@@ -76,10 +77,7 @@ func (j *judge) parse(n *Node, index int) candidate {
 		}
 	}
 	for _, s := range n.PodCIDRs {
-		p, err := parsePodCIDR(s)
-		if err == nil {
-			err = j.allowed(p)
-		}
+		p, err := j.podCIDR(n.Name, s)
 		if err != nil {
 			j.problem(n.Name, Refused, "%v", err)
 			continue
@@ -102,6 +100,18 @@ func (j *judge) remark(n *Node, c candidate) {
 	}
 }
 
+// podCIDR reads a podCIDR and refuses what can't be one here.
+func (j *judge) podCIDR(node, s string) (netip.Prefix, error) {
+	p, err := parsePodCIDR(s)
+	if err != nil {
+		return p, err
+	}
+	if written, err := netip.ParsePrefix(s); err == nil && written != p {
+		j.notes = append(j.notes, fmt.Sprintf("podCIDR %s of node %s is taken for %s", s, node, p))
+	}
+	return p, j.allowed(p)
+}
+
 // allowed refuses a podCIDR for what holds on this node.
 func (j *judge) allowed(p netip.Prefix) error {
 	if q, bad := overlapsAny(p, j.in.Service); bad {
@@ -110,7 +120,30 @@ func (j *judge) allowed(p netip.Prefix) error {
 	if q, bad := overlapsAny(p, j.in.Facts.Local); bad {
 		return fmt.Errorf("podCIDR %s holds %s, an address of this node", p, q.Addr())
 	}
+	if slices.Contains(j.in.Before.Own, p) {
+		return nil // a pod of this node may be somebody's gateway
+	}
+	for _, hop := range j.nextHops().in(p) {
+		if r := j.in.Facts.Routes[hop.owner]; !p.Contains(r.Dst.Addr()) || r.Dst.Bits() < p.Bits() {
+			return fmt.Errorf("podCIDR %s holds %s, by which this node reaches %s", p, hop.addr, r.Dst)
+		}
+	}
 	return nil
+}
+
+// nextHops are the gateways that this node's own traffic takes over uplinks.
+func (j *judge) nextHops() addressSet {
+	if j.hops == nil {
+		var all []ownedAddr
+		for i, r := range j.in.Facts.Routes {
+			if _, out := j.uplink(r.Index); out && r.Via.IsValid() {
+				all = append(all, ownedAddr{r.Via, i})
+			}
+		}
+		hops := newAddressSet(all)
+		j.hops = &hops
+	}
+	return *j.hops
 }
 
 // rank sorts the nodes by the strength of their claims.

@@ -57,10 +57,7 @@ func (j *judge) ownAddresses(n *Node) []netip.Addr {
 func (j *judge) ownPodCIDRs(n *Node, others []candidate) (pods []netip.Prefix, why string) {
 	why = fmt.Sprintf("Node %s has no IPv4 podCIDR yet", n.Name)
 	for _, text := range n.PodCIDRs {
-		p, err := parsePodCIDR(text)
-		if err == nil {
-			err = j.allowed(p)
-		}
+		p, err := j.podCIDR(n.Name, text)
 		if err != nil {
 			j.problem(n.Name, Refused, "%v", err)
 			why = fmt.Sprintf("Node %s: %v", n.Name, err)

@@ -44,6 +44,8 @@ type KernelRoute struct {
 	Index uint32
 	// OnLink says that there is no gateway: the destination is on that link.
 	OnLink bool
+	// Via is the gateway, if there is one.
+	Via netip.Addr
 }
 
 // Facts are what holds on this node now.

@@ -51,7 +51,7 @@ func facts() Facts {
 			netip.MustParseAddr("172.18.0.200"), netip.MustParseAddr("172.18.0.11"),
 		}}},
 		Routes: []KernelRoute{
-			{Dst: netip.MustParsePrefix("0.0.0.0/0"), Index: 2},
+			{Dst: netip.MustParsePrefix("0.0.0.0/0"), Index: 2, Via: netip.MustParseAddr("192.0.2.1")},
 			{Dst: netip.MustParsePrefix("172.18.0.0/24"), Index: 2, OnLink: true},
 		},
 	}
@@ -136,6 +136,8 @@ func TestOneNodeIsWrong(t *testing.T) {
 		{"holds its own address", node(9).with(func(n *Node) { n.PodCIDRs = []string{"172.18.0.19/32"} }), []string{"n9 refused"}, "", Standing{}},
 		{"loopback", node(9).with(func(n *Node) { n.PodCIDRs = []string{"127.1.0.0/24"} }), []string{"n9 refused"}, "127.1.0.0/24", Standing{}},
 		{"multicast", node(9).with(func(n *Node) { n.PodCIDRs = []string{"239.1.0.0/24"} }), []string{"n9 refused"}, "239.1.0.0/24", Standing{}},
+		{"wider than any private range", node(9).with(func(n *Node) { n.PodCIDRs = []string{"203.0.0.0/7"} }), []string{"n9 refused"}, "202.0.0.0/7", Standing{}},
+		{"holds the default gateway", node(9).with(func(n *Node) { n.PodCIDRs = []string{"192.0.2.0/24"} }), []string{"n9 refused"}, "192.0.2.0/24", Standing{}},
 		{"the services'", node(9).with(func(n *Node) { n.PodCIDRs = []string{"10.96.7.0/24"} }), []string{"n9 refused"}, "10.96.7.0/24", Standing{}},
 		{"wider than the services'", node(9).with(func(n *Node) { n.PodCIDRs = []string{"10.64.0.0/10"} }), []string{"n9 refused"}, "10.64.0.0/10", Standing{}},
 		{"our own", node(9).with(func(n *Node) { n.PodCIDRs = []string{"10.244.1.0/24"} }), []string{"n9 refused"}, "", Standing{}},
