@@ -1,0 +1,178 @@
+// Command testsum reads what `go test -json` prints and shows a person what matters: a line per package, and the whole
+// output of each test that failed. Its last line counts the tests. Its exit status is 0 only if at least one test has
+// passed, none has failed, and each that was skipped may be skipped.
+//
+//	go test -json ./... | go run ./tools/testsum -may-skip FILE
+//
+// FILE names tests, one a line; what follows a # is a comment. Lines of the input that are no JSON are passed on.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+func main() {
+	file := flag.String("may-skip", "", "file with the names of tests that may be skipped")
+	flag.Parse()
+	maySkip, err := names(*file)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testsum:", err)
+		os.Exit(2)
+	}
+	ok, err := run(os.Stdin, os.Stdout, maySkip)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testsum:", err)
+		os.Exit(2)
+	}
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+// names reads the names in a file; none when there is no file to read.
+func names(file string) (map[string]bool, error) {
+	found := map[string]bool{}
+	if file == "" {
+		return found, nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, "#")
+		if name = strings.TrimSpace(name); name != "" {
+			found[name] = true
+		}
+	}
+	return found, nil
+}
+
+// event is one line of `go test -json`; of a build it has an ImportPath instead of a Package.
+type event struct {
+	Action, Package, Test, Output string
+	Elapsed                       float64
+}
+
+// unit is what an event belongs to: a test, or without Test the package itself.
+type unit struct{ Package, Test string }
+
+type summary struct {
+	out     io.Writer
+	maySkip map[string]bool
+	// output is kept until the unit's verdict is known.
+	output                  map[unit]*strings.Builder
+	passed, failed, skipped int
+	failures                []string
+}
+
+// run reads events to their end and says whether all is well.
+func run(in io.Reader, out io.Writer, maySkip map[string]bool) (bool, error) {
+	s := summary{out: out, maySkip: maySkip, output: map[unit]*strings.Builder{}}
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			s.line(line)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return false, fmt.Errorf("read events: %w", err)
+		}
+	}
+	s.unfinished()
+	for _, failure := range s.failures {
+		fmt.Fprintln(out, failure)
+	}
+	if s.passed == 0 {
+		fmt.Fprintln(out, "no test has passed")
+	}
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+	return s.passed > 0 && len(s.failures) == 0, nil
+}
+
+func (s *summary) line(line string) {
+	var e event
+	if json.Unmarshal([]byte(line), &e) != nil || e.Action == "" {
+		fmt.Fprint(s.out, line)
+		return
+	}
+	u := unit{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		fmt.Fprint(s.out, e.Output)
+	case "start", "run":
+		s.output[u] = &strings.Builder{}
+	case "output":
+		s.keep(u, e.Output)
+	case "pass", "fail", "skip":
+		s.verdict(u, e)
+	}
+}
+
+// keep notes output of a unit. The names of cases that begin and end would hide what the cases say.
+func (s *summary) keep(u unit, output string) {
+	for _, frame := range []string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME "} {
+		if strings.HasPrefix(output, frame) {
+			return
+		}
+	}
+	if s.output[u] == nil {
+		s.output[u] = &strings.Builder{}
+	}
+	s.output[u].WriteString(output)
+}
+
+func (s *summary) verdict(u unit, e event) {
+	defer delete(s.output, u)
+	if u.Test == "" {
+		s.endPackage(u, e)
+		return
+	}
+	switch e.Action {
+	case "pass":
+		s.passed++
+	case "skip":
+		s.skipped++
+		if !s.maySkip[u.Test] {
+			s.failures = append(s.failures, fmt.Sprintf("skipped without leave: %s %s", u.Package, u.Test))
+			s.show(u)
+		}
+	case "fail":
+		s.failed++
+		s.failures = append(s.failures, fmt.Sprintf("failed: %s %s", u.Package, u.Test))
+		s.show(u)
+	}
+}
+
+// endPackage shows a package's verdict. One can fail without a test that does: it does not build, or its process dies.
+func (s *summary) endPackage(u unit, e event) {
+	word := map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action]
+	if e.Action == "fail" {
+		s.failures = append(s.failures, "failed: "+u.Package)
+		s.show(u)
+	}
+	fmt.Fprintf(s.out, "%-4s %7.1f s  %s\n", word, e.Elapsed, u.Package)
+}
+
+// unfinished reports what has begun and never ended, as when the process was killed.
+func (s *summary) unfinished() {
+	for u := range s.output {
+		s.failures = append(s.failures, strings.TrimSpace(fmt.Sprintf("never ended: %s %s", u.Package, u.Test)))
+		s.show(u)
+	}
+}
+
+func (s *summary) show(u unit) {
+	if kept := s.output[u]; kept != nil {
+		fmt.Fprint(s.out, kept.String())
+	}
+}
