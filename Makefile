@@ -19,6 +19,9 @@ TESTFLAGS ?=
 PACKAGES  ?= ./...
 # How long each fuzz target runs.
 FUZZTIME  ?= 20s
+# What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
+KERNEL    ?= 6.1 6.12
+MODULES   ?=
 
 ##@ Build
 
@@ -58,6 +61,12 @@ else
 	go test -timeout 10m $(TESTFLAGS) $(PACKAGES)
 endif
 
+.PHONY: test-kernels
+test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulated; KERNEL=6.1, or KERNEL=FILE MODULES=DIR
+	@tools/setup.sh test-kernels
+	go run ./test/vm -kernel '$(KERNEL)' -modules '$(MODULES)' \
+		-packages '$(filter-out ./...,$(PACKAGES))' -testflags '$(TESTFLAGS)'
+
 .PHONY: demo
 demo: build ## Three nodes, their pods and a host outside on this machine (root); KEEP=1 leaves them running
 	@tools/setup.sh demo
@@ -85,8 +94,8 @@ fmt: ## Format Go and C
 	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 -i
 
 # make -k lint goes on after the first kind of finding.
-.PHONY: lint lint-format lint-modules lint-go
-lint: lint-format lint-modules lint-go ## Check format, modules and code (installs clang-format-19 at need)
+.PHONY: lint lint-format lint-modules lint-go lint-arm64
+lint: lint-format lint-modules lint-go lint-arm64 ## Check format, modules and code (installs clang-format-19 at need)
 
 lint-format:
 	@tools/setup.sh lint
@@ -100,3 +109,7 @@ lint-modules:
 
 lint-go:
 	go tool -modfile=tools/lint/go.mod golangci-lint run
+
+# Nothing runs there yet, but it has to compile.
+lint-arm64:
+	GOARCH=arm64 go build ./...
