@@ -119,7 +119,7 @@ func explainFlag(err error) error {
 	if !errors.As(err, &invalid) {
 		return err
 	}
-	takes := ""
+	var takes string
 	switch f := invalid.GetFlag(); f.Value.Type() {
 	case "bool":
 		takes = "takes no value, true or false"
