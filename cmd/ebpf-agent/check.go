@@ -89,9 +89,12 @@ func existingDirectory(into *string, s string) error {
 }
 
 // existingFile refuses a file that is not there; what is in it may still change.
-func existingFile(into *string, s string) error {
-	if s == "" {
+func existingFile(into *string, s string, given bool) error {
+	if !given {
 		return nil
+	}
+	if s == "" {
+		return errTakes
 	}
 	info, err := os.Stat(s)
 	if err != nil {
@@ -104,7 +107,9 @@ func existingFile(into *string, s string) error {
 	return nil
 }
 
-func prefixes(into *[]netip.Prefix, s string) error {
+// prefixes reads a list. What has bits beyond its length is taken for what the
+// length leaves, as for podCIDRs, and remembered to be said.
+func (o *options) prefixes(into *[]netip.Prefix, s string) error {
 	*into = nil
 	for _, one := range list(s) {
 		p, err := netip.ParsePrefix(one)
@@ -113,6 +118,9 @@ func prefixes(into *[]netip.Prefix, s string) error {
 		}
 		if p.Bits() == 0 || p.Addr().Is4In6() {
 			return fmt.Errorf("%s is refused", one)
+		}
+		if p != p.Masked() {
+			o.masked = append(o.masked, p)
 		}
 		*into = append(*into, p.Masked())
 	}
@@ -262,18 +270,27 @@ func (o *options) complete(e env) error {
 		return usageError{errors.New("--kubeconfig: not given, and this is no pod of a cluster; takes a kubeconfig file (or give --nodes-file)")}
 	}
 	if err != nil && o.kubeconfig != "" {
-		return usageError{fmt.Errorf("--kubeconfig %q: %s; takes a kubeconfig file", o.kubeconfig, firstLine(err))}
+		return usageError{fmt.Errorf("--kubeconfig %q: %s; takes a kubeconfig file", o.kubeconfig, readable(err, o.kubeconfig))}
 	}
 	return err
 }
 
-func firstLine(err error) string {
+// readable takes out of client-go's error on a kubeconfig what was said already
+// and what is only of use to those who know its sources.
+func readable(err error, path string) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
-	return line
+	line, _, _ = strings.Cut(line, " into Go ")
+	return strings.TrimPrefix(line, fmt.Sprintf("error loading config file %q: ", path))
 }
 
-// remark logs what the flags leave undone.
+// remark logs what the flags leave undone, and what is not done to the letter.
 func (o *options) remark() {
+	for _, p := range o.masked {
+		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())
+	}
+	if o.kubeconfig != "" && o.config.NodesFile != "" {
+		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)
+	}
 	if !o.portmap || o.config.Bin == "" {
 		return
 	}

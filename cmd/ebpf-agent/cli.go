@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -59,7 +61,7 @@ func (e env) command() *cobra.Command {
 			"Every flag can be given as an environment variable: --nodes-file as EBPF_AGENT_NODES_FILE.",
 		Version:       version,
 		SilenceErrors: true, SilenceUsage: true,
-		Args: noArguments,
+		Args: e.noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.serve(cmd, given) },
 	}
 	cleanable := newValues(directoryFlags())
@@ -68,9 +70,10 @@ func (e env) command() *cobra.Command {
 		Short: "Remove everything that agent and plugin ever made on this node, live pods' links included",
 		Long: "cleanup removes everything that agent and plugin ever made on this node: programs, maps, live pods' links,\n" +
 			"routes, addresses, files. It refuses while an agent runs. Sysctls are put back where they still hold our\n" +
-			"value; ip_forward stays on.",
+			"value; ip_forward stays on.\n\n" +
+			"Of the agent's flags it takes those that say where things are, and they must say the same.",
 		SilenceErrors: true, SilenceUsage: true,
-		Args: noArguments,
+		Args: e.noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.clean(cmd, cleanable) },
 	}
 	root.AddCommand(cleanup)
@@ -88,11 +91,18 @@ func (e env) command() *cobra.Command {
 	return root
 }
 
-func noArguments(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("unknown command %q; the only one is cleanup", args[0])}
+// noArguments says what may have been meant by an argument.
+func (e env) noArguments(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	if i := slices.Index(e.args, args[0]); i > 0 && strings.HasPrefix(e.args[i-1], "--") && !strings.Contains(e.args[i-1], "=") {
+		return usageError{fmt.Errorf("unknown argument %q; %s takes its value as in %[2]s=%[1]s", args[0], e.args[i-1])}
+	}
+	if args[0] == "version" {
+		return usageError{errors.New("unknown command \"version\"; --version tells it")}
+	}
+	return usageError{fmt.Errorf("unknown command %q; the only one is cleanup", args[0])}
 }
 
 func (e env) serve(cmd *cobra.Command, given values) error {

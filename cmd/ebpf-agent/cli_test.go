@@ -119,6 +119,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	for _, tt := range []struct{ arg, says string }{
 		{"--node-name=", "name of a Node"}, {"--node-name=a b", "name of a Node"},
+		{"--kubeconfig=", "a kubeconfig file"}, {"--nodes-file=", "a file that exists"},
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
 		{"--routing-mode=vxlan", "later version"}, {"--routing-mode=auto", "later version"}, {"--routing-mode=bgp", "takes direct"},
@@ -213,6 +214,49 @@ func TestWithoutAnySource(t *testing.T) {
 	}
 	if c := call(t, nil, nil, "--kubeconfig="+bad); c.status != 2 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "--kubeconfig") {
 		t.Errorf("status %d: %q", c.status, c.stderr)
+	}
+	if err := os.WriteFile(bad, []byte("root:x:0:0:root:/root:/bin/bash\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c = call(t, nil, nil, "--kubeconfig="+bad)
+	if c.status != 2 || strings.Contains(c.stderr, "struct") || strings.Count(c.stderr, bad) != 1 || !strings.Contains(c.stderr, "takes a kubeconfig file") {
+		t.Errorf("status %d: %q", c.status, c.stderr)
+	}
+}
+
+func TestRemarks(t *testing.T) {
+	other := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := call(t, nil, nil, "--nodes-file=$NODES", "--kubeconfig="+other, "--cluster-cidr=10.0.0.1/8", "--service-cidr=10.96.0.0/12,fd00::1/108")
+	if c.status != 0 || strings.Count(c.stderr, "\n") != 3 {
+		t.Fatalf("status %d: %q", c.status, c.stderr)
+	}
+	for _, says := range []string{"given=10.0.0.1/8 taken=10.0.0.0/8", "given=fd00::1/108 taken=fd00::/108", "--kubeconfig is not used"} {
+		if !strings.Contains(c.stderr, says) {
+			t.Errorf("%q is not said: %s", says, c.stderr)
+		}
+	}
+	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cluster-cidr=10.0.0.0/8"); c.stderr != "" {
+		t.Errorf("said without a reason: %q", c.stderr)
+	}
+}
+
+func TestArguments(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--masquerade", "false"}, "--masquerade=false"},
+		{[]string{"--mtu=1400", "--masquerade-ipv6", "0", "--portmap=off"}, "--masquerade-ipv6=0"},
+		{[]string{"version"}, "--version"},
+		{[]string{"start"}, "cleanup"},
+		{[]string{"--mtu=1400", "start"}, "cleanup"},
+	} {
+		if c := call(t, nil, nil, tt.args...); c.status != 2 || !strings.Contains(c.stderr, tt.says) || !strings.Contains(c.stderr, "unknown") {
+			t.Errorf("%q: status %d: %q, want %q", tt.args, c.status, c.stderr, tt.says)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"log/slog"
+	"net/netip"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
@@ -12,7 +13,8 @@ type options struct {
 	kubeconfig string
 	level      slog.Level
 	json       bool
-	portmap    bool // to be chained when it is there
+	portmap    bool           // to be chained when it is there
+	masked     []netip.Prefix // as they were given
 }
 
 // directoryFlags are the flags that say where things are; cleanup has these alone.
@@ -52,10 +54,10 @@ func flags() []flag {
 	return append([]flag{
 		{name: "node-name", arg: "NAME", help: "this node; else $NODE_NAME, else the hostname", takes: "the name of a Node", set: nodeName},
 		{name: "kubeconfig", arg: "FILE", help: "Kubernetes API; default in-cluster", takes: "a kubeconfig file",
-			set: func(o *options, s string, _ bool) error { return existingFile(&o.kubeconfig, s) }},
+			set: func(o *options, s string, given bool) error { return existingFile(&o.kubeconfig, s, given) }},
 		{name: "nodes-file", arg: "FILE", help: "instead of the API: a v1 NodeList or List of Nodes, YAML or JSON, as kubectl get nodes -o yaml prints it; re-read when it changes",
 			takes: "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON",
-			set:   func(o *options, s string, _ bool) error { return existingFile(&o.config.NodesFile, s) }},
+			set:   func(o *options, s string, given bool) error { return existingFile(&o.config.NodesFile, s, given) }},
 		{name: "uplink", arg: "IFACE,...", help: "default: every interface that routes lead out of, followed as they change",
 			takes: "names of Ethernet interfaces that exist, comma-separated", set: uplinks},
 		{name: "routing-mode", arg: "MODE", value: "auto", help: "direct | vxlan | auto; auto is direct for as long as there is no vxlan", takes: "direct", set: routingMode},
@@ -63,15 +65,15 @@ func flags() []flag {
 			set: func(o *options, s string, _ bool) error { return boolean(&o.config.Masquerade, s) }},
 		{name: "masquerade-ipv6", value: "true", help: "likewise; no effect yet", takes: trueOrFalse, set: ignored[bool](boolean)},
 		{name: "non-masquerade-cidr", arg: "CIDR,...", help: "never masqueraded; podCIDRs and node addresses never need naming", takes: prefixList,
-			set: func(o *options, s string, _ bool) error { return prefixes(&o.config.NonMasquerade, s) }},
+			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.NonMasquerade, s) }},
 		{name: "cluster-cidr", arg: "CIDR,...", help: "all podCIDRs' parent: never masqueraded, also where a Node is not known yet", takes: prefixList,
-			set: func(o *options, s string, _ bool) error { return prefixes(&o.config.Cluster, s) }},
+			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.Cluster, s) }},
 		{name: "kube-proxy", arg: "MODE", value: "auto", help: "auto | on | off: whether netfilter translates on this node; auto is off for now", takes: "auto or off", set: kubeProxy},
 		{name: "snat-ports", arg: "LOW-HIGH", value: "49152-65535", help: "ports to masquerade to", takes: "LOW-HIGH, each from 1 to 65535", set: snatPorts},
 		{name: "snat-entries", arg: "N", value: "262144", help: "capacity of the masquerading tables", takes: "a number from 16 to 16777216",
 			set: func(o *options, s string, _ bool) error { return number(&o.config.SnatEntries, s, 16, 1<<24) }},
 		{name: "service-cidr", arg: "CIDR,...", help: "no podCIDR may overlap these", takes: prefixList,
-			set: func(o *options, s string, _ bool) error { return prefixes(&o.config.Service, s) }},
+			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.Service, s) }},
 		{name: "address-quarantine", arg: "DUR", value: "60s", help: "how long a freed pod address rests before it is chosen again", takes: "a duration such as 60s or 0",
 			set: func(o *options, s string, _ bool) error { return duration(&o.config.Quarantine, s) }},
 		{name: "mtu", arg: "N", value: "0", help: "of pods; 0: the uplink's", takes: "0, or a number from 576 to 65535", set: mtu},
