@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -157,6 +159,19 @@ func TestToldIsMadeAnew(t *testing.T) {
 		if c, err := tellStarting(dir); err != nil || c.NotReady != starting || c.Nodes != nil {
 			t.Errorf("over %q: %+v, %v", content, c, err)
 		}
+	}
+}
+
+func TestCountPods(t *testing.T) {
+	r := newReconciler(t)
+	for address, ifindex := range map[string]uint32{"10.244.1.2": 7, "fd00::2": 7, "10.244.1.3": 9} {
+		key := endpoints.Key{Address: wire.AddrFrom(netip.MustParseAddr(address))}
+		if err := r.dp.Maps.Endpoints.Put(key, endpoints.Value{Ifindex: ifindex}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := countPods(r.dp.Maps.Endpoints); n != 2 || err != nil {
+		t.Errorf("%d pods, error %v; want 2: one has two addresses", n, err)
 	}
 }
 

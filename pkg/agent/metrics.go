@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -83,11 +83,25 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, f := range fills {
 		gauge(m.mapEntries, float64(f.Entries), f.Name)
 		gauge(m.mapCapacity, float64(f.Capacity), f.Name)
-		if f.Name == devices.Name { // one for each pod
-			gauge(m.endpoints, float64(f.Entries))
-		}
+	}
+	if pods, err := countPods(m.maps.Endpoints); err != nil {
+		m.log.Warn("endpoints can't be counted", "error", err)
+	} else {
+		gauge(m.endpoints, float64(pods))
 	}
 	m.collectTraffic(ch)
+}
+
+// countPods counts pods by their links: one with two addresses has two entries.
+func countPods(m *endpoints.Map) (int, error) {
+	links := map[uint32]bool{}
+	for e, err := range m.All() {
+		if err != nil {
+			return 0, err
+		}
+		links[e.Value.Ifindex] = true
+	}
+	return len(links), nil
 }
 
 // collectTraffic sums what the programs counted.
