@@ -1,0 +1,100 @@
+package device
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestCreateVethGivesBothEndsTheirAttributes(t *testing.T) {
+	p := newPair(t)
+	for _, l := range []struct {
+		link Link
+		mac  net.HardwareAddr
+	}{{p.link, macA}, {p.peer, macB}} {
+		if l.link.MTU != 1400 || !bytes.Equal(l.link.MAC, l.mac) || l.link.Kind != "veth" || l.link.Up() {
+			t.Errorf("link %+v, want a veth with mtu 1400, mac %s, created down", l.link, l.mac)
+		}
+	}
+	if p.link.PeerIndex != p.peer.Index {
+		t.Errorf("peer index %d, want %d", p.link.PeerIndex, p.peer.Index)
+	}
+	up, err := p.host.LinkByIndex(p.link.Index)
+	must(t, err)
+	if !up.Up() {
+		t.Error("link is not up after SetUp")
+	}
+	must(t, p.host.SetDown(p.link.Index))
+	if down, err := p.host.LinkByIndex(p.link.Index); err != nil || down.Up() {
+		t.Errorf("after SetDown: %+v, %v", down, err)
+	}
+}
+
+func TestCreateVethReportsATakenName(t *testing.T) {
+	p := newPair(t)
+	other := Veth{Name: "eccni0", MAC: macA, PeerName: "eth1", PeerMAC: macB, PeerNS: p.podNS, MTU: 1400}
+	if _, err := p.host.CreateVeth(other); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("name taken in the host: error %v, want EEXIST", err)
+	}
+	other.Name, other.PeerName = "eccni1", "eth0"
+	if _, err := p.host.CreateVeth(other); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("name taken in the pod: error %v, want EEXIST", err)
+	}
+	links, err := p.host.Links()
+	must(t, err)
+	if len(links) != 2 { // lo and eccni0
+		t.Errorf("a refused pair left a link behind: %+v", links)
+	}
+}
+
+func TestDeleteLinkTwice(t *testing.T) {
+	p := newPair(t)
+	must(t, p.host.DeleteLink(p.link.Index))
+	must(t, p.host.DeleteLink(p.link.Index))
+	if _, err := p.host.LinkByName("eccni0"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("by name: %v, want ErrNotFound", err)
+	}
+	if _, err := p.host.LinkByIndex(p.link.Index); !errors.Is(err, ErrNotFound) {
+		t.Errorf("by index: %v, want ErrNotFound", err)
+	}
+	if _, err := p.pod.LinkByName("eth0"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("peer: %v, want ErrNotFound", err)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	p := newPair(t)
+	want := []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32"), netip.MustParsePrefix("fd00::7/128")}
+	for _, a := range want {
+		must(t, p.pod.AddAddress(p.peer.Index, a))
+		must(t, p.pod.AddAddress(p.peer.Index, a)) // again: success
+	}
+	list, err := p.pod.Addresses()
+	must(t, err)
+	var got []netip.Prefix
+	for _, a := range list {
+		if a.Index == p.peer.Index && !a.Link {
+			got = append(got, a.Prefix)
+		}
+	}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+func TestIPv6AddressIsUsableAtOnce(t *testing.T) {
+	p := newPair(t)
+	must(t, p.pod.AddAddress(p.peer.Index, netip.MustParsePrefix("fd00::7/128")))
+	must(t, p.podNS.Do(func() error {
+		c, err := net.ListenPacket("udp6", "[fd00::7]:0") // a tentative address can't be bound
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}))
+}
