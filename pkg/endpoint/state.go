@@ -25,19 +25,13 @@ type ID struct {
 	IfName      string `json:"ifname"`
 }
 
-// String is "container:interface", which is also the name of the state file.
+// String is "container:interface".
 func (id ID) String() string { return id.ContainerID + ":" + id.IfName }
-
-// maxContainerID keeps the name of the state file, with room for a suffix, below the file system's limit.
-const maxContainerID = 200
 
 // Validate refuses what must not become part of a path or of a link's name.
 func (id ID) Validate() error {
 	if err := utils.ValidateContainerID(id.ContainerID); err != nil {
 		return fmt.Errorf("container id %.64q: %s", id.ContainerID, err.Msg)
-	}
-	if len(id.ContainerID) > maxContainerID {
-		return fmt.Errorf("container id %.64q...: longer than %d characters", id.ContainerID, maxContainerID)
 	}
 	if err := utils.ValidateInterfaceName(id.IfName); err != nil {
 		return fmt.Errorf("interface name %.64q: %s", id.IfName, err.Error())
@@ -95,7 +89,36 @@ const (
 	tempSuffix = ".tmp"
 )
 
-func path(stateDir string, id ID) string { return filepath.Join(Dir(stateDir), id.String()+suffix) }
+func path(stateDir string, id ID) string { return filepath.Join(Dir(stateDir), fileName(id)) }
+
+const (
+	// longestPlain is the container id up to which the file's name can hold it, with room for the suffixes below the
+	// file system's limit. The specification has no limit.
+	longestPlain = 200
+	// linkMark begins a file's name that has the host-side link's name in place of a longer id. No id begins with it.
+	linkMark = "="
+)
+
+func fileName(id ID) string {
+	if len(id.ContainerID) > longestPlain {
+		return linkMark + id.HostLinkName() + suffix
+	}
+	return id.String() + suffix
+}
+
+// linkOfFile says, of the name of a state file, which link is the endpoint's: also where the content can't be read.
+func linkOfFile(name string) (string, bool) {
+	base, ok := strings.CutSuffix(name, suffix)
+	if !ok {
+		return "", false
+	}
+	if link, ok := strings.CutPrefix(base, linkMark); ok {
+		return link, IsHostLinkName(link)
+	}
+	container, ifname, ok := strings.Cut(base, ":")
+	id := ID{container, ifname}
+	return id.HostLinkName(), ok && id.Validate() == nil
+}
 
 // Write makes the endpoint's file hold e, by rename: a reader sees the old content or the new.
 func Write(stateDir string, e Endpoint) error {
@@ -157,10 +180,14 @@ func Read(stateDir string, id ID) (Endpoint, error) {
 	if err := id.Validate(); err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
 	}
-	return readFile(path(stateDir, id), id)
+	e, err := readFile(path(stateDir, id))
+	if err == nil && e.ID != id { // two long ids with one link name
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: is the state of %q", path(stateDir, id), e.ID)
+	}
+	return e, err
 }
 
-func readFile(name string, want ID) (Endpoint, error) {
+func readFile(name string) (Endpoint, error) {
 	content, err := os.ReadFile(name)
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
@@ -169,7 +196,7 @@ func readFile(name string, want ID) (Endpoint, error) {
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w", name, err)
 	}
-	if e.ID != want {
+	if fileName(e.ID) != filepath.Base(name) {
 		return Endpoint{}, fmt.Errorf("read endpoint state %s: is the state of %q", name, e.ID)
 	}
 	return e, nil
@@ -209,11 +236,10 @@ func List(stateDir string) ([]Endpoint, error) {
 		broken []error
 	)
 	for _, f := range files {
-		id, ok := parseFileName(f.Name())
-		if !ok {
+		if _, ok := linkOfFile(f.Name()); !ok {
 			continue
 		}
-		e, err := readFile(filepath.Join(Dir(stateDir), f.Name()), id)
+		e, err := readFile(filepath.Join(Dir(stateDir), f.Name()))
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // released meanwhile
 		case err != nil:
@@ -223,16 +249,6 @@ func List(stateDir string) ([]Endpoint, error) {
 		}
 	}
 	return list, errors.Join(broken...)
-}
-
-func parseFileName(name string) (ID, bool) {
-	base, ok := strings.CutSuffix(name, suffix)
-	if !ok {
-		return ID{}, false
-	}
-	container, ifname, ok := strings.Cut(base, ":")
-	id := ID{container, ifname}
-	return id, ok && id.Validate() == nil
 }
 
 // Remove removes an endpoint's file, and what a killed Write left beside it. No file is no error.

@@ -116,7 +116,7 @@ func TestListSparesTheGoodFromTheBad(t *testing.T) {
 func TestNamesThatAreNoPathsNorLinks(t *testing.T) {
 	for _, id := range []ID{
 		{}, {"a", ""}, {"", "eth0"}, {"..", "eth0"}, {"a/b", "eth0"}, {"a", ".."}, {"a", "e/0"}, {"a", "e:0"}, {"a", "e\x00"},
-		{"a", "sixteen-letters0"}, {strings.Repeat("a", 201), "eth0"}, {"a:b", "eth0"}, {"a\n", "eth0"},
+		{"a", "sixteen-letters0"}, {"=a", "eth0"}, {"a:b", "eth0"}, {"a\n", "eth0"},
 	} {
 		e := example()
 		e.ID = id
@@ -134,10 +134,54 @@ func TestNamesThatAreNoPathsNorLinks(t *testing.T) {
 			t.Errorf("Release accepted %q", id)
 		}
 	}
-	longest := ID{strings.Repeat("a", 200), "fifteen-letters"}
+}
+
+// TestLongContainerIDs: the specification has no limit, the file system has one for names.
+func TestLongContainerIDs(t *testing.T) {
+	dir := t.TempDir()
+	var ids []ID
+	for _, length := range []int{200, 201, 255, 4000} {
+		ids = append(ids, ID{strings.Repeat("a", length), "fifteen-letters"}, ID{strings.Repeat("a", length), "eth0"})
+	}
+	for _, id := range ids {
+		e := example()
+		e.ID, e.HostName = id, id.HostLinkName()
+		must(t, Write(dir, e))
+	}
+	list, err := List(dir)
+	must(t, err)
+	if len(list) != len(ids) {
+		t.Errorf("%d endpoints listed, want %d", len(list), len(ids))
+	}
+	known, err := Releaser{StateDir: dir}.knownNames(nil)
+	must(t, err)
+	for _, id := range ids {
+		if e, err := Read(dir, id); err != nil || e.ID != id {
+			t.Errorf("id of %d characters: read %v", len(id.ContainerID), err)
+		}
+		if !known[id.HostLinkName()] {
+			t.Errorf("id of %d characters: its link would be taken for an orphan", len(id.ContainerID))
+		}
+		must(t, Remove(dir, id))
+	}
+	if files, err := os.ReadDir(Dir(dir)); err != nil || len(files) != 0 {
+		t.Errorf("left: %v, %v", files, err)
+	}
+}
+
+func TestFileOfAnotherLongIDIsNotRead(t *testing.T) {
+	dir := t.TempDir()
+	mine, other := ID{strings.Repeat("a", 300), "eth0"}, ID{strings.Repeat("b", 300), "eth0"}
 	e := example()
-	e.ID = longest
-	must(t, Write(t.TempDir(), e))
+	e.ID = other
+	must(t, Write(dir, e))
+	must(t, os.Rename(path(dir, other), path(dir, mine)))
+	if _, err := Read(dir, mine); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the state of another was taken for ours: %v", err)
+	}
+	if list, err := List(dir); err == nil || len(list) != 0 {
+		t.Errorf("listed %v, %v", list, err)
+	}
 }
 
 func TestHostLinkName(t *testing.T) {
@@ -216,7 +260,7 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if err := Write(dir, e); err != nil {
-			t.Skip(err) // such as a year that has no text
+			t.Fatalf("accepted %q and can't write it: %v", content, err)
 		}
 		again, err := Read(dir, e.ID)
 		if err != nil {

@@ -82,8 +82,8 @@ func (r Releaser) knownNames(keep map[ID]bool) (map[string]bool, error) {
 	}
 	known := map[string]bool{}
 	for _, f := range files {
-		if id, ok := parseFileName(f.Name()); ok {
-			known[id.HostLinkName()] = true
+		if link, ok := linkOfFile(f.Name()); ok {
+			known[link] = true
 		}
 	}
 	for id := range keep {
