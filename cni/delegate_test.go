@@ -1,0 +1,136 @@
+package cni
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+)
+
+// delegating is a node whose addresses come from the fake ipam plugin.
+type delegating struct {
+	*world
+	dir    string // the fake plugin's
+	before []string
+}
+
+func newDelegating(t *testing.T) delegating {
+	t.Helper()
+	w := newWorld(t)
+	d := delegating{world: w, dir: t.TempDir(), before: w.everything()}
+	w.env = []string{fakeIPAM + "=" + d.dir}
+	w.conf["ipam"] = map[string]any{"type": ipamName}
+	return d
+}
+
+// leave writes a file that steers the fake plugin.
+func (d delegating) leave(name, content string) {
+	d.t.Helper()
+	d.must(os.WriteFile(filepath.Join(d.dir, name), []byte(content), 0o600))
+}
+
+func (d delegating) answer(ips ...string) {
+	d.t.Helper()
+	var list []any
+	for _, ip := range ips {
+		list = append(list, map[string]any{"address": ip, "gateway": "172.20.0.1"})
+	}
+	raw, err := json.Marshal(map[string]any{"cniVersion": "1.1.0", "ips": list})
+	d.must(err)
+	d.leave("answer", string(raw))
+}
+
+// asked are the commands that the fake plugin got since the last call.
+func (d delegating) asked(want ...string) {
+	d.t.Helper()
+	raw, _ := os.ReadFile(filepath.Join(d.dir, "commands"))
+	_ = os.Remove(filepath.Join(d.dir, "commands"))
+	var got []string
+	for line := range strings.Lines(string(raw)) {
+		got = append(got, strings.Fields(line)[0])
+	}
+	if !slices.Equal(got, want) {
+		d.t.Errorf("the ipam plugin was asked for %v, want %v", got, want)
+	}
+}
+
+func TestDelegatedIPAM(t *testing.T) {
+	d := newDelegating(t)
+	d.answer("172.20.3.4/16")
+	p := d.newPod()
+	r := d.add(p, nil)
+	if r.IPs[0].Address.String() != "172.20.3.4/32" || r.IPs[0].Gateway.String() != "169.254.1.1" {
+		t.Errorf("addresses %v", r.IPs)
+	}
+	d.asked("ADD")
+	m, err := destinations.Open(d.pins.Map(destinations.Name))
+	d.must(err)
+	defer m.Close()
+	key := destinations.KeyFrom(netip.MustParsePrefix("172.20.3.4/32"))
+	if v, err := m.Get(key); err != nil || v.Kind != destinations.Local {
+		t.Errorf("destinations entry of an address outside the podCIDR: %+v, %v", v, err)
+	}
+	d.add(p, nil)
+	d.asked() // the same result without asking again
+	d.ok("CHECK", p, prevResult(t, r))
+	d.asked("CHECK")
+	d.ok("DEL", p, nil)
+	d.asked("DEL")
+	d.unchanged(d.before)
+
+	d.ok("STATUS", nil, nil)
+	d.ok("GC", nil, gcList())
+	d.asked("STATUS", "GC")
+}
+
+// TestDelegatedIPAMGetsItsAddressBack: whatever goes wrong after its ADD, the other plugin is told by a DEL.
+func TestDelegatedIPAMGetsItsAddressBack(t *testing.T) {
+	d := newDelegating(t)
+	for _, bad := range [][]string{nil, {"0.0.0.0/0"}, {"127.0.0.1/8"}, {"224.0.0.1/4"}, {"172.20.3.4/16", "172.20.3.5/16"}} {
+		d.answer(bad...)
+		if _, e := d.call("ADD", d.newPod(), nil); e == nil {
+			t.Errorf("addresses %v were accepted", bad)
+		}
+		d.asked("ADD", "DEL")
+	}
+	for _, version := range []string{"0.4.0", "1.1.0"} {
+		d.leave("answer", `{"cniVersion":"`+version+`","ips":[null],"interfaces":[null]}`)
+		d.refused(999, "ADD", d.newPod(), nil, ipamName, "malformed")
+		d.asked("ADD", "DEL")
+	}
+	d.answer("172.20.3.4/16")
+	if _, e := d.call("ADD", d.newPod(), nil, failAt+"=route"); e == nil {
+		t.Error("made to fail, and succeeded")
+	}
+	d.asked("ADD", "DEL")
+	d.unchanged(d.before)
+}
+
+func TestDelegatedIPAMAfterAKill(t *testing.T) {
+	d := newDelegating(t)
+	d.answer("172.20.3.4/16")
+	for _, step := range []string{"pod", "map"} {
+		p := d.newPod()
+		d.killed(p, step)
+		d.add(p, nil) // in spite of what the killed one left
+		d.ok("DEL", p, nil)
+		d.asked("ADD", "ADD", "DEL")
+	}
+	d.unchanged(d.before)
+}
+
+func TestDelegatedIPAMRefuses(t *testing.T) {
+	d := newDelegating(t)
+	d.leave("refuse-ADD", `{"code":123,"msg":"not today"}`)
+	d.refused(123, "ADD", d.newPod(), nil, "not today")
+	d.leave("refuse-STATUS", `{"code":50,"msg":"no server"}`)
+	d.refused(50, "STATUS", nil, nil, "no server", ipamName)
+	d.leave("refuse-GC", `{"code":4,"msg":"unknown CNI_COMMAND: GC"}`)
+	d.ok("GC", nil, gcList())
+	d.unchanged(d.before)
+}
