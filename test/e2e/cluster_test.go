@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -32,9 +33,14 @@ func startAgents(t *testing.T, l *lab.Lab) {
 	}
 }
 
+var ways = flag.String("attach", "all", "ways of attaching programs: all, or newest for the one that the kernel gets by itself")
+
 // forEachAttach runs a test with each way of attaching programs.
 func forEachAttach(t *testing.T, test func(t *testing.T, attach string)) {
 	for _, attach := range []string{"tcx", "clsact"} {
+		if newest := attach == "tcx" == priv.HasTCX(t); *ways == "newest" && !newest {
+			continue
+		}
 		t.Run(attach, func(t *testing.T) {
 			if attach == "tcx" {
 				priv.NeedTCX(t)
