@@ -80,6 +80,11 @@ func TestSurveyFindsProblemsOfTheCluster(t *testing.T) {
 			},
 			[]string{"the names of the nodes are not known"},
 		},
+	})
+}
+
+func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
+	findProblems(t, map[string]spoilt{
 		"not ready": {
 			func(n *node) { n.cluster(Cluster{NotReady: "the list of nodes can't be read"}) },
 			[]string{"this node is not ready: the list of nodes can't be read"},

@@ -25,19 +25,7 @@ func TestHintsAreTrue(t *testing.T) {
 	var out bytes.Buffer
 	d := newDemo(env{stdout: &out}, true)
 	kept := false
-	t.Cleanup(func() {
-		switch {
-		case d.lab == nil:
-		case !kept:
-			if err := d.lab.Close(); err != nil {
-				t.Error(err)
-			}
-		default:
-			if left, err := lab.Remains(d.lab.ID); err != nil || len(left) > 0 {
-				t.Errorf("after the command that ends it there is %q; error %v", left, errors.Join(err, lab.End(d.lab.ID)))
-			}
-		}
-	})
+	t.Cleanup(func() { d.discard(t, kept) })
 	if err := d.build(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
@@ -80,6 +68,21 @@ func TestHintsAreTrue(t *testing.T) {
 	}
 	if len(shows) > 0 {
 		t.Errorf("there is no hint for %v", shows)
+	}
+}
+
+// discard ends the cluster, or looks whether the command that ends it has.
+func (d *demo) discard(t *testing.T, kept bool) {
+	switch {
+	case d.lab == nil:
+	case !kept:
+		if err := d.lab.Close(); err != nil {
+			t.Error(err)
+		}
+	default:
+		if left, err := lab.Remains(d.lab.ID); err != nil || len(left) > 0 {
+			t.Errorf("after the command that ends it there is %q; error %v", left, errors.Join(err, lab.End(d.lab.ID)))
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 func parties() (a, b, host, outside party) {
@@ -87,10 +88,21 @@ func TestColourChangesNoWords(t *testing.T) {
 	}
 }
 
-func TestWrongFlagIsUsage(t *testing.T) {
+func TestWrongArgumentsAreUsage(t *testing.T) {
+	for args, want := range map[string]string{"-nonsense": "-nonsense", "3f2a": `"3f2a"; only -clean takes some`} {
+		var out, problems bytes.Buffer
+		e := env{args: []string{args}, getenv: func(string) string { return "" }, stdout: &out, stderr: &problems}
+		if status := run(context.Background(), e); status != 2 || !strings.Contains(problems.String(), want) {
+			t.Errorf("%s: status %d, stderr %q", args, status, problems.String())
+		}
+	}
+}
+
+func TestCleanOfAClusterThatIsNotThere(t *testing.T) {
+	priv.Require(t)
 	var out, problems bytes.Buffer
-	e := env{args: []string{"-nonsense"}, getenv: func(string) string { return "" }, stdout: &out, stderr: &problems}
-	if status := run(context.Background(), e); status != 2 || !strings.Contains(problems.String(), "-nonsense") {
-		t.Errorf("status %d, stderr %q", status, problems.String())
+	e := env{args: []string{"-clean", "zzzz", "../x"}, getenv: func(string) string { return "" }, stdout: &out, stderr: &problems}
+	if status := run(context.Background(), e); status != 1 || out.Len() > 0 || strings.Count(problems.String(), "four hexadecimal digits") != 2 {
+		t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), problems.String())
 	}
 }
