@@ -82,114 +82,116 @@ const (
 	closed     = 10 * time.Second
 )
 
-// How long an idle TCP connection lives, by what has passed.
+// tcpLives says how long an idle TCP connection lives, by what has passed.
+var tcpLives = map[string]struct {
+	story func(b *bed, o opener)
+	want  time.Duration
+}{
+	"SYN": {func(b *bed, o opener) { o.opens(b, segment(syn, 1000, 0, 0)) }, opening},
+	"SYN, SYN-ACK": {func(b *bed, o opener) {
+		o.opens(b, segment(syn, 1000, 0, 0))
+		o.closes(b, segment(syn|ack, 5000, 1001, 0))
+	}, opening},
+	"established": {func(b *bed, o opener) { o.established(b) }, day},
+	"FIN of the opener": {func(b *bed, o opener) {
+		o.established(b)
+		o.opens(b, segment(fin|ack, 1001, 5001, 0))
+		o.closes(b, segment(ack, 5001, 1002, 0))
+	}, halfClosed},
+	"FIN of the other": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(fin|ack, 5001, 1001, 0))
+	}, halfClosed},
+	"both FINs": {func(b *bed, o opener) {
+		o.established(b)
+		o.opens(b, segment(fin|ack, 1001, 5001, 0))
+		o.closes(b, segment(fin|ack, 5001, 1002, 0))
+		o.opens(b, segment(ack, 1002, 5002, 0))
+	}, closed},
+	"RST of the opener": {func(b *bed, o opener) {
+		o.established(b)
+		o.opens(b, segment(rst, 1001, 0, 0))
+	}, closed},
+	"RST of the other": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001, 0, 0))
+	}, closed},
+	"RST after data in flight": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(ack, 5001, 1001, 500))
+		o.closes(b, segment(rst, 5501, 0, 0))
+	}, closed},
+	"RST within data in flight": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(ack, 5001, 1001, 500))
+		o.closes(b, segment(rst, 5301, 0, 0))
+	}, closed},
+	"RST beyond": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5002, 0, 0))
+		o.opens(b, segment(rst, 1002, 0, 0))
+	}, day},
+	"RST before": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5000, 0, 0))
+		o.opens(b, segment(rst|ack, 1000, 5001, 0))
+	}, day},
+	"RST far off": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001+1<<31, 0, 0))
+	}, day},
+	"refused": {func(b *bed, o opener) {
+		o.opens(b, segment(syn, 1000, 0, 0))
+		o.closes(b, segment(rst|ack, 0, 1001, 0))
+	}, closed},
+	"refused by another": {func(b *bed, o opener) {
+		o.opens(b, segment(syn, 1000, 0, 0))
+		o.closes(b, segment(rst|ack, 0, 999, 0))
+	}, opening},
+	"refused at the second attempt, with a smaller number": {func(b *bed, o opener) {
+		o.opens(b, segment(syn, 1<<31, 0, 0))
+		o.opens(b, segment(syn, 1000, 0, 0))
+		o.closes(b, segment(rst|ack, 0, 1001, 0))
+	}, closed},
+	"sequence numbers wrap around": {func(b *bed, o opener) {
+		o.opens(b, segment(syn, 0xfffffffe, 0, 0))
+		o.closes(b, segment(syn|ack, 0xffffffff, 0xffffffff, 0))
+		o.opens(b, segment(ack, 0xffffffff, 0, 100))
+		o.closes(b, segment(ack, 0, 99, 100))
+		o.opens(b, segment(ack, 99, 100, 0))
+		o.closes(b, segment(rst, 100, 0, 0))
+	}, closed},
+	"late retransmission after RST": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001, 0, 0))
+		o.opens(b, segment(ack, 1001, 5001, 10))
+	}, closed},
+	"opened anew after both FINs": {func(b *bed, o opener) {
+		o.established(b)
+		o.opens(b, segment(fin|ack, 1001, 5001, 0))
+		o.closes(b, segment(fin|ack, 5001, 1002, 0))
+		o.opens(b, segment(syn, 90000, 0, 0))
+	}, opening},
+	"established anew after RST": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001, 0, 0))
+		o.opens(b, segment(syn, 500, 0, 0))
+		o.closes(b, segment(syn|ack, 100, 501, 0))
+		o.opens(b, segment(ack, 501, 101, 0))
+		o.closes(b, segment(rst, 5001, 0, 0)) // belongs to the connection of before
+	}, day},
+	"closed anew": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001, 0, 0))
+		o.opens(b, segment(syn, 500, 0, 0))
+		o.closes(b, segment(syn|ack, 100, 501, 0))
+		o.opens(b, segment(ack, 501, 101, 0))
+		o.closes(b, segment(rst, 101, 0, 0))
+	}, closed},
+}
+
 func TestLifetimesTCP(t *testing.T) {
-	for name, c := range map[string]struct {
-		story func(b *bed, o opener)
-		want  time.Duration
-	}{
-		"SYN": {func(b *bed, o opener) { o.opens(b, segment(syn, 1000, 0, 0)) }, opening},
-		"SYN, SYN-ACK": {func(b *bed, o opener) {
-			o.opens(b, segment(syn, 1000, 0, 0))
-			o.closes(b, segment(syn|ack, 5000, 1001, 0))
-		}, opening},
-		"established": {func(b *bed, o opener) { o.established(b) }, day},
-		"FIN of the opener": {func(b *bed, o opener) {
-			o.established(b)
-			o.opens(b, segment(fin|ack, 1001, 5001, 0))
-			o.closes(b, segment(ack, 5001, 1002, 0))
-		}, halfClosed},
-		"FIN of the other": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(fin|ack, 5001, 1001, 0))
-		}, halfClosed},
-		"both FINs": {func(b *bed, o opener) {
-			o.established(b)
-			o.opens(b, segment(fin|ack, 1001, 5001, 0))
-			o.closes(b, segment(fin|ack, 5001, 1002, 0))
-			o.opens(b, segment(ack, 1002, 5002, 0))
-		}, closed},
-		"RST of the opener": {func(b *bed, o opener) {
-			o.established(b)
-			o.opens(b, segment(rst, 1001, 0, 0))
-		}, closed},
-		"RST of the other": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5001, 0, 0))
-		}, closed},
-		"RST after data in flight": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(ack, 5001, 1001, 500))
-			o.closes(b, segment(rst, 5501, 0, 0))
-		}, closed},
-		"RST within data in flight": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(ack, 5001, 1001, 500))
-			o.closes(b, segment(rst, 5301, 0, 0))
-		}, closed},
-		"RST beyond": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5002, 0, 0))
-			o.opens(b, segment(rst, 1002, 0, 0))
-		}, day},
-		"RST before": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5000, 0, 0))
-			o.opens(b, segment(rst|ack, 1000, 5001, 0))
-		}, day},
-		"RST far off": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5001+1<<31, 0, 0))
-		}, day},
-		"refused": {func(b *bed, o opener) {
-			o.opens(b, segment(syn, 1000, 0, 0))
-			o.closes(b, segment(rst|ack, 0, 1001, 0))
-		}, closed},
-		"refused by another": {func(b *bed, o opener) {
-			o.opens(b, segment(syn, 1000, 0, 0))
-			o.closes(b, segment(rst|ack, 0, 999, 0))
-		}, opening},
-		"refused at the second attempt, with a smaller number": {func(b *bed, o opener) {
-			o.opens(b, segment(syn, 1<<31, 0, 0))
-			o.opens(b, segment(syn, 1000, 0, 0))
-			o.closes(b, segment(rst|ack, 0, 1001, 0))
-		}, closed},
-		"sequence numbers wrap around": {func(b *bed, o opener) {
-			o.opens(b, segment(syn, 0xfffffffe, 0, 0))
-			o.closes(b, segment(syn|ack, 0xffffffff, 0xffffffff, 0))
-			o.opens(b, segment(ack, 0xffffffff, 0, 100))
-			o.closes(b, segment(ack, 0, 99, 100))
-			o.opens(b, segment(ack, 99, 100, 0))
-			o.closes(b, segment(rst, 100, 0, 0))
-		}, closed},
-		"late retransmission after RST": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5001, 0, 0))
-			o.opens(b, segment(ack, 1001, 5001, 10))
-		}, closed},
-		"opened anew after both FINs": {func(b *bed, o opener) {
-			o.established(b)
-			o.opens(b, segment(fin|ack, 1001, 5001, 0))
-			o.closes(b, segment(fin|ack, 5001, 1002, 0))
-			o.opens(b, segment(syn, 90000, 0, 0))
-		}, opening},
-		"established anew after RST": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5001, 0, 0))
-			o.opens(b, segment(syn, 500, 0, 0))
-			o.closes(b, segment(syn|ack, 100, 501, 0))
-			o.opens(b, segment(ack, 501, 101, 0))
-			o.closes(b, segment(rst, 5001, 0, 0)) // belongs to the connection of before
-		}, day},
-		"closed anew": {func(b *bed, o opener) {
-			o.established(b)
-			o.closes(b, segment(rst, 5001, 0, 0))
-			o.opens(b, segment(syn, 500, 0, 0))
-			o.closes(b, segment(syn|ack, 100, 501, 0))
-			o.opens(b, segment(ack, 501, 101, 0))
-			o.closes(b, segment(rst, 101, 0, 0))
-		}, closed},
-	} {
+	for name, c := range tcpLives {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			for _, o := range openers {
