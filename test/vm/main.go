@@ -36,11 +36,12 @@ type session struct {
 	machine  machine
 	options  testOptions
 	failed   bool
+	count    map[string]int // of tests, by verdict
 }
 
 func start(ctx context.Context) (bool, error) {
 	var kernels, modules, cache, only, flags string
-	s := session{}
+	s := session{count: make(map[string]int)}
 	flag.StringVar(&kernels, "kernel", "6.1 6.12", "series of Debian's kernels, or the path of one image")
 	flag.StringVar(&modules, "modules", "", "with an image: the directory of its modules")
 	flag.StringVar(&cache, "cache", "", "where Debian's kernels are kept; default ~/.cache/ebpf-cni/kernels")
@@ -110,6 +111,7 @@ func (s *session) run(ctx context.Context, names []string, modules, cache string
 			return false, ctx.Err()
 		}
 	}
+	fmt.Printf("%d passed, %d failed, %d skipped\n", s.count["PASS"], s.count["FAIL"], s.count["SKIP"])
 	return !s.failed, nil
 }
 
@@ -147,6 +149,10 @@ func (s *session) boot(ctx context.Context, k kernel, root string) {
 	if r.failed {
 		verdict, s.failed = "FAILED", true
 	}
-	fmt.Printf("=== kernel %s (%s): %s after %.0f s: %d passed, %d failed, %d skipped\n", k.name, r.release, verdict,
-		time.Since(started).Seconds(), r.count("PASS"), r.count("FAIL"), r.count("SKIP"))
+	fmt.Printf("=== kernel %s (%s): %s after %.0f s\n", k.name, r.release, verdict, time.Since(started).Seconds())
+	for _, how := range []string{"PASS", "FAIL", "SKIP"} {
+		for _, c := range r.results {
+			s.count[how] += len(c.verdicts(how))
+		}
+	}
 }

@@ -158,11 +158,3 @@ func (r *report) judgeSkips() {
 		r.fault("kernel %s is Linux %s", r.kernel.name, r.release)
 	}
 }
-
-func (r *report) count(how string) int {
-	n := 0
-	for _, c := range r.results {
-		n += len(c.verdicts(how))
-	}
-	return n
-}

@@ -257,6 +257,7 @@ func TestRunsAreJudged(t *testing.T) {
 				strings.ReplaceAll(c.script, "${11#file:}", "$console")
 			check(t, os.WriteFile(qemu, []byte(script), 0o755))
 			s := &session{
+				count:    make(map[string]int),
 				machine:  machine{qemu: qemu, timeout: 3 * time.Second},
 				workshop: &workshop{dir: dir, root: dir, suites: []suite{{Suite: wire.Suite{Dir: "pkg/a"}, tests: []string{"TestA", "TestB"}}}},
 				options:  testOptions{run: "."},
