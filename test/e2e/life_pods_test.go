@@ -190,7 +190,7 @@ const orphanLimit = 45 * time.Second
 func assertUnchanged(t *testing.T, before lab.Snapshot, node *lab.Node, when string) {
 	t.Helper()
 	var diff string
-	for range 20 { // the kernel ends a namespace, and the links in it, a little later
+	for range 200 { // the kernel ends a namespace, and the links in it, a little later
 		if diff = cmp.Diff(before, inventory(t, node)); diff == "" {
 			return
 		}
