@@ -81,7 +81,7 @@ generate)
 	;;
 lint) need clang-format-19=clang-format-19 git=git ;;
 test)
-	need git=git ip=iproute2 ping=iputils-ping
+	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump
 	bpffs
 	;;
 test-kernels)
