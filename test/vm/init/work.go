@@ -12,10 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/vm/wire"
@@ -50,9 +50,11 @@ func (p *port) run() error {
 			return err
 		}
 	}
-	if err := prepareNetwork(); err != nil {
+	inUse, err := prepareNetwork()
+	if err != nil {
 		return err
 	}
+	defer runtime.KeepAlive(inUse)
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return err
@@ -60,32 +62,6 @@ func (p *port) run() error {
 	p.send(wire.Frame{Booted: unix.ByteSliceToString(u.Release[:])})
 	for _, s := range plan.Suites {
 		p.suite(s, plan.Env)
-	}
-	return nil
-}
-
-// prepareNetwork sets the loopback interface up, and has tc in use for as long as the machine runs: its first user makes
-// the kernel rewrite code that the other processor is just executing, and its last one does so again. The emulator does not
-// stand that under load: it meets the breakpoint of the rewriting after the kernel has forgotten about it ("Oops: int3").
-func prepareNetwork() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find the loopback interface: %w", err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("set the loopback interface up: %w", err)
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "keep0"
-	keep := &netlink.Dummy{LinkAttrs: attrs}
-	if err := netlink.LinkAdd(keep); err != nil {
-		return fmt.Errorf("make a dummy interface: %w", err)
-	}
-	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: keep.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-	}})
-	if err != nil {
-		return fmt.Errorf("add a clsact qdisc: %w", err)
 	}
 	return nil
 }
