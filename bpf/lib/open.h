@@ -48,6 +48,17 @@ EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, const struct tuple *r
 }
 
 /*
+ * Frees a port whose pod is gone, by its generation. The pair is counted until
+ * the forward half is collected.
+ */
+EC_CALL bool open_evict_orphan(const struct tuple *key, struct snat_entry *there)
+{
+	if (!there->ifindex || flow_owner(there->ifindex) || !flow_claim(&there->last_seen, there->last_seen))
+		return false;
+	return !bpf_map_delete_elem(&snat_reverse, key);
+}
+
+/*
  * Takes a port for a new flow by inserting its reverse half. OPEN_FOUND: the
  * half is there already and names this very flow; else a negated drop reason.
  */
@@ -66,7 +77,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const 
 
 	if (there && nat_names(there, &pkt->tuple, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there)
+	if (there && !open_evict_orphan(&key, there))
 		return OPEN_IN_USE;
 	if (open_port_has_socket(ctx, &key))
 		return OPEN_IN_USE;

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -116,6 +117,22 @@ func TestOnePort(t *testing.T) {
 	b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
 	b.fromUplink(udp(world, 53, nodeIP, 49999)).is("stack")
 	b.fromUplink(udp(world, 53, nodeIP, 50001)).is("stack")
+}
+
+// A pod that is gone holds no port, also while nobody collects.
+func TestDeadPodHoldsNoPort(t *testing.T) {
+	b := newBed(t, withPorts(50000, 50000))
+	b.fromPod(udp(podA, 7, world, 53)).is("forwarded")
+	b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+	b.deletePod(podA)
+	p := udp(podB, 7, world, 53)
+	r := b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	b.fromUplink(answer(r, p)).is("delivered")
+	if got := b.sweep(usage.Snat, 0, false); got != 1 {
+		t.Errorf("%d flows collected, want the dead pod's", got)
+	}
+	b.count(1, 0)
+	b.pair(tuple(wire.UDP, podB, 7, world, 53))
 }
 
 // Only what opens a flow may take a port.
