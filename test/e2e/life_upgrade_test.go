@@ -60,7 +60,8 @@ type upgraded struct {
 
 func startUpgraded(t *testing.T) *upgraded {
 	t.Helper()
-	// A connection that opens while maps move may meet both builds before what they know is joined: TCP repeats the packet.
+	// Only where maps move: a connection that opens then may meet both builds before what they know is joined, and TCP
+	// repeats the packet. See assertAllMapped.
 	u := &upgraded{Lab: startCluster(t, lab.Options{Nodes: 2}, drops.NoMapping)}
 	u.a, u.far = addPod(t, u.Nodes[0], "a"), addPod(t, u.Nodes[1], "far")
 	outside, far := serve(t, u.Outside), serve(t, u.far.Namespace)
@@ -135,6 +136,16 @@ func (u *upgraded) assertAlive(t *testing.T, when string) {
 	t.Helper()
 	u.world.assertAlive(t, when+", masqueraded")
 	u.pods.assertAlive(t, when+", across nodes")
+}
+
+// assertAllMapped: up to here no flow was without its mapping, not for one packet.
+func (u *upgraded) assertAllMapped(t *testing.T, when string) {
+	t.Helper()
+	for _, node := range u.Nodes {
+		if lost := dropped(t, node, drops.NoMapping); lost != 0 {
+			t.Errorf("%s: %s has dropped %d packets without a mapping, want none: no map has moved yet", when, node.Name, lost)
+		}
+	}
 }
 
 // replace ends the agents of both nodes and starts another build's.
@@ -248,9 +259,11 @@ func TestLifeUpgradeInPlace(t *testing.T) {
 	}
 	u.assertAlive(t, "other programs")
 	u.assertNewPod(t, "differing")
+	u.assertAllMapped(t, "other programs")
 
 	u.refuse(t, made.refused, "ec_", "R9 !read_ok")
 	u.assertAlive(t, "programs that were refused")
+	u.assertAllMapped(t, "programs that were refused")
 
 	if err := node.StartAgent(); err != nil { // so that there is one to replace
 		t.Fatal(err)
