@@ -6,6 +6,7 @@ package attach
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -50,13 +51,9 @@ func (h Hook) Program() string { return "ec_" + string(h) }
 
 func (h Hook) egress() bool { return h == ToPod || h == ToUplink }
 
-func (h Hook) valid() bool {
-	switch h {
-	case FromPod, ToPod, FromUplink, ToUplink, FromTunnel:
-		return true
-	}
-	return false
-}
+func hooks() []Hook { return []Hook{FromPod, ToPod, FromUplink, ToUplink, FromTunnel} }
+
+func (h Hook) valid() bool { return slices.Contains(hooks(), h) }
 
 // Attacher attaches programs on one node. The zero Mode is Auto.
 type Attacher struct {

@@ -152,6 +152,54 @@ func listFilters(ifindex int, hook Hook) ([]netlink.Filter, error) {
 	return filters, nil
 }
 
+// Filter is a clsact filter of ours.
+type Filter struct {
+	Ifindex int
+	Hook    Hook
+}
+
+// Filters finds every filter of ours by looking at all interfaces.
+func Filters() ([]Filter, error) {
+	indexes, err := clsactInterfaces()
+	if err != nil {
+		return nil, err
+	}
+	var out []Filter
+	for _, i := range indexes {
+		for _, hook := range hooks() {
+			f, err := findFilter(i, hook)
+			if err != nil {
+				return nil, err
+			}
+			if f != nil {
+				out = append(out, Filter{i, hook})
+			}
+		}
+	}
+	return out, nil
+}
+
+// clsactInterfaces lists the interfaces that can have filters.
+func clsactInterfaces() ([]int, error) {
+	const attempts = 10
+	var all []netlink.Qdisc
+	err := error(netlink.ErrDumpInterrupted)
+	// Interfaces that come or go meanwhile interrupt a list, which is then incomplete.
+	for i := 0; i < attempts && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
+		all, err = netlink.QdiscList(nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list qdiscs: %w", err)
+	}
+	var out []int
+	for _, q := range all {
+		if q.Type() == "clsact" {
+			out = append(out, q.Attrs().LinkIndex)
+		}
+	}
+	return out, nil
+}
+
 // gone says that the thing is not there: no device, no qdisc, no filter.
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)

@@ -98,7 +98,9 @@ func closeAttachments(all []attachment) {
 }
 
 // knownPlaces lists where programs of ours may be attached: pinned links, the
-// interfaces of pods and uplinks, and those on which we made a qdisc.
+// interfaces of pods and uplinks, those on which we made a qdisc, and those that
+// carry a filter of ours, whoever made the qdisc. The last no record can miss:
+// being killed between attaching and writing down leaves them alone.
 func knownPlaces(opts Options) ([]place, error) {
 	set := make(map[place]bool)
 	links, err := linkPlaces(opts.Dir)
@@ -126,6 +128,13 @@ func knownPlaces(opts Options) ([]place, error) {
 	for _, i := range append(ups, made...) {
 		set[place{i, attach.FromUplink}] = true
 		set[place{i, attach.ToUplink}] = true
+	}
+	filters, err := attach.Filters()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range filters {
+		set[place{f.Ifindex, f.Hook}] = true
 	}
 	out := make([]place, 0, len(set))
 	for p := range set {

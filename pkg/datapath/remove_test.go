@@ -105,6 +105,42 @@ func TestOthersQdiscsAndFiltersStay(t *testing.T) {
 	}
 }
 
+// TestFiltersThatNobodyRecorded are on a qdisc that somebody else made: whoever
+// was killed between attaching them and writing that down left no other trace.
+func TestFiltersThatNobodyRecorded(t *testing.T) {
+	opts := isolated(t, attach.Clsact)
+	dp := mustLoad(t, opts)
+	theirs := addVeth(t, "theirs")
+	addClsact(t, theirs)
+	addFilter(t, theirs, dp.Program("ec_to_uplink"))
+	check(t, dp.AttachUplink(theirs))
+	all, err := dp.Attachments()
+	check(t, err)
+	if len(all) != 2 || all[0].Ifindex != theirs || all[1].Ifindex != theirs || all[0].Mode != attach.Clsact {
+		t.Errorf("attachments %+v, want both of interface %d", all, theirs)
+	}
+
+	// The next start replaces them like any other.
+	dp = mustLoad(t, opts)
+	for _, hook := range uplinkHooks() {
+		if ok, err := dp.Attached(theirs, hook); !ok || err != nil {
+			t.Errorf("%s carries an older program after a start (%v)", hook, err)
+		}
+	}
+
+	check(t, Remove(context.Background(), opts))
+	if left, err := attach.Filters(); err != nil || len(left) != 0 {
+		t.Errorf("filters of ours %+v (error %v), want none", left, err)
+	}
+	l, err := netlink.LinkByIndex(theirs)
+	check(t, err)
+	filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+	check(t, err)
+	if len(filters) != 1 || !hasClsact(t, theirs) {
+		t.Errorf("filters %v, want the other one alone, on the other's qdisc", filters)
+	}
+}
+
 func TestUplinksComeAndGo(t *testing.T) {
 	for _, mode := range []attach.Mode{attach.Auto, attach.Clsact} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -121,7 +157,7 @@ func TestUplinksComeAndGo(t *testing.T) {
 			}
 			all, err := dp.Attachments()
 			check(t, err)
-			if mode == attach.Auto && len(all) != 2 {
+			if len(all) != 2 {
 				t.Errorf("attachments %+v", all)
 			}
 			for range 2 {
