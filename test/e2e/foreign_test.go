@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -18,6 +19,8 @@ import (
 type foreignCounter struct {
 	program *ebpf.Program
 	counter *ebpf.Map
+	// egress: it belongs on the way out.
+	egress bool
 }
 
 func newForeignCounter(t *testing.T, port uint16) *foreignCounter {
@@ -53,7 +56,7 @@ func newForeignCounter(t *testing.T, port uint16) *foreignCounter {
 		t.Fatalf("%+v", err)
 	}
 	t.Cleanup(func() { program.Close() })
-	return &foreignCounter{program, counter}
+	return &foreignCounter{program: program, counter: counter}
 }
 
 func (f *foreignCounter) count(t *testing.T) uint64 {
@@ -68,8 +71,12 @@ func (f *foreignCounter) count(t *testing.T) uint64 {
 // attachTCX puts the program at the front or the back of a hook's chain.
 func (f *foreignCounter) attachTCX(t *testing.T, node *lab.Node, ifindex int, where link.Anchor) {
 	t.Helper()
+	hook := ebpf.AttachTCXIngress
+	if f.egress {
+		hook = ebpf.AttachTCXEgress
+	}
 	err := node.Do(func() error {
-		l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: f.program, Attach: ebpf.AttachTCXIngress, Anchor: where})
+		l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: f.program, Attach: hook, Anchor: where})
 		if err == nil {
 			t.Cleanup(func() { l.Close() })
 		}
@@ -83,9 +90,13 @@ func (f *foreignCounter) attachTCX(t *testing.T, node *lab.Node, ifindex int, wh
 // attachClsact adds the program as a filter of the given priority.
 func (f *foreignCounter) attachClsact(t *testing.T, node *lab.Node, ifindex int, priority uint16) {
 	t.Helper()
+	var parent uint32 = netlink.HANDLE_MIN_INGRESS
+	if f.egress {
+		parent = netlink.HANDLE_MIN_EGRESS
+	}
 	err := node.Netlink().FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: ifindex, Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: f.program.FD(), Name: "foreign", DirectAction: true,
 	})
@@ -137,6 +148,49 @@ func TestForeignProgramsBesideOurs(t *testing.T) {
 		}
 		if got := after.count(t); got != toHost {
 			t.Errorf("the program after ours saw %d packets, want the %d that we pass on", got, toHost)
+		}
+	})
+}
+
+// On the way out ours passes everything on: what it masquerades, what was masqueraded before, and the host's own.
+func TestForeignProgramsOnTheWayOut(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
+		node := l.Nodes[0]
+		pod := addPod(t, node, "a")
+		uplink, err := node.Netlink().LinkByName(lab.Uplink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const port = 7007
+		before, after := newForeignCounter(t, port), newForeignCounter(t, port)
+		before.egress, after.egress = true, true
+		before.attachFirst(t, node, uplink.Attrs().Index, attach)
+		after.attachLast(t, node, uplink.Attrs().Index, attach)
+
+		to := netip.AddrPortFrom(lab.OutsideAddr, port)
+		outside := listenUDP(t, l.Outside, to)
+		const each = 4
+		sends := func(who string, from *lab.Namespace) {
+			t.Helper()
+			conn := dialUDP(t, from, 0, to)
+			for range each {
+				send(t, conn, who)
+				if seen := receive(t, outside, who); seen.Addr() != node.Addr() {
+					t.Errorf("%s: seen as %s, want %s", who, seen, node.Addr())
+				}
+			}
+		}
+		// The neighbour is not known yet: this flow goes by the host's stack for good, and our program masquerades it here.
+		sends("by the stack", pod.Namespace)
+		viaStack := func(row map[string]any) bool { return row["flags"] == "via_stack" }
+		if !slices.ContainsFunc(dump(t, node, "snat"), viaStack) {
+			t.Error("no flow goes by the host's stack: this shows nothing")
+		}
+		sends("directly", pod.Namespace)
+		sends("the host", node.Namespace)
+		if seen, passed := before.count(t), after.count(t); seen != 3*each || passed != 3*each {
+			t.Errorf("the program before ours saw %d packets, the one after ours %d, want all %d", seen, passed, 3*each)
 		}
 	})
 }

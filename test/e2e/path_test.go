@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -142,6 +143,32 @@ func TestAddressWithoutPod(t *testing.T) {
 		}
 		if got := dropped(t, l.Nodes[0], drops.NoEndpoint); got != 1 {
 			t.Errorf("%d packets counted as NO_ENDPOINT, want 1", got)
+		}
+	})
+}
+
+// A node that the cluster knows and that does not answer: the sender is told, as soon as the host has given up asking.
+func TestPodsOfANodeThatDoesNotAnswer(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, attach string) {
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
+		node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
+		silent := lab.NodeSpec{
+			Name: "k8s-silent", InternalIPs: []netip.Addr{netip.MustParseAddr("172.18.0.99")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.99.0/24")},
+		}
+		if err := l.WriteNodes(append(l.NodeSpecs(), silent)...); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, changeLimit, "the node is known", func() bool {
+			return slices.ContainsFunc(dump(t, node, "destinations"), func(row map[string]any) bool { return row["node"] == "172.18.0.99" })
+		})
+		to := silent.PodCIDRs[0].Addr().Next().Next()
+		var complaint *lab.ICMPError
+		_, err := pod.Ping(within(t, 10*time.Second), to, lab.PingOptions{})
+		if !errors.As(err, &complaint) || complaint.Type != unreachable || complaint.Code != hostUnreachable {
+			t.Fatalf("ping to %s: %v, want host unreachable", to, err)
+		}
+		if complaint.From != node.Addr() || complaint.InnerSource != pod.Addr() || complaint.InnerDestination != to {
+			t.Errorf("%v, want it from %s about %s > %s", complaint, node.Addr(), pod.Addr(), to)
 		}
 	})
 }
