@@ -149,16 +149,16 @@ func endpointValue(e endpoint.Endpoint) endpoints.Value {
 func (r *reconciler) podRoute(e endpoint.Endpoint, a netip.Addr) device.Route {
 	route := device.Route{Dst: netip.PrefixFrom(a, a.BitLen()), Index: e.HostIndex}
 	if a.Is4() {
-		route.Source = r.result.Standing.NodeIP4()
+		route.Source = r.result.Source
 	}
 	return route
 }
 
-// hasRoute looks for a route of ours in the view; its source may be another
-// one, that of before the node's address changed.
+// hasRoute looks for a route of ours in the view, with the source that it should
+// have.
 func (r *reconciler) hasRoute(want device.Route) bool {
 	for _, have := range r.view.routes {
-		if have.Protocol == device.Protocol && have.Dst == want.Dst && have.Index == want.Index {
+		if have.Protocol == device.Protocol && have.Dst == want.Dst && have.Index == want.Index && have.Source == want.Source {
 			return true
 		}
 	}

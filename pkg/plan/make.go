@@ -31,6 +31,9 @@ func Make(in Input) Result {
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
 		Standing:     standing,
 	}}
+	if a := standing.NodeIP4(); a.IsValid() && containsAddr(in.Facts.Local, a) {
+		b.r.Source = a
+	}
 	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))
 	if !in.Known {
 		b.keepClaims()
@@ -127,7 +130,7 @@ func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
 	r := Route{Dst: p}
 	if link.Index != 0 {
 		v.Ifindex, v.MTU = link.Index, link.MTU
-		r.Via, r.Src, r.Index = via, b.r.Standing.NodeIP4(), link.Index
+		r.Via, r.Src, r.Index = via, b.r.Source, link.Index
 	}
 	b.destination(p, v)
 	b.r.Routes = append(b.r.Routes, r)

@@ -137,6 +137,10 @@ type Result struct {
 	Problems     []Problem
 	// Notes are sentences that are no problem but worth a line in the log.
 	Notes []string
+	// Source is what the host's own packets to pods get as their source: the IPv4
+	// InternalIP, and nothing while that is on no interface, for the kernel refuses
+	// a route with it then.
+	Source netip.Addr
 	// Standing is the Before of the next Make.
 	Standing Standing
 }

@@ -372,3 +372,20 @@ func TestBroadcast(t *testing.T) {
 		}
 	}
 }
+
+// The kernel takes no route with a source that the node does not have.
+func TestAddressThatIsAwayIsNoSource(t *testing.T) {
+	in := withBefore(input(node(1), node(2)), Make(input(node(1), node(2))).Standing)
+	in.Facts.Local = prefixes("127.0.0.0/8", "172.18.0.200/32")
+	r := Make(in)
+	want := Route{Dst: netip.MustParsePrefix("10.244.2.0/24"), Via: netip.MustParseAddr("172.18.0.12"), Index: 2}
+	if !slices.Contains(r.Routes, want) || r.Source.IsValid() {
+		t.Errorf("routes %v, source %v; want the route without a source", r.Routes, r.Source)
+	}
+	if got := r.Standing.NodeIP4().String(); got != "172.18.0.11" || !r.Ready {
+		t.Errorf("the node's address is %s, ready %v (%s)", got, r.Ready, r.NotReady)
+	}
+	if diff := cmp.Diff([]string{"n1 refused"}, problems(r)); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+const podRoute = "10.244.1.9/32"
+
+// addPod makes an endpoint as the plugin would, but for what a pass adds.
+func addPod(t *testing.T, r *reconciler) endpoint.Endpoint {
+	t.Helper()
+	id := endpoint.ID{ContainerID: "repaired", IfName: "eth0"}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = id.HostLinkName()
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "inpod"}); err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]device.Link
+	for i, name := range []string{attrs.Name, "inpod"} {
+		l, err := r.host.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.host.SetUp(l.Index); err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = l
+	}
+	ns := filepath.Join(t.TempDir(), "netns")
+	if err := os.WriteFile(ns, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := endpoint.Endpoint{
+		ID: id, Network: install.Network, NetNS: ns, NetNSInode: 7, HostName: attrs.Name, HostIndex: ends[0].Index,
+		HostMAC: wire.MAC(ends[0].MAC), PodMAC: wire.MAC(ends[1].MAC),
+		Addresses: []netip.Addr{netip.MustParsePrefix(podRoute).Addr()}, IPAM: endpoint.HostLocal,
+	}
+	if err := endpoint.Write(r.cfg.State, e); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// withPod is a node that carries one pod, all of which is there.
+func withPod(t *testing.T) (*reconciler, endpoint.Endpoint) {
+	t.Helper()
+	r := newReconciler(t)
+	ready(t, r)
+	e := addPod(t, r)
+	r.pass(t.Context())
+	r.assertReady(t)
+	r.assertWhole(t, e)
+	return r, e
+}
+
+func (r *reconciler) assertReady(t *testing.T) {
+	t.Helper()
+	if why := r.status.reason(); why != "" {
+		t.Errorf("not ready: %s", why)
+	}
+}
+
+// assertWhole looks anew whether anything is missing of an endpoint.
+func (r *reconciler) assertWhole(t *testing.T, e endpoint.Endpoint) {
+	t.Helper()
+	v, err := look(r.host, r.cfg.State, nil, r.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.view = v
+	for _, f := range r.damage(e) {
+		t.Errorf("the %s is not repaired", f.what)
+	}
+}
+
+// source is that of a route of ours; without the route the test ends.
+func (r *reconciler) source(t *testing.T, prefix string) netip.Addr {
+	t.Helper()
+	routes, err := r.host.OwnRoutes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, route := range routes {
+		if route.Dst.String() == prefix {
+			return route.Source
+		}
+	}
+	t.Fatalf("there is no route to %s", prefix)
+	return netip.Addr{}
+}
+
+// The node's address may go before its Node says so, and come back.
+func TestRoutesOutliveTheNodesAddress(t *testing.T) {
+	r, _ := withPod(t)
+	up, err := netlink.LinkByName("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := func(text string) *netlink.Addr {
+		a, err := netlink.ParseAddr(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	internal, other := address("172.18.0.11/24"), address("172.18.0.21/24")
+	assert := func(want netip.Addr) {
+		t.Helper()
+		r.pass(t.Context())
+		r.assertReady(t)
+		for _, prefix := range []string{"10.244.2.0/24", podRoute} {
+			if got := r.source(t, prefix); got != want {
+				t.Errorf("the route to %s has source %v, want %v", prefix, got, want)
+			}
+		}
+		_, problems := r.status.counts()
+		for p := range problems {
+			if p.node != "n1" {
+				t.Errorf("node %s is blamed: %v", p.node, problems)
+			}
+		}
+	}
+	assert(netip.MustParseAddr("172.18.0.11"))
+	if err := netlink.AddrDel(up, internal); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(up, other); err != nil {
+		t.Fatal(err)
+	}
+	assert(netip.Addr{})
+	if err := netlink.AddrAdd(up, internal); err != nil {
+		t.Fatal(err)
+	}
+	assert(netip.MustParseAddr("172.18.0.11"))
+	moved := n1()
+	moved.InternalIPs = []string{"172.18.0.21"}
+	r.take(list(moved, n2()))
+	assert(netip.MustParseAddr("172.18.0.21"))
+}
