@@ -60,8 +60,9 @@ type wires struct {
 // neighbours answer as on a real one.
 func buildNode(tb testing.TB) wires {
 	tb.Helper()
-	for _, name := range []string{"all/forwarding", "default/forwarding"} {
-		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name, []byte("1"), 0o644); err != nil {
+	// Without an IPv6 address of its own a link is silent, and what is counted is the tests' packets alone.
+	for _, name := range []string{"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding", "ipv6/conf/default/addr_gen_mode"} {
+		if err := os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0o644); err != nil {
 			tb.Fatal(err)
 		}
 	}

@@ -31,8 +31,13 @@ func (b *bed) onWire(d wire.Direction, l veth, peer string) func(frame []byte) s
 	return func(frame []byte) string {
 		b.Helper()
 		before := b.counters(d)
-		must(b, unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: from.Index}))
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		deadline := time.Now().Add(5 * time.Second)
+		for tries := 0; time.Now().Before(deadline); tries++ {
+			// A link that has just come up may lose a frame.
+			if tries%200 == 0 {
+				must(b, unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: from.Index}))
+			}
+			time.Sleep(time.Millisecond)
 			for name, v := range b.counters(d) {
 				if v.Packets != before[name].Packets && name != traffic.SnatAllocated.String() {
 					return name
