@@ -84,6 +84,11 @@ func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]Allocation, 
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make address store: %w", err)
 	}
+	return s.allocate(ctx, o, c)
+}
+
+// allocate is Allocate in a directory that was made.
+func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]Allocation, error) {
 	var got []Allocation
 	err := s.locked(ctx, func() error {
 		all, err := s.scan()
@@ -182,6 +187,9 @@ func (s *Store) releaseIf(ctx context.Context, free func(Entry) bool) ([]netip.A
 		}
 		return nil
 	})
+	if errors.Is(err, errNoStore) { // removed since it was looked for: nothing in it
+		return nil, nil
+	}
 	return freed, err
 }
 
@@ -203,11 +211,15 @@ func (s *Store) rest(e Entry) error {
 
 func (s *Store) path(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
 
-// locked runs fn under the store's lock, which is the file that the library's own lock uses.
+// errNoStore is returned (wrapped) when the store has no directory.
+var errNoStore = errors.New("the directory of the address store is gone")
+
+// locked runs fn under the store's lock, which is the file that the library's own lock uses. Without a directory it
+// fails with errNoStore.
 func (s *Store) locked(ctx context.Context, fn func() error) error {
 	l, err := bpffs.File(ctx, filepath.Join(s.dir, lockName))
-	if errors.Is(err, fs.ErrNotExist) { // removed since it was looked for: nothing in it
-		return nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w, removed by somebody meanwhile (try again): %w", errNoStore, err)
 	}
 	if err != nil {
 		return fmt.Errorf("lock address store: %w", err)

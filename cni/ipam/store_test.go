@@ -114,6 +114,15 @@ func TestReleaseTakesOnlyTheOwners(t *testing.T) {
 	}
 }
 
+// Somebody removes the store between its making and its locking.
+func TestAllocateInAStoreThatIsGone(t *testing.T) {
+	s, _, _ := newStore(t, 0)
+	got, err := s.allocate(context.Background(), owner(1), parse(t, small, ""))
+	if !errors.Is(err, errNoStore) || !strings.Contains(err.Error(), s.dir) || len(got) != 0 {
+		t.Errorf("got %v, error %v; want one that names the directory", got, err)
+	}
+}
+
 func TestReleaseWithoutAStore(t *testing.T) {
 	s, _, dir := newStore(t, time.Minute)
 	if got := release(t, s, owner(1)); len(got) != 0 {
