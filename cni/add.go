@@ -58,6 +58,7 @@ type addition struct {
 	hostMAC, podMAC net.HardwareAddr
 	hostLink        device.Link
 	podLink         device.Link
+	wasUp           bool // a packet of the pod may have left
 	result          *current.Result
 }
 
@@ -200,12 +201,14 @@ func (a *addition) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// undo takes away what was made; the addresses were never in use and need no rest.
+// undo takes away what was made; addresses that cannot have been in use yet need no rest.
 func (a *addition) undo() {
 	ctx, cancel := context.WithTimeout(context.Background(), undoWait)
 	defer cancel()
 	r := a.releaser()
-	r.Quarantine = 0
+	if !a.wasUp {
+		r.Quarantine = 0
+	}
 	if err := r.ReleaseLocked(ctx, a.id, a.network); err != nil {
 		a.log.Error("failed ADD not undone, DEL or GC will", "error", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -68,24 +69,45 @@ func (w *world) pinOfADeadLink() string {
 	return w.pins.Link(string(attach.FromPod), l.Index)
 }
 
-func TestFreedAddressesRestAndUnusedOnesDoNot(t *testing.T) {
+// resting is how many addresses rest.
+func (w *world) resting() (n int) {
+	w.t.Helper()
+	list, err := ipam.List(w.stateDir)
+	w.must(err)
+	for _, e := range list {
+		if e.State == ipam.Quarantined {
+			n++
+		}
+	}
+	return n
+}
+
+// A pod can have sent something as soon as its link was up.
+func TestAddressesOfFailedAdds(t *testing.T) {
+	w := newWorld(t)
+	w.conf["addressQuarantine"] = "1h"
+	names, want := stepNames(), 0
+	for i, step := range names {
+		if i > slices.Index(names, "up") {
+			want++
+		}
+		if _, e := w.call("ADD", w.newPod(), nil, failAt+"="+step); e == nil {
+			t.Errorf("ADD did not fail before %q", step)
+		}
+		if rest := w.resting(); rest != want {
+			t.Errorf("failed before %q: now %d addresses rest, want %d", step, rest, want)
+		}
+	}
+	if want == 0 {
+		t.Error("no step comes after the link was up: this shows nothing")
+	}
+}
+
+func TestFreedAddressesRest(t *testing.T) {
 	w := newWorld(t)
 	w.conf["addressQuarantine"] = "1h"
 	w.conf["ipam"] = map[string]any{"type": "host-local", "subnet": "10.9.0.0/29"} // .2 to .6
-	resting := func() int {
-		list, err := ipam.List(w.stateDir)
-		w.must(err)
-		n := 0
-		for _, e := range list {
-			if e.State == ipam.Quarantined {
-				n++
-			}
-		}
-		return n
-	}
-	if _, e := w.call("ADD", w.newPod(), nil, failAt+"=up"); e == nil || resting() != 0 {
-		t.Errorf("an address that was never in use rests (%v)", e)
-	}
+	resting := w.resting
 	first := w.newPod()
 	given := w.add(first, nil).IPs[0].Address.String()
 	w.ok("DEL", first, nil)

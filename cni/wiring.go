@@ -198,6 +198,7 @@ func (a *addition) device() devices.Value {
 
 // setUp is what gives both ends a carrier. The first packet that the pod sends must not be lost.
 func (a *addition) setUp(ctx context.Context) error {
+	a.wasUp = true
 	if err := a.host.SetUp(a.hostLink.Index); err != nil {
 		return err
 	}
