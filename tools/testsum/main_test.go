@@ -28,14 +28,17 @@ const (
 {"Action":"output","Package":"p","Test":"TestD","Output":"panic: at work\n"}`
 )
 
-func TestRun(t *testing.T) {
-	for name, c := range map[string]struct {
-		in      string
-		ok      bool
-		shows   []string
-		hides   []string
-		maySkip string
-	}{
+// runCase is an input, and what of it a person is shown.
+type runCase struct {
+	in      string
+	ok      bool
+	shows   []string
+	hides   []string
+	maySkip string
+}
+
+func runCases() map[string]runCase {
+	return map[string]runCase{
 		"all pass": {
 			in: pkg("pass", passA), ok: true,
 			shows: []string{"ok       1.5 s  p\n", "1 passed, 0 failed, 0 skipped\n"},
@@ -65,7 +68,11 @@ func TestRun(t *testing.T) {
 			hides: []string{"TestZ"},
 		},
 		"other lines": {in: "go build ./...\n{}\n" + pkg("pass", passA), ok: true, shows: []string{"go build ./...\n", "{}\n"}},
-	} {
+	}
+}
+
+func TestRun(t *testing.T) {
+	for name, c := range runCases() {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			ok, err := run(strings.NewReader(c.in), &out, map[string]bool{c.maySkip: true})
