@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -89,15 +90,21 @@ func (r *reconciler) damage(e endpoint.Endpoint) []fault {
 		}
 	}
 	add(!r.attachedTo(e.HostIndex), "program", func() error { return r.dp.Attach(e.HostIndex, attach.FromPod) })
-	_, err := r.dp.Maps.Devices.Get(devices.Key{Ifindex: uint32(e.HostIndex)})
-	add(errors.Is(err, typed.ErrKeyNotExist), "device entry", func() error { return r.restoreDevice(e) })
+	dev, err := r.dp.Maps.Devices.Get(devices.Key{Ifindex: uint32(e.HostIndex)})
+	add(errors.Is(err, typed.ErrKeyNotExist) || err == nil && dev != deviceValue(e, dev), "device entry", func() error { return r.restoreDevice(e) })
+	// The kernel forgets the neighbours of a link whose address changes.
+	moved := !bytes.Equal(r.view.links[e.HostIndex].MAC, e.HostMAC[:])
+	add(moved, "Ethernet address", func() error { return r.host.SetMAC(e.HostIndex, e.HostMAC[:]) })
 	add(!r.view.links[e.HostIndex].Up(), "link state", func() error { return r.host.SetUp(e.HostIndex) })
 	for _, a := range e.Addresses {
+		mac := net.HardwareAddr(e.PodMAC[:])
+		add(moved || !bytes.Equal(r.view.neighbours[neighbour{e.HostIndex, a}], mac), "neighbour",
+			func() error { return r.host.ReplaceNeighbour(e.HostIndex, a, mac) })
 		want := r.podRoute(e, a)
-		add(!r.hasRoute(want), "route", func() error { return r.restoreRoute(e, a, want) })
+		add(!r.hasRoute(want), "route", func() error { return r.host.ReplaceRoute(want) })
 		key, value := endpoints.Key{Address: wire.AddrFrom(a)}, endpointValue(e)
 		have, err := r.dp.Maps.Endpoints.Get(key)
-		add(errors.Is(err, typed.ErrKeyNotExist) || err == nil && have != value && r.stale(have), "endpoint entry",
+		add(errors.Is(err, typed.ErrKeyNotExist) || err == nil && have != value && r.ours(have, e), "endpoint entry",
 			func() error { return r.dp.Maps.Endpoints.Put(key, value) })
 		r.damageOutside(a, add)
 	}
@@ -120,9 +127,12 @@ func (r *reconciler) damageOutside(a netip.Addr, add func(bool, string, func() e
 	})
 }
 
-// stale says that an entry leads to a link that does not exist: an address that
-// was given on is its new owner's.
-func (r *reconciler) stale(v endpoints.Value) bool {
+// ours says that an entry is this endpoint's to write: it leads to its link, or to
+// one that does not exist. An address that was given on is its new owner's.
+func (r *reconciler) ours(v endpoints.Value, e endpoint.Endpoint) bool {
+	if v.Ifindex == uint32(e.HostIndex) {
+		return true
+	}
 	_, err := r.host.LinkByIndex(int(v.Ifindex))
 	return errors.Is(err, device.ErrNotFound)
 }
@@ -165,28 +175,33 @@ func (r *reconciler) hasRoute(want device.Route) bool {
 	return false
 }
 
-func (r *reconciler) restoreRoute(e endpoint.Endpoint, a netip.Addr, route device.Route) error {
-	if err := r.host.ReplaceNeighbour(e.HostIndex, a, net.HardwareAddr(e.PodMAC[:])); err != nil {
-		return err
-	}
-	return r.host.ReplaceRoute(route)
-}
-
-// restoreDevice inserts a device's entry; one that is there keeps its counters.
-func (r *reconciler) restoreDevice(e endpoint.Endpoint) error {
-	v := devices.Value{PodMAC: e.PodMAC, HostMAC: e.HostMAC}
+// deviceValue is what a device's entry should be, with the counters that it has.
+func deviceValue(e endpoint.Endpoint, have devices.Value) devices.Value {
+	have.PodMAC, have.HostMAC = e.PodMAC, e.HostMAC
+	have.IPv4, have.IPv6 = wire.Addr{}, wire.Addr{}
 	for _, a := range e.Addresses {
 		if a.Is4() {
-			v.IPv4 = wire.AddrFrom(a)
+			have.IPv4 = wire.AddrFrom(a)
 		} else {
-			v.IPv6 = wire.AddrFrom(a)
+			have.IPv6 = wire.AddrFrom(a)
 		}
 	}
-	err := r.dp.Maps.Devices.Insert(devices.Key{Ifindex: uint32(e.HostIndex)}, v)
-	if errors.Is(err, typed.ErrKeyExist) {
-		return nil
+	return have
+}
+
+// restoreDevice writes a device's entry. One that is wrong keeps its counters, but
+// for what the programs add in that very moment; one that is right is not touched.
+func (r *reconciler) restoreDevice(e endpoint.Endpoint) error {
+	key := devices.Key{Ifindex: uint32(e.HostIndex)}
+	err := r.dp.Maps.Devices.Insert(key, deviceValue(e, devices.Value{}))
+	if !errors.Is(err, typed.ErrKeyExist) {
+		return err
 	}
-	return err
+	have, err := r.dp.Maps.Devices.Get(key)
+	if err != nil || have == deviceValue(e, have) {
+		return err
+	}
+	return r.dp.Maps.Devices.Put(key, deviceValue(e, have))
 }
 
 // repair puts right what is missing of an endpoint that nobody else works on.

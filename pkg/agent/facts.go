@@ -2,6 +2,7 @@ package agent
 
 import (
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -18,11 +19,18 @@ type view struct {
 	routes    []device.Route
 	endpoints []endpoint.Endpoint
 	uplinks   []plan.Link
+	// neighbours are the permanent ones.
+	neighbours map[neighbour]net.HardwareAddr
+}
+
+type neighbour struct {
+	index int
+	addr  netip.Addr
 }
 
 // look lists everything anew.
 func look(host *device.Handle, stateDir string, named []string, log *slog.Logger) (*view, error) {
-	v := &view{links: map[int]device.Link{}}
+	v := &view{links: map[int]device.Link{}, neighbours: map[neighbour]net.HardwareAddr{}}
 	// The state files first: what they tell of was there before they were written.
 	// An endpoint whose file is broken is not repaired; the others are.
 	var err error
@@ -44,6 +52,15 @@ func look(host *device.Handle, stateDir string, named []string, log *slog.Logger
 	}
 	if v.routes, err = host.Routes(); err != nil {
 		return nil, err
+	}
+	neighbours, err := host.Neighbours(0)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range neighbours {
+		if n.Permanent {
+			v.neighbours[neighbour{n.Index, n.Addr}] = n.MAC
+		}
 	}
 	v.uplinks = v.findUplinks(named)
 	return v, nil

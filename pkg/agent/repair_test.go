@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"bytes"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -9,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -146,4 +150,72 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 	moved.InternalIPs = []string{"172.18.0.21"}
 	r.take(list(moved, n2()))
 	assert(netip.MustParseAddr("172.18.0.21"))
+}
+
+// What the host needs to reach a pod, and what the programs know of it.
+func TestEndpointIsRepaired(t *testing.T) {
+	r, e := withPod(t)
+	entry := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
+	device := devices.Key{Ifindex: uint32(e.HostIndex)}
+	wrong := endpointValue(e)
+	wrong.PodMAC = wire.MAC{1, 2, 3}
+	for what, do := range map[string]func() error{
+		"neighbour":         func() error { return r.host.DeleteNeighbour(e.HostIndex, e.Addresses[0]) },
+		"another neighbour": func() error { return r.host.ReplaceNeighbour(e.HostIndex, e.Addresses[0], e.HostMAC[:]) },
+		"Ethernet address":  func() error { return r.host.SetMAC(e.HostIndex, net.HardwareAddr{2, 1, 2, 3, 4, 5}) },
+		"link state":        func() error { return r.host.SetDown(e.HostIndex) },
+		"route": func() error {
+			return r.host.DeleteRoute(r.podRoute(e, e.Addresses[0]))
+		},
+		"no endpoint entry":    func() error { return r.dp.Maps.Endpoints.Delete(entry) },
+		"wrong endpoint entry": func() error { return r.dp.Maps.Endpoints.Put(entry, wrong) },
+		"no device entry":      func() error { return r.dp.Maps.Devices.Delete(device) },
+		"empty device entry":   func() error { return r.dp.Maps.Devices.Put(device, devices.Value{}) },
+	} {
+		if err := do(); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		r.pass(t.Context())
+		r.assertReady(t)
+		r.assertWhole(t, e)
+		if mac := r.view.links[e.HostIndex].MAC; !bytes.Equal(mac, e.HostMAC[:]) {
+			t.Errorf("%s: the link's address is %s, want %s", what, mac, e.HostMAC)
+		}
+		if mac := r.view.neighbours[neighbour{e.HostIndex, e.Addresses[0]}]; !bytes.Equal(mac, e.PodMAC[:]) {
+			t.Errorf("%s: the pod's neighbour is %s, want %s", what, mac, e.PodMAC)
+		}
+		if have, err := r.dp.Maps.Endpoints.Get(entry); have != endpointValue(e) {
+			t.Errorf("%s: the endpoints entry is %+v, error %v", what, have, err)
+		}
+		if have, err := r.dp.Maps.Devices.Get(device); have.IPv4 != entry.Address || have.PodMAC != e.PodMAC {
+			t.Errorf("%s: the devices entry is %+v, error %v", what, have, err)
+		}
+	}
+}
+
+func TestRepairedDeviceKeepsItsCounters(t *testing.T) {
+	r, e := withPod(t)
+	key := devices.Key{Ifindex: uint32(e.HostIndex)}
+	counted := devices.Value{SnatFlows: 3, ConntrackFlows: 4, Packets: 5, Bytes: 600}
+	if err := r.dp.Maps.Devices.Put(key, counted); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	if have, err := r.dp.Maps.Devices.Get(key); have != deviceValue(e, counted) {
+		t.Errorf("the entry is %+v, error %v", have, err)
+	}
+}
+
+// An address may have been given on to a pod whose own entry is right.
+func TestEntryOfAnotherPodIsNotTaken(t *testing.T) {
+	r, e := withPod(t)
+	up := r.view.uplinks[0].Index // any link that is there
+	key, its := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}, endpoints.Value{Ifindex: up}
+	if err := r.dp.Maps.Endpoints.Put(key, its); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	if have, err := r.dp.Maps.Endpoints.Get(key); have != its {
+		t.Errorf("the entry is %+v, error %v", have, err)
+	}
 }

@@ -142,6 +142,14 @@ func (h *Handle) WaitRunning(ctx context.Context, index int) error {
 	}
 }
 
+// SetMAC changes a link's Ethernet address. The kernel forgets the link's neighbours with it, permanent ones included.
+func (h *Handle) SetMAC(index int, mac net.HardwareAddr) error {
+	if err := again(func() error { return h.nl.LinkSetHardwareAddr(byIndex(index), mac) }); err != nil {
+		return fmt.Errorf("give link %d the Ethernet address %s: %w", index, mac, err)
+	}
+	return nil
+}
+
 // SetDown sets a link down.
 func (h *Handle) SetDown(index int) error {
 	if err := again(func() error { return h.nl.LinkSetDown(byIndex(index)) }); err != nil {

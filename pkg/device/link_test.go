@@ -98,3 +98,13 @@ func TestIPv6AddressIsUsableAtOnce(t *testing.T) {
 		return err
 	}))
 }
+
+func TestSetMAC(t *testing.T) {
+	p := newPair(t)
+	must(t, p.host.SetMAC(p.link.Index, macB))
+	l, err := p.host.LinkByIndex(p.link.Index)
+	must(t, err)
+	if l.MAC.String() != macB.String() {
+		t.Errorf("the link's address is %s, want %s", l.MAC, macB)
+	}
+}

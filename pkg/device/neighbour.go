@@ -39,9 +39,12 @@ func (h *Handle) DeleteNeighbour(index int, a netip.Addr) error {
 	return nil
 }
 
-// Neighbours lists a link's entries, both families.
+// Neighbours lists a link's entries, both families; those of all links for index 0.
 func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	list, err := dump(func() ([]netlink.Neigh, error) { return h.nl.NeighList(index, netlink.FAMILY_ALL) })
+	if err != nil && index == 0 {
+		return nil, fmt.Errorf("list neighbours: %w", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list neighbours of link %d: %w", index, err)
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -115,9 +116,12 @@ func TestLifeRepairs(t *testing.T) {
 			"one of the uplink's":       func() error { return d.detach(attach, d.uplink(t), "to_uplink") },
 			"the list, by another file": func() error { return replaceFile(d.node.Conflist()) },
 			"the pod's link":            func() error { return d.node.Netlink().LinkSetDown(d.link) },
-			"forwarding":                sysctl("net/ipv4/ip_forward", "0"),
-			"the uplink's forwarding":   sysctl("net/ipv4/conf/"+lab.Uplink+"/forwarding", "0"),
-			"the reserved ports":        sysctl("net/ipv4/ip_local_reserved_ports", "\n"),
+			"its Ethernet address": func() error {
+				return d.node.Netlink().LinkSetHardwareAddr(d.link, net.HardwareAddr{2, 1, 2, 3, 4, 5})
+			},
+			"forwarding":              sysctl("net/ipv4/ip_forward", "0"),
+			"the uplink's forwarding": sysctl("net/ipv4/conf/"+lab.Uplink+"/forwarding", "0"),
+			"the reserved ports":      sysctl("net/ipv4/ip_local_reserved_ports", "\n"),
 		}
 		if attach == "--attach=tcx" {
 			breaks["a link that is severed"] = func() error { return sever(d.dir.Link("from_uplink", d.uplink(t))) }
@@ -151,12 +155,16 @@ func TestLifeMapEntriesComeBack(t *testing.T) {
 		config.Name:       d.clearConfig(),
 		// Nothing tells of this one either.
 		"rp_filter": d.node.WriteSysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/rp_filter", "1"),
+		"neighbour": d.node.Netlink().NeighDel(&netlink.Neigh{LinkIndex: d.link.Attrs().Index, IP: d.pod.Addr().AsSlice()}),
 	} {
 		if err != nil {
 			t.Fatalf("break %s: %v", name, err)
 		}
 	}
 	d.assertRepaired(t, entryLimit, want, "all map entries")
+	if _, err := d.node.TCP(t.Context(), serve(t, d.pod.Namespace)); err != nil {
+		t.Errorf("the node does not reach its pod: %v", err)
+	}
 	assertReaches(t, d.pod.Namespace, serve(t, d.Outside), d.node.Addr())
 	assertReaches(t, d.pod.Namespace, serve(t, addPod(t, d.Nodes[1], "far").Namespace), d.pod.Addr())
 }
