@@ -21,15 +21,18 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// lockPatience is how long one endpoint's or the node's lock is waited for; who
-// holds it is at work on what we wanted to look at, and the next pass is near.
+// lockPatience is how long one pass waits for locks, all in all; who holds one is
+// at work on what we wanted to look at, and the next pass is near.
 const lockPatience = 500 * time.Millisecond
 
 // tendEndpoints repairs this node's pods and releases those that are gone. It
-// returns when to look again.
+// returns when to look again. What can't be done for one of them is no fault of
+// the node, which goes on carrying the others.
 func (r *reconciler) tendEndpoints(ctx context.Context) (time.Duration, error) {
 	next := resync
-	var errs []error
+	// Every lock is tried, even when there is no time left to wait for one.
+	wait, cancel := context.WithTimeout(ctx, lockPatience)
+	defer cancel()
 	for _, e := range r.view.endpoints {
 		if e.Releasing {
 			continue
@@ -37,30 +40,41 @@ func (r *reconciler) tendEndpoints(ctx context.Context) (time.Duration, error) {
 		if l := r.view.links[e.HostIndex]; l.Name != e.HostName {
 			continue // the orphans' search deals with it
 		}
-		broken := r.damage(e)
-		if len(broken) == 0 {
-			continue
-		}
-		if err := r.locked(ctx, e.ID, r.repair); err != nil {
-			errs = append(errs, err)
+		if len(r.damage(e)) == 0 {
+			r.settled(aboutEndpoint(e.ID))
+		} else if !r.done(e.ID, r.locked(wait, e.ID, r.repair)) {
 			next = retry
 		}
 	}
-	again, err := r.releaseOrphans(ctx)
-	return min(next, again), errors.Join(append(errs, err)...)
+	again, err := r.releaseOrphans(ctx, wait)
+	return min(next, again), err
+}
+
+func aboutEndpoint(id endpoint.ID) string { return "endpoint " + id.String() }
+
+// done notes how the work on an endpoint went, and reports whether it needs no
+// other try soon.
+func (r *reconciler) done(id endpoint.ID, err error) bool {
+	switch {
+	case errors.Is(err, bpffs.ErrLocked):
+		r.log.Debug("somebody else is at work on it", "endpoint", id.String(), "error", err)
+	case err != nil:
+		r.complain(aboutEndpoint(id), err)
+	default:
+		r.settled(aboutEndpoint(id))
+	}
+	return err == nil
 }
 
 // locked runs fix on an endpoint that nobody else works on, with its state as it
 // is then. An endpoint that is gone or going by then is left alone.
-func (r *reconciler) locked(ctx context.Context, id endpoint.ID, fix func(endpoint.Endpoint) error) error {
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
-	node, err := bpffs.Shared(ctx, r.cfg.State)
+func (r *reconciler) locked(wait context.Context, id endpoint.ID, fix func(endpoint.Endpoint) error) error {
+	node, err := bpffs.Shared(wait, r.cfg.State)
 	if err != nil {
 		return err
 	}
 	defer node.Release()
-	own, err := endpoint.Acquire(ctx, r.cfg.State, id)
+	own, err := endpoint.Acquire(wait, r.cfg.State, id)
 	if err != nil {
 		return err
 	}

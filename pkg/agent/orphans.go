@@ -31,8 +31,8 @@ type orphans struct {
 
 // releaseOrphans takes away endpoints whose link and namespace are gone, and
 // addresses that no endpoint holds, on the second of two observations. It
-// returns when to look again.
-func (r *reconciler) releaseOrphans(ctx context.Context) (time.Duration, error) {
+// returns when to look again. Locks are waited for as long as wait lasts.
+func (r *reconciler) releaseOrphans(ctx, wait context.Context) (time.Duration, error) {
 	found := map[endpoint.ID]string{} // with the network of each
 	known := map[endpoint.ID]bool{}
 	for _, e := range r.view.endpoints {
@@ -40,7 +40,7 @@ func (r *reconciler) releaseOrphans(ctx context.Context) (time.Duration, error) 
 		if l := r.view.links[e.HostIndex]; l.Name != e.HostName && !namespaceThere(e) {
 			found[e.ID] = e.Network
 		} else if l.Name != e.HostName {
-			r.complain("endpoint "+e.ID.String(), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+			r.complain(aboutEndpoint(e.ID), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
 		}
 	}
 	if err := r.findReservations(known, found); err != nil {
@@ -48,7 +48,6 @@ func (r *reconciler) releaseOrphans(ctx context.Context) (time.Duration, error) 
 	}
 	next := resync
 	now := time.Now()
-	var errs []error
 	for id := range r.orphans.first {
 		if _, still := found[id]; !still {
 			delete(r.orphans.first, id)
@@ -59,14 +58,16 @@ func (r *reconciler) releaseOrphans(ctx context.Context) (time.Duration, error) 
 		switch {
 		case !seen:
 			r.orphans.first[id] = now
-			next = apart
+			next = min(next, apart)
 		case now.Sub(first) < apart:
 			next = min(next, apart-now.Sub(first))
 		default:
-			errs = append(errs, r.release(ctx, id, network))
+			if !r.done(id, r.release(ctx, wait, id, network)) {
+				next = retry
+			}
 		}
 	}
-	return next, errors.Join(append(errs, r.sweep(ctx, now))...)
+	return next, r.sweep(wait, now)
 }
 
 // namespaceThere tells whether the namespace in which an endpoint lived exists.
@@ -107,15 +108,13 @@ func (r *reconciler) findReservations(known map[endpoint.ID]bool, found map[endp
 }
 
 // release takes an endpoint away for good, if it still is nobody's.
-func (r *reconciler) release(ctx context.Context, id endpoint.ID, network string) error {
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
-	node, err := bpffs.Shared(ctx, r.cfg.State)
+func (r *reconciler) release(ctx, wait context.Context, id endpoint.ID, network string) error {
+	node, err := bpffs.Shared(wait, r.cfg.State)
 	if err != nil {
 		return err
 	}
 	defer node.Release()
-	own, err := endpoint.Acquire(ctx, r.cfg.State, id)
+	own, err := endpoint.Acquire(wait, r.cfg.State, id)
 	if err != nil {
 		return err
 	}
@@ -130,6 +129,8 @@ func (r *reconciler) release(ctx context.Context, id endpoint.ID, network string
 	}
 	r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
 	delete(r.orphans.first, id)
+	ctx, cancel := context.WithTimeout(ctx, lockPatience) // for the addresses' lock
+	defer cancel()
 	return r.releaser().ReleaseLocked(ctx, id, network)
 }
 
@@ -139,13 +140,11 @@ func (r *reconciler) releaser() endpoint.Releaser {
 
 // sweep searches for what no endpoint explains, now and then: links of killed
 // ADDs, entries and pins of links that are gone.
-func (r *reconciler) sweep(ctx context.Context, now time.Time) error {
+func (r *reconciler) sweep(wait context.Context, now time.Time) error {
 	if now.Sub(r.orphans.swept) < sweeping {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
-	node, err := bpffs.Exclusive(ctx, r.cfg.State)
+	node, err := bpffs.Exclusive(wait, r.cfg.State)
 	if errors.Is(err, bpffs.ErrLocked) {
 		return nil // pods come and go; the next pass tries again
 	}
