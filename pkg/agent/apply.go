@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,8 +13,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
-	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -34,12 +31,6 @@ func (r *reconciler) writeConfig() error {
 		r.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", r.result.Standing.NodeIP4().String())
 	}
 	return r.dp.Maps.Config.Put(config.Key{}, r.result.Config)
-}
-
-// writeUplinks writes the addresses to masquerade to.
-func (r *reconciler) writeUplinks() error {
-	_, err := typed.Sync(r.dp.Maps.Uplinks, r.result.Uplinks, func(have, want uplinks.Value) bool { return have == want })
-	return err
 }
 
 func (r *reconciler) readDestinations() (map[destinations.Key]destinations.Value, error) {
@@ -75,10 +66,11 @@ func (r *reconciler) writeDestinations() (first error) {
 	return first
 }
 
-// deleteDestinations removes what the plan does not have.
+// deleteDestinations removes what the plan does not have. A pod's entry is not
+// known to be nobody's while some pods' state can't be read.
 func (r *reconciler) deleteDestinations() error {
-	for k := range r.applied {
-		if _, wanted := r.result.Destinations[k]; wanted {
+	for k, have := range r.applied {
+		if _, wanted := r.result.Destinations[k]; wanted || r.view.incomplete && ofPod(k, have) {
 			continue
 		}
 		if err := r.dp.Maps.Destinations.Delete(k); err != nil {
@@ -89,13 +81,16 @@ func (r *reconciler) deleteDestinations() error {
 	return nil
 }
 
-// ownRoutes is what the kernel holds of ours, but for the routes to pods.
+// ownRoutes is what the kernel holds of ours, but for the routes to pods. One over
+// a link that the view lacks is of a pod that has come since the links were listed.
 func (r *reconciler) ownRoutes() map[netip.Prefix]plan.Route {
 	have := map[netip.Prefix]plan.Route{}
 	for _, route := range r.view.routes {
-		if route.Protocol == device.Protocol && !endpoint.IsHostLinkName(r.view.links[route.Index].Name) {
-			have[route.Dst] = fromKernel(route)
+		link, there := r.view.links[route.Index]
+		if route.Protocol != device.Protocol || endpoint.IsHostLinkName(link.Name) || !there && route.Index != 0 {
+			continue
 		}
+		have[route.Dst] = fromKernel(route)
 	}
 	return have
 }
@@ -204,55 +199,6 @@ func (r *reconciler) deleteRoutes() error {
 		delete(r.routes, dst)
 	}
 	return nil
-}
-
-// attachUplinks puts the programs onto interfaces that have become uplinks. That
-// comes before the maps say that packets may leave there.
-func (r *reconciler) attachUplinks() error {
-	var errs []error
-	for _, l := range r.view.uplinks {
-		if err := r.dp.AttachUplink(int(l.Index)); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if r.attached[l.Index] != l.Name {
-			r.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
-		}
-		r.attached[l.Index] = l.Name
-	}
-	if len(r.view.uplinks) == 0 {
-		r.complain("uplinks", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
-	} else {
-		r.settled("uplinks")
-	}
-	return errors.Join(errs...)
-}
-
-// detachUplinks takes the programs off interfaces that no longer lead out, those
-// of an earlier run included.
-func (r *reconciler) detachUplinks() error {
-	uplink := map[int]bool{}
-	for _, l := range r.view.uplinks {
-		uplink[int(l.Index)] = true
-	}
-	all, err := r.dp.Attachments()
-	if err != nil {
-		return err
-	}
-	errs := []error{}
-	for _, a := range all {
-		if uplink[a.Ifindex] || !isUplinkHook(a.Hook) {
-			continue
-		}
-		r.log.Info("no longer an uplink", "interface", r.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
-		errs = append(errs, r.dp.DetachUplink(a.Ifindex))
-	}
-	for index := range r.attached {
-		if !uplink[int(index)] {
-			delete(r.attached, index)
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // stamp tells without reading whether a file is still the same. The time is that

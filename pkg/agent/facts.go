@@ -18,7 +18,9 @@ type view struct {
 	local     []netip.Prefix
 	routes    []device.Route
 	endpoints []endpoint.Endpoint
-	uplinks   []plan.Link
+	// incomplete says that there are endpoints whose state can't be read.
+	incomplete bool
+	uplinks    []plan.Link
 	// neighbours are the permanent ones.
 	neighbours map[neighbour]net.HardwareAddr
 }
@@ -36,6 +38,7 @@ func look(host *device.Handle, stateDir string, named []string, log *slog.Logger
 	var err error
 	if v.endpoints, err = endpoint.List(stateDir); err != nil {
 		log.Error("some endpoints' state can't be read", "error", err)
+		v.incomplete = true
 	}
 	links, err := host.Links()
 	if err != nil {

@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"errors"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+)
+
+// writeUplinks writes the addresses to masquerade to.
+func (r *reconciler) writeUplinks() error {
+	for k, want := range r.result.Uplinks {
+		have, err := r.dp.Maps.Uplinks.Get(k)
+		if err == nil && have == want {
+			continue
+		}
+		if err := r.dp.Maps.Uplinks.Put(k, want); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attachUplinks puts the programs onto interfaces that have become uplinks. Each
+// has an entry in the map for as long as programs may be on it, however this
+// process ends: by that they are found again. Until they are there, the entry has
+// no address to masquerade to.
+func (r *reconciler) attachUplinks() error {
+	var errs []error
+	for _, l := range r.view.uplinks {
+		err := r.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{})
+		if err != nil && !errors.Is(err, typed.ErrKeyExist) {
+			errs = append(errs, err)
+			continue
+		}
+		if err := r.dp.AttachUplink(int(l.Index)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if r.attached[l.Index] != l.Name {
+			r.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
+		}
+		r.attached[l.Index] = l.Name
+	}
+	if len(r.view.uplinks) == 0 {
+		r.complain("uplinks", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
+	} else {
+		r.settled("uplinks")
+	}
+	return errors.Join(errs...)
+}
+
+// detachUplinks takes the programs off interfaces that no longer lead out, those
+// of an earlier run included.
+func (r *reconciler) detachUplinks() error {
+	uplink := map[int]bool{}
+	for _, l := range r.view.uplinks {
+		uplink[int(l.Index)] = true
+	}
+	all, err := r.dp.Attachments()
+	if err != nil {
+		return err
+	}
+	errs, left := []error{}, map[int]bool{}
+	for _, a := range all {
+		if uplink[a.Ifindex] || !isUplinkHook(a.Hook) {
+			continue
+		}
+		r.log.Info("no longer an uplink", "interface", r.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
+		if err := r.dp.DetachUplink(a.Ifindex); err != nil {
+			errs = append(errs, err)
+			left[a.Ifindex] = true
+		}
+	}
+	errs = append(errs, r.deleteUplinks(left))
+	for index := range r.attached {
+		if !uplink[int(index)] {
+			delete(r.attached, index)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// deleteUplinks removes the entries of interfaces that are no uplinks, but for
+// those on which programs are left.
+func (r *reconciler) deleteUplinks(left map[int]bool) error {
+	var gone []uplinks.Key
+	for e, err := range r.dp.Maps.Uplinks.All() {
+		if err != nil {
+			return err
+		}
+		if _, wanted := r.result.Uplinks[e.Key]; !wanted && !left[int(e.Key.Ifindex)] {
+			gone = append(gone, e.Key)
+		}
+	}
+	for _, k := range gone {
+		if err := r.dp.Maps.Uplinks.Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
