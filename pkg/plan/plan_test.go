@@ -119,15 +119,18 @@ func TestMakeSmallCluster(t *testing.T) {
 	}
 }
 
-func TestOneNodeIsWrong(t *testing.T) {
+// wrongNode is a Node that is wrong in some way, beside three that are right.
+type wrongNode struct {
+	name    string
+	bad     Node
+	want    []string // problems
+	without string   // a destination that must not exist
+	before  Standing
+}
+
+func wrongNodes() []wrongNode {
 	young := func(n Node) Node { n.Created = day2; return n }
-	tests := []struct {
-		name    string
-		bad     Node
-		want    []string // problems
-		without string   // a destination that must not exist
-		before  Standing
-	}{
+	return []wrongNode{
 		{"everything", node(9).with(func(n *Node) { n.PodCIDRs = []string{"0.0.0.0/0"} }), []string{"n9 refused"}, "0.0.0.0/0", Standing{}},
 		{"everything IPv6", node(9).with(func(n *Node) { n.PodCIDRs = []string{"::/0"} }), []string{"n9 refused"}, "::/0", Standing{}},
 		{"no prefix", node(9).with(func(n *Node) { n.PodCIDRs = []string{"10.244.9.0"} }), []string{"n9 refused"}, "10.244.9.0/32", Standing{}},
@@ -161,8 +164,11 @@ func TestOneNodeIsWrong(t *testing.T) {
 		{"wider than an older one's", young(node(9)).with(func(n *Node) { n.PodCIDRs = []string{"10.244.2.0/23"} }), []string{"n9 podcidr_conflict"}, "10.244.2.0/23", Standing{}},
 		{"a name twice", node(2).with(func(n *Node) { n.PodCIDRs = []string{"10.244.77.0/24"} }), []string{"n2 refused"}, "10.244.77.0/24", Standing{}},
 	}
+}
+
+func TestOneNodeIsWrong(t *testing.T) {
 	good := dump(Make(withService(input(node(1), node(2), node(3)))))
-	for _, tt := range tests {
+	for _, tt := range wrongNodes() {
 		t.Run(tt.name, func(t *testing.T) {
 			in := withService(input(node(1), node(2), node(3), tt.bad))
 			in.Before = tt.before
