@@ -97,7 +97,8 @@ func (d *damaged) assertRepaired(t *testing.T, limit time.Duration, want []strin
 // What the other test of repairs (TestWhatIsRemovedComesBack) does not take away. Connections live through all of it.
 func TestLifeRepairs(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, attach string) {
-		d := startDamaged(t, []string{attach})
+		// Without its neighbour the node asks for the pod's address, and a pod's answer goes nowhere.
+		d := startDamaged(t, []string{attach}, drops.NotIP)
 		at, own := serve(t, d.Outside), serve(t, d.pod.Namespace)
 		assertReaches(t, d.pod.Namespace, at, d.node.Addr())
 		tcp := connect(t, d.pod.Namespace, at, 0, 2)
@@ -145,7 +146,8 @@ func TestLifeRepairs(t *testing.T) {
 
 // Map entries that somebody deletes come back, whoever made them.
 func TestLifeMapEntriesComeBack(t *testing.T) {
-	d := startDamaged(t, nil, drops.SpoofedSource) // of packets that a pod without an entry sends
+	// Of packets that a pod without an entry sends, and of its answer when the node asks for its address.
+	d := startDamaged(t, nil, drops.SpoofedSource, drops.NotIP)
 	want := d.state(t)
 	for name, err := range map[string]error{
 		endpoints.Name:    emptyMap(d.dir, endpoints.Open, endpoints.Name),
