@@ -111,6 +111,14 @@ func dropped(t *testing.T, node *lab.Node, reason drops.Reason) uint64 {
 	return packets
 }
 
+// assertNoDrops is for tests that take the counters away: nobody can look at them afterwards.
+func assertNoDrops(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if err := l.UnexpectedDrops(); err != nil {
+		t.Error(err)
+	}
+}
+
 // eventually waits until something holds that takes the cluster a moment.
 func eventually(t *testing.T, limit time.Duration, what string, holds func() bool) {
 	t.Helper()

@@ -192,6 +192,7 @@ func TestLifeBesideOthers(t *testing.T) {
 		if err := s.node.KillAgent(); err != nil { // it need not have ended well
 			t.Fatal(err)
 		}
+		assertNoDrops(t, s.Lab)
 		if err := cleanup(t, s.node); err != nil {
 			t.Fatal(err)
 		}

@@ -312,8 +312,13 @@ func assertCode(t *testing.T, what string, err error, code uint, words ...string
 
 // After a reboot the runtime must not take the list of before for a node that can carry pods.
 func TestLifeRebootTakesTheListAway(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 1})
+	l := lab.ForTest(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
+	// A new namespace has what the machine has, a reboot takes it away: what the agent finds must be the same both times.
+	if err := node.WriteSysctl("net/ipv4/ip_forward", "0"); err != nil {
+		t.Fatal(err)
+	}
+	startAgents(t, l)
 	fresh := inventory(t, node)
 	var given []netip.Addr
 	for _, name := range []string{"a", "b", "c"} {
@@ -324,6 +329,7 @@ func TestLifeRebootTakesTheListAway(t *testing.T) {
 	if err := node.KillAgent(); err != nil {
 		t.Fatal(err)
 	}
+	assertNoDrops(t, l)
 	// What else a reboot takes away.
 	err := errors.Join(node.Reboot(), flushOurRoutes(node),
 		node.WriteSysctl("net/ipv4/ip_forward", "0"), node.WriteSysctl("net/ipv4/ip_local_reserved_ports", "\n"))

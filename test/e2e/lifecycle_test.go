@@ -181,6 +181,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 		if _, err := node.StopAgent(); err != nil {
 			t.Fatal(err)
 		}
+		assertNoDrops(t, l)
 		if _, err := node.Exec(t.Context(), path, cleanup...); err != nil {
 			t.Fatal(err)
 		}
