@@ -219,9 +219,10 @@ func (l *Lab) newNamespace(role string) (*Namespace, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.namespaces = append(l.namespaces, ns)
-	return ns, nil
+	l.mu.Unlock()
+	// The kernel hands the machine's own value on, and a machine may forward.
+	return ns, ns.WriteSysctl("net/ipv4/ip_forward", "0")
 }
 
 // dropNamespace ends one namespace before the lab ends.
