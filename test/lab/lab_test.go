@@ -234,7 +234,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	fmt.Println(l.ID)
-	select {} // until killed
+	time.Sleep(time.Hour) // until killed; the runtime takes select for a deadlock
 }
 
 // startOwner runs another process that owns a lab, and returns the lab's id.

@@ -14,8 +14,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/vm/wire"
 )
 
-// verdict is the line that go test -v prints when a test has ended.
-var verdict = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \(`)
+// verdict is what go test -v prints when a test has ended. Another process may have begun the line: a test's child that
+// was killed while it wrote.
+var verdict = regexp.MustCompile(`--- (PASS|FAIL|SKIP): (\S+) \(`)
 
 // result is what has come back of one suite.
 type result struct {

@@ -233,6 +233,7 @@ func TestRunsAreJudged(t *testing.T) {
 	}{
 		"all is well":       {frames(booted, a, b, ended(0), done), true},
 		"expected skip":     {frames(booted, a, line("    --- SKIP: TestA/tcx (0.0s)"), b, ended(0), done), true},
+		"line begun before": {frames(booted, line("fatal error: --- PASS: TestA (0.1s)"), b, ended(0), done), true},
 		"unexpected skip":   {frames(booted, a, line("--- SKIP: TestB (0.0s)"), ended(0), done), false},
 		"a test fails":      {frames(booted, a, line("--- FAIL: TestB (0.1s)"), ended(1), done), false},
 		"status without":    {frames(booted, a, b, ended(2), done), false},
