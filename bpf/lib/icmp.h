@@ -18,18 +18,21 @@ struct inner {
 	__be16 ip_check;
 };
 
-EC_INLINE void icmp_inner_ports(struct inner *inner, const __be16 *l4)
+/* False: an ICMP message of a kind that has no flow. */
+EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
 {
 	const struct icmp_header *icmp = (const void *)l4;
 
 	if (inner->tuple.proto != IPPROTO_ICMP) {
 		inner->tuple.sport = l4[0];
 		inner->tuple.dport = l4[1];
-	} else if (icmp->type == ICMP_ECHO) {
-		inner->tuple.sport = icmp->id;
-	} else {
-		inner->tuple.dport = icmp->id;
+		return pkt_proto_known(inner->tuple.proto);
 	}
+	if (icmp->type == ICMP_ECHO)
+		inner->tuple.sport = icmp->id;
+	else
+		inner->tuple.dport = icmp->id;
+	return icmp->type == ICMP_ECHO || icmp->type == ICMP_ECHOREPLY;
 }
 
 /* False: not the start of a packet whose flow could be in a table. */
@@ -52,8 +55,7 @@ EC_CALL bool icmp_parse_inner(struct __sk_buff *ctx, const struct pkt *pkt, stru
 	inner->tuple.proto = ip.protocol;
 	addr_set_v4(&inner->tuple.src, ip.saddr);
 	addr_set_v4(&inner->tuple.dst, ip.daddr);
-	icmp_inner_ports(inner, l4);
-	return pkt_proto_known(ip.protocol);
+	return icmp_inner_ports(inner, l4);
 }
 
 /* A ones' complement checksum after one 16-bit word that it covers has changed (RFC 1624). */

@@ -60,7 +60,9 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
 		return ret;
 	if (!world_flow_tuple(ctx, pkt, w, &out))
 		return -DROP_NO_MAPPING;
-	w->masqueraded = nat_lookup(&out, w->ifindex);
+	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
+	if (pkt->l4 != L4_UNKNOWN)
+		w->masqueraded = nat_lookup(&out, w->ifindex);
 	if (w->masqueraded) {
 		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
 		return 0;

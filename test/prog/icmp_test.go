@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/gopacket/gopacket/layers"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -142,6 +144,27 @@ func TestICMPErrorOfNoFlow(t *testing.T) {
 		b.fromPod(e).is("drop NO_MAPPING")
 	}
 	b.empty()
+}
+
+// ICMP messages without an identifier that can be rewritten are no part of an echo flow, also not of the one with identifier 0.
+func TestICMPOfAnUnknownKind(t *testing.T) {
+	timestamp := func(p *packet) { p.icmpType = layers.ICMPv4TypeTimestampRequest }
+	for _, id := range []uint16{0, 7} {
+		b := newBed(t)
+		p := ping(podA, id, world)
+		r := b.fromPod(p).is("forwarded")
+		for _, other := range []packet{p.with(timestamp), ping(podA, 7, world).with(timestamp)} {
+			b.fromPod(other).is("drop UNKNOWN_PROTOCOL")
+			b.toUplink(other).is("drop UNKNOWN_PROTOCOL")
+		}
+		quote := r.frame
+		quote[34] = layers.ICMPv4TypeTimestampRequest
+		e := b.fromUplink(icmpError(world, nodeIP, 3, 3, quote, 8)).is("stack")
+		if !bytes.Equal(e.in, e.frame) {
+			t.Errorf("identifier %d: an error about no flow was changed", id)
+		}
+		b.count(1, 0)
+	}
 }
 
 // What lies behind the IP packet in a frame is no part of a quoted packet, and no checksum covers it.
