@@ -73,12 +73,13 @@ demo: build ## Three nodes, their pods and a host outside on this machine (root)
 	KEEP=$(KEEP) go run ./tools/demo
 
 .PHONY: fuzz
-fuzz: ## Run every fuzz target for FUZZTIME (20s) each
+fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets through the programs
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | \
 	while IFS=: read -r file target; do \
 		echo "$${target#func } in $$(dirname "$$file")"; \
-		go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
+		go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")" || exit 1; \
 	done
+	go test -count=1 ./test/prog -run '^TestRandomPackets$$' -timeout 30m -seed=0 -packets=3000000
 
 .PHONY: verify-generate
 verify-generate: ## Fail unless the committed objects are what the sources compile to

@@ -18,7 +18,7 @@ import (
 
 var (
 	packets = flag.Int("packets", 1_000_000, "random packets into each program")
-	seed    = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of the random packets")
+	seed    = flag.Uint64("seed", 1, "of the random packets; 0: another one each time")
 )
 
 // storm is a node under random packets, with what came of them.
@@ -33,7 +33,11 @@ type storm struct {
 
 // Whatever arrives: only known actions, no checksum broken, nothing of a pod's address towards the world, and counters
 // that add up to the packets. All three programs work on the same flows, so that they meet what the others have made.
+// The gate runs the same packets each time, so that it judges the change and not the dice; make fuzz throws them.
 func TestRandomPackets(t *testing.T) {
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+	}
 	t.Logf("repeat with -seed=%d -packets=%d", *seed, *packets)
 	b := newBed(t, withPorts(50000, 50063), withTables(512, 512))
 	s := &storm{
