@@ -1,0 +1,2 @@
+// Package load generates the traffic of the benchmark and measures what arrives.
+package load
