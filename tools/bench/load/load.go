@@ -3,6 +3,7 @@ package load
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -76,52 +77,146 @@ var ErrNotMeasured = errors.New("the sample did not measure what it says")
 
 // UDP sends datagrams with size bytes of payload in one direction, as fast as they get through.
 func UDP(ctx context.Context, t Target, size int) (UDPResult, error) {
-	return UDPResult{}, errors.ErrUnsupported
+	if size < minSize || size > maxSize {
+		return UDPResult{}, fmt.Errorf("datagrams of %d bytes: want %d to %d", size, minSize, maxSize)
+	}
+	c, s, err := sample(ctx, t, order{Work: udpSender, Size: size}, order{Work: udpReceiver, Size: size})
+	if err != nil {
+		return UDPResult{}, fmt.Errorf("udp of %d bytes: %w", size, err)
+	}
+	r := UDPResult{
+		Size: size, Sent: c.Total, Received: s.Total, Overflow: s.Overflow, Lost: c.Total - s.Total,
+		Packets: s.Counted, Rate: perSecond(s.Counted, s), Paused: time.Duration(c.Paused), Usage: usage(s, c, s),
+	}
+	return r, r.check(t)
 }
 
 // Stream sends bytes from client to server over that many TCP connections at once.
 func Stream(ctx context.Context, t Target, connections int) (StreamResult, error) {
-	return StreamResult{}, errors.ErrUnsupported
+	if connections < 1 {
+		return StreamResult{}, fmt.Errorf("%d connections: want at least one", connections)
+	}
+	c, s, err := sample(ctx, t, order{Work: streamSender, Count: connections}, order{Work: streamReceiver, Count: connections})
+	if err != nil {
+		return StreamResult{}, fmt.Errorf("tcp stream: %w", err)
+	}
+	r := StreamResult{
+		Connections: connections, Bytes: s.Counted, Rate: perSecond(s.Counted, s), PerConnection: s.Each,
+		Sent: c.Total, Retransmitted: c.Resent, Usage: usage(s, c, s),
+	}
+	if c.Total != s.Total {
+		return r, unmeasured("tcp stream: %d bytes were sent and %d received", c.Total, s.Total)
+	}
+	for i, n := range r.PerConnection {
+		if n == 0 {
+			return r, unmeasured("tcp stream: connection %d of %d carried nothing", i+1, connections)
+		}
+	}
+	return r, r.Usage.check("tcp stream", t)
 }
 
 // RequestResponse sends 64 bytes over an open TCP connection, waits for as many in return, and so on.
 func RequestResponse(ctx context.Context, t Target) (LatencyResult, error) {
-	return LatencyResult{}, errors.ErrUnsupported
+	c, s, err := sample(ctx, t, order{Work: requester}, order{Work: responder, Count: 1})
+	if err != nil {
+		return LatencyResult{}, fmt.Errorf("tcp request-response: %w", err)
+	}
+	r := LatencyResult{
+		Total: c.Total, Transactions: c.Counted, Rate: perSecond(c.Counted, c), Histogram: c.Histogram, Usage: usage(c, c, s),
+		P50: c.Histogram.Quantile(0.5), P99: c.Histogram.Quantile(0.99), P999: c.Histogram.Quantile(0.999), Max: c.Histogram.Max(),
+	}
+	if r.Transactions < minTransactions {
+		return r, unmeasured("tcp request-response: %d transactions in %s say nothing about the slowest of a thousand", r.Transactions, r.Usage.Window)
+	}
+	return r, r.Usage.check("tcp request-response", t)
 }
 
-// Connect opens a TCP connection, sends a request, reads the answer to its end, closes, and so on.
+// Connect opens a TCP connection, sends a request, reads the answer to its end, closes, and so on, 16 at a time.
 func Connect(ctx context.Context, t Target) (ConnectResult, error) {
-	return ConnectResult{}, errors.ErrUnsupported
+	c, s, err := sample(ctx, t, order{Work: connector, Ports: connectPorts}, order{Work: acceptor, Ports: connectPorts})
+	if err != nil {
+		return ConnectResult{}, fmt.Errorf("tcp connections: %w", err)
+	}
+	r := ConnectResult{
+		Total: c.Total, Connections: c.Counted, Rate: perSecond(c.Counted, c), Concurrent: connectAtOnce, Usage: usage(c, c, s),
+	}
+	if r.Connections == 0 {
+		return r, unmeasured("tcp connections: none was completed in %s", r.Usage.Window)
+	}
+	return r, r.Usage.check("tcp connections", t)
 }
 
 // NewFlows sends datagrams of which each is a flow of its own, and is answered. It ends after FlowsPerSample flows at the
-// latest, so that many samples fit into a table of flows that lives on for minutes.
+// latest, so that many samples fit into a table of flows that lives on for minutes. The warm-up is a number of flows, not
+// Target.Warmup.
 func NewFlows(ctx context.Context, t Target) (FlowResult, error) {
-	return FlowResult{}, errors.ErrUnsupported
+	c, s, err := sample(ctx, t, order{Work: flowOpener, Ports: flowPorts, Count: flowsBefore + FlowsPerSample},
+		order{Work: flowAnswerer, Ports: flowPorts})
+	if err != nil {
+		return FlowResult{}, fmt.Errorf("new flows: %w", err)
+	}
+	r := FlowResult{
+		Total: c.Total, Flows: c.Counted, Rate: perSecond(c.Counted, c), Window: c.Measured, Lost: c.Lost, Usage: usage(c, c, s),
+	}
+	if r.Flows == 0 || r.Lost*100 > r.Total {
+		return r, unmeasured("new flows: %d of %d were not answered", r.Lost, r.Total)
+	}
+	return r, r.Usage.check("new flows", t)
 }
 
 // Held is a number of flows that are kept open.
-type Held struct{}
-
-// HoldFlows opens n UDP flows, each answered once, and keeps their sockets open. Nothing is sent after that but by Refresh.
-// Of the Target only the two ends count.
-func HoldFlows(ctx context.Context, t Target, n int) (*Held, error) {
-	return nil, errors.ErrUnsupported
+type Held struct {
+	session *session
+	want    int
+	live    int
 }
 
-// Live is how many of the flows were answered when they were last asked.
-func (h *Held) Live() int { return 0 }
+// HoldFlows opens n UDP flows, each answered once, and keeps their sockets open. Nothing is sent after that but by Refresh.
+// Of the Target only the two ends count. When ctx ends, so do the flows' sockets.
+func HoldFlows(ctx context.Context, t Target, n int) (*Held, error) {
+	if n < 1 {
+		return nil, fmt.Errorf("hold %d flows: want at least one", n)
+	}
+	ends, err := begin(ctx, t, order{Work: flowHolder, Ports: flowPorts, Count: n}, order{Work: flowAnswerer, Ports: flowPorts})
+	if err != nil {
+		return nil, fmt.Errorf("hold %d flows: %w", n, err)
+	}
+	h := &Held{session: ends, want: n}
+	if err := h.used(ctx); err != nil {
+		ends.end()
+		return nil, err
+	}
+	return h, nil
+}
+
+// Live is how many of the flows were answered when they were last used.
+func (h *Held) Live() int { return h.live }
 
 // Refresh sends one datagram on each flow and waits for the answers. A flow that nobody uses is forgotten after 30 s by
-// netfilter, after 60 s by this project.
-func (h *Held) Refresh(ctx context.Context) error { return errors.ErrUnsupported }
+// netfilter, after a minute or more by this project.
+func (h *Held) Refresh(ctx context.Context) error {
+	if err := h.session.client.tell(message{Refresh: true}); err != nil {
+		return fmt.Errorf("use %d flows again: %w", h.want, err)
+	}
+	return h.used(ctx)
+}
 
-// Close ends both ends.
-func (h *Held) Close() error { return nil }
+// used waits until the flows have been used.
+func (h *Held) used(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 6*patience, unmeasured("the flows were not all answered within %s", 6*patience))
+	defer cancel()
+	r, err := h.session.client.next(ctx)
+	if err != nil {
+		return fmt.Errorf("hold %d flows: %w", h.want, h.session.blame(err))
+	}
+	if h.live = r.OfAllFlows; h.live != h.want {
+		return unmeasured("hold %d flows: only %d were answered", h.want, h.live)
+	}
+	return nil
+}
 
-// WorkerCommand is the first argument of a process that is one end of a sample: the executable that calls this package
-// must hand over to Worker when it finds it, before anything else (its tests too, in TestMain).
-const WorkerCommand = "worker"
-
-// Worker is one end of a sample: it takes its orders from standard input. What it returns is the exit status.
-func Worker() int { return 1 }
+// Close ends both ends and waits until they are gone. The dataplane remembers the flows for as long as it does.
+func (h *Held) Close() error {
+	h.session.end()
+	return nil
+}

@@ -1,19 +1,39 @@
 package load
 
-import "time"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
 
-// CPU is how one CPU spent its time, as /proc/stat has it: in ticks of 10 ms on most machines.
+// CPU is how one CPU spent its time, as /proc/stat has it: in steps of 10 ms, so that one short sample says little and
+// the sum of many says much.
 type CPU struct {
-	User, Nice, System, IRQ, SoftIRQ, Steal time.Duration
-	Idle                                    time.Duration // waiting for disks included
+	User, Nice, System, IRQ, SoftIRQ time.Duration
+	Steal                            time.Duration // taken away by the hypervisor
+	Idle                             time.Duration // waiting for disks included
 }
 
 // Busy is all of the time that the CPU worked for this machine.
 func (c CPU) Busy() time.Duration { return c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ }
 
-// Process is the CPU time of one end, as getrusage has it: precise, and with those interrupts and softirqs in it that happened to come
-// while the process ran.
-type Process struct{ User, System time.Duration }
+func (c CPU) add(d CPU, sign time.Duration) CPU {
+	return CPU{
+		User: c.User + sign*d.User, Nice: c.Nice + sign*d.Nice, System: c.System + sign*d.System, IRQ: c.IRQ + sign*d.IRQ,
+		SoftIRQ: c.SoftIRQ + sign*d.SoftIRQ, Steal: c.Steal + sign*d.Steal, Idle: c.Idle + sign*d.Idle,
+	}
+}
+
+// Process is the CPU time of one end. User and System are as getrusage has them: their sum is precise, and includes the interrupts and
+// softirqs that came while the process ran, for it or not.
+type Process struct {
+	User, System time.Duration
+	Delayed      time.Duration // ready to run, while something else had the CPU
+}
+
+// Busy is the process's CPU time.
+func (p Process) Busy() time.Duration { return p.User + p.System }
 
 // Usage is the CPU time that went by inside the window of a sample.
 type Usage struct {
@@ -25,13 +45,109 @@ type Usage struct {
 // Machine is the sum of all CPUs.
 func (u Usage) Machine() (sum CPU) {
 	for _, c := range u.CPUs {
-		sum.User += c.User
-		sum.Nice += c.Nice
-		sum.System += c.System
-		sum.IRQ += c.IRQ
-		sum.SoftIRQ += c.SoftIRQ
-		sum.Steal += c.Steal
-		sum.Idle += c.Idle
+		sum = sum.add(c, 1)
 	}
 	return sum
+}
+
+// tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go runs on.
+const tick = 10 * time.Millisecond
+
+// parseStat reads the lines of the single CPUs in /proc/stat. A CPU that is offline has none, and is zero in the result.
+func parseStat(text string) ([]CPU, error) {
+	var cpus []CPU
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "cpu" {
+			continue
+		}
+		name, ok := strings.CutPrefix(fields[0], "cpu")
+		if !ok {
+			break // the CPUs come first
+		}
+		number, err := strconv.ParseUint(name, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("parse /proc/stat: the number of %q: %w", fields[0], err)
+		}
+		cpu, err := parseCPU(fields[1:])
+		if err != nil {
+			return nil, fmt.Errorf("parse /proc/stat: %s: %w", fields[0], err)
+		}
+		for len(cpus) <= int(number) {
+			cpus = append(cpus, CPU{})
+		}
+		cpus[number] = cpu
+	}
+	if len(cpus) == 0 {
+		return nil, fmt.Errorf("parse /proc/stat: no CPU in %.80q", text)
+	}
+	return cpus, nil
+}
+
+// parseCPU reads user nice system idle iowait irq softirq steal; what follows (guests) is part of these.
+func parseCPU(fields []string) (CPU, error) {
+	if len(fields) < 8 {
+		return CPU{}, fmt.Errorf("%d numbers, want 8 or more", len(fields))
+	}
+	var n [8]time.Duration
+	for i := range n {
+		ticks, err := strconv.ParseInt(fields[i], 10, 64)
+		if err != nil {
+			return CPU{}, err
+		}
+		n[i] = time.Duration(ticks) * tick
+	}
+	return CPU{User: n[0], Nice: n[1], System: n[2], Idle: n[3] + n[4], IRQ: n[5], SoftIRQ: n[6], Steal: n[7]}, nil
+}
+
+// elapsed is what each CPU did between the two.
+func elapsed(before, after []CPU) ([]CPU, error) {
+	if len(before) != len(after) {
+		return nil, fmt.Errorf("compare CPU times: there were %d CPUs, now there are %d", len(before), len(after))
+	}
+	cpus := make([]CPU, len(after))
+	for i := range after {
+		cpus[i] = after[i].add(before[i], -1)
+	}
+	return cpus, nil
+}
+
+// usage is that of a sample whose window counter measured.
+func usage(counter, client, server report) Usage {
+	return Usage{Window: counter.Measured, CPUs: counter.CPUs, Client: client.Process, Server: server.Process}
+}
+
+// perSecond is a rate over the window that r measured.
+func perSecond(n uint64, r report) float64 { return float64(n) / r.Measured.Seconds() }
+
+// check refuses a sample during which something else used the CPUs of the two ends.
+func (u Usage) check(what string, t Target) error {
+	if t.ClientCPU == t.ServerCPU {
+		return nil // the other end did
+	}
+	for _, p := range []struct {
+		name    string
+		cpu     int
+		process Process
+	}{{"client", t.ClientCPU, u.Client}, {"server", t.ServerCPU, u.Server}} {
+		if p.process.Delayed > u.Window/5 {
+			return unmeasured("%s: the %s waited %s of %s for CPU %d, which something else used",
+				what, p.name, p.process.Delayed.Round(time.Millisecond), u.Window.Round(time.Millisecond), p.cpu)
+		}
+	}
+	return nil
+}
+
+// check refuses a sample that measured something other than forwarding.
+func (r UDPResult) check(t Target) error {
+	what := fmt.Sprintf("udp of %d bytes", r.Size)
+	switch {
+	case r.Packets == 0:
+		return unmeasured("%s: the receiver saw nothing of %d datagrams", what, r.Sent)
+	case r.Received > r.Sent:
+		return unmeasured("%s: %d datagrams were sent and %d received", what, r.Sent, r.Received)
+	case r.Overflow*1000 > r.Sent:
+		return unmeasured("%s: the receiver's socket had no room for %d of %d datagrams", what, r.Overflow, r.Sent)
+	}
+	return r.Usage.check(what, t)
 }

@@ -1,0 +1,183 @@
+package load
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// linger of no time makes close send RST where it would send FIN.
+var linger = unix.Linger{Onoff: 1, Linger: 0}
+
+// client opens connections, some at once, each slot of a number one after the other.
+type client struct {
+	*end
+	poll   *poller
+	fds    [connectAtOnce]int
+	asked  [connectAtOnce]bool
+	read   [connectAtOnce]int
+	name   [nameSize]byte
+	length int
+	family int
+	next   int // the port of the next connection, from e.Port on
+	buffer []byte
+	total  uint64
+}
+
+func connect(e *end) (report, error) {
+	poll, err := newPoller()
+	if err != nil {
+		return report{}, err
+	}
+	c := &client{end: e, poll: poll, family: family(e.Address), buffer: make([]byte, 2*requestSize)}
+	c.length = encodeName(&c.name, e.Address, e.Port)
+	if err := e.ready(); err != nil {
+		return report{}, err
+	}
+	if !e.start() {
+		return report{}, unmeasured("it was stopped")
+	}
+	for slot := range c.fds {
+		if errno := c.open(slot); errno != 0 {
+			return report{}, fmt.Errorf("open connection %d: %w", slot+1, errno)
+		}
+	}
+	var r report
+	quiet := e.now()
+	for e.tick() != over {
+		before := c.total
+		for _, event := range poll.wait(longNap) {
+			if step, errno := c.advance(int(event.Fd), event.Events); errno != 0 {
+				return report{}, fmt.Errorf("connection after %d complete ones: %s: %w", c.total, step, errno)
+			}
+		}
+		if c.total > before {
+			quiet = e.now()
+		} else if e.now()-quiet > int64(patience) {
+			return report{}, unmeasured("no connection was completed within %s", patience)
+		}
+		if e.phase == measuring {
+			r.Counted += c.total - before
+		}
+	}
+	for _, fd := range c.fds {
+		unix.Close(fd)
+	}
+	r.Total = c.total
+	return r, e.fill(&r)
+}
+
+// open begins the next connection of a slot.
+func (c *client) open(slot int) unix.Errno {
+	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(c.family), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if errno != 0 {
+		return errno
+	}
+	c.fds[slot], c.asked[slot], c.read[slot] = int(fd), false, 0
+	_, _, errno = unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_LINGER,
+		uintptr(unsafe.Pointer(&linger)), unsafe.Sizeof(linger), 0)
+	if errno != 0 {
+		return errno
+	}
+	port := c.Port + c.next
+	c.next = (c.next + 1) % c.Ports
+	c.name[2], c.name[3] = byte(port>>8), byte(port)
+	_, _, errno = unix.RawSyscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&c.name[0])), uintptr(c.length))
+	if errno != 0 && errno != unix.EINPROGRESS {
+		return errno
+	}
+	return c.poll.add(int(fd), unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET&0xffffffff, slot)
+}
+
+// advance does what the events of a slot's connection allow.
+func (c *client) advance(slot int, events uint32) (step string, errno unix.Errno) {
+	fd := c.fds[slot]
+	if !c.asked[slot] && events&(unix.EPOLLERR|unix.EPOLLHUP) == 0 {
+		c.asked[slot] = true
+		_, errno = rawWrite(fd, c.buffer[:requestSize])
+		return "request", errno
+	}
+	for {
+		n, errno := rawRead(fd, c.buffer)
+		switch {
+		case errno == unix.EAGAIN:
+			return "", 0
+		case errno != 0:
+			return "read the answer", errno
+		case n > 0:
+			c.read[slot] += n
+			continue
+		case c.read[slot] != requestSize:
+			return "read a whole answer", unix.EPROTO
+		}
+		unix.Close(fd)
+		c.total++
+		return "open the next", c.open(slot)
+	}
+}
+
+// accept answers one request on each connection and closes it, on all of its ports.
+func accept(e *end) (report, error) {
+	poll, err := newPoller()
+	if err != nil {
+		return report{}, err
+	}
+	e.Ports = connectPorts
+	listeners, err := e.serve(unix.SOCK_STREAM | unix.SOCK_NONBLOCK)
+	if err != nil {
+		return report{}, err
+	}
+	defer closeAll(listeners)
+	for _, fd := range listeners {
+		if errno := poll.add(fd, unix.EPOLLIN, -fd); errno != 0 {
+			return report{}, fmt.Errorf("watch a socket: %w", errno)
+		}
+	}
+	if err := e.ready(); err != nil {
+		return report{}, err
+	}
+	var r report
+	message := make([]byte, requestSize)
+	for !e.stopped.Load() {
+		for _, event := range poll.wait(longNap) {
+			var errno unix.Errno
+			if listener := -int(event.Fd); listener > 0 {
+				errno = poll.admit(listener)
+			} else if errno = answer(int(event.Fd), message); errno == 0 {
+				r.Total++
+			}
+			// A connection that the client gave up when its time was over.
+			if errno != 0 && (errno != unix.ECONNRESET || e.tick() != over) {
+				return report{}, fmt.Errorf("serve connection %d: %w", r.Total+1, errno)
+			}
+		}
+		e.tick()
+	}
+	return r, e.fill(&r)
+}
+
+// admit takes one connection from a listener.
+func (p *poller) admit(listener int) unix.Errno {
+	fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listener), 0, 0, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
+	if errno == unix.EAGAIN {
+		return 0
+	}
+	if errno != 0 {
+		return errno
+	}
+	return p.add(int(fd), unix.EPOLLIN, int(fd))
+}
+
+// answer reads a request, which is one segment, answers it, and closes the connection.
+func answer(fd int, message []byte) unix.Errno {
+	defer unix.Close(fd)
+	n, errno := rawRead(fd, message)
+	if errno == 0 && n != len(message) {
+		errno = unix.ECONNRESET
+	}
+	if errno == 0 {
+		_, errno = rawWrite(fd, message)
+	}
+	return errno
+}
