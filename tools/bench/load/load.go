@@ -72,8 +72,13 @@ type FlowResult struct {
 	Usage  Usage
 }
 
-// ErrNotMeasured is matched by the error of a sample that ran, and did not measure what it says. Taking it again may help.
-var ErrNotMeasured = errors.New("the sample did not measure what it says")
+var (
+	// ErrNotMeasured is matched by the error of a sample that ran, and did not measure what it says. Taking it again may help.
+	ErrNotMeasured = errors.New("the sample did not measure what it says")
+	// ErrStarved is matched too when all went well but that something else used the CPUs of the two ends. The result is
+	// there beside the error.
+	ErrStarved = fmt.Errorf("%w: another process was in its way", ErrNotMeasured)
+)
 
 // UDP sends datagrams with size bytes of payload in one direction, as fast as they get through.
 func UDP(ctx context.Context, t Target, size int) (UDPResult, error) {

@@ -131,7 +131,7 @@ func (u Usage) check(what string, t Target) error {
 		process Process
 	}{{"client", t.ClientCPU, u.Client}, {"server", t.ServerCPU, u.Server}} {
 		if p.process.Delayed > u.Window/5 {
-			return unmeasured("%s: the %s waited %s of %s for CPU %d, which something else used",
+			return fmt.Errorf("%w: %s: the %s waited %s of %s for CPU %d", ErrStarved,
 				what, p.name, p.process.Delayed.Round(time.Millisecond), u.Window.Round(time.Millisecond), p.cpu)
 		}
 	}
