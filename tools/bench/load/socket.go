@@ -94,13 +94,6 @@ func (b *batch) call(number uintptr, fd, n, flags int) (int, unix.Errno) {
 	}
 }
 
-// resize sets how many bytes each of the first n datagrams carries to what was received: an answer has the size of its question.
-func (b *batch) resize(n, size int) {
-	for i := range n {
-		b.vectors[i].SetLen(size)
-	}
-}
-
 // encodeName writes a socket address as the kernel reads it and returns its length.
 func encodeName(name *[nameSize]byte, address netip.Addr, port int) int {
 	address = address.Unmap()

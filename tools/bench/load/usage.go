@@ -18,10 +18,19 @@ type CPU struct {
 // Busy is all of the time that the CPU worked for this machine.
 func (c CPU) Busy() time.Duration { return c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ }
 
-func (c CPU) add(d CPU, sign time.Duration) CPU {
+// plus adds the times of two.
+func (c CPU) plus(d CPU) CPU {
 	return CPU{
-		User: c.User + sign*d.User, Nice: c.Nice + sign*d.Nice, System: c.System + sign*d.System, IRQ: c.IRQ + sign*d.IRQ,
-		SoftIRQ: c.SoftIRQ + sign*d.SoftIRQ, Steal: c.Steal + sign*d.Steal, Idle: c.Idle + sign*d.Idle,
+		User: c.User + d.User, Nice: c.Nice + d.Nice, System: c.System + d.System, IRQ: c.IRQ + d.IRQ,
+		SoftIRQ: c.SoftIRQ + d.SoftIRQ, Steal: c.Steal + d.Steal, Idle: c.Idle + d.Idle,
+	}
+}
+
+// minus is what went by since d.
+func (c CPU) minus(d CPU) CPU {
+	return CPU{
+		User: c.User - d.User, Nice: c.Nice - d.Nice, System: c.System - d.System, IRQ: c.IRQ - d.IRQ,
+		SoftIRQ: c.SoftIRQ - d.SoftIRQ, Steal: c.Steal - d.Steal, Idle: c.Idle - d.Idle,
 	}
 }
 
@@ -45,7 +54,7 @@ type Usage struct {
 // Machine is the sum of all CPUs.
 func (u Usage) Machine() (sum CPU) {
 	for _, c := range u.CPUs {
-		sum = sum.add(c, 1)
+		sum = sum.plus(c)
 	}
 	return sum
 }
@@ -107,7 +116,7 @@ func elapsed(before, after []CPU) ([]CPU, error) {
 	}
 	cpus := make([]CPU, len(after))
 	for i := range after {
-		cpus[i] = after[i].add(before[i], -1)
+		cpus[i] = after[i].minus(before[i])
 	}
 	return cpus, nil
 }
