@@ -21,6 +21,7 @@ type grid struct {
 	last     int // flows of the last socket, which may have fewer than the others
 	out, in  *batch
 	opened   uint64 // flows on which something was sent
+	asked    int    // sockets on which something was sent
 	answered []int  // flows that were answered, by socket
 }
 
@@ -61,6 +62,7 @@ func (g *grid) flows(i int) int {
 
 // ask sends one datagram on each flow of the socket i.
 func (g *grid) ask(i int) error {
+	g.answered[i] = 0
 	for sent := 0; sent < g.flows(i); {
 		rest := batch{messages: g.out.messages[sent:g.flows(i)]}
 		n, errno := rest.send(g.fds[i], len(rest.messages))
@@ -70,28 +72,51 @@ func (g *grid) ask(i int) error {
 		sent += n
 	}
 	g.opened += uint64(g.flows(i))
+	g.asked = max(g.asked, i+1)
 	return nil
 }
 
-// collect takes the answers to what was asked on the socket i, as far as they come in time.
+// collect takes the answers to what was asked on the socket i. It does not wait for long for one that is missing: that would be
+// the time of many others.
 func (g *grid) collect(i int) error {
-	quiet := g.now()
-	for g.answered[i] = 0; g.answered[i] < g.flows(i); {
-		n, errno := g.in.receive(g.fds[i])
-		if errno != 0 {
-			return fmt.Errorf("receive on socket %d: %w", i+1, errno)
+	for quiet := g.now(); g.now()-quiet < int64(udpGiveUp); nap(udpSenderNap) {
+		before := g.answered[i]
+		if err := g.take(i); err != nil || g.answered[i] >= g.flows(i) {
+			return err
 		}
-		g.answered[i] += n
-		if n > 0 {
+		if g.answered[i] > before {
 			quiet = g.now()
-			continue
 		}
-		if g.now()-quiet > int64(5*longNap) {
-			break
-		}
-		nap(udpSenderNap)
 	}
 	return nil
+}
+
+// take counts the answers that are there.
+func (g *grid) take(i int) error {
+	n, errno := g.in.receive(g.fds[i])
+	if errno != 0 {
+		return fmt.Errorf("receive on socket %d: %w", i+1, errno)
+	}
+	g.answered[i] += n
+	return nil
+}
+
+// missing waits a while for the answers that did not come in time, and returns how many never did.
+func (g *grid) missing() (uint64, error) {
+	for deadline := g.now() + int64(helloTimeout); ; nap(longNap) {
+		missing := 0
+		for i := range g.asked {
+			if g.answered[i] < g.flows(i) {
+				if err := g.take(i); err != nil {
+					return 0, err
+				}
+			}
+			missing += max(g.flows(i)-g.answered[i], 0)
+		}
+		if missing == 0 || g.now() > deadline {
+			return uint64(missing), nil
+		}
+	}
 }
 
 // all asks on all sockets and collects the answers, with some on their way at a time. After each socket it calls done with
@@ -135,7 +160,6 @@ func openFlows(e *end) (report, error) {
 	collected := 0
 	err = g.all(func(i int) bool {
 		collected += g.flows(i)
-		r.Lost += uint64(g.flows(i) - g.answered[i])
 		if e.phase == measuring {
 			r.Counted += uint64(g.answered[i])
 			return e.now()-e.first.at >= deadline
@@ -150,6 +174,9 @@ func openFlows(e *end) (report, error) {
 	e.end()
 	e.shared.phase.Store(int32(over))
 	if err != nil {
+		return report{}, err
+	}
+	if r.Lost, err = g.missing(); err != nil {
 		return report{}, err
 	}
 	return r, e.fill(&r)
@@ -263,7 +290,7 @@ func holdFlows(e *end) (report, error) {
 		if err != nil {
 			return report{}, err
 		}
-		if err := e.tell(report{OfAllFlows: live}); err != nil {
+		if err := e.tell(report{Live: live}); err != nil {
 			return report{}, err
 		}
 		<-e.wake // refresh, or stop
@@ -276,19 +303,33 @@ func (g *grid) use() (live int, err error) {
 	if err := g.all(func(int) bool { return false }); err != nil {
 		return 0, err
 	}
-	for i := range g.fds {
-		for try := 0; try < helloTries && g.answered[i] < g.flows(i); try++ {
-			if _, errno := g.in.receive(g.fds[i]); errno != 0 { // what came too late
-				return 0, fmt.Errorf("receive on socket %d: %w", i+1, errno)
-			}
-			if err := g.ask(i); err != nil {
-				return 0, err
-			}
-			if err := g.collect(i); err != nil {
-				return 0, err
-			}
+	for range helloTries {
+		missing, err := g.missing()
+		if err != nil {
+			return 0, err
 		}
-		live += g.answered[i]
+		if live = g.Count - int(missing); missing == 0 {
+			return live, nil
+		}
+		if err := g.again(); err != nil {
+			return 0, err
+		}
 	}
 	return live, nil
+}
+
+// again asks on the sockets that miss answers.
+func (g *grid) again() error {
+	for i := range g.fds {
+		if g.answered[i] >= g.flows(i) {
+			continue
+		}
+		if err := g.ask(i); err != nil {
+			return err
+		}
+		if err := g.collect(i); err != nil {
+			return err
+		}
+	}
+	return nil
 }

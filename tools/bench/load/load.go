@@ -91,7 +91,7 @@ func UDP(ctx context.Context, t Target, size int) (UDPResult, error) {
 	}
 	r := UDPResult{
 		Size: size, Sent: c.Total, Received: s.Total, Overflow: s.Overflow, Lost: c.Total - s.Total,
-		Packets: s.Counted, Rate: perSecond(s.Counted, s), Paused: time.Duration(c.Paused), Usage: usage(s, c, s),
+		Packets: s.Counted, Rate: perSecond(s.Counted, s), Paused: c.Paused, Usage: usage(s, c, s),
 	}
 	return r, r.check(t)
 }
@@ -214,7 +214,7 @@ func (h *Held) used(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("hold %d flows: %w", h.want, h.session.blame(err))
 	}
-	if h.live = r.OfAllFlows; h.live != h.want {
+	if h.live = r.Live; h.live != h.want {
 		return unmeasured("hold %d flows: only %d were answered", h.want, h.live)
 	}
 	return nil

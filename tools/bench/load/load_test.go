@@ -9,16 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 func TestMain(m *testing.M) {
@@ -43,99 +38,6 @@ func longSample(text string) int {
 		return 1
 	}
 	return 0
-}
-
-// pair is a Target of two namespaces with nothing between but a veth pair. The namespaces have no name: they end with the test's
-// process, however that ends.
-func pair(t *testing.T) Target {
-	t.Helper()
-	priv.Require(t)
-	client, server := namespace(t), namespace(t)
-	// Made inside one of them: the machine's own namespace never sees the pair.
-	clientSide, serverSide := handle(t, client), handle(t, server)
-	veth := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "eth0", Namespace: netlink.NsFd(int(client))},
-		PeerName:  "eth0", PeerNamespace: netlink.NsFd(int(server)),
-	}
-	if err := clientSide.LinkAdd(veth); err != nil {
-		t.Fatalf("make the veth pair: %v", err)
-	}
-	plug(t, clientSide, "192.0.2.1/24")
-	plug(t, serverSide, "192.0.2.2/24")
-	path := func(ns netns.NsHandle) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)) }
-	return Target{
-		Client: path(client), Server: path(server), Address: netip.MustParseAddr("192.0.2.2"),
-		ClientCPU: 0, ServerCPU: runtime.NumCPU() - 1,
-		Duration: 200 * time.Millisecond, Warmup: 50 * time.Millisecond,
-	}
-}
-
-func namespace(t *testing.T) netns.NsHandle {
-	t.Helper()
-	type made struct {
-		ns  netns.NsHandle
-		err error
-	}
-	result := make(chan made)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err != nil {
-			result <- made{err: err}
-			return
-		}
-		ns, err := netns.Get()
-		result <- made{ns, err}
-	}()
-	m := <-result
-	if m.err != nil {
-		t.Fatalf("make a network namespace: %v", m.err)
-	}
-	t.Cleanup(func() { m.ns.Close() })
-	return m.ns
-}
-
-func handle(t *testing.T, ns netns.NsHandle) *netlink.Handle {
-	t.Helper()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.Close)
-	return h
-}
-
-func plug(t *testing.T, h *netlink.Handle, address string) {
-	t.Helper()
-	a, err := netlink.ParseAddr(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	link, err := h.LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := h.AddrAdd(link, a); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.LinkSetUp(link); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// received is how many packets a namespace's end of the pair has received.
-func received(t *testing.T, path string) uint64 {
-	t.Helper()
-	ns, err := netns.GetFromPath(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	link, err := handle(t, ns).LinkByName("eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return link.Attrs().Statistics.RxPackets
 }
 
 // again takes a sample that the machine's other work may spoil up to five times. That this work took CPU time changes the
@@ -248,42 +150,43 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// sockets counts a namespace's TCP sockets, those in TIME_WAIT too.
-func sockets(t *testing.T, path string) int {
-	t.Helper()
-	lines := 0
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		ns, err := netns.GetFromPath(path)
-		if err == nil {
-			err = netns.Set(ns)
-		}
-		var text []byte
-		if err == nil {
-			text, err = os.ReadFile("/proc/thread-self/net/tcp")
-		}
-		lines = strings.Count(string(text), "\n") - 1
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	return lines
-}
-
 func TestNewFlows(t *testing.T) {
 	target := pair(t)
-	before := received(t, target.Client)
-	r := again(t, func() (FlowResult, error) { return NewFlows(t.Context(), target) })
-	t.Logf("%+v", r)
-	answers := received(t, target.Client) - before
-	if r.Flows == 0 || r.Flows > FlowsPerSample || r.Total > FlowsPerSample+flowsBefore || answers < r.Total-r.Lost {
-		t.Errorf("%d flows in the window, %d in all, %d lost, %d answers; want at most %d", r.Flows, r.Total, r.Lost, answers, FlowsPerSample)
+	listener := tap(t, target.Server)
+	var seen map[[4]byte]int
+	for range 2 { // the second sample's flows are others than the first one's
+		before := received(t, target.Client)
+		r := again(t, func() (FlowResult, error) { return NewFlows(t.Context(), target) })
+		t.Logf("%+v", r)
+		answers := received(t, target.Client) - before
+		if r.Flows == 0 || r.Flows > FlowsPerSample || r.Total > FlowsPerSample+flowsBefore || answers < r.Total-r.Lost {
+			t.Errorf("%d flows in the window, %d in all, %d answers; want at most %d", r.Flows, r.Total, answers, FlowsPerSample)
+		}
+		if r.Lost != 0 {
+			t.Errorf("%d of %d were lost; a veth pair loses nothing", r.Lost, r.Total)
+		}
+		old := seen
+		if seen = tuples(t, listener, requestSize); uint64(len(seen)) < r.Total {
+			t.Errorf("%d flows were opened, and %d different ones arrived", r.Total, len(seen))
+		}
+		for tuple, n := range seen {
+			if n != 1 || old[tuple] != 0 {
+				t.Fatalf("flow % x had %d datagrams, and %d in the sample before", tuple, n, old[tuple])
+			}
+		}
 	}
-	if r.Lost != 0 {
-		t.Errorf("%d of %d were lost; a veth pair loses nothing", r.Lost, r.Total)
+}
+
+func TestOneCPU(t *testing.T) {
+	target := pair(t)
+	target.ServerCPU = target.ClientCPU
+	u := again(t, func() (UDPResult, error) { return UDP(t.Context(), target, 64) })
+	if u.Lost != 0 || u.Packets == 0 {
+		t.Errorf("%d datagrams, %d lost; a veth pair loses nothing", u.Packets, u.Lost)
 	}
+	again(t, func() (StreamResult, error) { return Stream(t.Context(), target, 2) })
+	again(t, func() (ConnectResult, error) { return Connect(t.Context(), target) })
+	again(t, func() (FlowResult, error) { return NewFlows(t.Context(), target) })
 }
 
 func TestHoldFlows(t *testing.T) {
@@ -374,34 +277,4 @@ func TestKilledParent(t *testing.T) {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
-}
-
-// children lists the processes that any thread of a process has started.
-func children(t *testing.T, pid int) (pids []int) {
-	t.Helper()
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, thread := range threads {
-		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", pid, thread.Name())) // a thread may have ended
-		for field := range strings.FieldsSeq(string(text)) {
-			child, err := strconv.Atoi(field)
-			if err != nil {
-				t.Fatal(err)
-			}
-			pids = append(pids, child)
-		}
-	}
-	return pids
-}
-
-// running says whether a process exists and is no zombie.
-func running(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, ok := strings.Cut(string(text), ") ")
-	return ok && !strings.HasPrefix(rest, "Z")
 }

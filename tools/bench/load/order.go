@@ -7,37 +7,55 @@ import (
 
 // What an end can be told to do.
 const (
-	udpSender       = "udp sender"
-	udpReceiver     = "udp receiver"
-	streamSender    = "stream sender"
-	streamReceiver  = "stream receiver"
-	requester       = "requester"
-	responder       = "responder"
-	connector       = "connector"
-	acceptor        = "acceptor"
-	flowOpener      = "flow opener"
-	flowAnswerer    = "flow answerer"
-	flowHolder      = "flow holder"
-	sharedMemory    = 3 // the file descriptor of what both ends of a sample have in common
-	firstPort       = 10000
-	lastPort        = 30000 // below what kernels give to clients
-	helloTries      = 10
-	helloTimeout    = 200 * time.Millisecond
-	patience        = 5 * time.Second // for a peer that should answer at once
-	longNap         = 10 * time.Millisecond
+	udpSender      = "udp sender"
+	udpReceiver    = "udp receiver"
+	streamSender   = "stream sender"
+	streamReceiver = "stream receiver"
+	requester      = "requester"
+	responder      = "responder"
+	connector      = "connector"
+	acceptor       = "acceptor"
+	flowOpener     = "flow opener"
+	flowAnswerer   = "flow answerer"
+	flowHolder     = "flow holder"
+)
+
+const (
+	// sharedMemory is the file descriptor of what both ends of a sample have in common.
+	sharedMemory = 3
+	// Servers choose ports from firstPort to lastPort, below those that kernels give to clients.
+	firstPort = 10000
+	lastPort  = 30000
+
+	// patience is for a peer that should answer at once, longNap for loops that look whether they are to end.
+	patience     = 5 * time.Second
+	longNap      = 10 * time.Millisecond
+	helloTries   = 10
+	helloTimeout = 200 * time.Millisecond
+
+	// minSize of a datagram's payload: a hello is shorter. With maxSize it is still one packet on an Ethernet.
+	minSize = 16
+	maxSize = 1472
+
 	requestSize     = 64
-	streamChunk     = 128 << 10
-	udpBatch        = 64
-	udpWindow       = 1024
-	udpReceiverNap  = 100 * time.Microsecond
-	udpSenderNap    = 50 * time.Microsecond
+	streamChunk     = 128 << 10 // as iperf3
+	minTransactions = 1000      // for a p99.9 to exist
+
+	// udpBatch datagrams go into one system call, udpWindow at most are between sender and receiver.
+	udpBatch  = 64
+	udpWindow = 1024
+	// The receiver's nap is a tenth of the time in which the window fills on a fast machine.
+	udpReceiverNap = 100 * time.Microsecond
+	udpSenderNap   = 50 * time.Microsecond
+	// udpGiveUp is how long the receiver must see nothing for what is missing to be lost: many naps.
+	udpGiveUp = 2 * time.Millisecond
+
+	// One flow takes one port at each end: this many ports of the server's keep the number of NAT ports that a sample takes from one
+	// destination, 16 384 at most, in the hundreds.
 	connectPorts    = 64
 	connectAtOnce   = 16
 	flowPorts       = 16
-	minSize         = 16 // a hello is shorter
-	maxSize         = 65507 - 1
-	minTransactions = 100
-	flowSocketsAway = 16 // how many sockets' datagrams are on their way at a time
+	flowSocketsAway = 16 // sockets whose datagrams are on their way at a time
 )
 
 // message is what an end is told, a line of JSON each.
@@ -63,23 +81,24 @@ type order struct {
 // window says when a sample begins and ends, in ns of CLOCK_MONOTONIC, which is the same in all processes.
 type window struct{ Start, Begin, End int64 }
 
-// report is what an end says: once when it is ready, and once at the end (a holder of flows after each refresh).
+// report is what an end says: once when it is ready, and once at the end. A holder of flows does so after each use.
 type report struct {
 	Error       string `json:",omitempty"`
 	NotMeasured bool   `json:",omitempty"` // the error is one of the sample, not of the set-up
 
 	Port int `json:",omitempty"`
 
-	Total      uint64     `json:",omitempty"` // all that was done, warm-up included
-	Counted    uint64     `json:",omitempty"` // inside the window
-	Lost       uint64     `json:",omitempty"`
-	Overflow   uint64     `json:",omitempty"`
-	Resent     uint64     `json:",omitempty"`
-	Each       []uint64   `json:",omitempty"` // Counted, by connection
-	Paused     int64      `json:",omitempty"`
-	Histogram  *Histogram `json:",omitempty"`
-	Measured   time.Duration
-	CPUs       []CPU `json:",omitempty"`
-	Process    Process
-	OfAllFlows int `json:",omitempty"`
+	Total     uint64        `json:",omitempty"` // all that was done, warm-up included
+	Counted   uint64        `json:",omitempty"` // of that, inside the window
+	Each      []uint64      `json:",omitempty"` // Counted, by connection
+	Lost      uint64        `json:",omitempty"`
+	Overflow  uint64        `json:",omitempty"`
+	Resent    uint64        `json:",omitempty"`
+	Live      int           `json:",omitempty"`
+	Paused    time.Duration `json:",omitempty"`
+	Histogram *Histogram    `json:",omitempty"`
+
+	Measured time.Duration `json:",omitempty"` // how long the window was
+	CPUs     []CPU         `json:",omitempty"`
+	Process  Process
 }

@@ -194,6 +194,9 @@ func (o *order) open(kind int) (int, error) {
 	}
 	if err := unix.Connect(fd, sockaddr(o.Address, o.Port)); err != nil {
 		unix.Close(fd)
+		if errors.Is(err, unix.EINPROGRESS) {
+			err = fmt.Errorf("no answer within %s", patience)
+		}
 		return -1, fmt.Errorf("connect to %s port %d: %w", o.Address, o.Port, err)
 	}
 	return fd, nil

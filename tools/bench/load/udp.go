@@ -64,20 +64,20 @@ func sendDatagrams(e *end) (report, error) {
 		e.shared.sent.Store(s.sent)
 	}
 	e.shared.done.Store(true)
-	r := report{Total: s.sent, Paused: int64(s.paused)}
+	r := report{Total: s.sent, Paused: s.paused}
 	return r, e.fill(&r)
 }
 
 // room says whether the receiver is near enough for another batch, after a nap if it is not.
 func (s *sender) room() bool {
 	received := s.shared.received.Load()
-	if s.sent-received-s.lost+udpBatch <= udpWindow {
+	if int64(s.sent-received-s.lost)+udpBatch <= udpWindow {
 		return true
 	}
 	before := s.now()
 	for s.shared.received.Load() == received {
 		nap(udpSenderNap)
-		if s.now()-before > int64(longNap) { // nothing is on the way any more
+		if s.now()-before > int64(udpGiveUp) { // nothing is on the way any more
 			s.lost = s.sent - received
 			break
 		}
