@@ -52,9 +52,9 @@
 //
 // # New flows
 //
-// 1792 sockets of the client's and more send to each of 16 ports of the server's, each datagram another 5-tuple; the server's ports are other ones in the
+// 2048 sockets of the client's send to each of 16 ports of the server's, each datagram another 5-tuple; the server's ports are other ones in the
 // next sample. 256 flows are under way at a time, and each is answered, so both directions of the translation are measured. A sample
-// ends after FlowsPerSample, a tenth of a second or so.
+// ends after FlowsPerSample, which takes a tenth of a second or two: CPU times of such a sample are to be had from its ends.
 //
 // # Limits
 //

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// FlowsPerSample bounds NewFlows: five samples within the minutes for which the flows are remembered, and 50 000 more that are held,
+	// FlowsPerSample bounds NewFlows: three samples within the minutes for which the flows are remembered, and 50 000 more that are held,
 	// leave a table of 262 144 under the 70 % from which on entries are collected more often.
 	FlowsPerSample = 28672
 	// flowsBefore are opened, and not counted, before those.

@@ -177,16 +177,29 @@ func TestNewFlows(t *testing.T) {
 	}
 }
 
-func TestOneCPU(t *testing.T) {
-	target := pair(t)
-	target.ServerCPU = target.ClientCPU
+// everything takes one sample of each kind.
+func everything(t *testing.T, target Target) {
+	t.Helper()
 	u := again(t, func() (UDPResult, error) { return UDP(t.Context(), target, 64) })
 	if u.Lost != 0 || u.Packets == 0 {
 		t.Errorf("%d datagrams, %d lost; a veth pair loses nothing", u.Packets, u.Lost)
 	}
 	again(t, func() (StreamResult, error) { return Stream(t.Context(), target, 2) })
+	again(t, func() (LatencyResult, error) { return RequestResponse(t.Context(), target) })
 	again(t, func() (ConnectResult, error) { return Connect(t.Context(), target) })
 	again(t, func() (FlowResult, error) { return NewFlows(t.Context(), target) })
+}
+
+func TestOneCPU(t *testing.T) {
+	target := pair(t)
+	target.ServerCPU = target.ClientCPU
+	everything(t, target)
+}
+
+func TestIPv6(t *testing.T) {
+	target := pair(t)
+	target.Address = netip.MustParseAddr("2001:db8::2")
+	everything(t, target)
 }
 
 func TestHoldFlows(t *testing.T) {

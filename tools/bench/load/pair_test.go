@@ -33,8 +33,8 @@ func pair(t *testing.T) Target {
 	if err := clientSide.LinkAdd(veth); err != nil {
 		t.Fatalf("make the veth pair: %v", err)
 	}
-	plug(t, clientSide, "192.0.2.1/24")
-	plug(t, serverSide, "192.0.2.2/24")
+	plug(t, clientSide, "192.0.2.1/24", "2001:db8::1/64")
+	plug(t, serverSide, "192.0.2.2/24", "2001:db8::2/64")
 	path := func(ns netns.NsHandle) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)) }
 	return Target{
 		Client: path(client), Server: path(server), Address: netip.MustParseAddr("192.0.2.2"),
@@ -78,18 +78,21 @@ func handle(t *testing.T, ns netns.NsHandle) *netlink.Handle {
 	return h
 }
 
-func plug(t *testing.T, h *netlink.Handle, address string) {
+func plug(t *testing.T, h *netlink.Handle, addresses ...string) {
 	t.Helper()
-	a, err := netlink.ParseAddr(address)
-	if err != nil {
-		t.Fatal(err)
-	}
 	link, err := h.LinkByName("eth0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.AddrAdd(link, a); err != nil {
-		t.Fatal(err)
+	for _, address := range addresses {
+		a, err := netlink.ParseAddr(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Flags |= unix.IFA_F_NODAD
+		if err := h.AddrAdd(link, a); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := h.LinkSetUp(link); err != nil {
 		t.Fatal(err)
