@@ -13,7 +13,7 @@ import (
 // Where things are. The nodes' names, addresses and podCIDRs are those of test/testdata/nodes.yaml, continued for more
 // than three nodes.
 var (
-	// FabricPrefix is the network of the fabric.
+	// FabricPrefix is the network of the fabric, unless Options.FabricBits makes it wider.
 	FabricPrefix = netip.MustParsePrefix("172.18.0.0/24")
 	// GatewayAddr is the nodes' default gateway: the outside host itself, or the router before it.
 	GatewayAddr = netip.MustParseAddr("172.18.0.1")
@@ -39,6 +39,9 @@ type Options struct {
 	Nodes int
 	// FabricMTU is the MTU of the fabric's links; default 1500.
 	FabricMTU int
+	// FabricBits is the prefix length of the hosts' addresses on the fabric; default that of FabricPrefix. A shorter one
+	// has room for nodes that exist in lists only.
+	FabricBits int
 	// Router puts a router between the fabric and the outside host, so that packets to the outside lose a hop.
 	Router bool
 	// OutsideMTU is the MTU of the link between the router and the outside host, and implies Router; default FabricMTU.
@@ -55,6 +58,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.FabricMTU == 0 {
 		o.FabricMTU = 1500
+	}
+	if o.FabricBits == 0 {
+		o.FabricBits = FabricPrefix.Bits()
 	}
 	if o.OutsideMTU != 0 {
 		o.Router = true
@@ -209,7 +215,29 @@ func (l *Lab) joinFabric(ns *Namespace, port string, addr netip.Addr) error {
 	if err := l.fabric.plug(port, bridgeName); err != nil {
 		return err
 	}
-	return ns.addAddress(Uplink, netip.PrefixFrom(addr, FabricPrefix.Bits()))
+	return ns.addAddress(Uplink, netip.PrefixFrom(addr, l.Options.FabricBits))
+}
+
+// NewHost makes one more host, that nothing joins to the others, with addr for its own.
+func (l *Lab) NewHost(role string, addr netip.Addr) (*Namespace, error) {
+	ns, err := l.newNamespace(role)
+	if err != nil {
+		return nil, err
+	}
+	ns.addr = addr
+	return ns, nil
+}
+
+// Wire connects two hosts by one veth pair with nothing between, named Uplink at both ends and as the fabric's links are
+// otherwise, and gives each end the host's own address, in the network of the given prefix length.
+func (l *Lab) Wire(a, b *Namespace, bits int) error {
+	if err := connect(a, Uplink, b, Uplink, l.Options.FabricMTU); err != nil {
+		return err
+	}
+	if err := a.addAddress(Uplink, netip.PrefixFrom(a.addr, bits)); err != nil {
+		return err
+	}
+	return b.addAddress(Uplink, netip.PrefixFrom(b.addr, bits))
 }
 
 // newNamespace makes a namespace that Close will close.

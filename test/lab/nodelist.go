@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -75,27 +76,47 @@ func (l *Lab) WriteNodesFile(content []byte) error {
 // NodeList renders nodes as `kubectl get nodes -o yaml` does: each is a real Node object of test/testdata with the
 // spec's values in place of its own.
 func NodeList(specs ...NodeSpec) ([]byte, error) {
+	list, err := nodeList(specs)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.Marshal(list)
+}
+
+// NodeListJSON is NodeList as `kubectl get nodes -o json` has it: for lists of thousands, of which YAML takes seconds.
+func NodeListJSON(specs ...NodeSpec) ([]byte, error) {
+	list, err := nodeList(specs)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(list)
+}
+
+func nodeList(specs []NodeSpec) (map[string]any, error) {
 	var list map[string]any
 	if err := yaml.Unmarshal(testdata.Nodes, &list); err != nil {
 		return nil, fmt.Errorf("parse test/testdata/nodes.yaml: %w", err)
 	}
 	templates := list["items"].([]any)
+	texts := make([][]byte, len(templates))
+	for i, template := range templates {
+		var err error
+		if texts[i], err = json.Marshal(template); err != nil {
+			return nil, fmt.Errorf("copy a node of test/testdata/nodes.yaml: %w", err)
+		}
+	}
 	items := make([]any, len(specs))
 	for i, spec := range specs {
 		// Parsed anew for each, since the templates would share their maps.
 		var node map[string]any
-		raw, err := yaml.Marshal(templates[i%len(templates)])
-		if err == nil {
-			err = yaml.Unmarshal(raw, &node)
-		}
-		if err != nil {
+		if err := json.Unmarshal(texts[i%len(texts)], &node); err != nil {
 			return nil, fmt.Errorf("copy a node of test/testdata/nodes.yaml: %w", err)
 		}
 		spec.fill(node, i >= len(templates), i)
 		items[i] = node
 	}
 	list["items"] = items
-	return yaml.Marshal(list)
+	return list, nil
 }
 
 // fill puts the spec's values into a Node object. An extra node gets a uid of its own.

@@ -225,7 +225,11 @@ func (n *Node) Status(ctx context.Context) error {
 
 // runtime is what a container runtime has: libcni over the directories of the node, and the list as it is now.
 func (n *Node) runtime() (*libcni.CNIConfig, *libcni.NetworkConfigList, error) {
-	list, err := libcni.NetworkConfFromFile(n.Conflist())
+	file := n.NetworkConfig
+	if file == "" {
+		file = n.Conflist()
+	}
+	list, err := libcni.NetworkConfFromFile(file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the network configuration of %s: %w", n.Name, err)
 	}

@@ -1,0 +1,151 @@
+package modes
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestNames(t *testing.T) {
+	for _, mode := range Names() {
+		waits := mode == EBPFKubeProxy || mode == EBPFVXLAN
+		if why := Missing(mode); (why != "") != waits {
+			t.Errorf("mode %s: missing because %q", mode, why)
+		}
+		if waits {
+			if _, err := Build(t.Context(), mode, nil); err == nil {
+				t.Errorf("mode %s was built", mode)
+			}
+		}
+	}
+	if _, err := Build(t.Context(), "ipvs", nil); err == nil || !strings.Contains(err.Error(), IPTablesVXLAN) {
+		t.Errorf("an unknown mode: error %v does not name the known ones", err)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	p := proof{through: []string{"in", "out"}, few: []string{"stack"}, none: []string{"dropped "}, held: []string{"tracked"}}
+	before := Counters{"in": 10, "out": 20, "stack": 5, "tracked": 0, "dropped A": 3}
+	for _, tc := range []struct {
+		name    string
+		change  func(after Counters)
+		packets uint64
+		wrong   string // part of the error; "" for none
+	}{
+		{"all went the way", func(Counters) {}, 1000, ""},
+		{"some of more", func(Counters) {}, 500, ""},
+		{"a first one waited for a neighbour", func(Counters) {}, 1005, ""},
+		{"fewer than were sent", func(Counters) {}, 1006, `"in" rose by 1000`},
+		{"one stage was not passed", func(c Counters) { c["out"] = 20 }, 1000, `"out" rose by 0`},
+		{"any at all, and none came", func(c Counters) { c["out"] = 20 }, 0, `"out" rose by 0`},
+		{"a few strays", func(c Counters) { c["stack"] = 56 }, 1000, ""},
+		{"too many strays", func(c Counters) { c["stack"] = 57 }, 1000, `"stack" rose by 52`},
+		{"a drop", func(c Counters) { c["dropped A"] = 4 }, 1000, `"dropped A" rose by 1`},
+		{"a drop of a new kind", func(c Counters) { c["dropped B"] = 1 }, 1000, `"dropped B" rose by 1`},
+		{"nothing tracked", func(c Counters) { c["tracked"] = 0 }, 1000, `"tracked" is 0`},
+		{"a counter that began anew", func(c Counters) { c["in"] = 9 }, 1000, `"in" went from 10 to 9`},
+		{"a counter that is not there", func(c Counters) { delete(c, "stack") }, 1000, `"stack"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			after := Counters{"in": 1010, "out": 1020, "stack": 5, "tracked": 1, "dropped A": 3}
+			tc.change(after)
+			err := p.judge(before, after, tc.packets)
+			switch {
+			case tc.wrong == "" && err != nil:
+				t.Error(err)
+			case tc.wrong != "" && (err == nil || !strings.Contains(err.Error(), tc.wrong)):
+				t.Errorf("error %v, want one with %s", err, tc.wrong)
+			}
+		})
+	}
+}
+
+// No far node shares anything with another, with the nodes that there are, or with a Service.
+func TestFarNodes(t *testing.T) {
+	real := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), serviceCIDR}
+	names, addrs, vteps := map[string]bool{}, map[netip.Addr]bool{}, map[string]bool{}
+	cidrs := map[netip.Prefix]bool{}
+	for i := range maxNodes {
+		node := farNode(i)
+		names[node.name], addrs[node.addr], cidrs[node.podCIDR], vteps[node.vtep.String()] = true, true, true, true
+		if !clusterCIDR.Contains(node.podCIDR.Addr()) || slices.ContainsFunc(real, node.podCIDR.Overlaps) || node.podCIDR != node.podCIDR.Masked() {
+			t.Fatalf("far node %d has podCIDR %s", i, node.podCIDR)
+		}
+		if last := node.addr.As4()[3]; node.addr.As4()[2] == 0 || last == 0 || last == 255 || !netip.MustParsePrefix("172.18.0.0/16").Contains(node.addr) {
+			t.Fatalf("far node %d has address %s", i, node.addr)
+		}
+	}
+	if len(names) != maxNodes || len(addrs) != maxNodes || len(cidrs) != maxNodes || len(vteps) != maxNodes {
+		t.Errorf("of %d far nodes there are %d names, %d addresses, %d podCIDRs, %d VTEPs", maxNodes, len(names), len(addrs), len(cidrs), len(vteps))
+	}
+}
+
+func TestServices(t *testing.T) {
+	all := services(maxServices)
+	clusters, chains := map[netip.Addr]bool{}, map[string]bool{}
+	for _, s := range all {
+		clusters[s.cluster], chains[svcChain(s)], chains[sepChain(s)] = true, true, true
+		if !serviceCIDR.Contains(s.cluster) || !clusterCIDR.Contains(s.endpoint) {
+			t.Fatalf("service %+v is out of the Services' or the pods' network", s)
+		}
+	}
+	if len(clusters) != maxServices || len(chains) != 2*maxServices {
+		t.Errorf("%d Services have %d addresses and %d chains", maxServices, len(clusters), len(chains))
+	}
+}
+
+// The list that the first packet of a connection walks grows by one rule per Service, before its last rule.
+func TestServiceRules(t *testing.T) {
+	podCIDR := netip.MustParsePrefix("10.244.0.0/24")
+	for _, k := range []int{0, 1, 7} {
+		text := iptablesRules(flannelMasquerade(podCIDR), true, k)
+		if got := strings.Count(text, "-A KUBE-SERVICES "); got != k+1 {
+			t.Errorf("%d Services: %d rules in KUBE-SERVICES, want %d", k, got, k+1)
+		}
+		last := text[strings.LastIndex(text, "-A KUBE-SERVICES "):]
+		if !strings.Contains(strings.SplitN(last, "\n", 2)[0], "KUBE-NODEPORTS") {
+			t.Errorf("%d Services: node ports are not last", k)
+		}
+		if got := strings.Count(text, "-j DNAT"); got != k {
+			t.Errorf("%d Services: %d translations", k, got)
+		}
+		if got := strings.Count(nftRules(podCIDR, k), "add element ip kube-proxy service-ips"); got != k {
+			t.Errorf("%d Services: %d elements of service-ips", k, got)
+		}
+	}
+}
+
+func TestReadRuleCounters(t *testing.T) {
+	const saved = `*filter
+:FORWARD ACCEPT [7:700]
+[12:1200] -A FORWARD -m conntrack --ctstate NEW -m comment --comment "load balancer firewall" -j KUBE-PROXY-FIREWALL
+[34:3400] -A FORWARD -m comment --comment "forwarding rules" -j KUBE-FORWARD
+[5:500] -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+[6:600] -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+COMMIT
+`
+	forwarded, invalid, err := readRuleCounters(strings.NewReader(saved))
+	if forwarded != 34 || invalid != 5 || err != nil {
+		t.Errorf("%d forwarded, %d invalid, error %v; want 34, 5", forwarded, invalid, err)
+	}
+	for name, broken := range map[string]string{
+		"rules gone":  "*filter\nCOMMIT\n",
+		"no counters": strings.NewReplacer("[34:3400] ", "").Replace(saved),
+		"no number":   strings.NewReplacer("[34:", "[x:").Replace(saved),
+	} {
+		if _, _, err := readRuleCounters(strings.NewReader(broken)); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestNothingToSweepIsSaid(t *testing.T) {
+	if err := new(directPlane).setNodes(t.Context(), 5); !errors.Is(err, ErrNotApplicable) {
+		t.Errorf("nodes in direct: %v", err)
+	}
+	if err := new(ebpfPlane).setServices(t.Context(), 5); !errors.Is(err, ErrNotApplicable) {
+		t.Errorf("Services in ebpf: %v", err)
+	}
+}
