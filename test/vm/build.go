@@ -115,14 +115,6 @@ func static(path string) error {
 
 // image writes the archive that a kernel boots with: what is common, the kernel's modules, and the plan.
 func (w *workshop) image(k kernel) (string, error) {
-	tree, err := openModules(k.modules)
-	if err != nil {
-		return "", err
-	}
-	modules, err := tree.closure(wanted)
-	if err != nil {
-		return "", err
-	}
 	if err := static(busybox); err != nil {
 		return "", err
 	}
@@ -144,7 +136,7 @@ func (w *workshop) image(k kernel) (string, error) {
 	}
 	a.data("etc/hosts", []byte("127.0.0.1 localhost\n"))
 	a.file(wire.Root+"/go.mod", filepath.Join(w.root, "go.mod"))
-	for _, m := range modules {
+	for _, m := range k.loaded {
 		a.data(wire.ModuleDir+"/"+m.file, m.content)
 		plan.Modules = append(plan.Modules, m.file)
 	}

@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // kernel is what a machine boots.
@@ -23,6 +25,9 @@ type kernel struct {
 	series  string
 	image   string
 	modules string
+	// release is what the image says of itself.
+	release string
+	loaded  []module
 }
 
 var seriesText = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
@@ -36,7 +41,8 @@ func findKernel(ctx context.Context, what, modules, cache string) (kernel, error
 		if modules == "" {
 			return kernel{}, fmt.Errorf("KERNEL=%s is an image: say with MODULES=DIR where its modules are (/lib/modules/VERSION)", what)
 		}
-		return kernel{name: what, image: what, modules: modules}, nil
+		release, err := imageRelease(what)
+		return kernel{name: what, image: what, modules: modules, release: release}, err
 	}
 	if modules != "" {
 		return kernel{}, fmt.Errorf("MODULES=%s goes with KERNEL=FILE; the package of Linux %s brings its own", modules, what)
@@ -49,7 +55,8 @@ func findKernel(ctx context.Context, what, modules, cache string) (kernel, error
 	if err != nil || len(images) != 1 {
 		return kernel{}, fmt.Errorf("%s holds %d kernel images, want 1 (remove the directory to have it fetched again)", dir, len(images))
 	}
-	return kernel{name: what, series: what, image: images[0], modules: filepath.Join(dir, "lib", "modules")}, nil
+	release, err := imageRelease(images[0])
+	return kernel{name: what, series: what, image: images[0], modules: filepath.Join(dir, "lib", "modules"), release: release}, err
 }
 
 // fetch returns the directory of the unpacked package of a series, from the cache or from Debian's archive.
@@ -58,6 +65,14 @@ func fetch(ctx context.Context, series, cache string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := os.MkdirAll(filepath.Dir(cache), 0o755); err != nil {
+		return "", err
+	}
+	lock, err := bpffs.File(ctx, cache+".lock") // another run may be fetching it
+	if err != nil {
+		return "", err
+	}
+	defer lock.Release()
 	dir := filepath.Join(cache, strings.TrimSuffix(p.file, ".deb"))
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil // renamed into its place when it was complete, and its package has been checked

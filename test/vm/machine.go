@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/vm/wire"
@@ -37,6 +39,10 @@ func (m machine) boot(ctx context.Context, image, root, console string, frame fu
 		"-serial", "file:"+console, "-serial", "stdio",
 		"-kernel", image, "-initrd", root, "-append", kernelArgs)
 	cmd.Stderr = os.Stderr
+	// The machine ends with the runner, also with one that is killed. The kernel looks at the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err

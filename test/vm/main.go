@@ -85,6 +85,9 @@ func (s *session) run(ctx context.Context, names []string, modules, cache string
 		if err != nil {
 			return false, err
 		}
+		if err := k.loadModules(); err != nil {
+			return false, err
+		}
 		kernels = append(kernels, k)
 	}
 	dir, err := os.MkdirTemp("", "ebpf-cni-vm-")

@@ -2,9 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
-	"debug/elf"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -131,24 +128,11 @@ func openModule(path string) ([]byte, []string, error) {
 
 // depends reads from a module which others it needs.
 func depends(content []byte) ([]string, error) {
-	f, err := elf.NewFile(bytes.NewReader(content))
-	if err != nil {
+	list, err := modinfo(content, "depends")
+	if err != nil || list == "" {
 		return nil, err
 	}
-	section := f.Section(".modinfo")
-	if section == nil {
-		return nil, errors.New("it has no .modinfo")
-	}
-	info, err := section.Data()
-	if err != nil {
-		return nil, err
-	}
-	for field := range strings.SplitSeq(string(info), "\x00") {
-		if list, ok := strings.CutPrefix(field, "depends="); ok && list != "" {
-			return strings.Split(list, ","), nil
-		}
-	}
-	return nil, nil
+	return strings.Split(list, ","), nil
 }
 
 // readModule reads a module file and decompresses it; init has no program that could.

@@ -30,13 +30,16 @@ var selected = map[string]string{
 	"pkg/datapath": "^(TestVerifier|TestProbe.*|TestLoadOnAFreshNode|TestUpgradeReplacesEveryAttachment|" +
 		"TestLoadChangesHowProgramsAreAttached|TestGrownLayoutKeepsEveryEntry|TestSweepEndsWhatIsIdle|" +
 		"TestRemoveLeavesNothingOfOurs|TestUplinksComeAndGo)$",
-	"cni": "^(TestAddMakesAPodAndDelUnmakesIt|TestHostReachesThePod|TestOrderOfAdd|TestClsact|TestCheckSeesWhatIsMissing|" +
-		"TestKilledAddLeavesNothing|TestKilledDelIsFinishedByTheNext|TestGC|TestReboot|TestInTheHandsOfLibcni|TestInTheHandsOfCnitool)$",
+	"cni": "^(TestAddMakesAPodAndDelUnmakesIt|TestHostReachesThePod|TestOrderOfAdd|TestClsact|TestKilledAddLeavesNothing|" +
+		"TestKilledDelIsFinishedByTheNext|TestGC|TestReboot|TestInTheHandsOfLibcni|TestInTheHandsOfCnitool)$",
 	"test/e2e": "^(TestEverybodyReachesEverybody|TestPayloadsSurviveOffloads|TestWorldOpensFlowsToPods|TestSpoofedSourceIsDropped|" +
-		"TestGatewayIsAnswered|TestSameSourcePortToTheSameServer|TestHostSocketKeepsItsPort|" +
-		"TestWorldOpensTheTupleThatIsMasqueraded|TestNewOwnerOfAnAddressInheritsNothing|TestPodsDoNotNeedTheAgent|" +
-		"TestForeignProgramsBesideOurs|TestSmallerMTUOutside|TestAddressWithoutPod|TestLifeStoppedAgentTouchesNothing|" +
-		"TestCleanupLeavesTheNodeAsItWas|TestReboot)$",
+		"TestGatewayIsAnswered|TestSmallerMTUOutside|TestHopsEndAndSaySo|TestClosedPortsRefuse|TestWorldLearnsOfClosedPodPort|" +
+		"TestAddressWithoutPod|TestPodsOfANodeThatDoesNotAnswer|" +
+		"TestSameSourcePortToTheSameServer|TestEveryPortInUse|TestHostSocketKeepsItsPort|" +
+		"TestWorldOpensTheTupleThatIsMasqueraded|TestNewOwnerOfAnAddressInheritsNothing|TestFullTableSparesTheEstablished|" +
+		"TestForeignPrograms.*|TestEachProgramRemovedAlone|" +
+		"TestPodsDoNotNeedTheAgent|TestLifeKilledAgentLosesNoPacket|TestLifeStoppedAgentTouchesNothing|" +
+		"TestCleanupLeavesTheNodeAsItWas)$",
 }
 
 // testOptions are what go test would take.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,6 +43,27 @@ func TestParseTestFlags(t *testing.T) {
 	}
 }
 
+// A test that was renamed or removed would silently run no more.
+func TestSelectedTestsExist(t *testing.T) {
+	root, err := moduleRoot(t.Context())
+	check(t, err)
+	for dir, pattern := range selected {
+		files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		check(t, err)
+		var source []byte
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			check(t, err)
+			source = append(source, text...)
+		}
+		for name := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(pattern, "^("), ")$"), "|") {
+			if !regexp.MustCompile(`(?m)^func ` + name + `\(`).Match(source) {
+				t.Errorf("%s has no %s", dir, name)
+			}
+		}
+	}
+}
+
 func TestWhatDebianSays(t *testing.T) {
 	const depends = "linux-image-6.12-amd64\n  Depends: linux-image-6.12.117+deb12-amd64\n"
 	if name, ok := imageIn(depends, "6.12"); !ok || name != "linux-image-6.12.117+deb12-amd64" {
@@ -71,17 +93,36 @@ func TestVerifyComparesTheChecksum(t *testing.T) {
 	}
 }
 
+// writeImage makes the beginning of a kernel image.
+func writeImage(t *testing.T, release string) string {
+	t.Helper()
+	raw := make([]byte, 0x400)
+	copy(raw[0x202:], "HdrS")
+	raw[0x20f] = 1 // the text is 0x100 behind the header at 0x200
+	path := filepath.Join(t.TempDir(), "bzImage")
+	check(t, os.WriteFile(path, append(raw[:0x300:0x300], release...), 0o600))
+	return path
+}
+
 func TestFindKernelRefuses(t *testing.T) {
-	image := filepath.Join(t.TempDir(), "bzImage")
-	check(t, os.WriteFile(image, nil, 0o600))
-	for _, c := range [][]string{{"/no/such/image", "", "neither"}, {image, "", "MODULES"}, {"6.1", "/lib/modules/x", "KERNEL=FILE"}} {
+	image := writeImage(t, "6.9.9-test (root@host) #1\x00junk")
+	text := filepath.Join(t.TempDir(), "text")
+	check(t, os.WriteFile(text, bytes.Repeat([]byte("text "), 200), 0o600))
+	for _, c := range [][]string{
+		{"/no/such/image", "", "neither"}, {image, "", "MODULES"}, {"6.1", "/lib/modules/x", "KERNEL=FILE"},
+		{text, "/modules", "no kernel"}, {os.DevNull, "/modules", "no kernel"}, {writeImage(t, ""), "/modules", "cut off"}, {"/", "/modules", "no kernel"},
+	} {
 		if _, err := findKernel(t.Context(), c[0], c[1], t.TempDir()); err == nil || !strings.Contains(err.Error(), c[2]) {
 			t.Errorf("%q: %v", c, err)
 		}
 	}
 	k, err := findKernel(t.Context(), image, "/modules", "")
-	if err != nil || k.image != image || k.modules != "/modules" || k.series != "" {
+	if err != nil || k.image != image || k.modules != "/modules" || k.series != "" || k.release != "6.9.9-test" {
 		t.Errorf("%+v, %v", k, err)
+	}
+	k.modules = "/no/such/modules"
+	if err := k.loadModules(); err == nil || !strings.Contains(err.Error(), k.modules) {
+		t.Errorf("no modules: %v", err)
 	}
 }
 
