@@ -1,0 +1,221 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+// item is one workload between two places at one point: what is measured in all of its modes, one after the other, before
+// anything else is.
+type item struct {
+	workload, path string
+	point          int
+	modes          []string
+	// takes is how long one sample is expected to take.
+	takes time.Duration
+}
+
+func (i item) String() string {
+	text := i.workload
+	if i.path != "" {
+		text += ", " + i.path
+	}
+	if w, _ := result.Find(i.workload); w.Axis != "" {
+		text += fmt.Sprintf(", %d %s", i.point, w.Axis)
+	}
+	return text
+}
+
+// profile is how much of everything is measured.
+type profile struct {
+	name             string
+	rounds           int
+	duration, warmup time.Duration
+	// traffic lists workloads by the paths that they take.
+	traffic []course
+	sweeps  []sweep
+	// pods is how many are added and deleted one at a time for a sample; so many times ten at once.
+	pods, batches int
+	// nodes is how many the agent's list has; changes, how often one of them changes for a sample.
+	nodes, changes int
+}
+
+type course struct {
+	workload string
+	paths    []string
+}
+
+// sweep measures udp64 while something grows.
+type sweep struct {
+	workload, path string
+	points         []int
+	modes          []string
+}
+
+func all() []string { return result.Paths() }
+
+func quick() profile {
+	return profile{
+		name: "quick", rounds: 3, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond,
+		traffic: []course{
+			{"udp64", all()},
+			{"tcp1", []string{result.SameNode, result.AcrossNodes}},
+			{"rr", []string{result.AcrossNodes}},
+			{"crr", []string{result.AcrossNodes}},
+			{"flows", []string{result.Egress}},
+		},
+		pods: 5, batches: 0, nodes: 5000, changes: 10,
+	}
+}
+
+func full() profile {
+	return profile{
+		name: "full", rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond,
+		traffic: []course{
+			{"udp64", all()}, {"udp1400", all()}, {"tcp1", all()}, {"tcp4", all()}, {"rr", all()}, {"crr", all()},
+			{"flows", []string{result.Egress}}, {"bpf", all()},
+		},
+		sweeps: []sweep{
+			{"nodes", result.AcrossNodes, []int{2, 100, 1000, 5000}, []string{modes.EBPF, modes.IPTables}},
+			{"services", result.AcrossNodes, []int{0, 1000, 10000, 20000}, []string{modes.IPTables}},
+			{"live", result.Egress, []int{1, 1000, 50000}, []string{modes.EBPF, modes.IPTables}},
+		},
+		pods: 10, batches: 1, nodes: 5000, changes: 20,
+	}
+}
+
+// selection is what somebody wants out of a profile.
+type selection struct {
+	modes, workloads []string
+	rounds           int
+	duration, warmup time.Duration
+}
+
+// plan is a run before it runs.
+type plan struct {
+	profile profile
+	modes   []string // those that exist
+	items   []item   // of one round
+}
+
+// newPlan makes the plan of a profile, as far as it is selected. Every name that nobody knows is an error.
+func newPlan(p profile, want selection) (plan, error) {
+	if err := known("mode", want.modes, modes.Names()); err != nil {
+		return plan{}, err
+	}
+	var workloads []string
+	for _, w := range result.Catalog() {
+		workloads = append(workloads, w.Name)
+	}
+	if err := known("workload", want.workloads, workloads); err != nil {
+		return plan{}, err
+	}
+	if want.rounds < 0 || want.duration < 0 || want.warmup < 0 {
+		return plan{}, fmt.Errorf("--rounds, --duration and --warmup take no negative values")
+	}
+	p.rounds, p.duration = or(want.rounds, p.rounds), or(want.duration, p.duration)
+	p.warmup = or(want.warmup, p.warmup)
+	made := plan{profile: p}
+	for _, name := range modes.Names() {
+		if selected(want.modes, name) && modes.Missing(name) == "" {
+			made.modes = append(made.modes, name)
+		}
+	}
+	made.items = p.items(made.modes, want.workloads)
+	if len(made.items) == 0 {
+		return plan{}, fmt.Errorf("nothing to measure: no workload of profile %s is left for the modes and workloads chosen", p.name)
+	}
+	return made, nil
+}
+
+func or[T int | time.Duration](value, otherwise T) T {
+	if value == 0 {
+		return otherwise
+	}
+	return value
+}
+
+func selected(list []string, name string) bool { return len(list) == 0 || slices.Contains(list, name) }
+
+func known(what string, names, all []string) error {
+	for _, name := range names {
+		if !slices.Contains(all, name) {
+			return fmt.Errorf("unknown %s %q; there are: %s", what, name, strings.Join(all, ", "))
+		}
+	}
+	return nil
+}
+
+// items is one round. Modes stand next to each other, so that two samples whose ratio is taken are seconds apart.
+func (p profile) items(have, workloads []string) (items []item) {
+	add := func(i item, among ...string) {
+		for _, name := range have {
+			if len(among) == 0 || slices.Contains(among, name) {
+				i.modes = append(i.modes, name)
+			}
+		}
+		if len(i.modes) > 0 && selected(workloads, i.workload) {
+			items = append(items, i)
+		}
+	}
+	sample := p.duration + p.warmup + 150*time.Millisecond
+	for _, c := range p.traffic {
+		for _, path := range c.paths {
+			if c.workload == "bpf" {
+				add(item{workload: c.workload, path: path, takes: sample}, ours()...)
+			} else {
+				add(item{workload: c.workload, path: path, takes: sample})
+			}
+		}
+	}
+	for _, s := range p.sweeps {
+		for _, point := range s.points {
+			add(item{workload: s.workload, path: s.path, point: point, takes: sample + time.Second}, s.modes...)
+		}
+	}
+	plugins := without(have, modes.Direct)
+	if len(plugins) > 0 {
+		add(item{workload: "cni", takes: time.Duration(p.pods) * 250 * time.Millisecond}, plugins...)
+		if p.batches > 0 {
+			add(item{workload: "cni10", takes: time.Duration(p.batches) * 2 * time.Second}, plugins...)
+		}
+	}
+	add(item{workload: "agent", takes: 4 * time.Second}, modes.EBPF)
+	add(item{workload: "change", takes: time.Duration(p.changes)*60*time.Millisecond + time.Second}, modes.EBPF)
+	return items
+}
+
+// ours are the modes with programs of this project.
+func ours() []string { return []string{modes.EBPF, modes.EBPFKubeProxy, modes.EBPFVXLAN} }
+
+func without(names []string, name string) (rest []string) {
+	for _, n := range names {
+		if n != name {
+			rest = append(rest, n)
+		}
+	}
+	return rest
+}
+
+// takes is how long all rounds are expected to take.
+func (p plan) takes() (sum time.Duration) {
+	for _, i := range p.items {
+		sum += time.Duration(len(i.modes)*p.profile.rounds) * i.takes
+	}
+	return sum
+}
+
+// workloads are those that the plan has.
+func (p plan) workloads() (names []string) {
+	for _, i := range p.items {
+		if !slices.Contains(names, i.workload) {
+			names = append(names, i.workload)
+		}
+	}
+	return names
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+// patience is how long a sample may take beyond what is expected, several times over. Something hangs then.
+const patience = 60 * time.Second
+
+// machine takes samples on networks that stand side by side.
+type machine struct {
+	profile  profile
+	networks map[string]*modes.Network
+	agents   *agents
+	// grown is what a sweep has left each network at.
+	grown map[string]size
+	pods  int // the number of the next pod
+	log   *slog.Logger
+}
+
+// size is what sweeps vary of a network.
+type size struct{ nodes, services int }
+
+func smallest() size { return size{nodes: 2} }
+
+// newMachine builds all networks. Whatever is built when an error comes is removed.
+func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err error) {
+	m = &machine{profile: p.profile, networks: map[string]*modes.Network{}, grown: map[string]size{}, log: log}
+	m.agents = &agents{nodes: p.profile.nodes, changes: p.profile.changes}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	for _, name := range p.modes {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		log.Info("building", "mode", name)
+		network, err := modes.Build(ctx, name, log)
+		if err != nil {
+			return nil, fmt.Errorf("build mode %s: %w", name, err)
+		}
+		m.networks[name], m.grown[name] = network, smallest()
+	}
+	return m, nil
+}
+
+func (m *machine) close() error {
+	err := m.agents.close()
+	for name, network := range m.networks {
+		if closed := network.Close(); closed != nil {
+			err = errors.Join(err, fmt.Errorf("remove mode %s: %w", name, closed))
+		}
+	}
+	return err
+}
+
+// take implements sampler.
+func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample, error) {
+	ctx, cancel := context.WithTimeout(ctx, 4*i.takes+patience)
+	defer cancel()
+	network := m.networks[mode]
+	if err := m.grow(ctx, network, i); err != nil {
+		return result.Sample{}, err
+	}
+	switch i.workload {
+	case "cni":
+		return m.oneByOne(ctx, network)
+	case "cni10":
+		return m.tenAtOnce(ctx, network)
+	case "agent":
+		return m.agents.complete(ctx)
+	case "change":
+		return m.agents.change(ctx)
+	case "live":
+		return m.among(ctx, network, i)
+	case "bpf":
+		return m.runTime(ctx, network, i)
+	}
+	return m.traffic(ctx, network, i)
+}
+
+// grow brings a network to the size that an item wants.
+func (m *machine) grow(ctx context.Context, network *modes.Network, i item) error {
+	want := smallest()
+	switch i.workload {
+	case "nodes":
+		want.nodes = i.point
+	case "services":
+		want.services = i.point
+	}
+	have := m.grown[network.Mode]
+	if want.nodes != have.nodes {
+		if err := network.SetNodes(ctx, want.nodes); err != nil {
+			return fmt.Errorf("make mode %s know %d nodes: %w", network.Mode, want.nodes, err)
+		}
+	}
+	if want.services != have.services {
+		// A mode that has no rules to walk is measured as it is.
+		if err := network.SetServices(ctx, want.services); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
+			return fmt.Errorf("give mode %s %d Services: %w", network.Mode, want.services, err)
+		}
+	}
+	m.grown[network.Mode] = want
+	return nil
+}
+
+// target is a path through a network, as the generators take it.
+func (m *machine) target(network *modes.Network, path string) (load.Target, error) {
+	client, server, ok := network.Ends(modes.Path(path))
+	if !ok {
+		return load.Target{}, fmt.Errorf("mode %s has no path %q", network.Mode, path)
+	}
+	return load.Target{
+		Client: client.Netns, Server: server.Netns, Address: server.Address,
+		ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1),
+		Duration: m.profile.duration, Warmup: m.profile.warmup,
+	}, nil
+}
+
+// traffic runs a generator, and has the network prove that the packets went where they should.
+func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (result.Sample, error) {
+	target, err := m.target(network, i.path)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	before, err := network.Count()
+	if err != nil {
+		return result.Sample{}, fmt.Errorf("count before the sample: %w", err)
+	}
+	sample, packets, err := generate(ctx, i.workload, target)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	after, err := network.Count()
+	if err != nil {
+		return result.Sample{}, fmt.Errorf("count after the sample: %w", err)
+	}
+	if err := network.Carried(before, after, modes.Path(i.path), packets); err != nil {
+		return result.Sample{}, fmt.Errorf("the packets did not go the way that the sample claims: %w", err)
+	}
+	return sample, nil
+}
+
+// among measures one flow while many others live.
+func (m *machine) among(ctx context.Context, network *modes.Network, i item) (sample result.Sample, err error) {
+	target, err := m.target(network, i.path)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	held, err := load.HoldFlows(ctx, target, i.point)
+	if err != nil {
+		return result.Sample{}, fmt.Errorf("hold %d flows: %w", i.point, err)
+	}
+	defer func() { err = errors.Join(err, held.Close()) }()
+	if held.Live() < i.point {
+		return result.Sample{}, fmt.Errorf("hold %d flows: only %d live", i.point, held.Live())
+	}
+	return m.traffic(ctx, network, i)
+}
