@@ -2,10 +2,18 @@ package load
 
 import (
 	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// ConnectionsPerSample bounds Connect: connection tracking remembers closed connections for 10 s, and may take a minute longer to find
+// that they are to be forgotten. A table that fills up drops what the next sample sends.
+const ConnectionsPerSample = 32768
 
 // linger of no time makes close send RST where it would send FIN.
 var linger = unix.Linger{Onoff: 1, Linger: 0}
@@ -32,40 +40,94 @@ func connect(e *end) (report, error) {
 	}
 	c := &client{end: e, poll: poll, family: family(e.Address), buffer: make([]byte, 2*requestSize)}
 	c.length = encodeName(&c.name, e.Address, e.Port)
+	before, err := retransmitted()
+	if err != nil {
+		return report{}, err
+	}
 	if err := e.ready(); err != nil {
 		return report{}, err
 	}
 	if !e.start() {
 		return report{}, unmeasured("it was stopped")
 	}
+	r, err := c.run()
+	if err != nil {
+		return report{}, err
+	}
+	after, err := retransmitted()
+	if err != nil {
+		return report{}, err
+	}
+	r.Resent = after - before
+	return r, e.fill(&r)
+}
+
+// run opens connections until the window is over, or has seen as many as a sample may.
+func (c *client) run() (r report, err error) {
 	for slot := range c.fds {
 		if errno := c.open(slot); errno != 0 {
 			return report{}, fmt.Errorf("open connection %d: %w", slot+1, errno)
 		}
 	}
-	var r report
-	quiet := e.now()
-	for e.tick() != over {
+	for quiet := c.now(); c.tick() != over; {
+		c.shared.phase.Store(int32(c.phase))
 		before := c.total
-		for _, event := range poll.wait(longNap) {
+		for _, event := range c.poll.wait(longNap) {
 			if step, errno := c.advance(int(event.Fd), event.Events); errno != 0 {
 				return report{}, fmt.Errorf("connection after %d complete ones: %s: %w", c.total, step, errno)
 			}
 		}
 		if c.total > before {
-			quiet = e.now()
-		} else if e.now()-quiet > int64(patience) {
+			quiet = c.now()
+		} else if c.now()-quiet > int64(patience) {
 			return report{}, unmeasured("no connection was completed within %s", patience)
 		}
-		if e.phase == measuring {
+		if c.phase == measuring {
 			r.Counted += c.total - before
 		}
+		if r.Counted >= ConnectionsPerSample {
+			c.finish()
+		}
 	}
+	c.shared.phase.Store(int32(over)) // before the server sees these end
 	for _, fd := range c.fds {
 		unix.Close(fd)
 	}
 	r.Total = c.total
-	return r, e.fill(&r)
+	return r, nil
+}
+
+// retransmitted is how many segments this namespace has sent again since it exists.
+func retransmitted() (uint64, error) {
+	text, err := os.ReadFile("/proc/thread-self/net/snmp")
+	if err != nil {
+		return 0, fmt.Errorf("read the namespace's counters: %w", err)
+	}
+	return parseSNMP(string(text), "Tcp:", "RetransSegs")
+}
+
+// parseSNMP finds a counter where the names stand in one line and the values in the next.
+func parseSNMP(text, group, name string) (uint64, error) {
+	var names []string
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		switch {
+		case len(fields) == 0 || fields[0] != group:
+		case names == nil:
+			names = fields
+		default:
+			i := slices.Index(names, name)
+			if i < 0 || i >= len(fields) {
+				return 0, fmt.Errorf("parse /proc/net/snmp: %s has no %s", group, name)
+			}
+			value, err := strconv.ParseUint(fields[i], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("parse /proc/net/snmp: %s %s: %w", group, name, err)
+			}
+			return value, nil
+		}
+	}
+	return 0, fmt.Errorf("parse /proc/net/snmp: it has no two lines of %s", group)
 }
 
 // open begins the next connection of a slot.
@@ -147,13 +209,15 @@ func accept(e *end) (report, error) {
 			} else if errno = answer(int(event.Fd), message); errno == 0 {
 				r.Total++
 			}
+			e.follow()
 			// A connection that the client gave up when its time was over.
-			if errno != 0 && (errno != unix.ECONNRESET || e.tick() != over) {
+			if errno != 0 && (errno != unix.ECONNRESET || e.phase != over) {
 				return report{}, fmt.Errorf("serve connection %d: %w", r.Total+1, errno)
 			}
 		}
-		e.tick()
+		e.follow()
 	}
+	e.follow()
 	return r, e.fill(&r)
 }
 

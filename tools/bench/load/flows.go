@@ -171,7 +171,7 @@ func openFlows(e *end) (report, error) {
 		return false
 	})
 	r.Total = g.opened
-	e.end()
+	e.finish()
 	e.shared.phase.Store(int32(over))
 	if err != nil {
 		return report{}, err
@@ -250,7 +250,7 @@ func (e *end) follow() {
 		e.begin()
 	}
 	if now == over && e.phase == measuring {
-		e.end()
+		e.finish()
 	}
 }
 

@@ -58,7 +58,8 @@ type ConnectResult struct {
 	Total       uint64 // connections in all, warm-up included
 	Connections uint64 // completed inside the window
 	Rate        float64
-	Concurrent  int // how many were under way at any time
+	Concurrent  int    // how many were under way at any time
+	Resent      uint64 // segments that the client's namespace had to send again: something dropped them
 	Usage       Usage
 }
 
@@ -136,17 +137,22 @@ func RequestResponse(ctx context.Context, t Target) (LatencyResult, error) {
 	return r, r.Usage.check("tcp request-response", t)
 }
 
-// Connect opens a TCP connection, sends a request, reads the answer to its end, closes, and so on, 16 at a time.
+// Connect opens a TCP connection, sends a request, reads the answer to its end, closes, and so on, 16 at a time. It ends
+// after ConnectionsPerSample counted connections at the latest.
 func Connect(ctx context.Context, t Target) (ConnectResult, error) {
 	c, s, err := sample(ctx, t, order{Work: connector, Ports: connectPorts}, order{Work: acceptor, Ports: connectPorts})
 	if err != nil {
 		return ConnectResult{}, fmt.Errorf("tcp connections: %w", err)
 	}
 	r := ConnectResult{
-		Total: c.Total, Connections: c.Counted, Rate: perSecond(c.Counted, c), Concurrent: connectAtOnce, Usage: usage(c, c, s),
+		Total: c.Total, Connections: c.Counted, Rate: perSecond(c.Counted, c), Concurrent: connectAtOnce,
+		Resent: c.Resent, Usage: usage(c, c, s),
 	}
 	if r.Connections == 0 {
 		return r, unmeasured("tcp connections: none was completed in %s", r.Usage.Window)
+	}
+	if r.Resent*1000 > r.Total {
+		return r, unmeasured("tcp connections: %d segments of %d connections had to be sent again; is a connection table full on the way?", r.Resent, r.Total)
 	}
 	return r, r.Usage.check("tcp connections", t)
 }

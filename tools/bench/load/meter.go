@@ -80,7 +80,7 @@ func (m *meter) tick() phase {
 		m.begin()
 	}
 	if m.phase == measuring && now >= w.End {
-		m.end()
+		m.finish()
 	}
 	return m.phase
 }
@@ -91,8 +91,8 @@ func (m *meter) begin() {
 	m.phase, m.first.at = measuring, m.now()
 }
 
-// end closes the window now.
-func (m *meter) end() {
+// finish closes the window now.
+func (m *meter) finish() {
 	m.phase, m.last.at = over, m.now()
 	m.take(&m.last)
 }

@@ -140,3 +140,15 @@ func TestTargetCheck(t *testing.T) {
 		t.Errorf("datagrams as short as a hello: %v", err)
 	}
 }
+
+func TestParseSNMP(t *testing.T) {
+	const text = "Ip: Forwarding DefaultTTL\nIp: 1 64\nTcp: MaxConn RetransSegs InErrs\nTcp: -1 77 0\nUdp: InDatagrams\n"
+	if n, err := parseSNMP(text, "Tcp:", "RetransSegs"); err != nil || n != 77 {
+		t.Errorf("got %d, %v; want 77", n, err)
+	}
+	for _, c := range [][2]string{{"Tcp:", "MaxConn"}, {"Tcp:", "Nothing"}, {"Udp:", "InDatagrams"}, {"Icmp:", "InMsgs"}} {
+		if n, err := parseSNMP(text, c[0], c[1]); err == nil {
+			t.Errorf("%s %s is %d, which is not to be read", c[0], c[1], n)
+		}
+	}
+}
