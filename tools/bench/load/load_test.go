@@ -294,7 +294,8 @@ func TestKilledParent(t *testing.T) {
 	for deadline := time.Now().Add(5 * time.Second); len(ends) < 2 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		ends = children(t, parent.Process.Pid)
 	}
-	for before := received(t, target.Server); received(t, target.Server) < before+1000; {
+	before, deadline := received(t, target.Server), time.Now().Add(5*time.Second)
+	for received(t, target.Server) < before+1000 && time.Now().Before(deadline) {
 		time.Sleep(10 * time.Millisecond) // until they are at work
 	}
 	if err := parent.Process.Kill(); err != nil {
