@@ -1,9 +1,7 @@
 package modes
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -129,36 +127,19 @@ func kindMasquerade(netip.Prefix) []string {
 	}
 }
 
-// readRuleCounters finds in the output of `iptables-save -c -t filter` how many packets FORWARD has sent to KUBE-FORWARD
-// (all that it has seen of old connections, and of new ones) and how many of them were dropped as INVALID.
-func readRuleCounters(saved io.Reader) (forwarded, invalid uint64, err error) {
-	found := 0
-	lines := bufio.NewScanner(saved)
-	for lines.Scan() {
-		line := lines.Text()
-		var into *uint64
-		switch {
-		case strings.Contains(line, "-A FORWARD ") && strings.HasSuffix(line, "-j KUBE-FORWARD"):
-			into = &forwarded
-		case strings.Contains(line, "-A KUBE-FORWARD ") && strings.Contains(line, "INVALID"):
-			into = &invalid
-		default:
+// ruleCounter is how many packets a rule has seen, in a chain as `iptables -v -S CHAIN` lists it. The rule is the one
+// whose line contains the text.
+func ruleCounter(listing, text string) (packets uint64, err error) {
+	for line := range strings.Lines(listing) {
+		if !strings.Contains(line, text) {
 			continue
 		}
-		packets, _, ok := strings.Cut(strings.TrimPrefix(line, "["), ":")
-		if !ok {
-			return 0, 0, fmt.Errorf("no counter in %q", line)
+		_, counter, _ := strings.Cut(line, " -c ")
+		number, _, _ := strings.Cut(counter, " ")
+		if packets, err = strconv.ParseUint(number, 10, 64); err != nil {
+			return 0, fmt.Errorf("the counter of rule %q: %w", strings.TrimSpace(line), err)
 		}
-		if *into, err = strconv.ParseUint(packets, 10, 64); err != nil {
-			return 0, 0, fmt.Errorf("the counter of %q: %w", line, err)
-		}
-		found++
+		return packets, nil
 	}
-	if err := lines.Err(); err != nil {
-		return 0, 0, fmt.Errorf("read iptables-save: %w", err)
-	}
-	if found != 2 {
-		return 0, 0, fmt.Errorf("iptables-save shows %d of the 2 rules that count", found)
-	}
-	return forwarded, invalid, nil
+	return 0, fmt.Errorf("no rule with %q in %q", text, listing)
 }

@@ -77,13 +77,15 @@ func addChains(r *rules, table string, chains []nftChain) {
 	}
 }
 
-// addService adds one Service: two chains, and one element that leads to them.
+// addService adds one Service: two chains, and one element that leads to them. kube-proxy's own goto goes through a
+// one-element map that draws lots among the endpoints. No packet of ours comes there, and the kernel takes minutes to
+// make 20 000 such maps.
 func addService(r *rules, table string, s service) {
 	service := fmt.Sprintf("service-%s-%s/tcp/http", hash(s.name, 8), s.name)
 	endpoint := fmt.Sprintf("endpoint-%s-%s/tcp/http__%s/%d", hash(s.name+s.endpoint.String(), 8), s.name, s.endpoint, endpointPort)
 	r.add("add chain %s %s\nadd chain %s %s", table, service, table, endpoint)
 	r.add("add rule %s %s ip daddr %s tcp dport %d ip saddr != %s jump mark-for-masquerade", table, service, s.cluster, servicePort, clusterCIDR)
-	r.add("add rule %s %s numgen random mod 1 vmap { 0 : goto %s }", table, service, endpoint)
+	r.add("add rule %s %s goto %s", table, service, endpoint)
 	r.add("add rule %s %s ip saddr %s jump mark-for-masquerade", table, endpoint, s.endpoint)
 	r.add("add rule %s %s meta l4proto tcp dnat to %s:%d", table, endpoint, s.endpoint, endpointPort)
 	r.add("add element %s cluster-ips { %s }", table, s.cluster)
