@@ -6,6 +6,7 @@
 #   tools/setup.sh test           what the tests run beside the project's own binaries; bpffs
 #   tools/setup.sh test-kernels   what boots other kernels, and unpacks their modules
 #   tools/setup.sh demo           bpffs
+#   tools/setup.sh bench          what the classical networks are made with; bpffs
 #
 # Missing packages are installed with apt-get when it can be used (Debian, root). Elsewhere the
 # script says what is missing and exits 1.
@@ -81,7 +82,7 @@ generate)
 	;;
 lint) need clang-format-19=clang-format-19 git=git ;;
 test)
-	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump
+	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-restore=iptables nft=nftables
 	bpffs
 	;;
 test-kernels)
@@ -89,5 +90,9 @@ test-kernels)
 	need qemu-system-x86_64=qemu-system-x86 xz=xz-utils /bin/busybox=busybox-static
 	;;
 demo) bpffs ;;
-*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo" ;;
+bench)
+	need git=git iptables-restore=iptables nft=nftables
+	bpffs
+	;;
+*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo|bench" ;;
 esac
