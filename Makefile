@@ -22,6 +22,8 @@ FUZZTIME  ?= 20s
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
 MODULES   ?=
+# More arguments for the benchmark, and a document to write from a full run.
+ARGS      ?=
 
 ##@ Build
 
@@ -46,7 +48,7 @@ clean: ## Remove what make has built, and the clusters that this checkout kept o
 ifdef ROOT
 	go run ./tools/demo -clean
 endif
-	rm -rf bin
+	rm -rf bin bench-out
 
 ##@ Prove
 
@@ -71,6 +73,21 @@ test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulate
 demo: build ## Three nodes, their pods and a host outside on this machine (root); KEEP=1 leaves them running
 	@tools/setup.sh demo
 	KEEP=$(KEEP) go run ./tools/demo
+
+.PHONY: bench
+bench: build ## Measure the main rows against the classical networks, in minutes (root); ARGS='--modes ... --workloads ...'
+	@tools/setup.sh bench
+	@go build -o bin/bench ./tools/bench
+	@bin/bench $(ARGS)
+
+.PHONY: bench-full
+bench-full: build ## Measure everything, judged by the budgets, and write bench-out/ (root); DOCUMENT=BENCHMARKS.md writes that too
+	@tools/setup.sh bench
+	@go build -o bin/bench ./tools/bench
+	@bin/bench --profile full $(ARGS)
+ifdef DOCUMENT
+	@bin/bench report bench-out/bench.json --into $(DOCUMENT)
+endif
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets through the programs
