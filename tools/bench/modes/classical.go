@@ -24,13 +24,11 @@ type classical struct {
 	mode string
 	lab  *lab.Lab
 	log  *slog.Logger
+	// plugins is where buildPlugins has put them.
+	plugins string
 	// pods are those at the ends of paths; filled after prepare.
 	pods map[string]*lab.Pod
 	far  int // far nodes there are routes to
-}
-
-func newClassical(mode string, l *lab.Lab, log *slog.Logger) *classical {
-	return &classical{mode: mode, lab: l, log: log, pods: map[string]*lab.Pod{}}
 }
 
 func (c *classical) bridged() bool { return c.mode != PTP }
@@ -44,12 +42,8 @@ func (c *classical) podMTU() int {
 }
 
 func (c *classical) prepare(ctx context.Context) error {
-	dir, err := buildPlugins(ctx, c.lab)
-	if err != nil {
-		return err
-	}
 	for _, node := range c.lab.Nodes {
-		if err := c.prepareNode(node, dir); err != nil {
+		if err := c.prepareNode(node); err != nil {
 			return err
 		}
 	}
@@ -70,8 +64,8 @@ func (c *classical) prepare(ctx context.Context) error {
 	return c.setServices(ctx, 0)
 }
 
-func (c *classical) prepareNode(node *lab.Node, plugins string) error {
-	if err := installPlugins(node, plugins); err != nil {
+func (c *classical) prepareNode(node *lab.Node) error {
+	if err := installPlugins(node, c.plugins); err != nil {
 		return err
 	}
 	content := ptpList(node, c.podMTU())
@@ -120,7 +114,7 @@ func (c *classical) setServices(ctx context.Context, k int) error {
 	for _, node := range c.lab.Nodes {
 		group.Go(func() error {
 			if c.mode == NFTables {
-				return c.apply(ctx, node, nftRules(node.PodCIDR, k), "nft", "-f")
+				return c.apply(ctx, node, nftRules(node.Addr(), node.PodCIDR, k), "nft", "-f")
 			}
 			masquerade := flannelMasquerade
 			if c.mode == PTP {

@@ -12,7 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// buildLimit is how long a mode may take to stand.
+// buildLimit is how long a mode may take to stand, once its programs are built.
 const buildLimit = 30 * time.Second
 
 // fabricBits leaves room on the fabric for the nodes of SetNodes: direct routing goes to nodes on the link only, ours
@@ -53,8 +53,6 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 		return nil, fmt.Errorf("build mode %s: it %s", mode, why)
 	}
 	started := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, lab.Patience(buildLimit))
-	defer cancel()
 	n = &Network{Mode: mode, added: map[int]*lab.Pod{}}
 	if n.lab, err = lab.New(ctx, lab.Options{Nodes: 2, FabricBits: fabricBits}); err != nil {
 		return nil, fmt.Errorf("build mode %s: %w", mode, err)
@@ -89,9 +87,15 @@ func (n *Network) furnish(ctx context.Context, log *slog.Logger) error {
 		plane := &ebpfPlane{lab: n.lab, pods: map[string]*lab.Pod{}}
 		n.plane, pods = plane, plane.pods
 	default:
-		plane := newClassical(n.Mode, n.lab, log)
+		plugins, err := buildPlugins(ctx, n.lab)
+		if err != nil {
+			return err
+		}
+		plane := &classical{mode: n.Mode, lab: n.lab, log: log, plugins: plugins, pods: map[string]*lab.Pod{}}
 		n.plane, pods = plane, plane.pods
 	}
+	ctx, cancel := context.WithTimeout(ctx, lab.Patience(buildLimit))
+	defer cancel()
 	if err := n.plane.prepare(ctx); err != nil {
 		return err
 	}

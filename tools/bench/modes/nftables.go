@@ -7,12 +7,12 @@ import (
 
 // nftRules is everything in the tables of a node, for nft -f: kube-proxy's table in its nftables mode, where all Services
 // are one map that is looked up, and flannel's tables with EnableNFTables. The tables are made anew.
-func nftRules(podCIDR netip.Prefix, serviceCount int) string {
+func nftRules(node netip.Addr, podCIDR netip.Prefix, serviceCount int) string {
 	r := &rules{}
 	for _, table := range []string{"kube-proxy", "flannel-ipv4"} {
 		r.add("add table ip %s\ndelete table ip %s\nadd table ip %s", table, table, table)
 	}
-	kubeProxyTable(r, services(serviceCount))
+	kubeProxyTable(r, node, services(serviceCount))
 	flannelTable(r, podCIDR)
 	return r.String()
 }
@@ -24,11 +24,11 @@ type nftChain struct {
 	rules      []string
 }
 
-func kubeProxyTable(r *rules, all []service) {
+func kubeProxyTable(r *rules, node netip.Addr, all []service) {
 	const table = "ip kube-proxy"
 	const key = "ipv4_addr . inet_proto . inet_service : verdict"
 	r.add("add set %s cluster-ips { type ipv4_addr ; }", table)
-	r.add("add set %s nodeport-ips { type ipv4_addr ; }", table)
+	r.add("add set %s nodeport-ips { type ipv4_addr ; elements = { %s } ; }", table, node)
 	for _, name := range []string{"service-ips", "no-endpoint-services", "firewall-ips"} {
 		r.add("add map %s %s { type %s ; }", table, name, key)
 	}

@@ -111,7 +111,7 @@ func TestServiceRules(t *testing.T) {
 		if got := strings.Count(text, "-j DNAT"); got != k {
 			t.Errorf("%d Services: %d translations", k, got)
 		}
-		if got := strings.Count(nftRules(podCIDR, k), "add element ip kube-proxy service-ips"); got != k {
+		if got := strings.Count(nftRules(netip.MustParseAddr("172.18.0.11"), podCIDR, k), "add element ip kube-proxy service-ips"); got != k {
 			t.Errorf("%d Services: %d elements of service-ips", k, got)
 		}
 	}
