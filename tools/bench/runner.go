@@ -29,7 +29,7 @@ type runner struct {
 }
 
 // attempts is how many times a sample is taken before it is given up. What has been refused was disturbed, more often than not.
-const attempts = 2
+const attempts = 3
 
 // rounds runs all rounds. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {

@@ -1,0 +1,100 @@
+package result
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func sample(mode string, round int, rate float64) Sample {
+	return Sample{Workload: "udp64", Path: SameNode, Mode: mode, Round: round, Values: map[string]float64{Rate: rate}}
+}
+
+var row = Row{Workload: "udp64", Path: SameNode, Metric: Rate}
+
+// The machine becomes three times as fast between rounds: only the ratio of each pair says how the modes compare.
+func TestRatioIsTakenRoundByRound(t *testing.T) {
+	run := &Run{Samples: []Sample{
+		sample("iptables", 1, 100), sample("ebpf", 1, 150), sample("iptables", 2, 200), sample("ebpf", 2, 300),
+		sample("iptables", 3, 300), sample("ebpf", 3, 450), sample("ebpf", 4, 9999),
+	}}
+	got, ok := run.Ratio(row, "ebpf", "iptables")
+	if want := (Summary{3, 1.5, 1.5, 1.5}); !ok || got != want {
+		t.Errorf("got %+v, want %+v: round 4 has no pair", got, want)
+	}
+}
+
+func TestRefusedSamplesCountNowhere(t *testing.T) {
+	refused := sample("ebpf", 2, 1)
+	refused.Error = "nothing arrived"
+	run := &Run{Samples: []Sample{sample("ebpf", 1, 5), refused}}
+	if got, _ := run.Summary(row, "ebpf"); got.N != 1 || got.Median != 5 {
+		t.Errorf("got %+v", got)
+	}
+	if n, why := run.Refused(row, "ebpf"); n != 1 || why != "nothing arrived" {
+		t.Errorf("refused: %d, %q", n, why)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	for _, c := range []struct {
+		s    Summary
+		want string
+	}{
+		{Summary{5, 1.5, 1.4, 1.6}, "1.50 x"},
+		{Summary{5, 1.1, 0.99, 1.6}, "no difference"},
+		{Summary{5, 0.9, 0.8, 1.0}, "no difference"},
+		{Summary{5, 0.9, 0.8, 0.99}, "0.90 x"},
+	} {
+		if got := c.s.Verdict(); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.s, got, c.want)
+		}
+	}
+}
+
+func TestWriteAndRead(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "bench.json")
+	run := &Run{Schema: Schema, Profile: "quick", Samples: []Sample{sample("ebpf", 1, 5)}}
+	for range 2 { // the second time over the first
+		if err := run.Write(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(run, got); diff != "" {
+		t.Error(diff)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("files are left: %v", left)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ content, want string }{
+		"no JSON":        {"hello", "is no run of the benchmark"},
+		"cut off":        {`{"schema": 1, "sam`, "is no run of the benchmark"},
+		"another schema": {`{"schema": 99}`, "schema version 99"},
+		"no schema":      {`{}`, "schema version 0"},
+		"wrong type":     {`{"schema": 1, "samples": 5}`, "read the run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "bench.json")
+			if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Read(file); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), file) {
+				t.Errorf("error %v, want one with %q and the file", err, c.want)
+			}
+		})
+	}
+	if _, err := Read("/nowhere/bench.json"); err == nil || !strings.Contains(err.Error(), "make bench") {
+		t.Errorf("a missing file: %v", err)
+	}
+}
