@@ -11,7 +11,7 @@ import (
 // Target says between which two places a sample is taken, on which CPUs, and for how long.
 type Target struct {
 	Client, Server       string     // paths of network namespaces
-	Address              netip.Addr // where the server is reached; any address of the server's namespace
+	Address              netip.Addr // of the server's namespace: where the server listens, and answers from
 	ClientCPU, ServerCPU int        // both 0 on a machine with one CPU
 	Duration             time.Duration
 	Warmup               time.Duration // traffic flows, nothing is counted

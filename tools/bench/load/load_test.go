@@ -247,10 +247,19 @@ func TestHoldFlows(t *testing.T) {
 	}
 }
 
-func TestNothingAnswers(t *testing.T) {
-	t.Parallel() // with the others that measure nothing
+// A host may have several addresses: the answer comes from the one that was asked.
+func TestAnotherAddressOfTheServer(t *testing.T) {
 	target := pair(t)
 	target.Address = netip.MustParseAddr("192.0.2.3")
+	if _, err := UDP(t.Context(), target, 64); err != nil && !errors.Is(err, ErrStarved) {
+		t.Error(err)
+	}
+}
+
+func TestNothingAnswers(t *testing.T) {
+	t.Parallel() // with the others that measure nothing
+	target, elsewhere := pair(t), pair(t)
+	target.Server = elsewhere.Server // whose address is that of a host without a server
 	started := time.Now()
 	_, err := UDP(t.Context(), target, 64)
 	if err == nil || !strings.Contains(err.Error(), "did not answer") {

@@ -34,7 +34,7 @@ func pair(t *testing.T) Target {
 		t.Fatalf("make the veth pair: %v", err)
 	}
 	plug(t, clientSide, "192.0.2.1/24", "2001:db8::1/64")
-	plug(t, serverSide, "192.0.2.2/24", "2001:db8::2/64")
+	plug(t, serverSide, "192.0.2.2/24", "192.0.2.3/24", "2001:db8::2/64")
 	path := func(ns netns.NsHandle) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)) }
 	return Target{
 		Client: path(client), Server: path(server), Address: netip.MustParseAddr("192.0.2.2"),

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -170,7 +169,7 @@ func begin(ctx context.Context, t Target, client, server order) (_ *session, err
 	if s.client, err = launch(ctx, client.Work, s.page); err != nil {
 		return nil, err
 	}
-	server.Netns, server.CPU, server.Address = t.Server, t.ServerCPU, unspecified(t.Address)
+	server.Netns, server.CPU, server.Address = t.Server, t.ServerCPU, t.Address
 	if err := s.server.tell(message{Order: &server}); err != nil {
 		return nil, err
 	}
@@ -240,12 +239,4 @@ func sample(ctx context.Context, t Target, client, server order) (c, s report, e
 	_ = ends.server.tell(message{Stop: true}) // some end by themselves, and can't be told
 	s, err = ends.server.next(ctx)
 	return c, s, err
-}
-
-// unspecified is the address of all interfaces: where a server is reached may be known to its clients only.
-func unspecified(reached netip.Addr) netip.Addr {
-	if reached.Unmap().Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
