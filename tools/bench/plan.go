@@ -82,7 +82,7 @@ func full() profile {
 		},
 		sweeps: []sweep{
 			{"nodes", result.AcrossNodes, []int{2, 100, 1000, 5000}, []string{modes.EBPF, modes.IPTables}},
-			{"services", result.AcrossNodes, []int{0, 1000, 10000, 20000}, []string{modes.IPTables}},
+			{"services", result.AcrossNodes, []int{0, 1000, 10000, 20000}, []string{modes.EBPF, modes.IPTables, modes.NFTables}},
 			{"live", result.Egress, []int{1, 1000, 50000}, []string{modes.EBPF, modes.IPTables}},
 		},
 		pods: 10, batches: 1, nodes: 5000, changes: 20,

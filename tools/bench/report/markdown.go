@@ -77,7 +77,8 @@ func (w *writer) budgets() {
 			}
 		}
 		w.printf("| %s | %s | %s | %s | %s | %s |\n", rowTitle(b.row), b.mode, dash(against), b.text(), dash(measured), strong(j.verdict))
-		if note := fmt.Sprintf("%s: %s", j.verdict, j.why); j.why != "" && !slices.Contains(notes, note) {
+		// A sentence that many rows share is said once.
+		if note := j.verdict + ": " + j.why; j.why != "" && !slices.Contains(notes, note) {
 			notes = append(notes, note)
 		}
 	}
@@ -112,7 +113,9 @@ func (w *writer) workload(workload result.Workload) {
 	case workload.Name == "bpf":
 		w.table(workload, nil)
 		w.programs()
-	case workload.Name == "agent" || workload.Name == "change" || strings.HasPrefix(workload.Name, "cni"):
+	case workload.Name == "agent" || workload.Name == "change":
+		w.table(workload, nil)
+	case strings.HasPrefix(workload.Name, "cni"):
 		w.table(workload, []string{"iptables"})
 	default:
 		w.table(workload, []string{"iptables", "direct"})
