@@ -161,17 +161,19 @@ func (b band) Plot(c draw.Canvas, p *plot.Plot) {
 func distribution(run *result.Run, workload, path, name, title string) *plot.Plot {
 	p := newPlot(title, "share of all, %")
 	drawn := false
+	low, high := math.Inf(1), 0.0
 	for _, m := range run.Modes {
-		d := run.Distribution(workload, path, m.Name, name)
-		if d.Total() == 0 {
+		xys := cumulative(run.Distribution(workload, path, m.Name, name))
+		if len(xys) == 0 {
 			continue
 		}
-		line, err := plotter.NewLine(cumulative(d))
+		line, err := plotter.NewLine(xys)
 		if err != nil {
 			return nil
 		}
+		low, high = min(low, xys[0].X), max(high, xys[len(xys)-1].X)
 		line.Color, line.Width = colour(m.Name), vg.Points(2)
-		line.StepStyle = plotter.PreStep
+		line.StepStyle = plotter.PostStep
 		p.Add(line)
 		p.Legend.Add(m.Name, line)
 		drawn = true
@@ -182,6 +184,8 @@ func distribution(run *result.Run, workload, path, name, title string) *plot.Plo
 	p.X.Label.Text = "µs, logarithmic (further left is better)"
 	p.X.Scale = plot.LogScale{}
 	p.X.Tick.Marker = decades{}
+	// From one tick to another, so that there are two at least.
+	p.X.Min, p.X.Max = below(low), 1/below(1/high)
 	p.Y.Min, p.Y.Max = 0, 100
 	p.Legend.Top, p.Legend.Left = false, false
 	return p
@@ -200,14 +204,25 @@ func cumulative(d result.Distribution) (xys plotter.XYs) {
 	return xys
 }
 
+// below is the largest of 1, 2 and 5 times a power of ten that is not above v. The reciprocals of such numbers are such numbers.
+func below(v float64) float64 {
+	power := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, factor := range []float64{5, 2} {
+		if power*factor <= v*(1+1e-9) {
+			return power * factor
+		}
+	}
+	return power
+}
+
 // decades are ticks at 1, 2 and 5 times the powers of ten.
 type decades struct{}
 
 // Ticks implements plot.Ticker.
 func (decades) Ticks(low, high float64) (ticks []plot.Tick) {
-	for power := math.Pow(10, math.Floor(math.Log10(low))); power <= high; power *= 10 {
+	for power := math.Pow(10, math.Floor(math.Log10(low))); power <= high*(1+1e-9); power *= 10 {
 		for _, factor := range []float64{1, 2, 5} {
-			if v := power * factor; v >= low && v <= high {
+			if v := power * factor; v >= low*(1-1e-9) && v <= high*(1+1e-9) {
 				ticks = append(ticks, plot.Tick{Value: v, Label: fmt.Sprintf("%.0f", v)})
 			}
 		}

@@ -52,10 +52,18 @@ func newPlot(title, unit string) *plot.Plot {
 	p.Y.Min = 0
 	grid := plotter.NewGrid()
 	grid.Vertical.Width = 0
-	grid.Horizontal.Color = color.Gray{Y: 0xdd}
+	grid.Horizontal.Color = color.Gray{Y: 0xcc}
 	p.Add(grid)
 	p.Legend.Top = true
+	p.Legend.Padding = vg.Points(4)
+	p.Legend.XOffs = -vg.Points(10)
 	p.BackgroundColor = color.White
+	for _, style := range []*font.Font{
+		&p.Title.TextStyle.Font, &p.Legend.TextStyle.Font,
+		&p.X.Label.TextStyle.Font, &p.X.Tick.Label.Font, &p.Y.Label.TextStyle.Font, &p.Y.Tick.Label.Font,
+	} {
+		style.Variant = "Sans"
+	}
 	return p
 }
 
