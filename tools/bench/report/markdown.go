@@ -71,7 +71,7 @@ func (w *writer) budgets() {
 		}
 		measured := ""
 		if j.measured.N > 0 {
-			measured = value(j.measured)
+			measured = value(j.measured) + " " + metricOf(b.row).Unit
 			if b.base != "" || b.from != 0 {
 				measured = ratio(j.measured)
 			}

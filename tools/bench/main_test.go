@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/report"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == load.WorkerCommand {
+		os.Exit(load.Worker())
+	}
+	os.Exit(m.Run())
+}
+
+func bench(t *testing.T, root bool, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	status = execute(t.Context(), env{args: args, stdout: &out, stderr: &err, root: root})
+	return status, out.String(), err.String()
+}
+
+func TestUsage(t *testing.T) {
+	dir := t.TempDir()
+	other := filepath.Join(dir, "other.json")
+	if err := os.WriteFile(other, []byte(`{"schema": 99}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args   []string
+		status int
+		want   string
+	}{
+		"unknown mode":     {[]string{"--modes", "flannel"}, misuse, `unknown mode "flannel"; there are: direct, ebpf`},
+		"unknown workload": {[]string{"run", "--workloads", "x"}, misuse, `unknown workload "x"`},
+		"unknown profile":  {[]string{"--profile", "x"}, misuse, `unknown profile "x"; there are: quick, full`},
+		"unknown command":  {[]string{"x"}, misuse, `unexpected argument "x"`},
+		"unknown flag":     {[]string{"--x"}, misuse, "unknown flag: --x"},
+		"not root":         {nil, failed, "needs root"},
+		"report of none":   {[]string{"report"}, misuse, "want one file"},
+		"missing file":     {[]string{"report", filepath.Join(dir, "x.json")}, failed, "x.json does not exist"},
+		"another schema":   {[]string{"compare", other, other}, failed, "schema version 99"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status, stdout, stderr := bench(t, false, c.args...)
+			if status != c.status || !strings.Contains(stderr, c.want) || stdout != "" {
+				t.Errorf("status %d, want %d; stdout %q; stderr %q, want %q", status, c.status, stdout, stderr, c.want)
+			}
+		})
+	}
+}
+
+func TestMissingProgram(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	status, _, stderr := bench(t, true, "--modes", modes.IPTables)
+	if status != failed || !strings.Contains(stderr, "mode iptables needs iptables") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+func TestCompareStatus(t *testing.T) {
+	write := func(rate float64) string {
+		run := result.Run{Schema: result.Schema, Workloads: []string{"udp64"}, Modes: []result.Mode{{Name: "ebpf"}}}
+		for round := 1; round <= 5; round++ {
+			run.Samples = append(run.Samples, result.Sample{Workload: "udp64", Path: result.SameNode, Mode: "ebpf", Round: round,
+				Values: map[string]float64{result.Rate: rate + float64(round)}})
+		}
+		file := filepath.Join(t.TempDir(), "bench.json")
+		if err := run.Write(file); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	fast, slow := write(1000), write(800)
+	if status, out, _ := bench(t, false, "compare", fast, slow); status != failed || !strings.Contains(out, "regression") {
+		t.Errorf("slower: status %d\n%s", status, out)
+	}
+	if status, out, stderr := bench(t, false, "compare", fast, fast); status != fine {
+		t.Errorf("the same: status %d\n%s%s", status, out, stderr)
+	}
+	if status, out, _ := bench(t, false, "compare", slow, fast); status != fine || !strings.Contains(out, "better") {
+		t.Errorf("faster: status %d\n%s", status, out)
+	}
+}
+
+// A whole run, as small as can be. How fast anything is, is not looked at: the machine does other things while tests run.
+func TestRun(t *testing.T) {
+	priv.Require(t)
+	out := t.TempDir()
+	started := time.Now()
+	_, stdout, stderr := bench(t, true, "run", "--modes", "direct,ebpf,iptables", "--workloads", "udp64,rr,cni", "--rounds", "1",
+		"--duration", "100ms", "--warmup", "20ms", "--out", out)
+	if took := time.Since(started); took > lab.Patience(60*time.Second) {
+		t.Errorf("took %s", took)
+	}
+	run, err := result.Read(filepath.Join(out, "bench.json"))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr)
+	}
+	// Three paths of udp64 and one of rr in three modes, and two modes with plugins.
+	if len(run.Samples) != 3*3+3+2 || run.Rounds != 1 || run.Interrupted != "" || !run.Indicative {
+		t.Errorf("%d samples, %d rounds, interrupted %q, indicative %v\n%s", len(run.Samples), run.Rounds, run.Interrupted, run.Indicative, stderr)
+	}
+	for _, s := range run.Samples {
+		// The one excuse that a sample has on a machine that is busy with other tests.
+		if s.Error != "" && !strings.Contains(s.Error, load.ErrNotMeasured.Error()) {
+			t.Errorf("%s, %s, %s: %s", s.Workload, s.Path, s.Mode, s.Error)
+		}
+		w, _ := result.Find(s.Workload)
+		if v := s.Values[w.Metrics[0].Name]; s.Error == "" && v <= 0 {
+			t.Errorf("%s, %s, %s: %s is %g", s.Workload, s.Path, s.Mode, w.Metrics[0].Name, v)
+		}
+	}
+	document := report.Beside(filepath.Join(out, "bench.json")).Document
+	if text, err := os.ReadFile(document); err != nil || !bytes.Contains(text, []byte("Indicative")) || !strings.Contains(stdout, document) {
+		t.Errorf("the report: %v; stdout %q", err, stdout)
+	}
+	if open := openLocks(t); len(open) > 0 {
+		t.Errorf("labs were not closed: %v", open)
+	}
+}
+
+// openLocks are the locks that this process holds: a lab has one for as long as it is not closed, and closing it looks whether
+// anything is left.
+func openLocks(t *testing.T) (locks []string) {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if file, err := os.Readlink(fd); err == nil && strings.HasPrefix(file, "/run/ebpf-cni-lab/") {
+			locks = append(locks, file)
+		}
+	}
+	return locks
+}

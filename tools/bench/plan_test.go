@@ -1,0 +1,81 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+func TestProfilesEndInTime(t *testing.T) {
+	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 23 * time.Minute} {
+		p, err := newPlan(profiles()[name], selection{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if takes := p.takes(); takes > limit || takes < limit/8 {
+			t.Errorf("%s is expected to take %s, its limit is %s", name, takes, limit)
+		}
+	}
+}
+
+func TestFullProfileMeasuresEverything(t *testing.T) {
+	p, err := newPlan(full(), selection{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range result.Catalog() {
+		if !slices.Contains(p.workloads(), w.Name) {
+			t.Errorf("%s is in the catalog and not in the full profile", w.Name)
+		}
+	}
+	if p.profile.rounds < 5 {
+		t.Errorf("%d rounds are not judged", p.profile.rounds)
+	}
+}
+
+func TestPlanSelects(t *testing.T) {
+	p, err := newPlan(full(), selection{
+		modes: []string{modes.IPTables, modes.Direct}, workloads: []string{"udp64", "cni", "nodes", "agent"}, rounds: 9, duration: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.profile.rounds != 9 || p.profile.duration != time.Minute || p.profile.warmup != full().warmup {
+		t.Errorf("%+v", p.profile)
+	}
+	var got []string
+	for _, i := range p.items {
+		got = append(got, i.String()+": "+strings.Join(i.modes, " "))
+	}
+	want := []string{
+		"udp64, same node: direct iptables", "udp64, across nodes: direct iptables", "udp64, egress: direct iptables",
+		"nodes, across nodes, 2 nodes: iptables", "nodes, across nodes, 100 nodes: iptables",
+		"nodes, across nodes, 1000 nodes: iptables", "nodes, across nodes, 5000 nodes: iptables",
+		"cni: iptables", // no plugin in direct, and no agent in either
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s", strings.Join(got, "\n"))
+	}
+}
+
+func TestPlanRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		selection
+		want string
+	}{
+		"unknown mode":     {selection{modes: []string{"cilium"}}, `unknown mode "cilium"; there are: direct, ebpf`},
+		"unknown workload": {selection{workloads: []string{"udp65"}}, `unknown workload "udp65"; there are: udp64`},
+		"missing mode":     {selection{modes: []string{modes.EBPFVXLAN}}, "nothing to measure"},
+		"nothing left":     {selection{modes: []string{modes.Direct}, workloads: []string{"cni"}}, "nothing to measure"},
+		"negative":         {selection{rounds: -1}, "no negative values"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := newPlan(full(), c.selection); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+// fake is a sampler that measures nothing.
+type fake struct {
+	taken   []string
+	outcome func(n int) error
+}
+
+func (f *fake) take(_ context.Context, i item, mode string) (result.Sample, error) {
+	f.taken = append(f.taken, i.workload+" "+mode)
+	sample := result.Sample{Values: map[string]float64{result.Rate: float64(len(f.taken))}}
+	if f.outcome == nil {
+		return sample, nil
+	}
+	return sample, f.outcome(len(f.taken))
+}
+
+func newRunner(f *fake, rounds int) (r *runner, saved *[]int) {
+	saved = &[]int{}
+	return &runner{
+		plan: plan{profile: profile{rounds: rounds}, items: []item{
+			{workload: "udp64", modes: []string{"a", "b", "c"}}, {workload: "rr", modes: []string{"a", "c"}}}},
+		sampler: f, run: &result.Run{}, progress: &progress{w: io.Discard, rounds: rounds}, now: time.Now,
+		log:  slog.New(slog.DiscardHandler),
+		save: func(run *result.Run) error { *saved = append(*saved, len(run.Samples)); return nil },
+	}, saved
+}
+
+func TestModesAreInterleaved(t *testing.T) {
+	f := &fake{}
+	r, saved := newRunner(f, 2)
+	if err := r.rounds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	round := []string{"udp64 a", "udp64 b", "udp64 c", "rr a", "rr c"}
+	if want := slices.Concat(round, round); !slices.Equal(f.taken, want) {
+		t.Errorf("taken: %v", f.taken)
+	}
+	if !slices.Equal(*saved, []int{5, 10}) || r.run.Rounds != 2 {
+		t.Errorf("saved with %v samples, %d rounds; want it after each round", *saved, r.run.Rounds)
+	}
+	if last := r.run.Samples[9]; last.Round != 2 || last.Mode != "c" || last.Workload != "rr" {
+		t.Errorf("%+v", last)
+	}
+}
+
+func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
+	disturbed := errors.New("disturbed")
+	f := &fake{outcome: func(n int) error {
+		if n == 1 || n >= 3 && n < 3+attempts {
+			return disturbed
+		}
+		return nil
+	}}
+	r, _ := newRunner(f, 1)
+	if err := r.rounds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first, second := r.run.Samples[0], r.run.Samples[1]
+	if first.Error != "" || first.Values[result.Rate] != 2 {
+		t.Errorf("the second attempt was fine: %+v", first)
+	}
+	if second.Error != "disturbed" || second.Values != nil {
+		t.Errorf("no attempt was fine: %+v", second)
+	}
+}
+
+func TestInterruptKeepsWhatIsFinished(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	f := &fake{}
+	f.outcome = func(n int) error {
+		if n == 7 { // in the middle of the second round
+			cancel(errors.New("got interrupt"))
+			return context.Canceled
+		}
+		return nil
+	}
+	r, saved := newRunner(f, 3)
+	err := r.rounds(ctx)
+	if err == nil || !strings.Contains(err.Error(), "got interrupt") || r.run.Interrupted != "got interrupt" {
+		t.Errorf("error %v, run says %q", err, r.run.Interrupted)
+	}
+	if len(r.run.Samples) != 6 || !slices.Equal(*saved, []int{5, 6}) || r.run.Rounds != 1 || len(f.taken) != 7 {
+		t.Errorf("%d samples, saved %v, %d rounds, %d taken", len(r.run.Samples), *saved, r.run.Rounds, len(f.taken))
+	}
+}
+
+func TestRemainingLearns(t *testing.T) {
+	p := &progress{w: io.Discard, left: 40 * time.Second}
+	if got := p.remaining(); got != "40s" {
+		t.Errorf("%s before anything is known", got)
+	}
+	p.done(20*time.Second, 40*time.Second)
+	if got := p.remaining(); got != "40s" {
+		t.Errorf("%s left of 20 s that take twice as long", got)
+	}
+}
