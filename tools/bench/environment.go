@@ -82,7 +82,7 @@ func sysctls() map[string]string {
 		"net/core/bpf_jit_enable", "net/core/bpf_jit_harden", "net/core/netdev_budget", "net/core/netdev_max_backlog",
 		"net/core/default_qdisc", "net/core/rmem_max", "net/core/wmem_max", "net/core/rps_sock_flow_entries",
 		"net/ipv4/tcp_congestion_control", "net/bridge/bridge-nf-call-iptables", "net/netfilter/nf_conntrack_max",
-		"kernel/bpf_stats_enabled", "kernel/randomize_va_space",
+		"kernel/bpf_stats_enabled",
 	} {
 		if value := read(filepath.Join("/proc/sys", name)); value != "" {
 			found[strings.ReplaceAll(name, "/", ".")] = value

@@ -16,8 +16,8 @@ import (
 
 // Sizes in which text stays legible at a page's width.
 const (
-	width  = 20 * vg.Centimeter
-	height = 10 * vg.Centimeter
+	width  = 8 * vg.Inch
+	height = 4 * vg.Inch
 )
 
 // colours are the modes' own, the same in every plot: ours warm, the limit grey, the others cold. They can be told apart

@@ -37,8 +37,11 @@ const (
 	// Cost is the time that passes for one packet.
 	Cost = "cost"
 	// BPFPer is the run time of this project's programs for one packet, of all the programs that it passes.
-	BPFPer         = "bpf"
-	P50, P99, P999 = "p50", "p99", "p999"
+	BPFPer = "bpf"
+	// P50, P99 and P999 are durations that so many percent of all did not exceed.
+	P50  = "p50"
+	P99  = "p99"
+	P999 = "p999"
 )
 
 func packets() []Metric {
