@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -22,7 +23,8 @@ type writer struct {
 
 // Markdown writes the tables of a run, and links to figures in the directory plots.
 func Markdown(w io.Writer, run *result.Run, figures []Figure, plots string) {
-	out := &writer{Writer: w, run: run, figures: figures, plots: plots}
+	var text bytes.Buffer
+	out := &writer{Writer: &text, run: run, figures: figures, plots: plots}
 	out.head()
 	out.budgets()
 	out.modes()
@@ -33,6 +35,7 @@ func Markdown(w io.Writer, run *result.Run, figures []Figure, plots string) {
 	}
 	out.refused()
 	out.environment()
+	fmt.Fprintf(w, "%s\n", bytes.TrimRight(text.Bytes(), "\n"))
 }
 
 func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w.Writer, format, args...) }
