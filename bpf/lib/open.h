@@ -107,9 +107,12 @@ EC_CALL int open_complete(const struct pkt *pkt, const struct open_owner *owner,
 
 	if (!ret)
 		return taken;
-	/* Another CPU opened the same flow: its pair serves both, and may stand on this very reverse half. */
+	/*
+	 * Another CPU opened the same flow: its pair serves both, and may stand on this
+	 * very reverse half. A tombstone does not: it takes its own count along.
+	 */
 	there = bpf_map_lookup_elem(&snat, &pkt->tuple);
-	if (taken && there && nat_leads_to(there, &key, owner->ifindex))
+	if (taken && there && there->last_seen && nat_leads_to(there, &key, owner->ifindex))
 		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &key);
