@@ -121,8 +121,7 @@ func (w *workshop) image(k kernel) (string, error) {
 	plan := wire.Plan{Env: []string{
 		"PATH=/bin", "HOME=/tmp", "REQUIRE_PRIVILEGED=1", "EBPF_CNI_BIN=" + wire.BinDir, "EBPF_CNI_PATIENCE=5",
 	}}
-	path := w.path("root.cpio")
-	f, err := os.Create(path)
+	f, err := os.CreateTemp(w.dir, "root-*.cpio")
 	if err != nil {
 		return "", err
 	}
@@ -154,5 +153,5 @@ func (w *workshop) image(k kernel) (string, error) {
 	if err := a.end(); err != nil {
 		return "", err
 	}
-	return path, f.Close()
+	return f.Name(), f.Close()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 // report collects what a machine says and prints it as go test does.
 type report struct {
 	*session
+	out     io.Writer
 	kernel  kernel
 	release string
 	results []*result
@@ -36,7 +38,7 @@ func (r *report) frame(f wire.Frame) {
 	switch {
 	case f.Booted != "":
 		r.release = f.Booted
-		fmt.Printf("=== kernel %s: Linux %s\n", r.kernel.name, f.Booted)
+		fmt.Fprintf(r.out, "=== kernel %s: Linux %s\n", r.kernel.name, f.Booted)
 	case f.Line != nil:
 		c := r.current()
 		if c == nil {
@@ -45,7 +47,7 @@ func (r *report) frame(f wire.Frame) {
 		}
 		c.output = append(c.output, *f.Line)
 		if r.options.verbose {
-			fmt.Print(*f.Line)
+			fmt.Fprint(r.out, *f.Line)
 		}
 	case f.File != nil:
 		r.keep(*f.File)
@@ -66,7 +68,7 @@ func (r *report) frame(f wire.Frame) {
 
 func (r *report) fault(format string, args ...any) {
 	r.failed = true
-	fmt.Printf("test-kernels: "+format+"\n", args...)
+	fmt.Fprintf(r.out, "test-kernels: "+format+"\n", args...)
 }
 
 // keep writes a file that a suite was asked for into the tree.
@@ -88,18 +90,18 @@ func (r *report) print(c *result) {
 		seconds = c.ended.Seconds
 	}
 	if len(faults) == 0 {
-		fmt.Printf("ok  \t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
+		fmt.Fprintf(r.out, "ok  \t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
 		return
 	}
 	if !r.options.verbose {
 		for _, line := range c.output {
-			fmt.Print(line)
+			fmt.Fprint(r.out, line)
 		}
 	}
 	for _, fault := range faults {
 		r.fault("kernel %s, %s: %s", r.kernel.name, c.suite.Dir, fault)
 	}
-	fmt.Printf("FAIL\t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
+	fmt.Fprintf(r.out, "FAIL\t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
 }
 
 const modulePath = "github.com/ebpf-cni/ebpf-cni"
@@ -140,7 +142,7 @@ func (r *report) judgeSkips() {
 		ran[c.suite.Dir] = r.options.whole() && c.ended != nil && c.ended.Status == 0
 	}
 	for _, name := range got {
-		fmt.Printf("skipped on %s: %s\n", r.kernel.name, name)
+		fmt.Fprintf(r.out, "skipped on %s: %s\n", r.kernel.name, name)
 	}
 	version, err := parseRelease(r.release)
 	if err != nil {

@@ -304,7 +304,9 @@ func TestRunsAreJudged(t *testing.T) {
 				workshop: &workshop{dir: dir, root: dir, suites: []suite{{Suite: wire.Suite{Dir: "pkg/a"}, tests: []string{"TestA", "TestB"}}}},
 				options:  testOptions{run: "."},
 			}
-			s.boot(t.Context(), kernel{name: "6.1", series: "6.1"}, "root")
+			r := &report{session: s, out: t.Output(), kernel: kernel{name: "6.1", series: "6.1"}}
+			s.boot(t.Context(), r, filepath.Join(dir, "root"))
+			s.add(r)
 			if s.failed == c.ok {
 				t.Errorf("failed: %v", s.failed)
 			}
