@@ -35,6 +35,8 @@ func pair(t *testing.T) Target {
 	}
 	plug(t, clientSide, "192.0.2.1/24", "2001:db8::1/64")
 	plug(t, serverSide, "192.0.2.2/24", "192.0.2.3/24", "2001:db8::2/64")
+	settle(t, clientSide)
+	settle(t, serverSide)
 	path := func(ns netns.NsHandle) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)) }
 	return Target{
 		Client: path(client), Server: path(server), Address: netip.MustParseAddr("192.0.2.2"),
@@ -96,6 +98,24 @@ func plug(t *testing.T, h *netlink.Handle, addresses ...string) {
 	}
 	if err := h.LinkSetUp(link); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// settle waits until the kernel has taken notice that the other end is up too, for which it may take a second: before that it
+// finds no IPv6 neighbour.
+func settle(t *testing.T, h *netlink.Handle) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		link, err := h.LinkByName("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("eth0 is still %s", link.Attrs().OperState)
+		}
 	}
 }
 
