@@ -35,7 +35,7 @@
 //
 // Blocks of 128 KiB, as iperf3 writes them, on default sockets. Not iperf3 itself: its interval is not ours, so neither bytes nor CPU times
 // would be of the same window; its server has to be started and waited for per sample; its control connection runs through the network
-// under test; and it would be one more thing to install. On one veth pair both measure the same within 5 %. For datagrams of 64 bytes
+// under test; and it would be one more thing to install. On one veth pair both measure the same within 12 %. For datagrams of 64 bytes
 // iperf3 measures its own system calls, one per datagram.
 //
 // # Request and response
