@@ -76,6 +76,16 @@ func TestVerifier(t *testing.T) {
 	}
 }
 
+// The kernels that every change is tested on have bounds.
+func TestVerifierHasBounds(t *testing.T) {
+	for _, version := range []string{"6.1", "6.12", "6.18"} {
+		costs, err := readCosts(filepath.Join("testdata", "verifier-"+version+".txt"))
+		if err != nil || len(costs) == 0 {
+			t.Errorf("Linux %s: %d bounds, %v", version, len(costs), err)
+		}
+	}
+}
+
 // verified loads the embedded programs and returns the verifier's counts.
 func verified(t *testing.T, node config.NodeConfig) map[string]int {
 	t.Helper()

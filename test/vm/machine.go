@@ -53,7 +53,7 @@ func (m machine) boot(ctx context.Context, image, root, console string, frame fu
 	readErr := readFrames(out, frame)
 	err = cmd.Wait()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("the machine was stopped after %v: it hangs, or is too slow (TIMEOUT)", m.timeout)
+		return fmt.Errorf("the machine was stopped after %v: it hangs, or is too slow (go run ./test/vm -timeout)", m.timeout)
 	}
 	return errors.Join(err, readErr)
 }

@@ -68,11 +68,20 @@ func (r *report) frame(f wire.Frame) {
 
 func (r *report) fault(format string, args ...any) {
 	r.failed = true
-	fmt.Fprintf(r.out, "test-kernels: "+format+"\n", args...)
+	fmt.Fprintf(r.out, "test-kernels: kernel "+r.kernel.name+": "+format+"\n", args...)
 }
 
-// keep writes a file that a suite was asked for into the tree.
+// keep writes a file that a suite was asked for into the tree. The bounds of other kernels than the running one are those that
+// the machine was given, and may be older than what is there by now.
 func (r *report) keep(f wire.File) {
+	version, err := parseRelease(r.release)
+	if err != nil {
+		r.fault("a file from %q: %v", r.release, err)
+		return
+	}
+	if filepath.Base(f.Path) != "verifier-"+version.String()+".txt" {
+		return
+	}
 	if !filepath.IsLocal(f.Path) {
 		r.fault("the machine sends %s", f.Path)
 		return
@@ -99,7 +108,7 @@ func (r *report) print(c *result) {
 		}
 	}
 	for _, fault := range faults {
-		r.fault("kernel %s, %s: %s", r.kernel.name, c.suite.Dir, fault)
+		r.fault("%s: %s", c.suite.Dir, fault)
 	}
 	fmt.Fprintf(r.out, "FAIL\t%s/%s\t%.3fs\n", modulePath, c.suite.Dir, seconds)
 }
@@ -109,16 +118,16 @@ const modulePath = "github.com/ebpf-cni/ebpf-cni"
 // finish judges the whole.
 func (r *report) finish(console string, broken error) {
 	if broken != nil {
-		r.fault("kernel %s: %v", r.kernel.name, broken)
+		r.fault("%v", broken)
 	}
 	if !r.done {
-		r.fault("kernel %s: the machine did not come to its end; the last lines of its console:\n%s", r.kernel.name, tail(console, 40))
+		r.fault("the machine did not come to its end; the last lines of its console:\n%s", tail(console, 40))
 	}
 	if c := r.last(); c != nil && c.ended == nil {
 		r.print(c)
 	}
 	for _, s := range r.workshop.suites[len(r.results):] {
-		r.fault("kernel %s: %s did not run", r.kernel.name, s.Dir)
+		r.fault("%s did not run", s.Dir)
 	}
 	if lines := complaints(console); len(lines) > 0 {
 		r.fault("the kernel complains:\n%s\nThe end of its console:\n%s", strings.Join(lines, "\n"), tail(console, 60))
@@ -146,7 +155,7 @@ func (r *report) judgeSkips() {
 	}
 	version, err := parseRelease(r.release)
 	if err != nil {
-		r.fault("kernel %s: %v", r.kernel.name, err)
+		r.fault("%v", err)
 		return
 	}
 	expected, exact, err := expectedSkips(filepath.Join(r.workshop.root, "test", "vm"), version)
@@ -154,9 +163,9 @@ func (r *report) judgeSkips() {
 		r.fault("%v", err)
 	}
 	for _, problem := range compareSkips(got, expected, ran, exact) {
-		r.fault("kernel %s: %s", r.kernel.name, problem)
+		r.fault("%s", problem)
 	}
 	if r.kernel.series != "" && r.kernel.series != version.String() {
-		r.fault("kernel %s is Linux %s", r.kernel.name, r.release)
+		r.fault("this is Linux %s", r.release)
 	}
 }

@@ -313,3 +313,24 @@ func TestRunsAreJudged(t *testing.T) {
 		})
 	}
 }
+
+// A machine was given the bounds of all kernels, and measures its own only.
+func TestOnlyTheRunningKernelsBoundsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	var said strings.Builder
+	r := &report{
+		session: &session{workshop: &workshop{root: dir}}, out: &said, kernel: kernel{name: "6.1"}, release: "6.1.0-56-amd64",
+	}
+	for _, version := range []string{"6.1", "6.12"} {
+		r.frame(wire.Frame{File: &wire.File{Path: "verifier-" + version + ".txt", Content: []byte(version)}})
+	}
+	r.frame(wire.Frame{File: &wire.File{Path: "../verifier-6.1.txt"}})
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	check(t, err)
+	if len(files) != 1 || filepath.Base(files[0]) != "verifier-6.1.txt" {
+		t.Errorf("kept %v", files)
+	}
+	if !r.failed || !strings.Contains(said.String(), "../verifier-6.1.txt") {
+		t.Errorf("a path that leads out of the tree: %q", said.String())
+	}
+}
