@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -63,9 +64,11 @@ func (r *runner) one(ctx context.Context, round int, i item, mode string) {
 	var err error
 	for range attempts {
 		sample, err = r.sampler.take(ctx, i, mode)
-		if err == nil || ctx.Err() != nil {
+		// Only what disturbed the generator is worth another try: packets that went astray are a finding.
+		if !errors.Is(err, load.ErrNotMeasured) || ctx.Err() != nil {
 			break
 		}
+		r.log.Warn("sample disturbed", "workload", i.String(), "mode", mode, "round", round, "error", err)
 	}
 	if ctx.Err() != nil {
 		return

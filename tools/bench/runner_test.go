@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -58,7 +60,7 @@ func TestModesAreInterleaved(t *testing.T) {
 }
 
 func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
-	disturbed := errors.New("disturbed")
+	disturbed := fmt.Errorf("%w: disturbed", load.ErrNotMeasured)
 	f := &fake{outcome: func(n int) error {
 		if n == 1 || n >= 3 && n < 3+attempts {
 			return disturbed
@@ -73,8 +75,25 @@ func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
 	if first.Error != "" || first.Values[result.Rate] != 2 {
 		t.Errorf("the second attempt was fine: %+v", first)
 	}
-	if second.Error != "disturbed" || second.Values != nil {
+	if second.Error != disturbed.Error() || second.Values != nil {
 		t.Errorf("no attempt was fine: %+v", second)
+	}
+}
+
+// Another try would hide that packets went astray.
+func TestPacketsAstrayAreFinal(t *testing.T) {
+	f := &fake{outcome: func(n int) error {
+		if n == 1 {
+			return errors.New("three packets were dropped")
+		}
+		return nil
+	}}
+	r, _ := newRunner(f, 1)
+	if err := r.rounds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if first := r.run.Samples[0]; first.Error != "three packets were dropped" || first.Values != nil {
+		t.Errorf("%+v", first)
 	}
 }
 

@@ -19,6 +19,8 @@ import (
 	"errors"
 	"net/netip"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
 // The names of the modes.
@@ -71,6 +73,8 @@ type End struct {
 	// Netns is the path of the end's network namespace.
 	Netns   string
 	Address netip.Addr
+
+	ns *lab.Namespace
 }
 
 // Counters are running counters of a network by name, such as "n1 from_pod forwarded" or "n2 eth0 rx".

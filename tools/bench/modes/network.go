@@ -66,6 +66,9 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 	if err := n.furnish(ctx, log); err != nil {
 		return n, err
 	}
+	if err := n.acquaint(ctx); err != nil {
+		return n, err
+	}
 	log.Debug("mode stands", "mode", mode, "lab", n.lab.ID, "took", time.Since(started))
 	return n, nil
 }
@@ -118,6 +121,18 @@ func (n *Network) furnish(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
+// acquaint has each path's hosts find their neighbours. In a cluster that runs they know them; a flow that opens while a
+// neighbour is still being asked for is the stack's for as long as it lives.
+func (n *Network) acquaint(ctx context.Context) error {
+	for _, path := range Paths() {
+		ends := n.ends[path]
+		if _, err := ends[0].ns.Ping(ctx, ends[1].Address, lab.PingOptions{}); err != nil {
+			return fmt.Errorf("from %s to %s: %w", ends[0].Name, ends[1].Name, err)
+		}
+	}
+	return nil
+}
+
 // The pods at the ends of the paths.
 const (
 	client = "client" // on the first node
@@ -126,7 +141,7 @@ const (
 )
 
 func end(name string, ns *lab.Namespace) End {
-	return End{Name: name, Netns: ns.Path(), Address: ns.Addr()}
+	return End{Name: name, Netns: ns.Path(), Address: ns.Addr(), ns: ns}
 }
 
 // Ends are the two ends of a path; false for a path that the mode does not have.
