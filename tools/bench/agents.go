@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -150,7 +151,7 @@ func (a *agents) change(ctx context.Context) (sample result.Sample, err error) {
 	}
 	d := result.Each(delays[1:])
 	return result.Sample{
-		Values:        map[string]float64{result.P50: d.Quantile(0.5), result.P99: d.Quantile(0.99)},
+		Values:        map[string]float64{result.P50: d.Quantile(0.5), result.Slowest: slices.Max(delays[1:])},
 		Distributions: map[string]result.Distribution{"delay": d},
 	}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -85,8 +86,8 @@ func plugin(adds, dels []float64) result.Sample {
 	return result.Sample{
 		Values: map[string]float64{
 			"pair-p50": result.Each(pairs).Quantile(0.5),
-			"add-p50":  add.Quantile(0.5), "add-p99": add.Quantile(0.99),
-			"del-p50": del.Quantile(0.5), "del-p99": del.Quantile(0.99),
+			"add-p50":  add.Quantile(0.5), "add-max": slices.Max(adds),
+			"del-p50": del.Quantile(0.5), "del-max": slices.Max(dels),
 		},
 		Distributions: map[string]result.Distribution{"add": add, "del": del},
 	}

@@ -49,6 +49,18 @@ func TestJudge(t *testing.T) {
 	}
 	bound := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.92}
 	memory := budget{row: result.Row{Workload: "agent", Metric: "memory"}, mode: "ebpf", bound: 80}
+	// once multiplies the first value of a row that it finds.
+	once := func(run *result.Run, row result.Row, factor float64) *result.Run {
+		for _, s := range run.Samples {
+			if s.Workload == row.Workload && s.Path == row.Path && s.Mode == "ebpf" {
+				s.Values[row.Metric] *= factor
+				break
+			}
+		}
+		return run
+	}
+	doubtful := once(at(1.05), rate, 0.9)
+	gain := budget{row: rate, mode: "ebpf", base: "direct", bound: 1.02}
 	quick := at(0.93)
 	quick.Indicative = true
 	short := synthetic(4, 0, 1)
@@ -63,6 +75,11 @@ func TestJudge(t *testing.T) {
 		"below":            {at(0.91), bound, missed},
 		"less is better":   {at(1), memory, missed},
 		"less than enough": {at(1), roomy, met},
+		"a gain":           {at(1.05), gain, met},
+		"a gain in doubt":  {doubtful, gain, missed},
+		"a loss in doubt":  {doubtful, bound, met},
+		"one of five":      {once(at(1), memory.row, 1.2), roomy, met},
+		"the slowest":      {once(at(1), memory.row, 1.2), budget{row: memory.row, mode: "ebpf", bound: 110, worst: true}, missed},
 		"indicative":       {quick, bound, notJudged},
 		"four rounds":      {short, bound, notJudged},
 		"no such mode":     {at(1), budget{row: rate, mode: "ebpf-vxlan", base: "iptables", bound: 1}, notYet},

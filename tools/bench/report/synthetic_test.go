@@ -49,7 +49,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 				continue
 			}
 			add(result.Sample{Workload: "cni", Mode: mode, Values: map[string]float64{
-				"pair-p50": 0.030 / speed, "add-p50": 0.020 / speed, "add-p99": 0.040 / speed, "del-p50": 0.010 / speed, "del-p99": 0.015 / speed}})
+				"pair-p50": 0.030 / speed, "add-p50": 0.020 / speed, "add-max": 0.040 / speed, "del-p50": 0.010 / speed, "del-max": 0.015 / speed}})
 			for _, point := range []int{2, 5000} {
 				add(result.Sample{Workload: "nodes", Path: result.AcrossNodes, Mode: mode, Point: point,
 					Values: map[string]float64{result.Cost: 2e-6 / speed * (1 + float64(point)/1e6), result.CPUPer: 2e-6}})
