@@ -17,7 +17,7 @@
 //
 // Both ends know from when to when a sample is measured. Whoever counts reads /proc/stat at the same two moments, between two turns of its
 // loop; both ends read getrusage then. A rate is what was counted, divided by the time that really passed.
-// The kernel counts /proc/stat in ticks (4 or 10 ms): shares of user, system and softirq are good when summed over seconds.
+// The kernel counts /proc/stat in ticks of 10 ms: shares of user, system and softirq are good when summed over seconds.
 // The CPU time of an end is precise, and includes the softirqs that its own sending raised, which on a veth pair is
 // the whole path to the other end's socket.
 //
@@ -25,7 +25,7 @@
 //
 // A connected socket sends 64 datagrams per sendmmsg, without GSO, each a packet of its own from there on; recvmmsg takes as many. What
 // counts is what the receiver took. The receiver never sleeps in recvmmsg: with a sleeping receiver each packet pays for waking it,
-// here 15 % of all time, which all modes would share and which would hide what they differ in. It takes what is there and naps for 100 us.
+// which all modes would share and which would hide what they differ in. It takes what is there and naps for 100 us.
 // The sender is paced by the receiver: both share a page of memory, in which the receiver says how many it has taken, and the
 // sender naps when 1024 are on their way. So a sample measures forwarding, and never how fast datagrams are thrown away at a full
 // socket; no packet that says so loads the reverse path; and a sender that is slower than the receiver, which is what one sees when the path
@@ -35,8 +35,8 @@
 //
 // Blocks of 128 KiB, as iperf3 writes them, on default sockets. Not iperf3 itself: its interval is not ours, so neither bytes nor CPU times
 // would be of the same window; its server has to be started and waited for per sample; its control connection runs through the network
-// under test; and it would be one more thing to install. On one veth pair both measure the same within 12 %. For datagrams of 64 bytes
-// iperf3 measures its own system calls, one per datagram.
+// under test; and it would be one more thing to install. For datagrams of 64 bytes iperf3 measures its own
+// system calls, one per datagram.
 //
 // # Request and response
 //
@@ -58,6 +58,5 @@
 //
 // # Limits
 //
-// What this costs by itself, on a veth pair with nothing between and two CPUs: 64-byte UDP is within 2 % of a loop in C that does nothing but sendmmsg, the
-// sender's time in user space is under 1 %, and the receiver is idle for half of the time.
+// What the generators cost by themselves is in the mode direct, where nothing is between the two ends but a veth pair.
 package load

@@ -202,14 +202,11 @@ func answerFlows(e *end) (report, error) {
 		return report{}, err
 	}
 	defer closeAll(fds)
-	poll, err := newPoller()
+	poll, err := watch(fds)
 	if err != nil {
 		return report{}, err
 	}
 	for _, fd := range fds {
-		if errno := poll.add(fd, unix.EPOLLIN, fd); errno != 0 {
-			return report{}, fmt.Errorf("watch a socket: %w", errno)
-		}
 		if err := bigBuffer(fd); err != nil {
 			return report{}, err
 		}

@@ -149,6 +149,20 @@ func newPoller() (*poller, error) {
 	return &poller{fd: fd}, nil
 }
 
+// watch makes a poller of sockets; an event's tag is the number of its socket.
+func watch(fds []int) (*poller, error) {
+	p, err := newPoller()
+	if err != nil {
+		return nil, err
+	}
+	for i, fd := range fds {
+		if errno := p.add(fd, unix.EPOLLIN, i); errno != 0 {
+			return nil, fmt.Errorf("watch a socket: %w", errno)
+		}
+	}
+	return p, nil
+}
+
 // add watches fd; the tag comes back with its events.
 func (p *poller) add(fd int, events uint32, tag int) unix.Errno {
 	event := unix.EpollEvent{Events: events, Fd: int32(tag)}

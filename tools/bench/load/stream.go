@@ -65,14 +65,9 @@ func receiveStreams(e *end) (report, error) {
 		return report{}, err
 	}
 	defer closeAll(fds)
-	poll, err := newPoller()
+	poll, err := watch(fds)
 	if err != nil {
 		return report{}, err
-	}
-	for i, fd := range fds {
-		if errno := poll.add(fd, unix.EPOLLIN, i); errno != 0 {
-			return report{}, fmt.Errorf("watch a socket: %w", errno)
-		}
 	}
 	r := report{Each: make([]uint64, len(fds))}
 	buffer := make([]byte, streamChunk)
