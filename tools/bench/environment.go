@@ -59,7 +59,9 @@ func warnings(e result.Environment) (list []string) {
 func versions(ctx context.Context) map[string]string {
 	found := map[string]string{"go": runtime.Version()}
 	for name, args := range map[string][]string{
-		"iptables": {"iptables", "--version"}, "nft": {"nft", "--version"}, "iperf3": {"iperf3", "--version"},
+		"iptables": {"iptables", "--version"}, "nft": {"nft", "--version"},
+		// Compiled when the networks are built, and no part of this program.
+		"plugins": {"go", "list", "-m", "-f", "{{.Version}}", "github.com/containernetworking/plugins"},
 	} {
 		line, _, _ := strings.Cut(output(ctx, args[0], args[1:]...), "\n")
 		if line != "" {
@@ -68,8 +70,8 @@ func versions(ctx context.Context) map[string]string {
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, module := range info.Deps {
-			if base := filepath.Base(module.Path); module.Path == "github.com/containernetworking/plugins" || module.Path == "github.com/cilium/ebpf" {
-				found[base] = module.Version
+			if module.Path == "github.com/cilium/ebpf" {
+				found["ebpf"] = module.Version
 			}
 		}
 	}

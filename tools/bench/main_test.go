@@ -111,7 +111,9 @@ func TestRun(t *testing.T) {
 	if len(run.Samples) != 3*3+3+2 || run.Rounds != 1 || run.Interrupted != "" || !run.Indicative {
 		t.Errorf("%d samples, %d rounds, interrupted %q, indicative %v\n%s", len(run.Samples), run.Rounds, run.Interrupted, run.Indicative, stderr)
 	}
+	measured := map[string]bool{}
 	for _, s := range run.Samples {
+		measured[s.Workload] = measured[s.Workload] || s.Error == ""
 		// The one excuse that a sample has on a machine that is busy with other tests.
 		if s.Error != "" && !strings.Contains(s.Error, load.ErrNotMeasured.Error()) {
 			t.Errorf("%s, %s, %s: %s", s.Workload, s.Path, s.Mode, s.Error)
@@ -120,6 +122,9 @@ func TestRun(t *testing.T) {
 		if v := s.Values[w.Metrics[0].Name]; s.Error == "" && v <= 0 {
 			t.Errorf("%s, %s, %s: %s is %g", s.Workload, s.Path, s.Mode, w.Metrics[0].Name, v)
 		}
+	}
+	if !measured["cni"] || !measured["udp64"] && !measured["rr"] {
+		t.Errorf("measured is only %v\n%s", measured, stderr)
 	}
 	document := report.Beside(filepath.Join(out, "bench.json")).Document
 	if text, err := os.ReadFile(document); err != nil || !bytes.Contains(text, []byte("Indicative")) || !strings.Contains(stdout, document) {

@@ -21,7 +21,7 @@ type machine struct {
 	profile  profile
 	networks map[string]*modes.Network
 	agents   *agents
-	// grown is what a sweep has left each network at.
+	// grown is what a sweep has left each network at; none: at a size that is not known.
 	grown map[string]size
 	pods  int // the number of the next pod
 	log   *slog.Logger
@@ -48,7 +48,7 @@ func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err 
 		log.Info("building", "mode", name)
 		network, err := modes.Build(ctx, name, log)
 		if err != nil {
-			return nil, fmt.Errorf("build mode %s: %w", name, err)
+			return nil, err
 		}
 		m.networks[name], m.grown[name] = network, smallest()
 	}
@@ -99,13 +99,14 @@ func (m *machine) grow(ctx context.Context, network *modes.Network, i item) erro
 	case "services":
 		want.services = i.point
 	}
-	have := m.grown[network.Mode]
-	if want.nodes != have.nodes {
+	have, known := m.grown[network.Mode]
+	delete(m.grown, network.Mode) // until it is done: what fails on the way leaves neither size
+	if !known || want.nodes != have.nodes {
 		if err := network.SetNodes(ctx, want.nodes); err != nil {
 			return fmt.Errorf("make mode %s know %d nodes: %w", network.Mode, want.nodes, err)
 		}
 	}
-	if want.services != have.services {
+	if !known || want.services != have.services {
 		// A mode that has no rules to walk is measured as it is.
 		if err := network.SetServices(ctx, want.services); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
 			return fmt.Errorf("give mode %s %d Services: %w", network.Mode, want.services, err)
@@ -160,11 +161,8 @@ func (m *machine) among(ctx context.Context, network *modes.Network, i item) (sa
 	}
 	held, err := load.HoldFlows(ctx, target, i.point)
 	if err != nil {
-		return result.Sample{}, fmt.Errorf("hold %d flows: %w", i.point, err)
+		return result.Sample{}, err
 	}
 	defer func() { err = errors.Join(err, held.Close()) }()
-	if held.Live() < i.point {
-		return result.Sample{}, fmt.Errorf("hold %d flows: only %d live", i.point, held.Live())
-	}
 	return m.traffic(ctx, network, i)
 }
