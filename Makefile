@@ -19,6 +19,8 @@ TESTFLAGS ?=
 PACKAGES  ?= ./...
 # How long each fuzz target runs.
 FUZZTIME  ?= 20s
+# Where bench writes.
+OUT       ?= bench-out
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
 MODULES   ?=
@@ -78,15 +80,15 @@ demo: build ## Three nodes, their pods and a host outside on this machine (root)
 bench: build ## Measure the main rows against the classical networks, in minutes (root); ARGS='--modes ... --workloads ...'
 	@tools/setup.sh bench
 	@go build -o bin/bench ./tools/bench
-	@bin/bench $(ARGS)
+	@bin/bench --out $(OUT) $(ARGS)
 
 .PHONY: bench-full
-bench-full: build ## Measure everything, judged by the budgets, and write bench-out/ (root); DOCUMENT=BENCHMARKS.md writes that too
+bench-full: build ## Measure everything, judged by the budgets, and write OUT (bench-out/; root); DOCUMENT=BENCHMARKS.md writes that too
 	@tools/setup.sh bench
 	@go build -o bin/bench ./tools/bench
-	@bin/bench --profile full $(ARGS)
+	@bin/bench --profile full --out $(OUT) $(ARGS)
 ifdef DOCUMENT
-	@bin/bench report bench-out/bench.json --into $(DOCUMENT)
+	@bin/bench report $(OUT)/bench.json --into $(DOCUMENT)
 endif
 
 .PHONY: fuzz
