@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -52,6 +54,9 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 	if why := Missing(mode); why != "" {
 		return nil, fmt.Errorf("build mode %s: it %s", mode, why)
 	}
+	if err := loaded("/proc/sys/net", mode); err != nil {
+		return nil, fmt.Errorf("build mode %s: %w", mode, err)
+	}
 	started := time.Now()
 	n = &Network{Mode: mode, added: map[int]*lab.Pod{}}
 	if n.lab, err = lab.New(ctx, lab.Options{Nodes: 2, FabricBits: fabricBits}); err != nil {
@@ -71,6 +76,24 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 	}
 	log.Debug("mode stands", "mode", mode, "lab", n.lab.ID, "took", time.Since(started))
 	return n, nil
+}
+
+// loaded asks for the kernel modules that no namespace can load for itself. They change how the machine's own bridges and
+// connections are treated, so they are its owner's to load.
+func loaded(sysctls, mode string) error {
+	if mode == Direct || mode == EBPF {
+		return nil
+	}
+	modules := [][2]string{{"nf_conntrack", "netfilter/nf_conntrack_max"}}
+	if mode != PTP {
+		modules = append(modules, [2]string{"br_netfilter", "bridge/bridge-nf-call-iptables"})
+	}
+	for _, m := range modules {
+		if _, err := os.Stat(filepath.Join(sysctls, m[1])); err != nil {
+			return fmt.Errorf("the kernel module %s is not loaded: modprobe %s: %w", m[0], m[0], err)
+		}
+	}
+	return nil
 }
 
 // furnish puts the network into the hosts, and pods into the network.

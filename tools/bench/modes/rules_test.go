@@ -3,6 +3,8 @@ package modes
 import (
 	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -143,4 +145,35 @@ func TestNothingToSweepIsSaid(t *testing.T) {
 	if err := new(ebpfPlane).setServices(t.Context(), 5); !errors.Is(err, ErrNotApplicable) {
 		t.Errorf("Services in ebpf: %v", err)
 	}
+}
+
+// What a machine has to load first is said before anything is built.
+func TestModules(t *testing.T) {
+	sysctls := t.TempDir()
+	lacks := func(mode, module string) {
+		t.Helper()
+		err := loaded(sysctls, mode)
+		if module == "" && err != nil || module != "" && (err == nil || !strings.Contains(err.Error(), "modprobe "+module)) {
+			t.Errorf("%s: %v, want it to ask for %q", mode, err, module)
+		}
+	}
+	write := func(path string) {
+		t.Helper()
+		path = filepath.Join(sysctls, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lacks(EBPF, "")
+	lacks(Direct, "")
+	lacks(PTP, "nf_conntrack")
+	write("netfilter/nf_conntrack_max")
+	lacks(PTP, "")
+	lacks(IPTables, "br_netfilter")
+	lacks(NFTables, "br_netfilter")
+	write("bridge/bridge-nf-call-iptables")
+	lacks(IPTablesVXLAN, "")
 }
