@@ -24,6 +24,8 @@ OUT       ?= bench-out
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
 MODULES   ?=
+# What the image is called.
+IMAGE     ?= localhost/ebpf-cni:latest
 # More arguments for the benchmark, and a document to write from a full run.
 ARGS      ?=
 
@@ -39,6 +41,15 @@ help: ## Show this list
 build: ## Build the static binaries into bin/
 	@mkdir -p bin
 	go build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/...
+
+.PHONY: image
+image: ## Build the container image for amd64 and arm64 without Docker: bin/ebpf-cni.tar, an OCI archive; IMAGE=NAME:TAG
+	@for arch in amd64 arm64; do \
+		mkdir -p bin/image/$$arch; \
+		GOARCH=$$arch go build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/ ./cmd/...; \
+	done
+	@go -C tools/deploy run ./image -name '$(IMAGE)' -version '$(VERSION)' -out '$(CURDIR)/bin/ebpf-cni.tar' \
+		amd64='$(CURDIR)/bin/image/amd64' arm64='$(CURDIR)/bin/image/arm64'
 
 .PHONY: generate
 generate: ## Compile the BPF programs (installs clang-19 at need)
