@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
+)
+
+// manifest is what tools/deploy/ebpf-cni.yaml says.
+type manifest struct {
+	account corev1.ServiceAccount
+	role    rbacv1.ClusterRole
+	binding rbacv1.ClusterRoleBinding
+	config  corev1.ConfigMap
+	daemons appsv1.DaemonSet
+}
+
+// readManifest refuses fields that Kubernetes does not know.
+func readManifest(t *testing.T) manifest {
+	t.Helper()
+	content, err := os.ReadFile("../../tools/deploy/ebpf-cni.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m manifest
+	into := []any{&m.account, &m.role, &m.binding, &m.config, &m.daemons}
+	documents := bytes.Split(content, []byte("\n---\n"))
+	if len(documents) != len(into) {
+		t.Fatalf("%d documents, want %d", len(documents), len(into))
+	}
+	for i, document := range documents {
+		if err := yaml.UnmarshalStrict(document, into[i]); err != nil {
+			t.Fatalf("document %d: %v", i+1, err)
+		}
+	}
+	return m
+}
+
+// notInManifest are flags that are not the same for every node, or that replace
+// what a pod is given.
+var notInManifest = []string{"node-name", "kubeconfig", "nodes-file"}
+
+func TestManifestHasEverySetting(t *testing.T) {
+	data := readManifest(t).config.Data
+	for _, f := range flags() {
+		if slices.Contains(notInManifest, f.name) {
+			continue
+		}
+		value, ok := data[variable(f.name)]
+		if !ok {
+			t.Errorf("the ConfigMap lacks %s", variable(f.name))
+		}
+		delete(data, variable(f.name))
+		// Where the default depends on what this build can do, or the container differs from the host.
+		if value != f.value && f.name != "routing-mode" && f.name != "proc-sys" {
+			t.Errorf("%s is %q, the default of --%s is %q", variable(f.name), value, f.name, f.value)
+		}
+	}
+	if len(data) > 0 {
+		t.Errorf("the ConfigMap has what the agent does not know: %v", slices.Collect(maps.Keys(data)))
+	}
+}
+
+func TestManifestIsAccepted(t *testing.T) {
+	m := readManifest(t)
+	m.config.Data[variable("proc-sys")] = "/proc/sys" // elsewhere there is no such directory
+	m.config.Data[variable("nodes-file")] = "manifest_test.go"
+	var stderr bytes.Buffer
+	var got agent.Config
+	status := run(t.Context(), env{
+		stdout: &stderr, stderr: &stderr,
+		lookup:     func(name string) (string, bool) { v, ok := m.config.Data[name]; return v, ok },
+		hostname:   func() (string, error) { return "n1", nil },
+		executable: func() (string, error) { return "/bin/ebpf-agent", nil },
+		run:        func(_ context.Context, c agent.Config) error { got = c; return nil },
+	})
+	if status != fine {
+		t.Fatalf("status %d: %s", status, &stderr)
+	}
+	if got.Listen != "127.0.0.1:9965" || got.Conf != "/etc/cni/net.d" || !got.Masquerade {
+		t.Errorf("the agent is told %+v", got)
+	}
+}
+
+// The rights are as few as they can be: more of them is a decision.
+func TestManifestRights(t *testing.T) {
+	m := readManifest(t)
+	var rights []string
+	for _, r := range m.role.Rules {
+		rights = append(rights, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
+	}
+	if want := []string{"get,list,watch nodes", "patch nodes/status"}; !slices.Equal(rights, want) {
+		t.Errorf("the account may %v, want %v", rights, want)
+	}
+	pod := m.daemons.Spec.Template.Spec
+	if len(pod.Containers) != 1 || len(pod.InitContainers) != 0 || pod.HostPID || pod.HostIPC {
+		t.Fatalf("pod %+v", pod)
+	}
+	s := pod.Containers[0].SecurityContext
+	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
+		t.Errorf("security context %+v", s)
+	}
+	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON"}}
+	if !slices.Equal(s.Capabilities.Add, want.Add) || !slices.Equal(s.Capabilities.Drop, want.Drop) {
+		t.Errorf("capabilities %+v, want %+v", s.Capabilities, want)
+	}
+}
+
+// What the agent is told of paths must be where the container has them; of what
+// the plugin is told too, the host must have the same.
+func TestManifestPaths(t *testing.T) {
+	m := readManifest(t)
+	pod := m.daemons.Spec.Template.Spec
+	host := map[string]string{}
+	for _, v := range pod.Volumes {
+		host[v.Name] = v.HostPath.Path
+	}
+	mounted := map[string]string{}
+	for _, v := range pod.Containers[0].VolumeMounts {
+		if v.MountPropagation == nil || *v.MountPropagation != corev1.MountPropagationHostToContainer {
+			t.Errorf("%s is mounted without HostToContainer", v.MountPath)
+		}
+		mounted[v.MountPath] = host[v.Name]
+	}
+	for in, want := range map[string]string{
+		"/sys/fs/bpf": "/sys/fs/bpf", m.config.Data[variable("state-dir")]: "/run/ebpf-cni",
+		m.config.Data[variable("cni-conf-dir")]: "/etc/cni/net.d", m.config.Data[variable("cni-bin-dir")]: "/opt/cni/bin",
+		m.config.Data[variable("proc-sys")] + "/net": "/proc/sys/net", "/run/netns": "/run/netns", "/var/run/netns": "/run/netns",
+	} {
+		if mounted[in] != want {
+			t.Errorf("%s of the container is %q of the host, want %q", in, mounted[in], want)
+		}
+	}
+	for _, p := range []*corev1.Probe{pod.Containers[0].LivenessProbe, pod.Containers[0].ReadinessProbe, pod.Containers[0].StartupProbe} {
+		if address := p.HTTPGet.Host + ":" + p.HTTPGet.Port.String(); address != m.config.Data[variable("listen")] {
+			t.Errorf("a probe asks %s, the agent listens on %s", address, m.config.Data[variable("listen")])
+		}
+	}
+}
