@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -20,6 +21,9 @@ import (
 type attachment struct {
 	place
 	mode attach.Mode
+	id   ebpf.ProgramID
+	// prog is nil where this process may not open it: it can be replaced, but not
+	// put back.
 	prog *ebpf.Program
 }
 
@@ -49,15 +53,15 @@ func findAttachments(opts Options) ([]attachment, error) {
 			}
 			continue
 		}
-		prog := programs[state.ProgramID]
-		if prog == nil {
+		prog, seen := programs[state.ProgramID]
+		if !seen {
 			if prog, err = openProgram(opts.Dir, p.hook, state.ProgramID); err != nil {
 				closeAttachments(out)
 				return nil, err
 			}
 			programs[state.ProgramID] = prog
 		}
-		out = append(out, attachment{place: p, mode: state.Mode, prog: prog})
+		out = append(out, attachment{place: p, mode: state.Mode, id: state.ProgramID, prog: prog})
 	}
 	return out, nil
 }
@@ -71,7 +75,8 @@ func sweepDead(opts Options, p place) error {
 }
 
 // openProgram opens an attached program: by its pin, which takes no more than
-// the right to read it, else by its ID.
+// the right to read it, else by its ID, which takes CAP_SYS_ADMIN. Without that a
+// program that is not pinned, as after an upgrade that was killed, is nil.
 func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Program, error) {
 	p, err := ebpf.LoadPinnedProgram(dir.Program(hook.Program()), nil)
 	if err == nil {
@@ -84,6 +89,9 @@ func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Prog
 		_ = p.Close()
 	}
 	p, err = ebpf.NewProgramFromID(id)
+	if errors.Is(err, unix.EPERM) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open program %d that is attached as %s: %w", id, hook, err)
 	}

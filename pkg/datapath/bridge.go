@@ -44,7 +44,7 @@ func (l *loader) bridge(olds []attachment) (*bridge, error) {
 		// A filter comes after all links.
 		anchor := link.Tail()
 		if old.mode == attach.TCX {
-			anchor = link.AfterProgram(old.prog)
+			anchor = link.AfterProgramByID(old.id)
 		}
 		one, err := link.AttachTCX(link.TCXOptions{
 			Interface: old.ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: anchor,

@@ -3,6 +3,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"strconv"
@@ -57,8 +58,7 @@ func killedAt(t *testing.T, opts Options, number int) (string, bool) {
 	self, err := os.Executable()
 	check(t, err)
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), childStep+"="+strconv.Itoa(number), childDir+"="+string(opts.Dir),
-		childState+"="+opts.StateDir, childMode+"="+string(opts.Attach))
+	cmd.Env = childEnviron(opts, number)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err == nil {
@@ -69,6 +69,11 @@ func killedAt(t *testing.T, opts Options, number int) (string, bool) {
 		t.Fatalf("step %d: %v", number, err)
 	}
 	return strings.TrimSpace(string(out)), true
+}
+
+func childEnviron(opts Options, number int) []string {
+	return append(os.Environ(), childStep+"="+strconv.Itoa(number), childDir+"="+string(opts.Dir),
+		childState+"="+opts.StateDir, childMode+"="+string(opts.Attach))
 }
 
 // TestKilledAtAnyStep kills an upgrade to a grown layout at each of its steps.
@@ -183,4 +188,26 @@ func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
 	mustLoad(t, n.opts)
 	// The links tell where programs are attached.
 	n.verify(t)
+}
+
+// TestLoadWithFewRights loads with what the DaemonSet has: a program that is
+// attached and not pinned can't be opened then, and is replaced all the same.
+func TestLoadWithFewRights(t *testing.T) {
+	for _, mode := range []attach.Mode{attach.TCX, attach.Clsact} {
+		t.Run(string(mode), func(t *testing.T) {
+			opts := isolated(t, mode)
+			opts.Spec = stubs(t)
+			n := newNode(t, opts)
+			check(t, os.RemoveAll(opts.Dir.Programs()))
+			const rights = "-all,+bpf,+net_admin,+perfmon"
+			self, err := os.Executable()
+			check(t, err)
+			cmd := exec.Command("setpriv", "--bounding-set="+rights, "--inh-caps="+rights, "--no-new-privs", self)
+			cmd.Env = childEnviron(opts, math.MaxInt)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			n.verify(t)
+		})
+	}
 }

@@ -109,6 +109,11 @@ func (l *loader) commit() error {
 func (l *loader) putBack(done []attachment) error {
 	var errs []error
 	for _, old := range slices.Backward(done) {
+		if old.prog == nil {
+			errs = append(errs, fmt.Errorf("put the program of before back on interface %d as %s: "+
+				"opening it, unpinned as it is, takes CAP_SYS_ADMIN", old.ifindex, old.hook))
+			continue
+		}
 		back := attach.Attacher{Dir: l.opts.Dir, Mode: old.mode}
 		if _, err := back.Attach(old.ifindex, old.hook, old.prog); err != nil && interfaceExists(old.ifindex) {
 			errs = append(errs, fmt.Errorf("put the program of before back: %w", err))
