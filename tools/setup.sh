@@ -82,7 +82,7 @@ generate)
 	;;
 lint) need clang-format-19=clang-format-19 git=git ;;
 test)
-	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-restore=iptables nft=nftables
+	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables setpriv=util-linux
 	bpffs
 	;;
 test-kernels)

@@ -79,7 +79,8 @@ func findInIptables() (string, error) {
 	if err != nil || !bytes.Contains(append([]byte("\n"), tables...), []byte("\nnat\n")) {
 		return "", nil //nolint:nilerr // no such file: no such tables
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	// A raw socket, as iptables has it, takes CAP_NET_RAW; any socket of the family does.
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", fmt.Errorf("read iptables: %w", err)
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -79,6 +80,16 @@ func TestFindServiceRulesOfNftablesMode(t *testing.T) {
 	priv.Isolate(t)
 	addChain(t, "kube-proxy", "services")
 	if where, err := findServiceRules(); err != nil || !strings.Contains(where, "table kube-proxy") {
+		t.Errorf("found %q, error %v", where, err)
+	}
+}
+
+func TestFindServiceRulesOfOldIptables(t *testing.T) {
+	priv.Isolate(t)
+	if out, err := exec.Command("iptables-legacy", "-t", "nat", "-N", "KUBE-SERVICES").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if where, err := findServiceRules(); err != nil || where != "iptables table nat, chain KUBE-SERVICES" {
 		t.Errorf("found %q, error %v", where, err)
 	}
 }
