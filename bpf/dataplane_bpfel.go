@@ -23,6 +23,7 @@ const (
 	DataplaneMapDrops         = "drops"
 	DataplaneMapEndpoints     = "endpoints"
 	DataplaneMapFragments     = "fragments"
+	DataplaneMapPaths         = "paths"
 	DataplaneMapSnat          = "snat"
 	DataplaneMapSnatReverse   = "snat_reverse"
 	DataplaneMapTraffic       = "traffic"
@@ -94,6 +95,7 @@ type DataplaneMapSpecs struct {
 	Drops        *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints    *ebpf.MapSpec `ebpf:"endpoints"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
+	Paths        *ebpf.MapSpec `ebpf:"paths"`
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
 	SnatReverse  *ebpf.MapSpec `ebpf:"snat_reverse"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
@@ -135,6 +137,7 @@ type DataplaneMaps struct {
 	Drops        *ebpf.Map `ebpf:"drops"`
 	Endpoints    *ebpf.Map `ebpf:"endpoints"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
+	Paths        *ebpf.Map `ebpf:"paths"`
 	Snat         *ebpf.Map `ebpf:"snat"`
 	SnatReverse  *ebpf.Map `ebpf:"snat_reverse"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
@@ -151,6 +154,7 @@ func (m *DataplaneMaps) Close() error {
 		m.Drops,
 		m.Endpoints,
 		m.Fragments,
+		m.Paths,
 		m.Snat,
 		m.SnatReverse,
 		m.Traffic,

@@ -24,41 +24,52 @@ EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
 }
 
 /* To the world: the flow decides whether and how the source is masqueraded. */
-EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)
 {
-	struct world world = {.ifindex = ctx->ifindex, .direction = DIRECTION_FROM_POD};
-	struct uplink_key key;
-	struct uplink *uplink;
-	__be32 nexthop;
+	struct world world = {
+		.ifindex = ctx->ifindex,
+		.direction = DIRECTION_FROM_POD,
+		.address = path->snat_address,
+	};
 	int ret;
 
 	if (!cfg.masquerade)
-		return fwd_by_route(ctx, pkt);
-	if (!fwd_simple(pkt))
-		return TRAFFIC_STACK;
+		return fwd_along(ctx, pkt, path);
 	/* First: what leads elsewhere, or nowhere, is the stack's, whatever it is. */
-	if (fwd_route(ctx, pkt, addr_v4(&pkt->tuple.dst), &key.ifindex, &nexthop))
-		return TRAFFIC_STACK;
-	uplink = bpf_map_lookup_elem(&uplinks, &key);
-	if (!uplink)
+	if (!fwd_fits(ctx, pkt, path))
 		return TRAFFIC_STACK;
 	ret = world_find(ctx, pkt, &world);
 	if (ret < 0)
 		return ret;
 	if (world.via_stack)
 		return TRAFFIC_STACK;
-	world.address = uplink->ipv4;
 	ret = world_translate(ctx, pkt, &world);
-	return ret ?: fwd_to_neighbour(ctx, key.ifindex, nexthop);
+	return ret ?: fwd_to_neighbour(ctx, path->ifindex, path->nexthop);
+}
+
+EC_INLINE int from_pod_along(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)
+{
+	switch (path->kind) {
+	case DESTINATION_LOCAL:
+		return from_pod_to_local(ctx, pkt);
+	case DESTINATION_POD_CIDR:
+	case DESTINATION_NODE:
+	case DESTINATION_NATIVE:
+		return fwd_along(ctx, pkt, path);
+	case DESTINATION_HOST:
+		return TRAFFIC_STACK;
+	default:
+		return from_pod_to_world(ctx, pkt, path);
+	}
 }
 
 EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 {
 	struct config *config = config_get();
-	struct destination *to;
-	struct destination_key key;
 	struct pkt pkt = {};
+	struct path *path;
 	__be32 dst;
+	int ret;
 
 	if (!config || !pkt_parse_ip(ctx, &pkt))
 		return -DROP_INVALID;
@@ -69,24 +80,15 @@ EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 		return from_pod_to_local(ctx, &pkt);
 	if (addr_v4_multicast(dst))
 		return TRAFFIC_STACK;
-	key.prefix_len = 128;
-	key.prefix = pkt.tuple.dst;
-	to = bpf_map_lookup_elem(&destinations, &key);
-	if (!to)
-		return from_pod_to_world(ctx, &pkt);
-	switch (to->kind) {
-	case DESTINATION_POD_CIDR:
-		return fwd_to_node(ctx, &pkt, to);
-	case DESTINATION_LOCAL:
-		return from_pod_to_local(ctx, &pkt);
-	case DESTINATION_NODE:
-	case DESTINATION_NATIVE:
-		return fwd_by_route(ctx, &pkt);
-	case DESTINATION_HOST:
-		return TRAFFIC_STACK;
-	default:
-		return from_pod_to_world(ctx, &pkt);
+	path = path_slot(ctx->ifindex, dst, pkt.tuple.proto);
+	if (!path)
+		return -DROP_INVALID;
+	if (!path_holds(path, ctx->ifindex, dst, pkt.tuple.proto)) {
+		ret = path_search(ctx, &pkt, path);
+		if (ret)
+			return ret;
 	}
+	return from_pod_along(ctx, &pkt, path);
 }
 
 EC_INLINE int from_pod(struct __sk_buff *ctx)

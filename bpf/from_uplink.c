@@ -11,22 +11,19 @@
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/nat.h"
 
-/* Whether no pod, node or address of this node is the source. */
-EC_INLINE enum destination_kind from_uplink_source(const struct config *config, const struct pkt *pkt)
+/* What the source is: a pod, a node, the world, or what only this node can be. */
+EC_INLINE enum destination_kind from_uplink_source(const struct __sk_buff *ctx, const struct config *config,
+						   const struct pkt *pkt)
 {
-	struct destination_key key = {.prefix_len = 128, .prefix = pkt->tuple.src};
-	struct destination *from;
-
 	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return DESTINATION_LOCAL;
-	from = bpf_map_lookup_elem(&destinations, &key);
-	return from ? from->kind : DESTINATION_WORLD;
+	return path_kind(ctx, &pkt->tuple.src);
 }
 
 EC_INLINE int from_uplink_to_pod(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
 				 const struct endpoint *ep)
 {
-	enum destination_kind source = from_uplink_source(config, pkt);
+	enum destination_kind source = from_uplink_source(ctx, config, pkt);
 	int ret;
 
 	/* What this node owns cannot come from outside. */

@@ -6,11 +6,7 @@
 #ifndef EC_LIB_FWD_H
 #define EC_LIB_FWD_H
 
-#include "bpf/lib/maps.h"
-#include "bpf/lib/pkt.h"
-
-/* How long a neighbour that resolved is taken to go on resolving. */
-#define FWD_NEIGHBOUR_NS (NSEC_PER_SEC / 10)
+#include "bpf/lib/path.h"
 
 /* Whether a router may forward it without the stack's help. */
 EC_INLINE bool fwd_simple(const struct pkt *pkt)
@@ -81,71 +77,18 @@ EC_INLINE int fwd_to_neighbour(struct __sk_buff *ctx, __u32 ifindex, __be32 next
 	return TRAFFIC_FORWARDED;
 }
 
-/*
- * Asks the kernel's routing table for a packet that arrived on this interface.
- * 0: leads to *ifindex and neighbour *nexthop, which resolves, and the packet
- * fits; anything else is for the stack to decide.
- */
-EC_CALL int fwd_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, __u32 *ifindex, __be32 *nexthop)
+/* Whether the packet may leave along a path without the stack's help. */
+EC_INLINE bool fwd_fits(struct __sk_buff *ctx, const struct pkt *pkt, const struct path *path)
 {
-	struct bpf_fib_lookup fib = {
-		.family = EC_AF_INET,
-		.l4_protocol = pkt->tuple.proto,
-		.ifindex = ctx->ifindex,
-		.ipv4_src = addr_v4(&pkt->tuple.src),
-		.ipv4_dst = dst,
-	};
-
-	/* The length of a GSO packet is no length on the wire. */
-	if (!ctx->gso_size)
-		fib.tot_len = pkt->ip_len;
-	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
-		return -1;
-	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
-	if (fib.family != EC_AF_INET)
-		return -1;
-	if (ctx->gso_size && fib.mtu_result && !pkt_fits(ctx, pkt, fib.mtu_result))
-		return -1;
-	*ifindex = fib.ifindex;
-	*nexthop = fib.ipv4_dst;
-	return 0;
+	return fwd_simple(pkt) && pkt_fits(ctx, pkt, path->mtu);
 }
 
-/*
- * To a pod of another node over the uplink. The route's neighbour is looked at
- * once in FWD_NEIGHBOUR_NS: while it does not resolve, the stack queues the
- * packet, asks, and answers host unreachable.
- */
-EC_INLINE int fwd_to_node(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to)
+/* Along a path that was found, out of an uplink. */
+EC_INLINE int fwd_along(struct __sk_buff *ctx, const struct pkt *pkt, const struct path *path)
 {
-	__be32 node = addr_v4(&to->node), nexthop;
-	__u32 ifindex = to->ifindex, via;
-	__u64 now;
-
-	if (!ifindex)
-		return -DROP_NODE_OFF_LINK;
-	if (!fwd_simple(pkt) || !pkt_fits(ctx, pkt, to->mtu))
+	if (!fwd_fits(ctx, pkt, path))
 		return TRAFFIC_STACK;
-	now = bpf_ktime_get_coarse_ns();
-	if (now - to->neighbour_checked > FWD_NEIGHBOUR_NS) {
-		if (fwd_route(ctx, pkt, node, &via, &nexthop) || via != ifindex)
-			return TRAFFIC_STACK;
-		to->neighbour_checked = now;
-	}
-	return fwd_to_neighbour(ctx, ifindex, node);
-}
-
-/* By the kernel's routing table, if that leads out of an uplink of ours. */
-EC_INLINE int fwd_by_route(struct __sk_buff *ctx, const struct pkt *pkt)
-{
-	struct uplink_key key;
-	__be32 nexthop;
-
-	if (!fwd_simple(pkt) || fwd_route(ctx, pkt, addr_v4(&pkt->tuple.dst), &key.ifindex, &nexthop))
-		return TRAFFIC_STACK;
-	if (!bpf_map_lookup_elem(&uplinks, &key))
-		return TRAFFIC_STACK;
-	return fwd_to_neighbour(ctx, key.ifindex, nexthop);
+	return fwd_to_neighbour(ctx, path->ifindex, path->nexthop);
 }
 
 #endif

@@ -118,6 +118,7 @@ volatile const struct node_config cfg = {
 	.snat_port_high = 65535,
 	.snat_entries = 262144,
 	.conntrack_entries = 262144,
+	.path_lifetime = 10 * 1000 * 1000,
 };
 
 EC_INLINE struct config *config_get(void)

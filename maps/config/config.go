@@ -54,6 +54,8 @@ type NodeConfig struct {
 	// SnatEntries and ConntrackEntries are the capacities of those tables.
 	SnatEntries      uint32
 	ConntrackEntries uint32
+	// PathLifetime is how long the programs go by what they found out about an address, in ns; 0: not at all.
+	PathLifetime uint32
 }
 
 // Map is the open map.

@@ -28,7 +28,10 @@ struct config {
 };
 _Static_assert(sizeof(struct config) == 76, "config is part of the map layout");
 
-/* Ports in host order, inclusive; capacities in entries. */
+/*
+ * Ports in host order, inclusive; capacities in entries; path_lifetime is how long the
+ * programs go by what they found out about an address, in ns, 0 for not at all.
+ */
 struct node_config {
 	__u32 masquerade;
 	__u32 mark;
@@ -36,6 +39,7 @@ struct node_config {
 	__u32 snat_port_high;
 	__u32 snat_entries;
 	__u32 conntrack_entries;
+	__u32 path_lifetime;
 };
 
 #pragma clang diagnostic pop

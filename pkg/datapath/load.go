@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -121,6 +122,10 @@ func (l *loader) prepare() (err error) {
 // kernelPrefix tells our maps from others' in `bpftool map`; what is pinned has the plain name.
 const kernelPrefix = "ec_"
 
+// pathLifetime is how long the programs go by what they found out about an
+// address. A change of the cluster or of the routes is seen that much later.
+const pathLifetime = 10 * time.Millisecond
+
 // configure returns the programs with their constants and capacities set.
 func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	spec, err := opts.spec()
@@ -132,6 +137,7 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	resize(spec, conntrack.Name, opts.ConntrackEntries)
 	node := opts.NodeConfig
 	node.SnatEntries, node.ConntrackEntries = capacity(spec, snat.Name), capacity(spec, conntrack.Name)
+	node.PathLifetime = uint32(pathLifetime)
 	for name, m := range spec.Maps {
 		m.Pinning = ebpf.PinNone
 		if !isData(name) {
@@ -164,7 +170,7 @@ func capacity(spec *ebpf.CollectionSpec, name string) uint32 {
 func (l *loader) openTables() error {
 	l.tables = make(map[string]*table)
 	for _, name := range slices.Sorted(maps.Keys(l.spec.Maps)) {
-		if isData(name) {
+		if isPrivate(name) {
 			continue
 		}
 		t, err := openTable(l.opts.Dir, name, l.spec.Maps[name])

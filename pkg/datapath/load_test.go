@@ -203,7 +203,7 @@ func TestMapsHaveNamedFields(t *testing.T) {
 	opts := isolated(t, attach.Auto)
 	mustLoad(t, opts)
 	for name := range embedded(t).Maps {
-		if isData(name) {
+		if isPrivate(name) {
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(opts.Dir.Map(name), nil)

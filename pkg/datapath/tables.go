@@ -47,8 +47,12 @@ func nextDir(d bpffs.Dir) string { return filepath.Join(string(d), "next") }
 
 func nextPath(d bpffs.Dir, name string) string { return filepath.Join(nextDir(d), name) }
 
-// isData says that a map is the data section of one load, which is not pinned.
+// isData says that a map is the data section of one load.
 func isData(name string) bool { return strings.Contains(name, ".") }
+
+// isPrivate says that a map belongs to the programs of one load, and is not
+// pinned: its constants, and what they keep for a moment.
+func isPrivate(name string) bool { return isData(name) || name == "paths" }
 
 // openTable finds or makes the map of that name. It changes nothing that runs:
 // a map that has to take over from another one is not pinned yet.

@@ -3,6 +3,7 @@ package prog
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -58,6 +59,12 @@ func withPorts(low, high uint32) option {
 // withTables sets how many flows the tables hold.
 func withTables(snatEntries, conntrackEntries uint32) option {
 	return func(c *config.NodeConfig) { c.SnatEntries, c.ConntrackEntries = snatEntries, conntrackEntries }
+}
+
+// withPaths has the programs go by what they found out about an address for so long; without it they ask every time, so
+// that what a test changes is seen at once.
+func withPaths(d time.Duration) option {
+	return func(c *config.NodeConfig) { c.PathLifetime = uint32(d) }
 }
 
 // withoutMasquerade turns masquerading off.

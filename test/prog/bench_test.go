@@ -3,6 +3,7 @@ package prog
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -85,7 +86,9 @@ var paths = []path{
 // small program writes it anew before each and calls ours; what that takes is measured in turn with it and taken off.
 func BenchmarkPath(b *testing.B) {
 	for _, p := range paths {
-		b.Run(p.name, func(b *testing.B) { p.measure(newBed(b, withTables(262144, 262144)), b) })
+		b.Run(p.name, func(b *testing.B) {
+			p.measure(newBed(b, withTables(262144, 262144), withPaths(10*time.Millisecond)), b)
+		})
 	}
 }
 

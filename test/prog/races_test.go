@@ -184,7 +184,7 @@ func (b *bed) salvo() []shot {
 // Two CPUs open, answer and renew flows that have long been idle, while one of them collects: what is left are whole
 // pairs, and every count is exact.
 func TestRaceEverything(t *testing.T) {
-	b := newBed(t, withPorts(50000, 50007), withTables(64, 64))
+	b := newBed(t, withPorts(50000, 50007), withTables(64, 64), withPaths(10*time.Millisecond))
 	shots := b.salvo()
 	fire := func(r *rand.Rand, times int) error {
 		for range times {

@@ -39,7 +39,7 @@ func TestRandomPackets(t *testing.T) {
 		*seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("repeat with -seed=%d -packets=%d", *seed, *packets)
-	b := newBed(t, withPorts(50000, 50063), withTables(512, 512))
+	b := newBed(t, withPorts(50000, 50063), withTables(512, 512), withPaths(10*time.Millisecond))
 	s := &storm{
 		bed: b, generator: newGenerator(t, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
 		actions: make(map[wire.Direction]map[uint32]traffic.Value),

@@ -1,0 +1,103 @@
+package prog
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// tick is the step of the clock that the programs read (CONFIG_HZ is 100 or more).
+const tick = 10 * time.Millisecond
+
+// For a moment a program goes by what it found out about an address; then it sees every change.
+func TestPathsAreKeptForAMoment(t *testing.T) {
+	const life = 50 * time.Millisecond
+	b := newBed(t, withPaths(life))
+	b.stayOnCPU()
+	l := b.pods[podA]
+	turnInto := func(what string, v destinations.Value) {
+		must(t, b.destinations.Put(destinations.KeyFrom(prefix(what)), v))
+	}
+	send := func(to string) string {
+		p := udp(podA, 50000, to, 80)
+		p.macTo, p.macFrom = l.mac, l.peer
+		return b.run(wire.FromPod, l.index, p.bytes(t), nil).what
+	}
+	for to, spoil := range map[string]func(){
+		// The neighbour of a podCIDR does not answer; a node's address turns out to be this node's; the world's uplink goes.
+		remote: func() {
+			turnInto("10.244.2.0/24", destinations.Value{
+				Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(silentIP), MTU: mtu,
+			})
+		},
+		node2IP: func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Host}) },
+		world:   func() { must(t, b.uplinks.Delete(uplinks.Key{Ifindex: uint32(b.uplink.index)})) },
+	} {
+		start := time.Now()
+		for range 3 {
+			if got := send(to); got != "forwarded" {
+				t.Errorf("to %s: outcome %q", to, got)
+			}
+		}
+		spoil()
+		kept := send(to)
+		if took := time.Since(start); took < life-tick && kept != "forwarded" {
+			t.Errorf("to %s: outcome %q after %v, though the path was found that lately", to, kept, took)
+		}
+		time.Sleep(life + tick)
+		if got := send(to); got != "stack" {
+			t.Errorf("to %s: outcome %q, long after the change", to, got)
+		}
+	}
+}
+
+// stayOnCPU has the rest of the test run on one processor, since each has paths of its own.
+func (b *bed) stayOnCPU() {
+	b.Helper()
+	var before, one unix.CPUSet
+	must(b, unix.SchedGetaffinity(0, &before))
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if before.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	must(b, unix.SchedSetaffinity(0, &one))
+	b.Cleanup(func() { must(b, unix.SchedSetaffinity(0, &before)) })
+}
+
+// Two addresses that share a slot, and one address asked for by two pods and two protocols, are never taken for each other.
+func TestPathsAreNotConfused(t *testing.T) {
+	b := newBed(t, withPaths(time.Second))
+	b.stayOnCPU()
+	_, everything, _ := net.ParseCIDR("0.0.0.0/0")
+	rule := netlink.NewRule()
+	_, src, _ := net.ParseCIDR(podA + "/32")
+	rule.Src, rule.Table, rule.Family, rule.IPProto = src, 77, unix.AF_INET, unix.IPPROTO_UDP
+	must(t, netlink.RuleAdd(rule))
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: b.other.index, Dst: everything, Gw: net.ParseIP(otherGateIP), Table: 77}))
+	for range 2 {
+		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53")
+		b.fromPod(tcp(podA, 50000, world, 53, syn)).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":53")
+		b.fromPod(udp(podB, 50000, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	}
+	// More addresses than slots, in turn: the world and this node's own.
+	for i := range 3000 {
+		host := netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)})
+		want := "forwarded"
+		if i%2 == 0 {
+			want = "stack"
+			must(t, b.destinations.Put(destinations.KeyFrom(netip.PrefixFrom(host, 32)), destinations.Value{Kind: destinations.Host}))
+		}
+		for range 2 {
+			b.fromPod(tcp(podB, 50000, host.String(), 80, syn)).is(want)
+		}
+	}
+}
