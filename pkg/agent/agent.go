@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
@@ -218,7 +219,8 @@ func (a *agent) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// followNodes hands on what the source says.
+// followNodes hands on what the source says, and with an API says there whether
+// this node carries pods.
 func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) error {
 	deliver := func(u source.Update) {
 		select {
@@ -229,7 +231,17 @@ func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) e
 	if a.cfg.NodesFile != "" {
 		return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, deliver)
 	}
-	return source.API{Config: a.cfg.API, Log: a.log}.Run(ctx, deliver)
+	nodes, err := typedcorev1.NewForConfig(a.cfg.API)
+	if err != nil {
+		return fmt.Errorf("prepare a client of the Kubernetes API: %w", err)
+	}
+	c := &condition{node: a.cfg.Node, nodes: nodes.Nodes(), status: a.status, log: a.log}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.run(ctx) })
+	g.Go(func() error {
+		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.observe}.Run(ctx, deliver)
+	})
+	return g.Wait()
 }
 
 // followNetwork wakes the reconciler after changes of the network. A

@@ -30,6 +30,11 @@ var ErrNotInCluster = errors.New("not inside a cluster")
 type API struct {
 	Config *rest.Config
 	Log    *slog.Logger
+	// Self is the name of this node. Observed is told its condition
+	// NetworkUnavailable each time the API tells of its Node, which may be often, and
+	// nil when there is no such Node (any more).
+	Self     string
+	Observed func(*Condition)
 }
 
 // LoadConfig reads a kubeconfig, or with an empty path what a pod is given
@@ -63,7 +68,7 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 	// The reflector reports what goes wrong through its context's logger; it is
 	// told here by the list and watch functions, once and in our own words.
 	ctx = klog.NewContext(ctx, klog.Logger{})
-	s := &store{host: a.Config.Host, deliver: deliver, nodes: map[string]Node{}}
+	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]Node{}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := client.Nodes().List(ctx, o)
@@ -86,8 +91,10 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 // store is what the reflector writes to. It keeps the few fields that matter
 // and delivers a new state for each change of one of them.
 type store struct {
-	host    string
-	deliver func(Update)
+	host     string
+	deliver  func(Update)
+	self     string
+	observed func(*Condition)
 
 	mu       sync.Mutex
 	nodes    map[string]Node
@@ -97,7 +104,7 @@ type store struct {
 
 // Transformer makes the reflector shed what is not needed of each object before
 // it stores it for itself.
-func (s *store) Transformer() cache.TransformFunc { return trim }
+func (s *store) Transformer() cache.TransformFunc { return s.trim }
 
 // Add implements cache.ReflectorStore.
 func (s *store) Add(obj any) error { return s.Update(obj) }
@@ -110,6 +117,7 @@ func (s *store) Update(obj any) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.observe(obj)
 	if have, ok := s.nodes[n.Name]; ok && have.Equal(n) {
 		return nil // a heartbeat
 	}
@@ -126,6 +134,7 @@ func (s *store) Delete(obj any) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.observeAbsence(n.Name)
 	if _, ok := s.nodes[n.Name]; ok {
 		delete(s.nodes, n.Name)
 		s.publish()
@@ -145,6 +154,10 @@ func (s *store) Replace(objs []any, _ string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.observeAbsence(s.self) // unless it is among them
+	for _, obj := range objs {
+		s.observe(obj)
+	}
 	s.nodes, s.complete, s.lastErr = nodes, true, ""
 	s.publish()
 	return nil
@@ -191,8 +204,8 @@ func (s *store) noteError(what string, err error) {
 	s.deliver(Update{Err: fmt.Errorf("%s from %s: %w", what, s.host, err), Changed: time.Now()})
 }
 
-// trim keeps of an object only what convert reads.
-func trim(obj any) (any, error) {
+// trim keeps of an object only what convert and observe read.
+func (s *store) trim(obj any) (any, error) {
 	n, ok := obj.(*corev1.Node)
 	if !ok {
 		return obj, nil
@@ -203,7 +216,7 @@ func trim(obj any) (any, error) {
 			Annotations: watchListMarks(n.Annotations),
 		},
 		Spec:   corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs},
-		Status: corev1.NodeStatus{Addresses: n.Status.Addresses},
+		Status: corev1.NodeStatus{Addresses: n.Status.Addresses, Conditions: s.conditionsToKeep(n)},
 	}, nil
 }
 

@@ -225,6 +225,60 @@ func TestAPIUnreachableAtStartAndLater(t *testing.T) {
 	await(t, updates, "missed change", func(u Update) bool { return names(u.Nodes) == "a b" })
 }
 
+// What this node's Node says of its network is told with every event; of others'
+// nothing is.
+func TestAPIObservesOwnCondition(t *testing.T) {
+	f, srv := newFakeAPI(t)
+	with := func(name string, status corev1.ConditionStatus) corev1.Node {
+		n := apiNode(name, "10.0.1.0/24")
+		n.Status.Conditions = []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady"},
+			{Type: corev1.NodeNetworkUnavailable, Status: status, Reason: "NoRouteCreated", Message: "of a cloud"},
+		}
+		return n
+	}
+	f.change("ADDED", with("self", corev1.ConditionTrue))
+	f.change("ADDED", with("other", corev1.ConditionUnknown))
+	seen := make(chan *Condition, 100)
+	api := API{
+		Config: &rest.Config{Host: srv.URL}, Log: slog.New(slog.DiscardHandler),
+		Self: "self", Observed: func(c *Condition) { seen <- c },
+	}
+	done := make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() { done <- api.Run(ctx, func(Update) {}) }()
+	defer func() { cancel(); <-done }()
+	expect := func(what string, want func(*Condition) bool) {
+		t.Helper()
+		deadline := time.After(20 * time.Second)
+		for {
+			select {
+			case c := <-seen:
+				if c != nil && c.Status == "Unknown" {
+					t.Error("told of another Node's condition")
+				}
+				if want(c) {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("not told: %s", what)
+			}
+		}
+	}
+	expect("list", func(c *Condition) bool {
+		return c != nil && *c == Condition{Status: "True", Reason: "NoRouteCreated", Message: "of a cloud"}
+	})
+	if !watching(f) {
+		t.Fatal("no watch")
+	}
+	f.change("MODIFIED", with("self", corev1.ConditionFalse))
+	expect("change", func(c *Condition) bool { return c != nil && c.Status == "False" })
+	f.change("MODIFIED", apiNode("self", "10.0.1.0/24"))
+	expect("without a condition", func(c *Condition) bool { return c != nil && *c == Condition{} })
+	f.change("DELETED", apiNode("self", ""))
+	expect("deletion", func(c *Condition) bool { return c == nil })
+}
+
 func TestLoadConfig(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := LoadConfig(""); err != ErrNotInCluster {

@@ -1,0 +1,156 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+const (
+	// askCondition is how often what the Node should say is compared with what it says.
+	askCondition = 500 * time.Millisecond
+	// doubt is how long the node must have been unable to carry pods before its Node
+	// says so: a restart of the agent is no reason to keep pods away.
+	doubt = 10 * time.Second
+	// One patch follows another no sooner than calm, and after failures ever later up
+	// to despair: others may write the same condition, or the right to it be missing.
+	calm    = 5 * time.Second
+	despair = 5 * time.Minute
+)
+
+// The reasons of the condition.
+const (
+	reasonReady    = "PodNetworkReady"
+	reasonNotReady = "PodNetworkNotReady"
+)
+
+// condition keeps the Node's condition NetworkUnavailable at what is so. Clouds
+// set it when a node comes, and the scheduler then keeps pods away.
+type condition struct {
+	node   string
+	nodes  typedcorev1.NodeInterface
+	status *status
+	log    *slog.Logger
+
+	// All below is the goroutine's of run but for seen.
+	next    time.Time // no patch before then
+	pause   time.Duration
+	failing bool
+	unready time.Time // since when the node has not been ready; zero: it is
+
+	mu   sync.Mutex
+	seen *source.Condition // nil: there is no Node to write to, or none yet
+}
+
+// observe takes what the Node says.
+func (c *condition) observe(seen *source.Condition) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen = seen
+}
+
+func (c *condition) last() *source.Condition {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen
+}
+
+// run compares and writes until ctx ends.
+func (c *condition) run(ctx context.Context) error {
+	tick := time.NewTicker(askCondition)
+	defer tick.Stop()
+	for {
+		c.step(ctx, time.Now())
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// step writes the condition if it is not what it should be and it is time to.
+func (c *condition) step(ctx context.Context, now time.Time) {
+	want := c.want(now)
+	seen := c.last()
+	if want == nil || seen == nil || c.says(seen, want) || now.Before(c.next) {
+		return
+	}
+	want.LastTransitionTime = metav1.NewTime(now)
+	if string(want.Status) == seen.Status {
+		want.LastTransitionTime = metav1.NewTime(seen.Since)
+	}
+	want.LastHeartbeatTime = metav1.NewTime(now)
+	err := c.patch(ctx, *want)
+	if ctx.Err() != nil {
+		return
+	}
+	c.settle(now, err)
+	if err == nil {
+		c.log.Info("condition of the Node written", "type", string(want.Type), "status", string(want.Status), "message", want.Message)
+	}
+}
+
+// want is what the Node should say; nil: whatever it says.
+func (c *condition) want(now time.Time) *corev1.NodeCondition {
+	why := c.status.reason()
+	if why == "" {
+		c.unready = time.Time{}
+		return &corev1.NodeCondition{
+			Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady, Message: "ebpf-cni carries pods",
+		}
+	}
+	if c.unready.IsZero() {
+		c.unready = now
+	}
+	if now.Sub(c.unready) < doubt {
+		return nil
+	}
+	return &corev1.NodeCondition{
+		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: reasonNotReady, Message: "ebpf-cni: " + why,
+	}
+}
+
+func (c *condition) says(seen *source.Condition, want *corev1.NodeCondition) bool {
+	return seen.Status == string(want.Status) && seen.Reason == want.Reason && seen.Message == want.Message
+}
+
+// settle decides when the next patch may be, and complains once of failures.
+func (c *condition) settle(now time.Time, err error) {
+	if err == nil {
+		c.pause, c.failing = calm, false
+	} else {
+		c.pause = min(max(2*c.pause, calm), despair)
+		if !c.failing {
+			c.log.Warn("condition NetworkUnavailable of the Node can't be written, trying again", "node", c.node, "error", err)
+		}
+		c.failing = true
+	}
+	c.next = now.Add(c.pause)
+}
+
+// patch writes one condition and leaves the Node's others alone.
+func (c *condition) patch(ctx context.Context, want corev1.NodeCondition) error {
+	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{want}}})
+	if err != nil {
+		return fmt.Errorf("encode the condition: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, calm)
+	defer cancel()
+	n, err := c.nodes.PatchStatus(ctx, c.node, body)
+	if err != nil {
+		return err
+	}
+	// The watch says the same, a moment later.
+	c.observe(source.ConditionOf(n))
+	return nil
+}

@@ -1,0 +1,141 @@
+package agent
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// patches is an API server that takes patches of the status of Node n1.
+type patches struct {
+	t       *testing.T
+	refuse  bool
+	written []corev1.NodeCondition
+}
+
+func (p *patches) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPatch || r.URL.Path != "/api/v1/nodes/n1/status" ||
+		r.Header.Get("Content-Type") != "application/strategic-merge-patch+json" {
+		p.t.Errorf("%s %s as %s", r.Method, r.URL, r.Header.Get("Content-Type"))
+	}
+	body, err := io.ReadAll(r.Body)
+	var n corev1.Node
+	if err == nil {
+		err = json.Unmarshal(body, &n)
+	}
+	if err != nil || len(n.Status.Conditions) != 1 {
+		p.t.Errorf("patch %s: %v", body, err)
+	}
+	p.written = append(p.written, n.Status.Conditions...)
+	w.Header().Set("Content-Type", "application/json")
+	if p.refuse {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`))
+		return
+	}
+	n.TypeMeta = metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}
+	_ = json.NewEncoder(w).Encode(n)
+}
+
+func newCondition(t *testing.T) (*condition, *patches) {
+	t.Helper()
+	p := &patches{t: t}
+	srv := httptest.NewServer(p)
+	t.Cleanup(srv.Close)
+	client, err := typedcorev1.NewForConfig(&rest.Config{Host: srv.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	return &condition{node: "n1", nodes: client.Nodes(), status: newStatus(log), log: log}, p
+}
+
+func TestConditionIsCleared(t *testing.T) {
+	c, p := newCondition(t)
+	now := time.Unix(1000, 0)
+	c.status.ready("")
+	c.step(t.Context(), now)
+	if len(p.written) != 0 {
+		t.Fatal("written before the Node was seen")
+	}
+	c.observe(&source.Condition{Status: "True", Reason: "NoRouteCreated", Since: time.Unix(10, 0)})
+	c.step(t.Context(), now)
+	if len(p.written) != 1 {
+		t.Fatalf("written %v", p.written)
+	}
+	got := p.written[0]
+	if got.Type != "NetworkUnavailable" || got.Status != "False" || got.Reason != reasonReady || !got.LastTransitionTime.Time.Equal(now) {
+		t.Errorf("written %+v", got)
+	}
+	c.step(t.Context(), now.Add(time.Hour))
+	if len(p.written) != 1 {
+		t.Error("written again although nothing changed")
+	}
+	// Somebody sets it again: put right, and again only after a while.
+	other := &source.Condition{Status: "True", Reason: "NoRouteCreated", Since: now}
+	for i := range 10 {
+		c.observe(other)
+		c.step(t.Context(), now.Add(time.Hour+time.Duration(i)*calm/10))
+	}
+	if len(p.written) != 2 {
+		t.Errorf("written %d times against somebody else within %v, want once", len(p.written)-1, calm)
+	}
+}
+
+func TestConditionIsSetAfterDoubt(t *testing.T) {
+	c, p := newCondition(t)
+	since := time.Unix(10, 0).UTC()
+	c.observe(&source.Condition{Status: "False", Reason: reasonReady, Message: "ebpf-cni carries pods", Since: since})
+	start := time.Unix(1000, 0)
+	c.status.ready("no podCIDR")
+	c.step(t.Context(), start)
+	c.step(t.Context(), start.Add(doubt/2))
+	c.status.ready("")
+	c.step(t.Context(), start.Add(doubt*3/4))
+	c.status.ready("no podCIDR")
+	c.step(t.Context(), start.Add(doubt))
+	if len(p.written) != 0 {
+		t.Fatalf("a short while without readiness was written: %+v", p.written)
+	}
+	c.step(t.Context(), start.Add(2*doubt))
+	if len(p.written) != 1 || p.written[0].Status != "True" || p.written[0].Message != "ebpf-cni: no podCIDR" {
+		t.Fatalf("written %+v", p.written)
+	}
+	// Another reason is the same status since the same time.
+	c.status.ready("two podCIDRs")
+	c.step(t.Context(), start.Add(3*doubt))
+	if len(p.written) != 2 || !p.written[1].LastTransitionTime.Equal(&p.written[0].LastTransitionTime) {
+		t.Errorf("written %+v", p.written)
+	}
+}
+
+func TestConditionBacksOff(t *testing.T) {
+	c, p := newCondition(t)
+	p.refuse = true
+	c.status.ready("")
+	c.observe(&source.Condition{})
+	start := time.Unix(1000, 0)
+	for at := time.Duration(0); at < 2*time.Hour; at += askCondition {
+		c.step(t.Context(), start.Add(at))
+	}
+	// 5 s, 10 s, ... up to 5 min, and every 5 min.
+	if n := len(p.written); n < 24 || n > 32 {
+		t.Errorf("tried %d times in two hours", n)
+	}
+	p.refuse = false
+	c.step(t.Context(), start.Add(3*time.Hour))
+	if c.failing || c.pause != calm {
+		t.Errorf("after success: failing %v, pause %v", c.failing, c.pause)
+	}
+}
