@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 )
 
@@ -251,6 +252,13 @@ func (l *Lab) newNamespace(role string) (*Namespace, error) {
 	l.mu.Unlock()
 	// The kernel hands the machine's own value on, and a machine may forward.
 	return ns, ns.WriteSysctl("net/ipv4/ip_forward", "0")
+}
+
+// Namespaces are all that the lab has now: its hosts, its pods and the fabric.
+func (l *Lab) Namespaces() []*Namespace {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.namespaces)
 }
 
 // dropNamespace ends one namespace before the lab ends.

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
@@ -43,12 +46,12 @@ func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err 
 	}()
 	for _, name := range p.modes {
 		if err := context.Cause(ctx); err != nil {
-			return nil, err
+			return m, err
 		}
 		log.Info("building", "mode", name)
 		network, err := modes.Build(ctx, name, log)
 		if err != nil {
-			return nil, err
+			return m, err
 		}
 		m.networks[name], m.grown[name] = network, smallest()
 	}
@@ -73,6 +76,11 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	if err := m.grow(ctx, network, i); err != nil {
 		return result.Sample{}, err
 	}
+	if i.path != "" {
+		if err := network.Forget(); err != nil {
+			return result.Sample{}, err
+		}
+	}
 	switch i.workload {
 	case "cni":
 		return m.oneByOne(ctx, network)
@@ -96,7 +104,7 @@ func (m *machine) grow(ctx context.Context, network *modes.Network, i item) erro
 	switch i.workload {
 	case "nodes":
 		want.nodes = i.point
-	case "services":
+	case "services", "services-udp":
 		want.services = i.point
 	}
 	have, known := m.grown[network.Mode]
@@ -129,31 +137,76 @@ func (m *machine) target(network *modes.Network, path string) (load.Target, erro
 	}, nil
 }
 
-// traffic runs a generator, and has the network prove that the packets went where they should.
+// traffic runs a generator, and has the network prove that all of its packets went where they should, and nothing else did. An error that matches
+// load.ErrStarved has a sample beside it, which is proven too.
 func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (result.Sample, error) {
 	target, err := m.target(network, i.path)
 	if err != nil {
 		return result.Sample{}, err
 	}
-	before, err := network.Count()
+	before, err := count(network)
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("count before the sample: %w", err)
 	}
-	sample, packets, err := generate(ctx, i.workload, target)
-	if err != nil {
-		return result.Sample{}, err
+	sample, carried, disturbed := generate(ctx, i.workload, target)
+	if disturbed != nil && !errors.Is(disturbed, load.ErrNotMeasured) {
+		return result.Sample{}, disturbed
 	}
-	after, err := network.Count()
+	after, err := count(network)
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("count after the sample: %w", err)
 	}
-	if err := network.Carried(before, after, modes.Path(i.path), packets); err != nil {
+	if disturbed == nil || errors.Is(disturbed, load.ErrStarved) {
+		err = network.Carried(before.network, after.network, modes.Path(i.path), carried)
+	} else {
+		// Taking it again must not hide that the network has dropped what is missing.
+		err = network.Intact(before.network, after.network, modes.Path(i.path))
+		sample = result.Sample{}
+	}
+	if err != nil {
 		return result.Sample{}, fmt.Errorf("the packets did not go the way that the sample claims: %w", err)
 	}
-	return sample, nil
+	if dropped := after.backlog - before.backlog; dropped > 0 {
+		return result.Sample{}, fmt.Errorf("%w: %d packets of this machine found the queue of a CPU full", load.ErrNotMeasured, dropped)
+	}
+	return sample, disturbed
 }
 
-// among measures one flow while many others live.
+// counts are what a network and the machine have counted.
+type counts struct {
+	network modes.Counters
+	backlog uint64
+}
+
+func count(network *modes.Network) (c counts, err error) {
+	if c.network, err = network.Count(); err != nil {
+		return c, err
+	}
+	table, err := os.ReadFile("/proc/net/softnet_stat")
+	if err != nil {
+		return c, fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
+	}
+	c.backlog, err = backlogDrops(string(table))
+	return c, err
+}
+
+// backlogDrops sums the second number of each CPU's line: packets that its queue had no room for.
+func backlogDrops(table string) (sum uint64, err error) {
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			return 0, fmt.Errorf("parse /proc/net/softnet_stat: %q has no second number", line)
+		}
+		n, err := strconv.ParseUint(fields[1], 16, 64)
+		if err != nil {
+			return 0, fmt.Errorf("parse /proc/net/softnet_stat: %w", err)
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// among measures one flow while many others live: by the network's own count, before it and after.
 func (m *machine) among(ctx context.Context, network *modes.Network, i item) (sample result.Sample, err error) {
 	target, err := m.target(network, i.path)
 	if err != nil {
@@ -164,5 +217,27 @@ func (m *machine) among(ctx context.Context, network *modes.Network, i item) (sa
 		return result.Sample{}, err
 	}
 	defer func() { err = errors.Join(err, held.Close()) }()
-	return m.traffic(ctx, network, i)
+	if err := holds(network, i.point); err != nil {
+		return result.Sample{}, err
+	}
+	sample, disturbed := m.traffic(ctx, network, i)
+	if sample.Values == nil {
+		return result.Sample{}, disturbed
+	}
+	if err := errors.Join(holds(network, i.point), held.Refresh(ctx)); err != nil {
+		return result.Sample{}, err
+	}
+	return sample, disturbed
+}
+
+// others is how many flows beside those that are held a table may have: the generators' own.
+const others = 50
+
+// holds is an error unless the network's table has so many flows.
+func holds(network *modes.Network, want int) error {
+	have, err := network.Flows()
+	if err == nil && (have < uint64(want) || have > uint64(want)+others) {
+		err = fmt.Errorf("the table of mode %s has %d flows, want %d to %d", network.Mode, have, want, want+others)
+	}
+	return err
 }

@@ -77,7 +77,7 @@ var (
 	// ErrNotMeasured is matched by the error of a sample that ran, and did not measure what it says. Taking it again may help.
 	ErrNotMeasured = errors.New("the sample did not measure what it says")
 	// ErrStarved is matched too when all went well but that something else used the CPUs of the two ends. The result is
-	// there beside the error.
+	// there beside the error, for whoever has nothing better.
 	ErrStarved = fmt.Errorf("%w: another process was in its way", ErrNotMeasured)
 )
 
@@ -151,7 +151,7 @@ func Connect(ctx context.Context, t Target) (ConnectResult, error) {
 	if r.Connections == 0 {
 		return r, unmeasured("tcp connections: none was completed in %s", r.Usage.Window)
 	}
-	if r.Resent*1000 > r.Total {
+	if r.Resent*lossLimit > r.Total {
 		return r, unmeasured("tcp connections: %d segments of %d connections had to be sent again; is a connection table full on the way?", r.Resent, r.Total)
 	}
 	return r, r.Usage.check("tcp connections", t)
@@ -169,7 +169,7 @@ func NewFlows(ctx context.Context, t Target) (FlowResult, error) {
 	r := FlowResult{
 		Total: c.Total, Flows: c.Counted, Rate: perSecond(c.Counted, c), Window: c.Measured, Lost: c.Lost, Usage: usage(c, c, s),
 	}
-	if r.Flows == 0 || r.Lost*100 > r.Total {
+	if r.Flows == 0 || r.Lost*lossLimit > r.Total {
 		return r, unmeasured("new flows: %d of %d were not answered", r.Lost, r.Total)
 	}
 	return r, r.Usage.check("new flows", t)

@@ -41,9 +41,10 @@ const (
 	streamChunk     = 128 << 10 // as iperf3
 	minTransactions = 1000      // for a p99.9 to exist
 
-	// udpBatch datagrams go into one system call, udpWindow at most are between sender and receiver.
+	// udpBatch datagrams go into one system call, udpWindow at most are between sender and receiver: fewer than the 1000 packets that
+	// the kernel lets wait for a CPU (net.core.netdev_max_backlog), so that no queue on the way can be full.
 	udpBatch  = 64
-	udpWindow = 1024
+	udpWindow = 960
 	// The receiver's nap is a tenth of the time in which the window fills on a fast machine.
 	udpReceiverNap = 100 * time.Microsecond
 	udpSenderNap   = 50 * time.Microsecond

@@ -129,23 +129,47 @@ func usage(counter, client, server report) Usage {
 // perSecond is a rate over the window that r measured.
 func perSecond(n uint64, r report) float64 { return float64(n) / r.Measured.Seconds() }
 
+// What a sample may be disturbed by, as shares of its window: an end that was ready to run waited for its CPU, or the hypervisor took the
+// CPU away. One tick more of that: it is counted in ticks.
+const (
+	delayLimit = 20 // one in so many
+	stealLimit = 50
+)
+
 // check refuses a sample during which something else used the CPUs of the two ends.
 func (u Usage) check(what string, t Target) error {
-	if t.ClientCPU == t.ServerCPU {
-		return nil // the other end did
-	}
 	for _, p := range []struct {
 		name    string
 		cpu     int
 		process Process
 	}{{"client", t.ClientCPU, u.Client}, {"server", t.ServerCPU, u.Server}} {
-		if p.process.Delayed > u.Window/5 {
+		stolen := time.Duration(0)
+		if p.cpu < len(u.CPUs) {
+			stolen = u.CPUs[p.cpu].Steal
+		}
+		if stolen > u.Window/stealLimit+tick {
+			return fmt.Errorf("%w: %s: the hypervisor took CPU %d away for %s of %s", ErrStarved, what, p.cpu, stolen, u.Window.Round(time.Millisecond))
+		}
+		// Where both share a CPU, each waits for the other.
+		if t.ClientCPU != t.ServerCPU && p.process.Delayed > u.Window/delayLimit {
 			return fmt.Errorf("%w: %s: the %s waited %s of %s for CPU %d", ErrStarved,
 				what, p.name, p.process.Delayed.Round(time.Millisecond), u.Window.Round(time.Millisecond), p.cpu)
 		}
 	}
 	return nil
 }
+
+// Delayed is the share of the window for which the end that waited more was ready to run, and did not.
+func (u Usage) Delayed() float64 {
+	if u.Window <= 0 {
+		return 0
+	}
+	return max(u.Client.Delayed, u.Server.Delayed).Seconds() / u.Window.Seconds()
+}
+
+// lossLimit is one packet in so many. The sender is paced, so that it overruns no queue: what is lost, the network has lost, and a
+// network that throws packets away is not fast.
+const lossLimit = 1000
 
 // check refuses a sample that measured something other than forwarding.
 func (r UDPResult) check(t Target) error {
@@ -155,8 +179,10 @@ func (r UDPResult) check(t Target) error {
 		return unmeasured("%s: the receiver saw nothing of %d datagrams", what, r.Sent)
 	case r.Received > r.Sent:
 		return unmeasured("%s: %d datagrams were sent and %d received", what, r.Sent, r.Received)
-	case r.Overflow*1000 > r.Sent:
+	case r.Overflow*lossLimit > r.Sent:
 		return unmeasured("%s: the receiver's socket had no room for %d of %d datagrams", what, r.Overflow, r.Sent)
+	case r.Lost*lossLimit > r.Sent:
+		return unmeasured("%s: %d of %d datagrams were lost", what, r.Lost, r.Sent)
 	}
 	return r.Usage.check(what, t)
 }

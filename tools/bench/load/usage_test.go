@@ -97,7 +97,10 @@ func TestParseDelay(t *testing.T) {
 func TestRefused(t *testing.T) {
 	two := Target{ServerCPU: 1}
 	quiet := Usage{Window: time.Second}
-	delayed := Usage{Window: time.Second, Server: Process{Delayed: 300 * time.Millisecond}}
+	delayed := Usage{Window: time.Second, Server: Process{Delayed: 60 * time.Millisecond}}
+	late := Usage{Window: time.Second, Server: Process{Delayed: 40 * time.Millisecond}}
+	stolen := Usage{Window: time.Second, CPUs: []CPU{{}, {Steal: 40 * time.Millisecond}}}
+	aTick := Usage{Window: time.Second, CPUs: []CPU{{}, {Steal: 30 * time.Millisecond}}}
 	for _, c := range []struct {
 		name   string
 		target Target
@@ -105,11 +108,16 @@ func TestRefused(t *testing.T) {
 		want   string // part of the error
 	}{
 		{"good", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: quiet}, ""},
-		{"lost on the way", two, UDPResult{Sent: 10, Received: 5, Lost: 5, Packets: 5, Usage: quiet}, ""},
+		{"one in a thousand lost", two, UDPResult{Sent: 2000, Received: 1998, Lost: 2, Packets: 5, Usage: quiet}, ""},
+		{"more than that lost", two, UDPResult{Sent: 2000, Received: 1997, Lost: 3, Packets: 5, Usage: quiet}, "3 of 2000 datagrams were lost"},
 		{"nothing came", two, UDPResult{Sent: 10, Lost: 10, Usage: quiet}, "saw nothing"},
 		{"more came than was sent", two, UDPResult{Sent: 10, Received: 11, Packets: 11, Usage: quiet}, "10 datagrams were sent and 11"},
 		{"receiver too slow", two, UDPResult{Sent: 1000, Received: 990, Overflow: 10, Packets: 990, Usage: quiet}, "no room for 10"},
-		{"starved", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: delayed}, "server waited 300ms of 1s for CPU 1"},
+		{"starved", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: delayed}, "server waited 60ms of 1s for CPU 1"},
+		{"a little late", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: late}, ""},
+		{"stolen", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: stolen}, "took CPU 1 away for 40ms of 1s"},
+		{"little stolen", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: aTick}, ""},
+		{"stolen elsewhere", Target{}, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: stolen}, ""},
 		{"one CPU for both", Target{}, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: delayed}, ""},
 	} {
 		err := c.result.check(c.target)
@@ -119,7 +127,7 @@ func TestRefused(t *testing.T) {
 		case c.want != "" && (!errors.Is(err, ErrNotMeasured) || !strings.Contains(err.Error(), c.want)):
 			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
-		if starved := c.name == "starved"; errors.Is(err, ErrStarved) != starved {
+		if starved := c.name == "starved" || c.name == "stolen"; errors.Is(err, ErrStarved) != starved {
 			t.Errorf("%s: ErrStarved is %t", c.name, !starved)
 		}
 	}

@@ -155,12 +155,8 @@ func (c *classical) count(ctx context.Context, into Counters) error {
 
 func (c *classical) countNode(ctx context.Context, into Counters, node *lab.Node) error {
 	name := nodeName(node)
-	tracked, err := node.ReadSysctl("net/netfilter/nf_conntrack_count")
-	if err != nil {
+	if err := countTracking(into, node); err != nil {
 		return err
-	}
-	if into[name+" tracked"], err = strconv.ParseUint(tracked, 10, 64); err != nil {
-		return fmt.Errorf("read nf_conntrack_count of %s: %w", node.Name, err)
 	}
 	if c.bridged() {
 		if err := countLink(into, name+" "+bridge, node.Namespace, bridge); err != nil {
@@ -172,24 +168,49 @@ func (c *classical) countNode(ctx context.Context, into Counters, node *lab.Node
 			return err
 		}
 	}
-	if c.mode == NFTables {
-		return nil // neither kube-proxy's nor flannel's nft rules count
-	}
-	for _, counter := range []struct{ name, chain, rule string }{
-		// The jump that every packet reaches: only new connections meet the rule before it, and its chain is empty.
-		{"FORWARD", "FORWARD", "-j KUBE-FORWARD"},
-		{"INVALID", "KUBE-FORWARD", "--ctstate INVALID"},
-	} {
+	for _, rule := range c.countingRules() {
 		// Of one chain: iptables-save would list 20 000 Services in another table first.
-		listing, err := node.Exec(ctx, "iptables", "-w", "10", "-t", "filter", "-v", "-S", counter.chain)
+		listing, err := node.Exec(ctx, rule.list[0], rule.list[1:]...)
 		if err != nil {
 			return err
 		}
-		if into[name+" "+counter.name], err = ruleCounter(string(listing), counter.rule); err != nil {
-			return fmt.Errorf("count packets in chain %s of %s: %w", counter.chain, node.Name, err)
+		for _, counter := range rule.counters {
+			packets, bytes, err := ruleCounter(string(listing), counter[1])
+			if err != nil {
+				return fmt.Errorf("count packets in the rules of %s: %w", node.Name, err)
+			}
+			into[name+" "+counter[0]], into[bytesOf(name+" "+counter[0])] = packets, bytes
 		}
 	}
 	return nil
+}
+
+// countingRules says how rules that count are listed, and of which counter each is, by a part of its text.
+type countingRules struct {
+	list     []string
+	counters [][2]string
+}
+
+// forwarded are all packets that met the FORWARD chain: the jump that each of them reaches. opened are the first ones of new connections, by the
+// jump that no other packet takes.
+const (
+	forwarded = "FORWARD"
+	opened    = "new"
+	invalid   = "INVALID"
+)
+
+func (c *classical) countingRules() []countingRules {
+	if c.mode == NFTables {
+		// Neither kube-proxy's nor flannel's nft rules count. One that sees new connections only can, and costs their packets nothing.
+		return []countingRules{{[]string{"nft", "list", "chain", "ip", "kube-proxy", "filter-forward"}, [][2]string{{opened, nftNew}}}}
+	}
+	list := func(chain string) []string {
+		return []string{"iptables", "-w", "10", "-t", "filter", "-v", "-S", chain}
+	}
+	return []countingRules{
+		{list("FORWARD"), [][2]string{{forwarded, "-j KUBE-FORWARD"}, {opened, "-j KUBE-SERVICES"}}},
+		{list("KUBE-FORWARD"), [][2]string{{invalid, "--ctstate INVALID"}}},
+	}
 }
 
 // hostLink is the node's end of a pod's veth pair; "" when the plugin's result does not name it.
@@ -202,10 +223,10 @@ func hostLink(pod *lab.Pod) string {
 	return ""
 }
 
-// proof: the links on the way, and netfilter: every packet passed the FORWARD chain (also between ports of a bridge),
-// and its connection is tracked.
+// proof: the links on the way, and netfilter. Every new flow met the FORWARD chain (also between ports of a bridge) and is tracked since. Where its
+// rules count, so did every packet.
 func (c *classical) proof(path Path) proof {
-	p := proof{through: []string{client + " rx"}, held: []string{"n1 tracked"}}
+	p := proof{through: []string{client + " rx"}}
 	nodes := []string{"n1"}
 	switch path {
 	case SameNode:
@@ -214,7 +235,6 @@ func (c *classical) proof(path Path) proof {
 	case AcrossNodes:
 		nodes = append(nodes, "n2")
 		p.through = append(p.through, "n1 eth0 tx", "n2 eth0 rx", remote+" tx")
-		p.held = append(p.held, "n2 tracked")
 		if c.vxlan() {
 			p.through = append(p.through, "n1 "+vxlanName+" tx", "n2 "+vxlanName+" rx")
 		}
@@ -225,10 +245,13 @@ func (c *classical) proof(path Path) proof {
 	if c.bridged() && path != SameNode {
 		p.through = append(p.through, "n1 "+bridge+" rx")
 	}
-	if c.mode != NFTables {
-		for _, node := range nodes {
-			p.through = append(p.through, node+" FORWARD")
-			p.few = append(p.few, node+" INVALID")
+	for _, node := range nodes {
+		p.opened = append(p.opened, node+" "+opened)
+		p.held = append(p.held, node+" tracked")
+		p.none = append(p.none, trackingFaults(node))
+		if c.mode != NFTables {
+			p.both = append(p.both, node+" "+forwarded)
+			p.few = append(p.few, node+" "+invalid)
 		}
 	}
 	return p

@@ -77,7 +77,7 @@ func countSent(into Counters, name string, pod *lab.Pod) error {
 	if err != nil {
 		return fmt.Errorf("device of pod %s: %w", name, err)
 	}
-	into[name+" from_pod"] = device.Packets
+	into[name+" from_pod"], into[bytesOf(name+" from_pod")] = device.Packets, device.Bytes
 	return nil
 }
 
@@ -93,7 +93,8 @@ func countTraffic(into Counters, node *lab.Node) error {
 			if err != nil {
 				return fmt.Errorf("traffic of %s: %w", node.Name, err)
 			}
-			into[carriedName(nodeName(node), direction, event)] = sum.Packets
+			name := carriedName(nodeName(node), direction, event)
+			into[name], into[bytesOf(name)] = sum.Packets, sum.Bytes
 		}
 	}
 	return nil
@@ -107,7 +108,8 @@ func (*ebpfPlane) proof(path Path) proof {
 	sent := client + " from_pod"
 	switch path {
 	case SameNode:
-		p.through = []string{sent, carriedName("n1", wire.FromPod, traffic.Delivered)}
+		p.through = []string{sent}
+		p.both = []string{carriedName("n1", wire.FromPod, traffic.Delivered)}
 		p.few = append(p.few, "n1 eth0 tx")
 	case AcrossNodes:
 		p.through = []string{
@@ -117,6 +119,7 @@ func (*ebpfPlane) proof(path Path) proof {
 		p.few = append(p.few, carriedName("n2", wire.FromPod, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Stack))
 	default:
 		p.through = []string{sent, carriedName("n1", wire.FromPod, traffic.Forwarded), "n1 eth0 tx"}
+		p.opened = []string{carriedName("n1", wire.FromPod, traffic.SnatAllocated)}
 		p.few = append(p.few, "n2 eth0 rx")
 	}
 	return p

@@ -3,6 +3,7 @@ package modes
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -127,19 +128,24 @@ func kindMasquerade(netip.Prefix) []string {
 	}
 }
 
-// ruleCounter is how many packets a rule has seen, in a chain as `iptables -v -S CHAIN` lists it. The rule is the one
-// whose line contains the text.
-func ruleCounter(listing, text string) (packets uint64, err error) {
+// counted finds a rule's counter as `iptables -v -S` and `nft list` print it.
+var counted = regexp.MustCompile(`(?:-c|counter packets) (\d+)(?: bytes)? (\d+)`)
+
+// ruleCounter is how many packets and bytes a rule has seen, in a chain as it is listed. The rule is the one whose line contains the text.
+func ruleCounter(listing, text string) (packets, bytes uint64, err error) {
 	for line := range strings.Lines(listing) {
 		if !strings.Contains(line, text) {
 			continue
 		}
-		_, counter, _ := strings.Cut(line, " -c ")
-		number, _, _ := strings.Cut(counter, " ")
-		if packets, err = strconv.ParseUint(number, 10, 64); err != nil {
-			return 0, fmt.Errorf("the counter of rule %q: %w", strings.TrimSpace(line), err)
+		numbers := counted.FindStringSubmatch(line)
+		if numbers == nil {
+			return 0, 0, fmt.Errorf("rule %q has no counter", strings.TrimSpace(line))
 		}
-		return packets, nil
+		packets, err = strconv.ParseUint(numbers[1], 10, 64)
+		if err == nil {
+			bytes, err = strconv.ParseUint(numbers[2], 10, 64)
+		}
+		return packets, bytes, err
 	}
-	return 0, fmt.Errorf("no rule with %q in %q", text, listing)
+	return 0, 0, fmt.Errorf("no rule with %q in %q", text, listing)
 }

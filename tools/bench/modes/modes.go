@@ -9,7 +9,7 @@
 //	before, err := network.Count()
 //	... send ...
 //	after, err := network.Count()
-//	err = network.Carried(before, after, modes.AcrossNodes, received)
+//	err = network.Carried(before, after, modes.AcrossNodes, modes.Traffic{Forth: sent, Exact: true, Flows: 1})
 //
 // All modes stand on the same hosts, links, MTU and offloads (test/lab); whatever differs is what the network in question
 // brings along itself. They can all stand at once: each has namespaces of its own, and an idle one handles no packet.

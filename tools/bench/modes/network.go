@@ -31,6 +31,9 @@ type dataplane interface {
 	proof(path Path) proof
 	setNodes(ctx context.Context, k int) error
 	setServices(ctx context.Context, k int) error
+	// forget empties a node's tables of flows; flows is how many the first node's has.
+	forget(node *lab.Node) error
+	flows() (uint64, error)
 }
 
 // Network is a mode that stands.
@@ -178,20 +181,33 @@ func (n *Network) Count() (Counters, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), lab.Patience(10*time.Second))
 	defer cancel()
 	counters := Counters{}
-	if err := n.plane.count(ctx, counters); err != nil {
+	if err := errors.Join(n.plane.count(ctx, counters), countLinkDrops(counters, n.lab)); err != nil {
 		return nil, fmt.Errorf("count packets of mode %s: %w", n.Mode, err)
 	}
 	return counters, nil
 }
 
-// Carried is an error unless at least that many packets went the path's way from client to server between two counts, and
-// none that should not went another way or was dropped. A packet is what the kernel hands on as one: of a TCP stream, up
-// to 64 KiB.
-func (n *Network) Carried(before, after Counters, path Path, packets uint64) error {
-	if err := n.plane.proof(path).judge(before, after, packets); err != nil {
+// Carried is an error unless the traffic went the path's way between two counts, all of it and as far as its generator knows not more; none
+// of it went another way, and nothing at all was dropped.
+func (n *Network) Carried(before, after Counters, path Path, t Traffic) error {
+	if err := n.proof(path).judge(before, after, t); err != nil {
 		return fmt.Errorf("mode %s, %s: the traffic did not go the way of this network: %w", n.Mode, path, err)
 	}
 	return nil
+}
+
+// Intact is the part of Carried that holds of any traffic: an error when a program, a link or connection tracking has dropped something.
+func (n *Network) Intact(before, after Counters, path Path) error {
+	if err := n.proof(path).intact(before, after); err != nil {
+		return fmt.Errorf("mode %s, %s: %w", n.Mode, path, err)
+	}
+	return nil
+}
+
+func (n *Network) proof(path Path) proof {
+	p := n.plane.proof(path)
+	p.none = append(p.none, linkDrops)
+	return p
 }
 
 // SetNodes makes the network know k nodes, its own two among them, and returns when every node's tables are complete.

@@ -5,6 +5,9 @@ import (
 	"net/netip"
 )
 
+// nftNew is what a new connection's first packet meets in the forward hook. kube-proxy's rule does not count, ours does.
+const nftNew = "jump service-endpoints-check"
+
 // nftRules is everything in the tables of a node, for nft -f: kube-proxy's table in its nftables mode, where all Services
 // are one map that is looked up, and flannel's tables with EnableNFTables. The tables are made anew.
 func nftRules(node netip.Addr, podCIDR netip.Prefix, serviceCount int) string {
@@ -48,7 +51,7 @@ func kubeProxyTable(r *rules, node netip.Addr, all []service) {
 		{"cluster-ips-check", "", []string{"ip daddr @cluster-ips reject"}},
 		{"filter-prerouting", "filter hook prerouting priority -110", []string{"ct state new jump firewall-check"}},
 		{"filter-input", "filter hook input priority -110", []string{"ct state new jump nodeport-endpoints-check", "ct state new jump service-endpoints-check"}},
-		{"filter-forward", "filter hook forward priority -110", []string{"ct state new jump service-endpoints-check", "ct state new jump cluster-ips-check"}},
+		{"filter-forward", "filter hook forward priority -110", []string{"ct state new counter " + nftNew, "ct state new jump cluster-ips-check"}},
 		{"filter-output", "filter hook output priority -110", []string{"ct state new jump service-endpoints-check", "ct state new jump firewall-check"}},
 		{"filter-output-post-dnat", "filter hook output priority -90", []string{"ct state new jump cluster-ips-check"}},
 		{"nat-prerouting", "nat hook prerouting priority -100", []string{"jump services"}},

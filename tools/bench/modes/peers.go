@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 
@@ -34,6 +35,10 @@ func addVXLAN(node *lab.Node, mtu int) error {
 	}
 	if err := nl.LinkAdd(device); err != nil {
 		return fmt.Errorf("make %s on %s: %w", vxlanName, node.Name, err)
+	}
+	// flannel's too: nobody is there who would answer, and what asks for IPv6 routers is dropped.
+	if err := node.WriteSysctl("net/ipv6/conf/"+vxlanName+"/accept_ra", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	address := netip.PrefixFrom(node.PodCIDR.Addr(), 32)
 	if err := nl.AddrAdd(device, &netlink.Addr{IPNet: ipNet(address)}); err != nil {

@@ -27,40 +27,104 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// judged is a proof with one counter of each kind, what they say before, and what they say after a thousand datagrams.
+func judged() (p proof, before, after Counters) {
+	p = proof{
+		through: []string{"in", "out"}, both: []string{"rules"}, opened: []string{"new"}, few: []string{"stack"},
+		none: []string{"dropped "}, held: []string{"tracked"},
+	}
+	before = Counters{"in": 10, "out": 20, "rules": 0, "new": 1, "stack": 5, "tracked": 0, "dropped A": 3,
+		"in bytes": 1000, "out bytes": 2000, "rules bytes": 0}
+	after = Counters{"in": 1010, "out": 1020, "rules": 1100, "new": 2, "stack": 5, "tracked": 1, "dropped A": 3,
+		"in bytes": 1000, "out bytes": 2000, "rules bytes": 0}
+	return p, before, after
+}
+
 func TestJudge(t *testing.T) {
-	p := proof{through: []string{"in", "out"}, few: []string{"stack"}, none: []string{"dropped "}, held: []string{"tracked"}}
-	before := Counters{"in": 10, "out": 20, "stack": 5, "tracked": 7, "dropped A": 3}
+	sent := func(n uint64) Traffic { return Traffic{Forth: n, Back: 100, Exact: true, Flows: 1} }
 	for _, tc := range []struct {
 		name    string
 		change  func(after Counters)
-		packets uint64
+		traffic Traffic
 		wrong   string // part of the error; "" for none
 	}{
-		{"all went the way, and older connections ended", func(Counters) {}, 1000, ""},
-		{"some of more", func(Counters) {}, 500, ""},
-		{"a first one waited for a neighbour", func(Counters) {}, 1005, ""},
-		{"fewer than were sent", func(Counters) {}, 1006, `"in" rose by 1000`},
-		{"one stage was not passed", func(c Counters) { c["out"] = 20 }, 1000, `"out" rose by 0`},
-		{"any at all, and none came", func(c Counters) { c["out"] = 20 }, 0, `"out" rose by 0`},
-		{"a few strays", func(c Counters) { c["stack"] = 56 }, 1000, ""},
-		{"too many strays", func(c Counters) { c["stack"] = 57 }, 1000, `"stack" rose by 52`},
-		{"a drop", func(c Counters) { c["dropped A"] = 4 }, 1000, `"dropped A" rose by 1`},
-		{"a drop of a new kind", func(c Counters) { c["dropped B"] = 1 }, 1000, `"dropped B" rose by 1`},
-		{"nothing tracked", func(c Counters) { c["tracked"] = 0 }, 1000, `"tracked" is 0`},
-		{"a counter that began anew", func(c Counters) { c["in"] = 9 }, 1000, `"in" went from 10 to 9`},
-		{"a counter that is not there", func(c Counters) { delete(c, "stack") }, 1000, `"stack"`},
+		{"all went the way", func(Counters) {}, sent(1000), ""},
+		{"a first one waited for a neighbour", func(Counters) {}, sent(1005), ""},
+		{"fewer than were sent", func(Counters) {}, sent(1006), `"in" rose by 1000, want 1001 to`},
+		{"neighbour discovery's too", func(Counters) {}, sent(951), ""},
+		{"more than were sent", func(Counters) {}, sent(940), `"in" rose by 1000, want 935 to 990`},
+		{"more than are known of", func(Counters) {}, Traffic{Forth: 500, Flows: 1}, ""},
+		{"one stage was not passed", func(c Counters) { c["out"] = 20 }, sent(1000), `"out" rose by 0`},
+		{"any at all, and none came", func(c Counters) { c["out"] = 20 }, Traffic{}, `"out" rose by 0, want at least 1`},
+		{"rules that saw one direction", func(c Counters) { c["rules"] = 1000 }, sent(1000), `"rules" rose by 1000, want 1095 to`},
+		{"rules that saw all twice", func(c Counters) { c["rules"] = 2200 }, sent(1000), `"rules" rose by 2200`},
+		{"a flow that no rule met", func(c Counters) { c["new"] = 1 }, sent(1000), `"new" rose by 0, want 1 to 51`},
+		{"flows that nobody opened", func(c Counters) { c["new"] = 900 }, sent(1000), `"new" rose by 899`},
+		{"a few strays", func(c Counters) { c["stack"] = 56 }, sent(1000), ""},
+		{"too many strays", func(c Counters) { c["stack"] = 57 }, sent(1000), `"stack" rose by 52`},
+		{"a drop", func(c Counters) { c["dropped A"] = 4 }, sent(1000), `"dropped A" rose by 1`},
+		{"a drop of a new kind", func(c Counters) { c["dropped B"] = 1 }, sent(1000), `"dropped B" rose by 1`},
+		{"nothing tracked", func(c Counters) { c["tracked"] = 0 }, sent(1000), `"tracked" rose by 0`},
+		{"a counter that began anew", func(c Counters) { c["in"] = 9 }, sent(1000), `"in" went from 10 to 9`},
+		{"a counter that is not there", func(c Counters) { delete(c, "stack") }, sent(1000), `"stack"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			after := Counters{"in": 1010, "out": 1020, "stack": 5, "tracked": 1, "dropped A": 3}
+			p, before, after := judged()
 			tc.change(after)
-			err := p.judge(before, after, tc.packets)
-			switch {
-			case tc.wrong == "" && err != nil:
-				t.Error(err)
-			case tc.wrong != "" && (err == nil || !strings.Contains(err.Error(), tc.wrong)):
-				t.Errorf("error %v, want one with %s", err, tc.wrong)
-			}
+			complains(t, p.judge(before, after, tc.traffic), tc.wrong)
 		})
+	}
+}
+
+// A stream's packets are of any size: it is its bytes that must be on every link, with their headers, and no more.
+func TestJudgeStream(t *testing.T) {
+	const sent = 100_000_000
+	for _, tc := range []struct {
+		name       string
+		in, wanted uint64
+		wrong      string
+	}{
+		{"with headers", sent * 105 / 100, sent, ""},
+		{"in large packets", sent, sent, ""},
+		{"half of it", sent / 2, sent, `"in bytes" rose by 50000000, want 99900000 to`},
+		{"another stream's too", 2 * sent, sent, `"in bytes" rose by 200000000`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, before, after := judged()
+			after["in bytes"], after["out bytes"], after["rules bytes"] = 1000+tc.in, 2000+sent, sent
+			complains(t, p.judge(before, after, Traffic{Forth: 1000, Bytes: tc.wanted, Flows: 1}), tc.wrong)
+		})
+	}
+}
+
+// What is dropped is found out also when nobody knows what was sent.
+func TestIntact(t *testing.T) {
+	p, before, after := judged()
+	after["in"] = 0
+	complains(t, p.intact(before, after), "")
+	after["dropped A"]++
+	complains(t, p.intact(before, after), `"dropped A" rose by 1, want 0 to 0`)
+}
+
+func complains(t *testing.T, err error, want string) {
+	t.Helper()
+	switch {
+	case want == "" && err != nil:
+		t.Error(err)
+	case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+		t.Errorf("error %v, want one with %s", err, want)
+	}
+}
+
+func TestColumn(t *testing.T) {
+	const table = "entries found insert_failed drop\n00000005 0 0000000a 1\n00000005 0 00000001 0\n"
+	if n, err := column(table, "insert_failed"); n != 11 || err != nil {
+		t.Errorf("%d, %v; want 11", n, err)
+	}
+	for name, table := range map[string]string{"empty": "", "no such column": "entries\n1\n", "cut off": table + "00000005 0\n", "no number": table + "1 1 x 1\n"} {
+		if n, err := column(table, "insert_failed"); err == nil {
+			t.Errorf("%s: %d and no error", name, n)
+		}
 	}
 }
 
@@ -123,16 +187,19 @@ func TestRuleCounter(t *testing.T) {
 	const listing = `-P FORWARD ACCEPT -c 7 700
 -A FORWARD -m conntrack --ctstate NEW -m comment --comment "load balancer firewall" -c 12 1200 -j KUBE-PROXY-FIREWALL
 -A FORWARD -m comment --comment "forwarding rules" -c 34 3400 -j KUBE-FORWARD
+		ct state new counter packets 8 bytes 512 jump service-endpoints-check
 `
-	if got, err := ruleCounter(listing, "-j KUBE-FORWARD"); got != 34 || err != nil {
-		t.Errorf("%d packets, error %v; want 34", got, err)
+	for text, want := range map[string][2]uint64{"-j KUBE-FORWARD": {34, 3400}, nftNew: {8, 512}} {
+		if packets, bytes, err := ruleCounter(listing, text); [2]uint64{packets, bytes} != want || err != nil {
+			t.Errorf("%s: %d packets, %d bytes, error %v; want %d", text, packets, bytes, err, want)
+		}
 	}
 	for name, broken := range map[string]string{
 		"the rule is gone": "-P FORWARD ACCEPT -c 7 700\n",
 		"no counter":       strings.ReplaceAll(listing, "-c 34 3400 ", ""),
-		"no number":        strings.ReplaceAll(listing, "-c 34", "-c x"),
+		"no number":        strings.ReplaceAll(listing, "-c 34", "-c 99999999999999999999"),
 	} {
-		if got, err := ruleCounter(broken, "-j KUBE-FORWARD"); err == nil {
+		if got, _, err := ruleCounter(broken, "-j KUBE-FORWARD"); err == nil {
 			t.Errorf("%s: %d packets and no error", name, got)
 		}
 	}
