@@ -60,8 +60,6 @@ func versions(ctx context.Context) map[string]string {
 	found := map[string]string{"go": runtime.Version()}
 	for name, args := range map[string][]string{
 		"iptables": {"iptables", "--version"}, "nft": {"nft", "--version"},
-		// Compiled when the networks are built, and no part of this program.
-		"plugins": {"go", "list", "-m", "-f", "{{.Version}}", "github.com/containernetworking/plugins"},
 	} {
 		line, _, _ := strings.Cut(output(ctx, args[0], args[1:]...), "\n")
 		if line != "" {
@@ -78,12 +76,12 @@ func versions(ctx context.Context) map[string]string {
 	return found
 }
 
+// sysctls are those of the machine; what each network namespace has for itself is recorded once the networks stand.
 func sysctls() map[string]string {
 	found := map[string]string{}
 	for _, name := range []string{
 		"net/core/bpf_jit_enable", "net/core/bpf_jit_harden", "net/core/netdev_budget", "net/core/netdev_max_backlog",
 		"net/core/default_qdisc", "net/core/rmem_max", "net/core/wmem_max", "net/core/rps_sock_flow_entries",
-		"net/ipv4/tcp_congestion_control", "net/bridge/bridge-nf-call-iptables", "net/netfilter/nf_conntrack_max",
 		"kernel/bpf_stats_enabled",
 	} {
 		if value := read(filepath.Join("/proc/sys", name)); value != "" {

@@ -4,12 +4,12 @@
 //	make bench                      the main rows, three rounds: indicative
 //	make bench-full                 everything, five rounds, judged by the budgets
 //	bench --modes direct,ebpf,iptables --workloads udp64 --rounds 7
-//	bench report bench-out/bench.json               tables and plots once more
-//	bench report bench-out/bench.json --into BENCHMARKS.md
+//	bench report bench-out/full/bench.json          tables and plots once more
+//	bench report bench-out/full/bench.json --into BENCHMARKS.md --headline README.md
 //	bench compare before.json after.json            a regression, or noise
 //
-// It needs root, Linux 6.1 or newer, the binaries in bin/, iptables and nft. All networks stand in namespaces; no packet leaves the
-// machine.
+// It needs root, Linux 6.1 or newer, the binaries in bin/, iptables, nft, and Go with this module's dependencies for upstream's plugins. All
+// networks stand in namespaces; no packet leaves the machine.
 package main
 
 import (
@@ -131,29 +131,6 @@ func exactly(n int, what string) cobra.PositionalArgs {
 		}
 		return nil
 	}
-}
-
-func reportCommand(e env) *cobra.Command {
-	var into string
-	command := &cobra.Command{
-		Use:   "report FILE",
-		Short: "Write tables and plots of a run once more, beside its file, or into a document of the project",
-		Args:  exactly(1, "one file, such as bench-out/bench.json"),
-		RunE: func(_ *cobra.Command, args []string) error {
-			run, err := result.Read(args[0])
-			if err != nil {
-				return err
-			}
-			written, err := report.Write(run, target(args[0], into))
-			if err != nil {
-				return err
-			}
-			fmt.Fprintln(e.stdout, written)
-			return nil
-		},
-	}
-	command.Flags().StringVar(&into, "into", "", "write this document, with its plots as SVG in tools/bench/plots beside it")
-	return command
 }
 
 func compareCommand(e env) *cobra.Command {

@@ -49,6 +49,7 @@ func TestUsage(t *testing.T) {
 		"not root":         {nil, failed, "needs root"},
 		"report of none":   {[]string{"report"}, misuse, "want one file"},
 		"missing file":     {[]string{"report", filepath.Join(dir, "x.json")}, failed, "x.json does not exist"},
+		"headline alone":   {[]string{"report", other, "--headline", "x"}, misuse, "--headline takes --into"},
 		"another schema":   {[]string{"compare", other, other}, failed, "schema version 99"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +71,7 @@ func TestMissingProgram(t *testing.T) {
 
 func TestCompareStatus(t *testing.T) {
 	write := func(rate float64) string {
-		run := result.Run{Schema: result.Schema, Workloads: []string{"udp64"}, Modes: []result.Mode{{Name: "ebpf"}}}
+		run := result.Run{Schema: result.Schema, Rounds: 5, Workloads: []string{"udp64"}, Modes: []result.Mode{{Name: "ebpf"}}}
 		for round := 1; round <= 5; round++ {
 			run.Samples = append(run.Samples, result.Sample{Workload: "udp64", Path: result.SameNode, Mode: "ebpf", Round: round,
 				Values: map[string]float64{result.Rate: rate + float64(round)}})
@@ -132,6 +133,31 @@ func TestRun(t *testing.T) {
 	}
 	if open := openLocks(t); len(open) > 0 {
 		t.Errorf("labs were not closed: %v", open)
+	}
+}
+
+// What measures less than the full profile is not judged, whatever it is called.
+func TestIndicative(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*profile)
+		want   bool
+	}{
+		"full":            {func(*profile) {}, false},
+		"more than full":  {func(p *profile) { p.rounds, p.duration = 9, 2*p.duration }, false},
+		"fewer rounds":    {func(p *profile) { p.rounds-- }, true},
+		"shorter samples": {func(p *profile) { p.duration /= 2 }, true},
+		"shorter warm-up": {func(p *profile) { p.warmup /= 2 }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := full()
+			c.change(&p)
+			if got := indicative(p); got != c.want {
+				t.Errorf("indicative: %v", got)
+			}
+		})
+	}
+	if !indicative(quick()) {
+		t.Error("the quick profile is judged")
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -44,15 +43,23 @@ func (m *machine) reserve(n int) (first int) {
 	return first
 }
 
-// batch adds pods, at most so many at once, and then deletes them, those too whose ADD failed.
+// batch adds pods, at most so many at once, and then deletes those that were added.
 func batch(ctx context.Context, network *modes.Network, first, count, atOnce int) (adds, dels []float64, err error) {
-	adds, err = each(first, count, atOnce, func(i int) (time.Duration, error) { return network.Add(ctx, i) })
+	there := make([]bool, count)
+	adds, err = each(count, atOnce, func(i int) (time.Duration, error) {
+		took, err := network.Add(ctx, first+i)
+		there[i] = err == nil
+		return took, err
+	})
 	if err != nil {
 		err = fmt.Errorf("add pods: %w", err)
 	}
 	// Also when the run ends here: nothing may stay.
-	dels, deleted := each(first, count, atOnce, func(i int) (time.Duration, error) {
-		return network.Del(context.WithoutCancel(ctx), i)
+	dels, deleted := each(count, atOnce, func(i int) (time.Duration, error) {
+		if !there[i] {
+			return 0, nil
+		}
+		return network.Del(context.WithoutCancel(ctx), first+i)
 	})
 	if deleted != nil {
 		err = errors.Join(err, fmt.Errorf("delete pods: %w", deleted))
@@ -60,8 +67,8 @@ func batch(ctx context.Context, network *modes.Network, first, count, atOnce int
 	return adds, dels, err
 }
 
-// each calls fn for so many numbers, at most so many at once, and returns how long each took, in seconds.
-func each(first, count, atOnce int, fn func(i int) (time.Duration, error)) ([]float64, error) {
+// each calls fn for so many numbers from 0 on, at most so many at once, and returns how long each took, in seconds.
+func each(count, atOnce int, fn func(i int) (time.Duration, error)) ([]float64, error) {
 	took, errs := make([]float64, count), make([]error, count)
 	free := make(chan struct{}, atOnce)
 	var running sync.WaitGroup
@@ -69,7 +76,7 @@ func each(first, count, atOnce int, fn func(i int) (time.Duration, error)) ([]fl
 		free <- struct{}{}
 		running.Go(func() {
 			defer func() { <-free }()
-			d, err := fn(first + i)
+			d, err := fn(i)
 			took[i], errs[i] = d.Seconds(), err
 		})
 	}
@@ -86,8 +93,8 @@ func plugin(adds, dels []float64) result.Sample {
 	return result.Sample{
 		Values: map[string]float64{
 			"pair-p50": result.Each(pairs).Quantile(0.5),
-			"add-p50":  add.Quantile(0.5), "add-max": slices.Max(adds),
-			"del-p50": del.Quantile(0.5), "del-max": slices.Max(dels),
+			"add-p50":  add.Quantile(0.5),
+			"del-p50":  del.Quantile(0.5),
 		},
 		Distributions: map[string]result.Distribution{"add": add, "del": del},
 	}

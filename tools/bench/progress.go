@@ -14,20 +14,32 @@ type progress struct {
 	rounds   int
 	// left is what remains of the plan's estimate; spent and estimated, what the finished part took and was thought to take.
 	left, spent, estimated time.Duration
-	last                   string
+	// retaken is how often a sample was disturbed and taken again.
+	retaken int
+	last    string
 }
 
 // at says what is being measured.
 func (p *progress) at(round int, i item, mode string) {
-	line := fmt.Sprintf("round %d of %d, %s left: %s", round, p.rounds, p.remaining(), i)
+	line := fmt.Sprintf("round %d of %d, %s left%s: %s", round, p.rounds, p.remaining(), p.disturbed(), i)
 	if p.terminal {
 		fmt.Fprintf(p.w, "\r\x1b[K%s [%s]", line, mode)
 		return
 	}
-	if line = fmt.Sprintf("round %d: %s", round, i); line != p.last {
-		fmt.Fprintf(p.w, "round %d of %d, %s left: %s\n", round, p.rounds, p.remaining(), i)
-		p.last = line
+	if what := fmt.Sprintf("round %d: %s", round, i); what != p.last {
+		fmt.Fprintln(p.w, line)
+		p.last = what
 	}
+}
+
+// again counts a sample that was disturbed.
+func (p *progress) again() { p.retaken++ }
+
+func (p *progress) disturbed() string {
+	if p.retaken == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d taken again", p.retaken)
 }
 
 // done takes a sample off the estimate.

@@ -21,6 +21,7 @@ import (
 
 type options struct {
 	selection
+	publication
 
 	profile, out string
 }
@@ -40,7 +41,8 @@ func runCommand(e env) *cobra.Command {
 	flags.IntVar(&o.rounds, "rounds", 0, "so many rounds; 0: as the profile has it")
 	flags.DurationVar(&o.duration, "duration", 0, "so long a sample; 0: as the profile has it")
 	flags.DurationVar(&o.warmup, "warmup", 0, "so long a warm-up of each sample; 0: as the profile has it")
-	flags.StringVar(&o.out, "out", "bench-out", "the directory for bench.json, bench.md and the plots")
+	flags.StringVar(&o.out, "out", "", "the directory for bench.json, bench.md and the plots; none: bench-out/PROFILE")
+	o.flags(command)
 	return command
 }
 
@@ -63,17 +65,18 @@ func measure(ctx context.Context, e env, o options) error {
 	if err != nil {
 		return usage(err)
 	}
-	if err := checkMachine(e, made); err != nil {
+	if err := errors.Join(checkMachine(e, made), o.check()); err != nil {
 		return err
+	}
+	// A quick run leaves a full one alone.
+	if o.out == "" {
+		o.out = filepath.Join("bench-out", o.profile)
 	}
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return fmt.Errorf("make the directory of --out: %w", err)
 	}
 	log := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	run := newRun(ctx, made, o)
-	for _, warning := range run.Environment.Warnings {
-		log.Warn("the figures may be worth less", "because", warning)
-	}
 	json := filepath.Join(o.out, "bench.json")
 	err = carryOut(ctx, e, made, run, json, log)
 	if len(run.Samples) == 0 {
@@ -83,18 +86,27 @@ func measure(ctx context.Context, e env, o options) error {
 	if saved := run.Write(json); saved != nil {
 		return errors.Join(err, saved)
 	}
-	written, reported := report.Write(run, report.Beside(json))
-	fmt.Fprintf(e.stdout, "%s in %s\n", written, rounded(run.Finished.Sub(run.Started)))
+	_, reported := report.Write(run, report.Beside(json))
+	fmt.Fprintf(e.stdout, "%s in %s\n", report.Beside(json).Document, rounded(run.Finished.Sub(run.Started)))
+	// A run that ended before its time is no document's.
+	if run.Interrupted == "" {
+		reported = errors.Join(reported, o.publish(e, run))
+	}
 	return errors.Join(err, reported, refusals(run))
 }
 
 // carryOut builds the networks, runs the plan on them and removes them.
 func carryOut(ctx context.Context, e env, made plan, run *result.Run, json string, log *slog.Logger) (err error) {
+	fmt.Fprintf(e.stderr, "building %d networks; the samples take about %s\n", len(made.modes), rounded(made.takes()))
 	m, err := newMachine(ctx, made, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
+	record(run, m.networks)
+	for _, warning := range run.Environment.Warnings {
+		log.Warn("the figures may be worth less", "because", warning)
+	}
 	fmt.Fprintf(e.stderr, "networks stand after %s; about %s to go\n", rounded(time.Since(run.Started)), rounded(made.takes()))
 	shown := &progress{w: e.stderr, terminal: e.terminal, rounds: made.profile.rounds, left: made.takes()}
 	defer shown.end()
@@ -112,7 +124,7 @@ func newRun(ctx context.Context, p plan, o options) *result.Run {
 	run := &result.Run{
 		Schema: result.Schema, Profile: p.profile.name, Started: time.Now(),
 		Command:    strings.Join(append([]string{"bench"}, os.Args[1:]...), " "),
-		Indicative: p.profile.name != "full",
+		Indicative: indicative(p.profile),
 		Duration:   p.profile.duration.Seconds(), Warmup: p.profile.warmup.Seconds(),
 		Workloads: p.workloads(), Environment: environment(ctx),
 	}
@@ -122,6 +134,12 @@ func newRun(ctx context.Context, p plan, o options) *result.Run {
 		}
 	}
 	return run
+}
+
+// indicative says that a profile measures less of something than the full one, whatever it is called.
+func indicative(p profile) bool {
+	whole := full()
+	return p.name != whole.name || p.rounds < whole.rounds || p.duration < whole.duration || p.warmup < whole.warmup
 }
 
 // refusals is an error when samples are missing: the report says which.
@@ -147,19 +165,15 @@ func checkMachine(e env, p plan) error {
 		modes.IPTables: {"iptables"}, modes.IPTablesVXLAN: {"iptables"}, modes.PTP: {"iptables"}, modes.NFTables: {"nft"},
 	}
 	for _, mode := range p.modes {
-		for _, program := range needs[mode] {
+		programs := needs[mode]
+		if len(programs) > 0 {
+			programs = append(programs, "go") // upstream's plugins are built from the module cache
+		}
+		for _, program := range programs {
 			if _, err := exec.LookPath(program); err != nil {
 				return fmt.Errorf("mode %s needs %s: %w; install it (make bench does), or choose --modes without it", mode, program, err)
 			}
 		}
 	}
 	return nil
-}
-
-// target is where a report of that file goes.
-func target(file, into string) report.Target {
-	if into == "" {
-		return report.Beside(file)
-	}
-	return report.Into(into)
 }

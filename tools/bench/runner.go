@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
@@ -36,7 +37,7 @@ const attempts = 3
 func (r *runner) rounds(ctx context.Context) error {
 	for round := 1; round <= r.plan.profile.rounds; round++ {
 		for _, i := range r.plan.items {
-			for _, mode := range i.modes {
+			for _, mode := range inTurn(i.modes, round) {
 				if err := context.Cause(ctx); err != nil {
 					return r.interrupted(err)
 				}
@@ -56,20 +57,21 @@ func (r *runner) rounds(ctx context.Context) error {
 	return nil
 }
 
-// one takes one sample and files it. A sample that the end of the run has cut short is none.
+// inTurn is the order of the modes in a round: each other one the other way round, so that none always comes after the same one, and those whose
+// ratio is taken stay neighbours.
+func inTurn(modes []string, round int) []string {
+	ordered := slices.Clone(modes)
+	if round%2 == 0 {
+		slices.Reverse(ordered)
+	}
+	return ordered
+}
+
+// one takes one sample and files it, with the reasons why it was taken again. A sample that the end of the run has cut short is none.
 func (r *runner) one(ctx context.Context, round int, i item, mode string) {
 	started := r.now()
 	r.progress.at(round, i, mode)
-	var sample result.Sample
-	var err error
-	for range attempts {
-		sample, err = r.sampler.take(ctx, i, mode)
-		// Only what disturbed the generator is worth another try: packets that went astray are a finding.
-		if !errors.Is(err, load.ErrNotMeasured) || ctx.Err() != nil {
-			break
-		}
-		r.log.Warn("sample disturbed", "workload", i.String(), "mode", mode, "round", round, "error", err)
-	}
+	sample, err := r.patiently(ctx, i, mode)
 	if ctx.Err() != nil {
 		return
 	}
@@ -81,6 +83,34 @@ func (r *runner) one(ctx context.Context, round int, i item, mode string) {
 	}
 	r.run.Samples = append(r.run.Samples, sample)
 	r.progress.done(i.takes, r.now().Sub(started))
+}
+
+// patiently takes a sample, again when something disturbed the generator. Nothing else is worth another try: packets that went astray are a
+// finding. Where something else has the CPUs all the time, the least disturbed attempt has to do, and says so.
+func (r *runner) patiently(ctx context.Context, i item, mode string) (sample result.Sample, err error) {
+	var kept result.Sample
+	var disturbed []string
+	for n := range attempts {
+		if n > 0 {
+			r.progress.again()
+		}
+		sample, err = r.sampler.take(ctx, i, mode)
+		if !errors.Is(err, load.ErrNotMeasured) || ctx.Err() != nil {
+			sample.Attempts = disturbed
+			return sample, err
+		}
+		disturbed = append(disturbed, err.Error())
+		r.log.Debug("sample disturbed", "workload", i.String(), "mode", mode, "error", err)
+		less := kept.Values == nil || sample.Values[result.Delayed] < kept.Values[result.Delayed]
+		if errors.Is(err, load.ErrStarved) && sample.Values != nil && less {
+			kept, kept.Disturbed = sample, err.Error()
+		}
+	}
+	if kept.Values != nil {
+		err = nil
+	}
+	kept.Attempts = disturbed
+	return kept, err
 }
 
 func (r *runner) interrupted(cause error) error {

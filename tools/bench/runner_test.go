@@ -19,11 +19,15 @@ import (
 type fake struct {
 	taken   []string
 	outcome func(n int) error
+	delayed []float64 // of the first samples
 }
 
 func (f *fake) take(_ context.Context, i item, mode string) (result.Sample, error) {
 	f.taken = append(f.taken, i.workload+" "+mode)
 	sample := result.Sample{Values: map[string]float64{result.Rate: float64(len(f.taken))}}
+	if len(f.taken) <= len(f.delayed) {
+		sample.Values[result.Delayed] = f.delayed[len(f.taken)-1]
+	}
 	if f.outcome == nil {
 		return sample, nil
 	}
@@ -47,14 +51,14 @@ func TestModesAreInterleaved(t *testing.T) {
 	if err := r.rounds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	round := []string{"udp64 a", "udp64 b", "udp64 c", "rr a", "rr c"}
-	if want := slices.Concat(round, round); !slices.Equal(f.taken, want) {
+	want := []string{"udp64 a", "udp64 b", "udp64 c", "rr a", "rr c", "udp64 c", "udp64 b", "udp64 a", "rr c", "rr a"}
+	if !slices.Equal(f.taken, want) {
 		t.Errorf("taken: %v", f.taken)
 	}
 	if !slices.Equal(*saved, []int{5, 10}) || r.run.Rounds != 2 {
 		t.Errorf("saved with %v samples, %d rounds; want it after each round", *saved, r.run.Rounds)
 	}
-	if last := r.run.Samples[9]; last.Round != 2 || last.Mode != "c" || last.Workload != "rr" {
+	if last := r.run.Samples[9]; last.Round != 2 || last.Mode != "a" || last.Workload != "rr" {
 		t.Errorf("%+v", last)
 	}
 }
@@ -71,12 +75,32 @@ func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
 	if err := r.rounds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if shown := r.progress.disturbed(); shown != ", 3 taken again" {
+		t.Errorf("a person reads %q", shown)
+	}
 	first, second := r.run.Samples[0], r.run.Samples[1]
-	if first.Error != "" || first.Values[result.Rate] != 2 {
+	why := disturbed.Error()
+	if first.Error != "" || first.Values[result.Rate] != 2 || !slices.Equal(first.Attempts, []string{why}) {
 		t.Errorf("the second attempt was fine: %+v", first)
 	}
-	if second.Error != disturbed.Error() || second.Values != nil {
+	if second.Error != why || second.Values != nil || !slices.Equal(second.Attempts, []string{why, why, why}) {
 		t.Errorf("no attempt was fine: %+v", second)
+	}
+}
+
+// A machine that is busy all the time measures something too.
+func TestLeastDisturbedAttemptIsKept(t *testing.T) {
+	f := &fake{
+		outcome: func(n int) error { return fmt.Errorf("%w: attempt %d", load.ErrStarved, n) },
+		delayed: []float64{0.3, 0.1, 0.2},
+	}
+	r, _ := newRunner(f, 1)
+	if err := r.rounds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first := r.run.Samples[0]
+	if first.Error != "" || first.Values[result.Rate] != 2 || !strings.HasSuffix(first.Disturbed, "attempt 2") || len(first.Attempts) != attempts {
+		t.Errorf("%+v", first)
 	}
 }
 
@@ -92,7 +116,7 @@ func TestPacketsAstrayAreFinal(t *testing.T) {
 	if err := r.rounds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if first := r.run.Samples[0]; first.Error != "three packets were dropped" || first.Values != nil {
+	if first := r.run.Samples[0]; first.Error != "three packets were dropped" || first.Values != nil || len(first.Attempts) > 0 {
 		t.Errorf("%+v", first)
 	}
 }

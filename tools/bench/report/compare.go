@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// significance is the probability with which noise alone may make one of all rows look worse, where the rounds allow so little.
+	// significance is the probability with which noise alone may make even one of all rows look worse.
 	significance = 0.05
-	// least is by how much a median has to be worse; leastShort where a run has fewer rounds than a judgement takes.
+	// least is by how much a median has to be worse; leastShort where the rounds are too few to tell.
 	least, leastShort = 0.05, 0.10
 )
 
@@ -24,7 +24,7 @@ type Change struct {
 	Base string
 	// Worse is by how much B's median is worse, 0.1 being 10 %; negative: better.
 	Worse float64
-	// P is the probability that noise alone makes B rank as bad as this.
+	// P is the probability that noise alone makes this one row as bad in B.
 	P       float64
 	Verdict string
 }
@@ -34,46 +34,49 @@ const (
 	Noise      = "no difference"
 	Regression = "regression"
 	Better     = "better"
+	Indicative = "indicative"
 	Lost       = "lost"
 	NotRun     = "not run"
 )
 
 // Comparison is what has become of a run's rows in another one.
 type Comparison struct {
-	Changes  []Change
-	Warnings []string
+	Changes []Change
+	// Indicative: the rounds are too few to prove anything.
+	Indicative bool
+	Warnings   []string
 }
 
-// Compare tells a regression from noise. Only this project's modes are judged; each value is first divided by that of the mode `direct` (else
-// `iptables`) of the same round, which takes out how fast the machine was at the time. Without either, it stands as it is.
+// Compare tells a regression from noise. Only this project's modes are judged, by each workload's main metric; each value is first divided by
+// that of the mode `direct` (else `iptables`) of the same round, which takes out how fast the machine was at the time. Without either,
+// it stands as it is.
 //
 // A row has regressed when both hold:
 //
-//   - its median is worse by more than 5 %, 10 % where either run has fewer than five rounds of it: less is nobody's concern,
-//   - the exact one-sided rank test of Mann and Whitney, which assumes nothing about the distribution, gives noise a
-//     probability of at most 5 % divided by the number of rows tested (Bonferroni), or, where the rounds are too few to get there, of
-//     what they can show at best: every round of B worse than every round of A (5 against 5 rounds: 0.4 %; 3 against 3: 5 %).
+//   - its median is worse by more than 5 %: less is nobody's concern,
+//   - Welch's one-sided t-test on the logarithms finds it, corrected over all rows by Holm: two runs of the same program have even one
+//     false alarm in at most one comparison of twenty.
 //
 // "better" is the same the other way round. A row that B should have and has no sample of, though A had, counts as a regression
 // too: it is lost. A row of a workload or mode that B did not run is only listed.
+//
+// Fewer than five rounds, and runs that are indicative themselves, prove nothing: a row whose rounds are all more than a little worse is
+// printed as "indicative", and nothing is a regression.
 func Compare(a, b *result.Run) (*Comparison, error) {
-	c := &Comparison{Warnings: differences(a, b)}
-	tested := 0
-	for _, subject := range subjects(a) {
-		change := newChange(a, b, subject)
-		if change.Verdict == "" {
-			tested++
-		}
-		c.Changes = append(c.Changes, change)
-	}
-	if tested == 0 && !c.Regressed() {
-		return nil, fmt.Errorf("the two runs have no row of this project's modes in common: nothing to compare")
+	c := &Comparison{Warnings: differences(a, b), Indicative: a.Indicative || b.Indicative || min(a.Rounds, b.Rounds) < judgedRounds}
+	var tests []*test
+	for _, s := range subjects(a) {
+		c.Changes = append(c.Changes, newChange(a, b, s))
 	}
 	for i := range c.Changes {
-		if c.Changes[i].Verdict == "" {
-			c.Changes[i].judge(a, b, tested)
+		if one := &c.Changes[i]; one.Verdict == "" {
+			tests = append(tests, newTest(a, b, one))
 		}
 	}
+	if len(tests) == 0 && !slices.ContainsFunc(c.Changes, func(one Change) bool { return one.Verdict == Lost }) {
+		return nil, fmt.Errorf("the two runs have no row of this project's modes in common: nothing to compare")
+	}
+	judgeAll(tests, c.Indicative)
 	return c, nil
 }
 
@@ -83,18 +86,16 @@ type subject struct {
 	mode string
 }
 
-// subjects are the rows that a run has of our modes: every metric that a table shows, in the order of the report.
+// subjects are the rows that a run has of our modes, in the order of the report.
 func subjects(run *result.Run) (all []subject) {
 	for _, w := range result.Catalog() {
 		for _, s := range run.Samples {
 			if s.Workload != w.Name || s.Error != "" || !own(s.Mode) {
 				continue
 			}
-			for _, m := range w.Metrics {
-				one := subject{result.Row{Workload: s.Workload, Path: s.Path, Metric: m.Name, Point: s.Point}, s.Mode}
-				if _, measured := s.Values[m.Name]; measured && !slices.Contains(all, one) {
-					all = append(all, one)
-				}
+			one := subject{result.Row{Workload: s.Workload, Path: s.Path, Metric: w.Metrics[0].Name, Point: s.Point}, s.Mode}
+			if _, measured := s.Values[one.row.Metric]; measured && !slices.Contains(all, one) {
+				all = append(all, one)
 			}
 		}
 	}
@@ -135,32 +136,66 @@ func relative(run *result.Run, s subject, base string) (values []float64) {
 	return values
 }
 
-func (c *Change) judge(a, b *result.Run, tested int) {
+// test is a change with the numbers that decide it.
+type test struct {
+	*Change
+
+	// before and after are logarithms, higher being worse.
+	before, after []float64
+	// up and down are the probabilities that noise alone makes it as bad as this, or as good.
+	up, down float64
+}
+
+func newTest(a, b *result.Run, c *Change) *test {
 	s := subject{c.Row, c.Mode}
+	lower := metricOf(c.Row).Lower
 	before, after := relative(a, s, c.Base), relative(b, s, c.Base)
 	old, _ := result.Summarise(before)
 	now, _ := result.Summarise(after)
-	if !metricOf(c.Row).Lower {
-		before, after = negated(before), negated(after)
+	c.Worse = worse(old.Median, now.Median, lower)
+	t := &test{Change: c, before: logarithms(before, lower), after: logarithms(after, lower)}
+	t.up, t.down = result.Welch(t.before, t.after), result.Welch(t.after, t.before)
+	return t
+}
+
+// judgeAll decides on all rows together: the more of them there are, the surer each has to be.
+func judgeAll(tests []*test, indicative bool) {
+	var up, down []float64
+	for _, t := range tests {
+		up, down = append(up, t.up), append(down, t.down)
 	}
-	c.Worse = worse(old.Median, now.Median, metricOf(c.Row).Lower)
-	bound := least
-	if min(len(before), len(after)) < judgedRounds {
-		bound = leastShort
-	}
-	sure := max(significance/float64(tested), result.RankProbability(seq(len(before), 0), seq(len(after), len(before))))
-	up, down := result.RankProbability(before, after), result.RankProbability(after, before)
-	c.P, c.Verdict = up, Noise
-	switch {
-	case c.Worse > bound && up <= sure+1e-12 && enough(before, after):
-		c.Verdict = Regression
-	case c.Worse < -bound && down <= sure+1e-12 && enough(before, after):
-		c.P, c.Verdict = down, Better
+	rose, fell := result.Holm(up, significance), result.Holm(down, significance)
+	for i, t := range tests {
+		short := indicative || min(len(t.before), len(t.after)) < judgedRounds
+		t.P, t.Verdict = t.up, Noise
+		switch {
+		case short && math.Abs(t.Worse) > leastShort && apart(t.before, t.after):
+			t.Verdict = Indicative
+		case short:
+		case t.Worse > least && rose[i]:
+			t.Verdict = Regression
+		case t.Worse < -least && fell[i]:
+			t.P, t.Verdict = t.down, Better
+		}
 	}
 }
 
-// enough: two against two rounds would look worse by chance one time in six.
-func enough(before, after []float64) bool { return min(len(before), len(after)) >= 3 }
+// apart says that all of one are above all of the other.
+func apart(a, b []float64) bool {
+	return slices.Max(a) < slices.Min(b) || slices.Max(b) < slices.Min(a)
+}
+
+// logarithms are higher the worse a value is. Where lower is not better, the value's reciprocal is what lower is better of.
+func logarithms(values []float64, lower bool) []float64 {
+	out := make([]float64, len(values))
+	for i, v := range values {
+		out[i] = math.Log(max(v, math.SmallestNonzeroFloat64))
+		if !lower {
+			out[i] = -out[i]
+		}
+	}
+	return out
+}
 
 // worse is by which share a median has become worse: a rate that falls by half is as bad as a time that doubles.
 func worse(before, after float64, lower bool) float64 {
@@ -176,25 +211,9 @@ func worse(before, after float64, lower bool) float64 {
 	return after/before - 1
 }
 
-func negated(values []float64) []float64 {
-	out := make([]float64, len(values))
-	for i, v := range values {
-		out[i] = -v
-	}
-	return out
-}
-
-func seq(n, from int) []float64 {
-	out := make([]float64, n)
-	for i := range out {
-		out[i] = float64(from + i)
-	}
-	return out
-}
-
 // Regressed says that something has become worse, or is lost.
 func (c *Comparison) Regressed() bool {
-	return slices.ContainsFunc(c.Changes, func(one Change) bool { return one.Verdict == Regression || one.Verdict == Lost })
+	return !c.Indicative && slices.ContainsFunc(c.Changes, func(one Change) bool { return one.Verdict == Regression || one.Verdict == Lost })
 }
 
 // differences are what makes the two runs hard to compare.
@@ -229,7 +248,7 @@ func (c *Comparison) Print(w io.Writer) {
 	same := 0
 	for _, one := range c.Changes {
 		name := one.Mode + ": " + rowTitle(one.Row)
-		if one.Row.Metric == result.Rate || one.Row.Metric == result.Cost {
+		if one.Row.Metric == result.Rate {
 			name += ": " + metricOf(one.Row).Title
 		}
 		switch one.Verdict {
@@ -238,11 +257,26 @@ func (c *Comparison) Print(w io.Writer) {
 		case Lost, NotRun:
 			fmt.Fprintf(w, "%-13s %s\n", one.Verdict, name)
 		default:
-			fmt.Fprintf(w, "%-13s %s: %.0f %% %s, p = %.4f%s\n", one.Verdict, name, 100*math.Abs(one.Worse),
-				map[bool]string{true: "worse", false: "better"}[one.Worse > 0], one.P, over(one.Base))
+			fmt.Fprintf(w, "%-13s %s: %s\n", one.Verdict, name, one.size())
 		}
 	}
 	fmt.Fprintf(w, "%s of %d without a difference beyond noise\n", plural(same, "row"), len(c.Changes))
+	if c.Indicative {
+		fmt.Fprintf(w, "indicative only: it takes two full runs of %d rounds to prove a regression\n", judgedRounds)
+	}
+}
+
+// size is how much a row has changed.
+func (c Change) size() string {
+	word := "better"
+	if c.Worse > 0 {
+		word = "worse"
+	}
+	text := fmt.Sprintf("%.0f %% %s", 100*math.Abs(c.Worse), word)
+	if c.Verdict != Indicative {
+		text += fmt.Sprintf(", p = %.2g", c.P)
+	}
+	return text + over(c.Base)
 }
 
 func over(base string) string {

@@ -2,8 +2,8 @@ package report
 
 import (
 	"fmt"
-	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,22 +21,46 @@ type Figure struct {
 	workload    string
 }
 
-// Figures draws all that a run has values for into a directory, as SVG, and with png as PNG too.
+// Figures draws all that a run has values for into a directory, as SVG, and with png as PNG too. What another run has left there is removed: a
+// plot that nothing links to tells of nothing.
 func Figures(run *result.Run, dir string, png bool) ([]Figure, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make a directory for plots: %w", err)
 	}
 	var figures []Figure
+	drawn := map[string]bool{}
 	for _, d := range drawings(run) {
 		if d.plot == nil {
 			continue
 		}
-		if err := save(d.plot, dir, d.Name, png); err != nil {
+		files, err := save(d.plot, dir, d.Name, png)
+		if err != nil {
 			return nil, err
+		}
+		for _, file := range files {
+			drawn[file] = true
 		}
 		figures = append(figures, d.Figure)
 	}
-	return figures, nil
+	return figures, removeOthers(dir, drawn)
+}
+
+func removeOthers(dir string, drawn map[string]bool) error {
+	for _, kind := range []string{"*.svg", "*.png"} {
+		files, err := filepath.Glob(filepath.Join(dir, kind))
+		if err != nil {
+			return fmt.Errorf("list the plots in %s: %w", dir, err)
+		}
+		for _, file := range files {
+			if drawn[file] {
+				continue
+			}
+			if err := os.Remove(file); err != nil {
+				return fmt.Errorf("remove the plot of another run: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // drawing is a figure and its plot, which is nil where the run has no values.
@@ -45,56 +69,84 @@ type drawing struct {
 	plot *plot.Plot
 }
 
-func drawings(run *result.Run) (all []drawing) {
+func drawings(run *result.Run) []drawing {
+	all := []drawing{{Figure{Name: overview, Title: "Budgets: what was asked, and what was measured"}, ratios(run)}}
 	for _, w := range result.Catalog() {
 		switch {
 		case w.Axis != "":
 			all = append(all, drawing{Figure{"sweep-" + w.Name, w.Title, w.Name}, lines(run, w)})
-			continue
-		case w.Name == "agent" || w.Name == "change" || w.Name == "bpf":
-			continue
-		}
-		for _, path := range append(result.Paths(), "") {
-			title := join(w.Title, path)
-			all = append(all, drawing{Figure{slug(w.Name, path), title, w.Name}, barsOf(run, w, path, title)})
-			for _, name := range []string{"rtt", "add", "del"} {
-				about := map[string]string{"rtt": "latency", "add": "ADD", "del": "DEL"}[name]
-				figure := Figure{slug(w.Name, path, name), title + ": " + about, w.Name}
-				all = append(all, drawing{figure, distribution(run, w.Name, path, name, figure.Title)})
-			}
+		case w.Name == "bpf":
+			all = append(all, drawing{Figure{w.Name, w.Title, w.Name}, byPath(run, w)})
+		case w.Name == "agent":
+			all = append(all, agentBars(run, w)...)
+		default:
+			all = append(all, usual(run, w)...)
 		}
 	}
 	return all
 }
 
-func barsOf(run *result.Run, w result.Workload, path, title string) *plot.Plot {
-	metric := w.Metrics[0]
-	var b bars
-	for _, m := range run.Modes {
-		s, ok := run.Summary(result.Row{Workload: w.Name, Path: path, Metric: metric.Name}, m.Name)
-		if ok {
-			b.modes, b.values = append(b.modes, m.Name), append(b.values, scaled(s, metric))
+// usual are the bars of a workload's main metric, and its distributions. Where there is one mode there is nothing to compare: no bars.
+func usual(run *result.Run, w result.Workload) (all []drawing) {
+	about := [][2]string{{"rtt", "latency"}, {"add", "ADD"}, {"del", "DEL"}, {"delay", "delay"}}
+	for _, path := range append(result.Paths(), "") {
+		title := join(w.Title, path)
+		if w.Name != "change" {
+			all = append(all, drawing{Figure{slug(w.Name, path), title, w.Name}, byMode(run, w, path, title)})
+		}
+		for _, d := range about {
+			figure := Figure{slug(w.Name, path, d[0]), title + ": " + d[1], w.Name}
+			all = append(all, drawing{figure, distribution(run, w.Name, path, d[0], figure.Title)})
 		}
 	}
-	if len(b.modes) == 0 {
-		return nil
+	return all
+}
+
+// byMode draws a bar for each mode.
+func byMode(run *result.Run, w result.Workload, path, title string) *plot.Plot {
+	var b bars
+	for _, m := range run.Modes {
+		b.add(run, result.Row{Workload: w.Name, Path: path, Metric: w.Metrics[0].Name}, m.Name, m.Name)
 	}
-	better := "more is better"
-	if metric.Lower {
-		better = "less is better"
+	return b.plot(title, w.Metrics[0])
+}
+
+// byPath draws a bar for each path, of each mode that has one.
+func byPath(run *result.Run, w result.Workload) *plot.Plot {
+	var b bars
+	for _, path := range result.Paths() {
+		for _, m := range run.Modes {
+			b.add(run, result.Row{Workload: w.Name, Path: path, Metric: w.Metrics[0].Name}, m.Name, m.Name+", "+path)
+		}
 	}
-	p := newPlot(title, fmt.Sprintf("%s, %s (%s)", metric.Title, metric.Unit, better))
-	p.Add(b)
-	p.NominalX(b.modes...)
-	p.Y.Min = 0
-	return p
+	return b.plot(w.Title, w.Metrics[0])
+}
+
+// agentBars draws what the agent needs, and what it may need.
+func agentBars(run *result.Run, w result.Workload) (all []drawing) {
+	for _, of := range [][]string{{"memory", "peak"}, {"complete"}} {
+		var b bars
+		for _, name := range of {
+			row := result.Row{Workload: w.Name, Metric: name}
+			b.add(run, row, "ebpf", metricOf(row).Title)
+		}
+		row := result.Row{Workload: w.Name, Metric: of[0]}
+		for _, budget := range budgets() {
+			if budget.row == row && budget.missing == "" {
+				b.bound = budget.bound
+			}
+		}
+		title := join(w.Title, metricOf(row).Title)
+		all = append(all, drawing{Figure{slug(w.Name, of[0]), title, w.Name}, b.plot(title, metricOf(row))})
+	}
+	return all
 }
 
 // lines draws a sweep: cost by mode over the axis, whose points stand side by side at equal distances.
 func lines(run *result.Run, w result.Workload) *plot.Plot {
 	points := Points(run, w.Name)
 	metric := w.Metrics[0]
-	p := newPlot(fmt.Sprintf("%s by %s", metric.Title, w.Title), metric.Unit+" (less is better)")
+	p := newPlot(metric.Title+": "+w.Title, metric.Unit+" (less is better)")
 	drawn, top := false, 0.0
 	for _, m := range run.Modes {
 		for _, path := range result.Paths() {
@@ -155,79 +207,6 @@ func (b band) Plot(c draw.Canvas, p *plot.Plot) {
 		whisker(c, x(xy.X), y(b.spreads[i].Low), y(b.spreads[i].High))
 		c.DrawGlyph(draw.GlyphStyle{Color: colour(b.mode), Radius: vg.Points(3), Shape: draw.CircleGlyph{}}, vg.Point{X: x(xy.X), Y: y(xy.Y)})
 	}
-}
-
-// distribution draws which share of all durations was over within which time.
-func distribution(run *result.Run, workload, path, name, title string) *plot.Plot {
-	p := newPlot(title, "share of all, %")
-	drawn := false
-	low, high := math.Inf(1), 0.0
-	for _, m := range run.Modes {
-		xys := cumulative(run.Distribution(workload, path, m.Name, name))
-		if len(xys) == 0 {
-			continue
-		}
-		line, err := plotter.NewLine(xys)
-		if err != nil {
-			return nil
-		}
-		low, high = min(low, xys[0].X), max(high, xys[len(xys)-1].X)
-		line.Color, line.Width = colour(m.Name), vg.Points(2)
-		line.StepStyle = plotter.PostStep
-		p.Add(line)
-		p.Legend.Add(m.Name, line)
-		drawn = true
-	}
-	if !drawn {
-		return nil
-	}
-	p.X.Label.Text = "µs, logarithmic (further left is better)"
-	p.X.Scale = plot.LogScale{}
-	p.X.Tick.Marker = decades{}
-	// From one tick to another, so that there are two at least.
-	p.X.Min, p.X.Max = below(low), 1/below(1/high)
-	p.Y.Min, p.Y.Max = 0, 100
-	p.Legend.Top, p.Legend.Left = false, false
-	return p
-}
-
-// cumulative is the share of durations up to each, in percent by microseconds, without the last thousandth: its tail would be most of the
-// axis.
-func cumulative(d result.Distribution) (xys plotter.XYs) {
-	total, seen, end := d.Total(), uint64(0), d.Quantile(0.999)
-	for _, step := range d {
-		seen += step.Count
-		if step.Seconds > 0 && step.Seconds <= end {
-			xys = append(xys, plotter.XY{X: step.Seconds * 1e6, Y: 100 * float64(seen) / float64(total)})
-		}
-	}
-	return xys
-}
-
-// below is the largest of 1, 2 and 5 times a power of ten that is not above v. The reciprocals of such numbers are such numbers.
-func below(v float64) float64 {
-	power := math.Pow(10, math.Floor(math.Log10(v)))
-	for _, factor := range []float64{5, 2} {
-		if power*factor <= v*(1+1e-9) {
-			return power * factor
-		}
-	}
-	return power
-}
-
-// decades are ticks at 1, 2 and 5 times the powers of ten.
-type decades struct{}
-
-// Ticks implements plot.Ticker.
-func (decades) Ticks(low, high float64) (ticks []plot.Tick) {
-	for power := math.Pow(10, math.Floor(math.Log10(low))); power <= high*(1+1e-9); power *= 10 {
-		for _, factor := range []float64{1, 2, 5} {
-			if v := power * factor; v >= low*(1-1e-9) && v <= high*(1+1e-9) {
-				ticks = append(ticks, plot.Tick{Value: v, Label: fmt.Sprintf("%.0f", v)})
-			}
-		}
-	}
-	return ticks
 }
 
 // Points are those of a sweep, in ascending order.

@@ -21,18 +21,21 @@ type writer struct {
 	plots   string
 }
 
-// Markdown writes the tables of a run, and links to figures in the directory plots.
+// Markdown writes the tables of a run, and links to figures in the directory plots: first what it comes to, then how it was come by, then
+// every figure, then the machine.
 func Markdown(w io.Writer, run *result.Run, figures []Figure, plots string) {
 	var text bytes.Buffer
 	out := &writer{Writer: &text, run: run, figures: figures, plots: plots}
 	out.head()
 	out.budgets()
-	out.modes()
+	out.compared()
+	out.method()
 	for _, workload := range result.Catalog() {
 		if slices.Contains(run.Workloads, workload.Name) {
 			out.workload(workload)
 		}
 	}
+	out.retaken()
 	out.refused()
 	out.environment()
 	fmt.Fprintf(w, "%s\n", bytes.TrimRight(text.Bytes(), "\n"))
@@ -42,74 +45,64 @@ func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w.Writer, form
 
 func (w *writer) head() {
 	r := w.run
-	w.printf("# Benchmark\n\n")
+	w.printf("# Benchmarks\n\n")
+	w.printf("What `%s` measured on %s at commit %s%s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run.\n\n",
+		r.Command, r.Started.UTC().Format("2006-01-02"), short(r.Environment.Commit), dirty(r.Environment), r.Finished.Sub(r.Started).Round(time.Second),
+		r.Environment.CPU, plural(r.Environment.Cores, "core"), r.Environment.Kernel)
 	if r.Indicative {
 		w.printf("**Indicative**: a short run, which no budget is judged by. `make bench-full` measures everything.\n\n")
 	}
 	if r.Interrupted != "" {
 		w.printf("**Incomplete**: %s. What was finished until then is here.\n\n", r.Interrupted)
 	}
-	w.printf("%s finished, %g s a sample after %g s of warm-up, %s, %s.\n", plural(r.Rounds, "round"), r.Duration, r.Warmup,
-		r.Started.UTC().Format("2006-01-02 15:04 MST"), r.Finished.Sub(r.Started).Round(time.Second))
-	w.printf("Command: `%s`. Commit %s%s. %s, %s, Linux %s.\n\n", r.Command, short(r.Environment.Commit), dirty(r.Environment),
-		r.Environment.CPU, plural(r.Environment.Cores, "core"), r.Environment.Kernel)
 	for _, warning := range r.Environment.Warnings {
-		w.printf("Warning: %s.\n\n", warning)
-	}
-	w.printf("Every figure is the median of the rounds. In brackets stands its spread: the interval that holds the true median with at least 93 %% " +
-		"confidence, whatever the distribution; up to eight rounds that is the lowest to the highest (three rounds are sure to 75 %% only). A ratio is taken " +
-		"round by round, from two samples next to each other, and \"no difference\" means that its spread holds 1.0. A sample counts only if the " +
-		"dataplane's own counters show that the packets took the way that it claims.\n\n")
-}
-
-// budgets is what the design asks, row by row.
-func (w *writer) budgets() {
-	w.printf("## Budgets\n\n| what | mode | against | budget | measured | verdict |\n|---|---|---|---|---|---|\n")
-	var notes []string
-	for _, b := range budgets() {
-		j := judge(w.run, b)
-		against := b.base
-		if b.from != 0 {
-			against = fmt.Sprintf("itself with %d", b.from)
-		}
-		measured := ""
-		if j.measured.N > 0 {
-			measured = value(j.measured) + " " + metricOf(b.row).Unit
-			if b.base != "" || b.from != 0 {
-				measured = ratio(j.measured)
-			}
-		}
-		w.printf("| %s | %s | %s | %s | %s | %s |\n", rowTitle(b.row), b.mode, dash(against), b.text(), dash(measured), strong(j.verdict))
-		// A sentence that many rows share is said once.
-		if note := j.verdict + ": " + j.why; j.why != "" && !slices.Contains(notes, note) {
-			notes = append(notes, note)
-		}
-	}
-	w.printf("\n")
-	for _, note := range notes {
-		w.printf("- %s\n", note)
-	}
-	if len(notes) > 0 {
-		w.printf("\n")
+		w.printf("**Warning**: %s.\n\n", warning)
 	}
 }
 
-func (w *writer) modes() {
-	missing := false
-	for _, m := range w.run.Modes {
-		if m.Missing != "" {
-			w.printf("%s is not measured yet: it %s.\n", m.Name, m.Missing)
-			missing = true
+// compared says what each mode is.
+func (w *writer) compared() {
+	var lines [][]string
+	for _, l := range looks() {
+		mode, ok := w.run.Mode(l.mode)
+		if !ok {
+			continue
 		}
+		about := l.about
+		if mode.Missing != "" {
+			about += ". **Not yet**: " + mode.Missing
+		}
+		lines = append(lines, []string{l.mode, about})
 	}
-	if missing {
-		w.printf("\n")
-	}
+	w.printf("## What is compared\n\n")
+	w.lines([]string{"mode", "what"}, lines)
+}
+
+func (w *writer) method() {
+	r := w.run
+	w.printf("## Method\n\n")
+	w.printf("- Each mode is a cluster of two nodes and a host outside, made of network namespaces on one machine. All stand at once, on links of the same kind, " +
+		"MTU and offloads; an idle one handles no packet. There is no NIC: what a driver costs, or an offload saves, is not in the figures.\n")
+	w.printf("- A round measures each workload in all modes, one right after the other, in the opposite order in every other round. %s, %g s a sample after "+
+		"%g s of warm-up.\n", plural(r.Rounds, "round"), r.Duration, r.Warmup)
+	w.printf("- The generators are the benchmark's own: one thread an end, each pinned to a CPU, the same system calls in all modes.\n")
+	w.printf("- A sample counts only if the counters of links, of rules and of this project's programs show that the packets took the way that it claims, and " +
+		"that none was dropped. One that something else on the machine disturbed is taken again, and listed below; any other is refused, and listed too.\n")
+	w.printf("- A figure is the median of the rounds. In brackets stands its spread: the interval that holds the true median with at least 93 %% confidence, whatever " +
+		"the distribution is; up to eight rounds that is the lowest to the highest (three rounds are sure to 75 %% only).\n")
+	w.printf("- A ratio is taken round by round, then its median and spread; where the spread holds 1.0 it is printed as \"no difference\".\n")
+	w.printf("- The median keeps a budget, or misses it; \"no difference\" is never a gain. A short run and fewer than %d rounds are not judged.\n", judgedRounds)
+	w.printf("- Percentiles of rare things (pods added, nodes changed) are of all rounds' values together, with their number; below a hundred values " +
+		"the slowest is printed, as such.\n")
+	w.printf("- %s\n\n", result.CPUMeaning)
 }
 
 // workload is a section: the tables of one workload, then its plots.
 func (w *writer) workload(workload result.Workload) {
 	w.printf("## %s\n\n", strings.ToUpper(workload.Title[:1])+workload.Title[1:])
+	if workload.Note != "" {
+		w.printf("%s\n\n", workload.Note)
+	}
 	switch {
 	case workload.Axis != "":
 		w.sweep(workload)
@@ -125,19 +118,21 @@ func (w *writer) workload(workload result.Workload) {
 	}
 	for _, f := range w.figures {
 		if f.workload == workload.Name {
-			w.printf("![%s](%s/%s.svg)\n\n", f.Title, w.plots, f.Name)
+			w.link(f)
 		}
 	}
 }
 
-// table has a line for each place and mode: every metric, and the main one's ratios and budgets.
+func (w *writer) link(f Figure) { w.printf("![%s](%s/%s.svg)\n\n", f.Title, w.plots, f.Name) }
+
+// table has a line for each place and mode: every metric, and the main one's ratios. A mode that is missing has one line.
 func (w *writer) table(workload result.Workload, bases []string) {
 	head := []string{"path", "mode"}
 	for _, m := range workload.Metrics {
 		head = append(head, m.Title+", "+m.Unit)
 	}
 	for _, base := range bases {
-		head = append(head, "/ "+base, "budget")
+		head = append(head, "/ "+base)
 	}
 	var lines [][]string
 	for _, path := range append(result.Paths(), "") {
@@ -145,46 +140,54 @@ func (w *writer) table(workload result.Workload, bases []string) {
 			continue
 		}
 		for _, mode := range w.run.Modes {
-			if line := w.line(workload, path, mode, bases); line != nil {
+			if line := w.line(workload, path, mode.Name, bases); line != nil {
 				lines = append(lines, line)
 			}
+		}
+	}
+	for _, mode := range w.run.Modes {
+		if mode.Missing != "" && len(lines) > 0 {
+			lines = append(lines, append([]string{"", mode.Name, notYet}, make([]string, len(head)-3)...))
 		}
 	}
 	w.lines(head, lines)
 }
 
 // line is nil for a mode that the workload is not for.
-func (w *writer) line(workload result.Workload, path string, mode result.Mode, bases []string) []string {
+func (w *writer) line(workload result.Workload, path, mode string, bases []string) []string {
 	row := result.Row{Workload: workload.Name, Path: path, Metric: workload.Metrics[0].Name}
-	if mode.Missing != "" {
-		line := []string{path, mode.Name, notYet}
-		return append(line, make([]string, len(workload.Metrics)-1+2*len(bases))...)
-	}
-	if _, ok := w.run.Summary(row, mode.Name); !ok {
-		if n, _ := w.run.Refused(row, mode.Name); n == 0 {
+	line := []string{path, mode}
+	if _, ok := w.run.Summary(row, mode); !ok {
+		if n, _ := w.run.Refused(row, mode); n == 0 {
 			return nil
 		}
-		return append([]string{path, mode.Name, "refused"}, make([]string, len(workload.Metrics)-1+2*len(bases))...)
+		return append(append(line, "refused"), make([]string, len(workload.Metrics)-1+len(bases))...)
 	}
-	line := []string{path, mode.Name}
 	for _, m := range workload.Metrics {
 		row.Metric = m.Name
-		s, ok := w.run.Summary(row, mode.Name)
-		cell := ""
-		if ok {
-			cell = value(scaled(s, m))
-		}
-		line = append(line, cell)
+		line = append(line, w.cell(row, mode))
 	}
 	row.Metric = workload.Metrics[0].Name
 	for _, base := range bases {
 		cell := ""
-		if s, ok := w.run.Ratio(row, mode.Name, base); ok && mode.Name != base {
+		if s, ok := w.run.Ratio(row, mode, base); ok && mode != base {
 			cell = ratio(s)
 		}
-		line = append(line, cell, bounds(w.run, row, mode.Name, base))
+		line = append(line, cell)
 	}
 	return line
+}
+
+// cell is what a run says of a row in one mode; empty where it says nothing.
+func (w *writer) cell(row result.Row, mode string) string {
+	metric := metricOf(row)
+	if t, ok := w.run.Tail(row, mode); ok {
+		return tail(t, metric)
+	}
+	if s, ok := w.run.Summary(row, mode); ok {
+		return value(scaled(s, metric))
+	}
+	return ""
 }
 
 func (w *writer) has(workload, path string) bool {
@@ -220,12 +223,8 @@ func (w *writer) at(workload result.Workload, row result.Row, mode string) []str
 	found := false
 	for _, m := range workload.Metrics {
 		row.Metric = m.Name
-		s, ok := w.run.Summary(row, mode)
-		cell := ""
-		if ok {
-			cell, found = value(scaled(s, m)), true
-		}
-		line = append(line, cell)
+		cell := w.cell(row, mode)
+		line, found = append(line, cell), found || cell != ""
 	}
 	if !found {
 		return nil

@@ -20,28 +20,6 @@ const (
 	height = 4 * vg.Inch
 )
 
-// colours are the modes' own, the same in every plot: ours warm, the limit grey, the others cold. They can be told apart
-// without seeing red and green.
-func colours() map[string]color.RGBA {
-	return map[string]color.RGBA{
-		"direct":          {0x99, 0x99, 0x99, 0xff},
-		"ebpf":            {0xd5, 0x5e, 0x00, 0xff},
-		"ebpf+kube-proxy": {0xe6, 0x9f, 0x00, 0xff},
-		"ebpf-vxlan":      {0xcc, 0x79, 0xa7, 0xff},
-		"iptables":        {0x00, 0x72, 0xb2, 0xff},
-		"iptables-vxlan":  {0x56, 0xb4, 0xe9, 0xff},
-		"ptp":             {0x00, 0x9e, 0x73, 0xff},
-		"nftables":        {0x33, 0x33, 0x66, 0xff},
-	}
-}
-
-func colour(mode string) color.RGBA {
-	if c, ok := colours()[mode]; ok {
-		return c
-	}
-	return color.RGBA{A: 0xff}
-}
-
 // newPlot is an empty plot with a frame of reference: title, unit, grid, and a y axis that begins at zero.
 func newPlot(title, unit string) *plot.Plot {
 	p := plot.New()
@@ -68,7 +46,7 @@ func newPlot(title, unit string) *plot.Plot {
 }
 
 // save writes a plot as NAME.svg, and with png as NAME.png too.
-func save(p *plot.Plot, dir, name string, png bool) error {
+func save(p *plot.Plot, dir, name string, png bool) (files []string, err error) {
 	kinds := []string{"svg"}
 	if png {
 		kinds = append(kinds, "png")
@@ -76,10 +54,11 @@ func save(p *plot.Plot, dir, name string, png bool) error {
 	for _, kind := range kinds {
 		file := filepath.Join(dir, name+"."+kind)
 		if err := writePlot(p, file, kind); err != nil {
-			return err
+			return nil, err
 		}
+		files = append(files, file)
 	}
-	return nil
+	return files, nil
 }
 
 func writePlot(p *plot.Plot, file, kind string) error {
@@ -99,33 +78,6 @@ type bytesWriter []byte
 func (b *bytesWriter) Write(p []byte) (int, error) {
 	*b = append(*b, p...)
 	return len(p), nil
-}
-
-// bars is one bar for each mode, its spread drawn on it, its value above.
-type bars struct {
-	modes  []string
-	values []result.Summary // in the unit of the axis
-}
-
-// Plot implements plot.Plotter.
-func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	for i, s := range b.values {
-		left, right := x(float64(i)-0.35), x(float64(i)+0.35)
-		c.FillPolygon(colour(b.modes[i]), []vg.Point{{X: left, Y: y(0)}, {X: left, Y: y(s.Median)}, {X: right, Y: y(s.Median)}, {X: right, Y: y(0)}})
-		whisker(c, x(float64(i)), y(s.Low), y(s.High))
-		style := p.X.Tick.Label
-		style.XAlign, style.YAlign = draw.XCenter, draw.YBottom
-		c.FillText(style, vg.Point{X: x(float64(i)), Y: y(s.High) + vg.Points(3)}, number(s.Median))
-	}
-}
-
-// DataRange implements plot.DataRanger.
-func (b bars) DataRange() (xmin, xmax, ymin, ymax float64) {
-	for _, s := range b.values {
-		ymax = max(ymax, s.High)
-	}
-	return -0.6, float64(len(b.values)) - 0.4, 0, ymax * 1.1
 }
 
 // whisker draws the spread.

@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,8 +25,18 @@ func TestMarkdown(t *testing.T) {
 			s.Values, s.Error = nil, "the packets went | another way\nsecond line"
 		}
 	}
+	again := &run.Samples[1]
+	again.Attempts = []string{
+		"the sample did not measure what it says: another process was in its way: the client waited 22ms of 80ms for CPU 0",
+		"the sample did not measure what it says: another process was in its way: the client waited 31ms of 80ms for CPU 0",
+	}
+	for i := range run.Modes {
+		if m := &run.Modes[i]; m.Missing == "" {
+			m.Sysctls = map[string]string{"net.ipv4.ip_forward": "1", "net.bridge.bridge-nf-call-iptables": fmt.Sprint(i / 3)}
+		}
+	}
 	var got bytes.Buffer
-	Markdown(&got, run, []Figure{{"udp64-same-node", "UDP", "udp64"}}, "plots")
+	Markdown(&got, run, []Figure{{overview, "Budgets", ""}, {"udp64-same-node", "UDP", "udp64"}}, "plots")
 	golden := filepath.Join("testdata", "bench.md")
 	if *update {
 		if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
@@ -59,6 +70,7 @@ func TestJudge(t *testing.T) {
 		}
 		return run
 	}
+	delay := result.Row{Workload: "change", Metric: result.P99}
 	doubtful := once(at(1.05), rate, 0.9)
 	gain := budget{row: rate, mode: "ebpf", base: "direct", bound: 1.02}
 	quick := at(0.93)
@@ -79,7 +91,10 @@ func TestJudge(t *testing.T) {
 		"a gain in doubt":  {doubtful, gain, missed},
 		"a loss in doubt":  {doubtful, bound, met},
 		"one of five":      {once(at(1), memory.row, 1.2), roomy, met},
-		"the slowest":      {once(at(1), memory.row, 1.2), budget{row: memory.row, mode: "ebpf", bound: 110, worst: true}, missed},
+		"p99 of 110":       {at(1), budget{row: delay, mode: "ebpf", bound: 50}, met},
+		"a slower p99":     {at(1), budget{row: delay, mode: "ebpf", bound: 40}, missed},
+		"p99 of 88":        {short, budget{row: delay, mode: "ebpf", bound: 50}, notJudged},
+		"from nowhere":     {at(1), budget{row: memory.row, mode: "ebpf", bound: 80, missing: "needs a cluster"}, notYet},
 		"indicative":       {quick, bound, notJudged},
 		"four rounds":      {short, bound, notJudged},
 		"no such mode":     {at(1), budget{row: rate, mode: "ebpf-vxlan", base: "iptables", bound: 1}, notYet},
@@ -95,15 +110,92 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Every budget is about a metric that the catalog has, and the mode's name is one with a colour.
+// Every budget is about a metric that the catalog has, in a mode that looks like something, and has a place for a reason.
 func TestBudgetsFitTheCatalog(t *testing.T) {
+	written, err := readReasons()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, b := range budgets() {
 		if metricOf(b.row).Name == "" {
 			t.Errorf("no workload has the metric of %+v", b.row)
 		}
-		if _, ok := colours()[b.mode]; !ok {
-			t.Errorf("mode %s has no colour", b.mode)
+		if !slices.ContainsFunc(looks(), func(l look) bool { return l.mode == b.mode }) {
+			t.Errorf("mode %s has no look", b.mode)
 		}
+		if _, ok := written[b.key()]; !ok {
+			t.Errorf("reasons.yaml has no line %q", b.key())
+		}
+		delete(written, b.key())
+	}
+	for key := range written {
+		t.Errorf("reasons.yaml has %q, which is no budget", key)
+	}
+}
+
+// The median decides, but a reader sees when another run might decide otherwise.
+func TestDoubt(t *testing.T) {
+	b := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.92}
+	for low, want := range map[float64]string{0.91: "the spread holds the bound", 0.93: ""} {
+		if got := b.doubt(reading{Summary: result.Summary{N: 5, Median: 0.95, Low: low, High: 0.97}}); got != want {
+			t.Errorf("from %g: %q", low, got)
+		}
+	}
+}
+
+func TestHeadline(t *testing.T) {
+	dir := t.TempDir()
+	readme := filepath.Join(dir, "README.md")
+	write := func(text string) {
+		if err := os.WriteFile(readme, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("before\n")
+	if err := CheckHeadline(readme); err == nil || !strings.Contains(err.Error(), headlineBegins) {
+		t.Errorf("no marks: %v", err)
+	}
+	write("before\n" + headlineBegins + "\nold\n" + headlineEnds + "\nafter\n")
+	for range 2 { // the second time over the first
+		if err := Headline(synthetic(5, 0, 1), readme, filepath.Join(dir, "BENCHMARKS.md")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := string(text)
+	for _, want := range []string{
+		"before\n" + headlineBegins + "\n| ", headlineEnds + "\nafter\n", "[BENCHMARKS.md](BENCHMARKS.md)",
+		"| UDP, 64 bytes, same node | 475 kpps | 300 kpps | 1.58 x [1.58, 1.58] | 0.95 x [0.95, 0.95] |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "old") || strings.Count(got, headlineBegins) != 1 {
+		t.Errorf("not replaced:\n%s", got)
+	}
+}
+
+// Tables of one run never stand beside plots of another.
+func TestStalePlotsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"sweep-live.svg", "sweep-live.png", "notes.txt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Figures(synthetic(5, 0.02, 1), dir, true); err != nil {
+		t.Fatal(err)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "sweep-*"))
+	if want := []string{filepath.Join(dir, "sweep-nodes.png"), filepath.Join(dir, "sweep-nodes.svg")}; !slices.Equal(left, want) {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "notes.txt")); err != nil {
+		t.Error("what is no plot is none of its business")
 	}
 }
 
@@ -131,7 +223,7 @@ func TestWriteLinksToEveryPlot(t *testing.T) {
 					t.Errorf("%s: %v, or no whole SVG", link[1], err)
 				}
 			}
-			for _, want := range []string{"udp64-same-node.svg", "rr-across-nodes-rtt.svg", "cni.svg", "sweep-nodes.svg"} {
+			for _, want := range []string{"udp64-same-node.svg", "rr-across-nodes-rtt.svg", "cni.svg", "sweep-nodes.svg", "budgets.svg", "agent-memory.svg", "change-delay.svg"} {
 				if !slices.Contains(linked, want) {
 					t.Errorf("no link to %s among %v", want, linked)
 				}
@@ -146,10 +238,13 @@ func TestWriteLinksToEveryPlot(t *testing.T) {
 
 func TestAxesBeginAtZero(t *testing.T) {
 	for _, d := range drawings(synthetic(5, 0.02, 1)) {
-		if d.plot != nil && (d.plot.Y.Min != 0 || d.plot.Y.Max <= 0) {
+		if d.plot == nil || d.Name == overview {
+			continue
+		}
+		if d.plot.Y.Min != 0 || d.plot.Y.Max <= 0 {
 			t.Errorf("%s: y from %g to %g", d.Name, d.plot.Y.Min, d.plot.Y.Max)
 		}
-		if d.plot != nil && !strings.ContainsAny(d.plot.Y.Label.Text, "sn/%") {
+		if !strings.ContainsAny(d.plot.Y.Label.Text, "sn/%M") {
 			t.Errorf("%s: the axis %q has no unit", d.Name, d.plot.Y.Label.Text)
 		}
 	}

@@ -16,7 +16,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 	run := &result.Run{
 		Schema: result.Schema, Profile: "full", Command: "bench --profile full", Rounds: rounds, Duration: 1, Warmup: 0.2,
 		Started: started, Finished: started.Add(20 * time.Minute),
-		Workloads: []string{"udp64", "rr", "cni", "nodes", "agent"},
+		Workloads: []string{"udp64", "rr", "cni", "nodes", "agent", "change"},
 		Modes: []result.Mode{
 			{Name: "direct"}, {Name: "ebpf"}, {Name: "ebpf-vxlan", Missing: "waits for a tunnel"}, {Name: "iptables"},
 		},
@@ -48,13 +48,18 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 			if mode == "direct" {
 				continue
 			}
-			add(result.Sample{Workload: "cni", Mode: mode, Values: map[string]float64{
-				"pair-p50": 0.030 / speed, "add-p50": 0.020 / speed, "add-max": 0.040 / speed, "del-p50": 0.010 / speed, "del-max": 0.015 / speed}})
+			add(result.Sample{Workload: "cni", Mode: mode,
+				Values: map[string]float64{"pair-p50": 0.030 / speed, "add-p50": 0.020 / speed, "del-p50": 0.010 / speed},
+				Distributions: map[string]result.Distribution{
+					"add": {{Seconds: 0.020 / speed, Count: 19}, {Seconds: 0.040 / speed, Count: 1}},
+					"del": {{Seconds: 0.010 / speed, Count: 10}}}})
 			for _, point := range []int{2, 5000} {
 				add(result.Sample{Workload: "nodes", Path: result.AcrossNodes, Mode: mode, Point: point,
 					Values: map[string]float64{result.Cost: 2e-6 / speed * (1 + float64(point)/1e6), result.CPUPer: 2e-6}})
 			}
 		}
+		add(result.Sample{Workload: "change", Mode: "ebpf", Values: map[string]float64{result.P50: 0.030},
+			Distributions: map[string]result.Distribution{"delay": {{Seconds: 0.030, Count: 20}, {Seconds: 0.045, Count: 2}}}})
 		add(result.Sample{Workload: "agent", Mode: "ebpf", Values: map[string]float64{"memory": 100 << 20, "peak": 120 << 20, "complete": 1.5}})
 	}
 	return run

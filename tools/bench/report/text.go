@@ -2,19 +2,19 @@ package report
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// lines writes a table; nothing when it would be empty but for a word.
+// lines writes a table, without the columns that are empty in all lines; instead of an empty one, that there is nothing.
 func (w *writer) lines(head []string, lines [][]string) {
 	if len(lines) == 0 {
 		w.printf("Not measured.\n\n")
 		return
 	}
+	head, lines = filled(head, lines)
 	w.printf("| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat("---|", len(head)))
 	for _, line := range lines {
 		cells := make([]string, len(line))
@@ -26,40 +26,18 @@ func (w *writer) lines(head []string, lines [][]string) {
 	w.printf("\n")
 }
 
-// refused lists the samples that did not measure what they claim.
-func (w *writer) refused() {
-	var lines [][]string
-	for _, s := range w.run.Samples {
-		if s.Error != "" {
-			why, _, _ := strings.Cut(s.Error, "\n")
-			what := s.Workload
-			if workload, _ := result.Find(s.Workload); workload.Axis != "" {
-				what = fmt.Sprintf("%s %d", what, s.Point)
-			}
-			lines = append(lines, []string{what, s.Path, s.Mode, fmt.Sprint(s.Round), why})
+func filled(head []string, lines [][]string) (filledHead []string, filledLines [][]string) {
+	filledLines = make([][]string, len(lines))
+	for column, name := range head {
+		if !slices.ContainsFunc(lines, func(line []string) bool { return line[column] != "" }) {
+			continue
+		}
+		filledHead = append(filledHead, name)
+		for i, line := range lines {
+			filledLines[i] = append(filledLines[i], line[column])
 		}
 	}
-	if len(lines) == 0 {
-		return
-	}
-	w.printf("## Refused samples\n\n")
-	w.lines([]string{"workload", "path", "mode", "round", "why"}, lines)
-}
-
-func (w *writer) environment() {
-	e := w.run.Environment
-	lines := [][]string{
-		{"kernel", "Linux " + e.Kernel}, {"CPU", e.CPU}, {"cores", fmt.Sprint(e.Cores)}, {"memory", fmt.Sprintf("%d MiB", e.MemoryMB)},
-		{"runs in", dash(e.Virtual)}, {"commit", e.Commit + dirty(e)}, {"load average at the start", fmt.Sprintf("%.2f", e.Load)},
-	}
-	for _, name := range slices.Sorted(maps.Keys(e.Versions)) {
-		lines = append(lines, []string{name, e.Versions[name]})
-	}
-	for _, name := range slices.Sorted(maps.Keys(e.Sysctls)) {
-		lines = append(lines, []string{name, e.Sysctls[name]})
-	}
-	w.printf("## Environment\n\n")
-	w.lines([]string{"what", "value"}, lines)
+	return filledHead, filledLines
 }
 
 // value prints a median and its spread.
@@ -68,6 +46,21 @@ func value(s result.Summary) string {
 		return number(s.Median)
 	}
 	return fmt.Sprintf("%s [%s, %s]", number(s.Median), number(s.Low), number(s.High))
+}
+
+// tail prints a quantile of all rounds together, and of how many durations it is.
+func tail(t result.Tail, m result.Metric) string {
+	if t.Slowest {
+		return fmt.Sprintf("%s (slowest of %d)", number(t.Seconds/m.Scale), t.N)
+	}
+	return fmt.Sprintf("%s (of %d)", number(t.Seconds/m.Scale), t.N)
+}
+
+func scaled(s result.Summary, m result.Metric) result.Summary {
+	if m.Scale == 0 {
+		return s
+	}
+	return result.Summary{N: s.N, Median: s.Median / m.Scale, Low: s.Low / m.Scale, High: s.High / m.Scale}
 }
 
 func ratio(s result.Summary) string {
@@ -81,9 +74,9 @@ func rowTitle(row result.Row) string {
 	workload, _ := result.Find(row.Workload)
 	title := join(workload.Title, row.Path)
 	if workload.Axis != "" {
-		title = join(fmt.Sprintf("cost per packet, %d %s", row.Point, workload.Axis), row.Path)
+		return join(fmt.Sprintf("%s, %d %s", metricOf(row).Title, row.Point, workload.Axis), row.Path)
 	}
-	if row.Metric == result.Rate || row.Metric == result.Cost {
+	if row.Metric == result.Rate {
 		return title
 	}
 	return title + ": " + metricOf(row).Title
@@ -115,4 +108,11 @@ func dirty(e result.Environment) string {
 		return ", with changes"
 	}
 	return ""
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }

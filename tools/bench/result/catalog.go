@@ -10,6 +10,10 @@ type Metric struct {
 	Scale float64
 	// Lower is true where less is better.
 	Lower bool
+	// Of names a distribution. The metric is then its quantile over the durations of all rounds together, since one round has too few
+	// of them, and no sample has a value of it.
+	Of       string
+	Quantile float64
 }
 
 // Workload is something to measure. Its first metric is the one that it is about.
@@ -18,6 +22,8 @@ type Workload struct {
 	Metrics     []Metric
 	// Axis names what a sweep varies; empty for all that is no sweep.
 	Axis string
+	// Note is what a reader has to know of how it is measured.
+	Note string
 }
 
 // Metric is the workload's metric of that name.
@@ -32,9 +38,9 @@ func (w Workload) Metric(name string) (Metric, bool) {
 // The names of metrics that more than one workload has.
 const (
 	Rate = "rate"
-	// CPUPer is the CPU time of the whole machine, interrupts and softirqs included, for one of what Rate counts.
+	// CPUPer is the CPU time of the machine's kernel, for one of what Rate counts.
 	CPUPer = "cpu"
-	// Cost is the time that passes for one packet.
+	// Cost is the time that passes for one packet, or connection.
 	Cost = "cost"
 	// BPFPer is the run time of this project's programs for one packet, of all the programs that it passes.
 	BPFPer = "bpf"
@@ -42,9 +48,15 @@ const (
 	P50  = "p50"
 	P99  = "p99"
 	P999 = "p999"
-	// Slowest is the longest duration of a round, where a round has too few for a percentile.
+	// Delayed is the share of a sample for which one of its ends was ready to run, and something else had the CPU.
+	Delayed = "delayed"
+	// Slowest is the longest duration of a round.
 	Slowest = "max"
 )
+
+// CPUMeaning says what CPUPer is, for a report.
+const CPUMeaning = "CPU time is that of the machine's kernel: system calls, interrupts and softirqs on all CPUs. What the generators' programs took for " +
+	"themselves is not in it."
 
 func packets() []Metric {
 	return []Metric{
@@ -72,19 +84,30 @@ func latency(name, title string) Metric {
 }
 
 func plugin() []Metric {
-	metrics := []Metric{{Name: "pair-p50", Title: "ADD + DEL p50", Unit: "ms", Scale: 1e-3, Lower: true}}
-	for _, m := range [][2]string{{"add-p50", "ADD p50"}, {"add-max", "slowest ADD"}, {"del-p50", "DEL p50"}, {"del-max", "slowest DEL"}} {
-		metrics = append(metrics, Metric{Name: m[0], Title: m[1], Unit: "ms", Scale: 1e-3, Lower: true})
+	ms := func(name, title string) Metric {
+		return Metric{Name: name, Title: title, Unit: "ms", Scale: 1e-3, Lower: true}
 	}
-	return metrics
+	return []Metric{
+		ms("pair-p50", "ADD + DEL p50"),
+		ms("add-p50", "ADD p50"), ms("add-p99", "ADD p99").of("add", 0.99),
+		ms("del-p50", "DEL p50"), ms("del-p99", "DEL p99").of("del", 0.99),
+	}
 }
 
-func sweep() []Metric {
+// of makes a metric a quantile over all rounds.
+func (m Metric) of(distribution string, quantile float64) Metric {
+	m.Of, m.Quantile = distribution, quantile
+	return m
+}
+
+func sweep(what, unit string, scale float64) []Metric {
 	return []Metric{
-		{Name: Cost, Title: "time per packet", Unit: "ns", Scale: 1e-9, Lower: true},
-		{Name: CPUPer, Title: "CPU time per packet", Unit: "ns", Scale: 1e-9, Lower: true},
+		{Name: Cost, Title: "time per " + what, Unit: unit, Scale: scale, Lower: true},
+		{Name: CPUPer, Title: "CPU time per " + what, Unit: unit, Scale: scale, Lower: true},
 	}
 }
+
+const noRules = "ebpf has no Service rules at all: its line is the same network at each point."
 
 // Catalog is every workload, in the order of the report.
 func Catalog() []Workload {
@@ -96,22 +119,41 @@ func Catalog() []Workload {
 		{Name: "rr", Title: "TCP request-response", Metrics: append(perSecond("transaction", "transactions/s"),
 			latency(P50, "p50"), latency(P99, "p99"), latency(P999, "p99.9"))},
 		{Name: "crr", Title: "TCP connect-request-response-close", Metrics: perSecond("connection", "connections/s")},
-		{Name: "flows", Title: "new SNAT flows", Metrics: perSecond("flow", "flows/s")},
-		{Name: "bpf", Title: "BPF run time, UDP, 64 bytes", Metrics: []Metric{
-			{Name: BPFPer, Title: "run time per packet", Unit: "ns", Scale: 1e-9, Lower: true}}},
-		{Name: "cni", Title: "CNI, one pod at a time", Metrics: plugin()},
+		{Name: "flows", Title: "new SNAT flows", Metrics: perSecond("flow", "flows/s"),
+			Note: "Each flow is one datagram from a port of its own, and its answer. Its CPU time is that of the two generators' processes, all included."},
+		{Name: "bpf", Title: "BPF run time, UDP, 64 bytes", Note: "The kernel measures each program, which slows the packets down: samples of their own.",
+			Metrics: []Metric{{Name: BPFPer, Title: "run time per packet", Unit: "ns", Scale: 1e-9, Lower: true}}},
+		{Name: "cni", Title: "CNI, one pod at a time", Metrics: plugin(),
+			Note: "From libcni's call until it returns: the plugins' processes and all that they do. Every mode's binaries are static and its addresses on a tmpfs."},
 		{Name: "cni10", Title: "CNI, ten pods at once", Metrics: plugin()},
-		{Name: "nodes", Title: "nodes in the cluster", Axis: "nodes", Metrics: sweep()},
-		{Name: "services", Title: "Service rules", Axis: "Services", Metrics: sweep()},
-		{Name: "live", Title: "live SNAT flows", Axis: "live flows", Metrics: sweep()},
-		{Name: "agent", Title: "agent, 5000 nodes", Metrics: []Metric{
-			{Name: "memory", Title: "resident memory", Unit: "MiB", Scale: 1 << 20, Lower: true},
-			{Name: "peak", Title: "peak of resident memory", Unit: "MiB", Scale: 1 << 20, Lower: true},
-			{Name: "complete", Title: "time from start to a complete map", Unit: "s", Scale: 1, Lower: true}}},
-		{Name: "change", Title: "a Node's change, from the file to the map that programs read", Metrics: []Metric{
-			{Name: Slowest, Title: "slowest of a round", Unit: "ms", Scale: 1e-3, Lower: true},
-			{Name: P50, Title: "p50", Unit: "ms", Scale: 1e-3, Lower: true}}},
+		{Name: "nodes", Title: "nodes in the cluster", Axis: "nodes", Metrics: sweep("packet", "ns", 1e-9),
+			Note: "One flow of 64-byte datagrams while the network knows so many nodes."},
+		{Name: "services", Title: "Service rules", Axis: "Services", Metrics: sweep("connection", "µs", 1e-6),
+			Note: "Connect-request-response-close: each connection's first packet walks the rules. " + noRules},
+		{Name: "services-udp", Title: "Service rules, an established flow", Axis: "Services", Metrics: sweep("packet", "ns", 1e-9),
+			Note: "One flow of 64-byte datagrams: only its first packet walks the rules. " + noRules},
+		{Name: "live", Title: "live SNAT flows", Axis: "live flows", Metrics: sweep("packet", "ns", 1e-9),
+			Note: "One flow of 64-byte datagrams while so many others are held open."},
+		{Name: "agent", Title: "agent, 5000 nodes", Metrics: agent(),
+			Note: "The nodes come from a file. Memory is the process's resident set a second after the map was complete; complete is the map that programs " +
+				"read, the routes for the nodes' own traffic may follow it."},
+		{Name: "change", Title: "a Node's change, from the file to the map that programs read", Metrics: change(),
+			Note: "The file has 10 nodes, of which one gets another podCIDR: an API server would send that one alone, while a file is read whole."},
 	}
+}
+
+func agent() []Metric {
+	return []Metric{
+		{Name: "memory", Title: "resident memory", Unit: "MiB", Scale: 1 << 20, Lower: true},
+		{Name: "peak", Title: "peak of resident memory", Unit: "MiB", Scale: 1 << 20, Lower: true},
+		{Name: "complete", Title: "time from start to a complete map", Unit: "s", Scale: 1, Lower: true},
+	}
+}
+
+func change() []Metric {
+	p50 := Metric{Name: P50, Title: "p50", Unit: "ms", Scale: 1e-3, Lower: true}
+	p99 := Metric{Name: P99, Title: "p99", Unit: "ms", Scale: 1e-3, Lower: true}
+	return []Metric{p50, p99.of("delay", 0.99)}
 }
 
 // Find is the workload of that name.

@@ -1,7 +1,7 @@
 // Package result holds what a run of the benchmark has measured: the samples, where they were taken, and the statistics
 // over them. It is the format of bench.json. It measures nothing and draws nothing.
 //
-//	run, err := result.Read("bench-out/bench.json")
+//	run, err := result.Read("bench-out/full/bench.json")
 //	ratio, ok := run.Ratio(row, "ebpf", "iptables")
 //	fmt.Println(ratio.Median, ratio.Low, ratio.High, ratio.Verdict())
 package result
@@ -35,6 +35,10 @@ type Sample struct {
 	Values map[string]float64 `json:"values,omitempty"`
 	// Distribution is every single duration in seconds, or [seconds, count] summed up, by name: see Distribution.
 	Distributions map[string]Distribution `json:"distributions,omitempty"`
+	// Attempts are the reasons why it was taken again, or given up: something disturbed each of these attempts.
+	Attempts []string `json:"attempts,omitempty"`
+	// Disturbed says what was wrong with the attempt that the values are of: it was the least disturbed one, and none was better.
+	Disturbed string `json:"disturbed,omitempty"`
 	// Error says why there are no values: the sample did not measure what it claims.
 	Error string `json:"error,omitempty"`
 }
@@ -53,6 +57,8 @@ type Mode struct {
 	Name string `json:"name"`
 	// Missing says why it was not measured: it does not exist yet.
 	Missing string `json:"missing,omitempty"`
+	// Sysctls are those of the network's own nodes, once it stood.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
 }
 
 // Run is one run of the benchmark.
@@ -86,7 +92,8 @@ type Environment struct {
 	Commit   string            `json:"commit"`
 	Dirty    bool              `json:"dirty"`
 	Versions map[string]string `json:"versions"`
-	Sysctls  map[string]string `json:"sysctls"`
+	// Sysctls are those that all namespaces share.
+	Sysctls map[string]string `json:"sysctls"`
 	// Load is the machine's load average over one minute when the run began, its own work not yet in it.
 	Load     float64  `json:"load"`
 	Warnings []string `json:"warnings,omitempty"`
@@ -105,7 +112,7 @@ func (r *Run) Mode(name string) (Mode, bool) {
 func Read(path string) (*Run, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s does not exist; `make bench` writes bench-out/bench.json", path)
+		return nil, fmt.Errorf("%s does not exist; `make bench` writes bench-out/quick/bench.json", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read a run: %w", err)

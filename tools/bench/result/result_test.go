@@ -98,3 +98,30 @@ func TestReadRefuses(t *testing.T) {
 		t.Errorf("a missing file: %v", err)
 	}
 }
+
+// Five rounds of twenty durations make a hundredth one; the median of the rounds' slowest is less than that.
+func TestTailIsOfAllRounds(t *testing.T) {
+	run := &Run{}
+	for round := 1; round <= 5; round++ {
+		var seconds []float64
+		for i := range 20 {
+			seconds = append(seconds, float64(100*(round-1)+i))
+		}
+		run.Samples = append(run.Samples, Sample{Workload: "change", Mode: "ebpf", Round: round,
+			Distributions: map[string]Distribution{"delay": Each(seconds)}})
+	}
+	tail := Row{Workload: "change", Metric: P99}
+	if got, ok := run.Tail(tail, "ebpf"); !ok || got != (Tail{N: 100, Seconds: 418}) {
+		t.Errorf("got %+v, want the 99th of 100", got)
+	}
+	run.Samples[0].Distributions["delay"] = run.Samples[0].Distributions["delay"][1:]
+	if got, _ := run.Tail(tail, "ebpf"); got != (Tail{N: 99, Seconds: 419, Slowest: true}) {
+		t.Errorf("got %+v, want the slowest of 99", got)
+	}
+	if _, ok := run.Tail(tail, "iptables"); ok {
+		t.Error("nothing was measured there")
+	}
+	if _, ok := run.Tail(row, "ebpf"); ok {
+		t.Error("a rate is no quantile")
+	}
+}

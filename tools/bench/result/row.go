@@ -64,6 +64,32 @@ func (r *Run) Distribution(workload, path, mode, name string) Distribution {
 	return Merge(all...)
 }
 
+// Tail is a quantile of durations that were taken together.
+type Tail struct {
+	// N is how many durations there are.
+	N       uint64
+	Seconds float64
+	// Slowest says that they are too few for the quantile, and that this is the longest one.
+	Slowest bool
+}
+
+// Tail is the quantile that a metric of a distribution asks for, over all rounds: the median of rounds' quantiles is another
+// number, and a smaller one. ok is false for other metrics, and where there is no duration.
+func (r *Run) Tail(row Row, mode string) (t Tail, ok bool) {
+	workload, _ := Find(row.Workload)
+	metric, _ := workload.Metric(row.Metric)
+	if metric.Of == "" {
+		return Tail{}, false
+	}
+	all := r.Distribution(row.Workload, row.Path, mode, metric.Of)
+	t = Tail{N: all.Total(), Seconds: all.Quantile(metric.Quantile)}
+	// A hundredth of fewer than a hundred is less than one.
+	if float64(t.N)*(1-metric.Quantile) < 1-1e-9 {
+		t.Slowest, t.Seconds = true, all.Quantile(1)
+	}
+	return t, t.N > 0
+}
+
 // Refused are the samples without values: of them, the reason of the last, by mode.
 func (r *Run) Refused(row Row, mode string) (count int, reason string) {
 	for _, s := range r.Samples {

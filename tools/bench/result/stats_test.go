@@ -38,23 +38,47 @@ func TestSummariseLeavesItsInputAlone(t *testing.T) {
 	}
 }
 
-func TestRankProbability(t *testing.T) {
+// The expected values are those of printed tables.
+func TestStudentAbove(t *testing.T) {
+	for _, c := range []struct{ t, freedom, want float64 }{
+		{0, 5, 0.5}, {2.776, 4, 0.025}, {3.355, 8, 0.005}, {4.501, 8, 0.001}, {1.860, 8, 0.05}, {-1.860, 8, 0.95},
+		{6.314, 1, 0.05}, {1.645, 1e6, 0.05}, {12.71, 1, 0.025},
+	} {
+		if got := studentAbove(c.t, c.freedom); math.Abs(got-c.want) > 0.002*c.want {
+			t.Errorf("above %g with %g degrees of freedom: %.5f, want %.5f", c.t, c.freedom, got, c.want)
+		}
+	}
+}
+
+func TestWelch(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, after []float64
-		want          float64
+		low, high     float64
 	}{
-		"3 above 3":      {[]float64{1, 2, 3}, []float64{4, 5, 6}, 1.0 / 20},
-		"5 above 5":      {[]float64{1, 2, 3, 4, 5}, []float64{6, 7, 8, 9, 10}, 1.0 / 252},
-		"5 below 5":      {[]float64{6, 7, 8, 9, 10}, []float64{1, 2, 3, 4, 5}, 1},
-		"one crosses":    {[]float64{1, 2, 4}, []float64{3, 5, 6}, 2.0 / 20},
-		"equal is noise": {[]float64{1, 1, 1}, []float64{1, 1, 1}, 0.65},
+		// Means 3 and 13, standard errors of 0.5^0.5 each: t = 10 with 8 degrees of freedom.
+		"far above":            {[]float64{1, 2, 3, 4, 5}, []float64{11, 12, 13, 14, 15}, 1e-6, 1e-5},
+		"far below":            {[]float64{11, 12, 13, 14, 15}, []float64{1, 2, 3, 4, 5}, 0.99999, 1},
+		"nothing":              {[]float64{1, 2, 3}, []float64{3, 1, 2}, 0.5, 0.5},
+		"no spread, no change": {[]float64{1, 1}, []float64{1, 1}, 0.5, 0.5},
+		"no spread, a change":  {[]float64{1, 1}, []float64{2, 2}, 0, 0},
+		"one value":            {[]float64{1}, []float64{5, 5}, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := RankProbability(c.before, c.after)
-			if math.Abs(got-c.want) > 1e-3 {
-				t.Errorf("got %.4f, want %.4f", got, c.want)
+			if got := Welch(c.before, c.after); got < c.low-1e-9 || got > c.high+1e-9 {
+				t.Errorf("got %g, want %g to %g", got, c.low, c.high)
 			}
 		})
+	}
+}
+
+func TestHolm(t *testing.T) {
+	// 0.05/4 = 0.0125, 0.05/3 = 0.0167, 0.05/2 = 0.025: the third one fails, and with it the fourth, small as it is on its own.
+	got := Holm([]float64{0.03, 0.01, 0.04, 0.015}, 0.05)
+	if diff := cmp.Diff([]bool{false, true, false, true}, got); diff != "" {
+		t.Error(diff)
+	}
+	if got := Holm(nil, 0.05); len(got) != 0 {
+		t.Error(got)
 	}
 }
 

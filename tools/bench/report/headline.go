@@ -1,0 +1,182 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+// budgets is what the design asks, row by row, and where the time goes in those that are missed.
+func (w *writer) budgets() {
+	var lines [][]string
+	var late []budget
+	counts := map[string]int{}
+	for _, b := range budgets() {
+		j := judge(w.run, b)
+		counts[j.verdict]++
+		lines = append(lines, []string{b.title(), b.against(), b.text(), dash(j.measured), strong(j.verdict), j.why})
+		if j.verdict == missed {
+			late = append(late, b)
+		}
+	}
+	w.printf("## Budgets\n\n")
+	w.printf("What this network was designed to reach: %d met, %d missed, %d not judged or not measured.\n\n",
+		counts[met], counts[missed], len(lines)-counts[met]-counts[missed])
+	w.lines([]string{"what", "against", "asked", "measured", "verdict", "why"}, lines)
+	for _, f := range w.figures {
+		if f.Name == overview {
+			w.link(f)
+		}
+	}
+	w.spent(late)
+}
+
+// spent says where the time of missed rows goes, in ours and in what they are divided by.
+func (w *writer) spent(late []budget) {
+	var lines [][]string
+	var seen []result.Row
+	for _, b := range late {
+		if slices.Contains(seen, b.row) || metricOf(b.row).Name != result.Rate {
+			continue
+		}
+		seen = append(seen, b.row)
+		modes := []string{b.mode}
+		for _, other := range late {
+			if other.row == b.row && other.base != "" {
+				modes = append(modes, other.base)
+			}
+		}
+		for _, mode := range modes {
+			lines = append(lines, w.times(b.row, mode))
+		}
+	}
+	if len(lines) == 0 {
+		return
+	}
+	w.printf("### Where the time of the missed rows goes\n\n")
+	w.printf("The two ends run at once, each on a CPU, and the busier one sets the pace. Their CPU time includes the softirqs that ran on their " +
+		"CPUs, which carry the packets; BPF is the run time of this project's programs, from the samples of \"BPF run time\".\n\n")
+	w.lines([]string{"what", "mode", "for one", "time that passes", "client's CPU time", "server's CPU time", "in softirqs", "BPF"}, lines)
+}
+
+func (w *writer) times(row result.Row, mode string) []string {
+	workload, _ := result.Find(row.Workload)
+	per, _ := workload.Metric(result.CPUPer)
+	line := []string{rowTitle(row), mode, one(per.Title)}
+	passes := ""
+	if s, ok := w.run.Summary(row, mode); ok && s.Median > 0 {
+		passes = number(1/s.Median/per.Scale) + " " + per.Unit
+	}
+	line = append(line, passes)
+	for _, name := range []string{"cpu-client", "cpu-server", "cpu-softirq"} {
+		line = append(line, w.median(result.Row{Workload: row.Workload, Path: row.Path, Metric: name}, mode, per))
+	}
+	bpf := ""
+	if row.Workload == "udp64" {
+		bpf = w.median(result.Row{Workload: "bpf", Path: row.Path, Metric: result.BPFPer}, mode, per)
+	}
+	return append(line, bpf)
+}
+
+// one is what a title such as "CPU time per packet" counts.
+func one(title string) string {
+	_, what, _ := bytes.Cut([]byte(title), []byte(" per "))
+	return string(what)
+}
+
+func (w *writer) median(row result.Row, mode string, as result.Metric) string {
+	s, ok := w.run.Summary(row, mode)
+	if !ok {
+		return ""
+	}
+	return number(s.Median/as.Scale) + " " + as.Unit
+}
+
+// The lines between which a document holds a run's headline.
+const (
+	headlineBegins = "<!-- bench:begin -->"
+	headlineEnds   = "<!-- bench:end -->"
+)
+
+// Headline puts a run's main figures between the two marks of a document, and links to the document that has all.
+func Headline(run *result.Run, file, all string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the document for the headline: %w", err)
+	}
+	before, after, err := around(text, file)
+	if err != nil {
+		return err
+	}
+	link, err := filepath.Rel(filepath.Dir(file), all)
+	if err != nil {
+		return fmt.Errorf("link from %s to %s: %w", file, all, err)
+	}
+	var middle bytes.Buffer
+	headline(&middle, run, filepath.ToSlash(link))
+	return result.Replace(file, slices.Concat(before, middle.Bytes(), after))
+}
+
+// CheckHeadline is an error unless a document has a place for the headline: better known before a run than after.
+func CheckHeadline(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the document for the headline: %w", err)
+	}
+	_, _, err = around(text, file)
+	return err
+}
+
+func around(text []byte, file string) (before, after []byte, err error) {
+	begins, ends := bytes.Index(text, []byte(headlineBegins+"\n")), bytes.Index(text, []byte(headlineEnds))
+	if begins < 0 || ends < begins {
+		return nil, nil, fmt.Errorf("%s has no lines %q and %q, between which the headline goes; add them", file, headlineBegins, headlineEnds)
+	}
+	return text[:begins+len(headlineBegins)+1], text[ends:], nil
+}
+
+func headline(out *bytes.Buffer, run *result.Run, link string) {
+	w := &writer{Writer: out, run: run}
+	var lines [][]string
+	for _, row := range []result.Row{
+		{Workload: "udp64", Path: result.SameNode, Metric: result.Rate}, {Workload: "udp64", Path: result.AcrossNodes, Metric: result.Rate},
+		{Workload: "udp64", Path: result.Egress, Metric: result.Rate}, {Workload: "tcp1", Path: result.SameNode, Metric: result.Rate},
+		{Workload: "tcp1", Path: result.AcrossNodes, Metric: result.Rate}, {Workload: "rr", Path: result.AcrossNodes, Metric: result.P99},
+		{Workload: "crr", Path: result.AcrossNodes, Metric: result.Rate}, {Workload: "flows", Path: result.Egress, Metric: result.Rate},
+		{Workload: "cni", Metric: "pair-p50"},
+	} {
+		if line := w.headlineRow(row); line != nil {
+			lines = append(lines, line)
+		}
+	}
+	w.lines([]string{"", "ebpf-cni", "bridge + iptables", "ratio", "of the machine's limit"}, lines)
+	e := run.Environment
+	w.printf("Medians of %s on %s (%s), Linux %s, commit %s%s; ratios with their spread. ", plural(run.Rounds, "round"), e.CPU,
+		plural(e.Cores, "core"), e.Kernel, short(e.Commit), dirty(e))
+	if run.Indicative {
+		w.printf("**Indicative**: from a short run. ")
+	}
+	w.printf("Every figure, budget and plot, and how they were measured: [%s](%s).\n", filepath.Base(link), link)
+}
+
+func (w *writer) headlineRow(row result.Row) []string {
+	metric := metricOf(row)
+	ours, ok := w.run.Summary(row, "ebpf")
+	if !ok {
+		return nil
+	}
+	line := []string{rowTitle(row), number(scaled(ours, metric).Median) + " " + metric.Unit, "", "", ""}
+	if theirs, ok := w.run.Summary(row, "iptables"); ok {
+		line[2] = number(scaled(theirs, metric).Median) + " " + metric.Unit
+	}
+	for i, base := range []string{"iptables", "direct"} {
+		if s, ok := w.run.Ratio(row, "ebpf", base); ok {
+			line[3+i] = ratio(s)
+		}
+	}
+	return line
+}
