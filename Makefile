@@ -19,14 +19,14 @@ TESTFLAGS ?=
 PACKAGES  ?= ./...
 # How long each fuzz target runs.
 FUZZTIME  ?= 20s
-# Where bench writes.
-OUT       ?= bench-out
+# Where bench writes, if not to bench-out/quick and bench-out/full.
+OUT       ?=
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
 MODULES   ?=
 # What the image is called.
 IMAGE     ?= localhost/ebpf-cni:latest
-# More arguments for the benchmark, and a document to write from a full run.
+# More arguments for the benchmark, and the document to write from a full run.
 ARGS      ?=
 
 ##@ Build
@@ -82,6 +82,20 @@ test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulate
 	go run ./test/vm -kernel '$(KERNEL)' -modules '$(MODULES)' \
 		-packages '$(filter-out ./...,$(PACKAGES))' -testflags '$(TESTFLAGS)'
 
+.PHONY: test-cluster
+test-cluster: build ## Run the tests on a real Kubernetes on this machine (root; the first time it is built, in minutes)
+	@tools/setup.sh cluster
+	cd test/cluster && REQUIRE_PRIVILEGED=1 go test -count 1 -timeout 20m $(TESTFLAGS) ./...
+
+.PHONY: cluster
+cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network installed (root)
+	@tools/setup.sh cluster
+	@cd test/cluster && go run ./play up
+
+.PHONY: cluster-down
+cluster-down: ## End what make cluster started
+	@cd test/cluster && go run ./play down
+
 .PHONY: demo
 demo: build ## Three nodes, their pods and a host outside on this machine (root); KEEP=1 leaves them running
 	@tools/setup.sh demo
@@ -91,16 +105,14 @@ demo: build ## Three nodes, their pods and a host outside on this machine (root)
 bench: build ## Measure the main rows against the classical networks, in minutes (root); ARGS='--modes ... --workloads ...'
 	@tools/setup.sh bench
 	@go build -o bin/bench ./tools/bench
-	@bin/bench --out $(OUT) $(ARGS)
+	@bin/bench $(if $(OUT),--out $(OUT)) $(ARGS)
 
 .PHONY: bench-full
-bench-full: build ## Measure everything, judged by the budgets, and write OUT (bench-out/; root); DOCUMENT=BENCHMARKS.md writes that too
+bench-full: build ## Measure everything, judged by the budgets (root); DOCUMENT=BENCHMARKS.md writes that too, and README's figures
 	@tools/setup.sh bench
 	@go build -o bin/bench ./tools/bench
-	@bin/bench --profile full --out $(OUT) $(ARGS)
-ifdef DOCUMENT
-	@bin/bench report $(OUT)/bench.json --into $(DOCUMENT)
-endif
+	@bin/bench --profile full $(if $(OUT),--out $(OUT)) \
+		$(if $(DOCUMENT),--into $(DOCUMENT)) $(if $(filter BENCHMARKS.md,$(DOCUMENT)),--headline README.md) $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets through the programs
@@ -135,11 +147,15 @@ lint-format:
 	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 --dry-run --Werror
 	git diff --check "$$(git hash-object -t tree /dev/null)"
 
+# The programs of a cluster for tests have requirements of their own.
 lint-modules:
 	go mod tidy -diff
+	cd test/cluster && go mod tidy -diff
+	cd test/cluster/coredns && go mod tidy -diff
 
 lint-go:
 	go tool -modfile=tools/lint/go.mod golangci-lint run
+	cd test/cluster && go tool -modfile=../../tools/lint/go.mod golangci-lint run
 
 # Nothing runs there yet, but it has to compile.
 lint-arm64:

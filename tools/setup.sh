@@ -6,6 +6,7 @@
 #   tools/setup.sh test           what the tests run beside the project's own binaries; bpffs
 #   tools/setup.sh test-kernels   what boots other kernels, and unpacks their modules
 #   tools/setup.sh demo           bpffs
+#   tools/setup.sh cluster        what nodes of a real Kubernetes run beside what test/cluster gets for them itself; bpffs
 #   tools/setup.sh bench          what the classical networks are made with; bpffs
 #
 # Missing packages are installed with apt-get when it can be used (Debian, root). Elsewhere the
@@ -90,9 +91,13 @@ test-kernels)
 	need qemu-system-x86_64=qemu-system-x86 xz=xz-utils /bin/busybox=busybox-static
 	;;
 demo) bpffs ;;
+cluster)
+	need git=git ip=iproute2 iptables-restore=iptables nft=nftables conntrack=conntrack nsenter=util-linux mount=mount
+	bpffs
+	;;
 bench)
 	need git=git iptables-restore=iptables nft=nftables
 	bpffs
 	;;
-*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo|bench" ;;
+*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo|cluster|bench" ;;
 esac

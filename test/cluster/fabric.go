@@ -1,0 +1,110 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// The fabric is a switch with an address, and that end of the nodes' default routes answers for the world.
+var (
+	fabricAddr = netip.MustParseAddr("172.30.0.1")
+	// WorldAddr is outside of the cluster; agnhost netexec answers there, HTTP on port 8080.
+	WorldAddr = netip.MustParseAddr("203.0.113.1")
+)
+
+func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 30, 0, byte(11 + i)}) }
+
+// makeMachines makes the fabric, the nodes and the links between them. Every link is born between two of the
+// machines: the real one's network never sees it.
+func (c *Cluster) makeMachines(ctx context.Context) (err error) {
+	if c.Fabric, err = c.newMachine(ctx, "fabric", fabricAddr); err != nil {
+		return err
+	}
+	fabric, err := c.Fabric.netlink()
+	if err != nil {
+		return err
+	}
+	defer fabric.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "switch"
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := fabric.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("make the switch: %w", err)
+	}
+	if err := configure(fabric, "switch", fabricAddr, 24); err != nil {
+		return err
+	}
+	if err := configure(fabric, "lo", WorldAddr, 32); err != nil {
+		return err
+	}
+	for i := range c.Options.Nodes {
+		node, err := c.newMachine(ctx, fmt.Sprintf("node-%d", i+1), nodeAddr(i))
+		if err != nil {
+			return err
+		}
+		c.Nodes = append(c.Nodes, node)
+		if err := plug(fabric, bridge, node); err != nil {
+			return fmt.Errorf("connect %s with the fabric: %w", node.Name, err)
+		}
+	}
+	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec")
+}
+
+// netlink speaks to the kernel about the machine's network.
+func (m *Machine) netlink() (*netlink.Handle, error) {
+	ns, err := netns.GetFromPid(m.pid)
+	if err != nil {
+		return nil, fmt.Errorf("find the network of %s: %w", m.Name, err)
+	}
+	defer ns.Close()
+	return netlink.NewHandleAt(ns)
+}
+
+// plug gives a node its eth0.
+func plug(fabric *netlink.Handle, bridge netlink.Link, node *Machine) error {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", node.pid))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = node.Name
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.Fd())}
+	if err := fabric.LinkAdd(veth); err != nil {
+		return err
+	}
+	if err := fabric.LinkSetMaster(veth, bridge); err != nil {
+		return err
+	}
+	if err := fabric.LinkSetUp(veth); err != nil {
+		return err
+	}
+	inside, err := node.netlink()
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	if err := configure(inside, "eth0", node.Addr, 24); err != nil {
+		return err
+	}
+	return inside.RouteAdd(&netlink.Route{Gw: fabricAddr.AsSlice()})
+}
+
+// configure gives a link its address and sets it up.
+func configure(h *netlink.Handle, name string, addr netip.Addr, bits int) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	mask := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, 32)}
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: mask}); err != nil {
+		return fmt.Errorf("give %s its address: %w", name, err)
+	}
+	return h.LinkSetUp(link)
+}

@@ -1,0 +1,125 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+)
+
+const containerdConfig = `version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = %q
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  tolerate_missing_hugetlb_controller = true
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  BinaryName = %q
+`
+
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: %s}}
+authorization: {mode: Webhook}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
+enforceNodeAllocatable: []
+imageGCHighThresholdPercent: 100
+evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
+localStorageCapacityIsolation: false
+staticPodPath: %s
+`
+
+// The conntrack table's size is the whole computer's: kube-proxy keeps its hands off.
+const kubeProxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: iptables
+hostnameOverride: %s
+clusterCIDR: 10.244.0.0/16
+clientConnection: {kubeconfig: %s}
+conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+`
+
+// Manifests is the directory of the node's static pods.
+func (m *Machine) Manifests() string { return m.path("manifests") }
+
+// startNode starts containerd, the kubelet and kube-proxy on a machine.
+func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
+	if err := c.prepareContainerd(ctx, m); err != nil {
+		return err
+	}
+	if _, err := c.writeKubeconfig(m.Name, "system:node:"+m.Name, "system:nodes"); err != nil {
+		return err
+	}
+	if err := m.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, c.file("ca.crt"), m.Manifests())); err != nil {
+		return err
+	}
+	if err := c.StartKubelet(ctx, m); err != nil {
+		return err
+	}
+	proxy, err := c.writeKubeconfig("kube-proxy", "system:kube-proxy")
+	if err != nil {
+		return err
+	}
+	if err := m.write("kube-proxy.yaml", fmt.Sprintf(kubeProxyConfig, m.Name, proxy)); err != nil {
+		return err
+	}
+	return m.Start(ctx, "kube-proxy", "kube-proxy", "--config="+m.path("kube-proxy.yaml"))
+}
+
+// StartKubelet starts a node's kubelet, also again after Stop.
+func (c *Cluster) StartKubelet(ctx context.Context, m *Machine) error {
+	return m.Start(ctx, "kubelet", "kubelet", "--config="+m.path("kubelet.yaml"), "--kubeconfig="+c.file(m.Name+".kubeconfig"),
+		"--hostname-override="+m.Name, "--node-ip="+m.Addr.String())
+}
+
+// StartContainerd starts a node's containerd, also again after Stop.
+func (c *Cluster) StartContainerd(ctx context.Context, m *Machine) error {
+	return m.Start(ctx, "containerd", "containerd", "--config="+m.path("containerd.toml"))
+}
+
+// prepareContainerd starts containerd and gives it the images and the loopback plugin.
+func (c *Cluster) prepareContainerd(ctx context.Context, m *Machine) error {
+	if err := m.write("containerd.toml", fmt.Sprintf(containerdConfig, PauseImage, c.Program("runc"))); err != nil {
+		return err
+	}
+	if _, err := m.Run(ctx, "install", "-D", c.Program("loopback"), "/opt/cni/bin/loopback"); err != nil {
+		return err
+	}
+	if err := c.StartContainerd(ctx, m); err != nil {
+		return err
+	}
+	for _, name := range imageFiles() {
+		if err := c.importImage(ctx, m, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// importImage gives a node's containerd an image from a file of the cluster's directory.
+func (c *Cluster) importImage(ctx context.Context, m *Machine, file string) error {
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	err := Poll(ctx, "containerd of "+m.Name+" has "+file, func(ctx context.Context) error {
+		if _, err := m.Running(ctx, "containerd"); err != nil {
+			return err
+		}
+		_, err := m.Run(ctx, "ctr", "-n", "k8s.io", "images", "import", c.file(file))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, m.LogTail("containerd", 20))
+	}
+	return nil
+}
+
+func (m *Machine) write(name, content string) error {
+	return os.WriteFile(m.path(name), []byte(content), 0o644)
+}

@@ -1,0 +1,71 @@
+// Command play starts and ends a cluster for a person.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+func main() {
+	cluster.Init()
+	if err := run(context.Background(), os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("needs root, for namespaces and cgroups")
+	}
+	switch {
+	case len(args) == 1 && args[0] == "up":
+		return up(ctx)
+	case len(args) == 1 && args[0] == "down":
+		return cluster.Sweep(ctx, true)
+	}
+	return errors.New("usage: play up|down")
+}
+
+const story = `%d nodes are ready, with ebpf-cni from tools/deploy/ebpf-cni.yaml.
+
+kubeconfig  %s
+            The API server's address is one on the cluster's own network; these go there:
+kubectl     %s get pods -A
+on a node   %s node-1 ebpfctl status
+logs        %s/node-1/log
+images      %s (imagePullPolicy: Never)
+outside     %s answers HTTP on port 8080
+end it      make cluster-down
+`
+
+func up(ctx context.Context) (err error) {
+	if kept := cluster.Kept(); kept != "" {
+		return fmt.Errorf("a cluster is there already, in %s: make cluster-down ends it", kept)
+	}
+	c, err := cluster.New(ctx, cluster.Options{Keep: true})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close(ctx))
+		}
+	}()
+	if err := c.Install(ctx); err != nil {
+		return err
+	}
+	if err := c.InstallDNS(ctx); err != nil {
+		return err
+	}
+	kubectl, on, err := c.WriteScripts()
+	if err != nil {
+		return err
+	}
+	fmt.Printf(story, len(c.Nodes), c.Kubeconfig, kubectl, on, c.Dir, cluster.AgnhostImage, cluster.WorldAddr)
+	return nil
+}

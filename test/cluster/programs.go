@@ -1,0 +1,205 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// KubernetesVersion is what go.mod requires; the programs are told, since they parse their own version.
+const KubernetesVersion = "v1.36.3"
+
+// built are the programs that are compiled here, by package.
+var built = map[string]string{
+	"kube-apiserver":          "k8s.io/kubernetes/cmd/kube-apiserver",
+	"kubelet":                 "k8s.io/kubernetes/cmd/kubelet",
+	"kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+	"kube-scheduler":          "k8s.io/kubernetes/cmd/kube-scheduler",
+	"kube-proxy":              "k8s.io/kubernetes/cmd/kube-proxy",
+	"kubectl":                 "k8s.io/kubernetes/cmd/kubectl",
+	"agnhost":                 "k8s.io/kubernetes/test/images/agnhost",
+	"loopback":                "github.com/containernetworking/plugins/plugins/main/loopback",
+	"coredns":                 "github.com/coredns/coredns",
+	"pause":                   "./pause",
+}
+
+// ownModules are the directories of programs whose requirements stand in a go.mod of their own.
+var ownModules = map[string]string{"coredns": "coredns"}
+
+// packaged are those that come from Debian unless they are installed, and by which package.
+var packaged = map[string]string{
+	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd",
+	"runc": "runc", "etcd": "etcd-server",
+}
+
+// preparePrograms makes the cache hold every program and returns the directories that they are in, for a PATH.
+func preparePrograms(ctx context.Context) ([]string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, fmt.Errorf("find the cache for Kubernetes' programs: %w", err)
+	}
+	cache = filepath.Join(cache, "ebpf-cni")
+	kubernetes := filepath.Join(cache, "kubernetes-"+KubernetesVersion)
+	if err := os.MkdirAll(kubernetes, 0o755); err != nil {
+		return nil, fmt.Errorf("make the cache for Kubernetes' programs: %w", err)
+	}
+	unlock, err := lockCache(cache)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := buildAll(ctx, kubernetes); err != nil {
+		return nil, err
+	}
+	debian := filepath.Join(cache, "debian")
+	if err := unpackDebian(ctx, debian); err != nil {
+		return nil, err
+	}
+	return []string{kubernetes, filepath.Join(debian, "usr/bin"), filepath.Join(debian, "usr/sbin")}, nil
+}
+
+// lockCache makes builders wait for each other.
+func lockCache(cache string) (unlock func(), err error) {
+	lock, err := os.OpenFile(filepath.Join(cache, "cluster.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the cache: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return func() { lock.Close() }, nil
+}
+
+func buildAll(ctx context.Context, dir string) error {
+	module, err := moduleDir()
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(built)) {
+		if err := build(ctx, filepath.Join(module, ownModules[name]), built[name], filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// build compiles a program unless the one that is there comes from the same requirements; a file beside it says from
+// which. By rename, so that what is there is whole.
+func build(ctx context.Context, module, pkg, path string) error {
+	key, err := sourceKey(module, pkg)
+	if err != nil {
+		return fmt.Errorf("build %s: %w", pkg, err)
+	}
+	stamp := path + ".source"
+	if have, err := os.ReadFile(stamp); err == nil && string(have) == key {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+	}
+	fmt.Fprintln(os.Stderr, "building", pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", linkerFlags(), "-o", path+".new", pkg)
+	cmd.Dir = module
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("build %s: %w", pkg, err)
+	}
+	if err := os.WriteFile(stamp, []byte(key), 0o644); err != nil {
+		return fmt.Errorf("note what %s was built from: %w", pkg, err)
+	}
+	return nil
+}
+
+// sourceKey stands for all that a program is made from: the requirements, our own source, the compiler.
+func sourceKey(module, pkg string) (string, error) {
+	files := []string{filepath.Join(module, "go.mod"), filepath.Join(module, "go.sum")}
+	if strings.HasPrefix(pkg, "./") {
+		own, err := filepath.Glob(filepath.Join(module, pkg, "*.go"))
+		if err != nil {
+			return "", err
+		}
+		files = own // nothing is required by these
+	}
+	sum := sha256.New()
+	fmt.Fprintln(sum, runtime.Version(), linkerFlags(), pkg)
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		sum.Write(content)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// linkerFlags tell the programs their version.
+func linkerFlags() string {
+	flags := "-s -w"
+	for _, v := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, setting := range []string{
+			"gitVersion=" + KubernetesVersion, "gitMajor=1", "gitMinor=36", "gitTreeState=clean",
+			"gitCommit=unknown", "buildDate=1970-01-01T00:00:00Z",
+		} {
+			flags += " -X " + v + "." + setting
+		}
+	}
+	return flags
+}
+
+// moduleDir is where this module's go.mod is, seen from a test or from the command.
+func moduleDir() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	dir := filepath.Dir(strings.TrimSpace(string(out)))
+	if err == nil && filepath.Base(dir) != "cluster" {
+		err = fmt.Errorf("the working directory belongs to %s: run this in test/cluster", dir)
+	}
+	return dir, err
+}
+
+// checkout is the directory of the project.
+func checkout() (string, error) {
+	module, err := moduleDir()
+	return filepath.Join(module, "../.."), err
+}
+
+// unpackDebian gets what Debian has, without installing it: the packages' scripts would start services.
+func unpackDebian(ctx context.Context, dir string) error {
+	missing := map[string]bool{}
+	for name, pkg := range packaged {
+		_, inBin := os.Stat(filepath.Join(dir, "usr/bin", name))
+		_, inSbin := os.Stat(filepath.Join(dir, "usr/sbin", name))
+		if _, installed := exec.LookPath(name); installed != nil && inBin != nil && inSbin != nil {
+			missing[pkg] = true
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	temp, err := os.MkdirTemp("", "ebpf-cni-debian-")
+	if err != nil {
+		return fmt.Errorf("get Debian's packages: %w", err)
+	}
+	defer os.RemoveAll(temp)
+	for pkg := range missing {
+		script := `apt-get -q download "$1" || { apt-get -q update && apt-get -q download "$1"; } && dpkg -x "$1"_*.deb "$2"`
+		cmd := exec.CommandContext(ctx, "sh", "-c", script, "sh", pkg, dir)
+		cmd.Dir = temp
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("get Debian's %s: %w\n%s", pkg, err, out)
+		}
+	}
+	return nil
+}
