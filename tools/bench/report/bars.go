@@ -15,7 +15,7 @@ import (
 type bars struct {
 	labels, modes []string
 	values        []result.Summary // in the unit of the axis
-	// bound is a line across, which the bars should stay below; none where it is 0.
+	// bound is a line that the first bar should stay below; none where it is 0.
 	bound float64
 }
 
@@ -37,7 +37,7 @@ func (b bars) plot(title string, metric result.Metric) *plot.Plot {
 		better = "less is better"
 	}
 	what := metric.Title + ", "
-	if len(b.labels) > 1 && b.labels[0] == metric.Title {
+	if b.labels[0] == metric.Title {
 		what = "" // each bar says what it is
 	}
 	p := newPlot(title, fmt.Sprintf("%s%s (%s)", what, metric.Unit, better))
@@ -60,9 +60,9 @@ func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 		c.FillText(style, vg.Point{X: x(float64(i)), Y: y(s.High) + vg.Points(3)}, number(s.Median))
 	}
 	if b.bound > 0 {
-		c.StrokeLine2(draw.LineStyle{Color: color.Black, Width: vg.Points(1), Dashes: []vg.Length{4, 3}}, c.Min.X, y(b.bound), c.Max.X, y(b.bound))
+		c.StrokeLine2(draw.LineStyle{Color: color.Black, Width: vg.Points(1), Dashes: []vg.Length{4, 3}}, c.Min.X, y(b.bound), x(0.45), y(b.bound))
 		style.XAlign = draw.XLeft
-		c.FillText(style, vg.Point{X: c.Min.X + vg.Points(4), Y: y(b.bound) + vg.Points(3)}, "asked: at most "+number(b.bound))
+		c.FillText(style, vg.Point{X: c.Min.X + vg.Points(4), Y: y(b.bound) + vg.Points(3)}, fmt.Sprintf("asked: at most %g", b.bound))
 	}
 }
 

@@ -185,7 +185,7 @@ func (b budget) read(run *result.Run) (r reading, ok bool) {
 		r.text = value(r.Summary) + " " + metric.Unit
 	}
 	if r.N < judgedRounds {
-		r.short = fmt.Sprintf("%s, and it takes %d", plural(r.N, "round"), judgedRounds)
+		r.short = fmt.Sprintf("%s; a judgement takes %d", plural(r.N, "round"), judgedRounds)
 	}
 	return r, ok
 }

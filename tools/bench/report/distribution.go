@@ -14,32 +14,39 @@ import (
 // distribution draws which share of all durations was over within which time.
 func distribution(run *result.Run, workload, path, name, title string) *plot.Plot {
 	p := newPlot(title, "share of all, %")
-	drawn := false
+	all := map[string]result.Distribution{}
 	low, high := math.Inf(1), 0.0
 	for _, m := range run.Modes {
-		xys := cumulative(run.Distribution(workload, path, m.Name, name))
-		if len(xys) == 0 {
+		if d := run.Distribution(workload, path, m.Name, name); d.Quantile(1) > 0 {
+			all[m.Name] = d
+			low, high = min(low, d[0].Seconds), max(high, d.Quantile(shown))
+		}
+	}
+	if len(all) == 0 || low <= 0 {
+		return nil
+	}
+	unit, scale := "µs", 1e-6
+	if low >= 1e-3 {
+		unit, scale = "ms", 1e-3
+	}
+	for _, m := range run.Modes {
+		if len(all[m.Name]) == 0 {
 			continue
 		}
-		line, err := plotter.NewLine(xys)
+		line, err := plotter.NewLine(cumulative(all[m.Name], scale))
 		if err != nil {
 			return nil
 		}
-		low, high = min(low, xys[0].X), max(high, xys[len(xys)-1].X)
 		line.Color, line.Width = colour(m.Name), vg.Points(2)
 		line.StepStyle = plotter.PostStep
 		p.Add(line)
 		p.Legend.Add(m.Name, line)
-		drawn = true
 	}
-	if !drawn {
-		return nil
-	}
-	p.X.Label.Text = "µs, logarithmic (further left is better)"
+	p.X.Label.Text = unit + ", logarithmic (further left is better)"
 	p.X.Scale = plot.LogScale{}
 	p.X.Tick.Marker = decades{}
 	// From one tick to another, so that there are two at least.
-	p.X.Min, p.X.Max = below(low), 1/below(1/high)
+	p.X.Min, p.X.Max = below(low/scale), 1/below(scale/high)
 	p.Y.Min, p.Y.Max = 0, 100
 	p.Legend.Top, p.Legend.Left = false, false
 	return p
@@ -48,18 +55,20 @@ func distribution(run *result.Run, workload, path, name, title string) *plot.Plo
 // steps is how many steps a line has at most: more than can be seen, and a plot stays small.
 const steps = 400
 
-// cumulative is the share of durations up to each, in percent by microseconds, without the last thousandth: its tail would be most of the
-// axis.
-func cumulative(d result.Distribution) (xys plotter.XYs) {
-	total, seen, drawn, end := float64(d.Total()), uint64(0), 0.0, d.Quantile(0.999)
+// shown is the share of all durations that a line shows: the tail of the last thousandth would be most of the axis.
+const shown = 0.999
+
+// cumulative is the share of durations up to each, in percent.
+func cumulative(d result.Distribution, scale float64) (xys plotter.XYs) {
+	total, seen, drawn, end := float64(d.Total()), uint64(0), 0.0, d.Quantile(shown)
 	for _, step := range d {
 		seen += step.Count
 		share := float64(seen) / total
-		if step.Seconds <= 0 || step.Seconds > end || share-drawn < 1.0/steps && step.Seconds < end {
+		if step.Seconds > end || share-drawn < 1.0/steps && step.Seconds < end {
 			continue
 		}
 		drawn = share
-		xys = append(xys, plotter.XY{X: step.Seconds * 1e6, Y: 100 * share})
+		xys = append(xys, plotter.XY{X: step.Seconds / scale, Y: 100 * share})
 	}
 	return xys
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"image/color"
 	"math"
 	"slices"
@@ -33,9 +34,13 @@ func ratios(run *result.Run) *plot.Plot {
 		if b.base == "" || !ok {
 			continue
 		}
-		line := slices.Index(titles, b.title())
+		title := b.title()
+		if metricOf(b.row).Lower {
+			title += " (less is better)"
+		}
+		line := slices.Index(titles, title)
 		if line < 0 {
-			line, titles = len(titles), append(titles, b.title())
+			line, titles = len(titles), append(titles, title)
 		}
 		mode := b.mode
 		if b.base == "direct" {
@@ -54,7 +59,8 @@ func ratios(run *result.Run) *plot.Plot {
 	p.X.Label.Text = "ratio, with its spread"
 	p.Add(all)
 	p.NominalY(titles...)
-	p.Y.Min, p.Y.Max = -0.6, float64(len(titles))-0.2
+	p.Y.Min, p.Y.Max = -0.6, float64(len(titles))+1.4 // the legend's place
+	p.X.Tick.Marker = halves{}
 	all.legend(p)
 	return p
 }
@@ -89,11 +95,22 @@ func (d dots) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// DataRange implements plot.DataRanger. The legend stands in the upper right, beyond all.
+// halves are ticks at every half.
+type halves struct{}
+
+// Ticks implements plot.Ticker.
+func (halves) Ticks(low, high float64) (ticks []plot.Tick) {
+	for v := math.Ceil(2*low) / 2; v <= high; v += 0.5 {
+		ticks = append(ticks, plot.Tick{Value: v, Label: fmt.Sprint(v)})
+	}
+	return ticks
+}
+
+// DataRange implements plot.DataRanger.
 func (d dots) DataRange() (xmin, xmax, ymin, ymax float64) {
 	for _, one := range d {
 		xmax = max(xmax, one.ratio.High, one.bound)
 		ymax = max(ymax, float64(one.line))
 	}
-	return 0, math.Max(xmax*1.35, 1), 0, ymax
+	return 0, math.Max(xmax*1.1, 1), 0, ymax
 }
