@@ -97,10 +97,14 @@ func TestCompareStatus(t *testing.T) {
 // A whole run, as small as can be. How fast anything is, is not looked at: the machine does other things while tests run.
 func TestRun(t *testing.T) {
 	priv.Require(t)
-	out := t.TempDir()
+	out, project := t.TempDir(), t.TempDir()
+	into, readme := filepath.Join(project, "BENCHMARKS.md"), filepath.Join(project, "README.md")
+	if err := os.WriteFile(readme, []byte("<!-- bench:begin -->\n<!-- bench:end -->\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	started := time.Now()
 	_, stdout, stderr := bench(t, true, "run", "--modes", "direct,ebpf,iptables", "--workloads", "udp64,rr,cni", "--rounds", "1",
-		"--duration", "100ms", "--warmup", "20ms", "--out", out)
+		"--duration", "100ms", "--warmup", "20ms", "--out", out, "--into", into, "--headline", readme)
 	if took := time.Since(started); took > lab.Patience(60*time.Second) {
 		t.Errorf("took %s", took)
 	}
@@ -126,6 +130,19 @@ func TestRun(t *testing.T) {
 	}
 	if !measured["cni"] || !measured["udp64"] && !measured["rr"] {
 		t.Errorf("measured is only %v\n%s", measured, stderr)
+	}
+	for name, forwards := range map[string]string{modes.Direct: "0", modes.EBPF: "1", modes.IPTables: "1"} {
+		if m, _ := run.Mode(name); m.Sysctls["net.ipv4.ip_forward"] != forwards {
+			t.Errorf("the nodes of %s are said to have %v", m.Name, m.Sysctls)
+		}
+	}
+	if e := run.Environment; e.Versions["ebpf-agent"] == "" || !strings.Contains(e.Versions["bridge"], "containernetworking/plugins v1.") {
+		t.Errorf("what was measured was built from: %v", e.Versions)
+	}
+	for file, want := range map[string]string{into: "](tools/bench/plots/cni.svg)", readme: "| CNI, one pod at a time: ADD + DEL p50 | "} {
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), want) || !strings.Contains(stdout, file) {
+			t.Errorf("%s: %v, no %q\n%s", file, err, want, text)
+		}
 	}
 	document := report.Beside(filepath.Join(out, "bench.json")).Document
 	if text, err := os.ReadFile(document); err != nil || !bytes.Contains(text, []byte("Indicative")) || !strings.Contains(stdout, document) {

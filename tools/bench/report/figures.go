@@ -91,7 +91,7 @@ func usual(run *result.Run, w result.Workload) (all []drawing) {
 	about := [][2]string{{"rtt", "latency"}, {"add", "ADD"}, {"del", "DEL"}, {"delay", "delay"}}
 	for _, path := range append(result.Paths(), "") {
 		title := join(w.Title, path)
-		if w.Name != "change" {
+		if !strings.HasPrefix(w.Name, "change") {
 			all = append(all, drawing{Figure{slug(w.Name, path), title, w.Name}, byMode(run, w, path, title)})
 		}
 		for _, d := range about {
