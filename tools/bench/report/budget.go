@@ -167,7 +167,7 @@ func (b budget) read(run *result.Run) (r reading, ok bool) {
 	if metric.Of != "" {
 		t, ok := run.Tail(b.row, b.mode)
 		v := t.Seconds / metric.Scale
-		r = reading{Summary: result.Summary{N: int(t.N), Median: v, Low: v, High: v}, text: tail(t, metric) + " " + metric.Unit}
+		r = reading{Summary: result.Summary{N: int(t.N), Median: v, Low: v, High: v}, text: tail(t, metric, " "+metric.Unit)}
 		if t.Slowest {
 			r.short = fmt.Sprintf("%s are too few for a %s", plural(r.N, "value"), metric.Title)
 		}

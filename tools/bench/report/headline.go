@@ -27,6 +27,7 @@ func (w *writer) budgets() {
 	w.printf("What this network was designed to reach: %d met, %d missed, %d not judged or not measured.\n\n",
 		counts[met], counts[missed], len(lines)-counts[met]-counts[missed])
 	w.lines([]string{"what", "against", "asked", "measured", "verdict", "why"}, lines)
+	w.printf("Through a tunnel goes only what crosses nodes: over VXLAN the other rows are the same as without.\n\n")
 	for _, f := range w.figures {
 		if f.Name == overview {
 			w.link(f)
@@ -35,7 +36,7 @@ func (w *writer) budgets() {
 	w.spent(late)
 }
 
-// spent says where the time of missed rows goes, in ours and in what they are divided by.
+// spent says where the time of missed rows goes, in ours and in all that they are divided by.
 func (w *writer) spent(late []budget) {
 	var lines [][]string
 	var seen []result.Row
@@ -44,14 +45,11 @@ func (w *writer) spent(late []budget) {
 			continue
 		}
 		seen = append(seen, b.row)
-		modes := []string{b.mode}
-		for _, other := range late {
-			if other.row == b.row && other.base != "" {
-				modes = append(modes, other.base)
+		lines = append(lines, w.times(b.row, b.mode))
+		for _, other := range budgets() {
+			if other.row == b.row && other.mode == b.mode {
+				lines = append(lines, w.times(b.row, other.base))
 			}
-		}
-		for _, mode := range modes {
-			lines = append(lines, w.times(b.row, mode))
 		}
 	}
 	if len(lines) == 0 {

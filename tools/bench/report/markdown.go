@@ -182,7 +182,7 @@ func (w *writer) line(workload result.Workload, path, mode string, bases []strin
 func (w *writer) cell(row result.Row, mode string) string {
 	metric := metricOf(row)
 	if t, ok := w.run.Tail(row, mode); ok {
-		return tail(t, metric)
+		return tail(t, metric, "")
 	}
 	if s, ok := w.run.Summary(row, mode); ok {
 		return value(scaled(s, metric))

@@ -49,11 +49,12 @@ func value(s result.Summary) string {
 }
 
 // tail prints a quantile of all rounds together, and of how many durations it is.
-func tail(t result.Tail, m result.Metric) string {
+func tail(t result.Tail, m result.Metric, unit string) string {
+	of := "of"
 	if t.Slowest {
-		return fmt.Sprintf("%s (slowest of %d)", number(t.Seconds/m.Scale), t.N)
+		of = "slowest of"
 	}
-	return fmt.Sprintf("%s (of %d)", number(t.Seconds/m.Scale), t.N)
+	return fmt.Sprintf("%s%s (%s %d)", number(t.Seconds/m.Scale), unit, of, t.N)
 }
 
 func scaled(s result.Summary, m result.Metric) result.Summary {
