@@ -2,6 +2,7 @@ package lab
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -55,22 +56,30 @@ func (l *Lab) WriteNodes(specs ...NodeSpec) error {
 
 // WriteNodesFile replaces the list that the agents read by any content, by rename.
 func (l *Lab) WriteNodesFile(content []byte) error {
+	publish, err := l.StageNodesFile(content)
+	if err != nil {
+		return err
+	}
+	return publish()
+}
+
+// StageNodesFile writes a list beside the one that the agents read. The function returned replaces that by rename, at once; it is to be
+// called once.
+func (l *Lab) StageNodesFile(content []byte) (publish func() error, err error) {
 	temp, err := os.CreateTemp(l.Dir, "nodes-*.tmp")
 	if err != nil {
-		return fmt.Errorf("write node list: %w", err)
+		return nil, fmt.Errorf("write node list: %w", err)
 	}
-	defer os.Remove(temp.Name())
 	_, err = temp.Write(content)
-	if closeErr := temp.Close(); err == nil {
-		err = closeErr
+	if err := errors.Join(err, temp.Close()); err != nil {
+		return nil, errors.Join(fmt.Errorf("write node list %s: %w", temp.Name(), err), os.Remove(temp.Name()))
 	}
-	if err == nil {
-		err = os.Rename(temp.Name(), l.NodesFile())
-	}
-	if err != nil {
-		return fmt.Errorf("write node list %s: %w", l.NodesFile(), err)
-	}
-	return nil
+	return func() error {
+		if err := os.Rename(temp.Name(), l.NodesFile()); err != nil {
+			return errors.Join(fmt.Errorf("write node list %s: %w", l.NodesFile(), err), os.Remove(temp.Name()))
+		}
+		return nil
+	}, nil
 }
 
 // NodeList renders nodes as `kubectl get nodes -o yaml` does: each is a real Node object of test/testdata with the

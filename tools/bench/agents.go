@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -24,8 +21,6 @@ const (
 	settled = time.Second
 	// glance is how often a map is looked at.
 	glance = 100 * time.Microsecond
-	// few is how many nodes there are while one of them changes: over the API only that one would come, while a file is read whole.
-	few = 10
 )
 
 // agents measures the agent, on a node of its own.
@@ -69,17 +64,16 @@ func (a *agents) render(count, variant int) ([]byte, error) {
 	for i := len(specs); i < count; i++ {
 		specs = append(specs, lab.NodeSpec{
 			Name:        fmt.Sprintf("other-%d", i),
-			InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)})},
+			InternalIPs: []netip.Addr{otherNode(i)},
 			PodCIDRs:    []netip.Prefix{podCIDR(i)},
 		})
 	}
 	specs[count-1].PodCIDRs = []netip.Prefix{podCIDR(count - 1 + variant)}
-	list, err := lab.NodeList(specs...)
-	if err != nil {
-		return nil, err
-	}
-	return yaml.YAMLToJSON(list)
+	return lab.NodeListJSON(specs...)
 }
+
+// otherNode is the address of a node that is in the list only.
+func otherNode(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)}) }
 
 func podCIDR(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
@@ -111,69 +105,6 @@ func (a *agents) complete(ctx context.Context) (sample result.Sample, err error)
 		return result.Sample{}, err
 	}
 	return result.Sample{Values: map[string]float64{"memory": now, "peak": peak, "complete": took.Seconds()}}, nil
-}
-
-// change gives one node another podCIDR, again and again, and measures from the list's rename to the entry that programs read.
-func (a *agents) change(ctx context.Context) (sample result.Sample, err error) {
-	node, err := a.node(ctx)
-	if err != nil {
-		return result.Sample{}, err
-	}
-	var lists [2][]byte
-	for variant := range lists {
-		if lists[variant], err = a.render(few, variant); err != nil {
-			return result.Sample{}, err
-		}
-	}
-	if err := a.lab.WriteNodesFile(lists[0]); err != nil {
-		return result.Sample{}, err
-	}
-	if err := node.StartAgent(); err != nil {
-		return result.Sample{}, err
-	}
-	defer func() { err = errors.Join(err, restart(node)) }()
-	if err := node.WaitReady(ctx); err != nil {
-		return result.Sample{}, err
-	}
-	table, err := destinations.Open(bpffs.Dir(node.BPFFS()).Map(destinations.Name))
-	if err != nil {
-		return result.Sample{}, err
-	}
-	defer table.Close()
-	var delays []float64
-	// The first is not counted.
-	for i := 1; i <= a.changes+1; i++ {
-		delay, err := a.flip(ctx, table, lists[i%2], podCIDR(few-1+i%2))
-		if err != nil {
-			return result.Sample{}, fmt.Errorf("%w; the agent says:\n%s", err, node.LogTail(5))
-		}
-		delays = append(delays, delay.Seconds())
-	}
-	d := result.Each(delays[1:])
-	return result.Sample{
-		Values:        map[string]float64{result.P50: d.Quantile(0.5), result.Slowest: slices.Max(delays[1:])},
-		Distributions: map[string]result.Distribution{"delay": d},
-	}, nil
-}
-
-func (a *agents) flip(ctx context.Context, table *destinations.Map, list []byte, expected netip.Prefix) (time.Duration, error) {
-	// Changes that come thick and fast would be taken together.
-	if err := pause(ctx, 20*time.Millisecond); err != nil {
-		return 0, err
-	}
-	started := time.Now()
-	if err := a.lab.WriteNodesFile(list); err != nil {
-		return 0, err
-	}
-	key := destinations.KeyFrom(expected)
-	err := until(ctx, func() bool {
-		_, err := table.Get(key)
-		return err == nil
-	})
-	if err != nil {
-		return 0, fmt.Errorf("wait for %s in the map: %w", expected, err)
-	}
-	return time.Since(started), nil
 }
 
 // restart ends the agent and takes away all that it has left.

@@ -86,7 +86,7 @@ func flows(ctx context.Context, t load.Target) (result.Sample, modes.Traffic, er
 // rate files how much was done in a second, and the CPU time of the machine's kernel that one of it took, in seconds: system calls, interrupts
 // and softirqs. What the generators' own programs took is filed apart.
 func rate(perSecond float64, count uint64, usage load.Usage) result.Sample {
-	values := map[string]float64{result.Rate: perSecond, "delayed": usage.Delayed()}
+	values := map[string]float64{result.Rate: perSecond, result.Delayed: usage.Delayed()}
 	if count > 0 {
 		cpus := usage.Machine()
 		each := func(d time.Duration) float64 { return d.Seconds() / float64(count) }
@@ -125,7 +125,7 @@ func (m *machine) runTime(ctx context.Context, network *modes.Network, i item) (
 	if failed != nil {
 		return result.Sample{}, failed
 	}
-	took.Values["delayed"] = sample.Values["delayed"]
+	took.Values[result.Delayed] = sample.Values[result.Delayed]
 	return took, err
 }
 

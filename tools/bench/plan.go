@@ -18,6 +18,8 @@ type item struct {
 	modes          []string
 	// takes is how long one sample is expected to take.
 	takes time.Duration
+	// turns is common to neighbours that come in reverse order in every other round.
+	turns string
 }
 
 func (i item) String() string {
@@ -50,11 +52,14 @@ type course struct {
 	paths    []string
 }
 
-// sweep measures udp64 while something grows.
+// sweep measures something while something else grows: all of its workloads at one point, then at the next.
 type sweep struct {
-	workload, path string
-	points         []int
-	modes          []string
+	workloads []string
+	path      string
+	points    []int
+	modes     []string
+	// within says that a mode is compared with itself: each goes through all points before the next mode does, and back in every other round.
+	within bool
 }
 
 func all() []string { return result.Paths() }
@@ -81,11 +86,14 @@ func full() profile {
 			{"flows", []string{result.Egress}}, {"bpf", all()},
 		},
 		sweeps: []sweep{
-			{"nodes", result.AcrossNodes, []int{2, 100, 1000, 5000}, []string{modes.EBPF, modes.IPTables}},
-			{"services", result.AcrossNodes, []int{0, 1000, 10000, 20000}, []string{modes.EBPF, modes.IPTables, modes.NFTables}},
-			{"live", result.Egress, []int{1, 1000, 50000}, []string{modes.EBPF, modes.IPTables}},
+			// The two points that are compared stand side by side.
+			{[]string{"nodes"}, result.AcrossNodes, []int{2, 5000, 1000, 100}, []string{modes.EBPF, modes.IPTables}, true},
+			{[]string{"services", "services-udp"}, result.AcrossNodes, []int{0, 1000, 10000, 20000},
+				[]string{modes.EBPF, modes.IPTables, modes.NFTables}, false},
+			{[]string{"live"}, result.Egress, []int{1, 1000, 50000}, []string{modes.EBPF, modes.IPTables}, false},
 		},
-		pods: 10, batches: 1, nodes: 5000, changes: 20,
+		// A hundred of each in five rounds: the least that has a p99.
+		pods: 20, batches: 1, nodes: 5000, changes: 20,
 	}
 }
 
@@ -151,7 +159,24 @@ func known(what string, names, all []string) error {
 	return nil
 }
 
-// items is one round. Modes stand next to each other, so that two samples whose ratio is taken are seconds apart.
+// round is the order of a round, counted from 1.
+func (p plan) round(n int) []item {
+	ordered := slices.Clone(p.items)
+	if n%2 == 1 {
+		return ordered
+	}
+	for from := 0; from < len(ordered); {
+		to := from + 1
+		for to < len(ordered) && ordered[from].turns != "" && ordered[to].turns == ordered[from].turns {
+			to++
+		}
+		slices.Reverse(ordered[from:to])
+		from = to
+	}
+	return ordered
+}
+
+// items is the first round. Modes stand next to each other, so that two samples whose ratio is taken are seconds apart.
 func (p profile) items(have, workloads []string) (items []item) {
 	add := func(i item, among ...string) {
 		for _, name := range have {
@@ -163,7 +188,7 @@ func (p profile) items(have, workloads []string) (items []item) {
 			items = append(items, i)
 		}
 	}
-	sample := p.duration + p.warmup + 150*time.Millisecond
+	sample := p.duration + p.warmup + 80*time.Millisecond
 	for _, c := range p.traffic {
 		for _, path := range c.paths {
 			if c.workload == "bpf" {
@@ -174,19 +199,32 @@ func (p profile) items(have, workloads []string) (items []item) {
 		}
 	}
 	for _, s := range p.sweeps {
-		for _, point := range s.points {
-			add(item{workload: s.workload, path: s.path, point: point, takes: sample + time.Second}, s.modes...)
+		groups := [][]string{s.modes}
+		if s.within {
+			groups = slices.Collect(slices.Chunk(s.modes, 1))
+		}
+		for _, among := range groups {
+			for _, point := range s.points {
+				for _, workload := range s.workloads {
+					i := item{workload: workload, path: s.path, point: point, takes: sample + 700*time.Millisecond}
+					if s.within {
+						i.turns = workload + " " + among[0]
+					}
+					add(i, among...)
+				}
+			}
 		}
 	}
 	plugins := without(have, modes.Direct)
 	if len(plugins) > 0 {
-		add(item{workload: "cni", takes: time.Duration(p.pods) * 250 * time.Millisecond}, plugins...)
+		add(item{workload: "cni", takes: time.Duration(p.pods) * 160 * time.Millisecond}, plugins...)
 		if p.batches > 0 {
 			add(item{workload: "cni10", takes: time.Duration(p.batches) * 2 * time.Second}, plugins...)
 		}
 	}
 	add(item{workload: "agent", takes: 4 * time.Second}, modes.EBPF)
 	add(item{workload: "change", takes: time.Duration(p.changes)*60*time.Millisecond + time.Second}, modes.EBPF)
+	add(item{workload: "change5000", takes: time.Duration(p.changes)*550*time.Millisecond + 2500*time.Millisecond}, modes.EBPF)
 	return items
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -52,8 +53,8 @@ func TestPlanSelects(t *testing.T) {
 	}
 	want := []string{
 		"udp64, same node: direct iptables", "udp64, across nodes: direct iptables", "udp64, egress: direct iptables",
-		"nodes, across nodes, 2 nodes: iptables", "nodes, across nodes, 100 nodes: iptables",
-		"nodes, across nodes, 1000 nodes: iptables", "nodes, across nodes, 5000 nodes: iptables",
+		"nodes, across nodes, 2 nodes: iptables", "nodes, across nodes, 5000 nodes: iptables",
+		"nodes, across nodes, 1000 nodes: iptables", "nodes, across nodes, 100 nodes: iptables",
 		"cni: iptables", // no plugin in direct, and no agent in either
 	}
 	if !slices.Equal(got, want) {
@@ -77,5 +78,41 @@ func TestPlanRefuses(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// Both points of a ratio follow each other, in both orders, and no other mode comes between them.
+func TestPointsTakeTurns(t *testing.T) {
+	p, err := newPlan(full(), selection{modes: []string{modes.EBPF, modes.IPTables}, workloads: []string{"nodes", "services", "services-udp"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round, want := range map[int]string{
+		1: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; ",
+		2: "nodes ebpf 100, 1000, 5000, 2; nodes iptables 100, 1000, 5000, 2; ",
+		3: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; ",
+	} {
+		want += "services ebpf iptables 0; services-udp ebpf iptables 0; services ebpf iptables 1000; "
+		var got strings.Builder
+		last := ""
+		for _, i := range p.round(round) {
+			if what := i.workload + " " + strings.Join(i.modes, " "); what != last {
+				fmt.Fprintf(&got, "; %s %d", what, i.point)
+				last = what
+			} else {
+				fmt.Fprintf(&got, ", %d", i.point)
+			}
+		}
+		if text := strings.TrimPrefix(got.String(), "; ") + "; "; !strings.HasPrefix(text, want) {
+			t.Errorf("round %d: %s", round, text)
+		}
+	}
+}
+
+// A p99 takes a hundred values.
+func TestFullProfileHasAHundredOfEach(t *testing.T) {
+	p := full()
+	if p.rounds*p.pods < 100 || p.rounds*p.changes < 100 {
+		t.Errorf("%d rounds of %d pods and %d changes", p.rounds, p.pods, p.changes)
 	}
 }

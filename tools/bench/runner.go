@@ -36,7 +36,7 @@ const attempts = 3
 // rounds runs all rounds. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {
 	for round := 1; round <= r.plan.profile.rounds; round++ {
-		for _, i := range r.plan.items {
+		for _, i := range r.plan.round(round) {
 			for _, mode := range inTurn(i.modes, round) {
 				if err := context.Cause(ctx); err != nil {
 					return r.interrupted(err)

@@ -30,6 +30,9 @@ type machine struct {
 	log   *slog.Logger
 }
 
+// afterGrowth is for what goes on after a table is complete: memory is collected, old rules are freed.
+const afterGrowth = 300 * time.Millisecond
+
 // size is what sweeps vary of a network.
 type size struct{ nodes, services int }
 
@@ -89,7 +92,9 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	case "agent":
 		return m.agents.complete(ctx)
 	case "change":
-		return m.agents.change(ctx)
+		return m.agents.change(ctx, fewNodes)
+	case "change5000":
+		return m.agents.change(ctx, m.agents.nodes)
 	case "live":
 		return m.among(ctx, network, i)
 	case "bpf":
@@ -121,7 +126,10 @@ func (m *machine) grow(ctx context.Context, network *modes.Network, i item) erro
 		}
 	}
 	m.grown[network.Mode] = want
-	return nil
+	if known && want == have {
+		return nil
+	}
+	return pause(ctx, afterGrowth)
 }
 
 // target is a path through a network, as the generators take it.
@@ -169,8 +177,14 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (
 	if dropped := after.backlog - before.backlog; dropped > 0 {
 		return result.Sample{}, fmt.Errorf("%w: %d packets of this machine found the queue of a CPU full", load.ErrNotMeasured, dropped)
 	}
+	if disturbed != nil && sample.Values[result.Delayed] > hopeless {
+		sample = result.Sample{}
+	}
 	return sample, disturbed
 }
+
+// hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
+const hopeless = 0.2
 
 // counts are what a network and the machine have counted.
 type counts struct {
