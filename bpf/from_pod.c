@@ -44,7 +44,7 @@ EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const st
 	if (world.via_stack)
 		return TRAFFIC_STACK;
 	ret = world_translate(ctx, pkt, &world);
-	return ret ?: fwd_to_neighbour(ctx, path->ifindex, path->nexthop);
+	return ret ?: fwd_to_neighbour(ctx, pkt, path);
 }
 
 EC_INLINE int from_pod_along(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)

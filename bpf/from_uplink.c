@@ -60,9 +60,10 @@ EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, 
 
 	if (ep && !(reverse->flags & SNAT_VIA_STACK))
 		ret = fwd_to_pod(ctx, pkt, ep);
-	if (ret == TRAFFIC_STACK)
-		ctx->mark |= cfg.mark;
-	return ret;
+	if (ret != TRAFFIC_STACK)
+		return ret;
+	ctx->mark |= cfg.mark;
+	return rewrite_finish(ctx, pkt) ?: TRAFFIC_STACK;
 }
 
 EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct pkt *pkt)
@@ -112,7 +113,7 @@ EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct pkt *pkt)
 	if (pkt->fragment == FRAGMENT_FIRST)
 		frag_remember(pkt);
 	nat_note_in(reverse, &world, pkt);
-	ret = rewrite_end(ctx, pkt, END_DESTINATION, reverse);
+	ret = rewrite_begin(ctx, pkt, END_DESTINATION, reverse);
 	return ret ?: from_uplink_deliver(ctx, pkt, reverse, ep);
 }
 

@@ -17,8 +17,9 @@ EC_INLINE bool to_uplink_is_world(const struct __sk_buff *ctx, const struct addr
  * build's program behind this one, as there is during an upgrade, does not
  * translate it again.
  */
-EC_INLINE int to_uplink_done(struct __sk_buff *ctx, int ret)
+EC_INLINE int to_uplink_done(struct __sk_buff *ctx, const struct pkt *pkt, int ret)
 {
+	ret = ret ?: rewrite_finish(ctx, pkt);
 	if (ret < 0)
 		return ret;
 	ctx->mark |= cfg.mark;
@@ -42,7 +43,7 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struc
 	ret = world_find(ctx, pkt, &world);
 	if (ret < 0)
 		return ret;
-	return to_uplink_done(ctx, world_translate(ctx, pkt, &world));
+	return to_uplink_done(ctx, pkt, world_translate(ctx, pkt, &world));
 }
 
 /*
@@ -75,7 +76,7 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 	if (pkt->fragment == FRAGMENT_FIRST)
 		frag_remember(pkt);
 	nat_note_out(own, pkt);
-	return to_uplink_done(ctx, rewrite_end(ctx, pkt, END_SOURCE, own));
+	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
 EC_INLINE int to_uplink(struct __sk_buff *ctx)

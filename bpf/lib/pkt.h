@@ -40,6 +40,11 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
+enum end {
+	END_SOURCE = 1,
+	END_DESTINATION,
+};
+
 struct pkt {
 	struct tuple tuple;
 	__u32 l4_off;
@@ -54,6 +59,8 @@ struct pkt {
 	__u8 l4;       /* enum l4_kind */
 	__u8 tcp_flags;
 	__u8 icmp_type;
+	__u8 rewrite; /* enum end of the address that is still to be rewritten (rewrite.h), or 0 */
+	__be32 rewrite_to;
 };
 
 enum pkt_offset {

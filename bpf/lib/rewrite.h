@@ -6,11 +6,6 @@
 #include "bpf/lib/maps.h"
 #include "bpf/lib/pkt.h"
 
-enum end {
-	END_SOURCE,
-	END_DESTINATION,
-};
-
 enum rewrite_offset {
 	IP_CHECK_OFF = ETH_HLEN + offsetof(struct iphdr, check),
 	ICMP_CHECK = offsetof(struct icmp_header, checksum),
@@ -46,11 +41,13 @@ EC_INLINE int rewrite_ip(struct __sk_buff *ctx, enum end end, __be32 from, __be3
 }
 
 /*
- * Changes address and port of one end of a flow's packet. The checksum helpers
- * leave a UDP checksum of 0 alone (BPF_F_MARK_MANGLED_0) and know what offloading
- * still has to add (BPF_F_PSEUDO_HDR for what the pseudo header covers).
+ * Changes address and port of one end of a flow's packet, but for the address in
+ * the IPv4 header: that is left to the write of the hop (fwd.h), or for the stack
+ * to rewrite_finish. The checksum helpers leave a UDP checksum of 0 alone
+ * (BPF_F_MARK_MANGLED_0) and know what offloading still has to add
+ * (BPF_F_PSEUDO_HDR for what the pseudo header covers).
  */
-EC_CALL int rewrite_end(struct __sk_buff *ctx, const struct pkt *pkt, enum end end, const struct snat_entry *e)
+EC_CALL int rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, const struct snat_entry *e)
 {
 	__be32 from = end == END_SOURCE ? addr_v4(&pkt->tuple.src) : addr_v4(&pkt->tuple.dst);
 	__be16 old = end == END_SOURCE ? pkt->tuple.sport : pkt->tuple.dport;
@@ -60,8 +57,10 @@ EC_CALL int rewrite_end(struct __sk_buff *ctx, const struct pkt *pkt, enum end e
 	__u32 check = pkt->l4_off + rewrite_check_offset(proto);
 	__u64 flags = proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 
+	pkt->rewrite = end;
+	pkt->rewrite_to = to;
 	if (pkt->fragment == FRAGMENT_LATER)
-		return rewrite_ip(ctx, end, from, to);
+		return 0;
 	if (proto != IPPROTO_ICMP && bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to)))
 		return -DROP_WRITE_FAILED;
 	if (port != old) {
@@ -71,7 +70,19 @@ EC_CALL int rewrite_end(struct __sk_buff *ctx, const struct pkt *pkt, enum end e
 		    bpf_skb_store_bytes(ctx, off, &port, sizeof(port), 0))
 			return -DROP_WRITE_FAILED;
 	}
-	return rewrite_ip(ctx, end, from, to);
+	return 0;
+}
+
+/* Rewrites the address that was left, in a packet that no hop of ours writes. */
+EC_INLINE int rewrite_finish(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	switch (pkt->rewrite) {
+	case END_SOURCE:
+		return rewrite_ip(ctx, END_SOURCE, addr_v4(&pkt->tuple.src), pkt->rewrite_to);
+	case END_DESTINATION:
+		return rewrite_ip(ctx, END_DESTINATION, addr_v4(&pkt->tuple.dst), pkt->rewrite_to);
+	}
+	return 0;
 }
 
 #endif

@@ -96,10 +96,10 @@ EC_INLINE int world_open(struct __sk_buff *ctx, const struct pkt *pkt, struct wo
 }
 
 /*
- * Gives the packet the source of its flow, which is opened if there is none.
- * 0, or a negated drop reason.
+ * Gives the packet the source of its flow, which is opened if there is none; the
+ * IPv4 header may still wait for it (rewrite.h). 0, or a negated drop reason.
  */
-EC_INLINE int world_translate(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
+EC_INLINE int world_translate(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
 {
 	int ret;
 
@@ -113,7 +113,7 @@ EC_INLINE int world_translate(struct __sk_buff *ctx, const struct pkt *pkt, stru
 			return ret;
 	}
 	nat_note_out(w->masqueraded, pkt);
-	return rewrite_end(ctx, pkt, END_SOURCE, w->masqueraded);
+	return rewrite_begin(ctx, pkt, END_SOURCE, w->masqueraded);
 }
 
 #endif
