@@ -64,7 +64,7 @@ func (e env) command() *cobra.Command {
 		Args: e.noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.serve(cmd, given) },
 	}
-	cleanable := newValues(directoryFlags())
+	cleanable := newValues(append(directoryFlags(), stayFlag()))
 	cleanup := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that agent and plugin ever made on this node, live pods' links included",
@@ -126,7 +126,13 @@ func (e env) clean(cmd *cobra.Command, given values) error {
 	if err := o.findPlugin(e); err != nil {
 		return err
 	}
-	return e.cleanup(cmd.Context(), o.config.Directories, o.logger(e.stderr))
+	log := o.logger(e.stderr)
+	if err := e.cleanup(cmd.Context(), o.config.Directories, log); err != nil || !o.stay {
+		return err
+	}
+	log.Info("waiting for SIGTERM, as --stay says")
+	<-cmd.Context().Done()
+	return nil
 }
 
 // findPlugin looks for the plugin beside our own executable.

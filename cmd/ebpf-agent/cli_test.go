@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -60,6 +61,32 @@ func call(t *testing.T, result error, variables map[string]string, args ...strin
 	c.status = run(t.Context(), e)
 	c.stdout, c.stderr = stdout.String(), stderr.String()
 	return c
+}
+
+func TestCleanupStays(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended, cleaned := make(chan int, 1), make(chan struct{})
+	e := env{
+		stdout: io.Discard, stderr: io.Discard, args: []string{"cleanup", "--stay"},
+		lookup:     func(string) (string, bool) { return "", false },
+		executable: func() (string, error) { return "/image/ebpf-agent", nil },
+		cleanup:    func(context.Context, agent.Directories, *slog.Logger) error { close(cleaned); return nil },
+	}
+	go func() { ended <- run(ctx, e) }()
+	<-cleaned
+	select {
+	case status := <-ended:
+		t.Errorf("it ended by itself, status %d", status)
+	case <-time.After(100 * time.Millisecond):
+		cancel()
+		if status := <-ended; status != fine {
+			t.Errorf("status %d", status)
+		}
+	}
+	cancel()
+	if c := call(t, errors.New("in use"), nil, "cleanup", "--stay"); c.status != failed {
+		t.Errorf("a cleanup that failed: status %d", c.status)
+	}
 }
 
 func TestDefaults(t *testing.T) {

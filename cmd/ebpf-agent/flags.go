@@ -15,6 +15,7 @@ type options struct {
 	json       bool
 	portmap    bool           // to be chained when it is there
 	masked     []netip.Prefix // as they were given
+	stay       bool           // after a cleanup
 }
 
 // directoryFlags are the flags that say where things are; cleanup has these alone.
@@ -45,6 +46,12 @@ func directoryFlags() []flag {
 				return choose(&o.json, s, map[string]bool{"text": false, "json": true})
 			}},
 	}
+}
+
+// stayFlag is cleanup's own.
+func stayFlag() flag {
+	return flag{name: "stay", value: "false", help: "wait for SIGTERM afterwards, as the container of a DaemonSet must", takes: trueOrFalse,
+		set: func(o *options, s string, _ bool) error { return boolean(&o.stay, s) }}
 }
 
 const absolute = "an absolute path of a directory"

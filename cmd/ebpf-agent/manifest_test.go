@@ -3,12 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -45,6 +48,52 @@ func readManifest(t *testing.T) manifest {
 		}
 	}
 	return m
+}
+
+// The cleanup works where the agent does, with the same rights.
+func TestCleanupManifest(t *testing.T) {
+	content, err := os.ReadFile("../../tools/deploy/cleanup.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cleanup appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict(content, &cleanup); err != nil {
+		t.Fatal(err)
+	}
+	agents := readManifest(t).daemons.Spec.Template.Spec
+	got := cleanup.Spec.Template.Spec
+	if diff := cmp.Diff(agents.Volumes, got.Volumes); diff != "" {
+		t.Errorf("volumes -agent +cleanup:\n%s", diff)
+	}
+	if diff := cmp.Diff(agents.Tolerations, got.Tolerations); diff != "" || !got.HostNetwork {
+		t.Errorf("it does not run wherever the agent does:\n%s", diff)
+	}
+	for _, c := range append(got.InitContainers, got.Containers...) {
+		if diff := cmp.Diff(agents.Containers[0].VolumeMounts, c.VolumeMounts); diff != "" {
+			t.Errorf("%s: mounts -agent +cleanup:\n%s", c.Name, diff)
+		}
+		if diff := cmp.Diff(agents.Containers[0].SecurityContext, c.SecurityContext); diff != "" {
+			t.Errorf("%s: rights -agent +cleanup:\n%s", c.Name, diff)
+		}
+		if c.Image != agents.Containers[0].Image {
+			t.Errorf("%s: image %s", c.Name, c.Image)
+		}
+		var dirs agent.Directories
+		status := run(t.Context(), env{
+			stdout: io.Discard, stderr: os.Stderr, args: append(slices.Clone(c.Args), "--proc-sys=/proc/sys", "--stay=false"),
+			lookup:     func(string) (string, bool) { return "", false },
+			executable: func() (string, error) { return "/bin/ebpf-agent", nil },
+			cleanup:    func(_ context.Context, d agent.Directories, _ *slog.Logger) error { dirs = d; return nil },
+		})
+		if status != fine || dirs.State != "/run/ebpf-cni" || c.Args[1] != "--proc-sys="+agentsProcSys(t) {
+			t.Errorf("%s: %v: status %d, directories %+v", c.Name, c.Args, status, dirs)
+		}
+	}
+}
+
+func agentsProcSys(t *testing.T) string {
+	t.Helper()
+	return readManifest(t).config.Data[variable("proc-sys")]
 }
 
 // notInManifest are flags that are not the same for every node, or that replace
