@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -88,16 +89,25 @@ func TestPathsAreNotConfused(t *testing.T) {
 		b.fromPod(tcp(podA, 50000, world, 53, syn)).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":53")
 		b.fromPod(udp(podB, 50000, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
 	}
-	// More addresses than slots, in turn: the world and this node's own.
-	for i := range 3000 {
+	// More addresses than slots, the world's and this node's own in turn, so that they push each other out.
+	for i := range 2048 {
 		host := netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)})
-		want := "forwarded"
 		if i%2 == 0 {
-			want = "stack"
 			must(t, b.destinations.Put(destinations.KeyFrom(netip.PrefixFrom(host, 32)), destinations.Value{Kind: destinations.Host}))
 		}
-		for range 2 {
-			b.fromPod(tcp(podB, 50000, host.String(), 80, syn)).is(want)
+	}
+	l := b.pods[podB]
+	for i := range 2 * 2048 {
+		i %= 2048
+		// What cannot be masqueraded is dropped on its way to the world, and left to the stack on its way to the node.
+		p := packet{proto: 47, src: podB, dst: fmt.Sprintf("100.64.%d.%d", i>>8, i&0xff), payload: make([]byte, 28)}
+		p.macTo, p.macFrom = l.mac, l.peer
+		want := uint32(actShot)
+		if i%2 == 0 {
+			want = actUnspec
+		}
+		if got := b.act(wire.FromPod, l.index, p.bytes(t)); got != want {
+			t.Fatalf("to %s: action %d, want %d", p.dst, int32(got), int32(want))
 		}
 	}
 }
