@@ -57,7 +57,6 @@ type addition struct {
 
 	hostMAC, podMAC net.HardwareAddr
 	hostLink        device.Link
-	podLink         device.Link
 	wasUp           bool // a packet of the pod may have left
 	result          *current.Result
 }

@@ -61,12 +61,12 @@ func (a *addition) createVeth(context.Context) (err error) {
 		return types.NewError(codeExists, fmt.Sprintf("interface %s exists already in %s, and is not of this attachment",
 			a.id.IfName, a.args.Netns), err.Error())
 	}
-	if err != nil {
-		return err
-	}
-	a.podLink, err = a.pod.LinkByName(a.id.IfName)
 	return err
 }
+
+// podIndex is the index of the pod's end. The host's end knows it, and asking in the pod would be one more wait for the
+// kernel's lock of all links, which other pods' attachments hold for milliseconds.
+func (a *addition) podIndex() int { return a.hostLink.PeerIndex }
 
 // configurePod gives the pod its addresses and its way out. Routes need the pod's end up; the pair carries nothing
 // as long as the host's end is down.
@@ -74,18 +74,18 @@ func (a *addition) configurePod(context.Context) error {
 	if err := a.enableIPv6(); err != nil {
 		return err
 	}
-	if err := a.pod.SetUp(a.podLink.Index); err != nil {
+	if err := a.pod.SetUp(a.podIndex()); err != nil {
 		return err
 	}
 	for _, addr := range a.addresses {
-		if err := a.pod.AddAddress(a.podLink.Index, whole(addr)); err != nil {
+		if err := a.pod.AddAddress(a.podIndex(), whole(addr)); err != nil {
 			return err
 		}
-		way := device.Route{Dst: whole(gateway(addr)), Index: a.podLink.Index, Foreign: true}
+		way := device.Route{Dst: whole(gateway(addr)), Index: a.podIndex(), Foreign: true}
 		if err := a.pod.ReplaceRoute(way); err != nil {
 			return err
 		}
-		if err := a.pod.ReplaceNeighbour(a.podLink.Index, gateway(addr), a.hostMAC); err != nil {
+		if err := a.pod.ReplaceNeighbour(a.podIndex(), gateway(addr), a.hostMAC); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (a *addition) podRoutes() []*types.Route {
 func (a *addition) podRoute(r *types.Route) device.Route {
 	dst, gw := toPrefix(&r.Dst), toAddr(r.GW)
 	way := device.Route{
-		Dst: dst, Index: a.podLink.Index, Gateway: gw, Foreign: true, Priority: r.Priority, MTU: r.MTU, AdvMSS: r.AdvMSS,
+		Dst: dst, Index: a.podIndex(), Gateway: gw, Foreign: true, Priority: r.Priority, MTU: r.MTU, AdvMSS: r.AdvMSS,
 		Scope: r.Scope,
 	}
 	if r.Table != nil {
@@ -175,7 +175,7 @@ func (a *addition) setSysctls(context.Context) error {
 }
 
 func (a *addition) attachProgram(context.Context) error {
-	_, err := attach.Attacher{Dir: a.pins, Mode: a.attach}.Attach(a.hostLink.Index, attach.FromPod, a.plane.fromPod)
+	_, err := attach.Attacher{Dir: a.pins, Mode: a.attach, New: true}.Attach(a.hostLink.Index, attach.FromPod, a.plane.fromPod)
 	return err
 }
 
@@ -204,7 +204,7 @@ func (a *addition) setUp(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), linkTimeout) // ctx is for waiting for locks
 	defer cancel()
-	return errors.Join(a.host.WaitRunning(ctx, a.hostLink.Index), a.pod.WaitRunning(ctx, a.podLink.Index))
+	return errors.Join(a.host.WaitRunning(ctx, a.hostLink.Index), a.pod.WaitRunning(ctx, a.podIndex()))
 }
 
 // linkTimeout is how long the kernel may take to activate a link; it is a matter of microseconds, or of milliseconds

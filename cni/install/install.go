@@ -39,6 +39,8 @@ type List struct {
 	// PodCIDRs are this node's, one range each.
 	PodCIDRs []netip.Prefix
 	LogLevel string
+	// Portmap is the plugin that is chained after ours for host ports; nil: none.
+	Portmap *Chained
 }
 
 // The order of the fields is the order in the file: it is read by people.
@@ -47,7 +49,7 @@ type (
 		CNIVersion  string   `json:"cniVersion"`
 		CNIVersions []string `json:"cniVersions"`
 		Name        string   `json:"name"`
-		Plugins     []plugin `json:"plugins"`
+		Plugins     []any    `json:"plugins"`
 	}
 	plugin struct {
 		Type              string       `json:"type"`
@@ -87,12 +89,12 @@ func (l List) Encode() []byte {
 	for _, cidr := range l.PodCIDRs {
 		p.IPAM.Ranges = append(p.IPAM.Ranges, []allot{{cidr}})
 	}
-	content, err := json.MarshalIndent(conflist{
-		CNIVersion:  "1.0.0",
-		CNIVersions: []string{"0.4.0", "1.0.0", "1.1.0"},
-		Name:        Network,
-		Plugins:     []plugin{p},
-	}, "", "  ")
+	list := conflist{CNIVersion: usual, CNIVersions: versions, Name: Network, Plugins: []any{p}}
+	if l.Portmap != nil {
+		list.CNIVersion, list.CNIVersions = l.Portmap.restrict(list.CNIVersions)
+		list.Plugins = append(list.Plugins, portmap{Type: Portmap, Capabilities: portMappings{true}})
+	}
+	content, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {
 		panic(err) // plain strings, numbers and valid prefixes
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -367,5 +368,25 @@ func TestOpenRefusesHostileNames(t *testing.T) {
 func TestListOfNothing(t *testing.T) {
 	if list, err := List(filepath.Join(t.TempDir(), "none")); err != nil || len(list) != 0 {
 		t.Errorf("got %v, %v", list, err)
+	}
+}
+
+func TestReadWhole(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "f")
+	if _, _, err := readWhole(name); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), name) {
+		t.Errorf("a file that is not there: %v, want fs.ErrNotExist and the name", err)
+	}
+	changed := time.Unix(1700000000, 123456789)
+	for _, want := range []string{"", "pod\r\neth0", strings.Repeat("long", 5000)} {
+		if err := errors.Join(os.WriteFile(name, []byte(want), 0o600), os.Chtimes(name, changed, changed)); err != nil {
+			t.Fatal(err)
+		}
+		got, when, err := readWhole(name)
+		if string(got) != want || !when.Equal(changed) || err != nil {
+			t.Errorf("%d bytes of %s: read %d of %s, %v", len(want), changed, len(got), when, err)
+		}
+	}
+	if _, _, err := readWhole(t.TempDir()); err == nil {
+		t.Error("a directory was read")
 	}
 }

@@ -59,6 +59,11 @@ func (h Hook) valid() bool { return slices.Contains(hooks(), h) }
 type Attacher struct {
 	Dir  bpffs.Dir
 	Mode Mode
+	// New says that the interfaces have just been made by the caller, so that
+	// Attach need not look for a filter of ours on them. Each look waits for
+	// the kernel's lock of all links, which a tcx attach elsewhere holds for
+	// a grace period.
+	New bool
 }
 
 // State is how a hook of an interface stands.
@@ -86,6 +91,9 @@ func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (Result, er
 	}
 	if a.Mode != Clsact {
 		err := a.attachTCX(ifindex, hook, prog)
+		if err == nil && a.New {
+			return Result{Mode: TCX}, nil
+		}
 		if err == nil {
 			return Result{Mode: TCX}, removeFilter(ifindex, hook)
 		}

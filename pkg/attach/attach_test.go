@@ -113,6 +113,26 @@ func TestParseMode(t *testing.T) {
 	}
 }
 
+func TestNewInterfaceIsNotSearched(t *testing.T) {
+	d := newDevice(t, TCX)
+	p := hookProgram(t, FromPod, 1)
+	d.Mode = Clsact
+	d.attach(FromPod, p)
+	d.Mode, d.New = TCX, true
+	d.attach(FromPod, p)
+	if f, err := findFilter(d.index, FromPod); f == nil || err != nil {
+		t.Errorf("an interface said to be new was searched for a filter: %v, %v", f, err)
+	}
+	if s, err := d.Attached(d.index, FromPod); s.Mode != TCX || err != nil {
+		t.Errorf("attached is %+v, %v; want tcx", s, err)
+	}
+	d.New = false
+	d.attach(FromPod, p)
+	if f, err := findFilter(d.index, FromPod); f != nil || err != nil {
+		t.Errorf("the filter is left: %v, %v", f, err)
+	}
+}
+
 func TestAttachReplaceDetach(t *testing.T) {
 	for _, mode := range []Mode{TCX, Clsact, Auto} {
 		for _, hook := range []Hook{FromPod, ToPod, FromUplink, ToUplink, FromTunnel} {

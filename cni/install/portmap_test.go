@@ -1,0 +1,73 @@
+package install
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPortmapIsChained(t *testing.T) {
+	for speaks, want := range map[string]struct {
+		usual string
+		all   []string
+	}{
+		"1.1.0": {"1.0.0", []string{"0.4.0", "1.0.0", "1.1.0"}},
+		"1.0.0": {"1.0.0", []string{"0.4.0", "1.0.0"}},
+		"0.4.0": {"0.4.0", []string{"0.4.0"}},
+	} {
+		l := list()
+		l.Portmap = &Chained{Version: speaks}
+		var got struct {
+			CNIVersion  string
+			CNIVersions []string
+			Plugins     []map[string]any
+		}
+		if err := json.Unmarshal(l.Encode(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.CNIVersion != want.usual || !cmp.Equal(got.CNIVersions, want.all) {
+			t.Errorf("beside one that speaks %s the list offers %v, usually %s", speaks, got.CNIVersions, got.CNIVersion)
+		}
+		chained := map[string]any{"type": "portmap", "capabilities": map[string]any{"portMappings": true}}
+		if len(got.Plugins) != 2 || got.Plugins[0]["type"] != "ebpf-cni" || !cmp.Equal(got.Plugins[1], chained) {
+			t.Errorf("plugins %v", got.Plugins)
+		}
+	}
+}
+
+func TestSpokenBy(t *testing.T) {
+	for library, want := range map[string]string{
+		"v0.8.1": "0.4.0", "v1.0.1": "1.0.0", "v1.1.2": "1.0.0", "v1.2.0": "1.1.0", "v1.3.1-rc1": "1.1.0", "v2.0.0": "1.1.0", "(devel)": "1.0.0", "": "1.0.0",
+	} {
+		if got := spokenBy(library); got != want {
+			t.Errorf("a plugin built with %q speaks %q, want %q", library, got, want)
+		}
+	}
+}
+
+func TestFindPortmap(t *testing.T) {
+	dir := t.TempDir()
+	if c, err := FindPortmap(dir); c != nil || err != nil {
+		t.Errorf("in an empty directory: %v, %v", c, err)
+	}
+	if _, err := FindPortmap(os.DevNull); err == nil {
+		t.Error("below a file: no error")
+	}
+	path := filepath.Join(dir, Portmap)
+	if err := os.WriteFile(path, []byte("#!/bin/sh"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if c, err := FindPortmap(dir); err != nil || c == nil || c.Version != "1.0.0" {
+		t.Errorf("a script: %v, %v", c, err)
+	}
+	if out, err := exec.Command("go", "build", "-o", path, "github.com/containernetworking/plugins/plugins/meta/portmap").CombinedOutput(); err != nil {
+		t.Fatalf("build portmap: %v\n%s", err, out)
+	}
+	if c, err := FindPortmap(dir); err != nil || c == nil || c.Version != "1.1.0" {
+		t.Errorf("the plugin that go.mod names: %v, %v", c, err)
+	}
+}
