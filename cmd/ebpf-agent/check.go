@@ -207,14 +207,9 @@ func kubeProxy(o *options, s string, _ bool) error {
 }
 
 func portmap(o *options, s string, _ bool) error {
-	switch s {
-	case "auto", "off":
-		o.portmap = s == "auto"
-		return nil
-	case "on":
-		return errors.New("host ports come in a later version")
-	}
-	return errTakes
+	return choose(&o.config.Portmap, s, map[string]agent.PortmapMode{
+		"auto": agent.PortmapAuto, "on": agent.PortmapOn, "off": agent.PortmapOff,
+	})
 }
 
 func snatPorts(o *options, s string, _ bool) error {
@@ -258,6 +253,9 @@ func (o *options) complete(e env) error {
 		}
 		o.config.Node = strings.ToLower(name) // as the kubelet does
 	}
+	if o.config.Portmap == agent.PortmapOn && o.config.Bin == "" {
+		return usageError{errors.New(`--portmap "on": --cni-bin-dir is empty, where the portmap plugin is looked for; takes auto or off then`)}
+	}
 	if err := o.findPlugin(e); err != nil {
 		return err
 	}
@@ -290,11 +288,5 @@ func (o *options) remark() {
 	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)
-	}
-	if !o.portmap || o.config.Bin == "" {
-		return
-	}
-	if _, err := os.Stat(filepath.Join(o.config.Bin, "portmap")); err == nil {
-		o.config.Log.Info("the portmap plugin is not chained: host ports come in a later version", "dir", o.config.Bin)
 	}
 }

@@ -105,7 +105,7 @@ func TestDefaults(t *testing.T) {
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
 		Node: "host-name", Masquerade: true, WarnServices: true, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
-		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
+		Quarantine: time.Minute, Portmap: agent.PortmapAuto, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -135,7 +135,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
 		Node:        "n1", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
-		Quarantine: 5 * time.Minute, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
+		Quarantine: 5 * time.Minute, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -151,7 +151,7 @@ func TestRefusals(t *testing.T) {
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
 		{"--routing-mode=vxlan", "later version"}, {"--routing-mode=auto", "later version"}, {"--routing-mode=bgp", "takes direct"},
 		{"--kube-proxy=on", "later version"}, {"--kube-proxy=maybe", "auto or off"},
-		{"--portmap=on", "later version"}, {"--portmap=1", "auto or off"},
+		{"--portmap=1", "auto, on or off"},
 		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=2", "true or false"}, {"--vxlan-udp-checksum=x", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "no prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
@@ -181,6 +181,16 @@ func TestRefusals(t *testing.T) {
 				t.Errorf("not one line with the flag, what it takes and %q: %q", tt.says, c.stderr)
 			}
 		})
+	}
+}
+
+func TestPortmapNeedsADirectory(t *testing.T) {
+	c := call(t, nil, nil, "--nodes-file=$NODES", "--portmap=on", "--cni-bin-dir=")
+	if c.status != 2 || !strings.Contains(c.stderr, "--cni-bin-dir is empty") {
+		t.Errorf("status %d, %q", c.status, c.stderr)
+	}
+	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cni-bin-dir="); c.status != 0 {
+		t.Errorf("auto: status %d, %q", c.status, c.stderr)
 	}
 }
 

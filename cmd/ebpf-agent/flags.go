@@ -13,7 +13,6 @@ type options struct {
 	kubeconfig string
 	level      slog.Level
 	json       bool
-	portmap    bool           // to be chained when it is there
 	masked     []netip.Prefix // as they were given
 	stay       bool           // after a cleanup
 }
@@ -96,6 +95,6 @@ func flags() []flag {
 			set: func(o *options, s string, _ bool) error { return listener(&o.config.Listen, s) }},
 		{name: "metrics-listen", arg: "ADDR", help: "a second listener with /metrics alone, for Prometheus", takes: "HOST:PORT",
 			set: func(o *options, s string, _ bool) error { return listener(&o.config.MetricsListen, s) }},
-		{name: "portmap", arg: "MODE", value: "auto", help: "auto | on | off: chain the portmap plugin after ours; auto is off for now", takes: "auto or off", set: portmap},
+		{name: "portmap", arg: "MODE", value: "auto", help: "auto | on | off: chain the portmap plugin after ours, for host ports; auto: when it is in --cni-bin-dir", takes: "auto, on or off", set: portmap},
 	}, directoryFlags()...)
 }

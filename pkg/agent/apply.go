@@ -229,10 +229,33 @@ func (r *reconciler) writeList() error {
 	if l.MTU == 0 {
 		l.MTU = r.view.mtu()
 	}
+	var err error
+	if l.Portmap, err = r.findPortmap(); err != nil {
+		return err
+	}
 	wrote, err := install.WriteList(r.cfg.Conf, l)
 	if wrote {
-		r.log.Info("network configuration list written", "file", r.listPath(), "podCIDR", l.PodCIDRs[0].String(), "mtu", l.MTU)
+		r.log.Info("network configuration list written", "file", r.listPath(), "podCIDR", l.PodCIDRs[0].String(), "mtu", l.MTU, "portmap", l.Portmap != nil)
 	}
 	r.list = stampOf(r.listPath())
 	return err
+}
+
+// findPortmap returns the plugin that is to be chained for host ports, if any.
+func (r *reconciler) findPortmap() (*install.Chained, error) {
+	if r.cfg.Portmap == PortmapOff || r.cfg.Bin == "" {
+		return nil, nil
+	}
+	path := filepath.Join(r.cfg.Bin, install.Portmap)
+	if now := stampOf(path); now == (stamp{}) || now != r.portmap.stamp {
+		found, err := install.FindPortmap(r.cfg.Bin)
+		if err != nil {
+			return nil, err
+		}
+		r.portmap.stamp, r.portmap.found = now, found
+	}
+	if r.portmap.found == nil && r.cfg.Portmap == PortmapOn {
+		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or leave host ports with --portmap off", path)
+	}
+	return r.portmap.found, nil
 }

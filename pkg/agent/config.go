@@ -27,6 +27,16 @@ const (
 	AttachClsact = attach.Clsact
 )
 
+// PortmapMode says whether the portmap plugin is chained after ours.
+type PortmapMode string
+
+// The ways to chain it: when it is in Directories.Bin, which it must be, not at all.
+const (
+	PortmapAuto PortmapMode = "auto"
+	PortmapOn   PortmapMode = "on"
+	PortmapOff  PortmapMode = "off"
+)
+
 // ErrNotInCluster is returned by LoadAPI outside a cluster without a kubeconfig.
 var ErrNotInCluster = source.ErrNotInCluster
 
@@ -74,6 +84,8 @@ type Config struct {
 	// WarnServices asks for a warning when netfilter translates Services' addresses
 	// on this node.
 	WarnServices bool
+	// Portmap says whether host ports are opened, by the portmap plugin.
+	Portmap PortmapMode
 	// MTU of pods; 0: the uplinks'.
 	MTU int
 	// Attach is how programs are attached.

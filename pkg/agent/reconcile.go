@@ -70,6 +70,10 @@ type reconciler struct {
 	orphans  orphans
 	reported map[string]bool // what was logged and need not be again
 	list     stamp
+	portmap  struct { // of the newest look
+		stamp stamp
+		found *install.Chained
+	}
 	plugin   [2]stamp // of what is installed, and of what it was installed from
 	services bool     // Service rules were seen
 	told     observe.Cluster

@@ -1,0 +1,45 @@
+package agent
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
+)
+
+// TestPortmapComesAndGoes follows the plugin in the directory, as the modes say.
+func TestPortmapComesAndGoes(t *testing.T) {
+	r := newReconciler(t)
+	path := filepath.Join(r.cfg.Bin, install.Portmap)
+	expect := func(when string, mode PortmapMode, there, chained bool, refusal string) {
+		t.Helper()
+		_ = os.Remove(path)
+		if there {
+			if err := os.WriteFile(path, []byte("#!/bin/sh"), 0o700); err != nil { //nolint:gosec // a program
+				t.Fatal(err)
+			}
+		}
+		r.cfg.Portmap = mode
+		r.take(list(n1(), n2()))
+		r.pass(t.Context())
+		if why := r.status.reason(); (why == "") != (refusal == "") || !strings.Contains(why, refusal) {
+			t.Errorf("%s: not ready because of %q, want %q", when, why, refusal)
+		}
+		content, err := os.ReadFile(r.listPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(content, []byte(`"portmap"`)) != chained {
+			t.Errorf("%s: want it chained: %v, the list is\n%s", when, chained, content)
+		}
+	}
+	expect("auto, absent", PortmapAuto, false, false, "")
+	expect("auto, there", PortmapAuto, true, true, "")
+	expect("off, there", PortmapOff, true, false, "")
+	expect("on, there", PortmapOn, true, true, "")
+	expect("on, absent", PortmapOn, false, true, "there is no "+path)
+	expect("auto, gone", PortmapAuto, false, false, "")
+}
