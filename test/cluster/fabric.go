@@ -53,7 +53,9 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 			return fmt.Errorf("connect %s with the fabric: %w", node.Name, err)
 		}
 	}
-	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec")
+	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec",
+		// A socket for all addresses would answer with the one that is nearest to the client.
+		"--udp-listen-addresses="+WorldAddr.String())
 }
 
 // netlink speaks to the kernel about the machine's network.

@@ -5,17 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -190,39 +187,8 @@ func (m *Machine) path(parts ...string) string {
 	return filepath.Join(append([]string{m.dir}, parts...)...)
 }
 
-// Do calls f in the machine's network. f must not start goroutines that use it.
-func (m *Machine) Do(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine, and no other one finds itself in the wrong network.
-		runtime.LockOSThread()
-		ns, err := netns.GetFromPid(m.pid)
-		if err != nil {
-			done <- fmt.Errorf("find the network of %s: %w", m.Name, err)
-			return
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("enter the network of %s: %w", m.Name, err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
-// Dial connects from the machine to an address (not a name: that would be looked up outside).
-func (m *Machine) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
-	if _, err := netip.ParseAddrPort(address); err != nil {
-		return nil, fmt.Errorf("connect from %s: %w", m.Name, err)
-	}
-	err = m.Do(func() error {
-		var dialer net.Dialer
-		conn, err = dialer.DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
-}
+// inRoot is a path of the machine's own file system as this process reaches it.
+func (m *Machine) inRoot(path string) string { return fmt.Sprintf("/proc/%d/root%s", m.pid, path) }
 
 // LogTail is the end of what a program wrote, indented, for error messages.
 func (m *Machine) LogTail(program string, lines int) string {

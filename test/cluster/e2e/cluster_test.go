@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// shared is the cluster of all tests; nil where they can't run.
+var shared *cluster.Cluster
+
+func TestMain(m *testing.M) {
+	cluster.Init()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run()
+	}
+	ctx := context.Background()
+	started := time.Now()
+	c, err := cluster.New(ctx, cluster.Options{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "make the cluster:", err)
+		return 1
+	}
+	fmt.Printf("control plane and kubelets are up after %.1f s\n", time.Since(started).Seconds())
+	shared = c
+	status := m.Run()
+	if err := c.Close(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "end the cluster:", err)
+		status = 1
+	}
+	if left := c.Remains(); len(left) > 0 {
+		fmt.Fprintf(os.Stderr, "the cluster left behind: %q\n", left)
+		status = 1
+	}
+	return status
+}
+
+// bare is the cluster, with or without a network.
+func bare(t *testing.T) *cluster.Cluster {
+	t.Helper()
+	if shared != nil {
+		return shared
+	}
+	if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
+		t.Fatal("needs root, and REQUIRE_PRIVILEGED=1 is set")
+	}
+	t.Skip("needs root")
+	return nil
+}
+
+// standing are pods that live through all tests: two on the first node, one on the second.
+type standing struct {
+	*cluster.Cluster
+	client, near, far *cluster.Pod
+	// readiness is what was wrong with the nodes' readiness while the network was installed.
+	readiness error
+}
+
+var makeStanding = sync.OnceValues(func() (*standing, error) {
+	ctx := context.Background()
+	readiness, err := installWatched(ctx, shared)
+	if err != nil {
+		return nil, err
+	}
+	if err := shared.InstallDNS(ctx); err != nil {
+		return nil, err
+	}
+	s := &standing{Cluster: shared, readiness: readiness}
+	for _, pod := range []struct {
+		name string
+		node int
+		at   **cluster.Pod
+	}{{"client", 0, &s.client}, {"near", 0, &s.near}, {"far", 1, &s.far}} {
+		added, err := shared.AddPod(ctx, pod.name, shared.Nodes[pod.node], map[string]string{"app": pod.name})
+		if err != nil {
+			return nil, err
+		}
+		*pod.at = added
+	}
+	return s, nil
+})
+
+// running is the cluster with the network installed and the standing pods. A test that fails tells how things stand.
+func running(t *testing.T) *standing {
+	t.Helper()
+	bare(t)
+	s, err := makeStanding()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(diagnosis(s.Cluster))
+		}
+	})
+	return s
+}
+
+// diagnosis is what Kubernetes and the nodes say.
+func diagnosis(c *cluster.Cluster) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var story string
+	for _, question := range [][]string{
+		{"get", "nodes,pods", "-A", "-o", "wide"},
+		{"get", "events", "-A", "--field-selector=type=Warning", "--sort-by=.lastTimestamp"},
+		{"-n", cluster.Namespace, "logs", "-l", cluster.AgentLabel, "--prefix", "--tail=15"},
+	} {
+		answer, err := c.Kubectl(ctx, question...)
+		story += fmt.Sprintf("%v: %v\n%s\n", question, err, answer)
+	}
+	for _, node := range c.Nodes {
+		for _, question := range [][]string{{"status"}, {"dump", "endpoints", "drops"}} {
+			answer, err := ebpfctl(ctx, c, node, question...)
+			story += fmt.Sprintf("%s: ebpfctl %v: %v\n%s\n", node.Name, question, err, answer)
+		}
+	}
+	return story
+}
+
+// ebpfctl runs this project's ebpfctl on a node.
+func ebpfctl(ctx context.Context, c *cluster.Cluster, node *cluster.Machine, args ...string) (string, error) {
+	return node.Run(ctx, append([]string{c.Binary("ebpfctl")}, args...)...)
+}
+
+// within bounds a step of a test.
+func within(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}

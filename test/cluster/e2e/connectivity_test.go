@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// sees checks that a server sees a client's address, and which that is.
+func sees(t *testing.T, from dialer, to string, want netip.Addr) {
+	t.Helper()
+	got, err := ask(t.Context(), from, to, "/clientip")
+	if err != nil {
+		t.Errorf("%s: %v", to, err)
+		return
+	}
+	if client, err := netip.ParseAddrPort(got); err != nil || client.Addr() != want {
+		t.Errorf("%s sees %q, want %s", to, got, want)
+	}
+}
+
+func TestPods(t *testing.T) {
+	s := running(t)
+	sees(t, s.client, at(s.near.Addr, cluster.HTTPPort), s.client.Addr)
+	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
+	sees(t, s.far, at(s.client.Addr, cluster.HTTPPort), s.far.Addr)
+	for _, to := range []*cluster.Pod{s.near, s.far} {
+		if out, err := s.client.Run(within(t, answerLimit), "ping", "-c2", "-i0.1", "-W2", to.Addr.String()); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+}
+
+func TestPodsAndNodes(t *testing.T) {
+	s := running(t)
+	for _, node := range s.Nodes {
+		sees(t, node, at(s.near.Addr, cluster.HTTPPort), node.Addr)
+		// The kubelet's port: that it answers at all is what counts.
+		conn, err := s.client.Dial(within(t, answerLimit), "tcp", at(node.Addr, 10250))
+		if err != nil {
+			t.Errorf("pod to %s: %v", node.Name, err)
+			continue
+		}
+		conn.Close()
+	}
+}
+
+func TestWorldSeesTheNode(t *testing.T) {
+	s := running(t)
+	sees(t, s.client, at(cluster.WorldAddr, cluster.HTTPPort), s.client.Node.Addr)
+	sees(t, s.far, at(cluster.WorldAddr, cluster.HTTPPort), s.far.Node.Addr)
+}
+
+func TestDNSByAddress(t *testing.T) {
+	s := running(t)
+	client, err := s.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, err := client.CoreV1().Pods(cluster.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	if err != nil || len(servers.Items) == 0 {
+		t.Fatalf("%d pods of CoreDNS, error %v", len(servers.Items), err)
+	}
+	server := net.JoinHostPort(servers.Items[0].Status.PodIP, "53")
+	for _, from := range []*cluster.Pod{s.client, s.far} {
+		for _, network := range []string{"udp", "tcp"} {
+			resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return from.Dial(ctx, network, server)
+			}}
+			found, err := resolver.LookupHost(within(t, answerLimit), "kubernetes.default.svc.cluster.local.")
+			if err != nil || strings.Join(found, " ") != "10.96.0.1" {
+				t.Errorf("%s on %s over %s: %v, error %v", from.Name, from.Node.Name, network, found, err)
+			}
+		}
+	}
+}
+
+// The kubelet of each node execs in pods and reads their logs, over the API server.
+func TestExecAndLogs(t *testing.T) {
+	s := running(t)
+	for _, pod := range []*cluster.Pod{s.client, s.far} {
+		ctx := within(t, 30*time.Second)
+		if out, err := s.Kubectl(ctx, "exec", pod.Name, "--", "/agnhost", "--version"); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		if out, err := s.Kubectl(ctx, "logs", pod.Name); err != nil || !strings.Contains(out, "Started UDP server") {
+			t.Errorf("logs of %s: %v: %s", pod.Name, err, out)
+		}
+	}
+}

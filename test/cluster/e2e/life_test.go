@@ -1,0 +1,194 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// stepLimit is how long something may take that the cluster does by itself.
+const stepLimit = 2 * time.Minute
+
+func TestRollingUpdate(t *testing.T) {
+	s := running(t)
+	before := agentPod(t, s, s.Nodes[0])
+	undisturbed(t, s, func() {
+		if _, err := s.Kubectl(t.Context(), "-n", cluster.Namespace, "rollout", "restart", "daemonset/"+cluster.DaemonSet); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if after := agentPod(t, s, s.Nodes[0]); after.Name == before.Name {
+		t.Errorf("pod %s is still there: nothing was rolled out", after.Name)
+	}
+}
+
+func TestAgentKilled(t *testing.T) {
+	s := running(t)
+	undisturbed(t, s, func() {
+		for _, node := range s.Nodes {
+			before := agentPod(t, s, node).Status.ContainerStatuses[0]
+			kill(t, node, before)
+			err := cluster.Poll(within(t, stepLimit), "the agent of "+node.Name+" is back", func(context.Context) error {
+				after := agentPod(t, s, node).Status.ContainerStatuses[0]
+				if after.RestartCount <= before.RestartCount || !after.Ready {
+					return fmt.Errorf("restarts %d, then %d, ready %v", before.RestartCount, after.RestartCount, after.Ready)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// kill ends a container by SIGKILL, behind the kubelet's back.
+func kill(t *testing.T, node *cluster.Machine, container core.ContainerStatus) {
+	t.Helper()
+	id := strings.TrimPrefix(container.ContainerID, "containerd://")
+	if out, err := node.Run(t.Context(), "ctr", "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// agentPod is the DaemonSet's pod on a node.
+func agentPod(t *testing.T, s *standing, node *cluster.Machine) core.Pod {
+	t.Helper()
+	client, err := s.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods, err := client.CoreV1().Pods(cluster.Namespace).List(t.Context(), metav1.ListOptions{
+		LabelSelector: cluster.AgentLabel, FieldSelector: "spec.nodeName=" + node.Name,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pods.Items) != 1 || len(pods.Items[0].Status.ContainerStatuses) != 1 {
+		t.Fatalf("%s has %d pods of the agent, want one with one container", node.Name, len(pods.Items))
+	}
+	return pods.Items[0]
+}
+
+func TestKubeletRestarted(t *testing.T) {
+	s := running(t)
+	undisturbed(t, s, func() {
+		restart(t, s, "kubelet", s.StartKubelet)
+	})
+}
+
+func TestContainerdRestarted(t *testing.T) {
+	s := running(t)
+	undisturbed(t, s, func() {
+		restart(t, s, "containerd", s.StartContainerd)
+	})
+}
+
+// restart ends a program of the first node, starts it again, and shows that a pod can come and go there.
+func restart(t *testing.T, s *standing, program string, start func(context.Context, *cluster.Machine) error) {
+	t.Helper()
+	node := s.Nodes[0]
+	if err := node.Stop(within(t, stepLimit), program, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := start(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := s.AddPod(t.Context(), "after-"+program, node, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
+	if err := s.DeletePods(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTakenAwayAndBack(t *testing.T) {
+	s := running(t)
+	undisturbed(t, s, func() {
+		if err := s.Uninstall(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := agentReady(t.Context(), s.Nodes[0]); err == nil {
+			t.Error("an agent answers, but its DaemonSet is gone")
+		}
+		// Long enough to see whether anything ends with the agent.
+		time.Sleep(3 * time.Second)
+		if err := s.Install(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	pod, err := s.AddPod(t.Context(), "after-all", s.Nodes[1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sees(t, pod, at(s.near.Addr, cluster.HTTPPort), pod.Addr)
+	if err := s.DeletePods(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNodeComesBackWithAnotherPodCIDR(t *testing.T) {
+	s := running(t)
+	node := s.Nodes[1]
+	client, err := s.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := client.CoreV1().Nodes()
+	before, err := nodes.Get(t.Context(), node.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DeletePods(t.Context(), s.far); err != nil {
+		t.Fatal(err)
+	}
+	tr := startTraffic(t, s.client, nearAndWorld(s))
+	if err := node.Stop(within(t, stepLimit), "kubelet", syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := nodes.Delete(t.Context(), node.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.StartKubelet(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	err = cluster.Poll(within(t, stepLimit), node.Name+" is back", func(ctx context.Context) error {
+		after, err := nodes.Get(ctx, node.Name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case after.UID == before.UID || after.Spec.PodCIDR == "" || after.Spec.PodCIDR == before.Spec.PodCIDR:
+			return fmt.Errorf("podCIDR %q, then %q", before.Spec.PodCIDR, after.Spec.PodCIDR)
+		case !cluster.Ready(after):
+			return errors.New("not ready")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s.far, err = s.AddPod(t.Context(), "far", node, map[string]string{"app": "far"}); err != nil {
+		t.Fatal(err)
+	}
+	tr.end(t)
+	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
+	sees(t, s.far, at(s.near.Addr, cluster.HTTPPort), s.far.Addr)
+	t.Logf("podCIDR %s, then a pod has %s", before.Spec.PodCIDR, s.far.Addr)
+}

@@ -1,0 +1,54 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+
+	"github.com/vishvananda/netns"
+)
+
+// Do calls f in the machine's network. f must not start goroutines that use it.
+func (m *Machine) Do(f func() error) error {
+	return inNetwork(m.Name, fmt.Sprintf("/proc/%d/ns/net", m.pid), f)
+}
+
+// Dial connects from the machine to an address (not a name: that would be looked up outside).
+func (m *Machine) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return dialIn(ctx, m.Do, network, address)
+}
+
+// inNetwork calls f in the network namespace at path.
+func inNetwork(name, path string, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread ends with the goroutine, and no other one finds itself in the wrong network.
+		runtime.LockOSThread()
+		ns, err := netns.GetFromPath(path)
+		if err != nil {
+			done <- fmt.Errorf("find the network of %s: %w", name, err)
+			return
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			done <- fmt.Errorf("enter the network of %s: %w", name, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+func dialIn(ctx context.Context, do func(func() error) error, network, address string) (conn net.Conn, err error) {
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	err = do(func() error {
+		var dialer net.Dialer
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
