@@ -1,0 +1,70 @@
+package e2e
+
+import (
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// TestHostPorts has the upstream portmap plugin, chained after ours, open a port of the node that a pod answers. The node
+// itself and the pod reach it: the answers to others take the shortcut past portmap's translation.
+func TestHostPorts(t *testing.T) {
+	const hostPort, podPort = 8080, 80
+	l := lab.ForTest(t, lab.Options{Nodes: 1})
+	node := l.Nodes[0]
+	buildPortmap(t, node)
+	startAgents(t, l)
+	web, err := node.AddPod(t.Context(), "web", lab.PodOptions{Capabilities: map[string]any{"portMappings": []map[string]any{
+		{"hostPort": hostPort, "containerPort": podPort, "protocol": "tcp"},
+		{"hostPort": hostPort, "containerPort": podPort, "protocol": "udp"},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := web.Serve(podPort); err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(node.Addr(), hostPort)
+	reaches(t, node.Namespace, at)
+	reaches(t, web.Namespace, at)
+	if err := web.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := node.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := node.GC(t.Context(), web); err != nil {
+		t.Error(err)
+	}
+	reaches(t, node.Namespace, at)
+	if err := node.DelPod(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.TCP(within(t, 2*time.Second), at); err == nil {
+		t.Error("the port is open although the pod is gone")
+	}
+}
+
+// reaches exchanges TCP and UDP.
+func reaches(t *testing.T, from *lab.Namespace, to netip.AddrPort) {
+	t.Helper()
+	if _, err := from.TCP(within(t, 3*time.Second), to); err != nil {
+		t.Errorf("TCP from %s: %v", from.Netns(), err)
+	}
+	if _, err := from.UDP(within(t, 3*time.Second), to, 64); err != nil {
+		t.Errorf("UDP from %s: %v", from.Netns(), err)
+	}
+}
+
+// buildPortmap puts the plugin that go.mod names beside ours.
+func buildPortmap(t *testing.T, node *lab.Node) {
+	t.Helper()
+	build := exec.Command("go", "build", "-o", filepath.Join(node.CNIBinDir(), "portmap"), "github.com/containernetworking/plugins/plugins/meta/portmap")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build portmap: %v\n%s", err, out)
+	}
+}
