@@ -197,6 +197,24 @@ func TestNewFlows(t *testing.T) {
 	}
 }
 
+// A path that loses one packet in fifty is not fast, however many of the others get through.
+func TestLossIsRefused(t *testing.T) {
+	target := pair(t)
+	lossy(t, target.Server)
+	u, err := UDP(t.Context(), target, 64)
+	if !errors.Is(err, ErrNotMeasured) || errors.Is(err, ErrStarved) || !strings.Contains(err.Error(), "were lost") || u.Lost == 0 {
+		t.Errorf("%d of %d datagrams were lost: %v", u.Lost, u.Sent, err)
+	}
+	f, err := NewFlows(t.Context(), target)
+	if !errors.Is(err, ErrNotMeasured) || errors.Is(err, ErrStarved) || !strings.Contains(err.Error(), "were not answered") || f.Lost == 0 {
+		t.Errorf("%d of %d flows were lost: %v", f.Lost, f.Total, err)
+	}
+	c, err := Connect(t.Context(), target)
+	if !errors.Is(err, ErrNotMeasured) || errors.Is(err, ErrStarved) || c.Connections > 0 && c.Resent == 0 {
+		t.Errorf("%d segments of %d connections were sent again: %v", c.Resent, c.Total, err)
+	}
+}
+
 // everything takes one sample of each kind.
 func everything(t *testing.T, target Target) {
 	t.Helper()

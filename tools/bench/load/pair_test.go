@@ -3,6 +3,7 @@ package load
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"runtime"
@@ -11,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -99,6 +103,34 @@ func plug(t *testing.T, h *netlink.Handle, addresses ...string) {
 	if err := h.LinkSetUp(link); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// lossy has the link of a namespace drop one in fifty of the packets that it receives.
+func lossy(t *testing.T, path string) {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{
+		asm.FnGetPrandomU32.Call(),
+		asm.JGT.Imm32(asm.R0, math.MaxUint32/50, "pass"),
+		asm.Mov.Imm(asm.R0, 1), // XDP_DROP
+		asm.Return(),
+		asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"), // XDP_PASS
+		asm.Return(),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	within(t, path, func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: eth0.Attrs().Index, Flags: link.XDPGenericMode})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	})
 }
 
 // settle waits until the kernel has taken notice that the other end is up too, for which it may take a second: before that it

@@ -1,7 +1,9 @@
 package modes
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -225,15 +227,90 @@ func TestCarriedSeesADetachedProgram(t *testing.T) {
 }
 
 func TestCarriedSeesABridgeWithoutNetfilter(t *testing.T) {
-	n := built(t, IPTables)
-	if err := n.lab.Nodes[0].WriteSysctl("net/bridge/bridge-nf-call-iptables", "0"); err != nil {
+	for _, mode := range []string{IPTables, NFTables} {
+		n := built(t, mode)
+		if err := n.lab.Nodes[0].WriteSysctl("net/bridge/bridge-nf-call-iptables", "0"); err != nil {
+			t.Fatal(err)
+		}
+		before, after, _ := exchange(t, n, SameNode)
+		err := n.Carried(before, after, SameNode, exchanged)
+		t.Log(err)
+		if err == nil {
+			t.Errorf("%s: frames that passed by netfilter pass for carried by it", mode)
+		}
+	}
+}
+
+// nft's rules don't count packets, and what Carried sees of it is each flow's first. That all the others take the same way is seen here.
+func TestEveryPacketMeetsNftables(t *testing.T) {
+	n := built(t, NFTables)
+	node := n.lab.Nodes[0]
+	const chain = "filter hook forward priority 1"
+	counting := &rules{}
+	counting.add("add table ip counting")
+	addChains(counting, "ip counting", []nftChain{{"met", chain, []string{"counter accept"}}})
+	if err := n.plane.(*classical).apply(t.Context(), node, counting.String(), "nft", "-f"); err != nil {
 		t.Fatal(err)
 	}
+	met := func() uint64 {
+		listing, err := node.Exec(t.Context(), "nft", "list", "chain", "ip", "counting", "met")
+		if err != nil {
+			t.Fatal(err)
+		}
+		packets, _, err := ruleCounter(string(listing), "counter")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return packets
+	}
+	for _, path := range Paths() {
+		before := met()
+		exchange(t, n, path)
+		if rose := met() - before; rose < 2*exchanges || rose > 2*exchanges+50 {
+			t.Errorf("%s: %d packets met the forward hook, want %d", path, rose, 2*exchanges)
+		}
+	}
+}
+
+// What a link drops is noticed wherever it is.
+func TestCarriedSeesDroppedPackets(t *testing.T) {
+	n := built(t, Direct)
 	before, after, _ := exchange(t, n, SameNode)
-	err := n.Carried(before, after, SameNode, exchanged)
-	t.Log(err)
-	if err == nil {
-		t.Error("frames that passed by iptables pass for carried by it")
+	if err := n.Intact(before, after, SameNode); err != nil {
+		t.Error(err)
+	}
+	from, _, _ := hosts(t, n, SameNode)
+	frame := append(bytes.Repeat([]byte{0xff}, 12), 0x88, 0xb5) // to everybody, of a protocol that nobody speaks
+	if err := from.SendFrame(lab.Uplink, append(frame, make([]byte, 64)...)); err != nil {
+		t.Fatal(err)
+	}
+	after, err := n.Count()
+	if err != nil {
+		t.Fatal(err)
+	}
+	complains(t, n.Intact(before, after, SameNode), `eth0" rose by 1, want 0 to 0`)
+	complains(t, n.Carried(before, after, SameNode, exchanged), `eth0" rose by 1, want 0 to 0`)
+}
+
+// Flows are counted, forgotten, and opened anew.
+func TestForget(t *testing.T) {
+	for _, mode := range []string{EBPF, IPTables} {
+		n := built(t, mode)
+		for range 2 {
+			exchange(t, n, SNAT)
+			if flows, err := n.Flows(); err != nil || flows < 1 || flows > 3 {
+				t.Errorf("%s: %d flows after one was opened, error %v", mode, flows, err)
+			}
+			if err := n.Forget(); err != nil {
+				t.Error(err)
+			}
+			if flows, err := n.Flows(); err != nil || flows > 0 {
+				t.Errorf("%s: %d flows are not forgotten, error %v", mode, flows, err)
+			}
+		}
+	}
+	if _, err := built(t, Direct).Flows(); !errors.Is(err, ErrNotApplicable) {
+		t.Errorf("direct has flows: %v", err)
 	}
 }
 

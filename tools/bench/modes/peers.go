@@ -36,8 +36,8 @@ func addVXLAN(node *lab.Node, mtu int) error {
 	if err := nl.LinkAdd(device); err != nil {
 		return fmt.Errorf("make %s on %s: %w", vxlanName, node.Name, err)
 	}
-	// flannel's too: nobody is there who would answer, and what asks for IPv6 routers is dropped.
-	if err := node.WriteSysctl("net/ipv6/conf/"+vxlanName+"/accept_ra", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// The network is one of IPv4: a device that asks for IPv6 neighbours finds none, and counts that as dropped.
+	if err := node.WriteSysctl("net/ipv6/conf/"+vxlanName+"/disable_ipv6", "1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	address := netip.PrefixFrom(node.PodCIDR.Addr(), 32)
