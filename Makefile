@@ -75,6 +75,9 @@ else
 	@echo 'test: not root: the tests that need the kernel are skipped'
 	go test -timeout 10m $(TESTFLAGS) $(PACKAGES)
 endif
+ifeq ($(PACKAGES),./...)
+	go -C tools/deploy test $(TESTFLAGS) ./...
+endif
 
 .PHONY: test-kernels
 test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulated; KERNEL=6.1, or KERNEL=FILE MODULES=DIR
@@ -150,11 +153,13 @@ lint-format:
 # The programs of a cluster for tests have requirements of their own.
 lint-modules:
 	go mod tidy -diff
+	go -C tools/deploy mod tidy -diff
 	cd test/cluster && go mod tidy -diff
 	cd test/cluster/coredns && go mod tidy -diff
 
 lint-go:
 	go tool -modfile=tools/lint/go.mod golangci-lint run
+	cd tools/deploy && go tool -modfile=../lint/go.mod golangci-lint run
 	cd test/cluster && go tool -modfile=../../tools/lint/go.mod golangci-lint run
 
 # Nothing runs there yet, but it has to compile.

@@ -85,7 +85,7 @@ func TestCleanupManifest(t *testing.T) {
 			executable: func() (string, error) { return "/bin/ebpf-agent", nil },
 			cleanup:    func(_ context.Context, d agent.Directories, _ *slog.Logger) error { dirs = d; return nil },
 		})
-		if status != fine || dirs.State != "/run/ebpf-cni" || c.Args[1] != "--proc-sys="+agentsProcSys(t) {
+		if status != fine || dirs.State != "/run/ebpf-cni" || dirs.BPFFS != "/sys/fs/bpf/ebpf-cni" || !slices.Contains(c.Args, "--proc-sys="+agentsProcSys(t)) {
 			t.Errorf("%s: %v: status %d, directories %+v", c.Name, c.Args, status, dirs)
 		}
 	}

@@ -1,0 +1,102 @@
+{{- /* Where the DaemonSets' pods run, and how. */ -}}
+{{- define "ebpf-cni.pod" -}}
+hostNetwork: true
+priorityClassName: system-node-critical
+# No pod can run on a node before this one does, whatever the node's taints.
+tolerations:
+  - operator: Exists
+nodeSelector:
+  kubernetes.io/os: linux
+# It ends within a second, and leaves the dataplane as it is.
+terminationGracePeriodSeconds: 5
+{{- end -}}
+
+{{- define "ebpf-cni.image" -}}
+image: {{ .Values.image.name }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+# `kubectl describe pod` shows why it gave up.
+terminationMessagePolicy: FallbackToLogsOnError
+{{- end -}}
+
+{{- define "ebpf-cni.rights" -}}
+securityContext:
+  privileged: false
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    add:
+      # Load programs, make maps.
+      - BPF
+      # Attach programs, write routes, neighbours and the sysctls below net.
+      - NET_ADMIN
+      # The verifier's full rules, which the programs need.
+      - PERFMON
+  # The runtimes' default profiles forbid writing below /sys/fs/bpf (AppArmor) and, in older ones, the system call
+  # bpf (seccomp); SELinux forbids a container the host's directories.
+  appArmorProfile:
+    type: Unconfined
+  seccompProfile:
+    type: Unconfined
+  seLinuxOptions:
+    type: spc_t
+{{- end -}}
+
+{{- define "ebpf-cni.mounts" -}}
+volumeMounts:
+  # HostToContainer: what is mounted on the host later appears here too.
+  - name: bpffs
+    mountPath: {{ .Values.host.bpffs }}
+    mountPropagation: HostToContainer
+  - name: state
+    mountPath: {{ .Values.host.state }}
+    mountPropagation: HostToContainer
+  # Whether the namespace of a pod whose link is gone still exists. Runtimes use both names.
+  - name: netns
+    mountPath: /run/netns
+    mountPropagation: HostToContainer
+    readOnly: true
+  - name: netns
+    mountPath: /var/run/netns
+    mountPropagation: HostToContainer
+    readOnly: true
+  - name: cni-conf
+    mountPath: /etc/cni/net.d
+    mountPropagation: HostToContainer
+  - name: cni-bin
+    mountPath: /opt/cni/bin
+    mountPropagation: HostToContainer
+  # Runtimes mount /proc/sys read-only into containers, and mount nothing below /proc.
+  - name: sysctls
+    mountPath: /host/proc/sys/net
+    mountPropagation: HostToContainer
+{{- end -}}
+
+{{- define "ebpf-cni.volumes" -}}
+volumes:
+  # Mounted there by systemd. A mount that the agent made would die with its container.
+  - name: bpffs
+    hostPath:
+      path: {{ .Values.host.bpffs }}
+      type: Directory
+  - name: state
+    hostPath:
+      path: {{ .Values.host.state }}
+      type: DirectoryOrCreate
+  - name: netns
+    hostPath:
+      path: {{ .Values.host.netns }}
+      type: DirectoryOrCreate
+  - name: cni-conf
+    hostPath:
+      path: {{ .Values.host.cniConf }}
+      type: DirectoryOrCreate
+  - name: cni-bin
+    hostPath:
+      path: {{ .Values.host.cniBin }}
+      type: DirectoryOrCreate
+  - name: sysctls
+    hostPath:
+      path: /proc/sys/net
+      type: Directory
+{{- end -}}

@@ -1,0 +1,122 @@
+// Package deploy tests that the manifests are what the chart renders.
+package deploy
+
+import (
+	"flag"
+	"os"
+	"path"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+)
+
+var update = flag.Bool("update", false, "write the manifests as the chart renders them")
+
+// The heads of the manifests, with what somebody who has no chart needs to know.
+const (
+	agentHead = `# ebpf-cni on a cluster: kubectl apply -f ebpf-cni.yaml
+# README.md, "Install on a cluster", says what to set here, what to check and what goes wrong.
+# This is what the chart renders by default (tools/deploy/chart).
+`
+	cleanupHead = `# Removes everything that ebpf-cni ever made, on every node, live pods' links included:
+#   kubectl delete -f ebpf-cni.yaml
+#   kubectl apply -f cleanup.yaml
+#   kubectl -n kube-system rollout status daemonset ebpf-cni-cleanup
+#   kubectl delete -f cleanup.yaml
+# A pod that is ready has cleaned its node; the logs of one that is not say what stands in the way. Image and
+# volumes must be those of the DaemonSet before.
+# This is what the chart renders with cleanup=true (tools/deploy/chart).
+`
+)
+
+func TestManifestsAreTheChart(t *testing.T) {
+	for file, want := range map[string]string{
+		"ebpf-cni.yaml": agentHead + render(t, "agent.yaml", map[string]any{"restartOnChange": false}),
+		"cleanup.yaml":  cleanupHead + render(t, "cleanup.yaml", map[string]any{"cleanup": true}),
+	} {
+		if *update {
+			if err := os.WriteFile(file, []byte(want), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		have, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(have) != want {
+			t.Errorf("%s is not what the chart renders: change the chart and run `go -C tools/deploy test . -update`; rendered:\n%s", file, want)
+		}
+	}
+}
+
+func TestChartRendersOneOrTheOther(t *testing.T) {
+	if text := render(t, "agent.yaml", map[string]any{"cleanup": true}); text != "" {
+		t.Errorf("agents beside the cleanup:\n%s", text)
+	}
+	if text := render(t, "cleanup.yaml", nil); text != "" {
+		t.Errorf("a cleanup beside the agents:\n%s", text)
+	}
+}
+
+func TestChartValues(t *testing.T) {
+	text := render(t, "agent.yaml", map[string]any{
+		"image":     map[string]any{"name": "registry.example/ebpf-cni:v1"},
+		"settings":  map[string]any{"mtu": 1400, "cluster-cidr": "10.244.0.0/16"},
+		"apiServer": map[string]any{"host": "192.0.2.1", "port": 6443},
+		"host":      map[string]any{"cniBin": "/var/lib/rancher/k3s/data/cni", "bpffs": "/bpf"},
+		"port":      9000,
+	})
+	for _, want := range []string{
+		"image: registry.example/ebpf-cni:v1\n", `EBPF_AGENT_MTU: "1400"`, `EBPF_AGENT_CLUSTER_CIDR: "10.244.0.0/16"`, `EBPF_AGENT_ATTACH: "auto"`,
+		"- name: KUBERNETES_SERVICE_HOST\n              value: \"192.0.2.1\"\n", "value: \"6443\"\n",
+		"path: /var/lib/rancher/k3s/data/cni\n", `EBPF_AGENT_BPFFS: "/bpf/ebpf-cni"`, "mountPath: /bpf\n",
+		`EBPF_AGENT_LISTEN: "127.0.0.1:9000"`, "checksum/settings: ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if strings.Contains(text, "9965") {
+		t.Error("the usual port, although another is set")
+	}
+	other := render(t, "agent.yaml", map[string]any{"settings": map[string]any{"mtu": 1500}})
+	if checksum(text) == checksum(other) {
+		t.Error("other settings have the same checksum: agents would not be restarted")
+	}
+}
+
+func checksum(text string) string {
+	_, rest, _ := strings.Cut(text, "checksum/settings: ")
+	sum, _, _ := strings.Cut(rest, "\n")
+	return sum
+}
+
+// render returns one template of the chart as Helm renders it in kube-system.
+func render(t *testing.T, template string, values map[string]any) string {
+	t.Helper()
+	chart, err := loader.Load("chart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := common.ReleaseOptions{Name: "ebpf-cni", Namespace: "kube-system"}
+	all, err := util.ToRenderValues(chart, values, release, common.DefaultCapabilities)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rendered, err := engine.Engine{Strict: true}.RenderWithContext(t.Context(), chart, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, ok := rendered[path.Join(chart.Name(), "templates", template)]
+	if !ok {
+		t.Fatalf("the chart has no template %s", template)
+	}
+	if text = strings.TrimSpace(text); text == "" {
+		return ""
+	}
+	return text + "\n"
+}
