@@ -82,11 +82,10 @@ func New(ctx context.Context, options Options) (c *Cluster, err error) {
 			return nil, err
 		}
 	}
-	if err := c.makeMachines(ctx); err != nil {
-		return nil, err
-	}
-	if err := c.startControlPlane(ctx); err != nil {
-		return nil, err
+	for _, step := range []func(context.Context) error{c.makeMachines, c.startWorld, c.startControlPlane} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for _, node := range c.Nodes {
 		if err := c.startNode(ctx, node); err != nil {

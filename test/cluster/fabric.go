@@ -53,9 +53,13 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 			return fmt.Errorf("connect %s with the fabric: %w", node.Name, err)
 		}
 	}
-	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec",
-		// A socket for all addresses would answer with the one that is nearest to the client.
-		"--udp-listen-addresses="+WorldAddr.String())
+	return nil
+}
+
+// startWorld has the world answer.
+func (c *Cluster) startWorld(ctx context.Context) error {
+	// A socket for all addresses would answer with the one that is nearest to the client.
+	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec", "--udp-listen-addresses="+WorldAddr.String())
 }
 
 // netlink speaks to the kernel about the machine's network.
