@@ -1,6 +1,12 @@
 // Package attach puts programs onto interfaces and replaces them in place: as
 // pinned tcx links where the kernel has them (6.6), as clsact filters where it
 // does not. It touches no attachment but our own.
+//
+// What each costs: the kernel waits for a grace period when a tcx link is made
+// and for another when it or its device goes, each 8 to 16 ms at HZ=250, and
+// holds its lock of all links meanwhile, so ten pods at once wait for each
+// other. clsact waits for none, but a packet takes some 50 ns more (4 % between
+// two pods of a node), and anybody who removes the qdisc takes the program off.
 package attach
 
 import (
