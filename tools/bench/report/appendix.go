@@ -53,14 +53,20 @@ func count(holds bool) int {
 	return 0
 }
 
-// kind is an error's message without its numbers, and without what every disturbance begins with.
-func kind(why string) string {
+// brief is the first line of an error, without what each of them begins with.
+func brief(why string) string {
 	first, _, _ := strings.Cut(why, "\n")
-	_, after, found := strings.Cut(first, "it says: ")
-	if found {
-		first = after
+	for _, common := range []string{"it says: ", "sample claims: "} {
+		if _, after, found := strings.Cut(first, common); found {
+			return after
+		}
 	}
-	first, _, _ = strings.Cut(first, ":")
+	return first
+}
+
+// kind is what errors have in common that differ in numbers.
+func kind(why string) string {
+	first, _, _ := strings.Cut(brief(why), ":")
 	return strings.Map(func(r rune) rune {
 		if r >= '0' && r <= '9' {
 			return 'n'
@@ -84,12 +90,11 @@ func (w *writer) refused() {
 		if s.Error == "" {
 			continue
 		}
-		why, _, _ := strings.Cut(s.Error, "\n")
 		what := s.Workload
 		if workload, _ := result.Find(s.Workload); workload.Axis != "" {
 			what = fmt.Sprintf("%s %d", what, s.Point)
 		}
-		lines = append(lines, []string{what, s.Path, s.Mode, fmt.Sprint(s.Round), why})
+		lines = append(lines, []string{what, s.Path, s.Mode, fmt.Sprint(s.Round), brief(s.Error)})
 	}
 	w.printf("## Refused samples\n\n")
 	if len(lines) == 0 {

@@ -60,6 +60,7 @@ func ofItself() []budget {
 			missing: "needs a cluster, which the benchmark does not have"},
 		{row: row("change", result.P99), mode: "ebpf", bound: 50},
 		{row: row("change5000", result.P99), mode: "ebpf", bound: 50},
+		{row: row("change-api", result.P99), mode: "ebpf", bound: 50},
 	}
 }
 
@@ -213,8 +214,7 @@ func (b budget) doubt(r reading) string {
 func reason(run *result.Run, b budget) string {
 	for _, mode := range []string{b.mode, b.base} {
 		if count, why := run.Refused(b.row, mode); count > 0 {
-			first, _, _ := strings.Cut(why, "\n")
-			return fmt.Sprintf("%s of %s refused: %s", plural(count, "sample"), mode, first)
+			return fmt.Sprintf("%s of %s refused: %s", plural(count, "sample"), mode, brief(why))
 		}
 	}
 	return "not part of this run"
