@@ -22,10 +22,11 @@ const (
 	PauseImage   = "ebpf-cni.test/pause:1"
 	AgnhostImage = "ebpf-cni.test/agnhost:1"
 	coreDNSImage = "ebpf-cni.test/coredns:1"
+	greetImage   = "ebpf-cni.test/greet:1"
 )
 
 // images maps their names to the program that is all their content.
-var images = map[string]string{PauseImage: "pause", AgnhostImage: "agnhost", coreDNSImage: "coredns"}
+var images = map[string]string{PauseImage: "pause", AgnhostImage: "agnhost", coreDNSImage: "coredns", greetImage: "greet"}
 
 // agentFile holds the image of this project, as make image would build it.
 const agentFile = "ebpf-cni.tar"

@@ -31,6 +31,7 @@ var built = map[string]string{
 	"loopback":                "github.com/containernetworking/plugins/plugins/main/loopback",
 	"coredns":                 "github.com/coredns/coredns",
 	"pause":                   "./pause",
+	"greet":                   "./greet",
 }
 
 // ownModules are the directories of programs whose requirements stand in a go.mod of their own.

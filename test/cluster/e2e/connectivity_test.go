@@ -95,3 +95,14 @@ func TestExecAndLogs(t *testing.T) {
 		}
 	}
 }
+
+func TestFirstPacket(t *testing.T) {
+	s := running(t)
+	for _, node := range s.Nodes {
+		took, err := s.FirstPacket(t.Context(), node, "greeter")
+		if err != nil {
+			t.Error(err)
+		}
+		t.Logf("%s: the first packet arrived %v after the pod was created", node.Name, took.Round(time.Millisecond))
+	}
+}

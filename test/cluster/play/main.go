@@ -1,11 +1,15 @@
-// Command play starts and ends a cluster for a person.
+// Command play starts and ends a cluster for a person: play up, play down. With first-packet and a number it makes one
+// for itself, and prints as JSON how long that many pods took from their creation to their first packet, one after the other.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"strconv"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -27,8 +31,42 @@ func run(ctx context.Context, args []string) error {
 		return up(ctx)
 	case len(args) == 1 && args[0] == "down":
 		return cluster.Sweep(ctx, true)
+	case len(args) == 2 && args[0] == "first-packet":
+		pods, err := strconv.Atoi(args[1])
+		if err != nil || pods < 1 {
+			return fmt.Errorf("first-packet %q: want a number of pods", args[1])
+		}
+		return firstPacket(ctx, pods)
 	}
-	return errors.New("usage: play up|down")
+	return errors.New("usage: play up | down | first-packet PODS")
+}
+
+// timings is what first-packet prints.
+type timings struct {
+	// FirstPacket is in milliseconds, a figure for each pod.
+	FirstPacket []float64 `json:"first_packet_ms"`
+}
+
+func firstPacket(ctx context.Context, pods int) (err error) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
+	defer stop()
+	c, err := cluster.New(ctx, cluster.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close(context.WithoutCancel(ctx))) }()
+	if err := c.Install(ctx); err != nil {
+		return err
+	}
+	var all timings
+	for i := range pods {
+		took, err := c.FirstPacket(ctx, c.Nodes[1], fmt.Sprintf("greeter-%d", i))
+		if err != nil {
+			return err
+		}
+		all.FirstPacket = append(all.FirstPacket, float64(took.Microseconds())/1000)
+	}
+	return json.NewEncoder(os.Stdout).Encode(all)
 }
 
 const story = `%d nodes are ready, with ebpf-cni from tools/deploy/ebpf-cni.yaml.
