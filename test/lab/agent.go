@@ -28,9 +28,13 @@ type agent struct {
 
 // AgentArgs is the command line that StartAgent gives to the agent, for tests that run one by themselves.
 func (n *Node) AgentArgs(flags ...string) []string {
+	source := "--nodes-file=" + n.lab.NodesFile()
+	if n.Kubeconfig != "" {
+		source = "--kubeconfig=" + n.Kubeconfig
+	}
 	args := []string{
 		"--node-name=" + n.Name,
-		"--nodes-file=" + n.lab.NodesFile(),
+		source,
 		"--bpffs=" + n.BPFFS(),
 		"--state-dir=" + n.StateDir(),
 		"--cni-conf-dir=" + n.ConfDir(),

@@ -31,6 +31,8 @@ type Node struct {
 	Dir string
 	// PluginEnv is added to the environment of every call of the plugin.
 	PluginEnv []string
+	// Kubeconfig has the node's agents ask an API server for the Nodes, in place of the lab's list.
+	Kubeconfig string
 	// NetworkConfig is the network configuration list that pods are added by; default Conflist.
 	NetworkConfig string
 

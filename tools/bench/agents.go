@@ -58,18 +58,20 @@ func (a *agents) node(ctx context.Context) (*lab.Node, error) {
 	return l.Nodes[0], nil
 }
 
-// render is a list of so many nodes, this one included. The last one has another podCIDR with another variant.
-func (a *agents) render(count, variant int) ([]byte, error) {
+// specs are so many nodes, this one included. The last one has another podCIDR with another variant.
+func (a *agents) specs(count, variant int) []lab.NodeSpec {
 	specs := a.lab.NodeSpecs()
 	for i := len(specs); i < count; i++ {
 		specs = append(specs, lab.NodeSpec{
-			Name:        fmt.Sprintf("other-%d", i),
-			InternalIPs: []netip.Addr{otherNode(i)},
-			PodCIDRs:    []netip.Prefix{podCIDR(i)},
+			Name: fmt.Sprintf("other-%d", i), InternalIPs: []netip.Addr{otherNode(i)}, PodCIDRs: []netip.Prefix{podCIDR(i)},
 		})
 	}
 	specs[count-1].PodCIDRs = []netip.Prefix{podCIDR(count - 1 + variant)}
-	return lab.NodeListJSON(specs...)
+	return specs
+}
+
+func (a *agents) render(count, variant int) ([]byte, error) {
+	return lab.NodeListJSON(a.specs(count, variant)...)
 }
 
 // otherNode is the address of a node that is in the list only.

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// fewNodes is a list that is read in no time: over the API only the node that changed would come, while a file is read whole.
+	// fewNodes is a list that is read in no time: of a file, all is read whenever one node changes.
 	fewNodes = 10
 	// between is how long nothing changes after a change: those that come thick and fast would be taken together.
 	between = 20 * time.Millisecond
@@ -29,20 +29,49 @@ const (
 	probePort = 9000
 )
 
-// change gives the last of so many nodes another podCIDR, again and again, and measures from the list's rename until a pod's packet takes the new
-// way: it leaves for that node, under the pod's own address. Until then it is one for the outside, and masqueraded.
-func (a *agents) change(ctx context.Context, nodes int) (sample result.Sample, err error) {
-	node, err := a.node(ctx)
-	if err != nil {
+// stage prepares that the last node has the podCIDR of a variant. The function returned has the agent learn of it.
+type stage func(variant int) (publish func() error, err error)
+
+// changeInFile measures changes of a list of so many nodes in a file.
+func (a *agents) changeInFile(ctx context.Context, nodes int) (result.Sample, error) {
+	if _, err := a.node(ctx); err != nil {
 		return result.Sample{}, err
 	}
 	var lists [2][]byte
 	for variant := range lists {
+		var err error
 		if lists[variant], err = a.render(nodes, variant); err != nil {
 			return result.Sample{}, err
 		}
 	}
 	if err := a.lab.WriteNodesFile(lists[0]); err != nil {
+		return result.Sample{}, err
+	}
+	return a.change(ctx, nodes, func(variant int) (func() error, error) { return a.lab.StageNodesFile(lists[variant]) })
+}
+
+// changeOverAPI measures changes of one Node of so many, of which an API server tells the agent.
+func (a *agents) changeOverAPI(ctx context.Context, nodes int) (sample result.Sample, err error) {
+	node, err := a.node(ctx)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	server, err := serveNodes(a.lab, node, a.specs(nodes, 0))
+	if err != nil {
+		return result.Sample{}, err
+	}
+	defer func() {
+		node.Kubeconfig = ""
+		err = errors.Join(err, server.close())
+	}()
+	return a.change(ctx, nodes, func(variant int) (func() error, error) { return server.stage(a.specs(nodes, variant)[nodes-1]) })
+}
+
+// change gives the last of so many nodes another podCIDR, again and again, and measures from the moment that this is published until a pod's packet
+// takes the new way: it leaves for that node, under the pod's own address. Until then it is one for the outside, and masqueraded.
+func (a *agents) change(ctx context.Context, nodes int, stage stage) (sample result.Sample, err error) {
+	node, err := a.node(ctx)
+	if err != nil {
 		return result.Sample{}, err
 	}
 	if err := node.StartAgent(); err != nil {
@@ -60,7 +89,11 @@ func (a *agents) change(ctx context.Context, nodes int) (sample result.Sample, e
 	var delays []float64
 	// The first is not counted: neighbours are resolved.
 	for i := 1; i <= a.changes+1; i++ {
-		delay, err := a.flip(ctx, p, lists[i%2], podCIDR(nodes-1+i%2).Addr().Next().Next())
+		publish, err := stage(i % 2)
+		if err != nil {
+			return result.Sample{}, err
+		}
+		delay, err := p.flip(ctx, publish, podCIDR(nodes-1+i%2).Addr().Next().Next())
 		if err != nil {
 			return result.Sample{}, fmt.Errorf("%w; the agent says:\n%s", err, node.LogTail(5))
 		}
@@ -73,12 +106,8 @@ func (a *agents) change(ctx context.Context, nodes int) (sample result.Sample, e
 	}, nil
 }
 
-// flip publishes a list, and measures until packets to an address that only that list has on a node go there.
-func (a *agents) flip(ctx context.Context, p *probe, list []byte, to netip.Addr) (time.Duration, error) {
-	publish, err := a.lab.StageNodesFile(list)
-	if err != nil {
-		return 0, err
-	}
+// flip publishes a change, and measures until packets to an address that no node had before go to its node.
+func (p *probe) flip(ctx context.Context, publish func() error, to netip.Addr) (time.Duration, error) {
 	if err := pause(ctx, between); err != nil {
 		return 0, err
 	}

@@ -225,6 +225,7 @@ func (p profile) items(have, workloads []string) (items []item) {
 	add(item{workload: "agent", takes: 4 * time.Second}, modes.EBPF)
 	add(item{workload: "change", takes: time.Duration(p.changes)*60*time.Millisecond + time.Second}, modes.EBPF)
 	add(item{workload: "change5000", takes: time.Duration(p.changes)*550*time.Millisecond + 2500*time.Millisecond}, modes.EBPF)
+	add(item{workload: "change-api", takes: time.Duration(p.changes)*60*time.Millisecond + 3*time.Second}, modes.EBPF)
 	return items
 }
 

@@ -92,9 +92,11 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	case "agent":
 		return m.agents.complete(ctx)
 	case "change":
-		return m.agents.change(ctx, fewNodes)
+		return m.agents.changeInFile(ctx, fewNodes)
 	case "change5000":
-		return m.agents.change(ctx, m.agents.nodes)
+		return m.agents.changeInFile(ctx, m.agents.nodes)
+	case "change-api":
+		return m.agents.changeOverAPI(ctx, m.agents.nodes)
 	case "live":
 		return m.among(ctx, network, i)
 	case "bpf":

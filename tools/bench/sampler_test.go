@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -38,65 +37,6 @@ func stand(t *testing.T, p profile, names ...string) *machine {
 		}
 	})
 	return m
-}
-
-// tried takes a sample until nothing disturbs it, or it is one that a busy machine has to do with.
-func tried(t *testing.T, m *machine, i item, mode string) (sample result.Sample) {
-	t.Helper()
-	var err error
-	for range 5 {
-		sample, err = m.take(t.Context(), i, mode)
-		if err == nil || errors.Is(err, load.ErrStarved) && sample.Values != nil {
-			return sample
-		}
-		if !errors.Is(err, load.ErrNotMeasured) {
-			t.Fatalf("%s in mode %s: %v", i, mode, err)
-		}
-	}
-	t.Logf("%s in mode %s: %v", i, mode, err)
-	return result.Sample{}
-}
-
-// Every workload has the values that it is about in the modes that it is for, and the networks prove it.
-func TestSamples(t *testing.T) {
-	p := profile{duration: 150 * time.Millisecond, warmup: 20 * time.Millisecond, pods: 2, batches: 1, nodes: 50, changes: 2}
-	m := stand(t, p, modes.EBPF, modes.IPTables)
-	points := map[string]int{"nodes": 50, "services": 20, "services-udp": 20, "live": 500}
-	measured := 0
-	for _, w := range result.Catalog() {
-		i := item{workload: w.Name, point: points[w.Name], takes: time.Second}
-		among := []string{modes.EBPF, modes.IPTables}
-		switch w.Name {
-		case "bpf":
-			i.path, among = result.AcrossNodes, among[:1]
-		case "agent", "change", "change5000":
-			among = among[:1]
-		case "cni", "cni10":
-		case "flows", "live":
-			i.path = result.Egress
-		default:
-			i.path = result.AcrossNodes
-		}
-		for _, mode := range among {
-			sample := tried(t, m, i, mode)
-			if sample.Values == nil {
-				continue // the machine is busy
-			}
-			measured++
-			for _, metric := range w.Metrics {
-				// CPU time is counted in ticks that a short window may miss.
-				if v := sample.Values[metric.Name]; metric.Of == "" && metric.Name != result.CPUPer && v <= 0 {
-					t.Errorf("%s in mode %s: %s is %g", i, mode, metric.Name, v)
-				}
-				if metric.Of != "" && sample.Distributions[metric.Of].Total() == 0 {
-					t.Errorf("%s in mode %s: no durations for %s", i, mode, metric.Name)
-				}
-			}
-		}
-	}
-	if all := 2*len(result.Catalog()) - 4; measured < all*2/3 {
-		t.Errorf("%d samples of %d measured anything", measured, all)
-	}
 }
 
 // A table that has not as many flows as the sample says is no sample.
