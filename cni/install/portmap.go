@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -54,6 +55,10 @@ func FindPortmap(dir string) (*Chained, error) {
 	info, err := buildinfo.ReadFile(filepath.Join(dir, Portmap))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		// A link leads to where the host has it, which the container need not have.
+		if _, err := os.Lstat(filepath.Join(dir, Portmap)); err == nil {
+			return &Chained{Version: usual}, nil
+		}
 		return nil, nil
 	case errors.As(err, new(*fs.PathError)):
 		return nil, fmt.Errorf("look at the portmap plugin: %w", err)

@@ -58,6 +58,15 @@ func TestFindPortmap(t *testing.T) {
 		t.Error("below a file: no error")
 	}
 	path := filepath.Join(dir, Portmap)
+	if err := os.Symlink("/elsewhere/on/the/host", path); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := FindPortmap(dir); err != nil || c == nil || c.Version != "1.0.0" {
+		t.Errorf("a link that leads out of the container: %v, %v", c, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(path, []byte("#!/bin/sh"), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
