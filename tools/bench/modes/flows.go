@@ -54,10 +54,10 @@ const longer = 48 * time.Hour
 
 // sweep is struct collect_args of bpf/lib/collect.h.
 type sweep struct {
-	now              uint64
-	table            usage.Table
-	pressure         uint32
-	scanned, deleted uint64
+	now   uint64
+	table usage.Table
+	_     uint32    // no pressure
+	_     [2]uint64 // answers
 }
 
 // forget has the agent's own sweep believe that it is two days later, when every flow has ended.
