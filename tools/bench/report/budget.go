@@ -57,10 +57,10 @@ func ofItself() []budget {
 		{row: row("agent", "memory"), mode: "ebpf", bound: 80},
 		{row: row("agent", "complete"), mode: "ebpf", bound: 2},
 		{row: row("agent", "complete"), mode: "ebpf", bound: 2, how: "from the API",
-			missing: "needs a cluster, which the benchmark does not have"},
+			missing: "needs a cluster: its API server, and Nodes as large as they are there"},
+		{row: row("change-api", result.P99), mode: "ebpf", bound: 50},
 		{row: row("change", result.P99), mode: "ebpf", bound: 50},
 		{row: row("change5000", result.P99), mode: "ebpf", bound: 50},
-		{row: row("change-api", result.P99), mode: "ebpf", bound: 50},
 	}
 }
 

@@ -133,6 +133,22 @@ func TestBudgetsFitTheCatalog(t *testing.T) {
 	}
 }
 
+// A reason that somebody wrote is said of a row that is missed, and of no other.
+func TestReasons(t *testing.T) {
+	written := reasonsFile
+	defer func() { reasonsFile = written }()
+	reasonsFile = []byte("udp64, same node / direct: the veth pair\n")
+	run := synthetic(5, 0, 1)
+	missing := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.97}
+	if j := judge(run, missing); j.verdict != missed || j.why != "the veth pair" {
+		t.Errorf("%s: %s", j.verdict, j.why)
+	}
+	missing.bound = 0.9
+	if j := judge(run, missing); j.verdict != met || j.why != "" {
+		t.Errorf("%s: %s", j.verdict, j.why)
+	}
+}
+
 // The median decides, but a reader sees when another run might decide otherwise.
 func TestDoubt(t *testing.T) {
 	b := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.92}

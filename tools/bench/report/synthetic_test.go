@@ -16,7 +16,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 	run := &result.Run{
 		Schema: result.Schema, Profile: "full", Command: "bench --profile full", Rounds: rounds, Duration: 1, Warmup: 0.2,
 		Started: started, Finished: started.Add(20 * time.Minute),
-		Workloads: []string{"udp64", "rr", "cni", "nodes", "agent", "change"},
+		Workloads: []string{"udp64", "rr", "bpf", "cni", "nodes", "agent", "change"},
 		Modes: []result.Mode{
 			{Name: "direct"}, {Name: "ebpf"}, {Name: "ebpf-vxlan", Missing: "waits for a tunnel"}, {Name: "iptables"},
 		},
@@ -38,7 +38,8 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 			speed := []float64{1, 0.95, 0.6}[i]
 			for _, path := range result.Paths() {
 				add(result.Sample{Workload: "udp64", Path: path, Mode: mode, Values: map[string]float64{
-					result.Rate: 500_000 * speed, result.CPUPer: 2e-6 / speed}})
+					result.Rate: 500_000 * speed, result.CPUPer: 2e-6 / speed,
+					"cpu-client": 1.9e-6 / speed, "cpu-server": 0.7e-6 / speed, "cpu-softirq": 1.1e-6 / speed}})
 			}
 			add(result.Sample{Workload: "rr", Path: result.AcrossNodes, Mode: mode,
 				Values: map[string]float64{
@@ -58,6 +59,8 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 					Values: map[string]float64{result.Cost: 2e-6 / speed * (1 + float64(point)/1e6), result.CPUPer: 2e-6}})
 			}
 		}
+		add(result.Sample{Workload: "bpf", Path: result.AcrossNodes, Mode: "ebpf", Values: map[string]float64{
+			result.BPFPer: 300e-9, "n1 ec_from_pod": 200e-9, "n2 ec_from_uplink": 100e-9}})
 		add(result.Sample{Workload: "change", Mode: "ebpf", Values: map[string]float64{result.P50: 0.030},
 			Distributions: map[string]result.Distribution{"delay": {{Seconds: 0.030, Count: 20}, {Seconds: 0.045, Count: 2}}}})
 		add(result.Sample{Workload: "agent", Mode: "ebpf", Values: map[string]float64{"memory": 100 << 20, "peak": 120 << 20, "complete": 1.5}})
