@@ -180,8 +180,11 @@ func judgeAll(tests []*test, indicative bool) {
 	}
 }
 
-// apart says that all of one are above all of the other.
+// apart says that all of one are above all of the other, which three of each are by chance one time in ten, and two of each one in three.
 func apart(a, b []float64) bool {
+	if min(len(a), len(b)) < 3 {
+		return false
+	}
 	return slices.Max(a) < slices.Min(b) || slices.Max(b) < slices.Min(a)
 }
 

@@ -124,6 +124,7 @@ func TestCompareSmallOrShort(t *testing.T) {
 		"8 % more in five rounds":        {5, 1.08, Better},
 		"8 % in three rounds is little":  {3, 0.92, Noise},
 		"20 % in three rounds is a hint": {3, 0.80, Indicative},
+		"half in two rounds is none":     {2, 0.50, Noise},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := synthetic(c.rounds, 0.001, 1), synthetic(c.rounds, 0.001, 2)

@@ -24,7 +24,8 @@ func (w *writer) budgets() {
 		}
 	}
 	w.printf("## Budgets\n\n")
-	w.printf("What this network was designed to reach: %d met, %d missed, %d not judged or not measured.\n\n",
+	w.printf("What this network was designed to reach: %d met, %d missed, %d not judged or not measured. "+
+		"Why a row was missed was found out, and written, by hand.\n\n",
 		counts[met], counts[missed], len(lines)-counts[met]-counts[missed])
 	w.lines([]string{"what", "against", "asked", "measured", "verdict", "why"}, lines)
 	w.printf("Through a tunnel goes only what crosses nodes: over VXLAN the other rows are the same as without.\n\n")

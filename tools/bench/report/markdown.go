@@ -46,11 +46,12 @@ func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w.Writer, form
 func (w *writer) head() {
 	r := w.run
 	w.printf("# Benchmarks\n\n")
-	w.printf("What `%s` measured on %s at commit %s%s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run.\n\n",
+	w.printf("What `%s` measured on %s at commit %s%s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run; "+
+		"`make bench-full` measures your machine.\n\n",
 		r.Command, r.Started.UTC().Format("2006-01-02"), short(r.Environment.Commit), dirty(r.Environment), r.Finished.Sub(r.Started).Round(time.Second),
 		r.Environment.CPU, plural(r.Environment.Cores, "core"), r.Environment.Kernel)
 	if r.Indicative {
-		w.printf("**Indicative**: a short run, which no budget is judged by. `make bench-full` measures everything.\n\n")
+		w.printf("**Indicative**: a short run, which no budget is judged by.\n\n")
 	}
 	if r.Interrupted != "" {
 		w.printf("**Incomplete**: %s. What was finished until then is here.\n\n", r.Interrupted)
