@@ -76,7 +76,7 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	ctx, cancel := context.WithTimeout(ctx, 4*i.takes+patience)
 	defer cancel()
 	network := m.networks[mode]
-	if err := m.grow(ctx, network, i); err != nil {
+	if err := m.grow(ctx, mode, network, i); err != nil {
 		return result.Sample{}, err
 	}
 	if i.path != "" {
@@ -105,8 +105,14 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	return m.traffic(ctx, network, i)
 }
 
+// resizable is what sweeps need of a network.
+type resizable interface {
+	SetNodes(ctx context.Context, k int) error
+	SetServices(ctx context.Context, k int) error
+}
+
 // grow brings a network to the size that an item wants.
-func (m *machine) grow(ctx context.Context, network *modes.Network, i item) error {
+func (m *machine) grow(ctx context.Context, mode string, network resizable, i item) error {
 	want := smallest()
 	switch i.workload {
 	case "nodes":
@@ -114,23 +120,23 @@ func (m *machine) grow(ctx context.Context, network *modes.Network, i item) erro
 	case "services", "services-udp":
 		want.services = i.point
 	}
-	have, known := m.grown[network.Mode]
-	delete(m.grown, network.Mode) // until it is done: what fails on the way leaves neither size
+	have, known := m.grown[mode]
+	if known && want == have {
+		return nil
+	}
+	delete(m.grown, mode) // until it is done: what fails on the way leaves neither size
 	if !known || want.nodes != have.nodes {
-		if err := network.SetNodes(ctx, want.nodes); err != nil {
-			return fmt.Errorf("make mode %s know %d nodes: %w", network.Mode, want.nodes, err)
+		if err := network.SetNodes(ctx, want.nodes); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
+			return fmt.Errorf("make mode %s know %d nodes: %w", mode, want.nodes, err)
 		}
 	}
 	if !known || want.services != have.services {
 		// A mode that has no rules to walk is measured as it is.
 		if err := network.SetServices(ctx, want.services); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
-			return fmt.Errorf("give mode %s %d Services: %w", network.Mode, want.services, err)
+			return fmt.Errorf("give mode %s %d Services: %w", mode, want.services, err)
 		}
 	}
-	m.grown[network.Mode] = want
-	if known && want == have {
-		return nil
-	}
+	m.grown[mode] = want
 	return pause(ctx, afterGrowth)
 }
 

@@ -27,16 +27,20 @@
 // counts is what the receiver took. The receiver never sleeps in recvmmsg: with a sleeping receiver each packet pays for waking it,
 // which all modes would share and which would hide what they differ in. It takes what is there and naps for 100 us.
 // The sender is paced by the receiver: both share a page of memory, in which the receiver says how many it has taken, and the
-// sender naps when 960 are on their way, fewer than any queue of the kernel has room for. So a sample measures forwarding, and never how fast datagrams are thrown away at a full
-// socket; no packet that says so loads the reverse path; and a sender that is slower than the receiver, which is what one sees when the path
-// runs on the sender's CPU, never waits. UDPResult.Paused says how long it did. With nothing that the generator overruns, what is lost on the way the network has lost: it is
-// counted, made up for by the sender, and more than one in a thousand refuses the sample (ErrNotMeasured), of new flows too. Of TCP, which hides its losses,
-// segments sent again are counted, and more of them than one in a thousand connections refuses a sample of connections.
+// sender naps when 960 are on their way, fewer than any queue of the kernel has room for. So a sample measures forwarding, and never how
+// fast datagrams are thrown away at a full socket; no packet that says so loads the reverse path; and a sender that is slower than the
+// receiver, which is what one sees when the path runs on the sender's CPU, never waits. UDPResult.Paused says how long it did.
+//
+// # Loss
+//
+// Since the generators overrun no queue, what is lost on the way the network has lost. The figure is what arrived, and more than one datagram
+// lost in a thousand, or one new flow in a thousand without its answer, refuses the sample (ErrNotMeasured): a network that throws packets away
+// is not fast. TCP hides its losses: segments sent again are counted, and refuse a sample of connections likewise.
 //
 // # Disturbance
 //
-// A sample for which an end was ready to run, and waited for its CPU for more than a twentieth of the window, or of which the hypervisor took more than a fiftieth,
-// is refused with ErrStarved. Usage.Delayed is to be recorded with what passes.
+// A sample is refused with ErrStarved when an end was ready to run and waited for its CPU for more than a twentieth of the window, or when
+// the hypervisor took more than a fiftieth. Usage.Delayed is there to be recorded with what passes.
 //
 // # TCP stream
 //
