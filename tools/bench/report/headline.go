@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -83,8 +84,8 @@ func (w *writer) times(row result.Row, mode string) []string {
 
 // one is what a title such as "CPU time per packet" counts.
 func one(title string) string {
-	_, what, _ := bytes.Cut([]byte(title), []byte(" per "))
-	return string(what)
+	_, what, _ := strings.Cut(title, " per ")
+	return what
 }
 
 func (w *writer) median(row result.Row, mode string, as result.Metric) string {
