@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // The child is this test binary, told by its environment which build to load
@@ -24,13 +25,23 @@ const (
 	childDir   = "ECDP_CHILD_DIR"
 	childState = "ECDP_CHILD_STATE"
 	childMode  = "ECDP_CHILD_MODE"
+	// childFew has it keep only the rights that the DaemonSet names, and load the real build.
+	childFew = "ECDP_CHILD_FEW"
 )
 
 // child loads the grown build and kills itself.
 func child() int {
 	t := &testing.T{}
+	few := os.Getenv(childFew)
+	if few == "drop" {
+		check(t, os.Setenv(childFew, "dropped"))
+		fmt.Fprintln(os.Stderr, priv.ExecWith(priv.ManifestRights, []string{"/proc/self/exe"}, os.Environ()))
+		return 2
+	}
 	opts := optionsIn(os.Getenv(childDir), os.Getenv(childState), attach.Mode(os.Getenv(childMode)))
-	opts.Spec = grown(t)
+	if few == "" {
+		opts.Spec = grown(t)
+	}
 	kill, err := strconv.Atoi(os.Getenv(childStep))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -199,11 +210,10 @@ func TestLoadWithFewRights(t *testing.T) {
 			opts.Spec = stubs(t)
 			n := newNode(t, opts)
 			check(t, os.RemoveAll(opts.Dir.Programs()))
-			const rights = "-all,+bpf,+net_admin,+perfmon"
 			self, err := os.Executable()
 			check(t, err)
-			cmd := exec.Command("setpriv", "--bounding-set="+rights, "--inh-caps="+rights, "--no-new-privs", self)
-			cmd.Env = childEnviron(opts, math.MaxInt)
+			cmd := exec.Command(self)
+			cmd.Env = append(childEnviron(opts, math.MaxInt), childFew+"=drop")
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}

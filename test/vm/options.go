@@ -29,7 +29,7 @@ var counts = map[string][]string{
 var selected = map[string]string{
 	"pkg/datapath": "^(TestVerifier|TestProbe.*|TestLoadOnAFreshNode|TestUpgradeReplacesEveryAttachment|" +
 		"TestLoadChangesHowProgramsAreAttached|TestGrownLayoutKeepsEveryEntry|TestSweepEndsWhatIsIdle|" +
-		"TestRemoveLeavesNothingOfOurs|TestUplinksComeAndGo)$",
+		"TestRemoveLeavesNothingOfOurs|TestUplinksComeAndGo|TestLoadWithFewRights)$",
 	"cni": "^(TestAddMakesAPodAndDelUnmakesIt|TestHostReachesThePod|TestOrderOfAdd|TestClsact|TestKilledAddLeavesNothing|" +
 		"TestKilledDelIsFinishedByTheNext|TestGC|TestReboot|TestInTheHandsOfLibcni|TestInTheHandsOfCnitool)$",
 	"test/e2e": "^(TestEverybodyReachesEverybody|TestPayloadsSurviveOffloads|TestWorldOpensFlowsToPods|TestSpoofedSourceIsDropped|" +
