@@ -120,7 +120,8 @@ func linkOfFile(name string) (string, bool) {
 	return id.HostLinkName(), ok && id.Validate() == nil
 }
 
-// Write makes the endpoint's file hold e, by rename: a reader sees the old content or the new.
+// Write makes the endpoint's file hold e, by rename: a reader sees the old content or the new. Nothing is synced to a disk:
+// what a state file describes dies with the boot.
 func Write(stateDir string, e Endpoint) error {
 	if err := e.Validate(); err != nil {
 		return fmt.Errorf("write endpoint state: %w", err)
@@ -151,28 +152,13 @@ func replaceFile(name string, content []byte) (err error) {
 		}
 	}()
 	_, err = f.Write(content)
-	if err == nil {
-		err = f.Sync()
-	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
 	if err != nil {
 		return err
 	}
-	if err = os.Rename(temp, name); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(name))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return os.Rename(temp, name)
 }
 
 // Read returns an endpoint's state. The error matches fs.ErrNotExist when there is none.
