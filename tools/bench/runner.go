@@ -33,6 +33,12 @@ type runner struct {
 // attempts is how many times a sample is taken before it is given up. What has been refused was disturbed, more often than not.
 const attempts = 3
 
+// hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
+const hopeless = 0.2
+
+// hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
+const hopeless = 0.2
+
 // rounds runs all rounds. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {
 	for round := 1; round <= r.plan.profile.rounds; round++ {
@@ -102,7 +108,7 @@ func (r *runner) patiently(ctx context.Context, i item, mode string) (sample res
 		disturbed = append(disturbed, err.Error())
 		r.log.Debug("sample disturbed", "workload", i.String(), "mode", mode, "error", err)
 		less := kept.Values == nil || sample.Values[result.Delayed] < kept.Values[result.Delayed]
-		if errors.Is(err, load.ErrStarved) && sample.Values != nil && less {
+		if errors.Is(err, load.ErrStarved) && sample.Values != nil && sample.Values[result.Delayed] <= hopeless && less {
 			kept, kept.Disturbed = sample, err.Error()
 		}
 	}
@@ -111,6 +117,12 @@ func (r *runner) patiently(ctx context.Context, i item, mode string) (sample res
 	}
 	kept.Attempts = disturbed
 	return kept, err
+}
+
+// better says that a sample that was starved may be kept, in place of another one or of none.
+func better(sample, kept result.Sample) bool {
+	delayed := sample.Values[result.Delayed]
+	return sample.Values != nil && delayed <= hopeless && (kept.Values == nil || delayed < kept.Values[result.Delayed])
 }
 
 func (r *runner) interrupted(cause error) error {

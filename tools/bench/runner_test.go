@@ -92,14 +92,32 @@ func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
 func TestLeastDisturbedAttemptIsKept(t *testing.T) {
 	f := &fake{
 		outcome: func(n int) error { return fmt.Errorf("%w: attempt %d", load.ErrStarved, n) },
-		delayed: []float64{0.3, 0.1, 0.2},
+		delayed: []float64{0.15, 0.05, 0.1, 0.3, 0.4, 0.5},
 	}
 	r, _ := newRunner(f, 1)
 	if err := r.rounds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	first := r.run.Samples[0]
+	first, second := r.run.Samples[0], r.run.Samples[1]
 	if first.Error != "" || first.Values[result.Rate] != 2 || !strings.HasSuffix(first.Disturbed, "attempt 2") || len(first.Attempts) != attempts {
+		t.Errorf("%+v", first)
+	}
+	if !strings.HasSuffix(second.Error, "attempt 6") || second.Values != nil {
+		t.Errorf("something else had the CPUs for more than a fifth of the time: %+v", second)
+	}
+}
+
+// Of a sample that something else had the CPU for, no attempt is good enough.
+func TestHopelessAttemptsAreNone(t *testing.T) {
+	f := &fake{
+		outcome: func(n int) error { return fmt.Errorf("%w: attempt %d", load.ErrStarved, n) },
+		delayed: []float64{0.3, 0.21, 0.5},
+	}
+	r, _ := newRunner(f, 1)
+	if err := r.rounds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if first := r.run.Samples[0]; !strings.HasSuffix(first.Error, "attempt 3") || first.Values != nil || len(first.Attempts) != attempts {
 		t.Errorf("%+v", first)
 	}
 }

@@ -185,14 +185,8 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (
 	if dropped := after.backlog - before.backlog; dropped > 0 {
 		return result.Sample{}, fmt.Errorf("%w: %d packets of this machine found the queue of a CPU full", load.ErrNotMeasured, dropped)
 	}
-	if disturbed != nil && sample.Values[result.Delayed] > hopeless {
-		sample = result.Sample{}
-	}
 	return sample, disturbed
 }
-
-// hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
-const hopeless = 0.2
 
 // counts are what a network and the machine have counted.
 type counts struct {
