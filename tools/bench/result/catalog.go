@@ -127,7 +127,8 @@ func Catalog() []Workload {
 			Note: "From libcni's call until it returns: the plugins' processes and all that they do. Every mode's binaries are static and its addresses on a tmpfs."},
 		{Name: "cni10", Title: "CNI, ten pods at once", Metrics: plugin()},
 		{Name: "nodes", Title: "nodes in the cluster", Axis: "nodes", Metrics: sweep("packet", "ns", 1e-9),
-			Note: "One flow of 64-byte datagrams while the network knows so many nodes."},
+			Note: "One flow of 64-byte datagrams while the network knows so many nodes. It is the warm case: the flow's own entry is in the CPU's cache, " +
+				"however many others there are."},
 		{Name: "services", Title: "Service rules", Axis: "Services", Metrics: sweep("connection", "µs", 1e-6),
 			Note: "Connect-request-response-close: each connection's first packet walks the rules. " + noRules},
 		{Name: "services-udp", Title: "Service rules, an established flow", Axis: "Services", Metrics: sweep("packet", "ns", 1e-9),
