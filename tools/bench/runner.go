@@ -36,9 +36,6 @@ const attempts = 3
 // hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
 const hopeless = 0.2
 
-// hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
-const hopeless = 0.2
-
 // rounds runs all rounds. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {
 	for round := 1; round <= r.plan.profile.rounds; round++ {
@@ -107,8 +104,7 @@ func (r *runner) patiently(ctx context.Context, i item, mode string) (sample res
 		}
 		disturbed = append(disturbed, err.Error())
 		r.log.Debug("sample disturbed", "workload", i.String(), "mode", mode, "error", err)
-		less := kept.Values == nil || sample.Values[result.Delayed] < kept.Values[result.Delayed]
-		if errors.Is(err, load.ErrStarved) && sample.Values != nil && sample.Values[result.Delayed] <= hopeless && less {
+		if errors.Is(err, load.ErrStarved) && better(sample, kept) {
 			kept, kept.Disturbed = sample, err.Error()
 		}
 	}

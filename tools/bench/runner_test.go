@@ -92,18 +92,15 @@ func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
 func TestLeastDisturbedAttemptIsKept(t *testing.T) {
 	f := &fake{
 		outcome: func(n int) error { return fmt.Errorf("%w: attempt %d", load.ErrStarved, n) },
-		delayed: []float64{0.15, 0.05, 0.1, 0.3, 0.4, 0.5},
+		delayed: []float64{0.15, 0.05, 0.1},
 	}
 	r, _ := newRunner(f, 1)
 	if err := r.rounds(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	first, second := r.run.Samples[0], r.run.Samples[1]
+	first := r.run.Samples[0]
 	if first.Error != "" || first.Values[result.Rate] != 2 || !strings.HasSuffix(first.Disturbed, "attempt 2") || len(first.Attempts) != attempts {
 		t.Errorf("%+v", first)
-	}
-	if !strings.HasSuffix(second.Error, "attempt 6") || second.Values != nil {
-		t.Errorf("something else had the CPUs for more than a fifth of the time: %+v", second)
 	}
 }
 
