@@ -172,20 +172,30 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("count after the sample: %w", err)
 	}
-	if disturbed == nil || errors.Is(disturbed, load.ErrStarved) {
-		err = network.Carried(before.network, after.network, modes.Path(i.path), carried)
-	} else {
-		// Taking it again must not hide that the network has dropped what is missing.
-		err = network.Intact(before.network, after.network, modes.Path(i.path))
+	path := modes.Path(i.path)
+	err = proven(disturbed, after.backlog-before.backlog,
+		func() error { return network.Carried(before.network, after.network, path, carried) },
+		func() error { return network.Intact(before.network, after.network, path) })
+	if err != nil && !errors.Is(err, load.ErrStarved) {
 		sample = result.Sample{}
 	}
-	if err != nil {
-		return result.Sample{}, fmt.Errorf("the packets did not go the way that the sample claims: %w", err)
+	return sample, err
+}
+
+// proven is what becomes of a sample. What the network did wrong is final, also where the generator was disturbed: taking a sample again must not
+// hide that the network has dropped what is missing. What went wrong on the machine is worth another try.
+func proven(disturbed error, backlog uint64, carried, intact func() error) error {
+	check := carried
+	if disturbed != nil && !errors.Is(disturbed, load.ErrStarved) {
+		check = intact // nobody knows what was sent
 	}
-	if dropped := after.backlog - before.backlog; dropped > 0 {
-		return result.Sample{}, fmt.Errorf("%w: %d packets of this machine found the queue of a CPU full", load.ErrNotMeasured, dropped)
+	if backlog > 0 {
+		return fmt.Errorf("%w: %d packets of this machine found the queue of a CPU full", load.ErrNotMeasured, backlog)
 	}
-	return sample, disturbed
+	if err := check(); err != nil {
+		return fmt.Errorf("the packets did not go the way that the sample claims: %w", err)
+	}
+	return disturbed
 }
 
 // counts are what a network and the machine have counted.
