@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
@@ -44,6 +43,7 @@ func Run(ctx context.Context, cfg Config) error {
 	err := bounded(ctx, grace, func() error {
 		defer a.close()
 		if err := a.start(ctx); err != nil {
+			a.tellFailure(ctx, err)
 			return err
 		}
 		return a.work(ctx)
@@ -231,11 +231,10 @@ func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) e
 	if a.cfg.NodesFile != "" {
 		return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, deliver)
 	}
-	nodes, err := typedcorev1.NewForConfig(a.cfg.API)
+	c, err := a.newCondition()
 	if err != nil {
-		return fmt.Errorf("prepare a client of the Kubernetes API: %w", err)
+		return err
 	}
-	c := &condition{node: a.cfg.Node, nodes: nodes.Nodes(), status: a.status, log: a.log}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.run(ctx) })
 	g.Go(func() error {

@@ -3,8 +3,13 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
@@ -49,6 +55,41 @@ type condition struct {
 
 	mu   sync.Mutex
 	seen *source.Condition // nil: there is no Node to write to, or none yet
+}
+
+func (a *agent) newCondition() (*condition, error) {
+	client, err := typedcorev1.NewForConfig(a.cfg.API)
+	if err != nil {
+		return nil, fmt.Errorf("prepare a client of the Kubernetes API: %w", err)
+	}
+	return &condition{node: a.cfg.Node, nodes: client.Nodes(), status: a.status, log: a.log}, nil
+}
+
+// tellFailure has the Node say why this agent gives up, unless an earlier one left
+// a dataplane that carries pods without it: then the list is there.
+func (a *agent) tellFailure(ctx context.Context, failure error) {
+	_, err := os.Stat(filepath.Join(a.cfg.Conf, install.Conflist))
+	if a.cfg.API == nil || ctx.Err() != nil || errors.Is(failure, ErrRunning) || !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	c, err := a.newCondition()
+	if err == nil {
+		first, _, _ := strings.Cut(failure.Error(), "\n")
+		now := metav1.Now()
+		want := unavailable(first)
+		want.LastHeartbeatTime, want.LastTransitionTime = now, now
+		err = c.patch(ctx, *want)
+	}
+	if err != nil {
+		a.log.Warn("condition NetworkUnavailable of the Node can't be written", "node", a.cfg.Node, "error", err)
+	}
+}
+
+// unavailable is the condition of a node that can't carry pods.
+func unavailable(why string) *corev1.NodeCondition {
+	return &corev1.NodeCondition{
+		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: reasonNotReady, Message: "ebpf-cni: " + why,
+	}
 }
 
 // observe takes what the Node says.
@@ -115,9 +156,7 @@ func (c *condition) want(now time.Time) *corev1.NodeCondition {
 	if now.Sub(c.unready) < doubt {
 		return nil
 	}
-	return &corev1.NodeCondition{
-		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: reasonNotReady, Message: "ebpf-cni: " + why,
-	}
+	return unavailable(why)
 }
 
 func (c *condition) says(seen *source.Condition, want *corev1.NodeCondition) bool {

@@ -2,10 +2,13 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
@@ -137,5 +141,28 @@ func TestConditionBacksOff(t *testing.T) {
 	c.step(t.Context(), start.Add(3*time.Hour))
 	if c.failing || c.pause != calm {
 		t.Errorf("after success: failing %v, pause %v", c.failing, c.pause)
+	}
+}
+
+func TestFailureToStartIsTold(t *testing.T) {
+	p := &patches{t: t}
+	srv := httptest.NewServer(p)
+	defer srv.Close()
+	log := slog.New(slog.DiscardHandler)
+	a := &agent{log: log, status: newStatus(log), cfg: Config{
+		Node: "n1", API: &rest.Config{Host: srv.URL}, Directories: Directories{Conf: t.TempDir()},
+	}}
+	failure := errors.New("pin directory: not on a BPF file system\nand more")
+	a.tellFailure(t.Context(), failure)
+	if len(p.written) != 1 || p.written[0].Status != "True" || p.written[0].Message != "ebpf-cni: pin directory: not on a BPF file system" {
+		t.Fatalf("written %+v", p.written)
+	}
+	// An earlier agent's dataplane carries pods.
+	if err := os.WriteFile(filepath.Join(a.cfg.Conf, install.Conflist), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.tellFailure(t.Context(), failure)
+	if len(p.written) != 1 {
+		t.Errorf("told although pods are carried: %+v", p.written)
 	}
 }
