@@ -107,16 +107,16 @@ func makeCgroups(id, machine string, pid int) error {
 	return nil
 }
 
-// removeCgroups removes the cgroups of a cluster's machines with all that their programs have made below. The kernel
+// removeCgroups removes the cgroups of a machine, "*" for all of the cluster's, with all that their programs have made below. The kernel
 // may need a moment after the last process.
-func removeCgroups(id string) error {
+func removeCgroups(id, machine string) error {
 	all, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	var failed []error
 	for _, h := range all {
-		dirs, err := filepath.Glob(filepath.Join(cgroupRoot, h.Dir, cgroupName(id, "*")))
+		dirs, err := filepath.Glob(filepath.Join(cgroupRoot, h.Dir, cgroupName(id, machine)))
 		if err != nil {
 			return err
 		}

@@ -187,7 +187,7 @@ func demolish(ctx context.Context, id string) error {
 		m := &Machine{Name: filepath.Base(filepath.Dir(file)), pid: record.PID, start: record.Start}
 		failed = append(failed, m.end(ctx))
 	}
-	if err := errors.Join(append(failed, removeCgroups(id))...); err != nil {
+	if err := errors.Join(append(failed, removeCgroups(id, "*"))...); err != nil {
 		return err
 	}
 	return os.RemoveAll(dir)

@@ -14,9 +14,12 @@ import (
 // The fabric is a switch with an address, and that end of the nodes' default routes answers for the world.
 var (
 	fabricAddr = netip.MustParseAddr("172.30.0.1")
+	fabricBits = 16
 	// WorldAddr is outside of the cluster; agnhost netexec answers there, HTTP on port 8080.
 	WorldAddr = netip.MustParseAddr("203.0.113.1")
 )
+
+const switchName = "switch"
 
 func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 30, 0, byte(11 + i)}) }
 
@@ -32,12 +35,12 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 	}
 	defer fabric.Close()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "switch"
+	attrs.Name = switchName
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	if err := fabric.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("make the switch: %w", err)
 	}
-	if err := configure(fabric, "switch", fabricAddr, 24); err != nil {
+	if err := configure(fabric, switchName, fabricAddr, fabricBits); err != nil {
 		return err
 	}
 	if err := configure(fabric, "lo", WorldAddr, 32); err != nil {
@@ -49,8 +52,8 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 			return err
 		}
 		c.Nodes = append(c.Nodes, node)
-		if err := plug(fabric, bridge, node); err != nil {
-			return fmt.Errorf("connect %s with the fabric: %w", node.Name, err)
+		if err := c.plug(node); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -73,7 +76,21 @@ func (m *Machine) netlink() (*netlink.Handle, error) {
 }
 
 // plug gives a node its eth0.
-func plug(fabric *netlink.Handle, bridge netlink.Link, node *Machine) error {
+func (c *Cluster) plug(node *Machine) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("connect %s with the fabric: %w", node.Name, err)
+		}
+	}()
+	fabric, err := c.Fabric.netlink()
+	if err != nil {
+		return err
+	}
+	defer fabric.Close()
+	bridge, err := fabric.LinkByName(switchName)
+	if err != nil {
+		return err
+	}
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", node.pid))
 	if err != nil {
 		return err
@@ -96,7 +113,7 @@ func plug(fabric *netlink.Handle, bridge netlink.Link, node *Machine) error {
 		return err
 	}
 	defer inside.Close()
-	if err := configure(inside, "eth0", node.Addr, 24); err != nil {
+	if err := configure(inside, "eth0", node.Addr, fabricBits); err != nil {
 		return err
 	}
 	return inside.RouteAdd(&netlink.Route{Gw: fabricAddr.AsSlice()})

@@ -14,6 +14,11 @@ import (
 // rootDir is below a machine's directory where its root file system is put together.
 const rootDir = "root"
 
+// diskDir is below a machine's directory where what outlives a boot is kept; diskDirs are what it holds.
+const diskDir = "disk"
+
+var diskDirs = []string{"/var/lib/containerd", "/var/lib/kubelet", "/var/lib/cni", "/etc/cni", "/opt/cni"}
+
 // hostSysctls belong to the whole computer, and the kubelet insists on these values. It finds them, on files.
 var hostSysctls = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0",
@@ -46,9 +51,12 @@ func furnish(config initConfig) error {
 		f.mount(h.Type, cgroupRoot+"/"+h.Dir, h.Type, 0, h.Data)
 	}
 	f.mount("/dev", "/dev", "", unix.MS_BIND|unix.MS_REC, "")
-	for _, dir := range []string{"/run", "/tmp", "/var/lib/containerd", "/var/lib/kubelet", "/var/lib/etcd", "/var/log"} {
+	for _, dir := range []string{"/run", "/tmp", "/var/lib/etcd", "/var/log"} {
 		f.mkdir(dir)
 		f.mount("tmpfs", dir, "tmpfs", 0, "mode=0755")
+	}
+	for _, dir := range diskDirs {
+		f.disk(config.Dir, dir)
 	}
 	f.mkdir(config.ClusterDir)
 	f.mount(config.ClusterDir, config.ClusterDir, "", unix.MS_BIND, "")
@@ -57,9 +65,7 @@ func furnish(config initConfig) error {
 	f.write("/etc/hosts", "127.0.0.1 localhost\n"+config.Addr.String()+" "+config.Name+"\n")
 	f.write("/etc/resolv.conf", "nameserver 127.0.0.1\n")
 	f.write("/etc/machine-id", fmt.Sprintf("%032x\n", config.Addr.As16()))
-	for _, dir := range []string{"/etc/cni", "/opt/cni", "/var/lib/cni", "/etc/containerd"} {
-		f.replace(dir)
-	}
+	f.replace("/etc/containerd")
 	if f.err != nil {
 		return f.err
 	}
@@ -123,6 +129,16 @@ func (f *furnisher) mkdir(dir string) {
 	if f.err == nil {
 		f.err = os.MkdirAll(f.root+dir, 0o755)
 	}
+}
+
+// disk gives the machine a directory that outlives it, as long as the cluster.
+func (f *furnisher) disk(machine, dir string) {
+	source := filepath.Join(machine, diskDir, strings.ReplaceAll(dir, "/", "-"))
+	if f.err == nil {
+		f.err = os.MkdirAll(source, 0o755)
+	}
+	f.mkdir(dir)
+	f.mount(source, dir, "", unix.MS_BIND, "")
 }
 
 // replace makes a directory empty, whatever the real machine has there.

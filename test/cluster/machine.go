@@ -41,16 +41,21 @@ type machineRecord struct {
 const recordFile = "machine.json"
 
 // newMachine makes a machine below the cluster's directory. Its network has nothing but the loopback interface.
-func (c *Cluster) newMachine(ctx context.Context, name string, addr netip.Addr) (m *Machine, err error) {
-	m = &Machine{Name: name, Addr: addr, dir: filepath.Join(c.Dir, name)}
+func (c *Cluster) newMachine(ctx context.Context, name string, addr netip.Addr) (*Machine, error) {
+	m := &Machine{Name: name, Addr: addr, dir: filepath.Join(c.Dir, name)}
 	for _, dir := range []string{m.dir, filepath.Join(m.dir, rootDir), m.path("log"), m.Manifests()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make machine %s: %w", name, err)
 		}
 	}
+	return m, c.boot(ctx, m)
+}
+
+// boot starts process 1 of a machine and waits until it answers.
+func (c *Cluster) boot(ctx context.Context, m *Machine) (err error) {
 	setup, release, err := m.spawn(!c.kept())
 	if err != nil {
-		return nil, fmt.Errorf("start machine %s: %w", name, err)
+		return fmt.Errorf("start machine %s: %w", m.Name, err)
 	}
 	defer release()
 	defer func() {
@@ -59,19 +64,16 @@ func (c *Cluster) newMachine(ctx context.Context, name string, addr netip.Addr) 
 		}
 	}()
 	if err := m.record(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := makeCgroups(c.ID, name, m.pid); err != nil {
-		return nil, err
+	if err := makeCgroups(c.ID, m.Name, m.pid); err != nil {
+		return err
 	}
-	if err := json.NewEncoder(setup).Encode(initConfig{Name: name, Addr: addr, ClusterDir: c.Dir, Dir: m.dir}); err != nil {
-		return nil, fmt.Errorf("tell machine %s what it is: %w", name, err)
+	if err := json.NewEncoder(setup).Encode(initConfig{Name: m.Name, Addr: m.Addr, ClusterDir: c.Dir, Dir: m.dir}); err != nil {
+		return fmt.Errorf("tell machine %s what it is: %w", m.Name, err)
 	}
 	setup.Close()
-	if err := m.waitUp(ctx); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return m.waitUp(ctx)
 }
 
 // spawn starts process 1, which waits for its configuration. The first file is where that goes.

@@ -214,3 +214,25 @@ func TestSweepLeavesTheLiving(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestReboot(t *testing.T) {
+	c := machines(t)
+	node, ctx := c.Nodes[1], t.Context()
+	for _, file := range []string{"/run/in-memory", "/var/lib/kubelet/on-disk"} {
+		if _, err := node.Run(ctx, "touch", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.powerCycle(ctx, node); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := node.Run(ctx, "ls", "/run", "/var/lib/kubelet"); err != nil || !strings.Contains(out, "on-disk") || strings.Contains(out, "in-memory") {
+		t.Errorf("after the reboot: %q, error %v", out, err)
+	}
+	if out, err := node.Run(ctx, "ping", "-c1", "-W2", c.Nodes[0].Addr.String()); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if err := c.Reboot(ctx, c.Nodes[0]); err == nil {
+		t.Error("the node of the control plane was rebooted")
+	}
+}

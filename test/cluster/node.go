@@ -70,6 +70,10 @@ func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 	if err := m.write("kube-proxy.yaml", fmt.Sprintf(kubeProxyConfig, m.Name, proxy)); err != nil {
 		return err
 	}
+	return startKubeProxy(ctx, m)
+}
+
+func startKubeProxy(ctx context.Context, m *Machine) error {
 	return m.Start(ctx, "kube-proxy", "kube-proxy", "--config="+m.path("kube-proxy.yaml"))
 }
 

@@ -46,6 +46,16 @@ func (c *Cluster) AddPod(ctx context.Context, name string, node *Machine, labels
 	if _, err := pods.Create(ctx, netexec(name, node, labels), metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", name, err)
 	}
+	return c.ReadyPod(ctx, name)
+}
+
+// ReadyPod waits until a pod that exists is ready.
+func (c *Cluster) ReadyPod(ctx context.Context, name string) (*Pod, error) {
+	client, err := c.Client()
+	if err != nil {
+		return nil, err
+	}
+	pods := client.CoreV1().Pods(metav1.NamespaceDefault)
 	ctx, cancel := context.WithTimeout(ctx, podLimit)
 	defer cancel()
 	var pod *core.Pod

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -72,15 +71,10 @@ func entries(t *testing.T, s *standing, node *cluster.Machine) []string {
 	t.Helper()
 	var all []string
 	for name, key := range map[string]string{"endpoints": "address", "devices": "ifindex"} {
-		out, err := ebpfctl(t.Context(), s.Cluster, node, "dump", name, "-o", "json")
-		if err != nil {
-			t.Fatal(err)
-		}
-		var records []map[string]any
-		if err := json.Unmarshal([]byte(out), &records); err != nil {
-			t.Fatalf("%s of %s: %v\n%s", name, node.Name, err, out)
-		}
-		for _, record := range records {
+		for _, record := range dump(t, s, node, name) {
+			if record[key] == nil {
+				t.Fatalf("a record of %s has no %s: %v", name, key, record)
+			}
 			all = append(all, fmt.Sprintf("%s %s %v", node.Name, name, record[key]))
 		}
 	}

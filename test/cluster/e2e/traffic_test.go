@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -185,9 +186,10 @@ func nearAndWorld(s *standing) map[string]netip.Addr {
 }
 
 // undisturbed runs traffic from a pod to one on the same node, one on another node and the world while f runs, and a
-// second before and after.
+// second before and after. Nothing may be lost, and nothing dropped.
 func undisturbed(t *testing.T, s *standing, f func()) {
 	t.Helper()
+	before := unforeseenDrops(t, s)
 	targets := nearAndWorld(s)
 	targets["another node"] = s.far.Addr
 	tr := startTraffic(t, s.client, targets)
@@ -196,4 +198,7 @@ func undisturbed(t *testing.T, s *standing, f func()) {
 	f()
 	time.Sleep(time.Second)
 	tr.end(t)
+	if after := unforeseenDrops(t, s); !maps.Equal(before, after) {
+		t.Errorf("dropped %v, before %v", after, before)
+	}
 }
