@@ -81,8 +81,8 @@ func podCIDR(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
 }
 
-// complete starts the agent with nothing there, and measures how long it takes until the map has every node, and what it then weighs.
-func (a *agents) complete(ctx context.Context) (sample result.Sample, err error) {
+// complete measures how long it takes an agent to know all nodes of a file.
+func (a *agents) complete(ctx context.Context) (result.Sample, error) {
 	node, err := a.node(ctx)
 	if err != nil {
 		return result.Sample{}, err
@@ -90,6 +90,16 @@ func (a *agents) complete(ctx context.Context) (sample result.Sample, err error)
 	if err := a.lab.WriteNodesFile(a.list); err != nil {
 		return result.Sample{}, err
 	}
+	return a.fromNothing(ctx, node)
+}
+
+// completeOverAPI measures how long it takes an agent to know all Nodes of an API server.
+func (a *agents) completeOverAPI(ctx context.Context) (result.Sample, error) {
+	return a.overAPI(ctx, a.nodes, func(node *lab.Node, _ *apiServer) (result.Sample, error) { return a.fromNothing(ctx, node) })
+}
+
+// fromNothing starts the agent with nothing there, and measures how long it takes until the map has every node, and what it then weighs.
+func (a *agents) fromNothing(ctx context.Context, node *lab.Node) (sample result.Sample, err error) {
 	started := time.Now()
 	if err := node.StartAgent(); err != nil {
 		return result.Sample{}, err

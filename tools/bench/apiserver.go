@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // apiServer is as much of a Kubernetes API server as an agent's view of Nodes takes: a list, and a watch that tells of each change.
@@ -62,6 +64,23 @@ func serveNodes(l *lab.Lab, node *lab.Node, specs []lab.NodeSpec) (*apiServer, e
 		return nil, errors.Join(fmt.Errorf("write a kubeconfig: %w", err), s.http.Close())
 	}
 	return s, nil
+}
+
+// overAPI measures with an API server that has so many nodes.
+func (a *agents) overAPI(ctx context.Context, nodes int, measure func(*lab.Node, *apiServer) (result.Sample, error)) (sample result.Sample, err error) {
+	node, err := a.node(ctx)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	server, err := serveNodes(a.lab, node, a.specs(nodes, 0))
+	if err != nil {
+		return result.Sample{}, err
+	}
+	defer func() {
+		node.Kubeconfig = ""
+		err = errors.Join(err, server.http.Close())
+	}()
+	return measure(node, server)
 }
 
 // ServeHTTP implements http.Handler.
@@ -147,5 +166,3 @@ func (s *apiServer) stage(spec lab.NodeSpec) (publish func() error, err error) {
 		return nil
 	}, nil
 }
-
-func (s *apiServer) close() error { return s.http.Close() }

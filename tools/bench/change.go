@@ -51,20 +51,10 @@ func (a *agents) changeInFile(ctx context.Context, nodes int) (result.Sample, er
 }
 
 // changeOverAPI measures changes of one Node of so many, of which an API server tells the agent.
-func (a *agents) changeOverAPI(ctx context.Context, nodes int) (sample result.Sample, err error) {
-	node, err := a.node(ctx)
-	if err != nil {
-		return result.Sample{}, err
-	}
-	server, err := serveNodes(a.lab, node, a.specs(nodes, 0))
-	if err != nil {
-		return result.Sample{}, err
-	}
-	defer func() {
-		node.Kubeconfig = ""
-		err = errors.Join(err, server.close())
-	}()
-	return a.change(ctx, nodes, func(variant int) (func() error, error) { return server.stage(a.specs(nodes, variant)[nodes-1]) })
+func (a *agents) changeOverAPI(ctx context.Context, nodes int) (result.Sample, error) {
+	return a.overAPI(ctx, nodes, func(_ *lab.Node, server *apiServer) (result.Sample, error) {
+		return a.change(ctx, nodes, func(variant int) (func() error, error) { return server.stage(a.specs(nodes, variant)[nodes-1]) })
+	})
 }
 
 // change gives the last of so many nodes another podCIDR, again and again, and measures from the moment that this is published until a pod's packet

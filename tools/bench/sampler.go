@@ -91,6 +91,8 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 		return m.tenAtOnce(ctx, network)
 	case "agent":
 		return m.agents.complete(ctx)
+	case "agent-api":
+		return m.agents.completeOverAPI(ctx)
 	case "change":
 		return m.agents.changeInFile(ctx, fewNodes)
 	case "change5000":

@@ -77,7 +77,7 @@ func drawings(run *result.Run) []drawing {
 			all = append(all, drawing{Figure{"sweep-" + w.Name, w.Title, w.Name}, lines(run, w)})
 		case w.Name == "bpf":
 			all = append(all, drawing{Figure{w.Name, w.Title, w.Name}, byPath(run, w)})
-		case w.Name == "agent":
+		case strings.HasPrefix(w.Name, "agent"):
 			all = append(all, agentBars(run, w)...)
 		default:
 			all = append(all, usual(run, w)...)

@@ -110,7 +110,7 @@ func (w *writer) workload(workload result.Workload) {
 	case workload.Name == "bpf":
 		w.table(workload, nil)
 		w.programs()
-	case workload.Name == "agent" || strings.HasPrefix(workload.Name, "change"):
+	case strings.HasPrefix(workload.Name, "agent") || strings.HasPrefix(workload.Name, "change"):
 		w.table(workload, nil)
 	case strings.HasPrefix(workload.Name, "cni"):
 		w.table(workload, []string{"iptables"})
