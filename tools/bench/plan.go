@@ -188,7 +188,7 @@ func (p profile) items(have, workloads []string) (items []item) {
 			items = append(items, i)
 		}
 	}
-	sample := p.duration + p.warmup + 80*time.Millisecond
+	sample := p.duration + p.warmup + 60*time.Millisecond
 	for _, c := range p.traffic {
 		for _, path := range c.paths {
 			if c.workload == "bpf" {

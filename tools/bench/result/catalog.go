@@ -139,7 +139,8 @@ func Catalog() []Workload {
 			Note: "The nodes come from a file. Memory is the process's resident set a second after the map was complete; complete is the map that programs " +
 				"read, the routes for the nodes' own traffic may follow it."},
 		{Name: "agent-api", Title: "agent, 5000 nodes from an API server", Metrics: agent(),
-			Note: "The same with an API server of the benchmark's own on the node's loopback: what runs in a cluster."},
+			Note: "The same with an API server of the benchmark's own on the node's loopback: what runs in a cluster, but that Nodes come as JSON, which takes " +
+				"more memory to read than the protobuf of a real one."},
 		{Name: "change", Title: "a Node's change, 10 nodes, until a packet takes the new way", Metrics: change(),
 			Note: "From the list's rename until a pod's packet leaves for that node under the pod's own address. A file is read whole, while an API server " +
 				"would send the one node that changed: for that the short list stands."},
