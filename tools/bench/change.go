@@ -20,8 +20,10 @@ import (
 const (
 	// fewNodes is a list that is read in no time: of a file, all is read whenever one node changes.
 	fewNodes = 10
-	// between is how long nothing changes after a change: those that come thick and fast would be taken together.
-	between = 20 * time.Millisecond
+	// between is how long nothing changes after a change: those that come thick and fast would be taken together. Where there are thousands of
+	// nodes the agent looks at all of its routes again after each, longer than that; Nodes of a cluster change seconds apart.
+	between     = 20 * time.Millisecond
+	amongOthers = 300 * time.Millisecond
 	// probing is how long a probe may be on its way, and rest the time to the next one.
 	probing = 5 * time.Millisecond
 	rest    = 200 * time.Microsecond
@@ -47,19 +49,19 @@ func (a *agents) changeInFile(ctx context.Context, nodes int) (result.Sample, er
 	if err := a.lab.WriteNodesFile(lists[0]); err != nil {
 		return result.Sample{}, err
 	}
-	return a.change(ctx, nodes, func(variant int) (func() error, error) { return a.lab.StageNodesFile(lists[variant]) })
+	return a.change(ctx, nodes, between, func(variant int) (func() error, error) { return a.lab.StageNodesFile(lists[variant]) })
 }
 
 // changeOverAPI measures changes of one Node of so many, of which an API server tells the agent.
 func (a *agents) changeOverAPI(ctx context.Context, nodes int) (result.Sample, error) {
 	return a.overAPI(ctx, nodes, func(_ *lab.Node, server *apiServer) (result.Sample, error) {
-		return a.change(ctx, nodes, func(variant int) (func() error, error) { return server.stage(a.specs(nodes, variant)[nodes-1]) })
+		return a.change(ctx, nodes, amongOthers, func(variant int) (func() error, error) { return server.stage(a.specs(nodes, variant)[nodes-1]) })
 	})
 }
 
 // change gives the last of so many nodes another podCIDR, again and again, and measures from the moment that this is published until a pod's packet
 // takes the new way: it leaves for that node, under the pod's own address. Until then it is one for the outside, and masqueraded.
-func (a *agents) change(ctx context.Context, nodes int, stage stage) (sample result.Sample, err error) {
+func (a *agents) change(ctx context.Context, nodes int, between time.Duration, stage stage) (sample result.Sample, err error) {
 	node, err := a.node(ctx)
 	if err != nil {
 		return result.Sample{}, err
@@ -83,6 +85,9 @@ func (a *agents) change(ctx context.Context, nodes int, stage stage) (sample res
 		if err != nil {
 			return result.Sample{}, err
 		}
+		if err := pause(ctx, between); err != nil {
+			return result.Sample{}, err
+		}
 		delay, err := p.flip(ctx, publish, podCIDR(nodes-1+i%2).Addr().Next().Next())
 		if err != nil {
 			return result.Sample{}, fmt.Errorf("%w; the agent says:\n%s", err, node.LogTail(5))
@@ -98,9 +103,6 @@ func (a *agents) change(ctx context.Context, nodes int, stage stage) (sample res
 
 // flip publishes a change, and measures until packets to an address that no node had before go to its node.
 func (p *probe) flip(ctx context.Context, publish func() error, to netip.Addr) (time.Duration, error) {
-	if err := pause(ctx, between); err != nil {
-		return 0, err
-	}
 	if _, err := p.until(ctx, to, p.node); err != nil {
 		return 0, fmt.Errorf("wait until packets to %s are masqueraded: %w", to, err)
 	}

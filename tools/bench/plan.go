@@ -219,14 +219,14 @@ func (p profile) items(have, workloads []string) (items []item) {
 	if len(plugins) > 0 {
 		add(item{workload: "cni", takes: time.Duration(p.pods) * 160 * time.Millisecond}, plugins...)
 		if p.batches > 0 {
-			add(item{workload: "cni10", takes: time.Duration(p.batches) * 2 * time.Second}, plugins...)
+			add(item{workload: "cni10", takes: time.Duration(p.batches) * 800 * time.Millisecond}, plugins...)
 		}
 	}
 	add(item{workload: "agent", takes: 3 * time.Second}, modes.EBPF)
 	add(item{workload: "agent-api", takes: 4 * time.Second}, modes.EBPF)
 	add(item{workload: "change", takes: time.Duration(p.changes)*60*time.Millisecond + time.Second}, modes.EBPF)
 	add(item{workload: "change5000", takes: time.Duration(p.changes)*550*time.Millisecond + 2500*time.Millisecond}, modes.EBPF)
-	add(item{workload: "change-api", takes: time.Duration(p.changes)*60*time.Millisecond + 3*time.Second}, modes.EBPF)
+	add(item{workload: "change-api", takes: time.Duration(p.changes)*350*time.Millisecond + 3*time.Second}, modes.EBPF)
 	return items
 }
 
