@@ -7,6 +7,7 @@
 #include "bpf/lib/arp.h"
 #include "bpf/lib/ct.h"
 #include "bpf/lib/fwd.h"
+#include "bpf/lib/nf.h"
 #include "bpf/lib/world.h"
 
 EC_INLINE struct endpoint *endpoint_of(const struct addr *address)
@@ -16,11 +17,13 @@ EC_INLINE struct endpoint *endpoint_of(const struct addr *address)
 	return bpf_map_lookup_elem(&endpoints, &key);
 }
 
-EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	struct endpoint *ep = endpoint_of(&pkt->tuple.dst);
 
-	return ep ? fwd_to_pod(ctx, pkt, ep) : -DROP_NO_ENDPOINT;
+	if (!ep)
+		return -DROP_NO_ENDPOINT;
+	return nf_passes(ctx, pkt) ? fwd_to_pod(ctx, pkt, ep) : TRAFFIC_STACK;
 }
 
 /* To the world: the flow decides whether and how the source is masqueraded. */
@@ -34,11 +37,14 @@ EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const st
 	int ret;
 
 	if (!cfg.masquerade)
-		return fwd_along(ctx, pkt, path);
+		return cfg.netfilter_nat ? TRAFFIC_STACK : fwd_along(ctx, pkt, path);
 	/* First: what leads elsewhere, or nowhere, is the stack's, whatever it is. */
 	if (!fwd_fits(ctx, pkt, path))
 		return TRAFFIC_STACK;
 	ret = world_find(ctx, pkt, &world);
+	/* What looks like the world may be a Service: only flows of before netfilter translated go on past it. */
+	if (cfg.netfilter_nat && (ret < 0 || !(world.masqueraded || world.native)))
+		return TRAFFIC_STACK;
 	if (ret < 0)
 		return ret;
 	if (world.via_stack)
@@ -53,8 +59,13 @@ EC_INLINE int from_pod_along(struct __sk_buff *ctx, struct pkt *pkt, const struc
 	case DESTINATION_LOCAL:
 		return from_pod_to_local(ctx, pkt);
 	case DESTINATION_POD_CIDR:
+		if (!nf_passes(ctx, pkt))
+			return TRAFFIC_STACK;
+		return fwd_along(ctx, pkt, path);
 	case DESTINATION_NODE:
 	case DESTINATION_NATIVE:
+		if (cfg.netfilter_nat)
+			return TRAFFIC_STACK;
 		return fwd_along(ctx, pkt, path);
 	case DESTINATION_HOST:
 		return TRAFFIC_STACK;

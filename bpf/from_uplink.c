@@ -10,6 +10,7 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/nat.h"
+#include "bpf/lib/nf.h"
 
 /* What the source is: a pod, a node, the world, or what only this node can be. */
 EC_INLINE enum destination_kind from_uplink_source(const struct __sk_buff *ctx, const struct config *config,
@@ -20,23 +21,37 @@ EC_INLINE enum destination_kind from_uplink_source(const struct __sk_buff *ctx, 
 	return path_kind(ctx, &pkt->tuple.src);
 }
 
+/* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
+EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep)
+{
+	if (!cfg.masquerade)
+		return cfg.netfilter_nat ? TRAFFIC_STACK : 0;
+	return pkt_parse_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex) : -DROP_INVALID;
+}
+
+/* Whether a packet may go straight into the pod: 0, else a result. */
+EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
+				const struct endpoint *ep)
+{
+	switch (from_uplink_source(ctx, config, pkt)) {
+	case DESTINATION_LOCAL:
+	case DESTINATION_HOST:
+		/* What this node owns cannot come from outside. */
+		return -DROP_SPOOFED_SOURCE;
+	case DESTINATION_POD_CIDR:
+		return nf_passes(ctx, pkt) ? 0 : TRAFFIC_STACK;
+	case DESTINATION_NODE:
+	case DESTINATION_NATIVE:
+		return cfg.netfilter_nat ? TRAFFIC_STACK : 0;
+	default:
+		return from_uplink_record(ctx, pkt, ep);
+	}
+}
+
 EC_INLINE int from_uplink_to_pod(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
 				 const struct endpoint *ep)
 {
-	enum destination_kind source = from_uplink_source(ctx, config, pkt);
-	int ret;
-
-	/* What this node owns cannot come from outside. */
-	if (source == DESTINATION_LOCAL || source == DESTINATION_HOST)
-		return -DROP_SPOOFED_SOURCE;
-	if (cfg.masquerade && source == DESTINATION_WORLD) {
-		if (!pkt_parse_l4(ctx, pkt))
-			return -DROP_INVALID;
-		ret = ct_record(pkt, ep->ifindex);
-		if (ret < 0)
-			return ret;
-	}
-	return fwd_to_pod(ctx, pkt, ep);
+	return from_uplink_judge(ctx, config, pkt, ep) ?: fwd_to_pod(ctx, pkt, ep);
 }
 
 /* The pod that a reverse half leads to; NULL: it is gone, and the entry with it. */

@@ -62,11 +62,12 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
 }
 
 /* Makes an entry for a packet that the world sends to the pod of that interface. */
-EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex)
+EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex, __u8 flags)
 {
 	struct conntrack_entry e = {
 		.ifindex = ifindex,
 		.from_world = flow_bits(pkt),
+		.flags = flags,
 		.world_seq_end = pkt->seq_end,
 		.world_ack = pkt->ack,
 		.last_seen = bpf_ktime_get_coarse_ns(),
@@ -91,24 +92,31 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 	return ret == -EC_EEXIST ? 0 : -DROP_CONNTRACK_FULL;
 }
 
+/* The way of a packet that the world sends, by its flow's entry: 0, or TRAFFIC_STACK. */
+EC_INLINE int ct_way(__u8 flags)
+{
+	return flags & SNAT_VIA_STACK ? TRAFFIC_STACK : 0;
+}
+
 /*
  * Records a packet that the world sends to a pod, so that the replies leave
  * unmasqueraded. Later fragments and ICMP errors belong to flows that are
- * recorded already, or to none.
+ * recorded already, or to none. 0, TRAFFIC_STACK for a flow that walks the stack,
+ * or a negated drop reason.
  */
 EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex)
 {
 	struct tuple replies = tuple_reversed(&pkt->tuple);
+	__u8 flags = cfg.netfilter_nat ? SNAT_VIA_STACK : 0;
 	struct conntrack_entry *e;
 
 	if (pkt->fragment == FRAGMENT_LATER || pkt->l4 == L4_ICMP_ERROR)
-		return 0;
+		return ct_way(flags);
 	e = ct_lookup(&replies, ifindex);
-	if (e) {
-		ct_note_from_world(e, pkt);
-		return 0;
-	}
-	return ct_create(&replies, pkt, ifindex);
+	if (!e)
+		return ct_create(&replies, pkt, ifindex, flags) ?: ct_way(flags);
+	ct_note_from_world(e, pkt);
+	return ct_way(e->flags);
 }
 
 #endif

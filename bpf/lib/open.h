@@ -5,6 +5,7 @@
 
 #include "bpf/lib/count.h"
 #include "bpf/lib/nat.h"
+#include "bpf/lib/nf.h"
 
 /* Tries at a free port before a new flow is refused. */
 #define OPEN_TRIES 16
@@ -28,23 +29,26 @@ struct open_owner {
  * Whether a socket of the node would get the replies. TCP finds TIME_WAIT
  * sockets as well; ICMP identifiers have no sockets to ask for.
  */
-EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, const struct tuple *reverse)
+EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct tuple_v4 *reply, __u8 proto)
 {
-	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk = NULL;
 
-	t.ipv4.saddr = addr_v4(&reverse->dst);
-	t.ipv4.daddr = addr_v4(&reverse->src);
-	t.ipv4.sport = reverse->dport;
-	t.ipv4.dport = reverse->sport;
-	if (reverse->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	else if (reverse->proto == IPPROTO_UDP)
-		sk = bpf_sk_lookup_udp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, (void *)reply, sizeof(*reply), BPF_F_CURRENT_NETNS, 0);
+	else if (proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, (void *)reply, sizeof(*reply), BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return false;
 	bpf_sk_release(sk);
 	return true;
+}
+
+/* Whether replies to the port would be another's: a socket's, or a flow's that netfilter has masqueraded to it. */
+EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *world)
+{
+	struct tuple_v4 reply = tuple_to_v4_reversed(world);
+
+	return open_port_has_socket(ctx, &reply, world->proto) || nf_holds_port(ctx, &reply, world->proto);
 }
 
 /*
@@ -79,7 +83,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const 
 		return OPEN_FOUND;
 	if (there && !open_evict_orphan(&key, there))
 		return OPEN_IN_USE;
-	if (open_port_has_socket(ctx, &key))
+	if (open_port_is_others(ctx, &key))
 		return OPEN_IN_USE;
 	ret = bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
 	if (ret == -EC_EEXIST)

@@ -127,6 +127,38 @@ EC_INLINE struct tuple tuple_reversed(const struct tuple *t)
 	return r;
 }
 
+/* A tuple as the kernel's lookups take it for IPv4: the first member of struct bpf_sock_tuple, which is three times as large. */
+struct tuple_v4 {
+	__be32 src;
+	__be32 dst;
+	__be16 sport;
+	__be16 dport;
+};
+
+EC_INLINE struct tuple_v4 tuple_to_v4(const struct tuple *t)
+{
+	struct tuple_v4 v4 = {
+		.src = addr_v4(&t->src),
+		.dst = addr_v4(&t->dst),
+		.sport = t->sport,
+		.dport = t->dport,
+	};
+
+	return v4;
+}
+
+EC_INLINE struct tuple_v4 tuple_to_v4_reversed(const struct tuple *t)
+{
+	struct tuple_v4 v4 = {
+		.src = addr_v4(&t->dst),
+		.dst = addr_v4(&t->src),
+		.sport = t->dport,
+		.dport = t->sport,
+	};
+
+	return v4;
+}
+
 /*
  * Whether the frame belongs to a VLAN and so to another network than its
  * interface's own. The kernel has taken the tag off the packet; identifier 0 only

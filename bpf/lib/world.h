@@ -70,6 +70,7 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
 	native = ct_lookup(&out, w->ifindex);
 	if (native) {
 		w->native = true;
+		w->via_stack = native->flags & SNAT_VIA_STACK;
 		if (pkt->l4 != L4_ICMP_ERROR)
 			ct_note_from_pod(native, pkt);
 		return 0;

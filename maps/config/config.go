@@ -56,6 +56,8 @@ type NodeConfig struct {
 	ConntrackEntries uint32
 	// PathLifetime is how long the programs go by what they found out about an address, in ns; 0: not at all.
 	PathLifetime uint32
+	// NetfilterNat is 1 when netfilter translates flows on this node: kube-proxy, portmap, own rules.
+	NetfilterNat uint32
 }
 
 // Map is the open map.

@@ -31,6 +31,7 @@ _Static_assert(sizeof(struct config) == 76, "config is part of the map layout");
 /*
  * Ports in host order, inclusive; capacities in entries; path_lifetime is how long the
  * programs go by what they found out about an address, in ns, 0 for not at all.
+ * netfilter_nat says that netfilter translates flows on this node.
  */
 struct node_config {
 	__u32 masquerade;
@@ -40,6 +41,7 @@ struct node_config {
 	__u32 snat_entries;
 	__u32 conntrack_entries;
 	__u32 path_lifetime;
+	__u32 netfilter_nat;
 };
 
 #pragma clang diagnostic pop

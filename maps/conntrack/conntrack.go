@@ -19,7 +19,8 @@ type Value struct {
 	Ifindex     uint32
 	FromPod     snat.State
 	FromWorld   snat.State
-	_           [2]byte
+	Flags       snat.Flags
+	_           uint8
 	PodSeqEnd   uint32
 	PodAck      uint32
 	WorldSeqEnd uint32

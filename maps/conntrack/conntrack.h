@@ -13,13 +13,14 @@
 
 /*
  * from_pod and from_world are flow_state bits (maps/snat) by direction, the
- * TCP edges likewise. ifindex and last_seen are as in snat_entry.
+ * TCP edges likewise. flags, ifindex and last_seen are as in snat_entry.
  */
 struct conntrack_entry {
 	__u32 ifindex;
 	__u8 from_pod;
 	__u8 from_world;
-	__u8 pad[2];
+	__u8 flags;
+	__u8 pad;
 	__u32 pod_seq_end;
 	__u32 pod_ack;
 	__u32 world_seq_end;

@@ -86,6 +86,8 @@ func (d *Datapath) SweepAt(now time.Duration) (result CollectResult, again time.
 // Collect removes from one flow table the flows that have ended by now, a time
 // of CLOCK_MONOTONIC. Under pressure, those that are not established end earlier.
 func (d *Datapath) Collect(now time.Duration, t usage.Table, pressure bool) (Swept, error) {
+	d.running.RLock()
+	defer d.running.RUnlock()
 	p := d.programs[collectProgram]
 	if p == nil {
 		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", t, collectProgram)

@@ -12,6 +12,7 @@ package datapath
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -93,16 +94,41 @@ type Datapath struct {
 	// Maps are the pinned maps.
 	Maps *Maps
 
-	opts     Options
+	opts Options
+	// programs are the loaded ones by name. Whoever uses one holds running, for
+	// Reconfigure takes others in their place.
 	programs map[string]*ebpf.Program
-	// changes keeps attaching and detaching apart.
+	running  sync.RWMutex
+	// changes keeps attaching, detaching and replacing apart.
 	changes sync.Mutex
 	qdiscs  qdiscs
 }
 
-// Program returns a loaded program by its name, such as ec_from_pod; nil when
-// there is none.
-func (d *Datapath) Program(name string) *ebpf.Program { return d.programs[name] }
+// Program returns a loaded program by its name, such as ec_from_pod, as long as
+// Reconfigure is not called; nil when there is none.
+func (d *Datapath) Program(name string) *ebpf.Program {
+	d.running.RLock()
+	defer d.running.RUnlock()
+	return d.programs[name]
+}
+
+// Reconfigure replaces the running programs by the same ones with other
+// constants, in place: maps, flows and attachments stay. After an error the
+// programs of before run on.
+func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) error {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	opts := d.opts
+	opts.NodeConfig = node
+	next, err := Load(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("reconfigure programs: %w", err)
+	}
+	d.running.Lock()
+	d.programs, next.programs = next.programs, d.programs
+	d.running.Unlock()
+	return next.Close()
+}
 
 // Close lets go of the programs and maps. They stay pinned and attached.
 func (d *Datapath) Close() error {

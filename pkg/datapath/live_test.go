@@ -111,8 +111,8 @@ func index(t *testing.T, name string) int {
 	return i.Index
 }
 
-// start loads the programs and tells them about the network.
-func (l *live) start(t *testing.T, opts Options) {
+// start loads the programs, tells them about the network and returns them.
+func (l *live) start(t *testing.T, opts Options) *Datapath {
 	t.Helper()
 	dp := mustLoad(t, opts)
 	var podMAC, hostMAC wire.MAC
@@ -137,6 +137,7 @@ func (l *live) start(t *testing.T, opts Options) {
 	check(t, dp.Attach(l.podVeth, attach.FromPod))
 	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(l.podVeth)}, devices.Value{IPv4: addr(livePod), PodMAC: podMAC, HostMAC: hostMAC}))
 	check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: addr(livePod)}, endpoints.Value{Ifindex: uint32(l.podVeth), PodMAC: podMAC, HostMAC: hostMAC}))
+	return dp
 }
 
 // serve answers in the world: TCP with what it got, UDP with who asked.
@@ -240,46 +241,89 @@ func TestLiveFlowsOutliveAChangeOfLayout(t *testing.T) {
 			opts.SnatEntries, opts.ConntrackEntries = 40000, 40000
 			l := newLive(t)
 			l.start(t, opts)
-			tcp, udp := l.serve(t)
-			running := append(l.mustOpen(t, "tcp4", tcp), l.mustOpen(t, "udp4", udp)...)
-			ctx, stop := context.WithCancel(context.Background())
-			defer stop()
-			var wg sync.WaitGroup
-			for _, f := range running {
-				wg.Go(func() {
-					if err := f.goOn(ctx); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			var connections, datagrams tally
-			wg.Go(func() { l.openMore(ctx, t, "tcp4", tcp, &connections) })
-			for range 4 {
-				wg.Go(func() { l.openMore(ctx, t, "udp4", udp, &datagrams) })
-			}
-			const changes = 4
-			for i := range uint32(changes) {
-				opts.SnatEntries, opts.ConntrackEntries = 41000+1000*i, 41000+1000*i
+			changes := 0
+			connections, datagrams := l.outlive(t, 4, func() {
+				opts.SnatEntries, opts.ConntrackEntries = opts.SnatEntries+1000, opts.ConntrackEntries+1000
 				dp := mustLoad(t, opts)
 				if got := dp.Maps.Capacity(snat.Name); got != opts.SnatEntries {
 					t.Errorf("capacity %d, want %d", got, opts.SnatEntries)
 				}
-			}
-			stop()
-			wg.Wait()
-			for _, f := range running {
-				_ = f.Close()
-			}
-			t.Logf("%d flows went on; opened meanwhile: connections %s, datagrams %s", len(running), &connections, &datagrams)
+				changes++
+			})
 			if connections.lost.Load() > 0 || connections.opened.Load() == 0 {
-				t.Errorf("connections opened meanwhile: %s", &connections)
+				t.Errorf("connections opened meanwhile: %s", connections)
 			}
 			// Without tcx there is no bridge, and some are lost.
-			if (datagrams.lost.Load() > changes && kernelHasTCX(t)) || datagrams.opened.Load() == 0 {
-				t.Errorf("datagrams that opened a flow meanwhile: %s", &datagrams)
+			if (int(datagrams.lost.Load()) > changes && kernelHasTCX(t)) || datagrams.opened.Load() == 0 {
+				t.Errorf("datagrams that opened a flow meanwhile: %s", datagrams)
 			}
 		})
 	}
+}
+
+// TestLiveFlowsOutliveAChangeOfMode begins and ceases to work beside netfilter's address translation, several times,
+// while flows run and others are opened. Nothing is lost at all: no table moves.
+func TestLiveFlowsOutliveAChangeOfMode(t *testing.T) {
+	for _, mode := range modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			opts := isolated(t, mode)
+			opts.SnatEntries, opts.ConntrackEntries = 40000, 40000
+			l := newLive(t)
+			dp := l.start(t, opts)
+			before := dp.Program(attach.FromPod.Program())
+			connections, datagrams := l.outlive(t, 4, func() {
+				opts.NodeConfig.NetfilterNat ^= 1
+				check(t, dp.Reconfigure(context.Background(), opts.NodeConfig))
+				if _, _, err := dp.Sweep(); err != nil {
+					t.Errorf("sweep after the change: %v", err)
+				}
+				if ok, err := dp.Attached(l.podVeth, attach.FromPod); !ok || err != nil {
+					t.Errorf("the new program is not attached: %v", err)
+				}
+			})
+			if dp.Program(attach.FromPod.Program()) == before {
+				t.Error("the programs are those of before")
+			}
+			for what, count := range map[string]*tally{"connections": connections, "datagrams": datagrams} {
+				if count.lost.Load() > 0 || count.opened.Load() == 0 {
+					t.Errorf("%s opened meanwhile: %s", what, count)
+				}
+			}
+		})
+	}
+}
+
+// outlive makes changes, one after the other, while flows run and others are opened. Nothing that runs may end or change
+// its port.
+func (l *live) outlive(t *testing.T, changes int, change func()) (connections, datagrams *tally) {
+	t.Helper()
+	tcp, udp := l.serve(t)
+	running := append(l.mustOpen(t, "tcp4", tcp), l.mustOpen(t, "udp4", udp)...)
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var wg sync.WaitGroup
+	for _, f := range running {
+		wg.Go(func() {
+			if err := f.goOn(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	connections, datagrams = new(tally), new(tally)
+	wg.Go(func() { l.openMore(ctx, t, "tcp4", tcp, connections) })
+	for range 4 {
+		wg.Go(func() { l.openMore(ctx, t, "udp4", udp, datagrams) })
+	}
+	for range changes {
+		change()
+	}
+	stop()
+	wg.Wait()
+	for _, f := range running {
+		_ = f.Close()
+	}
+	t.Logf("%d flows went on; opened meanwhile: connections %s, datagrams %s", len(running), connections, datagrams)
+	return connections, datagrams
 }
 
 // tally counts flows that were opened, and those that got no answer.

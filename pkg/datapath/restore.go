@@ -10,6 +10,8 @@ import (
 // RestorePins pins again what somebody unpinned, and returns the paths. Programs
 // and maps live on in the meantime, since they are attached and open here.
 func (d *Datapath) RestorePins() ([]string, error) {
+	d.running.RLock()
+	defer d.running.RUnlock()
 	pins := make(map[string]func(path string) error)
 	for name, m := range d.Maps.all {
 		pins[d.opts.Dir.Map(name)] = func(path string) error {

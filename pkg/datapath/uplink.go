@@ -41,12 +41,12 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 // Attach makes this build's program the one on the hook of the interface, such as
 // attach.FromPod on a pod's host-side veth whose link pin somebody removed.
 func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
-	prog := d.programs[hook.Program()]
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	prog := d.Program(hook.Program())
 	if prog == nil {
 		return fmt.Errorf("attach to interface %d: no program %s is loaded", ifindex, hook.Program())
 	}
-	d.changes.Lock()
-	defer d.changes.Unlock()
 	if ok, err := d.Attached(ifindex, hook); ok && err == nil {
 		return nil
 	}
@@ -72,6 +72,8 @@ func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 }
 
 func (d *Datapath) programID(name string) (ebpf.ProgramID, error) {
+	d.running.RLock()
+	defer d.running.RUnlock()
 	p := d.programs[name]
 	if p == nil {
 		return 0, fmt.Errorf("no program %s is loaded", name)

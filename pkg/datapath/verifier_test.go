@@ -26,7 +26,11 @@ func configurations() map[string]config.NodeConfig {
 	}
 	narrow := node(1)
 	narrow.SnatPortLow = narrow.SnatPortHigh
-	return map[string]config.NodeConfig{"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow}
+	beside := node(1)
+	beside.NetfilterNat = 1
+	return map[string]config.NodeConfig{
+		"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow, "beside-netfilter": beside,
+	}
 }
 
 // headroom is how much more work than now the bounds that -update writes leave:

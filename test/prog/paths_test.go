@@ -32,30 +32,32 @@ func TestPathsAreKeptForAMoment(t *testing.T) {
 		p.macTo, p.macFrom = l.mac, l.peer
 		return b.run(wire.FromPod, l.index, p.bytes(t), nil).what
 	}
-	for to, spoil := range map[string]func(){
-		// The neighbour of a podCIDR does not answer; a node's address turns out to be this node's; the world's uplink goes.
-		remote: func() {
+	for _, c := range []struct {
+		to    string
+		spoil func()
+	}{
+		{remote, func() { // its node's address is one that does not answer
 			turnInto("10.244.2.0/24", destinations.Value{
 				Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(silentIP), MTU: mtu,
 			})
-		},
-		node2IP: func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Host}) },
-		world:   func() { must(t, b.uplinks.Delete(uplinks.Key{Ifindex: uint32(b.uplink.index)})) },
+		}},
+		{node2IP, func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Host}) }},
+		{world, func() { must(t, b.uplinks.Delete(uplinks.Key{Ifindex: uint32(b.uplink.index)})) }},
 	} {
 		start := time.Now()
 		for range 3 {
-			if got := send(to); got != "forwarded" {
-				t.Errorf("to %s: outcome %q", to, got)
+			if got := send(c.to); got != "forwarded" {
+				t.Errorf("to %s: outcome %q", c.to, got)
 			}
 		}
-		spoil()
-		kept := send(to)
+		c.spoil()
+		kept := send(c.to)
 		if took := time.Since(start); took < life-tick && kept != "forwarded" {
-			t.Errorf("to %s: outcome %q after %v, though the path was found that lately", to, kept, took)
+			t.Errorf("to %s: outcome %q after %v, though the path was found that lately", c.to, kept, took)
 		}
 		time.Sleep(life + tick)
-		if got := send(to); got != "stack" {
-			t.Errorf("to %s: outcome %q, long after the change", to, got)
+		if got := send(c.to); got != "stack" {
+			t.Errorf("to %s: outcome %q, long after the change", c.to, got)
 		}
 	}
 }

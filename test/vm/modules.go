@@ -16,7 +16,7 @@ var wanted = []string{
 	"?crc32c_generic", // libcrc32c asks for it by another name, which nobody resolves in the machine
 	"veth", "bridge", "dummy", "vxlan",
 	"sch_ingress", "cls_bpf", "cls_matchall", "act_gact",
-	"nf_conntrack", "nf_tables", "?iptable_nat",
+	"nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "?iptable_nat",
 }
 
 // moduleTree are the modules of one kernel: a directory such as /lib/modules/6.1.0-56-amd64, or one above it. depmod need

@@ -1,0 +1,173 @@
+package prog
+
+import (
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// service is a Service's address, which no map knows: it looks like the world.
+const service = "172.30.0.10"
+
+// besideNetfilter has the programs work beside netfilter's address translation.
+func besideNetfilter(c *config.NodeConfig) { c.NetfilterNat = 1 }
+
+// sctp is a packet of a protocol that only netfilter translates.
+func sctp(src, dst string) packet {
+	return packet{proto: 132, src: src, dst: dst, payload: make([]byte, 12)}
+}
+
+// Only what one pod sends to another passes netfilter by; everything else walks the stack, both ways.
+func TestBesideNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter)
+	for _, c := range []struct {
+		p    packet
+		want string
+	}{
+		{udp(podA, 5000, podB, 53), "delivered"},
+		{tcp(podA, 5000, podB, 80, syn), "delivered"},
+		{tcp(podA, 5000, podC, 80, ack), "delivered"},
+		{ping(podA, 7, podB), "delivered"},
+		{udp(podA, 5000, remote, 53), "forwarded"},
+		{tcp(podA, 5000, remote, 80, ack), "forwarded"},
+		{ping(podA, 7, remote), "forwarded"},
+		{sctp(podA, podB), "stack"},
+		{sctp(podA, remote), "stack"},
+		{udp(podA, 5000, podB, 53).with(func(p *packet) { p.fragment = 8 }), "stack"},
+		{udp(podA, 5000, service, 53), "stack"},
+		{tcp(podA, 5000, service, 80, ack), "stack"},
+		{sctp(podA, service), "stack"},
+		{udp(podA, 5000, node2IP, 53), "stack"},
+		{udp(podA, 5000, native, 53), "stack"},
+		{udp(podA, 5000, nodeIP, 53), "stack"},
+		{udp(podA, 5000, noPod, 53), "drop NO_ENDPOINT"},
+	} {
+		if got := b.fromPod(c.p).what; got != c.want {
+			t.Errorf("%s: outcome %q, want %q", describe(c.p.bytes(t)), got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		p    packet
+		want string
+	}{
+		{udp(remote, 5000, podA, 53), "delivered"},
+		{tcp(remote, 5000, podA, 80, syn|ack), "delivered"},
+		{sctp(remote, podA), "stack"},
+		{udp(node2IP, 5000, podA, 53), "stack"},
+		{udp(native, 5000, podA, 53), "stack"},
+		{udp(world, 5000, podA, 53), "stack"},
+		{udp(podB, 5000, podA, 53), "drop SPOOFED_SOURCE"},
+	} {
+		if got := b.fromUplink(c.p).what; got != c.want {
+			t.Errorf("%s: outcome %q, want %q", describe(c.p.bytes(t)), got, c.want)
+		}
+	}
+}
+
+// What netfilter translates stays with it: a client's packets to its Service come back from a backend, on this node or
+// on another.
+func TestRepliesOfTranslatedFlowsMeetNetfilter(t *testing.T) {
+	for name, backend := range map[string]string{"same node": podB, "other node": remote} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, besideNetfilter)
+			b.netfilterTranslates(tuple(wire.TCP, podA, 5000, service, 80), ctaNATDestination, backend, 8080)
+			b.netfilterTranslates(tuple(wire.UDP, podA, 5000, service, 53), ctaNATDestination, backend, 5353)
+			reply := b.fromPod
+			if backend == remote {
+				reply = b.fromUplink
+			}
+			reply(tcp(backend, 8080, podA, 5000, syn|ack)).is("stack")
+			reply(tcp(backend, 8080, podA, 5000, ack)).is("stack")
+			reply(udp(backend, 5353, podA, 5000)).is("stack")
+			// An error of the backend's about the client's packet, which it got with its own address.
+			for _, got := range []packet{tcp(podA, 5000, backend, 8080, ack), udp(podA, 5000, backend, 5353)} {
+				reply(icmpError(backend, podA, 3, 3, got.bytes(t), 8)).is("stack")
+			}
+			// Straight to the backend: a SYN, and a datagram, that netfilter would have to move to another port; or another flow.
+			b.fromPod(tcp(podA, 5000, backend, 8080, syn)).is("stack")
+			b.fromPod(udp(podA, 5000, backend, 5353)).is("stack")
+			straight := b.fromPod(tcp(podA, 5001, backend, 8080, syn)).what
+			if straight != "delivered" && straight != "forwarded" {
+				t.Errorf("another flow: outcome %q", straight)
+			}
+			got := tcp(podA, 5001, backend, 8080, ack)
+			if what := reply(icmpError(backend, podA, 3, 3, got.bytes(t), 8)).what; what != "delivered" {
+				t.Errorf("an error about another flow: outcome %q", what)
+			}
+		})
+	}
+}
+
+// A flow that netfilter has seen and left as it is may take the shortcut.
+func TestUntranslatedFlowsPassNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter)
+	b.netfilterKnows(tuple(wire.TCP, podA, 5000, podB, 80))
+	b.fromPod(tcp(podA, 5000, podB, 80, ack)).is("delivered")
+	b.fromPod(tcp(podB, 80, podA, 5000, ack)).is("delivered")
+}
+
+// A port that netfilter masquerades another flow to towards that destination is not free.
+func TestPortsOfNetfilterAreAvoided(t *testing.T) {
+	for name, c := range map[string]struct {
+		open func(podPort uint16) packet
+		flow wire.Tuple
+	}{
+		"TCP": {func(p uint16) packet { return tcp(podA, p, world, 80, syn) }, tuple(wire.TCP, "192.168.7.7", 999, world, 80)},
+		"UDP": {func(p uint16) packet { return udp(podA, p, world, 80) }, tuple(wire.UDP, "192.168.7.7", 999, world, 80)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, besideNetfilter)
+			b.netfilterTranslates(c.flow, ctaNATSource, nodeIP, 50000)
+			v := b.toUplink(c.open(50000)).is("stack").view()
+			if v.src != nodeIP || v.sport == 50000 || v.sport < 49152 {
+				t.Errorf("masqueraded to %s port %d", v.src, v.sport)
+			}
+			if v := b.toUplink(c.open(50001)).is("stack").view(); v.sport != 50001 {
+				t.Errorf("a free port was not kept: %d", v.sport)
+			}
+		})
+	}
+}
+
+// What the world opens is recorded, and both directions walk the stack.
+func TestWorldsFlowBesideNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter)
+	b.fromUplink(tcp(world, 5000, podA, 80, syn)).is("stack")
+	b.count(0, 1)
+	reply := tcp(podA, 80, world, 5000, syn|ack)
+	b.fromPod(reply).is("stack")
+	b.toUplink(reply).is("stack").flow("tcp " + podA + ":80 > " + world + ":5000")
+	b.fromUplink(tcp(world, 5000, podA, 80, ack)).is("stack")
+}
+
+// Flows that are older than netfilter's rules go on as they are, in both directions.
+func TestOlderFlowsGoOnBesideNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter)
+	masqueraded, recorded := tcp(podA, 50000, world, 80, ack), tcp(world, 5000, podA, 80, ack)
+	b.toUplink(masqueraded.with(func(p *packet) { p.flags = syn })).is("stack")
+	b.fromUplink(recorded.with(func(p *packet) { p.flags = syn })).is("stack")
+	for _, m := range []*snat.Map{b.snat, b.reverse} {
+		for k, v := range all(b, m) {
+			v.Flags = 0
+			must(t, m.Put(k, v))
+		}
+	}
+	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
+		v.Flags = 0
+		must(t, b.conntrack.Put(k, v))
+	}
+	out := b.fromPod(masqueraded).is("forwarded").valid()
+	b.fromUplink(answer(out, masqueraded)).is("delivered").valid()
+	b.fromUplink(recorded).is("delivered")
+	b.fromPod(tcp(podA, 80, world, 5000, ack)).is("forwarded").flow("tcp " + podA + ":80 > " + world + ":5000")
+}
+
+// Without netfilter's NAT nobody asks netfilter, whatever it knows.
+func TestNetfilterIsNotAsked(t *testing.T) {
+	b := newBed(t)
+	b.netfilterTranslates(tuple(wire.TCP, podA, 5000, service, 80), ctaNATDestination, podB, 8080)
+	b.fromPod(tcp(podB, 8080, podA, 5000, ack)).is("delivered")
+}
