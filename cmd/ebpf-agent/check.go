@@ -201,7 +201,8 @@ func kubeProxy(o *options, s string, _ bool) error {
 		o.config.WarnServices = s == "auto"
 		return nil
 	case "on":
-		return errors.New("working beside netfilter's address translation comes in a later version")
+		o.config.NetfilterNAT = true
+		return nil
 	}
 	return errTakes
 }

@@ -150,7 +150,7 @@ func TestRefusals(t *testing.T) {
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
 		{"--routing-mode=vxlan", "later version"}, {"--routing-mode=auto", "later version"}, {"--routing-mode=bgp", "takes direct"},
-		{"--kube-proxy=on", "later version"}, {"--kube-proxy=maybe", "auto or off"},
+		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
 		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=2", "true or false"}, {"--vxlan-udp-checksum=x", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "no prefix"},

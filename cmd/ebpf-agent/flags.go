@@ -74,7 +74,7 @@ func flags() []flag {
 			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.NonMasquerade, s) }},
 		{name: "cluster-cidr", arg: "CIDR,...", help: "all podCIDRs' parent: never masqueraded, also where a Node is not known yet", takes: prefixList,
 			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.Cluster, s) }},
-		{name: "kube-proxy", arg: "MODE", value: "auto", help: "auto | on | off: whether netfilter translates on this node; auto is off for now", takes: "auto or off", set: kubeProxy},
+		{name: "kube-proxy", arg: "MODE", value: "auto", help: "auto | on | off: whether netfilter translates on this node; auto is off for now", takes: "auto, on or off", set: kubeProxy},
 		{name: "snat-ports", arg: "LOW-HIGH", value: "49152-65535", help: "ports to masquerade to", takes: "LOW-HIGH, each from 1 to 65535", set: snatPorts},
 		{name: "snat-entries", arg: "N", value: "262144", help: "capacity of the masquerading tables", takes: "a number from 16 to 16777216",
 			set: func(o *options, s string, _ bool) error { return number(&o.config.SnatEntries, s, 16, 1<<24) }},

@@ -81,6 +81,8 @@ type Config struct {
 	SnatEntries uint32
 	// Quarantine is how long a freed pod address rests.
 	Quarantine time.Duration
+	// NetfilterNAT says that netfilter translates flows on this node.
+	NetfilterNAT bool
 	// WarnServices asks for a warning when netfilter translates Services' addresses
 	// on this node.
 	WarnServices bool
@@ -105,6 +107,9 @@ func (c Config) nodeConfig() config.NodeConfig {
 	n := config.NodeConfig{Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh)}
 	if c.Masquerade {
 		n.Masquerade = 1
+	}
+	if c.NetfilterNAT {
+		n.NetfilterNat = 1
 	}
 	return n
 }
