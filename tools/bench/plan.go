@@ -89,7 +89,7 @@ func full() profile {
 			// The two points that are compared stand side by side.
 			{[]string{"nodes"}, result.AcrossNodes, []int{2, 5000, 1000, 100}, []string{modes.EBPF, modes.IPTables}, true},
 			{[]string{"services", "services-udp"}, result.AcrossNodes, []int{0, 1000, 10000, 20000},
-				[]string{modes.EBPF, modes.IPTables, modes.NFTables}, false},
+				[]string{modes.EBPF, modes.EBPFKubeProxy, modes.IPTables, modes.NFTables}, false},
 			{[]string{"live"}, result.Egress, []int{1, 1000, 50000}, []string{modes.EBPF, modes.IPTables}, false},
 		},
 		// A hundred of each in five rounds: the least that has a p99.

@@ -91,15 +91,18 @@ func (c *classical) prepareNode(node *lab.Node) error {
 	return nil
 }
 
-// sysctls are what an installed node has, beside the kernel's defaults.
-func (c *classical) sysctls() [][2]string {
-	all := [][2]string{
-		// kubeadm's preflight check wants it.
-		{"net/ipv4/ip_forward", "1"},
-		// kube-proxy sets these two, and nf_conntrack_max, which only the machine's own namespace can.
+// kubeProxySysctls are what kube-proxy sets, beside nf_conntrack_max, which only the machine's own namespace can.
+func kubeProxySysctls() [][2]string {
+	return [][2]string{
 		{"net/netfilter/nf_conntrack_tcp_timeout_established", "86400"},
 		{"net/netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"},
 	}
+}
+
+// sysctls are what an installed node has, beside the kernel's defaults.
+func (c *classical) sysctls() [][2]string {
+	// kubeadm's preflight check wants forwarding.
+	all := append(kubeProxySysctls(), [2]string{"net/ipv4/ip_forward", "1"})
 	if c.bridged() {
 		// kubeadm's check and flannel's documentation: without them a Service's backend on the client's own node
 		// answers past the translation.
@@ -114,20 +117,20 @@ func (c *classical) setServices(ctx context.Context, k int) error {
 	for _, node := range c.lab.Nodes {
 		group.Go(func() error {
 			if c.mode == NFTables {
-				return c.apply(ctx, node, nftRules(node.Addr(), node.PodCIDR, k), "nft", "-f")
+				return apply(ctx, node, nftRules(node.Addr(), node.PodCIDR, k), "nft", "-f")
 			}
 			masquerade := flannelMasquerade
 			if c.mode == PTP {
 				masquerade = kindMasquerade
 			}
-			return c.apply(ctx, node, iptablesRules(masquerade(node.PodCIDR), c.bridged(), k), "iptables-restore", "-w", "10")
+			return apply(ctx, node, iptablesRules(masquerade(node.PodCIDR), c.bridged(), k), "iptables-restore", "-w", "10")
 		})
 	}
 	return group.Wait()
 }
 
 // apply feeds rules to the program that kube-proxy feeds them to.
-func (c *classical) apply(ctx context.Context, node *lab.Node, rules, program string, args ...string) error {
+func apply(ctx context.Context, node *lab.Node, rules, program string, args ...string) error {
 	file := filepath.Join(node.Dir, "rules")
 	if err := os.WriteFile(file, []byte(rules), 0o600); err != nil {
 		return fmt.Errorf("write the rules of %s: %w", node.Name, err)

@@ -221,7 +221,7 @@ func (*ebpfPlane) setServices(_ context.Context, k int) error {
 
 // Programs are the network's BPF programs, by node and name; none in the classical modes.
 func (n *Network) Programs() ([]Program, error) {
-	if n.Mode != EBPF {
+	if n.Mode != EBPF && n.Mode != EBPFKubeProxy {
 		return nil, nil
 	}
 	var all []Program

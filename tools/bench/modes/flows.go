@@ -38,8 +38,10 @@ func (*directPlane) forget(*lab.Node) error { return nil }
 
 func (*directPlane) flows() (uint64, error) { return 0, ErrNotApplicable }
 
-// forget is what `conntrack -F` does.
-func (*classical) forget(node *lab.Node) error {
+func (*classical) forget(node *lab.Node) error { return flushTracking(node) }
+
+// flushTracking is what `conntrack -F` does.
+func flushTracking(node *lab.Node) error {
 	return node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 

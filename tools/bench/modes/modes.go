@@ -42,10 +42,7 @@ func Names() []string {
 
 // Missing says why a mode cannot be built yet; "" for one that can.
 func Missing(name string) string {
-	switch name {
-	case EBPFKubeProxy:
-		return "waits for the conntrack check beside netfilter's NAT (--kube-proxy on), which the agent does not have yet"
-	case EBPFVXLAN:
+	if name == EBPFVXLAN {
 		return "waits for --routing-mode vxlan, which the agent does not have yet"
 	}
 	return ""

@@ -249,7 +249,7 @@ func TestEveryPacketMeetsNftables(t *testing.T) {
 	counting := &rules{}
 	counting.add("add table ip counting")
 	addChains(counting, "ip counting", []nftChain{{"met", chain, []string{"counter accept"}}})
-	if err := n.plane.(*classical).apply(t.Context(), node, counting.String(), "nft", "-f"); err != nil {
+	if err := apply(t.Context(), node, counting.String(), "nft", "-f"); err != nil {
 		t.Fatal(err)
 	}
 	met := func() uint64 {

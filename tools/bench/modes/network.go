@@ -88,7 +88,7 @@ func loaded(sysctls, mode string) error {
 		return nil
 	}
 	modules := [][2]string{{"nf_conntrack", "netfilter/nf_conntrack_max"}}
-	if mode != PTP {
+	if mode != PTP && mode != EBPFKubeProxy {
 		modules = append(modules, [2]string{"br_netfilter", "bridge/bridge-nf-call-iptables"})
 	}
 	for _, m := range modules {
@@ -112,9 +112,12 @@ func (n *Network) furnish(ctx context.Context, log *slog.Logger) error {
 	}
 	var pods map[string]*lab.Pod
 	switch n.Mode {
-	case EBPF:
+	case EBPF, EBPFKubeProxy:
 		plane := &ebpfPlane{lab: n.lab, pods: map[string]*lab.Pod{}}
 		n.plane, pods = plane, plane.pods
+		if n.Mode == EBPFKubeProxy {
+			n.plane = kubeProxyPlane{plane}
+		}
 	default:
 		plugins, err := buildPlugins(ctx, n.lab)
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 
 func TestNames(t *testing.T) {
 	for _, mode := range Names() {
-		waits := mode == EBPFKubeProxy || mode == EBPFVXLAN
+		waits := mode == EBPFVXLAN
 		if why := Missing(mode); (why != "") != waits {
 			t.Errorf("mode %s: missing because %q", mode, why)
 		}
