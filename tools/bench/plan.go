@@ -80,7 +80,7 @@ func quick() profile {
 
 func full() profile {
 	return profile{
-		name: "full", rounds: 5, duration: time.Second, warmup: 200 * time.Millisecond,
+		name: "full", rounds: 5, duration: 850 * time.Millisecond, warmup: 200 * time.Millisecond,
 		traffic: []course{
 			{"udp64", all()}, {"udp1400", all()}, {"tcp1", all()}, {"tcp4", all()}, {"rr", all()}, {"crr", all()},
 			{"flows", []string{result.Egress}}, {"bpf", all()},
