@@ -31,7 +31,7 @@ EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const s
 
 /* Whether a packet may go straight into the pod: 0, else a result. */
 EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
-				const struct endpoint *ep)
+			      const struct endpoint *ep)
 {
 	switch (from_uplink_source(ctx, config, pkt)) {
 	case DESTINATION_LOCAL:

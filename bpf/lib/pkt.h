@@ -127,7 +127,7 @@ EC_INLINE struct tuple tuple_reversed(const struct tuple *t)
 	return r;
 }
 
-/* A tuple as the kernel's lookups take it for IPv4: the first member of struct bpf_sock_tuple, which is three times as large. */
+/* A tuple as the kernel's lookups take it for IPv4: what struct bpf_sock_tuple, three times as large, begins with. */
 struct tuple_v4 {
 	__be32 src;
 	__be32 dst;
