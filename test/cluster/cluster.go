@@ -103,9 +103,11 @@ func claim(options Options) (*Cluster, error) {
 	}
 	c := &Cluster{ID: hex.EncodeToString(raw), Options: options}
 	c.Dir = filepath.Join(registryDir, c.ID)
-	if err := os.MkdirAll(registryDir, 0o700); err != nil {
+	unlock, err := lockRegistry()
+	if err != nil {
 		return nil, err
 	}
+	defer unlock()
 	if err := os.Mkdir(c.Dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -123,20 +125,43 @@ func claim(options Options) (*Cluster, error) {
 	return c, nil
 }
 
+// lockRegistry keeps others from making, sweeping and removing directories of clusters.
+func lockRegistry() (unlock func(), err error) {
+	if err := os.MkdirAll(registryDir, 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(registryDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("lock %s: %w", registryDir, err)
+	}
+	return func() { dir.Close() }, nil
+}
+
 // Close ends the cluster and removes everything that is left of it.
 func (c *Cluster) Close(ctx context.Context) error {
 	if c.lock != nil {
 		defer c.lock.Close()
 	}
+	unlock, err := lockRegistry()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	return demolish(ctx, c.ID)
 }
 
 // Sweep ends the clusters whose owners have ended, and with kept also those that were to outlive them.
 func Sweep(ctx context.Context, kept bool) error {
-	entries, err := os.ReadDir(registryDir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	unlock, err := lockRegistry()
+	if err != nil {
+		return err
 	}
+	defer unlock()
+	entries, err := os.ReadDir(registryDir)
 	var failed []error
 	for _, entry := range entries {
 		dir := filepath.Join(registryDir, entry.Name())

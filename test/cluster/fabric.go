@@ -36,6 +36,8 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 	defer fabric.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = switchName
+	// Of its own: else it is one of the links', and becomes another when that link goes.
+	attrs.HardwareAddr = net.HardwareAddr{0x02, 0, 0, 0, 0, 0x01}
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	if err := fabric.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("make the switch: %w", err)

@@ -83,9 +83,25 @@ func (c *Cluster) StartKubelet(ctx context.Context, m *Machine) error {
 		"--hostname-override="+m.Name, "--node-ip="+m.Addr.String())
 }
 
-// StartContainerd starts a node's containerd, also again after Stop.
+// StartContainerd starts a node's containerd, also again after Stop, and waits until it answers: a kubelet that does not
+// find it gives up.
 func (c *Cluster) StartContainerd(ctx context.Context, m *Machine) error {
-	return m.Start(ctx, "containerd", "containerd", "--config="+m.path("containerd.toml"))
+	if err := m.Start(ctx, "containerd", "containerd", "--config="+m.path("containerd.toml")); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	err := Poll(ctx, "containerd of "+m.Name+" answers", func(ctx context.Context) error {
+		if _, err := m.Running(ctx, "containerd"); err != nil {
+			return err
+		}
+		_, err := m.Run(ctx, "ctr", "version")
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, m.LogTail("containerd", 20))
+	}
+	return nil
 }
 
 // prepareContainerd starts containerd and gives it the images and the loopback plugin.
@@ -109,17 +125,8 @@ func (c *Cluster) prepareContainerd(ctx context.Context, m *Machine) error {
 
 // importImage gives a node's containerd an image from a file of the cluster's directory.
 func (c *Cluster) importImage(ctx context.Context, m *Machine, file string) error {
-	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
-	defer cancel()
-	err := Poll(ctx, "containerd of "+m.Name+" has "+file, func(ctx context.Context) error {
-		if _, err := m.Running(ctx, "containerd"); err != nil {
-			return err
-		}
-		_, err := m.Run(ctx, "ctr", "-n", "k8s.io", "images", "import", c.file(file))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("%w\n%s", err, m.LogTail("containerd", 20))
+	if _, err := m.Run(ctx, "ctr", "-n", "k8s.io", "images", "import", c.file(file)); err != nil {
+		return fmt.Errorf("give %s the image %s: %w\n%s", m.Name, file, err, m.LogTail("containerd", 20))
 	}
 	return nil
 }

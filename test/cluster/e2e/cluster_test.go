@@ -102,6 +102,10 @@ func running(t *testing.T) *standing {
 			t.Log(diagnosis(s.Cluster))
 		}
 	})
+	// What an earlier test has broken is not to be waited for in each one after it.
+	if err := s.WaitReady(within(t, 30*time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	return s
 }
 

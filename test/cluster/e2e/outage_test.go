@@ -23,6 +23,9 @@ func TestNodeRebooted(t *testing.T) {
 	}
 	// Until the node's kubelet reports, the API tells of the pods as they were.
 	err := cluster.Poll(within(t, stepLimit), "pod far is back", func(ctx context.Context) error {
+		if _, err := node.Running(ctx, "kubelet"); err != nil {
+			return err
+		}
 		far, err := s.ReadyPod(ctx, s.far.Name)
 		if err != nil {
 			return err

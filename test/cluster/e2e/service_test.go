@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,13 +46,12 @@ func addService(t *testing.T, s *standing, name string) *core.Service {
 // reaches waits until a Service answers, since kube-proxy takes a moment, then asks it over TCP and UDP several times.
 func reaches(t *testing.T, what string, from dialer, tcp, udp string) {
 	t.Helper()
-	err := cluster.Poll(within(t, stepLimit), what+" answers", func(ctx context.Context) error {
+	err := cluster.Poll(within(t, 20*time.Second), what+" answers", func(ctx context.Context) error {
 		_, err := ask(ctx, from, tcp, "/hostname")
 		return err
 	})
 	if err != nil {
-		t.Error(err)
-		return
+		t.Fatal(err)
 	}
 	for i := range 5 {
 		message := fmt.Sprint("m", i)
