@@ -42,8 +42,8 @@ EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const st
 	if (!fwd_fits(ctx, pkt, path))
 		return TRAFFIC_STACK;
 	ret = world_find(ctx, pkt, &world);
-	/* What looks like the world may be a Service: only flows of before netfilter translated go on past it. */
-	if (cfg.netfilter_nat && (ret < 0 || !(world.masqueraded || world.native)))
+	/* What looks like the world may be a Service. */
+	if (cfg.netfilter_nat && (ret < 0 || !world_is_older(pkt, &world)))
 		return TRAFFIC_STACK;
 	if (ret < 0)
 		return ret;

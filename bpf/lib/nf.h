@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Beside netfilter's NAT (cfg.netfilter_nat): what kube-proxy, portmap or anyone's
- * rules translate must meet netfilter in both directions. Its connection table
+ * Beside netfilter's NAT (cfg.netfilter_nat): flows to other addresses that
+ * kube-proxy, portmap or anyone's rules translate to pods must meet netfilter in
+ * both directions. Its connection table
  * knows which flows those are; the kernel lets programs ask (bpf_skb_ct_lookup,
  * Linux 5.18, of the module nf_conntrack), for TCP and UDP.
  */
@@ -47,8 +48,9 @@ EC_CALL enum nf_seen nf_lookup(struct __sk_buff *ctx, struct tuple_v4 *tuple, __
 	struct nf_conn *ct;
 
 	ct = bpf_skb_ct_lookup(ctx, (void *)tuple, sizeof(*tuple), &options, sizeof(options));
+	/* Any other error is no answer: what may be translated is netfilter's. */
 	if (!ct)
-		return NF_UNKNOWN;
+		return options.error == -EC_ENOENT ? NF_UNKNOWN : NF_NAT;
 	if (ct->status & NF_TRANSLATED)
 		seen = NF_NAT;
 	bpf_ct_release(ct);
@@ -70,16 +72,15 @@ EC_INLINE enum nf_seen nf_lookup_reversed(struct __sk_buff *ctx, const struct tu
 }
 
 /*
- * A SYN is asked for by the tuple of its replies: one sent straight to a backend
- * from a port that talks to it through its Service would get that connection's
- * replies, and netfilter must move it to another port. All else is asked for by
- * its own tuple.
+ * A SYN is asked for by the tuple of its replies as well: one sent straight to a
+ * backend from a port that talks to it through its Service would get that
+ * connection's replies, and netfilter must move it to another port.
  */
 EC_INLINE bool nf_passes_tcp(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	if (flow_is_opening(pkt))
-		return nf_lookup_reversed(ctx, &pkt->tuple) != NF_NAT;
-	return nf_lookup_own(ctx, &pkt->tuple) != NF_NAT;
+	if (nf_lookup_own(ctx, &pkt->tuple) == NF_NAT)
+		return false;
+	return !flow_is_opening(pkt) || nf_lookup_reversed(ctx, &pkt->tuple) != NF_NAT;
 }
 
 /* A datagram of a flow that netfilter has not seen may open one, like a SYN. */

@@ -31,6 +31,7 @@ struct path {
 	__be32 nexthop;
 	__u32 mtu;
 	struct addr snat_address;
+	__u32 pad;
 	__u64 found;
 };
 

@@ -80,6 +80,28 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
 	return pkt->l4 == L4_FLOW ? 0 : -DROP_UNKNOWN_PROTOCOL;
 }
 
+/*
+ * Whether a flow is older than netfilter's translation and goes on past it: one
+ * that the world opened, or one that the world has answered. What was never
+ * answered, or opens anew, may be meant for a Service, and becomes the stack's.
+ */
+EC_CALL bool world_is_older(const struct pkt *pkt, const struct world *w)
+{
+	struct snat_entry *own = w->masqueraded, *reverse;
+	struct tuple key;
+
+	if (!own || pkt->l4 == L4_ICMP_ERROR)
+		return own || w->native;
+	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
+	if (reverse && reverse->state && !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
+		return true;
+	own->flags |= SNAT_VIA_STACK;
+	if (reverse)
+		reverse->flags |= SNAT_VIA_STACK;
+	return false;
+}
+
 EC_INLINE int world_open(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
 {
 	struct open_owner owner = {

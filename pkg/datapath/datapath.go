@@ -118,6 +118,10 @@ func (d *Datapath) Program(name string) *ebpf.Program {
 func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
+	// The new programs find their maps by their pins. One that somebody removed would be made anew, and empty.
+	if _, err := d.RestorePins(); err != nil {
+		return fmt.Errorf("reconfigure programs: %w", err)
+	}
 	opts := d.opts
 	opts.NodeConfig = node
 	next, err := Load(ctx, opts)

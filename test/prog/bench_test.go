@@ -1,10 +1,12 @@
 package prog
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -18,13 +20,27 @@ type path struct {
 	mark    uint32
 	fresh   bool // every packet is a new flow's
 	frame   func(b *bed) []byte
+	options []option // beside those of all
+	nodes   int      // so many more nodes than two
 }
+
+// asked has the programs ask for the path of each packet.
+var asked = []option{withPaths(0)}
 
 var paths = []path{
 	{name: "from_pod/same_node", d: wire.FromPod, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, podB, 80), b.pods[podA]
 	}},
 	{name: "from_pod/other_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, remote, 80), b.pods[podA]
+	}},
+	{name: "from_pod/other_node_asked", d: wire.FromPod, want: "forwarded", options: asked, prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, remote, 80), b.pods[podA]
+	}},
+	{name: "from_pod/other_node_asked_5000", d: wire.FromPod, want: "forwarded", options: asked, nodes: 4998, prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, remote, 80), b.pods[podA]
+	}},
+	{name: "from_pod/other_node_netfilter", d: wire.FromPod, want: "forwarded", options: []option{besideNetfilter}, prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, remote, 80), b.pods[podA]
 	}},
 	{name: "from_pod/to_node", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
@@ -34,6 +50,10 @@ var paths = []path{
 		return udp(podA, 40000, nodeIP, 80), b.pods[podA]
 	}},
 	{name: "from_pod/snat_established", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
+		b.fromPod(tcp(podA, 40000, world, 80, syn))
+		return tcp(podA, 40000, world, 80, ack), b.pods[podA]
+	}},
+	{name: "from_pod/snat_established_asked", d: wire.FromPod, want: "forwarded", options: asked, prepare: func(b *bed) (packet, veth) {
 		b.fromPod(tcp(podA, 40000, world, 80, syn))
 		return tcp(podA, 40000, world, 80, ack), b.pods[podA]
 	}},
@@ -48,6 +68,12 @@ var paths = []path{
 		return packet{}, b.pods[podA]
 	}, frame: func(b *bed) []byte { return arp(b, 1, b.pods[podA].peer, podA, "169.254.1.1") }},
 	{name: "from_uplink/other_node", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
+		return udp(remote, 40000, podA, 80), b.uplink
+	}},
+	{name: "from_uplink/other_node_asked", d: wire.FromUplink, want: "delivered", options: asked, prepare: func(b *bed) (packet, veth) {
+		return udp(remote, 40000, podA, 80), b.uplink
+	}},
+	{name: "from_uplink/other_node_netfilter", d: wire.FromUplink, want: "delivered", options: []option{besideNetfilter}, prepare: func(b *bed) (packet, veth) {
 		return udp(remote, 40000, podA, 80), b.uplink
 	}},
 	{name: "from_uplink/snat_reply", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
@@ -87,12 +113,14 @@ var paths = []path{
 func BenchmarkPath(b *testing.B) {
 	for _, p := range paths {
 		b.Run(p.name, func(b *testing.B) {
-			p.measure(newBed(b, withTables(262144, 262144), withPaths(10*time.Millisecond)), b)
+			options := []option{withTables(262144, 262144), withPaths(10 * time.Millisecond)}
+			p.measure(newBed(b, append(options, p.options...)...), b)
 		})
 	}
 }
 
 func (p path) measure(n *bed, b *testing.B) {
+	n.farNodes(p.nodes)
 	what, l := p.prepare(n)
 	what.macTo, what.macFrom = l.mac, l.peer
 	var frame []byte
@@ -119,6 +147,16 @@ func (p path) measure(n *bed, b *testing.B) {
 	moved := n.counters(p.d)[p.want].Packets
 	if moved < uint64(b.N) {
 		b.Fatalf("%d of %d packets took the path", moved, b.N)
+	}
+}
+
+// farNodes adds podCIDRs of so many more nodes.
+func (b *bed) farNodes(count int) {
+	b.Helper()
+	for i := range count {
+		podCIDR := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i>>8), byte(i), 0}), 24)
+		must(b, b.destinations.Put(destinations.KeyFrom(podCIDR),
+			destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(node2IP), MTU: mtu}))
 	}
 }
 

@@ -147,22 +147,50 @@ func TestWorldsFlowBesideNetfilter(t *testing.T) {
 func TestOlderFlowsGoOnBesideNetfilter(t *testing.T) {
 	b := newBed(t, besideNetfilter)
 	masqueraded, recorded := tcp(podA, 50000, world, 80, ack), tcp(world, 5000, podA, 80, ack)
-	b.toUplink(masqueraded.with(func(p *packet) { p.flags = syn })).is("stack")
+	opened := masqueraded.with(func(p *packet) { p.flags = syn })
+	b.fromUplink(answer(b.toUplink(opened).is("stack"), opened)).is("stack")
 	b.fromUplink(recorded.with(func(p *packet) { p.flags = syn })).is("stack")
-	for _, m := range []*snat.Map{b.snat, b.reverse} {
-		for k, v := range all(b, m) {
-			v.Flags = 0
-			must(t, m.Put(k, v))
-		}
-	}
-	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
-		v.Flags = 0
-		must(t, b.conntrack.Put(k, v))
-	}
+	b.beforeNetfilter()
 	out := b.fromPod(masqueraded).is("forwarded").valid()
 	b.fromUplink(answer(out, masqueraded)).is("delivered").valid()
 	b.fromUplink(recorded).is("delivered")
 	b.fromPod(tcp(podA, 80, world, 5000, ack)).is("forwarded").flow("tcp " + podA + ":80 > " + world + ":5000")
+	// The same port for another connection: it may be meant for a Service.
+	b.fromPod(masqueraded.with(func(p *packet) { p.flags = ack | fin })).is("forwarded")
+	b.fromPod(opened).is("stack")
+	b.fromPod(masqueraded).is("stack")
+}
+
+// What was sent before netfilter's rules came, and never answered, was perhaps meant for a Service, and is netfilter's.
+func TestUnansweredFlowsBecomeNetfilters(t *testing.T) {
+	for name, p := range map[string]packet{"UDP": udp(podA, 50000, service, 53), "TCP": tcp(podA, 50000, service, 80, syn)} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, besideNetfilter)
+			b.toUplink(p).is("stack")
+			b.beforeNetfilter()
+			b.fromPod(p).is("stack")
+			forward, reverse := b.pair(tuple(p.proto, p.src, p.sport, p.dst, p.dport))
+			if forward.Flags != snat.ViaStack || reverse.Flags != snat.ViaStack {
+				t.Errorf("flags of the halves: %v, %v", forward.Flags, reverse.Flags)
+			}
+			b.fromPod(p).is("stack")
+		})
+	}
+}
+
+// beforeNetfilter makes every flow one that did not walk the stack.
+func (b *bed) beforeNetfilter() {
+	b.Helper()
+	for _, m := range []*snat.Map{b.snat, b.reverse} {
+		for k, v := range all(b, m) {
+			v.Flags = 0
+			must(b, m.Put(k, v))
+		}
+	}
+	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
+		v.Flags = 0
+		must(b, b.conntrack.Put(k, v))
+	}
 }
 
 // Without netfilter's NAT nobody asks netfilter, whatever it knows.

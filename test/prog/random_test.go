@@ -39,9 +39,18 @@ func TestRandomPackets(t *testing.T) {
 		*seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("repeat with -seed=%d -packets=%d", *seed, *packets)
-	b := newBed(t, withPorts(50000, 50063), withTables(512, 512), withPaths(10*time.Millisecond))
+	for name, more := range map[string]option{"alone": withPaths(10 * time.Millisecond), "beside netfilter": besideNetfilter} {
+		t.Run(name, func(t *testing.T) {
+			rage(newBed(t, withPorts(50000, 50063), withTables(512, 512), more))
+		})
+	}
+}
+
+// rage throws the packets at a node.
+func rage(b *bed) {
+	b.Helper()
 	s := &storm{
-		bed: b, generator: newGenerator(t, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
+		bed: b, generator: newGenerator(b, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
 		actions: make(map[wire.Direction]map[uint32]traffic.Value),
 	}
 	before := make(map[wire.Direction]map[string]traffic.Value)
@@ -53,8 +62,8 @@ func TestRandomPackets(t *testing.T) {
 		for _, d := range directions {
 			s.step(d)
 		}
-		if t.Failed() {
-			t.Fatalf("after %d packets into each program", i+1)
+		if b.Failed() {
+			b.Fatalf("after %d packets into each program", i+1)
 		}
 		if i%500 == 499 { // make room, and end flows under way
 			s.sweep(usage.Snat, time.Duration(s.IntN(300))*time.Second, false)
