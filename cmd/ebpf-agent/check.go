@@ -196,15 +196,9 @@ func routingMode(_ *options, s string, given bool) error {
 }
 
 func kubeProxy(o *options, s string, _ bool) error {
-	switch s {
-	case "auto", "off":
-		o.config.WarnServices = s == "auto"
-		return nil
-	case "on":
-		o.config.NetfilterNAT = true
-		return nil
-	}
-	return errTakes
+	return choose(&o.config.KubeProxy, s, map[string]agent.KubeProxyMode{
+		"auto": agent.KubeProxyAuto, "on": agent.KubeProxyOn, "off": agent.KubeProxyOff,
+	})
 }
 
 func portmap(o *options, s string, _ bool) error {

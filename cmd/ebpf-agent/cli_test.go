@@ -104,7 +104,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", Masquerade: true, WarnServices: true, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", Masquerade: true, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Portmap: agent.PortmapAuto, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -135,7 +135,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
 		Node:        "n1", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
-		Quarantine: 5 * time.Minute, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
+		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {

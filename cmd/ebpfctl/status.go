@@ -88,12 +88,17 @@ func writeSummary(w io.Writer, s observe.Status) {
 	for _, u := range s.Uplinks {
 		uplinks = append(uplinks, strings.TrimSpace(u.Interface+" "+join(u.Addresses)))
 	}
+	netfilter := "does not translate"
+	if s.Node.Netfilter != "" {
+		netfilter = "translates: " + s.Node.Netfilter
+	}
 	for _, line := range [][2]string{
 		{"agent", agent},
 		{"node", dash(join(s.Node.Addresses))},
 		{"pod CIDRs", dash(join(s.Node.PodCIDRs))},
 		{"pods", strconv.Itoa(s.Node.Pods)},
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
+		{"netfilter", netfilter},
 	} {
 		fmt.Fprintf(w, "%-10s %s\n", line[0], line[1])
 	}

@@ -114,7 +114,7 @@ func TestStatusTable(t *testing.T) {
 	addr := netip.MustParseAddr
 	err := o.writeStatus(observe.Status{
 		Agent:    observe.Agent{Running: true, Ready: true},
-		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 1},
+		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 1, Netfilter: "iptables table nat"},
 		Uplinks:  []observe.Uplink{{Ifindex: 2, Interface: "eth0", Addresses: []netip.Addr{addr("172.18.0.2")}}},
 		Programs: []observe.Program{{Name: "ec_from_pod", ID: 123, Tag: "bbfdd1d66c843c1c"}},
 		Attachments: []observe.Attachment{
@@ -137,6 +137,7 @@ node       172.18.0.2
 pod CIDRs  10.244.1.0/24
 pods       1
 uplinks    eth0 172.18.0.2
+netfilter  translates: iptables table nat
 
 PROGRAM       ID  TAG
 ec_from_pod  123  bbfdd1d66c843c1c

@@ -99,6 +99,8 @@ type agent struct {
 	dp      *datapath.Datapath
 	servers []server
 	told    observe.Cluster
+
+	translation translation
 }
 
 func (a *agent) close() {
@@ -147,11 +149,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err := ports.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
 		return err
 	}
-	a.dp, err = datapath.Load(ctx, datapath.Options{
-		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, NodeConfig: a.cfg.nodeConfig(),
-		SnatEntries: a.cfg.SnatEntries, Log: a.log,
-	})
-	if err != nil {
+	if err := a.load(ctx); err != nil {
 		return err
 	}
 	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before
@@ -164,6 +162,19 @@ func (a *agent) start(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// load starts the dataplane in the mode that this node needs.
+func (a *agent) load(ctx context.Context) (err error) {
+	a.translation.mode = a.cfg.KubeProxy
+	if a.translation.beside, err = a.translation.look(time.Now()); err != nil { // and will again
+		a.log.Warn("netfilter's rules can't be read", "error", err)
+	}
+	a.dp, err = datapath.Load(ctx, datapath.Options{
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, NodeConfig: a.cfg.nodeConfig(a.translation.beside),
+		SnatEntries: a.cfg.SnatEntries, Log: a.log,
+	})
+	return explainMode(err, a.translation.beside)
 }
 
 // openListeners opens the one for everything and the one for metrics.
@@ -203,10 +214,11 @@ func (a *agent) work(ctx context.Context) error {
 	r := &reconciler{
 		cfg: a.cfg, log: a.log, host: a.host, dp: a.dp, status: a.status,
 		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
-		standing: standing, told: a.told,
+		standing: standing, told: a.told, translation: a.translation,
 		attached: map[uint32]string{}, reported: map[string]bool{},
 		orphans: orphans{first: map[endpoint.ID]time.Time{}},
 	}
+	r.tellTranslation()
 	updates, network := make(chan source.Update), make(chan struct{}, 1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.followNodes(ctx, updates) })

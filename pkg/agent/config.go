@@ -37,6 +37,16 @@ const (
 	PortmapOff  PortmapMode = "off"
 )
 
+// KubeProxyMode says whether netfilter translates addresses on this node.
+type KubeProxyMode string
+
+// The ways to know: the agent finds out and follows it, it does, it does not.
+const (
+	KubeProxyAuto KubeProxyMode = "auto"
+	KubeProxyOn   KubeProxyMode = "on"
+	KubeProxyOff  KubeProxyMode = "off"
+)
+
 // ErrNotInCluster is returned by LoadAPI outside a cluster without a kubeconfig.
 var ErrNotInCluster = source.ErrNotInCluster
 
@@ -81,11 +91,8 @@ type Config struct {
 	SnatEntries uint32
 	// Quarantine is how long a freed pod address rests.
 	Quarantine time.Duration
-	// NetfilterNAT says that netfilter translates flows on this node.
-	NetfilterNAT bool
-	// WarnServices asks for a warning when netfilter translates Services' addresses
-	// on this node.
-	WarnServices bool
+	// KubeProxy says whether netfilter translates addresses on this node.
+	KubeProxy KubeProxyMode
 	// Portmap says whether host ports are opened, by the portmap plugin.
 	Portmap PortmapMode
 	// MTU of pods; 0: the uplinks'.
@@ -103,12 +110,13 @@ type Config struct {
 	Version string
 }
 
-func (c Config) nodeConfig() config.NodeConfig {
+// nodeConfig is for programs that work beside netfilter's translation, or not.
+func (c Config) nodeConfig(beside bool) config.NodeConfig {
 	n := config.NodeConfig{Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh)}
 	if c.Masquerade {
 		n.Masquerade = 1
 	}
-	if c.NetfilterNAT {
+	if beside {
 		n.NetfilterNat = 1
 	}
 	return n

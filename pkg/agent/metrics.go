@@ -30,7 +30,8 @@ type metrics struct {
 
 	mapEntries, mapCapacity, drops, packets, bytes *prometheus.Desc
 	allocations, retries, failures                 *prometheus.Desc
-	lag, nodes, endpoints, nodeProblems, ready     *prometheus.Desc
+	lag, nodes, endpoints, nodeProblems            *prometheus.Desc
+	ready, beside                                  *prometheus.Desc
 }
 
 func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logger) *prometheus.Registry {
@@ -53,6 +54,7 @@ func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logge
 			endpoints:    describeMetric("endpoints", "Pods of this node."),
 			nodeProblems: describeMetric("node_problems", "What is wrong with Nodes, by node and reason.", "node", "reason"),
 			ready:        describeMetric("ready", "1 when this node can carry a pod."),
+			beside:       describeMetric("beside_netfilter", "1 while packets meet netfilter because it translates addresses on this node."),
 		})
 	return reg
 }
@@ -68,11 +70,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	nodes, problems := m.status.counts()
 	gauge(m.nodes, float64(nodes))
 	gauge(m.lag, m.status.syncLag(time.Now()).Seconds())
-	if m.status.isReady() {
-		gauge(m.ready, 1)
-	} else {
-		gauge(m.ready, 0)
-	}
+	gauge(m.ready, oneIf(m.status.isReady()))
+	gauge(m.beside, oneIf(m.status.isBeside()))
 	for p, n := range problems {
 		gauge(m.nodeProblems, float64(n), p.node, string(p.reason))
 	}
@@ -90,6 +89,13 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.endpoints, float64(pods))
 	}
 	m.collectTraffic(ch)
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // countPods counts pods by their links: one with two addresses has two entries.

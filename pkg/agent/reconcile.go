@@ -33,8 +33,6 @@ const (
 	// patience is how long the first look waits for the Nodes, which most often are
 	// about to arrive.
 	patience = 300 * time.Millisecond
-	// askServices is how often Service rules are looked for.
-	askServices = time.Minute
 	// mostNews is how many problems are logged at once: without an uplink there is
 	// one with every Node.
 	mostNews = 20
@@ -51,6 +49,8 @@ type reconciler struct {
 	dp      *datapath.Datapath
 	sysctls sysctls
 	status  *status
+
+	translation translation
 
 	nodes     []plan.Node
 	known     bool // a complete list has arrived
@@ -75,9 +75,7 @@ type reconciler struct {
 		found *install.Chained
 	}
 	plugin   [2]stamp // of what is installed, and of what it was installed from
-	services bool     // Service rules were seen
 	told     observe.Cluster
-	asked    time.Time
 	disputed map[netip.Prefix]error // routes that can't be written, but for nodes' own fault
 }
 
@@ -117,6 +115,9 @@ func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, netw
 			within(max(settle, spacing-time.Since(last)))
 		case <-inspect.C:
 			r.status.beat(time.Now())
+			if r.followTranslation(ctx, time.Now()) {
+				r.judgeReady()
+			}
 			if r.view != nil && r.inspect(ctx) {
 				within(0)
 			}
@@ -185,7 +186,6 @@ func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
 	errs := []error{r.attachUplinks(), r.apply()}
 	again, err := r.tendEndpoints(ctx)
 	errs = append(errs, err, r.detachUplinks(), r.sysctls.holdForwarding(v.uplinkNames()), r.installPlugin())
-	r.watchServices()
 	return again, errors.Join(errs...)
 }
 
@@ -339,26 +339,4 @@ func (r *reconciler) installPlugin() error {
 
 func (r *reconciler) pluginStamps() [2]stamp {
 	return [2]stamp{stampOf(filepath.Join(r.cfg.Bin, install.Plugin)), stampOf(r.cfg.Plugin)}
-}
-
-// watchServices warns, once, when something translates addresses beside us.
-func (r *reconciler) watchServices() {
-	if !r.cfg.WarnServices || time.Since(r.asked) < askServices {
-		return
-	}
-	r.asked = time.Now()
-	where, err := findServiceRules()
-	if err != nil {
-		r.log.Debug("looking for Service rules", "error", err)
-	}
-	if (where != "") == r.services {
-		return
-	}
-	r.services = where != ""
-	if r.services {
-		r.log.Warn("Service rules are on this node, but working beside kube-proxy comes in a later version: "+
-			"pods may not reach Services", "found", where)
-	} else {
-		r.log.Info("Service rules are gone")
-	}
 }

@@ -65,7 +65,7 @@ func newReconciler(t *testing.T) *reconciler {
 	record, err := openRecord(cfg.Directories, nil)
 	must(err)
 	dp, err := datapath.Load(t.Context(), datapath.Options{
-		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(), SnatEntries: cfg.SnatEntries, Log: cfg.Log,
+		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(false), SnatEntries: cfg.SnatEntries, Log: cfg.Log,
 	})
 	must(err)
 	host, err := device.Open()

@@ -24,6 +24,7 @@ type status struct {
 	pods     []netip.Prefix // all podCIDRs
 	waiting  time.Time      // since when Nodes wait to be applied; zero: none do
 	lag      time.Duration
+	beside   bool // the programs work beside netfilter's translation
 }
 
 type problem struct {
@@ -76,6 +77,19 @@ func (s *status) reason() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.notReady
+}
+
+// besideNetfilter notes whether the programs work beside netfilter's translation.
+func (s *status) besideNetfilter(beside bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.beside = beside
+}
+
+func (s *status) isBeside() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.beside
 }
 
 // pending notes that Nodes changed at that time.

@@ -11,10 +11,10 @@ import (
 )
 
 // tell leaves for ebpfctl what the maps do not say: whether the node is ready,
-// the names of the nodes, and what is wrong with their objects. Until there is a
+// what translates beside us, the names of the nodes, and what is wrong with their objects. Until there is a
 // list of Nodes, what an earlier agent told of them stays, as the maps do.
 func (r *reconciler) tell(notReady string) error {
-	c := observe.Cluster{NotReady: notReady, Nodes: r.told.Nodes, Problems: r.told.Problems}
+	c := observe.Cluster{NotReady: notReady, Netfilter: r.translation.describe(), Nodes: r.told.Nodes, Problems: r.told.Problems}
 	if r.known && r.view != nil {
 		c.Nodes, c.Problems = nil, nil
 		for _, p := range r.result.Peers {

@@ -19,9 +19,12 @@ const ClusterFile = "cluster.json"
 type Cluster struct {
 	// NotReady says in a sentence why this node can't carry a pod, as /readyz does;
 	// empty: it can. It holds for as long as the agent that wrote it runs.
-	NotReady string           `json:"not_ready"`
-	Nodes    []ClusterNode    `json:"nodes"`
-	Problems []ClusterProblem `json:"problems"`
+	NotReady string `json:"not_ready"`
+	// Netfilter says what translates addresses in the node's netfilter, so that the
+	// programs work beside it; empty: nothing does.
+	Netfilter string           `json:"netfilter"`
+	Nodes     []ClusterNode    `json:"nodes"`
+	Problems  []ClusterProblem `json:"problems"`
 }
 
 // ClusterNode is a name for an address that stands in the map destinations.
@@ -82,8 +85,9 @@ func (s *survey) cluster(stateDir string) Cluster {
 	return c
 }
 
-// name gives the peers their names.
+// name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
+	s.Node.Netfilter = printable(c.Netfilter)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name

@@ -59,6 +59,9 @@ type Node struct {
 	Addresses []netip.Addr   `json:"addresses"`
 	PodCIDRs  []netip.Prefix `json:"pod_cidrs"`
 	Pods      int            `json:"pods"`
+	// Netfilter says what translates addresses here, beside which the programs work;
+	// empty: nothing does.
+	Netfilter string `json:"netfilter"`
 }
 
 // Uplink is an interface that leads out of the node, with the addresses that

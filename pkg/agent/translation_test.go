@@ -1,0 +1,170 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// run runs a command in the test's namespaces.
+func run(t *testing.T, command string) {
+	t.Helper()
+	words := strings.Fields(command)
+	if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+}
+
+// TestFindTranslation changes rules, as different programs do, under one that looks for those that translate.
+func TestFindTranslation(t *testing.T) {
+	priv.Isolate(t)
+	translation := translation{mode: KubeProxyAuto}
+	for _, step := range []struct{ command, found string }{
+		{"true", ""},
+		{"iptables-nft -t filter -A FORWARD -j DROP", ""},
+		{"iptables-nft -t nat -L", ""},
+		{"iptables-nft -t nat -N KUBE-KUBELET-CANARY", ""},
+		{"iptables-nft -t nat -A KUBE-KUBELET-CANARY -j RETURN", ""}, // nobody jumps there
+		{"iptables-nft -t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE", "nftables table ip nat, chain POSTROUTING"},
+		{"iptables-nft -t nat -A PREROUTING -j KUBE-KUBELET-CANARY", "nftables table ip nat, chain POSTROUTING"},
+		{"iptables-nft -t nat -F POSTROUTING", "nftables table ip nat, chain PREROUTING"},
+		{"iptables-nft -t nat -F", ""},
+		{"ip6tables-nft -t nat -A POSTROUTING -j MASQUERADE", ""},
+		{"nft add table ip kube-proxy", ""},
+		{"nft add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }", ""},
+		{"nft add chain ip kube-proxy filter-forward { type filter hook forward priority 0 ; }", ""},
+		{"nft add rule ip kube-proxy filter-forward ct state invalid drop", ""},
+		{"nft add rule ip kube-proxy nat-prerouting tcp dport 80 dnat to 10.0.0.1", "nftables table ip kube-proxy, chain nat-prerouting"},
+		{"nft delete table ip kube-proxy", ""},
+		{"nft add table inet own", ""},
+		{"nft add chain inet own out { type nat hook postrouting priority 100 ; }", ""},
+		{"nft add rule inet own out masquerade", "nftables table inet own, chain out"},
+		{"nft flush ruleset", ""},
+		{"iptables-legacy -t filter -A FORWARD -j DROP", ""},
+		{"iptables-legacy -t nat -L", ""},
+		{"iptables-legacy -t nat -N KUBE-KUBELET-CANARY", ""},
+		{"iptables-legacy -t nat -A KUBE-KUBELET-CANARY -j RETURN", ""},
+		{"iptables-legacy -t nat -A OUTPUT -j KUBE-KUBELET-CANARY", "iptables table nat"},
+		{"iptables-legacy -t nat -F OUTPUT", ""},
+	} {
+		run(t, step.command)
+		translation.where = ""
+		beside, err := translation.look(time.Now())
+		if err != nil || translation.where != step.found || beside != (step.found != "") {
+			t.Errorf("after %s: found %q, beside it %v, error %v, want %q", step.command, translation.where, beside, err, step.found)
+		}
+	}
+}
+
+func TestModeThatIsGivenIsNotLookedFor(t *testing.T) {
+	priv.Isolate(t)
+	run(t, "iptables-nft -t nat -A POSTROUTING -j MASQUERADE")
+	for mode, want := range map[KubeProxyMode]bool{KubeProxyOn: true, KubeProxyOff: false, KubeProxyAuto: true} {
+		translation := translation{mode: mode}
+		if beside, err := translation.look(time.Now()); beside != want || err != nil {
+			t.Errorf("%s: %v, error %v", mode, beside, err)
+		}
+	}
+}
+
+// TestFollowTranslation has the programs of a node replaced as rules come and go, and flows that they have translated.
+func TestFollowTranslation(t *testing.T) {
+	r := newReconciler(t)
+	r.translation.mode = KubeProxyAuto
+	now := time.Now()
+	expect := func(when string, after time.Duration, changed, beside bool) {
+		t.Helper()
+		before := r.dp.Program(attach.FromPod.Program())
+		if got := r.followTranslation(t.Context(), now.Add(after)); got != changed {
+			t.Errorf("%s: changed: %v", when, got)
+		}
+		if replaced := r.dp.Program(attach.FromPod.Program()) != before; replaced != changed {
+			t.Errorf("%s: programs replaced: %v", when, replaced)
+		}
+		if r.translation.beside != beside || (r.translation.describe() != "") != beside {
+			t.Errorf("%s: beside netfilter: %v, %q", when, r.translation.beside, r.translation.describe())
+		}
+	}
+	expect("no rules", 0, false, false)
+	run(t, "iptables-nft -t nat -A OUTPUT -d 172.18.0.99 -p udp -j DNAT --to-destination 172.18.0.11:9")
+	expect("rules", time.Second, true, true)
+	expect("the same rules", 2*time.Second, false, true)
+	socket, err := net.Dial("udp", "172.18.0.99:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if _, err := socket.Write([]byte("translated")); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "iptables-nft -t nat -F OUTPUT")
+	expect("rules just gone", 3*time.Second, false, true)
+	expect("rules gone, a flow is there", 3*time.Second+linger, false, true)
+	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		t.Fatal(err)
+	}
+	expect("flow just gone", 4*time.Second+linger, false, true)
+	expect("all gone", 5*time.Second+2*linger, true, false)
+}
+
+// TestTranslationIsFollowedAgain has the change fail at first.
+func TestTranslationIsFollowedAgain(t *testing.T) {
+	r := newReconciler(t)
+	r.translation.mode = KubeProxyAuto
+	run(t, "iptables-nft -t nat -A POSTROUTING -j MASQUERADE")
+	lock := filepath.Join(r.cfg.State, "lock")
+	aside := filepath.Join(r.cfg.State, "aside")
+	if err := os.Rename(lock, aside); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(lock, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	before := r.dp.Program(attach.FromPod.Program())
+	if r.followTranslation(t.Context(), now) || r.translation.beside || r.dp.Program(attach.FromPod.Program()) != before {
+		t.Error("the mode has changed without the lock")
+	}
+	if err := errors.Join(os.Remove(lock), os.Rename(aside, lock)); err != nil {
+		t.Fatal(err)
+	}
+	if r.followTranslation(t.Context(), now.Add(time.Second)) {
+		t.Error("tried again at once: the verifier's work is not free")
+	}
+	if !r.followTranslation(t.Context(), now.Add(retryMode)) || !r.translation.beside {
+		t.Error("not tried again")
+	}
+}
+
+func TestModeThatDoesNotLoadIsExplained(t *testing.T) {
+	kernel := errors.New("load programs: program ec_from_pod: load program: unknown kfunc")
+	if err := explainMode(kernel, true); !errors.Is(err, kernel) || !strings.Contains(err.Error(), "nf_conntrack") || !strings.Contains(err.Error(), "--kube-proxy=off") {
+		t.Errorf("%v", err)
+	}
+	for err, beside := range map[error]bool{kernel: false, errors.New("other"): true} {
+		if got := explainMode(err, beside); !errors.Is(err, got) {
+			t.Errorf("beside %v: %v became %v", beside, err, got)
+		}
+	}
+	if err := explainMode(nil, true); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNATChainInRubbish(t *testing.T) {
+	for _, m := range [][]byte{nil, {1}, make([]byte, 4), append(make([]byte, 4), 0xff, 0xff, 1, 0), append(make([]byte, 4), 3, 0, 3, 0)} {
+		if c := readNATChain(m); c != (natChain{}) {
+			t.Errorf("%v: %v", m, c)
+		}
+	}
+}
