@@ -10,12 +10,11 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// TestHostPorts has the upstream portmap plugin, chained after ours, open a port of the node that a pod answers. The node
-// itself and the pod reach it: the answers to others take the shortcut past portmap's translation.
+// TestHostPorts has the upstream portmap plugin, chained after ours, open a port of the node that a pod answers.
 func TestHostPorts(t *testing.T) {
 	const hostPort, podPort = 8080, 80
-	l := lab.ForTest(t, lab.Options{Nodes: 1})
-	node := l.Nodes[0]
+	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	node, far := l.Nodes[0], l.Nodes[1]
 	buildPortmap(t, node)
 	startAgents(t, l)
 	web, err := node.AddPod(t.Context(), "web", lab.PodOptions{Capabilities: map[string]any{"portMappings": []map[string]any{
@@ -28,23 +27,26 @@ func TestHostPorts(t *testing.T) {
 	if _, err := web.Serve(podPort); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, switchLimit, "the agent has followed portmap's rules", func() bool { return isBeside(t, node) })
+	beside, apart := addPod(t, node, "beside"), addPod(t, far, "apart")
 	at := netip.AddrPortFrom(node.Addr(), hostPort)
-	reaches(t, node.Namespace, at)
-	reaches(t, web.Namespace, at)
+	for _, from := range []*lab.Namespace{l.Outside, node.Namespace, far.Namespace, beside.Namespace, apart.Namespace, web.Namespace} {
+		reaches(t, from, at)
+	}
 	if err := web.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := node.Status(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := node.GC(t.Context(), web); err != nil {
+	if err := node.GC(t.Context(), web, beside); err != nil {
 		t.Error(err)
 	}
-	reaches(t, node.Namespace, at)
+	reaches(t, l.Outside, at)
 	if err := node.DelPod(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := node.TCP(within(t, 2*time.Second), at); err == nil {
+	if _, err := l.Outside.TCP(within(t, 2*time.Second), at); err == nil {
 		t.Error("the port is open although the pod is gone")
 	}
 }

@@ -81,6 +81,10 @@ func TestManifestsRights(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		applyRules(t, node, masqueradeRule, "nft", "-f")
+		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
+		assertReaches(t, a.Namespace, inside, a.Addr())
+		assertReaches(t, a.Namespace, outside, node.Addr())
 		stop()
 		start("--snat-entries=100000") // the maps move
 		assertReaches(t, a.Namespace, outside, node.Addr())

@@ -1,0 +1,198 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// receiveAny waits for a datagram, whatever is in it, and says where it came from.
+func receiveAny(t *testing.T, conn *net.UDPConn) netip.AddrPort {
+	t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(2 * time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 2048))
+	if err != nil {
+		t.Errorf("no answer: %v", err)
+	}
+	return from
+}
+
+// Rules come while pods talk, and the mode goes again: what was there goes on, without a loss, whether it was there before
+// the rules or came with them.
+func TestFlowsOutliveTheModeBesideNetfilter(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		p := startProxied(t, lab.Options{AgentFlags: []string{flag}})
+		direct := []string{"near", "far", "outside", "host", "kubernetes"}
+		var endpoints []netip.AddrPort
+		for _, name := range direct {
+			endpoints = append(endpoints, p.service(name).endpoint)
+		}
+		older := startSteadyFlows(t, p.client.Namespace, endpoints...)
+		streams := p.open(t, endpoints)
+
+		proxy(t, p.Lab, "iptables-nft", p.services)
+		p.waitBeside(t, true)
+		p.assertVisits(t)
+		newer := startSteadyFlows(t, p.client.Namespace, endpoints...)
+		streams = append(streams, p.open(t, endpoints)...)
+		for _, stream := range streams {
+			if err := stream.Echo(t.Context(), 100_000); err != nil {
+				t.Errorf("beside netfilter: %v", err)
+			}
+		}
+
+		unproxy(t, p.Lab, "iptables-nft")
+		for _, node := range p.Nodes {
+			if _, err := node.StopAgent(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.StartAgents(within(t, readyLimit), "--kube-proxy=off"); err != nil {
+			t.Fatal(err)
+		}
+		p.waitBeside(t, false)
+		for _, stream := range streams {
+			if err := stream.Echo(t.Context(), 100_000); err != nil {
+				t.Errorf("without netfilter: %v", err)
+			}
+		}
+		older.end(t)
+		newer.end(t)
+	})
+}
+
+// open makes a connection of the client's to each address.
+func (p *proxied) open(t *testing.T, to []netip.AddrPort) (streams []*lab.TCPConn) {
+	t.Helper()
+	for _, at := range to {
+		stream, err := p.client.DialTCP(t.Context(), at, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { stream.Close() })
+		streams = append(streams, stream)
+	}
+	return streams
+}
+
+// An administrator who knows may say so, and what is said is not looked for.
+func TestModeBesideNetfilterByFlag(t *testing.T) {
+	p := startProxied(t, lab.Options{AgentFlags: []string{"--kube-proxy=on"}})
+	p.waitBeside(t, true) // without a rule
+	proxy(t, p.Lab, "nftables", p.services)
+	p.assertVisits(t)
+}
+
+// masqueradeRule is what somebody has for a box, and for packets that netfilter calls invalid.
+const masqueradeRule = `table ip own {
+	chain out { type nat hook postrouting priority 100; ip saddr 192.168.7.0/24 oifname eth0 masquerade; }
+	chain through { type filter hook forward priority 0; ct state invalid drop; }
+}
+`
+
+// box is a host behind a node that is no pod, as containers of another runtime are.
+func box(t *testing.T, l *lab.Lab, node *lab.Node) *lab.Namespace {
+	t.Helper()
+	inside, gateway := netip.MustParsePrefix("192.168.7.7/24"), netip.MustParsePrefix("192.168.7.1/24")
+	ns, err := l.NewHost("box", inside.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := os.Open(ns.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "box0"
+	if err := node.Netlink().LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(peer.Fd())}); err != nil {
+		t.Fatal(err)
+	}
+	for _, end := range []struct {
+		on      *lab.Namespace
+		name    string
+		address netip.Prefix
+	}{{node.Namespace, "box0", gateway}, {ns, "eth0", inside}} {
+		found, err := end.on.Netlink().LinkByName(end.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := end.on.Netlink().LinkSetUp(found); err != nil {
+			t.Fatal(err)
+		}
+		address := &net.IPNet{IP: end.address.Addr().AsSlice(), Mask: net.CIDRMask(24, 32)}
+		if err := end.on.Netlink().AddrAdd(found, &netlink.Addr{IPNet: address}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), gateway.Addr(), ""); err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// Netfilter masquerades somebody else's flow to a port of our range that a pod has too, in both orders.
+func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}})
+		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
+		other := box(t, l, node)
+		applyRules(t, node, masqueradeRule, "nft", "-f")
+		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
+		for i, order := range [][]*lab.Namespace{{other, pod.Namespace}, {pod.Namespace, other}} {
+			t.Run(fmt.Sprint("order ", i), func(t *testing.T) {
+				assertBothKeepTheirFlows(t, order, at, uint16(inRange+i), node.Addr())
+			})
+		}
+	})
+}
+
+// assertBothKeepTheirFlows has each use the same port to the same server, one after the other.
+func assertBothKeepTheirFlows(t *testing.T, order []*lab.Namespace, at netip.AddrPort, port uint16, node netip.Addr) {
+	t.Helper()
+	var streams []*lab.TCPConn
+	var packets []*lab.UDPConn
+	var tcp, udp []netip.AddrPort
+	for _, from := range order {
+		stream, err := from.DialTCP(t.Context(), at, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		conn, err := from.DialUDP(at, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		seen, err := conn.Echo(t.Context(), 100)
+		assertSeen(t, "UDP of "+from.Netns(), seen, err, node)
+		assertSeen(t, "TCP of "+from.Netns(), stream.Seen, nil, node)
+		streams, packets, tcp, udp = append(streams, stream), append(packets, conn), append(tcp, stream.Seen), append(udp, seen)
+	}
+	if tcp[0].Port() != port || udp[0].Port() != port {
+		t.Errorf("the first was seen as %s by TCP and %s by UDP, not from port %d: this shows nothing", tcp[0], udp[0], port)
+	}
+	if tcp[0] == tcp[1] || udp[0] == udp[1] {
+		t.Errorf("both were seen as %s by TCP, or as %s by UDP", tcp[0], udp[0])
+	}
+	for range 2 {
+		for i := range slices.Backward(order) {
+			if err := streams[i].Echo(t.Context(), 100_000); err != nil {
+				t.Error(err)
+			}
+			if _, err := packets[i].Echo(t.Context(), 100); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,284 @@
+package e2e
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// switchLimit is how long an agent may take to follow rules that come.
+const switchLimit = 5 * time.Second
+
+// visit is one exchange with a Service or past it, and whom its server must see.
+type visit struct {
+	way
+	seen netip.Addr
+}
+
+// proxied is a cluster of two nodes whose pods are behind Services.
+type proxied struct {
+	*lab.Lab
+	// client and backend are on the first node, remote is on the second.
+	client, backend, remote *lab.Pod
+	services                []kubeService
+	// port is the newest that the client chose itself.
+	port uint16
+}
+
+const (
+	servicePort = 80
+	// The node ports of the backend's Services, with either policy.
+	clusterPort, localPort = 30010, 30012
+)
+
+// startProxied starts agents that find out by themselves, unless flags say otherwise.
+func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *proxied {
+	t.Helper()
+	opts.Nodes = 2
+	p := &proxied{Lab: startCluster(t, opts, expected...), port: 20000}
+	p.client, p.backend, p.remote = addPod(t, p.Nodes[0], "client"), addPod(t, p.Nodes[0], "backend"), addPod(t, p.Nodes[1], "remote")
+	behind := func(name string, on *lab.Namespace) *kubeService {
+		cluster := netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + len(p.services))})
+		p.services = append(p.services, kubeService{name: name, cluster: netip.AddrPortFrom(cluster, servicePort), endpoint: serve(t, on)})
+		return &p.services[len(p.services)-1]
+	}
+	behind("near", p.backend.Namespace).nodePort = clusterPort
+	local := behind("local", p.backend.Namespace)
+	local.nodePort, local.local = localPort, true
+	behind("far", p.remote.Namespace)
+	behind("itself", p.client.Namespace)
+	behind("outside", p.Outside)
+	behind("host", p.Nodes[0].Namespace)
+	behind("kubernetes", p.Nodes[1].Namespace)
+	return p
+}
+
+// at is a Service's address.
+func (p *proxied) at(name string) netip.AddrPort { return p.service(name).cluster }
+
+func (p *proxied) service(name string) kubeService {
+	for _, s := range p.services {
+		if s.name == name {
+			return s
+		}
+	}
+	panic("no Service " + name)
+}
+
+// visits are the ways to Services, and from pod to pod, with the addresses that the classical network shows, but that
+// nodes see pods' own.
+func (p *proxied) visits() []visit {
+	client, near, far := p.client.Namespace, p.Nodes[0], p.Nodes[1]
+	on := netip.AddrPortFrom
+	return []visit{
+		{way{name: "pod to its Service, same node", from: client, to: p.at("near")}, client.Addr()},
+		{way{name: "pod to its Service, other node", from: client, to: p.at("far")}, client.Addr()},
+		{way{name: "pod to itself by its Service", from: client, to: p.at("itself")}, near.Addr()},
+		{way{name: "pod to a Service outside", from: client, to: p.at("outside")}, near.Addr()},
+		{way{name: "pod to a Service on its host", from: client, to: p.at("host")}, client.Addr()},
+		{way{name: "pod to a Service on the other node", from: client, to: p.at("kubernetes")}, client.Addr()},
+		{way{name: "host to its pod's Service", from: near.Namespace, to: p.at("near")}, near.Addr()},
+		{way{name: "host to a Service, other node", from: near.Namespace, to: p.at("far")}, near.Addr()},
+		{way{name: "outside to the backend's node", from: p.Outside, to: on(near.Addr(), clusterPort)}, near.Addr()},
+		{way{name: "outside to the other node", from: p.Outside, to: on(far.Addr(), clusterPort)}, far.Addr()},
+		{way{name: "outside, policy Local", from: p.Outside, to: on(near.Addr(), localPort)}, lab.GatewayAddr},
+		{way{name: "pod to its node's port", from: client, to: on(near.Addr(), clusterPort)}, near.Addr()},
+		{way{name: "pod to another node's port", from: client, to: on(far.Addr(), clusterPort)}, far.Addr()},
+		{way{name: "pod to its node's port, policy Local", from: client, to: on(near.Addr(), localPort)}, client.Addr()},
+		{way{name: "pod to another node's port, policy Local", from: p.remote.Namespace, to: on(near.Addr(), localPort)}, p.remote.Addr()},
+		{way{name: "host to another node's port", from: near.Namespace, to: on(far.Addr(), clusterPort)}, far.Addr()},
+		{way{name: "pod to pod, same node", from: client, to: p.service("near").endpoint}, client.Addr()},
+		{way{name: "pod to pod, other node", from: client, to: p.service("far").endpoint}, client.Addr()},
+		{way{name: "pod to the world", from: client, to: p.service("outside").endpoint}, near.Addr()},
+		{way{name: "pod to its host", from: client, to: p.service("host").endpoint}, client.Addr()},
+		{way{name: "pod to another node", from: client, to: p.service("kubernetes").endpoint}, client.Addr()},
+		{way{name: "host to its pod", from: near.Namespace, to: p.service("near").endpoint}, near.Addr()},
+		{way{name: "host to another node's pod", from: near.Namespace, to: p.service("far").endpoint}, near.Addr()},
+	}
+}
+
+// assertVisits makes all of them, with datagrams that fit and others that do not.
+func (p *proxied) assertVisits(t *testing.T) {
+	t.Helper()
+	for _, v := range p.visits() {
+		seen, err := v.from.TCP(t.Context(), v.to)
+		assertSeen(t, "TCP, "+v.name, seen, err, v.seen)
+		for _, size := range []int{64, 9000} {
+			seen, err = v.from.UDP(t.Context(), v.to, size)
+			assertSeen(t, "UDP, "+v.name, seen, err, v.seen)
+		}
+	}
+	if _, err := p.Outside.TCP(within(t, 300*time.Millisecond), netip.AddrPortFrom(p.Nodes[1].Addr(), localPort)); err == nil {
+		t.Error("a node without an endpoint serves a port of policy Local")
+	}
+}
+
+// isBeside says what the node's agent says.
+func isBeside(t *testing.T, node *lab.Node) bool {
+	t.Helper()
+	_, body, err := node.HTTPGet(t.Context(), "/metrics")
+	return err == nil && strings.Contains(string(body), "\nebpf_cni_beside_netfilter 1\n")
+}
+
+func (p *proxied) waitBeside(t *testing.T, want bool) {
+	t.Helper()
+	for _, node := range p.Nodes {
+		eventually(t, switchLimit, "the agent of "+node.Name+" has followed netfilter's rules", func() bool { return isBeside(t, node) == want })
+	}
+}
+
+// Services as kube-proxy makes them, in each of its modes, with agents that find out by themselves.
+func TestServicesOfKubeProxy(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		p := startProxied(t, lab.Options{AgentFlags: []string{flag}})
+		p.waitBeside(t, false)
+		for how := range kubeProxy {
+			t.Run(how, func(t *testing.T) {
+				proxy(t, p.Lab, how, p.services)
+				p.waitBeside(t, true)
+				p.assertVisits(t)
+				p.assertSamePort(t, "near")
+				p.assertSamePort(t, "far")
+				unproxy(t, p.Lab, how)
+			})
+		}
+		if out, err := p.Nodes[0].Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "\nnetfilter  translates: ") {
+			t.Errorf("error %v, status:\n%s", err, out)
+		}
+	})
+}
+
+// assertSamePort has the client use one port to a Service and then to its endpoint, at the same time.
+func (p *proxied) assertSamePort(t *testing.T, name string) {
+	t.Helper()
+	s := p.service(name)
+	p.port++
+	port := p.port
+	var streams []*lab.TCPConn
+	for _, to := range []netip.AddrPort{s.cluster, s.endpoint} {
+		stream, err := p.client.DialTCP(t.Context(), to, port)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			return
+		}
+		defer stream.Close()
+		assertSeen(t, name, stream.Seen, nil, p.client.Addr())
+		streams = append(streams, stream)
+	}
+	for _, stream := range streams {
+		if err := stream.Echo(t.Context(), 10_000); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	packets := listenUDP(t, p.client.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+	for range 3 {
+		for _, to := range []netip.AddrPort{s.cluster, s.endpoint} {
+			if _, err := packets.WriteToUDPAddrPort(make([]byte, 64), to); err != nil {
+				t.Fatal(err)
+			}
+			if from := receiveAny(t, packets); from != to {
+				t.Errorf("%s: %s was asked, and %s answers", name, to, from)
+			}
+		}
+	}
+}
+
+// maim makes the visits those of a node from which programs are removed, with a connection of each that is there already.
+func (p *proxied) maim(t *testing.T, node *lab.Node, pod *lab.Pod, flag string) *maimed {
+	t.Helper()
+	m := &maimed{
+		Lab: p.Lab, node: node, pod: pod,
+		attacher: attach.Attacher{Dir: bpffs.Dir(node.BPFFS()), Mode: attach.Mode(strings.TrimPrefix(flag, "--attach="))},
+	}
+	for _, v := range p.visits() {
+		old, err := v.from.DialTCP(t.Context(), v.to, 0)
+		if err != nil {
+			t.Fatalf("%s: %v", v.name, err)
+		}
+		t.Cleanup(func() { old.Close() })
+		v.old = old
+		m.ways = append(m.ways, v.way)
+	}
+	return m
+}
+
+// Each program removed alone, with no agent to repair it, beside netfilter and rules that drop what it calls INVALID: who is
+// then cut off, and that nobody loses a connection for good. Netfilter drops the answer to a packet that it did not see.
+func TestServicesWithAProgramRemoved(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		p := startProxied(t, lab.Options{AgentFlags: []string{flag}}, drops.NoMapping)
+		proxy(t, p.Lab, "iptables-nft", p.services)
+		p.waitBeside(t, true)
+		p.assertVisits(t) // neighbours are known then
+		for _, node := range p.Nodes {
+			if err := node.KillAgent(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		near, far := p.Nodes[0], p.Nodes[1]
+		for _, c := range []struct {
+			name string
+			node *lab.Node
+			pod  *lab.Pod
+			hook attach.Hook
+			cut  []string
+		}{
+			{"from_pod of the client", near, p.client, attach.FromPod, nil},
+			{"from_pod of the backend", near, p.backend, attach.FromPod, []string{"new, pod to pod, same node"}},
+			{"from_pod of the remote backend", far, p.remote, attach.FromPod, []string{"new, pod to pod, other node"}},
+			{"from_uplink of the client's node", near, nil, attach.FromUplink, []string{
+				"old, pod to a Service outside", "new, pod to a Service outside", "new, pod to pod, other node",
+				"old, pod to the world", "new, pod to the world",
+			}},
+			{"from_uplink of the other node", far, nil, attach.FromUplink, nil},
+			{"to_uplink", near, nil, attach.ToUplink, nil},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				m := p.maim(t, c.node, c.pod, flag)
+				index := m.place(t, c.hook)
+				m.remove(t, index, c.hook)
+				limit := lab.Patience(5 * time.Second)
+				if c.cut != nil {
+					limit = standstill
+				}
+				pending := waitFor(t, m.exchanges(within(t, 20*time.Second)), limit)
+				var names []string
+				for _, e := range pending {
+					names = append(names, e.name)
+				}
+				if diff := cmp.Diff(c.cut, names); diff != "" {
+					t.Errorf("exchanges that stand still (-want +got):\n%s", diff)
+				}
+				p.assertDatagrams(t, c.cut)
+				m.putBack(t, index, c.hook)
+				for _, e := range waitFor(t, pending, lab.Patience(10*time.Second)) {
+					t.Errorf("%s: still stands when the program is back", e.name)
+				}
+			})
+		}
+	})
+}
+
+// assertDatagrams exchanges a datagram on every way that is not cut.
+func (p *proxied) assertDatagrams(t *testing.T, cut []string) {
+	t.Helper()
+	for _, v := range p.visits() {
+		isCut := false
+		for _, name := range cut {
+			isCut = isCut || strings.HasSuffix(name, ", "+v.name)
+		}
+		if isCut {
+			continue
+		}
+		seen, err := v.from.UDP(within(t, time.Second), v.to, 64)
+		assertSeen(t, "UDP, "+v.name, seen, err, v.seen)
+	}
+}
