@@ -3,15 +3,18 @@
 #
 #   tools/setup.sh generate       the pinned clang and the headers that the programs are compiled against
 #   tools/setup.sh lint           clang-format
-#   tools/setup.sh test           what the tests run beside the project's own binaries; bpffs
+#   tools/setup.sh test           what the tests run beside the project's own binaries; bpffs; netfilter's modules
 #   tools/setup.sh test-kernels   what boots other kernels, and unpacks their modules
 #   tools/setup.sh demo           bpffs
 #   tools/setup.sh cluster        what nodes of a real Kubernetes run beside what test/cluster gets for them itself; bpffs
-#   tools/setup.sh bench          what the classical networks are made with; bpffs
+#   tools/setup.sh bench          what the classical networks are made with; bpffs; netfilter's modules
 #
 # Missing packages are installed with apt-get when it can be used (Debian, root). Elsewhere the
 # script says what is missing and exits 1.
 set -euo pipefail
+
+# Where the machine's /proc and /sys are: somewhere else in this script's test only.
+readonly root=${SETUP_ROOT:-}
 
 # The release whose code the committed objects are, byte for byte.
 readonly clang_release=19.1.7
@@ -68,6 +71,30 @@ bpffs() {
 		die "cannot mount bpffs on /sys/fs/bpf: the tests need a kernel with CONFIG_BPF_SYSCALL and root's own mount namespace"
 }
 
+# modules loads what no network namespace can load for itself and the classical networks are made with.
+modules() {
+	[ "$(id -u)" -eq 0 ] || return 0
+	[ -e "$root/proc/sys/net/netfilter/nf_conntrack_max" ] || load nf_conntrack
+	[ ! -e "$root/proc/sys/net/bridge/bridge-nf-call-iptables" ] || return 0
+	# From then on iptables sees the packets of all bridges. Those of the machine's own are their owner's to decide on.
+	local bridge
+	for bridge in "$root"/sys/class/net/*/bridge; do
+		[ -e "$bridge" ] || continue
+		bridge=${bridge%/bridge}
+		die "br_netfilter is not loaded, and this machine has a bridge of its own, ${bridge##*/}: its packets would pass iptables from then on." \
+			"If they may: modprobe br_netfilter. If they must not: sysctl net.bridge.bridge-nf-call-iptables=0 right after it." \
+			"Without it: go run ./tools/bench --modes direct,ebpf,ebpf+kube-proxy,ptp"
+	done
+	load br_netfilter
+	say "loaded br_netfilter: iptables sees the packets of bridges that this machine makes from now on; modprobe -r br_netfilter ends that"
+}
+
+load() {
+	need modprobe=kmod
+	modprobe "$1" ||
+		die "cannot load the kernel module $1, which the classical networks are made with: install your kernel's modules; in a container, load it on the host"
+}
+
 pinned_clang() {
 	local found
 	found=$(clang-19 --version | sed -n 's/.*version \([0-9.]*\).*/\1/p')
@@ -85,6 +112,7 @@ lint) need clang-format-19=clang-format-19 git=git ;;
 test)
 	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables setpriv=util-linux
 	bpffs
+	modules
 	;;
 test-kernels)
 	[ "$(uname -m)" = x86_64 ] || die "test-kernels emulates x86-64 and builds for this machine, which is $(uname -m): run it on x86-64"
@@ -98,6 +126,7 @@ cluster)
 bench)
 	need git=git iptables-restore=iptables nft=nftables
 	bpffs
+	modules
 	;;
 *) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo|cluster|bench" ;;
 esac
