@@ -15,8 +15,9 @@ type look struct {
 func looks() []look {
 	return []look{
 		{"direct", color.RGBA{0x99, 0x99, 0x99, 0xff}, "the machine's limit: a veth pair with nothing between (same node), node to node, node to the host outside; no pods"},
-		{"ebpf", color.RGBA{0xd5, 0x5e, 0x00, 0xff}, "this project: its agent with the default flags, its plugin, direct routing"},
-		{"ebpf+kube-proxy", color.RGBA{0xe6, 0x9f, 0x00, 0xff}, "the same beside kube-proxy, whose translations it has to respect"},
+		{"ebpf", color.RGBA{0xd5, 0x5e, 0x00, 0xff}, "this project on nodes without kube-proxy: its agent with the default flags, its plugin, direct routing"},
+		{"ebpf+kube-proxy", color.RGBA{0xe6, 0x9f, 0x00, 0xff}, "the same on nodes with kube-proxy, such as kubeadm's, and with portmap chained: between pods each packet is asked for in netfilter's table, what leaves walks the host's stack. " +
+			"Traffic to Services, which walks it in any of these networks, is not measured; no gain is to be expected of it"},
 		{"ebpf-vxlan", color.RGBA{0xcc, 0x79, 0xa7, 0xff}, "the same over VXLAN"},
 		{"iptables", color.RGBA{0x00, 0x72, 0xb2, 0xff}, "flannel host-gw and kube-proxy: upstream's bridge, host-local and portmap plugins, bridge-nf-call-iptables, a route per node, their rules"},
 		{"iptables-vxlan", color.RGBA{0x56, 0xb4, 0xe9, 0xff}, "the same over a VXLAN device with static entries, as flannel makes it"},

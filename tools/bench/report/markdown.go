@@ -46,9 +46,9 @@ func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w.Writer, form
 func (w *writer) head() {
 	r := w.run
 	w.printf("# Benchmarks\n\n")
-	w.printf("What `%s` measured on %s at commit %s%s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run; "+
+	w.printf("What `%s` measured on %s at commit %s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run; "+
 		"`make bench-full` measures your machine.\n\n",
-		r.Command, r.Started.UTC().Format("2006-01-02"), short(r.Environment.Commit), dirty(r.Environment), r.Finished.Sub(r.Started).Round(time.Second),
+		r.Command, r.Started.UTC().Format("2006-01-02"), commit(r.Environment), r.Finished.Sub(r.Started).Round(time.Second),
 		r.Environment.CPU, plural(r.Environment.Cores, "core"), r.Environment.Kernel)
 	if r.Indicative {
 		w.printf("**Indicative**: a short run, which no budget is judged by.\n\n")
@@ -87,15 +87,19 @@ func (w *writer) method() {
 	w.printf("- A round measures each workload in all modes, one right after the other, in the opposite order in every other round. %s, %g s a sample after "+
 		"%g s of warm-up.\n", plural(r.Rounds, "round"), r.Duration, r.Warmup)
 	w.printf("- The generators are the benchmark's own: one thread an end, each pinned to a CPU, the same system calls in all modes.\n")
+	w.printf("- This project's agents run during all samples, the classical networks' too, while no flanneld and no kube-proxy runs: what an idle agent takes of " +
+		"the CPUs is taken from all modes alike.\n")
 	w.printf("- A sample counts only if the counters of links, of rules and of this project's programs show that the packets took the way that it claims, and " +
-		"that none was dropped. One that something else on the machine disturbed is taken again, and listed below; any other is refused, and listed too.\n")
+		"that none was dropped. One that something else on the machine disturbed is taken again, and listed below; any other is refused, and listed too. What lacks a " +
+		"sample then is measured in one more round, in all modes that it is compared with.\n")
 	w.printf("- A figure is the median of the rounds. In brackets stands its spread: the interval that holds the true median with at least 93 %% confidence, whatever " +
 		"the distribution is; up to eight rounds that is the lowest to the highest (three rounds are sure to 75 %% only).\n")
 	w.printf("- A ratio is taken round by round, then its median and spread; where the spread holds 1.0 it is printed as \"no difference\".\n")
 	w.printf("- The median keeps a budget, or misses it; \"no difference\" is never a gain. A short run and fewer than %d rounds are not judged.\n", judgedRounds)
 	w.printf("- Percentiles of rare things (pods added, nodes changed) are of all rounds' values together, with their number; below a hundred values " +
 		"the slowest is printed, as such.\n")
-	w.printf("- %s\n\n", result.CPUMeaning)
+	w.printf("- %s A receiver that finds nothing looks again after a moment; these looks are in it, and a slower network has more of them per packet.\n\n",
+		result.CPUMeaning)
 }
 
 // workload is a section: the tables of one workload, then its plots.

@@ -19,7 +19,7 @@ import (
 var update = flag.Bool("update", false, "write testdata anew")
 
 func TestMarkdown(t *testing.T) {
-	run := synthetic(5, 0, 1)
+	run := withKubeProxy(synthetic(5, 0, 1))
 	for i := range run.Samples {
 		if s := &run.Samples[i]; s.Round == 5 && s.Workload == "udp64" && s.Path == result.Egress && s.Mode == "ebpf" {
 			s.Values, s.Error = nil, "the packets went | another way\nsecond line"
@@ -123,8 +123,12 @@ func TestBudgetsFitTheCatalog(t *testing.T) {
 		if !slices.ContainsFunc(looks(), func(l look) bool { return l.mode == b.mode }) {
 			t.Errorf("mode %s has no look", b.mode)
 		}
-		if _, ok := written[b.key()]; !ok {
+		found, ok := written[b.key()]
+		if !ok {
 			t.Errorf("reasons.yaml has no line %q", b.key())
+		}
+		if found.Why != "" && (found.Commit == "" || found.Kernel == "") {
+			t.Errorf("reasons.yaml does not say on which commit and kernel was found out why %q is missed", b.key())
 		}
 		delete(written, b.key())
 	}
@@ -137,15 +141,76 @@ func TestBudgetsFitTheCatalog(t *testing.T) {
 func TestReasons(t *testing.T) {
 	written := reasonsFile
 	defer func() { reasonsFile = written }()
-	reasonsFile = []byte("udp64, same node / direct: the veth pair\n")
+	reasonsFile = []byte("udp64, same node / direct: {why: the veth pair, commit: 0123456789abcdef, kernel: 6.18.0}\n")
 	run := synthetic(5, 0, 1)
 	missing := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.97}
-	if j := judge(run, missing); j.verdict != missed || j.why != "the veth pair" {
+	if j := judge(run, missing); j.verdict != missed || !j.explained || j.why != "the veth pair (found out at commit 0123456789ab, Linux 6.18.0)" {
 		t.Errorf("%s: %s", j.verdict, j.why)
 	}
 	missing.bound = 0.9
-	if j := judge(run, missing); j.verdict != met || j.why != "" {
+	if j := judge(run, missing); j.verdict != met || j.why != "" || j.explained {
 		t.Errorf("%s: %s", j.verdict, j.why)
+	}
+	unknown := budget{row: rate, mode: "ebpf", base: "iptables", bound: 2}
+	if j := judge(run, unknown); j.verdict != missed || j.explained || j.why != unexplained {
+		t.Errorf("%s: %s", j.verdict, j.why)
+	}
+}
+
+// That reasons were found out is said only where each missed row has one.
+func TestReasonsAreClaimedWhenTheyAreThere(t *testing.T) {
+	written := reasonsFile
+	defer func() { reasonsFile = written }()
+	run := synthetic(5, 0, 1) // which misses three
+	keys := []string{"udp64, across nodes / iptables", "cni / iptables", "agent: memory"}
+	reasonsFile = nil
+	for i := range keys {
+		if text := markdown(run); strings.Contains(text, "was found out") || strings.Count(text, unexplained) != len(keys)-i {
+			t.Errorf("with %d of %d reasons:\n%s", i, len(keys), text)
+		}
+		reasonsFile = fmt.Appendf(reasonsFile, "%q: {why: because, commit: abc, kernel: 6.18}\n", keys[i])
+	}
+	if text := markdown(run); !strings.Contains(text, "was found out") || strings.Contains(text, unexplained) {
+		t.Errorf("with all reasons:\n%s", text)
+	}
+	for _, row := range []result.Row{
+		{Workload: "udp64", Path: result.AcrossNodes, Metric: result.Rate}, {Workload: "cni", Metric: "pair-p50"}, {Workload: "agent", Metric: "memory"},
+	} {
+		factor := 0.5
+		if row.Metric == result.Rate {
+			factor = 1.1
+		}
+		slower(run, row, "ebpf", factor)
+	}
+	if text := markdown(run); strings.Contains(text, "was found out") || strings.Contains(text, "because") {
+		t.Errorf("nothing is missed:\n%s", text)
+	}
+}
+
+func markdown(run *result.Run) string {
+	var text bytes.Buffer
+	Markdown(&text, run, nil, "plots")
+	return text.String()
+}
+
+// The flow of the sweep over nodes is a busy one, and the verdict is about nothing else.
+func TestBusyFlowIsNamed(t *testing.T) {
+	for _, b := range budgets() {
+		if (b.row.Workload == "nodes") != strings.Contains(b.title(), "busy flow") {
+			t.Errorf("%s", b.title())
+		}
+	}
+}
+
+// A figure is of the commit that its programs were built from.
+func TestCommit(t *testing.T) {
+	e := result.Environment{Commit: "0123456789abcdef", Versions: map[string]string{"ebpf-agent": "0123456789abcdef", "bridge": "v1"}}
+	if got := commit(e); got != "0123456789ab" {
+		t.Error(got)
+	}
+	e.Dirty, e.Versions["ebpf-cni"] = true, "fedcba9876543210, with changes"
+	if got := commit(e); got != "0123456789ab, with changes (ebpf-cni: fedcba987654, with changes)" {
+		t.Error(got)
 	}
 }
 
@@ -173,7 +238,7 @@ func TestHeadline(t *testing.T) {
 	}
 	write("before\n" + headlineBegins + "\nold\n" + headlineEnds + "\nafter\n")
 	for range 2 { // the second time over the first
-		if err := Headline(synthetic(5, 0, 1), readme, filepath.Join(dir, "BENCHMARKS.md")); err != nil {
+		if err := Headline(withKubeProxy(synthetic(5, 0, 1)), readme, filepath.Join(dir, "BENCHMARKS.md")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -184,7 +249,8 @@ func TestHeadline(t *testing.T) {
 	got := string(text)
 	for _, want := range []string{
 		"before\n" + headlineBegins + "\n| ", headlineEnds + "\nafter\n", "[BENCHMARKS.md](BENCHMARKS.md)",
-		"| UDP, 64 bytes, same node | 475 kpps | 300 kpps | 1.58 x [1.58, 1.58] | 0.95 x [0.95, 0.95] |",
+		"|  | bridge + iptables | ebpf-cni | ebpf-cni beside kube-proxy | ebpf-cni, of the machine's limit |",
+		"| UDP, 64 bytes, same node | 300 kpps | 475 kpps: 1.58 x [1.58, 1.58] | 380 kpps: 1.27 x [1.27, 1.27] | 0.95 x [0.95, 0.95] |",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)

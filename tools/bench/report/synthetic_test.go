@@ -68,6 +68,22 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 	return run
 }
 
+// withKubeProxy adds the mode beside kube-proxy: what ebpf has of packets and pods, at four fifths of the speed.
+func withKubeProxy(run *result.Run) *result.Run {
+	run.Modes = slices.Insert(run.Modes, 2, result.Mode{Name: besideKubeProxy})
+	for _, s := range run.Samples {
+		if s.Mode == "ebpf" && (s.Workload == "udp64" || s.Workload == "cni") {
+			s.Mode, s.Values = besideKubeProxy, maps.Clone(s.Values)
+			run.Samples = append(run.Samples, s)
+		}
+	}
+	for _, path := range result.Paths() {
+		slower(run, result.Row{Workload: "udp64", Path: path, Metric: result.Rate}, besideKubeProxy, 0.8)
+	}
+	slower(run, result.Row{Workload: "cni", Metric: "pair-p50"}, besideKubeProxy, 1/0.8)
+	return run
+}
+
 // slower multiplies all values of a row.
 func slower(run *result.Run, row result.Row, mode string, factor float64) {
 	for _, s := range run.Samples {

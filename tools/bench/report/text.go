@@ -111,6 +111,23 @@ func dirty(e result.Environment) string {
 	return ""
 }
 
+// commit says what was measured: the checkout's, and that of each program that is of another.
+func commit(e result.Environment) string {
+	text := short(e.Commit) + dirty(e)
+	for _, name := range result.Ours() {
+		built := e.Versions[name]
+		if built == "" || built == e.Commit {
+			continue
+		}
+		of, changes, _ := strings.Cut(built, ",")
+		if changes != "" {
+			changes = "," + changes
+		}
+		text += fmt.Sprintf(" (%s: %s%s)", name, short(of), changes)
+	}
+	return text
+}
+
 func plural(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -124,11 +124,14 @@ func Catalog() []Workload {
 		{Name: "bpf", Title: "BPF run time, UDP, 64 bytes", Note: "The kernel measures each program, which slows the packets down: samples of their own.",
 			Metrics: []Metric{{Name: BPFPer, Title: "run time per packet", Unit: "ns", Scale: 1e-9, Lower: true}}},
 		{Name: "cni", Title: "CNI, one pod at a time", Metrics: plugin(),
-			Note: "From libcni's call until it returns: the plugins' processes and all that they do. Every mode's binaries are static and its addresses on a tmpfs."},
+			Note: "From libcni's call until it returns: the plugins' processes and all that they do. Every mode's binaries are static and its addresses on a tmpfs. " +
+				"The chain of ebpf is its plugin alone, as on a node that has no portmap; beside kube-proxy portmap comes after it, as on a kubeadm node; the classical " +
+				"chains are bridge or ptp with host-local, and portmap. No pod asks for a port."},
 		{Name: "cni10", Title: "CNI, ten pods at once", Metrics: plugin()},
-		{Name: "nodes", Title: "nodes in the cluster", Axis: "nodes", Metrics: sweep("packet", "ns", 1e-9),
-			Note: "One flow of 64-byte datagrams while the network knows so many nodes. It is the warm case: the flow's own entry is in the CPU's cache, " +
-				"however many others there are."},
+		{Name: "nodes", Title: "nodes in the cluster, a busy flow", Axis: "nodes", Metrics: sweep("packet", "ns", 1e-9),
+			Note: "One busy flow of 64-byte datagrams while the network knows so many nodes. The path of such a flow is kept for 10 ms, so that the table of prefixes is " +
+				"hardly asked, however long it is. What a packet costs whose path is asked for, with 2 and with 5000 nodes, stands in ARCHITECTURE.md's table of run " +
+				"times (`go test -run xxx -bench . ./test/prog`)."},
 		{Name: "services", Title: "Service rules", Axis: "Services", Metrics: sweep("connection", "µs", 1e-6),
 			Note: "Connect-request-response-close: each connection's first packet walks the rules. " + noRules},
 		{Name: "services-udp", Title: "Service rules, an established flow", Axis: "Services", Metrics: sweep("packet", "ns", 1e-9),
@@ -139,17 +142,17 @@ func Catalog() []Workload {
 			Note: "The nodes come from a file. Memory is the process's resident set a second after the map was complete; complete is the map that programs " +
 				"read, the routes for the nodes' own traffic may follow it."},
 		{Name: "agent-api", Title: "agent, 5000 nodes from an API server", Metrics: agent(),
-			Note: "The same with an API server of the benchmark's own on the node's loopback: what runs in a cluster, but that Nodes come as JSON, which takes " +
-				"more memory to read than the protobuf of a real one."},
+			Note: "The same with an API server of the benchmark's own on the node's loopback. It differs from a real one: no TLS, and one list of all Nodes as JSON, which " +
+				"takes more memory to read than protobuf, where today's servers stream it."},
 		{Name: "change", Title: "a Node's change, 10 nodes, until a packet takes the new way", Metrics: change(),
 			Note: "From the list's rename until a pod's packet leaves for that node under the pod's own address. A file is read whole, while an API server " +
 				"would send the one node that changed: for that the short list stands."},
 		{Name: "change5000", Title: "a Node's change, 5000 nodes, until a packet takes the new way", Metrics: change(),
 			Note: "The same with all 5000 nodes in the file that is read."},
 		{Name: "change-api", Title: "a Node's change, 5000 nodes, from an API server", Metrics: change(),
-			Note: "The same with an API server that lists 5000 Nodes, and whose watch tells of the one that changed: what runs in a cluster. It is one of the " +
-				"benchmark's own, on the node's loopback; measured from the event's sending. Changes are 0.3 s apart: after each the agent looks at its routes " +
-				"again, and one that came meanwhile would wait for that."},
+			Note: "The same with an API server that lists 5000 Nodes, and whose watch tells of the one that changed, measured from the event's sending. It is the " +
+				"benchmark's own, on the node's loopback and without TLS. Changes are 0.3 s apart, and the agent is at rest when one comes: after each it looks at its " +
+				"routes again, and one that came meanwhile would wait for that. Bursts of changes are not measured."},
 	}
 }
 

@@ -99,6 +99,9 @@ type Environment struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
+// Ours are the programs of this project that a run measures, as Environment.Versions names them. Their version is a commit.
+func Ours() []string { return []string{"ebpf-agent", "ebpf-cni"} }
+
 // Mode is the mode of that name.
 func (r *Run) Mode(name string) (Mode, bool) {
 	i := slices.IndexFunc(r.Modes, func(m Mode) bool { return m.Name == name })
