@@ -112,7 +112,7 @@ func TestPointsTakeTurns(t *testing.T) {
 // A p99 takes a hundred values.
 func TestFullProfileHasAHundredOfEach(t *testing.T) {
 	p := full()
-	if p.rounds*p.pods < 100 || p.rounds*p.changes < 100 {
-		t.Errorf("%d rounds of %d pods and %d changes", p.rounds, p.pods, p.changes)
+	if p.rounds*p.pods < 100 || p.rounds*p.batches*together < 100 || p.rounds*p.changes < 100 {
+		t.Errorf("%d rounds of %d pods, %d times ten and %d changes", p.rounds, p.pods, p.batches, p.changes)
 	}
 }

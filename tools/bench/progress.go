@@ -32,6 +32,14 @@ func (p *progress) at(round int, i item, mode string) {
 	}
 }
 
+// more adds a round of some items.
+func (p *progress) more(items []item) {
+	p.rounds++
+	for _, i := range items {
+		p.left += time.Duration(len(i.modes)) * i.takes
+	}
+}
+
 // again counts a sample that was disturbed.
 func (p *progress) again() { p.retaken++ }
 

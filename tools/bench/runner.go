@@ -36,28 +36,66 @@ const attempts = 3
 // hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
 const hopeless = 0.2
 
-// rounds runs all rounds. What is finished is saved after each, and when the context ends.
+// rounds runs all rounds, and one more of what is owed after them. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {
-	for round := 1; round <= r.plan.profile.rounds; round++ {
-		for _, i := range r.plan.round(round) {
-			for _, mode := range inTurn(i.modes, round) {
-				if err := context.Cause(ctx); err != nil {
-					return r.interrupted(err)
-				}
-				r.one(ctx, round, i, mode)
-			}
+	count := r.plan.profile.rounds
+	for n := 1; n <= count; n++ {
+		if err := r.round(ctx, n, r.plan.round(n)); err != nil {
+			return err
 		}
-		if ctx.Err() == nil {
-			r.run.Rounds = round
-		}
+		r.run.Rounds = n
 		if err := r.save(r.run); err != nil {
 			return err
+		}
+	}
+	owed := r.owed(count + 1)
+	if len(owed) == 0 {
+		return nil
+	}
+	r.progress.more(owed)
+	if err := r.round(ctx, count+1, owed); err != nil {
+		return err
+	}
+	return r.save(r.run)
+}
+
+// round takes a sample of each item in all of its modes.
+func (r *runner) round(ctx context.Context, n int, items []item) error {
+	for _, i := range items {
+		for _, mode := range inTurn(i.modes, n) {
+			if err := context.Cause(ctx); err != nil {
+				return r.interrupted(err)
+			}
+			r.one(ctx, n, i, mode)
 		}
 	}
 	if err := context.Cause(ctx); err != nil {
 		return r.interrupted(err)
 	}
 	return nil
+}
+
+// owed are the items of one more round: those of which a mode lacks a sample, with all that they are compared with. Where all of a mode's were
+// refused, another one would be too; and a short run is judged by nothing.
+func (r *runner) owed(round int) (items []item) {
+	if r.run.Indicative {
+		return nil
+	}
+	lacking := map[string]bool{}
+	for _, i := range r.plan.items {
+		for _, mode := range i.modes {
+			refused, _ := r.run.Refused(result.Row{Workload: i.workload, Path: i.path, Point: i.point}, mode)
+			if refused > 0 && refused < r.plan.profile.rounds {
+				lacking[i.compared()] = true
+			}
+		}
+	}
+	for _, i := range r.plan.round(round) {
+		if lacking[i.compared()] {
+			items = append(items, i)
+		}
+	}
+	return items
 }
 
 // inTurn is the order of the modes in a round: each other one the other way round, so that none always comes after the same one, and those whose

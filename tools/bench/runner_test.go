@@ -136,6 +136,51 @@ func TestPacketsAstrayAreFinal(t *testing.T) {
 	}
 }
 
+// A row is judged by five samples: one that lacks some gets another round, with all that it is compared with, and keeps what was refused.
+func TestRefusedSamplesAreOwed(t *testing.T) {
+	astray := errors.New("three packets were dropped")
+	for name, c := range map[string]struct {
+		refused    func(n int) bool
+		indicative bool
+		want       []string
+	}{
+		"none":        {func(int) bool { return false }, false, nil},
+		"one":         {func(n int) bool { return n == 2 }, false, []string{"udp64 a", "udp64 b", "udp64 c"}},
+		"a sweep's":   {func(n int) bool { return n == 4 }, false, []string{"nodes a", "nodes a"}},
+		"again":       {func(n int) bool { return n == 2 || n > 10 }, false, []string{"udp64 a", "udp64 b", "udp64 c"}},
+		"all":         {func(n int) bool { return n == 2 || n == 7 }, false, nil}, // b's in both rounds
+		"a short run": {func(n int) bool { return n == 2 }, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fake{outcome: func(n int) error {
+				if c.refused(n) {
+					return astray
+				}
+				return nil
+			}}
+			r, saved := newRunner(f, 2)
+			r.run.Indicative = c.indicative
+			r.plan.items = []item{
+				{workload: "udp64", modes: []string{"a", "b", "c"}, takes: time.Second},
+				{workload: "nodes", point: 2, modes: []string{"a"}, turns: "nodes a"},
+				{workload: "nodes", point: 5000, modes: []string{"a"}, turns: "nodes a"},
+			}
+			if err := r.rounds(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(f.taken[10:], c.want) {
+				t.Errorf("taken once more: %v, want %v", f.taken[10:], c.want)
+			}
+			if last := (*saved)[len(*saved)-1]; last != len(f.taken) || r.run.Rounds != 2 {
+				t.Errorf("%d of %d samples are saved, %d rounds", last, len(f.taken), r.run.Rounds)
+			}
+			if extra := r.run.Samples[10:]; len(extra) > 0 && (extra[0].Round != 3 || r.progress.rounds != 3) {
+				t.Errorf("filed as round %d, shown as one of %d", extra[0].Round, r.progress.rounds)
+			}
+		})
+	}
+}
+
 func TestInterruptKeepsWhatIsFinished(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	f := &fake{}
