@@ -8,8 +8,8 @@
 //	bench report bench-out/full/bench.json --into BENCHMARKS.md --headline README.md
 //	bench compare before.json after.json            a regression, or noise
 //
-// It needs root, Linux 6.1 or newer, the binaries in bin/, iptables, nft, and Go with this module's dependencies for upstream's plugins. All
-// networks stand in namespaces; no packet leaves the machine.
+// It needs root, Linux 6.1 or newer with nf_conntrack and br_netfilter, the binaries in bin/, iptables, nft, and Go with this module's dependencies
+// for upstream's plugins. All networks stand in namespaces; no packet leaves the machine.
 package main
 
 import (

@@ -3,9 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/report"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -31,7 +35,48 @@ func (p *publication) check() error {
 	return report.CheckHeadline(p.headline)
 }
 
+// fits is an error for a run that the project's documents don't show: they show whole ones only. Before a run it is known too.
+func (p *publication) fits(run *result.Run) error {
+	var why string
+	switch {
+	case p.into == "":
+		return nil
+	case run.Interrupted != "":
+		why = "it was interrupted: " + run.Interrupted
+	case run.Indicative:
+		why = "it is a short one, by which nothing is judged"
+	case len(left(run)) > 0:
+		why = "it leaves out " + strings.Join(left(run), ", ")
+	default:
+		return nil
+	}
+	return fmt.Errorf("this run is not for %s: %s; make bench-full DOCUMENT=%s measures all that it takes", p.into, why, filepath.Base(p.into))
+}
+
+// left are the modes and workloads that a run has not measured.
+func left(run *result.Run) (names []string) {
+	for _, name := range modes.Names() {
+		if _, ok := run.Mode(name); !ok {
+			names = append(names, name)
+		}
+	}
+	for _, name := range workloadNames() {
+		if !slices.Contains(run.Workloads, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 func (p *publication) publish(e env, run *result.Run) error {
+	if err := p.fits(run); err != nil {
+		return err
+	}
+	if p.into != "" {
+		for _, warning := range run.Environment.Warnings {
+			fmt.Fprintf(e.stderr, "published with a warning: %s\n", warning)
+		}
+	}
 	if p.into != "" {
 		written, err := report.Write(run, report.Into(p.into))
 		if err != nil {

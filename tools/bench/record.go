@@ -1,11 +1,14 @@
 package main
 
 import (
+	"crypto/sha256"
 	"debug/buildinfo"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
@@ -42,12 +45,48 @@ func record(run *result.Run, networks map[string]*modes.Network) {
 		}
 		maps.Copy(e.Versions, builds(files))
 	}
-	for _, ours := range []string{"ebpf-agent", "ebpf-cni"} {
-		built := e.Versions[ours]
-		if commit, _, _ := strings.Cut(built, ","); built != "" && commit != e.Commit {
-			e.Warnings = append(e.Warnings, fmt.Sprintf("%s was built from %s, and the checkout is at %s; make build", ours, built, e.Commit))
+	e.Warnings = append(e.Warnings, strangers(*e)...)
+}
+
+// strangers says which of this project's programs are not of the commit that the run is filed under.
+func strangers(e result.Environment) (warnings []string) {
+	for _, name := range result.Ours() {
+		if built := e.Versions[name]; built != "" && built != e.Commit {
+			warnings = append(warnings, fmt.Sprintf("%s was built from %s, and the checkout is at %s; make build", name, built, e.Commit))
 		}
 	}
+	return warnings
+}
+
+// files are those that all networks' programs were started from.
+func files(networks map[string]*modes.Network) (all []string) {
+	for _, network := range networks {
+		some, _ := network.Binaries() // record has told of an error
+		all = append(all, some...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// contents are the sums of files; of one that can't be read there is none.
+func contents(files []string) map[string][sha256.Size]byte {
+	sums := map[string][sha256.Size]byte{}
+	for _, file := range files {
+		if content, err := os.ReadFile(file); err == nil {
+			sums[file] = sha256.Sum256(content)
+		}
+	}
+	return sums
+}
+
+// changed says which files somebody has replaced while they were measured: agents and plugins are started again and again.
+func changed(before, after map[string][sha256.Size]byte) (warnings []string) {
+	for _, file := range slices.Sorted(maps.Keys(before)) {
+		if before[file] != after[file] {
+			warnings = append(warnings, filepath.Base(file)+" was replaced while it was measured: the figures are of more than one program")
+		}
+	}
+	return warnings
 }
 
 // builds says what files were built from, by their names: a commit of the checkout that they were built in, or a module's version.

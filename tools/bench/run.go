@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,7 +64,8 @@ func measure(ctx context.Context, e env, o options) error {
 	if err != nil {
 		return usage(err)
 	}
-	if err := errors.Join(checkMachine(e, made), o.check()); err != nil {
+	run := newRun(ctx, made, o)
+	if err := errors.Join(checkMachine(e, made), o.check(), o.fits(run)); err != nil {
 		return err
 	}
 	// A quick run leaves a full one alone.
@@ -76,7 +76,6 @@ func measure(ctx context.Context, e env, o options) error {
 		return fmt.Errorf("make the directory of --out: %w", err)
 	}
 	log := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	run := newRun(ctx, made, o)
 	json := filepath.Join(o.out, "bench.json")
 	err = carryOut(ctx, e, made, run, json, log)
 	if len(run.Samples) == 0 {
@@ -104,6 +103,7 @@ func carryOut(ctx context.Context, e env, made plan, run *result.Run, json strin
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
 	record(run, m.networks)
+	measured := contents(files(m.networks))
 	for _, warning := range run.Environment.Warnings {
 		log.Warn("the figures may be worth less", "because", warning)
 	}
@@ -117,7 +117,9 @@ func carryOut(ctx context.Context, e env, made plan, run *result.Run, json strin
 			return run.Write(json)
 		},
 	}
-	return r.rounds(ctx)
+	err = r.rounds(ctx)
+	run.Environment.Warnings = append(run.Environment.Warnings, changed(measured, contents(files(m.networks)))...)
+	return err
 }
 
 func newRun(ctx context.Context, p plan, o options) *result.Run {
@@ -161,18 +163,9 @@ func checkMachine(e env, p plan) error {
 	if !e.root {
 		return errors.New("needs root to make network namespaces and load programs; run it with sudo, or as root")
 	}
-	needs := map[string][]string{
-		modes.IPTables: {"iptables"}, modes.IPTablesVXLAN: {"iptables"}, modes.PTP: {"iptables"}, modes.NFTables: {"nft"},
-	}
 	for _, mode := range p.modes {
-		programs := needs[mode]
-		if len(programs) > 0 {
-			programs = append(programs, "go") // upstream's plugins are built from the module cache
-		}
-		for _, program := range programs {
-			if _, err := exec.LookPath(program); err != nil {
-				return fmt.Errorf("mode %s needs %s: %w; install it (make bench does), or choose --modes without it", mode, program, err)
-			}
+		if err := modes.Ready(mode); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// ebpfPlane is this project as an operator gets it: agents with their default flags and a list of Node objects, the
+// ebpfPlane is this project as an operator gets it on nodes without kube-proxy: agents with their default flags and a list of Node objects, the
 // plugin and the list of plugins that the agent has installed. There is no netfilter rule in its namespaces, as on a
 // node whose kube-proxy is off.
 type ebpfPlane struct {
@@ -221,7 +221,7 @@ func (*ebpfPlane) setServices(_ context.Context, k int) error {
 
 // Programs are the network's BPF programs, by node and name; none in the classical modes.
 func (n *Network) Programs() ([]Program, error) {
-	if n.Mode != EBPF && n.Mode != EBPFKubeProxy {
+	if !ours(n.Mode) {
 		return nil, nil
 	}
 	var all []Program

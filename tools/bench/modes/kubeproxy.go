@@ -11,11 +11,20 @@ import (
 )
 
 // kubeProxyPlane is this project on nodes where kube-proxy translates: its rules stand in netfilter, each packet between pods is asked
-// for in the kernel's table of connections, and what leaves walks the stack.
-type kubeProxyPlane struct{ *ebpfPlane }
+// for in the kernel's table of connections, and what leaves walks the stack. As on kubeadm's nodes upstream's plugins are there, so that the
+// agent chains portmap after ours.
+type kubeProxyPlane struct {
+	*ebpfPlane
+
+	// plugins is where buildPlugins has put them.
+	plugins string
+}
 
 func (k kubeProxyPlane) prepare(ctx context.Context) error {
 	for _, node := range k.lab.Nodes {
+		if err := installPlugins(node, k.plugins); err != nil {
+			return err
+		}
 		for _, setting := range kubeProxySysctls() {
 			if err := node.WriteSysctl(setting[0], setting[1]); err != nil {
 				return err

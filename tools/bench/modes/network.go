@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -57,8 +55,8 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 	if why := Missing(mode); why != "" {
 		return nil, fmt.Errorf("build mode %s: it %s", mode, why)
 	}
-	if err := loaded("/proc/sys/net", mode); err != nil {
-		return nil, fmt.Errorf("build mode %s: %w", mode, err)
+	if err := Ready(mode); err != nil {
+		return nil, fmt.Errorf("build: %w", err)
 	}
 	started := time.Now()
 	n = &Network{Mode: mode, added: map[int]*lab.Pod{}}
@@ -81,24 +79,6 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 	return n, nil
 }
 
-// loaded asks for the kernel modules that no namespace can load for itself. They change how the machine's own bridges and
-// connections are treated, so they are its owner's to load.
-func loaded(sysctls, mode string) error {
-	if mode == Direct || mode == EBPF {
-		return nil
-	}
-	modules := [][2]string{{"nf_conntrack", "netfilter/nf_conntrack_max"}}
-	if mode != PTP && mode != EBPFKubeProxy {
-		modules = append(modules, [2]string{"br_netfilter", "bridge/bridge-nf-call-iptables"})
-	}
-	for _, m := range modules {
-		if _, err := os.Stat(filepath.Join(sysctls, m[1])); err != nil {
-			return fmt.Errorf("the kernel module %s is not loaded: modprobe %s: %w", m[0], m[0], err)
-		}
-	}
-	return nil
-}
-
 // furnish puts the network into the hosts, and pods into the network.
 func (n *Network) furnish(ctx context.Context, log *slog.Logger) error {
 	if n.Mode == Direct {
@@ -116,7 +96,11 @@ func (n *Network) furnish(ctx context.Context, log *slog.Logger) error {
 		plane := &ebpfPlane{lab: n.lab, pods: map[string]*lab.Pod{}}
 		n.plane, pods = plane, plane.pods
 		if n.Mode == EBPFKubeProxy {
-			n.plane = kubeProxyPlane{plane}
+			plugins, err := buildPlugins(ctx, n.lab)
+			if err != nil {
+				return err
+			}
+			n.plane = kubeProxyPlane{plane, plugins}
 		}
 	default:
 		plugins, err := buildPlugins(ctx, n.lab)

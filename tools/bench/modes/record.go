@@ -18,18 +18,26 @@ func (n *Network) Sysctls(names ...string) map[string]string {
 
 // Binaries are the files that the mode's plugins, and its agent, were started from.
 func (n *Network) Binaries() (files []string, err error) {
-	if n.Mode == Direct {
+	for _, name := range binaries(n.Mode) {
+		file, err := n.lab.Binary(name)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	if len(files) == 0 {
 		return nil, nil
 	}
-	ours, err := n.lab.Binary("ebpf-cni")
-	if err != nil {
-		return nil, err
+	beside := filepath.Join(filepath.Dir(files[0]), "upstream")
+	switch n.Mode {
+	case EBPF:
+		return files, nil
+	case EBPFKubeProxy:
+		return append(files, filepath.Join(beside, "portmap")), nil
 	}
-	if n.Mode == EBPF {
-		return []string{ours, filepath.Join(filepath.Dir(ours), "ebpf-agent")}, nil
-	}
+	files = nil // they serve to find upstream's only
 	for _, plugin := range upstream {
-		files = append(files, filepath.Join(filepath.Dir(ours), "upstream", path.Base(plugin)))
+		files = append(files, filepath.Join(beside, path.Base(plugin)))
 	}
 	return files, nil
 }

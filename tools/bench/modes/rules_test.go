@@ -224,23 +224,51 @@ func TestModules(t *testing.T) {
 			t.Errorf("%s: %v, want it to ask for %q", mode, err, module)
 		}
 	}
-	write := func(path string) {
-		t.Helper()
-		path = filepath.Join(sysctls, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte("1\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	lacks(EBPF, "")
 	lacks(Direct, "")
 	lacks(PTP, "nf_conntrack")
-	write("netfilter/nf_conntrack_max")
+	lacks(EBPFKubeProxy, "nf_conntrack")
+	touch(t, sysctls, "netfilter/nf_conntrack_max")
 	lacks(PTP, "")
 	lacks(IPTables, "br_netfilter")
 	lacks(NFTables, "br_netfilter")
-	write("bridge/bridge-nf-call-iptables")
+	touch(t, sysctls, "bridge/bridge-nf-call-iptables")
 	lacks(IPTablesVXLAN, "")
+}
+
+func touch(t *testing.T, dir, path string) {
+	t.Helper()
+	path = filepath.Join(dir, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// So is everything else: a mode asks for what it lacks, one after the other, until there is nothing left to ask for.
+func TestReady(t *testing.T) {
+	for mode, wants := range map[string][]string{
+		Direct:        nil,
+		EBPF:          {"bin/ebpf-cni", "bin/ebpf-agent"},
+		EBPFKubeProxy: {"path/iptables-restore", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
+		PTP:           {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
+		NFTables:      {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("PATH", filepath.Join(dir, "path"))
+			t.Setenv("EBPF_CNI_BIN", filepath.Join(dir, "bin"))
+			for _, want := range wants {
+				if err := ready(filepath.Join(dir, "net"), mode); err == nil || !strings.Contains(err.Error(), filepath.Base(want)) {
+					t.Errorf("without %s: %v", want, err)
+				}
+				touch(t, dir, want)
+			}
+			if err := ready(filepath.Join(dir, "net"), mode); err != nil {
+				t.Errorf("with all that it takes: %v", err)
+			}
+		})
+	}
 }
