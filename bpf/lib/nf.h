@@ -12,10 +12,7 @@
 #include "bpf/lib/flow.h"
 #include "bpf/lib/icmp.h"
 
-/* enum ip_conntrack_status, include/uapi/linux/netfilter/nf_conntrack_common.h: an address or a port was changed. */
-#define NF_TRANSLATED (1 << 4 | 1 << 5)
-
-/* The part of the kernel's records that is read here. */
+/* The kernel's record of a connection, of which nothing is read here: that there is one is enough. */
 struct nf_conn {
 	unsigned long status;
 } __attribute__((preserve_access_index));
@@ -34,63 +31,46 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 					 struct nf_options *options, __u32 options_size) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-enum nf_seen {
-	NF_UNKNOWN, /* netfilter has no such flow */
-	NF_PLAIN,
-	NF_NAT, /* it changes the flow's addresses or ports */
-};
-
-/* What netfilter knows of a TCP or UDP flow by the tuple of either direction. */
-EC_CALL enum nf_seen nf_lookup(struct __sk_buff *ctx, struct tuple_v4 *tuple, __u8 proto)
+/*
+ * Whether netfilter knows a TCP or UDP flow by the tuple of either direction. An
+ * error is no answer: what may be known is netfilter's.
+ */
+EC_CALL bool nf_knows(struct __sk_buff *ctx, struct tuple_v4 *tuple, __u8 proto)
 {
 	struct nf_options options = {.netns_id = -1, .l4proto = proto};
-	enum nf_seen seen = NF_PLAIN;
 	struct nf_conn *ct;
 
 	ct = bpf_skb_ct_lookup(ctx, (void *)tuple, sizeof(*tuple), &options, sizeof(options));
-	/* Any other error is no answer: what may be translated is netfilter's. */
 	if (!ct)
-		return options.error == -EC_ENOENT ? NF_UNKNOWN : NF_NAT;
-	if (ct->status & NF_TRANSLATED)
-		seen = NF_NAT;
+		return options.error != -EC_ENOENT;
 	bpf_ct_release(ct);
-	return seen;
+	return true;
 }
 
-EC_INLINE enum nf_seen nf_lookup_own(struct __sk_buff *ctx, const struct tuple *tuple)
+EC_INLINE bool nf_knows_own(struct __sk_buff *ctx, const struct tuple *tuple)
 {
 	struct tuple_v4 own = tuple_to_v4(tuple);
 
-	return nf_lookup(ctx, &own, tuple->proto);
+	return nf_knows(ctx, &own, tuple->proto);
 }
 
-EC_INLINE enum nf_seen nf_lookup_reversed(struct __sk_buff *ctx, const struct tuple *tuple)
+EC_INLINE bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *tuple)
 {
 	struct tuple_v4 reversed = tuple_to_v4_reversed(tuple);
 
-	return nf_lookup(ctx, &reversed, tuple->proto);
+	return nf_knows(ctx, &reversed, tuple->proto);
 }
 
 /*
- * A SYN is asked for by the tuple of its replies as well: one sent straight to a
- * backend from a port that talks to it through its Service would get that
- * connection's replies, and netfilter must move it to another port.
+ * What opens a flow is asked for by the tuple of its replies as well: sent
+ * straight to a backend from a port that talks to it through its Service, it would
+ * get that flow's replies, and netfilter must move it to another port.
  */
-EC_INLINE bool nf_passes_tcp(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool nf_passes_flow(struct __sk_buff *ctx, const struct pkt *pkt, bool opening)
 {
-	if (nf_lookup_own(ctx, &pkt->tuple) == NF_NAT)
+	if (nf_knows_own(ctx, &pkt->tuple))
 		return false;
-	return !flow_is_opening(pkt) || nf_lookup_reversed(ctx, &pkt->tuple) != NF_NAT;
-}
-
-/* A datagram of a flow that netfilter has not seen may open one, like a SYN. */
-EC_INLINE bool nf_passes_udp(struct __sk_buff *ctx, const struct pkt *pkt)
-{
-	enum nf_seen seen = nf_lookup_own(ctx, &pkt->tuple);
-
-	if (seen == NF_UNKNOWN)
-		seen = nf_lookup_reversed(ctx, &pkt->tuple);
-	return seen != NF_NAT;
+	return !opening || !nf_knows_reversed(ctx, &pkt->tuple);
 }
 
 /* An error goes the way of the packet inside, which came the other way. Nothing translates pings. */
@@ -102,12 +82,14 @@ EC_INLINE bool nf_passes_icmp(struct __sk_buff *ctx, const struct pkt *pkt)
 		return true;
 	if (!icmp_parse_inner(ctx, pkt, &inner))
 		return false;
-	return inner.tuple.proto == IPPROTO_ICMP || nf_lookup_reversed(ctx, &inner.tuple) != NF_NAT;
+	return inner.tuple.proto == IPPROTO_ICMP || !nf_knows_reversed(ctx, &inner.tuple);
 }
 
 /*
- * Whether a packet between two pods may pass netfilter by: nothing there
- * translates its flow. Fragments and other protocols are netfilter's to judge.
+ * Whether a packet between two pods may pass netfilter by. A flow that it knows is
+ * translated there, or has walked the stack in one direction; were it to see no more
+ * than that, the rules of many would drop what it calls invalid. Fragments and other
+ * protocols are netfilter's to judge.
  */
 EC_CALL bool nf_passes(struct __sk_buff *ctx, struct pkt *pkt)
 {
@@ -117,9 +99,9 @@ EC_CALL bool nf_passes(struct __sk_buff *ctx, struct pkt *pkt)
 		return false;
 	switch (pkt->tuple.proto) {
 	case IPPROTO_TCP:
-		return nf_passes_tcp(ctx, pkt);
+		return nf_passes_flow(ctx, pkt, flow_is_opening(pkt));
 	case IPPROTO_UDP:
-		return nf_passes_udp(ctx, pkt);
+		return nf_passes_flow(ctx, pkt, true);
 	case IPPROTO_ICMP:
 		return nf_passes_icmp(ctx, pkt);
 	}
@@ -131,7 +113,7 @@ EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct tuple_v4 *reply, __u8
 {
 	if (!cfg.netfilter_nat || proto == IPPROTO_ICMP)
 		return false;
-	return nf_lookup(ctx, reply, proto) != NF_UNKNOWN;
+	return nf_knows(ctx, reply, proto);
 }
 
 #endif

@@ -233,13 +233,18 @@ func TestServicesWithAProgramRemoved(t *testing.T) {
 		}{
 			{"from_pod of the client", near, p.client, attach.FromPod, nil},
 			{"from_pod of the backend", near, p.backend, attach.FromPod, []string{"new, pod to pod, same node"}},
-			{"from_pod of the remote backend", far, p.remote, attach.FromPod, []string{"new, pod to pod, other node"}},
+			{"from_pod of the remote backend", far, p.remote, attach.FromPod, []string{
+				"new, pod to its Service, other node", "new, pod to pod, other node",
+			}},
 			{"from_uplink of the client's node", near, nil, attach.FromUplink, []string{
 				"old, pod to a Service outside", "new, pod to a Service outside", "new, pod to pod, other node",
 				"old, pod to the world", "new, pod to the world",
 			}},
 			{"from_uplink of the other node", far, nil, attach.FromUplink, nil},
-			{"to_uplink", near, nil, attach.ToUplink, nil},
+			// Nobody masquerades then what the stack sends out for a pod.
+			{"to_uplink", near, nil, attach.ToUplink, []string{
+				"old, pod to a Service outside", "new, pod to a Service outside", "old, pod to the world", "new, pod to the world",
+			}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				m := p.maim(t, c.node, c.pod, flag)

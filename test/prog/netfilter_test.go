@@ -101,12 +101,17 @@ func TestRepliesOfTranslatedFlowsMeetNetfilter(t *testing.T) {
 	}
 }
 
-// A flow that netfilter has seen and left as it is may take the shortcut.
-func TestUntranslatedFlowsPassNetfilter(t *testing.T) {
+// A flow of which netfilter has seen anything stays with it, in both directions: it would call the rest invalid.
+func TestFlowsThatNetfilterKnowsStayWithIt(t *testing.T) {
 	b := newBed(t, besideNetfilter)
 	b.netfilterKnows(tuple(wire.TCP, podA, 5000, podB, 80))
-	b.fromPod(tcp(podA, 5000, podB, 80, ack)).is("delivered")
-	b.fromPod(tcp(podB, 80, podA, 5000, ack)).is("delivered")
+	b.netfilterKnows(tuple(wire.UDP, podA, 5000, remote, 53))
+	b.fromPod(tcp(podA, 5000, podB, 80, syn)).is("stack")
+	b.fromPod(tcp(podB, 80, podA, 5000, syn|ack)).is("stack")
+	b.fromPod(tcp(podA, 5000, podB, 80, ack)).is("stack")
+	b.fromPod(udp(podA, 5000, remote, 53)).is("stack")
+	b.fromUplink(udp(remote, 53, podA, 5000)).is("stack")
+	b.fromPod(tcp(podA, 5001, podB, 80, syn)).is("delivered")
 }
 
 // A port that netfilter masquerades another flow to towards that destination is not free.
