@@ -193,11 +193,13 @@ func markdown(run *result.Run) string {
 	return text.String()
 }
 
-// The flow of the sweep over nodes is a busy one, and the verdict is about nothing else.
-func TestBusyFlowIsNamed(t *testing.T) {
+// A verdict says what it is of, and of nothing else.
+func TestVerdictsAreQualified(t *testing.T) {
 	for _, b := range budgets() {
-		if (b.row.Workload == "nodes") != strings.Contains(b.title(), "busy flow") {
-			t.Errorf("%s", b.title())
+		for workload, of := range map[string]string{"nodes": "busy flow", "change-api": "an agent at rest"} {
+			if (b.row.Workload == workload) != strings.Contains(b.title(), of) {
+				t.Errorf("%s: %s", workload, b.title())
+			}
 		}
 	}
 }
