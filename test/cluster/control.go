@@ -66,6 +66,9 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 
 func (c *Cluster) file(name string) string { return filepath.Join(c.Dir, name) }
 
+// Authority is the certificate of who signs the API server's.
+func (c *Cluster) Authority() string { return c.file("ca.crt") }
+
 // StartAPIServer starts the API server, also again, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	err := c.Nodes[0].Start(ctx, "kube-apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",

@@ -13,8 +13,9 @@ import (
 
 // The fabric is a switch with an address, and that end of the nodes' default routes answers for the world.
 var (
-	fabricAddr = netip.MustParseAddr("172.30.0.1")
 	fabricBits = 16
+	// FabricAddr is the one that the world has on the nodes' link, and speaks from.
+	FabricAddr = netip.MustParseAddr("172.30.0.1")
 	// WorldAddr is outside of the cluster; agnhost netexec answers there, HTTP on port 8080.
 	WorldAddr = netip.MustParseAddr("203.0.113.1")
 )
@@ -26,7 +27,7 @@ func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 30, 0, byt
 // makeMachines makes the fabric, the nodes and the links between them. Every link is born between two of the
 // machines: the real one's network never sees it.
 func (c *Cluster) makeMachines(ctx context.Context) (err error) {
-	if c.Fabric, err = c.newMachine(ctx, "fabric", fabricAddr); err != nil {
+	if c.Fabric, err = c.newMachine(ctx, "fabric", FabricAddr); err != nil {
 		return err
 	}
 	fabric, err := c.Fabric.netlink()
@@ -42,7 +43,7 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 	if err := fabric.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("make the switch: %w", err)
 	}
-	if err := configure(fabric, switchName, fabricAddr, fabricBits); err != nil {
+	if err := configure(fabric, switchName, FabricAddr, fabricBits); err != nil {
 		return err
 	}
 	if err := configure(fabric, "lo", WorldAddr, 32); err != nil {
@@ -118,7 +119,7 @@ func (c *Cluster) plug(node *Machine) (err error) {
 	if err := configure(inside, "eth0", node.Addr, fabricBits); err != nil {
 		return err
 	}
-	return inside.RouteAdd(&netlink.Route{Gw: fabricAddr.AsSlice()})
+	return inside.RouteAdd(&netlink.Route{Gw: FabricAddr.AsSlice()})
 }
 
 // configure gives a link its address and sets it up.

@@ -112,7 +112,7 @@ func (c *Cluster) NodeReady(ctx context.Context, name string) error {
 // InstallDNS starts CoreDNS and waits until it is ready, which takes a pod network.
 func (c *Cluster) InstallDNS(ctx context.Context) error {
 	file := c.file("coredns.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, coreDNS, coreDNSImage, c.apiAddr()), 0o644); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, coreDNS, coreDNSImage), 0o644); err != nil {
 		return fmt.Errorf("write the manifest of CoreDNS: %w", err)
 	}
 	if _, err := c.Kubectl(ctx, "apply", "--server-side", "-f", file); err != nil {

@@ -34,19 +34,32 @@ type Pod struct {
 	Name string
 	Node *Machine
 	Addr netip.Addr
+	// HostNetwork says that its network is its node's.
+	HostNetwork bool
 }
 
 // AddPod runs a pod on a node, of the scheduler's choice when that is nil, and waits until it is ready.
 func (c *Cluster) AddPod(ctx context.Context, name string, node *Machine, labels map[string]string) (*Pod, error) {
+	return c.addPod(ctx, netexec(name, node, labels))
+}
+
+// AddHostPod is AddPod for a pod in its node's network.
+func (c *Cluster) AddHostPod(ctx context.Context, name string, node *Machine, labels map[string]string) (*Pod, error) {
+	pod := netexec(name, node, labels)
+	pod.Spec.HostNetwork = true
+	return c.addPod(ctx, pod)
+}
+
+func (c *Cluster) addPod(ctx context.Context, pod *core.Pod) (*Pod, error) {
 	client, err := c.Client()
 	if err != nil {
 		return nil, err
 	}
 	pods := client.CoreV1().Pods(metav1.NamespaceDefault)
-	if _, err := pods.Create(ctx, netexec(name, node, labels), metav1.CreateOptions{}); err != nil {
-		return nil, fmt.Errorf("add pod %s: %w", name, err)
+	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return nil, fmt.Errorf("add pod %s: %w", pod.Name, err)
 	}
-	return c.ReadyPod(ctx, name)
+	return c.ReadyPod(ctx, pod.Name)
 }
 
 // ReadyPod waits until a pod that exists is ready.
@@ -73,7 +86,7 @@ func (c *Cluster) ReadyPod(ctx context.Context, name string) (*Pod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the address of pod %s: %w", name, err)
 	}
-	return &Pod{Name: name, Node: c.Node(pod.Spec.NodeName), Addr: addr}, nil
+	return &Pod{Name: name, Node: c.Node(pod.Spec.NodeName), Addr: addr, HostNetwork: pod.Spec.HostNetwork}, nil
 }
 
 func netexec(name string, node *Machine, labels map[string]string) *core.Pod {
@@ -189,6 +202,9 @@ func holds(ns netns.NsHandle, addr netip.Addr) bool {
 
 // Do calls f in the pod's network, as Machine.Do does.
 func (p *Pod) Do(f func() error) error {
+	if p.HostNetwork {
+		return p.Node.Do(f)
+	}
 	path, err := p.Netns()
 	if err != nil {
 		return err

@@ -80,7 +80,7 @@ var makeStanding = sync.OnceValues(func() (*standing, error) {
 		node int
 		at   **cluster.Pod
 	}{{"client", 0, &s.client}, {"near", 0, &s.near}, {"far", 1, &s.far}} {
-		added, err := shared.AddPod(ctx, pod.name, shared.Nodes[pod.node], map[string]string{"app": pod.name})
+		added, err := shared.AddPod(ctx, pod.name, shared.Nodes[pod.node], labels(pod.name))
 		if err != nil {
 			return nil, err
 		}
@@ -88,6 +88,11 @@ var makeStanding = sync.OnceValues(func() (*standing, error) {
 	}
 	return s, nil
 })
+
+// labels are those of a standing pod: all of them share one.
+func labels(name string) map[string]string {
+	return map[string]string{"app": name, "standing": "yes"}
+}
 
 // running is the cluster with the network installed and the standing pods. A test that fails tells how things stand.
 func running(t *testing.T) *standing {

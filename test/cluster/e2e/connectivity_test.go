@@ -1,14 +1,10 @@
 package e2e
 
 import (
-	"context"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -16,13 +12,30 @@ import (
 // sees checks that a server sees a client's address, and which that is.
 func sees(t *testing.T, from dialer, to string, want netip.Addr) {
 	t.Helper()
+	seesTCP(t, to, from, to, want)
+}
+
+func seesTCP(t *testing.T, what string, from dialer, to string, want netip.Addr) {
+	t.Helper()
 	got, err := ask(t.Context(), from, to, "/clientip")
+	isClient(t, what+" over TCP", got, err, want)
+}
+
+func seesUDP(t *testing.T, what string, from dialer, to string, want netip.Addr) {
+	t.Helper()
+	got, err := askUDP(within(t, answerLimit), from, to, "clientip")
+	isClient(t, what+" over UDP", got, err, want)
+}
+
+// isClient checks what a server said of the client's address.
+func isClient(t *testing.T, what, got string, err error, want netip.Addr) {
+	t.Helper()
 	if err != nil {
-		t.Errorf("%s: %v", to, err)
+		t.Errorf("%s: %v", what, err)
 		return
 	}
-	if client, err := netip.ParseAddrPort(got); err != nil || client.Addr() != want {
-		t.Errorf("%s sees %q, want %s", to, got, want)
+	if client, err := netip.ParseAddrPort(strings.TrimSpace(got)); err != nil || client.Addr() != want {
+		t.Errorf("%s: the client is seen as %q, want %s", what, got, want)
 	}
 }
 
@@ -56,30 +69,6 @@ func TestWorldSeesTheNode(t *testing.T) {
 	s := running(t)
 	sees(t, s.client, at(cluster.WorldAddr, cluster.HTTPPort), s.client.Node.Addr)
 	sees(t, s.far, at(cluster.WorldAddr, cluster.HTTPPort), s.far.Node.Addr)
-}
-
-func TestDNSByAddress(t *testing.T) {
-	s := running(t)
-	client, err := s.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	servers, err := client.CoreV1().Pods(cluster.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
-	if err != nil || len(servers.Items) == 0 {
-		t.Fatalf("%d pods of CoreDNS, error %v", len(servers.Items), err)
-	}
-	server := net.JoinHostPort(servers.Items[0].Status.PodIP, "53")
-	for _, from := range []*cluster.Pod{s.client, s.far} {
-		for _, network := range []string{"udp", "tcp"} {
-			resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return from.Dial(ctx, network, server)
-			}}
-			found, err := resolver.LookupHost(within(t, answerLimit), "kubernetes.default.svc.cluster.local.")
-			if err != nil || strings.Join(found, " ") != "10.96.0.1" {
-				t.Errorf("%s on %s over %s: %v, error %v", from.Name, from.Node.Name, network, found, err)
-			}
-		}
-	}
 }
 
 // The kubelet of each node execs in pods and reads their logs, over the API server.

@@ -184,7 +184,7 @@ func TestNodeComesBackWithAnotherPodCIDR(t *testing.T) {
 	if err := s.WaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if s.far, err = s.AddPod(t.Context(), "far", node, map[string]string{"app": "far"}); err != nil {
+	if s.far, err = s.AddPod(t.Context(), "far", node, labels("far")); err != nil {
 		t.Fatal(err)
 	}
 	tr.end(t)

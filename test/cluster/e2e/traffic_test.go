@@ -62,7 +62,7 @@ func startTraffic(t *testing.T, from *cluster.Pod, to map[string]netip.Addr) *tr
 func at(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }
 
 // repeat exchanges one message after the other. A connection that broke is not tried again.
-func (tr *traffic) repeat(ctx context.Context, name string, every time.Duration, conn net.Conn, exchange func(net.Conn, string) error) {
+func (tr *traffic) repeat(ctx context.Context, name string, every time.Duration, conn net.Conn, once func(net.Conn, string) error) {
 	tr.mu.Lock()
 	tr.counts[name] = 0 // one that never gets an answer is to be seen
 	tr.mu.Unlock()
@@ -74,7 +74,7 @@ func (tr *traffic) repeat(ctx context.Context, name string, every time.Duration,
 		defer tick.Stop()
 		for i := 0; ctx.Err() == nil; i++ {
 			started := time.Now()
-			err := exchange(conn, strconv.Itoa(i))
+			err := once(conn, strconv.Itoa(i))
 			if ctx.Err() != nil {
 				return
 			}
@@ -115,18 +115,34 @@ func (tr *traffic) end(t *testing.T) {
 
 // echo sends a datagram and waits for the same back. Nothing is sent again.
 func echo(conn net.Conn, message string) error {
-	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
-		return err
+	got, err := exchange(conn, "echo "+message)
+	if err == nil && got != message {
+		err = fmt.Errorf("the answer to %q is %q", message, got)
 	}
-	if _, err := conn.Write([]byte("echo " + message)); err != nil {
-		return err
+	return err
+}
+
+// exchange sends a datagram and returns the answer.
+func exchange(conn net.Conn, command string) (string, error) {
+	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+		return "", err
+	}
+	if _, err := conn.Write([]byte(command)); err != nil {
+		return "", err
 	}
 	buffer := make([]byte, 100)
 	n, err := conn.Read(buffer)
-	if err == nil && string(buffer[:n]) != message {
-		err = fmt.Errorf("the answer to %q is %q", message, buffer[:n])
+	return string(buffer[:n]), err
+}
+
+// askUDP sends one datagram from a new port and returns the answer.
+func askUDP(ctx context.Context, from dialer, to, command string) (string, error) {
+	conn, err := from.Dial(ctx, "udp", to)
+	if err != nil {
+		return "", err
 	}
-	return err
+	defer conn.Close()
+	return exchange(conn, command)
 }
 
 // request asks for an echo over an open connection.

@@ -1,0 +1,129 @@
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+const apiService = "10.96.0.1"
+
+// resolver asks one server over one protocol.
+func resolver(from dialer, network, server string) *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return from.Dial(ctx, network, server)
+	}}
+}
+
+func TestDNS(t *testing.T) {
+	s := running(t)
+	api, err := s.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers, err := api.CoreV1().Pods(cluster.Namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	if err != nil || len(servers.Items) == 0 {
+		t.Fatalf("%d pods of CoreDNS, error %v", len(servers.Items), err)
+	}
+	for _, server := range []string{servers.Items[0].Status.PodIP, "10.96.0.10"} {
+		for _, from := range clients(s) {
+			for _, network := range []string{"udp", "tcp"} {
+				found, err := resolver(from, network, net.JoinHostPort(server, "53")).
+					LookupHost(within(t, answerLimit), "kubernetes.default.svc.cluster.local.")
+				if err != nil || strings.Join(found, " ") != apiService {
+					t.Errorf("%s asks %s over %s: %v, error %v", from.name, server, network, found, err)
+				}
+			}
+		}
+	}
+}
+
+// A process in a pod finds a Service by its name, as programs do.
+func TestServicesByName(t *testing.T) {
+	s := running(t)
+	addService(t, s, "near", nil)
+	for _, pod := range []*cluster.Pod{s.client, s.far} {
+		for _, name := range []string{"kubernetes.default:443", "near:80"} {
+			err := cluster.Poll(within(t, stepLimit), pod.Name+" connects to "+name, func(ctx context.Context) error {
+				out, err := s.Kubectl(ctx, "exec", pod.Name, "--", "/agnhost", "connect", "--timeout=2s", name)
+				if err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestHeadlessService(t *testing.T) {
+	s := running(t)
+	addService(t, s, "all", func(spec *core.ServiceSpec) {
+		ofAll(spec)
+		spec.Type, spec.ClusterIP = core.ServiceTypeClusterIP, core.ClusterIPNone
+	})
+	want := []string{s.client.Addr.String(), s.near.Addr.String(), s.far.Addr.String()}
+	slices.Sort(want)
+	for _, from := range clients(s) {
+		err := cluster.Poll(within(t, stepLimit), from.name+" finds all pods", func(ctx context.Context) error {
+			found, err := resolver(from, "udp", "10.96.0.10:53").LookupHost(ctx, "all.default.svc.cluster.local.")
+			if slices.Sort(found); !slices.Equal(found, want) {
+				return fmt.Errorf("%v, want %v, error %w", found, want, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The API server's endpoint is no pod's: it is on a node, another one's for half of the clients.
+func TestAPIServerByItsService(t *testing.T) {
+	s := running(t)
+	for _, from := range clients(s) {
+		if err := askAPI(within(t, answerLimit), s, from); err != nil {
+			t.Errorf("%s to the API server by its Service: %v", from.name, err)
+		}
+	}
+}
+
+// askAPI asks the API server whether it is ready, as a pod does that trusts the cluster's authority.
+func askAPI(ctx context.Context, s *standing, from dialer) error {
+	authority, err := os.ReadFile(s.Authority())
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(authority)
+	client := http.Client{Transport: &http.Transport{
+		DialContext: from.Dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+apiService+"/readyz", http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		err = errors.New(response.Status)
+	}
+	return errors.Join(err, response.Body.Close())
+}
