@@ -91,9 +91,9 @@ test-cluster: build ## Run the tests on a real Kubernetes on this machine (root;
 	cd test/cluster && REQUIRE_PRIVILEGED=1 go test -count 1 -timeout 20m $(TESTFLAGS) ./...
 
 .PHONY: cluster
-cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network installed (root)
+cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network (root); PROXY=nftables for that mode of kube-proxy
 	@tools/setup.sh cluster
-	@cd test/cluster && go run ./play up
+	@cd test/cluster && go run ./play up $(PROXY)
 
 .PHONY: cluster-down
 cluster-down: ## End what make cluster started

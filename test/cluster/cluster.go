@@ -29,6 +29,8 @@ const (
 // Options say what cluster to make; the zero value is two nodes without agents.
 type Options struct {
 	Nodes int // default 2
+	// KubeProxy is the mode of kube-proxy: IPTables, the default, or NFTables.
+	KubeProxy string
 	// Binaries is where ebpf-agent, ebpf-cni and ebpfctl are; default bin of this checkout.
 	Binaries string
 	// Keep leaves the cluster running when this process ends, until Sweep is told to end it.
@@ -57,6 +59,9 @@ func (c *Cluster) kept() bool { return c.Options.Keep }
 func New(ctx context.Context, options Options) (c *Cluster, err error) {
 	if options.Nodes == 0 {
 		options.Nodes = 2
+	}
+	if options.KubeProxy == "" {
+		options.KubeProxy = IPTables
 	}
 	if err := Sweep(ctx, false); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -39,7 +40,7 @@ staticPodPath: %s
 // The conntrack table's size is the whole computer's: kube-proxy keeps its hands off.
 const kubeProxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
-mode: iptables
+mode: %s
 hostnameOverride: %s
 clusterCIDR: 10.244.0.0/16
 clientConnection: {kubeconfig: %s}
@@ -63,11 +64,32 @@ func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 	if err := c.StartKubelet(ctx, m); err != nil {
 		return err
 	}
-	proxy, err := c.writeKubeconfig("kube-proxy", "system:kube-proxy")
+	if err := c.configureKubeProxy(m, c.Options.KubeProxy); err != nil {
+		return err
+	}
+	return startKubeProxy(ctx, m)
+}
+
+// The modes of kube-proxy.
+const (
+	IPTables = "iptables"
+	NFTables = "nftables"
+)
+
+func (c *Cluster) configureKubeProxy(m *Machine, mode string) error {
+	kubeconfig, err := c.writeKubeconfig("kube-proxy", "system:kube-proxy")
 	if err != nil {
 		return err
 	}
-	if err := m.write("kube-proxy.yaml", fmt.Sprintf(kubeProxyConfig, m.Name, proxy)); err != nil {
+	return m.write("kube-proxy.yaml", fmt.Sprintf(kubeProxyConfig, mode, m.Name, kubeconfig))
+}
+
+// SwitchKubeProxy restarts a node's kube-proxy in another mode. It takes away by itself what it left in the one before.
+func (c *Cluster) SwitchKubeProxy(ctx context.Context, m *Machine, mode string) error {
+	if err := m.Stop(ctx, "kube-proxy", syscall.SIGTERM); err != nil {
+		return err
+	}
+	if err := c.configureKubeProxy(m, mode); err != nil {
 		return err
 	}
 	return startKubeProxy(ctx, m)

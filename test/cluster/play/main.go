@@ -1,4 +1,4 @@
-// Command play starts and ends a cluster for a person: play up, play down. With first-packet and a number it makes one
+// Command play starts and ends a cluster for a person: play up, also with the mode of kube-proxy, and play down. With first-packet and a number it makes one
 // for itself, and prints as JSON how long that many pods took from their creation to their first packet, one after the other.
 package main
 
@@ -28,7 +28,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	switch {
 	case len(args) == 1 && args[0] == "up":
-		return up(ctx)
+		return up(ctx, cluster.IPTables)
+	case len(args) == 2 && args[0] == "up" && (args[1] == cluster.IPTables || args[1] == cluster.NFTables):
+		return up(ctx, args[1])
 	case len(args) == 1 && args[0] == "down":
 		return cluster.Sweep(ctx, true)
 	case len(args) == 2 && args[0] == "first-packet":
@@ -38,7 +40,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		return firstPacket(ctx, pods)
 	}
-	return errors.New("usage: play up | down | first-packet PODS")
+	return errors.New("usage: play up [iptables|nftables] | down | first-packet PODS")
 }
 
 // timings is what first-packet prints.
@@ -81,11 +83,11 @@ outside     %s answers HTTP on port 8080
 end it      make cluster-down
 `
 
-func up(ctx context.Context) (err error) {
+func up(ctx context.Context, kubeProxy string) (err error) {
 	if kept := cluster.Kept(); kept != "" {
 		return fmt.Errorf("a cluster is there already, in %s: make cluster-down ends it", kept)
 	}
-	c, err := cluster.New(ctx, cluster.Options{Keep: true})
+	c, err := cluster.New(ctx, cluster.Options{Keep: true, KubeProxy: kubeProxy})
 	if err != nil {
 		return err
 	}
