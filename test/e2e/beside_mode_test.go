@@ -51,15 +51,13 @@ func TestFlowsOutliveTheModeBesideNetfilter(t *testing.T) {
 			}
 		}
 
+		translated := startSteadyFlows(t, p.client.Namespace, p.at("near"), p.at("far"), p.at("outside"), p.at("kubernetes"))
+		p.restart(t)
+		p.waitBeside(t, true)
+		translated.end(t)
+
 		unproxy(t, p.Lab, "iptables-nft")
-		for _, node := range p.Nodes {
-			if _, err := node.StopAgent(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := p.StartAgents(within(t, readyLimit), "--kube-proxy=off"); err != nil {
-			t.Fatal(err)
-		}
+		p.restart(t, "--kube-proxy=off")
 		p.waitBeside(t, false)
 		for _, stream := range streams {
 			if err := stream.Echo(t.Context(), 100_000); err != nil {
@@ -69,6 +67,19 @@ func TestFlowsOutliveTheModeBesideNetfilter(t *testing.T) {
 		older.end(t)
 		newer.end(t)
 	})
+}
+
+// restart ends all agents and starts them again.
+func (p *proxied) restart(t *testing.T, flags ...string) {
+	t.Helper()
+	for _, node := range p.Nodes {
+		if _, err := node.StopAgent(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.StartAgents(within(t, readyLimit), flags...); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // open makes a connection of the client's to each address.
@@ -168,12 +179,12 @@ func assertBothKeepTheirFlows(t *testing.T, order []*lab.Namespace, at netip.Add
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer stream.Close()
+		t.Cleanup(func() { stream.Close() })
 		conn, err := from.DialUDP(at, port)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
+		t.Cleanup(func() { conn.Close() })
 		seen, err := conn.Echo(t.Context(), 100)
 		assertSeen(t, "UDP of "+from.Netns(), seen, err, node)
 		assertSeen(t, "TCP of "+from.Netns(), stream.Seen, nil, node)

@@ -169,7 +169,6 @@ func (p *proxied) assertSamePort(t *testing.T, name string) {
 			t.Errorf("%s: %v", name, err)
 			return
 		}
-		defer stream.Close()
 		assertSeen(t, name, stream.Seen, nil, p.client.Addr())
 		streams = append(streams, stream)
 	}
@@ -177,6 +176,9 @@ func (p *proxied) assertSamePort(t *testing.T, name string) {
 		if err := stream.Echo(t.Context(), 10_000); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	for _, stream := range streams { // while the rules stand
+		stream.Close()
 	}
 	packets := listenUDP(t, p.client.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
 	for range 3 {
