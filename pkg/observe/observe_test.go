@@ -49,7 +49,7 @@ var filledJSON = map[string]string{
   {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000}
 ]`,
 	"conntrack": `[
-  {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999}
+  {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "flags": "", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999}
 ]`,
 	"fragments": `[
   {"src": "10.244.1.9", "dst": "192.0.2.80", "id": 777, "proto": "udp", "sport": 4000, "dport": 53}
@@ -296,7 +296,8 @@ func TestNamesAreTheDataplanesMaps(t *testing.T) {
 	}
 	var want []string
 	for name := range spec.Maps {
-		if !strings.HasPrefix(name, ".") {
+		// What the programs keep for a moment is theirs alone, and not pinned.
+		if !strings.HasPrefix(name, ".") && name != "paths" {
 			want = append(want, name)
 		}
 	}
