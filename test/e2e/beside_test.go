@@ -116,6 +116,11 @@ func (p *proxied) assertVisits(t *testing.T) {
 			assertSeen(t, "UDP, "+v.name, seen, err, v.seen)
 		}
 	}
+	for _, to := range []*lab.Namespace{p.backend.Namespace, p.remote.Namespace, p.Nodes[0].Namespace, p.Nodes[1].Namespace, p.Outside} {
+		if _, err := p.client.Ping(t.Context(), to.Addr(), lab.PingOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
 	if _, err := p.Outside.TCP(within(t, 300*time.Millisecond), netip.AddrPortFrom(p.Nodes[1].Addr(), localPort)); err == nil {
 		t.Error("a node without an endpoint serves a port of policy Local")
 	}
