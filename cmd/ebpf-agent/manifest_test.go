@@ -62,6 +62,9 @@ func TestCleanupManifest(t *testing.T) {
 	}
 	agents := readManifest(t).daemons.Spec.Template.Spec
 	got := cleanup.Spec.Template.Spec
+	// It loads no program.
+	rights := agents.Containers[0].SecurityContext.Capabilities
+	rights.Add = slices.DeleteFunc(rights.Add, func(c corev1.Capability) bool { return c == "SYS_ADMIN" })
 	if diff := cmp.Diff(agents.Volumes, got.Volumes); diff != "" {
 		t.Errorf("volumes -agent +cleanup:\n%s", diff)
 	}
@@ -160,7 +163,7 @@ func TestManifestRights(t *testing.T) {
 	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
 		t.Errorf("security context %+v", s)
 	}
-	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON"}}
+	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON", "SYS_ADMIN"}}
 	if !slices.Equal(s.Capabilities.Add, want.Add) || !slices.Equal(s.Capabilities.Drop, want.Drop) {
 		t.Errorf("capabilities %+v, want %+v", s.Capabilities, want)
 	}

@@ -109,7 +109,7 @@ func TestManifestsRights(t *testing.T) {
 // assertHolds has the kernel say that the agent can do no more.
 func assertHolds(t *testing.T, node *lab.Node, capabilities []corev1.Capability) {
 	t.Helper()
-	numbers := map[corev1.Capability]uint{"NET_ADMIN": 12, "PERFMON": 38, "BPF": 39}
+	numbers := map[corev1.Capability]uint{"NET_ADMIN": 12, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
 	var want uint64
 	for _, c := range capabilities {
 		want |= 1 << numbers[c]

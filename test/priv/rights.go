@@ -11,7 +11,7 @@ import (
 )
 
 // ManifestRights are the capabilities that the DaemonSet names.
-var ManifestRights = []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON}
+var ManifestRights = []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN}
 
 // ExecWith replaces this process, root's, by a program that has the given
 // capabilities and no way to more, as container runtimes do. It returns only to

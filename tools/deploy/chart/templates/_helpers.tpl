@@ -32,6 +32,11 @@ securityContext:
       - NET_ADMIN
       # The verifier's full rules, which the programs need.
       - PERFMON
+      {{- if not .Values.cleanup }}
+      # Ask netfilter's connection table, beside kube-proxy: where nf_conntrack is a module, the kernel lends its functions to
+      # nobody else. Not needed where it is built in, or where nothing translates addresses.
+      - SYS_ADMIN
+      {{- end }}
   # The runtimes' default profiles forbid writing below /sys/fs/bpf (AppArmor) and, in older ones, the system call
   # bpf (seccomp); SELinux forbids a container the host's directories.
   appArmorProfile:
