@@ -13,12 +13,11 @@
 #include "bpf/lib/nf.h"
 
 /* What the source is: a pod, a node, the world, or what only this node can be. */
-EC_INLINE enum destination_kind from_uplink_source(const struct __sk_buff *ctx, const struct config *config,
-						   const struct pkt *pkt)
+EC_INLINE enum destination_kind from_uplink_source(const struct config *config, const struct pkt *pkt)
 {
 	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return DESTINATION_LOCAL;
-	return path_kind(ctx, &pkt->tuple.src);
+	return path_kind(&pkt->tuple.src);
 }
 
 /* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
@@ -33,7 +32,7 @@ EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const s
 EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
 			      const struct endpoint *ep)
 {
-	switch (from_uplink_source(ctx, config, pkt)) {
+	switch (from_uplink_source(config, pkt)) {
 	case DESTINATION_LOCAL:
 	case DESTINATION_HOST:
 		/* What this node owns cannot come from outside. */

@@ -7,9 +7,9 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/world.h"
 
-EC_INLINE bool to_uplink_is_world(const struct __sk_buff *ctx, const struct addr *address)
+EC_INLINE bool to_uplink_is_world(const struct addr *address)
 {
-	return path_kind(ctx, address) == DESTINATION_WORLD && !addr_v4_multicast(addr_v4(address));
+	return path_kind(address) == DESTINATION_WORLD && !addr_v4_multicast(addr_v4(address));
 }
 
 /*
@@ -93,9 +93,9 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 	key.address = pkt.tuple.src;
 	ep = bpf_map_lookup_elem(&endpoints, &key);
 	if (ep)
-		return to_uplink_is_world(ctx, &pkt.tuple.dst) ? to_uplink_of_pod(ctx, &pkt, ep) : TRAFFIC_STACK;
+		return to_uplink_is_world(&pkt.tuple.dst) ? to_uplink_of_pod(ctx, &pkt, ep) : TRAFFIC_STACK;
 	if (addr_v4_in(addr_v4(&pkt.tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return to_uplink_is_world(ctx, &pkt.tuple.dst) ? -DROP_SPOOFED_SOURCE : TRAFFIC_STACK;
+		return to_uplink_is_world(&pkt.tuple.dst) ? -DROP_SPOOFED_SOURCE : TRAFFIC_STACK;
 	if (!pkt_parse_l4(ctx, &pkt) || (pkt.fragment == FRAGMENT_LATER && !frag_recall(&pkt)))
 		return TRAFFIC_STACK;
 	if (pkt.l4 != L4_FLOW || !nat_port_in_range(pkt.tuple.sport))

@@ -168,20 +168,15 @@ EC_CALL int path_search(struct __sk_buff *ctx, const struct pkt *pkt, struct pat
 	return ret;
 }
 
-/* What an address is, where no way there is asked for. */
-EC_INLINE enum destination_kind path_kind(const struct __sk_buff *ctx, const struct addr *address)
+/*
+ * What an address is, asked for each time: where one program still went by what it
+ * kept, and the other did not, the two directions of a flow would part.
+ */
+EC_INLINE enum destination_kind path_kind(const struct addr *address)
 {
-	struct path *p = path_slot(ctx->ifindex, addr_v4(address), 0);
-	struct destination *d;
+	struct destination *d = path_destination(address);
 
-	if (!p)
-		return DESTINATION_WORLD;
-	if (path_holds(p, ctx->ifindex, addr_v4(address), 0))
-		return p->kind;
-	d = path_destination(address);
-	p->kind = d ? d->kind : DESTINATION_WORLD;
-	path_keep(p, ctx->ifindex, addr_v4(address), 0);
-	return p->kind;
+	return d ? d->kind : DESTINATION_WORLD;
 }
 
 #endif
