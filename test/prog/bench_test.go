@@ -70,9 +70,6 @@ var paths = []path{
 	{name: "from_uplink/other_node", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		return udp(remote, 40000, podA, 80), b.uplink
 	}},
-	{name: "from_uplink/other_node_asked", d: wire.FromUplink, want: "delivered", options: asked, prepare: func(b *bed) (packet, veth) {
-		return udp(remote, 40000, podA, 80), b.uplink
-	}},
 	{name: "from_uplink/other_node_netfilter", d: wire.FromUplink, want: "delivered", options: []option{besideNetfilter}, prepare: func(b *bed) (packet, veth) {
 		return udp(remote, 40000, podA, 80), b.uplink
 	}},
