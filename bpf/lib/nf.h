@@ -2,9 +2,9 @@
 /*
  * Beside netfilter's NAT (cfg.netfilter_nat): flows to other addresses that
  * kube-proxy, portmap or anyone's rules translate to pods must meet netfilter in
- * both directions. Its connection table
- * knows which flows those are; the kernel lets programs ask (bpf_skb_ct_lookup,
- * Linux 5.18, of the module nf_conntrack), for TCP and UDP.
+ * both directions. Its connection table knows which flows those are; the kernel
+ * lets programs ask (bpf_skb_ct_lookup, Linux 5.18, of the module nf_conntrack),
+ * for TCP and UDP.
  */
 #ifndef EC_LIB_NF_H
 #define EC_LIB_NF_H

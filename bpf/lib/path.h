@@ -2,8 +2,9 @@
 /*
  * Paths: what an address was found to be and how it is reached, kept for a moment
  * on each CPU, so that a busy flow does not ask the prefix table and the kernel's
- * routes for every packet. A path is used for cfg.path_lifetime after it was found: that
- * late at most a change of destinations, uplinks, routes or rules is seen.
+ * routes for every packet. A path is used for cfg.path_lifetime after it was
+ * found: that late at most a change of destinations, uplinks, routes or rules is
+ * seen.
  */
 #ifndef EC_LIB_PATH_H
 #define EC_LIB_PATH_H

@@ -149,14 +149,9 @@ EC_INLINE struct tuple_v4 tuple_to_v4(const struct tuple *t)
 
 EC_INLINE struct tuple_v4 tuple_to_v4_reversed(const struct tuple *t)
 {
-	struct tuple_v4 v4 = {
-		.src = addr_v4(&t->dst),
-		.dst = addr_v4(&t->src),
-		.sport = t->dport,
-		.dport = t->sport,
-	};
+	struct tuple r = tuple_reversed(t);
 
-	return v4;
+	return tuple_to_v4(&r);
 }
 
 /*

@@ -45,9 +45,7 @@ func TestBesideNetfilter(t *testing.T) {
 		{udp(podA, 5000, nodeIP, 53), "stack"},
 		{udp(podA, 5000, noPod, 53), "drop NO_ENDPOINT"},
 	} {
-		if got := b.fromPod(c.p).what; got != c.want {
-			t.Errorf("%s: outcome %q, want %q", describe(c.p.bytes(t)), got, c.want)
-		}
+		b.fromPod(c.p).is(c.want)
 	}
 	for _, c := range []struct {
 		p    packet
@@ -61,9 +59,7 @@ func TestBesideNetfilter(t *testing.T) {
 		{udp(world, 5000, podA, 53), "stack"},
 		{udp(podB, 5000, podA, 53), "drop SPOOFED_SOURCE"},
 	} {
-		if got := b.fromUplink(c.p).what; got != c.want {
-			t.Errorf("%s: outcome %q, want %q", describe(c.p.bytes(t)), got, c.want)
-		}
+		b.fromUplink(c.p).is(c.want)
 	}
 }
 
