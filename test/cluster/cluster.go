@@ -66,7 +66,7 @@ func New(ctx context.Context, options Options) (c *Cluster, err error) {
 	if err := Sweep(ctx, false); err != nil {
 		return nil, err
 	}
-	paths, err := preparePrograms(ctx)
+	paths, err := PreparePrograms(ctx)
 	if err != nil {
 		return nil, err
 	}

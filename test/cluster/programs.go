@@ -43,8 +43,9 @@ var packaged = map[string]string{
 	"runc": "runc", "etcd": "etcd-server",
 }
 
-// preparePrograms makes the cache hold every program and returns the directories that they are in, for a PATH.
-func preparePrograms(ctx context.Context) ([]string, error) {
+// PreparePrograms makes the cache hold every program and returns the directories that they are in, for a PATH. The first
+// time it compiles Kubernetes, which takes minutes.
+func PreparePrograms(ctx context.Context) ([]string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return nil, fmt.Errorf("find the cache for Kubernetes' programs: %w", err)

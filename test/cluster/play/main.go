@@ -1,5 +1,10 @@
-// Command play starts and ends a cluster for a person: play up, also with the mode of kube-proxy, and play down. With first-packet and a number it makes one
-// for itself, and prints as JSON how long that many pods took from their creation to their first packet, one after the other.
+// Command play starts and ends a cluster for a person, and measures one.
+//
+//	play up [iptables|nftables]   starts one that stays, with that mode of kube-proxy
+//	play down                     ends it
+//	play programs                 only compiles what a cluster needs and is not there yet
+//	play first-packet PODS        makes one for itself, and prints as JSON how long that many pods took, one after the
+//	                              other, from their creation to their first packet
 package main
 
 import (
@@ -33,6 +38,9 @@ func run(ctx context.Context, args []string) error {
 		return up(ctx, args[1])
 	case len(args) == 1 && args[0] == "down":
 		return cluster.Sweep(ctx, true)
+	case len(args) == 1 && args[0] == "programs":
+		_, err := cluster.PreparePrograms(ctx)
+		return err
 	case len(args) == 2 && args[0] == "first-packet":
 		pods, err := strconv.Atoi(args[1])
 		if err != nil || pods < 1 {
@@ -40,7 +48,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		return firstPacket(ctx, pods)
 	}
-	return errors.New("usage: play up [iptables|nftables] | down | first-packet PODS")
+	return errors.New("usage: play up [iptables|nftables] | down | programs | first-packet PODS")
 }
 
 // timings is what first-packet prints.
