@@ -41,6 +41,8 @@ func child() int {
 	opts := optionsIn(os.Getenv(childDir), os.Getenv(childState), attach.Mode(os.Getenv(childMode)))
 	if few == "" {
 		opts.Spec = grown(t)
+	} else {
+		opts.NodeConfig.NetfilterNat = 1 // which takes the most rights
 	}
 	kill, err := strconv.Atoi(os.Getenv(childStep))
 	if err != nil {
