@@ -157,6 +157,7 @@ lint-modules:
 	go -C tools/deploy mod tidy -diff
 	cd test/cluster && go mod tidy -diff
 	cd test/cluster/coredns && go mod tidy -diff
+	cd test/cluster/flannel && go mod tidy -diff
 
 lint-go:
 	go tool -modfile=tools/lint/go.mod golangci-lint run

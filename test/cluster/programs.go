@@ -32,10 +32,17 @@ var built = map[string]string{
 	"coredns":                 "github.com/coredns/coredns",
 	"pause":                   "./pause",
 	"greet":                   "./greet",
+	"flanneld":                "./",
+	"flannel":                 "github.com/containernetworking/plugins/plugins/meta/flannel",
+	"bridge":                  "github.com/containernetworking/plugins/plugins/main/bridge",
+	"host-local":              "github.com/containernetworking/plugins/plugins/ipam/host-local",
+	"portmap":                 "github.com/containernetworking/plugins/plugins/meta/portmap",
 }
 
 // ownModules are the directories of programs whose requirements stand in a go.mod of their own.
-var ownModules = map[string]string{"coredns": "coredns"}
+var ownModules = map[string]string{
+	"coredns": "coredns", "flanneld": "flannel", "flannel": "flannel", "bridge": "flannel", "host-local": "flannel", "portmap": "flannel",
+}
 
 // packaged are those that come from Debian unless they are installed, and by which package.
 var packaged = map[string]string{
@@ -109,7 +116,7 @@ func build(ctx context.Context, module, pkg, path string) error {
 			return nil
 		}
 	}
-	fmt.Fprintln(os.Stderr, "building", pkg)
+	fmt.Fprintln(os.Stderr, "building", filepath.Base(path))
 	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", linkerFlags(), "-o", path+".new", pkg)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false")
@@ -133,7 +140,10 @@ func sourceKey(module, pkg string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		files = own // nothing is required by these
+		if pkg != "./" { // nothing is required by those beside Kubernetes
+			files = nil
+		}
+		files = append(files, own...)
 	}
 	sum := sha256.New()
 	fmt.Fprintln(sum, runtime.Version(), linkerFlags(), pkg)
