@@ -1,17 +1,10 @@
-// Package deploy tests that the manifests are what the chart renders.
 package deploy
 
 import (
 	"flag"
 	"os"
-	"path"
 	"strings"
 	"testing"
-
-	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/common/util"
-	"helm.sh/helm/v4/pkg/chart/v2/loader"
-	"helm.sh/helm/v4/pkg/engine"
 )
 
 var update = flag.Bool("update", false, "write the manifests as the chart renders them")
@@ -98,25 +91,9 @@ func checksum(text string) string {
 // render returns one template of the chart as Helm renders it in kube-system.
 func render(t *testing.T, template string, values map[string]any) string {
 	t.Helper()
-	chart, err := loader.Load("chart")
+	texts, err := Render("chart", values)
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := common.ReleaseOptions{Name: "ebpf-cni", Namespace: "kube-system"}
-	all, err := util.ToRenderValues(chart, values, release, common.DefaultCapabilities)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rendered, err := engine.Engine{Strict: true}.RenderWithContext(t.Context(), chart, all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, ok := rendered[path.Join(chart.Name(), "templates", template)]
-	if !ok {
-		t.Fatalf("the chart has no template %s", template)
-	}
-	if text = strings.TrimSpace(text); text == "" {
-		return ""
-	}
-	return text + "\n"
+	return texts[template]
 }
