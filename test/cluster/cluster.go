@@ -31,6 +31,10 @@ type Options struct {
 	Nodes int // default 2
 	// KubeProxy is the mode of kube-proxy: IPTables, the default, or NFTables.
 	KubeProxy string
+	// CNIConf and CNIBin are where containerd looks for lists and plugins; default /etc/cni/net.d and /opt/cni/bin.
+	CNIConf, CNIBin string
+	// NoBPFFS leaves the nodes without a BPF file system, until somebody mounts it.
+	NoBPFFS bool
 	// Binaries is where ebpf-agent, ebpf-cni and ebpfctl are; default bin of this checkout.
 	Binaries string
 	// Keep leaves the cluster running when this process ends, until Sweep is told to end it.
@@ -62,6 +66,9 @@ func New(ctx context.Context, options Options) (c *Cluster, err error) {
 	}
 	if options.KubeProxy == "" {
 		options.KubeProxy = IPTables
+	}
+	if options.CNIConf == "" {
+		options.CNIConf, options.CNIBin = defaultCNIConf, defaultCNIBin
 	}
 	if err := Sweep(ctx, false); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ const rootDir = "root"
 // diskDir is below a machine's directory where what outlives a boot is kept; diskDirs are what it holds.
 const diskDir = "disk"
 
-var diskDirs = []string{"/var/lib/containerd", "/var/lib/kubelet", "/var/lib/cni", "/etc/cni", "/opt/cni"}
+var diskDirs = []string{"/var/lib/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/lib/rancher", "/etc/cni", "/opt/cni"}
 
 // hostSysctls belong to the whole computer, and the kubelet insists on these values. It finds them, on files.
 var hostSysctls = map[string]string{
@@ -44,7 +44,9 @@ func furnish(config initConfig) error {
 	f.mount("proc", "/proc", "proc", 0, "")
 	f.mount("sysfs", "/sys", "sysfs", 0, "")
 	f.mount("", "/sys", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
-	f.mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=0700")
+	if !config.NoBPFFS {
+		f.mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=0700")
+	}
 	f.mount("tmpfs", cgroupRoot, "tmpfs", 0, "mode=0755")
 	for _, h := range all {
 		f.mkdir(cgroupRoot + "/" + h.Dir)

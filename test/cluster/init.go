@@ -25,6 +25,7 @@ type initConfig struct {
 	Addr       netip.Addr
 	ClusterDir string
 	Dir        string
+	NoBPFFS    bool
 }
 
 // The descriptors that process 1 is born with.

@@ -69,7 +69,7 @@ func (c *Cluster) boot(ctx context.Context, m *Machine) (err error) {
 	if err := makeCgroups(c.ID, m.Name, m.pid); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(setup).Encode(initConfig{Name: m.Name, Addr: m.Addr, ClusterDir: c.Dir, Dir: m.dir}); err != nil {
+	if err := json.NewEncoder(setup).Encode(initConfig{Name: m.Name, Addr: m.Addr, ClusterDir: c.Dir, Dir: m.dir, NoBPFFS: c.Options.NoBPFFS}); err != nil {
 		return fmt.Errorf("tell machine %s what it is: %w", m.Name, err)
 	}
 	setup.Close()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -14,6 +15,9 @@ const containerdConfig = `version = 2
   restrict_oom_score_adj = true
   disable_apparmor = true
   tolerate_missing_hugetlb_controller = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  conf_dir = %q
+  bin_dir = %q
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -126,12 +130,25 @@ func (c *Cluster) StartContainerd(ctx context.Context, m *Machine) error {
 	return nil
 }
 
-// prepareContainerd starts containerd and gives it the images and the loopback plugin.
-func (c *Cluster) prepareContainerd(ctx context.Context, m *Machine) error {
-	if err := m.write("containerd.toml", fmt.Sprintf(containerdConfig, PauseImage, c.Program("runc"))); err != nil {
+// Where containerd looks for lists and plugins unless it is told otherwise.
+const (
+	defaultCNIConf = "/etc/cni/net.d"
+	defaultCNIBin  = "/opt/cni/bin"
+)
+
+// ConfigureContainerd writes containerd's configuration by the cluster's options, and gives it the loopback plugin.
+func (c *Cluster) ConfigureContainerd(ctx context.Context, m *Machine) error {
+	conf, bin := c.Options.CNIConf, c.Options.CNIBin
+	if err := m.write("containerd.toml", fmt.Sprintf(containerdConfig, PauseImage, conf, bin, c.Program("runc"))); err != nil {
 		return err
 	}
-	if _, err := m.Run(ctx, "install", "-D", c.Program("loopback"), "/opt/cni/bin/loopback"); err != nil {
+	_, err := m.Run(ctx, "install", "-D", c.Program("loopback"), filepath.Join(bin, "loopback"))
+	return err
+}
+
+// prepareContainerd starts containerd and gives it the images.
+func (c *Cluster) prepareContainerd(ctx context.Context, m *Machine) error {
+	if err := c.ConfigureContainerd(ctx, m); err != nil {
 		return err
 	}
 	if err := c.StartContainerd(ctx, m); err != nil {

@@ -6,7 +6,7 @@ priorityClassName: system-node-critical
 tolerations:
   - operator: Exists
 nodeSelector:
-  kubernetes.io/os: linux
+  {{- toYaml .Values.nodeSelector | nindent 2 }}
 # It ends within a second, and leaves the dataplane as it is.
 terminationGracePeriodSeconds: 5
 {{- end -}}
