@@ -3,18 +3,14 @@
 //	play up [iptables|nftables]   starts one that stays, with that mode of kube-proxy
 //	play down                     ends it
 //	play programs                 only compiles what a cluster needs and is not there yet
-//	play first-packet PODS        makes one for itself, and prints as JSON how long that many pods took, one after the
-//	                              other, from their creation to their first packet
+//	play measure [FLAGS]          makes some for itself, and prints as JSON what it has measured: see play measure -h
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"strconv"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -41,42 +37,10 @@ func run(ctx context.Context, args []string) error {
 	case len(args) == 1 && args[0] == "programs":
 		_, err := cluster.PreparePrograms(ctx)
 		return err
-	case len(args) == 2 && args[0] == "first-packet":
-		pods, err := strconv.Atoi(args[1])
-		if err != nil || pods < 1 {
-			return fmt.Errorf("first-packet %q: want a number of pods", args[1])
-		}
-		return firstPacket(ctx, pods)
+	case len(args) > 0 && args[0] == "measure":
+		return measured(ctx, args[1:])
 	}
-	return errors.New("usage: play up [iptables|nftables] | down | programs | first-packet PODS")
-}
-
-// timings is what first-packet prints.
-type timings struct {
-	// FirstPacket is in milliseconds, a figure for each pod.
-	FirstPacket []float64 `json:"first_packet_ms"`
-}
-
-func firstPacket(ctx context.Context, pods int) (err error) {
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
-	defer stop()
-	c, err := cluster.New(ctx, cluster.Options{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.Close(context.WithoutCancel(ctx))) }()
-	if err := c.Install(ctx); err != nil {
-		return err
-	}
-	var all timings
-	for i := range pods {
-		took, err := c.FirstPacket(ctx, c.Nodes[1], fmt.Sprintf("greeter-%d", i))
-		if err != nil {
-			return err
-		}
-		all.FirstPacket = append(all.FirstPacket, float64(took.Microseconds())/1000)
-	}
-	return json.NewEncoder(os.Stdout).Encode(all)
+	return errors.New("usage: play up [iptables|nftables] | down | programs | measure [FLAGS]")
 }
 
 const story = `%d nodes are ready, with ebpf-cni from tools/deploy/ebpf-cni.yaml.

@@ -1,0 +1,278 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	core "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+const (
+	// settled is how long the agent is left alone before its memory is read, as in tools/bench.
+	settled = time.Second
+	// limit is how long an agent may take to know all Nodes.
+	limit = time.Minute
+	// creators are how many Nodes are created at once.
+	creators = 20
+	// renewal is how often a kubelet renews its Node's status when nothing changes.
+	renewal = 5 * time.Minute
+)
+
+// agents measures the agents of the cluster at some numbers of Node objects.
+func agents(ctx context.Context, o Options, c *cluster.Cluster, p *printer) error {
+	client, err := c.Client()
+	if err != nil {
+		return err
+	}
+	if err := fewControllers(ctx, c); err != nil {
+		return err
+	}
+	s := &sweep{Options: o, printer: p, cluster: c, client: client, known: len(c.Nodes)}
+	for _, count := range o.Nodes {
+		if err := s.at(ctx, count); err != nil {
+			return fmt.Errorf("with %d Nodes: %w", count, err)
+		}
+	}
+	return nil
+}
+
+// fewControllers leaves the cluster with the controller of DaemonSets only. The others would write each Node that no kubelet speaks for
+// again and again, as no cluster's Nodes are.
+func fewControllers(ctx context.Context, c *cluster.Cluster) error {
+	const name = "kube-controller-manager"
+	node := c.Nodes[0]
+	if err := node.Stop(ctx, name, syscall.SIGTERM); err != nil {
+		return err
+	}
+	return node.Start(ctx, name, name, "--kubeconfig="+filepath.Join(c.Dir, name+".kubeconfig"), "--leader-elect=false",
+		"--controllers=daemonset-controller")
+}
+
+// sweep measures agents while there are more and more Nodes.
+type sweep struct {
+	Options
+	*printer
+
+	cluster *cluster.Cluster
+	client  kubernetes.Interface
+	known   int
+}
+
+func (s *sweep) at(ctx context.Context, count int) error {
+	started := time.Now()
+	group, within := errgroup.WithContext(ctx)
+	group.SetLimit(creators)
+	for i := s.known; i < count; i++ {
+		group.Go(func() error {
+			_, err := s.client.CoreV1().Nodes().Create(within, paper(i), metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("create Nodes: %w", err)
+	}
+	s.say("%d Nodes more after %.1f s", count-s.known, time.Since(started).Seconds())
+	s.known = count
+	for round := 1; round <= s.Starts; round++ {
+		if err := s.start(ctx, round); err != nil {
+			return err
+		}
+	}
+	return s.rest(ctx)
+}
+
+func paperName(i int) string { return fmt.Sprintf("paper-%d", i) }
+
+// paper is a Node that no kubelet stands for. Pods can't be there.
+func paper(i int) *core.Node {
+	podCIDR := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i/256), byte(i % 256), 0}), 24).String()
+	addr := netip.AddrFrom4([4]byte{172, 30, byte(1 + i/250), byte(1 + i%250)}).String()
+	node := &core.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: paperName(i), Labels: map[string]string{"kubernetes.io/arch": "amd64", "kubernetes.io/hostname": paperName(i)}},
+		Spec:       core.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}, Unschedulable: true},
+		Status: core.NodeStatus{Addresses: []core.NodeAddress{
+			{Type: core.NodeInternalIP, Address: addr}, {Type: core.NodeHostName, Address: paperName(i)},
+		}},
+	}
+	for _, condition := range []core.NodeConditionType{core.NodeReady, core.NodeMemoryPressure, core.NodeDiskPressure, core.NodePIDPressure} {
+		node.Status.Conditions = append(node.Status.Conditions, core.NodeCondition{
+			Type: condition, Status: core.ConditionUnknown, Reason: "Paper", Message: "no kubelet stands for this Node",
+		})
+	}
+	return node
+}
+
+// start has the DaemonSet replace an agent, and measures how long the new one takes to know all Nodes, and what it then weighs.
+func (s *sweep) start(ctx context.Context, round int) error {
+	node := s.cluster.Nodes[1]
+	before, err := agentOn(node)
+	if err != nil {
+		return err
+	}
+	if err := s.deleteAgent(ctx, node); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var pid int
+	for pid, err = agentOn(node); err != nil || pid == before; pid, err = agentOn(node) {
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return fmt.Errorf("wait for another agent on %s: %w", node.Name, err)
+		}
+	}
+	started := time.Now()
+	for why := ready(ctx, node); why != nil; why = ready(ctx, node) {
+		if err := pause(ctx, 5*time.Millisecond); err != nil {
+			return fmt.Errorf("wait for the agent of %s: %w: %w", node.Name, err, why)
+		}
+	}
+	took := time.Since(started)
+	if err := s.proveComplete(ctx, node); err != nil {
+		return err
+	}
+	if err := pause(ctx, settled); err != nil {
+		return err
+	}
+	weight, err := weigh(pid)
+	if err != nil {
+		return err
+	}
+	weight["complete"] = took.Seconds()
+	s.say("%d Nodes, start %d: ready after %.2f s, %.1f MiB", s.known, round, took.Seconds(), weight["memory"]/(1<<20))
+	return s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: round, Started: started, Values: weight})
+}
+
+func (s *sweep) deleteAgent(ctx context.Context, node *cluster.Machine) error {
+	return s.client.CoreV1().Pods(cluster.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
+		LabelSelector: cluster.AgentLabel, FieldSelector: "spec.nodeName=" + node.Name,
+	})
+}
+
+// ready asks the agent as the kubelet does.
+func ready(ctx context.Context, node *cluster.Machine) error {
+	client := http.Client{
+		Timeout: 5 * time.Second,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return node.Dial(ctx, network, address)
+		}},
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9965/readyz", http.NoBody)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		said, _ := io.ReadAll(answer.Body)
+		return errors.New(strings.TrimSpace(string(said)))
+	}
+	return nil
+}
+
+// proveComplete looks whether a ready agent's map has every other Node's podCIDR.
+func (s *sweep) proveComplete(ctx context.Context, node *cluster.Machine) error {
+	out, err := node.Run(ctx, s.cluster.Binary("ebpfctl"), "dump", "destinations", "-o", "json")
+	if err != nil {
+		return err
+	}
+	missing := 0
+	for i := len(s.cluster.Nodes); i < s.known; i++ {
+		if !strings.Contains(out, paper(i).Spec.PodCIDR) {
+			missing++
+		}
+	}
+	if missing > 0 {
+		return fmt.Errorf("the agent of %s is ready, but %d of %d podCIDRs are not in its map", node.Name, missing, s.known)
+	}
+	return nil
+}
+
+// rest measures the CPU time of both agents while nothing happens but that kubelets renew their Nodes.
+func (s *sweep) rest(ctx context.Context) error {
+	if err := s.cluster.WaitReady(ctx); err != nil {
+		return err
+	}
+	renewing, stop := context.WithCancel(ctx)
+	var renewed atomic.Int64
+	var group errgroup.Group
+	group.Go(func() error { return s.renew(renewing, &renewed) })
+	defer func() { stop(); _ = group.Wait() }()
+	// What an agent does after its start is no rest.
+	if err := pause(ctx, 5*settled); err != nil {
+		return err
+	}
+	before := make([]time.Duration, len(s.cluster.Nodes))
+	pids := make([]int, len(s.cluster.Nodes))
+	started := time.Now()
+	for i, node := range s.cluster.Nodes {
+		var err error
+		if pids[i], err = agentOn(node); err != nil {
+			return err
+		}
+		if before[i], err = cpuTime(pids[i]); err != nil {
+			return err
+		}
+	}
+	if err := pause(ctx, s.Rest); err != nil {
+		return err
+	}
+	for i, pid := range pids {
+		after, err := cpuTime(pid)
+		if err != nil {
+			return err
+		}
+		perMinute := (after - before[i]).Seconds() / time.Since(started).Minutes()
+		s.say("%d Nodes: the agent of %s takes %.0f ms a minute", s.known, s.cluster.Nodes[i].Name, 1000*perMinute)
+		if err := s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: i + 1, Started: started, Values: map[string]float64{"cpu": perMinute}}); err != nil {
+			return err
+		}
+	}
+	stop()
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	s.say("%d Nodes: %d were renewed meanwhile", s.known, renewed.Load())
+	return nil
+}
+
+// renew does what the kubelets of the Nodes would: each writes its status once in a while.
+func (s *sweep) renew(ctx context.Context, count *atomic.Int64) error {
+	papers := s.known - len(s.cluster.Nodes)
+	if papers == 0 {
+		return nil
+	}
+	tick := time.NewTicker(renewal / time.Duration(papers))
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		patch := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":%q}]}}`, time.Now().UTC().Format(time.RFC3339))
+		_, err := s.client.CoreV1().Nodes().Patch(ctx, paperName(len(s.cluster.Nodes)+i%papers), types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		if err != nil && ctx.Err() == nil {
+			return fmt.Errorf("renew a Node: %w", err)
+		}
+		count.Add(1)
+	}
+}
