@@ -87,11 +87,20 @@ func TestExecAndLogs(t *testing.T) {
 
 func TestFirstPacket(t *testing.T) {
 	s := running(t)
+	greetings, err := s.Greet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer greetings.Close()
 	for _, node := range s.Nodes {
-		took, err := s.FirstPacket(t.Context(), node, "greeter")
+		name := "greeter-" + node.Name
+		took, err := greetings.FirstPacket(t.Context(), node, name, nil)
 		if err != nil {
 			t.Error(err)
 		}
 		t.Logf("%s: the first packet arrived %v after the pod was created", node.Name, took.Round(time.Millisecond))
+		if err := s.DeletePods(t.Context(), &cluster.Pod{Name: name}); err != nil {
+			t.Error(err)
+		}
 	}
 }
