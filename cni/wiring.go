@@ -186,13 +186,7 @@ func (a *addition) writeDevice(context.Context) error {
 
 func (a *addition) device() devices.Value {
 	v := devices.Value{PodMAC: wire.MAC(a.podMAC), HostMAC: wire.MAC(a.hostMAC)}
-	for _, addr := range a.addresses {
-		if addr.Is4() {
-			v.IPv4 = wire.AddrFrom(addr)
-		} else {
-			v.IPv6 = wire.AddrFrom(addr)
-		}
-	}
+	v.SetAddresses(a.addresses)
 	return v
 }
 

@@ -3,6 +3,8 @@
 package devices
 
 import (
+	"net/netip"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -27,6 +29,18 @@ type Value struct {
 	Bytes          uint64
 	ConntrackFlows uint32
 	_              uint32
+}
+
+// SetAddresses says what the pod may send from: at most one address of each family.
+func (v *Value) SetAddresses(addresses []netip.Addr) {
+	v.IPv4, v.IPv6 = wire.Addr{}, wire.Addr{}
+	for _, a := range addresses {
+		if a.Is4() {
+			v.IPv4 = wire.AddrFrom(a)
+		} else {
+			v.IPv6 = wire.AddrFrom(a)
+		}
+	}
 }
 
 // Map is the open map.

@@ -5,7 +5,9 @@ package drops
 import (
 	"strconv"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -82,11 +84,8 @@ func (r Reason) Explain() string {
 // Index is the key of a counter.
 func Index(d wire.Direction, r Reason) uint32 { return uint32(d)*Slots + uint32(r) }
 
-// Value is struct drop_counter.
-type Value struct {
-	Packets uint64
-	Bytes   uint64
-}
+// Value is one counter.
+type Value = counters.Value
 
 // Counter is the sum over all CPUs for one direction and reason.
 type Counter struct {
@@ -96,33 +95,19 @@ type Counter struct {
 }
 
 // Map is the open map.
-type Map struct{ *typed.PerCPU[Value] }
-
-// Add sums two counters.
-func Add(sum *Value, v Value) {
-	sum.Packets += v.Packets
-	sum.Bytes += v.Bytes
-}
+type Map struct{ *counters.Map }
 
 // Open opens the map pinned at path.
 func Open(path string) (*Map, error) {
-	m, err := typed.OpenPerCPU(path, Add)
+	m, err := counters.Open(path, Slots)
 	return &Map{m}, err
 }
 
+// Of wraps a map that is open already.
+func Of(m *ebpf.Map) *Map { return &Map{counters.Of(m, Name, Slots)} }
+
 // All returns the counters that are not zero, by direction, then reason.
-func (m *Map) All() ([]Counter, error) {
-	var out []Counter
-	for d := range wire.Directions {
-		for r := range Reason(Slots) {
-			v, err := m.Sum(Index(d, r))
-			if err != nil {
-				return nil, err
-			}
-			if v != (Value{}) {
-				out = append(out, Counter{d, r, v})
-			}
-		}
-	}
-	return out, nil
+func (m *Map) All() (out []Counter, err error) {
+	err = m.Each(func(d wire.Direction, slot uint32, v Value) { out = append(out, Counter{d, Reason(slot), v}) })
+	return out, err
 }

@@ -136,37 +136,3 @@ func Sync[K comparable, V any](m *Map[K, V], want map[K]V, same func(have, want 
 	}
 	return done, nil
 }
-
-// PerCPU is a per-CPU array map whose values are counters.
-type PerCPU[V any] struct {
-	*ebpf.Map
-	name string
-	add  func(sum *V, v V)
-}
-
-// OpenPerCPU opens the per-CPU array pinned at path; add sums two values.
-func OpenPerCPU[V any](path string, add func(sum *V, v V)) (*PerCPU[V], error) {
-	m, err := ebpf.LoadPinnedMap(path, nil)
-	if err != nil {
-		return nil, fmt.Errorf("open pinned map %s: %w", path, err)
-	}
-	return NewPerCPU(m, path, add), nil
-}
-
-// NewPerCPU wraps a map that is open already; name is for error messages.
-func NewPerCPU[V any](m *ebpf.Map, name string, add func(sum *V, v V)) *PerCPU[V] {
-	return &PerCPU[V]{Map: m, name: name, add: add}
-}
-
-// Sum returns the value at index, added up over all CPUs.
-func (p *PerCPU[V]) Sum(index uint32) (V, error) {
-	var sum V
-	var each []V
-	if err := p.Lookup(&index, &each); err != nil {
-		return sum, fmt.Errorf("look up %d in map %s: %w", index, p.name, err)
-	}
-	for _, v := range each {
-		p.add(&sum, v)
-	}
-	return sum, nil
-}

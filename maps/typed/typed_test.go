@@ -193,38 +193,6 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-func TestPerCPUSum(t *testing.T) {
-	priv.Require(t)
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "test", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	p := NewPerCPU(m, "test", func(sum *value, v value) {
-		sum.Wanted += v.Wanted
-		sum.Theirs += v.Theirs
-	})
-	each := make([]value, ebpf.MustPossibleCPU())
-	var want value
-	for i := range each {
-		each[i] = value{Wanted: uint32(i + 1), Theirs: 1 << 40}
-		want.Wanted += uint32(i + 1)
-		want.Theirs += 1 << 40
-	}
-	if err := m.Put(uint32(1), each); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := p.Sum(1); err != nil || got != want {
-		t.Errorf("sum is %v, %v; want %v", got, err, want)
-	}
-	if got, err := p.Sum(0); err != nil || got != (value{}) {
-		t.Errorf("sum of nothing is %v, %v", got, err)
-	}
-	if _, err := p.Sum(2); !errors.Is(err, ErrKeyNotExist) {
-		t.Errorf("sum beyond the end: %v", err)
-	}
-}
-
 func TestErrorsNameTheMap(t *testing.T) {
 	m := newMap(t, 8)
 	_, err := m.Get(key{7})

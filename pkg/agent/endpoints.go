@@ -69,6 +69,20 @@ func (r *reconciler) done(id endpoint.ID, err error) bool {
 // locked runs fix on an endpoint that nobody else works on, with its state as it
 // is then. An endpoint that is gone or going by then is left alone.
 func (r *reconciler) locked(wait context.Context, id endpoint.ID, fix func(endpoint.Endpoint) error) error {
+	return r.holding(wait, id, func() error {
+		e, err := endpoint.Read(r.cfg.State, id)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return fix(e)
+	})
+}
+
+// holding runs f while nobody else works on an endpoint.
+func (r *reconciler) holding(wait context.Context, id endpoint.ID, f func() error) error {
 	node, err := bpffs.Shared(wait, r.cfg.State)
 	if err != nil {
 		return err
@@ -79,14 +93,7 @@ func (r *reconciler) locked(wait context.Context, id endpoint.ID, fix func(endpo
 		return err
 	}
 	defer own.Release()
-	e, err := endpoint.Read(r.cfg.State, id)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return fix(e)
+	return f()
 }
 
 // fault is one thing that is missing of an endpoint.
@@ -192,14 +199,7 @@ func (r *reconciler) hasRoute(want device.Route) bool {
 // deviceValue is what a device's entry should be, with the counters that it has.
 func deviceValue(e endpoint.Endpoint, have devices.Value) devices.Value {
 	have.PodMAC, have.HostMAC = e.PodMAC, e.HostMAC
-	have.IPv4, have.IPv6 = wire.Addr{}, wire.Addr{}
-	for _, a := range e.Addresses {
-		if a.Is4() {
-			have.IPv4 = wire.AddrFrom(a)
-		} else {
-			have.IPv6 = wire.AddrFrom(a)
-		}
-	}
+	have.SetAddresses(e.Addresses)
 	return have
 }
 

@@ -109,29 +109,21 @@ func (r *reconciler) findReservations(known map[endpoint.ID]bool, found map[endp
 
 // release takes an endpoint away for good, if it still is nobody's.
 func (r *reconciler) release(ctx, wait context.Context, id endpoint.ID, network string) error {
-	node, err := bpffs.Shared(wait, r.cfg.State)
-	if err != nil {
-		return err
-	}
-	defer node.Release()
-	own, err := endpoint.Acquire(wait, r.cfg.State, id)
-	if err != nil {
-		return err
-	}
-	defer own.Release()
-	_, err = r.host.LinkByName(id.HostLinkName())
-	if !errors.Is(err, device.ErrNotFound) {
-		return err // it came to life
-	}
-	e, err := endpoint.Read(r.cfg.State, id)
-	if err == nil && namespaceThere(e) {
-		return nil
-	}
-	r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
-	delete(r.orphans.first, id)
-	ctx, cancel := context.WithTimeout(ctx, lockPatience) // for the addresses' lock
-	defer cancel()
-	return r.releaser().ReleaseLocked(ctx, id, network)
+	return r.holding(wait, id, func() error {
+		_, err := r.host.LinkByName(id.HostLinkName())
+		if !errors.Is(err, device.ErrNotFound) {
+			return err // it came to life
+		}
+		e, err := endpoint.Read(r.cfg.State, id)
+		if err == nil && namespaceThere(e) {
+			return nil
+		}
+		r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
+		delete(r.orphans.first, id)
+		ctx, cancel := context.WithTimeout(ctx, lockPatience) // for the addresses' lock
+		defer cancel()
+		return r.releaser().ReleaseLocked(ctx, id, network)
+	})
 }
 
 func (r *reconciler) releaser() endpoint.Releaser {

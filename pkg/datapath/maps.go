@@ -50,12 +50,12 @@ func wrapMaps(all map[string]*ebpf.Map) (*Maps, error) {
 	m.Conntrack = typed.New[conntrack.Key, conntrack.Value](all[conntrack.Name], conntrack.Name)
 	m.Destinations = typed.New[destinations.Key, destinations.Value](all[destinations.Name], destinations.Name)
 	m.Devices = typed.New[devices.Key, devices.Value](all[devices.Name], devices.Name)
-	m.Drops = &drops.Map{PerCPU: typed.NewPerCPU(all[drops.Name], drops.Name, drops.Add)}
+	m.Drops = drops.Of(all[drops.Name])
 	m.Endpoints = typed.New[endpoints.Key, endpoints.Value](all[endpoints.Name], endpoints.Name)
 	m.Fragments = typed.New[fragments.Key, fragments.Value](all[fragments.Name], fragments.Name)
 	m.Snat = typed.New[snat.Key, snat.Value](all[snat.Name], snat.Name)
 	m.SnatReverse = typed.New[snat.Key, snat.Value](all[snat.ReverseName], snat.ReverseName)
-	m.Traffic = &traffic.Map{PerCPU: typed.NewPerCPU(all[traffic.Name], traffic.Name, traffic.Add)}
+	m.Traffic = traffic.Of(all[traffic.Name])
 	m.Uplinks = typed.New[uplinks.Key, uplinks.Value](all[uplinks.Name], uplinks.Name)
 	m.Usage = typed.New[usage.Key, usage.Value](all[usage.Name], usage.Name)
 	return m, nil

@@ -150,7 +150,7 @@ func TestWhatHappensDuringTheSwitchIsNotLost(t *testing.T) {
 			t.Errorf("flow %d: seen %d state %s, want %d %s", port, got.LastSeen, got.State, w.LastSeen, w.State)
 		}
 	}
-	n.verifyDrops(t, dp.Maps.Drops.Map, 5+3+4)
+	n.verifyDrops(t, dp.Maps.Drops.Map.Map, 5+3+4)
 	use, err := lookup(dp.Maps.Usage.Map, make([]byte, 4))
 	check(t, err)
 	if got := decode[usage.Value](use[0]).Entries; got != nodeFlows+2 {
@@ -172,7 +172,7 @@ func (n node) oldProgramsWrite(t *testing.T, old *Maps) {
 	check(t, old.Snat.Put(flowKey(3), v))
 	n.addFlow(t, old, 5000, 2000)
 	check(t, old.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: nodeFlows + 1}))
-	n.setDrops(t, old.Drops.Map, 5+3)
+	n.setDrops(t, old.Drops.Map.Map, 5+3)
 }
 
 // newProgramsWrite renews flow 4, opens flow 6000 and drops four packets on each CPU.
@@ -260,7 +260,7 @@ func TestFlowsOfAFailedUpgradeAreGivenBack(t *testing.T) {
 	if v.LastSeen != 2500 || v.ToPort != wire.PortFrom(6000) {
 		t.Errorf("flow 6000 came back as %+v", v)
 	}
-	n.verifyDrops(t, old.Drops.Map, 5+4)
+	n.verifyDrops(t, old.Drops.Map.Map, 5+4)
 }
 
 func TestBatchesAreLargeEnoughForAnyBucket(t *testing.T) {

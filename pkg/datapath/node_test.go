@@ -55,7 +55,7 @@ func newNode(t *testing.T, opts Options) node {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(10 + i), 0}), 24)
 		check(t, dp.Maps.Destinations.Put(destinations.KeyFrom(p), destinations.Value{Kind: destinations.PodCIDR, MTU: 1500}))
 	}
-	n.setDrops(t, dp.Maps.Drops.Map, 5)
+	n.setDrops(t, dp.Maps.Drops.Map.Map, 5)
 	return n
 }
 

@@ -26,9 +26,11 @@ const module = "github.com/ebpf-cni/ebpf-cni"
 var rules = map[string][]string{
 	"bpf": {"github.com/cilium/ebpf/..."},
 
-	"maps/typed": {"github.com/cilium/ebpf/..."},
-	"maps/wire":  {},
-	"maps/...":   {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/typed":   {"github.com/cilium/ebpf/..."},
+	"maps/wire":    {},
+	"maps/...":     {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/drops":   {"maps/counters", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/traffic": {"maps/counters", "maps/wire", "github.com/cilium/ebpf/..."},
 	// What has passed of a flow is said in the same bits as in snat.
 	"maps/conntrack": {"maps/snat", "maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
 

@@ -111,8 +111,8 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.conntrack = typed.New[conntrack.Key, conntrack.Value](m[conntrack.Name], conntrack.Name)
 	b.fragments = typed.New[fragments.Key, fragments.Value](m[fragments.Name], fragments.Name)
 	b.usage = typed.New[usage.Key, usage.Value](m[usage.Name], usage.Name)
-	b.drops = &drops.Map{PerCPU: typed.NewPerCPU(m[drops.Name], drops.Name, drops.Add)}
-	b.traffic = &traffic.Map{PerCPU: typed.NewPerCPU(m[traffic.Name], traffic.Name, traffic.Add)}
+	b.drops = drops.Of(m[drops.Name])
+	b.traffic = traffic.Of(m[traffic.Name])
 	node := typed.New[config.Key, config.Value](m[config.Name], config.Name)
 	must(b, node.Put(config.Key{}, config.Value{
 		Layout: wire.LayoutVersion, NodeIPv4: addr(nodeIP), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
