@@ -77,7 +77,7 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 		"--kubelet-client-certificate="+c.file("apiserver.crt"), "--kubelet-client-key="+c.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.file("service-accounts.key"),
 		"--service-account-signing-key-file="+c.file("service-accounts.key"), "--authorization-mode=Node,RBAC",
-		"--enable-admission-plugins=NodeRestriction", "--allow-privileged", "--enable-aggregator-routing=true", "--kubelet-preferred-address-types=InternalIP")
+		"--enable-admission-plugins=NodeRestriction", "--allow-privileged", "--kubelet-preferred-address-types=InternalIP")
 	if err != nil {
 		return err
 	}

@@ -9,10 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 	core "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -36,25 +39,29 @@ type Pod struct {
 	Addr netip.Addr
 	// HostNetwork says that its network is its node's.
 	HostNetwork bool
+
+	// netns is where its network was found last.
+	netns atomic.Pointer[string]
 }
 
 // AddPod runs a pod on a node, of the scheduler's choice when that is nil, and waits until it is ready.
 func (c *Cluster) AddPod(ctx context.Context, name string, node *Machine, labels map[string]string) (*Pod, error) {
-	return c.addPod(ctx, netexec(name, node, labels))
+	return c.AddPodWith(ctx, name, node, labels, func(*core.PodSpec) {})
 }
 
 // AddHostPod is AddPod for a pod in its node's network.
 func (c *Cluster) AddHostPod(ctx context.Context, name string, node *Machine, labels map[string]string) (*Pod, error) {
-	pod := netexec(name, node, labels)
-	pod.Spec.HostNetwork = true
-	return c.addPod(ctx, pod)
+	return c.AddPodWith(ctx, name, node, labels, func(spec *core.PodSpec) { spec.HostNetwork = true })
 }
 
-func (c *Cluster) addPod(ctx context.Context, pod *core.Pod) (*Pod, error) {
+// AddPodWith is AddPod for one that has something changed.
+func (c *Cluster) AddPodWith(ctx context.Context, name string, node *Machine, labels map[string]string, change func(*core.PodSpec)) (*Pod, error) {
 	client, err := c.Client()
 	if err != nil {
 		return nil, err
 	}
+	pod := netexec(name, node, labels)
+	change(&pod.Spec)
 	pods := client.CoreV1().Pods(metav1.NamespaceDefault)
 	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return nil, fmt.Errorf("add pod %s: %w", pod.Name, err)
@@ -163,6 +170,9 @@ func (c *Cluster) DeletePods(ctx context.Context, all ...*Pod) error {
 
 // Netns is the path of the pod's network namespace as its node sees it: the one that holds its address.
 func (p *Pod) Netns() (string, error) {
+	if last := p.netns.Load(); last != nil && p.isIn(*last) {
+		return *last, nil
+	}
 	dir := "/run/netns"
 	entries, err := os.ReadDir(p.Node.inRoot(dir))
 	if err != nil {
@@ -170,15 +180,22 @@ func (p *Pod) Netns() (string, error) {
 	}
 	for _, entry := range entries {
 		path := filepath.Join(dir, entry.Name())
-		if ns, err := netns.GetFromPath(p.Node.inRoot(path)); err == nil {
-			found := holds(ns, p.Addr)
-			ns.Close()
-			if found {
-				return path, nil
-			}
+		if p.isIn(path) {
+			p.netns.Store(&path)
+			return path, nil
 		}
 	}
 	return "", fmt.Errorf("no network namespace on %s holds %s, the address of pod %s", p.Node.Name, p.Addr, p.Name)
+}
+
+// isIn says whether a network namespace of the node is the pod's.
+func (p *Pod) isIn(path string) bool {
+	ns, err := netns.GetFromPath(p.Node.inRoot(path))
+	if err != nil {
+		return false
+	}
+	defer ns.Close()
+	return holds(ns, p.Addr)
 }
 
 // holds says whether a network namespace has an address.
@@ -215,6 +232,28 @@ func (p *Pod) Do(f func() error) error {
 // Dial connects from the pod to an address.
 func (p *Pod) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return dialIn(ctx, p.Do, network, address)
+}
+
+// DialFrom is Dial from a port, which others that it was called for may have too.
+func (p *Pod) DialFrom(ctx context.Context, port uint16, network, address string) (conn net.Conn, err error) {
+	err = p.Do(func() error {
+		dialer := net.Dialer{Control: shared, LocalAddr: &net.TCPAddr{Port: int(port)}}
+		if network == "udp" {
+			dialer.LocalAddr = &net.UDPAddr{Port: int(port)}
+		}
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// shared lets a socket have a port that others have.
+func shared(_, _ string, raw syscall.RawConn) error {
+	var failed error
+	err := raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
+	return errors.Join(err, failed)
 }
 
 // Run runs a program of the node in the pod's network.

@@ -23,7 +23,8 @@ func answering(t *testing.T, from client, to target) (found map[string]int) {
 		return err
 	})
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return nil
 	}
 	found = map[string]int{}
 	for range enough {
@@ -54,39 +55,36 @@ func settled(t *testing.T, from client, to target, want []string) {
 	}
 }
 
-func TestChoiceOfPods(t *testing.T) {
-	s := running(t)
-	to := addService(t, s, "all", ofAll)
-	for _, from := range clients(s) {
-		settled(t, from, to.byAddr(t), []string{"client", "far", "near"})
-	}
+func testChoiceOfPods(t *testing.T, s *stage) {
+	to := addService(t, s.standing, "chosen", ofAll).byAddr(t)
+	concurrently(clients(s.standing), func(from client) {
+		settled(t, from, to, []string{"client", "far", "near"})
+	})
 }
 
-func TestSessionAffinity(t *testing.T) {
-	s := running(t)
-	to := addService(t, s, "all", func(spec *core.ServiceSpec) {
+func testSessionAffinity(t *testing.T, s *stage) {
+	to := addService(t, s.standing, "faithful", func(spec *core.ServiceSpec) {
 		ofAll(spec)
 		spec.SessionAffinity = core.ServiceAffinityClientIP
-	})
-	for _, from := range clients(s) {
-		if got := answering(t, from, to.byAddr(t)); len(got) != 1 {
+	}).byAddr(t)
+	concurrently(clients(s.standing), func(from client) {
+		if got := answering(t, from, to); len(got) != 1 {
 			t.Errorf("%s meets %v, want one pod", from.name, got)
 		}
-	}
+	})
 }
 
-func TestInternalTrafficStaysOnItsNode(t *testing.T) {
-	s := running(t)
+func testInternalTrafficStaysOnItsNode(t *testing.T, s *stage) {
 	local := core.ServiceInternalTrafficPolicyLocal
-	to := addService(t, s, "all", func(spec *core.ServiceSpec) {
+	to := addService(t, s.standing, "internal", func(spec *core.ServiceSpec) {
 		ofAll(spec)
 		spec.InternalTrafficPolicy = &local
+	}).byAddr(t)
+	concurrently(clients(s.standing), func(from client) {
+		want := []string{"client", "near"}
+		if from.node == s.far.Node {
+			want = []string{"far"}
+		}
+		settled(t, from, to, want)
 	})
-	all := clients(s)
-	for _, from := range []client{all[0], all[2]} {
-		settled(t, from, to.byAddr(t), []string{"client", "near"})
-	}
-	for _, from := range []client{all[1], all[3]} {
-		settled(t, from, to.byAddr(t), []string{"far"})
-	}
 }

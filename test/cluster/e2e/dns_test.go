@@ -28,8 +28,7 @@ func resolver(from dialer, network, server string) *net.Resolver {
 	}}
 }
 
-func TestDNS(t *testing.T) {
-	s := running(t)
+func testDNS(t *testing.T, s *stage) {
 	api, err := s.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +38,7 @@ func TestDNS(t *testing.T) {
 		t.Fatalf("%d pods of CoreDNS, error %v", len(servers.Items), err)
 	}
 	for _, server := range []string{servers.Items[0].Status.PodIP, "10.96.0.10"} {
-		for _, from := range clients(s) {
+		for _, from := range clients(s.standing) {
 			for _, network := range []string{"udp", "tcp"} {
 				found, err := resolver(from, network, net.JoinHostPort(server, "53")).
 					LookupHost(within(t, answerLimit), "kubernetes.default.svc.cluster.local.")
@@ -52,9 +51,8 @@ func TestDNS(t *testing.T) {
 }
 
 // A process in a pod finds a Service by its name, as programs do.
-func TestServicesByName(t *testing.T) {
-	s := running(t)
-	addService(t, s, "near", nil)
+func testServicesByName(t *testing.T, s *stage) {
+	addService(t, s.standing, "near", nil)
 	for _, pod := range []*cluster.Pod{s.client, s.far} {
 		for _, name := range []string{"kubernetes.default:443", "near:80"} {
 			err := cluster.Poll(within(t, stepLimit), pod.Name+" connects to "+name, func(ctx context.Context) error {
@@ -71,17 +69,16 @@ func TestServicesByName(t *testing.T) {
 	}
 }
 
-func TestHeadlessService(t *testing.T) {
-	s := running(t)
-	addService(t, s, "all", func(spec *core.ServiceSpec) {
+func testHeadlessService(t *testing.T, s *stage) {
+	addService(t, s.standing, "headless", func(spec *core.ServiceSpec) {
 		ofAll(spec)
 		spec.Type, spec.ClusterIP = core.ServiceTypeClusterIP, core.ClusterIPNone
 	})
 	want := []string{s.client.Addr.String(), s.near.Addr.String(), s.far.Addr.String()}
 	slices.Sort(want)
-	for _, from := range clients(s) {
+	for _, from := range clients(s.standing) {
 		err := cluster.Poll(within(t, stepLimit), from.name+" finds all pods", func(ctx context.Context) error {
-			found, err := resolver(from, "udp", "10.96.0.10:53").LookupHost(ctx, "all.default.svc.cluster.local.")
+			found, err := resolver(from, "udp", "10.96.0.10:53").LookupHost(ctx, "headless.default.svc.cluster.local.")
 			if slices.Sort(found); !slices.Equal(found, want) {
 				return fmt.Errorf("%v, want %v, error %w", found, want, err)
 			}
@@ -94,10 +91,9 @@ func TestHeadlessService(t *testing.T) {
 }
 
 // The API server's endpoint is no pod's: it is on a node, another one's for half of the clients.
-func TestAPIServerByItsService(t *testing.T) {
-	s := running(t)
-	for _, from := range clients(s) {
-		if err := askAPI(within(t, answerLimit), s, from); err != nil {
+func testAPIServerByItsService(t *testing.T, s *stage) {
+	for _, from := range clients(s.standing) {
+		if err := askAPI(within(t, answerLimit), s.standing, from); err != nil {
 			t.Errorf("%s to the API server by its Service: %v", from.name, err)
 		}
 	}

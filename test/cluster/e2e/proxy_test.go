@@ -12,45 +12,35 @@ import (
 
 // kube-proxy changes its mode while pods talk, and Services work in the other mode as they did.
 func TestServicesInNftablesMode(t *testing.T) {
-	s := running(t)
-	switched := func(mode string) func() {
-		return func() {
-			for _, node := range s.Nodes {
-				switchKubeProxy(t, s, node, mode)
-			}
-		}
-	}
-	t.Cleanup(switched(cluster.IPTables))
-	undisturbed(t, s, switched(cluster.NFTables))
-	for name, test := range map[string]func(*testing.T){
-		"ClusterIPs": TestClusterIPs, "NodePorts": TestNodePorts, "NodePortsOfLocalPods": TestNodePortsOfLocalPods,
-		"ExternalIPs": TestExternalIPs, "ChoiceOfPods": TestChoiceOfPods, "SessionAffinity": TestSessionAffinity,
-		"InternalTraffic": TestInternalTrafficStaysOnItsNode, "DNS": TestDNS, "ByName": TestServicesByName,
-		"APIServer": TestAPIServerByItsService,
-	} {
-		t.Run(name, test)
-	}
+	s := newStage(t)
+	t.Cleanup(func() { switchKubeProxy(t, s.standing, cluster.IPTables) })
+	undisturbed(t, s.standing, func() { switchKubeProxy(t, s.standing, cluster.NFTables) })
+	runServiceTests(t, s)
 }
 
-// switchKubeProxy changes the mode on a node, and waits until rules of this mode and none of the other are there.
-func switchKubeProxy(t *testing.T, s *standing, node *cluster.Machine, mode string) {
+// switchKubeProxy changes the mode on all nodes, and waits until rules of this mode and none of the other are there.
+func switchKubeProxy(t *testing.T, s *standing, mode string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), stepLimit)
 	defer cancel()
-	if err := s.SwitchKubeProxy(ctx, node, mode); err != nil {
-		t.Error(err)
-		return
-	}
-	err := cluster.Poll(ctx, node.Name+" translates by "+mode, func(ctx context.Context) error {
-		tables, err := node.Run(ctx, "nft", "list", "tables")
-		chains, err2 := node.Run(ctx, "iptables-save", "-t", "nat")
-		byNftables, byIptables := strings.Contains(tables, "ip kube-proxy"), strings.Contains(chains, "-j KUBE-SEP-")
-		if byNftables != (mode == cluster.NFTables) || byIptables != (mode == cluster.IPTables) {
-			err = fmt.Errorf("rules of nftables mode %v, of iptables mode %v", byNftables, byIptables)
+	for _, node := range s.Nodes {
+		if err := s.SwitchKubeProxy(ctx, node, mode); err != nil {
+			t.Error(err)
+			return
 		}
-		return errors.Join(err, err2)
-	})
-	if err != nil {
-		t.Errorf("%v\n%s", err, node.LogTail("kube-proxy", 20))
 	}
+	concurrently(s.Nodes, func(node *cluster.Machine) {
+		err := cluster.Poll(ctx, node.Name+" translates by "+mode, func(ctx context.Context) error {
+			tables, err := node.Run(ctx, "nft", "list", "tables")
+			chains, err2 := node.Run(ctx, "iptables-save", "-t", "nat")
+			byNftables, byIptables := strings.Contains(tables, "ip kube-proxy"), strings.Contains(chains, "-j KUBE-SEP-")
+			if byNftables != (mode == cluster.NFTables) || byIptables != (mode == cluster.IPTables) {
+				err = fmt.Errorf("rules of nftables mode %v, of iptables mode %v", byNftables, byIptables)
+			}
+			return errors.Join(err, err2)
+		})
+		if err != nil {
+			t.Errorf("%v\n%s", err, node.LogTail("kube-proxy", 20))
+		}
+	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,12 +22,8 @@ type service struct{ *core.Service }
 // addService makes a Service of the type NodePort in front of the pods that are labelled app=NAME, with what change says.
 func addService(t *testing.T, s *standing, name string, change func(*core.ServiceSpec)) service {
 	t.Helper()
-	client, err := s.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
 	wanted := &core.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
 		Spec: core.ServiceSpec{
 			Type: core.ServiceTypeNodePort, Selector: map[string]string{"app": name},
 			Ports: []core.ServicePort{
@@ -37,21 +35,43 @@ func addService(t *testing.T, s *standing, name string, change func(*core.Servic
 	if change != nil {
 		change(&wanted.Spec)
 	}
-	services := client.CoreV1().Services(metav1.NamespaceDefault)
+	return createService(t, s, wanted)
+}
+
+func createService(t *testing.T, s *standing, wanted *core.Service) service {
+	t.Helper()
+	client, err := s.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	services := client.CoreV1().Services(wanted.Namespace)
 	made, err := services.Create(t.Context(), wanted, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := services.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		if err := services.Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
 	return service{made}
 }
 
+// behind has a Service choose the pods of that name.
+func behind(name string) func(*core.ServiceSpec) {
+	return func(spec *core.ServiceSpec) { spec.Selector = map[string]string{"app": name} }
+}
+
 // target is where a client finds a Service.
 type target struct{ tcp, udp string }
+
+// servicePorts are those that addService gives a Service at any address of its own.
+func servicePorts(addr netip.Addr) target { return target{at(addr, 80), at(addr, 81)} }
+
+// podPorts are those at which a pod answers.
+func podPorts(addr netip.Addr) target {
+	return target{at(addr, cluster.HTTPPort), at(addr, cluster.UDPPort)}
+}
 
 func (v service) byAddr(t *testing.T) target {
 	t.Helper()
@@ -59,33 +79,11 @@ func (v service) byAddr(t *testing.T) target {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return target{at(addr, 80), at(addr, 81)}
+	return servicePorts(addr)
 }
 
 func (v service) byPorts(node *cluster.Machine) target {
 	return target{at(node.Addr, uint16(v.Spec.Ports[0].NodePort)), at(node.Addr, uint16(v.Spec.Ports[1].NodePort))}
-}
-
-// reaches waits until a Service answers, since kube-proxy takes a moment, then asks it over TCP and UDP several times. It
-// has to see the client as want.
-func reaches(t *testing.T, what string, from dialer, to target, want netip.Addr) {
-	t.Helper()
-	err := cluster.Poll(within(t, 20*time.Second), what+": an answer", func(ctx context.Context) error {
-		_, err := ask(ctx, from, to.tcp, "/hostname")
-		return err
-	})
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	for i := range 4 {
-		seesTCP(t, what, from, to.tcp, want)
-		seesUDP(t, what, from, to.udp, want)
-		message := fmt.Sprint("m", i)
-		if got, err := ask(t.Context(), from, to.tcp, "/echo?msg="+message); err != nil || got != message {
-			t.Errorf("%s over TCP: %q, error %v", what, got, err)
-		}
-	}
 }
 
 // client is somebody who asks: the address that a Service sees when nothing is masqueraded, and the node where it is.
@@ -107,90 +105,136 @@ func clients(s *standing) []client {
 // outside is a client that is no part of the cluster.
 func outside(s *standing) client { return client{"the world", s.Fabric, cluster.FabricAddr, nil} }
 
-// backends are pods of all kinds on both nodes, each the only one with its name as label.
-func backends(t *testing.T, s *standing) []*cluster.Pod {
-	t.Helper()
-	all := []*cluster.Pod{s.near, s.far}
-	for i, node := range s.Nodes {
-		name := fmt.Sprint("host-", i+1)
-		pod, err := s.AddHostPod(t.Context(), name, node, map[string]string{"app": name})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, pod)
+// seenBy is the address that a pod sees of a client whose packets are masqueraded only when it asks itself.
+func (c client) seenBy(backend *cluster.Pod) netip.Addr {
+	if c.dialer == dialer(backend) {
+		return backend.Node.Addr
 	}
+	return c.addr
+}
+
+// visit is a way to a Service, and as whom the one who answers has to see the client.
+type visit struct {
+	what string
+	from dialer
+	to   target
+	seen netip.Addr
+}
+
+// makeVisits makes all of them, some at a time.
+func makeVisits(t *testing.T, all []visit) {
+	t.Helper()
+	concurrently(all, func(v visit) { reaches(t, v.what, v.from, v.to, v.seen) })
+}
+
+// mustBeVain is for those who are to get no answer.
+func mustBeVain(t *testing.T, all []visit) {
+	t.Helper()
+	concurrently(all, func(v visit) { mustNotReach(t, v.what, v.from, v.to) })
+}
+
+// concurrently calls f for each of all, and waits. The computer is a small one: more at once would only wait for each other.
+func concurrently[T any](all []T, f func(T)) {
+	var group sync.WaitGroup
+	defer group.Wait()
+	places := make(chan struct{}, 8)
+	for _, one := range all {
+		places <- struct{}{}
+		group.Go(func() {
+			defer func() { <-places }()
+			f(one)
+		})
+	}
+}
+
+// reaches waits until a Service answers, since kube-proxy takes a moment, then asks it over TCP and UDP several times. It
+// has to see the client as want.
+func reaches(t *testing.T, what string, from dialer, to target, want netip.Addr) {
+	t.Helper()
+	if err := answers(t, what, from, to); err != nil {
+		t.Error(err)
+		return
+	}
+	for i := range 4 {
+		seesTCP(t, what, from, to.tcp, want)
+		seesUDP(t, what, from, to.udp, want)
+		message := fmt.Sprint("m", i)
+		if got, err := ask(t.Context(), from, to.tcp, "/echo?msg="+message); err != nil || got != message {
+			t.Errorf("%s over TCP: %q, error %v", what, got, err)
+		}
+	}
+}
+
+// answers waits until somebody does.
+func answers(t *testing.T, what string, from dialer, to target) error {
+	t.Helper()
+	return cluster.Poll(within(t, 20*time.Second), what+": an answer", func(ctx context.Context) error {
+		_, err := ask(ctx, from, to.tcp, "/hostname")
+		return err
+	})
+}
+
+// silent is how long a client waits who is to get no answer.
+const silent = 700 * time.Millisecond
+
+// mustNotReach fails when somebody answers.
+func mustNotReach(t *testing.T, what string, from dialer, to target) {
+	t.Helper()
+	if got, err := ask(within(t, silent), from, to.tcp, "/hostname"); err == nil {
+		t.Errorf("%s over TCP: %q answers", what, got)
+	}
+	conn, err := from.Dial(t.Context(), "udp", to.udp)
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(silent)); err != nil {
+		t.Error(err)
+	}
+	buffer := make([]byte, 100)
+	if _, err := conn.Write([]byte("hostname")); err != nil {
+		return // told so before
+	}
+	if n, err := conn.Read(buffer); err == nil {
+		t.Errorf("%s over UDP: %q answers", what, buffer[:n])
+	}
+}
+
+// stage is the cluster with pods in the nodes' networks, for tests of Services.
+type stage struct {
+	*standing
+	hosts []*cluster.Pod
+}
+
+// newStage adds those pods, each the only one with its name as label.
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{standing: running(t)}
 	t.Cleanup(func() {
-		if err := s.DeletePods(context.Background(), all[2:]...); err != nil {
+		if err := s.DeletePods(context.Background(), s.hosts...); err != nil {
 			t.Error(err)
 		}
 	})
-	return all
+	var mu sync.Mutex
+	concurrently(s.Nodes, func(node *cluster.Machine) {
+		name := "host-of-" + node.Name
+		pod, err := s.AddHostPod(t.Context(), name, node, map[string]string{"app": name})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		mu.Lock()
+		s.hosts = append(s.hosts, pod)
+		mu.Unlock()
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return s
 }
 
-// The address of a Service is translated where the client is, and only a pod that is asked by itself sees another's address.
-func TestClusterIPs(t *testing.T) {
-	s := running(t)
-	for _, backend := range backends(t, s) {
-		to := addService(t, s, backend.Name, nil).byAddr(t)
-		for _, from := range clients(s) {
-			want := from.addr
-			if from.dialer == dialer(backend) {
-				want = backend.Node.Addr
-			}
-			reaches(t, fmt.Sprintf("%s to %s by its Service", from.name, backend.Name), from, to, want)
-		}
-	}
-}
-
-// The node whose port is used translates, and masquerades what it sends on as its own. What stays there it does not send.
-func TestNodePorts(t *testing.T) {
-	s := running(t)
-	for _, backend := range backends(t, s) {
-		ports := addService(t, s, backend.Name, nil)
-		for _, from := range append(clients(s), outside(s)) {
-			for _, node := range s.Nodes {
-				want := node.Addr
-				if backend.HostNetwork && backend.Node == node {
-					want = from.addr
-				}
-				what := fmt.Sprintf("%s to %s by the ports of %s", from.name, backend.Name, node.Name)
-				reaches(t, what, from, ports.byPorts(node), want)
-			}
-		}
-	}
-}
-
-// With the policy Local clients are seen as they are, and a node without a pod of the Service has nothing for the world.
-func TestNodePortsOfLocalPods(t *testing.T) {
-	s := running(t)
-	for i, backend := range []*cluster.Pod{s.near, s.far} {
-		ports := addService(t, s, backend.Name, func(spec *core.ServiceSpec) {
-			spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
-		})
-		for _, from := range append(clients(s), outside(s)) {
-			want := from.addr
-			if from.dialer == dialer(backend) {
-				want = backend.Node.Addr
-			}
-			what := fmt.Sprintf("%s to %s by the ports of its node", from.name, backend.Name)
-			reaches(t, what, from, ports.byPorts(backend.Node), want)
-		}
-		elsewhere := ports.byPorts(s.Nodes[1-i]).tcp
-		if got, err := ask(within(t, time.Second), s.Fabric, elsewhere, "/hostname"); err == nil {
-			t.Errorf("%s answers %q for a pod of another node", elsewhere, got)
-		}
-	}
-}
-
-// An address from outside is translated as a node's port is, on the node where the client is.
-func TestExternalIPs(t *testing.T) {
-	s := running(t)
-	external := netip.MustParseAddr("198.51.100.7")
-	for _, backend := range []*cluster.Pod{s.near, s.far} {
-		addService(t, s, backend.Name, func(spec *core.ServiceSpec) { spec.ExternalIPs = []string{external.String()} })
-		for _, from := range clients(s) {
-			what := fmt.Sprintf("%s to %s by an external address", from.name, backend.Name)
-			reaches(t, what, from, target{at(external, 80), at(external, 81)}, from.node.Addr)
-		}
-	}
+// backends are pods of all kinds on both nodes.
+func (s *stage) backends() []*cluster.Pod {
+	return slices.Concat([]*cluster.Pod{s.near, s.far}, s.hosts)
 }

@@ -1,0 +1,122 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// serviceTests hold in every mode of kube-proxy. Those at the end change more than what they make themselves.
+var serviceTests = []struct {
+	name  string
+	test  func(*testing.T, *stage)
+	alone bool
+}{
+	{name: "ClusterIPs", test: testClusterIPs},
+	{name: "NodePorts", test: testNodePorts},
+	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods},
+	{name: "ExternalIPs", test: testExternalIPs},
+	{name: "LoadBalancers", test: testLoadBalancers},
+	{name: "LoadBalancersOfLocalPods", test: testLoadBalancersOfLocalPods},
+	{name: "LoadBalancerForSome", test: testLoadBalancerForSome},
+	{name: "SamePort", test: testSamePort},
+	{name: "ForeignEndpoints", test: testForeignEndpoints},
+	{name: "Refusals", test: testRefusals},
+	{name: "PathMTU", test: testPathMTU},
+	{name: "ChoiceOfPods", test: testChoiceOfPods},
+	{name: "SessionAffinity", test: testSessionAffinity},
+	{name: "InternalTraffic", test: testInternalTrafficStaysOnItsNode},
+	{name: "DNS", test: testDNS},
+	{name: "ByName", test: testServicesByName},
+	{name: "Headless", test: testHeadlessService},
+	{name: "APIServer", test: testAPIServerByItsService},
+}
+
+// Who reaches whom through Services, and as whom they are seen: as the classical network shows them.
+func TestServices(t *testing.T) { runServiceTests(t, newStage(t)) }
+
+func runServiceTests(t *testing.T, s *stage) {
+	t.Helper()
+	for _, c := range serviceTests {
+		t.Run(c.name, func(t *testing.T) {
+			if !c.alone {
+				t.Parallel()
+			}
+			c.test(t, s)
+		})
+	}
+}
+
+// The address of a Service is translated where the client is, and only a pod that is asked by itself sees another's address.
+func testClusterIPs(t *testing.T, s *stage) {
+	var visits []visit
+	for _, backend := range s.backends() {
+		to := addService(t, s.standing, "address-"+backend.Name, behind(backend.Name)).byAddr(t)
+		for _, from := range clients(s.standing) {
+			what := fmt.Sprintf("%s to %s by its Service", from.name, backend.Name)
+			visits = append(visits, visit{what, from, to, from.seenBy(backend)})
+		}
+	}
+	makeVisits(t, visits)
+}
+
+// The node whose port is used translates, and masquerades what it sends on as its own. What stays there it does not send.
+func testNodePorts(t *testing.T, s *stage) {
+	var visits []visit
+	for _, backend := range s.backends() {
+		ports := addService(t, s.standing, "ports-"+backend.Name, behind(backend.Name))
+		for _, from := range append(clients(s.standing), outside(s.standing)) {
+			for _, node := range s.Nodes {
+				seen := node.Addr
+				if backend.HostNetwork && backend.Node == node {
+					seen = from.addr
+				}
+				what := fmt.Sprintf("%s to %s by the ports of %s", from.name, backend.Name, node.Name)
+				visits = append(visits, visit{what, from, ports.byPorts(node), seen})
+			}
+		}
+	}
+	makeVisits(t, visits)
+}
+
+// With the policy Local clients are seen as they are, and a node without a pod of the Service has nothing for the world.
+func testNodePortsOfLocalPods(t *testing.T, s *stage) {
+	var visits, vain []visit
+	for i, backend := range []*cluster.Pod{s.near, s.far} {
+		ports := addService(t, s.standing, "local-ports-"+backend.Name, func(spec *core.ServiceSpec) {
+			behind(backend.Name)(spec)
+			spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
+		})
+		for _, from := range append(clients(s.standing), outside(s.standing)) {
+			what := fmt.Sprintf("%s to %s by the ports of its node", from.name, backend.Name)
+			visits = append(visits, visit{what, from, ports.byPorts(backend.Node), from.seenBy(backend)})
+		}
+		what := fmt.Sprintf("the world to %s by the ports of the other node", backend.Name)
+		vain = append(vain, visit{what: what, from: s.Fabric, to: ports.byPorts(s.Nodes[1-i])})
+	}
+	makeVisits(t, visits)
+	mustBeVain(t, vain)
+}
+
+// An address from outside is translated as a node's port is, on the node where the client is.
+func testExternalIPs(t *testing.T, s *stage) {
+	var visits []visit
+	external := netip.MustParseAddr("198.51.100.7")
+	for _, backend := range []*cluster.Pod{s.near, s.far} {
+		addr := external
+		addService(t, s.standing, "external-"+backend.Name, func(spec *core.ServiceSpec) {
+			behind(backend.Name)(spec)
+			spec.ExternalIPs = []string{addr.String()}
+		})
+		for _, from := range clients(s.standing) {
+			what := fmt.Sprintf("%s to %s by an external address", from.name, backend.Name)
+			visits = append(visits, visit{what, from, servicePorts(addr), from.node.Addr})
+		}
+		external = external.Next()
+	}
+	makeVisits(t, visits)
+}
