@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -283,6 +284,12 @@ func (r *reconciler) reportPlan() {
 			r.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", r.cfg.Node, "podCIDR", standing.String())
 		}
 	}
+	if text := r.outsideCluster(); text != "" {
+		now[text] = true
+		if !r.reported[text] {
+			r.log.Warn("--cluster-cidr does not hold this node's pods", "detail", text)
+		}
+	}
 	over := 0
 	for key := range r.reported {
 		if now[key] || isComplaint(key) {
@@ -294,6 +301,16 @@ func (r *reconciler) reportPlan() {
 		delete(r.reported, key)
 	}
 	maps.Copy(r.reported, now)
+}
+
+// outsideCluster says what is wrong with a cluster CIDR that is not this cluster's: most often it is another one's default.
+func (r *reconciler) outsideCluster() string {
+	own := r.result.Standing.Own4()
+	if !own.IsValid() || len(r.cfg.Cluster) == 0 ||
+		slices.ContainsFunc(r.cfg.Cluster, func(p netip.Prefix) bool { return p.Overlaps(own) && p.Bits() <= own.Bits() }) {
+		return ""
+	}
+	return fmt.Sprintf("podCIDR %s lies outside %v, and packets to there are not masqueraded although no pod has such an address", own, r.cfg.Cluster)
 }
 
 func (r *reconciler) inList() bool {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -78,14 +79,17 @@ func (j *judge) parse(n *Node, index int) candidate {
 	}
 	for _, s := range n.PodCIDRs {
 		p, err := j.podCIDR(n.Name, s)
-		if err != nil {
+		via, claimed := j.in.Before.Claims[p]
+		standing := claimed && slices.Contains(c.internal, via)
+		switch {
+		case errors.As(err, new(serviceError)) && standing:
+			j.problem(n.Name, PodCIDRConflict, "%v; it is in force and stays: is --service-cidr wrong?", err)
+		case err != nil:
 			j.problem(n.Name, Refused, "%v", err)
 			continue
 		}
 		c.pods = append(c.pods, p)
-		if via, ok := j.in.Before.Claims[p]; ok && slices.Contains(c.internal, via) {
-			c.standing = true
-		}
+		c.standing = c.standing || standing
 	}
 	j.remark(n, c)
 	return c
@@ -112,23 +116,36 @@ func (j *judge) podCIDR(node, s string) (netip.Prefix, error) {
 	return p, j.allowed(p)
 }
 
-// allowed refuses a podCIDR for what holds on this node.
-func (j *judge) allowed(p netip.Prefix) error {
+// serviceError is a podCIDR that a setting alone speaks against. The setting may be the wrong one of the two, and pods that
+// talk already show it.
+type serviceError struct{ pods, service netip.Prefix }
+
+func (e serviceError) Error() string {
+	return fmt.Sprintf("podCIDR %s overlaps the service CIDR %s", e.pods, e.service)
+}
+
+// inService returns a serviceError for what overlaps a service CIDR.
+func (j *judge) inService(p netip.Prefix) error {
 	if q, bad := overlapsAny(p, j.in.Service); bad {
-		return fmt.Errorf("podCIDR %s overlaps the service CIDR %s", p, q)
+		return serviceError{p, q}
 	}
+	return nil
+}
+
+// allowed refuses a podCIDR for what holds on this node. A serviceError is the last to be found.
+func (j *judge) allowed(p netip.Prefix) error {
 	if q, bad := overlapsAny(p, j.in.Facts.Local); bad {
 		return fmt.Errorf("podCIDR %s holds %s, an address of this node", p, q.Addr())
 	}
 	if slices.Contains(j.in.Before.Own, p) {
-		return nil // a pod of this node may be somebody's gateway
+		return j.inService(p) // a pod of this node may be somebody's gateway
 	}
 	for _, hop := range j.nextHops().in(p) {
 		if r := j.in.Facts.Routes[hop.owner]; !p.Contains(r.Dst.Addr()) || r.Dst.Bits() < p.Bits() {
 			return fmt.Errorf("podCIDR %s holds %s, by which this node reaches %s", p, hop.addr, r.Dst)
 		}
 	}
-	return nil
+	return j.inService(p)
 }
 
 // nextHops are the gateways that this node's own traffic takes over uplinks.

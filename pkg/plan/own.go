@@ -27,8 +27,12 @@ func (j *judge) own(n *Node, others []candidate) (s Standing, why string) {
 			s.Own = pods
 		}
 	}
-	if s.Own4().IsValid() {
-		return s, ""
+	if own := s.Own4(); own.IsValid() {
+		why = ""
+		// Its pods talk on; but with that setting it would not have begun, and another node's agent should not either.
+		if err := j.inService(own); err != nil {
+			why = fmt.Sprintf("%v, and pods of this node have addresses of it: --service-cidr is wrong", err)
+		}
 	}
 	return s, why
 }
