@@ -234,23 +234,22 @@ func (a *agent) work(ctx context.Context) error {
 // followNodes hands on what the source says, and with an API says there whether
 // this node carries pods.
 func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) error {
-	deliver := func(u source.Update) {
-		select {
-		case updates <- u:
-		case <-ctx.Done():
-		}
-	}
+	said := newLatest()
 	if a.cfg.NodesFile != "" {
-		return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, deliver)
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return said.hand(ctx, updates) })
+		g.Go(func() error { return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, said.put) })
+		return g.Wait()
 	}
 	c, err := a.newCondition()
 	if err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return said.hand(ctx, updates) })
 	g.Go(func() error { return c.run(ctx) })
 	g.Go(func() error {
-		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.observe}.Run(ctx, deliver)
+		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.observe}.Run(ctx, said.put)
 	})
 	return g.Wait()
 }

@@ -1,0 +1,69 @@
+package agent
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// latest keeps what the source has said until the reconciler takes it: of the Nodes only the newest state, since each
+// is complete. So thousands that come at once cost as many plans as there is time for, and the source never waits.
+type latest struct {
+	news chan struct{} // one is waiting, when something is
+
+	mu           sync.Mutex
+	nodes, fault *source.Update // the fault came after the Nodes
+}
+
+func newLatest() *latest { return &latest{news: make(chan struct{}, 1)} }
+
+// put takes what the source says.
+func (l *latest) put(u source.Update) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if u.Err != nil {
+		l.fault = &u
+	} else {
+		// The change that has waited longest says how late the state is.
+		if l.nodes != nil {
+			u.Changed = l.nodes.Changed
+		}
+		l.nodes, l.fault = &u, nil
+	}
+	select {
+	case l.news <- struct{}{}:
+	default:
+	}
+}
+
+// take returns what has waited, in the order in which it came.
+func (l *latest) take() (all []source.Update) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, u := range []*source.Update{l.nodes, l.fault} {
+		if u != nil {
+			all = append(all, *u)
+		}
+	}
+	l.nodes, l.fault = nil, nil
+	return all
+}
+
+// hand hands everything on, until ctx ends.
+func (l *latest) hand(ctx context.Context, updates chan<- source.Update) error {
+	for {
+		select {
+		case <-l.news:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		for _, u := range l.take() {
+			select {
+			case updates <- u:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}
