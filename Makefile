@@ -19,7 +19,7 @@ TESTFLAGS ?=
 PACKAGES  ?= ./...
 # How long each fuzz target runs.
 FUZZTIME  ?= 20s
-# Where bench writes, if not to bench-out/quick and bench-out/full.
+# Where bench writes, if not to bench-out/quick, bench-out/full and bench-out/cluster.
 OUT       ?=
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
@@ -116,6 +116,14 @@ bench-full: build ## Measure everything, judged by the budgets (root); DOCUMENT=
 	@tools/setup.sh bench
 	@go build -o bin/bench ./tools/bench
 	@bin/bench --profile full $(if $(OUT),--out $(OUT)) \
+		$(if $(DOCUMENT),--into $(DOCUMENT)) $(if $(filter BENCHMARKS.md,$(DOCUMENT)),--headline README.md) $(ARGS)
+
+.PHONY: bench-cluster
+bench-cluster: build ## Measure on a real Kubernetes on this machine (root); DOCUMENT=BENCHMARKS.md writes its section there, and README's sentence
+	@tools/setup.sh cluster
+	@tools/setup.sh bench
+	@go build -o bin/bench ./tools/bench
+	@bin/bench cluster $(if $(OUT),--out $(OUT)) \
 		$(if $(DOCUMENT),--into $(DOCUMENT)) $(if $(filter BENCHMARKS.md,$(DOCUMENT)),--headline README.md) $(ARGS)
 
 .PHONY: fuzz

@@ -36,7 +36,9 @@ func environment(ctx context.Context) result.Environment {
 		e.Virtual = "virtual machine"
 	}
 	e.Commit = output(ctx, "git", "rev-parse", "HEAD")
-	e.Dirty = output(ctx, "git", "status", "--porcelain", "--untracked-files=no") != ""
+	// What a run publishes is not what the next one measures.
+	e.Dirty = output(ctx, "git", "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)BENCHMARKS.md", ":(top,exclude)README.md",
+		":(top,exclude)tools/bench/plots") != ""
 	load, _, _ := strings.Cut(read("/proc/loadavg"), " ")
 	e.Load, _ = strconv.ParseFloat(load, 64)
 	e.Warnings = warnings(e)

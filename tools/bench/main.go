@@ -3,6 +3,7 @@
 //
 //	make bench                      the main rows, three rounds: indicative
 //	make bench-full                 everything, five rounds, judged by the budgets
+//	bench cluster                   what a real Kubernetes shows: pods' first packets, rollouts, the agent
 //	bench --modes direct,ebpf,iptables --workloads udp64 --rounds 7
 //	bench report bench-out/full/bench.json          tables and plots once more
 //	bench report bench-out/full/bench.json --into BENCHMARKS.md --headline README.md
@@ -113,13 +114,13 @@ func rootCommand(e env) *cobra.Command {
 	root.Flags().AddFlagSet(run.Flags())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(run, reportCommand(e), compareCommand(e))
+	root.AddCommand(run, clusterCommand(e), reportCommand(e), compareCommand(e))
 	return root
 }
 
 func noArgs(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usage(fmt.Errorf("unexpected argument %q; commands are run, report and compare", args[0]))
+		return usage(fmt.Errorf("unexpected argument %q; commands are run, cluster, report and compare", args[0]))
 	}
 	return nil
 }

@@ -24,15 +24,15 @@ func (p *publication) flags(command *cobra.Command) {
 	command.Flags().StringVar(&p.headline, "headline", "", "put the main figures between the marks in this document, with a link to that of --into")
 }
 
-// check finds what would keep a run from being published, before it runs.
-func (p *publication) check() error {
+// check finds what would keep a run of a profile from being published, before it runs.
+func (p *publication) check(profile string) error {
 	if p.headline == "" {
 		return nil
 	}
 	if p.into == "" {
 		return usage(errors.New("--headline takes --into, the document that it links to"))
 	}
-	return report.CheckHeadline(p.headline)
+	return report.CheckHeadline(p.headline, profile)
 }
 
 // fits is an error for a run that the project's documents don't show: they show whole ones only. Before a run it is known too.
@@ -45,16 +45,30 @@ func (p *publication) fits(run *result.Run) error {
 		why = "it was interrupted: " + run.Interrupted
 	case run.Indicative:
 		why = "it is a short one, by which nothing is judged"
+	case run.Environment.Dirty:
+		why = "the checkout has changes that no commit has"
 	case len(left(run)) > 0:
 		why = "it leaves out " + strings.Join(left(run), ", ")
 	default:
 		return nil
 	}
-	return fmt.Errorf("this run is not for %s: %s; make bench-full DOCUMENT=%s measures all that it takes", p.into, why, filepath.Base(p.into))
+	target := "bench-full"
+	if run.Profile == result.ClusterProfile {
+		target = "bench-cluster"
+	}
+	return fmt.Errorf("this run is not for %s: %s; make %s DOCUMENT=%s measures all that it takes", p.into, why, target, filepath.Base(p.into))
 }
 
 // left are the modes and workloads that a run has not measured.
 func left(run *result.Run) (names []string) {
+	if run.Profile == result.ClusterProfile {
+		for _, name := range clusterWorkloads() {
+			if !slices.Contains(run.Workloads, name) {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
 	for _, name := range modes.Names() {
 		if _, ok := run.Mode(name); !ok {
 			names = append(names, name)
@@ -100,11 +114,14 @@ func reportCommand(e env) *cobra.Command {
 		Short: "Write tables and plots of a run once more, beside its file, or into documents of the project",
 		Args:  exactly(1, "one file, such as bench-out/full/bench.json"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := p.check(); err != nil {
-				return err
+			if p.into == "" && p.headline != "" {
+				return p.check("")
 			}
 			run, err := result.Read(args[0])
 			if err != nil {
+				return err
+			}
+			if err := p.check(run.Profile); err != nil {
 				return err
 			}
 			if p.into != "" {

@@ -65,7 +65,7 @@ func measure(ctx context.Context, e env, o options) error {
 		return usage(err)
 	}
 	run := newRun(ctx, made, o)
-	if err := errors.Join(checkMachine(e, made), o.check(), o.fits(run)); err != nil {
+	if err := errors.Join(checkMachine(e, made), o.check(o.profile), o.fits(run)); err != nil {
 		return err
 	}
 	// A quick run leaves a full one alone.

@@ -241,8 +241,15 @@ func (s *sweep) rest(ctx context.Context) error {
 			return err
 		}
 		perMinute := (after - before[i]).Seconds() / time.Since(started).Minutes()
-		s.say("%d Nodes: the agent of %s takes %.0f ms a minute", s.known, s.cluster.Nodes[i].Name, 1000*perMinute)
-		if err := s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: i + 1, Started: started, Values: map[string]float64{"cpu": perMinute}}); err != nil {
+		weight, err := weigh(pid)
+		if err != nil {
+			return err
+		}
+		s.say("%d Nodes: the agent of %s takes %.0f ms a minute and %.1f MiB", s.known, s.cluster.Nodes[i].Name, 1000*perMinute, weight["memory"]/(1<<20))
+		err = s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: i + 1, Started: started, Values: map[string]float64{
+			"cpu": perMinute, "resting": weight["memory"],
+		}})
+		if err != nil {
 			return err
 		}
 	}

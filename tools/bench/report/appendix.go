@@ -116,7 +116,7 @@ func (w *writer) environment() {
 			lines = append(lines, []string{name, all[name]})
 		}
 	}
-	w.printf("## Environment\n\n")
+	w.printf("%s## Environment\n\n", w.below)
 	w.lines([]string{"what", "value"}, lines)
 	w.sysctls()
 }

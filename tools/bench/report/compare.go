@@ -88,7 +88,11 @@ type subject struct {
 
 // subjects are the rows that a run has of our modes, in the order of the report.
 func subjects(run *result.Run) (all []subject) {
-	for _, w := range result.Catalog() {
+	for _, w := range slices.Concat(result.Catalog(), result.ClusterCatalog()) {
+		// Nothing is divided by a loss, which is none most often.
+		if w.Name == result.Rollout {
+			continue
+		}
 		for _, s := range run.Samples {
 			if s.Workload != w.Name || s.Error != "" || !own(s.Mode) {
 				continue

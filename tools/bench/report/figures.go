@@ -29,7 +29,11 @@ func Figures(run *result.Run, dir string, png bool) ([]Figure, error) {
 	}
 	var figures []Figure
 	drawn := map[string]bool{}
-	for _, d := range drawings(run) {
+	draw := drawings
+	if run.Profile == result.ClusterProfile {
+		draw = clusterDrawings
+	}
+	for _, d := range draw(run) {
 		if d.plot == nil {
 			continue
 		}
@@ -149,7 +153,7 @@ func lines(run *result.Run, w result.Workload) *plot.Plot {
 	p := newPlot(metric.Title+": "+w.Title, metric.Unit+" (less is better)")
 	drawn, top := false, 0.0
 	for _, m := range run.Modes {
-		for _, path := range result.Paths() {
+		for _, path := range append(result.Paths(), "") {
 			xys, spreads := series(run, result.Row{Workload: w.Name, Path: path, Metric: metric.Name}, m.Name, points)
 			if len(xys) == 0 {
 				continue
@@ -160,7 +164,7 @@ func lines(run *result.Run, w result.Workload) *plot.Plot {
 			}
 			line.Color, line.Width = colour(m.Name), vg.Points(2)
 			p.Add(line, band{xys: xys, spreads: spreads, mode: m.Name})
-			p.Legend.Add(m.Name+", "+path, line)
+			p.Legend.Add(join(m.Name, path), line)
 			drawn = true
 			for _, s := range spreads {
 				top = max(top, s.High)

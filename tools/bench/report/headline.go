@@ -115,7 +115,8 @@ func Headline(run *result.Run, file, all string) error {
 	if err != nil {
 		return fmt.Errorf("read the document for the headline: %w", err)
 	}
-	before, after, err := around(text, file)
+	marks := headlineMarks(run.Profile)
+	before, after, err := marks.around(text, file)
 	if err != nil {
 		return err
 	}
@@ -124,26 +125,40 @@ func Headline(run *result.Run, file, all string) error {
 		return fmt.Errorf("link from %s to %s: %w", file, all, err)
 	}
 	var middle bytes.Buffer
-	headline(&middle, run, filepath.ToSlash(link))
+	if run.Profile == result.ClusterProfile {
+		clusterHeadline(&middle, run, filepath.ToSlash(link))
+	} else {
+		headline(&middle, run, filepath.ToSlash(link))
+	}
 	return result.Replace(file, slices.Concat(before, middle.Bytes(), after))
 }
 
-// CheckHeadline is an error unless a document has a place for the headline: better known before a run than after.
-func CheckHeadline(file string) error {
+// CheckHeadline is an error unless a document has a place for the headline of such a run: better known before it than after.
+func CheckHeadline(file, profile string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("read the document for the headline: %w", err)
 	}
-	_, _, err = around(text, file)
+	_, _, err = headlineMarks(profile).around(text, file)
 	return err
 }
 
-func around(text []byte, file string) (before, after []byte, err error) {
-	begins, ends := bytes.Index(text, []byte(headlineBegins+"\n")), bytes.Index(text, []byte(headlineEnds))
-	if begins < 0 || ends < begins {
-		return nil, nil, fmt.Errorf("%s has no lines %q and %q, between which the headline goes; add them", file, headlineBegins, headlineEnds)
+// marks are two lines of a document, between which stands what a run wrote.
+type marks struct{ begins, ends string }
+
+func headlineMarks(profile string) marks {
+	if profile == result.ClusterProfile {
+		return clusterMarks
 	}
-	return text[:begins+len(headlineBegins)+1], text[ends:], nil
+	return marks{headlineBegins, headlineEnds}
+}
+
+func (m marks) around(text []byte, file string) (before, after []byte, err error) {
+	begins, ends := bytes.Index(text, []byte(m.begins+"\n")), bytes.Index(text, []byte(m.ends))
+	if begins < 0 || ends < begins {
+		return nil, nil, fmt.Errorf("%s has no lines %q and %q, between which the headline goes; add them", file, m.begins, m.ends)
+	}
+	return text[:begins+len(m.begins)+1], text[ends:], nil
 }
 
 func headline(out *bytes.Buffer, run *result.Run, link string) {

@@ -19,26 +19,34 @@ type writer struct {
 	run     *result.Run
 	figures []Figure
 	plots   string
+	// below is what a section's title begins with: one level down where the document is not this run's.
+	below string
+	// kept: the document has a section of another run.
+	kept bool
 }
 
 // Markdown writes the tables of a run, and links to figures in the directory plots: first what it comes to, then how it was come by, then
 // every figure, then the machine.
 func Markdown(w io.Writer, run *result.Run, figures []Figure, plots string) {
+	(&writer{run: run, figures: figures, plots: plots}).document(w)
+}
+
+func (w *writer) document(to io.Writer) {
 	var text bytes.Buffer
-	out := &writer{Writer: &text, run: run, figures: figures, plots: plots}
-	out.head()
-	out.budgets()
-	out.compared()
-	out.method()
+	w.Writer = &text
+	w.head()
+	w.budgets()
+	w.compared()
+	w.method()
 	for _, workload := range result.Catalog() {
-		if slices.Contains(run.Workloads, workload.Name) {
-			out.workload(workload)
+		if slices.Contains(w.run.Workloads, workload.Name) {
+			w.workload(workload)
 		}
 	}
-	out.retaken()
-	out.refused()
-	out.environment()
-	fmt.Fprintf(w, "%s\n", bytes.TrimRight(text.Bytes(), "\n"))
+	w.retaken()
+	w.refused()
+	w.environment()
+	fmt.Fprintf(to, "%s\n", bytes.TrimRight(text.Bytes(), "\n"))
 }
 
 func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w.Writer, format, args...) }
@@ -46,10 +54,20 @@ func (w *writer) printf(format string, args ...any) { fmt.Fprintf(w.Writer, form
 func (w *writer) head() {
 	r := w.run
 	w.printf("# Benchmarks\n\n")
-	w.printf("What `%s` measured on %s at commit %s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run; "+
+	but := ""
+	if w.kept {
+		but = ", but for those [on a real cluster](#on-a-real-cluster)"
+	}
+	w.printf("What `%s` measured on %s at commit %s, in %s: %s, %s, Linux %s. All figures, tables and plots on this page come from that one run%s; "+
 		"`make bench-full` measures your machine.\n\n",
 		r.Command, r.Started.UTC().Format("2006-01-02"), commit(r.Environment), r.Finished.Sub(r.Started).Round(time.Second),
-		r.Environment.CPU, plural(r.Environment.Cores, "core"), r.Environment.Kernel)
+		r.Environment.CPU, plural(r.Environment.Cores, "core"), r.Environment.Kernel, but)
+	w.caveats()
+}
+
+// caveats say what the figures may be worth less for.
+func (w *writer) caveats() {
+	r := w.run
 	if r.Indicative {
 		w.printf("**Indicative**: a short run, which no budget is judged by.\n\n")
 	}
@@ -104,7 +122,7 @@ func (w *writer) method() {
 
 // workload is a section: the tables of one workload, then its plots.
 func (w *writer) workload(workload result.Workload) {
-	w.printf("## %s\n\n", strings.ToUpper(workload.Title[:1])+workload.Title[1:])
+	w.printf("%s## %s\n\n", w.below, strings.ToUpper(workload.Title[:1])+workload.Title[1:])
 	if workload.Note != "" {
 		w.printf("%s\n\n", workload.Note)
 	}
@@ -116,7 +134,7 @@ func (w *writer) workload(workload result.Workload) {
 		w.programs()
 	case strings.HasPrefix(workload.Name, "agent") || strings.HasPrefix(workload.Name, "change"):
 		w.table(workload, nil)
-	case strings.HasPrefix(workload.Name, "cni"):
+	case strings.HasPrefix(workload.Name, "cni") || w.run.Profile == result.ClusterProfile:
 		w.table(workload, []string{"iptables"})
 	default:
 		w.table(workload, []string{"iptables", "direct"})
@@ -208,7 +226,7 @@ func (w *writer) sweep(workload result.Workload) {
 	}
 	var lines [][]string
 	for _, mode := range w.run.Modes {
-		for _, path := range result.Paths() {
+		for _, path := range append(result.Paths(), "") {
 			for _, point := range points {
 				row := result.Row{Workload: workload.Name, Path: path, Metric: workload.Metrics[0].Name, Point: point}
 				if line := w.at(workload, row, mode.Name); line != nil {

@@ -16,6 +16,8 @@ type Target struct {
 	Document, Plots string
 	// PNG: as PNG too, beside SVG.
 	PNG bool
+	// shared: the document shows a run of networks and one of clusters, and each leaves the other's alone.
+	shared bool
 }
 
 // Beside is bench.md and plots/ in the directory of a bench.json.
@@ -26,11 +28,14 @@ func Beside(json string) Target {
 
 // Into is a document at the top of the project, such as BENCHMARKS.md, and its plots where the project keeps them.
 func Into(document string) Target {
-	return Target{Document: document, Plots: filepath.Join(filepath.Dir(document), "tools", "bench", "plots")}
+	return Target{Document: document, Plots: filepath.Join(filepath.Dir(document), "tools", "bench", "plots"), shared: true}
 }
 
 // Write writes a report and returns the document's name.
 func Write(run *result.Run, to Target) (string, error) {
+	if run.Profile == result.ClusterProfile {
+		return writeCluster(run, to)
+	}
 	figures, err := Figures(run, to.Plots, to.PNG)
 	if err != nil {
 		return "", err
@@ -40,6 +45,13 @@ func Write(run *result.Run, to Target) (string, error) {
 		return "", fmt.Errorf("link from %s to its plots: %w", to.Document, err)
 	}
 	var text bytes.Buffer
-	Markdown(&text, run, figures, filepath.ToSlash(below))
+	(&writer{run: run, figures: figures, plots: filepath.ToSlash(below), kept: to.shared}).document(&text)
+	if to.shared {
+		section, err := keptCluster(to.Document)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&text, "\n%s", section)
+	}
 	return to.Document, result.Replace(to.Document, text.Bytes())
 }

@@ -116,7 +116,7 @@ func TestBudgetsFitTheCatalog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range budgets() {
+	for _, b := range slices.Concat(budgets(), clusterBudgets()) {
 		if metricOf(b.row).Name == "" {
 			t.Errorf("no workload has the metric of %+v", b.row)
 		}
@@ -235,7 +235,7 @@ func TestHeadline(t *testing.T) {
 		}
 	}
 	write("before\n")
-	if err := CheckHeadline(readme); err == nil || !strings.Contains(err.Error(), headlineBegins) {
+	if err := CheckHeadline(readme, "full"); err == nil || !strings.Contains(err.Error(), headlineBegins) {
 		t.Errorf("no marks: %v", err)
 	}
 	write("before\n" + headlineBegins + "\nold\n" + headlineEnds + "\nafter\n")
@@ -298,7 +298,7 @@ func TestWriteLinksToEveryPlot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			links := regexp.MustCompile(`\]\((.*?)\)`).FindAllStringSubmatch(string(text), -1)
+			links := regexp.MustCompile(`!\[.*?\]\((.*?)\)`).FindAllStringSubmatch(string(text), -1)
 			var linked []string
 			for _, link := range links {
 				linked = append(linked, filepath.Base(link[1]))

@@ -170,9 +170,9 @@ func change() []Metric {
 	return []Metric{p50, p99.of("delay", 0.99)}
 }
 
-// Find is the workload of that name.
+// Find is the workload of that name, of the clusters' too.
 func Find(name string) (Workload, bool) {
-	all := Catalog()
+	all := slices.Concat(Catalog(), ClusterCatalog())
 	i := slices.IndexFunc(all, func(w Workload) bool { return w.Name == name })
 	if i < 0 {
 		return Workload{}, false
