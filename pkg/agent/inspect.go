@@ -29,12 +29,22 @@ func (r *reconciler) inspect(ctx context.Context) bool {
 		r.log.Warn("network configuration list was changed or removed, writing it again", "file", r.listPath())
 		errs = append(errs, r.writeList())
 	}
+	if r.status.isReady() && r.portmapChanged() {
+		errs = append(errs, r.writeList())
+	}
 	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
 		r.complain("inspect", err)
 		return true
 	}
 	r.settled("inspect")
 	return r.pluginGone() || r.podDetached()
+}
+
+// portmapChanged says that the plugin for host ports has come or gone, or is
+// another, since the list was written: no pod starts while the list names one
+// that is not there.
+func (r *reconciler) portmapChanged() bool {
+	return r.cfg.Portmap != PortmapOff && r.cfg.Bin != "" && stampOf(filepath.Join(r.cfg.Bin, install.Portmap)) != r.portmap.stamp
 }
 
 func (r *reconciler) inspectUplink(index int, name string) error {

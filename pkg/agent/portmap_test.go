@@ -43,3 +43,29 @@ func TestPortmapComesAndGoes(t *testing.T) {
 	expect("on, absent", PortmapOn, false, true, "there is no "+path)
 	expect("auto, gone", PortmapAuto, false, false, "")
 }
+
+// Between two passes, pods would not start with a plugin that is gone.
+func TestPortmapIsNoticed(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	path := filepath.Join(r.cfg.Bin, install.Portmap)
+	inspected := func(when string, chained bool) {
+		t.Helper()
+		r.inspect(t.Context())
+		content, err := os.ReadFile(r.listPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(content, []byte(`"portmap"`)) != chained {
+			t.Errorf("%s: want it chained: %v, the list is\n%s", when, chained, content)
+		}
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/sh"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	inspected("there", true)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	inspected("gone", false)
+}
