@@ -18,11 +18,7 @@ const enough = 40
 // answering counts which pods answer a client who asks a Service again and again.
 func answering(t *testing.T, from client, to target) (found map[string]int) {
 	t.Helper()
-	err := cluster.Poll(within(t, stepLimit), from.name+" gets answers of "+to.tcp, func(ctx context.Context) error {
-		_, err := ask(ctx, from, to.tcp, "/hostname")
-		return err
-	})
-	if err != nil {
+	if err := answers(t, from.name, from, to); err != nil {
 		t.Error(err)
 		return nil
 	}

@@ -41,7 +41,7 @@ func testDNS(t *testing.T, s *stage) {
 		for _, from := range clients(s.standing) {
 			for _, network := range []string{"udp", "tcp"} {
 				found, err := resolver(from, network, net.JoinHostPort(server, "53")).
-					LookupHost(within(t, answerLimit), "kubernetes.default.svc.cluster.local.")
+					LookupHost(within(t, answerLimit), clusterName)
 				if err != nil || strings.Join(found, " ") != apiService {
 					t.Errorf("%s asks %s over %s: %v, error %v", from.name, server, network, found, err)
 				}

@@ -5,15 +5,20 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
+// newPort is the last that was taken. Netfilter remembers for minutes whom it has moved away from one.
+var newPort atomic.Int32
+
+func init() { newPort.Store(20000) }
+
 // From one port a pod talks to a Service, then to the same backend directly: netfilter, which has the first, moves the second
 // to another port, and neither disturbs the other.
 func testSamePort(t *testing.T, s *stage) {
-	port := uint16(20001)
 	for _, backend := range []*cluster.Pod{s.near, s.far} {
 		to := addService(t, s.standing, "same-port-"+backend.Name, behind(backend.Name)).byAddr(t)
 		for _, from := range []*cluster.Pod{s.client, s.far} {
@@ -25,9 +30,9 @@ func testSamePort(t *testing.T, s *stage) {
 				t.Error(err)
 				continue
 			}
+			port := uint16(newPort.Add(1))
 			samePortTCP(t, what, from, port, to.tcp, podPorts(backend.Addr).tcp)
 			samePortUDP(t, what, from, port, to.udp, podPorts(backend.Addr).udp)
-			port++
 		}
 	}
 }

@@ -169,6 +169,9 @@ func reaches(t *testing.T, what string, from dialer, to target, want netip.Addr)
 func answers(t *testing.T, what string, from dialer, to target) error {
 	t.Helper()
 	return cluster.Poll(within(t, 20*time.Second), what+": an answer", func(ctx context.Context) error {
+		// A connection that is opened too early is not translated any more.
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
 		_, err := ask(ctx, from, to.tcp, "/hostname")
 		return err
 	})

@@ -33,6 +33,11 @@ var serviceTests = []struct {
 	{name: "DNS", test: testDNS},
 	{name: "ByName", test: testServicesByName},
 	{name: "Headless", test: testHeadlessService},
+	{name: "HostPorts", test: testHostPorts},
+	{name: "Webhooks", test: testWebhooks},
+	{name: "NodeLocalDNS", test: testNodeLocalDNS, alone: true},
+	// With the caches gone it is CoreDNS again that answers.
+	{name: "DNSWithoutCache", test: testDNS, alone: true},
 	{name: "APIServer", test: testAPIServerByItsService},
 }
 
