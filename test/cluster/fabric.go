@@ -49,17 +49,23 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 	if err := configure(fabric, "lo", WorldAddr, 32); err != nil {
 		return err
 	}
-	for i := range c.Options.Nodes {
-		node, err := c.newMachine(ctx, fmt.Sprintf("node-%d", i+1), nodeAddr(i))
-		if err != nil {
-			return err
-		}
-		c.Nodes = append(c.Nodes, node)
-		if err := c.plug(node); err != nil {
+	for range c.Options.Nodes {
+		if _, err := c.makeNode(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// makeNode makes the machine of the next node.
+func (c *Cluster) makeNode(ctx context.Context) (*Machine, error) {
+	i := len(c.Nodes)
+	node, err := c.newMachine(ctx, fmt.Sprintf("node-%d", i+1), nodeAddr(i))
+	if err != nil {
+		return nil, err
+	}
+	c.Nodes = append(c.Nodes, node)
+	return node, c.plug(node)
 }
 
 // startWorld has the world answer.

@@ -3,6 +3,7 @@ package cluster
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -50,17 +51,33 @@ func (c *Cluster) writeImages() error {
 	return c.writeAgentImage()
 }
 
-// writeAgentImage has the project's own tool make its image out of the cluster's copy of the binaries, under the name
-// that the manifest has.
-func (c *Cluster) writeAgentImage() error {
+// writeAgentImage makes the image of the cluster's copy of the binaries, under the name that the manifest has.
+func (c *Cluster) writeAgentImage() error { return c.packAgent(agentFile, AgentImage, c.file("bin")) }
+
+// packAgent has the project's own tool make an image out of the binaries in a directory.
+func (c *Cluster) packAgent(file, name, binaries string) error {
 	root, err := checkout()
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "run", "./image", "-out", c.file(agentFile), "-name", agentImage, runtime.GOARCH+"="+c.file("bin"))
+	cmd := exec.Command("go", "run", "./image", "-out", c.file(file), "-name", name, runtime.GOARCH+"="+binaries)
 	cmd.Dir = filepath.Join(root, "tools/deploy")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("put image %s together: %w\n%s", agentImage, err, out)
+		return fmt.Errorf("put image %s together: %w\n%s", name, err, out)
+	}
+	return nil
+}
+
+// AddAgentImage gives every node another image of this project: the binaries in a directory, under a name.
+func (c *Cluster) AddAgentImage(ctx context.Context, name, binaries string) error {
+	const file = "another.tar"
+	if err := c.packAgent(file, name, binaries); err != nil {
+		return err
+	}
+	for _, m := range c.Nodes {
+		if err := c.importImage(ctx, m, file); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// agentImage is the image that the project's manifest names.
-const agentImage = "localhost/ebpf-cni:latest"
+// AgentImage is the image that the project's manifest names.
+const AgentImage = "localhost/ebpf-cni:latest"
 
 // The DaemonSet that the project's manifest makes.
 const (

@@ -201,13 +201,24 @@ func nearAndWorld(s *standing) map[string]netip.Addr {
 	return map[string]netip.Addr{"the same node": s.near.Addr, "the world": cluster.WorldAddr}
 }
 
-// undisturbed runs traffic from a pod to one on the same node, one on another node and the world while f runs, and a
-// second before and after. Nothing may be lost, and nothing dropped.
-func undisturbed(t *testing.T, s *standing, f func()) {
-	t.Helper()
-	before := unforeseenDrops(t, s)
+// everywhere are targets of all kinds.
+func everywhere(s *standing) map[string]netip.Addr {
 	targets := nearAndWorld(s)
 	targets["another node"] = s.far.Addr
+	return targets
+}
+
+// undisturbed is undisturbedTo everywhere.
+func undisturbed(t *testing.T, s *standing, f func()) {
+	t.Helper()
+	undisturbedTo(t, s, everywhere(s), f)
+}
+
+// undisturbedTo runs traffic from a pod to each target while f runs, and a second before and after. Nothing may be lost,
+// and nothing dropped.
+func undisturbedTo(t *testing.T, s *standing, targets map[string]netip.Addr, f func()) {
+	t.Helper()
+	before := unforeseenDrops(t, s)
 	tr := startTraffic(t, s.client, targets)
 	// What follows has to meet traffic at work, and to show what comes late.
 	time.Sleep(time.Second)

@@ -1,0 +1,101 @@
+package e2e
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// previousImage is that of the commit before.
+const previousImage = "localhost/ebpf-cni:previous"
+
+// The cluster goes back to what was there before the commit that last changed the binaries, and forth again: by the
+// manifest of that time and this one, and by undoing. Flows that were opened under either live through it all.
+func TestUpgradeFromThePreviousCommit(t *testing.T) {
+	s := running(t)
+	manifest, err := s.AddPrevious(within(t, stepLimit), previousImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := behindService(t, s)
+	targets := everywhere(s)
+	targets["a Service"] = addr
+	undisturbedTo(t, s, targets, func() {
+		if _, err := s.Kubectl(t.Context(), "apply", "--server-side", "--force-conflicts", "-f", manifest); err != nil {
+			t.Fatal(err)
+		}
+		rolledTo(t, s, previousImage)
+		undisturbedTo(t, s, targets, func() {
+			if err := s.Install(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			rolledTo(t, s, cluster.AgentImage)
+			rollBack(t, s)
+			rolledTo(t, s, previousImage)
+			passes(t, s, s.Nodes[1])
+			rollBack(t, s)
+			rolledTo(t, s, cluster.AgentImage)
+		})
+	})
+	passes(t, s, s.Nodes[1])
+}
+
+// behindService adds a pod that is only spoken to by the address of its Service, which is returned. The same pod by its own
+// address too, from the same port by chance, would be another story.
+func behindService(t *testing.T, s *standing) netip.Addr {
+	t.Helper()
+	service := addService(t, s, "behind", func(spec *core.ServiceSpec) {
+		spec.Ports[0].Port, spec.Ports[1].Port = cluster.HTTPPort, cluster.UDPPort
+	})
+	addr, err := netip.ParseAddr(service.Spec.ClusterIP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := s.AddPod(t.Context(), "behind", s.Nodes[1], map[string]string{"app": "behind"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.DeletePods(context.WithoutCancel(t.Context()), pod); err != nil {
+			t.Error(err)
+		}
+	})
+	reaches(t, "the Service", s.client, target{at(addr, cluster.HTTPPort), at(addr, cluster.UDPPort)}, s.client.Addr)
+	return addr
+}
+
+// rolledTo waits until every node's agent is ready, and checks that it is of an image.
+func rolledTo(t *testing.T, s *standing, image string) {
+	t.Helper()
+	if err := s.WaitReady(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, node := range s.Nodes {
+		if pod := agentPod(t, s, node); pod.Spec.Containers[0].Image != image {
+			t.Errorf("%s runs %s, want %s", node.Name, pod.Spec.Containers[0].Image, image)
+		}
+	}
+}
+
+// passes checks that a pod that comes to a node now reaches everybody, and is gone without a trace. It returns the address
+// that the pod had.
+func passes(t *testing.T, s *standing, node *cluster.Machine) netip.Addr {
+	t.Helper()
+	pod, err := s.AddPod(t.Context(), "passing", node, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sees(t, pod, at(s.near.Addr, cluster.HTTPPort), pod.Addr)
+	sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
+	sees(t, pod, at(cluster.WorldAddr, cluster.HTTPPort), node.Addr)
+	sees(t, s.client, at(pod.Addr, cluster.HTTPPort), s.client.Addr)
+	if err := s.DeletePods(t.Context(), pod); err != nil {
+		t.Error(err)
+	}
+	balanced(t, s, node)
+	return pod.Addr
+}
