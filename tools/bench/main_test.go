@@ -50,6 +50,10 @@ func TestUsage(t *testing.T) {
 		"report of none":   {[]string{"report"}, misuse, "want one file"},
 		"missing file":     {[]string{"report", filepath.Join(dir, "x.json")}, failed, "x.json does not exist"},
 		"headline alone":   {[]string{"report", other, "--headline", "x"}, misuse, "--headline takes --into"},
+		"odd rounds":       {[]string{"cluster", "--rounds", "5"}, misuse, "--rounds 5: want an even number"},
+		"not a cluster's":  {[]string{"cluster", "--workloads", "udp64"}, misuse, `unknown workload "udp64"; there are: first-packet, burst`},
+		"cluster, no root": {[]string{"cluster"}, failed, "needs root, for clusters' namespaces"},
+		"cluster, no into": {[]string{"cluster", "--headline", "x"}, misuse, "--headline takes --into"},
 		"another schema":   {[]string{"compare", other, other}, failed, "schema version 99"},
 	} {
 		t.Run(name, func(t *testing.T) {

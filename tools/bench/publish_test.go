@@ -34,6 +34,7 @@ func TestPublish(t *testing.T) {
 		"whole":       {func(*result.Run) {}, ""},
 		"short":       {func(r *result.Run) { r.Indicative = true }, "it is a short one"},
 		"interrupted": {func(r *result.Run) { r.Interrupted = "got interrupt" }, "it was interrupted: got interrupt"},
+		"changed":     {func(r *result.Run) { r.Environment.Dirty = true }, "the checkout has changes that no commit has"},
 		"partial":     {func(r *result.Run) { r.Modes, r.Workloads = r.Modes[1:], r.Workloads[:1] }, "it leaves out direct, udp1400, tcp1"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -44,7 +44,7 @@ func writeCluster(run *result.Run, to Target) (string, error) {
 	(&writer{Writer: &text, run: run, figures: figures, plots: filepath.ToSlash(below), below: "#"}).cluster()
 	section := append(bytes.TrimRight(text.Bytes(), "\n"), '\n')
 	if !to.shared {
-		return to.Document, result.Replace(to.Document, section)
+		return to.Document, result.Replace(to.Document, append([]byte("# Benchmarks\n\n"), section...))
 	}
 	before, after, err := aroundCluster(to.Document)
 	if err != nil {
