@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,9 +119,7 @@ func measureCluster(ctx context.Context, e env, o clusterOptions) error {
 	json := filepath.Join(o.out, "bench.json")
 	files := []string{filepath.Join(root, "bin/ebpf-agent"), filepath.Join(root, "bin/ebpf-cni")}
 	measured := contents(files)
-	for name, built := range builds(files) {
-		run.Environment.Versions[name] = built
-	}
+	maps.Copy(run.Environment.Versions, builds(files))
 	run.Environment.Warnings = append(run.Environment.Warnings, strangers(run.Environment)...)
 	for _, warning := range run.Environment.Warnings {
 		log.Warn("the figures may be worth less", "because", warning)

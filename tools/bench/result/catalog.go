@@ -89,14 +89,14 @@ func plugin() []Metric {
 	}
 	return []Metric{
 		ms("pair-p50", "ADD + DEL p50"),
-		ms("add-p50", "ADD p50"), ms("add-p99", "ADD p99").of("add", 0.99),
-		ms("del-p50", "DEL p50"), ms("del-p99", "DEL p99").of("del", 0.99),
+		ms("add-p50", "ADD p50"), ms("add-p99", "ADD p99").p99of("add"),
+		ms("del-p50", "DEL p50"), ms("del-p99", "DEL p99").p99of("del"),
 	}
 }
 
-// of makes a metric a quantile over all rounds.
-func (m Metric) of(distribution string, quantile float64) Metric {
-	m.Of, m.Quantile = distribution, quantile
+// p99of makes a metric a quantile over all rounds.
+func (m Metric) p99of(distribution string) Metric {
+	m.Of, m.Quantile = distribution, 0.99
 	return m
 }
 
@@ -167,7 +167,7 @@ func agent() []Metric {
 func change() []Metric {
 	p50 := Metric{Name: P50, Title: "p50", Unit: "ms", Scale: 1e-3, Lower: true}
 	p99 := Metric{Name: P99, Title: "p99", Unit: "ms", Scale: 1e-3, Lower: true}
-	return []Metric{p50, p99.of("delay", 0.99)}
+	return []Metric{p50, p99.p99of("delay")}
 }
 
 // Find is the workload of that name, of the clusters' too.
