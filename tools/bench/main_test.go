@@ -174,6 +174,24 @@ func TestIndicative(t *testing.T) {
 	}
 }
 
+// A run that takes longer than promised says so; one that was told to take longer does not.
+func TestLate(t *testing.T) {
+	longer := quick()
+	longer.rounds++
+	for name, c := range map[string]struct {
+		p    profile
+		took time.Duration
+		want bool
+	}{
+		"quick": {quick(), 9 * time.Minute, false}, "slow": {quick(), 11 * time.Minute, true}, "full": {full(), 25 * time.Minute, false},
+		"slow full": {full(), 31 * time.Minute, true}, "longer": {longer, 15 * time.Minute, false},
+	} {
+		if got := late(c.p, c.took); (len(got) == 1) != c.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 // openLocks are the locks that this process holds: a lab has one for as long as it is not closed, and closing it looks whether
 // anything is left.
 func openLocks(t *testing.T) (locks []string) {

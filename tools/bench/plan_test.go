@@ -62,6 +62,22 @@ func TestPlanSelects(t *testing.T) {
 	}
 }
 
+// What a budget divides by is measured next to it.
+func TestJudgedModesAreNeighbours(t *testing.T) {
+	p, err := newPlan(full(), selection{workloads: []string{"udp64"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(p.items[0].modes, " "), "direct ebpf iptables ebpf+kube-proxy iptables-vxlan ptp nftables"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for list, want := range map[string]string{"ebpf ebpf+kube-proxy ptp": "ebpf ebpf+kube-proxy ptp", "ebpf iptables": "ebpf iptables"} {
+		if got := strings.Join(judgedTogether(strings.Fields(list)), " "); got != want {
+			t.Errorf("%s becomes %s, want %s", list, got, want)
+		}
+	}
+}
+
 func TestPlanRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		selection

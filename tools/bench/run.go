@@ -78,6 +78,7 @@ func measure(ctx context.Context, e env, o options) error {
 	log := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	json := filepath.Join(o.out, "bench.json")
 	err = carryOut(ctx, e, made, run, json, log)
+	run.Environment.Warnings = append(run.Environment.Warnings, late(made.profile, time.Since(run.Started))...)
 	if len(run.Samples) == 0 {
 		return err
 	}
@@ -92,6 +93,16 @@ func measure(ctx context.Context, e env, o options) error {
 		reported = errors.Join(reported, o.publish(e, run))
 	}
 	return errors.Join(err, reported, refusals(run))
+}
+
+// late says that a run took much longer than its profile promises: what its plan expects is made of constants.
+func late(p profile, took time.Duration) []string {
+	promised := map[string]time.Duration{"quick": 10 * time.Minute, "full": 30 * time.Minute}[p.name]
+	if took <= promised || promised == 0 || p.rounds > profiles()[p.name].rounds || p.duration > profiles()[p.name].duration {
+		return nil
+	}
+	return []string{fmt.Sprintf("the run took %s, and a %s one is to take %s at most: samples were taken again and again, or something else was running",
+		rounded(took), p.name, promised)}
 }
 
 // carryOut builds the networks, runs the plan on them and removes them.

@@ -191,11 +191,15 @@ func proven(disturbed error, backlog uint64, carried, intact func() error) error
 	if disturbed != nil && !errors.Is(disturbed, load.ErrStarved) {
 		check = intact // nobody knows what was sent
 	}
-	if backlog > 0 {
-		return fmt.Errorf("%w: %d packets of this machine found the queue of a CPU full", load.ErrNotMeasured, backlog)
-	}
+	full := fmt.Sprintf("%d packets of this machine found the queue of a CPU full", backlog)
 	if err := check(); err != nil {
+		if backlog > 0 { // which every pair of a network's own links has, too
+			err = fmt.Errorf("%w; %s", err, full)
+		}
 		return fmt.Errorf("the packets did not go the way that the sample claims: %w", err)
+	}
+	if backlog > 0 {
+		return fmt.Errorf("%w: %s", load.ErrNotMeasured, full)
 	}
 	return disturbed
 }

@@ -93,7 +93,9 @@ func TestProven(t *testing.T) {
 		{name: "late, and another way", disturbed: late, astray: true, want: "went astray"},
 		{name: "lost", disturbed: lost, astray: true, want: "a tenth was lost", again: true},
 		{name: "lost, and dropped by the network", disturbed: lost, astray: true, dropped: true, want: "were dropped"},
-		{name: "a full queue", backlog: 3, astray: true, want: "3 packets of this machine", again: true},
+		{name: "a full queue of its own", backlog: 3, astray: true, want: "went astray; 3 packets of this machine"},
+		{name: "a full queue of another's", backlog: 3, want: "3 packets of this machine", again: true},
+		{name: "lost, and a full queue", disturbed: lost, backlog: 3, want: "3 packets of this machine", again: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fails := func(fail bool, text string) func() error {

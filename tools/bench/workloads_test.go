@@ -29,15 +29,24 @@ func TestEveryWorkload(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := stand(t, made.profile, made.modes...)
-	taken, excused, known := 0, 0, map[string]bool{}
+	taken, excused, known, measured := 0, 0, map[string]bool{}, map[string]bool{}
 	for _, i := range made.items {
 		known[i.workload] = true
 		for _, mode := range i.modes {
 			taken++
 			if sample := persistently(t, m, i, mode); sample.Values != nil {
 				valued(t, i, mode, sample)
+				measured[i.workload+", "+mode] = true
 			} else {
 				excused++
+			}
+		}
+	}
+	// A third may be excused on a machine that is busy, but no workload as a whole.
+	for _, i := range made.items {
+		for _, mode := range i.modes {
+			if !measured[i.workload+", "+mode] {
+				t.Errorf("%s was never measured in mode %s", i.workload, mode)
 			}
 		}
 	}
@@ -48,6 +57,31 @@ func TestEveryWorkload(t *testing.T) {
 	}
 	if excused > taken/3 {
 		t.Errorf("%d samples of %d measured nothing; is the machine that busy?", excused, taken)
+	}
+}
+
+// Each mode proves its packets' way by counters of its own: all of them, through all that a run does with a sample.
+func TestEveryMode(t *testing.T) {
+	made, err := newPlan(tiny(), selection{workloads: []string{"udp64", "crr", "flows"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := stand(t, made.profile, made.modes...)
+	measured := map[string]bool{}
+	for _, i := range made.items {
+		for _, mode := range i.modes {
+			if sample := persistently(t, m, i, mode); sample.Values != nil {
+				valued(t, i, mode, sample)
+				measured[mode+", "+i.path] = true
+			}
+		}
+	}
+	for _, mode := range made.modes {
+		for _, path := range result.Paths() {
+			if !measured[mode+", "+path] {
+				t.Errorf("nothing was measured in mode %s, %s", mode, path)
+			}
+		}
 	}
 }
 

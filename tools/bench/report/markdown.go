@@ -115,7 +115,7 @@ func (w *writer) method() {
 	w.printf("- A ratio is taken round by round, then its median and spread; where the spread holds 1.0 it is printed as \"no difference\".\n")
 	w.printf("- The median keeps a budget, or misses it; \"no difference\" is never a gain. A short run and fewer than %d rounds are not judged.\n", judgedRounds)
 	w.printf("- Percentiles of rare things (pods added, nodes changed) are of all rounds' values together, with their number; below a hundred values " +
-		"the slowest is printed, as such.\n")
+		"the slowest is printed, as such, and the p99 of a hundred is the second slowest: another run's may differ.\n")
 	w.printf("- %s A receiver that finds nothing looks again after a moment; these looks are in it, and a slower network has more of them per packet.\n\n",
 		result.CPUMeaning)
 }
