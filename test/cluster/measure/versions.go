@@ -19,7 +19,7 @@ func versionsOf(ctx context.Context, c *cluster.Cluster) (map[string]string, err
 			return nil, err
 		}
 		first, _, _ := strings.Cut(strings.TrimSpace(out), "\n")
-		for _, word := range strings.FieldsSeq(first) {
+		for word := range strings.FieldsSeq(first) {
 			if strings.ContainsAny(word, "0123456789") && strings.Contains(word, ".") && !strings.Contains(word, "/") {
 				found[name] = strings.TrimPrefix(word, "v")
 				break
