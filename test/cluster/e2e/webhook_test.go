@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"math/big"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -43,23 +44,41 @@ func testWebhooks(t *testing.T, s *stage) {
 			t.Error(err)
 		}
 	})
+	at := map[string]service{}
+	for _, name := range names {
+		at[name] = addService(t, s.standing, name, func(spec *core.ServiceSpec) {
+			spec.Type = core.ServiceTypeClusterIP
+			spec.Ports = []core.ServicePort{{Port: 443, TargetPort: intstr.FromInt32(webhookPort)}}
+		})
+	}
 	concurrently(pods, func(beside *cluster.Pod) {
 		name := "webhook-" + beside.Name
-		if _, err := s.AddPodWith(t.Context(), name, beside.Node, labelled(name), webhook); err != nil {
+		_, err := s.AddPodWith(t.Context(), name, beside.Node, labelled(name), webhook)
+		if err == nil {
+			err = connects(within(t, 20*time.Second), s.Nodes[0], net.JoinHostPort(at[name].Spec.ClusterIP, "443"))
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})
 	if t.Failed() {
 		return
 	}
-	for _, name := range names {
-		addService(t, s.standing, name, func(spec *core.ServiceSpec) {
-			spec.Type = core.ServiceTypeClusterIP
-			spec.Ports = []core.ServicePort{{Port: 443, TargetPort: intstr.FromInt32(webhookPort)}}
-		})
-	}
 	register(t, s, names, authority)
 	concurrently(names, func(name string) { judges(t, s, name) })
+}
+
+// connects waits until one can.
+func connects(ctx context.Context, from dialer, to string) error {
+	return cluster.Poll(ctx, "somebody listens at "+to, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		conn, err := from.Dial(ctx, "tcp", to)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
 }
 
 // labelled is the label by which a Service finds a pod.
