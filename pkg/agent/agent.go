@@ -28,7 +28,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
-	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -216,7 +215,7 @@ func (a *agent) work(ctx context.Context) error {
 		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
 		standing: standing, told: a.told, translation: a.translation,
 		attached: map[uint32]string{}, reported: map[string]bool{},
-		orphans: orphans{first: map[endpoint.ID]time.Time{}},
+		orphans: newOrphans(),
 	}
 	r.tellTranslation()
 	updates, network := make(chan source.Update), make(chan struct{}, 1)

@@ -26,7 +26,14 @@ const (
 // orphans remembers what was found to be nobody's, and when first.
 type orphans struct {
 	first map[endpoint.ID]time.Time
-	swept time.Time
+	// linkless are endpoints without a link whose namespace is there, by when they were first seen so. Every DEL makes one
+	// for a moment.
+	linkless map[endpoint.ID]time.Time
+	swept    time.Time
+}
+
+func newOrphans() orphans {
+	return orphans{first: map[endpoint.ID]time.Time{}, linkless: map[endpoint.ID]time.Time{}}
 }
 
 // releaseOrphans takes away endpoints whose link and namespace are gone, and
@@ -34,20 +41,20 @@ type orphans struct {
 // returns when to look again. Locks are waited for as long as wait lasts.
 func (r *reconciler) releaseOrphans(ctx, wait context.Context) (time.Duration, error) {
 	found := map[endpoint.ID]string{} // with the network of each
-	known := map[endpoint.ID]bool{}
+	known, linkless := map[endpoint.ID]bool{}, map[endpoint.ID]endpoint.Endpoint{}
 	for _, e := range r.view.endpoints {
 		known[e.ID] = true
 		if l := r.view.links[e.HostIndex]; l.Name != e.HostName && !namespaceThere(e) {
 			found[e.ID] = e.Network
 		} else if l.Name != e.HostName {
-			r.complain(aboutEndpoint(e.ID), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+			linkless[e.ID] = e
 		}
 	}
 	if err := r.findReservations(known, found); err != nil {
 		return resync, err
 	}
-	next := resync
 	now := time.Now()
+	next := r.tellLinkless(linkless, now)
 	for id := range r.orphans.first {
 		if _, still := found[id]; !still {
 			delete(r.orphans.first, id)
@@ -68,6 +75,31 @@ func (r *reconciler) releaseOrphans(ctx, wait context.Context) (time.Duration, e
 		}
 	}
 	return next, r.sweep(wait, now)
+}
+
+// tellLinkless complains of endpoints that had no link at the first of two observations and have none at the second. It
+// returns when to look again.
+func (r *reconciler) tellLinkless(linkless map[endpoint.ID]endpoint.Endpoint, now time.Time) time.Duration {
+	next := resync
+	for id := range r.orphans.linkless {
+		if _, still := linkless[id]; !still {
+			delete(r.orphans.linkless, id)
+			r.settled(aboutEndpoint(id))
+		}
+	}
+	for id, e := range linkless {
+		first, seen := r.orphans.linkless[id]
+		switch {
+		case !seen:
+			r.orphans.linkless[id] = now
+			next = min(next, apart)
+		case now.Sub(first) < apart:
+			next = min(next, apart-now.Sub(first))
+		default:
+			r.complain(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+		}
+	}
+	return next
 }
 
 // namespaceThere tells whether the namespace in which an endpoint lived exists.

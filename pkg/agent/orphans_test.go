@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,11 +79,10 @@ func TestLostDelIsReleasedAtTheSecondLook(t *testing.T) {
 	}
 }
 
-func TestEndpointWithANamespaceIsNotReleased(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+// linkless is an endpoint whose link is gone, not its namespace.
+func linkless(t *testing.T, r *reconciler) endpoint.Endpoint {
+	t.Helper()
 	e := orphan(t, r)
-	e.NetNSInode = 0
 	if err := os.WriteFile(e.NetNS, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -94,11 +94,51 @@ func TestEndpointWithANamespaceIsNotReleased(t *testing.T) {
 	if err := endpoint.Write(r.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
+	return e
+}
+
+func TestEndpointWithANamespaceIsNotReleased(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	e := linkless(t, r)
 	r.pass(t.Context())
 	r.orphans.first[e.ID] = time.Now().Add(-time.Hour)
 	r.pass(t.Context())
 	if file, _, address := r.remains(t, e); !file || !address {
 		t.Errorf("an endpoint whose namespace is there was released: file %v, address %v", file, address)
+	}
+}
+
+// A DEL that is at work is nothing to complain of, nor to remember.
+func TestEndpointWithoutALinkIsToldOfAtTheSecondLook(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	e := linkless(t, r)
+	told := func() bool {
+		for key := range r.reported {
+			if strings.HasPrefix(key, complaint+aboutEndpoint(e.ID)) {
+				return true
+			}
+		}
+		return false
+	}
+	if again := r.pass(t.Context()); again > apart {
+		t.Errorf("the second look comes after %v", again)
+	}
+	if told() {
+		t.Error("told of at the first look")
+	}
+	r.orphans.linkless[e.ID] = time.Now().Add(-apart)
+	r.pass(t.Context())
+	if !told() {
+		t.Error("not told of at the second look")
+	}
+	if err := endpoint.Remove(r.cfg.State, e.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	if told() || len(r.orphans.linkless) > 0 {
+		t.Errorf("remembered although it is gone: %v", r.reported)
 	}
 }
 

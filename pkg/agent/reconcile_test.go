@@ -20,7 +20,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
-	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -79,7 +78,7 @@ func newReconciler(t *testing.T) *reconciler {
 	return &reconciler{
 		cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log),
 		sysctls:  sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log},
-		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: orphans{first: map[endpoint.ID]time.Time{}},
+		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: newOrphans(),
 	}
 }
 
