@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -47,21 +48,41 @@ func (c *Cluster) startControlPlane(ctx context.Context) (err error) {
 	if err := c.StartAPIServer(ctx); err != nil {
 		return err
 	}
-	manager, err := c.writeKubeconfig("kube-controller-manager", "system:kube-controller-manager", "system:masters")
-	if err != nil {
-		return err
+	for name, groups := range map[string][]string{managerName: {"system:masters"}, schedulerName: nil} {
+		if _, err := c.writeKubeconfig(name, "system:"+name, groups...); err != nil {
+			return err
+		}
 	}
-	if err := node.Start(ctx, "kube-controller-manager", "kube-controller-manager", "--kubeconfig="+manager,
+	return c.startControllers(ctx)
+}
+
+// The programs that lead only while they reach the API server.
+const (
+	managerName   = "kube-controller-manager"
+	schedulerName = "kube-scheduler"
+)
+
+func (c *Cluster) startControllers(ctx context.Context) error {
+	kubeconfig := func(name string) string { return "--kubeconfig=" + c.file(name+".kubeconfig") }
+	err := c.Nodes[0].Start(ctx, managerName, managerName, kubeconfig(managerName),
 		"--allocate-node-cidrs", "--cluster-cidr=10.244.0.0/16", "--service-cluster-ip-range=10.96.0.0/16",
 		"--leader-elect=false", "--root-ca-file="+c.file("ca.crt"),
-		"--service-account-private-key-file="+c.file("service-accounts.key")); err != nil {
-		return err
-	}
-	scheduler, err := c.writeKubeconfig("kube-scheduler", "system:kube-scheduler")
+		"--service-account-private-key-file="+c.file("service-accounts.key"))
 	if err != nil {
 		return err
 	}
-	return node.Start(ctx, "kube-scheduler", "kube-scheduler", "--kubeconfig="+scheduler, "--leader-elect=false")
+	return c.Nodes[0].Start(ctx, schedulerName, schedulerName, kubeconfig(schedulerName), "--leader-elect=false")
+}
+
+// RestartControllers starts the controller manager and the scheduler anew. Where they elect leaders, that is what becomes
+// of them when the API server is away for a while; here they would go on waiting, ever longer from one try to the next.
+func (c *Cluster) RestartControllers(ctx context.Context) error {
+	for _, name := range []string{managerName, schedulerName} {
+		if err := c.Nodes[0].Stop(ctx, name, syscall.SIGTERM); err != nil {
+			return err
+		}
+	}
+	return c.startControllers(ctx)
 }
 
 func (c *Cluster) file(name string) string { return filepath.Join(c.Dir, name) }

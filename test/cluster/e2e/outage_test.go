@@ -10,6 +10,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -45,16 +46,7 @@ func TestNodeRebooted(t *testing.T) {
 	tr.end(t)
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
 	sees(t, s.far, at(s.near.Addr, cluster.HTTPPort), s.far.Addr)
-	err = cluster.Poll(within(t, stepLimit), "only living pods have addresses", func(ctx context.Context) error {
-		want, err := s.podsOn(ctx, node)
-		if got := endpoints(t, s, node); err != nil || !slices.Equal(got, want) {
-			return fmt.Errorf("endpoints %v, pods have %v, error %w", got, want, err)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	balanced(t, s, node)
 }
 
 const staticPod = `apiVersion: v1
@@ -66,51 +58,88 @@ spec:
     - {name: netexec, image: "%s", imagePullPolicy: Never, args: [netexec, --http-port=%d, --udp-port=%d]}
 `
 
-// Without the API server kubelets still start and end static pods, and those need a network.
+// away is how long the API server is.
+const away = time.Minute
+
+// Without the API server kubelets still start and end static pods, and those need a network. An agent that starts in that
+// time goes by what it finds.
 func TestAPIServerAway(t *testing.T) {
 	s := running(t)
-	node := s.Nodes[1]
-	before := endpoints(t, s, node)
-	manifest := filepath.Join(node.Manifests(), "static.yaml")
+	agent := agentPod(t, s, s.Nodes[1]).Status.ContainerStatuses[0]
 	undisturbed(t, s, func() {
 		if err := s.Nodes[0].Stop(within(t, stepLimit), "kube-apiserver", syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
+		back := time.After(away)
 		defer func() {
+			<-back
 			if err := s.StartAPIServer(context.WithoutCancel(t.Context())); err != nil {
 				t.Error(err)
 			}
 		}()
-		text := fmt.Sprintf(staticPod, cluster.AgnhostImage, cluster.HTTPPort, cluster.UDPPort)
+		staticPodsPass(t, s)
+		kill(t, s.Nodes[1], agent)
+		for range 3 {
+			staticPodsPass(t, s)
+			time.Sleep(away / 5)
+		}
+	})
+	if err := s.RestartControllers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	restarted(t, s, s.Nodes[1], agent)
+	if err := s.WaitReady(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, node := range s.Nodes {
+		passes(t, s, node)
+	}
+}
+
+// staticPodsPass has a static pod come to every node, talk to all others, and go.
+func staticPodsPass(t *testing.T, s *standing) {
+	t.Helper()
+	before := map[*cluster.Machine][]netip.Addr{}
+	text := fmt.Sprintf(staticPod, cluster.AgnhostImage, cluster.HTTPPort, cluster.UDPPort)
+	for _, node := range s.Nodes {
+		before[node] = endpoints(t, s, node)
+		manifest := filepath.Join(node.Manifests(), "static.yaml")
 		if err := os.WriteFile(manifest, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		defer os.Remove(manifest)
-		static := &cluster.Pod{Name: "static", Node: node, Addr: appears(t, s, node, before)}
+	}
+	for _, node := range s.Nodes {
+		static := &cluster.Pod{Name: "static", Node: node, Addr: appears(t, s, node, before[node])}
 		err := cluster.Poll(within(t, stepLimit), "the static pod answers", func(ctx context.Context) error {
 			_, err := ask(ctx, s.client, at(static.Addr, cluster.HTTPPort), "/hostname")
 			return err
 		})
 		if err != nil {
 			t.Error(err)
-		} else {
-			sees(t, static, at(s.near.Addr, cluster.HTTPPort), static.Addr)
+			continue
 		}
-		if err := os.Remove(manifest); err != nil {
+		for _, to := range []*cluster.Pod{s.near, s.far} {
+			sees(t, static, at(to.Addr, cluster.HTTPPort), static.Addr)
+			sees(t, to, at(static.Addr, cluster.HTTPPort), to.Addr)
+		}
+		sees(t, static, at(cluster.WorldAddr, cluster.HTTPPort), node.Addr)
+	}
+	for _, node := range s.Nodes {
+		if err := os.Remove(filepath.Join(node.Manifests(), "static.yaml")); err != nil {
 			t.Error(err)
 		}
-		err = cluster.Poll(within(t, stepLimit), "the static pod is gone", func(context.Context) error {
-			if now := endpoints(t, s, node); !slices.Equal(now, before) {
-				return fmt.Errorf("endpoints %v, before %v", now, before)
+	}
+	for _, node := range s.Nodes {
+		err := cluster.Poll(within(t, stepLimit), "the static pod is gone", func(context.Context) error {
+			if now := endpoints(t, s, node); !slices.Equal(now, before[node]) {
+				return fmt.Errorf("endpoints %v, before %v", now, before[node])
 			}
 			return nil
 		})
 		if err != nil {
 			t.Error(err)
 		}
-	})
-	if err := s.WaitReady(t.Context()); err != nil {
-		t.Error(err)
 	}
 }
 

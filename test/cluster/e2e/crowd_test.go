@@ -1,0 +1,118 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// crowded is how many pods a node gets; a kubelet takes 110.
+const crowded = 100
+
+const crowd = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: crowd}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: crowd}}
+  strategy: {rollingUpdate: {maxSurge: 5%%, maxUnavailable: 10%%}}
+  template:
+    metadata: {labels: {app: crowd}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      nodeSelector: {kubernetes.io/hostname: %s}
+      enableServiceLinks: false
+      automountServiceAccountToken: false
+      containers: [{name: pause, image: "%s", imagePullPolicy: Never}]
+`
+
+// A node is filled, and meanwhile its runtime and its kubelet are killed: what was half done is finished or undone. Then
+// all its new pods are exchanged for others.
+func TestHundredPodsRolledOver(t *testing.T) {
+	s := running(t)
+	node := s.Nodes[1]
+	before := traces(t, s)
+	undisturbed(t, s, func() {
+		disperse := applied(t, s, fmt.Sprintf(crowd, crowded, node.Name, cluster.PauseImage))
+		arrive(t, s, node, crowded/5)
+		killed(t, s, node, "containerd", s.StartContainerd)
+		lost := namespaces(t, node)
+		arrive(t, s, node, crowded/5)
+		killed(t, s, node, "kubelet", s.StartKubelet)
+		lodged(t, s, "app=crowd", node, crowded)
+		if _, err := s.Kubectl(t.Context(), "rollout", "restart", "deployment/crowd"); err != nil {
+			t.Fatal(err)
+		}
+		started := time.Now()
+		if _, err := s.Kubectl(t.Context(), "rollout", "status", "deployment/crowd", "--timeout="+stepLimit.String()); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("rolled over after %.1f s", time.Since(started).Seconds())
+		lodged(t, s, "app=crowd", node, crowded)
+		disperse()
+		removeLost(t, node, lost, before)
+		balanced(t, s, node)
+	})
+	left := slices.DeleteFunc(traces(t, s), func(trace string) bool { return slices.Contains(before, trace) })
+	if len(left) > 0 {
+		t.Errorf("deleted pods left behind:\n%s", strings.Join(left, "\n"))
+	}
+}
+
+// namespaces are those of the network that a node's runtime has made.
+func namespaces(t *testing.T, node *cluster.Machine) []string {
+	t.Helper()
+	out, err := node.Run(t.Context(), "ls", "/run/netns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(out)
+}
+
+// removeLost removes the namespaces that a killed containerd has made and forgotten, as only its later versions do by
+// themselves. What the plugin has made in them is for the agent to find.
+func removeLost(t *testing.T, node *cluster.Machine, lost, before []string) {
+	t.Helper()
+	there := namespaces(t, node)
+	for _, name := range lost {
+		if slices.Contains(before, node.Name+" netns "+name) || !slices.Contains(there, name) {
+			continue
+		}
+		t.Logf("containerd has lost %s", name)
+		if out, err := node.Run(t.Context(), "ip", "netns", "delete", name); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+}
+
+// arrive waits until a node has so many more endpoints.
+func arrive(t *testing.T, s *standing, node *cluster.Machine, want int) {
+	t.Helper()
+	before := len(endpoints(t, s, node))
+	err := cluster.Poll(within(t, stepLimit), "pods start", func(context.Context) error {
+		if now := len(endpoints(t, s, node)); now < before+want {
+			return fmt.Errorf("%d endpoints, before %d", now, before)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// killed kills a program of a node and starts it again.
+func killed(t *testing.T, s *standing, node *cluster.Machine, program string, start func(context.Context, *cluster.Machine) error) {
+	t.Helper()
+	if err := node.Stop(within(t, stepLimit), program, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := start(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+}
