@@ -58,24 +58,23 @@ func (m *Machine) Detach(ctx context.Context, hook Hook, ifindex int) (putBack f
 
 // pathAttr is for what is pinned.
 type pathAttr struct {
-	path  uint64
-	fd    uint32
-	flags uint32
+	path uint64
+	fd   uint32
+	_    uint32
 }
 
 // linkAttr is for a link to a program at tcx.
 type linkAttr struct {
-	program, ifindex, attachType, flags uint32
-	relative, _                         uint32
-	revision                            uint64
+	program, ifindex, attachType uint32
+	_                            [5]uint32
 }
 
 // queryAttr is for the programs of an interface.
 type queryAttr struct {
-	ifindex, attachType, queryFlags, attachFlags uint32
-	ids                                          uint64
-	count, _                                     uint32
-	idFlags, linkIDs, linkFlags, revision        uint64
+	ifindex, attachType uint32
+	_                   [2]uint64
+	count               uint32
+	_                   [9]uint32
 }
 
 func bpf[T any](command uintptr, attr *T) (int, error) {

@@ -11,10 +11,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// newPort is the last that was taken. Netfilter remembers for minutes whom it has moved away from one.
-var newPort atomic.Int32
-
-func init() { newPort.Store(20000) }
+// portsTaken counts those that were. Netfilter remembers for minutes whom it has moved away from one.
+var portsTaken atomic.Int32
 
 // From one port a pod talks to a Service, then to the same backend directly: netfilter, which has the first, moves the second
 // to another port, and neither disturbs the other.
@@ -30,7 +28,7 @@ func testSamePort(t *testing.T, s *stage) {
 				t.Error(err)
 				continue
 			}
-			port := uint16(newPort.Add(1))
+			port := uint16(20000 + portsTaken.Add(1))
 			samePortTCP(t, what, from, port, to.tcp, podPorts(backend.Addr).tcp)
 			samePortUDP(t, what, from, port, to.udp, podPorts(backend.Addr).udp)
 		}
@@ -50,7 +48,7 @@ func samePortTCP(t *testing.T, what string, from *cluster.Pod, port uint16, ways
 			t.Errorf("%s: connect to %s: %v", what, to, err)
 			return
 		}
-		defer conn.Close()
+		t.Cleanup(func() { conn.Close() })
 		streams = append(streams, stream{conn, bufio.NewReader(conn)})
 		got, err := get(conn, streams[i].reader, "/clientip")
 		isClient(t, what+" over TCP", got, err, from.Addr)
@@ -77,7 +75,7 @@ func samePortUDP(t *testing.T, what string, from *cluster.Pod, port uint16, ways
 			t.Errorf("%s: %v", what, err)
 			return
 		}
-		defer conn.Close()
+		t.Cleanup(func() { conn.Close() })
 		flows = append(flows, conn)
 	}
 	for i := range 10 {
