@@ -232,7 +232,7 @@ func demolish(ctx context.Context, id string) error {
 
 // Remains lists what is there of a cluster: nothing once it is closed.
 func (c *Cluster) Remains() []string {
-	found, _ := filepath.Glob(filepath.Join(cgroupRoot, "*", cgroupName(c.ID, "*")))
+	found, _ := cgroups(c.ID, "*")
 	if _, err := os.Stat(c.Dir); err == nil {
 		found = append(found, c.Dir)
 	}

@@ -47,11 +47,7 @@ func furnish(config initConfig) error {
 	if !config.NoBPFFS {
 		f.mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=0700")
 	}
-	f.mount("tmpfs", cgroupRoot, "tmpfs", 0, "mode=0755")
-	for _, h := range all {
-		f.mkdir(cgroupRoot + "/" + h.Dir)
-		f.mount(h.Type, cgroupRoot+"/"+h.Dir, h.Type, 0, h.Data)
-	}
+	f.cgroups(all)
 	f.mount("/dev", "/dev", "", unix.MS_BIND|unix.MS_REC, "")
 	for _, dir := range []string{"/run", "/tmp", "/var/lib/etcd", "/var/log"} {
 		f.mkdir(dir)
@@ -71,7 +67,10 @@ func furnish(config initConfig) error {
 	if f.err != nil {
 		return f.err
 	}
-	return enter(root)
+	if err := enter(root); err != nil || !isUnified(all) {
+		return err
+	}
+	return delegate()
 }
 
 // overlay puts a layer in memory above the real root.
@@ -124,6 +123,19 @@ func (f *furnisher) mount(source, target, kind string, flags uintptr, data strin
 	}
 	if err := unix.Mount(source, f.root+target, kind, flags, data); err != nil {
 		f.err = fmt.Errorf("mount %s on %s (%s %s): %w", source, target, kind, data, err)
+	}
+}
+
+// cgroups mounts the hierarchies as the real machine has them; the roots are the machine's own.
+func (f *furnisher) cgroups(all []hierarchy) {
+	if !isUnified(all) {
+		f.mount("tmpfs", cgroupRoot, "tmpfs", 0, "mode=0755")
+	}
+	for _, h := range all {
+		if h.Dir != cgroupRoot {
+			f.mkdir(h.Dir)
+		}
+		f.mount(h.Type, h.Dir, h.Type, 0, h.Data)
 	}
 }
 
