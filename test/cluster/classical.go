@@ -53,13 +53,16 @@ COMMIT
 COMMIT
 `
 
-// osLabel is what the project's DaemonSet selects nodes by.
-const osLabel = "kubernetes.io/os"
+// ownLabel marks the nodes that are this project's, in a cluster where others are not.
+const ownLabel = "ebpf-cni.test/network"
+
+// everyNode is what the project's DaemonSet selects nodes by.
+const everyNode = "        kubernetes.io/os: linux\n"
 
 // InstallClassical gives a node that has no network the classical one, as flannel's host-gw makes it: the plugins bridge, host-local and
-// portmap, a route to each other node, masquerading by iptables. Install then leaves that node out.
+// portmap, a route to each other node, masquerading by iptables. Install then leaves that node out; it comes after.
 func (c *Cluster) InstallClassical(ctx context.Context, m *Machine) error {
-	if _, err := c.Kubectl(ctx, "label", "node", m.Name, osLabel+"-"); err != nil {
+	if err := c.leaveOut(ctx, m); err != nil {
 		return err
 	}
 	if err := c.InstallPlugins(ctx, m, "bridge", "host-local", "portmap"); err != nil {
@@ -86,6 +89,34 @@ func (c *Cluster) InstallClassical(ctx context.Context, m *Machine) error {
 	}
 	_, err = m.Run(ctx, "install", "-D", "-m", "600", m.path("classical.conflist"), "/etc/cni/net.d/10-classical.conflist")
 	return err
+}
+
+// leaveOut has the cluster's copy of the manifest select all nodes but one.
+func (c *Cluster) leaveOut(ctx context.Context, m *Machine) error {
+	path, err := c.manifest()
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if strings.Count(string(text), everyNode) != 1 {
+		return fmt.Errorf("%s has no single line %q to select nodes by", path, everyNode)
+	}
+	text = []byte(strings.Replace(string(text), everyNode, everyNode+"        "+ownLabel+": ours\n", 1))
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return err
+	}
+	for _, other := range c.Nodes {
+		if other == m {
+			continue
+		}
+		if _, err := c.Kubectl(ctx, "label", "node", other.Name, ownLabel+"=ours"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // routeClassically gives a node its routes to all others, and returns its podCIDR.

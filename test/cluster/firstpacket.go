@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -22,6 +23,8 @@ type Greetings struct {
 	pods     corev1.PodInterface
 	listener *net.UDPConn
 	done     chan struct{}
+
+	received atomic.Int64
 
 	mu      sync.Mutex
 	arrived map[string]chan time.Time
@@ -58,6 +61,7 @@ func (g *Greetings) receive() {
 			return
 		}
 		now := time.Now()
+		g.received.Add(1)
 		// Answered, the pod is silent. One that misses the answer asks again.
 		_, _ = g.listener.WriteToUDPAddrPort([]byte{0}, from)
 		select {
@@ -66,6 +70,9 @@ func (g *Greetings) receive() {
 		}
 	}
 }
+
+// Received is how many packets have come. Pods are silent once they are answered: the number stands still.
+func (g *Greetings) Received() int64 { return g.received.Load() }
 
 // of is where the time of a pod's first packet goes.
 func (g *Greetings) of(name string) chan time.Time {

@@ -18,31 +18,31 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: greet ADDRESS NAME")
 		os.Exit(2)
 	}
-	for !greet(os.Args[1], os.Args[2]) {
-		select {
-		case <-ended:
-			return
-		default:
-		}
-	}
+	go greet(os.Args[1], os.Args[2])
 	<-ended
 }
 
-// greet sends one datagram and says whether an answer came within a millisecond.
-func greet(address, name string) bool {
+// greet sends until an answer comes. The socket stays, so that an answer counts however late it is.
+func greet(address, name string) {
+	const every = time.Millisecond
 	conn, err := net.Dial("udp", address)
-	if err != nil {
-		time.Sleep(time.Millisecond)
-		return false
+	for ; err != nil; conn, err = net.Dial("udp", address) {
+		time.Sleep(every)
 	}
 	defer conn.Close()
-	if _, err := conn.Write([]byte(name)); err != nil {
-		time.Sleep(time.Millisecond)
+	for {
+		next := time.Now().Add(every)
+		if _, err := conn.Write([]byte(name)); err == nil && answered(conn, next) {
+			return
+		}
+		time.Sleep(time.Until(next))
+	}
+}
+
+func answered(conn net.Conn, until time.Time) bool {
+	if err := conn.SetReadDeadline(until); err != nil {
 		return false
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
-		return false
-	}
-	_, err = conn.Read(make([]byte, 1))
+	_, err := conn.Read(make([]byte, 1))
 	return err == nil
 }

@@ -87,11 +87,27 @@ func (w *walk) proveSides(ctx context.Context) error {
 			return err
 		}
 		_, bridged := s.node.Run(ctx, "ip", "link", "show", "cni0")
-		if (bridged == nil) != (s.mode == classical) {
-			return fmt.Errorf("%s is to have the network %s, and whether it has a bridge says otherwise: %w", s.node.Name, s.mode, bridged)
+		_, agent := agentOn(s.node)
+		if (bridged == nil) != (s.mode == classical) || (agent == nil) != (s.mode == ours) {
+			return fmt.Errorf("%s is to have the network %s; its bridge: %v; its agent: %v", s.node.Name, s.mode, bridged, agent)
 		}
 	}
 	return w.deleteAll(ctx)
+}
+
+// proveAnswers looks whether the pods have got their answers: else they go on and on.
+func (w *walk) proveAnswers(ctx context.Context) error {
+	if err := pause(ctx, time.Second); err != nil {
+		return err
+	}
+	before := w.greetings.Received()
+	if err := pause(ctx, time.Second); err != nil {
+		return err
+	}
+	if more := w.greetings.Received() - before; more > 0 {
+		return fmt.Errorf("%d first packets a second come from pods that were answered: the answers are lost on their way", more)
+	}
+	return nil
 }
 
 // lasting are the labels of pods that stay until deleteAll.
@@ -158,8 +174,11 @@ func (w *walk) atOnce(ctx context.Context, round int) error {
 	return nil
 }
 
-// deleteAll ends all pods, and gives the nodes a second to be done with them.
+// deleteAll ends all pods, and gives the nodes a moment to be done with them. None may have been without an answer until then.
 func (w *walk) deleteAll(ctx context.Context) error {
+	if err := w.proveAnswers(ctx); err != nil {
+		return err
+	}
 	client, err := w.cluster.Client()
 	if err != nil {
 		return err
