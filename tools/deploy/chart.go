@@ -2,6 +2,7 @@
 package deploy
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"strings"
@@ -17,7 +18,7 @@ var Templates = []string{"agent.yaml", "cleanup.yaml"}
 
 // Render returns what Helm makes of the chart in dir for a release of its own name in kube-system, by template. What
 // renders to nothing is left out.
-func Render(dir string, values map[string]any) (map[string]string, error) {
+func Render(ctx context.Context, dir string, values map[string]any) (map[string]string, error) {
 	chart, err := loader.Load(dir)
 	if err != nil {
 		return nil, err
@@ -27,7 +28,7 @@ func Render(dir string, values map[string]any) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	rendered, err := engine.Engine{Strict: true}.Render(chart, all)
+	rendered, err := engine.Engine{Strict: true}.RenderWithContext(ctx, chart, all)
 	if err != nil {
 		return nil, err
 	}

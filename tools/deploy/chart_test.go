@@ -94,7 +94,7 @@ func checksum(text string) string {
 // render returns one template of the chart as Helm renders it in kube-system.
 func render(t *testing.T, template string, values map[string]any) string {
 	t.Helper()
-	texts, err := Render("chart", values)
+	texts, err := Render(t.Context(), "chart", values)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -165,7 +165,7 @@ func waitReady(t *testing.T, s *standing, node *cluster.Machine) {
 }
 
 // move takes a node from one network to the other.
-func move(t *testing.T, s *standing, node *cluster.Machine, clear func(*testing.T, *standing, *cluster.Machine)) {
+func move(t *testing.T, s *standing, node *cluster.Machine, tidy func(*testing.T, *standing, *cluster.Machine)) {
 	t.Helper()
 	step := func(what string) { shell(t, s, strings.ReplaceAll(what, "NODE", node.Name)) }
 	step(drain + " --force") // the pods here belong to nobody
@@ -173,7 +173,7 @@ func move(t *testing.T, s *standing, node *cluster.Machine, clear func(*testing.
 	if out, err := node.Run(within(t, stepLimit), "sh", "-ec", forgetFlannel); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	clear(t, s, node)
+	tidy(t, s, node)
 	err := cluster.Poll(within(t, stepLimit), "an agent is ready on "+node.Name, func(ctx context.Context) error { return agentReady(ctx, node) })
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -30,7 +31,7 @@ func run(args []string) error {
 	if flags.NArg() > 0 {
 		return errors.New("no arguments but flags")
 	}
-	texts, err := deploy.Render(*dir, values)
+	texts, err := deploy.Render(context.Background(), *dir, values)
 	if err != nil {
 		return err
 	}
