@@ -74,15 +74,31 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 	return c.Nodes[0].Start(ctx, schedulerName, schedulerName, kubeconfig(schedulerName), "--leader-elect=false")
 }
 
-// RestartControllers starts the controller manager and the scheduler anew. Where they elect leaders, that is what becomes
-// of them when the API server is away for a while; here they would go on waiting, ever longer from one try to the next.
-func (c *Cluster) RestartControllers(ctx context.Context) error {
+// RestartClients starts anew whoever watches the API server. After it was away for a while they would try again later and
+// later: it takes Kubernetes more than a minute to be itself.
+func (c *Cluster) RestartClients(ctx context.Context) error {
 	for _, name := range []string{managerName, schedulerName} {
 		if err := c.Nodes[0].Stop(ctx, name, syscall.SIGTERM); err != nil {
 			return err
 		}
 	}
-	return c.startControllers(ctx)
+	if err := c.startControllers(ctx); err != nil {
+		return err
+	}
+	for _, m := range c.Nodes {
+		for _, name := range []string{"kubelet", "kube-proxy"} {
+			if err := m.Stop(ctx, name, syscall.SIGTERM); err != nil {
+				return err
+			}
+		}
+		if err := c.StartKubelet(ctx, m); err != nil {
+			return err
+		}
+		if err := startKubeProxy(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (c *Cluster) file(name string) string { return filepath.Join(c.Dir, name) }

@@ -84,7 +84,7 @@ func TestAPIServerAway(t *testing.T) {
 			time.Sleep(away / 5)
 		}
 	})
-	if err := s.RestartControllers(t.Context()); err != nil {
+	if err := s.RestartClients(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	restarted(t, s, s.Nodes[1], agent)
