@@ -107,7 +107,7 @@ func staticPodsPass(t *testing.T, s *standing) {
 		if err := os.WriteFile(manifest, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		defer os.Remove(manifest)
+		t.Cleanup(func() { _ = os.Remove(manifest) })
 	}
 	for _, node := range s.Nodes {
 		static := &cluster.Pod{Name: "static", Node: node, Addr: appears(t, s, node, before[node])}
