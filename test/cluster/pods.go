@@ -10,12 +10,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 	core "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -234,26 +232,9 @@ func (p *Pod) Dial(ctx context.Context, network, address string) (net.Conn, erro
 	return dialIn(ctx, p.Do, network, address)
 }
 
-// DialFrom is Dial from a port, which others that it was called for may have too.
-func (p *Pod) DialFrom(ctx context.Context, port uint16, network, address string) (conn net.Conn, err error) {
-	err = p.Do(func() error {
-		dialer := net.Dialer{Control: shared, LocalAddr: &net.TCPAddr{Port: int(port)}}
-		if network == "udp" {
-			dialer.LocalAddr = &net.UDPAddr{Port: int(port)}
-		}
-		conn, err = dialer.DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
-}
-
-// shared lets a socket have a port that others have.
-func shared(_, _ string, raw syscall.RawConn) error {
-	var failed error
-	err := raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	})
-	return errors.Join(err, failed)
+// DialFrom is Machine.DialFrom in the pod's network.
+func (p *Pod) DialFrom(ctx context.Context, port uint16, network, address string) (net.Conn, error) {
+	return dialFrom(ctx, p.Do, port, network, address)
 }
 
 // Run runs a program of the node in the pod's network.

@@ -5,14 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync/atomic"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
-
-// portsTaken counts those that were. Netfilter remembers for minutes whom it has moved away from one.
-var portsTaken atomic.Int32
 
 // From one port a pod talks to a Service, then to the same backend directly: netfilter, which has the first, moves the second
 // to another port, and neither disturbs the other.
@@ -28,7 +24,7 @@ func testSamePort(t *testing.T, s *stage) {
 				t.Error(err)
 				continue
 			}
-			port := uint16(20000 + portsTaken.Add(1))
+			port := newPort()
 			samePortTCP(t, what, from, port, to.tcp, podPorts(backend.Addr).tcp)
 			samePortUDP(t, what, from, port, to.udp, podPorts(backend.Addr).udp)
 		}

@@ -3,9 +3,11 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -165,14 +167,26 @@ func reaches(t *testing.T, what string, from dialer, to target, want netip.Addr)
 	}
 }
 
+// early is a client who may connect before kube-proxy has written a Service's rules. Netfilter takes note of such a flow as one
+// that is not to be translated, for minutes: none of its ports may be one that the kernel gives to another connection.
+type early struct{ dialer }
+
+func (e early) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return e.DialFrom(ctx, newPort(), network, address)
+}
+
+var portsTaken atomic.Int32
+
+// newPort is one that nobody has had, and that the kernel gives to nobody.
+func newPort() uint16 { return uint16(20000 + portsTaken.Add(1)) }
+
 // answers waits until somebody does.
 func answers(t *testing.T, what string, from dialer, to target) error {
 	t.Helper()
 	return cluster.Poll(within(t, 20*time.Second), what+": an answer", func(ctx context.Context) error {
-		// A connection that is opened too early is not translated any more.
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_, err := ask(ctx, from, to.tcp, "/hostname")
+		_, err := ask(ctx, early{from}, to.tcp, "/hostname")
 		return err
 	})
 }

@@ -174,6 +174,7 @@ func get(conn net.Conn, reader *bufio.Reader, path string) (string, error) {
 // dialer is a pod or a node.
 type dialer interface {
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
+	DialFrom(ctx context.Context, port uint16, network, address string) (net.Conn, error)
 }
 
 // ask connects, asks for one path, and returns the answer.
