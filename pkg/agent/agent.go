@@ -166,7 +166,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 // load starts the dataplane in the mode that this node needs.
 func (a *agent) load(ctx context.Context) (err error) {
 	a.translation.mode = a.cfg.KubeProxy
-	if a.translation.beside, err = a.translation.look(time.Now()); err != nil { // and will again
+	if a.translation.beside, err = a.translation.begin(time.Now()); err != nil { // and will again
 		a.log.Warn("netfilter's rules can't be read", "error", err)
 	}
 	a.dp, err = datapath.Load(ctx, datapath.Options{

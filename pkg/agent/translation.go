@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -58,6 +59,31 @@ func (t *translation) look(now time.Time) (beside bool, err error) {
 		return true, nil
 	}
 	return t.outlived(now)
+}
+
+// olderFlows stands for rules that are not there, or can't be read, while flows may be that they have translated.
+const olderFlows = "flows of rules that are not there"
+
+// begin is look for a process that has seen nothing yet. The rules may be away for a moment, as when kube-proxy changes
+// its mode, and flows that they have translated must not be taken past netfilter. When in doubt the programs work beside it,
+// which is right for every packet.
+func (t *translation) begin(now time.Time) (beside bool, err error) {
+	beside, err = t.look(now)
+	if beside || t.mode != KubeProxyAuto || !tracksConnections() {
+		return beside, err
+	}
+	t.where = olderFlows
+	older, flowsErr := t.outlived(now)
+	if err != nil {
+		t.seen = now
+	}
+	return older || err != nil, errors.Join(err, flowsErr)
+}
+
+// tracksConnections says whether the kernel has a connection table. Without one there is nothing to translate with.
+func tracksConnections() bool {
+	_, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max")
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // outlived says whether flows go on that were translated by rules which are gone.

@@ -117,6 +117,40 @@ func TestFollowTranslation(t *testing.T) {
 	expect("all gone", 5*time.Second+2*linger, true, false)
 }
 
+// TestBeginWithoutRules starts when the rules are gone, and what they have translated is not.
+func TestBeginWithoutRules(t *testing.T) {
+	priv.Isolate(t)
+	begin := func(when string, mode KubeProxyMode, want bool) {
+		t.Helper()
+		began := translation{mode: mode}
+		beside, err := began.begin(time.Now())
+		if err != nil || beside != want {
+			t.Errorf("%s, %s: beside netfilter %v, error %v", when, mode, beside, err)
+		}
+		if began.beside = beside; mode == KubeProxyAuto && (began.describe() != "") != want {
+			t.Errorf("%s: %q", when, began.describe())
+		}
+	}
+	begin("nothing", KubeProxyAuto, false)
+	run(t, "ip link set lo up")
+	run(t, "iptables-nft -t nat -A OUTPUT -d 127.0.0.99 -p udp -j DNAT --to-destination 127.0.0.1:9")
+	socket, err := net.Dial("udp", "127.0.0.99:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if _, err := socket.Write([]byte("translated")); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "iptables-nft -t nat -F OUTPUT")
+	begin("a flow is left", KubeProxyAuto, true)
+	begin("a flow is left", KubeProxyOff, false)
+	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		t.Fatal(err)
+	}
+	begin("all gone", KubeProxyAuto, false)
+}
+
 // TestTranslationIsFollowedAgain has the change fail at first.
 func TestTranslationIsFollowedAgain(t *testing.T) {
 	r := newReconciler(t)
