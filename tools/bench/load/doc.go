@@ -46,8 +46,9 @@
 //
 // Blocks of 128 KiB, as iperf3 writes them, on default sockets. Not iperf3 itself: its interval is not ours, so neither bytes nor CPU times
 // would be of the same window; its server has to be started and waited for per sample; its control connection runs through the network
-// under test; and it would be one more thing to install. For datagrams of 64 bytes iperf3 measures its own
-// system calls, one per datagram.
+// under test; and it would be one more thing to install. The two agree: on 2026-11-21, two CPUs, Linux 6.18, over one bare veth pair and with
+// ends pinned alike, iperf3 3.12 moved 37 to 43 Gbit/s in ten runs of two seconds, and this stream 43 to 44 in five. For datagrams of 64 bytes iperf3
+// measures its own system calls, one per datagram.
 //
 // # Request and response
 //
