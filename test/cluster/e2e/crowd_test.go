@@ -15,6 +15,9 @@ import (
 // crowded is how many pods a node gets; a kubelet takes 110.
 const crowded = 100
 
+// few are enough to be met while they start.
+const few = 24
+
 const crowd = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: crowd}
@@ -32,19 +35,23 @@ spec:
       containers: [{name: pause, image: "%s", imagePullPolicy: Never}]
 `
 
-// A node is filled, and meanwhile its runtime and its kubelet are killed: what was half done is finished or undone. Then
-// all its new pods are exchanged for others.
+// A node's runtime and its kubelet are killed while pods start: what was half done is finished or undone. Then the node is
+// filled, and all its new pods are exchanged for others.
 func TestHundredPodsRolledOver(t *testing.T) {
 	s := running(t)
 	node := s.Nodes[1]
 	before := traces(t, s)
 	undisturbed(t, s, func() {
-		disperse := applied(t, s, fmt.Sprintf(crowd, crowded, node.Name, cluster.PauseImage))
-		arrive(t, s, node, crowded/5)
+		disperse := applied(t, s, fmt.Sprintf(crowd, few, node.Name, cluster.PauseImage))
+		arrive(t, s, node, few/4)
 		killed(t, s, node, "containerd", s.StartContainerd)
 		lost := namespaces(t, node)
-		arrive(t, s, node, crowded/5)
+		arrive(t, s, node, few/4)
 		killed(t, s, node, "kubelet", s.StartKubelet)
+		lodged(t, s, "app=crowd", node, few)
+		if _, err := s.Kubectl(t.Context(), "scale", "deployment/crowd", fmt.Sprintf("--replicas=%d", crowded)); err != nil {
+			t.Fatal(err)
+		}
 		lodged(t, s, "app=crowd", node, crowded)
 		if _, err := s.Kubectl(t.Context(), "rollout", "restart", "deployment/crowd"); err != nil {
 			t.Fatal(err)
