@@ -2,11 +2,15 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -61,6 +65,8 @@ func bare(t *testing.T) *cluster.Cluster {
 type standing struct {
 	*cluster.Cluster
 	client, near, far *cluster.Pod
+	// behind is a Service, by its own address and by the other node's ports, of a pod on the first node.
+	behind struct{ byAddr, byPorts target }
 	// readiness is what was wrong with the nodes' readiness while the network was installed.
 	readiness error
 }
@@ -86,8 +92,37 @@ var makeStanding = sync.OnceValues(func() (*standing, error) {
 		}
 		*pod.at = added
 	}
-	return s, nil
+	return s, s.addBehind(ctx)
 })
+
+// addBehind makes the Service that all tests have in common, and its pod.
+func (s *standing) addBehind(ctx context.Context) error {
+	if _, err := s.AddPod(ctx, "behind", s.Nodes[0], map[string]string{"app": "behind"}); err != nil {
+		return err
+	}
+	client, err := s.Client()
+	if err != nil {
+		return err
+	}
+	made, err := client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, wantedService("behind"), metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	addr, err := netip.ParseAddr(made.Spec.ClusterIP)
+	if err != nil {
+		return err
+	}
+	s.behind.byAddr, s.behind.byPorts = servicePorts(addr), service{made}.byPorts(s.Nodes[1])
+	// kube-proxy takes a moment.
+	for _, w := range everywhere(s) {
+		if err := cluster.Poll(ctx, "an answer of "+w.what, func(ctx context.Context) error {
+			return errors.Join(connectAnew(ctx, early{w.from}, w.to.tcp, "early"), sendAnew(ctx, early{w.from}, w.to.udp, "early"))
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // labels are those of a standing pod: all of them share one.
 func labels(name string) map[string]string {

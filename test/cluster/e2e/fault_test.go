@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -105,7 +104,7 @@ func TestPinsDeleted(t *testing.T) {
 	s := running(t)
 	node := s.Nodes[0]
 	before := pinned(t, node)
-	undisturbedTo(t, s, map[string]netip.Addr{"the same node": s.near.Addr, "another node": s.far.Addr}, func() {
+	undisturbedOn(t, s, []path{pathTo("the same node", s.client, s.near.Addr), pathTo("another node", s.client, s.far.Addr)}, func() {
 		if out, err := node.Run(t.Context(), "sh", "-c", "rm -r /sys/fs/bpf/ebpf-cni/*"); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}

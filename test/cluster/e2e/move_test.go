@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -218,11 +217,9 @@ func meet(t *testing.T, s *standing, pods ...*cluster.Pod) {
 // undisturbedBetween runs traffic between two pods, both ways, and to the world, while f runs.
 func undisturbedBetween(t *testing.T, a, b *cluster.Pod, f func()) {
 	t.Helper()
-	there := startTraffic(t, a, map[string]netip.Addr{b.Name: b.Addr, "the world": cluster.WorldAddr})
-	back := startTraffic(t, b, map[string]netip.Addr{a.Name: a.Addr})
+	tr := startTraffic(t, pathTo(b.Name, a, b.Addr), pathTo("the world", a, cluster.WorldAddr), pathTo(a.Name, b, a.Addr))
 	f()
-	there.end(t)
-	back.end(t)
+	tr.end(t)
 }
 
 // noFlannel checks that nothing of flannel is at work any more.

@@ -18,7 +18,7 @@ import (
 func TestNodeRebooted(t *testing.T) {
 	s := running(t)
 	node := s.Nodes[1]
-	tr := startTraffic(t, s.client, nearAndWorld(s))
+	tr := startTraffic(t, nearAndWorld(s)...)
 	if err := s.Reboot(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}

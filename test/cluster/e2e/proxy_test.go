@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -18,7 +15,7 @@ func TestServicesInNftablesMode(t *testing.T) {
 	s := newStage(t)
 	t.Cleanup(func() { switchKubeProxy(t, s.standing, cluster.IPTables) })
 	connections := throughServices(t, s)
-	undisturbed(t, s.standing, func() { switchKubeProxy(t, s.standing, cluster.NFTables) })
+	undisturbedOn(t, s.standing, direct(s.standing), func() { switchKubeProxy(t, s.standing, cluster.NFTables) })
 	connections.end(t)
 	runServiceTests(t, s)
 }
@@ -26,31 +23,18 @@ func TestServicesInNftablesMode(t *testing.T) {
 // throughServices keeps connections to pods of both nodes busy that are translated: by a Service's address and by a node's port.
 func throughServices(t *testing.T, s *stage) *traffic {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	tr := &traffic{stop: stop, counts: map[string]int{}, worst: map[string]time.Duration{}}
-	t.Cleanup(func() { stop(); tr.flows.Wait() })
+	tr := newTraffic(t)
 	for _, backend := range []*cluster.Pod{s.near, s.far} {
 		made := addService(t, s.standing, "kept-"+backend.Name, behind(backend.Name))
-		for _, way := range []struct {
-			what string
-			from dialer
-			to   target
-		}{
+		for _, w := range []path{
 			{"a pod", s.client, made.byAddr(t)}, {"a node", s.Nodes[1], made.byAddr(t)},
 			{"the world by a node's port", s.Fabric, made.byPorts(s.Nodes[0])},
 		} {
-			what := way.what + " to " + backend.Name + " by its Service"
-			if err := answers(t, what, way.from, way.to); err != nil {
+			w.what = backend.Name + " by its Service from " + w.what
+			if err := answers(t, w.what, w.from, w.to); err != nil {
 				t.Fatal(err)
 			}
-			conn, err := way.from.Dial(within(t, answerLimit), "tcp", way.to.tcp)
-			if err != nil {
-				t.Fatal(err)
-			}
-			reader := bufio.NewReader(conn)
-			tr.repeat(ctx, "one connection of "+what, 10*time.Millisecond, conn, func(conn net.Conn, message string) error {
-				return request(conn, reader, message)
-			})
+			tr.connection(t, w)
 		}
 	}
 	return tr

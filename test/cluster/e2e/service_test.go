@@ -24,7 +24,15 @@ type service struct{ *core.Service }
 // addService makes a Service of the type NodePort in front of the pods that are labelled app=NAME, with what change says.
 func addService(t *testing.T, s *standing, name string, change func(*core.ServiceSpec)) service {
 	t.Helper()
-	wanted := &core.Service{
+	wanted := wantedService(name)
+	if change != nil {
+		change(&wanted.Spec)
+	}
+	return createService(t, s, wanted)
+}
+
+func wantedService(name string) *core.Service {
+	return &core.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
 		Spec: core.ServiceSpec{
 			Type: core.ServiceTypeNodePort, Selector: map[string]string{"app": name},
@@ -34,10 +42,6 @@ func addService(t *testing.T, s *standing, name string, change func(*core.Servic
 			},
 		},
 	}
-	if change != nil {
-		change(&wanted.Spec)
-	}
-	return createService(t, s, wanted)
 }
 
 func createService(t *testing.T, s *standing, wanted *core.Service) service {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +21,8 @@ import (
 
 // traffic runs between a pod and others until it ends, and counts what is lost.
 type traffic struct {
-	stop  context.CancelFunc
+	stop  chan struct{}
+	once  sync.Once
 	flows sync.WaitGroup
 
 	mu     sync.Mutex
@@ -32,37 +34,64 @@ type traffic struct {
 // answerLimit is how long an answer may take. Two processors run a whole cluster: a second is not yet a loss.
 const answerLimit = 5 * time.Second
 
-// startTraffic starts to each target: UDP datagrams in one flow, requests in one TCP connection, and new connections.
-func startTraffic(t *testing.T, from *cluster.Pod, to map[string]netip.Addr) *traffic {
+// path is how a client reaches a server.
+type path struct {
+	what string
+	from dialer
+	to   target
+}
+
+// pathTo is the path to a pod, or to the world, by its own address.
+func pathTo(what string, from dialer, addr netip.Addr) path {
+	return path{what, from, target{at(addr, cluster.HTTPPort), at(addr, cluster.UDPPort)}}
+}
+
+// startTraffic starts on each path: UDP datagrams in one flow, requests in one TCP connection, and new flows of both.
+func startTraffic(t *testing.T, paths ...path) *traffic {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	tr := &traffic{stop: stop, counts: map[string]int{}, worst: map[string]time.Duration{}}
-	t.Cleanup(func() { stop(); tr.flows.Wait() })
-	for name, addr := range to {
-		datagrams, err := from.Dial(ctx, "udp", at(addr, cluster.UDPPort))
+	tr := newTraffic(t)
+	for _, w := range paths {
+		datagrams, err := w.from.Dial(t.Context(), "udp", w.to.udp)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tr.repeat(ctx, "datagrams to "+name, 5*time.Millisecond, datagrams, echo)
-		requests, err := from.Dial(within(t, answerLimit), "tcp", at(addr, cluster.HTTPPort))
-		if err != nil {
-			t.Fatal(err)
-		}
-		reader := bufio.NewReader(requests)
-		tr.repeat(ctx, "one connection to "+name, 10*time.Millisecond, requests, func(conn net.Conn, message string) error {
-			return request(conn, reader, message)
+		tr.repeat("datagrams to "+w.what, 5*time.Millisecond, datagrams, echo)
+		tr.connection(t, w)
+		// A message that is under way when all ends is answered nonetheless.
+		ctx := context.WithoutCancel(t.Context())
+		tr.repeat("new connections to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
+			return connectAnew(ctx, w.from, w.to.tcp, message)
 		})
-		tr.repeat(ctx, "new connections to "+name, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
-			return connectAnew(ctx, from, addr, message)
+		tr.repeat("first datagrams to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
+			return sendAnew(ctx, w.from, w.to.udp, message)
 		})
 	}
 	return tr
 }
 
+func newTraffic(t *testing.T) *traffic {
+	tr := &traffic{stop: make(chan struct{}), counts: map[string]int{}, worst: map[string]time.Duration{}}
+	t.Cleanup(func() { tr.lostAtLast() })
+	return tr
+}
+
+// connection keeps one connection busy.
+func (tr *traffic) connection(t *testing.T, w path) {
+	t.Helper()
+	conn, err := w.from.Dial(within(t, answerLimit), "tcp", w.to.tcp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader := bufio.NewReader(conn)
+	tr.repeat("one connection to "+w.what, 20*time.Millisecond, conn, func(conn net.Conn, message string) error {
+		return request(conn, reader, message)
+	})
+}
+
 func at(addr netip.Addr, port uint16) string { return netip.AddrPortFrom(addr, port).String() }
 
-// repeat exchanges one message after the other. A connection that broke is not tried again.
-func (tr *traffic) repeat(ctx context.Context, name string, every time.Duration, conn net.Conn, once func(net.Conn, string) error) {
+// repeat exchanges one message after the other, and notes each that has begun. A connection that broke is not tried again.
+func (tr *traffic) repeat(name string, every time.Duration, conn net.Conn, once func(net.Conn, string) error) {
 	tr.mu.Lock()
 	tr.counts[name] = 0 // one that never gets an answer is to be seen
 	tr.mu.Unlock()
@@ -72,17 +101,18 @@ func (tr *traffic) repeat(ctx context.Context, name string, every time.Duration,
 		}
 		tick := time.NewTicker(every)
 		defer tick.Stop()
-		for i := 0; ctx.Err() == nil; i++ {
+		for i := 0; ; i++ {
 			started := time.Now()
 			err := once(conn, strconv.Itoa(i))
-			if ctx.Err() != nil {
-				return
-			}
 			tr.note(name, started, err)
 			if err != nil && strings.HasPrefix(name, "one connection") {
 				return
 			}
-			<-tick.C
+			select {
+			case <-tr.stop:
+				return
+			case <-tick.C:
+			}
 		}
 	})
 }
@@ -100,17 +130,23 @@ func (tr *traffic) note(name string, started time.Time, err error) {
 // end stops the traffic; what was lost is an error.
 func (tr *traffic) end(t *testing.T) {
 	t.Helper()
-	tr.stop()
-	tr.flows.Wait()
+	lost := tr.lostAtLast()
 	for name, count := range tr.counts {
 		if count < 5 {
 			t.Errorf("%s: only %d exchanges, which shows nothing", name, count)
 		}
 		t.Logf("%s: %d exchanges, the longest took %v", name, count, tr.worst[name].Round(time.Millisecond))
 	}
-	if len(tr.lost) > 0 {
-		t.Errorf("%d exchanges were lost:\n%s", len(tr.lost), strings.Join(tr.lost, "\n"))
+	if len(lost) > 0 {
+		t.Errorf("%d exchanges were lost:\n%s", len(lost), strings.Join(lost, "\n"))
 	}
+}
+
+// lostAtLast stops the traffic, waits for the answers that are due, and tells what was lost.
+func (tr *traffic) lostAtLast() []string {
+	tr.once.Do(func() { close(tr.stop) })
+	tr.flows.Wait()
+	return tr.lost
 }
 
 // echo sends a datagram and waits for the same back. Nothing is sent again.
@@ -189,38 +225,53 @@ func ask(ctx context.Context, from dialer, to, path string) (string, error) {
 	return get(conn, bufio.NewReader(conn), path)
 }
 
-func connectAnew(ctx context.Context, from dialer, to netip.Addr, message string) error {
-	body, err := ask(ctx, from, at(to, cluster.HTTPPort), "/echo?msg="+message)
+func connectAnew(ctx context.Context, from dialer, to, message string) error {
+	body, err := ask(ctx, from, to, "/echo?msg="+message)
 	if err == nil && body != message {
 		err = fmt.Errorf("the answer to %q is %q", message, body)
 	}
 	return err
 }
 
-// nearAndWorld are targets that the other nodes have no part in.
-func nearAndWorld(s *standing) map[string]netip.Addr {
-	return map[string]netip.Addr{"the same node": s.near.Addr, "the world": cluster.WorldAddr}
+func sendAnew(ctx context.Context, from dialer, to, message string) error {
+	conn, err := from.Dial(ctx, "udp", to)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return echo(conn, message)
 }
 
-// everywhere are targets of all kinds.
-func everywhere(s *standing) map[string]netip.Addr {
-	targets := nearAndWorld(s)
-	targets["another node"] = s.far.Addr
-	return targets
+// nearAndWorld are paths that the other nodes have no part in.
+func nearAndWorld(s *standing) []path {
+	return []path{pathTo("the same node", s.client, s.near.Addr), pathTo("the world", s.client, cluster.WorldAddr)}
 }
 
-// undisturbed is undisturbedTo everywhere.
+// direct are paths of all kinds, but that nothing on them is a Service's.
+func direct(s *standing) []path {
+	return append(nearAndWorld(s), pathTo("another node", s.client, s.far.Addr), pathTo("the world from another node", s.far, cluster.WorldAddr))
+}
+
+// everywhere are paths of all kinds. Those by a Service lead to a pod that nobody speaks to otherwise: to the same pod from the
+// same port, by chance, would be another story.
+func everywhere(s *standing) []path {
+	return append(direct(s),
+		path{"a Service", s.client, s.behind.byAddr}, path{"a Service of another node", s.far, s.behind.byAddr},
+		path{"a Service from the world", s.Fabric, s.behind.byPorts})
+}
+
+// undisturbed is undisturbedOn everywhere.
 func undisturbed(t *testing.T, s *standing, f func()) {
 	t.Helper()
-	undisturbedTo(t, s, everywhere(s), f)
+	undisturbedOn(t, s, everywhere(s), f)
 }
 
-// undisturbedTo runs traffic from a pod to each target while f runs, and a second before and after. Nothing may be lost,
-// and nothing dropped.
-func undisturbedTo(t *testing.T, s *standing, targets map[string]netip.Addr, f func()) {
+// undisturbedOn runs traffic on each path while f runs, and a second before and after. Nothing may be lost, and nothing
+// dropped.
+func undisturbedOn(t *testing.T, s *standing, paths []path, f func()) {
 	t.Helper()
 	before := unforeseenDrops(t, s)
-	tr := startTraffic(t, s.client, targets)
+	tr := startTraffic(t, paths...)
 	// What follows has to meet traffic at work, and to show what comes late.
 	time.Sleep(time.Second)
 	f()
@@ -228,5 +279,26 @@ func undisturbedTo(t *testing.T, s *standing, targets map[string]netip.Addr, f f
 	tr.end(t)
 	if after := unforeseenDrops(t, s); !maps.Equal(before, after) {
 		t.Errorf("dropped %v, before %v", after, before)
+	}
+}
+
+// What proves that nothing is lost must see a loss, however late it comes.
+func TestLossesAreSeen(t *testing.T) {
+	s := running(t)
+	tr := startTraffic(t, pathTo("another node", s.client, s.far.Addr))
+	time.Sleep(time.Second)
+	rule := []string{"INPUT", "-p", "udp", "--dport", strconv.Itoa(cluster.UDPPort), "-j", "DROP"}
+	if _, err := s.far.Run(t.Context(), append([]string{"iptables", "-A"}, rule...)...); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	lost := tr.lostAtLast()
+	if _, err := s.far.Run(t.Context(), append([]string{"iptables", "-D"}, rule...)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"datagrams to", "first datagrams to"} {
+		if !slices.ContainsFunc(lost, func(line string) bool { return strings.Contains(line, " "+name) }) {
+			t.Errorf("%s: no loss was seen: %q", name, lost)
+		}
 	}
 }

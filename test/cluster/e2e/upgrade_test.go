@@ -1,11 +1,8 @@
 package e2e
 
 import (
-	"context"
 	"net/netip"
 	"testing"
-
-	core "k8s.io/api/core/v1"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -21,15 +18,12 @@ func TestUpgradeFromThePreviousCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := behindService(t, s)
-	targets := everywhere(s)
-	targets["a Service"] = addr
-	undisturbedTo(t, s, targets, func() {
+	undisturbed(t, s, func() {
 		if _, err := s.Kubectl(t.Context(), "apply", "--server-side", "--force-conflicts", "-f", manifest); err != nil {
 			t.Fatal(err)
 		}
 		rolledTo(t, s, previousImage)
-		undisturbedTo(t, s, targets, func() {
+		undisturbed(t, s, func() {
 			if err := s.Install(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -42,30 +36,6 @@ func TestUpgradeFromThePreviousCommit(t *testing.T) {
 		})
 	})
 	passes(t, s, s.Nodes[1])
-}
-
-// behindService adds a pod that is only spoken to by the address of its Service, which is returned. The same pod by its own
-// address too, from the same port by chance, would be another story.
-func behindService(t *testing.T, s *standing) netip.Addr {
-	t.Helper()
-	service := addService(t, s, "behind", func(spec *core.ServiceSpec) {
-		spec.Ports[0].Port, spec.Ports[1].Port = cluster.HTTPPort, cluster.UDPPort
-	})
-	addr, err := netip.ParseAddr(service.Spec.ClusterIP)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pod, err := s.AddPod(t.Context(), "behind", s.Nodes[1], map[string]string{"app": "behind"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.DeletePods(context.WithoutCancel(t.Context()), pod); err != nil {
-			t.Error(err)
-		}
-	})
-	reaches(t, "the Service", s.client, target{at(addr, cluster.HTTPPort), at(addr, cluster.UDPPort)}, s.client.Addr)
-	return addr
 }
 
 // rolledTo waits until every node's agent is ready, and checks that it is of an image.
