@@ -89,7 +89,7 @@ func (b *bed) counters(d wire.Direction) map[string]traffic.Value {
 	for r := range drops.Reason(drops.Slots) {
 		v, err := b.drops.Sum(drops.Index(d, r))
 		must(b, err)
-		all["drop "+r.String()] = traffic.Value(v)
+		all["drop "+r.String()] = v
 	}
 	return all
 }
