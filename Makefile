@@ -46,7 +46,7 @@ build: ## Build the static binaries into bin/
 image: ## Build the container image for amd64 and arm64 without Docker: bin/ebpf-cni.tar, an OCI archive; IMAGE=NAME:TAG
 	@for arch in amd64 arm64; do \
 		mkdir -p bin/image/$$arch; \
-		GOARCH=$$arch go build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/ ./cmd/...; \
+		GOARCH=$$arch go build -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$$arch/ ./cmd/...; \
 	done
 	@go -C tools/deploy run ./image -name '$(IMAGE)' -version '$(VERSION)' -out '$(CURDIR)/bin/ebpf-cni.tar' \
 		amd64='$(CURDIR)/bin/image/amd64' arm64='$(CURDIR)/bin/image/arm64'

@@ -120,7 +120,8 @@ test-kernels)
 	;;
 demo) bpffs ;;
 cluster)
-	need git=git ip=iproute2 iptables-restore=iptables nft=nftables conntrack=conntrack nsenter=util-linux mount=mount
+	need git=git ip=iproute2 iptables-restore=iptables nft=nftables conntrack=conntrack nsenter=util-linux mount=mount \
+		ping=iputils-ping sysctl=procps
 	bpffs
 	;;
 bench)
