@@ -72,7 +72,7 @@ func testNodeLocalDNS(t *testing.T, s *stage) {
 	})
 	for _, node := range s.Nodes {
 		// A cache would keep for a while that nobody has answered.
-		asker := resolver(early{node}, "tcp", net.JoinHostPort(upstream.Spec.ClusterIP, "53"))
+		asker := resolver(fresh{node}, "tcp", net.JoinHostPort(upstream.Spec.ClusterIP, "53"))
 		err := cluster.Poll(within(t, 20*time.Second), node.Name+" reaches CoreDNS by another Service", func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()

@@ -195,9 +195,10 @@ func waysToServices(t *testing.T, s *stage) (ways []way) {
 	return ways
 }
 
-// isSeen is nil when a new connection is answered by one who sees the client as he is to.
+// isSeen is nil when a new connection is answered by one who sees the client as he is to. Its port is fresh: netfilter would know
+// one that has gone to the same backend by a Service, and the stack would carry both directions.
 func isSeen(ctx context.Context, v visit) error {
-	got, err := ask(ctx, v.from, v.to.tcp, "/clientip")
+	got, err := ask(ctx, fresh{v.from}, v.to.tcp, "/clientip")
 	if err != nil {
 		return err
 	}

@@ -171,12 +171,12 @@ func reaches(t *testing.T, what string, from dialer, to target, want netip.Addr)
 	}
 }
 
-// early is a client who may connect before kube-proxy has written a Service's rules. Netfilter takes note of such a flow as one
-// that is not to be translated, for minutes: none of its ports may be one that the kernel gives to another connection.
-type early struct{ dialer }
+// fresh is a client whose every connection has a port of its own. One who may come before kube-proxy has written a Service's rules
+// has to be: netfilter notes that such a flow is not to be translated, for minutes, and another connection from its port would hang.
+type fresh struct{ dialer }
 
-func (e early) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return e.DialFrom(ctx, newPort(), network, address)
+func (f fresh) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return f.DialFrom(ctx, newPort(), network, address)
 }
 
 var portsTaken atomic.Int32
@@ -190,7 +190,7 @@ func answers(t *testing.T, what string, from dialer, to target) error {
 	return cluster.Poll(within(t, 20*time.Second), what+": an answer", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_, err := ask(ctx, early{from}, to.tcp, "/hostname")
+		_, err := ask(ctx, fresh{from}, to.tcp, "/hostname")
 		return err
 	})
 }

@@ -73,7 +73,7 @@ func connects(ctx context.Context, from dialer, to string) error {
 	return cluster.Poll(ctx, "somebody listens at "+to, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		conn, err := early{from}.Dial(ctx, "tcp", to)
+		conn, err := fresh{from}.Dial(ctx, "tcp", to)
 		if err == nil {
 			conn.Close()
 		}
