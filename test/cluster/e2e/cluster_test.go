@@ -116,7 +116,7 @@ func (s *standing) addBehind(ctx context.Context) error {
 	// kube-proxy takes a moment.
 	for _, w := range everywhere(s) {
 		if err := cluster.Poll(ctx, "an answer of "+w.what, func(ctx context.Context) error {
-			return errors.Join(connectAnew(ctx, early{w.from}, w.to.tcp, "early"), sendAnew(ctx, early{w.from}, w.to.udp, "early"))
+			return errors.Join(connectAnew(ctx, fresh{w.from}, w.to.tcp, "early"), sendAnew(ctx, fresh{w.from}, w.to.udp, "early"))
 		}); err != nil {
 			return err
 		}
