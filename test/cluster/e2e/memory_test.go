@@ -14,9 +14,15 @@ import (
 // squeeze lets a container have little more memory than it has, makes its process the first choice of the kernel, and
 // has another one in its cgroup take all there is.
 const squeeze = `
-group=$(find /sys/fs/cgroup/memory -type d -name %s) && read pid < $group/cgroup.procs || exit 1
+root=/sys/fs/cgroup
+if [ -e $root/cgroup.controllers ]; then
+	used=memory.current limit=memory.max
+else
+	root=$root/memory used=memory.usage_in_bytes limit=memory.limit_in_bytes
+fi
+group=$(find $root -type d -name %s) && read pid < $group/cgroup.procs || exit 1
 echo 1000 > /proc/$pid/oom_score_adj || exit 1
-echo $(($(cat $group/memory.usage_in_bytes) + 8388608)) > $group/memory.limit_in_bytes || exit 1
+echo $(($(cat $group/$used) + 8388608)) > $group/$limit || exit 1
 echo $$ > $group/cgroup.procs || exit 1
 exec tail /dev/zero
 `
