@@ -35,7 +35,8 @@ func (c *Cluster) Install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Kubectl(ctx, "apply", "--server-side", "-f", manifest); err != nil {
+	// What others have set since an earlier time is set back.
+	if _, err := c.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-f", manifest); err != nil {
 		return err
 	}
 	return c.WaitReady(ctx)

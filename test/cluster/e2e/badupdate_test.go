@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,35 +13,40 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// badUpdates are changes of the DaemonSet that no agent can live with, and how to tell that one has tried.
+// doubt is longer than an agent waits until it says that its node can't carry pods.
+const doubt = 11 * time.Second
+
+// badUpdates are changes of the DaemonSet that no agent can live with, and how to tell that one has tried. Some live long
+// enough to speak of their node.
 var badUpdates = []struct {
 	name   string
 	change []string
 	tried  func(core.ContainerStatus) bool
+	speaks bool
 }{
 	{
 		"an image that is nowhere", []string{"set", "image", "daemonset/" + cluster.DaemonSet, "agent=localhost/ebpf-cni:nowhere"},
 		func(c core.ContainerStatus) bool {
 			return c.State.Waiting != nil && strings.Contains(c.State.Waiting.Message, "localhost/ebpf-cni:nowhere")
-		},
+		}, false,
 	},
 	{
 		"an uplink that does not exist", []string{"set", "env", "daemonset/" + cluster.DaemonSet, "EBPF_AGENT_UPLINK=eth9"},
 		func(c core.ContainerStatus) bool {
 			ended := c.LastTerminationState.Terminated
 			return ended != nil && ended.ExitCode == 2 && strings.Contains(ended.Message, "eth9")
-		},
+		}, true,
 	},
 	{
 		"too little memory", []string{"set", "resources", "daemonset/" + cluster.DaemonSet, "--requests=memory=14Mi", "--limits=memory=14Mi"},
 		func(c core.ContainerStatus) bool {
 			ended := c.LastTerminationState.Terminated
 			return ended != nil && ended.Reason == outOfMemory && c.RestartCount > 1
-		},
+		}, false,
 	},
 }
 
-// An update that does not work stops at the first node. The pods there talk on and new ones get their network.
+// An update that does not work stops at the first node. The pods there talk on, new ones come and get their network.
 func TestBadUpdates(t *testing.T) {
 	s := running(t)
 	undisturbed(t, s, func() {
@@ -52,7 +58,12 @@ func TestBadUpdates(t *testing.T) {
 				}
 				defer rollBack(t, s)
 				node := triedOn(t, s, before, update.tried)
-				passes(t, s, node)
+				since := time.Now()
+				travels(t, s, scheduled(t, s, "passing", node))
+				if update.speaks {
+					time.Sleep(time.Until(since.Add(doubt)))
+				}
+				isAvailable(t, s, node)
 				for name, was := range before {
 					if now := agents(t, s)[name]; name != node.Name && (now.UID != was.UID || !ready(now)) {
 						t.Errorf("the agent of %s is pod %s, before %s: the update did not stop at %s", name, now.Name, was.Name, node.Name)
@@ -61,6 +72,19 @@ func TestBadUpdates(t *testing.T) {
 			})
 		}
 	})
+}
+
+// scheduled is a visitor that the scheduler has to send to a node: nothing may keep pods from there.
+func scheduled(t *testing.T, s *standing, name string, node *cluster.Machine) *cluster.Pod {
+	t.Helper()
+	departs(t, s, name)
+	pod, err := s.AddPodWith(t.Context(), name, nil, nil, func(spec *core.PodSpec) {
+		spec.NodeSelector = map[string]string{core.LabelHostname: node.Name}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
 }
 
 func rollBack(t *testing.T, s *standing) {

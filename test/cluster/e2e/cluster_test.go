@@ -69,6 +69,8 @@ type standing struct {
 	behind struct{ byAddr, byPorts target }
 	// readiness is what was wrong with the nodes' readiness while the network was installed.
 	readiness error
+	// told is the failed test that has told how things stood.
+	told string
 }
 
 var makeStanding = sync.OnceValues(func() (*standing, error) {
@@ -137,16 +139,21 @@ func running(t *testing.T) *standing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(diagnosis(s.Cluster))
-		}
-	})
+	t.Cleanup(func() { s.tell(t) })
 	// What an earlier test has broken is not to be waited for in each one after it.
 	if err := s.WaitReady(within(t, 30*time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// tell logs how things stand when a test has failed, once, before anything is undone.
+func (s *standing) tell(t *testing.T) {
+	t.Helper()
+	if t.Failed() && s.told != t.Name() {
+		s.told = t.Name()
+		t.Log(diagnosis(s.Cluster))
+	}
 }
 
 // diagnosis is what Kubernetes and the nodes say.
@@ -174,6 +181,51 @@ func diagnosis(c *cluster.Cluster) string {
 // ebpfctl runs this project's ebpfctl on a node.
 func ebpfctl(ctx context.Context, c *cluster.Cluster, node *cluster.Machine, args ...string) (string, error) {
 	return node.Run(ctx, append([]string{c.Binary("ebpfctl")}, args...)...)
+}
+
+// visitor is a pod that is gone when the test ends, wherever it stops.
+func visitor(t *testing.T, s *standing, name string, node *cluster.Machine) *cluster.Pod {
+	t.Helper()
+	departs(t, s, name)
+	pod, err := s.AddPod(t.Context(), name, node, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// departs sees to it that pods are gone when the test ends, those too that never got ready.
+func departs(t *testing.T, s *standing, names ...string) {
+	t.Helper()
+	var pods []*cluster.Pod
+	for _, name := range names {
+		pods = append(pods, &cluster.Pod{Name: name})
+	}
+	afterwards(t, s, func(ctx context.Context) error { return s.DeletePods(ctx, pods...) })
+}
+
+// afterFailure undoes something when the test has failed, wherever it stopped.
+func afterFailure(t *testing.T, s *standing, undo func(context.Context) error) {
+	t.Helper()
+	afterwards(t, s, func(ctx context.Context) error {
+		if !t.Failed() {
+			return nil
+		}
+		return undo(ctx)
+	})
+}
+
+// afterwards undoes something when the test ends, in a time of its own.
+func afterwards(t *testing.T, s *standing, undo func(context.Context) error) {
+	t.Helper()
+	t.Cleanup(func() {
+		s.tell(t)
+		ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
+		defer cancel()
+		if err := undo(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // within bounds a step of a test.

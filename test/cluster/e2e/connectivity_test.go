@@ -94,13 +94,11 @@ func TestFirstPacket(t *testing.T) {
 	defer greetings.Close()
 	for _, node := range s.Nodes {
 		name := "greeter-" + node.Name
+		departs(t, s, name)
 		took, err := greetings.FirstPacket(t.Context(), node, name, nil)
 		if err != nil {
 			t.Error(err)
 		}
 		t.Logf("%s: the first packet arrived %v after the pod was created", node.Name, took.Round(time.Millisecond))
-		if err := s.DeletePods(t.Context(), &cluster.Pod{Name: name}); err != nil {
-			t.Error(err)
-		}
 	}
 }

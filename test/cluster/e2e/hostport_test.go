@@ -21,6 +21,7 @@ const hostPort, hostPortUDP = 18080, 18081
 func testHostPorts(t *testing.T, s *stage) {
 	node := s.Nodes[0]
 	installPortmap(t, s, node)
+	departs(t, s.standing, "hosted")
 	pod, err := s.AddPodWith(t.Context(), "hosted", node, nil, func(spec *core.PodSpec) {
 		spec.Containers[0].Ports = []core.ContainerPort{
 			{ContainerPort: cluster.HTTPPort, HostPort: hostPort},

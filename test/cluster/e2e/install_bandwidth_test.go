@@ -33,6 +33,7 @@ func TestBandwidthIsNotSilentlyIgnored(t *testing.T) {
 			Containers: []core.Container{{Name: "pause", Image: cluster.PauseImage, ImagePullPolicy: core.PullNever}},
 		},
 	}
+	departs(t, s, pod.Name)
 	if _, err := client.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -46,9 +47,6 @@ func TestBandwidthIsNotSilentlyIgnored(t *testing.T) {
 		return nil
 	})
 	if err != nil {
-		t.Error(err)
-	}
-	if err := s.DeletePods(t.Context(), &cluster.Pod{Name: pod.Name}); err != nil {
 		t.Error(err)
 	}
 }

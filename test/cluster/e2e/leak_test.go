@@ -20,8 +20,10 @@ func TestPodsLeaveNothingBehind(t *testing.T) {
 	var group errgroup.Group
 	pods := make([]*cluster.Pod, podsAtOnce*len(s.Nodes))
 	for i := range pods {
+		name := fmt.Sprintf("passing-%d", i)
+		departs(t, s, name)
 		group.Go(func() (err error) {
-			pods[i], err = s.AddPod(t.Context(), fmt.Sprintf("passing-%d", i), s.Nodes[i%len(s.Nodes)], nil)
+			pods[i], err = s.AddPod(t.Context(), name, s.Nodes[i%len(s.Nodes)], nil)
 			return err
 		})
 	}

@@ -95,10 +95,7 @@ func restart(t *testing.T, s *standing, program string, start func(context.Conte
 	if err := start(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	pod, err := s.AddPod(t.Context(), "after-"+program, node, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := visitor(t, s, "after-"+program, node)
 	sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
 	if err := s.DeletePods(t.Context(), pod); err != nil {
 		t.Error(err)
@@ -107,6 +104,7 @@ func restart(t *testing.T, s *standing, program string, start func(context.Conte
 
 func TestTakenAwayAndBack(t *testing.T) {
 	s := running(t)
+	afterFailure(t, s, s.Install)
 	undisturbed(t, s, func() {
 		if err := s.Uninstall(t.Context()); err != nil {
 			t.Fatal(err)
@@ -120,10 +118,7 @@ func TestTakenAwayAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	pod, err := s.AddPod(t.Context(), "after-all", s.Nodes[1], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := visitor(t, s, "after-all", s.Nodes[1])
 	sees(t, pod, at(s.near.Addr, cluster.HTTPPort), pod.Addr)
 	if err := s.DeletePods(t.Context(), pod); err != nil {
 		t.Error(err)

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -73,15 +74,23 @@ func unforeseenDrops(t *testing.T, s *standing) map[string]float64 {
 	t.Helper()
 	all := map[string]float64{}
 	for _, node := range s.Nodes {
-		for _, record := range dump(t, s, node, "drops") {
-			reason, named := record["reason"].(string)
-			packets, counted := record["packets"].(float64)
-			if !named || !counted {
-				t.Fatalf("drops of %s has a record without reason or packets: %v", node.Name, record)
-			}
-			if reason != "IPV6_UNSUPPORTED" {
-				all[node.Name+" "+reason] += packets
-			}
+		maps.Copy(all, dropsOn(t, s, node))
+	}
+	return all
+}
+
+// dropsOn are those of one node.
+func dropsOn(t *testing.T, s *standing, node *cluster.Machine) map[string]float64 {
+	t.Helper()
+	all := map[string]float64{}
+	for _, record := range dump(t, s, node, "drops") {
+		reason, named := record["reason"].(string)
+		packets, counted := record["packets"].(float64)
+		if !named || !counted {
+			t.Fatalf("drops of %s has a record without reason or packets: %v", node.Name, record)
+		}
+		if reason != "IPV6_UNSUPPORTED" {
+			all[node.Name+" "+reason] += packets
 		}
 	}
 	return all

@@ -25,6 +25,7 @@ func TestManyNodes(t *testing.T) {
 	for _, node := range s.Nodes {
 		before[node] = destinations(t, s, node)
 	}
+	afterwards(t, s, s.deleteNodes)
 	undisturbed(t, s, func() {
 		started := time.Now()
 		var group errgroup.Group
@@ -43,7 +44,9 @@ func TestManyNodes(t *testing.T) {
 		for _, node := range s.Nodes {
 			waitDestinations(t, s, node, before[node]+2*manyNodes)
 		}
-		deleteNodes(t, s)
+		if err := s.deleteNodes(t.Context()); err != nil {
+			t.Error(err)
+		}
 		for _, node := range s.Nodes {
 			waitDestinations(t, s, node, before[node])
 		}
@@ -60,6 +63,7 @@ func TestPodCIDRConflict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	afterwards(t, s, s.deleteNodes)
 	undisturbed(t, s, func() {
 		err := addNode(t, s, "paper-thief", netip.MustParseAddr("172.30.9.9"), netip.MustParsePrefix(owner.Spec.PodCIDR))
 		if err != nil {
@@ -76,7 +80,9 @@ func TestPodCIDRConflict(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		deleteNodes(t, s)
+		if err := s.deleteNodes(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -96,16 +102,12 @@ func addNode(t *testing.T, s *standing, name string, addr netip.Addr, podCIDR ne
 	return err
 }
 
-func deleteNodes(t *testing.T, s *standing) {
-	t.Helper()
+func (s *standing) deleteNodes(ctx context.Context) error {
 	client, err := s.Client()
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	err = client.CoreV1().Nodes().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "paper=yes"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	return client.CoreV1().Nodes().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "paper=yes"})
 }
 
 func waitDestinations(t *testing.T, s *standing, node *cluster.Machine, want int) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,7 +18,8 @@ import (
 
 func TestNodeRebooted(t *testing.T) {
 	s := running(t)
-	node := s.Nodes[1]
+	node, bystander := s.Nodes[1], s.Nodes[0]
+	before := dropsOn(t, s, bystander)
 	tr := startTraffic(t, nearAndWorld(s)...)
 	if err := s.Reboot(t.Context(), node); err != nil {
 		t.Fatal(err)
@@ -31,7 +33,11 @@ func TestNodeRebooted(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = ask(ctx, s.client, at(far.Addr, cluster.HTTPPort), "/hostname")
+		// Another pod may have its address now.
+		name, err := ask(ctx, s.client, at(far.Addr, cluster.HTTPPort), "/hostname")
+		if err == nil && name != far.Name {
+			err = fmt.Errorf("%q answers at %s", name, far.Addr)
+		}
 		if err == nil {
 			s.far = far
 		}
@@ -47,6 +53,12 @@ func TestNodeRebooted(t *testing.T) {
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
 	sees(t, s.far, at(s.near.Addr, cluster.HTTPPort), s.far.Addr)
 	balanced(t, s, node)
+	// Those of the node itself begin anew.
+	for on, before := range map[*cluster.Machine]map[string]float64{bystander: before, node: {}} {
+		if after := dropsOn(t, s, on); !maps.Equal(before, after) {
+			t.Errorf("%s dropped %v, before %v", on.Name, after, before)
+		}
+	}
 }
 
 const staticPod = `apiVersion: v1
@@ -66,6 +78,7 @@ const away = time.Minute
 func TestAPIServerAway(t *testing.T) {
 	s := running(t)
 	agent := agentPod(t, s, s.Nodes[1]).Status.ContainerStatuses[0]
+	afterFailure(t, s, s.RestartClients)
 	undisturbed(t, s, func() {
 		if err := s.Nodes[0].Stop(within(t, stepLimit), "kube-apiserver", syscall.SIGKILL); err != nil {
 			t.Fatal(err)

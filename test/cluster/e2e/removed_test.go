@@ -21,8 +21,12 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// standstill is how long a trial that can't work is looked at. TCP repeats a packet twice meanwhile, and again after.
-const standstill = time.Second
+const (
+	// standstill is how long a trial that can't work is looked at, at least. TCP repeats a packet twice meanwhile.
+	standstill = time.Second
+	// trialLimit is how long a trial may take: TCP repeats once more when the program is back, however late that is.
+	trialLimit = 20 * time.Second
+)
 
 // Each program removed alone, with no agent to repair it, beside kube-proxy and its rule against what netfilter calls
 // INVALID: who is then cut off, and that nobody loses a connection for good.
@@ -68,7 +72,7 @@ func TestServicesWithAProgramRemoved(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			pending := all.start(t, len(c.cut) > 0)
+			pending := all.start(t, c.cut)
 			if !slices.Equal(pending.names(), c.cut) {
 				t.Errorf("what stands still:\n%q, want\n%q", pending.names(), c.cut)
 			}
@@ -190,7 +194,11 @@ func waysToServices(t *testing.T, s *stage) (ways []way) {
 		ways = append(ways, way{v.what, v.from, v.to, v.seen, func(ctx context.Context) error { return isSeen(ctx, v) }})
 	}
 	for name, from := range map[string]dialer{"pod to the API server of its node": s.client, "pod to the API server of another node": s.far} {
-		ways = append(ways, way{name: name, from: from, ask: func(ctx context.Context) error { return askAPI(ctx, s.standing, from) }})
+		ways = append(ways, way{name: name, from: from, ask: func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, trialLimit)
+			defer cancel()
+			return askAPI(ctx, s.standing, from)
+		}})
 	}
 	return ways
 }
@@ -198,7 +206,7 @@ func waysToServices(t *testing.T, s *stage) (ways []way) {
 // isSeen is nil when a new connection is answered by one who sees the client as he is to. Its port is fresh: netfilter would know
 // one that has gone to the same backend by a Service, and the stack would carry both directions.
 func isSeen(ctx context.Context, v visit) error {
-	got, err := ask(ctx, fresh{v.from}, v.to.tcp, "/clientip")
+	got, err := askFor(ctx, trialLimit, fresh{v.from}, v.to.tcp, "/clientip")
 	if err != nil {
 		return err
 	}
@@ -263,25 +271,36 @@ func oldConnection(t *testing.T, name string, conn net.Conn) func(context.Contex
 	if err := request(conn, reader, "before"); err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	return func(context.Context) error { return request(conn, reader, "after") }
+	return func(context.Context) error {
+		body, err := getBy(time.Now().Add(trialLimit), conn, reader, "/echo?msg=after")
+		if err == nil && body != "after" {
+			err = fmt.Errorf("the answer is %q", body)
+		}
+		return err
+	}
 }
 
-// start starts all and returns those that go on; where some are known to be cut off, after a standstill.
-func (all trials) start(t *testing.T, someCut bool) (pending trials) {
+// start starts all, waits for those that are not to be cut off, however slow the computer is, and returns the ones that go on.
+func (all trials) start(t *testing.T, cut []string) (pending trials) {
 	t.Helper()
-	var group sync.WaitGroup
+	looked := time.After(standstill)
+	var unhindered sync.WaitGroup
 	for _, e := range all {
-		group.Go(func() { e.end <- e.do(t.Context()) })
-	}
-	limit := 2 * answerLimit
-	if someCut {
-		limit = standstill
+		run := func() { e.end <- e.do(t.Context()) }
+		if slices.Contains(cut, e.name) {
+			go run()
+		} else {
+			unhindered.Go(run)
+		}
 	}
 	over := make(chan struct{})
-	go func() { group.Wait(); close(over) }()
+	go func() { unhindered.Wait(); close(over) }()
 	select {
 	case <-over:
-	case <-time.After(limit):
+	case <-time.After(2 * answerLimit):
+	}
+	if len(cut) > 0 {
+		<-looked
 	}
 	for _, e := range all {
 		select {

@@ -160,7 +160,11 @@ func echo(conn net.Conn, message string) error {
 
 // exchange sends a datagram and returns the answer.
 func exchange(conn net.Conn, command string) (string, error) {
-	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+	return exchangeBy(time.Now().Add(answerLimit), conn, command)
+}
+
+func exchangeBy(end time.Time, conn net.Conn, command string) (string, error) {
+	if err := conn.SetDeadline(end); err != nil {
 		return "", err
 	}
 	if _, err := conn.Write([]byte(command)); err != nil {
@@ -171,14 +175,14 @@ func exchange(conn net.Conn, command string) (string, error) {
 	return string(buffer[:n]), err
 }
 
-// askUDP sends one datagram from a new port and returns the answer.
+// askUDP sends one datagram from a new port and returns the answer, if there is one before the context ends.
 func askUDP(ctx context.Context, from dialer, to, command string) (string, error) {
 	conn, err := from.Dial(ctx, "udp", to)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	return exchange(conn, command)
+	return exchangeBy(ending(ctx), conn, command)
 }
 
 // request asks for an echo over an open connection.
@@ -190,9 +194,21 @@ func request(conn net.Conn, reader *bufio.Reader, message string) error {
 	return err
 }
 
+// ending is when a context ends; one without end is given the time that an answer may take.
+func ending(ctx context.Context) time.Time {
+	if end, bounded := ctx.Deadline(); bounded {
+		return end
+	}
+	return time.Now().Add(answerLimit)
+}
+
 // get asks an HTTP server over an open connection.
 func get(conn net.Conn, reader *bufio.Reader, path string) (string, error) {
-	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+	return getBy(time.Now().Add(answerLimit), conn, reader, path)
+}
+
+func getBy(end time.Time, conn net.Conn, reader *bufio.Reader, path string) (string, error) {
+	if err := conn.SetDeadline(end); err != nil {
 		return "", err
 	}
 	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: pod\r\n\r\n", path); err != nil {
@@ -215,14 +231,19 @@ type dialer interface {
 
 // ask connects, asks for one path, and returns the answer.
 func ask(ctx context.Context, from dialer, to, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	return askFor(ctx, answerLimit, from, to, path)
+}
+
+// askFor gives the connection and the answer some time each.
+func askFor(ctx context.Context, limit time.Duration, from dialer, to, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	conn, err := from.Dial(ctx, "tcp", to)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	return get(conn, bufio.NewReader(conn), path)
+	return getBy(time.Now().Add(limit), conn, bufio.NewReader(conn), path)
 }
 
 func connectAnew(ctx context.Context, from dialer, to, message string) error {

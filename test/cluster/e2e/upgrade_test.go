@@ -18,6 +18,7 @@ func TestUpgradeFromThePreviousCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	afterFailure(t, s, s.Install)
 	undisturbed(t, s, func() {
 		if _, err := s.Kubectl(t.Context(), "apply", "--server-side", "--force-conflicts", "-f", manifest); err != nil {
 			t.Fatal(err)
@@ -55,17 +56,20 @@ func rolledTo(t *testing.T, s *standing, image string) {
 // that the pod had.
 func passes(t *testing.T, s *standing, node *cluster.Machine) netip.Addr {
 	t.Helper()
-	pod, err := s.AddPod(t.Context(), "passing", node, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := visitor(t, s, "passing", node)
+	travels(t, s, pod)
+	return pod.Addr
+}
+
+// travels checks that a pod that has come reaches everybody, and has it leave.
+func travels(t *testing.T, s *standing, pod *cluster.Pod) {
+	t.Helper()
 	sees(t, pod, at(s.near.Addr, cluster.HTTPPort), pod.Addr)
 	sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
-	sees(t, pod, at(cluster.WorldAddr, cluster.HTTPPort), node.Addr)
+	sees(t, pod, at(cluster.WorldAddr, cluster.HTTPPort), pod.Node.Addr)
 	sees(t, s.client, at(pod.Addr, cluster.HTTPPort), s.client.Addr)
 	if err := s.DeletePods(t.Context(), pod); err != nil {
 		t.Error(err)
 	}
-	balanced(t, s, node)
-	return pod.Addr
+	balanced(t, s, pod.Node)
 }
