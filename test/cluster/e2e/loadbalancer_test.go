@@ -12,16 +12,11 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// addLoadBalancer makes a Service of that type in front of a pod. What a cloud would do is done here: the Service gets an
-// address by each node, in their order, and the world sends there what goes to that address.
-func addLoadBalancer(t *testing.T, s *stage, name string, first netip.Addr, change func(*core.ServiceSpec)) (addrs []netip.Addr) {
+// routedByNodes are addresses of no machine from the first one on, one by each node in their order: the world sends there
+// what goes to that address.
+func routedByNodes(t *testing.T, s *stage, first netip.Addr) (addrs []netip.Addr) {
 	t.Helper()
-	made := addService(t, s.standing, name, func(spec *core.ServiceSpec) {
-		spec.Type = core.ServiceTypeLoadBalancer
-		change(spec)
-	})
 	for _, node := range s.Nodes {
-		made.Status.LoadBalancer.Ingress = append(made.Status.LoadBalancer.Ingress, core.LoadBalancerIngress{IP: first.String()})
 		route := []string{first.String() + "/32", "via", node.Addr.String()}
 		if out, err := s.Fabric.Run(t.Context(), append([]string{"ip", "route", "add"}, route...)...); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -33,6 +28,21 @@ func addLoadBalancer(t *testing.T, s *stage, name string, first netip.Addr, chan
 		})
 		addrs = append(addrs, first)
 		first = first.Next()
+	}
+	return addrs
+}
+
+// addLoadBalancer makes a Service of that type in front of a pod. What a cloud would do is done here: the Service gets an
+// address by each node.
+func addLoadBalancer(t *testing.T, s *stage, name string, first netip.Addr, change func(*core.ServiceSpec)) (addrs []netip.Addr) {
+	t.Helper()
+	made := addService(t, s.standing, name, func(spec *core.ServiceSpec) {
+		spec.Type = core.ServiceTypeLoadBalancer
+		change(spec)
+	})
+	addrs = routedByNodes(t, s, first)
+	for _, addr := range addrs {
+		made.Status.LoadBalancer.Ingress = append(made.Status.LoadBalancer.Ingress, core.LoadBalancerIngress{IP: addr.String()})
 	}
 	api, err := s.Client()
 	if err != nil {

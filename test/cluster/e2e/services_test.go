@@ -107,21 +107,26 @@ func testNodePortsOfLocalPods(t *testing.T, s *stage) {
 	mustBeVain(t, vain)
 }
 
-// An address from outside is translated as a node's port is, on the node where the client is.
+// An address from outside is translated as a node's port is, on the node where the client is, and for the world on the one
+// that it comes by.
 func testExternalIPs(t *testing.T, s *stage) {
 	var visits []visit
-	external := netip.MustParseAddr("198.51.100.7")
-	for _, backend := range []*cluster.Pod{s.near, s.far} {
-		addr := external
+	for i, backend := range []*cluster.Pod{s.near, s.far} {
+		addrs := routedByNodes(t, s, netip.AddrFrom4([4]byte{198, 51, 100, byte(8 + 2*i)}))
 		addService(t, s.standing, "external-"+backend.Name, func(spec *core.ServiceSpec) {
 			behind(backend.Name)(spec)
-			spec.ExternalIPs = []string{addr.String()}
+			for _, addr := range addrs {
+				spec.ExternalIPs = append(spec.ExternalIPs, addr.String())
+			}
 		})
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by an external address", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addr), from.node.Addr})
+			visits = append(visits, visit{what, from, servicePorts(addrs[0]), from.node.Addr})
 		}
-		external = external.Next()
+		for j, node := range s.Nodes {
+			what := fmt.Sprintf("the world to %s by an external address and %s", backend.Name, node.Name)
+			visits = append(visits, visit{what, outside(s.standing), servicePorts(addrs[j]), node.Addr})
+		}
 	}
 	makeVisits(t, visits)
 }
