@@ -16,28 +16,43 @@ import (
 
 // changing are settings that others change too: kube-proxy, and who turns ip_forward on, which a cleanup leaves on; the
 // kernel has others follow that.
-var changing = regexp.MustCompile(`forward|route_localnet|all.accept_redirects|reading key`)
+var changing = regexp.MustCompile(`forward|route_localnet|all.accept_redirects`)
 
-// footprint lists what the nodes have that an agent, a plugin or a program of ours could have made or changed. The empty
-// directories that Kubernetes makes for volumes are not in it.
+// kindsOfTraces are the kinds of what an agent, a plugin or a program of ours could have made or changed on a node, and what lists
+// them. The empty directories that Kubernetes makes for volumes are not among the files.
+var kindsOfTraces = []struct {
+	kind, command string
+	always        bool // every machine has some
+}{
+	{"link", "ls /sys/class/net", true},
+	{"route", "ip route show table all", true},
+	{"rule", "ip rule", true},
+	{"neighbour", "ip neigh show nud permanent", false},
+	{"qdisc", "tc qdisc show", true},
+	{"filter", "tc filter show dev eth0 ingress; tc filter show dev eth0 egress", false},
+	{"pin", "find /sys/fs/bpf -mindepth 1 -not -name '*.debug'", false}, // these are the kernel's
+	{"file", "for dir in /run/ebpf-cni /etc/cni /opt/cni $CONF $BIN; do [ ! -e $dir ] || find $dir -not -type d; done", false},
+	// A secret that was never set can't be read.
+	{"sysctl", "find /proc/sys/net/ipv[46] -type f -perm -u=r -not -name stable_secret -exec grep -H . {} +", true},
+}
+
+// footprint lists what traces the nodes have.
 func footprint(t *testing.T, s *standing) []string {
 	t.Helper()
 	var all []string
+	directories := fmt.Sprintf("CONF=%s BIN=%s; ", s.Options.CNIConf, s.Options.CNIBin)
 	for _, node := range s.Nodes {
-		for what, command := range map[string]string{
-			"link": "ls /sys/class/net", "route": "ip route show table all", "rule": "ip rule", "neighbour": "ip neigh show nud permanent",
-			"qdisc": "tc qdisc show", "filter": "tc filter show dev eth0 ingress; tc filter show dev eth0 egress",
-			"pin":    "find /sys/fs/bpf -mindepth 1 -not -name '*.debug'", // these are the kernel's
-			"file":   "find /run/ebpf-cni /etc/cni /opt/cni " + s.Options.CNIConf + " " + s.Options.CNIBin + " -not -type d 2>/dev/null; :",
-			"sysctl": "sysctl -a -r '^net.ipv[46].' 2>&1; :",
-		} {
-			out, err := node.Run(t.Context(), "sh", "-c", command)
+		for _, trace := range kindsOfTraces {
+			out, err := node.Run(t.Context(), "sh", "-ec", directories+trace.command)
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if trace.always && out == "" {
+				t.Errorf("%s has no %s at all: %s shows nothing", node.Name, trace.kind, trace.command)
 			}
 			for line := range strings.Lines(out) {
-				if what != "sysctl" || !changing.MatchString(line) {
-					all = append(all, fmt.Sprintf("%s %s %s", node.Name, what, strings.TrimSpace(line)))
+				if trace.kind != "sysctl" || !changing.MatchString(line) {
+					all = append(all, fmt.Sprintf("%s %s %s", node.Name, trace.kind, strings.TrimSpace(line)))
 				}
 			}
 		}
@@ -45,6 +60,23 @@ func footprint(t *testing.T, s *standing) []string {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// leavesTraces checks that a network at work is seen by what it left on every node: else nobody would see that it is gone.
+func leavesTraces(t *testing.T, s *standing, before []string) {
+	t.Helper()
+	made := lacking(footprint(t, s), before)
+	for _, node := range s.Nodes {
+		for _, kind := range []string{"link", "route", "neighbour", "qdisc", "pin", "file", "sysctl"} {
+			if !strings.Contains(made, node.Name+" "+kind+" ") {
+				t.Errorf("%s has a pod network without a %s of its own among the traces:\n%s", node.Name, kind, made)
+			}
+		}
+		// By tcx, or with a kernel that lacks that by filters.
+		if !strings.Contains(made, node.Name+" tcx ingress of eth0") && !strings.Contains(made, node.Name+" filter ") {
+			t.Errorf("no program of %s is among the traces:\n%s", node.Name, made)
+		}
+	}
 }
 
 // attachments lists on how many programs the packets of a node's links meet by tcx.

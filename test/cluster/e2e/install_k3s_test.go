@@ -18,12 +18,12 @@ const (
 	k3sBin  = "/var/lib/rancher/k3s/data/cni"
 )
 
-// A cluster with k3s's directories, on nodes without a BPF file system that their cloud says have no network: the chart is
-// installed with README's values, cannot work, and works when what it asks for is done. It is given settings that make no
-// sense, and better ones. Then all is removed, twice, and installed again.
+// A cluster with k3s's directories and kube-proxy in nftables mode, on nodes without a BPF file system that their cloud says
+// have no network: the chart is installed with README's values, cannot work, and works when what it asks for is done. It is
+// given settings that make no sense, and better ones. Then all is removed as Helm does it, installed again, and removed by hand.
 func TestInstallAsOnK3s(t *testing.T) {
 	t.Parallel() // with the other one that has a cluster of its own
-	s := site(t, cluster.Options{CNIConf: k3sConf, CNIBin: k3sBin, NoBPFFS: true})
+	s := site(t, cluster.Options{KubeProxy: cluster.NFTables, CNIConf: k3sConf, CNIBin: k3sBin, NoBPFFS: true})
 	values := readme(t, "k3s")
 	before := footprint(t, s)
 	cloudy(t, s)
@@ -32,15 +32,20 @@ func TestInstallAsOnK3s(t *testing.T) {
 	onNodes(t, s, "mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
 	comesUp(t, s)
 	inhabit(t, s)
-	undisturbed(t, s, func() {
-		meetsNonsense(t, s, values)
-	})
-	if during := footprint(t, s); len(during) < len(before)+20 {
-		t.Errorf("the network left only these traces:\n%s", lacking(during, before))
+	if err := s.addBehind(t.Context()); err != nil {
+		t.Fatal(err)
 	}
-	kubectl(t, s, "delete", "-f", s.Dir+"/agents.yaml")
+	besideNftables(t, s)
+	undisturbed(t, s, func() { meetsNonsense(t, s, values) })
+	leavesTraces(t, s, before)
+	cleanup := chart(t, s, "cleanup", append(values, "cleanup=true")...)
+	waitsForAgents(t, s, cleanup)
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
-	cleansUp(t, s, before, chart(t, s, "cleanup", append(values, "cleanup=true")...))
+	kubectl(t, s, "delete", "-f", s.Dir+"/agents.yaml")
+	cleansUp(t, s, before)
+	kubectl(t, s, "delete", "--cascade=foreground", "-f", cleanup)
+	untouched(t, s, before)
+
 	kubectl(t, s, "apply", "-f", s.Dir+"/agents.yaml")
 	if err := s.RolledOut(t.Context(), "daemonset/"+cluster.DaemonSet); err != nil {
 		t.Fatal(err)
@@ -51,6 +56,14 @@ func TestInstallAsOnK3s(t *testing.T) {
 	inhabit(t, s)
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
 	sees(t, s.client, at(cluster.WorldAddr, cluster.HTTPPort), s.client.Node.Addr)
+	reaches(t, "a Service", s.client, addService(t, s, "again", behind(s.far.Name)).byAddr(t), s.client.Addr)
+
+	kubectl(t, s, "delete", "--cascade=foreground", "-f", s.Dir+"/agents.yaml")
+	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
+	kubectl(t, s, "apply", "-f", cleanup)
+	cleansUp(t, s, before)
+	kubectl(t, s, "-n", cluster.Namespace, "rollout", "restart", "daemonset/"+cleanupSet)
+	cleansUp(t, s, before)
 }
 
 // refusesWithoutBPFFS checks what everybody is told while the agents can't work, and that nobody is told otherwise.
@@ -114,18 +127,36 @@ func meetsNonsense(t *testing.T, s *standing, values []string) {
 	comesUp(t, s)
 }
 
-// cleansUp runs the cleanup twice and checks each time that nothing is left.
-func cleansUp(t *testing.T, s *standing, before []string, manifest string) {
+// besideNftables checks that kube-proxy has no rules but those of nftables mode, and that the agents say so.
+func besideNftables(t *testing.T, s *standing) {
 	t.Helper()
-	const daemonSet = "daemonset/ebpf-cni-cleanup"
-	kubectl(t, s, "apply", "-f", manifest)
-	for range 2 {
-		if err := s.RolledOut(t.Context(), daemonSet); err != nil {
-			t.Fatal(err)
+	translateBy(within(t, stepLimit), t, s, cluster.NFTables)
+	for _, node := range s.Nodes {
+		out, err := ebpfctl(t.Context(), s.Cluster, node, "status")
+		if err != nil || !strings.Contains(out, "translates: nftables table ip kube-proxy") {
+			t.Errorf("%s does not say that it works beside kube-proxy: %v\n%s", node.Name, err, out)
 		}
-		untouched(t, s, before)
-		kubectl(t, s, "-n", cluster.Namespace, "rollout", "restart", daemonSet)
 	}
-	kubectl(t, s, "delete", "--cascade=foreground", "-f", manifest)
+}
+
+// The DaemonSet of cleanup.
+const cleanupSet = "ebpf-cni-cleanup"
+
+// waitsForAgents begins the cleanup as Helm does, which makes what is new before it deletes what is not wanted any more:
+// nothing is cleaned while agents run.
+func waitsForAgents(t *testing.T, s *standing, manifest string) {
+	t.Helper()
+	kubectl(t, s, "apply", "-f", manifest)
+	for _, node := range s.Nodes {
+		endsSaying(t, s, "app.kubernetes.io/name="+cleanupSet, "an agent is running on --state-dir", node)
+	}
+}
+
+// cleansUp waits for a cleanup and checks that nothing is left.
+func cleansUp(t *testing.T, s *standing, before []string) {
+	t.Helper()
+	if err := s.RolledOut(t.Context(), "daemonset/"+cleanupSet); err != nil {
+		t.Fatal(err)
+	}
 	untouched(t, s, before)
 }

@@ -179,14 +179,20 @@ func waitNetwork(t *testing.T, s *standing, what string, want func(c core.NodeCo
 }
 
 // givesUp waits until an agent on one of the nodes has given up with a phrase among its last words, and returns where.
-func givesUp(t *testing.T, s *standing, phrase string, nodes ...*cluster.Machine) (node *cluster.Machine) {
+func givesUp(t *testing.T, s *standing, phrase string, nodes ...*cluster.Machine) *cluster.Machine {
+	t.Helper()
+	return endsSaying(t, s, cluster.AgentLabel, phrase, nodes...)
+}
+
+// endsSaying is givesUp for pods of any label.
+func endsSaying(t *testing.T, s *standing, label, phrase string, nodes ...*cluster.Machine) (node *cluster.Machine) {
 	t.Helper()
 	client, err := s.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = cluster.Poll(within(t, stepLimit), "an agent gives up with "+phrase, func(ctx context.Context) error {
-		pods, err := client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: cluster.AgentLabel})
+	err = cluster.Poll(within(t, stepLimit), "a pod of "+label+" gives up with "+phrase, func(ctx context.Context) error {
+		pods, err := client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: label})
 		if err != nil {
 			return err
 		}
@@ -210,7 +216,7 @@ func givesUp(t *testing.T, s *standing, phrase string, nodes ...*cluster.Machine
 
 // lastWords are what the ended containers of a pod have left to be told.
 func lastWords(pod *core.Pod) (all []string) {
-	for _, c := range pod.Status.ContainerStatuses {
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		for _, state := range []*core.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 			if state != nil {
 				all = append(all, state.Message)

@@ -51,6 +51,12 @@ func switchKubeProxy(t *testing.T, s *standing, mode string) {
 			return
 		}
 	}
+	translateBy(ctx, t, s, mode)
+}
+
+// translateBy waits until all nodes have rules of kube-proxy's mode, and none of the other.
+func translateBy(ctx context.Context, t *testing.T, s *standing, mode string) {
+	t.Helper()
 	concurrently(s.Nodes, func(node *cluster.Machine) {
 		err := cluster.Poll(ctx, node.Name+" translates by "+mode, func(ctx context.Context) error {
 			tables, err := node.Run(ctx, "nft", "list", "tables")
