@@ -37,16 +37,24 @@ func run(m *testing.M) int {
 	fmt.Printf("control plane and kubelets are up after %.1f s\n", time.Since(started).Seconds())
 	shared = c
 	status := m.Run()
-	if err := c.Close(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "end the cluster:", err)
-		status = 1
-	}
-	if left := c.Remains(); len(left) > 0 {
-		fmt.Fprintf(os.Stderr, "the cluster left behind: %q\n", left)
+	if err := endShared(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		status = 1
 	}
 	return status
 }
+
+// endShared ends the cluster of all tests, at the end of them or before others are made: so many kubelets at once want more
+// inotify instances than the kernel gives one user, 128.
+var endShared = sync.OnceValue(func() error {
+	if err := shared.Close(context.Background()); err != nil {
+		return fmt.Errorf("end the cluster: %w", err)
+	}
+	if left := shared.Remains(); len(left) > 0 {
+		return fmt.Errorf("the cluster left behind: %q", left)
+	}
+	return nil
+})
 
 // bare is the cluster, with or without a network.
 func bare(t *testing.T) *cluster.Cluster {

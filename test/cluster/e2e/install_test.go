@@ -20,10 +20,13 @@ import (
 // root is the checkout.
 const root = "../../.."
 
-// site makes a cluster of a test's own, without a network.
+// site makes a cluster of a test's own, without a network. Such tests run in parallel, so when all others are through.
 func site(t *testing.T, options cluster.Options) *standing {
 	t.Helper()
 	bare(t)
+	if err := endShared(); err != nil {
+		t.Error(err)
+	}
 	c, err := cluster.New(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
@@ -47,8 +50,22 @@ func site(t *testing.T, options cluster.Options) *standing {
 // inhabit adds the pods that talk: two on the first node, one on the last.
 func inhabit(t *testing.T, s *standing) {
 	t.Helper()
-	last := s.Nodes[len(s.Nodes)-1]
-	s.client, s.near, s.far = addPod(t, s, "client", s.Nodes[0]), addPod(t, s, "near", s.Nodes[0]), addPod(t, s, "far", last)
+	first, last := s.Nodes[0], s.Nodes[len(s.Nodes)-1]
+	type inhabitant struct {
+		name string
+		node *cluster.Machine
+		at   **cluster.Pod
+	}
+	concurrently([]inhabitant{{"client", first, &s.client}, {"near", first, &s.near}, {"far", last, &s.far}}, func(i inhabitant) {
+		pod, err := s.AddPod(t.Context(), i.name, i.node, labels(i.name))
+		if err != nil {
+			t.Error(err)
+		}
+		*i.at = pod
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
 }
 
 func addPod(t *testing.T, s *standing, name string, node *cluster.Machine) *cluster.Pod {
