@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"flag"
 	"net/netip"
 	"testing"
 	"time"
@@ -56,6 +57,8 @@ func (tr *traffic) end(t *testing.T) {
 	tr.steady.end(t)
 }
 
+var kills = flag.Int("kills", 8, "points of its start at which the agent is killed")
+
 // The agent is killed in the middle of its work, and at any point of its start.
 func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, attach string) {
@@ -64,19 +67,17 @@ func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 		a, near, far := addPod(t, node, "a"), addPod(t, node, "near"), addPod(t, l.Nodes[1], "far")
 		tr := startTraffic(t, a, near.Namespace, far.Namespace, node.Namespace, l.Outside)
 		tr.streams = append(tr.streams, startNumbered(t, "far > a", far.Namespace, a.Namespace))
-		// Loading takes some hundred milliseconds.
-		for _, age := range []int{0, 20, 60, 120, 200, 300, 450, 700} {
+		whole := startAfterKill(t, node)
+		for i := range *kills {
 			if err := node.KillAgent(); err != nil {
 				t.Fatal(err)
 			}
 			if err := node.StartAgent(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(time.Duration(age) * time.Millisecond) // when it dies is the point of the test
+			time.Sleep(whole * time.Duration(i) / time.Duration(*kills)) // when it dies is the point of the test
 		}
-		if err := node.WaitReady(within(t, readyLimit)); err != nil {
-			t.Fatal(err)
-		}
+		startAfterKill(t, node)
 		assertOnlyPinned(t, node, "in the end")
 		tr.end(t)
 		for _, pod := range []*lab.Pod{a, near} {
@@ -85,6 +86,22 @@ func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 			}
 		}
 	})
+}
+
+// startAfterKill kills the agent, starts it and says how long it took to be ready.
+func startAfterKill(t *testing.T, node *lab.Node) time.Duration {
+	t.Helper()
+	if err := node.KillAgent(); err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+	if err := node.StartAgent(); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WaitReady(within(t, readyLimit)); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(started)
 }
 
 // The way of attaching changes under connections. That the kernel silences an interface for some milliseconds while it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -20,8 +21,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// numbered is a one-way stream of numbered datagrams, two a millisecond, that waits for nobody: each one that does not
-// arrive is known by its number and by the time at which it was sent.
+// numbered is a one-way stream of numbered datagrams that waits for nobody: each one that does not arrive is known by its
+// number and by the time at which it was sent.
 type numbered struct {
 	name     string
 	sender   *net.UDPConn
@@ -34,10 +35,9 @@ type numbered struct {
 	last     atomic.Int64 // when something arrived, in ns
 }
 
-const (
-	numberedInterval = 500 * time.Microsecond
-	numberedSize     = 100
-)
+var pace = flag.Duration("pace", 500*time.Microsecond, "time between two datagrams of a flow that must lose none")
+
+const numberedSize = 100
 
 func startNumbered(t *testing.T, name string, from, to *lab.Namespace) *numbered {
 	t.Helper()
@@ -69,7 +69,7 @@ func enlarge(t *testing.T, conn *net.UDPConn) {
 }
 
 func (n *numbered) send() {
-	tick := time.NewTicker(numberedInterval)
+	tick := time.NewTicker(*pace)
 	defer tick.Stop()
 	packet := make([]byte, numberedSize)
 	for {
@@ -175,7 +175,7 @@ func connect(t *testing.T, from *lab.Namespace, to netip.AddrPort, busy, idle in
 }
 
 func (c *connections) use(ctx context.Context, conn *lab.TCPConn) {
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(20 * *pace)
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if err := echo(conn, 2000); err != nil {
