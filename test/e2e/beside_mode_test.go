@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -170,6 +172,39 @@ func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
 		for i, order := range [][]*lab.Namespace{{other, pod.Namespace}, {pod.Namespace, other}} {
 			t.Run(fmt.Sprint("order ", i), func(t *testing.T) {
 				assertBothKeepTheirFlows(t, order, at, uint16(inRange+i), node.Addr())
+			})
+		}
+	})
+}
+
+// The same with each program removed: who is then cut off, and that all keep their flows.
+func TestMasqueradeOfNetfilterWithAProgramRemoved(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}}, drops.NoMapping)
+		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
+		other := box(t, l, node)
+		applyRules(t, node, masqueradeRule, "nft", "-f")
+		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
+		if err := node.KillAgent(); err != nil {
+			t.Fatal(err)
+		}
+		m := newMaimed(l, node, pod, flag)
+		for i, order := range [][]*lab.Namespace{{other, pod.Namespace}, {pod.Namespace, other}} {
+			for _, from := range order {
+				old, err := from.DialTCP(t.Context(), at, uint16(inRange+i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { old.Close() })
+				m.ways = append(m.ways, way{name: fmt.Sprint(from.Netns(), ", order ", i), from: from, to: at, old: old})
+			}
+		}
+		first, second := pod.Netns()+", order 0", pod.Netns()+", order 1"
+		// The box's flow that came second has the pod's port, and another outside.
+		translated := []string{"old, " + first, "new, " + first, "old, " + second, "new, " + second, "old, " + other.Netns() + ", order 1"}
+		for hook, cut := range map[attach.Hook][]string{attach.FromPod: nil, attach.FromUplink: translated, attach.ToUplink: translated} {
+			t.Run(string(hook), func(t *testing.T) {
+				m.withoutProgram(t, hook, cut, func() {})
 			})
 		}
 	})

@@ -1,21 +1,24 @@
 package e2e
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
 // switchLimit is how long an agent may take to follow rules that come.
-const switchLimit = 5 * time.Second
+const switchLimit = 10 * time.Second
 
 // visit is one exchange with a Service or past it, and whom its server must see.
 type visit struct {
@@ -30,20 +33,23 @@ type proxied struct {
 	client, backend, remote *lab.Pod
 	services                []kubeService
 	// port is the newest that the client chose itself.
-	port uint16
+	port atomic.Uint32
 }
 
 const (
 	servicePort = 80
 	// The node ports of the backend's Services, with either policy.
 	clusterPort, localPort = 30010, 30012
+	// closedPort is where nobody listens.
+	closedPort = 9
 )
 
 // startProxied starts agents that find out by themselves, unless flags say otherwise.
 func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *proxied {
 	t.Helper()
 	opts.Nodes = 2
-	p := &proxied{Lab: startCluster(t, opts, expected...), port: 20000}
+	p := &proxied{Lab: startCluster(t, opts, expected...)}
+	p.port.Store(20000)
 	p.client, p.backend, p.remote = addPod(t, p.Nodes[0], "client"), addPod(t, p.Nodes[0], "backend"), addPod(t, p.Nodes[1], "remote")
 	behind := func(name string, on *lab.Namespace) *kubeService {
 		cluster := netip.AddrFrom4([4]byte{10, 96, 0, byte(10 + len(p.services))})
@@ -58,6 +64,8 @@ func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *pro
 	behind("outside", p.Outside)
 	behind("host", p.Nodes[0].Namespace)
 	behind("kubernetes", p.Nodes[1].Namespace)
+	behind("closednear", p.backend.Namespace).endpoint = netip.AddrPortFrom(p.backend.Addr(), closedPort)
+	behind("closedfar", p.remote.Namespace).endpoint = netip.AddrPortFrom(p.remote.Addr(), closedPort)
 	return p
 }
 
@@ -165,27 +173,18 @@ func TestServicesOfKubeProxy(t *testing.T) {
 func (p *proxied) assertSamePort(t *testing.T, name string) {
 	t.Helper()
 	s := p.service(name)
-	p.port++
-	port := p.port
-	var streams []*lab.TCPConn
-	for _, to := range []netip.AddrPort{s.cluster, s.endpoint} {
-		stream, err := p.client.DialTCP(t.Context(), to, port)
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			return
-		}
-		assertSeen(t, name, stream.Seen, nil, p.client.Addr())
-		streams = append(streams, stream)
+	streams, err := p.openSamePort(t.Context(), name)
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
 	}
 	for _, stream := range streams {
+		assertSeen(t, name, stream.Seen, nil, p.client.Addr())
 		if err := stream.Echo(t.Context(), 10_000); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, stream := range streams { // while the rules stand
-		stream.Close()
-	}
-	packets := listenUDP(t, p.client.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+	closeAll(streams) // while the rules stand
+	packets := listenUDP(t, p.client.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(p.port.Load())))
 	for range 3 {
 		for _, to := range []netip.AddrPort{s.cluster, s.endpoint} {
 			if _, err := packets.WriteToUDPAddrPort(make([]byte, 64), to); err != nil {
@@ -201,10 +200,7 @@ func (p *proxied) assertSamePort(t *testing.T, name string) {
 // maim makes the visits those of a node from which programs are removed, with a connection of each that is there already.
 func (p *proxied) maim(t *testing.T, node *lab.Node, pod *lab.Pod, flag string) *maimed {
 	t.Helper()
-	m := &maimed{
-		Lab: p.Lab, node: node, pod: pod,
-		attacher: attach.Attacher{Dir: bpffs.Dir(node.BPFFS()), Mode: attach.Mode(strings.TrimPrefix(flag, "--attach="))},
-	}
+	m := newMaimed(p.Lab, node, pod, flag)
 	for _, v := range p.visits() {
 		old, err := v.from.DialTCP(t.Context(), v.to, 0)
 		if err != nil {
@@ -214,7 +210,64 @@ func (p *proxied) maim(t *testing.T, node *lab.Node, pod *lab.Pod, flag string) 
 		v.old = old
 		m.ways = append(m.ways, v.way)
 	}
+	for _, name := range []string{"near", "far"} {
+		m.ways = append(m.ways, p.samePort(t, name), p.refused("closed"+name))
+	}
 	return m
+}
+
+// samePort is the way from one port to a Service and then to its endpoint.
+func (p *proxied) samePort(t *testing.T, name string) way {
+	t.Helper()
+	old, err := p.openSamePort(t.Context(), name)
+	if err != nil {
+		t.Fatalf("the same port to Service %s and its endpoint: %v", name, err)
+	}
+	t.Cleanup(func() { closeAll(old) })
+	return way{name: "one port to a Service and its endpoint, " + name, old: old[1], anew: func(ctx context.Context) error {
+		streams, err := p.openSamePort(ctx, name)
+		for _, stream := range streams {
+			err = errors.Join(err, stream.Echo(ctx, 100))
+		}
+		closeAll(streams)
+		return err
+	}}
+}
+
+// openSamePort returns both connections, or fewer and an error.
+func (p *proxied) openSamePort(ctx context.Context, name string) (streams []*lab.TCPConn, err error) {
+	s, port := p.service(name), uint16(p.port.Add(1))
+	for _, to := range []netip.AddrPort{s.cluster, s.endpoint} {
+		stream, err := p.client.DialTCP(ctx, to, port)
+		if err != nil {
+			return streams, err
+		}
+		streams = append(streams, stream)
+	}
+	return streams, nil
+}
+
+func closeAll(streams []*lab.TCPConn) {
+	for _, stream := range streams {
+		stream.Close()
+	}
+}
+
+// refused is the way to a Service whose endpoint answers by an ICMP error, which has to be translated back.
+func (p *proxied) refused(name string) way {
+	return way{name: "ICMP error of a Service, " + name, anew: func(ctx context.Context) error {
+		for {
+			once, cancel := context.WithTimeout(ctx, 2*standstill)
+			_, err := p.client.UDP(once, p.at(name), 64)
+			cancel()
+			if errors.Is(err, unix.ECONNREFUSED) {
+				return nil
+			}
+			if err == nil || ctx.Err() != nil {
+				return fmt.Errorf("%s: error %v, want that the port is closed", name, err)
+			}
+		}
+	}}
 }
 
 // Each program removed alone, with no agent to repair it, beside netfilter and rules that drop what it calls INVALID: who is
@@ -242,6 +295,7 @@ func TestServicesWithAProgramRemoved(t *testing.T) {
 			{"from_pod of the backend", near, p.backend, attach.FromPod, []string{"new, pod to pod, same node"}},
 			{"from_pod of the remote backend", far, p.remote, attach.FromPod, []string{
 				"new, pod to its Service, other node", "new, pod to pod, other node",
+				"new, one port to a Service and its endpoint, far", "new, ICMP error of a Service, closedfar",
 			}},
 			{"from_uplink of the client's node", near, nil, attach.FromUplink, []string{
 				"old, pod to a Service outside", "new, pod to a Service outside", "new, pod to pod, other node",
@@ -255,25 +309,7 @@ func TestServicesWithAProgramRemoved(t *testing.T) {
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				m := p.maim(t, c.node, c.pod, flag)
-				index := m.place(t, c.hook)
-				m.remove(t, index, c.hook)
-				limit := lab.Patience(5 * time.Second)
-				if c.cut != nil {
-					limit = standstill
-				}
-				pending := waitFor(t, m.exchanges(within(t, 20*time.Second)), limit)
-				var names []string
-				for _, e := range pending {
-					names = append(names, e.name)
-				}
-				if diff := cmp.Diff(c.cut, names); diff != "" {
-					t.Errorf("exchanges that stand still (-want +got):\n%s", diff)
-				}
-				p.assertDatagrams(t, c.cut)
-				m.putBack(t, index, c.hook)
-				for _, e := range waitFor(t, pending, lab.Patience(10*time.Second)) {
-					t.Errorf("%s: still stands when the program is back", e.name)
-				}
+				m.withoutProgram(t, c.hook, c.cut, func() { p.assertDatagrams(t, c.cut) })
 			})
 		}
 	})

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,12 +19,14 @@ import (
 // standstill is how long an exchange that cannot work is looked at. TCP repeats a packet twice meanwhile, and again after.
 const standstill = time.Second
 
-// way is one direction in which somebody opens flows; old is a connection that was there before.
+// way is one direction in which somebody opens flows; old is a connection that was there before. What is opened anew is a
+// connection of its own unless there is something else.
 type way struct {
 	name string
 	from *lab.Namespace
 	to   netip.AddrPort
 	old  *lab.TCPConn
+	anew func(context.Context) error
 }
 
 // maimed is a node without an agent, from which a person removes one program.
@@ -36,14 +39,17 @@ type maimed struct {
 	attacher attach.Attacher
 }
 
+func newMaimed(l *lab.Lab, node *lab.Node, pod *lab.Pod, flag string) *maimed {
+	mode := attach.Mode(strings.TrimPrefix(flag, "--attach="))
+	return &maimed{Lab: l, node: node, pod: pod, attacher: attach.Attacher{Dir: bpffs.Dir(node.BPFFS()), Mode: mode}}
+}
+
 func startMaimed(t *testing.T, flag string) *maimed {
 	t.Helper()
 	// The host knows nothing of a pod's connection: its resets must not end one, and are dropped as NO_MAPPING.
-	m := &maimed{Lab: startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, drops.NoMapping)}
-	m.node = m.Nodes[0]
-	m.attacher = attach.Attacher{Dir: bpffs.Dir(m.node.BPFFS()), Mode: attach.Mode(flag[len("--attach="):])}
+	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, drops.NoMapping)
+	m := newMaimed(l, l.Nodes[0], addPod(t, l.Nodes[0], "a"), flag)
 	near, far := addPod(t, m.node, "near"), addPod(t, m.Nodes[1], "far")
-	m.pod = addPod(t, m.node, "a")
 	pod, own := m.pod.Namespace, serve(t, m.pod.Namespace)
 	m.ways = []way{
 		{name: "pod to the world", from: pod, to: serve(t, m.Outside)},
@@ -125,10 +131,39 @@ func (m *maimed) exchanges(ctx context.Context) (all []exchange) {
 		all = append(all, e)
 	}
 	for _, w := range m.ways {
-		start("old, "+w.name, func() error { return w.old.Echo(ctx, 100) })
-		start("new, "+w.name, func() error { _, err := w.from.TCP(ctx, w.to); return err })
+		if w.old != nil {
+			start("old, "+w.name, func() error { return w.old.Echo(ctx, 100) })
+		}
+		if w.anew == nil {
+			w.anew = func(ctx context.Context) error { _, err := w.from.TCP(ctx, w.to); return err }
+		}
+		start("new, "+w.name, func() error { return w.anew(ctx) })
 	}
 	return all
+}
+
+// withoutProgram removes a program, checks who is cut off then, and that nobody is once it is back.
+func (m *maimed) withoutProgram(t *testing.T, hook attach.Hook, cut []string, meanwhile func()) {
+	t.Helper()
+	index := m.place(t, hook)
+	m.remove(t, index, hook)
+	limit := standstill
+	if len(cut) == 0 {
+		limit = lab.Patience(5 * time.Second)
+	}
+	pending := waitFor(t, m.exchanges(within(t, 20*time.Second)), limit)
+	var names []string
+	for _, e := range pending {
+		names = append(names, e.name)
+	}
+	if diff := cmp.Diff(cut, names); diff != "" {
+		t.Errorf("exchanges that stand still (-want +got):\n%s", diff)
+	}
+	meanwhile()
+	m.putBack(t, index, hook)
+	for _, e := range waitFor(t, pending, lab.Patience(10*time.Second)) {
+		t.Errorf("%s: still stands when the program is back", e.name)
+	}
 }
 
 // waitFor looks at exchanges until all have ended or the time is up, and returns those that go on.
@@ -171,24 +206,7 @@ func TestEachProgramRemovedAlone(t *testing.T) {
 		m := startMaimed(t, flag)
 		for hook, cut := range stands {
 			t.Run(string(hook), func(t *testing.T) {
-				index := m.place(t, hook)
-				m.remove(t, index, hook)
-				limit := standstill
-				if len(cut) == 0 {
-					limit = lab.Patience(5 * time.Second)
-				}
-				pending := waitFor(t, m.exchanges(within(t, 20*time.Second)), limit)
-				var names []string
-				for _, e := range pending {
-					names = append(names, e.name)
-				}
-				if diff := cmp.Diff(cut, names); diff != "" {
-					t.Errorf("exchanges that stand still (-want +got):\n%s", diff)
-				}
-				m.putBack(t, index, hook)
-				for _, e := range waitFor(t, pending, lab.Patience(10*time.Second)) {
-					t.Errorf("%s: still stands when the program is back", e.name)
-				}
+				m.withoutProgram(t, hook, cut, func() {})
 			})
 		}
 	})
