@@ -21,7 +21,7 @@ const verifierDir = "pkg/datapath"
 // counts makes long computations short: the emulated processors are some twenty times slower than the host's.
 var counts = map[string][]string{
 	"test/prog": {"-packets=5000", "-rounds=500"},
-	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=10ms", "-kills=2"},
+	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2"},
 }
 
 // selected are the tests that run where a package's all would take too long, unless -run says otherwise. What is left out
