@@ -13,7 +13,7 @@ import (
 // eventually waits for what the kernel does in its own time.
 func (w *world) eventually(what string, is func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if is() {
 			return
 		}
