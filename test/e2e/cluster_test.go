@@ -13,8 +13,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// readyLimit is how long an agent may take from its start until it is ready: under one second, on an emulated processor far more.
-const readyLimit = time.Minute
+// readyLimit is how long an agent may take from its start until it is ready.
+const readyLimit = 20 * time.Second
 
 // startCluster builds a lab whose agents are ready.
 func startCluster(t *testing.T, opts lab.Options, expected ...drops.Reason) *lab.Lab {

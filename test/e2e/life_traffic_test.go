@@ -110,7 +110,7 @@ func (n *numbered) finish() {
 	default:
 		close(n.stop)
 	}
-	const quiet = 200 * time.Millisecond
+	quiet := lab.Patience(200 * time.Millisecond)
 	for time.Sleep(quiet); time.Since(time.Unix(0, n.last.Load())) < quiet; {
 		time.Sleep(quiet / 10)
 	}
@@ -191,7 +191,7 @@ func (c *connections) use(ctx context.Context, conn *lab.TCPConn) {
 // echo may take as long as TCP takes to repeat a few times what was lost: that a connection lives on is for it to say,
 // whether a packet was lost for numbered.
 func echo(conn *lab.TCPConn, size int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), lab.Patience(5*time.Second))
 	defer cancel()
 	return conn.Echo(ctx, size)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// steadyFlows are UDP flows that exchange a datagram every other pace: a single one that is lost shows.
+// steadyFlows are UDP flows that exchange a datagram every two paces: a single one that is lost shows.
 type steadyFlows struct {
 	stop      context.CancelFunc
 	all       sync.WaitGroup
@@ -21,9 +21,6 @@ type steadyFlows struct {
 	mu        sync.Mutex
 	lost      []error
 }
-
-// exchangeLimit is long enough for whatever is only late: nobody sends a datagram again.
-const exchangeLimit = 5 * time.Second
 
 func startSteadyFlows(t *testing.T, from *lab.Namespace, to ...netip.AddrPort) *steadyFlows {
 	t.Helper()
@@ -39,7 +36,7 @@ func startSteadyFlows(t *testing.T, from *lab.Namespace, to ...netip.AddrPort) *
 			tick := time.NewTicker(2 * *pace)
 			defer tick.Stop()
 			for ctx.Err() == nil {
-				limited, cancel := context.WithTimeout(context.Background(), exchangeLimit)
+				limited, cancel := context.WithTimeout(context.Background(), lab.Patience(time.Second))
 				_, err := conn.Echo(limited, 200)
 				cancel()
 				if err != nil {

@@ -72,7 +72,7 @@ func TestEveryPortInUse(t *testing.T) {
 			}
 			defer conns[i].Close()
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(5*time.Second))
 		defer cancel()
 		var all sync.WaitGroup
 		var mu sync.Mutex
@@ -324,7 +324,7 @@ func send(t *testing.T, conn *net.UDPConn, text string) {
 // receive expects a datagram and says where it came from.
 func receive(t *testing.T, conn *net.UDPConn, want string) netip.AddrPort {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(2 * time.Second))); err != nil {
 		t.Fatal(err)
 	}
 	packet := make([]byte, 2048)
