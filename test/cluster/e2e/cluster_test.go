@@ -44,9 +44,7 @@ func run(m *testing.M) int {
 	return status
 }
 
-// endShared ends the cluster of all tests, at the end of them or before others are made: so many kubelets at once want more
-// inotify instances than the kernel gives one user, 128.
-var endShared = sync.OnceValue(func() error {
+func endShared() error {
 	if err := shared.Close(context.Background()); err != nil {
 		return fmt.Errorf("end the cluster: %w", err)
 	}
@@ -54,7 +52,7 @@ var endShared = sync.OnceValue(func() error {
 		return fmt.Errorf("the cluster left behind: %q", left)
 	}
 	return nil
-})
+}
 
 // bare is the cluster, with or without a network.
 func bare(t *testing.T) *cluster.Cluster {

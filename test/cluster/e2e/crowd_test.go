@@ -41,7 +41,7 @@ func TestHundredPodsRolledOver(t *testing.T) {
 	s := running(t)
 	node := s.Nodes[1]
 	before := traces(t, s)
-	undisturbed(t, s, func() {
+	undisturbedAt(t, s, sparse, everywhere(s), func() {
 		disperse := applied(t, s, fmt.Sprintf(crowd, few, node.Name, cluster.PauseImage))
 		arrive(t, s, node, few/4)
 		killed(t, s, node, "containerd", s.StartContainerd)

@@ -21,8 +21,7 @@ const (
 // A cluster with k3s's directories and kube-proxy in nftables mode, on nodes without a BPF file system that their cloud says
 // have no network: the chart is installed with README's values, cannot work, and works when what it asks for is done. It is
 // given settings that make no sense, and better ones. Then all is removed as Helm does it, installed again, and removed by hand.
-func TestInstallAsOnK3s(t *testing.T) {
-	t.Parallel() // with the other one that has a cluster of its own
+func testInstallAsOnK3s(t *testing.T) {
 	s := site(t, cluster.Options{KubeProxy: cluster.NFTables, CNIConf: k3sConf, CNIBin: k3sBin, NoBPFFS: true})
 	values := readme(t, "k3s")
 	before := footprint(t, s)

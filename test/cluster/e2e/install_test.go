@@ -20,13 +20,10 @@ import (
 // root is the checkout.
 const root = "../../.."
 
-// site makes a cluster of a test's own, without a network. Such tests run in parallel, so when all others are through.
+// site makes a cluster of a test's own, without a network.
 func site(t *testing.T, options cluster.Options) *standing {
 	t.Helper()
 	bare(t)
-	if err := endShared(); err != nil {
-		t.Error(err)
-	}
 	c, err := cluster.New(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)

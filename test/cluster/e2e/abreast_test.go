@@ -1,0 +1,45 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+)
+
+type test struct {
+	name string
+	run  func(*testing.T)
+}
+
+// abreast are tests that wait for most of their time: those that are on the cluster of all, one after the other, and beside
+// them one with a cluster of its own. More clusters at once want more inotify instances than the kernel gives one user, 128.
+var abreast = []struct {
+	shared []test
+	own    test
+}{
+	{
+		[]test{{"APIServerAway", testAPIServerAway}, {"BadUpdates", testBadUpdates}},
+		test{"InstallAsOnK3s", testInstallAsOnK3s},
+	},
+	{
+		[]test{{"NodeComesAndGoes", testNodeComesAndGoes}, {"UpgradeFromThePreviousCommit", testUpgradeFromThePreviousCommit}},
+		test{"MoveFromFlannel", testMoveFromFlannel},
+	},
+}
+
+func TestAbreast(t *testing.T) {
+	running(t)
+	for i, all := range abreast {
+		t.Run(fmt.Sprint(i+1), func(t *testing.T) {
+			t.Run(all.own.name, func(t *testing.T) {
+				t.Parallel()
+				all.own.run(t)
+			})
+			t.Run("Shared", func(t *testing.T) {
+				t.Parallel()
+				for _, one := range all.shared {
+					t.Run(one.name, one.run)
+				}
+			})
+		})
+	}
+}
