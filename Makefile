@@ -57,7 +57,7 @@ generate: ## Compile the BPF programs (installs clang-19 at need)
 	go generate ./bpf
 
 .PHONY: clean
-clean: ## Remove what make has built, and the clusters that this checkout kept or a killed test left (root)
+clean: ## Remove what make has built, and the labs that this checkout kept or a killed test left (root)
 ifdef ROOT
 	go run ./tools/demo -clean
 endif

@@ -30,7 +30,7 @@ const (
 	// One patch follows another no sooner than calm, and after failures ever later up
 	// to despair: others may write the same condition, or the right to it be missing.
 	calm    = 5 * time.Second
-	despair = 5 * time.Minute
+	despair = time.Minute
 )
 
 // The reasons of the condition.

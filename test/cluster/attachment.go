@@ -1,13 +1,13 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"runtime"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // Hook is a place where the dataplane attaches a program.
@@ -23,18 +23,18 @@ const (
 // pins is where a node has what this project pins.
 const pins = "/sys/fs/bpf/ebpf-cni"
 
-func (h Hook) attachType() uint32 {
+func (h Hook) attachType() ebpf.AttachType {
 	if h == ToUplink {
-		return unix.BPF_TCX_EGRESS
+		return ebpf.AttachTCXEgress
 	}
-	return unix.BPF_TCX_INGRESS
+	return ebpf.AttachTCXIngress
 }
 
 // Detach takes a program from an interface, as a person or a fault would, and makes sure that it is gone; putBack attaches it
 // again. It stays away only where no agent runs.
 func (m *Machine) Detach(ctx context.Context, hook Hook, ifindex int) (putBack func() error, err error) {
-	link := m.inRoot(fmt.Sprintf("%s/links/%s_%d", pins, hook, ifindex))
-	if err := os.Remove(link); err != nil {
+	pin := m.inRoot(fmt.Sprintf("%s/links/%s_%d", pins, hook, ifindex))
+	if err := os.Remove(pin); err != nil {
 		return nil, fmt.Errorf("detach %s: %w", hook, err)
 	}
 	// The kernel takes a moment.
@@ -49,78 +49,56 @@ func (m *Machine) Detach(ctx context.Context, hook Hook, ifindex int) (putBack f
 	})
 	return func() error {
 		return m.Do(func() error {
-			return attachPinned(m.inRoot(fmt.Sprintf("%s/progs/ec_%s", pins, hook)), hook, ifindex, link)
+			return attachPinned(m.inRoot(fmt.Sprintf("%s/progs/ec_%s", pins, hook)), hook, ifindex, pin)
 		})
 	}, err
 }
 
-// What follows is of the kernel's union bpf_attr.
-
-// pathAttr is for what is pinned.
-type pathAttr struct {
-	path uint64
-	fd   uint32
-	_    uint32
-}
-
-// linkAttr is for a link to a program at tcx.
-type linkAttr struct {
-	program, ifindex, attachType uint32
-	_                            [5]uint32
-}
-
-// queryAttr is for the programs of an interface.
-type queryAttr struct {
-	ifindex, attachType uint32
-	_                   [2]uint64
-	count               uint32
-	_                   [9]uint32
-}
-
-func bpf[T any](command uintptr, attr *T) (int, error) {
-	result, _, errno := unix.Syscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr)) //nolint:gosec // what the system call takes
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(result), nil
-}
-
-// pinned does something with a file of a BPF file system.
-func pinned(command uintptr, path string, fd int) (int, error) {
-	raw, err := unix.BytePtrFromString(path)
-	if err != nil {
-		return 0, err
-	}
-	result, err := bpf(command, &pathAttr{path: uint64(uintptr(unsafe.Pointer(raw))), fd: uint32(fd)}) //nolint:gosec // what the system call takes
-	runtime.KeepAlive(raw)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", path, err)
-	}
-	return result, err
-}
-
 // attached counts the programs that an interface of this network has at a hook.
 func attached(hook Hook, ifindex int) (int, error) {
-	query := queryAttr{ifindex: uint32(ifindex), attachType: hook.attachType()}
-	_, err := bpf(unix.BPF_PROG_QUERY, &query)
+	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: hook.attachType()})
 	if err != nil {
-		err = fmt.Errorf("look for programs of interface %d: %w", ifindex, err)
+		return 0, fmt.Errorf("look for programs of interface %d: %w", ifindex, err)
 	}
-	return int(query.count), err
+	return len(found.Programs), nil
 }
 
 // attachPinned attaches a program that is pinned and pins the link.
-func attachPinned(program string, hook Hook, ifindex int, link string) error {
-	from, err := pinned(unix.BPF_OBJ_GET, program, 0)
+func attachPinned(program string, hook Hook, ifindex int, pin string) error {
+	from, err := ebpf.LoadPinnedProgram(program, nil)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(from)
-	made, err := bpf(unix.BPF_LINK_CREATE, &linkAttr{program: uint32(from), ifindex: uint32(ifindex), attachType: hook.attachType()})
+	defer from.Close()
+	made, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: from, Attach: hook.attachType()})
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %d: %w", program, ifindex, err)
 	}
-	defer unix.Close(made)
-	_, err = pinned(unix.BPF_OBJ_PIN, link, made)
-	return err
+	defer made.Close()
+	return made.Pin(pin)
+}
+
+// Forget empties the map in which a node's agent has left what it knew of other nodes, so that the next one finds nothing. No
+// agent may run.
+func (m *Machine) Forget() error {
+	table, err := ebpf.LoadPinnedMap(m.inRoot(pins+"/maps/destinations"), nil)
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	var key, value []byte
+	var keys [][]byte
+	entries := table.Iterate()
+	for entries.Next(&key, &value) {
+		keys = append(keys, bytes.Clone(key))
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read what %s knows of other nodes: %w", m.Name, err)
+	}
+	for _, key := range keys {
+		if err := table.Delete(key); err != nil {
+			return fmt.Errorf("empty what %s knows of other nodes: %w", m.Name, err)
+		}
+	}
+	return nil
 }

@@ -18,6 +18,9 @@ const (
 	k3sBin  = "/var/lib/rancher/k3s/data/cni"
 )
 
+// takeConditionOff is README's last step of removing the network.
+const takeConditionOff = `kubectl patch node NODE --subresource=status -p '{"status":{"conditions":[{"type":"NetworkUnavailable","$patch":"delete"}]}}'`
+
 // A cluster with k3s's directories and kube-proxy in nftables mode, on nodes without a BPF file system that their cloud says
 // have no network: the chart is installed with README's values, cannot work, and works when what it asks for is done. It is
 // given settings that make no sense, and better ones. Then all is removed as Helm does it, installed again, and removed by hand.
@@ -61,6 +64,11 @@ func testInstallAsOnK3s(t *testing.T) {
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
 	kubectl(t, s, "apply", "-f", cleanup)
 	cleansUp(t, s, before)
+	isInREADME(t, "## Install on a cluster", takeConditionOff)
+	for _, node := range s.Nodes {
+		shell(t, s, strings.ReplaceAll(takeConditionOff, "NODE", node.Name))
+	}
+	waitNetwork(t, s, "says nothing of a network", func(c core.NodeCondition, tainted bool) bool { return c.Type == "" && !tainted })
 }
 
 // refusesWithoutBPFFS checks what everybody is told while the agents can't work, and that nobody is told otherwise.

@@ -36,7 +36,7 @@ var onSpot = []string{
 // nodes than the one that is moved talk on meanwhile, whichever network theirs is.
 func testMoveFromFlannel(t *testing.T) {
 	s := site(t, cluster.Options{Nodes: 3})
-	isInREADME(t)
+	isInREADME(t, "### Moving from flannel", append([]string{chooseNodes, keepFlannel, chosen, drain, hand, forgetFlannel, uncordon, unchoose}, onSpot...)...)
 	first, second, third := s.Nodes[0], s.Nodes[1], s.Nodes[2]
 	runFlannel(t, s)
 	a, b := addPod(t, s, "a", first), addPod(t, s, "b", second)
@@ -87,18 +87,19 @@ func manifest(t *testing.T, s *standing) (file string) {
 	return file
 }
 
-// isInREADME checks that README says what is done here.
-func isInREADME(t *testing.T) {
+// isInREADME checks that a section of README says what is done here.
+func isInREADME(t *testing.T, title string, steps ...string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "### Moving from flannel")
-	section, _, _ = strings.Cut(section, "\n### ")
-	for _, step := range append([]string{chooseNodes, keepFlannel, chosen, drain, hand, forgetFlannel, uncordon, unchoose}, onSpot...) {
+	level, _, _ := strings.Cut(title, " ")
+	_, section, _ := strings.Cut(string(text), "\n"+title+"\n")
+	section, _, _ = strings.Cut(section, "\n"+level+" ")
+	for _, step := range steps {
 		if !strings.Contains(section, step) {
-			t.Errorf("README does not say %s", step)
+			t.Errorf("README's %q does not say %s", title, step)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -225,5 +226,26 @@ func pack(t *testing.T, dir, archive string) {
 	w := tar.NewWriter(file)
 	if err := errors.Join(w.AddFS(os.DirFS(dir)), w.Close(), file.Close()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestBornAt(t *testing.T) {
+	before := time.Now()
+	child := exec.CommandContext(t.Context(), "sleep", "60")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	after := time.Now()
+	time.Sleep(100 * time.Millisecond)
+	born, err := bornAt(child.Process.Pid)
+	if err != nil || born.Before(before.Add(-2*tick)) || born.After(after.Add(2*tick)) {
+		t.Errorf("born at %s, want between %s and %s; %v", born, before, after, err)
+	}
+	if err := child.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = child.Wait()
+	if _, err := bornAt(child.Process.Pid); err == nil {
+		t.Error("a process that has ended was born at some time")
 	}
 }

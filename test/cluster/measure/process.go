@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,10 +10,16 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
+
+// tick is the unit of times in /proc/PID/stat: proc(5), sysconf(_SC_CLK_TCK), which is 100 on all that we build for.
+const tick = 10 * time.Millisecond
+
+var errNoAgent = errors.New("no agent runs")
 
 // agentOn is the process of a node's agent, as the real machine numbers it.
 func agentOn(node *cluster.Machine) (pid int, err error) {
@@ -38,7 +45,29 @@ func agentOn(node *cluster.Machine) (pid int, err error) {
 			return strconv.Atoi(filepath.Base(dir))
 		}
 	}
-	return 0, fmt.Errorf("no agent runs on %s", node.Name)
+	return 0, fmt.Errorf("%w on %s", errNoAgent, node.Name)
+}
+
+// bornAt is when a process was started, to the kernel's ten milliseconds.
+func bornAt(pid int) (time.Time, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return time.Time{}, fmt.Errorf("find when the agent was started: %w", err)
+	}
+	// The name in parentheses may hold anything, blanks and parentheses too.
+	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+	if len(fields) < 20 {
+		return time.Time{}, fmt.Errorf("find when the agent was started: /proc/%d/stat is %q", pid, raw)
+	}
+	ticks, err := strconv.ParseInt(fields[19], 10, 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("find when the agent was started: %w", err)
+	}
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return time.Time{}, fmt.Errorf("find when the agent was started: %w", err)
+	}
+	return time.Now().Add(time.Duration(ticks)*tick - time.Duration(up.Nano())), nil
 }
 
 // agentsByPod are the names of the agents' pods.

@@ -28,8 +28,8 @@ func ClusterCatalog() []Workload {
 			Metrics: []Metric{milliseconds(P50, "p50"), milliseconds("p99", "p99").p99of("delay")},
 			Note: "From the request to the API server until the first datagram of the pod's program arrives at a host outside of the cluster: API server, kubelet, containerd, the " +
 				"plugins and the dataplane have all done their parts. The scheduler has not: the pod names its node. One cluster has both networks, each on a node of its own that " +
-				"does not run the control plane, and pods are created on one and the other in turn, each alone; halfway the two nodes' roles are exchanged, on another cluster. Of this time the plugins take what " +
-				"\"CNI, one pod at a time\" has as ADD, a few per cent; the rest is Kubernetes' and containerd's, the same work in both."},
+				"does not run the control plane, and pods are created on one and the other in turn, each alone; halfway the two nodes' roles are exchanged, on another cluster. The plugins' part of it is what " +
+				"\"CNI, one pod at a time\" has as ADD; the rest is Kubernetes' and containerd's, the same work in both."},
 		{Name: Burst, Title: "ten pods at once, until the first packet of the last", Metrics: []Metric{seconds("last", "time")},
 			Note: "The same, with ten pods created at once on one node."},
 		{Name: Rollout, Title: "packets lost per rollout",
@@ -43,11 +43,12 @@ func ClusterCatalog() []Workload {
 		{Name: AgentCluster, Title: "agent, by the number of Nodes", Axis: "Node objects",
 			Metrics: []Metric{
 				mebibytes("memory", "resident memory a second after its start"), mebibytes("resting", "at rest"), mebibytes("peak", "peak after a start"), mebibytes("maps", "BPF maps"),
-				seconds("complete", "time from start until it is ready"), milliseconds("cpu", "CPU time a minute at rest"),
+				seconds("complete", "time from start until it is ready, its map empty before"),
+				seconds("again", "the same, its map as the agent before has left it"), milliseconds("cpu", "CPU time a minute at rest"),
 			},
 			Note: "A real API server has so many Nodes, all but two of them without a kubelet. The DaemonSet's pod is deleted, and the next one's agent is ready when it knows all " +
-				"Nodes: its map is then looked at, and has every podCIDR. That map outlives agents, so that a start finds its entries there and compares them. At rest, " +
-				"each Node's status is renewed every five minutes, as kubelets do, which an agent has to read. Maps are what the kernel keeps for all BPF maps of a node."},
+				"Nodes: its map is then looked at, and has every podCIDR. That map outlives agents: a start finds the entries there and compares them. Before every other start " +
+				"it is emptied, as it is on a new node. At rest, each Node's status is renewed every five minutes, as kubelets do, which an agent has to read. Maps are what the kernel keeps for all BPF maps of a node."},
 		{Name: Image, Title: "image", Metrics: []Metric{mebibytes("compressed", "as it is pulled"), mebibytes("unpacked", "unpacked")},
 			Note: "The image of the DaemonSet, as `make image` makes it for amd64."},
 	}
