@@ -33,7 +33,7 @@ type clusterOptions struct {
 
 // wholeCluster is what a run takes that is judged and published. A hundred pods are the fewest that have a p99.
 func wholeCluster() clusterOptions {
-	return clusterOptions{workloads: clusterWorkloads(), rounds: 6, pods: 20, burst: 10, rollouts: 6, starts: 6, rest: time.Minute, nodes: []int{2, 500, 5000}}
+	return clusterOptions{workloads: clusterWorkloads(), rounds: 6, pods: 20, burst: 10, rollouts: 6, starts: 10, rest: time.Minute, nodes: []int{2, 500, 5000}}
 }
 
 func clusterWorkloads() (names []string) {

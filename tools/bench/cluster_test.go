@@ -106,7 +106,7 @@ func TestShortClusterRuns(t *testing.T) {
 func TestClusterArguments(t *testing.T) {
 	got := strings.Join(wholeCluster().args(), " ")
 	for _, want := range []string{
-		"measure -only first-packet,burst,rollout,agent-cluster,image ", "-nodes 2,500,5000 ", "-rest 1m0s", "-rounds=6", "-pods=20", "-burst=10", "-rollouts=6", "-starts=6",
+		"measure -only first-packet,burst,rollout,agent-cluster,image ", "-nodes 2,500,5000 ", "-rest 1m0s", "-rounds=6", "-pods=20", "-burst=10", "-rollouts=6", "-starts=10",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)

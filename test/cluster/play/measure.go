@@ -34,7 +34,7 @@ func measureOptions(args []string) (o measure.Options, err error) {
 	flags.IntVar(&o.Pods, "pods", 20, "pods of each network in a round, one after the other")
 	flags.IntVar(&o.Burst, "burst", 10, "pods created at once, of each network in a round")
 	flags.IntVar(&o.Rollouts, "rollouts", 5, "rollouts of the DaemonSet")
-	flags.IntVar(&o.Starts, "starts", 6, "starts of the agent at each number of Nodes")
+	flags.IntVar(&o.Starts, "starts", 10, "starts of the agent at each number of Nodes")
 	flags.DurationVar(&o.Rest, "rest", time.Minute, "how long agents are watched at rest")
 	if err := flags.Parse(args); err != nil {
 		return o, err
