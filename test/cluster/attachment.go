@@ -95,6 +95,9 @@ func (m *Machine) Forget() error {
 	if err := entries.Err(); err != nil {
 		return fmt.Errorf("read what %s knows of other nodes: %w", m.Name, err)
 	}
+	if len(keys) == 0 {
+		return fmt.Errorf("%s knows of no other node as it is", m.Name)
+	}
 	for _, key := range keys {
 		if err := table.Delete(key); err != nil {
 			return fmt.Errorf("empty what %s knows of other nodes: %w", m.Name, err)

@@ -237,7 +237,7 @@ func (c *Cluster) Remains() []string {
 		found = append(found, c.Dir)
 	}
 	for _, m := range append([]*Machine{c.Fabric}, c.Nodes...) {
-		if start, err := startTime(m.pid); err == nil && start == m.start {
+		if start, err := StartTime(m.pid); err == nil && start == m.start {
 			found = append(found, fmt.Sprintf("process %d of %s", m.pid, m.Name))
 		}
 	}

@@ -111,7 +111,7 @@ func (m *Machine) spawn(mortal bool) (setup *os.File, release func(), err error)
 	}
 	m.pid = cmd.Process.Pid
 	go func() { _ = cmd.Wait() }()
-	m.start, err = startTime(m.pid)
+	m.start, err = StartTime(m.pid)
 	return write, func() { write.Close() }, err
 }
 
@@ -126,8 +126,8 @@ func (m *Machine) record() error {
 	return nil
 }
 
-// startTime is when a process began, in the kernel's ticks; an error when there is none of that number.
-func startTime(pid int) (uint64, error) {
+// StartTime is when a process began, in the kernel's ticks since the machine started; an error when there is none of that number.
+func StartTime(pid int) (uint64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
@@ -145,7 +145,7 @@ func startTime(pid int) (uint64, error) {
 // waitUp waits until process 1 answers.
 func (m *Machine) waitUp(ctx context.Context) error {
 	return poll(ctx, 20*time.Millisecond, "machine "+m.Name+" is up", func(ctx context.Context) error {
-		if _, err := startTime(m.pid); err != nil {
+		if _, err := StartTime(m.pid); err != nil {
 			return fatal{fmt.Errorf("%w\n%s", err, m.LogTail("init", 20))}
 		}
 		_, err := m.ask(ctx, request{Verb: verbPing})
@@ -170,14 +170,14 @@ func (m *Machine) end(ctx context.Context) error {
 	}
 	defer unix.Close(fd)
 	// The descriptor stands for one process: if its start is the one that was noted, it is ours.
-	if start, err := startTime(m.pid); err != nil || start != m.start {
+	if start, err := StartTime(m.pid); err != nil || start != m.start {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill machine %s: %w", m.Name, err)
 	}
 	return poll(ctx, 10*time.Millisecond, "machine "+m.Name+" has ended", func(context.Context) error {
-		if start, err := startTime(m.pid); err == nil && start == m.start {
+		if start, err := StartTime(m.pid); err == nil && start == m.start {
 			return fmt.Errorf("process %d is there", m.pid)
 		}
 		return nil

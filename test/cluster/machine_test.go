@@ -208,7 +208,7 @@ func TestKilledOwner(t *testing.T) {
 	defer cancel()
 	for _, m := range []*Machine{c.Fabric, c.Nodes[0]} {
 		if err := Poll(ctx, m.Name+" has ended", func(context.Context) error {
-			if start, err := startTime(m.pid); err == nil && start == m.start {
+			if start, err := StartTime(m.pid); err == nil && start == m.start {
 				return fmt.Errorf("process %d is there", m.pid)
 			}
 			return nil

@@ -31,7 +31,8 @@ type clusterOptions struct {
 	out                                   string
 }
 
-// wholeCluster is what a run takes that is judged and published. A hundred pods are the fewest that have a p99.
+// wholeCluster is what a run takes that is judged and published. A hundred pods are the fewest that have a p99. Half of
+// the starts are with an empty map.
 func wholeCluster() clusterOptions {
 	return clusterOptions{workloads: clusterWorkloads(), rounds: 6, pods: 20, burst: 10, rollouts: 6, starts: 10, rest: time.Minute, nodes: []int{2, 500, 5000}}
 }

@@ -100,6 +100,10 @@ func TestShortClusterRuns(t *testing.T) {
 	if whole := wholeCluster(); whole.rounds*whole.pods < 100 {
 		t.Errorf("%d pods have no p99", whole.rounds*whole.pods)
 	}
+	// A budget takes five rounds to be judged.
+	if empty := (wholeCluster().starts + 1) / 2; empty < 5 {
+		t.Errorf("%d starts with an empty map are too few", empty)
+	}
 }
 
 // The two modules name the same things: what this one asks for, the other one measures.

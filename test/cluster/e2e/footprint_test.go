@@ -1,13 +1,15 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -87,17 +89,17 @@ func attachments(t *testing.T, node *cluster.Machine) (all []string) {
 		if err != nil {
 			return err
 		}
-		for _, link := range links {
+		for _, l := range links {
 			for _, hook := range []struct {
 				name string
-				kind uint32
-			}{{"tcx ingress", 46}, {"tcx egress", 47}} {
-				count, err := attached(link.Attrs().Index, hook.kind)
+				kind ebpf.AttachType
+			}{{"tcx ingress", ebpf.AttachTCXIngress}, {"tcx egress", ebpf.AttachTCXEgress}} {
+				count, err := attached(l.Attrs().Index, hook.kind)
 				if err != nil {
-					return fmt.Errorf("ask for %s of %s: %w", hook.name, link.Attrs().Name, err)
+					return fmt.Errorf("ask for %s of %s: %w", hook.name, l.Attrs().Name, err)
 				}
 				if count > 0 {
-					all = append(all, fmt.Sprintf("%s %s of %s: %d programs", node.Name, hook.name, link.Attrs().Name, count))
+					all = append(all, fmt.Sprintf("%s %s of %s: %d programs", node.Name, hook.name, l.Attrs().Name, count))
 				}
 			}
 		}
@@ -109,23 +111,16 @@ func attachments(t *testing.T, node *cluster.Machine) (all []string) {
 	return all
 }
 
-// attached asks the kernel how many programs are attached to a link.
-func attached(ifindex int, kind uint32) (uint32, error) {
-	const query = 16 // BPF_PROG_QUERY
-	attr := struct {
-		Target, Kind, Query, Attach uint32
-		IDs                         uint64
-		Count, _                    uint32
-		Rest                        [4]uint64
-	}{Target: uint32(ifindex), Kind: kind}
-	_, _, errno := unix.Syscall(unix.SYS_BPF, query, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno == unix.EINVAL { // no tcx in this kernel
+// attached is how many programs are attached to a link; none where the kernel has no tcx.
+func attached(ifindex int, kind ebpf.AttachType) (int, error) {
+	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: kind})
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
 		return 0, nil
 	}
-	if errno != 0 {
-		return 0, errno
+	if err != nil {
+		return 0, err
 	}
-	return attr.Count, nil
+	return len(found.Programs), nil
 }
 
 // lacking are the lines of one footprint that the other does not have.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -183,8 +184,12 @@ func forgetAfter(ctx context.Context, node *cluster.Machine, before int) error {
 	if err != nil {
 		return err
 	}
-	if pid, err = agentOn(node); err == nil {
+	pid, err = agentOn(node)
+	if err == nil {
 		return fmt.Errorf("process %d, the next agent of %s, was there before its map was empty", pid, node.Name)
+	}
+	if !errors.Is(err, errNoAgent) {
+		return err
 	}
 	return nil
 }
@@ -225,14 +230,18 @@ func (s *sweep) proveComplete(ctx context.Context, node *cluster.Machine) error 
 	if err != nil {
 		return err
 	}
+	nodes, err := s.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
 	missing := 0
-	for i := len(s.cluster.Nodes); i < s.known; i++ {
-		if !strings.Contains(out, paper(i).Spec.PodCIDR) {
+	for _, other := range nodes.Items {
+		if other.Name != node.Name && !strings.Contains(out, strconv.Quote(other.Spec.PodCIDR)) {
 			missing++
 		}
 	}
-	if missing > 0 {
-		return fmt.Errorf("the agent of %s is ready, but %d of %d podCIDRs are not in its map", node.Name, missing, s.known)
+	if missing > 0 || len(nodes.Items) != s.known {
+		return fmt.Errorf("the agent of %s is ready, but %d podCIDRs of %d Nodes are not in its map; there should be %d Nodes", node.Name, missing, len(nodes.Items), s.known)
 	}
 	return nil
 }

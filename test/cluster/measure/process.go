@@ -50,16 +50,7 @@ func agentOn(node *cluster.Machine) (pid int, err error) {
 
 // bornAt is when a process was started, to the kernel's ten milliseconds.
 func bornAt(pid int) (time.Time, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return time.Time{}, fmt.Errorf("find when the agent was started: %w", err)
-	}
-	// The name in parentheses may hold anything, blanks and parentheses too.
-	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	if len(fields) < 20 {
-		return time.Time{}, fmt.Errorf("find when the agent was started: /proc/%d/stat is %q", pid, raw)
-	}
-	ticks, err := strconv.ParseInt(fields[19], 10, 64)
+	ticks, err := cluster.StartTime(pid)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("find when the agent was started: %w", err)
 	}

@@ -48,7 +48,8 @@ func ClusterCatalog() []Workload {
 			},
 			Note: "A real API server has so many Nodes, all but two of them without a kubelet. The DaemonSet's pod is deleted, and the next one's agent is ready when it knows all " +
 				"Nodes: its map is then looked at, and has every podCIDR. That map outlives agents: a start finds the entries there and compares them. Before every other start " +
-				"it is emptied, as it is on a new node. At rest, each Node's status is renewed every five minutes, as kubelets do, which an agent has to read. Maps are what the kernel keeps for all BPF maps of a node."},
+				"it is emptied, as it is on a new node; memory is of both kinds. A start is when the kernel made the process of the container, which is the runtime's until it becomes the agent. " +
+				"At rest, each Node's status is renewed every five minutes, as kubelets do, which an agent has to read. Maps are what the kernel keeps for all BPF maps of a node."},
 		{Name: Image, Title: "image", Metrics: []Metric{mebibytes("compressed", "as it is pulled"), mebibytes("unpacked", "unpacked")},
 			Note: "The image of the DaemonSet, as `make image` makes it for amd64."},
 	}
