@@ -3,11 +3,13 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // Hook is a place where the dataplane attaches a program.
@@ -40,7 +42,7 @@ func (m *Machine) Detach(ctx context.Context, hook Hook, ifindex int) (putBack f
 	// The kernel takes a moment.
 	err = Poll(ctx, fmt.Sprintf("%s is gone from interface %d", hook, ifindex), func(context.Context) error {
 		return m.Do(func() error {
-			left, err := attached(hook, ifindex)
+			left, err := Attached(ifindex, hook.attachType())
 			if err == nil && left > 0 {
 				err = fmt.Errorf("%d programs are there", left)
 			}
@@ -54,9 +56,12 @@ func (m *Machine) Detach(ctx context.Context, hook Hook, ifindex int) (putBack f
 	}, err
 }
 
-// attached counts the programs that an interface of this network has at a hook.
-func attached(hook Hook, ifindex int) (int, error) {
-	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: hook.attachType()})
+// Attached counts the programs that an interface of the calling thread's network has by tcx: none where the kernel has no tcx.
+func Attached(ifindex int, at ebpf.AttachType) (int, error) {
+	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
+	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
+		return 0, nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("look for programs of interface %d: %w", ifindex, err)
 	}

@@ -46,7 +46,13 @@ func TestHundredPodsRolledOver(t *testing.T) {
 	undisturbedAt(t, s, sparse, everywhere(s), func() {
 		disperse := applied(t, s, fmt.Sprintf(crowd, few, node.Name, cluster.PauseImage))
 		arrive(t, s, node, few/4)
-		killed(t, s, node, "containerd", s.StartContainerd)
+		killed(t, s, node, "containerd", func(ctx context.Context, node *cluster.Machine) error {
+			out, err := node.Run(ctx, "sh", "-ec", removeEmptyNotes)
+			if err != nil {
+				return fmt.Errorf("%w\n%s", err, out)
+			}
+			return s.StartContainerd(ctx, node)
+		})
 		lost := namespaces(t, node)
 		arrive(t, s, node, few/4)
 		killed(t, s, node, "kubelet", s.StartKubelet)
@@ -74,7 +80,8 @@ func TestHundredPodsRolledOver(t *testing.T) {
 	}
 }
 
-// removeEmptyNotes is what README says to do about them.
+// removeEmptyNotes is what README says to do when a runtime died while it noted what a plugin had said: for an empty note it
+// refuses ever to end that pod.
 const removeEmptyNotes = "find /var/lib/cni -type f -empty -delete"
 
 // namespaces are those of the network that a node's runtime has made.
@@ -118,15 +125,11 @@ func arrive(t *testing.T, s *standing, node *cluster.Machine, want int) {
 	}
 }
 
-// killed kills a program of a node and starts it again. A runtime that dies while it notes what a plugin has said leaves an
-// empty note, for which it refuses ever to end that pod: README says to remove it.
+// killed kills a program of a node and starts it again.
 func killed(t *testing.T, s *standing, node *cluster.Machine, program string, start func(context.Context, *cluster.Machine) error) {
 	t.Helper()
 	if err := node.Stop(within(t, stepLimit), program, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
-	}
-	if out, err := node.Run(t.Context(), "sh", "-ec", removeEmptyNotes); err != nil {
-		t.Fatalf("%v\n%s", err, out)
 	}
 	if err := start(t.Context(), node); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -9,9 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -89,17 +86,17 @@ func attachments(t *testing.T, node *cluster.Machine) (all []string) {
 		if err != nil {
 			return err
 		}
-		for _, l := range links {
+		for _, link := range links {
 			for _, hook := range []struct {
 				name string
 				kind ebpf.AttachType
 			}{{"tcx ingress", ebpf.AttachTCXIngress}, {"tcx egress", ebpf.AttachTCXEgress}} {
-				count, err := attached(l.Attrs().Index, hook.kind)
+				count, err := cluster.Attached(link.Attrs().Index, hook.kind)
 				if err != nil {
-					return fmt.Errorf("ask for %s of %s: %w", hook.name, l.Attrs().Name, err)
+					return fmt.Errorf("ask for %s of %s: %w", hook.name, link.Attrs().Name, err)
 				}
 				if count > 0 {
-					all = append(all, fmt.Sprintf("%s %s of %s: %d programs", node.Name, hook.name, l.Attrs().Name, count))
+					all = append(all, fmt.Sprintf("%s %s of %s: %d programs", node.Name, hook.name, link.Attrs().Name, count))
 				}
 			}
 		}
@@ -109,18 +106,6 @@ func attachments(t *testing.T, node *cluster.Machine) (all []string) {
 		t.Fatal(err)
 	}
 	return all
-}
-
-// attached is how many programs are attached to a link; none where the kernel has no tcx.
-func attached(ifindex int, kind ebpf.AttachType) (int, error) {
-	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: kind})
-	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	return len(found.Programs), nil
 }
 
 // lacking are the lines of one footprint that the other does not have.
