@@ -147,7 +147,7 @@ func running(t *testing.T) *standing {
 	}
 	t.Cleanup(func() { s.tell(t) })
 	// What an earlier test has broken is not to be waited for in each one after it.
-	if err := s.WaitReady(within(t, 30*time.Second)); err != nil {
+	if err := s.WaitReady(within(t, time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -75,7 +75,7 @@ func TestWorldSeesTheNode(t *testing.T) {
 func TestExecAndLogs(t *testing.T) {
 	s := running(t)
 	for _, pod := range []*cluster.Pod{s.client, s.far} {
-		ctx := within(t, 30*time.Second)
+		ctx := within(t, stepLimit)
 		if out, err := s.Kubectl(ctx, "exec", pod.Name, "--", "/agnhost", "--version"); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}

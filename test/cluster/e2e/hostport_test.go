@@ -77,7 +77,7 @@ func installPortmap(t *testing.T, s *stage, node *cluster.Machine) {
 	if out, err := node.Run(t.Context(), "install", "-D", s.Program("portmap"), file); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if err := chained(within(t, 30*time.Second), "ebpf-cni", "portmap of portMappings"); err != nil {
+	if err := chained(within(t, stepLimit), "ebpf-cni", "portmap of portMappings"); err != nil {
 		t.Fatal(err)
 	}
 }

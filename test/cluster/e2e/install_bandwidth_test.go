@@ -40,7 +40,7 @@ func TestBandwidthIsNotSilentlyIgnored(t *testing.T) {
 	if _, err := s.ReadyPod(t.Context(), pod.Name); err != nil {
 		t.Error(err)
 	}
-	err = cluster.Poll(within(t, 5*time.Second), "the log tells it", func(context.Context) error {
+	err = cluster.Poll(within(t, stepLimit), "the log tells it", func(context.Context) error {
 		if !strings.Contains(node.LogTail("containerd", 1000), told) {
 			return errors.New("it does not")
 		}

@@ -118,7 +118,7 @@ func meetsNonsense(t *testing.T, s *standing, values []string) {
 	}
 	// This one runs, and can't carry pods: its podCIDR belongs to Services.
 	kubectl(t, s, "apply", "-f", chart(t, s, "overlap", append(values, "settings.service-cidr=10.244.0.0/16")...))
-	err := cluster.Poll(within(t, 30*time.Second), node.Name+" says why it has no network", func(ctx context.Context) error {
+	err := cluster.Poll(within(t, stepLimit), node.Name+" says why it has no network", func(ctx context.Context) error {
 		c, tainted, err := network(ctx, s, node)
 		if err == nil && (!tainted || c.Status != core.ConditionTrue || !strings.Contains(c.Message, "overlaps the service CIDR 10.244.0.0/16")) {
 			err = fmt.Errorf("tainted %v, NetworkUnavailable is %s by %s: %s", tainted, c.Status, c.Reason, c.Message)

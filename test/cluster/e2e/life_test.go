@@ -14,7 +14,7 @@ import (
 )
 
 // stepLimit is how long something may take that the cluster does by itself.
-const stepLimit = 2 * time.Minute
+const stepLimit = 5 * time.Minute
 
 func TestRollingUpdate(t *testing.T) {
 	s := running(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// forgetLimit is how long other nodes may know a podCIDR whose Node is gone.
-const forgetLimit = 2 * time.Second
+// forgetLimit is how long other nodes may know a podCIDR whose Node is gone: to be asked takes a busy one seconds.
+const forgetLimit = 10 * time.Second
 
 // evicted are two pods that prefer a node, one of which has to be there at any time, and one that nobody would make again.
 const evicted = `apiVersion: apps/v1

@@ -73,7 +73,7 @@ func testNodeLocalDNS(t *testing.T, s *stage) {
 	for _, node := range s.Nodes {
 		// A cache would keep for a while that nobody has answered.
 		asker := resolver(fresh{node}, "tcp", net.JoinHostPort(upstream.Spec.ClusterIP, "53"))
-		err := cluster.Poll(within(t, 20*time.Second), node.Name+" reaches CoreDNS by another Service", func(ctx context.Context) error {
+		err := cluster.Poll(within(t, stepLimit), node.Name+" reaches CoreDNS by another Service", func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
 			return resolves(ctx, asker, clusterName, netip.MustParseAddr(apiService))
@@ -140,7 +140,7 @@ func asksCache(t *testing.T, from client) {
 		for _, network := range []string{"udp", "tcp"} {
 			asker := resolver(from, network, net.JoinHostPort(server, "53"))
 			what := fmt.Sprintf("%s asks %s over %s", from.name, server, network)
-			err := cluster.Poll(within(t, 20*time.Second), what, func(ctx context.Context) error {
+			err := cluster.Poll(within(t, stepLimit), what, func(ctx context.Context) error {
 				return resolves(ctx, asker, "where.test.", from.node.Addr)
 			})
 			if err != nil {

@@ -190,7 +190,7 @@ func newPort() uint16 { return uint16(20000 + portsTaken.Add(1)) }
 // answers waits until somebody does.
 func answers(t *testing.T, what string, from dialer, to target) error {
 	t.Helper()
-	return cluster.Poll(within(t, 20*time.Second), what+": an answer", func(ctx context.Context) error {
+	return cluster.Poll(within(t, stepLimit), what+": an answer", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := ask(ctx, fresh{from}, to.tcp, "/hostname")

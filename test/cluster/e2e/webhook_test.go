@@ -55,7 +55,7 @@ func testWebhooks(t *testing.T, s *stage) {
 		name := "webhook-" + beside.Name
 		_, err := s.AddPodWith(t.Context(), name, beside.Node, labelled(name), webhook)
 		if err == nil {
-			err = connects(within(t, 20*time.Second), s.Nodes[0], net.JoinHostPort(at[name].Spec.ClusterIP, "443"))
+			err = connects(within(t, stepLimit), s.Nodes[0], net.JoinHostPort(at[name].Spec.ClusterIP, "443"))
 		}
 		if err != nil {
 			t.Error(err)
@@ -199,7 +199,7 @@ func judges(t *testing.T, s *stage, name string) {
 		}
 		return nil
 	}
-	if err := cluster.Poll(within(t, 20*time.Second), name+" refuses", refused); err != nil {
+	if err := cluster.Poll(within(t, stepLimit), name+" refuses", refused); err != nil {
 		t.Error(err)
 		return
 	}

@@ -25,7 +25,7 @@ var loopback = host{func(f func() error) error { return f() }, netip.MustParseAd
 // lossy forwards datagrams to another address but every tenth, and each of them twice.
 func lossy(t *testing.T, to net.Addr) net.Addr {
 	t.Helper()
-	in, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	in, err := loopback.listen()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,11 +70,13 @@ func TestFlow(t *testing.T) {
 	var f flow
 	received := make(chan error, 1)
 	go func() { received <- f.receive(target, nil) }()
+	started := time.Now()
 	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer stop()
 	if err := f.send(ctx, source); err != nil {
 		t.Fatal(err)
 	}
+	took := time.Since(started)
 	time.Sleep(drain)
 	target.Close()
 	if err := <-received; err != nil {
@@ -89,10 +91,11 @@ func TestFlow(t *testing.T) {
 	if lost := f.lost(); lost != want || want == 0 {
 		t.Errorf("%d of %d are counted as lost, %d are", lost, sent, want)
 	}
-	if sent < 100 || sent > 400 {
-		t.Errorf("%d datagrams were sent in 0.3 s at %d a second", sent, rate)
+	// A busy machine lets the sender wait, and at the end it may owe some.
+	if most := int64(took * rate / time.Second); sent < 100 || sent > most {
+		t.Errorf("%d datagrams were sent in %s at %d a second", sent, took, rate)
 	}
-	if gap := f.longestGap(); gap < time.Millisecond || gap > drain {
+	if gap := f.longestGap(); gap < time.Millisecond || gap > took+drain {
 		t.Errorf("the longest gap is %s", gap)
 	}
 }
