@@ -61,13 +61,22 @@ func again[T any](t *testing.T, take func() (T, error)) T {
 	return result
 }
 
-func checkUsage(t *testing.T, target Target, u Usage) {
-	t.Helper()
-	off := (u.Window - target.Duration).Abs()
-	if allowed := target.Duration/10 + u.Client.Delayed + u.Server.Delayed; off > allowed {
-		t.Errorf("window of %s, want %s within %s", u.Window, target.Duration, allowed)
+// timely is the error of a sample, or that its window is not as long as was asked for. How long an end waited for its CPU inside the window is
+// known, and may be missing; how long it did so before it could open it is not, and another sample has a better chance.
+func timely(target Target, u Usage, err error) error {
+	if err != nil && !errors.Is(err, ErrStarved) {
+		return err
 	}
-	checkBusy(t, u)
+	allowed := target.Duration/10 + u.Client.Delayed + u.Server.Delayed + tick
+	for _, cpu := range []int{target.ClientCPU, target.ServerCPU} {
+		if cpu < len(u.CPUs) {
+			allowed += u.CPUs[cpu].Steal
+		}
+	}
+	if off := (u.Window - target.Duration).Abs(); off > allowed {
+		return unmeasured("window of %s, want %s within %s", u.Window, target.Duration, allowed)
+	}
+	return err
 }
 
 func checkBusy(t *testing.T, u Usage) {
@@ -91,10 +100,10 @@ func TestUDP(t *testing.T) {
 				before = received(t, target.Server)
 				r, err := UDP(t.Context(), target, size)
 				after = received(t, target.Server)
-				return r, err
+				return r, timely(target, r.Usage, err)
 			})
 			t.Logf("%+v", r)
-			checkUsage(t, target, r.Usage)
+			checkBusy(t, r.Usage)
 			if r.Lost != 0 || r.Sent != r.Received {
 				t.Errorf("%d sent, %d received, %d lost; a veth pair loses nothing", r.Sent, r.Received, r.Lost)
 			}
@@ -112,9 +121,12 @@ func TestUDP(t *testing.T) {
 func TestStream(t *testing.T) {
 	target := pair(t)
 	for _, connections := range []int{1, 4} {
-		r := again(t, func() (StreamResult, error) { return Stream(t.Context(), target, connections) })
+		r := again(t, func() (StreamResult, error) {
+			r, err := Stream(t.Context(), target, connections)
+			return r, timely(target, r.Usage, err)
+		})
 		t.Logf("%+v", r)
-		checkUsage(t, target, r.Usage)
+		checkBusy(t, r.Usage)
 		var sum uint64
 		for _, n := range r.PerConnection {
 			sum += n
@@ -125,11 +137,22 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// requestResponse takes samples that are longer and longer, until one has the thousand transactions that it wants, slow as they may be.
+func requestResponse(t *testing.T, target Target) LatencyResult {
+	t.Helper()
+	target.Duration /= 2
+	return again(t, func() (LatencyResult, error) {
+		target.Duration *= 2
+		r, err := RequestResponse(t.Context(), target)
+		return r, timely(target, r.Usage, err)
+	})
+}
+
 func TestRequestResponse(t *testing.T) {
 	target := pair(t)
-	r := again(t, func() (LatencyResult, error) { return RequestResponse(t.Context(), target) })
+	r := requestResponse(t, target)
 	t.Logf("%d transactions, %.0f/s, p50 %s p99 %s p99.9 %s max %s %+v", r.Transactions, r.Rate, r.P50, r.P99, r.P999, r.Max, r.Usage)
-	checkUsage(t, target, r.Usage)
+	checkBusy(t, r.Usage)
 	if r.Histogram.Total() != r.Transactions || r.Total < r.Transactions {
 		t.Errorf("%d transactions, %d of them in the window, %d in the histogram", r.Total, r.Transactions, r.Histogram.Total())
 	}
@@ -143,12 +166,15 @@ func TestRequestResponse(t *testing.T) {
 
 func TestConnect(t *testing.T) {
 	target := pair(t)
-	r := again(t, func() (ConnectResult, error) { return Connect(t.Context(), target) })
+	r := again(t, func() (ConnectResult, error) {
+		r, err := Connect(t.Context(), target)
+		return r, timely(target, r.Usage, err)
+	})
 	t.Logf("%+v", r)
 	if r.Resent != 0 {
 		t.Errorf("%d segments were sent again; a veth pair loses nothing", r.Resent)
 	}
-	checkUsage(t, target, r.Usage)
+	checkBusy(t, r.Usage)
 	if r.Total < r.Connections {
 		t.Errorf("%d connections, %d of them in the window", r.Total, r.Connections)
 	}
@@ -162,7 +188,7 @@ func TestConnect(t *testing.T) {
 // A sample ends before its connections fill a table that remembers them.
 func TestConnectIsBounded(t *testing.T) {
 	target := pair(t)
-	target.Duration = 10 * time.Second
+	target.Duration = time.Minute // more than a slow machine takes for them
 	r := again(t, func() (ConnectResult, error) { return Connect(t.Context(), target) })
 	if r.Connections < ConnectionsPerSample || r.Connections > ConnectionsPerSample+connectAtOnce*10 {
 		t.Errorf("%d connections in %s, want %d", r.Connections, r.Usage.Window, ConnectionsPerSample)
@@ -201,7 +227,13 @@ func TestNewFlows(t *testing.T) {
 func TestLossIsRefused(t *testing.T) {
 	target := pair(t)
 	lossy(t, target.Server)
-	u, err := UDP(t.Context(), target, 64)
+	var u UDPResult
+	var err error
+	for range 5 { // where the receiver waits for its CPU, its socket has no room, and that is said first
+		if u, err = UDP(t.Context(), target, 64); u.Overflow*lossLimit <= u.Sent {
+			break
+		}
+	}
 	if !errors.Is(err, ErrNotMeasured) || errors.Is(err, ErrStarved) || !strings.Contains(err.Error(), "were lost") || u.Lost == 0 {
 		t.Errorf("%d of %d datagrams were lost: %v", u.Lost, u.Sent, err)
 	}
@@ -209,6 +241,7 @@ func TestLossIsRefused(t *testing.T) {
 	if !errors.Is(err, ErrNotMeasured) || errors.Is(err, ErrStarved) || !strings.Contains(err.Error(), "were not answered") || f.Lost == 0 {
 		t.Errorf("%d of %d flows were lost: %v", f.Lost, f.Total, err)
 	}
+	target.Duration = time.Second // nothing is sent again before 200 ms have passed, and a client may be late
 	c, err := Connect(t.Context(), target)
 	if !errors.Is(err, ErrNotMeasured) || errors.Is(err, ErrStarved) || c.Connections > 0 && c.Resent == 0 {
 		t.Errorf("%d segments of %d connections were sent again: %v", c.Resent, c.Total, err)
@@ -224,7 +257,7 @@ func everything(t *testing.T, target Target) {
 		t.Errorf("%d datagrams, %d lost; a veth pair loses nothing", u.Packets, u.Lost)
 	}
 	again(t, func() (StreamResult, error) { return Stream(t.Context(), target, 2) })
-	again(t, func() (LatencyResult, error) { return RequestResponse(t.Context(), target) })
+	requestResponse(t, target)
 	again(t, func() (ConnectResult, error) { return Connect(t.Context(), target) })
 	again(t, func() (FlowResult, error) { return NewFlows(t.Context(), target) })
 }
