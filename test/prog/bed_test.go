@@ -32,6 +32,7 @@ const mark = 0x00800000
 type bed struct {
 	testing.TB
 	wires
+	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
 	collect  *ebpf.Program
 
@@ -75,6 +76,7 @@ func newBed(tb testing.TB, options ...option) *bed {
 	tb.Helper()
 	priv.Isolate(tb)
 	b := &bed{TB: tb, wires: buildNode(tb)}
+	b.born = now(b)
 	b.load(options)
 	b.fillNode()
 	for pod := range b.pods {

@@ -61,16 +61,25 @@ func (o opener) established(b *bed) {
 // lives asserts how long the one flow in the table lives, idle.
 func (o opener) lives(b *bed, want time.Duration) {
 	b.Helper()
-	flows := func() int { return len(all(b, b.snat)) + len(all(b, b.conntrack)) }
-	if flows() != 1 {
-		b.Fatalf("%d flows, want 1", flows())
+	o.livesUnder(b, false, want)
+}
+
+// livesUnder asserts that with and without pressure.
+func (o opener) livesUnder(b *bed, pressure bool, want time.Duration) {
+	b.Helper()
+	if flows := len(all(b, b.snat)) + len(all(b, b.conntrack)); flows != 1 {
+		b.Fatalf("%d flows, want 1", flows)
 	}
-	// The sweep's own clock is coarse by a few milliseconds.
-	if got := b.sweep(o.table, want-time.Second, false); got != 0 {
-		b.Fatalf("%s: gone after %v, want %v", o.name, want-time.Second, want)
+	_, last := b.seen()
+	if last < b.born || last > now(b) {
+		b.Fatalf("%s: last seen at %d, but the test runs from %d to %d", o.name, last, b.born, now(b))
 	}
-	if got := b.sweep(o.table, want+time.Second, false); got != 1 {
-		b.Fatalf("%s: still there after %v, want %v", o.name, want+time.Second, want)
+	end := last + uint64(want)
+	if got := b.sweepAt(o.table, end, pressure); got != 0 {
+		b.Fatalf("%s: gone within %v", o.name, want)
+	}
+	if got := b.sweepAt(o.table, end+1, pressure); got != 1 {
+		b.Fatalf("%s: still there after %v", o.name, want)
 	}
 	b.empty()
 }
@@ -244,19 +253,10 @@ func TestLifetimesUnderPressure(t *testing.T) {
 	b := newBed(t)
 	for _, o := range openers {
 		o.established(b)
-		if got := b.sweep(o.table, day-time.Minute, true); got != 0 {
-			t.Errorf("%s: an established connection went under pressure", o.name)
-		}
-		o.lives(b, day)
+		o.livesUnder(b, true, day)
 		o.opens(b, packet{proto: wire.UDP})
-		if got := b.sweep(o.table, 14*time.Second, true); got != 0 {
-			t.Errorf("%s: gone within a quarter of its life", o.name)
-		}
-		if got := b.sweep(o.table, 16*time.Second, true); got != 1 {
-			t.Errorf("%s: lives longer than a quarter of its life", o.name)
-		}
+		o.livesUnder(b, true, opening/4)
 	}
-	b.empty()
 }
 
 // Traffic in either direction keeps both halves.
@@ -300,10 +300,11 @@ func TestCollectNodeFlows(t *testing.T) {
 	b := newBed(t)
 	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 	b.toUplink(udp(nodeIP, 50000, world, 53)).is("stack")
-	if got := b.sweep(usage.Snat, 59*time.Second, false); got != 0 {
+	first, last := b.seen()
+	if got := b.sweepAt(usage.Snat, first+uint64(time.Minute), false); got != 0 {
 		t.Errorf("%d flows collected early", got)
 	}
-	if got := b.sweep(usage.Snat, 61*time.Second, false); got != 2 {
+	if got := b.sweepAt(usage.Snat, last+uint64(time.Minute)+1, false); got != 2 {
 		t.Errorf("%d flows collected, want 2", got)
 	}
 	b.empty()
@@ -323,10 +324,11 @@ func TestCollectHalves(t *testing.T) {
 
 	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 	must(t, b.snat.Delete(out))
-	if got := b.sweep(usage.Snat, 59*time.Second, false); got != 0 {
+	_, last := b.seen()
+	if got := b.sweepAt(usage.Snat, last+uint64(time.Minute), false); got != 0 {
 		t.Error("a young half went")
 	}
-	if got := b.sweep(usage.Snat, 61*time.Second, false); got != 1 {
+	if got := b.sweepAt(usage.Snat, last+uint64(time.Minute)+1, false); got != 1 {
 		t.Errorf("%d flows collected, want the reverse half", got)
 	}
 	b.empty()
@@ -350,7 +352,8 @@ func TestCollectLeftHalves(t *testing.T) {
 			must(t, b.reverse.Insert(left, reverse))
 			b.age(10 * time.Second)
 			b.fromPod(p).is("forwarded")
-			if got := b.sweep(usage.Snat, 55*time.Second, false); got != 1 {
+			kept, _ := b.pair(out)
+			if got := b.sweepAt(usage.Snat, kept.LastSeen+uint64(time.Minute), false); got != 1 {
 				t.Errorf("%d flows collected, want the half that was left", got)
 			}
 			b.pair(out)

@@ -15,9 +15,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// tick is the step of the clock that the programs read (CONFIG_HZ is 100 or more).
-const tick = 10 * time.Millisecond
-
 // For a moment a program goes by what it found out about an address; then it sees every change.
 func TestPathsAreKeptForAMoment(t *testing.T) {
 	const life = 50 * time.Millisecond
@@ -27,47 +24,47 @@ func TestPathsAreKeptForAMoment(t *testing.T) {
 	turnInto := func(what string, v destinations.Value) {
 		must(t, b.destinations.Put(destinations.KeyFrom(prefix(what)), v))
 	}
-	send := func(to string) string {
-		p := udp(podA, 50000, to, 80)
-		p.macTo, p.macFrom = l.mac, l.peer
-		return b.run(wire.FromPod, l.index, p.bytes(t), nil).what
+	behind := func(node string) destinations.Value {
+		return destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(node), MTU: mtu}
 	}
-	seen := 0
 	for _, c := range []struct {
-		to    string
-		spoil func()
+		to          string
+		mend, spoil func()
 	}{
-		{remote, func() { // its node's address is one that does not answer
-			turnInto("10.244.2.0/24", destinations.Value{
-				Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(silentIP), MTU: mtu,
-			})
-		}},
-		{node2IP, func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Host}) }},
-		{world, func() { must(t, b.uplinks.Delete(uplinks.Key{Ifindex: uint32(b.uplink.index)})) }},
+		{
+			remote,
+			func() { turnInto("10.244.2.0/24", behind(node2IP)) },
+			func() { turnInto("10.244.2.0/24", behind(silentIP)) },
+		},
+		{
+			node2IP,
+			func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Node}) },
+			func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Host}) },
+		},
+		{
+			world,
+			func() { b.uplink1(nodeIP) },
+			func() { must(t, b.uplinks.Delete(uplinks.Key{Ifindex: uint32(b.uplink.index)})) },
+		},
 	} {
-		if got := send(c.to); got != "forwarded" {
-			t.Errorf("to %s: outcome %q", c.to, got)
+		p := udp(podA, 50000, c.to, 80)
+		p.macTo, p.macFrom = l.mac, l.peer
+		frame := p.bytes(t)
+		b.fromPod(udp(podB, 50000, c.to, 80)).is("forwarded") // another pod's path is another
+		var found, kept uint32
+		b.within(life, func() {
+			c.mend()
+			b.outlast(life)
+		}, func() {
+			found = b.act(wire.FromPod, l.index, frame)
+			c.spoil()
+			kept = b.act(wire.FromPod, l.index, frame)
+		})
+		if found != actRedirect || kept != actRedirect {
+			t.Errorf("to %s: action %d, then %d, though the path was found just now", c.to, int32(found), int32(kept))
 		}
-		// The path that this finds may be as old as that one.
-		time.Sleep(life + tick)
-		start := time.Now()
-		send(c.to)
-		c.spoil()
-		kept := send(c.to)
-		if took := time.Since(start); took >= life-tick {
-			t.Logf("to %s: too slow to see that the path is kept: %v", c.to, took)
-		} else if kept != "forwarded" {
-			t.Errorf("to %s: outcome %q after %v, though the path was found that lately", c.to, kept, took)
-		} else {
-			seen++
-		}
-		time.Sleep(life + tick)
-		if got := send(c.to); got != "stack" {
-			t.Errorf("to %s: outcome %q, long after the change", c.to, got)
-		}
-	}
-	if seen == 0 {
-		t.Error("no path was seen to be kept")
+		b.outlast(life)
+		b.fromPod(p).is("stack")
 	}
 }
 

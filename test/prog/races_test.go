@@ -122,7 +122,7 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 				_, err := b.collect.Run(&ebpf.RunOptions{Context: args})
 				return err
 			}
-			b.beside(*rounds/2, use, sweep, func(int) {
+			judge := func(int) {
 				_, err := b.snat.Get(out)
 				// The other way round is possible: a packet that meets the tombstone of a flow that then stays.
 				if passed && err != nil {
@@ -139,7 +139,11 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 				if t.Failed() {
 					t.FailNow()
 				}
-			})
+			}
+			// On a slow machine one of the two may be first for long.
+			for tries := 0; tries == 0 || tries < 20 && (kept == 0 || gone == 0); tries++ {
+				b.beside(*rounds/2, use, sweep, judge)
+			}
 			b.count(1, 0)
 			if kept == 0 || gone == 0 {
 				t.Errorf("no race: %d flows kept, %d gone", kept, gone)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -255,10 +256,18 @@ func TestTombstone(t *testing.T) {
 func TestAddressLost(t *testing.T) {
 	b := newBed(t)
 	p := udp(podA, 50000, world, 53)
-	b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
-	must(t, b.destinations.Delete(hostKey(nodeIP)))
-	b.uplink1(nodeOtherIP)
-	b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53") // looked at once a second
+	var kept result
+	b.within(time.Second, func() {
+		b.sweep(usage.Snat, time.Hour, false)
+		b.uplink1(nodeIP)
+		must(t, b.destinations.Put(hostKey(nodeIP), destinations.Value{Kind: destinations.Host}))
+	}, func() {
+		b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+		must(t, b.destinations.Delete(hostKey(nodeIP)))
+		b.uplink1(nodeOtherIP)
+		kept = b.fromPod(p)
+	})
+	kept.is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53") // looked at once a second
 	b.age(2 * time.Second)
 	b.fromPod(p).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53").valid()
 	b.count(1, 0)
@@ -268,16 +277,22 @@ func TestAddressLost(t *testing.T) {
 func TestLastSeen(t *testing.T) {
 	b := newBed(t)
 	p := udp(podA, 50000, world, 53)
-	out := tuple(wire.UDP, podA, 50000, world, 53)
-	b.fromPod(p)
-	first, _ := b.pair(out)
-	b.fromPod(p)
-	if again, _ := b.pair(out); again.LastSeen != first.LastSeen {
+	stamped := func() snat.Value {
+		b.fromPod(p).is("forwarded")
+		forward, _ := b.pair(tuple(wire.UDP, podA, 50000, world, 53))
+		return forward
+	}
+	var first, again snat.Value
+	b.within(time.Second, func() { b.age(2 * time.Second) }, func() {
+		first = stamped()
+		b.outlast(20 * time.Millisecond) // more than a tick
+		again = stamped()
+	})
+	if again.LastSeen != first.LastSeen {
 		t.Error("the stamp was written twice within a second")
 	}
 	b.age(2 * time.Second)
-	b.fromPod(p)
-	if later, _ := b.pair(out); later.LastSeen < first.LastSeen || later.State != snat.Packet {
+	if later := stamped(); later.LastSeen < first.LastSeen || later.State != snat.Packet {
 		t.Errorf("after two seconds: %+v, first %+v", later, first)
 	}
 }

@@ -2,6 +2,7 @@ package prog
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -95,7 +96,13 @@ type collectArgs struct {
 // sweep runs ec_collect over a table as if that much time had passed, and returns how many flows went.
 func (b *bed) sweep(table usage.Table, later time.Duration, pressure bool) int {
 	b.Helper()
-	args := collectArgs{Now: now(b) + uint64(later), Table: table}
+	return b.sweepAt(table, now(b)+uint64(later), pressure)
+}
+
+// sweepAt runs ec_collect over a table as if it was that late, and returns how many flows went.
+func (b *bed) sweepAt(table usage.Table, when uint64, pressure bool) int {
+	b.Helper()
+	args := collectArgs{Now: when, Table: table}
 	if pressure {
 		args.Pressure = 1
 	}
@@ -107,12 +114,53 @@ func (b *bed) sweep(table usage.Table, later time.Duration, pressure bool) int {
 	return int(args.Deleted)
 }
 
-// now is the programs' clock.
+// now is the programs' clock: it moves in ticks, and no time stamp of theirs is ahead of it.
 func now(b *bed) uint64 {
 	b.Helper()
 	var ts unix.Timespec
-	must(b, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
+	must(b, unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts))
 	return uint64(ts.Nano())
+}
+
+// outlast waits until the programs' clock has moved on by that much.
+func (b *bed) outlast(d time.Duration) {
+	b.Helper()
+	for end := now(b) + uint64(d); now(b) < end; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// within has act done in less than a limit by the programs' clock, which a machine may be too slow for now and then: it
+// is done again until it was, each time after prepare.
+func (b *bed) within(limit time.Duration, prepare, act func()) {
+	b.Helper()
+	for range 50 {
+		prepare()
+		began := now(b)
+		act()
+		if now(b)-began < uint64(limit) {
+			return
+		}
+	}
+	b.Fatalf("this machine has never been done within %v", limit)
+}
+
+// seen are the first and the last time stamp in the flow tables.
+func (b *bed) seen() (first, last uint64) {
+	b.Helper()
+	var stamps []uint64
+	for _, m := range []*snat.Map{b.snat, b.reverse} {
+		for _, v := range all(b, m) {
+			stamps = append(stamps, v.LastSeen)
+		}
+	}
+	for _, v := range all(b, b.conntrack) {
+		stamps = append(stamps, v.LastSeen)
+	}
+	if len(stamps) == 0 {
+		b.Fatal("no flow is there")
+	}
+	return slices.Min(stamps), slices.Max(stamps)
 }
 
 // age moves a flow's time stamps into the past.
