@@ -58,7 +58,7 @@ func start(ctx context.Context) (bool, error) {
 	flag.StringVar(&s.machine.cpu, "cpu", "max,la57=off,erms=off,fsrm=off", "the emulated processor")
 	flag.IntVar(&s.machine.processors, "smp", 2, "processors")
 	flag.IntVar(&s.machine.mb, "mb", 2048, "memory in MiB")
-	flag.DurationVar(&s.machine.timeout, "timeout", 20*time.Minute, "for one kernel")
+	flag.DurationVar(&s.machine.timeout, "timeout", 40*time.Minute, "for one kernel")
 	flag.Parse()
 
 	update := s.options.update

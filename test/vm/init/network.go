@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -17,6 +18,11 @@ import (
 // emulator does not stand that under load: it meets the breakpoint of the rewriting after the kernel has taken it back ("Oops:
 // int3" in __netif_receive_skb_core).
 func prepareNetwork() ([]link.Link, error) {
+	// A kernel that waits for a device's last user says so, and that is a failure; but emulated it may need more than the
+	// 10 s after which it does.
+	if err := os.WriteFile("/proc/sys/net/core/netdev_unregister_timeout_secs", []byte("60"), 0); err != nil {
+		return nil, fmt.Errorf("have the kernel wait longer for devices that go: %w", err)
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("find the loopback interface: %w", err)
