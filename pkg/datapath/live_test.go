@@ -25,6 +25,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // The smallest network that masquerades: a pod, its node, and the world.
@@ -241,22 +242,60 @@ func TestLiveFlowsOutliveAChangeOfLayout(t *testing.T) {
 			opts.SnatEntries, opts.ConntrackEntries = 40000, 40000
 			l := newLive(t)
 			l.start(t, opts)
-			changes := 0
-			connections, datagrams := l.outlive(t, 4, func() {
+			const changes = 4
+			grow := func() {
 				opts.SnatEntries, opts.ConntrackEntries = opts.SnatEntries+1000, opts.ConntrackEntries+1000
 				dp := mustLoad(t, opts)
 				if got := dp.Maps.Capacity(snat.Name); got != opts.SnatEntries {
 					t.Errorf("capacity %d, want %d", got, opts.SnatEntries)
 				}
-				changes++
+			}
+			// Who is kept from the processor in the middle of a change loses more, but not three times in a row.
+			tooMany := true
+			for tries := 0; tries < 3 && tooMany; tries++ {
+				connections, datagrams := l.outlive(t, changes, grow)
+				if connections.lost.Load() > 0 || connections.opened.Load() == 0 {
+					t.Errorf("connections opened meanwhile: %s", connections)
+				}
+				if datagrams.opened.Load() == 0 {
+					t.Error("no datagram has opened a flow meanwhile")
+				}
+				// Without tcx there is no bridge, and some are lost.
+				tooMany = datagrams.lost.Load() > changes && kernelHasTCX(t)
+			}
+			if tooMany {
+				t.Errorf("of the datagrams that opened a flow more than one was lost with each of %d changes", changes)
+			}
+		})
+	}
+}
+
+// TestFlowOpenedInAChangeOfLayoutIsAnswered opens one after each attachment, when programs of both kinds run.
+func TestFlowOpenedInAChangeOfLayoutIsAnswered(t *testing.T) {
+	priv.NeedTCX(t) // without it there is no bridge
+	for _, mode := range modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			opts := isolated(t, mode)
+			l := newLive(t)
+			l.start(t, opts)
+			_, udp := l.serve(t)
+			opts.SnatEntries *= 2
+			attached := 0
+			dp, err := load(context.Background(), opts, func(s step) error {
+				if s != stepAttached {
+					return nil
+				}
+				attached++
+				flows, err := l.open(t, 1, "udp4", udp)
+				for _, f := range flows {
+					_ = f.Close()
+				}
+				return err
 			})
-			if connections.lost.Load() > 0 || connections.opened.Load() == 0 {
-				t.Errorf("connections opened meanwhile: %s", connections)
+			if err != nil || attached != 3 {
+				t.Fatalf("after attachment %d of 3: %+v", attached, err)
 			}
-			// Without tcx there is no bridge, and some are lost.
-			if (int(datagrams.lost.Load()) > changes && kernelHasTCX(t)) || datagrams.opened.Load() == 0 {
-				t.Errorf("datagrams that opened a flow meanwhile: %s", datagrams)
-			}
+			check(t, dp.Close())
 		})
 	}
 }
