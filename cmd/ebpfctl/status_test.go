@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
@@ -184,21 +186,41 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// watchClosing makes a file and returns a descriptor from which each closing of it by a reader can be read.
+func watchClosing(t *testing.T, path string) int {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if _, err := unix.InotifyAddWatch(fd, path, unix.IN_CLOSE_NOWRITE); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
 // TestStatusForgetsWhatPasses lets a problem end between the two looks.
 func TestStatusForgetsWhatPasses(t *testing.T) {
 	h := newHost(t)
 	h.tell(t, `{}`)
 	lockFile := filepath.Join(h.stateDir, "agent.lock")
+	closings := watchClosing(t, lockFile)
 	locked := make(chan *bpffs.Lock)
 	go func() {
-		time.Sleep(settle / 3)
-		l, err := bpffs.File(context.Background(), lockFile)
-		if err != nil {
+		_, err := unix.Read(closings, make([]byte, unix.SizeofInotifyEvent)) // the first look is at the lock no more
+		time.Sleep(settle / 10)                                              // the second is not yet
+		l, lockErr := bpffs.File(context.Background(), lockFile)
+		if err := errors.Join(err, lockErr); err != nil {
 			t.Error(err)
 		}
 		locked <- l
 	}()
 	got := call(t, h.args("status")...)
+	_, _ = os.ReadFile(lockFile) // so that the lock is taken also when nobody has looked
 	(<-locked).Release()
 	if strings.Contains(got.stdout, "no agent is running") || !strings.Contains(got.stdout, "agent      running, ready\n") {
 		t.Errorf("an agent that has just started is said to be dead:\n%s", got.stdout)

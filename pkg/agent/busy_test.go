@@ -69,10 +69,14 @@ func TestLocksTakeOneWaitPerPass(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Release()
-	started := time.Now()
-	r.pass(t.Context())
-	// A repair, a release and a search want it.
-	if took := time.Since(started); took < lockPatience || took >= 2*lockPatience {
+	// A repair, a release and a search want it. On a busy machine a pass may take longer than it waits, but hardly three.
+	took := 2 * lockPatience
+	for tries := 0; tries < 3 && took >= 2*lockPatience; tries++ {
+		started := time.Now()
+		r.pass(t.Context())
+		took = time.Since(started)
+	}
+	if took < lockPatience || took >= 2*lockPatience {
 		t.Errorf("the pass took %v, want one wait of %v", took, lockPatience)
 	}
 	r.assertReady(t)

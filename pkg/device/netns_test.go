@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
 func TestDoComesBack(t *testing.T) {
@@ -78,7 +80,7 @@ func TestOpenNetNSRefusesOtherFiles(t *testing.T) {
 			if !errors.Is(err, ErrNotNetNS) {
 				t.Errorf("%s: error %v, want ErrNotNetNS", path, err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(lab.Patience(5 * time.Second)):
 			t.Fatalf("%s: opening it hangs", path)
 		}
 	}

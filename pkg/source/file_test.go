@@ -2,6 +2,8 @@ package source
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -66,11 +68,20 @@ func expect(t *testing.T, updates <-chan Update, want string) {
 	}
 }
 
+// write puts text into a file in place: at one stroke, unless the file is made, or made shorter and not empty.
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	must(t, err)
+	_, err = f.WriteAt([]byte(text), 0)
+	must(t, errors.Join(err, f.Truncate(int64(len(text))), f.Close()))
+}
+
+// replace puts a file with that text into a file's place.
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	write(t, path+".new", text)
+	must(t, os.Rename(path+".new", path))
 }
 
 func must(t *testing.T, err error) {
@@ -87,12 +98,38 @@ func TestFileFollowsWritesAndRenames(t *testing.T) {
 	expect(t, updates, "a")
 	write(t, path, content("a", "b"))
 	expect(t, updates, "a b")
-	write(t, path+".new", content("c"))
-	must(t, os.Rename(path+".new", path))
+	replace(t, path, content("c"))
 	expect(t, updates, "c")
 	// The new inode is followed as well.
 	write(t, path, content("d"))
 	expect(t, updates, "d")
+}
+
+// A writer that does not rename leaves the file empty for a moment, which is nobody's list of Nodes.
+func TestFileWaitsForItsWriter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nodes.yaml")
+	write(t, path, content("a"))
+	updates := watchFile(t, path)
+	expect(t, updates, "a")
+	for i := range 20 {
+		name := fmt.Sprint("b", i)
+		began := time.Now()
+		must(t, os.Truncate(path, 0))
+		time.Sleep(quiet / 4)
+		write(t, path, content(name))
+		quick := time.Since(began) < quiet
+		u := next(t, updates)
+		if quick {
+			if u.Err != nil || names(u.Nodes) != name {
+				t.Fatalf("got %q, error %v, want %q", names(u.Nodes), u.Err, name)
+			}
+			return
+		}
+		if u.Err != nil {
+			expect(t, updates, name)
+		}
+	}
+	t.Fatalf("this machine has never written the file within %v", quiet)
 }
 
 func TestFileFollowsAConfigMap(t *testing.T) {
@@ -151,7 +188,7 @@ func TestFileReportsWhatCanNotBeUsed(t *testing.T) {
 		t.Fatalf("file removed: %v", u.Err)
 	}
 	// The content of before is good again.
-	write(t, path, content("a"))
+	replace(t, path, content("a"))
 	expect(t, updates, "a")
 }
 
