@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -100,7 +101,7 @@ func TestCompareStatus(t *testing.T) {
 
 // A whole run, as small as can be. How fast anything is, is not looked at: the machine does other things while tests run.
 func TestRun(t *testing.T) {
-	priv.Require(t)
+	prepare(t)
 	out := t.TempDir()
 	started := time.Now()
 	_, stdout, stderr := bench(t, true, "run", "--modes", "direct,ebpf,iptables", "--workloads", "udp64,rr,cni", "--rounds", "1",
@@ -146,6 +147,19 @@ func TestRun(t *testing.T) {
 	}
 	if open := openLocks(t); len(open) > 0 {
 		t.Errorf("labs were not closed: %v", open)
+	}
+}
+
+// prepare builds the upstream plugins, which takes a new machine longer than the run that uses them.
+func prepare(t *testing.T) {
+	t.Helper()
+	priv.Require(t)
+	m, err := newMachine(t.Context(), plan{modes: []string{modes.IPTables}}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err == nil {
+		err = m.close()
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
