@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -53,16 +54,21 @@ func TestHintsAreTrue(t *testing.T) {
 		if !strings.Contains(out.String(), h.what) || !strings.Contains(out.String(), h.command) {
 			t.Errorf("%q is not printed:\n%s", h.command, out.String())
 		}
-		want, ok := shows[h.what]
+		shown, ok := shows[h.what]
 		if !ok {
 			continue
 		}
+		want := regexp.MustCompile(shown)
 		delete(shows, h.what)
 		if strings.Contains(h.command, "tcpdump") && !installed("tcpdump") {
 			continue
 		}
-		said, err := shell(t, h.command, slices.Contains(endless, h.what))
-		if err != nil || !regexp.MustCompile(want).MatchString(said) {
+		var until *regexp.Regexp
+		if slices.Contains(endless, h.what) {
+			until = want
+		}
+		said, err := shell(t, h.command, until)
+		if err != nil || !want.MatchString(said) {
 			t.Errorf("%s: %v, want %q in\n%s", h.command, err, want, said)
 		}
 	}
@@ -91,20 +97,37 @@ func installed(program string) bool {
 	return err == nil
 }
 
-// shell runs a command line to its end, or a short while if it has none.
-func shell(t *testing.T, line string, endless bool) (string, error) {
+// shell runs a command line to its end; one that has none, until it has shown what is wanted and has gone on for a while.
+func shell(t *testing.T, line string, until *regexp.Regexp) (string, error) {
 	t.Helper()
-	limit := time.Minute
-	if endless {
-		limit = 2 * time.Second
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "bash", "-c", line).CombinedOutput()
-	if endless && ctx.Err() != nil {
-		err = nil
+	cmd := exec.CommandContext(ctx, "bash", "-c", line)
+	said := &transcript{until: until, seen: func() { time.AfterFunc(time.Second, cancel) }}
+	cmd.Stdout, cmd.Stderr = said, said
+	err := cmd.Run()
+	switch {
+	case until == nil:
+		return said.text.String(), err
+	case ctx.Err() == nil:
+		return said.text.String(), fmt.Errorf("it ended by itself (%v)", err)
 	}
-	return string(out), err
+	return said.text.String(), nil
+}
+
+// transcript keeps what a command says, and says when that is enough.
+type transcript struct {
+	text  bytes.Buffer
+	until *regexp.Regexp // nil: it never is
+	seen  func()
+}
+
+func (s *transcript) Write(p []byte) (int, error) {
+	n, err := s.text.Write(p)
+	if s.until != nil && s.until.Match(s.text.Bytes()) {
+		s.seen()
+	}
+	return n, err
 }
 
 func TestQuoted(t *testing.T) {
