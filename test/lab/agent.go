@@ -17,7 +17,7 @@ const agentListen = "127.0.0.1:9965"
 
 // stopTimeout is how long an agent may take to end after SIGTERM before it is killed. The promise is one second;
 // tests of that measure it themselves.
-const stopTimeout = 10 * time.Second
+func stopTimeout() time.Duration { return Patience(10 * time.Second) }
 
 // agent is a running agent process.
 type agent struct {
@@ -126,10 +126,10 @@ func (n *Node) StopAgent() (time.Duration, error) {
 	}
 	select {
 	case <-a.done:
-	case <-time.After(stopTimeout):
+	case <-time.After(stopTimeout()):
 		_ = a.cmd.Process.Kill()
 		<-a.done
-		return time.Since(started), fmt.Errorf("the agent of %s did not end within %v of SIGTERM and was killed\n%s", n.Name, stopTimeout, n.LogTail(20))
+		return time.Since(started), fmt.Errorf("the agent of %s did not end within %v of SIGTERM and was killed\n%s", n.Name, stopTimeout(), n.LogTail(20))
 	}
 	if a.err != nil {
 		return time.Since(started), fmt.Errorf("the agent of %s ended with %w\n%s", n.Name, a.err, n.LogTail(20))
@@ -219,10 +219,10 @@ func (n *Node) endAgent() error {
 	select {
 	case <-a.done:
 		return nil
-	case <-time.After(stopTimeout):
+	case <-time.After(stopTimeout()):
 		_ = a.cmd.Process.Kill()
 		<-a.done
-		return fmt.Errorf("the agent of %s did not end within %v and was killed", n.Name, stopTimeout)
+		return fmt.Errorf("the agent of %s did not end within %v and was killed", n.Name, stopTimeout())
 	}
 }
 

@@ -51,7 +51,7 @@ func removeFiles(id string) error {
 
 // endProcessesIn kills the processes whose network namespace is one of those named, and waits until they are gone.
 func endProcessesIn(names []string) error {
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(Patience(5 * time.Second))
 	for {
 		pids, err := processesIn(names)
 		if err != nil {

@@ -107,7 +107,7 @@ func TestSendRaw(t *testing.T) {
 			return ok && got.SrcIP.String() == spoofed.String() && got.TTL == 9 && string(p.ApplicationLayer().Payload()) == "hello"
 		})
 	}
-	for deadline := time.Now().Add(2 * time.Second); !seen(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(Patience(2 * time.Second)); !seen(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the packet with a made-up source did not arrive")
 		}
