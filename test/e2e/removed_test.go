@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// standstill is how long an exchange that cannot work is looked at. TCP repeats a packet twice meanwhile, and again after.
+// standstill is how long an exchange that cannot work is looked at, at least. TCP repeats a packet twice meanwhile, and again after.
 const standstill = time.Second
 
 // way is one direction in which somebody opens flows; old is a connection that was there before. What is opened anew is a
@@ -142,16 +143,23 @@ func (m *maimed) exchanges(ctx context.Context) (all []exchange) {
 	return all
 }
 
-// withoutProgram removes a program, checks who is cut off then, and that nobody is once it is back.
+// withoutProgram removes a program, checks who is cut off then, and that nobody is once it is back. Exchanges that are
+// not to be cut off are waited for, however slow the computer is; the others are looked at after that.
 func (m *maimed) withoutProgram(t *testing.T, hook attach.Hook, cut []string, meanwhile func()) {
 	t.Helper()
 	index := m.place(t, hook)
 	m.remove(t, index, hook)
-	limit := standstill
-	if len(cut) == 0 {
-		limit = lab.Patience(5 * time.Second)
+	removed := time.Now()
+	var hindered, unhindered []exchange
+	for _, e := range m.exchanges(within(t, 20*time.Second)) {
+		if slices.Contains(cut, e.name) {
+			hindered = append(hindered, e)
+		} else {
+			unhindered = append(unhindered, e)
+		}
 	}
-	pending := waitFor(t, m.exchanges(within(t, 20*time.Second)), limit)
+	pending := waitFor(t, unhindered, lab.Patience(10*time.Second))
+	pending = append(pending, waitFor(t, hindered, standstill-time.Since(removed))...)
 	var names []string
 	for _, e := range pending {
 		names = append(names, e.name)
