@@ -28,7 +28,8 @@ type numbered struct {
 	sender   *net.UDPConn
 	receiver *net.UDPConn
 	stop     chan struct{}
-	all      sync.WaitGroup
+	sending  sync.WaitGroup
+	reading  sync.WaitGroup
 	sentAt   []time.Time
 	failed   error
 	arrived  map[uint64]bool
@@ -46,8 +47,8 @@ func startNumbered(t *testing.T, name string, from, to *lab.Namespace) *numbered
 	enlarge(t, n.receiver)
 	port := n.receiver.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	n.sender = dialUDP(t, from, 0, netip.AddrPortFrom(to.Addr(), port))
-	n.all.Go(n.receive)
-	n.all.Go(n.send)
+	n.reading.Go(n.receive)
+	n.sending.Go(n.send)
 	t.Cleanup(n.finish)
 	return n
 }
@@ -92,14 +93,37 @@ func (n *numbered) receive() {
 		size, err := n.receiver.Read(packet)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
+			n.drain(packet)
 			return
-		case err != nil:
-			continue
-		case size == numberedSize:
-			n.arrived[binary.BigEndian.Uint64(packet)] = true
-			n.last.Store(time.Now().UnixNano())
+		case err == nil:
+			n.note(packet[:size])
 		}
 	}
+}
+
+func (n *numbered) note(packet []byte) {
+	if len(packet) == numberedSize {
+		n.arrived[binary.BigEndian.Uint64(packet)] = true
+		n.last.Store(time.Now().UnixNano())
+	}
+}
+
+// drain takes what has arrived and was not read yet: after its deadline Read does not look any more. The socket never blocks.
+func (n *numbered) drain(packet []byte) {
+	raw, err := n.receiver.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		for {
+			switch size, err := unix.Read(int(fd), packet); {
+			case err == nil:
+				n.note(packet[:size])
+			case !errors.Is(err, unix.EINTR):
+				return
+			}
+		}
+	})
 }
 
 // finish ends the sender, then the receiver once nothing has come for a while. It may be called again.
@@ -110,12 +134,13 @@ func (n *numbered) finish() {
 	default:
 		close(n.stop)
 	}
+	n.sending.Wait()
 	quiet := lab.Patience(200 * time.Millisecond)
 	for time.Sleep(quiet); time.Since(time.Unix(0, n.last.Load())) < quiet; {
 		time.Sleep(quiet / 10)
 	}
 	_ = n.receiver.SetReadDeadline(time.Now())
-	n.all.Wait()
+	n.reading.Wait()
 }
 
 // end ends the stream; a datagram that did not arrive is an error.
