@@ -222,7 +222,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
 		addPod(t, node, "a")
-		want := footprint(t, node)
+		before := lookAt(func() lab.Snapshot { return footprint(t, node) })
 		conflist, err := os.ReadFile(node.Conflist())
 		if err != nil {
 			t.Fatal(err)
@@ -241,16 +241,7 @@ func TestWhatIsRemovedComesBack(t *testing.T) {
 			if err := damage.do(); err != nil {
 				t.Fatalf("remove %s: %v", damage.name, err)
 			}
-			started := time.Now()
-			var diff string
-			for diff = "unknown"; diff != "" && time.Since(started) < 2*time.Second; time.Sleep(20 * time.Millisecond) {
-				diff = cmp.Diff(want, footprint(t, node))
-			}
-			if diff != "" {
-				t.Errorf("%s: removed, and after %v:\n%s", damage.name, time.Since(started), diff)
-			} else {
-				t.Logf("%s: back after %v", damage.name, time.Since(started).Round(time.Millisecond))
-			}
+			before.assertBack(t, repairPromise, damage.name)
 		}
 		if now, err := os.ReadFile(node.Conflist()); err != nil || string(now) != string(conflist) {
 			t.Errorf("the list is now %q, was %q; error %v", now, conflist, err)
