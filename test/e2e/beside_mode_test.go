@@ -19,7 +19,7 @@ import (
 // receiveAny waits for a datagram, whatever is in it, and says where it came from.
 func receiveAny(t *testing.T, conn *net.UDPConn) netip.AddrPort {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(2 * time.Second))); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
 		t.Fatal(err)
 	}
 	_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 2048))

@@ -331,7 +331,7 @@ func (p *proxied) assertDatagrams(t *testing.T, cut []string) {
 		if isCut {
 			continue
 		}
-		seen, err := v.from.UDP(within(t, time.Second), v.to, 64)
+		seen, err := v.from.UDP(within(t, answerLimit), v.to, 64)
 		assertSeen(t, "UDP, "+v.name, seen, err, v.seen)
 	}
 }

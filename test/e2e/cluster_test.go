@@ -16,6 +16,9 @@ import (
 // readyLimit is how long an agent may take from its start until it is ready.
 const readyLimit = 20 * time.Second
 
+// answerLimit is how long to wait for what comes at once on a computer that has time: what does not come never does.
+const answerLimit = 5 * time.Second
+
 // startCluster builds a lab whose agents are ready.
 func startCluster(t *testing.T, opts lab.Options, expected ...drops.Reason) *lab.Lab {
 	t.Helper()

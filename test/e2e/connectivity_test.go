@@ -155,7 +155,7 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 				sent++
 			}
 		}
-		eventually(t, 2*time.Second, "every spoofed packet is counted", func() bool {
+		eventually(t, answerLimit, "every spoofed packet is counted", func() bool {
 			return dropped(t, l.Nodes[0], drops.SpoofedSource) == sent
 		})
 		for ns, capture := range captures {
@@ -201,7 +201,7 @@ func TestGatewayIsAnswered(t *testing.T) {
 		if err := pod.SendFrame(pod.IfName, arpRequest(t, link.Attrs().HardwareAddr, pod.Addr(), gateway)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, 2*time.Second, "an ARP reply for the gateway", func() bool {
+		eventually(t, answerLimit, "an ARP reply for the gateway", func() bool {
 			for _, packet := range capture.Packets() {
 				arp, ok := packet.Layer(layers.LayerTypeARP).(*layers.ARP)
 				if ok && arp.Operation == layers.ARPReply && netip.AddrFrom4([4]byte(arp.SourceProtAddress)) == gateway {

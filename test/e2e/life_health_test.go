@@ -74,7 +74,11 @@ func TestLifeHealthAndMetrics(t *testing.T) {
 		open := l.Nodes[1]
 		url := "http://" + open.Addr().String() + ":9965/healthz"
 		for from, may := range map[*lab.Namespace]bool{far.Namespace: false, pod.Namespace: false, open.Namespace: true, node.Namespace: true, l.Outside: true} {
-			if status, err := httpStatus(t, from, url); may != (err == nil && status == 200) {
+			limit := standstill
+			if may {
+				limit = answerLimit
+			}
+			if status, err := httpStatus(t, from, url, limit); may != (err == nil && status == 200) {
 				t.Errorf("%s asks an agent that listens on 0.0.0.0: status %d, error %v", from.Netns(), status, err)
 			}
 		}
@@ -134,12 +138,12 @@ func assertMetrics(t *testing.T, node *lab.Node) {
 // assertListeners: pods reach the listener for Prometheus, which has nothing but metrics, and never the other.
 func assertListeners(t *testing.T, node *lab.Node, pod *lab.Pod) {
 	for _, host := range []string{node.Addr().String(), "169.254.1.1"} {
-		if status, err := httpStatus(t, pod.Namespace, "http://"+host+":9965/healthz"); err == nil {
+		if status, err := httpStatus(t, pod.Namespace, "http://"+host+":9965/healthz", standstill); err == nil {
 			t.Errorf("a pod reaches the agent's listener at %s: status %d", host, status)
 		}
 	}
 	for path, want := range map[string]int{"/metrics": 200, "/readyz": 404} {
-		if status, err := httpStatus(t, pod.Namespace, "http://"+node.Addr().String()+":9100"+path); status != want {
+		if status, err := httpStatus(t, pod.Namespace, "http://"+node.Addr().String()+":9100"+path, answerLimit); status != want {
 			t.Errorf("--metrics-listen: %s answers a pod with %d, want %d; error %v", path, status, want, err)
 		}
 	}
@@ -167,7 +171,7 @@ func loopbackRequest(t *testing.T, node *lab.Node, pod *lab.Pod) (answer string)
 	}
 	var accepted *layers.TCP
 	sendLoopback(t, pod, &layers.TCP{Seq: 1, SYN: true}, "")
-	eventually(t, time.Second, "the node answers the SYN", func() bool {
+	eventually(t, answerLimit, "the node answers the SYN", func() bool {
 		for _, packet := range capture.Packets() {
 			if tcp, ok := packet.TransportLayer().(*layers.TCP); ok && tcp.SrcPort == agentPort && tcp.SYN && tcp.ACK {
 				accepted = tcp
@@ -190,7 +194,7 @@ func loopbackRequest(t *testing.T, node *lab.Node, pod *lab.Pod) (answer string)
 		}
 		return false
 	}
-	eventually(t, time.Second, "the agent closes the connection", ended)
+	eventually(t, answerLimit, "the agent closes the connection", ended)
 	capture.Close()
 	return answer
 }
@@ -220,8 +224,8 @@ func sendLoopback(t *testing.T, pod *lab.Pod, tcp *layers.TCP, payload string) {
 	}
 }
 
-// httpStatus is what somebody gets from a web server.
-func httpStatus(t *testing.T, from *lab.Namespace, url string) (int, error) {
+// httpStatus is what somebody gets from a web server within a limit.
+func httpStatus(t *testing.T, from *lab.Namespace, url string, limit time.Duration) (int, error) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
 		err = from.Do(func() (err error) {
@@ -230,7 +234,7 @@ func httpStatus(t *testing.T, from *lab.Namespace, url string) (int, error) {
 		})
 		return conn, err
 	}}
-	request, err := http.NewRequestWithContext(within(t, time.Second), http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(within(t, limit), http.MethodGet, url, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -119,7 +119,7 @@ func TestWorldLearnsOfClosedPodPort(t *testing.T) {
 			return net.DialUDP("udp4", net.UDPAddrFromAddrPort(world), net.UDPAddrFromAddrPort(from))
 		})
 		send(t, answer, "too late")
-		if err := answer.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		if err := answer.SetDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := answer.Read(make([]byte, 100)); !errors.Is(err, unix.ECONNREFUSED) {

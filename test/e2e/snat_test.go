@@ -64,6 +64,10 @@ func TestEveryPortInUse(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, fmt.Sprintf("--snat-ports=%d-%d", first, first+ports-1)}}, drops.SnatExhausted)
 		at := serve(t, l.Outside)
 		pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "b")}
+		// The node's own ping takes no port, and finds the neighbour: few packets can wait for that.
+		if _, err := l.Nodes[0].Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		conns := make([]*lab.UDPConn, flows)
 		for i := range conns { // all open until the end, so that none gets another's source port
 			var err error
@@ -169,7 +173,7 @@ func TestWorldOpensTheTupleThatIsMasqueraded(t *testing.T) {
 		if _, err := world.WriteToUDPAddrPort([]byte("straight"), netip.AddrPortFrom(pod.Addr(), inRange)); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, time.Second, "the collision is counted", func() bool { return dropped(t, l.Nodes[0], drops.FlowCollision) == 1 })
+		eventually(t, answerLimit, "the collision is counted", func() bool { return dropped(t, l.Nodes[0], drops.FlowCollision) == 1 })
 
 		// The masqueraded flow goes on, in both directions, under the same port.
 		if _, err := world.WriteToUDPAddrPort([]byte("answer"), from); err != nil {
@@ -299,7 +303,7 @@ func dialUDP(t *testing.T, on *lab.Namespace, port int, to netip.AddrPort) *net.
 	})
 }
 
-// openUDP opens a socket in a namespace; it is closed with the test, and waits for nothing longer than two seconds.
+// openUDP opens a socket in a namespace; it is closed with the test.
 func openUDP(t *testing.T, on *lab.Namespace, open func() (*net.UDPConn, error)) *net.UDPConn {
 	t.Helper()
 	var conn *net.UDPConn
@@ -324,7 +328,7 @@ func send(t *testing.T, conn *net.UDPConn, text string) {
 // receive expects a datagram and says where it came from.
 func receive(t *testing.T, conn *net.UDPConn, want string) netip.AddrPort {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(2 * time.Second))); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
 		t.Fatal(err)
 	}
 	packet := make([]byte, 2048)
