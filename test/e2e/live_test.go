@@ -13,7 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// steadyFlows are UDP flows that exchange a datagram every two paces: a single one that is lost shows.
+// steadyFlows are UDP flows that exchange a datagram every two paces: a single one that is lost shows, as it is never answered.
 type steadyFlows struct {
 	stop      context.CancelFunc
 	all       sync.WaitGroup
@@ -36,7 +36,7 @@ func startSteadyFlows(t *testing.T, from *lab.Namespace, to ...netip.AddrPort) *
 			tick := time.NewTicker(2 * *pace)
 			defer tick.Stop()
 			for ctx.Err() == nil {
-				limited, cancel := context.WithTimeout(context.Background(), lab.Patience(time.Second))
+				limited, cancel := context.WithTimeout(context.Background(), lab.Patience(answerLimit))
 				_, err := conn.Echo(limited, 200)
 				cancel()
 				if err != nil {
@@ -100,8 +100,14 @@ func TestPodsDoNotNeedTheAgent(t *testing.T) {
 	})
 }
 
-// startAgainAndStop brings the agent back and ends it with SIGTERM, which must take less than a second.
+// startAgainAndStop brings the agent back and ends it with SIGTERM.
 func startAgainAndStop(t *testing.T, node *lab.Node) {
+	t.Helper()
+	startAgain(t, node)
+	assertStops(t, node)
+}
+
+func startAgain(t *testing.T, node *lab.Node) {
 	t.Helper()
 	if err := node.StartAgent(); err != nil {
 		t.Fatal(err)
@@ -109,8 +115,27 @@ func startAgainAndStop(t *testing.T, node *lab.Node) {
 	if err := node.WaitReady(within(t, readyLimit)); err != nil {
 		t.Fatal(err)
 	}
-	if took, err := node.StopAgent(); err != nil || took > time.Second {
-		t.Errorf("SIGTERM: the agent took %v, want at most 1 s; error %v", took, err)
+}
+
+// assertStops ends the agent with SIGTERM, which must take less than a second: in one of three tries, as the computer may
+// have been busy with something else.
+func assertStops(t *testing.T, node *lab.Node) {
+	t.Helper()
+	var all []time.Duration
+	for {
+		took, err := node.StopAgent()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if took <= lab.Patience(time.Second) {
+			return
+		}
+		if all = append(all, took.Round(time.Millisecond)); len(all) == 3 {
+			t.Errorf("SIGTERM: the agent took %v, want at most 1 s", all)
+			return
+		}
+		startAgain(t, node)
 	}
 }
 
