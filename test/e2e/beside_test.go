@@ -18,8 +18,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// switchLimit is how long an agent may take to follow rules that come.
-const switchLimit = 5 * time.Second
+// switchLimit is how long an agent may take to follow rules that come. Then the verifier looks at all programs anew, which
+// takes a busy machine its time.
+const switchLimit = 10 * time.Second
 
 // visit is one exchange with a Service or past it, and whom its server must see.
 type visit struct {
