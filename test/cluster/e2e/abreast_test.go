@@ -11,19 +11,18 @@ type test struct {
 }
 
 // abreast are tests that wait for most of their time: those that are on the cluster of all, one after the other, and beside
-// them one with a cluster of its own. More than five kubelets at once want more inotify instances than the kernel gives one
+// them some with clusters of their own. More than five kubelets at once want more inotify instances than the kernel gives one
 // user, 128. By their file's name they come first: what they do to the cluster of all, the tests after them have to stand.
 var abreast = []struct {
-	shared []test
-	own    test
+	shared, own []test
 }{
 	{
 		[]test{{"APIServerAway", testAPIServerAway}, {"BadUpdates", testBadUpdates}},
-		test{"InstallAsOnK3s", testInstallAsOnK3s},
+		[]test{{"InstallAsOnK3s", testInstallAsOnK3s}, {"UpAndDown", testUpAndDown}},
 	},
 	{
 		[]test{{"UpgradeFromThePreviousCommit", testUpgradeFromThePreviousCommit}},
-		test{"MoveFromFlannel", testMoveFromFlannel},
+		[]test{{"MoveFromFlannel", testMoveFromFlannel}},
 	},
 }
 
@@ -35,16 +34,14 @@ func TestAbreast(t *testing.T) {
 	}
 	for i, all := range abreast {
 		t.Run(fmt.Sprint(i+1), func(t *testing.T) {
-			t.Run(all.own.name, func(t *testing.T) {
-				t.Parallel()
-				all.own.run(t)
-			})
-			t.Run("Shared", func(t *testing.T) {
-				t.Parallel()
-				for _, one := range all.shared {
-					t.Run(one.name, one.run)
-				}
-			})
+			for name, tests := range map[string][]test{"Own": all.own, "Shared": all.shared} {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					for _, one := range tests {
+						t.Run(one.name, one.run)
+					}
+				})
+			}
 		})
 	}
 }
