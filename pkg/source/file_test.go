@@ -113,6 +113,7 @@ func TestFileWaitsForItsWriter(t *testing.T) {
 	expect(t, updates, "a")
 	for i := range 20 {
 		name := fmt.Sprint("b", i)
+		time.Sleep(2 * quiet) // nothing of the try before is waited for still
 		began := time.Now()
 		must(t, os.Truncate(path, 0))
 		time.Sleep(quiet / 4)

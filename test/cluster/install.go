@@ -27,7 +27,7 @@ const (
 var coreDNS string
 
 // installLimit is how long the nodes and what runs on them may take to become ready.
-const installLimit = 2 * time.Minute
+const installLimit = 5 * time.Minute
 
 // Install applies the project's manifest, as it is, and waits until every agent and every node is ready.
 func (c *Cluster) Install(ctx context.Context) error {

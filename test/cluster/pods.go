@@ -28,7 +28,7 @@ const (
 )
 
 // podLimit is how long a pod may take to be ready, and to be gone.
-const podLimit = time.Minute
+const podLimit = 3 * time.Minute
 
 // Pod is a pod of the default namespace that answers on HTTPPort and UDPPort.
 type Pod struct {

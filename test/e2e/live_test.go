@@ -128,11 +128,12 @@ func assertStops(t *testing.T, node *lab.Node) {
 			t.Error(err)
 			return
 		}
-		if took <= lab.Patience(time.Second) {
+		limit := lab.Patience(time.Second)
+		if took <= limit {
 			return
 		}
 		if all = append(all, took.Round(time.Millisecond)); len(all) == 3 {
-			t.Errorf("SIGTERM: the agent took %v, want at most 1 s", all)
+			t.Errorf("SIGTERM: the agent took %v, want at most %v", all, limit)
 			return
 		}
 		startAgain(t, node)

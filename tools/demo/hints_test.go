@@ -125,6 +125,7 @@ type transcript struct {
 func (s *transcript) Write(p []byte) (int, error) {
 	n, err := s.text.Write(p)
 	if s.until != nil && s.until.Match(s.text.Bytes()) {
+		s.until = nil
 		s.seen()
 	}
 	return n, err

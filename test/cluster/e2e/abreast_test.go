@@ -34,14 +34,18 @@ func TestAbreast(t *testing.T) {
 	}
 	for i, all := range abreast {
 		t.Run(fmt.Sprint(i+1), func(t *testing.T) {
-			for name, tests := range map[string][]test{"Own": all.own, "Shared": all.shared} {
-				t.Run(name, func(t *testing.T) {
-					t.Parallel()
-					for _, one := range tests {
-						t.Run(one.name, one.run)
-					}
-				})
-			}
+			inTurn(t, "Own", all.own)
+			inTurn(t, "Shared", all.shared)
 		})
 	}
+}
+
+// inTurn runs tests one after the other, beside those of other names.
+func inTurn(t *testing.T, name string, tests []test) {
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		for _, one := range tests {
+			t.Run(one.name, one.run)
+		}
+	})
 }

@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +15,7 @@ import (
 )
 
 // testUpAndDown starts and ends a cluster as make cluster and make cluster-down do: what a person is told in between works as
-// it stands there, and the end leaves nothing.
+// it stands there, and the end leaves no cluster.
 func testUpAndDown(t *testing.T) {
 	if kept := cluster.Kept(); kept != "" {
 		t.Fatalf("somebody keeps a cluster in %s: make cluster-down ends it", kept)
@@ -35,23 +37,33 @@ func testUpAndDown(t *testing.T) {
 		return strings.Fields(match[1])
 	}
 	kubectl, dir := said("kubectl"), cluster.Kept()
+	if dir == "" {
+		t.Fatal("none is kept")
+	}
 	if pods := command(t, kubectl...); !strings.Contains(pods, "ebpf-cni-") || !strings.Contains(pods, "coredns-") {
 		t.Errorf("%v says:\n%s", kubectl, pods)
 	}
-	if status := command(t, said("on a node")...); !strings.Contains(status, "nftables table ip kube-proxy") || !strings.Contains(status, "No problems.") {
-		t.Errorf("the node says:\n%s", status)
+	err := cluster.Poll(within(t, stepLimit), "the node is well, beside kube-proxy", func(ctx context.Context) error {
+		status, err := try(ctx, said("on a node"))
+		if err == nil && (!strings.Contains(status, "nftables table ip kube-proxy") || !strings.Contains(status, "No problems.")) {
+			err = errors.New(status)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 	outside := said("outside")[0] + ":8080"
 	command(t, kubectl[0], "run", "visitor", "--image="+said("images")[0], "--image-pull-policy=Never", "--restart=Never", "--command", "--",
 		"/agnhost", "connect", "--timeout=10s", outside)
-	command(t, kubectl[0], "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=2m", "pod/visitor")
+	command(t, kubectl[0], "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout="+stepLimit.String(), "pod/visitor")
 	for _, path := range []string{said("kubeconfig")[0], said("logs")[0]} {
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
 		}
 	}
-	if out, err := exec.CommandContext(t.Context(), play, "up").CombinedOutput(); err == nil || !strings.Contains(string(out), dir) {
-		t.Errorf("a second one beside that in %s: %v\n%s", dir, err, out)
+	if _, err := try(within(t, stepLimit), []string{play, "up"}); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a second one beside that in %s: %v", dir, err)
 	}
 	command(t, play, "down")
 	if _, err := os.Stat(dir); cluster.Kept() != "" || !os.IsNotExist(err) {
@@ -64,9 +76,18 @@ func command(t *testing.T, argv ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*stepLimit)
 	defer cancel()
+	out, err := try(ctx, argv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// try runs a command. Its error tells what it printed.
+func try(ctx context.Context, argv []string) (string, error) {
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+		err = fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
 	}
-	return string(out)
+	return string(out), err
 }

@@ -95,8 +95,17 @@ func TestFlow(t *testing.T) {
 	if most := int64(took * rate / time.Second); sent < 100 || sent > most {
 		t.Errorf("%d datagrams were sent in %s at %d a second", sent, took, rate)
 	}
-	if gap := f.longestGap(); gap < time.Millisecond || gap > took+drain {
-		t.Errorf("the longest gap is %s", gap)
+}
+
+func TestLongestGap(t *testing.T) {
+	var f flow
+	began := time.Now()
+	for number, ms := range []int{0, 3, 12, 13} {
+		f.note(uint64(number), began.Add(time.Duration(ms)*time.Millisecond))
+	}
+	f.note(2, began.Add(time.Second)) // has been there before
+	if gap := f.longestGap(); gap != 9*time.Millisecond {
+		t.Errorf("the longest gap is %s, want 9 ms", gap)
 	}
 }
 
