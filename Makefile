@@ -89,6 +89,7 @@ test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulate
 test-cluster: build ## Run the tests on a real Kubernetes on this machine (root; the first time it is built, in minutes)
 	@tools/setup.sh cluster
 	cd test/cluster && go run ./play programs
+# One package after the other: clusters leave nothing of the processors to others.
 	cd test/cluster && REQUIRE_PRIVILEGED=1 go test -count 1 -p 1 -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: cluster

@@ -93,7 +93,7 @@ func (n *numbered) receive() {
 		size, err := n.receiver.Read(packet)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
-			n.drain(packet)
+			lab.Drain(n.receiver, packet, n.note)
 			return
 		case err == nil:
 			n.note(packet[:size])
@@ -106,24 +106,6 @@ func (n *numbered) note(packet []byte) {
 		n.arrived[binary.BigEndian.Uint64(packet)] = true
 		n.last.Store(time.Now().UnixNano())
 	}
-}
-
-// drain takes what has arrived and was not read yet: after its deadline Read does not look any more. The socket never blocks.
-func (n *numbered) drain(packet []byte) {
-	raw, err := n.receiver.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Control(func(fd uintptr) {
-		for {
-			switch size, err := unix.Read(int(fd), packet); {
-			case err == nil:
-				n.note(packet[:size])
-			case !errors.Is(err, unix.EINTR):
-				return
-			}
-		}
-	})
 }
 
 // finish ends the sender, then the receiver once nothing has come for a while. It may be called again.

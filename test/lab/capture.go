@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gopacket/gopacket"
@@ -63,18 +64,24 @@ func (c *Capture) collect() {
 		}
 		c.add(frame[:n])
 	}
-	// What has arrived and was not read yet belongs to the capture too. The socket never blocks.
-	raw, err := c.file.SyscallConn()
+	Drain(c.file, frame, c.add)
+}
+
+// Drain hands on what has arrived on a socket and was not read yet: after its deadline Read does not look any more. The
+// socket must be one that never blocks, as all of Go's are.
+func Drain(socket syscall.Conn, buffer []byte, each func([]byte)) {
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) {
 		for {
-			n, err := unix.Read(int(fd), frame)
-			if err != nil {
+			switch n, err := unix.Read(int(fd), buffer); {
+			case err == nil:
+				each(buffer[:n])
+			case !errors.Is(err, unix.EINTR):
 				return
 			}
-			c.add(frame[:n])
 		}
 	})
 }

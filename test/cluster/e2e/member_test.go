@@ -16,8 +16,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// forgetLimit is how long other nodes may know a podCIDR whose Node is gone: to be asked takes a busy one seconds.
-const forgetLimit = 10 * time.Second
+// forgetLimit is how long other nodes may know a podCIDR whose Node is gone, but for the time that it takes to ask them.
+const forgetLimit = 2 * time.Second
 
 // evicted are two pods that prefer a node, one of which has to be there at any time, and one that nobody would make again.
 const evicted = `apiVersion: apps/v1
@@ -94,11 +94,13 @@ func TestNodeComesAndGoes(t *testing.T) {
 // removed drains a node, ends its kubelet, deletes its Node, and checks that the others forget it.
 func removed(t *testing.T, s *standing, node *cluster.Machine, podCIDR netip.Prefix) {
 	t.Helper()
+	asked := time.Now()
 	for _, other := range s.Nodes {
 		if other != node && !knows(t, s, other, podCIDR, node.Addr) {
 			t.Errorf("%s does not know %s and %s of %s", other.Name, podCIDR, node.Addr, node.Name)
 		}
 	}
+	asking := time.Since(asked)
 	out, err := s.Kubectl(t.Context(), "drain", node.Name, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -110,7 +112,7 @@ func removed(t *testing.T, s *standing, node *cluster.Machine, podCIDR netip.Pre
 	if _, err := s.Kubectl(t.Context(), "delete", "node", node.Name); err != nil {
 		t.Fatal(err)
 	}
-	err = cluster.Poll(within(t, forgetLimit), "the others have forgotten "+node.Name, func(context.Context) error {
+	err = cluster.Poll(within(t, forgetLimit+3*asking), "the others have forgotten "+node.Name, func(context.Context) error {
 		for _, other := range s.Nodes {
 			if other != node && knows(t, s, other, podCIDR, node.Addr) {
 				return fmt.Errorf("%s knows %s", other.Name, podCIDR)
