@@ -24,6 +24,7 @@ const (
 	DataplaneMapEndpoints     = "endpoints"
 	DataplaneMapFragments     = "fragments"
 	DataplaneMapPaths         = "paths"
+	DataplaneMapScratch       = "scratch"
 	DataplaneMapSnat          = "snat"
 	DataplaneMapSnatReverse   = "snat_reverse"
 	DataplaneMapTraffic       = "traffic"
@@ -96,6 +97,7 @@ type DataplaneMapSpecs struct {
 	Endpoints    *ebpf.MapSpec `ebpf:"endpoints"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Paths        *ebpf.MapSpec `ebpf:"paths"`
+	Scratch      *ebpf.MapSpec `ebpf:"scratch"`
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
 	SnatReverse  *ebpf.MapSpec `ebpf:"snat_reverse"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
@@ -138,6 +140,7 @@ type DataplaneMaps struct {
 	Endpoints    *ebpf.Map `ebpf:"endpoints"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Paths        *ebpf.Map `ebpf:"paths"`
+	Scratch      *ebpf.Map `ebpf:"scratch"`
 	Snat         *ebpf.Map `ebpf:"snat"`
 	SnatReverse  *ebpf.Map `ebpf:"snat_reverse"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
@@ -155,6 +158,7 @@ func (m *DataplaneMaps) Close() error {
 		m.Endpoints,
 		m.Fragments,
 		m.Paths,
+		m.Scratch,
 		m.Snat,
 		m.SnatReverse,
 		m.Traffic,

@@ -17,23 +17,20 @@ EC_INLINE struct endpoint *endpoint_of(const struct addr *address)
 	return bpf_map_lookup_elem(&endpoints, &key);
 }
 
-EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	struct endpoint *ep = endpoint_of(&pkt->tuple.dst);
 
 	if (!ep)
 		return -DROP_NO_ENDPOINT;
-	return nf_passes(ctx, pkt) ? fwd_to_pod(ctx, pkt, ep) : TRAFFIC_STACK;
+	return nf_passes(ctx) ? fwd_to_pod(ctx, pkt, ep) : TRAFFIC_STACK;
 }
 
 /* To the world: the flow decides whether and how the source is masqueraded. */
-EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)
+EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
-	struct world world = {
-		.ifindex = ctx->ifindex,
-		.direction = DIRECTION_FROM_POD,
-		.address = path->snat_address,
-	};
+	struct pkt *pkt = &s->pkt;
+	struct world world = {};
 	int ret;
 
 	if (!cfg.masquerade)
@@ -41,7 +38,11 @@ EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const st
 	/* First: what leads elsewhere, or nowhere, is the stack's, whatever it is. */
 	if (!fwd_fits(ctx, pkt, path))
 		return TRAFFIC_STACK;
-	ret = world_find(ctx, pkt, &world);
+	s->owner.address = path->snat_address;
+	s->owner.ifindex = ctx->ifindex;
+	s->owner.flags = 0;
+	s->owner.direction = DIRECTION_FROM_POD;
+	ret = world_find(ctx, s, &world);
 	/* What looks like the world may be a Service. */
 	if (cfg.netfilter_nat && (ret < 0 || !world_is_older(pkt, &world)))
 		return TRAFFIC_STACK;
@@ -49,17 +50,19 @@ EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct pkt *pkt, const st
 		return ret;
 	if (world.via_stack)
 		return TRAFFIC_STACK;
-	ret = world_translate(ctx, pkt, &world);
+	ret = world_translate(ctx, s, &world);
 	return ret ?: fwd_to_neighbour(ctx, pkt, path);
 }
 
-EC_INLINE int from_pod_along(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)
+EC_INLINE int from_pod_along(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
+	struct pkt *pkt = &s->pkt;
+
 	switch (path->kind) {
 	case DESTINATION_LOCAL:
 		return from_pod_to_local(ctx, pkt);
 	case DESTINATION_POD_CIDR:
-		if (!nf_passes(ctx, pkt))
+		if (!nf_passes(ctx))
 			return TRAFFIC_STACK;
 		return fwd_along(ctx, pkt, path);
 	case DESTINATION_NODE:
@@ -70,36 +73,40 @@ EC_INLINE int from_pod_along(struct __sk_buff *ctx, struct pkt *pkt, const struc
 	case DESTINATION_HOST:
 		return TRAFFIC_STACK;
 	default:
-		return from_pod_to_world(ctx, pkt, path);
+		return from_pod_to_world(ctx, s, path);
 	}
 }
 
 EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 {
 	struct config *config = config_get();
-	struct pkt pkt = {};
+	struct scratch *s = scratch_new();
 	struct path *path;
+	struct pkt *pkt;
 	__be32 dst;
 	int ret;
 
-	if (!config || !pkt_parse_ip(ctx, &pkt))
+	if (!config || !s)
 		return -DROP_INVALID;
-	if (addr_is_zero(&dev->ipv4) || !addr_equal(&pkt.tuple.src, &dev->ipv4))
+	pkt = &s->pkt;
+	if (!pkt_parse_ip(ctx, pkt))
+		return -DROP_INVALID;
+	if (addr_is_zero(&dev->ipv4) || !addr_equal(&pkt->tuple.src, &dev->ipv4))
 		return -DROP_SPOOFED_SOURCE;
-	dst = addr_v4(&pkt.tuple.dst);
+	dst = addr_v4(&pkt->tuple.dst);
 	if (addr_v4_in(dst, &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return from_pod_to_local(ctx, &pkt);
+		return from_pod_to_local(ctx, pkt);
 	if (addr_v4_multicast(dst))
 		return TRAFFIC_STACK;
-	path = path_slot(ctx->ifindex, dst, pkt.tuple.proto);
+	path = path_slot(ctx->ifindex, dst, pkt->tuple.proto);
 	if (!path)
 		return -DROP_INVALID;
-	if (!path_holds(path, ctx->ifindex, dst, pkt.tuple.proto)) {
-		ret = path_search(ctx, &pkt, path);
+	if (!path_holds(path, ctx->ifindex, dst, pkt->tuple.proto)) {
+		ret = path_search(ctx, pkt, path);
 		if (ret)
 			return ret;
 	}
-	return from_pod_along(ctx, &pkt, path);
+	return from_pod_along(ctx, s, path);
 }
 
 EC_INLINE int from_pod(struct __sk_buff *ctx)

@@ -38,7 +38,7 @@ EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config
 		/* What this node owns cannot come from outside. */
 		return -DROP_SPOOFED_SOURCE;
 	case DESTINATION_POD_CIDR:
-		return nf_passes(ctx, pkt) ? 0 : TRAFFIC_STACK;
+		return nf_passes(ctx) ? 0 : TRAFFIC_STACK;
 	case DESTINATION_NODE:
 	case DESTINATION_NATIVE:
 		return cfg.netfilter_nat ? TRAFFIC_STACK : 0;
@@ -80,16 +80,15 @@ EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, 
 	return rewrite_finish(ctx, pkt) ?: TRAFFIC_STACK;
 }
 
-EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct snat_entry *reverse;
 	struct endpoint *ep = NULL;
-	struct inner inner = {};
 	int ret;
 
-	if (!icmp_parse_inner(ctx, pkt, &inner) || !nat_port_in_range(inner.tuple.sport))
+	if (!icmp_parse_inner(ctx) || !nat_port_in_range(s->inner.tuple.sport))
 		return TRAFFIC_STACK;
-	reverse = bpf_map_lookup_elem(&snat_reverse, &inner.tuple);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &s->inner.tuple);
 	if (!reverse)
 		return TRAFFIC_STACK;
 	if (!(reverse->flags & SNAT_HOST)) {
@@ -97,13 +96,14 @@ EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct pkt *pkt)
 		if (!ep)
 			return TRAFFIC_STACK;
 	}
-	ret = icmp_translate_in(ctx, pkt, &inner, reverse);
-	return ret ?: from_uplink_deliver(ctx, pkt, reverse, ep);
+	ret = icmp_translate_in(ctx, s, reverse);
+	return ret ?: from_uplink_deliver(ctx, &s->pkt, reverse, ep);
 }
 
 /* To the node: a reply to a masqueraded flow, or the stack's. */
-EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct pkt *pkt)
+EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct scratch *s)
 {
+	struct pkt *pkt = &s->pkt;
 	struct snat_entry *reverse;
 	struct endpoint *ep = NULL;
 	struct tuple world;
@@ -112,7 +112,7 @@ EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct pkt *pkt)
 	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
 		return TRAFFIC_STACK;
 	if (pkt->l4 == L4_ICMP_ERROR)
-		return from_uplink_icmp_error(ctx, pkt);
+		return from_uplink_icmp_error(ctx, s);
 	world = tuple_reversed(&pkt->tuple);
 	if (pkt->l4 != L4_FLOW || !nat_port_in_range(world.sport))
 		return TRAFFIC_STACK;
@@ -136,21 +136,22 @@ EC_INLINE int from_uplink(struct __sk_buff *ctx)
 	struct config *config = config_get();
 	struct endpoint_key key;
 	struct endpoint *ep;
-	struct pkt pkt = {};
+	struct scratch *s;
 
 	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
 		return TRAFFIC_STACK;
 	if (pkt_in_vlan(ctx))
 		return TRAFFIC_STACK;
-	if (!config || !pkt_parse_ip(ctx, &pkt))
+	s = scratch_new();
+	if (!config || !s || !pkt_parse_ip(ctx, &s->pkt))
 		return TRAFFIC_STACK;
-	key.address = pkt.tuple.dst;
+	key.address = s->pkt.tuple.dst;
 	ep = bpf_map_lookup_elem(&endpoints, &key);
 	if (ep)
-		return from_uplink_to_pod(ctx, config, &pkt, ep);
-	if (addr_v4_in(addr_v4(&pkt.tuple.dst), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return from_uplink_to_pod(ctx, config, &s->pkt, ep);
+	if (addr_v4_in(addr_v4(&s->pkt.tuple.dst), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return -DROP_NO_ENDPOINT;
-	return cfg.masquerade ? from_uplink_reply(ctx, &pkt) : TRAFFIC_STACK;
+	return cfg.masquerade ? from_uplink_reply(ctx, s) : TRAFFIC_STACK;
 }
 
 SEC("tc")

@@ -27,23 +27,23 @@ EC_INLINE int to_uplink_done(struct __sk_buff *ctx, const struct pkt *pkt, int r
 }
 
 /* A pod's packet that the stack forwards. */
-EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep)
+EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
 {
-	struct world world = {
-		.ifindex = ep->ifindex,
-		.flags = SNAT_VIA_STACK,
-		.direction = DIRECTION_TO_UPLINK,
-	};
 	struct uplink_key key = {.ifindex = ctx->ifindex};
 	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
+	struct world world = {};
 	int ret;
 
+	__builtin_memset(&s->owner, 0, sizeof(s->owner));
 	if (uplink)
-		world.address = uplink->ipv4;
-	ret = world_find(ctx, pkt, &world);
+		s->owner.address = uplink->ipv4;
+	s->owner.ifindex = ep->ifindex;
+	s->owner.flags = SNAT_VIA_STACK;
+	s->owner.direction = DIRECTION_TO_UPLINK;
+	ret = world_find(ctx, s, &world);
 	if (ret < 0)
 		return ret;
-	return to_uplink_done(ctx, pkt, world_translate(ctx, pkt, &world));
+	return to_uplink_done(ctx, &s->pkt, world_translate(ctx, s, &world));
 }
 
 /*
@@ -51,13 +51,9 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct pkt *pkt, const struc
  * hand, where no lookup saw it. If another flow has been given that port towards
  * that destination, the node's gives way.
  */
-EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
+EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct open_owner owner = {
-		.address = pkt->tuple.src,
-		.flags = SNAT_VIA_STACK | SNAT_HOST,
-		.direction = DIRECTION_TO_UPLINK,
-	};
+	struct pkt *pkt = &s->pkt;
 	struct snat_entry *own, *other;
 	int ret;
 
@@ -66,7 +62,11 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct pkt *pkt)
 		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
 		if (!other || !other->last_seen)
 			return TRAFFIC_STACK;
-		ret = open_flow(ctx, pkt, &owner);
+		s->owner.address = pkt->tuple.src;
+		s->owner.ifindex = 0;
+		s->owner.flags = SNAT_VIA_STACK | SNAT_HOST;
+		s->owner.direction = DIRECTION_TO_UPLINK;
+		ret = open_flow(ctx);
 		if (ret < 0)
 			return ret;
 		own = nat_lookup(&pkt->tuple, 0);
@@ -84,23 +84,28 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 	struct config *config = config_get();
 	struct endpoint_key key;
 	struct endpoint *ep;
-	struct pkt pkt = {};
+	struct scratch *s;
+	struct pkt *pkt;
 
 	if ((ctx->mark & cfg.mark) || !cfg.masquerade || ctx->protocol != bpf_htons(ETH_P_IP) || pkt_in_vlan(ctx))
 		return TRAFFIC_STACK;
-	if (!config || !pkt_parse_ip(ctx, &pkt))
+	s = scratch_new();
+	if (!config || !s)
 		return TRAFFIC_STACK;
-	key.address = pkt.tuple.src;
+	pkt = &s->pkt;
+	if (!pkt_parse_ip(ctx, pkt))
+		return TRAFFIC_STACK;
+	key.address = pkt->tuple.src;
 	ep = bpf_map_lookup_elem(&endpoints, &key);
 	if (ep)
-		return to_uplink_is_world(&pkt.tuple.dst) ? to_uplink_of_pod(ctx, &pkt, ep) : TRAFFIC_STACK;
-	if (addr_v4_in(addr_v4(&pkt.tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return to_uplink_is_world(&pkt.tuple.dst) ? -DROP_SPOOFED_SOURCE : TRAFFIC_STACK;
-	if (!pkt_parse_l4(ctx, &pkt) || (pkt.fragment == FRAGMENT_LATER && !frag_recall(&pkt)))
+		return to_uplink_is_world(&pkt->tuple.dst) ? to_uplink_of_pod(ctx, s, ep) : TRAFFIC_STACK;
+	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return to_uplink_is_world(&pkt->tuple.dst) ? -DROP_SPOOFED_SOURCE : TRAFFIC_STACK;
+	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
 		return TRAFFIC_STACK;
-	if (pkt.l4 != L4_FLOW || !nat_port_in_range(pkt.tuple.sport))
+	if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.sport))
 		return TRAFFIC_STACK;
-	return to_uplink_of_node(ctx, &pkt);
+	return to_uplink_of_node(ctx, s);
 }
 
 SEC("tc")

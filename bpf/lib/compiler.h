@@ -13,8 +13,15 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+/*
+ * EC_INLINE is part of its caller. EC_CALL has a frame of its own and is verified at
+ * each call, with what the caller knows. EC_GLOBAL is verified once, whoever calls:
+ * for what is large. It knows nothing of its caller, so it takes the packet alone
+ * and finds the rest in the scratch record.
+ */
 #define EC_INLINE static __always_inline
 #define EC_CALL static __noinline
+#define EC_GLOBAL __noinline
 
 #define NSEC_PER_SEC 1000000000ULL
 

@@ -8,15 +8,7 @@
 #define EC_LIB_ICMP_H
 
 #include "bpf/lib/rewrite.h"
-
-/* The packet inside an ICMP error, and where it stands. */
-struct inner {
-	struct tuple tuple;
-	__u32 ip_off;
-	__u32 l4_off;
-	__u32 end; /* of the IP packet that quotes it */
-	__be16 ip_check;
-};
+#include "bpf/lib/scratch.h"
 
 /* False: an ICMP message of a kind that has no flow. */
 EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
@@ -35,22 +27,28 @@ EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
 	return icmp->type == ICMP_ECHO || icmp->type == ICMP_ECHOREPLY;
 }
 
-/* False: not the start of a packet whose flow could be in a table. */
-EC_CALL bool icmp_parse_inner(struct __sk_buff *ctx, const struct pkt *pkt, struct inner *inner)
+/* Reads the packet inside into the scratch record. 0: it is not the start of one whose flow could be in a table. */
+EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 {
-	__be16 l4[4];
+	struct scratch *s = scratch_get();
+	struct inner *inner;
 	struct iphdr ip;
+	__be16 l4[4];
 
-	inner->ip_off = pkt->l4_off + sizeof(struct icmp_header);
+	if (!s)
+		return 0;
+	inner = &s->inner;
+	__builtin_memset(inner, 0, sizeof(*inner));
+	inner->ip_off = s->pkt.l4_off + sizeof(struct icmp_header);
 	inner->l4_off = inner->ip_off + sizeof(ip);
-	inner->end = IP_OFF + pkt->ip_len;
+	inner->end = IP_OFF + s->pkt.ip_len;
 	if (inner->l4_off + sizeof(l4) > inner->end)
-		return false;
+		return 0;
 	if (bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) ||
 	    bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
-		return false;
+		return 0;
 	if (ip.version != 4 || ip.ihl != 5 || (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET)))
-		return false;
+		return 0;
 	inner->ip_check = ip.check;
 	inner->tuple.proto = ip.protocol;
 	addr_set_v4(&inner->tuple.src, ip.saddr);
@@ -85,15 +83,6 @@ EC_CALL int icmp_patch(struct __sk_buff *ctx, __u32 icmp_off, __u32 off, __be16 
 	return 0;
 }
 
-/* What an end of the inner packet becomes. */
-struct inner_change {
-	__be32 from;
-	__be32 to;
-	__be16 old_port;
-	__be16 port;
-	enum end end;
-};
-
 /* The inner transport checksum, where the error quotes enough of the packet to hold it. */
 EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
 				   const struct inner_change *c)
@@ -114,14 +103,22 @@ EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const 
 	return icmp_patch(ctx, icmp_off, off, check, changed);
 }
 
-EC_CALL int icmp_patch_inner(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
-			     const struct inner_change *c)
+/* Changes an end of the inner packet, with all checksums that cover it, as the scratch record says. */
+EC_GLOBAL int icmp_patch_inner(struct __sk_buff *ctx)
 {
-	__u32 field = c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
-	__u32 addr = inner->ip_off + field;
-	__u32 port = inner->l4_off + rewrite_port_offset(inner->tuple.proto, c->end);
+	struct scratch *s = scratch_get();
+	struct inner_change *c;
+	struct inner *inner;
+	__u32 icmp_off, addr, port;
 	int ret;
 
+	if (!s)
+		return -DROP_INVALID;
+	c = &s->change;
+	inner = &s->inner;
+	icmp_off = s->pkt.l4_off;
+	addr = inner->ip_off + (c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+	port = inner->l4_off + rewrite_port_offset(inner->tuple.proto, c->end);
 	ret = icmp_patch_inner_check(ctx, icmp_off, inner, c);
 	if (!ret)
 		ret = icmp_patch(ctx, icmp_off, port, c->old_port, c->port);
@@ -140,38 +137,34 @@ EC_CALL int icmp_patch_inner(struct __sk_buff *ctx, __u32 icmp_off, const struct
  * inner source, which is the node, becomes the pod, and so does the outer
  * destination.
  */
-EC_CALL int icmp_translate_in(struct __sk_buff *ctx, const struct pkt *pkt, const struct inner *inner,
-			      const struct snat_entry *reverse)
+EC_CALL int icmp_translate_in(struct __sk_buff *ctx, struct scratch *s, const struct snat_entry *reverse)
 {
-	struct inner_change c = {
-		.from = addr_v4(&inner->tuple.src),
-		.to = addr_v4(&reverse->to_address),
-		.old_port = inner->tuple.sport,
-		.port = reverse->to_port,
-		.end = END_SOURCE,
-	};
-	int ret = icmp_patch_inner(ctx, pkt->l4_off, inner, &c);
+	int ret;
 
-	return ret ?: rewrite_ip(ctx, END_DESTINATION, addr_v4(&pkt->tuple.dst), c.to);
+	s->change.from = addr_v4(&s->inner.tuple.src);
+	s->change.to = addr_v4(&reverse->to_address);
+	s->change.old_port = s->inner.tuple.sport;
+	s->change.port = reverse->to_port;
+	s->change.end = END_SOURCE;
+	ret = icmp_patch_inner(ctx);
+	return ret ?: rewrite_ip(ctx, END_DESTINATION, addr_v4(&s->pkt.tuple.dst), s->change.to);
 }
 
 /*
  * Translates an error that the pod sends about a reply: the inner destination,
  * which is the pod, becomes the node, and so does the outer source.
  */
-EC_CALL int icmp_translate_out(struct __sk_buff *ctx, const struct pkt *pkt, const struct inner *inner,
-			       const struct snat_entry *forward)
+EC_CALL int icmp_translate_out(struct __sk_buff *ctx, struct scratch *s, const struct snat_entry *forward)
 {
-	struct inner_change c = {
-		.from = addr_v4(&inner->tuple.dst),
-		.to = addr_v4(&forward->to_address),
-		.old_port = inner->tuple.dport,
-		.port = forward->to_port,
-		.end = END_DESTINATION,
-	};
-	int ret = icmp_patch_inner(ctx, pkt->l4_off, inner, &c);
+	int ret;
 
-	return ret ?: rewrite_ip(ctx, END_SOURCE, addr_v4(&pkt->tuple.src), c.to);
+	s->change.from = addr_v4(&s->inner.tuple.dst);
+	s->change.to = addr_v4(&forward->to_address);
+	s->change.old_port = s->inner.tuple.dport;
+	s->change.port = forward->to_port;
+	s->change.end = END_DESTINATION;
+	ret = icmp_patch_inner(ctx);
+	return ret ?: rewrite_ip(ctx, END_SOURCE, addr_v4(&s->pkt.tuple.src), s->change.to);
 }
 
 #endif

@@ -8,6 +8,7 @@
 #define EC_LIB_NAT_H
 
 #include "bpf/lib/flow.h"
+#include "bpf/lib/scratch.h"
 
 /* The key of the reverse half, for a tuple on its way out and what it becomes. */
 EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct addr *address, __be16 port)

@@ -74,15 +74,15 @@ EC_INLINE bool nf_passes_flow(struct __sk_buff *ctx, const struct pkt *pkt, bool
 }
 
 /* An error goes the way of the packet inside, which came the other way. Nothing translates pings. */
-EC_INLINE bool nf_passes_icmp(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool nf_passes_icmp(struct __sk_buff *ctx, const struct scratch *s)
 {
-	struct inner inner = {};
+	const struct tuple *inner = &s->inner.tuple;
 
-	if (pkt->l4 != L4_ICMP_ERROR)
+	if (s->pkt.l4 != L4_ICMP_ERROR)
 		return true;
-	if (!icmp_parse_inner(ctx, pkt, &inner))
+	if (!icmp_parse_inner(ctx))
 		return false;
-	return inner.tuple.proto == IPPROTO_ICMP || !nf_knows_reversed(ctx, &inner.tuple);
+	return inner->proto == IPPROTO_ICMP || !nf_knows_reversed(ctx, inner);
 }
 
 /*
@@ -91,19 +91,21 @@ EC_INLINE bool nf_passes_icmp(struct __sk_buff *ctx, const struct pkt *pkt)
  * than that, the rules of many would drop what it calls invalid. Fragments and other
  * protocols are netfilter's to judge.
  */
-EC_CALL bool nf_passes(struct __sk_buff *ctx, struct pkt *pkt)
+EC_GLOBAL int nf_passes(struct __sk_buff *ctx)
 {
+	struct scratch *s = scratch_get();
+
 	if (!cfg.netfilter_nat)
 		return true;
-	if (pkt->fragment != FRAGMENT_NONE || !pkt_parse_l4(ctx, pkt))
+	if (!s || s->pkt.fragment != FRAGMENT_NONE || !pkt_parse_l4(ctx, &s->pkt))
 		return false;
-	switch (pkt->tuple.proto) {
+	switch (s->pkt.tuple.proto) {
 	case IPPROTO_TCP:
-		return nf_passes_flow(ctx, pkt, flow_is_opening(pkt));
+		return nf_passes_flow(ctx, &s->pkt, flow_is_opening(&s->pkt));
 	case IPPROTO_UDP:
-		return nf_passes_flow(ctx, pkt, true);
+		return nf_passes_flow(ctx, &s->pkt, true);
 	case IPPROTO_ICMP:
-		return nf_passes_icmp(ctx, pkt);
+		return nf_passes_icmp(ctx, s);
 	}
 	return false;
 }

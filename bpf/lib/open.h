@@ -17,14 +17,6 @@ enum open_try {
 	OPEN_FOUND,
 };
 
-/* What a flow is masqueraded for. */
-struct open_owner {
-	struct addr address; /* that the source becomes */
-	__u32 ifindex;       /* the pod's generation, 0 for the node itself */
-	__u32 flags;         /* enum snat_flags */
-	enum direction direction;
-};
-
 /*
  * Whether a socket of the node would get the replies. TCP finds TIME_WAIT
  * sockets as well; ICMP identifiers have no sockets to ask for.
@@ -62,64 +54,68 @@ EC_CALL bool open_evict_orphan(const struct tuple *key, struct snat_entry *there
 	return !bpf_map_delete_elem(&snat_reverse, key);
 }
 
+/* The forward half, or the reverse, of the pair that is being made. */
+EC_INLINE void open_fill(struct snat_entry *e, const struct addr *address, __be16 port, const struct owner *owner)
+{
+	__builtin_memset(e, 0, sizeof(*e));
+	e->to_address = *address;
+	e->to_port = port;
+	e->flags = owner->flags;
+	e->ifindex = owner->ifindex;
+	e->last_seen = bpf_ktime_get_coarse_ns();
+}
+
 /*
  * Takes a port for a new flow by inserting its reverse half. OPEN_FOUND: the
  * half is there already and names this very flow; else a negated drop reason.
  */
-EC_INLINE int open_try_port(struct __sk_buff *ctx, const struct pkt *pkt, const struct open_owner *owner, __be16 port)
+EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 port)
 {
-	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
-	struct snat_entry reverse = {
-		.to_address = pkt->tuple.src,
-		.to_port = pkt->tuple.sport,
-		.flags = owner->flags,
-		.ifindex = owner->ifindex,
-		.last_seen = bpf_ktime_get_coarse_ns(),
-	};
-	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
+	const struct owner *owner = &s->owner;
+	const struct tuple *out = &s->pkt.tuple;
+	struct snat_entry *there;
 	int ret;
 
-	if (there && nat_names(there, &pkt->tuple, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
+	s->key = nat_reverse_key(out, &owner->address, port);
+	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
+	if (there && nat_names(there, out, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there && !open_evict_orphan(&key, there))
+	if (there && !open_evict_orphan(&s->key, there))
 		return OPEN_IN_USE;
-	if (open_port_is_others(ctx, &key))
+	if (open_port_is_others(ctx, &s->key))
 		return OPEN_IN_USE;
-	ret = bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST);
+	open_fill(&s->entry, &out->src, out->sport, owner);
+	ret = bpf_map_update_elem(&snat_reverse, &s->key, &s->entry, BPF_NOEXIST);
 	if (ret == -EC_EEXIST)
 		return OPEN_IN_USE;
 	return ret ? -DROP_SNAT_FULL : OPEN_TAKEN;
 }
 
 /*
- * Inserts the forward half behind a reverse half that was just taken or found.
- * 1: the pair is new, and the caller's to count; 0: it was there; else a negated
- * drop reason. A reverse half that was taken in vain is gone again.
+ * Inserts the forward half behind a reverse half that was just taken or found,
+ * whose key is in the scratch record. 1: the pair is new, and the caller's to
+ * count; 0: it was there; else a negated drop reason. A reverse half that was taken
+ * in vain is gone again.
  */
-EC_CALL int open_complete(const struct pkt *pkt, const struct open_owner *owner, __be16 port, bool taken)
+EC_CALL int open_complete(struct scratch *s, bool taken)
 {
-	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, port);
-	struct snat_entry forward = {
-		.to_address = owner->address,
-		.to_port = port,
-		.flags = owner->flags,
-		.ifindex = owner->ifindex,
-		.last_seen = bpf_ktime_get_coarse_ns(),
-	};
-	int ret = bpf_map_update_elem(&snat, &pkt->tuple, &forward, BPF_NOEXIST);
+	const struct owner *owner = &s->owner;
 	struct snat_entry *there;
+	int ret;
 
+	open_fill(&s->entry, &s->key.src, s->key.sport, owner);
+	ret = bpf_map_update_elem(&snat, &s->pkt.tuple, &s->entry, BPF_NOEXIST);
 	if (!ret)
 		return taken;
 	/*
 	 * Another CPU opened the same flow: its pair serves both, and may stand on this
 	 * very reverse half. A tombstone does not: it takes its own count along.
 	 */
-	there = bpf_map_lookup_elem(&snat, &pkt->tuple);
-	if (taken && there && there->last_seen && nat_leads_to(there, &key, owner->ifindex))
+	there = bpf_map_lookup_elem(&snat, &s->pkt.tuple);
+	if (taken && there && there->last_seen && nat_leads_to(there, &s->key, owner->ifindex))
 		return 1;
 	if (taken)
-		bpf_map_delete_elem(&snat_reverse, &key);
+		bpf_map_delete_elem(&snat_reverse, &s->key);
 	return ret == -EC_EEXIST ? 0 : -DROP_SNAT_FULL;
 }
 
@@ -132,8 +128,7 @@ EC_INLINE __u32 open_random_port(void)
 /* The search for a port, as far as it has come. */
 struct open_search {
 	struct __sk_buff *ctx;
-	const struct pkt *pkt;
-	const struct open_owner *owner;
+	struct scratch *scratch;
 	__u32 retried;
 	int result; /* of the last try */
 	__be16 port;
@@ -142,7 +137,7 @@ struct open_search {
 /* One try: 1 ends the search. */
 static long open_search_step(__u32 i, struct open_search *s)
 {
-	s->result = open_try_port(s->ctx, s->pkt, s->owner, s->port);
+	s->result = open_try_port(s->ctx, s->scratch, s->port);
 	if (s->result != OPEN_IN_USE)
 		return 1;
 	s->retried++;
@@ -151,9 +146,10 @@ static long open_search_step(__u32 i, struct open_search *s)
 }
 
 /* Chooses a port and makes the pair; returns as open_complete does. */
-EC_INLINE int open_allocate(struct __sk_buff *ctx, const struct pkt *pkt, const struct open_owner *owner)
+EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 {
-	struct open_search s = {.ctx = ctx, .pkt = pkt, .owner = owner, .port = pkt->tuple.sport};
+	struct open_search s = {.ctx = ctx, .scratch = scratch, .port = scratch->pkt.tuple.sport};
+	const struct owner *owner = &scratch->owner;
 
 	/* The node's own flow is here because its port is a pod's. */
 	if (!nat_port_in_range(s.port) || (owner->flags & SNAT_HOST))
@@ -163,7 +159,7 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, const struct pkt *pkt, const 
 		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
 	if (s.result == OPEN_IN_USE)
 		return -DROP_SNAT_EXHAUSTED;
-	return s.result < 0 ? s.result : open_complete(pkt, owner, s.port, s.result == OPEN_TAKEN);
+	return s.result < 0 ? s.result : open_complete(scratch, s.result == OPEN_TAKEN);
 }
 
 /*
@@ -171,14 +167,16 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, const struct pkt *pkt, const 
  * restores the forward half. Only a half that kept the pod's own port can be
  * found. 0, or a negated drop reason.
  */
-EC_CALL int open_adopt(const struct pkt *pkt, const struct open_owner *owner)
+EC_CALL int open_adopt(struct scratch *s)
 {
-	struct tuple key = nat_reverse_key(&pkt->tuple, &owner->address, pkt->tuple.sport);
-	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
+	const struct tuple *out = &s->pkt.tuple;
+	struct snat_entry *there;
 
-	if (!there || !nat_names(there, &pkt->tuple, owner->ifindex) || flow_touch(&there->last_seen) == FLOW_GONE)
+	s->key = nat_reverse_key(out, &s->owner.address, out->sport);
+	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
+	if (!there || !nat_names(there, out, s->owner.ifindex) || flow_touch(&there->last_seen) == FLOW_GONE)
 		return -DROP_NO_MAPPING;
-	nat_restore_forward(&key, there);
+	nat_restore_forward(&s->key, there);
 	return 0;
 }
 
@@ -191,28 +189,34 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 }
 
 /*
- * Opens a masqueraded flow for a packet that belongs to none; the pair stands in
- * the table afterwards. 0, or a negated drop reason.
+ * Opens a masqueraded flow for a packet that belongs to none, and for the owner
+ * in the scratch record; the pair stands in the table afterwards. 0, or a negated
+ * drop reason.
  */
-EC_CALL int open_flow(struct __sk_buff *ctx, const struct pkt *pkt, const struct open_owner *owner)
+EC_GLOBAL int open_flow(struct __sk_buff *ctx)
 {
-	struct device *dev = flow_owner(owner->ifindex);
-	__u32 *held = dev ? &dev->snat_flows : NULL;
+	struct scratch *s = scratch_get();
+	struct device *dev;
+	__u32 *held;
 	int ret;
 
-	if (addr_is_zero(&owner->address))
+	if (!s)
+		return -DROP_INVALID;
+	if (addr_is_zero(&s->owner.address))
 		return -DROP_NO_SNAT_ADDRESS;
-	if (!open_allowed(pkt))
-		return open_adopt(pkt, owner);
+	if (!open_allowed(&s->pkt))
+		return open_adopt(s);
+	dev = flow_owner(s->owner.ifindex);
+	held = dev ? &dev->snat_flows : NULL;
 	ret = flow_reserve(USAGE_SNAT, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
 	if (ret < 0)
 		return ret;
-	ret = open_allocate(ctx, pkt, owner);
+	ret = open_allocate(ctx, s);
 	if (ret <= 0) {
 		flow_release(USAGE_SNAT, held);
 		return ret;
 	}
-	count_traffic(owner->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
+	count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
 	return 0;
 }
 

@@ -11,29 +11,23 @@
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/open.h"
 
+/* A packet's flow. */
 struct world {
-	/* given */
-	__u32 ifindex; /* the pod's generation */
-	__u32 flags;   /* enum snat_flags of a flow opened here */
-	enum direction direction;
-	struct addr address; /* to masquerade to, for world_translate */
-	/* found */
 	struct snat_entry *masqueraded;
 	bool native;    /* opened by the world: leaves as it is */
 	bool via_stack; /* its flow walks the stack */
-	struct inner inner;
 };
 
 /* The flow of an ICMP error is that of the packet inside, which came the other way. */
-EC_INLINE bool world_flow_tuple(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w, struct tuple *out)
+EC_INLINE bool world_flow_tuple(struct __sk_buff *ctx, const struct scratch *s, struct tuple *out)
 {
-	if (pkt->l4 != L4_ICMP_ERROR) {
-		*out = pkt->tuple;
+	if (s->pkt.l4 != L4_ICMP_ERROR) {
+		*out = s->pkt.tuple;
 		return true;
 	}
-	if (!icmp_parse_inner(ctx, pkt, &w->inner))
+	if (!icmp_parse_inner(ctx))
 		return false;
-	*out = tuple_reversed(&w->inner.tuple);
+	*out = tuple_reversed(&s->inner.tuple);
 	return true;
 }
 
@@ -49,35 +43,35 @@ EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt)
 }
 
 /* Finds the packet's flow, if it has one. 0, or a negated drop reason. */
-EC_CALL int world_find(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
+EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w)
 {
 	struct conntrack_entry *native;
-	struct tuple out;
+	struct tuple *out = &s->key;
 	int ret;
 
-	ret = world_ports(ctx, pkt);
+	ret = world_ports(ctx, &s->pkt);
 	if (ret < 0)
 		return ret;
-	if (!world_flow_tuple(ctx, pkt, w, &out))
+	if (!world_flow_tuple(ctx, s, out))
 		return -DROP_NO_MAPPING;
 	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
-	if (pkt->l4 != L4_UNKNOWN)
-		w->masqueraded = nat_lookup(&out, w->ifindex);
+	if (s->pkt.l4 != L4_UNKNOWN)
+		w->masqueraded = nat_lookup(out, s->owner.ifindex);
 	if (w->masqueraded) {
 		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
 		return 0;
 	}
-	native = ct_lookup(&out, w->ifindex);
+	native = ct_lookup(out, s->owner.ifindex);
 	if (native) {
 		w->native = true;
 		w->via_stack = native->flags & SNAT_VIA_STACK;
-		if (pkt->l4 != L4_ICMP_ERROR)
-			ct_note_from_pod(native, pkt);
+		if (s->pkt.l4 != L4_ICMP_ERROR)
+			ct_note_from_pod(native, &s->pkt);
 		return 0;
 	}
-	if (pkt->l4 == L4_ICMP_ERROR)
+	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return -DROP_NO_MAPPING;
-	return pkt->l4 == L4_FLOW ? 0 : -DROP_UNKNOWN_PROTOCOL;
+	return s->pkt.l4 == L4_FLOW ? 0 : -DROP_UNKNOWN_PROTOCOL;
 }
 
 /*
@@ -102,41 +96,36 @@ EC_CALL bool world_is_older(const struct pkt *pkt, const struct world *w)
 	return false;
 }
 
-EC_INLINE int world_open(struct __sk_buff *ctx, const struct pkt *pkt, struct world *w)
+EC_INLINE int world_open(struct __sk_buff *ctx, const struct scratch *s, struct world *w)
 {
-	struct open_owner owner = {
-		.address = w->address,
-		.ifindex = w->ifindex,
-		.flags = w->flags,
-		.direction = w->direction,
-	};
-	int ret = open_flow(ctx, pkt, &owner);
+	int ret = open_flow(ctx);
 
 	if (ret < 0)
 		return ret;
-	w->masqueraded = nat_lookup(&pkt->tuple, w->ifindex);
+	w->masqueraded = nat_lookup(&s->pkt.tuple, s->owner.ifindex);
 	return w->masqueraded ? 0 : -DROP_NO_MAPPING;
 }
 
 /*
- * Gives the packet the source of its flow, which is opened if there is none; the
- * IPv4 header may still wait for it (rewrite.h). 0, or a negated drop reason.
+ * Gives the packet the source of its flow, which is opened for the owner in the
+ * scratch record if there is none; the IPv4 header may still wait for it
+ * (rewrite.h). 0, or a negated drop reason.
  */
-EC_INLINE int world_translate(struct __sk_buff *ctx, struct pkt *pkt, struct world *w)
+EC_INLINE int world_translate(struct __sk_buff *ctx, struct scratch *s, struct world *w)
 {
 	int ret;
 
 	if (w->native)
 		return 0;
-	if (pkt->l4 == L4_ICMP_ERROR)
-		return w->masqueraded ? icmp_translate_out(ctx, pkt, &w->inner, w->masqueraded) : -DROP_NO_MAPPING;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return w->masqueraded ? icmp_translate_out(ctx, s, w->masqueraded) : -DROP_NO_MAPPING;
 	if (!w->masqueraded) {
-		ret = world_open(ctx, pkt, w);
+		ret = world_open(ctx, s, w);
 		if (ret < 0)
 			return ret;
 	}
-	nat_note_out(w->masqueraded, pkt);
-	return rewrite_begin(ctx, pkt, END_SOURCE, w->masqueraded);
+	nat_note_out(w->masqueraded, &s->pkt);
+	return rewrite_begin(ctx, &s->pkt, END_SOURCE, w->masqueraded);
 }
 
 #endif
