@@ -109,6 +109,16 @@ var enums = map[string]enum{
 			"DESTINATION_NODE": uint64(destinations.Node), "DESTINATION_NATIVE": uint64(destinations.Native),
 		},
 	},
+	"destination_flags": {
+		prefix: "DESTINATION_", name: named[destinations.Flags], unnamed: 2,
+		constants: map[string]uint64{"DESTINATION_TO_STACK": uint64(destinations.ToStack)},
+	},
+	"config_flags": {
+		prefix: "CONFIG_", name: named[config.Flags], unnamed: 4,
+		constants: map[string]uint64{
+			"CONFIG_POD_CIDR_TO_STACK": uint64(config.PodCIDRToStack), "CONFIG_ROUTES_TO_STACK": uint64(config.RoutesToStack),
+		},
+	},
 	"flow_state": {
 		prefix: "FLOW_", name: named[snat.State], unnamed: 32,
 		constants: map[string]uint64{

@@ -11,6 +11,8 @@
 
 union record_enums {
 	enum layout layout;
+	enum config_flags config_flags;
+	enum destination_flags destination_flags;
 	enum drop_reason drop_reason;
 	enum drop_layout drop_layout;
 	enum flow_state flow_state;

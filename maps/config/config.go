@@ -28,7 +28,23 @@ type Value struct {
 	NodeIPv6       wire.Addr
 	PodCIDRIPv4    wire.Addr
 	PodCIDRIPv6    wire.Addr
+	Flags          Flags
 }
+
+// Flags say what the host's stack decides although the programs could: enum config_flags.
+type Flags uint32
+
+// The bits of Flags.
+const (
+	PodCIDRToStack Flags = 1
+	RoutesToStack  Flags = 2
+)
+
+// String lists the bits, such as "pod_cidr_to_stack"; "-" when none is set.
+func (f Flags) String() string { return wire.Bits(uint32(f), "pod_cidr_to_stack", "routes_to_stack") }
+
+// MarshalText implements encoding.TextMarshaler.
+func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
 // PodCIDRs returns the node's podCIDRs, IPv4 first.
 func (v Value) PodCIDRs() []netip.Prefix {

@@ -12,6 +12,12 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
+/* What the host's stack decides although the programs could. */
+enum config_flags {
+	CONFIG_POD_CIDR_TO_STACK = 1, /* this node's podCIDR is under a policy of the host */
+	CONFIG_ROUTES_TO_STACK = 2,   /* its routes depend on more than the programs can ask for */
+};
+
 /*
  * layout is LAYOUT_VERSION of the agent that made the maps. node_* are this
  * node's InternalIPs, pod_cidr_* its podCIDRs, all zero where there is none;
@@ -25,8 +31,9 @@ struct config {
 	struct addr node_ipv6;
 	struct addr pod_cidr_ipv4;
 	struct addr pod_cidr_ipv6;
+	__u32 flags; /* enum config_flags */
 };
-_Static_assert(sizeof(struct config) == 76, "config is part of the map layout");
+_Static_assert(sizeof(struct config) == 80, "config is part of the map layout");
 
 /*
  * Ports in host order, inclusive; capacities in entries; path_lifetime is how long the

@@ -63,6 +63,18 @@ func (k Kind) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
+// Flags are properties of a destination: enum destination_flags.
+type Flags uint32
+
+// ToStack says that the host's stack decides, whatever the kind.
+const ToStack Flags = 1
+
+// String lists the bits, such as "to_stack"; "-" when none is set.
+func (f Flags) String() string { return wire.Bits(uint32(f), "to_stack") }
+
+// MarshalText implements encoding.TextMarshaler.
+func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
 // Value is struct destination.
 type Value struct {
 	Kind Kind
@@ -71,10 +83,12 @@ type Value struct {
 	// Node is the next hop of a PodCIDR.
 	Node wire.Addr
 	// MTU of the uplink, in bytes of IP packet.
-	MTU uint32
-	_   uint32
+	MTU   uint32
+	Flags Flags
 	// NeighbourChecked belongs to the programs; writers leave it 0.
 	NeighbourChecked uint64
+	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native.
+	Uplinks uint64
 }
 
 // Same reports whether the two differ at most in what the programs own; it is

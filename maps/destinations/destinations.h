@@ -26,21 +26,28 @@ enum destination_kind {
 	DESTINATION_NATIVE,   /* never masqueraded: cluster CIDR, --non-masquerade-cidr */
 };
 
+enum destination_flags {
+	DESTINATION_TO_STACK = 1, /* the host's stack decides, whatever the kind */
+};
+
 /*
  * node and ifindex are the next hop and the uplink of a POD_CIDR; ifindex 0
  * says that the node is not on a link of ours, and the stack answers. mtu is
  * the uplink's, in bytes of IP packet. neighbour_checked is the programs' own:
  * when (CLOCK_MONOTONIC, ns) node was last seen to resolve; writers leave it 0.
+ * uplinks has the bits (struct uplink) of those through which the host has a route
+ * to a POD_CIDR, NODE or NATIVE: no packet from there arrives on another.
  */
 struct destination {
 	enum destination_kind kind;
 	__u32 ifindex;
 	struct addr node;
 	__u32 mtu;
-	__u32 pad;
+	__u32 flags; /* enum destination_flags */
 	__u64 neighbour_checked;
+	__u64 uplinks;
 };
-_Static_assert(sizeof(struct destination) == 40, "destination is part of the map layout");
+_Static_assert(sizeof(struct destination) == 48, "destination is part of the map layout");
 
 #pragma clang diagnostic pop
 #endif

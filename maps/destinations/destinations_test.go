@@ -48,6 +48,8 @@ func TestSame(t *testing.T) {
 		"ifindex": func(v *Value) { v.Ifindex = 0 },
 		"node":    func(v *Value) { v.Node[15]++ },
 		"mtu":     func(v *Value) { v.MTU-- },
+		"flags":   func(v *Value) { v.Flags = ToStack },
+		"uplinks": func(v *Value) { v.Uplinks++ },
 	} {
 		other := base
 		change(&other)

@@ -4,8 +4,6 @@
 package snat
 
 import (
-	"strings"
-
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -30,7 +28,7 @@ const (
 
 // String lists the bits, such as "syn|ack"; "-" when none is set.
 func (s State) String() string {
-	return bits(uint8(s), []string{"syn", "ack", "fin", "reset", "packet"})
+	return wire.Bits(uint32(s), "syn", "ack", "fin", "reset", "packet")
 }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -46,23 +44,10 @@ const (
 )
 
 // String lists the bits, such as "via_stack"; "-" when none is set.
-func (f Flags) String() string { return bits(uint8(f), []string{"via_stack", "host"}) }
+func (f Flags) String() string { return wire.Bits(uint32(f), "via_stack", "host") }
 
 // MarshalText implements encoding.TextMarshaler.
 func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
-func bits(v uint8, names []string) string {
-	var set []string
-	for i, n := range names {
-		if v&(1<<i) != 0 {
-			set = append(set, n)
-		}
-	}
-	if len(set) == 0 {
-		return "-"
-	}
-	return strings.Join(set, "|")
-}
 
 // Key is struct tuple, of a packet on its way out in both maps.
 type Key = wire.Tuple

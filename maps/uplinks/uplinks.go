@@ -19,7 +19,13 @@ type Key struct {
 type Value struct {
 	IPv4 wire.Addr
 	IPv6 wire.Addr
+	// Bit is the uplink's number in the masks of destinations, below Bits.
+	Bit uint32
+	_   uint32
 }
+
+// Bits is how many uplinks can be told apart; those beyond share the last number.
+const Bits = 64
 
 // Map is the open map.
 type Map = typed.Map[Key, Value]

@@ -15,12 +15,17 @@ struct uplink_key {
 	__u32 ifindex;
 };
 
-/* All zero: the uplink has no address of that family. */
+/*
+ * An address of all zeros: the uplink has none of that family. bit is its number,
+ * 0 to 63, in the masks of destinations.
+ */
 struct uplink {
 	struct addr ipv4;
 	struct addr ipv6;
+	__u32 bit;
+	__u32 pad;
 };
-_Static_assert(sizeof(struct uplink) == 32, "uplink is part of the map layout");
+_Static_assert(sizeof(struct uplink) == 40, "uplink is part of the map layout");
 
 #pragma clang diagnostic pop
 #endif

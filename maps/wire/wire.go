@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 )
 
 // LayoutVersion is the version of all map layouts together.
@@ -145,4 +146,18 @@ func (d Direction) String() string {
 		return names[d]
 	}
 	return strconv.Itoa(int(d))
+}
+
+// Bits lists the names of the bits that are set, the lowest first, such as "syn|ack"; "-" when none is.
+func Bits(v uint32, names ...string) string {
+	var set []string
+	for i, n := range names {
+		if v&(1<<i) != 0 {
+			set = append(set, n)
+		}
+	}
+	if len(set) == 0 {
+		return "-"
+	}
+	return strings.Join(set, "|")
 }

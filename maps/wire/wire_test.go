@@ -80,6 +80,8 @@ func TestTexts(t *testing.T) {
 		FromPod.String():                  "from_pod",
 		ToPod.String():                    "to_pod",
 		Directions.String():               "5",
+		Bits(5, "a", "b", "c"):            "a|c",
+		Bits(8, "a", "b", "c"):            "-",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

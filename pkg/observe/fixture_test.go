@@ -86,12 +86,13 @@ func fillAll(t *testing.T, r Reader) {
 	put(t, r, destinations.Name,
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.2.0/24"), Value: destinations.Value{
 			Kind: destinations.PodCIDR, Ifindex: 2, Node: addr("172.18.0.3"), MTU: 1500, NeighbourChecked: now - uint64(3*time.Second),
+			Flags: destinations.ToStack, Uplinks: 9,
 		}},
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.1.0/24"), Value: destinations.Value{Kind: destinations.Local}},
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("172.18.0.2/32"), Value: destinations.Value{Kind: destinations.Host}},
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("fd00::/48"), Value: destinations.Value{Kind: destinations.Native}},
 	)
-	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{IPv4: addr("172.18.0.2")}})
+	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{IPv4: addr("172.18.0.2"), Bit: 3}})
 	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
 		Key: tuple("10.244.1.9", 40000, "192.0.2.80", 443, wire.TCP),
 		Value: snat.Value{
@@ -118,6 +119,7 @@ func fillAll(t *testing.T, r Reader) {
 	count(t, r, traffic.Name, traffic.Index(wire.FromUplink, traffic.Delivered), traffic.Value{Packets: 5, Bytes: 500})
 	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
 		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+		Flags: config.RoutesToStack,
 	}})
 	put(t, r, usage.Name,
 		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: 7}},

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -115,14 +116,14 @@ var views = []reader{
 	},
 	view[destinations.Key, destinations.Value]{
 		mapName: destinations.Name,
-		columns: columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "CHECKED#"),
+		columns: columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "CHECKED#"),
 		compare: func(a, b destinations.Key) int {
 			return cmp.Or(compareAddr(a.Prefix, b.Prefix), cmp.Compare(a.PrefixLen, b.PrefixLen))
 		},
 		cells: func(k destinations.Key, v destinations.Value, now uint64) []string {
 			return []string{
 				k.Netip().String(), v.Kind.String(), v.Node.String(), orDash(v.Ifindex), orDash(v.MTU),
-				Age(now, v.NeighbourChecked),
+				v.Flags.String(), bitNumbers(v.Uplinks), Age(now, v.NeighbourChecked),
 			}
 		},
 		object: func(k destinations.Key, v destinations.Value) Object {
@@ -131,10 +132,10 @@ var views = []reader{
 	},
 	view[uplinks.Key, uplinks.Value]{
 		mapName: uplinks.Name,
-		columns: columns("IFINDEX#", "IPV4", "IPV6"),
+		columns: columns("IFINDEX#", "IPV4", "IPV6", "BIT#"),
 		compare: func(a, b uplinks.Key) int { return cmp.Compare(a.Ifindex, b.Ifindex) },
 		cells: func(k uplinks.Key, v uplinks.Value, _ uint64) []string {
-			return []string{number(k.Ifindex), v.IPv4.String(), v.IPv6.String()}
+			return []string{number(k.Ifindex), v.IPv4.String(), v.IPv6.String(), number(v.Bit)}
 		},
 	},
 	snatView(snat.Name, "AS"),
@@ -166,12 +167,13 @@ var views = []reader{
 	trafficView{},
 	view[config.Key, config.Value]{
 		mapName: config.Name,
-		columns: columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6"),
+		columns: columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6", "FLAGS"),
 		compare: func(a, b config.Key) int { return cmp.Compare(a.Index, b.Index) },
 		cells: func(_ config.Key, v config.Value, _ uint64) []string {
 			return []string{
 				number(v.Layout), v.NodeIPv4.String(), v.NodeIPv6.String(),
 				prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len), prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len),
+				v.Flags.String(),
 			}
 		},
 		object: configObject,
@@ -210,6 +212,7 @@ func configObject(_ config.Key, v config.Value) Object {
 		{"node_ipv6", orEmpty(v.NodeIPv6.String())},
 		{"pod_cidr_ipv4", orEmpty(prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len))},
 		{"pod_cidr_ipv6", orEmpty(prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len))},
+		{"flags", orEmpty(v.Flags.String())},
 	}
 }
 
@@ -236,6 +239,20 @@ func orDash(n uint32) string {
 		return "-"
 	}
 	return number(n)
+}
+
+// bitNumbers lists the bits that are set, such as "0,3".
+func bitNumbers(mask uint64) string {
+	var set []string
+	for bit := range uplinks.Bits {
+		if mask&(1<<bit) != 0 {
+			set = append(set, strconv.Itoa(bit))
+		}
+	}
+	if len(set) == 0 {
+		return "-"
+	}
+	return strings.Join(set, ",")
 }
 
 // compareAddr puts IPv4 before IPv6, absent addresses first.
