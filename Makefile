@@ -79,6 +79,11 @@ ifeq ($(PACKAGES),./...)
 	go -C tools/deploy test $(TESTFLAGS) ./...
 endif
 
+.PHONY: test-all
+test-all: build ## Run the tests in their long form, in the better part of an hour (root)
+	@tools/setup.sh test
+	TEST_LONG=1 REQUIRE_PRIVILEGED=1 go test -p 1 -count 1 -timeout 60m $(TESTFLAGS) $(PACKAGES)
+
 .PHONY: test-kernels
 test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulated; KERNEL=6.1, or KERNEL=FILE MODULES=DIR
 	@tools/setup.sh test-kernels

@@ -25,6 +25,10 @@ func Require(tb testing.TB) {
 	tb.Skip("needs root")
 }
 
+// Long says whether tests run in their long form, as make test-all has them: full tables, real lifetimes, minutes. In the
+// short form the same is asserted of less.
+func Long() bool { return os.Getenv("TEST_LONG") == "1" }
+
 // HasTCX says whether the running kernel is of a version that has tcx. It asks
 // for the version, so that a kernel that should have it and refuses it fails.
 func HasTCX(tb testing.TB) bool {
