@@ -98,7 +98,7 @@ func checkHostSide(t *testing.T, w *world, host device.Link, podMAC string) {
 	if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(addr, mac) }) {
 		t.Errorf("host neighbours %v", neighbours)
 	}
-	for name, want := range map[string]string{"rp_filter": "2", "forwarding": "1"} {
+	for name, want := range map[string]string{"rp_filter": "1", "forwarding": "1"} {
 		if v, err := (device.Sysctl{}).Get("net/ipv4/conf/" + host.Name + "/" + name); err != nil || v != want {
 			t.Errorf("sysctl %s of the host side: %q, %v; want %s", name, v, err, want)
 		}

@@ -154,9 +154,10 @@ func (a *addition) podRoute(r *types.Route) device.Route {
 
 func (a *addition) setSysctls(context.Context) error {
 	s, of := device.Sysctl{}, "net/ipv4/conf/"+a.hostLink.Name+"/"
-	// Loose: the pod's packets come in where the route to its address leads, but replies to what our programs sent
-	// out elsewhere may not. The larger of this and the setting for all interfaces counts.
-	if _, err := s.Set(of+"rp_filter", "2"); err != nil {
+	// Strict: the route to the pod's address leads back here, so the kernel refuses every other source while our program
+	// is off the link. The larger of this and the setting for all interfaces counts, but on a link without an address loose
+	// is as strict.
+	if _, err := s.Set(of+"rp_filter", "1"); err != nil {
 		return err
 	}
 	if _, err := s.Set(of+"forwarding", "1"); err != nil {

@@ -164,7 +164,7 @@ func (r *reconciler) attachedTo(index int) bool {
 }
 
 func (r *reconciler) disturbed(link string) bool {
-	for name, want := range map[string]string{rpFilterOf(link): "2", forwardingOf(link): "1"} {
+	for name, want := range podSysctls(link) {
 		if have, err := r.sysctls.Get(name); err == nil && have != want {
 			return true
 		}

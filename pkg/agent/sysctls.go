@@ -62,11 +62,16 @@ func (s sysctls) holdForwarding(uplinks []string) error {
 	return errors.Join(errs...)
 }
 
+// podSysctls are the settings of a pod's host-side link: forwarded, and the pod kept to its own address by the kernel too.
+func podSysctls(link string) map[string]string {
+	return map[string]string{rpFilterOf(link): "1", forwardingOf(link): "1"}
+}
+
 // holdPod makes the settings of a pod's host-side link what the plugin made
 // them: a service manager that applies its own to every interface undoes that.
 func (s sysctls) holdPod(link string) error {
 	var errs []error
-	for name, value := range map[string]string{rpFilterOf(link): "2", forwardingOf(link): "1"} {
+	for name, value := range podSysctls(link) {
 		if _, err := s.Set(name, value); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

@@ -174,7 +174,7 @@ func TestLifeMapEntriesComeBack(t *testing.T) {
 		uplinks.Name:      emptyMap(d.dir, uplinks.Open, uplinks.Name),
 		config.Name:       d.clearConfig(),
 		// Nothing tells of this one either.
-		"rp_filter": d.node.WriteSysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/rp_filter", "1"),
+		"rp_filter": d.node.WriteSysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/rp_filter", "2"),
 		"neighbour": d.node.Netlink().NeighDel(&netlink.Neigh{LinkIndex: d.link.Attrs().Index, IP: d.pod.Addr().AsSlice()}),
 	} {
 		if err != nil {
