@@ -95,8 +95,8 @@ EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 		return -DROP_SPOOFED_SOURCE;
 	dst = addr_v4(&pkt->tuple.dst);
 	if (addr_v4_in(dst, &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return from_pod_to_local(ctx, pkt);
-	if (addr_v4_multicast(dst))
+		return config->flags & CONFIG_POD_CIDR_TO_STACK ? TRAFFIC_STACK : from_pod_to_local(ctx, pkt);
+	if (addr_v4_multicast(dst) || (config->flags & CONFIG_ROUTES_TO_STACK))
 		return TRAFFIC_STACK;
 	path = path_slot(ctx->ifindex, dst, pkt->tuple.proto);
 	if (!path)

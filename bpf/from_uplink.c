@@ -12,38 +12,42 @@
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
 
-/* What the source is: a pod, a node, the world, or what only this node can be. */
-EC_INLINE enum destination_kind from_uplink_source(const struct config *config, const struct pkt *pkt)
-{
-	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return DESTINATION_LOCAL;
-	return path_kind(&pkt->tuple.src);
-}
-
 /* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
-EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep)
+EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep, bool to_stack)
 {
 	if (!cfg.masquerade)
-		return cfg.netfilter_nat ? TRAFFIC_STACK : 0;
-	return pkt_parse_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex) : -DROP_INVALID;
+		return cfg.netfilter_nat || to_stack ? TRAFFIC_STACK : 0;
+	return pkt_parse_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, to_stack) : -DROP_INVALID;
+}
+
+/* Whether the stack decides on what comes to a pod from there: both ways of a flow, or none. */
+EC_INLINE bool from_uplink_to_stack(const struct config *config, const struct destination *from)
+{
+	return (config->flags & (CONFIG_POD_CIDR_TO_STACK | CONFIG_ROUTES_TO_STACK)) ||
+	       (from && (from->flags & DESTINATION_TO_STACK));
 }
 
 /* Whether a packet may go straight into the pod: 0, else a result. */
 EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
 			      const struct endpoint *ep)
 {
-	switch (from_uplink_source(config, pkt)) {
+	struct destination *from = path_destination(&pkt->tuple.src);
+	bool to_stack = from_uplink_to_stack(config, from);
+
+	/* What this node owns cannot come from outside. */
+	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return -DROP_SPOOFED_SOURCE;
+	switch (from ? from->kind : DESTINATION_WORLD) {
 	case DESTINATION_LOCAL:
 	case DESTINATION_HOST:
-		/* What this node owns cannot come from outside. */
 		return -DROP_SPOOFED_SOURCE;
 	case DESTINATION_POD_CIDR:
-		return nf_passes(ctx) ? 0 : TRAFFIC_STACK;
+		return !to_stack && nf_passes(ctx) ? 0 : TRAFFIC_STACK;
 	case DESTINATION_NODE:
 	case DESTINATION_NATIVE:
-		return cfg.netfilter_nat ? TRAFFIC_STACK : 0;
+		return cfg.netfilter_nat || to_stack ? TRAFFIC_STACK : 0;
 	default:
-		return from_uplink_record(ctx, pkt, ep);
+		return from_uplink_record(ctx, pkt, ep, to_stack);
 	}
 }
 
@@ -62,6 +66,18 @@ EC_INLINE struct endpoint *from_uplink_owner(const struct snat_entry *reverse)
 	return ep && ep->ifindex == reverse->ifindex ? ep : NULL;
 }
 
+/* Whether a policy of the host's gives what comes from there to the stack, also of a flow that is older. */
+EC_CALL bool from_uplink_under_policy(const struct pkt *pkt)
+{
+	struct config *config = config_get();
+	struct destination *from;
+
+	if (!config || !(config->flags & CONFIG_POLICIES))
+		return false;
+	from = path_destination(&pkt->tuple.src);
+	return from && (from->flags & DESTINATION_TO_STACK);
+}
+
 /*
  * The last step of a translated packet: the way of its flow. What goes to the
  * stack is marked, for another build's program behind this one, as there is during
@@ -72,7 +88,7 @@ EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, 
 {
 	int ret = TRAFFIC_STACK;
 
-	if (ep && !(reverse->flags & SNAT_VIA_STACK))
+	if (ep && !(reverse->flags & SNAT_VIA_STACK) && !from_uplink_under_policy(pkt))
 		ret = fwd_to_pod(ctx, pkt, ep);
 	if (ret != TRAFFIC_STACK)
 		return ret;

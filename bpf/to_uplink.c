@@ -7,9 +7,9 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/world.h"
 
-EC_INLINE bool to_uplink_is_world(const struct addr *address)
+EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct destination *to)
 {
-	return path_kind(address) == DESTINATION_WORLD && !addr_v4_multicast(addr_v4(address));
+	return (!to || to->kind == DESTINATION_WORLD) && !addr_v4_multicast(addr_v4(address));
 }
 
 /*
@@ -26,8 +26,8 @@ EC_INLINE int to_uplink_done(struct __sk_buff *ctx, const struct pkt *pkt, int r
 	return TRAFFIC_STACK;
 }
 
-/* A pod's packet that the stack forwards. */
-EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
+/* A pod's packet to the world, in clear, that the stack forwards; flags are the destination's. */
+EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep, __u32 flags)
 {
 	struct uplink_key key = {.ifindex = ctx->ifindex};
 	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
@@ -43,6 +43,10 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const str
 	ret = world_find(ctx, s, &world);
 	if (ret < 0)
 		return ret;
+	if ((flags & DESTINATION_PROTECTED) && !world.native)
+		return -DROP_IPSEC_POLICY;
+	if ((flags & DESTINATION_TO_STACK) && world.masqueraded && s->pkt.l4 == L4_FLOW)
+		nat_to_stack(&s->pkt.tuple, world.masqueraded);
 	return to_uplink_done(ctx, &s->pkt, world_translate(ctx, s, &world));
 }
 
@@ -79,6 +83,20 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
+/* A pod's packet that the stack forwards: where the stack decides on routes, it does so for every destination. */
+EC_INLINE int to_uplink_forwarded(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+				  const struct endpoint *ep)
+{
+	struct destination *to = path_destination(&s->pkt.tuple.dst);
+	__u32 flags = to ? to->flags : 0;
+
+	if (!to_uplink_is_world(&s->pkt.tuple.dst, to))
+		return TRAFFIC_STACK;
+	if (config->flags & CONFIG_ROUTES_TO_STACK)
+		flags |= DESTINATION_TO_STACK;
+	return to_uplink_of_pod(ctx, s, ep, flags);
+}
+
 EC_INLINE int to_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
@@ -98,9 +116,10 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 	key.address = pkt->tuple.src;
 	ep = bpf_map_lookup_elem(&endpoints, &key);
 	if (ep)
-		return to_uplink_is_world(&pkt->tuple.dst) ? to_uplink_of_pod(ctx, s, ep) : TRAFFIC_STACK;
+		return to_uplink_forwarded(ctx, config, s, ep);
 	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return to_uplink_is_world(&pkt->tuple.dst) ? -DROP_SPOOFED_SOURCE : TRAFFIC_STACK;
+		return to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst)) ? -DROP_SPOOFED_SOURCE
+											      : TRAFFIC_STACK;
 	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
 		return TRAFFIC_STACK;
 	if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.sport))

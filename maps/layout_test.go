@@ -110,13 +110,16 @@ var enums = map[string]enum{
 		},
 	},
 	"destination_flags": {
-		prefix: "DESTINATION_", name: named[destinations.Flags], unnamed: 2,
-		constants: map[string]uint64{"DESTINATION_TO_STACK": uint64(destinations.ToStack)},
+		prefix: "DESTINATION_", name: named[destinations.Flags], unnamed: 4,
+		constants: map[string]uint64{
+			"DESTINATION_TO_STACK": uint64(destinations.ToStack), "DESTINATION_PROTECTED": uint64(destinations.Protected),
+		},
 	},
 	"config_flags": {
-		prefix: "CONFIG_", name: named[config.Flags], unnamed: 4,
+		prefix: "CONFIG_", name: named[config.Flags], unnamed: 8,
 		constants: map[string]uint64{
 			"CONFIG_POD_CIDR_TO_STACK": uint64(config.PodCIDRToStack), "CONFIG_ROUTES_TO_STACK": uint64(config.RoutesToStack),
+			"CONFIG_POLICIES": uint64(config.Policies),
 		},
 	},
 	"flow_state": {
@@ -156,7 +159,7 @@ var enums = map[string]enum{
 			"DROP_SNAT_FULL": uint64(drops.SnatFull), "DROP_CONNTRACK_LIMIT": uint64(drops.ConntrackLimit),
 			"DROP_CONNTRACK_FULL": uint64(drops.ConntrackFull), "DROP_FLOW_COLLISION": uint64(drops.FlowCollision),
 			"DROP_FRAGMENT_UNKNOWN": uint64(drops.FragmentUnknown), "DROP_NO_SNAT_ADDRESS": uint64(drops.NoSnatAddress),
-			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_REASONS": uint64(drops.Reasons),
+			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_IPSEC_POLICY": uint64(drops.IPsecPolicy), "DROP_REASONS": uint64(drops.Reasons),
 		},
 	},
 }

@@ -101,13 +101,14 @@ EC_INLINE int ct_way(__u8 flags)
 /*
  * Records a packet that the world sends to a pod, so that the replies leave
  * unmasqueraded. Later fragments and ICMP errors belong to flows that are
- * recorded already, or to none. 0, TRAFFIC_STACK for a flow that walks the stack,
- * or a negated drop reason.
+ * recorded already, or to none. flags are for a new flow, and VIA_STACK for one that
+ * stands there too. 0, TRAFFIC_STACK for a flow that walks the stack, or a negated
+ * drop reason.
  */
-EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex)
+EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
 {
 	struct tuple replies = tuple_reversed(&pkt->tuple);
-	__u8 flags = cfg.netfilter_nat ? SNAT_VIA_STACK : 0;
+	__u8 flags = cfg.netfilter_nat || to_stack ? SNAT_VIA_STACK : 0;
 	struct conntrack_entry *e;
 
 	if (pkt->fragment == FRAGMENT_LATER || pkt->l4 == L4_ICMP_ERROR)
@@ -115,6 +116,8 @@ EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex)
 	e = ct_lookup(&replies, ifindex);
 	if (!e)
 		return ct_create(&replies, pkt, ifindex, flags) ?: ct_way(flags);
+	if (to_stack)
+		e->flags |= SNAT_VIA_STACK;
 	ct_note_from_world(e, pkt);
 	return ct_way(e->flags);
 }

@@ -184,6 +184,17 @@ EC_INLINE void nat_note_out(struct snat_entry *e, const struct pkt *pkt)
 	nat_note(e, &snat_reverse, &world, pkt);
 }
 
+/* Has a flow walk the stack from now on, both ways. */
+EC_CALL void nat_to_stack(const struct tuple *out, struct snat_entry *own)
+{
+	struct tuple key = nat_reverse_key(out, &own->to_address, own->to_port);
+	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &key);
+
+	own->flags |= SNAT_VIA_STACK;
+	if (reverse)
+		reverse->flags |= SNAT_VIA_STACK;
+}
+
 EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *world, const struct pkt *pkt)
 {
 	struct tuple pod = nat_reverse_key(world, &e->to_address, e->to_port);

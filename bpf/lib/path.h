@@ -73,6 +73,11 @@ EC_INLINE void path_keep(struct path *p, __u32 from, __be32 address, __u32 proto
 	p->found = bpf_ktime_get_coarse_ns();
 }
 
+/*
+ * What an address is. Who asks without keeping it asks each time: where one program
+ * still went by what it kept, and the other did not, the two directions of a flow
+ * would part.
+ */
 EC_INLINE struct destination *path_destination(const struct addr *address)
 {
 	struct destination_key key = {.prefix_len = 128, .prefix = *address};
@@ -152,6 +157,8 @@ EC_CALL int path_search(struct __sk_buff *ctx, const struct pkt *pkt, struct pat
 	int ret = 0;
 
 	p->found = 0;
+	if (to && (to->flags & DESTINATION_TO_STACK))
+		return TRAFFIC_STACK;
 	p->kind = to ? to->kind : DESTINATION_WORLD;
 	switch (p->kind) {
 	case DESTINATION_HOST:
@@ -167,17 +174,6 @@ EC_CALL int path_search(struct __sk_buff *ctx, const struct pkt *pkt, struct pat
 	if (!ret)
 		path_keep(p, ctx->ifindex, addr_v4(&pkt->tuple.dst), pkt->tuple.proto);
 	return ret;
-}
-
-/*
- * What an address is, asked for each time: where one program still went by what it
- * kept, and the other did not, the two directions of a flow would part.
- */
-EC_INLINE enum destination_kind path_kind(const struct addr *address)
-{
-	struct destination *d = path_destination(address);
-
-	return d ? d->kind : DESTINATION_WORLD;
 }
 
 #endif

@@ -90,9 +90,7 @@ EC_CALL bool world_is_older(const struct pkt *pkt, const struct world *w)
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	if (reverse && reverse->state && !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
 		return true;
-	own->flags |= SNAT_VIA_STACK;
-	if (reverse)
-		reverse->flags |= SNAT_VIA_STACK;
+	nat_to_stack(&pkt->tuple, own);
 	return false;
 }
 

@@ -38,10 +38,13 @@ type Flags uint32
 const (
 	PodCIDRToStack Flags = 1
 	RoutesToStack  Flags = 2
+	Policies       Flags = 4
 )
 
 // String lists the bits, such as "pod_cidr_to_stack"; "-" when none is set.
-func (f Flags) String() string { return wire.Bits(uint32(f), "pod_cidr_to_stack", "routes_to_stack") }
+func (f Flags) String() string {
+	return wire.Bits(uint32(f), "pod_cidr_to_stack", "routes_to_stack", "policies")
+}
 
 // MarshalText implements encoding.TextMarshaler.
 func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }

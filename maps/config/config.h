@@ -16,6 +16,7 @@
 enum config_flags {
 	CONFIG_POD_CIDR_TO_STACK = 1, /* this node's podCIDR is under a policy of the host */
 	CONFIG_ROUTES_TO_STACK = 2,   /* its routes depend on more than the programs can ask for */
+	CONFIG_POLICIES = 4,          /* there are destinations on which the stack decides */
 };
 
 /*

@@ -66,11 +66,15 @@ func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 // Flags are properties of a destination: enum destination_flags.
 type Flags uint32
 
-// ToStack says that the host's stack decides, whatever the kind.
-const ToStack Flags = 1
+// The bits of Flags: the host's stack decides, whatever the kind; nothing may go
+// there in clear under the node's own address.
+const (
+	ToStack   Flags = 1
+	Protected Flags = 2
+)
 
-// String lists the bits, such as "to_stack"; "-" when none is set.
-func (f Flags) String() string { return wire.Bits(uint32(f), "to_stack") }
+// String lists the bits, such as "to_stack|protected"; "-" when none is set.
+func (f Flags) String() string { return wire.Bits(uint32(f), "to_stack", "protected") }
 
 // MarshalText implements encoding.TextMarshaler.
 func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }

@@ -27,7 +27,8 @@ enum destination_kind {
 };
 
 enum destination_flags {
-	DESTINATION_TO_STACK = 1, /* the host's stack decides, whatever the kind */
+	DESTINATION_TO_STACK = 1,  /* the host's stack decides, whatever the kind */
+	DESTINATION_PROTECTED = 2, /* nothing may go there in clear under the node's own address */
 };
 
 /*

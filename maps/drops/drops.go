@@ -40,6 +40,7 @@ const (
 	FragmentUnknown
 	NoSnatAddress
 	WriteFailed
+	IPsecPolicy
 	Reasons
 )
 
@@ -63,6 +64,7 @@ var text = [Reasons][2]string{
 	FragmentUnknown: {"FRAGMENT_UNKNOWN", "a later fragment whose first was not seen"},
 	NoSnatAddress:   {"NO_SNAT_ADDRESS", "the uplink has no address to masquerade to"},
 	WriteFailed:     {"WRITE_FAILED", "the kernel refused a change to the packet"},
+	IPsecPolicy:     {"IPSEC_POLICY", "masqueraded it would fall under an IPsec policy of the host, in clear"},
 }
 
 // String is the name of the reason, such as "SPOOFED_SOURCE".

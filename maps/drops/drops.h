@@ -28,6 +28,7 @@ enum drop_reason {
 	DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
 	DROP_NO_SNAT_ADDRESS,  /* the uplink has no address to masquerade to */
 	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */
+	DROP_IPSEC_POLICY,     /* masqueraded it would fall under an IPsec policy of the host, in clear */
 	DROP_REASONS,
 };
 

@@ -36,6 +36,7 @@ type bed struct {
 	programs map[wire.Direction]*ebpf.Program
 	collect  *ebpf.Program
 
+	config       *config.Map
 	endpoints    *endpoints.Map
 	devices      *devices.Map
 	destinations *destinations.Map
@@ -115,9 +116,14 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.usage = typed.New[usage.Key, usage.Value](m[usage.Name], usage.Name)
 	b.drops = drops.Of(m[drops.Name])
 	b.traffic = traffic.Of(m[traffic.Name])
-	node := typed.New[config.Key, config.Value](m[config.Name], config.Name)
-	must(b, node.Put(config.Key{}, config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: addr(nodeIP), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
+	b.configure(0)
+}
+
+// configure writes the node's one record, with these flags.
+func (b *bed) configure(flags config.Flags) {
+	must(b, b.config.Put(config.Key{}, config.Value{
+		Layout: wire.LayoutVersion, NodeIPv4: addr(nodeIP), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24, Flags: flags,
 	}))
 }
 
