@@ -314,13 +314,14 @@ func (w *world) everything() []string {
 	return all
 }
 
-// files of the state directory, but for what is there for good once it was used and for resting addresses.
+// files of the state directory, but for what is there for good once it was used, for resting addresses, and for notes of
+// who holds the lock, which a kill leaves until somebody has it alone.
 func (w *world) files() []string {
 	var all []string
 	w.must(filepath.WalkDir(w.stateDir, func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
-		if err != nil || d.IsDir() || name == "lock" || name == ".lock" || strings.HasPrefix(name, "last_reserved_ip.") ||
-			strings.HasPrefix(name, "quarantine.") {
+		if err != nil || d.IsDir() || name == "lock" || name == "gate" || name == ".lock" || strings.HasPrefix(name, "last_reserved_ip.") ||
+			strings.HasPrefix(name, "quarantine.") || filepath.Base(filepath.Dir(path)) == "holders" {
 			return err
 		}
 		rel, err := filepath.Rel(w.stateDir, path)

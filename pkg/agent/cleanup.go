@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
@@ -44,6 +45,9 @@ func Cleanup(ctx context.Context, d Directories, log *slog.Logger) error {
 	c.record.Made = append(c.record.Made, made...)
 	return c.run(ctx)
 }
+
+// cleanupWait is longer than any work on one pod takes.
+const cleanupWait = 30 * time.Second
 
 type cleaner struct {
 	Directories
@@ -87,7 +91,9 @@ func (c *cleaner) removeList(context.Context) error {
 // releaseEndpoints takes every pod's attachment away, then what killed plugins
 // have left. Nobody can come in between: the node's lock is held throughout.
 func (c *cleaner) releaseEndpoints(ctx context.Context) error {
-	lock, err := bpffs.Exclusive(ctx, c.State)
+	wait, cancel := context.WithTimeout(ctx, cleanupWait)
+	defer cancel()
+	lock, err := bpffs.Exclusive(wait, c.State)
 	if err != nil {
 		return err
 	}
@@ -148,16 +154,11 @@ func (c *cleaner) removePlugin(context.Context) error {
 // removeFiles empties the state directory of what is ours, and removes the
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
-	names := []string{
-		recordName, recordName + ".next", observe.ClusterFile, observe.ClusterFile + ".next", "qdiscs", "qdiscs.next",
-		"lock", "agent.lock",
-	}
+	names := append(bpffs.LockFiles(), "agent.lock", "qdiscs", "qdiscs.next",
+		recordName, recordName+".next", observe.ClusterFile, observe.ClusterFile+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
-		err := os.Remove(filepath.Join(c.State, name))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, os.RemoveAll(filepath.Join(c.State, name)))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

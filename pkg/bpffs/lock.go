@@ -26,46 +26,58 @@ var ErrLocked = errors.New("held by another process")
 // Lock is a held advisory lock (flock). The kernel releases it with the
 // process, however that ends.
 type Lock struct {
-	file *os.File
-}
-
-// Shared takes the node's lock for work on one pod: many may hold it at once.
-// Waiting ends with ctx; the error then matches ErrLocked.
-func Shared(ctx context.Context, stateDir string) (*Lock, error) {
-	return acquire(ctx, filepath.Join(stateDir, "lock"), unix.LOCK_SH)
-}
-
-// Exclusive takes the node's lock for a change to all pods at once, such as an
-// upgrade. Waiting ends with ctx; the error then matches ErrLocked.
-func Exclusive(ctx context.Context, stateDir string) (*Lock, error) {
-	return acquire(ctx, filepath.Join(stateDir, "lock"), unix.LOCK_EX)
+	files []*os.File
+	note  string // the file that tells who holds it; empty: there is none
 }
 
 // File takes an exclusive lock on the file at path, which is made if it is
 // missing. Waiting ends with ctx; the error then matches ErrLocked.
 func File(ctx context.Context, path string) (*Lock, error) {
-	return acquire(ctx, path, unix.LOCK_EX)
+	f, err := openLock(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := poll(ctx, func() error { return try(f, unix.LOCK_EX) }); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return &Lock{files: []*os.File{f}}, nil
 }
 
-func acquire(ctx context.Context, path string, how int) (*Lock, error) {
+func openLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
+	return f, nil
+}
+
+// poll tries until it succeeds or ctx ends, and once in any case.
+func poll(ctx context.Context, try func() error) error {
 	for wait := firstLockPoll; ; wait = min(2*wait, lockPoll) {
-		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err == nil {
-			return &Lock{file: f}, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
+		err := try()
+		if !errors.Is(err, ErrLocked) {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			_ = f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, ErrLocked)
+			return err
 		case <-time.After(wait):
+		}
+	}
+}
+
+// try takes a lock, or changes the one that is held, if that can be done at once.
+func try(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return fmt.Errorf("lock %s: %w", f.Name(), ErrLocked)
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
 	}
 }
@@ -80,26 +92,124 @@ func Held(path string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("open lock: %w", err)
 	}
-	defer f.Close()
-	for {
-		// Closing the file gives the lock back at once.
-		err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return false, nil
-		case errors.Is(err, unix.EWOULDBLOCK):
-			return true, nil
-		case !errors.Is(err, unix.EINTR):
-			return false, fmt.Errorf("try lock %s: %w", path, err)
-		}
+	defer f.Close() // which gives the lock back at once
+	err = try(f, unix.LOCK_SH)
+	if errors.Is(err, ErrLocked) {
+		return true, nil
 	}
+	return false, err
 }
 
 // Release gives the lock back. A second call does nothing.
 func (l *Lock) Release() {
-	if l == nil || l.file == nil {
+	if l == nil {
 		return
 	}
-	_ = l.file.Close()
-	l.file = nil
+	if l.note != "" {
+		_ = os.Remove(l.note)
+	}
+	for _, f := range l.files {
+		_ = f.Close()
+	}
+	l.files, l.note = nil, ""
+}
+
+// The node's lock in the state directory. Whoever takes lockName goes through
+// gateName first: for a share only for a moment. Who wants the lock alone keeps
+// the gate shut meanwhile, so that no new shares come in front of it, and has it
+// when those of before are given back. A build that knows of no gate is excluded
+// by lockName all the same.
+const (
+	lockName = "lock"
+	gateName = "gate"
+)
+
+// One share may be held for very long, by a process that hangs. So that others
+// are not kept out for just as long, the gate opens now and then.
+const (
+	gateShut = 5 * time.Second
+	gateOpen = time.Second
+)
+
+// LockFiles are the names of what the node's lock leaves in the state directory.
+func LockFiles() []string { return []string{lockName, gateName, holdersName} }
+
+// Shared takes the node's lock for work on one pod: many may hold it at once.
+// Waiting ends with ctx; the error then matches ErrLocked and names the holders.
+func Shared(ctx context.Context, stateDir string) (*Lock, error) {
+	lock, gate, err := openNode(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lock{files: []*os.File{lock, gate}}
+	err = poll(ctx, func() error {
+		if err := try(gate, unix.LOCK_SH); err != nil {
+			return err
+		}
+		return errors.Join(try(lock, unix.LOCK_SH), try(gate, unix.LOCK_UN))
+	})
+	if err != nil {
+		l.Release()
+		return nil, NameHolders(stateDir, err)
+	}
+	l.sign(stateDir)
+	return l, nil
+}
+
+// Exclusive takes the node's lock for a change to all pods at once, such as an
+// upgrade. Waiting ends with ctx; the error then matches ErrLocked and names the
+// holders.
+func Exclusive(ctx context.Context, stateDir string) (*Lock, error) {
+	return exclusive(ctx, stateDir, gateShut, gateOpen)
+}
+
+func exclusive(ctx context.Context, stateDir string, shut, open time.Duration) (*Lock, error) {
+	lock, gate, err := openNode(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lock{files: []*os.File{lock, gate}}
+	for {
+		err := alone(ctx, lock, gate, shut)
+		if err == nil {
+			// All notes are of processes that were killed.
+			_ = os.RemoveAll(filepath.Join(stateDir, holdersName))
+			l.sign(stateDir)
+			return l, nil
+		}
+		if !errors.Is(err, ErrLocked) || ctx.Err() != nil {
+			l.Release()
+			return nil, NameHolders(stateDir, err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(open):
+		}
+	}
+}
+
+// alone shuts the gate and waits for the shares to be given back. After an error
+// the gate is open.
+func alone(ctx context.Context, lock, gate *os.File, shut time.Duration) error {
+	if err := poll(ctx, func() error { return try(gate, unix.LOCK_EX) }); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, shut)
+	defer cancel()
+	err := poll(ctx, func() error { return try(lock, unix.LOCK_EX) })
+	if err != nil {
+		err = errors.Join(err, try(gate, unix.LOCK_UN))
+	}
+	return err
+}
+
+func openNode(stateDir string) (lock, gate *os.File, err error) {
+	if lock, err = openLock(filepath.Join(stateDir, lockName)); err != nil {
+		return nil, nil, err
+	}
+	if gate, err = openLock(filepath.Join(stateDir, gateName)); err != nil {
+		_ = lock.Close()
+		return nil, nil, err
+	}
+	return lock, gate, nil
 }

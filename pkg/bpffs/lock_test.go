@@ -13,21 +13,38 @@ import (
 	"time"
 )
 
-// helperFile tells the test binary, started again, to hold a lock.
-const helperFile = "TEST_HOLD_LOCK"
+// What the test binary, started again, is told to do: one of these, with the
+// path of the lock's file or of the state directory.
+const (
+	helperFile  = "TEST_HOLD_LOCK"
+	helperShare = "TEST_HOLD_SHARE"
+	helperWait  = "TEST_WANT_ALONE"
+)
 
 func TestMain(m *testing.M) {
-	if path := os.Getenv(helperFile); path != "" {
-		hold(path)
-		return
+	for _, what := range []string{helperFile, helperShare, helperWait} {
+		if path := os.Getenv(what); path != "" {
+			hold(what, path)
+			return
+		}
 	}
 	os.Exit(m.Run())
 }
 
 // hold is the other process: it takes the lock, says so, and keeps it until it
 // is killed or its input ends.
-func hold(path string) {
-	if _, err := File(context.Background(), path); err != nil {
+func hold(what, path string) {
+	var err error
+	switch what {
+	case helperFile:
+		_, err = File(context.Background(), path)
+	case helperShare:
+		_, err = Shared(context.Background(), path)
+	case helperWait:
+		fmt.Println("held") // it has nothing to say later
+		_, err = Exclusive(context.Background(), path)
+	}
+	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -35,15 +52,15 @@ func hold(path string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// startHolder starts a process that holds the lock, and returns when it does.
-func startHolder(t *testing.T, path string) *exec.Cmd {
+// startHelper starts a process that holds the lock, and returns when it does.
+func startHelper(t *testing.T, what, path string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), helperFile+"="+path)
+	cmd.Env = append(os.Environ(), what+"="+path)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +101,7 @@ func held(t *testing.T, path string) bool {
 
 func TestLockAgainstAnotherProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.lock")
-	other := startHolder(t, path)
+	other := startHelper(t, helperFile, path)
 	if !held(t, path) {
 		t.Error("Held does not see the other process's lock")
 	}

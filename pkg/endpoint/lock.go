@@ -22,7 +22,7 @@ type Lock struct {
 }
 
 // Acquire locks one endpoint: a byte of one file, chosen by the endpoint's name, so that no file per endpoint is left
-// behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked.
+// behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked and names those at work on this node's pods.
 func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
 	if err := os.MkdirAll(Dir(stateDir), 0o700); err != nil {
 		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
@@ -34,7 +34,7 @@ func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
 	}
 	if err := lockByte(ctx, f, offset(id)); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
+		return nil, fmt.Errorf("lock endpoint %s: %w", id, bpffs.NameHolders(stateDir, err))
 	}
 	return &Lock{file: f}, nil
 }
