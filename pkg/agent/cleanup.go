@@ -154,7 +154,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // removeFiles empties the state directory of what is ours, and removes the
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
-	names := append(bpffs.LockFiles(), "agent.lock", "qdiscs", "qdiscs.next",
+	names := append(bpffs.LockFiles(), datapath.LoadLock, "agent.lock", "qdiscs", "qdiscs.next",
 		recordName, recordName+".next", observe.ClusterFile, observe.ClusterFile+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {

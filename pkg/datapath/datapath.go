@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -61,6 +62,9 @@ type Options struct {
 	Spec *ebpf.CollectionSpec
 	// Log takes what a person should know; nil: slog.Default.
 	Log *slog.Logger
+
+	// begin, when it is not nil, is called before the first change to what runs.
+	begin func()
 }
 
 func (o Options) withDefaults() Options {
@@ -87,6 +91,16 @@ func (o Options) lock(ctx context.Context) (*bpffs.Lock, error) {
 	return bpffs.Exclusive(ctx, o.StateDir)
 }
 
+// LoadLock is the file in the state directory that keeps two loads apart. The
+// node's lock is too dear for that: the verifier takes seconds.
+const LoadLock = "load.lock"
+
+func (o Options) lockLoading(ctx context.Context) (*bpffs.Lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.LockTimeout)
+	defer cancel()
+	return bpffs.File(ctx, filepath.Join(o.StateDir, LoadLock))
+}
+
 // Datapath is the dataplane of a node, open and running. It goes on running
 // when it is closed, and when the process ends. Its methods may be called from
 // several goroutines at once, but for Close.
@@ -95,8 +109,8 @@ type Datapath struct {
 	Maps *Maps
 
 	opts Options
-	// programs are the loaded ones by name. Whoever uses one holds running, for
-	// Reconfigure takes others in their place.
+	// programs are the loaded ones by name. Whoever uses one, or compares one with
+	// what is attached, holds running, for Reconfigure takes others in their place.
 	programs map[string]*ebpf.Program
 	running  sync.RWMutex
 	// changes keeps attaching, detaching and replacing apart.
@@ -114,23 +128,32 @@ func (d *Datapath) Program(name string) *ebpf.Program {
 
 // Reconfigure replaces the running programs by the same ones with other
 // constants, in place: maps, flows and attachments stay. After an error the
-// programs of before run on.
+// programs of before run on. Other methods wait for it while it replaces, but not
+// while it waits itself, for the verifier or for work on pods.
 func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) error {
-	d.changes.Lock()
-	defer d.changes.Unlock()
 	// The new programs find their maps by their pins. One that somebody removed would be made anew, and empty.
 	if _, err := d.RestorePins(); err != nil {
 		return fmt.Errorf("reconfigure programs: %w", err)
 	}
 	opts := d.opts
 	opts.NodeConfig = node
+	begun := false
+	opts.begin = func() {
+		begun = true
+		d.changes.Lock()
+		d.running.Lock()
+	}
 	next, err := Load(ctx, opts)
+	if err == nil {
+		d.programs, next.programs = next.programs, d.programs
+	}
+	if begun {
+		d.running.Unlock()
+		d.changes.Unlock()
+	}
 	if err != nil {
 		return fmt.Errorf("reconfigure programs: %w", err)
 	}
-	d.running.Lock()
-	d.programs, next.programs = next.programs, d.programs
-	d.running.Unlock()
 	return next.Close()
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // step is a point of Load between two changes, where it may be cut off.
@@ -54,13 +55,14 @@ func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, er
 	if err := os.MkdirAll(opts.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)
 	}
-	lock, err := opts.lock(ctx)
+	loading, err := opts.lockLoading(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Release()
+	defer loading.Release()
 	l := &loader{opts: opts, at: at, qdiscs: qdiscs{stateDir: opts.StateDir}}
-	if err := l.run(); err != nil {
+	defer func() { l.pods.Release() }()
+	if err := l.run(ctx); err != nil {
 		l.close()
 		return nil, err
 	}
@@ -75,9 +77,11 @@ type loader struct {
 	spec     *ebpf.CollectionSpec
 	tables   map[string]*table
 	programs map[string]*ebpf.Program
+	pods     *bpffs.Lock // keeps the plugin out; nil: it may work
 }
 
-func (l *loader) run() error {
+// run does all that takes the verifier's time before it keeps the plugin out.
+func (l *loader) run(ctx context.Context) error {
 	stages := []struct {
 		do   func() error
 		then step
@@ -87,6 +91,7 @@ func (l *loader) run() error {
 		{l.openTables, stepOpened},
 		{l.loadPrograms, stepLoaded},
 		{l.selfTest, stepTested},
+		{func() error { return l.begin(ctx) }, ""},
 		{l.fill, stepFilled},
 		{l.replace, ""},
 		{l.publish, ""},
@@ -105,8 +110,21 @@ func (l *loader) run() error {
 	return nil
 }
 
+// begin comes before anything that runs is touched: nobody works on a pod, attaches or detaches from then on.
+func (l *loader) begin(ctx context.Context) (err error) {
+	started := time.Now()
+	if l.pods, err = l.opts.lock(ctx); err != nil {
+		return err
+	}
+	l.opts.Log.Info("no work on a pod is under way", "waited", time.Since(started))
+	if l.opts.begin != nil {
+		l.opts.begin()
+	}
+	return l.qdiscs.prune() // those of interfaces that are gone
+}
+
 // prepare makes the directories, configures the programs and sweeps pins that
-// never got to their place and records of interfaces that are gone.
+// never got to their place.
 func (l *loader) prepare() (err error) {
 	if err := l.opts.Dir.Prepare(); err != nil {
 		return err
@@ -117,7 +135,7 @@ func (l *loader) prepare() (err error) {
 	if err := os.MkdirAll(nextDir(l.opts.Dir), 0o700); err != nil {
 		return fmt.Errorf("make pin directory: %w", err)
 	}
-	return errors.Join(sweepNext(l.opts.Dir, l.spec.Maps), l.qdiscs.prune())
+	return sweepNext(l.opts.Dir, l.spec.Maps)
 }
 
 // kernelPrefix tells our maps from others' in `bpftool map`; what is pinned has the plain name.

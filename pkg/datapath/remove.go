@@ -17,11 +17,16 @@ func Remove(ctx context.Context, opts Options) error {
 	if _, err := os.Stat(opts.StateDir); errors.Is(err, fs.ErrNotExist) {
 		return remove(opts)
 	}
-	lock, err := opts.lock(ctx)
+	loading, err := opts.lockLoading(ctx)
 	if err != nil {
 		return err
 	}
-	defer lock.Release()
+	defer loading.Release()
+	pods, err := opts.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer pods.Release()
 	return remove(opts)
 }
 

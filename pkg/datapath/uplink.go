@@ -63,6 +63,8 @@ func (d *Datapath) Detach(ifindex int, hook attach.Hook) error {
 
 // Attached reports whether this build's program is on the hook of the interface.
 func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
+	d.running.RLock()
+	defer d.running.RUnlock()
 	state, err := d.opts.attacher().Attached(ifindex, hook)
 	if err != nil {
 		return false, err
@@ -71,9 +73,8 @@ func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 	return err == nil && state.Mode != "" && state.ProgramID == id, err
 }
 
+// programID is for a caller that holds running.
 func (d *Datapath) programID(name string) (ebpf.ProgramID, error) {
-	d.running.RLock()
-	defer d.running.RUnlock()
 	p := d.programs[name]
 	if p == nil {
 		return 0, fmt.Errorf("no program %s is loaded", name)
