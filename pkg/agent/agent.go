@@ -215,7 +215,7 @@ func (a *agent) work(ctx context.Context) error {
 		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
 		standing: standing, told: a.told, translation: a.translation,
 		attached: map[uint32]string{}, reported: map[string]bool{},
-		orphans: newOrphans(),
+		orphans: newOrphans(), modes: newModes(),
 	}
 	r.tellTranslation()
 	updates, network := make(chan source.Update), make(chan struct{}, 1)
@@ -223,6 +223,8 @@ func (a *agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.followNodes(ctx, updates) })
 	g.Go(func() error { return a.followNetwork(ctx, network) })
 	g.Go(func() error { return r.run(ctx, updates, network) })
+	g.Go(func() error { return r.changeModes(ctx) })
+	g.Go(func() error { return a.sweepOrphans(ctx) })
 	g.Go(func() error { return a.collect(ctx) })
 	for _, s := range a.servers {
 		g.Go(func() error { return serve(ctx, s, a.log) })

@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"context"
+	"errors"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -57,29 +60,53 @@ func TestBusyEndpointIsForTheNextPass(t *testing.T) {
 	}
 }
 
-func TestLocksTakeOneWaitPerPass(t *testing.T) {
+// Neither a pass nor a change of the mode waits for a lock: a new Node's route would wait with them.
+func TestReconcilerWaitsForNoLock(t *testing.T) {
 	r, e := withPod(t)
 	lost := orphan(t, r)
 	r.pass(t.Context())
 	r.orphans.first[lost.ID] = time.Now().Add(-apart)
-	r.orphans.swept = time.Time{}
 	r.breakEntry(t, e)
-	lock, err := bpffs.Exclusive(t.Context(), r.cfg.State)
+	hung, err := bpffs.Shared(t.Context(), r.cfg.State)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Release()
-	// A repair, a release and a search want it. On a busy machine a pass may take longer than it waits, but hardly three.
-	took := 2 * lockPatience
-	for tries := 0; tries < 3 && took >= 2*lockPatience; tries++ {
+	defer hung.Release()
+	upgrade := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := bpffs.Exclusive(ctx, r.cfg.State)
+		upgrade <- err
+	}()
+	for shut := false; !shut; {
+		if shut, err = bpffs.Held(filepath.Join(r.cfg.State, "gate")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.translation.mode = KubeProxyOn
+	third := n2()
+	third.Name, third.PodCIDRs, third.InternalIPs = "n3", []string{"10.244.3.0/24"}, []string{"172.18.0.13"}
+	took := time.Minute
+	for tries := 0; tries < 3 && took > 100*time.Millisecond; tries++ { // a busy machine may take its time
 		started := time.Now()
-		r.pass(t.Context())
+		r.followTranslation(time.Now())
+		r.take(list(n1(), n2(), third))
+		if again := r.pass(t.Context()); again > retry {
+			t.Errorf("what could not be done is tried again after %v", again)
+		}
 		took = time.Since(started)
 	}
-	if took < lockPatience || took >= 2*lockPatience {
-		t.Errorf("the pass took %v, want one wait of %v", took, lockPatience)
+	if took > 100*time.Millisecond {
+		t.Errorf("the pass took %v", took)
+	}
+	if !r.translation.changing || !r.route(t, "10.244.3.0/24") {
+		t.Errorf("mode under way: %v; the new Node's route: %v", r.translation.changing, r.route(t, "10.244.3.0/24"))
 	}
 	r.assertReady(t)
+	cancel()
+	if err := <-upgrade; !errors.Is(err, bpffs.ErrLocked) {
+		t.Errorf("the upgrade beside a share: %v", err)
+	}
 }
 
 func TestPodThatIsNotRepairedIsNotTheNodesFault(t *testing.T) {

@@ -21,18 +21,19 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// lockPatience is how long one pass waits for locks, all in all; who holds one is
-// at work on what we wanted to look at, and the next pass is near.
-const lockPatience = 500 * time.Millisecond
+// atOnce has a lock taken now or not at all. Who holds it is at work on what we
+// wanted to look at, and the next pass is near.
+func atOnce() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
 
 // tendEndpoints repairs this node's pods and releases those that are gone. It
 // returns when to look again. What can't be done for one of them is no fault of
 // the node, which goes on carrying the others.
-func (r *reconciler) tendEndpoints(ctx context.Context) (time.Duration, error) {
+func (r *reconciler) tendEndpoints() (time.Duration, error) {
 	next := resync
-	// Every lock is tried, even when there is no time left to wait for one.
-	wait, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
 	for _, e := range r.view.endpoints {
 		if e.Releasing {
 			continue
@@ -42,11 +43,11 @@ func (r *reconciler) tendEndpoints(ctx context.Context) (time.Duration, error) {
 		}
 		if len(r.damage(e)) == 0 {
 			r.settled(aboutEndpoint(e.ID))
-		} else if !r.done(e.ID, r.locked(wait, e.ID, r.repair)) {
+		} else if !r.done(e.ID, r.locked(e.ID, r.repair)) {
 			next = retry
 		}
 	}
-	again, err := r.releaseOrphans(ctx, wait)
+	again, err := r.releaseOrphans()
 	return min(next, again), err
 }
 
@@ -68,8 +69,8 @@ func (r *reconciler) done(id endpoint.ID, err error) bool {
 
 // locked runs fix on an endpoint that nobody else works on, with its state as it
 // is then. An endpoint that is gone or going by then is left alone.
-func (r *reconciler) locked(wait context.Context, id endpoint.ID, fix func(endpoint.Endpoint) error) error {
-	return r.holding(wait, id, func() error {
+func (r *reconciler) locked(id endpoint.ID, fix func(endpoint.Endpoint) error) error {
+	return r.holding(id, func() error {
 		e, err := endpoint.Read(r.cfg.State, id)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing {
 			return nil
@@ -81,14 +82,14 @@ func (r *reconciler) locked(wait context.Context, id endpoint.ID, fix func(endpo
 	})
 }
 
-// holding runs f while nobody else works on an endpoint.
-func (r *reconciler) holding(wait context.Context, id endpoint.ID, f func() error) error {
-	node, err := bpffs.Shared(wait, r.cfg.State)
+// holding runs f while nobody else works on an endpoint, if nobody does now.
+func (r *reconciler) holding(id endpoint.ID, f func() error) error {
+	node, err := bpffs.Shared(atOnce(), r.cfg.State)
 	if err != nil {
 		return err
 	}
 	defer node.Release()
-	own, err := endpoint.Acquire(wait, r.cfg.State, id)
+	own, err := endpoint.Acquire(atOnce(), r.cfg.State, id)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,18 +9,13 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-const (
-	// apart is the least time between the two observations after which something
-	// that nobody needs any more is taken away: a DEL may be on its way.
-	apart = 5 * time.Second
-	// sweeping is how often what belongs to no endpoint is searched for.
-	sweeping = time.Minute
-)
+// apart is the least time between the two observations after which something that
+// nobody needs any more is taken away: a DEL may be on its way.
+const apart = 5 * time.Second
 
 // orphans remembers what was found to be nobody's, and when first.
 type orphans struct {
@@ -29,7 +23,6 @@ type orphans struct {
 	// linkless are endpoints without a link whose namespace is there, by when they were first seen so. Every DEL makes one
 	// for a moment.
 	linkless map[endpoint.ID]time.Time
-	swept    time.Time
 }
 
 func newOrphans() orphans {
@@ -38,8 +31,8 @@ func newOrphans() orphans {
 
 // releaseOrphans takes away endpoints whose link and namespace are gone, and
 // addresses that no endpoint holds, on the second of two observations. It
-// returns when to look again. Locks are waited for as long as wait lasts.
-func (r *reconciler) releaseOrphans(ctx, wait context.Context) (time.Duration, error) {
+// returns when to look again.
+func (r *reconciler) releaseOrphans() (time.Duration, error) {
 	found := map[endpoint.ID]string{} // with the network of each
 	known, linkless := map[endpoint.ID]bool{}, map[endpoint.ID]endpoint.Endpoint{}
 	for _, e := range r.view.endpoints {
@@ -69,12 +62,12 @@ func (r *reconciler) releaseOrphans(ctx, wait context.Context) (time.Duration, e
 		case now.Sub(first) < apart:
 			next = min(next, apart-now.Sub(first))
 		default:
-			if !r.done(id, r.release(ctx, wait, id, network)) {
+			if !r.done(id, r.release(id, network)) {
 				next = retry
 			}
 		}
 	}
-	return next, r.sweep(wait, now)
+	return next, nil
 }
 
 // tellLinkless complains of endpoints that had no link at the first of two observations and have none at the second. It
@@ -140,8 +133,8 @@ func (r *reconciler) findReservations(known map[endpoint.ID]bool, found map[endp
 }
 
 // release takes an endpoint away for good, if it still is nobody's.
-func (r *reconciler) release(ctx, wait context.Context, id endpoint.ID, network string) error {
-	return r.holding(wait, id, func() error {
+func (r *reconciler) release(id endpoint.ID, network string) error {
+	return r.holding(id, func() error {
 		_, err := r.host.LinkByName(id.HostLinkName())
 		if !errors.Is(err, device.ErrNotFound) {
 			return err // it came to life
@@ -152,30 +145,10 @@ func (r *reconciler) release(ctx, wait context.Context, id endpoint.ID, network 
 		}
 		r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
 		delete(r.orphans.first, id)
-		ctx, cancel := context.WithTimeout(ctx, lockPatience) // for the addresses' lock
-		defer cancel()
-		return r.releaser().ReleaseLocked(ctx, id, network)
+		return r.cfg.releaser().ReleaseLocked(atOnce(), id, network)
 	})
 }
 
-func (r *reconciler) releaser() endpoint.Releaser {
-	return endpoint.Releaser{StateDir: r.cfg.State, Pins: r.cfg.BPFFS, Quarantine: r.cfg.Quarantine, Log: r.log}
-}
-
-// sweep searches for what no endpoint explains, now and then: links of killed
-// ADDs, entries and pins of links that are gone.
-func (r *reconciler) sweep(wait context.Context, now time.Time) error {
-	if now.Sub(r.orphans.swept) < sweeping {
-		return nil
-	}
-	node, err := bpffs.Exclusive(wait, r.cfg.State)
-	if errors.Is(err, bpffs.ErrLocked) {
-		return nil // pods come and go; the next pass tries again
-	}
-	if err != nil {
-		return err
-	}
-	defer node.Release()
-	r.orphans.swept = now
-	return r.releaser().Sweep(nil)
+func (c Config) releaser() endpoint.Releaser {
+	return endpoint.Releaser{StateDir: c.State, Pins: c.BPFFS, Quarantine: c.Quarantine, Log: c.Log}
 }

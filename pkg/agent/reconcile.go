@@ -41,8 +41,8 @@ const (
 	retry = time.Second
 )
 
-// reconciler brings the node to what the Nodes say. All its fields belong to
-// the goroutine of run.
+// reconciler brings the node to what the Nodes say. All its fields that change
+// belong to the goroutine of run, which waits for no lock.
 type reconciler struct {
 	cfg     Config
 	log     *slog.Logger
@@ -52,6 +52,7 @@ type reconciler struct {
 	status  *status
 
 	translation translation
+	modes       modes
 
 	nodes     []plan.Node
 	known     bool // a complete list has arrived
@@ -116,12 +117,13 @@ func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, netw
 			within(max(settle, spacing-time.Since(last)))
 		case <-inspect.C:
 			r.status.beat(time.Now())
-			if r.followTranslation(ctx, time.Now()) {
-				r.judgeReady()
-			}
+			r.followTranslation(time.Now())
 			if r.view != nil && r.inspect(ctx) {
 				within(0)
 			}
+		case o := <-r.modes.outcome:
+			r.modeChanged(ctx, o, time.Now())
+			r.judgeReady()
 		case <-full.C:
 			again := r.pass(ctx)
 			last = time.Now()
@@ -185,7 +187,7 @@ func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
 	r.makePlan()
 	r.applied, r.routes = have, r.ownRoutes()
 	errs := []error{r.attachUplinks(), r.apply()}
-	again, err := r.tendEndpoints(ctx)
+	again, err := r.tendEndpoints()
 	errs = append(errs, err, r.detachUplinks(), r.sysctls.holdForwarding(v.uplinkNames()), r.installPlugin())
 	return again, errors.Join(errs...)
 }

@@ -78,7 +78,7 @@ func newReconciler(t *testing.T) *reconciler {
 	return &reconciler{
 		cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log),
 		sysctls:  sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log},
-		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: newOrphans(),
+		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: newOrphans(), modes: newModes(),
 	}
 }
 

@@ -35,6 +35,8 @@ type translation struct {
 	seen  time.Time
 	// again is when to look again, after a failure.
 	again time.Time
+	// changing says that the programs are being replaced.
+	changing bool
 }
 
 // look finds out what the programs should do. After an error they should go on as
@@ -154,11 +156,11 @@ func explainMode(err error, beside bool) error {
 }
 
 // followTranslation has the programs work beside netfilter's translation for as
-// long as there is one, and reports whether that has changed.
-func (r *reconciler) followTranslation(ctx context.Context, now time.Time) bool {
+// long as there is one.
+func (r *reconciler) followTranslation(now time.Time) {
 	t := &r.translation
-	if now.Before(t.again) {
-		return false
+	if t.changing || now.Before(t.again) {
+		return
 	}
 	beside, err := t.look(now)
 	if err != nil {
@@ -166,20 +168,58 @@ func (r *reconciler) followTranslation(ctx context.Context, now time.Time) bool 
 	} else {
 		r.settled("netfilter's rules")
 	}
-	if beside == t.beside {
-		return false
+	if beside != t.beside {
+		t.changing = true
+		r.modes.wanted <- beside
 	}
-	if err := explainMode(r.dp.Reconfigure(ctx, r.cfg.nodeConfig(beside)), beside); err != nil {
+}
+
+// modes connects the reconciler with the goroutine that replaces the programs:
+// routes and pods must not wait for the verifier, nor for the plugin's work to end.
+// The reconciler wants nothing more before it has taken the outcome.
+type modes struct {
+	wanted  chan bool
+	outcome chan outcome
+}
+
+type outcome struct {
+	beside bool
+	err    error
+}
+
+func newModes() modes { return modes{make(chan bool, 1), make(chan outcome, 1)} }
+
+// changeModes replaces the programs when that is wanted, until ctx ends.
+func (r *reconciler) changeModes(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case beside := <-r.modes.wanted:
+			r.changeMode(ctx, beside)
+		}
+	}
+}
+
+func (r *reconciler) changeMode(ctx context.Context, beside bool) {
+	err := r.dp.Reconfigure(ctx, r.cfg.nodeConfig(beside))
+	r.modes.outcome <- outcome{beside, explainMode(err, beside)}
+}
+
+// modeChanged takes the outcome.
+func (r *reconciler) modeChanged(ctx context.Context, o outcome, now time.Time) {
+	t := &r.translation
+	t.changing = false
+	if o.err != nil {
 		t.again = now.Add(retryMode)
 		if ctx.Err() == nil {
-			r.complain("netfilter's translation", err)
+			r.complain("netfilter's translation", o.err)
 		}
-		return false
+		return
 	}
 	r.settled("netfilter's translation")
-	t.beside = beside
+	t.beside = o.beside
 	r.tellTranslation()
-	return true
 }
 
 // tellTranslation says beside what the programs work now.

@@ -77,6 +77,21 @@ func TestModeThatIsGivenIsNotLookedFor(t *testing.T) {
 	}
 }
 
+// follow looks and, when the mode has to change, does that too, which it reports.
+func (r *reconciler) follow(t *testing.T, now time.Time) bool {
+	t.Helper()
+	r.followTranslation(now)
+	select {
+	case beside := <-r.modes.wanted:
+		r.changeMode(t.Context(), beside)
+		o := <-r.modes.outcome
+		r.modeChanged(t.Context(), o, now)
+		return o.err == nil
+	default:
+		return false
+	}
+}
+
 // TestFollowTranslation has the programs of a node replaced as rules come and go, and flows that they have translated.
 func TestFollowTranslation(t *testing.T) {
 	r := newReconciler(t)
@@ -85,7 +100,7 @@ func TestFollowTranslation(t *testing.T) {
 	expect := func(when string, after time.Duration, changed, beside bool) {
 		t.Helper()
 		before := r.dp.Program(attach.FromPod.Program())
-		if got := r.followTranslation(t.Context(), now.Add(after)); got != changed {
+		if got := r.follow(t, now.Add(after)); got != changed {
 			t.Errorf("%s: changed: %v", when, got)
 		}
 		if replaced := r.dp.Program(attach.FromPod.Program()) != before; replaced != changed {
@@ -166,16 +181,16 @@ func TestTranslationIsFollowedAgain(t *testing.T) {
 	}
 	now := time.Now()
 	before := r.dp.Program(attach.FromPod.Program())
-	if r.followTranslation(t.Context(), now) || r.translation.beside || r.dp.Program(attach.FromPod.Program()) != before {
+	if r.follow(t, now) || r.translation.beside || r.dp.Program(attach.FromPod.Program()) != before {
 		t.Error("the mode has changed without the lock")
 	}
 	if err := errors.Join(os.Remove(lock), os.Rename(aside, lock)); err != nil {
 		t.Fatal(err)
 	}
-	if r.followTranslation(t.Context(), now.Add(time.Second)) {
+	if r.follow(t, now.Add(time.Second)) {
 		t.Error("tried again at once: the verifier's work is not free")
 	}
-	if !r.followTranslation(t.Context(), now.Add(retryMode)) || !r.translation.beside {
+	if !r.follow(t, now.Add(retryMode)) || !r.translation.beside {
 		t.Error("not tried again")
 	}
 }
