@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
@@ -41,6 +42,7 @@ func (c *call) collect() error {
 func (c *call) collectOwn(valid map[endpoint.ID]bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
+	started := time.Now()
 	l, err := bpffs.Exclusive(ctx, c.stateDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // no state directory: nothing was ever added
@@ -49,6 +51,7 @@ func (c *call) collectOwn(valid map[endpoint.ID]bool) error {
 		return err
 	}
 	defer l.Release()
+	c.log.Info("no work on a pod is under way", "waited", time.Since(started))
 
 	store, err := ipam.Open(c.stateDir, c.network, ipam.Options{Quarantine: c.quarantine})
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 )
 
 // lockWait bounds the wait for the node's lock. An upgrade holds it for as long as it takes to replace the program on
-// every pod, which is milliseconds.
+// every pod, which is milliseconds, and one that waits in vain lets others pass every few seconds.
 const lockWait = 10 * time.Second
 
 // undoWait bounds the waits for locks while a failed ADD is undone, whatever it had left of its own time.
