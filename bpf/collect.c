@@ -25,7 +25,7 @@ static long collect_forward(void *map, const struct tuple *key, struct snat_entr
 		if ((__s64)(answered - seen) > 0)
 			latest = answered;
 	}
-	if (!collect_orphan(ifindex) && !collect_expired(args, out.proto, forward->state, in, latest))
+	if (flow_owner_lives(ifindex) && !collect_expired(args, out.proto, forward->state, in, latest))
 		return 0;
 	if (!flow_claim(&forward->last_seen, seen))
 		return 0;
@@ -54,7 +54,7 @@ static long collect_reverse(void *map, const struct tuple *key, struct snat_entr
 
 	if (forward && nat_leads_to(forward, &world, ifindex))
 		return 0;
-	if (!collect_orphan(ifindex) && !collect_expired(args, world.proto, 0, reverse->state, seen))
+	if (flow_owner_lives(ifindex) && !collect_expired(args, world.proto, 0, reverse->state, seen))
 		return 0;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return 0;
@@ -71,7 +71,7 @@ static long collect_conntrack(void *map, const struct tuple *key, struct conntra
 	__u32 ifindex = e->ifindex;
 
 	args->scanned++;
-	if (!collect_orphan(ifindex) && !collect_expired(args, replies.proto, e->from_world, e->from_pod, seen))
+	if (flow_owner_lives(ifindex) && !collect_expired(args, replies.proto, e->from_world, e->from_pod, seen))
 		return 0;
 	if (!flow_claim(&e->last_seen, seen))
 		return 0;

@@ -61,7 +61,9 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	struct snat_entry *own, *other;
 	int ret;
 
-	own = nat_lookup(&pkt->tuple, 0);
+	ret = nat_find(&pkt->tuple, 0, &own);
+	if (ret < 0)
+		return ret;
 	if (!own) {
 		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
 		if (!other || !other->last_seen)
@@ -73,9 +75,9 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 		ret = open_flow(ctx);
 		if (ret < 0)
 			return ret;
-		own = nat_lookup(&pkt->tuple, 0);
-		if (!own)
-			return -DROP_NO_MAPPING;
+		ret = nat_find(&pkt->tuple, 0, &own);
+		if (ret < 0 || !own)
+			return ret ?: -DROP_NO_MAPPING;
 	}
 	if (pkt->fragment == FRAGMENT_FIRST)
 		frag_remember(pkt);

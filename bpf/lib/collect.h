@@ -27,12 +27,6 @@ EC_INLINE bool collect_expired(const struct collect_args *args, __u8 proto, __u8
 	return (__s64)(args->now - last_seen) > (__s64)lifetime;
 }
 
-/* Whether the pod that opened the flow is gone, by its generation. */
-EC_INLINE bool collect_orphan(__u32 ifindex)
-{
-	return ifindex && !flow_owner(ifindex);
-}
-
 /* Takes a collected flow off the counts of its table and its pod. */
 EC_INLINE void collect_release(enum usage_table table, __u32 ifindex)
 {

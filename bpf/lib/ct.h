@@ -24,7 +24,8 @@ EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 i
 	if (!e)
 		return NULL;
 	if (e->ifindex != ifindex) {
-		ct_forget(e, replies);
+		if (!flow_owner_lives(e->ifindex))
+			ct_forget(e, replies);
 		return NULL;
 	}
 	return flow_touch(&e->last_seen) == FLOW_GONE ? NULL : e;
@@ -61,6 +62,14 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
 		e->from_world = bits;
 }
 
+/* An entry is there already: another CPU has just made it, or it is that of another pod which lives. */
+EC_INLINE int ct_met(const struct tuple *replies, __u32 ifindex)
+{
+	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
+
+	return e && e->ifindex != ifindex ? -DROP_FLOW_COLLISION : 0;
+}
+
 /* Makes an entry for a packet that the world sends to the pod of that interface. */
 EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex, __u8 flags)
 {
@@ -89,7 +98,7 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 	if (!ret)
 		return 0;
 	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
-	return ret == -EC_EEXIST ? 0 : -DROP_CONNTRACK_FULL;
+	return ret == -EC_EEXIST ? ct_met(replies, ifindex) : -DROP_CONNTRACK_FULL;
 }
 
 /* The way of a packet that the world sends, by its flow's entry: 0, or TRAFFIC_STACK. */

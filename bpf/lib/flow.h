@@ -10,10 +10,23 @@
 #include "bpf/lib/pkt.h"
 
 enum flow_seen {
-	FLOW_GONE,    /* a tombstone: the entry is being removed */
-	FLOW_FRESH,   /* seen within the last second */
-	FLOW_RENEWED, /* the stamp was written: once a second there is time for more */
+	FLOW_GONE,  /* a tombstone: the entry is being removed */
+	FLOW_FRESH, /* seen within the last second */
+	FLOW_DUE,   /* not so: the stamp is written, and once a second there is time for more */
 };
+
+EC_INLINE enum flow_seen flow_age_of(__u64 seen, __u64 now)
+{
+	if (!seen)
+		return FLOW_GONE;
+	return (__s64)(now - seen) < (__s64)NSEC_PER_SEC ? FLOW_FRESH : FLOW_DUE;
+}
+
+/* How a stamp is, unchanged. */
+EC_INLINE enum flow_seen flow_age(__u64 *last_seen)
+{
+	return flow_age_of(*(volatile __u64 *)last_seen, bpf_ktime_get_coarse_ns());
+}
 
 /*
  * Renews a stamp. The exchange is what keeps the collector, which swaps an old
@@ -21,16 +34,12 @@ enum flow_seen {
  */
 EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
 {
-	__u64 seen = *(volatile __u64 *)last_seen, now;
+	__u64 seen = *(volatile __u64 *)last_seen, now = bpf_ktime_get_coarse_ns();
+	enum flow_seen age = flow_age_of(seen, now);
 
-	if (!seen)
+	if (age == FLOW_DUE && !__sync_val_compare_and_swap(last_seen, seen, now))
 		return FLOW_GONE;
-	now = bpf_ktime_get_coarse_ns();
-	if ((__s64)(now - seen) < (__s64)NSEC_PER_SEC)
-		return FLOW_FRESH;
-	if (!__sync_val_compare_and_swap(last_seen, seen, now))
-		return FLOW_GONE;
-	return FLOW_RENEWED;
+	return age;
 }
 
 /*
@@ -161,6 +170,12 @@ EC_INLINE struct device *flow_owner(__u32 ifindex)
 	struct device_key key = {.ifindex = ifindex};
 
 	return bpf_map_lookup_elem(&devices, &key);
+}
+
+/* Whether the generation that opened a flow is still there; the node, 0, always is. */
+EC_INLINE bool flow_owner_lives(__u32 ifindex)
+{
+	return !ifindex || flow_owner(ifindex);
 }
 
 #endif

@@ -113,28 +113,60 @@ EC_CALL bool nat_address_held(const struct addr *address)
 	return d && d->kind == DESTINATION_HOST;
 }
 
-/* What is looked at once a second: whether the flow can go on as it is. */
-EC_INLINE bool nat_renew(const struct tuple *out, const struct snat_entry *forward)
+/*
+ * Removes a pair that cannot go on: its pod is gone, or its port has become
+ * another flow's.
+ */
+EC_INLINE void nat_end(const struct tuple *out, struct snat_entry *forward)
 {
-	return nat_address_held(&forward->to_address) && nat_restore_reverse(out, forward);
+	if (flow_claim(&forward->last_seen, forward->last_seen))
+		nat_remove(out, forward);
 }
 
-/* A live forward half of this owner, renewed; NULL: none. */
-EC_INLINE struct snat_entry *nat_lookup(const struct tuple *out, __u32 ifindex)
+/*
+ * What is looked at once a second: whether the flow can go on as it is. An address
+ * that the node does not have at the moment may come back, so the pair stays,
+ * unrenewed, and its packets are refused until then.
+ */
+EC_INLINE int nat_renew(const struct tuple *out, struct snat_entry *forward, struct snat_entry **found)
+{
+	if (!nat_address_held(&forward->to_address))
+		return -DROP_NO_SNAT_ADDRESS;
+	if (flow_touch(&forward->last_seen) == FLOW_GONE)
+		return 0;
+	if (nat_restore_reverse(out, forward))
+		*found = forward;
+	else
+		nat_end(out, forward);
+	return 0;
+}
+
+/*
+ * Finds the live forward half of this owner, renewed; NULL: there is none. 0, or a
+ * negated drop reason for a packet whose flow is there and cannot be used.
+ */
+EC_INLINE int nat_find(const struct tuple *out, __u32 ifindex, struct snat_entry **found)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
-	enum flow_seen seen;
 
+	*found = NULL;
 	if (!e)
-		return NULL;
-	seen = flow_touch(&e->last_seen);
-	if (seen == FLOW_GONE)
-		return NULL;
-	if (e->ifindex == ifindex && (seen == FLOW_FRESH || nat_renew(out, e)))
-		return e;
-	if (flow_claim(&e->last_seen, e->last_seen))
-		nat_remove(out, e);
-	return NULL;
+		return 0;
+	if (e->ifindex != ifindex) {
+		if (flow_owner_lives(e->ifindex))
+			return -DROP_NO_MAPPING;
+		nat_end(out, e);
+		return 0;
+	}
+	switch (flow_age(&e->last_seen)) {
+	case FLOW_GONE:
+		return 0;
+	case FLOW_FRESH:
+		*found = e;
+		return 0;
+	default:
+		return nat_renew(out, e, found);
+	}
 }
 
 /* A live reverse half, renewed; NULL: none. The key is the world's tuple, on its way out. */
@@ -146,7 +178,7 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *world)
 	if (!e)
 		return NULL;
 	seen = flow_touch(&e->last_seen);
-	if (seen == FLOW_RENEWED)
+	if (seen == FLOW_DUE)
 		nat_restore_forward(world, e);
 	return seen == FLOW_GONE ? NULL : e;
 }

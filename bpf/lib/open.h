@@ -49,7 +49,7 @@ EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *wo
  */
 EC_CALL bool open_evict_orphan(const struct tuple *key, struct snat_entry *there)
 {
-	if (!there->ifindex || flow_owner(there->ifindex) || !flow_claim(&there->last_seen, there->last_seen))
+	if (flow_owner_lives(there->ifindex) || !flow_claim(&there->last_seen, there->last_seen))
 		return false;
 	return !bpf_map_delete_elem(&snat_reverse, key);
 }

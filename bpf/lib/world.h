@@ -55,8 +55,11 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 	if (!world_flow_tuple(ctx, s, out))
 		return -DROP_NO_MAPPING;
 	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
-	if (s->pkt.l4 != L4_UNKNOWN)
-		w->masqueraded = nat_lookup(out, s->owner.ifindex);
+	if (s->pkt.l4 != L4_UNKNOWN) {
+		ret = nat_find(out, s->owner.ifindex, &w->masqueraded);
+		if (ret < 0)
+			return ret;
+	}
 	if (w->masqueraded) {
 		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
 		return 0;
@@ -100,8 +103,8 @@ EC_INLINE int world_open(struct __sk_buff *ctx, const struct scratch *s, struct 
 
 	if (ret < 0)
 		return ret;
-	w->masqueraded = nat_lookup(&s->pkt.tuple, s->owner.ifindex);
-	return w->masqueraded ? 0 : -DROP_NO_MAPPING;
+	ret = nat_find(&s->pkt.tuple, s->owner.ifindex, &w->masqueraded);
+	return ret < 0 || w->masqueraded ? ret : -DROP_NO_MAPPING;
 }
 
 /*

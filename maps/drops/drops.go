@@ -60,9 +60,9 @@ var text = [Reasons][2]string{
 	SnatFull:        {"SNAT_FULL", "the snat table is full"},
 	ConntrackLimit:  {"CONNTRACK_LIMIT", "the pod holds its share of the conntrack table"},
 	ConntrackFull:   {"CONNTRACK_FULL", "the conntrack table is full"},
-	FlowCollision:   {"FLOW_COLLISION", "the world opens a flow whose tuple a masqueraded one has"},
+	FlowCollision:   {"FLOW_COLLISION", "the world opens a flow whose tuple another one has"},
 	FragmentUnknown: {"FRAGMENT_UNKNOWN", "a later fragment whose first was not seen"},
-	NoSnatAddress:   {"NO_SNAT_ADDRESS", "the uplink has no address to masquerade to"},
+	NoSnatAddress:   {"NO_SNAT_ADDRESS", "no address to masquerade to: the uplink has none, or the node has lost the flow's"},
 	WriteFailed:     {"WRITE_FAILED", "the kernel refused a change to the packet"},
 	IPsecPolicy:     {"IPSEC_POLICY", "masqueraded it would fall under an IPsec policy of the host, in clear"},
 }

@@ -112,7 +112,8 @@ func TestCountersNeverWrapAround(t *testing.T) {
 	b.fromPod(udp(podA, 50002, world, 53)).is("forwarded")
 }
 
-// An address that moves between two pods that both live takes its flows off the count of the one that opened them.
+// An address that two living pods have: the second takes no flow from the first, which goes on. When the first is gone, its
+// flows are, and are taken off its count.
 func TestFlowsOfMovedAddress(t *testing.T) {
 	b := newBed(t)
 	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
@@ -120,6 +121,12 @@ func TestFlowsOfMovedAddress(t *testing.T) {
 	l := b.pods[podB]
 	must(t, b.endpoints.Put(endpoints.Key{Address: addr(podA)}, endpoints.Value{Ifindex: uint32(l.index)}))
 	must(t, b.devices.Put(devices.Key{Ifindex: uint32(l.index)}, devices.Value{IPv4: addr(podA)}))
+	b.fromPodAt(podB, udp(podA, 50000, world, 53)).is("drop NO_MAPPING")
+	b.fromUplink(udp(world, 4000, podA, 53)).is("drop FLOW_COLLISION")
+	b.count(1, 1)
+	b.fromPodAt(podA, udp(podA, 50000, world, 53)).is("forwarded")
+	b.fromPodAt(podA, udp(podA, 53, world, 4000)).is("forwarded").flow("udp " + podA + ":53 > " + world + ":4000")
+	must(t, b.devices.Delete(devices.Key{Ifindex: uint32(b.pods[podA].index)}))
 	b.fromPodAt(podB, udp(podA, 50000, world, 53)).is("forwarded")
 	b.fromPodAt(podB, tcp(podA, 50000, world, 53, ack)).is("drop NO_MAPPING")
 	b.fromPodAt(podB, udp(podA, 53, world, 4000)).is("forwarded")

@@ -252,7 +252,8 @@ func TestTombstone(t *testing.T) {
 	b.fromPod(tcp(podB, 80, world, 4000, syn|ack)).is("drop NO_MAPPING")
 }
 
-// A flow whose address the node has lost can get no replies: it ends, and the next one takes the new address.
+// While the agent's table lacks the node's address, a flow that uses it waits, and goes on when it is back. One whose address
+// does not come back ends as idle ones do, and the next takes the new address.
 func TestAddressLost(t *testing.T) {
 	b := newBed(t)
 	p := udp(podA, 50000, world, 53)
@@ -269,8 +270,31 @@ func TestAddressLost(t *testing.T) {
 	})
 	kept.is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53") // looked at once a second
 	b.age(2 * time.Second)
+	for range 2 {
+		b.fromPod(p).is("drop NO_SNAT_ADDRESS")
+	}
+	must(t, b.destinations.Put(hostKey(nodeIP), destinations.Value{Kind: destinations.Host}))
+	b.fromPod(p).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	must(t, b.destinations.Delete(hostKey(nodeIP)))
+	b.age(time.Minute)
+	b.fromPod(p).is("drop NO_SNAT_ADDRESS")
+	b.sweep(usage.Snat, time.Second, false)
 	b.fromPod(p).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53").valid()
 	b.count(1, 0)
+}
+
+// An established connection that met the gap goes on, in both directions and by the same port.
+func TestConnectionOutlivesLostAddress(t *testing.T) {
+	b := newBed(t)
+	o := openers[0]
+	o.established(b)
+	b.age(2 * time.Second)
+	must(t, b.destinations.Delete(hostKey(nodeIP)))
+	b.fromPod(tcp(podA, 50000, world, 80, ack)).is("drop NO_SNAT_ADDRESS")
+	must(t, b.destinations.Put(hostKey(nodeIP), destinations.Value{Kind: destinations.Host}))
+	o.opens(b, segment(ack, 1001, 5001, 10))
+	o.closes(b, segment(ack, 5001, 1011, 10))
+	o.lives(b, day)
 }
 
 // Time stamps are written at most once a second, and never go back.
