@@ -25,7 +25,8 @@ static long collect_forward(void *map, const struct tuple *key, struct snat_entr
 		if ((__s64)(answered - seen) > 0)
 			latest = answered;
 	}
-	if (flow_owner_lives(ifindex) && !collect_expired(args, out.proto, forward->state, in, latest))
+	if (!flow_is_left(&forward->last_seen) && flow_owner_lives(ifindex) &&
+	    !collect_expired(args, out.proto, forward->state, in, latest))
 		return 0;
 	if (!flow_claim(&forward->last_seen, seen))
 		return 0;
@@ -54,12 +55,14 @@ static long collect_reverse(void *map, const struct tuple *key, struct snat_entr
 
 	if (forward && nat_leads_to(forward, &world, ifindex))
 		return 0;
-	if (flow_owner_lives(ifindex) && !collect_expired(args, world.proto, 0, reverse->state, seen))
+	if (!flow_is_left(&reverse->last_seen) && flow_owner_lives(ifindex) &&
+	    !collect_expired(args, world.proto, 0, reverse->state, seen))
 		return 0;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return 0;
-	bpf_map_delete_elem(&snat_reverse, &world);
-	collect_release(USAGE_SNAT, ifindex);
+	/* One that was left belonged to a pair that is counted no more. */
+	if (!bpf_map_delete_elem(&snat_reverse, &world) && seen != FLOW_LEFT)
+		collect_release(USAGE_SNAT, ifindex);
 	args->deleted++;
 	return 0;
 }
@@ -71,12 +74,13 @@ static long collect_conntrack(void *map, const struct tuple *key, struct conntra
 	__u32 ifindex = e->ifindex;
 
 	args->scanned++;
-	if (flow_owner_lives(ifindex) && !collect_expired(args, replies.proto, e->from_world, e->from_pod, seen))
+	if (!flow_is_left(&e->last_seen) && flow_owner_lives(ifindex) &&
+	    !collect_expired(args, replies.proto, e->from_world, e->from_pod, seen))
 		return 0;
 	if (!flow_claim(&e->last_seen, seen))
 		return 0;
-	bpf_map_delete_elem(&conntrack, &replies);
-	collect_release(USAGE_CONNTRACK, ifindex);
+	if (!bpf_map_delete_elem(&conntrack, &replies))
+		collect_release(USAGE_CONNTRACK, ifindex);
 	args->deleted++;
 	return 0;
 }

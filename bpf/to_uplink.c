@@ -66,7 +66,7 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 		return ret;
 	if (!own) {
 		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
-		if (!other || !other->last_seen)
+		if (!other || !flow_stands(&other->last_seen))
 			return TRAFFIC_STACK;
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;

@@ -12,8 +12,8 @@ EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 
 	if (!flow_claim(&e->last_seen, e->last_seen))
 		return;
-	bpf_map_delete_elem(&conntrack, replies);
-	flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
+	if (!bpf_map_delete_elem(&conntrack, replies))
+		flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
 }
 
 /* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
@@ -62,12 +62,20 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
 		e->from_world = bits;
 }
 
-/* An entry is there already: another CPU has just made it, or it is that of another pod which lives. */
-EC_INLINE int ct_met(const struct tuple *replies, __u32 ifindex)
+/*
+ * An entry is there already: another CPU has just made it, it is that of another pod
+ * which lives, or a tombstone. One that was left goes, and the next packet opens the
+ * flow.
+ */
+EC_CALL int ct_met(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
 
-	return e && e->ifindex != ifindex ? -DROP_FLOW_COLLISION : 0;
+	if (!e)
+		return 0;
+	if (flow_is_left(&e->last_seen))
+		ct_forget(e, replies);
+	return e->ifindex != ifindex ? -DROP_FLOW_COLLISION : 0;
 }
 
 /* Makes an entry for a packet that the world sends to the pod of that interface. */
@@ -88,7 +96,7 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 	if (!dev)
 		return -DROP_NO_ENDPOINT;
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
-	if (masqueraded && masqueraded->ifindex == ifindex && masqueraded->last_seen)
+	if (masqueraded && masqueraded->ifindex == ifindex && flow_stands(&masqueraded->last_seen))
 		return -DROP_FLOW_COLLISION;
 	ret = flow_reserve(USAGE_CONNTRACK, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL,
 			   DROP_CONNTRACK_LIMIT);

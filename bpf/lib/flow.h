@@ -9,15 +9,21 @@
 #include "bpf/lib/maps.h"
 #include "bpf/lib/pkt.h"
 
+/* Stamps that say that an entry is none any more: older than any time. */
+enum flow_stamp {
+	FLOW_TOMBSTONE, /* it is being removed */
+	FLOW_LEFT,      /* its removal came to nothing */
+};
+
 enum flow_seen {
-	FLOW_GONE,  /* a tombstone: the entry is being removed */
+	FLOW_GONE,  /* the entry is being removed */
 	FLOW_FRESH, /* seen within the last second */
 	FLOW_DUE,   /* not so: the stamp is written, and once a second there is time for more */
 };
 
 EC_INLINE enum flow_seen flow_age_of(__u64 seen, __u64 now)
 {
-	if (!seen)
+	if (seen <= FLOW_LEFT)
 		return FLOW_GONE;
 	return (__s64)(now - seen) < (__s64)NSEC_PER_SEC ? FLOW_FRESH : FLOW_DUE;
 }
@@ -37,7 +43,7 @@ EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
 	__u64 seen = *(volatile __u64 *)last_seen, now = bpf_ktime_get_coarse_ns();
 	enum flow_seen age = flow_age_of(seen, now);
 
-	if (age == FLOW_DUE && !__sync_val_compare_and_swap(last_seen, seen, now))
+	if (age == FLOW_DUE && __sync_val_compare_and_swap(last_seen, seen, now) <= FLOW_LEFT)
 		return FLOW_GONE;
 	return age;
 }
@@ -49,6 +55,26 @@ EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
 EC_INLINE bool flow_claim(__u64 *last_seen, __u64 seen)
 {
 	return seen && __sync_val_compare_and_swap(last_seen, seen, 0) == seen;
+}
+
+/* Whether an entry stands, that is, is not being removed. */
+EC_INLINE bool flow_stands(__u64 *last_seen)
+{
+	return *(volatile __u64 *)last_seen > FLOW_LEFT;
+}
+
+/*
+ * Whether an entry was left as a tombstone, by a removal that came to nothing. Who
+ * meets a tombstone marks it, for its remover may be about to delete the entry;
+ * who meets the mark may take the entry for removal in its place.
+ */
+EC_INLINE bool flow_is_left(__u64 *last_seen)
+{
+	__u64 seen = *(volatile __u64 *)last_seen;
+
+	if (seen == FLOW_TOMBSTONE)
+		__sync_val_compare_and_swap(last_seen, FLOW_TOMBSTONE, FLOW_LEFT);
+	return seen == FLOW_LEFT;
 }
 
 /* The state bits that a packet sets in its own direction, but for FLOW_RESET. */

@@ -45,7 +45,10 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
 }
 
-/* Removes a pair whose forward half was claimed, and takes it off its owner's count. */
+/*
+ * Removes a pair whose forward half was claimed. Who deletes the forward half, and
+ * nobody else, takes the pair off its owner's count.
+ */
 EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {
 	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
@@ -54,13 +57,13 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 
 	if (reverse && nat_names(reverse, out, forward->ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
-	bpf_map_delete_elem(&snat, out);
-	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
+	if (!bpf_map_delete_elem(&snat, out))
+		flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
 }
 
 /*
- * Puts the reverse half back where it is missing. False: its port has gone to
- * another flow, and this one cannot go on.
+ * Puts the reverse half back where it is missing, or only a tombstone. False: its
+ * port has gone to another flow, and this one cannot go on.
  */
 EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
 {
@@ -74,10 +77,12 @@ EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entr
 	};
 	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
 
-	if (there)
-		return nat_names(there, out, forward->ifindex);
+	if (there && !nat_names(there, out, forward->ifindex))
+		return false;
+	if (there && flow_stands(&there->last_seen))
+		return true;
 	/* Without room it is tried again in a second, and the flow goes on. */
-	return bpf_map_update_elem(&snat_reverse, &key, &reverse, BPF_NOEXIST) != -EC_EEXIST;
+	return bpf_map_update_elem(&snat_reverse, &key, &reverse, there ? BPF_ANY : BPF_NOEXIST) != -EC_EEXIST;
 }
 
 /*

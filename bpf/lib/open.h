@@ -44,12 +44,14 @@ EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *wo
 }
 
 /*
- * Frees a port whose pod is gone, by its generation. The pair is counted until
- * the forward half is collected.
+ * Frees a port whose pod is gone, by its generation, or that a tombstone was left
+ * on. The pair is counted until the forward half is collected.
  */
-EC_CALL bool open_evict_orphan(const struct tuple *key, struct snat_entry *there)
+EC_CALL bool open_evict(const struct tuple *key, struct snat_entry *there)
 {
-	if (flow_owner_lives(there->ifindex) || !flow_claim(&there->last_seen, there->last_seen))
+	if (!flow_is_left(&there->last_seen) && flow_owner_lives(there->ifindex))
+		return false;
+	if (!flow_claim(&there->last_seen, there->last_seen))
 		return false;
 	return !bpf_map_delete_elem(&snat_reverse, key);
 }
@@ -80,7 +82,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	if (there && nat_names(there, out, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there && !open_evict_orphan(&s->key, there))
+	if (there && !open_evict(&s->key, there))
 		return OPEN_IN_USE;
 	if (open_port_is_others(ctx, &s->key))
 		return OPEN_IN_USE;
@@ -112,7 +114,9 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 	 * very reverse half. A tombstone does not: it takes its own count along.
 	 */
 	there = bpf_map_lookup_elem(&snat, &s->pkt.tuple);
-	if (taken && there && there->last_seen && nat_leads_to(there, &s->key, owner->ifindex))
+	if (there && flow_is_left(&there->last_seen))
+		nat_end(&s->pkt.tuple, there);
+	else if (taken && there && flow_stands(&there->last_seen) && nat_leads_to(there, &s->key, owner->ifindex))
 		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &s->key);

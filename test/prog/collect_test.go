@@ -364,8 +364,8 @@ func TestCollectLeftHalves(t *testing.T) {
 	}
 }
 
-// A tombstone belongs to whoever made it.
-func TestCollectLeavesTombstones(t *testing.T) {
+// A tombstone belongs to whoever made it, until the next sweep: then it was left, and goes.
+func TestCollectTombstones(t *testing.T) {
 	b := newBed(t)
 	out := tuple(wire.UDP, podA, 50000, world, 53)
 	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
@@ -377,9 +377,82 @@ func TestCollectLeavesTombstones(t *testing.T) {
 	forward, _ := b.pair(out)
 	forward.LastSeen = 0
 	must(t, b.snat.Put(out, forward))
-	if n, m := b.sweep(usage.Snat, day, false), b.sweep(usage.Conntrack, day, false); n != 0 || m != 0 {
+	if n, m := b.sweep(usage.Snat, 0, false), b.sweep(usage.Conntrack, 0, false); n != 0 || m != 0 {
 		t.Errorf("%d and %d flows collected that another is removing", n, m)
 	}
+	if n, m := b.sweep(usage.Snat, 0, false), b.sweep(usage.Conntrack, 0, false); n != 1 || m != 1 {
+		t.Errorf("%d and %d flows collected that were left, want 1 and 1", n, m)
+	}
+	b.empty()
+}
+
+// The same of a pod that is gone, and of a tombstone in the reverse half alone, which holds a port.
+func TestCollectTombstonesOfDeletedPods(t *testing.T) {
+	b := newBed(t)
+	out := tuple(wire.UDP, podA, 50000, world, 53)
+	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+	b.fromPod(udp(podB, 50000, world, 54)).is("forwarded")
+	forward, reverse := b.pair(out)
+	reverse.LastSeen = 0
+	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+	must(t, b.snat.Delete(out))
+	must(t, b.usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: 1}))
+	out.Src, out.Dport = addr(podB), wire.PortFrom(54)
+	forward, _ = b.pair(out)
+	forward.LastSeen = 0
+	must(t, b.snat.Put(out, forward))
+	b.deletePod(podA)
+	b.deletePod(podB)
+	for range 3 {
+		b.sweep(usage.Snat, 0, false)
+	}
+	b.empty()
+}
+
+// With no collector, the packets that need what a tombstone holds take it: a flow's own tuple, a port, a recorded flow.
+func TestTombstonesGiveWay(t *testing.T) {
+	b := newBed(t, withPorts(50000, 50000))
+	p := udp(podA, 50000, world, 53)
+	out := tuple(wire.UDP, podA, 50000, world, 53)
+	b.fromPod(p).is("forwarded")
+	forward, reverse := b.pair(out)
+	forward.LastSeen, reverse.LastSeen = 0, 0
+	must(t, b.snat.Put(out, forward))
+	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+	b.soon(func() result { return b.fromPod(p) }, "forwarded")
+	b.count(1, 0)
+
+	forward, reverse = b.pair(out)
+	must(t, b.snat.Delete(out))
+	must(t, b.usage.Put(usage.Key{Table: usage.Snat}, usage.Value{}))
+	reverse.LastSeen = 0
+	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+	b.soon(func() result { return b.fromPod(udp(podB, 1, world, 53)) }, "forwarded")
+	if n := len(all(b, b.snat)); n != 1 {
+		t.Errorf("%d flows, want the one that took the port", n)
+	}
+
+	b.fromUplink(udp(world, 4000, podA, 53)).is("delivered")
+	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
+		v.LastSeen = 0
+		must(t, b.conntrack.Put(k, v))
+	}
+	for range 3 {
+		b.fromUplink(udp(world, 4000, podA, 53)).is("delivered")
+	}
+	b.fromPod(udp(podA, 53, world, 4000)).is("forwarded").flow("udp " + podA + ":53 > " + world + ":4000")
+}
+
+// soon sends a packet until it is let through, which a few repetitions must bring about.
+func (b *bed) soon(send func() result, want string) {
+	b.Helper()
+	var r result
+	for range 4 {
+		if r = send(); r.what == want {
+			return
+		}
+	}
+	r.is(want)
 }
 
 func fakeEntry(b *bed) snat.Value {
