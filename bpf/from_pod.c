@@ -93,6 +93,11 @@ EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 		return -DROP_INVALID;
 	if (addr_is_zero(&dev->ipv4) || !addr_equal(&pkt->tuple.src, &dev->ipv4))
 		return -DROP_SPOOFED_SOURCE;
+	if (pkt->tuple.proto == IPPROTO_ICMP) {
+		ret = icmp_check(ctx, END_SOURCE);
+		if (ret)
+			return ret;
+	}
 	dst = addr_v4(&pkt->tuple.dst);
 	if (addr_v4_in(dst, &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return config->flags & CONFIG_POD_CIDR_TO_STACK ? TRAFFIC_STACK : from_pod_to_local(ctx, pkt);

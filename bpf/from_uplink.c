@@ -32,15 +32,21 @@ EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config
 			      const struct endpoint *ep)
 {
 	struct destination *from = path_destination(&pkt->tuple.src);
+	enum destination_kind kind = from ? from->kind : DESTINATION_WORLD;
 	bool to_stack = from_uplink_to_stack(config, from);
+	int ret;
 
 	/* What this node owns cannot come from outside. */
 	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return -DROP_SPOOFED_SOURCE;
-	switch (from ? from->kind : DESTINATION_WORLD) {
-	case DESTINATION_LOCAL:
-	case DESTINATION_HOST:
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST)
 		return -DROP_SPOOFED_SOURCE;
+	if (pkt->tuple.proto == IPPROTO_ICMP) {
+		ret = icmp_check(ctx, END_DESTINATION);
+		if (ret)
+			return ret;
+	}
+	switch (kind) {
 	case DESTINATION_POD_CIDR:
 		return !to_stack && nf_passes(ctx) ? 0 : TRAFFIC_STACK;
 	case DESTINATION_NODE:
@@ -104,9 +110,12 @@ EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, struct scratch *s)
 
 	if (!icmp_parse_inner(ctx) || !nat_port_in_range(s->inner.tuple.sport))
 		return TRAFFIC_STACK;
-	reverse = bpf_map_lookup_elem(&snat_reverse, &s->inner.tuple);
+	reverse = nat_peek_reverse(&s->inner.tuple);
 	if (!reverse)
 		return TRAFFIC_STACK;
+	ret = icmp_check(ctx, END_DESTINATION);
+	if (ret)
+		return ret;
 	if (!(reverse->flags & SNAT_HOST)) {
 		ep = from_uplink_owner(reverse);
 		if (!ep)

@@ -34,6 +34,11 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const str
 	struct world world = {};
 	int ret;
 
+	if (s->pkt.tuple.proto == IPPROTO_ICMP) {
+		ret = icmp_check(ctx, END_SOURCE);
+		if (ret)
+			return ret;
+	}
 	__builtin_memset(&s->owner, 0, sizeof(s->owner));
 	if (uplink)
 		s->owner.address = uplink->ipv4;

@@ -159,7 +159,9 @@ var enums = map[string]enum{
 			"DROP_SNAT_FULL": uint64(drops.SnatFull), "DROP_CONNTRACK_LIMIT": uint64(drops.ConntrackLimit),
 			"DROP_CONNTRACK_FULL": uint64(drops.ConntrackFull), "DROP_FLOW_COLLISION": uint64(drops.FlowCollision),
 			"DROP_FRAGMENT_UNKNOWN": uint64(drops.FragmentUnknown), "DROP_NO_SNAT_ADDRESS": uint64(drops.NoSnatAddress),
-			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_IPSEC_POLICY": uint64(drops.IPsecPolicy), "DROP_REASONS": uint64(drops.Reasons),
+			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_IPSEC_POLICY": uint64(drops.IPsecPolicy),
+			"DROP_FORGED_ERROR": uint64(drops.ForgedError), "DROP_ICMP_REDIRECT": uint64(drops.ICMPRedirect),
+			"DROP_REASONS": uint64(drops.Reasons),
 		},
 	},
 }

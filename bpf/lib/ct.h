@@ -139,4 +139,12 @@ EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
 	return ct_way(e->flags);
 }
 
+/* A live entry of this owner as it is, for an ICMP error, which must change nothing; NULL: none. */
+EC_INLINE struct conntrack_entry *ct_peek(const struct tuple *replies, __u32 ifindex)
+{
+	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
+
+	return e && e->last_seen && e->ifindex == ifindex ? e : NULL;
+}
+
 #endif

@@ -27,7 +27,11 @@ EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
 	return icmp->type == ICMP_ECHO || icmp->type == ICMP_ECHOREPLY;
 }
 
-/* Reads the packet inside into the scratch record. 0: it is not the start of one whose flow could be in a table. */
+/*
+ * Reads the packet inside into the scratch record: its addresses, all zero if the
+ * error does not quote them, and the rest. 0: it is not the start of one whose flow
+ * could be in a table.
+ */
 EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
@@ -42,18 +46,43 @@ EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 	inner->ip_off = s->pkt.l4_off + sizeof(struct icmp_header);
 	inner->l4_off = inner->ip_off + sizeof(ip);
 	inner->end = IP_OFF + s->pkt.ip_len;
-	if (inner->l4_off + sizeof(l4) > inner->end)
-		return 0;
-	if (bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) ||
-	    bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
-		return 0;
-	if (ip.version != 4 || ip.ihl != 5 || (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET)))
+	if (inner->l4_off > inner->end || bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) || ip.version != 4)
 		return 0;
 	inner->ip_check = ip.check;
 	inner->tuple.proto = ip.protocol;
 	addr_set_v4(&inner->tuple.src, ip.saddr);
 	addr_set_v4(&inner->tuple.dst, ip.daddr);
+	if (ip.ihl != 5 || (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET)))
+		return 0;
+	if (inner->l4_off + sizeof(l4) > inner->end || bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
+		return 0;
 	return icmp_inner_ports(inner, l4);
+}
+
+/*
+ * Whether an ICMP packet may pass between a pod, which is the given end of it, and
+ * anybody: no redirect, and no error but about a packet of that pod's: one that was
+ * sent to the pod that sends the error, or that the pod to which it is sent has sent.
+ * Else one pod could speak for another's flows. An error in fragments, which nobody
+ * sends, cannot be judged. 0, or a negated drop reason; an error's inner packet is
+ * then in the scratch record.
+ */
+EC_GLOBAL int icmp_check(struct __sk_buff *ctx, enum end pod)
+{
+	struct scratch *s = scratch_get();
+
+	if (!s || !pkt_parse_l4(ctx, &s->pkt))
+		return -DROP_INVALID;
+	if (s->pkt.l4 != L4_ICMP_ERROR)
+		return 0;
+	if (s->pkt.icmp_type == ICMP_REDIRECT)
+		return -DROP_ICMP_REDIRECT;
+	if (s->pkt.fragment != FRAGMENT_NONE)
+		return -DROP_INVALID;
+	icmp_parse_inner(ctx);
+	if (pod == END_SOURCE)
+		return addr_equal(&s->inner.tuple.dst, &s->pkt.tuple.src) ? 0 : -DROP_FORGED_ERROR;
+	return addr_equal(&s->inner.tuple.src, &s->pkt.tuple.dst) ? 0 : -DROP_FORGED_ERROR;
 }
 
 /* A ones' complement checksum after one 16-bit word that it covers has changed (RFC 1624). */

@@ -239,4 +239,20 @@ EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *world, cons
 	nat_note(e, &snat, &pod, pkt);
 }
 
+/* The live forward half of this owner as it is, for an ICMP error, which must change nothing; NULL: none. */
+EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
+{
+	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
+
+	return e && e->last_seen && e->ifindex == ifindex ? e : NULL;
+}
+
+/* The same for a reverse half, of whatever owner. */
+EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *world)
+{
+	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, world);
+
+	return e && e->last_seen ? e : NULL;
+}
+
 #endif

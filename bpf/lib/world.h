@@ -42,6 +42,24 @@ EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt)
 	return 0;
 }
 
+/* Finds the flow of an ICMP error, by the tuple in the scratch record's key, and leaves it as it is. */
+EC_INLINE int world_find_of_error(const struct scratch *s, struct world *w)
+{
+	struct conntrack_entry *native;
+
+	w->masqueraded = nat_peek(&s->key, s->owner.ifindex);
+	if (w->masqueraded) {
+		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
+		return 0;
+	}
+	native = ct_peek(&s->key, s->owner.ifindex);
+	if (!native)
+		return -DROP_NO_MAPPING;
+	w->native = true;
+	w->via_stack = native->flags & SNAT_VIA_STACK;
+	return 0;
+}
+
 /* Finds the packet's flow, if it has one. 0, or a negated drop reason. */
 EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w)
 {
@@ -54,6 +72,8 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 		return ret;
 	if (!world_flow_tuple(ctx, s, out))
 		return -DROP_NO_MAPPING;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return world_find_of_error(s, w);
 	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
 	if (s->pkt.l4 != L4_UNKNOWN) {
 		ret = nat_find(out, s->owner.ifindex, &w->masqueraded);
@@ -68,12 +88,9 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 	if (native) {
 		w->native = true;
 		w->via_stack = native->flags & SNAT_VIA_STACK;
-		if (s->pkt.l4 != L4_ICMP_ERROR)
-			ct_note_from_pod(native, &s->pkt);
+		ct_note_from_pod(native, &s->pkt);
 		return 0;
 	}
-	if (s->pkt.l4 == L4_ICMP_ERROR)
-		return -DROP_NO_MAPPING;
 	return s->pkt.l4 == L4_FLOW ? 0 : -DROP_UNKNOWN_PROTOCOL;
 }
 

@@ -41,6 +41,8 @@ const (
 	NoSnatAddress
 	WriteFailed
 	IPsecPolicy
+	ForgedError
+	ICMPRedirect
 	Reasons
 )
 
@@ -65,6 +67,8 @@ var text = [Reasons][2]string{
 	NoSnatAddress:   {"NO_SNAT_ADDRESS", "no address to masquerade to: the uplink has none, or the node has lost the flow's"},
 	WriteFailed:     {"WRITE_FAILED", "the kernel refused a change to the packet"},
 	IPsecPolicy:     {"IPSEC_POLICY", "masqueraded it would fall under an IPsec policy of the host, in clear"},
+	ForgedError:     {"FORGED_ERROR", "an ICMP error that quotes a packet between others"},
+	ICMPRedirect:    {"ICMP_REDIRECT", "an ICMP redirect, which no pod may send or follow"},
 }
 
 // String is the name of the reason, such as "SPOOFED_SOURCE".

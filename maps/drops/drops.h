@@ -29,6 +29,8 @@ enum drop_reason {
 	DROP_NO_SNAT_ADDRESS,  /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
 	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */
 	DROP_IPSEC_POLICY,     /* masqueraded it would fall under an IPsec policy of the host, in clear */
+	DROP_FORGED_ERROR,     /* an ICMP error that quotes a packet between others */
+	DROP_ICMP_REDIRECT,    /* an ICMP redirect, which no pod may send or follow */
 	DROP_REASONS,
 };
 
