@@ -12,6 +12,15 @@
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
 
+/* What an address is: a pod, a node, the world, or what only this node can be. */
+EC_INLINE enum destination_kind from_uplink_kind(const struct config *config, const struct addr *address,
+						 const struct destination *found)
+{
+	if (addr_v4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return DESTINATION_LOCAL;
+	return found ? found->kind : DESTINATION_WORLD;
+}
+
 /* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
 EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep, bool to_stack)
 {
@@ -27,24 +36,48 @@ EC_INLINE bool from_uplink_to_stack(const struct config *config, const struct de
 	       (from && (from->flags & DESTINATION_TO_STACK));
 }
 
+/* An ICMP error goes the way of the packet inside, whoever wrote it. Its far end is where that was sent. */
+EC_CALL int from_uplink_judge_error(struct __sk_buff *ctx, const struct config *config, const struct tuple *inner,
+				    const struct endpoint *ep)
+{
+	struct destination *to = path_destination(&inner->dst);
+	struct conntrack_entry *native;
+
+	if (from_uplink_to_stack(config, to))
+		return TRAFFIC_STACK;
+	if (!cfg.netfilter_nat)
+		return 0;
+	switch (from_uplink_kind(config, &inner->dst, to)) {
+	case DESTINATION_LOCAL:
+	case DESTINATION_POD_CIDR:
+		return nf_passes(ctx) ? 0 : TRAFFIC_STACK;
+	case DESTINATION_WORLD:
+		native = ct_peek(inner, ep->ifindex);
+		return native ? ct_way(native->flags) : TRAFFIC_STACK;
+	default:
+		return TRAFFIC_STACK;
+	}
+}
+
 /* Whether a packet may go straight into the pod: 0, else a result. */
-EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
+EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 			      const struct endpoint *ep)
 {
+	struct pkt *pkt = &s->pkt;
 	struct destination *from = path_destination(&pkt->tuple.src);
-	enum destination_kind kind = from ? from->kind : DESTINATION_WORLD;
+	enum destination_kind kind = from_uplink_kind(config, &pkt->tuple.src, from);
 	bool to_stack = from_uplink_to_stack(config, from);
 	int ret;
 
 	/* What this node owns cannot come from outside. */
-	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
-		return -DROP_SPOOFED_SOURCE;
 	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST)
 		return -DROP_SPOOFED_SOURCE;
 	if (pkt->tuple.proto == IPPROTO_ICMP) {
 		ret = icmp_check(ctx, END_DESTINATION);
 		if (ret)
 			return ret;
+		if (pkt->l4 == L4_ICMP_ERROR)
+			return from_uplink_judge_error(ctx, config, &s->inner.tuple, ep);
 	}
 	switch (kind) {
 	case DESTINATION_POD_CIDR:
@@ -57,10 +90,10 @@ EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config
 	}
 }
 
-EC_INLINE int from_uplink_to_pod(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt,
+EC_INLINE int from_uplink_to_pod(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 				 const struct endpoint *ep)
 {
-	return from_uplink_judge(ctx, config, pkt, ep) ?: fwd_to_pod(ctx, pkt, ep);
+	return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
 }
 
 /* The pod that a reverse half leads to; NULL: it is gone, and the entry with it. */
@@ -173,7 +206,7 @@ EC_INLINE int from_uplink(struct __sk_buff *ctx)
 	key.address = s->pkt.tuple.dst;
 	ep = bpf_map_lookup_elem(&endpoints, &key);
 	if (ep)
-		return from_uplink_to_pod(ctx, config, &s->pkt, ep);
+		return from_uplink_to_pod(ctx, config, s, ep);
 	if (addr_v4_in(addr_v4(&s->pkt.tuple.dst), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return -DROP_NO_ENDPOINT;
 	return cfg.masquerade ? from_uplink_reply(ctx, s) : TRAFFIC_STACK;

@@ -200,3 +200,50 @@ func TestNetfilterIsNotAsked(t *testing.T) {
 	b.netfilterTranslates(tuple(wire.TCP, podA, 5000, service, 80), ctaNATDestination, podB, 8080)
 	b.fromPod(tcp(podB, 8080, podA, 5000, ack)).is("delivered")
 }
+
+// An error goes the way of the packet inside, whoever wrote it: beside netfilter, which has not seen a flow between pods, it
+// would be called invalid and dropped.
+func TestErrorsBesideNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter)
+	b.netfilterKnows(tuple(wire.TCP, podA, 5000, remote, 80))
+	for _, from := range []string{node2IP, "192.0.2.1", native, remote} {
+		for what, kind := range icmpErrors {
+			for _, c := range []struct {
+				about packet
+				want  string
+			}{
+				{ping(podA, 7, remote), "delivered"},
+				{udp(podA, 5000, remote, 53), "delivered"},
+				{tcp(podA, 5001, remote, 80, ack), "delivered"},
+				{tcp(podA, 5000, remote, 80, ack), "stack"},
+				{udp(podA, 5000, node2IP, 53), "stack"},
+				{udp(podA, 5000, native, 53), "stack"},
+				{udp(podA, 5000, service, 53), "stack"},
+				{udp(podA, 5000, nodeIP, 53), "stack"},
+				{sctp(podA, remote), "stack"},
+			} {
+				if r := b.fromUplink(icmpError(from, podA, kind[0], kind[1], c.about.bytes(t), 8)); r.what != c.want {
+					t.Errorf("%s from %s about %s: outcome %q, want %q", what, from, describe(c.about.bytes(t)), r.what, c.want)
+				}
+			}
+		}
+	}
+	b.empty()
+}
+
+// An error about a packet to a client in the world goes the way of the flow that the client opened.
+func TestErrorsAboutWorldsFlowsBesideNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter)
+	b.fromUplink(udp(world, 4000, podA, 53)).is("stack")
+	about := icmpError("192.0.2.1", podA, 11, 0, udp(podA, 53, world, 4000).bytes(t), 8)
+	b.fromUplink(about).is("stack")
+	b.beforeNetfilter()
+	b.fromUplink(about).is("delivered")
+}
+
+// Where nothing is masqueraded, errors go the way of the packet inside all the same.
+func TestErrorsWithoutMasqueradeBesideNetfilter(t *testing.T) {
+	b := newBed(t, besideNetfilter, withoutMasquerade)
+	b.fromUplink(icmpError(world, podA, 3, 1, ping(podA, 7, remote).bytes(t), 8)).is("delivered")
+	b.fromUplink(icmpError(world, podA, 3, 1, udp(podA, 53, world, 4000).bytes(t), 8)).is("stack")
+}
