@@ -14,7 +14,16 @@ import (
 // LocalPrefixes lists what the kernel takes for this host itself: the IPv4 prefixes of type local in the local table.
 // Those of every interface are there, whatever their scope, and those that routes alone make local.
 func (h *Handle) LocalPrefixes() ([]netip.Prefix, error) {
-	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+	return h.localTable(unix.RTN_LOCAL)
+}
+
+// BroadcastAddresses lists what the kernel takes for everybody on a link of this host, as it does LocalPrefixes.
+func (h *Handle) BroadcastAddresses() ([]netip.Prefix, error) {
+	return h.localTable(unix.RTN_BROADCAST)
+}
+
+func (h *Handle) localTable(kind int) ([]netip.Prefix, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: kind}
 	list, err := dump(func() ([]netlink.Route, error) {
 		return h.nl.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 	})
@@ -30,14 +39,19 @@ func (h *Handle) LocalPrefixes() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Watch calls changed after every change of links, addresses, routes and filters in the namespace of the calling
-// goroutine's thread, until ctx ends. It does not tell what changed: who needs to know lists anew, which is right also
+// Watch calls changed after every change of links, addresses, routes, rules, filters and the settings of links in the
+// namespace of the calling goroutine's thread, until ctx ends. It does not tell what changed: who needs to know lists anew, which is right also
 // when the kernel had more to say than the socket could hold.
 func Watch(ctx context.Context, changed func()) error {
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC)
+	return watch(ctx, changed, "network", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC)
+}
+
+func watch(ctx context.Context, changed func(), what string, family int, groups ...uint) error {
+	socket, err := nl.Subscribe(family, groups...)
 	if err != nil {
-		return fmt.Errorf("subscribe to network changes: %w", err)
+		return fmt.Errorf("subscribe to changes (%s): %w", what, err)
 	}
 	defer socket.Close()
 	stop := context.AfterFunc(ctx, socket.Close) // ends a reception that waits
@@ -51,7 +65,7 @@ func Watch(ctx context.Context, changed func()) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		default:
-			return fmt.Errorf("receive network changes: %w", err)
+			return fmt.Errorf("receive changes (%s): %w", what, err)
 		}
 	}
 	return ctx.Err()

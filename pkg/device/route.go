@@ -26,8 +26,10 @@ type Route struct {
 	Unreachable bool
 	// Hops are the egress links of a route with several next hops. It is only read, never written.
 	Hops []int
-	// Table other than the main one; only written (0: main).
+	// Table other than the main one (0: main).
 	Table int
+	// TOS that a packet must have to take it. It is only read, never written.
+	TOS int
 	// Scope other than the usual one (link without a gateway, else global); only written.
 	Scope *int
 }
@@ -61,6 +63,26 @@ func (h *Handle) DeleteRoute(r Route) error {
 // Routes lists the main table, both families.
 func (h *Handle) Routes() ([]Route, error) {
 	return h.routes(&netlink.Route{}, 0)
+}
+
+// TableRoutes lists the IPv4 routes of other tables than the main one.
+func (h *Handle) TableRoutes(tables map[int]bool) ([]Route, error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+	list, err := dump(func() ([]netlink.Route, error) {
+		return h.nl.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var out []Route
+	for _, r := range list {
+		if tables[r.Table] {
+			route := convertRoute(r)
+			route.Table = r.Table
+			out = append(out, route)
+		}
+	}
+	return out, nil
 }
 
 // OwnRoutes lists the routes of our protocol in the main table, both families.
@@ -117,7 +139,7 @@ func convertRoute(n netlink.Route) Route {
 	r := Route{
 		Dst: prefix(n.Dst), Index: n.LinkIndex, Gateway: addr(n.Gw), Source: addr(n.Src), Protocol: int(n.Protocol),
 		Priority: n.Priority, MTU: n.MTU, AdvMSS: n.AdvMSS, Unreachable: n.Type == unix.RTN_UNREACHABLE,
-		Foreign: n.Protocol != Protocol,
+		Foreign: n.Protocol != Protocol, TOS: n.Tos,
 	}
 	if !r.Dst.IsValid() { // the default route
 		zero := netip.IPv4Unspecified()

@@ -1,0 +1,87 @@
+package device
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Rule is a rule that chooses a routing table (`ip rule`).
+type Rule struct {
+	Priority int
+	Table    int
+	// Unseen is what of a packet the rule asks for that nobody can tell a route lookup beforehand; empty: nothing.
+	Unseen string
+}
+
+// seen are the attributes that a lookup by interface, addresses and protocol answers, and those that ask nothing of a packet.
+var seen = map[uint16]bool{
+	unix.FRA_DST: true, unix.FRA_SRC: true, unix.FRA_IIFNAME: true, unix.FRA_OIFNAME: true, unix.FRA_IP_PROTO: true,
+	unix.FRA_UID_RANGE: true, unix.FRA_L3MDEV: true,
+	unix.FRA_PRIORITY: true, unix.FRA_TABLE: true, unix.FRA_GOTO: true, unix.FRA_PROTOCOL: true, unix.FRA_FLOW: true,
+	unix.FRA_SUPPRESS_IFGROUP: true, unix.FRA_SUPPRESS_PREFIXLEN: true, unix.FRA_PAD: true,
+}
+
+// unseen names the others; what is newer than this list has a number.
+var unseen = map[uint16]string{
+	unix.FRA_FWMARK: "a packet mark", unix.FRA_FWMASK: "a packet mark", unix.FRA_TUN_ID: "a tunnel",
+	unix.FRA_SPORT_RANGE: "a source port", unix.FRA_DPORT_RANGE: "a destination port",
+	// FRA_DSCP, FRA_SPORT_MASK, FRA_DPORT_MASK and FRA_DSCP_MASK, which have no names here yet.
+	25: "a DSCP value", 28: "a source port", 29: "a destination port", 30: "a DSCP value",
+}
+
+// Rules lists the IPv4 rules in the namespace of the calling goroutine's thread.
+func Rules() ([]Rule, error) {
+	list, err := dump(func() ([][]byte, error) {
+		req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+		req.AddData(nl.NewIfInfomsg(unix.AF_INET))
+		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+	})
+	if isErrno(err, unix.EOPNOTSUPP) { // a kernel with one table
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list routing rules: %w", err)
+	}
+	out := make([]Rule, 0, len(list))
+	for _, m := range list {
+		r, err := parseRule(m)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func parseRule(m []byte) (r Rule, err error) {
+	if len(m) < unix.SizeofRtMsg {
+		return r, fmt.Errorf("list routing rules: a message of %d bytes", len(m))
+	}
+	head := nl.DeserializeRtMsg(m)
+	attrs, err := nl.ParseRouteAttr(m[unix.SizeofRtMsg:])
+	if err != nil {
+		return r, fmt.Errorf("list routing rules: %w", err)
+	}
+	r.Table = int(head.Table)
+	if head.Tos != 0 {
+		r.Unseen = "a TOS value"
+	}
+	for _, a := range attrs {
+		kind := a.Attr.Type & nl.NLA_TYPE_MASK
+		switch {
+		case kind == unix.FRA_PRIORITY && len(a.Value) == 4:
+			r.Priority = int(binary.NativeEndian.Uint32(a.Value))
+		case kind == unix.FRA_TABLE && len(a.Value) == 4:
+			r.Table = int(binary.NativeEndian.Uint32(a.Value))
+		case seen[kind]:
+		case unseen[kind] != "":
+			r.Unseen = unseen[kind]
+		default:
+			r.Unseen = fmt.Sprintf("something new (attribute %d)", kind)
+		}
+	}
+	return r, nil
+}
