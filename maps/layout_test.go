@@ -110,9 +110,10 @@ var enums = map[string]enum{
 		},
 	},
 	"destination_flags": {
-		prefix: "DESTINATION_", name: named[destinations.Flags], unnamed: 4,
+		prefix: "DESTINATION_", name: named[destinations.Flags], unnamed: 8,
 		constants: map[string]uint64{
 			"DESTINATION_TO_STACK": uint64(destinations.ToStack), "DESTINATION_PROTECTED": uint64(destinations.Protected),
+			"DESTINATION_PART": uint64(destinations.Part),
 		},
 	},
 	"config_flags": {

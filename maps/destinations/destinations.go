@@ -67,14 +67,16 @@ func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 type Flags uint32
 
 // The bits of Flags: the host's stack decides, whatever the kind; nothing may go
-// there in clear under the node's own address.
+// there in clear under the node's own address; a part of a wider entry, there for its
+// flags alone.
 const (
 	ToStack   Flags = 1
 	Protected Flags = 2
+	Part      Flags = 4
 )
 
 // String lists the bits, such as "to_stack|protected"; "-" when none is set.
-func (f Flags) String() string { return wire.Bits(uint32(f), "to_stack", "protected") }
+func (f Flags) String() string { return wire.Bits(uint32(f), "to_stack", "protected", "part") }
 
 // MarshalText implements encoding.TextMarshaler.
 func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }

@@ -29,6 +29,7 @@ enum destination_kind {
 enum destination_flags {
 	DESTINATION_TO_STACK = 1,  /* the host's stack decides, whatever the kind */
 	DESTINATION_PROTECTED = 2, /* nothing may go there in clear under the node's own address */
+	DESTINATION_PART = 4,      /* a part of a wider entry, there for its flags alone */
 };
 
 /*

@@ -30,7 +30,7 @@ func Make(in Input) Result {
 		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
 		Standing:     standing,
-	}}
+	}, masks: newRouteMasks(in.Facts)}
 	if a := standing.NodeIP4(); a.IsValid() && containsAddr(in.Facts.Local, a) {
 		b.r.Source = a
 	}
@@ -45,6 +45,10 @@ func Make(in Input) Result {
 	}
 	b.local()
 	b.uplinks()
+	b.policies()
+	if in.Facts.RoutesToStack {
+		b.r.Config.Flags |= config.RoutesToStack
+	}
 	b.r.Problems, b.r.Notes = j.problems, j.notes
 	return b.r
 }
@@ -78,7 +82,8 @@ func (j *judge) claims(ranked []candidate) []candidate {
 // builder collects the Result.
 type builder struct {
 	*judge
-	r Result
+	r     Result
+	masks routeMasks
 }
 
 func (b *builder) destination(p netip.Prefix, v destinations.Value) {
@@ -92,14 +97,14 @@ func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 // native adds what is never masqueraded.
 func (b *builder) native() {
 	for _, p := range b.in.Native {
-		b.destination(p, destinations.Value{Kind: destinations.Native})
+		b.destination(p, destinations.Value{Kind: destinations.Native, Uplinks: b.masks.around(p) | b.masks.within(p)})
 	}
 }
 
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
 	for _, a := range c.internal {
-		b.destination(host(a), destinations.Value{Kind: destinations.Node})
+		b.node(a)
 	}
 	via := c.internal[0]
 	for _, a := range c.internal {
@@ -119,6 +124,12 @@ func (b *builder) peer(c candidate) {
 	}
 }
 
+// node adds an address of another node.
+func (b *builder) node(a netip.Addr) {
+	link, _ := b.reach(a)
+	b.destination(host(a), destinations.Value{Kind: destinations.Node, Ifindex: link.Index, Uplinks: b.masks.around(host(a))})
+}
+
 // podCIDR adds the way to a podCIDR of another node. Without a link the kernel
 // answers that it is unreachable, instead of sending pods' packets to the world.
 func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
@@ -126,7 +137,9 @@ func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
 	if !p.Addr().Is4() || !via.Is4() {
 		return
 	}
-	v := destinations.Value{Kind: destinations.PodCIDR, Node: wire.AddrFrom(via)}
+	v := destinations.Value{
+		Kind: destinations.PodCIDR, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(via)) | b.masks.within(p),
+	}
 	r := Route{Dst: p}
 	if link.Index != 0 {
 		v.Ifindex, v.MTU = link.Index, link.MTU
@@ -144,12 +157,13 @@ func (b *builder) keepClaims() {
 		}
 		link, _ := b.reach(via)
 		b.podCIDR(p, via, link)
-		b.destination(host(via), destinations.Value{Kind: destinations.Node})
+		b.node(via)
 	}
 	slices.SortFunc(b.r.Routes, func(x, y Route) int { return x.Dst.Addr().Compare(y.Dst.Addr()) })
 }
 
-// local adds what is on this node: podCIDR, pods outside it, own addresses.
+// local adds what is on this node: podCIDR, pods outside it, own addresses. An address
+// that was here a moment ago is nobody else's unless something says so.
 func (b *builder) local() {
 	own := b.r.Standing.Own4()
 	if own.IsValid() {
@@ -164,6 +178,15 @@ func (b *builder) local() {
 	for _, p := range b.in.Facts.Local {
 		b.destination(p, destinations.Value{Kind: destinations.Host})
 	}
+	more := slices.Clone(b.in.Facts.Broadcast)
+	for _, a := range b.in.Facts.Held {
+		more = append(more, host(a))
+	}
+	for _, p := range more {
+		if _, taken := b.r.Destinations[destinations.KeyFrom(p)]; !taken {
+			b.destination(p, destinations.Value{Kind: destinations.Host})
+		}
+	}
 }
 
 // uplinks adds the address to masquerade to on each uplink: the InternalIP where
@@ -177,7 +200,7 @@ func (b *builder) uplinks() {
 				chosen = a
 			}
 		}
-		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = uplinks.Value{IPv4: wire.AddrFrom(chosen)}
+		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = uplinks.Value{IPv4: wire.AddrFrom(chosen), Bit: l.Bit}
 	}
 }
 

@@ -34,6 +34,8 @@ type Link struct {
 	Index uint32
 	Name  string
 	MTU   uint32
+	// Bit is its number in the masks of destinations.
+	Bit uint32
 	// Addresses that can be masqueraded to, the primary ones first.
 	Addresses []netip.Addr
 }
@@ -46,6 +48,18 @@ type KernelRoute struct {
 	OnLink bool
 	// Via is the gateway, if there is one.
 	Via netip.Addr
+	// Hops are the interfaces of a route with several next hops.
+	Hops []uint32
+	// Table is another one than the main table (0), which a rule leads to.
+	Table int
+}
+
+// Policy is an IPsec policy of the host's that asks something of packets: by their
+// source and destination, when they leave (Out) or are forwarded. Required says that
+// what has not been protected does not pass.
+type Policy struct {
+	Src, Dst      netip.Prefix
+	Out, Required bool
 }
 
 // Facts are what holds on this node now.
@@ -54,6 +68,16 @@ type Facts struct {
 	Local   []netip.Prefix
 	Uplinks []Link
 	Routes  []KernelRoute
+	// Others are the routes of other tables.
+	Others []KernelRoute
+	// Held are addresses that uplinks had a moment ago: flows keep them.
+	Held []netip.Addr
+	// Broadcast are the addresses of everybody on a link of this node.
+	Broadcast []netip.Prefix
+	// Policies are the host's IPsec policies.
+	Policies []Policy
+	// RoutesToStack says that routes depend on more than the programs can ask for.
+	RoutesToStack bool
 	// Endpoints are the addresses of this node's pods.
 	Endpoints []netip.Addr
 }

@@ -1,0 +1,99 @@
+package plan
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+)
+
+// policies gives to the host's stack what an IPsec policy may ask something of: the
+// far side of each that pods' packets can meet, in either direction. One for the
+// node's own address is met by what is masqueraded, too late for the stack to protect
+// it: there the far side is protected.
+func (b *builder) policies() {
+	far := map[netip.Prefix]destinations.Flags{}
+	for _, p := range b.in.Facts.Policies {
+		fromPods, toPods := b.ofPods(p.Src), b.ofPods(p.Dst)
+		if fromPods {
+			far[p.Dst] |= destinations.ToStack
+		} else if p.Out && p.Required && b.ofUplinks(p.Src) {
+			far[p.Dst] |= destinations.ToStack | destinations.Protected
+		}
+		if toPods {
+			far[p.Src] |= destinations.ToStack
+		}
+	}
+	if len(far) == 0 {
+		return
+	}
+	b.r.Config.Flags |= config.Policies
+	b.parts(far)
+	b.flag(far)
+}
+
+// ofPods says whether pods of this node have addresses of it.
+func (b *builder) ofPods(p netip.Prefix) bool {
+	_, own := overlapsAny(p, b.r.Standing.Own)
+	return own || slices.ContainsFunc(b.in.Facts.Endpoints, p.Contains)
+}
+
+// ofUplinks says whether something may be masqueraded to an address of it.
+func (b *builder) ofUplinks(p netip.Prefix) bool {
+	return slices.ContainsFunc(b.in.Facts.Uplinks, func(l Link) bool { return slices.ContainsFunc(l.Addresses, p.Contains) })
+}
+
+// parts makes an entry for each prefix that has none: a part of the next wider one, or
+// of the world. This node's own podCIDR is never split, its pods are not found by it.
+func (b *builder) parts(far map[netip.Prefix]destinations.Flags) {
+	prefixes := make([]netip.Prefix, 0, len(far))
+	for p := range far {
+		prefixes = append(prefixes, p)
+	}
+	// The widest first: a part may have parts.
+	slices.SortFunc(prefixes, func(p, q netip.Prefix) int { return cmp.Compare(p.Bits(), q.Bits()) })
+	own := b.r.Standing.Own4()
+	for _, p := range prefixes {
+		if own.IsValid() && p.Overlaps(own) {
+			b.r.Config.Flags |= config.PodCIDRToStack
+			if own.Contains(p.Addr()) && own.Bits() <= p.Bits() {
+				continue
+			}
+		}
+		key := destinations.KeyFrom(p)
+		if _, there := b.r.Destinations[key]; !there {
+			v := b.wider(p)
+			v.Flags |= destinations.Part
+			b.r.Destinations[key] = v
+		}
+	}
+}
+
+// wider is the entry that holds for a prefix without one of its own.
+func (b *builder) wider(p netip.Prefix) destinations.Value {
+	for bits := p.Bits() - 1; bits >= 0; bits-- {
+		if v, ok := b.r.Destinations[destinations.KeyFrom(netip.PrefixFrom(p.Addr(), bits))]; ok {
+			return v
+		}
+	}
+	return destinations.Value{}
+}
+
+// flag gives every entry the flags of the prefixes that hold it.
+func (b *builder) flag(far map[netip.Prefix]destinations.Flags) {
+	lengths := map[int]bool{}
+	for p := range far {
+		lengths[p.Bits()] = true
+	}
+	for key, v := range b.r.Destinations {
+		p := key.Netip()
+		for bits := range lengths {
+			if bits <= p.Bits() {
+				v.Flags |= far[netip.PrefixFrom(p.Addr(), bits).Masked()]
+			}
+		}
+		b.r.Destinations[key] = v
+	}
+}
