@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -51,6 +53,24 @@ type Veth struct {
 	PeerMAC  net.HardwareAddr
 	PeerNS   *NetNS
 	MTU      int
+}
+
+// CheckName says why no link can have that name, nil when one can. The kernel fills in a number for "%d" and refuses
+// every other "%", and takes the byte 0xa0 for white space wherever it stands; "all" and "default" are the sysctls of
+// all links.
+func CheckName(name string) error {
+	if name == "" || len(name) >= unix.IFNAMSIZ {
+		return fmt.Errorf("must be 1 to %d bytes long", unix.IFNAMSIZ-1)
+	}
+	if slices.Contains([]string{".", "..", "all", "default"}, name) {
+		return errors.New("stands for something else")
+	}
+	for _, b := range []byte(name) {
+		if b <= ' ' || b == 0x7f || b == 0xa0 || strings.IndexByte("/:%", b) >= 0 {
+			return fmt.Errorf("must not have the byte %q in it", b)
+		}
+	}
+	return nil
 }
 
 // CreateVeth creates the pair in one request, its peer directly in PeerNS, so that no half of it is ever anywhere

@@ -43,6 +43,28 @@ func (h *Handle) ReplaceRoute(r Route) error {
 	return nil
 }
 
+// AddRoute writes the route unless there is one with the same destination and priority, whoever's it is: the error then
+// matches unix.EEXIST.
+func (h *Handle) AddRoute(r Route) error {
+	n := r.netlink()
+	if err := again(func() error { return h.nl.RouteAdd(&n) }); err != nil {
+		return fmt.Errorf("add route to %s (link %d): %w", r.Dst, r.Index, err)
+	}
+	return nil
+}
+
+// RouteTo finds the route of the main table with this very destination, the preferred one of several; false: there is
+// none.
+func (h *Handle) RouteTo(dst netip.Prefix) (best Route, found bool, err error) {
+	all, err := h.Routes()
+	for _, r := range all {
+		if r.Dst == dst && (!found || r.Priority < best.Priority) {
+			best, found = r, true
+		}
+	}
+	return best, found, err
+}
+
 // DeleteRoute deletes the route of our protocol with this destination (and link and priority where given). One that
 // is gone is success.
 func (h *Handle) DeleteRoute(r Route) error {

@@ -1,10 +1,12 @@
 package device
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func TestRoutes(t *testing.T) {
@@ -75,4 +77,36 @@ func hasRoute(routes []Route, dst netip.Prefix) bool {
 		}
 	}
 	return false
+}
+
+// Whoever's the route is that stands there, AddRoute leaves it.
+func TestAddRouteTakesNothing(t *testing.T) {
+	p := newPair(t)
+	must(t, p.host.SetUp(1)) // lo
+	for _, dst := range []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32"), netip.MustParsePrefix("fd00::7/128")} {
+		if _, found, err := p.host.RouteTo(dst); found || err != nil {
+			t.Errorf("a route to %s before there is one: %v", dst, err)
+		}
+		theirs := Route{Dst: dst, Index: p.link.Index, Foreign: true}
+		must(t, p.host.AddRoute(theirs))
+		if err := p.host.AddRoute(Route{Dst: dst, Index: 1}); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("a second route to %s: %v", dst, err)
+		}
+		if got, found, err := p.host.RouteTo(dst); err != nil || !found || got.Index != p.link.Index || got.Protocol == Protocol {
+			t.Errorf("the route to %s is now %+v, %v", dst, got, err)
+		}
+	}
+}
+
+func TestCheckName(t *testing.T) {
+	for _, good := range []string{"eth0", "net1.2", "e", "a_b-c", "é", "fifteen-letters"} {
+		if err := CheckName(good); err != nil {
+			t.Errorf("%s: %v", good, err)
+		}
+	}
+	for _, bad := range []string{"", ".", "..", "all", "default", "eth%d", "100%", "a b", "a/b", "a:1", "a\x7f", "à", "sixteen-letters!"} {
+		if CheckName(bad) == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
 }
