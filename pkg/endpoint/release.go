@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,9 @@ type Releaser struct {
 	Pins     bpffs.Dir
 	// Quarantine is how long freed addresses rest.
 	Quarantine time.Duration
+	// KeepState leaves the state file, marked as one whose endpoint is released: what gave the addresses has still to be
+	// told, and the file says how.
+	KeepState bool
 	// Log is told about what a release comes across; nil: nobody is.
 	Log *slog.Logger
 	// Before, when it is not nil, is called with the name of each part of a release (see Parts) before the part is
@@ -41,7 +45,8 @@ func (r Releaser) log() *slog.Logger {
 
 // Release takes away everything of an endpoint: map entries first, so that no packet goes to it any more, then link,
 // route, program, address and, last, its state file. What is gone already is passed over; what can't be taken away is
-// reported when all the rest is, and the state file then stays for another try. The network is the one to look for
+// reported when all the rest is, and the state file then stays for another try, as does the address of a link that is
+// still there. The network is the one to look for
 // addresses in when there is no state file. The caller holds the node's lock (bpffs.Shared is enough); Release takes
 // the endpoint's.
 func (r Releaser) Release(ctx context.Context, id ID, network string) error {
@@ -70,7 +75,7 @@ func (r Releaser) ReleaseLocked(ctx context.Context, id ID, network string) erro
 				return err
 			}
 		}
-		if part.name == "state" && len(failed) > 0 {
+		if part.name == "state" && (r.KeepState || len(failed) > 0) {
 			break
 		}
 		if err := part.do(); err != nil {
@@ -91,6 +96,7 @@ type work struct {
 	networks  []string
 	state     *Endpoint // nil: none, or none that can be read
 	link      int       // index of the host-side link, 0: gone
+	linkStays bool      // it could not be deleted
 	indexes   []int     // that the endpoint's link has or had
 	addresses []netip.Addr
 	tables    *tables
@@ -137,7 +143,9 @@ func (r Releaser) open(ctx context.Context, id ID, network string) (w *work, err
 	if w.tables, err = openTables(r.Pins); err != nil {
 		return w, err
 	}
-	w.readState(network)
+	if err = w.readState(network); err != nil {
+		return w, err
+	}
 	if err = w.findLink(); err != nil {
 		return w, err
 	}
@@ -153,16 +161,21 @@ func (w *work) close() {
 	}
 }
 
-func (w *work) readState(network string) {
+// readState takes over what ADD wrote down. Without that everything is found by name, but whether a file is there must
+// be known: it may name what cannot be found.
+func (w *work) readState(network string) error {
 	if network != "" {
 		w.networks = append(w.networks, network)
 	}
 	e, err := Read(w.StateDir, w.id)
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) { // everything else is found by name
-			w.log().Warn("state of the endpoint is unreadable, released without it", "endpoint", w.id.String(), "error", err)
-		}
-		return
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, ErrUnreadable):
+		w.log().Warn("state of the endpoint is unreadable, released without it", "endpoint", w.id.String(), "error", err)
+		return nil
+	case err != nil:
+		return err
 	}
 	w.state = &e
 	if e.Network != "" && e.Network != network {
@@ -171,11 +184,12 @@ func (w *work) readState(network string) {
 	for _, a := range e.Addresses {
 		w.addAddress(a)
 	}
+	return nil
 }
 
-// findLink looks for the host-side link by its name, which nothing but this endpoint can have, and takes the index
-// that the state file remembers for this endpoint's own only while no other link has it: a state file that outlived
-// its boot would else point at somebody else.
+// findLink looks for the host-side link by its name, which nothing but this endpoint can have, and else by the index
+// that the state file remembers. A link that has this index is this endpoint's, renamed, only with its Ethernet address:
+// a state file that outlived its boot would else point at somebody else's.
 func (w *work) findLink() error {
 	l, err := w.host.LinkByName(w.id.HostLinkName())
 	switch {
@@ -188,10 +202,14 @@ func (w *work) findLink() error {
 	if w.state == nil || w.state.HostIndex == 0 || w.state.HostIndex == w.link {
 		return nil
 	}
-	_, err = w.host.LinkByIndex(w.state.HostIndex)
-	if errors.Is(err, device.ErrNotFound) {
+	l, err = w.host.LinkByIndex(w.state.HostIndex)
+	switch {
+	case errors.Is(err, device.ErrNotFound):
 		w.indexes = append(w.indexes, w.state.HostIndex)
 		return nil
+	case err == nil && w.link == 0 && l.Kind == "veth" && bytes.Equal(l.MAC, w.state.HostMAC[:]):
+		w.link = l.Index
+		w.indexes = append(w.indexes, l.Index)
 	}
 	return err
 }
@@ -228,7 +246,7 @@ func (w *work) mark() error {
 		return nil
 	}
 	w.state.Releasing = true
-	return Write(w.StateDir, *w.state)
+	return markReleasing(w.StateDir, w.id)
 }
 
 func (w *work) forgetAddresses() error {
@@ -243,7 +261,9 @@ func (w *work) deleteLink() error {
 	if w.link == 0 {
 		return nil
 	}
-	return w.host.DeleteLink(w.link)
+	err := w.host.DeleteLink(w.link)
+	w.linkStays = err != nil
+	return err
 }
 
 // deleteRoutes finds nothing as long as the kernel takes a link's routes away with it, which it does unless somebody
@@ -279,7 +299,11 @@ func (w *work) detach() error {
 	return errors.Join(errs...)
 }
 
+// freeAddresses leaves the addresses of a link that is still there: it has them.
 func (w *work) freeAddresses() error {
+	if w.linkStays {
+		return nil
+	}
 	var errs []error
 	for _, n := range w.networks {
 		s, err := ipam.Open(w.StateDir, n, ipam.Options{Quarantine: w.Quarantine})

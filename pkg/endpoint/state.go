@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -73,13 +74,23 @@ type Endpoint struct {
 	Addresses []netip.Addr `json:"addresses"`
 	// IPAM is the type of the address management; only host-local's addresses are ours to free.
 	IPAM string `json:"ipam"`
+	// IPAMConf is the network configuration that another type was asked with, to give the addresses back with. An
+	// earlier version did not write it.
+	IPAMConf json.RawMessage `json:"ipam_conf,omitempty"`
+	// Pod is the pod's namespace and name, "shop/web", where the runtime told them.
+	Pod string `json:"pod,omitempty"`
 	// Created is when ADD made the endpoint.
 	Created time.Time `json:"created"`
-	// Releasing is set from the moment that the release begins: nothing of the endpoint may be put back any more.
+	// Releasing is set from the moment that the release begins: nothing of the endpoint may be put back any more. The
+	// file's permissions say it, see markReleasing; an earlier version wrote it into the file.
 	Releasing bool `json:"releasing,omitempty"`
 	// Result is what ADD answered, for an ADD that is repeated.
 	Result json.RawMessage `json:"result,omitempty"`
 }
+
+// ErrUnreadable is returned (wrapped) for a state file whose content can't be understood. That it could not be read at
+// this moment is another error.
+var ErrUnreadable = errors.New("not the state of an endpoint")
 
 // Dir is the directory of the state files.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "endpoints") }
@@ -168,24 +179,52 @@ func Read(stateDir string, id ID) (Endpoint, error) {
 	}
 	e, err := readFile(path(stateDir, id))
 	if err == nil && e.ID != id { // two long ids with one link name
-		return Endpoint{}, fmt.Errorf("read endpoint state %s: is the state of %q", path(stateDir, id), e.ID)
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: is that of %q", path(stateDir, id), ErrUnreadable, e.ID)
 	}
 	return e, err
 }
 
 func readFile(name string) (Endpoint, error) {
-	content, err := os.ReadFile(name)
+	content, mode, err := readWhole(name)
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
 	}
 	e, err := decode(content)
 	if err != nil {
-		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w", name, err)
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: %w", name, ErrUnreadable, err)
 	}
 	if fileName(e.ID) != filepath.Base(name) {
-		return Endpoint{}, fmt.Errorf("read endpoint state %s: is the state of %q", name, e.ID)
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: is that of %q", name, ErrUnreadable, e.ID)
 	}
+	e.Releasing = e.Releasing || mode&writable == 0
 	return e, nil
+}
+
+func readWhole(name string) ([]byte, fs.FileMode, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	content, err := io.ReadAll(f)
+	return content, info.Mode(), err
+}
+
+// writable is what the permissions of a state file have in them until the endpoint's release begins.
+const writable = 0o200
+
+// markReleasing notes that an endpoint's release has begun. Permissions are all that a full file system can still note,
+// and the release is what makes room on it.
+func markReleasing(stateDir string, id ID) error {
+	err := os.Chmod(path(stateDir, id), 0o600&^writable)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("mark endpoint state: %w", err)
+	}
+	return nil
 }
 
 func decode(content []byte) (Endpoint, error) {

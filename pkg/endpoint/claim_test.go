@@ -1,0 +1,80 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+func TestClaim(t *testing.T) {
+	dir := bpffs.Dir(filepath.Join(priv.Isolate(t), "ec"))
+	pins.Maps(t, dir)
+	m, err := endpoints.Open(dir.Map(endpoints.Name))
+	must(t, err)
+	defer m.Close()
+	host, err := device.Open()
+	must(t, err)
+	defer host.Close()
+	c := Claimer{StateDir: t.TempDir(), Host: host, Endpoints: m}
+	lo, err := net.InterfaceByName("lo")
+	must(t, err)
+
+	a := netip.MustParseAddr("10.9.0.9")
+	claim := func(index int, mac byte) error {
+		return c.Claim(context.Background(), a, endpoints.Value{Ifindex: uint32(index), PodMAC: wire.MAC{mac}})
+	}
+	expect := func(index int, mac byte) {
+		t.Helper()
+		v, err := m.Get(endpoints.Key{Address: wire.AddrFrom(a)})
+		if want := (endpoints.Value{Ifindex: uint32(index), PodMAC: wire.MAC{mac}}); err != nil || v != want {
+			t.Errorf("the entry is %+v, %v; want %+v", v, err, want)
+		}
+	}
+	must(t, claim(4242, 1)) // free
+	must(t, claim(4242, 2)) // its own
+	expect(4242, 2)
+	must(t, claim(lo.Index, 3)) // of a link that is gone
+	expect(lo.Index, 3)
+	var taken *TakenError
+	if err := claim(4242, 4); !errors.As(err, &taken) || taken.Address != a || !strings.Contains(taken.Holder, "lo") {
+		t.Errorf("taken from a link that is there: %v", err)
+	}
+	expect(lo.Index, 3)
+	e := example()
+	e.HostIndex, e.Pod = lo.Index, "shop/web"
+	must(t, Write(c.StateDir, e))
+	if err := claim(4242, 4); err == nil || !strings.Contains(err.Error(), "pod shop/web (interface eth0 of container abc, link "+e.HostName) {
+		t.Errorf("the holder is not named: %v", err)
+	}
+}
+
+func TestMarkReleasingTakesNoSpace(t *testing.T) {
+	dir := t.TempDir()
+	e := example()
+	must(t, markReleasing(dir, e.ID)) // gone already
+	must(t, Write(dir, e))
+	if got, err := Read(dir, e.ID); err != nil || got.Releasing {
+		t.Errorf("before: %v, %v", got.Releasing, err)
+	}
+	for range 2 {
+		must(t, markReleasing(dir, e.ID))
+		if got, err := Read(dir, e.ID); err != nil || !got.Releasing {
+			t.Errorf("marked: %v, %v", got.Releasing, err)
+		}
+	}
+	must(t, Write(dir, e)) // an ADD of the same attachment
+	if got, err := Read(dir, e.ID); err != nil || got.Releasing {
+		t.Errorf("written anew: %v, %v", got.Releasing, err)
+	}
+}
