@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -81,6 +81,9 @@ func (a *addition) open() (err error) {
 			a.log.Warn("unknown field of the network configuration ignored", "field", name)
 		}
 	}
+	if err := device.CheckName(a.id.IfName); err != nil {
+		return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME: no interface can be called %s: it %s", a.id.IfName, err), "")
+	}
 	if a.hostMAC, a.podMAC, err = macs(a.mac); err != nil {
 		return err
 	}
@@ -130,9 +133,7 @@ func (a *addition) buildDelegated() error {
 		err = a.shared(a.build)
 	}
 	if err != nil {
-		if undo := a.delegateDel(); undo != nil {
-			a.log.Error("addresses of the failed ADD not given back", "ipam", a.ipamType, "error", undo)
-		}
+		a.delegateUndo()
 	}
 	return err
 }
@@ -213,57 +214,6 @@ func (a *addition) undo() {
 	}
 }
 
-// clearRemnants takes away what a killed ADD of this attachment has left.
-func (a *addition) clearRemnants(ctx context.Context) error {
-	_, err := a.host.LinkByName(a.id.HostLinkName())
-	if errors.Is(err, device.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return a.release(ctx, "link of an earlier ADD that never ended")
-}
-
-func (a *addition) release(ctx context.Context, why string) error {
-	a.log.Warn("releasing what is left of the attachment first", "reason", why)
-	return a.releaser().ReleaseLocked(ctx, a.id, a.network)
-}
-
-// repeat answers an ADD for an attachment that exists: with the same result when it is complete and in the same
-// namespace, else with an error. One that is half made or half gone is released, and ADD goes on.
-func (a *addition) repeat(ctx context.Context) (bool, error) {
-	e, err := endpoint.Read(a.stateDir, a.id)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return false, nil
-	case err != nil:
-		return false, a.release(ctx, err.Error())
-	case e.Releasing:
-		return false, a.release(ctx, "an earlier DEL never ended")
-	}
-	if err := a.openDataplane(); err != nil {
-		return false, err
-	}
-	ns, err := inode(a.netns)
-	if err != nil {
-		return false, err
-	}
-	if e.NetNSInode != ns || e.Network != a.network {
-		return false, types.NewError(codeExists, fmt.Sprintf("%s of container %s exists already in network %s and namespace %s",
-			a.id.IfName, a.id.ContainerID, e.Network, e.NetNS), "call DEL first")
-	}
-	if missing := a.plane.missing(a.host, e); missing != nil {
-		return false, a.release(ctx, missing.Error())
-	}
-	a.log.Info("endpoint exists already, same result")
-	a.result = &current.Result{}
-	if err := json.Unmarshal(e.Result, a.result); err != nil {
-		return false, a.release(ctx, "result of the earlier ADD is unreadable: "+err.Error())
-	}
-	return true, a.printResult(ctx)
-}
-
 func inode(ns *device.NetNS) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(ns.FD(), &st); err != nil {
@@ -273,9 +223,15 @@ func inode(ns *device.NetNS) (uint64, error) {
 }
 
 func (a *addition) takeAddresses(ctx context.Context) error {
-	if !a.hostLocal() {
-		return nil // taken before the lock
+	if a.hostLocal() { // else taken before the lock
+		if err := a.takeFromStore(ctx); err != nil {
+			return err
+		}
 	}
+	return a.checkFree(a.addresses, 0)
+}
+
+func (a *addition) takeFromStore(ctx context.Context) error {
 	s, err := ipam.Open(a.stateDir, a.network, ipam.Options{Quarantine: a.quarantine})
 	if err != nil {
 		return err
@@ -323,9 +279,27 @@ func (a *addition) writeState(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("encode result: %w", err)
 	}
-	return endpoint.Write(a.stateDir, endpoint.Endpoint{
+	e := endpoint.Endpoint{
 		ID: a.id, Network: a.network, NetNS: a.args.Netns, NetNSInode: ns,
 		HostName: a.hostLink.Name, HostIndex: a.hostLink.Index, HostMAC: wire.MAC(a.hostMAC), PodMAC: wire.MAC(a.podMAC),
 		MTU: a.mtu, Addresses: a.addresses, IPAM: a.ipamType, Created: time.Now().UTC(), Result: raw,
-	})
+		Pod: podName(a.args.Args),
+	}
+	if !a.hostLocal() {
+		e.IPAMConf = a.raw
+	}
+	return endpoint.Write(a.stateDir, e)
+}
+
+// podName is the pod's namespace and name where CNI_ARGS tells them, as runtimes of Kubernetes do.
+func podName(args string) string {
+	told := map[string]string{}
+	for pair := range strings.SplitSeq(args, ";") {
+		key, value, _ := strings.Cut(pair, "=")
+		told[key] = value
+	}
+	if told["K8S_POD_NAME"] == "" {
+		return ""
+	}
+	return told["K8S_POD_NAMESPACE"] + "/" + told["K8S_POD_NAME"]
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -46,19 +47,22 @@ func (c *call) checkEndpoint() error {
 		return err
 	}
 	defer netns.Close()
-	if err := c.shared(func(context.Context) error { return c.compare(prev, netns) }); err != nil {
+	var by giver
+	err = c.shared(func(context.Context) (err error) {
+		by, err = c.compare(prev, netns)
+		return err
+	})
+	if err != nil || by.hostLocal() || by.conf == nil {
 		return err
 	}
-	if c.hostLocal() {
-		return nil
-	}
-	return c.delegate("CHECK", c.raw)
+	return c.ask(by, c.delegateArgs("CHECK"))
 }
 
 // comparison is one CHECK on its way; found collects what is wrong.
 type comparison struct {
 	*call
 	state endpoint.Endpoint
+	by    giver
 	plane *dataplane
 	found []string
 }
@@ -67,20 +71,23 @@ func (c *comparison) wrong(format string, args ...any) {
 	c.found = append(c.found, fmt.Sprintf(format, args...))
 }
 
-func (c *call) compare(prev *current.Result, netns *device.NetNS) error {
+func (c *call) compare(prev *current.Result, netns *device.NetNS) (by giver, err error) {
 	state, err := endpoint.Read(c.stateDir, c.id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return types.NewError(types.ErrUnknownContainer, fmt.Sprintf("%s of container %s is unknown", c.id.IfName, c.id.ContainerID), err.Error())
+		return by, types.NewError(types.ErrUnknownContainer, fmt.Sprintf("%s of container %s is unknown", c.id.IfName, c.id.ContainerID), err.Error())
 	}
 	if err != nil {
-		return err
+		return by, err
+	}
+	if by, err = c.giverOf(state); err != nil {
+		return by, err
 	}
 	plane, err := openDataplane(c.pins)
 	if err != nil {
-		return err
+		return by, err
 	}
 	defer plane.close()
-	cmp := &comparison{call: c, state: state, plane: plane}
+	cmp := &comparison{call: c, state: state, by: by, plane: plane}
 	if state.Releasing {
 		cmp.wrong("the endpoint is being released")
 	}
@@ -92,13 +99,13 @@ func (c *call) compare(prev *current.Result, netns *device.NetNS) error {
 		func() error { return cmp.checkPod(prev, netns) }, cmp.checkHost, cmp.checkStore,
 	} {
 		if err := part(); err != nil {
-			return err
+			return by, err
 		}
 	}
 	if len(cmp.found) == 0 {
-		return nil
+		return by, nil
 	}
-	return types.NewError(codeCheckFailed, "not as ADD left it: "+strings.Join(cmp.found, "; "), "")
+	return by, types.NewError(codeCheckFailed, "not as ADD left it: "+strings.Join(cmp.found, "; "), "")
 }
 
 // checkResult compares prevResult, which other plugins of the list may have added to, with the endpoint.
@@ -250,8 +257,12 @@ func (c *comparison) checkHost() error {
 	if state.Mode == "" {
 		c.wrong("no program is attached to %s", l.Name)
 	}
-	if err := c.plane.missing(h, c.state); err != nil {
-		c.wrong("%s", err)
+	gap, err := c.plane.missing(h, c.state)
+	if err != nil {
+		return err
+	}
+	if gap != "" {
+		c.wrong("%s", gap)
 	}
 	return c.checkHostRoutes(h, l)
 }
@@ -278,10 +289,10 @@ func (c *comparison) checkHostRoutes(h *device.Handle, l device.Link) error {
 }
 
 func (c *comparison) checkStore() error {
-	if !c.hostLocal() {
+	if !c.by.hostLocal() {
 		return nil
 	}
-	s, err := ipam.Open(c.stateDir, c.network, ipam.Options{})
+	s, err := ipam.Open(c.stateDir, c.state.Network, ipam.Options{})
 	if err != nil {
 		return err
 	}
@@ -300,31 +311,34 @@ func (c *comparison) checkStore() error {
 	return nil
 }
 
-// missing says what an endpoint lacks of its link and its map entries, nil when they are complete.
-func (d *dataplane) missing(host *device.Handle, e endpoint.Endpoint) error {
+// missing says what an endpoint lacks of its link and its map entries, "" when they are complete. An error is that it
+// could not be found out.
+func (d *dataplane) missing(host *device.Handle, e endpoint.Endpoint) (string, error) {
 	l, err := host.LinkByName(e.HostName)
-	if err != nil {
-		return err
-	}
-	if l.Index != e.HostIndex {
-		return fmt.Errorf("link %s has index %d instead of %d", e.HostName, l.Index, e.HostIndex)
+	switch {
+	case errors.Is(err, device.ErrNotFound):
+		return "link " + e.HostName + " is gone", nil
+	case err != nil:
+		return "", err
+	case l.Index != e.HostIndex:
+		return fmt.Sprintf("link %s has index %d instead of %d", e.HostName, l.Index, e.HostIndex), nil
 	}
 	dev, err := d.devices.Get(devices.Key{Ifindex: uint32(e.HostIndex)})
-	if err != nil {
-		return err
+	if err != nil && !errors.Is(err, typed.ErrKeyNotExist) {
+		return "", err
 	}
 	for _, a := range e.Addresses {
 		key := wire.AddrFrom(a)
 		if dev.IPv4 != key && dev.IPv6 != key {
-			return fmt.Errorf("devices entry of link %s lacks address %s", e.HostName, a)
+			return fmt.Sprintf("devices entry of link %s lacks address %s", e.HostName, a), nil
 		}
 		v, err := d.endpoints.Get(endpoints.Key{Address: key})
-		if err != nil {
-			return err
+		if err != nil && !errors.Is(err, typed.ErrKeyNotExist) {
+			return "", err
 		}
 		if want := (endpoints.Value{Ifindex: uint32(e.HostIndex), PodMAC: e.PodMAC, HostMAC: e.HostMAC}); v != want {
-			return fmt.Errorf("endpoints entry of %s is %+v instead of %+v", a, v, want)
+			return fmt.Sprintf("endpoints entry of %s is %+v instead of %+v", a, v, want), nil
 		}
 	}
-	return nil
+	return "", nil
 }

@@ -91,6 +91,16 @@ func (d *dataplane) close() {
 	}
 }
 
+// leadsTo says whether an address leads to the link. A complete endpoint has such an entry.
+func (d *dataplane) leadsTo(index int) (bool, error) {
+	for e, err := range d.endpoints.All() {
+		if err != nil || int(e.Value.Ifindex) == index {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
 // inPodCIDR says whether the node's podCIDRs lead to the address already.
 func (d *dataplane) inPodCIDR(a netip.Addr) bool {
 	for _, p := range d.node.PodCIDRs() {

@@ -18,14 +18,22 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 }
 
 func (c *call) delEndpoint() error {
-	release := func(ctx context.Context) error { return c.releaser().ReleaseLocked(ctx, c.id, c.network) }
+	var by giver
+	release := func(ctx context.Context) (err error) {
+		if by, err = c.findGiver(); err != nil {
+			return err
+		}
+		r := c.releaser()
+		r.KeepState = !by.hostLocal()
+		return r.ReleaseLocked(ctx, c.id, c.network)
+	}
 	err := c.shared(release)
-	if errors.Is(err, errNoDataplane) {
-		// No state directory, so no lock and nobody to exclude: only links and pins can be left.
+	if errors.Is(err, errNoDataplane) || errors.Is(err, errNoRoom) {
+		// No lock file, and none can be made: there is nobody to exclude.
 		err = release(context.Background())
 	}
-	if err == nil && !c.hostLocal() {
-		err = c.delegateDel() // last, so that the address is nobody's before it is given on
+	if err == nil && !by.hostLocal() {
+		err = c.giveBack(by, c.id, c.delegateArgs("DEL")) // last, so that the address is nobody's before it is given on
 	}
 	if err == nil {
 		c.log.Info("endpoint released")

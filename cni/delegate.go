@@ -2,33 +2,137 @@ package cni
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
 // Another ipam type is a plugin of its own, executed as the specification says: found in CNI_PATH, with this call's
 // environment and configuration. The node's lock is never held meanwhile: how long it takes is not ours to know.
 
+// giver is who gives the addresses: the store (host-local), or an ipam plugin and the configuration to ask it with.
+type giver struct {
+	ipam string
+	conf []byte // nil: what it was asked with is not known, so it can't be asked again
+}
+
+func (g giver) hostLocal() bool { return g.ipam == endpoint.HostLocal }
+
+// listed is the giver of the call's configuration.
+func (c *call) listed() giver { return giver{c.ipamType, c.raw} }
+
+// giverOf is who has given an endpoint its addresses, whatever the list says by now.
+func (c *call) giverOf(e endpoint.Endpoint) (giver, error) {
+	switch {
+	case e.IPAM == "" || e.IPAM == c.ipamType && len(e.IPAMConf) == 0:
+		return c.listed(), nil
+	case e.IPAM == endpoint.HostLocal || len(e.IPAMConf) == 0:
+		return giver{ipam: e.IPAM}, nil
+	}
+	var conf fields
+	if err := json.Unmarshal(e.IPAMConf, &conf); err != nil {
+		return giver{}, fmt.Errorf("read the configuration of endpoint %s: %w", e.ID, err)
+	}
+	if conf == nil {
+		conf = fields{}
+	}
+	if prev, ok := c.fields["prevResult"]; ok { // this call's, as the specification says
+		conf["prevResult"] = prev
+	}
+	raw, err := json.Marshal(conf)
+	return giver{e.IPAM, raw}, err
+}
+
+// findGiver is giverOf for this call's attachment. Without a state file an address in the store says it.
+func (c *call) findGiver() (giver, error) {
+	e, err := endpoint.Read(c.stateDir, c.id)
+	switch {
+	case err == nil:
+		return c.giverOf(e)
+	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, endpoint.ErrUnreadable):
+		return giver{}, err
+	}
+	s, err := ipam.Open(c.stateDir, c.network, ipam.Options{})
+	if err != nil {
+		return giver{}, err
+	}
+	entries, err := s.Entries()
+	owned := func(e ipam.Entry) bool { return e.State == ipam.Used && e.Owner == ipam.Owner(c.id) }
+	if slices.ContainsFunc(entries, owned) {
+		return giver{ipam: endpoint.HostLocal}, nil
+	}
+	return c.listed(), err
+}
+
+// giveBack has an ipam plugin free what it gave a released endpoint. Only then the state file goes, which says how.
+func (c *call) giveBack(by giver, id endpoint.ID, args *invoke.Args) error {
+	if by.conf == nil {
+		c.log.Warn("addresses not given back: an earlier version has not written down how", "ipam", by.ipam)
+	} else if err := c.ask(by, args); err != nil {
+		return err
+	}
+	err := c.shared(func(context.Context) error {
+		if e, err := endpoint.Read(c.stateDir, id); err == nil && !e.Releasing {
+			return nil // an ADD has come in between
+		}
+		return endpoint.Remove(c.stateDir, id)
+	})
+	if errors.Is(err, errNoDataplane) || errors.Is(err, errNoRoom) {
+		return nil // then there is no file
+	}
+	return err
+}
+
 // delegateAdd gets addresses from the ipam plugin.
 func (a *addition) delegateAdd() error {
-	path, err := a.findIPAM()
+	path, err := a.find(a.ipamType)
 	if err != nil {
 		return err
 	}
-	got, err := invoke.ExecPluginWithResult(context.Background(), path, a.raw, a.delegateArgs("ADD"), nil)
+	ctx, cancel := context.WithTimeout(context.Background(), a.delegateWait)
+	defer cancel()
+	got, err := invoke.ExecPluginWithResult(ctx, path, a.raw, a.delegateArgs("ADD"), &executor{})
+	if ctx.Err() != nil {
+		a.delegateUndo()
+		return a.noAnswer(a.ipamType, "ADD")
+	}
 	if err != nil {
 		return err
 	}
 	a.result, err = toCurrent(got)
 	if err != nil {
-		return errors.Join(fmt.Errorf("result of ipam plugin %s: %w", a.ipamType, err), a.delegateDel())
+		a.delegateUndo()
+		return fmt.Errorf("result of ipam plugin %s: %w", a.ipamType, err)
 	}
 	return nil
+}
+
+// delegateUndo gives back what a failed ADD was given, unless its link is still there, which has the addresses, or
+// another ADD of the attachment has succeeded meanwhile.
+func (a *addition) delegateUndo() {
+	_, err := endpoint.Read(a.stateDir, a.id)
+	if a.host != nil && errors.Is(err, fs.ErrNotExist) {
+		_, err = a.host.LinkByName(a.id.HostLinkName())
+	}
+	if errors.Is(err, device.ErrNotFound) {
+		err = a.ask(a.listed(), a.delegateArgs("DEL"))
+	} else {
+		err = errors.Join(errors.New("the attachment is still there"), err)
+	}
+	if err != nil {
+		a.log.Error("addresses of the failed ADD not given back, DEL will", "ipam", a.ipamType, "error", err)
+	}
 }
 
 // useDelegated takes over what the ipam plugin answered. How wide it believes the subnet to be says nothing here.
@@ -59,21 +163,27 @@ func (a *addition) useDelegated() error {
 	return a.checkMTU()
 }
 
-func (c *call) delegateDel() error {
-	return c.delegate("DEL", c.raw)
-}
-
-// delegate executes the ipam plugin for an operation without a result.
-func (c *call) delegate(verb string, conf []byte) error {
-	path, err := c.findIPAM()
+// ask executes an ipam plugin for an operation without a result.
+func (c *call) ask(g giver, args *invoke.Args) error {
+	path, err := c.find(g.ipam)
 	if err != nil {
 		return err
 	}
-	return invoke.ExecPluginWithoutResult(context.Background(), path, conf, c.delegateArgs(verb), nil)
+	ctx, cancel := context.WithTimeout(context.Background(), c.delegateWait)
+	defer cancel()
+	err = invoke.ExecPluginWithoutResult(ctx, path, g.conf, args, &executor{})
+	if ctx.Err() != nil {
+		return c.noAnswer(g.ipam, args.Command)
+	}
+	return err
 }
 
-func (c *call) findIPAM() (string, error) {
-	path, err := invoke.FindInPath(c.ipamType, filepath.SplitList(c.args.Path))
+func (c *call) noAnswer(plugin, verb string) error {
+	return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("ipam plugin %s has not done %s within %s", plugin, verb, c.delegateWait), "")
+}
+
+func (c *call) find(plugin string) (string, error) {
+	path, err := invoke.FindInPath(plugin, filepath.SplitList(c.args.Path))
 	if err != nil {
 		return "", fieldError("ipam.type", err.Error())
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
@@ -29,49 +30,80 @@ func (c *call) collect() error {
 	if err != nil {
 		return err
 	}
-	err = c.collectOwn(valid)
+	given, err := c.collectOwn(valid)
+	if err != nil {
+		return err // the ipam plugin must not free an address whose link could not be deleted
+	}
+	var errs []error
+	for id, by := range given {
+		args := &invoke.Args{Command: "DEL", ContainerID: id.ContainerID, IfName: id.IfName, Path: c.args.Path}
+		errs = append(errs, c.giveBack(by, id, args))
+	}
 	if c.delegatesVerb("1.1.0") {
-		if gcErr := c.delegate("GC", c.raw); gcErr != nil && !unsupported(gcErr) {
-			err = errors.Join(err, fmt.Errorf("ipam plugin %s: %w", c.ipamType, gcErr))
+		if err := c.ask(c.listed(), c.delegateArgs("GC")); err != nil && !unsupported(err) {
+			errs = append(errs, fmt.Errorf("ipam plugin %s: %w", c.ipamType, err))
 		}
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // collectOwn holds the lock exclusively: an ADD under way has not written its state yet and looks like a killed one.
-func (c *call) collectOwn(valid map[endpoint.ID]bool) error {
+// It returns the released attachments whose addresses an ipam plugin gave.
+func (c *call) collectOwn(valid map[endpoint.ID]bool) (map[endpoint.ID]giver, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
 	started := time.Now()
 	l, err := bpffs.Exclusive(ctx, c.stateDir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // no state directory: nothing was ever added
+		return nil, nil // no state directory: nothing was ever added
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer l.Release()
 	c.log.Info("no work on a pod is under way", "waited", time.Since(started))
 
 	store, err := ipam.Open(c.stateDir, c.network, ipam.Options{Quarantine: c.quarantine})
 	if err != nil {
-		return err
-	}
-	stale, err := c.stale(store, valid)
-	errs := []error{err}
-	for _, id := range stale {
-		err := c.releaser().Release(ctx, id, c.network)
-		if err == nil {
-			c.log.Info("stale endpoint released", "container", id.ContainerID, "ifname", id.IfName)
-		}
-		errs = append(errs, err)
+		return nil, err
 	}
 	keep := make(map[ipam.Owner]bool, len(valid))
 	for id := range valid {
 		keep[ipam.Owner(id)] = true
 	}
+	given := map[endpoint.ID]giver{}
+	stale, err := c.stale(store, valid)
+	errs := []error{err}
+	for _, id := range stale {
+		by, err := c.collectOne(ctx, id)
+		if err != nil {
+			errs, keep[ipam.Owner(id)] = append(errs, err), true // its link may still have the address
+			continue
+		}
+		c.log.Info("stale endpoint released", "container", id.ContainerID, "ifname", id.IfName)
+		if !by.hostLocal() {
+			given[id] = by
+		}
+	}
 	_, err = store.ReleaseExcept(ctx, keep) // owners that no endpoint can have, and files without one
-	return errors.Join(append(errs, err, c.releaser().Sweep(valid))...)
+	return given, errors.Join(append(errs, err, c.releaser().Sweep(valid))...)
+}
+
+// collectOne releases a stale endpoint.
+func (c *call) collectOne(ctx context.Context, id endpoint.ID) (giver, error) {
+	by := giver{ipam: endpoint.HostLocal} // without a state file it was found in the store
+	e, err := endpoint.Read(c.stateDir, id)
+	if err == nil {
+		by, err = c.giverOf(e)
+	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, endpoint.ErrUnreadable) {
+		err = nil
+	}
+	if err != nil {
+		return by, err
+	}
+	r := c.releaser()
+	r.KeepState = !by.hostLocal()
+	return by, r.Release(ctx, id, c.network)
 }
 
 // stale are the attachments of this network that are not valid: those with a state file, and those of killed ADDs

@@ -12,10 +12,11 @@ import (
 
 // What the tests tell the plugin that they execute. The plugin of the product reads none of it.
 const (
-	killAt   = "ECCNI_KILL_AT"  // step of ADD before which the process kills itself
-	failAt   = "ECCNI_FAIL_AT"  // step of ADD that fails
-	waitTime = "ECCNI_WAIT"     // how long to wait for locks
-	fakeIPAM = "ECCNI_IPAM_DIR" // where the fake ipam plugin keeps what it was asked
+	killAt   = "ECCNI_KILL_AT"   // step of ADD before which the process kills itself
+	failAt   = "ECCNI_FAIL_AT"   // step of ADD that fails
+	waitTime = "ECCNI_WAIT"      // how long to wait for locks
+	ipamWait = "ECCNI_IPAM_WAIT" // how long to wait for another ipam plugin
+	fakeIPAM = "ECCNI_IPAM_DIR"  // where the fake ipam plugin keeps what it was asked
 )
 
 // TestMain lets the test binary be the plugin: executed by the name of one and with a command, it does what the
@@ -28,9 +29,12 @@ func TestMain(m *testing.M) {
 		runFakeIPAM()
 		return
 	}
-	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, wait: lockWait, step: injected}
+	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, wait: lockWait, delegateWait: delegateWait, step: injected}
 	if d, err := time.ParseDuration(os.Getenv(waitTime)); err == nil {
 		p.wait = d
+	}
+	if d, err := time.ParseDuration(os.Getenv(ipamWait)); err == nil {
+		p.delegateWait = d
 	}
 	if e := skel.PluginMainFuncsWithError(p.funcs(), versions(), "test"); e != nil {
 		_ = e.Print()

@@ -106,7 +106,7 @@ func TestGC(t *testing.T) {
 	w := newWorld(t)
 	kept, gone, alien := w.newPod(), w.newPod(), w.newPod()
 	w.add(kept, nil)
-	w.add(alien, map[string]any{"name": "net2"})
+	w.add(alien, map[string]any{"name": "net2"}, "CNI_ARGS=IP=10.9.0.200")
 	before := w.everything()
 	w.add(gone, nil)
 	all := w.everything()
@@ -125,7 +125,7 @@ func TestGC(t *testing.T) {
 	w.ok("GC", nil, gcList(kept)) // net2's are not in the list, and not this network's business
 	w.unchanged(before)
 	w.ok("GC", nil, map[string]any{gcKey: json.RawMessage("null")}) // the empty list of a runtime in Go
-	if w.used()[0] != "10.9.0.2" || len(w.used()) != 1 {
+	if len(w.used()) != 1 || w.used()[0] != "10.9.0.200" {
 		t.Errorf("in use %v, want only net2's", w.used())
 	}
 	w.ok("DEL", alien, map[string]any{"name": "net2"})

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -22,7 +23,7 @@ import (
 
 // Error codes from 100 on are the plugin's own.
 const (
-	codeNoAddress   uint = 100 // no address is left, or the one asked for is taken
+	codeNoAddress   uint = 100 // no address is left, or the one asked for or given is taken
 	codeCheckFailed uint = 101 // the world is not as prevResult says
 	codeExists      uint = 102 // ADD of an attachment that exists, for another namespace or half gone
 )
@@ -34,6 +35,12 @@ const lockWait = 10 * time.Second
 // undoWait bounds the waits for locks while a failed ADD is undone, whatever it had left of its own time.
 const undoWait = 5 * time.Second
 
+// delegateWait bounds the wait for another ipam plugin; runtimes wait for a pod's network for two minutes and more.
+const delegateWait = 50 * time.Second
+
+// errNoRoom is returned (wrapped) where a full file system has no room for a lock file, which therefore is not there.
+var errNoRoom = errors.New("no room for a lock file")
+
 // versions of the specification that are spoken.
 func versions() version.PluginInfo {
 	return version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
@@ -42,13 +49,14 @@ func versions() version.PluginInfo {
 // Main is the plugin: it does what the environment and standard input ask for and ends the process with status 1
 // when that failed. release is the build's version.
 func Main(release string) {
-	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, wait: lockWait}
+	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, delegateWait: delegateWait, wait: lockWait}
 	skel.PluginMainFuncs(p.funcs(), versions(), "CNI plugin ebpf-cni "+release)
 }
 
 type plugin struct {
 	stdout, stderr io.Writer
-	wait           time.Duration
+	wait           time.Duration // for locks
+	delegateWait   time.Duration // for another ipam plugin
 	// step, when it is not nil, is called with the name of each step of ADD, and with "release " and the name of each
 	// part of a release, before it is done. An error of it is the step's.
 	step func(name string) error
@@ -139,15 +147,22 @@ func (c *call) shared(fn func(context.Context) error) error {
 		return fmt.Errorf("%w: no state directory: %w", errNoDataplane, err)
 	}
 	if err != nil {
-		return err
+		return lockError(err)
 	}
 	defer node.Release()
 	own, err := endpoint.Acquire(ctx, c.stateDir, c.id)
 	if err != nil {
-		return err
+		return lockError(err)
 	}
 	defer own.Release()
 	return fn(ctx)
+}
+
+func lockError(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w: %w", errNoRoom, err)
+	}
+	return err
 }
 
 // releaser takes endpoints away; their addresses rest as the configuration says.

@@ -214,11 +214,14 @@ func (a *addition) writeRoutes(context.Context) error {
 			return err
 		}
 		r := device.Route{Dst: whole(addr), Index: a.hostLink.Index, Source: a.plane.nodeAddress(addr)}
-		err := a.host.ReplaceRoute(r)
+		err := a.host.AddRoute(r)
 		if err != nil && r.Source.IsValid() && errors.Is(err, unix.EINVAL) {
 			a.log.Warn("the node's address is on no interface, route written without it", "address", r.Source)
 			r.Source = netip.Addr{}
-			err = a.host.ReplaceRoute(r)
+			err = a.host.AddRoute(r)
+		}
+		if errors.Is(err, unix.EEXIST) {
+			return a.routeTaken(addr)
 		}
 		if err != nil {
 			return err
@@ -242,11 +245,11 @@ func (a *addition) writeDestinations(context.Context) error {
 	return nil
 }
 
-func (a *addition) writeEndpoints(context.Context) error {
+func (a *addition) writeEndpoints(ctx context.Context) error {
 	v := endpoints.Value{Ifindex: uint32(a.hostLink.Index), PodMAC: wire.MAC(a.podMAC), HostMAC: wire.MAC(a.hostMAC)}
 	for _, addr := range a.addresses {
-		if err := a.plane.endpoints.Put(endpoints.Key{Address: wire.AddrFrom(addr)}, v); err != nil {
-			return err
+		if err := a.claimer().Claim(ctx, addr, v); err != nil {
+			return refusal(err)
 		}
 	}
 	return nil

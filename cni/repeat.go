@@ -1,0 +1,109 @@
+package cni
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+// clearRemnants takes away what a killed ADD of this attachment has left; repeat has made sure that it is no more.
+func (a *addition) clearRemnants(ctx context.Context) error {
+	_, err := a.host.LinkByName(a.id.HostLinkName())
+	if errors.Is(err, device.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return a.release(ctx, "link of an earlier ADD that never ended")
+}
+
+func (a *addition) release(ctx context.Context, why string) error {
+	a.log.Warn("releasing what is left of the attachment first", "reason", why)
+	return a.releaser().ReleaseLocked(ctx, a.id, a.network)
+}
+
+// repeat answers an ADD for an attachment that exists: with the same result when it is complete and in the same
+// namespace, else with an error. One that is known to be half made or half gone is released, and ADD goes on.
+func (a *addition) repeat(ctx context.Context) (bool, error) {
+	e, err := endpoint.Read(a.stateDir, a.id)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, endpoint.ErrUnreadable):
+		return false, a.refuseRunning(err)
+	case err != nil:
+		return false, err
+	case e.Releasing:
+		return false, a.releaseRest(ctx, e, "an earlier DEL never ended")
+	}
+	if err := a.openDataplane(); err != nil {
+		return false, err
+	}
+	ns, err := inode(a.netns)
+	if err != nil {
+		return false, err
+	}
+	if e.NetNSInode != ns || e.Network != a.network {
+		return false, a.exists(fmt.Sprintf("in network %s and namespace %s", e.Network, e.NetNS))
+	}
+	gap, err := a.plane.missing(a.host, e)
+	if err != nil {
+		return false, err
+	}
+	if gap != "" {
+		if err := a.checkFree(e.Addresses, e.HostIndex); err != nil {
+			return false, err
+		}
+		return false, a.releaseRest(ctx, e, gap)
+	}
+	a.result = &current.Result{}
+	if err := json.Unmarshal(e.Result, a.result); err != nil {
+		return false, a.exists("and the result of its ADD is unreadable: " + err.Error())
+	}
+	a.log.Info("endpoint exists already, same result")
+	return true, a.printResult(ctx)
+}
+
+func (a *addition) exists(how string) error {
+	return types.NewError(codeExists, fmt.Sprintf("%s of container %s exists already %s", a.id.IfName, a.id.ContainerID, how), "call DEL first")
+}
+
+// refuseRunning refuses an attachment that is complete although its state can't be read, for that reason: its pod may
+// be running. One that is not complete is what a killed ADD has left.
+func (a *addition) refuseRunning(reason error) error {
+	l, err := a.host.LinkByName(a.id.HostLinkName())
+	if errors.Is(err, device.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := a.openDataplane(); err != nil {
+		return err
+	}
+	complete, err := a.plane.leadsTo(l.Index)
+	if err == nil && complete {
+		return a.exists("without its state: " + reason.Error())
+	}
+	return err
+}
+
+// releaseRest releases what is left of an endpoint, so that ADD can go on. If another ipam plugin gave its addresses than
+// the one that is about to give new ones, only DEL can give them back.
+func (a *addition) releaseRest(ctx context.Context, e endpoint.Endpoint, why string) error {
+	by, err := a.giverOf(e)
+	if err != nil {
+		return err
+	}
+	if !by.hostLocal() && by.ipam != a.ipamType {
+		return a.exists(fmt.Sprintf("in part (%s), with addresses of ipam plugin %s", why, by.ipam))
+	}
+	return a.release(ctx, why)
+}
