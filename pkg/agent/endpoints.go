@@ -34,6 +34,7 @@ func atOnce() context.Context {
 // the node, which goes on carrying the others.
 func (r *reconciler) tendEndpoints() (time.Duration, error) {
 	next := resync
+	contested := map[endpoint.ID]error{}
 	for _, e := range r.view.endpoints {
 		if e.Releasing {
 			continue
@@ -41,12 +42,16 @@ func (r *reconciler) tendEndpoints() (time.Duration, error) {
 		if l := r.view.links[e.HostIndex]; l.Name != e.HostName {
 			continue // the orphans' search deals with it
 		}
+		if err := r.contest(e); err != nil {
+			contested[e.ID] = err
+		}
 		if len(r.damage(e)) == 0 {
 			r.settled(aboutEndpoint(e.ID))
 		} else if !r.done(e.ID, r.locked(e.ID, r.repair)) {
 			next = retry
 		}
 	}
+	r.tellConflicts(contested)
 	again, err := r.releaseOrphans()
 	return min(next, again), err
 }
@@ -122,12 +127,15 @@ func (r *reconciler) damage(e endpoint.Endpoint) []fault {
 		mac := net.HardwareAddr(e.PodMAC[:])
 		add(moved || !bytes.Equal(r.view.neighbours[neighbour{e.HostIndex, a}], mac), "neighbour",
 			func() error { return r.host.ReplaceNeighbour(e.HostIndex, a, mac) })
+		if who, err := r.holder(e, a); who != "" || err != nil {
+			continue
+		}
 		want := r.podRoute(e, a)
-		add(!r.hasRoute(want), "route", func() error { return r.host.ReplaceRoute(want) })
-		key, value := endpoints.Key{Address: wire.AddrFrom(a)}, endpointValue(e)
-		have, err := r.dp.Maps.Endpoints.Get(key)
-		add(errors.Is(err, typed.ErrKeyNotExist) || err == nil && have != value && r.ours(have, e), "endpoint entry",
-			func() error { return r.dp.Maps.Endpoints.Put(key, value) })
+		add(!r.hasRoute(want) && r.routeHolder(e, a) == "", "route", func() error { return r.host.ReplaceRoute(want) })
+		value := endpointValue(e)
+		have, err := r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
+		add(errors.Is(err, typed.ErrKeyNotExist) || err == nil && have != value, "endpoint entry",
+			func() error { return r.claim(a, value) })
 		r.damageOutside(a, add)
 	}
 	add(r.disturbed(e.HostName), "sysctl", func() error { return r.sysctls.holdPod(e.HostName) })
@@ -147,16 +155,6 @@ func (r *reconciler) damageOutside(a netip.Addr, add func(bool, string, func() e
 	add(err != nil || !destinations.Same(have, value), "destination entry", func() error {
 		return r.dp.Maps.Destinations.Put(key, value)
 	})
-}
-
-// ours says that an entry is this endpoint's to write: it leads to its link, or to
-// one that does not exist. An address that was given on is its new owner's.
-func (r *reconciler) ours(v endpoints.Value, e endpoint.Endpoint) bool {
-	if v.Ifindex == uint32(e.HostIndex) {
-		return true
-	}
-	_, err := r.host.LinkByIndex(int(v.Ifindex))
-	return errors.Is(err, device.ErrNotFound)
 }
 
 func (r *reconciler) attachedTo(index int) bool {
@@ -189,8 +187,8 @@ func (r *reconciler) podRoute(e endpoint.Endpoint, a netip.Addr) device.Route {
 // hasRoute looks for a route of ours in the view, with the source that it should
 // have.
 func (r *reconciler) hasRoute(want device.Route) bool {
-	for _, have := range r.view.routes {
-		if have.Protocol == device.Protocol && have.Dst == want.Dst && have.Index == want.Index && have.Source == want.Source {
+	for _, have := range r.view.podRoutes[want.Dst] {
+		if have.Protocol == device.Protocol && have.Index == want.Index && have.Source == want.Source {
 			return true
 		}
 	}

@@ -17,7 +17,12 @@ type view struct {
 	addresses []device.Address
 	local     []netip.Prefix
 	routes    []device.Route
+	// podRoutes are those of routes that lead to one address.
+	podRoutes map[netip.Prefix][]device.Route
 	endpoints []endpoint.Endpoint
+	// claims are the endpoints with a link by their addresses: more than one of an
+	// address that two pods have.
+	claims map[netip.Addr][]endpoint.Endpoint
 	// incomplete says that there are endpoints whose state can't be read.
 	incomplete bool
 	uplinks    []plan.Link
@@ -56,6 +61,7 @@ func look(host *device.Handle, stateDir string, named []string, log *slog.Logger
 	if v.routes, err = host.Routes(); err != nil {
 		return nil, err
 	}
+	v.index()
 	neighbours, err := host.Neighbours(0)
 	if err != nil {
 		return nil, err
@@ -67,6 +73,24 @@ func look(host *device.Handle, stateDir string, named []string, log *slog.Logger
 	}
 	v.uplinks = v.findUplinks(named)
 	return v, nil
+}
+
+// index sorts what is asked for by address.
+func (v *view) index() {
+	v.podRoutes, v.claims = map[netip.Prefix][]device.Route{}, map[netip.Addr][]endpoint.Endpoint{}
+	for _, r := range v.routes {
+		if r.Dst.IsSingleIP() {
+			v.podRoutes[r.Dst] = append(v.podRoutes[r.Dst], r)
+		}
+	}
+	for _, e := range v.endpoints {
+		if e.Releasing || v.links[e.HostIndex].Name != e.HostName {
+			continue
+		}
+		for _, a := range e.Addresses {
+			v.claims[a] = append(v.claims[a], e)
+		}
+	}
 }
 
 // findUplinks returns the interfaces that lead out of the node, by index: the

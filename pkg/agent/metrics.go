@@ -31,7 +31,7 @@ type metrics struct {
 	mapEntries, mapCapacity, drops, packets, bytes *prometheus.Desc
 	allocations, retries, failures                 *prometheus.Desc
 	lag, nodes, endpoints, nodeProblems            *prometheus.Desc
-	ready, beside                                  *prometheus.Desc
+	conflicts, ready, beside                       *prometheus.Desc
 }
 
 func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logger) *prometheus.Registry {
@@ -53,6 +53,7 @@ func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logge
 			nodes:        describeMetric("nodes", "Nodes in the list."),
 			endpoints:    describeMetric("endpoints", "Pods of this node."),
 			nodeProblems: describeMetric("node_problems", "What is wrong with Nodes, by node and reason.", "node", "reason"),
+			conflicts:    describeMetric("endpoint_conflicts", "Pods of this node whose address another pod, or somebody else's route, has."),
 			ready:        describeMetric("ready", "1 when this node can carry a pod."),
 			beside:       describeMetric("beside_netfilter", "1 while packets meet netfilter because it translates addresses on this node."),
 		})
@@ -70,6 +71,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	nodes, problems := m.status.counts()
 	gauge(m.nodes, float64(nodes))
 	gauge(m.lag, m.status.syncLag(time.Now()).Seconds())
+	gauge(m.conflicts, float64(m.status.conflictCount()))
 	gauge(m.ready, oneIf(m.status.isReady()))
 	gauge(m.beside, oneIf(m.status.isBeside()))
 	for p, n := range problems {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"syscall"
 	"time"
@@ -23,10 +24,13 @@ type orphans struct {
 	// linkless are endpoints without a link whose namespace is there, by when they were first seen so. Every DEL makes one
 	// for a moment.
 	linkless map[endpoint.ID]time.Time
+	// kept are those of which nothing is left but the file that says how to give back
+	// the addresses of another ipam plugin, which DEL or GC does.
+	kept map[endpoint.ID]bool
 }
 
 func newOrphans() orphans {
-	return orphans{first: map[endpoint.ID]time.Time{}, linkless: map[endpoint.ID]time.Time{}}
+	return orphans{first: map[endpoint.ID]time.Time{}, linkless: map[endpoint.ID]time.Time{}, kept: map[endpoint.ID]bool{}}
 }
 
 // releaseOrphans takes away endpoints whose link and namespace are gone, and
@@ -37,12 +41,15 @@ func (r *reconciler) releaseOrphans() (time.Duration, error) {
 	known, linkless := map[endpoint.ID]bool{}, map[endpoint.ID]endpoint.Endpoint{}
 	for _, e := range r.view.endpoints {
 		known[e.ID] = true
-		if l := r.view.links[e.HostIndex]; l.Name != e.HostName && !namespaceThere(e) {
-			found[e.ID] = e.Network
-		} else if l.Name != e.HostName {
+		switch l := r.view.links[e.HostIndex]; {
+		case l.Name == e.HostName, e.Releasing && r.orphans.kept[e.ID]:
+		case namespaceThere(e):
 			linkless[e.ID] = e
+		default:
+			found[e.ID] = e.Network
 		}
 	}
+	maps.DeleteFunc(r.orphans.kept, func(id endpoint.ID, _ bool) bool { return !known[id] })
 	if err := r.findReservations(known, found); err != nil {
 		return resync, err
 	}
@@ -143,9 +150,18 @@ func (r *reconciler) release(id endpoint.ID, network string) error {
 		if err == nil && namespaceThere(e) {
 			return nil
 		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, endpoint.ErrUnreadable) {
+			return err
+		}
 		r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
 		delete(r.orphans.first, id)
-		return r.cfg.releaser().ReleaseLocked(atOnce(), id, network)
+		releaser := r.cfg.releaser()
+		releaser.KeepState = len(e.IPAMConf) > 0
+		err = releaser.ReleaseLocked(atOnce(), id, network)
+		if err == nil && releaser.KeepState {
+			r.orphans.kept[id] = true
+		}
+		return err
 	})
 }
 

@@ -159,3 +159,26 @@ func TestReservationOfNobodyIsReleased(t *testing.T) {
 		t.Error("the address is still held")
 	}
 }
+
+// The file of an endpoint whose addresses another ipam plugin gave says how they are given back, which DEL and GC do.
+func TestFileOfADelegatedEndpointStays(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	e := orphan(t, r)
+	e.IPAM, e.IPAMConf = "other", []byte(`{"ipam":{"type":"other"}}`)
+	if err := endpoint.Write(r.cfg.State, e); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	r.orphans.first[e.ID] = time.Now().Add(-apart)
+	for range 3 {
+		r.pass(t.Context())
+		file, entry, address := r.remains(t, e)
+		if now, err := endpoint.Read(r.cfg.State, e.ID); !file || entry || address || !now.Releasing {
+			t.Errorf("file %v (%v), entry %v, address %v: want the file alone, marked", file, err, entry, address)
+		}
+	}
+	if len(r.orphans.first) > 0 {
+		t.Errorf("still searched for: %v", r.orphans.first)
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -70,9 +71,11 @@ type reconciler struct {
 	failure  error             // of the newest pass; nil: none
 	attached map[uint32]string // uplinks with our programs, by index
 	orphans  orphans
-	reported map[string]bool // what was logged and need not be again
-	list     stamp
-	portmap  struct { // of the newest look
+	// contested are the endpoints whose address somebody else had at the last pass.
+	contested map[endpoint.ID]error
+	reported  map[string]bool // what was logged and need not be again
+	list      stamp
+	portmap   struct { // of the newest look
 		stamp stamp
 		found *install.Chained
 	}

@@ -23,14 +23,20 @@ const podRoute = "10.244.1.9/32"
 // addPod makes an endpoint as the plugin would, but for what a pass adds.
 func addPod(t *testing.T, r *reconciler) endpoint.Endpoint {
 	t.Helper()
-	id := endpoint.ID{ContainerID: "repaired", IfName: "eth0"}
+	return addPodOf(t, r, "repaired", netip.MustParsePrefix(podRoute).Addr().String())
+}
+
+func addPodOf(t *testing.T, r *reconciler, container, address string) endpoint.Endpoint {
+	t.Helper()
+	id := endpoint.ID{ContainerID: container, IfName: "eth0"}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = id.HostLinkName()
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "inpod"}); err != nil {
+	inside := "in-" + container
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: inside}); err != nil {
 		t.Fatal(err)
 	}
 	var ends [2]device.Link
-	for i, name := range []string{attrs.Name, "inpod"} {
+	for i, name := range []string{attrs.Name, inside} {
 		l, err := r.host.LinkByName(name)
 		if err != nil {
 			t.Fatal(err)
@@ -47,7 +53,7 @@ func addPod(t *testing.T, r *reconciler) endpoint.Endpoint {
 	e := endpoint.Endpoint{
 		ID: id, Network: install.Network, NetNS: ns, NetNSInode: 7, HostName: attrs.Name, HostIndex: ends[0].Index,
 		HostMAC: wire.MAC(ends[0].MAC), PodMAC: wire.MAC(ends[1].MAC),
-		Addresses: []netip.Addr{netip.MustParsePrefix(podRoute).Addr()}, IPAM: endpoint.HostLocal,
+		Addresses: []netip.Addr{netip.MustParseAddr(address)}, IPAM: endpoint.HostLocal,
 	}
 	if err := endpoint.Write(r.cfg.State, e); err != nil {
 		t.Fatal(err)

@@ -15,16 +15,17 @@ import (
 type status struct {
 	log *slog.Logger
 
-	mu       sync.Mutex
-	alive    time.Time // when the reconciler last was
-	told     bool      // whether notReady was ever set
-	notReady string    // empty: ready
-	nodes    int
-	problems map[problem]int
-	pods     []netip.Prefix // all podCIDRs
-	waiting  time.Time      // since when Nodes wait to be applied; zero: none do
-	lag      time.Duration
-	beside   bool // the programs work beside netfilter's translation
+	mu        sync.Mutex
+	alive     time.Time // when the reconciler last was
+	told      bool      // whether notReady was ever set
+	notReady  string    // empty: ready
+	nodes     int
+	problems  map[problem]int
+	pods      []netip.Prefix // all podCIDRs
+	waiting   time.Time      // since when Nodes wait to be applied; zero: none do
+	lag       time.Duration
+	conflicts int  // endpoints whose address somebody else has
+	beside    bool // the programs work beside netfilter's translation
 }
 
 type problem struct {
@@ -90,6 +91,19 @@ func (s *status) isBeside() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.beside
+}
+
+// setConflicts notes how many endpoints there are whose address somebody else has.
+func (s *status) setConflicts(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conflicts = n
+}
+
+func (s *status) conflictCount() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conflicts
 }
 
 // pending notes that Nodes changed at that time.

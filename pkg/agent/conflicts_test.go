@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"bytes"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+)
+
+// rivals are two living pods with one address, the second of which took it from the first.
+func rivals(t *testing.T, address string) (r *reconciler, first, second endpoint.Endpoint, log *bytes.Buffer) {
+	t.Helper()
+	r = newReconciler(t)
+	log = &bytes.Buffer{}
+	ready(t, r)
+	r.log = slog.New(slog.NewTextHandler(log, nil))
+	first, second = addPodOf(t, r, "first", address), addPodOf(t, r, "second", address)
+	for i, e := range []*endpoint.Endpoint{&first, &second} {
+		e.Created = time.Unix(int64(1000+i), 0).UTC()
+		if err := endpoint.Write(r.cfg.State, *e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key := endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}
+	if err := r.dp.Maps.Endpoints.Put(key, endpointValue(second)); err != nil {
+		t.Fatal(err)
+	}
+	return r, first, second, log
+}
+
+func (r *reconciler) owner(t *testing.T, address string) (entry, route int) {
+	t.Helper()
+	a := netip.MustParseAddr(address)
+	v, err := r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	way, _, err := r.host.RouteTo(netip.PrefixFrom(a, a.BitLen()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(v.Ifindex), way.Index
+}
+
+// conflicts is the metric.
+func (r *reconciler) conflictsTold(t *testing.T) float64 {
+	t.Helper()
+	all, err := newRegistry(r.dp.Maps, r.cfg.BPFFS, r.status, r.log).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range all {
+		if family.GetName() == "ebpf_cni_endpoint_conflicts" {
+			return family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatal("there is no metric ebpf_cni_endpoint_conflicts")
+	return 0
+}
+
+func TestTwoPodsWithOneAddressAreNotFoughtOver(t *testing.T) {
+	for _, address := range []string{"10.244.1.9", "10.9.9.9"} { // inside the podCIDR and not
+		r, first, second, log := rivals(t, address)
+		for range 4 {
+			r.pass(t.Context())
+			r.assertReady(t)
+			if entry, route := r.owner(t, address); entry != second.HostIndex || route != second.HostIndex {
+				t.Fatalf("entry %d, route %d: want those of the one whose entry stood, %d", entry, route, second.HostIndex)
+			}
+		}
+		if n := strings.Count(log.String(), "container first"); n != 0 {
+			t.Errorf("the holder is told as if it were in the way:\n%s", log)
+		}
+		if n := strings.Count(log.String(), "taken by interface eth0 of container second"); n != 1 {
+			t.Errorf("told %d times, want once:\n%s", n, log)
+		}
+		if n := strings.Count(log.String(), "endpoint repaired"); n > 20 {
+			t.Errorf("repaired again and again:\n%s", log)
+		}
+		if got := r.conflictsTold(t); got != 1 {
+			t.Errorf("the metric says %v, want 1", got)
+		}
+
+		// The holder's end is the other's turn.
+		if err := r.releaser().Release(t.Context(), second.ID, second.Network); err != nil {
+			t.Fatal(err)
+		}
+		r.pass(t.Context())
+		if entry, route := r.owner(t, address); entry != first.HostIndex || route != first.HostIndex {
+			t.Errorf("entry %d, route %d: want those of the one that is left, %d", entry, route, first.HostIndex)
+		}
+		if got := r.conflictsTold(t); got != 0 {
+			t.Errorf("the metric says %v, want 0", got)
+		}
+	}
+}
+
+// Where no entry stands, who came first has it.
+func TestTheOlderPodKeepsAnAddress(t *testing.T) {
+	r, first, second, _ := rivals(t, "10.244.1.9")
+	if err := r.dp.Maps.Endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.host.ReplaceRoute(r.podRoute(second, second.Addresses[0])); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		r.pass(t.Context())
+		if entry, route := r.owner(t, "10.244.1.9"); entry != first.HostIndex || route != first.HostIndex {
+			t.Errorf("entry %d, route %d: want those of the older one, %d", entry, route, first.HostIndex)
+		}
+	}
+}
+
+// A route of somebody else's to a pod's address stays, and is told.
+func TestRouteOfSomebodyElseIsNotTaken(t *testing.T) {
+	r, e := withPod(t)
+	log := &bytes.Buffer{}
+	r.log = slog.New(slog.NewTextHandler(log, nil))
+	up, err := netlink.LinkByName("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := device.Route{Dst: netip.MustParsePrefix(podRoute), Index: up.Attrs().Index, Foreign: true}
+	if err := r.host.ReplaceRoute(theirs); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		r.pass(t.Context())
+		r.assertReady(t)
+		if entry, route := r.owner(t, e.Addresses[0].String()); entry != e.HostIndex || route != theirs.Index {
+			t.Errorf("entry %d, route %d: want the pod's entry and their route", entry, route)
+		}
+	}
+	if n := strings.Count(log.String(), "a route over link uplink"); n != 1 {
+		t.Errorf("told %d times, want once:\n%s", n, log)
+	}
+}
