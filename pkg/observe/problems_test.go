@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -167,6 +168,18 @@ func TestSurveyFindsProblemsOfMaps(t *testing.T) {
 				})
 			},
 			[]string{"pod 10.244.1.77 cannot send: its interface 7777 has no entry"},
+		},
+		"two pods with one address": {
+			func(n *node) {
+				second := n.link("second")
+				n.attach(attach.Auto, attach.FromPod, second)
+				for _, ifindex := range []int{second, 8888} { // the last one's interface is gone
+					put(n.t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
+						Key: devices.Key{Ifindex: uint32(ifindex)}, Value: devices.Value{IPv4: addr("10.244.1.9")},
+					})
+				}
+			},
+			[]string{"have one address, 10.244.1.9: packets to it go to interface", "interface 8888"},
 		},
 		"layout of another version": {
 			func(n *node) {

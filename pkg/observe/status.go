@@ -175,6 +175,7 @@ func (s *survey) pods() (err error) {
 			s.problem("pod %s cannot send: its interface %d has no entry in the map devices", e.Key.Address, e.Value.Ifindex)
 		}
 	}
+	s.conflicts()
 	return nil
 }
 
