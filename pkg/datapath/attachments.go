@@ -35,13 +35,18 @@ type place struct {
 
 // findAttachments finds every program of ours that is attached, wherever the
 // pins and maps say that one may be. Links whose device is gone are swept.
-func findAttachments(opts Options) ([]attachment, error) {
+func findAttachments(opts Options) (out []attachment, err error) {
 	places, err := knownPlaces(opts)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			closeAttachments(out)
+			out = nil
+		}
+	}()
 	programs := make(map[ebpf.ProgramID]*ebpf.Program)
-	var out []attachment
 	for _, p := range places {
 		state, err := opts.attacher().Attached(p.ifindex, p.hook)
 		if err != nil {
@@ -56,8 +61,7 @@ func findAttachments(opts Options) ([]attachment, error) {
 		prog, seen := programs[state.ProgramID]
 		if !seen {
 			if prog, err = openProgram(opts.Dir, p.hook, state.ProgramID); err != nil {
-				closeAttachments(out)
-				return nil, err
+				return out, err
 			}
 			programs[state.ProgramID] = prog
 		}

@@ -66,7 +66,11 @@ func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, er
 		l.close()
 		return nil, err
 	}
-	return l.finish()
+	dp, err := l.finish()
+	if err != nil {
+		l.close()
+	}
+	return dp, err
 }
 
 // loader is one run of Load.
@@ -267,12 +271,15 @@ func (l *loader) fill() error {
 func (l *loader) finish() (*Datapath, error) {
 	all := make(map[string]*ebpf.Map)
 	for name, t := range l.tables {
-		all[name], t.m = t.m, nil
-		t.close()
+		all[name] = t.m
 	}
 	m, err := wrapMaps(all)
 	if err != nil {
 		return nil, err
+	}
+	for _, t := range l.tables {
+		t.m = nil // the result's
+		t.close()
 	}
 	return &Datapath{Maps: m, opts: l.opts, programs: l.programs, qdiscs: l.qdiscs}, nil
 }
