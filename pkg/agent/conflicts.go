@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -23,9 +22,7 @@ func (r *reconciler) claimer() endpoint.Claimer {
 
 // claim writes the entry of an address that no other link that is there has.
 func (r *reconciler) claim(a netip.Addr, v endpoints.Value) error {
-	ctx, cancel := context.WithTimeout(context.Background(), lockPatience)
-	defer cancel()
-	return r.claimer().Claim(ctx, a, v)
+	return r.claimer().Claim(atOnce(), a, v)
 }
 
 // holder says who else has an address of an endpoint; empty: nobody.

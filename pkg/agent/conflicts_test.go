@@ -91,7 +91,7 @@ func TestTwoPodsWithOneAddressAreNotFoughtOver(t *testing.T) {
 		}
 
 		// The holder's end is the other's turn.
-		if err := r.releaser().Release(t.Context(), second.ID, second.Network); err != nil {
+		if err := r.cfg.releaser().Release(t.Context(), second.ID, second.Network); err != nil {
 			t.Fatal(err)
 		}
 		r.pass(t.Context())
