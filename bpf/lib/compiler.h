@@ -57,9 +57,10 @@ struct icmp_header {
 	__be16 rest;
 };
 
-/* errno: of a lookup that finds nothing, of a map insertion whose key is there already */
+/* errno: of a lookup that finds nothing, of a map insertion: no room, the key is there already */
 enum {
 	EC_ENOENT = 2,
+	EC_E2BIG = 7,
 	EC_EEXIST = 17,
 };
 

@@ -31,14 +31,31 @@ EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 i
 	return flow_touch(&e->last_seen) == FLOW_GONE ? NULL : e;
 }
 
+/* A RST may close the connection, or have not. Both are rare. */
+EC_CALL void ct_note_reset(struct conntrack_entry *e, const struct pkt *pkt, bool of_pod)
+{
+	struct flow_side pod = {&e->from_pod, &e->pod_seq_end, &e->pod_ack};
+	struct flow_side world = {&e->from_world, &e->world_seq_end, &e->world_ack};
+
+	if (of_pod)
+		flow_note_reset(pkt, &pod, &world);
+	else
+		flow_note_reset(pkt, &world, &pod);
+}
+
+EC_INLINE bool ct_may_reset(const struct pkt *pkt, __u8 state)
+{
+	return flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & TCP_RST) || (state & FLOW_RESET));
+}
+
 /* Notes a packet that the pod sends. */
 EC_INLINE void ct_note_from_pod(struct conntrack_entry *e, const struct pkt *pkt)
 {
-	__u8 bits = e->from_pod | flow_bits(pkt);
+	__u8 bits;
 
-	if (flow_is_tcp_segment(pkt) && (pkt->tcp_flags & TCP_RST) &&
-	    flow_reset_valid(pkt, e->from_pod, e->pod_seq_end, e->world_ack, e->world_seq_end))
-		bits |= FLOW_RESET;
+	if (ct_may_reset(pkt, e->from_pod))
+		ct_note_reset(e, pkt, true);
+	bits = e->from_pod | flow_bits(pkt);
 	flow_note_edges(pkt, e->from_pod, &e->pod_seq_end, &e->pod_ack);
 	if (bits != e->from_pod)
 		e->from_pod = bits;
@@ -53,10 +70,9 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
 		e->from_world = 0;
 		e->from_pod = 0;
 	}
+	if (ct_may_reset(pkt, e->from_world))
+		ct_note_reset(e, pkt, false);
 	bits = e->from_world | flow_bits(pkt);
-	if (flow_is_tcp_segment(pkt) && (pkt->tcp_flags & TCP_RST) &&
-	    flow_reset_valid(pkt, e->from_world, e->world_seq_end, e->pod_ack, e->pod_seq_end))
-		bits |= FLOW_RESET;
 	flow_note_edges(pkt, e->from_world, &e->world_seq_end, &e->world_ack);
 	if (bits != e->from_world)
 		e->from_world = bits;
@@ -102,11 +118,11 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 			   DROP_CONNTRACK_LIMIT);
 	if (ret < 0)
 		return ret;
-	ret = bpf_map_update_elem(&conntrack, replies, &e, BPF_NOEXIST);
+	ret = flow_insert(&conntrack, replies, &e);
 	if (!ret)
 		return 0;
 	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
-	return ret == -EC_EEXIST ? ct_met(replies, ifindex) : -DROP_CONNTRACK_FULL;
+	return ret == -EC_EEXIST ? ct_met(replies, ifindex) : flow_refusal(ret, DROP_CONNTRACK_FULL);
 }
 
 /* The way of a packet that the world sends, by its flow's entry: 0, or TRAFFIC_STACK. */

@@ -111,7 +111,7 @@ EC_INLINE void flow_note_edges(const struct pkt *pkt, __u8 state, __u32 *seq_end
 		return;
 	if (!(state & (FLOW_SYN | FLOW_ACK)) || (__s32)(pkt->seq_end - *seq_end) > 0)
 		*seq_end = pkt->seq_end;
-	if ((pkt->tcp_flags & TCP_ACK) && (!(state & FLOW_ACK) || (__s32)(pkt->ack - *ack) > 0))
+	if ((pkt->tcp_flags & TCP_ACK) && (!(state & (FLOW_ACK | FLOW_RESET)) || (__s32)(pkt->ack - *ack) > 0))
 		*ack = pkt->ack;
 }
 
@@ -125,6 +125,39 @@ EC_INLINE bool flow_reset_valid(const struct pkt *pkt, __u8 state, __u32 seq_end
 	if (!(state & (FLOW_SYN | FLOW_ACK)))
 		return (pkt->tcp_flags & TCP_ACK) && pkt->ack == peer_seq_end;
 	return (__s32)(pkt->seq - peer_ack) >= 0 && (__s32)(pkt->seq - seq_end) <= 0;
+}
+
+/* One direction of a TCP connection, wherever its entry keeps it. */
+struct flow_side {
+	__u8 *state;
+	__u32 *seq_end;
+	__u32 *ack;
+};
+
+/*
+ * A RST inside the window marks the connection as reset, in both directions. Its
+ * receiver may not take it, as it takes an exact one only. So what each side is
+ * noted to have acknowledged is raised to all that the other has sent: what goes
+ * beyond that later acknowledges what was sent after the RST, and takes the mark
+ * away. No segment that was on its way already can, and none of one side alone.
+ */
+EC_INLINE void flow_note_reset(const struct pkt *pkt, const struct flow_side *own, const struct flow_side *peer)
+{
+	if (pkt->tcp_flags & TCP_RST) {
+		if (!flow_reset_valid(pkt, *own->state, *own->seq_end, *peer->ack, *peer->seq_end))
+			return;
+		*own->state |= FLOW_RESET;
+		*peer->state |= FLOW_RESET;
+		*own->ack = *peer->seq_end;
+		*peer->ack = *own->seq_end;
+		return;
+	}
+	if (!(pkt->tcp_flags & TCP_ACK) || !(*own->state & FLOW_RESET))
+		return;
+	if ((__s32)(pkt->ack - *own->ack) <= 0 || (__s32)(pkt->ack - *peer->seq_end) > 0)
+		return;
+	*own->state &= ~FLOW_RESET;
+	*peer->state &= ~FLOW_RESET;
 }
 
 /* Whether a SYN starts from nothing: the last connection is closed, or was never answered. */
@@ -189,6 +222,26 @@ EC_INLINE void flow_release(__u32 table, __u32 *held)
 		__sync_fetch_and_add(&u->entries, 1);
 	if (held && !__sync_fetch_and_add(held, -1))
 		__sync_fetch_and_add(held, 1);
+}
+
+/*
+ * Inserts an entry. The kernel may refuse for reasons of the moment: the bucket is
+ * locked by what was interrupted here (-EBUSY; -EDEADLK, -ETIMEDOUT since Linux
+ * 6.15), or memory is short (-ENOMEM). Then it is tried once more.
+ */
+EC_INLINE int flow_insert(void *map, const struct tuple *key, const void *entry)
+{
+	int ret = bpf_map_update_elem(map, key, entry, BPF_NOEXIST);
+
+	if (!ret || ret == -EC_EEXIST || ret == -EC_E2BIG)
+		return ret;
+	return bpf_map_update_elem(map, key, entry, BPF_NOEXIST);
+}
+
+/* The reason to drop a packet after an insertion failed, negated. */
+EC_INLINE int flow_refusal(int ret, int full)
+{
+	return ret == -EC_E2BIG ? -full : -DROP_TABLE_BUSY;
 }
 
 EC_INLINE struct device *flow_owner(__u32 ifindex)

@@ -188,17 +188,20 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *world)
 	return seen == FLOW_GONE ? NULL : e;
 }
 
-/* A SYN may open the tuple's connection anew; a valid RST closes it. Both are rare. */
+/* A SYN may open the tuple's connection anew; a RST may close it, or have not. All are rare. */
 EC_CALL void nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt)
 {
+	struct flow_side from = {&own->state, &own->seq_end, &own->ack};
+	struct flow_side to;
+
 	if (!peer)
 		return;
+	to = (struct flow_side){&peer->state, &peer->seq_end, &peer->ack};
 	if (flow_is_opening(pkt) && flow_opens_anew(own->state, peer->state)) {
 		own->state = 0;
 		peer->state = 0;
 	}
-	if ((pkt->tcp_flags & TCP_RST) && flow_reset_valid(pkt, own->state, own->seq_end, peer->ack, peer->seq_end))
-		own->state |= FLOW_RESET;
+	flow_note_reset(pkt, &from, &to);
 }
 
 /* Notes a packet in its direction's half; peer_map and peer_key name the other half. */
@@ -206,7 +209,7 @@ EC_INLINE void nat_note(struct snat_entry *own, void *peer_map, const struct tup
 {
 	__u8 bits;
 
-	if (flow_is_tcp_segment(pkt) && (pkt->tcp_flags & (TCP_RST | TCP_SYN)))
+	if (flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN)) || (own->state & FLOW_RESET)))
 		nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt);
 	flow_note_edges(pkt, own->state, &own->seq_end, &own->ack);
 	bits = own->state | flow_bits(pkt);

@@ -87,10 +87,10 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	if (open_port_is_others(ctx, &s->key))
 		return OPEN_IN_USE;
 	open_fill(&s->entry, &out->src, out->sport, owner);
-	ret = bpf_map_update_elem(&snat_reverse, &s->key, &s->entry, BPF_NOEXIST);
+	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
 	if (ret == -EC_EEXIST)
 		return OPEN_IN_USE;
-	return ret ? -DROP_SNAT_FULL : OPEN_TAKEN;
+	return ret ? flow_refusal(ret, DROP_SNAT_FULL) : OPEN_TAKEN;
 }
 
 /*
@@ -106,7 +106,7 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 	int ret;
 
 	open_fill(&s->entry, &s->key.src, s->key.sport, owner);
-	ret = bpf_map_update_elem(&snat, &s->pkt.tuple, &s->entry, BPF_NOEXIST);
+	ret = flow_insert(&snat, &s->pkt.tuple, &s->entry);
 	if (!ret)
 		return taken;
 	/*
@@ -120,7 +120,7 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &s->key);
-	return ret == -EC_EEXIST ? 0 : -DROP_SNAT_FULL;
+	return ret == -EC_EEXIST ? 0 : flow_refusal(ret, DROP_SNAT_FULL);
 }
 
 /* A random port of the range, in host order. */

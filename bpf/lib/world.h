@@ -108,7 +108,8 @@ EC_CALL bool world_is_older(const struct pkt *pkt, const struct world *w)
 		return own || w->native;
 	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
-	if (reverse && reverse->state && !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
+	if (reverse && (reverse->state & ~FLOW_RESET) &&
+	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
 		return true;
 	nat_to_stack(&pkt->tuple, own);
 	return false;

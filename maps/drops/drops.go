@@ -43,6 +43,7 @@ const (
 	IPsecPolicy
 	ForgedError
 	ICMPRedirect
+	TableBusy
 	Reasons
 )
 
@@ -69,6 +70,7 @@ var text = [Reasons][2]string{
 	IPsecPolicy:     {"IPSEC_POLICY", "masqueraded it would fall under an IPsec policy of the host, in clear"},
 	ForgedError:     {"FORGED_ERROR", "an ICMP error that quotes a packet between others"},
 	ICMPRedirect:    {"ICMP_REDIRECT", "an ICMP redirect, which no pod may send or follow"},
+	TableBusy:       {"TABLE_BUSY", "the kernel would not write to a flow table at this moment"},
 }
 
 // String is the name of the reason, such as "SPOOFED_SOURCE".

@@ -31,6 +31,7 @@ enum drop_reason {
 	DROP_IPSEC_POLICY,     /* masqueraded it would fall under an IPsec policy of the host, in clear */
 	DROP_FORGED_ERROR,     /* an ICMP error that quotes a packet between others */
 	DROP_ICMP_REDIRECT,    /* an ICMP redirect, which no pod may send or follow */
+	DROP_TABLE_BUSY,       /* the kernel would not write to a flow table at this moment */
 	DROP_REASONS,
 };
 

@@ -18,7 +18,7 @@ enum flow_state {
 	FLOW_SYN = 1,     /* TCP SYN, with or without ACK */
 	FLOW_ACK = 2,     /* TCP segment without SYN */
 	FLOW_FIN = 4,     /* TCP FIN */
-	FLOW_RESET = 8,   /* TCP RST inside the window */
+	FLOW_RESET = 8,   /* TCP RST inside the window, of either direction */
 	FLOW_PACKET = 16, /* any packet */
 };
 

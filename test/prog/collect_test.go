@@ -175,6 +175,34 @@ var tcpLives = map[string]struct {
 		o.closes(b, segment(rst, 5001, 0, 0))
 		o.opens(b, segment(ack, 1001, 5001, 10))
 	}, closed},
+	"RST within data in flight, and what is sent later is acknowledged": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(ack, 5001, 1001, 500))
+		o.closes(b, segment(rst, 5301, 0, 0))
+		o.opens(b, segment(ack, 1001, 5501, 0))
+		o.closes(b, segment(ack, 5501, 1001, 100))
+		o.opens(b, segment(ack, 1001, 5601, 0))
+	}, day},
+	"RST of another's, and the opener's data is acknowledged": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001, 0, 0))
+		o.opens(b, segment(ack, 1001, 5001, 10))
+		o.closes(b, segment(ack, 5001, 1011, 0))
+	}, day},
+	"RST, and data on its way already on both sides": {func(b *bed, o opener) {
+		o.established(b)
+		o.opens(b, segment(ack, 1001, 5001, 10))
+		o.closes(b, segment(ack, 5001, 1001, 500))
+		o.closes(b, segment(rst, 5501, 0, 0))
+		o.closes(b, segment(ack, 5001, 1011, 500))
+		o.opens(b, segment(ack, 1001, 5501, 10))
+		o.opens(b, segment(ack, 1011, 5501, 10))
+	}, closed},
+	"RST, and acknowledged what nobody has sent": {func(b *bed, o opener) {
+		o.established(b)
+		o.closes(b, segment(rst, 5001, 0, 0))
+		o.opens(b, segment(ack, 1001, 5301, 0))
+	}, closed},
 	"opened anew after both FINs": {func(b *bed, o opener) {
 		o.established(b)
 		o.opens(b, segment(fin|ack, 1001, 5001, 0))

@@ -180,7 +180,7 @@ func (b *bed) age(by time.Duration) {
 
 func hostKey(address string) destinations.Key { return destinations.KeyFrom(prefix(address + "/32")) }
 
-// past moves a time stamp back, but not to before the machine's start.
+// past moves a time stamp back, but not to before the machine's start, nor to what marks a tombstone.
 func past(stamp uint64, by time.Duration) uint64 {
-	return max(stamp, uint64(by)+1) - uint64(by)
+	return max(stamp, uint64(by)+2) - uint64(by)
 }
