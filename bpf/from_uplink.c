@@ -158,6 +158,21 @@ EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, struct scratch *s)
 	return ret ?: from_uplink_deliver(ctx, &s->pkt, reverse, ep);
 }
 
+/*
+ * The ports of a fragment to the node, the node's own included: of one whose first
+ * was not seen nobody can tell whether it is a pod's, and lost. 0, or a negated drop
+ * reason, with which the stack gets it.
+ */
+EC_INLINE int from_uplink_fragment(struct pkt *pkt)
+{
+	if (!pkt_proto_known(pkt->tuple.proto))
+		return 0;
+	if (pkt->fragment == FRAGMENT_LATER)
+		return frag_recall(pkt) ? 0 : -DROP_FRAGMENT_UNKNOWN;
+	frag_remember(pkt);
+	return 0;
+}
+
 /* To the node: a reply to a masqueraded flow, or the stack's. */
 EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct scratch *s)
 {
@@ -167,8 +182,13 @@ EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct scratch *s)
 	struct tuple world;
 	int ret;
 
-	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
+	if (!pkt_parse_l4(ctx, pkt))
 		return TRAFFIC_STACK;
+	if (pkt->fragment != FRAGMENT_NONE) {
+		ret = from_uplink_fragment(pkt);
+		if (ret)
+			return ret;
+	}
 	if (pkt->l4 == L4_ICMP_ERROR)
 		return from_uplink_icmp_error(ctx, s);
 	world = tuple_reversed(&pkt->tuple);
@@ -182,8 +202,6 @@ EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct scratch *s)
 		if (!ep)
 			return TRAFFIC_STACK;
 	}
-	if (pkt->fragment == FRAGMENT_FIRST)
-		frag_remember(pkt);
 	nat_note_in(reverse, &world, pkt);
 	ret = rewrite_begin(ctx, pkt, END_DESTINATION, reverse);
 	return ret ?: from_uplink_deliver(ctx, pkt, reverse, ep);

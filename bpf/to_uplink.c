@@ -104,6 +104,29 @@ EC_INLINE int to_uplink_forwarded(struct __sk_buff *ctx, const struct config *co
 	return to_uplink_of_pod(ctx, s, ep, flags);
 }
 
+/*
+ * An ICMP error that the host's stack writes about a packet which had been
+ * translated before it: the world gets it as about the packet that it sent.
+ */
+EC_CALL int to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct destination *from = path_destination(&s->pkt.tuple.src);
+	struct snat_entry *forward;
+	struct endpoint_key key;
+	struct endpoint *ep;
+
+	/* Others than the host can quote what they like. */
+	if (!icmp_parse_inner(ctx) || !from || from->kind != DESTINATION_HOST)
+		return TRAFFIC_STACK;
+	s->key = tuple_reversed(&s->inner.tuple);
+	key.address = s->key.src;
+	ep = bpf_map_lookup_elem(&endpoints, &key);
+	forward = nat_peek(&s->key, ep ? ep->ifindex : 0);
+	if (!forward)
+		return TRAFFIC_STACK;
+	return to_uplink_done(ctx, &s->pkt, icmp_translate_out(ctx, s, forward));
+}
+
 EC_INLINE int to_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
@@ -129,6 +152,8 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 											      : TRAFFIC_STACK;
 	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
 		return TRAFFIC_STACK;
+	if (pkt->l4 == L4_ICMP_ERROR)
+		return to_uplink_error(ctx, s);
 	if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.sport))
 		return TRAFFIC_STACK;
 	return to_uplink_of_node(ctx, s);

@@ -31,6 +31,9 @@ EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 re
 	/* The kernel's unreachable route answers these with an ICMP error. */
 	if (reason == DROP_NO_ENDPOINT || reason == DROP_NODE_OFF_LINK)
 		return EC_ACT_UNSPEC;
+	/* It may be the node's own, which the stack puts together. */
+	if (reason == DROP_FRAGMENT_UNKNOWN && direction == DIRECTION_FROM_UPLINK)
+		return EC_ACT_UNSPEC;
 	return EC_ACT_SHOT;
 }
 

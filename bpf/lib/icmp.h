@@ -180,8 +180,8 @@ EC_CALL int icmp_translate_in(struct __sk_buff *ctx, struct scratch *s, const st
 }
 
 /*
- * Translates an error that the pod sends about a reply: the inner destination,
- * which is the pod, becomes the node, and so does the outer source.
+ * Translates an error that the pod, or the host's stack, sends about a reply: the
+ * inner destination, which is the pod, becomes the node, and so does the outer source.
  */
 EC_CALL int icmp_translate_out(struct __sk_buff *ctx, struct scratch *s, const struct snat_entry *forward)
 {

@@ -64,7 +64,7 @@ var text = [Reasons][2]string{
 	ConntrackLimit:  {"CONNTRACK_LIMIT", "the pod holds its share of the conntrack table"},
 	ConntrackFull:   {"CONNTRACK_FULL", "the conntrack table is full"},
 	FlowCollision:   {"FLOW_COLLISION", "the world opens a flow whose tuple another one has"},
-	FragmentUnknown: {"FRAGMENT_UNKNOWN", "a later fragment whose first was not seen"},
+	FragmentUnknown: {"FRAGMENT_UNKNOWN", "a later fragment whose first was not seen (from an uplink: left to the stack)"},
 	NoSnatAddress:   {"NO_SNAT_ADDRESS", "no address to masquerade to: the uplink has none, or the node has lost the flow's"},
 	WriteFailed:     {"WRITE_FAILED", "the kernel refused a change to the packet"},
 	IPsecPolicy:     {"IPSEC_POLICY", "masqueraded it would fall under an IPsec policy of the host, in clear"},

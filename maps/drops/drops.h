@@ -25,7 +25,7 @@ enum drop_reason {
 	DROP_CONNTRACK_LIMIT,  /* the pod holds its share of the conntrack table */
 	DROP_CONNTRACK_FULL,   /* the conntrack table is full */
 	DROP_FLOW_COLLISION,   /* the world opens a flow whose tuple another one has */
-	DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
+	DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen (from an uplink: left to the stack) */
 	DROP_NO_SNAT_ADDRESS,  /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
 	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */
 	DROP_IPSEC_POLICY,     /* masqueraded it would fall under an IPsec policy of the host, in clear */

@@ -117,7 +117,32 @@ func TestFragmentOutOfOrder(t *testing.T) {
 			t.Errorf("fragment with another %s: outcome %q", name, r.what)
 		}
 	}
-	b.fromUplink(parts[1].with(func(p *packet) { p.src, p.dst = world, nodeIP })).is("stack")
+}
+
+// Of a later fragment to the node whose first has not arrived nobody can tell whether it is a pod's. It is counted, and the
+// stack gets it as it is. What follows its first is the pod's, or the node's own, for certain.
+func TestFragmentOutOfOrderFromWorld(t *testing.T) {
+	b := newBed(t)
+	p := udp(podA, 50000, world, 53)
+	back := answer(b.fromPod(p).is("forwarded"), p).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 })
+	for _, c := range []struct {
+		p    packet
+		want string
+	}{
+		{back, "delivered"},
+		{back.with(func(p *packet) { p.dport, p.id = 22, 6 }), "stack"},
+	} {
+		parts := fragmented(b, c.p)
+		if r := b.fromUplink(parts[1]).is("drop FRAGMENT_UNKNOWN"); !bytes.Equal(r.in, r.frame) {
+			t.Error("a fragment of nobody's was changed")
+		}
+		for _, f := range parts {
+			b.fromUplink(f).is(c.want)
+		}
+	}
+	// No pod can have been waiting for those.
+	esp := packet{proto: 50, src: world, dst: nodeIP, id: 7, payload: make([]byte, 64), fragment: 8}
+	b.fromUplink(esp).is("stack")
 }
 
 // Fragments of a protocol that cannot be masqueraded stay here, the later ones too.

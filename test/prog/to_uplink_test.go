@@ -2,6 +2,7 @@ package prog
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
@@ -238,4 +239,58 @@ func TestNodeFlowGivesWayToNodeFlow(t *testing.T) {
 	b.fromUplink(answer(moved, first)).is("stack").flow(reversed(describeView(first)))
 	b.fromUplink(answer(out, second)).is("stack").flow(reversed(describeView(second)))
 	b.count(3, 0)
+}
+
+// The host's stack writes an error about an answer that was translated for it: the world reads of the packet that it sent.
+func TestErrorOfTheStackAboutAnAnswer(t *testing.T) {
+	for name, p := range opened() {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			out := b.toUplink(p).is("stack")
+			back := answer(out, p).with(func(a *packet) { a.payload = p.payload })
+			in := b.fromUplink(back).is("stack")
+			before := all(b, b.snat)
+			for what, kind := range icmpErrors {
+				for _, beyond := range []int{8, 20, 1000} {
+					e := icmpError(nodeIP, world, kind[0], kind[1], in.frame, beyond)
+					e.rest = 1400
+					r := b.toUplink(e).is("stack")
+					checkError(t, fmt.Sprintf("%s, %d bytes", what, beyond), r, e, nodeIP, world, back.flowOf())
+					if r.mark&mark == 0 {
+						t.Error("another build's program would take it for one to translate")
+					}
+				}
+			}
+			same(t, before, all(b, b.snat))
+		})
+	}
+}
+
+// The same for a flow of the node's that gave way to a pod's.
+func TestErrorOfTheStackAboutItsOwnFlow(t *testing.T) {
+	b := newBed(t)
+	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+	p := udp(nodeIP, 50000, world, 53)
+	back := answer(b.toUplink(p).is("stack"), p)
+	in := b.fromUplink(back).is("stack")
+	e := icmpError(nodeIP, world, 3, 3, in.frame, 8)
+	checkError(t, "port unreachable", b.toUplink(e).is("stack"), e, nodeIP, world, back.flowOf())
+}
+
+// Errors about nothing that was translated leave as they are, and so does what others than the host quote.
+func TestErrorsOfTheStackLeftAlone(t *testing.T) {
+	b := newBed(t)
+	b.fromUplink(udp(world, 4000, podA, 53)).is("delivered")
+	p := udp(podA, 50000, world, 53)
+	in := b.fromUplink(answer(b.fromPod(p).is("forwarded"), p)).is("delivered")
+	for name, e := range map[string]packet{
+		"the world's own flow": icmpError(nodeIP, world, 11, 0, udp(world, 4000, podA, 53).bytes(t), 8),
+		"no flow":              icmpError(nodeIP, world, 3, 3, udp(world, 4000, nodeIP, 50007).bytes(t), 8),
+		"quoted fragment":      icmpError(nodeIP, world, 11, 1, udp(world, 4000, nodeIP, 50007).with(func(p *packet) { p.fragment = 8 }).bytes(t), 8),
+		"a container's":        icmpError("172.17.0.2", world, 3, 3, in.frame, 8),
+	} {
+		if r := b.toUplink(e); r.what != "stack" || !bytes.Equal(r.in, r.frame) {
+			t.Errorf("%s: outcome %q, changed %v", name, r.what, !bytes.Equal(r.in, r.frame))
+		}
+	}
 }
