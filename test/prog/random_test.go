@@ -201,10 +201,7 @@ func (s *storm) addsUp(d wire.Direction, before, after map[string]traffic.Value)
 		if name == traffic.SnatAllocated.String() || name == traffic.SnatRetried.String() {
 			continue
 		}
-		action, ok := actions[name]
-		if !ok {
-			action = actShot
-		}
+		action := actionOf(d, name)
 		sum := got[action]
 		sum.Packets += v.Packets - before[name].Packets
 		sum.Bytes += v.Bytes - before[name].Bytes
