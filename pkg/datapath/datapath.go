@@ -37,6 +37,9 @@ var (
 	// ErrKernelTooOld is returned (wrapped) by Load and Probe, with all that the
 	// kernel lacks.
 	ErrKernelTooOld = errors.New("kernel is too old")
+
+	// ErrRealtime is returned (wrapped) by Load and Probe on a PREEMPT_RT kernel.
+	ErrRealtime = errors.New("kernel is a PREEMPT_RT one")
 )
 
 // defaultLockTimeout is longer than any work on one pod takes.

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -149,15 +148,6 @@ const kernelPrefix = "ec_"
 // address. A change of the cluster or of the routes is seen that much later.
 const pathLifetime = 10 * time.Millisecond
 
-// pathLifetimeOn is that of a kernel: none on a PREEMPT_RT one, where a program may be interrupted on its CPU by
-// another run of itself, which the slots of paths are not made for.
-func pathLifetimeOn(realtimeFile string) time.Duration {
-	if said, err := os.ReadFile(realtimeFile); err == nil && strings.TrimSpace(string(said)) == "1" {
-		return 0
-	}
-	return pathLifetime
-}
-
 // configure returns the programs with their constants and capacities set.
 func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	spec, err := opts.spec()
@@ -169,7 +159,7 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	resize(spec, conntrack.Name, opts.ConntrackEntries)
 	node := opts.NodeConfig
 	node.SnatEntries, node.ConntrackEntries = capacity(spec, snat.Name), capacity(spec, conntrack.Name)
-	node.PathLifetime = uint32(pathLifetimeOn("/sys/kernel/realtime"))
+	node.PathLifetime = uint32(pathLifetime)
 	for name, m := range spec.Maps {
 		m.Pinning = ebpf.PinNone
 		if !isData(name) {

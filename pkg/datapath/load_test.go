@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -219,19 +217,5 @@ func TestMapsHaveNamedFields(t *testing.T) {
 			t.Errorf("map %s is called %s in the kernel", name, info.Name)
 		}
 		check(t, m.Close())
-	}
-}
-
-func TestNoPathsAreKeptOnRealtimeKernels(t *testing.T) {
-	dir := t.TempDir()
-	for said, want := range map[string]time.Duration{"1\n": 0, "0\n": pathLifetime} {
-		file := filepath.Join(dir, "realtime")
-		check(t, os.WriteFile(file, []byte(said), 0o600))
-		if got := pathLifetimeOn(file); got != want {
-			t.Errorf("%q: kept for %v, want %v", said, got, want)
-		}
-	}
-	if got := pathLifetimeOn(filepath.Join(dir, "none")); got != pathLifetime {
-		t.Errorf("kept for %v on a kernel that says nothing", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -38,6 +39,8 @@ type kernel struct {
 	mapType     func(ebpf.MapType) error
 	tcx         func() error
 	release     func() string
+	// realtime: a PREEMPT_RT kernel, on which one run of a program may interrupt another.
+	realtime func() bool
 }
 
 func runningKernel() kernel {
@@ -47,15 +50,27 @@ func runningKernel() kernel {
 		mapType:     features.HaveMapType,
 		tcx:         haveTCX,
 		release:     release,
+		realtime:    func() bool { return isRealtime("/sys/kernel/realtime", uname().Version) },
 	}
 }
 
-func release() string {
-	var u unix.Utsname
+func uname() (u unix.Utsname) {
 	if err := unix.Uname(&u); err != nil {
-		return "unknown"
+		copy(u.Release[:], "unknown")
 	}
+	return u
+}
+
+func release() string {
+	u := uname()
 	return unix.ByteSliceToString(u.Release[:])
+}
+
+// isRealtime goes by a file that some kernels have, and by the version that all name themselves, "#1 SMP PREEMPT_RT ...".
+func isRealtime(file string, version [65]byte) bool {
+	said, err := os.ReadFile(file)
+	return err == nil && strings.TrimSpace(string(said)) == "1" ||
+		slices.Contains(strings.Fields(unix.ByteSliceToString(version[:])), "PREEMPT_RT")
 }
 
 // haveTCX asks for the programs on the loopback interface, which every network
@@ -78,8 +93,9 @@ type Kernel struct {
 }
 
 // Probe asks the kernel for everything that the embedded programs use, and for
-// the way of attaching them. The one error, which matches ErrKernelTooOld, names
-// all that is missing.
+// the way of attaching them. An error that matches ErrKernelTooOld names all that
+// is missing, one that matches ErrRealtime says that the programs are not for this
+// kernel, whatever it has.
 func Probe(mode attach.Mode) (Kernel, error) {
 	spec, err := Options{}.spec()
 	if err != nil {
@@ -90,6 +106,10 @@ func Probe(mode attach.Mode) (Kernel, error) {
 
 func probe(spec *ebpf.CollectionSpec, mode attach.Mode, k kernel) (Kernel, error) {
 	found := Kernel{Release: k.release(), TCX: !errors.Is(k.tcx(), ebpf.ErrNotSupported)}
+	if k.realtime() {
+		return found, fmt.Errorf("%w: on Linux %s programs may interrupt each other on one CPU and mix up their packets; "+
+			"boot a kernel without PREEMPT_RT", ErrRealtime, found.Release)
+	}
 	return found, lacks(needs(spec, mode), k)
 }
 

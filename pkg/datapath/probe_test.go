@@ -3,6 +3,8 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +25,7 @@ func lacking(programs []ebpf.ProgramType, helpers []asm.BuiltinFunc, maps []ebpf
 		mapType:     func(t ebpf.MapType) error { return if1(slices.Contains(maps, t), with) },
 		tcx:         func() error { return nil },
 		release:     func() string { return "5.4.0-test" },
+		realtime:    func() bool { return false },
 	}
 }
 
@@ -76,6 +79,39 @@ func TestProbeOfTCX(t *testing.T) {
 	if found, err := probe(spec, attach.Auto, lacking(nil, nil, nil, nil)); err != nil || !found.TCX {
 		t.Errorf("on a kernel with tcx: %+v, %v", found, err)
 	}
+}
+
+// A PREEMPT_RT kernel is refused, although it has everything.
+func TestProbeRefusesRealtimeKernels(t *testing.T) {
+	k := lacking(nil, nil, nil, nil)
+	k.realtime = func() bool { return true }
+	_, err := probe(embedded(t), attach.Auto, k)
+	refused(t, "a PREEMPT_RT kernel", err, ErrRealtime, "PREEMPT_RT", "5.4.0-test", "boot a kernel without")
+	if err != nil && strings.Contains(err.Error(), "\n") {
+		t.Errorf("%q is more than a line", err)
+	}
+	file := filepath.Join(t.TempDir(), "realtime")
+	const plain = "#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1"
+	for _, c := range []struct {
+		said, version string
+		want          bool
+	}{
+		{"1\n", plain, true}, {"0\n", plain, false}, {"", plain, false}, {"", "#1 SMP PREEMPT_RT Debian 6.12.57-1", true}, {"", "", false},
+	} {
+		check(t, os.WriteFile(file, []byte(c.said), 0o600))
+		if got := isRealtime(file, version(c.version)); got != c.want {
+			t.Errorf("the file says %q, the kernel %q: %v", c.said, c.version, got)
+		}
+	}
+	if isRealtime(file+"-none", version(plain)) || !isRealtime(file+"-none", version("#1 SMP PREEMPT_RT")) {
+		t.Error("a kernel without the file is judged by something else than its version")
+	}
+}
+
+// version is that of a kernel as uname says it.
+func version(text string) (v [65]byte) {
+	copy(v[:], text)
+	return v
 }
 
 func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {
