@@ -2,12 +2,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * tc ingress of a pod's host-side veth: everything that the pod sends. Nothing
- * leaves here with a source that is not the pod's.
+ * leaves here with a source that is not the pod's, or that is to become another.
  */
 #include "bpf/lib/arp.h"
 #include "bpf/lib/ct.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/nf.h"
+#include "bpf/lib/offload.h"
 #include "bpf/lib/world.h"
 
 EC_INLINE struct endpoint *endpoint_of(const struct addr *address)
@@ -89,8 +90,10 @@ EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 	if (!config || !s)
 		return -DROP_INVALID;
 	pkt = &s->pkt;
-	if (!pkt_parse_ip(ctx, pkt))
+	if (!pkt_parse_arrived(ctx, pkt))
 		return -DROP_INVALID;
+	if (!offload_right(ctx, pkt))
+		return -DROP_BAD_OFFLOAD;
 	if (addr_is_zero(&dev->ipv4) || !addr_equal(&pkt->tuple.src, &dev->ipv4))
 		return -DROP_SPOOFED_SOURCE;
 	if (pkt->tuple.proto == IPPROTO_ICMP) {

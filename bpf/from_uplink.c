@@ -219,7 +219,7 @@ EC_INLINE int from_uplink(struct __sk_buff *ctx)
 	if (pkt_in_vlan(ctx))
 		return TRAFFIC_STACK;
 	s = scratch_new();
-	if (!config || !s || !pkt_parse_ip(ctx, &s->pkt))
+	if (!config || !s || !pkt_parse_arrived(ctx, &s->pkt))
 		return TRAFFIC_STACK;
 	key.address = s->pkt.tuple.dst;
 	ep = bpf_map_lookup_elem(&endpoints, &key);

@@ -162,7 +162,8 @@ var enums = map[string]enum{
 			"DROP_FRAGMENT_UNKNOWN": uint64(drops.FragmentUnknown), "DROP_NO_SNAT_ADDRESS": uint64(drops.NoSnatAddress),
 			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_IPSEC_POLICY": uint64(drops.IPsecPolicy),
 			"DROP_FORGED_ERROR": uint64(drops.ForgedError), "DROP_ICMP_REDIRECT": uint64(drops.ICMPRedirect),
-			"DROP_TABLE_BUSY": uint64(drops.TableBusy), "DROP_REASONS": uint64(drops.Reasons),
+			"DROP_TABLE_BUSY": uint64(drops.TableBusy), "DROP_BAD_OFFLOAD": uint64(drops.BadOffload),
+			"DROP_REASONS": uint64(drops.Reasons),
 		},
 	},
 }

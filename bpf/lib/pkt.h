@@ -211,6 +211,29 @@ EC_INLINE bool pkt_parse_ip(struct __sk_buff *ctx, struct pkt *pkt)
 	return true;
 }
 
+/* Whether the sum over the IPv4 header, its checksum included, is right (RFC 1071). */
+EC_INLINE bool pkt_ip_sum_right(const struct __sk_buff *ctx)
+{
+	const __u32 *word = (void *)(long)ctx->data + IP_OFF;
+	__u64 sum;
+
+	if ((void *)(word + 5) > (void *)(long)ctx->data_end)
+		return false;
+	sum = (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
+	sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+	return (sum & 0xffff) + (sum >> 16) == 0xffff;
+}
+
+/*
+ * pkt_parse_ip of a packet that arrives: its header's checksum must be right, for
+ * where the stack is passed by nobody else looks. What has options is the stack's
+ * (fwd.h), and so is their checksum.
+ */
+EC_INLINE bool pkt_parse_arrived(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	return pkt_parse_ip(ctx, pkt) && (pkt->options || pkt_ip_sum_right(ctx));
+}
+
 EC_INLINE bool icmp_is_error(__u8 type)
 {
 	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||

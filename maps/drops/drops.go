@@ -44,6 +44,7 @@ const (
 	ForgedError
 	ICMPRedirect
 	TableBusy
+	BadOffload
 	Reasons
 )
 
@@ -71,6 +72,7 @@ var text = [Reasons][2]string{
 	ForgedError:     {"FORGED_ERROR", "an ICMP error that quotes a packet between others"},
 	ICMPRedirect:    {"ICMP_REDIRECT", "an ICMP redirect, which no pod may send or follow"},
 	TableBusy:       {"TABLE_BUSY", "the kernel would not write to a flow table at this moment"},
+	BadOffload:      {"BAD_OFFLOAD", "asks for a checksum to be written where none belongs"},
 }
 
 // String is the name of the reason, such as "SPOOFED_SOURCE".

@@ -32,6 +32,7 @@ enum drop_reason {
 	DROP_FORGED_ERROR,     /* an ICMP error that quotes a packet between others */
 	DROP_ICMP_REDIRECT,    /* an ICMP redirect, which no pod may send or follow */
 	DROP_TABLE_BUSY,       /* the kernel would not write to a flow table at this moment */
+	DROP_BAD_OFFLOAD,      /* asks for a checksum to be written where none belongs */
 	DROP_REASONS,
 };
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
@@ -39,6 +40,8 @@ type kernel struct {
 	mapType     func(ebpf.MapType) error
 	tcx         func() error
 	release     func() string
+	// function: of the kernel's own, which programs call as if it were a helper.
+	function func(name string) bool
 	// realtime: a PREEMPT_RT kernel, on which one run of a program may interrupt another.
 	realtime func() bool
 }
@@ -50,6 +53,7 @@ func runningKernel() kernel {
 		mapType:     features.HaveMapType,
 		tcx:         haveTCX,
 		release:     release,
+		function:    haveFunction,
 		realtime:    func() bool { return isRealtime("/sys/kernel/realtime", uname().Version) },
 	}
 }
@@ -81,6 +85,15 @@ func haveTCX() error {
 		return fmt.Errorf("%w: tcx", ebpf.ErrNotSupported)
 	}
 	return err
+}
+
+func haveFunction(name string) bool {
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		return false
+	}
+	var f *btf.Func
+	return spec.TypeByName(name, &f) == nil
 }
 
 // Kernel is what Probe has found out.
@@ -168,7 +181,8 @@ func needs(spec *ebpf.CollectionSpec, mode attach.Mode) []need {
 		out = append(out, need{"programs of type " + t.String(), func(k kernel) error { return k.programType(t) }})
 		for _, h := range slices.SortedFunc(maps.Keys(helpers[t]), cmp.Compare[asm.BuiltinFunc]) {
 			out = append(out, need{fmt.Sprintf("%s for %s programs", helperName(h), t), func(k kernel) error {
-				if k.programType(t) != nil {
+				// Where the kernel shows its packet they never read it, which a locked down kernel forbids.
+				if k.programType(t) != nil || h == asm.FnProbeReadKernel && k.function("bpf_cast_to_kern_ctx") {
 					return nil
 				}
 				return k.helper(t, h)

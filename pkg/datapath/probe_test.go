@@ -25,6 +25,7 @@ func lacking(programs []ebpf.ProgramType, helpers []asm.BuiltinFunc, maps []ebpf
 		mapType:     func(t ebpf.MapType) error { return if1(slices.Contains(maps, t), with) },
 		tcx:         func() error { return nil },
 		release:     func() string { return "5.4.0-test" },
+		function:    func(string) bool { return false },
 		realtime:    func() bool { return false },
 	}
 }
@@ -112,6 +113,17 @@ func TestProbeRefusesRealtimeKernels(t *testing.T) {
 func version(text string) (v [65]byte) {
 	copy(v[:], text)
 	return v
+}
+
+// A locked down kernel forbids a helper that the programs want on old kernels only.
+func TestProbeOfALockedDownKernel(t *testing.T) {
+	k := lacking(nil, []asm.BuiltinFunc{asm.FnProbeReadKernel}, nil, ebpf.ErrNotSupported)
+	_, err := probe(embedded(t), attach.Auto, k)
+	refused(t, "an old kernel, locked down", err, ErrKernelTooOld, "bpf_probe_read_kernel")
+	k.function = func(name string) bool { return name == "bpf_cast_to_kern_ctx" }
+	if _, err := probe(embedded(t), attach.Auto, k); err != nil {
+		t.Errorf("a newer kernel, locked down: %v", err)
+	}
 }
 
 func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {

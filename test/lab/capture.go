@@ -127,22 +127,3 @@ func (ns *Namespace) SendRaw(packet []byte) error {
 		return nil
 	})
 }
-
-// SendFrame sends an Ethernet frame out of a link as it is given.
-func (ns *Namespace) SendFrame(name string, frame []byte) error {
-	l, err := ns.nl.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("send a frame from %s: %w", ns.name, err)
-	}
-	return ns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open a packet socket in %s: %w", ns.name, err)
-		}
-		defer unix.Close(fd)
-		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index}); err != nil {
-			return fmt.Errorf("send a frame from %s: %w", ns.name, err)
-		}
-		return nil
-	})
-}

@@ -55,12 +55,15 @@ func TestFromUplinkLeavesToStack(t *testing.T) {
 	}
 	broken := frame(b.uplink.mac)
 	broken[14] = 0x44
+	disturbed := frame(b.uplink.mac)
+	disturbed[24] ^= 1
 	for name, frame := range map[string][]byte{
 		"another host's": frame(net.HardwareAddr{2, 0, 0, 0, 0, 99}),
 		"broadcast":      frame(net.HardwareAddr{255, 255, 255, 255, 255, 255}),
 		"multicast":      frame(net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}),
 		"ARP":            arp(t, 1, b.uplink.peer, world, nodeIP),
 		"malformed":      broken,
+		"wrong checksum": disturbed,
 	} {
 		r := b.run(wire.FromUplink, b.uplink.index, frame, nil)
 		if r.what != "stack" || !bytes.Equal(r.in, r.frame) {

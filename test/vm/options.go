@@ -37,6 +37,7 @@ var selected = map[string]string{
 		"TestSameSourcePortToTheSameServer|TestEveryPortInUse|TestHostSocketKeepsItsPort|" +
 		"TestWorldOpensTheTupleThatIsMasqueraded|TestNewOwnerOfAnAddressInheritsNothing|TestFullTableSparesTheEstablished|" +
 		"TestForeignPrograms.*|TestEachProgramRemovedAlone|" +
+		"TestOffload.*|TestTunnelBetweenPods|" +
 		"TestLifeKilledAgentLosesNoPacket|TestLifeStoppedAgentTouchesNothing|" +
 		"TestCleanupLeavesTheNodeAsItWas)$",
 }

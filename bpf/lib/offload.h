@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Offloads: a sender may leave the checksum to whoever carries the packet out, and
+ * says where to write it. The kernel or the NIC does that behind our programs, so a
+ * pod could have an address or a port written over that has been looked at already.
+ */
+#ifndef EC_LIB_OFFLOAD_H
+#define EC_LIB_OFFLOAD_H
+
+#include <bpf/bpf_core_read.h>
+
+#include "bpf/lib/pkt.h"
+
+/* include/linux/skbuff.h: the packet as the kernel has it */
+#define EC_CHECKSUM_PARTIAL 3
+
+/* Offsets of one buffer, and csum_offset, which counts from csum_start. */
+struct sk_buff {
+	__u16 csum_start;
+	__u16 csum_offset;
+	__u16 mac_header; /* where the frame begins, for programs on the way in */
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+/* Since Linux 6.2; costs nothing, and what it returns can be read without a call. */
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+/* Where the sum begins and where it is to be written, from the start of the frame. */
+struct offload {
+	__u32 start;
+	__u32 at;
+};
+
+EC_INLINE bool offload_found(struct offload *o, __u32 start, __u32 offset, __u32 frame)
+{
+	o->start = start - frame;
+	o->at = o->start + offset;
+	return true;
+}
+
+/* offload_read where the kernel shows the packet to bpf_probe_read_kernel only. */
+EC_CALL bool offload_probe(const struct sk_buff *skb, struct offload *o)
+{
+	__u16 sum[2] = {}, frame = 0;
+
+	if (BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) != EC_CHECKSUM_PARTIAL)
+		return false;
+	/* csum_start and csum_offset, which are neighbours in the kernel's record */
+	bpf_core_read(sum, sizeof(sum), &skb->csum_start);
+	bpf_core_read(&frame, sizeof(frame), &skb->mac_header);
+	return offload_found(o, sum[0], sum[1], frame);
+}
+
+/* Whether a checksum is still to be written, and where. */
+EC_INLINE bool offload_read(struct __sk_buff *ctx, struct offload *o)
+{
+	const struct sk_buff *skb;
+
+	if (!bpf_cast_to_kern_ctx)
+		return offload_probe((void *)ctx, o);
+	skb = bpf_cast_to_kern_ctx(ctx);
+	if (BPF_CORE_READ_BITFIELD(skb, ip_summed) != EC_CHECKSUM_PARTIAL)
+		return false;
+	return offload_found(o, skb->csum_start, skb->csum_offset, skb->mac_header);
+}
+
+/*
+ * Whether what is still to be written may be: the packet's own checksum, or one that
+ * stands behind the header, as a tunnel of the pod's has it. No stack leaves the sum
+ * of ICMP or of a fragment to others.
+ */
+EC_INLINE bool offload_right(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	__u32 check = 0, header = 8, end; /* the ports, or what is read instead */
+	struct offload o;
+
+	if (!offload_read(ctx, &o))
+		return true;
+	if (pkt->fragment != FRAGMENT_NONE || pkt->tuple.proto == IPPROTO_ICMP)
+		return false;
+	switch (pkt->tuple.proto) {
+	case IPPROTO_TCP:
+		check = offsetof(struct tcphdr, check);
+		header = sizeof(struct tcphdr);
+		break;
+	case IPPROTO_UDP:
+		check = offsetof(struct udphdr, check);
+		break;
+	case IPPROTO_SCTP: /* RFC 9260, section 3.1 */
+		check = 8;
+		header = 12;
+	}
+	if (check && o.start == pkt->l4_off && o.at == pkt->l4_off + check)
+		return true;
+	end = pkt->l4_off + header;
+	/* Segments are made where the sum begins, and TCP's carry no other packet. */
+	if (ctx->gso_size && (pkt->tuple.proto == IPPROTO_TCP || o.start < end))
+		return false;
+	return o.at >= end && o.at < ctx->len - 1;
+}
+
+#endif
