@@ -12,6 +12,21 @@
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
 
+/*
+ * Whether what is known of the source allows it on this uplink: there is a route to
+ * it. An empty mask says nothing: of an agent that kept none, as before an upgrade.
+ */
+EC_INLINE bool from_uplink_reached(const struct __sk_buff *ctx, const struct destination *source)
+{
+	struct uplink_key key = {.ifindex = ctx->ifindex};
+	struct uplink *uplink;
+
+	if (source->ifindex == ctx->ifindex || !source->uplinks)
+		return true;
+	uplink = bpf_map_lookup_elem(&uplinks, &key);
+	return uplink && (source->uplinks & (1ULL << (uplink->bit & 63)));
+}
+
 /* What an address is: a pod, a node, the world, or what only this node can be. */
 EC_INLINE enum destination_kind from_uplink_kind(const struct config *config, const struct addr *address,
 						 const struct destination *found)
@@ -70,8 +85,10 @@ EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config
 	int ret;
 
 	/* What this node owns cannot come from outside. */
-	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST)
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || addr_v4_martian(addr_v4(&pkt->tuple.src)))
 		return -DROP_SPOOFED_SOURCE;
+	if (from && !from_uplink_reached(ctx, from))
+		return -DROP_WRONG_UPLINK;
 	if (pkt->tuple.proto == IPPROTO_ICMP) {
 		ret = icmp_check(ctx, END_DESTINATION);
 		if (ret)

@@ -163,7 +163,7 @@ var enums = map[string]enum{
 			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_IPSEC_POLICY": uint64(drops.IPsecPolicy),
 			"DROP_FORGED_ERROR": uint64(drops.ForgedError), "DROP_ICMP_REDIRECT": uint64(drops.ICMPRedirect),
 			"DROP_TABLE_BUSY": uint64(drops.TableBusy), "DROP_BAD_OFFLOAD": uint64(drops.BadOffload),
-			"DROP_REASONS": uint64(drops.Reasons),
+			"DROP_WRONG_UPLINK": uint64(drops.WrongUplink), "DROP_REASONS": uint64(drops.Reasons),
 		},
 	},
 }

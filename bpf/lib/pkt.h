@@ -114,6 +114,14 @@ EC_INLINE bool addr_v4_multicast(__be32 v4)
 	return (bpf_ntohl(v4) >> 28) >= 14;
 }
 
+/* What no host on a wire has: 0.0.0.0/8, 127.0.0.0/8, class D and above (RFC 6890). */
+EC_INLINE bool addr_v4_martian(__be32 v4)
+{
+	__u32 first = bpf_ntohl(v4) >> 24;
+
+	return first == 0 || first == 127 || first >= 224;
+}
+
 EC_INLINE struct tuple tuple_reversed(const struct tuple *t)
 {
 	struct tuple r = {

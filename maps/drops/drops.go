@@ -45,6 +45,7 @@ const (
 	ICMPRedirect
 	TableBusy
 	BadOffload
+	WrongUplink
 	Reasons
 )
 
@@ -54,7 +55,7 @@ var text = [Reasons][2]string{
 	Invalid:         {"INVALID", "malformed or truncated headers"},
 	NotIP:           {"NOT_IP", "neither IP nor a question for the gateway's address"},
 	IPv6Unsupported: {"IPV6_UNSUPPORTED", "IPv6, which this version does not carry"},
-	SpoofedSource:   {"SPOOFED_SOURCE", "source is not an address of the sending pod"},
+	SpoofedSource:   {"SPOOFED_SOURCE", "source is not an address that the sender can have"},
 	NoEndpoint:      {"NO_ENDPOINT", "no pod has this address (answered: host unreachable)"},
 	NodeOffLink:     {"NODE_OFF_LINK", "the pod's node is on no link of ours (answered: host unreachable)"},
 	UnknownProtocol: {"UNKNOWN_PROTOCOL", "a protocol that cannot be masqueraded"},
@@ -73,6 +74,7 @@ var text = [Reasons][2]string{
 	ICMPRedirect:    {"ICMP_REDIRECT", "an ICMP redirect, which no pod may send or follow"},
 	TableBusy:       {"TABLE_BUSY", "the kernel would not write to a flow table at this moment"},
 	BadOffload:      {"BAD_OFFLOAD", "asks for a checksum to be written where none belongs"},
+	WrongUplink:     {"WRONG_UPLINK", "source is not reached through the uplink that it came by"},
 }
 
 // String is the name of the reason, such as "SPOOFED_SOURCE".

@@ -14,7 +14,7 @@ enum drop_reason {
 	DROP_INVALID,          /* malformed or truncated headers */
 	DROP_NOT_IP,           /* neither IP nor a question for the gateway's address */
 	DROP_IPV6_UNSUPPORTED, /* IPv6, which this version does not carry */
-	DROP_SPOOFED_SOURCE,   /* source is not an address of the sending pod */
+	DROP_SPOOFED_SOURCE,   /* source is not an address that the sender can have */
 	DROP_NO_ENDPOINT,      /* no pod has this address (answered: host unreachable) */
 	DROP_NODE_OFF_LINK,    /* the pod's node is on no link of ours (answered: host unreachable) */
 	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded */
@@ -33,6 +33,7 @@ enum drop_reason {
 	DROP_ICMP_REDIRECT,    /* an ICMP redirect, which no pod may send or follow */
 	DROP_TABLE_BUSY,       /* the kernel would not write to a flow table at this moment */
 	DROP_BAD_OFFLOAD,      /* asks for a checksum to be written where none belongs */
+	DROP_WRONG_UPLINK,     /* source is not reached through the uplink that it came by */
 	DROP_REASONS,
 };
 

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 
@@ -70,6 +69,6 @@ func below(t *testing.T, name string, p *ebpf.ProgramSpec, held int16) {
 	}
 	p.Instructions = slices.Concat(front, p.Instructions)
 	if sym := p.Instructions[len(front)].Symbol(); sym != name {
-		t.Fatal(fmt.Sprintf("%s begins at %q", name, sym))
+		t.Fatalf("%s begins at %q", name, sym)
 	}
 }

@@ -55,7 +55,7 @@ var filledJSON = map[string]string{
   {"src": "10.244.1.9", "dst": "192.0.2.80", "id": 777, "proto": "udp", "sport": 4000, "dport": 53}
 ]`,
 	"drops": `[
-  {"direction": "from_pod", "reason": "SPOOFED_SOURCE", "packets": 2, "bytes": 128, "explanation": "source is not an address of the sending pod"}
+  {"direction": "from_pod", "reason": "SPOOFED_SOURCE", "packets": 2, "bytes": 128, "explanation": "source is not an address that the sender can have"}
 ]`,
 	"traffic": `[
   {"direction": "from_uplink", "event": "delivered", "packets": 5, "bytes": 500, "explanation": "redirected into a pod of this node"}
@@ -134,7 +134,7 @@ tcp    172.18.0.2:50000  192.0.2.80:443  10.244.1.9:40000  ack    via_stack     
 `,
 		"drops": `
 DIRECTION  REASON          PACKETS  BYTES  EXPLANATION
-from_pod   SPOOFED_SOURCE        2    128  source is not an address of the sending pod
+from_pod   SPOOFED_SOURCE        2    128  source is not an address that the sender can have
 `,
 		"config": `
 LAYOUT  NODE IPV4   NODE IPV6  POD CIDR IPV4  POD CIDR IPV6  FLAGS
