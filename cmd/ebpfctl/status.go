@@ -99,7 +99,12 @@ func writeSummary(w io.Writer, s observe.Status) {
 		{"pods", strconv.Itoa(s.Node.Pods)},
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
 		{"netfilter", netfilter},
+		{"routes", s.Node.Routes},
+		{"ipsec", s.Node.IPsec},
 	} {
+		if line[1] == "" {
+			continue // only said where it is not as usual
+		}
 		fmt.Fprintf(w, "%-10s %s\n", line[0], line[1])
 	}
 }

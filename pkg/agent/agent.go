@@ -215,13 +215,14 @@ func (a *agent) work(ctx context.Context) error {
 		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
 		standing: standing, told: a.told, translation: a.translation,
 		attached: map[uint32]string{}, reported: map[string]bool{},
-		orphans: newOrphans(), modes: newModes(),
+		orphans: newOrphans(), modes: newModes(), absences: newAbsences(a.log),
 	}
 	r.tellTranslation()
 	updates, network := make(chan source.Update), make(chan struct{}, 1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.followNodes(ctx, updates) })
-	g.Go(func() error { return a.followNetwork(ctx, network) })
+	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, network) })
+	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, network) })
 	g.Go(func() error { return r.run(ctx, updates, network) })
 	g.Go(func() error { return r.changeModes(ctx) })
 	g.Go(func() error { return a.sweepOrphans(ctx) })
@@ -257,7 +258,9 @@ func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) e
 
 // followNetwork wakes the reconciler after changes of the network. A
 // subscription that breaks is made anew, and whatever it missed is looked for.
-func (a *agent) followNetwork(ctx context.Context, network chan<- struct{}) error {
+func (a *agent) followNetwork(
+	ctx context.Context, what string, watch func(context.Context, func()) error, network chan<- struct{},
+) error {
 	wake := func() {
 		select {
 		case network <- struct{}{}:
@@ -265,11 +268,11 @@ func (a *agent) followNetwork(ctx context.Context, network chan<- struct{}) erro
 		}
 	}
 	for {
-		err := device.Watch(ctx, wake)
+		err := watch(ctx, wake)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		a.log.Warn("network changes can't be followed, trying again", "error", err)
+		a.log.Warn("changes can't be followed, trying again", "of", what, "error", err)
 		wake()
 		select {
 		case <-ctx.Done():
@@ -316,7 +319,8 @@ func readStanding(m *datapath.Maps) (plan.Standing, error) {
 		if err != nil {
 			return s, err
 		}
-		if via := e.Value.Node.Netip(); e.Value.Kind == destinations.PodCIDR && via.IsValid() {
+		whole := e.Value.Kind == destinations.PodCIDR && e.Value.Flags&destinations.Part == 0
+		if via := e.Value.Node.Netip(); whole && via.IsValid() {
 			s.Claims[e.Key.Netip()] = via
 		}
 	}

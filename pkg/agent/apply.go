@@ -27,7 +27,9 @@ func (r *reconciler) writeConfig() error {
 	if have == r.result.Config {
 		return nil
 	}
-	if own := r.result.Standing.Own4(); own.IsValid() {
+	known := have
+	known.Flags = r.result.Config.Flags
+	if own := r.result.Standing.Own4(); own.IsValid() && known != r.result.Config {
 		r.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", r.result.Standing.NodeIP4().String())
 	}
 	return r.dp.Maps.Config.Put(config.Key{}, r.result.Config)

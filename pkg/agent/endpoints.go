@@ -150,6 +150,9 @@ func (r *reconciler) damageOutside(a netip.Addr, add func(bool, string, func() e
 	}
 	key := destinations.KeyFrom(netip.PrefixFrom(a, a.BitLen()))
 	value := destinations.Value{Kind: destinations.Local}
+	if planned, ok := r.result.Destinations[key]; ok {
+		value = planned
+	}
 	// The longest match, which is another entry when there is no such one.
 	have, err := r.dp.Maps.Destinations.Get(key)
 	add(err != nil || !destinations.Same(have, value), "destination entry", func() error {

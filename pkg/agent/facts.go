@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -26,6 +29,14 @@ type view struct {
 	// incomplete says that there are endpoints whose state can't be read.
 	incomplete bool
 	uplinks    []plan.Link
+	// away is how many of the uplinks lead out no more, for a moment; held are addresses that they had.
+	away int
+	held []netip.Addr
+	// others are the routes of tables that rules lead to, but for the main one.
+	others    []device.Route
+	rules     []device.Rule
+	policies  []device.Policy
+	broadcast []netip.Prefix
 	// neighbours are the permanent ones.
 	neighbours map[neighbour]net.HardwareAddr
 }
@@ -58,7 +69,10 @@ func look(host *device.Handle, stateDir string, named []string, log *slog.Logger
 	if v.local, err = host.LocalPrefixes(); err != nil {
 		return nil, err
 	}
-	if v.routes, err = host.Routes(); err != nil {
+	if v.broadcast, err = host.BroadcastAddresses(); err != nil {
+		return nil, err
+	}
+	if err := v.lookAtRoutes(host); err != nil {
 		return nil, err
 	}
 	v.index()
@@ -91,6 +105,45 @@ func (v *view) index() {
 			v.claims[a] = append(v.claims[a], e)
 		}
 	}
+}
+
+// lookAtRoutes lists what decides on packets' ways.
+func (v *view) lookAtRoutes(host *device.Handle) (err error) {
+	if v.routes, err = host.Routes(); err != nil {
+		return err
+	}
+	if v.rules, err = device.Rules(); err != nil {
+		return err
+	}
+	tables := map[int]bool{}
+	for _, r := range v.rules {
+		tables[r.Table] = true
+	}
+	for _, usual := range []int{unix.RT_TABLE_UNSPEC, unix.RT_TABLE_LOCAL, unix.RT_TABLE_MAIN, unix.RT_TABLE_DEFAULT} {
+		delete(tables, usual)
+	}
+	if len(tables) > 0 {
+		if v.others, err = host.TableRoutes(tables); err != nil {
+			return err
+		}
+	}
+	v.policies, err = device.Policies()
+	return err
+}
+
+// stackRoutes says why the host's stack decides on routes; empty: the programs can ask for them.
+func (v *view) stackRoutes() string {
+	for _, r := range v.rules {
+		if r.Unseen != "" {
+			return fmt.Sprintf("rule %d asks for %s", r.Priority, r.Unseen)
+		}
+	}
+	for _, r := range slices.Concat(v.routes, v.others) {
+		if r.TOS != 0 && r.Dst.Addr().Is4() {
+			return fmt.Sprintf("the route to %s asks for a TOS value", r.Dst)
+		}
+	}
+	return ""
 }
 
 // findUplinks returns the interfaces that lead out of the node, by index: the
@@ -141,12 +194,17 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Held: v.held, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != ""}
 	for _, r := range v.routes {
 		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
-			onLink := !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
-			f.Routes = append(f.Routes, plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), OnLink: onLink, Via: r.Gateway})
+			f.Routes = append(f.Routes, kernelRoute(r))
 		}
+	}
+	for _, r := range v.others {
+		f.Others = append(f.Others, kernelRoute(r))
+	}
+	for _, p := range v.policies {
+		f.Policies = append(f.Policies, plan.Policy{Src: p.Src.Masked(), Dst: p.Dst.Masked(), Out: p.Out, Required: p.Required})
 	}
 	for _, e := range v.endpoints {
 		if !e.Releasing {
@@ -154,6 +212,15 @@ func (v *view) facts() plan.Facts {
 		}
 	}
 	return f
+}
+
+func kernelRoute(r device.Route) plan.KernelRoute {
+	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, Table: r.Table}
+	k.OnLink = !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
+	for _, hop := range r.Hops {
+		k.Hops = append(k.Hops, uint32(hop))
+	}
+	return k
 }
 
 func (v *view) uplinkNames() []string {

@@ -70,6 +70,8 @@ type reconciler struct {
 
 	failure  error             // of the newest pass; nil: none
 	attached map[uint32]string // uplinks with our programs, by index
+	absences *absences
+	numbers  numbers // nil until the first look
 	orphans  orphans
 	// contested are the endpoints whose address somebody else had at the last pass.
 	contested map[endpoint.ID]error
@@ -81,6 +83,7 @@ type reconciler struct {
 	}
 	plugin   [2]stamp // of what is installed, and of what it was installed from
 	told     observe.Cluster
+	stack    [2]string              // what the stack decides on, and why, as the log was told
 	disputed map[netip.Prefix]error // routes that can't be written, but for nodes' own fault
 }
 
@@ -186,13 +189,17 @@ func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return resync, err
 	}
+	if err := r.prepareUplinks(v); err != nil {
+		return resync, err
+	}
 	r.view = v
 	r.makePlan()
+	r.tellStack()
 	r.applied, r.routes = have, r.ownRoutes()
 	errs := []error{r.attachUplinks(), r.apply()}
 	again, err := r.tendEndpoints()
 	errs = append(errs, err, r.detachUplinks(), r.sysctls.holdForwarding(v.uplinkNames()), r.installPlugin())
-	return again, errors.Join(errs...)
+	return r.absences.over(v, again), errors.Join(errs...)
 }
 
 // replan applies new Nodes to the node as the last look found it, which is what

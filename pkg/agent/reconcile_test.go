@@ -78,7 +78,7 @@ func newReconciler(t *testing.T) *reconciler {
 	return &reconciler{
 		cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log),
 		sysctls:  sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log},
-		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: newOrphans(), modes: newModes(),
+		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: newOrphans(), modes: newModes(), absences: newAbsences(cfg.Log),
 	}
 }
 
@@ -286,6 +286,7 @@ func TestUplinksAreFollowed(t *testing.T) {
 	if err := netlink.AddrDel(far, a); err != nil {
 		t.Fatal(err)
 	}
+	r.absences.grace = 0
 	r.pass(t.Context())
 	if ok, _ := r.dp.Attached(index, attach.FromUplink); ok {
 		t.Error("an interface without routes is still an uplink")

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -14,7 +15,10 @@ import (
 // what translates beside us, the names of the nodes, and what is wrong with their objects. Until there is a
 // list of Nodes, what an earlier agent told of them stays, as the maps do.
 func (r *reconciler) tell(notReady string) error {
-	c := observe.Cluster{NotReady: notReady, Netfilter: r.translation.describe(), Nodes: r.told.Nodes, Problems: r.told.Problems}
+	c := observe.Cluster{
+		NotReady: notReady, Netfilter: r.translation.describe(), Routes: r.stack[0], IPsec: r.stack[1],
+		Nodes: r.told.Nodes, Problems: r.told.Problems,
+	}
 	if r.known && r.view != nil {
 		c.Nodes, c.Problems = nil, nil
 		for _, p := range r.result.Peers {
@@ -33,6 +37,27 @@ func (r *reconciler) tell(notReady string) error {
 	}
 	r.told = c
 	return nil
+}
+
+// tellStack says in the log, once, on what the host's stack decides although the programs could.
+func (r *reconciler) tellStack() {
+	var now [2]string
+	if why := r.view.stackRoutes(); why != "" {
+		now[0] = "the stack decides: " + why
+	}
+	if n := len(r.view.policies); r.result.Config.Flags&config.Policies != 0 {
+		now[1] = fmt.Sprintf("the stack decides on what policies reach (%d)", n)
+	}
+	for i, about := range []string{"routes", "IPsec"} {
+		switch {
+		case now[i] == r.stack[i]:
+		case now[i] == "":
+			r.log.Info("packets take the short way again", "about", about)
+		default:
+			r.log.Info("packets take the way through the host's stack", "about", about, "reason", now[i])
+		}
+	}
+	r.stack = now
 }
 
 // tellStarting says that the agent is at work, but not yet what it finds. It

@@ -2,13 +2,49 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 )
 
+// prepareUplinks adds to a view those uplinks, and addresses, that are away for a moment, and numbers all of them.
+func (r *reconciler) prepareUplinks(v *view) error {
+	if r.numbers == nil {
+		entries, err := r.uplinkEntries()
+		if err != nil {
+			return err
+		}
+		r.numbers = numbers{}
+		for k, e := range entries {
+			r.numbers[k.Ifindex] = e.Bit
+		}
+		r.absences.recall(entries)
+	}
+	r.absences.bridge(v, len(r.cfg.Uplinks) > 0)
+	if beyond := r.numbers.give(v.uplinks); beyond > 0 {
+		r.complain("uplinks' numbers", fmt.Errorf(
+			"%d more than %d uplinks: what comes in over the last ones is not told apart by its source", beyond, uplinks.Bits))
+	} else {
+		r.settled("uplinks' numbers")
+	}
+	return nil
+}
+
+func (r *reconciler) uplinkEntries() (map[uplinks.Key]uplinks.Value, error) {
+	out := map[uplinks.Key]uplinks.Value{}
+	for e, err := range r.dp.Maps.Uplinks.All() {
+		if err != nil {
+			return nil, err
+		}
+		out[e.Key] = e.Value
+	}
+	return out, nil
+}
+
 // writeUplinks writes the addresses to masquerade to.
 func (r *reconciler) writeUplinks() error {
+	r.absences.masqueraded(r.result.Uplinks)
 	for k, want := range r.result.Uplinks {
 		have, err := r.dp.Maps.Uplinks.Get(k)
 		if err == nil && have == want {
@@ -28,7 +64,7 @@ func (r *reconciler) writeUplinks() error {
 func (r *reconciler) attachUplinks() error {
 	var errs []error
 	for _, l := range r.view.uplinks {
-		err := r.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{})
+		err := r.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
 		if err != nil && !errors.Is(err, typed.ErrKeyExist) {
 			errs = append(errs, err)
 			continue
@@ -42,7 +78,7 @@ func (r *reconciler) attachUplinks() error {
 		}
 		r.attached[l.Index] = l.Name
 	}
-	if len(r.view.uplinks) == 0 {
+	if len(r.view.uplinks) == r.view.away {
 		r.complain("uplinks", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
 	} else {
 		r.settled("uplinks")
@@ -84,16 +120,14 @@ func (r *reconciler) detachUplinks() error {
 // deleteUplinks removes the entries of interfaces that are no uplinks, but for
 // those on which programs are left.
 func (r *reconciler) deleteUplinks(left map[int]bool) error {
-	var gone []uplinks.Key
-	for e, err := range r.dp.Maps.Uplinks.All() {
-		if err != nil {
-			return err
-		}
-		if _, wanted := r.result.Uplinks[e.Key]; !wanted && !left[int(e.Key.Ifindex)] {
-			gone = append(gone, e.Key)
-		}
+	entries, err := r.uplinkEntries()
+	if err != nil {
+		return err
 	}
-	for _, k := range gone {
+	for k := range entries {
+		if _, wanted := r.result.Uplinks[k]; wanted || left[int(k.Ifindex)] {
+			continue
+		}
 		if err := r.dp.Maps.Uplinks.Delete(k); err != nil {
 			return err
 		}

@@ -22,6 +22,9 @@ func (r *reconciler) lookAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := r.prepareUplinks(v); err != nil {
+		t.Fatal(err)
+	}
 	r.view = v
 	r.makePlan()
 }
@@ -58,6 +61,7 @@ func TestUplinkHasAnEntryWhileItHasPrograms(t *testing.T) {
 	if err := netlink.AddrDel(up, a); err != nil {
 		t.Fatal(err)
 	}
+	r.absences.grace = 0
 	r.lookAgain(t)
 	if err := r.apply(); err != nil {
 		t.Fatal(err)

@@ -22,9 +22,13 @@ type Cluster struct {
 	NotReady string `json:"not_ready"`
 	// Netfilter says what translates addresses in the node's netfilter, so that the
 	// programs work beside it; empty: nothing does.
-	Netfilter string           `json:"netfilter"`
-	Nodes     []ClusterNode    `json:"nodes"`
-	Problems  []ClusterProblem `json:"problems"`
+	Netfilter string `json:"netfilter"`
+	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
+	// on what policies reach; empty: it does not.
+	Routes   string           `json:"routes"`
+	IPsec    string           `json:"ipsec"`
+	Nodes    []ClusterNode    `json:"nodes"`
+	Problems []ClusterProblem `json:"problems"`
 }
 
 // ClusterNode is a name for an address that stands in the map destinations.
@@ -87,7 +91,7 @@ func (s *survey) cluster(stateDir string) Cluster {
 
 // name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
-	s.Node.Netfilter = printable(c.Netfilter)
+	s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = printable(c.Netfilter), printable(c.Routes), printable(c.IPsec)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name

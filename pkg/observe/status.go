@@ -62,6 +62,10 @@ type Node struct {
 	// Netfilter says what translates addresses here, beside which the programs work;
 	// empty: nothing does.
 	Netfilter string `json:"netfilter"`
+	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
+	// on what policies reach; empty: it does not.
+	Routes string `json:"routes"`
+	IPsec  string `json:"ipsec"`
 }
 
 // Uplink is an interface that leads out of the node, with the addresses that
@@ -246,7 +250,7 @@ func peers(entries []typed.Entry[destinations.Key, destinations.Value]) []Peer {
 	var out []Peer
 	known := map[netip.Addr]bool{}
 	for _, e := range entries {
-		if v := e.Value; v.Kind == destinations.PodCIDR {
+		if v := e.Value; v.Kind == destinations.PodCIDR && v.Flags&destinations.Part == 0 {
 			known[v.Node.Netip()] = true
 			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Ifindex: v.Ifindex, MTU: v.MTU})
 		}

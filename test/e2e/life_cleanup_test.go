@@ -97,7 +97,7 @@ func ensureClsact(t *testing.T, node *lab.Node, index int) {
 func (s *shared) settle(uplink int) error {
 	nl := s.node.Netlink()
 	rule := netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table, rule.Mark = unix.AF_INET, 500, 77, 0x10
+	rule.Family, rule.Priority, rule.Table, rule.Src = unix.AF_INET, 500, 77, prefix("203.0.113.0/24")
 	return errors.Join(
 		s.node.WriteSysctl("net/ipv4/ip_local_reserved_ports", "20000-20010,50000"),
 		s.node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"),

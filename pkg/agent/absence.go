@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// uplinkGrace is how long an uplink may be without routes, or without the address that flows are masqueraded to, before
+// it is none any more: a DHCP client renews its lease, a network service starts again.
+const uplinkGrace = time.Minute
+
+// absences remembers what uplinks had a moment ago. Their programs stay attached meanwhile, flows keep their address, and
+// new ones are refused, until all is back or the grace is over. An interface that is gone takes everything along at once.
+type absences struct {
+	grace time.Duration
+	now   func() time.Time
+	log   *slog.Logger
+	// uplinks says when an interface was last seen to lead out, addresses when one to masquerade to was last seen.
+	uplinks   map[int]time.Time
+	addresses map[netip.Addr]lastSeen
+	away      map[int]bool // of which the log has been told
+}
+
+type lastSeen struct {
+	index int
+	at    time.Time
+}
+
+func newAbsences(log *slog.Logger) *absences {
+	return &absences{
+		grace: uplinkGrace, now: time.Now, log: log,
+		uplinks: map[int]time.Time{}, addresses: map[netip.Addr]lastSeen{}, away: map[int]bool{},
+	}
+}
+
+// recall takes for seen just now what an earlier agent has left in force.
+func (a *absences) recall(entries map[uplinks.Key]uplinks.Value) {
+	for k := range entries {
+		a.uplinks[int(k.Ifindex)] = a.now()
+	}
+	a.masqueraded(entries)
+}
+
+// masqueraded notes the addresses that new flows get from now on.
+func (a *absences) masqueraded(entries map[uplinks.Key]uplinks.Value) {
+	for k, v := range entries {
+		if addr := v.IPv4.Netip(); addr.IsValid() {
+			a.addresses[addr] = lastSeen{int(k.Ifindex), a.now()}
+		}
+	}
+}
+
+// bridge puts into a view what it lacks only for a moment. With uplinks that are named it is known which they are.
+func (a *absences) bridge(v *view, named bool) {
+	now, leads := a.now(), map[int]bool{}
+	for _, l := range v.uplinks {
+		a.uplinks[int(l.Index)], leads[int(l.Index)] = now, true
+		if a.away[int(l.Index)] {
+			a.log.Info("uplink leads out again", "interface", l.Name)
+			delete(a.away, int(l.Index))
+		}
+	}
+	for index, seen := range a.uplinks {
+		switch l := v.links[index]; {
+		case leads[index]:
+		case named || !leadsOut(l) || now.Sub(seen) >= a.grace:
+			delete(a.uplinks, index)
+			delete(a.away, index)
+		default:
+			if !a.away[index] {
+				a.log.Warn("no route leads out over an uplink any more; its programs stay for a while", "interface", l.Name, "longest", a.grace)
+				a.away[index] = true
+			}
+			v.uplinks, v.away = append(v.uplinks, v.uplink(l)), v.away+1
+		}
+	}
+	slices.SortFunc(v.uplinks, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })
+	a.hold(v, now)
+}
+
+// hold keeps for this node the addresses that it has lost just now.
+func (a *absences) hold(v *view, now time.Time) {
+	for addr, seen := range a.addresses {
+		_, there := v.links[seen.index]
+		switch {
+		case slices.Contains(v.local, netip.PrefixFrom(addr, addr.BitLen())):
+			a.addresses[addr] = lastSeen{seen.index, now}
+		case !there || now.Sub(seen.at) >= a.grace:
+			delete(a.addresses, addr)
+		default:
+			v.held = append(v.held, addr)
+		}
+	}
+	slices.SortFunc(v.held, netip.Addr.Compare)
+}
+
+// over returns when the first of the absences that a view shows is over, within the longest time given.
+func (a *absences) over(v *view, longest time.Duration) time.Duration {
+	now := a.now()
+	for index := range a.away {
+		longest = min(longest, a.grace-now.Sub(a.uplinks[index]))
+	}
+	for _, addr := range v.held {
+		longest = min(longest, a.grace-now.Sub(a.addresses[addr].at))
+	}
+	return max(longest, settle)
+}

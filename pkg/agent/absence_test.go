@@ -1,0 +1,171 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// uplinkState is what a test sees of the uplink.
+type uplinkState struct {
+	attached, entry, address, host bool
+}
+
+func (r *reconciler) uplinkState(t *testing.T, index uint32) (s uplinkState) {
+	t.Helper()
+	ok, err := r.dp.Attached(int(index), attach.FromUplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, there := r.uplinkEntry(index)
+	d, found := r.destination(t, "172.18.0.11/32")
+	return uplinkState{ok, there, v.IPv4.Netip().IsValid(), found && d.Kind == destinations.Host}
+}
+
+// An uplink without its address, and so without routes, stays one for the grace: flows keep the address, new ones get
+// none. When the address is back all is as before.
+func TestUplinkAwayForAMoment(t *testing.T) {
+	r := newReconciler(t)
+	now := time.Now()
+	r.absences.now = func() time.Time { return now }
+	ready(t, r)
+	index := r.view.uplinks[0].Index
+	expect := func(when string, want uplinkState) {
+		t.Helper()
+		r.pass(t.Context())
+		if got := r.uplinkState(t, index); got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	usual, away := uplinkState{true, true, true, true}, uplinkState{true, true, false, true}
+	expect("with its address", usual)
+	run(t, "ip addr del 172.18.0.11/24 dev uplink")
+	expect("without its address", away)
+	now = now.Add(uplinkGrace - time.Second)
+	expect("just before the grace is over", away)
+	if next := r.pass(t.Context()); next != time.Second {
+		t.Errorf("looked again after %v, want when the grace is over", next)
+	}
+	run(t, "ip addr add 172.18.0.11/24 dev uplink")
+	expect("with its address again", usual)
+	run(t, "ip addr del 172.18.0.11/24 dev uplink")
+	now = now.Add(time.Second)
+	expect("without its address again", away)
+	now = now.Add(uplinkGrace)
+	expect("when the grace is over", uplinkState{})
+	run(t, "ip addr add 172.18.0.11/24 dev uplink")
+	expect("an uplink anew", usual)
+	run(t, "ip link set uplink down")
+	expect("down", uplinkState{true, true, true, true})
+	now = now.Add(2 * uplinkGrace)
+	expect("down for long, with its address", uplinkState{false, false, false, true})
+}
+
+// An interface that is gone takes everything along at once.
+func TestUplinkThatIsGoneIsNotWaitedFor(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	index := r.view.uplinks[0].Index
+	run(t, "ip link del uplink")
+	r.pass(t.Context())
+	if _, there := r.uplinkEntry(index); there {
+		t.Error("the entry is still there")
+	}
+	if _, there := r.destination(t, "172.18.0.11/32"); there {
+		t.Error("the address is still held")
+	}
+}
+
+// The next agent on the node waits as well.
+func TestAbsenceOutlivesTheAgent(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	index := r.view.uplinks[0].Index
+	run(t, "ip addr del 172.18.0.11/24 dev uplink")
+	r.absences, r.numbers = newAbsences(r.log), nil
+	r.pass(t.Context())
+	if got := r.uplinkState(t, index); got != (uplinkState{true, true, false, true}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestUplinkThatIsNamedNoMoreIsNotWaitedFor(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	index := int(r.view.uplinks[0].Index)
+	r.cfg.Uplinks = []string{"far"}
+	r.absences, r.numbers = newAbsences(r.log), nil
+	r.pass(t.Context())
+	if ok, err := r.dp.Attached(index, attach.FromUplink); ok || err != nil {
+		t.Errorf("attached: %v, error %v", ok, err)
+	}
+}
+
+func TestNumbersOfUplinks(t *testing.T) {
+	links := func(indexes ...uint32) (out []plan.Link) {
+		for _, i := range indexes {
+			out = append(out, plan.Link{Index: i})
+		}
+		return out
+	}
+	n := numbers{5: 0, 6: 0, 7: 9} // of a version without numbers, and another
+	for _, step := range []struct {
+		indexes []uint32
+		want    []uint32
+	}{
+		{[]uint32{5, 6, 7}, []uint32{0, 1, 9}},
+		{[]uint32{6, 7, 8}, []uint32{1, 9, 0}},
+		{[]uint32{5, 6, 7, 8}, []uint32{2, 1, 9, 0}},
+	} {
+		all := links(step.indexes...)
+		beyond := n.give(all)
+		for i, l := range all {
+			if l.Bit != step.want[i] || beyond != 0 {
+				t.Errorf("%v: %d has number %d, want %d (beyond: %d)", step.indexes, l.Index, l.Bit, step.want[i], beyond)
+			}
+		}
+	}
+	many := make([]plan.Link, uplinks.Bits+2)
+	for i := range many {
+		many[i].Index = uint32(100 + i)
+	}
+	for range 2 {
+		if beyond := n.give(many); beyond != 2 {
+			t.Errorf("%d beyond, want 2", beyond)
+		}
+		for i, l := range many {
+			if l.Bit != uint32(min(i, uplinks.Bits-1)) {
+				t.Errorf("%d has number %d", l.Index, l.Bit)
+			}
+		}
+	}
+}
+
+// A second uplink has another number, and what is reached over it says so.
+func TestMasksAreWritten(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	far, err := netlink.LinkByName("far")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "ip addr add 172.18.0.99/24 dev far metric 500")
+	r.pass(t.Context())
+	if v, ok := r.uplinkEntry(uint32(far.Attrs().Index)); !ok || v.Bit != 1 {
+		t.Errorf("entry %+v, %v", v, ok)
+	}
+	for _, prefix := range []string{"172.18.0.12/32", "10.244.2.0/24"} {
+		if v, _ := r.destination(t, prefix); v.Uplinks != 3 || v.Ifindex == 0 {
+			t.Errorf("%s: %+v", prefix, v)
+		}
+	}
+	if v, ok := r.destination(t, "172.18.0.255/32"); !ok || v.Kind != destinations.Host {
+		t.Errorf("broadcast address: %+v, %v", v, ok)
+	}
+}

@@ -1,0 +1,76 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+)
+
+// flags are this node's, and what status is told.
+func (r *reconciler) flags(t *testing.T) (config.Flags, string) {
+	t.Helper()
+	v, err := r.dp.Maps.Config.Get(config.Key{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	told, err := os.ReadFile(filepath.Join(r.cfg.State, observe.ClusterFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.Flags, string(told)
+}
+
+func TestRulesAreFollowed(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	for _, step := range []struct {
+		command string
+		want    config.Flags
+		told    string
+	}{
+		{"true", 0, `"routes":""`},
+		{"ip rule add priority 99 from 10.0.0.0/8 lookup main", 0, `"routes":""`},
+		{"ip rule add priority 100 fwmark 1 lookup 77", config.RoutesToStack, "rule 100 asks for a packet mark"},
+		{"ip rule del priority 100", 0, `"routes":""`},
+		{"ip route add 192.0.2.0/24 dev uplink tos 0x10", config.RoutesToStack, "the route to 192.0.2.0/24 asks for a TOS value"},
+		{"ip route del 192.0.2.0/24 dev uplink tos 0x10", 0, `"routes":""`},
+	} {
+		run(t, step.command)
+		r.pass(t.Context())
+		if flags, told := r.flags(t); flags != step.want || !strings.Contains(told, step.told) {
+			t.Errorf("after %s: flags %s, told %s", step.command, flags, told)
+		}
+	}
+}
+
+func TestPoliciesAreFollowed(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	const entry = "10.244.2.64/26"
+	run(t, "ip xfrm policy add src 10.244.1.0/24 dst "+entry+" dir out tmpl src 172.18.0.11 dst 172.18.0.12 proto esp mode tunnel")
+	r.pass(t.Context())
+	v, ok := r.destination(t, entry)
+	if whole, _ := r.destination(t, "10.244.2.0/24"); !ok || v.Kind != destinations.PodCIDR || v.Flags != destinations.ToStack|destinations.Part || whole.Flags != 0 {
+		t.Errorf("under the policy: %+v, %v; the whole %+v", v, ok, whole)
+	}
+	if flags, told := r.flags(t); flags != config.Policies || !strings.Contains(told, "what policies reach (1)") {
+		t.Errorf("flags %s, told %s", flags, told)
+	}
+	standing, err := readStanding(r.dp.Maps)
+	if err != nil || len(standing.Claims) != 1 {
+		t.Errorf("an agent that starts takes for claims %v, error %v", standing.Claims, err)
+	}
+	run(t, "ip xfrm policy flush")
+	r.pass(t.Context())
+	if _, ok := r.destination(t, entry); ok {
+		t.Error("the part outlives the policy")
+	}
+	if flags, told := r.flags(t); flags != 0 || !strings.Contains(told, `"ipsec":""`) {
+		t.Errorf("flags %s, told %s", flags, told)
+	}
+}
