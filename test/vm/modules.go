@@ -17,6 +17,8 @@ var wanted = []string{
 	"veth", "bridge", "dummy", "vxlan",
 	"sch_ingress", "cls_bpf", "cls_matchall", "act_gact",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "?iptable_nat",
+	// For the tests through IPsec, and what the kernel's own tools would load for them.
+	"?xfrm_user", "?xfrm_algo", "?esp4", "?gcm", "?ctr", "?ghash_generic", "?aes_generic", "?seqiv", "?echainiv",
 }
 
 // moduleTree are the modules of one kernel: a directory such as /lib/modules/6.1.0-56-amd64, or one above it. depmod need

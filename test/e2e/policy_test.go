@@ -1,0 +1,236 @@
+package e2e
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// esp is what a policy demands: a tunnel between the two.
+func esp(from, to netip.Addr) []netlink.XfrmPolicyTmpl {
+	return []netlink.XfrmPolicyTmpl{{
+		Src: from.AsSlice(), Dst: to.AsSlice(), Proto: netlink.XFRM_PROTO_ESP, Mode: netlink.XFRM_MODE_TUNNEL, Reqid: 1,
+	}}
+}
+
+// demand has a host protect what goes from one prefix to another, between two hosts, and waits until its agent has seen it.
+func demand(t *testing.T, node *lab.Node, dir netlink.Dir, src, dst string, from, to netip.Addr) {
+	t.Helper()
+	policy := &netlink.XfrmPolicy{Src: prefix(src), Dst: prefix(dst), Dir: dir, Tmpls: esp(from, to)}
+	if err := node.Do(func() error { return netlink.XfrmPolicyAdd(policy) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stackDecides waits until the agent has given an entry to the stack, or taken it back.
+func stackDecides(t *testing.T, node *lab.Node, entry string, want bool) {
+	t.Helper()
+	eventually(t, answerLimit, "the stack decides on "+entry, func() bool {
+		for _, row := range dump(t, node, "destinations") {
+			if row["prefix"] == entry && row["flags"] != "" {
+				return want
+			}
+		}
+		return !want
+	})
+	time.Sleep(50 * time.Millisecond) // what the programs have kept
+}
+
+func forgetPolicies(t *testing.T, node *lab.Node) {
+	t.Helper()
+	if err := node.Do(netlink.XfrmPolicyFlush); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// assertSilence has two parties fail to talk while nothing of it arrives: no packet of the sender's, nor of its node's.
+func assertSilence(t *testing.T, what string, from *lab.Namespace, to netip.AddrPort, on *lab.Namespace, link string) {
+	t.Helper()
+	capture, err := on.Capture(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := from.TCP(ctx, to); err == nil {
+		t.Errorf("%s: TCP passes", what)
+	}
+	if _, err := from.UDP(ctx, to, 100); err == nil {
+		t.Errorf("%s: UDP passes", what)
+	}
+	for _, packet := range capture.Close() {
+		if ip := packet.NetworkLayer(); ip != nil && ip.NetworkFlow().Dst().String() == to.Addr().String() {
+			t.Errorf("%s: in clear:\n%s", what, packet)
+		}
+	}
+}
+
+// secured is two nodes with a pod each, and the outside host, that knows the way to the pods.
+type secured struct {
+	*lab.Lab
+	node    *lab.Node
+	pod     *lab.Pod
+	far     *lab.Pod
+	outside netip.AddrPort
+	own     netip.AddrPort
+	remote  netip.AddrPort
+}
+
+func startSecured(t *testing.T, flag string, expected ...drops.Reason) *secured {
+	t.Helper()
+	s := &secured{Lab: startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, expected...)}
+	s.node = s.Nodes[0]
+	s.pod, s.far = addPod(t, s.node, "a"), addPod(t, s.Nodes[1], "far")
+	if err := s.Outside.AddRoute(s.node.PodCIDR, s.node.Addr(), ""); err != nil {
+		t.Fatal(err)
+	}
+	s.outside = netip.AddrPortFrom(lab.GatewayAddr, serve(t, s.Outside).Port())
+	s.own, s.remote = serve(t, s.pod.Namespace), serve(t, s.far.Namespace)
+	return s
+}
+
+// assertOpen: everything is reached, as without any policy.
+func (s *secured) assertOpen(t *testing.T) {
+	t.Helper()
+	for _, c := range []struct {
+		from *lab.Namespace
+		to   netip.AddrPort
+		seen netip.Addr
+	}{
+		{s.pod.Namespace, s.outside, s.node.Addr()}, {s.Outside, s.own, lab.GatewayAddr},
+		{s.pod.Namespace, s.remote, s.pod.Addr()}, {s.far.Namespace, s.own, s.far.Addr()},
+	} {
+		seen, err := c.from.TCP(t.Context(), c.to)
+		assertSeen(t, "TCP to "+c.to.String(), seen, err, c.seen)
+	}
+}
+
+// A policy of the host's without a state to fulfil it lets nothing pass, in neither direction; without it all flows again.
+func TestPolicyOfTheHost(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		s := startSecured(t, flag, drops.IPsecPolicy)
+		s.assertOpen(t)
+		pods, farPods, world := s.node.PodCIDR.String(), s.Nodes[1].PodCIDR.String(), lab.GatewayAddr.String()+"/32"
+		t.Run("outside", func(t *testing.T) {
+			old, err := s.pod.DialTCP(t.Context(), s.outside, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer old.Close()
+			demand(t, s.node, netlink.XFRM_DIR_OUT, "0.0.0.0/0", world, s.node.Addr(), lab.GatewayAddr)
+			demand(t, s.node, netlink.XFRM_DIR_FWD, world, "0.0.0.0/0", lab.GatewayAddr, s.node.Addr())
+			stackDecides(t, s.node, world, true)
+			echoed := make(chan error, 1)
+			go func() { echoed <- old.Echo(within(t, 20*time.Second), 100) }() // repeated by TCP until it gets through
+			assertSilence(t, "pod to the outside", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
+			select {
+			case err := <-echoed:
+				t.Fatalf("the connection of before goes on, error %v", err)
+			default:
+			}
+			assertSilence(t, "outside to the pod", s.Outside, s.own, s.pod.Namespace, s.pod.IfName)
+			forgetPolicies(t, s.node)
+			stackDecides(t, s.node, world, false)
+			s.assertOpen(t)
+			if err := <-echoed; err != nil {
+				t.Errorf("the connection of before: %v", err)
+			}
+		})
+		t.Run("another node's pods", func(t *testing.T) {
+			demand(t, s.node, netlink.XFRM_DIR_OUT, pods, farPods, s.node.Addr(), s.Nodes[1].Addr())
+			demand(t, s.node, netlink.XFRM_DIR_FWD, farPods, pods, s.Nodes[1].Addr(), s.node.Addr())
+			stackDecides(t, s.node, farPods, true)
+			assertSilence(t, "pod to another node's", s.pod.Namespace, s.remote, s.Nodes[1].Namespace, lab.Uplink)
+			assertSilence(t, "another node's to the pod", s.far.Namespace, s.own, s.pod.Namespace, s.pod.IfName)
+			forgetPolicies(t, s.node)
+			stackDecides(t, s.node, farPods, false)
+			s.assertOpen(t)
+		})
+		t.Run("for the node's own address", func(t *testing.T) {
+			before := dropped(t, s.node, drops.IPsecPolicy)
+			demand(t, s.node, netlink.XFRM_DIR_OUT, s.node.Addr().String()+"/32", world, s.node.Addr(), lab.GatewayAddr)
+			stackDecides(t, s.node, world, true)
+			assertSilence(t, "masqueraded", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
+			if dropped(t, s.node, drops.IPsecPolicy) == before {
+				t.Error("nothing is counted")
+			}
+			forgetPolicies(t, s.node)
+			stackDecides(t, s.node, world, false)
+			s.assertOpen(t)
+		})
+	})
+}
+
+// keys are the states of an ESP tunnel, one a direction, for both ends alike.
+func keys(a, b netip.Addr) (states []*netlink.XfrmState) {
+	for spi, way := range [][2]netip.Addr{{a, b}, {b, a}} {
+		states = append(states, &netlink.XfrmState{
+			Src: way[0].AsSlice(), Dst: way[1].AsSlice(), Proto: netlink.XFRM_PROTO_ESP, Mode: netlink.XFRM_MODE_TUNNEL, Spi: 0x100 + spi, Reqid: 1,
+			Aead: &netlink.XfrmStateAlgo{Name: "rfc4106(gcm(aes))", Key: []byte("twenty bytes of key!"), ICVLen: 128},
+		})
+	}
+	return states
+}
+
+// secure puts keys and policies for the pods of two nodes onto both. It skips where the kernel has no ESP.
+func (s *secured) secure(t *testing.T) {
+	t.Helper()
+	a, b := s.Nodes[0], s.Nodes[1]
+	for _, node := range s.Nodes {
+		for _, state := range keys(a.Addr(), b.Addr()) {
+			if err := node.Do(func() error { return netlink.XfrmStateAdd(state) }); err != nil {
+				t.Skipf("this kernel has no ESP: %v", err)
+			}
+		}
+	}
+	for _, ends := range [][2]*lab.Node{{a, b}, {b, a}} {
+		here, there := ends[0], ends[1]
+		demand(t, here, netlink.XFRM_DIR_OUT, here.PodCIDR.String(), there.PodCIDR.String(), here.Addr(), there.Addr())
+		for _, dir := range []netlink.Dir{netlink.XFRM_DIR_IN, netlink.XFRM_DIR_FWD} {
+			demand(t, here, dir, there.PodCIDR.String(), here.PodCIDR.String(), there.Addr(), here.Addr())
+		}
+		stackDecides(t, here, there.PodCIDR.String(), true)
+	}
+}
+
+// With keys the pods of two nodes talk as ever, and not a packet of theirs is on the wire in clear.
+func TestPodsTalkThroughIPsec(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		s := startSecured(t, flag)
+		s.secure(t)
+		capture, err := s.Nodes[1].Capture(lab.Uplink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		assertReaches(t, s.pod.Namespace, s.remote, s.pod.Addr())
+		assertReaches(t, s.far.Namespace, s.own, s.far.Addr())
+		// Others are not touched.
+		seen, err := s.pod.TCP(t.Context(), s.outside)
+		assertSeen(t, "TCP to the outside", seen, err, s.node.Addr())
+		protected := 0
+		for _, packet := range capture.Close() {
+			ip := packet.NetworkLayer()
+			if ip == nil {
+				continue
+			}
+			from, to := net.IP(ip.NetworkFlow().Src().Raw()), net.IP(ip.NetworkFlow().Dst().Raw())
+			if from.Equal(s.node.Addr().AsSlice()) && to.Equal(s.Nodes[1].Addr().AsSlice()) {
+				protected++
+			}
+			// The kernel shows a tunnel's end what came through it once more; nothing that arrives in clear is from a wire.
+			if s.node.PodCIDR.Contains(netip.AddrFrom4([4]byte(from.To4()))) && protected == 0 {
+				t.Errorf("in clear:\n%s", packet)
+			}
+		}
+		if protected == 0 {
+			t.Error("nothing went through the tunnel")
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// routesDecided waits until the agent has given routes to the stack, or taken them back.
+func routesDecided(t *testing.T, node *lab.Node, want bool) {
+	t.Helper()
+	eventually(t, answerLimit, "the stack decides on routes", func() bool {
+		flags, _ := dump(t, node, "config")[0]["flags"].(string)
+		return strings.Contains(flags, "routes_to_stack") == want
+	})
+}
+
+// Where a rule asks for the mark of a packet, which the host's firewall sets, the stack decides on every packet's way. What
+// is under way lives through the rule's coming and going.
+func TestRuleThatAsksForAMark(t *testing.T) {
+	forEachAttach(t, func(t *testing.T, flag string) {
+		s := startSecured(t, flag)
+		var olds []*lab.TCPConn
+		for from, to := range map[*lab.Namespace]netip.AddrPort{s.pod.Namespace: s.outside, s.Outside: s.own, s.far.Namespace: s.own} {
+			old, err := from.DialTCP(t.Context(), to, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer old.Close()
+			olds = append(olds, old)
+		}
+		assertAll := func(when string) {
+			t.Helper()
+			for _, old := range olds {
+				if err := old.Echo(within(t, 10*time.Second), 5000); err != nil {
+					t.Errorf("%s: %v", when, err)
+				}
+			}
+			s.assertOpen(t)
+		}
+		// A firewall that wants to see both directions of what it sees at all.
+		runOn(t, s.node, "iptables-nft", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
+		rule := netlink.NewRule()
+		rule.Family, rule.Priority, rule.Table, rule.Mark = unix.AF_INET, 100, 77, 0x10
+		if err := s.node.Netlink().RuleAdd(rule); err != nil {
+			t.Fatal(err)
+		}
+		routesDecided(t, s.node, true)
+		if out, err := s.node.Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "rule 100 asks for a packet mark") {
+			t.Errorf("status, error %v:\n%s", err, out)
+		}
+		assertAll("with the rule")
+		err := s.node.Netlink().RouteAdd(&netlink.Route{Dst: prefix("172.18.0.0/24"), Table: 77, Type: unix.RTN_PROHIBIT})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runOn(t, s.node, "iptables-nft", "-t", "mangle", "-A", "PREROUTING", "-p", "tcp", "--dport", "7", "-j", "MARK", "--set-mark", "0x10")
+		if _, err := s.pod.TCP(within(t, 2*time.Second), netip.AddrPortFrom(lab.GatewayAddr, 7)); err == nil || strings.Contains(err.Error(), "refused") {
+			t.Errorf("what the rule prohibits: %v", err)
+		}
+		assertAll("beside what the rule prohibits")
+		if err := s.node.Netlink().RuleDel(rule); err != nil {
+			t.Fatal(err)
+		}
+		routesDecided(t, s.node, false)
+		assertAll("without the rule")
+	})
+}
+
+func runOn(t *testing.T, node *lab.Node, program string, args ...string) {
+	t.Helper()
+	if out, err := node.Exec(t.Context(), program, args...); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
