@@ -9,6 +9,7 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/offload.h"
+#include "bpf/lib/reset.h"
 #include "bpf/lib/world.h"
 
 EC_INLINE struct endpoint *endpoint_of(const struct addr *address)
@@ -143,5 +144,5 @@ EC_INLINE int from_pod(struct __sk_buff *ctx)
 SEC("tc")
 int ec_from_pod(struct __sk_buff *ctx)
 {
-	return finish(ctx, DIRECTION_FROM_POD, from_pod(ctx));
+	return reset_or_finish(ctx, DIRECTION_FROM_POD, from_pod(ctx));
 }

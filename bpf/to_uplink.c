@@ -5,6 +5,7 @@
  * forwards for a pod, and keeps the node's own flows off the pods' ports.
  */
 #include "bpf/lib/fwd.h"
+#include "bpf/lib/reset.h"
 #include "bpf/lib/world.h"
 
 EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct destination *to)
@@ -162,5 +163,5 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 SEC("tc")
 int ec_to_uplink(struct __sk_buff *ctx)
 {
-	return finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
+	return reset_or_finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
 }

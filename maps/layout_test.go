@@ -120,7 +120,8 @@ var enums = map[string]enum{
 		prefix: "CONFIG_", name: named[config.Flags], unnamed: 8,
 		constants: map[string]uint64{
 			"CONFIG_POD_CIDR_TO_STACK": uint64(config.PodCIDRToStack), "CONFIG_ROUTES_TO_STACK": uint64(config.RoutesToStack),
-			"CONFIG_POLICIES": uint64(config.Policies),
+			"CONFIG_POLICIES":   uint64(config.Policies),
+			"CONFIG_FLOWS_MOVE": uint64(config.FlowsMove),
 		},
 	},
 	"flow_state": {

@@ -31,7 +31,7 @@ type Value struct {
 	Flags          Flags
 }
 
-// Flags say what the host's stack decides although the programs could: enum config_flags.
+// Flags say what the host's stack decides although the programs could, and what the loader is at: enum config_flags.
 type Flags uint32
 
 // The bits of Flags.
@@ -39,11 +39,12 @@ const (
 	PodCIDRToStack Flags = 1
 	RoutesToStack  Flags = 2
 	Policies       Flags = 4
+	FlowsMove      Flags = 8
 )
 
 // String lists the bits, such as "pod_cidr_to_stack"; "-" when none is set.
 func (f Flags) String() string {
-	return wire.Bits(uint32(f), "pod_cidr_to_stack", "routes_to_stack", "policies")
+	return wire.Bits(uint32(f), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move")
 }
 
 // MarshalText implements encoding.TextMarshaler.

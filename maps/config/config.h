@@ -12,11 +12,12 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
-/* What the host's stack decides although the programs could. */
+/* What the host's stack decides although the programs could, and what the loader is at. */
 enum config_flags {
 	CONFIG_POD_CIDR_TO_STACK = 1, /* this node's podCIDR is under a policy of the host */
 	CONFIG_ROUTES_TO_STACK = 2,   /* its routes depend on more than the programs can ask for */
 	CONFIG_POLICIES = 4,          /* there are destinations on which the stack decides */
+	CONFIG_FLOWS_MOVE = 8,        /* flow tables move: what one does not hold may be in the other */
 };
 
 /*

@@ -29,6 +29,7 @@ type Value struct {
 	Bytes          uint64
 	ConntrackFlows uint32
 	_              uint32
+	ResetAt        uint64
 }
 
 // SetAddresses says what the pod may send from: at most one address of each family.

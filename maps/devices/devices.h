@@ -18,7 +18,8 @@ struct device_key {
 /*
  * An address that the pod does not have is all zero. snat_flows and
  * conntrack_flows are the pod's live entries in those tables; packets and bytes
- * (of whole frames) are what it sent. The programs count, atomically.
+ * (of whole frames) are what it sent. The programs count, atomically. reset_at is
+ * theirs too: how far the pod's share of RSTs is used up (CLOCK_MONOTONIC, ns).
  */
 struct device {
 	struct addr ipv4;
@@ -30,8 +31,9 @@ struct device {
 	__u64 bytes;
 	__u32 conntrack_flows;
 	__u32 pad;
+	__u64 reset_at;
 };
-_Static_assert(sizeof(struct device) == 72, "device is part of the map layout");
+_Static_assert(sizeof(struct device) == 80, "device is part of the map layout");
 
 #pragma clang diagnostic pop
 #endif

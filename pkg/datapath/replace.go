@@ -34,6 +34,9 @@ func (l *loader) replace() (err error) {
 			err = errors.Join(err, l.putBack(done))
 		}
 	}()
+	if err := l.sayFlowsMove(true); err != nil {
+		return err
+	}
 	if err := l.commit(); err != nil {
 		return err
 	}
@@ -58,7 +61,7 @@ func (l *loader) replace() (err error) {
 			return err
 		}
 	}
-	return nil
+	return l.sayFlowsMove(false)
 }
 
 // merge joins what both kinds of programs wrote.
@@ -133,7 +136,7 @@ func (l *loader) putBack(done []attachment) error {
 			errs = append(errs, removePin(nextPath(l.opts.Dir, t.name)))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.sayFlowsMove(false))...)
 }
 
 // splitArrivals takes apart what sees the packets that arrive at uplinks. It is

@@ -98,8 +98,12 @@ func (s *storm) step(d wire.Direction) {
 	if err != nil {
 		s.Fatalf("%v: % x: %v", d, frame, err)
 	}
-	n := s.actions[d][action]
-	s.actions[d][action] = traffic.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
+	counted := action
+	if isReset(frame, options.DataOut) {
+		counted = actShot
+	}
+	n := s.actions[d][counted]
+	s.actions[d][counted] = traffic.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
 	if err := s.holds(d, frame, options.DataOut, action); err != nil {
 		s.Errorf("%v: %v, mark %#x, GSO %d\n in % x\nout % x",
 			d, err, s.ctx.get(skbMark), s.ctx.get(skbGSOSize), frame, options.DataOut)
@@ -142,6 +146,9 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	if action == actShot || !isIPv4(in) {
 		return nil
 	}
+	if isReset(in, out) {
+		return sumsValid(out)
+	}
 	if err := sumsKept(in, out); err != nil {
 		return err
 	}
@@ -150,6 +157,16 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 		return s.noPodToWorld(out)
 	}
 	return nil
+}
+
+// isReset says whether a RST to a pod stands in the place of its segment.
+func isReset(in, out []byte) bool {
+	sent, err := read(in)
+	if err != nil || sent.proto != wire.TCP || len(sent.l4) < 20 || sent.l4[13]&rst != 0 {
+		return false
+	}
+	v, err := read(out)
+	return err == nil && len(out) == 54 && v.proto == wire.TCP && v.String() == reversed(sent) && v.l4[13]&^ack == rst
 }
 
 // noPodToWorld refuses a packet to the world with a pod's address, unless the world has opened its flow.

@@ -131,10 +131,21 @@ func actionOf(d wire.Direction, what string) uint32 {
 	return actShot
 }
 
+// reset says whether a RST stands in the place of the packet.
+func (r result) reset() bool {
+	return r.what == "drop NO_MAPPING" && !bytes.Equal(r.in, r.frame)
+}
+
 // judge holds a run against what is true of every run.
 func (b *bed) judge(d wire.Direction, r result, action uint32) {
 	b.Helper()
 	want := actionOf(d, r.what)
+	if r.reset() {
+		if action != actRedirect {
+			b.Errorf("%v: action %d with a RST in the place of the packet", d, int32(action))
+		}
+		return
+	}
 	if action != want {
 		b.Errorf("%v: action %d with outcome %q, want %d", d, int32(action), r.what, int32(want))
 	}

@@ -26,7 +26,7 @@ func TestToUplinkVerdicts(t *testing.T) {
 		{"pod to native", udp(podA, 5000, native, 53), "stack", false},
 		{"pod to multicast", udp(podA, 5000, nowhere, 53), "stack", false},
 		{"pod to world, unknown protocol", packet{proto: 47, src: podA, dst: world, payload: make([]byte, 8)}, "drop UNKNOWN_PROTOCOL", false},
-		{"pod to world, no flow", tcp(podA, 5000, world, 80, ack), "drop NO_MAPPING", false},
+		{"pod to world, no flow", tcp(podA, 5000, world, 80, ack), "drop NO_MAPPING", true},
 		{"nobody's pod address to world", udp(noPod, 5000, world, 53), "drop SPOOFED_SOURCE", false},
 		{"nobody's pod address to native", udp(noPod, 5000, native, 53), "stack", false},
 		{"node to world", udp(nodeIP, 5000, world, 53), "stack", false},

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * A RST for a pod's TCP segment that belongs to no flow (RFC 9293, section
+ * 3.10.7.1): the connection cannot go on, and its socket need not wait to find out.
+ */
+#ifndef EC_LIB_RESET_H
+#define EC_LIB_RESET_H
+
+#include "bpf/lib/count.h"
+#include "bpf/lib/nat.h"
+
+/* A pod gets one in each interval, and no more than those of RESET_AHEAD at once. */
+#define RESET_INTERVAL (NSEC_PER_SEC / 100)
+#define RESET_AHEAD NSEC_PER_SEC
+
+enum {
+	IP_DONT_FRAGMENT = 0x4000,
+	RESET_IP_LEN = sizeof(struct iphdr) + sizeof(struct tcphdr),
+	RESET_FRAME = ETH_HLEN + RESET_IP_LEN,
+	RESET_CUT = 128, /* more than lies before any TCP header */
+};
+
+/* A TCP header behind what its checksum covers besides. */
+struct reset_tcp {
+	__be32 src;
+	__be32 dst;
+	__be16 proto;
+	__be16 len;
+	struct tcphdr tcp;
+};
+
+/*
+ * Whether there is provably no flow. Silence is right where there may be one: while
+ * flow tables move, and where an entry is there that could only not be used.
+ */
+EC_INLINE bool reset_is_due(struct scratch *s)
+{
+	const struct config *config = config_get();
+	const struct conntrack_entry *native;
+	const struct snat_entry *half;
+	const struct pkt *pkt = &s->pkt;
+
+	if (!config || (config->flags & CONFIG_FLOWS_MOVE))
+		return false;
+	if (pkt->l4 != L4_FLOW || pkt->tuple.proto != IPPROTO_TCP || pkt->fragment != FRAGMENT_NONE)
+		return false;
+	if (pkt->tcp_flags & (TCP_SYN | TCP_RST))
+		return false;
+	native = bpf_map_lookup_elem(&conntrack, &pkt->tuple);
+	if (native && native->ifindex == s->owner.ifindex)
+		return false;
+	half = bpf_map_lookup_elem(&snat, &pkt->tuple);
+	if (half && half->ifindex == s->owner.ifindex)
+		return false;
+	s->key = nat_reverse_key(&pkt->tuple, &s->owner.address, pkt->tuple.sport);
+	half = bpf_map_lookup_elem(&snat_reverse, &s->key);
+	return !half || !nat_names(half, &pkt->tuple, s->owner.ifindex);
+}
+
+/* Takes one of the RSTs that the pod may get (GCRA: reset_at is when the last one granted would have been due). */
+EC_INLINE bool reset_granted(struct device *dev)
+{
+	__u64 was = *(volatile __u64 *)&dev->reset_at, now = bpf_ktime_get_coarse_ns();
+	__u64 at = was > now ? was : now;
+
+	if (at - now >= RESET_AHEAD)
+		return false;
+	return __sync_val_compare_and_swap(&dev->reset_at, was, at + RESET_INTERVAL) == was;
+}
+
+/*
+ * Makes the frame as long as a RST, with no checksum left to offloading and no
+ * segments. Of the ways to cut a packet only the removal of the bytes that a
+ * pending checksum starts at ends that; growing ends one that the device has taken.
+ */
+EC_INLINE bool reset_resize(struct __sk_buff *ctx)
+{
+	return !bpf_skb_change_tail(ctx, RESET_FRAME + RESET_CUT - 1, 0) &&
+	       !bpf_skb_change_tail(ctx, RESET_FRAME + RESET_CUT, 0) &&
+	       !bpf_skb_adjust_room(ctx, -RESET_CUT, BPF_ADJ_ROOM_MAC, 0);
+}
+
+EC_INLINE __u16 reset_fold(__s64 sum)
+{
+	sum = (sum & 0xffff) + ((__u32)sum >> 16);
+	return ~((sum & 0xffff) + (sum >> 16));
+}
+
+/* Writes the RST over the resized frame. */
+EC_INLINE bool reset_write(struct __sk_buff *ctx, const struct pkt *pkt, const struct device *dev)
+{
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(RESET_IP_LEN),
+		.frag_off = bpf_htons(IP_DONT_FRAGMENT),
+		.ttl = 64,
+		.protocol = IPPROTO_TCP,
+		.saddr = addr_v4(&pkt->tuple.dst),
+		.daddr = addr_v4(&pkt->tuple.src),
+	};
+	struct reset_tcp l4 = {
+		.src = ip.saddr,
+		.dst = ip.daddr,
+		.proto = bpf_htons(IPPROTO_TCP),
+		.len = bpf_htons(sizeof(struct tcphdr)),
+		.tcp = {.source = pkt->tuple.dport, .dest = pkt->tuple.sport, .doff = 5, .rst = 1},
+	};
+
+	if (pkt->tcp_flags & TCP_ACK) {
+		l4.tcp.seq = bpf_htonl(pkt->ack);
+	} else {
+		l4.tcp.ack = 1;
+		l4.tcp.ack_seq = bpf_htonl(pkt->seq_end);
+	}
+	ip.check = reset_fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
+	l4.tcp.check = reset_fold(bpf_csum_diff(NULL, 0, (__be32 *)&l4, sizeof(l4), 0));
+	/* pod_mac and host_mac are adjacent and in the order of the header. */
+	return !bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0) &&
+	       !bpf_skb_store_bytes(ctx, IP_OFF, &ip, sizeof(ip), 0) &&
+	       !bpf_skb_store_bytes(ctx, IP_OFF + sizeof(ip), &l4.tcp, sizeof(l4.tcp), 0);
+}
+
+/* Answers a segment of the owner in the scratch record, if that is due. A TC action. */
+EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
+{
+	struct scratch *s = scratch_get();
+	struct device *dev;
+
+	if (!s || !reset_is_due(s))
+		return EC_ACT_SHOT;
+	dev = flow_owner(s->owner.ifindex);
+	if (!dev || !reset_granted(dev) || !reset_resize(ctx) || !reset_write(ctx, &s->pkt, dev))
+		return EC_ACT_SHOT;
+	return bpf_redirect(s->owner.ifindex, 0);
+}
+
+/* The exit of a program that judges what pods send: what belongs to no flow is counted, and may be answered. */
+EC_INLINE int reset_or_finish(struct __sk_buff *ctx, enum direction direction, int result)
+{
+	int action = finish(ctx, direction, result);
+
+	return result == -DROP_NO_MAPPING ? reset_answer(ctx) : action;
+}
+
+#endif
