@@ -138,9 +138,10 @@ EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 /* The exit of a program that judges what pods send: what belongs to no flow is counted, and may be answered. */
 EC_INLINE int reset_or_finish(struct __sk_buff *ctx, enum direction direction, int result)
 {
-	int action = finish(ctx, direction, result);
-
-	return result == -DROP_NO_MAPPING ? reset_answer(ctx) : action;
+	if (result != -DROP_NO_MAPPING)
+		return finish(ctx, direction, result);
+	count_drop(ctx, direction, DROP_NO_MAPPING);
+	return reset_answer(ctx);
 }
 
 #endif

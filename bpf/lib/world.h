@@ -18,19 +18,6 @@ struct world {
 	bool via_stack; /* its flow walks the stack */
 };
 
-/* The flow of an ICMP error is that of the packet inside, which came the other way. */
-EC_INLINE bool world_flow_tuple(struct __sk_buff *ctx, const struct scratch *s, struct tuple *out)
-{
-	if (s->pkt.l4 != L4_ICMP_ERROR) {
-		*out = s->pkt.tuple;
-		return true;
-	}
-	if (!icmp_parse_inner(ctx))
-		return false;
-	*out = tuple_reversed(&s->inner.tuple);
-	return true;
-}
-
 EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	if (!pkt_parse_l4(ctx, pkt))
@@ -42,11 +29,17 @@ EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt)
 	return 0;
 }
 
-/* Finds the flow of an ICMP error, by the tuple in the scratch record's key, and leaves it as it is. */
-EC_INLINE int world_find_of_error(const struct scratch *s, struct world *w)
+/*
+ * Finds the flow of an ICMP error, and leaves it as it is: that of the packet
+ * inside, which came the other way. 0, or a negated drop reason.
+ */
+EC_CALL int world_find_of_error(struct __sk_buff *ctx, struct scratch *s, struct world *w)
 {
 	struct conntrack_entry *native;
 
+	if (!icmp_parse_inner(ctx))
+		return -DROP_NO_MAPPING;
+	s->key = tuple_reversed(&s->inner.tuple);
 	w->masqueraded = nat_peek(&s->key, s->owner.ifindex);
 	if (w->masqueraded) {
 		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
@@ -64,16 +57,14 @@ EC_INLINE int world_find_of_error(const struct scratch *s, struct world *w)
 EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w)
 {
 	struct conntrack_entry *native;
-	struct tuple *out = &s->key;
+	const struct tuple *out = &s->pkt.tuple;
 	int ret;
 
 	ret = world_ports(ctx, &s->pkt);
 	if (ret < 0)
 		return ret;
-	if (!world_flow_tuple(ctx, s, out))
-		return -DROP_NO_MAPPING;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
-		return world_find_of_error(s, w);
+		return world_find_of_error(ctx, s, w);
 	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
 	if (s->pkt.l4 != L4_UNKNOWN) {
 		ret = nat_find(out, s->owner.ifindex, &w->masqueraded);
