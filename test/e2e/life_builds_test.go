@@ -119,7 +119,7 @@ func LoadDataplane() (*ebpf.CollectionSpec, error) {
 }
 `
 
-// programsThatGrow have values of 8 more bytes in both halves of snat. Values are written from the stack: the frame of each
+// programsThatGrow have values of 8 more bytes in both halves of snat. Values are written from the scratch record or the stack: the frame of each
 // function that does so is moved down by 8 bytes, and what that makes room for is set to zero, so that it ends the value.
 const programsThatGrow = `package bpf
 
@@ -143,6 +143,10 @@ func LoadDataplane() (*ebpf.CollectionSpec, error) {
 		m.ValueSize += grown
 		m.Key, m.Value = nil, nil
 	}
+	// The programs make some values at the end of their scratch record.
+	scratch := spec.Maps["scratch"]
+	scratch.ValueSize += grown
+	scratch.Key, scratch.Value = nil, nil
 	for _, p := range spec.Programs {
 		var out asm.Instructions
 		for _, function := range functions(p.Instructions) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -106,6 +107,7 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, withTables(32, 32))
+			b.setFlags(config.FlowsMove) // no RST, whose action is that of a packet that was let through
 			frame, ifindex := c.frame(b)
 			out := tuple(wire.TCP, podA, 50000, world, 80)
 			kept, gone := 0, 0
