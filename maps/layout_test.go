@@ -117,7 +117,7 @@ var enums = map[string]enum{
 		},
 	},
 	"config_flags": {
-		prefix: "CONFIG_", name: named[config.Flags], unnamed: 8,
+		prefix: "CONFIG_", name: named[config.Flags], unnamed: 16,
 		constants: map[string]uint64{
 			"CONFIG_POD_CIDR_TO_STACK": uint64(config.PodCIDRToStack), "CONFIG_ROUTES_TO_STACK": uint64(config.RoutesToStack),
 			"CONFIG_POLICIES":   uint64(config.Policies),
