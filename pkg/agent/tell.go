@@ -49,9 +49,9 @@ func (r *reconciler) tellStack() {
 		now[1] = fmt.Sprintf("the stack decides on what policies reach (%d)", n)
 	}
 	for i, about := range []string{"routes", "IPsec"} {
-		switch {
-		case now[i] == r.stack[i]:
-		case now[i] == "":
+		switch now[i] {
+		case r.stack[i]:
+		case "":
 			r.log.Info("packets take the short way again", "about", about)
 		default:
 			r.log.Info("packets take the way through the host's stack", "about", about, "reason", now[i])
