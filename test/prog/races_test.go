@@ -107,7 +107,7 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, withTables(32, 32))
-			b.setFlags(config.FlowsMove) // no RST, whose action is that of a packet that was let through
+			b.configure(config.FlowsMove) // no RST, whose action is that of a packet that was let through
 			frame, ifindex := c.frame(b)
 			out := tuple(wire.TCP, podA, 50000, world, 80)
 			kept, gone := 0, 0
