@@ -165,7 +165,7 @@ func (r *reconciler) take(u source.Update) bool {
 // pass looks at everything and puts it right. It returns when to do so again.
 func (r *reconciler) pass(ctx context.Context) time.Duration {
 	started := time.Now()
-	next, err := r.passOnce(ctx)
+	next, err := r.passOnce()
 	if err != nil && ctx.Err() == nil {
 		r.complain("pass", err)
 		next = retry
@@ -178,7 +178,7 @@ func (r *reconciler) pass(ctx context.Context) time.Duration {
 	return next
 }
 
-func (r *reconciler) passOnce(ctx context.Context) (time.Duration, error) {
+func (r *reconciler) passOnce() (time.Duration, error) {
 	// The map first, the state files after it: the plugin writes in the other
 	// order, so an entry that no file explains belongs to nobody.
 	have, err := r.readDestinations()

@@ -209,7 +209,7 @@ func TestHoldersAreNamed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Release()
+		t.Cleanup(l.Release)
 	}
 	_, err = Exclusive(soon(t), dir)
 	assert(err, describe(other.Process.Pid), "and 18 more") // the oldest first

@@ -107,9 +107,9 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 		}
 		expect := func(name string, to netip.Addr, opts lab.PingOptions, kind, code uint8) {
 			t.Helper()
-			var complaint *lab.ICMPError
 			_, err := p.client.Ping(within(t, answerLimit), to, opts)
-			if !errors.As(err, &complaint) {
+			complaint, ok := errors.AsType[*lab.ICMPError](err)
+			if !ok {
 				t.Errorf("%s: %v", name, err)
 			} else if complaint.Type != kind || complaint.Code != code || complaint.From != far.Addr() || complaint.InnerSource != p.client.Addr() {
 				t.Errorf("%s: %v, want type %d code %d from %s", name, complaint, kind, code, far.Addr())
