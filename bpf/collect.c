@@ -8,80 +8,51 @@
  */
 #include "bpf/lib/collect.h"
 
-/* A pair, met by its forward half. */
-static long collect_forward(void *map, const struct tuple *key, struct snat_entry *forward, struct collect_args *args)
+/*
+ * What stays is noted in the table's journal, and what was noted before the sweep
+ * is done with at its end, so the journal holds each flow that there is.
+ */
+EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, void *ring, __u64 size,
+			     const struct tuple *key)
 {
-	struct tuple out = *key;
-	struct tuple world = nat_reverse_key(&out, &forward->to_address, forward->to_port);
-	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &world);
-	__u64 seen = forward->last_seen, latest = seen, answered = 0;
-	__u32 ifindex = forward->ifindex;
-	__u8 in = 0;
+	struct usage *u = flow_usage(args->table);
 
 	args->scanned++;
-	if (reverse && nat_names(reverse, &out, ifindex)) {
-		in = reverse->state;
-		answered = reverse->last_seen;
-		if ((__s64)(answered - seen) > 0)
-			latest = answered;
+	if (reaped == REAP_GONE)
+		args->deleted++;
+	else if (u) {
+		journal_make_room(u, size);
+		journal_note(ring, u, size, key);
 	}
-	if (!flow_is_left(&forward->last_seen) && flow_owner_lives(ifindex) &&
-	    !collect_expired(args, out.proto, forward->state, in, latest))
-		return 0;
-	if (!flow_claim(&forward->last_seen, seen))
-		return 0;
-	if (answered && reverse) {
-		if (!flow_claim(&reverse->last_seen, answered)) {
-			/* Answered just now: it stays. Another sweep's tombstone is no stamp to copy. */
-			answered = reverse->last_seen;
-			forward->last_seen = answered ?: seen;
-			return 0;
-		}
-		bpf_map_delete_elem(&snat_reverse, &world);
-	}
-	nat_remove(&out, forward);
-	args->deleted++;
+}
+
+/* A pair, met by its forward half. */
+static long collect_forward(void *map, const struct tuple *key, void *value, struct collect_args *args)
+{
+	struct reaper r = collect_reaper(args);
+	struct pair p = {.out = *key};
+
+	collect_count(args, reap_pair(&p, &r), &snat_journal, cfg.snat_entries, &p.out);
 	return 0;
 }
 
 /* A reverse half whose forward half is missing. */
-static long collect_reverse(void *map, const struct tuple *key, struct snat_entry *reverse, struct collect_args *args)
+static long collect_reverse(void *map, const struct tuple *key, void *value, struct collect_args *args)
 {
-	struct tuple world = *key;
-	struct tuple out = nat_reverse_key(&world, &reverse->to_address, reverse->to_port);
-	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &out);
-	__u64 seen = reverse->last_seen;
-	__u32 ifindex = reverse->ifindex;
+	struct reaper r = collect_reaper(args);
+	struct pair p = {.world = *key};
 
-	if (forward && nat_leads_to(forward, &world, ifindex))
-		return 0;
-	if (!flow_is_left(&reverse->last_seen) && flow_owner_lives(ifindex) &&
-	    !collect_expired(args, world.proto, 0, reverse->state, seen))
-		return 0;
-	if (!flow_claim(&reverse->last_seen, seen))
-		return 0;
-	/* One that was left belonged to a pair that is counted no more. */
-	if (!bpf_map_delete_elem(&snat_reverse, &world) && seen != FLOW_LEFT)
-		collect_release(USAGE_SNAT, ifindex);
-	args->deleted++;
+	if (reap_reverse(&p, &r, false) == REAP_GONE)
+		args->deleted++;
 	return 0;
 }
 
-static long collect_conntrack(void *map, const struct tuple *key, struct conntrack_entry *e, struct collect_args *args)
+static long collect_conntrack(void *map, const struct tuple *key, void *value, struct collect_args *args)
 {
+	struct reaper r = collect_reaper(args);
 	struct tuple replies = *key;
-	__u64 seen = e->last_seen;
-	__u32 ifindex = e->ifindex;
 
-	args->scanned++;
-	if (!flow_is_left(&e->last_seen) && flow_owner_lives(ifindex) &&
-	    !collect_expired(args, replies.proto, e->from_world, e->from_pod, seen))
-		return 0;
-	if (!flow_claim(&e->last_seen, seen))
-		return 0;
-	if (!bpf_map_delete_elem(&conntrack, &replies))
-		collect_release(USAGE_CONNTRACK, ifindex);
-	args->deleted++;
+	collect_count(args, ct_reap(&replies, &r), &ct_journal, cfg.conntrack_entries, &replies);
 	return 0;
 }
 
@@ -108,7 +79,12 @@ SEC("syscall")
 int ec_collect(struct collect_args *args)
 {
 	struct collect_args a = *args;
+	struct usage *u = flow_usage(a.table);
+	__u64 begin;
 
+	if (!u)
+		return 0;
+	begin = u->head;
 	switch (a.table) {
 	case USAGE_SNAT:
 		collect_snat(&a);
@@ -118,6 +94,9 @@ int ec_collect(struct collect_args *args)
 		collect_conntracked(&a);
 		break;
 	}
+	if ((__s64)(begin - u->tail) > 0)
+		u->tail = begin;
+	u->swept = a.now;
 	args->scanned = a.scanned;
 	args->deleted = a.deleted;
 	return 0;

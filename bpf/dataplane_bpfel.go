@@ -18,14 +18,17 @@ import (
 const (
 	DataplaneMapConfig        = "config"
 	DataplaneMapConntrack     = "conntrack"
+	DataplaneMapCtJournal     = "ct_journal"
 	DataplaneMapDestinations  = "destinations"
 	DataplaneMapDevices       = "devices"
 	DataplaneMapDrops         = "drops"
 	DataplaneMapEndpoints     = "endpoints"
 	DataplaneMapFragments     = "fragments"
 	DataplaneMapPaths         = "paths"
+	DataplaneMapPorts         = "ports"
 	DataplaneMapScratch       = "scratch"
 	DataplaneMapSnat          = "snat"
+	DataplaneMapSnatJournal   = "snat_journal"
 	DataplaneMapSnatReverse   = "snat_reverse"
 	DataplaneMapTraffic       = "traffic"
 	DataplaneMapUplinks       = "uplinks"
@@ -91,14 +94,17 @@ type DataplaneProgramSpecs struct {
 type DataplaneMapSpecs struct {
 	Config       *ebpf.MapSpec `ebpf:"config"`
 	Conntrack    *ebpf.MapSpec `ebpf:"conntrack"`
+	CtJournal    *ebpf.MapSpec `ebpf:"ct_journal"`
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
 	Devices      *ebpf.MapSpec `ebpf:"devices"`
 	Drops        *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints    *ebpf.MapSpec `ebpf:"endpoints"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Paths        *ebpf.MapSpec `ebpf:"paths"`
+	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	Scratch      *ebpf.MapSpec `ebpf:"scratch"`
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
+	SnatJournal  *ebpf.MapSpec `ebpf:"snat_journal"`
 	SnatReverse  *ebpf.MapSpec `ebpf:"snat_reverse"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
@@ -134,14 +140,17 @@ func (o *DataplaneObjects) Close() error {
 type DataplaneMaps struct {
 	Config       *ebpf.Map `ebpf:"config"`
 	Conntrack    *ebpf.Map `ebpf:"conntrack"`
+	CtJournal    *ebpf.Map `ebpf:"ct_journal"`
 	Destinations *ebpf.Map `ebpf:"destinations"`
 	Devices      *ebpf.Map `ebpf:"devices"`
 	Drops        *ebpf.Map `ebpf:"drops"`
 	Endpoints    *ebpf.Map `ebpf:"endpoints"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Paths        *ebpf.Map `ebpf:"paths"`
+	Ports        *ebpf.Map `ebpf:"ports"`
 	Scratch      *ebpf.Map `ebpf:"scratch"`
 	Snat         *ebpf.Map `ebpf:"snat"`
+	SnatJournal  *ebpf.Map `ebpf:"snat_journal"`
 	SnatReverse  *ebpf.Map `ebpf:"snat_reverse"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Uplinks      *ebpf.Map `ebpf:"uplinks"`
@@ -152,14 +161,17 @@ func (m *DataplaneMaps) Close() error {
 	return _DataplaneClose(
 		m.Config,
 		m.Conntrack,
+		m.CtJournal,
 		m.Destinations,
 		m.Devices,
 		m.Drops,
 		m.Endpoints,
 		m.Fragments,
 		m.Paths,
+		m.Ports,
 		m.Scratch,
 		m.Snat,
+		m.SnatJournal,
 		m.SnatReverse,
 		m.Traffic,
 		m.Uplinks,

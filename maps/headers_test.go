@@ -14,7 +14,7 @@ import (
 // TestHeadersAreCovered finds a struct or an enum that the tables above forgot.
 func TestHeadersAreCovered(t *testing.T) {
 	headers, err := filepath.Glob("*/*.h")
-	if err != nil || len(headers) < len(mapTypes)-1 {
+	if err != nil || len(headers) < len(mapTypes)-3 {
 		t.Fatalf("headers: %v, %v", headers, err)
 	}
 	found := map[string]bool{}

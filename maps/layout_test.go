@@ -21,6 +21,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -45,6 +47,7 @@ var records = map[string]reflect.Type{
 	"endpoint":        reflect.TypeFor[endpoints.Value](),
 	"fragment_key":    reflect.TypeFor[fragments.Key](),
 	"fragment":        reflect.TypeFor[fragments.Value](),
+	"port_count":      reflect.TypeFor[ports.Value](),
 	"snat_entry":      reflect.TypeFor[snat.Value](),
 	"traffic_counter": reflect.TypeFor[traffic.Value](),
 	"uplink_key":      reflect.TypeFor[uplinks.Key](),
@@ -54,18 +57,21 @@ var records = map[string]reflect.Type{
 
 // mapTypes is what the Go packages open each map as.
 var mapTypes = map[string]struct{ key, value reflect.Type }{
-	config.Name:       {reflect.TypeFor[config.Key](), reflect.TypeFor[config.Value]()},
-	conntrack.Name:    {reflect.TypeFor[conntrack.Key](), reflect.TypeFor[conntrack.Value]()},
-	destinations.Name: {reflect.TypeFor[destinations.Key](), reflect.TypeFor[destinations.Value]()},
-	devices.Name:      {reflect.TypeFor[devices.Key](), reflect.TypeFor[devices.Value]()},
-	drops.Name:        {reflect.TypeFor[uint32](), reflect.TypeFor[drops.Value]()},
-	endpoints.Name:    {reflect.TypeFor[endpoints.Key](), reflect.TypeFor[endpoints.Value]()},
-	fragments.Name:    {reflect.TypeFor[fragments.Key](), reflect.TypeFor[fragments.Value]()},
-	snat.Name:         {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
-	snat.ReverseName:  {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
-	traffic.Name:      {reflect.TypeFor[uint32](), reflect.TypeFor[traffic.Value]()},
-	uplinks.Name:      {reflect.TypeFor[uplinks.Key](), reflect.TypeFor[uplinks.Value]()},
-	usage.Name:        {reflect.TypeFor[usage.Key](), reflect.TypeFor[usage.Value]()},
+	config.Name:           {reflect.TypeFor[config.Key](), reflect.TypeFor[config.Value]()},
+	conntrack.Name:        {reflect.TypeFor[conntrack.Key](), reflect.TypeFor[conntrack.Value]()},
+	destinations.Name:     {reflect.TypeFor[destinations.Key](), reflect.TypeFor[destinations.Value]()},
+	devices.Name:          {reflect.TypeFor[devices.Key](), reflect.TypeFor[devices.Value]()},
+	drops.Name:            {reflect.TypeFor[uint32](), reflect.TypeFor[drops.Value]()},
+	endpoints.Name:        {reflect.TypeFor[endpoints.Key](), reflect.TypeFor[endpoints.Value]()},
+	fragments.Name:        {reflect.TypeFor[fragments.Key](), reflect.TypeFor[fragments.Value]()},
+	journal.SnatName:      {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
+	journal.ConntrackName: {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
+	ports.Name:            {reflect.TypeFor[ports.Key](), reflect.TypeFor[ports.Value]()},
+	snat.Name:             {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
+	snat.ReverseName:      {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
+	traffic.Name:          {reflect.TypeFor[uint32](), reflect.TypeFor[traffic.Value]()},
+	uplinks.Name:          {reflect.TypeFor[uplinks.Key](), reflect.TypeFor[uplinks.Value]()},
+	usage.Name:            {reflect.TypeFor[usage.Key](), reflect.TypeFor[usage.Value]()},
 }
 
 // enum is one enum of the headers with its Go constants.
@@ -91,6 +97,7 @@ func named[E interface {
 
 var enums = map[string]enum{
 	"layout":         {constants: map[string]uint64{"LAYOUT_VERSION": wire.LayoutVersion}},
+	"ports_layout":   {constants: map[string]uint64{"PORTS_BITS": ports.Bits}},
 	"drop_layout":    {constants: map[string]uint64{"DROP_SLOTS": drops.Slots}},
 	"traffic_layout": {constants: map[string]uint64{"TRAFFIC_SLOTS": traffic.Slots}},
 	"direction": {
@@ -132,8 +139,10 @@ var enums = map[string]enum{
 		},
 	},
 	"snat_flags": {
-		prefix: "SNAT_", name: named[snat.Flags], unnamed: 4,
-		constants: map[string]uint64{"SNAT_VIA_STACK": uint64(snat.ViaStack), "SNAT_HOST": uint64(snat.Host)},
+		prefix: "SNAT_", name: named[snat.Flags], unnamed: 8,
+		constants: map[string]uint64{
+			"SNAT_VIA_STACK": uint64(snat.ViaStack), "SNAT_HOST": uint64(snat.Host), "SNAT_COUNTED": uint64(snat.Counted),
+		},
 	},
 	"traffic_event": {
 		prefix: "TRAFFIC_", name: named[traffic.Event], count: "TRAFFIC_EVENTS", unnamed: uint64(traffic.Events),
@@ -164,7 +173,8 @@ var enums = map[string]enum{
 			"DROP_WRITE_FAILED": uint64(drops.WriteFailed), "DROP_IPSEC_POLICY": uint64(drops.IPsecPolicy),
 			"DROP_FORGED_ERROR": uint64(drops.ForgedError), "DROP_ICMP_REDIRECT": uint64(drops.ICMPRedirect),
 			"DROP_TABLE_BUSY": uint64(drops.TableBusy), "DROP_BAD_OFFLOAD": uint64(drops.BadOffload),
-			"DROP_WRONG_UPLINK": uint64(drops.WrongUplink), "DROP_REASONS": uint64(drops.Reasons),
+			"DROP_WRONG_UPLINK": uint64(drops.WrongUplink), "DROP_PORT_LIMIT": uint64(drops.PortLimit),
+			"DROP_REASONS": uint64(drops.Reasons),
 		},
 	},
 }
@@ -310,6 +320,7 @@ func TestMaps(t *testing.T) {
 		drops.Name:   uint32(wire.Directions) * drops.Slots,
 		traffic.Name: uint32(wire.Directions) * traffic.Slots,
 		usage.Name:   uint32(usage.Tables),
+		ports.Name:   1 << ports.Bits,
 		config.Name:  1,
 	} {
 		if m := spec.Maps[name]; m != nil && m.MaxEntries != want {

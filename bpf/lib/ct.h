@@ -3,7 +3,7 @@
 #ifndef EC_LIB_CT_H
 #define EC_LIB_CT_H
 
-#include "bpf/lib/flow.h"
+#include "bpf/lib/reap.h"
 
 /* Forgets an entry of an earlier owner of the address. */
 EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
@@ -14,6 +14,80 @@ EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 		return;
 	if (!bpf_map_delete_elem(&conntrack, replies))
 		flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
+}
+
+/* An entry by its key: whether it has ended, and if so is gone. */
+EC_CALL enum reaped ct_reap(const struct tuple *replies, const struct reaper *r)
+{
+	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
+	struct device *dev;
+	__u64 seen;
+
+	if (!e)
+		return REAP_NONE;
+	seen = e->last_seen;
+	dev = flow_owner(e->ifindex);
+	if (!flow_is_left(&e->last_seen) && dev && !reap_expired(r, replies->proto, e->from_world, e->from_pod, seen))
+		return REAP_KEPT;
+	if (!flow_claim(&e->last_seen, seen))
+		return REAP_KEPT;
+	if (!bpf_map_delete_elem(&conntrack, replies))
+		flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
+	return REAP_GONE;
+}
+
+/* A look at the oldest recorded flows, for one that has ended. */
+struct ct_search {
+	struct scratch *scratch;
+	struct usage *usage;
+	struct reaper reaper;
+	__u64 gone;
+};
+
+static long ct_search_step(__u32 i, struct ct_search *s)
+{
+	struct tuple *key = &s->scratch->key;
+
+	if (!journal_take(&ct_journal, s->usage, cfg.conntrack_entries, key))
+		return 1;
+	switch (ct_reap(key, &s->reaper)) {
+	case REAP_KEPT:
+		journal_note(&ct_journal, s->usage, cfg.conntrack_entries, key);
+		break;
+	case REAP_GONE:
+		s->gone++;
+		break;
+	default:
+		break;
+	}
+	return 0;
+}
+
+/* Looks at the oldest flows, and returns how many have ended and are gone. */
+EC_CALL __u64 ct_make_room(struct usage *u, __u32 steps)
+{
+	struct ct_search s = {.scratch = scratch_get(), .usage = u};
+
+	if (!s.scratch)
+		return 0;
+	s.reaper.now = bpf_ktime_get_coarse_ns();
+	s.reaper.pressure = journal_pressure(u, cfg.conntrack_entries);
+	bpf_loop(steps, ct_search_step, &s, 0);
+	return s.gone;
+}
+
+/* Counts a new flow of the pod; where there is no room, what has ended gives way. */
+EC_INLINE int ct_reserve(struct usage *u, struct device *dev, __u64 now)
+{
+	int ret;
+
+	if (journal_unswept(u, now))
+		ct_make_room(u, JOURNAL_STEPS);
+	ret = flow_reserve(u, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL, DROP_CONNTRACK_LIMIT);
+	if (ret < 0 && ct_make_room(u, JOURNAL_STEPS_FULL))
+		ret = flow_reserve(u, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL,
+				   DROP_CONNTRACK_LIMIT);
+	return ret;
 }
 
 /* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
@@ -106,21 +180,23 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 		.last_seen = bpf_ktime_get_coarse_ns(),
 	};
 	struct device *dev = flow_owner(ifindex);
+	struct usage *u = flow_usage(USAGE_CONNTRACK);
 	struct snat_entry *masqueraded;
 	int ret;
 
-	if (!dev)
+	if (!dev || !u)
 		return -DROP_NO_ENDPOINT;
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
 	if (masqueraded && masqueraded->ifindex == ifindex && flow_stands(&masqueraded->last_seen))
 		return -DROP_FLOW_COLLISION;
-	ret = flow_reserve(USAGE_CONNTRACK, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL,
-			   DROP_CONNTRACK_LIMIT);
+	ret = ct_reserve(u, dev, e.last_seen);
 	if (ret < 0)
 		return ret;
 	ret = flow_insert(&conntrack, replies, &e);
-	if (!ret)
+	if (!ret) {
+		journal_note(&ct_journal, u, cfg.conntrack_entries, replies);
 		return 0;
+	}
 	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
 	return ret == -EC_EEXIST ? ct_met(replies, ifindex) : flow_refusal(ret, DROP_CONNTRACK_FULL);
 }

@@ -189,6 +189,11 @@ EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
 	return proto == IPPROTO_TCP && flow_lifetime_s(proto, out, in) == 86400;
 }
 
+EC_INLINE struct usage *flow_usage(__u32 table)
+{
+	return bpf_map_lookup_elem(&usage, &table);
+}
+
 /*
  * Counts one more entry of a table for its holder (NULL: the node itself), before
  * it is made. Granted only while the holder has fewer than are free: so one pod
@@ -196,11 +201,9 @@ EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
  * is always room for a pod with few flows. 0, or a negated drop reason: full, or
  * limit.
  */
-EC_INLINE int flow_reserve(__u32 table, __u64 capacity, __u32 *held, int full, int limit)
+EC_INLINE int flow_reserve(struct usage *u, __u64 capacity, __u32 *held, int full, int limit)
 {
-	struct usage *u = bpf_map_lookup_elem(&usage, &table);
-
-	if (!u || u->entries >= capacity)
+	if (u->entries >= capacity)
 		return -full;
 	if (held && *held >= capacity - u->entries)
 		return -limit;
@@ -216,7 +219,7 @@ EC_INLINE int flow_reserve(__u32 table, __u64 capacity, __u32 *held, int full, i
  */
 EC_INLINE void flow_release(__u32 table, __u32 *held)
 {
-	struct usage *u = bpf_map_lookup_elem(&usage, &table);
+	struct usage *u = flow_usage(table);
 
 	if (u && !__sync_fetch_and_add(&u->entries, -1))
 		__sync_fetch_and_add(&u->entries, 1);

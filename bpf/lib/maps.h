@@ -14,6 +14,7 @@
 #include "maps/drops/drops.h"
 #include "maps/endpoints/endpoints.h"
 #include "maps/fragments/fragments.h"
+#include "maps/ports/ports.h"
 #include "maps/snat/snat.h"
 #include "maps/traffic/traffic.h"
 #include "maps/uplinks/uplinks.h"
@@ -109,6 +110,28 @@ struct {
 	__type(value, struct usage);
 	__uint(max_entries, USAGE_TABLES);
 } usage SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct port_count);
+	__uint(max_entries, 1 << PORTS_BITS);
+} ports SEC(".maps");
+
+/* Each has as many records as its table has entries. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tuple);
+	__uint(max_entries, 262144);
+} snat_journal SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tuple);
+	__uint(max_entries, 262144);
+} ct_journal SEC(".maps");
 
 /* Set by the loader before the verifier sees the programs. */
 volatile const struct node_config cfg = {

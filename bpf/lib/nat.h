@@ -8,6 +8,7 @@
 #define EC_LIB_NAT_H
 
 #include "bpf/lib/flow.h"
+#include "bpf/lib/ports.h"
 #include "bpf/lib/scratch.h"
 
 /* The key of the reverse half, for a tuple on its way out and what it becomes. */
@@ -22,6 +23,17 @@ EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct add
 	};
 
 	return key;
+}
+
+/* The same, written where it is needed, for the sake of the stack. */
+EC_INLINE void nat_set_reverse_key(struct tuple *key, const struct tuple *out, const struct addr *address, __be16 port)
+{
+	key->src = *address;
+	key->dst = out->dst;
+	key->sport = port;
+	key->dport = out->dport;
+	key->proto = out->proto;
+	__builtin_memset(key->pad, 0, sizeof(key->pad));
 }
 
 /* Whether a reverse half names this very flow. */
@@ -45,6 +57,16 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
 }
 
+/* Takes a pair off the counts, by either half and the reverse one's key. */
+EC_INLINE void nat_uncount(const struct tuple *world, const struct snat_entry *half)
+{
+	struct device *dev = flow_owner(half->ifindex);
+
+	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
+	if (half->flags & SNAT_COUNTED)
+		ports_release(world, half->ifindex);
+}
+
 /*
  * Removes a pair whose forward half was claimed. Who deletes the forward half, and
  * nobody else, takes the pair off its owner's count.
@@ -53,12 +75,11 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 {
 	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &key);
-	struct device *dev = flow_owner(forward->ifindex);
 
 	if (reverse && nat_names(reverse, out, forward->ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	if (!bpf_map_delete_elem(&snat, out))
-		flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
+		nat_uncount(&key, forward);
 }
 
 /*

@@ -6,9 +6,19 @@
 #include "bpf/lib/count.h"
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
+#include "bpf/lib/reap.h"
 
-/* Tries at a free port before a new flow is refused. */
-#define OPEN_TRIES 16
+/*
+ * Tries at a free port before a new flow is refused. Where nine tenths are taken,
+ * all of them miss once in 10^46 times.
+ */
+#define OPEN_TRIES 1024
+
+/* Ports that are looked at when the counts say that none may be taken. */
+#define OPEN_SAMPLES 128
+
+/* A reverse half that was seen within this time is not looked at for having ended. */
+#define OPEN_YOUNG (2 * NSEC_PER_SEC)
 
 /* What became of a try. */
 enum open_try {
@@ -43,17 +53,17 @@ EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *wo
 	return open_port_has_socket(ctx, &reply, world->proto) || nf_holds_port(ctx, &reply, world->proto);
 }
 
-/*
- * Frees a port whose pod is gone, by its generation, or that a tombstone was left
- * on. The pair is counted until the forward half is collected.
- */
-EC_CALL bool open_evict(const struct tuple *key, struct snat_entry *there)
+/* Whether a port that is held, by its reverse half under the scratch record's key, is free now: its flow has ended. */
+EC_CALL bool open_reclaim(struct scratch *s, struct snat_entry *there)
 {
-	if (!flow_is_left(&there->last_seen) && flow_owner_lives(there->ifindex))
+	struct usage *u = flow_usage(USAGE_SNAT);
+	struct reaper r = {.now = bpf_ktime_get_coarse_ns()};
+
+	if (!u || ((__s64)(r.now - there->last_seen) < (__s64)OPEN_YOUNG && flow_owner_lives(there->ifindex)))
 		return false;
-	if (!flow_claim(&there->last_seen, there->last_seen))
-		return false;
-	return !bpf_map_delete_elem(&snat_reverse, key);
+	r.pressure = journal_pressure(u, cfg.snat_entries);
+	s->pair.world = s->key;
+	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
 }
 
 /* The forward half, or the reverse, of the pair that is being made. */
@@ -78,11 +88,11 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	struct snat_entry *there;
 	int ret;
 
-	s->key = nat_reverse_key(out, &owner->address, port);
+	nat_set_reverse_key(&s->key, out, &owner->address, port);
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	if (there && nat_names(there, out, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there && !open_evict(&s->key, there))
+	if (there && !open_reclaim(s, there))
 		return OPEN_IN_USE;
 	if (open_port_is_others(ctx, &s->key))
 		return OPEN_IN_USE;
@@ -166,6 +176,103 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	return s.result < 0 ? s.result : open_complete(scratch, s.result == OPEN_TAKEN);
 }
 
+/* What was seen of some ports towards a destination. */
+struct open_sample {
+	struct scratch *scratch;
+	__u32 own;
+	__u32 free;
+};
+
+static long open_sample_step(__u32 i, struct open_sample *s)
+{
+	struct scratch *scratch = s->scratch;
+	struct snat_entry *there;
+
+	scratch->key.sport = bpf_htons(open_random_port());
+	there = bpf_map_lookup_elem(&snat_reverse, &scratch->key);
+	if (!there || open_reclaim(scratch, there))
+		s->free++;
+	else if (there->ifindex == scratch->owner.ifindex)
+		s->own++;
+	return 0;
+}
+
+/*
+ * The counts say that no port may be taken towards this destination: some of its
+ * ports are looked at. What has ended there gives way; and the counts are too high
+ * if less than half as many as are free are the owner's. 0, or the refusal.
+ */
+EC_INLINE int open_look_closer(struct scratch *scratch, int refusal)
+{
+	struct open_sample s = {.scratch = scratch};
+	bool wrong;
+
+	bpf_loop(OPEN_SAMPLES, open_sample_step, &s, 0);
+	wrong = s.own * 2 < s.free;
+	return ports_reserve(&scratch->key, scratch->owner.ifindex, wrong) ? refusal : 0;
+}
+
+/* Counts a port towards the destination for the owner. */
+EC_INLINE int open_reserve_port(struct scratch *s)
+{
+	int ret;
+
+	nat_set_reverse_key(&s->key, &s->pkt.tuple, &s->owner.address, 0);
+	ret = ports_reserve(&s->key, s->owner.ifindex, false);
+	return ret ? open_look_closer(s, ret) : 0;
+}
+
+/* A look at the oldest flows, for one that has ended. */
+struct open_room {
+	struct scratch *scratch;
+	struct usage *usage;
+	struct reaper reaper;
+	__u64 gone;
+};
+
+static long open_room_step(__u32 i, struct open_room *r)
+{
+	struct pair *pair = &r->scratch->pair;
+
+	if (!journal_take(&snat_journal, r->usage, cfg.snat_entries, &pair->out))
+		return 1;
+	switch (reap_pair(pair, &r->reaper)) {
+	case REAP_KEPT:
+		journal_note(&snat_journal, r->usage, cfg.snat_entries, &pair->out);
+		break;
+	case REAP_GONE:
+		r->gone++;
+		break;
+	default:
+		break;
+	}
+	return 0;
+}
+
+/* Looks at the oldest flows, and returns how many have ended and are gone. */
+EC_CALL __u64 open_make_room(struct scratch *s, struct usage *u, __u32 steps)
+{
+	struct open_room r = {.scratch = s, .usage = u};
+
+	r.reaper.now = bpf_ktime_get_coarse_ns();
+	r.reaper.pressure = journal_pressure(u, cfg.snat_entries);
+	bpf_loop(steps, open_room_step, &r, 0);
+	return r.gone;
+}
+
+/* Counts a new pair of the owner; where there is no room, what has ended gives way. */
+EC_INLINE int open_reserve(struct scratch *s, struct usage *u, __u32 *held)
+{
+	int ret;
+
+	if (journal_unswept(u, bpf_ktime_get_coarse_ns()))
+		open_make_room(s, u, JOURNAL_STEPS);
+	ret = flow_reserve(u, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
+	if (ret < 0 && open_make_room(s, u, JOURNAL_STEPS_FULL))
+		ret = flow_reserve(u, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
+	return ret;
+}
+
 /*
  * Finds the flow of a packet that may not open one by its reverse half, and
  * restores the forward half. Only a half that kept the pod's own port can be
@@ -192,6 +299,34 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 	return pkt->tuple.proto != IPPROTO_ICMP || pkt->icmp_type == ICMP_ECHO;
 }
 
+/* Counts a pair of the owner, and makes it. 0, or a negated drop reason. */
+EC_INLINE int open_pair(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct device *dev = flow_owner(s->owner.ifindex);
+	__u32 *held = dev ? &dev->snat_flows : NULL;
+	struct usage *u = flow_usage(USAGE_SNAT);
+	int ret;
+
+	if (!u)
+		return -DROP_SNAT_FULL;
+	ret = open_reserve(s, u, held);
+	if (ret < 0)
+		return ret;
+	ret = open_reserve_port(s);
+	if (!ret) {
+		s->owner.flags |= SNAT_COUNTED;
+		ret = open_allocate(ctx, s);
+		if (ret > 0) {
+			journal_note(&snat_journal, u, cfg.snat_entries, &s->pkt.tuple);
+			count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
+			return 0;
+		}
+		ports_release(&s->key, s->owner.ifindex);
+	}
+	flow_release(USAGE_SNAT, held);
+	return ret;
+}
+
 /*
  * Opens a masqueraded flow for a packet that belongs to none, and for the owner
  * in the scratch record; the pair stands in the table afterwards. 0, or a negated
@@ -200,9 +335,6 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 EC_GLOBAL int open_flow(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
-	struct device *dev;
-	__u32 *held;
-	int ret;
 
 	if (!s)
 		return -DROP_INVALID;
@@ -210,18 +342,7 @@ EC_GLOBAL int open_flow(struct __sk_buff *ctx)
 		return -DROP_NO_SNAT_ADDRESS;
 	if (!open_allowed(&s->pkt))
 		return open_adopt(s);
-	dev = flow_owner(s->owner.ifindex);
-	held = dev ? &dev->snat_flows : NULL;
-	ret = flow_reserve(USAGE_SNAT, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
-	if (ret < 0)
-		return ret;
-	ret = open_allocate(ctx, s);
-	if (ret <= 0) {
-		flow_release(USAGE_SNAT, held);
-		return ret;
-	}
-	count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
-	return 0;
+	return open_pair(ctx, s);
 }
 
 #endif

@@ -41,6 +41,12 @@ struct owner {
 	enum direction direction;
 };
 
+/* A masqueraded flow, by the keys of both its halves (nat.h). */
+struct pair {
+	struct tuple out;
+	struct tuple world;
+};
+
 struct scratch {
 	struct pkt pkt;
 	struct inner inner;
@@ -49,6 +55,8 @@ struct scratch {
 	/* Of the pair that is being made, in either table. */
 	struct tuple key;
 	struct snat_entry entry;
+	/* One that may have ended. */
+	struct pair pair;
 };
 
 struct {

@@ -46,6 +46,7 @@ const (
 	TableBusy
 	BadOffload
 	WrongUplink
+	PortLimit
 	Reasons
 )
 
@@ -75,6 +76,7 @@ var text = [Reasons][2]string{
 	TableBusy:       {"TABLE_BUSY", "the kernel would not write to a flow table at this moment"},
 	BadOffload:      {"BAD_OFFLOAD", "asks for a checksum to be written where none belongs"},
 	WrongUplink:     {"WRONG_UPLINK", "source is not reached through the uplink that it came by"},
+	PortLimit:       {"PORT_LIMIT", "the pod holds its share of the ports towards this destination"},
 }
 
 // String is the name of the reason, such as "SPOOFED_SOURCE".

@@ -34,6 +34,7 @@ enum drop_reason {
 	DROP_TABLE_BUSY,       /* the kernel would not write to a flow table at this moment */
 	DROP_BAD_OFFLOAD,      /* asks for a checksum to be written where none belongs */
 	DROP_WRONG_UPLINK,     /* source is not reached through the uplink that it came by */
+	DROP_PORT_LIMIT,       /* the pod holds its share of the ports towards this destination */
 	DROP_REASONS,
 };
 

@@ -41,10 +41,11 @@ type Flags uint8
 const (
 	ViaStack Flags = 1
 	Host     Flags = 2
+	Counted  Flags = 4
 )
 
 // String lists the bits, such as "via_stack"; "-" when none is set.
-func (f Flags) String() string { return wire.Bits(uint32(f), "via_stack", "host") }
+func (f Flags) String() string { return wire.Bits(uint32(f), "via_stack", "host", "counted") }
 
 // MarshalText implements encoding.TextMarshaler.
 func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }

@@ -25,6 +25,7 @@ enum flow_state {
 enum snat_flags {
 	SNAT_VIA_STACK = 1, /* both directions walk the host's stack */
 	SNAT_HOST = 2,      /* a flow of the node itself that gave way to a pod's */
+	SNAT_COUNTED = 4,   /* its port is counted in the map ports */
 };
 
 /*

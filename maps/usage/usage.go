@@ -43,6 +43,10 @@ type Key struct {
 // Value is struct usage.
 type Value struct {
 	Entries uint64
+	// Head and Tail are the ends of the table's journal, in records ever written.
+	Head, Tail uint64
+	// Swept is the time of the last sweep, CLOCK_MONOTONIC in ns.
+	Swept uint64
 }
 
 // Map is the open map.

@@ -2,7 +2,9 @@
 /*
  * usage: how many entries the flow tables hold, counted by the programs as
  * they add and collect, since a hash map does not tell. What is still free
- * bounds a pod's share.
+ * bounds a pod's share. And the ends of the tables' journals, rings of flow keys
+ * in which a program that finds no room looks for flows that have ended: the
+ * oldest first.
  */
 #ifndef EC_MAPS_USAGE_H
 #define EC_MAPS_USAGE_H
@@ -18,9 +20,16 @@ enum usage_table {
 	USAGE_TABLES,
 };
 
-/* The key is an enum usage_table. */
+/*
+ * The key is an enum usage_table. head counts the records that were ever written
+ * to the journal, tail those that are no more wanted. swept is the time of the
+ * last sweep, CLOCK_MONOTONIC in ns; ec_collect writes it.
+ */
 struct usage {
 	__u64 entries;
+	__u64 head;
+	__u64 tail;
+	__u64 swept;
 };
 
 #pragma clang diagnostic pop

@@ -28,6 +28,9 @@ func newSource(m *ebpf.Map) *source { return &source{m: m} }
 // programs don't know that map yet, so a second pass may replace and remove:
 // it catches up with what happened since the first.
 func (t *table) fill() error {
+	if contentOf(t.name, t.spec) == hints {
+		return nil
+	}
 	if t.live {
 		return t.merge()
 	}
@@ -103,6 +106,9 @@ func (t *table) merge() error {
 
 func (t *table) mergeFrom(s *source) error {
 	kind := contentOf(t.name, t.spec)
+	if kind == hints {
+		return nil
+	}
 	if s.left && (kind == mirrored || kind == owned) {
 		return nil
 	}
@@ -127,7 +133,7 @@ func (t *table) mergeFrom(s *source) error {
 // programs go on using after all.
 func (t *table) giveBack() error {
 	kind := contentOf(t.name, t.spec)
-	if t.pinned || !t.moves() || kind == mirrored {
+	if t.pinned || !t.moves() || kind == mirrored || kind == hints {
 		return nil
 	}
 	s := t.sources[0]

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -157,6 +158,8 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	resize(spec, snat.Name, opts.SnatEntries)
 	resize(spec, snat.ReverseName, opts.SnatEntries)
 	resize(spec, conntrack.Name, opts.ConntrackEntries)
+	resize(spec, journal.SnatName, capacity(spec, snat.Name))
+	resize(spec, journal.ConntrackName, capacity(spec, conntrack.Name))
 	node := opts.NodeConfig
 	node.SnatEntries, node.ConntrackEntries = capacity(spec, snat.Name), capacity(spec, conntrack.Name)
 	node.PathLifetime = uint32(pathLifetime)

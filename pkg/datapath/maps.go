@@ -13,6 +13,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -29,6 +31,7 @@ type Maps struct {
 	Drops        *drops.Map
 	Endpoints    *endpoints.Map
 	Fragments    *fragments.Map
+	Ports        *ports.Map
 	Snat         *snat.Map
 	SnatReverse  *snat.Map
 	Traffic      *traffic.Map
@@ -53,6 +56,7 @@ func wrapMaps(all map[string]*ebpf.Map) (*Maps, error) {
 	m.Drops = drops.Of(all[drops.Name])
 	m.Endpoints = typed.New[endpoints.Key, endpoints.Value](all[endpoints.Name], endpoints.Name)
 	m.Fragments = typed.New[fragments.Key, fragments.Value](all[fragments.Name], fragments.Name)
+	m.Ports = typed.New[ports.Key, ports.Value](all[ports.Name], ports.Name)
 	m.Snat = typed.New[snat.Key, snat.Value](all[snat.Name], snat.Name)
 	m.SnatReverse = typed.New[snat.Key, snat.Value](all[snat.ReverseName], snat.ReverseName)
 	m.Traffic = traffic.Of(all[traffic.Name])
@@ -64,7 +68,8 @@ func wrapMaps(all map[string]*ebpf.Map) (*Maps, error) {
 func mapNames() []string {
 	return []string{
 		config.Name, conntrack.Name, destinations.Name, devices.Name, drops.Name, endpoints.Name,
-		fragments.Name, snat.Name, snat.ReverseName, traffic.Name, uplinks.Name, usage.Name,
+		fragments.Name, journal.ConntrackName, journal.SnatName, ports.Name, snat.Name, snat.ReverseName, traffic.Name,
+		uplinks.Name, usage.Name,
 	}
 }
 

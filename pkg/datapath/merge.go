@@ -10,6 +10,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -29,6 +31,8 @@ const (
 	owned
 	// cache: the programs write, and what is lost costs little.
 	cache
+	// hints: the same, and of a map that is made anew nothing is copied.
+	hints
 )
 
 // counts says that there are counters in the map.
@@ -42,6 +46,8 @@ func contentOf(name string, spec *ebpf.MapSpec) content {
 		return counters
 	case devices.Name:
 		return owned
+	case journal.SnatName, journal.ConntrackName, ports.Name:
+		return hints
 	}
 	if spec.Type == ebpf.LRUHash || spec.Type == ebpf.LRUCPUHash {
 		return cache

@@ -91,11 +91,11 @@ func testPackets() map[string][]byte {
 		"an empty frame":         ethernet(0x88b5, nil),
 		"an ARP request":         ethernet(0x0806, make([]byte, 28)),
 		"an IPv6 packet":         ethernet(0x86dd, append([]byte{0x60}, make([]byte, 39)...)),
-		"a truncated TCP packet": ethernet(0x0800, ipv4(6, ports())),
-		"a TCP SYN":              ethernet(0x0800, ipv4(6, append(ports(), 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0))),
-		"a UDP datagram":         ethernet(0x0800, ipv4(17, append(ports(), 0, 8, 0, 0))),
+		"a truncated TCP packet": ethernet(0x0800, ipv4(6, testPorts())),
+		"a TCP SYN":              ethernet(0x0800, ipv4(6, append(testPorts(), 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0))),
+		"a UDP datagram":         ethernet(0x0800, ipv4(17, append(testPorts(), 0, 8, 0, 0))),
 		"an ICMP echo request":   ethernet(0x0800, ipv4(1, []byte{8, 0, 0, 0, 0, 1, 0, 1})),
-		"an SCTP packet":         ethernet(0x0800, ipv4(132, append(ports(), make([]byte, 8)...))),
+		"an SCTP packet":         ethernet(0x0800, ipv4(132, append(testPorts(), make([]byte, 8)...))),
 	}
 }
 
@@ -104,7 +104,7 @@ func ethernet(protocol uint16, payload []byte) []byte {
 	return append(frame, payload...)
 }
 
-func ports() []byte { return []byte{0xc0, 0, 0, 53} }
+func testPorts() []byte { return []byte{0xc0, 0, 0, 53} }
 
 // ipv4 is a packet from 192.0.2.1 to 198.51.100.1, both documentation addresses.
 func ipv4(protocol byte, payload []byte) []byte {

@@ -15,6 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -46,6 +47,7 @@ type bed struct {
 	conntrack    *conntrack.Map
 	fragments    *fragments.Map
 	usage        *usage.Map
+	ports        *ports.Map
 	drops        *drops.Map
 	traffic      *traffic.Map
 }
@@ -114,6 +116,7 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.conntrack = typed.New[conntrack.Key, conntrack.Value](m[conntrack.Name], conntrack.Name)
 	b.fragments = typed.New[fragments.Key, fragments.Value](m[fragments.Name], fragments.Name)
 	b.usage = typed.New[usage.Key, usage.Value](m[usage.Name], usage.Name)
+	b.ports = typed.New[ports.Key, ports.Value](m[ports.Name], ports.Name)
 	b.drops = drops.Of(m[drops.Name])
 	b.traffic = traffic.Of(m[traffic.Name])
 	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
@@ -127,8 +130,11 @@ func (b *bed) configure(flags config.Flags) {
 	}))
 }
 
-// fillNode writes what the agent knows of the cluster.
+// fillNode writes what the agent knows of the cluster, and that it sweeps the tables.
 func (b *bed) fillNode() {
+	for table := range usage.Tables {
+		must(b, b.usage.Put(usage.Key{Table: table}, usage.Value{Swept: now(b) + uint64(2*day)}))
+	}
 	b.uplink1(nodeIP)
 	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.other.index)}, uplinks.Value{IPv4: addr(nodeOtherIP)}))
 	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.bare.index)}, uplinks.Value{}))

@@ -10,6 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/bpf"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 )
 
@@ -45,6 +46,8 @@ func load(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
 	spec.Maps[snat.Name].MaxEntries = c.SnatEntries
 	spec.Maps[snat.ReverseName].MaxEntries = c.SnatEntries
 	spec.Maps[conntrack.Name].MaxEntries = c.ConntrackEntries
+	spec.Maps[journal.SnatName].MaxEntries = c.SnatEntries
+	spec.Maps[journal.ConntrackName].MaxEntries = c.ConntrackEntries
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		tb.Fatalf("load programs: %+v", err)

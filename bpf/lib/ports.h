@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Each pod's share of the ports towards one destination. As with the tables, a pod
+ * may take a port only while it holds fewer than are free.
+ */
+#ifndef EC_LIB_PORTS_H
+#define EC_LIB_PORTS_H
+
+#include "bpf/lib/flow.h"
+
+/* The cell of a pod, or with ifindex 0 that of all, for the destination of a pair by its world's tuple. */
+EC_INLINE __u32 *ports_cell(const struct tuple *world, __u32 ifindex)
+{
+	const __u32 *src = (const __u32 *)&world->src, *dst = (const __u32 *)&world->dst;
+	__u64 hash = ((__u32)world->dport << 8 | world->proto) * 0x9e3779b97f4a7c15ULL;
+	__u32 cell;
+
+	/* Odd constants: each bit of the key reaches the uppermost bits of the sum. */
+	hash += src[3] * 0xbf58476d1ce4e5b9ULL + src[1] * 0xd6e8feb86659fd93ULL;
+	hash += dst[0] * 0x94d049bb133111ebULL + dst[1] * 0xff51afd7ed558ccdULL;
+	hash += dst[2] * 0xc4ceb9fe1a85ec53ULL + dst[3] * 0xa0761d6478bd642fULL;
+	hash += ifindex * 0xe7037ed1a0b428dbULL;
+	hash ^= hash >> 32;
+	cell = (hash * 0x9e3779b97f4a7c15ULL) >> (64 - PORTS_BITS);
+	return bpf_map_lookup_elem(&ports, &cell);
+}
+
+EC_INLINE __u32 ports_range(void)
+{
+	return cfg.snat_port_high - cfg.snat_port_low + 1;
+}
+
+EC_INLINE void ports_count(__u32 *total, __u32 *own)
+{
+	__sync_fetch_and_add(total, 1);
+	if (own != total)
+		__sync_fetch_and_add(own, 1);
+}
+
+/*
+ * Counts a port for a new pair, before it is taken; force counts it beyond the
+ * share. 0, or a negated drop reason.
+ */
+EC_CALL int ports_reserve(const struct tuple *world, __u32 ifindex, bool force)
+{
+	__u32 *total = ports_cell(world, 0), *own = ports_cell(world, ifindex);
+	__u32 held, range = ports_range();
+
+	if (!total || !own)
+		return 0;
+	held = *total;
+	if (held >= range && !force)
+		return -DROP_SNAT_EXHAUSTED;
+	if (ifindex && *own >= range - held && !force)
+		return -DROP_PORT_LIMIT;
+	ports_count(total, own);
+	return 0;
+}
+
+EC_INLINE void ports_less(__u32 *count)
+{
+	if (count && !__sync_fetch_and_add(count, -1))
+		__sync_fetch_and_add(count, 1);
+}
+
+/* Takes a pair's port off the counts, which never go below 0. */
+EC_INLINE void ports_release(const struct tuple *world, __u32 ifindex)
+{
+	ports_less(ports_cell(world, 0));
+	if (ifindex)
+		ports_less(ports_cell(world, ifindex));
+}
+
+#endif

@@ -1,0 +1,31 @@
+// Package journal is the pair of arrays in which the programs note the flows of
+// snat and of conntrack in the order in which they were opened or last looked at:
+// rings, whose ends stand in the map usage. The oldest record is where a program
+// that finds no room begins to look for a flow that has ended. The programs write
+// both, and each sweep writes them anew.
+package journal
+
+import (
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// The maps' names in the object and below the pin directory.
+const (
+	SnatName      = "snat_journal"
+	ConntrackName = "ct_journal"
+)
+
+// Key is the array index.
+type Key struct {
+	Index uint32
+}
+
+// Value is the flow's key in its table.
+type Value = wire.Tuple
+
+// Map is the open map, either ring.
+type Map = typed.Map[Key, Value]
+
+// Open opens the ring pinned at path.
+func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * ports: how many ports the pairs in snat hold towards each destination, all
+ * together and each pod's. The programs count. A cell is found by a hash, so what
+ * it says is too much where two share one, and is looked into before a flow is
+ * refused for it.
+ */
+#ifndef EC_MAPS_PORTS_H
+#define EC_MAPS_PORTS_H
+
+#include "maps/wire/wire.h"
+
+#pragma clang diagnostic push
+#pragma clang diagnostic error "-Wpadded"
+
+/* The key is the upper PORTS_BITS of the hash. */
+enum ports_layout {
+	PORTS_BITS = 17,
+};
+
+struct port_count {
+	__u32 flows;
+};
+
+#pragma clang diagnostic pop
+#endif
