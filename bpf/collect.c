@@ -1,10 +1,10 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ec_collect: one sweep over a flow table, run by the agent as a syscall program.
- * An entry goes only after its stamp, as read, was exchanged for a tombstone: a
- * packet that renews the stamp meanwhile keeps its flow. Both halves of a pair go
- * together, and the counters with them.
+ * ec_collect: a slice of a sweep over a flow table, run by the agent as a syscall
+ * program, so that no run takes long. What it looks at, the agent has written to
+ * the map candidates: keys that it has met in the table. Whether a flow has ended,
+ * and if so its end, is reap.h.
  */
 #include "bpf/lib/collect.h"
 
@@ -18,61 +18,62 @@ EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, void
 	struct usage *u = flow_usage(args->table);
 
 	args->scanned++;
-	if (reaped == REAP_GONE)
+	if (reaped == REAP_GONE) {
 		args->deleted++;
-	else if (u) {
+	} else if (u && reaped == REAP_KEPT) {
 		journal_make_room(u, size);
 		journal_note(ring, u, size, key);
 	}
 }
 
-/* A pair, met by its forward half. */
-static long collect_forward(void *map, const struct tuple *key, void *value, struct collect_args *args)
+/* A pair, by its forward half. */
+static long collect_pair(__u32 i, struct collect_args *args)
 {
 	struct reaper r = collect_reaper(args);
-	struct pair p = {.out = *key};
+	struct tuple *key = bpf_map_lookup_elem(&candidates, &i);
+	struct pair p;
 
+	if (!key)
+		return 1;
+	p.out = *key;
 	collect_count(args, reap_pair(&p, &r), &snat_journal, cfg.snat_entries, &p.out);
 	return 0;
 }
 
-/* A reverse half whose forward half is missing. */
-static long collect_reverse(void *map, const struct tuple *key, void *value, struct collect_args *args)
+/* A reverse half: it goes if its forward half is missing and its time has come. */
+static long collect_reverse(__u32 i, struct collect_args *args)
 {
 	struct reaper r = collect_reaper(args);
-	struct pair p = {.world = *key};
+	struct tuple *key = bpf_map_lookup_elem(&candidates, &i);
+	struct pair p;
 
+	if (!key)
+		return 1;
+	p.world = *key;
 	if (reap_reverse(&p, &r, false) == REAP_GONE)
 		args->deleted++;
 	return 0;
 }
 
-static long collect_conntrack(void *map, const struct tuple *key, void *value, struct collect_args *args)
+static long collect_recorded(__u32 i, struct collect_args *args)
 {
 	struct reaper r = collect_reaper(args);
-	struct tuple replies = *key;
+	struct tuple *key = bpf_map_lookup_elem(&candidates, &i);
+	struct tuple replies;
 
+	if (!key)
+		return 1;
+	replies = *key;
 	collect_count(args, ct_reap(&replies, &r), &ct_journal, cfg.conntrack_entries, &replies);
 	return 0;
 }
 
-/*
- * One function a table: merged into one call instruction, two sweeps of different
- * maps are refused by Linux 6.1 ("tail_call abusing map_ptr"; 6.12 takes them).
- */
-EC_CALL void collect_snat(struct collect_args *a)
+/* The table has been gone through: its journal begins where it stood before. */
+EC_INLINE void collect_end(const struct collect_args *args, struct usage *u)
 {
-	bpf_for_each_map_elem(&snat, collect_forward, a, 0);
-}
-
-EC_CALL void collect_snat_reverse(struct collect_args *a)
-{
-	bpf_for_each_map_elem(&snat_reverse, collect_reverse, a, 0);
-}
-
-EC_CALL void collect_conntracked(struct collect_args *a)
-{
-	bpf_for_each_map_elem(&conntrack, collect_conntrack, a, 0);
+	if ((__s64)(args->head - u->tail) > 0)
+		u->tail = args->head;
+	u->swept = args->now;
 }
 
 SEC("syscall")
@@ -80,23 +81,27 @@ int ec_collect(struct collect_args *args)
 {
 	struct collect_args a = *args;
 	struct usage *u = flow_usage(a.table);
-	__u64 begin;
 
 	if (!u)
 		return 0;
-	begin = u->head;
-	switch (a.table) {
-	case USAGE_SNAT:
-		collect_snat(&a);
-		collect_snat_reverse(&a);
+	switch (a.stage) {
+	case COLLECT_BEGIN:
+		a.head = u->head;
 		break;
-	case USAGE_CONNTRACK:
-		collect_conntracked(&a);
+	case COLLECT_PAIRS:
+		bpf_loop(a.count, collect_pair, &a, 0);
+		break;
+	case COLLECT_REVERSE:
+		bpf_loop(a.count, collect_reverse, &a, 0);
+		break;
+	case COLLECT_RECORDED:
+		bpf_loop(a.count, collect_recorded, &a, 0);
+		break;
+	case COLLECT_END:
+		collect_end(&a, u);
 		break;
 	}
-	if ((__s64)(begin - u->tail) > 0)
-		u->tail = begin;
-	u->swept = a.now;
+	args->head = a.head;
 	args->scanned = a.scanned;
 	args->deleted = a.deleted;
 	return 0;

@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	DataplaneMapCandidates    = "candidates"
 	DataplaneMapConfig        = "config"
 	DataplaneMapConntrack     = "conntrack"
 	DataplaneMapCtJournal     = "ct_journal"
@@ -92,6 +93,7 @@ type DataplaneProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DataplaneMapSpecs struct {
+	Candidates   *ebpf.MapSpec `ebpf:"candidates"`
 	Config       *ebpf.MapSpec `ebpf:"config"`
 	Conntrack    *ebpf.MapSpec `ebpf:"conntrack"`
 	CtJournal    *ebpf.MapSpec `ebpf:"ct_journal"`
@@ -138,6 +140,7 @@ func (o *DataplaneObjects) Close() error {
 //
 // It can be passed to LoadDataplaneObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DataplaneMaps struct {
+	Candidates   *ebpf.Map `ebpf:"candidates"`
 	Config       *ebpf.Map `ebpf:"config"`
 	Conntrack    *ebpf.Map `ebpf:"conntrack"`
 	CtJournal    *ebpf.Map `ebpf:"ct_journal"`
@@ -159,6 +162,7 @@ type DataplaneMaps struct {
 
 func (m *DataplaneMaps) Close() error {
 	return _DataplaneClose(
+		m.Candidates,
 		m.Config,
 		m.Conntrack,
 		m.CtJournal,

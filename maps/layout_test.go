@@ -57,21 +57,22 @@ var records = map[string]reflect.Type{
 
 // mapTypes is what the Go packages open each map as.
 var mapTypes = map[string]struct{ key, value reflect.Type }{
-	config.Name:           {reflect.TypeFor[config.Key](), reflect.TypeFor[config.Value]()},
-	conntrack.Name:        {reflect.TypeFor[conntrack.Key](), reflect.TypeFor[conntrack.Value]()},
-	destinations.Name:     {reflect.TypeFor[destinations.Key](), reflect.TypeFor[destinations.Value]()},
-	devices.Name:          {reflect.TypeFor[devices.Key](), reflect.TypeFor[devices.Value]()},
-	drops.Name:            {reflect.TypeFor[uint32](), reflect.TypeFor[drops.Value]()},
-	endpoints.Name:        {reflect.TypeFor[endpoints.Key](), reflect.TypeFor[endpoints.Value]()},
-	fragments.Name:        {reflect.TypeFor[fragments.Key](), reflect.TypeFor[fragments.Value]()},
-	journal.SnatName:      {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
-	journal.ConntrackName: {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
-	ports.Name:            {reflect.TypeFor[ports.Key](), reflect.TypeFor[ports.Value]()},
-	snat.Name:             {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
-	snat.ReverseName:      {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
-	traffic.Name:          {reflect.TypeFor[uint32](), reflect.TypeFor[traffic.Value]()},
-	uplinks.Name:          {reflect.TypeFor[uplinks.Key](), reflect.TypeFor[uplinks.Value]()},
-	usage.Name:            {reflect.TypeFor[usage.Key](), reflect.TypeFor[usage.Value]()},
+	config.Name:            {reflect.TypeFor[config.Key](), reflect.TypeFor[config.Value]()},
+	conntrack.Name:         {reflect.TypeFor[conntrack.Key](), reflect.TypeFor[conntrack.Value]()},
+	destinations.Name:      {reflect.TypeFor[destinations.Key](), reflect.TypeFor[destinations.Value]()},
+	devices.Name:           {reflect.TypeFor[devices.Key](), reflect.TypeFor[devices.Value]()},
+	drops.Name:             {reflect.TypeFor[uint32](), reflect.TypeFor[drops.Value]()},
+	endpoints.Name:         {reflect.TypeFor[endpoints.Key](), reflect.TypeFor[endpoints.Value]()},
+	fragments.Name:         {reflect.TypeFor[fragments.Key](), reflect.TypeFor[fragments.Value]()},
+	journal.SnatName:       {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
+	journal.ConntrackName:  {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
+	journal.CandidatesName: {reflect.TypeFor[journal.Key](), reflect.TypeFor[journal.Value]()},
+	ports.Name:             {reflect.TypeFor[ports.Key](), reflect.TypeFor[ports.Value]()},
+	snat.Name:              {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
+	snat.ReverseName:       {reflect.TypeFor[snat.Key](), reflect.TypeFor[snat.Value]()},
+	traffic.Name:           {reflect.TypeFor[uint32](), reflect.TypeFor[traffic.Value]()},
+	uplinks.Name:           {reflect.TypeFor[uplinks.Key](), reflect.TypeFor[uplinks.Value]()},
+	usage.Name:             {reflect.TypeFor[usage.Key](), reflect.TypeFor[usage.Value]()},
 }
 
 // enum is one enum of the headers with its Go constants.

@@ -6,15 +6,28 @@
 #include "bpf/lib/ct.h"
 #include "bpf/lib/reap.h"
 
+/* What a run does: a sweep is a beginning, slices of the tables' halves, and an end. */
+enum collect_stage {
+	COLLECT_BEGIN,
+	COLLECT_PAIRS,    /* candidates are keys of snat */
+	COLLECT_REVERSE,  /* of snat_reverse */
+	COLLECT_RECORDED, /* of conntrack */
+	COLLECT_END,
+};
+
 /*
  * now is CLOCK_MONOTONIC in ns, table an enum usage_table. Under pressure the
- * lifetimes of all but established TCP connections are a quarter. scanned and
- * deleted are answers, in flows.
+ * lifetimes of all but established TCP connections are a quarter. count is how
+ * many candidates there are. head is where the journal stood: an answer to the
+ * beginning, which the end wants. scanned and deleted are answers, in flows.
  */
 struct collect_args {
 	__u64 now;
 	__u32 table;
 	__u32 pressure;
+	__u32 stage;
+	__u32 count;
+	__u64 head;
 	__u64 scanned;
 	__u64 deleted;
 };

@@ -118,6 +118,14 @@ struct {
 	__uint(max_entries, 1 << PORTS_BITS);
 } ports SEC(".maps");
 
+/* Keys of a flow table that the agent hands to ec_collect. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tuple);
+	__uint(max_entries, 1024);
+} candidates SEC(".maps");
+
 /* Each has as many records as its table has entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -2,7 +2,8 @@
 // snat and of conntrack in the order in which they were opened or last looked at:
 // rings, whose ends stand in the map usage. The oldest record is where a program
 // that finds no room begins to look for a flow that has ended. The programs write
-// both, and each sweep writes them anew.
+// both, and each sweep writes them anew. A third array holds the flows that a
+// sweep looks at next.
 package journal
 
 import (
@@ -14,6 +15,8 @@ import (
 const (
 	SnatName      = "snat_journal"
 	ConntrackName = "ct_journal"
+	// CandidatesName is the array of keys that the agent hands to ec_collect.
+	CandidatesName = "candidates"
 )
 
 // Key is the array index.

@@ -8,6 +8,9 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 )
 
@@ -22,11 +25,26 @@ const (
 // collectProgram sweeps the flow tables.
 const collectProgram = "ec_collect"
 
+// CollectStage is what a run of ec_collect does: enum collect_stage.
+type CollectStage uint32
+
+// The stages of a sweep; between the first and the last come slices.
+const (
+	CollectBegin CollectStage = iota
+	CollectPairs
+	CollectReverse
+	CollectRecorded
+	CollectEnd
+)
+
 // collectArgs is struct collect_args of bpf/lib/collect.h.
 type collectArgs struct {
 	Now      uint64
 	Table    usage.Table
 	Pressure uint32
+	Stage    CollectStage
+	Count    uint32
+	Head     uint64
 	Scanned  uint64
 	Deleted  uint64
 }
@@ -96,11 +114,88 @@ func (d *Datapath) Collect(now time.Duration, t usage.Table, pressure bool) (Swe
 	if pressure {
 		args.Pressure = 1
 	}
-	out, err := collect(p, args)
+	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(args)
 	if err != nil {
 		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
 	}
 	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: pressure}, nil
+}
+
+// Collector runs ec_collect over a table in slices.
+type Collector struct {
+	Program *ebpf.Program
+	// Maps are the flow tables and the map of candidates, by name.
+	Maps map[string]*ebpf.Map
+}
+
+// SweepAt removes from a table what has ended at that time of CLOCK_MONOTONIC,
+// in ns, and returns how many flows that were.
+func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error) {
+	args := collectArgs{Now: now, Table: t}
+	if pressure {
+		args.Pressure = 1
+	}
+	out, err := c.sweep(args)
+	return int(out.Deleted), err
+}
+
+// stages are the maps of a table, and what a slice of each is looked at for.
+var stages = [usage.Tables]map[CollectStage]string{
+	usage.Snat:      {CollectPairs: snat.Name, CollectReverse: snat.ReverseName},
+	usage.Conntrack: {CollectRecorded: conntrack.Name},
+}
+
+func (c Collector) sweep(args collectArgs) (collectArgs, error) {
+	args, err := collect(c.Program, args)
+	if err != nil {
+		return args, err
+	}
+	for stage := CollectPairs; stage < CollectEnd; stage++ {
+		name, ok := stages[args.Table][stage]
+		if !ok {
+			continue
+		}
+		args.Stage = stage
+		if err := c.slices(c.Maps[name], &args); err != nil {
+			return args, err
+		}
+	}
+	args.Stage = CollectEnd
+	return collect(c.Program, args)
+}
+
+// slices hands the keys of a map to the program, some at a time.
+func (c Collector) slices(m *ebpf.Map, args *collectArgs) error {
+	to := c.Maps[journal.CandidatesName]
+	indexes := make([]uint32, to.MaxEntries())
+	for i := range indexes {
+		indexes[i] = uint32(i)
+	}
+	keys := records(len(indexes), m.KeySize())
+	args.Count = 0
+	flush := func() (err error) {
+		if args.Count == 0 {
+			return nil
+		}
+		n := int(args.Count)
+		if _, err = to.BatchUpdate(indexes[:n], keys.Slice(0, n).Interface(), nil); err != nil {
+			return fmt.Errorf("write candidates: %w", err)
+		}
+		*args, err = collect(c.Program, *args)
+		args.Count = 0
+		return err
+	}
+	err := each(m, func(key []byte, _ value) error {
+		copy(keys.Index(int(args.Count)).Bytes(), key)
+		if args.Count++; int(args.Count) < len(indexes) {
+			return nil
+		}
+		return flush()
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
 }
 
 func collect(p *ebpf.Program, args collectArgs) (collectArgs, error) {

@@ -27,6 +27,7 @@ func TestCollectArgsAreThoseOfTheProgram(t *testing.T) {
 	var a collectArgs
 	got := map[string]uint32{
 		"now": uint32(unsafe.Offsetof(a.Now)), "table": uint32(unsafe.Offsetof(a.Table)), "pressure": uint32(unsafe.Offsetof(a.Pressure)),
+		"stage": uint32(unsafe.Offsetof(a.Stage)), "count": uint32(unsafe.Offsetof(a.Count)), "head": uint32(unsafe.Offsetof(a.Head)),
 		"scanned": uint32(unsafe.Offsetof(a.Scanned)), "deleted": uint32(unsafe.Offsetof(a.Deleted)),
 	}
 	if diff := cmp.Diff(want, got); diff != "" || c.Size != uint32(unsafe.Sizeof(a)) {

@@ -160,11 +160,13 @@ const firstBatch = 1024
 
 func eachInBatches(m *ebpf.Map, fn func(key []byte, v value) error) error {
 	var cursor ebpf.MapBatchCursor
-	for size := firstBatch; ; {
-		keys, values := records(size, m.KeySize()), records(size, m.ValueSize())
+	size := firstBatch
+	keys, values := records(size, m.KeySize()), records(size, m.ValueSize())
+	for {
 		n, err := m.BatchLookup(&cursor, keys.Interface(), values.Interface(), nil)
 		if errors.Is(err, unix.ENOSPC) && size < int(m.MaxEntries()) {
 			size *= 2
+			keys, values = records(size, m.KeySize()), records(size, m.ValueSize())
 			continue
 		}
 		done := errors.Is(err, ebpf.ErrKeyNotExist)

@@ -68,7 +68,7 @@ func wrapMaps(all map[string]*ebpf.Map) (*Maps, error) {
 func mapNames() []string {
 	return []string{
 		config.Name, conntrack.Name, destinations.Name, devices.Name, drops.Name, endpoints.Name,
-		fragments.Name, journal.ConntrackName, journal.SnatName, ports.Name, snat.Name, snat.ReverseName, traffic.Name,
+		fragments.Name, journal.CandidatesName, journal.ConntrackName, journal.SnatName, ports.Name, snat.Name, snat.ReverseName, traffic.Name,
 		uplinks.Name, usage.Name,
 	}
 }

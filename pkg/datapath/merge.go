@@ -46,7 +46,7 @@ func contentOf(name string, spec *ebpf.MapSpec) content {
 		return counters
 	case devices.Name:
 		return owned
-	case journal.SnatName, journal.ConntrackName, ports.Name:
+	case journal.SnatName, journal.ConntrackName, journal.CandidatesName, ports.Name:
 		return hints
 	}
 	if spec.Type == ebpf.LRUHash || spec.Type == ebpf.LRUCPUHash {

@@ -65,8 +65,10 @@ func addTestPod(m *ebpf.Map) error {
 func testProgram(name string, p *ebpf.Program) error {
 	if p.Type() == ebpf.Syscall {
 		for t := range usage.Tables {
-			if _, err := collect(p, collectArgs{Table: t}); err != nil {
-				return fmt.Errorf("%w: %s: %w", ErrSelfTest, name, err)
+			for stage := CollectBegin; stage <= CollectEnd; stage++ {
+				if _, err := collect(p, collectArgs{Table: t, Stage: stage, Count: 1}); err != nil {
+					return fmt.Errorf("%w: %s: %w", ErrSelfTest, name, err)
+				}
 			}
 		}
 		return nil

@@ -22,6 +22,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -35,7 +36,7 @@ type bed struct {
 	wires
 	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
-	collect  *ebpf.Program
+	collect  datapath.Collector
 
 	config       *config.Map
 	endpoints    *endpoints.Map
@@ -102,7 +103,7 @@ func (b *bed) load(options []option) {
 		wire.FromUplink: coll.Programs[bpf.DataplaneProgEcFromUplink],
 		wire.ToUplink:   coll.Programs[bpf.DataplaneProgEcToUplink],
 	}
-	b.collect = coll.Programs[bpf.DataplaneProgEcCollect]
+	b.collect = datapath.Collector{Program: coll.Programs[bpf.DataplaneProgEcCollect], Maps: coll.Maps}
 	b.wrap(coll.Maps)
 }
 

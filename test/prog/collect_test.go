@@ -4,6 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -487,4 +490,49 @@ func fakeEntry(b *bed) snat.Value {
 	return snat.Value{
 		ToAddress: addr(nodeIP), ToPort: wire.PortFrom(50000), Ifindex: uint32(b.pods[podB].index), LastSeen: now(b),
 	}
+}
+
+// A sweep of a table takes many short runs of the program: on the mean each is done within four milliseconds.
+func TestSweepInSlices(t *testing.T) {
+	b := newBed(t, withTables(1<<17, 64))
+	const flows = 1 << 15
+	var keys, worlds []wire.Tuple
+	var forward, reverse []snat.Value
+	e := fakeEntry(b)
+	for i := range flows {
+		out := tuple(wire.UDP, podA, uint16(i), world, 53+uint16(i>>14))
+		e.ToAddress, e.ToPort = addr(nodeIP), wire.PortFrom(uint16(49152+i&0x3fff))
+		keys, forward, worlds = append(keys, out), append(forward, e), append(worlds, reverseKey(out, e))
+		e.ToAddress, e.ToPort = out.Src, out.Sport
+		reverse = append(reverse, e)
+	}
+	for m, c := range map[*snat.Map]struct {
+		keys   []wire.Tuple
+		values []snat.Value
+	}{b.snat: {keys, forward}, b.reverse: {worlds, reverse}} {
+		_, err := m.BatchUpdate(c.keys, c.values, nil)
+		must(t, err)
+	}
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	must(t, err)
+	defer stats.Close()
+	before, err := b.collect.Program.Stats()
+	must(t, err)
+	for _, late := range []time.Duration{0, time.Hour} {
+		want := 0
+		if late > 0 {
+			want = flows
+		}
+		if got := b.sweep(usage.Snat, late, false); got != want {
+			t.Errorf("%d flows collected, want %d", got, want)
+		}
+	}
+	after, err := b.collect.Program.Stats()
+	must(t, err)
+	runs, took := after.RunCount-before.RunCount, after.Runtime-before.Runtime
+	t.Logf("%d runs of %v", runs, took/time.Duration(runs))
+	if runs < 3*flows/1024 || took/time.Duration(runs) > 4*time.Millisecond {
+		t.Errorf("two sweeps of %d flows took %d runs of %v", flows, runs, took/time.Duration(runs))
+	}
+	b.empty()
 }

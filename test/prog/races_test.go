@@ -120,8 +120,7 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 				return err
 			}
 			sweep := func(int) error {
-				args := collectArgs{Now: now(b), Table: usage.Snat}
-				_, err := b.collect.Run(&ebpf.RunOptions{Context: args})
+				_, err := b.collect.SweepAt(usage.Snat, now(b), false)
 				return err
 			}
 			judge := func(int) {
@@ -206,8 +205,7 @@ func TestRaceEverything(t *testing.T) {
 	one := func(int) error { return fire(random[0], 20) }
 	two := func(round int) error {
 		for table := range usage.Tables {
-			args := collectArgs{Now: now(b), Table: table}
-			if _, err := b.collect.Run(&ebpf.RunOptions{Context: args}); err != nil || round%2 == 0 {
+			if _, err := b.collect.SweepAt(table, now(b), false); err != nil || round%2 == 0 {
 				return err
 			}
 		}

@@ -7,8 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
@@ -84,15 +82,6 @@ func (b *bed) empty() {
 	b.count(0, 0)
 }
 
-// collectArgs is struct collect_args (bpf/lib/collect.h).
-type collectArgs struct {
-	Now      uint64
-	Table    usage.Table
-	Pressure uint32
-	Scanned  uint64
-	Deleted  uint64
-}
-
 // sweep runs ec_collect over a table as if that much time had passed, and returns how many flows went.
 func (b *bed) sweep(table usage.Table, later time.Duration, pressure bool) int {
 	b.Helper()
@@ -102,16 +91,9 @@ func (b *bed) sweep(table usage.Table, later time.Duration, pressure bool) int {
 // sweepAt runs ec_collect over a table as if it was that late, and returns how many flows went.
 func (b *bed) sweepAt(table usage.Table, when uint64, pressure bool) int {
 	b.Helper()
-	args := collectArgs{Now: when, Table: table}
-	if pressure {
-		args.Pressure = 1
-	}
-	ret, err := b.collect.Run(&ebpf.RunOptions{Context: args, ContextOut: &args})
+	n, err := b.collect.SweepAt(table, when, pressure)
 	must(b, err)
-	if ret != 0 {
-		b.Fatalf("ec_collect returned %d", ret)
-	}
-	return int(args.Deleted)
+	return n
 }
 
 // now is the programs' clock: it moves in ticks, and no time stamp of theirs is ahead of it.

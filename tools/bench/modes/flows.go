@@ -9,8 +9,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -54,32 +58,26 @@ func (c *classical) flows() (uint64, error) {
 // longer than any flow lives.
 const longer = 48 * time.Hour
 
-// sweep is struct collect_args of bpf/lib/collect.h.
-type sweep struct {
-	now   uint64
-	table usage.Table
-	_     uint32    // no pressure
-	_     [2]uint64 // answers
-}
-
 // forget has the agent's own sweep believe that it is two days later, when every flow has ended.
-func (*ebpfPlane) forget(node *lab.Node) error {
-	program, err := ebpf.LoadPinnedProgram(bpffs.Dir(node.BPFFS()).Program("ec_collect"), nil)
-	if err != nil {
+func (*ebpfPlane) forget(node *lab.Node) (err error) {
+	dir := bpffs.Dir(node.BPFFS())
+	c := datapath.Collector{Maps: map[string]*ebpf.Map{}}
+	if c.Program, err = ebpf.LoadPinnedProgram(dir.Program("ec_collect"), nil); err != nil {
 		return fmt.Errorf("open the program that sweeps: %w", err)
 	}
-	defer program.Close()
+	defer c.Program.Close()
+	for _, name := range []string{snat.Name, snat.ReverseName, conntrack.Name, journal.CandidatesName} {
+		if c.Maps[name], err = ebpf.LoadPinnedMap(dir.Map(name), nil); err != nil {
+			return fmt.Errorf("open map %s: %w", name, err)
+		}
+		defer c.Maps[name].Close()
+	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("read the clock: %w", err)
 	}
 	for table := range usage.Tables {
-		args := sweep{now: uint64(now.Nano() + int64(longer)), table: table}
-		result, err := program.Run(&ebpf.RunOptions{Context: args})
-		if err == nil && result != 0 {
-			err = fmt.Errorf("it returned %d", int32(result))
-		}
-		if err != nil {
+		if _, err := c.SweepAt(table, uint64(now.Nano()+int64(longer)), false); err != nil {
 			return fmt.Errorf("sweep table %s: %w", table, err)
 		}
 	}
