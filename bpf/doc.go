@@ -5,7 +5,7 @@
 //	ec_from_pod     tc ingress of a host-side veth      what the pod sends
 //	ec_from_uplink  tc ingress of an uplink             what reaches the node
 //	ec_to_uplink    tc egress of an uplink              what the host's stack sends out
-//	ec_collect      syscall, run by the agent           the flow tables, to end idle flows
+//	ec_collect      syscall, run by the agent           slices of the flow tables, to end idle flows
 //
 // The walk of a packet:
 //
