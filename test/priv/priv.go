@@ -78,11 +78,3 @@ func Isolate(tb testing.TB) string {
 	})
 	return dir
 }
-
-// Long skips a test that takes longer than half a minute, unless all are wanted.
-func Long(t testing.TB) {
-	t.Helper()
-	if os.Getenv("TEST_ALL") != "1" {
-		t.Skip("takes minutes: make test-all")
-	}
-}

@@ -91,18 +91,15 @@ func (b *bed) portsCounted() (n uint32) {
 	return n
 }
 
-// With the agent dead new flows find what ended ones held: ports towards one server, places in the tables.
+// With the agent dead new flows find what ended ones held: ports towards one server, places in the tables. The long form is
+// five minutes' worth of 2 000 connections a second to four servers, ten seconds at a time, with the tables and the range that
+// are the defaults.
 func TestNobodySweeps(t *testing.T) {
-	b := newBed(t, withPorts(60000, 60255), withTables(512, 512))
-	b.nobodySweeps(40)
-}
-
-// Five minutes' worth of 2 000 connections a second to four servers, ten seconds at a time, with the tables and the range
-// that are the defaults.
-func TestNobodySweepsForMinutes(t *testing.T) {
-	priv.Long(t)
-	b := newBed(t, withTables(262144, 262144))
-	b.nobodySweeps(5000)
+	if priv.Long() {
+		newBed(t, withTables(262144, 262144)).nobodySweeps(5000)
+		return
+	}
+	newBed(t, withPorts(60000, 60255), withTables(512, 512)).nobodySweeps(40)
 }
 
 // nobodySweeps opens that many connections to each of four servers and as many of the world's to a pod, and closes them, until
