@@ -64,14 +64,14 @@ static long ct_search_step(__u32 i, struct ct_search *s)
 }
 
 /* Looks at the oldest flows, and returns how many have ended and are gone. */
-EC_CALL __u64 ct_make_room(struct usage *u, __u32 steps)
+EC_GLOBAL int ct_make_room(__u32 steps)
 {
-	struct ct_search s = {.scratch = scratch_get(), .usage = u};
+	struct ct_search s = {.scratch = scratch_get(), .usage = flow_usage(USAGE_CONNTRACK)};
 
-	if (!s.scratch)
+	if (!s.scratch || !s.usage)
 		return 0;
 	s.reaper.now = bpf_ktime_get_coarse_ns();
-	s.reaper.pressure = journal_pressure(u, cfg.conntrack_entries);
+	s.reaper.pressure = journal_pressure(s.usage, cfg.conntrack_entries);
 	bpf_loop(steps, ct_search_step, &s, 0);
 	return s.gone;
 }
@@ -82,9 +82,9 @@ EC_INLINE int ct_reserve(struct usage *u, struct device *dev, __u64 now)
 	int ret;
 
 	if (journal_unswept(u, now))
-		ct_make_room(u, JOURNAL_STEPS);
+		ct_make_room(JOURNAL_STEPS);
 	ret = flow_reserve(u, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL, DROP_CONNTRACK_LIMIT);
-	if (ret < 0 && ct_make_room(u, JOURNAL_STEPS_FULL))
+	if (ret < 0 && ct_make_room(JOURNAL_STEPS_FULL))
 		ret = flow_reserve(u, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL,
 				   DROP_CONNTRACK_LIMIT);
 	return ret;

@@ -250,25 +250,27 @@ static long open_room_step(__u32 i, struct open_room *r)
 }
 
 /* Looks at the oldest flows, and returns how many have ended and are gone. */
-EC_CALL __u64 open_make_room(struct scratch *s, struct usage *u, __u32 steps)
+EC_GLOBAL int open_make_room(__u32 steps)
 {
-	struct open_room r = {.scratch = s, .usage = u};
+	struct open_room r = {.scratch = scratch_get(), .usage = flow_usage(USAGE_SNAT)};
 
+	if (!r.scratch || !r.usage)
+		return 0;
 	r.reaper.now = bpf_ktime_get_coarse_ns();
-	r.reaper.pressure = journal_pressure(u, cfg.snat_entries);
+	r.reaper.pressure = journal_pressure(r.usage, cfg.snat_entries);
 	bpf_loop(steps, open_room_step, &r, 0);
 	return r.gone;
 }
 
 /* Counts a new pair of the owner; where there is no room, what has ended gives way. */
-EC_INLINE int open_reserve(struct scratch *s, struct usage *u, __u32 *held)
+EC_INLINE int open_reserve(struct usage *u, __u32 *held)
 {
 	int ret;
 
 	if (journal_unswept(u, bpf_ktime_get_coarse_ns()))
-		open_make_room(s, u, JOURNAL_STEPS);
+		open_make_room(JOURNAL_STEPS);
 	ret = flow_reserve(u, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
-	if (ret < 0 && open_make_room(s, u, JOURNAL_STEPS_FULL))
+	if (ret < 0 && open_make_room(JOURNAL_STEPS_FULL))
 		ret = flow_reserve(u, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
 	return ret;
 }
@@ -309,7 +311,7 @@ EC_INLINE int open_pair(struct __sk_buff *ctx, struct scratch *s)
 
 	if (!u)
 		return -DROP_SNAT_FULL;
-	ret = open_reserve(s, u, held);
+	ret = open_reserve(u, held);
 	if (ret < 0)
 		return ret;
 	ret = open_reserve_port(s);
