@@ -18,6 +18,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -185,7 +187,7 @@ func (n node) newProgramsWrite(t *testing.T) {
 	} {
 		check(t, put(m, encode(make([]byte, 40), flowKey(port)), value{encode(make([]byte, 56), v)}, ebpf.UpdateAny))
 	}
-	use := value{encode(make([]byte, 24), usage.Value{Entries: nodeFlows + 1})}
+	use := value{encode(make([]byte, 48), usage.Value{Entries: nodeFlows + 1})}
 	check(t, put(n.newMap(t, usage.Name), make([]byte, 4), use, ebpf.UpdateAny))
 	each := make(value, ebpf.MustPossibleCPU())
 	for cpu := range each {
@@ -290,6 +292,7 @@ func TestEveryMapHasAKnownContent(t *testing.T) {
 		config.Name: mirrored, destinations.Name: mirrored, endpoints.Name: mirrored, "uplinks": mirrored,
 		devices.Name: owned, fragments.Name: cache, snat.Name: flows, snat.ReverseName: flows,
 		conntrack.Name: flows, drops.Name: counters, "traffic": counters, usage.Name: counters,
+		ports.Name: hints, journal.SnatName: hints, journal.ConntrackName: hints, journal.CandidatesName: hints,
 	}
 	got := make(map[string]content)
 	for name, m := range embedded(t).Maps {
