@@ -27,7 +27,7 @@ var counts = map[string][]string{
 // selected are the tests that run where a package's all would take too long, unless -run says otherwise. What is left out
 // repeats with other timing, asks nothing of the kernel that these do not, or is asked of the programs alone by test/prog.
 var selected = map[string]string{
-	"pkg/datapath": "^(TestVerifier|TestProbe.*|TestLoadOnAFreshNode|TestUpgradeReplacesEveryAttachment|" +
+	"pkg/datapath": "^(TestVerifier|TestStackLeft.*|TestProbe.*|TestLoadOnAFreshNode|TestUpgradeReplacesEveryAttachment|" +
 		"TestLoadChangesHowProgramsAreAttached|TestGrownLayoutKeepsEveryEntry|TestSweepEndsWhatIsIdle|" +
 		"TestRemoveLeavesNothingOfOurs|TestUplinksComeAndGo|TestLoadWithFewRights)$",
 	"cni": "^(TestAddMakesAPodAndDelUnmakesIt|TestHostReachesThePod|TestOrderOfAdd|TestClsact|TestKilledAddLeavesNothing|" +
