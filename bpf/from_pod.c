@@ -28,6 +28,16 @@ EC_INLINE int from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
 	return nf_passes(ctx) ? fwd_to_pod(ctx, pkt, ep) : TRAFFIC_STACK;
 }
 
+/* Where the stack decides on routes. None leads from pod to pod of this node, wherever their addresses lie. */
+EC_INLINE int from_pod_by_stack(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	struct destination *to = path_destination(&pkt->tuple.dst);
+
+	if (!to || to->kind != DESTINATION_LOCAL || (to->flags & DESTINATION_TO_STACK))
+		return TRAFFIC_STACK;
+	return from_pod_to_local(ctx, pkt);
+}
+
 /* To the world: the flow decides whether and how the source is masqueraded. */
 EC_INLINE int from_pod_to_world(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
@@ -105,8 +115,10 @@ EC_INLINE int from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
 	dst = addr_v4(&pkt->tuple.dst);
 	if (addr_v4_in(dst, &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return config->flags & CONFIG_POD_CIDR_TO_STACK ? TRAFFIC_STACK : from_pod_to_local(ctx, pkt);
-	if (addr_v4_multicast(dst) || (config->flags & CONFIG_ROUTES_TO_STACK))
+	if (addr_v4_multicast(dst))
 		return TRAFFIC_STACK;
+	if (config->flags & CONFIG_ROUTES_TO_STACK)
+		return from_pod_by_stack(ctx, pkt);
 	path = path_slot(ctx->ifindex, dst, pkt->tuple.proto);
 	if (!path)
 		return -DROP_INVALID;

@@ -93,7 +93,7 @@ EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config
 		ret = icmp_check(ctx, END_DESTINATION);
 		if (ret)
 			return ret;
-		if (pkt->l4 == L4_ICMP_ERROR)
+		if (pkt->l4 == L4_ICMP_ERROR && !to_stack)
 			return from_uplink_judge_error(ctx, config, &s->inner.tuple, ep);
 	}
 	switch (kind) {

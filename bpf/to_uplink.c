@@ -146,6 +146,9 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 		return TRAFFIC_STACK;
 	key.address = pkt->tuple.src;
 	ep = bpf_map_lookup_elem(&endpoints, &key);
+	/* What is forwarded for a pod has come by its link. What has come by none the host writes in the pod's name. */
+	if (ep && ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex)
+		return -DROP_SPOOFED_SOURCE;
 	if (ep)
 		return to_uplink_forwarded(ctx, config, s, ep);
 	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))

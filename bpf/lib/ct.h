@@ -10,7 +10,7 @@ EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 {
 	struct device *dev = flow_owner(e->ifindex);
 
-	if (!flow_claim(&e->last_seen, e->last_seen))
+	if (!flow_take(&e->last_seen))
 		return;
 	if (!bpf_map_delete_elem(&conntrack, replies))
 		flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
@@ -27,7 +27,8 @@ EC_CALL enum reaped ct_reap(const struct tuple *replies, const struct reaper *r)
 		return REAP_NONE;
 	seen = e->last_seen;
 	dev = flow_owner(e->ifindex);
-	if (!flow_is_left(&e->last_seen) && dev && !reap_expired(r, replies->proto, e->from_world, e->from_pod, seen))
+	if (!reap_may(r, &e->last_seen, seen,
+		      !dev || reap_expired(r, replies->proto, e->from_world, e->from_pod, seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&e->last_seen, seen))
 		return REAP_KEPT;
@@ -163,7 +164,7 @@ EC_CALL int ct_met(const struct tuple *replies, __u32 ifindex)
 
 	if (!e)
 		return 0;
-	if (flow_is_left(&e->last_seen))
+	if (!flow_stands(&e->last_seen))
 		ct_forget(e, replies);
 	return e->ifindex != ifindex ? -DROP_FLOW_COLLISION : 0;
 }
@@ -236,7 +237,7 @@ EC_INLINE struct conntrack_entry *ct_peek(const struct tuple *replies, __u32 ifi
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
 
-	return e && e->last_seen && e->ifindex == ifindex ? e : NULL;
+	return e && flow_stands(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
 }
 
 #endif

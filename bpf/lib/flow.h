@@ -9,11 +9,15 @@
 #include "bpf/lib/maps.h"
 #include "bpf/lib/pkt.h"
 
-/* Stamps that say that an entry is none any more: older than any time. */
-enum flow_stamp {
-	FLOW_TOMBSTONE, /* it is being removed */
-	FLOW_LEFT,      /* its removal came to nothing */
-};
+/*
+ * Stamps that say that an entry is none any more. They are less than any time at
+ * which there were flows, the first seconds of the machine.
+ */
+#define FLOW_TOMBSTONE 0ULL     /* it is being removed */
+#define FLOW_MARKS (1ULL << 32) /* less than this: a tombstone that somebody met, with the second in which */
+
+/* Removals that have not come to their end after so many seconds never will. */
+#define FLOW_LEFT_S 10
 
 enum flow_seen {
 	FLOW_GONE,  /* the entry is being removed */
@@ -23,7 +27,7 @@ enum flow_seen {
 
 EC_INLINE enum flow_seen flow_age_of(__u64 seen, __u64 now)
 {
-	if (seen <= FLOW_LEFT)
+	if (seen < FLOW_MARKS)
 		return FLOW_GONE;
 	return (__s64)(now - seen) < (__s64)NSEC_PER_SEC ? FLOW_FRESH : FLOW_DUE;
 }
@@ -43,7 +47,7 @@ EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
 	__u64 seen = *(volatile __u64 *)last_seen, now = bpf_ktime_get_coarse_ns();
 	enum flow_seen age = flow_age_of(seen, now);
 
-	if (age == FLOW_DUE && __sync_val_compare_and_swap(last_seen, seen, now) <= FLOW_LEFT)
+	if (age == FLOW_DUE && __sync_val_compare_and_swap(last_seen, seen, now) < FLOW_MARKS)
 		return FLOW_GONE;
 	return age;
 }
@@ -60,21 +64,32 @@ EC_INLINE bool flow_claim(__u64 *last_seen, __u64 seen)
 /* Whether an entry stands, that is, is not being removed. */
 EC_INLINE bool flow_stands(__u64 *last_seen)
 {
-	return *(volatile __u64 *)last_seen > FLOW_LEFT;
+	return *(volatile __u64 *)last_seen >= FLOW_MARKS;
 }
 
 /*
  * Whether an entry was left as a tombstone, by a removal that came to nothing. Who
- * meets a tombstone marks it, for its remover may be about to delete the entry;
- * who meets the mark may take the entry for removal in its place.
+ * meets a tombstone marks it with the time, for its remover may be about to delete
+ * the entry; who meets an old mark may take the entry for removal in its place. now
+ * is CLOCK_MONOTONIC, ns.
  */
-EC_INLINE bool flow_is_left(__u64 *last_seen)
+EC_INLINE bool flow_is_left(__u64 *last_seen, __u64 now)
+{
+	__u64 seen = *(volatile __u64 *)last_seen, second = now / NSEC_PER_SEC;
+
+	if (seen == FLOW_TOMBSTONE)
+		__sync_val_compare_and_swap(last_seen, FLOW_TOMBSTONE, second);
+	return seen != FLOW_TOMBSTONE && seen < FLOW_MARKS && (__s64)(second - seen) >= FLOW_LEFT_S;
+}
+
+/* Takes an entry for removal that nobody needs, as it is now, unless somebody else is about to remove it. */
+EC_INLINE bool flow_take(__u64 *last_seen)
 {
 	__u64 seen = *(volatile __u64 *)last_seen;
 
-	if (seen == FLOW_TOMBSTONE)
-		__sync_val_compare_and_swap(last_seen, FLOW_TOMBSTONE, FLOW_LEFT);
-	return seen == FLOW_LEFT;
+	if (seen < FLOW_MARKS && !flow_is_left(last_seen, bpf_ktime_get_coarse_ns()))
+		return false;
+	return flow_claim(last_seen, seen);
 }
 
 /* The state bits that a packet sets in its own direction, but for FLOW_RESET. */

@@ -145,7 +145,7 @@ EC_CALL bool nat_address_held(const struct addr *address)
  */
 EC_INLINE void nat_end(const struct tuple *out, struct snat_entry *forward)
 {
-	if (flow_claim(&forward->last_seen, forward->last_seen))
+	if (flow_take(&forward->last_seen))
 		nat_remove(out, forward);
 }
 
@@ -268,7 +268,7 @@ EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
 
-	return e && e->last_seen && e->ifindex == ifindex ? e : NULL;
+	return e && flow_stands(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
 }
 
 /* The same for a reverse half, of whatever owner. */
@@ -276,7 +276,7 @@ EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *world)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, world);
 
-	return e && e->last_seen ? e : NULL;
+	return e && flow_stands(&e->last_seen) ? e : NULL;
 }
 
 #endif

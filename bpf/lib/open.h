@@ -124,9 +124,9 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 	 * very reverse half. A tombstone does not: it takes its own count along.
 	 */
 	there = bpf_map_lookup_elem(&snat, &s->pkt.tuple);
-	if (there && flow_is_left(&there->last_seen))
+	if (there && !flow_stands(&there->last_seen))
 		nat_end(&s->pkt.tuple, there);
-	else if (taken && there && flow_stands(&there->last_seen) && nat_leads_to(there, &s->key, owner->ifindex))
+	else if (taken && there && nat_leads_to(there, &s->key, owner->ifindex))
 		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &s->key);

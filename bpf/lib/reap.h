@@ -35,6 +35,13 @@ EC_INLINE bool reap_expired(const struct reaper *r, __u8 proto, __u8 out, __u8 i
 	return (__s64)(r->now - last_seen) > (__s64)lifetime;
 }
 
+/* Whether an entry may be taken, by its stamp as it was read: it is over, and nobody's to remove, or was left by who
+ * was. */
+EC_INLINE bool reap_may(const struct reaper *r, __u64 *last_seen, __u64 seen, bool over)
+{
+	return flow_is_left(last_seen, r->now) || (seen >= FLOW_MARKS && over);
+}
+
 /* A pair, by its forward half's key; the reverse half's is written beside it. */
 EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 {
@@ -53,15 +60,15 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 		if ((__s64)(answered - seen) > 0)
 			latest = answered;
 	}
-	if (!flow_is_left(&forward->last_seen) && flow_owner_lives(forward->ifindex) &&
-	    !reap_expired(r, p->out.proto, forward->state, in, latest))
+	if (!reap_may(r, &forward->last_seen, seen,
+		      !flow_owner_lives(forward->ifindex) || reap_expired(r, p->out.proto, forward->state, in, latest)))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))
 		return REAP_KEPT;
 	if (answered && reverse && !flow_claim(&reverse->last_seen, answered)) {
 		/* Answered just now: it stays. Another's tombstone is no stamp to copy. */
 		answered = reverse->last_seen;
-		forward->last_seen = answered > FLOW_LEFT ? answered : seen;
+		forward->last_seen = answered >= FLOW_MARKS ? answered : seen;
 		return REAP_KEPT;
 	}
 	if (answered && reverse)
@@ -84,13 +91,13 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	if (forward && nat_leads_to(forward, &p->world, reverse->ifindex))
 		return pairs ? reap_pair(p, r) : REAP_KEPT;
 	seen = reverse->last_seen;
-	if (!flow_is_left(&reverse->last_seen) && flow_owner_lives(reverse->ifindex) &&
-	    !reap_expired(r, p->world.proto, 0, reverse->state, seen))
+	if (!reap_may(r, &reverse->last_seen, seen,
+		      !flow_owner_lives(reverse->ifindex) || reap_expired(r, p->world.proto, 0, reverse->state, seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return REAP_KEPT;
 	/* One that was left belonged to a pair that is counted no more. */
-	if (!bpf_map_delete_elem(&snat_reverse, &p->world) && seen != FLOW_LEFT)
+	if (!bpf_map_delete_elem(&snat_reverse, &p->world) && seen >= FLOW_MARKS)
 		nat_uncount(&p->world, reverse);
 	return REAP_GONE;
 }

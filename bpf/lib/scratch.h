@@ -79,8 +79,10 @@ EC_INLINE struct scratch *scratch_new(void)
 {
 	struct scratch *s = scratch_get();
 
-	if (s)
-		__builtin_memset(&s->pkt, 0, sizeof(s->pkt));
+	if (!s)
+		return NULL;
+	__builtin_memset(&s->pkt, 0, sizeof(s->pkt));
+	s->owner.ifindex = 0;
 	return s;
 }
 

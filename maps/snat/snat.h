@@ -33,8 +33,8 @@ enum snat_flags {
  * address and port, in snat_reverse the pod's. ifindex is the pod's generation
  * (see endpoints), 0 for a flow of the node. seq_end and ack are the highest
  * that passed in this direction, in host order. last_seen is CLOCK_MONOTONIC in
- * ns, renewed at most once a second; 0 marks an entry that is being removed, 1 one
- * whose removal came to nothing.
+ * ns, renewed at most once a second; 0 marks an entry that is being removed, and
+ * less than 2^32 the second in which such an entry was met.
  */
 struct snat_entry {
 	struct addr to_address;

@@ -183,8 +183,7 @@ func TestForeignProgramsOnTheWayOut(t *testing.T) {
 		}
 		// The neighbour is not known yet: this flow goes by the host's stack for good, and our program masquerades it here.
 		sends("by the stack", pod.Namespace)
-		viaStack := func(row map[string]any) bool { return row["flags"] == "via_stack" }
-		if !slices.ContainsFunc(dump(t, node, "snat"), viaStack) {
+		if !slices.ContainsFunc(dump(t, node, "snat"), walksStack) {
 			t.Error("no flow goes by the host's stack: this shows nothing")
 		}
 		sends("directly", pod.Namespace)

@@ -118,7 +118,7 @@ func TestCollectLeftHalves(t *testing.T) {
 	}
 }
 
-// A tombstone belongs to whoever made it, until the next sweep: then it was left, and goes.
+// A tombstone belongs to whoever made it for ten seconds after a sweep has met it: then it was left, and goes.
 func TestCollectTombstones(t *testing.T) {
 	b := newBed(t)
 	out := tuple(wire.UDP, podA, 50000, world, 53)
@@ -134,7 +134,7 @@ func TestCollectTombstones(t *testing.T) {
 	if n, m := b.sweep(usage.Snat, 0, false), b.sweep(usage.Conntrack, 0, false); n != 0 || m != 0 {
 		t.Errorf("%d and %d flows collected that another is removing", n, m)
 	}
-	if n, m := b.sweep(usage.Snat, 0, false), b.sweep(usage.Conntrack, 0, false); n != 1 || m != 1 {
+	if n, m := b.sweep(usage.Snat, removal, false), b.sweep(usage.Conntrack, removal, false); n != 1 || m != 1 {
 		t.Errorf("%d and %d flows collected that were left, want 1 and 1", n, m)
 	}
 	b.empty()
@@ -157,8 +157,8 @@ func TestCollectTombstonesOfDeletedPods(t *testing.T) {
 	must(t, b.snat.Put(out, forward))
 	b.deletePod(podA)
 	b.deletePod(podB)
-	for range 3 {
-		b.sweep(usage.Snat, 0, false)
+	for i := range 3 {
+		b.sweep(usage.Snat, time.Duration(i)*removal, false)
 	}
 	b.empty()
 }
@@ -173,13 +173,21 @@ func TestTombstonesGiveWay(t *testing.T) {
 	forward.LastSeen, reverse.LastSeen = 0, 0
 	must(t, b.snat.Put(out, forward))
 	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+	b.fromPod(p).is("drop SNAT_EXHAUSTED")
+	forward, reverse = b.pair(out)
+	if forward.LastSeen == 0 || forward.LastSeen > now(b)/1e9 {
+		t.Errorf("the tombstone is marked with %d, want the second", forward.LastSeen)
+	}
+	forward.LastSeen, reverse.LastSeen = left(b), left(b)
+	must(t, b.snat.Put(out, forward))
+	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
 	b.soon(func() result { return b.fromPod(p) }, "forwarded")
 	b.count(1, 0)
 
 	forward, reverse = b.pair(out)
 	must(t, b.snat.Delete(out))
 	must(t, b.usage.Put(usage.Key{Table: usage.Snat}, usage.Value{}))
-	reverse.LastSeen = 0
+	reverse.LastSeen = left(b)
 	must(t, b.reverse.Put(reverseKey(out, forward), reverse))
 	b.soon(func() result { return b.fromPod(udp(podB, 1, world, 53)) }, "forwarded")
 	if n := len(all(b, b.snat)); n != 1 {
@@ -188,7 +196,7 @@ func TestTombstonesGiveWay(t *testing.T) {
 
 	b.fromUplink(udp(world, 4000, podA, 53)).is("delivered")
 	for k, v := range all[conntrack.Key, conntrack.Value](b, b.conntrack) {
-		v.LastSeen = 0
+		v.LastSeen = left(b)
 		must(t, b.conntrack.Put(k, v))
 	}
 	for range 3 {
@@ -196,6 +204,12 @@ func TestTombstonesGiveWay(t *testing.T) {
 	}
 	b.fromPod(udp(podA, 53, world, 4000)).is("forwarded").flow("udp " + podA + ":53 > " + world + ":4000")
 }
+
+// removal is longer than a removal may take: then it was given up.
+const removal = 11 * time.Second
+
+// left is the mark of a tombstone that was met longer ago.
+func left(b *bed) uint64 { return (now(b) - uint64(removal)) / 1e9 }
 
 // soon sends a packet until it is let through, which a few repetitions must bring about.
 func (b *bed) soon(send func() result, want string) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -149,5 +150,16 @@ func TestResetsAreLimited(t *testing.T) {
 	b.outlast(50 * time.Millisecond)
 	if resets(podA, 1) != 1 {
 		t.Error("no RST after a pause")
+	}
+}
+
+// A pod whose DEL has begun is answered with nothing, and nobody else in its place.
+func TestNoResetForAnother(t *testing.T) {
+	b := newBed(t)
+	b.fromPod(tcp(podC, 50000, world, 80, syn)).is("forwarded")
+	must(t, b.endpoints.Delete(endpoints.Key{Address: addr(podC)}))
+	b.fromPod(tcp(podB, 6000, world, 81, syn)).is("forwarded") // leaves its owner in the scratch record
+	if r := b.toUplink(tcp(podC, 50000, world, 80, ack)); r.reset() {
+		t.Errorf("a RST to %x", r.frame[:6])
 	}
 }

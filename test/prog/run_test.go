@@ -24,9 +24,10 @@ type skb [192]byte
 
 // The fields of it that a test may set, by offset.
 const (
-	skbMark    = 8
-	skbIfindex = 40
-	skbGSOSize = 176
+	skbMark           = 8
+	skbIngressIfindex = 36
+	skbIfindex        = 40
+	skbGSOSize        = 176
 )
 
 func (s *skb) set(field int, v uint32) { binary.NativeEndian.PutUint32(s[field:], v) }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // bit gives an uplink its number in the masks of destinations.
@@ -76,4 +77,20 @@ func TestFromUplinkMartians(t *testing.T) {
 	for _, source := range []string{"1.0.0.0", "126.255.255.255", "128.0.0.1", "223.255.255.255"} {
 		b.fromUplink(udp(source, 4000, podA, 80)).is("delivered")
 	}
+}
+
+// What the stack forwards with a pod's address is the pod's only if it came by the pod's link, or by none: then the host
+// writes in the pod's name.
+func TestToUplinkSourceOfEachLink(t *testing.T) {
+	b := newBed(t)
+	p := udp(podA, 50000, world, 53)
+	by := func(ifindex int) result {
+		return b.run(wire.ToUplink, b.uplink.index, p.bytes(b), map[int]uint32{skbIngressIfindex: uint32(ifindex)})
+	}
+	by(b.pods[podA].index).is("stack")
+	by(0).is("stack")
+	for _, other := range []int{b.uplink.index, b.pods[podB].index} {
+		by(other).is("drop SPOOFED_SOURCE")
+	}
+	b.count(1, 0)
 }

@@ -165,3 +165,21 @@ func TestMasqueradedPacketThatAPolicyProtects(t *testing.T) {
 	b.toUplink(tcp(podA, 80, world, 4000, syn|ack)).is("stack").flow("tcp " + podA + ":80 > " + world + ":4000")
 	b.toUplink(udp(nodeIP, 5000, world, 53)).is("stack") // the kernel has judged it
 }
+
+// No route leads from pod to pod of this node, wherever their addresses lie: both directions take the shortcut.
+func TestRoutesByTheStackSparePodsOfTheNode(t *testing.T) {
+	b := newBed(t)
+	b.configure(config.RoutesToStack)
+	b.fromPod(tcp(podA, 5000, podC, 80, syn)).is("delivered")
+	b.fromPod(tcp(podC, 80, podA, 5000, syn|ack)).is("delivered")
+}
+
+// What comes from where a policy of the host's holds is the stack's, an ICMP error too, whatever that quotes.
+func TestErrorFromUnderAPolicy(t *testing.T) {
+	b := newBed(t)
+	b.giveToStack(world+"/32", destinations.ToStack)
+	b.configure(config.Policies)
+	for _, to := range []string{world2, remote} {
+		b.fromUplink(icmpError(world, podA, 3, 3, udp(podA, 5000, to, 53).bytes(t), 8)).is("stack")
+	}
+}

@@ -164,5 +164,5 @@ func hostKey(address string) destinations.Key { return destinations.KeyFrom(pref
 
 // past moves a time stamp back, but not to before the machine's start, nor to what marks a tombstone.
 func past(stamp uint64, by time.Duration) uint64 {
-	return max(stamp, uint64(by)+2) - uint64(by)
+	return max(stamp, uint64(by)+1<<32) - uint64(by)
 }
