@@ -7,14 +7,13 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
-	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// Two living pods may have one address: a plugin of before gave it to both, or
-// somebody wrote a route to it. The one that the endpoints map leads to keeps it,
-// or the older one where there is no entry. What the other lacks for it is not
-// repaired, but told.
+// Two living pods may have one address, which a plugin of before gave to both. The
+// one that the endpoints map leads to keeps it, or the older one where there is no
+// entry. What the other lacks for it is not repaired, but told. A route that stands
+// in the place of a pod's makes nobody a holder: the pod's is written over it.
 
 func (r *reconciler) claimer() endpoint.Claimer {
 	return endpoint.Claimer{StateDir: r.cfg.State, Host: r.host, Endpoints: r.dp.Maps.Endpoints}
@@ -53,33 +52,11 @@ func older(a, b endpoint.Endpoint) bool {
 	return a.ID.String() < b.ID.String()
 }
 
-// routeHolder says whose route stands where the host's way to a pod should; empty:
-// nobody's. Another pod's is in its place: that one does not have the address.
-func (r *reconciler) routeHolder(e endpoint.Endpoint, a netip.Addr) string {
-	for _, have := range r.view.podRoutes[netip.PrefixFrom(a, a.BitLen())] {
-		name := r.view.links[have.Index].Name
-		switch {
-		case have.Index == e.HostIndex, endpoint.IsHostLinkName(name):
-		case name != "":
-			return fmt.Sprintf("a route over link %s", name)
-		case have.Protocol != device.Protocol:
-			return fmt.Sprintf("a route of protocol %d", have.Protocol)
-		}
-	}
-	return ""
-}
-
 // contest says which address of an endpoint somebody else has; nil: none.
 func (r *reconciler) contest(e endpoint.Endpoint) error {
 	for _, a := range e.Addresses {
 		who, err := r.holder(e, a)
-		if err != nil {
-			continue // it can't be told now
-		}
-		if who == "" {
-			who = r.routeHolder(e, a)
-		}
-		if who == "" {
+		if err != nil || who == "" { // after an error it can't be told now
 			continue
 		}
 		// One that has ended since its state was read has lost nothing.

@@ -8,11 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
-	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
@@ -121,27 +118,37 @@ func TestTheOlderPodKeepsAnAddress(t *testing.T) {
 	}
 }
 
-// A route of somebody else's to a pod's address stays, and is told.
-func TestRouteOfSomebodyElseIsNotTaken(t *testing.T) {
-	r, e := withPod(t)
-	log := &bytes.Buffer{}
-	r.log = slog.New(slog.NewTextHandler(log, nil))
-	up, err := netlink.LinkByName("uplink")
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs := device.Route{Dst: netip.MustParsePrefix(podRoute), Index: up.Attrs().Index, Foreign: true}
-	if err := r.host.ReplaceRoute(theirs); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		r.pass(t.Context())
-		r.assertReady(t)
-		if entry, route := r.owner(t, e.Addresses[0].String()); entry != e.HostIndex || route != theirs.Index {
-			t.Errorf("entry %d, route %d: want the pod's entry and their route", entry, route)
-		}
-	}
-	if n := strings.Count(log.String(), "a route over link uplink"); n != 1 {
-		t.Errorf("told %d times, want once:\n%s", n, log)
+// A route of somebody else's in the place of a pod's cuts the host off from a living pod: it goes. One beside it does
+// nobody harm: it stays. Neither is a second owner of the address.
+func TestRouteOfSomebodyElse(t *testing.T) {
+	for command, left := range map[string]int{
+		"ip route replace " + podRoute + " dev uplink":                      1,
+		"ip route replace " + podRoute + " via 172.18.0.1 dev uplink":       1,
+		"ip route replace unreachable " + podRoute:                          1,
+		"ip route add " + podRoute + " dev uplink metric 500":               2,
+		"ip route add " + podRoute + " dev uplink proto static metric 1000": 2,
+	} {
+		t.Run(command, func(t *testing.T) {
+			r, e := withPod(t)
+			log := &bytes.Buffer{}
+			r.log = slog.New(slog.NewTextHandler(log, nil))
+			run(t, command)
+			for range 2 {
+				r.pass(t.Context())
+				r.assertReady(t)
+				if entry, route := r.owner(t, e.Addresses[0].String()); entry != e.HostIndex || route != e.HostIndex {
+					t.Errorf("entry %d, route %d: want the pod's, %d", entry, route, e.HostIndex)
+				}
+				if got := r.conflictsTold(t); got != 0 {
+					t.Errorf("the metric says %v, want 0", got)
+				}
+			}
+			if n := len(r.view.podRoutes[netip.MustParsePrefix(podRoute)]); n != left {
+				t.Errorf("%d routes to the pod are left, want %d", n, left)
+			}
+			if n, want := strings.Count(log.String(), "endpoint repaired"), 2-left; n != want || strings.Contains(log.String(), "taken by") {
+				t.Errorf("repaired %d times, want %d:\n%s", n, want, log)
+			}
+		})
 	}
 }

@@ -131,7 +131,7 @@ func (r *reconciler) damage(e endpoint.Endpoint) []fault {
 			continue
 		}
 		want := r.podRoute(e, a)
-		add(!r.hasRoute(want) && r.routeHolder(e, a) == "", "route", func() error { return r.host.ReplaceRoute(want) })
+		add(!r.hasRoute(want), "route", func() error { return r.host.ReplaceRoute(want) })
 		value := endpointValue(e)
 		have, err := r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
 		add(errors.Is(err, typed.ErrKeyNotExist) || err == nil && have != value, "endpoint entry",
