@@ -20,8 +20,9 @@ type Policy struct {
 	Required bool
 }
 
-// Policies lists the IPv4 ones in the namespace of the calling goroutine's thread. Those that let everything pass, of
-// single sockets, and of IPsec interfaces, where a route decides what meets them, are not among them.
+// Policies lists the IPv4 ones in the namespace of the calling goroutine's thread, and last what holds where there is
+// none, if that lets nothing pass. Those that let everything pass, of single sockets, and of IPsec interfaces, where a
+// route decides what meets them, are not among them.
 func Policies() ([]Policy, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_XFRM)
 	if noIPsec(err) {
@@ -40,6 +41,44 @@ func Policies() ([]Policy, error) {
 		asks := p.Action != netlink.XFRM_POLICY_ALLOW || len(p.Tmpls) > 0
 		if asks && p.Ifid == 0 && (p.Dir == netlink.XFRM_DIR_OUT || p.Dir == netlink.XFRM_DIR_FWD) {
 			out = append(out, Policy{prefix(p.Src), prefix(p.Dst), p.Dir == netlink.XFRM_DIR_OUT, required(p)})
+		}
+	}
+	blocked, err := defaultPolicies()
+	return append(out, blocked...), err
+}
+
+// What netlink has no names for: of enum xfrm_msg_type, and of struct xfrm_userpolicy_default, three bytes in this order.
+const (
+	getDefault   = nl.XFRM_MSG_MAPPING + 2 // XFRM_MSG_GETDEFAULT
+	defaultFwd   = 1
+	defaultOut   = 2
+	defaultSize  = 3
+	defaultBlock = 1 // XFRM_USERPOLICY_BLOCK
+)
+
+// defaultPolicies are what the host's default is like (`ip xfrm policy getdefault`). An older kernel has none.
+func defaultPolicies() ([]Policy, error) {
+	req := nl.NewNetlinkRequest(getDefault, 0)
+	req.AddRawData(make([]byte, defaultSize))
+	var answers [][]byte
+	err := again(func() (err error) {
+		answers, err = req.Execute(unix.NETLINK_XFRM, getDefault)
+		return err
+	})
+	if isErrno(err, unix.EINVAL, unix.ENOSYS, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask for the default IPsec policy: %w", err)
+	}
+	if len(answers) != 1 || len(answers[0]) < defaultSize {
+		return nil, errors.New("ask for the default IPsec policy: the answer is too short")
+	}
+	var out []Policy
+	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	for _, direction := range []int{defaultOut, defaultFwd} {
+		if answers[0][direction] == defaultBlock {
+			out = append(out, Policy{Src: everything, Dst: everything, Out: direction == defaultOut, Required: true})
 		}
 	}
 	return out, nil

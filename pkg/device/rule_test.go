@@ -112,15 +112,37 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+func TestDefaultPolicies(t *testing.T) {
+	inside(t)
+	everything := netip.MustParsePrefix("0.0.0.0/0")
+	for _, step := range []struct {
+		set  string
+		want []Policy
+	}{
+		{"in block", nil},
+		{"out block", []Policy{{everything, everything, true, true}}},
+		{"fwd block", []Policy{{everything, everything, true, true}, {everything, everything, false, true}}},
+		{"out accept", []Policy{{everything, everything, false, true}}},
+		{"fwd accept", nil},
+	} {
+		run(t, "ip xfrm policy setdefault "+step.set)
+		got, err := Policies()
+		if !slices.Equal(step.want, got) || err != nil {
+			t.Errorf("after %s: %+v, %v; want %+v", step.set, got, err, step.want)
+		}
+	}
+}
+
 // What changes is noticed, whatever it is.
 func TestWatchNotices(t *testing.T) {
 	for name, c := range map[string]struct {
 		watch        func(context.Context, func()) error
 		change, back string
 	}{
-		"rule":   {Watch, "ip rule add priority 100 lookup 77 fwmark 1", "ip rule del priority 100"},
-		"sysctl": {Watch, "sysctl net.ipv4.conf.lo.rp_filter=2", "sysctl net.ipv4.conf.lo.rp_filter=1"},
-		"policy": {WatchPolicies, "ip xfrm policy add src 10.1.0.0/16 dst 192.0.2.0/24 dir out action block", "ip xfrm policy flush"},
+		"rule":           {Watch, "ip rule add priority 100 lookup 77 fwmark 1", "ip rule del priority 100"},
+		"sysctl":         {Watch, "sysctl net.ipv4.conf.lo.rp_filter=2", "sysctl net.ipv4.conf.lo.rp_filter=1"},
+		"policy":         {WatchPolicies, "ip xfrm policy add src 10.1.0.0/16 dst 192.0.2.0/24 dir out action block", "ip xfrm policy flush"},
+		"default policy": {WatchPolicies, "ip xfrm policy setdefault out block", "ip xfrm policy setdefault out accept"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inside(t)

@@ -164,7 +164,26 @@ func TestPolicyOfTheHost(t *testing.T) {
 			stackDecides(t, s.node, world, false)
 			s.assertOpen(t)
 		})
+		t.Run("the default", func(t *testing.T) {
+			setDefault(t, s.node, "block")
+			stackDecides(t, s.node, "0.0.0.0/0", true)
+			assertSilence(t, "pod to the outside", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
+			assertSilence(t, "outside to the pod", s.Outside, s.own, s.pod.Namespace, s.pod.IfName)
+			assertSilence(t, "pod to another node's", s.pod.Namespace, s.remote, s.Nodes[1].Namespace, lab.Uplink)
+			assertSilence(t, "another node's to the pod", s.far.Namespace, s.own, s.pod.Namespace, s.pod.IfName)
+			setDefault(t, s.node, "accept")
+			stackDecides(t, s.node, "0.0.0.0/0", false)
+			s.assertOpen(t)
+		})
 	})
+}
+
+// setDefault says what becomes of packets that a host has no policy for.
+func setDefault(t *testing.T, node *lab.Node, action string) {
+	t.Helper()
+	if out, err := node.Exec(t.Context(), "ip", "xfrm", "policy", "setdefault", "out", action, "fwd", action); err != nil {
+		t.Fatalf("set the default policy: %v\n%s", err, out)
+	}
 }
 
 // keys are the states of an ESP tunnel, one a direction, for both ends alike.
