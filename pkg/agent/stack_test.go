@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"bytes"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,7 +61,7 @@ func TestPoliciesAreFollowed(t *testing.T) {
 	if whole, _ := r.destination(t, "10.244.2.0/24"); !ok || v.Kind != destinations.PodCIDR || v.Flags != destinations.ToStack|destinations.Part || whole.Flags != 0 {
 		t.Errorf("under the policy: %+v, %v; the whole %+v", v, ok, whole)
 	}
-	if flags, told := r.flags(t); flags != config.Policies || !strings.Contains(told, "what policies reach (1)") {
+	if flags, told := r.flags(t); flags != config.Policies || !strings.Contains(told, "what policies reach") {
 		t.Errorf("flags %s, told %s", flags, told)
 	}
 	standing, err := readStanding(r.dp.Maps)
@@ -72,5 +75,35 @@ func TestPoliciesAreFollowed(t *testing.T) {
 	}
 	if flags, told := r.flags(t); flags != 0 || !strings.Contains(told, `"ipsec":""`) {
 		t.Errorf("flags %s, told %s", flags, told)
+	}
+}
+
+// That policies come and go, as with every tunnel of an IPsec daemon's, is told once.
+func TestPoliciesAreToldOnce(t *testing.T) {
+	r := newReconciler(t)
+	log := &bytes.Buffer{}
+	r.log = slog.New(slog.NewTextHandler(log, nil))
+	ready(t, r)
+	path := filepath.Join(r.cfg.State, observe.ClusterFile)
+	var written []os.FileInfo
+	for i := range 3 {
+		run(t, fmt.Sprintf("ip xfrm policy add src 10.244.1.0/24 dst 192.0.2.%d dir out action block", i))
+		r.pass(t.Context())
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		written = append(written, info)
+	}
+	if n := strings.Count(log.String(), "about=IPsec"); n != 1 {
+		t.Errorf("told %d times, want once:\n%s", n, log)
+	}
+	if !os.SameFile(written[0], written[2]) {
+		t.Error("the file for ebpfctl is written with each policy")
+	}
+	run(t, "ip xfrm policy flush")
+	r.pass(t.Context())
+	if !strings.Contains(log.String(), `"packets take the short way again" about=IPsec`) {
+		t.Errorf("their end is not told:\n%s", log)
 	}
 }

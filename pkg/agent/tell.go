@@ -45,8 +45,8 @@ func (r *reconciler) tellStack() {
 	if why := r.view.stackRoutes(); why != "" {
 		now[0] = "the stack decides: " + why
 	}
-	if n := len(r.view.policies); r.result.Config.Flags&config.Policies != 0 {
-		now[1] = fmt.Sprintf("the stack decides on what policies reach (%d)", n)
+	if r.result.Config.Flags&config.Policies != 0 {
+		now[1] = "the stack decides on what policies reach" // not how many: they come and go with every tunnel
 	}
 	for i, about := range []string{"routes", "IPsec"} {
 		switch now[i] {
