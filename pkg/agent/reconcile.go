@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -337,7 +338,12 @@ func isComplaint(key string) bool {
 
 // complain logs an error of something that is tried again and again, once.
 func (r *reconciler) complain(about string, err error) {
-	key := complaint + about + ": " + err.Error()
+	key := complaint + about + ": "
+	if errors.Is(err, bpffs.ErrLocked) {
+		key += bpffs.ErrLocked.Error() // who holds the lock, and for how long, is another text each time
+	} else {
+		key += err.Error()
+	}
 	if !r.reported[key] {
 		r.settled(about)
 		r.reported[key] = true

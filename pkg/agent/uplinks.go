@@ -22,9 +22,9 @@ func (r *reconciler) prepareUplinks(v *view) error {
 		r.absences.recall(entries)
 	}
 	r.absences.bridge(v, len(r.cfg.Uplinks) > 0)
-	if beyond := r.numbers.give(v.uplinks); beyond > 0 {
+	if r.numbers.give(v.uplinks) > 0 {
 		r.complain("uplinks' numbers", fmt.Errorf(
-			"%d more than %d uplinks: what comes in over the last ones is not told apart by its source", beyond, uplinks.Bits))
+			"there are more than %d uplinks: what comes in over the last ones is not told apart by its source", uplinks.Bits))
 	} else {
 		r.settled("uplinks' numbers")
 	}
