@@ -55,7 +55,7 @@ func (c *call) checkEndpoint() error {
 	if err != nil || by.hostLocal() || by.conf == nil {
 		return err
 	}
-	return c.ask(by, c.delegateArgs("CHECK"))
+	return c.ask(context.Background(), by, c.delegateArgs("CHECK"))
 }
 
 // comparison is one CHECK on its way; found collects what is wrong.

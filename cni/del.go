@@ -33,7 +33,7 @@ func (c *call) delEndpoint() error {
 		err = release(context.Background())
 	}
 	if err == nil && !by.hostLocal() {
-		err = c.giveBack(by, c.id, c.delegateArgs("DEL")) // last, so that the address is nobody's before it is given on
+		err = c.giveBack(context.Background(), by, c.id, c.delegateArgs("DEL")) // last, so that the address is nobody's before it is given on
 	}
 	if err == nil {
 		c.log.Info("endpoint released")

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
@@ -76,10 +77,10 @@ func (c *call) findGiver() (giver, error) {
 }
 
 // giveBack has an ipam plugin free what it gave a released endpoint. Only then the state file goes, which says how.
-func (c *call) giveBack(by giver, id endpoint.ID, args *invoke.Args) error {
+func (c *call) giveBack(ctx context.Context, by giver, id endpoint.ID, args *invoke.Args) error {
 	if by.conf == nil {
 		c.log.Warn("addresses not given back: an earlier version has not written down how", "ipam", by.ipam)
-	} else if err := c.ask(by, args); err != nil {
+	} else if err := c.ask(ctx, by, args); err != nil {
 		return err
 	}
 	err := c.shared(func(context.Context) error {
@@ -105,7 +106,7 @@ func (a *addition) delegateAdd() error {
 	got, err := invoke.ExecPluginWithResult(ctx, path, a.raw, a.delegateArgs("ADD"), &executor{})
 	if ctx.Err() != nil {
 		a.delegateUndo()
-		return a.noAnswer(a.ipamType, "ADD")
+		return noAnswer(a.ipamType, "ADD", a.delegateWait)
 	}
 	if err != nil {
 		return err
@@ -126,7 +127,7 @@ func (a *addition) delegateUndo() {
 		_, err = a.host.LinkByName(a.id.HostLinkName())
 	}
 	if errors.Is(err, device.ErrNotFound) {
-		err = a.ask(a.listed(), a.delegateArgs("DEL"))
+		err = a.ask(context.Background(), a.listed(), a.delegateArgs("DEL"))
 	} else {
 		err = errors.Join(errors.New("the attachment is still there"), err)
 	}
@@ -164,22 +165,23 @@ func (a *addition) useDelegated() error {
 }
 
 // ask executes an ipam plugin for an operation without a result.
-func (c *call) ask(g giver, args *invoke.Args) error {
+func (c *call) ask(ctx context.Context, g giver, args *invoke.Args) error {
 	path, err := c.find(g.ipam)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), c.delegateWait)
+	ctx, cancel := context.WithTimeout(ctx, c.delegateWait)
 	defer cancel()
+	started := time.Now()
 	err = invoke.ExecPluginWithoutResult(ctx, path, g.conf, args, &executor{})
 	if ctx.Err() != nil {
-		return c.noAnswer(g.ipam, args.Command)
+		return noAnswer(g.ipam, args.Command, time.Since(started).Round(time.Millisecond))
 	}
 	return err
 }
 
-func (c *call) noAnswer(plugin, verb string) error {
-	return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("ipam plugin %s has not done %s within %s", plugin, verb, c.delegateWait), "")
+func noAnswer(plugin, verb string, within time.Duration) error {
+	return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("ipam plugin %s has not done %s within %s", plugin, verb, within), "")
 }
 
 func (c *call) find(plugin string) (string, error) {

@@ -34,17 +34,46 @@ func (c *call) collect() error {
 	if err != nil {
 		return err // the ipam plugin must not free an address whose link could not be deleted
 	}
-	var errs []error
+	ctx, cancel := context.WithTimeout(context.Background(), c.delegateWait)
+	defer cancel()
+	err = c.giveAllBack(ctx, given)
+	if ctx.Err() != nil || !c.delegatesVerb("1.1.0") {
+		return err
+	}
+	if e := c.ask(ctx, c.listed(), c.delegateArgs("GC")); e != nil && !unsupported(e) {
+		return errors.Join(err, fmt.Errorf("ipam plugin %s: %w", c.ipamType, e))
+	}
+	return err
+}
+
+// giveAllBack has ipam plugins free what they gave released endpoints. One that hangs is waited for once, not once for
+// each pod: what is not asked for now, the next GC finds in the state files. In no order, so that one pod for which the
+// plugin always hangs is not always in front of the others.
+func (c *call) giveAllBack(ctx context.Context, given map[endpoint.ID]giver) error {
+	asked, failed := 0, 0
+	var first error
 	for id, by := range given {
 		args := &invoke.Args{Command: "DEL", ContainerID: id.ContainerID, IfName: id.IfName, Path: c.args.Path}
-		errs = append(errs, c.giveBack(by, id, args))
-	}
-	if c.delegatesVerb("1.1.0") {
-		if err := c.ask(c.listed(), c.delegateArgs("GC")); err != nil && !unsupported(err) {
-			errs = append(errs, fmt.Errorf("ipam plugin %s: %w", c.ipamType, err))
+		err := c.giveBack(ctx, by, id, args)
+		asked++
+		if err == nil {
+			continue
+		}
+		c.log.Debug("addresses not given back, the next GC tries again", "ipam", by.ipam,
+			"container", id.ContainerID, "ifname", id.IfName, "error", err)
+		failed++
+		if first == nil || ctx.Err() != nil {
+			first = err
+		}
+		if ctx.Err() != nil || errors.Is(err, bpffs.ErrLocked) {
+			break
 		}
 	}
-	return errors.Join(errs...)
+	if first == nil {
+		return nil
+	}
+	return fmt.Errorf("addresses of %d of %d pods not given back, %d of them not asked for; the next GC tries again: %w",
+		failed+len(given)-asked, len(given), len(given)-asked, first)
 }
 
 // collectOwn holds the lock exclusively: an ADD under way has not written its state yet and looks like a killed one.

@@ -180,6 +180,34 @@ func TestDelegatedIPAMHasADeadline(t *testing.T) {
 	d.unchanged(d.before)
 }
 
+// It is waited for once, not once for each pod that GC releases.
+func TestGCWaitsOnceForAnIPAMPlugin(t *testing.T) {
+	d := newDelegating(t)
+	d.env = append(d.env, ipamWait+"=1s")
+	for _, a := range []string{"172.20.3.4/16", "172.20.3.5/16", "172.20.3.6/16", "172.20.3.7/16"} {
+		d.answer(a)
+		d.add(d.newPod(), nil)
+	}
+	d.asked("ADD", "ADD", "ADD", "ADD")
+	d.leave("hang-DEL", "")
+	start := time.Now()
+	d.refused(11, "GC", nil, gcList(), ipamName, "4 of 4 pods not given back, 3 of them not asked for")
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("GC took %v", took)
+	}
+	d.asked("DEL") // and it is not asked for its own GC
+	d.must(os.Remove(filepath.Join(d.dir, "hang-DEL")))
+
+	// One that answers is asked for all, and says why not once.
+	d.leave("refuse-DEL", `{"code":123,"msg":"not today"}`)
+	d.refused(123, "GC", nil, gcList(), "4 of 4 pods not given back, 0 of them not asked for", "not today")
+	d.asked("DEL", "DEL", "DEL", "DEL", "GC")
+	d.must(os.Remove(filepath.Join(d.dir, "refuse-DEL")))
+	d.ok("GC", nil, gcList())
+	d.asked("DEL", "DEL", "DEL", "DEL", "GC")
+	d.unchanged(d.before)
+}
+
 // A link that somebody renamed is still the pod's.
 func TestRenamedLinkIsDeleted(t *testing.T) {
 	w := newWorld(t)

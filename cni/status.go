@@ -39,7 +39,7 @@ func (c *call) ready() error {
 	if !c.delegatesVerb("1.1.0") {
 		return nil
 	}
-	if err := c.ask(c.listed(), c.delegateArgs("STATUS")); err != nil && !unsupported(err) {
+	if err := c.ask(context.Background(), c.listed(), c.delegateArgs("STATUS")); err != nil && !unsupported(err) {
 		return fmt.Errorf("ipam plugin %s: %w", c.ipamType, err)
 	}
 	return nil
