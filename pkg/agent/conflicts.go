@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -24,18 +23,34 @@ func (r *reconciler) claim(a netip.Addr, v endpoints.Value) error {
 	return r.claimer().Claim(atOnce(), a, v)
 }
 
-// holder says who else has an address of an endpoint; empty: nobody.
+// holding is who else has an address of an endpoint; empty: nobody. With an error
+// it can't be told now.
+type holding struct {
+	who string
+	err error
+}
+
+// holders looks at every address of an endpoint.
+func (r *reconciler) holders(e endpoint.Endpoint) map[netip.Addr]holding {
+	found := make(map[netip.Addr]holding, len(e.Addresses))
+	for _, a := range e.Addresses {
+		who, err := r.holder(e, a)
+		found[a] = holding{who, err}
+	}
+	return found
+}
+
 func (r *reconciler) holder(e endpoint.Endpoint, a netip.Addr) (string, error) {
 	v, err := r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
 	if err == nil && int(v.Ifindex) == e.HostIndex {
 		return "", nil
 	}
-	err = r.claimer().Free(a, e.HostIndex)
-	if taken, ok := errors.AsType[*endpoint.TakenError](err); ok {
-		return taken.Holder, nil
-	}
+	index, err := r.claimer().Other(a, e.HostIndex)
 	if err != nil {
 		return "", err
+	}
+	if index != 0 {
+		return r.nameOf(index), nil
 	}
 	for _, other := range r.view.claims[a] {
 		if other.ID != e.ID && older(other, e) {
@@ -43,6 +58,17 @@ func (r *reconciler) holder(e endpoint.Endpoint, a netip.Addr) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// nameOf says in words whose link that is, without reading the state files again.
+func (r *reconciler) nameOf(index int) string {
+	if e, ok := r.view.owners[index]; ok {
+		return e.Name()
+	}
+	if l, ok := r.view.links[index]; ok {
+		return fmt.Sprintf("link %s (index %d), of which no state file knows", l.Name, index)
+	}
+	return fmt.Sprintf("link %d", index)
 }
 
 func older(a, b endpoint.Endpoint) bool {
@@ -53,10 +79,10 @@ func older(a, b endpoint.Endpoint) bool {
 }
 
 // contest says which address of an endpoint somebody else has; nil: none.
-func (r *reconciler) contest(e endpoint.Endpoint) error {
+func (r *reconciler) contest(e endpoint.Endpoint, held map[netip.Addr]holding) error {
 	for _, a := range e.Addresses {
-		who, err := r.holder(e, a)
-		if err != nil || who == "" { // after an error it can't be told now
+		who := held[a].who
+		if held[a].err != nil || who == "" { // after an error it can't be told now
 			continue
 		}
 		// One that has ended since its state was read has lost nothing.

@@ -101,6 +101,18 @@ func TestTwoPodsWithOneAddressAreNotFoughtOver(t *testing.T) {
 	}
 }
 
+// Every pod that has lost its address names who has it: a pass must not read all state files for each.
+func TestHolderIsNamedFromTheView(t *testing.T) {
+	r, first, second, _ := rivals(t, "10.244.1.9")
+	r.pass(t.Context())
+	if err := endpoint.Remove(r.cfg.State, second.ID); err != nil {
+		t.Fatal(err)
+	}
+	if who, err := r.holder(first, first.Addresses[0]); err != nil || who != second.Name() {
+		t.Errorf("the holder is %q, error %v; want %q", who, err, second.Name())
+	}
+}
+
 // Where no entry stands, who came first has it.
 func TestTheOlderPodKeepsAnAddress(t *testing.T) {
 	r, first, second, _ := rivals(t, "10.244.1.9")

@@ -42,10 +42,11 @@ func (r *reconciler) tendEndpoints() (time.Duration, error) {
 		if l := r.view.links[e.HostIndex]; l.Name != e.HostName {
 			continue // the orphans' search deals with it
 		}
-		if err := r.contest(e); err != nil {
+		held := r.holders(e)
+		if err := r.contest(e, held); err != nil {
 			contested[e.ID] = err
 		}
-		if len(r.damage(e)) == 0 {
+		if len(r.damage(e, held)) == 0 {
 			r.settled(aboutEndpoint(e.ID))
 		} else if !r.done(e.ID, r.locked(e.ID, r.repair)) {
 			next = retry
@@ -109,7 +110,7 @@ type fault struct {
 }
 
 // damage lists what is missing of an endpoint whose link is there.
-func (r *reconciler) damage(e endpoint.Endpoint) []fault {
+func (r *reconciler) damage(e endpoint.Endpoint, held map[netip.Addr]holding) []fault {
 	var out []fault
 	add := func(bad bool, what string, fix func() error) {
 		if bad {
@@ -127,7 +128,7 @@ func (r *reconciler) damage(e endpoint.Endpoint) []fault {
 		mac := net.HardwareAddr(e.PodMAC[:])
 		add(moved || !bytes.Equal(r.view.neighbours[neighbour{e.HostIndex, a}], mac), "neighbour",
 			func() error { return r.host.ReplaceNeighbour(e.HostIndex, a, mac) })
-		if who, err := r.holder(e, a); who != "" || err != nil {
+		if held[a] != (holding{}) {
 			continue
 		}
 		want := r.podRoute(e, a)
@@ -231,7 +232,7 @@ func (r *reconciler) repair(e endpoint.Endpoint) error {
 	}
 	r.view.links[l.Index] = l
 	var errs []error
-	for _, f := range r.damage(e) {
+	for _, f := range r.damage(e, r.holders(e)) {
 		if err := f.fix(); err != nil {
 			errs = append(errs, fmt.Errorf("repair the %s of endpoint %s: %w", f.what, e.ID, err))
 			continue

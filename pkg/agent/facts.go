@@ -26,6 +26,8 @@ type view struct {
 	// claims are the endpoints with a link by their addresses: more than one of an
 	// address that two pods have.
 	claims map[netip.Addr][]endpoint.Endpoint
+	// owners are the endpoints with a link by its index, those too whose release has begun.
+	owners map[int]endpoint.Endpoint
 	// incomplete says that there are endpoints whose state can't be read.
 	incomplete bool
 	uplinks    []plan.Link
@@ -89,16 +91,21 @@ func look(host *device.Handle, stateDir string, named []string, log *slog.Logger
 	return v, nil
 }
 
-// index sorts what is asked for by address.
+// index sorts what is asked for by address or link.
 func (v *view) index() {
 	v.podRoutes, v.claims = map[netip.Prefix][]device.Route{}, map[netip.Addr][]endpoint.Endpoint{}
+	v.owners = map[int]endpoint.Endpoint{}
 	for _, r := range v.routes {
 		if r.Dst.IsSingleIP() {
 			v.podRoutes[r.Dst] = append(v.podRoutes[r.Dst], r)
 		}
 	}
 	for _, e := range v.endpoints {
-		if e.Releasing || v.links[e.HostIndex].Name != e.HostName {
+		if v.links[e.HostIndex].Name != e.HostName {
+			continue
+		}
+		v.owners[e.HostIndex] = e
+		if e.Releasing {
 			continue
 		}
 		for _, a := range e.Addresses {

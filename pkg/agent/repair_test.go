@@ -88,7 +88,7 @@ func (r *reconciler) assertWhole(t *testing.T, e endpoint.Endpoint) {
 		t.Fatal(err)
 	}
 	r.view = v
-	for _, f := range r.damage(e) {
+	for _, f := range r.damage(e, r.holders(e)) {
 		t.Errorf("the %s is not repaired", f.what)
 	}
 }

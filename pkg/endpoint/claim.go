@@ -51,24 +51,34 @@ func (c Claimer) Claim(ctx context.Context, a netip.Addr, v endpoints.Value) err
 
 // Free returns nil when the address leads to nothing that exists but the link of that index, else a *TakenError.
 func (c Claimer) Free(a netip.Addr, index int) error {
+	other, err := c.Other(a, index)
+	if err != nil || other == 0 {
+		return err
+	}
+	return &TakenError{Address: a, Holder: c.Name(other)}
+}
+
+// Other is the index of the link that the address leads to, when it exists and is another than that of the index given;
+// else 0.
+func (c Claimer) Other(a netip.Addr, index int) (int, error) {
 	v, err := c.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
 	if errors.Is(err, typed.ErrKeyNotExist) || err == nil && int(v.Ifindex) == index {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	_, err = c.Host.LinkByIndex(int(v.Ifindex))
 	switch {
 	case errors.Is(err, device.ErrNotFound):
-		return nil
+		return 0, nil
 	case err != nil:
-		return err
+		return 0, err
 	}
-	return &TakenError{Address: a, Holder: c.Name(int(v.Ifindex))}
+	return int(v.Ifindex), nil
 }
 
-// Name says in words whose link that is.
+// Name says in words whose link that is. It reads every state file.
 func (c Claimer) Name(index int) string {
 	list, _ := List(c.StateDir) // those that can't be read can't be named
 	for _, e := range list {
