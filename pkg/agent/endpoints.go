@@ -53,6 +53,7 @@ func (r *reconciler) tendEndpoints() (time.Duration, error) {
 		}
 	}
 	r.tellConflicts(contested)
+	r.tellRepairs()
 	again, err := r.releaseOrphans()
 	return min(next, again), err
 }
@@ -237,7 +238,10 @@ func (r *reconciler) repair(e endpoint.Endpoint) error {
 			errs = append(errs, fmt.Errorf("repair the %s of endpoint %s: %w", f.what, e.ID, err))
 			continue
 		}
-		r.log.Warn("endpoint repaired", "endpoint", e.ID.String(), "missing", f.what)
+		if r.repaired == nil {
+			r.repaired = map[string][]string{}
+		}
+		r.repaired[f.what] = append(r.repaired[f.what], e.ID.String())
 	}
 	return errors.Join(errs...)
 }

@@ -76,7 +76,8 @@ type reconciler struct {
 	orphans  orphans
 	// contested are the endpoints whose address somebody else had at the last pass.
 	contested map[endpoint.ID]error
-	reported  map[string]bool // what was logged and need not be again
+	repaired  map[string][]string // endpoints of this pass, by what they lacked
+	reported  map[string]bool     // what was logged and need not be again
 	list      stamp
 	portmap   struct { // of the newest look
 		stamp stamp

@@ -2,10 +2,13 @@ package agent
 
 import (
 	"bytes"
+	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -223,5 +226,30 @@ func TestEntryOfAnotherPodIsNotTaken(t *testing.T) {
 	r.pass(t.Context())
 	if have, err := r.dp.Maps.Endpoints.Get(key); have != its {
 		t.Errorf("the entry is %+v, error %v", have, err)
+	}
+}
+
+// A new version may want another setting of every pod's link: that is one thing to tell.
+func TestRepairsOfManyAreToldInOneLine(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	log := &bytes.Buffer{}
+	r.log = slog.New(slog.NewTextHandler(log, nil))
+	var last endpoint.Endpoint
+	for i := range mostRepairs + 1 {
+		last = addPodOf(t, r, fmt.Sprintf("pod%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
+	}
+	r.pass(t.Context())
+	r.assertWhole(t, last)
+	if told := log.String(); strings.Contains(told, "endpoint repaired") || strings.Count(told, "count=6 missing=route") != 1 {
+		t.Errorf("many were repaired:\n%s", told)
+	}
+	log.Reset()
+	if err := r.host.DeleteRoute(r.podRoute(last, last.Addresses[0])); err != nil {
+		t.Fatal(err)
+	}
+	r.pass(t.Context())
+	if told := log.String(); strings.Count(told, "repaired") != 1 || !strings.Contains(told, "endpoint="+last.ID.String()) {
+		t.Errorf("one was repaired:\n%s", told)
 	}
 }

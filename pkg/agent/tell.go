@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -58,6 +60,25 @@ func (r *reconciler) tellStack() {
 		}
 	}
 	r.stack = now
+}
+
+// mostRepairs is how many endpoints that lacked the same are named in the log. More
+// have it from one cause, such as a new version that wants another setting.
+const mostRepairs = 5
+
+// tellRepairs says what the pass has put right.
+func (r *reconciler) tellRepairs() {
+	for what, names := range r.repaired {
+		level := slog.LevelWarn
+		if len(names) > mostRepairs {
+			level = slog.LevelDebug
+			r.log.Warn("endpoints repaired", "count", len(names), "missing", what)
+		}
+		for _, name := range names {
+			r.log.Log(context.Background(), level, "endpoint repaired", "endpoint", name, "missing", what)
+		}
+	}
+	r.repaired = nil
 }
 
 // tellStarting says that the agent is at work, but not yet what it finds. It
