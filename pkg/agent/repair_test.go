@@ -210,7 +210,12 @@ func TestRepairedDeviceKeepsItsCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.pass(t.Context())
-	if have, err := r.dp.Maps.Devices.Get(key); have != deviceValue(e, counted) {
+	have, err := r.dp.Maps.Devices.Get(key)
+	if have.Packets < counted.Packets || have.Bytes < counted.Bytes {
+		t.Errorf("%d packets, %d bytes, error %v; want what was counted before or more", have.Packets, have.Bytes, err)
+	}
+	counted.Packets, counted.Bytes = have.Packets, have.Bytes // the pod's kernel goes on asking for routers
+	if have != deviceValue(e, counted) {
 		t.Errorf("the entry is %+v, error %v", have, err)
 	}
 }
