@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -24,7 +26,11 @@ type Policy struct {
 // none, if that lets nothing pass. Those that let everything pass, of single sockets, and of IPsec interfaces, where a
 // route decides what meets them, are not among them.
 func Policies() ([]Policy, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_XFRM)
+	var h *netlink.Handle
+	err := ipsec.ask(time.Now(), func() (err error) {
+		h, err = netlink.NewHandle(unix.NETLINK_XFRM)
+		return err
+	})
 	if noIPsec(err) {
 		return nil, nil
 	}
@@ -96,12 +102,49 @@ func required(p netlink.XfrmPolicy) bool {
 // noIPsec says that a kernel has answered so.
 func noIPsec(err error) bool { return errors.Is(err, unix.EPROTONOSUPPORT) }
 
-// WatchPolicies calls changed after every change of IPsec policies, as Watch does of the network.
-func WatchPolicies(ctx context.Context, changed func()) error {
-	err := watch(ctx, changed, "IPsec policies", unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
+// askAgain is after how long a kernel that has no IPsec is asked anew: each time it looks for its module.
+const askAgain = time.Minute
+
+// ability is something that the kernel may lack.
+type ability struct {
+	mu      sync.Mutex
+	missing time.Time // until when it is taken for missing
+}
+
+var ipsec ability // of the kernel, whatever the namespace
+
+// ask asks the kernel, unless it has said within askAgain that it has no IPsec.
+func (a *ability) ask(now time.Time, kernel func() error) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if now.Before(a.missing) {
+		return unix.EPROTONOSUPPORT
+	}
+	err := kernel()
 	if noIPsec(err) {
-		<-ctx.Done()
-		return ctx.Err()
+		a.missing = now.Add(askAgain)
 	}
 	return err
+}
+
+// WatchPolicies calls changed after every change of IPsec policies, as Watch does of the network. While the kernel has
+// no IPsec it waits for that.
+func WatchPolicies(ctx context.Context, changed func()) error {
+	return whenThere(ctx, askAgain, func() error {
+		return watch(ctx, changed, "IPsec policies", unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
+	})
+}
+
+// whenThere repeats what fails since the kernel has no IPsec.
+func whenThere(ctx context.Context, pause time.Duration, follow func() error) error {
+	for {
+		if err := follow(); !noIPsec(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
 }
