@@ -82,7 +82,7 @@ func (c *call) collectOwn(valid map[endpoint.ID]bool) (map[endpoint.ID]giver, er
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
 	started := time.Now()
-	l, err := bpffs.Exclusive(ctx, c.stateDir)
+	l, err := bpffs.Exclusive(ctx, c.stateDir, c.verb)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // no state directory: nothing was ever added
 	}

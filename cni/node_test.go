@@ -79,7 +79,7 @@ func TestWaitingForTheLockEndsInError11(t *testing.T) {
 	w.env = []string{waitTime + "=50ms"}
 	p := w.newPod()
 	w.add(p, nil)
-	upgrade, err := bpffs.Exclusive(context.Background(), w.stateDir)
+	upgrade, err := bpffs.Exclusive(context.Background(), w.stateDir, "test")
 	w.must(err)
 	before := w.everything()
 	for _, verb := range []string{"ADD", "DEL"} {
@@ -90,7 +90,7 @@ func TestWaitingForTheLockEndsInError11(t *testing.T) {
 	w.unchanged(before)
 	upgrade.Release()
 
-	one, err := bpffs.Shared(context.Background(), w.stateDir) // another pod's
+	one, err := bpffs.Shared(context.Background(), w.stateDir, "test") // another pod's
 	w.must(err)
 	w.refused(11, "GC", nil, gcList(), "lock")
 	w.ok("DEL", p, nil)

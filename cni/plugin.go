@@ -70,6 +70,7 @@ func (p *plugin) funcs() skel.CNIFuncs {
 type call struct {
 	*plugin
 	*conf
+	verb string
 	id   endpoint.ID
 	args *skel.CmdArgs
 	log  *slog.Logger
@@ -81,7 +82,7 @@ func (p *plugin) begin(verb string, args *skel.CmdArgs) (c *call, done func(), e
 	if err != nil {
 		return nil, nil, err
 	}
-	c = &call{plugin: p, conf: parsed, args: args, id: endpoint.ID{ContainerID: args.ContainerID, IfName: args.IfName}}
+	c = &call{plugin: p, conf: parsed, verb: verb, args: args, id: endpoint.ID{ContainerID: args.ContainerID, IfName: args.IfName}}
 	if verb != "GC" && verb != "STATUS" {
 		if err := c.id.Validate(); err != nil {
 			return nil, nil, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
@@ -142,7 +143,7 @@ func openLog(c *conf, stderr io.Writer) (*slog.Logger, func()) {
 func (c *call) shared(fn func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
-	node, err := bpffs.Shared(ctx, c.stateDir)
+	node, err := bpffs.Shared(ctx, c.stateDir, c.verb)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: no state directory: %w", errNoDataplane, err)
 	}

@@ -48,7 +48,7 @@ func (c *call) ready() error {
 func (c *call) dataplaneReady() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
-	l, err := bpffs.Shared(ctx, c.stateDir)
+	l, err := bpffs.Shared(ctx, c.stateDir, c.verb)
 	if err != nil {
 		return err
 	}

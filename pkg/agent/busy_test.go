@@ -35,7 +35,7 @@ func TestBusyEndpointIsForTheNextPass(t *testing.T) {
 			return l.Release, err
 		},
 		"node": func() (func(), error) {
-			l, err := bpffs.Exclusive(t.Context(), r.cfg.State)
+			l, err := bpffs.Exclusive(t.Context(), r.cfg.State, "test")
 			return l.Release, err
 		},
 	} {
@@ -67,7 +67,7 @@ func TestReconcilerWaitsForNoLock(t *testing.T) {
 	r.pass(t.Context())
 	r.orphans.first[lost.ID] = time.Now().Add(-apart)
 	r.breakEntry(t, e)
-	hung, err := bpffs.Shared(t.Context(), r.cfg.State)
+	hung, err := bpffs.Shared(t.Context(), r.cfg.State, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestReconcilerWaitsForNoLock(t *testing.T) {
 	upgrade := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		_, err := bpffs.Exclusive(ctx, r.cfg.State)
+		_, err := bpffs.Exclusive(ctx, r.cfg.State, "test")
 		upgrade <- err
 	}()
 	for shut := false; !shut; {

@@ -93,7 +93,7 @@ func (c *cleaner) removeList(context.Context) error {
 func (c *cleaner) releaseEndpoints(ctx context.Context) error {
 	wait, cancel := context.WithTimeout(ctx, cleanupWait)
 	defer cancel()
-	lock, err := bpffs.Exclusive(wait, c.State)
+	lock, err := bpffs.Exclusive(wait, c.State, "cleanup")
 	if err != nil {
 		return err
 	}

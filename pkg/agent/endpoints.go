@@ -91,7 +91,7 @@ func (r *reconciler) locked(id endpoint.ID, fix func(endpoint.Endpoint) error) e
 
 // holding runs f while nobody else works on an endpoint, if nobody does now.
 func (r *reconciler) holding(id endpoint.ID, f func() error) error {
-	node, err := bpffs.Shared(atOnce(), r.cfg.State)
+	node, err := bpffs.Shared(atOnce(), r.cfg.State, "repair")
 	if err != nil {
 		return err
 	}

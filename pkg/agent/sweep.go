@@ -38,7 +38,7 @@ func (a *agent) sweepOrphans(ctx context.Context) error {
 func (a *agent) sweep(ctx context.Context) error {
 	wait, cancel := context.WithTimeout(ctx, sweepWait)
 	defer cancel()
-	node, err := bpffs.Exclusive(wait, a.cfg.State)
+	node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
 	if err != nil {
 		return err
 	}

@@ -21,9 +21,9 @@ const holdersName = "holders"
 // mostNamed is how many holders an error names.
 const mostNamed = 3
 
-// sign leaves a note of this process for as long as the lock is held. That it
-// can't be written, as on a full disk, is no reason not to work.
-func (l *Lock) sign(stateDir string) {
+// sign leaves a note of this process and what it does for as long as the lock is
+// held. That it can't be written, as on a full disk, is no reason not to work.
+func (l *Lock) sign(stateDir, work string) {
 	dir := filepath.Join(stateDir, holdersName)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return
@@ -34,14 +34,15 @@ func (l *Lock) sign(stateDir string) {
 	}
 	l.note, l.files = f.Name(), append(l.files, f)
 	if try(f, unix.LOCK_EX) == nil {
-		_, _ = f.WriteString(describe(os.Getpid()))
+		_, _ = f.WriteString(describe(work, os.Getpid()))
 	}
 }
 
-// describe is what a process says of itself. In a container of its own its
+// describe is what a process says of itself, as in "ebpf-cni GC (pid 7)": whoever
+// reads it must see whether that may take so long. In a container of its own its
 // number is nobody else's.
-func describe(pid int) string {
-	name := filepath.Base(os.Args[0])
+func describe(work string, pid int) string {
+	name := filepath.Base(os.Args[0]) + " " + work
 	if pid == 1 {
 		return name + " (in a container)"
 	}
@@ -62,7 +63,7 @@ func NameHolders(stateDir string, err error) error {
 	if n := len(said) - mostNamed; n > 0 {
 		said, more = said[:mostNamed], fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Errorf("%w: %s%s; if one hangs, end it, which frees the lock", err, strings.Join(said, ", "), more)
+	return fmt.Errorf("%w: %s%s; if one is not at work but hangs, end it, which frees the lock", err, strings.Join(said, ", "), more)
 }
 
 // holders are those who hold the node's lock, with the time that they have held

@@ -134,9 +134,10 @@ const (
 // LockFiles are the names of what the node's lock leaves in the state directory.
 func LockFiles() []string { return []string{lockName, gateName, holdersName} }
 
-// Shared takes the node's lock for work on one pod: many may hold it at once.
+// Shared takes the node's lock for work on one pod: many may hold it at once. Who
+// waits for it is told what work it is.
 // Waiting ends with ctx; the error then matches ErrLocked and names the holders.
-func Shared(ctx context.Context, stateDir string) (*Lock, error) {
+func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
 		return nil, err
@@ -152,18 +153,18 @@ func Shared(ctx context.Context, stateDir string) (*Lock, error) {
 		l.Release()
 		return nil, NameHolders(stateDir, err)
 	}
-	l.sign(stateDir)
+	l.sign(stateDir, work)
 	return l, nil
 }
 
 // Exclusive takes the node's lock for a change to all pods at once, such as an
-// upgrade. Waiting ends with ctx; the error then matches ErrLocked and names the
+// upgrade. Who waits for it is told what work it is. Waiting ends with ctx; the error then matches ErrLocked and names the
 // holders.
-func Exclusive(ctx context.Context, stateDir string) (*Lock, error) {
-	return exclusive(ctx, stateDir, gateShut, gateOpen)
+func Exclusive(ctx context.Context, stateDir, work string) (*Lock, error) {
+	return exclusive(ctx, stateDir, work, gateShut, gateOpen)
 }
 
-func exclusive(ctx context.Context, stateDir string, shut, open time.Duration) (*Lock, error) {
+func exclusive(ctx context.Context, stateDir, work string, shut, open time.Duration) (*Lock, error) {
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
 		return nil, err
@@ -174,7 +175,7 @@ func exclusive(ctx context.Context, stateDir string, shut, open time.Duration) (
 		if err == nil {
 			// All notes are of processes that were killed.
 			_ = os.RemoveAll(filepath.Join(stateDir, holdersName))
-			l.sign(stateDir)
+			l.sign(stateDir, work)
 			return l, nil
 		}
 		if !errors.Is(err, ErrLocked) || ctx.Err() != nil {

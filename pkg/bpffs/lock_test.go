@@ -39,10 +39,10 @@ func hold(what, path string) {
 	case helperFile:
 		_, err = File(context.Background(), path)
 	case helperShare:
-		_, err = Shared(context.Background(), path)
+		_, err = Shared(context.Background(), path, "test")
 	case helperWait:
 		fmt.Println("held") // it has nothing to say later
-		_, err = Exclusive(context.Background(), path)
+		_, err = Exclusive(context.Background(), path, "test")
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -124,32 +124,32 @@ func TestLockAgainstAnotherProcess(t *testing.T) {
 
 func TestSharedAndExclusive(t *testing.T) {
 	dir := t.TempDir()
-	first, err := Shared(t.Context(), dir)
+	first, err := Shared(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := Shared(soon(t), dir)
+	second, err := Shared(soon(t), dir, "test")
 	if err != nil {
 		t.Fatalf("many may share: %v", err)
 	}
-	if _, err := Exclusive(soon(t), dir); !errors.Is(err, ErrLocked) {
+	if _, err := Exclusive(soon(t), dir, "test"); !errors.Is(err, ErrLocked) {
 		t.Errorf("exclusive beside shared: %v", err)
 	}
 	first.Release()
-	if _, err := Exclusive(soon(t), dir); !errors.Is(err, ErrLocked) {
+	if _, err := Exclusive(soon(t), dir, "test"); !errors.Is(err, ErrLocked) {
 		t.Errorf("exclusive beside the last shared: %v", err)
 	}
 	second.Release()
-	alone, err := Exclusive(soon(t), dir)
+	alone, err := Exclusive(soon(t), dir, "test")
 	if err != nil {
 		t.Fatalf("exclusive when all have released: %v", err)
 	}
-	if _, err := Shared(soon(t), dir); !errors.Is(err, ErrLocked) {
+	if _, err := Shared(soon(t), dir, "test"); !errors.Is(err, ErrLocked) {
 		t.Errorf("shared beside exclusive: %v", err)
 	}
 	alone.Release()
 	alone.Release() // does nothing
-	if l, err := Shared(soon(t), dir); err != nil {
+	if l, err := Shared(soon(t), dir, "test"); err != nil {
 		t.Errorf("after the release: %v", err)
 	} else {
 		l.Release()
@@ -158,13 +158,13 @@ func TestSharedAndExclusive(t *testing.T) {
 
 func TestWaiterGetsTheLock(t *testing.T) {
 	dir := t.TempDir()
-	first, err := Exclusive(t.Context(), dir)
+	first, err := Exclusive(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
 	go func() {
-		l, err := Shared(t.Context(), dir)
+		l, err := Shared(t.Context(), dir, "test")
 		l.Release()
 		got <- err
 	}()
@@ -208,7 +208,7 @@ func TestHeld(t *testing.T) {
 
 func TestLockWithoutDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "missing")
-	if _, err := Shared(t.Context(), dir); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Shared(t.Context(), dir, "test"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("state directory missing: %v", err)
 	}
 	var none *Lock

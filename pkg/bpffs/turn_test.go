@@ -3,6 +3,7 @@ package bpffs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,7 +23,7 @@ func churn(t *testing.T, dir string, loops int, hold time.Duration) {
 		running.Go(func() {
 			time.Sleep(time.Duration(i) * hold / time.Duration(loops))
 			for ctx.Err() == nil {
-				l, err := Shared(ctx, dir)
+				l, err := Shared(ctx, dir, "test")
 				if err != nil {
 					return
 				}
@@ -45,7 +46,7 @@ func TestExclusiveIsNext(t *testing.T) {
 	for range 10 {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		started := time.Now()
-		l, err := Exclusive(ctx, dir)
+		l, err := Exclusive(ctx, dir, "test")
 		cancel()
 		if err != nil {
 			t.Fatalf("beside 16 loops: %v", err)
@@ -66,7 +67,7 @@ func TestManyWantItAlone(t *testing.T) {
 		all.Go(func() {
 			for range 5 {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-				l, err := Exclusive(ctx, dir)
+				l, err := Exclusive(ctx, dir, "test")
 				cancel()
 				if err != nil {
 					t.Error(err)
@@ -82,7 +83,7 @@ func TestManyWantItAlone(t *testing.T) {
 // One share that is never given back must not keep others out for as long as somebody waits for it.
 func TestGateOpensNowAndThen(t *testing.T) {
 	dir := t.TempDir()
-	hung, err := Shared(t.Context(), dir)
+	hung, err := Shared(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,16 +91,16 @@ func TestGateOpensNowAndThen(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
 	go func() {
-		_, err := exclusive(ctx, dir, 500*time.Millisecond, 100*time.Millisecond)
+		_, err := exclusive(ctx, dir, "test", 500*time.Millisecond, 100*time.Millisecond)
 		waiting <- err
 	}()
 	time.Sleep(20 * time.Millisecond)
-	if l, err := Shared(soon(t), dir); !errors.Is(err, ErrLocked) {
+	if l, err := Shared(soon(t), dir, "test"); !errors.Is(err, ErrLocked) {
 		t.Errorf("a share although somebody waits: %v, %v", l, err)
 	}
 	for range 3 {
 		enough, end := context.WithTimeout(t.Context(), 2*time.Second)
-		l, err := Shared(enough, dir)
+		l, err := Shared(enough, dir, "test")
 		end()
 		if err != nil {
 			t.Fatalf("the gate has stayed shut: %v", err)
@@ -110,7 +111,7 @@ func TestGateOpensNowAndThen(t *testing.T) {
 	if err := <-waiting; !errors.Is(err, ErrLocked) {
 		t.Errorf("beside a share that is never given back: %v", err)
 	}
-	if l, err := Shared(soon(t), dir); err != nil {
+	if l, err := Shared(soon(t), dir, "test"); err != nil {
 		t.Errorf("nobody waits any more: %v", err)
 	} else {
 		l.Release()
@@ -120,7 +121,7 @@ func TestGateOpensNowAndThen(t *testing.T) {
 // A killed waiter leaves the gate open.
 func TestKilledWaiterLeavesTheGateOpen(t *testing.T) {
 	dir := t.TempDir()
-	share, err := Shared(t.Context(), dir)
+	share, err := Shared(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,13 +136,13 @@ func TestKilledWaiterLeavesTheGateOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = other.Wait()
-	second, err := Shared(soon(t), dir)
+	second, err := Shared(soon(t), dir, "test")
 	if err != nil {
 		t.Fatalf("after the waiter was killed: %v", err)
 	}
 	share.Release()
 	second.Release()
-	alone, err := Exclusive(soon(t), dir)
+	alone, err := Exclusive(soon(t), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func TestBuildWithoutTheGate(t *testing.T) {
 	}
 	defer f.Close()
 	older := func(how int) error { return unix.Flock(int(f.Fd()), how|unix.LOCK_NB) }
-	alone, err := Exclusive(t.Context(), dir)
+	alone, err := Exclusive(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,14 +169,36 @@ func TestBuildWithoutTheGate(t *testing.T) {
 	if err := older(unix.LOCK_SH); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Exclusive(soon(t), dir); !errors.Is(err, ErrLocked) {
+	if _, err := Exclusive(soon(t), dir, "test"); !errors.Is(err, ErrLocked) {
 		t.Errorf("ours alone beside its share: %v", err)
 	}
 	if err := older(unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Shared(soon(t), dir); !errors.Is(err, ErrLocked) {
+	if _, err := Shared(soon(t), dir, "test"); !errors.Is(err, ErrLocked) {
 		t.Errorf("our share beside its own alone: %v", err)
+	}
+}
+
+// A long GC is no reason to end it: the note says that it is one.
+func TestHoldersSayWhatTheyDo(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Exclusive(t.Context(), dir, "GC")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Shared(soon(t), dir, "ADD")
+	if want := fmt.Sprintf(" GC (pid %d) for ", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v does not say %q", err, want)
+	}
+	l.Release()
+	if l, err = Shared(t.Context(), dir, "ADD"); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	_, err = Exclusive(soon(t), dir, "start")
+	if want := fmt.Sprintf(" ADD (pid %d) for ", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v does not say %q", err, want)
 	}
 }
 
@@ -199,26 +222,26 @@ func TestHoldersAreNamed(t *testing.T) {
 		}
 	}
 	other := startHelper(t, helperShare, dir)
-	_, err := Exclusive(soon(t), dir)
-	assert(err, filepath.Join(dir, "lock"), describe(other.Process.Pid), "end it")
+	_, err := Exclusive(soon(t), dir, "test")
+	assert(err, filepath.Join(dir, "lock"), describe("test", other.Process.Pid), "end it")
 	if strings.Contains(err.Error(), "more") {
 		t.Errorf("error %q names more than the one that holds it", err)
 	}
 	for range 20 {
-		l, err := Shared(t.Context(), dir)
+		l, err := Shared(t.Context(), dir, "test")
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(l.Release)
 	}
-	_, err = Exclusive(soon(t), dir)
-	assert(err, describe(other.Process.Pid), "and 18 more") // the oldest first
+	_, err = Exclusive(soon(t), dir, "test")
+	assert(err, describe("test", other.Process.Pid), "and 18 more") // the oldest first
 	if err := other.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = other.Wait()
-	_, err = Exclusive(soon(t), dir)
-	assert(err, describe(os.Getpid()), "and 17 more")
+	_, err = Exclusive(soon(t), dir, "test")
+	assert(err, describe("test", os.Getpid()), "and 17 more")
 	left, err := os.ReadDir(filepath.Join(dir, holdersName))
 	if err != nil || len(left) != 20 {
 		t.Errorf("%d notes, error %v, want one of each holder", len(left), err)
@@ -234,7 +257,7 @@ func TestNotesOfTheKilledGo(t *testing.T) {
 		}
 		_ = other.Wait()
 	}
-	l, err := Exclusive(t.Context(), dir)
+	l, err := Exclusive(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,12 +276,12 @@ func TestWithoutNotes(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, holdersName), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Shared(t.Context(), dir)
+	l, err := Shared(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Release()
-	if _, err := Exclusive(soon(t), dir); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "lslocks") {
+	if _, err := Exclusive(soon(t), dir, "test"); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "lslocks") {
 		t.Errorf("error %v", err)
 	}
 }

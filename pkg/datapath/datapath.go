@@ -68,6 +68,8 @@ type Options struct {
 
 	// begin, when it is not nil, is called before the first change to what runs.
 	begin func()
+	// work is what who waits for the node's lock is told; empty: the start.
+	work string
 }
 
 func (o Options) withDefaults() Options {
@@ -76,6 +78,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.LockTimeout == 0 {
 		o.LockTimeout = defaultLockTimeout
+	}
+	if o.work == "" {
+		o.work = "start"
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -88,10 +93,10 @@ func (o Options) attacher() attach.Attacher {
 }
 
 // lock takes the node's lock for a change to all pods at once.
-func (o Options) lock(ctx context.Context) (*bpffs.Lock, error) {
+func (o Options) lock(ctx context.Context, work string) (*bpffs.Lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.LockTimeout)
 	defer cancel()
-	return bpffs.Exclusive(ctx, o.StateDir)
+	return bpffs.Exclusive(ctx, o.StateDir, work)
 }
 
 // LoadLock is the file in the state directory that keeps two loads apart. The
@@ -139,7 +144,7 @@ func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) erro
 		return fmt.Errorf("reconfigure programs: %w", err)
 	}
 	opts := d.opts
-	opts.NodeConfig = node
+	opts.NodeConfig, opts.work = node, "mode change"
 	begun := false
 	opts.begin = func() {
 		begun = true

@@ -117,7 +117,7 @@ func (l *loader) run(ctx context.Context) error {
 // begin comes before anything that runs is touched: nobody works on a pod, attaches or detaches from then on.
 func (l *loader) begin(ctx context.Context) (err error) {
 	started := time.Now()
-	if l.pods, err = l.opts.lock(ctx); err != nil {
+	if l.pods, err = l.opts.lock(ctx, l.opts.work); err != nil {
 		return err
 	}
 	l.opts.Log.Info("no work on a pod is under way", "waited", time.Since(started))

@@ -169,12 +169,27 @@ func TestNewerLayoutIsRefused(t *testing.T) {
 
 func TestLoadWaitsForPodsWithinBounds(t *testing.T) {
 	opts := isolated(t, attach.Auto)
-	lock, err := bpffs.Shared(context.Background(), opts.StateDir)
+	lock, err := bpffs.Shared(context.Background(), opts.StateDir, "test")
 	check(t, err)
 	defer lock.Release()
 	opts.LockTimeout = 20e6
 	_, err = Load(context.Background(), opts)
 	refused(t, "locked", err, bpffs.ErrLocked, opts.StateDir)
+}
+
+func TestLoadSaysWhatItHoldsTheLockFor(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	var inTheWay error
+	opts.begin = func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, inTheWay = bpffs.Shared(ctx, opts.StateDir, "ADD")
+	}
+	mustLoad(t, opts)
+	refused(t, "start", inTheWay, bpffs.ErrLocked, " start (")
+	opts.work = "mode change"
+	mustLoad(t, opts)
+	refused(t, "mode change", inTheWay, bpffs.ErrLocked, " mode change (")
 }
 
 func TestPinDirectoryMustBeOnBPFFS(t *testing.T) {

@@ -22,7 +22,7 @@ func Remove(ctx context.Context, opts Options) error {
 		return err
 	}
 	defer loading.Release()
-	pods, err := opts.lock(ctx)
+	pods, err := opts.lock(ctx, "removal")
 	if err != nil {
 		return err
 	}

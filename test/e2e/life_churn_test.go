@@ -148,7 +148,7 @@ func TestLifeHungPlugin(t *testing.T) {
 		out, err := node.Exec(t.Context(), "ip", "route", "show", far)
 		return err == nil && strings.Contains(string(out), far)
 	}
-	hung, err := bpffs.Shared(t.Context(), node.StateDir())
+	hung, err := bpffs.Shared(t.Context(), node.StateDir(), "test")
 	if err != nil {
 		t.Fatal(err)
 	}
