@@ -27,7 +27,7 @@ func TestLockThatIsNotToBeHadIsToldOnce(t *testing.T) {
 	r := &reconciler{reported: map[string]bool{}}
 	count := logged(r)
 	dir := t.TempDir()
-	holder, err := bpffs.Shared(t.Context(), dir)
+	holder, err := bpffs.Shared(t.Context(), dir, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestLockThatIsNotToBeHadIsToldOnce(t *testing.T) {
 	texts := map[string]bool{}
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-		_, err := bpffs.Exclusive(ctx, dir)
+		_, err := bpffs.Exclusive(ctx, dir, "test")
 		cancel()
 		if !errors.Is(err, bpffs.ErrLocked) {
 			t.Fatal(err)
