@@ -210,6 +210,9 @@ func (l *loader) openTables() error {
 	return nil
 }
 
+// startOver is the way to a build that cannot use the maps that are there.
+const startOver = "or drain the node and reboot it; `ebpf-agent cleanup` removes the maps too, but takes the network from every pod that lives"
+
 // checkLayout refuses maps of a newer build: what their values mean is unknown.
 func (l *loader) checkLayout() error {
 	m, err := openPin(l.opts.Dir.Map(config.Name))
@@ -222,8 +225,8 @@ func (l *loader) checkLayout() error {
 		return err
 	}
 	if layout := decode[config.Value](v[0]).Layout; layout > wire.LayoutVersion {
-		return fmt.Errorf("pinned maps have layout %d, this build knows %d: %w; run a newer build, "+
-			"or remove the dataplane with `ebpf-agent cleanup`", layout, wire.LayoutVersion, ErrLayout)
+		return fmt.Errorf("pinned maps have layout %d, this build knows %d: %w; run a newer build, %s",
+			layout, wire.LayoutVersion, ErrLayout, startOver)
 	}
 	return nil
 }

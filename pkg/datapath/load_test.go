@@ -111,7 +111,7 @@ func badBuilds() []bad {
 		{"an unknown action", program("ec_to_uplink", asm.Mov.Imm(asm.R0, 5), asm.Return()), ErrSelfTest, []string{"ec_to_uplink", "action 5"}},
 		{"the chain is ended", program("ec_from_pod", asm.Mov.Imm(asm.R0, 0), asm.Return()), ErrSelfTest, []string{"ec_from_pod", "action 0"}},
 		{"the collector fails", program("ec_collect", asm.Mov.Imm(asm.R0, 1), asm.Return()), ErrSelfTest, []string{"ec_collect"}},
-		{"a value shrinks", layout("snat", func(m *ebpf.MapSpec) { m.ValueSize -= 8 }), ErrLayout, []string{"snat", "value is 32, was 40"}},
+		{"a value shrinks", layout("snat", func(m *ebpf.MapSpec) { m.ValueSize -= 8 }), ErrLayout, []string{"snat", "value is 32, was 40", "drain the node and reboot"}},
 		{"a key changes", layout("conntrack", func(m *ebpf.MapSpec) { m.KeySize += 4 }), ErrLayout, []string{"conntrack", "key is 44, was 40"}},
 		{"a type changes", layout("snat", func(m *ebpf.MapSpec) { m.Type = ebpf.LRUHash }), ErrLayout, []string{"snat", "type is LRUHash, was Hash"}},
 		{"too small a table", func(o *Options, _ *ebpf.CollectionSpec) { o.SnatEntries = nodeFlows - 50 }, ErrLayout, []string{"snat", "250"}},
@@ -161,7 +161,7 @@ func TestNewerLayoutIsRefused(t *testing.T) {
 	check(t, m.Put(config.Key{}, config.Value{Layout: wire.LayoutVersion + 1}))
 	old := n.attached(t)
 	_, err = Load(context.Background(), n.opts)
-	refused(t, "newer layout", err, ErrLayout, "newer build")
+	refused(t, "newer layout", err, ErrLayout, "newer build", "drain the node and reboot")
 	if diff := cmp.Diff(old, n.attached(t), cmp.AllowUnexported(place{})); diff != "" {
 		t.Errorf("attachments (-before +after):\n%s", diff)
 	}

@@ -152,8 +152,7 @@ func (t *table) checkGrowth(old *ebpf.Map) error {
 	}
 	if len(diffs) > 0 {
 		return fmt.Errorf("map %s: %s (a layout grows only at the end of its values): %w; "+
-			"run the build that made it, or remove the dataplane with `ebpf-agent cleanup`",
-			t.name, strings.Join(diffs, ", "), ErrLayout)
+			"run the build that made it or a newer one, %s", t.name, strings.Join(diffs, ", "), ErrLayout, startOver)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ securityContext:
     add:
       # Load programs, make maps.
       - BPF
-      # Attach programs, write routes, neighbours and the sysctls below net.
+      # Attach programs, read rules and IPsec policies, write routes, neighbours and the sysctls below net.
       - NET_ADMIN
       # The verifier's full rules, which the programs need.
       - PERFMON
