@@ -185,8 +185,8 @@ EC_INLINE int from_uplink_fragment(struct pkt *pkt)
 	if (!pkt_proto_known(pkt->tuple.proto))
 		return 0;
 	if (pkt->fragment == FRAGMENT_LATER)
-		return frag_recall(pkt) ? 0 : -DROP_FRAGMENT_UNKNOWN;
-	frag_remember(pkt);
+		return frag_recall(pkt, FRAGMENTS_WORLD) ? 0 : -DROP_FRAGMENT_UNKNOWN;
+	frag_remember(pkt, FRAGMENTS_WORLD);
 	return 0;
 }
 

@@ -86,7 +86,7 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 			return ret ?: -DROP_NO_MAPPING;
 	}
 	if (pkt->fragment == FRAGMENT_FIRST)
-		frag_remember(pkt);
+		frag_remember(pkt, FRAGMENTS_NODE);
 	nat_note_out(own, pkt);
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
@@ -154,7 +154,7 @@ EC_INLINE int to_uplink(struct __sk_buff *ctx)
 	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst)) ? -DROP_SPOOFED_SOURCE
 											      : TRAFFIC_STACK;
-	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt)))
+	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt, FRAGMENTS_NODE)))
 		return TRAFFIC_STACK;
 	if (pkt->l4 == L4_ICMP_ERROR)
 		return to_uplink_error(ctx, s);

@@ -45,7 +45,6 @@ var records = map[string]reflect.Type{
 	"drop_counter":    reflect.TypeFor[drops.Value](),
 	"endpoint_key":    reflect.TypeFor[endpoints.Key](),
 	"endpoint":        reflect.TypeFor[endpoints.Value](),
-	"fragment_key":    reflect.TypeFor[fragments.Key](),
 	"fragment":        reflect.TypeFor[fragments.Value](),
 	"port_count":      reflect.TypeFor[ports.Value](),
 	"snat_entry":      reflect.TypeFor[snat.Value](),
@@ -97,10 +96,14 @@ func named[E interface {
 }
 
 var enums = map[string]enum{
-	"layout":         {constants: map[string]uint64{"LAYOUT_VERSION": wire.LayoutVersion}},
-	"ports_layout":   {constants: map[string]uint64{"PORTS_BITS": ports.Bits}},
-	"drop_layout":    {constants: map[string]uint64{"DROP_SLOTS": drops.Slots}},
-	"traffic_layout": {constants: map[string]uint64{"TRAFFIC_SLOTS": traffic.Slots}},
+	"layout": {constants: map[string]uint64{"LAYOUT_VERSION": wire.LayoutVersion}},
+	"fragments_layout": {constants: map[string]uint64{
+		"FRAGMENTS_OF_WORLD": fragments.OfWorld, "FRAGMENTS_OF_OTHERS": fragments.OfOthers, "FRAGMENTS_EACH": fragments.Each,
+	}},
+	"fragments_holder": {constants: map[string]uint64{"FRAGMENTS_WORLD": fragments.World, "FRAGMENTS_NODE": fragments.Node}},
+	"ports_layout":     {constants: map[string]uint64{"PORTS_BITS": ports.Bits}},
+	"drop_layout":      {constants: map[string]uint64{"DROP_SLOTS": drops.Slots}},
+	"traffic_layout":   {constants: map[string]uint64{"TRAFFIC_SLOTS": traffic.Slots}},
 	"direction": {
 		prefix: "DIRECTION_", name: named[wire.Direction], count: "DIRECTIONS", unnamed: uint64(wire.Directions),
 		constants: map[string]uint64{
@@ -269,23 +272,45 @@ func sameKind(c btf.Type, goType reflect.Type) bool {
 	return false
 }
 
+// tupleOf is struct tuple, if P is its ports' type.
+type tupleOf[P any] struct {
+	Src, Dst     wire.Addr
+	Sport, Dport P
+	Proto        wire.Protocol
+	_            [3]byte
+}
+
 // TestCompareStructFindsDifferences spoils a type in every way that matters.
 func TestCompareStructFindsDifferences(t *testing.T) {
 	var c *btf.Struct
-	if err := load(t).Types.TypeByName("fragment", &c); err != nil {
+	if err := load(t).Types.TypeByName("tuple", &c); err != nil {
 		t.Fatal(err)
 	}
 	for name, spoilt := range map[string]any{
-		"too short":   struct{ Sport wire.Port }{},
-		"swapped":     struct{ Dport, Sport wire.Port }{},
-		"host order":  struct{ Sport, Dport uint16 }{},
-		"too long":    struct{ Sport, Dport uint32 }{},
-		"other name":  struct{ SourcePort, Dport wire.Port }{},
-		"no struct":   uint32(0),
-		"extra field": struct{ Sport, Dport, X wire.Port }{},
+		"swapped": struct {
+			Src, Dst     wire.Addr
+			Dport, Sport wire.Port
+			Proto        wire.Protocol
+			_            [3]byte
+		}{},
+		"host order": tupleOf[uint16]{}, "too long": tupleOf[uint32]{},
+		"other name": struct {
+			Src, Dst          wire.Addr
+			SourcePort, Dport wire.Port
+			Proto             wire.Protocol
+			_                 [3]byte
+		}{},
+		"no struct": uint32(0), "too short": struct{ Src, Dst wire.Addr }{},
+		"extra field": struct {
+			Src, Dst     wire.Addr
+			Sport, Dport wire.Port
+			Proto        wire.Protocol
+			X            wire.Protocol
+			_            [2]byte
+		}{},
 	} {
 		if len(compareStruct(c, reflect.TypeOf(spoilt))) == 0 {
-			t.Errorf("%s: %T passes for struct fragment", name, spoilt)
+			t.Errorf("%s: %T passes for struct tuple", name, spoilt)
 		}
 	}
 }
@@ -318,11 +343,12 @@ func TestMaps(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]uint32{
-		drops.Name:   uint32(wire.Directions) * drops.Slots,
-		traffic.Name: uint32(wire.Directions) * traffic.Slots,
-		usage.Name:   uint32(usage.Tables),
-		ports.Name:   1 << ports.Bits,
-		config.Name:  1,
+		drops.Name:     uint32(wire.Directions) * drops.Slots,
+		traffic.Name:   uint32(wire.Directions) * traffic.Slots,
+		usage.Name:     uint32(usage.Tables),
+		ports.Name:     1 << ports.Bits,
+		fragments.Name: fragments.OfWorld + fragments.OfOthers,
+		config.Name:    1,
 	} {
 		if m := spec.Maps[name]; m != nil && m.MaxEntries != want {
 			t.Errorf("map %s has %d entries, want %d", name, m.MaxEntries, want)

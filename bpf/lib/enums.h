@@ -16,6 +16,8 @@ union record_enums {
 	enum drop_reason drop_reason;
 	enum drop_layout drop_layout;
 	enum flow_state flow_state;
+	enum fragments_holder fragments_holder;
+	enum fragments_layout fragments_layout;
 	enum ports_layout ports_layout;
 	enum snat_flags snat_flags;
 	enum traffic_event traffic_event;

@@ -1,45 +1,132 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The ports of fragmented datagrams: only the first fragment has them. */
+/*
+ * The ports of fragmented datagrams: only the first fragment has them. Each holder
+ * (a pod by its ifindex, or one of enum fragments_holder) has places of its own
+ * and pushes out only what it remembered itself, the oldest first.
+ */
 #ifndef EC_LIB_FRAG_H
 #define EC_LIB_FRAG_H
 
 #include "bpf/lib/maps.h"
 #include "bpf/lib/pkt.h"
 
-EC_INLINE struct fragment_key frag_key(const struct pkt *pkt)
-{
-	struct fragment_key key = {
-		.src = pkt->tuple.src,
-		.dst = pkt->tuple.dst,
-		.id = pkt->ip_id,
-		.proto = pkt->tuple.proto,
-	};
+/* The kernel gives up putting a datagram together after as long. */
+#define FRAGMENT_LIFETIME (30 * NSEC_PER_SEC)
 
-	return key;
+enum {
+	/* In how many of its holder's places a datagram may stand. */
+	FRAGMENT_WAYS = 4,
+	/* In last_seen: a program is writing the record. */
+	FRAGMENT_BUSY = 1,
+};
+
+EC_INLINE __u32 frag_hash(const struct pkt *pkt)
+{
+	const __u32 *src = (const __u32 *)&pkt->tuple.src, *dst = (const __u32 *)&pkt->tuple.dst;
+	__u64 hash = ((__u32)pkt->ip_id << 8 | pkt->tuple.proto) * 0x9e3779b97f4a7c15ULL;
+
+	hash += src[3] * 0xbf58476d1ce4e5b9ULL + dst[3] * 0x94d049bb133111ebULL;
+	return hash >> 32;
+}
+
+/*
+ * One of the holder's places. Multiples of the golden ratio lie apart, so pods whose
+ * indices are near to each other share hardly any.
+ */
+EC_INLINE struct fragment *frag_place(__u32 ifindex, __u32 hash)
+{
+	__u64 own = (__u64)ifindex * FRAGMENTS_EACH + hash % FRAGMENTS_EACH;
+	__u32 place = hash % FRAGMENTS_OF_WORLD;
+
+	if (ifindex != FRAGMENTS_WORLD)
+		place = FRAGMENTS_OF_WORLD + (((own * 0x9e3779b97f4a7c15ULL) >> 32) * FRAGMENTS_OF_OTHERS >> 32);
+	return bpf_map_lookup_elem(&fragments, &place);
+}
+
+EC_INLINE __u64 frag_stamp(const struct fragment *f)
+{
+	return *(const volatile __u64 *)&f->last_seen;
+}
+
+EC_INLINE bool frag_stands(__u64 stamp, __u64 now)
+{
+	return stamp + FRAGMENT_LIFETIME > now;
+}
+
+EC_INLINE bool frag_is(const struct fragment *f, const struct pkt *pkt, __u32 ifindex)
+{
+	return f->id == pkt->ip_id && f->ifindex == ifindex && f->proto == pkt->tuple.proto &&
+	       addr_equal(&f->src, &pkt->tuple.src) && addr_equal(&f->dst, &pkt->tuple.dst);
+}
+
+/* Writes a record whose stamp is still the one given: of two CPUs one does. */
+EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct pkt *pkt, __u32 ifindex)
+{
+	if (__sync_val_compare_and_swap(&f->last_seen, stamp, FRAGMENT_BUSY) != stamp)
+		return;
+	f->src = pkt->tuple.src;
+	f->dst = pkt->tuple.dst;
+	f->id = pkt->ip_id;
+	f->proto = pkt->tuple.proto;
+	f->sport = pkt->tuple.sport;
+	f->dport = pkt->tuple.dport;
+	f->ifindex = ifindex;
+	__sync_lock_test_and_set(&f->last_seen, bpf_ktime_get_coarse_ns());
 }
 
 /* Remembers a first fragment's ports; the packet must be as it arrived. */
-EC_CALL void frag_remember(const struct pkt *pkt)
+EC_CALL void frag_remember(const struct pkt *pkt, __u32 ifindex)
 {
-	struct fragment_key key = frag_key(pkt);
-	struct fragment ports = {.sport = pkt->tuple.sport, .dport = pkt->tuple.dport};
+	__u64 stamp, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
+	struct fragment *f, *chosen = NULL;
+	__u32 hash = frag_hash(pkt);
 
-	bpf_map_update_elem(&fragments, &key, &ports, BPF_ANY);
+	for (int i = 0; i < FRAGMENT_WAYS; i++) {
+		f = frag_place(ifindex, hash + i);
+		if (!f)
+			return;
+		stamp = frag_stamp(f);
+		if (stamp == FRAGMENT_BUSY || (f->ifindex != ifindex && frag_stands(stamp, now)))
+			continue;
+		if (frag_is(f, pkt, ifindex)) {
+			chosen = f;
+			oldest = stamp;
+			break;
+		}
+		if (stamp < oldest) {
+			chosen = f;
+			oldest = stamp;
+		}
+	}
+	if (chosen)
+		frag_write(chosen, oldest, pkt, ifindex);
 }
 
-/* Gives a later fragment the ports of its first; false: that was not seen. */
-EC_CALL bool frag_recall(struct pkt *pkt)
+/* Gives a later fragment the ports of its first; false: that was not seen, or is forgotten. */
+EC_CALL bool frag_recall(struct pkt *pkt, __u32 ifindex)
 {
-	struct fragment_key key = frag_key(pkt);
-	struct fragment *ports = bpf_map_lookup_elem(&fragments, &key);
+	__u64 stamp, now = bpf_ktime_get_coarse_ns();
+	__u32 hash = frag_hash(pkt);
+	struct fragment *f;
 
-	if (!ports)
-		return false;
-	pkt->tuple.sport = ports->sport;
-	pkt->tuple.dport = ports->dport;
-	if (pkt_proto_known(pkt->tuple.proto))
-		pkt->l4 = L4_FLOW;
-	return true;
+	for (int i = 0; i < FRAGMENT_WAYS; i++) {
+		f = frag_place(ifindex, hash + i);
+		if (!f)
+			return false;
+		stamp = frag_stamp(f);
+		barrier();
+		if (stamp == FRAGMENT_BUSY || !frag_stands(stamp, now) || !frag_is(f, pkt, ifindex))
+			continue;
+		pkt->tuple.sport = f->sport;
+		pkt->tuple.dport = f->dport;
+		barrier();
+		if (frag_stamp(f) != stamp)
+			return false; /* another CPU has begun to write it */
+		if (pkt_proto_known(pkt->tuple.proto))
+			pkt->l4 = L4_FLOW;
+		return true;
+	}
+	return false;
 }
 
 #endif

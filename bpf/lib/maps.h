@@ -76,10 +76,10 @@ struct {
 } conntrack SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct fragment_key);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
 	__type(value, struct fragment);
-	__uint(max_entries, 8192);
+	__uint(max_entries, FRAGMENTS_OF_WORLD + FRAGMENTS_OF_OTHERS);
 } fragments SEC(".maps");
 
 /* The kernel takes the BTF of an array only with a plain integer as its key. */

@@ -18,14 +18,14 @@ struct world {
 	bool via_stack; /* its flow walks the stack */
 };
 
-EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE int world_ports(struct __sk_buff *ctx, struct pkt *pkt, __u32 ifindex)
 {
 	if (!pkt_parse_l4(ctx, pkt))
 		return -DROP_INVALID;
-	if (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt))
+	if (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt, ifindex))
 		return -DROP_FRAGMENT_UNKNOWN;
 	if (pkt->fragment == FRAGMENT_FIRST)
-		frag_remember(pkt);
+		frag_remember(pkt, ifindex);
 	return 0;
 }
 
@@ -60,7 +60,7 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 	const struct tuple *out = &s->pkt.tuple;
 	int ret;
 
-	ret = world_ports(ctx, &s->pkt);
+	ret = world_ports(ctx, &s->pkt, s->owner.ifindex);
 	if (ret < 0)
 		return ret;
 	if (s->pkt.l4 == L4_ICMP_ERROR)

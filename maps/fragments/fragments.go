@@ -1,5 +1,5 @@
-// Package fragments is the LRU map from a fragmented datagram to the ports that
-// its first fragment carried. The programs write it.
+// Package fragments is the array of fragmented datagrams with the ports that the
+// first fragment of each carried. The programs write it.
 package fragments
 
 import (
@@ -10,19 +10,36 @@ import (
 // Name is the map's name in the object and below the pin directory.
 const Name = "fragments"
 
-// Key is struct fragment_key.
+// OfWorld and OfOthers are how many places there are for what the world sends to
+// the node, and for all else; Each is how many of those a pod has.
+const (
+	OfWorld  = 8192
+	OfOthers = 57344
+	Each     = 64
+)
+
+// Who holds a record, where it is no pod.
+const (
+	World = 0
+	Node  = 1
+)
+
+// Key is the array index.
 type Key struct {
-	Src   wire.Addr
-	Dst   wire.Addr
-	ID    uint32
-	Proto wire.Protocol
-	_     [3]byte
+	Place uint32
 }
 
-// Value is struct fragment.
+// Value is struct fragment. LastSeen is 0 in a record never used.
 type Value struct {
-	Sport wire.Port
-	Dport wire.Port
+	Src      wire.Addr
+	Dst      wire.Addr
+	ID       uint32
+	Proto    wire.Protocol
+	_        [3]byte
+	Sport    wire.Port
+	Dport    wire.Port
+	Ifindex  uint32
+	LastSeen uint64
 }
 
 // Map is the open map.

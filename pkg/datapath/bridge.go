@@ -104,7 +104,7 @@ func (l *loader) sayFlowsMove(on bool) error {
 
 func (l *loader) flowsMove() bool {
 	for _, t := range l.tables {
-		if t.moves() && contentOf(t.name, t.spec) == flows {
+		if t.moves() && contentOf(t.name) == flows {
 			return true
 		}
 	}

@@ -28,7 +28,7 @@ func newSource(m *ebpf.Map) *source { return &source{m: m} }
 // programs don't know that map yet, so a second pass may replace and remove:
 // it catches up with what happened since the first.
 func (t *table) fill() error {
-	if contentOf(t.name, t.spec) == hints {
+	if contentOf(t.name) == hints {
 		return nil
 	}
 	if t.live {
@@ -36,7 +36,7 @@ func (t *table) fill() error {
 	}
 	for _, s := range t.sources {
 		var err error
-		switch kind := contentOf(t.name, t.spec); {
+		switch kind := contentOf(t.name); {
 		case s.left:
 			err = t.mergeFrom(s)
 		case kind == flows:
@@ -105,7 +105,7 @@ func (t *table) merge() error {
 }
 
 func (t *table) mergeFrom(s *source) error {
-	kind := contentOf(t.name, t.spec)
+	kind := contentOf(t.name)
 	if kind == hints {
 		return nil
 	}
@@ -132,7 +132,7 @@ func (t *table) mergeFrom(s *source) error {
 // giveBack brings what the new programs wrote into the pinned map, which the old
 // programs go on using after all.
 func (t *table) giveBack() error {
-	kind := contentOf(t.name, t.spec)
+	kind := contentOf(t.name)
 	if t.pinned || !t.moves() || kind == mirrored || kind == hints {
 		return nil
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
@@ -151,6 +152,28 @@ func refused(t *testing.T, name string, err, matches error, says ...string) {
 			t.Errorf("%s: %q does not say %q", name, err, s)
 		}
 	}
+}
+
+// A map whose content may be lost becomes one of another kind.
+func TestMapOfAnotherKindBeginsEmpty(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Auto))
+	path := n.opts.Dir.Map(fragments.Name)
+	check(t, os.Remove(path))
+	old, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: 40, ValueSize: 4, MaxEntries: 8192})
+	check(t, err)
+	defer old.Close()
+	check(t, old.Put(make([]byte, 40), make([]byte, 4)))
+	check(t, old.Pin(path))
+	d, err := Load(context.Background(), n.opts)
+	check(t, err)
+	defer d.Close()
+	m, err := fragments.Open(path)
+	check(t, err)
+	defer m.Close()
+	if m.Type() != ebpf.Array {
+		t.Errorf("the pinned map is %v", m)
+	}
+	n.verify(t)
 }
 
 func TestNewerLayoutIsRefused(t *testing.T) {

@@ -5,11 +5,10 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
@@ -29,16 +28,15 @@ const (
 	counters
 	// owned: a record that is mirrored but for the counters in it.
 	owned
-	// cache: the programs write, and what is lost costs little.
-	cache
-	// hints: the same, and of a map that is made anew nothing is copied.
+	// hints: the programs write, and what is lost costs little: a map that is made
+	// anew, of whatever kind, begins empty.
 	hints
 )
 
 // counts says that there are counters in the map.
 func (c content) counts() bool { return c == counters || c == owned }
 
-func contentOf(name string, spec *ebpf.MapSpec) content {
+func contentOf(name string) content {
 	switch name {
 	case snat.Name, snat.ReverseName, conntrack.Name:
 		return flows
@@ -46,11 +44,8 @@ func contentOf(name string, spec *ebpf.MapSpec) content {
 		return counters
 	case devices.Name:
 		return owned
-	case journal.SnatName, journal.ConntrackName, journal.CandidatesName, ports.Name:
+	case journal.SnatName, journal.ConntrackName, journal.CandidatesName, ports.Name, fragments.Name:
 		return hints
-	}
-	if spec.Type == ebpf.LRUHash || spec.Type == ebpf.LRUCPUHash {
-		return cache
 	}
 	return mirrored
 }

@@ -290,14 +290,14 @@ func TestBatchesAreLargeEnoughForAnyBucket(t *testing.T) {
 func TestEveryMapHasAKnownContent(t *testing.T) {
 	want := map[string]content{
 		config.Name: mirrored, destinations.Name: mirrored, endpoints.Name: mirrored, "uplinks": mirrored,
-		devices.Name: owned, fragments.Name: cache, snat.Name: flows, snat.ReverseName: flows,
+		devices.Name: owned, fragments.Name: hints, snat.Name: flows, snat.ReverseName: flows,
 		conntrack.Name: flows, drops.Name: counters, "traffic": counters, usage.Name: counters,
 		ports.Name: hints, journal.SnatName: hints, journal.ConntrackName: hints, journal.CandidatesName: hints,
 	}
 	got := make(map[string]content)
-	for name, m := range embedded(t).Maps {
+	for name := range embedded(t).Maps {
 		if !isPrivate(name) {
-			got[name] = contentOf(name, m)
+			got[name] = contentOf(name)
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -112,8 +112,11 @@ func fillAll(t *testing.T, r Reader) {
 		Value: conntrack.Value{Ifindex: 42, FromPod: snat.ACK, FromWorld: snat.SYN, LastSeen: now - 1},
 	})
 	put(t, r, fragments.Name, typed.Entry[fragments.Key, fragments.Value]{
-		Key:   fragments.Key{Src: addr("10.244.1.9"), Dst: addr("192.0.2.80"), ID: 777, Proto: wire.UDP},
-		Value: fragments.Value{Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53)},
+		Key: fragments.Key{Place: 3},
+		Value: fragments.Value{
+			Src: addr("10.244.1.9"), Dst: addr("192.0.2.80"), ID: 777, Proto: wire.UDP,
+			Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53), Ifindex: 42, LastSeen: now - 1,
+		},
 	})
 	count(t, r, drops.Name, drops.Index(wire.FromPod, drops.SpoofedSource), drops.Value{Packets: 2, Bytes: 128})
 	count(t, r, traffic.Name, traffic.Index(wire.FromUplink, traffic.Delivered), traffic.Value{Packets: 5, Bytes: 500})

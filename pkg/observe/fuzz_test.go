@@ -11,7 +11,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
-	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -38,8 +37,8 @@ func FuzzRows(f *testing.F) {
 				show(t, v, raw, at)
 			case view[conntrack.Key, conntrack.Value]:
 				show(t, v, raw, at)
-			case view[fragments.Key, fragments.Value]:
-				show(t, v, raw, at)
+			case fragmentsView:
+				show(t, datagrams, raw, at)
 			case view[config.Key, config.Value]:
 				show(t, v, raw, at)
 			case view[usage.Key, usage.Value]:

@@ -153,7 +153,7 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 			if diff := cmp.Diff(wantPeers, s.Peers, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("peers (-want +got):\n%s", diff)
 			}
-			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 || len(s.Maps) != 8 {
+			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 || len(s.Maps) != 7 {
 				t.Errorf("status: %+v", s)
 			}
 		})

@@ -16,7 +16,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
-	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -151,18 +150,7 @@ var views = []reader{
 			}
 		},
 	},
-	view[fragments.Key, fragments.Value]{
-		mapName: fragments.Name,
-		columns: columns("PROTO", "SOURCE", "DESTINATION", "ID#", "SPORT#", "DPORT#"),
-		compare: func(a, b fragments.Key) int {
-			return cmp.Or(cmp.Compare(a.Proto, b.Proto), compareAddr(a.Src, b.Src), compareAddr(a.Dst, b.Dst), cmp.Compare(a.ID, b.ID))
-		},
-		cells: func(k fragments.Key, v fragments.Value, _ uint64) []string {
-			return []string{
-				k.Proto.String(), k.Src.String(), k.Dst.String(), number(k.ID), number(v.Sport.Host()), number(v.Dport.Host()),
-			}
-		},
-	},
+	fragmentsView{},
 	dropsView{},
 	trafficView{},
 	view[config.Key, config.Value]{

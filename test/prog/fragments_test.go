@@ -5,6 +5,10 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -44,6 +48,17 @@ func joined(b *bed, parts []result) []byte {
 	header[20], header[21] = 0, 0
 	setIPSum(header)
 	return append(header, l4...)
+}
+
+// firstFragment finds what is remembered of a pod's datagram.
+func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
+	pod := uint32(b.pods[key.Src.String()].index)
+	for e, err := range b.fragments.All() {
+		if v := e.Value; err != nil || v.Ifindex == pod && v.Src == key.Src && v.Dst == key.Dst && v.ID == id && v.Proto == key.Proto {
+			return v, err
+		}
+	}
+	return fragments.Value{}, ebpf.ErrKeyNotExist
 }
 
 // A datagram of 9 000 bytes goes out and comes back in fragments, and both ends could put it together.
@@ -176,4 +191,28 @@ func TestFragmentUnknownProtocolOfWorldsFlow(t *testing.T) {
 	b.fromUplink(esp).is("delivered")
 	b.fromPod(esp.replied()).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
 	b.fromPod(esp.replied().with(func(p *packet) { p.fragment = 8 })).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
+}
+
+// However many datagrams a pod begins, those of other pods and of the world stay known until their rest has come.
+func TestFragmentsOfOnePodPushOutNobodyElses(t *testing.T) {
+	b := newBed(t)
+	large := func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }
+	out := udp(podA, 5000, world, 53).with(large)
+	back := answer(b.fromPod(udp(podA, 5000, world, 53)).is("forwarded"), out).with(large)
+	of, to := fragmented(b, out), fragmented(b, back)
+	b.fromPod(of[0]).is("forwarded")
+	b.fromUplink(to[0]).is("delivered")
+
+	flood := udp(podB, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
+	for id := range uint16(9000) {
+		flood.id = id
+		b.fromPod(flood).is("forwarded")
+	}
+	for i := 1; i < len(of); i++ {
+		b.fromPod(of[i]).is("forwarded")
+		b.fromUplink(to[i]).is("delivered")
+	}
+	rest := flood.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
+	b.fromPod(rest).is("forwarded")
+	b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAGMENT_UNKNOWN")
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
-	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -180,11 +179,11 @@ func (s *storm) noPodToWorld(out []byte) error {
 	}
 	key := tuple(v.proto, v.src, v.sport, v.dst, v.dport)
 	if v.later {
-		ports, err := s.fragments.Get(fragments.Key{Src: key.Src, Dst: key.Dst, ID: uint32(v.ip[4])<<8 | uint32(v.ip[5]), Proto: v.proto})
+		first, err := s.firstFragment(key, uint32(v.ip[4])<<8|uint32(v.ip[5]))
 		if err != nil {
 			return fmt.Errorf("%v: a later fragment of no datagram: %w", v, err)
 		}
-		key.Sport, key.Dport = ports.Sport, ports.Dport
+		key.Sport, key.Dport = first.Sport, first.Dport
 	} else if inner, err := v.quoted(); err == nil {
 		key = tuple(inner.proto, inner.dst, inner.dport, inner.src, inner.sport)
 	}
