@@ -62,6 +62,11 @@ const longer = 48 * time.Hour
 func (*ebpfPlane) forget(node *lab.Node) (err error) {
 	dir := bpffs.Dir(node.BPFFS())
 	c := datapath.Collector{Maps: map[string]*ebpf.Map{}}
+	defer func() {
+		for _, m := range c.Maps {
+			m.Close()
+		}
+	}()
 	if c.Program, err = ebpf.LoadPinnedProgram(dir.Program("ec_collect"), nil); err != nil {
 		return fmt.Errorf("open the program that sweeps: %w", err)
 	}
@@ -70,7 +75,6 @@ func (*ebpfPlane) forget(node *lab.Node) (err error) {
 		if c.Maps[name], err = ebpf.LoadPinnedMap(dir.Map(name), nil); err != nil {
 			return fmt.Errorf("open map %s: %w", name, err)
 		}
-		defer c.Maps[name].Close()
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
