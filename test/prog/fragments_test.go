@@ -50,11 +50,14 @@ func joined(b *bed, parts []result) []byte {
 	return append(header, l4...)
 }
 
-// firstFragment finds what is remembered of a pod's datagram.
+// firstFragment finds what is remembered of a pod's datagram, in one of the pod's places (frag_place in bpf/lib/frag.h).
 func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 	pod := uint32(b.pods[key.Src.String()].index)
-	for e, err := range b.fragments.All() {
-		if v := e.Value; err != nil || v.Ifindex == pod && v.Src == key.Src && v.Dst == key.Dst && v.ID == id && v.Proto == key.Proto {
+	for n := range uint64(fragments.Each) {
+		own := uint64(pod)*fragments.Each + n
+		place := fragments.OfWorld + own*0x9e3779b97f4a7c15>>32*fragments.OfOthers>>32
+		v, err := b.fragments.Get(fragments.Key{Place: uint32(place)})
+		if err != nil || v.Ifindex == pod && v.Src == key.Src && v.Dst == key.Dst && v.ID == id && v.Proto == key.Proto {
 			return v, err
 		}
 	}
