@@ -50,7 +50,7 @@ EC_INLINE __u64 frag_stamp(const struct fragment *f)
 
 EC_INLINE bool frag_stands(__u64 stamp, __u64 now)
 {
-	return stamp + FRAGMENT_LIFETIME > now;
+	return stamp && stamp + FRAGMENT_LIFETIME > now;
 }
 
 EC_INLINE bool frag_is(const struct fragment *f, const struct pkt *pkt, __u32 ifindex)
