@@ -3,28 +3,26 @@ package device
 import (
 	"context"
 	"errors"
-	"fmt"
+	"net"
 	"net/netip"
 	"os"
-	"os/exec"
+	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// run runs a command in the test's namespace.
-func run(t *testing.T, command string) {
-	t.Helper()
-	words := strings.Fields(command)
-	if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", command, err, out)
-	}
+// cidr is a prefix as netlink takes it.
+func cidr(s string) *net.IPNet {
+	p := netip.MustParsePrefix(s)
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 func TestRules(t *testing.T) {
@@ -34,28 +32,39 @@ func TestRules(t *testing.T) {
 	if diff := cmp.Diff([]Rule{{0, 255, ""}, {32766, 254, ""}, {32767, 253, ""}}, before); diff != "" {
 		t.Errorf("the kernel's own rules (-want +got):\n%s", diff)
 	}
-	for rule, want := range map[string]string{
-		"from 10.1.0.0/16":           "",
-		"to 10.1.0.0/16":             "",
-		"not from 10.1.0.0/16":       "",
-		"iif lo":                     "",
-		"oif lo":                     "",
-		"ipproto tcp":                "",
-		"uidrange 0-1000":            "",
-		"fwmark 0x10":                "a packet mark",
-		"not fwmark 0x10/0xf0":       "a packet mark",
-		"tos 0x10":                   "a TOS value",
-		"ipproto udp dport 53":       "a destination port",
-		"ipproto tcp sport 80-90":    "a source port",
-		"from 10.1.0.0/16 fwmark 16": "a packet mark",
+	prefix, mask := cidr("10.1.0.0/16"), uint32(0xf0)
+	for _, c := range []struct {
+		change func(*netlink.Rule)
+		want   string
+	}{
+		{func(r *netlink.Rule) { r.Src = prefix }, ""},
+		{func(r *netlink.Rule) { r.Dst = prefix }, ""},
+		{func(r *netlink.Rule) { r.Src, r.Invert = prefix, true }, ""},
+		{func(r *netlink.Rule) { r.IifName = "lo" }, ""},
+		{func(r *netlink.Rule) { r.OifName = "lo" }, ""},
+		{func(r *netlink.Rule) { r.IPProto = unix.IPPROTO_TCP }, ""},
+		{func(r *netlink.Rule) { r.UIDRange = netlink.NewRuleUIDRange(0, 1000) }, ""},
+		{func(r *netlink.Rule) { r.Mark = 0x10 }, "a packet mark"},
+		{func(r *netlink.Rule) { r.Mark, r.Mask, r.Invert = 0x10, &mask, true }, "a packet mark"},
+		{func(r *netlink.Rule) { r.Tos = 0x10 }, "a TOS value"},
+		{func(r *netlink.Rule) {
+			r.IPProto, r.Dport = unix.IPPROTO_UDP, netlink.NewRulePortRange(53, 53)
+		}, "a destination port"},
+		{func(r *netlink.Rule) {
+			r.IPProto, r.Sport = unix.IPPROTO_TCP, netlink.NewRulePortRange(80, 90)
+		}, "a source port"},
+		{func(r *netlink.Rule) { r.Src, r.Mark = prefix, 16 }, "a packet mark"},
 	} {
-		run(t, "ip rule add priority 100 lookup 77 "+rule)
+		rule := netlink.NewRule()
+		rule.Family, rule.Priority, rule.Table = unix.AF_INET, 100, 77
+		c.change(rule)
+		must(t, netlink.RuleAdd(rule))
 		rules, err := Rules()
 		must(t, err)
-		if diff := cmp.Diff([]Rule{before[0], {100, 77, want}, before[1], before[2]}, rules); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", rule, diff)
+		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want}, before[1], before[2]}, rules); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", rule, diff)
 		}
-		run(t, "ip rule del priority 100")
+		must(t, netlink.RuleDel(rule))
 	}
 	if _, err := parseRule([]byte{2}); err == nil {
 		t.Error("half a message is taken for a rule")
@@ -68,10 +77,12 @@ func TestRules(t *testing.T) {
 
 func TestTableRoutes(t *testing.T) {
 	h, lo := inside(t)
-	run(t, "ip link set lo up")
-	run(t, "ip route add 10.5.0.0/16 dev lo table 77")
-	run(t, "ip route add 10.6.0.0/16 dev lo table 78")
-	run(t, "ip route add 10.7.0.0/16 dev lo tos 0x10")
+	for _, r := range []netlink.Route{
+		{Dst: cidr("10.5.0.0/16"), Table: 77}, {Dst: cidr("10.6.0.0/16"), Table: 78}, {Dst: cidr("10.7.0.0/16"), Tos: 0x10},
+	} {
+		r.LinkIndex = lo
+		must(t, netlink.RouteAdd(&r))
+	}
 	got, err := h.TableRoutes(map[int]bool{77: true})
 	if err != nil || len(got) != 1 || got[0].Dst != netip.MustParsePrefix("10.5.0.0/16") || got[0].Table != 77 || got[0].Index != lo {
 		t.Errorf("%+v, %v", got, err)
@@ -87,17 +98,22 @@ func TestPolicies(t *testing.T) {
 	if got, err := Policies(); err != nil || len(got) != 0 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	const tmpl = " tmpl src 10.0.0.1 dst 10.0.0.2 proto esp mode tunnel"
-	for _, policy := range []string{
-		"src 10.1.0.0/16 dst 192.0.2.0/24 dir out" + tmpl,
-		"src 192.0.2.0/24 dst 10.1.0.0/16 dir fwd" + tmpl + " level use",
-		"src 192.0.2.0/24 dst 10.1.0.0/16 dir in" + tmpl,
-		"src 0.0.0.0/0 dst 198.51.100.1 dir out action block",
-		"src 10.2.0.0/16 dst 10.3.0.0/16 dir out", // lets pass
-		"src 10.2.0.0/16 dst 10.4.0.0/16 dir out if_id 7" + tmpl,
-		"src fd00::/64 dst fd01::/64 dir out action block",
+	protect := []netlink.XfrmPolicyTmpl{{
+		Src: net.IPv4(10, 0, 0, 1), Dst: net.IPv4(10, 0, 0, 2), Proto: netlink.XFRM_PROTO_ESP, Mode: netlink.XFRM_MODE_TUNNEL,
+	}}
+	ask := slices.Clone(protect)
+	ask[0].Optional = 1
+	const out, in, fwd, block = netlink.XFRM_DIR_OUT, netlink.XFRM_DIR_IN, netlink.XFRM_DIR_FWD, netlink.XFRM_POLICY_BLOCK
+	for _, policy := range []netlink.XfrmPolicy{
+		{Src: cidr("10.1.0.0/16"), Dst: cidr("192.0.2.0/24"), Dir: out, Tmpls: protect},
+		{Src: cidr("192.0.2.0/24"), Dst: cidr("10.1.0.0/16"), Dir: fwd, Tmpls: ask},
+		{Src: cidr("192.0.2.0/24"), Dst: cidr("10.1.0.0/16"), Dir: in, Tmpls: protect},
+		{Src: cidr("0.0.0.0/0"), Dst: cidr("198.51.100.1/32"), Dir: out, Action: block},
+		{Src: cidr("10.2.0.0/16"), Dst: cidr("10.3.0.0/16"), Dir: out}, // lets pass
+		{Src: cidr("10.2.0.0/16"), Dst: cidr("10.4.0.0/16"), Dir: out, Ifid: 7, Tmpls: protect},
+		{Src: cidr("fd00::/64"), Dst: cidr("fd01::/64"), Dir: out, Action: block},
 	} {
-		run(t, "ip xfrm policy add "+policy)
+		must(t, netlink.XfrmPolicyAdd(&policy))
 	}
 	p := netip.MustParsePrefix
 	want := []Policy{
@@ -112,56 +128,91 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// What setDefault takes, besides 0, which leaves a direction as it is.
+const (
+	block  = 1
+	accept = 2
+)
+
+// setDefault says what becomes of packets that no policy is about.
+func setDefault(in, fwd, out byte) error {
+	const setDefault = 0x27 // XFRM_MSG_SETDEFAULT
+	req := nl.NewNetlinkRequest(setDefault, unix.NLM_F_ACK)
+	req.AddRawData([]byte{in, fwd, out})
+	_, err := req.Execute(unix.NETLINK_XFRM, 0)
+	return err
+}
+
 func TestDefaultPolicies(t *testing.T) {
 	inside(t)
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	for _, step := range []struct {
-		set  string
-		want []Policy
+		in, fwd, out byte
+		want         []Policy
 	}{
-		{"in block", nil},
-		{"out block", []Policy{{everything, everything, true, true}}},
-		{"fwd block", []Policy{{everything, everything, true, true}, {everything, everything, false, true}}},
-		{"out accept", []Policy{{everything, everything, false, true}}},
-		{"fwd accept", nil},
+		{block, 0, 0, nil},
+		{0, 0, block, []Policy{{everything, everything, true, true}}},
+		{0, block, 0, []Policy{{everything, everything, true, true}, {everything, everything, false, true}}},
+		{0, 0, accept, []Policy{{everything, everything, false, true}}},
+		{0, accept, 0, nil},
 	} {
-		run(t, "ip xfrm policy setdefault "+step.set)
+		must(t, setDefault(step.in, step.fwd, step.out))
 		got, err := Policies()
 		if !slices.Equal(step.want, got) || err != nil {
-			t.Errorf("after %s: %+v, %v; want %+v", step.set, got, err, step.want)
+			t.Errorf("after %d, %d, %d: %+v, %v; want %+v", step.in, step.fwd, step.out, got, err, step.want)
 		}
 	}
 }
 
 // What changes is noticed, whatever it is.
 func TestWatchNotices(t *testing.T) {
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Mark = unix.AF_INET, 100, 77, 1
+	policy := &netlink.XfrmPolicy{
+		Src: cidr("10.1.0.0/16"), Dst: cidr("192.0.2.0/24"), Dir: netlink.XFRM_DIR_OUT, Action: netlink.XFRM_POLICY_BLOCK,
+	}
+	filter := func(value string) func() error {
+		return func() error {
+			return os.WriteFile("/proc/sys/net/ipv4/conf/lo/rp_filter", []byte(value), 0)
+		}
+	}
 	for name, c := range map[string]struct {
 		watch        func(context.Context, func()) error
-		change, back string
+		change, back func() error
 	}{
-		"rule":           {Watch, "ip rule add priority 100 lookup 77 fwmark 1", "ip rule del priority 100"},
-		"sysctl":         {Watch, "sysctl net.ipv4.conf.lo.rp_filter=2", "sysctl net.ipv4.conf.lo.rp_filter=1"},
-		"policy":         {WatchPolicies, "ip xfrm policy add src 10.1.0.0/16 dst 192.0.2.0/24 dir out action block", "ip xfrm policy flush"},
-		"default policy": {WatchPolicies, "ip xfrm policy setdefault out block", "ip xfrm policy setdefault out accept"},
+		"rule":   {Watch, func() error { return netlink.RuleAdd(rule) }, func() error { return netlink.RuleDel(rule) }},
+		"sysctl": {Watch, filter("2"), filter("1")},
+		"policy": {WatchPolicies, func() error { return netlink.XfrmPolicyAdd(policy) }, netlink.XfrmPolicyFlush},
+		"default policy": {
+			WatchPolicies, func() error { return setDefault(0, 0, block) }, func() error { return setDefault(0, 0, accept) },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inside(t)
 			ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(5*time.Second))
 			defer cancel()
-			namespace := fmt.Sprintf("--net=/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			namespace, err := os.Open("/proc/thread-self/ns/net")
+			must(t, err)
+			defer namespace.Close()
 			done := make(chan struct{})
 			go func() { // again and again: nobody knows when the watch has begun
 				defer close(done)
+				runtime.LockOSThread() // for good: the thread ends with the goroutine
+				if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+					t.Error(err)
+					return
+				}
 				for ctx.Err() == nil {
-					for _, command := range []string{c.change, c.back} {
-						if err := exec.Command("nsenter", namespace, "sh", "-c", command).Run(); err != nil {
-							t.Errorf("%s: %v", command, err)
+					for _, do := range []func() error{c.change, c.back} {
+						if err := do(); err != nil {
+							t.Error(err)
 						}
+						time.Sleep(time.Millisecond)
 					}
 				}
 			}()
 			noticed := false
-			err := c.watch(ctx, func() { noticed = true; cancel() })
+			err = c.watch(ctx, func() { noticed = true; cancel() })
 			<-done
 			if !noticed || !errors.Is(err, context.Canceled) {
 				t.Errorf("noticed %v, error %v", noticed, err)
