@@ -65,7 +65,7 @@ type Value struct {
 	Ifindex uint32
 	SeqEnd  uint32
 	Ack     uint32
-	// LastSeen is CLOCK_MONOTONIC in ns; less than 2^32: being removed.
+	// LastSeen is CLOCK_MONOTONIC in ns; less than 2^29: being removed.
 	LastSeen uint64
 }
 

@@ -34,7 +34,7 @@ enum snat_flags {
  * (see endpoints), 0 for a flow of the node. seq_end and ack are the highest
  * that passed in this direction, in host order. last_seen is CLOCK_MONOTONIC in
  * ns, renewed at most once a second; 0 marks an entry that is being removed, and
- * less than 2^32 the second in which such an entry was met.
+ * less than 2^29 the second in which such an entry was met.
  */
 struct snat_entry {
 	struct addr to_address;

@@ -162,7 +162,11 @@ func (b *bed) age(by time.Duration) {
 
 func hostKey(address string) destinations.Key { return destinations.KeyFrom(prefix(address + "/32")) }
 
-// past moves a time stamp back, but not to before the machine's start, nor to what marks a tombstone.
+// past moves a time stamp back, if need be to before the machine's start, where it wraps, but not to what marks a tombstone.
 func past(stamp uint64, by time.Duration) uint64 {
-	return max(stamp, uint64(by)+1<<32) - uint64(by)
+	const marks = 1 << 29
+	if stamp -= uint64(by); stamp < marks {
+		stamp -= marks
+	}
+	return stamp
 }
