@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	packets = flag.Int("packets", 1_000_000, "random packets into each program")
+	packets = flag.Int("packets", 250_000, "random packets into each program")
 	seed    = flag.Uint64("seed", 1, "of the random packets; 0: another one each time")
 )
 
