@@ -3,6 +3,7 @@ package prog
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -69,24 +70,28 @@ func empty(coll *ebpf.Collection) error {
 }
 
 func emptyMap(m *ebpf.Map) error {
-	var zero any = make([]byte, m.ValueSize())
 	switch m.Type() {
 	case ebpf.PerCPUArray:
-		each := make([][]byte, ebpf.MustPossibleCPU())
-		for i := range each {
-			each[i] = make([]byte, m.ValueSize())
+		zero := make([][]byte, ebpf.MustPossibleCPU())
+		for i := range zero {
+			zero[i] = make([]byte, m.ValueSize())
 		}
-		zero = each
+		for i := range m.MaxEntries() {
+			if err := m.Put(i, zero); err != nil {
+				return err
+			}
+		}
+		return nil
 	case ebpf.Array:
-	default:
-		return deleteAll(m)
-	}
-	for i := range m.MaxEntries() {
-		if err := m.Put(i, zero); err != nil {
-			return err
+		keys := make([]uint32, m.MaxEntries())
+		for i := range keys {
+			keys[i] = uint32(i)
 		}
+		value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
+		_, err := m.BatchUpdate(keys, reflect.MakeSlice(reflect.SliceOf(value), len(keys), len(keys)).Interface(), nil)
+		return err
 	}
-	return nil
+	return deleteAll(m)
 }
 
 // deleteAll takes the first entry away until there is none. Nothing else writes to the map.
