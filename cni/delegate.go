@@ -78,10 +78,16 @@ func (c *call) findGiver() (giver, error) {
 
 // giveBack has an ipam plugin free what it gave a released endpoint. Only then the state file goes, which says how.
 func (c *call) giveBack(ctx context.Context, by giver, id endpoint.ID, args *invoke.Args) error {
-	if by.conf == nil {
+	_, missing := c.find(by.ipam)
+	switch {
+	case by.conf == nil:
 		c.log.Warn("addresses not given back: an earlier version has not written down how", "ipam", by.ipam)
-	} else if err := c.ask(ctx, by, args); err != nil {
-		return err
+	case missing != nil && by.ipam != c.ipamType: // what the list names may just be in replacement
+		c.log.Warn("addresses not given back: their ipam plugin is no longer installed", "ipam", by.ipam, "error", missing)
+	default:
+		if err := c.ask(ctx, by, args); err != nil {
+			return err
+		}
 	}
 	err := c.shared(func(context.Context) error {
 		if e, err := endpoint.Read(c.stateDir, id); err == nil && !e.Releasing {

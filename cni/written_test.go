@@ -148,3 +148,25 @@ func TestStateFileWithoutTheConfiguration(t *testing.T) {
 		d.unchanged(d.before)
 	}
 }
+
+// The list names host-local now, and the ipam plugin of before has been removed from the node: what it gave is nobody's to
+// take back any more, and no reason to keep a pod.
+func TestDelWhenTheIPAMPluginIsGone(t *testing.T) {
+	d := newDelegating(t)
+	d.answer("172.20.3.4/16")
+	p := d.newPod()
+	d.add(p, nil)
+	d.must(os.Remove(filepath.Join(d.plugins, ipamName)))
+	if _, e := d.call("DEL", p, nil); e == nil {
+		t.Error("DEL does not mind that the plugin of its own list is gone")
+	}
+	hostLocal := map[string]any{"ipam": map[string]any{"type": "host-local", "ranges": [][]any{{map[string]any{"subnet": "10.9.0.0/24"}}}}}
+	for range 2 {
+		if _, e := d.call("DEL", p, hostLocal); e != nil {
+			t.Errorf("DEL: %v", e)
+		}
+	}
+	if _, e := d.call("GC", nil, map[string]any{"ipam": hostLocal["ipam"], "cni.dev/valid-attachments": []any{}}); e != nil {
+		t.Errorf("GC: %v", e)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -68,7 +69,7 @@ func (a *absences) bridge(v *view, named bool) {
 	for index, seen := range a.uplinks {
 		switch l := v.links[index]; {
 		case leads[index]:
-		case named || !leadsOut(l) || now.Sub(seen) >= a.grace:
+		case named || !leadsOut(l) || v.isPort(l) || now.Sub(seen) >= a.grace:
 			delete(a.uplinks, index)
 			delete(a.away, index)
 		default:
@@ -81,6 +82,12 @@ func (a *absences) bridge(v *view, named bool) {
 	}
 	slices.SortFunc(v.uplinks, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })
 	a.hold(v, now)
+}
+
+// isPort says that a link is part of a bridge, a bond or a team, which leads out in its place: what arrives meets the
+// link's programs first, and no route leads over it any more.
+func (v *view) isPort(l device.Link) bool {
+	return l.Master != 0 && v.links[l.Master].Kind != "vrf"
 }
 
 // hold keeps for this node the addresses that it has lost just now.

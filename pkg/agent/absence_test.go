@@ -169,3 +169,24 @@ func TestMasksAreWritten(t *testing.T) {
 		t.Errorf("broadcast address: %+v, %v", v, ok)
 	}
 }
+
+// What arrives by a bridge's port meets the port's programs first, and no route leads there: it is no uplink any more.
+func TestUplinkBecomesAPort(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	index := int(r.view.uplinks[0].Index)
+	for _, c := range []string{"ip link add br0 type bridge", "ip link set br0 up", "ip addr del 172.18.0.11/24 dev uplink",
+		"ip link set uplink master br0", "ip addr add 172.18.0.11/24 dev br0"} {
+		run(t, c)
+	}
+	r.pass(t.Context())
+	bridge, err := netlink.LinkByName("br0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range map[int]bool{index: false, bridge.Attrs().Index: true} {
+		if got, err := r.dp.Attached(i, attach.FromUplink); got != want || err != nil {
+			t.Errorf("interface %d has the programs of an uplink: %v, error %v, want %v", i, got, err, want)
+		}
+	}
+}

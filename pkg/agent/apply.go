@@ -72,7 +72,7 @@ func (r *reconciler) writeDestinations() (first error) {
 // known to be nobody's while some pods' state can't be read.
 func (r *reconciler) deleteDestinations() error {
 	for k, have := range r.applied {
-		if _, wanted := r.result.Destinations[k]; wanted || r.view.incomplete && ofPod(k, have) {
+		if _, wanted := r.result.Destinations[k]; wanted || r.view.incomplete != nil && ofPod(k, have) {
 			continue
 		}
 		if err := r.dp.Maps.Destinations.Delete(k); err != nil {

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -66,5 +69,23 @@ func TestTooManyUplinksAreToldOnce(t *testing.T) {
 	}
 	if n := count("more than 64 uplinks"); n != 1 {
 		t.Errorf("told %d times, want once", n)
+	}
+}
+
+func TestBrokenStateIsToldOnce(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	count := logged(r)
+	if err := os.MkdirAll(endpoint.Dir(r.cfg.State), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(endpoint.Dir(r.cfg.State), "c1:eth0.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		r.pass(t.Context())
+	}
+	if n := count("some endpoints' state"); n != 1 {
+		t.Errorf("told %d times", n)
 	}
 }

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -28,8 +27,8 @@ type view struct {
 	claims map[netip.Addr][]endpoint.Endpoint
 	// owners are the endpoints with a link by its index, those too whose release has begun.
 	owners map[int]endpoint.Endpoint
-	// incomplete says that there are endpoints whose state can't be read.
-	incomplete bool
+	// incomplete says of which endpoints the state can't be read; nil: of none.
+	incomplete error
 	uplinks    []plan.Link
 	// away is how many of the uplinks lead out no more, for a moment; held are addresses that they had.
 	away int
@@ -49,15 +48,11 @@ type neighbour struct {
 }
 
 // look lists everything anew.
-func look(host *device.Handle, stateDir string, named []string, log *slog.Logger) (*view, error) {
+func look(host *device.Handle, stateDir string, named []string) (*view, error) {
 	v := &view{links: map[int]device.Link{}, neighbours: map[neighbour]net.HardwareAddr{}}
 	// The state files first: what they tell of was there before they were written.
 	// An endpoint whose file is broken is not repaired; the others are.
-	var err error
-	if v.endpoints, err = endpoint.List(stateDir); err != nil {
-		log.Error("some endpoints' state can't be read", "error", err)
-		v.incomplete = true
-	}
+	v.endpoints, v.incomplete = endpoint.List(stateDir)
 	links, err := host.Links()
 	if err != nil {
 		return nil, err

@@ -187,9 +187,14 @@ func (r *reconciler) passOnce() (time.Duration, error) {
 	if err != nil {
 		return resync, err
 	}
-	v, err := look(r.host, r.cfg.State, r.cfg.Uplinks, r.log)
+	v, err := look(r.host, r.cfg.State, r.cfg.Uplinks)
 	if err != nil {
 		return resync, err
+	}
+	if v.incomplete != nil {
+		r.complain("some endpoints' state", v.incomplete)
+	} else {
+		r.settled("some endpoints' state")
 	}
 	if err := r.prepareUplinks(v); err != nil {
 		return resync, err

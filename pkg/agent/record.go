@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -106,8 +107,12 @@ func (r *record) write() error {
 	if err != nil {
 		return fmt.Errorf("encode the record of this node: %w", err)
 	}
+	content = append(content, '\n')
+	if have, err := os.ReadFile(r.path); err == nil && bytes.Equal(have, content) {
+		return nil // a full disk is no reason not to start again
+	}
 	next := r.path + ".next"
-	if err := os.WriteFile(next, append(content, '\n'), 0o600); err != nil {
+	if err := os.WriteFile(next, content, 0o600); err != nil {
 		return fmt.Errorf("write the record of this node: %w", err)
 	}
 	if err := os.Rename(next, r.path); err != nil {

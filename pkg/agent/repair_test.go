@@ -86,7 +86,7 @@ func (r *reconciler) assertReady(t *testing.T) {
 // assertWhole looks anew whether anything is missing of an endpoint.
 func (r *reconciler) assertWhole(t *testing.T, e endpoint.Endpoint) {
 	t.Helper()
-	v, err := look(r.host, r.cfg.State, nil, r.log)
+	v, err := look(r.host, r.cfg.State, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,9 @@ func (r *reconciler) tell(notReady string) error {
 		NotReady: notReady, Netfilter: r.translation.describe(), Routes: r.stack[0], IPsec: r.stack[1],
 		Nodes: r.told.Nodes, Problems: r.told.Problems,
 	}
+	if r.translation.failure != nil {
+		c.Mode = r.translation.failure.Error()
+	}
 	if r.known && r.view != nil {
 		c.Nodes, c.Problems = nil, nil
 		for _, p := range r.result.Peers {

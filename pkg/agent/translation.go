@@ -35,6 +35,8 @@ type translation struct {
 	seen  time.Time
 	// again is when to look again, after a failure.
 	again time.Time
+	// failure is why the newest change of what the programs do did not come about; nil: it did.
+	failure error
 	// changing says that the programs are being replaced.
 	changing bool
 }
@@ -209,7 +211,7 @@ func (r *reconciler) changeMode(ctx context.Context, beside bool) {
 // modeChanged takes the outcome.
 func (r *reconciler) modeChanged(ctx context.Context, o outcome, now time.Time) {
 	t := &r.translation
-	t.changing = false
+	t.changing, t.failure = false, o.err
 	if o.err != nil {
 		t.again = now.Add(retryMode)
 		if ctx.Err() == nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -214,6 +216,26 @@ func TestNATChainInRubbish(t *testing.T) {
 	for _, m := range [][]byte{nil, {1}, make([]byte, 4), append(make([]byte, 4), 0xff, 0xff, 1, 0), append(make([]byte, 4), 3, 0, 3, 0)} {
 		if c := readNATChain(m); c != (natChain{}) {
 			t.Errorf("%v: %v", m, c)
+		}
+	}
+}
+
+// A mode that is not to be had stays known until one is.
+func TestFailureOfAModeIsTold(t *testing.T) {
+	r := newReconciler(t)
+	ready(t, r)
+	for _, err := range []error{errors.New("somebody holds the lock"), nil} {
+		r.modeChanged(t.Context(), outcome{beside: true, err: err}, time.Now())
+		if err := r.tell(""); err != nil {
+			t.Fatal(err)
+		}
+		raw, read := os.ReadFile(filepath.Join(r.cfg.State, observe.ClusterFile))
+		var told observe.Cluster
+		if read := errors.Join(read, json.Unmarshal(raw, &told)); read != nil {
+			t.Fatal(read)
+		}
+		if want := err != nil; (told.Mode != "") != want {
+			t.Errorf("after %v: %q", err, told.Mode)
 		}
 	}
 }

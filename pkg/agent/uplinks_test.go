@@ -18,7 +18,7 @@ import (
 // lookAgain is the beginning of a pass.
 func (r *reconciler) lookAgain(t *testing.T) {
 	t.Helper()
-	v, err := look(r.host, r.cfg.State, nil, r.log)
+	v, err := look(r.host, r.cfg.State, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ func holders(dir string) (said []string) {
 			_ = os.Remove(path)
 			continue
 		}
-		if name, err := os.ReadFile(path); err == nil {
+		if name, err := os.ReadFile(path); err == nil && len(name) > 0 { // empty: the disk was full
 			found = append(found, holder{string(name), info.ModTime()})
 		}
 	}

@@ -171,7 +171,7 @@ func exclusive(ctx context.Context, stateDir, work string, shut, open time.Durat
 	}
 	l := &Lock{files: []*os.File{lock, gate}}
 	for {
-		err := alone(ctx, lock, gate, shut)
+		err := alone(ctx, lock, gate, shut, open)
 		if err == nil {
 			// All notes are of processes that were killed.
 			_ = os.RemoveAll(filepath.Join(stateDir, holdersName))
@@ -191,17 +191,47 @@ func exclusive(ctx context.Context, stateDir, work string, shut, open time.Durat
 
 // alone shuts the gate and waits for the shares to be given back. After an error
 // the gate is open.
-func alone(ctx context.Context, lock, gate *os.File, shut time.Duration) error {
-	if err := poll(ctx, func() error { return try(gate, unix.LOCK_EX) }); err != nil {
+func alone(ctx context.Context, lock, gate *os.File, shut, open time.Duration) error {
+	if err := poll(ctx, func() error { return shutGate(gate) }); err != nil {
 		return err
 	}
+	since := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, shut)
 	defer cancel()
 	err := poll(ctx, func() error { return try(lock, unix.LOCK_EX) })
 	if err != nil {
+		// For whoever else waits: not to be shut again at once. That it can't be noted is no reason to keep it shut.
+		if time.Since(since) > open {
+			_ = os.Chtimes(gate.Name(), time.Time{}, time.Now().Add(open))
+		}
 		err = errors.Join(err, try(gate, unix.LOCK_UN))
 	}
 	return err
+}
+
+// shutGate fails with ErrLocked for as long as the gate, by its time stamp, is to stay open.
+func shutGate(gate *os.File) error {
+	if err := staysOpen(gate); err != nil { // first: to try would shut it for a moment
+		return err
+	}
+	if err := try(gate, unix.LOCK_EX); err != nil {
+		return err
+	}
+	if err := staysOpen(gate); err != nil {
+		return errors.Join(err, try(gate, unix.LOCK_UN))
+	}
+	return nil
+}
+
+func staysOpen(gate *os.File) error {
+	info, err := gate.Stat()
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", gate.Name(), err)
+	}
+	if left := time.Until(info.ModTime()); left > 0 && left <= gateOpen {
+		return fmt.Errorf("lock %s: %w", gate.Name(), ErrLocked)
+	}
+	return nil
 }
 
 func openNode(stateDir string) (lock, gate *os.File, err error) {

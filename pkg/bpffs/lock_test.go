@@ -214,3 +214,47 @@ func TestLockWithoutDirectory(t *testing.T) {
 	var none *Lock
 	none.Release()
 }
+
+// A tenth of the real times: shares wait for 1 s (10 s), the gate is shut for 500 ms (5 s) and open for 100 ms (1 s).
+func refused(t *testing.T, waiters int) (failed, all int) {
+	dir := t.TempDir()
+	hung, err := Shared(t.Context(), dir, "ADD")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{}, waiters)
+	for range waiters {
+		go func() {
+			_, _ = exclusive(ctx, dir, "wait", 500*time.Millisecond, 100*time.Millisecond)
+			ended <- struct{}{}
+		}()
+		time.Sleep(150 * time.Millisecond)
+	}
+	for range 12 {
+		all++
+		c, end := context.WithTimeout(t.Context(), time.Second)
+		l, err := Shared(c, dir, "ADD")
+		end()
+		if err != nil {
+			failed++
+		} else {
+			l.Release()
+			time.Sleep(70 * time.Millisecond)
+		}
+	}
+	cancel()
+	for range waiters {
+		<-ended
+	}
+	return failed, all
+}
+
+func TestGateOpensAlsoForManyWaiters(t *testing.T) {
+	for _, waiters := range []int{1, 2, 3} {
+		if failed, all := refused(t, waiters); failed > 0 {
+			t.Errorf("%d who want the lock alone beside one share that hangs: %d of %d others refused", waiters, failed, all)
+		}
+	}
+}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
@@ -31,7 +33,8 @@ func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *e
 		return err
 	}
 	added, err := q.add(ifindex)
-	if err != nil {
+	// On a full disk a qdisc may stay behind one day; that is better than no program.
+	if err != nil && !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
 	result, err := a.Attach(ifindex, hook, prog)
@@ -95,7 +98,14 @@ func (q qdiscs) prune() error {
 	if err != nil || len(made) == 0 {
 		return err
 	}
-	return q.write(slices.DeleteFunc(made, func(i int) bool { return !interfaceExists(i) }))
+	left := slices.DeleteFunc(slices.Clone(made), func(i int) bool { return !interfaceExists(i) })
+	if len(left) == len(made) {
+		return nil
+	}
+	if err := q.write(left); !errors.Is(err, unix.ENOSPC) { // an index is not used twice: the next start forgets it as well
+		return err
+	}
+	return nil
 }
 
 func (q qdiscs) write(made []int) error {

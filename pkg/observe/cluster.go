@@ -23,6 +23,8 @@ type Cluster struct {
 	// Netfilter says what translates addresses in the node's netfilter, so that the
 	// programs work beside it; empty: nothing does.
 	Netfilter string `json:"netfilter"`
+	// Mode says why the programs don't do what netfilter's rules need by now; empty: they do.
+	Mode string `json:"mode"`
 	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
 	// on what policies reach; empty: it does not.
 	Routes   string           `json:"routes"`
@@ -80,6 +82,9 @@ func (s *survey) cluster(stateDir string) Cluster {
 	if s.Agent.Running && !s.Agent.Ready {
 		s.Agent.NotReady = printable(c.NotReady)
 		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
+	}
+	if s.Agent.Running && c.Mode != "" {
+		s.problemOf("mode", "the programs could not be replaced for what netfilter's rules on this node need by now, so that Services may not work: %s", c.Mode)
 	}
 	for _, p := range c.Problems {
 		if p.Reason != offLink { // told from the maps, where it has its effect

@@ -105,6 +105,10 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 			},
 			[]string{"no agent is running"},
 		},
+		"a mode that is not to be had": {
+			func(n *node) { n.cluster(Cluster{Mode: "somebody holds the lock"}) },
+			[]string{"may not work: somebody holds the lock"},
+		},
 		"not ready, and nothing pinned": {
 			func(n *node) {
 				n.cluster(Cluster{NotReady: "the programs do not load"})

@@ -146,3 +146,20 @@ func TestPartOfAPodCIDR(t *testing.T) {
 		t.Errorf("the part is %+v, the whole %+v", part, whole)
 	}
 }
+
+// A policy for what is masqueraded to an address of the node's holds on while that is away for a moment.
+func TestPolicyOfAnAddressThatIsAway(t *testing.T) {
+	in := input(node(1), node(2))
+	in.Facts.Policies = []Policy{
+		{Src: netip.MustParsePrefix("172.18.0.11/32"), Dst: netip.MustParsePrefix("192.0.2.1/32"), Out: true, Required: true},
+	}
+	key := destinations.KeyFrom(netip.MustParsePrefix("192.0.2.1/32"))
+	there := Make(in).Destinations[key]
+	for i := range in.Facts.Uplinks {
+		in.Facts.Uplinks[i].Addresses = nil
+	}
+	in.Facts.Local, in.Facts.Held = nil, []netip.Addr{netip.MustParseAddr("172.18.0.11")}
+	if away := Make(in).Destinations[key]; away != there || away.Flags&destinations.Protected == 0 {
+		t.Errorf("%+v, while the address was there %+v", away, there)
+	}
+}

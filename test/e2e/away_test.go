@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,4 +99,27 @@ func takeAddress(t *testing.T, node *lab.Node) (restore func()) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The host's network service puts the uplink into a bridge: pods of other nodes are there again as soon as the agent has seen it.
+func TestUplinkBecomesAPort(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 2}, drops.NoSnatAddress, drops.NodeOffLink, drops.NoMapping, drops.WrongUplink)
+	node := l.Nodes[0]
+	a, b := addPod(t, node, "a"), addPod(t, l.Nodes[1], "b")
+	address := node.Addr().String() + "/24"
+	for _, command := range []string{
+		"ip link add br0 type bridge", "ip link set br0 up", "ip addr del " + address + " dev " + lab.Uplink,
+		"ip link set " + lab.Uplink + " master br0", "ip addr add " + address + " dev br0", "ip route add default via " + lab.GatewayAddr.String(),
+	} {
+		words := strings.Fields(command)
+		if out, err := node.Exec(t.Context(), words[0], words[1:]...); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+	}
+	eventually(t, answerLimit, "pods of different nodes talk", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := b.Ping(ctx, a.Addr(), lab.PingOptions{})
+		return err == nil
+	})
 }
