@@ -27,6 +27,7 @@ const (
 	DataplaneMapFragments     = "fragments"
 	DataplaneMapPaths         = "paths"
 	DataplaneMapPorts         = "ports"
+	DataplaneMapRefusals      = "refusals"
 	DataplaneMapScratch       = "scratch"
 	DataplaneMapSnat          = "snat"
 	DataplaneMapSnatJournal   = "snat_journal"
@@ -104,6 +105,7 @@ type DataplaneMapSpecs struct {
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Paths        *ebpf.MapSpec `ebpf:"paths"`
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
+	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
 	Scratch      *ebpf.MapSpec `ebpf:"scratch"`
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
 	SnatJournal  *ebpf.MapSpec `ebpf:"snat_journal"`
@@ -151,6 +153,7 @@ type DataplaneMaps struct {
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Paths        *ebpf.Map `ebpf:"paths"`
 	Ports        *ebpf.Map `ebpf:"ports"`
+	Refusals     *ebpf.Map `ebpf:"refusals"`
 	Scratch      *ebpf.Map `ebpf:"scratch"`
 	Snat         *ebpf.Map `ebpf:"snat"`
 	SnatJournal  *ebpf.Map `ebpf:"snat_journal"`
@@ -173,6 +176,7 @@ func (m *DataplaneMaps) Close() error {
 		m.Fragments,
 		m.Paths,
 		m.Ports,
+		m.Refusals,
 		m.Scratch,
 		m.Snat,
 		m.SnatJournal,

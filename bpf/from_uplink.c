@@ -74,6 +74,16 @@ EC_CALL int from_uplink_judge_error(struct __sk_buff *ctx, const struct config *
 	}
 }
 
+/* Whether a packet for a pod may come from that source, on this uplink. 0, or a negated drop reason. */
+EC_INLINE int from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
+				       const struct destination *from, enum destination_kind kind)
+{
+	/* What this node owns cannot come from outside. */
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || addr_v4_martian(addr_v4(&pkt->tuple.src)))
+		return -DROP_SPOOFED_SOURCE;
+	return from && !from_uplink_reached(ctx, from) ? -DROP_WRONG_UPLINK : 0;
+}
+
 /* Whether a packet may go straight into the pod: 0, else a result. */
 EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 			      const struct endpoint *ep)
@@ -84,11 +94,9 @@ EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config
 	bool to_stack = from_uplink_to_stack(config, from);
 	int ret;
 
-	/* What this node owns cannot come from outside. */
-	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || addr_v4_martian(addr_v4(&pkt->tuple.src)))
-		return -DROP_SPOOFED_SOURCE;
-	if (from && !from_uplink_reached(ctx, from))
-		return -DROP_WRONG_UPLINK;
+	ret = from_uplink_judge_source(ctx, pkt, from, kind);
+	if (ret)
+		return ret;
 	if (pkt->tuple.proto == IPPROTO_ICMP) {
 		ret = icmp_check(ctx, END_DESTINATION);
 		if (ret)
@@ -152,8 +160,9 @@ EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, 
 	return rewrite_finish(ctx, pkt) ?: TRAFFIC_STACK;
 }
 
-EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, struct scratch *s)
+EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
 {
+	struct destination *from;
 	struct snat_entry *reverse;
 	struct endpoint *ep = NULL;
 	int ret;
@@ -163,7 +172,10 @@ EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, struct scratch *s)
 	reverse = nat_peek_reverse(&s->inner.tuple);
 	if (!reverse)
 		return TRAFFIC_STACK;
-	ret = icmp_check(ctx, END_DESTINATION);
+	from = path_destination(&s->pkt.tuple.src);
+	ret = from_uplink_judge_source(ctx, &s->pkt, from, from_uplink_kind(config, &s->pkt.tuple.src, from));
+	if (!ret)
+		ret = icmp_check(ctx, END_DESTINATION);
 	if (ret)
 		return ret;
 	if (!(reverse->flags & SNAT_HOST)) {
@@ -191,7 +203,7 @@ EC_INLINE int from_uplink_fragment(struct pkt *pkt)
 }
 
 /* To the node: a reply to a masqueraded flow, or the stack's. */
-EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct scratch *s)
+EC_CALL int from_uplink_reply(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
 {
 	struct pkt *pkt = &s->pkt;
 	struct snat_entry *reverse;
@@ -207,7 +219,7 @@ EC_CALL int from_uplink_reply(struct __sk_buff *ctx, struct scratch *s)
 			return ret;
 	}
 	if (pkt->l4 == L4_ICMP_ERROR)
-		return from_uplink_icmp_error(ctx, s);
+		return from_uplink_icmp_error(ctx, config, s);
 	world = tuple_reversed(&pkt->tuple);
 	if (pkt->l4 != L4_FLOW || !nat_port_in_range(world.sport))
 		return TRAFFIC_STACK;
@@ -244,7 +256,7 @@ EC_INLINE int from_uplink(struct __sk_buff *ctx)
 		return from_uplink_to_pod(ctx, config, s, ep);
 	if (addr_v4_in(addr_v4(&s->pkt.tuple.dst), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
 		return -DROP_NO_ENDPOINT;
-	return cfg.masquerade ? from_uplink_reply(ctx, s) : TRAFFIC_STACK;
+	return cfg.masquerade ? from_uplink_reply(ctx, config, s) : TRAFFIC_STACK;
 }
 
 SEC("tc")

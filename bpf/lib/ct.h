@@ -106,31 +106,39 @@ EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 i
 	return flow_touch(&e->last_seen) == FLOW_GONE ? NULL : e;
 }
 
-/* A RST may close the connection, or have not. Both are rare. */
-EC_CALL void ct_note_reset(struct conntrack_entry *e, const struct pkt *pkt, bool of_pod)
+/* A FIN may close the connection; a RST may, or may have not. All are rare. Returns the bits that the packet does not
+ * set. */
+EC_CALL __u8 ct_note_turn(struct conntrack_entry *e, const struct pkt *pkt, bool of_pod)
 {
 	struct flow_side pod = {&e->from_pod, &e->pod_seq_end, &e->pod_ack};
 	struct flow_side world = {&e->from_world, &e->world_seq_end, &e->world_ack};
 
-	if (of_pod)
-		flow_note_reset(pkt, &pod, &world);
-	else
-		flow_note_reset(pkt, &world, &pod);
+	flow_note_reset(pkt, of_pod ? &pod : &world, of_pod ? &world : &pod);
+	return flow_doubted(pkt, of_pod ? &world : &pod);
 }
 
-EC_INLINE bool ct_may_reset(const struct pkt *pkt, __u8 state)
+EC_INLINE bool ct_may_turn(const struct pkt *pkt, __u8 state)
 {
-	return flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & TCP_RST) || (state & FLOW_RESET));
+	return flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_FIN)) || (state & FLOW_RESET));
+}
+
+/*
+ * Whether the pod opens a connection itself where somebody has claimed to have opened
+ * one: the pod has never answered there, so its SYN is no reply.
+ */
+EC_INLINE bool ct_is_pods_own(const struct conntrack_entry *e, const struct pkt *pkt)
+{
+	return pkt->tuple.proto == IPPROTO_TCP && flow_is_opening(pkt) && !(e->from_pod & (FLOW_SYN | FLOW_ACK));
 }
 
 /* Notes a packet that the pod sends. */
 EC_INLINE void ct_note_from_pod(struct conntrack_entry *e, const struct pkt *pkt)
 {
-	__u8 bits;
+	__u8 bits = flow_bits(pkt);
 
-	if (ct_may_reset(pkt, e->from_pod))
-		ct_note_reset(e, pkt, true);
-	bits = e->from_pod | flow_bits(pkt);
+	if (ct_may_turn(pkt, e->from_pod))
+		bits &= ~ct_note_turn(e, pkt, true);
+	bits |= e->from_pod;
 	flow_note_edges(pkt, e->from_pod, &e->pod_seq_end, &e->pod_ack);
 	if (bits != e->from_pod)
 		e->from_pod = bits;
@@ -139,15 +147,15 @@ EC_INLINE void ct_note_from_pod(struct conntrack_entry *e, const struct pkt *pkt
 /* Notes a packet that the world sends; a SYN may open the connection anew. */
 EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *pkt)
 {
-	__u8 bits;
+	__u8 bits = flow_bits(pkt);
 
 	if (flow_is_opening(pkt) && flow_opens_anew(e->from_world, e->from_pod)) {
 		e->from_world = 0;
 		e->from_pod = 0;
 	}
-	if (ct_may_reset(pkt, e->from_world))
-		ct_note_reset(e, pkt, false);
-	bits = e->from_world | flow_bits(pkt);
+	if (ct_may_turn(pkt, e->from_world))
+		bits &= ~ct_note_turn(e, pkt, false);
+	bits |= e->from_world;
 	flow_note_edges(pkt, e->from_world, &e->world_seq_end, &e->world_ack);
 	if (bits != e->from_world)
 		e->from_world = bits;

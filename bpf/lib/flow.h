@@ -130,6 +130,9 @@ EC_INLINE void flow_note_edges(const struct pkt *pkt, __u8 state, __u32 *seq_end
 		*ack = pkt->ack;
 }
 
+/* How far ahead of what its receiver has acknowledged a RST is believed: the edge of what was sent may be a forgery. */
+#define FLOW_RESET_WINDOW (1U << 20)
+
 /*
  * Whether a RST lies where its receiver would take it (RFC 5961, section 3.2,
  * as far as a middlebox can tell): between what the receiver has acknowledged and
@@ -139,7 +142,7 @@ EC_INLINE bool flow_reset_valid(const struct pkt *pkt, __u8 state, __u32 seq_end
 {
 	if (!(state & (FLOW_SYN | FLOW_ACK)))
 		return (pkt->tcp_flags & TCP_ACK) && pkt->ack == peer_seq_end;
-	return (__s32)(pkt->seq - peer_ack) >= 0 && (__s32)(pkt->seq - seq_end) <= 0;
+	return pkt->seq - peer_ack <= FLOW_RESET_WINDOW && (__s32)(pkt->seq - seq_end) <= 0;
 }
 
 /* One direction of a TCP connection, wherever its entry keeps it. */
@@ -148,6 +151,17 @@ struct flow_side {
 	__u32 *seq_end;
 	__u32 *ack;
 };
+
+/* How far from what its receiver has acknowledged a FIN is believed, either way: more than is in flight. */
+#define FLOW_FIN_WINDOW (1U << 24)
+
+/* The bits that a packet does not set: a FIN far from what its receiver has acknowledged is nobody's. */
+EC_INLINE __u8 flow_doubted(const struct pkt *pkt, const struct flow_side *peer)
+{
+	if (!(pkt->tcp_flags & TCP_FIN) || !(*peer->state & FLOW_ACK))
+		return 0;
+	return pkt->seq_end - *peer->ack + FLOW_FIN_WINDOW < 2 * FLOW_FIN_WINDOW ? 0 : FLOW_FIN;
+}
 
 /*
  * A RST inside the window marks the connection as reset, in both directions. Its
@@ -175,10 +189,10 @@ EC_INLINE void flow_note_reset(const struct pkt *pkt, const struct flow_side *ow
 	*peer->state &= ~FLOW_RESET;
 }
 
-/* Whether a SYN starts from nothing: the last connection is closed, or was never answered. */
+/* Whether a SYN starts from nothing: the last connection is closed by both sides, or was never answered. */
 EC_INLINE bool flow_opens_anew(__u8 own, __u8 peer)
 {
-	return !peer || ((own | peer) & (FLOW_FIN | FLOW_RESET));
+	return !peer || (own & peer & FLOW_FIN) || ((own | peer) & FLOW_RESET);
 }
 
 /* Seconds that an idle flow lives: out is the opener's direction, in the other. */

@@ -30,16 +30,18 @@ EC_INLINE __u32 frag_hash(const struct pkt *pkt)
 }
 
 /*
- * One of the holder's places. Multiples of the golden ratio lie apart, so pods whose
- * indices are near to each other share hardly any.
+ * One of the holder's places, each found by itself: two pods may share some, and
+ * never all in which one datagram may stand.
  */
 EC_INLINE struct fragment *frag_place(__u32 ifindex, __u32 hash)
 {
-	__u64 own = (__u64)ifindex * FRAGMENTS_EACH + hash % FRAGMENTS_EACH;
+	__u64 own = ((__u64)ifindex * FRAGMENTS_EACH + hash % FRAGMENTS_EACH) * 0x9e3779b97f4a7c15ULL;
 	__u32 place = hash % FRAGMENTS_OF_WORLD;
 
+	own = (own ^ (own >> 32)) * 0xbf58476d1ce4e5b9ULL;
+	own = (own ^ (own >> 29)) * 0x94d049bb133111ebULL;
 	if (ifindex != FRAGMENTS_WORLD)
-		place = FRAGMENTS_OF_WORLD + (((own * 0x9e3779b97f4a7c15ULL) >> 32) * FRAGMENTS_OF_OTHERS >> 32);
+		place = FRAGMENTS_OF_WORLD + ((own >> 32) * FRAGMENTS_OF_OTHERS >> 32);
 	return bpf_map_lookup_elem(&fragments, &place);
 }
 

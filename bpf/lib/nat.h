@@ -57,14 +57,17 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
 }
 
-/* Takes a pair off the counts, by either half and the reverse one's key. */
-EC_INLINE void nat_uncount(const struct tuple *world, const struct snat_entry *half)
+/*
+ * Takes a pair off the counts, by the reverse half's key and what either half said
+ * before it was deleted: a deleted entry's memory may be another flow's at once.
+ */
+EC_INLINE void nat_uncount(const struct tuple *world, __u32 ifindex, __u8 flags)
 {
-	struct device *dev = flow_owner(half->ifindex);
+	struct device *dev = flow_owner(ifindex);
 
 	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
-	if (half->flags & SNAT_COUNTED)
-		ports_release(world, half->ifindex);
+	if (flags & SNAT_COUNTED)
+		ports_release(world, ifindex);
 }
 
 /*
@@ -75,11 +78,13 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 {
 	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &key);
+	__u32 ifindex = *(volatile __u32 *)&forward->ifindex;
+	__u8 flags = *(volatile __u8 *)&forward->flags;
 
-	if (reverse && nat_names(reverse, out, forward->ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
+	if (reverse && nat_names(reverse, out, ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	if (!bpf_map_delete_elem(&snat, out))
-		nat_uncount(&key, forward);
+		nat_uncount(&key, ifindex, flags);
 }
 
 /*
@@ -209,31 +214,35 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *world)
 	return seen == FLOW_GONE ? NULL : e;
 }
 
-/* A SYN may open the tuple's connection anew; a RST may close it, or have not. All are rare. */
-EC_CALL void nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt)
+/*
+ * A SYN may open the tuple's connection anew; a FIN may close it; a RST may, or may
+ * have not. All are rare. Returns the bits that the packet does not set.
+ */
+EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt)
 {
 	struct flow_side from = {&own->state, &own->seq_end, &own->ack};
 	struct flow_side to;
 
 	if (!peer)
-		return;
+		return 0;
 	to = (struct flow_side){&peer->state, &peer->seq_end, &peer->ack};
 	if (flow_is_opening(pkt) && flow_opens_anew(own->state, peer->state)) {
 		own->state = 0;
 		peer->state = 0;
 	}
 	flow_note_reset(pkt, &from, &to);
+	return flow_doubted(pkt, &to);
 }
 
 /* Notes a packet in its direction's half; peer_map and peer_key name the other half. */
 EC_INLINE void nat_note(struct snat_entry *own, void *peer_map, const struct tuple *peer_key, const struct pkt *pkt)
 {
-	__u8 bits;
+	__u8 bits = flow_bits(pkt);
 
-	if (flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN)) || (own->state & FLOW_RESET)))
-		nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt);
+	if (flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET)))
+		bits &= ~nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt);
 	flow_note_edges(pkt, own->state, &own->seq_end, &own->ack);
-	bits = own->state | flow_bits(pkt);
+	bits |= own->state;
 	if (bits != own->state)
 		own->state = bits;
 }

@@ -197,6 +197,23 @@ static long open_sample_step(__u32 i, struct open_sample *s)
 	return 0;
 }
 
+/* The last refusals that a closer look has confirmed, by the owner's cell. */
+struct open_refusal {
+	__u32 cell;
+	__u32 pad;
+	__u64 at; /* CLOCK_MONOTONIC, ns */
+};
+
+#define OPEN_REFUSALS 256
+
+/* Like paths, of each CPU and of each load, and for as long: a look takes longer than a hundred packets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct open_refusal);
+	__uint(max_entries, OPEN_REFUSALS);
+} refusals SEC(".maps");
+
 /*
  * The counts say that no port may be taken towards this destination: some of its
  * ports are looked at. What has ended there gives way; and the counts are too high
@@ -204,12 +221,19 @@ static long open_sample_step(__u32 i, struct open_sample *s)
  */
 EC_INLINE int open_look_closer(struct scratch *scratch, int refusal)
 {
+	__u32 cell = ports_cell(&scratch->key, scratch->owner.ifindex), slot = cell % OPEN_REFUSALS;
+	struct open_refusal *last = bpf_map_lookup_elem(&refusals, &slot);
 	struct open_sample s = {.scratch = scratch};
-	bool wrong;
+	__u64 now = bpf_ktime_get_coarse_ns();
 
+	if (!last || (last->cell == cell && now - last->at < cfg.path_lifetime))
+		return refusal;
 	bpf_loop(OPEN_SAMPLES, open_sample_step, &s, 0);
-	wrong = s.own * 2 < s.free;
-	return ports_reserve(&scratch->key, scratch->owner.ifindex, wrong) ? refusal : 0;
+	if (!ports_reserve(&scratch->key, scratch->owner.ifindex, s.own * 2 < s.free))
+		return 0;
+	last->cell = cell;
+	last->at = now;
+	return refusal;
 }
 
 /* Counts a port towards the destination for the owner. */

@@ -9,11 +9,10 @@
 #include "bpf/lib/flow.h"
 
 /* The cell of a pod, or with ifindex 0 that of all, for the destination of a pair by its world's tuple. */
-EC_INLINE __u32 *ports_cell(const struct tuple *world, __u32 ifindex)
+EC_INLINE __u32 ports_cell(const struct tuple *world, __u32 ifindex)
 {
 	const __u32 *src = (const __u32 *)&world->src, *dst = (const __u32 *)&world->dst;
 	__u64 hash = ((__u32)world->dport << 8 | world->proto) * 0x9e3779b97f4a7c15ULL;
-	__u32 cell;
 
 	/* Odd constants: each bit of the key reaches the uppermost bits of the sum. */
 	hash += src[3] * 0xbf58476d1ce4e5b9ULL + src[1] * 0xd6e8feb86659fd93ULL;
@@ -21,7 +20,14 @@ EC_INLINE __u32 *ports_cell(const struct tuple *world, __u32 ifindex)
 	hash += dst[2] * 0xc4ceb9fe1a85ec53ULL + dst[3] * 0xa0761d6478bd642fULL;
 	hash += ifindex * 0xe7037ed1a0b428dbULL;
 	hash ^= hash >> 32;
-	cell = (hash * 0x9e3779b97f4a7c15ULL) >> (64 - PORTS_BITS);
+	return (hash * 0x9e3779b97f4a7c15ULL) >> (64 - PORTS_BITS);
+}
+
+/* How many ports the cell counts. */
+EC_INLINE __u32 *ports_counted(const struct tuple *world, __u32 ifindex)
+{
+	__u32 cell = ports_cell(world, ifindex);
+
 	return bpf_map_lookup_elem(&ports, &cell);
 }
 
@@ -43,7 +49,7 @@ EC_INLINE void ports_count(__u32 *total, __u32 *own)
  */
 EC_CALL int ports_reserve(const struct tuple *world, __u32 ifindex, bool force)
 {
-	__u32 *total = ports_cell(world, 0), *own = ports_cell(world, ifindex);
+	__u32 *total = ports_counted(world, 0), *own = ports_counted(world, ifindex);
 	__u32 held, range = ports_range();
 
 	if (!total || !own)
@@ -66,9 +72,9 @@ EC_INLINE void ports_less(__u32 *count)
 /* Takes a pair's port off the counts, which never go below 0. */
 EC_INLINE void ports_release(const struct tuple *world, __u32 ifindex)
 {
-	ports_less(ports_cell(world, 0));
+	ports_less(ports_counted(world, 0));
 	if (ifindex)
-		ports_less(ports_cell(world, ifindex));
+		ports_less(ports_counted(world, ifindex));
 }
 
 #endif

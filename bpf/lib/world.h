@@ -76,6 +76,10 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 		return 0;
 	}
 	native = ct_lookup(out, s->owner.ifindex);
+	if (native && ct_is_pods_own(native, &s->pkt)) {
+		ct_forget(native, out);
+		return 0;
+	}
 	if (native) {
 		w->native = true;
 		w->via_stack = native->flags & SNAT_VIA_STACK;

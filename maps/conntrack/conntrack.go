@@ -25,7 +25,7 @@ type Value struct {
 	PodAck      uint32
 	WorldSeqEnd uint32
 	WorldAck    uint32
-	// LastSeen is CLOCK_MONOTONIC in ns; less than 2^29: being removed.
+	// LastSeen is CLOCK_MONOTONIC in ns; less than snat.Marks: being removed.
 	LastSeen uint64
 }
 

@@ -65,9 +65,13 @@ type Value struct {
 	Ifindex uint32
 	SeqEnd  uint32
 	Ack     uint32
-	// LastSeen is CLOCK_MONOTONIC in ns; less than 2^29: being removed.
+	// LastSeen is CLOCK_MONOTONIC in ns; less than Marks: being removed.
 	LastSeen uint64
 }
+
+// Marks is more than what the programs mark entries with that are being removed, in LastSeen: FLOW_MARKS. Conntrack's
+// are marked alike.
+const Marks = 1 << 29
 
 // Map is the open map, either half.
 type Map = typed.Map[Key, Value]

@@ -146,7 +146,7 @@ func combineFlow(name string, have, theirs []byte) []byte {
 // stale says that the other copy has nothing to add: it is being removed, or it
 // is another flow's that was seen no later.
 func stale(ours, theirs uint64, same bool) bool {
-	return theirs == 0 || ours == 0 || (!same && theirs <= ours)
+	return theirs < snat.Marks || ours < snat.Marks || (!same && theirs <= ours)
 }
 
 // later is the sequence number that comes after the other; 0 is none.
@@ -164,7 +164,7 @@ func gone(name string, v []byte) bool {
 	if name == conntrack.Name {
 		at = unsafe.Offsetof(conntrack.Value{}.LastSeen)
 	}
-	return word(v, int(at)) == 0
+	return word(v, int(at)) < snat.Marks
 }
 
 // decode reads the fields that this build knows; a layout that grew has more.

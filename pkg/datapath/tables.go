@@ -52,7 +52,9 @@ func isData(name string) bool { return strings.Contains(name, ".") }
 
 // isPrivate says that a map belongs to the programs of one load, and is not
 // pinned: its constants, and what they keep for a moment.
-func isPrivate(name string) bool { return isData(name) || name == "paths" || name == "scratch" }
+func isPrivate(name string) bool {
+	return isData(name) || name == "paths" || name == "refusals" || name == "scratch"
+}
 
 // openTable finds or makes the map of that name. It changes nothing that runs:
 // a map that has to take over from another one is not pinned yet.

@@ -2,9 +2,11 @@ package prog
 
 import (
 	"bytes"
+	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -190,4 +192,22 @@ func TestRedirects(t *testing.T) {
 			t.Error("a redirect to the node was changed")
 		}
 	}
+}
+
+// An error about a masqueraded flow comes from no address that nobody outside has, and by no uplink that does not lead there.
+func TestErrorsFromNobody(t *testing.T) {
+	b := newBed(t)
+	b.bit(b.uplink, 0)
+	b.bit(b.other, 1)
+	out := b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+	for _, from := range []string{podB, noPod, nodeIP, nodeOtherIP, "127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255"} {
+		if r := b.fromUplink(icmpError(from, nodeIP, 3, 3, out.frame, 8)); r.what != "drop SPOOFED_SOURCE" {
+			t.Errorf("from %s: outcome %q", from, r.what)
+		}
+	}
+	must(t, b.destinations.Put(destinations.KeyFrom(netip.MustParsePrefix("10.244.2.0/24")), destinations.Value{
+		Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(node2IP), MTU: mtu, Uplinks: 1,
+	}))
+	b.arrive(b.other, icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("drop WRONG_UPLINK")
+	b.fromUplink(icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("delivered")
 }

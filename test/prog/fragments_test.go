@@ -3,9 +3,12 @@ package prog
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
+	"net"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
@@ -54,8 +57,10 @@ func joined(b *bed, parts []result) []byte {
 func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 	pod := uint32(b.pods[key.Src.String()].index)
 	for n := range uint64(fragments.Each) {
-		own := uint64(pod)*fragments.Each + n
-		place := fragments.OfWorld + own*0x9e3779b97f4a7c15>>32*fragments.OfOthers>>32
+		own := (uint64(pod)*fragments.Each + n) * 0x9e3779b97f4a7c15
+		own = (own ^ own>>32) * 0xbf58476d1ce4e5b9
+		own = (own ^ own>>29) * 0x94d049bb133111eb
+		place := fragments.OfWorld + own>>32*fragments.OfOthers>>32
 		v, err := b.fragments.Get(fragments.Key{Place: uint32(place)})
 		if err != nil || v.Ifindex == pod && v.Src == key.Src && v.Dst == key.Dst && v.ID == id && v.Proto == key.Proto {
 			return v, err
@@ -219,4 +224,51 @@ func TestFragmentsOfOnePodPushOutNobodyElses(t *testing.T) {
 	rest := flood.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
 	b.fromPod(rest).is("forwarded")
 	b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAGMENT_UNKNOWN")
+}
+
+// addPodAt adds a pod whose interface has a certain index.
+func (b *bed) addPodAt(pod string, index int) {
+	b.Helper()
+	name := fmt.Sprintf("at%d", index)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.Index = name, mtu, index
+	must(b, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "p"}))
+	var mac [2]net.HardwareAddr
+	for i, name := range []string{name, name + "p"} {
+		link, err := netlink.LinkByName(name)
+		must(b, err)
+		must(b, netlink.LinkSetUp(link))
+		mac[i] = link.Attrs().HardwareAddr
+	}
+	b.pods[pod] = veth{index: index, mac: mac[0], peer: mac[1]}
+	b.addPod(pod)
+}
+
+// However far apart the indices of their interfaces lie: two pods never share most of their places.
+func TestFragmentsOfPodsFarApart(t *testing.T) {
+	b := newBed(t)
+	const attacker, index, datagrams = "10.244.1.50", 1000, 200
+	b.addPodAt(attacker, index)
+	flood := udp(attacker, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
+	for i, distance := range []int{3069, 3074, 46368} { // of these many places the multiples of the golden ratio meet
+		victim := fmt.Sprintf("10.244.1.%d", 51+i)
+		b.addPodAt(victim, index+distance)
+		for id := range uint16(2 * fragments.Each) {
+			flood.id = id
+			b.fromPod(flood)
+		}
+		first := udp(victim, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
+		rest := first.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
+		lost := 0
+		for id := range uint16(datagrams) {
+			first.id, rest.id = id, id
+			b.fromPod(first).is("forwarded")
+			if b.fromPod(rest).what != "forwarded" {
+				lost++
+			}
+		}
+		if lost > datagrams/50 {
+			t.Errorf("%d indices apart: lost %d of %d datagrams to another pod's", distance, lost, datagrams)
+		}
+	}
 }

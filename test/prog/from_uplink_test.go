@@ -166,3 +166,19 @@ func TestWorldsFlowOfEarlierOwner(t *testing.T) {
 	b.fromUplink(tcp(world, 4000, podA, 80, syn)).is("delivered")
 	b.fromPodAt(podB, tcp(podA, 80, world, 4000, syn|ack)).is("forwarded").flow("tcp " + podA + ":80 > " + world + ":4000")
 }
+
+// A pod's own connection is masqueraded, though somebody has sent the pod a segment in the server's name before.
+func TestPodConnectsWhereSomebodyClaimedAFlow(t *testing.T) {
+	for name, flags := range map[string]uint8{"ACK": ack, "SYN": syn} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			b.fromUplink(tcp(world, 443, podA, 50000, flags)).is("delivered")
+			b.count(0, 1)
+			p := tcp(podA, 50000, world, 443, syn)
+			r := b.fromPod(p).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":443")
+			b.count(1, 0)
+			b.fromUplink(answer(r, p)).is("delivered")
+			b.fromPod(p.with(func(p *packet) { p.flags = ack })).is("forwarded").flow("tcp " + nodeIP + ":50000 > " + world + ":443")
+		})
+	}
+}

@@ -284,3 +284,32 @@ func TestLifetimesUnderPressure(t *testing.T) {
 		o.livesUnder(b, true, opening/4)
 	}
 }
+
+// A host outside that knows a connection's addresses and ports alone ends it with no two segments, of whatever numbers.
+func TestBlindSegmentsEndNothing(t *testing.T) {
+	for name, forged := range map[string][]packet{
+		"a window of one's own": {segment(ack, 5101+0x30000000, 0, 0), segment(rst, 5101+0x20000000, 0, 0)},
+		"closed and opened":     {segment(fin|ack, 0x77777777, 0x66666666, 0), segment(syn, 0x12345678, 0, 0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			for _, o := range openers {
+				o.established(b)
+				o.opens(b, segment(ack, 1001, 5001, 100))
+				o.closes(b, segment(ack, 5001, 1101, 100))
+				o.opens(b, segment(ack, 1101, 5101, 0))
+				fromWorld := o.closes
+				if o.table == usage.Conntrack {
+					fromWorld = o.opens
+				}
+				for _, p := range forged {
+					fromWorld(b, p)
+				}
+				o.opens(b, segment(ack, 1101, 5101, 0)) // the challenge (RFC 5961, section 3.2), and on it goes
+				o.closes(b, segment(ack, 5101, 1101, 100))
+				o.opens(b, segment(ack, 1101, 5201, 0))
+				o.lives(b, day)
+			}
+		})
+	}
+}

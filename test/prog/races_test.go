@@ -226,3 +226,34 @@ func TestRaceEverything(t *testing.T) {
 	b.sweep(usage.Conntrack, 2*day, false)
 	b.empty()
 }
+
+// While one CPU takes away the flows of one pod, another opens those of another: each count goes to its owner.
+func TestRaceCounts(t *testing.T) {
+	b := newBed(t, withTables(8192, 64))
+	opener := func(pod string) func(n int) error {
+		l := b.pods[pod]
+		p := tcp(pod, 40000, world, 80, syn)
+		p.macTo, p.macFrom = l.mac, l.peer
+		frame := p.bytes(t)
+		program := b.repeater(b.programs[wire.FromPod], frame, 0, true)
+		var ctx skb
+		ctx.set(skbIfindex, uint32(l.index))
+		return func(n int) error {
+			_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: ctx[:], Repeat: uint32(n)})
+			return err
+		}
+	}
+	openA, openB := opener(podA), opener(podB)
+	b.beside(*rounds/10, func(int) error {
+		if err := openA(1000); err != nil {
+			return err
+		}
+		_, err := b.collect.SweepAt(usage.Snat, now(b)+uint64(time.Hour), false)
+		return err
+	}, func(int) error { return openB(1500) }, func(int) {})
+	b.sweep(usage.Snat, 2*day, false)
+	b.empty()
+	if a, c, n := b.device(podA).SnatFlows, b.device(podB).SnatFlows, b.portsCounted(); a != 0 || c != 0 || n != 0 {
+		t.Errorf("nothing is left, but %s counts %d flows, %s %d, and %d ports are counted", podA, a, podB, c, n)
+	}
+}

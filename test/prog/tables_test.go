@@ -164,9 +164,8 @@ func hostKey(address string) destinations.Key { return destinations.KeyFrom(pref
 
 // past moves a time stamp back, if need be to before the machine's start, where it wraps, but not to what marks a tombstone.
 func past(stamp uint64, by time.Duration) uint64 {
-	const marks = 1 << 29
-	if stamp -= uint64(by); stamp < marks {
-		stamp -= marks
+	if stamp -= uint64(by); stamp < snat.Marks {
+		stamp -= snat.Marks
 	}
 	return stamp
 }
