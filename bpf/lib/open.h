@@ -214,6 +214,20 @@ struct {
 	__uint(max_entries, OPEN_REFUSALS);
 } refusals SEC(".maps");
 
+/* Whether a look has confirmed a refusal just now; or that one has, which is kept. */
+EC_CALL bool open_refused(const struct scratch *s, bool confirmed)
+{
+	__u32 cell = ports_cell(&s->key, s->owner.ifindex), slot = cell % OPEN_REFUSALS;
+	struct open_refusal *last = bpf_map_lookup_elem(&refusals, &slot);
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (last && confirmed) {
+		last->cell = cell;
+		last->at = now;
+	}
+	return last && last->cell == cell && now - last->at < cfg.path_lifetime;
+}
+
 /*
  * The counts say that no port may be taken towards this destination: some of its
  * ports are looked at. What has ended there gives way; and the counts are too high
@@ -221,18 +235,14 @@ struct {
  */
 EC_INLINE int open_look_closer(struct scratch *scratch, int refusal)
 {
-	__u32 cell = ports_cell(&scratch->key, scratch->owner.ifindex), slot = cell % OPEN_REFUSALS;
-	struct open_refusal *last = bpf_map_lookup_elem(&refusals, &slot);
 	struct open_sample s = {.scratch = scratch};
-	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (!last || (last->cell == cell && now - last->at < cfg.path_lifetime))
+	if (open_refused(scratch, false))
 		return refusal;
 	bpf_loop(OPEN_SAMPLES, open_sample_step, &s, 0);
 	if (!ports_reserve(&scratch->key, scratch->owner.ifindex, s.own * 2 < s.free))
 		return 0;
-	last->cell = cell;
-	last->at = now;
+	open_refused(scratch, true);
 	return refusal;
 }
 

@@ -47,8 +47,7 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 {
 	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &p->out), *reverse;
 	__u64 seen, latest, answered = 0;
-	__u8 in = 0, flags;
-	__u32 ifindex;
+	__u8 in = 0;
 
 	if (!forward)
 		return REAP_NONE;
@@ -72,12 +71,12 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 		forward->last_seen = answered >= FLOW_MARKS ? answered : seen;
 		return REAP_KEPT;
 	}
-	ifindex = *(volatile __u32 *)&forward->ifindex;
-	flags = *(volatile __u8 *)&forward->flags;
+	p->ifindex = forward->ifindex;
+	p->flags = forward->flags;
 	if (answered && reverse)
 		bpf_map_delete_elem(&snat_reverse, &p->world);
 	if (!bpf_map_delete_elem(&snat, &p->out))
-		nat_uncount(&p->world, ifindex, flags);
+		nat_uncount(&p->world, p->ifindex, p->flags);
 	return REAP_GONE;
 }
 
@@ -85,8 +84,6 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool pairs)
 {
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &p->world), *forward;
-	__u32 ifindex;
-	__u8 flags;
 	__u64 seen;
 
 	if (!reverse)
@@ -101,11 +98,11 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 		return REAP_KEPT;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return REAP_KEPT;
-	ifindex = *(volatile __u32 *)&reverse->ifindex;
-	flags = *(volatile __u8 *)&reverse->flags;
+	p->ifindex = reverse->ifindex;
+	p->flags = reverse->flags;
 	/* One that was left belonged to a pair that is counted no more. */
 	if (!bpf_map_delete_elem(&snat_reverse, &p->world) && seen >= FLOW_MARKS)
-		nat_uncount(&p->world, ifindex, flags);
+		nat_uncount(&p->world, p->ifindex, p->flags);
 	return REAP_GONE;
 }
 

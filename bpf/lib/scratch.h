@@ -41,10 +41,12 @@ struct owner {
 	enum direction direction;
 };
 
-/* A masqueraded flow, by the keys of both its halves (nat.h). */
+/* A masqueraded flow, by the keys of both its halves (nat.h), and what a half that is deleted said (reap.h). */
 struct pair {
 	struct tuple out;
 	struct tuple world;
+	__u32 ifindex;
+	__u32 flags;
 };
 
 struct scratch {

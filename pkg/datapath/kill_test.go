@@ -129,7 +129,7 @@ func (n node) afterKill(t *testing.T, where, name string) {
 	v, err := lookup(old, key)
 	check(t, err)
 	flow := decode[snat.Value](v[0])
-	flow.LastSeen = 7000
+	flow.LastSeen = 7000 * ms
 	check(t, put(old, key, value{encode(v[0], flow)}, ebpf.UpdateAny))
 
 	if name != string(stepPublished) {
@@ -141,7 +141,7 @@ func (n node) afterKill(t *testing.T, where, name string) {
 		}
 		_ = dp.Close()
 		n.verify(t)
-		n.verifySeen(t, where+", back", 7000)
+		n.verifySeen(t, where+", back", 7000*ms)
 	}
 	again := n.opts
 	again.Spec = grown(t)
@@ -151,7 +151,7 @@ func (n node) afterKill(t *testing.T, where, name string) {
 	}
 	_ = dp.Close()
 	n.verify(t)
-	n.verifySeen(t, where+", on", 7000)
+	n.verifySeen(t, where+", on", 7000*ms)
 	if _, err := os.Stat(nextDir(n.opts.Dir)); err == nil {
 		t.Errorf("%s: pins of the upgrade are left", where)
 	}

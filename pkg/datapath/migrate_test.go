@@ -126,7 +126,7 @@ func TestWhatHappensDuringTheSwitchIsNotLost(t *testing.T) {
 		case stepFilled:
 			// A flow that ends and one that begins before the switch.
 			check(t, old.Snat.Delete(flowKey(1)))
-			n.addFlow(t, old, 1, 1500)
+			n.addFlow(t, old, 1, 1500*ms)
 		case stepAttached:
 			if attached++; attached == 1 {
 				n.oldProgramsWrite(t, old)
@@ -138,8 +138,8 @@ func TestWhatHappensDuringTheSwitchIsNotLost(t *testing.T) {
 	check(t, err)
 	defer dp.Close()
 	want := map[uint16]snat.Value{
-		1: {LastSeen: 1500, State: snat.SYN}, 2: {LastSeen: 3000, State: snat.SYN | snat.ACK}, 3: {LastSeen: 1000, State: snat.SYN | snat.FIN},
-		4: {LastSeen: 4000, State: snat.FIN}, 5000: {LastSeen: 2000, State: snat.SYN}, 6000: {LastSeen: 2500, State: snat.SYN},
+		1: {LastSeen: 1500 * ms, State: snat.SYN}, 2: {LastSeen: 3000 * ms, State: snat.SYN | snat.ACK}, 3: {LastSeen: 1000 * ms, State: snat.SYN | snat.FIN},
+		4: {LastSeen: 4000 * ms, State: snat.FIN}, 5000: {LastSeen: 2000 * ms, State: snat.SYN}, 6000: {LastSeen: 2500 * ms, State: snat.SYN},
 	}
 	for port, w := range want {
 		raw, err := lookup(dp.Maps.Snat.Map, encode(make([]byte, 40), flowKey(port)))
@@ -166,13 +166,13 @@ func (n node) oldProgramsWrite(t *testing.T, old *Maps) {
 	t.Helper()
 	v, err := old.Snat.Get(flowKey(2))
 	check(t, err)
-	v.LastSeen, v.State = 3000, snat.ACK
+	v.LastSeen, v.State = 3000*ms, snat.ACK
 	check(t, old.Snat.Put(flowKey(2), v))
 	v, err = old.Snat.Get(flowKey(3))
 	check(t, err)
 	v.State = snat.FIN
 	check(t, old.Snat.Put(flowKey(3), v))
-	n.addFlow(t, old, 5000, 2000)
+	n.addFlow(t, old, 5000, 2000*ms)
 	check(t, old.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: nodeFlows + 1}))
 	n.setDrops(t, old.Drops.Map.Map, 5+3)
 }
@@ -182,8 +182,8 @@ func (n node) newProgramsWrite(t *testing.T) {
 	t.Helper()
 	m := n.newMap(t, snat.Name)
 	for port, v := range map[uint16]snat.Value{
-		4:    {ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(4), Ifindex: uint32(n.pods[0]), LastSeen: 4000, State: snat.FIN},
-		6000: {ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(6000), Ifindex: uint32(n.pods[0]), LastSeen: 2500, State: snat.SYN},
+		4:    {ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(4), Ifindex: uint32(n.pods[0]), LastSeen: 4000 * ms, State: snat.FIN},
+		6000: {ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(6000), Ifindex: uint32(n.pods[0]), LastSeen: 2500 * ms, State: snat.SYN},
 	} {
 		check(t, put(m, encode(make([]byte, 40), flowKey(port)), value{encode(make([]byte, 56), v)}, ebpf.UpdateAny))
 	}
@@ -259,7 +259,7 @@ func TestFlowsOfAFailedUpgradeAreGivenBack(t *testing.T) {
 	}
 	v, err := old.Snat.Get(flowKey(6000))
 	check(t, err)
-	if v.LastSeen != 2500 || v.ToPort != wire.PortFrom(6000) {
+	if v.LastSeen != 2500*ms || v.ToPort != wire.PortFrom(6000) {
 		t.Errorf("flow 6000 came back as %+v", v)
 	}
 	n.verifyDrops(t, old.Drops.Map.Map, 5+4)
@@ -309,7 +309,7 @@ func TestCombine(t *testing.T) {
 	same := snat.Value{ToPort: wire.PortFrom(7), Ifindex: 3}
 	flow := func(change func(*snat.Value)) []byte {
 		v := same
-		v.LastSeen = 10
+		v.LastSeen = 1000 * ms
 		change(&v)
 		return encode(make([]byte, 48), v)
 	}
@@ -317,13 +317,14 @@ func TestCombine(t *testing.T) {
 		name               string
 		have, theirs, want []byte
 	}{
-		{"the later one counts", flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.LastSeen = 20 }), flow(func(v *snat.Value) { v.LastSeen = 20 })},
-		{"the earlier one adds its bits", flow(func(v *snat.Value) { v.State = 1 }), flow(func(v *snat.Value) { v.LastSeen, v.State = 5, 4 }), flow(func(v *snat.Value) { v.State = 5 })},
+		{"the later one counts", flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.LastSeen = 2000 * ms }), flow(func(v *snat.Value) { v.LastSeen = 2000 * ms })},
+		{"the earlier one adds its bits", flow(func(v *snat.Value) { v.State = 1 }), flow(func(v *snat.Value) { v.LastSeen, v.State = 900*ms, 4 }), flow(func(v *snat.Value) { v.State = 5 })},
 		{"sequence numbers wrap", flow(func(v *snat.Value) { v.SeqEnd = 0xfffffff0 }), flow(func(v *snat.Value) { v.SeqEnd = 5 }), flow(func(v *snat.Value) { v.SeqEnd = 5 })},
 		{"no number yet", flow(func(v *snat.Value) { v.Ack = 0xfffffff0 }), flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.Ack = 0xfffffff0 })},
 		{"an entry being removed is nothing", flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.LastSeen, v.State = 0, 8 }), flow(func(v *snat.Value) {})},
-		{"another owner's bits don't mix", flow(func(v *snat.Value) { v.State = 1 }), flow(func(v *snat.Value) { v.Ifindex, v.State, v.LastSeen = 4, 8, 20 }), flow(func(v *snat.Value) { v.Ifindex, v.State, v.LastSeen = 4, 8, 20 })},
-		{"another owner that is older is nothing", flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.Ifindex, v.LastSeen = 4, 9 }), flow(func(v *snat.Value) {})},
+		{"nor is one whose removal somebody has met", flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.LastSeen, v.State = snat.Marks-1, 8 }), flow(func(v *snat.Value) {})},
+		{"another owner's bits don't mix", flow(func(v *snat.Value) { v.State = 1 }), flow(func(v *snat.Value) { v.Ifindex, v.State, v.LastSeen = 4, 8, 2000*ms }), flow(func(v *snat.Value) { v.Ifindex, v.State, v.LastSeen = 4, 8, 2000*ms })},
+		{"another owner that is older is nothing", flow(func(v *snat.Value) {}), flow(func(v *snat.Value) { v.Ifindex, v.LastSeen = 4, 900*ms }), flow(func(v *snat.Value) {})},
 	} {
 		got := combine(snat.Name, flows, value{c.have}, value{c.theirs[:40]}, nil)
 		if !bytes.Equal(got[0], c.want) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -48,7 +49,7 @@ func newNode(t *testing.T, opts Options) node {
 		check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: address}, endpoints.Value{Ifindex: uint32(pod)}))
 	}
 	for i := range nodeFlows {
-		n.addFlow(t, dp.Maps, uint16(i), 1000)
+		n.addFlow(t, dp.Maps, uint16(i), 1000*ms)
 	}
 	check(t, dp.Maps.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: nodeFlows}))
 	for i := range 40 {
@@ -64,6 +65,9 @@ func addr(s string) wire.Addr { return wire.AddrFrom(netip.MustParseAddr(s)) }
 func flowKey(port uint16) wire.Tuple {
 	return wire.Tuple{Src: addr("10.244.1.2"), Dst: addr("198.51.100.1"), Sport: wire.PortFrom(port), Dport: wire.PortFrom(80), Proto: wire.TCP}
 }
+
+// ms is a millisecond of a flow's time stamp.
+const ms = uint64(time.Millisecond)
 
 // addFlow adds a masqueraded flow, both halves, and one that the world opened.
 func (n node) addFlow(t *testing.T, m *Maps, port uint16, seen uint64) {

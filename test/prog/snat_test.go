@@ -137,6 +137,20 @@ func TestDeadPodHoldsNoPort(t *testing.T) {
 	b.pair(tuple(wire.UDP, podB, 7, world, 53))
 }
 
+// A refusal is kept as long as a path: to look for a port costs more than a hundred packets, and whoever floods would have it
+// done for each.
+func TestRefusalIsKept(t *testing.T) {
+	const lifetime = time.Second
+	b := newBed(t, withPorts(50000, 50000), withPaths(lifetime))
+	b.fromPod(udp(podA, 7, world, 53)).is("forwarded")
+	b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+	b.deletePod(podA)
+	b.fromPod(udp(podB, 7, world, 53)).is("drop SNAT_EXHAUSTED")
+	b.fromPod(udp(podB, 7, world, 54)).is("forwarded")
+	time.Sleep(lifetime + 100*time.Millisecond)
+	b.fromPod(udp(podB, 7, world, 53)).is("forwarded")
+}
+
 // Only what opens a flow may take a port.
 func TestNoMapping(t *testing.T) {
 	b := newBed(t)
