@@ -1,0 +1,151 @@
+package raw
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"reflect"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+)
+
+// batchSize is more entries than a bucket of a hash ever holds, short of an attack.
+const batchSize = 1024
+
+// Each calls fn with every entry of the map; key and value are only good until
+// it returns. A hash is read by buckets, so that no entry which is there all the
+// time is missed however much the programs write.
+func Each(m *ebpf.Map, fn func(key []byte, v Value) error) error {
+	var err error
+	switch {
+	case IsHash(m):
+		err = eachInBatches(m, fn)
+	case IsArray(m):
+		err = eachIndex(m, fn)
+	default:
+		err = eachKey(m, fn)
+	}
+	if err != nil {
+		return fmt.Errorf("walk map %s: %w", m, err)
+	}
+	return nil
+}
+
+func eachInBatches(m *ebpf.Map, fn func(key []byte, v Value) error) error {
+	var keys, values reflect.Value
+	return Batches(m, func(size int) (any, any) {
+		keys, values = Records(size, m.KeySize()), Records(size, m.ValueSize())
+		return keys.Interface(), values.Interface()
+	}, func(n int) error {
+		for i := range n {
+			if err := fn(keys.Index(i).Bytes(), Value{values.Index(i).Bytes()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func eachIndex(m *ebpf.Map, fn func(key []byte, v Value) error) error {
+	key := make([]byte, 4)
+	for i := range m.MaxEntries() {
+		binary.NativeEndian.PutUint32(key, i)
+		v, err := Lookup(m, key)
+		if err != nil {
+			return err
+		}
+		if err := fn(key, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eachKey collects the keys first: the map may lose the one it stands on.
+func eachKey(m *ebpf.Map, fn func(key []byte, v Value) error) error {
+	all, err := keys(m)
+	if err != nil {
+		return err
+	}
+	for _, k := range all {
+		v, err := Lookup(m, k)
+		if err != nil {
+			return err
+		}
+		if v == nil {
+			continue
+		}
+		if err := fn(k, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func keys(m *ebpf.Map) (all [][]byte, err error) {
+	// An untyped nil asks for the first key. Deletions may begin the walk again.
+	for key := any(nil); len(all) <= int(m.MaxEntries()); {
+		next, err := m.NextKeyBytes(key)
+		if err != nil || next == nil {
+			return all, err
+		}
+		all = append(all, next)
+		key = next
+	}
+	return all, nil
+}
+
+// Count returns how many entries the map has. It reads all of a hash.
+func Count(m *ebpf.Map) (count uint64, err error) {
+	switch {
+	case IsArray(m):
+		return uint64(m.MaxEntries()), nil
+	case IsHash(m):
+		err = Batches(m, func(size int) (any, any) {
+			return Records(size, m.KeySize()).Interface(), Records(size, m.ValueSize()).Interface()
+		}, func(n int) error {
+			count += uint64(n)
+			return nil
+		})
+	default:
+		var all [][]byte
+		all, err = keys(m)
+		count = min(uint64(len(all)), uint64(m.MaxEntries()))
+	}
+	if err != nil {
+		return 0, fmt.Errorf("count the entries of map %s: %w", m, err)
+	}
+	return count, nil
+}
+
+// Batches reads a hash: room makes slices for size keys and as many values, take
+// is told how many entries have been put there.
+func Batches(m *ebpf.Map, room func(size int) (keys, values any), take func(n int) error) error {
+	var cursor ebpf.MapBatchCursor
+	size := batchSize
+	keys, values := room(size)
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if errors.Is(err, syscall.ENOSPC) && size < int(m.MaxEntries()) {
+			// A bucket holds more than the batch; the cursor has not moved.
+			size *= 2
+			keys, values = room(size)
+			continue
+		}
+		done := errors.Is(err, ebpf.ErrKeyNotExist)
+		if err != nil && !done {
+			return err
+		}
+		if err := take(n); err != nil || done {
+			return err
+		}
+	}
+}
+
+// Records is a slice of n arrays of size bytes, which is how batches are passed
+// when the size is known at run time only.
+func Records(n int, size uint32) reflect.Value {
+	one := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
+	return reflect.MakeSlice(reflect.SliceOf(one), n, n)
+}
