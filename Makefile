@@ -52,9 +52,9 @@ image: ## Build the container image for amd64 and arm64 without Docker: bin/ebpf
 		amd64='$(CURDIR)/bin/image/amd64' arm64='$(CURDIR)/bin/image/arm64'
 
 .PHONY: generate
-generate: ## Compile the BPF programs (installs clang-19 at need)
+generate: ## Compile the BPF programs and make the Go enums (installs clang-19 at need)
 	@tools/setup.sh generate
-	go generate ./bpf
+	go generate ./bpf ./maps/...
 
 .PHONY: clean
 clean: ## Remove what make has built, and the labs that this checkout kept or a killed test left (root)
@@ -142,7 +142,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets throu
 	go test -count=1 ./test/prog -run '^TestRandomPackets$$' -timeout 30m -seed=0 -packets=3000000
 
 .PHONY: verify-generate
-verify-generate: ## Fail unless the committed objects are what the sources compile to
+verify-generate: ## Fail unless what is generated is what the sources make
 	@tools/setup.sh generate
 	@tools/verify-generate.sh
 

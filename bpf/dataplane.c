@@ -5,6 +5,5 @@
 #include "bpf/from_pod.c"
 #include "bpf/from_uplink.c"
 #include "bpf/to_uplink.c"
-#include "bpf/lib/enums.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

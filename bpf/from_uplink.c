@@ -152,7 +152,7 @@ EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, 
 {
 	int ret = TRAFFIC_STACK;
 
-	if (ep && !(reverse->flags & SNAT_VIA_STACK) && !from_uplink_under_policy(pkt))
+	if (ep && !(reverse->flags & FLOW_VIA_STACK) && !from_uplink_under_policy(pkt))
 		ret = fwd_to_pod(ctx, pkt, ep);
 	if (ret != TRAFFIC_STACK)
 		return ret;
@@ -178,7 +178,7 @@ EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct config *c
 		ret = icmp_check(ctx, END_DESTINATION);
 	if (ret)
 		return ret;
-	if (!(reverse->flags & SNAT_HOST)) {
+	if (!(reverse->flags & FLOW_HOST)) {
 		ep = from_uplink_owner(reverse);
 		if (!ep)
 			return TRAFFIC_STACK;
@@ -226,7 +226,7 @@ EC_CALL int from_uplink_reply(struct __sk_buff *ctx, const struct config *config
 	reverse = nat_lookup_reverse(&world);
 	if (!reverse)
 		return TRAFFIC_STACK;
-	if (!(reverse->flags & SNAT_HOST)) {
+	if (!(reverse->flags & FLOW_HOST)) {
 		ep = from_uplink_owner(reverse);
 		if (!ep)
 			return TRAFFIC_STACK;

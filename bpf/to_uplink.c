@@ -44,7 +44,7 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const str
 	if (uplink)
 		s->owner.address = uplink->ipv4;
 	s->owner.ifindex = ep->ifindex;
-	s->owner.flags = SNAT_VIA_STACK;
+	s->owner.flags = FLOW_VIA_STACK;
 	s->owner.direction = DIRECTION_TO_UPLINK;
 	ret = world_find(ctx, s, &world);
 	if (ret < 0)
@@ -76,7 +76,7 @@ EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 			return TRAFFIC_STACK;
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;
-		s->owner.flags = SNAT_VIA_STACK | SNAT_HOST;
+		s->owner.flags = FLOW_VIA_STACK | FLOW_HOST;
 		s->owner.direction = DIRECTION_TO_UPLINK;
 		ret = open_flow(ctx);
 		if (ret < 0)

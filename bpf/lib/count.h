@@ -11,7 +11,7 @@
 EC_INLINE void count_traffic(enum direction direction, __u32 event, __u64 packets, __u64 bytes)
 {
 	__u32 key = direction * TRAFFIC_SLOTS + event;
-	struct traffic_counter *c = bpf_map_lookup_elem(&traffic, &key);
+	struct counter *c = bpf_map_lookup_elem(&traffic, &key);
 
 	if (!c)
 		return;
@@ -22,7 +22,7 @@ EC_INLINE void count_traffic(enum direction direction, __u32 event, __u64 packet
 EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 reason)
 {
 	__u32 key = direction * DROP_SLOTS + (reason & (DROP_SLOTS - 1));
-	struct drop_counter *c = bpf_map_lookup_elem(&drops, &key);
+	struct counter *c = bpf_map_lookup_elem(&drops, &key);
 
 	if (c) {
 		c->packets++;

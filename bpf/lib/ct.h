@@ -213,7 +213,7 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 /* The way of a packet that the world sends, by its flow's entry: 0, or TRAFFIC_STACK. */
 EC_INLINE int ct_way(__u8 flags)
 {
-	return flags & SNAT_VIA_STACK ? TRAFFIC_STACK : 0;
+	return flags & FLOW_VIA_STACK ? TRAFFIC_STACK : 0;
 }
 
 /*
@@ -226,7 +226,7 @@ EC_INLINE int ct_way(__u8 flags)
 EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
 {
 	struct tuple replies = tuple_reversed(&pkt->tuple);
-	__u8 flags = cfg.netfilter_nat || to_stack ? SNAT_VIA_STACK : 0;
+	__u8 flags = cfg.netfilter_nat || to_stack ? FLOW_VIA_STACK : 0;
 	struct conntrack_entry *e;
 
 	if (pkt->fragment == FRAGMENT_LATER || pkt->l4 == L4_ICMP_ERROR)
@@ -235,7 +235,7 @@ EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
 	if (!e)
 		return ct_create(&replies, pkt, ifindex, flags) ?: ct_way(flags);
 	if (to_stack)
-		e->flags |= SNAT_VIA_STACK;
+		e->flags |= FLOW_VIA_STACK;
 	ct_note_from_world(e, pkt);
 	return ct_way(e->flags);
 }

@@ -10,11 +10,10 @@
 #include "bpf/lib/pkt.h"
 
 /*
- * Stamps that say that an entry is none any more. They are less than any time at
- * which there were flows: half a second after the machine's start.
+ * Stamps that say that an entry is none any more are less than FLOW_MARKS: the tombstone, or that
+ * somebody met it, with the second in which.
  */
-#define FLOW_TOMBSTONE 0ULL     /* it is being removed */
-#define FLOW_MARKS (1ULL << 29) /* less than this: a tombstone that somebody met, with the second in which */
+#define FLOW_TOMBSTONE 0ULL
 
 /* Removals that have not come to their end after so many seconds never will. */
 #define FLOW_LEFT_S 10

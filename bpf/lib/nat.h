@@ -66,7 +66,7 @@ EC_INLINE void nat_uncount(const struct tuple *world, __u32 ifindex, __u8 flags)
 	struct device *dev = flow_owner(ifindex);
 
 	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
-	if (flags & SNAT_COUNTED)
+	if (flags & FLOW_COUNTED)
 		ports_release(world, ifindex);
 }
 
@@ -260,9 +260,9 @@ EC_CALL void nat_to_stack(const struct tuple *out, struct snat_entry *own)
 	struct tuple key = nat_reverse_key(out, &own->to_address, own->to_port);
 	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 
-	own->flags |= SNAT_VIA_STACK;
+	own->flags |= FLOW_VIA_STACK;
 	if (reverse)
-		reverse->flags |= SNAT_VIA_STACK;
+		reverse->flags |= FLOW_VIA_STACK;
 }
 
 EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *world, const struct pkt *pkt)

@@ -166,7 +166,7 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	const struct owner *owner = &scratch->owner;
 
 	/* The node's own flow is here because its port is a pod's. */
-	if (!nat_port_in_range(s.port) || (owner->flags & SNAT_HOST))
+	if (!nat_port_in_range(s.port) || (owner->flags & FLOW_HOST))
 		s.port = bpf_htons(open_random_port());
 	bpf_loop(OPEN_TRIES, open_search_step, &s, 0);
 	if (s.retried)
@@ -350,7 +350,7 @@ EC_INLINE int open_pair(struct __sk_buff *ctx, struct scratch *s)
 		return ret;
 	ret = open_reserve_port(s);
 	if (!ret) {
-		s->owner.flags |= SNAT_COUNTED;
+		s->owner.flags |= FLOW_COUNTED;
 		ret = open_allocate(ctx, s);
 		if (ret > 0) {
 			journal_note(&snat_journal, u, cfg.snat_entries, &s->pkt.tuple);

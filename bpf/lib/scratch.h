@@ -37,7 +37,7 @@ struct inner_change {
 struct owner {
 	struct addr address; /* that the source becomes */
 	__u32 ifindex;       /* the pod's generation, 0 for the node itself */
-	__u32 flags;         /* enum snat_flags */
+	__u32 flags;         /* enum flow_flags */
 	enum direction direction;
 };
 

@@ -42,14 +42,14 @@ EC_CALL int world_find_of_error(struct __sk_buff *ctx, struct scratch *s, struct
 	s->key = tuple_reversed(&s->inner.tuple);
 	w->masqueraded = nat_peek(&s->key, s->owner.ifindex);
 	if (w->masqueraded) {
-		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
+		w->via_stack = w->masqueraded->flags & FLOW_VIA_STACK;
 		return 0;
 	}
 	native = ct_peek(&s->key, s->owner.ifindex);
 	if (!native)
 		return -DROP_NO_MAPPING;
 	w->native = true;
-	w->via_stack = native->flags & SNAT_VIA_STACK;
+	w->via_stack = native->flags & FLOW_VIA_STACK;
 	return 0;
 }
 
@@ -72,7 +72,7 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 			return ret;
 	}
 	if (w->masqueraded) {
-		w->via_stack = w->masqueraded->flags & SNAT_VIA_STACK;
+		w->via_stack = w->masqueraded->flags & FLOW_VIA_STACK;
 		return 0;
 	}
 	native = ct_lookup(out, s->owner.ifindex);
@@ -82,7 +82,7 @@ EC_CALL int world_find(struct __sk_buff *ctx, struct scratch *s, struct world *w
 	}
 	if (native) {
 		w->native = true;
-		w->via_stack = native->flags & SNAT_VIA_STACK;
+		w->via_stack = native->flags & FLOW_VIA_STACK;
 		ct_note_from_pod(native, &s->pkt);
 		return 0;
 	}

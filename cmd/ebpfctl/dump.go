@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -112,7 +113,7 @@ func (d *dump) run(ctx context.Context) error {
 // flicker and a reader of lines gets whole ones. One map is an array, several
 // are an object.
 func (d *dump) once(first bool) ([]byte, error) {
-	tables := make([]observe.Table, 0, len(d.names))
+	tables := make([]typed.Table, 0, len(d.names))
 	for _, name := range d.names {
 		t, err := d.table(name)
 		if err != nil {
@@ -141,14 +142,14 @@ func (d *dump) once(first bool) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-func (d *dump) table(name string) (observe.Table, error) {
+func (d *dump) table(name string) (typed.Table, error) {
 	if name == ipamName {
 		return readIPAM(d.stateDir, time.Now())
 	}
 	return d.reader().Read(name)
 }
 
-func (d *dump) text(w io.Writer, tables []observe.Table) error {
+func (d *dump) text(w io.Writer, tables []typed.Table) error {
 	for i, t := range tables {
 		if len(tables) > 1 {
 			if i > 0 {
@@ -163,7 +164,7 @@ func (d *dump) text(w io.Writer, tables []observe.Table) error {
 	return nil
 }
 
-func (d *dump) json(b *bytes.Buffer, tables []observe.Table) error {
+func (d *dump) json(b *bytes.Buffer, tables []typed.Table) error {
 	if len(tables) == 1 {
 		if err := tables[0].WriteJSON(b, d.watch); err != nil {
 			return err
@@ -190,7 +191,7 @@ func (d *dump) json(b *bytes.Buffer, tables []observe.Table) error {
 	return nil
 }
 
-func (d *dump) yaml(b *bytes.Buffer, tables []observe.Table) error {
+func (d *dump) yaml(b *bytes.Buffer, tables []typed.Table) error {
 	// YAML is made of JSON, which has the same data.
 	var document bytes.Buffer
 	if err := d.json(&document, tables); err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
-	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 )
 
 // ipamName is the store of addresses, which is no map but dumped like one.
@@ -19,24 +19,24 @@ const ipamName = "ipam"
 const shortID = 13
 
 // readIPAM reads the addresses that pods have and had, of all networks.
-func readIPAM(stateDir string, now time.Time) (observe.Table, error) {
+func readIPAM(stateDir string, now time.Time) (typed.Table, error) {
 	entries, err := ipam.List(stateDir)
 	if errors.Is(err, fs.ErrPermission) {
-		return observe.Table{}, fmt.Errorf("read addresses below %s: permission denied: run as root", stateDir)
+		return typed.Table{}, fmt.Errorf("read addresses below %s: permission denied: run as root", stateDir)
 	}
 	if err != nil {
-		return observe.Table{}, fmt.Errorf("read addresses: %w", err)
+		return typed.Table{}, fmt.Errorf("read addresses: %w", err)
 	}
 	return ipamTable(entries, now), nil
 }
 
-func ipamTable(entries []ipam.Entry, now time.Time) observe.Table {
+func ipamTable(entries []ipam.Entry, now time.Time) typed.Table {
 	slices.SortFunc(entries, func(a, b ipam.Entry) int {
 		return cmp.Or(cmp.Compare(a.Network, b.Network), a.Address.Compare(b.Address), cmp.Compare(a.State, b.State))
 	})
-	return observe.Table{
+	return typed.Table{
 		Name: ipamName,
-		Columns: []observe.Column{
+		Columns: []typed.Column{
 			{Name: "NETWORK"}, {Name: "ADDRESS"}, {Name: "STATE"}, {Name: "CONTAINER"}, {Name: "IFNAME"}, {Name: "SINCE", Right: true},
 		},
 		Len: len(entries),
@@ -44,12 +44,12 @@ func ipamTable(entries []ipam.Entry, now time.Time) observe.Table {
 			e := entries[i]
 			return []string{
 				e.Network, e.Address.String(), string(e.State), dash(short(e.ContainerID)), dash(e.IfName),
-				observe.Age(uint64(now.UnixNano()), uint64(e.Since.UnixNano())),
+				typed.Age(uint64(now.UnixNano()), uint64(e.Since.UnixNano())),
 			}
 		},
-		Object: func(i int) observe.Object {
+		Object: func(i int) typed.Object {
 			e := entries[i]
-			return observe.Object{
+			return typed.Object{
 				{Name: "network", Value: e.Network},
 				{Name: "address", Value: e.Address.String()},
 				{Name: "state", Value: string(e.State)},

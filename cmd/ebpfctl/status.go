@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -65,7 +66,7 @@ func (o *options) writeStatus(s observe.Status) error {
 	}
 	var b bytes.Buffer
 	writeSummary(&b, s)
-	for _, t := range []observe.Table{programsTable(s), attachmentsTable(s), fillTable(s), peersTable(s)} {
+	for _, t := range []typed.Table{programsTable(s), attachmentsTable(s), fillTable(s), peersTable(s)} {
 		b.WriteByte('\n')
 		if err := t.WriteText(&b); err != nil {
 			return err
@@ -128,9 +129,9 @@ func writeProblems(w io.Writer, problems []string) {
 	}
 }
 
-func programsTable(s observe.Status) observe.Table {
-	return observe.Table{
-		Columns: []observe.Column{{Name: "PROGRAM"}, {Name: "ID", Right: true}, {Name: "TAG"}},
+func programsTable(s observe.Status) typed.Table {
+	return typed.Table{
+		Columns: []typed.Column{{Name: "PROGRAM"}, {Name: "ID", Right: true}, {Name: "TAG"}},
 		Len:     len(s.Programs),
 		Cells: func(i int) []string {
 			p := s.Programs[i]
@@ -139,9 +140,9 @@ func programsTable(s observe.Status) observe.Table {
 	}
 }
 
-func attachmentsTable(s observe.Status) observe.Table {
-	return observe.Table{
-		Columns: []observe.Column{
+func attachmentsTable(s observe.Status) typed.Table {
+	return typed.Table{
+		Columns: []typed.Column{
 			{Name: "HOOK"}, {Name: "INTERFACE"}, {Name: "IFINDEX", Right: true}, {Name: "POD"}, {Name: "MODE"}, {Name: "PROGRAM ID", Right: true},
 		},
 		Len: len(s.Attachments),
@@ -156,9 +157,9 @@ func attachmentsTable(s observe.Status) observe.Table {
 	}
 }
 
-func fillTable(s observe.Status) observe.Table {
-	return observe.Table{
-		Columns: []observe.Column{
+func fillTable(s observe.Status) typed.Table {
+	return typed.Table{
+		Columns: []typed.Column{
 			{Name: "MAP"}, {Name: "ENTRIES", Right: true}, {Name: "CAPACITY", Right: true}, {Name: "FILL", Right: true},
 		},
 		Len: len(s.Maps),
@@ -172,9 +173,9 @@ func fillTable(s observe.Status) observe.Table {
 	}
 }
 
-func peersTable(s observe.Status) observe.Table {
-	return observe.Table{
-		Columns: []observe.Column{{Name: "PEER"}, {Name: "ADDRESS"}, {Name: "POD CIDR"}, {Name: "VIA"}, {Name: "MTU", Right: true}},
+func peersTable(s observe.Status) typed.Table {
+	return typed.Table{
+		Columns: []typed.Column{{Name: "PEER"}, {Name: "ADDRESS"}, {Name: "POD CIDR"}, {Name: "VIA"}, {Name: "MTU", Right: true}},
 		Len:     len(s.Peers),
 		Cells: func(i int) []string {
 			p := s.Peers[i]

@@ -3,7 +3,10 @@
 // writes it; the plugin reads it.
 package config
 
+//go:generate go run ../../tools/enums
+
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -34,22 +37,6 @@ type Value struct {
 // Flags say what the host's stack decides although the programs could, and what the loader is at: enum config_flags.
 type Flags uint32
 
-// The bits of Flags.
-const (
-	PodCIDRToStack Flags = 1
-	RoutesToStack  Flags = 2
-	Policies       Flags = 4
-	FlowsMove      Flags = 8
-)
-
-// String lists the bits, such as "pod_cidr_to_stack"; "-" when none is set.
-func (f Flags) String() string {
-	return wire.Bits(uint32(f), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move")
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
 // PodCIDRs returns the node's podCIDRs, IPv4 first.
 func (v Value) PodCIDRs() []netip.Prefix {
 	var out []netip.Prefix
@@ -78,6 +65,39 @@ type NodeConfig struct {
 	PathLifetime uint32
 	// NetfilterNat is 1 when netfilter translates flows on this node: kube-proxy, portmap, own rules.
 	NetfilterNat uint32
+}
+
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{
+	Name:    Name,
+	Content: typed.Configured,
+	View: typed.View[Key, Value]{
+		Columns: typed.Columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6", "FLAGS"),
+		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Index, b.Key.Index) },
+		Cells: func(_ Key, v Value) []any {
+			return []any{
+				v.Layout, v.NodeIPv4, v.NodeIPv6, prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len), prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len), v.Flags,
+			}
+		},
+		// Each podCIDR as one prefix instead of address and length.
+		Object: func(_ Key, v Value) typed.Object {
+			return typed.Object{
+				{Name: "layout", Value: v.Layout},
+				{Name: "node_ipv4", Value: typed.OrEmpty(v.NodeIPv4.String())},
+				{Name: "node_ipv6", Value: typed.OrEmpty(v.NodeIPv6.String())},
+				{Name: "pod_cidr_ipv4", Value: typed.OrEmpty(prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len))},
+				{Name: "pod_cidr_ipv6", Value: typed.OrEmpty(prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len))},
+				{Name: "flags", Value: typed.OrEmpty(v.Flags.String())},
+			}
+		},
+	},
+})
+
+func prefixText(a wire.Addr, bits uint32) string {
+	if a == (wire.Addr{}) {
+		return "-"
+	}
+	return netip.PrefixFrom(a.Netip(), int(bits)).String()
 }
 
 // Map is the open map.

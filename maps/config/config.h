@@ -54,4 +54,12 @@ struct node_config {
 };
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct config);
+	__uint(max_entries, 1);
+} config SEC(".maps");
+
 #endif

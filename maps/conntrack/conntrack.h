@@ -6,13 +6,13 @@
 #ifndef EC_MAPS_CONNTRACK_H
 #define EC_MAPS_CONNTRACK_H
 
-#include "maps/wire/wire.h"
+#include "maps/flow/flow.h"
 
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
 /*
- * from_pod and from_world are flow_state bits (maps/snat) by direction, the
+ * from_pod and from_world are flow_state bits by direction, the
  * TCP edges likewise. flags, ifindex and last_seen are as in snat_entry.
  */
 struct conntrack_entry {
@@ -30,4 +30,13 @@ struct conntrack_entry {
 _Static_assert(sizeof(struct conntrack_entry) == 32, "conntrack_entry is part of the map layout");
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct tuple);
+	__type(value, struct conntrack_entry);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} conntrack SEC(".maps");
+
 #endif

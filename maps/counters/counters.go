@@ -1,46 +1,68 @@
-// Package counters is what the maps drops and traffic have in common: a per-CPU array that counts packets by direction and by
-// what became of them, a number of slots for each direction.
+// Package counters is what the maps drops and traffic are: per-CPU arrays that
+// count packets by direction and by what became of them, a number of slots for
+// each direction.
 package counters
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// Value is struct drop_counter and struct traffic_counter.
+// Slot is what is counted: a reason, an event.
+type Slot interface {
+	~uint32
+	fmt.Stringer
+	// Explain is one line for people.
+	Explain() string
+}
+
+// Value is struct counter.
 type Value struct {
-	Packets uint64
-	Bytes   uint64
+	Packets uint64 `map:"counter"`
+	Bytes   uint64 `map:"counter"`
+}
+
+// Counter is the sum over all CPUs for one direction and slot.
+type Counter[S Slot] struct {
+	Direction wire.Direction
+	Slot      S
+	Value
 }
 
 // Map is the open map.
-type Map struct {
+type Map[S Slot] struct {
 	*ebpf.Map
-	name  string
-	slots uint32
+	name string
 }
 
 // Open opens the map pinned at path.
-func Open(path string, slots uint32) (*Map, error) {
+func Open[S Slot](path string) (*Map[S], error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open pinned map %s: %w", path, err)
 	}
-	return Of(m, path, slots), nil
+	return Of[S](m, path), nil
 }
 
 // Of wraps a map that is open already; name is for error messages.
-func Of(m *ebpf.Map, name string, slots uint32) *Map { return &Map{m, name, slots} }
+func Of[S Slot](m *ebpf.Map, name string) *Map[S] { return &Map[S]{m, name} }
 
-// Sum returns the counter at index, added up over all CPUs.
-func (m *Map) Sum(index uint32) (Value, error) {
-	var sum Value
+// slots is how many slots each direction has.
+func (m *Map[S]) slots() uint32 { return m.MaxEntries() / uint32(wire.Directions) }
+
+// Index is the key of a counter.
+func (m *Map[S]) Index(d wire.Direction, s S) uint32 { return uint32(d)*m.slots() + uint32(s) }
+
+// Sum returns a counter, added up over all CPUs.
+func (m *Map[S]) Sum(d wire.Direction, s S) (sum Value, err error) {
 	var each []Value
-	if err := m.Lookup(&index, &each); err != nil {
-		return sum, fmt.Errorf("look up %d in map %s: %w", index, m.name, err)
+	if err := m.Lookup(m.Index(d, s), &each); err != nil {
+		return sum, fmt.Errorf("look up %v %v in map %s: %w", d, s, m.name, err)
 	}
 	for _, v := range each {
 		sum.Packets += v.Packets
@@ -49,18 +71,46 @@ func (m *Map) Sum(index uint32) (Value, error) {
 	return sum, nil
 }
 
-// Each calls f with the counters that are not zero, by direction, then slot.
-func (m *Map) Each(f func(d wire.Direction, slot uint32, v Value)) error {
+// All returns the counters that are not zero, by direction, then slot.
+func (m *Map[S]) All() (out []Counter[S], err error) {
 	for d := range wire.Directions {
-		for slot := range m.slots {
-			v, err := m.Sum(uint32(d)*m.slots + slot)
+		for s := range S(m.slots()) {
+			v, err := m.Sum(d, s)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if v != (Value{}) {
-				f(d, slot, v)
+				out = append(out, Counter[S]{d, s, v})
 			}
 		}
 	}
-	return nil
+	return out, nil
+}
+
+// Define is the definition of a map of counters; slot is what people call a slot.
+func Define[S Slot](name, slot string) typed.Definition {
+	return typed.Define[uint32, Value](typed.Definition{Name: name, Content: typed.Learned, View: view[S]{slot}})
+}
+
+type view[S Slot] struct{ slot string }
+
+// Show implements typed.Viewer.
+func (w view[S]) Show(m *ebpf.Map, name string, _ uint64) (typed.Table, error) {
+	all, err := Of[S](m, name).All()
+	return typed.Table{
+		Name:    name,
+		Columns: typed.Columns("DIRECTION", strings.ToUpper(w.slot), "PACKETS#", "BYTES#", "EXPLANATION"),
+		Len:     len(all),
+		Cells: func(i int) []string {
+			c := all[i]
+			return []string{c.Direction.String(), c.Slot.String(), fmt.Sprint(c.Packets), fmt.Sprint(c.Bytes), c.Slot.Explain()}
+		},
+		Object: func(i int) typed.Object {
+			c := all[i]
+			return typed.Object{
+				{Name: "direction", Value: c.Direction.String()}, {Name: w.slot, Value: c.Slot.String()},
+				{Name: "packets", Value: c.Packets}, {Name: "bytes", Value: c.Bytes}, {Name: "explanation", Value: c.Slot.Explain()},
+			}
+		},
+	}, err
 }

@@ -2,7 +2,6 @@ package counters
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -22,7 +21,7 @@ func TestCountersAreSumsOverAllCPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer raw.Close()
-	m := Of(raw, "test", slots)
+	m := Of[letter](raw, "test")
 	each := make([]Value, ebpf.MustPossibleCPU())
 	var want Value
 	for i := range each {
@@ -30,20 +29,32 @@ func TestCountersAreSumsOverAllCPUs(t *testing.T) {
 		want.Packets += uint64(i + 1)
 		want.Bytes += 1 << 40
 	}
-	for _, index := range []uint32{2, uint32(wire.ToUplink) * slots} {
+	for _, index := range []uint32{m.Index(wire.FromPod, 2), m.Index(wire.ToUplink, 0)} {
 		if err := raw.Put(index, each); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var got []string
-	err = m.Each(func(d wire.Direction, slot uint32, v Value) { got = append(got, fmt.Sprint(d, slot, v)) })
-	if all := []string{fmt.Sprint(wire.FromPod, 2, want), fmt.Sprint(wire.ToUplink, 0, want)}; err != nil || !slices.Equal(got, all) {
+	got, err := m.All()
+	if all := []Counter[letter]{{wire.FromPod, 2, want}, {wire.ToUplink, 0, want}}; err != nil || !slices.Equal(got, all) {
 		t.Errorf("%v, %v; want %v", got, err, all)
 	}
-	if got, err := m.Sum(0); err != nil || got != (Value{}) {
+	if got, err := m.Sum(wire.FromPod, 0); err != nil || got != (Value{}) {
 		t.Errorf("the sum of nothing is %v, %v", got, err)
 	}
-	if _, err := m.Sum(raw.MaxEntries()); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if _, err := m.Sum(wire.Directions, 0); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("beyond the end: %v", err)
 	}
+	if i := m.Index(wire.ToUplink, 1); i != 2*slots+1 {
+		t.Errorf("the second slot of the third direction has the index %d", i)
+	}
+	table, err := view[letter]{"letter"}.Show(raw, "test", 0)
+	if err != nil || table.Len != 2 || table.Cells(0)[1] != "c" || table.Cells(0)[4] != "the letter c" || table.Columns[1].Name != "LETTER" {
+		t.Errorf("%+v, %v", table, err)
+	}
 }
+
+// letter is a slot.
+type letter uint32
+
+func (l letter) String() string  { return string(rune('a' + l)) }
+func (l letter) Explain() string { return "the letter " + l.String() }

@@ -2,9 +2,13 @@
 // and how to reach it. The agent writes it.
 package destinations
 
+//go:generate go run ../../tools/enums
+
 import (
+	"cmp"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -38,48 +42,11 @@ func (k Key) Netip() netip.Prefix {
 	return netip.PrefixFrom(a, int(k.PrefixLen))
 }
 
-// Kind says what an address is: enum destination_kind.
+// Kind says what an address is, enum destination_kind; one without an entry is World.
 type Kind uint32
-
-// The kinds; an address without an entry is World.
-const (
-	World Kind = iota
-	Host
-	Local
-	PodCIDR
-	Node
-	Native
-)
-
-// String is the name used in dumps, such as "pod_cidr".
-func (k Kind) String() string {
-	names := []string{"world", "host", "local", "pod_cidr", "node", "native"}
-	if int(k) < len(names) {
-		return names[k]
-	}
-	return strconv.Itoa(int(k))
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // Flags are properties of a destination: enum destination_flags.
 type Flags uint32
-
-// The bits of Flags: the host's stack decides, whatever the kind; nothing may go
-// there in clear under the node's own address; a part of a wider entry, there for its
-// flags alone.
-const (
-	ToStack   Flags = 1
-	Protected Flags = 2
-	Part      Flags = 4
-)
-
-// String lists the bits, such as "to_stack|protected"; "-" when none is set.
-func (f Flags) String() string { return wire.Bits(uint32(f), "to_stack", "protected", "part") }
-
-// MarshalText implements encoding.TextMarshaler.
-func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
 // Value is struct destination.
 type Value struct {
@@ -102,6 +69,38 @@ type Value struct {
 func Same(have, want Value) bool {
 	have.NeighbourChecked, want.NeighbourChecked = 0, 0
 	return have == want
+}
+
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{
+	Name:    Name,
+	Content: typed.Configured,
+	View: typed.View[Key, Value]{
+		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "CHECKED#"),
+		Compare: func(a, b typed.Entry[Key, Value]) int {
+			return cmp.Or(a.Key.Prefix.Compare(b.Key.Prefix), cmp.Compare(a.Key.PrefixLen, b.Key.PrefixLen))
+		},
+		Cells: func(k Key, v Value) []any {
+			return []any{
+				k.Netip(), v.Kind, v.Node, typed.Number(v.Ifindex), typed.Number(v.MTU),
+				v.Flags, bitNumbers(v.Uplinks), typed.Stamp(v.NeighbourChecked),
+			}
+		},
+		Object: func(k Key, v Value) typed.Object {
+			return append(typed.Object{{Name: "prefix", Value: k.Netip().String()}}, typed.ObjectOf(v)...)
+		},
+	},
+})
+
+// bitNumbers lists the bits that are set, such as "0,3".
+func bitNumbers(mask uint64) string {
+	var set []string
+	for bit := range 64 {
+		if mask&(1<<bit) != 0 {
+			set = append(set, strconv.Itoa(bit))
+		}
+	}
+	return cmp.Or(strings.Join(set, ","), "-")
 }
 
 // Map is the open map.

@@ -52,4 +52,13 @@ struct destination {
 _Static_assert(sizeof(struct destination) == 48, "destination is part of the map layout");
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct destination_key);
+	__type(value, struct destination);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} destinations SEC(".maps");
+
 #endif

@@ -3,6 +3,7 @@
 package devices
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -24,10 +25,10 @@ type Value struct {
 	IPv6           wire.Addr
 	PodMAC         wire.MAC
 	HostMAC        wire.MAC
-	SnatFlows      uint32
-	Packets        uint64
-	Bytes          uint64
-	ConntrackFlows uint32
+	SnatFlows      uint32 `map:"counter"`
+	Packets        uint64 `map:"counter"`
+	Bytes          uint64 `map:"counter"`
+	ConntrackFlows uint32 `map:"counter"`
 	_              uint32
 	ResetAt        uint64
 }
@@ -43,6 +44,19 @@ func (v *Value) SetAddresses(addresses []netip.Addr) {
 		}
 	}
 }
+
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{
+	Name:    Name,
+	Content: typed.Configured,
+	View: typed.View[Key, Value]{
+		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "POD MAC", "HOST MAC", "SNAT#", "CONNTRACK#", "PACKETS#", "BYTES#"),
+		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex) },
+		Cells: func(k Key, v Value) []any {
+			return []any{k.Ifindex, v.IPv4, v.IPv6, v.PodMAC, v.HostMAC, v.SnatFlows, v.ConntrackFlows, v.Packets, v.Bytes}
+		},
+	},
+})
 
 // Map is the open map.
 type Map = typed.Map[Key, Value]

@@ -36,4 +36,13 @@ struct device {
 _Static_assert(sizeof(struct device) == 80, "device is part of the map layout");
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct device_key);
+	__type(value, struct device);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} devices SEC(".maps");
+
 #endif

@@ -3,10 +3,7 @@
 #ifndef EC_MAPS_DROPS_H
 #define EC_MAPS_DROPS_H
 
-#include "maps/wire/wire.h"
-
-#pragma clang diagnostic push
-#pragma clang diagnostic error "-Wpadded"
+#include "maps/counters/counters.h"
 
 /* Append only: the numbers are part of the map layout. The comments are what ebpfctl prints. */
 enum drop_reason {
@@ -43,11 +40,11 @@ enum drop_layout {
 	DROP_SLOTS = 64,
 };
 
-/* bytes are of whole frames, as long as they arrived. */
-struct drop_counter {
-	__u64 packets;
-	__u64 bytes;
-};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct counter);
+	__uint(max_entries, DIRECTIONS * DROP_SLOTS);
+} drops SEC(".maps");
 
-#pragma clang diagnostic pop
 #endif

@@ -23,6 +23,17 @@ type Value struct {
 	HostMAC wire.MAC
 }
 
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{
+	Name:    Name,
+	Content: typed.Configured,
+	View: typed.View[Key, Value]{
+		Columns: typed.Columns("ADDRESS", "IFINDEX#", "POD MAC", "HOST MAC"),
+		Compare: func(a, b typed.Entry[Key, Value]) int { return a.Key.Address.Compare(b.Key.Address) },
+		Cells:   func(k Key, v Value) []any { return []any{k.Address, v.Ifindex, v.PodMAC, v.HostMAC} },
+	},
+})
+
 // Map is the open map.
 type Map = typed.Map[Key, Value]
 

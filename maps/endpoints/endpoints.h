@@ -29,4 +29,13 @@ struct endpoint {
 _Static_assert(sizeof(struct endpoint) == 16, "endpoint is part of the map layout");
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct endpoint_key);
+	__type(value, struct endpoint);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} endpoints SEC(".maps");
+
 #endif

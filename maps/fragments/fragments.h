@@ -44,4 +44,12 @@ struct fragment {
 _Static_assert(sizeof(struct fragment) == 56, "fragment is part of the map layout");
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct fragment);
+	__uint(max_entries, FRAGMENTS_OF_WORLD + FRAGMENTS_OF_OTHERS);
+} fragments SEC(".maps");
+
 #endif

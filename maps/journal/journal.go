@@ -27,8 +27,11 @@ type Key struct {
 // Value is the flow's key in its table.
 type Value = wire.Tuple
 
-// Map is the open map, either ring.
-type Map = typed.Map[Key, Value]
+// The definitions of the three.
+var (
+	Snat = typed.Define[Key, Value](typed.Definition{Name: SnatName, Content: typed.Learned, Capacity: "snat"})
 
-// Open opens the ring pinned at path.
-func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }
+	Conntrack = typed.Define[Key, Value](typed.Definition{Name: ConntrackName, Content: typed.Learned, Capacity: "conntrack"})
+
+	Candidates = typed.Define[Key, Value](typed.Definition{Name: CandidatesName, Content: typed.Learned})
+)

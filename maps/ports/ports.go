@@ -2,13 +2,12 @@
 // towards each destination. The programs write it.
 package ports
 
+//go:generate go run ../../tools/enums
+
 import "github.com/ebpf-cni/ebpf-cni/maps/typed"
 
 // Name is the map's name in the object and below the pin directory.
 const Name = "ports"
-
-// Bits is how many bits of a hash make a key: PORTS_BITS.
-const Bits = 17
 
 // Key is the array index.
 type Key struct {
@@ -20,8 +19,8 @@ type Value struct {
 	Flows uint32
 }
 
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{Name: Name, Content: typed.Learned})
+
 // Map is the open map.
 type Map = typed.Map[Key, Value]
-
-// Open opens the map pinned at path.
-func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

@@ -23,4 +23,12 @@ struct port_count {
 };
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct port_count);
+	__uint(max_entries, 1 << PORTS_BITS);
+} ports SEC(".maps");
+
 #endif

@@ -4,6 +4,9 @@
 package snat
 
 import (
+	"unsafe"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -14,42 +17,6 @@ const (
 	ReverseName = "snat_reverse"
 )
 
-// State is what has passed in one direction: enum flow_state.
-type State uint8
-
-// The bits of State.
-const (
-	SYN    State = 1
-	ACK    State = 2
-	FIN    State = 4
-	Reset  State = 8
-	Packet State = 16
-)
-
-// String lists the bits, such as "syn|ack"; "-" when none is set.
-func (s State) String() string {
-	return wire.Bits(uint32(s), "syn", "ack", "fin", "reset", "packet")
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// Flags are properties of a flow: enum snat_flags.
-type Flags uint8
-
-// The bits of Flags.
-const (
-	ViaStack Flags = 1
-	Host     Flags = 2
-	Counted  Flags = 4
-)
-
-// String lists the bits, such as "via_stack"; "-" when none is set.
-func (f Flags) String() string { return wire.Bits(uint32(f), "via_stack", "host", "counted") }
-
-// MarshalText implements encoding.TextMarshaler.
-func (f Flags) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
 // Key is struct tuple, of a packet on its way out in both maps.
 type Key = wire.Tuple
 
@@ -59,19 +26,60 @@ type Value struct {
 	// the pod's in snat_reverse.
 	ToAddress wire.Addr
 	ToPort    wire.Port
-	State     State
-	Flags     Flags
+	State     flow.State
+	Flags     flow.Flags
 	// Ifindex is the pod's generation, 0 for a flow of the node itself.
 	Ifindex uint32
 	SeqEnd  uint32
 	Ack     uint32
-	// LastSeen is CLOCK_MONOTONIC in ns; less than Marks: being removed.
+	// LastSeen is CLOCK_MONOTONIC in ns; less than flow.Marks: being removed.
 	LastSeen uint64
 }
 
-// Marks is more than what the programs mark entries with that are being removed, in LastSeen: FLOW_MARKS. Conntrack's
-// are marked alike.
-const Marks = 1 << 29
+// Definition and Reverse are what there is to know about the two halves.
+var (
+	Definition = define(Name, "AS")
+	Reverse    = define(ReverseName, "POD")
+)
+
+// define is the definition of one half; to names the column of what the pod's side becomes.
+func define(name, to string) typed.Definition {
+	return typed.Define[Key, Value](typed.Definition{
+		Name:     name,
+		Content:  typed.Learned,
+		Capacity: Name,
+		Flows:    typed.JoinedBy(join, unsafe.Offsetof(Value{}.LastSeen)),
+		View: typed.View[Key, Value]{
+			Columns: typed.Columns("PROTO", "SOURCE", "DESTINATION", to, "STATE", "FLAGS", "IFINDEX#", "AGE#"),
+			Compare: func(a, b typed.Entry[Key, Value]) int { return a.Key.Compare(b.Key) },
+			Cells: func(k Key, v Value) []any {
+				return []any{
+					k.Proto, k.Src.With(k.Sport), k.Dst.With(k.Dport), v.ToAddress.With(v.ToPort),
+					v.State, v.Flags, v.Ifindex, typed.Stamp(v.LastSeen),
+				}
+			},
+		},
+	})
+}
+
+// join makes one entry of two copies. The later one counts, with the state bits
+// that only the other saw: each direction of a flow passes one hook, so they saw
+// different packets.
+func join(ours, theirs Value) Value {
+	same := ours.Ifindex == theirs.Ifindex && ours.ToAddress == theirs.ToAddress && ours.ToPort == theirs.ToPort
+	if flow.Stale(ours.LastSeen, theirs.LastSeen, same) {
+		return ours
+	}
+	out := ours
+	if theirs.LastSeen > ours.LastSeen {
+		out = theirs
+	}
+	if same {
+		out.State = ours.State | theirs.State
+		out.SeqEnd, out.Ack = flow.Later(ours.SeqEnd, theirs.SeqEnd), flow.Later(ours.Ack, theirs.Ack)
+	}
+	return out
+}
 
 // Map is the open map, either half.
 type Map = typed.Map[Key, Value]

@@ -8,33 +8,20 @@
 #ifndef EC_MAPS_SNAT_H
 #define EC_MAPS_SNAT_H
 
-#include "maps/wire/wire.h"
+#include "maps/flow/flow.h"
 
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
-/* What has passed in this half's direction: snat outwards, snat_reverse inwards. */
-enum flow_state {
-	FLOW_SYN = 1,     /* TCP SYN, with or without ACK */
-	FLOW_ACK = 2,     /* TCP segment without SYN */
-	FLOW_FIN = 4,     /* TCP FIN */
-	FLOW_RESET = 8,   /* TCP RST inside the window, of either direction */
-	FLOW_PACKET = 16, /* any packet */
-};
-
-enum snat_flags {
-	SNAT_VIA_STACK = 1, /* both directions walk the host's stack */
-	SNAT_HOST = 2,      /* a flow of the node itself that gave way to a pod's */
-	SNAT_COUNTED = 4,   /* its port is counted in the map ports */
-};
-
 /*
  * to_address and to_port are what the pod's side becomes: in snat the node's
- * address and port, in snat_reverse the pod's. ifindex is the pod's generation
- * (see endpoints), 0 for a flow of the node. seq_end and ack are the highest
- * that passed in this direction, in host order. last_seen is CLOCK_MONOTONIC in
- * ns, renewed at most once a second; 0 marks an entry that is being removed, and
- * less than 2^29 the second in which such an entry was met.
+ * address and port, in snat_reverse the pod's. state is the flow_state of this
+ * half's direction, snat outwards, snat_reverse inwards; flags are flow_flags.
+ * ifindex is the pod's generation (see endpoints), 0 for a flow of the node.
+ * seq_end and ack are the highest that passed in this direction, in host order.
+ * last_seen is CLOCK_MONOTONIC in ns, renewed at most once a second; 0 marks an
+ * entry that is being removed, and less than 2^29 the second in which such an
+ * entry was met.
  */
 struct snat_entry {
 	struct addr to_address;
@@ -49,4 +36,20 @@ struct snat_entry {
 _Static_assert(sizeof(struct snat_entry) == 40, "snat_entry is part of the map layout");
 
 #pragma clang diagnostic pop
+
+/* Preallocated, so that a burst of new flows cannot fail for want of memory. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct tuple);
+	__type(value, struct snat_entry);
+	__uint(max_entries, 262144);
+} snat SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct tuple);
+	__type(value, struct snat_entry);
+	__uint(max_entries, 262144);
+} snat_reverse SEC(".maps");
+
 #endif

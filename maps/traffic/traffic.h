@@ -7,10 +7,7 @@
 #ifndef EC_MAPS_TRAFFIC_H
 #define EC_MAPS_TRAFFIC_H
 
-#include "maps/wire/wire.h"
-
-#pragma clang diagnostic push
-#pragma clang diagnostic error "-Wpadded"
+#include "maps/counters/counters.h"
 
 enum traffic_event {
 	TRAFFIC_DELIVERED,      /* redirected into a pod of this node */
@@ -27,11 +24,11 @@ enum traffic_layout {
 	TRAFFIC_SLOTS = 16,
 };
 
-/* bytes are of whole frames, as long as they arrived. */
-struct traffic_counter {
-	__u64 packets;
-	__u64 bytes;
-};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct counter);
+	__uint(max_entries, DIRECTIONS * TRAFFIC_SLOTS);
+} traffic SEC(".maps");
 
-#pragma clang diagnostic pop
 #endif

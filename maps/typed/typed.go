@@ -1,5 +1,6 @@
-// Package typed gives BPF maps Go types for their keys and values, and the one
-// algorithm that brings a map to a wanted content with the fewest writes.
+// Package typed gives BPF maps Go types for their keys and values, the one
+// algorithm that brings a map to a wanted content with the fewest writes, and
+// the form in which each map's package says what there is to know about it.
 //
 //	m, err := typed.Open[endpoints.Key, endpoints.Value](path)
 //	err = m.Put(key, value)
@@ -11,6 +12,8 @@ import (
 	"iter"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 )
 
 // ErrKeyNotExist is returned (wrapped) by Get and Delete for a missing key.
@@ -74,65 +77,82 @@ func (m *Map[K, V]) Delete(key K) error {
 	return nil
 }
 
-// All iterates over a copy of the entries as they are met. On a hash map that
-// is written to meanwhile, entries may be missed or seen twice; an iteration that
-// the kernel aborts ends with the zero key, the zero value and the error.
+// All iterates over a copy of the entries, each key once. A hash is read bucket
+// by bucket, which writers cannot upset as they do a walk from key to key; another
+// map is walked again when they have. An error ends the iteration and comes with
+// the zero entry.
 func (m *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
-		var e Entry[K, V]
-		it := m.Iterate()
-		for it.Next(&e.Key, &e.Value) {
+		entries, err := m.read()
+		if err != nil {
+			yield(Entry[K, V]{}, fmt.Errorf("read map %s: %w", m.name, err))
+			return
+		}
+		for _, e := range entries {
 			if !yield(e, nil) {
 				return
 			}
 		}
-		if err := it.Err(); err != nil {
-			yield(Entry[K, V]{}, fmt.Errorf("iterate over map %s: %w", m.name, err))
+	}
+}
+
+// Content returns all entries.
+func (m *Map[K, V]) Content() (map[K]V, error) {
+	content := make(map[K]V)
+	for e, err := range m.All() {
+		if err != nil {
+			return nil, err
+		}
+		content[e.Key] = e.Value
+	}
+	return content, nil
+}
+
+// attempts bounds how often a walk that writers upset is begun again.
+const attempts = 5
+
+func (m *Map[K, V]) read() ([]Entry[K, V], error) {
+	if raw.IsHash(m.Map) {
+		return m.readBatches()
+	}
+	for try := 1; ; try++ {
+		found, err := m.walk()
+		if !errors.Is(err, ebpf.ErrIterationAborted) || try == attempts {
+			return found, err
 		}
 	}
+}
+
+func (m *Map[K, V]) walk() (out []Entry[K, V], err error) {
+	var e Entry[K, V]
+	seen := make(map[K]bool)
+	it := m.Iterate()
+	for it.Next(&e.Key, &e.Value) {
+		if !seen[e.Key] {
+			seen[e.Key] = true
+			out = append(out, e)
+		}
+	}
+	return out, it.Err()
+}
+
+func (m *Map[K, V]) readBatches() (out []Entry[K, V], err error) {
+	var keys []K
+	var values []V
+	err = raw.Batches(m.Map, func(size int) (any, any) {
+		keys, values = make([]K, size), make([]V, size)
+		return keys, values
+	}, func(n int) error {
+		for i := range n {
+			out = append(out, Entry[K, V]{keys[i], values[i]})
+		}
+		return nil
+	})
+	return out, err
 }
 
 // Entry is one key with its value.
 type Entry[K comparable, V any] struct {
 	Key   K
 	Value V
-}
-
-// Changes counts what Sync did.
-type Changes struct {
-	Written, Deleted int
-}
-
-// Sync brings m to exactly want: missing and differing entries are written
-// first, then what is not wanted is deleted. same says whether a present value
-// needs no write, so that fields the programs own do not count. Only for maps
-// that nobody else writes at the same time.
-func Sync[K comparable, V any](m *Map[K, V], want map[K]V, same func(have, want V) bool) (Changes, error) {
-	var done Changes
-	have := make(map[K]V, len(want))
-	for e, err := range m.All() {
-		if err != nil {
-			return done, err
-		}
-		have[e.Key] = e.Value
-	}
-	for k, v := range want {
-		if old, ok := have[k]; ok && same(old, v) {
-			continue
-		}
-		if err := m.Put(k, v); err != nil {
-			return done, err
-		}
-		done.Written++
-	}
-	for k := range have {
-		if _, ok := want[k]; ok {
-			continue
-		}
-		if err := m.Delete(k); err != nil {
-			return done, err
-		}
-		done.Deleted++
-	}
-	return done, nil
 }

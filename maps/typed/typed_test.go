@@ -6,9 +6,12 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -98,33 +101,44 @@ func TestAllStops(t *testing.T) {
 	}
 }
 
+// bring does both halves of a Sync in the order of most callers.
+func bring(t *testing.T, m *Map[key, value], want map[key]value) error {
+	t.Helper()
+	s := Sync[key, value]{Map: m, Have: content(t, m), Same: same}
+	keep := func(k key, _ value) bool { _, ok := want[k]; return ok }
+	err := errors.Join(s.Add(want), s.Remove(keep))
+	if got := content(t, m); !maps.EqualFunc(got, s.Have, same) {
+		t.Errorf("Sync takes the map to hold %v, it holds %v", s.Have, got)
+	}
+	return err
+}
+
 func TestSync(t *testing.T) {
 	for name, c := range map[string]struct {
 		have, want map[key]value
 		result     map[key]value
-		changes    Changes
 	}{
-		"empty to empty": {nil, nil, map[key]value{}, Changes{}},
+		"empty to empty": {nil, nil, map[key]value{}},
 		"fill": {
 			nil, map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 2}},
-			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 2}}, Changes{Written: 2},
+			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 2}},
 		},
 		"empty": {
 			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 2}}, nil,
-			map[key]value{}, Changes{Deleted: 2},
+			map[key]value{},
 		},
 		"nothing to do": {
 			map[key]value{{1}: {Wanted: 1}}, map[key]value{{1}: {Wanted: 1}},
-			map[key]value{{1}: {Wanted: 1}}, Changes{},
+			map[key]value{{1}: {Wanted: 1}},
 		},
 		"the programs' field is kept": {
 			map[key]value{{1}: {Wanted: 1, Theirs: 99}}, map[key]value{{1}: {Wanted: 1}},
-			map[key]value{{1}: {Wanted: 1, Theirs: 99}}, Changes{},
+			map[key]value{{1}: {Wanted: 1, Theirs: 99}},
 		},
 		"one of each": {
 			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 2, Theirs: 99}, {3}: {Wanted: 3}},
 			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 22}, {4}: {Wanted: 4}},
-			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 22}, {4}: {Wanted: 4}}, Changes{Written: 2, Deleted: 1},
+			map[key]value{{1}: {Wanted: 1}, {2}: {Wanted: 22}, {4}: {Wanted: 4}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -135,9 +149,8 @@ func TestSync(t *testing.T) {
 				}
 			}
 			wanted := maps.Clone(c.want)
-			changes, err := Sync(m, c.want, same)
-			if err != nil || changes != c.changes {
-				t.Errorf("changes %+v, %v; want %+v", changes, err, c.changes)
+			if err := bring(t, m, c.want); err != nil {
+				t.Error(err)
 			}
 			if got := content(t, m); !maps.Equal(got, c.result) {
 				t.Errorf("content is %v, want %v", got, c.result)
@@ -145,16 +158,19 @@ func TestSync(t *testing.T) {
 			if !maps.Equal(wanted, c.want) {
 				t.Error("Sync has changed what was wanted")
 			}
-			again, err := Sync(m, c.want, same)
-			if err != nil || again != (Changes{}) {
-				t.Errorf("a second Sync: %+v, %v", again, err)
+			// A frozen map takes no write.
+			if err := m.Freeze(); err != nil {
+				t.Fatal(err)
+			}
+			if err := bring(t, m, c.want); err != nil {
+				t.Errorf("a second Sync writes: %v", err)
 			}
 		})
 	}
 }
 
-// TestSyncIntoFullMap has room for what is wanted only after the deletes, which
-// come last: what is there must not suffer.
+// TestSyncIntoFullMap has room for what is wanted only after the deletes: what
+// comes first is the caller's to say, and what there is no room for is named.
 func TestSyncIntoFullMap(t *testing.T) {
 	m := newMap(t, 2)
 	for i := range uint32(2) {
@@ -162,11 +178,72 @@ func TestSyncIntoFullMap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Sync(m, map[key]value{{7}: {}}, same); err == nil {
-		t.Fatal("a map of 2 took a third entry")
+	s := Sync[key, value]{Map: m, Have: content(t, m), Same: same}
+	// Two that are new and one that changes: the map is full for the new ones alone.
+	want := map[key]value{{0}: {Wanted: 77}, {7}: {}, {8}: {}}
+	err := s.Add(want)
+	var failed Errors[key]
+	if !errors.As(err, &failed) || len(failed) != 2 || failed[key{7}] == nil || failed[key{8}] == nil || !errors.Is(err, syscall.E2BIG) {
+		t.Fatalf("a map of 2 took more: %v", err)
 	}
-	if left := content(t, m); len(left) != 2 {
-		t.Errorf("entries were deleted before the new ones were in: %v", left)
+	if !strings.Contains(err.Error(), "write {7} to map test") || !strings.Contains(err.Error(), "and 1 more") {
+		t.Errorf("the error says %q", err)
+	}
+	if left := content(t, m); !maps.Equal(left, map[key]value{{0}: {Wanted: 77}, {1}: {Wanted: 1}}) {
+		t.Errorf("entries were deleted before the new ones were in, or kept back: %v", left)
+	}
+	if err := s.Remove(func(key, value) bool { return false }); err != nil || len(s.Have) != 0 {
+		t.Errorf("remove all: %v, left %v", err, s.Have)
+	}
+	delete(want, key{8})
+	if err := s.Add(want); err != nil || !maps.Equal(content(t, m), want) {
+		t.Errorf("after the deletes: %v, %v", err, content(t, m))
+	}
+}
+
+// TestSyncOfWhatIsGone deletes entries that somebody else has deleted already.
+func TestSyncOfWhatIsGone(t *testing.T) {
+	m := newMap(t, 8)
+	s := Sync[key, value]{Map: m, Have: map[key]value{}}
+	for i := range uint32(6) {
+		s.Have[key{i}] = value{}
+	}
+	for _, i := range []uint32{1, 4} {
+		if err := m.Put(key{i}, value{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Remove(func(key, value) bool { return false }); err != nil || len(s.Have)+len(content(t, m)) != 0 {
+		t.Errorf("%v; left %v, in the map %v", err, s.Have, content(t, m))
+	}
+}
+
+// TestSyncOfATrie is about the one map type beside hashes that is brought to a content.
+func TestSyncOfATrie(t *testing.T) {
+	priv.Require(t)
+	type prefix struct{ Len, Addr uint32 }
+	raw, err := ebpf.NewMap(&ebpf.MapSpec{Name: "test", Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 16, MaxEntries: 3000, Flags: unix.BPF_F_NO_PREALLOC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	m := New[prefix, value](raw, "test")
+	want := map[prefix]value{}
+	for i := range uint32(2500) {
+		want[prefix{32, i}] = value{Wanted: i}
+	}
+	s := Sync[prefix, value]{Map: m, Have: map[prefix]value{}}
+	if err := s.Add(want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := m.Content(); err != nil || !maps.Equal(got, want) {
+		t.Errorf("%d entries of %d, %v", len(got), len(want), err)
+	}
+	if err := s.Remove(func(p prefix, _ value) bool { return p.Addr%2 == 0 }); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := m.Content(); err != nil || len(got) != 1250 || !maps.Equal(got, s.Have) {
+		t.Errorf("%d entries are left, %v", len(got), err)
 	}
 }
 

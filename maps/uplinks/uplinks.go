@@ -3,6 +3,8 @@
 package uplinks
 
 import (
+	"cmp"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -26,6 +28,17 @@ type Value struct {
 
 // Bits is how many uplinks can be told apart; those beyond share the last number.
 const Bits = 64
+
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{
+	Name:    Name,
+	Content: typed.Configured,
+	View: typed.View[Key, Value]{
+		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "BIT#"),
+		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex) },
+		Cells:   func(k Key, v Value) []any { return []any{k.Ifindex, v.IPv4, v.IPv6, v.Bit} },
+	},
+})
 
 // Map is the open map.
 type Map = typed.Map[Key, Value]

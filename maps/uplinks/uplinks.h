@@ -28,4 +28,13 @@ struct uplink {
 _Static_assert(sizeof(struct uplink) == 40, "uplink is part of the map layout");
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct uplink_key);
+	__type(value, struct uplink);
+	__uint(max_entries, 256);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} uplinks SEC(".maps");
+
 #endif

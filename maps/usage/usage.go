@@ -2,8 +2,10 @@
 // programs write it.
 package usage
 
+//go:generate go run ../../tools/enums
+
 import (
-	"strconv"
+	"cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 )
@@ -11,29 +13,8 @@ import (
 // Name is the map's name in the object and below the pin directory.
 const Name = "usage"
 
-// Table is a flow table: enum usage_table.
+// Table is a flow table, enum usage_table; its text is the name of its map.
 type Table uint32
-
-// The tables.
-const (
-	Snat Table = iota
-	Conntrack
-	Tables
-)
-
-// String is the table's map name.
-func (t Table) String() string {
-	switch t {
-	case Snat:
-		return "snat"
-	case Conntrack:
-		return "conntrack"
-	}
-	return strconv.Itoa(int(t))
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (t Table) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 // Key is the array index.
 type Key struct {
@@ -42,12 +23,24 @@ type Key struct {
 
 // Value is struct usage.
 type Value struct {
-	Entries uint64
+	Entries uint64 `map:"counter"`
 	// Head and Tail are the ends of the table's journal, in records ever written.
-	Head, Tail uint64
+	Head uint64 `map:"counter"`
+	Tail uint64 `map:"counter"`
 	// Swept is the time of the last sweep, CLOCK_MONOTONIC in ns.
-	Swept uint64
+	Swept uint64 `map:"counter"`
 }
+
+// Definition is what there is to know about the map.
+var Definition = typed.Define[Key, Value](typed.Definition{
+	Name:    Name,
+	Content: typed.Learned,
+	View: typed.View[Key, Value]{
+		Columns: typed.Columns("TABLE", "ENTRIES#"),
+		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Table, b.Key.Table) },
+		Cells:   func(k Key, v Value) []any { return []any{k.Table, v.Entries} },
+	},
+})
 
 // Map is the open map.
 type Map = typed.Map[Key, Value]

@@ -33,4 +33,12 @@ struct usage {
 };
 
 #pragma clang diagnostic pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct usage);
+	__uint(max_entries, USAGE_TABLES);
+} usage SEC(".maps");
+
 #endif

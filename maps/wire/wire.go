@@ -2,7 +2,10 @@
 // wire.h. It reads and writes no map itself.
 package wire
 
+//go:generate go run ../../tools/enums
+
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -10,9 +13,6 @@ import (
 	"strconv"
 	"strings"
 )
-
-// LayoutVersion is the version of all map layouts together.
-const LayoutVersion = 1
 
 // Addr is an address of either family, IPv4 in its IPv6-mapped form
 // (RFC 4291, section 2.5.5.2). The zero Addr means "none".
@@ -40,6 +40,17 @@ func (a Addr) String() string {
 		return "-"
 	}
 	return a.Netip().String()
+}
+
+// Compare sorts IPv4 before IPv6, and what is none first.
+func (a Addr) Compare(b Addr) int { return a.Netip().Compare(b.Netip()) }
+
+// With is the address with a port, such as "192.0.2.1:80"; "-" when there is no address.
+func (a Addr) With(p Port) string {
+	if a == (Addr{}) {
+		return "-"
+	}
+	return netip.AddrPortFrom(a.Netip(), p.Host()).String()
 }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -120,6 +131,14 @@ func (t Tuple) Reversed() Tuple {
 	return Tuple{Src: t.Dst, Dst: t.Src, Sport: t.Dport, Dport: t.Sport, Proto: t.Proto}
 }
 
+// Compare sorts by source, then protocol, then destination.
+func (t Tuple) Compare(o Tuple) int {
+	return cmp.Or(
+		t.Src.Compare(o.Src), cmp.Compare(t.Proto, o.Proto), cmp.Compare(t.Sport.Host(), o.Sport.Host()),
+		t.Dst.Compare(o.Dst), cmp.Compare(t.Dport.Host(), o.Dport.Host()),
+	)
+}
+
 // String is "tcp 10.0.0.1:1 > 192.0.2.1:80".
 func (t Tuple) String() string {
 	end := func(a Addr, p Port) string { return netip.AddrPortFrom(a.Netip(), p.Host()).String() }
@@ -128,25 +147,6 @@ func (t Tuple) String() string {
 
 // Direction says which program saw a packet: enum direction of wire.h.
 type Direction uint32
-
-// The directions, one per program.
-const (
-	FromPod Direction = iota
-	FromUplink
-	ToUplink
-	FromTunnel
-	ToPod
-	Directions
-)
-
-// String is the name used in dumps and metrics, such as "from_pod".
-func (d Direction) String() string {
-	names := [Directions]string{"from_pod", "from_uplink", "to_uplink", "from_tunnel", "to_pod"}
-	if d < Directions {
-		return names[d]
-	}
-	return strconv.Itoa(int(d))
-}
 
 // Bits lists the names of the bits that are set, the lowest first, such as "syn|ack"; "-" when none is.
 func Bits(v uint32, names ...string) string {

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Scalars that every map shares. Multi-byte fields say their byte order in
- * their type (__be16, __be32); everything else is in host order.
+ * their type (__be16, __be32); everything else is in host order. The key of an array
+ * is a plain integer: the kernel takes the BTF of no other.
  */
 #ifndef EC_MAPS_WIRE_H
 #define EC_MAPS_WIRE_H
 
+#include <linux/bpf.h>
 #include <linux/types.h>
+#include <bpf/bpf_helpers.h>
 
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
 /* Version of all map layouts together; maps/config carries it to the node. */
-enum layout {
+enum wire_layout {
 	LAYOUT_VERSION = 1,
 };
 

@@ -152,14 +152,14 @@ type totals struct {
 
 func addUp(dropped []drops.Counter, passed []traffic.Counter) (t totals) {
 	for _, c := range dropped {
-		if c.Reason < drops.Reasons {
-			t.drops[c.Reason] += c.Packets
+		if c.Slot < drops.Reasons {
+			t.drops[c.Slot] += c.Packets
 		}
 		t.packets[c.Direction] += c.Packets
 		t.bytes[c.Direction] += c.Bytes
 	}
 	for _, c := range passed {
-		switch c.Event {
+		switch c.Slot {
 		case traffic.SnatAllocated:
 			t.allocations += c.Packets
 		case traffic.SnatRetried:

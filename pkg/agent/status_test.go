@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -142,14 +143,14 @@ func TestPodsAreNotLetIn(t *testing.T) {
 
 func TestAddUp(t *testing.T) {
 	total := addUp([]drops.Counter{
-		{Direction: wire.FromPod, Reason: drops.SnatExhausted, Value: drops.Value{Packets: 2, Bytes: 20}},
-		{Direction: wire.ToUplink, Reason: drops.SnatExhausted, Value: drops.Value{Packets: 1, Bytes: 10}},
-		{Direction: wire.FromPod, Reason: drops.NotIP, Value: drops.Value{Packets: 4, Bytes: 40}},
-		{Direction: wire.FromPod, Reason: drops.Slots - 1, Value: drops.Value{Packets: 8, Bytes: 80}},
+		{Direction: wire.FromPod, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 2, Bytes: 20}},
+		{Direction: wire.ToUplink, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 1, Bytes: 10}},
+		{Direction: wire.FromPod, Slot: drops.NotIP, Value: counters.Value{Packets: 4, Bytes: 40}},
+		{Direction: wire.FromPod, Slot: drops.Slots - 1, Value: counters.Value{Packets: 8, Bytes: 80}},
 	}, []traffic.Counter{
-		{Direction: wire.FromPod, Event: traffic.Forwarded, Value: traffic.Value{Packets: 100, Bytes: 1000}},
-		{Direction: wire.FromPod, Event: traffic.SnatAllocated, Value: traffic.Value{Packets: 3, Bytes: 7}},
-		{Direction: wire.ToUplink, Event: traffic.SnatRetried, Value: traffic.Value{Packets: 5, Bytes: 7}},
+		{Direction: wire.FromPod, Slot: traffic.Forwarded, Value: counters.Value{Packets: 100, Bytes: 1000}},
+		{Direction: wire.FromPod, Slot: traffic.SnatAllocated, Value: counters.Value{Packets: 3, Bytes: 7}},
+		{Direction: wire.ToUplink, Slot: traffic.SnatRetried, Value: counters.Value{Packets: 5, Bytes: 7}},
 	})
 	if total.drops[drops.SnatExhausted] != 3 || total.failures() != 3 || total.allocations != 3 || total.retries != 5 {
 		t.Errorf("%+v", total)

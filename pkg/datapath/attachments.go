@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -177,14 +178,14 @@ func linkPlaces(dir bpffs.Dir) ([]place, error) {
 // ifindexes lists the keys of a pinned map whose key is an ifindex, whatever its
 // values look like.
 func ifindexes(path string) ([]int, error) {
-	m, err := openPin(path)
+	m, err := raw.Open(path)
 	if m == nil || err != nil {
 		return nil, err
 	}
 	defer m.Close()
 	var out []int
-	err = each(m, func(key []byte, _ value) error {
-		out = append(out, int(decode[uint32](key)))
+	err = raw.Each(m, func(key []byte, _ raw.Value) error {
+		out = append(out, int(raw.Decode[uint32](key)))
 		return nil
 	})
 	return out, err

@@ -7,7 +7,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
@@ -33,7 +32,7 @@ func (b *bridge) close() {
 // an error is returned with it.
 func (l *loader) bridge(olds []attachment) (*bridge, error) {
 	arrivals, _ := splitArrivals(olds)
-	if len(arrivals) == 0 || !l.flowsMove() {
+	if len(arrivals) == 0 || !l.tables.FlowsMove() {
 		return nil, nil
 	}
 	prog, err := l.loadTwin(attach.FromUplink.Program())
@@ -71,42 +70,4 @@ func (l *loader) loadTwin(name string) (*ebpf.Program, error) {
 		return nil, err
 	}
 	return programs[name], nil
-}
-
-// sayFlowsMove tells the programs, old and new, that flow tables move, or that they are whole again: meanwhile a flow that is
-// not in a program's own table may be in the other's.
-func (l *loader) sayFlowsMove(on bool) error {
-	t := l.tables[config.Name]
-	if t == nil || !l.flowsMove() {
-		return nil
-	}
-	copies := []*ebpf.Map{t.m}
-	for _, s := range t.sources {
-		copies = append(copies, s.m)
-	}
-	for _, m := range copies {
-		key := make([]byte, m.KeySize())
-		have, err := lookup(m, key)
-		if err != nil || have == nil {
-			return err
-		}
-		c := decode[config.Value](have[0])
-		c.Flags &^= config.FlowsMove
-		if on {
-			c.Flags |= config.FlowsMove
-		}
-		if err := put(m, key, value{encode(have[0], c)}, ebpf.UpdateAny); err != nil {
-			return fmt.Errorf("say that flow tables move: %w", err)
-		}
-	}
-	return nil
-}
-
-func (l *loader) flowsMove() bool {
-	for _, t := range l.tables {
-		if t.moves() && contentOf(t.name) == flows {
-			return true
-		}
-	}
-	return false
 }

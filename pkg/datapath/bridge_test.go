@@ -8,8 +8,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
 
 // While flow tables move, programs of both kinds know it, whether the config itself moves or not; nobody does afterwards,
@@ -47,7 +49,7 @@ func TestProgramsKnowThatFlowsMove(t *testing.T) {
 				if got := flagsIn(t, old) ^ before; got != c.says {
 					t.Errorf("the old programs are told %v, want %v", got, c.says)
 				}
-				if m, err := ebpf.LoadPinnedMap(nextPath(n.opts.Dir, config.Name), nil); err == nil {
+				if m, err := ebpf.LoadPinnedMap(migrate.Path(n.opts.Dir, config.Name), nil); err == nil {
 					defer m.Close()
 					if got := flagsIn(t, m) ^ before; got != c.says {
 						t.Errorf("the new programs are told %v, want %v", got, c.says)
@@ -76,7 +78,7 @@ func TestProgramsKnowThatFlowsMove(t *testing.T) {
 // flagsIn reads a copy of the config, whatever its layout.
 func flagsIn(t *testing.T, m *ebpf.Map) config.Flags {
 	t.Helper()
-	v, err := lookup(m, make([]byte, m.KeySize()))
+	v, err := raw.Lookup(m, make([]byte, m.KeySize()))
 	check(t, err)
-	return decode[config.Value](v[0]).Flags
+	return raw.Decode[config.Value](v[0]).Flags
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 )
@@ -171,7 +172,7 @@ func (c Collector) slices(m *ebpf.Map, args *collectArgs) error {
 	for i := range indexes {
 		indexes[i] = uint32(i)
 	}
-	keys := records(len(indexes), m.KeySize())
+	keys := raw.Records(len(indexes), m.KeySize())
 	args.Count = 0
 	flush := func() (err error) {
 		if args.Count == 0 {
@@ -185,7 +186,7 @@ func (c Collector) slices(m *ebpf.Map, args *collectArgs) error {
 		args.Count = 0
 		return err
 	}
-	err := each(m, func(key []byte, _ value) error {
+	err := raw.Each(m, func(key []byte, _ raw.Value) error {
 		copy(keys.Index(int(args.Count)).Bytes(), key)
 		if args.Count++; int(args.Count) < len(indexes) {
 			return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -47,11 +48,11 @@ func sweepNode(t *testing.T, ages ...uint16) *Datapath {
 		forward.Proto = wire.UDP
 		reverse := forward
 		reverse.Src = addr("192.0.2.9")
-		v := snat.Value{ToAddress: addr("192.0.2.9"), ToPort: forward.Sport, Ifindex: 7, State: snat.Packet,
+		v := snat.Value{ToAddress: addr("192.0.2.9"), ToPort: forward.Sport, Ifindex: 7, State: flow.Packet,
 			LastSeen: uint64(sweepNow - time.Duration(age)*time.Second)}
-		check(t, dp.Maps.Snat.Put(forward, v))
+		check(t, dp.Maps.snat().Put(forward, v))
 		v.ToAddress, v.State = forward.Src, 0
-		check(t, dp.Maps.SnatReverse.Put(reverse, v))
+		check(t, dp.Maps.snatReverse().Put(reverse, v))
 	}
 	check(t, dp.Maps.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: uint64(len(ages))}))
 	return dp
@@ -63,11 +64,11 @@ const sweepNow = time.Hour
 func left(t *testing.T, dp *Datapath) (forward, reverse map[uint16]bool) {
 	t.Helper()
 	forward, reverse = map[uint16]bool{}, map[uint16]bool{}
-	for e, err := range dp.Maps.Snat.All() {
+	for e, err := range dp.Maps.snat().All() {
 		check(t, err)
 		forward[e.Key.Sport.Host()] = true
 	}
-	for e, err := range dp.Maps.SnatReverse.All() {
+	for e, err := range dp.Maps.snatReverse().All() {
 		check(t, err)
 		reverse[e.Key.Sport.Host()] = true
 	}
@@ -119,7 +120,7 @@ func TestSweepReadsTheClockOfThePrograms(t *testing.T) {
 	now, err := monotonic()
 	check(t, err)
 	v := snat.Value{Ifindex: 7, LastSeen: uint64(now)}
-	check(t, dp.Maps.Snat.Put(flowKey(1), v))
+	check(t, dp.Maps.snat().Put(flowKey(1), v))
 	result, _, err := dp.Sweep()
 	check(t, err)
 	if result.Snat.Scanned != 1 || result.Snat.Deleted != 0 {

@@ -1,7 +1,7 @@
 // Package datapath brings the programs and maps of a node into the kernel and
 // keeps them there: it loads, configures and tests the programs, replaces those
-// that run already, moves the maps' content when their layout grows, sweeps the
-// flow tables, and removes all of it again. What stands in the maps is the
+// that run already, sweeps the flow tables, and removes all of it again. How maps
+// change is the business of package migrate below it. What stands in the maps is the
 // business of their writers.
 //
 //	dp, err := datapath.Load(ctx, datapath.Options{Dir: dir, StateDir: state, NodeConfig: cfg, Log: log})
@@ -23,12 +23,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
 
 var (
 	// ErrLayout is returned (wrapped) by Load when the pinned maps cannot become
 	// the maps of these programs. What runs goes on running.
-	ErrLayout = errors.New("map layout does not fit")
+	ErrLayout = migrate.ErrLayout
 
 	// ErrSelfTest is returned (wrapped) by Load when a new program, run on a test
 	// packet, does what it may never do.

@@ -13,8 +13,10 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -125,12 +127,12 @@ func (n node) afterKill(t *testing.T, where, name string) {
 	old, err := ebpf.LoadPinnedMap(n.opts.Dir.Map(snat.Name), nil)
 	check(t, err)
 	defer old.Close()
-	key := encode(make([]byte, 40), flowKey(2))
-	v, err := lookup(old, key)
+	key := raw.Encode(make([]byte, 40), flowKey(2))
+	v, err := raw.Lookup(old, key)
 	check(t, err)
-	flow := decode[snat.Value](v[0])
-	flow.LastSeen = 7000 * ms
-	check(t, put(old, key, value{encode(v[0], flow)}, ebpf.UpdateAny))
+	flow := raw.Decode[snat.Value](v[0])
+	flow.LastSeen = 7000 * second
+	check(t, raw.Update(old, key, raw.Value{raw.Encode(v[0], flow)}, ebpf.UpdateAny))
 
 	if name != string(stepPublished) {
 		before := n.opts
@@ -141,7 +143,7 @@ func (n node) afterKill(t *testing.T, where, name string) {
 		}
 		_ = dp.Close()
 		n.verify(t)
-		n.verifySeen(t, where+", back", 7000*ms)
+		n.verifySeen(t, where+", back", 7000*second)
 	}
 	again := n.opts
 	again.Spec = grown(t)
@@ -151,8 +153,8 @@ func (n node) afterKill(t *testing.T, where, name string) {
 	}
 	_ = dp.Close()
 	n.verify(t)
-	n.verifySeen(t, where+", on", 7000*ms)
-	if _, err := os.Stat(nextDir(n.opts.Dir)); err == nil {
+	n.verifySeen(t, where+", on", 7000*second)
+	if _, err := os.Stat(migrate.Dir(n.opts.Dir)); err == nil {
 		t.Errorf("%s: pins of the upgrade are left", where)
 	}
 	if t.Failed() {
@@ -165,9 +167,9 @@ func (n node) verifySeen(t *testing.T, where string, seen uint64) {
 	m, err := ebpf.LoadPinnedMap(n.opts.Dir.Map(snat.Name), nil)
 	check(t, err)
 	defer m.Close()
-	v, err := lookup(m, encode(make([]byte, 40), flowKey(2)))
+	v, err := raw.Lookup(m, raw.Encode(make([]byte, 40), flowKey(2)))
 	check(t, err)
-	if got := decode[snat.Value](v[0]).LastSeen; got != seen {
+	if got := raw.Decode[snat.Value](v[0]).LastSeen; got != seen {
 		t.Errorf("%s: flow 2 was seen at %d, want %d", where, got, seen)
 	}
 }

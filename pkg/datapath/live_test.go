@@ -175,13 +175,13 @@ func (l *live) serve(t *testing.T) (tcp, udp string) {
 	return tcp, udp
 }
 
-// flow is one connection of the pod. ask sends one message and returns the answer.
-type flow struct {
+// connection is one of the pod. ask sends one message and returns the answer.
+type connection struct {
 	net.Conn
 	first string
 }
 
-func (f *flow) ask(wait time.Duration) (string, error) {
+func (f *connection) ask(wait time.Duration) (string, error) {
 	if err := f.SetDeadline(time.Now().Add(wait)); err != nil {
 		return "", err
 	}
@@ -195,7 +195,7 @@ func (f *flow) ask(wait time.Duration) (string, error) {
 
 // goOn asks until the test ends. A datagram may get lost; a connection may
 // not end, and the world must see the same source as before.
-func (f *flow) goOn(ctx context.Context) error {
+func (f *connection) goOn(ctx context.Context) error {
 	for ctx.Err() == nil {
 		answer, err := f.ask(5 * time.Second)
 		if err != nil {
@@ -210,7 +210,7 @@ func (f *flow) goOn(ctx context.Context) error {
 }
 
 // open opens flows in the pod; dial errors count as theirs.
-func (l *live) open(t testing.TB, n int, network, to string) (out []*flow, err error) {
+func (l *live) open(t testing.TB, n int, network, to string) (out []*connection, err error) {
 	l.in(t, l.pod, func() {
 		for range n {
 			c, e := (&net.Dialer{Timeout: 5 * time.Second}).Dial(network, to)
@@ -218,7 +218,7 @@ func (l *live) open(t testing.TB, n int, network, to string) (out []*flow, err e
 				err = e
 				return
 			}
-			f := &flow{Conn: c}
+			f := &connection{Conn: c}
 			f.first, e = f.ask(3 * time.Second)
 			if err = errors.Join(err, e); e != nil {
 				_ = c.Close()
@@ -373,7 +373,7 @@ func (t *tally) String() string {
 }
 
 // mustOpen opens flows that are to go on.
-func (l *live) mustOpen(t *testing.T, network, to string) []*flow {
+func (l *live) mustOpen(t *testing.T, network, to string) []*connection {
 	t.Helper()
 	all, err := l.open(t, 100, network, to)
 	check(t, err)

@@ -4,19 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
-	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
 
 // step is a point of Load between two changes, where it may be cut off.
@@ -66,11 +63,7 @@ func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, er
 		l.close()
 		return nil, err
 	}
-	dp, err := l.finish()
-	if err != nil {
-		l.close()
-	}
-	return dp, err
+	return l.finish(), nil
 }
 
 // loader is one run of Load.
@@ -79,7 +72,7 @@ type loader struct {
 	at       func(step) error
 	qdiscs   qdiscs
 	spec     *ebpf.CollectionSpec
-	tables   map[string]*table
+	tables   *migrate.Tables
 	programs map[string]*ebpf.Program
 	pods     *bpffs.Lock // keeps the plugin out; nil: it may work
 }
@@ -91,7 +84,6 @@ func (l *loader) run(ctx context.Context) error {
 		then step
 	}{
 		{l.prepare, stepPrepared},
-		{l.checkLayout, ""},
 		{l.openTables, stepOpened},
 		{l.loadPrograms, stepLoaded},
 		{l.selfTest, stepTested},
@@ -127,19 +119,13 @@ func (l *loader) begin(ctx context.Context) (err error) {
 	return l.qdiscs.prune() // those of interfaces that are gone
 }
 
-// prepare makes the directories, configures the programs and sweeps pins that
-// never got to their place.
+// prepare makes the directories and configures the programs.
 func (l *loader) prepare() (err error) {
 	if err := l.opts.Dir.Prepare(); err != nil {
 		return err
 	}
-	if l.spec, err = configure(l.opts); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(nextDir(l.opts.Dir), 0o700); err != nil {
-		return fmt.Errorf("make pin directory: %w", err)
-	}
-	return sweepNext(l.opts.Dir, l.spec.Maps)
+	l.spec, err = configure(l.opts)
+	return err
 }
 
 // kernelPrefix tells our maps from others' in `bpftool map`; what is pinned has the plain name.
@@ -155,20 +141,20 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	resize(spec, snat.Name, opts.SnatEntries)
-	resize(spec, snat.ReverseName, opts.SnatEntries)
-	resize(spec, conntrack.Name, opts.ConntrackEntries)
-	resize(spec, journal.SnatName, capacity(spec, snat.Name))
-	resize(spec, journal.ConntrackName, capacity(spec, conntrack.Name))
-	node := opts.NodeConfig
-	node.SnatEntries, node.ConntrackEntries = capacity(spec, snat.Name), capacity(spec, conntrack.Name)
-	node.PathLifetime = uint32(pathLifetime)
-	for name, m := range spec.Maps {
-		m.Pinning = ebpf.PinNone
-		if !isData(name) {
-			m.Name = kernelPrefix + name
+	options := map[string]uint32{snat.Name: opts.SnatEntries, conntrack.Name: opts.ConntrackEntries}
+	for _, d := range registry.All() {
+		m := spec.Maps[d.Name]
+		if m == nil {
+			return nil, fmt.Errorf("configure programs: they have no map %s", d.Name)
+		}
+		m.Name, m.Pinning = kernelPrefix+d.Name, ebpf.PinNone
+		if entries := options[d.Capacity]; entries > 0 {
+			m.MaxEntries = entries
 		}
 	}
+	node := opts.NodeConfig
+	node.SnatEntries, node.ConntrackEntries = spec.Maps[snat.Name].MaxEntries, spec.Maps[conntrack.Name].MaxEntries
+	node.PathLifetime = uint32(pathLifetime)
 	v, ok := spec.Variables["cfg"]
 	if !ok {
 		return nil, errors.New("configure programs: they have no constant cfg")
@@ -179,56 +165,9 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-func resize(spec *ebpf.CollectionSpec, name string, entries uint32) {
-	if m := spec.Maps[name]; m != nil && entries > 0 {
-		m.MaxEntries = entries
-	}
-}
-
-func capacity(spec *ebpf.CollectionSpec, name string) uint32 {
-	if m := spec.Maps[name]; m != nil {
-		return m.MaxEntries
-	}
-	return 0
-}
-
-func (l *loader) openTables() error {
-	l.tables = make(map[string]*table)
-	for _, name := range slices.Sorted(maps.Keys(l.spec.Maps)) {
-		if isPrivate(name) {
-			continue
-		}
-		t, err := openTable(l.opts.Dir, name, l.spec.Maps[name])
-		if err != nil {
-			return err
-		}
-		l.tables[name] = t
-		if t.moves() {
-			l.opts.Log.Info("map moves to a new layout", "map", name, "layout", t.spec.String(), "was", t.sources[0].m.String())
-		}
-	}
-	return nil
-}
-
-// startOver is the way to a build that cannot use the maps that are there.
-const startOver = "or drain the node and reboot it; `ebpf-agent cleanup` removes the maps too, but takes the network from every pod that lives"
-
-// checkLayout refuses maps of a newer build: what their values mean is unknown.
-func (l *loader) checkLayout() error {
-	m, err := openPin(l.opts.Dir.Map(config.Name))
-	if m == nil || err != nil {
-		return err
-	}
-	defer m.Close()
-	v, err := lookup(m, make([]byte, m.KeySize()))
-	if err != nil || v == nil {
-		return err
-	}
-	if layout := decode[config.Value](v[0]).Layout; layout > wire.LayoutVersion {
-		return fmt.Errorf("pinned maps have layout %d, this build knows %d: %w; run a newer build, %s",
-			layout, wire.LayoutVersion, ErrLayout, startOver)
-	}
-	return nil
+func (l *loader) openTables() (err error) {
+	l.tables, err = migrate.Open(l.opts.Dir, l.spec.Maps, l.opts.Log)
+	return err
 }
 
 // loadPrograms shows the programs to the verifier.
@@ -239,11 +178,7 @@ func (l *loader) loadPrograms() (err error) {
 
 // loadCollection loads programs that use the tables.
 func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
-	replacements := make(map[string]*ebpf.Map)
-	for name, t := range l.tables {
-		replacements[name] = t.m
-	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replacements})
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: l.tables.Maps()})
 	if err != nil {
 		return nil, fmt.Errorf("load programs: %w", err)
 	}
@@ -254,35 +189,16 @@ func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Pro
 }
 
 // fill copies what moves, before any new program runs.
-func (l *loader) fill() error {
-	for _, t := range l.tables {
-		if err := t.fill(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (l *loader) fill() error { return l.tables.Fill() }
 
 // finish makes the result of a run that succeeded.
-func (l *loader) finish() (*Datapath, error) {
-	all := make(map[string]*ebpf.Map)
-	for name, t := range l.tables {
-		all[name] = t.m
-	}
-	m, err := wrapMaps(all)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range l.tables {
-		t.m = nil // the result's
-		t.close()
-	}
-	return &Datapath{Maps: m, opts: l.opts, programs: l.programs, qdiscs: l.qdiscs}, nil
+func (l *loader) finish() *Datapath {
+	return &Datapath{Maps: wrapMaps(l.tables.Release()), opts: l.opts, programs: l.programs, qdiscs: l.qdiscs}
 }
 
 func (l *loader) close() {
-	for _, t := range l.tables {
-		t.close()
+	if l.tables != nil {
+		l.tables.Close()
 	}
 	for _, p := range l.programs {
 		_ = p.Close()

@@ -13,10 +13,12 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
 
 func modes() []attach.Mode { return []attach.Mode{attach.TCX, attach.Clsact} }
@@ -41,8 +43,8 @@ func TestLoadOnAFreshNode(t *testing.T) {
 	if len(counted)+len(passed) > 0 {
 		t.Errorf("the self-test left counters: %v %v", counted, passed)
 	}
-	if _, err := os.Stat(nextDir(opts.Dir)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there", nextDir(opts.Dir))
+	if _, err := os.Stat(migrate.Dir(opts.Dir)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there", migrate.Dir(opts.Dir))
 	}
 	if got := dp.Maps.Capacity(snat.ReverseName); got != opts.SnatEntries {
 		t.Errorf("capacity %d, want %d", got, opts.SnatEntries)
@@ -240,10 +242,8 @@ func TestDeadLinksAreSwept(t *testing.T) {
 func TestMapsHaveNamedFields(t *testing.T) {
 	opts := isolated(t, attach.Auto)
 	mustLoad(t, opts)
-	for name := range embedded(t).Maps {
-		if isPrivate(name) {
-			continue
-		}
+	for _, d := range registry.Pinned() {
+		name := d.Name
 		m, err := ebpf.LoadPinnedMap(opts.Dir.Map(name), nil)
 		check(t, err)
 		info, err := m.Info()

@@ -12,11 +12,15 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -31,6 +35,9 @@ type node struct {
 }
 
 const nodeFlows = 300
+
+// second is one of CLOCK_MONOTONIC: a flow was seen some time after the machine's start.
+const second = uint64(time.Second)
 
 // newNode loads the programs, attaches them and fills every map.
 func newNode(t *testing.T, opts Options) node {
@@ -49,14 +56,14 @@ func newNode(t *testing.T, opts Options) node {
 		check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: address}, endpoints.Value{Ifindex: uint32(pod)}))
 	}
 	for i := range nodeFlows {
-		n.addFlow(t, dp.Maps, uint16(i), 1000*ms)
+		n.addFlow(t, dp.Maps, uint16(i), 1000*second)
 	}
 	check(t, dp.Maps.Usage.Put(usage.Key{Table: usage.Snat}, usage.Value{Entries: nodeFlows}))
 	for i := range 40 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(10 + i), 0}), 24)
 		check(t, dp.Maps.Destinations.Put(destinations.KeyFrom(p), destinations.Value{Kind: destinations.PodCIDR, MTU: 1500}))
 	}
-	n.setDrops(t, dp.Maps.Drops.Map.Map, 5)
+	n.setDrops(t, dp.Maps.Drops.Map, 5)
 	return n
 }
 
@@ -66,28 +73,41 @@ func flowKey(port uint16) wire.Tuple {
 	return wire.Tuple{Src: addr("10.244.1.2"), Dst: addr("198.51.100.1"), Sport: wire.PortFrom(port), Dport: wire.PortFrom(80), Proto: wire.TCP}
 }
 
-// ms is a millisecond of a flow's time stamp.
-const ms = uint64(time.Millisecond)
-
 // addFlow adds a masqueraded flow, both halves, and one that the world opened.
 func (n node) addFlow(t *testing.T, m *Maps, port uint16, seen uint64) {
 	t.Helper()
-	v := snat.Value{ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(port), Ifindex: uint32(n.pods[0]), LastSeen: seen, State: snat.SYN}
-	check(t, m.Snat.Put(flowKey(port), v))
+	v := snat.Value{ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(port), Ifindex: uint32(n.pods[0]), LastSeen: seen, State: flow.SYN}
+	check(t, m.snat().Put(flowKey(port), v))
 	reverse := flowKey(port)
 	reverse.Src = addr("192.0.2.9")
 	v.ToAddress = addr("10.244.1.2")
-	check(t, m.SnatReverse.Put(reverse, v))
-	check(t, m.Conntrack.Put(flowKey(port), conntrack.Value{Ifindex: uint32(n.pods[0]), LastSeen: seen, FromWorld: snat.SYN}))
+	check(t, m.snatReverse().Put(reverse, v))
+	check(t, m.conntrack().Put(flowKey(port), conntrack.Value{Ifindex: uint32(n.pods[0]), LastSeen: seen, FromWorld: flow.SYN}))
 }
 
 func (n node) setDrops(t *testing.T, m *ebpf.Map, packets uint64) {
 	t.Helper()
-	each := make([]drops.Value, ebpf.MustPossibleCPU())
+	each := make([]counters.Value, ebpf.MustPossibleCPU())
 	for cpu := range each {
 		each[cpu].Packets = packets
 	}
-	check(t, m.Put(drops.Index(wire.FromPod, drops.SpoofedSource), each))
+	check(t, m.Put(dropIndex(m), each))
+}
+
+// dropIndex is the key of the one counter that is not zero.
+func dropIndex(m *ebpf.Map) uint32 {
+	return counters.Of[drops.Reason](m, drops.Name).Index(wire.FromPod, drops.SpoofedSource)
+}
+
+// The flow tables are the programs' own: only tests open them by their types.
+func (m *Maps) snat() *snat.Map { return typed.New[snat.Key, snat.Value](m.all[snat.Name], snat.Name) }
+
+func (m *Maps) snatReverse() *snat.Map {
+	return typed.New[snat.Key, snat.Value](m.all[snat.ReverseName], snat.ReverseName)
+}
+
+func (m *Maps) conntrack() *conntrack.Map {
+	return typed.New[conntrack.Key, conntrack.Value](m.all[conntrack.Name], conntrack.Name)
 }
 
 // verify checks that nothing of the node was lost and that every attachment runs
@@ -107,19 +127,19 @@ func (n node) verify(t *testing.T) {
 	}
 	got := make(map[string]int)
 	for name := range want {
-		check(t, each(pinned(name), func([]byte, value) error { got[name]++; return nil }))
+		check(t, raw.Each(pinned(name), func([]byte, raw.Value) error { got[name]++; return nil }))
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("entries (-want +got):\n%s", diff)
 	}
-	use, err := lookup(pinned(usage.Name), encode(make([]byte, 4), usage.Key{Table: usage.Snat}))
+	use, err := raw.Lookup(pinned(usage.Name), raw.Encode(make([]byte, 4), usage.Key{Table: usage.Snat}))
 	check(t, err)
-	if entries := decode[usage.Value](use[0]).Entries; entries != nodeFlows {
+	if entries := raw.Decode[usage.Value](use[0]).Entries; entries != nodeFlows {
 		t.Errorf("usage says %d entries, want %d", entries, nodeFlows)
 	}
-	cfg, err := lookup(pinned(config.Name), make([]byte, 4))
+	cfg, err := raw.Lookup(pinned(config.Name), make([]byte, 4))
 	check(t, err)
-	if layout := decode[config.Value](cfg[0]).Layout; layout != wire.LayoutVersion {
+	if layout := raw.Decode[config.Value](cfg[0]).Layout; layout != wire.LayoutVersion {
 		t.Errorf("layout %d, want %d", layout, wire.LayoutVersion)
 	}
 	n.verifyDrops(t, pinned(drops.Name), 5)
@@ -127,10 +147,10 @@ func (n node) verify(t *testing.T) {
 
 func (n node) verifyDrops(t *testing.T, m *ebpf.Map, packets uint64) {
 	t.Helper()
-	v, err := lookup(m, encode(make([]byte, 4), drops.Index(wire.FromPod, drops.SpoofedSource)))
+	v, err := raw.Lookup(m, raw.Encode(make([]byte, 4), dropIndex(m)))
 	check(t, err)
 	for cpu := range v {
-		if got := decode[drops.Value](v[cpu]).Packets; got != packets {
+		if got := raw.Decode[counters.Value](v[cpu]).Packets; got != packets {
 			t.Errorf("drops on CPU %d: %d, want %d", cpu, got, packets)
 		}
 	}

@@ -34,10 +34,10 @@ func (l *loader) replace() (err error) {
 			err = errors.Join(err, l.putBack(done))
 		}
 	}()
-	if err := l.sayFlowsMove(true); err != nil {
+	if err := l.tables.Commit(); err != nil {
 		return err
 	}
-	if err := l.commit(); err != nil {
+	if err := l.at(stepCommitted); err != nil {
 		return err
 	}
 	bridge, err := l.bridge(olds)
@@ -57,21 +57,14 @@ func (l *loader) replace() (err error) {
 				return err
 			}
 		}
-		if err := l.merge(); err != nil {
+		if err := l.tables.Merge(); err != nil {
+			return err
+		}
+		if err := l.at(stepMerged); err != nil {
 			return err
 		}
 	}
-	return l.sayFlowsMove(false)
-}
-
-// merge joins what both kinds of programs wrote.
-func (l *loader) merge() error {
-	for _, t := range l.tables {
-		if err := t.merge(); err != nil {
-			return err
-		}
-	}
-	return l.at(stepMerged)
+	return l.tables.Done()
 }
 
 // attach replaces one program; one that left the node meanwhile is no failure.
@@ -85,26 +78,6 @@ func (l *loader) attach(old attachment) error {
 		return l.opts.attacher().Detach(old.ifindex, old.hook)
 	}
 	return err
-}
-
-// commit catches up with the maps that move and pins them, so that a process
-// that is killed from now on leaves the next one both maps.
-func (l *loader) commit() error {
-	for _, t := range l.tables {
-		if !t.moves() {
-			continue
-		}
-		if err := t.fill(); err != nil {
-			return err
-		}
-		if t.pinned {
-			continue
-		}
-		if err := pinOver(t.m, nextPath(l.opts.Dir, t.name)); err != nil {
-			return err
-		}
-	}
-	return l.at(stepCommitted)
 }
 
 // putBack undoes a replacement that failed halfway. The flows that the new
@@ -122,21 +95,8 @@ func (l *loader) putBack(done []attachment) error {
 			errs = append(errs, fmt.Errorf("put the program of before back: %w", err))
 		}
 	}
-	for _, t := range l.tables {
-		if err := t.giveBack(); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if len(errs) > 0 {
-		// New programs may still run: their maps stay for the next start.
-		return errors.Join(errs...)
-	}
-	for _, t := range l.tables {
-		if t.moves() && !t.pinned && !t.live {
-			errs = append(errs, removePin(nextPath(l.opts.Dir, t.name)))
-		}
-	}
-	return errors.Join(append(errs, l.sayFlowsMove(false))...)
+	// Where putting back has failed new programs may still run: their maps stay for the next start.
+	return errors.Join(append(errs, l.tables.GiveBack(len(errs) > 0))...)
 }
 
 // splitArrivals takes apart what sees the packets that arrive at uplinks. It is

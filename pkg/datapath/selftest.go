@@ -7,6 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
+	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -28,8 +30,8 @@ const testIfindex = 1
 // about packets that never were.
 func (l *loader) selfTest() error {
 	spec := l.spec.Copy()
-	for name, m := range spec.Maps {
-		if !isData(name) && m.Type != ebpf.Array && m.Type != ebpf.PerCPUArray {
+	for _, d := range registry.All() {
+		if m := spec.Maps[d.Name]; m.Type != ebpf.Array && m.Type != ebpf.PerCPUArray {
 			m.MaxEntries = min(m.MaxEntries, 16)
 		}
 	}
@@ -51,12 +53,9 @@ func (l *loader) selfTest() error {
 
 // addTestPod makes the test packets come from a pod.
 func addTestPod(m *ebpf.Map) error {
-	if m == nil {
-		return fmt.Errorf("the programs have no map %s", devices.Name)
-	}
 	dev := devices.Value{IPv4: wire.Addr{10: 0xff, 11: 0xff, 12: 192, 13: 0, 14: 2, 15: 1}}
-	key := encode(make([]byte, 4), devices.Key{Ifindex: testIfindex})
-	if err := put(m, key, value{encode(make([]byte, m.ValueSize()), dev)}, ebpf.UpdateAny); err != nil {
+	key := raw.Encode(make([]byte, m.KeySize()), devices.Key{Ifindex: testIfindex})
+	if err := raw.Update(m, key, raw.Value{raw.Encode(make([]byte, m.ValueSize()), dev)}, ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("write map %s for the self-test: %w", devices.Name, err)
 	}
 	return nil

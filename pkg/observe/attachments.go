@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
@@ -141,7 +142,7 @@ func (s *survey) judge(a Attachment, wanted bool) {
 func (s *survey) podOn(ifindex int) string {
 	for _, d := range s.devices {
 		if int(d.Key.Ifindex) == ifindex {
-			return cmp.Or(orEmpty(d.Value.IPv4.String()), orEmpty(d.Value.IPv6.String()))
+			return cmp.Or(typed.OrEmpty(d.Value.IPv4.String()), typed.OrEmpty(d.Value.IPv6.String()))
 		}
 	}
 	return ""

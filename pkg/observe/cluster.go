@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 )
 
 // ClusterFile is the file of the state directory in which the agent leaves what
@@ -80,7 +82,7 @@ func (s *survey) cluster(stateDir string) Cluster {
 	}
 	s.Agent.Ready = s.Agent.Running && c.NotReady == ""
 	if s.Agent.Running && !s.Agent.Ready {
-		s.Agent.NotReady = printable(c.NotReady)
+		s.Agent.NotReady = typed.Printable(c.NotReady)
 		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
 	}
 	if s.Agent.Running && c.Mode != "" {
@@ -96,7 +98,7 @@ func (s *survey) cluster(stateDir string) Cluster {
 
 // name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
-	s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = printable(c.Netfilter), printable(c.Routes), printable(c.IPsec)
+	s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Netfilter), typed.Printable(c.Routes), typed.Printable(c.IPsec)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name

@@ -28,7 +28,7 @@ func (s *survey) conflicts() {
 			shared = append(shared, a)
 		}
 	}
-	slices.SortFunc(shared, compareAddr)
+	slices.SortFunc(shared, wire.Addr.Compare)
 	for _, a := range shared {
 		pods := having[a]
 		slices.Sort(pods)

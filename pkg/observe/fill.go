@@ -2,13 +2,9 @@ package observe
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 
-	"github.com/cilium/ebpf"
-
-	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
-	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
@@ -56,28 +52,26 @@ func flowTables(dir bpffs.Dir) (map[string]uint64, error) {
 	}
 	counted := map[string]uint64{}
 	for _, e := range entries {
-		if e.Key.Table < usage.Tables {
-			counted[map[usage.Table]string{usage.Snat: snat.Name, usage.Conntrack: conntrack.Name}[e.Key.Table]] = e.Value.Entries
-		}
+		counted[e.Key.Table.String()] = e.Value.Entries
 	}
 	return counted, nil
 }
 
 func fill(dir bpffs.Dir, name string, counted map[string]uint64) (f Fill, hashed bool, err error) {
-	m, err := ebpf.LoadPinnedMap(dir.Map(name), &ebpf.LoadPinOptions{ReadOnly: true})
+	m, err := open(dir, name)
 	if err != nil {
-		return f, false, fmt.Errorf("open pinned map %s: %w", dir.Map(name), err)
+		return f, false, err
 	}
 	defer m.Close()
-	if !hash(m) && m.Type() != ebpf.LPMTrie {
+	if raw.IsArray(m) {
 		return f, false, nil
 	}
 	f = Fill{Name: name, Capacity: uint64(m.MaxEntries())}
-	if n, ok := counted[name]; ok {
-		f.Entries = n
-		return f, true, nil
+	n, ok := counted[name]
+	if !ok {
+		n, err = raw.Count(m)
 	}
-	f.Entries, err = Entries(m)
+	f.Entries = n
 	return f, true, err
 }
 

@@ -9,10 +9,12 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
@@ -51,19 +53,21 @@ func put[K comparable, V any](t *testing.T, r Reader, name string, entries ...ty
 }
 
 // count writes v on the last CPU.
-func count[V any](t *testing.T, r Reader, name string, index uint32, v V) {
+func count[S counters.Slot](t *testing.T, r Reader, name string, d wire.Direction, slot S, v counters.Value) {
 	t.Helper()
-	m, err := ebpf.LoadPinnedMap(r.Dir.Map(name), nil)
+	m, err := counters.Open[S](r.Dir.Map(name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	each := make([]V, ebpf.MustPossibleCPU())
+	each := make([]counters.Value, ebpf.MustPossibleCPU())
 	each[len(each)-1] = v
-	if err := m.Put(index, each); err != nil {
+	if err := m.Put(m.Index(d, slot), each); err != nil {
 		t.Fatal(err)
 	}
 }
+
+func addr(text string) wire.Addr { return wire.AddrFrom(netip.MustParseAddr(text)) }
 
 func prefixKey(text string) destinations.Key {
 	return destinations.KeyFrom(netip.MustParsePrefix(text))
@@ -96,20 +100,20 @@ func fillAll(t *testing.T, r Reader) {
 	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
 		Key: tuple("10.244.1.9", 40000, "192.0.2.80", 443, wire.TCP),
 		Value: snat.Value{
-			ToAddress: addr("172.18.0.2"), ToPort: wire.PortFrom(50000), State: snat.SYN | snat.ACK, Ifindex: 42,
+			ToAddress: addr("172.18.0.2"), ToPort: wire.PortFrom(50000), State: flow.SYN | flow.ACK, Ifindex: 42,
 			LastSeen: now - uint64(90*time.Second),
 		},
 	})
 	put(t, r, snat.ReverseName, typed.Entry[snat.Key, snat.Value]{
 		Key: tuple("172.18.0.2", 50000, "192.0.2.80", 443, wire.TCP),
 		Value: snat.Value{
-			ToAddress: addr("10.244.1.9"), ToPort: wire.PortFrom(40000), State: snat.ACK, Flags: snat.ViaStack, Ifindex: 42,
+			ToAddress: addr("10.244.1.9"), ToPort: wire.PortFrom(40000), State: flow.ACK, Flags: flow.ViaStack, Ifindex: 42,
 			LastSeen: now - uint64(5*time.Minute),
 		},
 	})
 	put(t, r, conntrack.Name, typed.Entry[conntrack.Key, conntrack.Value]{
 		Key:   tuple("10.244.1.9", 80, "192.0.2.81", 5555, wire.TCP),
-		Value: conntrack.Value{Ifindex: 42, FromPod: snat.ACK, FromWorld: snat.SYN, LastSeen: now - 1},
+		Value: conntrack.Value{Ifindex: 42, FromPod: flow.ACK, FromWorld: flow.SYN, LastSeen: now - 1},
 	})
 	put(t, r, fragments.Name, typed.Entry[fragments.Key, fragments.Value]{
 		Key: fragments.Key{Place: 3},
@@ -118,8 +122,8 @@ func fillAll(t *testing.T, r Reader) {
 			Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53), Ifindex: 42, LastSeen: now - 1,
 		},
 	})
-	count(t, r, drops.Name, drops.Index(wire.FromPod, drops.SpoofedSource), drops.Value{Packets: 2, Bytes: 128})
-	count(t, r, traffic.Name, traffic.Index(wire.FromUplink, traffic.Delivered), traffic.Value{Packets: 5, Bytes: 500})
+	count(t, r, drops.Name, wire.FromPod, drops.SpoofedSource, counters.Value{Packets: 2, Bytes: 128})
+	count(t, r, traffic.Name, wire.FromUplink, traffic.Delivered, counters.Value{Packets: 5, Bytes: 500})
 	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
 		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
 		Flags: config.RoutesToStack,

@@ -9,35 +9,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/registry"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // ErrNoPin is returned (wrapped) when a map is not pinned where it should be.
 var ErrNoPin = errors.New("not pinned")
-
-// Column is one column of a table for people.
-type Column struct {
-	Name string
-	// Right aligns numbers.
-	Right bool
-}
-
-// Table is the content of a map, sorted. Rows are made when asked for, since a
-// flow table may hold hundreds of thousands.
-type Table struct {
-	Name    string
-	Columns []Column
-	// Len is the number of rows.
-	Len int
-	// Cells returns row i for people, a cell per column.
-	Cells func(i int) []string
-	// Object returns row i with all fields under their C names.
-	Object func(i int) Object
-}
 
 // Reader reads the maps of one node.
 type Reader struct {
@@ -47,23 +29,58 @@ type Reader struct {
 }
 
 // Names lists the maps that Read knows, in the order in which they are shown.
-func Names() []string {
-	names := make([]string, 0, len(views))
-	for _, v := range views {
-		names = append(names, v.name())
+func Names() (names []string) {
+	for _, d := range registry.All() {
+		if d.View != nil {
+			names = append(names, d.Name)
+		}
 	}
 	return names
 }
 
 // Read returns the content of the named map. The error matches ErrNoPin when
 // there is no such map on this node, and says what to do.
-func (r Reader) Read(name string) (Table, error) {
-	i := slices.IndexFunc(views, func(v reader) bool { return v.name() == name })
-	if i < 0 {
-		return Table{}, fmt.Errorf("no map is called %q", name)
+func (r Reader) Read(name string) (typed.Table, error) {
+	for _, d := range registry.All() {
+		if d.Name == name && d.View != nil {
+			t, err := r.show(d)
+			return t, r.explain(name, err)
+		}
 	}
-	t, err := views[i].read(r.Dir, r.now())
-	return t, r.explain(name, err)
+	return typed.Table{}, fmt.Errorf("no map is called %q", name)
+}
+
+func (r Reader) show(d typed.Definition) (typed.Table, error) {
+	m, err := open(r.Dir, d.Name)
+	if err != nil {
+		return typed.Table{}, err
+	}
+	defer m.Close()
+	return d.View.Show(m, d.Name, r.now())
+}
+
+func open(dir bpffs.Dir, name string) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(dir.Map(name), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("open pinned map %s: %w", dir.Map(name), err)
+	}
+	return m, nil
+}
+
+// load reads all entries of a pinned map.
+func load[K comparable, V any](dir bpffs.Dir, name string) (entries []typed.Entry[K, V], err error) {
+	m, err := open(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	for e, err := range typed.New[K, V](m, name).All() {
+		if err != nil {
+			return nil, err
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
 }
 
 func (r Reader) now() uint64 {

@@ -4,18 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/ebpf-cni/ebpf-cni/bpf"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
-	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
-	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -93,7 +89,7 @@ func TestReadJSON(t *testing.T) {
 }
 
 // assertSameOnOneLine compares the two forms of the JSON.
-func assertSameOnOneLine(t *testing.T, table Table, lines string) {
+func assertSameOnOneLine(t *testing.T, table typed.Table, lines string) {
 	t.Helper()
 	var b strings.Builder
 	if err := table.WriteJSON(&b, true); err != nil {
@@ -196,7 +192,7 @@ func TestReadOfChangingHash(t *testing.T) {
 	const stable = 1500
 	var entries []typed.Entry[snat.Key, snat.Value]
 	for i := range stable {
-		entries = append(entries, typed.Entry[snat.Key, snat.Value]{Key: flow(i), Value: snat.Value{LastSeen: 1}})
+		entries = append(entries, typed.Entry[snat.Key, snat.Value]{Key: flowKey(i), Value: snat.Value{LastSeen: 1}})
 	}
 	put(t, r, snat.Name, entries...)
 
@@ -214,7 +210,7 @@ func TestReadOfChangingHash(t *testing.T) {
 				return
 			default:
 			}
-			key := flow(stable + i%1000)
+			key := flowKey(stable + i%1000)
 			if err := errors.Join(m.Put(key, snat.Value{}), m.Delete(key)); err != nil {
 				done <- err
 				return
@@ -231,8 +227,8 @@ func TestReadOfChangingHash(t *testing.T) {
 			seen[strings.Join(table.Cells(i)[:3], " ")]++
 		}
 		for i := range stable {
-			k := flow(i)
-			if n := seen[fmt.Sprintf("%s %s %s", k.Proto, end(k.Src, k.Sport), end(k.Dst, k.Dport))]; n != 1 {
+			k := flowKey(i)
+			if n := seen[fmt.Sprintf("%s %s %s", k.Proto, k.Src.With(k.Sport), k.Dst.With(k.Dport))]; n != 1 {
 				t.Fatalf("flow %d was seen %d times", i, n)
 			}
 		}
@@ -243,7 +239,7 @@ func TestReadOfChangingHash(t *testing.T) {
 	}
 }
 
-func flow(i int) snat.Key {
+func flowKey(i int) snat.Key {
 	a := addr("10.244.1.9")
 	a[15] = byte(i >> 8)
 	return snat.Key{Src: a, Dst: addr("192.0.2.1"), Sport: wire.PortFrom(uint16(i)), Dport: wire.PortFrom(80), Proto: wire.UDP}
@@ -254,7 +250,7 @@ func TestFills(t *testing.T) {
 	fillAll(t, r)
 	var entries []typed.Entry[snat.Key, snat.Value]
 	for i := range 3000 {
-		entries = append(entries, typed.Entry[snat.Key, snat.Value]{Key: flow(i)})
+		entries = append(entries, typed.Entry[snat.Key, snat.Value]{Key: flowKey(i)})
 	}
 	put(t, r, snat.ReverseName, entries...)
 	got, err := Fills(r.Dir)
@@ -272,37 +268,5 @@ func TestFills(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestCounters(t *testing.T) {
-	r := isolated(t)
-	fillAll(t, r)
-	d, err := Drops(r.Dir)
-	if err != nil || len(d) != 1 || d[0].Reason != drops.SpoofedSource {
-		t.Errorf("drops: %v, %v", d, err)
-	}
-	tr, err := Traffic(r.Dir)
-	if err != nil || len(tr) != 1 || tr[0].Event != traffic.Delivered {
-		t.Errorf("traffic: %v, %v", tr, err)
-	}
-}
-
-func TestNamesAreTheDataplanesMaps(t *testing.T) {
-	spec, err := bpf.LoadDataplane()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var want []string
-	// What the programs keep for a moment, or as hints to themselves, is theirs alone.
-	own := []string{"paths", "refusals", "scratch", "ports", "snat_journal", "ct_journal", "candidates"}
-	for name := range spec.Maps {
-		if !strings.HasPrefix(name, ".") && !slices.Contains(own, name) {
-			want = append(want, name)
-		}
-	}
-	slices.Sort(want)
-	if diff := cmp.Diff(want, slices.Sorted(slices.Values(Names()))); diff != "" {
-		t.Errorf("maps of the object, and maps that are shown (-want +got):\n%s", diff)
 	}
 }

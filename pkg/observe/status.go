@@ -141,7 +141,7 @@ func (s *survey) problem(format string, args ...any) {
 
 // problemOf is a problem whose sentence may change while it lasts.
 func (s *survey) problemOf(subject, format string, args ...any) {
-	s.Problems = append(s.Problems, printable(fmt.Sprintf(format, args...)))
+	s.Problems = append(s.Problems, typed.Printable(fmt.Sprintf(format, args...)))
 	s.subjects = append(s.subjects, subject)
 }
 
@@ -168,7 +168,7 @@ func (s *survey) pods() (err error) {
 		return err
 	}
 	slices.SortFunc(s.endpoints, func(a, b typed.Entry[endpoints.Key, endpoints.Value]) int {
-		return compareAddr(a.Key.Address, b.Key.Address)
+		return a.Key.Address.Compare(b.Key.Address)
 	})
 	s.Node.Pods = len(s.devices)
 	for _, e := range s.endpoints {

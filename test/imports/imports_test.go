@@ -26,13 +26,13 @@ const module = "github.com/ebpf-cni/ebpf-cni"
 var rules = map[string][]string{
 	"bpf": {"github.com/cilium/ebpf/..."},
 
-	"maps/typed":   {"github.com/cilium/ebpf/..."},
-	"maps/wire":    {},
-	"maps/...":     {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
-	"maps/drops":   {"maps/counters", "maps/wire", "github.com/cilium/ebpf/..."},
-	"maps/traffic": {"maps/counters", "maps/wire", "github.com/cilium/ebpf/..."},
-	// What has passed of a flow is said in the same bits as in snat.
-	"maps/conntrack": {"maps/snat", "maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/raw":      {"github.com/cilium/ebpf/..."},
+	"maps/typed":    {"maps/raw", "github.com/cilium/ebpf/..."},
+	"maps/wire":     {},
+	"maps/flow":     {"maps/wire"},
+	"maps/counters": {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/...":      {"maps/counters", "maps/flow", "maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/registry": {"maps/..."},
 
 	// The plugin links what stands here: no Kubernetes, no BPF objects.
 	"cni": {
@@ -63,9 +63,11 @@ var rules = map[string][]string{
 		"k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
 	},
 	"pkg/datapath": {
-		"bpf", "maps/...", "pkg/attach", "pkg/bpffs",
+		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",
 		"github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
 	},
+	// Knows no program: the specs of the maps are passed in.
+	"pkg/datapath/migrate": {"maps/...", "pkg/bpffs", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix"},
 	"pkg/observe": {
 		"maps/...", "pkg/attach", "pkg/bpffs",
 		"github.com/cilium/ebpf/...", "github.com/prometheus/client_golang/...", "golang.org/x/sys/unix", "sigs.k8s.io/yaml/...",
@@ -123,6 +125,8 @@ func TestCheckRefuses(t *testing.T) {
 		"map access in the plan":        {"pkg/plan", "github.com/cilium/ebpf"},
 		"netlink in the plan":           {"pkg/plan", "github.com/vishvananda/netlink"},
 		"one map's package in another":  {"maps/snat", module + "/maps/conntrack"},
+		"the list in what it lists":     {"maps/snat", module + "/maps/registry"},
+		"the programs in a migration":   {"pkg/datapath/migrate", module + "/bpf"},
 		"the lab in a product":          {"pkg/agent", module + "/test/lab"},
 		"another command's package":     {"cmd/ebpf-cni", module + "/pkg/agent"},
 		"a name that only starts alike": {"cni", module + "/cni/ipamx"},

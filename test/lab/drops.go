@@ -36,7 +36,7 @@ func (n *Node) Drops() ([]drops.Counter, error) {
 func (n *Node) Dropped(reason drops.Reason) (packets uint64, err error) {
 	all, err := n.Drops()
 	for _, counter := range all {
-		if counter.Reason == reason {
+		if counter.Slot == reason {
 			packets += counter.Packets
 		}
 	}
@@ -54,8 +54,8 @@ func (l *Lab) UnexpectedDrops(expected ...drops.Reason) error {
 			return err
 		}
 		for _, c := range all {
-			if !slices.Contains(expected, c.Reason) {
-				found = append(found, fmt.Sprintf("%s %v: %s %d packets (%s)", node.Name, c.Direction, c.Reason, c.Packets, c.Reason.Explain()))
+			if !slices.Contains(expected, c.Slot) {
+				found = append(found, fmt.Sprintf("%s %v: %s %d packets (%s)", node.Name, c.Direction, c.Slot, c.Packets, c.Slot.Explain()))
 			}
 		}
 	}

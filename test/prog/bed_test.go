@@ -10,6 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/bpf"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
@@ -118,8 +119,8 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.fragments = typed.New[fragments.Key, fragments.Value](m[fragments.Name], fragments.Name)
 	b.usage = typed.New[usage.Key, usage.Value](m[usage.Name], usage.Name)
 	b.ports = typed.New[ports.Key, ports.Value](m[ports.Name], ports.Name)
-	b.drops = drops.Of(m[drops.Name])
-	b.traffic = traffic.Of(m[traffic.Name])
+	b.drops = counters.Of[drops.Reason](m[drops.Name], drops.Name)
+	b.traffic = counters.Of[traffic.Event](m[traffic.Name], traffic.Name)
 	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
 	b.configure(0)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -171,7 +172,7 @@ func TestUnansweredFlowsBecomeNetfilters(t *testing.T) {
 			b.beforeNetfilter()
 			b.fromPod(p).is("stack")
 			forward, reverse := b.pair(tuple(p.proto, p.src, p.sport, p.dst, p.dport))
-			if forward.Flags != snat.ViaStack || reverse.Flags != snat.ViaStack {
+			if forward.Flags != flow.ViaStack || reverse.Flags != flow.ViaStack {
 				t.Errorf("flags of the halves: %v, %v", forward.Flags, reverse.Flags)
 			}
 			b.fromPod(p).is("stack")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -27,7 +28,7 @@ type storm struct {
 	buffer  []byte
 	out     []byte
 	ctx     skb
-	actions map[wire.Direction]map[uint32]traffic.Value
+	actions map[wire.Direction]map[uint32]counters.Value
 }
 
 // Whatever arrives: only known actions, no checksum broken, nothing of a pod's address towards the world, and counters
@@ -50,12 +51,12 @@ func rage(b *bed) {
 	b.Helper()
 	s := &storm{
 		bed: b, generator: newGenerator(b, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
-		actions: make(map[wire.Direction]map[uint32]traffic.Value),
+		actions: make(map[wire.Direction]map[uint32]counters.Value),
 	}
-	before := make(map[wire.Direction]map[string]traffic.Value)
+	before := make(map[wire.Direction]map[string]counters.Value)
 	directions := []wire.Direction{wire.FromPod, wire.FromUplink, wire.ToUplink}
 	for _, d := range directions {
-		before[d], s.actions[d] = b.counters(d), make(map[uint32]traffic.Value)
+		before[d], s.actions[d] = b.counters(d), make(map[uint32]counters.Value)
 	}
 	for i := range *packets {
 		for _, d := range directions {
@@ -102,7 +103,7 @@ func (s *storm) step(d wire.Direction) {
 		counted = actShot
 	}
 	n := s.actions[d][counted]
-	s.actions[d][counted] = traffic.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
+	s.actions[d][counted] = counters.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
 	if err := s.holds(d, frame, options.DataOut, action); err != nil {
 		s.Errorf("%v: %v, mark %#x, GSO %d\n in % x\nout % x",
 			d, err, s.ctx.get(skbMark), s.ctx.get(skbGSOSize), frame, options.DataOut)
@@ -211,8 +212,8 @@ func isWorld(a netip.Addr) bool {
 }
 
 // addsUp holds the counters against the actions that were returned: every packet once, with its bytes.
-func (s *storm) addsUp(d wire.Direction, before, after map[string]traffic.Value) {
-	want, got := s.actions[d], make(map[uint32]traffic.Value)
+func (s *storm) addsUp(d wire.Direction, before, after map[string]counters.Value) {
+	want, got := s.actions[d], make(map[uint32]counters.Value)
 	for name, v := range after {
 		if name == traffic.SnatAllocated.String() || name == traffic.SnatRetried.String() {
 			continue
@@ -221,7 +222,7 @@ func (s *storm) addsUp(d wire.Direction, before, after map[string]traffic.Value)
 		sum := got[action]
 		sum.Packets += v.Packets - before[name].Packets
 		sum.Bytes += v.Bytes - before[name].Bytes
-		if sum != (traffic.Value{}) {
+		if sum != (counters.Value{}) {
 			got[action] = sum
 		}
 	}

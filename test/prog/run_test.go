@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -79,16 +80,16 @@ func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]ui
 const skbSize = len(skb{})
 
 // counters are all counters of one program by name.
-func (b *bed) counters(d wire.Direction) map[string]traffic.Value {
+func (b *bed) counters(d wire.Direction) map[string]counters.Value {
 	b.Helper()
-	all := make(map[string]traffic.Value)
+	all := make(map[string]counters.Value)
 	for e := range traffic.Events {
-		v, err := b.traffic.Sum(traffic.Index(d, e))
+		v, err := b.traffic.Sum(d, e)
 		must(b, err)
 		all[e.String()] = v
 	}
 	for r := range drops.Reason(drops.Slots) {
-		v, err := b.drops.Sum(drops.Index(d, r))
+		v, err := b.drops.Sum(d, r)
 		must(b, err)
 		all["drop "+r.String()] = v
 	}
@@ -96,15 +97,15 @@ func (b *bed) counters(d wire.Direction) map[string]traffic.Value {
 }
 
 // account returns the one counter of outcomes that moved by one packet.
-func (b *bed) account(before, after map[string]traffic.Value, size int) string {
+func (b *bed) account(before, after map[string]counters.Value, size int) string {
 	b.Helper()
 	what := ""
 	for name, v := range after {
-		moved := traffic.Value{Packets: v.Packets - before[name].Packets, Bytes: v.Bytes - before[name].Bytes}
+		moved := counters.Value{Packets: v.Packets - before[name].Packets, Bytes: v.Bytes - before[name].Bytes}
 		if moved.Packets == 0 || name == traffic.SnatAllocated.String() || name == traffic.SnatRetried.String() {
 			continue
 		}
-		if what != "" || moved != (traffic.Value{Packets: 1, Bytes: uint64(size)}) {
+		if what != "" || moved != (counters.Value{Packets: 1, Bytes: uint64(size)}) {
 			b.Errorf("counter %q moved by %+v for one packet of %d bytes, besides %q", name, moved, size, what)
 		}
 		what = name

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -331,7 +332,7 @@ func TestLastSeen(t *testing.T) {
 		t.Error("the stamp was written twice within a second")
 	}
 	b.age(2 * time.Second)
-	if later := stamped(); later.LastSeen < first.LastSeen || later.State != snat.Packet {
+	if later := stamped(); later.LastSeen < first.LastSeen || later.State != flow.Packet {
 		t.Errorf("after two seconds: %+v, first %+v", later, first)
 	}
 }

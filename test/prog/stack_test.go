@@ -7,7 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
-	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 )
 
 // giveToStack has the host's stack decide on a prefix, as the agent does for one under a policy.
@@ -120,7 +120,7 @@ func TestStackDecidesOnAnOlderFlow(t *testing.T) {
 			b.toUplink(p).is("stack").flow("udp " + nodeIP + ":50000 > " + world + ":53")
 			b.fromUplink(answer(out, p)).is("stack").flow("udp " + world + ":53 > " + podA + ":50000").valid()
 			for k, v := range all(b, b.snat) {
-				if v.Flags&^snat.Counted != snat.ViaStack {
+				if v.Flags&^flow.Counted != flow.ViaStack {
 					t.Errorf("%v: flags %v", k, v.Flags)
 				}
 			}
@@ -142,7 +142,7 @@ func TestStackDecidesOnAWorldsFlow(t *testing.T) {
 			b.leftToStack("out of the pod", b.fromPod(reply))
 			b.leftToStack("out of the uplink", b.toUplink(reply))
 			for k, v := range all(b, b.conntrack) {
-				if v.Flags != snat.ViaStack {
+				if v.Flags != flow.ViaStack {
 					t.Errorf("%s, older %v: %v: flags %v", how, older, k, v.Flags)
 				}
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -164,8 +165,8 @@ func hostKey(address string) destinations.Key { return destinations.KeyFrom(pref
 
 // past moves a time stamp back, if need be to before the machine's start, where it wraps, but not to what marks a tombstone.
 func past(stamp uint64, by time.Duration) uint64 {
-	if stamp -= uint64(by); stamp < snat.Marks {
-		stamp -= snat.Marks
+	if stamp -= uint64(by); stamp < flow.Marks {
+		stamp -= flow.Marks
 	}
 	return stamp
 }

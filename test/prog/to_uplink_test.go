@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -76,7 +77,7 @@ func TestFlowViaStack(t *testing.T) {
 			}
 			for _, m := range []*snat.Map{b.snat, b.reverse} {
 				for k, v := range all(b, m) {
-					if v.Flags&^snat.Counted != snat.ViaStack {
+					if v.Flags&^flow.Counted != flow.ViaStack {
 						t.Errorf("%v: flags %v", k, v.Flags)
 					}
 				}

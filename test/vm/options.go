@@ -9,7 +9,7 @@ import (
 
 // packages are those whose tests ask the kernel for something: rings 2 to 4.
 var packages = []string{
-	"./maps/counters", "./maps/typed", "./pkg/attach", "./pkg/bpffs", "./pkg/device", "./pkg/observe", "./cmd/ebpfctl",
+	"./maps/counters", "./maps/raw", "./maps/typed", "./pkg/attach", "./pkg/bpffs", "./pkg/device", "./pkg/observe", "./cmd/ebpfctl",
 	"./pkg/datapath", "./test/lab", "./test/e2e", "./cni",
 	// Last: its tests age flows by minutes, and no flow can be older than the machine.
 	"./test/prog",

@@ -54,8 +54,8 @@ func (e *ebpfPlane) count(_ context.Context, into Counters) error {
 		}
 		for _, counter := range dropped {
 			// A pod's kernel asks for IPv6 routers by itself.
-			if counter.Reason != drops.IPv6Unsupported {
-				into[droppedName(nodeName(node))+fmt.Sprintf("%v %v", counter.Direction, counter.Reason)] = counter.Packets
+			if counter.Slot != drops.IPv6Unsupported {
+				into[droppedName(nodeName(node))+fmt.Sprintf("%v %v", counter.Direction, counter.Slot)] = counter.Packets
 			}
 		}
 	}
@@ -89,7 +89,7 @@ func countTraffic(into Counters, node *lab.Node) error {
 	defer counters.Close()
 	for direction := range wire.Directions {
 		for event := range traffic.Events {
-			sum, err := counters.Sum(traffic.Index(direction, event))
+			sum, err := counters.Sum(direction, event)
 			if err != nil {
 				return fmt.Errorf("traffic of %s: %w", node.Name, err)
 			}

@@ -1,4 +1,4 @@
-package datapath
+package migrate
 
 import (
 	"errors"
@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 )
 
 // digests remembers a large table by hashes of its keys and values, so that a
@@ -25,7 +27,7 @@ func newDigests() *digests {
 func (d *digests) key(key []byte) uint64 { return maphash.Bytes(d.seed, key) }
 
 // note remembers an entry and reports whether it is new or has changed.
-func (d *digests) note(key []byte, v value) bool {
+func (d *digests) note(key []byte, v raw.Value) bool {
 	k, now := d.key(key), maphash.Bytes(d.seed, v[0])
 	before, known := d.of[k]
 	d.of[k] = now
@@ -40,8 +42,8 @@ func (t *table) mirrorFlows(s *source) error {
 		s.digests.seed = before.seed
 	}
 	w := newWriter(t)
-	err := each(s.m, func(key []byte, v value) error {
-		if gone(t.name, v[0]) {
+	err := raw.Each(s.m, func(key []byte, v raw.Value) error {
+		if t.gone(v) {
 			return nil
 		}
 		s.digests.note(key, v)
@@ -72,7 +74,7 @@ type writer struct {
 const writeBatch = 1024
 
 func newWriter(t *table) *writer {
-	return &writer{t: t, keys: records(writeBatch, t.m.KeySize()), values: records(writeBatch, t.m.ValueSize())}
+	return &writer{t: t, keys: raw.Records(writeBatch, t.m.KeySize()), values: raw.Records(writeBatch, t.m.ValueSize())}
 }
 
 // add writes an entry with the next batch; what the value's layout grew by is
@@ -100,10 +102,10 @@ func (w *writer) flush() error {
 func (t *table) writeError(err error) error {
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("map %s: its capacity of %d entries does not hold what is in it now: %w; "+
-			"choose a larger one or wait until there are fewer", t.name, t.m.MaxEntries(), ErrLayout)
+			"choose a larger one or wait until there are fewer", t.Name, t.m.MaxEntries(), ErrLayout)
 	}
 	if err != nil {
-		return fmt.Errorf("copy into map %s: %w", t.name, err)
+		return fmt.Errorf("copy into map %s: %w", t.Name, err)
 	}
 	return nil
 }
@@ -111,7 +113,7 @@ func (t *table) writeError(err error) error {
 // pruneIf deletes the entries whose key is extra.
 func pruneIf(m *ebpf.Map, extra func(key []byte) (bool, error)) error {
 	var keys [][]byte
-	err := each(m, func(key []byte, _ value) error {
+	err := raw.Each(m, func(key []byte, _ raw.Value) error {
 		is, err := extra(key)
 		if is {
 			keys = append(keys, append([]byte(nil), key...))

@@ -1,22 +1,24 @@
-package datapath
+package migrate
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // table is one map of the new programs and where its content comes from.
 type table struct {
-	name string
-	spec *ebpf.MapSpec
+	typed.Definition
+	// counters are the fields of a value that the programs add to.
+	counters []reflect.StructField
+	spec     *ebpf.MapSpec
 	// m is the map that the new programs use.
 	m *ebpf.Map
 	// sources are the maps whose content moves into m: the pinned one, and one that
@@ -31,66 +33,53 @@ type table struct {
 // moves says that m takes over from another map.
 func (t *table) moves() bool { return len(t.sources) > 0 }
 
+// configured says that the pinned map is the truth, but for counters.
+func (t *table) configured() bool { return t.Content == typed.Configured }
+
+// empty says that nothing moves into the map when it is made anew.
+func (t *table) empty() bool { return !t.configured() && len(t.counters) == 0 && t.Flows == nil }
+
 func (t *table) close() {
-	if t.m != nil {
-		_ = t.m.Close()
-	}
+	closeMap(t.m)
 	for _, s := range t.sources {
-		_ = s.m.Close()
+		closeMap(s.m)
 	}
 }
 
-// nextDir holds the pins of an upgrade that is under way: the maps that take
-// over, from before the first program uses one until it stands at its final path,
-// and new programs on their way to theirs.
-func nextDir(d bpffs.Dir) string { return filepath.Join(string(d), "next") }
-
-func nextPath(d bpffs.Dir, name string) string { return filepath.Join(nextDir(d), name) }
-
-// isData says that a map is the data section of one load.
-func isData(name string) bool { return strings.Contains(name, ".") }
-
-// isPrivate says that a map belongs to the programs of one load, and is not
-// pinned: its constants, and what they keep for a moment.
-func isPrivate(name string) bool {
-	return isData(name) || name == "paths" || name == "refusals" || name == "scratch"
+func closeMap(m *ebpf.Map) {
+	if m != nil {
+		_ = m.Close()
+	}
 }
 
-// openTable finds or makes the map of that name. It changes nothing that runs:
-// a map that has to take over from another one is not pinned yet.
-func openTable(dir bpffs.Dir, name string, spec *ebpf.MapSpec) (_ *table, err error) {
-	t := &table{name: name, spec: spec}
-	defer func() {
-		if err != nil {
-			t.close()
-		}
-	}()
-	pinned, err := openPin(dir.Map(name))
+// open finds or makes the map.
+func (t *table) open(dir bpffs.Dir) error {
+	pinned, err := raw.Open(dir.Map(t.Name))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	left, err := openPin(nextPath(dir, name))
+	left, err := raw.Open(Path(dir, t.Name))
 	if err != nil {
 		closeMap(pinned)
-		return nil, err
+		return err
 	}
 	if pinned == nil && left != nil {
 		// An interrupted upgrade leaves both; somebody has removed one. Its map is
 		// all there is, and becomes the pinned one.
 		pinned, left = left, nil
-		if err := os.Rename(nextPath(dir, name), dir.Map(name)); err != nil {
+		if err := os.Rename(Path(dir, t.Name), dir.Map(t.Name)); err != nil {
 			closeMap(pinned)
-			return nil, fmt.Errorf("pin map %s: %w", name, err)
+			return fmt.Errorf("pin map %s: %w", t.Name, err)
 		}
 	}
 	switch {
 	case pinned == nil:
-		return t, t.create(dir)
-	case left == nil && spec.Compatible(pinned) == nil:
+		return t.create(dir)
+	case left == nil && t.spec.Compatible(pinned) == nil:
 		t.m, t.pinned = pinned, true
-		return t, nil
+		return nil
 	}
-	return t, t.takeOver(pinned, left)
+	return t.takeOver(pinned, left)
 }
 
 // create makes and pins a map that the node does not have yet.
@@ -99,8 +88,8 @@ func (t *table) create(dir bpffs.Dir) error {
 		return err
 	}
 	t.pinned = true
-	if err := t.m.Pin(dir.Map(t.name)); err != nil {
-		return fmt.Errorf("pin map %s: %w", t.name, err)
+	if err := t.m.Pin(dir.Map(t.Name)); err != nil {
+		return fmt.Errorf("pin map %s: %w", t.Name, err)
 	}
 	return nil
 }
@@ -108,7 +97,7 @@ func (t *table) create(dir bpffs.Dir) error {
 func (t *table) make() error {
 	m, err := ebpf.NewMap(t.spec)
 	if err != nil {
-		return fmt.Errorf("make map %s: %w", t.name, err)
+		return fmt.Errorf("make map %s: %w", t.Name, err)
 	}
 	t.m = m
 	return nil
@@ -119,17 +108,17 @@ func (t *table) make() error {
 func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	if left != nil && t.spec.Compatible(left) == nil {
 		t.m, t.live = left, true
-		t.sources = []*source{newSource(pinned)}
+		t.sources = []*source{{m: pinned}}
 		return t.checkGrowth(pinned)
 	}
 	if left != nil && t.spec.Compatible(pinned) == nil {
 		t.m, t.live, t.pinned = pinned, true, true
-		t.sources = []*source{newSource(left)}
+		t.sources = []*source{{m: left}}
 		return nil
 	}
-	t.sources = []*source{newSource(pinned)}
+	t.sources = []*source{{m: pinned}}
 	if left != nil {
-		t.sources = append(t.sources, newSource(left))
+		t.sources = append(t.sources, &source{m: left})
 	}
 	if err := t.checkGrowth(pinned); err != nil {
 		return err
@@ -139,7 +128,7 @@ func (t *table) takeOver(pinned, left *ebpf.Map) error {
 
 // checkGrowth refuses a change of layout that copying cannot follow.
 func (t *table) checkGrowth(old *ebpf.Map) error {
-	if contentOf(t.name) == hints {
+	if t.empty() {
 		return nil
 	}
 	var diffs []string
@@ -157,25 +146,7 @@ func (t *table) checkGrowth(old *ebpf.Map) error {
 	}
 	if len(diffs) > 0 {
 		return fmt.Errorf("map %s: %s (a layout grows only at the end of its values): %w; "+
-			"run the build that made it or a newer one, %s", t.name, strings.Join(diffs, ", "), ErrLayout, startOver)
+			"run the build that made it or a newer one, %s", t.Name, strings.Join(diffs, ", "), ErrLayout, startOver)
 	}
 	return nil
-}
-
-// openPin opens a pinned map; nil when nothing is pinned at path.
-func openPin(path string) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open pinned map %s: %w", path, err)
-	}
-	return m, nil
-}
-
-func closeMap(m *ebpf.Map) {
-	if m != nil {
-		_ = m.Close()
-	}
 }

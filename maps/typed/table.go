@@ -1,4 +1,4 @@
-package observe
+package typed
 
 import (
 	"bufio"
@@ -10,6 +10,26 @@ import (
 	"unicode"
 	"unicode/utf8"
 )
+
+// Column is one column of a table for people.
+type Column struct {
+	Name string
+	// Right aligns numbers.
+	Right bool
+}
+
+// Table is the content of a map, sorted. Rows are made when asked for, since a
+// flow table may hold hundreds of thousands.
+type Table struct {
+	Name    string
+	Columns []Column
+	// Len is the number of rows.
+	Len int
+	// Cells returns row i for people, a cell per column.
+	Cells func(i int) []string
+	// Object returns row i with all fields under their C names.
+	Object func(i int) Object
+}
 
 // gap stands between columns.
 const gap = "  "
@@ -48,12 +68,12 @@ func (t Table) writeLine(w *bufio.Writer, widths []int, cells []string) {
 		}
 	}
 	// bufio keeps the first error for Flush.
-	_, _ = w.WriteString(printable(strings.TrimRight(line.String(), " ")) + "\n")
+	_, _ = w.WriteString(Printable(strings.TrimRight(line.String(), " ")) + "\n")
 }
 
-// printable keeps what comes from outside, such as a container's ID, from
+// Printable keeps what comes from outside, such as a container's ID, from
 // steering the terminal.
-func printable(text string) string {
+func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r

@@ -1,4 +1,4 @@
-package observe
+package typed_test
 
 import (
 	"encoding/json"
@@ -11,7 +11,9 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -29,7 +31,7 @@ func TestCName(t *testing.T) {
 		"SeqEnd":         "seq_end",
 		"Identity":       "identity",
 	} {
-		if got := CName(in); got != want {
+		if got := typed.CName(in); got != want {
 			t.Errorf("CName(%q) = %q, want %q", in, got, want)
 		}
 	}
@@ -40,10 +42,10 @@ func addr(text string) wire.Addr { return wire.AddrFrom(netip.MustParseAddr(text
 func TestFlatten(t *testing.T) {
 	key := snat.Key{Src: addr("10.244.1.7"), Dst: addr("2001:db8::1"), Sport: wire.PortFrom(4000), Dport: wire.PortFrom(443), Proto: wire.TCP}
 	value := snat.Value{
-		ToAddress: addr("172.18.0.2"), ToPort: wire.PortFrom(50001), State: snat.SYN | snat.ACK, Flags: 0,
+		ToAddress: addr("172.18.0.2"), ToPort: wire.PortFrom(50001), State: flow.SYN | flow.ACK, Flags: 0,
 		Ifindex: 42, SeqEnd: 4294967295, Ack: 1, LastSeen: 9007199254740993,
 	}
-	got, err := json.Marshal(flatten(key, value))
+	got, err := json.Marshal(typed.ObjectOf(key, value))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +58,7 @@ func TestFlatten(t *testing.T) {
 }
 
 func TestFlattenLeavesOutPadding(t *testing.T) {
-	for _, o := range []Object{flatten(conntrack.Value{}), flatten(devices.Value{}), flatten(wire.Tuple{})} {
+	for _, o := range []typed.Object{typed.ObjectOf(conntrack.Value{}), typed.ObjectOf(devices.Value{}), typed.ObjectOf(wire.Tuple{})} {
 		for _, f := range o {
 			if f.Name == "_" || f.Name == "" {
 				t.Errorf("padding is shown: %v", o)
@@ -66,7 +68,7 @@ func TestFlattenLeavesOutPadding(t *testing.T) {
 }
 
 func TestFlattenAbsentIsEmpty(t *testing.T) {
-	for _, f := range flatten(devices.Value{}) {
+	for _, f := range typed.ObjectOf(devices.Value{}) {
 		if f.Name == "ipv4" && f.Value != "" {
 			t.Errorf("an absent address is %q, want empty text", f.Value)
 		}
@@ -88,18 +90,18 @@ func TestAge(t *testing.T) {
 		{48 * time.Hour, "2d"},
 		{-time.Second, "0s"},
 	} {
-		if got := Age(now, now-uint64(c.ago)); got != c.want {
+		if got := typed.Age(now, now-uint64(c.ago)); got != c.want {
 			t.Errorf("Age of %v = %q, want %q", c.ago, got, c.want)
 		}
 	}
-	if got := Age(now, 0); got != "-" {
+	if got := typed.Age(now, 0); got != "-" {
 		t.Errorf("Age of never = %q, want -", got)
 	}
 }
 
 func TestTextDoesNotSteerTheTerminal(t *testing.T) {
-	table := Table{
-		Columns: columns("ID"), Len: 1,
+	table := typed.Table{
+		Columns: typed.Columns("ID"), Len: 1,
 		Cells: func(int) []string { return []string{"a\x1b[2J\nb\u009bc"} },
 	}
 	var b strings.Builder

@@ -1,34 +1,34 @@
-package datapath
+package migrate
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 )
 
 // source is a map whose content moves into another one.
 type source struct {
 	m *ebpf.Map
 	// left says that an interrupted upgrade made the map: what the agent and the
-	// plugin write is not in it.
+	// plugin have written since is not in it.
 	left bool
 	// base holds the source's counters as they were when the other map last held
 	// all that they say.
-	base map[string]value
+	base map[string]raw.Value
 	// merged says that the other map has counted too since then.
 	merged bool
 	// digests tell of a flow table what has changed since the last pass.
 	digests *digests
 }
 
-func newSource(m *ebpf.Map) *source { return &source{m: m} }
-
 // fill brings what the sources say into the map that takes over. Running
 // programs don't know that map yet, so a second pass may replace and remove:
 // it catches up with what happened since the first.
 func (t *table) fill() error {
-	if contentOf(t.name) == hints {
+	if t.empty() {
 		return nil
 	}
 	if t.live {
@@ -36,13 +36,13 @@ func (t *table) fill() error {
 	}
 	for _, s := range t.sources {
 		var err error
-		switch kind := contentOf(t.name); {
+		switch {
 		case s.left:
 			err = t.mergeFrom(s)
-		case kind == flows:
+		case t.Flows != nil:
 			err = t.mirrorFlows(s)
 		default:
-			err = t.mirror(s, kind)
+			err = t.mirror(s)
 		}
 		if err != nil {
 			return err
@@ -52,11 +52,11 @@ func (t *table) fill() error {
 }
 
 // mirror makes the map a copy of the source.
-func (t *table) mirror(s *source, kind content) error {
-	s.base = make(map[string]value)
-	err := each(s.m, func(key []byte, v value) error {
-		if kind.counts() {
-			s.base[string(key)] = v.clone()
+func (t *table) mirror(s *source) error {
+	s.base = make(map[string]raw.Value)
+	err := raw.Each(s.m, func(key []byte, v raw.Value) error {
+		if len(t.counters) > 0 {
+			s.base[string(key)] = v.Resized(len(v[0]))
 		}
 		return t.write(key, v)
 	})
@@ -67,28 +67,28 @@ func (t *table) mirror(s *source, kind content) error {
 }
 
 // write makes v the value of key in a map that only we write.
-func (t *table) write(key []byte, v value) error {
-	have, err := lookup(t.m, key)
+func (t *table) write(key []byte, v raw.Value) error {
+	have, err := raw.Lookup(t.m, key)
 	if err != nil {
 		return err
 	}
-	want := v.resized(int(t.m.ValueSize()))
-	if have.equal(want) {
+	want := v.Resized(int(t.m.ValueSize()))
+	if have.Equal(want) {
 		return nil
 	}
-	if isArray(t.m) && have == nil && v.zero() {
+	if raw.IsArray(t.m) && have == nil && v.Zero() {
 		return nil
 	}
-	return t.writeError(put(t.m, key, want, ebpf.UpdateAny))
+	return t.writeError(raw.Update(t.m, key, want, ebpf.UpdateAny))
 }
 
 // prune deletes from m what is not in the map that it mirrors.
 func prune(m, truth *ebpf.Map) error {
-	if isArray(m) {
+	if raw.IsArray(m) {
 		return nil
 	}
 	return pruneIf(m, func(key []byte) (bool, error) {
-		v, err := lookup(truth, key)
+		v, err := raw.Lookup(truth, key)
 		return v == nil && err == nil, err
 	})
 }
@@ -105,15 +105,11 @@ func (t *table) merge() error {
 }
 
 func (t *table) mergeFrom(s *source) error {
-	kind := contentOf(t.name)
-	if kind == hints {
+	if t.empty() || s.left && t.configured() {
 		return nil
 	}
-	if s.left && (kind == mirrored || kind == owned) {
-		return nil
-	}
-	m := merging{name: t.name, kind: kind, base: s.base, counted: make(map[string]value)}
-	if kind == flows && !s.left {
+	m := merging{table: t, base: s.base, counted: make(map[string]raw.Value)}
+	if t.Flows != nil && !s.left {
 		if s.digests == nil {
 			s.digests = newDigests()
 		}
@@ -123,7 +119,7 @@ func (t *table) mergeFrom(s *source) error {
 		return err
 	}
 	s.base, s.merged = m.counted, true
-	if kind == mirrored || kind == owned {
+	if t.configured() {
 		return prune(t.m, s.m)
 	}
 	return nil
@@ -132,12 +128,11 @@ func (t *table) mergeFrom(s *source) error {
 // giveBack brings what the new programs wrote into the pinned map, which the old
 // programs go on using after all.
 func (t *table) giveBack() error {
-	kind := contentOf(t.name)
-	if t.pinned || !t.moves() || kind == mirrored || kind == hints {
+	if t.pinned || !t.moves() || t.Flows == nil && len(t.counters) == 0 {
 		return nil
 	}
 	s := t.sources[0]
-	m := merging{name: t.name, kind: kind, base: s.base}
+	m := merging{table: t, base: s.base}
 	if s.merged {
 		m.base = nil
 	}
@@ -146,11 +141,10 @@ func (t *table) giveBack() error {
 
 // merging is one pass over a map whose entries are combined with another's.
 type merging struct {
-	name string
-	kind content
-	base map[string]value
+	*table
+	base map[string]raw.Value
 	// counted, unless nil, gets the counters as they were read.
-	counted map[string]value
+	counted map[string]raw.Value
 	// digests, unless nil, know which entries need not be looked at again.
 	digests *digests
 }
@@ -158,42 +152,42 @@ type merging struct {
 // into combines every entry of src with dst's. An entry that is missing is
 // inserted, so that one which a program makes at that moment stays.
 func (m merging) into(dst, src *ebpf.Map) error {
-	err := each(src, func(key []byte, v value) error {
-		if m.counted != nil && m.kind.counts() {
-			m.counted[string(key)] = v.clone()
+	err := raw.Each(src, func(key []byte, v raw.Value) error {
+		if m.counted != nil && len(m.counters) > 0 {
+			m.counted[string(key)] = v.Resized(len(v[0]))
 		}
 		if m.digests != nil && !m.digests.note(key, v) {
 			return nil
 		}
-		have, err := lookup(dst, key)
+		have, err := raw.Lookup(dst, key)
 		if err != nil {
 			return err
 		}
 		if have == nil {
-			return insertMissing(dst, m.name, m.kind, key, v)
+			return m.insertMissing(dst, key, v)
 		}
-		want := combine(m.name, m.kind, have, v, m.base[string(key)])
-		if have.equal(want) {
+		want := m.combine(have, v, m.base[string(key)])
+		if have.Equal(want) {
 			return nil
 		}
-		return ignore(put(dst, key, want, updateFlag(dst)), ebpf.ErrKeyNotExist)
+		return ignore(raw.Update(dst, key, want, updateFlag(dst)), ebpf.ErrKeyNotExist)
 	})
 	if err != nil {
-		return fmt.Errorf("merge into map %s: %w", m.name, err)
+		return fmt.Errorf("merge into map %s: %w", m.Name, err)
 	}
 	return nil
 }
 
-func insertMissing(dst *ebpf.Map, name string, kind content, key []byte, v value) error {
-	if isArray(dst) || (kind == flows && gone(name, v[0])) {
+func (m merging) insertMissing(dst *ebpf.Map, key []byte, v raw.Value) error {
+	if raw.IsArray(dst) || m.gone(v) {
 		return nil
 	}
-	return ignore(put(dst, key, v.resized(int(dst.ValueSize())), ebpf.UpdateNoExist), ebpf.ErrKeyExist)
+	return ignore(raw.Update(dst, key, v.Resized(int(dst.ValueSize())), ebpf.UpdateNoExist), ebpf.ErrKeyExist)
 }
 
 // updateFlag keeps an entry that was deleted a moment ago deleted.
 func updateFlag(m *ebpf.Map) ebpf.MapUpdateFlags {
-	if isArray(m) {
+	if raw.IsArray(m) {
 		return ebpf.UpdateAny
 	}
 	return ebpf.UpdateExist

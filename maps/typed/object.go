@@ -1,4 +1,4 @@
-package observe
+package typed
 
 import (
 	"encoding/json"
@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
-
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // Field is one named value of an object: a text or a number.
@@ -40,9 +38,8 @@ func (o Object) MarshalJSON() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// flatten makes one object of the fields of several structs, without padding.
-func flatten(structs ...any) Object {
-	var o Object
+// ObjectOf makes one object of the fields of several structs, without padding.
+func ObjectOf(structs ...any) (o Object) {
 	for _, s := range structs {
 		o = shapeOf(reflect.TypeOf(s)).append(o, reflect.ValueOf(s))
 	}
@@ -77,16 +74,16 @@ func (s shape) append(o Object, v reflect.Value) Object {
 // plain converts a field to a text or a number.
 func plain(v reflect.Value) any {
 	switch x := v.Interface().(type) {
-	case wire.Port:
+	case interface{ Host() uint16 }: // a port
 		return x.Host()
 	case fmt.Stringer:
-		return orEmpty(x.String())
+		return OrEmpty(x.String())
 	}
 	return v.Interface()
 }
 
-// orEmpty undoes the dash that stands for nothing in tables.
-func orEmpty(text string) string {
+// OrEmpty undoes the dash that stands for nothing in tables.
+func OrEmpty(text string) string {
 	if text == "-" {
 		return ""
 	}

@@ -1,0 +1,52 @@
+// Package registry lists the definitions of all maps. Who loads, moves, shows or
+// tests maps walks it, so a new map is its package and a line here.
+package registry
+
+import (
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/ports"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+)
+
+// All returns every map, in the order in which they are shown.
+func All() []typed.Definition {
+	return []typed.Definition{
+		endpoints.Definition,
+		devices.Definition,
+		destinations.Definition,
+		uplinks.Definition,
+		snat.Definition,
+		snat.Reverse,
+		conntrack.Definition,
+		fragments.Definition,
+		drops.Definition,
+		traffic.Definition,
+		config.Definition,
+		usage.Definition,
+		ports.Definition,
+		journal.Snat,
+		journal.Conntrack,
+		journal.Candidates,
+		{Name: "paths", Content: typed.Private},    // what each CPU keeps for a moment
+		{Name: "refusals", Content: typed.Private}, // which pods have no more ports
+		{Name: "scratch", Content: typed.Private},  // what each CPU keeps for one packet
+	}
+}
+
+// Pinned returns those that outlive the programs of one load.
+func Pinned() []typed.Definition {
+	return slices.DeleteFunc(All(), func(d typed.Definition) bool { return d.Content == typed.Private })
+}
