@@ -13,8 +13,11 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
+	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -203,6 +206,59 @@ func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
 	mustLoad(t, n.opts)
 	// The links tell where programs are attached.
 	n.verify(t)
+}
+
+// TestWhatWasWrittenAfterAKillStays has the plugin work between an upgrade that was killed and the next start, by the
+// build of before, by the new one, and by a third.
+func TestWhatWasWrittenAfterAKillStays(t *testing.T) {
+	for name, build := range map[string]func(testing.TB) *ebpf.CollectionSpec{
+		"the build of before": stubs, "the new build": grown,
+		"a third build": func(t testing.TB) *ebpf.CollectionSpec {
+			spec := grown(t)
+			for _, d := range registry.Pinned() {
+				grow(spec, d.Name, 16)
+			}
+			return spec
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			opts := isolated(t, attach.Auto)
+			opts.Spec = stubs(t)
+			n := newNode(t, opts)
+			for number := 0; ; number++ {
+				name, killed := killedAt(t, opts, number)
+				if !killed {
+					t.Fatal("the upgrade was not committed")
+				}
+				if name == string(stepCommitted) {
+					break
+				}
+			}
+			added, changed, gone := addr("10.244.1.77"), addr("10.244.1.2"), addr("10.244.1.3")
+			m, err := endpoints.Open(opts.Dir.Map(endpoints.Name))
+			check(t, err)
+			defer m.Close()
+			check(t, m.Put(endpoints.Key{Address: added}, endpoints.Value{Ifindex: 7}))
+			check(t, m.Put(endpoints.Key{Address: changed}, endpoints.Value{Ifindex: 8}))
+			check(t, m.Delete(endpoints.Key{Address: gone}))
+			opts.Spec = build(t)
+			mustLoad(t, opts)
+			now, err := ebpf.LoadPinnedMap(opts.Dir.Map(endpoints.Name), nil)
+			check(t, err)
+			defer now.Close()
+			for address, want := range map[wire.Addr]uint32{added: 7, changed: 8, gone: 0, addr("10.244.1.4"): uint32(n.pods[2])} {
+				v, err := raw.Lookup(now, raw.Encode(make([]byte, 16), endpoints.Key{Address: address}))
+				check(t, err)
+				var got uint32
+				if v != nil {
+					got = raw.Decode[endpoints.Value](v[0]).Ifindex
+				}
+				if got != want {
+					t.Errorf("the entry of %s leads to %d, want %d", address, got, want)
+				}
+			}
+		})
+	}
 }
 
 // TestLoadWithFewRights loads with what the DaemonSet has: a program that is

@@ -113,12 +113,12 @@ func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	}
 	if left != nil && t.spec.Compatible(pinned) == nil {
 		t.m, t.live, t.pinned = pinned, true, true
-		t.sources = []*source{{m: left}}
+		t.sources = []*source{{m: left, left: true}}
 		return nil
 	}
 	t.sources = []*source{{m: pinned}}
 	if left != nil {
-		t.sources = append(t.sources, &source{m: left})
+		t.sources = append(t.sources, &source{m: left, left: true})
 	}
 	if err := t.checkGrowth(pinned); err != nil {
 		return err
