@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -13,6 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -35,52 +35,30 @@ func (r *reconciler) writeConfig() error {
 	return r.dp.Maps.Config.Put(config.Key{}, r.result.Config)
 }
 
-func (r *reconciler) readDestinations() (map[destinations.Key]destinations.Value, error) {
-	have := make(map[destinations.Key]destinations.Value, len(r.applied))
-	for e, err := range r.dp.Maps.Destinations.All() {
-		if err != nil {
-			return nil, err
-		}
-		have[e.Key] = e.Value
-	}
-	return have, nil
-}
-
 // ofPod says that an entry is of one pod outside the podCIDR: those are written
 // where endpoints are tended, under the endpoint's lock.
 func ofPod(k destinations.Key, v destinations.Value) bool {
 	return v.Kind == destinations.Local && k.PrefixLen == 128
 }
 
+func (r *reconciler) destinations() typed.Sync[destinations.Key, destinations.Value] {
+	return typed.Sync[destinations.Key, destinations.Value]{Map: r.dp.Maps.Destinations, Have: r.applied, Same: destinations.Same}
+}
+
 // writeDestinations adds and changes entries, all that it can.
-func (r *reconciler) writeDestinations() (first error) {
-	for k, want := range r.result.Destinations {
-		have, ok := r.applied[k]
-		if ok && destinations.Same(have, want) || ofPod(k, want) {
-			continue
-		}
-		if err := r.dp.Maps.Destinations.Put(k, want); err != nil {
-			first = cmp.Or(first, err)
-			continue
-		}
-		r.applied[k] = want
-	}
-	return first
+func (r *reconciler) writeDestinations() error {
+	want := maps.Clone(r.result.Destinations)
+	maps.DeleteFunc(want, ofPod)
+	return r.destinations().Add(want)
 }
 
 // deleteDestinations removes what the plan does not have. A pod's entry is not
 // known to be nobody's while some pods' state can't be read.
 func (r *reconciler) deleteDestinations() error {
-	for k, have := range r.applied {
-		if _, wanted := r.result.Destinations[k]; wanted || r.view.incomplete != nil && ofPod(k, have) {
-			continue
-		}
-		if err := r.dp.Maps.Destinations.Delete(k); err != nil {
-			return err
-		}
-		delete(r.applied, k)
-	}
-	return nil
+	return r.destinations().Remove(func(k destinations.Key, have destinations.Value) bool {
+		_, wanted := r.result.Destinations[k]
+		return wanted || r.view.incomplete != nil && ofPod(k, have)
+	})
 }
 
 // ownRoutes is what the kernel holds of ours, but for the routes to pods. One over

@@ -183,7 +183,7 @@ func (r *reconciler) pass(ctx context.Context) time.Duration {
 func (r *reconciler) passOnce() (time.Duration, error) {
 	// The map first, the state files after it: the plugin writes in the other
 	// order, so an entry that no file explains belongs to nobody.
-	have, err := r.readDestinations()
+	have, err := r.dp.Maps.Destinations.Content()
 	if err != nil {
 		return resync, err
 	}

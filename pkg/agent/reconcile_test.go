@@ -106,7 +106,7 @@ func ready(t *testing.T, r *reconciler) {
 
 func (r *reconciler) destination(t *testing.T, prefix string) (destinations.Value, bool) {
 	t.Helper()
-	have, err := r.readDestinations()
+	have, err := r.dp.Maps.Destinations.Content()
 	if err != nil {
 		t.Fatal(err)
 	}

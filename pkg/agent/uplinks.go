@@ -11,7 +11,7 @@ import (
 // prepareUplinks adds to a view those uplinks, and addresses, that are away for a moment, and numbers all of them.
 func (r *reconciler) prepareUplinks(v *view) error {
 	if r.numbers == nil {
-		entries, err := r.uplinkEntries()
+		entries, err := r.dp.Maps.Uplinks.Content()
 		if err != nil {
 			return err
 		}
@@ -31,30 +31,19 @@ func (r *reconciler) prepareUplinks(v *view) error {
 	return nil
 }
 
-func (r *reconciler) uplinkEntries() (map[uplinks.Key]uplinks.Value, error) {
-	out := map[uplinks.Key]uplinks.Value{}
-	for e, err := range r.dp.Maps.Uplinks.All() {
-		if err != nil {
-			return nil, err
-		}
-		out[e.Key] = e.Value
-	}
-	return out, nil
+func (r *reconciler) uplinks() (typed.Sync[uplinks.Key, uplinks.Value], error) {
+	have, err := r.dp.Maps.Uplinks.Content()
+	return typed.Sync[uplinks.Key, uplinks.Value]{Map: r.dp.Maps.Uplinks, Have: have}, err
 }
 
 // writeUplinks writes the addresses to masquerade to.
 func (r *reconciler) writeUplinks() error {
 	r.absences.masqueraded(r.result.Uplinks)
-	for k, want := range r.result.Uplinks {
-		have, err := r.dp.Maps.Uplinks.Get(k)
-		if err == nil && have == want {
-			continue
-		}
-		if err := r.dp.Maps.Uplinks.Put(k, want); err != nil {
-			return err
-		}
+	s, err := r.uplinks()
+	if err != nil {
+		return err
 	}
-	return nil
+	return s.Add(r.result.Uplinks)
 }
 
 // attachUplinks puts the programs onto interfaces that have become uplinks. Each
@@ -120,17 +109,12 @@ func (r *reconciler) detachUplinks() error {
 // deleteUplinks removes the entries of interfaces that are no uplinks, but for
 // those on which programs are left.
 func (r *reconciler) deleteUplinks(left map[int]bool) error {
-	entries, err := r.uplinkEntries()
+	s, err := r.uplinks()
 	if err != nil {
 		return err
 	}
-	for k := range entries {
-		if _, wanted := r.result.Uplinks[k]; wanted || left[int(k.Ifindex)] {
-			continue
-		}
-		if err := r.dp.Maps.Uplinks.Delete(k); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.Remove(func(k uplinks.Key, _ uplinks.Value) bool {
+		_, wanted := r.result.Uplinks[k]
+		return wanted || left[int(k.Ifindex)]
+	})
 }
