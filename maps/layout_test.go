@@ -15,7 +15,6 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
@@ -135,7 +134,9 @@ func sameKind(records map[string]reflect.Type, c btf.Type, goType reflect.Type) 
 	case *btf.Struct:
 		return records[c.Name] == goType
 	case *btf.Enum:
-		return c.Name == "destination_kind" && goType == reflect.TypeFor[destinations.Kind]()
+		// destination_kind is the Kind beside the record.
+		last := c.Name[strings.LastIndex(c.Name, "_")+1:]
+		return strings.EqualFold(goType.Name(), last) && goType.Kind() == reflect.Uint32 && goType != reflect.TypeFor[uint32]()
 	case *btf.Array:
 		return goType.Kind() == reflect.Array && goType.Elem().Kind() == reflect.Uint8 && goType != reflect.TypeFor[wire.Port]()
 	case *btf.Int:

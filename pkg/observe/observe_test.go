@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -257,6 +258,8 @@ func TestFills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Whatever else there is, fillAll leaves empty.
+	got = slices.DeleteFunc(got, func(f Fill) bool { return f.Entries == 0 })
 	want := []Fill{
 		{"endpoints", 2, pins.Entries},
 		{"devices", 1, pins.Entries},

@@ -153,7 +153,14 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 			if diff := cmp.Diff(wantPeers, s.Peers, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("peers (-want +got):\n%s", diff)
 			}
-			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 || len(s.Maps) != 7 {
+			fills, err := Fills(n.Dir)
+			if err != nil {
+				t.Error(err)
+			}
+			if diff := cmp.Diff(fills, s.Maps); diff != "" || len(fills) < 7 {
+				t.Errorf("maps (-want +got):\n%s", diff)
+			}
+			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 {
 				t.Errorf("status: %+v", s)
 			}
 		})
