@@ -123,7 +123,7 @@ func Count(m *ebpf.Map) (count uint64, err error) {
 // is told how many entries have been put there.
 func Batches(m *ebpf.Map, room func(size int) (keys, values any), take func(n int) error) error {
 	var cursor ebpf.MapBatchCursor
-	size := batchSize
+	size := min(batchSize, int(m.MaxEntries()))
 	keys, values := room(size)
 	for {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
