@@ -13,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -21,6 +20,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
 // check is CHECK: is everything that ADD made and prevResult promises still there? All that is missing is reported at

@@ -14,9 +14,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
 // Another ipam type is a plugin of its own, executed as the specification says: found in CNI_PATH, with this call's

@@ -10,9 +10,9 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
 // gc is GC: whatever of this network is not in the runtime's list is released, and what killed calls have left.

@@ -16,11 +16,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )

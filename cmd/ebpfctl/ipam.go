@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
 // ipamName is the store of addresses, which is no map but dumped like one.

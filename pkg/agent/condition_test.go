@@ -17,7 +17,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 

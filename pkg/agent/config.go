@@ -7,10 +7,10 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 

@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 )
 
 func isUplinkHook(h attach.Hook) bool { return h == attach.FromUplink || h == attach.ToUplink }

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/install"
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 )
 
 // orphan is an endpoint without link and namespace, with an address.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 )
 
 // TestPortmapComesAndGoes follows the plugin in the directory, as the modes say.

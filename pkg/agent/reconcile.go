@@ -12,12 +12,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/install"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"

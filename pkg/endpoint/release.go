@@ -11,10 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/cni/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
 // HostLocal is the ipam type whose addresses are kept by package ipam.

@@ -36,18 +36,18 @@ var rules = map[string][]string{
 
 	// The plugin links what stands here: no Kubernetes, no BPF objects.
 	"cni": {
-		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device", "pkg/endpoint",
+		"maps/...", "pkg/attach", "pkg/bpffs", "pkg/device", "pkg/endpoint/...",
 		"github.com/containernetworking/cni/...", "github.com/containernetworking/plugins/...",
 		"github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
 	},
-	"cni/ipam": {
+	"pkg/endpoint/ipam": {
 		"pkg/bpffs",
 		"github.com/containernetworking/cni/...", "github.com/containernetworking/plugins/...",
 		"golang.org/x/sys/unix",
 	},
-	"cni/install": {"golang.org/x/sys/unix"},
+	"pkg/install": {"golang.org/x/sys/unix"},
 	"pkg/endpoint": {
-		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
+		"pkg/endpoint/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
 		"github.com/containernetworking/cni/...", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
 	},
 
@@ -73,7 +73,7 @@ var rules = map[string][]string{
 		"github.com/cilium/ebpf/...", "github.com/prometheus/client_golang/...", "golang.org/x/sys/unix", "sigs.k8s.io/yaml/...",
 	},
 	"pkg/agent/...": {
-		"cni/install", "cni/ipam", "maps/...", "pkg/...",
+		"maps/...", "pkg/...",
 		"github.com/cilium/ebpf/...", "github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang/...",
 		"github.com/vishvananda/netlink/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
 	},
@@ -81,7 +81,7 @@ var rules = map[string][]string{
 	"cmd/ebpf-agent": {"pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/ebpf-cni":   {"cni"},
 	"cmd/ebpfctl": {
-		"cni/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/observe",
+		"maps/...", "pkg/attach", "pkg/bpffs", "pkg/endpoint/ipam", "pkg/observe",
 		"github.com/spf13/cobra", "github.com/spf13/pflag", "sigs.k8s.io/yaml/...",
 	},
 }
@@ -128,8 +128,9 @@ func TestCheckRefuses(t *testing.T) {
 		"the list in what it lists":     {"maps/snat", module + "/maps/registry"},
 		"the programs in a migration":   {"pkg/datapath/migrate", module + "/bpf"},
 		"the lab in a product":          {"pkg/agent", module + "/test/lab"},
+		"the plugin in the agent":       {"pkg/agent", module + "/cni"},
 		"another command's package":     {"cmd/ebpf-cni", module + "/pkg/agent"},
-		"a name that only starts alike": {"cni", module + "/cni/ipamx"},
+		"a name that only starts alike": {"cni", module + "/pkg/bpffsx"},
 		"a package without a rule":      {"pkg/unheard", "fmt"},
 	} {
 		t.Run(name, func(t *testing.T) {
