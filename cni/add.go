@@ -5,12 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"strings"
-	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"golang.org/x/sys/unix"
@@ -22,16 +18,7 @@ import (
 )
 
 // add is ADD.
-func (p *plugin) add(args *skel.CmdArgs) error {
-	c, done, err := p.begin("ADD", args)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return c.finish(c.addEndpoint())
-}
-
-func (c *call) addEndpoint() error {
+func (c *call) add() error {
 	a := &addition{call: c}
 	defer a.close()
 	if err := a.open(); err != nil {
@@ -46,23 +33,14 @@ func (c *call) addEndpoint() error {
 // addition is one ADD on its way.
 type addition struct {
 	*call
-	ipam      ipam.Config // host-local only
-	netns     *device.NetNS
-	host, pod *device.Handle
-	plane     *dataplane
-
-	addresses []netip.Addr
-	routes    []*types.Route
-	resolv    types.DNS
-
-	hostMAC, podMAC net.HardwareAddr
-	hostLink        device.Link
-	wasUp           bool // a packet of the pod may have left
-	result          *current.Result
+	work   endpoint.Work
+	routes []*types.Route // that are asked for
+	resolv types.DNS
+	result *current.Result
 }
 
 // open checks and opens what can be without the lock.
-func (a *addition) open() (err error) {
+func (a *addition) open() error {
 	prev, err := a.prevResult()
 	if err != nil {
 		return err
@@ -74,41 +52,81 @@ func (a *addition) open() (err error) {
 		a.log.Warn("bandwidth is asked for, and traffic is not shaped yet")
 	}
 	if a.hostLocal() {
-		if a.ipam, err = a.parseIPAM(a.args.Args); err != nil {
+		if err := a.readPool(); err != nil {
 			return err
-		}
-		for _, name := range a.ipam.Unknown {
-			a.log.Warn("unknown field of the network configuration ignored", "field", name)
 		}
 	}
 	if err := device.CheckName(a.id.IfName); err != nil {
 		return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME: no interface can be called %s: it %s", a.id.IfName, err), "")
 	}
-	if a.hostMAC, a.podMAC, err = macs(a.mac); err != nil {
+	w := &a.work
+	if w.Namespace, err = openNetNS(a.args.Netns); err != nil {
 		return err
 	}
-	if a.netns, err = openNetNS(a.args.Netns); err != nil {
+	if w.Node, err = a.releaser().Open(); err != nil {
 		return err
 	}
-	if a.host, err = device.Open(); err != nil {
+	if w.Inside, err = device.OpenIn(w.Namespace); err != nil {
 		return err
 	}
-	a.pod, err = device.OpenIn(a.netns)
-	return err
+	return a.describe()
+}
+
+// readPool reads what host-local gives addresses from, and what it says beside them.
+func (a *addition) readPool() error {
+	pool, err := a.parseIPAM(a.args.Args)
+	if err != nil {
+		return err
+	}
+	for _, name := range pool.Unknown {
+		a.log.Warn("unknown field of the network configuration ignored", "field", name)
+	}
+	if pool.ResolvConf != "" {
+		if a.resolv, err = ipam.ReadResolvConf(pool.ResolvConf); err != nil {
+			return fieldError("ipam.resolvConf", err.Error())
+		}
+	}
+	for _, set := range pool.Ranges {
+		for _, r := range set {
+			if err := a.checkMTU(toAddr(r.Subnet.IP)); err != nil {
+				return err
+			}
+		}
+	}
+	a.work.Pool, a.routes = &pool, pool.Routes
+	return nil
+}
+
+// describe fills in what the state file says of the endpoint, but for what is not known before it is made.
+func (a *addition) describe() error {
+	ns, err := inode(a.work.Namespace)
+	if err != nil {
+		return err
+	}
+	host, pod, err := macs(a.mac)
+	if err != nil {
+		return err
+	}
+	a.work.Endpoint = endpoint.Endpoint{
+		ID: a.id, Network: a.network, NetNS: a.args.Netns, NetNSInode: ns, HostName: a.id.HostLinkName(),
+		HostMAC: wire.MAC(host), PodMAC: wire.MAC(pod), MTU: a.mtu, IPAM: a.ipamType, Pod: podName(a.args.Args),
+	}
+	if !a.hostLocal() {
+		a.work.IPAMConf = a.raw
+	}
+	a.work.Given = a.answer
+	return nil
 }
 
 func (a *addition) close() {
-	if a.pod != nil {
-		a.pod.Close()
+	if a.work.Inside != nil {
+		a.work.Inside.Close()
 	}
-	if a.host != nil {
-		a.host.Close()
+	if a.work.Node != nil {
+		a.work.Close()
 	}
-	if a.netns != nil {
-		a.netns.Close()
-	}
-	if a.plane != nil {
-		a.plane.close()
+	if a.work.Namespace != nil {
+		a.work.Namespace.Close()
 	}
 }
 
@@ -120,7 +138,7 @@ func (a *addition) buildDelegated() error {
 		if repeated, err = a.repeat(ctx); repeated || err != nil {
 			return err
 		}
-		return a.openDataplane()
+		return a.work.Ready(a.attach)
 	})
 	if repeated || err != nil {
 		return err
@@ -138,48 +156,13 @@ func (a *addition) buildDelegated() error {
 	return err
 }
 
-func (a *addition) openDataplane() (err error) {
-	if a.plane != nil {
-		a.plane.close()
-	}
-	a.plane, err = openDataplane(a.pins)
-	return err
-}
-
-type step struct {
-	name string
-	do   func(context.Context) error
-}
-
-// steps are ADD in order. Nothing can reach the pod, and the pod can reach nothing, before its program is attached:
-// the link comes up after that. The endpoints entry, which makes others' packets go there, is the last thing.
-func (a *addition) steps() []step {
-	return []step{
-		{"address", a.takeAddresses},
-		{"veth", a.createVeth},
-		{"pod", a.configurePod},
-		{"sysctl", a.setSysctls},
-		{"attach", a.attachProgram},
-		{"device", a.writeDevice},
-		{"up", a.setUp},
-		{"route", a.writeRoutes},
-		{"state", a.writeState},
-		{"destination", a.writeDestinations},
-		{"map", a.writeEndpoints},
-		{"result", a.printResult},
-	}
-}
-
 // build makes the endpoint, or nothing of it.
 func (a *addition) build(ctx context.Context) (err error) {
 	repeated, err := a.repeat(ctx)
 	if repeated || err != nil {
 		return err
 	}
-	if err := a.openDataplane(); err != nil {
-		return err
-	}
-	if err := a.clearRemnants(ctx); err != nil {
+	if err := a.work.Ready(a.attach); err != nil {
 		return err
 	}
 	defer func() {
@@ -187,17 +170,18 @@ func (a *addition) build(ctx context.Context) (err error) {
 			a.undo()
 		}
 	}()
-	for _, s := range a.steps() {
-		if a.step != nil {
-			if err := a.step(s.name); err != nil {
-				return err
-			}
-		}
-		if err := s.do(ctx); err != nil {
+	if err := a.work.Make(ctx); err != nil {
+		return a.refusal(err)
+	}
+	if a.step != nil {
+		if err := a.step("result"); err != nil {
 			return err
 		}
 	}
-	a.log.Info("endpoint added", "addresses", a.addresses, "link", a.hostLink.Name, "ifindex", a.hostLink.Index)
+	if err := a.printResult(); err != nil {
+		return err
+	}
+	a.log.Info("endpoint added", "addresses", a.work.Addresses, "link", a.work.HostName, "ifindex", a.work.HostIndex)
 	return nil
 }
 
@@ -206,12 +190,28 @@ func (a *addition) undo() {
 	ctx, cancel := context.WithTimeout(context.Background(), undoWait)
 	defer cancel()
 	r := a.releaser()
-	if !a.wasUp {
+	if !a.work.WasUp {
 		r.Quarantine = 0
 	}
 	if err := r.ReleaseLocked(ctx, a.id, a.network); err != nil {
 		a.log.Error("failed ADD not undone, DEL or GC will", "error", err)
 	}
+}
+
+// refusal is the error for the runtime where the endpoint can't be as it is asked for.
+func (a *addition) refusal(err error) error {
+	if taken, ok := errors.AsType[*endpoint.TakenError](err); ok {
+		return types.NewError(codeNoAddress, taken.Error()+", which keeps it; "+
+			"remove that, or see to it that no two networks of this node give the same addresses", "")
+	}
+	switch {
+	case errors.Is(err, ipam.ErrExhausted):
+		return types.NewError(codeNoAddress, err.Error(), "")
+	case errors.Is(err, endpoint.ErrNameTaken):
+		return types.NewError(codeExists, fmt.Sprintf("interface %s exists already in %s, and is not of this attachment",
+			a.id.IfName, a.args.Netns), err.Error())
+	}
+	return err
 }
 
 func inode(ns *device.NetNS) (uint64, error) {
@@ -222,73 +222,16 @@ func inode(ns *device.NetNS) (uint64, error) {
 	return st.Ino, nil
 }
 
-func (a *addition) takeAddresses(ctx context.Context) error {
-	if a.hostLocal() { // else taken before the lock
-		if err := a.takeFromStore(ctx); err != nil {
-			return err
-		}
+// answer makes the result, which an ADD that is repeated gives again, and the pod's routes.
+func (a *addition) answer() (err error) {
+	a.result = a.makeResult()
+	for _, r := range a.result.Routes {
+		a.work.Routes = append(a.work.Routes, toRoute(r))
 	}
-	return a.checkFree(a.addresses, 0)
-}
-
-func (a *addition) takeFromStore(ctx context.Context) error {
-	s, err := ipam.Open(a.stateDir, a.network, ipam.Options{Quarantine: a.quarantine})
-	if err != nil {
-		return err
-	}
-	got, err := s.Allocate(ctx, ipam.Owner(a.id), a.ipam)
-	if errors.Is(err, ipam.ErrAllocated) {
-		if err := a.release(ctx, err.Error()); err != nil {
-			return err
-		}
-		got, err = s.Allocate(ctx, ipam.Owner(a.id), a.ipam)
-	}
-	if errors.Is(err, ipam.ErrExhausted) {
-		return types.NewError(codeNoAddress, err.Error(), "")
-	}
-	if err != nil {
-		return err
-	}
-	for _, g := range got {
-		a.addresses = append(a.addresses, g.Address.Addr())
-	}
-	a.routes = a.ipam.Routes
-	if a.ipam.ResolvConf != "" {
-		if a.resolv, err = ipam.ReadResolvConf(a.ipam.ResolvConf); err != nil {
-			return fieldError("ipam.resolvConf", err.Error())
-		}
-	}
-	return a.checkMTU()
-}
-
-func (a *addition) checkMTU() error {
-	for _, addr := range a.addresses {
-		if addr.Is6() && a.mtu < minMTUIPv6 {
-			return fieldError("mtu", fmt.Sprintf("%d: IPv6 needs at least %d", a.mtu, minMTUIPv6))
-		}
-	}
-	return nil
-}
-
-func (a *addition) writeState(context.Context) error {
-	ns, err := inode(a.netns)
-	if err != nil {
-		return err
-	}
-	raw, err := json.Marshal(a.makeResult())
-	if err != nil {
+	if a.work.Result, err = json.Marshal(a.result); err != nil {
 		return fmt.Errorf("encode result: %w", err)
 	}
-	e := endpoint.Endpoint{
-		ID: a.id, Network: a.network, NetNS: a.args.Netns, NetNSInode: ns,
-		HostName: a.hostLink.Name, HostIndex: a.hostLink.Index, HostMAC: wire.MAC(a.hostMAC), PodMAC: wire.MAC(a.podMAC),
-		MTU: a.mtu, Addresses: a.addresses, IPAM: a.ipamType, Created: time.Now().UTC(), Result: raw,
-		Pod: podName(a.args.Args),
-	}
-	if !a.hostLocal() {
-		e.IPAMConf = a.raw
-	}
-	return endpoint.Write(a.stateDir, e)
+	return nil
 }
 
 // podName is the pod's namespace and name where CNI_ARGS tells them, as runtimes of Kubernetes do.

@@ -78,7 +78,7 @@ func checkPodSide(t *testing.T, w *world, p *pod, host device.Link) {
 	}
 	neighbours, err := h.Neighbours(l.Index)
 	w.must(err)
-	if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(gatewayIPv4, host.MAC) }) {
+	if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(gateway, host.MAC) }) {
 		t.Errorf("pod neighbours %v", neighbours)
 	}
 }

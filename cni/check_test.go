@@ -10,6 +10,7 @@ import (
 
 	current "github.com/containernetworking/cni/pkg/types/100"
 
+	mapconfig "github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -47,15 +48,27 @@ type damaged struct {
 func damages() map[string]damage {
 	stranger := net.HardwareAddr{2, 2, 2, 2, 2, 2}
 	return map[string]damage{
-		"nothing":           {func(damaged) {}, ""},
-		"host link down":    {func(d damaged) { d.must(d.host.SetDown(d.link.Index)) }, "is down"},
-		"pod link down":     {func(d damaged) { d.must(d.inPod.SetDown(d.podLink.Index)) }, "the pod's interface eth0 is down"},
-		"host mtu":          {func(d damaged) { d.must(d.host.SetMTU(d.link.Index, 1300)) }, "MTU 1300 instead of 1400"},
-		"no host link":      {func(d damaged) { d.must(d.host.DeleteLink(d.link.Index)) }, "the host has no interface"},
-		"host route":        {func(d damaged) { d.must(d.host.DeleteRoute(device.Route{Dst: whole(d.addr)})) }, "the host has no route to 10.9.0.2"},
-		"host neighbour":    {func(d damaged) { d.must(d.host.DeleteNeighbour(d.link.Index, d.addr)) }, "the host has no permanent neighbour"},
-		"pod neighbour":     {func(d damaged) { d.must(d.inPod.DeleteNeighbour(d.podLink.Index, gatewayIPv4)) }, "the pod has no permanent neighbour"},
-		"another neighbour": {func(d damaged) { d.must(d.inPod.ReplaceNeighbour(d.podLink.Index, gatewayIPv4, stranger)) }, "the pod has no permanent neighbour"},
+		"nothing":        {func(damaged) {}, ""},
+		"host link down": {func(d damaged) { d.must(d.host.SetDown(d.link.Index)) }, "is down"},
+		"pod link down":  {func(d damaged) { d.must(d.inPod.SetDown(d.podLink.Index)) }, "the pod's interface eth0 is down"},
+		"host mtu":       {func(d damaged) { d.must(d.host.SetMTU(d.link.Index, 1300)) }, "MTU 1300 instead of 1400"},
+		"no host link":   {func(d damaged) { d.must(d.host.DeleteLink(d.link.Index)) }, "the host has no interface"},
+		"host route":     {func(d damaged) { d.must(d.host.DeleteRoute(device.Route{Dst: whole(d.addr)})) }, "the host has no route to 10.9.0.2"},
+		"host neighbour": {func(d damaged) { d.must(d.host.DeleteNeighbour(d.link.Index, d.addr)) }, "the host has no permanent neighbour"},
+		"route's source": {func(d damaged) {
+			d.must(d.host.ReplaceRoute(device.Route{Dst: whole(d.addr), Index: d.link.Index}))
+		}, "the host's route to 10.9.0.2 has source invalid IP instead of 192.0.2.1"},
+		"node without its address": {func(d damaged) {
+			d.must(d.host.ReplaceRoute(device.Route{Dst: whole(d.addr), Index: d.link.Index}))
+			d.setConfig(mapconfig.Value{
+				Layout: wire.LayoutVersion, NodeIPv4: wire.AddrFrom(netip.MustParseAddr("192.0.2.99")),
+				PodCIDRIPv4: wire.AddrFrom(netip.MustParseAddr("10.9.0.0")), PodCIDRIPv4Len: 24,
+			})
+		}, ""},
+		"rp_filter":         {func(d damaged) { d.setSysctl("rp_filter", "0") }, "rp_filter is 0 instead of 1"},
+		"forwarding":        {func(d damaged) { d.setSysctl("forwarding", "0") }, "forwarding is 0 instead of 1"},
+		"pod neighbour":     {func(d damaged) { d.must(d.inPod.DeleteNeighbour(d.podLink.Index, gateway)) }, "the pod has no permanent neighbour"},
+		"another neighbour": {func(d damaged) { d.must(d.inPod.ReplaceNeighbour(d.podLink.Index, gateway, stranger)) }, "the pod has no permanent neighbour"},
 		"pod default route": {func(d damaged) {
 			d.must(d.inPod.ReplaceRoute(device.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Unreachable: true, Foreign: true}))
 		}, "the pod has no route to 0.0.0.0/0"},
@@ -74,6 +87,12 @@ func damages() map[string]damage {
 			d.must(os.WriteFile(filepath.Join(d.stateDir, "ipam/net1/10.9.0.2"), []byte("x\r\neth0"), 0o600))
 		}, "not the pod's in the address store"},
 	}
+}
+
+func (d damaged) setSysctl(name, value string) {
+	d.t.Helper()
+	_, err := device.Sysctl{}.Set("net/ipv4/conf/"+d.link.Name+"/"+name, value)
+	d.must(err)
 }
 
 func TestCheckSeesWhatIsMissing(t *testing.T) {

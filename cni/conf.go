@@ -1,11 +1,13 @@
 package cni
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -115,16 +117,11 @@ func (c *conf) readNames() error {
 }
 
 func (c *conf) readPaths() error {
-	var dir string
 	for _, f := range []struct {
 		name string
-		set  func(string)
-	}{
-		{"bpffs", func(s string) { c.pins = bpffs.Dir(s) }},
-		{"stateDir", func(s string) { c.stateDir = s }},
-		{"logFile", func(s string) { c.logFile = s }},
-	} {
-		dir = ""
+		into *string
+	}{{"bpffs", (*string)(&c.pins)}, {"stateDir", &c.stateDir}, {"logFile", &c.logFile}} {
+		var dir string
 		if err := c.fields.decode(f.name, "an absolute path", &dir); err != nil {
 			return err
 		}
@@ -134,7 +131,7 @@ func (c *conf) readPaths() error {
 		if !filepath.IsAbs(dir) || strings.ContainsRune(dir, 0) {
 			return fieldError(f.name, fmt.Sprintf("%.100q: must be an absolute path", dir))
 		}
-		f.set(filepath.Clean(dir))
+		*f.into = filepath.Clean(dir)
 	}
 	return nil
 }
@@ -226,6 +223,30 @@ func isZero(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { 
 
 // hostLocal says whether addresses are managed in process.
 func (c *conf) hostLocal() bool { return c.ipamType == endpoint.HostLocal }
+
+// checkMTU refuses an MTU that the address can't be used with.
+func (c *conf) checkMTU(a netip.Addr) error {
+	if a.Is6() && c.mtu < minMTUIPv6 {
+		return fieldError("mtu", fmt.Sprintf("%d: IPv6 needs at least %d", c.mtu, minMTUIPv6))
+	}
+	return nil
+}
+
+// macs makes the two ends' addresses, the pod's unless it was asked for. They are set when the link is made, which
+// also keeps systemd from choosing others.
+func macs(pod net.HardwareAddr) (host, chosen net.HardwareAddr, err error) {
+	var b [12]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return nil, nil, fmt.Errorf("choose Ethernet addresses: %w", err)
+	}
+	for _, first := range []int{0, 6} {
+		b[first] = b[first]&^1 | 2 // one interface's, locally administered
+	}
+	if pod == nil {
+		pod = b[6:]
+	}
+	return b[:6], pod, nil
+}
 
 // parseIPAM reads what host-local needs to give an address.
 func (c *conf) parseIPAM(args string) (ipam.Config, error) {

@@ -4,20 +4,32 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-func stepNames() []string {
-	var names []string
-	for _, s := range (&addition{}).steps() {
-		names = append(names, s.name)
-	}
-	return names
+// steps are those of an ADD and of a DEL, in order.
+func (w *world) steps() (add, release []string) {
+	w.t.Helper()
+	conf, err := json.Marshal(w.conf)
+	w.must(err)
+	p := w.newPod()
+	pl := &plugin{stdout: discard{}, stderr: discard{}, wait: lockWait, step: func(name string) error {
+		if part, ok := strings.CutPrefix(name, "release "); ok {
+			release = append(release, part)
+		} else {
+			add = append(add, name)
+		}
+		return nil
+	}}
+	args := &skel.CmdArgs{ContainerID: p.id.ContainerID, Netns: p.path(), IfName: p.id.IfName, StdinData: conf}
+	w.must(pl.funcs().Add(args))
+	w.must(pl.funcs().Del(args))
+	return add, release
 }
 
 // neighboured is a node with a pod that no clean-up may touch.
@@ -54,7 +66,8 @@ func TestKilledAddLeavesNothing(t *testing.T) {
 	for name, cleanup := range cleanups {
 		t.Run(name, func(t *testing.T) {
 			w, other, before := neighboured(t)
-			for _, step := range stepNames() {
+			steps, _ := w.steps()
+			for _, step := range steps {
 				p := w.newPod()
 				w.killed(p, step)
 				cleanup(w, p, other)
@@ -82,7 +95,8 @@ func (w *world) destroy(p *pod) {
 
 func TestKilledAddDoesNotHinderTheNext(t *testing.T) {
 	w, _, before := neighboured(t)
-	for _, step := range stepNames() {
+	steps, _ := w.steps()
+	for _, step := range steps {
 		p := w.newPod()
 		w.killed(p, step)
 		r := w.add(p, nil)
@@ -97,7 +111,8 @@ func TestKilledAddDoesNotHinderTheNext(t *testing.T) {
 
 func TestFailedAddUndoesEverything(t *testing.T) {
 	w, _, before := neighboured(t)
-	for _, step := range stepNames() {
+	steps, _ := w.steps()
+	for _, step := range steps {
 		p := w.newPod()
 		_, e := w.call("ADD", p, nil, failAt+"="+step)
 		w.isError(e, 999, "made to fail at "+step)
@@ -128,7 +143,8 @@ func TestKilledDelIsFinishedByTheNext(t *testing.T) {
 	for _, verb := range []string{"DEL", "GC"} {
 		t.Run(verb, func(t *testing.T) {
 			w, other, before := neighboured(t)
-			for _, part := range endpoint.Parts() {
+			_, parts := w.steps()
+			for _, part := range parts {
 				p := w.newPod()
 				r := w.add(p, nil)
 				if _, e := w.call("DEL", p, nil, killAt+"=release "+part); e == nil || e.Msg != "killed" {

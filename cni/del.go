@@ -4,23 +4,14 @@ import (
 	"context"
 	"errors"
 
-	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
 // del is DEL. It needs no namespace, no link, no state and no maps: whatever of them is left is taken away.
-func (p *plugin) del(args *skel.CmdArgs) error {
-	c, done, err := p.begin("DEL", args)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return c.finish(c.delEndpoint())
-}
-
-func (c *call) delEndpoint() error {
+func (c *call) del() error {
 	var by giver
 	release := func(ctx context.Context) (err error) {
-		if by, err = c.findGiver(); err != nil {
+		if by, err = c.findGiver(c.id); err != nil {
 			return err
 		}
 		r := c.releaser()
@@ -28,7 +19,7 @@ func (c *call) delEndpoint() error {
 		return r.ReleaseLocked(ctx, c.id, c.network)
 	}
 	err := c.shared(release)
-	if errors.Is(err, errNoDataplane) || errors.Is(err, errNoRoom) {
+	if errors.Is(err, endpoint.ErrNoDataplane) || errors.Is(err, errNoRoom) {
 		// No lock file, and none can be made: there is nobody to exclude.
 		err = release(context.Background())
 	}

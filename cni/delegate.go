@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -55,9 +54,9 @@ func (c *call) giverOf(e endpoint.Endpoint) (giver, error) {
 	return giver{e.IPAM, raw}, err
 }
 
-// findGiver is giverOf for this call's attachment. Without a state file an address in the store says it.
-func (c *call) findGiver() (giver, error) {
-	e, err := endpoint.Read(c.stateDir, c.id)
+// findGiver is giverOf for an attachment. Without a state file an address in the store says it.
+func (c *call) findGiver(id endpoint.ID) (giver, error) {
+	e, err := endpoint.Read(c.stateDir, id)
 	switch {
 	case err == nil:
 		return c.giverOf(e)
@@ -68,9 +67,8 @@ func (c *call) findGiver() (giver, error) {
 	if err != nil {
 		return giver{}, err
 	}
-	entries, err := s.Entries()
-	owned := func(e ipam.Entry) bool { return e.State == ipam.Used && e.Owner == ipam.Owner(c.id) }
-	if slices.ContainsFunc(entries, owned) {
+	owned, err := s.Owned(ipam.Owner(id))
+	if len(owned) > 0 {
 		return giver{ipam: endpoint.HostLocal}, nil
 	}
 	return c.listed(), err
@@ -95,7 +93,7 @@ func (c *call) giveBack(ctx context.Context, by giver, id endpoint.ID, args *inv
 		}
 		return endpoint.Remove(c.stateDir, id)
 	})
-	if errors.Is(err, errNoDataplane) || errors.Is(err, errNoRoom) {
+	if errors.Is(err, endpoint.ErrNoDataplane) || errors.Is(err, errNoRoom) {
 		return nil // then there is no file
 	}
 	return err
@@ -129,8 +127,8 @@ func (a *addition) delegateAdd() error {
 // another ADD of the attachment has succeeded meanwhile.
 func (a *addition) delegateUndo() {
 	_, err := endpoint.Read(a.stateDir, a.id)
-	if a.host != nil && errors.Is(err, fs.ErrNotExist) {
-		_, err = a.host.LinkByName(a.id.HostLinkName())
+	if errors.Is(err, fs.ErrNotExist) {
+		_, err = a.work.Host.LinkByName(a.id.HostLinkName())
 	}
 	if errors.Is(err, device.ErrNotFound) {
 		err = a.ask(context.Background(), a.listed(), a.delegateArgs("DEL"))
@@ -159,7 +157,10 @@ func (a *addition) useDelegated() error {
 			return fmt.Errorf("ipam plugin %s gave two addresses of one family, and a pod has one of each", a.ipamType)
 		}
 		families[addr.Is4()] = true
-		a.addresses = append(a.addresses, addr)
+		if err := a.checkMTU(addr); err != nil {
+			return err
+		}
+		a.work.Addresses = append(a.work.Addresses, addr)
 	}
 	for _, r := range given.Routes {
 		if r != nil && toPrefix(&r.Dst).IsValid() {
@@ -167,7 +168,7 @@ func (a *addition) useDelegated() error {
 		}
 	}
 	a.resolv = given.DNS
-	return a.checkMTU()
+	return nil
 }
 
 // ask executes an ipam plugin for an operation without a result.

@@ -79,6 +79,8 @@ func TestDelegatedIPAM(t *testing.T) {
 	d.asked() // the same result without asking again
 	d.ok("CHECK", p, prevResult(t, r))
 	d.asked("CHECK")
+	d.must(m.Delete(key))
+	d.refused(codeCheckFailed, "CHECK", p, prevResult(t, r), "destinations entry of 172.20.3.4")
 	d.ok("DEL", p, nil)
 	d.asked("DEL")
 	d.unchanged(d.before)
@@ -114,7 +116,7 @@ func TestDelegatedIPAMGetsItsAddressBack(t *testing.T) {
 func TestDelegatedIPAMAfterAKill(t *testing.T) {
 	d := newDelegating(t)
 	d.answer("172.20.3.4/16")
-	for _, step := range []string{"pod", "map"} {
+	for _, step := range []string{"pod", "endpoint entry"} {
 		p := d.newPod()
 		d.killed(p, step)
 		d.add(p, nil) // in spite of what the killed one left

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
-	"github.com/containernetworking/cni/pkg/skel"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -16,16 +15,7 @@ import (
 )
 
 // gc is GC: whatever of this network is not in the runtime's list is released, and what killed calls have left.
-func (p *plugin) gc(args *skel.CmdArgs) error {
-	c, done, err := p.begin("GC", args)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return c.finish(c.collect())
-}
-
-func (c *call) collect() error {
+func (c *call) gc() error {
 	valid, err := c.validAttachments()
 	if err != nil {
 		return err
@@ -120,13 +110,7 @@ func (c *call) collectOwn(valid map[endpoint.ID]bool) (map[endpoint.ID]giver, er
 
 // collectOne releases a stale endpoint.
 func (c *call) collectOne(ctx context.Context, id endpoint.ID) (giver, error) {
-	by := giver{ipam: endpoint.HostLocal} // without a state file it was found in the store
-	e, err := endpoint.Read(c.stateDir, id)
-	if err == nil {
-		by, err = c.giverOf(e)
-	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, endpoint.ErrUnreadable) {
-		err = nil
-	}
+	by, err := c.findGiver(id)
 	if err != nil {
 		return by, err
 	}

@@ -11,6 +11,11 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
+// gateway is the pods' next hop.
+var gateway = netip.MustParseAddr("169.254.1.1")
+
+func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
 // eventually waits for what the kernel does in its own time.
 func (w *world) eventually(what string, is func() bool) {
 	w.t.Helper()

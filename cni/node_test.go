@@ -300,9 +300,9 @@ func BenchmarkAddDel(b *testing.B) {
 			var adding time.Duration
 			for b.Loop() {
 				start := time.Now()
-				w.must(pl.add(args))
+				w.must(pl.funcs().Add(args))
 				adding += time.Since(start)
-				w.must(pl.del(args))
+				w.must(pl.funcs().Del(args))
 			}
 			b.ReportMetric(float64(adding.Microseconds())/float64(b.N), "µs/ADD")
 		})

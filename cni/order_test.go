@@ -23,20 +23,20 @@ func TestOrderOfAdd(t *testing.T) {
 			w := newWorld(t)
 			w.conf["attach"] = mode
 			before := w.everything()
-			names := stepNames()
+			names, _ := w.steps()
 			for i, step := range names {
 				p := w.newPod()
 				w.killed(p, step)
 				done := func(name string) bool { return slices.Index(names, name) < i }
 				for what, is := range map[string]struct{ got, want bool }{
 					"address used":    {len(w.used()) > 0, done("address")},
-					"link exists":     {w.hostLink(p).exists, done("veth")},
-					"attached":        {w.hostLink(p).mode == attach.Mode(mode), done("attach")},
-					"devices entry":   {len(entriesOf(w, devices.Open, devices.Name)) > 0, done("device")},
-					"link up":         {w.hostLink(p).up, done("up")},
+					"link exists":     {w.hostLink(p).exists, done("link")},
+					"attached":        {w.hostLink(p).mode == attach.Mode(mode), done("program")},
+					"devices entry":   {len(entriesOf(w, devices.Open, devices.Name)) > 0, done("device entry")},
+					"link up":         {w.hostLink(p).up, done("link state")},
 					"route":           {slices.ContainsFunc(w.everything(), isRoute), done("route")},
-					"state file":      {w.hasState(p), done("state")},
-					"endpoints entry": {len(entriesOf(w, endpoints.Open, endpoints.Name)) > 0, done("map")},
+					"state file":      {w.hasState(p), done("state file")},
+					"endpoints entry": {len(entriesOf(w, endpoints.Open, endpoints.Name)) > 0, done("endpoint entry")},
 				} {
 					if is.got != is.want {
 						t.Errorf("before %q: %s is %v, want %v", step, what, is.got, is.want)

@@ -57,13 +57,27 @@ type plugin struct {
 	stdout, stderr io.Writer
 	wait           time.Duration // for locks
 	delegateWait   time.Duration // for another ipam plugin
-	// step, when it is not nil, is called with the name of each step of ADD, and with "release " and the name of each
-	// part of a release, before it is done. An error of it is the step's.
+	// step is for tests, see endpoint.Releaser; ADD's last one is "result".
 	step func(name string) error
 }
 
 func (p *plugin) funcs() skel.CNIFuncs {
-	return skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status}
+	return skel.CNIFuncs{
+		Add: p.verb("ADD", (*call).add), Del: p.verb("DEL", (*call).del), Check: p.verb("CHECK", (*call).check),
+		GC: p.verb("GC", (*call).gc), Status: p.verb("STATUS", (*call).status),
+	}
+}
+
+// verb is an operation as the library calls it.
+func (p *plugin) verb(name string, do func(*call) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) error {
+		c, done, err := p.begin(name, args)
+		if err != nil {
+			return err
+		}
+		defer done()
+		return c.finish(do(c))
+	}
 }
 
 // call is one call of the plugin: its parameters, checked, and its tools.
@@ -112,7 +126,7 @@ func (c *call) finish(err error) error {
 	if coded, ok := errors.AsType[*types.Error](err); ok {
 		return types.NewError(coded.Code, withoutDetails(err, coded), coded.Details)
 	}
-	if errors.Is(err, bpffs.ErrLocked) || errors.Is(err, errNoDataplane) {
+	if errors.Is(err, bpffs.ErrLocked) || errors.Is(err, endpoint.ErrNoDataplane) {
 		return types.NewError(types.ErrTryAgainLater, err.Error(), "")
 	}
 	return types.NewError(types.ErrInternal, err.Error(), "")
@@ -145,7 +159,7 @@ func (c *call) shared(fn func(context.Context) error) error {
 	defer cancel()
 	node, err := bpffs.Shared(ctx, c.stateDir, c.verb)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: no state directory: %w", errNoDataplane, err)
+		return fmt.Errorf("%w: no state directory: %w", endpoint.ErrNoDataplane, err)
 	}
 	if err != nil {
 		return lockError(err)
@@ -168,11 +182,7 @@ func lockError(err error) error {
 
 // releaser takes endpoints away; their addresses rest as the configuration says.
 func (c *call) releaser() endpoint.Releaser {
-	r := endpoint.Releaser{StateDir: c.stateDir, Pins: c.pins, Quarantine: c.quarantine, Log: c.log}
-	if c.step != nil {
-		r.Before = func(part string) error { return c.step("release " + part) }
-	}
-	return r
+	return endpoint.Releaser{StateDir: c.stateDir, Pins: c.pins, Quarantine: c.quarantine, Log: c.log, Step: c.step}
 }
 
 // openNetNS opens the pod's namespace and refuses the node's own.

@@ -14,23 +14,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// clearRemnants takes away what a killed ADD of this attachment has left; repeat has made sure that it is no more.
-func (a *addition) clearRemnants(ctx context.Context) error {
-	_, err := a.host.LinkByName(a.id.HostLinkName())
-	if errors.Is(err, device.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return a.release(ctx, "link of an earlier ADD that never ended")
-}
-
-func (a *addition) release(ctx context.Context, why string) error {
-	a.log.Warn("releasing what is left of the attachment first", "reason", why)
-	return a.releaser().ReleaseLocked(ctx, a.id, a.network)
-}
-
 // repeat answers an ADD for an attachment that exists: with the same result when it is complete and in the same
 // namespace, else with an error. One that is known to be half made or half gone is released, and ADD goes on.
 func (a *addition) repeat(ctx context.Context) (bool, error) {
@@ -43,23 +26,20 @@ func (a *addition) repeat(ctx context.Context) (bool, error) {
 	case e.Releasing:
 		return false, a.releaseRest(ctx, e, "an earlier DEL never ended")
 	}
-	if err := a.openDataplane(); err != nil {
+	if err := a.work.Ready(a.attach); err != nil {
 		return false, err
 	}
-	ns, err := inode(a.netns)
-	if err != nil {
-		return false, err
-	}
-	if e.NetNSInode != ns || e.Network != a.network {
+	if e.NetNSInode != a.work.NetNSInode || e.Network != a.network {
 		return false, a.exists(fmt.Sprintf("in network %s and namespace %s", e.Network, e.NetNS))
 	}
-	gap, err := a.plane.missing(a.host, e)
+	there := endpoint.Work{Node: a.work.Node, Endpoint: e}
+	gap, err := there.Gap()
 	if err != nil {
 		return false, err
 	}
 	if gap != "" {
-		if err := a.checkFree(e.Addresses, e.HostIndex); err != nil {
-			return false, err
+		if err := there.CheckFree(); err != nil {
+			return false, a.refusal(err)
 		}
 		return false, a.releaseRest(ctx, e, gap)
 	}
@@ -68,7 +48,7 @@ func (a *addition) repeat(ctx context.Context) (bool, error) {
 		return false, a.exists("and the result of its ADD is unreadable: " + err.Error())
 	}
 	a.log.Info("endpoint exists already, same result")
-	return true, a.printResult(ctx)
+	return true, a.printResult()
 }
 
 func (a *addition) exists(how string) error {
@@ -78,18 +58,18 @@ func (a *addition) exists(how string) error {
 // refuseRunning refuses an attachment that is complete although its state can't be read, for that reason: its pod may
 // be running. One that is not complete is what a killed ADD has left.
 func (a *addition) refuseRunning(reason error) error {
-	l, err := a.host.LinkByName(a.id.HostLinkName())
+	l, err := a.work.Host.LinkByName(a.id.HostLinkName())
 	if errors.Is(err, device.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := a.openDataplane(); err != nil {
+	if err := a.work.Ready(a.attach); err != nil {
 		return err
 	}
-	complete, err := a.plane.leadsTo(l.Index)
-	if err == nil && complete {
+	complete, err := a.work.ByLink()
+	if len(complete[l.Index]) > 0 {
 		return a.exists("without its state: " + reason.Error())
 	}
 	return err
@@ -105,5 +85,6 @@ func (a *addition) releaseRest(ctx context.Context, e endpoint.Endpoint, why str
 	if !by.hostLocal() && by.ipam != a.ipamType {
 		return a.exists(fmt.Sprintf("in part (%s), with addresses of ipam plugin %s", why, by.ipam))
 	}
-	return a.release(ctx, why)
+	a.log.Warn("releasing what is left of the attachment first", "reason", why)
+	return a.releaser().ReleaseLocked(ctx, a.id, a.network)
 }

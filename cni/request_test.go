@@ -133,7 +133,7 @@ func TestRoutesAndResolver(t *testing.T) {
 	w.must(err)
 	got := map[string]device.Route{}
 	for _, r := range routes {
-		if r.Gateway == gatewayIPv4 {
+		if r.Gateway == gateway {
 			got[r.Dst.String()] = r
 		}
 	}

@@ -1,8 +1,6 @@
 package cni
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -11,16 +9,19 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
 // makeResult describes the attachment: the host's end, the pod's end, an address of each family.
 func (a *addition) makeResult() *current.Result {
-	pod := 1
+	w, pod := &a.work, 1
 	r := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
 		Interfaces: []*current.Interface{
-			{Name: a.hostLink.Name, Mac: a.hostMAC.String(), Mtu: a.mtu},
-			{Name: a.id.IfName, Mac: a.podMAC.String(), Mtu: a.mtu, Sandbox: a.args.Netns},
+			{Name: w.HostName, Mac: w.HostMAC.String(), Mtu: w.MTU},
+			{Name: w.IfName, Mac: w.PodMAC.String(), Mtu: w.MTU, Sandbox: w.NetNS},
 		},
 		Routes: a.podRoutes(),
 		DNS:    a.dns,
@@ -28,37 +29,59 @@ func (a *addition) makeResult() *current.Result {
 	if !a.resolv.IsEmpty() {
 		r.DNS = a.resolv
 	}
-	for _, addr := range a.addresses {
+	for _, addr := range w.Addresses {
 		r.IPs = append(r.IPs, &current.IPConfig{
-			Interface: &pod, Gateway: gateway(addr).AsSlice(),
+			Interface: &pod, Gateway: endpoint.Gateway(addr).AsSlice(),
 			Address: net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
 		})
 	}
 	return r
 }
 
-// encodeResult is the result in the version of the specification that the runtime speaks.
-func (a *addition) encodeResult() ([]byte, error) {
-	if a.result == nil {
-		a.result = a.makeResult()
+// podRoutes are the routes that are asked for or, without any, a default route for each family. All lead to the one
+// gateway there is.
+func (a *addition) podRoutes() []*types.Route {
+	var out []*types.Route
+	for _, addr := range a.work.Addresses {
+		asked := a.routes
+		if len(asked) == 0 {
+			zero := netip.IPv4Unspecified()
+			if addr.Is6() {
+				zero = netip.IPv6Unspecified()
+			}
+			asked = []*types.Route{{Dst: net.IPNet{IP: zero.AsSlice(), Mask: net.CIDRMask(0, zero.BitLen())}}}
+		}
+		for _, r := range asked {
+			if (r.Dst.IP.To4() != nil) != addr.Is4() {
+				continue
+			}
+			gateway := endpoint.Gateway(addr)
+			if r.GW != nil && toAddr(r.GW) != gateway {
+				a.log.Warn("gateway of a route ignored", "dst", r.Dst.String(), "gateway", r.GW, "used", gateway)
+			}
+			way := r.Copy()
+			way.GW = gateway.AsSlice()
+			out = append(out, way)
+		}
 	}
-	r, err := a.result.GetAsVersion(a.version)
-	if err != nil {
-		return nil, fmt.Errorf("convert result to version %s: %w", a.version, err)
-	}
-	var out bytes.Buffer
-	if err := r.PrintTo(&out); err != nil {
-		return nil, fmt.Errorf("encode result: %w", err)
-	}
-	return out.Bytes(), nil
+	return out
 }
 
-func (a *addition) printResult(context.Context) error {
-	out, err := a.encodeResult()
-	if err != nil {
-		return err
+func toRoute(r *types.Route) device.Route {
+	way := device.Route{Dst: toPrefix(&r.Dst), Gateway: toAddr(r.GW), Priority: r.Priority, MTU: r.MTU, AdvMSS: r.AdvMSS, Scope: r.Scope}
+	if r.Table != nil {
+		way.Table = *r.Table
 	}
-	if _, err := a.stdout.Write(out); err != nil {
+	return way
+}
+
+// printResult prints the result in the version of the specification that the runtime speaks.
+func (a *addition) printResult() error {
+	r, err := a.result.GetAsVersion(a.version)
+	if err != nil {
+		return fmt.Errorf("convert result to version %s: %w", a.version, err)
+	}
+	if err := r.PrintTo(a.stdout); err != nil {
 		return fmt.Errorf("print result: %w", err)
 	}
 	return nil

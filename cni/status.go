@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -13,18 +12,12 @@ import (
 
 // status is STATUS: would an ADD succeed now? Whether the agent is alive does not matter. That all addresses are in
 // use is not reported either: runtimes make the whole node unready for it, and its pods are moved away.
-func (p *plugin) status(args *skel.CmdArgs) error {
-	c, done, err := p.begin("STATUS", args)
-	if err != nil {
+func (c *call) status() error {
+	err := c.ready()
+	if _, coded := errors.AsType[*types.Error](err); err == nil || coded {
 		return err
 	}
-	defer done()
-	err = c.ready()
-	var coded *types.Error
-	if err != nil && !errors.As(err, &coded) {
-		err = types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
-	}
-	return c.finish(err)
+	return types.NewError(types.ErrPluginNotAvailable, err.Error(), "")
 }
 
 func (c *call) ready() error {
@@ -53,9 +46,10 @@ func (c *call) dataplaneReady() error {
 		return err
 	}
 	defer l.Release()
-	d, err := openDataplane(c.pins)
-	if err == nil {
-		d.close()
+	n, err := c.releaser().Open()
+	if err != nil {
+		return err
 	}
-	return err
+	defer n.Close()
+	return n.Ready(c.attach)
 }

@@ -22,7 +22,7 @@ func (r *reconciler) breakEntry(t *testing.T, e endpoint.Endpoint) (repaired fun
 	}
 	return func() bool {
 		have, err := r.dp.Maps.Endpoints.Get(key)
-		return err == nil && have == endpointValue(e)
+		return err == nil && have == e.Entry()
 	}
 }
 

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -28,7 +29,7 @@ func rivals(t *testing.T, address string) (r *reconciler, first, second endpoint
 		}
 	}
 	key := endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}
-	if err := r.dp.Maps.Endpoints.Put(key, endpointValue(second)); err != nil {
+	if err := r.dp.Maps.Endpoints.Put(key, second.Entry()); err != nil {
 		t.Fatal(err)
 	}
 	return r, first, second, log
@@ -108,8 +109,9 @@ func TestHolderIsNamedFromTheView(t *testing.T) {
 	if err := endpoint.Remove(r.cfg.State, second.ID); err != nil {
 		t.Fatal(err)
 	}
-	if who, err := r.holder(first, first.Addresses[0]); err != nil || who != second.Name() {
-		t.Errorf("the holder is %q, error %v; want %q", who, err, second.Name())
+	err := r.holder(r.work(first), first.Addresses[0])
+	if taken, ok := errors.AsType[*endpoint.TakenError](err); !ok || taken.Holder != second.Name() {
+		t.Errorf("the holder is %v; want %q", err, second.Name())
 	}
 }
 
@@ -119,7 +121,7 @@ func TestTheOlderPodKeepsAnAddress(t *testing.T) {
 	if err := r.dp.Maps.Endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.host.ReplaceRoute(r.podRoute(second, second.Addresses[0])); err != nil {
+	if err := r.host.ReplaceRoute(r.work(second).Route(second.Addresses[0])); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
@@ -155,7 +157,13 @@ func TestRouteOfSomebodyElse(t *testing.T) {
 					t.Errorf("the metric says %v, want 0", got)
 				}
 			}
-			if n := len(r.view.podRoutes[netip.MustParsePrefix(podRoute)]); n != left {
+			n := 0
+			for _, way := range r.view.routes {
+				if way.Dst.String() == podRoute {
+					n++
+				}
+			}
+			if n != left {
 				t.Errorf("%d routes to the pod are left, want %d", n, left)
 			}
 			if n, want := strings.Count(log.String(), "endpoint repaired"), 2-left; n != want || strings.Contains(log.String(), "taken by") {

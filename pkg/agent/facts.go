@@ -2,7 +2,6 @@ package agent
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -19,14 +18,9 @@ type view struct {
 	addresses []device.Address
 	local     []netip.Prefix
 	routes    []device.Route
-	// podRoutes are those of routes that lead to one address.
-	podRoutes map[netip.Prefix][]device.Route
+	// podRoutes are those of routes that lead to one address, by their link.
+	podRoutes map[int][]device.Route
 	endpoints []endpoint.Endpoint
-	// claims are the endpoints with a link by their addresses: more than one of an
-	// address that two pods have.
-	claims map[netip.Addr][]endpoint.Endpoint
-	// owners are the endpoints with a link by its index, those too whose release has begun.
-	owners map[int]endpoint.Endpoint
 	// incomplete says of which endpoints the state can't be read; nil: of none.
 	incomplete error
 	uplinks    []plan.Link
@@ -38,18 +32,13 @@ type view struct {
 	rules     []device.Rule
 	policies  []device.Policy
 	broadcast []netip.Prefix
-	// neighbours are the permanent ones.
-	neighbours map[neighbour]net.HardwareAddr
-}
-
-type neighbour struct {
-	index int
-	addr  netip.Addr
+	// neighbours are those of each link.
+	neighbours map[int][]device.Neighbour
 }
 
 // look lists everything anew.
 func look(host *device.Handle, stateDir string, named []string) (*view, error) {
-	v := &view{links: map[int]device.Link{}, neighbours: map[neighbour]net.HardwareAddr{}}
+	v := &view{links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}, neighbours: map[int][]device.Neighbour{}}
 	// The state files first: what they tell of was there before they were written.
 	// An endpoint whose file is broken is not repaired; the others are.
 	v.endpoints, v.incomplete = endpoint.List(stateDir)
@@ -72,41 +61,20 @@ func look(host *device.Handle, stateDir string, named []string) (*view, error) {
 	if err := v.lookAtRoutes(host); err != nil {
 		return nil, err
 	}
-	v.index()
 	neighbours, err := host.Neighbours(0)
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range neighbours {
-		if n.Permanent {
-			v.neighbours[neighbour{n.Index, n.Addr}] = n.MAC
+		v.neighbours[n.Index] = append(v.neighbours[n.Index], n)
+	}
+	for _, r := range v.routes {
+		if r.Dst.IsSingleIP() {
+			v.podRoutes[r.Index] = append(v.podRoutes[r.Index], r)
 		}
 	}
 	v.uplinks = v.findUplinks(named)
 	return v, nil
-}
-
-// index sorts what is asked for by address or link.
-func (v *view) index() {
-	v.podRoutes, v.claims = map[netip.Prefix][]device.Route{}, map[netip.Addr][]endpoint.Endpoint{}
-	v.owners = map[int]endpoint.Endpoint{}
-	for _, r := range v.routes {
-		if r.Dst.IsSingleIP() {
-			v.podRoutes[r.Dst] = append(v.podRoutes[r.Dst], r)
-		}
-	}
-	for _, e := range v.endpoints {
-		if v.links[e.HostIndex].Name != e.HostName {
-			continue
-		}
-		v.owners[e.HostIndex] = e
-		if e.Releasing {
-			continue
-		}
-		for _, a := range e.Addresses {
-			v.claims[a] = append(v.claims[a], e)
-		}
-	}
 }
 
 // lookAtRoutes lists what decides on packets' ways.

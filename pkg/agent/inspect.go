@@ -65,7 +65,10 @@ func (r *reconciler) inspectUplink(index int, name string) error {
 
 func (r *reconciler) podDetached() bool {
 	for _, e := range r.view.endpoints {
-		if l := r.view.links[e.HostIndex]; l.Name == e.HostName && !e.Releasing && !r.attachedTo(e.HostIndex) {
+		if l := r.view.links[e.HostIndex]; l.Name != e.HostName || e.Releasing {
+			continue
+		}
+		if ok, err := r.dp.Attached(e.HostIndex, attach.FromPod); !ok && err == nil { // what can't be told is no reason
 			return true
 		}
 	}

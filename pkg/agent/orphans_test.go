@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -33,13 +35,13 @@ func orphan(t *testing.T, r *reconciler) endpoint.Endpoint {
 	}
 	e := endpoint.Endpoint{
 		ID: id, Network: install.Network, NetNS: filepath.Join(t.TempDir(), "netns"), NetNSInode: 7,
-		HostName: id.HostLinkName(), HostIndex: 4242, Addresses: []netip.Addr{got[0].Address.Addr()}, IPAM: endpoint.HostLocal,
+		HostName: id.HostLinkName(), HostIndex: 4242, Addresses: []netip.Addr{got[0]}, IPAM: endpoint.HostLocal,
 	}
 	if err := endpoint.Write(r.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
 	key := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
-	if err := r.dp.Maps.Endpoints.Put(key, endpointValue(e)); err != nil {
+	if err := r.dp.Maps.Endpoints.Put(key, e.Entry()); err != nil {
 		t.Fatal(err)
 	}
 	return e
@@ -86,11 +88,11 @@ func linkless(t *testing.T, r *reconciler) endpoint.Endpoint {
 	if err := os.WriteFile(e.NetNS, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	info, err := os.Stat(e.NetNS)
-	if err != nil {
+	var st unix.Stat_t
+	if err := unix.Stat(e.NetNS, &st); err != nil {
 		t.Fatal(err)
 	}
-	e.NetNSInode = inodeOf(info)
+	e.NetNSInode = st.Ino
 	if err := endpoint.Write(r.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}

@@ -8,14 +8,17 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
@@ -91,8 +94,8 @@ func (r *reconciler) assertWhole(t *testing.T, e endpoint.Endpoint) {
 		t.Fatal(err)
 	}
 	r.view = v
-	for _, f := range r.damage(e, r.holders(e)) {
-		t.Errorf("the %s is not repaired", f.what)
+	for _, what := range r.work(e).Damage() {
+		t.Errorf("the %s is not repaired", what)
 	}
 }
 
@@ -165,8 +168,8 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 func TestEndpointIsRepaired(t *testing.T) {
 	r, e := withPod(t)
 	entry := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
-	device := devices.Key{Ifindex: uint32(e.HostIndex)}
-	wrong := endpointValue(e)
+	dev := devices.Key{Ifindex: uint32(e.HostIndex)}
+	wrong := e.Entry()
 	wrong.PodMAC = wire.MAC{1, 2, 3}
 	for what, do := range map[string]func() error{
 		"neighbour":         func() error { return r.host.DeleteNeighbour(e.HostIndex, e.Addresses[0]) },
@@ -174,12 +177,22 @@ func TestEndpointIsRepaired(t *testing.T) {
 		"Ethernet address":  func() error { return r.host.SetMAC(e.HostIndex, net.HardwareAddr{2, 1, 2, 3, 4, 5}) },
 		"link state":        func() error { return r.host.SetDown(e.HostIndex) },
 		"route": func() error {
-			return r.host.DeleteRoute(r.podRoute(e, e.Addresses[0]))
+			return r.host.DeleteRoute(r.work(e).Route(e.Addresses[0]))
+		},
+		"route's source": func() error {
+			way := r.work(e).Route(e.Addresses[0])
+			way.Source = netip.Addr{}
+			return r.host.ReplaceRoute(way)
+		},
+		"program": func() error { return r.dp.Detach(e.HostIndex, attach.FromPod) },
+		"sysctl": func() error {
+			_, err := r.sysctls.Set(forwardingOf(e.HostName), "0")
+			return err
 		},
 		"no endpoint entry":    func() error { return r.dp.Maps.Endpoints.Delete(entry) },
 		"wrong endpoint entry": func() error { return r.dp.Maps.Endpoints.Put(entry, wrong) },
-		"no device entry":      func() error { return r.dp.Maps.Devices.Delete(device) },
-		"empty device entry":   func() error { return r.dp.Maps.Devices.Put(device, devices.Value{}) },
+		"no device entry":      func() error { return r.dp.Maps.Devices.Delete(dev) },
+		"empty device entry":   func() error { return r.dp.Maps.Devices.Put(dev, devices.Value{}) },
 	} {
 		if err := do(); err != nil {
 			t.Fatalf("%s: %v", what, err)
@@ -190,14 +203,38 @@ func TestEndpointIsRepaired(t *testing.T) {
 		if mac := r.view.links[e.HostIndex].MAC; !bytes.Equal(mac, e.HostMAC[:]) {
 			t.Errorf("%s: the link's address is %s, want %s", what, mac, e.HostMAC)
 		}
-		if mac := r.view.neighbours[neighbour{e.HostIndex, e.Addresses[0]}]; !bytes.Equal(mac, e.PodMAC[:]) {
-			t.Errorf("%s: the pod's neighbour is %s, want %s", what, mac, e.PodMAC)
+		if have := r.view.neighbours[e.HostIndex]; !slices.ContainsFunc(have, func(n device.Neighbour) bool { return n.Is(e.Addresses[0], e.PodMAC[:]) }) {
+			t.Errorf("%s: the pod's neighbours are %v, want %s", what, have, e.PodMAC)
 		}
-		if have, err := r.dp.Maps.Endpoints.Get(entry); have != endpointValue(e) {
+		if have, err := r.dp.Maps.Endpoints.Get(entry); have != e.Entry() {
 			t.Errorf("%s: the endpoints entry is %+v, error %v", what, have, err)
 		}
-		if have, err := r.dp.Maps.Devices.Get(device); have.IPv4 != entry.Address || have.PodMAC != e.PodMAC {
+		if have, err := r.dp.Maps.Devices.Get(dev); have.IPv4 != entry.Address || have.PodMAC != e.PodMAC {
 			t.Errorf("%s: the devices entry is %+v, error %v", what, have, err)
+		}
+	}
+}
+
+// What ADD makes of a pod of both families, a repair makes of it: addresses outside the podCIDR too.
+func TestEndpointOfBothFamiliesIsRepaired(t *testing.T) {
+	r, e := withPod(t)
+	e.Addresses = append(e.Addresses, netip.MustParseAddr("fd00:9::9"))
+	if err := endpoint.Write(r.cfg.State, e); err != nil {
+		t.Fatal(err)
+	}
+	forwarding := "net/ipv6/conf/" + e.HostName + "/forwarding"
+	if _, err := r.sysctls.Set(forwarding, "0"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		r.pass(t.Context())
+		r.assertReady(t)
+		r.assertWhole(t, e)
+		if have, err := r.sysctls.Get(forwarding); have != "1" {
+			t.Errorf("%s is %q, error %v", forwarding, have, err)
+		}
+		if v, ok := r.destination(t, "fd00:9::9/128"); !ok || v.Kind != destinations.Local {
+			t.Errorf("the destinations entry is %+v, %v", v, ok)
 		}
 	}
 }
@@ -215,7 +252,9 @@ func TestRepairedDeviceKeepsItsCounters(t *testing.T) {
 		t.Errorf("%d packets, %d bytes, error %v; want what was counted before or more", have.Packets, have.Bytes, err)
 	}
 	counted.Packets, counted.Bytes = have.Packets, have.Bytes // the pod's kernel goes on asking for routers
-	if have != deviceValue(e, counted) {
+	counted.PodMAC, counted.HostMAC = e.PodMAC, e.HostMAC
+	counted.SetAddresses(e.Addresses)
+	if have != counted {
 		t.Errorf("the entry is %+v, error %v", have, err)
 	}
 }
@@ -250,7 +289,7 @@ func TestRepairsOfManyAreToldInOneLine(t *testing.T) {
 		t.Errorf("many were repaired:\n%s", told)
 	}
 	log.Reset()
-	if err := r.host.DeleteRoute(r.podRoute(last, last.Addresses[0])); err != nil {
+	if err := r.host.DeleteRoute(r.work(last).Route(last.Addresses[0])); err != nil {
 		t.Fatal(err)
 	}
 	r.pass(t.Context())

@@ -17,7 +17,6 @@ const (
 )
 
 func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
-func rpFilterOf(link string) string   { return "net/ipv4/conf/" + link + "/rp_filter" }
 
 // sysctls holds the few settings that the dataplane needs.
 type sysctls struct {
@@ -56,23 +55,6 @@ func (s sysctls) holdForwarding(uplinks []string) error {
 	errs := []error{s.hold(ipForward, "1")}
 	for _, name := range uplinks {
 		if err := s.hold(forwardingOf(name), "1"); !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// podSysctls are the settings of a pod's host-side link: forwarded, and the pod kept to its own address by the kernel too.
-func podSysctls(link string) map[string]string {
-	return map[string]string{rpFilterOf(link): "1", forwardingOf(link): "1"}
-}
-
-// holdPod makes the settings of a pod's host-side link what the plugin made
-// them: a service manager that applies its own to every interface undoes that.
-func (s sysctls) holdPod(link string) error {
-	var errs []error
-	for name, value := range podSysctls(link) {
-		if _, err := s.Set(name, value); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}

@@ -1,16 +1,16 @@
 package endpoint
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
+
+// An address may be another pod's already: of a second list with the same range, or given by an ipam plugin that knows
+// nothing of ours. Who has it keeps it.
 
 // TakenError is returned for an address that is somebody else's.
 type TakenError struct {
@@ -23,70 +23,74 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("address %s is taken by %s", e.Address, e.Holder)
 }
 
-// Claimer writes entries of the endpoints map, and none in place of one that leads to a link that exists.
-type Claimer struct {
-	StateDir  string
-	Host      *device.Handle
-	Endpoints *endpoints.Map
+// CheckFree fails with a *TakenError when an address of the endpoint is somebody else's. That they still are free when
+// they are written, the routes and the entries see to.
+func (w *Work) CheckFree() error {
+	for _, a := range w.Addresses {
+		if err := w.free(a); err != nil {
+			return err
+		}
+		v, err := lookUp(w.Destinations, destinations.KeyFrom(whole(a)))
+		if err != nil {
+			return err
+		}
+		holders := map[destinations.Kind]string{destinations.Host: "this node itself", destinations.Node: "another node"}
+		if holder, bad := holders[v.Kind]; bad {
+			return &TakenError{Address: a, Holder: holder}
+		}
+	}
+	return nil
 }
 
-// Claim makes the address lead to v's link. It fails with a *TakenError when it leads to another link that exists.
-// Waiting for other claims of the address ends with ctx.
-func (c Claimer) Claim(ctx context.Context, a netip.Addr, v endpoints.Value) error {
-	// No endpoint has this name. Of two that find a dead link in their way only one may take its place.
-	l, err := Acquire(ctx, c.StateDir, ID{IfName: a.String()})
+// free returns nil when the address leads to nothing that exists but the endpoint's link, else a *TakenError.
+func (w *Work) free(a netip.Addr) error {
+	owner, err := w.Owner(a)
+	if err != nil || owner == 0 || owner == w.HostIndex {
+		return err
+	}
+	return &TakenError{Address: a, Holder: w.holder(owner)}
+}
+
+// Owner is the index of the link that the address leads to; 0: it leads to none that exists.
+func (w *Work) Owner(a netip.Addr) (int, error) {
+	v, err := lookUp(w.Endpoints, entryKey(a))
+	if err != nil || v.Ifindex == 0 || int(v.Ifindex) == w.HostIndex {
+		return int(v.Ifindex), err
+	}
+	l, err := w.Host.LinkByIndex(int(v.Ifindex))
+	if errors.Is(err, device.ErrNotFound) {
+		return 0, nil
+	}
+	return l.Index, err
+}
+
+// routeTaken says whose route stands where the pod's should.
+func (w *Work) routeTaken(a netip.Addr) error {
+	r, _, err := w.Host.RouteTo(whole(a))
 	if err != nil {
 		return err
 	}
-	defer l.Release()
-	key := endpoints.Key{Address: wire.AddrFrom(a)}
-	if err := c.Endpoints.Insert(key, v); !errors.Is(err, typed.ErrKeyExist) {
-		return err
+	holder := fmt.Sprintf("a route of protocol %d that leads nowhere", r.Protocol)
+	if r.Index != 0 {
+		holder = fmt.Sprintf("a route (protocol %d) over %s", r.Protocol, w.holder(r.Index))
 	}
-	if err := c.Free(a, int(v.Ifindex)); err != nil {
-		return err
-	}
-	return c.Endpoints.Put(key, v)
+	return &TakenError{Address: a, Holder: holder}
 }
 
-// Free returns nil when the address leads to nothing that exists but the link of that index, else a *TakenError.
-func (c Claimer) Free(a netip.Addr, index int) error {
-	other, err := c.Other(a, index)
-	if err != nil || other == 0 {
-		return err
-	}
-	return &TakenError{Address: a, Holder: c.Name(other)}
+// holder reads every state file.
+func (n *Node) holder(index int) string {
+	list, _ := List(n.StateDir) // those that can't be read can't be named
+	return Holder(index, list, n.Host)
 }
 
-// Other is the index of the link that the address leads to, when it exists and is another than that of the index given;
-// else 0.
-func (c Claimer) Other(a netip.Addr, index int) (int, error) {
-	v, err := c.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
-	if errors.Is(err, typed.ErrKeyNotExist) || err == nil && int(v.Ifindex) == index {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	_, err = c.Host.LinkByIndex(int(v.Ifindex))
-	switch {
-	case errors.Is(err, device.ErrNotFound):
-		return 0, nil
-	case err != nil:
-		return 0, err
-	}
-	return int(v.Ifindex), nil
-}
-
-// Name says in words whose link that is. It reads every state file.
-func (c Claimer) Name(index int) string {
-	list, _ := List(c.StateDir) // those that can't be read can't be named
-	for _, e := range list {
+// Holder says in words whose link that is, one of these endpoints' or nobody's.
+func Holder(index int, all []Endpoint, host *device.Handle) string {
+	for _, e := range all {
 		if e.HostIndex == index {
 			return e.Name()
 		}
 	}
-	l, err := c.Host.LinkByIndex(index)
+	l, err := host.LinkByIndex(index)
 	if err != nil {
 		return fmt.Sprintf("link %d", index)
 	}

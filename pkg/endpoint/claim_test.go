@@ -26,13 +26,14 @@ func TestClaim(t *testing.T) {
 	host, err := device.Open()
 	must(t, err)
 	defer host.Close()
-	c := Claimer{StateDir: t.TempDir(), Host: host, Endpoints: m}
+	n := &Node{Releaser: Releaser{StateDir: t.TempDir()}, Host: host, Tables: Tables{Endpoints: m}}
 	lo, err := net.InterfaceByName("lo")
 	must(t, err)
 
 	a := netip.MustParseAddr("10.9.0.9")
 	claim := func(index int, mac byte) error {
-		return c.Claim(context.Background(), a, endpoints.Value{Ifindex: uint32(index), PodMAC: wire.MAC{mac}})
+		w := &Work{Node: n, Endpoint: Endpoint{HostIndex: index, PodMAC: wire.MAC{mac}}, ctx: context.Background()}
+		return w.claim(a)
 	}
 	expect := func(index int, mac byte) {
 		t.Helper()
@@ -53,7 +54,7 @@ func TestClaim(t *testing.T) {
 	expect(lo.Index, 3)
 	e := example()
 	e.HostIndex, e.Pod = lo.Index, "shop/web"
-	must(t, Write(c.StateDir, e))
+	must(t, Write(n.StateDir, e))
 	if err := claim(4242, 4); err == nil || !strings.Contains(err.Error(), "pod shop/web (interface eth0 of container abc, link "+e.HostName) {
 		t.Errorf("the holder is not named: %v", err)
 	}

@@ -24,11 +24,11 @@ type Lock struct {
 // Acquire locks one endpoint: a byte of one file, chosen by the endpoint's name, so that no file per endpoint is left
 // behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked and names those at work on this node's pods.
 func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
-	if err := os.MkdirAll(Dir(stateDir), 0o700); err != nil {
-		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
+	var f *os.File
+	err := os.MkdirAll(Dir(stateDir), 0o700)
+	if err == nil {
+		f, err = os.OpenFile(filepath.Join(Dir(stateDir), ".lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	}
-	name := filepath.Join(Dir(stateDir), ".lock")
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock endpoint %s: %w", id, err)
 	}

@@ -134,18 +134,17 @@ func linkOfFile(name string) (string, bool) {
 // Write makes the endpoint's file hold e, by rename: a reader sees the old content or the new. Nothing is synced to a disk:
 // what a state file describes dies with the boot.
 func Write(stateDir string, e Endpoint) error {
-	if err := e.Validate(); err != nil {
-		return fmt.Errorf("write endpoint state: %w", err)
-	}
 	content, err := json.MarshalIndent(e, "", "  ")
+	if err == nil {
+		err = e.Validate()
+	}
+	if err == nil {
+		err = os.MkdirAll(Dir(stateDir), 0o700)
+	}
+	if err == nil {
+		err = replaceFile(path(stateDir, e.ID), append(content, '\n'))
+	}
 	if err != nil {
-		return fmt.Errorf("encode endpoint state: %w", err)
-	}
-	if err := os.MkdirAll(Dir(stateDir), 0o700); err != nil {
-		return fmt.Errorf("write endpoint state: %w", err)
-	}
-	name := path(stateDir, e.ID)
-	if err := replaceFile(name, append(content, '\n')); err != nil {
 		return fmt.Errorf("write endpoint state: %w", err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,47 +20,44 @@ import (
 // map leads to it (then it is a complete endpoint whose file was lost). The caller holds bpffs.Exclusive: an ADD
 // that is under way looks just like one that was killed.
 func (r Releaser) Sweep(keep map[ID]bool) error {
-	host, err := device.Open()
+	n, err := r.Open()
 	if err != nil {
 		return fmt.Errorf("sweep: %w", err)
 	}
-	defer host.Close()
-	t, err := openTables(r.Pins)
-	if err != nil {
-		return fmt.Errorf("sweep: %w", err)
+	defer n.Close()
+	if err = n.openTables(false); err == nil {
+		err = errors.Join(n.sweepTemporary(), n.sweepLinks(keep), n.sweepDead(), n.sweepEndpoints())
 	}
-	defer t.close()
-	err = errors.Join(r.sweepTemporary(), r.sweepLinks(host, t, keep), r.sweepDead(host, t), r.sweepEndpoints(host, t))
 	if err != nil {
 		return fmt.Errorf("sweep: %w", err)
 	}
 	return nil
 }
 
-func (r Releaser) sweepTemporary() error {
-	files, err := os.ReadDir(Dir(r.StateDir))
+func (n *Node) sweepTemporary() error {
+	files, err := os.ReadDir(Dir(n.StateDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	var errs []error
 	for _, f := range files {
 		if strings.HasSuffix(f.Name(), suffix+tempSuffix) {
-			errs = append(errs, os.Remove(filepath.Join(Dir(r.StateDir), f.Name())))
+			errs = append(errs, os.Remove(filepath.Join(Dir(n.StateDir), f.Name())))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (r Releaser) sweepLinks(host *device.Handle, t *tables, keep map[ID]bool) error {
-	known, err := r.knownNames(keep)
+func (n *Node) sweepLinks(keep map[ID]bool) error {
+	known, err := n.knownNames(keep)
 	if err != nil {
 		return err
 	}
-	complete, err := t.endpointIndexes()
+	complete, err := n.ByLink()
 	if err != nil {
 		return err
 	}
-	links, err := host.Links()
+	links, err := n.links()
 	if err != nil {
 		return err
 	}
@@ -68,8 +66,8 @@ func (r Releaser) sweepLinks(host *device.Handle, t *tables, keep map[ID]bool) e
 		if l.Kind != "veth" || !IsHostLinkName(l.Name) || known[l.Name] || len(complete[l.Index]) > 0 {
 			continue
 		}
-		r.log().Info("orphaned link deleted", "link", l.Name, "ifindex", l.Index)
-		errs = append(errs, host.DeleteLink(l.Index))
+		n.log().Info("orphaned link deleted", "link", l.Name, "ifindex", l.Index)
+		errs = append(errs, n.Host.DeleteLink(l.Index))
 	}
 	return errors.Join(errs...)
 }
@@ -94,71 +92,72 @@ func (r Releaser) knownNames(keep map[ID]bool) (map[string]bool, error) {
 
 // sweepDead removes the pins and the devices entries of links that are gone. It may run beside an ADD: it lists them
 // before it lists the links, and an ADD makes its link first.
-func (r Releaser) sweepDead(host *device.Handle, t *tables) error {
-	pinned, err := pinnedIndexes(r.Pins)
+func (n *Node) sweepDead() error {
+	pinned, err := pinnedIndexes(n.Pins)
 	if err != nil {
 		return err
 	}
-	listed, err := t.deviceIndexes()
-	if err != nil {
-		return err
+	var listed []int
+	if n.Devices != nil {
+		for e, err := range n.Devices.All() {
+			if err != nil {
+				return err
+			}
+			listed = append(listed, int(e.Key.Ifindex))
+		}
 	}
-	alive, err := linkIndexes(host)
+	links, err := n.links()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, index := range listed {
-		if !alive[index] {
-			errs = append(errs, t.forgetDevice(index))
+		if _, there := links[index]; !there {
+			errs = append(errs, n.forgetDevice(index))
 		}
 	}
 	for _, index := range pinned {
-		if !alive[index] {
-			r.log().Info("program of a link that is gone unpinned", "ifindex", index)
-			errs = append(errs, attach.Attacher{Dir: r.Pins}.Detach(index, attach.FromPod))
+		if _, there := links[index]; !there {
+			n.log().Info("program of a link that is gone unpinned", "ifindex", index)
+			errs = append(errs, attach.Attacher{Dir: n.Pins}.Detach(index, attach.FromPod))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // sweepEndpoints removes entries of the endpoints map that lead to a link that is gone and that no state file claims.
-func (r Releaser) sweepEndpoints(host *device.Handle, t *tables) error {
-	byIndex, err := t.endpointIndexes()
+func (n *Node) sweepEndpoints() error {
+	byIndex, err := n.ByLink()
 	if err != nil {
 		return err
 	}
-	alive, err := linkIndexes(host)
+	links, err := n.links()
 	if err != nil {
 		return err
 	}
-	list, err := List(r.StateDir)
+	list, err := List(n.StateDir)
 	if err != nil { // one of the files that can't be read may claim them
-		r.log().Warn("map entries not swept", "error", err)
+		n.log().Warn("map entries not swept", "error", err)
 		return nil
 	}
 	var errs []error
 	for index, addresses := range byIndex {
-		if alive[index] || slices.ContainsFunc(list, func(e Endpoint) bool { return e.HostIndex == index }) {
+		if _, there := links[index]; there || slices.ContainsFunc(list, func(e Endpoint) bool { return e.HostIndex == index }) {
 			continue
 		}
-		for _, a := range addresses {
-			errs = append(errs, t.forgetAddress(a, []int{index}))
-		}
+		errs = append(errs, forAll(addresses, func(a netip.Addr) error { return n.forgetAddress(a, []int{index}) }))
 	}
 	return errors.Join(errs...)
 }
 
-func linkIndexes(host *device.Handle) (map[int]bool, error) {
-	links, err := host.Links()
-	if err != nil {
-		return nil, err
+// links are those that there are, by index.
+func (n *Node) links() (map[int]device.Link, error) {
+	list, err := n.Host.Links()
+	all := make(map[int]device.Link, len(list))
+	for _, l := range list {
+		all[l.Index] = l
 	}
-	alive := map[int]bool{}
-	for _, l := range links {
-		alive[l.Index] = true
-	}
-	return alive, nil
+	return all, err
 }
 
 func pinnedIndexes(pins bpffs.Dir) ([]int, error) {

@@ -39,12 +39,13 @@ type Entry struct {
 
 type entries []Entry
 
-func (all entries) ownedBy(o Owner) (Entry, bool) {
-	i := slices.IndexFunc(all, func(e Entry) bool { return e.State == Used && e.Owner == o })
-	if i < 0 {
-		return Entry{}, false
+func (all entries) ownedBy(o Owner) (owned []netip.Addr) {
+	for _, e := range all {
+		if e.State == Used && e.Owner == o {
+			owned = append(owned, e.Address)
+		}
 	}
-	return all[i], true
+	return owned
 }
 
 func (all entries) resting(rested func(time.Time) bool) map[netip.Addr]Entry {
@@ -57,31 +58,19 @@ func (all entries) resting(rested func(time.Time) bool) map[netip.Addr]Entry {
 	return m
 }
 
-// Networks lists the networks that have a store.
-func Networks(stateDir string) ([]string, error) {
-	dirs, err := readDir(Dir(stateDir))
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, d := range dirs {
-		if d.IsDir() {
-			names = append(names, d.Name())
-		}
-	}
-	return names, nil
-}
-
 // List reads the stores of all networks, sorted by network and address. It takes no lock and changes nothing: what is
 // given or freed meanwhile may or may not be in it. A state directory that does not exist is an empty list.
 func List(stateDir string) ([]Entry, error) {
-	networks, err := Networks(stateDir)
+	networks, err := readDir(Dir(stateDir))
 	if err != nil {
 		return nil, err
 	}
 	var all []Entry
 	for _, n := range networks {
-		one, err := read(filepath.Join(Dir(stateDir), n))
+		if !n.IsDir() {
+			continue
+		}
+		one, err := read(filepath.Join(Dir(stateDir), n.Name()))
 		if err != nil {
 			return nil, err
 		}
@@ -92,6 +81,12 @@ func List(stateDir string) ([]Entry, error) {
 
 // Entries lists this store's addresses, as List does.
 func (s *Store) Entries() ([]Entry, error) { return read(s.dir) }
+
+// Owned returns the addresses that an owner has.
+func (s *Store) Owned(o Owner) ([]netip.Addr, error) {
+	all, err := read(s.dir)
+	return all.ownedBy(o), err
+}
 
 func read(dir string) (entries, error) {
 	files, err := readDir(dir)

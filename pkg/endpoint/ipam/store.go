@@ -49,12 +49,6 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Allocation is an address for a pod, with the prefix length of its range's subnet.
-type Allocation struct {
-	Address netip.Prefix
-	Gateway netip.Addr
-}
-
 // Store is the store of one network.
 type Store struct {
 	dir        string
@@ -80,7 +74,7 @@ func Open(stateDir, network string, o Options) (*Store, error) {
 // Allocate gives the owner one address of each range set, all or none. A requested address is given at once even if
 // it rests; else the next one that does not rest, and when there is none the one that has rested longest. It fails
 // with ErrAllocated or ErrExhausted.
-func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]Allocation, error) {
+func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make address store: %w", err)
 	}
@@ -88,15 +82,15 @@ func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]Allocation, 
 }
 
 // allocate is Allocate in a directory that was made.
-func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]Allocation, error) {
-	var got []Allocation
+func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, error) {
+	var got []netip.Addr
 	err := s.locked(ctx, func() error {
 		all, err := s.scan()
 		if err != nil {
 			return err
 		}
-		if e, ok := all.ownedBy(o); ok {
-			return fmt.Errorf("%s of container %s %w: %s", o.IfName, o.ContainerID, ErrAllocated, e.Address)
+		if owned := all.ownedBy(o); len(owned) > 0 {
+			return fmt.Errorf("%s of container %s %w: %s", o.IfName, o.ContainerID, ErrAllocated, owned[0])
 		}
 		got, err = s.allocateAll(o, c, all)
 		return err
@@ -104,7 +98,7 @@ func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]Allocation, 
 	return got, err
 }
 
-func (s *Store) allocateAll(o Owner, c Config, all entries) (got []Allocation, err error) {
+func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, err error) {
 	library, err := disk.New(filepath.Base(s.dir), filepath.Dir(s.dir))
 	if err != nil {
 		return nil, fmt.Errorf("open address store %s: %w", s.dir, err)
@@ -113,7 +107,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []Allocation, e
 	defer func() {
 		for _, a := range got {
 			if err != nil { // it was never in use: no need to rest
-				_ = os.Remove(s.path(a.Address.Addr()))
+				_ = os.Remove(s.path(a))
 			}
 		}
 	}()
@@ -127,7 +121,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []Allocation, e
 	return got, nil
 }
 
-func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all entries) (Allocation, error) {
+func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all entries) (netip.Addr, error) {
 	set, want := c.Ranges[i], c.requestedIn(i)
 	r := &reserver{Store: library, dir: s.dir, resting: all.resting(s.rested), force: want}
 	alloc := allocator.NewIPAllocator(&set, r, i)
@@ -137,15 +131,13 @@ func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all e
 		ip, err = alloc.Get(o.ContainerID, o.IfName, asIP(r.force))
 	}
 	if err != nil && r.err != nil {
-		return Allocation{}, fmt.Errorf("write address store %s: %w", s.dir, r.err)
+		return netip.Addr{}, fmt.Errorf("write address store %s: %w", s.dir, r.err)
 	}
 	if err != nil {
-		return Allocation{}, fmt.Errorf("%w: %w (address store %s)", ErrExhausted, err, s.dir)
+		return netip.Addr{}, fmt.Errorf("%w: %w (address store %s)", ErrExhausted, err, s.dir)
 	}
 	a, _ := netip.AddrFromSlice(ip.Address.IP)
-	gateway, _ := netip.AddrFromSlice(ip.Gateway)
-	ones, _ := ip.Address.Mask.Size()
-	return Allocation{Address: netip.PrefixFrom(a.Unmap(), ones), Gateway: gateway.Unmap()}, nil
+	return a.Unmap(), nil
 }
 
 // rested says whether an address freed at that time may be given on. A time in the future (the clock was set back)

@@ -1,0 +1,79 @@
+package endpoint
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
+)
+
+// HostLocal is the ipam type whose addresses are kept by package ipam.
+const HostLocal = "host-local"
+
+func (w *Work) haveAddresses() error {
+	if w.IPAM != HostLocal {
+		return nil
+	}
+	owned, err := w.owned(w.Network)
+	for _, a := range w.Addresses {
+		if !slices.Contains(owned, a) {
+			w.Wrong("address %s is not the pod's in the address store", a)
+		}
+	}
+	return err
+}
+
+// owned are the addresses that the store of a network holds for the endpoint.
+func (w *Work) owned(network string) ([]netip.Addr, error) {
+	s, err := ipam.Open(w.StateDir, network, ipam.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return s.Owned(ipam.Owner(w.ID))
+}
+
+func (w *Work) takeAddresses() error {
+	if w.Pool != nil {
+		if err := w.allocate(); err != nil {
+			return err
+		}
+	}
+	if err := w.CheckFree(); err != nil {
+		return err
+	}
+	return w.Given()
+}
+
+func (w *Work) allocate() error {
+	s, err := ipam.Open(w.StateDir, w.Network, ipam.Options{Quarantine: w.Quarantine})
+	if err != nil {
+		return err
+	}
+	got, err := s.Allocate(w.ctx, ipam.Owner(w.ID), *w.Pool)
+	if errors.Is(err, ipam.ErrAllocated) {
+		if err := w.releaseRest(err.Error()); err != nil {
+			return err
+		}
+		got, err = s.Allocate(w.ctx, ipam.Owner(w.ID), *w.Pool)
+	}
+	if err != nil {
+		return err
+	}
+	w.Addresses = got
+	return nil
+}
+
+// freeAddresses leaves the addresses of a link that is still there: it has them.
+func (w *Work) freeAddresses() error {
+	if w.linkStays {
+		return nil
+	}
+	return forAll(w.networks, func(n string) error {
+		s, err := ipam.Open(w.StateDir, n, ipam.Options{Quarantine: w.Quarantine})
+		if err == nil {
+			_, err = s.Release(w.ctx, ipam.Owner(w.ID))
+		}
+		return err
+	})
+}

@@ -1,0 +1,183 @@
+package endpoint
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+// ErrNoDataplane is returned (wrapped) when the agent has not pinned a dataplane that this build can use.
+var ErrNoDataplane = errors.New("the dataplane is not ready (is the agent running?)")
+
+// Node is what endpoints are made with, in the network namespace of the calling goroutine's thread.
+type Node struct {
+	Releaser
+	Host *device.Handle
+	Tables
+	// Config is the agent's record of this node.
+	Config config.Value
+	// Source is what the host's own packets to pods have as their source; invalid: the kernel's choice. IPv4 only.
+	Source netip.Addr
+	// Programs are how a program comes onto a pod's link.
+	Programs Programs
+	Sysctl   device.Sysctl
+
+	pins []io.Closer
+}
+
+// Programs puts this build's programs onto links.
+type Programs interface {
+	Attach(ifindex int, hook attach.Hook) error
+	Attached(ifindex int, hook attach.Hook) (bool, error)
+}
+
+// Tables are the maps that an endpoint stands in. Nothing stands in one that is nil.
+type Tables struct {
+	Endpoints    *endpoints.Map
+	Devices      *devices.Map
+	Destinations *destinations.Map
+}
+
+// Open opens the host's network.
+func (r Releaser) Open() (n *Node, err error) {
+	n = &Node{Releaser: r}
+	n.Host, err = device.Open()
+	return n, err
+}
+
+// Close closes what Open and Ready have opened.
+func (n *Node) Close() {
+	n.closePins()
+	if n.Host != nil {
+		n.Host.Close()
+	}
+}
+
+// Ready opens the pins that an endpoint needs, anew if they are open. The error matches ErrNoDataplane when they are not
+// there. The caller holds the node's lock: an upgrade may have changed the layout before.
+func (n *Node) Ready(mode attach.Mode) error {
+	n.closePins()
+	err := n.readConfig()
+	if err == nil {
+		err = n.openTables(true)
+	}
+	if err == nil {
+		err = n.openProgram(mode)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", ErrNoDataplane, err)
+	}
+	return err
+}
+
+func (n *Node) readConfig() error {
+	m, err := config.Open(n.Pins.Map(config.Name))
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if n.Config, err = m.Get(config.Key{}); err != nil { // of another size: another layout
+		return fmt.Errorf("%w: %w", ErrNoDataplane, err)
+	}
+	if n.Config.Layout != wire.LayoutVersion {
+		return fmt.Errorf("%w: the maps below %s have layout %d, this plugin writes layout %d",
+			ErrNoDataplane, n.Pins.Maps(), n.Config.Layout, wire.LayoutVersion)
+	}
+	n.Source = n.Config.NodeIPv4.Netip()
+	return nil
+}
+
+func (n *Node) openProgram(mode attach.Mode) error {
+	path := n.Pins.Program(attach.FromPod.Program())
+	program, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return fmt.Errorf("open pinned program %s: %w", path, err)
+	}
+	n.pins = append(n.pins, program)
+	n.Programs = pinned{attach.Attacher{Dir: n.Pins, Mode: mode, New: true}, program}
+	return nil
+}
+
+// pinned is the program that the agent has pinned, for links that have just been made.
+type pinned struct {
+	attacher attach.Attacher
+	program  *ebpf.Program
+}
+
+func (p pinned) Attach(ifindex int, hook attach.Hook) error {
+	_, err := p.attacher.Attach(ifindex, hook, p.program)
+	return err
+}
+
+func (p pinned) Attached(ifindex int, hook attach.Hook) (bool, error) {
+	s, err := p.attacher.Attached(ifindex, hook)
+	return s.Mode != "", err
+}
+
+// openTables opens the maps: all of them, or those that are pinned.
+func (n *Node) openTables(all bool) error {
+	return errors.Join(
+		openMap(n, &n.Endpoints, endpoints.Open, n.Pins.Map(endpoints.Name), all),
+		openMap(n, &n.Devices, devices.Open, n.Pins.Map(devices.Name), all),
+		openMap(n, &n.Destinations, destinations.Open, n.Pins.Map(destinations.Name), all),
+	)
+}
+
+func openMap[K comparable, V any](n *Node, into **typed.Map[K, V], open func(string) (*typed.Map[K, V], error), path string, must bool) error {
+	m, err := open(path)
+	switch {
+	case err == nil:
+		*into, n.pins = m, append(n.pins, m)
+	case !must && errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	return err
+}
+
+// lookUp returns an entry, the zero value where there is none.
+func lookUp[K comparable, V any](m *typed.Map[K, V], key K) (V, error) {
+	if m == nil {
+		return *new(V), nil
+	}
+	v, err := m.Get(key)
+	if errors.Is(err, typed.ErrKeyNotExist) {
+		return *new(V), nil
+	}
+	return v, err
+}
+
+func (n *Node) closePins() {
+	for _, p := range n.pins {
+		p.Close()
+	}
+	n.Tables, n.pins = Tables{}, nil
+}
+
+// ByLink returns the addresses that the endpoints map leads to each link.
+func (t Tables) ByLink() (map[int][]netip.Addr, error) {
+	found := map[int][]netip.Addr{}
+	if t.Endpoints == nil {
+		return found, nil
+	}
+	for e, err := range t.Endpoints.All() {
+		if err != nil {
+			return nil, err
+		}
+		index := int(e.Value.Ifindex)
+		found[index] = append(found[index], e.Key.Address.Netip())
+	}
+	return found, nil
+}

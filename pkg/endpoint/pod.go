@@ -1,0 +1,137 @@
+package endpoint
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+// Gateway is the pods' only next hop. No interface has the address: the pod's neighbour table leads it to the host's
+// end of the veth.
+func Gateway(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.AddrFrom4([4]byte{169, 254, 1, 1})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1})
+}
+
+func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// ways are all routes of the pod, over its interface of that index.
+func (w *Work) ways(index int) (all []device.Route) {
+	for _, a := range w.Addresses {
+		all = append(all, device.Route{Dst: whole(Gateway(a))})
+	}
+	all = append(all, w.Routes...)
+	for i := range all {
+		all[i].Index, all[i].Foreign = index, true
+	}
+	return all
+}
+
+// configurePod gives the pod its addresses and its way out. Routes need the pod's end up; the pair carries nothing
+// as long as the host's end is down. The host's end knows the index of the pod's: asking in the pod would be one more
+// wait for the kernel's lock of all links, which other pods' attachments hold for milliseconds.
+func (w *Work) configurePod() error {
+	index := w.Link.PeerIndex
+	if err := w.enableIPv6(); err != nil {
+		return err
+	}
+	if err := w.Inside.SetUp(index); err != nil {
+		return err
+	}
+	for _, a := range w.Addresses {
+		if err := w.Inside.AddAddress(index, whole(a)); err != nil {
+			return err
+		}
+		if err := w.Inside.ReplaceNeighbour(index, Gateway(a), w.HostMAC[:]); err != nil {
+			return err
+		}
+	}
+	for _, r := range w.ways(index) {
+		if err := w.Inside.ReplaceRoute(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enableIPv6: container engines turn IPv6 off in new namespaces, which a pod with an IPv6 address can't have.
+func (w *Work) enableIPv6() error {
+	if !slices.ContainsFunc(w.Addresses, netip.Addr.Is6) {
+		return nil
+	}
+	return w.Namespace.Do(func() error {
+		_, err := device.Sysctl{}.Set("net/ipv6/conf/"+w.IfName+"/disable_ipv6", "0")
+		return err
+	})
+}
+
+func (w *Work) havePod() error {
+	l, err := w.Inside.LinkByName(w.IfName)
+	if errors.Is(err, device.ErrNotFound) {
+		w.Wrong("the pod has no interface %s", w.IfName)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.compareShape("pod's", l)
+	w.compareUp("pod's", l)
+	w.compareMAC("pod's", l, w.PodMAC)
+	if l.PeerIndex != w.HostIndex {
+		w.Wrong("the pod's interface %s is not the other end of %s", l.Name, w.HostName)
+	}
+	addresses, err := w.Inside.Addresses()
+	for _, a := range slices.Concat(w.Addresses, w.Others) {
+		if !slices.ContainsFunc(addresses, func(x device.Address) bool { return x.Index == l.Index && x.Prefix.Addr() == a }) {
+			w.Wrong("the pod's interface %s lacks address %s", l.Name, a)
+		}
+	}
+	return errors.Join(err, w.haveWays(l.Index))
+}
+
+// haveWays asks for the pod's ways out.
+func (w *Work) haveWays(index int) error {
+	routes, err1 := w.Inside.Routes()
+	for _, want := range w.ways(index) {
+		if !slices.ContainsFunc(routes, func(r device.Route) bool {
+			return r.Dst == want.Dst && r.Index == index && r.Gateway == want.Gateway
+		}) {
+			w.Wrong("the pod has no route to %s", want.Dst)
+		}
+	}
+	neighbours, err2 := w.Inside.Neighbours(index)
+	for _, a := range w.Addresses {
+		if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(Gateway(a), w.HostMAC[:]) }) {
+			w.Wrong("the pod has no permanent neighbour %s", Gateway(a))
+		}
+	}
+	return errors.Join(err1, err2)
+}
+
+// compareShape is about what an end of the pair was made with and nobody sets again.
+func (w *Work) compareShape(whose string, l device.Link) {
+	if l.Kind != "veth" {
+		w.Wrong("the %s interface %s is a %s", whose, l.Name, l.Kind)
+	}
+	if l.MTU != w.MTU {
+		w.Wrong("the %s interface %s has MTU %d instead of %d", whose, l.Name, l.MTU, w.MTU)
+	}
+}
+
+func (w *Work) compareUp(whose string, l device.Link) {
+	if !l.Up() {
+		w.Wrong("the %s interface %s is down", whose, l.Name)
+	}
+}
+
+func (w *Work) compareMAC(whose string, l device.Link, mac wire.MAC) {
+	if !bytes.Equal(l.MAC, mac[:]) {
+		w.Wrong("the %s interface %s has Ethernet address %s instead of %s", whose, l.Name, l.MAC, mac)
+	}
+}
