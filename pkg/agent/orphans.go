@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -54,69 +54,51 @@ func (r *reconciler) releaseOrphans() (time.Duration, error) {
 		return resync, err
 	}
 	now := time.Now()
-	next := r.tellLinkless(linkless, now)
-	for id := range r.orphans.first {
-		if _, still := found[id]; !still {
-			delete(r.orphans.first, id)
-		}
-	}
-	for id, network := range found {
-		first, seen := r.orphans.first[id]
-		switch {
-		case !seen:
-			r.orphans.first[id] = now
-			next = min(next, apart)
-		case now.Sub(first) < apart:
-			next = min(next, apart-now.Sub(first))
-		default:
-			if !r.done(id, r.release(id, network)) {
-				next = retry
-			}
-		}
-	}
-	return next, nil
-}
-
-// tellLinkless complains of endpoints that had no link at the first of two observations and have none at the second. It
-// returns when to look again.
-func (r *reconciler) tellLinkless(linkless map[endpoint.ID]endpoint.Endpoint, now time.Time) time.Duration {
-	next := resync
 	for id := range r.orphans.linkless {
 		if _, still := linkless[id]; !still {
-			delete(r.orphans.linkless, id)
 			r.settled(aboutEndpoint(id))
 		}
 	}
-	for id, e := range linkless {
-		first, seen := r.orphans.linkless[id]
-		switch {
-		case !seen:
-			r.orphans.linkless[id] = now
-			next = min(next, apart)
-		case now.Sub(first) < apart:
-			next = min(next, apart-now.Sub(first))
-		default:
-			r.complain(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+	due, next := seenTwice(r.orphans.linkless, linkless, now)
+	for _, id := range due {
+		e := linkless[id]
+		r.complain(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+	}
+	due, again := seenTwice(r.orphans.first, found, now)
+	for _, id := range due {
+		if !r.done(id, r.release(id, found[id])) {
+			again = retry
 		}
 	}
-	return next
+	return min(next, again), nil
+}
+
+// seenTwice returns what is so now and was so at a look some time ago. first remembers since when; next is when to look
+// again.
+func seenTwice[V any](first map[endpoint.ID]time.Time, is map[endpoint.ID]V, now time.Time) (due []endpoint.ID, next time.Duration) {
+	maps.DeleteFunc(first, func(id endpoint.ID, _ time.Time) bool { _, still := is[id]; return !still })
+	next = resync
+	for id := range is {
+		since, seen := first[id]
+		if !seen {
+			since, first[id] = now, now
+		}
+		if left := apart - now.Sub(since); left > 0 {
+			next = min(next, left)
+		} else {
+			due = append(due, id)
+		}
+	}
+	return due, next
 }
 
 // namespaceThere tells whether the namespace in which an endpoint lived exists.
 func namespaceThere(e endpoint.Endpoint) bool {
-	info, err := os.Stat(e.NetNS)
-	if err != nil {
+	var st unix.Stat_t
+	if err := unix.Stat(e.NetNS, &st); err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
-	return inodeOf(info) == e.NetNSInode
-}
-
-func inodeOf(info fs.FileInfo) uint64 {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0
-	}
-	return st.Ino
+	return st.Ino == e.NetNSInode
 }
 
 // findReservations adds addresses that are held for attachments without a state
