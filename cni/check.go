@@ -42,12 +42,6 @@ func (c *call) check() error {
 	return c.ask(context.Background(), by, c.delegateArgs("CHECK"))
 }
 
-// comparison is one CHECK on its way.
-type comparison struct {
-	*call
-	*endpoint.Work
-}
-
 func (c *call) compare(prev *current.Result, netns *device.NetNS) (by giver, err error) {
 	state, err := endpoint.Read(c.stateDir, c.id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,12 +67,12 @@ func (c *call) compare(prev *current.Result, netns *device.NetNS) (by giver, err
 		return by, err
 	}
 	defer inside.Close()
-	cmp := &comparison{call: c, Work: &endpoint.Work{Node: n, Endpoint: state, Namespace: netns, Inside: inside}}
+	w := &endpoint.Work{Node: n, Endpoint: state, Namespace: netns, Inside: inside}
 	if ns, err := inode(netns); err != nil || ns != state.NetNSInode {
-		cmp.Wrong("%s is another network namespace than that of ADD", netns.Path())
+		w.Wrong("%s is another network namespace than that of ADD", netns.Path())
 	}
-	cmp.checkResult(prev)
-	found, err := cmp.Faults()
+	checkResult(w, prev)
+	found, err := w.Faults()
 	if len(found) > 0 {
 		err = types.NewError(codeCheckFailed, "not as ADD left it: "+strings.Join(found, "; "), "")
 	}
@@ -87,46 +81,46 @@ func (c *call) compare(prev *current.Result, netns *device.NetNS) (by giver, err
 
 // checkResult compares prevResult, which other plugins of the list may have added to, with the endpoint, and takes over
 // what it promises of the pod's side.
-func (c *comparison) checkResult(prev *current.Result) {
+func checkResult(w *endpoint.Work, prev *current.Result) {
 	var promised []netip.Addr
 	for _, ip := range prev.IPs {
 		a := toAddr(ip.Address.IP)
 		promised = append(promised, a)
-		if c.onPodInterface(prev, ip) && !slices.Contains(c.Addresses, a) {
-			c.Others = append(c.Others, a)
+		if onPodInterface(w, prev, ip) && !slices.Contains(w.Addresses, a) {
+			w.Others = append(w.Others, a)
 		}
 	}
-	for _, a := range c.Addresses {
+	for _, a := range w.Addresses {
 		if !slices.Contains(promised, a) {
-			c.Wrong("prevResult lacks address %s", a)
+			w.Wrong("prevResult lacks address %s", a)
 		}
 	}
 	for _, r := range prev.Routes {
 		// Other tables are not read; a route over another interface is another plugin's.
 		if way := toRoute(r); way.Dst.IsValid() && r.Table == nil && way.Gateway == endpoint.Gateway(way.Dst.Addr()) {
-			c.Routes = append(c.Routes, way)
+			w.Routes = append(w.Routes, way)
 		}
 	}
-	for _, want := range []struct{ name, mac, sandbox string }{
-		{c.HostName, c.HostMAC.String(), ""},
-		{c.id.IfName, c.PodMAC.String(), c.args.Netns},
-	} {
+	for _, want := range []struct {
+		name, mac string
+		inside    bool
+	}{{w.HostName, w.HostMAC.String(), false}, {w.IfName, w.PodMAC.String(), true}} {
 		i := slices.IndexFunc(prev.Interfaces, func(i *current.Interface) bool {
-			return i != nil && i.Name == want.name && (i.Sandbox == "") == (want.sandbox == "")
+			return i != nil && i.Name == want.name && (i.Sandbox != "") == want.inside
 		})
 		switch {
 		case i < 0:
-			c.Wrong("prevResult lacks interface %s", want.name)
+			w.Wrong("prevResult lacks interface %s", want.name)
 		case prev.Interfaces[i].Mac != "" && !strings.EqualFold(prev.Interfaces[i].Mac, want.mac):
-			c.Wrong("interface %s has Ethernet address %s, prevResult says %s", want.name, want.mac, prev.Interfaces[i].Mac)
+			w.Wrong("interface %s has Ethernet address %s, prevResult says %s", want.name, want.mac, prev.Interfaces[i].Mac)
 		}
 	}
 }
 
-func (c *comparison) onPodInterface(prev *current.Result, ip *current.IPConfig) bool {
+func onPodInterface(w *endpoint.Work, prev *current.Result, ip *current.IPConfig) bool {
 	if ip.Interface == nil || *ip.Interface < 0 || *ip.Interface >= len(prev.Interfaces) {
 		return false
 	}
 	i := prev.Interfaces[*ip.Interface]
-	return i != nil && i.Name == c.id.IfName && i.Sandbox != ""
+	return i != nil && i.Name == w.IfName && i.Sandbox != ""
 }

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
 // asInTheDocumentation is the configuration of the interface description, as libcni hands it on.
@@ -77,11 +77,7 @@ func FuzzConf(f *testing.F) {
 		prev, err := c.prevResult()
 		checkRefusal(t, err)
 		if prev != nil {
-			cmp := &comparison{call: &call{conf: c, args: &skel.CmdArgs{}}}
-			cmp.checkResult(prev) // reads all that the runtime says
-			for _, ip := range prev.IPs {
-				cmp.onPodInterface(prev, ip)
-			}
+			checkResult(&endpoint.Work{}, prev) // reads all that the runtime says
 		}
 	})
 }

@@ -184,33 +184,28 @@ func Read(stateDir string, id ID) (Endpoint, error) {
 }
 
 func readFile(name string) (Endpoint, error) {
-	content, mode, err := readWhole(name)
+	f, err := os.Open(name)
+	if err != nil {
+		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	var content []byte
+	if err == nil {
+		content, err = io.ReadAll(f)
+	}
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state: %w", err)
 	}
 	e, err := decode(content)
+	if err == nil && fileName(e.ID) != filepath.Base(name) {
+		err = fmt.Errorf("is that of %q", e.ID)
+	}
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: %w", name, ErrUnreadable, err)
 	}
-	if fileName(e.ID) != filepath.Base(name) {
-		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: is that of %q", name, ErrUnreadable, e.ID)
-	}
-	e.Releasing = e.Releasing || mode&writable == 0
+	e.Releasing = e.Releasing || info.Mode()&writable == 0
 	return e, nil
-}
-
-func readWhole(name string) ([]byte, fs.FileMode, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, 0, err
-	}
-	content, err := io.ReadAll(f)
-	return content, info.Mode(), err
 }
 
 // writable is what the permissions of a state file have in them until the endpoint's release begins.

@@ -26,7 +26,7 @@ func (r Releaser) Sweep(keep map[ID]bool) error {
 	}
 	defer n.Close()
 	if err = n.openTables(false); err == nil {
-		err = errors.Join(n.sweepTemporary(), n.sweepLinks(keep), n.sweepDead(), n.sweepEndpoints())
+		err = errors.Join(n.sweepTemporary(), n.sweepLinks(keep), n.sweepDead())
 	}
 	if err != nil {
 		return fmt.Errorf("sweep: %w", err)
@@ -48,6 +48,8 @@ func (n *Node) sweepTemporary() error {
 	return errors.Join(errs...)
 }
 
+// sweepLinks removes links that nobody knows, and entries of the endpoints map that lead to a link that is gone and that
+// no state file claims.
 func (n *Node) sweepLinks(keep map[ID]bool) error {
 	known, err := n.knownNames(keep)
 	if err != nil {
@@ -63,11 +65,21 @@ func (n *Node) sweepLinks(keep map[ID]bool) error {
 	}
 	var errs []error
 	for _, l := range links {
-		if l.Kind != "veth" || !IsHostLinkName(l.Name) || known[l.Name] || len(complete[l.Index]) > 0 {
-			continue
+		if l.Kind == "veth" && IsHostLinkName(l.Name) && !known[l.Name] && len(complete[l.Index]) == 0 {
+			n.log().Info("orphaned link deleted", "link", l.Name, "ifindex", l.Index)
+			errs = append(errs, n.Host.DeleteLink(l.Index))
 		}
-		n.log().Info("orphaned link deleted", "link", l.Name, "ifindex", l.Index)
-		errs = append(errs, n.Host.DeleteLink(l.Index))
+	}
+	list, err := List(n.StateDir)
+	if err != nil { // one of the files that can't be read may claim them
+		n.log().Warn("map entries not swept", "error", err)
+		return errors.Join(errs...)
+	}
+	for index, addresses := range complete {
+		_, there := links[index]
+		if !there && !slices.ContainsFunc(list, func(e Endpoint) bool { return e.HostIndex == index }) {
+			errs = append(errs, forAll(addresses, func(a netip.Addr) error { return n.forgetAddress(a, []int{index}) }))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -121,31 +133,6 @@ func (n *Node) sweepDead() error {
 			n.log().Info("program of a link that is gone unpinned", "ifindex", index)
 			errs = append(errs, attach.Attacher{Dir: n.Pins}.Detach(index, attach.FromPod))
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// sweepEndpoints removes entries of the endpoints map that lead to a link that is gone and that no state file claims.
-func (n *Node) sweepEndpoints() error {
-	byIndex, err := n.ByLink()
-	if err != nil {
-		return err
-	}
-	links, err := n.links()
-	if err != nil {
-		return err
-	}
-	list, err := List(n.StateDir)
-	if err != nil { // one of the files that can't be read may claim them
-		n.log().Warn("map entries not swept", "error", err)
-		return nil
-	}
-	var errs []error
-	for index, addresses := range byIndex {
-		if _, there := links[index]; there || slices.ContainsFunc(list, func(e Endpoint) bool { return e.HostIndex == index }) {
-			continue
-		}
-		errs = append(errs, forAll(addresses, func(a netip.Addr) error { return n.forgetAddress(a, []int{index}) }))
 	}
 	return errors.Join(errs...)
 }
