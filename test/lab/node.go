@@ -159,7 +159,7 @@ func (l *Lab) Binary(name string) (string, error) {
 		dir = os.Getenv("EBPF_CNI_BIN")
 	}
 	if dir == "" {
-		root, err := moduleRoot()
+		root, err := Checkout()
 		if err != nil {
 			return "", err
 		}
@@ -172,20 +172,18 @@ func (l *Lab) Binary(name string) (string, error) {
 	return path, nil
 }
 
-// moduleRoot is the directory of the go.mod above the working directory.
-func moduleRoot() (string, error) {
+// Checkout is the directory of the project, which the working directory is part of.
+func Checkout() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
-		return "", fmt.Errorf("find the module: %w", err)
+		return "", fmt.Errorf("find the checkout: %w", err)
 	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "test", "lab", "node.go")); err == nil {
 			return dir, nil
 		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("find the module: no go.mod above the working directory; set EBPF_CNI_BIN to the directory with the binaries")
+		if dir == filepath.Dir(dir) {
+			return "", errors.New("find the checkout: the working directory is not in one; set EBPF_CNI_BIN to the directory with the binaries")
 		}
-		dir = parent
 	}
 }

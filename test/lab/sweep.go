@@ -88,7 +88,7 @@ func keptOf(id string) (KeptLab, bool, error) {
 // checkout tells the labs of one copy of the sources from those of another; outside of any, it is the working
 // directory.
 func checkout() string {
-	if root, err := moduleRoot(); err == nil {
+	if root, err := Checkout(); err == nil {
 		return root
 	}
 	dir, err := os.Getwd()
