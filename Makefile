@@ -26,8 +26,9 @@ KERNEL    ?= 6.1 6.12
 MODULES   ?=
 # What the image is called.
 IMAGE     ?= localhost/ebpf-cni:latest
-# More arguments for the benchmark, and the document to write from a full run.
+# More arguments for the benchmark; PUBLISH=1 writes the project's documents from a whole run.
 ARGS      ?=
+bench_out  = $(if $(OUT),--out $(OUT)) $(if $(PUBLISH),--publish '$(CURDIR)')
 
 ##@ Build
 
@@ -76,6 +77,7 @@ else
 	go test -timeout 10m $(TESTFLAGS) $(PACKAGES)
 endif
 ifeq ($(PACKAGES),./...)
+	$(if $(ROOT),REQUIRE_PRIVILEGED=1) go -C tools/bench test -p 1 -count 1 -timeout 15m $(TESTFLAGS) ./...
 	go -C tools/deploy test $(TESTFLAGS) ./...
 endif
 
@@ -114,23 +116,21 @@ demo: build ## Three nodes, their pods and a host outside on this machine (root)
 .PHONY: bench
 bench: build ## Measure the main rows against the classical networks, in minutes (root); ARGS='--modes ... --workloads ...'
 	@tools/setup.sh bench
-	@go build -o bin/bench ./tools/bench
-	@bin/bench $(if $(OUT),--out $(OUT)) $(ARGS)
+	@go -C tools/bench build -o ../../bin/bench .
+	@bin/bench $(bench_out) $(ARGS)
 
 .PHONY: bench-full
-bench-full: build ## Measure everything, judged by the budgets (root); DOCUMENT=BENCHMARKS.md writes that too, and README's figures
+bench-full: build ## Measure everything, judged by the budgets (root); PUBLISH=1 writes BENCHMARKS.md, its plots and tables, and README's figures
 	@tools/setup.sh bench
-	@go build -o bin/bench ./tools/bench
-	@bin/bench --profile full $(if $(OUT),--out $(OUT)) \
-		$(if $(DOCUMENT),--into $(DOCUMENT)) $(if $(filter BENCHMARKS.md,$(DOCUMENT)),--headline README.md) $(ARGS)
+	@go -C tools/bench build -o ../../bin/bench .
+	@bin/bench --profile full $(bench_out) $(ARGS)
 
 .PHONY: bench-cluster
-bench-cluster: build ## Measure on a real Kubernetes on this machine (root); DOCUMENT=BENCHMARKS.md writes its section there, and README's sentence
+bench-cluster: build ## Measure on a real Kubernetes on this machine (root); PUBLISH=1 as for bench-full
 	@tools/setup.sh cluster
 	@tools/setup.sh bench
-	@go build -o bin/bench ./tools/bench
-	@bin/bench cluster $(if $(OUT),--out $(OUT)) \
-		$(if $(DOCUMENT),--into $(DOCUMENT)) $(if $(filter BENCHMARKS.md,$(DOCUMENT)),--headline README.md) $(ARGS)
+	@go -C tools/bench build -o ../../bin/bench .
+	@bin/bench cluster $(bench_out) $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets through the programs
@@ -168,6 +168,7 @@ lint-format:
 # The programs of a cluster for tests have requirements of their own.
 lint-modules:
 	go mod tidy -diff
+	go -C tools/bench mod tidy -diff
 	go -C tools/deploy mod tidy -diff
 	cd test/cluster && go mod tidy -diff
 	cd test/cluster/coredns && go mod tidy -diff
@@ -175,9 +176,11 @@ lint-modules:
 
 lint-go:
 	go tool -modfile=tools/lint/go.mod golangci-lint run
+	cd tools/bench && go tool -modfile=../lint/go.mod golangci-lint run
 	cd tools/deploy && go tool -modfile=../lint/go.mod golangci-lint run
 	cd test/cluster && go tool -modfile=../../tools/lint/go.mod golangci-lint run
 
 # Nothing runs there yet, but it has to compile.
 lint-arm64:
 	GOARCH=arm64 go build ./...
+	GOARCH=arm64 go -C tools/bench build ./...

@@ -83,7 +83,7 @@ modules() {
 		bridge=${bridge%/bridge}
 		die "br_netfilter is not loaded, and this machine has a bridge of its own, ${bridge##*/}: its packets would pass iptables from then on." \
 			"If they may: modprobe br_netfilter. If they must not: sysctl net.bridge.bridge-nf-call-iptables=0 right after it." \
-			"Without it: go run ./tools/bench --modes direct,ebpf,ebpf+kube-proxy,ptp"
+			"Without it: make build, go -C tools/bench build -o ../../bin/bench . && bin/bench --modes direct,ebpf,ebpf+kube-proxy,ptp"
 	done
 	load br_netfilter
 	say "loaded br_netfilter: iptables sees the packets of bridges that this machine makes from now on; modprobe -r br_netfilter ends that"

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// upstreamPlugins are containernetworking's, by name. The project's own go.mod pins their version.
+// upstreamPlugins are containernetworking's, by name. The benchmark's go.mod pins their version.
 var upstreamPlugins = map[string]string{
 	"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
 	"host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local",
@@ -184,7 +184,7 @@ func buildUpstream(ctx context.Context) (string, error) {
 	}
 	defer unlock()
 	for name, pkg := range upstreamPlugins {
-		if err := build(ctx, root, pkg, filepath.Join(dir, name)); err != nil {
+		if err := build(ctx, filepath.Join(root, "tools", "bench"), pkg, filepath.Join(dir, name)); err != nil {
 			return "", err
 		}
 	}

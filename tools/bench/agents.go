@@ -2,33 +2,43 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 const (
 	// settled is how long the agent is left alone before its memory is read.
 	settled = time.Second
-	// glance is how often a map is looked at.
-	glance = 100 * time.Microsecond
+	// mapPoll is how often a map is looked at.
+	mapPoll = 100 * time.Microsecond
+	// betweenFew is how long nothing changes after a change: those that come thick and fast would be taken together. Where there are thousands of
+	// nodes the agent looks at all of its routes again after each, longer than that; Nodes of a cluster change seconds apart.
+	betweenFew  = 20 * time.Millisecond
+	betweenMany = 300 * time.Millisecond
+	// probeTimeout is how long a probe may be on its way, and probePause the time to the next one.
+	probeTimeout = 5 * time.Millisecond
+	probePause   = 200 * time.Microsecond
+	probePort    = 9000
 )
 
 // agents measures the agent, on a node of its own.
 type agents struct {
-	nodes, changes int
-
-	lab  *lab.Lab
-	list []byte // all nodes, rendered once
+	changes int
+	lab     *lab.Lab
 }
 
 func (a *agents) close() error {
@@ -38,124 +48,98 @@ func (a *agents) close() error {
 	return a.lab.Close()
 }
 
-// node builds the lab on first use.
-func (a *agents) node(ctx context.Context) (*lab.Node, error) {
-	if a.lab != nil {
-		return a.lab.Nodes[0], nil
+// node builds the lab on first use. All other nodes are on its link, as far as this one can tell.
+func (a *agents) node(ctx context.Context) (_ *lab.Node, err error) {
+	if a.lab == nil {
+		if a.lab, err = lab.New(ctx, lab.Options{Nodes: 1, FabricBits: 16}); err != nil {
+			return nil, fmt.Errorf("build a node for the agent: %w", err)
+		}
 	}
-	l, err := lab.New(ctx, lab.Options{Nodes: 1})
-	if err != nil {
-		return nil, fmt.Errorf("build a node for the agent: %w", err)
-	}
-	a.lab = l
-	// All other nodes are on the link, as far as this one can tell.
-	if err := l.Nodes[0].AddRoute(netip.MustParsePrefix("172.20.0.0/16"), netip.Addr{}, lab.Uplink); err != nil {
-		return nil, err
-	}
-	if a.list, err = a.render(a.nodes, 0); err != nil {
-		return nil, err
-	}
-	return l.Nodes[0], nil
+	return a.lab.Nodes[0], nil
 }
 
 // specs are so many nodes, this one included. The last one has another podCIDR with another variant.
 func (a *agents) specs(count, variant int) []lab.NodeSpec {
-	specs := a.lab.NodeSpecs()
-	for i := len(specs); i < count; i++ {
-		specs = append(specs, lab.NodeSpec{
-			Name: fmt.Sprintf("other-%d", i), InternalIPs: []netip.Addr{otherNode(i)}, PodCIDRs: []netip.Prefix{podCIDR(i)},
-		})
+	specs := modes.FarNodes(a.lab.NodeSpecs(), count+1)
+	specs[count-1].PodCIDRs = specs[count-1+variant].PodCIDRs
+	return specs[:count]
+}
+
+// source is where an agent learns of Nodes.
+type source interface {
+	// stage prepares that the last node has the podCIDR of a variant. The function returned has the agent learn of it.
+	stage(variant int) (publish func() error, err error)
+	close() error
+}
+
+// feed gives the agent of the node so many Nodes, by a file or by an API server.
+func (a *agents) feed(node *lab.Node, w result.Workload) (source, error) {
+	if w.API {
+		return serveNodes(a.lab, node, func(variant int) []lab.NodeSpec { return a.specs(w.Size, variant) })
 	}
-	specs[count-1].PodCIDRs = []netip.Prefix{podCIDR(count - 1 + variant)}
-	return specs
+	var f nodesFile
+	for variant := range f.lists {
+		var err error
+		if f.lists[variant], err = lab.NodeListJSON(a.specs(w.Size, variant)...); err != nil {
+			return nil, err
+		}
+	}
+	f.lab = a.lab
+	return f, a.lab.WriteNodesFile(f.lists[0])
 }
 
-func (a *agents) render(count, variant int) ([]byte, error) {
-	return lab.NodeListJSON(a.specs(count, variant)...)
+// nodesFile is the list in a file, in both variants.
+type nodesFile struct {
+	lab   *lab.Lab
+	lists [2][]byte
 }
 
-// otherNode is the address of a node that is in the list only.
-func otherNode(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)}) }
-
-func podCIDR(i int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
+func (f nodesFile) stage(variant int) (func() error, error) {
+	return f.lab.StageNodesFile(f.lists[variant])
 }
 
-// complete measures how long it takes an agent to know all nodes of a file.
-func (a *agents) complete(ctx context.Context) (result.Sample, error) {
+func (nodesFile) close() error { return nil }
+
+// with runs an agent that learns of a workload's Nodes, and takes away all that it has left.
+func (a *agents) with(ctx context.Context, w result.Workload, measure func(*lab.Node, source) (result.Sample, error)) (sample result.Sample, err error) {
 	node, err := a.node(ctx)
 	if err != nil {
 		return result.Sample{}, err
 	}
-	if err := a.lab.WriteNodesFile(a.list); err != nil {
-		return result.Sample{}, err
-	}
-	return a.fromNothing(ctx, node)
-}
-
-// completeOverAPI measures how long it takes an agent to know all Nodes of an API server.
-func (a *agents) completeOverAPI(ctx context.Context) (result.Sample, error) {
-	return a.overAPI(ctx, a.nodes, func(node *lab.Node, _ *apiServer) (result.Sample, error) { return a.fromNothing(ctx, node) })
-}
-
-// fromNothing starts the agent with nothing there, and measures how long it takes until the map has every node, and what it then weighs.
-func (a *agents) fromNothing(ctx context.Context, node *lab.Node) (sample result.Sample, err error) {
-	started := time.Now()
-	if err := node.StartAgent(); err != nil {
-		return result.Sample{}, err
-	}
-	defer func() { err = errors.Join(err, restart(node)) }()
-	if err := until(ctx, func() bool { return podCIDRs(node) >= a.nodes-1 }); err != nil {
-		return result.Sample{}, fmt.Errorf("the map has %d of %d podCIDRs: %w; the agent says:\n%s", podCIDRs(node), a.nodes-1, err, node.LogTail(5))
-	}
-	took := time.Since(started)
-	if err := pause(ctx, settled); err != nil {
-		return result.Sample{}, err
-	}
-	now, peak, err := memory(node.AgentPID())
+	nodes, err := a.feed(node, w)
 	if err != nil {
 		return result.Sample{}, err
 	}
-	return result.Sample{Values: map[string]float64{"memory": now, "peak": peak, "complete": took.Seconds()}}, nil
-}
-
-// restart ends the agent and takes away all that it has left.
-func restart(node *lab.Node) error {
-	_, err := node.StopAgent()
-	return errors.Join(err, node.Reboot())
-}
-
-// podCIDRs counts other nodes' podCIDRs in the map; none as long as there is no map.
-func podCIDRs(node *lab.Node) (n int) {
-	table, err := destinations.Open(bpffs.Dir(node.BPFFS()).Map(destinations.Name))
+	defer func() {
+		_, stopped := node.StopAgent()
+		err = errors.Join(err, stopped, node.Reboot(), nodes.close())
+	}()
+	sample, err = measure(node, nodes)
 	if err != nil {
-		return 0
+		err = fmt.Errorf("%w; the agent says:\n%s", err, node.LogTail(5))
 	}
-	defer table.Close()
-	for entry, err := range table.All() {
-		if err == nil && entry.Value.Kind == destinations.PodCIDR {
-			n++
-		}
-	}
-	return n
+	return sample, err
 }
 
-func until(ctx context.Context, holds func() bool) error {
-	for !holds() {
-		if err := pause(ctx, glance); err != nil {
-			return err
+// start starts the agent with nothing there, and measures how long it takes until the map has every node, and what it then weighs.
+func (a *agents) start(ctx context.Context, w result.Workload) (result.Sample, error) {
+	return a.with(ctx, w, func(node *lab.Node, _ source) (result.Sample, error) {
+		started := time.Now()
+		if err := node.StartAgent(); err != nil {
+			return result.Sample{}, err
 		}
-	}
-	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+		for modes.Known(node) < w.Size-1 {
+			if err := pause(ctx, mapPoll); err != nil {
+				return result.Sample{}, fmt.Errorf("the map has %d of %d podCIDRs: %w", modes.Known(node), w.Size-1, err)
+			}
+		}
+		took := time.Since(started)
+		if err := pause(ctx, settled); err != nil {
+			return result.Sample{}, err
+		}
+		now, peak, err := memory(node.AgentPID())
+		return result.Sample{Values: map[string]float64{"memory": now, "peak": peak, "complete": took.Seconds()}}, err
+	})
 }
 
 // memory is what a process has resident, and had at most, in bytes.
@@ -164,21 +148,170 @@ func memory(pid int) (now, peak float64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("read the agent's memory: %w", err)
 	}
-	for line := range strings.Lines(string(status)) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
-			continue
-		}
-		kilobytes, _ := strconv.ParseFloat(fields[1], 64)
-		switch fields[0] {
-		case "VmRSS:":
-			now = kilobytes * 1024
-		case "VmHWM:":
-			peak = kilobytes * 1024
-		}
+	kilobytes := func(name string) float64 {
+		_, rest, _ := strings.Cut(string(status), "\n"+name+":")
+		number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+		n, _ := strconv.ParseFloat(number, 64)
+		return n
 	}
-	if now == 0 {
+	if now, peak = 1024*kilobytes("VmRSS"), 1024*kilobytes("VmHWM"); now == 0 {
 		return 0, 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
 	}
 	return now, peak, nil
+}
+
+// change gives the last of a workload's Nodes another podCIDR, again and again, and measures from the moment that this is published until a pod's packet
+// takes the new way: it leaves for that node, under the pod's own address. Until then it is one for the outside, and masqueraded.
+func (a *agents) change(ctx context.Context, w result.Workload) (result.Sample, error) {
+	return a.with(ctx, w, func(node *lab.Node, nodes source) (sample result.Sample, err error) {
+		if err := errors.Join(node.StartAgent(), node.WaitReady(ctx)); err != nil {
+			return result.Sample{}, err
+		}
+		p, err := a.newProbe(ctx, node, w.Size)
+		if err != nil {
+			return result.Sample{}, err
+		}
+		defer func() { err = errors.Join(err, p.close()) }()
+		between := betweenFew
+		if w.API {
+			between = betweenMany
+		}
+		var delays []float64
+		// The first is not counted: neighbours are resolved.
+		for i := 1; i <= a.changes+1; i++ {
+			publish, err := nodes.stage(i % 2)
+			if err != nil {
+				return result.Sample{}, err
+			}
+			if err := pause(ctx, between); err != nil {
+				return result.Sample{}, err
+			}
+			delay, err := p.flip(ctx, publish, p.variants[i%2].Addr().Next().Next())
+			if err != nil {
+				return result.Sample{}, err
+			}
+			delays = append(delays, delay.Seconds())
+		}
+		d := result.Durations(delays[1:])
+		return result.Sample{Values: map[string]float64{result.P50: d.Quantile(0.5)}, Distributions: map[string]result.Distribution{"delay": d}}, nil
+	})
+}
+
+// probe sends packets from a pod, and has the host outside tell under which address they come. That host is the changing node too, as far as links
+// can tell: what goes to it either way arrives.
+type probe struct {
+	out, in   *net.UDPConn
+	pod, node netip.Addr
+	// variants are the podCIDRs that the changing node may have.
+	variants [2]netip.Prefix
+	sent     uint64
+}
+
+func (a *agents) newProbe(ctx context.Context, node *lab.Node, nodes int) (p *probe, err error) {
+	pod, err := node.AddPod(ctx, "probe", lab.PodOptions{}) // removed with the node's memory
+	if err != nil {
+		return nil, fmt.Errorf("add a pod that sends probes: %w", err)
+	}
+	p = &probe{pod: pod.Addr(), node: node.Addr()}
+	last := a.specs(nodes, 0)[nodes-1]
+	p.variants = [2]netip.Prefix{last.PodCIDRs[0], a.specs(nodes, 1)[nodes-1].PodCIDRs[0]}
+	outside := a.lab.Outside
+	for _, prefix := range []netip.Prefix{netip.PrefixFrom(last.InternalIPs[0], 32), p.variants[0], p.variants[1]} {
+		if err := answerFor(outside, prefix); err != nil {
+			return nil, err
+		}
+	}
+	// What has no way back could be taken for forged.
+	if err := outside.AddRoute(netip.PrefixFrom(pod.Addr(), 32), node.Addr(), ""); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, err
+	}
+	if p.in, err = listen(outside, probePort); err != nil {
+		return nil, err
+	}
+	if p.out, err = listen(pod.Namespace, 0); err != nil {
+		return nil, errors.Join(err, p.in.Close())
+	}
+	return p, nil
+}
+
+func (p *probe) close() error { return errors.Join(p.in.Close(), p.out.Close()) }
+
+// answerFor makes all addresses of a network a host's own.
+func answerFor(host *lab.Namespace, prefix netip.Prefix) error {
+	lo, err := host.Netlink().LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find the loopback of %s: %w", host.Netns(), err)
+	}
+	route := &netlink.Route{
+		Dst:  &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 32)},
+		Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo.Attrs().Index,
+	}
+	if err := host.Netlink().RouteReplace(route); err != nil {
+		return fmt.Errorf("make %s addresses of %s: %w", prefix, host.Netns(), err)
+	}
+	return nil
+}
+
+func listen(in *lab.Namespace, port int) (conn *net.UDPConn, err error) {
+	err = in.Do(func() (err error) {
+		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open a socket in %s: %w", in.Netns(), err)
+	}
+	return conn, nil
+}
+
+// flip publishes a change, and measures until packets to an address that no node had before go to its node.
+func (p *probe) flip(ctx context.Context, publish func() error, to netip.Addr) (time.Duration, error) {
+	if _, err := p.until(ctx, to, p.node); err != nil {
+		return 0, fmt.Errorf("wait until packets to %s are masqueraded: %w", to, err)
+	}
+	started := time.Now()
+	if err := publish(); err != nil {
+		return 0, err
+	}
+	arrived, err := p.until(ctx, to, p.pod)
+	if err != nil {
+		return 0, fmt.Errorf("wait until packets to %s go to its node: %w", to, err)
+	}
+	return arrived.Sub(started), nil
+}
+
+// until sends one probe after the other until one arrives that came from that address, and says when that was.
+func (p *probe) until(ctx context.Context, to, from netip.Addr) (time.Time, error) {
+	for {
+		source, at, err := p.once(netip.AddrPortFrom(to, probePort))
+		if err != nil || source == from {
+			return at, err
+		}
+		if err := pause(ctx, probePause); err != nil {
+			return at, fmt.Errorf("%w; the last probe came from %v", err, source)
+		}
+	}
+}
+
+// once sends a probe. source is invalid when it did not arrive in time.
+func (p *probe) once(to netip.AddrPort) (source netip.Addr, at time.Time, err error) {
+	p.sent++
+	packet := binary.BigEndian.AppendUint64(nil, p.sent)
+	if _, err := p.out.WriteToUDPAddrPort(packet, to); err != nil {
+		return source, at, fmt.Errorf("send a probe: %w", err)
+	}
+	if err := p.in.SetReadDeadline(time.Now().Add(probeTimeout)); err != nil {
+		return source, at, err
+	}
+	for {
+		n, from, err := p.in.ReadFromUDPAddrPort(packet)
+		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+			return source, at, nil
+		}
+		if err != nil {
+			return source, at, fmt.Errorf("receive a probe: %w", err)
+		}
+		if n == len(packet) && binary.BigEndian.Uint64(packet) == p.sent {
+			return from.Addr().Unmap(), time.Now(), nil
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,36 +13,29 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // apiServer is as much of a Kubernetes API server as an agent's view of Nodes takes: a list, and a watch that tells of each change.
 type apiServer struct {
-	http *http.Server
+	http  *http.Server
+	node  *lab.Node
+	specs func(variant int) []lab.NodeSpec
+	list  []byte
 
 	mu      sync.Mutex
-	list    []byte
 	version int
 	// watches are the agent's open ones; each is sent every event.
 	watches map[chan []byte]bool
 }
 
-// serveNodes serves the nodes on the loopback of the node, and has its agents ask there from now on.
-func serveNodes(l *lab.Lab, node *lab.Node, specs []lab.NodeSpec) (*apiServer, error) {
-	s := &apiServer{version: 1, watches: map[chan []byte]bool{}}
-	raw, err := lab.NodeListJSON(specs...)
+// serveNodes serves the nodes on the loopback of the node, and has its agents ask there until it is closed.
+func serveNodes(l *lab.Lab, node *lab.Node, specs func(variant int) []lab.NodeSpec) (*apiServer, error) {
+	s := &apiServer{node: node, specs: specs, version: 1, watches: map[chan []byte]bool{}}
+	items, err := nodeObjects(specs(0)...)
 	if err != nil {
 		return nil, err
 	}
-	var list struct {
-		Items []json.RawMessage `json:"items"`
-	}
-	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, fmt.Errorf("read a list of nodes: %w", err)
-	}
-	s.list, err = json.Marshal(map[string]any{
-		"kind": "NodeList", "apiVersion": "v1", "metadata": map[string]string{"resourceVersion": "1"}, "items": list.Items,
-	})
+	s.list, err = json.Marshal(map[string]any{"kind": "NodeList", "apiVersion": "v1", "metadata": map[string]string{"resourceVersion": "1"}, "items": items})
 	if err != nil {
 		return nil, fmt.Errorf("write a list of nodes: %w", err)
 	}
@@ -61,26 +53,29 @@ func serveNodes(l *lab.Lab, node *lab.Node, specs []lab.NodeSpec) (*apiServer, e
 	config := fmt.Sprintf(`{"kind": "Config", "apiVersion": "v1", "current-context": "lab",
   "clusters": [{"name": "lab", "cluster": {"server": "http://%s"}}], "contexts": [{"name": "lab", "context": {"cluster": "lab"}}]}`, listener.Addr())
 	if err := os.WriteFile(node.Kubeconfig, []byte(config), 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("write a kubeconfig: %w", err), s.http.Close())
+		return nil, errors.Join(fmt.Errorf("write a kubeconfig: %w", err), s.close())
 	}
 	return s, nil
 }
 
-// overAPI measures with an API server that has so many nodes.
-func (a *agents) overAPI(ctx context.Context, nodes int, measure func(*lab.Node, *apiServer) (result.Sample, error)) (sample result.Sample, err error) {
-	node, err := a.node(ctx)
+func (s *apiServer) close() error {
+	s.node.Kubeconfig = ""
+	return s.http.Close()
+}
+
+// nodeObjects are Nodes as the API has them.
+func nodeObjects(specs ...lab.NodeSpec) ([]map[string]any, error) {
+	raw, err := lab.NodeListJSON(specs...)
 	if err != nil {
-		return result.Sample{}, err
+		return nil, err
 	}
-	server, err := serveNodes(a.lab, node, a.specs(nodes, 0))
-	if err != nil {
-		return result.Sample{}, err
+	var list struct {
+		Items []map[string]any `json:"items"`
 	}
-	defer func() {
-		node.Kubeconfig = ""
-		err = errors.Join(err, server.http.Close())
-	}()
-	return measure(node, server)
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, fmt.Errorf("read a list of nodes: %w", err)
+	}
+	return list.Items, nil
 }
 
 // ServeHTTP implements http.Handler.
@@ -95,10 +90,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case query.Get("watch") != "":
 		s.watch(w, r)
 	default:
-		s.mu.Lock()
-		list := s.list
-		s.mu.Unlock()
-		_, _ = w.Write(list) // who does not wait for it does not want it
+		_, _ = w.Write(s.list) // who does not wait for it does not want it
 	}
 }
 
@@ -133,24 +125,16 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stage prepares the event of a node that has changed. The function returned sends it.
-func (s *apiServer) stage(spec lab.NodeSpec) (publish func() error, err error) {
-	raw, err := lab.NodeListJSON(spec)
+// stage prepares the event of the last node's change. The function returned sends it.
+func (s *apiServer) stage(variant int) (publish func() error, err error) {
+	specs := s.specs(variant)
+	objects, err := nodeObjects(specs[len(specs)-1])
 	if err != nil {
 		return nil, err
 	}
-	var list struct {
-		Items []map[string]any `json:"items"`
-	}
-	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, fmt.Errorf("read a list of one node: %w", err)
-	}
-	s.mu.Lock()
 	s.version++
-	version := strconv.Itoa(s.version)
-	s.mu.Unlock()
-	list.Items[0]["metadata"].(map[string]any)["resourceVersion"] = version
-	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": list.Items[0]})
+	objects[0]["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.version)
+	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": objects[0]})
 	if err != nil {
 		return nil, fmt.Errorf("write an event: %w", err)
 	}

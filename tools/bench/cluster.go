@@ -1,170 +1,71 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/report"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// clusterOptions say how much to measure on real clusters.
-type clusterOptions struct {
-	publication
-
-	workloads                             []string
-	rounds, pods, burst, rollouts, starts int
-	rest                                  time.Duration
-	nodes                                 []int
-	out                                   string
-}
-
-// wholeCluster is what a run takes that is judged and published. A hundred pods are the fewest that have a p99. Half of
-// the starts are with an empty map.
-func wholeCluster() clusterOptions {
-	return clusterOptions{workloads: clusterWorkloads(), rounds: 6, pods: 20, burst: 10, rollouts: 6, starts: 10, rest: time.Minute, nodes: []int{2, 500, 5000}}
-}
-
-func clusterWorkloads() (names []string) {
-	for _, w := range result.ClusterCatalog() {
-		names = append(names, w.Name)
-	}
-	return names
-}
-
 func clusterCommand(e env) *cobra.Command {
-	o := wholeCluster()
+	o := options{out: filepath.Join("bench-out", result.ClusterProfile)}
 	command := &cobra.Command{
-		Use:   "cluster",
-		Short: "Measure on real Kubernetes clusters that this machine runs",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return measureCluster(cmd.Context(), e, o) },
+		Use:   "cluster [-- FLAGS]",
+		Short: "Measure on real Kubernetes clusters that this machine runs; FLAGS are those of test/cluster's `play measure`, and make the run a short one",
+		RunE:  func(cmd *cobra.Command, args []string) error { return measureCluster(cmd.Context(), e, o, args) },
 	}
-	flags := command.Flags()
-	flags.StringSliceVar(&o.workloads, "workloads", o.workloads, "only these workloads")
-	flags.IntVar(&o.rounds, "rounds", o.rounds, "so many rounds of pods, half of them with the nodes' roles exchanged")
-	flags.IntVar(&o.pods, "pods", o.pods, "so many pods of each network in a round, one after the other")
-	flags.IntVar(&o.burst, "burst", o.burst, "so many pods at once, of each network in a round")
-	flags.IntVar(&o.rollouts, "rollouts", o.rollouts, "so many rollouts")
-	flags.IntVar(&o.starts, "starts", o.starts, "so many starts of the agent at each number of Nodes")
-	flags.DurationVar(&o.rest, "rest", o.rest, "watch agents at rest for so long")
-	flags.IntSliceVar(&o.nodes, "nodes", o.nodes, "measure agents at these numbers of Nodes")
-	flags.StringVar(&o.out, "out", filepath.Join("bench-out", result.ClusterProfile), "the directory for bench.json, bench.md and the plots")
-	o.flags(command)
+	command.Flags().StringVar(&o.out, "out", o.out, "the directory for bench.json and bench.md")
+	publishFlag(command, &o.publish)
 	return command
 }
 
-// check finds what would keep the run from being made, or published, before it is.
-func (o clusterOptions) check(e env, run *result.Run) error {
-	for _, name := range o.workloads {
-		if !slices.Contains(clusterWorkloads(), name) {
-			return usage(fmt.Errorf("unknown workload %q; there are: %s", name, strings.Join(clusterWorkloads(), ", ")))
-		}
-	}
-	if o.rounds < 2 || o.rounds%2 != 0 {
-		return usage(fmt.Errorf("--rounds %d: want an even number, for the nodes' roles to be exchanged halfway", o.rounds))
-	}
-	if err := errors.Join(o.publication.check(result.ClusterProfile), o.fits(run)); err != nil {
-		return err
-	}
+// measureCluster carries out a run on clusters, from the flags to the report.
+func measureCluster(ctx context.Context, e env, o options, args []string) error {
 	if !e.root {
 		return errors.New("needs root, for clusters' namespaces and cgroups; run it with sudo, or as root")
 	}
-	return nil
-}
-
-// short says that something is measured less often than a judgement takes.
-func (o clusterOptions) short() bool {
-	whole := wholeCluster()
-	return o.rounds < whole.rounds || o.pods < whole.pods || o.burst != whole.burst || o.rollouts < whole.rollouts || o.starts < whole.starts ||
-		o.rest < whole.rest || !slices.Equal(o.nodes, whole.nodes)
-}
-
-func newClusterRun(ctx context.Context, o clusterOptions) *result.Run {
 	run := &result.Run{
-		Schema: result.Schema, Profile: result.ClusterProfile, Started: time.Now(), Command: strings.Join(append([]string{"bench"}, os.Args[1:]...), " "),
-		Indicative: o.short(), Rounds: o.rounds, Workloads: o.workloads, Environment: environment(ctx),
-		Modes: []result.Mode{{Name: "ebpf+kube-proxy"}, {Name: "iptables"}},
+		Schema: result.Schema, Profile: result.ClusterProfile, Started: time.Now(), Command: strings.Join(append([]string{"bench"}, e.args...), " "),
+		Indicative: len(args) > 0, Workloads: result.Names(true), Environment: environment(ctx), Modes: []result.Mode{{Name: result.KubeProxy}, {Name: result.IPTables}},
 	}
-	// nft is no part of it: kube-proxy and the classical network's rules are iptables'.
+	// kube-proxy and the classical network's rules are iptables'.
 	delete(run.Environment.Versions, "nft")
-	return run
-}
-
-// measureCluster carries out a run on clusters, from the flags to the report.
-func measureCluster(ctx context.Context, e env, o clusterOptions) error {
-	run := newClusterRun(ctx, o)
-	if err := o.check(e, run); err != nil {
+	root, err := lab.Checkout()
+	if err := errors.Join(err, publishable(run, o.publish), os.MkdirAll(o.out, 0o755)); err != nil {
 		return err
 	}
-	root, err := checkout(ctx)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
-		return fmt.Errorf("make the directory of --out: %w", err)
-	}
-	log := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	json := filepath.Join(o.out, "bench.json")
 	files := []string{filepath.Join(root, "bin/ebpf-agent"), filepath.Join(root, "bin/ebpf-cni")}
-	measured := contents(files)
 	maps.Copy(run.Environment.Versions, builds(files))
 	run.Environment.Warnings = append(run.Environment.Warnings, strangers(run.Environment)...)
-	for _, warning := range run.Environment.Warnings {
-		log.Warn("the figures may be worth less", "because", warning)
+	stop := watch(run, files)
+	save := func() error {
+		run.Finished = time.Now()
+		return run.Write(filepath.Join(o.out, "bench.json"))
 	}
-	err = measureIn(ctx, e, o, filepath.Join(root, "test/cluster"), lines{run: run, save: func() error { return run.Write(json) }})
-	run.Finished = time.Now()
-	run.Environment.Warnings = append(run.Environment.Warnings, changed(measured, contents(files))...)
+	err = measureIn(ctx, e, filepath.Join(root, "test/cluster"), args, lines{run: run, save: save})
+	stop()
 	if err != nil {
-		run.Interrupted = brief(ctx, err)
+		run.Interrupted, _, _ = strings.Cut(errors.Join(context.Cause(ctx), err).Error(), "\n")
 	}
-	if len(run.Samples) == 0 {
-		return err
-	}
-	if saved := run.Write(json); saved != nil {
-		return errors.Join(err, saved)
-	}
-	_, reported := report.Write(run, report.Beside(json))
-	fmt.Fprintf(e.stdout, "%s in %s\n", report.Beside(json).Document, rounded(run.Finished.Sub(run.Started)))
-	if run.Interrupted == "" {
-		reported = errors.Join(reported, o.publish(e, run))
-	}
-	return errors.Join(err, reported)
-}
-
-// brief is why a run ended early, in one line.
-func brief(ctx context.Context, err error) string {
-	if ctx.Err() != nil {
-		return context.Cause(ctx).Error()
-	}
-	first, _, _ := strings.Cut(err.Error(), "\n")
-	return first
-}
-
-// checkout is the directory of the project, which the working directory is part of.
-func checkout(ctx context.Context) (string, error) {
-	module := output(ctx, "go", "env", "GOMOD")
-	if filepath.Base(module) != "go.mod" {
-		return "", errors.New("the working directory is not in a checkout of the project, which the clusters are made from")
-	}
-	return filepath.Dir(module), nil
+	return errors.Join(err, finish(e, run, o.out, o.publish))
 }
 
 // measureIn runs the program that makes clusters and measures them. It is of another module, which has Kubernetes' requirements.
-func measureIn(ctx context.Context, e env, o clusterOptions, module string, into lines) (err error) {
+func measureIn(ctx context.Context, e env, module string, args []string, into lines) error {
 	dir, err := os.MkdirTemp("", "bench-cluster-")
 	if err != nil {
 		return fmt.Errorf("make a directory for the program that makes clusters: %w", err)
@@ -176,7 +77,7 @@ func measureIn(ctx context.Context, e env, o clusterOptions, module string, into
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the program that makes clusters, in %s: %w\n%s", module, err, out)
 	}
-	play := exec.CommandContext(ctx, program, o.args()...)
+	play := exec.CommandContext(ctx, program, append([]string{"measure"}, args...)...)
 	play.Dir, play.Stderr = module, e.stderr
 	// It has clusters to end first.
 	play.Cancel, play.WaitDelay = func() error { return play.Process.Signal(unix.SIGTERM) }, time.Minute
@@ -197,14 +98,71 @@ func measureIn(ctx context.Context, e env, o clusterOptions, module string, into
 	return read
 }
 
-func (o clusterOptions) args() []string {
-	var nodes []string
-	for _, n := range o.nodes {
-		nodes = append(nodes, fmt.Sprint(n))
+// line is one of those that test/cluster/measure prints: a sample, or the versions of a cluster's programs.
+type line struct {
+	result.Sample
+
+	Versions  map[string]string    `json:"versions"`
+	Durations map[string][]float64 `json:"durations"`
+}
+
+// lines takes them into a run.
+type lines struct {
+	run  *result.Run
+	save func() error
+}
+
+// read reads to the end, and saves the run after each sample.
+func (l lines) read(from io.Reader) error {
+	scanner := bufio.NewScanner(from)
+	scanner.Buffer(nil, 1<<20)
+	for scanner.Scan() {
+		var one line
+		if err := json.Unmarshal(scanner.Bytes(), &one); err != nil {
+			return fmt.Errorf("read what was measured on a cluster: %w: %.100q", err, scanner.Text())
+		}
+		if one.Versions != nil {
+			maps.Copy(l.run.Environment.Versions, one.Versions)
+			continue
+		}
+		if err := one.check(); err != nil {
+			return fmt.Errorf("read what was measured on a cluster: %w", err)
+		}
+		if seconds := one.Durations["delay"]; seconds != nil {
+			all := result.Durations(seconds)
+			one.Distributions = map[string]result.Distribution{"delay": all}
+			one.Values = map[string]float64{result.P50: all.Quantile(0.5)}
+		}
+		l.run.Samples = append(l.run.Samples, one.Sample)
+		l.run.Rounds = max(l.run.Rounds, one.Round)
+		if err := l.save(); err != nil {
+			return err
+		}
 	}
-	args := []string{"measure", "-only", strings.Join(o.workloads, ","), "-nodes", strings.Join(nodes, ","), "-rest", o.rest.String()}
-	for name, n := range map[string]int{"rounds": o.rounds, "pods": o.pods, "burst": o.burst, "rollouts": o.rollouts, "starts": o.starts} {
-		args = append(args, fmt.Sprintf("-%s=%d", name, n))
+	if err := scanner.Err(); err != nil {
+		return fmt.Errorf("read what was measured on a cluster: %w", err)
 	}
-	return args
+	return nil
+}
+
+// check is an error for a sample that the table of workloads does not know.
+func (l line) check() error {
+	workload, ok := result.Find(l.Workload)
+	if !ok {
+		return fmt.Errorf("no workload %q", l.Workload)
+	}
+	if l.Mode == "" || l.Round < 1 || len(l.Values)+len(l.Durations) == 0 {
+		return fmt.Errorf("a sample of %s without mode, round or values", l.Workload)
+	}
+	for name, v := range l.Values {
+		if _, ok := workload.Metric(name); !ok || v < 0 {
+			return fmt.Errorf("a sample of %s has %q at %g", l.Workload, name, v)
+		}
+	}
+	for name, seconds := range l.Durations {
+		if name != "delay" || len(seconds) == 0 {
+			return fmt.Errorf("a sample of %s has %d durations %q, of which nothing is known", l.Workload, len(seconds), name)
+		}
+	}
+	return nil
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -42,8 +41,8 @@ func TestLines(t *testing.T) {
 	if diff := cmp.Diff(want, run.Samples); diff != "" {
 		t.Error(diff)
 	}
-	if saved != len(want) || !run.Finished.After(want[0].Started) {
-		t.Errorf("saved %d times, finished %s", saved, run.Finished)
+	if saved != len(want) || run.Rounds != 3 {
+		t.Errorf("saved %d times, %d rounds", saved, run.Rounds)
 	}
 	if diff := cmp.Diff(map[string]string{"go": "1", "kubernetes": "v1.36.3", "runc": "1.1"}, run.Environment.Versions); diff != "" {
 		t.Error(diff)
@@ -81,94 +80,15 @@ func TestLinesThatCannotBeSaved(t *testing.T) {
 	}
 }
 
-// Every flag says less than the whole, or nothing does.
-func TestShortClusterRuns(t *testing.T) {
-	if wholeCluster().short() {
-		t.Error("the whole is short")
-	}
-	for name, less := range map[string]func(*clusterOptions){
-		"rounds": func(o *clusterOptions) { o.rounds-- }, "pods": func(o *clusterOptions) { o.pods-- }, "burst": func(o *clusterOptions) { o.burst++ },
-		"rollouts": func(o *clusterOptions) { o.rollouts-- }, "starts": func(o *clusterOptions) { o.starts-- }, "rest": func(o *clusterOptions) { o.rest-- },
-		"nodes": func(o *clusterOptions) { o.nodes = []int{2, 500} },
-	} {
-		o := wholeCluster()
-		less(&o)
-		if !o.short() {
-			t.Errorf("fewer %s are not short", name)
-		}
-	}
-	if whole := wholeCluster(); whole.rounds*whole.pods < 100 {
-		t.Errorf("%d pods have no p99", whole.rounds*whole.pods)
-	}
-	// A budget takes five rounds to be judged.
-	if empty := (wholeCluster().starts + 1) / 2; empty < 5 {
-		t.Errorf("%d starts with an empty map are too few", empty)
-	}
-}
-
-// The two modules name the same things: what this one asks for, the other one measures.
-func TestClusterArguments(t *testing.T) {
-	got := strings.Join(wholeCluster().args(), " ")
-	for _, want := range []string{
-		"measure -only first-packet,burst,rollout,agent-cluster,image ", "-nodes 2,500,5000 ", "-rest 1m0s", "-rounds=6", "-pods=20", "-burst=10", "-rollouts=6", "-starts=10",
-	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %q in %s", want, got)
-		}
-	}
+// The two modules name the same things: what the other one measures, this one knows.
+func TestClusterWorkloads(t *testing.T) {
 	source, err := os.ReadFile("../../test/cluster/measure/measure.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range clusterWorkloads() {
+	for _, name := range result.Names(true) {
 		if !strings.Contains(string(source), `"`+name+`"`) {
 			t.Errorf("test/cluster/measure knows no workload %q", name)
 		}
-	}
-}
-
-// A document gets a whole run's section only, whichever of its other sections there are.
-func TestPublishCluster(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*result.Run)
-		why    string
-	}{
-		"whole":       {func(*result.Run) {}, ""},
-		"short":       {func(r *result.Run) { r.Indicative = true }, "it is a short one"},
-		"interrupted": {func(r *result.Run) { r.Interrupted = "got interrupt" }, "it was interrupted: got interrupt"},
-		"changed":     {func(r *result.Run) { r.Environment.Dirty = true }, "the checkout has changes that no commit has"},
-		"partial":     {func(r *result.Run) { r.Workloads = r.Workloads[1:] }, "it leaves out first-packet; make bench-cluster DOCUMENT=BENCHMARKS.md"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			file, into, readme := filepath.Join(dir, "bench.json"), filepath.Join(dir, "BENCHMARKS.md"), filepath.Join(dir, "README.md")
-			run := &result.Run{Schema: result.Schema, Profile: result.ClusterProfile, Workloads: clusterWorkloads(), Rounds: 6}
-			run.Environment.Versions = map[string]string{"kubernetes": "v1.36.3"}
-			run.Samples = []result.Sample{{Workload: result.Image, Mode: "ebpf+kube-proxy", Round: 1, Values: map[string]float64{"compressed": 18 << 20, "unpacked": 45 << 20}}}
-			c.change(run)
-			if err := run.Write(file); err != nil {
-				t.Fatal(err)
-			}
-			const before = "# Benchmarks\n\nof networks\n"
-			const marks = "<!-- bench-cluster:begin -->\n<!-- bench-cluster:end -->\n"
-			for name, text := range map[string]string{into: before, readme: marks} {
-				if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			status, _, stderr := bench(t, false, "report", file, "--into", into, "--headline", readme)
-			document, _ := os.ReadFile(into)
-			headline, _ := os.ReadFile(readme)
-			if c.why != "" {
-				if status != failed || !strings.Contains(stderr, c.why) || string(document) != before || string(headline) != marks {
-					t.Errorf("status %d, %q, want %q; the documents:\n%s\n%s", status, stderr, c.why, document, headline)
-				}
-				return
-			}
-			if status != fine || !strings.HasPrefix(string(document), before) || !strings.Contains(string(document), "\n### Image\n") ||
-				!strings.Contains(string(headline), "The image is 18.0 MiB.") {
-				t.Errorf("status %d: %s\n%s\n%s", status, stderr, document, headline)
-			}
-		})
 	}
 }

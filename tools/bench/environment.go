@@ -2,18 +2,22 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"debug/buildinfo"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -22,78 +26,37 @@ const busy = 0.5
 
 // environment is what can be known of this machine. What cannot is left empty.
 func environment(ctx context.Context) result.Environment {
-	e := result.Environment{
-		Cores: runtime.NumCPU(), CPU: field("/proc/cpuinfo", "model name"),
-		Versions: versions(ctx), Sysctls: sysctls(),
-	}
+	e := result.Environment{Cores: runtime.NumCPU(), CPU: field("/proc/cpuinfo", "model name"), Versions: map[string]string{"go": runtime.Version()}}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
-		e.Kernel = text(name.Release[:]) + " " + text(name.Machine[:])
+		e.Kernel = unix.ByteSliceToString(name.Release[:]) + " " + unix.ByteSliceToString(name.Machine[:])
 	}
 	kilobytes, _ := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"))
 	e.MemoryMB = kilobytes / 1024
 	if strings.Contains(" "+field("/proc/cpuinfo", "flags")+" ", " hypervisor ") {
 		e.Virtual = "virtual machine"
 	}
+	for _, program := range []string{"iptables", "nft"} {
+		if line, _, _ := strings.Cut(output(ctx, program, "--version"), "\n"); line != "" {
+			e.Versions[program] = strings.TrimPrefix(strings.TrimPrefix(line, program+" "), "v")
+		}
+	}
 	e.Commit = output(ctx, "git", "rev-parse", "HEAD")
 	// What a run publishes is not what the next one measures.
 	e.Dirty = output(ctx, "git", "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(top,exclude)BENCHMARKS.md", ":(top,exclude)README.md",
-		":(top,exclude)tools/bench/plots") != ""
-	load, _, _ := strings.Cut(read("/proc/loadavg"), " ")
-	e.Load, _ = strconv.ParseFloat(load, 64)
-	e.Warnings = warnings(e)
-	return e
-}
-
-func warnings(e result.Environment) (list []string) {
+		":(top,exclude)tools/bench/plots", ":(top,exclude)tools/bench/results") != ""
+	load, _ := os.ReadFile("/proc/loadavg")
+	_, _ = fmt.Sscan(string(load), &e.Load) // the first number
 	if e.Load > busy {
-		list = append(list, fmt.Sprintf("the load average was %.2f when the run began: something else was running", e.Load))
+		e.Warnings = append(e.Warnings, fmt.Sprintf("the load average was %.2f when the run began: something else was running", e.Load))
 	}
 	if e.Cores < 2 {
-		list = append(list, "there is one CPU: both ends of every sample share it")
+		e.Warnings = append(e.Warnings, "there is one CPU: both ends of every sample share it")
 	}
 	if e.Dirty {
-		list = append(list, "the checkout has changes that no commit has")
+		e.Warnings = append(e.Warnings, "the checkout has changes that no commit has")
 	}
-	return list
-}
-
-func versions(ctx context.Context) map[string]string {
-	found := map[string]string{"go": runtime.Version()}
-	for name, args := range map[string][]string{
-		"iptables": {"iptables", "--version"}, "nft": {"nft", "--version"},
-	} {
-		line, _, _ := strings.Cut(output(ctx, args[0], args[1:]...), "\n")
-		if line != "" {
-			found[name] = strings.TrimPrefix(strings.TrimPrefix(line, name+" "), "v")
-		}
-	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, module := range info.Deps {
-			if module.Path == "github.com/cilium/ebpf" {
-				found["ebpf"] = module.Version
-			}
-		}
-	}
-	return found
-}
-
-// sysctls are those of the machine; what each network namespace has for itself is recorded once the networks stand.
-func sysctls() map[string]string {
-	found := map[string]string{}
-	for _, name := range []string{
-		"net/core/bpf_jit_enable", "net/core/bpf_jit_harden", "net/core/netdev_budget", "net/core/netdev_max_backlog",
-		"net/core/default_qdisc", "net/core/rmem_max", "net/core/wmem_max", "net/core/rps_sock_flow_entries",
-		"kernel/bpf_stats_enabled",
-	} {
-		if value := read(filepath.Join("/proc/sys", name)); value != "" {
-			found[strings.ReplaceAll(name, "/", ".")] = value
-		}
-	}
-	if value := read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"); value != "" {
-		found["cpu governor"] = value
-	}
-	return found
+	return e
 }
 
 // output is what a program prints; empty when it is missing or fails.
@@ -107,17 +70,10 @@ func output(ctx context.Context, program string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func read(path string) string {
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(content))
-}
-
 // field is the value of the first "name : value" in a file of /proc.
 func field(path, name string) string {
-	for line := range strings.Lines(read(path)) {
+	content, _ := os.ReadFile(path)
+	for line := range strings.Lines(string(content)) {
 		if key, value, found := strings.Cut(line, ":"); found && strings.TrimSpace(key) == name {
 			return strings.TrimSpace(value)
 		}
@@ -125,4 +81,76 @@ func field(path, name string) string {
 	return ""
 }
 
-func text(raw []byte) string { return strings.TrimRight(string(raw), "\x00") }
+// binaries records what the networks' programs were built from, and returns their files.
+func binaries(run *result.Run, networks map[string]*modes.Network) (files []string) {
+	e := &run.Environment
+	for _, mode := range slices.Sorted(maps.Keys(networks)) {
+		some, err := networks[mode].Binaries()
+		if err != nil {
+			e.Warnings = append(e.Warnings, fmt.Sprintf("what mode %s runs is not known: %v", mode, err))
+		}
+		files = append(files, some...)
+	}
+	maps.Copy(e.Versions, builds(files))
+	e.Warnings = append(e.Warnings, strangers(*e)...)
+	return files
+}
+
+// builds says what files were built from, by their names: a commit of the checkout that they were built in, or a module's version.
+func builds(files []string) map[string]string {
+	found := map[string]string{}
+	for _, file := range files {
+		info, err := buildinfo.ReadFile(file)
+		if err != nil {
+			found[filepath.Base(file)] = err.Error()
+			continue
+		}
+		set := map[string]string{}
+		for _, s := range info.Settings {
+			set[s.Key] = s.Value
+		}
+		from := set["vcs.revision"]
+		switch {
+		case from == "":
+			from = info.Main.Path + " " + info.Main.Version
+		case set["vcs.modified"] == "true":
+			from += ", with changes"
+		}
+		found[filepath.Base(file)] = from
+	}
+	return found
+}
+
+// strangers says which of this project's programs are not of the commit that the run is filed under.
+func strangers(e result.Environment) (warnings []string) {
+	for _, name := range result.Ours() {
+		if built := e.Versions[name]; built != "" && built != e.Commit {
+			warnings = append(warnings, fmt.Sprintf("%s was built from %s, and the checkout is at %s; make build", name, built, e.Commit))
+		}
+	}
+	return warnings
+}
+
+// watch notes what files hold. The function returned warns of those that somebody has replaced since: agents and plugins are started again and again.
+func watch(run *result.Run, files []string) func() {
+	slices.Sort(files)
+	files = slices.Compact(files)
+	before := contents(files)
+	return func() {
+		for i, after := range contents(files) {
+			if before[i] != after {
+				run.Environment.Warnings = append(run.Environment.Warnings,
+					filepath.Base(files[i])+" was replaced while it was measured: the figures are of more than one program")
+			}
+		}
+	}
+}
+
+// contents are the sums of files; that of one that can't be read is of nothing.
+func contents(files []string) (sums [][sha256.Size]byte) {
+	for _, file := range files {
+		content, _ := os.ReadFile(file)
+		sums = append(sums, sha256.Sum256(content))
+	}
+	return sums
+}

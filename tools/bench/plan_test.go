@@ -7,13 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 func TestProfilesEndInTime(t *testing.T) {
 	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 25 * time.Minute} {
-		p, err := newPlan(profiles()[name], selection{})
+		p, err := newPlan(map[string]profile{"quick": quick(), "full": full()}[name], nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -24,13 +23,13 @@ func TestProfilesEndInTime(t *testing.T) {
 }
 
 func TestFullProfileMeasuresEverything(t *testing.T) {
-	p, err := newPlan(full(), selection{})
+	p, err := newPlan(full(), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range result.Catalog() {
-		if !slices.Contains(p.workloads(), w.Name) {
-			t.Errorf("%s is in the catalog and not in the full profile", w.Name)
+	for _, name := range result.Names(false) {
+		if !slices.Contains(p.workloads(), name) {
+			t.Errorf("%s is in the table and not in the full profile", name)
 		}
 	}
 	if p.profile.rounds < 5 {
@@ -39,13 +38,9 @@ func TestFullProfileMeasuresEverything(t *testing.T) {
 }
 
 func TestPlanSelects(t *testing.T) {
-	p, err := newPlan(full(), selection{
-		modes: []string{modes.IPTables, modes.Direct}, workloads: []string{"udp64", "cni", "nodes", "agent"}, rounds: 9, duration: time.Minute})
+	p, err := newPlan(full(), []string{result.IPTables, result.Direct}, []string{"udp64", "cni", "nodes", "agent"})
 	if err != nil {
 		t.Fatal(err)
-	}
-	if p.profile.rounds != 9 || p.profile.duration != time.Minute || p.profile.warmup != full().warmup {
-		t.Errorf("%+v", p.profile)
 	}
 	var got []string
 	for _, i := range p.items {
@@ -53,9 +48,9 @@ func TestPlanSelects(t *testing.T) {
 	}
 	want := []string{
 		"udp64, same node: direct iptables", "udp64, across nodes: direct iptables", "udp64, egress: direct iptables",
+		"cni: iptables", // no plugin in direct, and no agent in either
 		"nodes, across nodes, 2 nodes: iptables", "nodes, across nodes, 5000 nodes: iptables",
 		"nodes, across nodes, 1000 nodes: iptables", "nodes, across nodes, 100 nodes: iptables",
-		"cni: iptables", // no plugin in direct, and no agent in either
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
@@ -64,33 +59,27 @@ func TestPlanSelects(t *testing.T) {
 
 // What a budget divides by is measured next to it.
 func TestJudgedModesAreNeighbours(t *testing.T) {
-	p, err := newPlan(full(), selection{workloads: []string{"udp64"}})
+	p, err := newPlan(full(), nil, []string{"udp64"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(p.items[0].modes, " "), "direct ebpf iptables ebpf+kube-proxy iptables-vxlan ptp nftables"; got != want {
+	if got, want := strings.Join(p.items[0].modes, " "), "direct ebpf iptables ebpf+kube-proxy ptp nftables"; got != want {
 		t.Errorf("%s, want %s", got, want)
-	}
-	for list, want := range map[string]string{"ebpf ebpf+kube-proxy ptp": "ebpf ebpf+kube-proxy ptp", "ebpf iptables": "ebpf iptables"} {
-		if got := strings.Join(judgedTogether(strings.Fields(list)), " "); got != want {
-			t.Errorf("%s becomes %s, want %s", list, got, want)
-		}
 	}
 }
 
 func TestPlanRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
-		selection
-		want string
+		modes, workloads []string
+		want             string
 	}{
-		"unknown mode":     {selection{modes: []string{"cilium"}}, `unknown mode "cilium"; there are: direct, ebpf`},
-		"unknown workload": {selection{workloads: []string{"udp65"}}, `unknown workload "udp65"; there are: udp64`},
-		"missing mode":     {selection{modes: []string{modes.EBPFVXLAN}}, "nothing to measure"},
-		"nothing left":     {selection{modes: []string{modes.Direct}, workloads: []string{"cni"}}, "nothing to measure"},
-		"negative":         {selection{rounds: -1}, "no negative values"},
+		"unknown mode":     {[]string{"cilium"}, nil, `unknown mode "cilium"; there are: direct, ebpf`},
+		"unknown workload": {nil, []string{"udp65"}, `unknown workload "udp65"; there are: udp64`},
+		"a cluster's":      {nil, []string{result.Image}, `unknown workload "image"`},
+		"nothing left":     {[]string{result.Direct}, []string{"cni"}, "nothing to measure"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := newPlan(full(), c.selection); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := newPlan(full(), c.modes, c.workloads); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})
@@ -99,7 +88,7 @@ func TestPlanRefuses(t *testing.T) {
 
 // Both points of a ratio follow each other, in both orders, and no other mode comes between them.
 func TestPointsTakeTurns(t *testing.T) {
-	p, err := newPlan(full(), selection{modes: []string{modes.EBPF, modes.IPTables}, workloads: []string{"nodes", "services", "services-udp"}})
+	p, err := newPlan(full(), []string{result.EBPF, result.IPTables}, []string{"nodes", "services"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,11 +97,11 @@ func TestPointsTakeTurns(t *testing.T) {
 		2: "nodes ebpf 100, 1000, 5000, 2; nodes iptables 100, 1000, 5000, 2; ",
 		3: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; ",
 	} {
-		want += "services ebpf iptables 0; services-udp ebpf iptables 0; services ebpf iptables 1000; "
+		want += "services ebpf iptables 0, 1000, 10000, 20000; "
 		var got strings.Builder
 		last := ""
 		for _, i := range p.round(round) {
-			if what := i.workload + " " + strings.Join(i.modes, " "); what != last {
+			if what := i.Name + " " + strings.Join(i.modes, " "); what != last {
 				fmt.Fprintf(&got, "; %s %d", what, i.point)
 				last = what
 			} else {
@@ -128,7 +117,7 @@ func TestPointsTakeTurns(t *testing.T) {
 // A p99 takes a hundred values.
 func TestFullProfileHasAHundredOfEach(t *testing.T) {
 	p := full()
-	if p.rounds*p.pods < 100 || p.rounds*p.batches*together < 100 || p.rounds*p.changes < 100 {
+	if p.rounds*p.pods < 100 || p.rounds*p.batches*10 < 100 || p.rounds*p.changes < 100 {
 		t.Errorf("%d rounds of %d pods, %d times ten and %d changes", p.rounds, p.pods, p.batches, p.changes)
 	}
 }

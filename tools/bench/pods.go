@@ -7,59 +7,60 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// together is how many pods come at once.
-const together = 10
-
-// oneByOne adds pods one after the other, then deletes them. The first one is not counted: its program comes from the disk.
-func (m *machine) oneByOne(ctx context.Context, network *modes.Network) (result.Sample, error) {
-	first := m.reserve(m.profile.pods + 1)
-	adds, dels, err := batch(ctx, network, first, m.profile.pods+1, 1)
-	if err != nil {
-		return result.Sample{}, err
+// plugins adds pods and deletes them again: one after the other, or so many at once, as often as the profile says. One by one the first is not
+// counted: its program comes from the disk.
+func (m *machine) plugins(ctx context.Context, network *modes.Network, atOnce int) (result.Sample, error) {
+	count := m.profile.batches * atOnce
+	if atOnce == 1 {
+		count = m.profile.pods + 1
 	}
-	return plugin(adds[1:], dels[1:]), nil
-}
-
-// tenAtOnce adds ten pods at once and deletes them at once, as often as the profile says.
-func (m *machine) tenAtOnce(ctx context.Context, network *modes.Network) (result.Sample, error) {
 	var adds, dels []float64
-	for range m.profile.batches {
-		a, d, err := batch(ctx, network, m.reserve(together), together, together)
+	for done := 0; done < count; {
+		now := atOnce
+		if atOnce == 1 {
+			now = count
+		}
+		a, d, err := m.batch(ctx, network, now, atOnce)
 		if err != nil {
 			return result.Sample{}, err
 		}
-		adds, dels = append(adds, a...), append(dels, d...)
+		adds, dels, done = append(adds, a...), append(dels, d...), done+now
 	}
-	return plugin(adds, dels), nil
+	if atOnce == 1 {
+		adds, dels = adds[1:], dels[1:]
+	}
+	pairs := make([]float64, len(adds))
+	for i := range pairs {
+		pairs[i] = adds[i] + dels[i]
+	}
+	add, del := result.Durations(adds), result.Durations(dels)
+	return result.Sample{
+		Values: map[string]float64{
+			"pair-p50": result.Durations(pairs).Quantile(0.5), "add-p50": add.Quantile(0.5), "del-p50": del.Quantile(0.5),
+		},
+		Distributions: map[string]result.Distribution{"add": add, "del": del},
+	}, nil
 }
 
-func (m *machine) reserve(n int) (first int) {
-	first = m.pods
-	m.pods += n
-	return first
-}
-
-// batch adds pods, at most so many at once, and then deletes those that were added.
-func batch(ctx context.Context, network *modes.Network, first, count, atOnce int) (adds, dels []float64, err error) {
-	there := make([]bool, count)
-	adds, err = each(count, atOnce, func(i int) (time.Duration, error) {
-		took, err := network.Add(ctx, first+i)
-		there[i] = err == nil
+// batch adds pods, at most so many at once, and then deletes those that were added: also when the run ends here, since nothing may stay.
+func (m *machine) batch(ctx context.Context, network *modes.Network, count, atOnce int) (adds, dels []float64, err error) {
+	first := m.pods
+	m.pods += count
+	there := make([]*lab.Pod, count)
+	adds, err = each(count, atOnce, func(i int) (took time.Duration, err error) {
+		there[i], took, err = network.Add(ctx, first+i)
 		return took, err
 	})
-	if err != nil {
-		err = fmt.Errorf("add pods: %w", err)
-	}
-	// Also when the run ends here: nothing may stay.
 	dels, deleted := each(count, atOnce, func(i int) (time.Duration, error) {
-		if !there[i] {
+		if there[i] == nil {
 			return 0, nil
 		}
-		return network.Del(context.WithoutCancel(ctx), first+i)
+		return network.Del(context.WithoutCancel(ctx), there[i])
 	})
 	if deleted != nil {
 		err = errors.Join(err, fmt.Errorf("delete pods: %w", deleted))
@@ -82,20 +83,4 @@ func each(count, atOnce int, fn func(i int) (time.Duration, error)) ([]float64, 
 	}
 	running.Wait()
 	return took, errors.Join(errs...)
-}
-
-func plugin(adds, dels []float64) result.Sample {
-	pairs := make([]float64, len(adds))
-	for i := range pairs {
-		pairs[i] = adds[i] + dels[i]
-	}
-	add, del := result.Each(adds), result.Each(dels)
-	return result.Sample{
-		Values: map[string]float64{
-			"pair-p50": result.Each(pairs).Quantile(0.5),
-			"add-p50":  add.Quantile(0.5),
-			"del-p50":  del.Quantile(0.5),
-		},
-		Distributions: map[string]result.Distribution{"add": add, "del": del},
-	}
 }

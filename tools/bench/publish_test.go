@@ -3,78 +3,88 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // whole is a run that leaves nothing out, as far as its head tells.
-func whole() *result.Run {
-	run := &result.Run{Schema: result.Schema, Profile: "full", Rounds: 5, Workloads: workloadNames()}
-	for _, name := range modes.Names() {
-		run.Modes = append(run.Modes, result.Mode{Name: name, Missing: modes.Missing(name)})
+func whole(profile string) *result.Run {
+	run := &result.Run{Schema: result.Schema, Profile: profile, Rounds: 5, Workloads: result.Names(profile == result.ClusterProfile)}
+	for _, name := range result.Modes() {
+		run.Modes = append(run.Modes, result.Mode{Name: name})
 	}
+	run.Environment.Versions = map[string]string{"kubernetes": "v1.36.3"}
 	for round := 1; round <= 5; round++ {
-		run.Samples = append(run.Samples, result.Sample{Workload: "cni", Mode: modes.EBPF, Round: round,
-			Values: map[string]float64{"pair-p50": 0.01}, Distributions: map[string]result.Distribution{"add": {{Seconds: 0.01, Count: 20}}}})
+		run.Samples = append(run.Samples,
+			result.Sample{Workload: "cni", Mode: result.EBPF, Round: round, Values: map[string]float64{"pair-p50": 0.01, "add-p50": 0.005, "del-p50": 0.005}},
+			result.Sample{Workload: result.Image, Mode: result.KubeProxy, Round: round, Values: map[string]float64{"compressed": 18 << 20}})
 	}
 	return run
 }
 
-// The project's documents show whole runs, and nothing of any other.
+// The project's documents show whole runs, each in its own places, and nothing of any other.
 func TestPublish(t *testing.T) {
-	const empty = "<!-- bench:begin -->\n<!-- bench:end -->\n"
+	const places = "# Title\n<!-- bench:begin -->\n<!-- bench:end -->\nkept\n<!-- bench-cluster:begin -->\n<!-- bench-cluster:end -->\n"
 	for name, c := range map[string]struct {
-		change func(*result.Run)
-		why    string
+		profile string
+		change  func(*result.Run)
+		why     string
 	}{
-		"whole":       {func(*result.Run) {}, ""},
-		"short":       {func(r *result.Run) { r.Indicative = true }, "it is a short one"},
-		"interrupted": {func(r *result.Run) { r.Interrupted = "got interrupt" }, "it was interrupted: got interrupt"},
-		"changed":     {func(r *result.Run) { r.Environment.Dirty = true }, "the checkout has changes that no commit has"},
-		"partial":     {func(r *result.Run) { r.Modes, r.Workloads = r.Modes[1:], r.Workloads[:1] }, "it leaves out direct, udp1400, tcp1"},
+		"whole":          {"full", func(*result.Run) {}, ""},
+		"whole, cluster": {result.ClusterProfile, func(*result.Run) {}, ""},
+		"short":          {"full", func(r *result.Run) { r.Indicative = true }, "it is a short one"},
+		"interrupted":    {"full", func(r *result.Run) { r.Interrupted = "got interrupt" }, "it was interrupted: got interrupt"},
+		"changed":        {"full", func(r *result.Run) { r.Environment.Dirty = true }, "the checkout has changes that no commit has"},
+		"partial":        {"full", func(r *result.Run) { r.Modes, r.Workloads = r.Modes[1:], r.Workloads[:1] }, "it leaves out direct, udp1400, tcp1"},
+		"part, cluster":  {result.ClusterProfile, func(r *result.Run) { r.Workloads = r.Workloads[1:] }, "it leaves out first-packet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			file, into, readme := filepath.Join(dir, "bench.json"), filepath.Join(dir, "BENCHMARKS.md"), filepath.Join(dir, "README.md")
-			run := whole()
+			file := filepath.Join(dir, "bench.json")
+			run := whole(c.profile)
 			run.Environment.Warnings = []string{"ebpf-cni was built from somewhere else"}
 			c.change(run)
 			if err := run.Write(file); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(readme, []byte(empty), 0o600); err != nil {
+			if err := os.MkdirAll(filepath.Join(dir, "tools/bench/results"), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			status, stdout, stderr := bench(t, false, "report", file, "--into", into, "--headline", readme)
+			read := func(name string) string {
+				text, _ := os.ReadFile(filepath.Join(dir, name))
+				return string(text)
+			}
+			for _, name := range []string{"BENCHMARKS.md", "README.md"} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(places), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			status, _, stderr := bench(t, false, "report", file, "--publish", dir)
 			if c.why != "" {
-				_, err := os.Stat(into)
-				if text, _ := os.ReadFile(readme); status != failed || !strings.Contains(stderr, c.why) || err == nil || string(text) != empty {
-					t.Errorf("status %d, %q, want %q; the documents: %v, %s", status, stderr, c.why, err, text)
+				if status != failed || !strings.Contains(stderr, c.why) || read("BENCHMARKS.md") != places || read("README.md") != places {
+					t.Errorf("status %d, %q, want %q; the documents:\n%s\n%s", status, stderr, c.why, read("BENCHMARKS.md"), read("README.md"))
 				}
 				return
 			}
 			if status != fine || !strings.Contains(stderr, "published with a warning: ebpf-cni was built") {
 				t.Errorf("status %d: %s", status, stderr)
 			}
-			for file, want := range map[string]string{into: "](tools/bench/plots/cni-add.svg)", readme: "| CNI, one pod at a time: ADD + DEL p50 | "} {
-				if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), want) || !strings.Contains(stdout, file) {
-					t.Errorf("%s: %v, no %q\n%s", file, err, want, text)
+			wants := map[string]string{
+				"BENCHMARKS.md": "](tools/bench/plots/cni.svg)", "README.md": "| CNI, one pod at a time: ADD + DEL p50 | ", "tools/bench/results/networks.md": "## CNI, one pod at a time\n",
+				"tools/bench/plots/cni.svg": "</svg>",
+			}
+			if c.profile == result.ClusterProfile {
+				wants = map[string]string{"BENCHMARKS.md": "5000 Node objects", "README.md": "The image is 18.0 MiB.", "tools/bench/results/cluster.md": "## Image\n"}
+			}
+			for name, want := range wants {
+				text := read(name)
+				if !strings.Contains(text, want) || strings.HasSuffix(name, "S.md") && (!strings.Contains(text, "\nkept\n") || strings.Count(text, ":begin -->") != 2) {
+					t.Errorf("%s has no %q:\n%s", name, want, text)
 				}
 			}
 		})
-	}
-}
-
-// What can't be published is said before it is measured, not half an hour later.
-func TestPublicationIsRefusedBeforeTheRun(t *testing.T) {
-	into := filepath.Join(t.TempDir(), "BENCHMARKS.md")
-	status, _, stderr := bench(t, false, "--profile", "full", "--rounds", "1", "--into", into)
-	if status != failed || !strings.Contains(stderr, "it is a short one") {
-		t.Errorf("status %d: %s", status, stderr)
 	}
 }
 
@@ -96,9 +106,10 @@ func TestReplacedPrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	before := contents(names)
-	if got := changed(before, contents(names)); len(got) > 0 {
-		t.Errorf("nothing was replaced: %q", got)
+	var run result.Run
+	told := watch(&run, names)
+	if told(); len(run.Environment.Warnings) > 0 {
+		t.Errorf("nothing was replaced: %q", run.Environment.Warnings)
 	}
 	if err := os.WriteFile(names[0], []byte("other"), 0o600); err != nil {
 		t.Fatal(err)
@@ -106,8 +117,8 @@ func TestReplacedPrograms(t *testing.T) {
 	if err := os.Remove(names[2]); err != nil {
 		t.Fatal(err)
 	}
-	got := changed(before, contents(names))
-	if len(got) != 2 || !slices.IsSorted(got) || !strings.HasPrefix(got[0], "ebpf-agent was replaced") || !strings.HasPrefix(got[1], "portmap was") {
+	told()
+	if got := run.Environment.Warnings; len(got) != 2 || !strings.HasPrefix(got[0], "ebpf-agent was replaced") || !strings.HasPrefix(got[1], "portmap was") {
 		t.Errorf("%q", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"time"
@@ -12,22 +13,18 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// sampler takes one sample.
-type sampler interface {
-	// take measures an item in one mode. An error is one of this sample: the run goes on.
-	take(ctx context.Context, i item, mode string) (result.Sample, error)
-}
-
 // runner carries out a plan.
 type runner struct {
-	plan     plan
-	sampler  sampler
-	run      *result.Run
-	progress *progress
+	plan plan
+	// take measures an item in one mode. An error is one of this sample: the run goes on.
+	take func(ctx context.Context, i item, mode string) (result.Sample, error)
+	run  *result.Run
 	// save keeps what is finished so far.
 	save func(*result.Run) error
-	now  func() time.Time
 	log  *slog.Logger
+	// progress is for a person; left is what remains of the plan's estimate.
+	progress io.Writer
+	left     time.Duration
 }
 
 // attempts is how many times a sample is taken before it is given up. What has been refused was disturbed, more often than not.
@@ -39,6 +36,7 @@ const hopeless = 0.2
 // rounds runs all rounds, and one more of what is owed after them. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {
 	count := r.plan.profile.rounds
+	r.left = r.plan.takes()
 	for n := 1; n <= count; n++ {
 		if err := r.round(ctx, n, r.plan.round(n)); err != nil {
 			return err
@@ -52,25 +50,29 @@ func (r *runner) rounds(ctx context.Context) error {
 	if len(owed) == 0 {
 		return nil
 	}
-	r.progress.more(owed)
+	r.left = expected(owed)
 	if err := r.round(ctx, count+1, owed); err != nil {
 		return err
 	}
 	return r.save(r.run)
 }
 
-// round takes a sample of each item in all of its modes.
+// round takes a sample of each item in all of its modes: in the opposite order in every other round, so that no mode always comes after the same one.
 func (r *runner) round(ctx context.Context, n int, items []item) error {
 	for _, i := range items {
-		for _, mode := range inTurn(i.modes, n) {
-			if err := context.Cause(ctx); err != nil {
-				return r.interrupted(err)
-			}
-			r.one(ctx, n, i, mode)
+		fmt.Fprintf(r.progress, "round %d, %s left: %s\n", n, max(r.left, 0).Round(time.Second), i)
+		modes := slices.Clone(i.modes)
+		if n%2 == 0 {
+			slices.Reverse(modes)
 		}
-	}
-	if err := context.Cause(ctx); err != nil {
-		return r.interrupted(err)
+		for _, mode := range modes {
+			r.one(ctx, n, i, mode)
+			if err := context.Cause(ctx); err != nil {
+				r.run.Interrupted = err.Error()
+				return errors.Join(fmt.Errorf("interrupted: %w", err), r.save(r.run))
+			}
+			r.left -= i.takes
+		}
 	}
 	return nil
 }
@@ -84,7 +86,7 @@ func (r *runner) owed(round int) (items []item) {
 	lacking := map[string]bool{}
 	for _, i := range r.plan.items {
 		for _, mode := range i.modes {
-			refused, _ := r.run.Refused(result.Row{Workload: i.workload, Path: i.path, Point: i.point}, mode)
+			refused, _ := r.run.Refused(i.row(), mode)
 			if refused > 0 && refused < r.plan.profile.rounds {
 				lacking[i.compared()] = true
 			}
@@ -98,32 +100,20 @@ func (r *runner) owed(round int) (items []item) {
 	return items
 }
 
-// inTurn is the order of the modes in a round: each other one the other way round, so that none always comes after the same one, and those whose
-// ratio is taken stay neighbours.
-func inTurn(modes []string, round int) []string {
-	ordered := slices.Clone(modes)
-	if round%2 == 0 {
-		slices.Reverse(ordered)
-	}
-	return ordered
-}
-
 // one takes one sample and files it, with the reasons why it was taken again. A sample that the end of the run has cut short is none.
 func (r *runner) one(ctx context.Context, round int, i item, mode string) {
-	started := r.now()
-	r.progress.at(round, i, mode)
+	started := time.Now()
 	sample, err := r.patiently(ctx, i, mode)
 	if ctx.Err() != nil {
 		return
 	}
-	sample.Workload, sample.Path, sample.Point = i.workload, i.path, i.point
+	sample.Workload, sample.Path, sample.Point = i.Name, i.path, i.point
 	sample.Mode, sample.Round, sample.Started = mode, round, started
 	if err != nil {
 		sample.Values, sample.Distributions, sample.Error = nil, nil, err.Error()
 		r.log.Warn("sample refused", "workload", i.String(), "mode", mode, "round", round, "error", err)
 	}
 	r.run.Samples = append(r.run.Samples, sample)
-	r.progress.done(i.takes, r.now().Sub(started))
 }
 
 // patiently takes a sample, again when something disturbed the generator. Nothing else is worth another try: packets that went astray are a
@@ -131,17 +121,13 @@ func (r *runner) one(ctx context.Context, round int, i item, mode string) {
 func (r *runner) patiently(ctx context.Context, i item, mode string) (sample result.Sample, err error) {
 	var kept result.Sample
 	var disturbed []string
-	for n := range attempts {
-		if n > 0 {
-			r.progress.again()
-		}
-		sample, err = r.sampler.take(ctx, i, mode)
+	for range attempts {
+		sample, err = r.take(ctx, i, mode)
 		if !errors.Is(err, load.ErrNotMeasured) || ctx.Err() != nil {
 			sample.Attempts = disturbed
 			return sample, err
 		}
 		disturbed = append(disturbed, err.Error())
-		r.log.Debug("sample disturbed", "workload", i.String(), "mode", mode, "error", err)
 		if errors.Is(err, load.ErrStarved) && better(sample, kept) {
 			kept, kept.Disturbed = sample, err.Error()
 		}
@@ -157,10 +143,4 @@ func (r *runner) patiently(ctx context.Context, i item, mode string) (sample res
 func better(sample, kept result.Sample) bool {
 	delayed := sample.Values[result.Delayed]
 	return sample.Values != nil && delayed <= hopeless && (kept.Values == nil || delayed < kept.Values[result.Delayed])
-}
-
-func (r *runner) interrupted(cause error) error {
-	r.run.Interrupted = cause.Error()
-	err := fmt.Errorf("interrupted: %w", cause)
-	return errors.Join(err, r.save(r.run))
 }

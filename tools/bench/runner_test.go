@@ -23,7 +23,7 @@ type fake struct {
 }
 
 func (f *fake) take(_ context.Context, i item, mode string) (result.Sample, error) {
-	f.taken = append(f.taken, i.workload+" "+mode)
+	f.taken = append(f.taken, i.Name+" "+mode)
 	sample := result.Sample{Values: map[string]float64{result.Rate: float64(len(f.taken))}}
 	if len(f.taken) <= len(f.delayed) {
 		sample.Values[result.Delayed] = f.delayed[len(f.taken)-1]
@@ -38,9 +38,8 @@ func newRunner(f *fake, rounds int) (r *runner, saved *[]int) {
 	saved = &[]int{}
 	return &runner{
 		plan: plan{profile: profile{rounds: rounds}, items: []item{
-			{workload: "udp64", modes: []string{"a", "b", "c"}}, {workload: "rr", modes: []string{"a", "c"}}}},
-		sampler: f, run: &result.Run{}, progress: &progress{w: io.Discard, rounds: rounds}, now: time.Now,
-		log:  slog.New(slog.DiscardHandler),
+			{Workload: result.Workload{Name: "udp64"}, modes: []string{"a", "b", "c"}}, {Workload: result.Workload{Name: "rr"}, modes: []string{"a", "c"}}}},
+		take: f.take, run: &result.Run{}, progress: io.Discard, log: slog.New(slog.DiscardHandler),
 		save: func(run *result.Run) error { *saved = append(*saved, len(run.Samples)); return nil },
 	}, saved
 }
@@ -74,9 +73,6 @@ func TestRefusedSampleIsTakenAgainThenFiled(t *testing.T) {
 	r, _ := newRunner(f, 1)
 	if err := r.rounds(t.Context()); err != nil {
 		t.Fatal(err)
-	}
-	if shown := r.progress.disturbed(); shown != ", 3 taken again" {
-		t.Errorf("a person reads %q", shown)
 	}
 	first, second := r.run.Samples[0], r.run.Samples[1]
 	why := disturbed.Error()
@@ -161,9 +157,9 @@ func TestRefusedSamplesAreOwed(t *testing.T) {
 			r, saved := newRunner(f, 2)
 			r.run.Indicative = c.indicative
 			r.plan.items = []item{
-				{workload: "udp64", modes: []string{"a", "b", "c"}, takes: time.Second},
-				{workload: "nodes", point: 2, modes: []string{"a"}, turns: "nodes a"},
-				{workload: "nodes", point: 5000, modes: []string{"a"}, turns: "nodes a"},
+				{Workload: result.Workload{Name: "udp64"}, modes: []string{"a", "b", "c"}, takes: time.Second},
+				{Workload: result.Workload{Name: "nodes"}, point: 2, modes: []string{"a"}, turns: "nodes a"},
+				{Workload: result.Workload{Name: "nodes"}, point: 5000, modes: []string{"a"}, turns: "nodes a"},
 			}
 			if err := r.rounds(t.Context()); err != nil {
 				t.Fatal(err)
@@ -174,8 +170,8 @@ func TestRefusedSamplesAreOwed(t *testing.T) {
 			if last := (*saved)[len(*saved)-1]; last != len(f.taken) || r.run.Rounds != 2 {
 				t.Errorf("%d of %d samples are saved, %d rounds", last, len(f.taken), r.run.Rounds)
 			}
-			if extra := r.run.Samples[10:]; len(extra) > 0 && (extra[0].Round != 3 || r.progress.rounds != 3) {
-				t.Errorf("filed as round %d, shown as one of %d", extra[0].Round, r.progress.rounds)
+			if extra := r.run.Samples[10:]; len(extra) > 0 && extra[0].Round != 3 {
+				t.Errorf("filed as round %d", extra[0].Round)
 			}
 		})
 	}
@@ -198,16 +194,5 @@ func TestInterruptKeepsWhatIsFinished(t *testing.T) {
 	}
 	if len(r.run.Samples) != 6 || !slices.Equal(*saved, []int{5, 6}) || r.run.Rounds != 1 || len(f.taken) != 7 {
 		t.Errorf("%d samples, saved %v, %d rounds, %d taken", len(r.run.Samples), *saved, r.run.Rounds, len(f.taken))
-	}
-}
-
-func TestRemainingLearns(t *testing.T) {
-	p := &progress{w: io.Discard, left: 40 * time.Second}
-	if got := p.remaining(); got != "40s" {
-		t.Errorf("%s before anything is known", got)
-	}
-	p.done(20*time.Second, 40*time.Second)
-	if got := p.remaining(); got != "40s" {
-		t.Errorf("%s left of 20 s that take twice as long", got)
 	}
 }

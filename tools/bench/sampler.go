@@ -11,6 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
@@ -19,19 +22,18 @@ import (
 // patience is how long a sample may take beyond what is expected, several times over. Something hangs then.
 const patience = 60 * time.Second
 
+// afterGrowth is for what goes on after a table is complete: memory is collected, old rules are freed.
+const afterGrowth = 300 * time.Millisecond
+
 // machine takes samples on networks that stand side by side.
 type machine struct {
 	profile  profile
 	networks map[string]*modes.Network
-	agents   *agents
+	agents   agents
 	// grown is what a sweep has left each network at; none: at a size that is not known.
 	grown map[string]size
 	pods  int // the number of the next pod
-	log   *slog.Logger
 }
-
-// afterGrowth is for what goes on after a table is complete: memory is collected, old rules are freed.
-const afterGrowth = 300 * time.Millisecond
 
 // size is what sweeps vary of a network.
 type size struct{ nodes, services int }
@@ -40,21 +42,12 @@ func smallest() size { return size{nodes: 2} }
 
 // newMachine builds all networks. Whatever is built when an error comes is removed.
 func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err error) {
-	m = &machine{profile: p.profile, networks: map[string]*modes.Network{}, grown: map[string]size{}, log: log}
-	m.agents = &agents{nodes: p.profile.nodes, changes: p.profile.changes}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.close())
-		}
-	}()
+	m = &machine{profile: p.profile, networks: map[string]*modes.Network{}, grown: map[string]size{}, agents: agents{changes: p.profile.changes}}
 	for _, name := range p.modes {
-		if err := context.Cause(ctx); err != nil {
-			return m, err
-		}
 		log.Info("building", "mode", name)
 		network, err := modes.Build(ctx, name, log)
 		if err != nil {
-			return m, err
+			return nil, errors.Join(err, m.close())
 		}
 		m.networks[name], m.grown[name] = network, smallest()
 	}
@@ -63,15 +56,13 @@ func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err 
 
 func (m *machine) close() error {
 	err := m.agents.close()
-	for name, network := range m.networks {
-		if closed := network.Close(); closed != nil {
-			err = errors.Join(err, fmt.Errorf("remove mode %s: %w", name, closed))
-		}
+	for _, network := range m.networks {
+		err = errors.Join(err, network.Close())
 	}
 	return err
 }
 
-// take implements sampler.
+// take measures an item in one mode.
 func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, 4*i.takes+patience)
 	defer cancel()
@@ -79,29 +70,18 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	if err := m.grow(ctx, mode, network, i); err != nil {
 		return result.Sample{}, err
 	}
-	if i.path != "" {
-		if err := network.Forget(); err != nil {
-			return result.Sample{}, err
-		}
+	switch i.Kind {
+	case result.Plugins:
+		return m.plugins(ctx, network, i.Size)
+	case result.Starts:
+		return m.agents.start(ctx, i.Workload)
+	case result.Changes:
+		return m.agents.change(ctx, i.Workload)
 	}
-	switch i.workload {
-	case "cni":
-		return m.oneByOne(ctx, network)
-	case "cni10":
-		return m.tenAtOnce(ctx, network)
-	case "agent":
-		return m.agents.complete(ctx)
-	case "agent-api":
-		return m.agents.completeOverAPI(ctx)
-	case "change":
-		return m.agents.changeInFile(ctx, fewNodes)
-	case "change5000":
-		return m.agents.changeInFile(ctx, m.agents.nodes)
-	case "change-api":
-		return m.agents.changeOverAPI(ctx, m.agents.nodes)
-	case "live":
-		return m.among(ctx, network, i)
-	case "bpf":
+	if err := network.Forget(); err != nil {
+		return result.Sample{}, err
+	}
+	if i.Kind == result.Programs {
 		return m.runTime(ctx, network, i)
 	}
 	return m.traffic(ctx, network, i)
@@ -116,10 +96,10 @@ type resizable interface {
 // grow brings a network to the size that an item wants.
 func (m *machine) grow(ctx context.Context, mode string, network resizable, i item) error {
 	want := smallest()
-	switch i.workload {
+	switch i.Axis {
 	case "nodes":
 		want.nodes = i.point
-	case "services", "services-udp":
+	case "Services":
 		want.services = i.point
 	}
 	have, known := m.grown[mode]
@@ -129,55 +109,62 @@ func (m *machine) grow(ctx context.Context, mode string, network resizable, i it
 	delete(m.grown, mode) // until it is done: what fails on the way leaves neither size
 	if !known || want.nodes != have.nodes {
 		if err := network.SetNodes(ctx, want.nodes); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
-			return fmt.Errorf("make mode %s know %d nodes: %w", mode, want.nodes, err)
+			return err
 		}
 	}
 	if !known || want.services != have.services {
 		// A mode that has no rules to walk is measured as it is.
 		if err := network.SetServices(ctx, want.services); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
-			return fmt.Errorf("give mode %s %d Services: %w", mode, want.services, err)
+			return err
 		}
 	}
 	m.grown[mode] = want
 	return pause(ctx, afterGrowth)
 }
 
-// target is a path through a network, as the generators take it.
-func (m *machine) target(network *modes.Network, path string) (load.Target, error) {
-	client, server, ok := network.Ends(modes.Path(path))
-	if !ok {
-		return load.Target{}, fmt.Errorf("mode %s has no path %q", network.Mode, path)
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
+}
+
+// target is a path through a network, as the generators take it.
+func (m *machine) target(network *modes.Network, path string) load.Target {
+	client, server := network.Ends(path)
 	return load.Target{
-		Client: client.Netns, Server: server.Netns, Address: server.Address,
-		ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1),
-		Duration: m.profile.duration, Warmup: m.profile.warmup,
-	}, nil
+		Client: client, Server: server, ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1), Duration: m.profile.duration, Warmup: m.profile.warmup,
+	}
 }
 
 // traffic runs a generator, and has the network prove that all of its packets went where they should, and nothing else did. An error that matches
 // load.ErrStarved has a sample beside it, which is proven too.
 func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (result.Sample, error) {
-	target, err := m.target(network, i.path)
+	full, err := backlog()
 	if err != nil {
 		return result.Sample{}, err
 	}
-	before, err := count(network)
+	before, err := network.Count()
 	if err != nil {
-		return result.Sample{}, fmt.Errorf("count before the sample: %w", err)
+		return result.Sample{}, fmt.Errorf("before the sample: %w", err)
 	}
-	sample, carried, disturbed := generate(ctx, i.workload, target)
+	sample, carried, disturbed := generate(ctx, i.Workload, m.target(network, i.path))
 	if disturbed != nil && !errors.Is(disturbed, load.ErrNotMeasured) {
 		return result.Sample{}, disturbed
 	}
-	after, err := count(network)
+	after, err := network.Count()
 	if err != nil {
-		return result.Sample{}, fmt.Errorf("count after the sample: %w", err)
+		return result.Sample{}, fmt.Errorf("after the sample: %w", err)
 	}
-	path := modes.Path(i.path)
-	err = proven(disturbed, after.backlog-before.backlog,
-		func() error { return network.Carried(before.network, after.network, path, carried) },
-		func() error { return network.Intact(before.network, after.network, path) })
+	fullNow, err := backlog()
+	if err != nil {
+		return result.Sample{}, err
+	}
+	err = proven(disturbed, fullNow-full,
+		func() error { return network.Carried(before, after, i.path, carried) },
+		func() error { return network.Intact(before, after, i.path) })
 	if err != nil && !errors.Is(err, load.ErrStarved) {
 		sample = result.Sample{}
 	}
@@ -204,25 +191,16 @@ func proven(disturbed error, backlog uint64, carried, intact func() error) error
 	return disturbed
 }
 
-// counts are what a network and the machine have counted.
-type counts struct {
-	network modes.Counters
-	backlog uint64
-}
-
-func count(network *modes.Network) (c counts, err error) {
-	if c.network, err = network.Count(); err != nil {
-		return c, err
-	}
+// backlog is how many packets of the whole machine found the queue of a CPU full.
+func backlog() (uint64, error) {
 	table, err := os.ReadFile("/proc/net/softnet_stat")
 	if err != nil {
-		return c, fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
+		return 0, fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
 	}
-	c.backlog, err = backlogDrops(string(table))
-	return c, err
+	return backlogDrops(string(table))
 }
 
-// backlogDrops sums the second number of each CPU's line: packets that its queue had no room for.
+// backlogDrops sums the second number of each CPU's line.
 func backlogDrops(table string) (sum uint64, err error) {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
@@ -238,38 +216,99 @@ func backlogDrops(table string) (sum uint64, err error) {
 	return sum, nil
 }
 
-// among measures one flow while many others live: by the network's own count, before it and after.
-func (m *machine) among(ctx context.Context, network *modes.Network, i item) (sample result.Sample, err error) {
-	target, err := m.target(network, i.path)
-	if err != nil {
-		return result.Sample{}, err
+// superpacket is the most that one packet carries before it is cut into segments.
+const superpacket = 1 << 16
+
+// generate runs the generator of a workload, and tells what went between client and server. An error that matches load.ErrStarved has a sample beside it.
+func generate(ctx context.Context, w result.Workload, t load.Target) (sample result.Sample, carried modes.Traffic, err error) {
+	var r load.Result
+	switch w.Kind {
+	case result.Datagrams, result.Programs:
+		r, err = load.UDP(ctx, t, w.Size)
+		carried = modes.Traffic{Forth: r.Sent, Exact: true, Flows: 1}
+	case result.Stream:
+		r, err = load.Stream(ctx, t)
+		carried = modes.Traffic{Forth: r.Sent / superpacket, Bytes: r.Sent, Flows: 1}
+	case result.Requests:
+		r, err = load.RequestResponse(ctx, t)
+		carried = modes.Traffic{Forth: r.Sent, Back: r.Sent, Flows: 1}
+	case result.Connections:
+		r, err = load.Connect(ctx, t)
+		// SYN, request and reset one way, SYN and answer the other, at the least.
+		carried = modes.Traffic{Forth: 3 * r.Sent, Back: 2 * r.Sent, Flows: r.Sent}
+	case result.Flows:
+		r, err = load.NewFlows(ctx, t)
+		carried = modes.Traffic{Forth: r.Sent, Back: r.Sent - r.Lost, Exact: true, Flows: r.Sent}
+	default:
+		err = fmt.Errorf("workload %s has no generator", w.Name)
 	}
-	held, err := load.HoldFlows(ctx, target, i.point)
-	if err != nil {
-		return result.Sample{}, err
+	if err == nil || errors.Is(err, load.ErrStarved) {
+		sample = filed(w, r)
 	}
-	defer func() { err = errors.Join(err, held.Close()) }()
-	if err := holds(network, i.point); err != nil {
-		return result.Sample{}, err
-	}
-	sample, disturbed := m.traffic(ctx, network, i)
-	if sample.Values == nil {
-		return result.Sample{}, disturbed
-	}
-	if err := errors.Join(holds(network, i.point), held.Refresh(ctx)); err != nil {
-		return result.Sample{}, err
-	}
-	return sample, disturbed
+	return sample, carried, err
 }
 
-// others is how many flows beside those that are held a table may have: the generators' own.
-const others = 50
-
-// holds is an error unless the network's table has so many flows.
-func holds(network *modes.Network, want int) error {
-	have, err := network.Flows()
-	if err == nil && (have < uint64(want) || have > uint64(want)+others) {
-		err = fmt.Errorf("the table of mode %s has %d flows, want %d to %d", network.Mode, have, want, want+others)
+// filed is a result as the report reads it: rates in what is counted a second, times in seconds for one of that.
+func filed(w result.Workload, r load.Result) result.Sample {
+	u := r.Usage
+	each := func(d time.Duration) float64 { return d.Seconds() / float64(max(r.Counted, 1)) }
+	s := result.Sample{Values: map[string]float64{
+		result.Rate: r.Rate, result.Cost: 1 / r.Rate, result.Sent: float64(r.Sent), result.Lost: float64(r.Lost), result.Delayed: u.Delayed(),
+		result.CPUPer: each(u.Kernel), result.SoftIRQ: each(u.SoftIRQ), result.ClientCPU: each(u.Client.Busy), result.ServerCPU: each(u.Server.Busy),
+	}}
+	if w.Kind == result.Flows { // whose window is too short for the ticks of the machine's CPU time
+		s.Values[result.CPUPer] = each(u.Client.Busy + u.Server.Busy)
 	}
-	return err
+	if w.Kind == result.Requests {
+		seconds := make([]float64, len(r.Latencies))
+		for i, d := range r.Latencies {
+			seconds[i] = d.Seconds()
+		}
+		d := result.Durations(seconds)
+		s.Distributions = map[string]result.Distribution{"rtt": d}
+		s.Values[result.P50], s.Values[result.P99], s.Values[result.P999] = d.Quantile(0.5), d.Quantile(0.99), d.Quantile(0.999)
+	}
+	return s
+}
+
+// runTime has the kernel measure our programs, which costs them some of their speed: a sample of its own.
+func (m *machine) runTime(ctx context.Context, network *modes.Network, i item) (result.Sample, error) {
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		return result.Sample{}, fmt.Errorf("have the kernel measure BPF programs: %w", err)
+	}
+	defer stats.Close()
+	before, err := network.Programs()
+	if err != nil {
+		return result.Sample{}, err
+	}
+	sample, err := m.traffic(ctx, network, i)
+	if sample.Values == nil {
+		return result.Sample{}, err
+	}
+	after, failed := network.Programs()
+	if failed != nil {
+		return result.Sample{}, failed
+	}
+	took, failed := perPacket(before, after, sample.Values[result.Sent]-sample.Values[result.Lost])
+	if failed != nil {
+		return result.Sample{}, failed
+	}
+	took.Values[result.Delayed] = sample.Values[result.Delayed]
+	return took, err
+}
+
+// perPacket is the run time of each program and of all. It is of packets that arrived: the programs also ran for the few that were lost.
+func perPacket(before, after map[string]modes.Program, packets float64) (result.Sample, error) {
+	values := map[string]float64{}
+	var runs uint64
+	for name, p := range after {
+		values[name] = (p.RunTime - before[name].RunTime).Seconds() / packets
+		values[result.BPFPer] += values[name]
+		runs += p.Runs - before[name].Runs
+	}
+	if float64(runs) < packets {
+		return result.Sample{}, fmt.Errorf("the programs ran %d times for %.0f packets", runs, packets)
+	}
+	return result.Sample{Values: values}, nil
 }

@@ -11,9 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ConnectionsPerSample bounds Connect: connection tracking remembers closed connections for 10 s, and may take a minute longer to find
-// that they are to be forgotten. A table that fills up drops what the next sample sends.
-const ConnectionsPerSample = 32768
+// One flow takes one port at each end: this many ports of the server's keep the number of NAT ports that a sample takes from one
+// destination, 16 384 at most, in the hundreds.
+const (
+	connectPorts  = 64
+	connectAtOnce = 16
+)
 
 // linger of no time makes close send RST where it would send FIN.
 var linger = unix.Linger{Onoff: 1, Linger: 0}
@@ -25,76 +28,68 @@ type client struct {
 	fds    [connectAtOnce]int
 	asked  [connectAtOnce]bool
 	read   [connectAtOnce]int
-	name   [nameSize]byte
-	length int
-	family int
-	next   int // the port of the next connection, from e.Port on
+	name   name
+	next   int // the port of the next connection, from the server's first on
 	buffer []byte
-	total  uint64
 }
 
-func connect(e *end) (report, error) {
+func connect(e *end) error {
 	poll, err := newPoller()
 	if err != nil {
-		return report{}, err
+		return err
 	}
-	c := &client{end: e, poll: poll, family: family(e.Address), buffer: make([]byte, 2*requestSize)}
-	c.length = encodeName(&c.name, e.Address, e.Port)
+	defer poll.close()
+	c := &client{end: e, poll: poll, name: encode(e.Server.Addr(), e.port), buffer: make([]byte, 2*requestSize)}
 	before, err := retransmitted()
 	if err != nil {
-		return report{}, err
+		return err
 	}
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	if !e.start() {
-		return report{}, unmeasured("it was stopped")
-	}
-	r, err := c.run()
-	if err != nil {
-		return report{}, err
+	e.start()
+	if err := c.run(); err != nil {
+		return err
 	}
 	after, err := retransmitted()
 	if err != nil {
-		return report{}, err
+		return err
 	}
-	r.Resent = after - before
-	return r, e.fill(&r)
+	e.lost = after - before
+	return e.ended()
 }
 
 // run opens connections until the window is over, or has seen as many as a sample may.
-func (c *client) run() (r report, err error) {
+func (c *client) run() error {
+	defer func() {
+		c.sample.phase.Store(int32(over)) // before the server sees these end
+		for _, fd := range c.fds {
+			unix.Close(fd)
+		}
+	}()
 	for slot := range c.fds {
 		if errno := c.open(slot); errno != 0 {
-			return report{}, fmt.Errorf("open connection %d: %w", slot+1, errno)
+			return fmt.Errorf("open connection %d: %w", slot+1, errno)
 		}
 	}
 	for quiet := c.now(); c.tick() != over; {
-		c.shared.phase.Store(int32(c.phase))
+		c.sample.phase.Store(int32(c.phase))
 		before := c.total
 		for _, event := range c.poll.wait(longNap) {
 			if step, errno := c.advance(int(event.Fd), event.Events); errno != 0 {
-				return report{}, fmt.Errorf("connection after %d complete ones: %s: %w", c.total, step, errno)
+				return fmt.Errorf("connection after %d complete ones: %s: %w", c.total, step, errno)
 			}
 		}
 		if c.total > before {
 			quiet = c.now()
-		} else if c.now()-quiet > int64(patience) {
-			return report{}, unmeasured("no connection was completed within %s", patience)
+		} else if c.now()-quiet > patience {
+			return unmeasured("no connection was completed within %s", patience)
 		}
 		if c.phase == measuring {
-			r.Counted += c.total - before
+			c.counted += c.total - before
 		}
-		if r.Counted >= ConnectionsPerSample {
+		if c.counted >= ConnectionsPerSample {
 			c.finish()
 		}
 	}
-	c.shared.phase.Store(int32(over)) // before the server sees these end
-	for _, fd := range c.fds {
-		unix.Close(fd)
-	}
-	r.Total = c.total
-	return r, nil
+	return nil
 }
 
 // retransmitted is how many segments this namespace has sent again since it exists.
@@ -132,7 +127,7 @@ func parseSNMP(text, group, name string) (uint64, error) {
 
 // open begins the next connection of a slot.
 func (c *client) open(slot int) unix.Errno {
-	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(c.family), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if errno != 0 {
 		return errno
 	}
@@ -142,10 +137,10 @@ func (c *client) open(slot int) unix.Errno {
 	if errno != 0 {
 		return errno
 	}
-	port := c.Port + c.next
-	c.next = (c.next + 1) % c.Ports
+	port := c.port + c.next
+	c.next = (c.next + 1) % c.ports
 	c.name[2], c.name[3] = byte(port>>8), byte(port)
-	_, _, errno = unix.RawSyscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&c.name[0])), uintptr(c.length))
+	_, _, errno = unix.RawSyscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&c.name[0])), uintptr(len(c.name)))
 	if errno != 0 && errno != unix.EINPROGRESS {
 		return errno
 	}
@@ -180,45 +175,42 @@ func (c *client) advance(slot int, events uint32) (step string, errno unix.Errno
 }
 
 // accept answers one request on each connection and closes it, on all of its ports.
-func accept(e *end) (report, error) {
+func accept(e *end) error {
 	poll, err := newPoller()
 	if err != nil {
-		return report{}, err
+		return err
 	}
-	e.Ports = connectPorts
-	listeners, err := e.serve(unix.SOCK_STREAM | unix.SOCK_NONBLOCK)
+	defer poll.close()
+	listeners, err := e.serve(unix.SOCK_STREAM|unix.SOCK_NONBLOCK, connectPorts)
 	if err != nil {
-		return report{}, err
+		return err
 	}
 	defer closeAll(listeners)
 	for _, fd := range listeners {
 		if errno := poll.add(fd, unix.EPOLLIN, -fd); errno != 0 {
-			return report{}, fmt.Errorf("watch a socket: %w", errno)
+			return fmt.Errorf("watch a socket: %w", errno)
 		}
 	}
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	var r report
+	e.listens()
 	message := make([]byte, requestSize)
-	for !e.stopped.Load() {
+	for !e.done.Load() {
 		for _, event := range poll.wait(longNap) {
 			var errno unix.Errno
 			if listener := -int(event.Fd); listener > 0 {
 				errno = poll.admit(listener)
 			} else if errno = answer(int(event.Fd), message); errno == 0 {
-				r.Total++
+				e.total++
 			}
 			e.follow()
 			// A connection that the client gave up when its time was over.
-			if errno != 0 && (errno != unix.ECONNRESET || e.phase != over) {
-				return report{}, fmt.Errorf("serve connection %d: %w", r.Total+1, errno)
+			if errno != 0 && (errno != unix.ECONNRESET || phase(e.sample.phase.Load()) != over) {
+				return fmt.Errorf("serve connection %d: %w", e.total+1, errno)
 			}
 		}
 		e.follow()
 	}
 	e.follow()
-	return r, e.fill(&r)
+	return e.ended()
 }
 
 // admit takes one connection from a listener.

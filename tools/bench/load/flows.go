@@ -7,42 +7,40 @@ import (
 )
 
 const (
-	// FlowsPerSample bounds NewFlows: three samples within the minutes for which the flows are remembered, and 50 000 more that are held,
-	// leave a table of 262 144 under the 70 % from which on entries are collected more often.
-	FlowsPerSample = 28672
-	// flowsBefore are opened, and not counted, before those.
+	// flowsBefore are opened, and not counted, before those of a sample.
 	flowsBefore = 4096
+	flowPorts   = 16
+	// flowSocketsAway is how many sockets' datagrams are on their way at a time.
+	flowSocketsAway = 16
 )
 
 // grid is the client's side of many flows: each of its sockets talks to each of the server's ports.
 type grid struct {
 	*end
 	fds      []int
-	last     int // flows of the last socket, which may have fewer than the others
+	count    int
 	out, in  *batch
-	opened   uint64 // flows on which something was sent
-	asked    int    // sockets on which something was sent
-	answered []int  // flows that were answered, by socket
+	asked    int   // sockets on which something was sent
+	answered []int // flows that were answered, by socket
 }
 
-// newGrid makes the sockets for o.Count flows. Each has a port that the kernel chooses.
-func newGrid(e *end) (*grid, error) {
-	sockets := (e.Count + e.Ports - 1) / e.Ports
-	limit := unix.Rlimit{Cur: uint64(sockets) + 64, Max: uint64(sockets) + 64}
-	var now unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err == nil && now.Cur < limit.Cur {
-		limit.Max = max(limit.Max, now.Max)
+// newGrid makes the sockets for so many flows. Each has a port that the kernel chooses.
+func newGrid(e *end, count int) (*grid, error) {
+	sockets := (count + e.ports - 1) / e.ports
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < uint64(sockets)+512 {
+		limit.Cur = uint64(sockets) + 512
+		limit.Max = max(limit.Max, limit.Cur)
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 			return nil, fmt.Errorf("raise the limit of open files to %d: %w", limit.Cur, err)
 		}
 	}
-	g := &grid{end: e, last: e.Count - (sockets-1)*e.Ports, out: newBatch(e.Ports, requestSize).named(), in: newBatch(e.Ports, requestSize+1)}
-	for i := range e.Ports {
-		g.out.to(i, e.Address, e.Port+i)
+	g := &grid{end: e, count: count, answered: make([]int, sockets), out: newBatch(e.ports, requestSize).named(), in: newBatch(e.ports, requestSize+1)}
+	for i := range g.out.names {
+		g.out.names[i] = encode(e.Server.Addr(), e.port+i)
 	}
-	g.answered = make([]int, sockets)
 	for range sockets {
-		fd, err := unix.Socket(family(e.Address), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			closeAll(g.fds)
 			return nil, fmt.Errorf("make socket %d of %d: %w", len(g.fds)+1, sockets, err)
@@ -52,34 +50,37 @@ func newGrid(e *end) (*grid, error) {
 	return g, nil
 }
 
-// flows is how many flows the socket i has.
-func (g *grid) flows(i int) int {
-	if i == len(g.fds)-1 {
-		return g.last
-	}
-	return g.Ports
-}
+// flows is how many flows the socket i has: the last one may have fewer.
+func (g *grid) flows(i int) int { return min(g.ports, g.count-i*g.ports) }
 
 // ask sends one datagram on each flow of the socket i.
 func (g *grid) ask(i int) error {
 	g.answered[i] = 0
-	for sent := 0; sent < g.flows(i); {
-		rest := batch{messages: g.out.messages[sent:g.flows(i)]}
-		n, errno := rest.send(g.fds[i], len(rest.messages))
-		if errno != 0 {
-			return fmt.Errorf("send on flow %d: %w", i*g.Ports+sent+1, errno)
-		}
-		sent += n
+	if err := sendAll(g.fds[i], g.out.messages[:g.flows(i)]); err != nil {
+		return fmt.Errorf("send on the flows of socket %d: %w", i+1, err)
 	}
-	g.opened += uint64(g.flows(i))
+	g.total += uint64(g.flows(i))
 	g.asked = max(g.asked, i+1)
+	return nil
+}
+
+// sendAll gives all messages to the kernel, which may take them in parts.
+func sendAll(fd int, messages []mmsghdr) error {
+	for len(messages) > 0 {
+		rest := batch{messages: messages}
+		n, errno := rest.send(fd, len(messages))
+		if errno != 0 {
+			return errno
+		}
+		messages = messages[n:]
+	}
 	return nil
 }
 
 // collect takes the answers to what was asked on the socket i. It does not wait for long for one that is missing: that would be
 // the time of many others.
 func (g *grid) collect(i int) error {
-	for quiet := g.now(); g.now()-quiet < int64(udpGiveUp); nap(udpSenderNap) {
+	for quiet := g.now(); g.now()-quiet < udpGiveUp; nap(udpSenderNap) {
 		before := g.answered[i]
 		if err := g.take(i); err != nil || g.answered[i] >= g.flows(i) {
 			return err
@@ -103,7 +104,7 @@ func (g *grid) take(i int) error {
 
 // missing waits a while for the answers that did not come in time, and returns how many never did.
 func (g *grid) missing() (uint64, error) {
-	for deadline := g.now() + int64(helloTimeout); ; nap(longNap) {
+	for deadline := g.now() + helloTimeout; ; nap(longNap) {
 		missing := 0
 		for i := range g.asked {
 			if g.answered[i] < g.flows(i) {
@@ -135,7 +136,7 @@ func (g *grid) all(done func(i int) bool) error {
 		if err := g.collect(old); err != nil {
 			return err
 		}
-		if done(old) {
+		if done(old) || g.stopped.Load() {
 			return nil
 		}
 	}
@@ -143,190 +144,83 @@ func (g *grid) all(done func(i int) bool) error {
 }
 
 // openFlows counts by number, not by time, where the warm-up ends: flows are fast, and few.
-func openFlows(e *end) (report, error) {
-	g, err := newGrid(e)
+func openFlows(e *end) error {
+	g, err := newGrid(e, flowsBefore+FlowsPerSample)
 	if err != nil {
-		return report{}, err
+		return err
 	}
 	defer closeAll(g.fds)
 	if err := e.introduce(); err != nil {
-		return report{}, err
+		return err
 	}
-	if !e.start() {
-		return report{}, unmeasured("it was stopped")
-	}
-	var r report
-	deadline := e.window.Load().End - e.window.Load().Begin
 	collected := 0
 	err = g.all(func(i int) bool {
 		collected += g.flows(i)
 		if e.phase == measuring {
-			r.Counted += uint64(g.answered[i])
-			return e.now()-e.first.at >= deadline
+			e.counted += uint64(g.answered[i])
+			return e.now()-e.first.at >= e.Duration
 		}
 		if collected >= flowsBefore {
 			e.begin()
-			e.shared.phase.Store(int32(measuring))
+			e.sample.phase.Store(int32(measuring))
 		}
 		return false
 	})
-	r.Total = g.opened
-	e.finish()
-	e.shared.phase.Store(int32(over))
+	if e.phase == measuring {
+		e.finish()
+	}
+	e.sample.phase.Store(int32(over))
 	if err != nil {
-		return report{}, err
+		return err
 	}
-	if r.Lost, err = g.missing(); err != nil {
-		return report{}, err
+	if e.lost, err = g.missing(); err != nil {
+		return err
 	}
-	return r, e.fill(&r)
+	return e.ended()
 }
 
-// introduce proves the path on a flow of its own, and reports that the end is ready.
+// introduce proves the path on a flow of its own.
 func (e *end) introduce() error {
 	fd, err := e.open(unix.SOCK_DGRAM)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := hello(fd); err != nil {
-		return err
-	}
-	return e.ready()
+	return e.hello(fd)
 }
 
-// answerFlows answers every datagram on its ports until it is stopped.
-func answerFlows(e *end) (report, error) {
-	fds, err := e.serve(unix.SOCK_DGRAM)
+// answerFlows answers every datagram on its ports until the client is done.
+func answerFlows(e *end) error {
+	fds, err := e.serve(unix.SOCK_DGRAM, flowPorts)
 	if err != nil {
-		return report{}, err
+		return err
 	}
 	defer closeAll(fds)
-	poll, err := watch(fds)
-	if err != nil {
-		return report{}, err
-	}
 	for _, fd := range fds {
 		if err := bigBuffer(fd); err != nil {
-			return report{}, err
+			return err
 		}
 	}
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	var r report
+	e.listens()
 	b := newBatch(udpBatch, requestSize).named()
-	for idle := 0; !e.stopped.Load(); {
-		answered, err := answerRound(fds, b)
-		if err != nil {
-			return report{}, err
+	for !e.done.Load() && !e.stopped.Load() {
+		answered := 0
+		for _, fd := range fds {
+			n, errno := b.receive(fd)
+			if errno != 0 {
+				return fmt.Errorf("receive: %w", errno)
+			}
+			answered += n
+			if err := sendAll(fd, b.messages[:n]); err != nil {
+				return fmt.Errorf("answer: %w", err)
+			}
 		}
-		r.Total += uint64(answered)
+		e.total += uint64(answered)
 		e.follow()
-		switch {
-		case answered > 0:
-			idle = 0
-		case idle < 100:
-			idle++
+		if answered == 0 {
 			nap(udpSenderNap)
-		default: // flows are held, and another sample runs: out of its way
-			poll.wait(longNap * 10)
 		}
 	}
 	e.follow()
-	if e.phase == over {
-		err = e.fill(&r)
-	}
-	return r, err
-}
-
-// follow opens and closes the window when the other end does.
-func (e *end) follow() {
-	now := phase(e.shared.phase.Load())
-	if now >= measuring && e.phase < measuring {
-		e.begin()
-	}
-	if now == over && e.phase == measuring {
-		e.finish()
-	}
-}
-
-// answerRound sends back what has come on each socket.
-func answerRound(fds []int, b *batch) (int, error) {
-	sum := 0
-	for _, fd := range fds {
-		n, errno := b.receive(fd)
-		if errno == 0 && n > 0 {
-			sum += n
-			for sent := 0; sent < n && errno == 0; {
-				rest := batch{messages: b.messages[sent:n]}
-				var more int
-				more, errno = rest.send(fd, n-sent)
-				sent += more
-			}
-		}
-		if errno != 0 {
-			return sum, fmt.Errorf("answer: %w", errno)
-		}
-	}
-	return sum, nil
-}
-
-// holdFlows opens flows and keeps their sockets until it is stopped. It uses each flow again when it is told to.
-func holdFlows(e *end) (report, error) {
-	g, err := newGrid(e)
-	if err != nil {
-		return report{}, err
-	}
-	defer closeAll(g.fds)
-	if err := e.introduce(); err != nil {
-		return report{}, err
-	}
-	for !e.stopped.Load() {
-		live, err := g.use()
-		if err != nil {
-			return report{}, err
-		}
-		if err := e.tell(report{Live: live}); err != nil {
-			return report{}, err
-		}
-		<-e.wake // refresh, or stop
-	}
-	return report{}, nil
-}
-
-// use sends on all flows, and again on those of sockets that miss answers. It returns how many flows are answered.
-func (g *grid) use() (live int, err error) {
-	if err := g.all(func(int) bool { return false }); err != nil {
-		return 0, err
-	}
-	for range helloTries {
-		missing, err := g.missing()
-		if err != nil {
-			return 0, err
-		}
-		if live = g.Count - int(missing); missing == 0 {
-			return live, nil
-		}
-		if err := g.again(); err != nil {
-			return 0, err
-		}
-	}
-	return live, nil
-}
-
-// again asks on the sockets that miss answers.
-func (g *grid) again() error {
-	for i := range g.fds {
-		if g.answered[i] >= g.flows(i) {
-			continue
-		}
-		if err := g.ask(i); err != nil {
-			return err
-		}
-		if err := g.collect(i); err != nil {
-			return err
-		}
-	}
-	return nil
+	return e.ended()
 }

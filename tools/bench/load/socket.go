@@ -22,13 +22,21 @@ type mmsghdr struct {
 	_      uint32
 }
 
-// nameSize is room for a socket address of either family.
-const nameSize = unix.SizeofSockaddrInet6
+// name is an IPv4 socket address as the kernel reads it.
+type name [unix.SizeofSockaddrInet4]byte
+
+func encode(address netip.Addr, port int) (n name) {
+	binary.NativeEndian.PutUint16(n[:], unix.AF_INET)
+	binary.BigEndian.PutUint16(n[2:], uint16(port))
+	v4 := address.As4()
+	copy(n[4:], v4[:])
+	return n
+}
 
 // batch is a number of datagrams that are sent or received by one system call.
 type batch struct {
 	messages []mmsghdr
-	names    [][nameSize]byte
+	names    []name
 	payload  []byte
 	vectors  []unix.Iovec
 }
@@ -36,7 +44,7 @@ type batch struct {
 // newBatch makes a batch of n datagrams with room for size bytes each. All share the same bytes: nobody looks at them.
 func newBatch(n, size int) *batch {
 	b := &batch{
-		messages: make([]mmsghdr, n), names: make([][nameSize]byte, n),
+		messages: make([]mmsghdr, n), names: make([]name, n),
 		payload: make([]byte, size), vectors: make([]unix.Iovec, n),
 	}
 	for i := range b.messages {
@@ -52,14 +60,9 @@ func newBatch(n, size int) *batch {
 func (b *batch) named() *batch {
 	for i := range b.messages {
 		b.messages[i].header.Name = &b.names[i][0]
-		b.messages[i].header.Namelen = nameSize
+		b.messages[i].header.Namelen = uint32(len(b.names[i]))
 	}
 	return b
-}
-
-// to addresses the datagram i.
-func (b *batch) to(i int, address netip.Addr, port int) {
-	b.messages[i].header.Namelen = uint32(encodeName(&b.names[i], address, port))
 }
 
 // send gives the first n datagrams to the kernel and returns how many it took.
@@ -71,7 +74,7 @@ func (b *batch) send(fd, n int) (int, unix.Errno) {
 func (b *batch) receive(fd int) (int, unix.Errno) {
 	if b.messages[0].header.Name != nil {
 		for i := range b.messages {
-			b.messages[i].header.Namelen = nameSize
+			b.messages[i].header.Namelen = uint32(len(b.names[i]))
 		}
 	}
 	n, errno := b.call(unix.SYS_RECVMMSG, fd, len(b.messages), unix.MSG_DONTWAIT)
@@ -92,23 +95,6 @@ func (b *batch) call(number uintptr, fd, n, flags int) (int, unix.Errno) {
 			return 0, errno
 		}
 	}
-}
-
-// encodeName writes a socket address as the kernel reads it and returns its length.
-func encodeName(name *[nameSize]byte, address netip.Addr, port int) int {
-	address = address.Unmap()
-	*name = [nameSize]byte{}
-	binary.BigEndian.PutUint16(name[2:], uint16(port))
-	if address.Is4() {
-		binary.NativeEndian.PutUint16(name[:], unix.AF_INET)
-		v4 := address.As4()
-		copy(name[4:], v4[:])
-		return unix.SizeofSockaddrInet4
-	}
-	binary.NativeEndian.PutUint16(name[:], unix.AF_INET6)
-	v6 := address.As16()
-	copy(name[8:], v6[:])
-	return unix.SizeofSockaddrInet6
 }
 
 // rawRead and rawWrite are read and write without Go's scheduler; an interrupted call is made again.
@@ -149,19 +135,7 @@ func newPoller() (*poller, error) {
 	return &poller{fd: fd}, nil
 }
 
-// watch makes a poller of sockets; an event's tag is the number of its socket.
-func watch(fds []int) (*poller, error) {
-	p, err := newPoller()
-	if err != nil {
-		return nil, err
-	}
-	for i, fd := range fds {
-		if errno := p.add(fd, unix.EPOLLIN, i); errno != 0 {
-			return nil, fmt.Errorf("watch a socket: %w", errno)
-		}
-	}
-	return p, nil
-}
+func (p *poller) close() { unix.Close(p.fd) }
 
 // add watches fd; the tag comes back with its events.
 func (p *poller) add(fd int, events uint32, tag int) unix.Errno {
@@ -181,73 +155,68 @@ func (p *poller) wait(d time.Duration) []unix.EpollEvent {
 	return p.events[:n]
 }
 
-// family is the address family of sockets that reach the address.
-func family(address netip.Addr) int {
-	if address.Unmap().Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
 func sockaddr(address netip.Addr, port int) unix.Sockaddr {
-	address = address.Unmap()
-	if address.Is4() {
-		return &unix.SockaddrInet4{Port: port, Addr: address.As4()}
-	}
-	return &unix.SockaddrInet6{Port: port, Addr: address.As16()}
+	return &unix.SockaddrInet4{Port: port, Addr: address.As4()}
 }
 
 // open makes a socket that is connected to the server.
-func (o *order) open(kind int) (int, error) {
-	fd, err := unix.Socket(family(o.Address), kind|unix.SOCK_CLOEXEC, 0)
+func (e *end) open(kind int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("make a socket: %w", err)
 	}
 	if kind == unix.SOCK_STREAM {
 		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeval(patience)) // bounds connect; worst case it takes long
 	}
-	if err := unix.Connect(fd, sockaddr(o.Address, o.Port)); err != nil {
+	if err := unix.Connect(fd, sockaddr(e.Server.Addr(), e.port)); err != nil {
 		unix.Close(fd)
 		if errors.Is(err, unix.EINPROGRESS) {
 			err = fmt.Errorf("no answer within %s", patience)
 		}
-		return -1, fmt.Errorf("connect to %s port %d: %w", o.Address, o.Port, err)
+		return -1, fmt.Errorf("connect to %s port %d: %w", e.Server.Addr(), e.port, err)
 	}
 	return fd, nil
 }
 
-// serve makes sockets that are bound to o.Ports successive ports from o.Port on, which it chooses. Another sample uses other ports,
-// so that its flows are new to every dataplane.
-func (o *order) serve(kind int) (fds []int, err error) {
+// Servers choose ports from firstPort to lastPort, below those that kernels give to clients.
+const (
+	firstPort = 10000
+	lastPort  = 30000
+)
+
+// serve makes sockets that are bound to so many successive ports, which it chooses. Another sample uses other ports, so that its flows are
+// new to every dataplane.
+func (e *end) serve(kind, ports int) (fds []int, err error) {
+	e.ports = ports
 	for range 20 {
-		o.Port = firstPort + rand.IntN((lastPort-firstPort)/o.Ports)*o.Ports
-		if fds, err = o.bind(kind); !errors.Is(err, unix.EADDRINUSE) {
+		e.port = firstPort + rand.IntN((lastPort-firstPort)/ports)*ports
+		if fds, err = e.bind(kind); !errors.Is(err, unix.EADDRINUSE) {
 			return fds, err
 		}
 	}
 	return nil, err
 }
 
-func (o *order) bind(kind int) (fds []int, err error) {
+func (e *end) bind(kind int) (fds []int, err error) {
 	defer func() {
 		if err != nil {
 			closeAll(fds)
 		}
 	}()
-	for port := o.Port; port < o.Port+o.Ports; port++ {
-		fd, err := unix.Socket(family(o.Address), kind|unix.SOCK_CLOEXEC, 0)
+	for port := e.port; port < e.port+e.ports; port++ {
+		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return fds, fmt.Errorf("make a socket: %w", err)
 		}
 		fds = append(fds, fd)
-		if err := unix.Bind(fd, sockaddr(o.Address, port)); err != nil {
-			return fds, fmt.Errorf("bind to %s port %d: %w", o.Address, port, err)
+		if err := unix.Bind(fd, sockaddr(e.Server.Addr(), port)); err != nil {
+			return fds, fmt.Errorf("bind to %s port %d: %w", e.Server.Addr(), port, err)
 		}
 		if kind&unix.SOCK_STREAM == 0 {
 			continue
 		}
 		if err := unix.Listen(fd, 1024); err != nil {
-			return fds, fmt.Errorf("listen at %s port %d: %w", o.Address, port, err)
+			return fds, fmt.Errorf("listen at %s port %d: %w", e.Server.Addr(), port, err)
 		}
 	}
 	return fds, nil

@@ -7,188 +7,159 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func sendStreams(e *end) (report, error) {
-	poll, err := newPoller()
-	if err != nil {
-		return report{}, err
-	}
-	var fds []int
-	defer func() { closeAll(fds) }()
-	for range e.Count {
-		fd, err := e.open(unix.SOCK_STREAM)
-		if err != nil {
-			return report{}, err
-		}
-		fds = append(fds, fd)
-		if err := unix.SetNonblock(fd, true); err != nil {
-			return report{}, fmt.Errorf("make a socket non-blocking: %w", err)
-		}
-		if errno := poll.add(fd, unix.EPOLLOUT, 0); errno != 0 {
-			return report{}, fmt.Errorf("watch a socket: %w", errno)
-		}
-	}
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	if !e.start() {
-		return report{}, unmeasured("it was stopped")
-	}
-	var r report
-	chunk := make([]byte, streamChunk)
-	for e.tick() != over {
-		full := true
-		for _, fd := range fds {
-			n, errno := rawWrite(fd, chunk)
-			if errno != 0 && errno != unix.EAGAIN {
-				return report{}, fmt.Errorf("send: %w", errno)
-			}
-			r.Total += uint64(n)
-			full = full && n < len(chunk)
-		}
-		if full {
-			poll.wait(longNap)
-		}
-	}
-	for _, fd := range fds {
-		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err != nil {
-			return report{}, fmt.Errorf("ask a connection for what it sent again: %w", err)
-		}
-		r.Resent += uint64(info.Total_retrans)
-	}
-	return r, e.fill(&r)
-}
+const (
+	streamChunk = 128 << 10 // as iperf3
+	requestSize = 64
+)
 
-func receiveStreams(e *end) (report, error) {
-	fds, err := e.acceptAll()
-	if err != nil {
-		return report{}, err
-	}
-	defer closeAll(fds)
-	poll, err := watch(fds)
-	if err != nil {
-		return report{}, err
-	}
-	r := report{Each: make([]uint64, len(fds))}
-	buffer := make([]byte, streamChunk)
-	open := len(fds)
-	for open > 0 || e.tick() != over {
-		for _, event := range poll.wait(longNap) {
-			i := int(event.Fd)
-			n, errno := rawRead(fds[i], buffer)
-			switch {
-			case errno == unix.EAGAIN:
-			case errno != 0:
-				return report{}, fmt.Errorf("receive: %w", errno)
-			case n == 0:
-				unix.Close(fds[i])
-				fds[i] = -1
-				open--
-			case e.phase == measuring:
-				r.Each[i] += uint64(n)
-				r.Counted += uint64(n)
-				fallthrough
-			default:
-				r.Total += uint64(n)
-			}
-		}
-		e.tick()
-	}
-	return r, e.fill(&r)
-}
-
-// acceptAll listens, says so, and waits for as many connections as the order counts. The sockets do not block.
-func (e *end) acceptAll() (fds []int, err error) {
-	e.Ports = 1
-	listeners, err := e.serve(unix.SOCK_STREAM)
-	if err != nil {
-		return nil, err
-	}
-	defer closeAll(listeners)
-	if err := e.ready(); err != nil {
-		return nil, err
-	}
-	if err := unix.SetsockoptTimeval(listeners[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(patience)); err != nil {
-		return nil, fmt.Errorf("set a time limit: %w", err)
-	}
-	for range e.Count {
-		fd, _, err := unix.Accept4(listeners[0], unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		if err != nil {
-			closeAll(fds)
-			return nil, fmt.Errorf("accept connection %d of %d within %s: %w", len(fds)+1, e.Count, patience, err)
-		}
-		fds = append(fds, fd)
-	}
-	return fds, nil
-}
-
-func request(e *end) (report, error) {
+func sendStream(e *end) error {
 	fd, err := e.open(unix.SOCK_STREAM)
 	if err != nil {
-		return report{}, err
+		return err
+	}
+	defer unix.Close(fd)
+	// A full socket is waited for no longer than it takes to look whether the sample is over.
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeval(longNap)); err != nil {
+		return fmt.Errorf("set a time limit: %w", err)
+	}
+	chunk := make([]byte, streamChunk)
+	e.start()
+	for e.tick() != over {
+		n, errno := rawWrite(fd, chunk)
+		if errno != 0 && errno != unix.EAGAIN {
+			return fmt.Errorf("send: %w", errno)
+		}
+		e.total += uint64(n)
+	}
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return fmt.Errorf("ask the connection for what it sent again: %w", err)
+	}
+	e.lost = uint64(info.Total_retrans)
+	return e.ended()
+}
+
+func receiveStream(e *end) error {
+	fd, err := e.acceptOne()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(longNap)); err != nil {
+		return fmt.Errorf("set a time limit: %w", err)
+	}
+	buffer := make([]byte, streamChunk)
+	for !e.stopped.Load() {
+		n, errno := rawRead(fd, buffer)
+		if errno != 0 && errno != unix.EAGAIN {
+			return fmt.Errorf("receive: %w", errno)
+		}
+		e.total += uint64(n)
+		if e.tick() == measuring {
+			e.counted += uint64(n)
+		}
+		if errno == 0 && n == 0 { // its end, which comes when the window is over for both
+			for e.tick() != over {
+				nap(udpReceiverNap)
+			}
+			break
+		}
+	}
+	return e.ended()
+}
+
+// acceptOne listens, says so, and waits for a connection.
+func (e *end) acceptOne() (fd int, err error) {
+	listeners, err := e.serve(unix.SOCK_STREAM, 1)
+	if err != nil {
+		return -1, err
+	}
+	defer closeAll(listeners)
+	if err := unix.SetsockoptTimeval(listeners[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(longNap)); err != nil {
+		return -1, fmt.Errorf("set a time limit: %w", err)
+	}
+	e.listens()
+	for deadline := e.now() + patience; ; {
+		fd, _, err := unix.Accept4(listeners[0], unix.SOCK_CLOEXEC)
+		if err == nil {
+			return fd, nil
+		}
+		if e.stopped.Load() || e.now() > deadline || err != unix.EAGAIN && err != unix.EINTR {
+			return -1, fmt.Errorf("accept a connection: %w", err)
+		}
+	}
+}
+
+// request keeps each latency in memory that was touched before, so that none has the making of a page in it.
+func request(e *end) error {
+	fd, err := e.open(unix.SOCK_STREAM)
+	if err != nil {
+		return err
 	}
 	defer unix.Close(fd)
 	if err := exchanging(fd); err != nil {
-		return report{}, err
+		return err
 	}
-	r := report{Histogram: new(Histogram)}
+	e.latencies = make([]time.Duration, 1<<18)
+	for i := range e.latencies {
+		e.latencies[i] = 1
+	}
+	e.latencies = e.latencies[:0]
 	message := make([]byte, requestSize)
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	if !e.start() {
-		return report{}, unmeasured("it was stopped")
-	}
+	e.start()
 	for {
 		before := e.tick()
 		if before == over {
-			break
+			return e.ended()
 		}
 		asked := e.now()
-		if errno := exchange(fd, message); errno != 0 {
-			return report{}, fmt.Errorf("transaction %d: %w", r.Total+1, errno)
+		_, errno := rawWrite(fd, message)
+		n := 0
+		if errno == 0 {
+			n, errno = e.readAll(fd, message)
 		}
-		r.Total++
-		if answered := e.now(); before == measuring {
-			r.Histogram.Add(time.Duration(answered - asked))
-			r.Counted++
+		if errno == 0 && n == 0 {
+			errno = unix.ECONNRESET
+		}
+		if errno != 0 {
+			return fmt.Errorf("transaction %d: %w", e.total+1, errno)
+		}
+		e.total++
+		if before == measuring {
+			e.latencies = append(e.latencies, e.now()-asked)
+			e.counted++
 		}
 	}
-	return r, e.fill(&r)
 }
 
-func respond(e *end) (report, error) {
-	fds, err := e.acceptAll()
+func respond(e *end) error {
+	fd, err := e.acceptOne()
 	if err != nil {
-		return report{}, err
+		return err
 	}
-	defer closeAll(fds)
-	if err := unix.SetNonblock(fds[0], false); err != nil {
-		return report{}, fmt.Errorf("make a socket blocking: %w", err)
+	defer unix.Close(fd)
+	if err := exchanging(fd); err != nil {
+		return err
 	}
-	if err := exchanging(fds[0]); err != nil {
-		return report{}, err
-	}
-	var r report
 	message := make([]byte, requestSize)
 	for {
-		n, errno := readAll(fds[0], message)
+		n, errno := e.readAll(fd, message)
 		e.tick()
 		if errno == 0 && n == 0 {
 			break
 		}
 		if errno == 0 {
-			_, errno = rawWrite(fds[0], message)
+			_, errno = rawWrite(fd, message)
 		}
 		if errno != 0 {
-			return report{}, fmt.Errorf("answer request %d: %w", r.Total+1, errno)
+			return fmt.Errorf("answer request %d: %w", e.total+1, errno)
 		}
-		r.Total++
+		e.total++
 	}
 	for e.tick() != over {
 		nap(udpReceiverNap)
 	}
-	return r, e.fill(&r)
+	return e.ended()
 }
 
 // exchanging sets a connection up for small messages that are waited for, and not for ever.
@@ -196,28 +167,20 @@ func exchanging(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return fmt.Errorf("set TCP_NODELAY: %w", err)
 	}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(patience)); err != nil {
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(helloTimeout)); err != nil {
 		return fmt.Errorf("set a time limit: %w", err)
 	}
 	return nil
 }
 
-// exchange is one transaction.
-func exchange(fd int, message []byte) unix.Errno {
-	if _, errno := rawWrite(fd, message); errno != 0 {
-		return errno
-	}
-	n, errno := readAll(fd, message)
-	if errno == 0 && n == 0 {
-		return unix.ECONNRESET
-	}
-	return errno
-}
-
 // readAll fills the buffer. 0 is the end of the connection.
-func readAll(fd int, buffer []byte) (int, unix.Errno) {
-	for filled := 0; filled < len(buffer); {
+func (e *end) readAll(fd int, buffer []byte) (int, unix.Errno) {
+	for filled, tries := 0, 0; filled < len(buffer); {
 		n, errno := rawRead(fd, buffer[filled:])
+		if errno == unix.EAGAIN && tries < int(patience/helloTimeout) && !e.stopped.Load() {
+			tries++
+			continue
+		}
 		if errno != 0 || n == 0 {
 			return 0, errno
 		}

@@ -7,15 +7,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+const (
+	// A hello is shorter than the shortest datagram, and the longest is still one packet on an Ethernet.
+	minDatagram, maxDatagram = 16, 1472
+	helloTries               = 10
+	helloTimeout             = 200 * time.Millisecond
+
+	// udpBatch datagrams go into one system call, udpWindow at most are between sender and receiver: fewer than the 1000 packets that
+	// the kernel lets wait for a CPU (net.core.netdev_max_backlog), so that no queue on the way can be full.
+	udpBatch, udpWindow = 64, 960
+	// The receiver's nap is a tenth of the time in which the window fills on a fast machine.
+	udpReceiverNap, udpSenderNap = 100 * time.Microsecond, 50 * time.Microsecond
+	// udpGiveUp is how long the receiver must see nothing for what is missing to be lost: many naps.
+	udpGiveUp = 2 * time.Millisecond
+)
+
 // hello asks the server for a first answer, so that neighbours are known, the flow is one that was answered, and a path that does
 // not carry anything is found out before the sample.
-func hello(fd int) error {
+func (e *end) hello(fd int) error {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(helloTimeout)); err != nil {
 		return fmt.Errorf("set a time limit: %w", err)
 	}
 	var answer [8]byte
 	var err error
 	for range helloTries {
+		if e.stopped.Load() {
+			return errStopped
+		}
 		if _, err = unix.Write(fd, []byte("hello")); err != nil {
 			continue
 		}
@@ -26,116 +44,92 @@ func hello(fd int) error {
 	return fmt.Errorf("the server did not answer the first datagram, sent %d times: %w", helloTries, err)
 }
 
-// sender is what the sending loop knows.
-type sender struct {
-	*end
-	fd     int
-	batch  *batch
-	sent   uint64
-	lost   uint64 // taken for lost, so that the sender does not wait for them
-	paused time.Duration
-}
-
-func sendDatagrams(e *end) (report, error) {
+func sendDatagrams(e *end, size int) error {
 	fd, err := e.open(unix.SOCK_DGRAM)
 	if err != nil {
-		return report{}, err
+		return err
 	}
 	defer unix.Close(fd)
-	if err := hello(fd); err != nil {
-		return report{}, err
+	if err := e.hello(fd); err != nil {
+		return err
 	}
-	s := &sender{end: e, fd: fd, batch: newBatch(udpBatch, e.Size)}
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	if !e.start() {
-		return report{}, unmeasured("it was stopped")
-	}
+	batch := newBatch(udpBatch, size)
+	e.start()
 	for e.tick() != over {
-		if !s.room() {
+		if !e.room() {
 			continue
 		}
-		n, errno := s.batch.send(fd, udpBatch)
+		n, errno := batch.send(fd, udpBatch)
 		if errno != 0 {
-			return report{}, fmt.Errorf("send datagram %d: %w", s.sent+1, errno)
+			return fmt.Errorf("send datagram %d: %w", e.total+1, errno)
 		}
-		s.sent += uint64(n)
-		e.shared.sent.Store(s.sent)
+		e.total += uint64(n)
+		e.sent.Store(e.total)
 	}
-	e.shared.done.Store(true)
-	r := report{Total: s.sent, Paused: s.paused}
-	return r, e.fill(&r)
+	return e.ended()
 }
 
-// room says whether the receiver is near enough for another batch, after a nap if it is not.
-func (s *sender) room() bool {
-	received := s.shared.received.Load()
-	if int64(s.sent-received-s.lost)+udpBatch <= udpWindow {
+// room says whether the receiver is near enough for another batch, after a nap if it is not. What does not arrive for a while is taken for
+// lost, so that the sender does not wait for it.
+func (e *end) room() bool {
+	received := e.received.Load()
+	if int64(e.total-received-e.lost)+udpBatch <= udpWindow {
 		return true
 	}
-	before := s.now()
-	for s.shared.received.Load() == received {
+	before := e.now()
+	for e.received.Load() == received {
 		nap(udpSenderNap)
-		if s.now()-before > int64(udpGiveUp) { // nothing is on the way any more
-			s.lost = s.sent - received
+		if e.now()-before > udpGiveUp { // nothing is on the way any more
+			e.lost = e.total - received
 			break
 		}
-	}
-	if s.phase == measuring {
-		s.paused += time.Duration(s.now() - before)
 	}
 	return false
 }
 
-func receiveDatagrams(e *end) (report, error) {
-	e.Ports = 1
-	fds, err := e.serve(unix.SOCK_DGRAM)
+func receiveDatagrams(e *end, size int) error {
+	fds, err := e.serve(unix.SOCK_DGRAM, 1)
 	if err != nil {
-		return report{}, err
+		return err
 	}
 	defer closeAll(fds)
 	if err := bigBuffer(fds[0]); err != nil {
-		return report{}, err
+		return err
 	}
-	in := newBatch(udpBatch, e.Size+1).named()
-	if err := e.ready(); err != nil {
-		return report{}, err
-	}
-	var r report
-	var quiet int64 // since when nothing came
+	in := newBatch(udpBatch, size+1).named()
+	e.listens()
+	var quiet time.Duration // since when nothing came
 	for {
 		n, errno := in.receive(fds[0])
 		if errno != 0 {
-			return report{}, fmt.Errorf("receive: %w", errno)
+			return fmt.Errorf("receive: %w", errno)
 		}
-		taken := r.Total
+		before := e.total
 		for i := range n {
-			if int(in.messages[i].length) == e.Size {
-				r.Total++
+			if int(in.messages[i].length) == size {
+				e.total++
 			} else if err := answerHello(fds[0], in, i); err != nil {
-				return report{}, err
+				return err
 			}
 		}
-		e.shared.received.Store(r.Total)
+		e.received.Store(e.total)
 		now := e.tick()
 		if now == measuring {
-			r.Counted += r.Total - taken
+			e.counted += e.total - before
 		}
 		if n > 0 {
 			quiet = e.now()
 			continue
 		}
-		if now == over && e.shared.done.Load() &&
-			(r.Total == e.shared.sent.Load() || e.now()-quiet > int64(5*longNap)) {
+		if now == over && (e.stopped.Load() || e.done.Load() && (e.total == e.sent.Load() || e.now()-quiet > 5*longNap)) {
 			break
 		}
 		nap(udpReceiverNap)
 	}
-	if r.Overflow, err = overflown(fds[0]); err != nil {
-		return report{}, err
+	if e.lost, err = overflown(fds[0]); err != nil {
+		return err
 	}
-	return r, e.fill(&r)
+	return e.ended()
 }
 
 func answerHello(fd int, in *batch, i int) error {

@@ -9,77 +9,26 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const (
-	statBefore = `cpu  100 2 300 4000 50 6 70 8 9 10
-cpu0 60 1 200 2000 30 3 40 5 9 0
-cpu1 40 1 100 2000 20 3 30 3 0 10
-intr 123 0 0
-ctxt 5
-`
-	statAfter = `cpu  110 2 320 4030 50 6 90 9 9 10
-cpu0 61 1 218 2000 30 4 55 6 9 0
-cpu1 49 1 102 2030 20 3 35 3 0 10
-intr 123 0 0
-`
-)
-
 func TestParseStat(t *testing.T) {
-	before, err := parseStat(statBefore)
+	const text = "cpu  100 2 300 4000 50 6 70 8 9 10\ncpu0 60 1 200 2000 30 3 40 5 9 0\ncpu1 40 1 100 2000 20 3 30 3 0 10\nintr 123 0 0\nctxt 5\n"
+	cpus, err := parseStat(text)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ms := time.Millisecond
-	want := []CPU{
-		{User: 600 * ms, Nice: 10 * ms, System: 2000 * ms, Idle: 20300 * ms, IRQ: 30 * ms, SoftIRQ: 400 * ms, Steal: 50 * ms},
-		{User: 400 * ms, Nice: 10 * ms, System: 1000 * ms, Idle: 20200 * ms, IRQ: 30 * ms, SoftIRQ: 300 * ms, Steal: 30 * ms},
-	}
-	if diff := cmp.Diff(want, before); diff != "" {
+	want := []cpu{{kernel: 243 * tick, softIRQ: 43 * tick, stolen: 5 * tick}, {kernel: 133 * tick, softIRQ: 33 * tick, stolen: 3 * tick}}
+	if diff := cmp.Diff(want, cpus, cmp.AllowUnexported(cpu{})); diff != "" {
 		t.Error(diff)
 	}
-	after, err := parseStat(statAfter)
-	if err != nil {
-		t.Fatal(err)
-	}
-	spent, err := elapsed(before, after)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := Usage{CPUs: spent}.Machine()
-	if want := (CPU{User: 100 * ms, System: 200 * ms, IRQ: 10 * ms, SoftIRQ: 200 * ms, Steal: 10 * ms, Idle: 300 * ms}); sum != want {
-		t.Errorf("the machine spent %+v, want %+v", sum, want)
-	}
-	if busy := sum.Busy(); busy != 510*ms {
-		t.Errorf("busy for %s, want 510ms", busy)
-	}
-}
-
-func TestParseStatOffline(t *testing.T) {
-	cpus, err := parseStat("cpu  1 1 1 1 1 1 1 1\ncpu0 1 0 0 0 0 0 0 0 0 0\ncpu3 2 0 0 0 0 0 0 0 0 0\n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []CPU{{User: tick}, {}, {}, {User: 2 * tick}}
-	if diff := cmp.Diff(want, cpus); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestParseStatRefuses(t *testing.T) {
 	for name, text := range map[string]string{
-		"nothing":          "",
-		"no CPU":           "cpu  1 2 3 4 5 6 7 8\nintr 1\n",
-		"too few":          "cpu0 1 2 3 4 5 6 7\n",
-		"no number":        "cpu0 1 2 3 x 5 6 7 8\n",
-		"cut in a number":  "cpu0 1 2 3 4 5 6 7 8\ncpu1 1 2",
-		"CPU of no number": "cpux 1 2 3 4 5 6 7 8\n",
-		"huge CPU":         "cpu4294967296 1 2 3 4 5 6 7 8\n",
+		"nothing":         "",
+		"no CPU":          "cpu  1 2 3 4 5 6 7 8\nintr 1\n",
+		"too few":         "cpu0 1 2 3 4 5 6 7\n",
+		"no number":       "cpu0 1 2 3 x 5 6 7 8\n",
+		"cut in a number": "cpu0 1 2 3 4 5 6 7 8\ncpu1 1 2",
 	} {
 		if cpus, err := parseStat(text); err == nil {
 			t.Errorf("%s: parsed as %v", name, cpus)
 		}
-	}
-	if _, err := elapsed(make([]CPU, 2), make([]CPU, 1)); err == nil {
-		t.Error("a CPU that went away was not noticed")
 	}
 }
 
@@ -94,37 +43,42 @@ func TestParseDelay(t *testing.T) {
 	}
 }
 
+// What the kernel's files do not say is no usage.
+func TestBrokenUsageIsRefused(t *testing.T) {
+	var e end
+	if u := usage(&e, &e, &e); u.check("udp", Target{}) == nil {
+		t.Error("nothing was read, and nothing is wrong")
+	}
+}
+
 func TestRefused(t *testing.T) {
 	two := Target{ServerCPU: 1}
 	quiet := Usage{Window: time.Second}
 	delayed := Usage{Window: time.Second, Server: Process{Delayed: 60 * time.Millisecond}}
 	late := Usage{Window: time.Second, Server: Process{Delayed: 40 * time.Millisecond}}
-	stolen := Usage{Window: time.Second, CPUs: []CPU{{}, {Steal: 40 * time.Millisecond}}}
-	aTick := Usage{Window: time.Second, CPUs: []CPU{{}, {Steal: 30 * time.Millisecond}}}
+	stolen := Usage{Window: time.Second, Stolen: []time.Duration{0, 40 * time.Millisecond}}
+	aTick := Usage{Window: time.Second, Stolen: []time.Duration{0, 30 * time.Millisecond}}
 	for _, c := range []struct {
-		name   string
-		target Target
-		result UDPResult
-		want   string // part of the error
+		name     string
+		target   Target
+		result   Result
+		overflow uint64
+		want     string // part of the error
 	}{
-		{"good", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: quiet}, ""},
-		{"one in a thousand lost", two, UDPResult{Sent: 2000, Received: 1998, Lost: 2, Packets: 5, Usage: quiet}, ""},
-		{"more than that lost", two, UDPResult{Sent: 2000, Received: 1997, Lost: 3, Packets: 5, Usage: quiet}, "3 of 2000 datagrams were lost"},
-		{"nothing came", two, UDPResult{Sent: 10, Lost: 10, Usage: quiet}, "saw nothing"},
-		{"more came than was sent", two, UDPResult{Sent: 10, Received: 11, Packets: 11, Usage: quiet}, "10 datagrams were sent and 11"},
-		{"receiver too slow", two, UDPResult{Sent: 1000, Received: 990, Overflow: 10, Packets: 990, Usage: quiet}, "no room for 10"},
-		{"starved", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: delayed}, "server waited 60ms of 1s for CPU 1"},
-		{"a little late", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: late}, ""},
-		{"stolen", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: stolen}, "took CPU 1 away for 40ms of 1s"},
-		{"little stolen", two, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: aTick}, ""},
-		{"stolen elsewhere", Target{}, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: stolen}, ""},
-		{"one CPU for both", Target{}, UDPResult{Sent: 10, Received: 10, Packets: 8, Usage: delayed}, ""},
+		{"good", two, Result{Sent: 10, Counted: 8, Usage: quiet}, 0, ""},
+		{"one in a thousand lost", two, Result{Sent: 2000, Lost: 2, Counted: 5, Usage: quiet}, 0, ""},
+		{"more than that lost", two, Result{Sent: 2000, Lost: 3, Counted: 5, Usage: quiet}, 0, "3 of 2000 datagrams were lost"},
+		{"nothing came", two, Result{Sent: 10, Lost: 10, Usage: quiet}, 0, "saw nothing"},
+		{"receiver too slow", two, Result{Sent: 1000, Lost: 10, Counted: 990, Usage: quiet}, 10, "no room for 10"},
+		{"starved", two, Result{Sent: 10, Counted: 8, Usage: delayed}, 0, "server waited 60ms of 1s for CPU 1"},
+		{"a little late", two, Result{Sent: 10, Counted: 8, Usage: late}, 0, ""},
+		{"stolen", two, Result{Sent: 10, Counted: 8, Usage: stolen}, 0, "took CPU 1 away for 40ms of 1s"},
+		{"little stolen", two, Result{Sent: 10, Counted: 8, Usage: aTick}, 0, ""},
+		{"stolen elsewhere", Target{}, Result{Sent: 10, Counted: 8, Usage: stolen}, 0, ""},
+		{"one CPU for both", Target{}, Result{Sent: 10, Counted: 8, Usage: delayed}, 0, ""},
 	} {
-		err := c.result.check(c.target)
-		switch {
-		case c.want == "" && err != nil:
-			t.Errorf("%s: %v", c.name, err)
-		case c.want != "" && (!errors.Is(err, ErrNotMeasured) || !strings.Contains(err.Error(), c.want)):
+		err := c.result.check(c.target, "udp", c.overflow)
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrNotMeasured) || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: got %v, want %q", c.name, err, c.want)
 		}
 		if starved := c.name == "starved" || c.name == "stolen"; errors.Is(err, ErrStarved) != starved {
@@ -134,15 +88,8 @@ func TestRefused(t *testing.T) {
 }
 
 func TestTargetCheck(t *testing.T) {
-	for name, target := range map[string]Target{
-		"empty":             {},
-		"no address":        {Client: "a", Server: "b", Duration: time.Second},
-		"negative CPU":      {Client: "a", Server: "b", ClientCPU: -1, Duration: time.Second},
-		"negative duration": {Client: "a", Server: "b", Duration: -time.Second},
-	} {
-		if target.check() == nil {
-			t.Errorf("%s: not refused", name)
-		}
+	if (Target{}).check() == nil {
+		t.Error("nothing is a target")
 	}
 	if _, err := UDP(t.Context(), Target{}, 5); err == nil || !strings.Contains(err.Error(), "5 bytes") {
 		t.Errorf("datagrams as short as a hello: %v", err)
@@ -157,6 +104,31 @@ func TestParseSNMP(t *testing.T) {
 	for _, c := range [][2]string{{"Tcp:", "MaxConn"}, {"Tcp:", "Nothing"}, {"Udp:", "InDatagrams"}, {"Icmp:", "InMsgs"}} {
 		if n, err := parseSNMP(text, c[0], c[1]); err == nil {
 			t.Errorf("%s %s is %d, which is not to be read", c[0], c[1], n)
+		}
+	}
+}
+
+// The sender's side of pacing: what does not arrive is taken for lost after a while, and what was taken for lost may still arrive.
+func TestPace(t *testing.T) {
+	e := &newSample(Target{}).client
+	for _, step := range []struct {
+		name                 string
+		sent, received, lost uint64 // lost: before
+		room                 bool
+		lostThen             uint64
+	}{
+		{"nothing sent", 0, 0, 0, true, 0},
+		{"room for one more batch", udpWindow - udpBatch, 0, 0, true, 0},
+		{"full, and nothing moves", udpWindow, 0, 0, false, udpWindow},
+		{"all lost", udpWindow, 0, udpWindow, true, udpWindow},
+		{"what was lost arrives", udpWindow, 100, udpWindow, true, udpWindow},
+		{"full beside what was lost", 3 * udpWindow, udpWindow, udpWindow, false, 2 * udpWindow},
+		{"all arrived", 3 * udpWindow, 3 * udpWindow, 0, true, 0},
+	} {
+		e.total, e.lost = step.sent, step.lost
+		e.received.Store(step.received)
+		if room := e.room(); room != step.room || e.lost != step.lostThen {
+			t.Errorf("%s: room is %t with %d lost, want %t with %d", step.name, room, e.lost, step.room, step.lostThen)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // directPlane is the machine's own limit: no network at all. On one node that is two namespaces at the ends of a veth
@@ -24,30 +25,27 @@ func (d *directPlane) prepare(context.Context) (err error) {
 	return d.lab.Wire(d.a, d.b, 24)
 }
 
-func (d *directPlane) ends() map[Path][2]End {
-	node := end("node n1", d.lab.Nodes[0].Namespace)
-	return map[Path][2]End{
-		SameNode:    {end("one end", d.a), end("other end", d.b)},
-		AcrossNodes: {node, end("node n2", d.lab.Nodes[1].Namespace)},
-		SNAT:        {node, end("host outside", d.lab.Outside)},
+func (d *directPlane) ends() map[string][2]*lab.Namespace {
+	node := d.lab.Nodes[0].Namespace
+	return map[string][2]*lab.Namespace{
+		result.SameNode:    {d.a, d.b},
+		result.AcrossNodes: {node, d.lab.Nodes[1].Namespace},
+		result.Egress:      {node, d.lab.Outside},
 	}
 }
 
-func (d *directPlane) count(_ context.Context, into Counters) error {
-	if err := countUplinks(into, d.lab); err != nil {
-		return err
-	}
+func (d *directPlane) count(_ context.Context, into Counters, _ map[string]*lab.Pod) error {
 	if err := countLink(into, "a", d.a, lab.Uplink); err != nil {
 		return err
 	}
 	return countLink(into, "b", d.b, lab.Uplink)
 }
 
-func (*directPlane) proof(path Path) proof {
+func (*directPlane) proof(path string) proof {
 	switch path {
-	case SameNode:
+	case result.SameNode:
 		return proof{through: []string{"a tx", "b rx"}, few: []string{"n1 eth0 tx"}}
-	case AcrossNodes:
+	case result.AcrossNodes:
 		return proof{through: []string{"n1 eth0 tx", "n2 eth0 rx"}, few: []string{"a tx"}}
 	default:
 		return proof{through: []string{"n1 eth0 tx"}, few: []string{"n2 eth0 rx", "a tx"}}
@@ -56,3 +54,4 @@ func (*directPlane) proof(path Path) proof {
 
 func (*directPlane) setNodes(context.Context, int) error    { return ErrNotApplicable }
 func (*directPlane) setServices(context.Context, int) error { return ErrNotApplicable }
+func (*directPlane) forget(*lab.Node) error                 { return nil }

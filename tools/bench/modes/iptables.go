@@ -1,12 +1,28 @@
 package modes
 
 import (
+	"crypto/sha256"
+	"encoding/base32"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
 )
+
+// rules collects lines.
+type rules struct{ strings.Builder }
+
+func (r *rules) add(format string, args ...any) {
+	fmt.Fprintf(r, format, args...)
+	r.WriteByte('\n')
+}
+
+// hash names a chain as kube-proxy does: so many letters and digits that depend on what the chain is for.
+func hash(of string, length int) string {
+	sum := sha256.Sum256([]byte(of))
+	return base32.StdEncoding.EncodeToString(sum[:])[:length]
+}
 
 // kubeMark is the bit by which kube-proxy asks its own POSTROUTING chain to masquerade.
 const kubeMark = "0x4000"
@@ -119,7 +135,7 @@ func flannelMasquerade(podCIDR netip.Prefix) []string {
 
 // kindMasquerade is kindnetd's masquerading in iptables: all but what stays in the cluster. It does not ask for random
 // ports.
-func kindMasquerade(netip.Prefix) []string {
+func kindMasquerade() []string {
 	return []string{
 		":KIND-MASQ-AGENT - [0:0]",
 		`-A POSTROUTING -m addrtype ! --dst-type LOCAL -m comment --comment "not for this node" -j KIND-MASQ-AGENT`,

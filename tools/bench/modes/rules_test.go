@@ -8,21 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-func TestNames(t *testing.T) {
-	for _, mode := range Names() {
-		waits := mode == EBPFVXLAN
-		if why := Missing(mode); (why != "") != waits {
-			t.Errorf("mode %s: missing because %q", mode, why)
-		}
-		if waits {
-			if _, err := Build(t.Context(), mode, nil); err == nil {
-				t.Errorf("mode %s was built", mode)
-			}
-		}
-	}
-	if _, err := Build(t.Context(), "ipvs", nil); err == nil || !strings.Contains(err.Error(), IPTablesVXLAN) {
+func TestUnknownMode(t *testing.T) {
+	if _, err := Build(t.Context(), "ipvs", nil); err == nil || !strings.Contains(err.Error(), result.IPTables) {
 		t.Errorf("an unknown mode: error %v does not name the known ones", err)
 	}
 }
@@ -131,11 +122,10 @@ func TestColumn(t *testing.T) {
 // No far node shares anything with another, with the nodes that there are, or with a Service.
 func TestFarNodes(t *testing.T) {
 	taken := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), serviceCIDR}
-	names, addrs, vteps := map[string]bool{}, map[netip.Addr]bool{}, map[string]bool{}
-	cidrs := map[netip.Prefix]bool{}
+	names, addrs, cidrs := map[string]bool{}, map[netip.Addr]bool{}, map[netip.Prefix]bool{}
 	for i := range maxNodes {
 		node := farNode(i)
-		names[node.name], addrs[node.addr], cidrs[node.podCIDR], vteps[node.vtep.String()] = true, true, true, true
+		names[node.name], addrs[node.addr], cidrs[node.podCIDR] = true, true, true
 		if !clusterCIDR.Contains(node.podCIDR.Addr()) || slices.ContainsFunc(taken, node.podCIDR.Overlaps) || node.podCIDR != node.podCIDR.Masked() {
 			t.Fatalf("far node %d has podCIDR %s", i, node.podCIDR)
 		}
@@ -143,12 +133,13 @@ func TestFarNodes(t *testing.T) {
 			t.Fatalf("far node %d has address %s", i, node.addr)
 		}
 	}
-	if len(names) != maxNodes || len(addrs) != maxNodes || len(cidrs) != maxNodes || len(vteps) != maxNodes {
-		t.Errorf("of %d far nodes there are %d names, %d addresses, %d podCIDRs, %d VTEPs", maxNodes, len(names), len(addrs), len(cidrs), len(vteps))
+	if len(names) != maxNodes || len(addrs) != maxNodes || len(cidrs) != maxNodes {
+		t.Errorf("of %d far nodes there are %d names, %d addresses, %d podCIDRs", maxNodes, len(names), len(addrs), len(cidrs))
 	}
 }
 
 func TestServices(t *testing.T) {
+	const maxServices = 50_000
 	all := services(maxServices)
 	clusters, chains := map[netip.Addr]bool{}, map[string]bool{}
 	for _, s := range all {
@@ -214,28 +205,6 @@ func TestNothingToSweepIsSaid(t *testing.T) {
 	}
 }
 
-// What a machine has to load first is said before anything is built.
-func TestModules(t *testing.T) {
-	sysctls := t.TempDir()
-	lacks := func(mode, module string) {
-		t.Helper()
-		err := loaded(sysctls, mode)
-		if module == "" && err != nil || module != "" && (err == nil || !strings.Contains(err.Error(), "modprobe "+module)) {
-			t.Errorf("%s: %v, want it to ask for %q", mode, err, module)
-		}
-	}
-	lacks(EBPF, "")
-	lacks(Direct, "")
-	lacks(PTP, "nf_conntrack")
-	lacks(EBPFKubeProxy, "nf_conntrack")
-	touch(t, sysctls, "netfilter/nf_conntrack_max")
-	lacks(PTP, "")
-	lacks(IPTables, "br_netfilter")
-	lacks(NFTables, "br_netfilter")
-	touch(t, sysctls, "bridge/bridge-nf-call-iptables")
-	lacks(IPTablesVXLAN, "")
-}
-
 func touch(t *testing.T, dir, path string) {
 	t.Helper()
 	path = filepath.Join(dir, path)
@@ -247,14 +216,14 @@ func touch(t *testing.T, dir, path string) {
 	}
 }
 
-// So is everything else: a mode asks for what it lacks, one after the other, until there is nothing left to ask for.
+// A mode asks for what it lacks, one after the other, until there is nothing left to ask for.
 func TestReady(t *testing.T) {
 	for mode, wants := range map[string][]string{
-		Direct:        nil,
-		EBPF:          {"bin/ebpf-cni", "bin/ebpf-agent"},
-		EBPFKubeProxy: {"path/iptables-restore", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
-		PTP:           {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
-		NFTables:      {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
+		result.Direct:    nil,
+		result.EBPF:      {"bin/ebpf-cni", "bin/ebpf-agent"},
+		result.KubeProxy: {"path/iptables-restore", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
+		result.PTP:       {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
+		result.NFTables:  {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
 	} {
 		t.Run(mode, func(t *testing.T) {
 			dir := t.TempDir()

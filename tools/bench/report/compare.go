@@ -5,6 +5,9 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
+
+	"golang.org/x/perf/benchmath"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -24,7 +27,7 @@ type Change struct {
 	Base string
 	// Worse is by how much B's median is worse, 0.1 being 10 %; negative: better.
 	Worse float64
-	// P is the probability that noise alone makes this one row as bad in B.
+	// P is the probability that noise alone makes this one row differ as much.
 	P       float64
 	Verdict string
 }
@@ -54,7 +57,7 @@ type Comparison struct {
 // A row has regressed when both hold:
 //
 //   - its median is worse by more than 5 %: less is nobody's concern,
-//   - Welch's one-sided t-test on the logarithms finds it, corrected over all rows by Holm: two runs of the same program have even one
+//   - Welch's t-test on the logarithms finds it, with a significance divided by the number of rows: two runs of the same program have even one
 //     false alarm in at most one comparison of twenty.
 //
 // "better" is the same the other way round. A row that B should have and has no sample of, though A had, counts as a regression
@@ -64,19 +67,17 @@ type Comparison struct {
 // printed as "indicative", and nothing is a regression.
 func Compare(a, b *result.Run) (*Comparison, error) {
 	c := &Comparison{Warnings: differences(a, b), Indicative: a.Indicative || b.Indicative || min(a.Rounds, b.Rounds) < judgedRounds}
-	var tests []*test
-	for _, s := range subjects(a) {
-		c.Changes = append(c.Changes, newChange(a, b, s))
+	rows := subjects(a)
+	tested := 0
+	for _, s := range rows {
+		tested += count(len(b.Values(s.row, s.mode)) > 0)
 	}
-	for i := range c.Changes {
-		if one := &c.Changes[i]; one.Verdict == "" {
-			tests = append(tests, newTest(a, b, one))
-		}
+	for _, s := range rows {
+		c.Changes = append(c.Changes, c.change(a, b, s, significance/float64(tested)))
 	}
-	if len(tests) == 0 && !slices.ContainsFunc(c.Changes, func(one Change) bool { return one.Verdict == Lost }) {
+	if tested == 0 && !slices.ContainsFunc(c.Changes, func(one Change) bool { return one.Verdict == Lost }) {
 		return nil, fmt.Errorf("the two runs have no row of this project's modes in common: nothing to compare")
 	}
-	judgeAll(tests, c.Indicative)
 	return c, nil
 }
 
@@ -88,13 +89,13 @@ type subject struct {
 
 // subjects are the rows that a run has of our modes, in the order of the report.
 func subjects(run *result.Run) (all []subject) {
-	for _, w := range slices.Concat(result.Catalog(), result.ClusterCatalog()) {
+	for _, w := range result.Workloads() {
 		// Nothing is divided by a loss, which is none most often.
 		if w.Name == result.Rollout {
 			continue
 		}
 		for _, s := range run.Samples {
-			if s.Workload != w.Name || s.Error != "" || !own(s.Mode) {
+			if s.Workload != w.Name || s.Error != "" || !strings.HasPrefix(s.Mode, result.EBPF) {
 				continue
 			}
 			one := subject{result.Row{Workload: s.Workload, Path: s.Path, Metric: w.Metrics[0].Name, Point: s.Point}, s.Mode}
@@ -106,26 +107,37 @@ func subjects(run *result.Run) (all []subject) {
 	return all
 }
 
-func own(mode string) bool { return len(mode) >= 4 && mode[:4] == "ebpf" }
-
-// newChange leaves the verdict empty where there is something to test.
-func newChange(a, b *result.Run, s subject) Change {
-	change := Change{Row: s.row, Mode: s.mode, P: 1}
+// change judges one row. The more of them there are, the surer each has to be: alpha is how unlikely noise alone has to be.
+func (c *Comparison) change(a, b *result.Run, s subject, alpha float64) Change {
+	one := Change{Row: s.row, Mode: s.mode, P: 1, Verdict: Noise}
 	if len(b.Values(s.row, s.mode)) == 0 {
-		change.Verdict = NotRun
-		mode, known := b.Mode(s.mode)
-		if known && mode.Missing == "" && slices.Contains(b.Workloads, s.row.Workload) && b.Interrupted == "" {
-			change.Verdict = Lost
+		one.Verdict = NotRun
+		if b.Measures(s.mode) && slices.Contains(b.Workloads, s.row.Workload) && b.Interrupted == "" {
+			one.Verdict = Lost
 		}
-		return change
+		return one
 	}
-	for _, base := range []string{"direct", "iptables"} {
+	for _, base := range []string{result.Direct, result.IPTables} {
 		if len(relative(a, s, base)) > 0 && len(relative(b, s, base)) > 0 {
-			change.Base = base
+			one.Base = base
 			break
 		}
 	}
-	return change
+	before, after := relative(a, s, one.Base), relative(b, s, one.Base)
+	old, _ := result.Summarise(before)
+	now, _ := result.Summarise(after)
+	one.Worse = worse(old.Median, now.Median, s.row.Of().Lower)
+	one.P = benchmath.AssumeNormal.Compare(logarithms(before), logarithms(after)).P
+	switch short := c.Indicative || min(len(before), len(after)) < judgedRounds; {
+	case short && math.Abs(one.Worse) > leastShort && apart(before, after):
+		one.Verdict = Indicative
+	case short || one.P > alpha || math.Abs(one.Worse) <= least:
+	case one.Worse > 0:
+		one.Verdict = Regression
+	default:
+		one.Verdict = Better
+	}
+	return one
 }
 
 // relative is a row's values over another mode's, round by round; as they are without one.
@@ -140,50 +152,6 @@ func relative(run *result.Run, s subject, base string) (values []float64) {
 	return values
 }
 
-// test is a change with the numbers that decide it.
-type test struct {
-	*Change
-
-	// before and after are logarithms, higher being worse.
-	before, after []float64
-	// up and down are the probabilities that noise alone makes it as bad as this, or as good.
-	up, down float64
-}
-
-func newTest(a, b *result.Run, c *Change) *test {
-	s := subject{c.Row, c.Mode}
-	lower := metricOf(c.Row).Lower
-	before, after := relative(a, s, c.Base), relative(b, s, c.Base)
-	old, _ := result.Summarise(before)
-	now, _ := result.Summarise(after)
-	c.Worse = worse(old.Median, now.Median, lower)
-	t := &test{Change: c, before: logarithms(before, lower), after: logarithms(after, lower)}
-	t.up, t.down = result.Welch(t.before, t.after), result.Welch(t.after, t.before)
-	return t
-}
-
-// judgeAll decides on all rows together: the more of them there are, the surer each has to be.
-func judgeAll(tests []*test, indicative bool) {
-	var up, down []float64
-	for _, t := range tests {
-		up, down = append(up, t.up), append(down, t.down)
-	}
-	rose, fell := result.Holm(up, significance), result.Holm(down, significance)
-	for i, t := range tests {
-		short := indicative || min(len(t.before), len(t.after)) < judgedRounds
-		t.P, t.Verdict = t.up, Noise
-		switch {
-		case short && math.Abs(t.Worse) > leastShort && apart(t.before, t.after):
-			t.Verdict = Indicative
-		case short:
-		case t.Worse > least && rose[i]:
-			t.Verdict = Regression
-		case t.Worse < -least && fell[i]:
-			t.P, t.Verdict = t.down, Better
-		}
-	}
-}
-
 // apart says that all of one are above all of the other, which three of each are by chance one time in ten, and two of each one in three.
 func apart(a, b []float64) bool {
 	if min(len(a), len(b)) < 3 {
@@ -192,16 +160,12 @@ func apart(a, b []float64) bool {
 	return slices.Max(a) < slices.Min(b) || slices.Max(b) < slices.Min(a)
 }
 
-// logarithms are higher the worse a value is. Where lower is not better, the value's reciprocal is what lower is better of.
-func logarithms(values []float64, lower bool) []float64 {
+func logarithms(values []float64) *benchmath.Sample {
 	out := make([]float64, len(values))
 	for i, v := range values {
 		out[i] = math.Log(max(v, math.SmallestNonzeroFloat64))
-		if !lower {
-			out[i] = -out[i]
-		}
 	}
-	return out
+	return benchmath.NewSample(out, &benchmath.DefaultThresholds)
 }
 
 // worse is by which share a median has become worse: a rate that falls by half is as bad as a time that doubles.
@@ -256,7 +220,7 @@ func (c *Comparison) Print(w io.Writer) {
 	for _, one := range c.Changes {
 		name := one.Mode + ": " + rowTitle(one.Row)
 		if one.Row.Metric == result.Rate {
-			name += ": " + metricOf(one.Row).Title
+			name += ": " + one.Row.Of().Title
 		}
 		switch one.Verdict {
 		case Noise:
@@ -283,12 +247,8 @@ func (c Change) size() string {
 	if c.Verdict != Indicative {
 		text += fmt.Sprintf(", p = %.2g", c.P)
 	}
-	return text + over(c.Base)
-}
-
-func over(base string) string {
-	if base == "" {
-		return ""
+	if c.Base == "" {
+		return text
 	}
-	return ", relative to " + base
+	return text + ", relative to " + c.Base
 }

@@ -4,54 +4,76 @@ package report
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// Target says where a report goes.
-type Target struct {
-	// Document is the file with the tables; Plots the directory for the plots.
-	Document, Plots string
-	// PNG: as PNG too, beside SVG.
-	PNG bool
-	// shared: the document shows a run of networks and one of clusters, and each leaves the other's alone.
-	shared bool
+// Write writes a run's whole report into a directory: bench.md with all tables, and the plots in plots/.
+func Write(run *result.Run, dir string) error {
+	files := plotsOf(run)
+	if err := drawAll(files, filepath.Join(dir, "plots")); err != nil {
+		return err
+	}
+	text := append([]byte("# Benchmarks\n\n"+section(run, files, "plots")+"\n"), tables(run)...)
+	return result.Replace(filepath.Join(dir, "bench.md"), text)
 }
 
-// Beside is bench.md and plots/ in the directory of a bench.json.
-func Beside(json string) Target {
-	dir := filepath.Dir(json)
-	return Target{Document: filepath.Join(dir, "bench.md"), Plots: filepath.Join(dir, "plots"), PNG: true}
-}
-
-// Into is a document at the top of the project, such as BENCHMARKS.md, and its plots where the project keeps them.
-func Into(document string) Target {
-	return Target{Document: document, Plots: filepath.Join(filepath.Dir(document), "tools", "bench", "plots"), shared: true}
-}
-
-// Write writes a report and returns the document's name.
-func Write(run *result.Run, to Target) (string, error) {
+// Publish writes a run into the documents of a checkout: its section of BENCHMARKS.md with the plots, its sentences in README.md, and all
+// tables in tools/bench/results. What a run of networks wrote, a run on clusters leaves alone, and the other way round.
+func Publish(run *result.Run, root string) error {
+	if err := Publishable(root); err != nil {
+		return err
+	}
+	name, mark, headline := "networks.md", "bench", headline
+	var files []figure
 	if run.Profile == result.ClusterProfile {
-		return writeCluster(run, to)
-	}
-	figures, err := Figures(run, to.Plots, to.PNG)
-	if err != nil {
-		return "", err
-	}
-	below, err := filepath.Rel(filepath.Dir(to.Document), to.Plots)
-	if err != nil {
-		return "", fmt.Errorf("link from %s to its plots: %w", to.Document, err)
-	}
-	var text bytes.Buffer
-	(&writer{run: run, figures: figures, plots: filepath.ToSlash(below), kept: to.shared}).document(&text)
-	if to.shared {
-		section, err := keptCluster(to.Document)
-		if err != nil {
-			return "", err
+		name, mark, headline = "cluster.md", "bench-cluster", clusterHeadline
+	} else {
+		files = plotsOf(run)
+		if err := drawAll(files, filepath.Join(root, "tools/bench/plots")); err != nil {
+			return err
 		}
-		fmt.Fprintf(&text, "\n%s", section)
 	}
-	return to.Document, result.Replace(to.Document, text.Bytes())
+	return errors.Join(
+		result.Replace(filepath.Join(root, "tools/bench/results", name), tables(run)),
+		between(filepath.Join(root, "BENCHMARKS.md"), mark, section(run, files, "tools/bench/plots")),
+		between(filepath.Join(root, "README.md"), mark, headline(run)))
+}
+
+// Publishable is an error unless a checkout's documents have places for what Publish writes.
+func Publishable(root string) error {
+	for _, name := range []string{"BENCHMARKS.md", "README.md"} {
+		for _, mark := range []string{"bench", "bench-cluster"} {
+			if _, _, err := around(filepath.Join(root, name), mark); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// between replaces what stands between a document's two lines of a mark.
+func between(file, mark, text string) error {
+	before, after, err := around(file, mark)
+	if err != nil {
+		return err
+	}
+	return result.Replace(file, bytes.Join([][]byte{before, []byte(text), after}, nil))
+}
+
+func around(file, mark string) (before, after []byte, err error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the document to write into: %w", err)
+	}
+	begins, ends := "<!-- "+mark+":begin -->\n", "<!-- "+mark+":end -->"
+	from, to := bytes.Index(text, []byte(begins)), bytes.Index(text, []byte(ends))
+	if from < 0 || to < from {
+		return nil, nil, fmt.Errorf("%s has no lines %q and %q, between which the figures go; add them", file, begins, ends)
+	}
+	return text[:from+len(begins)], text[to:], nil
 }

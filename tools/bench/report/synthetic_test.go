@@ -17,12 +17,10 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 		Schema: result.Schema, Profile: "full", Command: "bench --profile full", Rounds: rounds, Duration: 1, Warmup: 0.2,
 		Started: started, Finished: started.Add(20 * time.Minute),
 		Workloads: []string{"udp64", "rr", "bpf", "cni", "nodes", "agent", "change"},
-		Modes: []result.Mode{
-			{Name: "direct"}, {Name: "ebpf"}, {Name: "ebpf-vxlan", Missing: "waits for a tunnel"}, {Name: "iptables"},
-		},
+		Modes:     []result.Mode{{Name: "direct"}, {Name: "ebpf"}, {Name: "iptables"}},
 		Environment: result.Environment{
 			Kernel: "6.18.0 x86_64", CPU: "Synthetic | 3000", Cores: 2, MemoryMB: 4096, Commit: "0123456789abcdef0123", Dirty: true,
-			Versions: map[string]string{"go": "go1.26"}, Sysctls: map[string]string{"net.core.bpf_jit_enable": "1"}, Load: 0.1,
+			Versions: map[string]string{"go": "go1.26"}, Load: 0.1,
 		},
 	}
 	for round := 1; round <= rounds; round++ {
@@ -60,7 +58,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 			}
 		}
 		add(result.Sample{Workload: "bpf", Path: result.AcrossNodes, Mode: "ebpf", Values: map[string]float64{
-			result.BPFPer: 300e-9, "n1 ec_from_pod": 200e-9, "n2 ec_from_uplink": 100e-9}})
+			result.BPFPer: 300e-9, "ec_from_pod": 200e-9, "ec_from_uplink": 100e-9}})
 		add(result.Sample{Workload: "change", Mode: "ebpf", Values: map[string]float64{result.P50: 0.030},
 			Distributions: map[string]result.Distribution{"delay": {{Seconds: 0.030, Count: 20}, {Seconds: 0.045, Count: 2}}}})
 		add(result.Sample{Workload: "agent", Mode: "ebpf", Values: map[string]float64{"memory": 100 << 20, "peak": 120 << 20, "complete": 1.5}})
@@ -70,17 +68,17 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 
 // withKubeProxy adds the mode beside kube-proxy: what ebpf has of packets and pods, at four fifths of the speed.
 func withKubeProxy(run *result.Run) *result.Run {
-	run.Modes = slices.Insert(run.Modes, 2, result.Mode{Name: besideKubeProxy})
+	run.Modes = slices.Insert(run.Modes, 2, result.Mode{Name: result.KubeProxy})
 	for _, s := range run.Samples {
 		if s.Mode == "ebpf" && (s.Workload == "udp64" || s.Workload == "cni") {
-			s.Mode, s.Values = besideKubeProxy, maps.Clone(s.Values)
+			s.Mode, s.Values = result.KubeProxy, maps.Clone(s.Values)
 			run.Samples = append(run.Samples, s)
 		}
 	}
 	for _, path := range result.Paths() {
-		slower(run, result.Row{Workload: "udp64", Path: path, Metric: result.Rate}, besideKubeProxy, 0.8)
+		slower(run, result.Row{Workload: "udp64", Path: path, Metric: result.Rate}, result.KubeProxy, 0.8)
 	}
-	slower(run, result.Row{Workload: "cni", Metric: "pair-p50"}, besideKubeProxy, 1/0.8)
+	slower(run, result.Row{Workload: "cni", Metric: "pair-p50"}, result.KubeProxy, 1/0.8)
 	return run
 }
 

@@ -2,42 +2,49 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// lines writes a table, without the columns that are empty in all lines; instead of an empty one, that there is nothing.
-func (w *writer) lines(head []string, lines [][]string) {
+// table is one in Markdown, without the columns that are empty in all lines; instead of an empty one, that there is nothing.
+func table(head []string, lines [][]string) string {
 	if len(lines) == 0 {
-		w.printf("Not measured.\n\n")
-		return
+		return "Not measured.\n\n"
 	}
-	head, lines = filled(head, lines)
-	w.printf("| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat("---|", len(head)))
-	for _, line := range lines {
-		cells := make([]string, len(line))
-		for i, cell := range line {
-			cells[i] = strings.ReplaceAll(cell, "|", "\\|")
+	var columns []int
+	for column := range head {
+		if slices.ContainsFunc(lines, func(line []string) bool { return line[column] != "" }) {
+			columns = append(columns, column)
 		}
-		w.printf("| %s |\n", strings.Join(cells, " | "))
 	}
-	w.printf("\n")
+	row := func(cells []string) string {
+		text := "|"
+		for _, column := range columns {
+			text += " " + strings.ReplaceAll(cells[column], "|", "\\|") + " |"
+		}
+		return text + "\n"
+	}
+	text := row(head) + "|" + strings.Repeat("---|", len(columns)) + "\n"
+	for _, line := range lines {
+		text += row(line)
+	}
+	return text + "\n"
 }
 
-func filled(head []string, lines [][]string) (filledHead []string, filledLines [][]string) {
-	filledLines = make([][]string, len(lines))
-	for column, name := range head {
-		if !slices.ContainsFunc(lines, func(line []string) bool { return line[column] != "" }) {
-			continue
-		}
-		filledHead = append(filledHead, name)
-		for i, line := range lines {
-			filledLines[i] = append(filledLines[i], line[column])
-		}
+// number prints three significant digits, without an exponent.
+func number(v float64) string {
+	switch {
+	case v >= 99.95 || v == 0:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 9.995:
+		return fmt.Sprintf("%.1f", v)
+	case v >= 0.9995:
+		return fmt.Sprintf("%.2f", v)
 	}
-	return filledHead, filledLines
+	return fmt.Sprintf("%.3f", v)
 }
 
 // value prints a median and its spread.
@@ -48,39 +55,54 @@ func value(s result.Summary) string {
 	return fmt.Sprintf("%s [%s, %s]", number(s.Median), number(s.Low), number(s.High))
 }
 
-// tail prints a quantile of all rounds together, and of how many durations it is.
-func tail(t result.Tail, m result.Metric, unit string) string {
+// median is a row's in its unit; empty where there is none.
+func median(run *result.Run, row result.Row, mode string) string {
+	s, ok := run.Summary(row, mode)
+	if !ok {
+		return ""
+	}
+	m := row.Of()
+	return number(s.In(m).Median) + " " + m.Unit
+}
+
+// ratio prints one, or that it is none, and its spread.
+func ratio(s result.Summary) string {
+	text := fmt.Sprintf("%.2f x", s.Median)
+	if s.N == 1 {
+		return text
+	}
+	if s.Same() {
+		text = "no difference"
+	}
+	return fmt.Sprintf("%s [%.2f, %.2f]", text, s.Low, s.High)
+}
+
+// tail prints a percentile of all rounds together, and of how many durations it is.
+func tail(t result.Tail, m result.Metric) string {
 	of := "of"
 	if t.Slowest {
 		of = "slowest of"
 	}
-	return fmt.Sprintf("%s%s (%s %d)", number(t.Seconds/m.Scale), unit, of, t.N)
-}
-
-func scaled(s result.Summary, m result.Metric) result.Summary {
-	if m.Scale == 0 {
-		return s
-	}
-	return result.Summary{N: s.N, Median: s.Median / m.Scale, Low: s.Low / m.Scale, High: s.High / m.Scale}
-}
-
-func ratio(s result.Summary) string {
-	if s.N == 1 {
-		return fmt.Sprintf("%.2f x", s.Median)
-	}
-	return fmt.Sprintf("%s [%.2f, %.2f]", s.Verdict(), s.Low, s.High)
+	return fmt.Sprintf("%s (%s %d)", number(t.Seconds/m.Scale), of, t.N)
 }
 
 func rowTitle(row result.Row) string {
-	workload, _ := result.Find(row.Workload)
-	title := join(workload.Title, row.Path)
-	if workload.Axis != "" {
-		return join(fmt.Sprintf("%s, %d %s", metricOf(row).Title, row.Point, workload.Axis), row.Path)
+	w, _ := result.Find(row.Workload)
+	if w.Axis != "" {
+		return join(fmt.Sprintf("%s, %d %s", row.Of().Title, row.Point, w.Axis), row.Path)
 	}
+	title := join(w.Title, row.Path)
 	if row.Metric == result.Rate {
 		return title
 	}
-	return title + ": " + metricOf(row).Title
+	return title + ": " + row.Of().Title
+}
+
+func join(title, more string) string {
+	if more == "" {
+		return title
+	}
+	return title + ", " + more
 }
 
 func strong(verdict string) string {
@@ -97,33 +119,30 @@ func dash(text string) string {
 	return text
 }
 
-func short(commit string) string {
-	if commit == "" {
-		return "unknown"
+// brief is the first line of an error, without what each of them begins with.
+func brief(why string) string {
+	first, _, _ := strings.Cut(why, "\n")
+	for _, common := range []string{"it says: ", "sample claims: "} {
+		if _, after, found := strings.Cut(first, common); found {
+			return after
+		}
 	}
-	return commit[:min(len(commit), 12)]
+	return first
 }
 
-func dirty(e result.Environment) string {
-	if e.Dirty {
-		return ", with changes"
-	}
-	return ""
-}
+func short(commit string) string { return commit[:min(len(commit), 12)] }
 
 // commit says what was measured: the checkout's, and that of each program that is of another.
 func commit(e result.Environment) string {
-	text := short(e.Commit) + dirty(e)
+	text := dash(short(e.Commit))
+	if e.Dirty {
+		text += ", with changes"
+	}
 	for _, name := range result.Ours() {
-		built := e.Versions[name]
-		if built == "" || built == e.Commit {
-			continue
+		if built := e.Versions[name]; built != "" && built != e.Commit {
+			commit, _, _ := strings.Cut(built, ",")
+			text += fmt.Sprintf(" (%s: %s)", name, strings.Replace(built, commit, short(commit), 1))
 		}
-		of, changes, _ := strings.Cut(built, ",")
-		if changes != "" {
-			changes = "," + changes
-		}
-		text += fmt.Sprintf(" (%s: %s%s)", name, short(of), changes)
 	}
 	return text
 }
@@ -134,3 +153,5 @@ func plural(n int, what string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
+
+func sorted(set map[string]string) []string { return slices.Sorted(maps.Keys(set)) }

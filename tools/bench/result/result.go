@@ -3,7 +3,7 @@
 //
 //	run, err := result.Read("bench-out/full/bench.json")
 //	ratio, ok := run.Ratio(row, "ebpf", "iptables")
-//	fmt.Println(ratio.Median, ratio.Low, ratio.High, ratio.Verdict())
+//	fmt.Println(ratio.Median, ratio.Low, ratio.High)
 package result
 
 import (
@@ -33,7 +33,7 @@ type Sample struct {
 	Started time.Time `json:"started"`
 	// Values are by the names of the workload's metrics, in their units.
 	Values map[string]float64 `json:"values,omitempty"`
-	// Distribution is every single duration in seconds, or [seconds, count] summed up, by name: see Distribution.
+	// Distributions are durations by name.
 	Distributions map[string]Distribution `json:"distributions,omitempty"`
 	// Attempts are the reasons why it was taken again, or given up: something disturbed each of these attempts.
 	Attempts []string `json:"attempts,omitempty"`
@@ -43,22 +43,9 @@ type Sample struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Distribution is a list of durations in ascending order, equal ones taken together.
-type Distribution []Step
-
-// Step is so many durations, in seconds.
-type Step struct {
-	Seconds float64 `json:"s"`
-	Count   uint64  `json:"n"`
-}
-
-// Mode is a network that was measured, or would have been.
+// Mode is a network that was measured.
 type Mode struct {
 	Name string `json:"name"`
-	// Missing says why it was not measured: it does not exist yet.
-	Missing string `json:"missing,omitempty"`
-	// Sysctls are those of the network's own nodes, once it stood.
-	Sysctls map[string]string `json:"sysctls,omitempty"`
 }
 
 // Run is one run of the benchmark.
@@ -92,8 +79,6 @@ type Environment struct {
 	Commit   string            `json:"commit"`
 	Dirty    bool              `json:"dirty"`
 	Versions map[string]string `json:"versions"`
-	// Sysctls are those that all namespaces share.
-	Sysctls map[string]string `json:"sysctls"`
 	// Load is the machine's load average over one minute when the run began, its own work not yet in it.
 	Load     float64  `json:"load"`
 	Warnings []string `json:"warnings,omitempty"`
@@ -102,14 +87,8 @@ type Environment struct {
 // Ours are the programs of this project that a run measures, as Environment.Versions names them. Their version is a commit.
 func Ours() []string { return []string{"ebpf-agent", "ebpf-cni"} }
 
-// Mode is the mode of that name.
-func (r *Run) Mode(name string) (Mode, bool) {
-	i := slices.IndexFunc(r.Modes, func(m Mode) bool { return m.Name == name })
-	if i < 0 {
-		return Mode{}, false
-	}
-	return r.Modes[i], true
-}
+// Measures says that a mode is part of the run.
+func (r *Run) Measures(mode string) bool { return slices.Contains(r.Modes, Mode{mode}) }
 
 // Read reads a file that Write wrote.
 func Read(path string) (*Run, error) {

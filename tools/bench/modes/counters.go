@@ -5,11 +5,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
+
+// Counters are running counters of a network by name, such as "n1 from_pod forwarded" or "n2 eth0 rx".
+type Counters map[string]uint64
 
 // countLink adds the packets and bytes that a link has received and sent, under the given name.
 func countLink(into Counters, as string, ns *lab.Namespace, link string) error {
@@ -26,14 +32,22 @@ func countLink(into Counters, as string, ns *lab.Namespace, link string) error {
 // nodeName is what counters call a node.
 func nodeName(node *lab.Node) string { return fmt.Sprintf("n%d", node.Number) }
 
-// countUplinks adds every node's link to the fabric.
-func countUplinks(into Counters, l *lab.Lab) error {
-	for _, node := range l.Nodes {
-		if err := countLink(into, nodeName(node)+" "+lab.Uplink, node.Namespace, lab.Uplink); err != nil {
-			return err
+// hostLink is the node's end of a pod's veth pair; "" when the plugin's result does not name it.
+func hostLink(pod *lab.Pod) string {
+	for _, link := range pod.Result.Interfaces {
+		if link.Sandbox == "" && link.Name != bridge {
+			return link.Name
 		}
 	}
-	return nil
+	return ""
+}
+
+// countUplinks adds every node's link to the fabric.
+func countUplinks(into Counters, l *lab.Lab) (err error) {
+	for _, node := range l.Nodes {
+		err = errors.Join(err, countLink(into, nodeName(node)+" "+lab.Uplink, node.Namespace, lab.Uplink))
+	}
+	return err
 }
 
 // linkDrops begins the names of what links have dropped.
@@ -75,33 +89,30 @@ func countTracking(into Counters, node *lab.Node) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // a kernel without CONFIG_NF_CONNTRACK_PROCFS; what is lost there is missed at the far end
 	}
+	for _, fault := range []string{"insert_failed", "drop", "early_drop"} {
+		if err == nil {
+			into[trackingFaults(name)+fault], err = column(string(table), fault)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("connection tracking of %s: %w", node.Name, err)
-	}
-	for _, fault := range []string{"insert_failed", "drop", "early_drop"} {
-		if into[trackingFaults(name)+fault], err = column(string(table), fault); err != nil {
-			return fmt.Errorf("connection tracking of %s: %w", node.Name, err)
-		}
 	}
 	return nil
 }
 
+func flushTracking(node *lab.Node) error {
+	return node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+}
+
 // column sums a column of hexadecimal numbers, one line for each CPU below the line of names.
 func column(table, name string) (sum uint64, err error) {
-	at := -1
-	for line := range strings.Lines(table) {
+	head, lines, _ := strings.Cut(table, "\n")
+	at := slices.Index(strings.Fields(head), name)
+	if at < 0 {
+		return 0, fmt.Errorf("no column %s in %q", name, head)
+	}
+	for line := range strings.Lines(lines) {
 		fields := strings.Fields(line)
-		if at < 0 {
-			for i, field := range fields {
-				if field == name {
-					at = i
-				}
-			}
-			if at < 0 {
-				return 0, fmt.Errorf("no column %s in %q", name, line)
-			}
-			continue
-		}
 		if at >= len(fields) {
 			return 0, fmt.Errorf("no column %s in %q", name, line)
 		}
@@ -110,9 +121,6 @@ func column(table, name string) (sum uint64, err error) {
 			return 0, fmt.Errorf("column %s: %w", name, err)
 		}
 		sum += n
-	}
-	if at < 0 {
-		return 0, fmt.Errorf("no column %s: the table is empty", name)
 	}
 	return sum, nil
 }

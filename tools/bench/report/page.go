@@ -1,0 +1,282 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
+)
+
+// section is what a reader wants of a run: where it comes from, the budgets, the plots, and why budgets are missed.
+func section(run *result.Run, files []figure, plots string) string {
+	asked := budgets()
+	if run.Profile == result.ClusterProfile {
+		asked = clusterBudgets()
+	}
+	var verdicts []judgement
+	for _, b := range asked {
+		verdicts = append(verdicts, judge(run, b))
+	}
+	text := origin(run) + verdictTable(verdicts)
+	for _, f := range files {
+		text += fmt.Sprintf("![%s](%s/%s.svg)\n\n", f.title, plots, f.name)
+	}
+	if missed := misses(verdicts); missed != "" {
+		text += "### What is missed, and why\n\n" + missed + "\n"
+	}
+	if run.Profile == result.ClusterProfile {
+		text += clusterHeadline(run)
+	}
+	return strings.TrimSuffix(text, "\n\n") + "\n"
+}
+
+// origin says where figures come from, and what they may be worth less for.
+func origin(run *result.Run) string {
+	e := run.Environment
+	text := fmt.Sprintf("Measured by `%s` on %s at commit %s, in %s, on %s (%s), Linux %s", run.Command, run.Started.UTC().Format("2006-01-02"), commit(e),
+		run.Finished.Sub(run.Started).Round(time.Second), e.CPU, plural(e.Cores, "core"), e.Kernel)
+	if kubernetes := e.Versions["kubernetes"]; kubernetes != "" {
+		text += fmt.Sprintf("; Kubernetes %s, containerd %s, runc %s", kubernetes, e.Versions["containerd"], e.Versions["runc"])
+	}
+	text += ".\n\n"
+	if run.Indicative {
+		text += "**Indicative**: a short run, which no budget is judged by.\n\n"
+	}
+	if run.Interrupted != "" {
+		text += fmt.Sprintf("**Incomplete**: %s. What was finished until then is here.\n\n", run.Interrupted)
+	}
+	for _, warning := range e.Warnings {
+		text += fmt.Sprintf("**Warning**: %s.\n\n", warning)
+	}
+	return text
+}
+
+func verdictTable(verdicts []judgement) string {
+	var lines [][]string
+	counts := map[string]int{}
+	for _, j := range verdicts {
+		counts[j.verdict]++
+		lines = append(lines, []string{j.title(), j.against(), j.text(), dash(j.measured), strong(j.verdict), j.beside})
+	}
+	return fmt.Sprintf("%d budgets met, %d missed, %d not judged or not measured.\n\n", counts[met], counts[missed], len(verdicts)-counts[met]-counts[missed]) +
+		table([]string{"what", "against", "asked", "measured", "verdict", "beside kube-proxy"}, lines)
+}
+
+// misses are the reasons of what is missed, and what else is to be said of a verdict.
+func misses(verdicts []judgement) (text string) {
+	for _, j := range verdicts {
+		if j.why != "" {
+			text += fmt.Sprintf("- %s (%s): %s\n", join(j.title(), j.over()), j.verdict, j.why)
+		}
+	}
+	return text
+}
+
+// headline is a run's main figures for the first page of the project.
+func headline(run *result.Run) string {
+	row := func(workload, path, metric string) result.Row {
+		return result.Row{Workload: workload, Path: path, Metric: metric}
+	}
+	var lines [][]string
+	for _, r := range []result.Row{
+		row("udp64", result.SameNode, result.Rate), row("udp64", result.AcrossNodes, result.Rate), row("udp64", result.Egress, result.Rate),
+		row("tcp1", result.SameNode, result.Rate), row("tcp1", result.AcrossNodes, result.Rate), row("rr", result.AcrossNodes, result.P99),
+		row("crr", result.AcrossNodes, result.Rate), row("flows", result.Egress, result.Rate), row("cni", "", "pair-p50"),
+	} {
+		if median(run, r, result.EBPF) == "" {
+			continue
+		}
+		limit := ""
+		if s, ok := run.Ratio(r, result.EBPF, result.Direct); ok {
+			limit = ratio(s)
+		}
+		lines = append(lines, []string{rowTitle(r), median(run, r, result.IPTables), overClassical(run, r, result.EBPF), overClassical(run, r, result.KubeProxy), limit})
+	}
+	e := run.Environment
+	return table([]string{"", "bridge + iptables", "ebpf-cni", "ebpf-cni beside kube-proxy", "ebpf-cni, of the machine's limit"}, lines) +
+		"Beside ebpf-cni's figures stands their ratio to bridge + iptables, which has kube-proxy's rules always. The second column is a cluster without " +
+		"kube-proxy, the third one with it, such as kubeadm makes: what leaves for the world walks the host's stack there. Traffic to Services is not measured.\n\n" +
+		fmt.Sprintf("Medians of %s on %s (%s), Linux %s, commit %s; ratios with their spread. Budgets, plots and how all was measured: [BENCHMARKS.md](BENCHMARKS.md).\n",
+			plural(run.Rounds, "round"), e.CPU, plural(e.Cores, "core"), e.Kernel, commit(e))
+}
+
+// overClassical is a mode's figure and its ratio to the classical network's.
+func overClassical(run *result.Run, row result.Row, mode string) string {
+	figure := median(run, row, mode)
+	if s, ok := run.Ratio(row, mode, result.IPTables); ok {
+		figure += ": " + ratio(s)
+	}
+	return figure
+}
+
+// clusterHeadline is one sentence for each thing that somebody asks who looks for a network.
+func clusterHeadline(run *result.Run) string {
+	of := func(workload, metric string, point int) string {
+		return median(run, result.Row{Workload: workload, Metric: metric, Point: point}, result.KubeProxy)
+	}
+	text := fmt.Sprintf("On a real Kubernetes %s (all of it on one machine, with kube-proxy):", dash(run.Environment.Versions["kubernetes"]))
+	first := result.Row{Workload: result.FirstPacket, Metric: result.P50}
+	if s, ok := run.Ratio(first, result.KubeProxy, result.IPTables); ok {
+		text += fmt.Sprintf(" a pod's first packet arrives %s after its creation is asked for, %s with bridge + iptables (%s).",
+			median(run, first, result.KubeProxy), median(run, first, result.IPTables), ratio(s))
+	}
+	lost, sent := 0.0, 0.0
+	for _, s := range run.Samples {
+		if s.Workload == result.Rollout {
+			lost, sent = lost+s.Values[result.Lost], sent+s.Values[result.Sent]
+		}
+	}
+	if sent > 0 {
+		text += fmt.Sprintf(" Rollouts of the DaemonSet lost %.0f of %.0f packets.", lost, sent)
+	}
+	if memory := of(result.AgentCluster, "memory", result.Nodes); memory != "" {
+		text += fmt.Sprintf(" With %d nodes an agent takes %s, and its maps %s, and %s of CPU time a minute at rest.", result.Nodes, memory,
+			of(result.AgentCluster, "maps", result.Nodes), of(result.AgentCluster, "cpu", result.Nodes))
+	}
+	if size := of(result.Image, "compressed", 0); size != "" {
+		text += fmt.Sprintf(" The image is %s.", size)
+	}
+	return text + fmt.Sprintf(" Commit %s; all figures: [results](tools/bench/results/cluster.md).\n", commit(run.Environment))
+}
+
+// tables are all figures of a run: a section for each workload, then what was disturbed and what the machine is.
+func tables(run *result.Run) []byte {
+	text := "# All figures\n\n" + origin(run)
+	for _, w := range result.Workloads() {
+		if slices.ContainsFunc(run.Samples, func(s result.Sample) bool { return s.Workload == w.Name }) {
+			text += fmt.Sprintf("## %s\n\n", strings.ToUpper(w.Title[:1])+w.Title[1:])
+			if w.Note != "" {
+				text += w.Note + "\n\n"
+			}
+			text += figures(run, w)
+		}
+	}
+	return []byte(strings.TrimRight(text+disturbed(run)+environment(run.Environment), "\n") + "\n")
+}
+
+// figures has a line for each place, mode and point: every metric, and the main one's ratios, of a sweep to its own first point.
+func figures(run *result.Run, w result.Workload) string {
+	points := pointsOf(run, w.Name)
+	head, bases := []string{"path", "mode"}, []string{result.IPTables, result.Direct}
+	if w.Axis != "" {
+		head, bases = append(head, w.Axis), nil
+	}
+	for _, m := range w.Metrics {
+		head = append(head, m.Title+", "+m.Unit)
+	}
+	for _, base := range bases {
+		head = append(head, "/ "+base)
+	}
+	if w.Axis != "" {
+		head = append(head, fmt.Sprintf("/ itself with %d", points[0]))
+	}
+	var lines [][]string
+	for _, path := range append(result.Paths(), "") {
+		for _, mode := range run.Modes {
+			for _, point := range points {
+				row := result.Row{Workload: w.Name, Path: path, Metric: w.Metrics[0].Name, Point: point}
+				cells, found := cells(run, w, row, mode.Name)
+				if !found {
+					continue
+				}
+				line := []string{path, mode.Name}
+				if w.Axis != "" {
+					line = append(line, fmt.Sprint(point))
+				}
+				line = append(line, cells...)
+				for _, base := range bases {
+					line = append(line, ratioCell(run.Ratio(row, mode.Name, base)))
+				}
+				if w.Axis != "" {
+					line = append(line, ratioCell(run.PointRatio(row, mode.Name, points[0])))
+				}
+				lines = append(lines, line)
+			}
+		}
+	}
+	return table(head, lines)
+}
+
+// cells are what a run says of a workload's metrics; found is false where it says nothing.
+func cells(run *result.Run, w result.Workload, row result.Row, mode string) (cells []string, found bool) {
+	refused, _ := run.Refused(row, mode)
+	for i, m := range w.Metrics {
+		row.Metric = m.Name
+		cell := ""
+		if t, ok := run.Tail(row, mode); ok {
+			cell = tail(t, m)
+		} else if s, ok := run.Summary(row, mode); ok {
+			cell = value(s.In(m))
+		} else if i == 0 && refused > 0 {
+			cell = "refused"
+		}
+		cells, found = append(cells, cell), found || cell != ""
+	}
+	return cells, found
+}
+
+func ratioCell(s result.Summary, ok bool) string {
+	if !ok || s.Low == 1 && s.High == 1 { // of itself
+		return ""
+	}
+	return ratio(s)
+}
+
+// pointsOf are a sweep's points, in ascending order.
+func pointsOf(run *result.Run, workload string) (points []int) {
+	for _, s := range run.Samples {
+		if s.Workload == workload {
+			points = append(points, s.Point)
+		}
+	}
+	slices.Sort(points)
+	return slices.Compact(points)
+}
+
+// disturbed says how often samples were disturbed, by mode, since the modes must not differ in it; and which were refused, and why.
+func disturbed(run *result.Run) string {
+	var lines, refused [][]string
+	for _, mode := range run.Modes {
+		samples, again, kept, delay := 0, 0, 0, 0.0
+		for _, s := range run.Samples {
+			if s.Mode != mode.Name {
+				continue
+			}
+			samples++
+			again += count(len(s.Attempts) > 0)
+			kept += count(s.Disturbed != "")
+			delay = max(delay, s.Values[result.Delayed])
+			if s.Error != "" {
+				refused = append(refused, []string{s.Workload, s.Path, fmt.Sprint(s.Point), s.Mode, fmt.Sprint(s.Round), brief(s.Error)})
+			}
+		}
+		lines = append(lines, []string{mode.Name, fmt.Sprint(samples), fmt.Sprint(again), fmt.Sprint(kept), fmt.Sprintf("%.1f %%", 100*delay)})
+	}
+	text := "## Disturbed and refused samples\n\nOnly what disturbs a generator is a reason to take a sample again; packets that went astray are none. Where every attempt " +
+		"was disturbed, the least disturbed one is kept. \"Worst delay\" is the largest share of a sample for which an end waited for its CPU.\n\n" +
+		table([]string{"mode", "samples", "taken again", "kept though disturbed", "worst delay"}, lines)
+	if len(refused) == 0 {
+		return text + "No sample was refused.\n\n"
+	}
+	return text + table([]string{"refused", "path", "point", "mode", "round", "why"}, refused)
+}
+
+func count(holds bool) int {
+	if holds {
+		return 1
+	}
+	return 0
+}
+
+func environment(e result.Environment) string {
+	lines := [][]string{
+		{"kernel", "Linux " + e.Kernel}, {"CPU", e.CPU}, {"cores", fmt.Sprint(e.Cores)}, {"memory", fmt.Sprintf("%d MiB", e.MemoryMB)},
+		{"runs in", dash(e.Virtual)}, {"commit", e.Commit}, {"load average at the start", fmt.Sprintf("%.2f", e.Load)},
+	}
+	for _, name := range sorted(e.Versions) {
+		lines = append(lines, []string{name, e.Versions[name]})
+	}
+	return "## Environment\n\n" + table([]string{"what", "value"}, lines)
+}
