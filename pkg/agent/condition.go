@@ -15,7 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -43,7 +44,7 @@ const (
 // set it when a node comes, and the scheduler then keeps pods away.
 type condition struct {
 	node   string
-	nodes  typedcorev1.NodeInterface
+	api    *rest.RESTClient
 	status *status
 	log    *slog.Logger
 
@@ -58,11 +59,11 @@ type condition struct {
 }
 
 func (a *agent) newCondition() (*condition, error) {
-	client, err := typedcorev1.NewForConfig(a.cfg.API)
+	client, err := source.NewClient(a.cfg.API)
 	if err != nil {
-		return nil, fmt.Errorf("prepare a client of the Kubernetes API: %w", err)
+		return nil, err
 	}
-	return &condition{node: a.cfg.Node, nodes: client.Nodes(), status: a.status, log: a.log}, nil
+	return &condition{node: a.cfg.Node, api: client, status: a.status, log: a.log}, nil
 }
 
 // tellFailure has the Node say why this agent gives up, unless an earlier one left
@@ -185,11 +186,11 @@ func (c *condition) patch(ctx context.Context, want corev1.NodeCondition) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, calm)
 	defer cancel()
-	n, err := c.nodes.PatchStatus(ctx, c.node, body)
-	if err != nil {
+	var n corev1.Node
+	if err := c.api.Patch(types.StrategicMergePatchType).Resource("nodes").Name(c.node).SubResource("status").Body(body).Do(ctx).Into(&n); err != nil {
 		return err
 	}
 	// The watch says the same, a moment later.
-	c.observe(source.ConditionOf(n))
+	c.observe(source.ConditionOf(&n))
 	return nil
 }

@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
@@ -57,12 +56,12 @@ func newCondition(t *testing.T) (*condition, *patches) {
 	p := &patches{t: t}
 	srv := httptest.NewServer(p)
 	t.Cleanup(srv.Close)
-	client, err := typedcorev1.NewForConfig(&rest.Config{Host: srv.URL, QPS: -1})
+	client, err := source.NewClient(&rest.Config{Host: srv.URL, QPS: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	return &condition{node: "n1", nodes: client.Nodes(), status: newStatus(log), log: log}, p
+	return &condition{node: "n1", api: client, status: newStatus(log), log: log}, p
 }
 
 func TestConditionIsCleared(t *testing.T) {

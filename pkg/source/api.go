@@ -13,10 +13,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -61,22 +61,23 @@ func LoadConfig(kubeconfig string) (*rest.Config, error) {
 // the API can't be reached it goes on trying and says so with an Update that has
 // an error; what was delivered before is never taken back for that.
 func (a API) Run(ctx context.Context, deliver func(Update)) error {
-	client, err := typedcorev1.NewForConfig(a.Config)
+	client, err := NewClient(a.Config)
 	if err != nil {
-		return fmt.Errorf("prepare a client of the Kubernetes API: %w", err)
+		return err
 	}
+	nodes := cache.NewListWatchFromClient(client, "nodes", metav1.NamespaceAll, fields.Everything())
 	// The reflector reports what goes wrong through its context's logger; it is
 	// told here by the list and watch functions, once and in our own words.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]Node{}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			l, err := client.Nodes().List(ctx, o)
+			l, err := nodes.ListWithContext(ctx, o)
 			s.noteError("list Nodes", err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := client.Nodes().Watch(ctx, o)
+			w, err := nodes.WatchWithContext(ctx, o)
 			s.noteError("watch Nodes", err)
 			return w, err
 		},
