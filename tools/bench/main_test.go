@@ -97,12 +97,12 @@ func TestRun(t *testing.T) {
 	out := t.TempDir()
 	// An error is one of samples, at which is looked below.
 	_ = measure(t.Context(), env{stdout: &stdout, stderr: &stderr, root: true}, p,
-		options{out: out, modes: []string{result.EBPF, result.IPTables}, workloads: []string{"udp64", "cni"}})
+		options{out: out, modes: []string{result.Direct, result.EBPF}, workloads: []string{"udp64", "cni"}})
 	run, err := result.Read(filepath.Join(out, "bench.json"))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
-	if len(run.Samples) != 2*3+2 || run.Rounds != 1 || run.Interrupted != "" || !run.Indicative {
+	if len(run.Samples) != 2*3+1 || run.Rounds != 1 || run.Interrupted != "" || !run.Indicative {
 		t.Errorf("%d samples, %d rounds, interrupted %q, indicative %v\n%s", len(run.Samples), run.Rounds, run.Interrupted, run.Indicative, &stderr)
 	}
 	for _, s := range run.Samples {
@@ -111,7 +111,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("%s, %s, %s: %s", s.Workload, s.Path, s.Mode, s.Error)
 		}
 	}
-	if e := run.Environment; e.Versions["ebpf-agent"] == "" || !strings.Contains(e.Versions["bridge"], "containernetworking/plugins v1.") {
+	if e := run.Environment; e.Versions["ebpf-agent"] == "" || e.Versions["ebpf-cni"] == "" {
 		t.Errorf("what was measured was built from: %v", e.Versions)
 	}
 	document := filepath.Join(out, "bench.md")

@@ -48,7 +48,7 @@ func tiny(t *testing.T) plan {
 		case i.Axis != "" && i.point != points[0]:
 			continue
 		}
-		if !slices.Contains([]string{"udp64", "crr", "flows"}, i.Name) {
+		if !slices.Contains([]string{"udp64", "flows"}, i.Name) {
 			i.modes = among(i.modes, []string{result.EBPF, result.IPTables})
 		}
 		items = append(items, i)

@@ -90,6 +90,7 @@ func exchange(t *testing.T, n *Network, path string) (before, after Counters, se
 func TestModes(t *testing.T) {
 	for _, mode := range result.Modes() {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel() // which shows that modes do not disturb each other
 			n := built(t, mode)
 			for _, path := range result.Paths() {
 				from, _ := n.Ends(path)
