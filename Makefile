@@ -155,8 +155,8 @@ fmt: ## Format Go and C
 	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 -i
 
 # make -k lint goes on after the first kind of finding.
-.PHONY: lint lint-format lint-modules lint-go lint-arm64
-lint: lint-format lint-modules lint-go lint-arm64 ## Check format, modules and code (installs clang-format-19 at need)
+.PHONY: lint lint-format lint-c lint-modules lint-go lint-arm64
+lint: lint-format lint-c lint-modules lint-go lint-arm64 ## Check format, modules and code (installs clang-19 and clang-format-19 at need)
 
 lint-format:
 	@tools/setup.sh lint
@@ -164,6 +164,14 @@ lint-format:
 	[ -z "$$unformatted" ] || { echo "make fmt would change:"; echo "$$unformatted"; exit 1; }
 	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 --dry-run --Werror
 	git diff --check "$$(git hash-object -t tree /dev/null)"
+
+# Each C file and header includes what it needs, so it compiles alone.
+lint-c:
+	@tools/setup.sh generate
+	@cd bpf && flags=$$(sed -n 's/.*-cflags "\([^"]*\)".*/\1/p' gen.go) && [ -n "$$flags" ] && \
+	for file in *.c lib/*.h ../maps/*/*.h; do \
+		clang-19 -target bpf -fsyntax-only $$flags -Wno-unused-function -include "$$file" -x c /dev/null || exit 1; \
+	done
 
 # The programs of a cluster for tests have requirements of their own.
 lint-modules:

@@ -6,14 +6,47 @@
  * the map candidates: keys that it has met in the table. Whether a flow has ended,
  * and if so its end, is reap.h.
  */
-#include "bpf/lib/collect.h"
+#include "bpf/lib/reap.h"
+
+/* What a run does: a sweep is a beginning, slices of the tables' halves, and an end. */
+enum collect_stage {
+	COLLECT_BEGIN,
+	COLLECT_PAIRS,    /* candidates are keys of snat */
+	COLLECT_REVERSE,  /* of snat_reverse */
+	COLLECT_RECORDED, /* of conntrack */
+	COLLECT_END,
+};
+
+/*
+ * now is CLOCK_MONOTONIC in ns, table an enum usage_table. Under pressure the
+ * lifetimes of all but established TCP connections are a quarter. count is how
+ * many candidates there are. head is where the journal stood: an answer to the
+ * beginning, which the end wants. scanned and deleted are answers, in flows.
+ */
+struct collect_args {
+	__u64 now;
+	__u32 table;
+	__u32 pressure;
+	__u32 stage;
+	__u32 count;
+	__u64 head;
+	__u64 scanned;
+	__u64 deleted;
+};
+
+/* The same by which a flow is judged. */
+EC_INLINE struct reaper collect_reaper(const struct collect_args *args)
+{
+	struct reaper r = {.now = args->now, .pressure = args->pressure};
+
+	return r;
+}
 
 /*
  * What stays is noted in the table's journal, and what was noted before the sweep
  * is done with at its end, so the journal holds each flow that there is.
  */
-EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, void *ring, __u64 size,
-			     const struct tuple *key)
+EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, const struct tuple *key)
 {
 	struct usage *u = flow_usage(args->table);
 
@@ -21,8 +54,8 @@ EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, void
 	if (reaped == REAP_GONE) {
 		args->deleted++;
 	} else if (u && reaped == REAP_KEPT) {
-		journal_make_room(u, size);
-		journal_note(ring, u, size, key);
+		journal_give_up(u, args->table);
+		journal_note(u, args->table, key);
 	}
 }
 
@@ -36,7 +69,7 @@ static long collect_pair(__u32 i, struct collect_args *args)
 	if (!key)
 		return 1;
 	p.out = *key;
-	collect_count(args, reap_pair(&p, &r), &snat_journal, cfg.snat_entries, &p.out);
+	collect_count(args, reap_pair(&p, &r), &p.out);
 	return 0;
 }
 
@@ -64,7 +97,7 @@ static long collect_recorded(__u32 i, struct collect_args *args)
 	if (!key)
 		return 1;
 	replies = *key;
-	collect_count(args, ct_reap(&replies, &r), &ct_journal, cfg.conntrack_entries, &replies);
+	collect_count(args, reap_recorded(&replies, &r), &replies);
 	return 0;
 }
 

@@ -5,12 +5,14 @@
  * delivered, by its address or by the masqueraded flow that it answers; all
  * else is the stack's, malformed packets included.
  */
+#include "bpf/lib/count.h"
 #include "bpf/lib/ct.h"
-#include "bpf/lib/frag.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
-#include "bpf/lib/nat.h"
+#include "bpf/lib/ipv4.h"
 #include "bpf/lib/nf.h"
+#include "bpf/lib/path.h"
+#include "bpf/lib/translate.h"
 
 /*
  * Whether what is known of the source allows it on this uplink: there is a route to
@@ -31,17 +33,9 @@ EC_INLINE bool from_uplink_reached(const struct __sk_buff *ctx, const struct des
 EC_INLINE enum destination_kind from_uplink_kind(const struct config *config, const struct addr *address,
 						 const struct destination *found)
 {
-	if (addr_v4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+	if (path_in_pod_cidr(config, address))
 		return DESTINATION_LOCAL;
 	return found ? found->kind : DESTINATION_WORLD;
-}
-
-/* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
-EC_INLINE int from_uplink_record(struct __sk_buff *ctx, struct pkt *pkt, const struct endpoint *ep, bool to_stack)
-{
-	if (!cfg.masquerade)
-		return cfg.netfilter_nat || to_stack ? TRAFFIC_STACK : 0;
-	return pkt_parse_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, to_stack) : -DROP_INVALID;
 }
 
 /* Whether the stack decides on what comes to a pod from there: both ways of a flow, or none. */
@@ -51,83 +45,52 @@ EC_INLINE bool from_uplink_to_stack(const struct config *config, const struct de
 	       (from && (from->flags & DESTINATION_TO_STACK));
 }
 
-/* An ICMP error goes the way of the packet inside, whoever wrote it. Its far end is where that was sent. */
-EC_CALL int from_uplink_judge_error(struct __sk_buff *ctx, const struct config *config, const struct tuple *inner,
-				    const struct endpoint *ep)
-{
-	struct destination *to = path_destination(&inner->dst);
-	struct conntrack_entry *native;
-
-	if (from_uplink_to_stack(config, to))
-		return TRAFFIC_STACK;
-	if (!cfg.netfilter_nat)
-		return 0;
-	switch (from_uplink_kind(config, &inner->dst, to)) {
-	case DESTINATION_LOCAL:
-	case DESTINATION_POD_CIDR:
-		return nf_passes(ctx) ? 0 : TRAFFIC_STACK;
-	case DESTINATION_WORLD:
-		native = ct_peek(inner, ep->ifindex);
-		return native ? ct_way(native->flags) : TRAFFIC_STACK;
-	default:
-		return TRAFFIC_STACK;
-	}
-}
-
-/* Whether a packet for a pod may come from that source, on this uplink. 0, or a negated drop reason. */
-EC_INLINE int from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
-				       const struct destination *from, enum destination_kind kind)
+/* Whether a packet for a pod may come from its source, of which this is known, on this uplink. */
+EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
+						const struct destination *from, enum destination_kind kind)
 {
 	/* What this node owns cannot come from outside. */
-	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || addr_v4_martian(addr_v4(&pkt->tuple.src)))
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || ipv4_martian(addr_v4(&pkt->tuple.src)))
 		return -DROP_SPOOFED_SOURCE;
-	return from && !from_uplink_reached(ctx, from) ? -DROP_WRONG_UPLINK : 0;
+	return from && !from_uplink_reached(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
 }
 
-/* Whether a packet may go straight into the pod: 0, else a result. */
-EC_CALL int from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
-			      const struct endpoint *ep)
+/* An ICMP error goes the way of the packet inside, whoever wrote it. Its far end is where that was sent. */
+EC_CALL enum verdict from_uplink_judge_error(struct __sk_buff *ctx, const struct config *config,
+					     const struct tuple *inner, const struct endpoint *ep)
+{
+	struct destination *to = path_destination(&inner->dst);
+	enum destination_kind kind = from_uplink_kind(config, &inner->dst, to);
+
+	if (from_uplink_to_stack(config, to))
+		return VERDICT_STACK;
+	return nf_judge(ctx, kind) ?: kind == DESTINATION_WORLD ? ct_way_of(inner, ep->ifindex) : VERDICT_GO_ON;
+}
+
+/* Whether a packet may go straight into the pod. */
+EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+				       const struct endpoint *ep)
 {
 	struct pkt *pkt = &s->pkt;
 	struct destination *from = path_destination(&pkt->tuple.src);
 	enum destination_kind kind = from_uplink_kind(config, &pkt->tuple.src, from);
 	bool to_stack = from_uplink_to_stack(config, from);
-	int ret;
+	enum verdict verdict;
 
-	ret = from_uplink_judge_source(ctx, pkt, from, kind);
-	if (ret)
-		return ret;
+	verdict = from_uplink_judge_source(ctx, pkt, from, kind);
+	if (verdict)
+		return verdict;
 	if (pkt->tuple.proto == IPPROTO_ICMP) {
-		ret = icmp_check(ctx, END_DESTINATION);
-		if (ret)
-			return ret;
+		verdict = icmp_check(ctx, END_DESTINATION);
+		if (verdict)
+			return verdict;
 		if (pkt->l4 == L4_ICMP_ERROR && !to_stack)
 			return from_uplink_judge_error(ctx, config, &s->inner.tuple, ep);
 	}
-	switch (kind) {
-	case DESTINATION_POD_CIDR:
-		return !to_stack && nf_passes(ctx) ? 0 : TRAFFIC_STACK;
-	case DESTINATION_NODE:
-	case DESTINATION_NATIVE:
-		return cfg.netfilter_nat || to_stack ? TRAFFIC_STACK : 0;
-	default:
-		return from_uplink_record(ctx, pkt, ep, to_stack);
-	}
-}
-
-EC_INLINE int from_uplink_to_pod(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
-				 const struct endpoint *ep)
-{
-	return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
-}
-
-/* The pod that a reverse half leads to; NULL: it is gone, and the entry with it. */
-EC_INLINE struct endpoint *from_uplink_owner(const struct snat_entry *reverse)
-{
-	struct endpoint_key key = {.address = reverse->to_address};
-	struct endpoint *ep = bpf_map_lookup_elem(&endpoints, &key);
-
-	return ep && ep->ifindex == reverse->ifindex ? ep : NULL;
+	/* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
+	if (kind == DESTINATION_WORLD && cfg.masquerade)
+		return pkt_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, to_stack) : -DROP_INVALID;
+	return to_stack ? VERDICT_STACK : nf_judge(ctx, kind);
 }
 
 /* Whether a policy of the host's gives what comes from there to the stack, also of a flow that is older. */
@@ -147,116 +110,56 @@ EC_CALL bool from_uplink_under_policy(const struct pkt *pkt)
  * stack is marked, for another build's program behind this one, as there is during
  * an upgrade, must not take it for a packet that the world sends to the pod.
  */
-EC_INLINE int from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt, const struct snat_entry *reverse,
-				  const struct endpoint *ep)
+EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt,
+					   const struct snat_entry *reverse, const struct endpoint *ep)
 {
-	int ret = TRAFFIC_STACK;
+	enum verdict verdict = VERDICT_STACK;
 
 	if (ep && !(reverse->flags & FLOW_VIA_STACK) && !from_uplink_under_policy(pkt))
-		ret = fwd_to_pod(ctx, pkt, ep);
-	if (ret != TRAFFIC_STACK)
-		return ret;
+		verdict = fwd_to_pod(ctx, pkt, ep);
+	if (verdict != VERDICT_STACK)
+		return verdict;
 	ctx->mark |= cfg.mark;
-	return rewrite_finish(ctx, pkt) ?: TRAFFIC_STACK;
-}
-
-EC_CALL int from_uplink_icmp_error(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
-{
-	struct destination *from;
-	struct snat_entry *reverse;
-	struct endpoint *ep = NULL;
-	int ret;
-
-	if (!icmp_parse_inner(ctx) || !nat_port_in_range(s->inner.tuple.sport))
-		return TRAFFIC_STACK;
-	reverse = nat_peek_reverse(&s->inner.tuple);
-	if (!reverse)
-		return TRAFFIC_STACK;
-	from = path_destination(&s->pkt.tuple.src);
-	ret = from_uplink_judge_source(ctx, &s->pkt, from, from_uplink_kind(config, &s->pkt.tuple.src, from));
-	if (!ret)
-		ret = icmp_check(ctx, END_DESTINATION);
-	if (ret)
-		return ret;
-	if (!(reverse->flags & FLOW_HOST)) {
-		ep = from_uplink_owner(reverse);
-		if (!ep)
-			return TRAFFIC_STACK;
-	}
-	ret = icmp_translate_in(ctx, s, reverse);
-	return ret ?: from_uplink_deliver(ctx, &s->pkt, reverse, ep);
-}
-
-/*
- * The ports of a fragment to the node, the node's own included: of one whose first
- * was not seen nobody can tell whether it is a pod's, and lost. 0, or a negated drop
- * reason, with which the stack gets it.
- */
-EC_INLINE int from_uplink_fragment(struct pkt *pkt)
-{
-	if (!pkt_proto_known(pkt->tuple.proto))
-		return 0;
-	if (pkt->fragment == FRAGMENT_LATER)
-		return frag_recall(pkt, FRAGMENTS_WORLD) ? 0 : -DROP_FRAGMENT_UNKNOWN;
-	frag_remember(pkt, FRAGMENTS_WORLD);
-	return 0;
+	return rewrite_finish(ctx, pkt) ?: VERDICT_STACK;
 }
 
 /* To the node: a reply to a masqueraded flow, or the stack's. */
-EC_CALL int from_uplink_reply(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
+EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
 {
-	struct pkt *pkt = &s->pkt;
+	const struct pkt *pkt = &s->pkt;
 	struct snat_entry *reverse;
-	struct endpoint *ep = NULL;
-	struct tuple world;
-	int ret;
+	struct destination *from;
+	enum verdict verdict;
+	struct endpoint *ep;
 
-	if (!pkt_parse_l4(ctx, pkt))
-		return TRAFFIC_STACK;
-	if (pkt->fragment != FRAGMENT_NONE) {
-		ret = from_uplink_fragment(pkt);
-		if (ret)
-			return ret;
+	verdict = translate_find_reply(ctx, s, &reverse);
+	if (!verdict && pkt->l4 == L4_ICMP_ERROR) {
+		from = path_destination(&pkt->tuple.src);
+		verdict = from_uplink_judge_source(ctx, pkt, from, from_uplink_kind(config, &pkt->tuple.src, from))
+				  ?: icmp_check(ctx, END_DESTINATION);
 	}
-	if (pkt->l4 == L4_ICMP_ERROR)
-		return from_uplink_icmp_error(ctx, config, s);
-	world = tuple_reversed(&pkt->tuple);
-	if (pkt->l4 != L4_FLOW || !nat_port_in_range(world.sport))
-		return TRAFFIC_STACK;
-	reverse = nat_lookup_reverse(&world);
-	if (!reverse)
-		return TRAFFIC_STACK;
-	if (!(reverse->flags & FLOW_HOST)) {
-		ep = from_uplink_owner(reverse);
-		if (!ep)
-			return TRAFFIC_STACK;
-	}
-	nat_note_in(reverse, &world, pkt);
-	ret = rewrite_begin(ctx, pkt, END_DESTINATION, reverse);
-	return ret ?: from_uplink_deliver(ctx, pkt, reverse, ep);
+	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
 }
 
-EC_INLINE int from_uplink(struct __sk_buff *ctx)
+EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
-	struct endpoint_key key;
 	struct endpoint *ep;
 	struct scratch *s;
 
 	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	if (pkt_in_vlan(ctx))
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	s = scratch_new();
-	if (!config || !s || !pkt_parse_arrived(ctx, &s->pkt))
-		return TRAFFIC_STACK;
-	key.address = s->pkt.tuple.dst;
-	ep = bpf_map_lookup_elem(&endpoints, &key);
+	if (!config || !s || !ipv4_parse_arrived(ctx, &s->pkt))
+		return VERDICT_STACK;
+	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (ep)
-		return from_uplink_to_pod(ctx, config, s, ep);
-	if (addr_v4_in(addr_v4(&s->pkt.tuple.dst), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
+	if (path_in_pod_cidr(config, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
-	return cfg.masquerade ? from_uplink_reply(ctx, config, s) : TRAFFIC_STACK;
+	return cfg.masquerade ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
 }
 
 SEC("tc")

@@ -4,13 +4,14 @@
  * tc egress of an uplink: what the host's stack sends out. Masquerades what it
  * forwards for a pod, and keeps the node's own flows off the pods' ports.
  */
-#include "bpf/lib/fwd.h"
+#include "bpf/lib/ipv4.h"
+#include "bpf/lib/path.h"
 #include "bpf/lib/reset.h"
-#include "bpf/lib/world.h"
+#include "bpf/lib/translate.h"
 
 EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct destination *to)
 {
-	return (!to || to->kind == DESTINATION_WORLD) && !addr_v4_multicast(addr_v4(address));
+	return (!to || to->kind == DESTINATION_WORLD) && !ipv4_multicast(addr_v4(address));
 }
 
 /*
@@ -18,27 +19,27 @@ EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct desti
  * build's program behind this one, as there is during an upgrade, does not
  * translate it again.
  */
-EC_INLINE int to_uplink_done(struct __sk_buff *ctx, const struct pkt *pkt, int ret)
+EC_INLINE enum verdict to_uplink_done(struct __sk_buff *ctx, const struct pkt *pkt, enum verdict verdict)
 {
-	ret = ret ?: rewrite_finish(ctx, pkt);
-	if (ret < 0)
-		return ret;
+	verdict = verdict ?: rewrite_finish(ctx, pkt);
+	if (verdict)
+		return verdict;
 	ctx->mark |= cfg.mark;
-	return TRAFFIC_STACK;
+	return VERDICT_STACK;
 }
 
 /* A pod's packet to the world, in clear, that the stack forwards; flags are the destination's. */
-EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep, __u32 flags)
+EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep, __u32 flags)
 {
 	struct uplink_key key = {.ifindex = ctx->ifindex};
 	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
-	struct world world = {};
-	int ret;
+	struct translation t = {};
+	enum verdict verdict;
 
 	if (s->pkt.tuple.proto == IPPROTO_ICMP) {
-		ret = icmp_check(ctx, END_SOURCE);
-		if (ret)
-			return ret;
+		verdict = icmp_check(ctx, END_SOURCE);
+		if (verdict)
+			return verdict;
 	}
 	__builtin_memset(&s->owner, 0, sizeof(s->owner));
 	if (uplink)
@@ -46,14 +47,14 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const str
 	s->owner.ifindex = ep->ifindex;
 	s->owner.flags = FLOW_VIA_STACK;
 	s->owner.direction = DIRECTION_TO_UPLINK;
-	ret = world_find(ctx, s, &world);
-	if (ret < 0)
-		return ret;
-	if ((flags & DESTINATION_PROTECTED) && !world.native)
+	verdict = translate_find(ctx, s, &t);
+	if (verdict)
+		return verdict;
+	if ((flags & DESTINATION_PROTECTED) && !t.native)
 		return -DROP_IPSEC_POLICY;
-	if ((flags & DESTINATION_TO_STACK) && world.masqueraded && s->pkt.l4 == L4_FLOW)
-		nat_to_stack(&s->pkt.tuple, world.masqueraded);
-	return to_uplink_done(ctx, &s->pkt, world_translate(ctx, s, &world));
+	if ((flags & DESTINATION_TO_STACK) && t.masqueraded && s->pkt.l4 == L4_FLOW)
+		nat_to_stack(&s->pkt.tuple, t.masqueraded);
+	return to_uplink_done(ctx, &s->pkt, translate_source(ctx, s, &t));
 }
 
 /*
@@ -61,45 +62,40 @@ EC_CALL int to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const str
  * hand, where no lookup saw it. If another flow has been given that port towards
  * that destination, the node's gives way.
  */
-EC_CALL int to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
+EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct pkt *pkt = &s->pkt;
 	struct snat_entry *own, *other;
-	int ret;
+	enum verdict verdict;
 
-	ret = nat_find(&pkt->tuple, 0, &own);
-	if (ret < 0)
-		return ret;
+	verdict = nat_find(&pkt->tuple, 0, &own);
+	if (verdict)
+		return verdict;
 	if (!own) {
 		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
 		if (!other || !flow_stands(&other->last_seen))
-			return TRAFFIC_STACK;
+			return VERDICT_STACK;
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;
 		s->owner.flags = FLOW_VIA_STACK | FLOW_HOST;
 		s->owner.direction = DIRECTION_TO_UPLINK;
-		ret = open_flow(ctx);
-		if (ret < 0)
-			return ret;
-		ret = nat_find(&pkt->tuple, 0, &own);
-		if (ret < 0 || !own)
-			return ret ?: -DROP_NO_MAPPING;
+		verdict = translate_open(ctx, s, &own);
+		if (verdict)
+			return verdict;
 	}
-	if (pkt->fragment == FRAGMENT_FIRST)
-		frag_remember(pkt, FRAGMENTS_NODE);
 	nat_note_out(own, pkt);
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
 /* A pod's packet that the stack forwards: where the stack decides on routes, it does so for every destination. */
-EC_INLINE int to_uplink_forwarded(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
-				  const struct endpoint *ep)
+EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+					   const struct endpoint *ep)
 {
 	struct destination *to = path_destination(&s->pkt.tuple.dst);
 	__u32 flags = to ? to->flags : 0;
 
 	if (!to_uplink_is_world(&s->pkt.tuple.dst, to))
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	if (config->flags & CONFIG_ROUTES_TO_STACK)
 		flags |= DESTINATION_TO_STACK;
 	return to_uplink_of_pod(ctx, s, ep, flags);
@@ -109,57 +105,53 @@ EC_INLINE int to_uplink_forwarded(struct __sk_buff *ctx, const struct config *co
  * An ICMP error that the host's stack writes about a packet which had been
  * translated before it: the world gets it as about the packet that it sent.
  */
-EC_CALL int to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
+EC_CALL enum verdict to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct destination *from = path_destination(&s->pkt.tuple.src);
 	struct snat_entry *forward;
-	struct endpoint_key key;
 	struct endpoint *ep;
 
 	/* Others than the host can quote what they like. */
 	if (!icmp_parse_inner(ctx) || !from || from->kind != DESTINATION_HOST)
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	s->key = tuple_reversed(&s->inner.tuple);
-	key.address = s->key.src;
-	ep = bpf_map_lookup_elem(&endpoints, &key);
+	ep = path_endpoint(&s->key.src);
 	forward = nat_peek(&s->key, ep ? ep->ifindex : 0);
 	if (!forward)
-		return TRAFFIC_STACK;
-	return to_uplink_done(ctx, &s->pkt, icmp_translate_out(ctx, s, forward));
+		return VERDICT_STACK;
+	return to_uplink_done(ctx, &s->pkt, icmp_translate(ctx, s, END_SOURCE, forward));
 }
 
-EC_INLINE int to_uplink(struct __sk_buff *ctx)
+EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
-	struct endpoint_key key;
 	struct endpoint *ep;
 	struct scratch *s;
 	struct pkt *pkt;
 
 	if ((ctx->mark & cfg.mark) || !cfg.masquerade || ctx->protocol != bpf_htons(ETH_P_IP) || pkt_in_vlan(ctx))
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	s = scratch_new();
 	if (!config || !s)
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	pkt = &s->pkt;
-	if (!pkt_parse_ip(ctx, pkt))
-		return TRAFFIC_STACK;
-	key.address = pkt->tuple.src;
-	ep = bpf_map_lookup_elem(&endpoints, &key);
+	if (!ipv4_parse(ctx, pkt))
+		return VERDICT_STACK;
+	ep = path_endpoint(&pkt->tuple.src);
 	/* What is forwarded for a pod has come by its link. What has come by none the host writes in the pod's name. */
 	if (ep && ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex)
 		return -DROP_SPOOFED_SOURCE;
 	if (ep)
 		return to_uplink_forwarded(ctx, config, s, ep);
-	if (addr_v4_in(addr_v4(&pkt->tuple.src), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len))
+	if (path_in_pod_cidr(config, &pkt->tuple.src))
 		return to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst)) ? -DROP_SPOOFED_SOURCE
-											      : TRAFFIC_STACK;
-	if (!pkt_parse_l4(ctx, pkt) || (pkt->fragment == FRAGMENT_LATER && !frag_recall(pkt, FRAGMENTS_NODE)))
-		return TRAFFIC_STACK;
+											      : VERDICT_STACK;
+	if (!pkt_proto_known(pkt->tuple.proto) || pkt_flow(ctx, pkt, FRAGMENTS_NODE))
+		return VERDICT_STACK;
 	if (pkt->l4 == L4_ICMP_ERROR)
 		return to_uplink_error(ctx, s);
 	if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.sport))
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	return to_uplink_of_node(ctx, s);
 }
 

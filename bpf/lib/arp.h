@@ -41,7 +41,7 @@ EC_INLINE bool arp_asks_for_gateway(const struct arp_ethernet *arp)
 }
 
 /* Sends the question back out of the interface as its own answer. */
-EC_CALL int arp_answer(struct __sk_buff *ctx, const struct device *dev)
+EC_CALL enum verdict arp_answer(struct __sk_buff *ctx, const struct device *dev)
 {
 	struct arp_ethernet arp;
 
@@ -59,7 +59,7 @@ EC_CALL int arp_answer(struct __sk_buff *ctx, const struct device *dev)
 	if (bpf_skb_store_bytes(ctx, 0, &arp, sizeof(arp), 0))
 		return -DROP_WRITE_FAILED;
 	bpf_redirect(ctx->ifindex, 0);
-	return TRAFFIC_ANSWERED;
+	return VERDICT_ANSWERED;
 }
 
 #endif

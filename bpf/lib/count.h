@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The one exit of every program: a result becomes a TC action and exactly one
- * counter. A result is an enum traffic_event, or a negated enum drop_reason.
+ * The one exit of every program: a verdict becomes a TC action and exactly one
+ * counter.
  */
 #ifndef EC_LIB_COUNT_H
 #define EC_LIB_COUNT_H
 
 #include "bpf/lib/maps.h"
+#include "bpf/lib/verdict.h"
 
-EC_INLINE void count_traffic(enum direction direction, __u32 event, __u64 packets, __u64 bytes)
+EC_INLINE void count_traffic(enum direction direction, enum traffic_event event, __u64 packets, __u64 bytes)
 {
 	__u32 key = direction * TRAFFIC_SLOTS + event;
 	struct counter *c = bpf_map_lookup_elem(&traffic, &key);
@@ -19,6 +20,7 @@ EC_INLINE void count_traffic(enum direction direction, __u32 event, __u64 packet
 	c->bytes += bytes;
 }
 
+/* Counts a drop and returns its TC action. */
 EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 reason)
 {
 	__u32 key = direction * DROP_SLOTS + (reason & (DROP_SLOTS - 1));
@@ -37,13 +39,30 @@ EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 re
 	return EC_ACT_SHOT;
 }
 
-/* Counts the packet under the result and returns the TC action that it means. */
-EC_INLINE int finish(struct __sk_buff *ctx, enum direction direction, int result)
+/* What a packet that is not dropped counts as. Where no step has decided, the stack does. */
+EC_INLINE enum traffic_event count_event(enum verdict verdict)
 {
-	if (result < 0)
-		return count_drop(ctx, direction, -result);
-	count_traffic(direction, result, 1, ctx->len);
-	return result == TRAFFIC_STACK ? EC_ACT_UNSPEC : EC_ACT_REDIRECT;
+	switch (verdict) {
+	case VERDICT_DELIVERED:
+		return TRAFFIC_DELIVERED;
+	case VERDICT_FORWARDED:
+		return TRAFFIC_FORWARDED;
+	case VERDICT_ANSWERED:
+		return TRAFFIC_ANSWERED;
+	default:
+		return TRAFFIC_STACK;
+	}
+}
+
+/* Counts the packet and returns the TC action that the verdict means. */
+EC_INLINE int finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
+{
+	enum traffic_event event = count_event(verdict);
+
+	if (verdict < 0)
+		return count_drop(ctx, direction, -verdict);
+	count_traffic(direction, event, 1, ctx->len);
+	return event == TRAFFIC_STACK ? EC_ACT_UNSPEC : EC_ACT_REDIRECT;
 }
 
 #endif

@@ -3,92 +3,16 @@
 #ifndef EC_LIB_CT_H
 #define EC_LIB_CT_H
 
-#include "bpf/lib/reap.h"
+#include "bpf/lib/nf.h"
+#include "bpf/lib/room.h"
 
 /* Forgets an entry of an earlier owner of the address. */
 EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 {
-	struct device *dev = flow_owner(e->ifindex);
+	struct device *owner = flow_owner(e->ifindex);
 
-	if (!flow_take(&e->last_seen))
-		return;
-	if (!bpf_map_delete_elem(&conntrack, replies))
-		flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
-}
-
-/* An entry by its key: whether it has ended, and if so is gone. */
-EC_CALL enum reaped ct_reap(const struct tuple *replies, const struct reaper *r)
-{
-	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
-	struct device *dev;
-	__u64 seen;
-
-	if (!e)
-		return REAP_NONE;
-	seen = e->last_seen;
-	dev = flow_owner(e->ifindex);
-	if (!reap_may(r, &e->last_seen, seen,
-		      !dev || reap_expired(r, replies->proto, e->from_world, e->from_pod, seen)))
-		return REAP_KEPT;
-	if (!flow_claim(&e->last_seen, seen))
-		return REAP_KEPT;
-	if (!bpf_map_delete_elem(&conntrack, replies))
-		flow_release(USAGE_CONNTRACK, dev ? &dev->conntrack_flows : NULL);
-	return REAP_GONE;
-}
-
-/* A look at the oldest recorded flows, for one that has ended. */
-struct ct_search {
-	struct scratch *scratch;
-	struct usage *usage;
-	struct reaper reaper;
-	__u64 gone;
-};
-
-static long ct_search_step(__u32 i, struct ct_search *s)
-{
-	struct tuple *key = &s->scratch->key;
-
-	if (!journal_take(&ct_journal, s->usage, cfg.conntrack_entries, key))
-		return 1;
-	switch (ct_reap(key, &s->reaper)) {
-	case REAP_KEPT:
-		journal_note(&ct_journal, s->usage, cfg.conntrack_entries, key);
-		break;
-	case REAP_GONE:
-		s->gone++;
-		break;
-	default:
-		break;
-	}
-	return 0;
-}
-
-/* Looks at the oldest flows, and returns how many have ended and are gone. */
-EC_GLOBAL int ct_make_room(__u32 steps)
-{
-	struct ct_search s = {.scratch = scratch_get(), .usage = flow_usage(USAGE_CONNTRACK)};
-
-	if (!s.scratch || !s.usage)
-		return 0;
-	s.reaper.now = bpf_ktime_get_coarse_ns();
-	s.reaper.pressure = journal_pressure(s.usage, cfg.conntrack_entries);
-	bpf_loop(steps, ct_search_step, &s, 0);
-	return s.gone;
-}
-
-/* Counts a new flow of the pod; where there is no room, what has ended gives way. */
-EC_INLINE int ct_reserve(struct usage *u, struct device *dev, __u64 now)
-{
-	int ret;
-
-	if (journal_unswept(u, now))
-		ct_make_room(JOURNAL_STEPS);
-	ret = flow_reserve(u, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL, DROP_CONNTRACK_LIMIT);
-	if (ret < 0 && ct_make_room(JOURNAL_STEPS_FULL))
-		ret = flow_reserve(u, cfg.conntrack_entries, &dev->conntrack_flows, DROP_CONNTRACK_FULL,
-				   DROP_CONNTRACK_LIMIT);
-	return ret;
+	if (flow_take(&e->last_seen))
+		reap_remove_recorded(replies, owner);
 }
 
 /* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
@@ -166,19 +90,19 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
  * which lives, or a tombstone. One that was left goes, and the next packet opens the
  * flow.
  */
-EC_CALL int ct_met(const struct tuple *replies, __u32 ifindex)
+EC_CALL enum verdict ct_met(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
 
 	if (!e)
-		return 0;
+		return VERDICT_GO_ON;
 	if (!flow_stands(&e->last_seen))
 		ct_forget(e, replies);
-	return e->ifindex != ifindex ? -DROP_FLOW_COLLISION : 0;
+	return e->ifindex != ifindex ? -DROP_FLOW_COLLISION : VERDICT_GO_ON;
 }
 
 /* Makes an entry for a packet that the world sends to the pod of that interface. */
-EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex, __u8 flags)
+EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex, __u8 flags)
 {
 	struct conntrack_entry e = {
 		.ifindex = ifindex,
@@ -191,42 +115,42 @@ EC_CALL int ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 
 	struct device *dev = flow_owner(ifindex);
 	struct usage *u = flow_usage(USAGE_CONNTRACK);
 	struct snat_entry *masqueraded;
-	int ret;
+	enum verdict verdict;
+	int err;
 
 	if (!dev || !u)
 		return -DROP_NO_ENDPOINT;
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
 	if (masqueraded && masqueraded->ifindex == ifindex && flow_stands(&masqueraded->last_seen))
 		return -DROP_FLOW_COLLISION;
-	ret = ct_reserve(u, dev, e.last_seen);
-	if (ret < 0)
-		return ret;
-	ret = flow_insert(&conntrack, replies, &e);
-	if (!ret) {
-		journal_note(&ct_journal, u, cfg.conntrack_entries, replies);
-		return 0;
+	verdict = room_reserve(u, USAGE_CONNTRACK, &dev->conntrack_flows);
+	if (verdict)
+		return verdict;
+	err = flow_insert(&conntrack, replies, &e);
+	if (!err) {
+		journal_note(u, USAGE_CONNTRACK, replies);
+		return VERDICT_GO_ON;
 	}
 	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
-	return ret == -EC_EEXIST ? ct_met(replies, ifindex) : flow_refusal(ret, DROP_CONNTRACK_FULL);
+	return err == -EC_EEXIST ? ct_met(replies, ifindex) : flow_refusal(err, USAGE_CONNTRACK);
 }
 
-/* The way of a packet that the world sends, by its flow's entry: 0, or TRAFFIC_STACK. */
-EC_INLINE int ct_way(__u8 flags)
+/* The way of a packet that the world sends, by its flow's entry. */
+EC_INLINE enum verdict ct_way(__u8 flags)
 {
-	return flags & FLOW_VIA_STACK ? TRAFFIC_STACK : 0;
+	return flags & FLOW_VIA_STACK ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
 /*
  * Records a packet that the world sends to a pod, so that the replies leave
  * unmasqueraded. Later fragments and ICMP errors belong to flows that are
  * recorded already, or to none. flags are for a new flow, and VIA_STACK for one that
- * stands there too. 0, TRAFFIC_STACK for a flow that walks the stack, or a negated
- * drop reason.
+ * stands there too.
  */
-EC_INLINE int ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
+EC_INLINE enum verdict ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
 {
 	struct tuple replies = tuple_reversed(&pkt->tuple);
-	__u8 flags = cfg.netfilter_nat || to_stack ? FLOW_VIA_STACK : 0;
+	__u8 flags = to_stack ? FLOW_VIA_STACK : nf_flags();
 	struct conntrack_entry *e;
 
 	if (pkt->fragment == FRAGMENT_LATER || pkt->l4 == L4_ICMP_ERROR)
@@ -246,6 +170,14 @@ EC_INLINE struct conntrack_entry *ct_peek(const struct tuple *replies, __u32 ifi
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
 
 	return e && flow_stands(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
+}
+
+/* The way of an ICMP error about a pod's packet to the world: that of the flow, or of a new one. */
+EC_INLINE enum verdict ct_way_of(const struct tuple *replies, __u32 ifindex)
+{
+	struct conntrack_entry *e = ct_peek(replies, ifindex);
+
+	return ct_way(e ? e->flags : nf_flags());
 }
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "bpf/lib/maps.h"
 #include "bpf/lib/pkt.h"
+#include "bpf/lib/verdict.h"
 
 /*
  * Stamps that say that an entry is none any more are less than FLOW_MARKS: the tombstone, or that
@@ -222,23 +223,30 @@ EC_INLINE struct usage *flow_usage(__u32 table)
 	return bpf_map_lookup_elem(&usage, &table);
 }
 
+/* How many entries a flow table holds, and records its journal. */
+EC_INLINE __u64 flow_capacity(__u32 table)
+{
+	return table == USAGE_SNAT ? cfg.snat_entries : cfg.conntrack_entries;
+}
+
 /*
  * Counts one more entry of a table for its holder (NULL: the node itself), before
  * it is made. Granted only while the holder has fewer than are free: so one pod
  * never fills more than half of a table, two not more than two thirds, and there
- * is always room for a pod with few flows. 0, or a negated drop reason: full, or
- * limit.
+ * is always room for a pod with few flows.
  */
-EC_INLINE int flow_reserve(struct usage *u, __u64 capacity, __u32 *held, int full, int limit)
+EC_INLINE enum verdict flow_reserve(struct usage *u, __u32 table, __u32 *held)
 {
+	__u64 capacity = flow_capacity(table);
+
 	if (u->entries >= capacity)
-		return -full;
+		return table == USAGE_SNAT ? -DROP_SNAT_FULL : -DROP_CONNTRACK_FULL;
 	if (held && *held >= capacity - u->entries)
-		return -limit;
+		return table == USAGE_SNAT ? -DROP_SNAT_LIMIT : -DROP_CONNTRACK_LIMIT;
 	__sync_fetch_and_add(&u->entries, 1);
 	if (held)
 		__sync_fetch_and_add(held, 1);
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 /*
@@ -269,10 +277,12 @@ EC_INLINE int flow_insert(void *map, const struct tuple *key, const void *entry)
 	return bpf_map_update_elem(map, key, entry, BPF_NOEXIST);
 }
 
-/* The reason to drop a packet after an insertion failed, negated. */
-EC_INLINE int flow_refusal(int ret, int full)
+/* What becomes of a packet after an insertion into a table failed. */
+EC_INLINE enum verdict flow_refusal(int err, __u32 table)
 {
-	return ret == -EC_E2BIG ? -full : -DROP_TABLE_BUSY;
+	if (err != -EC_E2BIG)
+		return -DROP_TABLE_BUSY;
+	return table == USAGE_SNAT ? -DROP_SNAT_FULL : -DROP_CONNTRACK_FULL;
 }
 
 EC_INLINE struct device *flow_owner(__u32 ifindex)

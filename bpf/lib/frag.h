@@ -7,8 +7,8 @@
 #ifndef EC_LIB_FRAG_H
 #define EC_LIB_FRAG_H
 
+#include "bpf/lib/addr.h"
 #include "bpf/lib/maps.h"
-#include "bpf/lib/pkt.h"
 
 /* The kernel gives up putting a datagram together after as long. */
 #define FRAGMENT_LIFETIME (30 * NSEC_PER_SEC)
@@ -20,10 +20,10 @@ enum {
 	FRAGMENT_BUSY = 1,
 };
 
-EC_INLINE __u32 frag_hash(const struct pkt *pkt)
+EC_INLINE __u32 frag_hash(const struct tuple *t, __u16 id)
 {
-	const __u32 *src = (const __u32 *)&pkt->tuple.src, *dst = (const __u32 *)&pkt->tuple.dst;
-	__u64 hash = ((__u32)pkt->ip_id << 8 | pkt->tuple.proto) * 0x9e3779b97f4a7c15ULL;
+	const __u32 *src = (const __u32 *)&t->src, *dst = (const __u32 *)&t->dst;
+	__u64 hash = ((__u32)id << 8 | t->proto) * 0x9e3779b97f4a7c15ULL;
 
 	hash += src[3] * 0xbf58476d1ce4e5b9ULL + dst[3] * 0x94d049bb133111ebULL;
 	return hash >> 32;
@@ -33,14 +33,14 @@ EC_INLINE __u32 frag_hash(const struct pkt *pkt)
  * One of the holder's places, each found by itself: two pods may share some, and
  * never all in which one datagram may stand.
  */
-EC_INLINE struct fragment *frag_place(__u32 ifindex, __u32 hash)
+EC_INLINE struct fragment *frag_place(__u32 holder, __u32 hash)
 {
-	__u64 own = ((__u64)ifindex * FRAGMENTS_EACH + hash % FRAGMENTS_EACH) * 0x9e3779b97f4a7c15ULL;
+	__u64 own = ((__u64)holder * FRAGMENTS_EACH + hash % FRAGMENTS_EACH) * 0x9e3779b97f4a7c15ULL;
 	__u32 place = hash % FRAGMENTS_OF_WORLD;
 
 	own = (own ^ (own >> 32)) * 0xbf58476d1ce4e5b9ULL;
 	own = (own ^ (own >> 29)) * 0x94d049bb133111ebULL;
-	if (ifindex != FRAGMENTS_WORLD)
+	if (holder != FRAGMENTS_WORLD)
 		place = FRAGMENTS_OF_WORLD + ((own >> 32) * FRAGMENTS_OF_OTHERS >> 32);
 	return bpf_map_lookup_elem(&fragments, &place);
 }
@@ -55,77 +55,74 @@ EC_INLINE bool frag_stands(__u64 stamp, __u64 now)
 	return stamp && stamp + FRAGMENT_LIFETIME > now;
 }
 
-EC_INLINE bool frag_is(const struct fragment *f, const struct pkt *pkt, __u32 ifindex)
+EC_INLINE bool frag_is(const struct fragment *f, const struct tuple *t, __u16 id, __u32 holder)
 {
-	return f->id == pkt->ip_id && f->ifindex == ifindex && f->proto == pkt->tuple.proto &&
-	       addr_equal(&f->src, &pkt->tuple.src) && addr_equal(&f->dst, &pkt->tuple.dst);
+	return f->id == id && f->ifindex == holder && f->proto == t->proto && addr_equal(&f->src, &t->src) &&
+	       addr_equal(&f->dst, &t->dst);
 }
 
 /* Writes a record whose stamp is still the one given: of two CPUs one does. */
-EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct pkt *pkt, __u32 ifindex)
+EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t, __u16 id, __u32 holder)
 {
 	if (__sync_val_compare_and_swap(&f->last_seen, stamp, FRAGMENT_BUSY) != stamp)
 		return;
-	f->src = pkt->tuple.src;
-	f->dst = pkt->tuple.dst;
-	f->id = pkt->ip_id;
-	f->proto = pkt->tuple.proto;
-	f->sport = pkt->tuple.sport;
-	f->dport = pkt->tuple.dport;
-	f->ifindex = ifindex;
+	f->src = t->src;
+	f->dst = t->dst;
+	f->id = id;
+	f->proto = t->proto;
+	f->sport = t->sport;
+	f->dport = t->dport;
+	f->ifindex = holder;
 	__sync_lock_test_and_set(&f->last_seen, bpf_ktime_get_coarse_ns());
 }
 
-/* Remembers a first fragment's ports; the packet must be as it arrived. */
-EC_CALL void frag_remember(const struct pkt *pkt, __u32 ifindex)
+/* Remembers a first fragment's ports, under its tuple as the packet arrived. */
+EC_CALL void frag_remember(const struct tuple *t, __u16 id, __u32 holder)
 {
 	__u64 stamp, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
 	struct fragment *f, *chosen = NULL;
-	__u32 hash = frag_hash(pkt);
+	__u32 hash = frag_hash(t, id);
+	bool known;
 
 	for (int i = 0; i < FRAGMENT_WAYS; i++) {
-		f = frag_place(ifindex, hash + i);
+		f = frag_place(holder, hash + i);
 		if (!f)
 			return;
 		stamp = frag_stamp(f);
-		if (stamp == FRAGMENT_BUSY || (f->ifindex != ifindex && frag_stands(stamp, now)))
+		if (stamp == FRAGMENT_BUSY || (f->ifindex != holder && frag_stands(stamp, now)))
 			continue;
-		if (frag_is(f, pkt, ifindex)) {
+		known = frag_is(f, t, id, holder);
+		if (known || stamp < oldest) {
 			chosen = f;
 			oldest = stamp;
+		}
+		if (known)
 			break;
-		}
-		if (stamp < oldest) {
-			chosen = f;
-			oldest = stamp;
-		}
 	}
 	if (chosen)
-		frag_write(chosen, oldest, pkt, ifindex);
+		frag_write(chosen, oldest, t, id, holder);
 }
 
 /* Gives a later fragment the ports of its first; false: that was not seen, or is forgotten. */
-EC_CALL bool frag_recall(struct pkt *pkt, __u32 ifindex)
+EC_CALL bool frag_recall(struct tuple *t, __u16 id, __u32 holder)
 {
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
-	__u32 hash = frag_hash(pkt);
+	__u32 hash = frag_hash(t, id);
 	struct fragment *f;
 
 	for (int i = 0; i < FRAGMENT_WAYS; i++) {
-		f = frag_place(ifindex, hash + i);
+		f = frag_place(holder, hash + i);
 		if (!f)
 			return false;
 		stamp = frag_stamp(f);
 		barrier();
-		if (stamp == FRAGMENT_BUSY || !frag_stands(stamp, now) || !frag_is(f, pkt, ifindex))
+		if (stamp == FRAGMENT_BUSY || !frag_stands(stamp, now) || !frag_is(f, t, id, holder))
 			continue;
-		pkt->tuple.sport = f->sport;
-		pkt->tuple.dport = f->dport;
+		t->sport = f->sport;
+		t->dport = f->dport;
 		barrier();
 		if (frag_stamp(f) != stamp)
 			return false; /* another CPU has begun to write it */
-		if (pkt_proto_known(pkt->tuple.proto))
-			pkt->l4 = L4_FLOW;
 		return true;
 	}
 	return false;

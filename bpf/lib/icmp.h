@@ -64,68 +64,54 @@ EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
  * anybody: no redirect, and no error but about a packet of that pod's: one that was
  * sent to the pod that sends the error, or that the pod to which it is sent has sent.
  * Else one pod could speak for another's flows. An error in fragments, which nobody
- * sends, cannot be judged. 0, or a negated drop reason; an error's inner packet is
- * then in the scratch record.
+ * sends, cannot be judged. The inner packet of one that may pass is in the scratch
+ * record.
  */
-EC_GLOBAL int icmp_check(struct __sk_buff *ctx, enum end pod)
+EC_GLOBAL enum verdict icmp_check(struct __sk_buff *ctx, enum end pod)
 {
 	struct scratch *s = scratch_get();
 
-	if (!s || !pkt_parse_l4(ctx, &s->pkt))
+	if (!s || !pkt_l4(ctx, &s->pkt))
 		return -DROP_INVALID;
 	if (s->pkt.l4 != L4_ICMP_ERROR)
-		return 0;
+		return VERDICT_GO_ON;
 	if (s->pkt.icmp_type == ICMP_REDIRECT)
 		return -DROP_ICMP_REDIRECT;
 	if (s->pkt.fragment != FRAGMENT_NONE)
 		return -DROP_INVALID;
 	icmp_parse_inner(ctx);
 	if (pod == END_SOURCE)
-		return addr_equal(&s->inner.tuple.dst, &s->pkt.tuple.src) ? 0 : -DROP_FORGED_ERROR;
-	return addr_equal(&s->inner.tuple.src, &s->pkt.tuple.dst) ? 0 : -DROP_FORGED_ERROR;
-}
-
-/* A ones' complement checksum after one 16-bit word that it covers has changed (RFC 1624). */
-EC_INLINE __be16 icmp_check_change(__be16 check, __be16 from, __be16 to)
-{
-	__u32 sum = (__u16)~check + (__u16)~from + (__u32)to;
-
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
-EC_INLINE __be16 icmp_check_change_addr(__be16 check, __be32 from, __be32 to)
-{
-	check = icmp_check_change(check, from & 0xffff, to & 0xffff);
-	return icmp_check_change(check, from >> 16, to >> 16);
+		return addr_equal(&s->inner.tuple.dst, &s->pkt.tuple.src) ? VERDICT_GO_ON : -DROP_FORGED_ERROR;
+	return addr_equal(&s->inner.tuple.src, &s->pkt.tuple.dst) ? VERDICT_GO_ON : -DROP_FORGED_ERROR;
 }
 
 /* Writes one 16-bit word of an ICMP message, with the message's checksum. */
-EC_CALL int icmp_patch(struct __sk_buff *ctx, __u32 icmp_off, __u32 off, __be16 from, __be16 to)
+EC_CALL enum verdict icmp_patch(struct __sk_buff *ctx, __u32 icmp_off, __u32 off, __be16 from, __be16 to)
 {
 	if (from == to)
-		return 0;
+		return VERDICT_GO_ON;
 	if (bpf_l4_csum_replace(ctx, icmp_off + ICMP_CHECK, from, to, sizeof(to)) ||
 	    bpf_skb_store_bytes(ctx, off, &to, sizeof(to), 0))
 		return -DROP_WRITE_FAILED;
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 /* The inner transport checksum, where the error quotes enough of the packet to hold it. */
-EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
-				   const struct inner_change *c)
+EC_CALL enum verdict icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
+					    const struct inner_change *c)
 {
 	__u32 off = inner->l4_off + rewrite_check_offset(inner->tuple.proto);
 	__be16 check, changed;
+	__u32 growth;
 
 	if (off + sizeof(check) > inner->end || bpf_skb_load_bytes(ctx, off, &check, sizeof(check)))
-		return 0;
+		return VERDICT_GO_ON;
 	if (inner->tuple.proto == IPPROTO_UDP && !check)
-		return 0;
-	changed = icmp_check_change(check, c->old_port, c->port);
+		return VERDICT_GO_ON;
+	growth = csum_growth(c->old_port, c->port);
 	if (inner->tuple.proto != IPPROTO_ICMP)
-		changed = icmp_check_change_addr(changed, c->from, c->to);
+		growth += csum_growth_v4(c->from, c->to);
+	changed = csum_grown(check, growth);
 	/* A UDP checksum of 0 would say that there is none (RFC 768). */
 	if (inner->tuple.proto == IPPROTO_UDP && !changed)
 		changed = 0xffff;
@@ -133,13 +119,13 @@ EC_CALL int icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const 
 }
 
 /* Changes an end of the inner packet, with all checksums that cover it, as the scratch record says. */
-EC_GLOBAL int icmp_patch_inner(struct __sk_buff *ctx)
+EC_GLOBAL enum verdict icmp_patch_inner(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
 	struct inner_change *c;
 	struct inner *inner;
 	__u32 icmp_off, addr, port;
-	int ret;
+	__be16 check;
 
 	if (!s)
 		return -DROP_INVALID;
@@ -148,52 +134,31 @@ EC_GLOBAL int icmp_patch_inner(struct __sk_buff *ctx)
 	icmp_off = s->pkt.l4_off;
 	addr = inner->ip_off + (c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
 	port = inner->l4_off + rewrite_port_offset(inner->tuple.proto, c->end);
-	ret = icmp_patch_inner_check(ctx, icmp_off, inner, c);
-	if (!ret)
-		ret = icmp_patch(ctx, icmp_off, port, c->old_port, c->port);
-	if (!ret)
-		ret = icmp_patch(ctx, icmp_off, inner->ip_off + offsetof(struct iphdr, check), inner->ip_check,
-				 icmp_check_change_addr(inner->ip_check, c->from, c->to));
-	if (!ret)
-		ret = icmp_patch(ctx, icmp_off, addr, c->from & 0xffff, c->to & 0xffff);
-	if (!ret)
-		ret = icmp_patch(ctx, icmp_off, addr + 2, c->from >> 16, c->to >> 16);
-	return ret;
+	check = csum_grown(inner->ip_check, csum_growth_v4(c->from, c->to));
+	return icmp_patch_inner_check(ctx, icmp_off, inner, c)
+		       ?: icmp_patch(ctx, icmp_off, port, c->old_port, c->port)
+		       ?: icmp_patch(ctx, icmp_off, inner->ip_off + offsetof(struct iphdr, check), inner->ip_check, check)
+		       ?: icmp_patch(ctx, icmp_off, addr, c->from & 0xffff, c->to & 0xffff)
+		       ?: icmp_patch(ctx, icmp_off, addr + 2, c->from >> 16, c->to >> 16);
 }
 
 /*
- * Translates an error that a masqueraded flow's packet met on its way out: the
- * inner source, which is the node, becomes the pod, and so does the outer
- * destination.
+ * Translates an error about a masqueraded flow, whose half leads the error's own way:
+ * the given end of it becomes what the half says, and so does the other end of the
+ * packet inside, which went the other way.
  */
-EC_CALL int icmp_translate_in(struct __sk_buff *ctx, struct scratch *s, const struct snat_entry *reverse)
+EC_CALL enum verdict icmp_translate(struct __sk_buff *ctx, struct scratch *s, enum end end,
+				    const struct snat_entry *half)
 {
-	int ret;
+	const struct tuple *outer = &s->pkt.tuple, *inner = &s->inner.tuple;
+	bool in = end == END_DESTINATION;
 
-	s->change.from = addr_v4(&s->inner.tuple.src);
-	s->change.to = addr_v4(&reverse->to_address);
-	s->change.old_port = s->inner.tuple.sport;
-	s->change.port = reverse->to_port;
-	s->change.end = END_SOURCE;
-	ret = icmp_patch_inner(ctx);
-	return ret ?: rewrite_ip(ctx, END_DESTINATION, addr_v4(&s->pkt.tuple.dst), s->change.to);
-}
-
-/*
- * Translates an error that the pod, or the host's stack, sends about a reply: the
- * inner destination, which is the pod, becomes the node, and so does the outer source.
- */
-EC_CALL int icmp_translate_out(struct __sk_buff *ctx, struct scratch *s, const struct snat_entry *forward)
-{
-	int ret;
-
-	s->change.from = addr_v4(&s->inner.tuple.dst);
-	s->change.to = addr_v4(&forward->to_address);
-	s->change.old_port = s->inner.tuple.dport;
-	s->change.port = forward->to_port;
-	s->change.end = END_DESTINATION;
-	ret = icmp_patch_inner(ctx);
-	return ret ?: rewrite_ip(ctx, END_SOURCE, addr_v4(&s->pkt.tuple.src), s->change.to);
+	s->change.from = addr_v4(in ? &inner->src : &inner->dst);
+	s->change.to = addr_v4(&half->to_address);
+	s->change.old_port = in ? inner->sport : inner->dport;
+	s->change.port = half->to_port;
+	s->change.end = in ? END_SOURCE : END_DESTINATION;
+	return icmp_patch_inner(ctx) ?: ipv4_rewrite(ctx, end, addr_v4(in ? &outer->dst : &outer->src), s->change.to);
 }
 
 #endif

@@ -8,8 +8,7 @@
 #ifndef EC_LIB_JOURNAL_H
 #define EC_LIB_JOURNAL_H
 
-#include "bpf/lib/maps.h"
-#include "maps/wire/wire.h"
+#include "bpf/lib/flow.h"
 
 /* The newest records are left alone: they may be half written. */
 #define JOURNAL_YOUNG 8
@@ -21,41 +20,48 @@
 /* After so long without a sweep the programs do the agent's work. */
 #define JOURNAL_SILENCE (30 * NSEC_PER_SEC)
 
+/* A record of a table's journal. */
+EC_INLINE struct tuple *journal_record(__u32 table, __u64 at)
+{
+	__u32 index = at % flow_capacity(table);
+
+	if (table == USAGE_SNAT)
+		return bpf_map_lookup_elem(&snat_journal, &index);
+	return bpf_map_lookup_elem(&ct_journal, &index);
+}
+
 /* Notes a flow. A full ring takes no more: the next sweep notes the flow. */
-EC_INLINE void journal_note(void *ring, struct usage *u, __u64 size, const struct tuple *flow)
+EC_INLINE void journal_note(struct usage *u, __u32 table, const struct tuple *flow)
 {
 	struct tuple *record;
-	__u32 index;
 
-	if (u->head - u->tail >= size)
+	if (u->head - u->tail >= flow_capacity(table))
 		return;
-	index = __sync_fetch_and_add(&u->head, 1) % size;
-	record = bpf_map_lookup_elem(ring, &index);
+	record = journal_record(table, __sync_fetch_and_add(&u->head, 1));
 	if (record)
 		*record = *flow;
 }
 
 /* Gives up the oldest record of a full ring, for a newer one. */
-EC_INLINE void journal_make_room(struct usage *u, __u64 size)
+EC_INLINE void journal_give_up(struct usage *u, __u32 table)
 {
 	__u64 tail = *(volatile __u64 *)&u->tail;
 
-	if (u->head - tail >= size)
+	if (u->head - tail >= flow_capacity(table))
 		__sync_val_compare_and_swap(&u->tail, tail, tail + 1);
 }
 
 /* Takes the oldest record out; false: there is none, or another CPU has it. */
-EC_INLINE bool journal_take(void *ring, struct usage *u, __u64 size, struct tuple *flow)
+EC_INLINE bool journal_take(struct usage *u, __u32 table, struct tuple *flow)
 {
 	__u64 tail = *(volatile __u64 *)&u->tail;
-	__u32 index = tail % size;
 	struct tuple *record;
 
 	if ((__s64)(*(volatile __u64 *)&u->head - tail) <= JOURNAL_YOUNG)
 		return false;
 	if (__sync_val_compare_and_swap(&u->tail, tail, tail + 1) != tail)
 		return false;
-	record = bpf_map_lookup_elem(ring, &index);
+	record = journal_record(table, tail);
 	if (record)
 		*flow = *record;
 	return record;
@@ -68,9 +74,9 @@ EC_INLINE bool journal_unswept(const struct usage *u, __u64 now)
 }
 
 /* Whether a table is so full that flows end earlier; the agent's measure is the same. */
-EC_INLINE bool journal_pressure(const struct usage *u, __u64 capacity)
+EC_INLINE bool journal_pressure(const struct usage *u, __u32 table)
 {
-	return u->entries * 10 > capacity * 7;
+	return u->entries * 10 > flow_capacity(table) * 7;
 }
 
 #endif

@@ -8,24 +8,11 @@
 #define EC_LIB_NAT_H
 
 #include "bpf/lib/flow.h"
+#include "bpf/lib/path.h"
 #include "bpf/lib/ports.h"
 #include "bpf/lib/scratch.h"
 
-/* The key of the reverse half, for a tuple on its way out and what it becomes. */
-EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct addr *address, __be16 port)
-{
-	struct tuple key = {
-		.src = *address,
-		.dst = out->dst,
-		.sport = port,
-		.dport = out->dport,
-		.proto = out->proto,
-	};
-
-	return key;
-}
-
-/* The same, written where it is needed, for the sake of the stack. */
+/* The key of the reverse half, for a tuple on its way out and what it becomes; written where it is needed. */
 EC_INLINE void nat_set_reverse_key(struct tuple *key, const struct tuple *out, const struct addr *address, __be16 port)
 {
 	key->src = *address;
@@ -34,6 +21,14 @@ EC_INLINE void nat_set_reverse_key(struct tuple *key, const struct tuple *out, c
 	key->dport = out->dport;
 	key->proto = out->proto;
 	__builtin_memset(key->pad, 0, sizeof(key->pad));
+}
+
+EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct addr *address, __be16 port)
+{
+	struct tuple key;
+
+	nat_set_reverse_key(&key, out, address, port);
+	return key;
 }
 
 /* Whether a reverse half names this very flow. */
@@ -138,8 +133,7 @@ EC_CALL int nat_restore_forward(const struct tuple *world, const struct snat_ent
 /* Whether the node still has the address: without it no reply comes back. */
 EC_CALL bool nat_address_held(const struct addr *address)
 {
-	struct destination_key key = {.prefix_len = 128, .prefix = *address};
-	struct destination *d = bpf_map_lookup_elem(&destinations, &key);
+	struct destination *d = path_destination(address);
 
 	return d && d->kind == DESTINATION_HOST;
 }
@@ -159,42 +153,42 @@ EC_INLINE void nat_end(const struct tuple *out, struct snat_entry *forward)
  * that the node does not have at the moment may come back, so the pair stays,
  * unrenewed, and its packets are refused until then.
  */
-EC_INLINE int nat_renew(const struct tuple *out, struct snat_entry *forward, struct snat_entry **found)
+EC_INLINE enum verdict nat_renew(const struct tuple *out, struct snat_entry *forward, struct snat_entry **found)
 {
 	if (!nat_address_held(&forward->to_address))
 		return -DROP_NO_SNAT_ADDRESS;
 	if (flow_touch(&forward->last_seen) == FLOW_GONE)
-		return 0;
+		return VERDICT_GO_ON;
 	if (nat_restore_reverse(out, forward))
 		*found = forward;
 	else
 		nat_end(out, forward);
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 /*
- * Finds the live forward half of this owner, renewed; NULL: there is none. 0, or a
- * negated drop reason for a packet whose flow is there and cannot be used.
+ * Finds the live forward half of this owner, renewed; NULL: there is none. A
+ * packet whose flow is there and cannot be used is dropped.
  */
-EC_INLINE int nat_find(const struct tuple *out, __u32 ifindex, struct snat_entry **found)
+EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct snat_entry **found)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
 
 	*found = NULL;
 	if (!e)
-		return 0;
+		return VERDICT_GO_ON;
 	if (e->ifindex != ifindex) {
 		if (flow_owner_lives(e->ifindex))
 			return -DROP_NO_MAPPING;
 		nat_end(out, e);
-		return 0;
+		return VERDICT_GO_ON;
 	}
 	switch (flow_age(&e->last_seen)) {
 	case FLOW_GONE:
-		return 0;
+		return VERDICT_GO_ON;
 	case FLOW_FRESH:
 		*found = e;
-		return 0;
+		return VERDICT_GO_ON;
 	default:
 		return nat_renew(out, e, found);
 	}

@@ -11,6 +11,7 @@
 
 #include "bpf/lib/flow.h"
 #include "bpf/lib/icmp.h"
+#include "bpf/lib/ipv4.h"
 
 /* The kernel's record of a connection, of which nothing is read here: that there is one is enough. */
 struct nf_conn {
@@ -31,11 +32,17 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 					 struct nf_options *options, __u32 options_size) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
+/* Whether it does: the verifier removes what is behind a no. */
+EC_INLINE bool nf_translates(void)
+{
+	return cfg.netfilter_nat;
+}
+
 /*
  * Whether netfilter knows a TCP or UDP flow by the tuple of either direction. An
  * error is no answer: what may be known is netfilter's.
  */
-EC_CALL bool nf_knows(struct __sk_buff *ctx, struct tuple_v4 *tuple, __u8 proto)
+EC_CALL bool nf_knows(struct __sk_buff *ctx, struct ipv4_tuple *tuple, __u8 proto)
 {
 	struct nf_options options = {.netns_id = -1, .l4proto = proto};
 	struct nf_conn *ct;
@@ -47,16 +54,9 @@ EC_CALL bool nf_knows(struct __sk_buff *ctx, struct tuple_v4 *tuple, __u8 proto)
 	return true;
 }
 
-EC_INLINE bool nf_knows_own(struct __sk_buff *ctx, const struct tuple *tuple)
-{
-	struct tuple_v4 own = tuple_to_v4(tuple);
-
-	return nf_knows(ctx, &own, tuple->proto);
-}
-
 EC_INLINE bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *tuple)
 {
-	struct tuple_v4 reversed = tuple_to_v4_reversed(tuple);
+	struct ipv4_tuple reversed = ipv4_tuple_reversed(tuple);
 
 	return nf_knows(ctx, &reversed, tuple->proto);
 }
@@ -66,56 +66,75 @@ EC_INLINE bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *tupl
  * straight to a backend from a port that talks to it through its Service, it would
  * get that flow's replies, and netfilter must move it to another port.
  */
-EC_INLINE bool nf_passes_flow(struct __sk_buff *ctx, const struct pkt *pkt, bool opening)
+EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	if (nf_knows_own(ctx, &pkt->tuple))
-		return false;
-	return !opening || !nf_knows_reversed(ctx, &pkt->tuple);
+	bool opening = pkt->tuple.proto == IPPROTO_UDP || flow_is_opening(pkt);
+	struct ipv4_tuple own = ipv4_tuple(&pkt->tuple);
+
+	return nf_knows(ctx, &own, pkt->tuple.proto) || (opening && nf_knows_reversed(ctx, &pkt->tuple));
 }
 
 /* An error goes the way of the packet inside, which came the other way. Nothing translates pings. */
-EC_INLINE bool nf_passes_icmp(struct __sk_buff *ctx, const struct scratch *s)
+EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, const struct scratch *s)
 {
 	const struct tuple *inner = &s->inner.tuple;
 
 	if (s->pkt.l4 != L4_ICMP_ERROR)
-		return true;
-	if (!icmp_parse_inner(ctx))
 		return false;
-	return inner->proto == IPPROTO_ICMP || !nf_knows_reversed(ctx, inner);
+	return !icmp_parse_inner(ctx) || (inner->proto != IPPROTO_ICMP && nf_knows_reversed(ctx, inner));
 }
 
 /*
- * Whether a packet between two pods may pass netfilter by. A flow that it knows is
- * translated there, or has walked the stack in one direction; were it to see no more
- * than that, the rules of many would drop what it calls invalid. Fragments and other
- * protocols are netfilter's to judge.
+ * Between two pods. A flow that netfilter knows is translated there, or has walked
+ * the stack in one direction; were it to see no more than that, the rules of many
+ * would drop what it calls invalid. Fragments and other protocols are netfilter's to
+ * judge.
  */
-EC_GLOBAL int nf_passes(struct __sk_buff *ctx)
+EC_GLOBAL enum verdict nf_ask(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
+	bool known = true;
 
-	if (!cfg.netfilter_nat)
-		return true;
-	if (!s || s->pkt.fragment != FRAGMENT_NONE || !pkt_parse_l4(ctx, &s->pkt))
-		return false;
-	switch (s->pkt.tuple.proto) {
-	case IPPROTO_TCP:
-		return nf_passes_flow(ctx, &s->pkt, flow_is_opening(&s->pkt));
-	case IPPROTO_UDP:
-		return nf_passes_flow(ctx, &s->pkt, true);
-	case IPPROTO_ICMP:
-		return nf_passes_icmp(ctx, s);
+	if (!nf_translates())
+		return VERDICT_GO_ON;
+	if (!s || s->pkt.fragment != FRAGMENT_NONE || !pkt_l4(ctx, &s->pkt))
+		return VERDICT_STACK;
+	if (s->pkt.tuple.proto == IPPROTO_ICMP)
+		known = nf_knows_icmp(ctx, s);
+	else if (s->pkt.l4 == L4_FLOW)
+		known = nf_knows_flow(ctx, &s->pkt);
+	return known ? VERDICT_STACK : VERDICT_GO_ON;
+}
+
+/*
+ * Whether a packet between a pod and what is of this kind may pass netfilter by. The
+ * world's may, since that is for its flow's entry to say (FLOW_VIA_STACK).
+ */
+EC_INLINE enum verdict nf_judge(struct __sk_buff *ctx, enum destination_kind kind)
+{
+	if (!nf_translates())
+		return VERDICT_GO_ON;
+	switch (kind) {
+	case DESTINATION_LOCAL:
+	case DESTINATION_POD_CIDR:
+		return nf_ask(ctx);
+	case DESTINATION_WORLD:
+		return cfg.masquerade ? VERDICT_GO_ON : VERDICT_STACK;
+	default:
+		return VERDICT_STACK;
 	}
-	return false;
+}
+
+/* The flags of a flow that the world opens. */
+EC_INLINE __u8 nf_flags(void)
+{
+	return nf_translates() ? FLOW_VIA_STACK : 0;
 }
 
 /* Whether netfilter knows a flow with this tuple, such as one that it masquerades itself. */
-EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct tuple_v4 *reply, __u8 proto)
+EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct ipv4_tuple *reply, __u8 proto)
 {
-	if (!cfg.netfilter_nat || proto == IPPROTO_ICMP)
-		return false;
-	return nf_knows(ctx, reply, proto);
+	return nf_translates() && proto != IPPROTO_ICMP && nf_knows(ctx, reply, proto);
 }
 
 #endif

@@ -6,7 +6,7 @@
 #include "bpf/lib/count.h"
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
-#include "bpf/lib/reap.h"
+#include "bpf/lib/room.h"
 
 /*
  * Tries at a free port before a new flow is refused. Where nine tenths are taken,
@@ -31,7 +31,7 @@ enum open_try {
  * Whether a socket of the node would get the replies. TCP finds TIME_WAIT
  * sockets as well; ICMP identifiers have no sockets to ask for.
  */
-EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct tuple_v4 *reply, __u8 proto)
+EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct ipv4_tuple *reply, __u8 proto)
 {
 	struct bpf_sock *sk = NULL;
 
@@ -48,7 +48,7 @@ EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct tuple_v4 *repl
 /* Whether replies to the port would be another's: a socket's, or a flow's that netfilter has masqueraded to it. */
 EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *world)
 {
-	struct tuple_v4 reply = tuple_to_v4_reversed(world);
+	struct ipv4_tuple reply = ipv4_tuple_reversed(world);
 
 	return open_port_has_socket(ctx, &reply, world->proto) || nf_holds_port(ctx, &reply, world->proto);
 }
@@ -61,7 +61,7 @@ EC_CALL bool open_reclaim(struct scratch *s, struct snat_entry *there)
 
 	if (!u || ((__s64)(r.now - there->last_seen) < (__s64)OPEN_YOUNG && flow_owner_lives(there->ifindex)))
 		return false;
-	r.pressure = journal_pressure(u, cfg.snat_entries);
+	r.pressure = journal_pressure(u, USAGE_SNAT);
 	s->pair.world = s->key;
 	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
 }
@@ -100,7 +100,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
 	if (ret == -EC_EEXIST)
 		return OPEN_IN_USE;
-	return ret ? flow_refusal(ret, DROP_SNAT_FULL) : OPEN_TAKEN;
+	return ret ? flow_refusal(ret, USAGE_SNAT) : OPEN_TAKEN;
 }
 
 /*
@@ -130,7 +130,7 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &s->key);
-	return ret == -EC_EEXIST ? 0 : flow_refusal(ret, DROP_SNAT_FULL);
+	return ret == -EC_EEXIST ? 0 : flow_refusal(ret, USAGE_SNAT);
 }
 
 /* A random port of the range, in host order. */
@@ -231,9 +231,9 @@ EC_CALL bool open_refused(const struct scratch *s, bool confirmed)
 /*
  * The counts say that no port may be taken towards this destination: some of its
  * ports are looked at. What has ended there gives way; and the counts are too high
- * if less than half as many as are free are the owner's. 0, or the refusal.
+ * if less than half as many as are free are the owner's. Else the refusal stands.
  */
-EC_INLINE int open_look_closer(struct scratch *scratch, int refusal)
+EC_INLINE enum verdict open_look_closer(struct scratch *scratch, enum verdict refusal)
 {
 	struct open_sample s = {.scratch = scratch};
 
@@ -241,80 +241,27 @@ EC_INLINE int open_look_closer(struct scratch *scratch, int refusal)
 		return refusal;
 	bpf_loop(OPEN_SAMPLES, open_sample_step, &s, 0);
 	if (!ports_reserve(&scratch->key, scratch->owner.ifindex, s.own * 2 < s.free))
-		return 0;
+		return VERDICT_GO_ON;
 	open_refused(scratch, true);
 	return refusal;
 }
 
 /* Counts a port towards the destination for the owner. */
-EC_INLINE int open_reserve_port(struct scratch *s)
+EC_INLINE enum verdict open_reserve_port(struct scratch *s)
 {
-	int ret;
+	enum verdict verdict;
 
 	nat_set_reverse_key(&s->key, &s->pkt.tuple, &s->owner.address, 0);
-	ret = ports_reserve(&s->key, s->owner.ifindex, false);
-	return ret ? open_look_closer(s, ret) : 0;
-}
-
-/* A look at the oldest flows, for one that has ended. */
-struct open_room {
-	struct scratch *scratch;
-	struct usage *usage;
-	struct reaper reaper;
-	__u64 gone;
-};
-
-static long open_room_step(__u32 i, struct open_room *r)
-{
-	struct pair *pair = &r->scratch->pair;
-
-	if (!journal_take(&snat_journal, r->usage, cfg.snat_entries, &pair->out))
-		return 1;
-	switch (reap_pair(pair, &r->reaper)) {
-	case REAP_KEPT:
-		journal_note(&snat_journal, r->usage, cfg.snat_entries, &pair->out);
-		break;
-	case REAP_GONE:
-		r->gone++;
-		break;
-	default:
-		break;
-	}
-	return 0;
-}
-
-/* Looks at the oldest flows, and returns how many have ended and are gone. */
-EC_GLOBAL int open_make_room(__u32 steps)
-{
-	struct open_room r = {.scratch = scratch_get(), .usage = flow_usage(USAGE_SNAT)};
-
-	if (!r.scratch || !r.usage)
-		return 0;
-	r.reaper.now = bpf_ktime_get_coarse_ns();
-	r.reaper.pressure = journal_pressure(r.usage, cfg.snat_entries);
-	bpf_loop(steps, open_room_step, &r, 0);
-	return r.gone;
-}
-
-/* Counts a new pair of the owner; where there is no room, what has ended gives way. */
-EC_INLINE int open_reserve(struct usage *u, __u32 *held)
-{
-	int ret;
-
-	if (journal_unswept(u, bpf_ktime_get_coarse_ns()))
-		open_make_room(JOURNAL_STEPS);
-	ret = flow_reserve(u, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
-	if (ret < 0 && open_make_room(JOURNAL_STEPS_FULL))
-		ret = flow_reserve(u, cfg.snat_entries, held, DROP_SNAT_FULL, DROP_SNAT_LIMIT);
-	return ret;
+	verdict = ports_reserve(&s->key, s->owner.ifindex, false);
+	return verdict ? open_look_closer(s, verdict) : VERDICT_GO_ON;
 }
 
 /*
  * Finds the flow of a packet that may not open one by its reverse half, and
  * restores the forward half. Only a half that kept the pod's own port can be
- * found. 0, or a negated drop reason.
+ * found.
  */
-EC_CALL int open_adopt(struct scratch *s)
+EC_CALL enum verdict open_adopt(struct scratch *s)
 {
 	const struct tuple *out = &s->pkt.tuple;
 	struct snat_entry *there;
@@ -324,7 +271,7 @@ EC_CALL int open_adopt(struct scratch *s)
 	if (!there || !nat_names(there, out, s->owner.ifindex) || flow_touch(&there->last_seen) == FLOW_GONE)
 		return -DROP_NO_MAPPING;
 	nat_restore_forward(&s->key, there);
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 /* Whether a packet without a flow may open one. */
@@ -335,40 +282,41 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 	return pkt->tuple.proto != IPPROTO_ICMP || pkt->icmp_type == ICMP_ECHO;
 }
 
-/* Counts a pair of the owner, and makes it. 0, or a negated drop reason. */
-EC_INLINE int open_pair(struct __sk_buff *ctx, struct scratch *s)
+/* Counts a pair of the owner, and makes it. */
+EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct device *dev = flow_owner(s->owner.ifindex);
 	__u32 *held = dev ? &dev->snat_flows : NULL;
 	struct usage *u = flow_usage(USAGE_SNAT);
-	int ret;
+	enum verdict verdict;
+	int made;
 
 	if (!u)
 		return -DROP_SNAT_FULL;
-	ret = open_reserve(u, held);
-	if (ret < 0)
-		return ret;
-	ret = open_reserve_port(s);
-	if (!ret) {
+	verdict = room_reserve(u, USAGE_SNAT, held);
+	if (verdict)
+		return verdict;
+	verdict = open_reserve_port(s);
+	if (!verdict) {
 		s->owner.flags |= FLOW_COUNTED;
-		ret = open_allocate(ctx, s);
-		if (ret > 0) {
-			journal_note(&snat_journal, u, cfg.snat_entries, &s->pkt.tuple);
+		made = open_allocate(ctx, s);
+		if (made > 0) {
+			journal_note(u, USAGE_SNAT, &s->pkt.tuple);
 			count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
-			return 0;
+			return VERDICT_GO_ON;
 		}
 		ports_release(&s->key, s->owner.ifindex);
+		verdict = made;
 	}
 	flow_release(USAGE_SNAT, held);
-	return ret;
+	return verdict;
 }
 
 /*
  * Opens a masqueraded flow for a packet that belongs to none, and for the owner
- * in the scratch record; the pair stands in the table afterwards. 0, or a negated
- * drop reason.
+ * in the scratch record; the pair stands in the table afterwards.
  */
-EC_GLOBAL int open_flow(struct __sk_buff *ctx)
+EC_GLOBAL enum verdict open_flow(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
 

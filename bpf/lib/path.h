@@ -9,8 +9,8 @@
 #ifndef EC_LIB_PATH_H
 #define EC_LIB_PATH_H
 
+#include "bpf/lib/ipv4.h"
 #include "bpf/lib/maps.h"
-#include "bpf/lib/pkt.h"
 
 /* How long a neighbour that resolved is taken to go on resolving. */
 #define PATH_NEIGHBOUR_NS (NSEC_PER_SEC / 10)
@@ -47,29 +47,29 @@ struct {
 	__uint(max_entries, 1 << PATH_BITS);
 } paths SEC(".maps");
 
-/* The one slot that a path may stand in. */
-EC_INLINE struct path *path_slot(__u32 from, __be32 address, __u32 proto)
+/* The one slot that the packet's path may stand in. */
+EC_INLINE struct path *path_slot(const struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	/* Multiplied by odd constants, each bit of the key reaches the uppermost bits. */
-	__u32 hash = (address ^ proto) * 0x9e3779b1U + from * 0x85ebca6bU;
+	__u32 hash = (addr_v4(&pkt->tuple.dst) ^ pkt->tuple.proto) * 0x9e3779b1U + ctx->ifindex * 0x85ebca6bU;
 	__u32 slot = hash >> (32 - PATH_BITS);
 
 	return bpf_map_lookup_elem(&paths, &slot);
 }
 
 /* Whether the slot holds this path, and has found it just now. */
-EC_INLINE bool path_holds(const struct path *p, __u32 from, __be32 address, __u32 proto)
+EC_INLINE bool path_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	return p->address == address && p->from == from && p->proto == proto &&
+	return p->address == addr_v4(&pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto &&
 	       bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
 }
 
 /* Keeps what was found until it is too old. */
-EC_INLINE void path_keep(struct path *p, __u32 from, __be32 address, __u32 proto)
+EC_INLINE void path_keep(struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	p->from = from;
-	p->address = address;
-	p->proto = proto;
+	p->from = ctx->ifindex;
+	p->address = addr_v4(&pkt->tuple.dst);
+	p->proto = pkt->tuple.proto;
 	p->found = bpf_ktime_get_coarse_ns();
 }
 
@@ -85,12 +85,26 @@ EC_INLINE struct destination *path_destination(const struct addr *address)
 	return bpf_map_lookup_elem(&destinations, &key);
 }
 
+/* The pod that has an address; NULL: none of this node. */
+EC_INLINE struct endpoint *path_endpoint(const struct addr *address)
+{
+	struct endpoint_key key = {.address = *address};
+
+	return bpf_map_lookup_elem(&endpoints, &key);
+}
+
+/* Whether an address belongs to this node's podCIDR. */
+EC_INLINE bool path_in_pod_cidr(const struct config *config, const struct addr *address)
+{
+	return ipv4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len);
+}
+
 /*
  * Asks the kernel's routing table for a packet that arrived on this interface.
- * 0: leads to p->ifindex and the neighbour p->nexthop, which resolves, with
- * p->mtu; anything else is for the stack to decide.
+ * True: it leads to p->ifindex and the neighbour p->nexthop, which resolves, with
+ * p->mtu; else the stack decides.
  */
-EC_CALL int path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, struct path *p)
+EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, struct path *p)
 {
 	struct bpf_fib_lookup fib = {
 		.family = EC_AF_INET,
@@ -102,14 +116,25 @@ EC_CALL int path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst,
 	};
 
 	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
-		return -1;
+		return false;
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
 	if (fib.family != EC_AF_INET)
-		return -1;
+		return false;
 	p->ifindex = fib.ifindex;
 	p->nexthop = fib.ipv4_dst;
 	p->mtu = fib.mtu_result;
-	return 0;
+	return true;
+}
+
+/* How another node's pods are reached. */
+enum path_way {
+	PATH_NONE,   /* the node is on no link of ours */
+	PATH_DIRECT, /* over the uplink to the node, their neighbour there */
+};
+
+EC_INLINE enum path_way path_way(const struct destination *to)
+{
+	return to->ifindex ? PATH_DIRECT : PATH_NONE;
 }
 
 /*
@@ -117,63 +142,87 @@ EC_CALL int path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst,
  * once in PATH_NEIGHBOUR_NS: while it does not resolve, the stack queues the
  * packet, asks, and answers host unreachable.
  */
-EC_INLINE int path_to_node(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to, struct path *p)
+EC_INLINE enum verdict path_to_node(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to,
+				    struct path *p)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (!to->ifindex)
+	if (path_way(to) == PATH_NONE)
 		return -DROP_NODE_OFF_LINK;
 	if (now - to->neighbour_checked > PATH_NEIGHBOUR_NS) {
-		if (path_route(ctx, pkt, addr_v4(&to->node), p) || p->ifindex != to->ifindex)
-			return TRAFFIC_STACK;
+		if (!path_route(ctx, pkt, addr_v4(&to->node), p) || p->ifindex != to->ifindex)
+			return VERDICT_STACK;
 		to->neighbour_checked = now;
 	}
 	p->ifindex = to->ifindex;
 	p->nexthop = addr_v4(&to->node);
 	p->mtu = to->mtu;
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 /* By the kernel's routing table, if that leads out of an uplink of ours. */
-EC_INLINE int path_by_route(struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
+EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
 {
 	struct uplink_key key;
 	struct uplink *uplink;
 
-	if (path_route(ctx, pkt, addr_v4(&pkt->tuple.dst), p))
-		return TRAFFIC_STACK;
+	if (!path_route(ctx, pkt, addr_v4(&pkt->tuple.dst), p))
+		return VERDICT_STACK;
 	key.ifindex = p->ifindex;
 	uplink = bpf_map_lookup_elem(&uplinks, &key);
 	if (!uplink)
-		return TRAFFIC_STACK;
+		return VERDICT_STACK;
 	p->snat_address = uplink->ipv4;
-	return 0;
+	return VERDICT_GO_ON;
 }
 
-/* 0: the path is found; else a result for the packet, and nothing is kept. */
-EC_CALL int path_search(struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
+/* Finds a path, and keeps it; nothing is kept of what ends the walk. */
+EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *config, const struct pkt *pkt,
+				 struct path *p)
 {
 	struct destination *to = path_destination(&pkt->tuple.dst);
-	int ret = 0;
+	enum verdict verdict = VERDICT_GO_ON;
 
 	p->found = 0;
-	if (to && (to->flags & DESTINATION_TO_STACK))
-		return TRAFFIC_STACK;
 	p->kind = to ? to->kind : DESTINATION_WORLD;
+	if (to && (to->flags & DESTINATION_TO_STACK))
+		return VERDICT_STACK;
+	/* Where the stack decides on routes: none leads from pod to pod of this node, wherever their addresses lie. */
+	if ((config->flags & CONFIG_ROUTES_TO_STACK) && p->kind != DESTINATION_LOCAL)
+		return VERDICT_STACK;
 	switch (p->kind) {
 	case DESTINATION_HOST:
 	case DESTINATION_LOCAL:
 		break;
 	case DESTINATION_POD_CIDR:
 		if (to)
-			ret = path_to_node(ctx, pkt, to, p);
+			verdict = path_to_node(ctx, pkt, to, p);
 		break;
 	default:
-		ret = path_by_route(ctx, pkt, p);
+		verdict = path_by_route(ctx, pkt, p);
 	}
-	if (!ret)
-		path_keep(p, ctx->ifindex, addr_v4(&pkt->tuple.dst), pkt->tuple.proto);
-	return ret;
+	if (!verdict)
+		path_keep(p, ctx, pkt);
+	return verdict;
+}
+
+/* The stage path: what the destination of a pod's packet is, and how it is reached. */
+EC_INLINE enum verdict path_find(struct __sk_buff *ctx, const struct config *config, const struct pkt *pkt,
+				 struct path **found)
+{
+	struct path *p = path_slot(ctx, pkt);
+	enum verdict verdict;
+
+	if (!p)
+		return -DROP_INVALID;
+	*found = p;
+	/* Nothing that was found stands where the stack decides on routes now. */
+	if ((config->flags & CONFIG_ROUTES_TO_STACK) || !path_holds(p, ctx, pkt)) {
+		verdict = path_search(ctx, config, pkt, p);
+		if (verdict)
+			return verdict;
+	}
+	return p->kind == DESTINATION_HOST ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
 #endif

@@ -45,22 +45,22 @@ EC_INLINE void ports_count(__u32 *total, __u32 *own)
 
 /*
  * Counts a port for a new pair, before it is taken; force counts it beyond the
- * share. 0, or a negated drop reason.
+ * share.
  */
-EC_CALL int ports_reserve(const struct tuple *world, __u32 ifindex, bool force)
+EC_CALL enum verdict ports_reserve(const struct tuple *world, __u32 ifindex, bool force)
 {
 	__u32 *total = ports_counted(world, 0), *own = ports_counted(world, ifindex);
 	__u32 held, range = ports_range();
 
 	if (!total || !own)
-		return 0;
+		return VERDICT_GO_ON;
 	held = *total;
 	if (held >= range && !force)
 		return -DROP_SNAT_EXHAUSTED;
 	if (ifindex && *own >= range - held && !force)
 		return -DROP_PORT_LIMIT;
 	ports_count(total, own);
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 EC_INLINE void ports_less(__u32 *count)

@@ -106,4 +106,31 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	return REAP_GONE;
 }
 
+/* Removes a recorded flow that was claimed, and takes it off its owner's count (NULL: the owner is gone). */
+EC_INLINE void reap_remove_recorded(const struct tuple *replies, struct device *owner)
+{
+	if (!bpf_map_delete_elem(&conntrack, replies))
+		flow_release(USAGE_CONNTRACK, owner ? &owner->conntrack_flows : NULL);
+}
+
+/* A recorded flow, by its key. */
+EC_CALL enum reaped reap_recorded(const struct tuple *replies, const struct reaper *r)
+{
+	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
+	struct device *owner;
+	__u64 seen;
+
+	if (!e)
+		return REAP_NONE;
+	seen = e->last_seen;
+	owner = flow_owner(e->ifindex);
+	if (!reap_may(r, &e->last_seen, seen,
+		      !owner || reap_expired(r, replies->proto, e->from_world, e->from_pod, seen)))
+		return REAP_KEPT;
+	if (!flow_claim(&e->last_seen, seen))
+		return REAP_KEPT;
+	reap_remove_recorded(replies, owner);
+	return REAP_GONE;
+}
+
 #endif

@@ -7,6 +7,7 @@
 #define EC_LIB_RESET_H
 
 #include "bpf/lib/count.h"
+#include "bpf/lib/ipv4.h"
 #include "bpf/lib/nat.h"
 
 /* A pod gets one in each interval, and no more than those of RESET_AHEAD at once. */
@@ -14,7 +15,6 @@
 #define RESET_AHEAD NSEC_PER_SEC
 
 enum {
-	IP_DONT_FRAGMENT = 0x4000,
 	RESET_IP_LEN = sizeof(struct iphdr) + sizeof(struct tcphdr),
 	RESET_FRAME = ETH_HLEN + RESET_IP_LEN,
 	RESET_CUT = 128, /* more than lies before any TCP header */
@@ -80,12 +80,6 @@ EC_INLINE bool reset_resize(struct __sk_buff *ctx)
 	       !bpf_skb_adjust_room(ctx, -RESET_CUT, BPF_ADJ_ROOM_MAC, 0);
 }
 
-EC_INLINE __u16 reset_fold(__s64 sum)
-{
-	sum = (sum & 0xffff) + ((__u32)sum >> 16);
-	return ~((sum & 0xffff) + (sum >> 16));
-}
-
 /* Writes the RST over the resized frame. */
 EC_INLINE bool reset_write(struct __sk_buff *ctx, const struct pkt *pkt, const struct device *dev)
 {
@@ -113,8 +107,8 @@ EC_INLINE bool reset_write(struct __sk_buff *ctx, const struct pkt *pkt, const s
 		l4.tcp.ack = 1;
 		l4.tcp.ack_seq = bpf_htonl(pkt->seq_end);
 	}
-	ip.check = reset_fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
-	l4.tcp.check = reset_fold(bpf_csum_diff(NULL, 0, (__be32 *)&l4, sizeof(l4), 0));
+	ip.check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
+	l4.tcp.check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&l4, sizeof(l4), 0));
 	/* pod_mac and host_mac are adjacent and in the order of the header. */
 	return !bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0) &&
 	       !bpf_skb_store_bytes(ctx, IP_OFF, &ip, sizeof(ip), 0) &&
@@ -136,10 +130,10 @@ EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 }
 
 /* The exit of a program that judges what pods send: what belongs to no flow is counted, and may be answered. */
-EC_INLINE int reset_or_finish(struct __sk_buff *ctx, enum direction direction, int result)
+EC_INLINE int reset_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
 {
-	if (result != -DROP_NO_MAPPING)
-		return finish(ctx, direction, result);
+	if (verdict != -DROP_NO_MAPPING)
+		return finish(ctx, direction, verdict);
 	count_drop(ctx, direction, DROP_NO_MAPPING);
 	return reset_answer(ctx);
 }

@@ -3,11 +3,10 @@
 #ifndef EC_LIB_REWRITE_H
 #define EC_LIB_REWRITE_H
 
+#include "bpf/lib/ipv4.h"
 #include "bpf/lib/maps.h"
-#include "bpf/lib/pkt.h"
 
 enum rewrite_offset {
-	IP_CHECK_OFF = ETH_HLEN + offsetof(struct iphdr, check),
 	ICMP_CHECK = offsetof(struct icmp_header, checksum),
 	ICMP_ID = offsetof(struct icmp_header, id),
 };
@@ -30,16 +29,6 @@ EC_INLINE __u32 rewrite_port_offset(__u8 proto, enum end end)
 	return end == END_SOURCE ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest);
 }
 
-/* Changes an address of the IPv4 header. */
-EC_INLINE int rewrite_ip(struct __sk_buff *ctx, enum end end, __be32 from, __be32 to)
-{
-	__u32 off = end == END_SOURCE ? IP_SADDR_OFF : IP_DADDR_OFF;
-
-	if (bpf_l3_csum_replace(ctx, IP_CHECK_OFF, from, to, sizeof(to)))
-		return -DROP_WRITE_FAILED;
-	return bpf_skb_store_bytes(ctx, off, &to, sizeof(to), 0) ? -DROP_WRITE_FAILED : 0;
-}
-
 /*
  * Changes address and port of one end of a flow's packet, but for the address in
  * the IPv4 header: that is left to the write of the hop (fwd.h), or for the stack
@@ -47,7 +36,7 @@ EC_INLINE int rewrite_ip(struct __sk_buff *ctx, enum end end, __be32 from, __be3
  * (BPF_F_MARK_MANGLED_0) and know what offloading still has to add
  * (BPF_F_PSEUDO_HDR for what the pseudo header covers).
  */
-EC_CALL int rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, const struct snat_entry *e)
+EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, const struct snat_entry *e)
 {
 	__be32 from = end == END_SOURCE ? addr_v4(&pkt->tuple.src) : addr_v4(&pkt->tuple.dst);
 	__be16 old = end == END_SOURCE ? pkt->tuple.sport : pkt->tuple.dport;
@@ -60,7 +49,7 @@ EC_CALL int rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, 
 	pkt->rewrite = end;
 	pkt->rewrite_to = to;
 	if (pkt->fragment == FRAGMENT_LATER)
-		return 0;
+		return VERDICT_GO_ON;
 	if (proto != IPPROTO_ICMP && bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to)))
 		return -DROP_WRITE_FAILED;
 	if (port != old) {
@@ -70,19 +59,19 @@ EC_CALL int rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, 
 		    bpf_skb_store_bytes(ctx, off, &port, sizeof(port), 0))
 			return -DROP_WRITE_FAILED;
 	}
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 /* Rewrites the address that was left, in a packet that no hop of ours writes. */
-EC_INLINE int rewrite_finish(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE enum verdict rewrite_finish(struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	switch (pkt->rewrite) {
 	case END_SOURCE:
-		return rewrite_ip(ctx, END_SOURCE, addr_v4(&pkt->tuple.src), pkt->rewrite_to);
+		return ipv4_rewrite(ctx, END_SOURCE, addr_v4(&pkt->tuple.src), pkt->rewrite_to);
 	case END_DESTINATION:
-		return rewrite_ip(ctx, END_DESTINATION, addr_v4(&pkt->tuple.dst), pkt->rewrite_to);
+		return ipv4_rewrite(ctx, END_DESTINATION, addr_v4(&pkt->tuple.dst), pkt->rewrite_to);
 	}
-	return 0;
+	return VERDICT_GO_ON;
 }
 
 #endif

@@ -38,7 +38,7 @@ const (
 	CollectEnd
 )
 
-// collectArgs is struct collect_args of bpf/lib/collect.h.
+// collectArgs is struct collect_args of bpf/collect.c.
 type collectArgs struct {
 	Now      uint64
 	Table    usage.Table

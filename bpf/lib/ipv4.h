@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What only IPv4 has: its header, from arrival to the next hop, and the ranges of its addresses. */
+#ifndef EC_LIB_IPV4_H
+#define EC_LIB_IPV4_H
+
+#include "bpf/lib/csum.h"
+#include "bpf/lib/pkt.h"
+#include "bpf/lib/verdict.h"
+
+/* What the header's fragment field says (RFC 791). */
+enum {
+	IP_DONT_FRAGMENT = 0x4000,
+	IP_MORE_FRAGMENTS = 0x2000,
+	IP_FRAGMENT_OFFSET = 0x1fff,
+};
+
+/* Whether the address lies in the prefix; len counts IPv4 bits. */
+EC_INLINE bool ipv4_in(__be32 address, const struct addr *prefix, __u32 len)
+{
+	__u32 mask = len ? ~0U << ((32 - len) & 31) : 0;
+
+	return !addr_is_zero(prefix) && !((address ^ addr_v4(prefix)) & bpf_htonl(mask));
+}
+
+/* Multicast, or the limited broadcast address: class D and above. */
+EC_INLINE bool ipv4_multicast(__be32 address)
+{
+	return (bpf_ntohl(address) >> 28) >= 14;
+}
+
+/* What no host on a wire has: 0.0.0.0/8, 127.0.0.0/8, class D and above (RFC 6890). */
+EC_INLINE bool ipv4_martian(__be32 address)
+{
+	__u32 first = bpf_ntohl(address) >> 24;
+
+	return first == 0 || first == 127 || first >= 224;
+}
+
+/* A tuple as the kernel's lookups take it: what struct bpf_sock_tuple, three times as large, begins with. */
+struct ipv4_tuple {
+	__be32 src;
+	__be32 dst;
+	__be16 sport;
+	__be16 dport;
+};
+
+EC_INLINE struct ipv4_tuple ipv4_tuple(const struct tuple *t)
+{
+	struct ipv4_tuple v4 = {
+		.src = addr_v4(&t->src),
+		.dst = addr_v4(&t->dst),
+		.sport = t->sport,
+		.dport = t->dport,
+	};
+
+	return v4;
+}
+
+EC_INLINE struct ipv4_tuple ipv4_tuple_reversed(const struct tuple *t)
+{
+	struct tuple r = tuple_reversed(t);
+
+	return ipv4_tuple(&r);
+}
+
+/*
+ * Reads the header: addresses, protocol, what must be known to forward. False:
+ * malformed or truncated.
+ */
+EC_INLINE bool ipv4_parse(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	struct iphdr *ip;
+	__u32 header;
+	__u16 frag;
+
+	if (!pkt_linear(ctx, IP_OFF + sizeof(*ip)))
+		return false;
+	ip = (void *)(long)ctx->data + IP_OFF;
+	if ((void *)(ip + 1) > (void *)(long)ctx->data_end)
+		return false;
+	header = ip->ihl * 4;
+	pkt->ip_len = bpf_ntohs(ip->tot_len);
+	/* A GSO packet larger than the field can say has 0 there (BIG TCP). */
+	if (!pkt->ip_len && ctx->gso_size)
+		pkt->ip_len = ctx->len - IP_OFF;
+	if (ip->version != 4 || header < sizeof(*ip) || pkt->ip_len < header || pkt->ip_len > ctx->len - IP_OFF)
+		return false;
+	frag = bpf_ntohs(ip->frag_off);
+	if (frag & IP_FRAGMENT_OFFSET)
+		pkt->fragment = FRAGMENT_LATER;
+	else if (frag & IP_MORE_FRAGMENTS)
+		pkt->fragment = FRAGMENT_FIRST;
+	pkt->options = header > sizeof(*ip);
+	pkt->l4_off = IP_OFF + header;
+	pkt->ip_id = bpf_ntohs(ip->id);
+	pkt->ttl = ip->ttl;
+	pkt->tuple.proto = ip->protocol;
+	addr_set_v4(&pkt->tuple.src, ip->saddr);
+	addr_set_v4(&pkt->tuple.dst, ip->daddr);
+	return true;
+}
+
+/* Whether the header's checksum is right. */
+EC_INLINE bool ipv4_sum_right(const struct __sk_buff *ctx)
+{
+	const __u32 *word = (void *)(long)ctx->data + IP_OFF;
+	__u64 sum;
+
+	if ((void *)(word + 5) > (void *)(long)ctx->data_end)
+		return false;
+	sum = (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
+	return csum_fold((sum & 0xffff) + (sum >> 16)) == 0xffff;
+}
+
+/*
+ * ipv4_parse of a packet that arrives: its header's checksum must be right, for
+ * where the stack is passed by nobody else looks. What has options is the stack's
+ * (fwd.h), and so is their checksum.
+ */
+EC_INLINE bool ipv4_parse_arrived(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	return ipv4_parse(ctx, pkt) && (pkt->options || ipv4_sum_right(ctx));
+}
+
+/* Changes an address of the header. */
+EC_INLINE enum verdict ipv4_rewrite(struct __sk_buff *ctx, enum end end, __be32 from, __be32 to)
+{
+	__u32 off = IP_OFF + (end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+
+	if (bpf_l3_csum_replace(ctx, IP_OFF + offsetof(struct iphdr, check), from, to, sizeof(to)) ||
+	    bpf_skb_store_bytes(ctx, off, &to, sizeof(to), 0))
+		return -DROP_WRITE_FAILED;
+	return VERDICT_GO_ON;
+}
+
+/* The Ethernet header and the IPv4 header without options: what a hop rewrites. */
+struct ipv4_hop {
+	__u8 macs[12];
+	__be16 ethertype;
+	__be16 ip_start[4];
+	__u8 ttl;
+	__u8 proto;
+	__be16 check;
+	__be16 source[2]; /* in two halves, for their alignment */
+	__be16 destination[2];
+};
+_Static_assert(sizeof(struct ipv4_hop) == 34, "ipv4_hop mirrors the packet");
+
+/* Puts an address in, if that is to change, and returns by how much the header's sum grows. */
+EC_INLINE __u32 ipv4_hop_address(__be16 half[2], bool changes, __be32 to)
+{
+	__u32 growth;
+
+	if (!changes)
+		return 0;
+	growth = csum_growth(half[0], to & 0xffff) + csum_growth(half[1], to >> 16);
+	half[0] = to;
+	half[1] = to >> 16;
+	return growth;
+}
+
+/*
+ * Takes 1 off the TTL, writes MACs unless NULL, and the address that a rewriting
+ * left to this write; the header's checksum follows.
+ */
+EC_CALL enum verdict ipv4_hop(struct __sk_buff *ctx, const struct pkt *pkt, const __u8 *macs)
+{
+	void *data = (void *)(long)ctx->data;
+	struct ipv4_hop hop;
+	__u32 growth;
+
+	if (data + sizeof(hop) > (void *)(long)ctx->data_end)
+		return -DROP_INVALID;
+	__builtin_memcpy(&hop, data, sizeof(hop));
+	if (macs)
+		__builtin_memcpy(hop.macs, macs, sizeof(hop.macs));
+	hop.ttl--;
+	growth = csum_growth(bpf_htons(0x0100), 0);
+	growth += ipv4_hop_address(hop.source, pkt->rewrite == END_SOURCE, pkt->rewrite_to);
+	growth += ipv4_hop_address(hop.destination, pkt->rewrite == END_DESTINATION, pkt->rewrite_to);
+	hop.check = csum_grown(hop.check, growth);
+	return bpf_skb_store_bytes(ctx, 0, &hop, sizeof(hop), 0) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
+}
+
+#endif

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The stage translate: a packet between a pod and the world becomes one of the flow
+ * that it belongs to. Outwards its source changes, inwards its destination; the IPv4
+ * header may still wait for that (rewrite.h).
+ */
+#ifndef EC_LIB_TRANSLATE_H
+#define EC_LIB_TRANSLATE_H
+
+#include "bpf/lib/ct.h"
+#include "bpf/lib/icmp.h"
+#include "bpf/lib/nf.h"
+#include "bpf/lib/open.h"
+#include "bpf/lib/path.h"
+
+/* The flow of a packet on its way out: a masqueraded one, or one that the world opened, which leaves as it is. */
+struct translation {
+	struct snat_entry *masqueraded;
+	struct conntrack_entry *native;
+};
+
+EC_INLINE bool translate_via_stack(const struct translation *t)
+{
+	if (t->masqueraded)
+		return t->masqueraded->flags & FLOW_VIA_STACK;
+	return t->native && (t->native->flags & FLOW_VIA_STACK);
+}
+
+/* Finds the flow of an ICMP error, and leaves it as it is: that of the packet inside, which came the other way. */
+EC_CALL enum verdict translate_find_of_error(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
+{
+	if (!icmp_parse_inner(ctx))
+		return -DROP_NO_MAPPING;
+	s->key = tuple_reversed(&s->inner.tuple);
+	t->masqueraded = nat_peek(&s->key, s->owner.ifindex);
+	if (!t->masqueraded)
+		t->native = ct_peek(&s->key, s->owner.ifindex);
+	return t->masqueraded || t->native ? VERDICT_GO_ON : -DROP_NO_MAPPING;
+}
+
+/* Finds the flow of a packet of the owner in the scratch record, if it has one. */
+EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
+{
+	const struct tuple *out = &s->pkt.tuple;
+	enum verdict verdict;
+
+	verdict = pkt_flow(ctx, &s->pkt, s->owner.ifindex);
+	if (verdict)
+		return verdict;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return translate_find_of_error(ctx, s, t);
+	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
+	if (s->pkt.l4 == L4_FLOW) {
+		verdict = nat_find(out, s->owner.ifindex, &t->masqueraded);
+		if (verdict || t->masqueraded)
+			return verdict;
+	}
+	t->native = ct_lookup(out, s->owner.ifindex);
+	if (t->native && ct_is_pods_own(t->native, &s->pkt)) {
+		ct_forget(t->native, out);
+		t->native = NULL;
+	}
+	if (t->native)
+		ct_note_from_pod(t->native, &s->pkt);
+	return t->native || s->pkt.l4 == L4_FLOW ? VERDICT_GO_ON : -DROP_UNKNOWN_PROTOCOL;
+}
+
+/*
+ * Whether a flow is older than netfilter's translation and goes on past it: one
+ * that the world opened, or one that the world has answered. What was never
+ * answered, or opens anew, may be meant for a Service, and becomes the stack's.
+ */
+EC_CALL bool translate_is_older(const struct pkt *pkt, const struct translation *t)
+{
+	struct snat_entry *own = t->masqueraded, *reverse;
+	struct tuple key;
+
+	if (!own || pkt->l4 == L4_ICMP_ERROR)
+		return own || t->native;
+	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
+	if (reverse && (reverse->state & ~FLOW_RESET) &&
+	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
+		return true;
+	nat_to_stack(&pkt->tuple, own);
+	return false;
+}
+
+/* Opens a flow for the owner in the scratch record, and finds it. */
+EC_INLINE enum verdict translate_open(struct __sk_buff *ctx, const struct scratch *s, struct snat_entry **found)
+{
+	enum verdict verdict = open_flow(ctx) ?: nat_find(&s->pkt.tuple, s->owner.ifindex, found);
+
+	return verdict || *found ? verdict : -DROP_NO_MAPPING;
+}
+
+/* Gives the packet the source of its flow, which is opened if there is none. */
+EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
+{
+	enum verdict verdict;
+
+	if (t->native)
+		return VERDICT_GO_ON;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return t->masqueraded ? icmp_translate(ctx, s, END_SOURCE, t->masqueraded) : -DROP_NO_MAPPING;
+	if (!t->masqueraded) {
+		verdict = translate_open(ctx, s, &t->masqueraded);
+		if (verdict)
+			return verdict;
+	}
+	nat_note_out(t->masqueraded, &s->pkt);
+	return rewrite_begin(ctx, &s->pkt, END_SOURCE, t->masqueraded);
+}
+
+/* A pod's packet along a path: to the world, its flow decides whether and how the source is masqueraded. */
+EC_INLINE enum verdict translate_out(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
+{
+	struct translation t = {};
+	enum verdict verdict;
+
+	if (path->kind != DESTINATION_WORLD || !cfg.masquerade)
+		return VERDICT_GO_ON;
+	s->owner.address = path->snat_address;
+	s->owner.ifindex = ctx->ifindex;
+	s->owner.flags = 0;
+	s->owner.direction = DIRECTION_FROM_POD;
+	verdict = translate_find(ctx, s, &t);
+	/* What looks like the world may be a Service. */
+	if (nf_translates() && (verdict || !translate_is_older(&s->pkt, &t)))
+		return VERDICT_STACK;
+	if (verdict)
+		return verdict;
+	return translate_via_stack(&t) ? VERDICT_STACK : translate_source(ctx, s, &t);
+}
+
+/*
+ * Finds the reverse half of the flow that a packet to the node answers, or that an
+ * ICMP error is about. What belongs to none is the stack's, malformed or not.
+ */
+EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratch *s, struct snat_entry **found)
+{
+	struct pkt *pkt = &s->pkt;
+	enum verdict verdict;
+	struct tuple world;
+	bool error;
+
+	/* Before fragments: one that cannot be a pod's is no loss. */
+	if (!pkt_proto_known(pkt->tuple.proto))
+		return VERDICT_STACK;
+	verdict = pkt_flow(ctx, pkt, FRAGMENTS_WORLD);
+	if (verdict)
+		return verdict == -DROP_INVALID ? VERDICT_STACK : verdict;
+	error = pkt->l4 == L4_ICMP_ERROR;
+	if (pkt->l4 == L4_UNKNOWN || (error && !icmp_parse_inner(ctx)))
+		return VERDICT_STACK;
+	world = error ? s->inner.tuple : tuple_reversed(&pkt->tuple);
+	if (!nat_port_in_range(world.sport))
+		return VERDICT_STACK;
+	*found = error ? nat_peek_reverse(&world) : nat_lookup_reverse(&world);
+	return *found ? VERDICT_GO_ON : VERDICT_STACK;
+}
+
+/*
+ * Gives the packet the destination of its flow, whose reverse half translate_find_reply
+ * has found, and says whose that is: a pod's, or NULL for the node's own.
+ */
+EC_INLINE enum verdict translate_destination(struct __sk_buff *ctx, struct scratch *s, struct snat_entry *reverse,
+					     struct endpoint **ep)
+{
+	struct tuple world = tuple_reversed(&s->pkt.tuple);
+
+	*ep = path_endpoint(&reverse->to_address);
+	/* The pod is gone, and the entry with it. */
+	if (!(reverse->flags & FLOW_HOST) && (!*ep || (*ep)->ifindex != reverse->ifindex))
+		return VERDICT_STACK;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return icmp_translate(ctx, s, END_DESTINATION, reverse);
+	nat_note_in(reverse, &world, &s->pkt);
+	return rewrite_begin(ctx, &s->pkt, END_DESTINATION, reverse);
+}
+
+#endif
