@@ -37,9 +37,12 @@ type sample struct {
 	stopped, done atomic.Bool
 	phase         atomic.Int32 // of the client, for servers that follow it
 
+	// What one end writes again and again has a cache line of its own.
+	_        [8]uint64
 	received atomic.Uint64
-	_        [7]uint64 // a cache line each
+	_        [8]uint64
 	sent     atomic.Uint64
+	_        [8]uint64
 }
 
 // window says when a sample starts, when it begins to be measured, and when it ends.
