@@ -42,6 +42,7 @@ EC_CALL enum verdict translate_find_of_error(struct __sk_buff *ctx, struct scrat
 EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
 {
 	const struct tuple *out = &s->pkt.tuple;
+	struct conntrack_entry *native;
 	enum verdict verdict;
 
 	verdict = pkt_flow(ctx, &s->pkt, s->owner.ifindex);
@@ -55,14 +56,15 @@ EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, st
 		if (verdict || t->masqueraded)
 			return verdict;
 	}
-	t->native = ct_lookup(out, s->owner.ifindex);
-	if (t->native && ct_is_pods_own(t->native, &s->pkt)) {
-		ct_forget(t->native, out);
-		t->native = NULL;
+	native = ct_lookup(out, s->owner.ifindex);
+	if (native && ct_is_pods_own(native, &s->pkt)) {
+		ct_forget(native, out);
+		native = NULL;
 	}
-	if (t->native)
-		ct_note_from_pod(t->native, &s->pkt);
-	return t->native || s->pkt.l4 == L4_FLOW ? VERDICT_GO_ON : -DROP_UNKNOWN_PROTOCOL;
+	if (native)
+		ct_note_from_pod(native, &s->pkt);
+	t->native = native;
+	return native || s->pkt.l4 == L4_FLOW ? VERDICT_GO_ON : -DROP_UNKNOWN_PROTOCOL;
 }
 
 /*
@@ -80,7 +82,7 @@ EC_CALL bool translate_is_older(const struct pkt *pkt, const struct translation 
 	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	if (reverse && (reverse->state & ~FLOW_RESET) &&
-	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
+	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state, true)))
 		return true;
 	nat_to_stack(&pkt->tuple, own);
 	return false;
@@ -142,7 +144,6 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 	struct pkt *pkt = &s->pkt;
 	enum verdict verdict;
 	struct tuple world;
-	bool error;
 
 	/* Before fragments: one that cannot be a pod's is no loss. */
 	if (!pkt_proto_known(pkt->tuple.proto))
@@ -150,13 +151,16 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 	verdict = pkt_flow(ctx, pkt, FRAGMENTS_WORLD);
 	if (verdict)
 		return verdict == -DROP_INVALID ? VERDICT_STACK : verdict;
-	error = pkt->l4 == L4_ICMP_ERROR;
-	if (pkt->l4 == L4_UNKNOWN || (error && !icmp_parse_inner(ctx)))
-		return VERDICT_STACK;
-	world = error ? s->inner.tuple : tuple_reversed(&pkt->tuple);
-	if (!nat_port_in_range(world.sport))
-		return VERDICT_STACK;
-	*found = error ? nat_peek_reverse(&world) : nat_lookup_reverse(&world);
+	if (pkt->l4 == L4_ICMP_ERROR) {
+		if (!icmp_parse_inner(ctx) || !nat_port_in_range(s->inner.tuple.sport))
+			return VERDICT_STACK;
+		*found = nat_peek_reverse(&s->inner.tuple);
+	} else {
+		if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.dport))
+			return VERDICT_STACK;
+		world = tuple_reversed(&pkt->tuple);
+		*found = nat_lookup_reverse(&world);
+	}
 	return *found ? VERDICT_GO_ON : VERDICT_STACK;
 }
 
