@@ -149,7 +149,7 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
 {
 	__u8 bits = flow_bits(pkt);
 
-	if (flow_is_opening(pkt) && flow_opens_anew(e->from_world, e->from_pod)) {
+	if (flow_is_opening(pkt) && flow_opens_anew(e->from_world, e->from_pod, false)) {
 		e->from_world = 0;
 		e->from_pod = 0;
 	}

@@ -189,10 +189,16 @@ EC_INLINE void flow_note_reset(const struct pkt *pkt, const struct flow_side *ow
 	*peer->state &= ~FLOW_RESET;
 }
 
-/* Whether a SYN starts from nothing: the last connection is closed by both sides, or was never answered. */
-EC_INLINE bool flow_opens_anew(__u8 own, __u8 peer)
+/*
+ * Whether a SYN starts from nothing: the last connection is closed, or was never
+ * answered. A FIN of the world's does not count for a SYN of the world's: both may be
+ * anybody's.
+ */
+EC_INLINE bool flow_opens_anew(__u8 own, __u8 peer, bool by_pod)
 {
-	return !peer || (own & peer & FLOW_FIN) || ((own | peer) & FLOW_RESET);
+	__u8 closed = by_pod ? own | peer : peer;
+
+	return !peer || (closed & FLOW_FIN) || ((own | peer) & FLOW_RESET);
 }
 
 /* Seconds that an idle flow lives: out is the opener's direction, in the other. */

@@ -218,7 +218,7 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *world)
  * A SYN may open the tuple's connection anew; a FIN may close it; a RST may, or may
  * have not. All are rare. Returns the bits that the packet does not set.
  */
-EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt)
+EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt, bool by_pod)
 {
 	struct flow_side from = {&own->state, &own->seq_end, &own->ack};
 	struct flow_side to;
@@ -226,7 +226,7 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, cons
 	if (!peer)
 		return 0;
 	to = (struct flow_side){&peer->state, &peer->seq_end, &peer->ack};
-	if (flow_is_opening(pkt) && flow_opens_anew(own->state, peer->state)) {
+	if (flow_is_opening(pkt) && flow_opens_anew(own->state, peer->state, by_pod)) {
 		own->state = 0;
 		peer->state = 0;
 	}
@@ -240,7 +240,7 @@ EC_INLINE void nat_note(struct snat_entry *own, void *peer_map, const struct tup
 	__u8 bits = flow_bits(pkt);
 
 	if (flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET)))
-		bits &= ~nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt);
+		bits &= ~nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt, peer_map == &snat_reverse);
 	flow_note_edges(pkt, own->state, &own->seq_end, &own->ack);
 	bits |= own->state;
 	if (bits != own->state)

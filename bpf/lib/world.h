@@ -104,7 +104,7 @@ EC_CALL bool world_is_older(const struct pkt *pkt, const struct world *w)
 	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	if (reverse && (reverse->state & ~FLOW_RESET) &&
-	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state)))
+	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state, true)))
 		return true;
 	nat_to_stack(&pkt->tuple, own);
 	return false;
