@@ -3,11 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,18 +29,6 @@ func boolean(into *bool, s string) error {
 	}
 	*into = v
 	return nil
-}
-
-// ignored checks a value that has no effect yet.
-func ignored[T any](check func(*T, string) error) func(*options, string, bool) error {
-	return func(_ *options, s string, _ bool) error {
-		var unused T
-		return check(&unused, s)
-	}
-}
-
-func ignoredNumber(low, high uint64) func(*options, string, bool) error {
-	return ignored(func(into *uint32, s string) error { return number(into, s, low, high) })
 }
 
 func number(into *uint32, s string, low, high uint64) error {
@@ -185,16 +175,6 @@ func uplinks(o *options, s string, given bool) error {
 	return nil
 }
 
-func routingMode(_ *options, s string, given bool) error {
-	switch {
-	case s == "direct" || !given && s == "auto":
-		return nil
-	case s == "vxlan" || s == "auto":
-		return errors.New("tunnels come in a later version, this one routes directly")
-	}
-	return errTakes
-}
-
 func kubeProxy(o *options, s string, _ bool) error {
 	return choose(&o.config.KubeProxy, s, map[string]agent.KubeProxyMode{
 		"auto": agent.KubeProxyAuto, "on": agent.KubeProxyOn, "off": agent.KubeProxyOff,
@@ -276,10 +256,33 @@ func readable(err error, path string) string {
 	return strings.TrimPrefix(line, fmt.Sprintf("error loading config file %q: ", path))
 }
 
+// dismiss looks for settings of features that this version does not have. What a manifest of before has shipped is no
+// reason not to start; anything else was meant.
+func (o *options) dismiss(lookup func(string) (string, bool)) error {
+	shipped := later()
+	for _, name := range slices.Sorted(maps.Keys(shipped)) {
+		switch value, _ := lookup(variable(name)); value {
+		case "":
+		case shipped[name]:
+			o.dismissed = append(o.dismissed, variable(name))
+		default:
+			return notYet(fmt.Sprintf("$%s %q", variable(name), value))
+		}
+	}
+	return nil
+}
+
+func notYet(setting string) error {
+	return fmt.Errorf("%s: this version does not have what that sets, it carries IPv4 with direct routing; leave it out", setting)
+}
+
 // remark logs what the flags leave undone, and what is not done to the letter.
 func (o *options) remark() {
 	for _, p := range o.masked {
 		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())
+	}
+	if len(o.dismissed) > 0 {
+		o.config.Log.Warn("settings of features that this version does not have are ignored", "variables", o.dismissed)
 	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)

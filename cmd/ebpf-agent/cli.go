@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
@@ -85,6 +86,10 @@ func (e env) command() *cobra.Command {
 	cleanable.define(cleanup.Flags())
 	for _, c := range []*cobra.Command{root, cleanup} {
 		c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+			var unknown *pflag.NotExistError
+			if errors.As(err, &unknown) && later()[unknown.GetSpecifiedName()] != "" {
+				return usageError{notYet("--" + unknown.GetSpecifiedName())}
+			}
 			return usageError{fmt.Errorf("%w; --help lists the flags", err)}
 		})
 	}
@@ -108,6 +113,9 @@ func (e env) noArguments(_ *cobra.Command, args []string) error {
 func (e env) serve(cmd *cobra.Command, given values) error {
 	var o options
 	if err := given.read(cmd.Flags(), e.lookup, &o); err != nil {
+		return usageError{err}
+	}
+	if err := o.dismiss(e.lookup); err != nil {
 		return usageError{err}
 	}
 	if err := o.complete(e); err != nil {

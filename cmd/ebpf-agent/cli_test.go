@@ -114,11 +114,10 @@ func TestDefaults(t *testing.T) {
 }
 
 func TestFlagsReachTheConfig(t *testing.T) {
-	c := call(t, nil, nil, "--nodes-file=$NODES", "--node-name", "n1", "--masquerade=false", "--masquerade-ipv6=false",
+	c := call(t, nil, nil, "--nodes-file=$NODES", "--node-name", "n1", "--masquerade=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
-		"--routing-mode=direct", "--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
-		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--vxlan-port=4789", "--vxlan-vni=7",
-		"--vxlan-udp-checksum=false", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
+		"--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
 		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json")
 	if c.status != 0 {
 		t.Fatalf("status %d: %s", c.status, c.stderr)
@@ -149,10 +148,9 @@ func TestRefusals(t *testing.T) {
 		{"--kubeconfig=", "a kubeconfig file"}, {"--nodes-file=", "a file that exists"},
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
-		{"--routing-mode=vxlan", "later version"}, {"--routing-mode=auto", "later version"}, {"--routing-mode=bgp", "takes direct"},
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
-		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=2", "true or false"}, {"--vxlan-udp-checksum=x", "true or false"},
+		{"--masquerade=maybe", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "no prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
 		{"--snat-ports=0-5", "LOW-HIGH"}, {"--snat-ports=9-5", "LOW-HIGH"}, {"--snat-ports=5", "LOW-HIGH"}, {"--snat-ports=1-70000", "LOW-HIGH"},
@@ -161,7 +159,6 @@ func TestRefusals(t *testing.T) {
 		{"--mtu=5", "576"}, {"--mtu=70000", "65535"}, {"--mtu=-1", "576"},
 		{"--attach=xdp", "auto, tcx or clsact"},
 		{"--mark=0", "one bit"}, {"--mark=3", "one bit"}, {"--mark=0x4000", "kube-proxy"}, {"--mark=0x100000000", "one bit"},
-		{"--vxlan-port=0", "65535"}, {"--vxlan-vni=16777216", "16777215"},
 		{"--listen=9965", "HOST:PORT"}, {"--listen=host.example:1", "HOST:PORT"}, {"--metrics-listen=:99999", "HOST:PORT"},
 		{"--bpffs=relative", "absolute path"}, {"--state-dir=", "absolute path"}, {"--cni-conf-dir=x", "absolute path"}, {"--cni-bin-dir=x", "absolute path"},
 		{"--proc-sys=/nowhere", "no such file"}, {"--proc-sys=/proc/version", "a directory"},
@@ -261,6 +258,28 @@ func TestWithoutAnySource(t *testing.T) {
 	}
 }
 
+// A ConfigMap of before has settings that came with no feature: at the values that it was shipped with they are ignored.
+func TestSettingsOfNoFeature(t *testing.T) {
+	shipped := map[string]string{}
+	for name, value := range later() {
+		shipped[variable(name)] = value
+	}
+	c := call(t, nil, shipped, "--nodes-file=$NODES")
+	if c.status != 0 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "EBPF_AGENT_VXLAN_PORT") {
+		t.Errorf("status %d: %q", c.status, c.stderr)
+	}
+	for name, value := range later() {
+		for setting, c := range map[string]called{
+			"$" + variable(name): call(t, nil, map[string]string{variable(name): "7"}, "--nodes-file=$NODES"),
+			"--" + name:          call(t, nil, nil, "--nodes-file=$NODES", "--"+name+"="+value),
+		} {
+			if c.status != misused || !strings.Contains(c.stderr, setting) || !strings.Contains(c.stderr, "leave it out") {
+				t.Errorf("%s: status %d: %q", setting, c.status, c.stderr)
+			}
+		}
+	}
+}
+
 func TestRemarks(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
@@ -286,7 +305,7 @@ func TestArguments(t *testing.T) {
 		says string
 	}{
 		{[]string{"--masquerade", "false"}, "--masquerade=false"},
-		{[]string{"--mtu=1400", "--masquerade-ipv6", "0", "--portmap=off"}, "--masquerade-ipv6=0"},
+		{[]string{"--mtu=1400", "--masquerade", "0", "--portmap=off"}, "--masquerade=0"},
 		{[]string{"version"}, "--version"},
 		{[]string{"start"}, "cleanup"},
 		{[]string{"--mtu=1400", "start"}, "cleanup"},

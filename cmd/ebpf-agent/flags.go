@@ -14,6 +14,7 @@ type options struct {
 	level      slog.Level
 	json       bool
 	masked     []netip.Prefix // as they were given
+	dismissed  []string       // variables that were ignored
 	stay       bool           // after a cleanup
 }
 
@@ -66,10 +67,8 @@ func flags() []flag {
 			set:   func(o *options, s string, given bool) error { return existingFile(&o.config.NodesFile, s, given) }},
 		{name: "uplink", arg: "IFACE,...", help: "default: every interface that routes lead out of, followed as they change",
 			takes: "names of Ethernet interfaces that exist, comma-separated", set: uplinks},
-		{name: "routing-mode", arg: "MODE", value: "auto", help: "direct | vxlan | auto; auto is direct for as long as there is no vxlan", takes: "direct", set: routingMode},
 		{name: "masquerade", value: "true", help: "masquerade what pods send to the world", takes: trueOrFalse,
 			set: func(o *options, s string, _ bool) error { return boolean(&o.config.Masquerade, s) }},
-		{name: "masquerade-ipv6", value: "true", help: "likewise; no effect yet", takes: trueOrFalse, set: ignored[bool](boolean)},
 		{name: "non-masquerade-cidr", arg: "CIDR,...", help: "never masqueraded; podCIDRs and node addresses never need naming", takes: prefixList,
 			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.NonMasquerade, s) }},
 		{name: "cluster-cidr", arg: "CIDR,...", help: "all podCIDRs' parent: never masqueraded, also where a Node is not known yet", takes: prefixList,
@@ -90,13 +89,17 @@ func flags() []flag {
 				return choose(&o.config.Attach, s, map[string]agent.Attach{"auto": agent.AttachAuto, "tcx": agent.AttachTCX, "clsact": agent.AttachClsact})
 			}},
 		{name: "mark", arg: "BIT", value: "0x00800000", help: "the one skb mark bit that is ours", takes: "a number with one bit set, but 0x4000 and 0x8000, which are kube-proxy's", set: mark},
-		{name: "vxlan-port", arg: "PORT", value: "8472", help: "no effect yet", takes: "a number from 1 to 65535", set: ignoredNumber(1, 65535)},
-		{name: "vxlan-vni", arg: "VNI", value: "4096", help: "no effect yet", takes: "a number from 1 to 16777215", set: ignoredNumber(1, 1<<24-1)},
-		{name: "vxlan-udp-checksum", value: "true", help: "no effect yet", takes: trueOrFalse, set: ignored[bool](boolean)},
 		{name: "listen", arg: "ADDR", value: "127.0.0.1:9965", help: "/healthz /readyz /metrics", takes: "HOST:PORT, or nothing for no listener", emptyCounts: true,
 			set: func(o *options, s string, _ bool) error { return listener(&o.config.Listen, s) }},
 		{name: "metrics-listen", arg: "ADDR", help: "a second listener with /metrics alone, for Prometheus", takes: "HOST:PORT",
 			set: func(o *options, s string, _ bool) error { return listener(&o.config.MetricsListen, s) }},
 		{name: "portmap", arg: "MODE", value: "auto", help: "auto | on | off: chain the portmap plugin after ours, for host ports; auto: when it is in --cni-bin-dir", takes: "auto, on or off", set: portmap},
 	}, directoryFlags()...)
+}
+
+// later are flags of features that this version does not have, with the values that manifests have shipped for them.
+func later() map[string]string {
+	return map[string]string{
+		"routing-mode": "direct", "masquerade-ipv6": "true", "vxlan-port": "8472", "vxlan-vni": "4096", "vxlan-udp-checksum": "true",
+	}
 }

@@ -115,7 +115,7 @@ func TestManifestHasEverySetting(t *testing.T) {
 		}
 		delete(data, variable(f.name))
 		// Where the default depends on what this build can do, or the container differs from the host.
-		if value != f.value && f.name != "routing-mode" && f.name != "proc-sys" {
+		if value != f.value && f.name != "proc-sys" {
 			t.Errorf("%s is %q, the default of --%s is %q", variable(f.name), value, f.name, f.value)
 		}
 	}
