@@ -15,9 +15,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
-// settle is how long a problem must last to be one: a pod that is just being
+// problemGrace is how long a problem must last to be one: a pod that is just being
 // added or removed looks broken for a moment.
-const settle = 300 * time.Millisecond
+const problemGrace = 300 * time.Millisecond
 
 func newStatus(o *options) *cobra.Command {
 	return &cobra.Command{
@@ -53,7 +53,7 @@ func (o *options) survey(ctx context.Context) (observe.Status, error) {
 	}
 	select {
 	case <-ctx.Done():
-	case <-time.After(settle):
+	case <-time.After(problemGrace):
 	}
 	second, err := o.reader().Survey(o.stateDir)
 	second.KeepLasting(first)

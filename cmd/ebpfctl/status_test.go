@@ -212,7 +212,7 @@ func TestStatusForgetsWhatPasses(t *testing.T) {
 	locked := make(chan *bpffs.Lock)
 	go func() {
 		_, err := unix.Read(closings, make([]byte, unix.SizeofInotifyEvent)) // the first look is at the lock no more
-		time.Sleep(settle / 10)                                              // the second is not yet
+		time.Sleep(problemGrace / 10)                                        // the second is not yet
 		l, lockErr := bpffs.File(context.Background(), lockFile)
 		if err := errors.Join(err, lockErr); err != nil {
 			t.Error(err)

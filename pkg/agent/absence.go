@@ -115,5 +115,5 @@ func (a *absences) over(v *view, longest time.Duration) time.Duration {
 	for _, addr := range v.held {
 		longest = min(longest, a.grace-now.Sub(a.addresses[addr].at))
 	}
-	return max(longest, settle)
+	return max(longest, passDelay)
 }

@@ -89,15 +89,15 @@ func afterwards(ctx context.Context, d time.Duration) <-chan struct{} {
 }
 
 type agent struct {
-	cfg     Config
-	log     *slog.Logger
-	status  *status
-	locks   locks
-	record  *record
-	host    *device.Handle
-	dp      *datapath.Datapath
-	servers []server
-	told    observe.Cluster
+	cfg       Config
+	log       *slog.Logger
+	status    *status
+	locks     locks
+	record    *record
+	host      *device.Handle
+	dp        *datapath.Datapath
+	servers   []server
+	published observe.Cluster
 
 	translation translation
 }
@@ -131,7 +131,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if a.record, err = openRecord(a.cfg.Directories, made); err != nil {
 		return err
 	}
-	if a.told, err = tellStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
+	if a.published, err = tellStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
 		a.log.Warn("ebpfctl is not told how the agent is", "error", err)
 	}
 	if err := a.removeLeftover(); err != nil {
@@ -213,7 +213,7 @@ func (a *agent) work(ctx context.Context) error {
 	r := &reconciler{
 		cfg: a.cfg, log: a.log, host: a.host, dp: a.dp, status: a.status,
 		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
-		standing: standing, told: a.told, translation: a.translation,
+		standing: standing, published: a.published, translation: a.translation,
 		attached: map[uint32]string{}, reported: map[string]bool{},
 		orphans: newOrphans(), modes: newModes(), absences: newAbsences(a.log),
 	}

@@ -135,7 +135,7 @@ func TestToldWhyNotReady(t *testing.T) {
 	if c := r.readTold(t); c.NotReady != starting || len(c.Nodes) != 1 {
 		t.Errorf("at the start of the next agent: %+v", c)
 	}
-	r.told, r.known, r.nodes, r.view = told, false, nil, nil
+	r.published, r.known, r.nodes, r.view = told, false, nil, nil
 	r.take(source.Update{Err: os.ErrDeadlineExceeded})
 	r.judgeReady()
 	if c := r.readTold(t); !strings.Contains(c.NotReady, os.ErrDeadlineExceeded.Error()) || len(c.Nodes) != 1 {

@@ -25,13 +25,13 @@ import (
 const (
 	// askCondition is how often what the Node should say is compared with what it says.
 	askCondition = 500 * time.Millisecond
-	// doubt is how long the node must have been unable to carry pods before its Node
+	// notReadyGrace is how long the node must have been unable to carry pods before its Node
 	// says so: a restart of the agent is no reason to keep pods away.
-	doubt = 10 * time.Second
-	// One patch follows another no sooner than calm, and after failures ever later up
-	// to despair: others may write the same condition, or the right to it be missing.
-	calm    = 5 * time.Second
-	despair = time.Minute
+	notReadyGrace = 10 * time.Second
+	// One patch follows another no sooner than minPatchInterval, and after failures ever later up
+	// to maxPatchInterval: others may write the same condition, or the right to it be missing.
+	minPatchInterval = 5 * time.Second
+	maxPatchInterval = time.Minute
 )
 
 // The reasons of the condition.
@@ -136,7 +136,7 @@ func (c *condition) step(ctx context.Context, now time.Time) {
 	if ctx.Err() != nil {
 		return
 	}
-	c.settle(now, err)
+	c.schedule(now, err)
 	if err == nil {
 		c.log.Info("condition of the Node written", "type", string(want.Type), "status", string(want.Status), "message", want.Message)
 	}
@@ -154,7 +154,7 @@ func (c *condition) want(now time.Time) *corev1.NodeCondition {
 	if c.unready.IsZero() {
 		c.unready = now
 	}
-	if now.Sub(c.unready) < doubt {
+	if now.Sub(c.unready) < notReadyGrace {
 		return nil
 	}
 	return unavailable(why)
@@ -164,12 +164,12 @@ func (c *condition) says(seen *source.Condition, want *corev1.NodeCondition) boo
 	return seen.Status == string(want.Status) && seen.Reason == want.Reason && seen.Message == want.Message
 }
 
-// settle decides when the next patch may be, and complains once of failures.
-func (c *condition) settle(now time.Time, err error) {
+// schedule decides when the next patch may be, and complains once of failures.
+func (c *condition) schedule(now time.Time, err error) {
 	if err == nil {
-		c.pause, c.failing = calm, false
+		c.pause, c.failing = minPatchInterval, false
 	} else {
-		c.pause = min(max(2*c.pause, calm), despair)
+		c.pause = min(max(2*c.pause, minPatchInterval), maxPatchInterval)
 		if !c.failing {
 			c.log.Warn("condition NetworkUnavailable of the Node can't be written, trying again", "node", c.node, "error", err)
 		}
@@ -184,7 +184,7 @@ func (c *condition) patch(ctx context.Context, want corev1.NodeCondition) error 
 	if err != nil {
 		return fmt.Errorf("encode the condition: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, calm)
+	ctx, cancel := context.WithTimeout(ctx, minPatchInterval)
 	defer cancel()
 	var n corev1.Node
 	if err := c.api.Patch(types.StrategicMergePatchType).Resource("nodes").Name(c.node).SubResource("status").Body(body).Do(ctx).Into(&n); err != nil {

@@ -89,10 +89,10 @@ func TestConditionIsCleared(t *testing.T) {
 	other := &source.Condition{Status: "True", Reason: "NoRouteCreated", Since: now}
 	for i := range 10 {
 		c.observe(other)
-		c.step(t.Context(), now.Add(time.Hour+time.Duration(i)*calm/10))
+		c.step(t.Context(), now.Add(time.Hour+time.Duration(i)*minPatchInterval/10))
 	}
 	if len(p.written) != 2 {
-		t.Errorf("written %d times against somebody else within %v, want once", len(p.written)-1, calm)
+		t.Errorf("written %d times against somebody else within %v, want once", len(p.written)-1, minPatchInterval)
 	}
 }
 
@@ -103,21 +103,21 @@ func TestConditionIsSetAfterDoubt(t *testing.T) {
 	start := time.Unix(1000, 0)
 	c.status.ready("no podCIDR")
 	c.step(t.Context(), start)
-	c.step(t.Context(), start.Add(doubt/2))
+	c.step(t.Context(), start.Add(notReadyGrace/2))
 	c.status.ready("")
-	c.step(t.Context(), start.Add(doubt*3/4))
+	c.step(t.Context(), start.Add(notReadyGrace*3/4))
 	c.status.ready("no podCIDR")
-	c.step(t.Context(), start.Add(doubt))
+	c.step(t.Context(), start.Add(notReadyGrace))
 	if len(p.written) != 0 {
 		t.Fatalf("a short while without readiness was written: %+v", p.written)
 	}
-	c.step(t.Context(), start.Add(2*doubt))
+	c.step(t.Context(), start.Add(2*notReadyGrace))
 	if len(p.written) != 1 || p.written[0].Status != "True" || p.written[0].Message != "ebpf-cni: no podCIDR" {
 		t.Fatalf("written %+v", p.written)
 	}
 	// Another reason is the same status since the same time.
 	c.status.ready("two podCIDRs")
-	c.step(t.Context(), start.Add(3*doubt))
+	c.step(t.Context(), start.Add(3*notReadyGrace))
 	if len(p.written) != 2 || !p.written[1].LastTransitionTime.Equal(&p.written[0].LastTransitionTime) {
 		t.Errorf("written %+v", p.written)
 	}
@@ -138,7 +138,7 @@ func TestConditionBacksOff(t *testing.T) {
 	}
 	p.refuse = false
 	c.step(t.Context(), start.Add(3*time.Hour))
-	if c.failing || c.pause != calm {
+	if c.failing || c.pause != minPatchInterval {
 		t.Errorf("after success: failing %v, pause %v", c.failing, c.pause)
 	}
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// glance is how long a lock may be in the way of one that only looks whether
+// peekTimeout is how long a lock may be in the way of one that only looks whether
 // somebody holds it.
-const glance = 200 * time.Millisecond
+const peekTimeout = 200 * time.Millisecond
 
 // locks keep a second agent away from the directories. The kernel releases them
 // with the process, however that ends.
@@ -28,7 +28,7 @@ type locks struct {
 // take locks the directories, as far as they exist. The error matches ErrRunning
 // when an agent works on them.
 func (l *locks) take(d Directories) error {
-	ctx, cancel := context.WithTimeout(context.Background(), glance)
+	ctx, cancel := context.WithTimeout(context.Background(), peekTimeout)
 	defer cancel()
 	path := filepath.Join(d.State, "agent.lock")
 	state, err := bpffs.File(ctx, path)

@@ -29,16 +29,14 @@ const (
 	// inspect is how often what can vanish without a notice is looked for: pins,
 	// attachments, files, sysctls.
 	inspect = 400 * time.Millisecond
-	// settle is how long after a change the network is looked at, spacing the least
-	// time between two looks: changes come in crowds.
-	settle  = 20 * time.Millisecond
-	spacing = 250 * time.Millisecond
-	// patience is how long the first look waits for the Nodes, which most often are
-	// about to arrive.
-	patience = 300 * time.Millisecond
-	// mostNews is how many problems are logged at once: without an uplink there is
-	// one with every Node.
-	mostNews = 20
+	// passDelay is how long after a change the next pass begins, minPassInterval the least time between the
+	// beginnings of two: changes come in crowds.
+	passDelay       = 20 * time.Millisecond
+	minPassInterval = 250 * time.Millisecond
+	// firstListTimeout is how long the first pass waits for the Nodes, which most often are about to arrive.
+	firstListTimeout = 300 * time.Millisecond
+	// maxLogged is how many problems are logged at once: without an uplink there is one with every Node.
+	maxLogged = 20
 	// retry is when a pass that failed is repeated.
 	retry = time.Second
 )
@@ -83,10 +81,10 @@ type reconciler struct {
 		stamp stamp
 		found *install.Chained
 	}
-	plugin   [2]stamp // of what is installed, and of what it was installed from
-	told     observe.Cluster
-	stack    [2]string              // what the stack decides on, and why, as the log was told
-	disputed map[netip.Prefix]error // routes that can't be written, but for nodes' own fault
+	plugin    [2]stamp // of what is installed, and of what it was installed from
+	published observe.Cluster
+	stack     [2]string              // what the stack decides on, and why, as the log was told
+	disputed  map[netip.Prefix]error // routes that can't be written, but for nodes' own fault
 }
 
 // run reconciles until ctx ends: after every change of the Nodes and of the
@@ -94,8 +92,8 @@ type reconciler struct {
 func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, network <-chan struct{}) error {
 	var (
 		last    time.Time
-		due     = time.Now().Add(patience)
-		full    = time.NewTimer(patience)
+		due     = time.Now().Add(firstListTimeout)
+		full    = time.NewTimer(firstListTimeout)
 		inspect = time.NewTicker(inspect)
 	)
 	defer full.Stop()
@@ -122,7 +120,7 @@ func (r *reconciler) run(ctx context.Context, updates <-chan source.Update, netw
 			}
 			within(0)
 		case <-network:
-			within(max(settle, spacing-time.Since(last)))
+			within(max(passDelay, minPassInterval-time.Since(last)))
 		case <-inspect.C:
 			r.status.beat(time.Now())
 			r.followTranslation(time.Now())
@@ -284,12 +282,12 @@ func (r *reconciler) reportPlan() {
 		if r.reported[key] {
 			continue
 		}
-		if news++; news <= mostNews {
+		if news++; news <= maxLogged {
 			r.log.Warn("problem with a Node", "node", p.Node, "reason", string(p.Reason), "detail", p.Text)
 		}
 	}
-	if news > mostNews {
-		r.log.Warn("more problems with Nodes; the metric ebpf_cni_node_problems has them all", "more", news-mostNews)
+	if news > maxLogged {
+		r.log.Warn("more problems with Nodes; the metric ebpf_cni_node_problems has them all", "more", news-maxLogged)
 	}
 	for _, note := range r.result.Notes {
 		now["note "+note] = true
@@ -314,7 +312,7 @@ func (r *reconciler) reportPlan() {
 		if now[key] || isComplaint(key) {
 			continue
 		}
-		if over++; over <= mostNews {
+		if over++; over <= maxLogged {
 			r.log.Info("over", "what", key)
 		}
 		delete(r.reported, key)

@@ -58,10 +58,10 @@ func (s *status) handler(reg *prometheus.Registry, all bool) http.Handler {
 
 // serve answers until ctx ends.
 func serve(ctx context.Context, s server, log *slog.Logger) error {
-	const patience = 5 * time.Second
+	const requestTimeout = 5 * time.Second
 	srv := &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: patience, ReadTimeout: patience, WriteTimeout: 2 * patience,
-		IdleTimeout: 6 * patience, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler: s.handler, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout,
+		IdleTimeout: 6 * requestTimeout, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()

@@ -17,7 +17,7 @@ type status struct {
 
 	mu        sync.Mutex
 	alive     time.Time // when the reconciler last was
-	told      bool      // whether notReady was ever set
+	set       bool      // whether notReady was ever set
 	notReady  string    // empty: ready
 	nodes     int
 	problems  map[problem]int
@@ -61,10 +61,10 @@ func (s *status) silence(now time.Time) time.Duration {
 func (s *status) ready(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.told && s.notReady == why {
+	if s.set && s.notReady == why {
 		return
 	}
-	s.told, s.notReady = true, why
+	s.set, s.notReady = true, why
 	if why == "" {
 		s.log.Info("ready")
 	} else {

@@ -19,7 +19,7 @@ import (
 func (r *reconciler) tell(notReady string) error {
 	c := observe.Cluster{
 		NotReady: notReady, Netfilter: r.translation.describe(), Routes: r.stack[0], IPsec: r.stack[1],
-		Nodes: r.told.Nodes, Problems: r.told.Problems,
+		Nodes: r.published.Nodes, Problems: r.published.Problems,
 	}
 	if r.translation.failure != nil {
 		c.Mode = r.translation.failure.Error()
@@ -34,13 +34,13 @@ func (r *reconciler) tell(notReady string) error {
 		}
 	}
 	path := filepath.Join(r.cfg.State, observe.ClusterFile)
-	if _, err := os.Stat(path); err == nil && reflect.DeepEqual(c, r.told) {
+	if _, err := os.Stat(path); err == nil && reflect.DeepEqual(c, r.published) {
 		return nil
 	}
 	if err := writeCluster(path, c); err != nil {
 		return err
 	}
-	r.told = c
+	r.published = c
 	return nil
 }
 
@@ -99,14 +99,14 @@ func tellStarting(stateDir string) (c observe.Cluster, err error) {
 func writeCluster(path string, c observe.Cluster) error {
 	content, err := json.Marshal(c)
 	if err != nil {
-		return fmt.Errorf("encode what ebpfctl is told: %w", err)
+		return fmt.Errorf("encode what ebpfctl is published: %w", err)
 	}
 	next := path + ".next"
 	if err := os.WriteFile(next, append(content, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write what ebpfctl is told: %w", err)
+		return fmt.Errorf("write what ebpfctl is published: %w", err)
 	}
 	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("write what ebpfctl is told: %w", err)
+		return fmt.Errorf("write what ebpfctl is published: %w", err)
 	}
 	return nil
 }

@@ -143,7 +143,7 @@ func translatedFlows() (bool, error) {
 }
 
 // explainMode says what to do when the programs don't load because the kernel
-// lets them not ask netfilter's connection table.
+// does not let them ask netfilter's connection table.
 func explainMode(err error, beside bool) error {
 	if err == nil || !beside || !strings.Contains(err.Error(), "unknown kfunc") {
 		return err

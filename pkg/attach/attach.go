@@ -37,7 +37,7 @@ func ParseMode(s string) (Mode, error) {
 	case Auto, TCX, Clsact:
 		return Mode(s), nil
 	}
-	return "", fmt.Errorf("%q is none of auto, tcx, clsact", s)
+	return "", fmt.Errorf("%q is not one of auto, tcx, clsact", s)
 }
 
 // Hook is a place on an interface that carries one of our programs.

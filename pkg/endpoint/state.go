@@ -234,7 +234,7 @@ func decode(content []byte) (Endpoint, error) {
 	}
 	for _, a := range e.Addresses {
 		if !a.IsValid() || a.Zone() != "" {
-			return Endpoint{}, fmt.Errorf("address %q is none", a)
+			return Endpoint{}, fmt.Errorf("address %q is not an address", a)
 		}
 	}
 	return e, nil

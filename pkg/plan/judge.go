@@ -190,11 +190,11 @@ func btoi(b bool) int {
 	return 0
 }
 
-// settle decides between a podCIDR of one node and an address of another that
+// resolve decides between a podCIDR of one node and an address of another that
 // lies in it. What stood before stays. Of two new ones it is the podCIDR that is
 // wrong, unless the address is on no link of ours and its node is the younger:
 // then it may as well have been taken from a pod.
-func (j *judge) settle(others []candidate) {
+func (j *judge) resolve(others []candidate) {
 	var all []ownedAddr
 	for i, c := range others {
 		for _, a := range slices.Concat(c.internal, c.external) {

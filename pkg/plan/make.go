@@ -21,7 +21,7 @@ func Make(in Input) Result {
 	rank(others)
 	standing, why := j.own(self, others)
 	j.apart(standing.Own, others)
-	j.settle(others)
+	j.resolve(others)
 	winners := j.claims(others)
 
 	b := &builder{judge: j, r: Result{
