@@ -24,8 +24,9 @@ OUT       ?=
 # What test-kernels boots: series of Debian's kernels, or the path of one image, with the directory of its modules.
 KERNEL    ?= 6.1 6.12
 MODULES   ?=
-# What the image is called.
-IMAGE     ?= localhost/ebpf-cni:latest
+# What the image is called. That of a release has the version as its tag.
+TAG       ?= latest
+IMAGE     ?= localhost/ebpf-cni:$(TAG)
 # More arguments for the benchmark; PUBLISH=1 writes the project's documents from a whole run.
 ARGS      ?=
 bench_out  = $(if $(OUT),--out $(OUT)) $(if $(PUBLISH),--publish '$(CURDIR)')
@@ -52,6 +53,15 @@ image: ## Build the container image for amd64 and arm64 without Docker: bin/ebpf
 	@go -C tools/deploy run ./image -name '$(IMAGE)' -version '$(VERSION)' -out '$(CURDIR)/bin/ebpf-cni.tar' \
 		amd64='$(CURDIR)/bin/image/amd64' arm64='$(CURDIR)/bin/image/arm64'
 
+.PHONY: release
+release: TAG = $(VERSION)
+release: image ## Write a release's files into dist/: manifests, chart, image, binaries, checksums; IMAGE=NAME:TAG, where nodes find it
+	rm -rf dist
+	@go -C tools/deploy run ./release -image '$(IMAGE)' -version '$(VERSION)' -out '$(CURDIR)/dist' \
+		'$(CURDIR)/bin/image/amd64' '$(CURDIR)/bin/image/arm64'
+	@cp bin/ebpf-cni.tar dist/ebpf-cni-image.tar
+	cd dist && sha256sum * >SHA256SUMS
+
 .PHONY: generate
 generate: ## Compile the BPF programs and make the Go enums (installs clang-19 at need)
 	@tools/setup.sh generate
@@ -62,7 +72,7 @@ clean: ## Remove what make has built, and the labs that this checkout kept or a 
 ifdef ROOT
 	go run ./tools/demo -clean
 endif
-	rm -rf bin bench-out
+	rm -rf bin bench-out dist
 
 ##@ Prove
 

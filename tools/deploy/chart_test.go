@@ -12,7 +12,7 @@ var update = flag.Bool("update", false, "write the manifests as the chart render
 // The heads of the manifests, with what somebody who has no chart needs to know.
 const (
 	agentHead = `# ebpf-cni on a cluster: kubectl apply -f ebpf-cni.yaml
-# README.md, "Install on a cluster", says what to set here, what to check and what goes wrong.
+# tools/deploy/install.md says what to set here and what to check, tools/deploy/troubleshooting.md what goes wrong.
 # This is what the chart renders by default (tools/deploy/chart).
 `
 	cleanupHead = `# Removes everything that ebpf-cni ever made, on every node, live pods' links included:
