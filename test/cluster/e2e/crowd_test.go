@@ -40,7 +40,7 @@ spec:
 // and a cut shorter than that is for other tests to see.
 func testHundredPodsRolledOver(t *testing.T) {
 	s := running(t)
-	isInREADME(t, "## Install on a cluster", removeEmptyNotes)
+	isInPage(t, "troubleshooting.md", removeEmptyNotes)
 	node := s.Nodes[1]
 	before := traces(t, s)
 	undisturbedAt(t, s, sparse, everywhere(s), func() {
@@ -80,7 +80,7 @@ func testHundredPodsRolledOver(t *testing.T) {
 	}
 }
 
-// removeEmptyNotes is what README says to do when a runtime died while it noted what a plugin had said: for an empty note it
+// removeEmptyNotes is what troubleshooting.md says to do when a runtime died while it noted what a plugin had said: for an empty note it
 // refuses ever to end that pod.
 const removeEmptyNotes = "find /var/lib/cni -type f -empty -delete"
 

@@ -17,15 +17,15 @@ const (
 	k3sBin  = "/var/lib/rancher/k3s/data/cni"
 )
 
-// takeConditionOff is README's last step of removing the network.
+// takeConditionOff is the last step of updates.md of removing the network.
 const takeConditionOff = `kubectl patch node NODE --subresource=status -p '{"status":{"conditions":[{"type":"NetworkUnavailable","$patch":"delete"}]}}'`
 
 // A cluster with k3s's directories and kube-proxy in nftables mode, on nodes without a BPF file system that their cloud says
-// have no network: the chart is installed with README's values, cannot work, and works when what it asks for is done. It is
+// have no network: the chart is installed with the values of install.md, cannot work, and works when what it asks for is done. It is
 // given settings that make no sense, and better ones. Then all is removed as Helm does it, installed again, and removed by hand.
 func testInstallAsOnK3s(t *testing.T) {
 	s := site(t, cluster.Options{KubeProxy: cluster.NFTables, CNIConf: k3sConf, CNIBin: k3sBin, NoBPFFS: true})
-	values := readme(t, "k3s")
+	values := valuesFor(t, "k3s")
 	before := footprint(t, s)
 	cloudy(t, s)
 	kubectl(t, s, "apply", "-f", chart(t, s, "agents", values...))
@@ -63,7 +63,7 @@ func testInstallAsOnK3s(t *testing.T) {
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
 	kubectl(t, s, "apply", "-f", cleanup)
 	cleansUp(t, s, before)
-	isInREADME(t, "## Install on a cluster", takeConditionOff)
+	isInPage(t, "updates.md", takeConditionOff)
 	for _, node := range s.Nodes {
 		shell(t, s, strings.ReplaceAll(takeConditionOff, "NODE", node.Name))
 	}

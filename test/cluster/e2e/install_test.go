@@ -74,11 +74,11 @@ func addPod(t *testing.T, s *standing, name string, node *cluster.Machine) *clus
 	return pod
 }
 
-// readme are the values that README's table has for a kind of cluster, as Helm takes them. The network's addresses are
+// valuesFor are the values that the table of install.md has for a kind of cluster, as Helm takes them. The network's addresses are
 // those of the test's clusters, whatever they are there.
-func readme(t *testing.T, kind string) []string {
+func valuesFor(t *testing.T, kind string) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	text, err := os.ReadFile(filepath.Join(root, "tools/deploy/install.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func readme(t *testing.T, kind string) []string {
 	row, _, _ = strings.Cut(row, "\n")
 	cells := strings.Split(row, "|")
 	if !found || len(cells) != 4 {
-		t.Fatalf("README's table has no row with three columns for %s: %q", kind, row)
+		t.Fatalf("install.md's table has no row with three columns for %s: %q", kind, row)
 	}
 	own := map[string]string{"cluster-cidr": "settings.cluster-cidr=10.244.0.0/16", "service-cidr": "settings.service-cidr=10.96.0.0/16"}
 	var values []string

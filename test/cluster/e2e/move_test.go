@@ -10,7 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// The steps of README's "Moving from flannel": before all, for each node, on each node, and after all.
+// The steps of tools/deploy/flannel.md: before all, for each node, on each node, and after all.
 const (
 	chooseNodes   = "kubectl label nodes --all pod-network=flannel"
 	keepFlannel   = `kubectl -n kube-flannel patch daemonset kube-flannel-ds -p '{"spec":{"template":{"spec":{"nodeSelector":{"pod-network":"flannel"}}}}}'`
@@ -32,11 +32,11 @@ var onSpot = []string{
 	"iptables -F FLANNEL-FWD && iptables -X FLANNEL-FWD",
 }
 
-// A cluster with flannel is moved as README says, one node after the other, the first with a reboot. Pods that are on other
+// A cluster with flannel is moved as its page says, one node after the other, the first with a reboot. Pods that are on other
 // nodes than the one that is moved talk on meanwhile, whichever network theirs is.
 func testMoveFromFlannel(t *testing.T) {
 	s := site(t, cluster.Options{Nodes: 3})
-	isInREADME(t, "### Moving from flannel", append([]string{chooseNodes, keepFlannel, chosen, drain, hand, forgetFlannel, uncordon, unchoose}, onSpot...)...)
+	isInPage(t, "flannel.md", append([]string{chooseNodes, keepFlannel, chosen, drain, hand, forgetFlannel, uncordon, unchoose}, onSpot...)...)
 	first, second, third := s.Nodes[0], s.Nodes[1], s.Nodes[2]
 	runFlannel(t, s)
 	a, b := addPod(t, s, "a", first), addPod(t, s, "b", second)
@@ -46,7 +46,7 @@ func testMoveFromFlannel(t *testing.T) {
 	onNodes(t, s, "rm", subnetFile)
 	shell(t, s, keepFlannel)
 	flannelWorks(t, s)
-	values := readme(t, "kubeadm")
+	values := valuesFor(t, "kubeadm")
 	kubectl(t, s, "apply", "-f", chart(t, s, "chosen", append(values, chosen)...))
 	undisturbedBetween(t, a, b, func() { move(t, s, third, reboot) })
 	c := addPod(t, s, "c", third)
@@ -87,24 +87,21 @@ func manifest(t *testing.T, s *standing) (file string) {
 	return file
 }
 
-// isInREADME checks that a section of README says what is done here.
-func isInREADME(t *testing.T, title string, steps ...string) {
+// isInPage checks that a page of tools/deploy says what is done here.
+func isInPage(t *testing.T, page string, steps ...string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	text, err := os.ReadFile(filepath.Join(root, "tools/deploy", page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	level, _, _ := strings.Cut(title, " ")
-	_, section, _ := strings.Cut(string(text), "\n"+title+"\n")
-	section, _, _ = strings.Cut(section, "\n"+level+" ")
 	for _, step := range steps {
-		if !strings.Contains(section, step) {
-			t.Errorf("README's %q does not say %s", title, step)
+		if !strings.Contains(string(text), step) {
+			t.Errorf("%s does not say %s", page, step)
 		}
 	}
 }
 
-// shell runs a step as it stands in README, on the node of the control plane.
+// shell runs a step as it stands in a page, on the node of the control plane.
 func shell(t *testing.T, s *standing, step string) {
 	t.Helper()
 	script := strings.ReplaceAll(step, "kubectl ", "kubectl --kubeconfig="+s.Kubeconfig+" ")

@@ -74,16 +74,14 @@ func misses(verdicts []judgement) (text string) {
 	return text
 }
 
-// headline is a run's main figures for the first page of the project.
+// headline is three of a run's figures for the first page of the project: packets, connections, and flows to the world.
 func headline(run *result.Run) string {
 	row := func(workload, path, metric string) result.Row {
 		return result.Row{Workload: workload, Path: path, Metric: metric}
 	}
 	var lines [][]string
 	for _, r := range []result.Row{
-		row("udp64", result.SameNode, result.Rate), row("udp64", result.AcrossNodes, result.Rate), row("udp64", result.Egress, result.Rate),
-		row("tcp1", result.SameNode, result.Rate), row("tcp1", result.AcrossNodes, result.Rate), row("rr", result.AcrossNodes, result.P99),
-		row("crr", result.AcrossNodes, result.Rate), row("flows", result.Egress, result.Rate), row("cni", "", "pair-p50"),
+		row("udp64", result.AcrossNodes, result.Rate), row("crr", result.AcrossNodes, result.Rate), row("flows", result.Egress, result.Rate),
 	} {
 		if median(run, r, result.EBPF) == "" {
 			continue

@@ -119,15 +119,11 @@ func chart(dir, image, version string) (files []file, err error) {
 	return files, err
 }
 
-var (
-	chartVersion = regexp.MustCompile(`(?m)^version: (.*)$`)
-	appVersion   = regexp.MustCompile(`(?m)^appVersion: .*$`)
-	semantic     = regexp.MustCompile(`^v?([0-9]+\.[0-9]+\.[0-9]+([-+].*)?)$`)
-)
-
 // versioned is Chart.yaml with the version. Helm wants a semantic one for the chart: a commit that no tag precedes becomes
 // build metadata of the one that is there.
 func versioned(text []byte, version string) []byte {
+	chartVersion, appVersion := regexp.MustCompile(`(?m)^version: (.*)$`), regexp.MustCompile(`(?m)^appVersion: .*$`)
+	semantic := regexp.MustCompile(`^v?([0-9]+\.[0-9]+\.[0-9]+([-+].*)?)$`)
 	of := "${1}+" + version
 	if parts := semantic.FindStringSubmatch(version); parts != nil {
 		of = parts[1]
