@@ -186,21 +186,27 @@ func (n node) clear(t *testing.T) {
 	}
 }
 
-// TestMapsOfAnInterruptedUpgradeAlone has somebody remove the maps of before
-// after an upgrade was killed.
-func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
-	opts := isolated(t, attach.Auto)
-	opts.Spec = stubs(t)
-	n := newNode(t, opts)
+// killedWhenCommitted has an upgrade killed as soon as it is committed to its maps: the pins of before are still there.
+func killedWhenCommitted(t *testing.T, opts Options) {
+	t.Helper()
 	for number := 0; ; number++ {
 		name, killed := killedAt(t, opts, number)
 		if !killed {
 			t.Fatal("the upgrade was not committed")
 		}
 		if name == string(stepCommitted) {
-			break
+			return
 		}
 	}
+}
+
+// TestMapsOfAnInterruptedUpgradeAlone has somebody remove the maps of before
+// after an upgrade was killed.
+func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	opts.Spec = stubs(t)
+	n := newNode(t, opts)
+	killedWhenCommitted(t, opts)
 	check(t, os.RemoveAll(opts.Dir.Maps()))
 	n.opts.Spec = grown(t)
 	mustLoad(t, n.opts)
@@ -225,15 +231,7 @@ func TestWhatWasWrittenAfterAKillStays(t *testing.T) {
 			opts := isolated(t, attach.Auto)
 			opts.Spec = stubs(t)
 			n := newNode(t, opts)
-			for number := 0; ; number++ {
-				name, killed := killedAt(t, opts, number)
-				if !killed {
-					t.Fatal("the upgrade was not committed")
-				}
-				if name == string(stepCommitted) {
-					break
-				}
-			}
+			killedWhenCommitted(t, opts)
 			added, changed, gone := addr("10.244.1.77"), addr("10.244.1.2"), addr("10.244.1.3")
 			m, err := endpoints.Open(opts.Dir.Map(endpoints.Name))
 			check(t, err)
