@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
-	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // gateway is the pods' next hop.
@@ -19,7 +19,7 @@ func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 // eventually waits for what the kernel does in its own time.
 func (w *world) eventually(what string, is func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(lab.Patience(10 * time.Second)); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(priv.Patience(10 * time.Second)); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if is() {
 			return
 		}

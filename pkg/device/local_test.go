@@ -11,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -63,7 +62,7 @@ func TestLocalPrefixes(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	h, lo := inside(t)
-	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(5*time.Second))
+	ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(5*time.Second))
 	defer cancel()
 	done := make(chan struct{})
 	go func() { // the handle's socket is inside, wherever this goroutine runs
@@ -93,7 +92,7 @@ func TestWatchEndsAtOnce(t *testing.T) {
 	if err := Watch(ctx, func() {}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
-	if took := time.Since(started); took > lab.Patience(2*time.Second) {
+	if took := time.Since(started); took > priv.Patience(2*time.Second) {
 		t.Errorf("ended after %v", took)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 func TestDoComesBack(t *testing.T) {
@@ -80,7 +80,7 @@ func TestOpenNetNSRefusesOtherFiles(t *testing.T) {
 			if !errors.Is(err, ErrNotNetNS) {
 				t.Errorf("%s: error %v, want ErrNotNetNS", path, err)
 			}
-		case <-time.After(lab.Patience(5 * time.Second)):
+		case <-time.After(priv.Patience(5 * time.Second)):
 			t.Fatalf("%s: opening it hangs", path)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // cidr is a prefix as netlink takes it.
@@ -189,7 +189,7 @@ func TestWatchNotices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inside(t)
-			ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(5*time.Second))
+			ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(5*time.Second))
 			defer cancel()
 			namespace, err := os.Open("/proc/thread-self/ns/net")
 			must(t, err)

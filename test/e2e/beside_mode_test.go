@@ -14,12 +14,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // receiveAny waits for a datagram, whatever is in it, and says where it came from.
 func receiveAny(t *testing.T, conn *net.UDPConn) netip.AddrPort {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
 		t.Fatal(err)
 	}
 	_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 2048))

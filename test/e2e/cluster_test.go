@@ -29,7 +29,7 @@ func startCluster(t *testing.T, opts lab.Options, expected ...drops.Reason) *lab
 
 func startAgents(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(readyLimit))
+	ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(readyLimit))
 	defer cancel()
 	if err := l.StartAgents(ctx); err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func serve(t *testing.T, on *lab.Namespace) netip.AddrPort {
 // within bounds a single exchange.
 func within(t *testing.T, limit time.Duration) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(limit))
+	ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(limit))
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -125,7 +125,7 @@ func assertNoDrops(t *testing.T, l *lab.Lab) {
 // eventually waits until something holds that takes the cluster a moment.
 func eventually(t *testing.T, limit time.Duration, what string, holds func() bool) {
 	t.Helper()
-	limit = lab.Patience(limit)
+	limit = priv.Patience(limit)
 	for deadline := time.Now().Add(limit); !holds(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("not within %v: %s", limit, what)

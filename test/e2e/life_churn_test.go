@@ -134,7 +134,7 @@ func TestLifeChurn(t *testing.T) {
 		t.Errorf("the logs tell of %d waits, want %d or more", len(all), want)
 	}
 	t.Logf("waits: %v; %d pods came and went meanwhile, the slowest ADD took %v", all, c.rounds.Load(), time.Duration(c.longest.Load()))
-	if longest := slices.Max(all); longest > lab.Patience(lockLimit) {
+	if longest := slices.Max(all); longest > priv.Patience(lockLimit) {
 		t.Errorf("somebody has waited for %v", longest)
 	}
 }

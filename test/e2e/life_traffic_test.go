@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // numbered is a one-way stream of numbered datagrams that waits for nobody: each one that does not arrive is known by its
@@ -117,7 +118,7 @@ func (n *numbered) finish() {
 		close(n.stop)
 	}
 	n.sending.Wait()
-	quiet := lab.Patience(200 * time.Millisecond)
+	quiet := priv.Patience(200 * time.Millisecond)
 	for time.Sleep(quiet); time.Since(time.Unix(0, n.last.Load())) < quiet; {
 		time.Sleep(quiet / 10)
 	}
@@ -198,7 +199,7 @@ func (c *connections) use(ctx context.Context, conn *lab.TCPConn) {
 // echo may take as long as TCP takes to repeat a few times what was lost: that a connection lives on is for it to say,
 // whether a packet was lost for numbered.
 func echo(conn *lab.TCPConn, size int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), lab.Patience(5*time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), priv.Patience(5*time.Second))
 	defer cancel()
 	return conn.Echo(ctx, size)
 }

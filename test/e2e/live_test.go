@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // steadyFlows are UDP flows that exchange a datagram every two paces: a single one that is lost shows, as it is never answered.
@@ -36,7 +37,7 @@ func startSteadyFlows(t *testing.T, from *lab.Namespace, to ...netip.AddrPort) *
 			tick := time.NewTicker(2 * *pace)
 			defer tick.Stop()
 			for ctx.Err() == nil {
-				limited, cancel := context.WithTimeout(context.Background(), lab.Patience(answerLimit))
+				limited, cancel := context.WithTimeout(context.Background(), priv.Patience(answerLimit))
 				_, err := conn.Echo(limited, 200)
 				cancel()
 				if err != nil {
@@ -128,7 +129,7 @@ func assertStops(t *testing.T, node *lab.Node) {
 			t.Error(err)
 			return
 		}
-		limit := lab.Patience(time.Second)
+		limit := priv.Patience(time.Second)
 		if took <= limit {
 			return
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // What a pod leaves to others to write into its packets: checksums and segments.
@@ -237,7 +238,7 @@ func assertSegments(t *testing.T, pod *lab.Pod, to netip.AddrPort) {
 	if _, err := conn.Write(make([]byte, size*count)); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.SetDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
 		t.Fatal(err)
 	}
 	for i := range count {

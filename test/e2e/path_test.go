@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // What pods learn of the path: MTU, hops, closed ports, addresses that nobody has.
@@ -119,7 +120,7 @@ func TestWorldLearnsOfClosedPodPort(t *testing.T) {
 			return net.DialUDP("udp4", net.UDPAddrFromAddrPort(world), net.UDPAddrFromAddrPort(from))
 		})
 		send(t, answer, "too late")
-		if err := answer.SetDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
+		if err := answer.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := answer.Read(make([]byte, 100)); !errors.Is(err, unix.ECONNREFUSED) {

@@ -15,6 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // standstill is how long an exchange that cannot work is looked at, at least. TCP repeats a packet twice meanwhile, and again after.
@@ -158,7 +159,7 @@ func (m *maimed) withoutProgram(t *testing.T, hook attach.Hook, cut []string, me
 			unhindered = append(unhindered, e)
 		}
 	}
-	pending := waitFor(t, unhindered, lab.Patience(10*time.Second))
+	pending := waitFor(t, unhindered, priv.Patience(10*time.Second))
 	pending = append(pending, waitFor(t, hindered, standstill-time.Since(removed))...)
 	var names []string
 	for _, e := range pending {
@@ -169,7 +170,7 @@ func (m *maimed) withoutProgram(t *testing.T, hook attach.Hook, cut []string, me
 	}
 	meanwhile()
 	m.putBack(t, index, hook)
-	for _, e := range waitFor(t, pending, lab.Patience(10*time.Second)) {
+	for _, e := range waitFor(t, pending, priv.Patience(10*time.Second)) {
 		t.Errorf("%s: still stands when the program is back", e.name)
 	}
 }

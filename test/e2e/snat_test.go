@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // inRange is a port of the default masquerading range, which a pod keeps when it is free.
@@ -77,7 +78,7 @@ func TestEveryPortInUse(t *testing.T) {
 			}
 			defer conns[i].Close()
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(5*time.Second))
+		ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(5*time.Second))
 		defer cancel()
 		var all sync.WaitGroup
 		var mu sync.Mutex
@@ -331,7 +332,7 @@ func send(t *testing.T, conn *net.UDPConn, text string) {
 // receive expects a datagram and says where it came from.
 func receive(t *testing.T, conn *net.UDPConn, want string) netip.AddrPort {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(answerLimit))); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
 		t.Fatal(err)
 	}
 	packet := make([]byte, 2048)

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // agentListen is the agent's default listener. Each node has a loopback of its own, so all can have the same.
@@ -17,7 +19,7 @@ const agentListen = "127.0.0.1:9965"
 
 // stopTimeout is how long an agent may take to end after SIGTERM before it is killed. The promise is one second;
 // tests of that measure it themselves.
-func stopTimeout() time.Duration { return Patience(10 * time.Second) }
+func stopTimeout() time.Duration { return priv.Patience(10 * time.Second) }
 
 // agent is a running agent process.
 type agent struct {

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // defaultTimeout bounds an exchange whose context has no deadline. Nothing in a lab takes long but waiting for a
@@ -28,7 +30,7 @@ func deadlineOf(ctx context.Context) time.Time {
 	if deadline, ok := ctx.Deadline(); ok {
 		return deadline
 	}
-	return time.Now().Add(Patience(defaultTimeout))
+	return time.Now().Add(priv.Patience(defaultTimeout))
 }
 
 // TCPConn is a connection to the echo service of a Server.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // demolish ends everything that a lab has on this machine but its files, from names alone, so that it serves the lab's
@@ -51,7 +53,7 @@ func removeFiles(id string) error {
 
 // endProcessesIn kills the processes whose network namespace is one of those named, and waits until they are gone.
 func endProcessesIn(names []string) error {
-	deadline := time.Now().Add(Patience(5 * time.Second))
+	deadline := time.Now().Add(priv.Patience(5 * time.Second))
 	for {
 		pids, err := processesIn(names)
 		if err != nil {

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 func TestSnapshotSeesChanges(t *testing.T) {
@@ -107,7 +109,7 @@ func TestSendRaw(t *testing.T) {
 			return ok && got.SrcIP.String() == spoofed.String() && got.TTL == 9 && string(p.ApplicationLayer().Payload()) == "hello"
 		})
 	}
-	for deadline := time.Now().Add(Patience(2 * time.Second)); !seen(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(priv.Patience(2 * time.Second)); !seen(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the packet with a made-up source did not arrive")
 		}

@@ -40,7 +40,7 @@ func ForTest(tb testing.TB, opts Options, expected ...drops.Reason) *Lab {
 func assertNothingRemains(tb testing.TB, id string) {
 	tb.Helper()
 	var found []string
-	for deadline := time.Now().Add(Patience(2 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(priv.Patience(2 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
 		var err error
 		found, err = Remains(id)
 		if err != nil {

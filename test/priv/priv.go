@@ -1,12 +1,15 @@
 // Package priv is what a test needs that needs the kernel: the decision to skip
-// or to fail, and namespaces in which it can do no harm and leaves nothing.
+// or to fail, how long to wait, and namespaces in which it can do no harm and
+// leaves nothing.
 package priv
 
 import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
@@ -28,6 +31,15 @@ func Require(tb testing.TB) {
 // Long says whether tests run in their long form, as make test-all has them: full tables, real lifetimes, minutes. In the
 // short form the same is asserted of less.
 func Long() bool { return os.Getenv("TEST_LONG") == "1" }
+
+// Patience is how long to wait for what takes a limit on an ordinary machine: $EBPF_CNI_PATIENCE times as long. Emulated
+// processors need it.
+func Patience(limit time.Duration) time.Duration {
+	if times, err := strconv.Atoi(os.Getenv("EBPF_CNI_PATIENCE")); err == nil && times > 0 {
+		return limit * time.Duration(times)
+	}
+	return limit
+}
 
 // HasTCX says whether the running kernel is of a version that has tcx. It asks
 // for the version, so that a kernel that should have it and refuses it fails.

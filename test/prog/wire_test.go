@@ -12,7 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
-	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // onWire attaches a program to an interface and returns a function that has a frame arrive there from the other end of
@@ -32,7 +32,7 @@ func (b *bed) onWire(d wire.Direction, l veth, peer string) func(frame []byte) s
 	return func(frame []byte) string {
 		b.Helper()
 		before := b.counters(d)
-		limit := lab.Patience(5 * time.Second)
+		limit := priv.Patience(5 * time.Second)
 		deadline := time.Now().Add(limit)
 		for tries := 0; time.Now().Before(deadline); tries++ {
 			// A link that has just come up may lose a frame.

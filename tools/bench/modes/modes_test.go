@@ -32,7 +32,7 @@ func built(t *testing.T, mode string) *Network {
 		if err := n.Close(); err != nil {
 			t.Error(err)
 		}
-		for deadline := time.Now().Add(lab.Patience(2 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(priv.Patience(2 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
 			left, err := lab.Remains(n.lab.ID)
 			if err == nil && len(left) == 0 {
 				return
@@ -60,7 +60,7 @@ func exchange(t *testing.T, n *Network, path string) (before, after Counters, se
 		t.Fatal(err)
 	}
 	defer serve.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(10*time.Second))
+	ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(10*time.Second))
 	defer cancel()
 	if err := n.Forget(); err != nil {
 		t.Fatal(err)

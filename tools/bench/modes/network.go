@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -99,7 +100,7 @@ func (n *Network) furnish(ctx context.Context, log *slog.Logger) (err error) {
 	default:
 		n.plane = &classical{mode: n.Mode, lab: n.lab, log: log, plugins: plugins}
 	}
-	ctx, cancel := context.WithTimeout(ctx, lab.Patience(buildLimit))
+	ctx, cancel := context.WithTimeout(ctx, priv.Patience(buildLimit))
 	defer cancel()
 	if err := n.plane.prepare(ctx); err != nil {
 		return err
@@ -149,7 +150,7 @@ func (n *Network) Ends(path string) (client, server *lab.Namespace) {
 
 // Count reads the counters.
 func (n *Network) Count() (Counters, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), lab.Patience(10*time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), priv.Patience(10*time.Second))
 	defer cancel()
 	counters := Counters{}
 	err := errors.Join(n.plane.count(ctx, counters, n.pods), countUplinks(counters, n.lab), countLinkDrops(counters, n.lab))
