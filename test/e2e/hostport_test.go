@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -15,7 +16,7 @@ func TestHostPorts(t *testing.T) {
 	const hostPort, podPort = 8080, 80
 	l := lab.ForTest(t, lab.Options{Nodes: 2})
 	node, far := l.Nodes[0], l.Nodes[1]
-	buildPortmap(t, node)
+	buildPortmap(t, node.CNIBinDir())
 	startAgents(t, l)
 	web, err := node.AddPod(t.Context(), "web", lab.PodOptions{Capabilities: map[string]any{"portMappings": []map[string]any{
 		{"hostPort": hostPort, "containerPort": podPort, "protocol": "tcp"},
@@ -62,10 +63,19 @@ func reaches(t *testing.T, from *lab.Namespace, to netip.AddrPort) {
 	}
 }
 
-// buildPortmap puts the plugin that go.mod names beside ours.
-func buildPortmap(t *testing.T, node *lab.Node) {
+// TestFindsUpstreamPortmap has the plugin that go.mod names found, and what it speaks read from it.
+func TestFindsUpstreamPortmap(t *testing.T) {
+	dir := t.TempDir()
+	buildPortmap(t, dir)
+	if c, err := install.FindPortmap(dir); err != nil || c == nil || c.Version != "1.1.0" {
+		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// buildPortmap puts the plugin that go.mod names into dir.
+func buildPortmap(t *testing.T, dir string) {
 	t.Helper()
-	build := exec.Command("go", "build", "-o", filepath.Join(node.CNIBinDir(), "portmap"), "github.com/containernetworking/plugins/plugins/meta/portmap")
+	build := exec.Command("go", "build", "-o", filepath.Join(dir, install.Portmap), "github.com/containernetworking/plugins/plugins/meta/portmap")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build portmap: %v\n%s", err, out)
 	}
