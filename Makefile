@@ -14,7 +14,7 @@ export GOFLAGS     := $(strip $(GOFLAGS) -trimpath)
 # Root has no excuse to skip a privileged test; for anybody else only ring 1 runs.
 ROOT := $(filter 0,$(shell id -u))
 
-# More arguments for go test: make test TESTFLAGS='-v -run TestSNAT' PACKAGES=./test/e2e
+# More arguments for go test, and whose tests, in whichever module: make test TESTFLAGS='-v -run TestSNAT' PACKAGES=./test/e2e
 TESTFLAGS ?=
 PACKAGES  ?= ./...
 # How long each fuzz target runs.
@@ -70,7 +70,7 @@ generate: ## Compile the BPF programs and make the Go enums (installs clang-19 a
 .PHONY: clean
 clean: ## Remove what make has built, and the labs that this checkout kept or a killed test left (root)
 ifdef ROOT
-	go run ./tools/demo -clean
+	go -C tools/demo run . -clean
 endif
 	rm -rf bin bench-out dist
 
@@ -79,22 +79,17 @@ endif
 .PHONY: test
 test: build ## Run the tests; the privileged ones too when root (installs what they need)
 	@tools/setup.sh test
-	go build ./...
 ifdef ROOT
-	REQUIRE_PRIVILEGED=1 go test -p 1 -count 1 -timeout 15m $(TESTFLAGS) $(PACKAGES)
+	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 15m $(TESTFLAGS)
 else
 	@echo 'test: not root: the tests that need the kernel are skipped'
-	go test -timeout 10m $(TESTFLAGS) $(PACKAGES)
-endif
-ifeq ($(PACKAGES),./...)
-	$(if $(ROOT),REQUIRE_PRIVILEGED=1) go -C tools/bench test -p 1 -count 1 -timeout 15m $(TESTFLAGS) ./...
-	go -C tools/deploy test $(TESTFLAGS) ./...
+	@tools/in-modules.sh '$(PACKAGES)' go test {} $(TESTFLAGS)
 endif
 
 .PHONY: test-all
 test-all: build ## Run the tests in their long form, in the better part of an hour (root)
 	@tools/setup.sh test
-	TEST_LONG=1 REQUIRE_PRIVILEGED=1 go test -p 1 -count 1 -timeout 60m $(TESTFLAGS) $(PACKAGES)
+	@TEST_LONG=1 REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 60m $(TESTFLAGS)
 
 .PHONY: test-kernels
 test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulated; KERNEL=6.1, or KERNEL=FILE MODULES=DIR
@@ -121,7 +116,7 @@ cluster-down: ## End what make cluster started
 .PHONY: demo
 demo: build ## Three nodes, their pods and a host outside on this machine (root); KEEP=1 leaves them running
 	@tools/setup.sh demo
-	KEEP=$(KEEP) go run ./tools/demo
+	KEEP=$(KEEP) go -C tools/demo run .
 
 .PHONY: bench
 bench: build ## Measure the main rows against the classical networks, in minutes (root); ARGS='--modes ... --workloads ...'
@@ -147,9 +142,9 @@ fuzz: ## Run every fuzz target for FUZZTIME (20s) each, and random packets throu
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | \
 	while IFS=: read -r file target; do \
 		echo "$${target#func } in $$(dirname "$$file")"; \
-		go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")" || exit 1; \
+		go -C "$$(dirname "$$file")" test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) || exit 1; \
 	done
-	go test -count=1 ./test/prog -run '^TestRandomPackets$$' -timeout 30m -seed=0 -packets=3000000
+	go -C test/prog test -count=1 -run '^TestRandomPackets$$' -timeout 30m -seed=0 -packets=3000000
 
 .PHONY: verify-generate
 verify-generate: ## Fail unless what is generated is what the sources make
@@ -183,22 +178,12 @@ lint-c:
 		clang-19 -target bpf -fsyntax-only $$flags -Wno-unused-function -include "$$file" -x c /dev/null || exit 1; \
 	done
 
-# The programs of a cluster for tests have requirements of their own.
 lint-modules:
-	go mod tidy -diff
-	go -C tools/bench mod tidy -diff
-	go -C tools/deploy mod tidy -diff
-	cd test/cluster && go mod tidy -diff
-	cd test/cluster/coredns && go mod tidy -diff
-	cd test/cluster/flannel && go mod tidy -diff
+	@tools/in-modules.sh './... ./test/cluster/...' go mod tidy -diff
 
 lint-go:
-	go tool -modfile=tools/lint/go.mod golangci-lint run
-	cd tools/bench && go tool -modfile=../lint/go.mod golangci-lint run
-	cd tools/deploy && go tool -modfile=../lint/go.mod golangci-lint run
-	cd test/cluster && go tool -modfile=../../tools/lint/go.mod golangci-lint run
+	@tools/in-modules.sh './... ./test/cluster' go tool -modfile='$(CURDIR)/tools/lint/go.mod' golangci-lint run
 
 # Nothing runs there yet, but it has to compile.
 lint-arm64:
-	GOARCH=arm64 go build ./...
-	GOARCH=arm64 go -C tools/bench build ./...
+	@GOARCH=arm64 tools/in-modules.sh '. ./tools/bench ./tools/demo' go build -o /dev/null ./...

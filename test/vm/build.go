@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/test/vm/wire"
@@ -22,24 +23,26 @@ type suite struct {
 // workshop makes what is the same for all kernels: binaries, and the archive of them.
 type workshop struct {
 	dir    string // for what is built
-	root   string // of the module
+	root   string // of the checkout
 	suites []suite
 }
 
 // build compiles the tests of the packages and what they and the machine need.
 func build(ctx context.Context, root, dir string, packages []string, o testOptions) (*workshop, error) {
 	w := &workshop{dir: dir, root: root}
-	for _, args := range [][]string{
-		{"build", "-ldflags", "-s -w", "-o", w.path("init"), "./test/vm/init"},
+	// Packages may be of any module.
+	in := []string{"tools/in-modules.sh", strings.Join(packages, " ")}
+	for _, command := range [][]string{
+		{"go", "build", "-ldflags", "-s -w", "-o", w.path("init"), "./test/vm/init"},
 		// One of the product's tests drives the plugin with it.
-		{"build", "-ldflags", "-s -w", "-o", w.path("bin") + "/", "github.com/containernetworking/cni/cnitool", "./cmd/..."},
-		append([]string{"test", "-c", "-ldflags", "-s -w", "-o", w.path("tests") + "/"}, packages...),
+		{"go", "build", "-ldflags", "-s -w", "-o", w.path("bin") + "/", "github.com/containernetworking/cni/cnitool", "./cmd/..."},
+		slices.Concat(in, []string{"go", "test", "{}", "-c", "-ldflags", "-s -w", "-o", w.path("tests") + "/"}),
 	} {
-		if err := w.goTool(ctx, args...); err != nil {
+		if _, err := w.run(ctx, command...); err != nil {
 			return nil, err
 		}
 	}
-	list, err := output(ctx, "go", append([]string{"list", "-f", "{{.Dir}}"}, packages...)...)
+	list, err := w.run(ctx, slices.Concat(in, []string{"go", "list", "-f", "{{.Dir}}", "{}"})...)
 	if err != nil {
 		return nil, err
 	}
@@ -53,16 +56,17 @@ func build(ctx context.Context, root, dir string, packages []string, o testOptio
 
 func (w *workshop) path(name string) string { return filepath.Join(w.dir, name) }
 
-// goTool runs go in the module, for a machine without a C library.
-func (w *workshop) goTool(ctx context.Context, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", args...)
+// run runs a command at the root and returns what it says; go builds for a machine without a C library.
+func (w *workshop) run(ctx context.Context, command ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Dir = w.root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", strings.Join(command, " "), err)
 	}
-	return nil
+	return string(out), nil
 }
 
 // addSuite takes a package in, if it has tests.
@@ -134,7 +138,6 @@ func (w *workshop) image(k kernel) (string, error) {
 		a.link("bin/"+name, "busybox")
 	}
 	a.data("etc/hosts", []byte("127.0.0.1 localhost\n"))
-	a.file(wire.Root+"/go.mod", filepath.Join(w.root, "go.mod"))
 	for _, m := range k.loaded {
 		a.data(wire.ModuleDir+"/"+m.file, m.content)
 		plan.Modules = append(plan.Modules, m.file)

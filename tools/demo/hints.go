@@ -8,7 +8,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// hint is a command line for a shell as root, in the directory that the demo was started in.
+// hint is a command line for a shell as root, at the top of the checkout.
 type hint struct{ what, command string }
 
 // explain says how to look around in a cluster that was kept.
@@ -44,7 +44,7 @@ func (d *demo) hints() ([]hint, error) {
 		{"drops as they come", ctl + "dump drops --watch"},
 		{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
 		{"kill the agent of that node", fmt.Sprintf("kill -9 %d; tail %s", node.AgentPID(), node.AgentLog())},
-		{"end it", "go run ./tools/demo -clean " + d.lab.ID},
+		{"end it", "go -C tools/demo run . -clean " + d.lab.ID},
 		{"end all that were kept from here", "make clean"},
 	}, nil
 }

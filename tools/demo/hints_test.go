@@ -22,7 +22,7 @@ var endless = []string{"what leaves the node meanwhile", "drops as they come"}
 // TestHintsAreTrue keeps a cluster and runs each command that the demo prints, in the order printed.
 func TestHintsAreTrue(t *testing.T) {
 	priv.Require(t)
-	t.Chdir("../..") // where make demo runs, and so where the commands are for
+	t.Chdir("../..") // where the commands are for
 	var out bytes.Buffer
 	d := newDemo(env{stdout: &out}, true)
 	kept := false

@@ -1,10 +1,10 @@
 // The demo builds a cluster of three nodes and a host outside on this machine, has every pod talk to everybody, and
 // says what it saw. It ends with status 0 only if everything held.
 //
-//	make demo            build, show, clean up
-//	make demo KEEP=1     leave the cluster running, and say how to look around
-//	go run ./tools/demo -clean ID    end that cluster
-//	go run ./tools/demo -clean    end all that were kept from this checkout, or that a killed demo left
+//	make demo                           build, show, clean up
+//	make demo KEEP=1                    leave the cluster running, and say how to look around
+//	go -C tools/demo run . -clean ID    end that cluster
+//	go -C tools/demo run . -clean       end all that were kept from this checkout, or that a killed demo left
 //
 // It needs root, Linux 6.1 or newer and the binaries in bin/, no other program.
 package main
@@ -96,7 +96,7 @@ func endEach(ids []string) (ended []string, err error) {
 func tellKept(e env) error {
 	kept, err := lab.Kept()
 	for _, k := range kept {
-		fmt.Fprintf(e.stdout, "left cluster %s, kept from %s; to end it: go run ./tools/demo -clean %s\n", k.ID, k.From, k.ID)
+		fmt.Fprintf(e.stdout, "left cluster %s, kept from %s; to end it: go -C tools/demo run . -clean %s\n", k.ID, k.From, k.ID)
 	}
 	return err
 }

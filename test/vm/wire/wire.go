@@ -7,7 +7,7 @@ const (
 	PlanFile = "/plan.json"
 	// ModuleDir holds the modules, in a flat directory.
 	ModuleDir = "/modules"
-	// Root stands for the root of the Go module: the packages' directories with their test data are below it.
+	// Root stands for the root of the checkout: the packages' directories with their test data are below it.
 	Root = "/src"
 	// BinDir holds the product's binaries.
 	BinDir = Root + "/bin"
