@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// module is the root of the module, as seen from this package's directory.
-const module = "../.."
+// product is the root of the product's module, as seen from this package's directory.
+const product = "../.."
 
 // edit changes a source file of the product for a build of a test: each old text, which must stand there exactly once,
 // becomes the new one. The tree itself stays as it is.
@@ -23,7 +23,7 @@ type edit struct {
 // build compiles programs of the product with changed and added source files, into a directory, and returns that.
 func build(t *testing.T, edits []edit, added map[string]string, programs ...string) string {
 	t.Helper()
-	root, err := filepath.Abs(module)
+	root, err := filepath.Abs(product)
 	if err != nil {
 		t.Fatal(err)
 	}

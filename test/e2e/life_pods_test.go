@@ -52,7 +52,7 @@ func buildDyingPlugin(t *testing.T) string {
 		map[string]string{"cni/step.go": pluginThatDies}, "ebpf-cni")
 	bin := os.Getenv("EBPF_CNI_BIN")
 	if bin == "" {
-		bin = filepath.Join(module, "bin")
+		bin = filepath.Join(product, "bin")
 	}
 	for _, program := range []string{"ebpf-agent", "ebpfctl"} {
 		if err := copyFile(filepath.Join(bin, program), filepath.Join(dir, program)); err != nil {

@@ -22,7 +22,8 @@ const module = "github.com/ebpf-cni/ebpf-cni"
 // rules says what each package may import beside the standard library: first
 // of this module, then of others. A pattern is a path, or a path and "/..." for
 // it and all below it; the rule that names a package most closely is its rule.
-// Only test, tools and _test.go files are free, and nothing imports them.
+// Only test, tools and _test.go files are free, and nothing imports them. Nor may
+// they import what is in a module of its own, as the lab is.
 var rules = map[string][]string{
 	"bpf": {"github.com/cilium/ebpf/..."},
 
@@ -90,7 +91,7 @@ var rules = map[string][]string{
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTicker", "NewTimer"}
 
 func TestImports(t *testing.T) {
-	files := goFiles(t, "../..")
+	files := goFiles(t, "../..", noTest)
 	seen := map[string]bool{}
 	for _, file := range files {
 		dir := path.Dir(file.path)
@@ -106,8 +107,30 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// The lab, what is built on it, and what they require are no matter of whoever
+// installs a command: not even a test of the product's module may need them.
+func TestModuleNeedsNoOtherOfOurs(t *testing.T) {
+	for _, file := range goFiles(t, "../..", anyFile) {
+		for _, imp := range file.imports() {
+			if dir, ours := strings.CutPrefix(imp, module+"/"); ours && inOtherModule("../..", dir) {
+				t.Errorf("%s: imports %s, which is in a module of its own", file.path, imp)
+			}
+		}
+	}
+	if !inOtherModule("../..", "test/lab") {
+		t.Error("the lab is in the product's module: the test reads the wrong tree")
+	}
+	content, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(content), "replace") {
+		t.Error("go.mod replaces a module: go install NAME@VERSION refuses that")
+	}
+}
+
 func TestPlanHasNoClock(t *testing.T) {
-	for _, file := range goFiles(t, "../../pkg/plan") {
+	for _, file := range goFiles(t, "../../pkg/plan", noTest) {
 		for _, finding := range file.uses("time", clock) {
 			t.Errorf("pkg/plan: %s; the plan is a function of its input, pass the time in", finding)
 		}
@@ -185,8 +208,11 @@ type goFile struct {
 	syntax *ast.File
 }
 
-// goFiles parses every Go file below root that a product is built from.
-func goFiles(t *testing.T, root string) (files []goFile) {
+func anyFile(string) bool     { return true }
+func noTest(name string) bool { return !strings.HasSuffix(name, "_test.go") }
+
+// goFiles parses the Go files of the module below root whose names are wanted.
+func goFiles(t *testing.T, root string, wanted func(name string) bool) (files []goFile) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(at string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -199,7 +225,7 @@ func goFiles(t *testing.T, root string) (files []goFile) {
 			}
 			return nil
 		}
-		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+		if !strings.HasSuffix(name, ".go") || !wanted(name) {
 			return nil
 		}
 		syntax, err := parser.ParseFile(token.NewFileSet(), at, nil, 0)
@@ -226,6 +252,16 @@ func goFiles(t *testing.T, root string) (files []goFile) {
 func hasGoMod(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "go.mod"))
 	return err == nil
+}
+
+// inOtherModule says whether dir, seen from root, is in a module below root.
+func inOtherModule(root, dir string) bool {
+	for ; dir != "."; dir = path.Dir(dir) {
+		if hasGoMod(filepath.Join(root, dir)) {
+			return true
+		}
+	}
+	return false
 }
 
 func (f goFile) imports() (imported []string) {

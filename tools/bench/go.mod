@@ -5,6 +5,7 @@ go 1.26.8
 require (
 	github.com/cilium/ebpf v0.22.0
 	github.com/ebpf-cni/ebpf-cni v0.0.0
+	github.com/ebpf-cni/ebpf-cni/test/lab v0.0.0
 	github.com/google/go-cmp v0.7.0
 	github.com/spf13/cobra v1.10.2
 	github.com/vishvananda/netlink v1.3.1
@@ -43,7 +44,10 @@ require (
 	sigs.k8s.io/knftables v0.0.18 // indirect
 )
 
-replace github.com/ebpf-cni/ebpf-cni => ../..
+replace (
+	github.com/ebpf-cni/ebpf-cni => ../..
+	github.com/ebpf-cni/ebpf-cni/test/lab => ../../test/lab
+)
 
 tool (
 	github.com/containernetworking/plugins/plugins/ipam/host-local
