@@ -166,12 +166,15 @@ func (b *bed) uplink1(address string) {
 }
 
 // addPod writes what the plugin writes at ADD.
-func (b *bed) addPod(pod string) {
+func (b *bed) addPod(pod string) { b.addPodAs(pod, pod) }
+
+// addPodAs does so for a pod that gets another address.
+func (b *bed) addPodAs(pod, address string) {
 	l := b.pods[pod]
 	podMAC, hostMAC := wire.MAC(l.peer), wire.MAC(l.mac)
 	must(b, b.devices.Put(devices.Key{Ifindex: uint32(l.index)},
-		devices.Value{IPv4: addr(pod), PodMAC: podMAC, HostMAC: hostMAC}))
-	must(b, b.endpoints.Put(endpoints.Key{Address: addr(pod)},
+		devices.Value{IPv4: addr(address), PodMAC: podMAC, HostMAC: hostMAC}))
+	must(b, b.endpoints.Put(endpoints.Key{Address: addr(address)},
 		endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
 }
 
@@ -194,10 +197,5 @@ func (b *bed) device(pod string) devices.Value {
 func (b *bed) giveAway(address, to string) {
 	b.deletePod(address)
 	b.deletePod(to)
-	l := b.pods[to]
-	podMAC, hostMAC := wire.MAC(l.peer), wire.MAC(l.mac)
-	must(b, b.devices.Put(devices.Key{Ifindex: uint32(l.index)},
-		devices.Value{IPv4: addr(address), PodMAC: podMAC, HostMAC: hostMAC}))
-	must(b, b.endpoints.Put(endpoints.Key{Address: addr(address)},
-		endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
+	b.addPodAs(to, address)
 }

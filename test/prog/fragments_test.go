@@ -53,6 +53,20 @@ func joined(b *bed, parts []result) []byte {
 	return append(header, l4...)
 }
 
+// passed sends a packet in fragments through a program that does the same with each, and reads what comes of them.
+func passed(b *bed, p packet, by func(packet) result, verdict string) view {
+	b.Helper()
+	var parts []result
+	for _, f := range fragmented(b, p) {
+		parts = append(parts, by(f).is(verdict))
+	}
+	whole := joined(b, parts)
+	must(b, sumsValid(whole))
+	v, err := read(whole)
+	must(b, err)
+	return v
+}
+
 // firstFragment finds what is remembered of a pod's datagram, in one of the pod's places (frag_place in bpf/lib/frag.h).
 func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 	pod := uint32(b.pods[key.Src.String()].index)
@@ -80,26 +94,12 @@ func TestFragmentedBothWays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
 			p.payload, p.id = big, 77
-			var out []result
-			for _, f := range fragmented(b, p) {
-				out = append(out, b.fromPod(f).is("forwarded"))
-			}
-			seen := joined(b, out)
-			must(t, sumsValid(seen))
-			v, err := read(seen)
-			must(t, err)
+			v := passed(b, p, b.fromPod, "forwarded")
 			if v.src != nodeIP || v.sport < 49152 {
 				t.Fatalf("left as %v", v)
 			}
 			back := p.replied().with(func(r *packet) { r.dst, r.dport, r.id = v.src, v.sport, 99 })
-			var in []result
-			for _, f := range fragmented(b, back) {
-				in = append(in, b.fromUplink(f).is("delivered"))
-			}
-			whole := joined(b, in)
-			must(t, sumsValid(whole))
-			got, err := read(whole)
-			must(t, err)
+			got := passed(b, back, b.fromUplink, "delivered")
 			if want := reversed(view{proto: p.proto, src: podA, dst: world, sport: p.sport, dport: p.dport}); got.String() != want {
 				t.Errorf("came back as %q, want %q", got, want)
 			}
