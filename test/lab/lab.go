@@ -265,11 +265,9 @@ func (l *Lab) Namespaces() []*Namespace {
 func (l *Lab) dropNamespace(ns *Namespace) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, have := range l.namespaces {
-		if have == ns {
-			l.namespaces = append(l.namespaces[:i], l.namespaces[i+1:]...)
-			return ns.remove()
-		}
+	if i := slices.Index(l.namespaces, ns); i >= 0 {
+		l.namespaces = slices.Delete(l.namespaces, i, i+1)
+		return ns.remove()
 	}
 	return nil // has been dropped before
 }

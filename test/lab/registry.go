@@ -104,16 +104,21 @@ var errOwned = errors.New("the lab's owner is alive")
 
 // namespacesOf lists the named namespaces of one lab.
 func namespacesOf(id string) ([]string, error) {
-	entries, err := os.ReadDir(netnsDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list namespaces: %w", err)
+	return namesIn(netnsDir, func(entry fs.DirEntry) bool { return strings.HasPrefix(entry.Name(), prefix+id+"-") })
+}
+
+// labIDs lists the labs that are there, of every checkout.
+func labIDs() ([]string, error) { return namesIn(registryDir, fs.DirEntry.IsDir) }
+
+// namesIn lists the entries of a directory that are wanted; none of a directory that is not there.
+func namesIn(dir string, wanted func(fs.DirEntry) bool) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list %s: %w", dir, err)
 	}
 	var names []string
 	for _, entry := range entries {
-		if strings.HasPrefix(entry.Name(), prefix+id+"-") {
+		if wanted(entry) {
 			names = append(names, entry.Name())
 		}
 	}

@@ -98,23 +98,6 @@ func checkout() string {
 	return dir
 }
 
-func labIDs() ([]string, error) {
-	entries, err := os.ReadDir(registryDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list labs: %w", err)
-	}
-	var ids []string
-	for _, entry := range entries {
-		if entry.IsDir() {
-			ids = append(ids, entry.Name())
-		}
-	}
-	return ids, nil
-}
-
 // sweep ends the labs of dead owners, of the kept ones those that are chosen.
 func sweep(chosen func(KeptLab) bool) ([]string, error) {
 	guard, err := lockRegistry()
