@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
@@ -204,22 +204,9 @@ const agentPort = 9965
 // sendLoopback sends a segment to the agent's port of 127.0.0.1 out of the pod.
 func sendLoopback(t *testing.T, pod *lab.Pod, tcp *layers.TCP, payload string) {
 	t.Helper()
-	neighbours, err := pod.Netlink().NeighList(0, unix.AF_INET)
-	if err != nil || len(neighbours) == 0 {
-		t.Fatalf("the gateway's address in the pod: %v, error %v", neighbours, err)
-	}
-	ethernet := &layers.Ethernet{SrcMAC: pod.MAC, DstMAC: neighbours[0].HardwareAddr, EthernetType: layers.EthernetTypeIPv4}
-	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolTCP, SrcIP: pod.Addr().AsSlice(), DstIP: []byte{127, 0, 0, 1}}
 	tcp.SrcPort, tcp.DstPort, tcp.Window = 40000, agentPort, 65535
-	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
-		t.Fatal(err)
-	}
-	buffer := gopacket.NewSerializeBuffer()
-	options := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
-	if err := gopacket.SerializeLayers(buffer, options, ethernet, ip, tcp, gopacket.Payload(payload)); err != nil {
-		t.Fatal(err)
-	}
-	if err := pod.SendFrame(pod.IfName, buffer.Bytes()); err != nil {
+	frame := frameOf(t, pod, netip.MustParseAddr("127.0.0.1"), tcp, []byte(payload))
+	if err := pod.SendFrame(pod.IfName, frame); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -172,13 +172,7 @@ var changing = []string{"packets", "bytes", "snat_flows", "conntrack_flows", "ne
 // what the programs write into them.
 func inventory(t *testing.T, node *lab.Node) lab.Snapshot {
 	t.Helper()
-	snapshot, err := node.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := snapshot.Only("link", "address", "route", "rule", "neighbour", "qdisc", "filter", "tcx", "file").
-		Without(append(kernelsOwn, "/quarantine.", "/last_reserved_ip")...)
-	return append(lines, mapEntries(t, node)...)
+	return append(networkAndFiles(t, node), mapEntries(t, node)...)
 }
 
 func mapEntries(t *testing.T, node *lab.Node) []string {

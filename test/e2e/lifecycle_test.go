@@ -37,16 +37,22 @@ func dump(t *testing.T, node *lab.Node, table string) []map[string]any {
 // kernelsOwn are lines about addresses that the kernel gives to interfaces by itself, after a while.
 var kernelsOwn = []string{"fe80:", "ff00:"}
 
-// footprint is all that pods may leave behind on a node: network, files, map entries. Resting addresses, and where the
-// search for the next one begins, are meant to stay; which of the qdiscs are ours is a note that changes with them.
-func footprint(t *testing.T, node *lab.Node) lab.Snapshot {
+// networkAndFiles is what stands on a node but for sysctls, for what the kernel adds by itself, and for what rests there.
+func networkAndFiles(t *testing.T, node *lab.Node) lab.Snapshot {
 	t.Helper()
 	snapshot, err := node.Snapshot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := snapshot.Only("link", "address", "route", "rule", "neighbour", "qdisc", "filter", "tcx", "file").
-		Without(append(kernelsOwn, "/quarantine.", "/last_reserved_ip", "/state/qdiscs")...)
+	return snapshot.Only("link", "address", "route", "rule", "neighbour", "qdisc", "filter", "tcx", "file").
+		Without(append(kernelsOwn, "/quarantine.", "/last_reserved_ip")...)
+}
+
+// footprint is all that pods may leave behind on a node: network, files, map entries. Resting addresses, and where the
+// search for the next one begins, are meant to stay; which of the qdiscs are ours is a note that changes with them.
+func footprint(t *testing.T, node *lab.Node) lab.Snapshot {
+	t.Helper()
+	lines := networkAndFiles(t, node).Without("/state/qdiscs")
 	for _, table := range []string{"endpoints", "devices"} {
 		for _, row := range dump(t, node, table) {
 			for _, counter := range []string{"packets", "bytes", "snat_flows", "conntrack_flows"} {
