@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -27,73 +29,37 @@ type env struct {
 	cleanup        func(context.Context, agent.Directories, *slog.Logger) error
 }
 
-// The exit statuses.
-const (
-	fine = iota
-	failed
-	misused
-)
-
-// usageError is a command line that can't be followed.
-type usageError struct{ error }
-
-// run is the whole program.
+// run is the whole program; it returns the exit status.
 func run(ctx context.Context, e env) int {
-	err := e.command().ExecuteContext(ctx)
-	var wrong usageError
-	switch {
-	case err == nil:
-		return fine
-	case errors.As(err, &wrong):
-		_, _ = fmt.Fprintf(e.stderr, "ebpf-agent: %v\n", err)
-		return misused
-	}
-	_, _ = fmt.Fprintf(e.stderr, "ebpf-agent: %v\n", err)
-	return failed
-}
-
-func (e env) command() *cobra.Command {
-	given := newValues(flags())
+	var serving, cleaning options
 	root := &cobra.Command{
 		Use:   "ebpf-agent",
 		Short: "Keep this node's pod network",
 		Long: "ebpf-agent loads the dataplane of this node, keeps it in step with the cluster's Nodes\n" +
 			"and repairs what is removed under it. It runs until SIGTERM and leaves the dataplane running.\n\n" +
 			"Every flag can be given as an environment variable: --nodes-file as EBPF_AGENT_NODES_FILE.",
-		Version:       version,
-		SilenceErrors: true, SilenceUsage: true,
-		Args: e.noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return e.serve(cmd, given) },
+		Version: version,
+		Args:    e.noArguments,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return e.serve(cmd.Context(), &serving) },
 	}
-	cleanable := newValues(append(directoryFlags(), stayFlag()))
 	cleanup := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that agent and plugin ever made on this node, live pods' links included",
 		Long: "cleanup removes everything that agent and plugin ever made on this node: programs, maps, live pods' links,\n" +
-			"routes, addresses, files. It refuses while an agent runs. Sysctls are put back where they still hold our\n" +
+			"routes, addresses, files. It refuses while an agent runs. Sysctls are put back where they still have our\n" +
 			"value; ip_forward stays on.\n\n" +
 			"Of the agent's flags it takes those that say where things are, and they must say the same.",
-		SilenceErrors: true, SilenceUsage: true,
 		Args: e.noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return e.clean(cmd, cleanable) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return e.clean(cmd.Context(), &cleaning) },
 	}
 	root.AddCommand(cleanup)
-	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetArgs(e.args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
-	given.define(root.Flags())
-	cleanable.define(cleanup.Flags())
-	for _, c := range []*cobra.Command{root, cleanup} {
-		c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-			var unknown *pflag.NotExistError
-			if errors.As(err, &unknown) && later()[unknown.GetSpecifiedName()] != "" {
-				return usageError{notYet("--" + unknown.GetSpecifiedName())}
-			}
-			return usageError{fmt.Errorf("%w; --help lists the flags", err)}
-		})
-	}
-	return root
+	root.SetFlagErrorFunc(refuseLater)
+	cli.Define(root.Flags(), cli.Variable, serving.flags()...)
+	cli.Define(cleanup.Flags(), cli.Variable, append(cleaning.directoryFlags(), cleaning.stayFlag())...)
+	return cli.Run(ctx, root, e.lookup)
 }
 
 // noArguments says what may have been meant by an argument.
@@ -102,45 +68,108 @@ func (e env) noArguments(_ *cobra.Command, args []string) error {
 		return nil
 	}
 	if i := slices.Index(e.args, args[0]); i > 0 && strings.HasPrefix(e.args[i-1], "--") && !strings.Contains(e.args[i-1], "=") {
-		return usageError{fmt.Errorf("unknown argument %q; %s takes its value as in %[2]s=%[1]s", args[0], e.args[i-1])}
+		return fmt.Errorf("unknown argument %q; %s takes its value as in %[2]s=%[1]s", args[0], e.args[i-1])
 	}
 	if args[0] == "version" {
-		return usageError{errors.New("unknown command \"version\"; --version tells it")}
+		return errors.New("unknown command \"version\"; --version tells it")
 	}
-	return usageError{fmt.Errorf("unknown command %q; the only one is cleanup", args[0])}
+	return fmt.Errorf("unknown command %q; the only one is cleanup", args[0])
 }
 
-func (e env) serve(cmd *cobra.Command, given values) error {
-	var o options
-	if err := given.read(cmd.Flags(), e.lookup, &o); err != nil {
-		return usageError{err}
+// refuseLater says of a flag that is to come that it has not.
+func refuseLater(_ *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && later()[unknown.GetSpecifiedName()] != "" {
+		return notYet("--" + unknown.GetSpecifiedName())
 	}
+	return err
+}
+
+func notYet(setting string) error {
+	return cli.Misuse("%s: this version does not have what that sets, it carries IPv4 with direct routing; leave it out", setting)
+}
+
+func (e env) serve(ctx context.Context, o *options) error {
 	if err := o.dismiss(e.lookup); err != nil {
-		return usageError{err}
+		return err
 	}
 	if err := o.complete(e); err != nil {
 		return err
 	}
 	o.config.Log = o.logger(e.stderr)
 	o.remark()
-	return e.run(cmd.Context(), o.config)
+	return e.run(ctx, o.config)
 }
 
-func (e env) clean(cmd *cobra.Command, given values) error {
-	var o options
-	if err := given.read(cmd.Flags(), e.lookup, &o); err != nil {
-		return usageError{err}
-	}
+func (e env) clean(ctx context.Context, o *options) error {
 	if err := o.findPlugin(e); err != nil {
 		return err
 	}
 	log := o.logger(e.stderr)
-	if err := e.cleanup(cmd.Context(), o.config.Directories, log); err != nil || !o.stay {
+	if err := e.cleanup(ctx, o.config.Directories, log); err != nil || !o.stay {
 		return err
 	}
 	log.Info("waiting for SIGTERM, as --stay says")
-	<-cmd.Context().Done()
+	<-ctx.Done()
 	return nil
+}
+
+// dismiss looks for settings of features that this version does not have. What a manifest of before has shipped is no
+// reason not to start; anything else was meant.
+func (o *options) dismiss(lookup func(string) (string, bool)) error {
+	shipped := later()
+	for _, name := range slices.Sorted(maps.Keys(shipped)) {
+		variable := cli.Variable(name)
+		switch value, _ := lookup(variable); value {
+		case "":
+		case shipped[name]:
+			o.dismissed = append(o.dismissed, variable)
+		default:
+			return notYet(fmt.Sprintf("$%s %q", variable, value))
+		}
+	}
+	return nil
+}
+
+// complete adds what is not in the flags alone.
+func (o *options) complete(e env) error {
+	o.config.Version = version
+	if o.config.Node == "" {
+		o.config.Node, _ = e.lookup("NODE_NAME")
+	}
+	if o.config.Node == "" {
+		name, err := e.hostname()
+		if err != nil || name == "" {
+			return cli.Misuse("--node-name: not given, and this host has no name; takes the name of a Node")
+		}
+		o.config.Node = strings.ToLower(name) // as the kubelet does
+	}
+	if o.config.Portmap == agent.PortmapOn && o.config.Bin == "" {
+		return cli.Misuse(`--portmap "on": --cni-bin-dir is empty, where the portmap plugin is looked for; takes auto or off then`)
+	}
+	if err := o.findPlugin(e); err != nil {
+		return err
+	}
+	if o.config.NodesFile != "" {
+		return nil
+	}
+	var err error
+	o.config.API, err = agent.LoadAPI(o.kubeconfig)
+	if errors.Is(err, agent.ErrNotInCluster) {
+		return cli.Misuse("--kubeconfig: not given, and this is no pod of a cluster; takes a kubeconfig file (or give --nodes-file)")
+	}
+	if err != nil && o.kubeconfig != "" {
+		return cli.Misuse("--kubeconfig %q: %s; takes a kubeconfig file", o.kubeconfig, readable(err, o.kubeconfig))
+	}
+	return err
+}
+
+// readable takes out of client-go's error on a kubeconfig what was said already
+// and what is only of use to those who know its sources.
+func readable(err error, path string) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	line, _, _ = strings.Cut(line, " into Go ")
+	return strings.TrimPrefix(line, fmt.Sprintf("error loading config file %q: ", path))
 }
 
 // findPlugin looks for the plugin beside our own executable.
@@ -154,9 +183,24 @@ func (o *options) findPlugin(e env) error {
 }
 
 func (o *options) logger(w io.Writer) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: o.level}
-	if o.json {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(o.config.LogLevel)) // its words are the flag's
+	opts := &slog.HandlerOptions{Level: level}
+	if o.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// remark logs what the flags leave undone, and what is not done to the letter.
+func (o *options) remark() {
+	for _, p := range o.masked {
+		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())
+	}
+	if len(o.dismissed) > 0 {
+		o.config.Log.Warn("settings of features that this version does not have are ignored", "variables", o.dismissed)
+	}
+	if o.kubeconfig != "" && o.config.NodesFile != "" {
+		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)
+	}
 }

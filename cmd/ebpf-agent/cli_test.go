@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -79,12 +80,12 @@ func TestCleanupStays(t *testing.T) {
 		t.Errorf("it ended by itself, status %d", status)
 	case <-time.After(100 * time.Millisecond):
 		cancel()
-		if status := <-ended; status != fine {
+		if status := <-ended; status != cli.Fine {
 			t.Errorf("status %d", status)
 		}
 	}
 	cancel()
-	if c := call(t, errors.New("in use"), nil, "cleanup", "--stay"); c.status != failed {
+	if c := call(t, errors.New("in use"), nil, "cleanup", "--stay"); c.status != cli.Failed {
 		t.Errorf("a cleanup that failed: status %d", c.status)
 	}
 }
@@ -151,7 +152,7 @@ func TestRefusals(t *testing.T) {
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
 		{"--masquerade=maybe", "true or false"},
-		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "no prefix"},
+		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
 		{"--snat-ports=0-5", "LOW-HIGH"}, {"--snat-ports=9-5", "LOW-HIGH"}, {"--snat-ports=5", "LOW-HIGH"}, {"--snat-ports=1-70000", "LOW-HIGH"},
 		{"--snat-entries=0", "a number"}, {"--snat-entries=x", "a number"}, {"--snat-entries=99999999", "a number"},
@@ -222,16 +223,16 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestEveryFlagHasItsVariable(t *testing.T) {
-	for _, f := range flags() {
-		c := call(t, nil, map[string]string{variable(f.name): "\x01bad"}, "--nodes-file=$NODES")
-		if f.name == "nodes-file" { // given as a flag, which wins
+	for _, f := range new(options).flags() {
+		c := call(t, nil, map[string]string{cli.Variable(f.Name): "\x01bad"}, "--nodes-file=$NODES")
+		if f.Name == "nodes-file" { // given as a flag, which wins
 			if c.status != 0 {
 				t.Errorf("--nodes-file is overruled by its variable: %s", c.stderr)
 			}
 			continue
 		}
-		if c.status != 2 || !strings.Contains(c.stderr, "--"+f.name+" ") {
-			t.Errorf("%s is not read: status %d, %q", variable(f.name), c.status, c.stderr)
+		if c.status != 2 || !strings.Contains(c.stderr, "--"+f.Name+" ") {
+			t.Errorf("%s is not read: status %d, %q", cli.Variable(f.Name), c.status, c.stderr)
 		}
 	}
 }
@@ -262,7 +263,7 @@ func TestWithoutAnySource(t *testing.T) {
 func TestSettingsOfNoFeature(t *testing.T) {
 	shipped := map[string]string{}
 	for name, value := range later() {
-		shipped[variable(name)] = value
+		shipped[cli.Variable(name)] = value
 	}
 	c := call(t, nil, shipped, "--nodes-file=$NODES")
 	if c.status != 0 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "EBPF_AGENT_VXLAN_PORT") {
@@ -270,10 +271,10 @@ func TestSettingsOfNoFeature(t *testing.T) {
 	}
 	for name, value := range later() {
 		for setting, c := range map[string]called{
-			"$" + variable(name): call(t, nil, map[string]string{variable(name): "7"}, "--nodes-file=$NODES"),
-			"--" + name:          call(t, nil, nil, "--nodes-file=$NODES", "--"+name+"="+value),
+			"$" + cli.Variable(name): call(t, nil, map[string]string{cli.Variable(name): "7"}, "--nodes-file=$NODES"),
+			"--" + name:              call(t, nil, nil, "--nodes-file=$NODES", "--"+name+"="+value),
 		} {
-			if c.status != misused || !strings.Contains(c.stderr, setting) || !strings.Contains(c.stderr, "leave it out") {
+			if c.status != cli.Misused || !strings.Contains(c.stderr, setting) || !strings.Contains(c.stderr, "leave it out") {
 				t.Errorf("%s: status %d: %q", setting, c.status, c.stderr)
 			}
 		}
@@ -321,9 +322,9 @@ func TestHelpAndVersion(t *testing.T) {
 	if c.status != 0 || c.stderr != "" {
 		t.Fatalf("status %d: %q", c.status, c.stderr)
 	}
-	for _, f := range flags() {
-		if !regexp.MustCompile(`(?m)^ +--` + f.name + `[ \[]`).MatchString(c.stdout) {
-			t.Errorf("--%s is not in the help", f.name)
+	for _, f := range new(options).flags() {
+		if !regexp.MustCompile(`(?m)^ +--` + f.Name + `[ \[]`).MatchString(c.stdout) {
+			t.Errorf("--%s is not in the help", f.Name)
 		}
 	}
 	if c := call(t, nil, nil, "--version"); c.status != 0 || !strings.Contains(c.stdout, version) {
@@ -354,8 +355,8 @@ func TestFailureIsStatusOne(t *testing.T) {
 
 func TestFlagNamesAreUnique(t *testing.T) {
 	var names []string
-	for _, f := range flags() {
-		names = append(names, f.name)
+	for _, f := range new(options).flags() {
+		names = append(names, f.Name)
 	}
 	slices.Sort(names)
 	if len(slices.Compact(slices.Clone(names))) != len(names) {

@@ -1,9 +1,10 @@
 package main
 
 import (
-	"log/slog"
 	"net/netip"
+	"slices"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -11,90 +12,56 @@ import (
 type options struct {
 	config     agent.Config
 	kubeconfig string
-	level      slog.Level
-	json       bool
+	logFormat  string
 	masked     []netip.Prefix // as they were given
 	dismissed  []string       // variables that were ignored
 	stay       bool           // after a cleanup
 }
 
-// directoryFlags are the flags that say where things are; cleanup has these alone.
-func directoryFlags() []flag {
-	return []flag{
-		{name: "bpffs", arg: "DIR", value: "/sys/fs/bpf/ebpf-cni", help: "pin directory", takes: absolute,
-			set: func(o *options, s string, _ bool) error { return directory((*string)(&o.config.BPFFS), s) }},
-		{name: "state-dir", arg: "DIR", value: "/run/ebpf-cni", help: "state directory; on a tmpfs: it must die with the boot, as the pods do", takes: absolute,
-			set: func(o *options, s string, _ bool) error { return directory(&o.config.State, s) }},
-		{name: "cni-conf-dir", arg: "DIR", value: "/etc/cni/net.d", help: "where 10-ebpf-cni.conflist is written when the node can carry pods", takes: absolute,
-			set: func(o *options, s string, _ bool) error { return directory(&o.config.Conf, s) }},
-		{name: "cni-bin-dir", arg: "DIR", value: "/opt/cni/bin", help: "where the plugin is installed from beside this executable; empty: not installed", takes: absolute + ", or nothing", emptyCounts: true,
-			set: func(o *options, s string, _ bool) error {
-				if s == "" {
-					return nil
-				}
-				return directory(&o.config.Bin, s)
-			}},
-		{name: "proc-sys", arg: "DIR", value: "/proc/sys", help: "where sysctls are written", takes: "a directory that exists",
-			set: func(o *options, s string, _ bool) error { return existingDirectory(&o.config.ProcSys, s) }},
-		{name: "log-level", arg: "LEVEL", value: "info", help: "debug | info | warn | error", takes: "debug, info, warn or error",
-			set: func(o *options, s string, _ bool) error {
-				o.config.LogLevel = s
-				return choose(&o.level, s, map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError})
-			}},
-		{name: "log-format", arg: "FORMAT", value: "text", help: "text | json, on stderr", takes: "text or json",
-			set: func(o *options, s string, _ bool) error {
-				return choose(&o.json, s, map[string]bool{"text": false, "json": true})
-			}},
+// directoryFlags are the flags that say where things are; cleanup has these and stayFlag alone.
+func (o *options) directoryFlags() []cli.Flag {
+	c := &o.config
+	return []cli.Flag{
+		cli.BPFFS(&c.BPFFS),
+		cli.StateDir(&c.State),
+		{Name: "cni-conf-dir", Default: "/etc/cni/net.d", Help: "where 10-ebpf-cni.conflist is written once the node can carry pods", Value: cli.Directory(&c.Conf)},
+		{Name: "cni-bin-dir", Default: "/opt/cni/bin", Help: "where the plugin is installed, from beside this executable; empty: nowhere", Value: optional(cli.Directory(&c.Bin)), EmptyCounts: true},
+		{Name: "proc-sys", Default: "/proc/sys", Help: "where the host's sysctls are written", Value: existingDirectory(&c.ProcSys)},
+		{Name: "log-level", Default: "info", Help: "the least severe messages that agent and plugin log", Value: cli.OneOf(&c.LogLevel, "debug", "info", "warn", "error")},
+		{Name: "log-format", Default: "text", Help: "format of the agent's log, which goes to stderr", Value: cli.OneOf(&o.logFormat, "text", "json")},
 	}
 }
 
-// stayFlag is cleanup's own.
-func stayFlag() flag {
-	return flag{name: "stay", value: "false", help: "wait for SIGTERM afterwards, as the container of a DaemonSet must", takes: trueOrFalse,
-		set: func(o *options, s string, _ bool) error { return boolean(&o.stay, s) }}
+func (o *options) stayFlag() cli.Flag {
+	return cli.Flag{Name: "stay", Default: "false", Help: "wait for SIGTERM afterwards, as the container of a DaemonSet must", Value: cli.Bool(&o.stay)}
 }
 
-const absolute = "an absolute path of a directory"
-
 // flags are all flags of the agent, in the order of the help.
-func flags() []flag {
-	return append([]flag{
-		{name: "node-name", arg: "NAME", help: "this node; else $NODE_NAME, else the hostname", takes: "the name of a Node", set: nodeName},
-		{name: "kubeconfig", arg: "FILE", help: "Kubernetes API; default in-cluster", takes: "a kubeconfig file",
-			set: func(o *options, s string, given bool) error { return existingFile(&o.kubeconfig, s, given) }},
-		{name: "nodes-file", arg: "FILE", help: "instead of the API: a v1 NodeList or List of Nodes, YAML or JSON, as kubectl get nodes -o yaml prints it; re-read when it changes",
-			takes: "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON",
-			set:   func(o *options, s string, given bool) error { return existingFile(&o.config.NodesFile, s, given) }},
-		{name: "uplink", arg: "IFACE,...", help: "default: every interface that routes lead out of, followed as they change",
-			takes: "names of Ethernet interfaces that exist, comma-separated", set: uplinks},
-		{name: "masquerade", value: "true", help: "masquerade what pods send to the world", takes: trueOrFalse,
-			set: func(o *options, s string, _ bool) error { return boolean(&o.config.Masquerade, s) }},
-		{name: "non-masquerade-cidr", arg: "CIDR,...", help: "never masqueraded; podCIDRs and node addresses never need naming", takes: prefixList,
-			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.NonMasquerade, s) }},
-		{name: "cluster-cidr", arg: "CIDR,...", help: "all podCIDRs' parent: never masqueraded, also where a Node is not known yet", takes: prefixList,
-			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.Cluster, s) }},
-		{name: "kube-proxy", arg: "MODE", value: "auto",
-			help:  "auto | on | off: whether netfilter translates addresses on this node, as kube-proxy, portmap and rules of your own do; auto: found out, and followed as it changes",
-			takes: "auto, on or off", set: kubeProxy},
-		{name: "snat-ports", arg: "LOW-HIGH", value: "49152-65535", help: "ports to masquerade to", takes: "LOW-HIGH, each from 1 to 65535", set: snatPorts},
-		{name: "snat-entries", arg: "N", value: "262144", help: "capacity of the masquerading tables", takes: "a number from 16 to 16777216",
-			set: func(o *options, s string, _ bool) error { return number(&o.config.SnatEntries, s, 16, 1<<24) }},
-		{name: "service-cidr", arg: "CIDR,...", help: "no podCIDR may overlap these", takes: prefixList,
-			set: func(o *options, s string, _ bool) error { return o.prefixes(&o.config.Service, s) }},
-		{name: "address-quarantine", arg: "DUR", value: "60s", help: "how long a freed pod address rests before it is chosen again", takes: "a duration such as 60s or 0",
-			set: func(o *options, s string, _ bool) error { return duration(&o.config.Quarantine, s) }},
-		{name: "mtu", arg: "N", value: "0", help: "of pods; 0: the uplink's", takes: "0, or a number from 576 to 65535", set: mtu},
-		{name: "attach", arg: "HOW", value: "auto", help: "auto | tcx | clsact", takes: "auto, tcx or clsact",
-			set: func(o *options, s string, _ bool) error {
-				return choose(&o.config.Attach, s, map[string]agent.Attach{"auto": agent.AttachAuto, "tcx": agent.AttachTCX, "clsact": agent.AttachClsact})
-			}},
-		{name: "mark", arg: "BIT", value: "0x00800000", help: "the one skb mark bit that is ours", takes: "a number with one bit set, but 0x4000 and 0x8000, which are kube-proxy's", set: mark},
-		{name: "listen", arg: "ADDR", value: "127.0.0.1:9965", help: "/healthz /readyz /metrics", takes: "HOST:PORT, or nothing for no listener", emptyCounts: true,
-			set: func(o *options, s string, _ bool) error { return listener(&o.config.Listen, s) }},
-		{name: "metrics-listen", arg: "ADDR", help: "a second listener with /metrics alone, for Prometheus", takes: "HOST:PORT",
-			set: func(o *options, s string, _ bool) error { return listener(&o.config.MetricsListen, s) }},
-		{name: "portmap", arg: "MODE", value: "auto", help: "auto | on | off: chain the portmap plugin after ours, for host ports; auto: when it is in --cni-bin-dir", takes: "auto, on or off", set: portmap},
-	}, directoryFlags()...)
+func (o *options) flags() []cli.Flag {
+	c := &o.config
+	return slices.Concat([]cli.Flag{
+		{Name: "node-name", Help: "name of this host's Node; default: $NODE_NAME, else the host name in lower case", Value: nodeName(&c.Node)},
+		{Name: "kubeconfig", Help: "how to reach the Kubernetes API; default: as pods of the cluster do", Value: existingFile(&o.kubeconfig, "a kubeconfig file")},
+		{Name: "nodes-file", Help: "read Nodes from this file instead of the API, again whenever it changes: what kubectl get nodes prints with -o yaml or -o json",
+			Value: existingFile(&c.NodesFile, "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON")},
+		{Name: "uplink", Help: "interfaces that lead out of the node; default: all that routes lead out of, followed as routes change", Value: uplinks(&c.Uplinks)},
+		{Name: "masquerade", Default: "true", Help: "masquerade what pods send to the world: it leaves with the node's address", Value: cli.Bool(&c.Masquerade)},
+		{Name: "non-masquerade-cidr", Help: "destinations that see pods' own addresses; podCIDRs and nodes always do and need not be listed", Value: o.prefixes(&c.NonMasquerade)},
+		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
+		{Name: "kube-proxy", Default: "auto", Help: "whether netfilter translates addresses on this node, as rules of kube-proxy, portmap and your own do; auto: find out, and follow changes",
+			Value: cli.OneOf(&c.KubeProxy, agent.KubeProxyAuto, agent.KubeProxyOn, agent.KubeProxyOff)},
+		{Name: "snat-ports", Default: "49152-65535", Help: "ports of the node that masqueraded flows get", Value: snatPorts(&c.SnatLow, &c.SnatHigh)},
+		{Name: "snat-entries", Default: "262144", Help: "how many flows can be masqueraded at a time: the capacity of the tables", Value: cli.Number(&c.SnatEntries, "FLOWS", 16, 1<<24)},
+		{Name: "service-cidr", Help: "the range of Services' addresses; a podCIDR that overlaps it is refused", Value: o.prefixes(&c.Service)},
+		{Name: "address-quarantine", Default: "60s", Help: "how long a deleted pod's address is not given to another pod", Value: cli.Duration(&c.Quarantine, 0)},
+		{Name: "mtu", Default: "0", Help: "MTU of pods' interfaces; 0, the default: that of the uplinks", Value: mtu(&c.MTU)},
+		{Name: "attach", Default: "auto", Help: "how programs are attached; auto: by tcx where the kernel has it, else by clsact", Value: cli.OneOf(&c.Attach, agent.AttachAuto, agent.AttachTCX, agent.AttachClsact)},
+		{Name: "mark", Default: "0x00800000", Help: "the bit of packets' marks that the dataplane uses, and nothing else on the node", Value: mark(&c.Mark)},
+		{Name: "listen", Default: "127.0.0.1:9965", Help: "where /healthz, /readyz and /metrics are served over HTTP; empty: nowhere", Value: listener(&c.Listen), EmptyCounts: true},
+		{Name: "metrics-listen", Help: "where /metrics alone is served as well, as for a Prometheus outside the node; default: nowhere", Value: listener(&c.MetricsListen)},
+		{Name: "portmap", Default: "auto", Help: "whether the portmap plugin, which opens host ports, is chained after ours; auto: when it is in --cni-bin-dir",
+			Value: cli.OneOf(&c.Portmap, agent.PortmapAuto, agent.PortmapOn, agent.PortmapOff)},
+	}, o.directoryFlags())
 }
 
 // later are flags of features that this version does not have, with the values that manifests have shipped for them.

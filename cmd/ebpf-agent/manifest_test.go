@@ -17,6 +17,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -88,7 +89,7 @@ func TestCleanupManifest(t *testing.T) {
 			executable: func() (string, error) { return "/bin/ebpf-agent", nil },
 			cleanup:    func(_ context.Context, d agent.Directories, _ *slog.Logger) error { dirs = d; return nil },
 		})
-		if status != fine || dirs.State != "/run/ebpf-cni" || dirs.BPFFS != "/sys/fs/bpf/ebpf-cni" || !slices.Contains(c.Args, "--proc-sys="+agentsProcSys(t)) {
+		if status != cli.Fine || dirs.State != "/run/ebpf-cni" || dirs.BPFFS != "/sys/fs/bpf/ebpf-cni" || !slices.Contains(c.Args, "--proc-sys="+agentsProcSys(t)) {
 			t.Errorf("%s: %v: status %d, directories %+v", c.Name, c.Args, status, dirs)
 		}
 	}
@@ -96,7 +97,7 @@ func TestCleanupManifest(t *testing.T) {
 
 func agentsProcSys(t *testing.T) string {
 	t.Helper()
-	return readManifest(t).config.Data[variable("proc-sys")]
+	return readManifest(t).config.Data[cli.Variable("proc-sys")]
 }
 
 // notInManifest are flags that are not the same for every node, or that replace
@@ -105,18 +106,18 @@ var notInManifest = []string{"node-name", "kubeconfig", "nodes-file"}
 
 func TestManifestHasEverySetting(t *testing.T) {
 	data := readManifest(t).config.Data
-	for _, f := range flags() {
-		if slices.Contains(notInManifest, f.name) {
+	for _, f := range new(options).flags() {
+		if slices.Contains(notInManifest, f.Name) {
 			continue
 		}
-		value, ok := data[variable(f.name)]
+		value, ok := data[cli.Variable(f.Name)]
 		if !ok {
-			t.Errorf("the ConfigMap lacks %s", variable(f.name))
+			t.Errorf("the ConfigMap lacks %s", cli.Variable(f.Name))
 		}
-		delete(data, variable(f.name))
+		delete(data, cli.Variable(f.Name))
 		// Where the default depends on what this build can do, or the container differs from the host.
-		if value != f.value && f.name != "proc-sys" {
-			t.Errorf("%s is %q, the default of --%s is %q", variable(f.name), value, f.name, f.value)
+		if value != f.Default && f.Name != "proc-sys" {
+			t.Errorf("%s is %q, the default of --%s is %q", cli.Variable(f.Name), value, f.Name, f.Default)
 		}
 	}
 	if len(data) > 0 {
@@ -126,8 +127,8 @@ func TestManifestHasEverySetting(t *testing.T) {
 
 func TestManifestIsAccepted(t *testing.T) {
 	m := readManifest(t)
-	m.config.Data[variable("proc-sys")] = "/proc/sys" // elsewhere there is no such directory
-	m.config.Data[variable("nodes-file")] = "manifest_test.go"
+	m.config.Data[cli.Variable("proc-sys")] = "/proc/sys" // elsewhere there is no such directory
+	m.config.Data[cli.Variable("nodes-file")] = "manifest_test.go"
 	var stderr bytes.Buffer
 	var got agent.Config
 	status := run(t.Context(), env{
@@ -137,7 +138,7 @@ func TestManifestIsAccepted(t *testing.T) {
 		executable: func() (string, error) { return "/bin/ebpf-agent", nil },
 		run:        func(_ context.Context, c agent.Config) error { got = c; return nil },
 	})
-	if status != fine {
+	if status != cli.Fine {
 		t.Fatalf("status %d: %s", status, &stderr)
 	}
 	if got.Listen != "127.0.0.1:9965" || got.Conf != "/etc/cni/net.d" || !got.Masquerade {
@@ -186,17 +187,17 @@ func TestManifestPaths(t *testing.T) {
 		mounted[v.MountPath] = host[v.Name]
 	}
 	for in, want := range map[string]string{
-		"/sys/fs/bpf": "/sys/fs/bpf", m.config.Data[variable("state-dir")]: "/run/ebpf-cni",
-		m.config.Data[variable("cni-conf-dir")]: "/etc/cni/net.d", m.config.Data[variable("cni-bin-dir")]: "/opt/cni/bin",
-		m.config.Data[variable("proc-sys")] + "/net": "/proc/sys/net", "/run/netns": "/run/netns", "/var/run/netns": "/run/netns",
+		"/sys/fs/bpf": "/sys/fs/bpf", m.config.Data[cli.Variable("state-dir")]: "/run/ebpf-cni",
+		m.config.Data[cli.Variable("cni-conf-dir")]: "/etc/cni/net.d", m.config.Data[cli.Variable("cni-bin-dir")]: "/opt/cni/bin",
+		m.config.Data[cli.Variable("proc-sys")] + "/net": "/proc/sys/net", "/run/netns": "/run/netns", "/var/run/netns": "/run/netns",
 	} {
 		if mounted[in] != want {
 			t.Errorf("%s of the container is %q of the host, want %q", in, mounted[in], want)
 		}
 	}
 	for _, p := range []*corev1.Probe{pod.Containers[0].LivenessProbe, pod.Containers[0].ReadinessProbe, pod.Containers[0].StartupProbe} {
-		if address := p.HTTPGet.Host + ":" + p.HTTPGet.Port.String(); address != m.config.Data[variable("listen")] {
-			t.Errorf("a probe asks %s, the agent listens on %s", address, m.config.Data[variable("listen")])
+		if address := p.HTTPGet.Host + ":" + p.HTTPGet.Port.String(); address != m.config.Data[cli.Variable("listen")] {
+			t.Errorf("a probe asks %s, the agent listens on %s", address, m.config.Data[cli.Variable("listen")])
 		}
 	}
 }

@@ -3,88 +3,172 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math/bits"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
 	"strings"
 
-	"github.com/spf13/pflag"
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 )
 
-// flag is one flag of the command line.
-type flag struct {
-	name string
-	// arg is the placeholder in the help; empty for a switch.
-	arg   string
-	value string // the default
-	help  string
-	// takes completes "--name "value": takes ...".
-	takes string
-	// emptyCounts: an empty environment variable is a value, not an absence.
-	emptyCounts bool
-	// set checks a value and keeps it. given is false for the default.
-	set func(o *options, value string, given bool) error
-}
-
-// values are the flags of one command with what was given on its command line.
-type values struct {
-	flags []flag
-	raw   map[string]*string
-}
-
-func newValues(flags []flag) values {
-	v := values{flags: flags, raw: map[string]*string{}}
-	for _, f := range flags {
-		value := f.value
-		v.raw[f.name] = &value
+// optional takes nothing as well, and leaves what it sets empty then.
+func optional(v cli.Value) cli.Value {
+	set := v.Set
+	v.Takes += ", or nothing"
+	v.Set = func(s string) error {
+		if s == "" {
+			return nil
+		}
+		return set(s)
 	}
 	return v
 }
 
-// text is a flag's value before it is checked; all are checked together, in the
-// order of the help, whether they come from the command line or the environment.
-type text struct {
-	value *string
-	arg   string
+func existingDirectory(into *string) cli.Value {
+	return cli.Value{Arg: "DIR", Takes: "a directory that exists", Set: func(s string) error {
+		info, err := os.Stat(s)
+		if err != nil {
+			return errors.Unwrap(err)
+		}
+		if !info.IsDir() {
+			return cli.ErrTakes
+		}
+		*into = s
+		return nil
+	}}
 }
 
-func (t text) String() string     { return *t.value }
-func (t text) Set(s string) error { *t.value = s; return nil }
-func (t text) Type() string       { return t.arg }
+// existingFile refuses a file that is not there; what is in it may still change.
+func existingFile(into *string, takes string) cli.Value {
+	return cli.Value{Arg: "FILE", Takes: takes, Set: func(s string) error {
+		if s == "" {
+			return cli.ErrTakes
+		}
+		info, err := os.Stat(s)
+		if err != nil {
+			return errors.Unwrap(err)
+		}
+		if info.IsDir() {
+			return cli.ErrTakes
+		}
+		*into = s
+		return nil
+	}}
+}
 
-func (v values) define(set *pflag.FlagSet) {
-	set.SortFlags = false
-	for _, f := range v.flags {
-		defined := set.VarPF(text{v.raw[f.name], f.arg}, f.name, "", f.help)
-		if f.arg == "" {
-			defined.NoOptDefVal = "true"
+// prefixes is a list. What has bits beyond its length is taken for what the
+// length leaves, as for podCIDRs, and remembered to be said.
+func (o *options) prefixes(into *[]netip.Prefix) cli.Value {
+	return cli.Value{Arg: "CIDR,...", Takes: "prefixes such as 10.0.0.0/8, comma-separated, but not 0.0.0.0/0 or ::/0", Set: func(s string) error {
+		for _, one := range list(s) {
+			p, err := netip.ParsePrefix(one)
+			if err != nil {
+				return fmt.Errorf("%q is not a prefix", one)
+			}
+			if p.Bits() == 0 || p.Addr().Is4In6() {
+				return fmt.Errorf("%s is refused", one)
+			}
+			if p != p.Masked() {
+				o.masked = append(o.masked, p)
+			}
+			*into = append(*into, p.Masked())
+		}
+		return nil
+	}}
+}
+
+// list splits at commas and passes over what is empty.
+func list(s string) []string {
+	var out []string
+	for one := range strings.SplitSeq(s, ",") {
+		if one = strings.TrimSpace(one); one != "" {
+			out = append(out, one)
 		}
 	}
+	return out
 }
 
-// variable is the environment variable of a flag.
-func variable(name string) string {
-	return "EBPF_AGENT_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-}
-
-// read checks every flag: the command line wins, then the environment.
-func (v values) read(set *pflag.FlagSet, lookup func(string) (string, bool), o *options) error {
-	for _, f := range v.flags {
-		value, given, from := *v.raw[f.name], set.Changed(f.name), ""
-		if env, ok := lookup(variable(f.name)); !given && ok && (env != "" || f.emptyCounts) {
-			value, given, from = env, true, " (from $"+variable(f.name)+")"
+func listener(into *string) cli.Value {
+	return optional(cli.Value{Arg: "HOST:PORT", Takes: "HOST:PORT, where HOST may be an address, localhost or nothing for every address", Set: func(s string) error {
+		host, port, err := net.SplitHostPort(s)
+		if err != nil {
+			return cli.ErrTakes
 		}
-		if err := f.set(o, value, given); err != nil {
-			return fmt.Errorf("--%s %q%s: %w", f.name, value, from, f.explain(err))
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return cli.ErrTakes
 		}
-	}
-	return nil
+		if host != "" && host != "localhost" {
+			if _, err := netip.ParseAddr(host); err != nil {
+				return cli.ErrTakes
+			}
+		}
+		*into = s
+		return nil
+	}})
 }
 
-// errTakes says only that the value is not what the flag takes.
-var errTakes = errors.New("bad value")
+func nodeName(into *string) cli.Value {
+	return cli.Value{Arg: "NAME", Takes: "the name of a Node", Set: func(s string) error {
+		if s == "" || len(s) > 253 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == '/' || r == 0x7f }) {
+			return cli.ErrTakes
+		}
+		*into = s
+		return nil
+	}}
+}
 
-// explain adds what the flag takes to what is wrong with its value.
-func (f flag) explain(err error) error {
-	if errors.Is(err, errTakes) {
-		return fmt.Errorf("takes %s", f.takes)
-	}
-	return fmt.Errorf("%w; takes %s", err, f.takes)
+func uplinks(into *[]string) cli.Value {
+	return cli.Value{Arg: "IFACE,...", Takes: "names of Ethernet interfaces that exist, comma-separated", Set: func(s string) error {
+		*into = list(s)
+		for _, name := range *into {
+			i, err := net.InterfaceByName(name)
+			if err != nil {
+				return fmt.Errorf("there is no interface %q", name)
+			}
+			if i.Flags&net.FlagLoopback != 0 || len(i.HardwareAddr) != 6 {
+				return fmt.Errorf("%s is not an Ethernet interface", name)
+			}
+		}
+		if len(*into) == 0 {
+			return cli.ErrTakes
+		}
+		return nil
+	}}
+}
+
+func snatPorts(low, high *uint16) cli.Value {
+	return cli.Value{Arg: "LOW-HIGH", Takes: "LOW-HIGH, each from 1 to 65535", Set: func(s string) error {
+		first, last, _ := strings.Cut(s, "-")
+		l, err := strconv.ParseUint(first, 10, 16)
+		h, err2 := strconv.ParseUint(last, 10, 16)
+		if err != nil || err2 != nil || l == 0 || l > h {
+			return cli.ErrTakes
+		}
+		*low, *high = uint16(l), uint16(h)
+		return nil
+	}}
+}
+
+func mtu(into *int) cli.Value {
+	return cli.Value{Arg: "BYTES", Takes: "0, or a number from 576 to 65535", Set: func(s string) error {
+		n, err := strconv.ParseUint(s, 10, 16)
+		if err != nil || n != 0 && n < 576 {
+			return cli.ErrTakes
+		}
+		*into = int(n)
+		return nil
+	}}
+}
+
+func mark(into *uint32) cli.Value {
+	return cli.Value{Arg: "BIT", Takes: "a number with one bit set, but 0x4000 and 0x8000, which are kube-proxy's", Set: func(s string) error {
+		n, err := strconv.ParseUint(s, 0, 32)
+		if err != nil || bits.OnesCount64(n) != 1 || n == 0x4000 || n == 0x8000 {
+			return cli.ErrTakes
+		}
+		*into = uint32(n)
+		return nil
+	}}
 }

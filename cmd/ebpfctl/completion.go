@@ -17,8 +17,8 @@ func newCompletion(o *options) *cobra.Command {
 		Example:   "  source <(ebpfctl completion bash)",
 		ValidArgs: []string{"bash", "zsh", "fish", "powershell"},
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		RunE: work(func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			return shells[args[0]](cmd.Root())
-		}),
+		},
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
@@ -52,29 +53,29 @@ show last_seen as an age.`,
 			left := slices.DeleteFunc(append(known(), everything), func(name string) bool { return slices.Contains(args, name) })
 			return left, cobra.ShellCompDirectiveNoFileComp
 		},
-		RunE: work(func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := d.choose(args); err != nil {
 				return err
 			}
 			return d.run(cmd.Context())
-		}),
+		},
 	}
-	cmd.Flags().BoolVarP(&d.watch, "watch", "w", false, "print again and again; as JSON one document a line")
-	cmd.Flags().DurationVar(&d.interval, "interval", time.Second, "how often --watch prints")
+	watch := cli.Bool(&d.watch)
+	watch.Takes = "no value, true or false; --interval says how often"
+	cli.Define(cmd.Flags(), nil,
+		cli.Flag{Name: "watch", Short: "w", Default: "false", Help: "print again and again; as JSON one document a line", Value: watch},
+		cli.Flag{Name: "interval", Default: "1s", Help: "how long --watch waits between two times", Value: cli.Duration(&d.interval, time.Millisecond)})
 	return cmd
 }
 
 // choose checks the arguments and keeps each map once, in the order given.
 func (d *dump) choose(args []string) error {
 	if len(args) == 0 {
-		return usageError("which map? The known ones are " + strings.Join(known(), ", ") + " and " + everything)
-	}
-	if d.interval <= 0 {
-		return usageError("--interval must be longer than 0")
+		return cli.Misuse("which map? The known ones are %s and %s", strings.Join(known(), ", "), everything)
 	}
 	for _, a := range args {
 		if a != everything && !slices.Contains(known(), a) {
-			return usageError(fmt.Sprintf("no map is called %q; the known ones are %s and %s", a, strings.Join(known(), ", "), everything))
+			return cli.Misuse("no map is called %q; the known ones are %s and %s", a, strings.Join(known(), ", "), everything)
 		}
 	}
 	if slices.Contains(args, everything) {

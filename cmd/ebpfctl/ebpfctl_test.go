@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -41,7 +42,7 @@ func callWith(t *testing.T, environ map[string]string, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	status := run(t.Context(), env{
-		stdout: &stdout, stderr: &stderr, args: args, getenv: func(name string) string { return environ[name] },
+		stdout: &stdout, stderr: &stderr, args: args, lookup: func(name string) (string, bool) { v, ok := environ[name]; return v, ok },
 	})
 	return result{status, stdout.String(), stderr.String()}
 }
@@ -88,18 +89,18 @@ func TestWrongUsage(t *testing.T) {
 		"no map":             {[]string{"dump"}, []string{"which map", "endpoints"}},
 		"unknown command":    {[]string{"frob"}, []string{`unknown command "frob"`}},
 		"unknown flag":       {[]string{"status", "--frob"}, []string{"unknown flag: --frob"}},
-		"unknown format":     {[]string{"-o", "xml", "status"}, []string{"must be one of table, json, yaml"}},
+		"unknown format":     {[]string{"-o", "xml", "status"}, []string{`--output "xml": takes table, json or yaml`}},
 		"argument of status": {[]string{"status", "now"}, []string{`unknown command "now"`}},
 		"no shell":           {[]string{"completion"}, []string{"accepts 1 arg"}},
 		"unknown shell":      {[]string{"completion", "tcsh"}, []string{`invalid argument "tcsh"`}},
-		"watch is no time":   {[]string{"dump", "drops", "--watch=5"}, []string{"--watch=5: takes no value, true or false; --interval says how often\n"}},
-		"interval is none":   {[]string{"dump", "drops", "--interval", "5"}, []string{"--interval=5: takes a duration such as 500ms or 2s\n"}},
-		"interval":           {[]string{"dump", "all", "--watch", "--interval", "0s"}, []string{"--interval"}},
+		"watch is no time":   {[]string{"dump", "drops", "--watch=5"}, []string{`--watch "5": takes no value, true or false; --interval says how often; `}},
+		"interval is none":   {[]string{"dump", "drops", "--interval", "5"}, []string{`--interval "5": takes a duration of 1ms or more, such as`}},
+		"interval":           {[]string{"dump", "all", "--watch", "--interval", "0s"}, []string{`--interval "0s": takes a duration`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := call(t, c.args...)
-			if got.status != exitUsage || got.stdout != "" {
-				t.Errorf("status %d, stdout %q; want %d and nothing", got.status, got.stdout, exitUsage)
+			if got.status != cli.Misused || got.stdout != "" {
+				t.Errorf("status %d, stdout %q; want %d and nothing", got.status, got.stdout, cli.Misused)
 			}
 			for _, want := range append(c.want, "ebpfctl: ", "--help") {
 				if !strings.Contains(got.stderr, want) {
@@ -113,7 +114,7 @@ func TestWrongUsage(t *testing.T) {
 func TestDumpTable(t *testing.T) {
 	h := newHost(t)
 	got := call(t, h.args("dump", "endpoints")...)
-	want := result{exitFine, `ADDRESS      IFINDEX  POD MAC            HOST MAC
+	want := result{cli.Fine, `ADDRESS      IFINDEX  POD MAC            HOST MAC
 10.244.1.9        42  00:00:00:00:00:00  00:00:00:00:00:00
 10.244.1.10       43  00:00:00:00:00:00  00:00:00:00:00:00
 `, ""}
@@ -134,7 +135,7 @@ func TestDumpFormats(t *testing.T) {
 		var fromJSON, fromYAML any
 		asJSON := call(t, h.args(append([]string{"-o", "json", "dump"}, args...)...)...)
 		asYAML := call(t, h.args(append([]string{"-o", "yaml", "dump"}, args...)...)...)
-		if asJSON.status != exitFine || asYAML.status != exitFine || asJSON.stderr+asYAML.stderr != "" {
+		if asJSON.status != cli.Fine || asYAML.status != cli.Fine || asJSON.stderr+asYAML.stderr != "" {
 			t.Fatalf("%v: %+v %+v", args, asJSON, asYAML)
 		}
 		if err := json.Unmarshal([]byte(asJSON.stdout), &fromJSON); err != nil {
@@ -181,7 +182,7 @@ func TestDumpAllHasEveryMap(t *testing.T) {
 func TestDumpWithoutDataplane(t *testing.T) {
 	dir := priv.Isolate(t) + "/none"
 	got := call(t, "--bpffs", dir, "dump", "endpoints")
-	if got.status != exitWrong || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 || !strings.Contains(got.stderr, dir) {
+	if got.status != cli.Failed || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 || !strings.Contains(got.stderr, dir) {
 		t.Errorf("want one line that names the directory: %+v", got)
 	}
 }
@@ -189,17 +190,17 @@ func TestDumpWithoutDataplane(t *testing.T) {
 func TestDirectoriesFromEnvironment(t *testing.T) {
 	h := newHost(t)
 	environ := map[string]string{"EBPF_AGENT_BPFFS": h.bpffs, "EBPF_AGENT_STATE_DIR": h.stateDir}
-	if got := callWith(t, environ, "dump", "endpoints"); got.status != exitFine {
+	if got := callWith(t, environ, "dump", "endpoints"); got.status != cli.Fine {
 		t.Errorf("from the environment: %+v", got)
 	}
-	if got := callWith(t, environ, "--bpffs", "/nowhere", "dump", "endpoints"); got.status != exitWrong {
+	if got := callWith(t, environ, "--bpffs", "/nowhere", "dump", "endpoints"); got.status != cli.Failed {
 		t.Errorf("the flag must win: %+v", got)
 	}
 }
 
 func TestDumpIPAM(t *testing.T) {
 	stateDir := t.TempDir()
-	if got := call(t, "--state-dir", stateDir, "dump", "ipam"); got.stdout != "NETWORK  ADDRESS  STATE  CONTAINER  IFNAME  SINCE\n" || got.status != exitFine {
+	if got := call(t, "--state-dir", stateDir, "dump", "ipam"); got.stdout != "NETWORK  ADDRESS  STATE  CONTAINER  IFNAME  SINCE\n" || got.status != cli.Fine {
 		t.Errorf("no addresses: %+v", got)
 	}
 	store, err := ipam.Open(stateDir, "ebpf-cni", ipam.Options{Quarantine: time.Hour})
@@ -245,16 +246,16 @@ func TestWriteErrorIsReported(t *testing.T) {
 	r, w := io.Pipe()
 	r.CloseWithError(os.ErrClosed)
 	status := run(t.Context(), env{
-		stdout: w, stderr: &stderr, args: []string{"--state-dir", t.TempDir(), "dump", "ipam"}, getenv: func(string) string { return "" },
+		stdout: w, stderr: &stderr, args: []string{"--state-dir", t.TempDir(), "dump", "ipam"}, lookup: func(string) (string, bool) { return "", false },
 	})
-	if status != exitWrong || !strings.Contains(stderr.String(), "write") {
+	if status != cli.Failed || !strings.Contains(stderr.String(), "write") {
 		t.Errorf("status %d, stderr %q", status, stderr.String())
 	}
 }
 
 func TestVersion(t *testing.T) {
 	got := call(t, "version")
-	if got.status != exitFine || !strings.HasPrefix(got.stdout, "ebpfctl "+version+" (map layout 1, go") {
+	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl "+version+" (map layout 1, go") {
 		t.Errorf("%+v", got)
 	}
 	if flag := call(t, "--version"); flag != got {
@@ -268,7 +269,7 @@ func TestVersion(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	for _, args := range [][]string{{"--help"}, {"dump", "--help"}, {"status", "-h"}} {
-		if got := call(t, args...); got.status != exitFine || got.stdout == "" || got.stderr != "" {
+		if got := call(t, args...); got.status != cli.Fine || got.stdout == "" || got.stderr != "" {
 			t.Errorf("%v: %+v", args, got)
 		}
 	}
@@ -276,7 +277,7 @@ func TestHelp(t *testing.T) {
 
 func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if got := call(t, "completion", shell); got.status != exitFine || !strings.Contains(got.stdout, "ebpfctl") {
+		if got := call(t, "completion", shell); got.status != cli.Fine || !strings.Contains(got.stdout, "ebpfctl") {
 			t.Errorf("%s: status %d, %d bytes, %s", shell, got.status, len(got.stdout), got.stderr)
 		}
 	}
@@ -304,7 +305,7 @@ func TestCompletion(t *testing.T) {
 
 func TestConfigIsShownBeforeTheAgentWroteIt(t *testing.T) {
 	h := newHost(t)
-	if got := call(t, h.args("dump", config.Name)...); got.status != exitFine || strings.Count(got.stdout, "\n") != 2 {
+	if got := call(t, h.args("dump", config.Name)...); got.status != cli.Fine || strings.Count(got.stdout, "\n") != 2 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -21,7 +21,7 @@ func main() {
 		stdout:   os.Stdout,
 		stderr:   os.Stderr,
 		args:     os.Args[1:],
-		getenv:   os.Getenv,
+		lookup:   os.LookupEnv,
 		terminal: err == nil && info.Mode()&os.ModeCharDevice != 0,
 	}))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
@@ -28,7 +29,7 @@ this node and its peers. The exit status is 1 when something is wrong; what it
 is stands at the end. The agent being dead is such a thing, and its not being
 ready, for the reason that its /readyz gives.`,
 		Args: cobra.NoArgs,
-		RunE: work(func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := o.survey(cmd.Context())
 			if err != nil {
 				return err
@@ -37,10 +38,10 @@ ready, for the reason that its /readyz gives.`,
 				return err
 			}
 			if len(s.Problems) > 0 {
-				return errStatus
+				return cli.ErrReported
 			}
 			return nil
-		}),
+		},
 	}
 }
 

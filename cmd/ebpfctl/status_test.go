@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -101,7 +102,7 @@ func TestStatusOfHealthyNode(t *testing.T) {
 	h.makeHealthy(t)
 	for _, format := range []string{"table", "json", "yaml"} {
 		got := call(t, h.args("-o", format, "status")...)
-		if got.status != exitFine || got.stderr != "" || got.stdout == "" {
+		if got.status != cli.Fine || got.stderr != "" || got.stdout == "" {
 			t.Errorf("%s: %+v", format, got)
 		}
 	}
@@ -168,7 +169,7 @@ PROBLEMS
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	h := newHost(t)
 	got := call(t, h.args("status")...)
-	if got.status != exitWrong || got.stderr != "" {
+	if got.status != cli.Failed || got.stderr != "" {
 		t.Errorf("agent dead: status %d, stderr %q", got.status, got.stderr)
 	}
 	for _, want := range []string{"agent      not running\n", "PROBLEMS\n- no agent is running", "10.244.1.9 cannot send"} {
@@ -181,7 +182,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		Problems []string
 	}
 	asJSON := call(t, h.args("-o", "json", "status")...)
-	if err := json.Unmarshal([]byte(asJSON.stdout), &s); err != nil || asJSON.status != exitWrong || len(s.Problems) == 0 || s.Agent.Running {
+	if err := json.Unmarshal([]byte(asJSON.stdout), &s); err != nil || asJSON.status != cli.Failed || len(s.Problems) == 0 || s.Agent.Running {
 		t.Errorf("JSON: %v, %+v", err, asJSON)
 	}
 }
@@ -232,8 +233,8 @@ func TestStatusSaysWhyTheNodeIsNotReady(t *testing.T) {
 	h.makeHealthy(t)
 	h.tell(t, `{"not_ready":"write route to 10.244.1.0/24: invalid argument","nodes":[],"problems":[{"node":"twin","reason":"refused","text":"has no address"}]}`)
 	got := call(t, h.args("status")...)
-	if got.status != exitWrong {
-		t.Errorf("status %d, want %d", got.status, exitWrong)
+	if got.status != cli.Failed {
+		t.Errorf("status %d, want %d", got.status, cli.Failed)
 	}
 	for _, want := range []string{
 		"agent      running, not ready\n",

@@ -25,14 +25,14 @@ func newVersion(o *options) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version of ebpfctl and of the maps that it reads",
 		Args:  cobra.NoArgs,
-		RunE: work(func(*cobra.Command, []string) error {
+		RunE: func(*cobra.Command, []string) error {
 			v := readVersion()
 			if o.output == formatJSON || o.output == formatYAML {
 				return writeDocument(o.stdout, o.output, v)
 			}
 			_, err := fmt.Fprintln(o.stdout, versionText())
 			return err
-		}),
+		},
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 )
 
 // watch runs a watching call in this goroutine, which owns the namespaces;
@@ -23,7 +25,7 @@ func watch(t *testing.T, terminal bool, next func(n int, chunk string) bool, arg
 		}
 		n++
 	})
-	status := run(ctx, env{stdout: out, stderr: &stderr, args: args, getenv: func(string) string { return "" }, terminal: terminal})
+	status := run(ctx, env{stdout: out, stderr: &stderr, args: args, lookup: func(string) (string, bool) { return "", false }, terminal: terminal})
 	return result{status: status, stderr: stderr.String()}
 }
 
@@ -43,7 +45,7 @@ func TestWatchJSON(t *testing.T) {
 			h.addEndpoint(t, fmt.Sprintf("10.244.1.%d", 100+n), 50)
 			return n < 2
 		}, h.args(append([]string{"-o", "json", "dump", "--watch", "--interval", "1ms"}, args...)...)...)
-		if got.status != exitFine || got.stderr != "" || len(documents) != 3 {
+		if got.status != cli.Fine || got.stderr != "" || len(documents) != 3 {
 			t.Fatalf("%v: %+v, %d documents", args, got, len(documents))
 		}
 		for _, d := range documents {

@@ -79,11 +79,12 @@ var rules = map[string][]string{
 		"github.com/vishvananda/netlink/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
 	},
 
-	"cmd/ebpf-agent": {"pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
-	"cmd/ebpf-cni":   {"cni"},
+	"cmd/internal/cli": {"github.com/spf13/cobra", "github.com/spf13/pflag"},
+	"cmd/ebpf-agent":   {"cmd/internal/cli", "pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/ebpf-cni":     {"cni"},
 	"cmd/ebpfctl": {
-		"maps/...", "pkg/attach", "pkg/bpffs", "pkg/endpoint/ipam", "pkg/observe",
-		"github.com/spf13/cobra", "github.com/spf13/pflag", "sigs.k8s.io/yaml/...",
+		"cmd/internal/cli", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/endpoint/ipam", "pkg/observe",
+		"github.com/spf13/cobra", "sigs.k8s.io/yaml/...",
 	},
 }
 
