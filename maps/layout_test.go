@@ -228,8 +228,8 @@ func TestMaps(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]uint32{
-		drops.Name:     uint32(wire.Directions) * drops.Slots,
-		traffic.Name:   uint32(wire.Directions) * traffic.Slots,
+		drops.Name:     wire.DirectionSlots * drops.Slots,
+		traffic.Name:   wire.DirectionSlots * traffic.Slots,
 		usage.Name:     uint32(usage.Tables),
 		ports.Name:     1 << ports.Bits,
 		fragments.Name: fragments.OfWorld + fragments.OfOthers,

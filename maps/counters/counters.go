@@ -53,7 +53,7 @@ func Open[S Slot](path string) (*Map[S], error) {
 func Of[S Slot](m *ebpf.Map, name string) *Map[S] { return &Map[S]{m, name} }
 
 // slots is how many slots each direction has.
-func (m *Map[S]) slots() uint32 { return m.MaxEntries() / uint32(wire.Directions) }
+func (m *Map[S]) slots() uint32 { return m.MaxEntries() / wire.DirectionSlots }
 
 // Index is the key of a counter.
 func (m *Map[S]) Index(d wire.Direction, s S) uint32 { return uint32(d)*m.slots() + uint32(s) }

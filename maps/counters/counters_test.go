@@ -15,7 +15,7 @@ func TestCountersAreSumsOverAllCPUs(t *testing.T) {
 	priv.Require(t)
 	const slots = 3
 	raw, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "test", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: uint32(wire.Directions) * slots,
+		Name: "test", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: wire.DirectionSlots * slots,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestCountersAreSumsOverAllCPUs(t *testing.T) {
 	if got, err := m.Sum(wire.FromPod, 0); err != nil || got != (Value{}) {
 		t.Errorf("the sum of nothing is %v, %v", got, err)
 	}
-	if _, err := m.Sum(wire.Directions, 0); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if _, err := m.Sum(wire.DirectionSlots, 0); !errors.Is(err, ebpf.ErrKeyNotExist) {
 		t.Errorf("beyond the end: %v", err)
 	}
 	if i := m.Index(wire.ToUplink, 1); i != 2*slots+1 {

@@ -44,7 +44,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct counter);
-	__uint(max_entries, DIRECTIONS * DROP_SLOTS);
+	__uint(max_entries, DIRECTION_SLOTS * DROP_SLOTS);
 } drops SEC(".maps");
 
 #endif

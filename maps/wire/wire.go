@@ -126,11 +126,6 @@ type Tuple struct {
 	_     [3]byte
 }
 
-// Reversed returns the tuple of the opposite direction.
-func (t Tuple) Reversed() Tuple {
-	return Tuple{Src: t.Dst, Dst: t.Src, Sport: t.Dport, Dport: t.Sport, Proto: t.Proto}
-}
-
 // Compare sorts by source, then protocol, then destination.
 func (t Tuple) Compare(o Tuple) int {
 	return cmp.Or(

@@ -14,9 +14,9 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
-/* Version of all map layouts together; maps/config carries it to the node. */
 enum wire_layout {
-	LAYOUT_VERSION = 1,
+	LAYOUT_VERSION = 1,  /* of all maps together; maps/config carries it to the node */
+	DIRECTION_SLOTS = 5, /* how many directions drops and traffic have room for */
 };
 
 /* An address of either family, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
@@ -39,15 +39,14 @@ struct tuple {
 };
 _Static_assert(sizeof(struct tuple) == 40, "tuple is part of the map layout");
 
-/* Where a packet was seen: one value per program. */
+/* Where a packet was seen: one value per program on interfaces. Append only, up to DIRECTION_SLOTS. */
 enum direction {
 	DIRECTION_FROM_POD,
 	DIRECTION_FROM_UPLINK,
 	DIRECTION_TO_UPLINK,
-	DIRECTION_FROM_TUNNEL,
-	DIRECTION_TO_POD,
 	DIRECTIONS,
 };
+_Static_assert((int)DIRECTIONS <= DIRECTION_SLOTS, "drops and traffic have no room for another direction");
 
 #pragma clang diagnostic pop
 #endif

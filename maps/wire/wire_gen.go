@@ -8,7 +8,8 @@ import (
 
 // The values of enum wire_layout.
 const (
-	LayoutVersion = 1
+	LayoutVersion  = 1 // of all maps together; maps/config carries it to the node
+	DirectionSlots = 5 // how many directions drops and traffic have room for
 )
 
 // The values of Direction, in the order of enum direction.
@@ -16,8 +17,6 @@ const (
 	FromPod Direction = iota
 	FromUplink
 	ToUplink
-	FromTunnel
-	ToPod
 	Directions
 )
 
@@ -27,8 +26,6 @@ func (v Direction) String() string {
 		FromPod:    "from_pod",
 		FromUplink: "from_uplink",
 		ToUplink:   "to_uplink",
-		FromTunnel: "from_tunnel",
-		ToPod:      "to_pod",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

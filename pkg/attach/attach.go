@@ -43,21 +43,19 @@ func ParseMode(s string) (Mode, error) {
 // Hook is a place on an interface that carries one of our programs.
 type Hook string
 
-// The hooks. FromPod and ToPod are on a pod's host-side veth.
+// The hooks. FromPod is on a pod's host-side veth, the others are on uplinks.
 const (
 	FromPod    Hook = "from_pod"
-	ToPod      Hook = "to_pod"
 	FromUplink Hook = "from_uplink"
 	ToUplink   Hook = "to_uplink"
-	FromTunnel Hook = "from_tunnel"
 )
 
 // Program is the name of the program that belongs on the hook.
 func (h Hook) Program() string { return "ec_" + string(h) }
 
-func (h Hook) egress() bool { return h == ToPod || h == ToUplink }
+func (h Hook) egress() bool { return h == ToUplink }
 
-func hooks() []Hook { return []Hook{FromPod, ToPod, FromUplink, ToUplink, FromTunnel} }
+func hooks() []Hook { return []Hook{FromPod, FromUplink, ToUplink} }
 
 func (h Hook) valid() bool { return slices.Contains(hooks(), h) }
 
@@ -80,38 +78,31 @@ type State struct {
 	ProgramID ebpf.ProgramID
 }
 
-// Result is what Attach did.
-type Result struct {
-	// Mode by which the program is attached now.
-	Mode Mode
-	// QdiscCreated: the clsact qdisc was not there before.
-	QdiscCreated bool
-}
-
 // Attach makes prog the program on the hook of the interface. One of ours that
 // is there already is replaced without a packet passing neither; an attachment
-// of ours by the other mechanism is removed afterwards.
-func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (Result, error) {
+// of ours by the other mechanism is removed afterwards. qdisc says that the
+// interface had no clsact qdisc before and has one now.
+func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool, err error) {
 	if !hook.valid() || ifindex <= 0 {
-		return Result{}, fmt.Errorf("attach to interface %d: no hook %q", ifindex, hook)
+		return false, fmt.Errorf("attach to interface %d: no hook %q", ifindex, hook)
 	}
 	if a.Mode != Clsact {
 		err := a.attachTCX(ifindex, hook, prog)
 		if err == nil && a.New {
-			return Result{Mode: TCX}, nil
+			return false, nil
 		}
 		if err == nil {
-			return Result{Mode: TCX}, removeFilter(ifindex, hook)
+			return false, removeFilter(ifindex, hook)
 		}
 		if a.Mode == TCX || !errors.Is(err, ebpf.ErrNotSupported) {
-			return Result{}, fmt.Errorf("attach %s to interface %d by tcx: %w", hook, ifindex, err)
+			return false, fmt.Errorf("attach %s to interface %d by tcx: %w", hook, ifindex, err)
 		}
 	}
-	created, err := replaceFilter(ifindex, hook, prog)
+	qdisc, err = replaceFilter(ifindex, hook, prog)
 	if err != nil {
-		return Result{}, fmt.Errorf("attach %s to interface %d by clsact: %w", hook, ifindex, err)
+		return false, fmt.Errorf("attach %s to interface %d by clsact: %w", hook, ifindex, err)
 	}
-	return Result{Mode: Clsact, QdiscCreated: created}, a.removeLink(ifindex, hook)
+	return qdisc, a.removeLink(ifindex, hook)
 }
 
 // Detach removes what we attached to the hook, by either mechanism. Nothing

@@ -56,7 +56,7 @@ func TestForeignFiltersAreLeftAlone(t *testing.T) {
 			before := strings.Join(d.filterNames(), " ")
 
 			d.assert(FromPod, "", 0)
-			if r := d.attach(FromPod, p); r.QdiscCreated {
+			if d.attach(FromPod, p) {
 				t.Error("the qdisc was there")
 			}
 			d.assert(FromPod, mode, pins.ID(t, p))

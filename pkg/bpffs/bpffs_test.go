@@ -51,7 +51,7 @@ func TestParseLink(t *testing.T) {
 			t.Errorf("ParseLink(%q) = %q, %d, %v; want %+v", name, hook, ifindex, ok, want)
 		}
 	}
-	for _, hook := range []string{"from_pod", "to_pod", "from_uplink", "to_uplink", "from_tunnel"} {
+	for _, hook := range []string{"from_pod", "from_uplink", "to_uplink"} {
 		name := filepath.Base(Dir("/x").Link(hook, 17))
 		if got, ifindex, ok := ParseLink(name); got != hook || ifindex != 17 || !ok {
 			t.Errorf("%s comes back as %q, %d, %v", name, got, ifindex, ok)

@@ -37,8 +37,8 @@ func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *e
 	if err != nil && !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
-	result, err := a.Attach(ifindex, hook, prog)
-	if added && !result.QdiscCreated {
+	made, err := a.Attach(ifindex, hook, prog)
+	if added && !made {
 		err = errors.Join(err, q.drop(ifindex))
 	}
 	return err
