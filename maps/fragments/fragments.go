@@ -56,6 +56,3 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 
 // Map is the open map.
 type Map = typed.Map[Key, Value]
-
-// Open opens the map pinned at path.
-func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

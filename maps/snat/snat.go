@@ -83,6 +83,3 @@ func join(ours, theirs Value) Value {
 
 // Map is the open map, either half.
 type Map = typed.Map[Key, Value]
-
-// Open opens the half pinned at path.
-func Open(path string) (*Map, error) { return typed.Open[Key, Value](path) }

@@ -53,8 +53,6 @@ type collectArgs struct {
 // Swept counts what a sweep did in one flow table, in flows.
 type Swept struct {
 	Scanned, Deleted uint64
-	// Pressure says that the table was filled so far that lifetimes were cut.
-	Pressure bool
 }
 
 // CollectResult is what a sweep of both flow tables did.
@@ -67,8 +65,8 @@ type Fill struct {
 	Entries, Capacity uint64
 }
 
-// Pressure says that the table is filled beyond what it should be.
-func (f Fill) Pressure() bool { return f.Entries*100 > f.Capacity*pressurePercent }
+// pressure says that the table is filled beyond what it should be.
+func (f Fill) pressure() bool { return f.Entries*100 > f.Capacity*pressurePercent }
 
 // Sweep removes the flows that have ended or been idle for too long, from both
 // tables, and says after how long to call it again: soon when a table fills up.
@@ -89,13 +87,13 @@ func (d *Datapath) SweepAt(now time.Duration) (result CollectResult, again time.
 			err = errors.Join(err, ferr)
 			continue
 		}
-		swept, cerr := d.Collect(now, t, fill.Pressure())
+		swept, cerr := d.Collect(now, t, fill.pressure())
 		if cerr != nil {
 			err = errors.Join(err, cerr)
 			continue
 		}
 		*into = swept
-		if fill.Pressure() {
+		if fill.pressure() {
 			again = pressureInterval
 		}
 	}
@@ -119,7 +117,7 @@ func (d *Datapath) Collect(now time.Duration, t usage.Table, pressure bool) (Swe
 	if err != nil {
 		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
 	}
-	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: pressure}, nil
+	return Swept{Scanned: out.Scanned, Deleted: out.Deleted}, nil
 }
 
 // Collector runs ec_collect over a table in slices.

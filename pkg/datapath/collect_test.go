@@ -133,7 +133,7 @@ func TestPressureStartsAboveSeventyPercent(t *testing.T) {
 		fill Fill
 		want bool
 	}{{Fill{0, 0}, false}, {Fill{0, 10}, false}, {Fill{7, 10}, false}, {Fill{8, 10}, true}, {Fill{10, 10}, true}} {
-		if got := c.fill.Pressure(); got != c.want {
+		if got := c.fill.pressure(); got != c.want {
 			t.Errorf("%+v: pressure %t", c.fill, got)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -169,7 +170,7 @@ func TestMapOfAnotherKindBeginsEmpty(t *testing.T) {
 	d, err := Load(context.Background(), n.opts)
 	check(t, err)
 	defer d.Close()
-	m, err := fragments.Open(path)
+	m, err := typed.Open[fragments.Key, fragments.Value](path)
 	check(t, err)
 	defer m.Close()
 	if m.Type() != ebpf.Array {

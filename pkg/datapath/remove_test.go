@@ -116,8 +116,11 @@ func TestFiltersThatNobodyRecorded(t *testing.T) {
 	check(t, dp.AttachUplink(theirs))
 	all, err := dp.Attachments()
 	check(t, err)
-	if len(all) != 2 || all[0].Ifindex != theirs || all[1].Ifindex != theirs || all[0].Mode != attach.Clsact {
+	if len(all) != 2 || all[0].Ifindex != theirs || all[1].Ifindex != theirs {
 		t.Errorf("attachments %+v, want both of interface %d", all, theirs)
+	}
+	if state, err := opts.attacher().Attached(theirs, all[0].Hook); err != nil || state.Mode != attach.Clsact {
+		t.Errorf("attached by %q, %v", state.Mode, err)
 	}
 
 	// The next start replaces them like any other.

@@ -91,8 +91,6 @@ func (d *Datapath) programID(name string) (ebpf.ProgramID, error) {
 type Attachment struct {
 	Ifindex int
 	Hook    attach.Hook
-	Mode    attach.Mode
-	Program ebpf.ProgramID
 }
 
 // Attachments lists every program of ours that is attached.
@@ -108,7 +106,7 @@ func (d *Datapath) Attachments() ([]Attachment, error) {
 			return nil, err
 		}
 		if state.Mode != "" {
-			out = append(out, Attachment{p.ifindex, p.hook, state.Mode, state.ProgramID})
+			out = append(out, Attachment{p.ifindex, p.hook})
 		}
 	}
 	return out, nil

@@ -41,8 +41,6 @@ type Address struct {
 	Link   bool // scope link
 	// Secondary is set for an address that is not its subnet's first.
 	Secondary bool
-	// Peer is the other end's prefix of a point-to-point address, else invalid.
-	Peer netip.Prefix
 }
 
 // Veth describes a pair to create. Both ends get the MTU.
@@ -217,7 +215,7 @@ func (h *Handle) Addresses() ([]Address, error) {
 	out := make([]Address, 0, len(list))
 	for _, a := range list {
 		out = append(out, Address{
-			Index: a.LinkIndex, Prefix: prefix(a.IPNet), Peer: prefix(a.Peer),
+			Index: a.LinkIndex, Prefix: prefix(a.IPNet),
 			Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
 			// For IPv6 the same bit means "temporary", which is no less an address.
 			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// DefaultProcSys is where the kernel's sysctls stand.
-const DefaultProcSys = "/proc/sys"
+// defaultProcSys is where the kernel's sysctls stand.
+const defaultProcSys = "/proc/sys"
 
-// Sysctl reads and writes sysctls below a directory. The zero value uses DefaultProcSys. Those under net/ are the
+// Sysctl reads and writes sysctls below a directory. The zero value uses defaultProcSys. Those under net/ are the
 // ones of the calling thread's network namespace.
 type Sysctl struct {
 	Dir string
@@ -49,7 +49,7 @@ func (s Sysctl) Set(name, value string) (bool, error) {
 func (s Sysctl) path(name string) string {
 	dir := s.Dir
 	if dir == "" {
-		dir = DefaultProcSys
+		dir = defaultProcSys
 	}
 	return filepath.Join(dir, name)
 }

@@ -197,7 +197,7 @@ func TestReadOfChangingHash(t *testing.T) {
 	}
 	put(t, r, snat.Name, entries...)
 
-	m, err := snat.Open(r.Dir.Map(snat.Name))
+	m, err := typed.Open[snat.Key, snat.Value](r.Dir.Map(snat.Name))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -47,7 +48,7 @@ func TestForgottenConnectionIsReset(t *testing.T) {
 func forget(t *testing.T, node *lab.Node) {
 	t.Helper()
 	for _, name := range []string{snat.Name, snat.ReverseName} {
-		m, err := snat.Open(bpffs.Dir(node.BPFFS()).Map(name))
+		m, err := typed.Open[snat.Key, snat.Value](bpffs.Dir(node.BPFFS()).Map(name))
 		if err != nil {
 			t.Fatal(err)
 		}
