@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -24,10 +27,15 @@ func newStatus(o *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of this node and what is wrong with it",
-		Long: `Show the agent, the programs and where they are attached, the fill of the maps,
-this node and its peers. The exit status is 1 when something is wrong; what it
-is stands at the end. The agent being dead is such a thing, and its not being
-ready, for the reason that its /readyz gives.`,
+		Long: `Show the agent, this node, its programs, maps and peers on one screen, and at the
+end what is wrong and what to do about it. Then the exit status is 1, as it is
+when no agent runs, or one that is not ready, for the reason that its /readyz gives.
+
+attached  how many hooks of interfaces have their program, by mechanism
+maps      the one that is fullest
+peers     how many other nodes there are, by how their pods are reached
+
+As JSON and YAML each program, attachment, map and peer is an object.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := o.survey(cmd.Context())
@@ -66,11 +74,9 @@ func (o *options) writeStatus(s observe.Status) error {
 		return writeDocument(o.stdout, o.output, s)
 	}
 	var b bytes.Buffer
-	writeSummary(&b, s)
-	for _, t := range []typed.Table{programsTable(s), attachmentsTable(s), fillTable(s), peersTable(s)} {
-		b.WriteByte('\n')
-		if err := t.WriteText(&b); err != nil {
-			return err
+	for _, line := range summary(s) {
+		if line[1] != "" { // what is as usual on most nodes is not said
+			fmt.Fprintf(&b, "%-10s %s\n", line[0], line[1])
 		}
 	}
 	writeProblems(&b, s.Problems)
@@ -78,7 +84,8 @@ func (o *options) writeStatus(s observe.Status) error {
 	return err
 }
 
-func writeSummary(w io.Writer, s observe.Status) {
+// summary is what there is to know of a node, a line each; JSON and YAML have it in full.
+func summary(s observe.Status) [][2]string {
 	agent := "not running"
 	switch {
 	case s.Agent.Ready:
@@ -86,15 +93,18 @@ func writeSummary(w io.Writer, s observe.Status) {
 	case s.Agent.Running:
 		agent = "running, not ready"
 	}
-	uplinks := make([]string, 0, len(s.Uplinks))
+	var uplinks, programs []string
 	for _, u := range s.Uplinks {
 		uplinks = append(uplinks, strings.TrimSpace(u.Interface+" "+join(u.Addresses)))
+	}
+	for _, p := range s.Programs {
+		programs = append(programs, fmt.Sprintf("%s %d", p.Name, p.ID))
 	}
 	netfilter := "does not translate"
 	if s.Node.Netfilter != "" {
 		netfilter = "translates: " + s.Node.Netfilter
 	}
-	for _, line := range [][2]string{
+	return [][2]string{
 		{"agent", agent},
 		{"node", dash(join(s.Node.Addresses))},
 		{"pod CIDRs", dash(join(s.Node.PodCIDRs))},
@@ -103,12 +113,44 @@ func writeSummary(w io.Writer, s observe.Status) {
 		{"netfilter", netfilter},
 		{"routes", s.Node.Routes},
 		{"ipsec", s.Node.IPsec},
-	} {
-		if line[1] == "" {
-			continue // only said where it is not as usual
-		}
-		fmt.Fprintf(w, "%-10s %s\n", line[0], line[1])
+		{"programs", dash(strings.Join(programs, ", "))},
+		{"attached", count(s.Attachments, mechanism)},
+		{"maps", fullest(s.Maps)},
+		{"peers", count(s.Peers, way)},
 	}
+}
+
+// mechanism is by what a hook has its program.
+func mechanism(a observe.Attachment) string { return cmp.Or(string(a.Mode), "missing") }
+
+// way is how another node's pods are reached.
+func way(p observe.Peer) string {
+	if p.Way == destinations.None {
+		return "off link"
+	}
+	return cmp.Or(string(p.Way), "without podCIDR")
+}
+
+// count says how many there are of each kind, such as "2 direct, 1 off link".
+func count[T any](all []T, kind func(T) string) string {
+	by := map[string]int{}
+	for _, one := range all {
+		by[kind(one)]++
+	}
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(by)) {
+		texts = append(texts, fmt.Sprintf("%d %s", by[name], name))
+	}
+	return dash(strings.Join(texts, ", "))
+}
+
+// fullest is the map that will be full first.
+func fullest(all []observe.Fill) string {
+	if len(all) == 0 {
+		return "-"
+	}
+	m := slices.MaxFunc(all, func(a, b observe.Fill) int { return cmp.Compare(a.Percent(), b.Percent()) })
+	return fmt.Sprintf("at most %d %% full: %s, %d of %d", m.Percent(), m.Name, m.Entries, m.Capacity)
 }
 
 func join[S fmt.Stringer](all []S) string {
@@ -127,67 +169,5 @@ func writeProblems(w io.Writer, problems []string) {
 	fmt.Fprintln(w, "\nPROBLEMS")
 	for _, p := range problems {
 		fmt.Fprintf(w, "- %s\n", p)
-	}
-}
-
-func programsTable(s observe.Status) typed.Table {
-	return typed.Table{
-		Columns: []typed.Column{{Name: "PROGRAM"}, {Name: "ID", Right: true}, {Name: "TAG"}},
-		Len:     len(s.Programs),
-		Cells: func(i int) []string {
-			p := s.Programs[i]
-			return []string{p.Name, strconv.Itoa(int(p.ID)), p.Tag}
-		},
-	}
-}
-
-func attachmentsTable(s observe.Status) typed.Table {
-	return typed.Table{
-		Columns: []typed.Column{
-			{Name: "HOOK"}, {Name: "INTERFACE"}, {Name: "IFINDEX", Right: true}, {Name: "POD"}, {Name: "MODE"}, {Name: "PROGRAM ID", Right: true},
-		},
-		Len: len(s.Attachments),
-		Cells: func(i int) []string {
-			a := s.Attachments[i]
-			mode, program := "none", "-"
-			if a.Mode != "" {
-				mode, program = string(a.Mode), strconv.Itoa(int(a.ProgramID))
-			}
-			return []string{string(a.Hook), dash(a.Interface), strconv.Itoa(a.Ifindex), dash(a.Pod), mode, program}
-		},
-	}
-}
-
-func fillTable(s observe.Status) typed.Table {
-	return typed.Table{
-		Columns: []typed.Column{
-			{Name: "MAP"}, {Name: "ENTRIES", Right: true}, {Name: "CAPACITY", Right: true}, {Name: "FILL", Right: true},
-		},
-		Len: len(s.Maps),
-		Cells: func(i int) []string {
-			m := s.Maps[i]
-			return []string{
-				m.Name, strconv.FormatUint(m.Entries, 10), strconv.FormatUint(m.Capacity, 10),
-				strconv.FormatUint(m.Percent(), 10) + " %",
-			}
-		},
-	}
-}
-
-func peersTable(s observe.Status) typed.Table {
-	return typed.Table{
-		Columns: []typed.Column{{Name: "PEER"}, {Name: "ADDRESS"}, {Name: "POD CIDR"}, {Name: "VIA"}, {Name: "MTU", Right: true}},
-		Len:     len(s.Peers),
-		Cells: func(i int) []string {
-			p := s.Peers[i]
-			via, mtu := dash(p.Interface), "-"
-			if p.MTU > 0 {
-				mtu = strconv.FormatUint(uint64(p.MTU), 10)
-			}
-			if p.PodCIDR != "" && p.Ifindex == 0 {
-				via = "off link"
-			}
-			return []string{dash(p.Name), p.Node.String(), dash(p.PodCIDR), via, mtu}
-		},
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -122,12 +123,13 @@ func TestStatusTable(t *testing.T) {
 		Programs: []observe.Program{{Name: "ec_from_pod", ID: 123, Tag: "bbfdd1d66c843c1c"}},
 		Attachments: []observe.Attachment{
 			{Hook: attach.FromUplink, Ifindex: 2, Interface: "eth0", Mode: attach.TCX, ProgramID: 124},
+			{Hook: attach.ToUplink, Ifindex: 2, Interface: "eth0", Mode: attach.TCX, ProgramID: 125},
 			{Hook: attach.FromPod, Ifindex: 42, Interface: "ec6ee0b8e0319", Pod: "10.244.1.9"},
 		},
-		Maps: []observe.Fill{{Name: "snat", Entries: 131072, Capacity: 262144}},
+		Maps: []observe.Fill{{Name: "devices", Entries: 1, Capacity: 16384}, {Name: "snat", Entries: 131072, Capacity: 262144}},
 		Peers: []observe.Peer{
-			{Name: "worker", Node: addr("172.18.0.3"), PodCIDR: "10.244.2.0/24", Ifindex: 2, Interface: "eth0", MTU: 1500},
-			{Node: addr("172.19.0.4"), PodCIDR: "10.244.3.0/24"},
+			{Name: "worker", Node: addr("172.18.0.3"), PodCIDR: "10.244.2.0/24", Way: destinations.Direct, Ifindex: 2, Interface: "eth0", MTU: 1500},
+			{Node: addr("172.19.0.4"), PodCIDR: "10.244.3.0/24", Way: destinations.None},
 			{Name: "new", Node: addr("172.18.0.5")},
 		},
 		Problems: []string{"one thing", "another"},
@@ -141,21 +143,10 @@ pod CIDRs  10.244.1.0/24
 pods       1
 uplinks    eth0 172.18.0.2
 netfilter  translates: iptables table nat
-
-PROGRAM       ID  TAG
-ec_from_pod  123  bbfdd1d66c843c1c
-
-HOOK         INTERFACE      IFINDEX  POD         MODE  PROGRAM ID
-from_uplink  eth0                 2  -           tcx          124
-from_pod     ec6ee0b8e0319       42  10.244.1.9  none           -
-
-MAP   ENTRIES  CAPACITY  FILL
-snat   131072    262144  50 %
-
-PEER    ADDRESS     POD CIDR       VIA        MTU
-worker  172.18.0.3  10.244.2.0/24  eth0      1500
--       172.19.0.4  10.244.3.0/24  off link     -
-new     172.18.0.5  -              -            -
+programs   ec_from_pod 123
+attached   1 missing, 2 tcx
+maps       at most 50 % full: snat, 131072 of 262144
+peers      1 direct, 1 off link, 1 without podCIDR
 
 PROBLEMS
 - one thing

@@ -51,7 +51,7 @@ type Flags uint32
 // Value is struct destination.
 type Value struct {
 	Kind Kind
-	// Ifindex is the uplink of a PodCIDR; 0: the node is on no link of ours.
+	// Ifindex is the uplink of a PodCIDR; 0: the node is on no link of ours. Way says which.
 	Ifindex uint32
 	// Node is the next hop of a PodCIDR.
 	Node wire.Addr
@@ -62,6 +62,23 @@ type Value struct {
 	NeighbourChecked uint64
 	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native.
 	Uplinks uint64
+}
+
+// Way is how packets get to the pods of another node.
+type Way string
+
+// The ways, as bpf/lib/path.h has them.
+const (
+	None   Way = "none"   // the node is on no link of ours
+	Direct Way = "direct" // to the node itself, over an uplink
+)
+
+// Way says how packets get to a PodCIDR.
+func (v Value) Way() Way {
+	if v.Ifindex == 0 {
+		return None
+	}
+	return Direct
 }
 
 // Same reports whether the two differ at most in what the programs own; it is

@@ -59,7 +59,7 @@ func (s *survey) programs() error {
 	}
 	for _, h := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
 		if s.pinned(h.Program()) == 0 {
-			s.problem("program %s is not pinned at %s: start the agent, it loads its programs anew", h.Program(), s.dir.Program(h.Program()))
+			s.problem("program %s is not pinned at %s; a running agent pins it again", h.Program(), s.dir.Program(h.Program()))
 		}
 	}
 	return nil
@@ -125,15 +125,15 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	pin := s.dir.Link(string(a.Hook), a.Ifindex)
 	switch {
 	case wanted && a.Interface == "":
-		s.problem("interface %s is gone, but has entries in the maps: its pod was not deleted properly", where)
+		s.problem("interface %s is gone, but has entries in the maps: its pod was not deleted properly; a running agent removes them", where)
 	case wanted && a.Mode == "":
-		s.problem("%s is not attached to interface %s: a running agent attaches it again", program, where)
+		s.problem("%s is not attached to interface %s; a running agent attaches it again", program, where)
 	case a.Mode == "":
-		s.problem("link %s is severed: its interface is gone; a running agent removes it", pin)
+		s.problem("link %s is severed, its interface is gone; a running agent removes it", pin)
 	case !wanted:
 		s.problem("%s is attached to interface %s, which belongs to no pod and is no uplink", program, where)
 	case s.pinned(program) != 0 && a.ProgramID != s.pinned(program):
-		s.problem("interface %s runs program %d, not %d, which is pinned as %s: an update has not reached it",
+		s.problem("interface %s runs program %d, not %d, which is pinned as %s: an update has not reached it; restart the agent",
 			where, a.ProgramID, s.pinned(program), program)
 	}
 }

@@ -82,17 +82,18 @@ type Peer struct {
 	Name    string     `json:"name"`
 	Node    netip.Addr `json:"node"`
 	PodCIDR string     `json:"pod_cidr"`
-	// Ifindex is the uplink that leads there; 0: none does.
-	Ifindex   uint32 `json:"ifindex"`
-	Interface string `json:"interface"`
-	MTU       uint32 `json:"mtu"`
+	// Way is how its pods are reached, over the uplink of Ifindex; empty without a podCIDR.
+	Way       destinations.Way `json:"way"`
+	Ifindex   uint32           `json:"ifindex"`
+	Interface string           `json:"interface"`
+	MTU       uint32           `json:"mtu"`
 }
 
 // fullPercent is from where on the fill of a table is a problem: the agent
 // keeps them under 70.
 const fullPercent = 90
 
-// survey collects a Status.
+// survey collects a Status, and beside it what several steps read.
 type survey struct {
 	Status
 	dir       bpffs.Dir
@@ -153,7 +154,7 @@ func (s *survey) agent(stateDir string) error {
 	}
 	s.Agent.Running = running
 	if !running {
-		s.problem("no agent is running (%s is not held): the dataplane goes on as it is, changes of the cluster are not followed",
+		s.problem("no agent is running (%s is not held): pods talk on, but changes of the cluster are not followed; start it",
 			s.Agent.Lock)
 	}
 	return nil
@@ -176,7 +177,7 @@ func (s *survey) pods() (err error) {
 			return d.Key.Ifindex == e.Value.Ifindex
 		})
 		if !known {
-			s.problem("pod %s cannot send: its interface %d has no entry in the map devices", e.Key.Address, e.Value.Ifindex)
+			s.problem("pod %s cannot send: its interface %d has no entry in the map devices; a running agent makes one, or delete the pod", e.Key.Address, e.Value.Ifindex)
 		}
 	}
 	s.conflicts()
@@ -198,7 +199,7 @@ func (s *survey) node() error {
 			s.Node.Layout, wire.LayoutVersion)
 	}
 	if len(s.Node.PodCIDRs) == 0 {
-		s.problem("this node has no podCIDR: no Node object of its name is known, or nothing has given it one")
+		s.problem("this node has no podCIDR: give its Node one, or the agent the right --node-name")
 	}
 	if s.uplinks, err = load[uplinks.Key, uplinks.Value](s.dir, uplinks.Name); err != nil {
 		return err
@@ -210,7 +211,7 @@ func (s *survey) node() error {
 		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, interfaceName(e.Key.Ifindex), valid(e.Value.IPv4, e.Value.IPv6)})
 	}
 	if len(s.uplinks) == 0 {
-		s.problem("there is no uplink: pods reach only this node; see the agent's --uplink")
+		s.problem("there is no uplink: pods reach only this node; give the node a route over an Ethernet interface, or the agent the right --uplink")
 	}
 	return nil
 }
@@ -225,11 +226,11 @@ func (s *survey) destinations() error {
 // reach looks at the way to each peer.
 func (s *survey) reach() error {
 	for i, p := range s.Peers {
-		switch {
-		case p.PodCIDR == "":
-		case p.Ifindex == 0:
-			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached", p.called(), p.PodCIDR)
-		default:
+		switch p.Way {
+		case destinations.None:
+			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached; put the node on a link of this one",
+				p.called(), p.PodCIDR)
+		case destinations.Direct:
 			s.Peers[i].Interface = interfaceName(p.Ifindex)
 		}
 	}
@@ -252,7 +253,7 @@ func peers(entries []typed.Entry[destinations.Key, destinations.Value]) []Peer {
 	for _, e := range entries {
 		if v := e.Value; v.Kind == destinations.PodCIDR && v.Flags&destinations.Part == 0 {
 			known[v.Node.Netip()] = true
-			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Ifindex: v.Ifindex, MTU: v.MTU})
+			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Way: v.Way(), Ifindex: v.Ifindex, MTU: v.MTU})
 		}
 	}
 	for _, e := range entries {
@@ -274,7 +275,7 @@ func (s *survey) fills() error {
 	s.Maps = append(s.Maps, fills...)
 	for _, f := range fills {
 		if f.Percent() >= fullPercent {
-			s.problemOf("map "+f.Name, "map %s is %d %% full (%d of %d): new entries will be refused", f.Name, f.Percent(), f.Entries, f.Capacity)
+			s.problemOf("map "+f.Name, "map %s is %d %% full (%d of %d): at 100 %% new entries are refused; ebpfctl dump %s shows whose they are", f.Name, f.Percent(), f.Entries, f.Capacity, f.Name)
 		}
 	}
 	return err

@@ -147,7 +147,7 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 				t.Errorf("attachments (-want +got):\n%s", diff)
 			}
 			wantPeers := []Peer{
-				{Name: "worker", Node: addr("172.18.0.3").Netip(), PodCIDR: "10.244.2.0/24", Ifindex: uint32(n.uplink), Interface: "eth0", MTU: 1500},
+				{Name: "worker", Node: addr("172.18.0.3").Netip(), PodCIDR: "10.244.2.0/24", Way: destinations.Direct, Ifindex: uint32(n.uplink), Interface: "eth0", MTU: 1500},
 				{Node: addr("172.18.0.9").Netip()},
 			}
 			if diff := cmp.Diff(wantPeers, s.Peers, cmpopts.EquateComparable(netip.Addr{})); diff != "" {

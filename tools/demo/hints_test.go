@@ -44,7 +44,7 @@ func TestHintsAreTrue(t *testing.T) {
 		"from pod to pod":                " 0% packet loss",
 		"from a pod to the outside":      " 0% packet loss",
 		"what leaves the node meanwhile": "listening on " + lab.Uplink,
-		"status":                         `(?s)from_pod +ec[0-9a-f]{11} .*No problems\.`,
+		"status":                         `(?s)attached +[0-9]+ (tcx|clsact)\n.*No problems\.`,
 		"the maps":                       "== devices ==",
 		"drops as they come":             "REASON",
 		"kill the agent of that node":    "msg=ready",
