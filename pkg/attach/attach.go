@@ -55,9 +55,12 @@ func (h Hook) Program() string { return "ec_" + string(h) }
 
 func (h Hook) egress() bool { return h == ToUplink }
 
-func hooks() []Hook { return []Hook{FromPod, FromUplink, ToUplink} }
+// UplinkHooks are the hooks of an interface that leads out of the node. What
+// leaves is seen before what arrives, so that no packet leaves with a pod's address.
+func UplinkHooks() []Hook { return []Hook{ToUplink, FromUplink} }
 
-func (h Hook) valid() bool { return slices.Contains(hooks(), h) }
+// Hooks are all of them.
+func Hooks() []Hook { return append(UplinkHooks(), FromPod) }
 
 // Attacher attaches programs on one node. The zero Mode is Auto.
 type Attacher struct {
@@ -83,7 +86,7 @@ type State struct {
 // of ours by the other mechanism is removed afterwards. qdisc says that the
 // interface had no clsact qdisc before and has one now.
 func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool, err error) {
-	if !hook.valid() || ifindex <= 0 {
+	if !slices.Contains(Hooks(), hook) || ifindex <= 0 {
 		return false, fmt.Errorf("attach to interface %d: no hook %q", ifindex, hook)
 	}
 	if a.Mode != Clsact {

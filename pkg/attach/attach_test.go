@@ -135,7 +135,7 @@ func TestNewInterfaceIsNotSearched(t *testing.T) {
 
 func TestAttachReplaceDetach(t *testing.T) {
 	for _, mode := range []Mode{TCX, Clsact, Auto} {
-		for _, hook := range hooks() {
+		for _, hook := range Hooks() {
 			t.Run(string(mode)+"/"+string(hook), func(t *testing.T) {
 				d := newDevice(t, mode)
 				got := mode

@@ -98,7 +98,7 @@ func removeFilter(ifindex int, hook Hook) error {
 // RemoveQdisc deletes the interface's clsact qdisc unless it holds filters. No
 // qdisc, or no such interface, is no error.
 func RemoveQdisc(ifindex int) error {
-	for _, hook := range []Hook{FromUplink, ToUplink} {
+	for _, hook := range UplinkHooks() {
 		filters, err := listFilters(ifindex, hook)
 		if err != nil || len(filters) > 0 {
 			return err
@@ -166,7 +166,7 @@ func Filters() ([]Filter, error) {
 	}
 	var out []Filter
 	for _, i := range indexes {
-		for _, hook := range hooks() {
+		for _, hook := range Hooks() {
 			f, err := findFilter(i, hook)
 			if err != nil {
 				return nil, err

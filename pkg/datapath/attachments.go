@@ -139,8 +139,9 @@ func knownPlaces(opts Options) ([]place, error) {
 		return nil, err
 	}
 	for _, i := range append(ups, made...) {
-		set[place{i, attach.FromUplink}] = true
-		set[place{i, attach.ToUplink}] = true
+		for _, hook := range attach.UplinkHooks() {
+			set[place{i, hook}] = true
+		}
 	}
 	filters, err := attach.Filters()
 	if err != nil {

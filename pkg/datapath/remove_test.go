@@ -53,7 +53,7 @@ func TestRemoveLeavesNothingOfOurs(t *testing.T) {
 			n := newNode(t, isolated(t, mode))
 			check(t, Remove(context.Background(), n.opts))
 			for _, i := range append(n.pods, n.uplink) {
-				for _, hook := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+				for _, hook := range attach.Hooks() {
 					state, err := n.opts.attacher().Attached(i, hook)
 					check(t, err)
 					if state.Mode != "" {
@@ -125,7 +125,7 @@ func TestFiltersThatNobodyRecorded(t *testing.T) {
 
 	// The next start replaces them like any other.
 	dp = mustLoad(t, opts)
-	for _, hook := range uplinkHooks() {
+	for _, hook := range attach.UplinkHooks() {
 		if ok, err := dp.Attached(theirs, hook); !ok || err != nil {
 			t.Errorf("%s carries an older program after a start (%v)", hook, err)
 		}
@@ -152,7 +152,7 @@ func TestUplinksComeAndGo(t *testing.T) {
 			up := addVeth(t, "up")
 			for range 2 {
 				check(t, dp.AttachUplink(up))
-				for _, hook := range uplinkHooks() {
+				for _, hook := range attach.UplinkHooks() {
 					if ok, err := dp.Attached(up, hook); !ok || err != nil {
 						t.Errorf("%s is not attached (%v)", hook, err)
 					}
@@ -165,7 +165,7 @@ func TestUplinksComeAndGo(t *testing.T) {
 			}
 			for range 2 {
 				check(t, dp.DetachUplink(up))
-				for _, hook := range uplinkHooks() {
+				for _, hook := range attach.UplinkHooks() {
 					if ok, err := dp.Attached(up, hook); ok || err != nil {
 						t.Errorf("%s is still attached (%v)", hook, err)
 					}

@@ -9,15 +9,11 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// uplinkHooks are the hooks of an interface that leads out of the node. What
-// leaves is seen before what arrives, so that no packet leaves with a pod's address.
-func uplinkHooks() []attach.Hook { return []attach.Hook{attach.ToUplink, attach.FromUplink} }
-
 // AttachUplink puts the programs onto an interface that leads out of the node.
 // Where they are already, nothing changes; where they are not the newest they are
 // replaced.
 func (d *Datapath) AttachUplink(ifindex int) error {
-	for _, hook := range uplinkHooks() {
+	for _, hook := range attach.UplinkHooks() {
 		if err := d.Attach(ifindex, hook); err != nil {
 			return err
 		}
@@ -31,7 +27,7 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
 	var errs []error
-	for _, hook := range uplinkHooks() {
+	for _, hook := range attach.UplinkHooks() {
 		errs = append(errs, d.opts.attacher().Detach(ifindex, hook))
 	}
 	errs = append(errs, d.qdiscs.remove(ifindex))

@@ -57,7 +57,7 @@ func (s *survey) programs() error {
 		}
 		s.Programs = append(s.Programs, p)
 	}
-	for _, h := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+	for _, h := range attach.Hooks() {
 		if s.pinned(h.Program()) == 0 {
 			s.problem("program %s is not pinned at %s; a running agent pins it again", h.Program(), s.dir.Program(h.Program()))
 		}
@@ -155,7 +155,9 @@ func (s *survey) wanted() []place {
 		out = append(out, place{attach.FromPod, int(d.Key.Ifindex)})
 	}
 	for _, u := range s.uplinks {
-		out = append(out, place{attach.FromUplink, int(u.Key.Ifindex)}, place{attach.ToUplink, int(u.Key.Ifindex)})
+		for _, hook := range attach.UplinkHooks() {
+			out = append(out, place{hook, int(u.Key.Ifindex)})
+		}
 	}
 	return out
 }
