@@ -72,7 +72,7 @@ func TestTexts(t *testing.T) {
 		Protocol(132).String():            "132",
 		FromPod.String():                  "from_pod",
 		ToUplink.String():                 "to_uplink",
-		Directions.String():               "3",
+		Direction(200).String():           "200",
 		Bits(5, "a", "b", "c"):            "a|c",
 		Bits(8, "a", "b", "c"):            "-",
 	} {
