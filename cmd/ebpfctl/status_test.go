@@ -38,7 +38,7 @@ func (h host) makeHealthy(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(lock.Release)
-	for i, hook := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+	for i, hook := range attach.Hooks() {
 		p := pins.Program(t, hook.Program(), int32(i))
 		if err := p.Pin(dir.Program(hook.Program())); err != nil {
 			t.Fatal(err)

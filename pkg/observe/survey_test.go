@@ -47,7 +47,7 @@ func newNode(t *testing.T, mode attach.Mode) *node {
 	t.Cleanup(lock.Release)
 	n.agent = lock
 	n.pod, n.uplink = n.link("pod"), n.link("eth0")
-	for i, h := range []attach.Hook{attach.FromPod, attach.FromUplink, attach.ToUplink} {
+	for i, h := range attach.Hooks() {
 		n.programs[h] = pins.Program(t, h.Program(), int32(i))
 		if err := n.programs[h].Pin(n.Dir.Program(h.Program())); err != nil {
 			t.Fatal(err)
