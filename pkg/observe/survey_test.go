@@ -160,7 +160,7 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 			if diff := cmp.Diff(fills, s.Maps); diff != "" || len(fills) < 7 {
 				t.Errorf("maps (-want +got):\n%s", diff)
 			}
-			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != 3 {
+			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != len(attach.Hooks()) {
 				t.Errorf("status: %+v", s)
 			}
 		})
