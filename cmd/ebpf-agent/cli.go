@@ -71,12 +71,12 @@ func (e env) noArguments(_ *cobra.Command, args []string) error {
 		return fmt.Errorf("unknown argument %q; %s takes its value as in %[2]s=%[1]s", args[0], e.args[i-1])
 	}
 	if args[0] == "version" {
-		return errors.New("unknown command \"version\"; --version tells it")
+		return errors.New("unknown command \"version\"; use --version")
 	}
 	return fmt.Errorf("unknown command %q; the only one is cleanup", args[0])
 }
 
-// refuseLater says of a flag that is to come that it has not.
+// refuseLater says of a flag whose feature is to come that this version does not have it.
 func refuseLater(_ *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && later()[unknown.GetSpecifiedName()] != "" {
@@ -86,7 +86,7 @@ func refuseLater(_ *cobra.Command, err error) error {
 }
 
 func notYet(setting string) error {
-	return cli.Misuse("%s: this version does not have what that sets, it carries IPv4 with direct routing; leave it out", setting)
+	return cli.Misuse("%s: sets a feature that this version does not have: it carries IPv4 by direct routing; leave it out", setting)
 }
 
 func (e env) serve(ctx context.Context, o *options) error {
@@ -114,8 +114,8 @@ func (e env) clean(ctx context.Context, o *options) error {
 	return nil
 }
 
-// dismiss looks for settings of features that this version does not have. What a manifest of before has shipped is no
-// reason not to start; anything else was meant.
+// dismiss looks for settings of features that this version does not have. The value that an earlier manifest shipped is no
+// reason not to start; any other was meant.
 func (o *options) dismiss(lookup func(string) (string, bool)) error {
 	shipped := later()
 	for _, name := range slices.Sorted(maps.Keys(shipped)) {

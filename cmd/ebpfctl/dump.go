@@ -40,11 +40,11 @@ func newDump(o *options) *cobra.Command {
 		Long: `Print the content of maps:
 
   ` + strings.Join(known(), " ") + `
-  ` + everything + ` (of them)
+  ` + everything + ` (of these)
 
 As JSON and YAML a map is an array of objects: key and value in one, with the
 names that bpftool prints; several maps are an object by map name. What is
-absent, such as an IPv6 address that a pod does not have, is the empty text.
+absent, such as an IPv6 address that a pod does not have, is an empty string.
 JSON has the fields in the record's order, YAML by name.
 last_seen and neighbour_checked are CLOCK_MONOTONIC in ns, 0 for never; tables
 show last_seen as an age.`,
@@ -64,7 +64,7 @@ show last_seen as an age.`,
 	watch.Takes = "no value, true or false; --interval says how often"
 	cli.Define(cmd.Flags(), nil,
 		cli.Flag{Name: "watch", Short: "w", Default: "false", Help: "print again and again; as JSON one document a line", Value: watch},
-		cli.Flag{Name: "interval", Default: "1s", Help: "how long --watch waits between two times", Value: cli.Duration(&d.interval, time.Millisecond)})
+		cli.Flag{Name: "interval", Default: "1s", Help: "how long --watch waits before it prints again", Value: cli.Duration(&d.interval, time.Millisecond)})
 	return cmd
 }
 

@@ -52,7 +52,7 @@ Exit status: 0 fine, 1 something is wrong (and it says what), 2 wrong usage.`,
 	cli.Define(root.PersistentFlags(), cli.Variable, cli.BPFFS(&o.bpffs), cli.StateDir(&o.stateDir))
 	formats := []string{formatTable, formatJSON, formatYAML}
 	cli.Define(root.PersistentFlags(), nil,
-		cli.Flag{Name: "output", Short: "o", Default: formatTable, Help: "how to print it", Value: cli.OneOf(&o.output, formats...)})
+		cli.Flag{Name: "output", Short: "o", Default: formatTable, Help: "format of the output", Value: cli.OneOf(&o.output, formats...)})
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	root.AddCommand(newDump(o), newStatus(o), newVersion(o), newCompletion(o))
 	return cli.Run(ctx, root, e.lookup)

@@ -86,7 +86,7 @@ func (s *survey) cluster(stateDir string) Cluster {
 		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
 	}
 	if s.Agent.Running && c.Mode != "" {
-		s.problemOf("mode", "the programs could not be replaced for what netfilter's rules on this node need by now, so that Services may not work: %s", c.Mode)
+		s.problemOf("mode", "the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work: %s", c.Mode)
 	}
 	for _, p := range c.Problems {
 		if p.Reason != offLink { // told from the maps, where it has its effect
