@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
 
 	mapconfig "github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
@@ -51,7 +52,9 @@ func damages() map[string]damage {
 		"nothing":        {func(damaged) {}, ""},
 		"host link down": {func(d damaged) { d.must(d.host.SetDown(d.link.Index)) }, "is down"},
 		"pod link down":  {func(d damaged) { d.must(d.inPod.SetDown(d.podLink.Index)) }, "the pod's interface eth0 is down"},
-		"host mtu":       {func(d damaged) { d.must(d.host.SetMTU(d.link.Index, 1300)) }, "MTU 1300 instead of 1400"},
+		"host mtu": {func(d damaged) {
+			d.must(netlink.LinkSetMTU(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: d.link.Index}}, 1300))
+		}, "MTU 1300 instead of 1400"},
 		"no host link":   {func(d damaged) { d.must(d.host.DeleteLink(d.link.Index)) }, "the host has no interface"},
 		"host route":     {func(d damaged) { d.must(d.host.DeleteRoute(device.Route{Dst: whole(d.addr)})) }, "the host has no route to 10.9.0.2"},
 		"host neighbour": {func(d damaged) { d.must(d.host.DeleteNeighbour(d.link.Index, d.addr)) }, "the host has no permanent neighbour"},

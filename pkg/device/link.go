@@ -176,14 +176,6 @@ func (h *Handle) SetDown(index int) error {
 	return nil
 }
 
-// SetMTU sets a link's MTU.
-func (h *Handle) SetMTU(index, mtu int) error {
-	if err := again(func() error { return h.nl.LinkSetMTU(byIndex(index), mtu) }); err != nil {
-		return fmt.Errorf("set mtu %d of link %d: %w", mtu, index, err)
-	}
-	return nil
-}
-
 // DeleteLink deletes a link, of a veth the pair. A link that is gone is success.
 func (h *Handle) DeleteLink(index int) error {
 	err := again(func() error { return h.nl.LinkDel(byIndex(index)) })
