@@ -17,7 +17,7 @@ import (
 // suite is one package's tests, for both sides.
 type suite struct {
 	wire.Suite
-	tests []string // by name, those that must run
+	tests []string // by name, those that must run; before a kernel is chosen, all
 }
 
 // workshop makes what is the same for all kernels: binaries, and the archive of them.
@@ -80,7 +80,7 @@ func (w *workshop) addSuite(ctx context.Context, at string, o testOptions) error
 		return nil // a package without tests
 	}
 	// The very binary that will run is asked, so that a test which the machine loses is missed.
-	list, err := output(ctx, w.path("tests/"+binary), "-test.list", o.list(dir))
+	list, err := output(ctx, w.path("tests/"+binary), "-test.list", ".")
 	if err != nil {
 		return err
 	}
@@ -90,14 +90,10 @@ func (w *workshop) addSuite(ctx context.Context, at string, o testOptions) error
 			s.tests = append(s.tests, name)
 		}
 	}
-	s.Args = o.args(dir)
 	if o.update && dir == verifierDir {
-		s.Args = append(s.Args, "-update")
 		s.Fetch = "testdata/verifier-*.txt"
 	}
-	if len(s.tests) > 0 {
-		w.suites = append(w.suites, s)
-	}
+	w.suites = append(w.suites, s)
 	return nil
 }
 
@@ -118,7 +114,7 @@ func static(path string) error {
 }
 
 // image writes the archive that a kernel boots with: what is common, the kernel's modules, and the plan.
-func (w *workshop) image(k kernel) (string, error) {
+func (w *workshop) image(k kernel, suites []suite) (string, error) {
 	if err := static(busybox); err != nil {
 		return "", err
 	}
@@ -142,7 +138,7 @@ func (w *workshop) image(k kernel) (string, error) {
 		a.data(wire.ModuleDir+"/"+m.file, m.content)
 		plan.Modules = append(plan.Modules, m.file)
 	}
-	for _, s := range w.suites {
+	for _, s := range suites {
 		at := filepath.Join(wire.Root, s.Dir)
 		a.file(filepath.Join(at, s.Binary), w.path("tests/"+s.Binary))
 		a.tree(filepath.Join(at, "testdata"), filepath.Join(w.root, s.Dir, "testdata"))

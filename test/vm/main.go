@@ -77,7 +77,7 @@ func start(ctx context.Context) (bool, error) {
 	}
 	chosen := packages
 	if fields := strings.Fields(only); len(fields) > 0 {
-		chosen = fields
+		chosen, s.options.named = fields, true
 	}
 	return s.run(ctx, strings.Fields(kernels), modules, cache, chosen)
 }
@@ -106,9 +106,6 @@ func (s *session) run(ctx context.Context, names []string, modules, cache string
 	s.workshop, err = build(ctx, root, dir, packages, s.options)
 	if err != nil {
 		return false, err
-	}
-	if len(s.workshop.suites) == 0 {
-		return false, errors.New("no test to run")
 	}
 	if err := s.testAll(ctx, kernels); err != nil {
 		return false, err
@@ -148,9 +145,13 @@ func (s *session) testAll(ctx context.Context, kernels []kernel) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// test runs all suites on one kernel.
+// test runs a kernel's suites on it.
 func (s *session) test(ctx context.Context, r *report) error {
-	root, err := s.workshop.image(r.kernel)
+	var err error
+	if r.suites, err = s.options.suites(s.workshop.suites, r.kernel.series); err != nil {
+		return fmt.Errorf("kernel %s: %w", r.kernel.name, err)
+	}
+	root, err := s.workshop.image(r.kernel, r.suites)
 	if err != nil {
 		return fmt.Errorf("kernel %s: %w", r.kernel.name, err)
 	}

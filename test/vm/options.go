@@ -2,7 +2,9 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -24,28 +26,56 @@ var counts = map[string][]string{
 	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2"},
 }
 
-// selected are the tests that run where a package's all would take too long, unless -run says otherwise. What is left out
-// repeats with other timing, asks nothing of the kernel that these do not, or is asked of the programs alone by test/prog.
-var selected = map[string]string{
-	"pkg/datapath": "^(TestVerifier|TestStackLeft.*|TestProbe.*|TestLoadOnAFreshNode|TestUpgradeReplacesEveryAttachment|" +
-		"TestLoadChangesHowProgramsAreAttached|TestGrownLayoutKeepsEveryEntry|TestSweepEndsWhatIsIdle|" +
-		"TestRemoveLeavesNothingOfOurs|TestUplinksComeAndGo|TestLoadWithFewRights)$",
-	"cni": "^(TestAddMakesAPodAndDelUnmakesIt|TestHostReachesThePod|TestOrderOfAdd|TestClsact|TestKilledAddLeavesNothing|" +
-		"TestKilledDelIsFinishedByTheNext|TestGC|TestReboot|TestInTheHandsOfLibcni|TestInTheHandsOfCnitool)$",
-	"test/e2e": "^(TestEverybodyReachesEverybody|TestPayloadsSurviveOffloads|TestWorldOpensFlowsToPods|" +
-		"TestGatewayIsAnswered|TestSmallerMTUOutside|TestClosedPortsRefuse|TestPodsOfANodeThatDoesNotAnswer|" +
-		"TestSameSourcePortToTheSameServer|TestEveryPortInUse|TestHostSocketKeepsItsPort|" +
-		"TestWorldOpensTheTupleThatIsMasqueraded|TestNewOwnerOfAnAddressInheritsNothing|TestFullTableSparesTheEstablished|" +
-		"TestForeignPrograms.*|TestEachProgramRemovedAlone|TestPodsTalkThroughIPsec|" +
-		"TestOffload.*|TestTunnelBetweenPods|" +
-		"TestLifeKilledAgentLosesNoPacket|TestLifeStoppedAgentTouchesNothing|" +
-		"TestCleanupLeavesTheNodeAsItWas)$",
+// selected are the tests that run where a package's all would take too long, unless -run says otherwise: on the oldest supported
+// kernel, and on any of which nothing else is said, all that depends on a kernel. What is left out repeats with other timing, asks
+// nothing of the kernel that these do not, or is asked of the programs alone by test/prog.
+var selected = selection{
+	"pkg/datapath": tests("TestVerifier", "TestStackLeft.*", "TestProbe.*", "TestLoadOnAFreshNode", "TestUpgradeReplacesEveryAttachment",
+		"TestLoadChangesHowProgramsAreAttached", "TestGrownLayoutKeepsEveryEntry", "TestSweepEndsWhatIsIdle",
+		"TestRemoveLeavesNothingOfOurs", "TestUplinksComeAndGo", "TestLoadWithFewRights"),
+	"cni": tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestKilledAddLeavesNothing",
+		"TestKilledDelIsFinishedByTheNext", "TestGC", "TestReboot", "TestInTheHandsOfLibcni", "TestInTheHandsOfCnitool"),
+	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
+		"TestGatewayIsAnswered", "TestSmallerMTUOutside", "TestClosedPortsRefuse", "TestPodsOfANodeThatDoesNotAnswer",
+		"TestSameSourcePortToTheSameServer", "TestEveryPortInUse", "TestHostSocketKeepsItsPort",
+		"TestWorldOpensTheTupleThatIsMasqueraded", "TestNewOwnerOfAnAddressInheritsNothing", "TestFullTableSparesTheEstablished",
+		"TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec", "TestOffload.*", "TestTunnelBetweenPods",
+		"TestLifeKilledAgentLosesNoPacket", "TestLifeStoppedAgentTouchesNothing", "TestCleanupLeavesTheNodeAsItWas"),
 }
+
+// narrowed are what runs instead on a kernel that lies between two others on which more is proven, by its series.
+//
+// 6.12 lies between 6.1 and the kernels of today, on which make test runs everything: what works the same way before and after it
+// is not asked once more, unless its package is named. Its own are its verifier and compiler, and its tcx, which 6.1 does not have: every configuration loads,
+// attachments come, are replaced and go, and each program's main path is walked by packets that are compared, then by traffic.
+var narrowed = map[string]selection{"6.12": {
+	"pkg/bpffs": nothing, "cmd/ebpfctl": nothing, "test/lab": nothing,
+	"pkg/datapath": tests("TestVerifier", "TestProbe.*", "TestUpgradeReplacesEveryAttachment", "TestLoadChangesHowProgramsAreAttached",
+		"TestRemoveLeavesNothingOfOurs", "TestLoadWithFewRights"),
+	"cni": tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
+	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestForeignProgramsBesideOurs",
+		"TestPodsTalkThroughIPsec", "TestOffloadForgesNothing", "TestLifeKilledAgentLosesNoPacket"),
+	"test/prog": tests("TestFromPodVerdicts", "TestFromUplinkVerdicts", "TestToUplinkVerdicts", "TestWorldByRoute", "TestWorldOpensFlow",
+		"TestMasqueradedFlow", "TestSamePortOfTwoPods", "TestHostSocketsAvoided", "TestFlowViaStack", "TestNodeFlowGivesWay",
+		"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
+		"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
+		"TestRace.*", "TestRandomPackets"),
+}}
+
+// selection says by directory which of a package's tests run, as -run does; a package that is not named runs all of its own.
+type selection map[string]string
+
+// nothing is matched by no test.
+const nothing = "^$"
+
+// tests is the pattern of tests by their names, which may be patterns themselves.
+func tests(names ...string) string { return "^(" + strings.Join(names, "|") + ")$" }
 
 // testOptions are what go test would take.
 type testOptions struct {
 	verbose bool
 	run     string
+	named   bool     // the packages are, so that every kernel runs all that one does of which nothing is said
 	rest    []string // for the binaries, as given
 	seconds int
 	update  bool
@@ -81,25 +111,46 @@ func parseTestFlags(flags []string) (testOptions, error) {
 	return o, nil
 }
 
-// pattern is what -run chooses in a package.
-func (o testOptions) pattern(dir string) string { return cmp.Or(o.run, selected[dir]) }
-
-// list is the pattern of the tests on the first level that run.
-func (o testOptions) list(dir string) string {
-	first, _, _ := strings.Cut(o.pattern(dir), "/")
-	if first == "" {
-		return "."
+// pattern is what runs of a package on a kernel: what -run says, or else what is chosen here.
+func (o testOptions) pattern(dir, series string) string {
+	narrow := narrowed[series]
+	if o.named {
+		narrow = nil
 	}
-	return first
+	return cmp.Or(o.run, narrow[dir], selected[dir], ".")
+}
+
+// suites are the packages with their tests that run on a kernel, and how.
+func (o testOptions) suites(all []suite, series string) ([]suite, error) {
+	var out []suite
+	for _, s := range all {
+		pattern := o.pattern(s.Dir, series)
+		first, _, _ := strings.Cut(pattern, "/")
+		chosen, err := regexp.Compile(first)
+		if err != nil {
+			return nil, fmt.Errorf("TESTFLAGS: -run %s: %w", pattern, err)
+		}
+		s.tests = slices.DeleteFunc(slices.Clone(s.tests), func(name string) bool { return !chosen.MatchString(name) })
+		if len(s.tests) == 0 {
+			continue
+		}
+		s.Args = o.args(s.Dir, pattern)
+		out = append(out, s)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("no test to run")
+	}
+	return out, nil
 }
 
 // args is the command line of one package's binary.
-func (o testOptions) args(dir string) []string {
-	args := []string{"-test.v", "-test.count=1", fmt.Sprintf("-test.timeout=%ds", max(1, o.seconds-10))}
-	if pattern := o.pattern(dir); pattern != "" {
-		args = append(args, "-test.run="+pattern)
+func (o testOptions) args(dir, pattern string) []string {
+	args := []string{"-test.v", "-test.count=1", fmt.Sprintf("-test.timeout=%ds", max(1, o.seconds-10)), "-test.run=" + pattern}
+	args = append(args, counts[dir]...)
+	if o.update && dir == verifierDir {
+		args = append(args, "-update")
 	}
-	return append(append(args, counts[dir]...), o.rest...)
+	return append(args, o.rest...)
 }
 
 // whole says whether all tests run that do by default, so that a skip that is expected must be there.

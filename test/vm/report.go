@@ -15,6 +15,7 @@ type report struct {
 	*session
 	out     io.Writer
 	kernel  kernel
+	suites  []suite
 	release string
 	results []*result
 	done    bool
@@ -26,10 +27,10 @@ func (r *report) current() *result {
 	if n := len(r.results); n > 0 && r.results[n-1].ended == nil {
 		return r.results[n-1]
 	}
-	if len(r.results) == len(r.workshop.suites) {
+	if len(r.results) == len(r.suites) {
 		return nil
 	}
-	next := &result{suite: r.workshop.suites[len(r.results)]}
+	next := &result{suite: r.suites[len(r.results)]}
 	r.results = append(r.results, next)
 	return next
 }
@@ -126,7 +127,7 @@ func (r *report) finish(console string, broken error) {
 	if c := r.last(); c != nil && c.ended == nil {
 		r.print(c)
 	}
-	for _, s := range r.workshop.suites[len(r.results):] {
+	for _, s := range r.suites[len(r.results):] {
 		r.fault("%s did not run", s.Dir)
 	}
 	if lines := complaints(console); len(lines) > 0 {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,44 +22,6 @@ func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-func TestParseTestFlags(t *testing.T) {
-	o, err := parseTestFlags(strings.Fields("-v --run TestA/b -packets=7 -seed=3"))
-	check(t, err)
-	want := testOptions{verbose: true, run: "TestA/b", rest: []string{"-packets=7", "-seed=3"}}
-	if diff := cmp.Diff(want, o, cmp.AllowUnexported(testOptions{})); diff != "" {
-		t.Error(diff)
-	}
-	if o.list("x") != "TestA" || o.whole() {
-		t.Errorf("tests on the first level: %s", o.list("x"))
-	}
-	for _, bad := range []string{"TestA", "-run", "-skip=X", "-count=2", "-short"} {
-		if _, err := parseTestFlags(strings.Fields(bad)); err == nil || !strings.Contains(err.Error(), "TESTFLAGS") {
-			t.Errorf("%s: %v", bad, err)
-		}
-	}
-}
-
-// A test that was renamed or removed would silently run no more.
-func TestSelectedTestsExist(t *testing.T) {
-	root, err := moduleRoot(t.Context())
-	check(t, err)
-	for dir, pattern := range selected {
-		files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
-		check(t, err)
-		var source []byte
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			check(t, err)
-			source = append(source, text...)
-		}
-		for name := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(pattern, "^("), ")$"), "|") {
-			if !regexp.MustCompile(`(?m)^func ` + name + `\(`).Match(source) {
-				t.Errorf("%s has no %s", dir, name)
-			}
-		}
 	}
 }
 
@@ -305,10 +266,13 @@ func TestRunsAreJudged(t *testing.T) {
 			s := &session{
 				count:    make(map[string]int),
 				machine:  machine{qemu: qemu, timeout: limit},
-				workshop: &workshop{dir: dir, root: dir, suites: []suite{{Suite: wire.Suite{Dir: "pkg/a"}, tests: []string{"TestA", "TestB"}}}},
+				workshop: &workshop{dir: dir, root: dir},
 				options:  testOptions{run: "."},
 			}
-			r := &report{session: s, out: t.Output(), kernel: kernel{name: "6.1", series: "6.1"}}
+			r := &report{
+				session: s, out: t.Output(), kernel: kernel{name: "6.1", series: "6.1"},
+				suites: []suite{{Suite: wire.Suite{Dir: "pkg/a"}, tests: []string{"TestA", "TestB"}}},
+			}
 			s.boot(t.Context(), r, filepath.Join(dir, "root"))
 			s.add(r)
 			if s.failed == c.ok {
