@@ -228,10 +228,12 @@ func TestLateDelSparesTheNextOwner(t *testing.T) {
 	w.unchanged(before)
 }
 
+// Pods that come at once share no address and leave nothing. That a hundred do so on a node with an agent is
+// TestHundredPodsLeaveNothing in test/e2e.
 func TestManyPodsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	before := w.everything()
-	const pods, width = 100, 10
+	const pods, width = 30, 10
 	all := make([]*pod, pods)
 	for i := range all {
 		all[i] = w.newPod()

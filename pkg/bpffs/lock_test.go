@@ -253,8 +253,11 @@ func refused(t *testing.T, waiters int) (failed, all int) {
 
 func TestGateOpensAlsoForManyWaiters(t *testing.T) {
 	for _, waiters := range []int{1, 2, 3} {
-		if failed, all := refused(t, waiters); failed > 0 {
-			t.Errorf("%d who want the lock alone beside one share that hangs: %d of %d others refused", waiters, failed, all)
-		}
+		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
+			t.Parallel() // each waits for most of its time
+			if failed, all := refused(t, waiters); failed > 0 {
+				t.Errorf("%d who want the lock alone beside one share that hangs: %d of %d others refused", waiters, failed, all)
+			}
+		})
 	}
 }

@@ -40,8 +40,18 @@ var ways = flag.String("attach", "all", "ways of attaching programs: all, or new
 
 // forEachAttach runs a test with each way of attaching programs.
 func forEachAttach(t *testing.T, test func(t *testing.T, attach string)) {
+	attached(t, *ways == "all", test)
+}
+
+// forNewestAttach runs a test with the way that the kernel gets by itself, since clsact is proven for it elsewhere: by
+// test-kernels on Linux 6.1, or as test/vm knows. In its long form it is run with each way.
+func forNewestAttach(t *testing.T, test func(t *testing.T, attach string)) {
+	attached(t, *ways == "all" && priv.Long(), test)
+}
+
+func attached(t *testing.T, all bool, test func(t *testing.T, attach string)) {
 	for _, attach := range []string{"tcx", "clsact"} {
-		if newest := attach == "tcx" == priv.HasTCX(t); *ways == "newest" && !newest {
+		if newest := attach == "tcx" == priv.HasTCX(t); !all && !newest {
 			continue
 		}
 		t.Run(attach, func(t *testing.T) {

@@ -20,7 +20,7 @@ type party struct {
 }
 
 func TestEverybodyReachesEverybody(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 3, AgentFlags: []string{attach}})
 		var all []party
 		for _, node := range l.Nodes {
@@ -74,7 +74,7 @@ func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
 var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
 
 func TestPayloadsSurviveOffloads(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		a, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		targets := map[string]netip.AddrPort{
@@ -110,7 +110,7 @@ func TestPayloadsSurviveOffloads(t *testing.T) {
 }
 
 func TestWorldOpensFlowsToPods(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
 		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
@@ -186,7 +186,7 @@ func datagram(t *testing.T, from, to netip.Addr, payload string) []byte {
 }
 
 func TestGatewayIsAnswered(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
 		link, err := pod.Netlink().LinkByName(pod.IfName)

@@ -20,7 +20,7 @@ import (
 
 // A pod sends ICMP errors that quote packets of others' connections. Those go on.
 func TestForgedErrorEndsNoConnection(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}}, drops.ForgedError)
 		node := l.Nodes[0]
 		victim, forger := addPod(t, node, "victim"), addPod(t, node, "forger")
@@ -96,7 +96,7 @@ func complain(t *testing.T, from *lab.Namespace, to netip.Addr, kind layers.ICMP
 // Beside netfilter, and a rule that drops what it calls INVALID, a pod learns from another node what it learns without:
 // netfilter has not seen the flow that the error is about.
 func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, flag string) {
+	forNewestAttach(t, func(t *testing.T, flag string) {
 		p := startProxied(t, lab.Options{AgentFlags: []string{flag}}, drops.NoEndpoint)
 		proxy(t, p.Lab, "iptables-nft", p.services)
 		p.waitBeside(t, true)
@@ -133,7 +133,7 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 
 // The node's stack cannot forward an answer to a pod: the world reads of the packet that it sent, and acts on it.
 func TestErrorsOfTheNodeAboutAnswers(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, "--mtu=1400", "--kube-proxy=on"}})
 		pod, world := addPod(t, l.Nodes[0], "a"), netip.AddrPortFrom(lab.OutsideAddr, 7000)
 		outside, inside := listenUDP(t, l.Outside, world), dialUDP(t, pod.Namespace, 5000, world)

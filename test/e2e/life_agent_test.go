@@ -61,7 +61,7 @@ func (tr *traffic) end(t *testing.T) {
 	tr.steady.end(t)
 }
 
-var kills = flag.Int("kills", 8, "points of its start at which the agent is killed")
+var kills = flag.Int("kills", 0, "points of its start at which the agent is killed; default 4, or 8 in the long form")
 
 // The agent is killed in the middle of its work, and at any point of its start.
 func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
@@ -72,14 +72,15 @@ func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 		tr := startTraffic(t, a, near.Namespace, far.Namespace, node.Namespace, l.Outside)
 		tr.streams = append(tr.streams, startNumbered(t, "far > a", far.Namespace, a.Namespace))
 		whole := startAfterKill(t, node)
-		for i := range *kills {
+		points := killPoints()
+		for i := range points {
 			if err := node.KillAgent(); err != nil {
 				t.Fatal(err)
 			}
 			if err := node.StartAgent(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(whole * time.Duration(i) / time.Duration(*kills)) // when it dies is the point of the test
+			time.Sleep(whole * time.Duration(i) / time.Duration(points)) // when it dies is the point of the test
 		}
 		startAfterKill(t, node)
 		assertOnlyPinned(t, node, "in the end")
@@ -90,6 +91,16 @@ func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
 			}
 		}
 	})
+}
+
+func killPoints() int {
+	switch {
+	case *kills > 0:
+		return *kills
+	case priv.Long():
+		return 8
+	}
+	return 4
 }
 
 // startAfterKill kills the agent, starts it and says how long it took to be ready.
@@ -144,7 +155,7 @@ func TestLifeAttachChanges(t *testing.T) {
 
 // SIGTERM ends the agent within a second, and nothing of the dataplane with it.
 func TestLifeStoppedAgentTouchesNothing(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
 		a, far := addPod(t, node, "a"), addPod(t, l.Nodes[1], "far")

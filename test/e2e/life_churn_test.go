@@ -20,13 +20,19 @@ import (
 )
 
 const (
-	// churners is how many pods come and go side by side.
-	churners = 16
 	// lockLimit is how long work on all pods at once may wait for that on each.
 	lockLimit = 2 * time.Second
 	// churnLimit is far beyond what a restart, a change of mode or a GC takes on a busy machine.
 	churnLimit = time.Minute
 )
+
+// churners is how many pods come and go side by side. A few leave no moment in which none is under way.
+func churners() int {
+	if priv.Long() {
+		return 16
+	}
+	return 6
+}
 
 // churn has pods come and go side by side, without a pause, until it is ended.
 type churn struct {
@@ -40,7 +46,7 @@ func startChurn(t *testing.T, node *lab.Node) *churn {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &churn{}
 	var loops sync.WaitGroup
-	for i := range churners {
+	for i := range churners() {
 		pod, err := node.NewPod(fmt.Sprintf("churn%d", i), lab.PodOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -162,7 +162,7 @@ func TestSecondAgentRefuses(t *testing.T) {
 }
 
 func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := lab.ForTest(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
 		before, err := node.Snapshot()

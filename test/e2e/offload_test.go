@@ -98,7 +98,7 @@ func forge(t *testing.T, pod *lab.Pod, to netip.AddrPort, sport uint16, at int, 
 
 // A pod has others write over its source or its port, where the programs have already looked.
 func TestOffloadForgesNothing(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}}, drops.BadOffload, drops.Invalid)
 		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 		at := serve(t, l.Outside)

@@ -25,7 +25,7 @@ const (
 )
 
 func TestSmallerMTUOutside(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, OutsideMTU: 1300, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
 		var complaint *lab.ICMPError
@@ -52,7 +52,7 @@ func TestSmallerMTUOutside(t *testing.T) {
 }
 
 func TestHopsEndAndSaySo(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Router: true, AgentFlags: []string{attach}})
 		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 		for _, tc := range []struct {
@@ -87,7 +87,7 @@ func TestHopsEndAndSaySo(t *testing.T) {
 }
 
 func TestClosedPortsRefuse(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		pod, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), l.Nodes[1].Addr(), lab.OutsideAddr} {
@@ -104,7 +104,7 @@ func TestClosedPortsRefuse(t *testing.T) {
 
 // A pod that has closed its socket says so to the world, through the translation.
 func TestWorldLearnsOfClosedPodPort(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
 		world := netip.AddrPortFrom(lab.OutsideAddr, 7000)
@@ -130,7 +130,7 @@ func TestWorldLearnsOfClosedPodPort(t *testing.T) {
 }
 
 func TestAddressWithoutPod(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}}, drops.NoEndpoint)
 		pod := addPod(t, l.Nodes[0], "a")
 		var complaint *lab.ICMPError
@@ -150,7 +150,7 @@ func TestAddressWithoutPod(t *testing.T) {
 
 // A node that the cluster knows and that does not answer: the sender is told, as soon as the host has given up asking.
 func TestPodsOfANodeThatDoesNotAnswer(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
 		silent := lab.NodeSpec{

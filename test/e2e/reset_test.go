@@ -17,7 +17,7 @@ import (
 // A pod writes to a connection that its node has forgotten, with and without offloading of checksums and segments: it is told
 // at once that the connection is gone, whichever way it went.
 func TestForgottenConnectionIsReset(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		for way, flag := range map[string]string{"past the stack": "--kube-proxy=off", "by the stack": "--kube-proxy=on"} {
 			l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, flag}}, drops.NoMapping)
 			node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)

@@ -56,7 +56,7 @@ func restrictedAgent(t *testing.T, node *lab.Node, capabilities []corev1.Capabil
 // TestManifestsRights runs the agent through its life with nothing but the
 // capabilities of the DaemonSet: each of its ways into the kernel must do with them.
 func TestManifestsRights(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := lab.ForTest(t, lab.Options{Nodes: 1})
 		node := l.Nodes[0]
 		agent := restrictedAgent(t, node, manifestCapabilities(t))

@@ -24,7 +24,7 @@ func routesDecided(t *testing.T, node *lab.Node, want bool) {
 // Where a rule asks for the mark of a packet, which the host's firewall sets, the stack decides on every packet's way. What
 // is under way lives through the rule's coming and going.
 func TestRuleThatAsksForAMark(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, flag string) {
+	forNewestAttach(t, func(t *testing.T, flag string) {
 		s := startSecured(t, flag)
 		var olds []*lab.TCPConn
 		for from, to := range map[*lab.Namespace]netip.AddrPort{s.pod.Namespace: s.outside, s.Outside: s.own, s.far.Namespace: s.own} {

@@ -21,7 +21,7 @@ import (
 const inRange = 50001
 
 func TestSameSourcePortToTheSameServer(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		at := serve(t, l.Outside)
 		pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "b"), addPod(t, l.Nodes[1], "c")}
@@ -61,7 +61,7 @@ func TestSameSourcePortToTheSameServer(t *testing.T) {
 
 // Pods that want more ports towards one server than there are get their shares, and each port goes to one flow.
 func TestEveryPortInUse(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		const flows, ports, first = 2000, 500, 50000
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, fmt.Sprintf("--snat-ports=%d-%d", first, first+ports-1)}}, drops.PortLimit)
 		at := serve(t, l.Outside)
@@ -113,7 +113,7 @@ func TestEveryPortInUse(t *testing.T) {
 }
 
 func TestHostSocketKeepsItsPort(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
 		for _, order := range []struct {
@@ -159,7 +159,7 @@ func TestHostSocketKeepsItsPort(t *testing.T) {
 
 // The world sends to a pod, from the very address and port that the pod talks to through the masquerade.
 func TestWorldOpensTheTupleThatIsMasqueraded(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}}, drops.FlowCollision)
 		pod := addPod(t, l.Nodes[0], "a")
 		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
@@ -192,7 +192,7 @@ func TestWorldOpensTheTupleThatIsMasqueraded(t *testing.T) {
 }
 
 func TestNewOwnerOfAnAddressInheritsNothing(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}}, drops.NoMapping)
 		node := l.Nodes[0]
 		pod := addPod(t, node, "old")
@@ -238,7 +238,7 @@ func TestNewOwnerOfAnAddressInheritsNothing(t *testing.T) {
 
 // With the agent dead nothing is collected: whoever fills the table must not end another pod's connection.
 func TestFullTableSparesTheEstablished(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		const entries, attempts = 2048, 20_000
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, fmt.Sprintf("--snat-entries=%d", entries)}},
 			drops.SnatLimit, drops.SnatFull, drops.SnatExhausted)

@@ -94,6 +94,47 @@ func TestSelectedTestsExist(t *testing.T) {
 	}
 }
 
+// What a test of test/e2e does with clsact only in its long form is proven with it on Linux 6.1, or by another test.
+func TestClsactIsProvenElsewhere(t *testing.T) {
+	const (
+		besides = "test/e2e TestServicesOfKubeProxy/clsact and TestServicesWithAProgramRemoved/clsact"
+		walks   = "a packet meets the same programs either way, as the tests on Linux 6.1 show for the stack, pods, nodes and the world"
+	)
+	elsewhere := map[string]string{
+		"TestFlowsOutliveTheModeBesideNetfilter":       "pkg/datapath TestLiveFlowsOutliveAChangeOfMode/clsact",
+		"TestMasqueradeOfNetfilterWithAProgramRemoved": besides,
+		"TestMasqueradeOfNetfilterOnAPodsPort":         besides,
+		"TestErrorsOfAnotherNodeBesideNetfilter":       besides,
+		"TestManifestsRights":                          "pkg/datapath TestLoadWithFewRights/clsact",
+		"TestAddressWithoutPod":                        walks,
+		"TestHopsEndAndSaySo":                          walks,
+		"TestWorldLearnsOfClosedPodPort":               walks,
+		"TestForgottenConnectionIsReset":               walks,
+		"TestRuleThatAsksForAMark":                     walks,
+		"TestForgedErrorEndsNoConnection":              walks,
+		"TestErrorsOfTheNodeAboutAnswers":              walks,
+	}
+	root, err := moduleRoot(t.Context())
+	check(t, err)
+	files, err := filepath.Glob(filepath.Join(root, "test/e2e", "*_test.go"))
+	check(t, err)
+	on61 := regexp.MustCompile(selected["test/e2e"])
+	found := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		check(t, err)
+		for _, story := range regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\) \{\n(?:\t.*\n)*?\tforNewestAttach\(`).FindAllSubmatch(text, -1) {
+			found++
+			if name := string(story[1]); !on61.MatchString(name) && elsewhere[name] == "" {
+				t.Errorf("%s with clsact runs neither here nor on Linux 6.1: use forEachAttach, or name what proves it", name)
+			}
+		}
+	}
+	if found < len(elsewhere) {
+		t.Errorf("found %d tests with forNewestAttach", found)
+	}
+}
+
 // testNames are the tests of the package in a directory.
 func testNames(t *testing.T, dir string) (names []string) {
 	t.Helper()
