@@ -214,7 +214,7 @@ func TestFragmentsOfOnePodPushOutNobodyElses(t *testing.T) {
 	flood := udp(podB, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
 	// More than all of the node's pods once shared. A slow machine has to be done before the other's are forgotten, and sends
 	// a few times the pod's own share.
-	for id := range uint16(min(9000, max(2*fragments.Each, *packets/20))) {
+	for id := range uint16(min(9000, max(2*fragments.Each, *packets/10))) {
 		flood.id = id
 		b.fromPod(flood).is("forwarded")
 	}

@@ -61,7 +61,7 @@ func (b *bed) send(d wire.Direction, ifindex int, frame []byte) (uint32, error) 
 	return b.programs[d].Run(&ebpf.RunOptions{Data: frame, Context: in[:]})
 }
 
-var rounds = flag.Int("rounds", 5000, "rounds of each race")
+var rounds = flag.Int("rounds", amount(2000, 5000), "rounds of each race")
 
 // Two CPUs meet the first packets of one flow at once, as with the two questions of a name lookup: one pair comes of it,
 // whole, and is counted once.

@@ -14,12 +14,21 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 var (
-	packets = flag.Int("packets", 250_000, "random packets into each program")
+	packets = flag.Int("packets", amount(100_000, 250_000), "random packets into each program")
 	seed    = flag.Uint64("seed", 1, "of the random packets; 0: another one each time")
 )
+
+// amount is how much of something the tests do: in their long form more.
+func amount(short, long int) int {
+	if priv.Long() {
+		return long
+	}
+	return short
+}
 
 // storm is a node under random packets, with what came of them.
 type storm struct {
