@@ -1,5 +1,5 @@
-// Command testsum reads what `go test -json` prints and shows a person what matters: a line per package, and the whole
-// output of each test that failed. Its last line counts the tests. Its exit status is 0 only if at least one test has
+// Command testsum reads what `go test -json` prints and shows a person what matters: a line per package, the whole output of
+// each test that failed, and the tests that took longest. Its last line counts the tests. Its exit status is 0 only if at least one test has
 // passed, none has failed, and each that was skipped may be skipped.
 //
 //	go test -json ./... | go run ./tools/testsum -may-skip FILE
@@ -9,11 +9,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -70,7 +72,20 @@ type summary struct {
 	output                  map[unit]*strings.Builder
 	passed, failed, skipped int
 	failures                []string
+	took                    []timed
 }
+
+// timed is a test, without its cases, and the seconds it took.
+type timed struct {
+	unit
+	seconds float64
+}
+
+// Of a stage's tests so many are named that took at least so many seconds: what is worth looking at first when it is too slow.
+const (
+	slowest = 10
+	slow    = 5
+)
 
 // run reads events to their end and says whether all is well.
 func run(in io.Reader, out io.Writer, maySkip map[string]bool) (bool, error) {
@@ -89,6 +104,7 @@ func run(in io.Reader, out io.Writer, maySkip map[string]bool) (bool, error) {
 		}
 	}
 	s.unfinished()
+	s.showSlowest()
 	for _, failure := range s.failures {
 		fmt.Fprintln(out, failure)
 	}
@@ -137,6 +153,9 @@ func (s *summary) verdict(u unit, e event) {
 		s.endPackage(u, e)
 		return
 	}
+	if e.Elapsed >= slow && !strings.Contains(u.Test, "/") {
+		s.took = append(s.took, timed{u, e.Elapsed})
+	}
 	switch e.Action {
 	case "pass":
 		s.passed++
@@ -161,6 +180,14 @@ func (s *summary) endPackage(u unit, e event) {
 		s.show(u)
 	}
 	fmt.Fprintf(s.out, "%-4s %7.1f s  %s\n", word, e.Elapsed, u.Package)
+}
+
+// showSlowest names the tests that took longest, the longest first.
+func (s *summary) showSlowest() {
+	slices.SortStableFunc(s.took, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+	for _, t := range s.took[:min(slowest, len(s.took))] {
+		fmt.Fprintf(s.out, "slow %7.1f s  %s %s\n", t.seconds, t.Package, t.Test)
+	}
 }
 
 // unfinished reports what has begun and never ended, as when the process was killed.

@@ -67,6 +67,12 @@ func runCases() map[string]runCase {
 				`{"Action":"pass","Package":"p","Test":"TestA"}`), ok: true,
 			hides: []string{"TestZ"},
 		},
+		"slow tests": {
+			in: pkg("pass", passA, `{"Action":"pass","Package":"p","Test":"TestE","Elapsed":6}`, `{"Action":"pass","Package":"p","Test":"TestF","Elapsed":7}`,
+				`{"Action":"pass","Package":"p","Test":"TestF/case","Elapsed":7}`), ok: true,
+			shows: []string{"slow     7.0 s  p TestF\nslow     6.0 s  p TestE\n"},
+			hides: []string{"p TestA", "TestF/case"},
+		},
 		"other lines": {in: "go build ./...\n{}\n" + pkg("pass", passA), ok: true, shows: []string{"go build ./...\n", "{}\n"}},
 	}
 }
