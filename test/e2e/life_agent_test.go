@@ -155,7 +155,7 @@ func TestLifeAttachChanges(t *testing.T) {
 
 // SIGTERM ends the agent within a second, and nothing of the dataplane with it.
 func TestLifeStoppedAgentTouchesNothing(t *testing.T) {
-	forNewestAttach(t, func(t *testing.T, attach string) {
+	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
 		a, far := addPod(t, node, "a"), addPod(t, l.Nodes[1], "far")
