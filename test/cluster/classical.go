@@ -183,10 +183,5 @@ func buildUpstream(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	for name, pkg := range upstreamPlugins {
-		if err := build(ctx, filepath.Join(root, "tools", "bench"), pkg, filepath.Join(dir, name)); err != nil {
-			return "", err
-		}
-	}
-	return dir, nil
+	return dir, build(ctx, filepath.Join(root, "tools", "bench"), dir, upstreamPlugins)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -29,10 +30,10 @@ var built = map[string]string{
 	"kubectl":                 "k8s.io/kubernetes/cmd/kubectl",
 	"agnhost":                 "k8s.io/kubernetes/test/images/agnhost",
 	"loopback":                "github.com/containernetworking/plugins/plugins/main/loopback",
-	"coredns":                 "github.com/coredns/coredns",
+	"coredns":                 "./coredns",
 	"pause":                   "./pause",
 	"greet":                   "./greet",
-	"flanneld":                "./",
+	"flanneld":                "./flanneld",
 	"flannel":                 "github.com/containernetworking/plugins/plugins/meta/flannel",
 	"bridge":                  "github.com/containernetworking/plugins/plugins/main/bridge",
 	"host-local":              "github.com/containernetworking/plugins/plugins/ipam/host-local",
@@ -41,7 +42,7 @@ var built = map[string]string{
 
 // ownModules are the directories of programs whose requirements stand in a go.mod of their own.
 var ownModules = map[string]string{
-	"coredns": "coredns", "flanneld": "flannel", "flannel": "flannel", "bridge": "flannel", "host-local": "flannel", "portmap": "flannel",
+	"flanneld": "flannel", "flannel": "flannel", "bridge": "flannel", "host-local": "flannel", "portmap": "flannel",
 }
 
 // packaged are those that come from Debian unless they are installed, and by which package.
@@ -91,45 +92,79 @@ func lockCache(cache string) (unlock func(), err error) {
 }
 
 func buildAll(ctx context.Context, dir string) error {
-	module, err := moduleDir()
+	root, err := moduleDir()
 	if err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(built)) {
-		if err := build(ctx, filepath.Join(module, ownModules[name]), built[name], filepath.Join(dir, name)); err != nil {
+	byModule := map[string]map[string]string{}
+	for name, pkg := range built {
+		module := filepath.Join(root, ownModules[name])
+		if byModule[module] == nil {
+			byModule[module] = map[string]string{}
+		}
+		byModule[module][name] = pkg
+	}
+	for _, module := range slices.Sorted(maps.Keys(byModule)) {
+		if err := build(ctx, module, dir, byModule[module]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// build compiles a program unless the one that is there comes from the same requirements; a file beside it says from
-// which. By rename, so that what is there is whole.
-func build(ctx context.Context, module, pkg, path string) error {
-	key, err := sourceKey(module, pkg)
-	if err != nil {
-		return fmt.Errorf("build %s: %w", pkg, err)
-	}
-	stamp := path + ".source"
-	if have, err := os.ReadFile(stamp); err == nil && string(have) == key {
-		if _, err := os.Stat(path); err == nil {
-			return nil
+// build compiles a module's programs, given by name with their packages, into a directory, but for those that are there and
+// come from the same requirements: a file beside each says from which. All at once, so that one is linked while another's
+// packages are compiled. By rename, so that what is there is whole.
+func build(ctx context.Context, module, dir string, programs map[string]string) error {
+	keys := map[string]string{}
+	for name, pkg := range programs {
+		key, err := sourceKey(module, pkg)
+		if err != nil {
+			return fmt.Errorf("build %s: %w", name, err)
+		}
+		if !isBuilt(filepath.Join(dir, name), key) {
+			keys[name] = key
 		}
 	}
-	fmt.Fprintln(os.Stderr, "building", filepath.Base(path))
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags", linkerFlags(), "-o", path+".new", pkg)
-	cmd.Dir = module
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath -buildvcs=false")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	if len(keys) == 0 {
+		return nil
 	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return fmt.Errorf("build %s: %w", pkg, err)
+	fresh := filepath.Join(dir, "new")
+	if err := errors.Join(os.RemoveAll(fresh), os.Mkdir(fresh, 0o755)); err != nil { // a killed run leaves it
+		return fmt.Errorf("make a directory to build in: %w", err)
 	}
-	if err := os.WriteFile(stamp, []byte(key), 0o644); err != nil {
-		return fmt.Errorf("note what %s was built from: %w", pkg, err)
+	defer os.RemoveAll(fresh)
+	names := slices.Sorted(maps.Keys(keys))
+	fmt.Fprintln(os.Stderr, "building", strings.Join(names, ", "))
+	args := []string{"build", "-ldflags", linkerFlags(), "-o", fresh + "/"}
+	for _, name := range names {
+		args = append(args, programs[name])
+	}
+	if _, err := goIn(ctx, module, args...); err != nil {
+		return err
+	}
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		if err := os.Rename(filepath.Join(fresh, name), path); err != nil {
+			return fmt.Errorf("build %s: %w", name, err)
+		}
+		if err := os.WriteFile(stampOf(path), []byte(keys[name]), 0o644); err != nil {
+			return fmt.Errorf("note what %s was built from: %w", name, err)
+		}
 	}
 	return nil
+}
+
+// stampOf is the file that says what a program was built from.
+func stampOf(path string) string { return path + ".source" }
+
+func isBuilt(path, key string) bool {
+	have, err := os.ReadFile(stampOf(path))
+	if err != nil || string(have) != key {
+		return false
+	}
+	_, err = os.Stat(path)
+	return err == nil
 }
 
 // sourceKey stands for all that a program is made from: the requirements, our own source, the compiler.
@@ -139,9 +174,6 @@ func sourceKey(module, pkg string) (string, error) {
 		own, err := filepath.Glob(filepath.Join(module, pkg, "*.go"))
 		if err != nil {
 			return "", err
-		}
-		if pkg != "./" { // nothing is required by those beside Kubernetes
-			files = nil
 		}
 		files = append(files, own...)
 	}
