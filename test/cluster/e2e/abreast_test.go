@@ -25,7 +25,7 @@ var abreast = []struct {
 		[]test{{"MoveFromFlannel", testMoveFromFlannel}},
 	},
 	{ // Kubernetes takes half a minute to find what was killed.
-		[]test{{"HundredPodsRolledOver", testHundredPodsRolledOver}},
+		[]test{{"CrowdRolledOver", testCrowdRolledOver}},
 		[]test{{"UpAndDown", testUpAndDown}},
 	},
 }

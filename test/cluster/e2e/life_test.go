@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"context"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,22 +13,6 @@ import (
 
 // stepLimit is how long something may take that the cluster does by itself.
 const stepLimit = 5 * time.Minute
-
-func TestRollingUpdate(t *testing.T) {
-	s := running(t)
-	before := agentPod(t, s, s.Nodes[0])
-	undisturbed(t, s, func() {
-		if _, err := s.Kubectl(t.Context(), "-n", cluster.Namespace, "rollout", "restart", "daemonset/"+cluster.DaemonSet); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.WaitReady(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	})
-	if after := agentPod(t, s, s.Nodes[0]); after.Name == before.Name {
-		t.Errorf("pod %s is still there: nothing was rolled out", after.Name)
-	}
-}
 
 // The agent of one node is killed by somebody, that of the other by the kernel.
 func TestAgentKilled(t *testing.T) {
@@ -69,37 +51,6 @@ func agentPod(t *testing.T, s *standing, node *cluster.Machine) core.Pod {
 		t.Fatalf("%s has %d pods of the agent, want one with one container", node.Name, len(pods.Items))
 	}
 	return pods.Items[0]
-}
-
-func TestKubeletRestarted(t *testing.T) {
-	s := running(t)
-	undisturbed(t, s, func() {
-		restart(t, s, "kubelet", s.StartKubelet)
-	})
-}
-
-func TestContainerdRestarted(t *testing.T) {
-	s := running(t)
-	undisturbed(t, s, func() {
-		restart(t, s, "containerd", s.StartContainerd)
-	})
-}
-
-// restart ends a program of the first node, starts it again, and shows that a pod can come and go there.
-func restart(t *testing.T, s *standing, program string, start func(context.Context, *cluster.Machine) error) {
-	t.Helper()
-	node := s.Nodes[0]
-	if err := node.Stop(within(t, stepLimit), program, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := start(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
-	pod := visitor(t, s, "after-"+program, node)
-	sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
-	if err := s.DeletePods(t.Context(), pod); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestTakenAwayAndBack(t *testing.T) {

@@ -2,49 +2,11 @@ package e2e
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
-
-// podsAtOnce is how many pods come and go together on each node.
-const podsAtOnce = 10
-
-func TestPodsLeaveNothingBehind(t *testing.T) {
-	s := running(t)
-	before := traces(t, s)
-	var group errgroup.Group
-	pods := make([]*cluster.Pod, podsAtOnce*len(s.Nodes))
-	for i := range pods {
-		name := fmt.Sprintf("passing-%d", i)
-		departs(t, s, name)
-		group.Go(func() (err error) {
-			pods[i], err = s.AddPod(t.Context(), name, s.Nodes[i%len(s.Nodes)], nil)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	during := traces(t, s)
-	if len(during) < len(before)+4*len(pods) {
-		t.Errorf("%d pods left only %d traces", len(pods), len(during)-len(before))
-	}
-	for _, pod := range pods {
-		sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
-	}
-	if err := s.DeletePods(t.Context(), pods...); err != nil {
-		t.Fatal(err)
-	}
-	left := slices.DeleteFunc(traces(t, s), func(trace string) bool { return slices.Contains(before, trace) })
-	if len(left) > 0 {
-		t.Errorf("deleted pods left behind:\n%s", strings.Join(left, "\n"))
-	}
-}
 
 // traces lists what the pods of each node have there: links, routes, namespaces, records and map entries.
 func traces(t *testing.T, s *standing) []string {
