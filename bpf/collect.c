@@ -1,40 +1,33 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ec_collect: a slice of a sweep over a flow table, run by the agent as a syscall
- * program, so that no run takes long. What it looks at, the agent has written to
- * the map candidates: keys that it has met in the table. Whether a flow has ended,
- * and if so its end, is reap.h.
+ * ec_collect: one slice of a sweep over a flow table, so that no run takes long. The
+ * agent runs it as a syscall program, after writing keys of the table to the map
+ * candidates. reap.h judges whether a flow has ended, and removes it.
  */
 #include "bpf/lib/reap.h"
 
-/* What a run does: a sweep is a beginning, slices of the tables' halves, and an end. */
+/* What a run does: a sweep begins, goes through the table's halves in slices, and ends. */
 enum collect_stage {
 	COLLECT_BEGIN,
 	COLLECT_PAIRS,    /* candidates are keys of snat */
-	COLLECT_REVERSE,  /* of snat_reverse */
-	COLLECT_RECORDED, /* of conntrack */
+	COLLECT_REVERSE,  /* candidates are keys of snat_reverse */
+	COLLECT_RECORDED, /* candidates are keys of conntrack */
 	COLLECT_END,
 };
 
-/*
- * now is CLOCK_MONOTONIC in ns, table an enum usage_table. Under pressure the
- * lifetimes of all but established TCP connections are a quarter. count is how
- * many candidates there are. head is where the journal stood: an answer to the
- * beginning, which the end wants. scanned and deleted are answers, in flows.
- */
+/* The agent writes all fields but scanned and deleted, which are results, in flows. */
 struct collect_args {
-	__u64 now;
-	__u32 table;
-	__u32 pressure;
-	__u32 stage;
-	__u32 count;
-	__u64 head;
+	__u64 now;      /* CLOCK_MONOTONIC, ns */
+	__u32 table;    /* enum usage_table */
+	__u32 pressure; /* not 0: flows end earlier (reap.h) */
+	__u32 stage;    /* enum collect_stage */
+	__u32 count;    /* candidates */
+	__u64 head;     /* of the journal when the sweep began: BEGIN returns it, END takes it */
 	__u64 scanned;
 	__u64 deleted;
 };
 
-/* The same by which a flow is judged. */
 EC_INLINE struct reaper collect_reaper(const struct collect_args *args)
 {
 	struct reaper r = {.now = args->now, .pressure = args->pressure};
@@ -43,8 +36,8 @@ EC_INLINE struct reaper collect_reaper(const struct collect_args *args)
 }
 
 /*
- * What stays is noted in the table's journal, and what was noted before the sweep
- * is done with at its end, so the journal holds each flow that there is.
+ * Counts a candidate. Flows that stay are noted in the journal again, and the end of
+ * the sweep drops all records from before it: so the journal holds every flow.
  */
 EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, const struct tuple *key)
 {
@@ -54,7 +47,7 @@ EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, cons
 	if (reaped == REAP_GONE) {
 		args->deleted++;
 	} else if (u && reaped == REAP_KEPT) {
-		journal_give_up(u, args->table);
+		journal_drop_oldest(u, args->table);
 		journal_note(u, args->table, key);
 	}
 }
@@ -68,12 +61,12 @@ static long collect_pair(__u32 i, struct collect_args *args)
 
 	if (!key)
 		return 1;
-	p.out = *key;
-	collect_count(args, reap_pair(&p, &r), &p.out);
+	p.forward_key = *key;
+	collect_count(args, reap_pair(&p, &r), &p.forward_key);
 	return 0;
 }
 
-/* A reverse half: it goes if its forward half is missing and its time has come. */
+/* A reverse half: removed if it has no forward half and has expired. */
 static long collect_reverse(__u32 i, struct collect_args *args)
 {
 	struct reaper r = collect_reaper(args);
@@ -82,7 +75,7 @@ static long collect_reverse(__u32 i, struct collect_args *args)
 
 	if (!key)
 		return 1;
-	p.world = *key;
+	p.reverse_key = *key;
 	if (reap_reverse(&p, &r, false) == REAP_GONE)
 		args->deleted++;
 	return 0;
@@ -101,7 +94,7 @@ static long collect_recorded(__u32 i, struct collect_args *args)
 	return 0;
 }
 
-/* The table has been gone through: its journal begins where it stood before. */
+/* Drops the journal's records from before the sweep. */
 EC_INLINE void collect_end(const struct collect_args *args, struct usage *u)
 {
 	if ((__s64)(args->head - u->tail) > 0)

@@ -1,11 +1,11 @@
-// Package bpf holds the eBPF programs and their compiled form, nothing else. Who
-// loads them is pkg/datapath; what they read and write stands in maps.
+// Package bpf holds the eBPF programs and their compiled form, nothing else.
+// pkg/datapath loads them; the maps that they read and write are in maps.
 //
 //	program         hook                                sees
-//	ec_from_pod     tc ingress of a host-side veth      what the pod sends
-//	ec_from_uplink  tc ingress of an uplink             what reaches the node
-//	ec_to_uplink    tc egress of an uplink              what the host's stack sends out
-//	ec_collect      syscall, run by the agent           slices of the flow tables, to end idle flows
+//	ec_from_pod     tc ingress of a host-side veth      packets that the pod sends
+//	ec_from_uplink  tc ingress of an uplink             packets that reach the node
+//	ec_to_uplink    tc egress of an uplink              packets that the host's stack sends
+//	ec_collect      syscall, run by the agent           slices of the flow tables, to remove ended flows
 //
 // The walk of a packet:
 //

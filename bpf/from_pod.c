@@ -1,8 +1,9 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * tc ingress of a pod's host-side veth: everything that the pod sends. Nothing
- * leaves here with a source that is not the pod's, or that is to become another.
+ * tc ingress of a pod's host-side veth: everything that the pod sends. No packet
+ * leaves with a source that is not the pod's, nor with a pending checksum that could
+ * overwrite it.
  */
 #include "bpf/lib/arp.h"
 #include "bpf/lib/fwd.h"
@@ -29,7 +30,7 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 
 	if (path->kind == DESTINATION_LOCAL)
 		return from_pod_to_local(ctx, pkt);
-	/* First: what leads elsewhere, or nowhere, is the stack's, whatever it is. */
+	/* First of all: a packet that does not fit its path goes to the stack, whatever else it is. */
 	return fwd_fits(ctx, pkt, path)
 		       ?: nf_judge(ctx, path->kind)
 		       ?: translate_out(ctx, s, path)
@@ -76,7 +77,7 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 		return -DROP_SPOOFED_SOURCE;
 	__sync_fetch_and_add(&dev->packets, 1);
 	__sync_fetch_and_add(&dev->bytes, ctx->len);
-	/* A tag would leave with the packet, for a network that is none of the pod's. */
+	/* The tag would leave with the packet, into a network that the pod is not on. */
 	if (ctx->vlan_present)
 		return -DROP_NOT_IP;
 	switch (ctx->protocol) {

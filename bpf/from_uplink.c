@@ -1,9 +1,9 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * tc ingress of an uplink: everything that reaches the node. What is a pod's is
- * delivered, by its address or by the masqueraded flow that it answers; all
- * else is the stack's, malformed packets included.
+ * tc ingress of an uplink: everything that reaches the node. Packets to a pod's
+ * address and replies to masqueraded flows are delivered; everything else, malformed
+ * packets included, goes to the stack.
  */
 #include "bpf/lib/count.h"
 #include "bpf/lib/ct.h"
@@ -15,10 +15,10 @@
 #include "bpf/lib/translate.h"
 
 /*
- * Whether what is known of the source allows it on this uplink: there is a route to
- * it. An empty mask says nothing: of an agent that kept none, as before an upgrade.
+ * Whether the host has a route to the source through this uplink. An empty mask, as
+ * left by an older agent that kept none, refuses nothing.
  */
-EC_INLINE bool from_uplink_reached(const struct __sk_buff *ctx, const struct destination *source)
+EC_INLINE bool from_uplink_has_route(const struct __sk_buff *ctx, const struct destination *source)
 {
 	struct uplink_key key = {.ifindex = ctx->ifindex};
 	struct uplink *uplink;
@@ -29,7 +29,7 @@ EC_INLINE bool from_uplink_reached(const struct __sk_buff *ctx, const struct des
 	return uplink && (source->uplinks & (1ULL << (uplink->bit & 63)));
 }
 
-/* What an address is: a pod, a node, the world, or what only this node can be. */
+/* The kind of an address, of which found is the entry; all of this node's podCIDR is LOCAL. */
 EC_INLINE enum destination_kind from_uplink_kind(const struct config *config, const struct addr *address,
 						 const struct destination *found)
 {
@@ -38,24 +38,24 @@ EC_INLINE enum destination_kind from_uplink_kind(const struct config *config, co
 	return found ? found->kind : DESTINATION_WORLD;
 }
 
-/* Whether the stack decides on what comes to a pod from there: both ways of a flow, or none. */
+/* Whether packets from there to a pod go to the stack, as the pod's packets in the other direction do. */
 EC_INLINE bool from_uplink_to_stack(const struct config *config, const struct destination *from)
 {
 	return (config->flags & (CONFIG_POD_CIDR_TO_STACK | CONFIG_ROUTES_TO_STACK)) ||
 	       (from && (from->flags & DESTINATION_TO_STACK));
 }
 
-/* Whether a packet for a pod may come from its source, of which this is known, on this uplink. */
+/* Whether a packet to a pod may have this source on this uplink; from and kind describe the source. */
 EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
 						const struct destination *from, enum destination_kind kind)
 {
 	/* What this node owns cannot come from outside. */
 	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || ipv4_martian(addr_v4(&pkt->tuple.src)))
 		return -DROP_SPOOFED_SOURCE;
-	return from && !from_uplink_reached(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
+	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
 }
 
-/* An ICMP error goes the way of the packet inside, whoever wrote it. Its far end is where that was sent. */
+/* An ICMP error takes the way of the flow that it quotes, whoever sent it: the pod's to inner->dst. */
 EC_CALL enum verdict from_uplink_judge_error(struct __sk_buff *ctx, const struct config *config,
 					     const struct tuple *inner, const struct endpoint *ep)
 {
@@ -87,13 +87,13 @@ EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct confi
 		if (pkt->l4 == L4_ICMP_ERROR && !to_stack)
 			return from_uplink_judge_error(ctx, config, &s->inner.tuple, ep);
 	}
-	/* A flow that the world opens is recorded, so that its replies leave as they are, the same way. */
+	/* A flow that the world opens is recorded, so that its replies leave the same way, unmasqueraded. */
 	if (kind == DESTINATION_WORLD && cfg.masquerade)
 		return pkt_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, to_stack) : -DROP_INVALID;
 	return to_stack ? VERDICT_STACK : nf_judge(ctx, kind);
 }
 
-/* Whether a policy of the host's gives what comes from there to the stack, also of a flow that is older. */
+/* Whether an IPsec policy of the host gives packets from this source to the stack, older flows included. */
 EC_CALL bool from_uplink_under_policy(const struct pkt *pkt)
 {
 	struct config *config = config_get();
@@ -106,9 +106,9 @@ EC_CALL bool from_uplink_under_policy(const struct pkt *pkt)
 }
 
 /*
- * The last step of a translated packet: the way of its flow. What goes to the
- * stack is marked, for another build's program behind this one, as there is during
- * an upgrade, must not take it for a packet that the world sends to the pod.
+ * The last step of a translated packet: it takes the way of its flow. What goes to
+ * the stack is marked: during an upgrade the program of another build runs behind
+ * this one, and must not take it for a packet that the world sends to the pod.
  */
 EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt,
 					   const struct snat_entry *reverse, const struct endpoint *ep)
@@ -123,7 +123,7 @@ EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, const struct p
 	return rewrite_finish(ctx, pkt) ?: VERDICT_STACK;
 }
 
-/* To the node: a reply to a masqueraded flow, or the stack's. */
+/* A packet to the node: a reply to a masqueraded flow, or else for the stack. */
 EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
 {
 	const struct pkt *pkt = &s->pkt;

@@ -1,7 +1,7 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * tc egress of an uplink: what the host's stack sends out. Masquerades what it
+ * tc egress of an uplink: what the host's stack sends. Masquerades what it
  * forwards for a pod, and keeps the node's own flows off the pods' ports.
  */
 #include "bpf/lib/ipv4.h"
@@ -15,9 +15,9 @@ EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct desti
 }
 
 /*
- * The last step of a packet whose flow is known. It is marked, so that another
- * build's program behind this one, as there is during an upgrade, does not
- * translate it again.
+ * The last step of a packet whose flow is known. It is marked, so that the program
+ * of another build, which runs behind this one during an upgrade, does not translate
+ * it again.
  */
 EC_INLINE enum verdict to_uplink_done(struct __sk_buff *ctx, const struct pkt *pkt, enum verdict verdict)
 {
@@ -28,7 +28,7 @@ EC_INLINE enum verdict to_uplink_done(struct __sk_buff *ctx, const struct pkt *p
 	return VERDICT_STACK;
 }
 
-/* A pod's packet to the world, in clear, that the stack forwards; flags are the destination's. */
+/* A pod's packet to the world that the stack forwards unencrypted; flags are enum destination_flags. */
 EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep, __u32 flags)
 {
 	struct uplink_key key = {.ifindex = ctx->ifindex};
@@ -58,9 +58,9 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 }
 
 /*
- * A packet of the node itself, from a port of the masquerade range: bound by
- * hand, where no lookup saw it. If another flow has been given that port towards
- * that destination, the node's gives way.
+ * A packet of the node itself from a port of the masquerade range, such as one that a
+ * program has bound explicitly and that the choice of a pod's port could not see. If a
+ * pod's flow has that port towards that destination, the node's gets another.
  */
 EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 {
@@ -73,7 +73,7 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 		return verdict;
 	if (!own) {
 		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
-		if (!other || !flow_stands(&other->last_seen))
+		if (!other || !flow_is_live(&other->last_seen))
 			return VERDICT_STACK;
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;
@@ -87,7 +87,7 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
-/* A pod's packet that the stack forwards: where the stack decides on routes, it does so for every destination. */
+/* A pod's packet that the stack forwards. Where the stack decides on routes, it does so for every destination. */
 EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 					   const struct endpoint *ep)
 {
@@ -102,8 +102,8 @@ EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct c
 }
 
 /*
- * An ICMP error that the host's stack writes about a packet which had been
- * translated before it: the world gets it as about the packet that it sent.
+ * An ICMP error by the host's stack about a reply that was translated on arrival: it
+ * has to quote the packet as the world sent it.
  */
 EC_CALL enum verdict to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
 {
@@ -111,7 +111,7 @@ EC_CALL enum verdict to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
 	struct snat_entry *forward;
 	struct endpoint *ep;
 
-	/* Others than the host can quote what they like. */
+	/* Only the host's own errors can be trusted: others may quote what they like. */
 	if (!icmp_parse_inner(ctx) || !from || from->kind != DESTINATION_HOST)
 		return VERDICT_STACK;
 	s->key = tuple_reversed(&s->inner.tuple);
@@ -138,7 +138,7 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 	if (!ipv4_parse(ctx, pkt))
 		return VERDICT_STACK;
 	ep = path_endpoint(&pkt->tuple.src);
-	/* What is forwarded for a pod has come by its link. What has come by none the host writes in the pod's name. */
+	/* Forwarded for a pod, it came in by the pod's link. Without one, the host sends it from the pod's address. */
 	if (ep && ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex)
 		return -DROP_SPOOFED_SOURCE;
 	if (ep)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Addresses of either family, in 16 bytes, and the tuples that they stand in. */
+/* Addresses of either family, in 16 bytes, and tuples of them. */
 #ifndef EC_LIB_ADDR_H
 #define EC_LIB_ADDR_H
 

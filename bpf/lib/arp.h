@@ -6,7 +6,7 @@
 #include "bpf/lib/count.h"
 #include "bpf/lib/pkt.h"
 
-/* 169.254.1.1: no host has it, so nothing can be reached there. */
+/* 169.254.1.1, which no host has. */
 #define ARP_GATEWAY bpf_htonl(0xa9fe0101)
 
 /* include/uapi/linux/if_arp.h */
@@ -40,7 +40,7 @@ EC_INLINE bool arp_asks_for_gateway(const struct arp_ethernet *arp)
 	       target == ARP_GATEWAY;
 }
 
-/* Sends the question back out of the interface as its own answer. */
+/* Turns a request for the gateway into its reply, and sends it back. */
 EC_CALL enum verdict arp_answer(struct __sk_buff *ctx, const struct device *dev)
 {
 	struct arp_ethernet arp;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What every file needs first: the kernel's types, libbpf's helpers, and the
- * few constants of the kernel's that its exported headers lack.
+ * What every file needs: the kernel's types, libbpf's helpers, and the few kernel
+ * constants that its exported headers lack.
  */
 #ifndef EC_LIB_COMPILER_H
 #define EC_LIB_COMPILER_H
@@ -14,10 +14,10 @@
 #include <bpf/bpf_helpers.h>
 
 /*
- * EC_INLINE is part of its caller. EC_CALL has a frame of its own and is verified at
- * each call, with what the caller knows. EC_GLOBAL is verified once, whoever calls:
- * for what is large. It knows nothing of its caller, so it takes the packet alone
- * and finds the rest in the scratch record.
+ * EC_INLINE is part of its caller. EC_CALL has a stack frame of its own and is
+ * verified again at each call, with what is known of its arguments there. EC_GLOBAL is
+ * verified once, without regard to its callers: for large functions. As nothing is
+ * known of pointers to it, it takes the packet and finds the rest in the scratch record.
  */
 #define EC_INLINE static __always_inline
 #define EC_CALL static __noinline
@@ -57,7 +57,7 @@ struct icmp_header {
 	__be16 rest;
 };
 
-/* errno: of a lookup that finds nothing, of a map insertion: no room, the key is there already */
+/* errno values: nothing found; the map is full; the key is in the map already */
 enum {
 	EC_ENOENT = 2,
 	EC_E2BIG = 7,

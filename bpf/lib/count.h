@@ -33,13 +33,13 @@ EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 re
 	/* The kernel's unreachable route answers these with an ICMP error. */
 	if (reason == DROP_NO_ENDPOINT || reason == DROP_NODE_OFF_LINK)
 		return EC_ACT_UNSPEC;
-	/* It may be the node's own, which the stack puts together. */
+	/* It may be the node's own, which the stack reassembles. */
 	if (reason == DROP_FRAGMENT_UNKNOWN && direction == DIRECTION_FROM_UPLINK)
 		return EC_ACT_UNSPEC;
 	return EC_ACT_SHOT;
 }
 
-/* What a packet that is not dropped counts as. Where no step has decided, the stack does. */
+/* What a packet that is not dropped counts as. If no step has decided, it goes to the stack. */
 EC_INLINE enum traffic_event count_event(enum verdict verdict)
 {
 	switch (verdict) {

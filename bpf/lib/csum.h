@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The Internet's checksum (RFC 1071): the complement of a ones' complement sum of
- * 16-bit words, as they stand in the packet.
+ * The Internet checksum (RFC 1071): the complement of a ones' complement sum of
+ * 16-bit words, in the byte order of the packet.
  */
 #ifndef EC_LIB_CSUM_H
 #define EC_LIB_CSUM_H
@@ -26,7 +26,7 @@ EC_INLINE __u32 csum_growth_v4(__be32 from, __be32 to)
 	return csum_growth(from & 0xffff, to & 0xffff) + csum_growth(from >> 16, to >> 16);
 }
 
-/* The checksum after its sum has grown by less than 2^31. */
+/* The new checksum when the sum grows by less than 2^31. */
 EC_INLINE __be16 csum_grown(__be16 check, __u32 growth)
 {
 	return ~csum_fold((__u16)~check + growth);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Flows that the world opened towards a pod: recorded on their way in. */
+/* Flows that the world opens towards a pod: recorded on their way in. */
 #ifndef EC_LIB_CT_H
 #define EC_LIB_CT_H
 
 #include "bpf/lib/nf.h"
 #include "bpf/lib/room.h"
 
-/* Forgets an entry of an earlier owner of the address. */
+/* Removes an entry that nobody needs, such as one of an address's earlier owner. */
 EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 {
 	struct device *owner = flow_owner(e->ifindex);
@@ -15,7 +15,7 @@ EC_INLINE void ct_forget(struct conntrack_entry *e, const struct tuple *replies)
 		reap_remove_recorded(replies, owner);
 }
 
-/* A live entry of this owner, renewed; NULL: none. The tuple is the replies'. */
+/* The live entry of this owner, renewed; NULL: there is none. replies is the tuple of the pod's packets. */
 EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
@@ -30,29 +30,31 @@ EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 i
 	return flow_touch(&e->last_seen) == FLOW_GONE ? NULL : e;
 }
 
-/* A FIN may close the connection; a RST may, or may have not. All are rare. Returns the bits that the packet does not
- * set. */
+/*
+ * Notes a FIN or RST, which may end the connection, or an ACK after a RST. Returns the
+ * flow_state bits that the packet must not set.
+ */
 EC_CALL __u8 ct_note_turn(struct conntrack_entry *e, const struct pkt *pkt, bool of_pod)
 {
-	struct flow_side pod = {&e->from_pod, &e->pod_seq_end, &e->pod_ack};
-	struct flow_side world = {&e->from_world, &e->world_seq_end, &e->world_ack};
+	struct tcp_side pod = {&e->from_pod, &e->pod_seq_end, &e->pod_ack};
+	struct tcp_side world = {&e->from_world, &e->world_seq_end, &e->world_ack};
 
-	flow_note_reset(pkt, of_pod ? &pod : &world, of_pod ? &world : &pod);
-	return flow_doubted(pkt, of_pod ? &world : &pod);
+	tcp_note_reset(pkt, of_pod ? &pod : &world, of_pod ? &world : &pod);
+	return tcp_doubted(pkt, of_pod ? &world : &pod);
 }
 
 EC_INLINE bool ct_may_turn(const struct pkt *pkt, __u8 state)
 {
-	return flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_FIN)) || (state & FLOW_RESET));
+	return tcp_is_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_FIN)) || (state & FLOW_RESET));
 }
 
 /*
- * Whether the pod opens a connection itself where somebody has claimed to have opened
- * one: the pod has never answered there, so its SYN is no reply.
+ * Whether a pod's SYN opens a connection of its own, although the world seems to have
+ * opened one on the tuple: the pod has never answered that, so its SYN is no reply.
  */
-EC_INLINE bool ct_is_pods_own(const struct conntrack_entry *e, const struct pkt *pkt)
+EC_INLINE bool ct_opened_by_pod(const struct conntrack_entry *e, const struct pkt *pkt)
 {
-	return pkt->tuple.proto == IPPROTO_TCP && flow_is_opening(pkt) && !(e->from_pod & (FLOW_SYN | FLOW_ACK));
+	return pkt->tuple.proto == IPPROTO_TCP && tcp_is_opening(pkt) && !(e->from_pod & (FLOW_SYN | FLOW_ACK));
 }
 
 /* Notes a packet that the pod sends. */
@@ -63,45 +65,45 @@ EC_INLINE void ct_note_from_pod(struct conntrack_entry *e, const struct pkt *pkt
 	if (ct_may_turn(pkt, e->from_pod))
 		bits &= ~ct_note_turn(e, pkt, true);
 	bits |= e->from_pod;
-	flow_note_edges(pkt, e->from_pod, &e->pod_seq_end, &e->pod_ack);
+	tcp_note_edges(pkt, e->from_pod, &e->pod_seq_end, &e->pod_ack);
 	if (bits != e->from_pod)
 		e->from_pod = bits;
 }
 
-/* Notes a packet that the world sends; a SYN may open the connection anew. */
+/* Notes a packet that the world sends; a SYN may open a new connection on the tuple. */
 EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *pkt)
 {
 	__u8 bits = flow_bits(pkt);
 
-	if (flow_is_opening(pkt) && flow_opens_anew(e->from_world, e->from_pod, false)) {
+	if (tcp_is_opening(pkt) && tcp_opens_anew(e->from_world, e->from_pod, false)) {
 		e->from_world = 0;
 		e->from_pod = 0;
 	}
 	if (ct_may_turn(pkt, e->from_world))
 		bits &= ~ct_note_turn(e, pkt, false);
 	bits |= e->from_world;
-	flow_note_edges(pkt, e->from_world, &e->world_seq_end, &e->world_ack);
+	tcp_note_edges(pkt, e->from_world, &e->world_seq_end, &e->world_ack);
 	if (bits != e->from_world)
 		e->from_world = bits;
 }
 
 /*
- * An entry is there already: another CPU has just made it, it is that of another pod
- * which lives, or a tombstone. One that was left goes, and the next packet opens the
- * flow.
+ * An entry is there already: another CPU has just made it, it belongs to another pod
+ * that exists, or it is a tombstone. A tombstone that was left behind is removed, and
+ * the next packet opens the flow.
  */
-EC_CALL enum verdict ct_met(const struct tuple *replies, __u32 ifindex)
+EC_CALL enum verdict ct_resolve_conflict(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
 
 	if (!e)
 		return VERDICT_GO_ON;
-	if (!flow_stands(&e->last_seen))
+	if (!flow_is_live(&e->last_seen))
 		ct_forget(e, replies);
 	return e->ifindex != ifindex ? -DROP_FLOW_COLLISION : VERDICT_GO_ON;
 }
 
-/* Makes an entry for a packet that the world sends to the pod of that interface. */
+/* Records a flow that the world opens towards the pod behind the interface; flags are enum flow_flags. */
 EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pkt, __u32 ifindex, __u8 flags)
 {
 	struct conntrack_entry e = {
@@ -121,7 +123,7 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 	if (!dev || !u)
 		return -DROP_NO_ENDPOINT;
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
-	if (masqueraded && masqueraded->ifindex == ifindex && flow_stands(&masqueraded->last_seen))
+	if (masqueraded && masqueraded->ifindex == ifindex && flow_is_live(&masqueraded->last_seen))
 		return -DROP_FLOW_COLLISION;
 	verdict = room_reserve(u, USAGE_CONNTRACK, &dev->conntrack_flows);
 	if (verdict)
@@ -132,10 +134,10 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 		return VERDICT_GO_ON;
 	}
 	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
-	return err == -EC_EEXIST ? ct_met(replies, ifindex) : flow_refusal(err, USAGE_CONNTRACK);
+	return err == -EC_EEXIST ? ct_resolve_conflict(replies, ifindex) : flow_refusal(err, USAGE_CONNTRACK);
 }
 
-/* The way of a packet that the world sends, by its flow's entry. */
+/* The way of a packet from the world, by its flow's flags. */
 EC_INLINE enum verdict ct_way(__u8 flags)
 {
 	return flags & FLOW_VIA_STACK ? VERDICT_STACK : VERDICT_GO_ON;
@@ -143,9 +145,8 @@ EC_INLINE enum verdict ct_way(__u8 flags)
 
 /*
  * Records a packet that the world sends to a pod, so that the replies leave
- * unmasqueraded. Later fragments and ICMP errors belong to flows that are
- * recorded already, or to none. flags are for a new flow, and VIA_STACK for one that
- * stands there too.
+ * unmasqueraded. Later fragments and ICMP errors belong to flows that are recorded
+ * already, or to none. to_stack sends the flow through the stack, even an older one.
  */
 EC_INLINE enum verdict ct_record(const struct pkt *pkt, __u32 ifindex, bool to_stack)
 {
@@ -164,15 +165,15 @@ EC_INLINE enum verdict ct_record(const struct pkt *pkt, __u32 ifindex, bool to_s
 	return ct_way(e->flags);
 }
 
-/* A live entry of this owner as it is, for an ICMP error, which must change nothing; NULL: none. */
+/* The live entry of this owner, for an ICMP error, which must not renew or change it; NULL: none. */
 EC_INLINE struct conntrack_entry *ct_peek(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);
 
-	return e && flow_stands(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
+	return e && flow_is_live(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
 }
 
-/* The way of an ICMP error about a pod's packet to the world: that of the flow, or of a new one. */
+/* The way of an ICMP error that quotes a pod's packet to the world: that of its flow, or of a new one. */
 EC_INLINE enum verdict ct_way_of(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = ct_peek(replies, ifindex);

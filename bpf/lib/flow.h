@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What both flow tables share: time stamps with a tombstone, the TCP states
- * that decide how long an idle entry lives, and each pod's share of a table.
+ * What both flow tables share: time stamps that double as tombstones, the state that
+ * decides how long an idle entry lives, and each pod's share of a table.
  */
 #ifndef EC_LIB_FLOW_H
 #define EC_LIB_FLOW_H
 
 #include "bpf/lib/maps.h"
-#include "bpf/lib/pkt.h"
+#include "bpf/lib/tcp.h"
 #include "bpf/lib/verdict.h"
 
 /*
- * Stamps that say that an entry is none any more are less than FLOW_MARKS: the tombstone, or that
- * somebody met it, with the second in which.
+ * The stamp of an entry that is being removed is below FLOW_MARKS: the tombstone, or the
+ * second (CLOCK_MONOTONIC) in which a program first met the tombstone.
  */
 #define FLOW_TOMBSTONE 0ULL
 
-/* Removals that have not come to their end after so many seconds never will. */
+/* A removal that has not finished after so many seconds never will. */
 #define FLOW_LEFT_S 10
 
 enum flow_seen {
 	FLOW_GONE,  /* the entry is being removed */
 	FLOW_FRESH, /* seen within the last second */
-	FLOW_DUE,   /* not so: the stamp is written, and once a second there is time for more */
+	FLOW_DUE,   /* seen before: time to renew the stamp and do what is done once a second */
 };
 
 EC_INLINE enum flow_seen flow_age_of(__u64 seen, __u64 now)
@@ -32,15 +32,15 @@ EC_INLINE enum flow_seen flow_age_of(__u64 seen, __u64 now)
 	return (__s64)(now - seen) < (__s64)NSEC_PER_SEC ? FLOW_FRESH : FLOW_DUE;
 }
 
-/* How a stamp is, unchanged. */
+/* The age of a stamp, which stays as it is. */
 EC_INLINE enum flow_seen flow_age(__u64 *last_seen)
 {
 	return flow_age_of(*(volatile __u64 *)last_seen, bpf_ktime_get_coarse_ns());
 }
 
 /*
- * Renews a stamp. The exchange is what keeps the collector, which swaps an old
- * stamp for a tombstone, from removing an entry that is in use.
+ * Renews a stamp. The exchange keeps the collector, which swaps an old stamp for a
+ * tombstone, from removing an entry that is in use.
  */
 EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
 {
@@ -53,25 +53,24 @@ EC_INLINE enum flow_seen flow_touch(__u64 *last_seen)
 }
 
 /*
- * Takes an entry for removal: whoever exchanges the stamp for the tombstone, and
- * nobody else, deletes it, so a new entry under the same key is never hit.
+ * Claims an entry for removal. Only the one that swaps the stamp for the tombstone
+ * deletes the entry, so a new entry under the same key is never deleted.
  */
 EC_INLINE bool flow_claim(__u64 *last_seen, __u64 seen)
 {
 	return seen && __sync_val_compare_and_swap(last_seen, seen, 0) == seen;
 }
 
-/* Whether an entry stands, that is, is not being removed. */
-EC_INLINE bool flow_stands(__u64 *last_seen)
+/* Whether an entry is not being removed. */
+EC_INLINE bool flow_is_live(__u64 *last_seen)
 {
 	return *(volatile __u64 *)last_seen >= FLOW_MARKS;
 }
 
 /*
- * Whether an entry was left as a tombstone, by a removal that came to nothing. Who
- * meets a tombstone marks it with the time, for its remover may be about to delete
- * the entry; who meets an old mark may take the entry for removal in its place. now
- * is CLOCK_MONOTONIC, ns.
+ * Whether an entry is a tombstone that its remover has left behind. The first to meet a
+ * tombstone marks it with the time, since its remover may be about to delete the entry;
+ * whoever meets an old mark may remove the entry instead. now is CLOCK_MONOTONIC, ns.
  */
 EC_INLINE bool flow_is_left(__u64 *last_seen, __u64 now)
 {
@@ -82,7 +81,7 @@ EC_INLINE bool flow_is_left(__u64 *last_seen, __u64 now)
 	return seen != FLOW_TOMBSTONE && seen < FLOW_MARKS && (__s64)(second - seen) >= FLOW_LEFT_S;
 }
 
-/* Takes an entry for removal that nobody needs, as it is now, unless somebody else is about to remove it. */
+/* Claims an entry that nobody needs for removal, unless somebody else is about to remove it. */
 EC_INLINE bool flow_take(__u64 *last_seen)
 {
 	__u64 seen = *(volatile __u64 *)last_seen;
@@ -92,7 +91,7 @@ EC_INLINE bool flow_take(__u64 *last_seen)
 	return flow_claim(last_seen, seen);
 }
 
-/* The state bits that a packet sets in its own direction, but for FLOW_RESET. */
+/* The enum flow_state bits that a packet sets in its own direction, except FLOW_RESET. */
 EC_INLINE __u8 flow_bits(const struct pkt *pkt)
 {
 	__u8 bits = FLOW_PACKET;
@@ -108,100 +107,7 @@ EC_INLINE __u8 flow_bits(const struct pkt *pkt)
 	return bits;
 }
 
-/* Whether the packet opens a TCP connection: SYN without ACK. */
-EC_INLINE bool flow_is_opening(const struct pkt *pkt)
-{
-	return (pkt->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-}
-
-EC_INLINE bool flow_is_tcp_segment(const struct pkt *pkt)
-{
-	return pkt->tuple.proto == IPPROTO_TCP && pkt->fragment != FRAGMENT_LATER;
-}
-
-/* Notes the edges of a TCP segment in its own direction. */
-EC_INLINE void flow_note_edges(const struct pkt *pkt, __u8 state, __u32 *seq_end, __u32 *ack)
-{
-	if (!flow_is_tcp_segment(pkt) || (pkt->tcp_flags & TCP_RST))
-		return;
-	if (!(state & (FLOW_SYN | FLOW_ACK)) || (__s32)(pkt->seq_end - *seq_end) > 0)
-		*seq_end = pkt->seq_end;
-	if ((pkt->tcp_flags & TCP_ACK) && (!(state & (FLOW_ACK | FLOW_RESET)) || (__s32)(pkt->ack - *ack) > 0))
-		*ack = pkt->ack;
-}
-
-/* How far ahead of what its receiver has acknowledged a RST is believed: the edge of what was sent may be a forgery. */
-#define FLOW_RESET_WINDOW (1U << 20)
-
-/*
- * Whether a RST lies where its receiver would take it (RFC 5961, section 3.2,
- * as far as a middlebox can tell): between what the receiver has acknowledged and
- * what the sender has sent; or, answering a SYN, it acknowledges just that.
- */
-EC_INLINE bool flow_reset_valid(const struct pkt *pkt, __u8 state, __u32 seq_end, __u32 peer_ack, __u32 peer_seq_end)
-{
-	if (!(state & (FLOW_SYN | FLOW_ACK)))
-		return (pkt->tcp_flags & TCP_ACK) && pkt->ack == peer_seq_end;
-	return pkt->seq - peer_ack <= FLOW_RESET_WINDOW && (__s32)(pkt->seq - seq_end) <= 0;
-}
-
-/* One direction of a TCP connection, wherever its entry keeps it. */
-struct flow_side {
-	__u8 *state;
-	__u32 *seq_end;
-	__u32 *ack;
-};
-
-/* How far from what its receiver has acknowledged a FIN is believed, either way: more than is in flight. */
-#define FLOW_FIN_WINDOW (1U << 24)
-
-/* The bits that a packet does not set: a FIN far from what its receiver has acknowledged is nobody's. */
-EC_INLINE __u8 flow_doubted(const struct pkt *pkt, const struct flow_side *peer)
-{
-	if (!(pkt->tcp_flags & TCP_FIN) || !(*peer->state & FLOW_ACK))
-		return 0;
-	return pkt->seq_end - *peer->ack + FLOW_FIN_WINDOW < 2 * FLOW_FIN_WINDOW ? 0 : FLOW_FIN;
-}
-
-/*
- * A RST inside the window marks the connection as reset, in both directions. Its
- * receiver may not take it, as it takes an exact one only. So what each side is
- * noted to have acknowledged is raised to all that the other has sent: what goes
- * beyond that later acknowledges what was sent after the RST, and takes the mark
- * away. No segment that was on its way already can, and none of one side alone.
- */
-EC_INLINE void flow_note_reset(const struct pkt *pkt, const struct flow_side *own, const struct flow_side *peer)
-{
-	if (pkt->tcp_flags & TCP_RST) {
-		if (!flow_reset_valid(pkt, *own->state, *own->seq_end, *peer->ack, *peer->seq_end))
-			return;
-		*own->state |= FLOW_RESET;
-		*peer->state |= FLOW_RESET;
-		*own->ack = *peer->seq_end;
-		*peer->ack = *own->seq_end;
-		return;
-	}
-	if (!(pkt->tcp_flags & TCP_ACK) || !(*own->state & FLOW_RESET))
-		return;
-	if ((__s32)(pkt->ack - *own->ack) <= 0 || (__s32)(pkt->ack - *peer->seq_end) > 0)
-		return;
-	*own->state &= ~FLOW_RESET;
-	*peer->state &= ~FLOW_RESET;
-}
-
-/*
- * Whether a SYN starts from nothing: the last connection is closed, or was never
- * answered. A FIN of the world's does not count for a SYN of the world's: both may be
- * anybody's.
- */
-EC_INLINE bool flow_opens_anew(__u8 own, __u8 peer, bool by_pod)
-{
-	__u8 closed = by_pod ? own | peer : peer;
-
-	return !peer || (closed & FLOW_FIN) || ((own | peer) & FLOW_RESET);
-}
-
-/* Seconds that an idle flow lives: out is the opener's direction, in the other. */
+/* How long an idle flow lives, in seconds; out is the state of the opener's direction, in of the other. */
 EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 {
 	if (proto == IPPROTO_ICMP)
@@ -212,13 +118,13 @@ EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 		return 10;
 	if ((out | in) & FLOW_FIN)
 		return 3600;
-	/* A reset alone is no answer: a scan would fill the table for a day. */
+	/* A RST alone is no answer: else a port scan would fill the table for a day. */
 	if ((out & FLOW_ACK) && (in & (FLOW_SYN | FLOW_ACK)))
 		return 86400;
 	return 60;
 }
 
-/* Whether the flow is one that pressure must not shorten. */
+/* Whether the flow is an established connection, whose lifetime pressure must not shorten. */
 EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
 {
 	return proto == IPPROTO_TCP && flow_lifetime_s(proto, out, in) == 86400;
@@ -229,17 +135,17 @@ EC_INLINE struct usage *flow_usage(__u32 table)
 	return bpf_map_lookup_elem(&usage, &table);
 }
 
-/* How many entries a flow table holds, and records its journal. */
+/* How many entries a flow table has room for, and its journal for records. */
 EC_INLINE __u64 flow_capacity(__u32 table)
 {
 	return table == USAGE_SNAT ? cfg.snat_entries : cfg.conntrack_entries;
 }
 
 /*
- * Counts one more entry of a table for its holder (NULL: the node itself), before
- * it is made. Granted only while the holder has fewer than are free: so one pod
- * never fills more than half of a table, two not more than two thirds, and there
- * is always room for a pod with few flows.
+ * Counts one more entry of a table for its holder, before it is made; held is the
+ * holder's count, NULL for the node itself. A holder gets one only while it has fewer
+ * than are free: so one pod never fills more than half of a table, two not more than two
+ * thirds, and there is always room for a pod with few flows.
  */
 EC_INLINE enum verdict flow_reserve(struct usage *u, __u32 table, __u32 *held)
 {
@@ -256,8 +162,8 @@ EC_INLINE enum verdict flow_reserve(struct usage *u, __u32 table, __u32 *held)
 }
 
 /*
- * Counts one entry less. A count whose record was lost and made anew stays at 0:
- * wrapped around, it would refuse every flow.
+ * Counts one entry less. A count that was lost and restarted stays at 0: if it wrapped
+ * around, every flow would be refused.
  */
 EC_INLINE void flow_release(__u32 table, __u32 *held)
 {
@@ -270,9 +176,9 @@ EC_INLINE void flow_release(__u32 table, __u32 *held)
 }
 
 /*
- * Inserts an entry. The kernel may refuse for reasons of the moment: the bucket is
- * locked by what was interrupted here (-EBUSY; -EDEADLK, -ETIMEDOUT since Linux
- * 6.15), or memory is short (-ENOMEM). Then it is tried once more.
+ * Inserts an entry. The kernel may refuse for the moment: the code that was interrupted
+ * here holds the bucket's lock (-EBUSY; -EDEADLK, -ETIMEDOUT since Linux 6.15), or
+ * memory is short (-ENOMEM). Then it is tried once more.
  */
 EC_INLINE int flow_insert(void *map, const struct tuple *key, const void *entry)
 {
@@ -283,7 +189,7 @@ EC_INLINE int flow_insert(void *map, const struct tuple *key, const void *entry)
 	return bpf_map_update_elem(map, key, entry, BPF_NOEXIST);
 }
 
-/* What becomes of a packet after an insertion into a table failed. */
+/* The drop for an insertion into a table that failed. */
 EC_INLINE enum verdict flow_refusal(int err, __u32 table)
 {
 	if (err != -EC_E2BIG)
@@ -298,7 +204,7 @@ EC_INLINE struct device *flow_owner(__u32 ifindex)
 	return bpf_map_lookup_elem(&devices, &key);
 }
 
-/* Whether the generation that opened a flow is still there; the node, 0, always is. */
+/* Whether the pod's generation that opened a flow still exists; the node, 0, always does. */
 EC_INLINE bool flow_owner_lives(__u32 ifindex)
 {
 	return !ifindex || flow_owner(ifindex);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The ports of fragmented datagrams: only the first fragment has them. Each holder
- * (a pod by its ifindex, or one of enum fragments_holder) has places of its own
- * and pushes out only what it remembered itself, the oldest first.
+ * The ports of fragmented datagrams, which only the first fragment carries. Each holder
+ * (a pod by its ifindex, or one of enum fragments_holder) has slots of its own in the
+ * map, and overwrites only records of its own, the oldest first.
  */
 #ifndef EC_LIB_FRAG_H
 #define EC_LIB_FRAG_H
@@ -10,13 +10,13 @@
 #include "bpf/lib/addr.h"
 #include "bpf/lib/maps.h"
 
-/* The kernel gives up putting a datagram together after as long. */
+/* The kernel gives up reassembling a datagram after the same time. */
 #define FRAGMENT_LIFETIME (30 * NSEC_PER_SEC)
 
 enum {
-	/* In how many of its holder's places a datagram may stand. */
+	/* How many of its holder's slots a datagram can take. */
 	FRAGMENT_WAYS = 4,
-	/* In last_seen: a program is writing the record. */
+	/* A value of last_seen: a program is writing the record. */
 	FRAGMENT_BUSY = 1,
 };
 
@@ -30,19 +30,19 @@ EC_INLINE __u32 frag_hash(const struct tuple *t, __u16 id)
 }
 
 /*
- * One of the holder's places, each found by itself: two pods may share some, and
- * never all in which one datagram may stand.
+ * One of the holder's slots. Each is found by a hash of its own, so two pods may share
+ * some, but not all of those that one datagram can take.
  */
-EC_INLINE struct fragment *frag_place(__u32 holder, __u32 hash)
+EC_INLINE struct fragment *frag_slot(__u32 holder, __u32 hash)
 {
 	__u64 own = ((__u64)holder * FRAGMENTS_EACH + hash % FRAGMENTS_EACH) * 0x9e3779b97f4a7c15ULL;
-	__u32 place = hash % FRAGMENTS_OF_WORLD;
+	__u32 slot = hash % FRAGMENTS_OF_WORLD;
 
 	own = (own ^ (own >> 32)) * 0xbf58476d1ce4e5b9ULL;
 	own = (own ^ (own >> 29)) * 0x94d049bb133111ebULL;
 	if (holder != FRAGMENTS_WORLD)
-		place = FRAGMENTS_OF_WORLD + ((own >> 32) * FRAGMENTS_OF_OTHERS >> 32);
-	return bpf_map_lookup_elem(&fragments, &place);
+		slot = FRAGMENTS_OF_WORLD + ((own >> 32) * FRAGMENTS_OF_OTHERS >> 32);
+	return bpf_map_lookup_elem(&fragments, &slot);
 }
 
 EC_INLINE __u64 frag_stamp(const struct fragment *f)
@@ -50,7 +50,7 @@ EC_INLINE __u64 frag_stamp(const struct fragment *f)
 	return *(const volatile __u64 *)&f->last_seen;
 }
 
-EC_INLINE bool frag_stands(__u64 stamp, __u64 now)
+EC_INLINE bool frag_is_live(__u64 stamp, __u64 now)
 {
 	return stamp && stamp + FRAGMENT_LIFETIME > now;
 }
@@ -61,7 +61,7 @@ EC_INLINE bool frag_is(const struct fragment *f, const struct tuple *t, __u16 id
 	       addr_equal(&f->dst, &t->dst);
 }
 
-/* Writes a record whose stamp is still the one given: of two CPUs one does. */
+/* Writes a record if its stamp is still the given one: of two CPUs only one does. */
 EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t, __u16 id, __u32 holder)
 {
 	if (__sync_val_compare_and_swap(&f->last_seen, stamp, FRAGMENT_BUSY) != stamp)
@@ -85,11 +85,11 @@ EC_CALL void frag_remember(const struct tuple *t, __u16 id, __u32 holder)
 	bool known;
 
 	for (int i = 0; i < FRAGMENT_WAYS; i++) {
-		f = frag_place(holder, hash + i);
+		f = frag_slot(holder, hash + i);
 		if (!f)
 			return;
 		stamp = frag_stamp(f);
-		if (stamp == FRAGMENT_BUSY || (f->ifindex != holder && frag_stands(stamp, now)))
+		if (stamp == FRAGMENT_BUSY || (f->ifindex != holder && frag_is_live(stamp, now)))
 			continue;
 		known = frag_is(f, t, id, holder);
 		if (known || stamp < oldest) {
@@ -103,7 +103,7 @@ EC_CALL void frag_remember(const struct tuple *t, __u16 id, __u32 holder)
 		frag_write(chosen, oldest, t, id, holder);
 }
 
-/* Gives a later fragment the ports of its first; false: that was not seen, or is forgotten. */
+/* Gives a later fragment the ports of the first; false: the first was not seen, or is forgotten. */
 EC_CALL bool frag_recall(struct tuple *t, __u16 id, __u32 holder)
 {
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
@@ -111,12 +111,12 @@ EC_CALL bool frag_recall(struct tuple *t, __u16 id, __u32 holder)
 	struct fragment *f;
 
 	for (int i = 0; i < FRAGMENT_WAYS; i++) {
-		f = frag_place(holder, hash + i);
+		f = frag_slot(holder, hash + i);
 		if (!f)
 			return false;
 		stamp = frag_stamp(f);
 		barrier();
-		if (stamp == FRAGMENT_BUSY || !frag_stands(stamp, now) || !frag_is(f, t, id, holder))
+		if (stamp == FRAGMENT_BUSY || !frag_is_live(stamp, now) || !frag_is(f, t, id, holder))
 			continue;
 		t->sport = f->sport;
 		t->dport = f->dport;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The stage forward: the last of a walk. Every function here either changes and
- * redirects the packet or leaves it as it is for the stack.
+ * The stage forward, the last of a walk: sends the packet on, or leaves it unchanged
+ * for the stack.
  */
 #ifndef EC_LIB_FWD_H
 #define EC_LIB_FWD_H
@@ -9,7 +9,7 @@
 #include "bpf/lib/ipv4.h"
 #include "bpf/lib/path.h"
 
-/* Whether a router may forward it without the stack's help. */
+/* Whether the packet can be forwarded without the stack: the TTL lasts, and there are no options. */
 EC_INLINE bool fwd_simple(const struct pkt *pkt)
 {
 	return pkt->ttl > 1 && !pkt->options;
@@ -23,7 +23,7 @@ EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, const struct pkt *pkt, 
 
 	if (!fwd_simple(pkt))
 		return VERDICT_STACK;
-	/* pod_mac and host_mac are adjacent and in the order of the header. */
+	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
 	verdict = ipv4_hop(ctx, pkt, ep->pod_mac);
 	if (verdict)
 		return verdict;
@@ -31,7 +31,7 @@ EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, const struct pkt *pkt, 
 	return VERDICT_DELIVERED;
 }
 
-/* Whether the packet may leave along a path: else only the stack can help. */
+/* Whether the packet can leave along a path without the stack, which would fragment it or answer with an error. */
 EC_INLINE enum verdict fwd_fits(struct __sk_buff *ctx, const struct pkt *pkt, const struct path *path)
 {
 	return fwd_simple(pkt) && pkt_fits(ctx, pkt, path->mtu) ? VERDICT_GO_ON : VERDICT_STACK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ICMP errors (RFC 792, RFC 1191) about masqueraded flows: the packet inside is
- * translated like the one outside (RFC 5508, section 4), and takes the same way
- * as its flow.
+ * ICMP errors (RFC 792, RFC 1191) about masqueraded flows: the quoted packet is
+ * translated together with the error (RFC 5508, section 4), and the error takes the
+ * same way as the flow.
  */
 #ifndef EC_LIB_ICMP_H
 #define EC_LIB_ICMP_H
@@ -10,7 +10,7 @@
 #include "bpf/lib/rewrite.h"
 #include "bpf/lib/scratch.h"
 
-/* False: an ICMP message of a kind that has no flow. */
+/* Reads the quoted packet's ports. False: its protocol, or kind of ICMP message, has no flows. */
 EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
 {
 	const struct icmp_header *icmp = (const void *)l4;
@@ -28,9 +28,8 @@ EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
 }
 
 /*
- * Reads the packet inside into the scratch record: its addresses, all zero if the
- * error does not quote them, and the rest. 0: it is not the start of one whose flow
- * could be in a table.
+ * Reads the quoted packet into the scratch record. Returns 0 if its flow cannot be in
+ * a table; the addresses are read even then, and zero only if they are not quoted.
  */
 EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 {
@@ -60,12 +59,11 @@ EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 }
 
 /*
- * Whether an ICMP packet may pass between a pod, which is the given end of it, and
- * anybody: no redirect, and no error but about a packet of that pod's: one that was
- * sent to the pod that sends the error, or that the pod to which it is sent has sent.
- * Else one pod could speak for another's flows. An error in fragments, which nobody
- * sends, cannot be judged. The inner packet of one that may pass is in the scratch
- * record.
+ * Whether a pod, at the given end of an ICMP packet, may send or receive it. Redirects
+ * may not pass, and an error must quote a packet that was sent to the pod that sends the
+ * error, or that the pod that receives the error has sent: else one pod could interfere
+ * with another's flows. A fragmented error, which no stack sends, cannot be checked. The
+ * quoted packet of an error that may pass is in the scratch record.
  */
 EC_GLOBAL enum verdict icmp_check(struct __sk_buff *ctx, enum end pod)
 {
@@ -96,7 +94,7 @@ EC_CALL enum verdict icmp_patch(struct __sk_buff *ctx, __u32 icmp_off, __u32 off
 	return VERDICT_GO_ON;
 }
 
-/* The inner transport checksum, where the error quotes enough of the packet to hold it. */
+/* Updates the quoted transport checksum, if the error quotes enough of the packet to include it. */
 EC_CALL enum verdict icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_off, const struct inner *inner,
 					    const struct inner_change *c)
 {
@@ -118,7 +116,7 @@ EC_CALL enum verdict icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_of
 	return icmp_patch(ctx, icmp_off, off, check, changed);
 }
 
-/* Changes an end of the inner packet, with all checksums that cover it, as the scratch record says. */
+/* Makes the scratch record's change to the quoted packet, with all checksums that cover it. */
 EC_GLOBAL enum verdict icmp_patch_inner(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
@@ -143,9 +141,9 @@ EC_GLOBAL enum verdict icmp_patch_inner(struct __sk_buff *ctx)
 }
 
 /*
- * Translates an error about a masqueraded flow, whose half leads the error's own way:
- * the given end of it becomes what the half says, and so does the other end of the
- * packet inside, which went the other way.
+ * Translates an error about a masqueraded flow; half is the flow's in the direction of
+ * the error. The given end of the error becomes the half's address, and the opposite end
+ * of the quoted packet, which went the other way, becomes its address and port.
  */
 EC_CALL enum verdict icmp_translate(struct __sk_buff *ctx, struct scratch *s, enum end end,
 				    const struct snat_entry *half)

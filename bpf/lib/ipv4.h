@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What only IPv4 has: its header, from arrival to the next hop, and the ranges of its addresses. */
+/* All that is specific to IPv4: its header, from arrival to the next hop, and its address ranges. */
 #ifndef EC_LIB_IPV4_H
 #define EC_LIB_IPV4_H
 
@@ -28,7 +28,7 @@ EC_INLINE bool ipv4_multicast(__be32 address)
 	return (bpf_ntohl(address) >> 28) >= 14;
 }
 
-/* What no host on a wire has: 0.0.0.0/8, 127.0.0.0/8, class D and above (RFC 6890). */
+/* Addresses that no host on a network can have: 0.0.0.0/8, 127.0.0.0/8, class D and above (RFC 6890). */
 EC_INLINE bool ipv4_martian(__be32 address)
 {
 	__u32 first = bpf_ntohl(address) >> 24;
@@ -36,7 +36,7 @@ EC_INLINE bool ipv4_martian(__be32 address)
 	return first == 0 || first == 127 || first >= 224;
 }
 
-/* A tuple as the kernel's lookups take it: what struct bpf_sock_tuple, three times as large, begins with. */
+/* A tuple for the kernel's lookups: the IPv4 member of struct bpf_sock_tuple, which is three times as large. */
 struct ipv4_tuple {
 	__be32 src;
 	__be32 dst;
@@ -64,8 +64,8 @@ EC_INLINE struct ipv4_tuple ipv4_tuple_reversed(const struct tuple *t)
 }
 
 /*
- * Reads the header: addresses, protocol, what must be known to forward. False:
- * malformed or truncated.
+ * Reads the header: addresses, protocol, and what forwarding needs. False: malformed
+ * or truncated.
  */
 EC_INLINE bool ipv4_parse(struct __sk_buff *ctx, struct pkt *pkt)
 {
@@ -113,16 +113,16 @@ EC_INLINE bool ipv4_sum_right(const struct __sk_buff *ctx)
 }
 
 /*
- * ipv4_parse of a packet that arrives: its header's checksum must be right, for
- * where the stack is passed by nobody else looks. What has options is the stack's
- * (fwd.h), and so is their checksum.
+ * ipv4_parse for a packet that arrives. Its header checksum is verified, as nobody else
+ * does that when the stack is bypassed; packets with options go to the stack (fwd.h),
+ * which verifies theirs.
  */
 EC_INLINE bool ipv4_parse_arrived(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	return ipv4_parse(ctx, pkt) && (pkt->options || ipv4_sum_right(ctx));
 }
 
-/* Changes an address of the header. */
+/* Changes an address in the header, and the header checksum. */
 EC_INLINE enum verdict ipv4_rewrite(struct __sk_buff *ctx, enum end end, __be32 from, __be32 to)
 {
 	__u32 off = IP_OFF + (end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
@@ -133,7 +133,7 @@ EC_INLINE enum verdict ipv4_rewrite(struct __sk_buff *ctx, enum end end, __be32 
 	return VERDICT_GO_ON;
 }
 
-/* The Ethernet header and the IPv4 header without options: what a hop rewrites. */
+/* The Ethernet header and the IPv4 header without options: what a router rewrites. */
 struct ipv4_hop {
 	__u8 macs[12];
 	__be16 ethertype;
@@ -146,7 +146,7 @@ struct ipv4_hop {
 };
 _Static_assert(sizeof(struct ipv4_hop) == 34, "ipv4_hop mirrors the packet");
 
-/* Puts an address in, if that is to change, and returns by how much the header's sum grows. */
+/* Replaces an address if it changes, and returns by how much the header's sum grows. */
 EC_INLINE __u32 ipv4_hop_address(__be16 half[2], bool changes, __be32 to)
 {
 	__u32 growth;
@@ -160,8 +160,8 @@ EC_INLINE __u32 ipv4_hop_address(__be16 half[2], bool changes, __be32 to)
 }
 
 /*
- * Takes 1 off the TTL, writes MACs unless NULL, and the address that a rewriting
- * left to this write; the header's checksum follows.
+ * Decrements the TTL, and writes the MACs unless NULL, the address that a rewrite left
+ * pending (rewrite.h), and the header checksum.
  */
 EC_CALL enum verdict ipv4_hop(struct __sk_buff *ctx, const struct pkt *pkt, const __u8 *macs)
 {

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The journals: rings of the keys of flows, one for each table, in the order in
- * which they were opened or last looked at. A record is a hint and no more: what
- * becomes of a flow is judged by its entry, so a record that is lost, torn or
- * there twice does no harm.
+ * The journals: for each flow table a ring of keys, in the order in which the flows were
+ * opened or last judged. A record is only a hint: a flow is judged by its entry, so a
+ * record that is lost, torn or doubled does no harm.
  */
 #ifndef EC_LIB_JOURNAL_H
 #define EC_LIB_JOURNAL_H
 
 #include "bpf/lib/flow.h"
 
-/* The newest records are left alone: they may be half written. */
+/* So many of the newest records are left alone: they may be half written. */
 #define JOURNAL_YOUNG 8
 
-/* Records that a program looks at while the agent sweeps no more, and when it finds no room. */
+/* How many records a program looks at for each new flow when the agent has stopped sweeping, and when it finds no room.
+ */
 #define JOURNAL_STEPS 4
 #define JOURNAL_STEPS_FULL 16
 
-/* After so long without a sweep the programs do the agent's work. */
+/* After so many ns without a sweep the programs do the agent's work. */
 #define JOURNAL_SILENCE (30 * NSEC_PER_SEC)
 
 /* A record of a table's journal. */
@@ -30,7 +30,7 @@ EC_INLINE struct tuple *journal_record(__u32 table, __u64 at)
 	return bpf_map_lookup_elem(&ct_journal, &index);
 }
 
-/* Notes a flow. A full ring takes no more: the next sweep notes the flow. */
+/* Appends a flow, unless the ring is full: then the next sweep does. */
 EC_INLINE void journal_note(struct usage *u, __u32 table, const struct tuple *flow)
 {
 	struct tuple *record;
@@ -42,8 +42,8 @@ EC_INLINE void journal_note(struct usage *u, __u32 table, const struct tuple *fl
 		*record = *flow;
 }
 
-/* Gives up the oldest record of a full ring, for a newer one. */
-EC_INLINE void journal_give_up(struct usage *u, __u32 table)
+/* Drops the oldest record of a full ring, for a newer one. */
+EC_INLINE void journal_drop_oldest(struct usage *u, __u32 table)
 {
 	__u64 tail = *(volatile __u64 *)&u->tail;
 
@@ -51,7 +51,7 @@ EC_INLINE void journal_give_up(struct usage *u, __u32 table)
 		__sync_val_compare_and_swap(&u->tail, tail, tail + 1);
 }
 
-/* Takes the oldest record out; false: there is none, or another CPU has it. */
+/* Removes the oldest record; false: there is none, or another CPU was faster. */
 EC_INLINE bool journal_take(struct usage *u, __u32 table, struct tuple *flow)
 {
 	__u64 tail = *(volatile __u64 *)&u->tail;
@@ -67,13 +67,13 @@ EC_INLINE bool journal_take(struct usage *u, __u32 table, struct tuple *flow)
 	return record;
 }
 
-/* Whether the agent sweeps no more. */
+/* Whether the agent has stopped sweeping. */
 EC_INLINE bool journal_unswept(const struct usage *u, __u64 now)
 {
 	return (__s64)(now - u->swept) > (__s64)JOURNAL_SILENCE;
 }
 
-/* Whether a table is so full that flows end earlier; the agent's measure is the same. */
+/* Whether a table is so full that flows end earlier; the agent uses the same threshold. */
 EC_INLINE bool journal_pressure(const struct usage *u, __u32 table)
 {
 	return u->entries * 10 > flow_capacity(table) * 7;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * All maps, each with its record in maps/NAME/NAME.h, and the programs' constants.
- * The loader sets the capacities of the flow tables.
+ * All pinned maps, each declared in maps/NAME/NAME.h, and the programs' constants. The
+ * loader sets the capacities of the flow tables.
  */
 #ifndef EC_LIB_MAPS_H
 #define EC_LIB_MAPS_H

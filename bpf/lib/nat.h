@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Masquerading: the table of flow pairs. A pair is made reverse half first
- * (open.h), so that a port is taken before it is used, and removed both halves
- * together by ec_collect.
+ * Masquerading: the tables of pairs. The reverse half of a pair is inserted first
+ * (open.h), so that a port is taken before it is used; reap.h removes both together.
  */
 #ifndef EC_LIB_NAT_H
 #define EC_LIB_NAT_H
@@ -12,7 +11,7 @@
 #include "bpf/lib/ports.h"
 #include "bpf/lib/scratch.h"
 
-/* The key of the reverse half, for a tuple on its way out and what it becomes; written where it is needed. */
+/* Writes the key of the reverse half of a tuple on its way out, whose source becomes address and port. */
 EC_INLINE void nat_set_reverse_key(struct tuple *key, const struct tuple *out, const struct addr *address, __be16 port)
 {
 	key->src = *address;
@@ -31,18 +30,18 @@ EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct add
 	return key;
 }
 
-/* Whether a reverse half names this very flow. */
+/* Whether a reverse half belongs to this flow: to the tuple as the pod sends it, and to its generation. */
 EC_INLINE bool nat_names(const struct snat_entry *reverse, const struct tuple *out, __u32 ifindex)
 {
 	return reverse->ifindex == ifindex && reverse->to_port == out->sport &&
 	       addr_equal(&reverse->to_address, &out->src);
 }
 
-/* Whether a forward half leads to this reverse half's key. */
-EC_INLINE bool nat_leads_to(const struct snat_entry *forward, const struct tuple *world, __u32 ifindex)
+/* Whether a forward half belongs to the reverse half with this key. */
+EC_INLINE bool nat_leads_to(const struct snat_entry *forward, const struct tuple *reverse_key, __u32 ifindex)
 {
-	return forward->ifindex == ifindex && forward->to_port == world->sport &&
-	       addr_equal(&forward->to_address, &world->src);
+	return forward->ifindex == ifindex && forward->to_port == reverse_key->sport &&
+	       addr_equal(&forward->to_address, &reverse_key->src);
 }
 
 EC_INLINE bool nat_port_in_range(__be16 port)
@@ -52,22 +51,28 @@ EC_INLINE bool nat_port_in_range(__be16 port)
 	return p >= cfg.snat_port_low && p <= cfg.snat_port_high;
 }
 
+/* A random port of the range, in host order. */
+EC_INLINE __u32 nat_random_port(void)
+{
+	return cfg.snat_port_low + bpf_get_prandom_u32() % (cfg.snat_port_high - cfg.snat_port_low + 1);
+}
+
 /*
- * Takes a pair off the counts, by the reverse half's key and what either half said
- * before it was deleted: a deleted entry's memory may be another flow's at once.
+ * Takes a pair off the counts. ifindex and flags are either half's, read before it was
+ * deleted, since its memory may hold another flow at once.
  */
-EC_INLINE void nat_uncount(const struct tuple *world, __u32 ifindex, __u8 flags)
+EC_INLINE void nat_uncount(const struct tuple *reverse_key, __u32 ifindex, __u8 flags)
 {
 	struct device *dev = flow_owner(ifindex);
 
 	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
 	if (flags & FLOW_COUNTED)
-		ports_release(world, ifindex);
+		ports_release(reverse_key, ifindex);
 }
 
 /*
- * Removes a pair whose forward half was claimed. Who deletes the forward half, and
- * nobody else, takes the pair off its owner's count.
+ * Removes a pair whose forward half was claimed. Only the one that deletes the forward
+ * half takes the pair off the counts.
  */
 EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {
@@ -83,8 +88,8 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 }
 
 /*
- * Puts the reverse half back where it is missing, or only a tombstone. False: its
- * port has gone to another flow, and this one cannot go on.
+ * Restores the reverse half if it is missing or a tombstone. False: its port is now
+ * another flow's, and this flow cannot go on.
  */
 EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
 {
@@ -100,28 +105,28 @@ EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entr
 
 	if (there && !nat_names(there, out, forward->ifindex))
 		return false;
-	if (there && flow_stands(&there->last_seen))
+	if (there && flow_is_live(&there->last_seen))
 		return true;
-	/* Without room it is tried again in a second, and the flow goes on. */
+	/* If there is no room the flow goes on, and this is tried again in a second. */
 	return bpf_map_update_elem(&snat_reverse, &key, &reverse, there ? BPF_ANY : BPF_NOEXIST) != -EC_EEXIST;
 }
 
 /*
- * Puts the forward half back where it is missing; world is the reverse half's
- * key. 0, or the kernel's error: -EEXIST when it is there.
+ * Restores the forward half if it is missing. Returns 0 or the kernel's error, -EEXIST
+ * when it is there.
  */
-EC_CALL int nat_restore_forward(const struct tuple *world, const struct snat_entry *reverse)
+EC_CALL int nat_restore_forward(const struct tuple *reverse_key, const struct snat_entry *reverse)
 {
 	struct tuple key = {
 		.src = reverse->to_address,
-		.dst = world->dst,
+		.dst = reverse_key->dst,
 		.sport = reverse->to_port,
-		.dport = world->dport,
-		.proto = world->proto,
+		.dport = reverse_key->dport,
+		.proto = reverse_key->proto,
 	};
 	struct snat_entry forward = {
-		.to_address = world->src,
-		.to_port = world->sport,
+		.to_address = reverse_key->src,
+		.to_port = reverse_key->sport,
 		.flags = reverse->flags,
 		.ifindex = reverse->ifindex,
 		.last_seen = bpf_ktime_get_coarse_ns(),
@@ -130,7 +135,7 @@ EC_CALL int nat_restore_forward(const struct tuple *world, const struct snat_ent
 	return bpf_map_update_elem(&snat, &key, &forward, BPF_NOEXIST);
 }
 
-/* Whether the node still has the address: without it no reply comes back. */
+/* Whether the node still has the address, without which no reply arrives. */
 EC_CALL bool nat_address_held(const struct addr *address)
 {
 	struct destination *d = path_destination(address);
@@ -139,8 +144,8 @@ EC_CALL bool nat_address_held(const struct addr *address)
 }
 
 /*
- * Removes a pair that cannot go on: its pod is gone, or its port has become
- * another flow's.
+ * Removes a pair that cannot go on: its pod is gone, or its port is now another
+ * flow's.
  */
 EC_INLINE void nat_end(const struct tuple *out, struct snat_entry *forward)
 {
@@ -149,9 +154,9 @@ EC_INLINE void nat_end(const struct tuple *out, struct snat_entry *forward)
 }
 
 /*
- * What is looked at once a second: whether the flow can go on as it is. An address
- * that the node does not have at the moment may come back, so the pair stays,
- * unrenewed, and its packets are refused until then.
+ * Once a second: checks that the flow can go on, and renews it. An address that the
+ * node has lost may come back, so the pair stays, unrenewed, and its packets are dropped
+ * until then.
  */
 EC_INLINE enum verdict nat_renew(const struct tuple *out, struct snat_entry *forward, struct snat_entry **found)
 {
@@ -167,8 +172,8 @@ EC_INLINE enum verdict nat_renew(const struct tuple *out, struct snat_entry *for
 }
 
 /*
- * Finds the live forward half of this owner, renewed; NULL: there is none. A
- * packet whose flow is there and cannot be used is dropped.
+ * Finds the live forward half of this owner, and renews it; NULL: there is none. A
+ * packet whose flow exists but cannot be used is dropped.
  */
 EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct snat_entry **found)
 {
@@ -194,48 +199,49 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 	}
 }
 
-/* A live reverse half, renewed; NULL: none. The key is the world's tuple, on its way out. */
-EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *world)
+/* The live reverse half with this key, renewed; NULL: there is none. */
+EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *reverse_key)
 {
-	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, world);
+	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, reverse_key);
 	enum flow_seen seen;
 
 	if (!e)
 		return NULL;
 	seen = flow_touch(&e->last_seen);
 	if (seen == FLOW_DUE)
-		nat_restore_forward(world, e);
+		nat_restore_forward(reverse_key, e);
 	return seen == FLOW_GONE ? NULL : e;
 }
 
 /*
- * A SYN may open the tuple's connection anew; a FIN may close it; a RST may, or may
- * have not. All are rare. Returns the bits that the packet does not set.
+ * Notes a SYN, which may open a new connection, a FIN or RST, which may end one, or an
+ * ACK after a RST; own is the half of the packet's direction, peer the other or NULL.
+ * Returns the flow_state bits that the packet must not set.
  */
 EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt, bool by_pod)
 {
-	struct flow_side from = {&own->state, &own->seq_end, &own->ack};
-	struct flow_side to;
+	struct tcp_side from = {&own->state, &own->seq_end, &own->ack};
+	struct tcp_side to;
 
 	if (!peer)
 		return 0;
-	to = (struct flow_side){&peer->state, &peer->seq_end, &peer->ack};
-	if (flow_is_opening(pkt) && flow_opens_anew(own->state, peer->state, by_pod)) {
+	to = (struct tcp_side){&peer->state, &peer->seq_end, &peer->ack};
+	if (tcp_is_opening(pkt) && tcp_opens_anew(own->state, peer->state, by_pod)) {
 		own->state = 0;
 		peer->state = 0;
 	}
-	flow_note_reset(pkt, &from, &to);
-	return flow_doubted(pkt, &to);
+	tcp_note_reset(pkt, &from, &to);
+	return tcp_doubted(pkt, &to);
 }
 
-/* Notes a packet in its direction's half; peer_map and peer_key name the other half. */
+/* Notes a packet in its direction's half; the other half has peer_key in peer_map. */
 EC_INLINE void nat_note(struct snat_entry *own, void *peer_map, const struct tuple *peer_key, const struct pkt *pkt)
 {
 	__u8 bits = flow_bits(pkt);
 
-	if (flow_is_tcp_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET)))
+	if (tcp_is_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET)))
 		bits &= ~nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt, peer_map == &snat_reverse);
-	flow_note_edges(pkt, own->state, &own->seq_end, &own->ack);
+	tcp_note_edges(pkt, own->state, &own->seq_end, &own->ack);
 	bits |= own->state;
 	if (bits != own->state)
 		own->state = bits;
@@ -243,12 +249,12 @@ EC_INLINE void nat_note(struct snat_entry *own, void *peer_map, const struct tup
 
 EC_INLINE void nat_note_out(struct snat_entry *e, const struct pkt *pkt)
 {
-	struct tuple world = nat_reverse_key(&pkt->tuple, &e->to_address, e->to_port);
+	struct tuple reverse_key = nat_reverse_key(&pkt->tuple, &e->to_address, e->to_port);
 
-	nat_note(e, &snat_reverse, &world, pkt);
+	nat_note(e, &snat_reverse, &reverse_key, pkt);
 }
 
-/* Has a flow walk the stack from now on, both ways. */
+/* From now on, the flow walks the stack in both directions. */
 EC_CALL void nat_to_stack(const struct tuple *out, struct snat_entry *own)
 {
 	struct tuple key = nat_reverse_key(out, &own->to_address, own->to_port);
@@ -259,27 +265,27 @@ EC_CALL void nat_to_stack(const struct tuple *out, struct snat_entry *own)
 		reverse->flags |= FLOW_VIA_STACK;
 }
 
-EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *world, const struct pkt *pkt)
+EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *reverse_key, const struct pkt *pkt)
 {
-	struct tuple pod = nat_reverse_key(world, &e->to_address, e->to_port);
+	struct tuple pod = nat_reverse_key(reverse_key, &e->to_address, e->to_port);
 
 	nat_note(e, &snat, &pod, pkt);
 }
 
-/* The live forward half of this owner as it is, for an ICMP error, which must change nothing; NULL: none. */
+/* The live forward half of this owner, for an ICMP error, which must not renew or change it; NULL: none. */
 EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
 
-	return e && flow_stands(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
+	return e && flow_is_live(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
 }
 
-/* The same for a reverse half, of whatever owner. */
-EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *world)
+/* The same for a reverse half, of any owner. */
+EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *reverse_key)
 {
-	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, world);
+	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, reverse_key);
 
-	return e && flow_stands(&e->last_seen) ? e : NULL;
+	return e && flow_is_live(&e->last_seen) ? e : NULL;
 }
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Beside netfilter's NAT (cfg.netfilter_nat): flows to other addresses that
- * kube-proxy, portmap or anyone's rules translate to pods must meet netfilter in
- * both directions. Its connection table knows which flows those are; the kernel
- * lets programs ask (bpf_skb_ct_lookup, Linux 5.18, of the module nf_conntrack),
- * for TCP and UDP.
+ * Beside netfilter's NAT (cfg.netfilter_nat): flows that the rules of kube-proxy,
+ * portmap or others translate to pods must pass netfilter in both directions. Its
+ * connection table knows which flows those are, and programs can look up TCP and UDP
+ * there (bpf_skb_ct_lookup of the module nf_conntrack, Linux 5.18).
  */
 #ifndef EC_LIB_NF_H
 #define EC_LIB_NF_H
@@ -13,12 +12,12 @@
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ipv4.h"
 
-/* The kernel's record of a connection, of which nothing is read here: that there is one is enough. */
+/* The kernel's record of a connection: only whether there is one matters, no field is read. */
 struct nf_conn {
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
-/* struct bpf_ct_opts as every kernel takes it; netns_id -1 is the packet's own. */
+/* struct bpf_ct_opts in the version that every kernel takes; netns_id -1 is the packet's namespace. */
 struct nf_options {
 	__s32 netns_id;
 	__s32 error;
@@ -32,15 +31,15 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 					 struct nf_options *options, __u32 options_size) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-/* Whether it does: the verifier removes what is behind a no. */
+/* A constant: where it is false, the verifier removes the code that depends on it. */
 EC_INLINE bool nf_translates(void)
 {
 	return cfg.netfilter_nat;
 }
 
 /*
- * Whether netfilter knows a TCP or UDP flow by the tuple of either direction. An
- * error is no answer: what may be known is netfilter's.
+ * Whether netfilter knows a TCP or UDP flow by the tuple of either direction. If the
+ * lookup fails for another reason than that there is none, it may.
  */
 EC_CALL bool nf_knows(struct __sk_buff *ctx, struct ipv4_tuple *tuple, __u8 proto)
 {
@@ -62,19 +61,19 @@ EC_INLINE bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *tupl
 }
 
 /*
- * What opens a flow is asked for by the tuple of its replies as well: sent
- * straight to a backend from a port that talks to it through its Service, it would
- * get that flow's replies, and netfilter must move it to another port.
+ * A packet that may open a flow is looked up by the tuple of its replies as well: if it
+ * goes straight to a backend from a port that already talks to the backend through its
+ * Service, it would get that flow's replies, and netfilter must move it to another port.
  */
 EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	bool opening = pkt->tuple.proto == IPPROTO_UDP || flow_is_opening(pkt);
+	bool opening = pkt->tuple.proto == IPPROTO_UDP || tcp_is_opening(pkt);
 	struct ipv4_tuple own = ipv4_tuple(&pkt->tuple);
 
 	return nf_knows(ctx, &own, pkt->tuple.proto) || (opening && nf_knows_reversed(ctx, &pkt->tuple));
 }
 
-/* An error goes the way of the packet inside, which came the other way. Nothing translates pings. */
+/* An error takes the way of the flow that it quotes, which came from the other side. Nothing translates pings. */
 EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, const struct scratch *s)
 {
 	const struct tuple *inner = &s->inner.tuple;
@@ -85,10 +84,10 @@ EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, const struct scratch *s)
 }
 
 /*
- * Between two pods. A flow that netfilter knows is translated there, or has walked
- * the stack in one direction; were it to see no more than that, the rules of many
- * would drop what it calls invalid. Fragments and other protocols are netfilter's to
- * judge.
+ * Between two pods: the stack's, if netfilter knows the flow. Netfilter translates it,
+ * or has seen it walk the stack in one direction: if the other direction bypassed it,
+ * the usual rules against invalid packets would drop the flow. Fragments and other
+ * protocols are always the stack's.
  */
 EC_GLOBAL enum verdict nf_ask(struct __sk_buff *ctx)
 {
@@ -107,8 +106,8 @@ EC_GLOBAL enum verdict nf_ask(struct __sk_buff *ctx)
 }
 
 /*
- * Whether a packet between a pod and what is of this kind may pass netfilter by. The
- * world's may, since that is for its flow's entry to say (FLOW_VIA_STACK).
+ * Whether a packet between a pod and a far end of this kind may bypass netfilter. With
+ * the world it may, as far as this goes: there its flow's FLOW_VIA_STACK decides.
  */
 EC_INLINE enum verdict nf_judge(struct __sk_buff *ctx, enum destination_kind kind)
 {
@@ -131,7 +130,7 @@ EC_INLINE __u8 nf_flags(void)
 	return nf_translates() ? FLOW_VIA_STACK : 0;
 }
 
-/* Whether netfilter knows a flow with this tuple, such as one that it masquerades itself. */
+/* Whether netfilter has a flow with these replies, such as one that it masquerades to the same port. */
 EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct ipv4_tuple *reply, __u8 proto)
 {
 	return nf_translates() && proto != IPPROTO_ICMP && nf_knows(ctx, reply, proto);

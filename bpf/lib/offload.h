@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Offloads: a sender may leave the checksum to whoever carries the packet out, and
- * says where to write it. The kernel or the NIC does that behind our programs, so a
- * pod could have an address or a port written over that has been looked at already.
+ * Checksum offload: a sender may leave a checksum pending, and says where it is to be
+ * written. The kernel or the NIC writes it after our programs have run, so a pod could
+ * have it overwrite an address or a port that they have checked.
  */
 #ifndef EC_LIB_OFFLOAD_H
 #define EC_LIB_OFFLOAD_H
@@ -11,10 +11,10 @@
 
 #include "bpf/lib/pkt.h"
 
-/* include/linux/skbuff.h: the packet as the kernel has it */
+/* include/linux/skbuff.h */
 #define EC_CHECKSUM_PARTIAL 3
 
-/* Offsets of one buffer, and csum_offset, which counts from csum_start. */
+/* Fields of the kernel's packet: offsets into its buffer, except csum_offset, which counts from csum_start. */
 struct sk_buff {
 	__u16 csum_start;
 	__u16 csum_offset;
@@ -22,10 +22,10 @@ struct sk_buff {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
-/* Since Linux 6.2; costs nothing, and what it returns can be read without a call. */
+/* Since Linux 6.2; costs nothing, and its result can be read directly. */
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* Where the sum begins and where it is to be written, from the start of the frame. */
+/* Where the sum starts and where it is to be written, in bytes from the start of the frame. */
 struct offload {
 	__u32 start;
 	__u32 at;
@@ -38,20 +38,20 @@ EC_INLINE bool offload_found(struct offload *o, __u32 start, __u32 offset, __u32
 	return true;
 }
 
-/* offload_read where the kernel shows the packet to bpf_probe_read_kernel only. */
+/* offload_read for kernels that show their packet only to bpf_probe_read_kernel. */
 EC_CALL bool offload_probe(const struct sk_buff *skb, struct offload *o)
 {
 	__u16 sum[2] = {}, frame = 0;
 
 	if (BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) != EC_CHECKSUM_PARTIAL)
 		return false;
-	/* csum_start and csum_offset, which are neighbours in the kernel's record */
+	/* csum_start and csum_offset, which are adjacent */
 	bpf_core_read(sum, sizeof(sum), &skb->csum_start);
 	bpf_core_read(&frame, sizeof(frame), &skb->mac_header);
 	return offload_found(o, sum[0], sum[1], frame);
 }
 
-/* Whether a checksum is still to be written, and where. */
+/* Whether a checksum is pending, and where. */
 EC_INLINE bool offload_read(struct __sk_buff *ctx, struct offload *o)
 {
 	const struct sk_buff *skb;
@@ -65,13 +65,13 @@ EC_INLINE bool offload_read(struct __sk_buff *ctx, struct offload *o)
 }
 
 /*
- * Whether what is still to be written may be: the packet's own checksum, or one that
- * stands behind the header, as a tunnel of the pod's has it. No stack leaves the sum
- * of ICMP or of a fragment to others.
+ * Whether no checksum is pending, or one that may be: the packet's own, or one in the
+ * payload, as a tunnel in the pod has. No stack leaves that of ICMP or of a fragment
+ * pending.
  */
 EC_INLINE bool offload_right(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	__u32 check = 0, header = 8, end; /* the ports, or what is read instead */
+	__u32 check = 0, header = 8, end; /* header: at least the ports */
 	struct offload o;
 
 	if (!offload_read(ctx, &o))
@@ -93,7 +93,7 @@ EC_INLINE bool offload_right(struct __sk_buff *ctx, const struct pkt *pkt)
 	if (check && o.start == pkt->l4_off && o.at == pkt->l4_off + check)
 		return true;
 	end = pkt->l4_off + header;
-	/* Segments are made where the sum begins, and TCP's carry no other packet. */
+	/* A GSO packet is segmented where the sum starts, and TCP carries no other packet. */
 	if (ctx->gso_size && (pkt->tuple.proto == IPPROTO_TCP || o.start < end))
 		return false;
 	return o.at >= end && o.at < ctx->len - 1;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Paths: what an address was found to be and how it is reached, kept for a moment
- * on each CPU, so that a busy flow does not ask the prefix table and the kernel's
- * routes for every packet. A path is used for cfg.path_lifetime after it was
- * found: that late at most a change of destinations, uplinks, routes or rules is
- * seen.
+ * Paths: what an address is and how it is reached, cached for a moment on each CPU, so
+ * that a busy flow does not look up destinations and the kernel's routes for every
+ * packet. A path is used for cfg.path_lifetime: a change of destinations, uplinks,
+ * routes or rules takes effect that late at most.
  */
 #ifndef EC_LIB_PATH_H
 #define EC_LIB_PATH_H
@@ -12,33 +11,31 @@
 #include "bpf/lib/ipv4.h"
 #include "bpf/lib/maps.h"
 
-/* How long a neighbour that resolved is taken to go on resolving. */
+/* How long a neighbour that resolved is assumed to resolve, in ns. */
 #define PATH_NEIGHBOUR_NS (NSEC_PER_SEC / 10)
 
 #define PATH_BITS 10
 
 /*
- * The key stands in front: what the kernel's rules may ask for, apart from the
- * source address, which follows from the pod's interface. ifindex and nexthop
- * say where packets leave, mtu is in bytes of IP packet, snat_address is the
- * uplink's to masquerade to. found is CLOCK_MONOTONIC, ns.
+ * The first three fields are the key: what the kernel's routing rules may depend on,
+ * apart from the source address, which follows from the pod's interface.
  */
 struct path {
 	__u32 from; /* interface that the packets come from */
 	__be32 address;
 	__u32 proto;
 	enum destination_kind kind;
-	__u32 ifindex;
+	__u32 ifindex; /* of the uplink */
 	__be32 nexthop;
-	__u32 mtu;
-	struct addr snat_address;
+	__u32 mtu;                /* in bytes of IP packet */
+	struct addr snat_address; /* of the uplink, to masquerade to */
 	__u32 pad;
-	__u64 found;
+	__u64 found; /* CLOCK_MONOTONIC, ns */
 };
 
 /*
- * No other CPU and no other program reads or writes a slot meanwhile: programs at
- * tc run with softirqs off. Not pinned: the programs of each load have their own.
+ * No other CPU or program accesses a slot at the same time: programs at tc run with
+ * softirqs off. Not pinned: the programs of each load have their own.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -47,24 +44,24 @@ struct {
 	__uint(max_entries, 1 << PATH_BITS);
 } paths SEC(".maps");
 
-/* The one slot that the packet's path may stand in. */
+/* The one slot that can hold the packet's path. */
 EC_INLINE struct path *path_slot(const struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	/* Multiplied by odd constants, each bit of the key reaches the uppermost bits. */
+	/* Multiplied by odd constants, each bit of the key affects the uppermost bits. */
 	__u32 hash = (addr_v4(&pkt->tuple.dst) ^ pkt->tuple.proto) * 0x9e3779b1U + ctx->ifindex * 0x85ebca6bU;
 	__u32 slot = hash >> (32 - PATH_BITS);
 
 	return bpf_map_lookup_elem(&paths, &slot);
 }
 
-/* Whether the slot holds this path, and has found it just now. */
+/* Whether the slot holds the packet's path, and it is not too old. */
 EC_INLINE bool path_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	return p->address == addr_v4(&pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto &&
 	       bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
 }
 
-/* Keeps what was found until it is too old. */
+/* Makes the slot the packet's path, as found now. */
 EC_INLINE void path_keep(struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	p->from = ctx->ifindex;
@@ -74,9 +71,8 @@ EC_INLINE void path_keep(struct path *p, const struct __sk_buff *ctx, const stru
 }
 
 /*
- * What an address is. Who asks without keeping it asks each time: where one program
- * still went by what it kept, and the other did not, the two directions of a flow
- * would part.
+ * What an address is. Not cached for the source of an arriving packet: a flow whose far
+ * end ceases to be a pod has to be recorded before the pod's reply is looked up.
  */
 EC_INLINE struct destination *path_destination(const struct addr *address)
 {
@@ -93,16 +89,16 @@ EC_INLINE struct endpoint *path_endpoint(const struct addr *address)
 	return bpf_map_lookup_elem(&endpoints, &key);
 }
 
-/* Whether an address belongs to this node's podCIDR. */
+/* Whether an address is in this node's podCIDR. */
 EC_INLINE bool path_in_pod_cidr(const struct config *config, const struct addr *address)
 {
 	return ipv4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len);
 }
 
 /*
- * Asks the kernel's routing table for a packet that arrived on this interface.
- * True: it leads to p->ifindex and the neighbour p->nexthop, which resolves, with
- * p->mtu; else the stack decides.
+ * Asks the kernel's routing table where a packet that arrived on this interface goes.
+ * True: out of p->ifindex to the neighbour p->nexthop, which resolves, with p->mtu.
+ * False: the stack decides.
  */
 EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, struct path *p)
 {
@@ -112,7 +108,7 @@ EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst
 		.ifindex = ctx->ifindex,
 		.ipv4_src = addr_v4(&pkt->tuple.src),
 		.ipv4_dst = dst,
-		.tot_len = 1, /* to be told the route's MTU; 0 would mean the device's */
+		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
 
 	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
@@ -138,9 +134,9 @@ EC_INLINE enum path_way path_way(const struct destination *to)
 }
 
 /*
- * To a pod of another node over the uplink. The route's neighbour is looked at
- * once in PATH_NEIGHBOUR_NS: while it does not resolve, the stack queues the
- * packet, asks, and answers host unreachable.
+ * To a pod of another node over the uplink. Whether the neighbour resolves is checked
+ * every PATH_NEIGHBOUR_NS: while it does not, the stack queues the packet, asks for the
+ * neighbour, and answers host unreachable.
  */
 EC_INLINE enum verdict path_to_node(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to,
 				    struct path *p)
@@ -176,7 +172,7 @@ EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pk
 	return VERDICT_GO_ON;
 }
 
-/* Finds a path, and keeps it; nothing is kept of what ends the walk. */
+/* Finds a path and caches it, except one that ends the walk. */
 EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *config, const struct pkt *pkt,
 				 struct path *p)
 {
@@ -187,7 +183,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	p->kind = to ? to->kind : DESTINATION_WORLD;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;
-	/* Where the stack decides on routes: none leads from pod to pod of this node, wherever their addresses lie. */
+	/* Between pods of this node there is no route for the stack to decide on, even outside the podCIDR. */
 	if ((config->flags & CONFIG_ROUTES_TO_STACK) && p->kind != DESTINATION_LOCAL)
 		return VERDICT_STACK;
 	switch (p->kind) {
@@ -216,7 +212,7 @@ EC_INLINE enum verdict path_find(struct __sk_buff *ctx, const struct config *con
 	if (!p)
 		return -DROP_INVALID;
 	*found = p;
-	/* Nothing that was found stands where the stack decides on routes now. */
+	/* Where the stack decides on routes now, nothing that was cached before is valid. */
 	if ((config->flags & CONFIG_ROUTES_TO_STACK) || !path_holds(p, ctx, pkt)) {
 		verdict = path_search(ctx, config, pkt, p);
 		if (verdict)

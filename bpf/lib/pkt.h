@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Parsing. struct pkt holds offsets and values, never pointers into the packet:
- * helpers that change a packet invalidate those.
+ * Parsing. struct pkt holds offsets and values, never pointers into the packet, which
+ * helpers that change the packet invalidate.
  */
 #ifndef EC_LIB_PKT_H
 #define EC_LIB_PKT_H
@@ -23,10 +23,10 @@ enum fragment_kind {
 };
 
 enum l4_kind {
-	L4_UNREAD,     /* nobody has needed it yet */
-	L4_UNKNOWN,    /* without ports that we know: another protocol, a later fragment */
-	L4_FLOW,       /* TCP, UDP, ICMP echo: the tuple has its ports */
-	L4_ICMP_ERROR, /* speaks of the flow of the packet inside it */
+	L4_UNREAD,     /* no step has needed it yet */
+	L4_UNKNOWN,    /* no ports: another protocol, or a later fragment */
+	L4_FLOW,       /* TCP, UDP, ICMP echo: the ports are in the tuple */
+	L4_ICMP_ERROR, /* belongs to the flow of the packet that it quotes */
 };
 
 enum tcp_flag {
@@ -43,36 +43,36 @@ enum end {
 
 struct pkt {
 	struct tuple tuple;
-	__u32 l4_off;
-	__u32 ip_len; /* of the whole IP packet, in bytes */
-	__u32 seq;    /* TCP, host order */
-	__u32 ack;
+	__u32 l4_off;  /* of the transport header, in bytes from the start of the frame */
+	__u32 ip_len;  /* of the whole IP packet, in bytes */
+	__u32 seq;     /* TCP, host order, as are the next two */
+	__u32 ack;     /* acknowledgement number */
 	__u32 seq_end; /* sequence number after this segment */
-	__u16 ip_id;
+	__u16 ip_id;   /* host order */
 	__u8 ttl;
-	__u8 options;  /* IP options are present */
-	__u8 fragment; /* enum fragment_kind */
-	__u8 l4;       /* enum l4_kind */
-	__u8 tcp_flags;
+	__u8 options;   /* IP options are present */
+	__u8 fragment;  /* enum fragment_kind */
+	__u8 l4;        /* enum l4_kind */
+	__u8 tcp_flags; /* enum tcp_flag */
 	__u8 icmp_type;
-	__u8 rewrite; /* enum end of the address that is still to be rewritten (rewrite.h), or 0 */
-	__be32 rewrite_to;
+	__u8 rewrite;      /* enum end of an address still to be rewritten (rewrite.h), or 0 */
+	__be32 rewrite_to; /* and its new value */
 };
 
-/* Where the IP header stands. */
+/* Offset of the IP header. */
 #define IP_OFF ETH_HLEN
 
 /*
- * Whether the frame belongs to a VLAN and so to another network than its
- * interface's own. The kernel has taken the tag off the packet; identifier 0 only
- * gives a priority (IEEE 802.1Q).
+ * Whether the frame belongs to a VLAN, and so to another network than its interface.
+ * The kernel has removed the tag from the packet. Identifier 0 only carries a priority
+ * (IEEE 802.1Q).
  */
 EC_INLINE bool pkt_in_vlan(const struct __sk_buff *ctx)
 {
 	return ctx->vlan_present && (ctx->vlan_tci & 0x0fff);
 }
 
-/* Makes the first len bytes readable in the linear part; false: the packet is shorter. */
+/* Makes the first len bytes readable directly; false: the packet is shorter. */
 EC_INLINE bool pkt_linear(struct __sk_buff *ctx, __u32 len)
 {
 	if ((void *)(long)ctx->data + len <= (void *)(long)ctx->data_end)
@@ -88,7 +88,7 @@ EC_INLINE bool icmp_is_error(__u8 type)
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
 
-/* The start of the transport header. False: the IP packet is shorter, whatever follows it in the frame. */
+/* Reads the start of the transport header. False: the IP packet ends before, even if the frame does not. */
 EC_INLINE bool pkt_load_l4(struct __sk_buff *ctx, const struct pkt *pkt, void *to, __u32 len)
 {
 	return pkt->l4_off - IP_OFF + len <= pkt->ip_len && !bpf_skb_load_bytes(ctx, pkt->l4_off, to, len);
@@ -108,7 +108,7 @@ EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt)
 	if (!pkt_load_l4(ctx, pkt, &tcp, sizeof(tcp)))
 		return false;
 	header = tcp.doff * 4;
-	/* Only a first fragment may hold less than its header says. */
+	/* Only a first fragment may be cut off inside its header. */
 	if (header < sizeof(tcp) || (pkt->fragment == FRAGMENT_NONE && ip_header + header > pkt->ip_len))
 		return false;
 	pkt->tuple.sport = tcp.source;
@@ -155,8 +155,8 @@ EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt)
 }
 
 /*
- * Reads the transport header, once: whoever needs it asks, and what passes between
- * pods needs none. False: malformed or truncated.
+ * Reads the transport header, unless that has been done: packets between pods do not
+ * need it. False: malformed or truncated.
  */
 EC_INLINE bool pkt_l4(struct __sk_buff *ctx, struct pkt *pkt)
 {
@@ -177,8 +177,9 @@ EC_INLINE bool pkt_l4(struct __sk_buff *ctx, struct pkt *pkt)
 }
 
 /*
- * The packet's flow: the ports in its transport header, or in that of the first
- * fragment, which is remembered for the holder (frag.h). It must be as it arrived.
+ * Finds the ports of the packet's flow: in its transport header or, for a later
+ * fragment, among the first fragments that are remembered for the holder (frag.h). The
+ * packet must not have been rewritten yet.
  */
 EC_INLINE enum verdict pkt_flow(struct __sk_buff *ctx, struct pkt *pkt, __u32 holder)
 {

@@ -8,11 +8,14 @@
 
 #include "bpf/lib/flow.h"
 
-/* The cell of a pod, or with ifindex 0 that of all, for the destination of a pair by its world's tuple. */
-EC_INLINE __u32 ports_cell(const struct tuple *world, __u32 ifindex)
+/*
+ * The cell for a pod, or with ifindex 0 for all, and the destination of a pair; key is
+ * that of its reverse half.
+ */
+EC_INLINE __u32 ports_cell(const struct tuple *reverse_key, __u32 ifindex)
 {
-	const __u32 *src = (const __u32 *)&world->src, *dst = (const __u32 *)&world->dst;
-	__u64 hash = ((__u32)world->dport << 8 | world->proto) * 0x9e3779b97f4a7c15ULL;
+	const __u32 *src = (const __u32 *)&reverse_key->src, *dst = (const __u32 *)&reverse_key->dst;
+	__u64 hash = ((__u32)reverse_key->dport << 8 | reverse_key->proto) * 0x9e3779b97f4a7c15ULL;
 
 	/* Odd constants: each bit of the key reaches the uppermost bits of the sum. */
 	hash += src[3] * 0xbf58476d1ce4e5b9ULL + src[1] * 0xd6e8feb86659fd93ULL;
@@ -23,10 +26,10 @@ EC_INLINE __u32 ports_cell(const struct tuple *world, __u32 ifindex)
 	return (hash * 0x9e3779b97f4a7c15ULL) >> (64 - PORTS_BITS);
 }
 
-/* How many ports the cell counts. */
-EC_INLINE __u32 *ports_counted(const struct tuple *world, __u32 ifindex)
+/* The count in the cell. */
+EC_INLINE __u32 *ports_counted(const struct tuple *reverse_key, __u32 ifindex)
 {
-	__u32 cell = ports_cell(world, ifindex);
+	__u32 cell = ports_cell(reverse_key, ifindex);
 
 	return bpf_map_lookup_elem(&ports, &cell);
 }
@@ -44,12 +47,11 @@ EC_INLINE void ports_count(__u32 *total, __u32 *own)
 }
 
 /*
- * Counts a port for a new pair, before it is taken; force counts it beyond the
- * share.
+ * Counts a port for a new pair, before it is taken. force: even beyond the share.
  */
-EC_CALL enum verdict ports_reserve(const struct tuple *world, __u32 ifindex, bool force)
+EC_CALL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 ifindex, bool force)
 {
-	__u32 *total = ports_counted(world, 0), *own = ports_counted(world, ifindex);
+	__u32 *total = ports_counted(reverse_key, 0), *own = ports_counted(reverse_key, ifindex);
 	__u32 held, range = ports_range();
 
 	if (!total || !own)
@@ -70,11 +72,11 @@ EC_INLINE void ports_less(__u32 *count)
 }
 
 /* Takes a pair's port off the counts, which never go below 0. */
-EC_INLINE void ports_release(const struct tuple *world, __u32 ifindex)
+EC_INLINE void ports_release(const struct tuple *reverse_key, __u32 ifindex)
 {
-	ports_less(ports_counted(world, 0));
+	ports_less(ports_counted(reverse_key, 0));
 	if (ifindex)
-		ports_less(ports_counted(world, ifindex));
+		ports_less(ports_counted(reverse_key, ifindex));
 }
 
 #endif

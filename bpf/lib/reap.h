@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Ending flows: the one rule by which an entry has ended, and the one way to take
- * it away, for the collector and for programs that need its port or its place. An
- * entry goes only after its stamp, as read, was exchanged for a tombstone: a packet
- * that renews the stamp meanwhile keeps its flow. Nothing here uses the scratch
- * record, since the collector runs in process context.
+ * Removing flows that have ended: one rule for the collector and for programs that
+ * need a flow's port or room in its table. An entry is removed only after its stamp, as
+ * read, was swapped for a tombstone: a packet that renews the stamp meanwhile keeps its
+ * flow. Nothing here uses the scratch record, since the collector runs in process
+ * context.
  */
 #ifndef EC_LIB_REAP_H
 #define EC_LIB_REAP_H
@@ -12,20 +12,20 @@
 #include "bpf/lib/journal.h"
 #include "bpf/lib/nat.h"
 
-/* What became of an entry that was looked at. */
+/* What became of an entry that was judged. */
 enum reaped {
-	REAP_NONE, /* it is not there */
+	REAP_NONE, /* it does not exist */
 	REAP_KEPT,
-	REAP_GONE,
+	REAP_GONE, /* it had ended, and was removed */
 };
 
-/* By what an entry is judged: now is CLOCK_MONOTONIC in ns; under pressure flows end earlier. */
+/* What entries are judged by. */
 struct reaper {
-	__u64 now;
-	__u64 pressure;
+	__u64 now;      /* CLOCK_MONOTONIC, ns */
+	__u64 pressure; /* not 0: the table is nearly full, and flows end earlier */
 };
 
-/* Under pressure the lifetimes of all but established TCP connections are a quarter. */
+/* Under pressure all but established TCP connections live a quarter of their time. */
 EC_INLINE bool reap_expired(const struct reaper *r, __u8 proto, __u8 out, __u8 in, __u64 last_seen)
 {
 	__u64 lifetime = flow_lifetime_s(proto, out, in) * NSEC_PER_SEC;
@@ -35,38 +35,41 @@ EC_INLINE bool reap_expired(const struct reaper *r, __u8 proto, __u8 out, __u8 i
 	return (__s64)(r->now - last_seen) > (__s64)lifetime;
 }
 
-/* Whether an entry may be taken, by its stamp as it was read: it is over, and nobody's to remove, or was left by who
- * was. */
-EC_INLINE bool reap_may(const struct reaper *r, __u64 *last_seen, __u64 seen, bool over)
+/*
+ * Whether an entry may be removed, by its stamp as read: it has ended and nobody is
+ * removing it, or whoever was has left it behind.
+ */
+EC_INLINE bool reap_may(const struct reaper *r, __u64 *last_seen, __u64 seen, bool ended)
 {
-	return flow_is_left(last_seen, r->now) || (seen >= FLOW_MARKS && over);
+	return flow_is_left(last_seen, r->now) || (seen >= FLOW_MARKS && ended);
 }
 
-/* A pair, by its forward half's key; the reverse half's is written beside it. */
+/* Judges a pair by its forward half's key; writes the reverse half's key. */
 EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 {
-	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &p->out), *reverse;
+	struct snat_entry *forward = bpf_map_lookup_elem(&snat, &p->forward_key), *reverse;
 	__u64 seen, latest, answered = 0;
 	__u8 in = 0;
 
 	if (!forward)
 		return REAP_NONE;
-	nat_set_reverse_key(&p->world, &p->out, &forward->to_address, forward->to_port);
-	reverse = bpf_map_lookup_elem(&snat_reverse, &p->world);
+	nat_set_reverse_key(&p->reverse_key, &p->forward_key, &forward->to_address, forward->to_port);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &p->reverse_key);
 	seen = latest = forward->last_seen;
-	if (reverse && nat_names(reverse, &p->out, forward->ifindex)) {
+	if (reverse && nat_names(reverse, &p->forward_key, forward->ifindex)) {
 		in = reverse->state;
 		answered = reverse->last_seen;
 		if ((__s64)(answered - seen) > 0)
 			latest = answered;
 	}
 	if (!reap_may(r, &forward->last_seen, seen,
-		      !flow_owner_lives(forward->ifindex) || reap_expired(r, p->out.proto, forward->state, in, latest)))
+		      !flow_owner_lives(forward->ifindex) ||
+			      reap_expired(r, p->forward_key.proto, forward->state, in, latest)))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))
 		return REAP_KEPT;
 	if (answered && reverse && !flow_claim(&reverse->last_seen, answered)) {
-		/* Answered just now: it stays. Another's tombstone is no stamp to copy. */
+		/* A reply has just renewed it: the pair stays. A tombstone is no stamp to copy. */
 		answered = reverse->last_seen;
 		forward->last_seen = answered >= FLOW_MARKS ? answered : seen;
 		return REAP_KEPT;
@@ -74,46 +77,50 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	p->ifindex = forward->ifindex;
 	p->flags = forward->flags;
 	if (answered && reverse)
-		bpf_map_delete_elem(&snat_reverse, &p->world);
-	if (!bpf_map_delete_elem(&snat, &p->out))
-		nat_uncount(&p->world, p->ifindex, p->flags);
+		bpf_map_delete_elem(&snat_reverse, &p->reverse_key);
+	if (!bpf_map_delete_elem(&snat, &p->forward_key))
+		nat_uncount(&p->reverse_key, p->ifindex, p->flags);
 	return REAP_GONE;
 }
 
-/* A reverse half by its key. With a forward half it is a pair, and judged as such if pairs are wanted. */
+/*
+ * Judges a reverse half by its key. With a forward half it is a pair: judged as such if
+ * pairs is set, else kept.
+ */
 EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool pairs)
 {
-	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &p->world), *forward;
+	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &p->reverse_key), *forward;
 	__u64 seen;
 
 	if (!reverse)
 		return REAP_NONE;
-	nat_set_reverse_key(&p->out, &p->world, &reverse->to_address, reverse->to_port);
-	forward = bpf_map_lookup_elem(&snat, &p->out);
-	if (forward && nat_leads_to(forward, &p->world, reverse->ifindex))
+	nat_set_reverse_key(&p->forward_key, &p->reverse_key, &reverse->to_address, reverse->to_port);
+	forward = bpf_map_lookup_elem(&snat, &p->forward_key);
+	if (forward && nat_leads_to(forward, &p->reverse_key, reverse->ifindex))
 		return pairs ? reap_pair(p, r) : REAP_KEPT;
 	seen = reverse->last_seen;
 	if (!reap_may(r, &reverse->last_seen, seen,
-		      !flow_owner_lives(reverse->ifindex) || reap_expired(r, p->world.proto, 0, reverse->state, seen)))
+		      !flow_owner_lives(reverse->ifindex) ||
+			      reap_expired(r, p->reverse_key.proto, 0, reverse->state, seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return REAP_KEPT;
 	p->ifindex = reverse->ifindex;
 	p->flags = reverse->flags;
-	/* One that was left belonged to a pair that is counted no more. */
-	if (!bpf_map_delete_elem(&snat_reverse, &p->world) && seen >= FLOW_MARKS)
-		nat_uncount(&p->world, p->ifindex, p->flags);
+	/* A tombstone that was left behind is no longer counted. */
+	if (!bpf_map_delete_elem(&snat_reverse, &p->reverse_key) && seen >= FLOW_MARKS)
+		nat_uncount(&p->reverse_key, p->ifindex, p->flags);
 	return REAP_GONE;
 }
 
-/* Removes a recorded flow that was claimed, and takes it off its owner's count (NULL: the owner is gone). */
+/* Removes a recorded flow that was claimed, and takes it off the counts; owner is NULL if it is gone. */
 EC_INLINE void reap_remove_recorded(const struct tuple *replies, struct device *owner)
 {
 	if (!bpf_map_delete_elem(&conntrack, replies))
 		flow_release(USAGE_CONNTRACK, owner ? &owner->conntrack_flows : NULL);
 }
 
-/* A recorded flow, by its key. */
+/* Judges a recorded flow by its key. */
 EC_CALL enum reaped reap_recorded(const struct tuple *replies, const struct reaper *r)
 {
 	struct conntrack_entry *e = bpf_map_lookup_elem(&conntrack, replies);

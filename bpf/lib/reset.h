@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * A RST for a pod's TCP segment that belongs to no flow (RFC 9293, section
- * 3.10.7.1): the connection cannot go on, and its socket need not wait to find out.
+ * Answers a pod's TCP segment that belongs to no flow with a RST (RFC 9293, section
+ * 3.10.7.1): the connection cannot go on, and its socket learns that at once.
  */
 #ifndef EC_LIB_RESET_H
 #define EC_LIB_RESET_H
@@ -10,7 +10,7 @@
 #include "bpf/lib/ipv4.h"
 #include "bpf/lib/nat.h"
 
-/* A pod gets one in each interval, and no more than those of RESET_AHEAD at once. */
+/* A pod gets one RST in each interval, and at once no more than fit into RESET_AHEAD; both in ns. */
 #define RESET_INTERVAL (NSEC_PER_SEC / 100)
 #define RESET_AHEAD NSEC_PER_SEC
 
@@ -20,7 +20,7 @@ enum {
 	RESET_CUT = 128, /* more than lies before any TCP header */
 };
 
-/* A TCP header behind what its checksum covers besides. */
+/* A TCP header behind its pseudo header. */
 struct reset_tcp {
 	__be32 src;
 	__be32 dst;
@@ -30,8 +30,8 @@ struct reset_tcp {
 };
 
 /*
- * Whether there is provably no flow. Silence is right where there may be one: while
- * flow tables move, and where an entry is there that could only not be used.
+ * Whether there is certainly no flow. There may be one while flow tables are being
+ * moved, or if there is an entry that just cannot be used: then no RST is sent.
  */
 EC_INLINE bool reset_is_due(struct scratch *s)
 {
@@ -57,7 +57,7 @@ EC_INLINE bool reset_is_due(struct scratch *s)
 	return !half || !nat_names(half, &pkt->tuple, s->owner.ifindex);
 }
 
-/* Takes one of the RSTs that the pod may get (GCRA: reset_at is when the last one granted would have been due). */
+/* Takes one of the RSTs that the pod may get (GCRA: reset_at is the theoretical time of the next one). */
 EC_INLINE bool reset_granted(struct device *dev)
 {
 	__u64 was = *(volatile __u64 *)&dev->reset_at, now = bpf_ktime_get_coarse_ns();
@@ -69,9 +69,9 @@ EC_INLINE bool reset_granted(struct device *dev)
 }
 
 /*
- * Makes the frame as long as a RST, with no checksum left to offloading and no
- * segments. Of the ways to cut a packet only the removal of the bytes that a
- * pending checksum starts at ends that; growing ends one that the device has taken.
+ * Makes the frame as long as a RST, with no segments and no pending checksum. Of the
+ * helpers that shorten a packet, only removing the bytes where a pending checksum starts
+ * clears it; growing the packet drops a sum that the device has computed.
  */
 EC_INLINE bool reset_resize(struct __sk_buff *ctx)
 {
@@ -109,13 +109,13 @@ EC_INLINE bool reset_write(struct __sk_buff *ctx, const struct pkt *pkt, const s
 	}
 	ip.check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
 	l4.tcp.check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&l4, sizeof(l4), 0));
-	/* pod_mac and host_mac are adjacent and in the order of the header. */
+	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
 	return !bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0) &&
 	       !bpf_skb_store_bytes(ctx, IP_OFF, &ip, sizeof(ip), 0) &&
 	       !bpf_skb_store_bytes(ctx, IP_OFF + sizeof(ip), &l4.tcp, sizeof(l4.tcp), 0);
 }
 
-/* Answers a segment of the owner in the scratch record, if that is due. A TC action. */
+/* Answers a segment of the owner in the scratch record, if a RST is due. Returns a TC action. */
 EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
@@ -129,7 +129,7 @@ EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 	return bpf_redirect(s->owner.ifindex, 0);
 }
 
-/* The exit of a program that judges what pods send: what belongs to no flow is counted, and may be answered. */
+/* finish for programs that see what pods send: a segment that belongs to no flow may be answered. */
 EC_INLINE int reset_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
 {
 	if (verdict != -DROP_NO_MAPPING)

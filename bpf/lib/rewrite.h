@@ -11,7 +11,7 @@ enum rewrite_offset {
 	ICMP_ID = offsetof(struct icmp_header, id),
 };
 
-/* Where, from the transport header, its checksum stands. */
+/* Offset of the checksum in the transport header. */
 EC_INLINE __u32 rewrite_check_offset(__u8 proto)
 {
 	if (proto == IPPROTO_TCP)
@@ -21,7 +21,7 @@ EC_INLINE __u32 rewrite_check_offset(__u8 proto)
 	return ICMP_CHECK;
 }
 
-/* Where, from the transport header, an end's port stands; ICMP has its echo identifier. */
+/* Offset of an end's port in the transport header, or of the identifier of an ICMP echo. */
 EC_INLINE __u32 rewrite_port_offset(__u8 proto, enum end end)
 {
 	if (proto == IPPROTO_ICMP)
@@ -30,11 +30,11 @@ EC_INLINE __u32 rewrite_port_offset(__u8 proto, enum end end)
 }
 
 /*
- * Changes address and port of one end of a flow's packet, but for the address in
- * the IPv4 header: that is left to the write of the hop (fwd.h), or for the stack
- * to rewrite_finish. The checksum helpers leave a UDP checksum of 0 alone
- * (BPF_F_MARK_MANGLED_0) and know what offloading still has to add
- * (BPF_F_PSEUDO_HDR for what the pseudo header covers).
+ * Changes the port of one end of a flow's packet, and the transport checksum for the
+ * new port and address. The address in the IPv4 header is left to ipv4_hop, or to
+ * rewrite_finish if the packet goes to the stack. The checksum helpers keep a UDP
+ * checksum of 0 (BPF_F_MARK_MANGLED_0) and allow for one that is pending
+ * (BPF_F_PSEUDO_HDR: a change to the pseudo header).
  */
 EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, const struct snat_entry *e)
 {
@@ -62,7 +62,7 @@ EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum 
 	return VERDICT_GO_ON;
 }
 
-/* Rewrites the address that was left, in a packet that no hop of ours writes. */
+/* Writes the address that rewrite_begin left, in a packet that does not pass ipv4_hop. */
 EC_INLINE enum verdict rewrite_finish(struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	switch (pkt->rewrite) {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Room in the flow tables: where there is none for a new flow, what has ended gives way. */
+/* Room for a new flow: where its table or port is taken, flows that have ended are removed. */
 #ifndef EC_LIB_ROOM_H
 #define EC_LIB_ROOM_H
 
 #include "bpf/lib/reap.h"
 
-/* A look at the oldest flows of a table, for those that have ended. */
+/* A flow that was seen within this time, in ns, is taken to go on. */
+#define ROOM_YOUNG (2 * NSEC_PER_SEC)
+
+/* A search for flows that have ended, among the oldest of a table. */
 struct room {
 	struct scratch *scratch;
 	struct usage *usage;
@@ -19,16 +22,16 @@ static long room_step(__u32 i, struct room *r)
 	struct pair *pair = &r->scratch->pair;
 	enum reaped reaped;
 
-	if (!journal_take(r->usage, r->table, &pair->out))
+	if (!journal_take(r->usage, r->table, &pair->forward_key))
 		return 1;
-	reaped = r->table == USAGE_SNAT ? reap_pair(pair, &r->reaper) : reap_recorded(&pair->out, &r->reaper);
+	reaped = r->table == USAGE_SNAT ? reap_pair(pair, &r->reaper) : reap_recorded(&pair->forward_key, &r->reaper);
 	if (reaped == REAP_KEPT)
-		journal_note(r->usage, r->table, &pair->out);
+		journal_note(r->usage, r->table, &pair->forward_key);
 	r->gone += reaped == REAP_GONE;
 	return 0;
 }
 
-/* Looks at so many of the oldest flows, and returns how many have ended and are gone. */
+/* Looks at up to steps of the oldest flows; returns how many had ended and were removed. */
 EC_GLOBAL int room_make(__u32 table, __u32 steps)
 {
 	struct room r = {.scratch = scratch_get(), .usage = flow_usage(table), .table = table};
@@ -41,7 +44,7 @@ EC_GLOBAL int room_make(__u32 table, __u32 steps)
 	return r.gone;
 }
 
-/* Counts a new flow of a table for its holder (NULL: the node itself), before it is made. */
+/* flow_reserve, which removes ended flows if the table is full or the agent has stopped sweeping it. */
 EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, __u32 *held)
 {
 	enum verdict verdict;
@@ -52,6 +55,22 @@ EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, __u32 *held)
 	if (verdict && room_make(table, JOURNAL_STEPS_FULL))
 		verdict = flow_reserve(u, table, held);
 	return verdict;
+}
+
+/*
+ * Whether a port that is in use has become free, because its flow had ended and was
+ * removed; there is its reverse half, found by the scratch record's key.
+ */
+EC_CALL bool room_reclaim_port(struct scratch *s, struct snat_entry *there)
+{
+	struct usage *u = flow_usage(USAGE_SNAT);
+	struct reaper r = {.now = bpf_ktime_get_coarse_ns()};
+
+	if (!u || ((__s64)(r.now - there->last_seen) < (__s64)ROOM_YOUNG && flow_owner_lives(there->ifindex)))
+		return false;
+	r.pressure = journal_pressure(u, USAGE_SNAT);
+	s->pair.reverse_key = s->key;
+	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
 }
 
 #endif

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Scratch: what the steps of one packet's walk hand to each other. It lies in a
- * map, since a chain of calls has 512 bytes of stack, and each frame of it counts
- * in steps of 32 on Linux 6.1.
+ * Scratch: what the steps of one packet's walk share. It is in a map because a chain
+ * of calls has 512 bytes of stack, with each frame rounded up to 32 on Linux 6.1.
  *
  * One record a CPU is enough for programs at tc: they run with softirqs off, so
- * none interrupts another, and none calls another. It is not for programs that
- * run in process context (ec_collect), nor for a PREEMPT_RT kernel, on which the
- * loader refuses.
+ * none interrupts another. Programs that run in process context (ec_collect) must
+ * not use it, and the loader refuses PREEMPT_RT kernels, where softirqs are preempted.
  */
 #ifndef EC_LIB_SCRATCH_H
 #define EC_LIB_SCRATCH_H
@@ -15,16 +13,16 @@
 #include "bpf/lib/pkt.h"
 #include "maps/snat/snat.h"
 
-/* The packet inside an ICMP error, and where it stands (icmp.h). */
+/* The packet that an ICMP error quotes (icmp.h). Offsets are in bytes from the start of the frame. */
 struct inner {
 	struct tuple tuple;
 	__u32 ip_off;
 	__u32 l4_off;
-	__u32 end; /* of the IP packet that quotes it */
+	__u32 end; /* of the quoting IP packet */
 	__be16 ip_check;
 };
 
-/* What an end of the inner packet becomes (icmp.h). */
+/* How one end of the quoted packet changes (icmp.h). */
 struct inner_change {
 	__be32 from;
 	__be32 to;
@@ -33,18 +31,18 @@ struct inner_change {
 	enum end end;
 };
 
-/* What a flow is masqueraded for (open.h). */
+/* Whom a flow is masqueraded for, and how (open.h). */
 struct owner {
-	struct addr address; /* that the source becomes */
-	__u32 ifindex;       /* the pod's generation, 0 for the node itself */
-	__u32 flags;         /* enum flow_flags */
-	enum direction direction;
+	struct addr address;      /* the new source address */
+	__u32 ifindex;            /* the pod's generation, 0 for the node itself */
+	__u32 flags;              /* enum flow_flags */
+	enum direction direction; /* of the program that opens the flow, for counters */
 };
 
-/* A masqueraded flow, by the keys of both its halves (nat.h), and what a half that is deleted said (reap.h). */
+/* A masqueraded flow: the keys of its halves (nat.h), and the owner and flags of a half that was deleted (reap.h). */
 struct pair {
-	struct tuple out;
-	struct tuple world;
+	struct tuple forward_key;
+	struct tuple reverse_key;
 	__u32 ifindex;
 	__u32 flags;
 };
@@ -54,10 +52,10 @@ struct scratch {
 	struct inner inner;
 	struct inner_change change;
 	struct owner owner;
-	/* Of the pair that is being made, in either table. */
+	/* The half that is being inserted, in either table. */
 	struct tuple key;
 	struct snat_entry entry;
-	/* One that may have ended. */
+	/* A flow that may have ended. */
 	struct pair pair;
 };
 
@@ -68,7 +66,7 @@ struct {
 	__uint(max_entries, 1);
 } scratch SEC(".maps");
 
-/* As the steps before have left it. NULL only for the verifier. */
+/* The record as earlier steps left it. Never NULL, though the verifier wants that checked. */
 EC_INLINE struct scratch *scratch_get(void)
 {
 	__u32 key = 0;
@@ -76,7 +74,7 @@ EC_INLINE struct scratch *scratch_get(void)
 	return bpf_map_lookup_elem(&scratch, &key);
 }
 
-/* The same for a new packet, of which nothing is known yet. */
+/* The record for a new packet, of which nothing is known yet. */
 EC_INLINE struct scratch *scratch_new(void)
 {
 	struct scratch *s = scratch_get();

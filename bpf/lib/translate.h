@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The stage translate: a packet between a pod and the world becomes one of the flow
- * that it belongs to. Outwards its source changes, inwards its destination; the IPv4
- * header may still wait for that (rewrite.h).
+ * The stage translate: gives a packet between a pod and the world the address of its
+ * flow, outwards as its source, inwards as its destination. The write to the IPv4
+ * header may be left to a later step (rewrite.h).
  */
 #ifndef EC_LIB_TRANSLATE_H
 #define EC_LIB_TRANSLATE_H
@@ -13,7 +13,7 @@
 #include "bpf/lib/open.h"
 #include "bpf/lib/path.h"
 
-/* The flow of a packet on its way out: a masqueraded one, or one that the world opened, which leaves as it is. */
+/* The flow of a packet on its way out: masqueraded, or opened by the world, whose packets leave unchanged. */
 struct translation {
 	struct snat_entry *masqueraded;
 	struct conntrack_entry *native;
@@ -26,7 +26,7 @@ EC_INLINE bool translate_via_stack(const struct translation *t)
 	return t->native && (t->native->flags & FLOW_VIA_STACK);
 }
 
-/* Finds the flow of an ICMP error, and leaves it as it is: that of the packet inside, which came the other way. */
+/* Finds the flow of an ICMP error, that of the packet it quotes, which came from the other side; changes nothing. */
 EC_CALL enum verdict translate_find_of_error(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
 {
 	if (!icmp_parse_inner(ctx))
@@ -38,7 +38,7 @@ EC_CALL enum verdict translate_find_of_error(struct __sk_buff *ctx, struct scrat
 	return t->masqueraded || t->native ? VERDICT_GO_ON : -DROP_NO_MAPPING;
 }
 
-/* Finds the flow of a packet of the owner in the scratch record, if it has one. */
+/* Finds the flow of a packet that the owner in the scratch record sends, if there is one. */
 EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
 {
 	const struct tuple *out = &s->pkt.tuple;
@@ -50,14 +50,14 @@ EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, st
 		return verdict;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return translate_find_of_error(ctx, s, t);
-	/* Without ports that can be rewritten it is nobody's, but it looks like the flow of port 0. */
+	/* A packet without ports is never masqueraded, but its tuple looks like that of port 0. */
 	if (s->pkt.l4 == L4_FLOW) {
 		verdict = nat_find(out, s->owner.ifindex, &t->masqueraded);
 		if (verdict || t->masqueraded)
 			return verdict;
 	}
 	native = ct_lookup(out, s->owner.ifindex);
-	if (native && ct_is_pods_own(native, &s->pkt)) {
+	if (native && ct_opened_by_pod(native, &s->pkt)) {
 		ct_forget(native, out);
 		native = NULL;
 	}
@@ -68,9 +68,9 @@ EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, st
 }
 
 /*
- * Whether a flow is older than netfilter's translation and goes on past it: one
- * that the world opened, or one that the world has answered. What was never
- * answered, or opens anew, may be meant for a Service, and becomes the stack's.
+ * Whether a flow is older than netfilter's translation and keeps bypassing it: the
+ * world has opened or answered it. A flow that was never answered, or that opens anew,
+ * may be meant for a Service, and walks the stack from now on.
  */
 EC_CALL bool translate_is_older(const struct pkt *pkt, const struct translation *t)
 {
@@ -82,7 +82,7 @@ EC_CALL bool translate_is_older(const struct pkt *pkt, const struct translation 
 	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	if (reverse && (reverse->state & ~FLOW_RESET) &&
-	    !(flow_is_opening(pkt) && flow_opens_anew(own->state, reverse->state, true)))
+	    !(tcp_is_opening(pkt) && tcp_opens_anew(own->state, reverse->state, true)))
 		return true;
 	nat_to_stack(&pkt->tuple, own);
 	return false;
@@ -114,7 +114,7 @@ EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s
 	return rewrite_begin(ctx, &s->pkt, END_SOURCE, t->masqueraded);
 }
 
-/* A pod's packet along a path: to the world, its flow decides whether and how the source is masqueraded. */
+/* A pod's packet along a path. To the world, its flow decides whether and how the source is masqueraded. */
 EC_INLINE enum verdict translate_out(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
 	struct translation t = {};
@@ -136,16 +136,16 @@ EC_INLINE enum verdict translate_out(struct __sk_buff *ctx, struct scratch *s, c
 }
 
 /*
- * Finds the reverse half of the flow that a packet to the node answers, or that an
- * ICMP error is about. What belongs to none is the stack's, malformed or not.
+ * Finds the reverse half of the flow that a packet to the node answers, or that an ICMP
+ * error quotes. A packet that belongs to none goes to the stack, malformed or not.
  */
 EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratch *s, struct snat_entry **found)
 {
 	struct pkt *pkt = &s->pkt;
 	enum verdict verdict;
-	struct tuple world;
+	struct tuple reverse_key;
 
-	/* Before fragments: one that cannot be a pod's is no loss. */
+	/* Before fragments: those of other protocols cannot be a pod's. */
 	if (!pkt_proto_known(pkt->tuple.proto))
 		return VERDICT_STACK;
 	verdict = pkt_flow(ctx, pkt, FRAGMENTS_WORLD);
@@ -158,28 +158,28 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 	} else {
 		if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.dport))
 			return VERDICT_STACK;
-		world = tuple_reversed(&pkt->tuple);
-		*found = nat_lookup_reverse(&world);
+		reverse_key = tuple_reversed(&pkt->tuple);
+		*found = nat_lookup_reverse(&reverse_key);
 	}
 	return *found ? VERDICT_GO_ON : VERDICT_STACK;
 }
 
 /*
  * Gives the packet the destination of its flow, whose reverse half translate_find_reply
- * has found, and says whose that is: a pod's, or NULL for the node's own.
+ * has found. ep: the pod that has the flow, or NULL for the node's own.
  */
 EC_INLINE enum verdict translate_destination(struct __sk_buff *ctx, struct scratch *s, struct snat_entry *reverse,
 					     struct endpoint **ep)
 {
-	struct tuple world = tuple_reversed(&s->pkt.tuple);
+	struct tuple reverse_key = tuple_reversed(&s->pkt.tuple);
 
 	*ep = path_endpoint(&reverse->to_address);
-	/* The pod is gone, and the entry with it. */
+	/* The pod of the flow is gone. */
 	if (!(reverse->flags & FLOW_HOST) && (!*ep || (*ep)->ifindex != reverse->ifindex))
 		return VERDICT_STACK;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return icmp_translate(ctx, s, END_DESTINATION, reverse);
-	nat_note_in(reverse, &world, &s->pkt);
+	nat_note_in(reverse, &reverse_key, &s->pkt);
 	return rewrite_begin(ctx, &s->pkt, END_DESTINATION, reverse);
 }
 

@@ -1,6 +1,6 @@
 // Package config is the array of one entry that holds what is the same for the
 // whole node, and the constants that programs are loaded with. The agent
-// writes it; the plugin reads it.
+// writes it; the programs and the plugin read it.
 package config
 
 //go:generate go run ../../tools/enums
@@ -24,17 +24,19 @@ type Key struct {
 // Value is struct config.
 type Value struct {
 	// Layout is wire.LayoutVersion of the agent that made the maps.
-	Layout         uint32
+	Layout uint32
+	// The lengths are of the prefixes in their own family: 24, not 120.
 	PodCIDRIPv4Len uint32
 	PodCIDRIPv6Len uint32
-	NodeIPv4       wire.Addr
-	NodeIPv6       wire.Addr
-	PodCIDRIPv4    wire.Addr
-	PodCIDRIPv6    wire.Addr
-	Flags          Flags
+	// The addresses are zero where the node has none of the family.
+	NodeIPv4    wire.Addr
+	NodeIPv6    wire.Addr
+	PodCIDRIPv4 wire.Addr
+	PodCIDRIPv6 wire.Addr
+	Flags       Flags
 }
 
-// Flags say what the host's stack decides although the programs could, and what the loader is at: enum config_flags.
+// Flags say what is left to the host's stack, and what the loader is doing: enum config_flags.
 type Flags uint32
 
 // PodCIDRs returns the node's podCIDRs, IPv4 first.
@@ -53,7 +55,7 @@ func (v Value) PodCIDRs() []netip.Prefix {
 type NodeConfig struct {
 	// Masquerade is 1 when what pods send to the world is masqueraded.
 	Masquerade uint32
-	// Mark is the skb mark bit of packets that our programs sent out.
+	// Mark is the skb mark bit of packets that our programs have sent out or translated.
 	Mark uint32
 	// SnatPortLow and SnatPortHigh bound the ports to masquerade to, inclusive, in host order.
 	SnatPortLow  uint32
@@ -61,13 +63,13 @@ type NodeConfig struct {
 	// SnatEntries and ConntrackEntries are the capacities of those tables.
 	SnatEntries      uint32
 	ConntrackEntries uint32
-	// PathLifetime is how long the programs go by what they found out about an address, in ns; 0: not at all.
+	// PathLifetime is how long a path is cached, in ns; 0: not at all.
 	PathLifetime uint32
-	// NetfilterNat is 1 when netfilter translates flows on this node: kube-proxy, portmap, own rules.
+	// NetfilterNat is 1 when netfilter translates flows on this node, for kube-proxy, portmap or other rules.
 	NetfilterNat uint32
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,

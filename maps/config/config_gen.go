@@ -8,10 +8,10 @@ import (
 
 // The bits of Flags: enum config_flags.
 const (
-	PodCIDRToStack Flags = 1 // this node's podCIDR is under a policy of the host
-	RoutesToStack  Flags = 2 // its routes depend on more than the programs can ask for
-	Policies       Flags = 4 // there are destinations on which the stack decides
-	FlowsMove      Flags = 8 // flow tables move: what one does not hold may be in the other
+	PodCIDRToStack Flags = 1 // an IPsec policy of the host covers this node's podCIDR
+	RoutesToStack  Flags = 2 // the host's routes depend on more than bpf_fib_lookup knows
+	Policies       Flags = 4 // a destination has DESTINATION_TO_STACK
+	FlowsMove      Flags = 8 // flow tables are being moved: a flow may be in a table that a program does not see
 )
 
 // String lists the bits that are set, such as "pod_cidr_to_stack"; "-" when none is.

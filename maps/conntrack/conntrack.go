@@ -1,5 +1,5 @@
 // Package conntrack is the map of flows that the world opened towards a pod.
-// The programs write it.
+// The programs write it, ec_collect removes entries.
 package conntrack
 
 import (
@@ -18,20 +18,22 @@ type Key = wire.Tuple
 
 // Value is struct conntrack_entry.
 type Value struct {
-	Ifindex     uint32
-	FromPod     flow.State
-	FromWorld   flow.State
-	Flags       flow.Flags
-	_           uint8
+	// Ifindex is the pod's generation.
+	Ifindex   uint32
+	FromPod   flow.State
+	FromWorld flow.State
+	Flags     flow.Flags
+	_         uint8
+	// The highest TCP numbers sent in each direction, in host order.
 	PodSeqEnd   uint32
 	PodAck      uint32
 	WorldSeqEnd uint32
 	WorldAck    uint32
-	// LastSeen is CLOCK_MONOTONIC in ns; less than flow.Marks: being removed.
+	// LastSeen is CLOCK_MONOTONIC in ns, renewed at most once a second; below flow.Marks: being removed.
 	LastSeen uint64
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:     Name,
 	Content:  typed.Learned,
@@ -46,7 +48,7 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	},
 })
 
-// join makes one entry of two copies, as in snat.
+// join merges two copies of an entry, as in snat.
 func join(ours, theirs Value) Value {
 	same := ours.Ifindex == theirs.Ifindex
 	if flow.Stale(ours.LastSeen, theirs.LastSeen, same) {

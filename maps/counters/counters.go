@@ -1,6 +1,5 @@
-// Package counters is what the maps drops and traffic are: per-CPU arrays that
-// count packets by direction and by what became of them, a number of slots for
-// each direction.
+// Package counters is the common form of the maps drops and traffic: per-CPU
+// arrays that count packets by direction and by what became of them.
 package counters
 
 import (
@@ -13,18 +12,19 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// Slot is what is counted: a reason, an event.
+// Slot is what packets are counted by: a drop's reason, or an event.
 type Slot interface {
 	~uint32
 	fmt.Stringer
-	// Explain is one line for people.
+	// Explain is one line for operators.
 	Explain() string
 }
 
 // Value is struct counter.
 type Value struct {
 	Packets uint64 `map:"counter"`
-	Bytes   uint64 `map:"counter"`
+	// Bytes are of whole frames, at their length on arrival.
+	Bytes uint64 `map:"counter"`
 }
 
 // Counter is the sum over all CPUs for one direction and slot.
@@ -49,7 +49,7 @@ func Open[S Slot](path string) (*Map[S], error) {
 	return Of[S](m, path), nil
 }
 
-// Of wraps a map that is open already; name is for error messages.
+// Of wraps an open map; name is for error messages.
 func Of[S Slot](m *ebpf.Map, name string) *Map[S] { return &Map[S]{m, name} }
 
 // slots is how many slots each direction has.
@@ -71,7 +71,7 @@ func (m *Map[S]) Sum(d wire.Direction, s S) (sum Value, err error) {
 	return sum, nil
 }
 
-// All returns the counters that are not zero, by direction, then slot.
+// All returns the counters that are not zero, sorted by direction, then slot.
 func (m *Map[S]) All() (out []Counter[S], err error) {
 	for d := range wire.Directions {
 		for s := range S(m.slots()) {
@@ -87,7 +87,7 @@ func (m *Map[S]) All() (out []Counter[S], err error) {
 	return out, nil
 }
 
-// Define is the definition of a map of counters; slot is what people call a slot.
+// Define is the definition of a map of counters; slot is the name of a slot in dumps.
 func Define[S Slot](name, slot string) typed.Definition {
 	return typed.Define[uint32, Value](typed.Definition{Name: name, Content: typed.Learned, View: view[S]{slot}})
 }

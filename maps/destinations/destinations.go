@@ -1,5 +1,6 @@
 // Package destinations is the longest-prefix map that says what an address is
-// and how to reach it. The agent writes it.
+// and how to reach it. The agent writes it; the plugin writes the Local entries
+// of pods outside the podCIDR.
 package destinations
 
 //go:generate go run ../../tools/enums
@@ -42,7 +43,7 @@ func (k Key) Netip() netip.Prefix {
 	return netip.PrefixFrom(a, int(k.PrefixLen))
 }
 
-// Kind says what an address is, enum destination_kind; one without an entry is World.
+// Kind says what an address is: enum destination_kind. An address without an entry is World.
 type Kind uint32
 
 // Flags are properties of a destination: enum destination_flags.
@@ -51,14 +52,14 @@ type Flags uint32
 // Value is struct destination.
 type Value struct {
 	Kind Kind
-	// Ifindex is the uplink of a PodCIDR; 0: the node is on no link of ours. Way says which.
+	// Ifindex is the uplink to a PodCIDR; 0: its node is on none of our links. Way names which it is.
 	Ifindex uint32
-	// Node is the next hop of a PodCIDR.
+	// Node is the next hop to a PodCIDR.
 	Node wire.Addr
-	// MTU of the uplink, in bytes of IP packet.
+	// MTU is the uplink's, in bytes of IP packet.
 	MTU   uint32
 	Flags Flags
-	// NeighbourChecked belongs to the programs; writers leave it 0.
+	// NeighbourChecked is when the programs last saw Node resolve (CLOCK_MONOTONIC, ns); the agent writes 0.
 	NeighbourChecked uint64
 	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native.
 	Uplinks uint64
@@ -69,7 +70,7 @@ type Way string
 
 // The ways, as bpf/lib/path.h has them.
 const (
-	None   Way = "none"   // the node is on no link of ours
+	None   Way = "none"   // the node is on none of our links
 	Direct Way = "direct" // to the node itself, over an uplink
 )
 
@@ -81,14 +82,14 @@ func (v Value) Way() Way {
 	return Direct
 }
 
-// Same reports whether the two differ at most in what the programs own; it is
-// the comparison for typed.Sync.
+// Same reports whether two values differ at most in the field that the programs
+// own, for typed.Sync.
 func Same(have, want Value) bool {
 	have.NeighbourChecked, want.NeighbourChecked = 0, 0
 	return have == want
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * destinations: what an address is and how to reach it, by longest prefix. An
- * address without an entry is the world. The agent writes it.
+ * destinations: what an address is and how to reach it, by longest prefix. An address
+ * without an entry is the world. The agent writes it; the plugin writes the LOCAL
+ * entries of pods outside the podCIDR.
  */
 #ifndef EC_MAPS_DESTINATIONS_H
 #define EC_MAPS_DESTINATIONS_H
@@ -18,7 +19,7 @@ struct destination_key {
 };
 
 enum destination_kind {
-	DESTINATION_WORLD,    /* the same as no entry */
+	DESTINATION_WORLD,    /* outside the cluster: the same as no entry */
 	DESTINATION_HOST,     /* an address of this node: to the stack */
 	DESTINATION_LOCAL,    /* this node's podCIDR, or a pod of this node outside it */
 	DESTINATION_POD_CIDR, /* another node's podCIDR */
@@ -28,25 +29,19 @@ enum destination_kind {
 
 enum destination_flags {
 	DESTINATION_TO_STACK = 1,  /* the host's stack decides, whatever the kind */
-	DESTINATION_PROTECTED = 2, /* nothing may go there in clear under the node's own address */
-	DESTINATION_PART = 4,      /* a part of a wider entry, there for its flags alone */
+	DESTINATION_PROTECTED = 2, /* masqueraded packets are dropped: they would leave unencrypted */
+	DESTINATION_PART = 4,      /* a part of a wider entry, of which only the flags differ */
 };
 
-/*
- * node and ifindex are the next hop and the uplink of a POD_CIDR; ifindex 0
- * says that the node is not on a link of ours, and the stack answers. mtu is
- * the uplink's, in bytes of IP packet. neighbour_checked is the programs' own:
- * when (CLOCK_MONOTONIC, ns) node was last seen to resolve; writers leave it 0.
- * uplinks has the bits (struct uplink) of those through which the host has a route
- * to a POD_CIDR, NODE or NATIVE: no packet from there arrives on another.
- */
 struct destination {
 	enum destination_kind kind;
-	__u32 ifindex;
-	struct addr node;
-	__u32 mtu;
-	__u32 flags; /* enum destination_flags */
+	__u32 ifindex;    /* uplink to a POD_CIDR; 0: its node is on none of our links, and the stack answers */
+	struct addr node; /* next hop to a POD_CIDR */
+	__u32 mtu;        /* of the uplink, in bytes of IP packet */
+	__u32 flags;      /* enum destination_flags */
+	/* When node was last seen to resolve (CLOCK_MONOTONIC, ns). Only the programs write it, the agent 0. */
 	__u64 neighbour_checked;
+	/* Bits (struct uplink) of the uplinks through which the host has a route to a POD_CIDR, NODE or NATIVE. */
 	__u64 uplinks;
 };
 _Static_assert(sizeof(struct destination) == 48, "destination is part of the map layout");

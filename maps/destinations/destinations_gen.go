@@ -10,7 +10,7 @@ import (
 
 // The values of Kind, in the order of enum destination_kind.
 const (
-	World   Kind = iota // the same as no entry
+	World   Kind = iota // outside the cluster: the same as no entry
 	Host                // an address of this node: to the stack
 	Local               // this node's podCIDR, or a pod of this node outside it
 	PodCIDR             // another node's podCIDR
@@ -37,8 +37,8 @@ func (v Kind) String() string {
 // The bits of Flags: enum destination_flags.
 const (
 	ToStack   Flags = 1 // the host's stack decides, whatever the kind
-	Protected Flags = 2 // nothing may go there in clear under the node's own address
-	Part      Flags = 4 // a part of a wider entry, there for its flags alone
+	Protected Flags = 2 // masqueraded packets are dropped: they would leave unencrypted
+	Part      Flags = 4 // a part of a wider entry, of which only the flags differ
 )
 
 // String lists the bits that are set, such as "to_stack"; "-" when none is.

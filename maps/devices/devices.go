@@ -1,5 +1,6 @@
 // Package devices is the map of this node's pods by the index of their
-// host-side veth: the addresses each may send from, and its counters.
+// host-side veth: the addresses each may send from, and its counters. The plugin
+// writes an entry, the programs its counters.
 package devices
 
 import (
@@ -18,22 +19,26 @@ type Key struct {
 	Ifindex uint32
 }
 
-// Value is struct device. The counters belong to the programs: who restores an
-// entry inserts it (typed.Map.Insert) and never overwrites a live one.
+// Value is struct device. The counters belong to the programs: a missing entry is
+// restored with typed.Map.Insert, so that a live one is never overwritten.
 type Value struct {
-	IPv4           wire.Addr
-	IPv6           wire.Addr
-	PodMAC         wire.MAC
-	HostMAC        wire.MAC
-	SnatFlows      uint32 `map:"counter"`
+	// The addresses are zero where the pod has none of the family.
+	IPv4    wire.Addr
+	IPv6    wire.Addr
+	PodMAC  wire.MAC
+	HostMAC wire.MAC
+	// SnatFlows and ConntrackFlows are the pod's entries in these tables.
+	SnatFlows uint32 `map:"counter"`
+	// Packets and Bytes, of whole frames, are what the pod has sent.
 	Packets        uint64 `map:"counter"`
 	Bytes          uint64 `map:"counter"`
 	ConntrackFlows uint32 `map:"counter"`
 	_              uint32
-	ResetAt        uint64
+	// ResetAt is until when the pod's share of RSTs is used up (CLOCK_MONOTONIC, ns); the programs write it.
+	ResetAt uint64
 }
 
-// SetAddresses says what the pod may send from: at most one address of each family.
+// SetAddresses sets the addresses that the pod may send from, at most one of each family.
 func (v *Value) SetAddresses(addresses []netip.Addr) {
 	v.IPv4, v.IPv6 = wire.Addr{}, wire.Addr{}
 	for _, a := range addresses {
@@ -45,7 +50,7 @@ func (v *Value) SetAddresses(addresses []netip.Addr) {
 	}
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * devices: the pods of this node by the index of their host-side veth. Says
- * which source addresses the pod may use, and counts what it sends and holds.
+ * devices: the pods of this node by the index of their host-side veth: which source
+ * addresses the pod may use, and counters of what it sends and holds. The plugin writes
+ * an entry during ADD; the programs add to its counters, atomically.
  */
 #ifndef EC_MAPS_DEVICES_H
 #define EC_MAPS_DEVICES_H
@@ -15,23 +16,17 @@ struct device_key {
 	__u32 ifindex;
 };
 
-/*
- * An address that the pod does not have is all zero. snat_flows and
- * conntrack_flows are the pod's live entries in those tables; packets and bytes
- * (of whole frames) are what it sent. The programs count, atomically. reset_at is
- * theirs too: how far the pod's share of RSTs is used up (CLOCK_MONOTONIC, ns).
- */
 struct device {
-	struct addr ipv4;
+	struct addr ipv4; /* zero: the pod has none of the family */
 	struct addr ipv6;
-	__u8 pod_mac[6];
+	__u8 pod_mac[6]; /* in the order of an Ethernet header, with host_mac */
 	__u8 host_mac[6];
-	__u32 snat_flows;
-	__u64 packets;
-	__u64 bytes;
-	__u32 conntrack_flows;
+	__u32 snat_flows;      /* counter: the pod's entries in snat; ec_collect subtracts */
+	__u64 packets;         /* counter: what the pod has sent */
+	__u64 bytes;           /* the same, in bytes of whole frames */
+	__u32 conntrack_flows; /* counter: the pod's entries in conntrack */
 	__u32 pad;
-	__u64 reset_at;
+	__u64 reset_at; /* the programs': until when the pod's share of RSTs is used up (CLOCK_MONOTONIC, ns) */
 };
 _Static_assert(sizeof(struct device) == 80, "device is part of the map layout");
 

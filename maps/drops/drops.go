@@ -18,7 +18,7 @@ type Counter = counters.Counter[Reason]
 // Map is the open map.
 type Map = counters.Map[Reason]
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = counters.Define[Reason](Name, "reason")
 
 // Open opens the map pinned at path.

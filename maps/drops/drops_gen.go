@@ -10,29 +10,29 @@ import (
 const (
 	None            Reason = iota // not a drop
 	Invalid                       // malformed or truncated headers
-	NotIP                         // neither IP nor a question for the gateway's address
+	NotIP                         // neither IP nor an ARP request for the gateway, or with a VLAN tag
 	IPv6Unsupported               // IPv6, which this version does not carry
 	SpoofedSource                 // source is not an address that the sender can have
 	NoEndpoint                    // no pod has this address (answered: host unreachable)
-	NodeOffLink                   // the pod's node is on no link of ours (answered: host unreachable)
+	NodeOffLink                   // the pod's node is on none of this node's links (answered: host unreachable)
 	UnknownProtocol               // a protocol that cannot be masqueraded
 	NoMapping                     // belongs to no masqueraded flow and cannot open one
 	SnatExhausted                 // no free port towards this destination
-	SnatLimit                     // the pod holds its share of the snat table
+	SnatLimit                     // the pod has used up its share of the snat table
 	SnatFull                      // the snat table is full
-	ConntrackLimit                // the pod holds its share of the conntrack table
+	ConntrackLimit                // the pod has used up its share of the conntrack table
 	ConntrackFull                 // the conntrack table is full
-	FlowCollision                 // the world opens a flow whose tuple another one has
-	FragmentUnknown               // a later fragment whose first was not seen (from an uplink: left to the stack)
+	FlowCollision                 // the world opens a flow whose tuple another flow has
+	FragmentUnknown               // a later fragment without its first (from an uplink: passed to the stack)
 	NoSnatAddress                 // no address to masquerade to: the uplink has none, or the node has lost the flow's
 	WriteFailed                   // the kernel refused a change to the packet
-	IPsecPolicy                   // masqueraded it would fall under an IPsec policy of the host, in clear
-	ForgedError                   // an ICMP error that quotes a packet between others
+	IPsecPolicy                   // masqueraded, it would leave unencrypted where an IPsec policy of the host applies
+	ForgedError                   // an ICMP error that quotes a packet which the pod has not sent or received
 	ICMPRedirect                  // an ICMP redirect, which no pod may send or follow
-	TableBusy                     // the kernel would not write to a flow table at this moment
-	BadOffload                    // asks for a checksum to be written where none belongs
-	WrongUplink                   // source is not reached through the uplink that it came by
-	PortLimit                     // the pod holds its share of the ports towards this destination
+	TableBusy                     // the kernel could not write to a flow table at that moment
+	BadOffload                    // asks the kernel to write a checksum where none belongs
+	WrongUplink                   // the host has no route to the source through the uplink that it arrived on
+	PortLimit                     // the pod has used up its share of the ports towards this destination
 	Reasons
 )
 
@@ -76,29 +76,29 @@ func (v Reason) Explain() string {
 	texts := [...]string{
 		None:            "not a drop",
 		Invalid:         "malformed or truncated headers",
-		NotIP:           "neither IP nor a question for the gateway's address",
+		NotIP:           "neither IP nor an ARP request for the gateway, or with a VLAN tag",
 		IPv6Unsupported: "IPv6, which this version does not carry",
 		SpoofedSource:   "source is not an address that the sender can have",
 		NoEndpoint:      "no pod has this address (answered: host unreachable)",
-		NodeOffLink:     "the pod's node is on no link of ours (answered: host unreachable)",
+		NodeOffLink:     "the pod's node is on none of this node's links (answered: host unreachable)",
 		UnknownProtocol: "a protocol that cannot be masqueraded",
 		NoMapping:       "belongs to no masqueraded flow and cannot open one",
 		SnatExhausted:   "no free port towards this destination",
-		SnatLimit:       "the pod holds its share of the snat table",
+		SnatLimit:       "the pod has used up its share of the snat table",
 		SnatFull:        "the snat table is full",
-		ConntrackLimit:  "the pod holds its share of the conntrack table",
+		ConntrackLimit:  "the pod has used up its share of the conntrack table",
 		ConntrackFull:   "the conntrack table is full",
-		FlowCollision:   "the world opens a flow whose tuple another one has",
-		FragmentUnknown: "a later fragment whose first was not seen (from an uplink: left to the stack)",
+		FlowCollision:   "the world opens a flow whose tuple another flow has",
+		FragmentUnknown: "a later fragment without its first (from an uplink: passed to the stack)",
 		NoSnatAddress:   "no address to masquerade to: the uplink has none, or the node has lost the flow's",
 		WriteFailed:     "the kernel refused a change to the packet",
-		IPsecPolicy:     "masqueraded it would fall under an IPsec policy of the host, in clear",
-		ForgedError:     "an ICMP error that quotes a packet between others",
+		IPsecPolicy:     "masqueraded, it would leave unencrypted where an IPsec policy of the host applies",
+		ForgedError:     "an ICMP error that quotes a packet which the pod has not sent or received",
 		ICMPRedirect:    "an ICMP redirect, which no pod may send or follow",
-		TableBusy:       "the kernel would not write to a flow table at this moment",
-		BadOffload:      "asks for a checksum to be written where none belongs",
-		WrongUplink:     "source is not reached through the uplink that it came by",
-		PortLimit:       "the pod holds its share of the ports towards this destination",
+		TableBusy:       "the kernel could not write to a flow table at that moment",
+		BadOffload:      "asks the kernel to write a checksum where none belongs",
+		WrongUplink:     "the host has no route to the source through the uplink that it arrived on",
+		PortLimit:       "the pod has used up its share of the ports towards this destination",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -1,5 +1,5 @@
-// Package endpoints is the map of this node's pods by address. The plugin
-// writes it, every program that delivers to a pod reads it.
+// Package endpoints is the map of this node's pods by address, by which the
+// programs deliver packets. The plugin writes it.
 package endpoints
 
 import (
@@ -23,7 +23,7 @@ type Value struct {
 	HostMAC wire.MAC
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,

@@ -16,14 +16,13 @@ struct endpoint_key {
 };
 
 /*
- * pod_mac and host_mac stand in the order of an Ethernet header. ifindex, the
- * host-side veth's, is also the endpoint's generation: the kernel does not give
- * an index to two devices of one boot, so flow entries that name another one
+ * ifindex, of the host-side veth, is also the endpoint's generation: the kernel does
+ * not give an index to two devices during one boot, so flow entries with another one
  * belong to an earlier owner of the address.
  */
 struct endpoint {
 	__u32 ifindex;
-	__u8 pod_mac[6];
+	__u8 pod_mac[6]; /* in the order of an Ethernet header, with host_mac */
 	__u8 host_mac[6];
 };
 _Static_assert(sizeof(struct endpoint) == 16, "endpoint is part of the map layout");

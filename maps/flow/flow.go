@@ -1,5 +1,5 @@
-// Package flow is what the entries of all flow tables say alike: what has passed
-// of a flow, and what kind of flow it is. It is no map itself.
+// Package flow has the types that the entries of all flow tables share: which
+// packets of a flow have passed, and what kind of flow it is. It is no map itself.
 package flow
 
 //go:generate go run ../../tools/enums
@@ -10,14 +10,14 @@ type State uint8
 // Flags are properties of a flow: enum flow_flags.
 type Flags uint8
 
-// Stale reports whether the second copy of a flow's entry has nothing to add to the
-// first: it is being removed, or it is another flow's that was seen no later. Both
-// are what last_seen says.
+// Stale reports whether the second of two copies of an entry has nothing to add to
+// the first: one is being removed, or they are of different flows (not same) and the
+// second was seen no later. ours and theirs are the copies' last_seen.
 func Stale(ours, theirs uint64, same bool) bool {
 	return theirs < Marks || ours < Marks || (!same && theirs <= ours)
 }
 
-// Later is the TCP sequence number that comes after the other; 0 is none.
+// Later is the later of two TCP sequence numbers; 0 means that there is none.
 func Later(a, b uint32) uint32 {
 	if a == 0 || (b != 0 && int32(b-a) > 0) {
 		return b

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the entries of all flow tables say alike. */
+/* What the entries of all flow tables share. */
 #ifndef EC_MAPS_FLOW_H
 #define EC_MAPS_FLOW_H
 
@@ -10,19 +10,19 @@ enum flow_state {
 	FLOW_SYN = 1,     /* TCP SYN, with or without ACK */
 	FLOW_ACK = 2,     /* TCP segment without SYN */
 	FLOW_FIN = 4,     /* TCP FIN */
-	FLOW_RESET = 8,   /* TCP RST inside the window, of either direction */
+	FLOW_RESET = 8,   /* TCP RST inside the window, in either direction */
 	FLOW_PACKET = 16, /* any packet */
 };
 
 enum flow_flags {
 	FLOW_VIA_STACK = 1, /* both directions walk the host's stack */
-	FLOW_HOST = 2,      /* a flow of the node itself that gave way to a pod's */
+	FLOW_HOST = 2,      /* a flow of the node itself, moved to another port for a pod's */
 	FLOW_COUNTED = 4,   /* its port is counted in the map ports */
 };
 
 /*
- * A last_seen below FLOW_MARKS (2^29 ns) is no time but a mark: the entry is being
- * removed. No flow is older than half a second after the machine's start.
+ * A last_seen below FLOW_MARKS (2^29 ns) is not a time: it marks an entry that is being
+ * removed. No flow is seen in the first half second after the machine has started.
  */
 enum flow_layout {
 	FLOW_MARKS = 536870912,

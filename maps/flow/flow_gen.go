@@ -11,7 +11,7 @@ const (
 	SYN    State = 1  // TCP SYN, with or without ACK
 	ACK    State = 2  // TCP segment without SYN
 	FIN    State = 4  // TCP FIN
-	Reset  State = 8  // TCP RST inside the window, of either direction
+	Reset  State = 8  // TCP RST inside the window, in either direction
 	Packet State = 16 // any packet
 )
 
@@ -21,7 +21,7 @@ func (v State) String() string { return wire.Bits(uint32(v), "syn", "ack", "fin"
 // The bits of Flags: enum flow_flags.
 const (
 	ViaStack Flags = 1 // both directions walk the host's stack
-	Host     Flags = 2 // a flow of the node itself that gave way to a pod's
+	Host     Flags = 2 // a flow of the node itself, moved to another port for a pod's
 	Counted  Flags = 4 // its port is counted in the map ports
 )
 

@@ -1,5 +1,5 @@
 // Package fragments is the array of fragmented datagrams with the ports that the
-// first fragment of each carried. The programs write it.
+// first fragment of each has carried. The programs write it.
 package fragments
 
 //go:generate go run ../../tools/enums
@@ -16,28 +16,30 @@ const Name = "fragments"
 
 // Key is the array index.
 type Key struct {
-	Place uint32
+	Slot uint32
 }
 
-// Value is struct fragment. LastSeen is 0 in a record never used.
+// Value is struct fragment.
 type Value struct {
-	Src   wire.Addr
-	Dst   wire.Addr
+	Src wire.Addr
+	Dst wire.Addr
+	// ID is the IPv4 identification, in host order.
 	ID    uint32
 	Proto wire.Protocol
 	_     [3]byte
 	Sport wire.Port
 	Dport wire.Port
-	// Ifindex is the pod's that holds the record, or World or Node.
-	Ifindex  uint32
+	// Ifindex is that of the pod that holds the record, or World or Node.
+	Ifindex uint32
+	// LastSeen is when the first fragment came (CLOCK_MONOTONIC, ns); 1: being written, 0: never used.
 	LastSeen uint64
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Learned,
-	// The datagrams that stand in the array, wherever they do.
+	// Shows the datagrams, without their indexes.
 	View: typed.View[Key, Value]{
 		Columns: typed.Columns("PROTO", "SOURCE", "DESTINATION", "ID#", "SPORT#", "DPORT#", "IFINDEX#", "AGE#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int {

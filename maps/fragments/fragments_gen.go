@@ -4,13 +4,13 @@ package fragments
 
 // The values of enum fragments_layout.
 const (
-	OfWorld  = 8192
-	OfOthers = 57344
-	Each     = 64
+	OfWorld  = 8192  // for the holder FRAGMENTS_WORLD
+	OfOthers = 57344 // for all other holders together
+	Each     = 64    // for each of those
 )
 
 // The values of enum fragments_holder.
 const (
-	World = 0 // what arrives for the node
-	Node  = 1 // what the node sends: the index of its loopback device
+	World = 0 // for packets that arrive for the node
+	Node  = 1 // for packets that the node sends: the index of its loopback device
 )

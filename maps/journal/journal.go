@@ -1,9 +1,9 @@
 // Package journal is the pair of arrays in which the programs note the flows of
-// snat and of conntrack in the order in which they were opened or last looked at:
-// rings, whose ends stand in the map usage. The oldest record is where a program
-// that finds no room begins to look for a flow that has ended. The programs write
-// both, and each sweep writes them anew. A third array holds the flows that a
-// sweep looks at next.
+// snat and of conntrack, in the order in which they were opened or last judged.
+// They are rings whose ends are in the map usage; a program that finds no room
+// looks for ended flows from the oldest record on. The programs write both, and
+// ec_collect writes every flow anew in each sweep. A third array, candidates, hands
+// ec_collect the flows to judge next; the agent writes it.
 package journal
 
 import (
@@ -27,7 +27,7 @@ type Key struct {
 // Value is the flow's key in its table.
 type Value = wire.Tuple
 
-// The definitions of the three.
+// The definitions of the three maps.
 var (
 	Snat = typed.Define[Key, Value](typed.Definition{Name: SnatName, Content: typed.Learned, Capacity: "snat"})
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * snat_journal and ct_journal: rings of the keys of flows, with as many records as
- * their tables have entries; the ends stand in usage. candidates: keys of a flow
- * table that the agent hands to ec_collect.
+ * snat_journal and ct_journal: rings of keys of flows, with as many records as their
+ * tables have entries, which the programs write; their ends are in usage. candidates:
+ * keys of a flow table that the agent writes for ec_collect.
  */
 #ifndef EC_MAPS_JOURNAL_H
 #define EC_MAPS_JOURNAL_H

@@ -1,5 +1,5 @@
-// Package ports is the array that counts the ports that masqueraded flows hold
-// towards each destination. The programs write it.
+// Package ports is the array that counts the ports that masqueraded flows use
+// towards each destination, in total and for each pod. The programs write it.
 package ports
 
 //go:generate go run ../../tools/enums
@@ -11,6 +11,7 @@ const Name = "ports"
 
 // Key is the array index.
 type Key struct {
+	// Cell is the hash of a destination, and of a pod's ifindex or 0 for all.
 	Cell uint32
 }
 
@@ -19,7 +20,7 @@ type Value struct {
 	Flows uint32
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{Name: Name, Content: typed.Learned})
 
 // Map is the open map.

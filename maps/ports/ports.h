@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ports: how many ports the pairs in snat hold towards each destination, all
- * together and each pod's. The programs count. A cell is found by a hash, so what
- * it says is too much where two share one, and is looked into before a flow is
- * refused for it.
+ * ports: how many ports the pairs in snat use towards each destination, in total and for
+ * each pod. The programs add, they and ec_collect subtract. A cell is found by a hash:
+ * where two share one its count is too high, so the programs look at the ports
+ * themselves before they refuse a flow.
  */
 #ifndef EC_MAPS_PORTS_H
 #define EC_MAPS_PORTS_H

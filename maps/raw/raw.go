@@ -1,6 +1,6 @@
-// Package raw reads and writes maps as bytes: for those of another build, whose
-// records may be longer or shorter than this one's, and for what is done alike
-// to maps of all types. It knows the content of none.
+// Package raw reads and writes maps as bytes: maps of another build, whose records
+// may be longer or shorter than this one's, and maps of any type alike. It does not
+// know what is in them.
 package raw
 
 import (
@@ -27,8 +27,7 @@ func (v Value) Zero() bool {
 // Equal reports whether both are the same bytes.
 func (v Value) Equal(other Value) bool { return slices.EqualFunc(v, other, bytes.Equal) }
 
-// Resized is a copy for a map whose values have size bytes: what a layout grew
-// by is zero.
+// Resized is a copy for a map whose values have size bytes; added bytes are zero.
 func (v Value) Resized(size int) Value {
 	out := make(Value, len(v))
 	for i := range v {
@@ -58,12 +57,12 @@ func perCPU(m *ebpf.Map) bool {
 	return false
 }
 
-// IsArray reports whether all keys of the map are always there.
+// IsArray reports whether the map is an array, where every key always exists.
 func IsArray(m *ebpf.Map) bool {
 	return m.Type() == ebpf.Array || m.Type() == ebpf.PerCPUArray
 }
 
-// IsHash reports whether the map can be read by buckets.
+// IsHash reports whether the map is a hash, which is read bucket by bucket.
 func IsHash(m *ebpf.Map) bool { return m.Type() == ebpf.Hash || m.Type() == ebpf.LRUHash }
 
 // Lookup returns the value of key, nil when there is none.
@@ -91,7 +90,7 @@ func Update(m *ebpf.Map, key []byte, v Value, how ebpf.MapUpdateFlags) error {
 	return m.Update(key, v[0], how)
 }
 
-// Decode reads the fields that this build knows; a layout that grew has more.
+// Decode reads the fields that this build knows; a newer layout may have more.
 func Decode[V any](b []byte) V {
 	var v V
 	padded := make([]byte, max(len(b), binary.Size(v)))

@@ -13,9 +13,9 @@ import (
 // batchSize is more entries than a bucket of a hash ever holds, short of an attack.
 const batchSize = 1024
 
-// Each calls fn with every entry of the map; key and value are only good until
-// it returns. A hash is read by buckets, so that no entry which is there all the
-// time is missed however much the programs write.
+// Each calls fn with every entry of the map; key and value are valid until it
+// returns. A hash is read bucket by bucket, so that no entry that exists all the
+// time is missed, however much the programs write.
 func Each(m *ebpf.Map, fn func(key []byte, v Value) error) error {
 	var err error
 	switch {
@@ -62,7 +62,7 @@ func eachIndex(m *ebpf.Map, fn func(key []byte, v Value) error) error {
 	return nil
 }
 
-// eachKey collects the keys first: the map may lose the one it stands on.
+// eachKey reads all keys first: the key from which a walk goes on may be deleted.
 func eachKey(m *ebpf.Map, fn func(key []byte, v Value) error) error {
 	all, err := keys(m)
 	if err != nil {
@@ -84,7 +84,7 @@ func eachKey(m *ebpf.Map, fn func(key []byte, v Value) error) error {
 }
 
 func keys(m *ebpf.Map) (all [][]byte, err error) {
-	// An untyped nil asks for the first key. Deletions may begin the walk again.
+	// An untyped nil asks for the first key. A deletion may restart the walk.
 	for key := any(nil); len(all) <= int(m.MaxEntries()); {
 		next, err := m.NextKeyBytes(key)
 		if err != nil || next == nil {
@@ -119,8 +119,8 @@ func Count(m *ebpf.Map) (count uint64, err error) {
 	return count, nil
 }
 
-// Batches reads a hash: room makes slices for size keys and as many values, take
-// is told how many entries have been put there.
+// Batches reads a hash. room makes slices for size keys and as many values, take
+// is called with how many entries have been read into them.
 func Batches(m *ebpf.Map, room func(size int) (keys, values any), take func(n int) error) error {
 	var cursor ebpf.MapBatchCursor
 	size := min(batchSize, int(m.MaxEntries()))
@@ -143,8 +143,8 @@ func Batches(m *ebpf.Map, room func(size int) (keys, values any), take func(n in
 	}
 }
 
-// Records is a slice of n arrays of size bytes, which is how batches are passed
-// when the size is known at run time only.
+// Records makes a slice of n arrays of size bytes, for batches of records whose
+// size is only known at run time.
 func Records(n int, size uint32) reflect.Value {
 	one := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
 	return reflect.MakeSlice(reflect.SliceOf(one), n, n)

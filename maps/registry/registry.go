@@ -1,5 +1,5 @@
-// Package registry lists the definitions of all maps. Who loads, moves, shows or
-// tests maps walks it, so a new map is its package and a line here.
+// Package registry lists the definitions of all maps. Code that loads, moves, shows
+// or tests maps walks it, so a new map is its package and a line here.
 package registry
 
 import (
@@ -40,13 +40,13 @@ func All() []typed.Definition {
 		journal.Snat,
 		journal.Conntrack,
 		journal.Candidates,
-		{Name: "paths", Content: typed.Private},    // what each CPU keeps for a moment
-		{Name: "refusals", Content: typed.Private}, // which pods have no more ports
-		{Name: "scratch", Content: typed.Private},  // what each CPU keeps for one packet
+		{Name: "paths", Content: typed.Private},    // cached for a moment on each CPU
+		{Name: "refusals", Content: typed.Private}, // likewise: confirmed refusals of a port
+		{Name: "scratch", Content: typed.Private},  // what the steps of one packet's walk share, on each CPU
 	}
 }
 
-// Pinned returns those that outlive the programs of one load.
+// Pinned returns the maps that outlive the programs of one load.
 func Pinned() []typed.Definition {
 	return slices.DeleteFunc(All(), func(d typed.Definition) bool { return d.Content == typed.Private })
 }

@@ -1,6 +1,6 @@
-// Package snat is the pair of maps that hold masqueraded flows, by the tuple
-// as the pod sends it and by the tuple as the world sees it. The programs write
-// both.
+// Package snat is the pair of maps that hold masqueraded flows, one by the tuple
+// as the pod sends it, one by the tuple as the world sees it. The programs write
+// both, ec_collect removes entries.
 package snat
 
 import (
@@ -30,19 +30,20 @@ type Value struct {
 	Flags     flow.Flags
 	// Ifindex is the pod's generation, 0 for a flow of the node itself.
 	Ifindex uint32
-	SeqEnd  uint32
-	Ack     uint32
-	// LastSeen is CLOCK_MONOTONIC in ns; less than flow.Marks: being removed.
+	// SeqEnd and Ack are the highest TCP numbers sent in this half's direction, in host order.
+	SeqEnd uint32
+	Ack    uint32
+	// LastSeen is CLOCK_MONOTONIC in ns, renewed at most once a second; below flow.Marks: being removed.
 	LastSeen uint64
 }
 
-// Definition and Reverse are what there is to know about the two halves.
+// Definition and Reverse define the two maps.
 var (
 	Definition = define(Name, "AS")
 	Reverse    = define(ReverseName, "POD")
 )
 
-// define is the definition of one half; to names the column of what the pod's side becomes.
+// define defines one map; to is the column's name for what the pod's side becomes.
 func define(name, to string) typed.Definition {
 	return typed.Define[Key, Value](typed.Definition{
 		Name:     name,
@@ -62,9 +63,8 @@ func define(name, to string) typed.Definition {
 	})
 }
 
-// join makes one entry of two copies. The later one counts, with the state bits
-// that only the other saw: each direction of a flow passes one hook, so they saw
-// different packets.
+// join merges two copies of an entry: the later one, with the state bits that only
+// the other has, since each may have been written for different packets.
 func join(ours, theirs Value) Value {
 	same := ours.Ifindex == theirs.Ifindex && ours.ToAddress == theirs.ToAddress && ours.ToPort == theirs.ToPort
 	if flow.Stale(ours.LastSeen, theirs.LastSeen, same) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * snat and snat_reverse: the two halves of a masqueraded flow. Both keys are
- * tuples of packets on their way out: in snat as the pod sends them, in
- * snat_reverse as the world sees them. The programs write both, reverse first;
- * ec_collect removes both together.
+ * snat and snat_reverse: the forward and the reverse half of a masqueraded flow,
+ * together a pair. Both keys are tuples of packets on their way out: in snat as the pod
+ * sends them, in snat_reverse as the world sees them. The programs write both, reverse
+ * first; ec_collect removes both together.
  */
 #ifndef EC_MAPS_SNAT_H
 #define EC_MAPS_SNAT_H
@@ -13,31 +13,26 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
-/*
- * to_address and to_port are what the pod's side becomes: in snat the node's
- * address and port, in snat_reverse the pod's. state is the flow_state of this
- * half's direction, snat outwards, snat_reverse inwards; flags are flow_flags.
- * ifindex is the pod's generation (see endpoints), 0 for a flow of the node.
- * seq_end and ack are the highest that passed in this direction, in host order.
- * last_seen is CLOCK_MONOTONIC in ns, renewed at most once a second; 0 marks an
- * entry that is being removed, and less than 2^29 the second in which such an
- * entry was met.
- */
+/* The direction of a half is outwards in snat, inwards in snat_reverse. */
 struct snat_entry {
-	struct addr to_address;
+	struct addr to_address; /* what the pod's side becomes: the node's in snat, the pod's in snat_reverse */
 	__be16 to_port;
-	__u8 state;
-	__u8 flags;
-	__u32 ifindex;
-	__u32 seq_end;
+	__u8 state;    /* enum flow_state of this direction */
+	__u8 flags;    /* enum flow_flags, written when the flow opens; VIA_STACK may be set later */
+	__u32 ifindex; /* the pod's generation (see endpoints), 0 for a flow of the node */
+	__u32 seq_end; /* highest TCP numbers sent in this direction, host order */
 	__u32 ack;
+	/*
+	 * CLOCK_MONOTONIC in ns, renewed at most once a second. Below FLOW_MARKS the entry is
+	 * being removed: 0, or the second in which a program first met it so.
+	 */
 	__u64 last_seen;
 };
 _Static_assert(sizeof(struct snat_entry) == 40, "snat_entry is part of the map layout");
 
 #pragma clang diagnostic pop
 
-/* Preallocated, so that a burst of new flows cannot fail for want of memory. */
+/* Preallocated, so that a burst of new flows cannot fail for lack of memory. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct tuple);

@@ -9,7 +9,7 @@ import "github.com/ebpf-cni/ebpf-cni/maps/counters"
 // Name is the map's name in the object and below the pin directory.
 const Name = "traffic"
 
-// Event is what became of a packet, enum traffic_event: each packet counts under
+// Event is what became of a packet: enum traffic_event. Each packet is counted under
 // one of the first four or in drops.
 type Event uint32
 
@@ -19,7 +19,7 @@ type Counter = counters.Counter[Event]
 // Map is the open map.
 type Map = counters.Map[Event]
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = counters.Define[Event](Name, "event")
 
 // Open opens the map pinned at path.

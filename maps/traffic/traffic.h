@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * traffic: what became of the packets that were not dropped, per CPU. Every
- * packet that a program sees counts once, here under one of the first four
+ * traffic: what became of the packets that were not dropped, per CPU. The programs write
+ * it: every packet that one sees is counted once, here under one of the first four
  * events or in drops.
  */
 #ifndef EC_MAPS_TRAFFIC_H
@@ -14,8 +14,8 @@ enum traffic_event {
 	TRAFFIC_FORWARDED,      /* redirected out of an uplink */
 	TRAFFIC_STACK,          /* passed on to other programs and the host's stack */
 	TRAFFIC_ANSWERED,       /* answered by the program itself */
-	TRAFFIC_SNAT_ALLOCATED, /* a port was chosen for a new masqueraded flow */
-	TRAFFIC_SNAT_RETRIED,   /* a port was tried and found taken */
+	TRAFFIC_SNAT_ALLOCATED, /* a new masqueraded flow got a port */
+	TRAFFIC_SNAT_RETRIED,   /* a port was tried for a new flow and was in use */
 	TRAFFIC_EVENTS,
 };
 

@@ -12,8 +12,8 @@ const (
 	Forwarded                  // redirected out of an uplink
 	Stack                      // passed on to other programs and the host's stack
 	Answered                   // answered by the program itself
-	SnatAllocated              // a port was chosen for a new masqueraded flow
-	SnatRetried                // a port was tried and found taken
+	SnatAllocated              // a new masqueraded flow got a port
+	SnatRetried                // a port was tried for a new flow and was in use
 	Events
 )
 
@@ -40,8 +40,8 @@ func (v Event) Explain() string {
 		Forwarded:     "redirected out of an uplink",
 		Stack:         "passed on to other programs and the host's stack",
 		Answered:      "answered by the program itself",
-		SnatAllocated: "a port was chosen for a new masqueraded flow",
-		SnatRetried:   "a port was tried and found taken",
+		SnatAllocated: "a new masqueraded flow got a port",
+		SnatRetried:   "a port was tried for a new flow and was in use",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -9,7 +9,7 @@ import (
 	"unicode"
 )
 
-// Field is one named value of an object: a text or a number.
+// Field is a named value of an object: a text or a number.
 type Field struct {
 	Name  string
 	Value any
@@ -82,7 +82,7 @@ func plain(v reflect.Value) any {
 	return v.Interface()
 }
 
-// OrEmpty undoes the dash that stands for nothing in tables.
+// OrEmpty turns the dash that tables show for an absent value into the empty text.
 func OrEmpty(text string) string {
 	if text == "-" {
 		return ""

@@ -10,17 +10,17 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Sync brings a map from what it holds to what it should hold, with the fewest
-// writes, in batches. Which of Add and Remove comes first is the caller's to say:
-// packets need what is new before what is old goes, a full map needs the room.
-// What cannot be written keeps back nothing else. Only for maps that nobody else
-// adds entries to at the same time.
+// Sync brings a map to the content that is wanted, with the fewest writes, in
+// batches. The caller decides whether Add or Remove comes first: packets need new
+// entries before old ones go, a full map needs room first. An entry that cannot be
+// written does not keep others from being written. Only for maps to which nobody
+// else adds entries at the same time.
 type Sync[K comparable, V any] struct {
 	Map *Map[K, V]
 	// Have is what the map holds, such as its Content; Add and Remove keep it up to date.
 	Have map[K]V
-	// Same says that a value which is there needs no write, so that fields the
-	// programs own do not count; nil: the two are equal.
+	// Same reports whether a value that is there needs no write, ignoring fields that
+	// the programs own; nil: if the two are equal.
 	Same func(have, want V) bool
 }
 
@@ -39,8 +39,8 @@ func (s Sync[K, V]) Add(want map[K]V) error {
 	}, func(i int) { s.Have[keys[i]] = values[i] })
 }
 
-// Remove deletes every entry that keep is not true of. The error is an Errors of
-// those that could not be deleted; one that is gone already is none of them.
+// Remove deletes every entry for which keep is false. The error is an Errors of
+// those that could not be deleted; an entry that is gone already is no error.
 func (s Sync[K, V]) Remove(keep func(K, V) bool) error {
 	var keys []K
 	for k, v := range s.Have {
@@ -64,8 +64,9 @@ func (s Sync[K, V]) same(have, want V) bool {
 	return s.Same(have, want)
 }
 
-// inBatches calls batch with where it is to go on, until all keys are through:
-// the one at which it stops with an error has failed. done is told of the others.
+// inBatches calls batch until it has processed all keys, each time with the index
+// to go on from. The key at which batch stops with an error has failed; done is
+// called for each of the others.
 func (s Sync[K, V]) inBatches(keys []K, doing string, batch func(from int) (int, error), done func(i int)) error {
 	failed := make(Errors[K])
 	for at := 0; at < len(keys); {
@@ -88,10 +89,10 @@ func (s Sync[K, V]) inBatches(keys []K, doing string, batch func(from int) (int,
 	return failed
 }
 
-// Errors are what went wrong, by key.
+// Errors are the errors of the keys that failed.
 type Errors[K comparable] map[K]error
 
-// Error names the first by its text, and how many others there are.
+// Error is the first error in the order of their texts, and how many more there are.
 func (e Errors[K]) Error() string {
 	first := slices.MinFunc(e.Unwrap(), func(a, b error) int { return strings.Compare(a.Error(), b.Error()) }).Error()
 	if others := len(e) - 1; others > 0 {
@@ -100,5 +101,5 @@ func (e Errors[K]) Error() string {
 	return first
 }
 
-// Unwrap lets errors.Is and errors.As see each of them.
+// Unwrap returns all of them, for errors.Is and errors.As.
 func (e Errors[K]) Unwrap() []error { return slices.Collect(maps.Values(e)) }

@@ -11,30 +11,30 @@ import (
 	"unicode/utf8"
 )
 
-// Column is one column of a table for people.
+// Column is a column of a table.
 type Column struct {
 	Name string
 	// Right aligns numbers.
 	Right bool
 }
 
-// Table is the content of a map, sorted. Rows are made when asked for, since a
-// flow table may hold hundreds of thousands.
+// Table is the sorted content of a map. Rows are made on demand, since a flow table
+// may have hundreds of thousands.
 type Table struct {
 	Name    string
 	Columns []Column
 	// Len is the number of rows.
 	Len int
-	// Cells returns row i for people, a cell per column.
+	// Cells returns row i as text, a cell per column.
 	Cells func(i int) []string
 	// Object returns row i with all fields under their C names.
 	Object func(i int) Object
 }
 
-// gap stands between columns.
+// gap separates columns.
 const gap = "  "
 
-// WriteText writes the table for people: a header, and a line per row.
+// WriteText writes the table as text: a header, and a line per row.
 func (t Table) WriteText(w io.Writer) error {
 	widths := make([]int, len(t.Columns))
 	header := make([]string, len(t.Columns))
@@ -71,8 +71,8 @@ func (t Table) writeLine(w *bufio.Writer, widths []int, cells []string) {
 	_, _ = w.WriteString(Printable(strings.TrimRight(line.String(), " ")) + "\n")
 }
 
-// Printable keeps what comes from outside, such as a container's ID, from
-// steering the terminal.
+// Printable replaces control characters, so that text from outside, such as a
+// container's ID, cannot control the terminal.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -82,8 +82,8 @@ func Printable(text string) string {
 	}, text)
 }
 
-// WriteJSON writes the rows as an array of objects, an object a line, or all in
-// one line. There is no newline at the end.
+// WriteJSON writes the rows as an array of objects, each on a line of its own or
+// all on one line. There is no newline at the end.
 func (t Table) WriteJSON(w io.Writer, oneLine bool) error {
 	first, between, last := "\n  ", ",\n  ", "\n"
 	if oneLine {
@@ -120,7 +120,7 @@ func (t Table) MarshalJSON() ([]byte, error) {
 }
 
 // Age is how long ago a time stamp of a map was, such as "12s", "5m" or "3h";
-// "-" for the stamp 0, which stands for never.
+// "-" for the stamp 0, which means never.
 func Age(now, stamp uint64) string {
 	if stamp == 0 {
 		return "-"

@@ -1,6 +1,6 @@
-// Package typed gives BPF maps Go types for their keys and values, the one
-// algorithm that brings a map to a wanted content with the fewest writes, and
-// the form in which each map's package says what there is to know about it.
+// Package typed gives BPF maps Go types for their keys and values. Sync brings a map
+// to a wanted content with the fewest writes; Definition is how each map's package
+// describes its map.
 //
 //	m, err := typed.Open[endpoints.Key, endpoints.Value](path)
 //	err = m.Put(key, value)
@@ -39,7 +39,7 @@ func Open[K comparable, V any](path string) (*Map[K, V], error) {
 	return New[K, V](m, path), nil
 }
 
-// New wraps a map that is open already; name is for error messages.
+// New wraps an open map; name is for error messages.
 func New[K comparable, V any](m *ebpf.Map, name string) *Map[K, V] {
 	return &Map[K, V]{Map: m, name: name}
 }
@@ -77,10 +77,10 @@ func (m *Map[K, V]) Delete(key K) error {
 	return nil
 }
 
-// All iterates over a copy of the entries, each key once. A hash is read bucket
-// by bucket, which writers cannot upset as they do a walk from key to key; another
-// map is walked again when they have. An error ends the iteration and comes with
-// the zero entry.
+// All iterates over a copy of the entries, each key once. A hash is read bucket by
+// bucket, which writers cannot disturb; other maps are walked from key to key, and
+// once more if a writer has disturbed that. An error ends the iteration and comes
+// with the zero entry.
 func (m *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
 		entries, err := m.read()
@@ -108,7 +108,7 @@ func (m *Map[K, V]) Content() (map[K]V, error) {
 	return content, nil
 }
 
-// attempts bounds how often a walk that writers upset is begun again.
+// attempts limits how often a walk is repeated that writers disturb.
 const attempts = 5
 
 func (m *Map[K, V]) read() ([]Entry[K, V], error) {

@@ -8,22 +8,22 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Viewer shows a map to people.
+// Viewer shows a map to operators.
 type Viewer interface {
 	// Show reads the open map; now is CLOCK_MONOTONIC in ns, for ages.
 	Show(m *ebpf.Map, name string, now uint64) (Table, error)
 }
 
-// View shows a map an entry a row.
+// View shows a map with a row for each entry.
 type View[K comparable, V any] struct {
 	Columns []Column
 	// Compare sorts the entries.
 	Compare func(a, b Entry[K, V]) int
-	// Cells is a row for people: what fmt.Sprint makes of each, and of a Stamp its age.
+	// Cells is a row of the table: each is printed by fmt.Sprint, a Stamp as its age.
 	Cells func(k K, v V) []any
-	// Object is a row with all that the entry says; nil: the fields of key and value.
+	// Object is a row with all fields; nil: those of key and value.
 	Object func(k K, v V) Object
-	// Unused says that nothing stands in an entry; nil: in each does.
+	// Unused reports whether an entry is empty and not to be shown; nil: none is.
 	Unused func(v V) bool
 }
 
@@ -41,7 +41,7 @@ func (w View[K, V]) Show(m *ebpf.Map, name string, now uint64) (Table, error) {
 	return w.Table(name, entries, now), nil
 }
 
-// Table is the pure half of Show.
+// Table makes the table of entries that have been read.
 func (w View[K, V]) Table(name string, entries []Entry[K, V], now uint64) Table {
 	slices.SortFunc(entries, w.Compare)
 	object := w.Object
@@ -61,7 +61,7 @@ func (w View[K, V]) Table(name string, entries []Entry[K, V], now uint64) Table 
 	}
 }
 
-// Stamp is a time of CLOCK_MONOTONIC in ns, shown as how long ago that is; 0: never.
+// Stamp is a time (CLOCK_MONOTONIC, ns), shown as how long ago it was; 0: never.
 type Stamp uint64
 
 func texts(cells []any, now uint64) []string {
@@ -76,7 +76,7 @@ func texts(cells []any, now uint64) []string {
 	return out
 }
 
-// Columns makes columns of names; a name that ends in # is a number's.
+// Columns makes columns of names; one that ends in # holds numbers, aligned right.
 func Columns(names ...string) []Column {
 	out := make([]Column, 0, len(names))
 	for _, n := range names {
@@ -89,7 +89,7 @@ func Columns(names ...string) []Column {
 	return out
 }
 
-// Number is a number of which 0 means that there is none, shown as a dash.
+// Number is a number where 0 means that there is none, shown as a dash.
 type Number uint32
 
 // String implements fmt.Stringer.

@@ -17,8 +17,9 @@ type Key struct {
 	Ifindex uint32
 }
 
-// Value is struct uplink; the zero address: none of that family.
+// Value is struct uplink.
 type Value struct {
+	// The addresses to masquerade to; zero: the uplink has none of the family.
 	IPv4 wire.Addr
 	IPv6 wire.Addr
 	// Bit is the uplink's number in the masks of destinations, below Bits.
@@ -26,10 +27,10 @@ type Value struct {
 	_   uint32
 }
 
-// Bits is how many uplinks can be told apart; those beyond share the last number.
+// Bits is how many uplinks can have a number of their own; those beyond share the last one.
 const Bits = 64
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,

@@ -15,14 +15,10 @@ struct uplink_key {
 	__u32 ifindex;
 };
 
-/*
- * An address of all zeros: the uplink has none of that family. bit is its number,
- * 0 to 63, in the masks of destinations.
- */
 struct uplink {
-	struct addr ipv4;
+	struct addr ipv4; /* to masquerade to; zero: the uplink has none of the family */
 	struct addr ipv6;
-	__u32 bit;
+	__u32 bit; /* its number in the masks of destinations, 0 to 63 */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct uplink) == 40, "uplink is part of the map layout");

@@ -1,5 +1,5 @@
-// Package usage is the array that counts the entries of the flow tables. The
-// programs write it.
+// Package usage is the array that counts the entries of the flow tables, and holds
+// the ends of their journals. The programs write it.
 package usage
 
 //go:generate go run ../../tools/enums
@@ -13,7 +13,7 @@ import (
 // Name is the map's name in the object and below the pin directory.
 const Name = "usage"
 
-// Table is a flow table, enum usage_table; its text is the name of its map.
+// Table is a flow table: enum usage_table. Its text is the name of its map.
 type Table uint32
 
 // Key is the array index.
@@ -24,14 +24,14 @@ type Key struct {
 // Value is struct usage.
 type Value struct {
 	Entries uint64 `map:"counter"`
-	// Head and Tail are the ends of the table's journal, in records ever written.
+	// Head and Tail are the ends of the table's journal, as counts of records ever appended and removed.
 	Head uint64 `map:"counter"`
 	Tail uint64 `map:"counter"`
 	// Swept is the time of the last sweep, CLOCK_MONOTONIC in ns.
 	Swept uint64 `map:"counter"`
 }
 
-// Definition is what there is to know about the map.
+// Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Learned,

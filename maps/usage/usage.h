@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * usage: how many entries the flow tables hold, counted by the programs as
- * they add and collect, since a hash map does not tell. What is still free
- * bounds a pod's share. And the ends of the tables' journals, rings of flow keys
- * in which a program that finds no room looks for flows that have ended: the
- * oldest first.
+ * usage: how many entries each flow table has, since a hash map does not tell, and the
+ * ends of its journal. What is still free limits each pod's share. All programs write
+ * it, atomically.
  */
 #ifndef EC_MAPS_USAGE_H
 #define EC_MAPS_USAGE_H
@@ -20,16 +18,12 @@ enum usage_table {
 	USAGE_TABLES,
 };
 
-/*
- * The key is an enum usage_table. head counts the records that were ever written
- * to the journal, tail those that are no more wanted. swept is the time of the
- * last sweep, CLOCK_MONOTONIC in ns; ec_collect writes it.
- */
+/* The key is an enum usage_table. */
 struct usage {
 	__u64 entries;
-	__u64 head;
-	__u64 tail;
-	__u64 swept;
+	__u64 head;  /* how many records were ever appended to the journal */
+	__u64 tail;  /* how many of those were removed */
+	__u64 swept; /* when the last sweep ended (CLOCK_MONOTONIC, ns); ec_collect writes it */
 };
 
 #pragma clang diagnostic pop

@@ -1,5 +1,5 @@
-// Package wire holds the scalars that every map shares, in the byte layout of
-// wire.h. It reads and writes no map itself.
+// Package wire has the types that all maps share, in the byte layout of wire.h. It
+// reads and writes no map itself.
 package wire
 
 //go:generate go run ../../tools/enums
@@ -42,7 +42,7 @@ func (a Addr) String() string {
 	return a.Netip().String()
 }
 
-// Compare sorts IPv4 before IPv6, and what is none first.
+// Compare sorts the zero Addr first, then IPv4 before IPv6.
 func (a Addr) Compare(b Addr) int { return a.Netip().Compare(b.Netip()) }
 
 // With is the address with a port, such as "192.0.2.1:80"; "-" when there is no address.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Scalars that every map shares. Multi-byte fields say their byte order in
- * their type (__be16, __be32); everything else is in host order. The key of an array
- * is a plain integer: the kernel takes the BTF of no other.
+ * Types that all maps share. Fields in network byte order have a type that says so
+ * (__be16, __be32); all others are in host order. The key of an array is a plain
+ * integer, since the kernel accepts no other BTF for it.
  */
 #ifndef EC_MAPS_WIRE_H
 #define EC_MAPS_WIRE_H
@@ -25,9 +25,8 @@ struct addr {
 } __attribute__((aligned(4)));
 
 /*
- * One direction of a flow. For ICMP the echo identifier stands in sport of a
- * request and in dport of a reply, so that swapping the ends turns one into
- * the other.
+ * One direction of a flow. An ICMP echo identifier is in sport of a request and in dport
+ * of a reply, so that swapping the ends turns one into the other.
  */
 struct tuple {
 	struct addr src;

@@ -116,7 +116,7 @@ func fillAll(t *testing.T, r Reader) {
 		Value: conntrack.Value{Ifindex: 42, FromPod: flow.ACK, FromWorld: flow.SYN, LastSeen: now - 1},
 	})
 	put(t, r, fragments.Name, typed.Entry[fragments.Key, fragments.Value]{
-		Key: fragments.Key{Place: 3},
+		Key: fragments.Key{Slot: 3},
 		Value: fragments.Value{
 			Src: addr("10.244.1.9"), Dst: addr("192.0.2.80"), ID: 777, Proto: wire.UDP,
 			Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53), Ifindex: 42, LastSeen: now - 1,

@@ -67,7 +67,7 @@ func passed(b *bed, p packet, by func(packet) result, verdict string) view {
 	return v
 }
 
-// firstFragment finds what is remembered of a pod's datagram, in one of the pod's places (frag_place in bpf/lib/frag.h).
+// firstFragment finds what is remembered of a pod's datagram, in one of the pod's places (frag_slot in bpf/lib/frag.h).
 func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 	pod := uint32(b.pods[key.Src.String()].index)
 	for n := range uint64(fragments.Each) {
@@ -75,7 +75,7 @@ func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 		own = (own ^ own>>32) * 0xbf58476d1ce4e5b9
 		own = (own ^ own>>29) * 0x94d049bb133111eb
 		place := fragments.OfWorld + own>>32*fragments.OfOthers>>32
-		v, err := b.fragments.Get(fragments.Key{Place: uint32(place)})
+		v, err := b.fragments.Get(fragments.Key{Slot: uint32(place)})
 		if err != nil || v.Ifindex == pod && v.Src == key.Src && v.Dst == key.Dst && v.ID == id && v.Proto == key.Proto {
 			return v, err
 		}
