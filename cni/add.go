@@ -30,26 +30,26 @@ func (c *call) add() error {
 	return a.buildDelegated()
 }
 
-// addition is one ADD on its way.
+// addition is one ADD.
 type addition struct {
 	*call
 	work   endpoint.Work
-	routes []*types.Route // that are asked for
+	routes []*types.Route // from the configuration or the ipam plugin; none: default routes
 	resolv types.DNS
 	result *current.Result
 }
 
-// open checks and opens what can be without the lock.
+// open checks and opens everything that does not need the lock.
 func (a *addition) open() error {
 	prev, err := a.prevResult()
 	if err != nil {
 		return err
 	}
 	if prev != nil {
-		return fieldError("prevResult", "must be absent: this plugin makes the interface, put it first in the list")
+		return fieldError("prevResult", "must be absent: this plugin creates the interface, so it must be the first of the list")
 	}
 	if a.bandwidth {
-		a.log.Warn("bandwidth is asked for, and traffic is not shaped yet")
+		a.log.Warn("bandwidth limit ignored: traffic shaping is not supported yet")
 	}
 	if a.hostLocal() {
 		if err := a.readPool(); err != nil {
@@ -72,7 +72,7 @@ func (a *addition) open() error {
 	return a.describe()
 }
 
-// readPool reads what host-local gives addresses from, and what it says beside them.
+// readPool reads host-local's configuration: what to allocate addresses from, routes and DNS settings.
 func (a *addition) readPool() error {
 	pool, err := a.parseIPAM(a.args.Args)
 	if err != nil {
@@ -97,7 +97,7 @@ func (a *addition) readPool() error {
 	return nil
 }
 
-// describe fills in what the state file says of the endpoint, but for what is not known before it is made.
+// describe fills in the endpoint's state, except what is known only after it was made.
 func (a *addition) describe() error {
 	ns, err := inode(a.work.Namespace)
 	if err != nil {
@@ -114,7 +114,7 @@ func (a *addition) describe() error {
 	if !a.hostLocal() {
 		a.work.IPAMConf = a.raw
 	}
-	a.work.Given = a.answer
+	a.work.OnAddresses = a.answer
 	return nil
 }
 
@@ -130,8 +130,8 @@ func (a *addition) close() {
 	}
 }
 
-// buildDelegated asks another plugin for the addresses, without holding the lock, but not before it is known that the
-// node can carry a pod.
+// buildDelegated calls another ipam plugin for the addresses, without holding the lock, after checking that the node is
+// ready for a pod.
 func (a *addition) buildDelegated() error {
 	var repeated bool
 	err := a.shared(func(ctx context.Context) (err error) {
@@ -156,7 +156,7 @@ func (a *addition) buildDelegated() error {
 	return err
 }
 
-// build makes the endpoint, or nothing of it.
+// build makes the endpoint; after an error nothing of it is left.
 func (a *addition) build(ctx context.Context) (err error) {
 	repeated, err := a.repeat(ctx)
 	if repeated || err != nil {
@@ -185,7 +185,7 @@ func (a *addition) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// undo takes away what was made; addresses that cannot have been in use yet need no rest.
+// undo releases what was made, without a quarantine for addresses that cannot have been in use yet.
 func (a *addition) undo() {
 	ctx, cancel := context.WithTimeout(context.Background(), undoWait)
 	defer cancel()
@@ -194,21 +194,21 @@ func (a *addition) undo() {
 		r.Quarantine = 0
 	}
 	if err := r.ReleaseLocked(ctx, a.id, a.network); err != nil {
-		a.log.Error("failed ADD not undone, DEL or GC will", "error", err)
+		a.log.Error("failed ADD could not be undone, DEL or GC will release it", "error", err)
 	}
 }
 
-// refusal is the error for the runtime where the endpoint can't be as it is asked for.
+// refusal gives errors that the runtime can act on their own codes.
 func (a *addition) refusal(err error) error {
 	if taken, ok := errors.AsType[*endpoint.TakenError](err); ok {
-		return types.NewError(codeNoAddress, taken.Error()+", which keeps it; "+
-			"remove that, or see to it that no two networks of this node give the same addresses", "")
+		return types.NewError(codeNoAddress, taken.Error()+"; "+
+			"remove that, or make sure that no two networks of this node allocate the same addresses", "")
 	}
 	switch {
 	case errors.Is(err, ipam.ErrExhausted):
 		return types.NewError(codeNoAddress, err.Error(), "")
 	case errors.Is(err, endpoint.ErrNameTaken):
-		return types.NewError(codeExists, fmt.Sprintf("interface %s exists already in %s, and is not of this attachment",
+		return types.NewError(codeExists, fmt.Sprintf("interface %s exists already in %s and does not belong to this attachment",
 			a.id.IfName, a.args.Netns), err.Error())
 	}
 	return err
@@ -222,7 +222,7 @@ func inode(ns *device.NetNS) (uint64, error) {
 	return st.Ino, nil
 }
 
-// answer makes the result, which an ADD that is repeated gives again, and the pod's routes.
+// answer makes the result, which a repeated ADD returns again, and the pod's routes.
 func (a *addition) answer() (err error) {
 	a.result = a.makeResult()
 	for _, r := range a.result.Routes {
@@ -234,15 +234,15 @@ func (a *addition) answer() (err error) {
 	return nil
 }
 
-// podName is the pod's namespace and name where CNI_ARGS tells them, as runtimes of Kubernetes do.
+// podName is the pod's namespace and name, which Kubernetes' runtimes pass in CNI_ARGS; else empty.
 func podName(args string) string {
-	told := map[string]string{}
+	values := map[string]string{}
 	for pair := range strings.SplitSeq(args, ";") {
 		key, value, _ := strings.Cut(pair, "=")
-		told[key] = value
+		values[key] = value
 	}
-	if told["K8S_POD_NAME"] == "" {
+	if values["K8S_POD_NAME"] == "" {
 		return ""
 	}
-	return told["K8S_POD_NAMESPACE"] + "/" + told["K8S_POD_NAME"]
+	return values["K8S_POD_NAMESPACE"] + "/" + values["K8S_POD_NAME"]
 }

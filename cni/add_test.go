@@ -18,7 +18,7 @@ import (
 )
 
 func TestAddMakesAPodAndDelUnmakesIt(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	p := w.newPod()
 	r := w.add(p, nil)
@@ -49,7 +49,7 @@ func TestAddMakesAPodAndDelUnmakesIt(t *testing.T) {
 	w.unchanged(before)
 }
 
-func checkPodSide(t *testing.T, w *world, p *pod, host device.Link) {
+func checkPodSide(t *testing.T, w *fixture, p *pod, host device.Link) {
 	t.Helper()
 	h, err := device.OpenIn(p.ns)
 	w.must(err)
@@ -83,7 +83,7 @@ func checkPodSide(t *testing.T, w *world, p *pod, host device.Link) {
 	}
 }
 
-func checkHostSide(t *testing.T, w *world, host device.Link, podMAC string) {
+func checkHostSide(t *testing.T, w *fixture, host device.Link, podMAC string) {
 	t.Helper()
 	addr := netip.MustParseAddr("10.9.0.2")
 	mac, err := net.ParseMAC(podMAC)
@@ -124,7 +124,7 @@ func checkHostSide(t *testing.T, w *world, host device.Link, podMAC string) {
 }
 
 func TestHostReachesThePod(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	w.add(p, nil)
 	var listener net.Listener

@@ -16,82 +16,81 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// check is CHECK: is everything that ADD made and prevResult promises still there? All that is missing is reported at
-// once.
+// check is CHECK: it reports everything that ADD made or prevResult lists and that is no longer so.
 func (c *call) check() error {
 	prev, err := c.prevResult()
 	if err != nil {
 		return err
 	}
 	if prev == nil {
-		return fieldError("prevResult", "is missing: CHECK compares with it")
+		return fieldError("prevResult", "is missing: CHECK needs the result of ADD")
 	}
 	netns, err := openNetNS(c.args.Netns)
 	if err != nil {
 		return err
 	}
 	defer netns.Close()
-	var by giver
+	var src ipamSource
 	err = c.shared(func(context.Context) (err error) {
-		by, err = c.compare(prev, netns)
+		src, err = c.compare(prev, netns)
 		return err
 	})
-	if err != nil || by.hostLocal() || by.conf == nil {
+	if err != nil || src.hostLocal() || src.conf == nil {
 		return err
 	}
-	return c.ask(context.Background(), by, c.delegateArgs("CHECK"))
+	return c.ask(context.Background(), src, c.delegateArgs("CHECK"))
 }
 
-func (c *call) compare(prev *current.Result, netns *device.NetNS) (by giver, err error) {
+func (c *call) compare(prev *current.Result, netns *device.NetNS) (src ipamSource, err error) {
 	state, err := endpoint.Read(c.stateDir, c.id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return by, types.NewError(types.ErrUnknownContainer, fmt.Sprintf("%s of container %s is unknown", c.id.IfName, c.id.ContainerID), err.Error())
+		return src, types.NewError(types.ErrUnknownContainer, fmt.Sprintf("interface %s of container %s is unknown", c.id.IfName, c.id.ContainerID), err.Error())
 	}
 	if err != nil {
-		return by, err
+		return src, err
 	}
-	if by, err = c.giverOf(state); err != nil {
-		return by, err
+	if src, err = c.sourceOf(state); err != nil {
+		return src, err
 	}
-	state.IPAM = by.ipam
+	state.IPAM = src.ipam
 	n, err := c.releaser().Open()
 	if err != nil {
-		return by, err
+		return src, err
 	}
 	defer n.Close()
 	if err := n.Ready(c.attach); err != nil {
-		return by, err
+		return src, err
 	}
 	inside, err := device.OpenIn(netns)
 	if err != nil {
-		return by, err
+		return src, err
 	}
 	defer inside.Close()
 	w := &endpoint.Work{Node: n, Endpoint: state, Namespace: netns, Inside: inside}
 	if ns, err := inode(netns); err != nil || ns != state.NetNSInode {
-		w.Wrong("%s is another network namespace than that of ADD", netns.Path())
+		w.Wrong("%s is not the network namespace of ADD", netns.Path())
 	}
 	checkResult(w, prev)
 	found, err := w.Faults()
 	if len(found) > 0 {
-		err = types.NewError(codeCheckFailed, "not as ADD left it: "+strings.Join(found, "; "), "")
+		err = types.NewError(codeCheckFailed, "the endpoint is not as ADD left it: "+strings.Join(found, "; "), "")
 	}
-	return by, err
+	return src, err
 }
 
-// checkResult compares prevResult, which other plugins of the list may have added to, with the endpoint, and takes over
-// what it promises of the pod's side.
+// checkResult compares prevResult, to which other plugins of the list may have added, with the endpoint, and adds what it
+// lists of the pod's side to what is checked.
 func checkResult(w *endpoint.Work, prev *current.Result) {
-	var promised []netip.Addr
+	var listed []netip.Addr
 	for _, ip := range prev.IPs {
 		a := toAddr(ip.Address.IP)
-		promised = append(promised, a)
+		listed = append(listed, a)
 		if onPodInterface(w, prev, ip) && !slices.Contains(w.Addresses, a) {
 			w.Others = append(w.Others, a)
 		}
 	}
 	for _, a := range w.Addresses {
-		if !slices.Contains(promised, a) {
+		if !slices.Contains(listed, a) {
 			w.Wrong("prevResult lacks address %s", a)
 		}
 	}

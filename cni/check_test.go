@@ -29,14 +29,14 @@ func prevResult(t *testing.T, r *current.Result) map[string]any {
 	return map[string]any{"prevResult": json.RawMessage(raw)}
 }
 
-// damage is one way in which the world can stop being as ADD left it.
+// damage is one way in which the node can stop being as ADD left it.
 type damage struct {
 	do   func(d damaged)
 	says string
 }
 
 type damaged struct {
-	*world
+	*fixture
 	pod       *pod
 	inPod     *device.Handle
 	link      device.Link // the host's end
@@ -101,10 +101,10 @@ func (d damaged) setSysctl(name, value string) {
 func TestCheckSeesWhatIsMissing(t *testing.T) {
 	for name, c := range damages() {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			p := w.newPod()
 			r := w.add(p, nil)
-			d := damaged{world: w, pod: p, addr: netip.MustParseAddr("10.9.0.2")}
+			d := damaged{fixture: w, pod: p, addr: netip.MustParseAddr("10.9.0.2")}
 			var err error
 			d.inPod, err = device.OpenIn(p.ns)
 			w.must(err)
@@ -131,7 +131,7 @@ func TestCheckSeesWhatIsMissing(t *testing.T) {
 }
 
 func TestCheckComparesPrevResult(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	r := w.add(p, nil)
 	for says, change := range map[string]func(*current.Result){
@@ -156,7 +156,7 @@ func TestCheckComparesPrevResult(t *testing.T) {
 	w.refused(7, "CHECK", p, map[string]any{"prevResult": map[string]any{"cniVersion": "1.1.0", "ips": 7}}, "prevResult")
 	elsewhere := w.newPod()
 	elsewhere.id = p.id
-	w.refused(codeCheckFailed, "CHECK", elsewhere, prevResult(t, r), "another network namespace", "the pod has no interface eth0")
+	w.refused(codeCheckFailed, "CHECK", elsewhere, prevResult(t, r), "not the network namespace of ADD", "the pod has no interface eth0")
 	w.refused(3, "CHECK", w.newPod(), prevResult(t, r), "unknown")
 	w.ok("DEL", p, nil)
 	w.refused(3, "CHECK", p, prevResult(t, r), "unknown")

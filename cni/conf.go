@@ -47,11 +47,11 @@ type conf struct {
 	logLevel   slog.Level
 	ipamType   string
 	dns        types.DNS
-	mac        net.HardwareAddr // asked for by the runtime
-	bandwidth  bool             // asked for by the runtime
+	mac        net.HardwareAddr // requested by the runtime; nil: random
+	bandwidth  bool             // requested by the runtime
 	unknown    []string
 
-	fields fields // what is decoded only by the operations that need it
+	fields fields // for those that only some operations decode
 	raw    []byte
 }
 
@@ -64,7 +64,7 @@ var known = []string{
 	"cni.dev/attachments", "disableCheck", "disableGC",
 }
 
-// parseConf checks everything that every operation needs. Errors are ready for the runtime.
+// parseConf parses what every operation needs. Its errors have codes for the runtime.
 func parseConf(stdin []byte) (*conf, error) {
 	c := &conf{
 		pins: defaultBPFFS, stateDir: defaultStateDir, mtu: defaultMTU, quarantine: ipam.DefaultQuarantine, raw: stdin,
@@ -91,7 +91,7 @@ func fieldError(field, reason string) error {
 	return types.NewError(types.ErrInvalidNetworkConfig, "network configuration, field "+field+": "+reason, "")
 }
 
-// decode reads a field; an absent one and null leave the default.
+// decode decodes a field; if it is absent or null, the default stays.
 func (f fields) decode(name, what string, into any) error {
 	raw, ok := f[name]
 	if !ok || string(raw) == "null" {
@@ -213,7 +213,7 @@ func (c *conf) readRuntime() error {
 	}
 	parsed, err := net.ParseMAC(mac)
 	if err != nil || len(parsed) != 6 || parsed[0]&1 != 0 || isZero(parsed) {
-		return fieldError("runtimeConfig.mac", fmt.Sprintf("%.100q: must be the Ethernet address of one interface", mac))
+		return fieldError("runtimeConfig.mac", fmt.Sprintf("%.100q: must be the unicast Ethernet address of an interface", mac))
 	}
 	c.mac = parsed
 	return nil
@@ -221,10 +221,10 @@ func (c *conf) readRuntime() error {
 
 func isZero(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) }
 
-// hostLocal says whether addresses are managed in process.
+// hostLocal reports whether addresses are allocated in process.
 func (c *conf) hostLocal() bool { return c.ipamType == endpoint.HostLocal }
 
-// checkMTU refuses an MTU that the address can't be used with.
+// checkMTU refuses an MTU that is too small for the address's family.
 func (c *conf) checkMTU(a netip.Addr) error {
 	if a.Is6() && c.mtu < minMTUIPv6 {
 		return fieldError("mtu", fmt.Sprintf("%d: IPv6 needs at least %d", c.mtu, minMTUIPv6))
@@ -232,15 +232,15 @@ func (c *conf) checkMTU(a netip.Addr) error {
 	return nil
 }
 
-// macs makes the two ends' addresses, the pod's unless it was asked for. They are set when the link is made, which
-// also keeps systemd from choosing others.
+// macs chooses Ethernet addresses for both ends, unless the pod's was requested. They are set when the link is created,
+// which also keeps systemd from choosing others.
 func macs(pod net.HardwareAddr) (host, chosen net.HardwareAddr, err error) {
 	var b [12]byte
 	if _, err := rand.Read(b[:]); err != nil {
 		return nil, nil, fmt.Errorf("choose Ethernet addresses: %w", err)
 	}
 	for _, first := range []int{0, 6} {
-		b[first] = b[first]&^1 | 2 // one interface's, locally administered
+		b[first] = b[first]&^1 | 2 // unicast, locally administered
 	}
 	if pod == nil {
 		pod = b[6:]
@@ -248,7 +248,7 @@ func macs(pod net.HardwareAddr) (host, chosen net.HardwareAddr, err error) {
 	return b[:6], pod, nil
 }
 
-// parseIPAM reads what host-local needs to give an address.
+// parseIPAM parses what host-local needs to allocate addresses.
 func (c *conf) parseIPAM(args string) (ipam.Config, error) {
 	parsed, err := ipam.Parse(c.raw, args)
 	if err == nil {
@@ -260,7 +260,7 @@ func (c *conf) parseIPAM(args string) (ipam.Config, error) {
 	return parsed, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
 }
 
-// prevResult returns the result that CHECK is given, nil when there is none.
+// prevResult returns the field prevResult, nil when there is none.
 func (c *conf) prevResult() (*current.Result, error) {
 	n := &types.PluginConf{CNIVersion: c.version}
 	if err := c.fields.decode("prevResult", "a result", &n.RawPrevResult); err != nil {
@@ -279,9 +279,9 @@ func (c *conf) prevResult() (*current.Result, error) {
 	return r, nil
 }
 
-// validAttachments returns the list that GC is given. Without one there is nothing to tell the living from the dead
-// by, and with one that can't be understood neither. null is an empty list: libcni writes it for a runtime that has
-// no attachments, and leaves the key out for one that does not say.
+// validAttachments returns the list of attachments that GC has to keep. A missing or invalid list is an error, since
+// everything would be released. null is an empty list: libcni writes it for a runtime that has no attachments, and
+// leaves the key out for one that passes no list.
 func (c *conf) validAttachments() (map[endpoint.ID]bool, error) {
 	raw, ok := c.fields[gcKey]
 	if !ok {

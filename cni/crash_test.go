@@ -13,7 +13,7 @@ import (
 )
 
 // steps are those of an ADD and of a DEL, in order.
-func (w *world) steps() (add, release []string) {
+func (w *fixture) steps() (add, release []string) {
 	w.t.Helper()
 	conf, err := json.Marshal(w.conf)
 	w.must(err)
@@ -33,9 +33,9 @@ func (w *world) steps() (add, release []string) {
 }
 
 // neighboured is a node with a pod that no clean-up may touch.
-func neighboured(t *testing.T) (*world, *pod, []string) {
+func neighboured(t *testing.T) (*fixture, *pod, []string) {
 	t.Helper()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.conf["addressQuarantine"] = "0s"
 	other := w.newPod()
 	w.add(other, nil)
@@ -43,7 +43,7 @@ func neighboured(t *testing.T) (*world, *pod, []string) {
 }
 
 // killed starts an ADD that kills itself before the step.
-func (w *world) killed(p *pod, step string) {
+func (w *fixture) killed(p *pod, step string) {
 	w.t.Helper()
 	if _, e := w.call("ADD", p, nil, killAt+"="+step); e == nil || e.Msg != "killed" {
 		w.t.Fatalf("ADD survived being killed before %s: %v", step, e)
@@ -51,14 +51,14 @@ func (w *world) killed(p *pod, step string) {
 }
 
 func TestKilledAddLeavesNothing(t *testing.T) {
-	cleanups := map[string]func(w *world, p, other *pod){
-		"DEL": func(w *world, p, _ *pod) { w.ok("DEL", p, nil) },
-		"GC":  func(w *world, p, other *pod) { w.ok("GC", nil, gcList(other)) },
-		"DEL without the namespace": func(w *world, p, _ *pod) {
+	cleanups := map[string]func(w *fixture, p, other *pod){
+		"DEL": func(w *fixture, p, _ *pod) { w.ok("DEL", p, nil) },
+		"GC":  func(w *fixture, p, other *pod) { w.ok("GC", nil, gcList(other)) },
+		"DEL without the namespace": func(w *fixture, p, _ *pod) {
 			w.destroy(p)
 			w.ok("DEL", p, nil)
 		},
-		"GC without the namespace": func(w *world, p, other *pod) {
+		"GC without the namespace": func(w *fixture, p, other *pod) {
 			w.destroy(p)
 			w.ok("GC", nil, gcList(other))
 		},
@@ -80,7 +80,7 @@ func TestKilledAddLeavesNothing(t *testing.T) {
 }
 
 // destroy ends the pod's namespace and waits until the kernel has taken the link away.
-func (w *world) destroy(p *pod) {
+func (w *fixture) destroy(p *pod) {
 	w.t.Helper()
 	link, err := w.host.LinkByName(p.id.HostLinkName())
 	p.ns.Close()

@@ -7,24 +7,24 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// del is DEL. It needs no namespace, no link, no state and no maps: whatever of them is left is taken away.
+// del is DEL. It removes whatever is left, even if namespace, link, state file or maps are gone.
 func (c *call) del() error {
-	var by giver
+	var src ipamSource
 	release := func(ctx context.Context) (err error) {
-		if by, err = c.findGiver(c.id); err != nil {
+		if src, err = c.findSource(c.id); err != nil {
 			return err
 		}
 		r := c.releaser()
-		r.KeepState = !by.hostLocal()
+		r.KeepState = !src.hostLocal()
 		return r.ReleaseLocked(ctx, c.id, c.network)
 	}
 	err := c.shared(release)
 	if errors.Is(err, endpoint.ErrNoDataplane) || errors.Is(err, errNoRoom) {
-		// No lock file, and none can be made: there is nobody to exclude.
+		// There is no lock file, and none can be made: nobody else can hold the lock.
 		err = release(context.Background())
 	}
-	if err == nil && !by.hostLocal() {
-		err = c.giveBack(context.Background(), by, c.id, c.delegateArgs("DEL")) // last, so that the address is nobody's before it is given on
+	if err == nil && !src.hostLocal() {
+		err = c.returnAddresses(context.Background(), src, c.id, c.delegateArgs("DEL")) // last: only a free address may be allocated again
 	}
 	if err == nil {
 		c.log.Info("endpoint released")

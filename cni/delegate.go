@@ -18,72 +18,73 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
-// Another ipam type is a plugin of its own, executed as the specification says: found in CNI_PATH, with this call's
-// environment and configuration. The node's lock is never held meanwhile: how long it takes is not ours to know.
+// An ipam type other than host-local is a plugin, executed as the specification says: found in CNI_PATH, with this
+// call's environment and configuration. It may take any time, so the node's lock is not held meanwhile.
 
-// giver is who gives the addresses: the store (host-local), or an ipam plugin and the configuration to ask it with.
-type giver struct {
+// ipamSource is what allocates addresses: host-local, or an ipam plugin with the configuration to call it with.
+type ipamSource struct {
 	ipam string
-	conf []byte // nil: what it was asked with is not known, so it can't be asked again
+	conf []byte // nil: not known, so the plugin can't be called
 }
 
-func (g giver) hostLocal() bool { return g.ipam == endpoint.HostLocal }
+func (g ipamSource) hostLocal() bool { return g.ipam == endpoint.HostLocal }
 
-// listed is the giver of the call's configuration.
-func (c *call) listed() giver { return giver{c.ipamType, c.raw} }
+// configured is the source in the call's configuration.
+func (c *call) configured() ipamSource { return ipamSource{c.ipamType, c.raw} }
 
-// giverOf is who has given an endpoint its addresses, whatever the list says by now.
-func (c *call) giverOf(e endpoint.Endpoint) (giver, error) {
+// sourceOf is the source of an endpoint's addresses, which the configuration may have changed since.
+func (c *call) sourceOf(e endpoint.Endpoint) (ipamSource, error) {
 	switch {
 	case e.IPAM == "" || e.IPAM == c.ipamType && len(e.IPAMConf) == 0:
-		return c.listed(), nil
+		return c.configured(), nil
 	case e.IPAM == endpoint.HostLocal || len(e.IPAMConf) == 0:
-		return giver{ipam: e.IPAM}, nil
+		return ipamSource{ipam: e.IPAM}, nil
 	}
 	var conf fields
 	if err := json.Unmarshal(e.IPAMConf, &conf); err != nil {
-		return giver{}, fmt.Errorf("read the configuration of endpoint %s: %w", e.ID, err)
+		return ipamSource{}, fmt.Errorf("read the configuration of endpoint %s: %w", e.ID, err)
 	}
 	if conf == nil {
 		conf = fields{}
 	}
-	if prev, ok := c.fields["prevResult"]; ok { // this call's, as the specification says
+	if prev, ok := c.fields["prevResult"]; ok { // that of this call, as the specification says
 		conf["prevResult"] = prev
 	}
 	raw, err := json.Marshal(conf)
-	return giver{e.IPAM, raw}, err
+	return ipamSource{e.IPAM, raw}, err
 }
 
-// findGiver is giverOf for an attachment. Without a state file an address in the store says it.
-func (c *call) findGiver(id endpoint.ID) (giver, error) {
+// findSource is sourceOf for an attachment. Without a state file, an address in the store means host-local.
+func (c *call) findSource(id endpoint.ID) (ipamSource, error) {
 	e, err := endpoint.Read(c.stateDir, id)
 	switch {
 	case err == nil:
-		return c.giverOf(e)
+		return c.sourceOf(e)
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, endpoint.ErrUnreadable):
-		return giver{}, err
+		return ipamSource{}, err
 	}
 	s, err := ipam.Open(c.stateDir, c.network, ipam.Options{})
 	if err != nil {
-		return giver{}, err
+		return ipamSource{}, err
 	}
 	owned, err := s.Owned(ipam.Owner(id))
 	if len(owned) > 0 {
-		return giver{ipam: endpoint.HostLocal}, nil
+		return ipamSource{ipam: endpoint.HostLocal}, nil
 	}
-	return c.listed(), err
+	return c.configured(), err
 }
 
-// giveBack has an ipam plugin free what it gave a released endpoint. Only then the state file goes, which says how.
-func (c *call) giveBack(ctx context.Context, by giver, id endpoint.ID, args *invoke.Args) error {
-	_, missing := c.find(by.ipam)
+// returnAddresses has an ipam plugin free the addresses of a released endpoint, and then removes the state file, which
+// has the plugin's configuration.
+func (c *call) returnAddresses(ctx context.Context, src ipamSource, id endpoint.ID, args *invoke.Args) error {
+	_, missing := c.find(src.ipam)
 	switch {
-	case by.conf == nil:
-		c.log.Warn("addresses not given back: an earlier version has not written down how", "ipam", by.ipam)
-	case missing != nil && by.ipam != c.ipamType: // what the list names may just be in replacement
-		c.log.Warn("addresses not given back: their ipam plugin is no longer installed", "ipam", by.ipam, "error", missing)
+	case src.conf == nil:
+		c.log.Warn("addresses not given back: the state file, of an earlier version, lacks the ipam plugin's configuration", "ipam", src.ipam)
+	case missing != nil && src.ipam != c.ipamType: // the one in the configuration may just be replaced
+		c.log.Warn("addresses not given back: their ipam plugin is no longer installed", "ipam", src.ipam, "error", missing)
 	default:
-		if err := c.ask(ctx, by, args); err != nil {
+		if err := c.ask(ctx, src, args); err != nil {
 			return err
 		}
 	}
@@ -94,7 +95,7 @@ func (c *call) giveBack(ctx context.Context, by giver, id endpoint.ID, args *inv
 		return endpoint.Remove(c.stateDir, id)
 	})
 	if errors.Is(err, endpoint.ErrNoDataplane) || errors.Is(err, errNoRoom) {
-		return nil // then there is no file
+		return nil // there is no state file either
 	}
 	return err
 }
@@ -123,38 +124,38 @@ func (a *addition) delegateAdd() error {
 	return nil
 }
 
-// delegateUndo gives back what a failed ADD was given, unless its link is still there, which has the addresses, or
-// another ADD of the attachment has succeeded meanwhile.
+// delegateUndo gives back the addresses of a failed ADD, unless they are in use: its link is still there, or another ADD
+// of the attachment has succeeded meanwhile.
 func (a *addition) delegateUndo() {
 	_, err := endpoint.Read(a.stateDir, a.id)
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = a.work.Host.LinkByName(a.id.HostLinkName())
 	}
 	if errors.Is(err, device.ErrNotFound) {
-		err = a.ask(context.Background(), a.listed(), a.delegateArgs("DEL"))
+		err = a.ask(context.Background(), a.configured(), a.delegateArgs("DEL"))
 	} else {
-		err = errors.Join(errors.New("the attachment is still there"), err)
+		err = errors.Join(errors.New("the attachment still exists"), err)
 	}
 	if err != nil {
-		a.log.Error("addresses of the failed ADD not given back, DEL will", "ipam", a.ipamType, "error", err)
+		a.log.Error("addresses of the failed ADD not given back, DEL will do it", "ipam", a.ipamType, "error", err)
 	}
 }
 
-// useDelegated takes over what the ipam plugin answered. How wide it believes the subnet to be says nothing here.
+// useDelegated takes addresses, routes and DNS settings from the ipam plugin's result. The prefix lengths are ignored.
 func (a *addition) useDelegated() error {
 	given := a.result
 	a.result = nil
 	if len(given.IPs) == 0 {
-		return fmt.Errorf("ipam plugin %s gave no address", a.ipamType)
+		return fmt.Errorf("ipam plugin %s allocated no address", a.ipamType)
 	}
 	families := map[bool]bool{}
 	for _, ip := range given.IPs {
 		addr := toAddr(ip.Address.IP)
 		if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback() {
-			return fmt.Errorf("ipam plugin %s gave %s, which no pod can have", a.ipamType, ip.Address.IP)
+			return fmt.Errorf("ipam plugin %s allocated %s, which no pod can have", a.ipamType, ip.Address.IP)
 		}
 		if families[addr.Is4()] {
-			return fmt.Errorf("ipam plugin %s gave two addresses of one family, and a pod has one of each", a.ipamType)
+			return fmt.Errorf("ipam plugin %s allocated two addresses of one family, but a pod has one of each", a.ipamType)
 		}
 		families[addr.Is4()] = true
 		if err := a.checkMTU(addr); err != nil {
@@ -171,8 +172,8 @@ func (a *addition) useDelegated() error {
 	return nil
 }
 
-// ask executes an ipam plugin for an operation without a result.
-func (c *call) ask(ctx context.Context, g giver, args *invoke.Args) error {
+// ask executes an ipam plugin's operation that has no result.
+func (c *call) ask(ctx context.Context, g ipamSource, args *invoke.Args) error {
 	path, err := c.find(g.ipam)
 	if err != nil {
 		return err
@@ -188,7 +189,7 @@ func (c *call) ask(ctx context.Context, g giver, args *invoke.Args) error {
 }
 
 func noAnswer(plugin, verb string, within time.Duration) error {
-	return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("ipam plugin %s has not done %s within %s", plugin, verb, within), "")
+	return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("ipam plugin %s has not finished %s within %s", plugin, verb, within), "")
 }
 
 func (c *call) find(plugin string) (string, error) {
@@ -206,14 +207,14 @@ func (c *call) delegateArgs(verb string) *invoke.Args {
 	}
 }
 
-// delegatesVerb says whether the version of the specification has the operation at all.
+// delegatesVerb reports whether there is an ipam plugin to call for an operation that the specification has since then.
 func (c *call) delegatesVerb(since string) bool {
 	ok, err := version.GreaterThanOrEqualTo(c.version, since)
 	return err == nil && ok && !c.hostLocal()
 }
 
-// unsupported says that a plugin does not know an operation, which is no failure of GC and STATUS: they are newer
-// than many plugins.
+// unsupported reports whether the error means that a plugin does not know an operation. For GC and STATUS, which are
+// newer than many plugins, that is no failure.
 func unsupported(err error) bool {
 	var e *types.Error
 	return errors.As(err, &e) && (e.Code == types.ErrInvalidEnvironmentVariables || e.Code == types.ErrIncompatibleCNIVersion)

@@ -14,15 +14,15 @@ import (
 
 // delegating is a node whose addresses come from the fake ipam plugin.
 type delegating struct {
-	*world
+	*fixture
 	dir    string // the fake plugin's
 	before []string
 }
 
 func newDelegating(t *testing.T) delegating {
 	t.Helper()
-	w := newWorld(t)
-	d := delegating{world: w, dir: t.TempDir(), before: w.everything()}
+	w := newFixture(t)
+	d := delegating{fixture: w, dir: t.TempDir(), before: w.everything()}
 	w.env = []string{fakeIPAM + "=" + d.dir}
 	w.conf["ipam"] = map[string]any{"type": ipamName}
 	return d

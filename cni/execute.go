@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// executor executes another plugin until ctx ends. The library's own waits for as long as any process that the plugin
-// has started keeps its output open.
+// executor executes another plugin until ctx ends. The library's own would wait for as long as any process that the
+// plugin has started keeps its output open.
 type executor struct {
 	version.PluginDecoder
 }
@@ -41,7 +41,7 @@ func (*executor) ExecPlugin(ctx context.Context, path string, conf []byte, envir
 	}
 	said := &types.Error{}
 	if json.Unmarshal(out.Bytes(), said) != nil {
-		said = &types.Error{Msg: fmt.Sprintf("plugin %s: %v, it says %q", path, err, append(out.Bytes(), log.Bytes()...))}
+		said = &types.Error{Msg: fmt.Sprintf("plugin %s: %v, output %q", path, err, append(out.Bytes(), log.Bytes()...))}
 	}
 	return nil, said
 }

@@ -11,14 +11,14 @@ import (
 )
 
 // smallState gives the node a state directory that is easily filled, with options of tmpfs.
-func (w *world) smallState(options string) {
+func (w *fixture) smallState(options string) {
 	w.t.Helper()
 	w.must(unix.Mount("state", w.stateDir, "tmpfs", 0, options))
 	w.t.Cleanup(func() { _ = unix.Unmount(w.stateDir, unix.MNT_DETACH) })
 }
 
 // fill takes all space, and all inodes, that are left in the state directory.
-func (w *world) fill() {
+func (w *fixture) fill() {
 	w.t.Helper()
 	for i := range 10000 {
 		name := filepath.Join(w.stateDir, fmt.Sprintf("filler%d", i))
@@ -33,7 +33,7 @@ func (w *world) fill() {
 	w.t.Fatal("the state directory does not fill")
 }
 
-func (w *world) unfill() {
+func (w *fixture) unfill() {
 	w.t.Helper()
 	fillers, err := filepath.Glob(filepath.Join(w.stateDir, "filler*"))
 	w.must(err)
@@ -46,7 +46,7 @@ func TestDelWithAFullStateDirectory(t *testing.T) {
 	for _, options := range []string{"size=256k", "nr_inodes=40"} {
 		for _, verb := range []string{"DEL", "GC"} {
 			t.Run(options+" "+verb, func(t *testing.T) {
-				w := newWorld(t)
+				w := newFixture(t)
 				w.smallState(options)
 				other := w.newPod()
 				w.add(other, nil)
@@ -83,7 +83,7 @@ func TestDelOfADelegatedPodWithAFullStateDirectory(t *testing.T) {
 
 // The first pod of a node finds it full: no lock file is there yet, and its DEL has to succeed all the same.
 func TestDelWithAStateDirectoryThatWasAlwaysFull(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	w.smallState("nr_inodes=40")
 	w.fill()

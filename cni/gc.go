@@ -14,42 +14,43 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
-// gc is GC: whatever of this network is not in the runtime's list is released, and what killed calls have left.
+// gc is GC: it releases every attachment of this network that is not in the runtime's list, and what killed calls have
+// left.
 func (c *call) gc() error {
 	valid, err := c.validAttachments()
 	if err != nil {
 		return err
 	}
-	given, err := c.collectOwn(valid)
+	given, err := c.releaseStale(valid)
 	if err != nil {
 		return err // the ipam plugin must not free an address whose link could not be deleted
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.delegateWait)
 	defer cancel()
-	err = c.giveAllBack(ctx, given)
+	err = c.returnAll(ctx, given)
 	if ctx.Err() != nil || !c.delegatesVerb("1.1.0") {
 		return err
 	}
-	if e := c.ask(ctx, c.listed(), c.delegateArgs("GC")); e != nil && !unsupported(e) {
+	if e := c.ask(ctx, c.configured(), c.delegateArgs("GC")); e != nil && !unsupported(e) {
 		return errors.Join(err, fmt.Errorf("ipam plugin %s: %w", c.ipamType, e))
 	}
 	return err
 }
 
-// giveAllBack has ipam plugins free what they gave released endpoints. One that hangs is waited for once, not once for
-// each pod: what is not asked for now, the next GC finds in the state files. In no order, so that one pod for which the
-// plugin always hangs is not always in front of the others.
-func (c *call) giveAllBack(ctx context.Context, given map[endpoint.ID]giver) error {
+// returnAll has ipam plugins free the addresses of released endpoints. The time limit is for all together, not for each,
+// in case a plugin hangs: the next GC finds the others by their state files. The order is random, so that one pod for
+// which the plugin always hangs does not always come first.
+func (c *call) returnAll(ctx context.Context, given map[endpoint.ID]ipamSource) error {
 	asked, failed := 0, 0
 	var first error
-	for id, by := range given {
+	for id, src := range given {
 		args := &invoke.Args{Command: "DEL", ContainerID: id.ContainerID, IfName: id.IfName, Path: c.args.Path}
-		err := c.giveBack(ctx, by, id, args)
+		err := c.returnAddresses(ctx, src, id, args)
 		asked++
 		if err == nil {
 			continue
 		}
-		c.log.Debug("addresses not given back, the next GC tries again", "ipam", by.ipam,
+		c.log.Debug("addresses not given back, the next GC tries again", "ipam", src.ipam,
 			"container", id.ContainerID, "ifname", id.IfName, "error", err)
 		failed++
 		if first == nil || ctx.Err() != nil {
@@ -62,13 +63,13 @@ func (c *call) giveAllBack(ctx context.Context, given map[endpoint.ID]giver) err
 	if first == nil {
 		return nil
 	}
-	return fmt.Errorf("addresses of %d of %d pods not given back, %d of them not asked for; the next GC tries again: %w",
+	return fmt.Errorf("addresses of %d of %d pods not given back, for %d of them the ipam plugin was not called; the next GC tries again: %w",
 		failed+len(given)-asked, len(given), len(given)-asked, first)
 }
 
-// collectOwn holds the lock exclusively: an ADD under way has not written its state yet and looks like a killed one.
-// It returns the released attachments whose addresses an ipam plugin gave.
-func (c *call) collectOwn(valid map[endpoint.ID]bool) (map[endpoint.ID]giver, error) {
+// releaseStale releases the attachments that are not valid, and returns those whose addresses an ipam plugin has
+// allocated. It holds the lock exclusively: an ADD under way has no state file yet and looks like a killed one.
+func (c *call) releaseStale(valid map[endpoint.ID]bool) (map[endpoint.ID]ipamSource, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
 	started := time.Now()
@@ -90,37 +91,37 @@ func (c *call) collectOwn(valid map[endpoint.ID]bool) (map[endpoint.ID]giver, er
 	for id := range valid {
 		keep[ipam.Owner(id)] = true
 	}
-	given := map[endpoint.ID]giver{}
+	given := map[endpoint.ID]ipamSource{}
 	stale, err := c.stale(store, valid)
 	errs := []error{err}
 	for _, id := range stale {
-		by, err := c.collectOne(ctx, id)
+		src, err := c.releaseOne(ctx, id)
 		if err != nil {
 			errs, keep[ipam.Owner(id)] = append(errs, err), true // its link may still have the address
 			continue
 		}
 		c.log.Info("stale endpoint released", "container", id.ContainerID, "ifname", id.IfName)
-		if !by.hostLocal() {
-			given[id] = by
+		if !src.hostLocal() {
+			given[id] = src
 		}
 	}
-	_, err = store.ReleaseExcept(ctx, keep) // owners that no endpoint can have, and files without one
-	return given, errors.Join(append(errs, err, c.releaser().Sweep(valid))...)
+	_, err = store.ReleaseExcept(ctx, keep) // owners that are no valid attachment, and files without an owner
+	return given, errors.Join(append(errs, err, c.releaser().RemoveOrphans(valid))...)
 }
 
-// collectOne releases a stale endpoint.
-func (c *call) collectOne(ctx context.Context, id endpoint.ID) (giver, error) {
-	by, err := c.findGiver(id)
+// releaseOne releases one stale attachment.
+func (c *call) releaseOne(ctx context.Context, id endpoint.ID) (ipamSource, error) {
+	src, err := c.findSource(id)
 	if err != nil {
-		return by, err
+		return src, err
 	}
 	r := c.releaser()
-	r.KeepState = !by.hostLocal()
-	return by, r.Release(ctx, id, c.network)
+	r.KeepState = !src.hostLocal()
+	return src, r.Release(ctx, id, c.network)
 }
 
-// stale are the attachments of this network that are not valid: those with a state file, and those of killed ADDs
-// that have got no further than their address.
+// stale returns the attachments of this network that are not valid, of those with a state file, and of those that have
+// only addresses, from killed ADDs.
 func (c *call) stale(store *ipam.Store, valid map[endpoint.ID]bool) ([]endpoint.ID, error) {
 	var found []endpoint.ID
 	seen := map[endpoint.ID]bool{}

@@ -17,7 +17,7 @@ var gateway = netip.MustParseAddr("169.254.1.1")
 func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // eventually waits for what the kernel does in its own time.
-func (w *world) eventually(what string, is func() bool) {
+func (w *fixture) eventually(what string, is func() bool) {
 	w.t.Helper()
 	for deadline := time.Now().Add(priv.Patience(10 * time.Second)); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if is() {

@@ -18,7 +18,7 @@ import (
 
 // What the kernel would change or refuse; the result would name an interface that is not there.
 func TestInterfaceNamesThatTheKernelWouldChange(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	for _, name := range []string{"eth%d", "%d", "eth%", "a%sb", "eth%d%d", "all", "default", "à"} {
 		p := w.newPod()
@@ -33,7 +33,7 @@ func TestInterfaceNamesThatTheKernelWouldChange(t *testing.T) {
 }
 
 // brokenPin puts a map in the place of another one, whose lookups fail, and returns what puts it right again.
-func (w *world) brokenPin(name string) func() {
+func (w *fixture) brokenPin(name string) func() {
 	w.t.Helper()
 	path := w.pins.Map(name)
 	was, err := ebpf.LoadPinnedMap(path, nil)
@@ -54,7 +54,7 @@ func (w *world) brokenPin(name string) func() {
 
 // An ADD that is repeated and can't find out how the pod is leaves it alone.
 func TestRepeatedAddSparesARunningPod(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	r := w.add(p, nil)
 	before := w.everything()
@@ -105,7 +105,7 @@ func TestRepeatedAddSparesARunningPod(t *testing.T) {
 	}
 }
 
-func entryOf(w *world, p *pod) (endpoints.Key, endpoint.Endpoint) {
+func entryOf(w *fixture, p *pod) (endpoints.Key, endpoint.Endpoint) {
 	w.t.Helper()
 	e, err := endpoint.Read(w.stateDir, p.id)
 	w.must(err)
@@ -113,7 +113,7 @@ func entryOf(w *world, p *pod) (endpoints.Key, endpoint.Endpoint) {
 }
 
 // undeletable puts a link that the kernel does not delete in the place of the pod's.
-func (w *world) undeletable(p *pod) {
+func (w *fixture) undeletable(p *pod) {
 	w.t.Helper()
 	l, err := w.host.LinkByName(p.id.HostLinkName())
 	w.must(err)
@@ -125,7 +125,7 @@ func (w *world) undeletable(p *pod) {
 }
 
 func TestAddressStaysTakenWhileItsLinkExists(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	w.add(p, nil)
 	w.undeletable(p)
@@ -191,7 +191,7 @@ func TestGCWaitsOnceForAnIPAMPlugin(t *testing.T) {
 	d.asked("ADD", "ADD", "ADD", "ADD")
 	d.leave("hang-DEL", "")
 	start := time.Now()
-	d.refused(11, "GC", nil, gcList(), ipamName, "4 of 4 pods not given back, 3 of them not asked for")
+	d.refused(11, "GC", nil, gcList(), ipamName, "4 of 4 pods not given back, for 3 of them the ipam plugin was not called")
 	if took := time.Since(start); took > 3*time.Second {
 		t.Errorf("GC took %v", took)
 	}
@@ -200,7 +200,7 @@ func TestGCWaitsOnceForAnIPAMPlugin(t *testing.T) {
 
 	// One that answers is asked for all, and says why not once.
 	d.leave("refuse-DEL", `{"code":123,"msg":"not today"}`)
-	d.refused(123, "GC", nil, gcList(), "4 of 4 pods not given back, 0 of them not asked for", "not today")
+	d.refused(123, "GC", nil, gcList(), "4 of 4 pods not given back, for 0 of them the ipam plugin was not called", "not today")
 	d.asked("DEL", "DEL", "DEL", "DEL", "GC")
 	d.must(os.Remove(filepath.Join(d.dir, "refuse-DEL")))
 	d.ok("GC", nil, gcList())
@@ -210,7 +210,7 @@ func TestGCWaitsOnceForAnIPAMPlugin(t *testing.T) {
 
 // A link that somebody renamed is still the pod's.
 func TestRenamedLinkIsDeleted(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	p := w.newPod()
 	w.add(p, nil)

@@ -24,7 +24,7 @@ import (
 )
 
 func TestMissingDataplane(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	r := w.add(p, nil)
 	w.ok("STATUS", nil, nil)
@@ -56,7 +56,7 @@ func TestMissingDataplane(t *testing.T) {
 }
 
 func TestAnotherLayoutIsNotTouched(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.setConfig(mapconfig.Value{Layout: wire.LayoutVersion + 1})
 	before := w.everything()
 	w.refused(11, "ADD", w.newPod(), nil, "layout 2", "layout 1")
@@ -67,7 +67,7 @@ func TestAnotherLayoutIsNotTouched(t *testing.T) {
 }
 
 func TestStatusIsHonestAboutItsConfiguration(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.ok("STATUS", nil, nil)
 	w.refused(7, "STATUS", nil, map[string]any{"ipam": map[string]any{"type": "host-local"}}, "ipam.ranges")
 	w.refused(7, "STATUS", nil, map[string]any{"ipam": map[string]any{"type": "nosuch"}}, "nosuch")
@@ -75,7 +75,7 @@ func TestStatusIsHonestAboutItsConfiguration(t *testing.T) {
 }
 
 func TestWaitingForTheLockEndsInError11(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.env = []string{waitTime + "=50ms"}
 	p := w.newPod()
 	w.add(p, nil)
@@ -103,7 +103,7 @@ func TestWaitingForTheLockEndsInError11(t *testing.T) {
 }
 
 func TestGC(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	kept, gone, alien := w.newPod(), w.newPod(), w.newPod()
 	w.add(kept, nil)
 	w.add(alien, map[string]any{"name": "net2"}, "CNI_ARGS=IP=10.9.0.200")
@@ -135,7 +135,7 @@ func TestGC(t *testing.T) {
 }
 
 func TestGCKeepsEndpointsWhoseStateWasLost(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	valid, complete := w.newPod(), w.newPod()
 	w.add(valid, nil)
 	w.add(complete, nil)
@@ -156,7 +156,7 @@ func TestGCKeepsEndpointsWhoseStateWasLost(t *testing.T) {
 // The state directory is gone with the boot, or was on a disk and is not.
 func TestReboot(t *testing.T) {
 	t.Run("state directory gone", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		w.must(os.RemoveAll(w.stateDir))
 		p := w.newPod()
 		w.refused(11, "ADD", p, nil, w.stateDir)
@@ -167,7 +167,7 @@ func TestReboot(t *testing.T) {
 		}
 	})
 	t.Run("state directory outlives the boot", func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		before := w.everything()
 		old, now := w.newPod(), w.newPod()
 		w.add(old, nil)
@@ -200,7 +200,7 @@ func TestReboot(t *testing.T) {
 
 func TestUnreadableStateFile(t *testing.T) {
 	for _, content := range []string{"", "{", `{"container_id":"other","ifname":"eth0"}`, `{"host_ifindex":-1}`} {
-		w := newWorld(t)
+		w := newFixture(t)
 		before := w.everything()
 		p := w.newPod()
 		w.add(p, nil)
@@ -213,7 +213,7 @@ func TestUnreadableStateFile(t *testing.T) {
 
 // A DEL that comes late must not touch the address's next owner.
 func TestLateDelSparesTheNextOwner(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	first, second := w.newPod(), w.newPod()
 	w.add(first, nil, "CNI_ARGS=IP=10.9.0.9")
@@ -231,7 +231,7 @@ func TestLateDelSparesTheNextOwner(t *testing.T) {
 // Pods that come at once share no address and leave nothing. That a hundred do so on a node with an agent is
 // TestHundredPodsLeaveNothing in test/e2e.
 func TestManyPodsAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	const pods, width = 30, 10
 	all := make([]*pod, pods)
@@ -265,7 +265,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 }
 
 func TestConcurrentAddsOfOneAttachment(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	conf, err := json.Marshal(w.conf)
 	w.must(err)
@@ -292,7 +292,7 @@ func TestConcurrentAddsOfOneAttachment(t *testing.T) {
 func BenchmarkAddDel(b *testing.B) {
 	for _, mode := range []string{"tcx", "clsact"} {
 		b.Run(mode, func(b *testing.B) {
-			w := newWorld(b)
+			w := newFixture(b)
 			w.conf["attach"], w.conf["logLevel"] = mode, "error"
 			conf, err := json.Marshal(w.conf)
 			w.must(err)

@@ -20,7 +20,7 @@ func TestOrderOfAdd(t *testing.T) {
 			if mode == "tcx" {
 				priv.NeedTCX(t)
 			}
-			w := newWorld(t)
+			w := newFixture(t)
 			w.conf["attach"] = mode
 			before := w.everything()
 			names, _ := w.steps()
@@ -56,7 +56,7 @@ type linkState struct {
 	mode       attach.Mode
 }
 
-func (w *world) hostLink(p *pod) linkState {
+func (w *fixture) hostLink(p *pod) linkState {
 	w.t.Helper()
 	l, err := w.host.LinkByName(p.id.HostLinkName())
 	if err != nil {
@@ -67,13 +67,13 @@ func (w *world) hostLink(p *pod) linkState {
 	return linkState{exists: true, up: l.Up(), mode: s.Mode}
 }
 
-func (w *world) hasState(p *pod) bool {
+func (w *fixture) hasState(p *pod) bool {
 	_, err := endpoint.Read(w.stateDir, p.id)
 	return err == nil
 }
 
 func TestClsact(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.conf["attach"] = "clsact"
 	before := w.everything()
 	p := w.newPod()

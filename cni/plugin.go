@@ -23,31 +23,31 @@ import (
 
 // Error codes from 100 on are the plugin's own.
 const (
-	codeNoAddress   uint = 100 // no address is left, or the one asked for or given is taken
-	codeCheckFailed uint = 101 // the world is not as prevResult says
-	codeExists      uint = 102 // ADD of an attachment that exists, for another namespace or half gone
+	codeNoAddress   uint = 100 // no address is left, or the requested or allocated one is taken
+	codeCheckFailed uint = 101 // CHECK found differences
+	codeExists      uint = 102 // ADD of an attachment that exists, in another namespace or incomplete
 )
 
-// lockWait bounds the wait for the node's lock. An upgrade holds it for as long as it takes to replace the program on
-// every pod, which is milliseconds, and one that waits in vain lets others pass every few seconds.
+// lockWait bounds the wait for the node's lock. An upgrade holds it for milliseconds, while it replaces the program of
+// every pod; while it waits itself, it lets others pass every few seconds.
 const lockWait = 10 * time.Second
 
-// undoWait bounds the waits for locks while a failed ADD is undone, whatever it had left of its own time.
+// undoWait bounds the waits for locks while a failed ADD is undone, even if its own time is used up.
 const undoWait = 5 * time.Second
 
 // delegateWait bounds the wait for another ipam plugin; runtimes wait for a pod's network for two minutes and more.
 const delegateWait = 50 * time.Second
 
-// errNoRoom is returned (wrapped) where a full file system has no room for a lock file, which therefore is not there.
+// errNoRoom is returned (wrapped) when a full file system has no room for a lock file, which does not exist.
 var errNoRoom = errors.New("no room for a lock file")
 
-// versions of the specification that are spoken.
+// versions returns the supported versions of the specification.
 func versions() version.PluginInfo {
 	return version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
 }
 
-// Main is the plugin: it does what the environment and standard input ask for and ends the process with status 1
-// when that failed. release is the build's version.
+// Main runs the operation that the environment and standard input ask for, and ends the process with status 1 if that
+// fails. release is the build's version.
 func Main(release string) {
 	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, delegateWait: delegateWait, wait: lockWait}
 	skel.PluginMainFuncs(p.funcs(), versions(), "CNI plugin ebpf-cni "+release)
@@ -68,7 +68,7 @@ func (p *plugin) funcs() skel.CNIFuncs {
 	}
 }
 
-// verb is an operation as the library calls it.
+// verb makes an operation callable for the library.
 func (p *plugin) verb(name string, do func(*call) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
 		c, done, err := p.begin(name, args)
@@ -80,7 +80,7 @@ func (p *plugin) verb(name string, do func(*call) error) func(*skel.CmdArgs) err
 	}
 }
 
-// call is one call of the plugin: its parameters, checked, and its tools.
+// call is one call of the plugin: its checked parameters and its logger.
 type call struct {
 	*plugin
 	*conf
@@ -122,7 +122,7 @@ func (c *call) finish(err error) error {
 	if err == nil {
 		return nil
 	}
-	c.log.Error("operation refused or failed", "error", err)
+	c.log.Error("operation failed", "error", err)
 	if coded, ok := errors.AsType[*types.Error](err); ok {
 		return types.NewError(coded.Code, withoutDetails(err, coded), coded.Details)
 	}
@@ -132,13 +132,13 @@ func (c *call) finish(err error) error {
 	return types.NewError(types.ErrInternal, err.Error(), "")
 }
 
-// withoutDetails is the whole chain's text; the innermost error's details have a field of their own.
+// withoutDetails is the text of the whole chain without the details of the innermost error, which have their own field.
 func withoutDetails(err error, coded *types.Error) string {
 	return strings.Replace(err.Error(), coded.Error(), coded.Msg, 1)
 }
 
-// openLog logs to the configured file, or to the standard error output. A pod is not refused because its start can't
-// be logged.
+// openLog opens the configured log file, or else standard error. A file that can't be opened is not worth refusing a
+// pod.
 func openLog(c *conf, stderr io.Writer) (*slog.Logger, func()) {
 	options := &slog.HandlerOptions{Level: c.logLevel}
 	if c.logFile == "" {
@@ -153,7 +153,7 @@ func openLog(c *conf, stderr io.Writer) (*slog.Logger, func()) {
 	return slog.New(slog.NewTextHandler(f, options)), func() { _ = f.Close() }
 }
 
-// shared runs fn while the node's lock is held for work on one endpoint, and the endpoint's own.
+// shared runs fn while holding the node's lock, shared, and the lock of the call's endpoint.
 func (c *call) shared(fn func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
@@ -180,7 +180,7 @@ func lockError(err error) error {
 	return err
 }
 
-// releaser takes endpoints away; their addresses rest as the configuration says.
+// releaser releases endpoints, with the quarantine of the configuration.
 func (c *call) releaser() endpoint.Releaser {
 	return endpoint.Releaser{StateDir: c.stateDir, Pins: c.pins, Quarantine: c.quarantine, Log: c.log, Step: c.step}
 }

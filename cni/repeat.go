@@ -14,8 +14,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// repeat answers an ADD for an attachment that exists: with the same result when it is complete and in the same
-// namespace, else with an error. One that is known to be half made or half gone is released, and ADD goes on.
+// repeat answers an ADD for an attachment that exists: with the same result if it is complete and in the same namespace,
+// else with an error. If it is known to be incomplete it is released, and ADD goes on (false).
 func (a *addition) repeat(ctx context.Context) (bool, error) {
 	e, err := endpoint.Read(a.stateDir, a.id)
 	switch {
@@ -24,7 +24,7 @@ func (a *addition) repeat(ctx context.Context) (bool, error) {
 	case err != nil:
 		return false, err
 	case e.Releasing:
-		return false, a.releaseRest(ctx, e, "an earlier DEL never ended")
+		return false, a.releaseLeftovers(ctx, e, "an earlier DEL did not finish")
 	}
 	if err := a.work.Ready(a.attach); err != nil {
 		return false, err
@@ -41,22 +41,22 @@ func (a *addition) repeat(ctx context.Context) (bool, error) {
 		if err := there.CheckFree(); err != nil {
 			return false, a.refusal(err)
 		}
-		return false, a.releaseRest(ctx, e, gap)
+		return false, a.releaseLeftovers(ctx, e, gap)
 	}
 	a.result = &current.Result{}
 	if err := json.Unmarshal(e.Result, a.result); err != nil {
-		return false, a.exists("and the result of its ADD is unreadable: " + err.Error())
+		return false, a.exists("but the result of its ADD is unreadable: " + err.Error())
 	}
-	a.log.Info("endpoint exists already, same result")
+	a.log.Info("endpoint exists already, same result returned")
 	return true, a.printResult()
 }
 
 func (a *addition) exists(how string) error {
-	return types.NewError(codeExists, fmt.Sprintf("%s of container %s exists already %s", a.id.IfName, a.id.ContainerID, how), "call DEL first")
+	return types.NewError(codeExists, fmt.Sprintf("interface %s of container %s exists already %s", a.id.IfName, a.id.ContainerID, how), "call DEL first")
 }
 
-// refuseRunning refuses an attachment that is complete although its state can't be read, for that reason: its pod may
-// be running. One that is not complete is what a killed ADD has left.
+// refuseRunning refuses an ADD if the attachment is complete although its state file can't be read, for that reason: its
+// pod may be running. If it is not complete, a killed ADD has left it.
 func (a *addition) refuseRunning(reason error) error {
 	l, err := a.work.Host.LinkByName(a.id.HostLinkName())
 	if errors.Is(err, device.ErrNotFound) {
@@ -70,20 +70,20 @@ func (a *addition) refuseRunning(reason error) error {
 	}
 	complete, err := a.work.ByLink()
 	if len(complete[l.Index]) > 0 {
-		return a.exists("without its state: " + reason.Error())
+		return a.exists("without a readable state file: " + reason.Error())
 	}
 	return err
 }
 
-// releaseRest releases what is left of an endpoint, so that ADD can go on. If another ipam plugin gave its addresses than
-// the one that is about to give new ones, only DEL can give them back.
-func (a *addition) releaseRest(ctx context.Context, e endpoint.Endpoint, why string) error {
-	by, err := a.giverOf(e)
+// releaseLeftovers releases what is left of an endpoint, so that ADD can go on. If the addresses are of another ipam
+// plugin than the configured one, only DEL can give them back.
+func (a *addition) releaseLeftovers(ctx context.Context, e endpoint.Endpoint, why string) error {
+	src, err := a.sourceOf(e)
 	if err != nil {
 		return err
 	}
-	if !by.hostLocal() && by.ipam != a.ipamType {
-		return a.exists(fmt.Sprintf("in part (%s), with addresses of ipam plugin %s", why, by.ipam))
+	if !src.hostLocal() && src.ipam != a.ipamType {
+		return a.exists(fmt.Sprintf("in part (%s), with addresses of ipam plugin %s", why, src.ipam))
 	}
 	a.log.Warn("releasing what is left of the attachment first", "reason", why)
 	return a.releaser().ReleaseLocked(ctx, a.id, a.network)

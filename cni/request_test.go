@@ -23,7 +23,7 @@ func hostLocal(extra map[string]any) map[string]any {
 func runtimeConfig(what map[string]any) map[string]any { return map[string]any{"runtimeConfig": what} }
 
 func TestEveryVersionOfTheSpecification(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		p := w.newPod()
 		conf := map[string]any{"cniVersion": version}
@@ -61,7 +61,7 @@ func TestEveryVersionOfTheSpecification(t *testing.T) {
 }
 
 func TestRequestedAddress(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for name, ask := range map[string]struct {
 		conf map[string]any
 		env  string
@@ -88,7 +88,7 @@ func TestRequestedAddress(t *testing.T) {
 }
 
 func TestRequestedMAC(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	r := w.add(p, runtimeConfig(map[string]any{"mac": "02:AA:00:00:00:07"}))
 	if got := r.Interfaces[1].Mac; got != "02:aa:00:00:00:07" {
@@ -101,19 +101,19 @@ func TestRequestedMAC(t *testing.T) {
 }
 
 func TestBandwidthIsSeenAndNotShaped(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	out, e := w.call("ADD", w.newPod(), runtimeConfig(map[string]any{"bandwidth": map[string]any{"ingressRate": 1000}}))
-	if e != nil || !strings.Contains(out, "not shaped") {
+	if e != nil || !strings.Contains(out, "bandwidth limit ignored") {
 		t.Errorf("%v, log: %s", e, out)
 	}
 	out, e = w.call("ADD", w.newPod(), nil)
-	if e != nil || strings.Contains(out, "not shaped") {
+	if e != nil || strings.Contains(out, "bandwidth limit ignored") {
 		t.Errorf("without a request: %v, log: %s", e, out)
 	}
 }
 
 func TestRoutesAndResolver(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
 	w.must(os.WriteFile(resolv, []byte("nameserver 192.0.2.53\nsearch a.test\n"), 0o600))
 	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": []any{
@@ -147,7 +147,7 @@ func TestRoutesAndResolver(t *testing.T) {
 }
 
 func TestDualStack(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	conf := hostLocal(map[string]any{"ranges": [][]any{
 		{map[string]any{"subnet": "10.9.0.0/24"}}, {map[string]any{"subnet": "fd00:9::/64"}},
@@ -170,7 +170,7 @@ func TestDualStack(t *testing.T) {
 }
 
 func TestUnknownFieldsAreLogged(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	conf := hostLocal(map[string]any{"novelty": 1})
 	conf["tomorrow"] = map[string]any{"a": 1}
 	out, e := w.call("ADD", w.newPod(), conf)
@@ -180,7 +180,7 @@ func TestUnknownFieldsAreLogged(t *testing.T) {
 }
 
 func TestLogFile(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	file := filepath.Join(t.TempDir(), "cni.log")
 	p := w.newPod()
 	w.add(p, map[string]any{"logFile": file})
@@ -195,7 +195,7 @@ func TestLogFile(t *testing.T) {
 }
 
 func TestWrongValuesAreError7(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	for field, values := range map[string][]any{
 		"bpffs":             {"relative", 7, "/a\x00b"},
@@ -221,7 +221,7 @@ func TestWrongValuesAreError7(t *testing.T) {
 }
 
 func TestHostileNames(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	for _, verb := range []string{"ADD", "DEL", "CHECK"} {
 		for _, id := range []string{"../../etc", "a/b", "..", ".x", "a b", "x:y", "-x", "=x", "a\r\nb"} {
@@ -255,7 +255,7 @@ func TestHostileNames(t *testing.T) {
 }
 
 func TestAddTwice(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.newPod()
 	first := w.add(p, nil)
 	before := w.everything()
@@ -285,7 +285,7 @@ func TestAddTwice(t *testing.T) {
 
 // TestLongContainerID: the specification has no limit, the file system has one for names.
 func TestLongContainerID(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	for _, length := range []int{201, 1000} {
 		p := w.newPod()

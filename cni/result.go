@@ -14,7 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// makeResult describes the attachment: the host's end, the pod's end, an address of each family.
+// makeResult returns the result of ADD: the host's end, the pod's end, addresses, routes and DNS settings.
 func (a *addition) makeResult() *current.Result {
 	w, pod := &a.work, 1
 	r := &current.Result{
@@ -38,8 +38,7 @@ func (a *addition) makeResult() *current.Result {
 	return r
 }
 
-// podRoutes are the routes that are asked for or, without any, a default route for each family. All lead to the one
-// gateway there is.
+// podRoutes are the requested routes or, without any, a default route for each family. All use the only gateway.
 func (a *addition) podRoutes() []*types.Route {
 	var out []*types.Route
 	for _, addr := range a.work.Addresses {
@@ -57,7 +56,7 @@ func (a *addition) podRoutes() []*types.Route {
 			}
 			gateway := endpoint.Gateway(addr)
 			if r.GW != nil && toAddr(r.GW) != gateway {
-				a.log.Warn("gateway of a route ignored", "dst", r.Dst.String(), "gateway", r.GW, "used", gateway)
+				a.log.Warn("gateway of a route ignored, pods have only one", "dst", r.Dst.String(), "gateway", r.GW, "used", gateway)
 			}
 			way := r.Copy()
 			way.GW = gateway.AsSlice()
@@ -87,8 +86,8 @@ func (a *addition) printResult() error {
 	return nil
 }
 
-// toCurrent converts a result that somebody else wrote. The library's conversion from older versions panics at a null
-// where an object should be; newer ones let it through.
+// toCurrent converts a result from outside. The library's conversion of older versions panics at a null instead of an
+// object; that of newer ones lets it through.
 func toCurrent(r types.Result) (out *current.Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -109,7 +108,7 @@ func toAddr(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// toPrefix converts n; what it can't convert becomes the invalid prefix. An IPv4 address with an IPv6 mask is one.
+// toPrefix converts n. The result is invalid if that is impossible, as for an IPv4 address with an IPv6 mask.
 func toPrefix(n *net.IPNet) netip.Prefix {
 	ones, bits := n.Mask.Size()
 	a := toAddr(n.IP)

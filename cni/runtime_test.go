@@ -18,7 +18,7 @@ import (
 )
 
 // realPlugin puts the built binary in the place of the test's own, and returns the network as a list.
-func realPlugin(t *testing.T, w *world) *libcni.NetworkConfigList {
+func realPlugin(t *testing.T, w *fixture) *libcni.NetworkConfigList {
 	t.Helper()
 	plugin := filepath.Join(w.plugins, "ebpf-cni")
 	w.must(os.Remove(plugin))
@@ -50,7 +50,7 @@ func build(t *testing.T, out, pkg string) {
 }
 
 func TestInTheHandsOfLibcni(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	list := realPlugin(t, w)
 	runtime := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
@@ -103,7 +103,7 @@ func TestInTheHandsOfLibcni(t *testing.T) {
 }
 
 func TestInTheHandsOfCnitool(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	before := w.everything()
 	list := realPlugin(t, w)
 	tool := filepath.Join(t.TempDir(), "cnitool")

@@ -10,8 +10,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// status is STATUS: would an ADD succeed now? Whether the agent is alive does not matter. That all addresses are in
-// use is not reported either: runtimes make the whole node unready for it, and its pods are moved away.
+// status is STATUS: would an ADD succeed now? Whether the agent runs does not matter. That no address is free is not
+// reported either: runtimes would mark the whole node as not ready, and its pods would be moved away.
 func (c *call) status() error {
 	err := c.ready()
 	if _, coded := errors.AsType[*types.Error](err); err == nil || coded {
@@ -32,7 +32,7 @@ func (c *call) ready() error {
 	if !c.delegatesVerb("1.1.0") {
 		return nil
 	}
-	if err := c.ask(context.Background(), c.listed(), c.delegateArgs("STATUS")); err != nil && !unsupported(err) {
+	if err := c.ask(context.Background(), c.configured(), c.delegateArgs("STATUS")); err != nil && !unsupported(err) {
 		return fmt.Errorf("ipam plugin %s: %w", c.ipamType, err)
 	}
 	return nil

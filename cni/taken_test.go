@@ -25,7 +25,7 @@ var (
 )
 
 // refusedAsTaken is an ADD that must be refused, leave no trace and name the holder.
-func (w *world) refusedAsTaken(conf map[string]any, words ...string) {
+func (w *fixture) refusedAsTaken(conf map[string]any, words ...string) {
 	w.t.Helper()
 	before := w.everything()
 	_, e := w.call("ADD", w.newPod(), conf, askContested)
@@ -33,7 +33,7 @@ func (w *world) refusedAsTaken(conf map[string]any, words ...string) {
 	w.unchanged(before)
 }
 
-func (w *world) openEndpoints() *endpoints.Map {
+func (w *fixture) openEndpoints() *endpoints.Map {
 	w.t.Helper()
 	m, err := endpoints.Open(w.pins.Map(endpoints.Name))
 	w.must(err)
@@ -42,7 +42,7 @@ func (w *world) openEndpoints() *endpoints.Map {
 }
 
 func TestAddressOfALivingPodIsRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	holder := w.newPod()
 	r := w.add(holder, nil, askContested)
 	who := []string{"shop/web", holder.id.ContainerID, holder.id.IfName, holder.id.HostLinkName()}
@@ -76,7 +76,7 @@ func TestAddressOfALivingPodIsRefusedToADelegatedIPAM(t *testing.T) {
 
 // Nobody can be named then, but the way to it.
 func TestAddressThatLeadsElsewhereIsRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "elsewhere"}, PeerName: "there"}))
 	l, err := w.host.LinkByName("elsewhere")
 	w.must(err)
@@ -99,7 +99,7 @@ func TestAddressThatLeadsElsewhereIsRefused(t *testing.T) {
 }
 
 func TestAddressOfADeadPodIsTaken(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.must(w.openEndpoints().Put(contestedKey, endpoints.Value{Ifindex: 4242}))
 	p := w.newPod()
 	w.ok("CHECK", p, prevResult(t, w.add(p, nil, askContested)))
@@ -107,7 +107,7 @@ func TestAddressOfADeadPodIsTaken(t *testing.T) {
 
 // Of two at once one gets it, and is whole.
 func TestAddressIsGivenOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.conf["args"] = map[string]any{"cni": map[string]any{"ips": []string{contested}}}
 	w.conf["addressQuarantine"] = "0s"
 	before := w.everything()

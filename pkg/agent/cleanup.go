@@ -108,7 +108,7 @@ func (c *cleaner) releaseEndpoints(ctx context.Context) error {
 		errs = append(errs, r.Release(ctx, e.ID, e.Network))
 	}
 	// Without their files all links of ours are orphans.
-	errs = append(errs, os.RemoveAll(endpoint.Dir(c.State)), r.Sweep(nil), c.deleteLinks())
+	errs = append(errs, os.RemoveAll(endpoint.Dir(c.State)), r.RemoveOrphans(nil), c.deleteLinks())
 	return errors.Join(errs...)
 }
 

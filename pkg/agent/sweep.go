@@ -43,5 +43,5 @@ func (a *agent) sweep(ctx context.Context) error {
 		return err
 	}
 	defer node.Release()
-	return a.cfg.releaser().Sweep(nil)
+	return a.cfg.releaser().RemoveOrphans(nil)
 }

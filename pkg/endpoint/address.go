@@ -8,7 +8,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
-// HostLocal is the ipam type whose addresses are kept by package ipam.
+// HostLocal is the ipam type whose addresses package ipam stores.
 const HostLocal = "host-local"
 
 func (w *Work) haveAddresses() error {
@@ -24,7 +24,7 @@ func (w *Work) haveAddresses() error {
 	return err
 }
 
-// owned are the addresses that the store of a network holds for the endpoint.
+// owned returns the addresses that the endpoint has in the store of a network.
 func (w *Work) owned(network string) ([]netip.Addr, error) {
 	s, err := ipam.Open(w.StateDir, network, ipam.Options{})
 	if err != nil {
@@ -42,7 +42,7 @@ func (w *Work) takeAddresses() error {
 	if err := w.CheckFree(); err != nil {
 		return err
 	}
-	return w.Given()
+	return w.OnAddresses()
 }
 
 func (w *Work) allocate() error {
@@ -52,7 +52,7 @@ func (w *Work) allocate() error {
 	}
 	got, err := s.Allocate(w.ctx, ipam.Owner(w.ID), *w.Pool)
 	if errors.Is(err, ipam.ErrAllocated) {
-		if err := w.releaseRest(err.Error()); err != nil {
+		if err := w.releaseLeftovers(err.Error()); err != nil {
 			return err
 		}
 		got, err = s.Allocate(w.ctx, ipam.Owner(w.ID), *w.Pool)
@@ -64,7 +64,7 @@ func (w *Work) allocate() error {
 	return nil
 }
 
-// freeAddresses leaves the addresses of a link that is still there: it has them.
+// freeAddresses keeps the addresses of a link that could not be deleted: they are still in use.
 func (w *Work) freeAddresses() error {
 	if w.linkStays {
 		return nil

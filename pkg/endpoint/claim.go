@@ -9,13 +9,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
-// An address may be another pod's already: of a second list with the same range, or given by an ipam plugin that knows
-// nothing of ours. Who has it keeps it.
+// An address may already be another pod's: a second network configuration list has the same range, or an ipam plugin
+// has allocated it that does not know our store. The pod that has the address keeps it.
 
 // TakenError is returned for an address that is somebody else's.
 type TakenError struct {
 	Address netip.Addr
-	// Holder says whose it is, as in "pod shop/web (...)".
+	// Holder describes who has it, as in "pod shop/web (...)".
 	Holder string
 }
 
@@ -23,14 +23,14 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("address %s is taken by %s", e.Address, e.Holder)
 }
 
-// CheckFree fails with a *TakenError when an address of the endpoint is somebody else's. That they still are free when
-// they are written, the routes and the entries see to.
+// CheckFree fails with a *TakenError when an address of the endpoint is somebody else's. Writing the routes and the
+// entries checks again.
 func (w *Work) CheckFree() error {
 	for _, a := range w.Addresses {
 		if err := w.free(a); err != nil {
 			return err
 		}
-		v, err := lookUp(w.Destinations, destinations.KeyFrom(whole(a)))
+		v, err := lookUp(w.Destinations, destinations.KeyFrom(hostPrefix(a)))
 		if err != nil {
 			return err
 		}
@@ -42,7 +42,7 @@ func (w *Work) CheckFree() error {
 	return nil
 }
 
-// free returns nil when the address leads to nothing that exists but the endpoint's link, else a *TakenError.
+// free returns a *TakenError when the address leads to a link that exists and is not the endpoint's.
 func (w *Work) free(a netip.Addr) error {
 	owner, err := w.Owner(a)
 	if err != nil || owner == 0 || owner == w.HostIndex {
@@ -51,7 +51,7 @@ func (w *Work) free(a netip.Addr) error {
 	return &TakenError{Address: a, Holder: w.holder(owner)}
 }
 
-// Owner is the index of the link that the address leads to; 0: it leads to none that exists.
+// Owner returns the index of the link that the address leads to, 0 if that does not exist.
 func (w *Work) Owner(a netip.Addr) (int, error) {
 	v, err := lookUp(w.Endpoints, entryKey(a))
 	if err != nil || v.Ifindex == 0 || int(v.Ifindex) == w.HostIndex {
@@ -64,26 +64,26 @@ func (w *Work) Owner(a netip.Addr) (int, error) {
 	return l.Index, err
 }
 
-// routeTaken says whose route stands where the pod's should.
+// routeTaken is the error for a route of somebody else in the place of the pod's.
 func (w *Work) routeTaken(a netip.Addr) error {
-	r, _, err := w.Host.RouteTo(whole(a))
+	r, _, err := w.Host.RouteTo(hostPrefix(a))
 	if err != nil {
 		return err
 	}
-	holder := fmt.Sprintf("a route of protocol %d that leads nowhere", r.Protocol)
+	holder := fmt.Sprintf("a route (protocol %d) without an interface", r.Protocol)
 	if r.Index != 0 {
 		holder = fmt.Sprintf("a route (protocol %d) over %s", r.Protocol, w.holder(r.Index))
 	}
 	return &TakenError{Address: a, Holder: holder}
 }
 
-// holder reads every state file.
+// holder is Holder for all endpoints of the node, whose state files it reads.
 func (n *Node) holder(index int) string {
-	list, _ := List(n.StateDir) // those that can't be read can't be named
+	list, _ := List(n.StateDir) // an endpoint whose file can't be read is not named
 	return Holder(index, list, n.Host)
 }
 
-// Holder says in words whose link that is, one of these endpoints' or nobody's.
+// Holder describes for operators whose link that is: of one of these endpoints, or unknown.
 func Holder(index int, all []Endpoint, host *device.Handle) string {
 	for _, e := range all {
 		if e.HostIndex == index {
@@ -94,10 +94,10 @@ func Holder(index int, all []Endpoint, host *device.Handle) string {
 	if err != nil {
 		return fmt.Sprintf("link %d", index)
 	}
-	return fmt.Sprintf("link %s (index %d), of which no state file knows", l.Name, index)
+	return fmt.Sprintf("link %s (index %d), which is in no state file", l.Name, index)
 }
 
-// Name is the endpoint in words.
+// Name describes the endpoint for operators.
 func (e Endpoint) Name() string {
 	where := fmt.Sprintf("interface %s of container %s, link %s", e.IfName, e.ContainerID, e.HostName)
 	if e.Pod == "" {

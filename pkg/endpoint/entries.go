@@ -13,7 +13,7 @@ import (
 
 func entryKey(a netip.Addr) endpoints.Key { return endpoints.Key{Address: wire.AddrFrom(a)} }
 
-// Entry is what the endpoint's addresses lead to in the endpoints map.
+// Entry is the value of the endpoint's addresses in the endpoints map.
 func (e Endpoint) Entry() endpoints.Value {
 	return endpoints.Value{Ifindex: uint32(e.HostIndex), PodMAC: e.PodMAC, HostMAC: e.HostMAC}
 }
@@ -30,10 +30,11 @@ func (w *Work) haveEntries() error {
 
 func (w *Work) writeEntries() error { return w.each(w.claim) }
 
-// claim makes the address lead to the endpoint's link. It fails with a *TakenError when it leads to another link that
-// exists.
+// claim makes the address lead to the endpoint's link. It fails with a *TakenError when the address leads to another
+// link that exists.
 func (w *Work) claim(a netip.Addr) error {
-	// No endpoint has this name. Of two that find a dead link in their way only one may take its place.
+	// A lock per address (no endpoint has this ID): of two endpoints that find an entry of a dead link only one may
+	// replace it.
 	l, err := Acquire(w.ctx, w.StateDir, ID{IfName: a.String()})
 	if err != nil {
 		return err
@@ -52,8 +53,8 @@ func (w *Work) forgetEntries() error {
 	return forAll(w.Addresses, func(a netip.Addr) error { return w.forgetAddress(a, w.indexes) })
 }
 
-// forgetAddress removes the entries of an address, of both maps, unless they lead to another link than these: the
-// address may have been given on.
+// forgetAddress removes the address's entries from both maps, unless they lead to a link other than these: the address
+// may belong to another pod by now.
 func (n *Node) forgetAddress(a netip.Addr, indexes []int) error {
 	if n.Endpoints == nil {
 		return nil
@@ -65,7 +66,7 @@ func (n *Node) forgetAddress(a netip.Addr, indexes []int) error {
 	if err := n.Endpoints.Delete(entryKey(a)); err != nil {
 		return err
 	}
-	key := destinations.KeyFrom(whole(a))
+	key := destinations.KeyFrom(hostPrefix(a))
 	d, err := lookUp(n.Destinations, key) // the longest match
 	if err != nil || d.Kind != destinations.Local {
 		return err
@@ -73,7 +74,7 @@ func (n *Node) forgetAddress(a netip.Addr, indexes []int) error {
 	return n.Destinations.Delete(key)
 }
 
-// outside does something for every address that the node's podCIDRs don't lead to: another ipam type chose it.
+// outside calls do for every address outside the node's podCIDRs, which another ipam plugin can allocate.
 func (w *Work) outside(do func(netip.Addr) error) error {
 	return w.each(func(a netip.Addr) error {
 		if slices.ContainsFunc(w.Config.PodCIDRs(), func(p netip.Prefix) bool { return p.Contains(a) }) {
@@ -83,9 +84,9 @@ func (w *Work) outside(do func(netip.Addr) error) error {
 	})
 }
 
-// destination is an address's own entry. The agent's plan may say more than that it is a pod's.
+// destination is the destinations entry of an address. The agent's plan may have more in it than the kind.
 func (w *Work) destination(a netip.Addr) (key destinations.Key, want destinations.Value, planned bool) {
-	key = destinations.KeyFrom(whole(a))
+	key = destinations.KeyFrom(hostPrefix(a))
 	if want, planned = w.Planned[key]; !planned {
 		want.Kind = destinations.Local
 	}
@@ -95,7 +96,7 @@ func (w *Work) destination(a netip.Addr) (key destinations.Key, want destination
 func (w *Work) haveDestinations() error {
 	return w.outside(func(a netip.Addr) error {
 		key, want, planned := w.destination(a)
-		have, err := lookUp(w.Destinations, key) // the longest match: another prefix's value when there is no such entry
+		have, err := lookUp(w.Destinations, key) // the longest match: the value of a shorter prefix if there is no entry
 		if planned && !destinations.Same(have, want) || have.Kind != want.Kind {
 			w.Wrong("destinations entry of %s is %+v instead of %+v", a, have, want)
 		}

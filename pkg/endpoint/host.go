@@ -23,11 +23,11 @@ import (
 // ErrNameTaken is returned (wrapped) by Make when the pod has an interface of that name already.
 var ErrNameTaken = errors.New("the name is taken")
 
-// linkTimeout is how long the kernel may take to activate a link; it is a matter of microseconds, or of milliseconds
-// before Linux 6.8.
+// linkTimeout is how long the kernel may take to activate a link. It takes microseconds, before Linux 6.8
+// milliseconds.
 const linkTimeout = 5 * time.Second
 
-// linkGone says that the link of that name is not the endpoint's; empty: it is.
+// linkGone returns why the link of that name is not the endpoint's, empty if it is.
 func (w *Work) linkGone() string {
 	switch w.Link.Index {
 	case w.HostIndex:
@@ -58,9 +58,9 @@ func (w *Work) createLink() (err error) {
 	return err
 }
 
-// sysctls have to be 1. Strict rp_filter: the route to the pod's address leads back here, so the kernel refuses every
-// other source while our program is off the link. The larger of this and the setting for all interfaces counts, but on a
-// link without an address loose is as strict.
+// sysctls are those that have to be 1. With rp_filter strict (1) the kernel refuses every source but the pod's, whose
+// route leads back to this link, even while our program is not attached. The larger of this and the setting for all
+// interfaces applies, but on a link without an address loose (2) is as strict.
 func (w *Work) sysctls() []string {
 	names := []string{"net/ipv4/conf/" + w.HostName + "/rp_filter", "net/ipv4/conf/" + w.HostName + "/forwarding"}
 	if slices.ContainsFunc(w.Addresses, netip.Addr.Is6) {
@@ -72,7 +72,7 @@ func (w *Work) sysctls() []string {
 func (w *Work) haveSysctls() error {
 	return forAll(w.sysctls(), func(name string) error {
 		have, err := w.Sysctl.Get(name)
-		if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6 has none of its own
+		if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
 			return nil
 		}
 		if have != "1" {
@@ -102,11 +102,11 @@ func (w *Work) haveProgram() error {
 
 func (w *Work) attachProgram() error { return w.Programs.Attach(w.HostIndex, attach.FromPod) }
 
-// detach finds the program of a link that is gone: what was attached went with the device, and only its pin is left,
-// which costs no grace period.
+// detach runs after the link was deleted: what was attached is gone with the device, and removing the pin that is left
+// takes no grace period.
 func (w *Work) detach() error {
-	if len(w.indexes) == 0 { // no file says which link it was
-		return w.sweepDead()
+	if len(w.indexes) == 0 { // the link's index is not known
+		return w.removeDead()
 	}
 	return forAll(w.indexes, func(index int) error {
 		return attach.Attacher{Dir: w.Pins}.Detach(index, attach.FromPod)
@@ -115,7 +115,7 @@ func (w *Work) detach() error {
 
 func (w *Work) deviceKey() devices.Key { return devices.Key{Ifindex: uint32(w.HostIndex)} }
 
-// device is what the program has to know of the link, with the counters that it has.
+// device is the link's devices entry: what the program has to know, with the counters of the given one.
 func (w *Work) device(have devices.Value) devices.Value {
 	have.PodMAC, have.HostMAC = w.PodMAC, w.HostMAC
 	have.SetAddresses(w.Addresses)
@@ -135,8 +135,8 @@ func (w *Work) haveDevice() error {
 	return err
 }
 
-// writeDevice tells the program what the pod may send from. An entry that is wrong keeps its counters, but for what the
-// programs add in that very moment.
+// writeDevice writes which addresses the pod may send from. A wrong entry is replaced, with its counters except for what
+// the programs add at that very moment.
 func (w *Work) writeDevice() error {
 	err := w.Devices.Insert(w.deviceKey(), w.device(devices.Value{}))
 	if !errors.Is(err, typed.ErrKeyExist) {
@@ -175,7 +175,7 @@ func (w *Work) haveUp() error {
 	return nil
 }
 
-// setUp is what gives both ends a carrier. The first packet that the pod sends must not be lost.
+// setUp gives both ends a carrier, and waits until both run: the first packet that the pod sends must not be lost.
 func (w *Work) setUp() error {
 	w.WasUp = true
 	if err := w.Host.SetUp(w.HostIndex); err != nil || !w.fresh {
@@ -195,7 +195,7 @@ func (w *Work) deleteLink() error {
 	return err
 }
 
-// haveNeighbours: the kernel forgets the neighbours of a link whose address changes.
+// haveNeighbours also compares the link's address: when that changes, the kernel forgets the link's neighbours.
 func (w *Work) haveNeighbours() error {
 	return w.each(func(a netip.Addr) error {
 		is := func(n device.Neighbour) bool { return n.Is(a, w.PodMAC[:]) }
@@ -206,15 +206,14 @@ func (w *Work) haveNeighbours() error {
 	})
 }
 
-// writeNeighbours saves the host from asking: the pod's answer to an ARP request would have to pass a program that lets
-// nothing but IP out of a pod.
+// writeNeighbours makes ARP unnecessary: the pod's program would drop its answer.
 func (w *Work) writeNeighbours() error {
 	return w.each(func(a netip.Addr) error { return w.Host.ReplaceNeighbour(w.HostIndex, a, w.PodMAC[:]) })
 }
 
-// Route is the host's own way to an address of the pod.
+// Route is the host's route to an address of the pod.
 func (w *Work) Route(a netip.Addr) device.Route {
-	r := device.Route{Dst: whole(a), Index: w.HostIndex}
+	r := device.Route{Dst: hostPrefix(a), Index: w.HostIndex}
 	if a.Is4() {
 		r.Source = w.Source
 	}
@@ -236,7 +235,7 @@ func (w *Work) haveRoutes() error {
 	})
 }
 
-// writeRoutes puts the way to a living pod in the place of any other route, and that to a new one in nobody's.
+// writeRoutes replaces any other route for a pod that exists, and none for a new one.
 func (w *Work) writeRoutes() error {
 	write := w.Host.ReplaceRoute
 	if w.fresh {
@@ -246,7 +245,7 @@ func (w *Work) writeRoutes() error {
 		r := w.Route(a)
 		err := write(r)
 		if r.Source.IsValid() && errors.Is(err, unix.EINVAL) {
-			w.log().Warn("the node's address is on no interface, route written without it", "address", r.Source)
+			w.log().Warn("the node's address is on no interface, route to a pod written without it as its source", "address", r.Source)
 			r.Source = netip.Addr{}
 			err = write(r)
 		}
@@ -260,7 +259,7 @@ func (w *Work) writeRoutes() error {
 func (w *Work) deleteRoutes() error {
 	return forAll(w.indexes, func(index int) error {
 		return forAll(w.Addresses, func(a netip.Addr) error {
-			return w.Host.DeleteRoute(device.Route{Dst: whole(a), Index: index})
+			return w.Host.DeleteRoute(device.Route{Dst: hostPrefix(a), Index: index})
 		})
 	})
 }

@@ -16,13 +16,13 @@ import (
 
 const lockPoll = 5 * time.Millisecond
 
-// Lock keeps other work on one endpoint away. The kernel releases it with the process.
+// Lock excludes other work on one endpoint. The kernel releases it when the process ends.
 type Lock struct {
 	file *os.File
 }
 
-// Acquire locks one endpoint: a byte of one file, chosen by the endpoint's name, so that no file per endpoint is left
-// behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked and names those at work on this node's pods.
+// Acquire locks one endpoint: a byte of a common file, chosen by a hash of the endpoint's ID, so that no lock files are
+// left behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked and names the holders of the node's lock.
 func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
 	var f *os.File
 	err := os.MkdirAll(Dir(stateDir), 0o700)
@@ -39,7 +39,7 @@ func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
 	return &Lock{file: f}, nil
 }
 
-// lockByte uses a lock of the open file, not of the process: it excludes other goroutines as well.
+// lockByte locks for the open file, not for the process, so it excludes other goroutines as well.
 func lockByte(ctx context.Context, f *os.File, at int64) error {
 	for {
 		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
@@ -60,10 +60,10 @@ func lockByte(ctx context.Context, f *os.File, at int64) error {
 func offset(id ID) int64 {
 	h := fnv.New64a()
 	h.Write([]byte(id.String()))
-	return int64(h.Sum64() >> 2) // a file's offset is signed, and the end of the range must be one as well
+	return int64(h.Sum64() >> 2) // an offset is signed, and so is the end of the range
 }
 
-// Release gives the lock back. A second call does nothing.
+// Release releases the lock. A second call does nothing.
 func (l *Lock) Release() {
 	if l == nil || l.file == nil {
 		return

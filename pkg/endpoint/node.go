@@ -22,36 +22,36 @@ import (
 // ErrNoDataplane is returned (wrapped) when the agent has not pinned a dataplane that this build can use.
 var ErrNoDataplane = errors.New("the dataplane is not ready (is the agent running?)")
 
-// Node is what endpoints are made with, in the network namespace of the calling goroutine's thread.
+// Node is the host side of endpoints, in the network namespace of the calling goroutine's thread.
 type Node struct {
 	Releaser
 	Host *device.Handle
 	Tables
 	// Config is the agent's record of this node.
 	Config config.Value
-	// Source is what the host's own packets to pods have as their source; invalid: the kernel's choice. IPv4 only.
+	// Source is the source address of the host's own IPv4 packets to pods; invalid: the kernel's choice.
 	Source netip.Addr
-	// Programs are how a program comes onto a pod's link.
+	// Programs attaches programs to pods' links.
 	Programs Programs
 	Sysctl   device.Sysctl
 
 	pins []io.Closer
 }
 
-// Programs puts this build's programs onto links.
+// Programs attaches programs to links.
 type Programs interface {
 	Attach(ifindex int, hook attach.Hook) error
 	Attached(ifindex int, hook attach.Hook) (bool, error)
 }
 
-// Tables are the maps that an endpoint stands in. Nothing stands in one that is nil.
+// Tables are the maps that have entries of endpoints. A nil one is not pinned.
 type Tables struct {
 	Endpoints    *endpoints.Map
 	Devices      *devices.Map
 	Destinations *destinations.Map
 }
 
-// Open opens the host's network.
+// Open opens the host's network; Ready opens the rest.
 func (r Releaser) Open() (n *Node, err error) {
 	n = &Node{Releaser: r}
 	n.Host, err = device.Open()
@@ -66,8 +66,8 @@ func (n *Node) Close() {
 	}
 }
 
-// Ready opens the pins that an endpoint needs, anew if they are open. The error matches ErrNoDataplane when they are not
-// there. The caller holds the node's lock: an upgrade may have changed the layout before.
+// Ready opens the pins that an endpoint needs, again if they are open, since an upgrade may have replaced them. The
+// caller holds the node's lock. The error matches ErrNoDataplane when they are not there.
 func (n *Node) Ready(mode attach.Mode) error {
 	n.closePins()
 	err := n.readConfig()
@@ -89,7 +89,7 @@ func (n *Node) readConfig() error {
 		return err
 	}
 	defer m.Close()
-	if n.Config, err = m.Get(config.Key{}); err != nil { // of another size: another layout
+	if n.Config, err = m.Get(config.Key{}); err != nil { // the record has another size
 		return fmt.Errorf("%w: %w", ErrNoDataplane, err)
 	}
 	if n.Config.Layout != wire.LayoutVersion {
@@ -111,7 +111,7 @@ func (n *Node) openProgram(mode attach.Mode) error {
 	return nil
 }
 
-// pinned is the program that the agent has pinned, for links that have just been made.
+// pinned attaches the program that the agent has pinned to links that have just been made.
 type pinned struct {
 	attacher attach.Attacher
 	program  *ebpf.Program
@@ -166,7 +166,7 @@ func (n *Node) closePins() {
 	n.Tables, n.pins = Tables{}, nil
 }
 
-// ByLink returns the addresses that the endpoints map leads to each link.
+// ByLink returns the addresses of the endpoints map by the link that they lead to.
 func (t Tables) ByLink() (map[int][]netip.Addr, error) {
 	found := map[int][]netip.Addr{}
 	if t.Endpoints == nil {

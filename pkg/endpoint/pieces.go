@@ -17,23 +17,22 @@ import (
 // piece is one part of an endpoint.
 type piece struct {
 	name string
-	// onHost says that it belongs to the host's end of a link that exists: without the link nobody asks for it, with it
-	// the agent makes it again when it is missing.
+	// onHost: it belongs to the host's end of the link. It is only checked if the link exists, and then the agent makes
+	// it again when it is missing.
 	onHost bool
-	// vital says that without it the endpoint carries nothing.
+	// vital: without it the endpoint carries no packets.
 	vital bool
-	// present tells Work.Wrong what is not as it should be. An error is that it could not be found out.
+	// present notes with Work.Wrong what is not as it should be. It returns an error if that could not be found out.
 	present func(*Work) error
-	// make makes it, also where it is there in part.
+	// make makes it, even if part of it exists.
 	make func(*Work) error
-	// remove takes away whatever is left of it; nil: it goes with another piece.
+	// remove removes whatever exists of it; nil: it is removed with another piece.
 	remove func(*Work) error
 }
 
-// pieces are an endpoint in the order in which ADD makes it and DEL, backwards, takes it away. Nothing can reach the
-// pod, and the pod can reach nothing, before its program is on the link and knows what the pod may send from: the link
-// comes up after that. The endpoints entry, which makes others' packets go there, is last, and everything that has such
-// an entry has a state file.
+// pieces are the parts of an endpoint in the order in which ADD makes them; DEL removes them in reverse. The link comes
+// up after its program is attached and knows the pod's addresses: before, no packet can pass in either direction. The
+// endpoints entry, which delivers other pods' packets, is last, and every endpoint that has one has a state file.
 func pieces() []piece {
 	return []piece{
 		{name: "address", present: (*Work).haveAddresses, make: (*Work).takeAddresses, remove: (*Work).freeAddresses},
@@ -43,56 +42,57 @@ func pieces() []piece {
 		{name: "program", onHost: true, present: (*Work).haveProgram, make: (*Work).attachProgram, remove: (*Work).detach},
 		{name: "device entry", onHost: true, vital: true, present: (*Work).haveDevice, make: (*Work).writeDevice, remove: (*Work).forgetDevices},
 		{name: "Ethernet address", onHost: true, present: (*Work).haveMAC, make: (*Work).setMAC},
-		// A pod's link that goes down goes for good: program and routes go with it, and nothing is counted as dropped
-		// because the program does not know the link any more.
+		// DEL does not set the link down but deletes it: program and routes go with it, and no drop is counted because
+		// the program does not know the link any more.
 		{name: "link state", onHost: true, present: (*Work).haveUp, make: (*Work).setUp, remove: (*Work).deleteLink},
 		{name: "neighbour", onHost: true, present: (*Work).haveNeighbours, make: (*Work).writeNeighbours},
 		{name: "route", onHost: true, present: (*Work).haveRoutes, make: (*Work).writeRoutes, remove: (*Work).deleteRoutes},
-		{name: "state file", present: (*Work).haveState, make: (*Work).writeState}, // removed after all the rest
+		{name: "state file", present: (*Work).haveState, make: (*Work).writeState}, // removed last
 		{name: "destination entry", onHost: true, present: (*Work).haveDestinations, make: (*Work).writeDestinations},
 		{name: "endpoint entry", onHost: true, vital: true, present: (*Work).haveEntries, make: (*Work).writeEntries, remove: (*Work).forgetEntries},
 	}
 }
 
-// Work is one endpoint at which somebody is at work, who holds its lock unless he only looks.
+// Work is an operation on one endpoint. Its caller holds the endpoint's lock, unless it only reads.
 type Work struct {
 	*Node
 	Endpoint
-	// Link is the host's end as it was found, with the routes over it and its neighbours; zero: it is not there.
+	// Link is the host's end as it was found, zero if it does not exist, with the host's own routes and the link's
+	// neighbours.
 	Link       device.Link
 	LinkRoutes []device.Route
 	Neighbours []device.Neighbour
 
-	// Namespace is the pod's and Inside its network, for ADD and CHECK.
+	// Namespace is the pod's, and Inside its network; for ADD and CHECK.
 	Namespace *device.NetNS
 	Inside    *device.Handle
-	// Routes are the pod's own but for the way to the gateway; their interface is the pod's.
+	// Routes are the pod's, except those to the gateway.
 	Routes []device.Route
 	// Others are addresses that other plugins have given the pod's interface.
 	Others []netip.Addr
 
-	// Pool is what ADD takes addresses from; nil: Addresses were given by another ipam plugin.
+	// Pool is what ADD allocates addresses from; nil: another ipam plugin has allocated Addresses.
 	Pool *ipam.Config
-	// Given is called when ADD has its addresses; it sets Routes and Result.
-	Given func() error
+	// OnAddresses is called when ADD has its addresses, to set Routes and Result.
+	OnAddresses func() error
 	// WasUp is set by ADD when a packet of the pod may have left.
 	WasUp bool
 
-	// Held are the addresses that another living endpoint has, or may have: nothing is asked or made for them.
+	// Held are the addresses that another living endpoint has, or may have: pieces for them are neither checked nor made.
 	Held map[netip.Addr]error
-	// Planned are the agent's destinations entries; what a pod has of its own is not always among them.
+	// Planned are the destinations entries that the agent has planned, which may include pods' own.
 	Planned map[destinations.Key]destinations.Value
 
-	ctx   context.Context // bounds the waits for locks, of one call
-	fresh bool            // the endpoint is being made
-	found []string        // what is wrong
+	ctx   context.Context // of the current call: bounds the waits for locks
+	fresh bool            // the endpoint is being made by ADD
+	found []string        // what Wrong has noted
 	removal
 }
 
-// Make makes every piece in order. What a killed one has left is released first, what a failed one leaves is for Release.
+// Make makes every piece in order. It first releases what a killed ADD has left; after an error the caller calls Release.
 func (w *Work) Make(ctx context.Context) error {
 	w.ctx, w.fresh = ctx, true
-	if err := w.clear(); err != nil {
+	if err := w.releaseKilled(); err != nil {
 		return err
 	}
 	for _, p := range pieces() {
@@ -111,7 +111,7 @@ func (w *Work) Wrong(format string, args ...any) {
 	w.found = append(w.found, fmt.Sprintf(format, args...))
 }
 
-// faults asks for some pieces.
+// faults checks the pieces for which asked is true.
 func (w *Work) faults(asked func(piece) bool) ([]string, error) {
 	for _, p := range pieces() {
 		if asked(p) {
@@ -123,7 +123,7 @@ func (w *Work) faults(asked func(piece) bool) ([]string, error) {
 	return w.found, nil
 }
 
-// Faults says all that is not as ADD made it, and what Wrong was told before.
+// Faults returns everything that is not as ADD made it, and what Wrong has noted before.
 func (w *Work) Faults() ([]string, error) {
 	if err := w.look(); err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func (w *Work) Faults() ([]string, error) {
 	return w.faults(func(p piece) bool { return !p.onHost || w.Link.Index == w.HostIndex })
 }
 
-// Gap says why the endpoint carries nothing: its link is gone, or a vital piece is missing; empty: it is whole.
+// Gap returns why the endpoint carries no packets: its link is gone, or a vital piece is missing; empty: it is complete.
 func (w *Work) Gap() (string, error) {
 	err := w.findLink()
 	if gone := w.linkGone(); err != nil || gone != "" {
@@ -141,7 +141,7 @@ func (w *Work) Gap() (string, error) {
 	return strings.Join(found, "; "), err
 }
 
-// Damage names the pieces of the host's side that Repair would make, given what was found of the link.
+// Damage names the pieces that Repair would make, given Link, LinkRoutes and Neighbours.
 func (w *Work) Damage() (names []string) {
 	for _, p := range pieces() {
 		if w.missing(p) {
@@ -151,14 +151,14 @@ func (w *Work) Damage() (names []string) {
 	return names
 }
 
-// missing says that the agent has to make a piece again. What can't be found out is no reason to change anything.
+// missing reports whether the agent has to make a piece again. It has not if that cannot be found out.
 func (w *Work) missing(p piece) bool {
 	w.found = nil
 	return p.onHost && p.present(w) == nil && len(w.found) > 0
 }
 
-// Repair makes what is missing of the host's side, if the link is there, and names it. A piece that can't be made does
-// not keep the others from it.
+// Repair makes the missing pieces of the host's side, if the link exists, and returns their names. It goes on with the
+// others after a piece that can't be made.
 func (w *Work) Repair(ctx context.Context) (made []string, err error) {
 	w.ctx = ctx
 	if err := w.findLink(); err != nil || w.linkGone() != "" {
@@ -178,7 +178,7 @@ func (w *Work) Repair(ctx context.Context) (made []string, err error) {
 	return made, errors.Join(errs...)
 }
 
-// look finds and lists what there is of the endpoint on the host.
+// look reads what exists of the endpoint on the host.
 func (w *Work) look() error {
 	if err := w.findLink(); err != nil || w.linkGone() != "" {
 		return err
@@ -189,7 +189,7 @@ func (w *Work) look() error {
 	w.Neighbours, errs[1] = w.Host.Neighbours(w.HostIndex)
 	local, errs[2] = w.Host.LocalPrefixes()
 	if !slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(w.Source) }) {
-		w.Source = netip.Addr{} // on no interface, so that no route can have it
+		w.Source = netip.Addr{} // on no interface, so no route can have it
 	}
 	return errors.Join(errs[:]...)
 }
@@ -202,7 +202,7 @@ func (w *Work) findLink() (err error) {
 	return err
 }
 
-// each does something for every address that nobody else has.
+// each calls do for every address that no other endpoint holds.
 func (w *Work) each(do func(netip.Addr) error) error {
 	return forAll(w.Addresses, func(a netip.Addr) error {
 		if w.Held[a] != nil {
@@ -212,7 +212,7 @@ func (w *Work) each(do func(netip.Addr) error) error {
 	})
 }
 
-// forAll does something for all, whatever becomes of each.
+// forAll calls do for all, and joins the errors.
 func forAll[T any](list []T, do func(T) error) error {
 	errs := make([]error, len(list))
 	for i, v := range list {

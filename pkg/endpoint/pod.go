@@ -10,8 +10,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
-// Gateway is the pods' only next hop. No interface has the address: the pod's neighbour table leads it to the host's
-// end of the veth.
+// Gateway is the pods' only next hop. No interface has the address: a permanent neighbour entry of the pod maps it to
+// the host's end of the veth.
 func Gateway(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.AddrFrom4([4]byte{169, 254, 1, 1})
@@ -19,12 +19,12 @@ func Gateway(a netip.Addr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1})
 }
 
-func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// ways are all routes of the pod, over its interface of that index.
-func (w *Work) ways(index int) (all []device.Route) {
+// podRoutes are all routes of the pod, over its interface of that index.
+func (w *Work) podRoutes(index int) (all []device.Route) {
 	for _, a := range w.Addresses {
-		all = append(all, device.Route{Dst: whole(Gateway(a))})
+		all = append(all, device.Route{Dst: hostPrefix(Gateway(a))})
 	}
 	all = append(all, w.Routes...)
 	for i := range all {
@@ -33,9 +33,9 @@ func (w *Work) ways(index int) (all []device.Route) {
 	return all
 }
 
-// configurePod gives the pod its addresses and its way out. Routes need the pod's end up; the pair carries nothing
-// as long as the host's end is down. The host's end knows the index of the pod's: asking in the pod would be one more
-// wait for the kernel's lock of all links, which other pods' attachments hold for milliseconds.
+// configurePod configures the pod's addresses and routes. Routes need the pod's end to be up; the pair carries nothing
+// while the host's end is down. The index of the pod's end is known from the host's: a lookup in the pod would wait once
+// more for the kernel's lock of all links (RTNL), which attaching other pods' programs holds for milliseconds.
 func (w *Work) configurePod() error {
 	index := w.Link.PeerIndex
 	if err := w.enableIPv6(); err != nil {
@@ -45,14 +45,14 @@ func (w *Work) configurePod() error {
 		return err
 	}
 	for _, a := range w.Addresses {
-		if err := w.Inside.AddAddress(index, whole(a)); err != nil {
+		if err := w.Inside.AddAddress(index, hostPrefix(a)); err != nil {
 			return err
 		}
 		if err := w.Inside.ReplaceNeighbour(index, Gateway(a), w.HostMAC[:]); err != nil {
 			return err
 		}
 	}
-	for _, r := range w.ways(index) {
+	for _, r := range w.podRoutes(index) {
 		if err := w.Inside.ReplaceRoute(r); err != nil {
 			return err
 		}
@@ -60,7 +60,7 @@ func (w *Work) configurePod() error {
 	return nil
 }
 
-// enableIPv6: container engines turn IPv6 off in new namespaces, which a pod with an IPv6 address can't have.
+// enableIPv6 enables IPv6 for a pod that has an IPv6 address: container engines disable it in new namespaces.
 func (w *Work) enableIPv6() error {
 	if !slices.ContainsFunc(w.Addresses, netip.Addr.Is6) {
 		return nil
@@ -92,13 +92,13 @@ func (w *Work) havePod() error {
 			w.Wrong("the pod's interface %s lacks address %s", l.Name, a)
 		}
 	}
-	return errors.Join(err, w.haveWays(l.Index))
+	return errors.Join(err, w.havePodRoutes(l.Index))
 }
 
-// haveWays asks for the pod's ways out.
-func (w *Work) haveWays(index int) error {
+// havePodRoutes checks the pod's routes and neighbours.
+func (w *Work) havePodRoutes(index int) error {
 	routes, err1 := w.Inside.Routes()
-	for _, want := range w.ways(index) {
+	for _, want := range w.podRoutes(index) {
 		if !slices.ContainsFunc(routes, func(r device.Route) bool {
 			return r.Dst == want.Dst && r.Index == index && r.Gateway == want.Gateway
 		}) {
@@ -114,7 +114,7 @@ func (w *Work) haveWays(index int) error {
 	return errors.Join(err1, err2)
 }
 
-// compareShape is about what an end of the pair was made with and nobody sets again.
+// compareShape compares what an end of the pair is created with and never set again.
 func (w *Work) compareShape(whose string, l device.Link) {
 	if l.Kind != "veth" {
 		w.Wrong("the %s interface %s is a %s", whose, l.Name, l.Kind)

@@ -15,19 +15,19 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
-// Releaser takes endpoints away, in the network namespace of the calling goroutine's thread.
+// Releaser releases endpoints, in the network namespace of the calling goroutine's thread.
 type Releaser struct {
 	StateDir string
 	Pins     bpffs.Dir
-	// Quarantine is how long freed addresses rest.
+	// Quarantine is how long freed addresses are not allocated again.
 	Quarantine time.Duration
-	// KeepState leaves the state file, marked as one whose endpoint is released: what gave the addresses has still to be
-	// told, and the file says how.
+	// KeepState keeps the state file, marked as releasing: the ipam plugin that allocated the addresses has yet to be
+	// called, with the configuration in the file.
 	KeepState bool
-	// Log is told about what a release comes across; nil: nobody is.
+	// Log gets what a release finds; nil: nothing is logged.
 	Log *slog.Logger
-	// Step, when it is not nil, is called with the name of each piece before it is made, and with "release " and its name
-	// before it is removed; an error of it ends the work there. It is how tests make it fail or die half-way.
+	// Step is for tests, which make the work fail or die halfway: it is called with the name of each piece before that is
+	// made, and with "release " and the name before it is removed. Its error ends the work.
 	Step func(name string) error
 }
 
@@ -45,10 +45,11 @@ func (r Releaser) step(name string) error {
 	return r.Step(name)
 }
 
-// Release takes away everything of an endpoint: the pieces backwards and, last, its state file. What is gone already is
-// passed over; what can't be taken away is reported when all the rest is, and the state file then stays for another
-// try, as does the address of a link that is still there. The network is the one to look for addresses in when there is
-// no state file. The caller holds the node's lock (bpffs.Shared is enough); Release takes the endpoint's.
+// Release removes everything of an endpoint: the pieces in reverse and then its state file. What is gone already is no
+// error. If a piece can't be removed, Release removes all others and returns the error; the state file then stays for
+// another attempt, and so does the address of a link that could not be deleted. network is the one whose store is
+// searched if there is no state file. The caller holds the node's lock (bpffs.Shared is enough); Release takes the
+// endpoint's.
 func (r Releaser) Release(ctx context.Context, id ID, network string) error {
 	if err := id.Validate(); err != nil {
 		return err
@@ -69,8 +70,8 @@ func (r Releaser) ReleaseLocked(ctx context.Context, id ID, network string) erro
 	}
 	defer n.Close()
 	w := &Work{Node: n, Endpoint: Endpoint{ID: id}, ctx: ctx}
-	if err = w.find(network); err == nil {
-		err = w.takeAway()
+	if err = w.gather(network); err == nil {
+		err = w.releasePieces()
 	}
 	if err != nil {
 		return fmt.Errorf("release endpoint %s: %w", id, err)
@@ -78,8 +79,8 @@ func (r Releaser) ReleaseLocked(ctx context.Context, id ID, network string) erro
 	return nil
 }
 
-// clear takes away what a killed ADD of this attachment has left; the caller has made sure that it is no more.
-func (w *Work) clear() error {
+// releaseKilled releases what a killed ADD of this attachment has left; the caller has made sure that no ADD runs.
+func (w *Work) releaseKilled() error {
 	_, err := w.Host.LinkByName(w.HostName)
 	if errors.Is(err, device.ErrNotFound) {
 		return nil
@@ -87,26 +88,26 @@ func (w *Work) clear() error {
 	if err != nil {
 		return err
 	}
-	return w.releaseRest("link of an earlier ADD that never ended")
+	return w.releaseLeftovers("link of an earlier ADD that never ended")
 }
 
-func (w *Work) releaseRest(why string) error {
+func (w *Work) releaseLeftovers(why string) error {
 	w.log().Warn("releasing what is left of the attachment first", "reason", why)
 	return w.ReleaseLocked(w.ctx, w.ID, w.Network)
 }
 
-// removal is what DEL finds out before it begins.
+// removal is what a release finds out before it begins.
 type removal struct {
 	networks  []string
 	written   bool  // there is a state file that can be read
 	link      int   // index of the host-side link, 0: gone
 	linkStays bool  // it could not be deleted
-	indexes   []int // that the endpoint's link has or had
+	indexes   []int // of the endpoint's link, now and in the state file
 }
 
-// takeAway goes through the pieces backwards. The state file is marked before, so that nobody repairs what goes, and
-// removed after all the rest, if that could be taken away.
-func (w *Work) takeAway() error {
+// releasePieces removes the pieces in reverse. The state file is marked first, so that the agent repairs nothing, and
+// removed last, if everything else was.
+func (w *Work) releasePieces() error {
 	parts := []piece{{name: "mark", remove: (*Work).mark}}
 	for _, p := range slices.Backward(pieces()) {
 		if p.remove != nil {
@@ -126,9 +127,9 @@ func (w *Work) takeAway() error {
 	return Remove(w.StateDir, w.ID)
 }
 
-// find collects what is known of the endpoint: what ADD wrote down, the link, and what stands in the address store,
-// because a killed ADD has written nothing else yet.
-func (w *Work) find(network string) error {
+// gather finds what is known of the endpoint: from the state file, from the link, and from the address store, which is
+// all that a killed ADD may have written.
+func (w *Work) gather(network string) error {
 	if err := w.openTables(false); err != nil {
 		return err
 	}
@@ -154,8 +155,8 @@ func (w *Work) find(network string) error {
 	return nil
 }
 
-// readState takes over what ADD wrote down. Without that everything is found by name, but whether a file is there must
-// be known: it may name what cannot be found.
+// readState reads the state file. Without one everything is found by name, but a file that cannot be read at the moment
+// is an error: it may have what cannot be found otherwise.
 func (w *Work) readState() error {
 	e, err := Read(w.StateDir, w.ID)
 	switch {
@@ -169,9 +170,9 @@ func (w *Work) readState() error {
 	return nil
 }
 
-// findRemains looks for the host-side link by its name, which nothing but this endpoint can have, and else by the index
-// that the state file remembers. A link that has this index is this endpoint's, renamed, only with its Ethernet address:
-// a state file that outlived its boot would else point at somebody else's.
+// findRemains finds the host-side link by its name, which only this endpoint's can have, or else by the index in the
+// state file. A link with this index is the endpoint's, renamed, only if the Ethernet address is the same: a state file
+// from before a reboot would otherwise name another link.
 func (w *Work) findRemains() error {
 	l, err := w.Host.LinkByName(w.HostLinkName())
 	switch {

@@ -29,7 +29,7 @@ type ID struct {
 // String is "container:interface".
 func (id ID) String() string { return id.ContainerID + ":" + id.IfName }
 
-// Validate refuses what must not become part of a path or of a link's name.
+// Validate refuses an ID that must not become part of a path or of a link's name.
 func (id ID) Validate() error {
 	if err := utils.ValidateContainerID(id.ContainerID); err != nil {
 		return fmt.Errorf("container id %.64q: %s", id.ContainerID, err.Msg)
@@ -53,15 +53,15 @@ func (id ID) HostLinkName() string {
 
 var hostLinkName = regexp.MustCompile(`^ec[0-9a-f]{11}$`)
 
-// IsHostLinkName says whether a link of that name can only be ours.
+// IsHostLinkName reports whether the name has the form of our host-side links.
 func IsHostLinkName(name string) bool { return hostLinkName.MatchString(name) }
 
-// Endpoint is what the state file says.
+// Endpoint is the content of the state file.
 type Endpoint struct {
 	ID
 	// Network is the name in the network configuration.
 	Network string `json:"network"`
-	// NetNS is the path of the pod's network namespace, NetNSInode which one it was.
+	// NetNS is the path of the pod's network namespace, NetNSInode its inode, which tells it from a later one.
 	NetNS      string `json:"netns"`
 	NetNSInode uint64 `json:"netns_inode"`
 
@@ -72,24 +72,24 @@ type Endpoint struct {
 	MTU       int      `json:"mtu"`
 	// Addresses of the pod, at most one of each family.
 	Addresses []netip.Addr `json:"addresses"`
-	// IPAM is the type of the address management; only host-local's addresses are ours to free.
+	// IPAM is the ipam type; only host-local's addresses are in our store.
 	IPAM string `json:"ipam"`
-	// IPAMConf is the network configuration that another type was asked with, to give the addresses back with. An
-	// earlier version did not write it.
+	// IPAMConf is the network configuration that another ipam plugin was called with, and has to be called with to free
+	// the addresses. An earlier version did not write it.
 	IPAMConf json.RawMessage `json:"ipam_conf,omitempty"`
-	// Pod is the pod's namespace and name, "shop/web", where the runtime told them.
+	// Pod is the pod's namespace and name, "shop/web", if the runtime has passed them.
 	Pod string `json:"pod,omitempty"`
 	// Created is when ADD made the endpoint.
 	Created time.Time `json:"created"`
-	// Releasing is set from the moment that the release begins: nothing of the endpoint may be put back any more. The
-	// file's permissions say it, see markReleasing; an earlier version wrote it into the file.
+	// Releasing is set once the release has begun: nothing of the endpoint may be repaired any more. It is in the file's
+	// permissions, see markReleasing; an earlier version wrote it into the file.
 	Releasing bool `json:"releasing,omitempty"`
-	// Result is what ADD answered, for an ADD that is repeated.
+	// Result is the result of ADD, for an ADD that is repeated.
 	Result json.RawMessage `json:"result,omitempty"`
 }
 
-// ErrUnreadable is returned (wrapped) for a state file whose content can't be understood. That it could not be read at
-// this moment is another error.
+// ErrUnreadable is returned (wrapped) for a state file with content that is not valid, but not for one that could not be
+// read.
 var ErrUnreadable = errors.New("not the state of an endpoint")
 
 // Dir is the directory of the state files.
@@ -103,10 +103,10 @@ const (
 func path(stateDir string, id ID) string { return filepath.Join(Dir(stateDir), fileName(id)) }
 
 const (
-	// longestPlain is the container id up to which the file's name can hold it, with room for the suffixes below the
-	// file system's limit. The specification has no limit.
+	// longestPlain is the length of the longest container id that is part of the file's name, which file systems limit
+	// to 255 bytes. The specification has no limit.
 	longestPlain = 200
-	// linkMark begins a file's name that has the host-side link's name in place of a longer id. No id begins with it.
+	// linkMark begins the name of a file that has the host-side link's name instead of a longer id. No id begins with it.
 	linkMark = "="
 )
 
@@ -117,7 +117,7 @@ func fileName(id ID) string {
 	return id.String() + suffix
 }
 
-// linkOfFile says, of the name of a state file, which link is the endpoint's: also where the content can't be read.
+// linkOfFile returns the name of the endpoint's link by the name of its state file, whose content may be unreadable.
 func linkOfFile(name string) (string, bool) {
 	base, ok := strings.CutSuffix(name, suffix)
 	if !ok {
@@ -131,8 +131,8 @@ func linkOfFile(name string) (string, bool) {
 	return id.HostLinkName(), ok && id.Validate() == nil
 }
 
-// Write makes the endpoint's file hold e, by rename: a reader sees the old content or the new. Nothing is synced to a disk:
-// what a state file describes dies with the boot.
+// Write writes the endpoint's file, by rename: a reader sees the old content or the new. Nothing is synced to disk, since
+// no endpoint survives a boot.
 func Write(stateDir string, e Endpoint) error {
 	content, err := json.MarshalIndent(e, "", "  ")
 	if err == nil {
@@ -151,7 +151,7 @@ func Write(stateDir string, e Endpoint) error {
 }
 
 func replaceFile(name string, content []byte) (err error) {
-	temp := name + tempSuffix // one per endpoint, so that what a kill leaves is overwritten or found
+	temp := name + tempSuffix // one per endpoint, so that one left by a killed process is overwritten or found
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -178,7 +178,7 @@ func Read(stateDir string, id ID) (Endpoint, error) {
 	}
 	e, err := readFile(path(stateDir, id))
 	if err == nil && e.ID != id { // two long ids with one link name
-		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: is that of %q", path(stateDir, id), ErrUnreadable, e.ID)
+		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: it is that of %q", path(stateDir, id), ErrUnreadable, e.ID)
 	}
 	return e, err
 }
@@ -199,7 +199,7 @@ func readFile(name string) (Endpoint, error) {
 	}
 	e, err := decode(content)
 	if err == nil && fileName(e.ID) != filepath.Base(name) {
-		err = fmt.Errorf("is that of %q", e.ID)
+		err = fmt.Errorf("it is that of %q", e.ID)
 	}
 	if err != nil {
 		return Endpoint{}, fmt.Errorf("read endpoint state %s: %w: %w", name, ErrUnreadable, err)
@@ -208,11 +208,11 @@ func readFile(name string) (Endpoint, error) {
 	return e, nil
 }
 
-// writable is what the permissions of a state file have in them until the endpoint's release begins.
+// writable is the permission that a state file has until the endpoint's release begins.
 const writable = 0o200
 
-// markReleasing notes that an endpoint's release has begun. Permissions are all that a full file system can still note,
-// and the release is what makes room on it.
+// markReleasing notes that an endpoint's release has begun. Permissions can be changed even on a full file system, on
+// which the release makes room.
 func markReleasing(stateDir string, id ID) error {
 	err := os.Chmod(path(stateDir, id), 0o600&^writable)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -240,8 +240,8 @@ func decode(content []byte) (Endpoint, error) {
 	return e, nil
 }
 
-// List returns all endpoints. Files that can't be understood are left out and named in the error, beside the good
-// ones. A state directory that does not exist is an empty list.
+// List returns all endpoints. Files that can't be read are left out and named in the error, which comes with the others.
+// Without a state directory the list is empty.
 func List(stateDir string) ([]Endpoint, error) {
 	files, err := os.ReadDir(Dir(stateDir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -270,7 +270,7 @@ func List(stateDir string) ([]Endpoint, error) {
 	return list, errors.Join(broken...)
 }
 
-// Remove removes an endpoint's file, and what a killed Write left beside it. No file is no error.
+// Remove removes an endpoint's file, and what a killed Write has left. A missing file is no error.
 func Remove(stateDir string, id ID) error {
 	if err := id.Validate(); err != nil {
 		return fmt.Errorf("remove endpoint state: %w", err)

@@ -29,12 +29,12 @@ type ArgsError struct {
 
 func (e *ArgsError) Error() string { return "CNI_ARGS: " + e.Reason }
 
-// Config is what host-local is asked to do.
+// Config is the configuration of host-local for one call.
 type Config struct {
 	Ranges     []allocator.RangeSet
 	Routes     []*types.Route
 	ResolvConf string
-	// Requested are the addresses that the runtime asks for: CNI_ARGS IP=, then args.cni.ips, then runtimeConfig.ips.
+	// Requested are the addresses that the runtime asks for: from CNI_ARGS IP=, then args.cni.ips, then runtimeConfig.ips.
 	Requested []netip.Addr
 	// Unknown names fields of the ipam section that have no meaning here.
 	Unknown []string
@@ -77,8 +77,8 @@ func (c *Config) parseSection(s section) error {
 	}
 	known := []string{
 		"type", "ranges", "routes", "resolvConf", "subnet", "rangeStart", "rangeEnd", "gateway",
-		// Our store always stands in the state directory, which dies with the boot; dataDir is accepted for
-		// configurations written for the plugin of this name.
+		// Ignored: our store is always in the state directory, which does not survive a boot. Configurations for the
+		// host-local plugin have it.
 		"dataDir",
 	}
 	for name := range s {
@@ -101,7 +101,7 @@ func (s section) decode(parent, name string, into any) error {
 	return nil
 }
 
-// parseRanges collects the range sets in host-local's order: the runtime's, the old form's single range, the list.
+// parseRanges reads the range sets in host-local's order: the runtime's, the old form's single range, the list.
 func (c *Config) parseRanges(ipam, runtime section) error {
 	var single allocator.Range
 	var listed, given []allocator.RangeSet
@@ -153,8 +153,8 @@ func (c *Config) checkRanges(field []string) error {
 	return nil
 }
 
-// checkMasks refuses what the library would trip over: a range without a subnet, and an IPv4 address with the mask of
-// an IPv6 one ("::ffff:10.0.0.0/104").
+// checkMasks refuses what the library fails to handle: a range without a subnet, and an IPv4 address with an IPv6 mask
+// ("::ffff:10.0.0.0/104").
 func checkMasks(set allocator.RangeSet) error {
 	for _, r := range set {
 		if r.Subnet.IP == nil {
@@ -199,8 +199,7 @@ func (c *Config) request(s section, parent string) error {
 	return nil
 }
 
-// requestByEnv reads IP= of CNI_ARGS, "K=V;K=V". What else stands there is other plugins' business; whether it may is
-// checked by the caller.
+// requestByEnv reads IP= from CNI_ARGS, "K=V;K=V". Other keys are for other plugins; the library has checked the form.
 func (c *Config) requestByEnv(env string) error {
 	for pair := range strings.SplitSeq(env, ";") {
 		key, value, _ := strings.Cut(pair, "=")
@@ -218,7 +217,7 @@ func (c *Config) requestByEnv(env string) error {
 	return nil
 }
 
-// parseAddr accepts an address, with or without a prefix length, which says nothing in a network of /32s.
+// parseAddr reads an address. A prefix length is ignored: pods get /32 addresses.
 func parseAddr(text string) (netip.Addr, error) {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		return p.Addr().Unmap(), nil
@@ -230,7 +229,7 @@ func parseAddr(text string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// want adds a request. The same address may be asked for in two ways; two addresses of one range set can't be given.
+// want adds a request. The same address may be requested twice, but not two addresses of one range set.
 func (c *Config) want(a netip.Addr) error {
 	if slices.Contains(c.Requested, a) {
 		return nil
@@ -241,7 +240,7 @@ func (c *Config) want(a netip.Addr) error {
 	}
 	for _, other := range c.Requested {
 		if c.setOf(other) == i {
-			return fmt.Errorf("%s and %s are asked for, and a pod has one address of each family", other, a)
+			return fmt.Errorf("%s and %s are requested, but a pod has one address of each family", other, a)
 		}
 	}
 	if r, err := c.Ranges[i].RangeFor(a.AsSlice()); err == nil && bytes.Equal(r.Gateway, a.AsSlice()) {
@@ -255,7 +254,7 @@ func (c *Config) setOf(a netip.Addr) int {
 	return slices.IndexFunc(c.Ranges, func(s allocator.RangeSet) bool { return s.Contains(a.AsSlice()) })
 }
 
-// requestedIn returns the address asked for in range set i, or the invalid one.
+// requestedIn returns the requested address of range set i, invalid if there is none.
 func (c *Config) requestedIn(i int) netip.Addr {
 	for _, a := range c.Requested {
 		if c.setOf(a) == i {

@@ -1,10 +1,10 @@
-// Package ipam is the address store of the plugin: host-local in process, on the allocator and the disk store of the
+// Package ipam is the plugin's address store: host-local in process, built on the allocator and the disk store of the
 // containernetworking plugins, in the state directory, with a quarantine for freed addresses.
 //
 // A network's store is the directory <stateDir>/ipam/<network>. A used address is a file with the address as its
-// name and "container id CRLF interface" as its content, which is the library's format. A resting address is the
-// same file renamed to "quarantine.<address>", its modification time the moment of its release; renaming keeps the
-// release atomic and the last owner readable. Every change is made under the library's own lock file.
+// name and "container id CRLF interface" as its content, which is the library's format. An address in quarantine is
+// the same file renamed to "quarantine.<address>", with the time of its release as its modification time; the rename
+// makes the release atomic and keeps the last owner readable. Every change is made under the library's own lock file.
 //
 // The package knows nothing of links or maps, and it neither runs nor understands other ipam plugins.
 package ipam

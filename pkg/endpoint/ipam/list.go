@@ -28,9 +28,9 @@ const (
 type Entry struct {
 	Network string
 	Address netip.Addr
-	// Owner of a used address; the last one of a resting address.
+	// Owner of a used address; the last one of an address in quarantine.
 	Owner
-	// Since is when the address was given or freed.
+	// Since is when the address was allocated or freed.
 	Since time.Time
 	State State
 
@@ -48,18 +48,18 @@ func (all entries) ownedBy(o Owner) (owned []netip.Addr) {
 	return owned
 }
 
-func (all entries) resting(rested func(time.Time) bool) map[netip.Addr]Entry {
+func (all entries) quarantined(over func(time.Time) bool) map[netip.Addr]Entry {
 	m := map[netip.Addr]Entry{}
 	for _, e := range all {
-		if e.State == Quarantined && !rested(e.Since) {
+		if e.State == Quarantined && !over(e.Since) {
 			m[e.Address] = e
 		}
 	}
 	return m
 }
 
-// List reads the stores of all networks, sorted by network and address. It takes no lock and changes nothing: what is
-// given or freed meanwhile may or may not be in it. A state directory that does not exist is an empty list.
+// List reads the stores of all networks, sorted by network and address. It takes no lock and changes nothing: addresses
+// that are allocated or freed meanwhile may or may not be in it. It is empty if there is no state directory.
 func List(stateDir string) ([]Entry, error) {
 	networks, err := readDir(Dir(stateDir))
 	if err != nil {
@@ -95,13 +95,13 @@ func read(dir string) (entries, error) {
 	}
 	var all entries
 	for _, f := range files {
-		name, resting := strings.CutPrefix(f.Name(), quarantinePrefix)
+		name, quarantined := strings.CutPrefix(f.Name(), quarantinePrefix)
 		a, err := netip.ParseAddr(name)
 		if err != nil || !f.Type().IsRegular() {
-			continue // the lock, the library's note of the last address, or none of ours
+			continue // the lock, the library's note of the last address, or a file that is not ours
 		}
 		e := Entry{Network: filepath.Base(dir), Address: a, file: f.Name()}
-		ok, err := e.load(filepath.Join(dir, f.Name()), resting)
+		ok, err := e.load(filepath.Join(dir, f.Name()), quarantined)
 		if err != nil {
 			return nil, err
 		}
@@ -113,8 +113,8 @@ func read(dir string) (entries, error) {
 	return all, nil
 }
 
-// load reads an entry's file; false: it is gone.
-func (e *Entry) load(path string, resting bool) (bool, error) {
+// load reads an entry's file; false: the file is gone.
+func (e *Entry) load(path string, quarantined bool) (bool, error) {
 	content, changed, err := readWhole(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -127,7 +127,7 @@ func (e *Entry) load(path string, resting bool) (bool, error) {
 	switch {
 	case !ok:
 		e.State = Garbage
-	case resting:
+	case quarantined:
 		e.Owner, e.State = owner, Quarantined
 	default:
 		e.Owner, e.State = owner, Used
@@ -135,8 +135,8 @@ func (e *Entry) load(path string, resting bool) (bool, error) {
 	return true, nil
 }
 
-// readWhole returns a file's content and when it was changed. A store has a file for each address of the node, and a pod
-// that comes or goes has all of them read: these four system calls take a third of the time of os.ReadFile and os.Stat.
+// readWhole returns a file's content and modification time. A store has a file for each address of the node, and every
+// ADD and DEL reads all of them: these four system calls take a third of the time of os.ReadFile and os.Stat.
 func readWhole(path string) (content []byte, changed time.Time, err error) {
 	fd, err := open(path)
 	if err != nil {

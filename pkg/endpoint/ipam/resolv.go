@@ -8,7 +8,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// ReadResolvConf reads the DNS settings that a pod shall get from a file in resolv.conf's format.
+// ReadResolvConf reads a pod's DNS settings from a file in the format of resolv.conf.
 func ReadResolvConf(path string) (types.DNS, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -17,7 +17,7 @@ func ReadResolvConf(path string) (types.DNS, error) {
 	return parseResolvConf(string(content)), nil
 }
 
-// parseResolvConf keeps what it understands, as the C library does; the last domain and search lines win.
+// parseResolvConf ignores what it does not know, as the C library does; the last domain and search lines win.
 func parseResolvConf(content string) types.DNS {
 	var dns types.DNS
 	for line := range strings.Lines(content) {

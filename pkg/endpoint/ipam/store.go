@@ -26,13 +26,13 @@ var ErrAllocated = errors.New("has an address already")
 // ErrExhausted is returned (wrapped) by Allocate when no address is left, or the one asked for is taken.
 var ErrExhausted = errors.New("no address available")
 
-// DefaultQuarantine is how long a freed address rests where the configuration does not say.
+// DefaultQuarantine is how long a freed address is in quarantine if the configuration does not say.
 const DefaultQuarantine = 60 * time.Second
 
 const (
 	quarantinePrefix = "quarantine."
 	lockName         = "lock"
-	maxNetworkName   = 200 // it is a directory's name, and part of others
+	maxNetworkName   = 200 // bytes: it is the name of a directory
 )
 
 // Owner is the attachment that an address belongs to.
@@ -43,7 +43,7 @@ type Owner struct {
 
 // Options of a Store.
 type Options struct {
-	// Quarantine is how long a freed address rests; zero: not at all.
+	// Quarantine is how long a freed address is not allocated again; zero: it can be at once.
 	Quarantine time.Duration
 	// Now is the clock, time.Now if nil.
 	Now func() time.Time
@@ -56,10 +56,10 @@ type Store struct {
 	now        func() time.Time
 }
 
-// Dir is the directory below which the stores of all networks stand.
+// Dir is the directory of the stores of all networks.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "ipam") }
 
-// Open returns the store of a network. It is made when something is first allocated.
+// Open returns the store of a network, which the first Allocate makes.
 func Open(stateDir, network string, o Options) (*Store, error) {
 	if err := utils.ValidateNetworkName(network); err != nil || len(network) > maxNetworkName {
 		return nil, fmt.Errorf("network name %q: must be at most %d letters, digits, '.', '_', '-'", network, maxNetworkName)
@@ -71,9 +71,9 @@ func Open(stateDir, network string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// Allocate gives the owner one address of each range set, all or none. A requested address is given at once even if
-// it rests; else the next one that does not rest, and when there is none the one that has rested longest. It fails
-// with ErrAllocated or ErrExhausted.
+// Allocate allocates one address of each range set to the owner, or none at all. A requested address is allocated even
+// if it is in quarantine; otherwise the next one that is not, or if there is none the one that was freed first. It
+// fails with ErrAllocated or ErrExhausted.
 func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, error) {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make address store: %w", err)
@@ -81,7 +81,7 @@ func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, 
 	return s.allocate(ctx, o, c)
 }
 
-// allocate is Allocate in a directory that was made.
+// allocate is Allocate once the directory exists.
 func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, error) {
 	var got []netip.Addr
 	err := s.locked(ctx, func() error {
@@ -106,7 +106,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, e
 	defer library.Close()
 	defer func() {
 		for _, a := range got {
-			if err != nil { // it was never in use: no need to rest
+			if err != nil { // never in use: no quarantine
 				_ = os.Remove(s.path(a))
 			}
 		}
@@ -123,7 +123,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, e
 
 func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all entries) (netip.Addr, error) {
 	set, want := c.Ranges[i], c.requestedIn(i)
-	r := &reserver{Store: library, dir: s.dir, resting: all.resting(s.rested), force: want}
+	r := &reserver{Store: library, dir: s.dir, quarantined: all.quarantined(s.quarantineOver), force: want}
 	alloc := allocator.NewIPAllocator(&set, r, i)
 	ip, err := alloc.Get(o.ContainerID, o.IfName, asIP(want))
 	if err != nil && !want.IsValid() && r.oldest.Address.IsValid() {
@@ -140,15 +140,15 @@ func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all e
 	return a.Unmap(), nil
 }
 
-// rested says whether an address freed at that time may be given on. A time in the future (the clock was set back)
-// counts as rested: better than resting until the clock has caught up.
-func (s *Store) rested(since time.Time) bool {
+// quarantineOver reports whether an address freed at that time may be allocated again. It may if the time is in the
+// future, because the clock was set back: better than waiting until the clock has caught up.
+func (s *Store) quarantineOver(since time.Time) bool {
 	age := s.now().Sub(since)
 	return age < 0 || age >= s.quarantine
 }
 
-// Release frees every address of the owner and returns them. An owner without addresses is no error, nor is a store
-// that does not exist.
+// Release frees every address of the owner and returns them. Neither an owner without addresses nor a missing store is
+// an error.
 func (s *Store) Release(ctx context.Context, o Owner) ([]netip.Addr, error) {
 	return s.releaseIf(ctx, func(e Entry) bool { return e.Owner == o })
 }
@@ -158,7 +158,7 @@ func (s *Store) ReleaseExcept(ctx context.Context, keep map[Owner]bool) ([]netip
 	return s.releaseIf(ctx, func(e Entry) bool { return !keep[e.Owner] })
 }
 
-func (s *Store) releaseIf(ctx context.Context, free func(Entry) bool) ([]netip.Addr, error) {
+func (s *Store) releaseIf(ctx context.Context, match func(Entry) bool) ([]netip.Addr, error) {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -169,24 +169,24 @@ func (s *Store) releaseIf(ctx context.Context, free func(Entry) bool) ([]netip.A
 			return err
 		}
 		for _, e := range all {
-			if e.State != Used || !free(e) {
+			if e.State != Used || !match(e) {
 				continue
 			}
-			if err := s.rest(e); err != nil {
+			if err := s.free(e); err != nil {
 				return err
 			}
 			freed = append(freed, e.Address)
 		}
 		return nil
 	})
-	if errors.Is(err, errNoStore) { // removed since it was looked for: nothing in it
+	if errors.Is(err, errNoStore) { // removed a moment ago
 		return nil, nil
 	}
 	return freed, err
 }
 
-// rest frees one address in one step: its file is the resting one from the rename on.
-func (s *Store) rest(e Entry) error {
+// free frees an address. The rename puts it into quarantine in one step.
+func (s *Store) free(e Entry) error {
 	path := s.path(e.Address)
 	if s.quarantine <= 0 {
 		return remove(path)
@@ -206,12 +206,12 @@ func (s *Store) path(a netip.Addr) string { return filepath.Join(s.dir, a.String
 // errNoStore is returned (wrapped) when the store has no directory.
 var errNoStore = errors.New("the directory of the address store is gone")
 
-// locked runs fn under the store's lock, which is the file that the library's own lock uses. Without a directory it
-// fails with errNoStore.
+// locked runs fn under the store's lock, on the same file as the library's own lock. Without a directory it fails with
+// errNoStore.
 func (s *Store) locked(ctx context.Context, fn func() error) error {
 	l, err := bpffs.File(ctx, filepath.Join(s.dir, lockName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w, removed by somebody meanwhile (try again): %w", errNoStore, err)
+		return fmt.Errorf("%w, somebody has removed it (try again): %w", errNoStore, err)
 	}
 	if err != nil {
 		return fmt.Errorf("lock address store: %w", err)
@@ -220,8 +220,9 @@ func (s *Store) locked(ctx context.Context, fn func() error) error {
 	return fn()
 }
 
-// scan reads the store and, holding its lock, takes away what a kill left in it: a file that was made and never
-// written, and the resting file of an address that was given on. Addresses that have rested go as well.
+// scan reads the store and, under its lock, removes what a killed process left in it, which is a file that was made and
+// never written, or the quarantine file of an address that was allocated again, and the files of addresses whose
+// quarantine is over.
 func (s *Store) scan() (entries, error) {
 	all, err := read(s.dir)
 	if err != nil {
@@ -234,7 +235,7 @@ func (s *Store) scan() (entries, error) {
 	var kept entries
 	for _, e := range all {
 		switch {
-		case e.State == Garbage, e.State == Quarantined && (used[e.Address] || s.rested(e.Since)):
+		case e.State == Garbage, e.State == Quarantined && (used[e.Address] || s.quarantineOver(e.Since)):
 			if err := remove(filepath.Join(s.dir, e.file)); err != nil {
 				return nil, err
 			}
@@ -259,30 +260,30 @@ func asIP(a netip.Addr) net.IP {
 	return a.AsSlice()
 }
 
-// reserver is the library's store with the quarantine in it. It lives for one allocation, under the store's lock.
+// reserver is the library's store plus the quarantine, for one allocation under the store's lock.
 type reserver struct {
 	*disk.Store
-	dir     string
-	resting map[netip.Addr]Entry
-	force   netip.Addr // given although it rests
-	oldest  Entry      // of the resting ones that were passed over
-	err     error      // what kept an address from being written
+	dir         string
+	quarantined map[netip.Addr]Entry
+	force       netip.Addr // allocated although it is in quarantine
+	oldest      Entry      // of those in quarantine that were passed over
+	err         error      // why an address could not be written
 }
 
 var _ backend.Store = (*reserver)(nil)
 
-// Lock does nothing: the whole allocation holds the lock already, and the library would wait for it without an end.
+// Lock does nothing: the whole allocation holds the lock already, and the library would wait for it forever.
 func (r *reserver) Lock() error { return nil }
 
 // Unlock does nothing, see Lock.
 func (r *reserver) Unlock() error { return nil }
 
-// Reserve gives the address to the owner unless it is used or rests.
+// Reserve gives the address to the owner unless it is used or in quarantine.
 func (r *reserver) Reserve(id, ifname string, ip net.IP, rangeID string) (bool, error) {
 	a, _ := netip.AddrFromSlice(ip)
 	a = a.Unmap()
-	e, rests := r.resting[a]
-	if rests && a != r.force {
+	e, waits := r.quarantined[a]
+	if waits && a != r.force {
 		if !r.oldest.Address.IsValid() || e.Since.Before(r.oldest.Since) {
 			r.oldest = e
 		}
@@ -291,21 +292,21 @@ func (r *reserver) Reserve(id, ifname string, ip net.IP, rangeID string) (bool, 
 	ok, err := r.Store.Reserve(id, ifname, ip, rangeID)
 	if err != nil {
 		r.err = err
-		// The library leaves the file when only its note of the last address could not be written.
+		// The library leaves the file if it could not write its note of the last address.
 		_ = os.Remove(filepath.Join(r.dir, a.String()))
 		return false, err
 	}
-	if ok && rests {
+	if ok && waits {
 		r.err = remove(filepath.Join(r.dir, e.file))
 	}
 	return ok, r.err
 }
 
-// GetByID returns nothing: Allocate has asked already, and the library's answer includes other interfaces' addresses
-// in files of an old format.
+// GetByID returns nothing: Allocate has checked already, and the library's answer would include addresses of other
+// interfaces, from files of an old format.
 func (r *reserver) GetByID(string, string) []net.IP { return nil }
 
-// ReleaseByID is not for allocations; the library's falls back to everything of the container.
+// ReleaseByID is not needed for allocations; the library's falls back to all addresses of the container.
 func (r *reserver) ReleaseByID(string, string) error {
 	return errors.New("not supported: release through Store.Release")
 }

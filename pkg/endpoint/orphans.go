@@ -15,26 +15,26 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
-// Sweep takes away what belongs to no endpoint: host-side links of killed ADDs, entries and pins of links that are
-// gone, temporary files. A link without a state file is an orphan unless keep names its attachment or the endpoints
+// RemoveOrphans removes what belongs to no endpoint: host-side links of killed ADDs, entries and pins of links that are
+// gone, temporary files. A link without a state file is an orphan unless keep has its attachment or the endpoints
 // map leads to it (then it is a complete endpoint whose file was lost). The caller holds bpffs.Exclusive: an ADD
 // that is under way looks just like one that was killed.
-func (r Releaser) Sweep(keep map[ID]bool) error {
+func (r Releaser) RemoveOrphans(keep map[ID]bool) error {
 	n, err := r.Open()
 	if err != nil {
-		return fmt.Errorf("sweep: %w", err)
+		return fmt.Errorf("remove orphans: %w", err)
 	}
 	defer n.Close()
 	if err = n.openTables(false); err == nil {
-		err = errors.Join(n.sweepTemporary(), n.sweepLinks(keep), n.sweepDead())
+		err = errors.Join(n.removeTemporary(), n.removeOrphanLinks(keep), n.removeDead())
 	}
 	if err != nil {
-		return fmt.Errorf("sweep: %w", err)
+		return fmt.Errorf("remove orphans: %w", err)
 	}
 	return nil
 }
 
-func (n *Node) sweepTemporary() error {
+func (n *Node) removeTemporary() error {
 	files, err := os.ReadDir(Dir(n.StateDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -48,9 +48,9 @@ func (n *Node) sweepTemporary() error {
 	return errors.Join(errs...)
 }
 
-// sweepLinks removes links that nobody knows, and entries of the endpoints map that lead to a link that is gone and that
-// no state file claims.
-func (n *Node) sweepLinks(keep map[ID]bool) error {
+// removeOrphanLinks removes links that belong to no endpoint, and entries of the endpoints map that lead to a link that
+// is gone and in no state file.
+func (n *Node) removeOrphanLinks(keep map[ID]bool) error {
 	known, err := n.knownNames(keep)
 	if err != nil {
 		return err
@@ -71,8 +71,8 @@ func (n *Node) sweepLinks(keep map[ID]bool) error {
 		}
 	}
 	list, err := List(n.StateDir)
-	if err != nil { // one of the files that can't be read may claim them
-		n.log().Warn("map entries not swept", "error", err)
+	if err != nil { // a file that can't be read may have them
+		n.log().Warn("endpoints entries of links that are gone kept, because some state files are unreadable", "error", err)
 		return errors.Join(errs...)
 	}
 	for index, addresses := range complete {
@@ -84,7 +84,7 @@ func (n *Node) sweepLinks(keep map[ID]bool) error {
 	return errors.Join(errs...)
 }
 
-// knownNames are the links that endpoints have or should have. A file that can't be read still names its endpoint.
+// knownNames are the names of links that endpoints have or should have. They follow from the names of the state files.
 func (r Releaser) knownNames(keep map[ID]bool) (map[string]bool, error) {
 	files, err := os.ReadDir(Dir(r.StateDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -102,9 +102,9 @@ func (r Releaser) knownNames(keep map[ID]bool) (map[string]bool, error) {
 	return known, nil
 }
 
-// sweepDead removes the pins and the devices entries of links that are gone. It may run beside an ADD: it lists them
-// before it lists the links, and an ADD makes its link first.
-func (n *Node) sweepDead() error {
+// removeDead removes the pins and devices entries of links that are gone. It may run at the same time as an ADD, since it
+// lists them before the links, and an ADD creates its link first.
+func (n *Node) removeDead() error {
 	pinned, err := pinnedIndexes(n.Pins)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (n *Node) sweepDead() error {
 	return errors.Join(errs...)
 }
 
-// links are those that there are, by index.
+// links are all links by index.
 func (n *Node) links() (map[int]device.Link, error) {
 	list, err := n.Host.Links()
 	all := make(map[int]device.Link, len(list))

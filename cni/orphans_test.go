@@ -43,7 +43,7 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 	w.must(os.Rename(w.pinOfADeadLink(), w.pins.Link(string(attach.FromPod), dead)))
 	w.must(os.Link(w.pins.Link(string(attach.FromPod), dead), uplink))
 
-	w.must(endpoint.Releaser{StateDir: w.stateDir, Pins: w.pins}.Sweep(map[endpoint.ID]bool{p.id: true}))
+	w.must(endpoint.Releaser{StateDir: w.stateDir, Pins: w.pins}.RemoveOrphans(map[endpoint.ID]bool{p.id: true}))
 	if !w.hostLink(p).exists {
 		t.Error("a link that is to be kept was deleted")
 	}
@@ -55,7 +55,7 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 }
 
 // pinOfADeadLink makes a pod, destroys its namespace and returns the pin of its program.
-func (w *world) pinOfADeadLink() string {
+func (w *fixture) pinOfADeadLink() string {
 	w.t.Helper()
 	p := w.newPod()
 	w.killed(p, "device entry")
@@ -70,7 +70,7 @@ func (w *world) pinOfADeadLink() string {
 }
 
 // resting is how many addresses rest.
-func (w *world) resting() (n int) {
+func (w *fixture) resting() (n int) {
 	w.t.Helper()
 	list, err := ipam.List(w.stateDir)
 	w.must(err)
@@ -84,7 +84,7 @@ func (w *world) resting() (n int) {
 
 // A pod can have sent something as soon as its link was up.
 func TestAddressesOfFailedAdds(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.conf["addressQuarantine"] = "0s"
 	names, _ := w.steps()
 	w.conf["addressQuarantine"] = "1h"
@@ -106,7 +106,7 @@ func TestAddressesOfFailedAdds(t *testing.T) {
 }
 
 func TestFreedAddressesRest(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.conf["addressQuarantine"] = "1h"
 	w.conf["ipam"] = map[string]any{"type": "host-local", "subnet": "10.9.0.0/29"} // .2 to .6
 	resting := w.resting

@@ -41,9 +41,9 @@ import (
 
 var nodeIP = netip.MustParseAddr("192.0.2.1")
 
-// world is a node without an agent: a namespace with an address, a BPF file system with the real maps and the real
+// fixture is a node without an agent: a namespace with an address, a BPF file system with the real maps and the real
 // program pinned, a state directory, and the plugin. It belongs to the test's goroutine, which must not change.
-type world struct {
+type fixture struct {
 	t        testing.TB
 	pins     bpffs.Dir
 	stateDir string
@@ -53,9 +53,9 @@ type world struct {
 	host     *device.Handle
 }
 
-func newWorld(t testing.TB) *world {
+func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	w := &world{t: t, pins: bpffs.Dir(filepath.Join(priv.Isolate(t), "ec")), stateDir: t.TempDir(), plugins: t.TempDir()}
+	w := &fixture{t: t, pins: bpffs.Dir(filepath.Join(priv.Isolate(t), "ec")), stateDir: t.TempDir(), plugins: t.TempDir()}
 	self, err := os.Executable()
 	w.must(err)
 	for _, name := range []string{"ebpf-cni", ipamName} {
@@ -77,7 +77,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-func (w *world) must(err error) {
+func (w *fixture) must(err error) {
 	w.t.Helper()
 	if err != nil {
 		w.t.Fatal(err)
@@ -85,7 +85,7 @@ func (w *world) must(err error) {
 }
 
 // pinDataplane does what the agent does before it writes the conflist.
-func (w *world) pinDataplane() {
+func (w *fixture) pinDataplane() {
 	w.t.Helper()
 	w.must(w.pins.Prepare())
 	spec, err := bpf.LoadDataplane()
@@ -109,7 +109,7 @@ func (w *world) pinDataplane() {
 	})
 }
 
-func (w *world) setConfig(v mapconfig.Value) {
+func (w *fixture) setConfig(v mapconfig.Value) {
 	w.t.Helper()
 	m, err := mapconfig.Open(w.pins.Map(mapconfig.Name))
 	w.must(err)
@@ -119,12 +119,12 @@ func (w *world) setConfig(v mapconfig.Value) {
 
 // pod is a namespace and a name for it.
 type pod struct {
-	w  *world
+	w  *fixture
 	ns *device.NetNS
 	id endpoint.ID
 }
 
-func (w *world) newPod() *pod {
+func (w *fixture) newPod() *pod {
 	w.t.Helper()
 	made := make(chan *device.NetNS)
 	go func() {
@@ -151,7 +151,7 @@ func (w *world) newPod() *pod {
 func (p *pod) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.ns.FD()) }
 
 // call executes the plugin. Environment entries replace what the call would have, "X=" included.
-func (w *world) call(verb string, p *pod, conf map[string]any, env ...string) (string, *types.Error) {
+func (w *fixture) call(verb string, p *pod, conf map[string]any, env ...string) (string, *types.Error) {
 	w.t.Helper()
 	full := maps.Clone(w.conf)
 	for k, v := range conf {
@@ -164,7 +164,7 @@ func (w *world) call(verb string, p *pod, conf map[string]any, env ...string) (s
 	return w.callRaw(verb, p, raw, env...)
 }
 
-func (w *world) callRaw(verb string, p *pod, conf []byte, env ...string) (string, *types.Error) {
+func (w *fixture) callRaw(verb string, p *pod, conf []byte, env ...string) (string, *types.Error) {
 	w.t.Helper()
 	cmd := w.command(verb, p, conf, env...)
 	var out, log bytes.Buffer
@@ -189,7 +189,7 @@ func (w *world) callRaw(verb string, p *pod, conf []byte, env ...string) (string
 }
 
 // start starts the plugin from the test's goroutine; what it returns waits for the end.
-func (w *world) start(verb string, p *pod, conf []byte) func() (string, error) {
+func (w *fixture) start(verb string, p *pod, conf []byte) func() (string, error) {
 	w.t.Helper()
 	cmd := w.command(verb, p, conf)
 	var out bytes.Buffer
@@ -201,7 +201,7 @@ func (w *world) start(verb string, p *pod, conf []byte) func() (string, error) {
 	}
 }
 
-func (w *world) command(verb string, p *pod, conf []byte, env ...string) *exec.Cmd {
+func (w *fixture) command(verb string, p *pod, conf []byte, env ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(w.plugins, "ebpf-cni"))
 	cmd.Env = []string{"CNI_COMMAND=" + verb, "CNI_PATH=" + w.plugins, "PATH=/nowhere"}
 	if p != nil {
@@ -216,7 +216,7 @@ func (w *world) command(verb string, p *pod, conf []byte, env ...string) *exec.C
 }
 
 // add is an ADD that must succeed, and its result.
-func (w *world) add(p *pod, conf map[string]any, env ...string) *current.Result {
+func (w *fixture) add(p *pod, conf map[string]any, env ...string) *current.Result {
 	w.t.Helper()
 	out, e := w.call("ADD", p, conf, env...)
 	if e != nil {
@@ -239,7 +239,7 @@ func parseResult(t testing.TB, out string) *current.Result {
 }
 
 // ok is an operation that must succeed.
-func (w *world) ok(verb string, p *pod, conf map[string]any, env ...string) {
+func (w *fixture) ok(verb string, p *pod, conf map[string]any, env ...string) {
 	w.t.Helper()
 	if _, e := w.call(verb, p, conf, env...); e != nil {
 		w.t.Fatalf("%s: code %d, %s", verb, e.Code, e)
@@ -247,13 +247,13 @@ func (w *world) ok(verb string, p *pod, conf map[string]any, env ...string) {
 }
 
 // refused is an operation that must fail with the code and name the words.
-func (w *world) refused(code uint, verb string, p *pod, conf map[string]any, words ...string) {
+func (w *fixture) refused(code uint, verb string, p *pod, conf map[string]any, words ...string) {
 	w.t.Helper()
 	_, e := w.call(verb, p, conf)
 	w.isError(e, code, words...)
 }
 
-func (w *world) isError(e *types.Error, code uint, words ...string) {
+func (w *fixture) isError(e *types.Error, code uint, words ...string) {
 	w.t.Helper()
 	if e == nil {
 		w.t.Fatalf("succeeded, want error %d", code)
@@ -278,7 +278,7 @@ func gcList(pods ...*pod) map[string]any {
 }
 
 // everything is all that the plugin can leave on a node, in text.
-func (w *world) everything() []string {
+func (w *fixture) everything() []string {
 	w.t.Helper()
 	var all []string
 	note := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -316,7 +316,7 @@ func (w *world) everything() []string {
 
 // files of the state directory, but for what is there for good once it was used, for resting addresses, and for notes of
 // who holds the lock, which a kill leaves until somebody has it alone.
-func (w *world) files() []string {
+func (w *fixture) files() []string {
 	var all []string
 	w.must(filepath.WalkDir(w.stateDir, func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
@@ -331,7 +331,7 @@ func (w *world) files() []string {
 	return all
 }
 
-func entriesOf[K comparable, V any](w *world, open func(string) (*typed.Map[K, V], error), name string) []string {
+func entriesOf[K comparable, V any](w *fixture, open func(string) (*typed.Map[K, V], error), name string) []string {
 	w.t.Helper()
 	m, err := open(w.pins.Map(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -348,7 +348,7 @@ func entriesOf[K comparable, V any](w *world, open func(string) (*typed.Map[K, V
 }
 
 // unchanged fails the test unless the node is as it was.
-func (w *world) unchanged(before []string) {
+func (w *fixture) unchanged(before []string) {
 	w.t.Helper()
 	if diff := cmp.Diff(before, w.everything()); diff != "" {
 		w.t.Errorf("left behind (+) or lost (-):\n%s", diff)
@@ -356,7 +356,7 @@ func (w *world) unchanged(before []string) {
 }
 
 // used are the addresses in use.
-func (w *world) used() []string {
+func (w *fixture) used() []string {
 	w.t.Helper()
 	list, err := ipam.List(w.stateDir)
 	w.must(err)
