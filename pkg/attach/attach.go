@@ -1,12 +1,13 @@
-// Package attach puts programs onto interfaces and replaces them in place: as
-// pinned tcx links where the kernel has them (6.6), as clsact filters where it
-// does not. It touches no attachment but our own.
+// Package attach attaches programs to interfaces and replaces them in place: as
+// pinned tcx links where the kernel has tcx (6.6), otherwise as clsact filters.
+// It touches no attachment but our own.
 //
-// What each costs: the kernel waits for a grace period when a tcx link is made
-// and for another when it or its device goes, each 8 to 16 ms at HZ=250, and
-// holds its lock of all links meanwhile, so ten pods at once wait for each
-// other. clsact waits for none, but a packet takes some 50 ns more (4 % between
-// two pods of a node), and anybody who removes the qdisc takes the program off.
+// What each costs: the kernel waits for an RCU grace period when a tcx link is
+// made and for another when the link or its device is removed, 8 to 16 ms each at
+// HZ=250. It holds the lock of all links (RTNL) meanwhile, so ten pods at once
+// wait for each other. clsact needs no grace period, but each packet takes some
+// 50 ns more (4 % between two pods of a node), and whoever removes the qdisc
+// removes the program.
 package attach
 
 import (
@@ -19,10 +20,10 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// Mode says by which mechanism programs are attached.
+// Mode is the mechanism by which programs are attached.
 type Mode string
 
-// The modes; Auto is tcx where the kernel has it.
+// The modes. Auto is TCX where the kernel has it, else Clsact.
 const (
 	Auto   Mode = "auto"
 	TCX    Mode = "tcx"
@@ -50,7 +51,7 @@ const (
 	ToUplink   Hook = "to_uplink"
 )
 
-// Program is the name of the program that belongs on the hook.
+// Program is the name of the program for the hook.
 func (h Hook) Program() string { return "ec_" + string(h) }
 
 func (h Hook) egress() bool { return h == ToUplink }
@@ -66,14 +67,13 @@ func Hooks() []Hook { return append(UplinkHooks(), FromPod) }
 type Attacher struct {
 	Dir  bpffs.Dir
 	Mode Mode
-	// New says that the interfaces have just been made by the caller, so that
-	// Attach need not look for a filter of ours on them. Each look waits for
-	// the kernel's lock of all links, which a tcx attach elsewhere holds for
-	// a grace period.
+	// New says that the caller has just created the interfaces, so that Attach
+	// need not look for a filter of ours on them. That look would wait for RTNL,
+	// which a tcx attach elsewhere holds for a grace period.
 	New bool
 }
 
-// State is how a hook of an interface stands.
+// State is what is attached to a hook of an interface.
 type State struct {
 	// Mode is TCX or Clsact, empty when nothing of ours is attached.
 	Mode Mode
@@ -81,10 +81,10 @@ type State struct {
 	ProgramID ebpf.ProgramID
 }
 
-// Attach makes prog the program on the hook of the interface. One of ours that
-// is there already is replaced without a packet passing neither; an attachment
-// of ours by the other mechanism is removed afterwards. qdisc says that the
-// interface had no clsact qdisc before and has one now.
+// Attach makes prog the program on the hook of the interface. A program of ours
+// that is there already is replaced atomically; one that is attached by the other
+// mechanism is removed afterwards. qdisc says that the interface had no clsact
+// qdisc before and has one now.
 func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool, err error) {
 	if !slices.Contains(Hooks(), hook) || ifindex <= 0 {
 		return false, fmt.Errorf("attach to interface %d: no hook %q", ifindex, hook)
@@ -108,13 +108,13 @@ func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool
 	return qdisc, a.removeLink(ifindex, hook)
 }
 
-// Detach removes what we attached to the hook, by either mechanism. Nothing
-// there, or no such interface, is no error.
+// Detach removes what we attached to the hook, by either mechanism. It is no
+// error if there is nothing, or no such interface.
 func (a Attacher) Detach(ifindex int, hook Hook) error {
 	return errors.Join(a.removeLink(ifindex, hook), removeFilter(ifindex, hook))
 }
 
-// Attached tells which program of ours is on the hook of the interface.
+// Attached returns which program of ours is on the hook of the interface.
 func (a Attacher) Attached(ifindex int, hook Hook) (State, error) {
 	if s, err := a.linkState(ifindex, hook); err != nil || s.Mode != "" {
 		return s, err

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Our filter is told from others' by all three.
+// A filter is ours if priority, handle and name match.
 const (
 	filterPriority = 142
 	filterHandle   = 0xec
@@ -22,15 +22,15 @@ func (h Hook) parent() uint32 {
 	return netlink.HANDLE_MIN_INGRESS
 }
 
-// replaceFilter makes prog our filter's program, and the clsact qdisc if there
-// is none; it reports whether it made one.
+// replaceFilter makes prog our filter's program. It creates a clsact qdisc if there
+// is none, and reports whether it did.
 func replaceFilter(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
 	created, err := ensureQdisc(ifindex)
 	if err != nil {
 		return false, err
 	}
 	if !created {
-		if err := placeFree(ifindex, hook); err != nil {
+		if err := checkFree(ifindex, hook); err != nil {
 			return false, err
 		}
 	}
@@ -52,9 +52,9 @@ func replaceFilter(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
 	return created, nil
 }
 
-// placeFree fails when somebody else's filter has our priority and handle:
-// replacing would take it away.
-func placeFree(ifindex int, hook Hook) error {
+// checkFree fails when somebody else's filter has our priority and handle, which
+// would be replaced.
+func checkFree(ifindex int, hook Hook) error {
 	filters, err := listFilters(ifindex, hook)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func placeFree(ifindex int, hook Hook) error {
 	for _, f := range filters {
 		b, ok := f.(*netlink.BpfFilter)
 		if ok && b.Priority == filterPriority && b.Handle == filterHandle && b.Name != hook.Program() {
-			return fmt.Errorf("filter %q, not ours, has priority %d and handle %#x: give it others", b.Name, filterPriority, filterHandle)
+			return fmt.Errorf("filter %q, which is not ours, has our priority %d and handle %#x: change either of them", b.Name, filterPriority, filterHandle)
 		}
 	}
 	return nil
@@ -83,7 +83,7 @@ func ensureQdisc(ifindex int) (bool, error) {
 	return false, nil
 }
 
-// removeFilter deletes our filter and leaves the qdisc.
+// removeFilter deletes our filter, not the qdisc.
 func removeFilter(ifindex int, hook Hook) error {
 	f, err := findFilter(ifindex, hook)
 	if err != nil || f == nil {
@@ -95,8 +95,8 @@ func removeFilter(ifindex int, hook Hook) error {
 	return nil
 }
 
-// RemoveQdisc deletes the interface's clsact qdisc unless it holds filters. No
-// qdisc, or no such interface, is no error.
+// RemoveQdisc deletes the interface's clsact qdisc unless it has filters. It is no
+// error if there is no qdisc, or no such interface.
 func RemoveQdisc(ifindex int) error {
 	for _, hook := range UplinkHooks() {
 		filters, err := listFilters(ifindex, hook)
@@ -158,7 +158,7 @@ type Filter struct {
 	Hook    Hook
 }
 
-// Filters finds every filter of ours by looking at all interfaces.
+// Filters returns all filters of ours, on any interface.
 func Filters() ([]Filter, error) {
 	indexes, err := clsactInterfaces()
 	if err != nil {
@@ -179,12 +179,12 @@ func Filters() ([]Filter, error) {
 	return out, nil
 }
 
-// clsactInterfaces lists the interfaces that can have filters.
+// clsactInterfaces lists the interfaces that have a clsact qdisc.
 func clsactInterfaces() ([]int, error) {
 	const attempts = 10
 	var all []netlink.Qdisc
 	err := error(netlink.ErrDumpInterrupted)
-	// Interfaces that come or go meanwhile interrupt a list, which is then incomplete.
+	// If interfaces come or go meanwhile, the list is interrupted and incomplete.
 	for i := 0; i < attempts && errors.Is(err, netlink.ErrDumpInterrupted); i++ {
 		all, err = netlink.QdiscList(nil)
 	}
@@ -200,7 +200,7 @@ func clsactInterfaces() ([]int, error) {
 	return out, nil
 }
 
-// gone says that the thing is not there: no device, no qdisc, no filter.
+// gone reports whether err means that there is no such device, qdisc or filter.
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)
 }

@@ -35,8 +35,8 @@ func (a Attacher) attachTCX(ifindex int, hook Hook, prog *ebpf.Program) error {
 	return nil
 }
 
-// updateLink replaces the program of the pinned link. It reports false when
-// there is no live link; a dead one, whose device is gone, is unpinned.
+// updateLink replaces the program of the pinned link. It reports false when there
+// is none; a link whose device is gone is unpinned.
 func (a Attacher) updateLink(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
 	path := a.Dir.Link(string(hook), ifindex)
 	l, err := link.LoadPinnedLink(path, nil)

@@ -1,6 +1,6 @@
-// Package bpffs knows where things are pinned, whether the BPF file system is
-// there, and the lock that orders changes to the node. It owns every path
-// below the pin directory and opens none of the objects itself.
+// Package bpffs owns every path below the pin directory, checks that it is on a BPF
+// file system, and has the lock that orders changes to the node. It opens none of
+// the pinned objects itself.
 package bpffs
 
 import (
@@ -58,8 +58,9 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// Prepare makes the pin directory and those below it, 0700. It fails with
-// ErrNotBPFFS when the nearest directory that exists is not on a BPF file system.
+// Prepare creates the pin directory and those below it, with mode 0700. The error
+// matches ErrNotBPFFS when the nearest existing directory is not on a BPF file
+// system.
 func (d Dir) Prepare() error {
 	if err := d.checkMount(); err != nil {
 		return err

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holdersName is the directory in which those who hold the node's lock say who
-// they are, each in a file that it keeps locked: one that is not locked is of a
-// process that was killed. /proc/locks would show an agent in a container
-// nothing of the plugins outside.
+// holdersName is the directory with a note of each process that holds the node's
+// lock. A process keeps its note locked: one that is not locked is of a process
+// that was killed. /proc/locks is no alternative: in the agent's container it does
+// not show the plugins outside.
 const holdersName = "holders"
 
 // mostNamed is how many holders an error names.
 const mostNamed = 3
 
-// sign leaves a note of this process and what it does for as long as the lock is
-// held. That it can't be written, as on a full disk, is no reason not to work.
+// sign leaves a note of this process and its work until the lock is released. A
+// note that can't be written, as on a full disk, is not worth failing for.
 func (l *Lock) sign(stateDir, work string) {
 	dir := filepath.Join(stateDir, holdersName)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -38,9 +38,9 @@ func (l *Lock) sign(stateDir, work string) {
 	}
 }
 
-// describe is what a process says of itself, as in "ebpf-cni GC (pid 7)": whoever
-// reads it must see whether that may take so long. In a container of its own its
-// number is nobody else's.
+// describe is the text of a note, such as "ebpf-cni GC (pid 7)", from which an
+// operator can tell whether that may take so long. In a container of its own a
+// process does not know its number outside.
 func describe(work string, pid int) string {
 	name := filepath.Base(os.Args[0]) + " " + work
 	if pid == 1 {
@@ -49,26 +49,26 @@ func describe(work string, pid int) string {
 	return fmt.Sprintf("%s (pid %d)", name, pid)
 }
 
-// NameHolders adds to an error that matches ErrLocked who holds the node's lock,
-// and what to do.
+// NameHolders adds to an error that matches ErrLocked who holds the node's lock, and
+// what to do. Other errors are returned unchanged.
 func NameHolders(stateDir string, err error) error {
 	if !errors.Is(err, ErrLocked) {
 		return err
 	}
-	said := holders(filepath.Join(stateDir, holdersName))
-	if len(said) == 0 {
-		return fmt.Errorf("%w, which says no name: `lslocks` on the node may know it; if it hangs, end it, which frees the lock", err)
+	names := holders(filepath.Join(stateDir, holdersName))
+	if len(names) == 0 {
+		return fmt.Errorf("%w, which left no name: run `lslocks` on the node to find it; if it hangs, end it, which releases the lock", err)
 	}
 	more := ""
-	if n := len(said) - mostNamed; n > 0 {
-		said, more = said[:mostNamed], fmt.Sprintf(" and %d more", n)
+	if n := len(names) - mostNamed; n > 0 {
+		names, more = names[:mostNamed], fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Errorf("%w: %s%s; if one is not at work but hangs, end it, which frees the lock", err, strings.Join(said, ", "), more)
+	return fmt.Errorf("%w: %s%s; if one of them hangs, end it, which releases the lock", err, strings.Join(names, ", "), more)
 }
 
-// holders are those who hold the node's lock, with the time that they have held
-// it, the longest first. It removes the notes of those that were killed.
-func holders(dir string) (said []string) {
+// holders describes who holds the node's lock and for how long, the longest first.
+// It removes the notes of killed processes.
+func holders(dir string) (names []string) {
 	type holder struct {
 		name  string
 		since time.Time
@@ -79,7 +79,7 @@ func holders(dir string) (said []string) {
 		path := filepath.Join(dir, file.Name())
 		info, err := file.Info()
 		if err != nil {
-			continue // given back meanwhile
+			continue // released meanwhile
 		}
 		if busy, err := Held(path); err != nil || !busy {
 			_ = os.Remove(path)
@@ -91,7 +91,7 @@ func holders(dir string) (said []string) {
 	}
 	slices.SortFunc(found, func(a, b holder) int { return a.since.Compare(b.since) })
 	for _, h := range found {
-		said = append(said, fmt.Sprintf("%s for %v", h.name, time.Since(h.since).Round(time.Millisecond)))
+		names = append(names, fmt.Sprintf("%s for %v", h.name, time.Since(h.since).Round(time.Millisecond)))
 	}
-	return said
+	return names
 }

@@ -12,25 +12,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is how often a busy lock is tried again: flock cannot be waited for
-// with a deadline. Most are held for less than a millisecond, so the first
-// tries follow closely.
+// lockPoll is how long after a failed attempt a lock is tried again, since flock has
+// no deadline. Most locks are held for less than a millisecond, so the first
+// attempts follow more closely.
 const (
 	lockPoll      = 5 * time.Millisecond
 	firstLockPoll = 200 * time.Microsecond
 )
 
-// ErrLocked is returned (wrapped) when a lock is not to be had in time.
+// ErrLocked is returned (wrapped) when a lock could not be taken in time.
 var ErrLocked = errors.New("held by another process")
 
-// Lock is a held advisory lock (flock). The kernel releases it with the
-// process, however that ends.
+// Lock is an advisory lock (flock) that is held. The kernel releases it when the
+// process ends, however that happens.
 type Lock struct {
 	files []*os.File
-	note  string // the file that tells who holds it; empty: there is none
+	note  string // the file that names this holder; empty: there is none
 }
 
-// File takes an exclusive lock on the file at path, which is made if it is
+// File takes an exclusive lock on the file at path, which is created if it is
 // missing. Waiting ends with ctx; the error then matches ErrLocked.
 func File(ctx context.Context, path string) (*Lock, error) {
 	f, err := openLock(path)
@@ -52,7 +52,7 @@ func openLock(path string) (*os.File, error) {
 	return f, nil
 }
 
-// poll tries until it succeeds or ctx ends, and once in any case.
+// poll calls try until it succeeds or ctx ends, at least once.
 func poll(ctx context.Context, try func() error) error {
 	for wait := firstLockPoll; ; wait = min(2*wait, lockPoll) {
 		err := try()
@@ -67,7 +67,7 @@ func poll(ctx context.Context, try func() error) error {
 	}
 }
 
-// try takes a lock, or changes the one that is held, if that can be done at once.
+// try takes a lock, or changes how it is held, if that is possible at once.
 func try(f *os.File, how int) error {
 	for {
 		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
@@ -82,8 +82,8 @@ func try(f *os.File, how int) error {
 	}
 }
 
-// Held reports whether a process holds the lock that File takes on path. It
-// makes no file: one that is missing is not held.
+// Held reports whether a process holds the lock that File takes on path. If there is
+// no such file, none does.
 func Held(path string) (bool, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +92,7 @@ func Held(path string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("open lock: %w", err)
 	}
-	defer f.Close() // which gives the lock back at once
+	defer f.Close() // which releases the lock at once
 	err = try(f, unix.LOCK_SH)
 	if errors.Is(err, ErrLocked) {
 		return true, nil
@@ -100,7 +100,7 @@ func Held(path string) (bool, error) {
 	return false, err
 }
 
-// Release gives the lock back. A second call does nothing.
+// Release releases the lock. A second call does nothing.
 func (l *Lock) Release() {
 	if l == nil {
 		return
@@ -114,29 +114,30 @@ func (l *Lock) Release() {
 	l.files, l.note = nil, ""
 }
 
-// The node's lock in the state directory. Whoever takes lockName goes through
-// gateName first: for a share only for a moment. Who wants the lock alone keeps
-// the gate shut meanwhile, so that no new shares come in front of it, and has it
-// when those of before are given back. A build that knows of no gate is excluded
-// by lockName all the same.
+// The node's lock in the state directory is two files. The lock itself is lockName,
+// held shared or exclusively. To take it, a process first locks gateName, the gate:
+// for a shared lock only for a moment. For the exclusive lock it keeps the gate
+// shut, so that no new holders come in, and takes the lock when those before it have
+// released theirs. A build that does not know the gate is still excluded by lockName.
 const (
 	lockName = "lock"
 	gateName = "gate"
 )
 
-// One share may be held for very long, by a process that hangs. So that others
-// are not kept out for just as long, the gate opens now and then.
+// A process that hangs may hold the lock shared for very long. So that it does not
+// keep out others for just as long, the gate is shut for at most gateShut, and then
+// open for gateOpen.
 const (
 	gateShut = 5 * time.Second
 	gateOpen = time.Second
 )
 
-// LockFiles are the names of what the node's lock leaves in the state directory.
+// LockFiles are the names of the node's lock's files in the state directory.
 func LockFiles() []string { return []string{lockName, gateName, holdersName} }
 
-// Shared takes the node's lock for work on one pod: many may hold it at once. Who
-// waits for it is told what work it is.
-// Waiting ends with ctx; the error then matches ErrLocked and names the holders.
+// Shared takes the node's lock for work on one pod: many processes may hold it so at
+// once. work names it to those that wait, as in "ADD". Waiting ends with ctx; the
+// error then matches ErrLocked and names the holders.
 func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
@@ -158,8 +159,8 @@ func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
 }
 
 // Exclusive takes the node's lock for a change to all pods at once, such as an
-// upgrade. Who waits for it is told what work it is. Waiting ends with ctx; the error then matches ErrLocked and names the
-// holders.
+// upgrade. work names it to those that wait. Waiting ends with ctx; the error then
+// matches ErrLocked and names the holders.
 func Exclusive(ctx context.Context, stateDir, work string) (*Lock, error) {
 	return exclusive(ctx, stateDir, work, gateShut, gateOpen)
 }
@@ -173,7 +174,7 @@ func exclusive(ctx context.Context, stateDir, work string, shut, open time.Durat
 	for {
 		err := alone(ctx, lock, gate, shut, open)
 		if err == nil {
-			// All notes are of processes that were killed.
+			// All notes that are there are of killed processes.
 			_ = os.RemoveAll(filepath.Join(stateDir, holdersName))
 			l.sign(stateDir, work)
 			return l, nil
@@ -189,7 +190,7 @@ func exclusive(ctx context.Context, stateDir, work string, shut, open time.Durat
 	}
 }
 
-// alone shuts the gate and waits for the shares to be given back. After an error
+// alone shuts the gate and waits for the shared locks to be released. After an error
 // the gate is open.
 func alone(ctx context.Context, lock, gate *os.File, shut, open time.Duration) error {
 	if err := poll(ctx, func() error { return shutGate(gate) }); err != nil {
@@ -200,7 +201,7 @@ func alone(ctx context.Context, lock, gate *os.File, shut, open time.Duration) e
 	defer cancel()
 	err := poll(ctx, func() error { return try(lock, unix.LOCK_EX) })
 	if err != nil {
-		// For whoever else waits: not to be shut again at once. That it can't be noted is no reason to keep it shut.
+		// The time stamp keeps other processes from shutting the gate again at once. If it can't be set, they may.
 		if time.Since(since) > open {
 			_ = os.Chtimes(gate.Name(), time.Time{}, time.Now().Add(open))
 		}
@@ -209,9 +210,9 @@ func alone(ctx context.Context, lock, gate *os.File, shut, open time.Duration) e
 	return err
 }
 
-// shutGate fails with ErrLocked for as long as the gate, by its time stamp, is to stay open.
+// shutGate fails with ErrLocked while the gate has to stay open, by its time stamp.
 func shutGate(gate *os.File) error {
-	if err := staysOpen(gate); err != nil { // first: to try would shut it for a moment
+	if err := staysOpen(gate); err != nil { // first, since trying would shut it for a moment
 		return err
 	}
 	if err := try(gate, unix.LOCK_EX); err != nil {

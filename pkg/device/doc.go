@@ -1,9 +1,9 @@
-// Package device is netlink in verbs: the links, addresses, routes, neighbours and sysctls that the plugin and the
-// agent need, and nothing else of netlink.
+// Package device wraps what the plugin and the agent need of netlink: links, addresses, routes, rules, neighbours and
+// IPsec policies; and sysctls.
 //
-// Everything is asked of a Handle, whose socket lives in one network namespace; a Handle needs no thread of its own.
-// Dumps that the kernel interrupts are repeated, deleting what is already gone is success, and what does not exist is
-// reported as ErrNotFound. The package decides nothing: which route or link should exist is its callers' business.
+// A Handle has a socket in one network namespace, and needs no thread of its own. Dumps that the kernel interrupts are
+// repeated, deleting what is already gone is success, and what does not exist is reported as ErrNotFound. Which links
+// and routes should exist is for the callers to decide.
 //
 //	ns, err := device.OpenNetNS("/run/netns/pod")
 //	host, err := device.Open()

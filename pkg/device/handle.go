@@ -14,11 +14,11 @@ import (
 // ErrNotFound is returned when a link that was asked for does not exist.
 var ErrNotFound = errors.New("not found")
 
-// maxDumps bounds how often a dump that the kernel interrupts is repeated. On a node where links come and go all the
-// time a few interruptions in a row are normal; so many are not.
+// maxDumps bounds how often an interrupted dump is repeated. On a node where links come and go all the time a few
+// interruptions in a row are normal; this many are not.
 const maxDumps = 20
 
-// Handle talks netlink in one network namespace. Its methods may be called by several goroutines.
+// Handle is a netlink socket in one network namespace. Several goroutines may call its methods.
 type Handle struct {
 	nl *netlink.Handle
 }
@@ -32,7 +32,7 @@ func Open() (*Handle, error) {
 	return &Handle{nl: h}, nil
 }
 
-// OpenIn returns a Handle in the namespace ns, which need not stay open.
+// OpenIn returns a Handle in the namespace ns, which may be closed afterwards.
 func OpenIn(ns *NetNS) (*Handle, error) {
 	var h *Handle
 	err := ns.Do(func() (err error) {
@@ -45,7 +45,7 @@ func OpenIn(ns *NetNS) (*Handle, error) {
 // Close closes the socket.
 func (h *Handle) Close() { h.nl.Close() }
 
-// dump repeats list for as long as the kernel says that what it listed changed meanwhile.
+// dump repeats list while the kernel reports that entries changed meanwhile.
 func dump[T any](list func() ([]T, error)) ([]T, error) {
 	var (
 		items []T
@@ -63,7 +63,7 @@ func dump[T any](list func() ([]T, error)) ([]T, error) {
 	return items, nil
 }
 
-// again repeats a request that a signal ended early.
+// again repeats a request that a signal has interrupted.
 func again(request func() error) error {
 	var err error
 	for range maxDumps {

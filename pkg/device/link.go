@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Link is what the callers need to know of a link.
+// Link describes a link.
 type Link struct {
 	Index     int
 	Name      string
@@ -22,15 +22,15 @@ type Link struct {
 	MTU       int
 	MAC       net.HardwareAddr
 	Flags     net.Flags
-	Running   bool // the kernel has activated it: it carries packets
-	PeerIndex int  // of a veth: its peer's index, in the peer's namespace; of others the device below
+	Running   bool // operationally up: it carries packets
+	PeerIndex int  // of a veth: its peer's index, in the peer's namespace; of others: that of the device below
 	Master    int
 }
 
-// Up says whether the link is administratively up.
+// Up reports whether the link is administratively up.
 func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
 
-// Loopback says whether the link is a loopback device.
+// Loopback reports whether the link is a loopback device.
 func (l Link) Loopback() bool { return l.Flags&net.FlagLoopback != 0 }
 
 // Address is an address of a link.
@@ -53,26 +53,25 @@ type Veth struct {
 	MTU      int
 }
 
-// CheckName says why no link can have that name, nil when one can. The kernel fills in a number for "%d" and refuses
-// every other "%", and takes the byte 0xa0 for white space wherever it stands; "all" and "default" are the sysctls of
-// all links.
+// CheckName returns why no link can have that name, nil if one can. The kernel replaces "%d" by a number, refuses every
+// other "%", and takes the byte 0xa0 for white space; "all" and "default" are directories of sysctls for all links.
 func CheckName(name string) error {
 	if name == "" || len(name) >= unix.IFNAMSIZ {
 		return fmt.Errorf("must be 1 to %d bytes long", unix.IFNAMSIZ-1)
 	}
 	if slices.Contains([]string{".", "..", "all", "default"}, name) {
-		return errors.New("stands for something else")
+		return errors.New("is reserved")
 	}
 	for _, b := range []byte(name) {
 		if b <= ' ' || b == 0x7f || b == 0xa0 || strings.IndexByte("/:%", b) >= 0 {
-			return fmt.Errorf("must not have the byte %q in it", b)
+			return fmt.Errorf("must not contain the byte %q", b)
 		}
 	}
 	return nil
 }
 
-// CreateVeth creates the pair in one request, its peer directly in PeerNS, so that no half of it is ever anywhere
-// else. Both ends are down. The error matches unix.EEXIST when one of the names is taken.
+// CreateVeth creates the pair in one request, the peer directly in PeerNS, so that it never appears elsewhere. Both ends
+// are down. The error matches unix.EEXIST when one of the names is taken.
 func (h *Handle) CreateVeth(v Veth) (Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = v.Name, v.MTU, v.MAC
@@ -141,8 +140,8 @@ func (h *Handle) SetUp(index int) error {
 	return nil
 }
 
-// WaitRunning waits until a link that has been set up carries packets, within ctx. The kernel activates a link some time
-// after its carrier has come; until then it loses silently whatever is sent. Since Linux 6.8 the question alone does it.
+// WaitRunning waits until a link that has been set up carries packets, or ctx ends. The kernel activates a link some time
+// after it has a carrier, and until then silently drops whatever is sent. Since Linux 6.8 the lookup activates it.
 func (h *Handle) WaitRunning(ctx context.Context, index int) error {
 	for {
 		l, err := h.LinkByIndex(index)
@@ -160,7 +159,7 @@ func (h *Handle) WaitRunning(ctx context.Context, index int) error {
 	}
 }
 
-// SetMAC changes a link's Ethernet address. The kernel forgets the link's neighbours with it, permanent ones included.
+// SetMAC changes a link's Ethernet address. The kernel then deletes the link's neighbours, permanent ones included.
 func (h *Handle) SetMAC(index int, mac net.HardwareAddr) error {
 	if err := again(func() error { return h.nl.LinkSetHardwareAddr(byIndex(index), mac) }); err != nil {
 		return fmt.Errorf("give link %d the Ethernet address %s: %w", index, mac, err)
@@ -176,7 +175,7 @@ func (h *Handle) SetDown(index int) error {
 	return nil
 }
 
-// DeleteLink deletes a link, of a veth the pair. A link that is gone is success.
+// DeleteLink deletes a link, a veth with its peer. It succeeds if the link is gone.
 func (h *Handle) DeleteLink(index int) error {
 	err := again(func() error { return h.nl.LinkDel(byIndex(index)) })
 	if err != nil && !isErrno(err, unix.ENODEV) {
@@ -185,7 +184,7 @@ func (h *Handle) DeleteLink(index int) error {
 	return nil
 }
 
-// AddAddress adds an address, without duplicate address detection. One that stands there already is success.
+// AddAddress adds an address, without duplicate address detection. It succeeds if the link has the address already.
 func (h *Handle) AddAddress(index int, p netip.Prefix) error {
 	a := &netlink.Addr{IPNet: ipNet(p)}
 	if p.Addr().Is6() {
@@ -216,7 +215,7 @@ func (h *Handle) Addresses() ([]Address, error) {
 	return out, nil
 }
 
-// byIndex is a link of which the kernel shall look at nothing but the index.
+// byIndex is a link by its index alone, for requests.
 func byIndex(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
 }

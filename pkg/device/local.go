@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LocalPrefixes lists what the kernel takes for this host itself: the IPv4 prefixes of type local in the local table.
-// Those of every interface are there, whatever their scope, and those that routes alone make local.
+// LocalPrefixes lists the IPv4 addresses that the kernel treats as this host's own: the prefixes of type local in the
+// local table. That includes the addresses of every interface, of any scope, and those that only a route makes local.
 func (h *Handle) LocalPrefixes() ([]netip.Prefix, error) {
 	return h.localTable(unix.RTN_LOCAL)
 }
 
-// BroadcastAddresses lists what the kernel takes for everybody on a link of this host, as it does LocalPrefixes.
+// BroadcastAddresses lists the IPv4 broadcast addresses of this host's links, from the same table.
 func (h *Handle) BroadcastAddresses() ([]netip.Prefix, error) {
 	return h.localTable(unix.RTN_BROADCAST)
 }
@@ -40,8 +40,8 @@ func (h *Handle) localTable(kind int) ([]netip.Prefix, error) {
 }
 
 // Watch calls changed after every change of links, addresses, routes, rules, filters and the settings of links in the
-// namespace of the calling goroutine's thread, until ctx ends. It does not tell what changed: who needs to know lists anew, which is right also
-// when the kernel had more to say than the socket could hold.
+// namespace of the calling goroutine's thread, until ctx ends. It does not tell what has changed: callers list again,
+// which is right even if the socket's buffer has overflowed.
 func Watch(ctx context.Context, changed func()) error {
 	return watch(ctx, changed, "network", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR,
@@ -54,7 +54,7 @@ func watch(ctx context.Context, changed func(), what string, family int, groups 
 		return fmt.Errorf("subscribe to changes (%s): %w", what, err)
 	}
 	defer socket.Close()
-	stop := context.AfterFunc(ctx, socket.Close) // ends a reception that waits
+	stop := context.AfterFunc(ctx, socket.Close) // ends a blocked Receive
 	defer stop()
 	for ctx.Err() == nil {
 		_, _, err := socket.Receive()

@@ -29,7 +29,7 @@ func (h *Handle) ReplaceNeighbour(index int, a netip.Addr, mac net.HardwareAddr)
 	return nil
 }
 
-// DeleteNeighbour deletes an entry. One that is gone is success.
+// DeleteNeighbour deletes an entry. It succeeds if the entry is gone.
 func (h *Handle) DeleteNeighbour(index int, a netip.Addr) error {
 	n := netlink.Neigh{LinkIndex: index, Family: family(a), IP: a.AsSlice()}
 	err := again(func() error { return h.nl.NeighDel(&n) })
@@ -39,7 +39,7 @@ func (h *Handle) DeleteNeighbour(index int, a netip.Addr) error {
 	return nil
 }
 
-// Neighbours lists a link's entries, both families; those of all links for index 0.
+// Neighbours lists a link's entries of both families; for index 0 those of all links.
 func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	list, err := dump(func() ([]netlink.Neigh, error) { return h.nl.NeighList(index, netlink.FAMILY_ALL) })
 	if err != nil && index == 0 {
@@ -58,7 +58,7 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	return out, nil
 }
 
-// Is says whether the entry is the permanent one that ReplaceNeighbour writes.
+// Is reports whether the entry is the permanent one that ReplaceNeighbour writes.
 func (n Neighbour) Is(a netip.Addr, mac net.HardwareAddr) bool {
 	return n.Permanent && n.Addr == a && bytes.Equal(n.MAC, mac)
 }

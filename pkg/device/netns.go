@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotNetNS is returned for a path that is no network namespace.
+// ErrNotNetNS is returned (wrapped) for a path that is not a network namespace.
 var ErrNotNetNS = errors.New("not a network namespace")
 
-// errGoexit is what Do returns when its function ended the goroutine instead of returning (t.FailNow does).
+// errGoexit is returned by Do when its function ended the goroutine instead of returning, as t.FailNow does.
 var errGoexit = errors.New("function did not return")
 
 const currentNetNS = "/proc/thread-self/ns/net"
@@ -44,7 +44,7 @@ func CurrentNetNS() (*NetNS, error) {
 	return OpenNetNS(currentNetNS)
 }
 
-// Close closes the namespace. It does not end it.
+// Close closes the file descriptor.
 func (n *NetNS) Close() error { return n.file.Close() }
 
 // FD returns the namespace's file descriptor, which is valid until Close.
@@ -53,7 +53,7 @@ func (n *NetNS) FD() int { return int(n.file.Fd()) }
 // Path returns the path that the namespace was opened by.
 func (n *NetNS) Path() string { return n.path }
 
-// Same says whether both are the same namespace.
+// Same reports whether both are the same namespace.
 func (n *NetNS) Same(other *NetNS) (bool, error) {
 	a, err := n.file.Stat()
 	if err != nil {
@@ -66,8 +66,8 @@ func (n *NetNS) Same(other *NetNS) (bool, error) {
 	return os.SameFile(a, b), nil
 }
 
-// Do runs fn inside the namespace, on a thread of its own, and returns its error. Goroutines that fn starts are not
-// inside. A thread that can't be brought back to where it came from is never used again.
+// Do runs fn inside the namespace, on a thread of its own, and returns its error. Goroutines that fn starts are outside.
+// A thread that can't return to its own namespace ends.
 func (n *NetNS) Do(fn func() error) error {
 	done := make(chan error, 1)
 	go n.run(fn, done)
@@ -78,7 +78,7 @@ func (n *NetNS) run(fn func() error, done chan<- error) {
 	err := errGoexit
 	defer func() { done <- err }()
 
-	runtime.LockOSThread() // ends with the thread, unless the way back below succeeds
+	runtime.LockOSThread() // the thread ends with the goroutine, unless the Setns below succeeds
 	before, openErr := CurrentNetNS()
 	if openErr != nil {
 		err = openErr

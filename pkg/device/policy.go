@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Policy is an IPsec policy (`ip xfrm policy`) that asks something of packets that the host sends or forwards.
+// Policy is an IPsec policy (`ip xfrm policy`) that transforms or blocks packets that the host sends or forwards.
 type Policy struct {
 	Src, Dst netip.Prefix
-	// Out says that it is about what leaves, else about what is forwarded.
+	// Out: it applies to packets that leave, else to those that are forwarded.
 	Out bool
-	// Required says that what has not been protected does not pass.
+	// Required: packets that are not protected are dropped.
 	Required bool
 }
 
-// Policies lists the IPv4 ones in the namespace of the calling goroutine's thread, and last what holds where there is
-// none, if that lets nothing pass. Those that let everything pass, of single sockets, and of IPsec interfaces, where a
-// route decides what meets them, are not among them.
+// Policies lists the IPv4 policies in the namespace of the calling goroutine's thread and, last, the host's default if
+// that is to block. It leaves out policies that let everything pass, those of single sockets, and those of IPsec
+// interfaces, to which routes lead.
 func Policies() ([]Policy, error) {
 	var h *netlink.Handle
 	err := ipsec.ask(time.Now(), func() (err error) {
@@ -53,7 +53,7 @@ func Policies() ([]Policy, error) {
 	return append(out, blocked...), err
 }
 
-// What netlink has no names for: of enum xfrm_msg_type, and of struct xfrm_userpolicy_default, three bytes in this order.
+// Values that package netlink lacks: of enum xfrm_msg_type, and offsets in struct xfrm_userpolicy_default.
 const (
 	getDefault   = nl.XFRM_MSG_MAPPING + 2 // XFRM_MSG_GETDEFAULT
 	defaultFwd   = 1
@@ -62,7 +62,7 @@ const (
 	defaultBlock = 1 // XFRM_USERPOLICY_BLOCK
 )
 
-// defaultPolicies are what the host's default is like (`ip xfrm policy getdefault`). An older kernel has none.
+// defaultPolicies expresses the host's default as policies (`ip xfrm policy getdefault`). Older kernels have none.
 func defaultPolicies() ([]Policy, error) {
 	req := nl.NewNetlinkRequest(getDefault, 0)
 	req.AddRawData(make([]byte, defaultSize))
@@ -99,21 +99,21 @@ func required(p netlink.XfrmPolicy) bool {
 	return p.Action != netlink.XFRM_POLICY_ALLOW
 }
 
-// noIPsec says that a kernel has answered so.
+// noIPsec reports whether err means that the kernel has no IPsec.
 func noIPsec(err error) bool { return errors.Is(err, unix.EPROTONOSUPPORT) }
 
-// askAgain is after how long a kernel that has no IPsec is asked anew: each time it looks for its module.
+// askAgain is how long a kernel without IPsec is not asked again, since each time it searches for the module.
 const askAgain = time.Minute
 
-// ability is something that the kernel may lack.
+// ability is a feature that the kernel may lack.
 type ability struct {
 	mu      sync.Mutex
-	missing time.Time // until when it is taken for missing
+	missing time.Time // until when it is assumed to be missing
 }
 
 var ipsec ability // of the kernel, whatever the namespace
 
-// ask asks the kernel, unless it has said within askAgain that it has no IPsec.
+// ask calls kernel, unless that has failed within askAgain because there is no IPsec.
 func (a *ability) ask(now time.Time, kernel func() error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -127,15 +127,14 @@ func (a *ability) ask(now time.Time, kernel func() error) error {
 	return err
 }
 
-// WatchPolicies calls changed after every change of IPsec policies, as Watch does of the network. While the kernel has
-// no IPsec it waits for that.
+// WatchPolicies is Watch for IPsec policies. While the kernel has no IPsec it waits for it.
 func WatchPolicies(ctx context.Context, changed func()) error {
 	return whenThere(ctx, askAgain, func() error {
 		return watch(ctx, changed, "IPsec policies", unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
 	})
 }
 
-// whenThere repeats what fails since the kernel has no IPsec.
+// whenThere repeats follow while it fails because the kernel has no IPsec.
 func whenThere(ctx context.Context, pause time.Duration, follow func() error) error {
 	for {
 		if err := follow(); !noIPsec(err) {

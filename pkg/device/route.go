@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol is the route protocol number under which every route of ours stands.
+// Protocol is the route protocol number of all our routes.
 const Protocol = 142
 
 // Route is a route of the main table.
@@ -18,23 +18,23 @@ type Route struct {
 	Gateway  netip.Addr // invalid: on the link
 	Source   netip.Addr // preferred source; invalid: the kernel's choice
 	Protocol int        // ReplaceRoute always writes ours unless Foreign is set
-	Foreign  bool       // write it as a route of nobody's (protocol boot): routes inside a pod
+	Foreign  bool       // written with protocol boot, for routes inside a pod
 	Priority int
 	MTU      int
 	AdvMSS   int
-	// Unreachable is the type of route that answers with an ICMP error instead of forwarding.
+	// Unreachable is the type of a route that answers packets with an ICMP error.
 	Unreachable bool
-	// Hops are the egress links of a route with several next hops. It is only read, never written.
+	// Hops are the egress links of a route with several next hops; only read.
 	Hops []int
-	// Table other than the main one (0: main).
+	// Table is the table, if not the main one; 0: main.
 	Table int
-	// TOS that a packet must have to take it. It is only read, never written.
+	// TOS is what a packet must have to match; only read.
 	TOS int
-	// Scope other than the usual one (link without a gateway, else global); only written.
+	// Scope, if not the usual one (link without a gateway, else global); only written.
 	Scope *int
 }
 
-// ReplaceRoute writes the route, in place of the one with the same destination and priority.
+// ReplaceRoute writes the route, replacing one with the same destination and priority.
 func (h *Handle) ReplaceRoute(r Route) error {
 	n := r.netlink()
 	if err := again(func() error { return h.nl.RouteReplace(&n) }); err != nil {
@@ -53,8 +53,8 @@ func (h *Handle) AddRoute(r Route) error {
 	return nil
 }
 
-// RouteTo finds the route of the main table with this very destination, the preferred one of several; false: there is
-// none.
+// RouteTo finds the route of the main table with exactly this destination, of several the one with the lowest priority
+// value; false: there is none.
 func (h *Handle) RouteTo(dst netip.Prefix) (best Route, found bool, err error) {
 	all, err := h.Routes()
 	for _, r := range all {
@@ -65,12 +65,12 @@ func (h *Handle) RouteTo(dst netip.Prefix) (best Route, found bool, err error) {
 	return best, found, err
 }
 
-// DeleteRoute deletes the route of our protocol with this destination (and link and priority where given). One that
-// is gone is success.
+// DeleteRoute deletes the route of our protocol with this destination, and link and priority if they are set. It succeeds
+// if the route is gone.
 func (h *Handle) DeleteRoute(r Route) error {
 	r.Foreign = false
 	n := r.netlink()
-	// Only what identifies it: the kernel compares everything else that a request carries.
+	// Only what identifies the route, since the kernel compares every field of the request.
 	n.Src, n.Gw, n.MTU, n.AdvMSS, n.Scope = nil, nil, 0, 0, unix.RT_SCOPE_NOWHERE
 	if r.Dst.Addr().Is6() {
 		n.Scope = unix.RT_SCOPE_UNIVERSE
@@ -87,7 +87,7 @@ func (h *Handle) Routes() ([]Route, error) {
 	return h.routes(&netlink.Route{}, 0)
 }
 
-// TableRoutes lists the IPv4 routes of other tables than the main one.
+// TableRoutes lists the IPv4 routes of the given tables.
 func (h *Handle) TableRoutes(tables map[int]bool) ([]Route, error) {
 	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 	list, err := dump(func() ([]netlink.Route, error) {

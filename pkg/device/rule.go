@@ -12,11 +12,12 @@ import (
 type Rule struct {
 	Priority int
 	Table    int
-	// Unseen is what of a packet the rule asks for that nobody can tell a route lookup beforehand; empty: nothing.
+	// Unseen names what the rule matches that the programs cannot pass to a route lookup; empty: nothing.
 	Unseen string
 }
 
-// seen are the attributes that a lookup by interface, addresses and protocol answers, and those that ask nothing of a packet.
+// seen are the attributes that a lookup by interface, addresses and protocol takes into account, and those that match
+// nothing of a packet.
 var seen = map[uint16]bool{
 	unix.FRA_DST: true, unix.FRA_SRC: true, unix.FRA_IIFNAME: true, unix.FRA_OIFNAME: true, unix.FRA_IP_PROTO: true,
 	unix.FRA_UID_RANGE: true, unix.FRA_L3MDEV: true,
@@ -24,7 +25,7 @@ var seen = map[uint16]bool{
 	unix.FRA_SUPPRESS_IFGROUP: true, unix.FRA_SUPPRESS_PREFIXLEN: true, unix.FRA_PAD: true,
 }
 
-// unseen names the others; what is newer than this list has a number.
+// unseen names the others. Attributes that are newer than this list are shown as a number.
 var unseen = map[uint16]string{
 	unix.FRA_FWMARK: "a packet mark", unix.FRA_FWMASK: "a packet mark", unix.FRA_TUN_ID: "a tunnel",
 	unix.FRA_SPORT_RANGE: "a source port", unix.FRA_DPORT_RANGE: "a destination port",
@@ -39,7 +40,7 @@ func Rules() ([]Rule, error) {
 		req.AddData(nl.NewIfInfomsg(unix.AF_INET))
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
 	})
-	if isErrno(err, unix.EOPNOTSUPP) { // a kernel with one table
+	if isErrno(err, unix.EOPNOTSUPP) { // a kernel without policy routing
 		return nil, nil
 	}
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// defaultProcSys is where the kernel's sysctls stand.
+// defaultProcSys is the directory of the kernel's sysctls.
 const defaultProcSys = "/proc/sys"
 
 // Sysctl reads and writes sysctls below a directory. The zero value uses defaultProcSys. Those under net/ are the
@@ -25,13 +25,13 @@ func (s Sysctl) Get(name string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// Set writes a sysctl unless it has the value already, and says whether it wrote: many writes make the kernel notify
-// or wait even when nothing changes.
+// Set writes a sysctl unless it has the value already, since many writes make the kernel notify or wait even when nothing
+// changes. It reports whether it wrote.
 func (s Sysctl) Set(name, value string) (bool, error) {
 	if old, err := s.Get(name); err == nil && old == value {
 		return false, nil
 	}
-	// No O_CREATE: a sysctl that does not exist must not become a file where Dir is something else.
+	// No O_CREATE: where Dir is an ordinary directory, a missing sysctl must not become a file.
 	f, err := os.OpenFile(s.path(name), os.O_WRONLY, 0)
 	if err != nil {
 		return false, fmt.Errorf("write sysctl: %w", err)

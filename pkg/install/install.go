@@ -1,9 +1,8 @@
-// Package install puts the plugin and its network configuration list where the
-// container runtime looks for them, and takes them away again.
+// Package install installs the plugin and its network configuration list where the
+// container runtime looks for them, and removes them again.
 //
-// Both appear by rename, so that the runtime never sees half a file; both are
-// left alone when they say already what they should. When that is to happen is
-// for the agent to decide.
+// Both are written by rename, so that the runtime never sees half a file, and only
+// if their content differs. The agent decides when.
 package install
 
 import (
@@ -29,21 +28,21 @@ const (
 	Network = "ebpf-cni"
 )
 
-// List is what the network configuration list says.
+// List is the content of the network configuration list.
 type List struct {
 	BPFFS      string
 	StateDir   string
 	MTU        int
 	Attach     string
 	Quarantine time.Duration
-	// PodCIDRs are this node's, one range each.
+	// PodCIDRs are this node's. Each becomes a range of addresses.
 	PodCIDRs []netip.Prefix
 	LogLevel string
 	// Portmap is the plugin that is chained after ours for host ports; nil: none.
 	Portmap *Chained
 }
 
-// The order of the fields is the order in the file: it is read by people.
+// The fields are in the order in which they are written to the file.
 type (
 	conflist struct {
 		CNIVersion  string   `json:"cniVersion"`
@@ -101,7 +100,7 @@ func (l List) Encode() []byte {
 	return append(content, '\n')
 }
 
-// seconds writes a duration as people do: 60s rather than 1m0s.
+// seconds formats a duration in seconds: 60s rather than 1m0s.
 func seconds(d time.Duration) string {
 	if d%time.Second != 0 {
 		return d.String()
@@ -109,7 +108,7 @@ func seconds(d time.Duration) string {
 	return strconv.FormatInt(int64(d/time.Second), 10) + "s"
 }
 
-// WriteList makes the list in dir say what l says. It reports whether it wrote.
+// WriteList writes the list into dir, unless it is there with the same content. It reports whether it wrote.
 func WriteList(dir string, l List) (bool, error) {
 	path, want := filepath.Join(dir, Conflist), l.Encode()
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
@@ -118,20 +117,20 @@ func WriteList(dir string, l List) (bool, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return false, fmt.Errorf("write network configuration list: %w", err)
 	}
-	// The runtime takes *.conf, *.conflist and *.json: the temporary name is none.
+	// The runtime reads *.conf, *.conflist and *.json, so not the temporary file.
 	if err := replace(path, 0o644, bytes.NewReader(want)); err != nil {
 		return false, fmt.Errorf("write network configuration list: %w", err)
 	}
 	return true, nil
 }
 
-// RemoveList takes the list away. It reports whether there was one.
+// RemoveList removes the list. It reports whether there was one.
 func RemoveList(dir string) (bool, error) {
 	return remove(filepath.Join(dir, Conflist))
 }
 
-// WritePlugin installs the plugin at source into dir. It reports whether it
-// wrote: the same content, or the very same file, is left alone.
+// WritePlugin installs the plugin at source into dir, unless the same file or
+// content is there. It reports whether it wrote.
 func WritePlugin(source, dir string) (bool, error) {
 	from, err := os.Open(source) //nolint:gosec // beside our own executable
 	if err != nil {
@@ -155,8 +154,8 @@ func WritePlugin(source, dir string) (bool, error) {
 	return true, nil
 }
 
-// RemovePlugin takes the plugin away, unless it is the file that it would be
-// installed from. It reports whether there was one.
+// RemovePlugin removes the plugin, unless it is the very file at source. It reports
+// whether it removed one.
 func RemovePlugin(source, dir string) (bool, error) {
 	path := filepath.Join(dir, Plugin)
 	a, errA := os.Stat(source)
@@ -168,7 +167,7 @@ func RemovePlugin(source, dir string) (bool, error) {
 }
 
 func remove(path string) (bool, error) {
-	err := errors.Join(sweep(path), os.Remove(path))
+	err := errors.Join(removeTemporary(path), os.Remove(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -202,24 +201,24 @@ func sameContent(from *os.File, path string) (bool, error) {
 	return bytes.Equal(have, want), nil
 }
 
-// temporary is the name below which a file is written before it gets its own.
+// temporary is the name of a file while it is written.
 func temporary(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 }
 
-// sweep removes what a write that was killed left behind.
-func sweep(path string) error {
+// removeTemporary removes what a killed write has left.
+func removeTemporary(path string) error {
 	if err := os.Remove(temporary(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// replace writes a file beside path and renames it. It does not wait for the
-// disk: the agent compares the content at every start.
+// replace writes a file beside path and renames it. It does not sync to disk: the
+// agent compares the content at every start.
 func replace(path string, mode fs.FileMode, content io.Reader) (err error) {
 	name := temporary(path)
-	if err := sweep(path); err != nil {
+	if err := removeTemporary(path); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) //nolint:gosec // ours

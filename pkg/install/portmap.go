@@ -16,15 +16,15 @@ import (
 const Portmap = "portmap"
 
 // versions are those of the CNI specification that the list offers, the oldest
-// first, and usual is what a runtime takes that chooses none.
+// first; a runtime that does not choose one uses usual.
 var versions = []string{"0.4.0", usual, "1.1.0"}
 
 const usual = "1.0.0"
 
-// Chained is somebody else's plugin in the list.
+// Chained is another plugin in the list, after ours.
 type Chained struct {
-	// Version is the newest of the CNI specification that it is known to speak,
-	// among those of our list.
+	// Version is the newest of our list's versions that the plugin is known to
+	// support.
 	Version string
 }
 
@@ -38,8 +38,9 @@ type (
 	}
 )
 
-// restrict leaves of the versions those that the chained plugin speaks too: a
-// runtime takes the newest of the list and asks no plugin. all is in order.
+// restrict returns the versions that the chained plugin supports too, since a
+// runtime uses the newest of the list without asking the plugins, and the one for
+// runtimes that do not choose. all is sorted, the oldest first.
 func (c Chained) restrict(all []string) (one string, left []string) {
 	left = all[:slices.Index(all, c.Version)+1]
 	if slices.Contains(left, usual) {
@@ -48,34 +49,34 @@ func (c Chained) restrict(all []string) (one string, left []string) {
 	return c.Version, left
 }
 
-// FindPortmap looks for the plugin in dir; nil: it is not there. It is not run:
-// what was built for the host need not run in the agent's container. The version
-// of the library that it was built with tells what it speaks.
+// FindPortmap looks for the plugin in dir; nil: it is not there. It is not run,
+// since a program for the host need not run in the agent's container: the version
+// of the CNI library in it tells which versions it supports.
 func FindPortmap(dir string) (*Chained, error) {
 	info, err := buildinfo.ReadFile(filepath.Join(dir, Portmap))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		// A link leads to where the host has it, which the container need not have.
+		// A symbolic link to a place on the host that the container does not have.
 		if _, err := os.Lstat(filepath.Join(dir, Portmap)); err == nil {
 			return &Chained{Version: usual}, nil
 		}
 		return nil, nil
 	case errors.As(err, new(*fs.PathError)):
 		return nil, fmt.Errorf("look at the portmap plugin: %w", err)
-	case err != nil: // not Go's: nobody knows, and all speak this
+	case err != nil: // not built by Go: every version supports the usual one
 		return &Chained{Version: usual}, nil
 	}
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == "github.com/containernetworking/cni" {
-			return &Chained{Version: spokenBy(m.Version)}, nil
+			return &Chained{Version: supportedBy(m.Version)}, nil
 		}
 	}
 	return &Chained{Version: usual}, nil
 }
 
-// spokenBy is the newest version of the specification that a version of the
-// library speaks.
-func spokenBy(library string) string {
+// supportedBy is the newest version of the specification that a version of the CNI
+// library supports.
+func supportedBy(library string) string {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(library, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	a, err1 := strconv.Atoi(major)

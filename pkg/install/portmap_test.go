@@ -42,7 +42,7 @@ func TestSpokenBy(t *testing.T) {
 	for library, want := range map[string]string{
 		"v0.8.1": "0.4.0", "v1.0.1": "1.0.0", "v1.1.2": "1.0.0", "v1.2.0": "1.1.0", "v1.3.1-rc1": "1.1.0", "v2.0.0": "1.1.0", "(devel)": "1.0.0", "": "1.0.0",
 	} {
-		if got := spokenBy(library); got != want {
+		if got := supportedBy(library); got != want {
 			t.Errorf("a plugin built with %q speaks %q, want %q", library, got, want)
 		}
 	}
