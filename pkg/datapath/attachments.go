@@ -17,14 +17,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// attachment is a hook that carries a program of ours, with the means to put
-// that very program back.
+// attachment is a program of ours on a hook, and what is needed to restore it.
 type attachment struct {
 	place
 	mode attach.Mode
 	id   ebpf.ProgramID
-	// prog is nil where this process may not open it: it can be replaced, but not
-	// put back.
+	// prog is nil if this process may not open it: then it can be replaced, but not
+	// restored.
 	prog *ebpf.Program
 }
 
@@ -34,8 +33,8 @@ type place struct {
 	hook    attach.Hook
 }
 
-// findAttachments finds every program of ours that is attached, wherever the
-// pins and maps say that one may be. Links whose device is gone are swept.
+// findAttachments finds every program of ours that is attached, at all
+// knownPlaces. It unpins links whose device is gone.
 func findAttachments(opts Options) (out []attachment, err error) {
 	places, err := knownPlaces(opts)
 	if err != nil {
@@ -54,7 +53,7 @@ func findAttachments(opts Options) (out []attachment, err error) {
 			return out, err
 		}
 		if state.Mode == "" {
-			if err := sweepDead(opts, p); err != nil {
+			if err := unpinDead(opts, p); err != nil {
 				return out, err
 			}
 			continue
@@ -71,17 +70,17 @@ func findAttachments(opts Options) (out []attachment, err error) {
 	return out, nil
 }
 
-// sweepDead unpins the link of a device that is gone.
-func sweepDead(opts Options, p place) error {
+// unpinDead unpins the link of a device that is gone.
+func unpinDead(opts Options, p place) error {
 	if interfaceExists(p.ifindex) {
 		return nil
 	}
 	return opts.attacher().Detach(p.ifindex, p.hook)
 }
 
-// openProgram opens an attached program: by its pin, which takes no more than
-// the right to read it, else by its ID, which takes CAP_SYS_ADMIN. Without that a
-// program that is not pinned, as after an upgrade that was killed, is nil.
+// openProgram opens an attached program: by its pin, which needs only the right to
+// read that, or else by its ID, which needs CAP_SYS_ADMIN. Without that capability
+// it returns nil for a program that is not pinned, as after a killed upgrade.
 func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Program, error) {
 	p, err := ebpf.LoadPinnedProgram(dir.Program(hook.Program()), nil)
 	if err == nil {
@@ -105,15 +104,15 @@ func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Prog
 
 func closeAttachments(all []attachment) {
 	for _, a := range all {
-		// One program stands for many attachments; closing it twice does nothing.
+		// Attachments share programs; closing one twice does nothing.
 		_ = a.prog.Close()
 	}
 }
 
-// knownPlaces lists where programs of ours may be attached: pinned links, the
-// interfaces of pods and uplinks, those on which we made a qdisc, and those that
-// carry a filter of ours, whoever made the qdisc. The last no record can miss:
-// being killed between attaching and writing down leaves them alone.
+// knownPlaces lists where programs of ours may be attached: the places of pinned
+// links, the interfaces of pods and uplinks, those on which we made a qdisc, and
+// those with a filter of ours, which a process may have attached and been killed
+// before it could record that.
 func knownPlaces(opts Options) ([]place, error) {
 	set := make(map[place]bool)
 	links, err := linkPlaces(opts.Dir)
@@ -158,7 +157,7 @@ func knownPlaces(opts Options) ([]place, error) {
 	return out, nil
 }
 
-// linkPlaces lists what the pinned links are attached to.
+// linkPlaces lists the places of the pinned links.
 func linkPlaces(dir bpffs.Dir) ([]place, error) {
 	entries, err := os.ReadDir(dir.Links())
 	if errors.Is(err, os.ErrNotExist) {
@@ -176,8 +175,7 @@ func linkPlaces(dir bpffs.Dir) ([]place, error) {
 	return out, nil
 }
 
-// ifindexes lists the keys of a pinned map whose key is an ifindex, whatever its
-// values look like.
+// ifindexes lists the keys of a pinned map, of any build, whose key is an ifindex.
 func ifindexes(path string) ([]int, error) {
 	m, err := raw.Open(path)
 	if m == nil || err != nil {

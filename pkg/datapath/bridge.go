@@ -10,9 +10,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// bridge has the uplinks run a new program next to the old one while flows move
-// to other maps: what the first does not know it passes on to the second. It is
-// not pinned, so it ends with the process.
+// bridge attaches the new program for arriving packets behind the old one while
+// flows move to other maps, so that a reply finds its flow in either map. It is not
+// pinned, so it ends with the process.
 type bridge struct {
 	prog  *ebpf.Program
 	links []link.Link
@@ -28,8 +28,8 @@ func (b *bridge) close() {
 	_ = b.prog.Close()
 }
 
-// bridge builds the bridge, which is nil when no flows move. What it built before
-// an error is returned with it.
+// bridge builds the bridge, nil when no flows move. With an error it returns what it
+// has built, to be closed.
 func (l *loader) bridge(olds []attachment) (*bridge, error) {
 	arrivals, _ := splitArrivals(olds)
 	if len(arrivals) == 0 || !l.tables.FlowsMove() {
@@ -41,7 +41,7 @@ func (l *loader) bridge(olds []attachment) (*bridge, error) {
 	}
 	b := &bridge{prog: prog}
 	for _, old := range arrivals {
-		// A filter comes after all links.
+		// An old program attached by clsact runs after all tcx links.
 		anchor := link.Tail()
 		if old.mode == attach.TCX {
 			anchor = link.AfterProgramByID(old.id)
@@ -60,8 +60,8 @@ func (l *loader) bridge(olds []attachment) (*bridge, error) {
 	return b, nil
 }
 
-// loadTwin loads one program a second time: the kernel takes a program onto a
-// hook only once, and the pinned link needs the other.
+// loadTwin loads one program a second time: the kernel attaches a program to a hook
+// only once, and the pinned link gets the first copy.
 func (l *loader) loadTwin(name string) (*ebpf.Program, error) {
 	spec := l.spec.Copy()
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}

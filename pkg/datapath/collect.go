@@ -15,15 +15,15 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 )
 
-// Under pressure, which is from this fill on, flows that are not established
-// live shorter and the tables are swept more often.
+// A table that is fuller than pressurePercent is under pressure: flows that are not
+// established end earlier, and sweeps are more frequent.
 const (
 	pressurePercent  = 70
 	sweepInterval    = 5 * time.Second
 	pressureInterval = time.Second
 )
 
-// collectProgram sweeps the flow tables.
+// collectProgram removes ended flows from the flow tables.
 const collectProgram = "ec_collect"
 
 // CollectStage is what a run of ec_collect does: enum collect_stage.
@@ -55,8 +55,8 @@ type Swept struct {
 	Scanned, Deleted uint64
 }
 
-// CollectResult is what a sweep of both flow tables did.
-type CollectResult struct {
+// SweepResult is what a sweep of both flow tables did.
+type SweepResult struct {
 	Snat, Conntrack Swept
 }
 
@@ -65,21 +65,21 @@ type Fill struct {
 	Entries, Capacity uint64
 }
 
-// pressure says that the table is filled beyond what it should be.
+// pressure reports whether the table is so full that flows end earlier.
 func (f Fill) pressure() bool { return f.Entries*100 > f.Capacity*pressurePercent }
 
-// Sweep removes the flows that have ended or been idle for too long, from both
-// tables, and says after how long to call it again: soon when a table fills up.
-func (d *Datapath) Sweep() (CollectResult, time.Duration, error) {
+// Sweep removes flows that have ended or have been idle for too long from both
+// tables, and returns after how long to call it again: sooner under pressure.
+func (d *Datapath) Sweep() (SweepResult, time.Duration, error) {
 	now, err := monotonic()
 	if err != nil {
-		return CollectResult{}, sweepInterval, err
+		return SweepResult{}, sweepInterval, err
 	}
 	return d.SweepAt(now)
 }
 
-// SweepAt is Sweep at that time of CLOCK_MONOTONIC.
-func (d *Datapath) SweepAt(now time.Duration) (result CollectResult, again time.Duration, err error) {
+// SweepAt is Sweep with the time of CLOCK_MONOTONIC.
+func (d *Datapath) SweepAt(now time.Duration) (result SweepResult, again time.Duration, err error) {
 	again = sweepInterval
 	for t, into := range map[usage.Table]*Swept{usage.Snat: &result.Snat, usage.Conntrack: &result.Conntrack} {
 		fill, ferr := d.Fill(t)
@@ -87,7 +87,7 @@ func (d *Datapath) SweepAt(now time.Duration) (result CollectResult, again time.
 			err = errors.Join(err, ferr)
 			continue
 		}
-		swept, cerr := d.Collect(now, t, fill.pressure())
+		swept, cerr := d.SweepTable(now, t, fill.pressure())
 		if cerr != nil {
 			err = errors.Join(err, cerr)
 			continue
@@ -100,9 +100,9 @@ func (d *Datapath) SweepAt(now time.Duration) (result CollectResult, again time.
 	return result, again, err
 }
 
-// Collect removes from one flow table the flows that have ended by now, a time
-// of CLOCK_MONOTONIC. Under pressure, those that are not established end earlier.
-func (d *Datapath) Collect(now time.Duration, t usage.Table, pressure bool) (Swept, error) {
+// SweepTable removes the flows of one table that have ended by now, a time of
+// CLOCK_MONOTONIC. Under pressure, those that are not established end earlier.
+func (d *Datapath) SweepTable(now time.Duration, t usage.Table, pressure bool) (Swept, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	p := d.programs[collectProgram]
@@ -127,8 +127,8 @@ type Collector struct {
 	Maps map[string]*ebpf.Map
 }
 
-// SweepAt removes from a table what has ended at that time of CLOCK_MONOTONIC,
-// in ns, and returns how many flows that were.
+// SweepAt removes the flows of a table that have ended by now (CLOCK_MONOTONIC, ns),
+// and returns how many they were.
 func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error) {
 	args := collectArgs{Now: now, Table: t}
 	if pressure {
@@ -138,7 +138,7 @@ func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error
 	return int(out.Deleted), err
 }
 
-// stages are the maps of a table, and what a slice of each is looked at for.
+// stages are the maps of each table, by the stage that goes through their keys.
 var stages = [usage.Tables]map[CollectStage]string{
 	usage.Snat:      {CollectPairs: snat.Name, CollectReverse: snat.ReverseName},
 	usage.Conntrack: {CollectRecorded: conntrack.Name},
@@ -163,7 +163,8 @@ func (c Collector) sweep(args collectArgs) (collectArgs, error) {
 	return collect(c.Program, args)
 }
 
-// slices hands the keys of a map to the program, some at a time.
+// slices passes the keys of a map to the program, as many at a time as candidates
+// has room for.
 func (c Collector) slices(m *ebpf.Map, args *collectArgs) error {
 	to := c.Maps[journal.CandidatesName]
 	indexes := make([]uint32, to.MaxEntries())
@@ -209,7 +210,7 @@ func collect(p *ebpf.Program, args collectArgs) (collectArgs, error) {
 	return out, nil
 }
 
-// Fill tells how full a flow table is, by the programs' own count.
+// Fill returns how full a flow table is, as the programs count.
 func (d *Datapath) Fill(t usage.Table) (Fill, error) {
 	v, err := d.Maps.Usage.Get(usage.Key{Table: t})
 	if err != nil {
@@ -218,7 +219,7 @@ func (d *Datapath) Fill(t usage.Table) (Fill, error) {
 	return Fill{Entries: v.Entries, Capacity: uint64(d.Maps.Capacity(t.String()))}, nil
 }
 
-// monotonic is the clock of the programs' time stamps.
+// monotonic reads the clock of the programs' time stamps.
 func monotonic() (time.Duration, error) {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {

@@ -1,8 +1,7 @@
-// Package datapath brings the programs and maps of a node into the kernel and
-// keeps them there: it loads, configures and tests the programs, replaces those
-// that run already, sweeps the flow tables, and removes all of it again. How maps
-// change is the business of package migrate below it. What stands in the maps is the
-// business of their writers.
+// Package datapath owns a node's programs and maps in the kernel: it loads,
+// configures and tests the programs, replaces those that are running, sweeps the
+// flow tables, and removes everything again. Package migrate below it moves the
+// content of maps to a new layout. It does not decide what is in the maps.
 //
 //	dp, err := datapath.Load(ctx, datapath.Options{Dir: dir, StateDir: state, NodeConfig: cfg, Log: log})
 //	err = dp.AttachUplink(3)
@@ -27,26 +26,26 @@ import (
 )
 
 var (
-	// ErrLayout is returned (wrapped) by Load when the pinned maps cannot become
-	// the maps of these programs. What runs goes on running.
+	// ErrLayout is returned (wrapped) by Load when these programs cannot use the
+	// pinned maps, nor maps made from them. The running programs stay.
 	ErrLayout = migrate.ErrLayout
 
-	// ErrSelfTest is returned (wrapped) by Load when a new program, run on a test
-	// packet, does what it may never do.
+	// ErrSelfTest is returned (wrapped) by Load when a new program fails on a test
+	// packet, or returns what no program may.
 	ErrSelfTest = errors.New("program fails its self-test")
 
-	// ErrKernelTooOld is returned (wrapped) by Load and Probe, with all that the
-	// kernel lacks.
+	// ErrKernelTooOld is returned (wrapped) by Load and Probe, with a list of what
+	// the kernel lacks.
 	ErrKernelTooOld = errors.New("kernel is too old")
 
 	// ErrRealtime is returned (wrapped) by Load and Probe on a PREEMPT_RT kernel.
-	ErrRealtime = errors.New("kernel is a PREEMPT_RT one")
+	ErrRealtime = errors.New("PREEMPT_RT kernels are not supported")
 )
 
 // defaultLockTimeout is longer than any work on one pod takes.
 const defaultLockTimeout = 30 * time.Second
 
-// Options say where a node's dataplane lives and how it is configured.
+// Options say where a node's dataplane is pinned and how it is configured.
 type Options struct {
 	// Dir is the pin directory.
 	Dir bpffs.Dir
@@ -54,8 +53,8 @@ type Options struct {
 	StateDir string
 	// Attach is how programs are attached; the zero value is attach.Auto.
 	Attach attach.Mode
-	// NodeConfig is what the programs are compiled with by the verifier. The two
-	// capacities in it are filled in from the maps.
+	// NodeConfig is the programs' constants. The capacities and the lifetime of
+	// paths in it are filled in by Load.
 	NodeConfig config.NodeConfig
 	// SnatEntries is the capacity of the tables snat and snat_reverse, and
 	// ConntrackEntries that of conntrack; 0: as compiled.
@@ -64,12 +63,12 @@ type Options struct {
 	LockTimeout time.Duration
 	// Spec holds other programs than the embedded ones, for tests.
 	Spec *ebpf.CollectionSpec
-	// Log takes what a person should know; nil: slog.Default.
+	// Log is for operators; nil: slog.Default.
 	Log *slog.Logger
 
-	// begin, when it is not nil, is called before the first change to what runs.
+	// begin, unless nil, is called before the first change to what runs.
 	begin func()
-	// work is what who waits for the node's lock is told; empty: the start.
+	// work names what holds the node's lock to those that wait for it; empty: start.
 	work string
 }
 
@@ -100,8 +99,8 @@ func (o Options) lock(ctx context.Context, work string) (*bpffs.Lock, error) {
 	return bpffs.Exclusive(ctx, o.StateDir, work)
 }
 
-// LoadLock is the file in the state directory that keeps two loads apart. The
-// node's lock is too dear for that: the verifier takes seconds.
+// LoadLock is the file in the state directory that serialises loads. The node's lock
+// is not held for that long: the verifier takes seconds.
 const LoadLock = "load.lock"
 
 func (o Options) lockLoading(ctx context.Context) (*bpffs.Lock, error) {
@@ -110,19 +109,19 @@ func (o Options) lockLoading(ctx context.Context) (*bpffs.Lock, error) {
 	return bpffs.File(ctx, filepath.Join(o.StateDir, LoadLock))
 }
 
-// Datapath is the dataplane of a node, open and running. It goes on running
-// when it is closed, and when the process ends. Its methods may be called from
-// several goroutines at once, but for Close.
+// Datapath is a node's running dataplane. It keeps running when it is closed and
+// when the process ends. Its methods, except Close, may be called by several
+// goroutines at once.
 type Datapath struct {
 	// Maps are the pinned maps.
 	Maps *Maps
 
 	opts Options
-	// programs are the loaded ones by name. Whoever uses one, or compares one with
-	// what is attached, holds running, for Reconfigure takes others in their place.
+	// programs are the loaded ones by name. Reconfigure replaces them, so running is
+	// held while one is used or compared with what is attached.
 	programs map[string]*ebpf.Program
 	running  sync.RWMutex
-	// changes keeps attaching, detaching and replacing apart.
+	// changes serialises attaching, detaching and replacing.
 	changes sync.Mutex
 	qdiscs  qdiscs
 }
@@ -135,12 +134,12 @@ func (d *Datapath) Program(name string) *ebpf.Program {
 	return d.programs[name]
 }
 
-// Reconfigure replaces the running programs by the same ones with other
-// constants, in place: maps, flows and attachments stay. After an error the
-// programs of before run on. Other methods wait for it while it replaces, but not
-// while it waits itself, for the verifier or for work on pods.
+// Reconfigure replaces the running programs in place by the same ones with other
+// constants: maps, flows and attachments stay. After an error the old programs keep
+// running. Other methods wait while it replaces, but not while it waits itself, for
+// the verifier or for work on pods.
 func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) error {
-	// The new programs find their maps by their pins. One that somebody removed would be made anew, and empty.
+	// The new programs find the maps by their pins. A map without one would be created anew, empty.
 	if _, err := d.RestorePins(); err != nil {
 		return fmt.Errorf("reconfigure programs: %w", err)
 	}
@@ -166,7 +165,7 @@ func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) erro
 	return next.Close()
 }
 
-// Close lets go of the programs and maps. They stay pinned and attached.
+// Close closes the programs and maps. They stay pinned and attached.
 func (d *Datapath) Close() error {
 	errs := []error{d.Maps.Close()}
 	for _, p := range d.programs {

@@ -16,11 +16,11 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
 
-// step is a point of Load between two changes, where it may be cut off.
+// step is a point of Load between two changes, where a test can interrupt it.
 type step string
 
-// The steps in their order. Until committed nothing that runs is touched;
-// attached and published come once for each attachment and each pin.
+// The steps in their order. Before committed, nothing that runs is changed; attached
+// comes once for each attachment, published for each pin.
 const (
 	stepPrepared  step = "prepared"
 	stepOpened    step = "opened"
@@ -33,16 +33,16 @@ const (
 	stepPublished step = "published"
 )
 
-// Load brings the programs into the kernel, onto every interface that has some
-// of ours, and into the pin directory. It is the one way to start, to start again
-// and to upgrade: maps that are pinned are used as they are, or copied into larger
-// ones. After an error the programs of before run on with the maps of before.
-// Wherever it is cut off, the next call puts things right.
+// Load loads the programs, attaches them to every interface that has a program of
+// ours, and pins them. It is used to start, to restart and to upgrade: pinned maps
+// are used as they are, or their content is moved to new ones. After an error the
+// old programs keep running with the old maps. If the process is killed at any
+// point, the next call goes on from there.
 func Load(ctx context.Context, opts Options) (*Datapath, error) {
 	return load(ctx, opts.withDefaults(), func(step) error { return nil })
 }
 
-// load calls at between its steps; an error of it is a failure of that step.
+// load is Load, which calls at after each step; an error of at fails the load.
 func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, error) {
 	found, err := Probe(opts.Attach)
 	if err != nil {
@@ -74,10 +74,10 @@ type loader struct {
 	spec     *ebpf.CollectionSpec
 	tables   *migrate.Tables
 	programs map[string]*ebpf.Program
-	pods     *bpffs.Lock // keeps the plugin out; nil: it may work
+	pods     *bpffs.Lock // the node's lock, which excludes the plugin; nil: not held
 }
 
-// run does all that takes the verifier's time before it keeps the plugin out.
+// run does everything that takes the verifier long before it excludes the plugin.
 func (l *loader) run(ctx context.Context) error {
 	stages := []struct {
 		do   func() error
@@ -106,7 +106,7 @@ func (l *loader) run(ctx context.Context) error {
 	return nil
 }
 
-// begin comes before anything that runs is touched: nobody works on a pod, attaches or detaches from then on.
+// begin is called before anything that runs is changed. From then on nobody else works on a pod, attaches or detaches.
 func (l *loader) begin(ctx context.Context) (err error) {
 	started := time.Now()
 	if l.pods, err = l.opts.lock(ctx, l.opts.work); err != nil {
@@ -128,11 +128,11 @@ func (l *loader) prepare() (err error) {
 	return err
 }
 
-// kernelPrefix tells our maps from others' in `bpftool map`; what is pinned has the plain name.
+// kernelPrefix marks our maps in `bpftool map`; their pins have the plain names.
 const kernelPrefix = "ec_"
 
-// pathLifetime is how long the programs go by what they found out about an
-// address. A change of the cluster or of the routes is seen that much later.
+// pathLifetime is how long the programs cache a path. A change of the cluster or of
+// the routes takes effect that much later.
 const pathLifetime = 10 * time.Millisecond
 
 // configure returns the programs with their constants and capacities set.
@@ -170,13 +170,13 @@ func (l *loader) openTables() (err error) {
 	return err
 }
 
-// loadPrograms shows the programs to the verifier.
+// loadPrograms loads the programs, which runs the verifier.
 func (l *loader) loadPrograms() (err error) {
 	l.programs, err = l.loadCollection(l.spec)
 	return err
 }
 
-// loadCollection loads programs that use the tables.
+// loadCollection loads programs with the maps of tables.
 func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: l.tables.Maps()})
 	if err != nil {
@@ -188,7 +188,7 @@ func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Pro
 	return programs, nil
 }
 
-// fill copies what moves, before any new program runs.
+// fill copies the content of maps that move, before any new program runs.
 func (l *loader) fill() error { return l.tables.Fill() }
 
 // finish makes the result of a run that succeeded.

@@ -17,8 +17,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 )
 
-// Maps are the pinned maps of a node, open: all of them, and by their types those
-// that the agent reads and writes.
+// Maps are the open pinned maps of a node. Those that the agent reads and writes are
+// fields with their types.
 type Maps struct {
 	Config       *config.Map
 	Destinations *destinations.Map

@@ -10,7 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
 
-// publish puts the pins in their places: maps, layout, programs.
+// publish renames the new pins over the old: maps first, then programs.
 func (l *loader) publish() error {
 	if err := l.tables.Publish(func() error { return l.at(stepPublished) }); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// spec returns the programs, unchanged by earlier loads.
+// spec returns a copy of the programs, which the caller may change.
 func (o Options) spec() (*ebpf.CollectionSpec, error) {
 	if o.Spec != nil {
 		return o.Spec.Copy(), nil
@@ -32,17 +32,17 @@ func (o Options) spec() (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// kernel answers what the running kernel can do; an error that is not
-// ebpf.ErrNotSupported says that it could not be found out.
+// kernel reports what the kernel supports, in tests a made-up one. An error other than
+// ebpf.ErrNotSupported means that it could not be found out.
 type kernel struct {
 	programType func(ebpf.ProgramType) error
 	helper      func(ebpf.ProgramType, asm.BuiltinFunc) error
 	mapType     func(ebpf.MapType) error
 	tcx         func() error
 	release     func() string
-	// function: of the kernel's own, which programs call as if it were a helper.
+	// function reports whether the kernel has a kfunc of that name.
 	function func(name string) bool
-	// realtime: a PREEMPT_RT kernel, on which one run of a program may interrupt another.
+	// realtime reports a PREEMPT_RT kernel, where runs of programs may interrupt each other.
 	realtime func() bool
 }
 
@@ -70,15 +70,15 @@ func release() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// isRealtime goes by a file that some kernels have, and by the version that all name themselves, "#1 SMP PREEMPT_RT ...".
+// isRealtime looks into a file that some kernels have, and at the version, such as "#1 SMP PREEMPT_RT ...".
 func isRealtime(file string, version [65]byte) bool {
 	said, err := os.ReadFile(file)
 	return err == nil && strings.TrimSpace(string(said)) == "1" ||
 		slices.Contains(strings.Fields(unix.ByteSliceToString(version[:])), "PREEMPT_RT")
 }
 
-// haveTCX asks for the programs on the loopback interface, which every network
-// namespace has. A kernel without tcx does not know the question.
+// haveTCX queries the programs on the loopback interface, which every network
+// namespace has. A kernel without tcx refuses the query.
 func haveTCX() error {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, unix.EINVAL) {
@@ -100,15 +100,14 @@ func haveFunction(name string) bool {
 type Kernel struct {
 	// Release of the running kernel.
 	Release string
-	// TCX: programs can be attached by tcx. They are where it is there, and by
-	// clsact where not; nothing else is used only when present.
+	// TCX: programs can be attached by tcx. It is the only feature that is used if
+	// present; everything else is required.
 	TCX bool
 }
 
-// Probe asks the kernel for everything that the embedded programs use, and for
-// the way of attaching them. An error that matches ErrKernelTooOld names all that
-// is missing, one that matches ErrRealtime says that the programs are not for this
-// kernel, whatever it has.
+// Probe checks that the kernel supports everything that the embedded programs use,
+// and mode. An error that matches ErrKernelTooOld names all that is missing; one that
+// matches ErrRealtime means that the programs cannot run on this kernel.
 func Probe(mode attach.Mode) (Kernel, error) {
 	spec, err := Options{}.spec()
 	if err != nil {
@@ -126,7 +125,7 @@ func probe(spec *ebpf.CollectionSpec, mode attach.Mode, k kernel) (Kernel, error
 	return found, lacks(needs(spec, mode), k)
 }
 
-// lacks returns the one error that names all that the kernel has not.
+// lacks returns one error that names everything that the kernel lacks.
 func lacks(needs []need, k kernel) error {
 	var missing []string
 	for _, n := range needs {
@@ -135,7 +134,7 @@ func lacks(needs []need, k kernel) error {
 			missing = append(missing, n.what)
 			continue
 		}
-		// Any other answer says neither; then the verifier has the last word.
+		// Any other error is inconclusive: the verifier will find out.
 		if errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("ask the kernel for %s: %w (root, or CAP_BPF and CAP_NET_ADMIN, are needed)", n.what, err)
 		}
@@ -152,8 +151,8 @@ type need struct {
 	ask  func(kernel) error
 }
 
-// needs reads from the programs themselves what they use. A program type that
-// is missing makes its helpers no news, so types come first and once.
+// needs finds out from the programs themselves what they use. Helpers are checked only
+// for program types that the kernel has.
 func needs(spec *ebpf.CollectionSpec, mode attach.Mode) []need {
 	var out []need
 	if mode == attach.TCX {
@@ -181,7 +180,7 @@ func needs(spec *ebpf.CollectionSpec, mode attach.Mode) []need {
 		out = append(out, need{"programs of type " + t.String(), func(k kernel) error { return k.programType(t) }})
 		for _, h := range slices.SortedFunc(maps.Keys(helpers[t]), cmp.Compare[asm.BuiltinFunc]) {
 			out = append(out, need{fmt.Sprintf("%s for %s programs", helperName(h), t), func(k kernel) error {
-				// Where the kernel shows its packet they never read it, which a locked down kernel forbids.
+				// Not called where bpf_cast_to_kern_ctx is there: a locked-down kernel has only that.
 				if k.programType(t) != nil || h == asm.FnProbeReadKernel && k.function("bpf_cast_to_kern_ctx") {
 					return nil
 				}
@@ -192,7 +191,7 @@ func needs(spec *ebpf.CollectionSpec, mode attach.Mode) []need {
 	return out
 }
 
-// helperName is the name that the kernel's documentation has: FnFibLookup is
+// helperName is the name in the kernel's documentation: FnFibLookup is
 // bpf_fib_lookup.
 func helperName(h asm.BuiltinFunc) string {
 	var out strings.Builder

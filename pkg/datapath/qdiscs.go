@@ -17,23 +17,23 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// qdiscs is the record of the clsact qdiscs that we made, which is what cleanup
-// may remove: a file with an ifindex a line.
+// qdiscs is the record of the clsact qdiscs that we created and that cleanup may
+// remove: a file with one ifindex per line.
 type qdiscs struct {
 	stateDir string
 }
 
 func (q qdiscs) path() string { return filepath.Join(q.stateDir, "qdiscs") }
 
-// attach attaches a program and records the qdisc that this makes. It is
-// recorded beforehand, so that being killed in between leaves none unrecorded.
+// attach attaches a program and records a qdisc that this creates. It does so
+// beforehand, so that a killed process leaves none unrecorded.
 func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *ebpf.Program) error {
 	if a.Mode == attach.TCX {
 		_, err := a.Attach(ifindex, hook, prog)
 		return err
 	}
 	added, err := q.add(ifindex)
-	// On a full disk a qdisc may stay behind one day; that is better than no program.
+	// On a full disk a qdisc may be left behind by cleanup; that is better than no program.
 	if err != nil && !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
@@ -44,7 +44,7 @@ func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *e
 	return err
 }
 
-// remove deletes the qdisc of an interface if we made it and nothing is in it.
+// remove deletes the qdisc of an interface if we created it and it has no filters.
 func (q qdiscs) remove(ifindex int) error {
 	made, err := q.list()
 	if err != nil || !slices.Contains(made, ifindex) {
@@ -69,7 +69,7 @@ func (q qdiscs) list() ([]int, error) {
 	for line := range strings.FieldsSeq(string(text)) {
 		i, err := strconv.Atoi(line)
 		if err != nil || i <= 0 {
-			return nil, fmt.Errorf("read record of qdiscs %s: %q is no interface index (delete the file)", q.path(), line)
+			return nil, fmt.Errorf("read record of qdiscs %s: %q is not an interface index (delete the file)", q.path(), line)
 		}
 		out = append(out, i)
 	}
@@ -92,7 +92,7 @@ func (q qdiscs) drop(ifindex int) error {
 	return q.write(slices.DeleteFunc(made, func(i int) bool { return i == ifindex }))
 }
 
-// prune forgets interfaces that are gone, and their qdiscs with them.
+// prune removes interfaces that are gone from the record.
 func (q qdiscs) prune() error {
 	made, err := q.list()
 	if err != nil || len(made) == 0 {
@@ -102,7 +102,7 @@ func (q qdiscs) prune() error {
 	if len(left) == len(made) {
 		return nil
 	}
-	if err := q.write(left); !errors.Is(err, unix.ENOSPC) { // an index is not used twice: the next start forgets it as well
+	if err := q.write(left); !errors.Is(err, unix.ENOSPC) { // an index is not used twice, so the next start can still do it
 		return err
 	}
 	return nil

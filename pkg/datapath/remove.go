@@ -8,10 +8,10 @@ import (
 	"os"
 )
 
-// Remove takes everything off the node that Load, Attach and the plugin's
-// attaching put there: programs on interfaces, the qdiscs that we made, every pin
-// and the pin directory, the record of qdiscs. Nothing there is no error. Of
-// Options it reads the directories and the logger.
+// Remove removes everything that Load, Attach and the plugin have attached and
+// pinned: programs on interfaces, the qdiscs that we created, the pin directory and
+// the record of qdiscs. It is no error if there is nothing. It uses only the
+// directories, the lock's timeout and the logger of Options.
 func Remove(ctx context.Context, opts Options) error {
 	opts = opts.withDefaults()
 	if _, err := os.Stat(opts.StateDir); errors.Is(err, fs.ErrNotExist) {
@@ -30,8 +30,7 @@ func Remove(ctx context.Context, opts Options) error {
 	return remove(opts)
 }
 
-// remove goes from what packets meet to what only we look at; pins go last, so
-// that what fails can be tried again.
+// remove removes pins last, so that it can be tried again after an error.
 func remove(opts Options) error {
 	places, err := knownPlaces(opts)
 	if err != nil {

@@ -8,20 +8,20 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// replace puts the new programs in the place of those that run. Between the
-// first and the last attachment both kinds run; when maps move, they write to
-// different ones. What that can lose:
+// replace replaces the running programs by the new ones. Between the first and the
+// last attachment old and new programs run; when maps move, they write to different
+// ones. What can get lost:
 //
-//   - Flows that exist: nothing. They are in both maps before the first
-//     attachment changes, and each direction's state is joined afterwards.
-//   - Flows that a pod opens meanwhile: answers reach them, since a bridge has
-//     the uplinks run both kinds for that time (not on a kernel without tcx). A
-//     later packet may meet the other kind of program before the maps are joined:
-//     TCP repeats it, a UDP flow may continue from another port.
-//   - Flows that the world opens towards a pod meanwhile: the answer may be
-//     dropped once, and TCP repeats it.
-//   - Counters: what a program counts on a CPU in the microseconds between
-//     the reading and the writing of that counter.
+//   - Of existing flows: nothing. They are in both maps before the first
+//     attachment changes, and the state of both is merged afterwards.
+//   - Of flows that a pod opens meanwhile: replies are found, since a bridge runs
+//     both programs on the uplinks (not on a kernel without tcx). A later packet
+//     may meet the other program before the maps are merged: TCP repeats it, a UDP
+//     flow may continue from another port.
+//   - Of flows that the world opens towards a pod meanwhile: a reply may be
+//     dropped, which TCP repeats.
+//   - Of counters: what a program counts in the microseconds between reading and
+//     writing the counter.
 func (l *loader) replace() (err error) {
 	olds, err := findAttachments(l.opts)
 	if err != nil {
@@ -31,7 +31,7 @@ func (l *loader) replace() (err error) {
 	var done []attachment
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.putBack(done))
+			err = errors.Join(err, l.restore(done))
 		}
 	}()
 	if err := l.tables.Commit(); err != nil {
@@ -48,7 +48,7 @@ func (l *loader) replace() (err error) {
 	arrivals, others := splitArrivals(olds)
 	for _, group := range [][]attachment{others, arrivals} {
 		for _, old := range group {
-			// First, so that a failure halfway through it is undone too.
+			// Before attaching, so that a failure halfway is undone too.
 			done = append(done, old)
 			if err := l.attach(old); err != nil {
 				return err
@@ -67,7 +67,7 @@ func (l *loader) replace() (err error) {
 	return l.tables.Done()
 }
 
-// attach replaces one program; one that left the node meanwhile is no failure.
+// attach replaces one program. An interface that is gone meanwhile is no error.
 func (l *loader) attach(old attachment) error {
 	prog := l.programs[old.hook.Program()]
 	if prog == nil {
@@ -80,27 +80,27 @@ func (l *loader) attach(old attachment) error {
 	return err
 }
 
-// putBack undoes a replacement that failed halfway. The flows that the new
-// programs opened go into the maps of before.
-func (l *loader) putBack(done []attachment) error {
+// restore undoes a replacement that failed halfway. The flows that the new programs
+// have opened are merged into the old maps.
+func (l *loader) restore(done []attachment) error {
 	var errs []error
 	for _, old := range slices.Backward(done) {
 		if old.prog == nil {
-			errs = append(errs, fmt.Errorf("put the program of before back on interface %d as %s: "+
-				"opening it, unpinned as it is, takes CAP_SYS_ADMIN", old.ifindex, old.hook))
+			errs = append(errs, fmt.Errorf("restore the old program on interface %d as %s: "+
+				"it is not pinned, and opening it needs CAP_SYS_ADMIN", old.ifindex, old.hook))
 			continue
 		}
 		back := attach.Attacher{Dir: l.opts.Dir, Mode: old.mode}
 		if _, err := back.Attach(old.ifindex, old.hook, old.prog); err != nil && interfaceExists(old.ifindex) {
-			errs = append(errs, fmt.Errorf("put the program of before back: %w", err))
+			errs = append(errs, fmt.Errorf("restore the old program: %w", err))
 		}
 	}
-	// Where putting back has failed new programs may still run: their maps stay for the next start.
-	return errors.Join(append(errs, l.tables.GiveBack(len(errs) > 0))...)
+	// After an error new programs may still run: their maps stay for the next start.
+	return errors.Join(append(errs, l.tables.Rollback(len(errs) > 0))...)
 }
 
-// splitArrivals takes apart what sees the packets that arrive at uplinks. It is
-// replaced last: until then the bridge answers for both kinds of programs.
+// splitArrivals separates the attachments that see packets arriving at uplinks. They
+// are replaced last: until then the bridge finds the flows of old and new programs.
 func splitArrivals(all []attachment) (arrivals, others []attachment) {
 	for _, a := range all {
 		if a.hook == attach.FromUplink {

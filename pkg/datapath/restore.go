@@ -7,15 +7,15 @@ import (
 	"os"
 )
 
-// RestorePins pins again what somebody unpinned, and returns the paths. Programs
-// and maps live on in the meantime, since they are attached and open here.
+// RestorePins restores missing pins, and returns their paths. The programs and maps
+// still exist, since they are attached and open here.
 func (d *Datapath) RestorePins() ([]string, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	pins := make(map[string]func(path string) error)
 	for name, m := range d.Maps.all {
 		pins[d.opts.Dir.Map(name)] = func(path string) error {
-			// A clone does not know where the map was pinned, so it really pins.
+			// A clone does not remember the old pin, so Pin really pins.
 			c, err := m.Clone()
 			if err != nil {
 				return err

@@ -13,21 +13,19 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// What a program may tell the kernel to do (linux/pkt_cls.h). TC_ACT_OK is not
-// among them: it would keep other programs from seeing the packet.
+// The actions that a program may return (linux/pkt_cls.h). TC_ACT_OK is not among
+// them: it would keep other programs from seeing the packet.
 const (
 	actUnspec   = 0xffffffff
 	actShot     = 2
 	actRedirect = 7
 )
 
-// The interface that a test packet comes from is the loopback of our network
-// namespace, whose index is always 1.
+// A test packet comes from the loopback interface, which always has index 1.
 const testIfindex = 1
 
-// selfTest runs every program once on each test packet. It runs twins of the
-// programs, with maps of their own, so that no counter of the node says anything
-// about packets that never were.
+// selfTest runs every program once on each test packet. It uses copies of the
+// programs with maps of their own, so that test packets are not counted on the node.
 func (l *loader) selfTest() error {
 	spec := l.spec.Copy()
 	for _, d := range registry.All() {
@@ -51,7 +49,7 @@ func (l *loader) selfTest() error {
 	return nil
 }
 
-// addTestPod makes the test packets come from a pod.
+// addTestPod makes the test interface a pod's.
 func addTestPod(m *ebpf.Map) error {
 	dev := devices.Value{IPv4: wire.Addr{10: 0xff, 11: 0xff, 12: 192, 13: 0, 14: 2, 15: 1}}
 	key := raw.Encode(make([]byte, m.KeySize()), devices.Key{Ifindex: testIfindex})
@@ -86,7 +84,7 @@ func testProgram(name string, p *ebpf.Program) error {
 	return nil
 }
 
-// testPackets are frames of each kind, all from 192.0.2.1 (TEST-NET-1).
+// testPackets are frames of each kind, those of IPv4 from 192.0.2.1 (TEST-NET-1).
 func testPackets() map[string][]byte {
 	return map[string][]byte{
 		"an empty frame":         ethernet(0x88b5, nil),

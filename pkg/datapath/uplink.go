@@ -9,9 +9,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// AttachUplink puts the programs onto an interface that leads out of the node.
-// Where they are already, nothing changes; where they are not the newest they are
-// replaced.
+// AttachUplink attaches the programs to an interface that leads out of the node.
+// Programs of other builds are replaced.
 func (d *Datapath) AttachUplink(ifindex int) error {
 	for _, hook := range attach.UplinkHooks() {
 		if err := d.Attach(ifindex, hook); err != nil {
@@ -21,8 +20,8 @@ func (d *Datapath) AttachUplink(ifindex int) error {
 	return nil
 }
 
-// DetachUplink takes the programs, and a qdisc that we made, off an interface
-// again. Nothing there, or no such interface, is no error.
+// DetachUplink removes the programs, and a qdisc that we created, from an interface.
+// It is no error if there is nothing, or no such interface.
 func (d *Datapath) DetachUplink(ifindex int) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
@@ -34,8 +33,8 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 	return errors.Join(errs...)
 }
 
-// Attach makes this build's program the one on the hook of the interface, such as
-// attach.FromPod on a pod's host-side veth whose link pin somebody removed.
+// Attach attaches this build's program to the hook of the interface, unless it is
+// there already.
 func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
@@ -49,8 +48,8 @@ func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 	return d.qdiscs.attach(d.opts.attacher(), ifindex, hook, prog)
 }
 
-// Detach takes our program off the hook of an interface, and the qdisc with the
-// last one if we made it.
+// Detach removes our program from the hook of an interface, and with the last
+// program the qdisc if we created it.
 func (d *Datapath) Detach(ifindex int, hook attach.Hook) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
@@ -69,7 +68,7 @@ func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 	return err == nil && state.Mode != "" && state.ProgramID == id, err
 }
 
-// programID is for a caller that holds running.
+// programID returns the ID of a loaded program. The caller holds running.
 func (d *Datapath) programID(name string) (ebpf.ProgramID, error) {
 	p := d.programs[name]
 	if p == nil {

@@ -12,21 +12,20 @@ import (
 // source is a map whose content moves into another one.
 type source struct {
 	m *ebpf.Map
-	// left says that an interrupted upgrade made the map: what the agent and the
-	// plugin have written since is not in it.
-	left bool
-	// base holds the source's counters as they were when the other map last held
-	// all that they say.
+	// leftover: an interrupted upgrade created the map, so it lacks what the agent
+	// and the plugin have written since.
+	leftover bool
+	// base has the source's counters as of the last pass, which the new map includes.
 	base map[string]raw.Value
-	// merged says that the other map has counted too since then.
+	// merged: programs have added to the new map's counters since then, too.
 	merged bool
-	// digests tell of a flow table what has changed since the last pass.
+	// digests tell which entries of a flow table have changed since the last pass.
 	digests *digests
 }
 
-// fill brings what the sources say into the map that takes over. Running
-// programs don't know that map yet, so a second pass may replace and remove:
-// it catches up with what happened since the first.
+// fill copies the content of the sources into the new map. No running program uses
+// that yet, so a second pass may replace and remove entries to catch up with what
+// has changed since the first.
 func (t *table) fill() error {
 	if t.empty() {
 		return nil
@@ -37,7 +36,7 @@ func (t *table) fill() error {
 	for _, s := range t.sources {
 		var err error
 		switch {
-		case s.left:
+		case s.leftover:
 			err = t.mergeFrom(s)
 		case t.Flows != nil:
 			err = t.mirrorFlows(s)
@@ -82,7 +81,7 @@ func (t *table) write(key []byte, v raw.Value) error {
 	return t.writeError(raw.Update(t.m, key, want, ebpf.UpdateAny))
 }
 
-// prune deletes from m what is not in the map that it mirrors.
+// prune deletes from m the entries that are not in truth.
 func prune(m, truth *ebpf.Map) error {
 	if raw.IsArray(m) {
 		return nil
@@ -93,8 +92,8 @@ func prune(m, truth *ebpf.Map) error {
 	})
 }
 
-// merge brings what the old programs wrote since the last pass into a map that
-// the new programs write to.
+// merge merges what the old programs have written since the last pass into a map
+// that the new programs write to.
 func (t *table) merge() error {
 	for _, s := range t.sources {
 		if err := t.mergeFrom(s); err != nil {
@@ -105,11 +104,11 @@ func (t *table) merge() error {
 }
 
 func (t *table) mergeFrom(s *source) error {
-	if t.empty() || s.left && t.configured() {
+	if t.empty() || s.leftover && t.configured() {
 		return nil
 	}
 	m := merging{table: t, base: s.base, counted: make(map[string]raw.Value)}
-	if t.Flows != nil && !s.left {
+	if t.Flows != nil && !s.leftover {
 		if s.digests == nil {
 			s.digests = newDigests()
 		}
@@ -125,9 +124,8 @@ func (t *table) mergeFrom(s *source) error {
 	return nil
 }
 
-// giveBack brings what the new programs wrote into the pinned map, which the old
-// programs go on using after all.
-func (t *table) giveBack() error {
+// rollback merges what the new programs have written into the old map.
+func (t *table) rollback() error {
 	if t.pinned || !t.moves() || t.Flows == nil && len(t.counters) == 0 {
 		return nil
 	}
@@ -139,18 +137,18 @@ func (t *table) giveBack() error {
 	return m.into(s.m, t.m)
 }
 
-// merging is one pass over a map whose entries are combined with another's.
+// merging is one pass over a map, whose entries are combined with those of another.
 type merging struct {
 	*table
 	base map[string]raw.Value
-	// counted, unless nil, gets the counters as they were read.
+	// counted, unless nil, gets the counters as read.
 	counted map[string]raw.Value
-	// digests, unless nil, know which entries need not be looked at again.
+	// digests, unless nil, tell which entries have not changed.
 	digests *digests
 }
 
-// into combines every entry of src with dst's. An entry that is missing is
-// inserted, so that one which a program makes at that moment stays.
+// into combines every entry of src with dst's. A missing entry is inserted, never
+// overwriting one that a program inserts at that moment.
 func (m merging) into(dst, src *ebpf.Map) error {
 	err := raw.Each(src, func(key []byte, v raw.Value) error {
 		if m.counted != nil && len(m.counters) > 0 {
@@ -185,7 +183,7 @@ func (m merging) insertMissing(dst *ebpf.Map, key []byte, v raw.Value) error {
 	return ignore(raw.Update(dst, key, v.Resized(int(dst.ValueSize())), ebpf.UpdateNoExist), ebpf.ErrKeyExist)
 }
 
-// updateFlag keeps an entry that was deleted a moment ago deleted.
+// updateFlag does not bring back an entry that was deleted a moment ago.
 func updateFlag(m *ebpf.Map) ebpf.MapUpdateFlags {
 	if raw.IsArray(m) {
 		return ebpf.UpdateAny

@@ -12,9 +12,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 )
 
-// digests remembers a large table by hashes of its keys and values, so that a
-// later pass over it costs system calls only for what has changed. A collision
-// of values, one in 2^64, would lose one change.
+// digests are hashes of a large table's keys and values, so that a later pass makes
+// system calls only for what has changed. If two hashes are equal by chance, one in
+// 2^64, one change is lost.
 type digests struct {
 	seed maphash.Seed
 	of   map[uint64]uint64
@@ -34,7 +34,7 @@ func (d *digests) note(key []byte, v raw.Value) bool {
 	return !known || before != now
 }
 
-// mirrorFlows makes a map that only we write a copy of a flow table.
+// mirrorFlows makes the map, which no program writes to yet, a copy of a flow table.
 func (t *table) mirrorFlows(s *source) error {
 	before := s.digests
 	s.digests = newDigests()
@@ -77,7 +77,7 @@ func newWriter(t *table) *writer {
 	return &writer{t: t, keys: raw.Records(writeBatch, t.m.KeySize()), values: raw.Records(writeBatch, t.m.ValueSize())}
 }
 
-// add writes an entry with the next batch; what the value's layout grew by is
+// add writes an entry with the next batch. Bytes by which the value has grown are
 // zero.
 func (w *writer) add(key, v []byte) error {
 	copy(w.keys.Index(w.n).Bytes(), key)
@@ -98,11 +98,11 @@ func (w *writer) flush() error {
 	return w.t.writeError(err)
 }
 
-// writeError says what a failed write to the map means.
+// writeError explains a failed write to the map.
 func (t *table) writeError(err error) error {
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("map %s: its capacity of %d entries does not hold what is in it now: %w; "+
-			"choose a larger one or wait until there are fewer", t.Name, t.m.MaxEntries(), ErrLayout)
+		return fmt.Errorf("map %s: its current entries exceed the new capacity of %d: %w; "+
+			"choose a larger one or wait until there are fewer entries", t.Name, t.m.MaxEntries(), ErrLayout)
 	}
 	if err != nil {
 		return fmt.Errorf("copy into map %s: %w", t.Name, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// checkLayout refuses maps of a newer build: what their values mean is unknown.
+// checkLayout refuses maps of a newer build, whose values this one does not know.
 func checkLayout(dir bpffs.Dir) error {
 	m, err := raw.Open(dir.Map(config.Name))
 	if m == nil || err != nil {
@@ -29,7 +29,7 @@ func checkLayout(dir bpffs.Dir) error {
 	return nil
 }
 
-// writeLayout notes in the maps which layout they have now.
+// writeLayout writes this build's layout version to the map config.
 func (all *Tables) writeLayout() error {
 	m := all.Maps()[config.Name]
 	if err := change(m, func(c *config.Value) { c.Layout = wire.LayoutVersion }); err != nil {
@@ -38,9 +38,9 @@ func (all *Tables) writeLayout() error {
 	return nil
 }
 
-// sayFlowsMove tells the programs, old and new, that flow tables move, or that they are whole again: meanwhile a flow that is
-// not in a program's own table may be in the other's.
-func (all *Tables) sayFlowsMove(on bool) error {
+// setFlowsMove sets or clears config.FlowsMove for the old and the new programs. While it is set, a flow that is not in a
+// program's own table may be in the other's.
+func (all *Tables) setFlowsMove(on bool) error {
 	if !all.FlowsMove() {
 		return nil
 	}
@@ -60,14 +60,14 @@ func (all *Tables) sayFlowsMove(on bool) error {
 				}
 			})
 			if err != nil {
-				return fmt.Errorf("say that flow tables move: %w", err)
+				return fmt.Errorf("write to map config that flow tables move: %w", err)
 			}
 		}
 		return nil
 	})
 }
 
-// change changes the one record of a map config, of whatever build.
+// change changes the only record of a map config of any build.
 func change(m *ebpf.Map, how func(*config.Value)) error {
 	key := make([]byte, m.KeySize())
 	v, err := raw.Lookup(m, key)

@@ -8,9 +8,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 )
 
-// combine returns what have becomes when the other copy of the entry says
-// theirs. base is what both said when they last were the same, nil if unknown.
-// The result has the size of have.
+// combine merges theirs, the other map's value, into have. base is the value when
+// both were last equal, nil if unknown. The result has the size of have.
 func (t *table) combine(have, theirs, base raw.Value) raw.Value {
 	size := len(have[0])
 	out := theirs.Resized(size)
@@ -51,8 +50,8 @@ func setNumber(b []byte, f reflect.StructField, n uint64) {
 	}
 }
 
-// gone says that a flow's entry is being removed. It is asked of every entry of
-// the large tables, so it looks at the stamp alone.
+// gone reports whether a flow's entry is being removed. It is called for every entry
+// of the large tables, so it reads only the stamp.
 func (t *table) gone(v raw.Value) bool {
 	return t.Flows != nil && binary.NativeEndian.Uint64(v[0][t.Flows.LastSeen:]) < flow.Marks
 }

@@ -1,10 +1,10 @@
-// Package migrate brings the maps of a node from one build to the next: it finds
-// those that are pinned, makes those that are missing, and for a map whose values
-// grow or whose capacity changes a new one, to which the content moves while
-// programs write to both. What each map holds, and so how, maps/registry says.
+// Package migrate brings the maps of a node from one build to the next. It opens
+// the pinned maps and creates those that are missing. A map whose values grow or
+// whose capacity changes is replaced by a new one, to which the content moves while
+// programs write to both. How depends on the content, by its maps/registry entry.
 //
-// A map that takes over is pinned below Dir from Commit until Publish puts it in
-// its place; whoever is killed in between leaves the next start both.
+// A new map is pinned below Dir from Commit until Publish renames it over the old
+// one. If the process is killed in between, the next start finds both.
 package migrate
 
 import (
@@ -24,27 +24,26 @@ import (
 // this build.
 var ErrLayout = errors.New("map layout does not fit")
 
-// startOver is the way to a build that cannot use the maps that are there.
-const startOver = "or drain the node and reboot it; `ebpf-agent cleanup` removes the maps too, but takes the network from every pod that lives"
+// startOver tells operators how to install a build that cannot use the pinned maps.
+const startOver = "or drain the node and reboot it; `ebpf-agent cleanup` removes the maps too, but disconnects every running pod"
 
-// Dir holds the pins of an upgrade that is under way: the maps that take over,
-// from before the first program uses one until it stands at its final path, and
-// new programs on their way to theirs.
+// Dir is the directory for the pins of an upgrade that is under way: new maps, until
+// they are renamed to their final paths, and new programs likewise.
 func Dir(d bpffs.Dir) string { return filepath.Join(string(d), "next") }
 
 // Path is the pin of that name in Dir.
 func Path(d bpffs.Dir, name string) string { return filepath.Join(Dir(d), name) }
 
-// Tables are all maps of a build that are pinned, and where their content comes
-// from. Its methods are called in their order below, from one goroutine; after a
-// failure of one that follows Commit, GiveBack.
+// Tables are all pinned maps of a build, and the maps that their content comes from.
+// Its methods are called by one goroutine, in the order below; after an error from
+// Commit on, Rollback is called.
 type Tables struct {
 	dir    bpffs.Dir
 	tables []*table
 }
 
-// Open finds or makes the maps of a build by its specs. It changes nothing that
-// runs: a map that has to take over from another one is not pinned yet.
+// Open opens or creates the maps of a build by its specs. It changes nothing that
+// runs: a map that replaces another one is not pinned yet.
 func Open(dir bpffs.Dir, specs map[string]*ebpf.MapSpec, log *slog.Logger) (_ *Tables, err error) {
 	if err := checkLayout(dir); err != nil {
 		return nil, err
@@ -55,7 +54,7 @@ func Open(dir bpffs.Dir, specs map[string]*ebpf.MapSpec, log *slog.Logger) (_ *T
 			all.Close()
 		}
 	}()
-	if err := all.sweep(); err != nil {
+	if err := all.removeInterrupted(); err != nil {
 		return nil, err
 	}
 	for _, d := range registry.Pinned() {
@@ -75,7 +74,7 @@ func Open(dir bpffs.Dir, specs map[string]*ebpf.MapSpec, log *slog.Logger) (_ *T
 	return all, nil
 }
 
-// Maps returns the maps that the new programs use, by name. They stay Tables'.
+// Maps returns the maps for the new programs, by name. Tables still owns them.
 func (all *Tables) Maps() map[string]*ebpf.Map {
 	out := make(map[string]*ebpf.Map)
 	for _, t := range all.tables {
@@ -84,7 +83,7 @@ func (all *Tables) Maps() map[string]*ebpf.Map {
 	return out
 }
 
-// FlowsMove reports whether flows move from one map to another.
+// FlowsMove reports whether a flow table moves to a new map.
 func (all *Tables) FlowsMove() bool {
 	for _, t := range all.tables {
 		if t.moves() && t.Flows != nil {
@@ -94,14 +93,14 @@ func (all *Tables) FlowsMove() bool {
 	return false
 }
 
-// Fill copies what moves, before any new program runs.
+// Fill copies the content of the maps that move, before any new program runs.
 func (all *Tables) Fill() error { return all.each((*table).fill) }
 
-// Commit catches up with the maps that move and pins them, so that a process that
-// is killed from now on leaves the next one both maps. The running programs are
-// told that flows move.
+// Commit copies what has changed since Fill and pins the new maps, so that a process
+// that is killed from now on leaves both maps to the next one. It tells the running
+// programs that flow tables move.
 func (all *Tables) Commit() error {
-	if err := all.sayFlowsMove(true); err != nil {
+	if err := all.setFlowsMove(true); err != nil {
 		return err
 	}
 	return all.each(func(t *table) error {
@@ -115,15 +114,15 @@ func (all *Tables) Commit() error {
 	})
 }
 
-// Merge brings what the old programs wrote since the last pass into the maps that
-// the new programs write to.
+// Merge merges what the old programs have written since the last pass into the new
+// maps, to which the new programs write.
 func (all *Tables) Merge() error { return all.each((*table).merge) }
 
-// Done tells the programs that no flow moves any more.
-func (all *Tables) Done() error { return all.sayFlowsMove(false) }
+// Done tells the programs that no flow table moves any more.
+func (all *Tables) Done() error { return all.setFlowsMove(false) }
 
-// Publish puts the maps that took over in their places, calls after each time,
-// and notes in the maps which layout they have now.
+// Publish renames the pins of the new maps over the old, calls after for each, and
+// writes the layout to the map config.
 func (all *Tables) Publish(after func() error) error {
 	err := all.each(func(t *table) error {
 		if t.pinned {
@@ -141,13 +140,13 @@ func (all *Tables) Publish(after func() error) error {
 	return all.writeLayout()
 }
 
-// GiveBack brings what the new programs wrote into the pinned maps, which the old
-// programs go on using after all. The maps that were to take over are forgotten,
-// unless keep says that some new program may still run.
-func (all *Tables) GiveBack(keep bool) error {
+// Rollback merges what the new programs have written into the old maps, which the old
+// programs keep using. The new maps are unpinned, unless keep is set because some new
+// program may still run.
+func (all *Tables) Rollback(keep bool) error {
 	var errs []error
 	for _, t := range all.tables {
-		errs = append(errs, t.giveBack())
+		errs = append(errs, t.rollback())
 	}
 	if err := errors.Join(errs...); err != nil || keep {
 		return err
@@ -157,10 +156,10 @@ func (all *Tables) GiveBack(keep bool) error {
 			errs = append(errs, RemovePin(Path(all.dir, t.Name)))
 		}
 	}
-	return errors.Join(append(errs, all.sayFlowsMove(false))...)
+	return errors.Join(append(errs, all.setFlowsMove(false))...)
 }
 
-// Release closes all but the maps that the new programs use, which become the caller's.
+// Release returns the maps of the new programs, which the caller now owns, and closes all others.
 func (all *Tables) Release() map[string]*ebpf.Map {
 	out := all.Maps()
 	for _, t := range all.tables {

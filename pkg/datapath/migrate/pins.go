@@ -13,7 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 )
 
-// pinOver pins a map at path, in place of what is pinned there.
+// pinOver pins a map at path, replacing what is pinned there.
 func pinOver(m *ebpf.Map, path string) error {
 	if m.IsPinned() {
 		return nil
@@ -31,9 +31,9 @@ func pinOver(m *ebpf.Map, path string) error {
 	return nil
 }
 
-// sweep removes the pins of an interrupted upgrade but for its maps, in which
-// flows may live.
-func (all *Tables) sweep() error {
+// removeInterrupted removes the pins of an interrupted upgrade, except its maps,
+// which may have flows.
+func (all *Tables) removeInterrupted() error {
 	if err := os.MkdirAll(Dir(all.dir), 0o700); err != nil {
 		return fmt.Errorf("make pin directory: %w", err)
 	}
@@ -52,7 +52,7 @@ func (all *Tables) sweep() error {
 	return nil
 }
 
-// RemovePin unpins what stands at path, if anything does.
+// RemovePin removes the pin at path, if there is one.
 func RemovePin(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unpin: %w", err)

@@ -22,21 +22,21 @@ type table struct {
 	// m is the map that the new programs use.
 	m *ebpf.Map
 	// sources are the maps whose content moves into m: the pinned one, and one that
-	// an interrupted upgrade left behind. None: m is the pinned map.
+	// an interrupted upgrade has left. None: m is the pinned map.
 	sources []*source
-	// live says that running programs write to m already.
+	// live: running programs write to m already.
 	live bool
-	// pinned says that m stands at its final path.
+	// pinned: m is pinned at its final path.
 	pinned bool
 }
 
-// moves says that m takes over from another map.
+// moves reports whether m replaces another map.
 func (t *table) moves() bool { return len(t.sources) > 0 }
 
-// configured says that the pinned map is the truth, but for counters.
+// configured reports whether the pinned map is the truth, except for counters.
 func (t *table) configured() bool { return t.Content == typed.Configured }
 
-// empty says that nothing moves into the map when it is made anew.
+// empty reports whether nothing moves into the map when it is replaced.
 func (t *table) empty() bool { return !t.configured() && len(t.counters) == 0 && t.Flows == nil }
 
 func (t *table) close() {
@@ -52,7 +52,7 @@ func closeMap(m *ebpf.Map) {
 	}
 }
 
-// open finds or makes the map.
+// open opens or creates the map.
 func (t *table) open(dir bpffs.Dir) error {
 	pinned, err := raw.Open(dir.Map(t.Name))
 	if err != nil {
@@ -64,8 +64,8 @@ func (t *table) open(dir bpffs.Dir) error {
 		return err
 	}
 	if pinned == nil && left != nil {
-		// An interrupted upgrade leaves both; somebody has removed one. Its map is
-		// all there is, and becomes the pinned one.
+		// An interrupted upgrade leaves both, but somebody has removed one. The other
+		// becomes the pinned one.
 		pinned, left = left, nil
 		if err := os.Rename(Path(dir, t.Name), dir.Map(t.Name)); err != nil {
 			closeMap(pinned)
@@ -82,7 +82,7 @@ func (t *table) open(dir bpffs.Dir) error {
 	return t.takeOver(pinned, left)
 }
 
-// create makes and pins a map that the node does not have yet.
+// create creates and pins a map that the node does not have yet.
 func (t *table) create(dir bpffs.Dir) error {
 	if err := t.make(); err != nil {
 		return err
@@ -103,8 +103,8 @@ func (t *table) make() error {
 	return nil
 }
 
-// takeOver chooses which map the new programs use: the one that an interrupted
-// upgrade left, the pinned one, or a third.
+// takeOver chooses the map for the new programs: the one that an interrupted upgrade
+// has left, the pinned one, or a new one.
 func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	if left != nil && t.spec.Compatible(left) == nil {
 		t.m, t.live = left, true
@@ -113,12 +113,12 @@ func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	}
 	if left != nil && t.spec.Compatible(pinned) == nil {
 		t.m, t.live, t.pinned = pinned, true, true
-		t.sources = []*source{{m: left, left: true}}
+		t.sources = []*source{{m: left, leftover: true}}
 		return nil
 	}
 	t.sources = []*source{{m: pinned}}
 	if left != nil {
-		t.sources = append(t.sources, &source{m: left, left: true})
+		t.sources = append(t.sources, &source{m: left, leftover: true})
 	}
 	if err := t.checkGrowth(pinned); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	return t.make()
 }
 
-// checkGrowth refuses a change of layout that copying cannot follow.
+// checkGrowth refuses a change of layout that cannot be copied.
 func (t *table) checkGrowth(old *ebpf.Map) error {
 	if t.empty() {
 		return nil
@@ -145,7 +145,7 @@ func (t *table) checkGrowth(old *ebpf.Map) error {
 		differ("size of a value", t.spec.ValueSize, old.ValueSize())
 	}
 	if len(diffs) > 0 {
-		return fmt.Errorf("map %s: %s (a layout grows only at the end of its values): %w; "+
+		return fmt.Errorf("map %s: %s (values can only grow, at their end): %w; "+
 			"run the build that made it or a newer one, %s", t.Name, strings.Join(diffs, ", "), ErrLayout, startOver)
 	}
 	return nil
