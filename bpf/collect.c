@@ -28,13 +28,6 @@ struct collect_args {
 	__u64 deleted;
 };
 
-EC_INLINE struct reaper collect_reaper(const struct collect_args *args)
-{
-	struct reaper r = {.now = args->now, .pressure = args->pressure};
-
-	return r;
-}
-
 /*
  * Counts a candidate. Flows that stay are noted in the journal again, and the end of
  * the sweep drops all records from before it: so the journal holds every flow.
@@ -52,45 +45,29 @@ EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, cons
 	}
 }
 
-/* A pair, by its forward half. */
-static long collect_pair(__u32 i, struct collect_args *args)
+/* Judges one candidate; 1: there are no more. */
+static long collect_step(__u32 i, struct collect_args *args)
 {
-	struct reaper r = collect_reaper(args);
-	struct tuple *key = bpf_map_lookup_elem(&candidates, &i);
+	struct reaper r = {.now = args->now, .pressure = args->pressure};
+	struct tuple *candidate = bpf_map_lookup_elem(&candidates, &i);
+	struct tuple key;
 	struct pair p;
 
-	if (!key)
+	if (!candidate)
 		return 1;
-	p.forward_key = *key;
-	collect_count(args, reap_pair(&p, &r), &p.forward_key);
-	return 0;
-}
-
-/* A reverse half: removed if it has no forward half and has expired. */
-static long collect_reverse(__u32 i, struct collect_args *args)
-{
-	struct reaper r = collect_reaper(args);
-	struct tuple *key = bpf_map_lookup_elem(&candidates, &i);
-	struct pair p;
-
-	if (!key)
-		return 1;
-	p.reverse_key = *key;
-	if (reap_reverse(&p, &r, false) == REAP_GONE)
-		args->deleted++;
-	return 0;
-}
-
-static long collect_recorded(__u32 i, struct collect_args *args)
-{
-	struct reaper r = collect_reaper(args);
-	struct tuple *key = bpf_map_lookup_elem(&candidates, &i);
-	struct tuple replies;
-
-	if (!key)
-		return 1;
-	replies = *key;
-	collect_count(args, reap_recorded(&replies, &r), &replies);
+	key = *candidate;
+	switch (args->stage) {
+	case COLLECT_PAIRS:
+		p.forward_key = key;
+		collect_count(args, reap_pair(&p, &r), &key);
+		break;
+	case COLLECT_REVERSE: /* removed if it has no forward half and has expired */
+		p.reverse_key = key;
+		args->deleted += reap_reverse(&p, &r, false) == REAP_GONE;
+		break;
+	default:
+		collect_count(args, reap_recorded(&key, &r), &key);
+	}
 	return 0;
 }
 
@@ -114,18 +91,11 @@ int ec_collect(struct collect_args *args)
 	case COLLECT_BEGIN:
 		a.head = u->head;
 		break;
-	case COLLECT_PAIRS:
-		bpf_loop(a.count, collect_pair, &a, 0);
-		break;
-	case COLLECT_REVERSE:
-		bpf_loop(a.count, collect_reverse, &a, 0);
-		break;
-	case COLLECT_RECORDED:
-		bpf_loop(a.count, collect_recorded, &a, 0);
-		break;
 	case COLLECT_END:
 		collect_end(&a, u);
 		break;
+	default:
+		bpf_loop(a.count, collect_step, &a, 0);
 	}
 	args->head = a.head;
 	args->scanned = a.scanned;

@@ -68,12 +68,16 @@ func checkFree(ifindex int, hook Hook) error {
 	return nil
 }
 
-func ensureQdisc(ifindex int) (bool, error) {
-	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+func qdisc(ifindex int) netlink.Qdisc {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex,
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_CLSACT,
-	}})
+	}}
+}
+
+func ensureQdisc(ifindex int) (bool, error) {
+	err := netlink.QdiscAdd(qdisc(ifindex))
 	if err == nil {
 		return true, nil
 	}
@@ -104,11 +108,7 @@ func RemoveQdisc(ifindex int) error {
 			return err
 		}
 	}
-	err := netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: ifindex,
-		Handle:    netlink.MakeHandle(0xffff, 0),
-		Parent:    netlink.HANDLE_CLSACT,
-	}})
+	err := netlink.QdiscDel(qdisc(ifindex))
 	if err != nil && !gone(err) {
 		return fmt.Errorf("delete clsact qdisc of interface %d: %w", ifindex, err)
 	}

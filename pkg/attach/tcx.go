@@ -35,16 +35,25 @@ func (a Attacher) attachTCX(ifindex int, hook Hook, prog *ebpf.Program) error {
 	return nil
 }
 
+// openLink opens a pinned link; nil: nothing is pinned at path.
+func openLink(path string) (link.Link, error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open link %s: %w", path, err)
+	}
+	return l, nil
+}
+
 // updateLink replaces the program of the pinned link. It reports false when there
 // is none; a link whose device is gone is unpinned.
 func (a Attacher) updateLink(ifindex int, hook Hook, prog *ebpf.Program) (bool, error) {
 	path := a.Dir.Link(string(hook), ifindex)
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("open link %s: %w", path, err)
+	l, err := openLink(path)
+	if l == nil || err != nil {
+		return false, err
 	}
 	defer l.Close()
 	err = l.Update(prog)
@@ -59,12 +68,9 @@ func (a Attacher) updateLink(ifindex int, hook Hook, prog *ebpf.Program) (bool, 
 
 func (a Attacher) removeLink(ifindex int, hook Hook) error {
 	path := a.Dir.Link(string(hook), ifindex)
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open link %s: %w", path, err)
+	l, err := openLink(path)
+	if l == nil || err != nil {
+		return err
 	}
 	defer l.Close()
 	if err := l.Unpin(); err != nil {
@@ -75,12 +81,9 @@ func (a Attacher) removeLink(ifindex int, hook Hook) error {
 
 func (a Attacher) linkState(ifindex int, hook Hook) (State, error) {
 	path := a.Dir.Link(string(hook), ifindex)
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return State{}, nil
-	}
-	if err != nil {
-		return State{}, fmt.Errorf("open link %s: %w", path, err)
+	l, err := openLink(path)
+	if l == nil || err != nil {
+		return State{}, err
 	}
 	defer l.Close()
 	info, err := l.Info()

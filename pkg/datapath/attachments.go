@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -114,47 +115,29 @@ func closeAttachments(all []attachment) {
 // those with a filter of ours, which a process may have attached and been killed
 // before it could record that.
 func knownPlaces(opts Options) ([]place, error) {
-	set := make(map[place]bool)
-	links, err := linkPlaces(opts.Dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range links {
-		set[p] = true
-	}
-	pods, err := ifindexes(opts.Dir.Map(devices.Name))
-	if err != nil {
+	out, err := linkPlaces(opts.Dir)
+	pods, err1 := ifindexes(opts.Dir.Map(devices.Name))
+	ups, err2 := ifindexes(opts.Dir.Map(uplinks.Name))
+	made, err3 := qdiscs{opts.StateDir}.list()
+	filters, err4 := attach.Filters()
+	if err := errors.Join(err, err1, err2, err3, err4); err != nil {
 		return nil, err
 	}
 	for _, i := range pods {
-		set[place{i, attach.FromPod}] = true
-	}
-	ups, err := ifindexes(opts.Dir.Map(uplinks.Name))
-	if err != nil {
-		return nil, err
-	}
-	made, err := qdiscs{opts.StateDir}.list()
-	if err != nil {
-		return nil, err
+		out = append(out, place{i, attach.FromPod})
 	}
 	for _, i := range append(ups, made...) {
 		for _, hook := range attach.UplinkHooks() {
-			set[place{i, hook}] = true
+			out = append(out, place{i, hook})
 		}
 	}
-	filters, err := attach.Filters()
-	if err != nil {
-		return nil, err
-	}
 	for _, f := range filters {
-		set[place{f.Ifindex, f.Hook}] = true
+		out = append(out, place{f.Ifindex, f.Hook})
 	}
-	out := make([]place, 0, len(set))
-	for p := range set {
-		out = append(out, p)
-	}
-	slices.SortFunc(out, func(a, b place) int { return a.ifindex - b.ifindex })
-	return out, nil
+	slices.SortFunc(out, func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.ifindex, b.ifindex), cmp.Compare(a.hook, b.hook))
+	})
+	return slices.Compact(out), nil
 }
 
 // linkPlaces lists the places of the pinned links.

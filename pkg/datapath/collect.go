@@ -81,19 +81,13 @@ func (d *Datapath) Sweep() (SweepResult, time.Duration, error) {
 // SweepAt is Sweep with the time of CLOCK_MONOTONIC.
 func (d *Datapath) SweepAt(now time.Duration) (result SweepResult, again time.Duration, err error) {
 	again = sweepInterval
-	for t, into := range map[usage.Table]*Swept{usage.Snat: &result.Snat, usage.Conntrack: &result.Conntrack} {
-		fill, ferr := d.Fill(t)
-		if ferr != nil {
-			err = errors.Join(err, ferr)
-			continue
+	for t, swept := range map[usage.Table]*Swept{usage.Snat: &result.Snat, usage.Conntrack: &result.Conntrack} {
+		fill, failed := d.Fill(t)
+		if failed == nil {
+			*swept, failed = d.SweepTable(now, t, fill.pressure())
 		}
-		swept, cerr := d.SweepTable(now, t, fill.pressure())
-		if cerr != nil {
-			err = errors.Join(err, cerr)
-			continue
-		}
-		*into = swept
-		if fill.pressure() {
+		err = errors.Join(err, failed)
+		if failed == nil && fill.pressure() {
 			again = pressureInterval
 		}
 	}
@@ -109,11 +103,7 @@ func (d *Datapath) SweepTable(now time.Duration, t usage.Table, pressure bool) (
 	if p == nil {
 		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", t, collectProgram)
 	}
-	args := collectArgs{Now: uint64(now), Table: t}
-	if pressure {
-		args.Pressure = 1
-	}
-	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(args)
+	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(t, uint64(now), pressure)
 	if err != nil {
 		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
 	}
@@ -130,11 +120,7 @@ type Collector struct {
 // SweepAt removes the flows of a table that have ended by now (CLOCK_MONOTONIC, ns),
 // and returns how many they were.
 func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error) {
-	args := collectArgs{Now: now, Table: t}
-	if pressure {
-		args.Pressure = 1
-	}
-	out, err := c.sweep(args)
+	out, err := c.sweep(t, now, pressure)
 	return int(out.Deleted), err
 }
 
@@ -144,7 +130,11 @@ var stages = [usage.Tables]map[CollectStage]string{
 	usage.Conntrack: {CollectRecorded: conntrack.Name},
 }
 
-func (c Collector) sweep(args collectArgs) (collectArgs, error) {
+func (c Collector) sweep(t usage.Table, now uint64, pressure bool) (collectArgs, error) {
+	args := collectArgs{Now: now, Table: t}
+	if pressure {
+		args.Pressure = 1
+	}
 	args, err := collect(c.Program, args)
 	if err != nil {
 		return args, err

@@ -14,23 +14,10 @@ func (d *Datapath) RestorePins() ([]string, error) {
 	defer d.running.RUnlock()
 	pins := make(map[string]func(path string) error)
 	for name, m := range d.Maps.all {
-		pins[d.opts.Dir.Map(name)] = func(path string) error {
-			// A clone does not remember the old pin, so Pin really pins.
-			c, err := m.Clone()
-			if err != nil {
-				return err
-			}
-			return errors.Join(c.Pin(path), c.Close())
-		}
+		pins[d.opts.Dir.Map(name)] = func(path string) error { return pinClone(path, m.Clone) }
 	}
 	for name, p := range d.programs {
-		pins[d.opts.Dir.Program(name)] = func(path string) error {
-			c, err := p.Clone()
-			if err != nil {
-				return err
-			}
-			return errors.Join(c.Pin(path), c.Close())
-		}
+		pins[d.opts.Dir.Program(name)] = func(path string) error { return pinClone(path, p.Clone) }
 	}
 	var restored []string
 	for path, pin := range pins {
@@ -46,4 +33,16 @@ func (d *Datapath) RestorePins() ([]string, error) {
 		restored = append(restored, path)
 	}
 	return restored, nil
+}
+
+// pinClone pins a clone of a map or program: the original remembers the old pin, and would not pin again.
+func pinClone[T interface {
+	Pin(path string) error
+	Close() error
+}](path string, clone func() (T, error)) error {
+	c, err := clone()
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Pin(path), c.Close())
 }

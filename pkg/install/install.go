@@ -132,26 +132,30 @@ func RemoveList(dir string) (bool, error) {
 // WritePlugin installs the plugin at source into dir, unless the same file or
 // content is there. It reports whether it wrote.
 func WritePlugin(source, dir string) (bool, error) {
-	from, err := os.Open(source) //nolint:gosec // beside our own executable
+	wrote, err := writePlugin(source, filepath.Join(dir, Plugin))
 	if err != nil {
 		return false, fmt.Errorf("install the plugin: %w", err)
 	}
+	return wrote, nil
+}
+
+func writePlugin(source, path string) (bool, error) {
+	from, err := os.Open(source) //nolint:gosec // beside our own executable
+	if err != nil {
+		return false, err
+	}
 	defer from.Close()
-	path := filepath.Join(dir, Plugin)
 	same, err := sameContent(from, path)
 	if same || err != nil {
 		return false, err
 	}
-	if _, err := from.Seek(0, io.SeekStart); err != nil {
-		return false, fmt.Errorf("install the plugin: %w", err)
+	if _, err = from.Seek(0, io.SeekStart); err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return false, fmt.Errorf("install the plugin: %w", err)
+	if err == nil {
+		err = replace(path, 0o755, from)
 	}
-	if err := replace(path, 0o755, from); err != nil {
-		return false, fmt.Errorf("install the plugin: %w", err)
-	}
-	return true, nil
+	return err == nil, err
 }
 
 // RemovePlugin removes the plugin, unless it is the very file at source. It reports
@@ -177,14 +181,14 @@ func remove(path string) (bool, error) {
 func sameContent(from *os.File, path string) (bool, error) {
 	info, err := from.Stat()
 	if err != nil {
-		return false, fmt.Errorf("install the plugin: %w", err)
+		return false, err
 	}
 	there, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("install the plugin: %w", err)
+		return false, err
 	case os.SameFile(info, there):
 		return true, nil
 	case !there.Mode().IsRegular() || there.Size() != info.Size() || there.Mode().Perm()&0o111 == 0:
@@ -192,13 +196,10 @@ func sameContent(from *os.File, path string) (bool, error) {
 	}
 	have, err := os.ReadFile(path)
 	if err != nil {
-		return false, fmt.Errorf("install the plugin: %w", err)
+		return false, err
 	}
 	want, err := io.ReadAll(from)
-	if err != nil {
-		return false, fmt.Errorf("install the plugin: %w", err)
-	}
-	return bytes.Equal(have, want), nil
+	return bytes.Equal(have, want), err
 }
 
 // temporary is the name of a file while it is written.
