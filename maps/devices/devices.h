@@ -21,7 +21,7 @@ struct device {
 	struct addr ipv6;
 	__u8 pod_mac[6]; /* in the order of an Ethernet header, with host_mac */
 	__u8 host_mac[6];
-	__u32 snat_flows;      /* counter: the pod's entries in snat; ec_collect subtracts */
+	__u32 snat_flows;      /* counter: the pod's entries in snat */
 	__u64 packets;         /* counter: what the pod has sent */
 	__u64 bytes;           /* the same, in bytes of whole frames */
 	__u32 conntrack_flows; /* counter: the pod's entries in conntrack */
