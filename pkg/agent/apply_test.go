@@ -42,8 +42,8 @@ func refuseGateway(t *testing.T) {
 	}
 }
 
-func n3() source.Node {
-	return source.Node{Name: "n3", PodCIDRs: []string{"10.244.3.0/24"}, InternalIPs: []string{"172.18.0.13"}}
+func n3() plan.Node {
+	return plan.Node{Name: "n3", PodCIDRs: []string{"10.244.3.0/24"}, InternalIPs: []string{"172.18.0.13"}}
 }
 
 // readTold is what ebpfctl finds.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestLatest(t *testing.T) {
 	began := time.Now()
 	nodes := func(count int) source.Update {
-		return source.Update{Nodes: make([]source.Node, count), Changed: began.Add(time.Duration(count) * time.Second)}
+		return source.Update{Nodes: make([]plan.Node, count), Changed: began.Add(time.Duration(count) * time.Second)}
 	}
 	fault := func(text string) source.Update { return source.Update{Err: errors.New(text), Changed: began} }
 	for name, c := range map[string]struct {
@@ -57,7 +58,7 @@ func TestLatestIsHandedOn(t *testing.T) {
 	go func() { ended <- l.hand(ctx, updates) }()
 	const crowd = 1000
 	for i := range crowd {
-		l.put(source.Update{Nodes: make([]source.Node, i+1)})
+		l.put(source.Update{Nodes: make([]plan.Node, i+1)})
 	}
 	taken, last := 0, 0
 	for last < crowd {

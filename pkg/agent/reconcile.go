@@ -153,11 +153,7 @@ func (r *reconciler) take(u source.Update) bool {
 		r.log.Info("first complete list of Nodes", "nodes", len(u.Nodes))
 	}
 	r.sourceErr = nil
-	r.nodes = make([]plan.Node, len(u.Nodes))
-	for i, n := range u.Nodes {
-		r.nodes[i] = plan.Node(n)
-	}
-	r.known, r.changed = true, u.Changed
+	r.nodes, r.known, r.changed = u.Nodes, true, u.Changed
 	r.status.pending(u.Changed)
 	return true
 }

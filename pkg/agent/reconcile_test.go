@@ -20,6 +20,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -82,16 +83,16 @@ func newReconciler(t *testing.T) *reconciler {
 	}
 }
 
-func list(nodes ...source.Node) source.Update {
+func list(nodes ...plan.Node) source.Update {
 	return source.Update{Nodes: nodes, Changed: time.Now()}
 }
 
-func n1() source.Node {
-	return source.Node{Name: "n1", PodCIDRs: []string{"10.244.1.0/24"}, InternalIPs: []string{"172.18.0.11"}}
+func n1() plan.Node {
+	return plan.Node{Name: "n1", PodCIDRs: []string{"10.244.1.0/24"}, InternalIPs: []string{"172.18.0.11"}}
 }
 
-func n2() source.Node {
-	return source.Node{Name: "n2", PodCIDRs: []string{"10.244.2.0/24"}, InternalIPs: []string{"172.18.0.12"}}
+func n2() plan.Node {
+	return plan.Node{Name: "n2", PodCIDRs: []string{"10.244.2.0/24"}, InternalIPs: []string{"172.18.0.12"}}
 }
 
 // ready makes the node carry pods.

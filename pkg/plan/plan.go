@@ -12,22 +12,11 @@ package plan
 
 import (
 	"net/netip"
-	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 )
-
-// Node is a Node object as far as it matters here; its values are not yet parsed.
-type Node struct {
-	Name        string
-	Created     time.Time
-	PodCIDRs    []string
-	InternalIPs []string
-	ExternalIPs []string
-	Malformed   string
-}
 
 // Link is an interface that leads out of the node.
 type Link struct {

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // ErrNotInCluster says that there is neither a kubeconfig nor a service account.
@@ -69,7 +71,7 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 	// The reflector reports what goes wrong through its context's logger; it is
 	// told here by the list and watch functions, once and in our own words.
 	ctx = klog.NewContext(ctx, klog.Logger{})
-	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]Node{}}
+	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := nodes.ListWithContext(ctx, o)
@@ -98,7 +100,7 @@ type store struct {
 	observed func(*Condition)
 
 	mu       sync.Mutex
-	nodes    map[string]Node
+	nodes    map[string]plan.Node
 	complete bool // a whole list has arrived
 	lastErr  string
 }
@@ -145,7 +147,7 @@ func (s *store) Delete(obj any) error {
 
 // Replace implements cache.ReflectorStore: a complete list has arrived.
 func (s *store) Replace(objs []any, _ string) error {
-	nodes := make(map[string]Node, len(objs))
+	nodes := make(map[string]plan.Node, len(objs))
 	for _, obj := range objs {
 		n, err := convert(obj)
 		if err != nil {
@@ -173,13 +175,13 @@ func (s *store) publish() {
 	if !s.complete {
 		return
 	}
-	list := make([]Node, 0, len(s.nodes))
+	list := make([]plan.Node, 0, len(s.nodes))
 	for _, n := range s.nodes {
 		list = append(list, n)
 	}
 	// A map has no order; rules that look at the list's order need the same one
 	// each time.
-	slices.SortFunc(list, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b plan.Node) int { return strings.Compare(a.Name, b.Name) })
 	s.deliver(Update{Nodes: list, Changed: time.Now()})
 }
 
@@ -230,20 +232,20 @@ func watchListMarks(annotations map[string]string) map[string]string {
 	return nil
 }
 
-func convert(obj any) (Node, error) {
+func convert(obj any) (plan.Node, error) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
 	}
 	o, ok := obj.(*corev1.Node)
 	if !ok {
-		return Node{}, fmt.Errorf("the API sent a %T among the Nodes", obj)
+		return plan.Node{}, fmt.Errorf("the API sent a %T among the Nodes", obj)
 	}
-	n := Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs)}
+	n := plan.Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs)}
 	if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
 		n.PodCIDRs = []string{o.Spec.PodCIDR}
 	}
 	for _, a := range o.Status.Addresses {
-		n.addAddress(string(a.Type), strings.Clone(a.Address))
+		n.AddAddress(string(a.Type), strings.Clone(a.Address))
 	}
 	return n, nil
 }

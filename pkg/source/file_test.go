@@ -10,13 +10,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // within is how long a change may take to arrive: far below the periodic pass,
 // so that a test passes only by notification.
 const within = poll * 3 / 4
 
-func names(nodes []Node) string {
+func names(nodes []plan.Node) string {
 	var out []string
 	for _, n := range nodes {
 		out = append(out, n.Name)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // maxContent bounds what is read of a file: a list of 5000 full Node objects is
@@ -37,7 +39,7 @@ type list struct {
 // `kubectl get nodes -o yaml` prints it. The error wraps ErrEmpty, ErrKind,
 // ErrNameless or ErrMalformed. An object that has a name but is otherwise
 // unreadable is delivered with Malformed set, so that it hurts no other.
-func Parse(content []byte) ([]Node, error) {
+func Parse(content []byte) ([]plan.Node, error) {
 	content = bytes.TrimSpace(content)
 	if len(content) == 0 {
 		return nil, fmt.Errorf("the content is empty: %w", ErrEmpty)
@@ -52,7 +54,7 @@ func Parse(content []byte) ([]Node, error) {
 	if len(l.Items) == 0 {
 		return nil, fmt.Errorf("the list has no items: %w", ErrEmpty)
 	}
-	nodes := make([]Node, 0, len(l.Items))
+	nodes := make([]plan.Node, 0, len(l.Items))
 	for i, raw := range l.Items {
 		n, err := decodeItem(raw, l.Kind == "List")
 		if err != nil {
@@ -126,14 +128,14 @@ type object struct {
 	Status     json.RawMessage `json:"status"`
 }
 
-func decodeItem(raw json.RawMessage, kindNeeded bool) (Node, error) {
+func decodeItem(raw json.RawMessage, kindNeeded bool) (plan.Node, error) {
 	var o object
 	if err := json.Unmarshal(raw, &o); err != nil {
-		return Node{}, fmt.Errorf("%w: %v", ErrKind, oneLine(err))
+		return plan.Node{}, fmt.Errorf("%w: %v", ErrKind, oneLine(err))
 	}
 	if kindNeeded || o.Kind != "" || o.APIVersion != "" {
 		if o.Kind != "Node" || o.APIVersion != "v1" {
-			return Node{}, fmt.Errorf("kind %.80q, apiVersion %.80q: %w", o.Kind, o.APIVersion, ErrKind)
+			return plan.Node{}, fmt.Errorf("kind %.80q, apiVersion %.80q: %w", o.Kind, o.APIVersion, ErrKind)
 		}
 	}
 	var meta struct {
@@ -144,22 +146,22 @@ func decodeItem(raw json.RawMessage, kindNeeded bool) (Node, error) {
 	}
 	// What is not there stays raw nil, which is as good as an empty object.
 	if err := unmarshal(o.Metadata, &meta); err != nil || meta.Name == "" {
-		return Node{}, ErrNameless
+		return plan.Node{}, ErrNameless
 	}
-	n := Node{Name: meta.Name}
+	n := plan.Node{Name: meta.Name}
 	if unmarshal(o.Metadata, &created) == nil {
 		n.Created, _ = time.Parse(time.RFC3339, created.CreationTimestamp)
 	}
-	if err := n.readSpec(o.Spec); err != nil {
+	if err := readSpec(&n, o.Spec); err != nil {
 		n.Malformed = fmt.Sprintf("spec: %v", oneLine(err))
 	}
-	if err := n.readStatus(o.Status); err != nil {
+	if err := readStatus(&n, o.Status); err != nil {
 		n.Malformed = fmt.Sprintf("status: %v", oneLine(err))
 	}
 	return n, nil
 }
 
-func (n *Node) readSpec(raw json.RawMessage) error {
+func readSpec(n *plan.Node, raw json.RawMessage) error {
 	var spec struct {
 		PodCIDR  string   `json:"podCIDR"`
 		PodCIDRs []string `json:"podCIDRs"`
@@ -174,7 +176,7 @@ func (n *Node) readSpec(raw json.RawMessage) error {
 	return nil
 }
 
-func (n *Node) readStatus(raw json.RawMessage) error {
+func readStatus(n *plan.Node, raw json.RawMessage) error {
 	var status struct {
 		Addresses []struct {
 			Type    string `json:"type"`
@@ -185,18 +187,9 @@ func (n *Node) readStatus(raw json.RawMessage) error {
 		return err
 	}
 	for _, a := range status.Addresses {
-		n.addAddress(a.Type, a.Address)
+		n.AddAddress(a.Type, a.Address)
 	}
 	return nil
-}
-
-func (n *Node) addAddress(kind, address string) {
-	switch kind {
-	case "InternalIP":
-		n.InternalIPs = append(n.InternalIPs, address)
-	case "ExternalIP":
-		n.ExternalIPs = append(n.ExternalIPs, address)
-	}
 }
 
 func unmarshal(raw json.RawMessage, into any) error {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 func realList(t testing.TB) []byte {
@@ -22,9 +24,9 @@ func realList(t testing.TB) []byte {
 	return content
 }
 
-func wantReal() []Node {
+func wantReal() []plan.Node {
 	created := time.Date(2026, 11, 20, 20, 41, 3, 0, time.UTC)
-	return []Node{
+	return []plan.Node{
 		{Name: "k8s-n1", Created: created, PodCIDRs: []string{"10.244.0.0/24"}, InternalIPs: []string{"172.18.0.11"}},
 		{Name: "k8s-n2", Created: created, PodCIDRs: []string{"10.244.1.0/24"}, InternalIPs: []string{"172.18.0.12"}},
 	}
@@ -70,7 +72,7 @@ func TestParse(t *testing.T) {
 	tests := []struct {
 		name    string
 		content string
-		want    []Node
+		want    []plan.Node
 		err     error
 	}{
 		{"empty", "", nil, ErrEmpty},
@@ -95,11 +97,11 @@ func TestParse(t *testing.T) {
 		{"no metadata", listOf(good, "{spec: {}}"), nil, ErrNameless},
 		{"empty name", listOf(`{metadata: {name: ""}}`), nil, ErrNameless},
 		{"name is a number", listOf(`{metadata: {name: 5}}`), nil, ErrNameless},
-		{"good", listOf(good), []Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
-		{"podCIDR alone", listOf(`{metadata: {name: a}, spec: {podCIDR: 10.0.0.0/24}}`), []Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
+		{"good", listOf(good), []plan.Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
+		{"podCIDR alone", listOf(`{metadata: {name: a}, spec: {podCIDR: 10.0.0.0/24}}`), []plan.Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
 		{"addresses", listOf(`{metadata: {name: a}, status: {addresses: [{type: ExternalIP, address: 1.2.3.4}, {type: InternalIP, address: nonsense}, {type: Hostname, address: a}]}}`),
-			[]Node{{Name: "a", ExternalIPs: []string{"1.2.3.4"}, InternalIPs: []string{"nonsense"}}}, nil},
-		{"unreadable timestamp", listOf(`{metadata: {name: a, creationTimestamp: yesterday}}`), []Node{{Name: "a"}}, nil},
+			[]plan.Node{{Name: "a", ExternalIPs: []string{"1.2.3.4"}, InternalIPs: []string{"nonsense"}}}, nil},
+		{"unreadable timestamp", listOf(`{metadata: {name: a, creationTimestamp: yesterday}}`), []plan.Node{{Name: "a"}}, nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,9 +1,9 @@
-// Package source delivers the cluster's Node objects as one stream of
-// complete states, from the Kubernetes API or from a file.
+// Package source delivers the cluster's objects by resource, each as a stream
+// of complete states, from the Kubernetes API or from a file. The one resource
+// so far is Nodes.
 //
-// It owns the watching, the parsing and the retrying. It does not judge what
-// the objects say: prefixes and addresses stay text here, and what they mean
-// is for pkg/plan to decide.
+// It owns the watching, the parsing and the retrying. The objects are pkg/plan's
+// own types, and what their values mean is for pkg/plan to decide.
 //
 //	err := source.File{Path: "nodes.yaml", Log: log}.Run(ctx, func(u source.Update) { ... })
 //
@@ -12,37 +12,15 @@
 package source
 
 import (
-	"slices"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
-// Node is what is kept of a Node object.
-type Node struct {
-	Name string
-	// Created is the creationTimestamp; zero when it is missing or unreadable.
-	Created time.Time
-	// PodCIDRs as they stand in the object, unparsed. An object that has only
-	// spec.podCIDR yields that one.
-	PodCIDRs []string
-	// InternalIPs and ExternalIPs are the addresses of these two types, unparsed.
-	InternalIPs []string
-	ExternalIPs []string
-	// Malformed says what of the object could not be read; empty when all could.
-	Malformed string
-}
-
-// Equal reports whether two Nodes say the same.
-func (n Node) Equal(o Node) bool {
-	return n.Name == o.Name && n.Created.Equal(o.Created) && n.Malformed == o.Malformed &&
-		slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
-		slices.Equal(n.InternalIPs, o.InternalIPs) &&
-		slices.Equal(n.ExternalIPs, o.ExternalIPs)
-}
-
-// Update is one element of the stream.
+// Update is one element of the stream of Nodes.
 type Update struct {
 	// Nodes is the complete list, in the source's order. It is nil when Err is set.
-	Nodes []Node
+	Nodes []plan.Node
 	// Changed is when the newest change in Nodes was noticed.
 	Changed time.Time
 	// Err says why no newer state can be had; what was delivered before stays valid.

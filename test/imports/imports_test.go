@@ -60,8 +60,9 @@ var rules = map[string][]string{
 	},
 	// Plain values in, plain values out.
 	"pkg/plan": {"maps/..."},
+	// For the types of the objects.
 	"pkg/source": {
-		"k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
+		"pkg/plan", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
 	},
 	"pkg/datapath": {
 		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",
