@@ -28,6 +28,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -165,7 +166,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 
 // load starts the dataplane in the mode that this node needs.
 func (a *agent) load(ctx context.Context) (err error) {
-	a.translation.mode = a.cfg.KubeProxy
+	a.translation.mode, a.translation.watch = a.cfg.KubeProxy, netfilter.New()
 	if a.translation.beside, err = a.translation.begin(time.Now()); err != nil { // and will again
 		a.log.Warn("netfilter's rules can't be read", "error", err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -79,7 +80,7 @@ func newReconciler(t *testing.T) *reconciler {
 	return &reconciler{
 		cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log),
 		sysctls:  sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log},
-		attached: map[uint32]string{}, reported: map[string]bool{}, orphans: newOrphans(), modes: newModes(), absences: newAbsences(cfg.Log),
+		attached: map[uint32]string{}, reported: map[string]bool{}, translation: translation{watch: netfilter.New()}, orphans: newOrphans(), modes: newModes(), absences: newAbsences(cfg.Log),
 	}
 }
 

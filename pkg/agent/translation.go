@@ -2,22 +2,15 @@ package agent
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 )
 
 const (
-	// linger is how long the programs work beside netfilter after the last rule
-	// that translates is gone: kube-proxy and others write theirs anew.
-	linger = time.Minute
 	// retryMode is when another attempt is made at a mode that did not come about:
 	// each costs the verifier's work.
 	retryMode = 15 * time.Second
@@ -26,13 +19,10 @@ const (
 // translation follows whether netfilter translates on this node, and what the
 // programs do about it. All of it belongs to one goroutine.
 type translation struct {
-	mode KubeProxyMode
-	nft  nftables
+	mode  KubeProxyMode
+	watch *netfilter.Watch
 	// beside says that the programs work beside netfilter's translation.
 	beside bool
-	// where a rule stands, or stood, that translates; seen is when it last did.
-	where string
-	seen  time.Time
 	// again is when to look again, after a failure.
 	again time.Time
 	// failure is why the newest change of what the programs do did not come about; nil: it did.
@@ -47,57 +37,15 @@ func (t *translation) look(now time.Time) (beside bool, err error) {
 	if t.mode != KubeProxyAuto {
 		return t.mode == KubeProxyOn, nil
 	}
-	where, err := t.nft.find(now)
-	if where == "" {
-		var older error
-		where, older = findInIptables()
-		err = errors.Join(err, older)
-	}
-	switch {
-	case where != "":
-		t.where, t.seen = where, now
-		return true, nil
-	case err != nil || !t.beside:
-		return t.beside, err
-	case now.Sub(t.seen) < linger:
-		return true, nil
-	}
-	return t.outlived(now)
+	return t.watch.Look(now, t.beside)
 }
 
-// olderFlows stands for rules that are not there, or can't be read, while flows may be that they have translated.
-const olderFlows = "flows of rules that are not there"
-
-// begin is look for a process that has seen nothing yet. The rules may be away for a moment, as when kube-proxy changes
-// its mode, and flows that they have translated must not be taken past netfilter. When in doubt the programs work beside it,
-// which is right for every packet.
+// begin is look for a process that has seen nothing yet.
 func (t *translation) begin(now time.Time) (beside bool, err error) {
-	beside, err = t.look(now)
-	if beside || t.mode != KubeProxyAuto || !tracksConnections() {
-		return beside, err
+	if t.mode != KubeProxyAuto {
+		return t.mode == KubeProxyOn, nil
 	}
-	t.where = olderFlows
-	older, flowsErr := t.outlived(now)
-	if err != nil {
-		t.seen = now
-	}
-	return older || err != nil, errors.Join(err, flowsErr)
-}
-
-// tracksConnections says whether the kernel has a connection table. Without one there is nothing to translate with.
-func tracksConnections() bool {
-	_, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max")
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
-// outlived says whether flows go on that were translated by rules which are gone.
-// To ask for them takes a look at every flow, so it is done now and then.
-func (t *translation) outlived(now time.Time) (bool, error) {
-	found, err := translatedFlows()
-	if found || err != nil {
-		t.seen = now
-	}
-	return found || err != nil, err
+	return t.watch.Begin(now)
 }
 
 // describe says beside what the programs work; empty: netfilter does not translate.
@@ -108,38 +56,7 @@ func (t *translation) describe() string {
 	case t.mode == KubeProxyOn:
 		return "--kube-proxy=on"
 	}
-	return t.where
-}
-
-// The attributes and bits of netfilter's connection table that are used here:
-// enum ctattr_type and enum ip_conntrack_status.
-const (
-	getConntrack        = 1 // IPCTNL_MSG_CT_GET
-	conntrackStatus     = 3 // CTA_STATUS
-	conntrackStatusMask = 26
-	sourceTranslated    = 1 << 4 // IPS_SRC_NAT
-	targetTranslated    = 1 << 5 // IPS_DST_NAT
-)
-
-// translatedFlows says whether netfilter's connection table has any flow whose
-// addresses it changes. The kernel sorts out the others.
-func translatedFlows() (bool, error) {
-	for _, bit := range []uint32{sourceTranslated, targetTranslated} {
-		wanted := binary.BigEndian.AppendUint32(nil, bit)
-		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|getConntrack, unix.NLM_F_DUMP)
-		req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-		req.AddData(nl.NewRtAttr(conntrackStatus, wanted))
-		req.AddData(nl.NewRtAttr(conntrackStatusMask, wanted))
-		found := false
-		err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func([]byte) bool { found = true; return false })
-		if found {
-			return true, nil
-		}
-		if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without that table
-			return false, fmt.Errorf("list translated flows: %w", err)
-		}
-	}
-	return false, nil
+	return t.watch.Where()
 }
 
 // explainMode says what to do when the programs don't load because the kernel

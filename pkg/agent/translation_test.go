@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -27,54 +28,15 @@ func run(t *testing.T, command string) {
 	}
 }
 
-// TestFindTranslation changes rules, as different programs do, under one that looks for those that translate.
-func TestFindTranslation(t *testing.T) {
-	priv.Isolate(t)
-	translation := translation{mode: KubeProxyAuto}
-	for _, step := range []struct{ command, found string }{
-		{"true", ""},
-		{"iptables-nft -t filter -A FORWARD -j DROP", ""},
-		{"iptables-nft -t nat -L", ""},
-		{"iptables-nft -t nat -N KUBE-KUBELET-CANARY", ""},
-		{"iptables-nft -t nat -A KUBE-KUBELET-CANARY -j RETURN", ""}, // nobody jumps there
-		{"iptables-nft -t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE", "nftables table ip nat, chain POSTROUTING"},
-		{"iptables-nft -t nat -A PREROUTING -j KUBE-KUBELET-CANARY", "nftables table ip nat, chain POSTROUTING"},
-		{"iptables-nft -t nat -F POSTROUTING", "nftables table ip nat, chain PREROUTING"},
-		{"iptables-nft -t nat -F", ""},
-		{"ip6tables-nft -t nat -A POSTROUTING -j MASQUERADE", ""},
-		{"nft add table ip kube-proxy", ""},
-		{"nft add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }", ""},
-		{"nft add chain ip kube-proxy filter-forward { type filter hook forward priority 0 ; }", ""},
-		{"nft add rule ip kube-proxy filter-forward ct state invalid drop", ""},
-		{"nft add rule ip kube-proxy nat-prerouting tcp dport 80 dnat to 10.0.0.1", "nftables table ip kube-proxy, chain nat-prerouting"},
-		{"nft delete table ip kube-proxy", ""},
-		{"nft add table inet own", ""},
-		{"nft add chain inet own out { type nat hook postrouting priority 100 ; }", ""},
-		{"nft add rule inet own out masquerade", "nftables table inet own, chain out"},
-		{"nft flush ruleset", ""},
-		{"iptables-legacy -t filter -A FORWARD -j DROP", ""},
-		{"iptables-legacy -t nat -L", ""},
-		{"iptables-legacy -t nat -N KUBE-KUBELET-CANARY", ""},
-		{"iptables-legacy -t nat -A KUBE-KUBELET-CANARY -j RETURN", ""},
-		{"iptables-legacy -t nat -A OUTPUT -j KUBE-KUBELET-CANARY", "iptables table nat"},
-		{"iptables-legacy -t nat -F OUTPUT", ""},
-	} {
-		run(t, step.command)
-		translation.where = ""
-		beside, err := translation.look(time.Now())
-		if err != nil || translation.where != step.found || beside != (step.found != "") {
-			t.Errorf("after %s: found %q, beside it %v, error %v, want %q", step.command, translation.where, beside, err, step.found)
-		}
-	}
-}
-
 func TestModeThatIsGivenIsNotLookedFor(t *testing.T) {
 	priv.Isolate(t)
 	run(t, "iptables-nft -t nat -A POSTROUTING -j MASQUERADE")
 	for mode, want := range map[KubeProxyMode]bool{KubeProxyOn: true, KubeProxyOff: false, KubeProxyAuto: true} {
-		translation := translation{mode: mode}
-		if beside, err := translation.look(time.Now()); beside != want || err != nil {
-			t.Errorf("%s: %v, error %v", mode, beside, err)
+		for what, look := range map[string]func(*translation, time.Time) (bool, error){"begin": (*translation).begin, "look": (*translation).look} {
+			translation := translation{mode: mode, watch: netfilter.New()}
+			if beside, err := look(&translation, time.Now()); beside != want || err != nil {
+				t.Errorf("%s, %s: %v, error %v", mode, what, beside, err)
+			}
 		}
 	}
 }
@@ -126,46 +88,12 @@ func TestFollowTranslation(t *testing.T) {
 	}
 	run(t, "iptables-nft -t nat -F OUTPUT")
 	expect("rules just gone", 3*time.Second, false, true)
-	expect("rules gone, a flow is there", 3*time.Second+linger, false, true)
+	expect("rules gone, a flow is there", 3*time.Second+netfilter.Linger, false, true)
 	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		t.Fatal(err)
 	}
-	expect("flow just gone", 4*time.Second+linger, false, true)
-	expect("all gone", 5*time.Second+2*linger, true, false)
-}
-
-// TestBeginWithoutRules starts when the rules are gone, and what they have translated is not.
-func TestBeginWithoutRules(t *testing.T) {
-	priv.Isolate(t)
-	begin := func(when string, mode KubeProxyMode, want bool) {
-		t.Helper()
-		began := translation{mode: mode}
-		beside, err := began.begin(time.Now())
-		if err != nil || beside != want {
-			t.Errorf("%s, %s: beside netfilter %v, error %v", when, mode, beside, err)
-		}
-		if began.beside = beside; mode == KubeProxyAuto && (began.describe() != "") != want {
-			t.Errorf("%s: %q", when, began.describe())
-		}
-	}
-	begin("nothing", KubeProxyAuto, false)
-	run(t, "ip link set lo up")
-	run(t, "iptables-nft -t nat -A OUTPUT -d 127.0.0.99 -p udp -j DNAT --to-destination 127.0.0.1:9")
-	socket, err := net.Dial("udp", "127.0.0.99:9")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer socket.Close()
-	if _, err := socket.Write([]byte("translated")); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "iptables-nft -t nat -F OUTPUT")
-	begin("a flow is left", KubeProxyAuto, true)
-	begin("a flow is left", KubeProxyOff, false)
-	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
-		t.Fatal(err)
-	}
-	begin("all gone", KubeProxyAuto, false)
+	expect("flow just gone", 4*time.Second+netfilter.Linger, false, true)
+	expect("all gone", 5*time.Second+2*netfilter.Linger, true, false)
 }
 
 // TestTranslationIsFollowedAgain has the change fail at first.
@@ -209,14 +137,6 @@ func TestModeThatDoesNotLoadIsExplained(t *testing.T) {
 	}
 	if err := explainMode(nil, true); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestNATChainInRubbish(t *testing.T) {
-	for _, m := range [][]byte{nil, {1}, make([]byte, 4), append(make([]byte, 4), 0xff, 0xff, 1, 0), append(make([]byte, 4), 3, 0, 3, 0)} {
-		if c := readNATChain(m); c != (natChain{}) {
-			t.Errorf("%v: %v", m, c)
-		}
 	}
 }
 

@@ -46,7 +46,8 @@ var rules = map[string][]string{
 		"github.com/containernetworking/cni/...", "github.com/containernetworking/plugins/...",
 		"golang.org/x/sys/unix",
 	},
-	"pkg/install": {"golang.org/x/sys/unix"},
+	"pkg/install":   {"golang.org/x/sys/unix"},
+	"pkg/netfilter": {"github.com/vishvananda/netlink/...", "golang.org/x/sys/unix"},
 	"pkg/endpoint": {
 		"pkg/endpoint/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
 		"github.com/containernetworking/cni/...", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
