@@ -24,7 +24,7 @@ type absences struct {
 	// uplinks says when an interface was last seen to lead out, addresses when one to masquerade to was last seen.
 	uplinks   map[int]time.Time
 	addresses map[netip.Addr]lastSeen
-	away      map[int]bool // of which the log has been told
+	away      map[int]bool // that the log has
 }
 
 type lastSeen struct {
@@ -81,7 +81,7 @@ func (a *absences) bridge(v *view, named bool) {
 		}
 	}
 	slices.SortFunc(v.uplinks, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })
-	a.hold(v, now)
+	a.keepAddresses(v, now)
 }
 
 // isPort says that a link is part of a bridge, a bond or a team, which leads out in its place: what arrives meets the
@@ -90,8 +90,8 @@ func (v *view) isPort(l device.Link) bool {
 	return l.Master != 0 && v.links[l.Master].Kind != "vrf"
 }
 
-// hold keeps for this node the addresses that it has lost just now.
-func (a *absences) hold(v *view, now time.Time) {
+// keepAddresses keeps for this node the addresses that it has lost just now.
+func (a *absences) keepAddresses(v *view, now time.Time) {
 	for addr, seen := range a.addresses {
 		_, there := v.links[seen.index]
 		switch {
@@ -100,10 +100,10 @@ func (a *absences) hold(v *view, now time.Time) {
 		case !there || now.Sub(seen.at) >= a.grace:
 			delete(a.addresses, addr)
 		default:
-			v.held = append(v.held, addr)
+			v.recent = append(v.recent, addr)
 		}
 	}
-	slices.SortFunc(v.held, netip.Addr.Compare)
+	slices.SortFunc(v.recent, netip.Addr.Compare)
 }
 
 // over returns when the first of the absences that a view shows is over, within the longest time given.
@@ -112,7 +112,7 @@ func (a *absences) over(v *view, longest time.Duration) time.Duration {
 	for index := range a.away {
 		longest = min(longest, a.grace-now.Sub(a.uplinks[index]))
 	}
-	for _, addr := range v.held {
+	for _, addr := range v.recent {
 		longest = min(longest, a.grace-now.Sub(a.addresses[addr].at))
 	}
 	return max(longest, passDelay)

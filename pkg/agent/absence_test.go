@@ -17,29 +17,29 @@ type uplinkState struct {
 	attached, entry, address, host bool
 }
 
-func (r *reconciler) uplinkState(t *testing.T, index uint32) (s uplinkState) {
+func (l *loop) uplinkState(t *testing.T, index uint32) (s uplinkState) {
 	t.Helper()
-	ok, err := r.dp.Attached(int(index), attach.FromUplink)
+	ok, err := l.dp.Attached(int(index), attach.FromUplink)
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, there := r.uplinkEntry(index)
-	d, found := r.destination(t, "172.18.0.11/32")
+	v, there := l.uplinkEntry(index)
+	d, found := l.destination(t, "172.18.0.11/32")
 	return uplinkState{ok, there, v.IPv4.Netip().IsValid(), found && d.Kind == destinations.Host}
 }
 
 // An uplink without its address, and so without routes, stays one for the grace: flows keep the address, new ones get
 // none. When the address is back all is as before.
 func TestUplinkAwayForAMoment(t *testing.T) {
-	r := newReconciler(t)
+	l := testLoop(t)
 	now := time.Now()
-	r.absences.now = func() time.Time { return now }
-	ready(t, r)
-	index := r.view.uplinks[0].Index
+	l.uplinks.absences.now = func() time.Time { return now }
+	ready(t, l)
+	index := l.view.uplinks[0].Index
 	expect := func(when string, want uplinkState) {
 		t.Helper()
-		r.pass(t.Context())
-		if got := r.uplinkState(t, index); got != want {
+		l.pass(t.Context())
+		if got := l.uplinkState(t, index); got != want {
 			t.Errorf("%s: %+v, want %+v", when, got, want)
 		}
 	}
@@ -49,7 +49,7 @@ func TestUplinkAwayForAMoment(t *testing.T) {
 	expect("without its address", away)
 	now = now.Add(uplinkGrace - time.Second)
 	expect("just before the grace is over", away)
-	if next := r.pass(t.Context()); next != time.Second {
+	if next := l.pass(t.Context()); next != time.Second {
 		t.Errorf("looked again after %v, want when the grace is over", next)
 	}
 	run(t, "ip addr add 172.18.0.11/24 dev uplink")
@@ -69,40 +69,40 @@ func TestUplinkAwayForAMoment(t *testing.T) {
 
 // An interface that is gone takes everything along at once.
 func TestUplinkThatIsGoneIsNotWaitedFor(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	index := r.view.uplinks[0].Index
+	l := testLoop(t)
+	ready(t, l)
+	index := l.view.uplinks[0].Index
 	run(t, "ip link del uplink")
-	r.pass(t.Context())
-	if _, there := r.uplinkEntry(index); there {
+	l.pass(t.Context())
+	if _, there := l.uplinkEntry(index); there {
 		t.Error("the entry is still there")
 	}
-	if _, there := r.destination(t, "172.18.0.11/32"); there {
+	if _, there := l.destination(t, "172.18.0.11/32"); there {
 		t.Error("the address is still held")
 	}
 }
 
 // The next agent on the node waits as well.
 func TestAbsenceOutlivesTheAgent(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	index := r.view.uplinks[0].Index
+	l := testLoop(t)
+	ready(t, l)
+	index := l.view.uplinks[0].Index
 	run(t, "ip addr del 172.18.0.11/24 dev uplink")
-	r.absences, r.numbers = newAbsences(r.log), nil
-	r.pass(t.Context())
-	if got := r.uplinkState(t, index); got != (uplinkState{true, true, false, true}) {
+	l.uplinks.absences, l.uplinks.numbers = newAbsences(l.log), nil
+	l.pass(t.Context())
+	if got := l.uplinkState(t, index); got != (uplinkState{true, true, false, true}) {
 		t.Errorf("%+v", got)
 	}
 }
 
 func TestUplinkThatIsNamedNoMoreIsNotWaitedFor(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	index := int(r.view.uplinks[0].Index)
-	r.cfg.Uplinks = []string{"far"}
-	r.absences, r.numbers = newAbsences(r.log), nil
-	r.pass(t.Context())
-	if ok, err := r.dp.Attached(index, attach.FromUplink); ok || err != nil {
+	l := testLoop(t)
+	ready(t, l)
+	index := int(l.view.uplinks[0].Index)
+	l.cfg.Uplinks = []string{"far"}
+	l.uplinks.absences, l.uplinks.numbers = newAbsences(l.log), nil
+	l.pass(t.Context())
+	if ok, err := l.dp.Attached(index, attach.FromUplink); ok || err != nil {
 		t.Errorf("attached: %v, error %v", ok, err)
 	}
 }
@@ -125,9 +125,9 @@ func TestNumbersOfUplinks(t *testing.T) {
 	} {
 		all := links(step.indexes...)
 		beyond := n.give(all)
-		for i, l := range all {
-			if l.Bit != step.want[i] || beyond != 0 {
-				t.Errorf("%v: %d has number %d, want %d (beyond: %d)", step.indexes, l.Index, l.Bit, step.want[i], beyond)
+		for i, link := range all {
+			if link.Bit != step.want[i] || beyond != 0 {
+				t.Errorf("%v: %d has number %d, want %d (beyond: %d)", step.indexes, link.Index, link.Bit, step.want[i], beyond)
 			}
 		}
 	}
@@ -139,9 +139,9 @@ func TestNumbersOfUplinks(t *testing.T) {
 		if beyond := n.give(many); beyond != 2 {
 			t.Errorf("%d beyond, want 2", beyond)
 		}
-		for i, l := range many {
-			if l.Bit != uint32(min(i, uplinks.Bits-1)) {
-				t.Errorf("%d has number %d", l.Index, l.Bit)
+		for i, link := range many {
+			if link.Bit != uint32(min(i, uplinks.Bits-1)) {
+				t.Errorf("%d has number %d", link.Index, link.Bit)
 			}
 		}
 	}
@@ -149,43 +149,43 @@ func TestNumbersOfUplinks(t *testing.T) {
 
 // A second uplink has another number, and what is reached over it says so.
 func TestMasksAreWritten(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	far, err := netlink.LinkByName("far")
 	if err != nil {
 		t.Fatal(err)
 	}
 	run(t, "ip addr add 172.18.0.99/24 dev far metric 500")
-	r.pass(t.Context())
-	if v, ok := r.uplinkEntry(uint32(far.Attrs().Index)); !ok || v.Bit != 1 {
+	l.pass(t.Context())
+	if v, ok := l.uplinkEntry(uint32(far.Attrs().Index)); !ok || v.Bit != 1 {
 		t.Errorf("entry %+v, %v", v, ok)
 	}
 	for _, prefix := range []string{"172.18.0.12/32", "10.244.2.0/24"} {
-		if v, _ := r.destination(t, prefix); v.Uplinks != 3 || v.Ifindex == 0 {
+		if v, _ := l.destination(t, prefix); v.Uplinks != 3 || v.Ifindex == 0 {
 			t.Errorf("%s: %+v", prefix, v)
 		}
 	}
-	if v, ok := r.destination(t, "172.18.0.255/32"); !ok || v.Kind != destinations.Host {
+	if v, ok := l.destination(t, "172.18.0.255/32"); !ok || v.Kind != destinations.Host {
 		t.Errorf("broadcast address: %+v, %v", v, ok)
 	}
 }
 
 // What arrives by a bridge's port meets the port's programs first, and no route leads there: it is no uplink any more.
 func TestUplinkBecomesAPort(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	index := int(r.view.uplinks[0].Index)
+	l := testLoop(t)
+	ready(t, l)
+	index := int(l.view.uplinks[0].Index)
 	for _, c := range []string{"ip link add br0 type bridge", "ip link set br0 up", "ip addr del 172.18.0.11/24 dev uplink",
 		"ip link set uplink master br0", "ip addr add 172.18.0.11/24 dev br0"} {
 		run(t, c)
 	}
-	r.pass(t.Context())
+	l.pass(t.Context())
 	bridge, err := netlink.LinkByName("br0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range map[int]bool{index: false, bridge.Attrs().Index: true} {
-		if got, err := r.dp.Attached(i, attach.FromUplink); got != want || err != nil {
+		if got, err := l.dp.Attached(i, attach.FromUplink); got != want || err != nil {
 			t.Errorf("interface %d has the programs of an uplink: %v, error %v, want %v", i, got, err, want)
 		}
 	}

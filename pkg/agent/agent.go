@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -28,7 +27,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
-	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -39,11 +37,12 @@ var ErrRunning = errors.New("an agent is running")
 
 // Run is the agent from start to end. It returns nil when ctx ends.
 func Run(ctx context.Context, cfg Config) error {
-	a := &agent{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log)}
+	n := &node{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
+	a := &agent{node: n, mode: newMode(n)}
 	err := bounded(ctx, grace, func() error {
 		defer a.close()
 		if err := a.start(ctx); err != nil {
-			a.tellFailure(ctx, err)
+			a.reportFailure(ctx, err)
 			return err
 		}
 		return a.work(ctx)
@@ -90,17 +89,12 @@ func afterwards(ctx context.Context, d time.Duration) <-chan struct{} {
 }
 
 type agent struct {
-	cfg       Config
-	log       *slog.Logger
-	status    *status
+	*node
 	locks     locks
-	record    *record
-	host      *device.Handle
-	dp        *datapath.Datapath
+	sysctls   sysctls
+	mode      *modeController
 	servers   []server
-	published observe.Cluster
-
-	translation translation
+	published observe.Cluster // what the file for ebpfctl contains
 }
 
 func (a *agent) close() {
@@ -129,11 +123,12 @@ func (a *agent) start(ctx context.Context) (err error) {
 		removeMade(a.cfg.State, made)
 		return err
 	}
-	if a.record, err = openRecord(a.cfg.Directories, made); err != nil {
+	record, err := openRecord(a.cfg.Directories, made)
+	if err != nil {
 		return err
 	}
-	if a.published, err = tellStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
-		a.log.Warn("ebpfctl is not told how the agent is", "error", err)
+	if a.published, err = publishStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
+		a.log.Warn("the file for ebpfctl can't be written", "error", err)
 	}
 	if err := a.removeLeftover(); err != nil {
 		return err
@@ -145,8 +140,8 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	ports := sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log}
-	if err := ports.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
+	a.sysctls = sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, record, a.log}
+	if err := a.sysctls.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
 		return err
 	}
 	if err := a.load(ctx); err != nil {
@@ -166,15 +161,12 @@ func (a *agent) start(ctx context.Context) (err error) {
 
 // load starts the dataplane in the mode that this node needs.
 func (a *agent) load(ctx context.Context) (err error) {
-	a.translation.mode, a.translation.watch = a.cfg.KubeProxy, netfilter.New()
-	if a.translation.beside, err = a.translation.begin(time.Now()); err != nil { // and will again
-		a.log.Warn("netfilter's rules can't be read", "error", err)
-	}
+	a.mode.begin(time.Now())
 	a.dp, err = datapath.Load(ctx, datapath.Options{
-		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, NodeConfig: a.cfg.nodeConfig(a.translation.beside),
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, NodeConfig: a.cfg.nodeConfig(a.mode.beside),
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	})
-	return explainMode(err, a.translation.beside)
+	return explainMode(err, a.mode.beside)
 }
 
 // openListeners opens the one for everything and the one for metrics.
@@ -211,23 +203,17 @@ func (a *agent) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := &reconciler{
-		cfg: a.cfg, log: a.log, host: a.host, dp: a.dp, status: a.status,
-		sysctls:  sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, a.record, a.log},
-		standing: standing, published: a.published, translation: a.translation,
-		attached: map[uint32]string{}, reported: map[string]bool{},
-		orphans: newOrphans(), modes: newModes(), absences: newAbsences(a.log),
-	}
-	r.tellTranslation()
+	a.mode.report()
+	l := newLoop(a.node, a.mode, a.sysctls, standing, a.published)
 	updates, network := make(chan source.Update), make(chan struct{}, 1)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.followNodes(ctx, updates) })
 	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, network) })
 	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, network) })
-	g.Go(func() error { return r.run(ctx, updates, network) })
-	g.Go(func() error { return r.changeModes(ctx) })
-	g.Go(func() error { return a.sweepOrphans(ctx) })
-	g.Go(func() error { return a.collect(ctx) })
+	g.Go(func() error { return l.run(ctx, updates, network) })
+	g.Go(func() error { return a.mode.run(ctx) })
+	g.Go(func() error { return a.releaseLeftovers(ctx) })
+	g.Go(func() error { return a.sweepFlows(ctx) })
 	for _, s := range a.servers {
 		g.Go(func() error { return serve(ctx, s, a.log) })
 	}
@@ -257,7 +243,7 @@ func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) e
 	return g.Wait()
 }
 
-// followNetwork wakes the reconciler after changes of the network. A
+// followNetwork wakes the loop after changes of the network. A
 // subscription that breaks is made anew, and whatever it missed is looked for.
 func (a *agent) followNetwork(
 	ctx context.Context, what string, watch func(context.Context, func()) error, network chan<- struct{},
@@ -283,8 +269,8 @@ func (a *agent) followNetwork(
 	}
 }
 
-// collect removes flows that have ended, for as long as ctx lasts.
-func (a *agent) collect(ctx context.Context) error {
+// sweepFlows removes flows that have ended, for as long as ctx lasts.
+func (a *agent) sweepFlows(ctx context.Context) error {
 	failing := false
 	for {
 		result, again, err := a.dp.Sweep()
@@ -293,7 +279,7 @@ func (a *agent) collect(ctx context.Context) error {
 		}
 		failing = err != nil
 		if n := result.Snat.Deleted + result.Conntrack.Deleted; n > 0 {
-			a.log.Debug("flows collected", "snat", result.Snat.Deleted, "conntrack", result.Conntrack.Deleted)
+			a.log.Debug("flows swept", "snat", result.Snat.Deleted, "conntrack", result.Conntrack.Deleted)
 		}
 		select {
 		case <-ctx.Done():

@@ -14,46 +14,46 @@ import (
 )
 
 // breakEntry takes an endpoint's entry away and returns whether it is there again.
-func (r *reconciler) breakEntry(t *testing.T, e endpoint.Endpoint) (repaired func() bool) {
+func (l *loop) breakEntry(t *testing.T, e endpoint.Endpoint) (repaired func() bool) {
 	t.Helper()
 	key := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
-	if err := r.dp.Maps.Endpoints.Delete(key); err != nil {
+	if err := l.dp.Maps.Endpoints.Delete(key); err != nil {
 		t.Fatal(err)
 	}
 	return func() bool {
-		have, err := r.dp.Maps.Endpoints.Get(key)
+		have, err := l.dp.Maps.Endpoints.Get(key)
 		return err == nil && have == e.Entry()
 	}
 }
 
 // A pod that somebody is at work on is no fault of the node.
 func TestBusyEndpointIsForTheNextPass(t *testing.T) {
-	r, e := withPod(t)
+	l, e := withPod(t)
 	for what, acquire := range map[string]func() (release func(), err error){
 		"endpoint": func() (func(), error) {
-			l, err := endpoint.Acquire(t.Context(), r.cfg.State, e.ID)
-			return l.Release, err
+			lock, err := endpoint.Acquire(t.Context(), l.cfg.State, e.ID)
+			return lock.Release, err
 		},
 		"node": func() (func(), error) {
-			l, err := bpffs.Exclusive(t.Context(), r.cfg.State, "test")
-			return l.Release, err
+			lock, err := bpffs.Exclusive(t.Context(), l.cfg.State, "test")
+			return lock.Release, err
 		},
 	} {
-		repaired := r.breakEntry(t, e)
+		repaired := l.breakEntry(t, e)
 		release, err := acquire()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again := r.pass(t.Context()); again > retry {
+		if again := l.pass(t.Context()); again > retry {
 			t.Errorf("%s's lock held: the next pass is after %v", what, again)
 		}
-		r.assertReady(t)
+		l.assertReady(t)
 		if repaired() {
 			t.Errorf("%s's lock held: repaired nevertheless", what)
 		}
 		release()
-		r.pass(t.Context())
-		r.assertReady(t)
+		l.pass(t.Context())
+		l.assertReady(t)
 		if !repaired() {
 			t.Errorf("%s's lock given back: not repaired", what)
 		}
@@ -62,12 +62,12 @@ func TestBusyEndpointIsForTheNextPass(t *testing.T) {
 
 // Neither a pass nor a change of the mode waits for a lock: a new Node's route would wait with them.
 func TestReconcilerWaitsForNoLock(t *testing.T) {
-	r, e := withPod(t)
-	lost := orphan(t, r)
-	r.pass(t.Context())
-	r.orphans.first[lost.ID] = time.Now().Add(-apart)
-	r.breakEntry(t, e)
-	hung, err := bpffs.Shared(t.Context(), r.cfg.State, "test")
+	l, e := withPod(t)
+	lost := orphan(t, l)
+	l.pass(t.Context())
+	l.endpoints.orphans.first[lost.ID] = time.Now().Add(-apart)
+	l.breakEntry(t, e)
+	hung, err := bpffs.Shared(t.Context(), l.cfg.State, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,23 +75,23 @@ func TestReconcilerWaitsForNoLock(t *testing.T) {
 	upgrade := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		_, err := bpffs.Exclusive(ctx, r.cfg.State, "test")
+		_, err := bpffs.Exclusive(ctx, l.cfg.State, "test")
 		upgrade <- err
 	}()
 	for shut := false; !shut; {
-		if shut, err = bpffs.Held(filepath.Join(r.cfg.State, "gate")); err != nil {
+		if shut, err = bpffs.Held(filepath.Join(l.cfg.State, "gate")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	r.translation.mode = KubeProxyOn
+	l.cfg.KubeProxy = KubeProxyOn
 	third := n2()
 	third.Name, third.PodCIDRs, third.InternalIPs = "n3", []string{"10.244.3.0/24"}, []string{"172.18.0.13"}
 	took := time.Minute
 	for tries := 0; tries < 3 && took > 100*time.Millisecond; tries++ { // a busy machine may take its time
 		started := time.Now()
-		r.followTranslation(time.Now())
-		r.take(list(n1(), n2(), third))
-		if again := r.pass(t.Context()); again > retry {
+		l.mode.follow(time.Now())
+		l.accept(list(n1(), n2(), third))
+		if again := l.pass(t.Context()); again > retry {
 			t.Errorf("what could not be done is tried again after %v", again)
 		}
 		took = time.Since(started)
@@ -99,10 +99,10 @@ func TestReconcilerWaitsForNoLock(t *testing.T) {
 	if took > 100*time.Millisecond {
 		t.Errorf("the pass took %v", took)
 	}
-	if !r.translation.changing || !r.route(t, "10.244.3.0/24") {
-		t.Errorf("mode under way: %v; the new Node's route: %v", r.translation.changing, r.route(t, "10.244.3.0/24"))
+	if !l.mode.changing || !l.route(t, "10.244.3.0/24") {
+		t.Errorf("mode under way: %v; the new Node's route: %v", l.mode.changing, l.route(t, "10.244.3.0/24"))
 	}
-	r.assertReady(t)
+	l.assertReady(t)
 	cancel()
 	if err := <-upgrade; !errors.Is(err, bpffs.ErrLocked) {
 		t.Errorf("the upgrade beside a share: %v", err)
@@ -110,23 +110,17 @@ func TestReconcilerWaitsForNoLock(t *testing.T) {
 }
 
 func TestPodThatIsNotRepairedIsNotTheNodesFault(t *testing.T) {
-	r, e := withPod(t)
+	l, e := withPod(t)
 	e.PodMAC[0] |= 1 // which the kernel takes, and a link's own address it does not
 	e.HostMAC = e.PodMAC
-	if err := endpoint.Write(r.cfg.State, e); err != nil {
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
-	if again := r.pass(t.Context()); again > retry {
+	if again := l.pass(t.Context()); again > retry {
 		t.Errorf("the next pass is after %v", again)
 	}
-	r.assertReady(t)
-	said := 0
-	for key := range r.reported {
-		if isComplaint(key) {
-			said++
-		}
-	}
-	if said != 1 {
-		t.Errorf("%d complaints, want one: %v", said, r.reported)
+	l.assertReady(t)
+	if said := l.complaints.texts; len(said) != 1 {
+		t.Errorf("%d complaints, want one: %v", len(said), said)
 	}
 }

@@ -40,19 +40,19 @@ const (
 	reasonNotReady = "PodNetworkNotReady"
 )
 
-// condition keeps the Node's condition NetworkUnavailable at what is so. Clouds
-// set it when a node comes, and the scheduler then keeps pods away.
+// condition keeps the Node's condition NetworkUnavailable correct. Clouds set it
+// when a node comes, and the scheduler then keeps pods away.
 type condition struct {
 	node   string
 	api    *rest.RESTClient
 	status *status
 	log    *slog.Logger
 
-	// All below is the goroutine's of run but for seen.
-	next    time.Time // no patch before then
-	pause   time.Duration
-	failing bool
-	unready time.Time // since when the node has not been ready; zero: it is
+	// Owned by the goroutine of run.
+	next    time.Time     // no patch before then
+	pause   time.Duration // between the newest patch and the next
+	failing bool          // the newest patch failed
+	unready time.Time     // since when the node has not been ready; zero: it is
 
 	mu   sync.Mutex
 	seen *source.Condition // nil: there is no Node to write to, or none yet
@@ -66,9 +66,9 @@ func (a *agent) newCondition() (*condition, error) {
 	return &condition{node: a.cfg.Node, api: client, status: a.status, log: a.log}, nil
 }
 
-// tellFailure has the Node say why this agent gives up, unless an earlier one left
+// reportFailure has the Node say why this agent gives up, unless an earlier one left
 // a dataplane that carries pods without it: then the list is there.
-func (a *agent) tellFailure(ctx context.Context, failure error) {
+func (a *agent) reportFailure(ctx context.Context, failure error) {
 	_, err := os.Stat(filepath.Join(a.cfg.Conf, install.Conflist))
 	if a.cfg.API == nil || ctx.Err() != nil || errors.Is(failure, ErrRunning) || !errors.Is(err, fs.ErrNotExist) {
 		return

@@ -148,11 +148,11 @@ func TestFailureToStartIsTold(t *testing.T) {
 	srv := httptest.NewServer(p)
 	defer srv.Close()
 	log := slog.New(slog.DiscardHandler)
-	a := &agent{log: log, status: newStatus(log), cfg: Config{
+	a := &agent{node: &node{log: log, status: newStatus(log), cfg: Config{
 		Node: "n1", API: &rest.Config{Host: srv.URL}, Directories: Directories{Conf: t.TempDir()},
-	}}
+	}}}
 	failure := errors.New("pin directory: not on a BPF file system\nand more")
-	a.tellFailure(t.Context(), failure)
+	a.reportFailure(t.Context(), failure)
 	if len(p.written) != 1 || p.written[0].Status != "True" || p.written[0].Message != "ebpf-cni: pin directory: not on a BPF file system" {
 		t.Fatalf("written %+v", p.written)
 	}
@@ -160,7 +160,7 @@ func TestFailureToStartIsTold(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(a.cfg.Conf, install.Conflist), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	a.tellFailure(t.Context(), failure)
+	a.reportFailure(t.Context(), failure)
 	if len(p.written) != 1 {
 		t.Errorf("told although pods are carried: %+v", p.written)
 	}

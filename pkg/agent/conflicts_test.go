@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"errors"
-	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -15,34 +14,33 @@ import (
 )
 
 // rivals are two living pods with one address, the second of which took it from the first.
-func rivals(t *testing.T, address string) (r *reconciler, first, second endpoint.Endpoint, log *bytes.Buffer) {
+func rivals(t *testing.T, address string) (l *loop, first, second endpoint.Endpoint, log *bytes.Buffer) {
 	t.Helper()
-	r = newReconciler(t)
-	log = &bytes.Buffer{}
-	ready(t, r)
-	r.log = slog.New(slog.NewTextHandler(log, nil))
-	first, second = addPodOf(t, r, "first", address), addPodOf(t, r, "second", address)
+	l = testLoop(t)
+	ready(t, l)
+	log = logged(l)
+	first, second = addPodOf(t, l, "first", address), addPodOf(t, l, "second", address)
 	for i, e := range []*endpoint.Endpoint{&first, &second} {
 		e.Created = time.Unix(int64(1000+i), 0).UTC()
-		if err := endpoint.Write(r.cfg.State, *e); err != nil {
+		if err := endpoint.Write(l.cfg.State, *e); err != nil {
 			t.Fatal(err)
 		}
 	}
 	key := endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}
-	if err := r.dp.Maps.Endpoints.Put(key, second.Entry()); err != nil {
+	if err := l.dp.Maps.Endpoints.Put(key, second.Entry()); err != nil {
 		t.Fatal(err)
 	}
-	return r, first, second, log
+	return l, first, second, log
 }
 
-func (r *reconciler) owner(t *testing.T, address string) (entry, route int) {
+func (l *loop) owner(t *testing.T, address string) (entry, route int) {
 	t.Helper()
 	a := netip.MustParseAddr(address)
-	v, err := r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
+	v, err := l.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	way, _, err := r.host.RouteTo(netip.PrefixFrom(a, a.BitLen()))
+	way, _, err := l.host.RouteTo(netip.PrefixFrom(a, a.BitLen()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,9 +48,9 @@ func (r *reconciler) owner(t *testing.T, address string) (entry, route int) {
 }
 
 // conflicts is the metric.
-func (r *reconciler) conflictsTold(t *testing.T) float64 {
+func (l *loop) conflictsTold(t *testing.T) float64 {
 	t.Helper()
-	all, err := newRegistry(r.dp.Maps, r.cfg.BPFFS, r.status, r.log).Gather()
+	all, err := newRegistry(l.dp.Maps, l.cfg.BPFFS, l.status, l.log).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +65,11 @@ func (r *reconciler) conflictsTold(t *testing.T) float64 {
 
 func TestTwoPodsWithOneAddressAreNotFoughtOver(t *testing.T) {
 	for _, address := range []string{"10.244.1.9", "10.9.9.9"} { // inside the podCIDR and not
-		r, first, second, log := rivals(t, address)
+		l, first, second, log := rivals(t, address)
 		for range 4 {
-			r.pass(t.Context())
-			r.assertReady(t)
-			if entry, route := r.owner(t, address); entry != second.HostIndex || route != second.HostIndex {
+			l.pass(t.Context())
+			l.assertReady(t)
+			if entry, route := l.owner(t, address); entry != second.HostIndex || route != second.HostIndex {
 				t.Fatalf("entry %d, route %d: want those of the one whose entry stood, %d", entry, route, second.HostIndex)
 			}
 		}
@@ -84,19 +82,19 @@ func TestTwoPodsWithOneAddressAreNotFoughtOver(t *testing.T) {
 		if n := strings.Count(log.String(), "endpoint repaired"); n > 20 {
 			t.Errorf("repaired again and again:\n%s", log)
 		}
-		if got := r.conflictsTold(t); got != 1 {
+		if got := l.conflictsTold(t); got != 1 {
 			t.Errorf("the metric says %v, want 1", got)
 		}
 
 		// The holder's end is the other's turn.
-		if err := r.cfg.releaser().Release(t.Context(), second.ID, second.Network); err != nil {
+		if err := l.cfg.releaser().Release(t.Context(), second.ID, second.Network); err != nil {
 			t.Fatal(err)
 		}
-		r.pass(t.Context())
-		if entry, route := r.owner(t, address); entry != first.HostIndex || route != first.HostIndex {
+		l.pass(t.Context())
+		if entry, route := l.owner(t, address); entry != first.HostIndex || route != first.HostIndex {
 			t.Errorf("entry %d, route %d: want those of the one that is left, %d", entry, route, first.HostIndex)
 		}
-		if got := r.conflictsTold(t); got != 0 {
+		if got := l.conflictsTold(t); got != 0 {
 			t.Errorf("the metric says %v, want 0", got)
 		}
 	}
@@ -104,12 +102,12 @@ func TestTwoPodsWithOneAddressAreNotFoughtOver(t *testing.T) {
 
 // Every pod that has lost its address names who has it: a pass must not read all state files for each.
 func TestHolderIsNamedFromTheView(t *testing.T) {
-	r, first, second, _ := rivals(t, "10.244.1.9")
-	r.pass(t.Context())
-	if err := endpoint.Remove(r.cfg.State, second.ID); err != nil {
+	l, first, second, _ := rivals(t, "10.244.1.9")
+	l.pass(t.Context())
+	if err := endpoint.Remove(l.cfg.State, second.ID); err != nil {
 		t.Fatal(err)
 	}
-	err := r.holder(r.work(first), first.Addresses[0])
+	err := l.view.owner(l.endpoints.work(&l.state, first), first.Addresses[0])
 	if taken, ok := errors.AsType[*endpoint.TakenError](err); !ok || taken.Holder != second.Name() {
 		t.Errorf("the holder is %v; want %q", err, second.Name())
 	}
@@ -117,16 +115,16 @@ func TestHolderIsNamedFromTheView(t *testing.T) {
 
 // Where no entry stands, who came first has it.
 func TestTheOlderPodKeepsAnAddress(t *testing.T) {
-	r, first, second, _ := rivals(t, "10.244.1.9")
-	if err := r.dp.Maps.Endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}); err != nil {
+	l, first, second, _ := rivals(t, "10.244.1.9")
+	if err := l.dp.Maps.Endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(first.Addresses[0])}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.host.ReplaceRoute(r.work(second).Route(second.Addresses[0])); err != nil {
+	if err := l.host.ReplaceRoute(l.endpoints.work(&l.state, second).Route(second.Addresses[0])); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		r.pass(t.Context())
-		if entry, route := r.owner(t, "10.244.1.9"); entry != first.HostIndex || route != first.HostIndex {
+		l.pass(t.Context())
+		if entry, route := l.owner(t, "10.244.1.9"); entry != first.HostIndex || route != first.HostIndex {
 			t.Errorf("entry %d, route %d: want those of the older one, %d", entry, route, first.HostIndex)
 		}
 	}
@@ -143,22 +141,21 @@ func TestRouteOfSomebodyElse(t *testing.T) {
 		"ip route add " + podRoute + " dev uplink proto static metric 1000": 2,
 	} {
 		t.Run(command, func(t *testing.T) {
-			r, e := withPod(t)
-			log := &bytes.Buffer{}
-			r.log = slog.New(slog.NewTextHandler(log, nil))
+			l, e := withPod(t)
+			log := logged(l)
 			run(t, command)
 			for range 2 {
-				r.pass(t.Context())
-				r.assertReady(t)
-				if entry, route := r.owner(t, e.Addresses[0].String()); entry != e.HostIndex || route != e.HostIndex {
+				l.pass(t.Context())
+				l.assertReady(t)
+				if entry, route := l.owner(t, e.Addresses[0].String()); entry != e.HostIndex || route != e.HostIndex {
 					t.Errorf("entry %d, route %d: want the pod's, %d", entry, route, e.HostIndex)
 				}
-				if got := r.conflictsTold(t); got != 0 {
+				if got := l.conflictsTold(t); got != 0 {
 					t.Errorf("the metric says %v, want 0", got)
 				}
 			}
 			n := 0
-			for _, way := range r.view.routes {
+			for _, way := range l.view.routes {
 				if way.Dst.String() == podRoute {
 					n++
 				}

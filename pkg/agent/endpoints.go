@@ -4,14 +4,28 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"net/netip"
-	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// atOnce has a lock taken now or not at all. Who holds it is at work on what we
+// mostRepairs is how many endpoints that lacked the same are named in the log. More
+// have it from one cause, such as a new version that wants another setting.
+const mostRepairs = 5
+
+// endpointController owns this node's pods, together with the plugin: it repairs
+// them and releases those that are gone.
+type endpointController struct {
+	*node
+	orphans  orphans
+	repaired map[string][]string // endpoints of this pass, by what they lacked
+}
+
+// atOnce has a lock taken now or not at all. Who has it is at work on what we
 // wanted to look at, and the next pass is near.
 func atOnce() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -19,59 +33,53 @@ func atOnce() context.Context {
 	return ctx
 }
 
-// tendEndpoints repairs this node's pods and releases those that are gone. It
-// returns when to look again. What can't be done for one of them is no fault of
-// the node, which goes on carrying the others.
-func (r *reconciler) tendEndpoints() (time.Duration, error) {
-	next := resync
-	contested := map[endpoint.ID]error{}
-	for _, e := range r.view.endpoints {
-		if e.Releasing {
+// reconcile repairs what is damaged and releases what is nobody's. What can't be
+// done for one endpoint is no fault of the node, which goes on carrying the others.
+func (c *endpointController) reconcile(s *state) error {
+	c.repaired = map[string][]string{}
+	contested := map[string]error{}
+	for _, e := range s.view.endpoints {
+		if !s.view.alive(e) {
 			continue
 		}
-		if l := r.view.links[e.HostIndex]; l.Name != e.HostName {
-			continue // the orphans' search deals with it
-		}
-		w := r.work(e)
-		if err := r.contest(w); err != nil {
-			contested[e.ID] = err
+		w := c.work(s, e)
+		if err := c.contest(w); err != nil {
+			contested[e.ID.String()] = err
 		}
 		if len(w.Damage()) == 0 {
-			r.settled(aboutEndpoint(e.ID))
-		} else if !r.done(e.ID, r.holding(e.ID, func() error { return r.repair(e.ID) })) {
-			next = retry
+			c.complaints.note(aboutEndpoint(e.ID), nil)
+		} else if !c.noted(e.ID, c.locked(e.ID, func() error { return c.repair(s, e.ID) })) {
+			s.lookAgain(retry)
 		}
 	}
-	r.tellConflicts(contested)
-	r.tellRepairs()
-	again, err := r.releaseOrphans()
-	return min(next, again), err
+	// In the log once, in the metrics for as long as it lasts. ebpfctl finds them in the maps.
+	c.complaints.noteEach("address of endpoint ", contested)
+	c.status.setConflicts(len(contested))
+	c.reportRepairs()
+	return c.releaseOrphans(s)
 }
 
 func aboutEndpoint(id endpoint.ID) string { return "endpoint " + id.String() }
 
-// done notes how the work on an endpoint went, and reports whether it needs no
+// noted notes how the work on an endpoint went, and reports whether it needs no
 // other try soon.
-func (r *reconciler) done(id endpoint.ID, err error) bool {
-	switch {
-	case errors.Is(err, bpffs.ErrLocked):
-		r.log.Debug("somebody else is at work on it", "endpoint", id.String(), "error", err)
-	case err != nil:
-		r.complain(aboutEndpoint(id), err)
-	default:
-		r.settled(aboutEndpoint(id))
+func (c *endpointController) noted(id endpoint.ID, err error) bool {
+	if errors.Is(err, bpffs.ErrLocked) {
+		c.log.Debug("somebody else is at work on it", "endpoint", id.String(), "error", err)
+	} else {
+		c.complaints.note(aboutEndpoint(id), err)
 	}
 	return err == nil
 }
 
-// holding runs f while nobody else works on an endpoint, if nobody does now.
-func (r *reconciler) holding(id endpoint.ID, f func() error) error {
-	node, err := bpffs.Shared(atOnce(), r.cfg.State, "repair")
+// locked calls f under the locks of an endpoint, if nobody else has them now.
+func (c *endpointController) locked(id endpoint.ID, f func() error) error {
+	node, err := bpffs.Shared(atOnce(), c.cfg.State, "repair")
 	if err != nil {
 		return err
 	}
 	defer node.Release()
-	own, err := endpoint.Acquire(atOnce(), r.cfg.State, id)
+	own, err := endpoint.Acquire(atOnce(), c.cfg.State, id)
 	if err != nil {
 		return err
 	}
@@ -79,48 +87,69 @@ func (r *reconciler) holding(id endpoint.ID, f func() error) error {
 	return f()
 }
 
-// node is what endpoints are made with.
-func (r *reconciler) node() *endpoint.Node {
-	m := r.dp.Maps
-	return &endpoint.Node{
-		Releaser: r.cfg.releaser(), Host: r.host, Sysctl: r.sysctls.Sysctl, Programs: r.dp,
-		Tables: endpoint.Tables{Endpoints: m.Endpoints, Devices: m.Devices, Destinations: m.Destinations},
-		Config: r.result.Config, Source: r.result.Source,
-	}
-}
-
 // work is an endpoint as the view has it.
-func (r *reconciler) work(e endpoint.Endpoint) *endpoint.Work {
+func (c *endpointController) work(s *state, e endpoint.Endpoint) *endpoint.Work {
+	m := c.dp.Maps
 	w := &endpoint.Work{
-		Node: r.node(), Endpoint: e, Planned: r.result.Destinations, Held: map[netip.Addr]error{}, Link: r.view.links[e.HostIndex],
-		LinkRoutes: r.view.podRoutes[e.HostIndex], Neighbours: r.view.neighbours[e.HostIndex],
+		Node: &endpoint.Node{
+			Releaser: c.cfg.releaser(), Host: c.host, Sysctl: device.Sysctl{Dir: c.cfg.ProcSys}, Programs: c.dp,
+			Tables: endpoint.Tables{Endpoints: m.Endpoints, Devices: m.Devices, Destinations: m.Destinations},
+			Config: s.plan.Config, Source: s.plan.Source,
+		},
+		Endpoint: e, Planned: s.plan.Destinations, Held: map[netip.Addr]error{}, Link: s.view.links[e.HostIndex],
+		LinkRoutes: s.view.podRoutes[e.HostIndex], Neighbours: s.view.neighbours[e.HostIndex],
 	}
 	for _, a := range e.Addresses {
-		w.Held[a] = r.holder(w, a)
+		w.Held[a] = s.view.owner(w, a)
 	}
 	return w
 }
 
-// repair puts right what is missing of an endpoint that nobody else works on, by its state as it is now. One that is
-// gone or going is left alone.
-func (r *reconciler) repair(id endpoint.ID) error {
-	e, err := endpoint.Read(r.cfg.State, id)
+// repair puts right what is missing of an endpoint whose locks are ours, by its state as it is now. One that is gone or
+// going is left alone.
+func (c *endpointController) repair(s *state, id endpoint.ID) error {
+	e, err := endpoint.Read(c.cfg.State, id)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	w := r.work(e)
+	w := c.work(s, e)
 	made, err := w.Repair(atOnce())
 	if w.Link.Index == e.HostIndex {
-		r.view.links[e.HostIndex] = w.Link
+		s.view.links[e.HostIndex] = w.Link
 	}
 	for _, what := range made {
-		if r.repaired == nil {
-			r.repaired = map[string][]string{}
-		}
-		r.repaired[what] = append(r.repaired[what], e.ID.String())
+		c.repaired[what] = append(c.repaired[what], e.ID.String())
 	}
 	return err
+}
+
+// reportRepairs logs what the pass has put right.
+func (c *endpointController) reportRepairs() {
+	for what, names := range c.repaired {
+		level := slog.LevelWarn
+		if len(names) > mostRepairs {
+			level = slog.LevelDebug
+			c.log.Warn("endpoints repaired", "count", len(names), "missing", what)
+		}
+		for _, name := range names {
+			c.log.Log(context.Background(), level, "endpoint repaired", "endpoint", name, "missing", what)
+		}
+	}
+}
+
+// inspect has everything looked at when the program is off a pod's link.
+func (c *endpointController) inspect(s *state) error {
+	for _, e := range s.view.endpoints {
+		if !s.view.alive(e) {
+			continue
+		}
+		if ok, err := c.dp.Attached(e.HostIndex, attach.FromPod); !ok && err == nil { // what can't be told is no reason
+			s.lookAgain(0)
+			return nil
+		}
+	}
+	return nil
 }

@@ -34,62 +34,58 @@ func newOrphans() orphans {
 }
 
 // releaseOrphans takes away endpoints whose link and namespace are gone, and
-// addresses that no endpoint holds, on the second of two observations. It
-// returns when to look again.
-func (r *reconciler) releaseOrphans() (time.Duration, error) {
+// addresses that no endpoint has, on the second of two observations.
+func (c *endpointController) releaseOrphans(s *state) error {
 	found := map[endpoint.ID]string{} // with the network of each
 	known, linkless := map[endpoint.ID]bool{}, map[endpoint.ID]endpoint.Endpoint{}
-	for _, e := range r.view.endpoints {
+	for _, e := range s.view.endpoints {
 		known[e.ID] = true
-		switch l := r.view.links[e.HostIndex]; {
-		case l.Name == e.HostName, e.Releasing && r.orphans.kept[e.ID]:
+		switch l := s.view.links[e.HostIndex]; {
+		case l.Name == e.HostName, e.Releasing && c.orphans.kept[e.ID]:
 		case namespaceThere(e):
 			linkless[e.ID] = e
 		default:
 			found[e.ID] = e.Network
 		}
 	}
-	maps.DeleteFunc(r.orphans.kept, func(id endpoint.ID, _ bool) bool { return !known[id] })
-	if err := r.findReservations(known, found); err != nil {
-		return resync, err
+	maps.DeleteFunc(c.orphans.kept, func(id endpoint.ID, _ bool) bool { return !known[id] })
+	if err := c.findReservations(s.view, known, found); err != nil {
+		return err
+	}
+	for id := range c.orphans.linkless {
+		if _, still := linkless[id]; !still {
+			c.complaints.note(aboutEndpoint(id), nil)
+		}
 	}
 	now := time.Now()
-	for id := range r.orphans.linkless {
-		if _, still := linkless[id]; !still {
-			r.settled(aboutEndpoint(id))
-		}
-	}
-	due, next := seenTwice(r.orphans.linkless, linkless, now)
-	for _, id := range due {
+	for _, id := range seenTwice(s, c.orphans.linkless, linkless, now) {
 		e := linkless[id]
-		r.complain(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+		c.complaints.note(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
 	}
-	due, again := seenTwice(r.orphans.first, found, now)
-	for _, id := range due {
-		if !r.done(id, r.release(id, found[id])) {
-			again = retry
+	for _, id := range seenTwice(s, c.orphans.first, found, now) {
+		if !c.noted(id, c.release(id, found[id])) {
+			s.lookAgain(retry)
 		}
 	}
-	return min(next, again), nil
+	return nil
 }
 
-// seenTwice returns what is so now and was so at a look some time ago. first remembers since when; next is when to look
-// again.
-func seenTwice[V any](first map[endpoint.ID]time.Time, is map[endpoint.ID]V, now time.Time) (due []endpoint.ID, next time.Duration) {
+// seenTwice returns what is so now and was so at a look some time ago, and has the next look come in time for the
+// others. first remembers since when.
+func seenTwice[V any](s *state, first map[endpoint.ID]time.Time, is map[endpoint.ID]V, now time.Time) (due []endpoint.ID) {
 	maps.DeleteFunc(first, func(id endpoint.ID, _ time.Time) bool { _, still := is[id]; return !still })
-	next = resync
 	for id := range is {
 		since, seen := first[id]
 		if !seen {
 			since, first[id] = now, now
 		}
 		if left := apart - now.Sub(since); left > 0 {
-			next = min(next, left)
+			s.lookAgain(left)
 		} else {
 			due = append(due, id)
 		}
 	}
-	return due, next
+	return due
 }
 
 // namespaceThere tells whether the namespace in which an endpoint lived exists.
@@ -101,15 +97,15 @@ func namespaceThere(e endpoint.Endpoint) bool {
 	return st.Ino == e.NetNSInode
 }
 
-// findReservations adds addresses that are held for attachments without a state
+// findReservations adds addresses that are reserved for attachments without a state
 // file and without a link: what an ADD that was killed early leaves.
-func (r *reconciler) findReservations(known map[endpoint.ID]bool, found map[endpoint.ID]string) error {
-	list, err := ipam.List(r.cfg.State)
+func (c *endpointController) findReservations(v *view, known map[endpoint.ID]bool, found map[endpoint.ID]string) error {
+	list, err := ipam.List(c.cfg.State)
 	if err != nil {
 		return err
 	}
 	names := map[string]bool{}
-	for _, l := range r.view.links {
+	for _, l := range v.links {
 		names[l.Name] = true
 	}
 	for _, a := range list {
@@ -122,26 +118,26 @@ func (r *reconciler) findReservations(known map[endpoint.ID]bool, found map[endp
 }
 
 // release takes an endpoint away for good, if it still is nobody's.
-func (r *reconciler) release(id endpoint.ID, network string) error {
-	return r.holding(id, func() error {
-		_, err := r.host.LinkByName(id.HostLinkName())
+func (c *endpointController) release(id endpoint.ID, network string) error {
+	return c.locked(id, func() error {
+		_, err := c.host.LinkByName(id.HostLinkName())
 		if !errors.Is(err, device.ErrNotFound) {
 			return err // it came to life
 		}
-		e, err := endpoint.Read(r.cfg.State, id)
+		e, err := endpoint.Read(c.cfg.State, id)
 		if err == nil && namespaceThere(e) {
 			return nil
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, endpoint.ErrUnreadable) {
 			return err
 		}
-		r.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
-		delete(r.orphans.first, id)
-		releaser := r.cfg.releaser()
+		c.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
+		delete(c.orphans.first, id)
+		releaser := c.cfg.releaser()
 		releaser.KeepState = len(e.IPAMConf) > 0
 		err = releaser.ReleaseLocked(atOnce(), id, network)
 		if err == nil && releaser.KeepState {
-			r.orphans.kept[id] = true
+			c.orphans.kept[id] = true
 		}
 		return err
 	})

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,10 +17,10 @@ import (
 )
 
 // orphan is an endpoint without link and namespace, with an address.
-func orphan(t *testing.T, r *reconciler) endpoint.Endpoint {
+func orphan(t *testing.T, l *loop) endpoint.Endpoint {
 	t.Helper()
 	id := endpoint.ID{ContainerID: "lost", IfName: "eth0"}
-	s, err := ipam.Open(r.cfg.State, install.Network, ipam.Options{})
+	s, err := ipam.Open(l.cfg.State, install.Network, ipam.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,23 +36,23 @@ func orphan(t *testing.T, r *reconciler) endpoint.Endpoint {
 		ID: id, Network: install.Network, NetNS: filepath.Join(t.TempDir(), "netns"), NetNSInode: 7,
 		HostName: id.HostLinkName(), HostIndex: 4242, Addresses: []netip.Addr{got[0]}, IPAM: endpoint.HostLocal,
 	}
-	if err := endpoint.Write(r.cfg.State, e); err != nil {
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
 	key := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
-	if err := r.dp.Maps.Endpoints.Put(key, e.Entry()); err != nil {
+	if err := l.dp.Maps.Endpoints.Put(key, e.Entry()); err != nil {
 		t.Fatal(err)
 	}
 	return e
 }
 
-func (r *reconciler) remains(t *testing.T, e endpoint.Endpoint) (file, entry, address bool) {
+func (l *loop) remains(t *testing.T, e endpoint.Endpoint) (file, entry, address bool) {
 	t.Helper()
-	_, err := endpoint.Read(r.cfg.State, e.ID)
+	_, err := endpoint.Read(l.cfg.State, e.ID)
 	file = err == nil
-	_, err = r.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])})
+	_, err = l.dp.Maps.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])})
 	entry = err == nil
-	all, err := ipam.List(r.cfg.State)
+	all, err := ipam.List(l.cfg.State)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,27 +63,27 @@ func (r *reconciler) remains(t *testing.T, e endpoint.Endpoint) (file, entry, ad
 }
 
 func TestLostDelIsReleasedAtTheSecondLook(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	e := orphan(t, r)
-	if again := r.pass(t.Context()); again > apart {
+	l := testLoop(t)
+	ready(t, l)
+	e := orphan(t, l)
+	if again := l.pass(t.Context()); again > apart {
 		t.Errorf("the second look comes after %v", again)
 	}
-	r.pass(t.Context()) // too early to be the second observation
-	if file, entry, address := r.remains(t, e); !file || !entry || !address {
+	l.pass(t.Context()) // too early to be the second observation
+	if file, entry, address := l.remains(t, e); !file || !entry || !address {
 		t.Fatalf("released too early: file %v, entry %v, address %v", file, entry, address)
 	}
-	r.orphans.first[e.ID] = time.Now().Add(-apart)
-	r.pass(t.Context())
-	if file, entry, address := r.remains(t, e); file || entry || address {
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-apart)
+	l.pass(t.Context())
+	if file, entry, address := l.remains(t, e); file || entry || address {
 		t.Errorf("not released: file %v, entry %v, address %v", file, entry, address)
 	}
 }
 
 // linkless is an endpoint whose link is gone, not its namespace.
-func linkless(t *testing.T, r *reconciler) endpoint.Endpoint {
+func linkless(t *testing.T, l *loop) endpoint.Endpoint {
 	t.Helper()
-	e := orphan(t, r)
+	e := orphan(t, l)
 	if err := os.WriteFile(e.NetNS, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -93,94 +92,87 @@ func linkless(t *testing.T, r *reconciler) endpoint.Endpoint {
 		t.Fatal(err)
 	}
 	e.NetNSInode = st.Ino
-	if err := endpoint.Write(r.cfg.State, e); err != nil {
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
 	return e
 }
 
 func TestEndpointWithANamespaceIsNotReleased(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	e := linkless(t, r)
-	r.pass(t.Context())
-	r.orphans.first[e.ID] = time.Now().Add(-time.Hour)
-	r.pass(t.Context())
-	if file, _, address := r.remains(t, e); !file || !address {
+	l := testLoop(t)
+	ready(t, l)
+	e := linkless(t, l)
+	l.pass(t.Context())
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-time.Hour)
+	l.pass(t.Context())
+	if file, _, address := l.remains(t, e); !file || !address {
 		t.Errorf("an endpoint whose namespace is there was released: file %v, address %v", file, address)
 	}
 }
 
 // A DEL that is at work is nothing to complain of, nor to remember.
 func TestEndpointWithoutALinkIsToldOfAtTheSecondLook(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	e := linkless(t, r)
-	told := func() bool {
-		for key := range r.reported {
-			if strings.HasPrefix(key, complaint+aboutEndpoint(e.ID)) {
-				return true
-			}
-		}
-		return false
-	}
-	if again := r.pass(t.Context()); again > apart {
+	l := testLoop(t)
+	ready(t, l)
+	e := linkless(t, l)
+	told := func() bool { return l.complaints.texts[aboutEndpoint(e.ID)] != "" }
+	if again := l.pass(t.Context()); again > apart {
 		t.Errorf("the second look comes after %v", again)
 	}
 	if told() {
 		t.Error("told of at the first look")
 	}
-	r.orphans.linkless[e.ID] = time.Now().Add(-apart)
-	r.pass(t.Context())
+	l.endpoints.orphans.linkless[e.ID] = time.Now().Add(-apart)
+	l.pass(t.Context())
 	if !told() {
 		t.Error("not told of at the second look")
 	}
-	if err := endpoint.Remove(r.cfg.State, e.ID); err != nil {
+	if err := endpoint.Remove(l.cfg.State, e.ID); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
-	if told() || len(r.orphans.linkless) > 0 {
-		t.Errorf("remembered although it is gone: %v", r.reported)
+	l.pass(t.Context())
+	if told() || len(l.endpoints.orphans.linkless) > 0 {
+		t.Errorf("remembered although it is gone: %v", l.complaints.texts)
 	}
 }
 
 func TestReservationOfNobodyIsReleased(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	e := orphan(t, r)
-	if err := endpoint.Remove(r.cfg.State, e.ID); err != nil {
+	l := testLoop(t)
+	ready(t, l)
+	e := orphan(t, l)
+	if err := endpoint.Remove(l.cfg.State, e.ID); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
-	if _, _, address := r.remains(t, e); !address {
+	l.pass(t.Context())
+	if _, _, address := l.remains(t, e); !address {
 		t.Fatal("released at the first look")
 	}
-	r.orphans.first[e.ID] = time.Now().Add(-apart)
-	r.pass(t.Context())
-	if _, _, address := r.remains(t, e); address {
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-apart)
+	l.pass(t.Context())
+	if _, _, address := l.remains(t, e); address {
 		t.Error("the address is still held")
 	}
 }
 
 // The file of an endpoint whose addresses another ipam plugin gave says how they are given back, which DEL and GC do.
 func TestFileOfADelegatedEndpointStays(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	e := orphan(t, r)
+	l := testLoop(t)
+	ready(t, l)
+	e := orphan(t, l)
 	e.IPAM, e.IPAMConf = "other", []byte(`{"ipam":{"type":"other"}}`)
-	if err := endpoint.Write(r.cfg.State, e); err != nil {
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
-	r.orphans.first[e.ID] = time.Now().Add(-apart)
+	l.pass(t.Context())
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-apart)
 	for range 3 {
-		r.pass(t.Context())
-		file, entry, address := r.remains(t, e)
-		if now, err := endpoint.Read(r.cfg.State, e.ID); !file || entry || address || !now.Releasing {
+		l.pass(t.Context())
+		file, entry, address := l.remains(t, e)
+		if now, err := endpoint.Read(l.cfg.State, e.ID); !file || entry || address || !now.Releasing {
 			t.Errorf("file %v (%v), entry %v, address %v: want the file alone, marked", file, err, entry, address)
 		}
 	}
-	if len(r.orphans.first) > 0 {
-		t.Errorf("still searched for: %v", r.orphans.first)
+	if len(l.endpoints.orphans.first) > 0 {
+		t.Errorf("still searched for: %v", l.endpoints.orphans.first)
 	}
 }

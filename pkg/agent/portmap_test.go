@@ -12,8 +12,8 @@ import (
 
 // TestPortmapComesAndGoes follows the plugin in the directory, as the modes say.
 func TestPortmapComesAndGoes(t *testing.T) {
-	r := newReconciler(t)
-	path := filepath.Join(r.cfg.Bin, install.Portmap)
+	l := testLoop(t)
+	path := filepath.Join(l.cfg.Bin, install.Portmap)
 	expect := func(when string, mode PortmapMode, there, chained bool, refusal string) {
 		t.Helper()
 		_ = os.Remove(path)
@@ -22,13 +22,13 @@ func TestPortmapComesAndGoes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r.cfg.Portmap = mode
-		r.take(list(n1(), n2()))
-		r.pass(t.Context())
-		if why := r.status.reason(); (why == "") != (refusal == "") || !strings.Contains(why, refusal) {
+		l.cfg.Portmap = mode
+		l.accept(list(n1(), n2()))
+		l.pass(t.Context())
+		if why := l.status.reason(); (why == "") != (refusal == "") || !strings.Contains(why, refusal) {
 			t.Errorf("%s: not ready because of %q, want %q", when, why, refusal)
 		}
-		content, err := os.ReadFile(r.listPath())
+		content, err := os.ReadFile(l.files.listPath())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,13 +46,13 @@ func TestPortmapComesAndGoes(t *testing.T) {
 
 // Between two passes, pods would not start with a plugin that is gone.
 func TestPortmapIsNoticed(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	path := filepath.Join(r.cfg.Bin, install.Portmap)
+	l := testLoop(t)
+	ready(t, l)
+	path := filepath.Join(l.cfg.Bin, install.Portmap)
 	inspected := func(when string, chained bool) {
 		t.Helper()
-		r.inspect(t.Context())
-		content, err := os.ReadFile(r.listPath())
+		l.inspect(t.Context())
+		content, err := os.ReadFile(l.files.listPath())
 		if err != nil {
 			t.Fatal(err)
 		}

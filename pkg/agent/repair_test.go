@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -27,12 +26,12 @@ import (
 const podRoute = "10.244.1.9/32"
 
 // addPod makes an endpoint as the plugin would, but for what a pass adds.
-func addPod(t *testing.T, r *reconciler) endpoint.Endpoint {
+func addPod(t *testing.T, l *loop) endpoint.Endpoint {
 	t.Helper()
-	return addPodOf(t, r, "repaired", netip.MustParsePrefix(podRoute).Addr().String())
+	return addPodOf(t, l, "repaired", netip.MustParsePrefix(podRoute).Addr().String())
 }
 
-func addPodOf(t *testing.T, r *reconciler, container, address string) endpoint.Endpoint {
+func addPodOf(t *testing.T, l *loop, container, address string) endpoint.Endpoint {
 	t.Helper()
 	id := endpoint.ID{ContainerID: container, IfName: "eth0"}
 	attrs := netlink.NewLinkAttrs()
@@ -43,14 +42,14 @@ func addPodOf(t *testing.T, r *reconciler, container, address string) endpoint.E
 	}
 	var ends [2]device.Link
 	for i, name := range []string{attrs.Name, inside} {
-		l, err := r.host.LinkByName(name)
+		link, err := l.host.LinkByName(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.host.SetUp(l.Index); err != nil {
+		if err := l.host.SetUp(link.Index); err != nil {
 			t.Fatal(err)
 		}
-		ends[i] = l
+		ends[i] = link
 	}
 	ns := filepath.Join(t.TempDir(), "netns")
 	if err := os.WriteFile(ns, nil, 0o600); err != nil {
@@ -61,48 +60,48 @@ func addPodOf(t *testing.T, r *reconciler, container, address string) endpoint.E
 		HostMAC: wire.MAC(ends[0].MAC), PodMAC: wire.MAC(ends[1].MAC),
 		Addresses: []netip.Addr{netip.MustParseAddr(address)}, IPAM: endpoint.HostLocal,
 	}
-	if err := endpoint.Write(r.cfg.State, e); err != nil {
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
 	return e
 }
 
 // withPod is a node that carries one pod, all of which is there.
-func withPod(t *testing.T) (*reconciler, endpoint.Endpoint) {
+func withPod(t *testing.T) (*loop, endpoint.Endpoint) {
 	t.Helper()
-	r := newReconciler(t)
-	ready(t, r)
-	e := addPod(t, r)
-	r.pass(t.Context())
-	r.assertReady(t)
-	r.assertWhole(t, e)
-	return r, e
+	l := testLoop(t)
+	ready(t, l)
+	e := addPod(t, l)
+	l.pass(t.Context())
+	l.assertReady(t)
+	l.assertWhole(t, e)
+	return l, e
 }
 
-func (r *reconciler) assertReady(t *testing.T) {
+func (l *loop) assertReady(t *testing.T) {
 	t.Helper()
-	if why := r.status.reason(); why != "" {
+	if why := l.status.reason(); why != "" {
 		t.Errorf("not ready: %s", why)
 	}
 }
 
 // assertWhole looks anew whether anything is missing of an endpoint.
-func (r *reconciler) assertWhole(t *testing.T, e endpoint.Endpoint) {
+func (l *loop) assertWhole(t *testing.T, e endpoint.Endpoint) {
 	t.Helper()
-	v, err := look(r.host, r.cfg.State, nil)
+	v, err := look(l.host, l.cfg.State, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.view = v
-	for _, what := range r.work(e).Damage() {
+	l.view = v
+	for _, what := range l.endpoints.work(&l.state, e).Damage() {
 		t.Errorf("the %s is not repaired", what)
 	}
 }
 
 // source is that of a route of ours; without the route the test ends.
-func (r *reconciler) source(t *testing.T, prefix string) netip.Addr {
+func (l *loop) source(t *testing.T, prefix string) netip.Addr {
 	t.Helper()
-	routes, err := r.host.OwnRoutes()
+	routes, err := l.host.OwnRoutes()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +116,7 @@ func (r *reconciler) source(t *testing.T, prefix string) netip.Addr {
 
 // The node's address may go before its Node says so, and come back.
 func TestRoutesOutliveTheNodesAddress(t *testing.T) {
-	r, _ := withPod(t)
+	l, _ := withPod(t)
 	up, err := netlink.LinkByName("uplink")
 	if err != nil {
 		t.Fatal(err)
@@ -132,14 +131,14 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 	internal, other := address("172.18.0.11/24"), address("172.18.0.21/24")
 	assert := func(want netip.Addr) {
 		t.Helper()
-		r.pass(t.Context())
-		r.assertReady(t)
+		l.pass(t.Context())
+		l.assertReady(t)
 		for _, prefix := range []string{"10.244.2.0/24", podRoute} {
-			if got := r.source(t, prefix); got != want {
+			if got := l.source(t, prefix); got != want {
 				t.Errorf("the route to %s has source %v, want %v", prefix, got, want)
 			}
 		}
-		_, problems := r.status.counts()
+		_, problems := l.status.counts()
 		for p := range problems {
 			if p.node != "n1" {
 				t.Errorf("node %s is blamed: %v", p.node, problems)
@@ -160,56 +159,56 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 	assert(netip.MustParseAddr("172.18.0.11"))
 	moved := n1()
 	moved.InternalIPs = []string{"172.18.0.21"}
-	r.take(list(moved, n2()))
+	l.accept(list(moved, n2()))
 	assert(netip.MustParseAddr("172.18.0.21"))
 }
 
 // What the host needs to reach a pod, and what the programs know of it.
 func TestEndpointIsRepaired(t *testing.T) {
-	r, e := withPod(t)
+	l, e := withPod(t)
 	entry := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}
 	dev := devices.Key{Ifindex: uint32(e.HostIndex)}
 	wrong := e.Entry()
 	wrong.PodMAC = wire.MAC{1, 2, 3}
 	for what, do := range map[string]func() error{
-		"neighbour":         func() error { return r.host.DeleteNeighbour(e.HostIndex, e.Addresses[0]) },
-		"another neighbour": func() error { return r.host.ReplaceNeighbour(e.HostIndex, e.Addresses[0], e.HostMAC[:]) },
-		"Ethernet address":  func() error { return r.host.SetMAC(e.HostIndex, net.HardwareAddr{2, 1, 2, 3, 4, 5}) },
-		"link state":        func() error { return r.host.SetDown(e.HostIndex) },
+		"neighbour":         func() error { return l.host.DeleteNeighbour(e.HostIndex, e.Addresses[0]) },
+		"another neighbour": func() error { return l.host.ReplaceNeighbour(e.HostIndex, e.Addresses[0], e.HostMAC[:]) },
+		"Ethernet address":  func() error { return l.host.SetMAC(e.HostIndex, net.HardwareAddr{2, 1, 2, 3, 4, 5}) },
+		"link state":        func() error { return l.host.SetDown(e.HostIndex) },
 		"route": func() error {
-			return r.host.DeleteRoute(r.work(e).Route(e.Addresses[0]))
+			return l.host.DeleteRoute(l.endpoints.work(&l.state, e).Route(e.Addresses[0]))
 		},
 		"route's source": func() error {
-			way := r.work(e).Route(e.Addresses[0])
+			way := l.endpoints.work(&l.state, e).Route(e.Addresses[0])
 			way.Source = netip.Addr{}
-			return r.host.ReplaceRoute(way)
+			return l.host.ReplaceRoute(way)
 		},
-		"program": func() error { return r.dp.Detach(e.HostIndex, attach.FromPod) },
+		"program": func() error { return l.dp.Detach(e.HostIndex, attach.FromPod) },
 		"sysctl": func() error {
-			_, err := r.sysctls.Set(forwardingOf(e.HostName), "0")
+			_, err := l.sysctls.Set(forwardingOf(e.HostName), "0")
 			return err
 		},
-		"no endpoint entry":    func() error { return r.dp.Maps.Endpoints.Delete(entry) },
-		"wrong endpoint entry": func() error { return r.dp.Maps.Endpoints.Put(entry, wrong) },
-		"no device entry":      func() error { return r.dp.Maps.Devices.Delete(dev) },
-		"empty device entry":   func() error { return r.dp.Maps.Devices.Put(dev, devices.Value{}) },
+		"no endpoint entry":    func() error { return l.dp.Maps.Endpoints.Delete(entry) },
+		"wrong endpoint entry": func() error { return l.dp.Maps.Endpoints.Put(entry, wrong) },
+		"no device entry":      func() error { return l.dp.Maps.Devices.Delete(dev) },
+		"empty device entry":   func() error { return l.dp.Maps.Devices.Put(dev, devices.Value{}) },
 	} {
 		if err := do(); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		r.pass(t.Context())
-		r.assertReady(t)
-		r.assertWhole(t, e)
-		if mac := r.view.links[e.HostIndex].MAC; !bytes.Equal(mac, e.HostMAC[:]) {
+		l.pass(t.Context())
+		l.assertReady(t)
+		l.assertWhole(t, e)
+		if mac := l.view.links[e.HostIndex].MAC; !bytes.Equal(mac, e.HostMAC[:]) {
 			t.Errorf("%s: the link's address is %s, want %s", what, mac, e.HostMAC)
 		}
-		if have := r.view.neighbours[e.HostIndex]; !slices.ContainsFunc(have, func(n device.Neighbour) bool { return n.Is(e.Addresses[0], e.PodMAC[:]) }) {
+		if have := l.view.neighbours[e.HostIndex]; !slices.ContainsFunc(have, func(n device.Neighbour) bool { return n.Is(e.Addresses[0], e.PodMAC[:]) }) {
 			t.Errorf("%s: the pod's neighbours are %v, want %s", what, have, e.PodMAC)
 		}
-		if have, err := r.dp.Maps.Endpoints.Get(entry); have != e.Entry() {
+		if have, err := l.dp.Maps.Endpoints.Get(entry); have != e.Entry() {
 			t.Errorf("%s: the endpoints entry is %+v, error %v", what, have, err)
 		}
-		if have, err := r.dp.Maps.Devices.Get(dev); have.IPv4 != entry.Address || have.PodMAC != e.PodMAC {
+		if have, err := l.dp.Maps.Devices.Get(dev); have.IPv4 != entry.Address || have.PodMAC != e.PodMAC {
 			t.Errorf("%s: the devices entry is %+v, error %v", what, have, err)
 		}
 	}
@@ -217,37 +216,37 @@ func TestEndpointIsRepaired(t *testing.T) {
 
 // What ADD makes of a pod of both families, a repair makes of it: addresses outside the podCIDR too.
 func TestEndpointOfBothFamiliesIsRepaired(t *testing.T) {
-	r, e := withPod(t)
+	l, e := withPod(t)
 	e.Addresses = append(e.Addresses, netip.MustParseAddr("fd00:9::9"))
-	if err := endpoint.Write(r.cfg.State, e); err != nil {
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
 		t.Fatal(err)
 	}
 	forwarding := "net/ipv6/conf/" + e.HostName + "/forwarding"
-	if _, err := r.sysctls.Set(forwarding, "0"); err != nil {
+	if _, err := l.sysctls.Set(forwarding, "0"); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		r.pass(t.Context())
-		r.assertReady(t)
-		r.assertWhole(t, e)
-		if have, err := r.sysctls.Get(forwarding); have != "1" {
+		l.pass(t.Context())
+		l.assertReady(t)
+		l.assertWhole(t, e)
+		if have, err := l.sysctls.Get(forwarding); have != "1" {
 			t.Errorf("%s is %q, error %v", forwarding, have, err)
 		}
-		if v, ok := r.destination(t, "fd00:9::9/128"); !ok || v.Kind != destinations.Local {
+		if v, ok := l.destination(t, "fd00:9::9/128"); !ok || v.Kind != destinations.Local {
 			t.Errorf("the destinations entry is %+v, %v", v, ok)
 		}
 	}
 }
 
 func TestRepairedDeviceKeepsItsCounters(t *testing.T) {
-	r, e := withPod(t)
+	l, e := withPod(t)
 	key := devices.Key{Ifindex: uint32(e.HostIndex)}
 	counted := devices.Value{SnatFlows: 3, ConntrackFlows: 4, Packets: 5, Bytes: 600}
-	if err := r.dp.Maps.Devices.Put(key, counted); err != nil {
+	if err := l.dp.Maps.Devices.Put(key, counted); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
-	have, err := r.dp.Maps.Devices.Get(key)
+	l.pass(t.Context())
+	have, err := l.dp.Maps.Devices.Get(key)
 	if have.Packets < counted.Packets || have.Bytes < counted.Bytes {
 		t.Errorf("%d packets, %d bytes, error %v; want what was counted before or more", have.Packets, have.Bytes, err)
 	}
@@ -261,38 +260,37 @@ func TestRepairedDeviceKeepsItsCounters(t *testing.T) {
 
 // An address may have been given on to a pod whose own entry is right.
 func TestEntryOfAnotherPodIsNotTaken(t *testing.T) {
-	r, e := withPod(t)
-	up := r.view.uplinks[0].Index // any link that is there
+	l, e := withPod(t)
+	up := l.view.uplinks[0].Index // any link that is there
 	key, its := endpoints.Key{Address: wire.AddrFrom(e.Addresses[0])}, endpoints.Value{Ifindex: up}
-	if err := r.dp.Maps.Endpoints.Put(key, its); err != nil {
+	if err := l.dp.Maps.Endpoints.Put(key, its); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
-	if have, err := r.dp.Maps.Endpoints.Get(key); have != its {
+	l.pass(t.Context())
+	if have, err := l.dp.Maps.Endpoints.Get(key); have != its {
 		t.Errorf("the entry is %+v, error %v", have, err)
 	}
 }
 
 // A new version may want another setting of every pod's link: that is one thing to tell.
 func TestRepairsOfManyAreToldInOneLine(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	log := &bytes.Buffer{}
-	r.log = slog.New(slog.NewTextHandler(log, nil))
+	l := testLoop(t)
+	ready(t, l)
+	log := logged(l)
 	var last endpoint.Endpoint
 	for i := range mostRepairs + 1 {
-		last = addPodOf(t, r, fmt.Sprintf("pod%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
+		last = addPodOf(t, l, fmt.Sprintf("pod%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
 	}
-	r.pass(t.Context())
-	r.assertWhole(t, last)
+	l.pass(t.Context())
+	l.assertWhole(t, last)
 	if told := log.String(); strings.Contains(told, "endpoint repaired") || strings.Count(told, "count=6 missing=route") != 1 {
 		t.Errorf("many were repaired:\n%s", told)
 	}
 	log.Reset()
-	if err := r.host.DeleteRoute(r.work(last).Route(last.Addresses[0])); err != nil {
+	if err := l.host.DeleteRoute(l.endpoints.work(&l.state, last).Route(last.Addresses[0])); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
+	l.pass(t.Context())
 	if told := log.String(); strings.Count(told, "repaired") != 1 || !strings.Contains(told, "endpoint="+last.ID.String()) {
 		t.Errorf("one was repaired:\n%s", told)
 	}

@@ -1,9 +1,7 @@
 package agent
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,13 +13,13 @@ import (
 )
 
 // flags are this node's, and what status is told.
-func (r *reconciler) flags(t *testing.T) (config.Flags, string) {
+func (l *loop) flags(t *testing.T) (config.Flags, string) {
 	t.Helper()
-	v, err := r.dp.Maps.Config.Get(config.Key{})
+	v, err := l.dp.Maps.Config.Get(config.Key{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := os.ReadFile(filepath.Join(r.cfg.State, observe.ClusterFile))
+	told, err := os.ReadFile(filepath.Join(l.cfg.State, observe.ClusterFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,8 +27,8 @@ func (r *reconciler) flags(t *testing.T) (config.Flags, string) {
 }
 
 func TestRulesAreFollowed(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	for _, step := range []struct {
 		command string
 		want    config.Flags
@@ -44,51 +42,50 @@ func TestRulesAreFollowed(t *testing.T) {
 		{"ip route del 192.0.2.0/24 dev uplink tos 0x10", 0, `"routes":""`},
 	} {
 		run(t, step.command)
-		r.pass(t.Context())
-		if flags, told := r.flags(t); flags != step.want || !strings.Contains(told, step.told) {
+		l.pass(t.Context())
+		if flags, told := l.flags(t); flags != step.want || !strings.Contains(told, step.told) {
 			t.Errorf("after %s: flags %s, told %s", step.command, flags, told)
 		}
 	}
 }
 
 func TestPoliciesAreFollowed(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	const entry = "10.244.2.64/26"
 	run(t, "ip xfrm policy add src 10.244.1.0/24 dst "+entry+" dir out tmpl src 172.18.0.11 dst 172.18.0.12 proto esp mode tunnel")
-	r.pass(t.Context())
-	v, ok := r.destination(t, entry)
-	if whole, _ := r.destination(t, "10.244.2.0/24"); !ok || v.Kind != destinations.PodCIDR || v.Flags != destinations.ToStack|destinations.Part || whole.Flags != 0 {
+	l.pass(t.Context())
+	v, ok := l.destination(t, entry)
+	if whole, _ := l.destination(t, "10.244.2.0/24"); !ok || v.Kind != destinations.PodCIDR || v.Flags != destinations.ToStack|destinations.Part || whole.Flags != 0 {
 		t.Errorf("under the policy: %+v, %v; the whole %+v", v, ok, whole)
 	}
-	if flags, told := r.flags(t); flags != config.Policies || !strings.Contains(told, "what policies reach") {
+	if flags, told := l.flags(t); flags != config.Policies || !strings.Contains(told, "what policies reach") {
 		t.Errorf("flags %s, told %s", flags, told)
 	}
-	standing, err := readStanding(r.dp.Maps)
+	standing, err := readStanding(l.dp.Maps)
 	if err != nil || len(standing.Claims) != 1 {
 		t.Errorf("an agent that starts takes for claims %v, error %v", standing.Claims, err)
 	}
 	run(t, "ip xfrm policy flush")
-	r.pass(t.Context())
-	if _, ok := r.destination(t, entry); ok {
+	l.pass(t.Context())
+	if _, ok := l.destination(t, entry); ok {
 		t.Error("the part outlives the policy")
 	}
-	if flags, told := r.flags(t); flags != 0 || !strings.Contains(told, `"ipsec":""`) {
+	if flags, told := l.flags(t); flags != 0 || !strings.Contains(told, `"ipsec":""`) {
 		t.Errorf("flags %s, told %s", flags, told)
 	}
 }
 
 // That policies come and go, as with every tunnel of an IPsec daemon's, is told once.
 func TestPoliciesAreToldOnce(t *testing.T) {
-	r := newReconciler(t)
-	log := &bytes.Buffer{}
-	r.log = slog.New(slog.NewTextHandler(log, nil))
-	ready(t, r)
-	path := filepath.Join(r.cfg.State, observe.ClusterFile)
+	l := testLoop(t)
+	log := logged(l)
+	ready(t, l)
+	path := filepath.Join(l.cfg.State, observe.ClusterFile)
 	var written []os.FileInfo
 	for i := range 3 {
 		run(t, fmt.Sprintf("ip xfrm policy add src 10.244.1.0/24 dst 192.0.2.%d dir out action block", i))
-		r.pass(t.Context())
+		l.pass(t.Context())
 		info, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)
@@ -102,7 +99,7 @@ func TestPoliciesAreToldOnce(t *testing.T) {
 		t.Error("the file for ebpfctl is written with each policy")
 	}
 	run(t, "ip xfrm policy flush")
-	r.pass(t.Context())
+	l.pass(t.Context())
 	if !strings.Contains(log.String(), `"packets take the short way again" about=IPsec`) {
 		t.Errorf("their end is not told:\n%s", log)
 	}

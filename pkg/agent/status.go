@@ -11,12 +11,12 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
-// status is what the agent tells of itself. Everybody may ask.
+// status is what the agent says of itself. Every goroutine may ask.
 type status struct {
 	log *slog.Logger
 
 	mu        sync.Mutex
-	alive     time.Time // when the reconciler last was
+	alive     time.Time // when the loop last went round
 	set       bool      // whether notReady was ever set
 	notReady  string    // empty: ready
 	nodes     int
@@ -135,14 +135,14 @@ func (s *status) syncLag(now time.Time) time.Duration {
 	return s.lag
 }
 
-// describe notes what a plan tells about the cluster.
-func (s *status) describe(r plan.Result, nodes int) {
+// describe notes what is known of the cluster: podCIDRs, problems, the number of Nodes.
+func (s *status) describe(standing plan.Standing, found []plan.Problem, nodes int) {
 	problems := map[problem]int{}
-	for _, p := range r.Problems {
+	for _, p := range found {
 		problems[problem{p.Node, p.Reason}]++
 	}
-	pods := slices.Clone(r.Standing.Own)
-	for p := range r.Standing.Claims {
+	pods := slices.Clone(standing.Own)
+	for p := range standing.Claims {
 		pods = append(pods, p)
 	}
 	s.mu.Lock()

@@ -74,13 +74,10 @@ func TestSyncLag(t *testing.T) {
 
 func TestProblemsAndPods(t *testing.T) {
 	s := newStatus(slog.New(slog.DiscardHandler))
-	s.describe(plan.Result{
-		Problems: []plan.Problem{{Node: "a", Reason: plan.Refused}, {Node: "a", Reason: plan.Refused}, {Node: "b", Reason: plan.OffLink}},
-		Standing: plan.Standing{
-			Own:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
-			Claims: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): {}},
-		},
-	}, 3)
+	s.describe(plan.Standing{
+		Own:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
+		Claims: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): {}},
+	}, []plan.Problem{{Node: "a", Reason: plan.Refused}, {Node: "a", Reason: plan.Refused}, {Node: "b", Reason: plan.OffLink}}, 3)
 	nodes, problems := s.counts()
 	if nodes != 3 || problems[problem{"a", plan.Refused}] != 2 || problems[problem{"b", plan.OffLink}] != 1 {
 		t.Errorf("%d nodes, problems %v", nodes, problems)

@@ -18,15 +18,15 @@ const (
 
 func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
-// sysctls holds the few settings that the dataplane needs.
+// sysctls keeps the few settings that the dataplane needs.
 type sysctls struct {
 	device.Sysctl
 	record *record
 	log    *slog.Logger
 }
 
-// hold makes a setting have a value, and remembers what it had before us.
-func (s sysctls) hold(name, value string) error {
+// ensure makes a setting have a value, and remembers what it had before us.
+func (s sysctls) ensure(name, value string) error {
 	have, err := s.Get(name)
 	if err != nil {
 		return err
@@ -50,11 +50,11 @@ func (s sysctls) hold(name, value string) error {
 	return nil
 }
 
-// holdForwarding turns forwarding on, globally and on the uplinks.
-func (s sysctls) holdForwarding(uplinks []string) error {
-	errs := []error{s.hold(ipForward, "1")}
+// ensureForwarding turns forwarding on, globally and on the uplinks.
+func (s sysctls) ensureForwarding(uplinks []string) error {
+	errs := []error{s.ensure(ipForward, "1")}
 	for _, name := range uplinks {
-		if err := s.hold(forwardingOf(name), "1"); !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+		if err := s.ensure(forwardingOf(name), "1"); !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
 			errs = append(errs, err)
 		}
 	}
@@ -90,9 +90,9 @@ func (s sysctls) reserve(low, high uint16) error {
 	return nil
 }
 
-// holdPorts reserves the range again when somebody has written another list: a
+// ensurePorts reserves the range again when somebody has written another list: a
 // service that applies its own settings does not know of ours.
-func (s sysctls) holdPorts(low, high uint16) error {
+func (s sysctls) ensurePorts(low, high uint16) error {
 	if have, err := s.Get(reservedPorts); err == nil && have == s.record.Sysctls[reservedPorts].Ours {
 		return nil // as it nearly always is, and cheap to see
 	}

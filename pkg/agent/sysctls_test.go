@@ -99,10 +99,10 @@ func (d *sysctlDir) must(err error) {
 
 func TestForwardingIsHeldAndPutBack(t *testing.T) {
 	d := newSysctls(t, map[string]string{ipForward: "1", forwardingOf("eth0"): "0", forwardingOf("eth1"): "0"})
-	d.must(d.holdForwarding([]string{"eth0", "eth1", "gone"}))
+	d.must(d.ensureForwarding([]string{"eth0", "eth1", "gone"}))
 	d.expect("held", map[string]string{ipForward: "1", forwardingOf("eth0"): "1", forwardingOf("eth1"): "1"})
 	d.write(forwardingOf("eth0"), "0\n")
-	d.must(d.holdForwarding([]string{"eth0"}))
+	d.must(d.ensureForwarding([]string{"eth0"}))
 	d.expect("held again", map[string]string{forwardingOf("eth0"): "1"})
 	d.write(forwardingOf("eth1"), "2\n") // no longer our value
 	d.must(d.restore())
@@ -111,7 +111,7 @@ func TestForwardingIsHeldAndPutBack(t *testing.T) {
 
 func TestForwardingStaysWhereIPForwardTurnedItOn(t *testing.T) {
 	d := newSysctls(t, map[string]string{ipForward: "0", forwardingOf("eth0"): "0"})
-	d.must(d.holdForwarding([]string{"eth0"}))
+	d.must(d.ensureForwarding([]string{"eth0"}))
 	d.must(d.restore())
 	d.expect("put back", map[string]string{ipForward: "1", forwardingOf("eth0"): "1"})
 }

@@ -6,115 +6,186 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
-// prepareUplinks adds to a view those uplinks, and addresses, that are away for a moment, and numbers all of them.
-func (r *reconciler) prepareUplinks(v *view) error {
-	if r.numbers == nil {
-		entries, err := r.dp.Maps.Uplinks.Content()
+// uplinkController owns the uplinks: which they are, also while one is away for a
+// moment, their numbers, the programs on them and the map.
+type uplinkController struct {
+	*node
+	attached map[uint32]string // the names of those with our programs, by index
+	absences *absences
+	numbers  numbers // nil until the first look
+}
+
+// complete adds to a view those uplinks, and addresses, that are away for a moment, and numbers all of them.
+func (c *uplinkController) complete(v *view) error {
+	if c.numbers == nil {
+		entries, err := c.dp.Maps.Uplinks.Content()
 		if err != nil {
 			return err
 		}
-		r.numbers = numbers{}
+		c.numbers = numbers{}
 		for k, e := range entries {
-			r.numbers[k.Ifindex] = e.Bit
+			c.numbers[k.Ifindex] = e.Bit
 		}
-		r.absences.recall(entries)
+		c.absences.recall(entries)
 	}
-	r.absences.bridge(v, len(r.cfg.Uplinks) > 0)
-	if r.numbers.give(v.uplinks) > 0 {
-		r.complain("uplinks' numbers", fmt.Errorf(
-			"there are more than %d uplinks: what comes in over the last ones is not told apart by its source", uplinks.Bits))
-	} else {
-		r.settled("uplinks' numbers")
+	c.absences.bridge(v, len(c.cfg.Uplinks) > 0)
+	var err error
+	if c.numbers.give(v.uplinks) > 0 {
+		err = fmt.Errorf("there are more than %d uplinks: what comes in over the last ones is not told apart by its source", uplinks.Bits)
 	}
+	c.complaints.note("uplinks' numbers", err)
 	return nil
 }
 
-func (r *reconciler) uplinks() (typed.Sync[uplinks.Key, uplinks.Value], error) {
-	have, err := r.dp.Maps.Uplinks.Content()
-	return typed.Sync[uplinks.Key, uplinks.Value]{Map: r.dp.Maps.Uplinks, Have: have}, err
-}
-
-// writeUplinks writes the addresses to masquerade to.
-func (r *reconciler) writeUplinks() error {
-	r.absences.masqueraded(r.result.Uplinks)
-	s, err := r.uplinks()
-	if err != nil {
-		return err
-	}
-	return s.Add(r.result.Uplinks)
-}
-
-// attachUplinks puts the programs onto interfaces that have become uplinks. Each
-// has an entry in the map for as long as programs may be on it, however this
-// process ends: by that they are found again. Until they are there, the entry has
-// no address to masquerade to.
-func (r *reconciler) attachUplinks() error {
+// attach puts the programs onto interfaces that have become uplinks. Each has an
+// entry in the map for as long as programs may be on it, however this process
+// ends: by that they are found again. Until they are there, the entry has no
+// address to masquerade to.
+func (c *uplinkController) attach(s *state) error {
 	var errs []error
-	for _, l := range r.view.uplinks {
-		err := r.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
+	for _, l := range s.view.uplinks {
+		err := c.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
 		if err != nil && !errors.Is(err, typed.ErrKeyExist) {
 			errs = append(errs, err)
 			continue
 		}
-		if err := r.dp.AttachUplink(int(l.Index)); err != nil {
+		if err := c.dp.AttachUplink(int(l.Index)); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if r.attached[l.Index] != l.Name {
-			r.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
+		if c.attached[l.Index] != l.Name {
+			c.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
 		}
-		r.attached[l.Index] = l.Name
+		c.attached[l.Index] = l.Name
 	}
-	if len(r.view.uplinks) == r.view.away {
-		r.complain("uplinks", errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists"))
-	} else {
-		r.settled("uplinks")
+	var none error
+	if len(s.view.uplinks) == s.view.away {
+		none = errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists")
 	}
+	c.complaints.note("uplinks", none)
 	return errors.Join(errs...)
 }
 
-// detachUplinks takes the programs off interfaces that no longer lead out, those
-// of an earlier run included.
-func (r *reconciler) detachUplinks() error {
+func (c *uplinkController) entries() (typed.Sync[uplinks.Key, uplinks.Value], error) {
+	have, err := c.dp.Maps.Uplinks.Content()
+	return typed.Sync[uplinks.Key, uplinks.Value]{Map: c.dp.Maps.Uplinks, Have: have}, err
+}
+
+// writeAddresses writes the addresses to masquerade to.
+func (c *uplinkController) writeAddresses(s *state) error {
+	c.absences.masqueraded(s.plan.Uplinks)
+	entries, err := c.entries()
+	if err != nil {
+		return err
+	}
+	return entries.Add(s.plan.Uplinks)
+}
+
+// detach takes the programs off interfaces that no longer lead out, those of an
+// earlier run included.
+func (c *uplinkController) detach(s *state) error {
+	s.lookAgain(c.absences.over(s.view, resync))
 	uplink := map[int]bool{}
-	for _, l := range r.view.uplinks {
+	for _, l := range s.view.uplinks {
 		uplink[int(l.Index)] = true
 	}
-	all, err := r.dp.Attachments()
+	all, err := c.dp.Attachments()
 	if err != nil {
 		return err
 	}
 	errs, left := []error{}, map[int]bool{}
 	for _, a := range all {
-		if uplink[a.Ifindex] || !isUplinkHook(a.Hook) {
+		if uplink[a.Ifindex] || a.Hook != attach.FromUplink && a.Hook != attach.ToUplink {
 			continue
 		}
-		r.log.Info("no longer an uplink", "interface", r.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
-		if err := r.dp.DetachUplink(a.Ifindex); err != nil {
+		c.log.Info("no longer an uplink", "interface", c.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
+		if err := c.dp.DetachUplink(a.Ifindex); err != nil {
 			errs = append(errs, err)
 			left[a.Ifindex] = true
 		}
 	}
-	errs = append(errs, r.deleteUplinks(left))
-	for index := range r.attached {
+	errs = append(errs, c.deleteEntries(s, left))
+	for index := range c.attached {
 		if !uplink[int(index)] {
-			delete(r.attached, index)
+			delete(c.attached, index)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// deleteUplinks removes the entries of interfaces that are no uplinks, but for
+// deleteEntries removes the entries of interfaces that are no uplinks, but for
 // those on which programs are left.
-func (r *reconciler) deleteUplinks(left map[int]bool) error {
-	s, err := r.uplinks()
+func (c *uplinkController) deleteEntries(s *state, left map[int]bool) error {
+	entries, err := c.entries()
 	if err != nil {
 		return err
 	}
-	return s.Remove(func(k uplinks.Key, _ uplinks.Value) bool {
-		_, wanted := r.result.Uplinks[k]
+	return entries.Remove(func(k uplinks.Key, _ uplinks.Value) bool {
+		_, wanted := s.plan.Uplinks[k]
 		return wanted || left[int(k.Ifindex)]
 	})
+}
+
+// inspect attaches again what has been taken off an uplink.
+func (c *uplinkController) inspect(s *state) error {
+	var errs []error
+	for _, l := range s.view.uplinks {
+		errs = append(errs, c.attachAgain(l, attach.FromUplink), c.attachAgain(l, attach.ToUplink))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *uplinkController) attachAgain(l plan.Link, hook attach.Hook) error {
+	index := int(l.Index)
+	if ok, err := c.dp.Attached(index, hook); ok || err != nil {
+		return nil //nolint:nilerr // what can't be told is for the next pass
+	}
+	if _, err := c.host.LinkByIndex(index); err != nil {
+		return nil //nolint:nilerr // the link is going; the kernel tells of that
+	}
+	if err := c.dp.Attach(index, hook); err != nil {
+		return err
+	}
+	c.log.Warn("program attached again", "interface", l.Name, "hook", string(hook))
+	return nil
+}
+
+// numbers are those that stand for uplinks in the masks of destinations, by index. One keeps its own for as long as it
+// is an uplink.
+type numbers map[uint32]uint32
+
+// give numbers the uplinks. It reports how many there are beyond those that can be told apart: they share the last number.
+func (n numbers) give(links []plan.Link) (beyond int) {
+	now := make(map[uint32]bool, len(links))
+	for _, l := range links {
+		now[l.Index] = true
+	}
+	for index := range n {
+		if !now[index] {
+			delete(n, index)
+		}
+	}
+	const last = uplinks.Bits - 1
+	var taken [uplinks.Bits]bool
+	unnumbered := make([]int, 0, len(links))
+	for i, l := range links {
+		bit, has := n[l.Index]
+		if !has || bit > last || taken[bit] && bit != last { // as an earlier version left them
+			unnumbered = append(unnumbered, i)
+			continue
+		}
+		taken[bit], links[i].Bit = true, bit
+	}
+	for _, i := range unnumbered {
+		bit := uint32(0)
+		for bit < last && taken[bit] {
+			bit++
+		}
+		n[links[i].Index], taken[bit], links[i].Bit = bit, true, bit
+	}
+	return max(0, len(links)-uplinks.Bits)
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -32,24 +33,26 @@ func TestModeThatIsGivenIsNotLookedFor(t *testing.T) {
 	priv.Isolate(t)
 	run(t, "iptables-nft -t nat -A POSTROUTING -j MASQUERADE")
 	for mode, want := range map[KubeProxyMode]bool{KubeProxyOn: true, KubeProxyOff: false, KubeProxyAuto: true} {
-		for what, look := range map[string]func(*translation, time.Time) (bool, error){"begin": (*translation).begin, "look": (*translation).look} {
-			translation := translation{mode: mode, watch: netfilter.New()}
-			if beside, err := look(&translation, time.Now()); beside != want || err != nil {
-				t.Errorf("%s, %s: %v, error %v", mode, what, beside, err)
-			}
+		log := slog.New(slog.DiscardHandler)
+		c := newMode(&node{cfg: Config{KubeProxy: mode}, log: log, complaints: newComplaints(log)})
+		if c.begin(time.Now()); c.beside != want {
+			t.Errorf("%s: begins beside netfilter: %v", mode, c.beside)
+		}
+		if c.follow(time.Now()); c.changing {
+			t.Errorf("%s: the programs are replaced", mode)
 		}
 	}
 }
 
 // follow looks and, when the mode has to change, does that too, which it reports.
-func (r *reconciler) follow(t *testing.T, now time.Time) bool {
+func (l *loop) follow(t *testing.T, now time.Time) bool {
 	t.Helper()
-	r.followTranslation(now)
+	l.mode.follow(now)
 	select {
-	case beside := <-r.modes.wanted:
-		r.changeMode(t.Context(), beside)
-		o := <-r.modes.outcome
-		r.modeChanged(t.Context(), o, now)
+	case beside := <-l.mode.wanted:
+		l.mode.replace(t.Context(), beside)
+		o := <-l.mode.outcomes
+		l.mode.changed(t.Context(), o, now)
 		return o.err == nil
 	default:
 		return false
@@ -58,20 +61,20 @@ func (r *reconciler) follow(t *testing.T, now time.Time) bool {
 
 // TestFollowTranslation has the programs of a node replaced as rules come and go, and flows that they have translated.
 func TestFollowTranslation(t *testing.T) {
-	r := newReconciler(t)
-	r.translation.mode = KubeProxyAuto
+	l := testLoop(t)
+	l.cfg.KubeProxy = KubeProxyAuto
 	now := time.Now()
 	expect := func(when string, after time.Duration, changed, beside bool) {
 		t.Helper()
-		before := r.dp.Program(attach.FromPod.Program())
-		if got := r.follow(t, now.Add(after)); got != changed {
+		before := l.dp.Program(attach.FromPod.Program())
+		if got := l.follow(t, now.Add(after)); got != changed {
 			t.Errorf("%s: changed: %v", when, got)
 		}
-		if replaced := r.dp.Program(attach.FromPod.Program()) != before; replaced != changed {
+		if replaced := l.dp.Program(attach.FromPod.Program()) != before; replaced != changed {
 			t.Errorf("%s: programs replaced: %v", when, replaced)
 		}
-		if r.translation.beside != beside || (r.translation.describe() != "") != beside {
-			t.Errorf("%s: beside netfilter: %v, %q", when, r.translation.beside, r.translation.describe())
+		if l.mode.beside != beside || (l.mode.where() != "") != beside {
+			t.Errorf("%s: beside netfilter: %v, %q", when, l.mode.beside, l.mode.where())
 		}
 	}
 	expect("no rules", 0, false, false)
@@ -98,11 +101,11 @@ func TestFollowTranslation(t *testing.T) {
 
 // TestTranslationIsFollowedAgain has the change fail at first.
 func TestTranslationIsFollowedAgain(t *testing.T) {
-	r := newReconciler(t)
-	r.translation.mode = KubeProxyAuto
+	l := testLoop(t)
+	l.cfg.KubeProxy = KubeProxyAuto
 	run(t, "iptables-nft -t nat -A POSTROUTING -j MASQUERADE")
-	lock := filepath.Join(r.cfg.State, "lock")
-	aside := filepath.Join(r.cfg.State, "aside")
+	lock := filepath.Join(l.cfg.State, "lock")
+	aside := filepath.Join(l.cfg.State, "aside")
 	if err := os.Rename(lock, aside); err != nil {
 		t.Fatal(err)
 	}
@@ -110,17 +113,17 @@ func TestTranslationIsFollowedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := time.Now()
-	before := r.dp.Program(attach.FromPod.Program())
-	if r.follow(t, now) || r.translation.beside || r.dp.Program(attach.FromPod.Program()) != before {
+	before := l.dp.Program(attach.FromPod.Program())
+	if l.follow(t, now) || l.mode.beside || l.dp.Program(attach.FromPod.Program()) != before {
 		t.Error("the mode has changed without the lock")
 	}
 	if err := errors.Join(os.Remove(lock), os.Rename(aside, lock)); err != nil {
 		t.Fatal(err)
 	}
-	if r.follow(t, now.Add(time.Second)) {
+	if l.follow(t, now.Add(time.Second)) {
 		t.Error("tried again at once: the verifier's work is not free")
 	}
-	if !r.follow(t, now.Add(retryMode)) || !r.translation.beside {
+	if !l.follow(t, now.Add(retryMode)) || !l.mode.beside {
 		t.Error("not tried again")
 	}
 }
@@ -142,14 +145,14 @@ func TestModeThatDoesNotLoadIsExplained(t *testing.T) {
 
 // A mode that is not to be had stays known until one is.
 func TestFailureOfAModeIsTold(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	for _, err := range []error{errors.New("somebody holds the lock"), nil} {
-		r.modeChanged(t.Context(), outcome{beside: true, err: err}, time.Now())
-		if err := r.tell(""); err != nil {
+		l.mode.changed(t.Context(), outcome{beside: true, err: err}, time.Now())
+		if err := l.publish(""); err != nil {
 			t.Fatal(err)
 		}
-		raw, read := os.ReadFile(filepath.Join(r.cfg.State, observe.ClusterFile))
+		raw, read := os.ReadFile(filepath.Join(l.cfg.State, observe.ClusterFile))
 		var told observe.Cluster
 		if read := errors.Join(read, json.Unmarshal(raw, &told)); read != nil {
 			t.Fatal(read)

@@ -24,9 +24,9 @@ type view struct {
 	// incomplete says of which endpoints the state can't be read; nil: of none.
 	incomplete error
 	uplinks    []plan.Link
-	// away is how many of the uplinks lead out no more, for a moment; held are addresses that they had.
-	away int
-	held []netip.Addr
+	// away is how many of the uplinks lead out no more, for a moment; recent are addresses that they had.
+	away   int
+	recent []netip.Addr
 	// others are the routes of tables that rules lead to, but for the main one.
 	others    []device.Route
 	rules     []device.Rule
@@ -164,7 +164,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Held: v.held, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != ""}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Held: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != ""}
 	for _, r := range v.routes {
 		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
 			f.Routes = append(f.Routes, kernelRoute(r))

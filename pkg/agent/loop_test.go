@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -20,15 +21,15 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
-	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// newReconciler makes a node in a namespace of the test's own, with one uplink.
+// testLoop makes a node in a namespace of the test's own, with one uplink.
 // The test must stay on its goroutine: only that one is inside.
-func newReconciler(t *testing.T) *reconciler {
+func testLoop(t *testing.T) *loop {
 	t.Helper()
 	pins := filepath.Join(priv.Isolate(t), "ecag")
 	dir := t.TempDir()
@@ -42,13 +43,13 @@ func newReconciler(t *testing.T) *reconciler {
 	attrs.Name = "uplink"
 	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far"}))
 	for _, name := range []string{"lo", "uplink", "far"} {
-		l, err := netlink.LinkByName(name)
+		link, err := netlink.LinkByName(name)
 		must(err)
-		must(netlink.LinkSetUp(l))
+		must(netlink.LinkSetUp(link))
 		if name == "uplink" {
 			a, err := netlink.ParseAddr("172.18.0.11/24")
 			must(err)
-			must(netlink.AddrAdd(l, a))
+			must(netlink.AddrAdd(link, a))
 		}
 	}
 	plugin := filepath.Join(dir, "image", install.Plugin)
@@ -77,11 +78,16 @@ func newReconciler(t *testing.T) *reconciler {
 			t.Error(err)
 		}
 	})
-	return &reconciler{
-		cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log),
-		sysctls:  sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log},
-		attached: map[uint32]string{}, reported: map[string]bool{}, translation: translation{watch: netfilter.New()}, orphans: newOrphans(), modes: newModes(), absences: newAbsences(cfg.Log),
-	}
+	n := &node{cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
+	return newLoop(n, newMode(n), sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log}, plan.Standing{}, observe.Cluster{})
+}
+
+// logged has what is logged from now on.
+func logged(l *loop) *bytes.Buffer {
+	log := &bytes.Buffer{}
+	l.log = slog.New(slog.NewTextHandler(log, nil))
+	l.complaints.log = l.log
+	return log
 }
 
 func list(nodes ...plan.Node) source.Update {
@@ -97,18 +103,18 @@ func n2() plan.Node {
 }
 
 // ready makes the node carry pods.
-func ready(t *testing.T, r *reconciler) {
+func ready(t *testing.T, l *loop) {
 	t.Helper()
-	r.take(list(n1(), n2()))
-	r.pass(t.Context())
-	if why := r.status.reason(); why != "" {
+	l.accept(list(n1(), n2()))
+	l.pass(t.Context())
+	if why := l.status.reason(); why != "" {
 		t.Fatalf("not ready: %s", why)
 	}
 }
 
-func (r *reconciler) destination(t *testing.T, prefix string) (destinations.Value, bool) {
+func (l *loop) destination(t *testing.T, prefix string) (destinations.Value, bool) {
 	t.Helper()
-	have, err := r.dp.Maps.Destinations.Content()
+	have, err := l.dp.Maps.Destinations.Content()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,9 +122,9 @@ func (r *reconciler) destination(t *testing.T, prefix string) (destinations.Valu
 	return v, ok
 }
 
-func (r *reconciler) route(t *testing.T, prefix string) bool {
+func (l *loop) route(t *testing.T, prefix string) bool {
 	t.Helper()
-	routes, err := r.host.OwnRoutes()
+	routes, err := l.host.OwnRoutes()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,104 +137,104 @@ func (r *reconciler) route(t *testing.T, prefix string) bool {
 }
 
 func TestPassMakesTheNode(t *testing.T) {
-	r := newReconciler(t)
-	r.pass(t.Context())
-	if why := r.status.reason(); !strings.Contains(why, "no complete list") {
+	l := testLoop(t)
+	l.pass(t.Context())
+	if why := l.status.reason(); !strings.Contains(why, "no complete list") {
 		t.Errorf("before the first list: %q", why)
 	}
-	if _, err := os.Stat(r.listPath()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(l.files.listPath()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the list is there before the node can carry a pod: %v", err)
 	}
-	ready(t, r)
-	if _, err := os.Stat(r.listPath()); err != nil {
+	ready(t, l)
+	if _, err := os.Stat(l.files.listPath()); err != nil {
 		t.Error(err)
 	}
 	for prefix, kind := range map[string]destinations.Kind{
 		"10.244.1.0/24": destinations.Local, "10.244.2.0/24": destinations.PodCIDR,
 		"172.18.0.11/32": destinations.Host, "172.18.0.12/32": destinations.Node,
 	} {
-		if v, ok := r.destination(t, prefix); !ok || v.Kind != kind {
+		if v, ok := l.destination(t, prefix); !ok || v.Kind != kind {
 			t.Errorf("%s is %v, %v", prefix, v.Kind, ok)
 		}
 	}
-	if !r.route(t, "10.244.1.0/24") || !r.route(t, "10.244.2.0/24") {
+	if !l.route(t, "10.244.1.0/24") || !l.route(t, "10.244.2.0/24") {
 		t.Error("routes are missing")
 	}
 	for _, hook := range []attach.Hook{attach.FromUplink, attach.ToUplink} {
-		if ok, err := r.dp.Attached(int(r.view.uplinks[0].Index), hook); !ok {
+		if ok, err := l.dp.Attached(int(l.view.uplinks[0].Index), hook); !ok {
 			t.Errorf("%s is not attached: %v", hook, err)
 		}
 	}
-	if content, err := os.ReadFile(filepath.Join(r.cfg.Bin, install.Plugin)); string(content) != "plugin" {
+	if content, err := os.ReadFile(filepath.Join(l.cfg.Bin, install.Plugin)); string(content) != "plugin" {
 		t.Errorf("plugin %q, error %v", content, err)
 	}
 }
 
 func TestChangeOfANodeNeedsNoLook(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	moved := n2()
 	moved.PodCIDRs = []string{"10.244.9.0/24"}
-	r.take(list(n1(), moved))
-	if err := r.replan(t.Context()); err != nil {
-		t.Fatal(err)
+	l.accept(list(n1(), moved))
+	if !l.replan(t.Context()) {
+		t.Fatal(l.status.reason())
 	}
-	if _, ok := r.destination(t, "10.244.2.0/24"); ok || r.route(t, "10.244.2.0/24") {
+	if _, ok := l.destination(t, "10.244.2.0/24"); ok || l.route(t, "10.244.2.0/24") {
 		t.Error("the podCIDR of before is still there")
 	}
-	if _, ok := r.destination(t, "10.244.9.0/24"); !ok || !r.route(t, "10.244.9.0/24") {
+	if _, ok := l.destination(t, "10.244.9.0/24"); !ok || !l.route(t, "10.244.9.0/24") {
 		t.Error("the new podCIDR is not there")
 	}
 }
 
 func TestWithoutAListNothingIsDeleted(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	// The next agent on this node, before it has heard of any Node.
-	standing, err := readStanding(r.dp.Maps)
+	standing, err := readStanding(l.dp.Maps)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.known, r.nodes, r.standing = false, nil, standing
-	r.take(source.Update{Err: errors.New("connection refused")})
-	r.pass(t.Context())
+	l.known, l.nodes, l.standing = false, nil, standing
+	l.accept(source.Update{Err: errors.New("connection refused")})
+	l.pass(t.Context())
 	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24", "172.18.0.12/32"} {
-		if _, ok := r.destination(t, prefix); !ok {
+		if _, ok := l.destination(t, prefix); !ok {
 			t.Errorf("%s is gone", prefix)
 		}
 	}
-	if !r.route(t, "10.244.2.0/24") {
+	if !l.route(t, "10.244.2.0/24") {
 		t.Error("a route is gone")
 	}
-	if why := r.status.reason(); !strings.Contains(why, "connection refused") {
+	if why := l.status.reason(); !strings.Contains(why, "connection refused") {
 		t.Errorf("not ready: %q", why)
 	}
-	if _, err := os.Stat(r.listPath()); err != nil {
+	if _, err := os.Stat(l.files.listPath()); err != nil {
 		t.Errorf("the list of before was taken away: %v", err)
 	}
 	// Repairs go on as well.
-	if err := r.host.DeleteRoute(device.Route{Dst: netip.MustParsePrefix("10.244.2.0/24")}); err != nil {
+	if err := l.host.DeleteRoute(device.Route{Dst: netip.MustParsePrefix("10.244.2.0/24")}); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
-	if !r.route(t, "10.244.2.0/24") {
+	l.pass(t.Context())
+	if !l.route(t, "10.244.2.0/24") {
 		t.Error("the route of what stands was not put back")
 	}
 }
 
 func TestForeignRouteStays(t *testing.T) {
-	r := newReconciler(t)
-	l, err := r.host.LinkByName("uplink")
+	l := testLoop(t)
+	link, err := l.host.LinkByName("uplink")
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign := device.Route{Dst: netip.MustParsePrefix("10.244.2.0/24"), Index: l.Index, Gateway: netip.MustParseAddr("172.18.0.99"), Foreign: true}
-	if err := r.host.ReplaceRoute(foreign); err != nil {
+	foreign := device.Route{Dst: netip.MustParsePrefix("10.244.2.0/24"), Index: link.Index, Gateway: netip.MustParseAddr("172.18.0.99"), Foreign: true}
+	if err := l.host.ReplaceRoute(foreign); err != nil {
 		t.Fatal(err)
 	}
-	r.take(list(n1(), n2()))
-	r.pass(t.Context())
-	routes, err := r.host.Routes()
+	l.accept(list(n1(), n2()))
+	l.pass(t.Context())
+	routes, err := l.host.Routes()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,38 +243,38 @@ func TestForeignRouteStays(t *testing.T) {
 			t.Errorf("the route is now %+v", have)
 		}
 	}
-	if r.route(t, "10.244.2.0/24") {
+	if l.route(t, "10.244.2.0/24") {
 		t.Error("a second route stands beside somebody else's")
 	}
 }
 
 func TestInspectRestoresPins(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
-	gone := []string{r.cfg.BPFFS.Map(endpoints.Name), r.cfg.BPFFS.Program("ec_from_pod"), r.listPath()}
+	l := testLoop(t)
+	ready(t, l)
+	gone := []string{l.cfg.BPFFS.Map(endpoints.Name), l.cfg.BPFFS.Program("ec_from_pod"), l.files.listPath()}
 	for _, path := range gone {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
 	}
-	index := int(r.view.uplinks[0].Index)
-	if err := r.dp.Detach(index, attach.ToUplink); err != nil {
+	index := int(l.view.uplinks[0].Index)
+	if err := l.dp.Detach(index, attach.ToUplink); err != nil {
 		t.Fatal(err)
 	}
-	r.inspect(t.Context())
+	l.inspect(t.Context())
 	for _, path := range gone {
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
 		}
 	}
-	if ok, err := r.dp.Attached(index, attach.ToUplink); !ok {
+	if ok, err := l.dp.Attached(index, attach.ToUplink); !ok {
 		t.Errorf("not attached again: %v", err)
 	}
 }
 
 func TestUplinksAreFollowed(t *testing.T) {
-	r := newReconciler(t)
-	ready(t, r)
+	l := testLoop(t)
+	ready(t, l)
 	far, err := netlink.LinkByName("far")
 	if err != nil {
 		t.Fatal(err)
@@ -280,20 +286,20 @@ func TestUplinksAreFollowed(t *testing.T) {
 	if err := netlink.AddrAdd(far, a); err != nil {
 		t.Fatal(err)
 	}
-	r.pass(t.Context())
+	l.pass(t.Context())
 	index := far.Attrs().Index
-	if ok, err := r.dp.Attached(index, attach.FromUplink); !ok {
+	if ok, err := l.dp.Attached(index, attach.FromUplink); !ok {
 		t.Fatalf("a new route's interface is no uplink: %v", err)
 	}
 	if err := netlink.AddrDel(far, a); err != nil {
 		t.Fatal(err)
 	}
-	r.absences.grace = 0
-	r.pass(t.Context())
-	if ok, _ := r.dp.Attached(index, attach.FromUplink); ok {
+	l.uplinks.absences.grace = 0
+	l.pass(t.Context())
+	if ok, _ := l.dp.Attached(index, attach.FromUplink); ok {
 		t.Error("an interface without routes is still an uplink")
 	}
-	if len(r.result.Uplinks) != 1 {
-		t.Errorf("uplinks %v", r.result.Uplinks)
+	if len(l.plan.Uplinks) != 1 {
+		t.Errorf("uplinks %v", l.plan.Uplinks)
 	}
 }

@@ -8,18 +8,18 @@ import (
 )
 
 const (
-	// sweeping is how often what belongs to no endpoint is searched for.
-	sweeping = time.Minute
-	// sweepWait bounds the wait for work on pods to end, which keeps new work waiting.
-	sweepWait = 3 * time.Second
+	// leftoversInterval is how often what belongs to no endpoint is searched for.
+	leftoversInterval = time.Minute
+	// leftoversWait bounds the wait for work on pods to end, which keeps new work waiting.
+	leftoversWait = 3 * time.Second
 )
 
-// sweepOrphans searches for what no endpoint explains, now and then until ctx ends:
+// releaseLeftovers takes away what no endpoint explains, now and then until ctx ends:
 // links of killed ADDs, entries and pins of links that are gone.
-func (a *agent) sweepOrphans(ctx context.Context) error {
+func (a *agent) releaseLeftovers(ctx context.Context) error {
 	failing := false
 	for {
-		err, again := a.sweep(ctx), sweeping
+		err, again := a.releaseLeftoversOnce(ctx), leftoversInterval
 		if err != nil {
 			again = resync
 		}
@@ -35,8 +35,8 @@ func (a *agent) sweepOrphans(ctx context.Context) error {
 	}
 }
 
-func (a *agent) sweep(ctx context.Context) error {
-	wait, cancel := context.WithTimeout(ctx, sweepWait)
+func (a *agent) releaseLeftoversOnce(ctx context.Context) error {
+	wait, cancel := context.WithTimeout(ctx, leftoversWait)
 	defer cancel()
 	node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
 	if err != nil {

@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// clusterController owns what the plan says of the cluster: this node's record in
+// config, the destinations, and the kernel's routes to pods of other nodes.
+type clusterController struct {
+	*node
+	// applied is what the destinations map contains, routes what the kernel does, as
+	// far as they are ours: as found by the newest look, and as written since.
+	applied map[destinations.Key]destinations.Value
+	routes  map[netip.Prefix]plan.Route
+	// problems are those of the newest plan, and what the kernel refused of it.
+	problems []plan.Problem
+	reported map[string]bool // problems and notes that the log has
+	// stack is what the host's stack decides on although the programs could, and why, as the log has it: routes, and what
+	// IPsec policies reach; empty: nothing.
+	stack [2]string
+}
+
+// found takes what a look has found: the map, and the routes.
+func (c *clusterController) found(have map[destinations.Key]destinations.Value, v *view) {
+	c.applied, c.routes = have, v.ownRoutes()
+}
+
+// writeConfig writes this node's one record.
+func (c *clusterController) writeConfig(s *state) error {
+	have, err := c.dp.Maps.Config.Get(config.Key{})
+	if err != nil {
+		return err
+	}
+	if have == s.plan.Config {
+		return nil
+	}
+	known := have
+	known.Flags = s.plan.Config.Flags
+	if own := s.plan.Standing.Own4(); own.IsValid() && known != s.plan.Config {
+		c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP4().String())
+	}
+	return c.dp.Maps.Config.Put(config.Key{}, s.plan.Config)
+}
+
+// reconcile writes destinations and routes in the order in which packets need
+// them: what is new before what is gone. What can't be written does not keep what
+// is gone: no Node says it any more, and it may be what stands in the way.
+func (c *clusterController) reconcile(s *state) error {
+	c.problems = slices.Clone(s.plan.Problems)
+	errs := []error{c.writeDestinations(s), c.writeRoutes(s)}
+	if s.known {
+		errs = append(errs, c.deleteDestinations(s), c.deleteRoutes(s))
+	}
+	err := errors.Join(errs...)
+	if err == nil && s.known {
+		c.status.synced(s.changed, time.Now())
+	}
+	c.status.describe(s.plan.Standing, c.problems, len(s.nodes))
+	c.report(s)
+	c.reportStack(s)
+	return err
+}
+
+// ofPod says that an entry is of one pod outside the podCIDR: those are written
+// by the endpoints' controller, under the endpoint's lock.
+func ofPod(k destinations.Key, v destinations.Value) bool {
+	return v.Kind == destinations.Local && k.PrefixLen == 128
+}
+
+func (c *clusterController) destinations() typed.Sync[destinations.Key, destinations.Value] {
+	return typed.Sync[destinations.Key, destinations.Value]{Map: c.dp.Maps.Destinations, Have: c.applied, Same: destinations.Same}
+}
+
+// writeDestinations adds and changes entries, all that it can.
+func (c *clusterController) writeDestinations(s *state) error {
+	want := maps.Clone(s.plan.Destinations)
+	maps.DeleteFunc(want, ofPod)
+	return c.destinations().Add(want)
+}
+
+// deleteDestinations removes what the plan does not have. A pod's entry is not
+// known to be nobody's while some pods' state can't be read.
+func (c *clusterController) deleteDestinations(s *state) error {
+	return c.destinations().Remove(func(k destinations.Key, have destinations.Value) bool {
+		_, wanted := s.plan.Destinations[k]
+		return wanted || s.view.incomplete != nil && ofPod(k, have)
+	})
+}
+
+// ownRoutes is what the kernel has of ours, but for the routes to pods. One over
+// a link that the view lacks is of a pod that has come since the links were listed.
+func (v *view) ownRoutes() map[netip.Prefix]plan.Route {
+	have := map[netip.Prefix]plan.Route{}
+	for _, route := range v.routes {
+		link, there := v.links[route.Index]
+		if route.Protocol != device.Protocol || endpoint.IsHostLinkName(link.Name) || !there && route.Index != 0 {
+			continue
+		}
+		have[route.Dst] = fromKernel(route)
+	}
+	return have
+}
+
+func fromKernel(k device.Route) plan.Route {
+	route := plan.Route{Dst: k.Dst}
+	if !k.Unreachable {
+		route.Via, route.Src, route.Index = k.Gateway, k.Source, uint32(k.Index)
+	}
+	return route
+}
+
+func toKernel(p plan.Route) device.Route {
+	return device.Route{Dst: p.Dst, Index: int(p.Index), Gateway: p.Via, Source: p.Src, Unreachable: !p.Via.IsValid()}
+}
+
+// writeRoutes adds and changes routes. One of somebody else to the very same
+// prefix stays; the pods' packets don't need ours. One that the kernel refuses is
+// the fault of the node that it leads to, whose problem it becomes, and of nobody
+// else; without the one to this node's own podCIDR no pod can be carried.
+func (c *clusterController) writeRoutes(s *state) (own error) {
+	foreign, disputed := s.view.foreignRoutes(), map[string]error{}
+	refused := map[netip.Prefix]error{}
+	for _, want := range s.plan.Routes {
+		have, ok := c.routes[want.Dst]
+		if ok && have == want {
+			continue
+		}
+		if protocol, taken := foreign[want.Dst]; taken {
+			disputed[want.Dst.String()] = fmt.Errorf("the route is somebody else's (protocol %d) and stays; the host itself may not reach these pods", protocol)
+			continue
+		}
+		err := c.host.ReplaceRoute(toKernel(want))
+		switch {
+		case err == nil:
+			c.routes[want.Dst] = want
+		case slices.Contains(s.plan.Standing.Own, want.Dst):
+			own = err
+		default:
+			refused[want.Dst] = err
+		}
+	}
+	c.blame(s.plan.Peers, refused)
+	for dst, err := range refused { // of nodes that an earlier agent knew
+		disputed[dst.String()] = err
+	}
+	c.complaints.noteEach("route ", disputed)
+	return own
+}
+
+// foreignRoutes are the prefixes that a route of somebody else stands in the way
+// of, with its protocol.
+func (v *view) foreignRoutes() map[netip.Prefix]int {
+	foreign := map[netip.Prefix]int{}
+	for _, route := range v.routes {
+		if route.Protocol != device.Protocol && route.Priority == 0 {
+			foreign[route.Dst] = route.Protocol
+		}
+	}
+	return foreign
+}
+
+// blame takes the routes that the kernel refuses over into the problems of the
+// nodes that they lead to.
+func (c *clusterController) blame(peers []plan.Peer, refused map[netip.Prefix]error) {
+	if len(refused) == 0 {
+		return
+	}
+	for _, peer := range peers {
+		for _, p := range peer.PodCIDRs {
+			if err := refused[p]; err != nil {
+				text := fmt.Sprintf("%v, so this node itself can't reach the pods there by %s", err, peer.Address)
+				c.problems = append(c.problems, plan.Problem{Node: peer.Name, Reason: plan.Refused, Text: text})
+			}
+			delete(refused, p)
+		}
+	}
+}
+
+// deleteRoutes removes the routes of ours that the plan does not have.
+func (c *clusterController) deleteRoutes(s *state) error {
+	wanted := make(map[netip.Prefix]bool, len(s.plan.Routes))
+	for _, route := range s.plan.Routes {
+		wanted[route.Dst] = true
+	}
+	for dst, route := range c.routes {
+		if wanted[dst] {
+			continue
+		}
+		if err := c.host.DeleteRoute(toKernel(route)); err != nil {
+			return err
+		}
+		delete(c.routes, dst)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"maps"
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+)
+
+// complaints are what is wrong now, of what is tried again and again. Each is
+// logged once for as long as it lasts.
+type complaints struct {
+	log   *slog.Logger
+	texts map[string]string // by what each is about
+}
+
+func newComplaints(log *slog.Logger) *complaints {
+	return &complaints{log, map[string]string{}}
+}
+
+// note takes how something went: an error is logged unless it is the one of before,
+// nil is the end of the complaint about it.
+func (c *complaints) note(about string, err error) {
+	if err == nil {
+		delete(c.texts, about)
+		return
+	}
+	text := err.Error()
+	if errors.Is(err, bpffs.ErrLocked) {
+		text = bpffs.ErrLocked.Error() // who holds the lock, and for how long, is another text each time
+	}
+	if c.texts[about] != text {
+		c.texts[about] = text
+		c.log.Error("not in order, trying again", "about", about, "error", err)
+	}
+}
+
+// noteEach is note for all of a kind: what is not among errs is over.
+func (c *complaints) noteEach(kind string, errs map[string]error) {
+	maps.DeleteFunc(c.texts, func(about, _ string) bool {
+		name, of := strings.CutPrefix(about, kind)
+		return of && errs[name] == nil
+	})
+	for name, err := range errs {
+		c.note(kind+name, err)
+	}
+}

@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+)
+
+// fileController owns the files by which the runtime finds us: the plugin, and the
+// network configuration list, which says that this node carries pods.
+type fileController struct {
+	*node
+	list    stamp // of the list as written
+	portmap struct {
+		stamp stamp // of the portmap plugin at the newest look
+		found *install.Chained
+	}
+	plugin [2]stamp // of what is installed, and of what it was installed from
+}
+
+// stamp tells without reading whether a file is still the same. The time is that
+// of the last change of any kind: nobody can set it.
+type stamp struct {
+	inode   uint64
+	size    int64
+	changed unix.Timespec
+}
+
+// stampOf returns the zero value for a file that is not there.
+func stampOf(path string) stamp {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return stamp{}
+	}
+	return stamp{st.Ino, st.Size, st.Ctim}
+}
+
+func (c *fileController) listPath() string    { return filepath.Join(c.cfg.Conf, install.Conflist) }
+func (c *fileController) portmapPath() string { return filepath.Join(c.cfg.Bin, install.Portmap) }
+func (c *fileController) pluginPath() string  { return filepath.Join(c.cfg.Bin, install.Plugin) }
+
+// installPlugin puts the plugin in its place.
+func (c *fileController) installPlugin(*state) error {
+	if c.cfg.Bin == "" || c.plugin[0] != (stamp{}) && c.plugin == c.pluginStamps() {
+		return nil
+	}
+	wrote, err := install.WritePlugin(c.cfg.Plugin, c.cfg.Bin)
+	c.plugin = c.pluginStamps()
+	if wrote {
+		c.log.Info("plugin installed", "dir", c.cfg.Bin)
+	}
+	return err
+}
+
+func (c *fileController) pluginStamps() [2]stamp {
+	return [2]stamp{stampOf(c.pluginPath()), stampOf(c.cfg.Plugin)}
+}
+
+// writeList tells the runtime that this node carries pods.
+func (c *fileController) writeList(s *state) error {
+	l := install.List{
+		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.cfg.MTU, Attach: string(c.cfg.Attach),
+		Quarantine: c.cfg.Quarantine, LogLevel: c.cfg.LogLevel,
+		PodCIDRs: []netip.Prefix{s.plan.Standing.Own4()},
+	}
+	if l.MTU == 0 {
+		l.MTU = s.view.mtu()
+	}
+	var err error
+	if l.Portmap, err = c.findPortmap(); err != nil {
+		return err
+	}
+	wrote, err := install.WriteList(c.cfg.Conf, l)
+	if wrote {
+		c.log.Info("network configuration list written", "file", c.listPath(), "podCIDR", l.PodCIDRs[0].String(), "mtu", l.MTU, "portmap", l.Portmap != nil)
+	}
+	c.list = stampOf(c.listPath())
+	return err
+}
+
+func (c *fileController) mayChainPortmap() bool {
+	return c.cfg.Portmap != PortmapOff && c.cfg.Bin != ""
+}
+
+// findPortmap returns the plugin that is to be chained for host ports, if any.
+func (c *fileController) findPortmap() (*install.Chained, error) {
+	if !c.mayChainPortmap() {
+		return nil, nil
+	}
+	if now := stampOf(c.portmapPath()); now == (stamp{}) || now != c.portmap.stamp {
+		found, err := install.FindPortmap(c.cfg.Bin)
+		if err != nil {
+			return nil, err
+		}
+		c.portmap.stamp, c.portmap.found = now, found
+	}
+	if c.portmap.found == nil && c.cfg.Portmap == PortmapOn {
+		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or leave host ports with --portmap off", c.portmapPath())
+	}
+	return c.portmap.found, nil
+}
+
+// inspect writes the list again when somebody else has changed it, or when the plugin
+// for host ports has come or gone, or is another: no pod starts while the list names
+// one that is not there. Our own plugin that is gone is for the next pass.
+func (c *fileController) inspect(s *state) error {
+	if c.cfg.Bin != "" {
+		if _, err := os.Stat(c.pluginPath()); errors.Is(err, os.ErrNotExist) {
+			s.lookAgain(0)
+		}
+	}
+	if !c.status.isReady() {
+		return nil
+	}
+	changed := stampOf(c.listPath()) != c.list
+	if changed {
+		c.log.Warn("network configuration list was changed or removed, writing it again", "file", c.listPath())
+	}
+	if changed || c.mayChainPortmap() && stampOf(c.portmapPath()) != c.portmap.stamp {
+		return c.writeList(s)
+	}
+	return nil
+}

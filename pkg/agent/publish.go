@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+)
+
+// publish leaves for ebpfctl what the maps do not say: whether the node is ready,
+// what translates beside us, the names of the nodes, and what is wrong with their
+// objects. Until there is a list of Nodes, what an earlier agent left of them
+// stays, as the maps do.
+func (l *loop) publish(notReady string) error {
+	c := observe.Cluster{
+		NotReady: notReady, Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
+		Nodes: l.published.Nodes, Problems: l.published.Problems,
+	}
+	if l.mode.failure != nil {
+		c.Mode = l.mode.failure.Error()
+	}
+	if l.known && l.view != nil {
+		c.Nodes, c.Problems = nil, nil
+		for _, p := range l.plan.Peers {
+			c.Nodes = append(c.Nodes, observe.ClusterNode{Name: p.Name, Address: p.Address})
+		}
+		for _, p := range l.cluster.problems {
+			c.Problems = append(c.Problems, observe.ClusterProblem{Node: p.Node, Reason: string(p.Reason), Text: p.Text})
+		}
+	}
+	path := filepath.Join(l.cfg.State, observe.ClusterFile)
+	if _, err := os.Stat(path); err == nil && reflect.DeepEqual(c, l.published) {
+		return nil
+	}
+	if err := writeCluster(path, c); err != nil {
+		return err
+	}
+	l.published = c
+	return nil
+}
+
+// publishStarting says that the agent is at work, but not yet what it finds. It
+// returns what the file contains now.
+func publishStarting(stateDir string) (c observe.Cluster, err error) {
+	path := filepath.Join(stateDir, observe.ClusterFile)
+	content, err := os.ReadFile(path) //nolint:gosec // the path is the administrator's
+	if err != nil || json.Unmarshal(content, &c) != nil {
+		c = observe.Cluster{} // none yet, or none that can be used: it will be written anew
+	}
+	c.NotReady = starting
+	return c, writeCluster(path, c)
+}
+
+func writeCluster(path string, c observe.Cluster) error {
+	content, err := json.Marshal(c)
+	if err != nil {
+		return fmt.Errorf("encode the file for ebpfctl: %w", err)
+	}
+	next := path + ".next"
+	if err := os.WriteFile(next, append(content, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write the file for ebpfctl: %w", err)
+	}
+	if err := os.Rename(next, path); err != nil {
+		return fmt.Errorf("write the file for ebpfctl: %w", err)
+	}
+	return nil
+}
