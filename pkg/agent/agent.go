@@ -74,18 +74,14 @@ func bounded(ctx context.Context, d time.Duration, work func() error) error {
 	select {
 	case err := <-ended:
 		return err
-	case <-afterwards(ctx, d):
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(d):
 		return errCutOff
 	}
-}
-
-// afterwards returns a channel that is closed some time after ctx ends.
-func afterwards(ctx context.Context, d time.Duration) <-chan struct{} {
-	over := make(chan struct{})
-	context.AfterFunc(ctx, func() {
-		time.AfterFunc(d, func() { close(over) })
-	})
-	return over
 }
 
 type agent struct {
@@ -205,12 +201,12 @@ func (a *agent) work(ctx context.Context) error {
 	}
 	a.mode.report()
 	l := newLoop(a.node, a.mode, a.sysctls, standing, a.published)
-	updates, network := make(chan source.Update), make(chan struct{}, 1)
+	nodes, network := newLatest(), make(chan struct{}, 1)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.followNodes(ctx, updates) })
+	g.Go(func() error { return a.followNodes(ctx, nodes.put) })
 	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, network) })
 	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, network) })
-	g.Go(func() error { return l.run(ctx, updates, network) })
+	g.Go(func() error { return l.run(ctx, nodes, network) })
 	g.Go(func() error { return a.mode.run(ctx) })
 	g.Go(func() error { return a.releaseLeftovers(ctx) })
 	g.Go(func() error { return a.sweepFlows(ctx) })
@@ -220,25 +216,20 @@ func (a *agent) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// followNodes hands on what the source says, and with an API says there whether
+// followNodes passes on what the source says, and with an API says there whether
 // this node carries pods.
-func (a *agent) followNodes(ctx context.Context, updates chan<- source.Update) error {
-	said := newLatest()
+func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error {
 	if a.cfg.NodesFile != "" {
-		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() error { return said.hand(ctx, updates) })
-		g.Go(func() error { return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, said.put) })
-		return g.Wait()
+		return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, put)
 	}
 	c, err := a.newCondition()
 	if err != nil {
 		return err
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return said.hand(ctx, updates) })
 	g.Go(func() error { return c.run(ctx) })
 	g.Go(func() error {
-		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.observe}.Run(ctx, said.put)
+		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.observe}.Run(ctx, put)
 	})
 	return g.Wait()
 }
@@ -269,18 +260,26 @@ func (a *agent) followNetwork(
 	}
 }
 
-// sweepFlows removes flows that have ended, for as long as ctx lasts.
+// sweepFlows removes flows that have ended, until ctx ends.
 func (a *agent) sweepFlows(ctx context.Context) error {
-	failing := false
-	for {
+	return repeat(ctx, func() (time.Duration, error) {
 		result, again, err := a.dp.Sweep()
-		if err != nil && !failing {
-			a.log.Error("flow tables can't be swept, trying again", "error", err)
-		}
-		failing = err != nil
 		if n := result.Snat.Deleted + result.Conntrack.Deleted; n > 0 {
 			a.log.Debug("flows swept", "snat", result.Snat.Deleted, "conntrack", result.Conntrack.Deleted)
 		}
+		return again, err
+	}, func(err error) { a.log.Error("flow tables can't be swept, trying again", "error", err) })
+}
+
+// repeat calls do until ctx ends, each time as long after the one before as that has
+// said. It reports the first of failures in a row.
+func repeat(ctx context.Context, do func() (again time.Duration, err error), report func(error)) error {
+	for failing := false; ; {
+		again, err := do()
+		if err != nil && !failing && ctx.Err() == nil {
+			report(err)
+		}
+		failing = err != nil
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -68,7 +68,7 @@ func TestRefusedRouteHurtsNobodyElse(t *testing.T) {
 		if _, err := os.Stat(l.files.listPath()); err != nil {
 			t.Error(err)
 		}
-		if _, problems := l.status.counts(); problems[problem{"n2", plan.Refused}] != 1 || len(problems) != 1 {
+		if problems := l.status.read().problems; problems[problem{"n2", plan.Refused}] != 1 || len(problems) != 1 {
 			t.Errorf("problems %v, want one with n2", problems)
 		}
 		c := l.readTold(t)
@@ -101,7 +101,7 @@ func TestRefusedRouteHurtsNobodyElse(t *testing.T) {
 		}
 		l.accept(list(n1(), n2()))
 		l.pass(t.Context())
-		if _, problems := l.status.counts(); len(problems) != 0 || !l.route(t, "10.244.2.0/24") {
+		if problems := l.status.read().problems; len(problems) != 0 || !l.route(t, "10.244.2.0/24") {
 			t.Errorf("after the node was put right: problems %v", problems)
 		}
 	})

@@ -108,16 +108,10 @@ func (c *condition) last() *source.Condition {
 
 // run compares and writes until ctx ends.
 func (c *condition) run(ctx context.Context) error {
-	tick := time.NewTicker(askCondition)
-	defer tick.Stop()
-	for {
+	return repeat(ctx, func() (time.Duration, error) {
 		c.step(ctx, time.Now())
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
+		return askCondition, nil
+	}, nil)
 }
 
 // step writes the condition if it is not what it should be and it is time to.

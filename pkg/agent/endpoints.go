@@ -54,7 +54,7 @@ func (c *endpointController) reconcile(s *state) error {
 	}
 	// In the log once, in the metrics for as long as it lasts. ebpfctl finds them in the maps.
 	c.complaints.noteEach("address of endpoint ", contested)
-	c.status.setConflicts(len(contested))
+	c.status.set(func(f *figures) { f.conflicts = len(contested) })
 	c.reportRepairs()
 	return c.releaseOrphans(s)
 }

@@ -1,14 +1,13 @@
 package agent
 
 import (
-	"context"
 	"sync"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
-// latest keeps what the source has said until the reconciler takes it: of the Nodes only the newest state, since each
-// is complete. So thousands that come at once cost as many plans as there is time for, and the source never waits.
+// latest keeps what the source has said until the loop takes it: of the Nodes only the newest state, since each is
+// complete. So thousands that come at once cost as many plans as there is time for, and the source never waits.
 type latest struct {
 	news chan struct{} // one is waiting, when something is
 
@@ -48,22 +47,4 @@ func (l *latest) take() (all []source.Update) {
 	}
 	l.nodes, l.fault = nil, nil
 	return all
-}
-
-// hand hands everything on, until ctx ends.
-func (l *latest) hand(ctx context.Context, updates chan<- source.Update) error {
-	for {
-		select {
-		case <-l.news:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		for _, u := range l.take() {
-			select {
-			case updates <- u:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-	}
 }

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -49,32 +48,5 @@ func TestLatest(t *testing.T) {
 				t.Errorf("taken twice: %v", left)
 			}
 		})
-	}
-}
-
-func TestLatestIsHandedOn(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	l, updates, ended := newLatest(), make(chan source.Update), make(chan error, 1)
-	go func() { ended <- l.hand(ctx, updates) }()
-	const crowd = 1000
-	for i := range crowd {
-		l.put(source.Update{Nodes: make([]plan.Node, i+1)})
-	}
-	taken, last := 0, 0
-	for last < crowd {
-		select {
-		case u := <-updates:
-			taken, last = taken+1, len(u.Nodes)
-		case <-time.After(10 * time.Second):
-			t.Fatalf("the newest state never came; the last one has %d Nodes", last)
-		}
-	}
-	// One may have been in hand, and those behind it waited as one.
-	if taken > 2 {
-		t.Errorf("%d states were handed on to a reconciler that was busy, want 2 at most", taken)
-	}
-	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
 	}
 }

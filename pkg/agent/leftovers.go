@@ -17,31 +17,19 @@ const (
 // releaseLeftovers takes away what no endpoint explains, now and then until ctx ends:
 // links of killed ADDs, entries and pins of links that are gone.
 func (a *agent) releaseLeftovers(ctx context.Context) error {
-	failing := false
-	for {
-		err, again := a.releaseLeftoversOnce(ctx), leftoversInterval
+	return repeat(ctx, func() (time.Duration, error) {
+		wait, cancel := context.WithTimeout(ctx, leftoversWait)
+		defer cancel()
+		node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
 		if err != nil {
-			again = resync
+			return resync, err
 		}
-		if err != nil && !failing && ctx.Err() == nil {
-			a.log.Warn("what killed plugins may have left can't be searched for, trying again", "error", err)
+		defer node.Release()
+		if err := a.cfg.releaser().RemoveOrphans(nil); err != nil {
+			return resync, err
 		}
-		failing = err != nil
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(again):
-		}
-	}
-}
-
-func (a *agent) releaseLeftoversOnce(ctx context.Context) error {
-	wait, cancel := context.WithTimeout(ctx, leftoversWait)
-	defer cancel()
-	node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
-	if err != nil {
-		return err
-	}
-	defer node.Release()
-	return a.cfg.releaser().RemoveOrphans(nil)
+		return leftoversInterval, nil
+	}, func(err error) {
+		a.log.Warn("what killed plugins may have left can't be searched for, trying again", "error", err)
+	})
 }

@@ -126,7 +126,7 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 
 // run works until ctx ends: after every change of the Nodes and of the network,
 // and periodically.
-func (l *loop) run(ctx context.Context, updates <-chan source.Update, network <-chan struct{}) error {
+func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) error {
 	var (
 		last time.Time
 		due  = time.Now().Add(firstListTimeout)
@@ -147,14 +147,16 @@ func (l *loop) run(ctx context.Context, updates <-chan source.Update, network <-
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case u := <-updates:
-			if l.accept(u) && (l.view == nil || !l.replan(ctx)) {
+		case <-nodes.news:
+			if !l.accept(nodes.take()...) {
+				l.judge()
+			} else if l.view == nil || !l.replan(ctx) {
 				within(0)
 			}
 		case <-network:
 			within(max(passDelay, minPassInterval-time.Since(last)))
 		case <-tick.C:
-			l.status.beat(time.Now())
+			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.mode.follow(time.Now())
 			if l.view != nil && l.inspect(ctx) {
 				within(0)
@@ -171,23 +173,24 @@ func (l *loop) run(ctx context.Context, updates <-chan source.Update, network <-
 	}
 }
 
-// accept takes the newest of what the source says. It reports whether there are
+// accept takes what the source has said, in that order. It reports whether there are
 // new Nodes.
-func (l *loop) accept(u source.Update) bool {
-	if u.Err != nil {
-		l.log.Warn("Nodes can't be read; what was known stays", "error", u.Err, "known", l.known)
-		l.sourceErr = u.Err
-		l.judge()
-		return false
+func (l *loop) accept(said ...source.Update) (news bool) {
+	for _, u := range said {
+		switch {
+		case u.Err != nil:
+			l.log.Warn("Nodes can't be read; what was known stays", "error", u.Err, "known", l.known)
+			l.sourceErr = u.Err
+			continue
+		case l.sourceErr != nil:
+			l.log.Info("Nodes can be read again", "nodes", len(u.Nodes))
+		case !l.known:
+			l.log.Info("first complete list of Nodes", "nodes", len(u.Nodes))
+		}
+		l.nodes, l.known, l.changed, l.sourceErr, news = u.Nodes, true, u.Changed, nil, true
+		l.status.pending(u.Changed)
 	}
-	if l.sourceErr != nil {
-		l.log.Info("Nodes can be read again", "nodes", len(u.Nodes))
-	} else if !l.known {
-		l.log.Info("first complete list of Nodes", "nodes", len(u.Nodes))
-	}
-	l.nodes, l.known, l.changed, l.sourceErr = u.Nodes, true, u.Changed, nil
-	l.status.pending(u.Changed)
-	return true
+	return news
 }
 
 // pass looks at everything and puts it right. It returns when to do so again.

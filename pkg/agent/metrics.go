@@ -68,13 +68,13 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	nodes, problems := m.status.counts()
-	gauge(m.nodes, float64(nodes))
-	gauge(m.lag, m.status.syncLag(time.Now()).Seconds())
-	gauge(m.conflicts, float64(m.status.conflictCount()))
-	gauge(m.ready, oneIf(m.status.isReady()))
-	gauge(m.beside, oneIf(m.status.isBeside()))
-	for p, n := range problems {
+	now := m.status.read()
+	gauge(m.nodes, float64(now.nodes))
+	gauge(m.lag, now.syncLag(time.Now()).Seconds())
+	gauge(m.conflicts, float64(now.conflicts))
+	gauge(m.ready, oneIf(now.notReady == ""))
+	gauge(m.beside, oneIf(now.beside))
+	for p, n := range now.problems {
 		gauge(m.nodeProblems, float64(n), p.node, string(p.reason))
 	}
 	fills, err := observe.Fills(m.pins)
@@ -90,7 +90,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	} else {
 		gauge(m.endpoints, float64(pods))
 	}
-	m.collectTraffic(ch)
+	m.sumTraffic(ch)
 }
 
 func oneIf(b bool) float64 {
@@ -112,8 +112,8 @@ func countPods(m *endpoints.Map) (int, error) {
 	return len(links), nil
 }
 
-// collectTraffic sums what the programs counted.
-func (m *metrics) collectTraffic(ch chan<- prometheus.Metric) {
+// sumTraffic adds up what the programs counted.
+func (m *metrics) sumTraffic(ch chan<- prometheus.Metric) {
 	dropped, err := m.maps.Drops.All()
 	if err != nil {
 		m.log.Warn("drops can't be read", "error", err)

@@ -118,7 +118,7 @@ func (c *modeController) where() string {
 // report logs beside what the programs work now, and has it in the metrics.
 func (c *modeController) report() {
 	where := c.where()
-	c.status.besideNetfilter(where != "")
+	c.status.set(func(f *figures) { f.beside = where != "" })
 	if where == "" {
 		c.log.Info("nothing translates addresses on this node; packets pass netfilter by")
 	} else {

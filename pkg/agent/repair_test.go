@@ -138,7 +138,7 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 				t.Errorf("the route to %s has source %v, want %v", prefix, got, want)
 			}
 		}
-		_, problems := l.status.counts()
+		problems := l.status.read().problems
 		for p := range problems {
 			if p.node != "n1" {
 				t.Errorf("node %s is blamed: %v", p.node, problems)

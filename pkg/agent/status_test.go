@@ -46,7 +46,7 @@ func TestHealth(t *testing.T) {
 	expect("/healthz", true, 200, "ok")
 	s.ready("")
 	expect("/readyz", true, 200, "ok")
-	s.beat(time.Now().Add(-2 * stuck))
+	s.set(func(f *figures) { f.alive = time.Now().Add(-2 * stuck) })
 	expect("/healthz", true, 503, "stuck")
 	expect("/metrics", true, 200, "")
 	expect("/metrics", false, 200, "")
@@ -59,15 +59,15 @@ func TestSyncLag(t *testing.T) {
 	at := func(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 	s.pending(at(10))
 	s.pending(at(12)) // a second change while the first one waits
-	if got := s.syncLag(at(15)); got != 5*time.Second {
+	if got := s.read().syncLag(at(15)); got != 5*time.Second {
 		t.Errorf("waiting for %v, want since the first change", got)
 	}
 	s.synced(at(12), at(16))
-	if got := s.syncLag(at(99)); got != 4*time.Second {
+	if got := s.read().syncLag(at(99)); got != 4*time.Second {
 		t.Errorf("took %v", got)
 	}
 	s.synced(at(12), at(50)) // nothing was waiting
-	if got := s.syncLag(at(99)); got != 4*time.Second {
+	if got := s.read().syncLag(at(99)); got != 4*time.Second {
 		t.Errorf("a pass without a change made it %v", got)
 	}
 }
@@ -78,9 +78,9 @@ func TestProblemsAndPods(t *testing.T) {
 		Own:    []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
 		Claims: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): {}},
 	}, []plan.Problem{{Node: "a", Reason: plan.Refused}, {Node: "a", Reason: plan.Refused}, {Node: "b", Reason: plan.OffLink}}, 3)
-	nodes, problems := s.counts()
-	if nodes != 3 || problems[problem{"a", plan.Refused}] != 2 || problems[problem{"b", plan.OffLink}] != 1 {
-		t.Errorf("%d nodes, problems %v", nodes, problems)
+	now := s.read()
+	if now.nodes != 3 || now.problems[problem{"a", plan.Refused}] != 2 || now.problems[problem{"b", plan.OffLink}] != 1 {
+		t.Errorf("%d nodes, problems %v", now.nodes, now.problems)
 	}
 	for addr, want := range map[string]bool{"10.1.0.9": true, "10.2.0.9": true, "172.18.0.1": false} {
 		if s.isPod(netip.MustParseAddr(addr)) != want {

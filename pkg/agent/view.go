@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -42,28 +43,20 @@ func look(host *device.Handle, stateDir string, named []string) (*view, error) {
 	// The state files first: what they tell of was there before they were written.
 	// An endpoint whose file is broken is not repaired; the others are.
 	v.endpoints, v.incomplete = endpoint.List(stateDir)
-	links, err := host.Links()
-	if err != nil {
+	var links []device.Link
+	var neighbours []device.Neighbour
+	var errs [6]error
+	links, errs[0] = host.Links()
+	v.addresses, errs[1] = host.Addresses()
+	v.local, errs[2] = host.LocalPrefixes()
+	v.broadcast, errs[3] = host.BroadcastAddresses()
+	errs[4] = v.lookAtRoutes(host)
+	neighbours, errs[5] = host.Neighbours(0)
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	for _, l := range links {
 		v.links[l.Index] = l
-	}
-	if v.addresses, err = host.Addresses(); err != nil {
-		return nil, err
-	}
-	if v.local, err = host.LocalPrefixes(); err != nil {
-		return nil, err
-	}
-	if v.broadcast, err = host.BroadcastAddresses(); err != nil {
-		return nil, err
-	}
-	if err := v.lookAtRoutes(host); err != nil {
-		return nil, err
-	}
-	neighbours, err := host.Neighbours(0)
-	if err != nil {
-		return nil, err
 	}
 	for _, n := range neighbours {
 		v.neighbours[n.Index] = append(v.neighbours[n.Index], n)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -117,8 +118,7 @@ func (b *builder) peer(c candidate) {
 	if via.Is4() && !ok {
 		b.problem(c.name, OffLink, "InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", via, b.uplinkNames())
 	}
-	peer := Peer{Name: c.name, Address: via, PodCIDRs: c.pods, Index: link.Index}
-	b.r.Peers = append(b.r.Peers, peer)
+	b.r.Peers = append(b.r.Peers, Peer{Name: c.name, Address: via, PodCIDRs: c.pods})
 	for _, p := range c.pods {
 		b.podCIDR(p, via, link)
 	}
@@ -208,14 +208,11 @@ func (b *builder) uplinkNames() string {
 	if len(b.in.Facts.Uplinks) == 0 {
 		return "there is none"
 	}
-	var names string
-	for i, l := range b.in.Facts.Uplinks {
-		if i > 0 {
-			names += ", "
-		}
-		names += l.Name
+	var names []string
+	for _, l := range b.in.Facts.Uplinks {
+		names = append(names, l.Name)
 	}
-	return names
+	return strings.Join(names, ", ")
 }
 
 func nodeConfig(s Standing) config.Value {

@@ -106,9 +106,6 @@ const (
 	Refused         Reason = "refused"
 )
 
-// Reasons lists them all.
-var Reasons = []Reason{OffLink, PodCIDRConflict, Refused}
-
 // Problem is one thing that is wrong with a Node.
 type Problem struct {
 	Node   string
@@ -132,8 +129,6 @@ type Peer struct {
 	Name     string
 	Address  netip.Addr
 	PodCIDRs []netip.Prefix
-	// Index is the uplink; 0 when the node is on no link of ours.
-	Index uint32
 }
 
 // Result is what should be.

@@ -46,9 +46,5 @@ func (s *store) conditionsToKeep(n *corev1.Node) []corev1.NodeCondition {
 	if s.observed == nil || n.Name != s.self {
 		return nil
 	}
-	i := slices.IndexFunc(n.Status.Conditions, unavailable)
-	if i < 0 {
-		return nil
-	}
-	return []corev1.NodeCondition{n.Status.Conditions[i]}
+	return slices.DeleteFunc(slices.Clone(n.Status.Conditions), func(c corev1.NodeCondition) bool { return !unavailable(c) })
 }
