@@ -245,19 +245,13 @@ func (a *agent) followNetwork(
 		default: // one is waiting already
 		}
 	}
-	for {
-		err := watch(ctx, wake)
-		if ctx.Err() != nil {
-			return ctx.Err()
+	return repeat(ctx, func() (time.Duration, error) {
+		if err := watch(ctx, wake); ctx.Err() == nil {
+			a.log.Warn("changes can't be followed, trying again", "of", what, "error", err)
+			wake()
 		}
-		a.log.Warn("changes can't be followed, trying again", "of", what, "error", err)
-		wake()
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(retry):
-		}
-	}
+		return retry, nil
+	}, nil)
 }
 
 // sweepFlows removes flows that have ended, until ctx ends.
@@ -269,6 +263,33 @@ func (a *agent) sweepFlows(ctx context.Context) error {
 		}
 		return again, err
 	}, func(err error) { a.log.Error("flow tables can't be swept, trying again", "error", err) })
+}
+
+const (
+	// leftoversInterval is how often what belongs to no endpoint is searched for.
+	leftoversInterval = time.Minute
+	// leftoversWait bounds the wait for work on pods to end, which keeps new work waiting.
+	leftoversWait = 3 * time.Second
+)
+
+// releaseLeftovers takes away what no endpoint explains, now and then until ctx ends:
+// links of killed ADDs, entries and pins of links that are gone.
+func (a *agent) releaseLeftovers(ctx context.Context) error {
+	return repeat(ctx, func() (time.Duration, error) {
+		wait, cancel := context.WithTimeout(ctx, leftoversWait)
+		defer cancel()
+		node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
+		if err != nil {
+			return resync, err
+		}
+		defer node.Release()
+		if err := a.cfg.releaser().RemoveOrphans(nil); err != nil {
+			return resync, err
+		}
+		return leftoversInterval, nil
+	}, func(err error) {
+		a.log.Warn("what killed plugins may have left can't be searched for, trying again", "error", err)
+	})
 }
 
 // repeat calls do until ctx ends, each time as long after the one before as that has

@@ -56,15 +56,17 @@ type cleaner struct {
 	record *record
 }
 
-// run goes from what makes new things to what tells of the old ones.
+// run goes from what makes new things to what remembers the old ones.
 func (c *cleaner) run(ctx context.Context) error {
 	for _, step := range []struct {
 		what string
 		do   func(context.Context) error
 	}{
-		{"network configuration list", c.removeList},
+		{"network configuration list", func(context.Context) error { _, err := install.RemoveList(c.Conf); return err }},
 		{"endpoints", c.releaseEndpoints},
-		{"dataplane", c.removeDatapath},
+		{"dataplane", func(ctx context.Context) error {
+			return datapath.Remove(ctx, datapath.Options{Dir: c.BPFFS, StateDir: c.State, Log: c.log})
+		}},
 		// A plugin that was at work until then finds no pins any more.
 		{"late endpoints", c.releaseEndpoints},
 		{"routes", c.deleteRoutes},
@@ -81,11 +83,6 @@ func (c *cleaner) run(ctx context.Context) error {
 	}
 	c.log.Info("everything of ours is removed from this node; net.ipv4.ip_forward is left as it is")
 	return nil
-}
-
-func (c *cleaner) removeList(context.Context) error {
-	_, err := install.RemoveList(c.Conf)
-	return err
 }
 
 // releaseEndpoints takes every pod's attachment away, then what killed plugins
@@ -112,7 +109,7 @@ func (c *cleaner) releaseEndpoints(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// deleteLinks deletes pods' links that neither a file nor a map tells of.
+// deleteLinks deletes pods' links that are in no file and no map.
 func (c *cleaner) deleteLinks() error {
 	links, err := c.host.Links()
 	if err != nil {
@@ -125,10 +122,6 @@ func (c *cleaner) deleteLinks() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func (c *cleaner) removeDatapath(ctx context.Context) error {
-	return datapath.Remove(ctx, datapath.Options{Dir: c.BPFFS, StateDir: c.State, Log: c.log})
 }
 
 func (c *cleaner) deleteRoutes(context.Context) error {

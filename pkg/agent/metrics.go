@@ -2,6 +2,7 @@ package agent
 
 import (
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,10 +17,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
-func describeMetric(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("ebpf_cni_"+name, help, labels, nil)
-}
-
 // metrics reads the maps when it is asked, so that nothing is counted twice and
 // a restart of the agent sets no counter back.
 type metrics struct {
@@ -27,11 +24,6 @@ type metrics struct {
 	pins   bpffs.Dir
 	status *status
 	log    *slog.Logger
-
-	mapEntries, mapCapacity, drops, packets, bytes *prometheus.Desc
-	allocations, retries, failures                 *prometheus.Desc
-	lag, nodes, endpoints, nodeProblems            *prometheus.Desc
-	conflicts, ready, beside                       *prometheus.Desc
 }
 
 func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logger) *prometheus.Registry {
@@ -39,58 +31,53 @@ func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logge
 	reg.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		&metrics{
-			maps: maps, pins: pins, status: s, log: log,
-			mapEntries:   describeMetric("map_entries", "Entries in a map.", "map"),
-			mapCapacity:  describeMetric("map_capacity", "Entries that a map can hold.", "map"),
-			drops:        describeMetric("drops_total", "Packets that did not get through, by reason.", "reason"),
-			packets:      describeMetric("packets_total", "Packets that a program saw, by direction.", "direction"),
-			bytes:        describeMetric("bytes_total", "Bytes of whole frames that a program saw, by direction.", "direction"),
-			allocations:  describeMetric("snat_allocations_total", "Ports chosen for new masqueraded flows."),
-			retries:      describeMetric("snat_retries_total", "Ports that were tried and found taken."),
-			failures:     describeMetric("snat_failures_total", "Packets dropped because their flow could not be masqueraded."),
-			lag:          describeMetric("sync_lag_seconds", "How long the newest change of a Node took to reach the packets' way, or has been waiting to."),
-			nodes:        describeMetric("nodes", "Nodes in the list."),
-			endpoints:    describeMetric("endpoints", "Pods of this node."),
-			nodeProblems: describeMetric("node_problems", "What is wrong with Nodes, by node and reason.", "node", "reason"),
-			conflicts:    describeMetric("endpoint_conflicts", "Pods of this node whose address another pod, or somebody else's route, has."),
-			ready:        describeMetric("ready", "1 when this node can carry a pod."),
-			beside:       describeMetric("beside_netfilter", "1 while packets meet netfilter because it translates addresses on this node."),
-		})
+		&metrics{maps, pins, s, log},
+	)
 	return reg
 }
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
+// sample is how one value is sent; labels are names and values in turns.
+type sample func(name string, v float64, help string, labels ...string)
+
+func samples(ch chan<- prometheus.Metric, of prometheus.ValueType) sample {
+	return func(name string, v float64, help string, labels ...string) {
+		var names, values []string
+		for pair := range slices.Chunk(labels, 2) {
+			names, values = append(names, pair[0]), append(values, pair[1])
+		}
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("ebpf_cni_"+name, help, names, nil), of, v, values...)
+	}
+}
+
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	now := m.status.read()
-	gauge(m.nodes, float64(now.nodes))
-	gauge(m.lag, now.syncLag(time.Now()).Seconds())
-	gauge(m.conflicts, float64(now.conflicts))
-	gauge(m.ready, oneIf(now.notReady == ""))
-	gauge(m.beside, oneIf(now.beside))
+	gauge, now := samples(ch, prometheus.GaugeValue), m.status.read()
+	gauge("nodes", float64(now.nodes), "Nodes in the list.")
+	gauge("sync_lag_seconds", now.syncLag(time.Now()).Seconds(),
+		"How long the newest change of a Node took to reach the packets' way, or has been waiting to.")
+	gauge("endpoint_conflicts", float64(now.conflicts), "Pods of this node whose address another pod has.")
+	gauge("ready", oneIf(now.notReady == ""), "1 when this node can carry a pod.")
+	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
 	for p, n := range now.problems {
-		gauge(m.nodeProblems, float64(n), p.node, string(p.reason))
+		gauge("node_problems", float64(n), "What is wrong with Nodes, by node and reason.", "node", p.node, "reason", string(p.reason))
 	}
 	fills, err := observe.Fills(m.pins)
 	if err != nil {
 		m.log.Warn("maps can't be counted", "error", err)
 	}
 	for _, f := range fills {
-		gauge(m.mapEntries, float64(f.Entries), f.Name)
-		gauge(m.mapCapacity, float64(f.Capacity), f.Name)
+		gauge("map_entries", float64(f.Entries), "Entries in a map.", "map", f.Name)
+		gauge("map_capacity", float64(f.Capacity), "Entries that a map can hold.", "map", f.Name)
 	}
 	if pods, err := countPods(m.maps.Endpoints); err != nil {
 		m.log.Warn("endpoints can't be counted", "error", err)
 	} else {
-		gauge(m.endpoints, float64(pods))
+		gauge("endpoints", float64(pods), "Pods of this node.")
 	}
-	m.sumTraffic(ch)
+	m.sumTraffic(samples(ch, prometheus.CounterValue))
 }
 
 func oneIf(b bool) float64 {
@@ -113,7 +100,7 @@ func countPods(m *endpoints.Map) (int, error) {
 }
 
 // sumTraffic adds up what the programs counted.
-func (m *metrics) sumTraffic(ch chan<- prometheus.Metric) {
+func (m *metrics) sumTraffic(counter sample) {
 	dropped, err := m.maps.Drops.All()
 	if err != nil {
 		m.log.Warn("drops can't be read", "error", err)
@@ -125,21 +112,19 @@ func (m *metrics) sumTraffic(ch chan<- prometheus.Metric) {
 		return
 	}
 	t := addUp(dropped, passed)
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
 	for r, n := range t.drops {
 		if drops.Reason(r) != drops.None {
-			counter(m.drops, n, drops.Reason(r).String())
+			counter("drops_total", float64(n), "Packets that did not get through, by reason.", "reason", drops.Reason(r).String())
 		}
 	}
 	for d := range t.packets {
-		counter(m.packets, t.packets[d], wire.Direction(d).String())
-		counter(m.bytes, t.bytes[d], wire.Direction(d).String())
+		direction := wire.Direction(d).String()
+		counter("packets_total", float64(t.packets[d]), "Packets that a program saw, by direction.", "direction", direction)
+		counter("bytes_total", float64(t.bytes[d]), "Bytes of whole frames that a program saw, by direction.", "direction", direction)
 	}
-	counter(m.allocations, t.allocations)
-	counter(m.retries, t.retries)
-	counter(m.failures, t.failures())
+	counter("snat_allocations_total", float64(t.allocations), "Ports chosen for new masqueraded flows.")
+	counter("snat_retries_total", float64(t.retries), "Ports that were tried and found taken.")
+	counter("snat_failures_total", float64(t.failures()), "Packets dropped because their flow could not be masqueraded.")
 }
 
 // totals are the programs' counters, added up. Each packet of a direction is

@@ -59,11 +59,7 @@ func writeCluster(path string, c observe.Cluster) error {
 	if err != nil {
 		return fmt.Errorf("encode the file for ebpfctl: %w", err)
 	}
-	next := path + ".next"
-	if err := os.WriteFile(next, append(content, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write the file for ebpfctl: %w", err)
-	}
-	if err := os.Rename(next, path); err != nil {
+	if err := replaceFile(path, append(content, '\n')); err != nil {
 		return fmt.Errorf("write the file for ebpfctl: %w", err)
 	}
 	return nil

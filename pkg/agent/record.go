@@ -111,12 +111,17 @@ func (r *record) write() error {
 	if have, err := os.ReadFile(r.path); err == nil && bytes.Equal(have, content) {
 		return nil // a full disk is no reason not to start again
 	}
-	next := r.path + ".next"
-	if err := os.WriteFile(next, content, 0o600); err != nil {
-		return fmt.Errorf("write the record of this node: %w", err)
-	}
-	if err := os.Rename(next, r.path); err != nil {
+	if err := replaceFile(r.path, content); err != nil {
 		return fmt.Errorf("write the record of this node: %w", err)
 	}
 	return nil
+}
+
+// replaceFile writes a file anew. Whoever reads it finds the old content or the new one, whole.
+func replaceFile(path string, content []byte) error {
+	next := path + ".next"
+	if err := os.WriteFile(next, content, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
 }

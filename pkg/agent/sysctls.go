@@ -25,28 +25,29 @@ type sysctls struct {
 	log    *slog.Logger
 }
 
-// ensure makes a setting have a value, and remembers what it had before us.
+// ensure gives a setting a value, and remembers what it had before us.
 func (s sysctls) ensure(name, value string) error {
 	have, err := s.Get(name)
-	if err != nil {
+	if err != nil || have == value {
 		return err
 	}
-	if have == value {
-		return nil
+	before := have
+	if known, again := s.record.Sysctls[name]; again {
+		before = known.Before
 	}
-	before, again := s.record.Sysctls[name]
-	if !again {
-		before.Before = have
-	}
-	before.Ours = value
-	s.record.Sysctls[name] = before
+	return s.change(name, have, setting{Before: before, Ours: value})
+}
+
+// change sets a value once the record has what was there before.
+func (s sysctls) change(name, have string, to setting) error {
+	s.record.Sysctls[name] = to
 	if err := s.record.write(); err != nil {
 		return err
 	}
-	if _, err := s.Set(name, value); err != nil {
+	if _, err := s.Set(name, to.Ours); err != nil {
 		return err
 	}
-	s.log.Info("sysctl set", "name", name, "value", value, "was", have)
+	s.log.Info("sysctl set", "name", name, "value", to.Ours, "was", have)
 	return nil
 }
 
@@ -64,30 +65,28 @@ func (s sysctls) ensureForwarding(uplinks []string) error {
 // reserve keeps the kernel from giving ports of the range to sockets that ask
 // for any. What else is reserved stays; an earlier range of ours goes.
 func (s sysctls) reserve(low, high uint16) error {
-	have, err := s.Get(reservedPorts)
+	have, now, err := s.reserved()
 	if err != nil {
 		return err
 	}
-	now, err := parsePorts(have)
-	if err != nil {
-		return fmt.Errorf("sysctl %s: %w", reservedPorts, err)
-	}
-	known := s.record.Sysctls[reservedPorts]
-	others := now.without(addedBy(known))
+	others := now.without(addedBy(s.record.Sysctls[reservedPorts]))
 	want := others
 	want.add(low, high)
 	if want == now {
 		return nil
 	}
-	s.record.Sysctls[reservedPorts] = setting{Before: others.String(), Ours: want.String()}
-	if err := s.record.write(); err != nil {
-		return err
+	return s.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()})
+}
+
+// reserved reads the ports that are reserved now.
+func (s sysctls) reserved() (text string, p ports, err error) {
+	if text, err = s.Get(reservedPorts); err != nil {
+		return text, p, err
 	}
-	if _, err := s.Set(reservedPorts, want.String()); err != nil {
-		return err
+	if p, err = parsePorts(text); err != nil {
+		return text, p, fmt.Errorf("sysctl %s: %w", reservedPorts, err)
 	}
-	s.log.Info("sysctl set", "name", reservedPorts, "value", want.String(), "was", have)
-	return nil
+	return text, p, nil
 }
 
 // ensurePorts reserves the range again when somebody has written another list: a
@@ -151,13 +150,9 @@ func written(value string) string { return value + "\n" }
 
 // unreserve takes out what we added; what others added since stays.
 func (s sysctls) unreserve(v setting) error {
-	have, err := s.Get(reservedPorts)
+	have, now, err := s.reserved()
 	if err != nil {
 		return err
-	}
-	now, err := parsePorts(have)
-	if err != nil {
-		return fmt.Errorf("sysctl %s: %w", reservedPorts, err)
 	}
 	added := addedBy(v)
 	if added.without(now) != (ports{}) {

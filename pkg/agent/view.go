@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -157,7 +158,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Held: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != ""}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != ""}
 	for _, r := range v.routes {
 		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
 			f.Routes = append(f.Routes, kernelRoute(r))
@@ -196,15 +197,8 @@ func (v *view) uplinkNames() []string {
 
 // mtu is what fits through every uplink.
 func (v *view) mtu() int {
-	const usual = 1500
-	least := 0
-	for _, l := range v.uplinks {
-		if least == 0 || int(l.MTU) < least {
-			least = int(l.MTU)
-		}
+	if len(v.uplinks) == 0 {
+		return 1500 // Ethernet's
 	}
-	if least == 0 {
-		return usual
-	}
-	return least
+	return int(slices.MinFunc(v.uplinks, func(a, b plan.Link) int { return cmp.Compare(a.MTU, b.MTU) }).MTU)
 }

@@ -29,8 +29,8 @@ func TestNextHops(t *testing.T) {
 			in.Before = tt.before
 			in.Facts.Routes = append(in.Facts.Routes, tt.route)
 			r := Make(in)
-			if _, there := dump(r)["10.244.2.0/24"]; there == tt.refused || (len(r.Problems) > 0) != tt.refused || !r.Ready {
-				t.Errorf("entry %v, ready %v, problems %v; want it refused: %v", there, r.Ready, r.Problems, tt.refused)
+			if _, there := dump(r)["10.244.2.0/24"]; there == tt.refused || (len(r.Problems) > 0) != tt.refused || r.NotReady != "" {
+				t.Errorf("entry %v, ready %v, problems %v; want it refused: %v", there, r.NotReady == "", r.Problems, tt.refused)
 			}
 		})
 	}

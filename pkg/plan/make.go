@@ -26,7 +26,7 @@ func Make(in Input) Result {
 	winners := j.claims(others)
 
 	b := &builder{judge: j, r: Result{
-		Ready: why == "", NotReady: why,
+		NotReady:     why,
 		Config:       nodeConfig(standing),
 		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
@@ -179,7 +179,7 @@ func (b *builder) local() {
 		b.destination(p, destinations.Value{Kind: destinations.Host})
 	}
 	more := slices.Clone(b.in.Facts.Broadcast)
-	for _, a := range b.in.Facts.Held {
+	for _, a := range b.in.Facts.Recent {
 		more = append(more, host(a))
 	}
 	for _, p := range more {

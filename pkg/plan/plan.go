@@ -59,8 +59,8 @@ type Facts struct {
 	Routes  []KernelRoute
 	// Others are the routes of other tables.
 	Others []KernelRoute
-	// Held are addresses that uplinks had a moment ago: flows keep them.
-	Held []netip.Addr
+	// Recent are addresses that uplinks had a moment ago: flows keep them.
+	Recent []netip.Addr
 	// Broadcast are the addresses of everybody on a link of this node.
 	Broadcast []netip.Prefix
 	// Policies are the host's IPsec policies.
@@ -133,8 +133,7 @@ type Peer struct {
 
 // Result is what should be.
 type Result struct {
-	// Ready is false when this node can't carry a pod; NotReady says why.
-	Ready    bool
+	// NotReady says why this node can't carry a pod; empty: it can.
 	NotReady string
 
 	Config       config.Value

@@ -108,8 +108,8 @@ func TestMakeSmallCluster(t *testing.T) {
 	if !slices.Equal(r.Routes, routes) {
 		t.Errorf("routes %v, want %v", r.Routes, routes)
 	}
-	if len(r.Problems) != 0 || !r.Ready {
-		t.Errorf("ready %v (%s), problems %v", r.Ready, r.NotReady, r.Problems)
+	if len(r.Problems) != 0 || r.NotReady != "" {
+		t.Errorf("ready %v (%s), problems %v", r.NotReady == "", r.NotReady, r.Problems)
 	}
 	if got := r.Uplinks[uplinks.Key{Ifindex: 2}].IPv4; got != wire.AddrFrom(src) {
 		t.Errorf("masquerading to %s, want the InternalIP %s although another address comes first", got, src)
@@ -185,7 +185,7 @@ func TestOneNodeIsWrong(t *testing.T) {
 			if diff := cmp.Diff(tt.want, problems(r)); diff != "" {
 				t.Errorf("problems (-want +got):\n%s\n%v", diff, r.Problems)
 			}
-			if !r.Ready {
+			if r.NotReady != "" {
 				t.Errorf("not ready: %s", r.NotReady)
 			}
 		})
@@ -274,8 +274,8 @@ func TestOwn(t *testing.T) {
 			if own := r.Standing.Own4(); own.IsValid() != (tt.own != "") || own.IsValid() && own.String() != tt.own {
 				t.Errorf("own podCIDR %v, want %q", own, tt.own)
 			}
-			if r.Ready != (tt.reason == "") || !strings.Contains(r.NotReady, tt.reason) {
-				t.Errorf("ready %v, reason %q, want %q", r.Ready, r.NotReady, tt.reason)
+			if (r.NotReady == "") != (tt.reason == "") || !strings.Contains(r.NotReady, tt.reason) {
+				t.Errorf("ready %v, reason %q, want %q", r.NotReady == "", r.NotReady, tt.reason)
 			}
 			if tt.own != "" && dump(r)[tt.own] != "local" {
 				t.Errorf("%s is %q in the destinations", tt.own, dump(r)[tt.own])
@@ -385,8 +385,8 @@ func TestAddressThatIsAwayIsNoSource(t *testing.T) {
 	if !slices.Contains(r.Routes, want) || r.Source.IsValid() {
 		t.Errorf("routes %v, source %v; want the route without a source", r.Routes, r.Source)
 	}
-	if got := r.Standing.NodeIP4().String(); got != "172.18.0.11" || !r.Ready {
-		t.Errorf("the node's address is %s, ready %v (%s)", got, r.Ready, r.NotReady)
+	if got := r.Standing.NodeIP4().String(); got != "172.18.0.11" || r.NotReady != "" {
+		t.Errorf("the node's address is %s, ready %v (%s)", got, r.NotReady == "", r.NotReady)
 	}
 	if diff := cmp.Diff([]string{"n1 refused"}, problems(r)); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)

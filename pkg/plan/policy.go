@@ -42,7 +42,7 @@ func (b *builder) ofPods(p netip.Prefix) bool {
 
 // ofUplinks says whether something may be masqueraded to an address of it.
 func (b *builder) ofUplinks(p netip.Prefix) bool {
-	return slices.ContainsFunc(b.in.Facts.Held, p.Contains) || // flows keep it, and it may be back at any moment
+	return slices.ContainsFunc(b.in.Facts.Recent, p.Contains) || // flows keep it, and it may be back at any moment
 		slices.ContainsFunc(b.in.Facts.Uplinks, func(l Link) bool { return slices.ContainsFunc(l.Addresses, p.Contains) })
 }
 

@@ -158,7 +158,7 @@ func TestPolicyOfAnAddressThatIsAway(t *testing.T) {
 	for i := range in.Facts.Uplinks {
 		in.Facts.Uplinks[i].Addresses = nil
 	}
-	in.Facts.Local, in.Facts.Held = nil, []netip.Addr{netip.MustParseAddr("172.18.0.11")}
+	in.Facts.Local, in.Facts.Recent = nil, []netip.Addr{netip.MustParseAddr("172.18.0.11")}
 	if away := Make(in).Destinations[key]; away != there || away.Flags&destinations.Protected == 0 {
 		t.Errorf("%+v, while the address was there %+v", away, there)
 	}

@@ -26,8 +26,8 @@ func TestServiceCIDRCoversThePods(t *testing.T) {
 	if v, there := got["10.244.3.0/24"]; there {
 		t.Errorf("a new node is believed: 10.244.3.0/24 is %q", v)
 	}
-	if r.Ready || !strings.Contains(r.NotReady, "podCIDR 10.244.1.0/24 overlaps the service CIDR 10.244.0.0/16") || !strings.Contains(r.NotReady, "--service-cidr") {
-		t.Errorf("ready %v, because %q", r.Ready, r.NotReady)
+	if r.NotReady == "" || !strings.Contains(r.NotReady, "podCIDR 10.244.1.0/24 overlaps the service CIDR 10.244.0.0/16") || !strings.Contains(r.NotReady, "--service-cidr") {
+		t.Errorf("ready %v, because %q", r.NotReady == "", r.NotReady)
 	}
 	if diff := cmp.Diff([]string{"n1 refused", "n2 podcidr_conflict", "n3 refused"}, problems(r)); diff != "" {
 		t.Errorf("problems (-want +got):\n%s\n%v", diff, r.Problems)
@@ -39,8 +39,8 @@ func TestServiceCIDRCoversThePods(t *testing.T) {
 	}
 
 	in.Before = Standing{}
-	if r := Make(in); r.Ready || len(r.Routes) > 0 {
-		t.Errorf("a new node: ready %v, %d routes", r.Ready, len(r.Routes))
+	if r := Make(in); r.NotReady == "" || len(r.Routes) > 0 {
+		t.Errorf("a new node: ready %v, %d routes", r.NotReady == "", len(r.Routes))
 	}
 }
 
@@ -53,7 +53,7 @@ func TestServiceCIDRAndAnotherClaim(t *testing.T) {
 	if v, there := dump(r)["10.244.2.0/24"]; there {
 		t.Errorf("10.244.2.0/24 is %q", v)
 	}
-	if !r.Ready {
+	if r.NotReady != "" {
 		t.Errorf("not ready: %s", r.NotReady)
 	}
 }

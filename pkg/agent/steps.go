@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// node is what all controllers work with.
+type node struct {
+	cfg        Config
+	log        *slog.Logger
+	host       *device.Handle
+	dp         *datapath.Datapath
+	status     *status
+	complaints *complaints
+}
+
+// state is what the controllers go by. The loop writes it; they read it.
+type state struct {
+	nodes     []plan.Node
+	known     bool      // a complete list of Nodes has arrived
+	changed   time.Time // when the newest change in it was noticed
+	sourceErr error     // why there is no newer list; nil: there is none newer
+	view      *view     // of the newest look that succeeded; nil: none has
+	plan      plan.Result
+	next      time.Duration // until the next pass; only lookAgain changes it
+}
+
+// lookAgain has the next pass begin within d, at once with 0.
+func (s *state) lookAgain(d time.Duration) { s.next = min(s.next, d) }
+
+// occasion is when a step is taken.
+type occasion uint
+
+const (
+	onLook  occasion = 1 << iota // when a pass begins
+	onPass                       // when the node has been looked at and planned for
+	onNodes                      // when Nodes have changed, planned for with the view of the newest look
+	onTick                       // every inspectInterval
+)
+
+// step is a part of what one controller does.
+type step struct {
+	controller string
+	when       occasion
+	do         func(*state) error
+}
+
+func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, published observe.Cluster) *loop {
+	l := &loop{
+		node: n, standing: standing, published: published, mode: m, sysctls: s,
+		cluster:   &clusterController{node: n, reported: map[string]bool{}},
+		uplinks:   &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
+		endpoints: &endpointController{node: n, orphans: newOrphans()},
+		files:     &fileController{node: n},
+	}
+	forwarding := func(s *state) error { return l.sysctls.ensureForwarding(s.view.uplinkNames()) }
+	ports := func(*state) error { return l.sysctls.ensurePorts(l.cfg.SnatLow, l.cfg.SnatHigh) }
+	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
+	l.steps = []step{
+		{"network", onLook, l.look},
+		{"uplinks", onPass, l.uplinks.attach},
+		{"cluster", onPass | onNodes, l.cluster.writeConfig},
+		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
+		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
+		{"endpoints", onPass, l.endpoints.reconcile},
+		{"uplinks", onPass, l.uplinks.detach},
+		{"sysctls", onPass, forwarding},
+		{"files", onPass, l.files.installPlugin},
+
+		{"pins", onTick, l.restorePins},
+		{"uplinks", onTick, l.uplinks.inspect},
+		{"sysctls", onTick, forwarding},
+		{"sysctls", onTick, ports},
+		{"files", onTick, l.files.inspect},
+		{"endpoints", onTick, l.endpoints.inspect},
+	}
+	l.errs = make([]error, len(l.steps))
+	return l
+}
+
+func (l *loop) restorePins(*state) error {
+	restored, err := l.dp.RestorePins()
+	for _, path := range restored {
+		l.log.Warn("pin restored", "path", path)
+	}
+	return err
+}
+
+// take takes the steps of an occasion: one that fails keeps no other from its work,
+// and is soon tried again. It reports whether none has failed.
+func (l *loop) take(ctx context.Context, when occasion) bool {
+	well := true
+	for i := range l.steps {
+		if s := l.steps[i]; s.when&when != 0 {
+			l.errs[i] = s.do(&l.state)
+			well = well && l.errs[i] == nil
+		}
+	}
+	if ctx.Err() == nil {
+		l.complaints.noteEach("pass: ", l.failures(onLook|onPass))
+		l.complaints.noteEach("inspect: ", l.failures(onTick))
+	}
+	if !well {
+		l.lookAgain(retry)
+	}
+	return well
+}
+
+// failures are the controllers that have failed at an occasion, with why.
+func (l *loop) failures(when occasion) map[string]error {
+	failed := map[string]error{}
+	for i, s := range l.steps {
+		if s.when&when != 0 && l.errs[i] != nil {
+			failed[s.controller] = errors.Join(failed[s.controller], l.errs[i])
+		}
+	}
+	return failed
+}
+
+// obstacle is why this node can't carry a pod; empty: it can.
+func (l *loop) obstacle() string {
+	switch {
+	case !l.known && l.sourceErr != nil:
+		return "no list of Nodes: " + l.sourceErr.Error()
+	case !l.known:
+		return "no complete list of Nodes yet"
+	case l.view == nil:
+		return "the node has not been looked at yet"
+	case l.plan.NotReady != "":
+		return l.plan.NotReady
+	}
+	var lines []string
+	for controller, err := range l.failures(onLook | onPass) {
+		lines = append(lines, fmt.Sprintf("%s: %v", controller, err))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// judge decides whether this node can carry a pod, and says so to the runtime when
+// it can, and to people.
+func (l *loop) judge() {
+	why := l.obstacle()
+	if why == "" {
+		if err := l.files.writeList(&l.state); err != nil {
+			why = "files: " + err.Error()
+		}
+	}
+	l.status.ready(why)
+	l.complaints.note("the file for ebpfctl", l.publish(why)) // no packet and no pod depends on it
+}
