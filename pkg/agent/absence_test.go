@@ -7,9 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
-	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // uplinkState is what a test sees of the uplink.
@@ -104,46 +102,6 @@ func TestUplinkThatIsNamedNoMoreIsNotWaitedFor(t *testing.T) {
 	l.pass(t.Context())
 	if ok, err := l.dp.Attached(index, attach.FromUplink); ok || err != nil {
 		t.Errorf("attached: %v, error %v", ok, err)
-	}
-}
-
-func TestNumbersOfUplinks(t *testing.T) {
-	links := func(indexes ...uint32) (out []plan.Link) {
-		for _, i := range indexes {
-			out = append(out, plan.Link{Index: i})
-		}
-		return out
-	}
-	n := numbers{5: 0, 6: 0, 7: 9} // of a version without numbers, and another
-	for _, step := range []struct {
-		indexes []uint32
-		want    []uint32
-	}{
-		{[]uint32{5, 6, 7}, []uint32{0, 1, 9}},
-		{[]uint32{6, 7, 8}, []uint32{1, 9, 0}},
-		{[]uint32{5, 6, 7, 8}, []uint32{2, 1, 9, 0}},
-	} {
-		all := links(step.indexes...)
-		beyond := n.give(all)
-		for i, link := range all {
-			if link.Bit != step.want[i] || beyond != 0 {
-				t.Errorf("%v: %d has number %d, want %d (beyond: %d)", step.indexes, link.Index, link.Bit, step.want[i], beyond)
-			}
-		}
-	}
-	many := make([]plan.Link, uplinks.Bits+2)
-	for i := range many {
-		many[i].Index = uint32(100 + i)
-	}
-	for range 2 {
-		if beyond := n.give(many); beyond != 2 {
-			t.Errorf("%d beyond, want 2", beyond)
-		}
-		for i, link := range many {
-			if link.Bit != uint32(min(i, uplinks.Bits-1)) {
-				t.Errorf("%d has number %d", link.Index, link.Bit)
-			}
-		}
 	}
 }
 

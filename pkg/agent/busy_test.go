@@ -61,7 +61,7 @@ func TestBusyEndpointIsForTheNextPass(t *testing.T) {
 }
 
 // Neither a pass nor a change of the mode waits for a lock: a new Node's route would wait with them.
-func TestReconcilerWaitsForNoLock(t *testing.T) {
+func TestLoopWaitsForNoLock(t *testing.T) {
 	l, e := withPod(t)
 	lost := orphan(t, l)
 	l.pass(t.Context())

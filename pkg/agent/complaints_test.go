@@ -82,3 +82,27 @@ func TestBrokenStateIsToldOnce(t *testing.T) {
 		t.Errorf("told %d times", n)
 	}
 }
+
+func TestComplaintsOfOneKind(t *testing.T) {
+	log := &bytes.Buffer{}
+	c := newComplaints(slog.New(slog.NewTextHandler(log, nil)))
+	for _, step := range []struct {
+		errs   map[string]error
+		logged int // of all so far
+	}{
+		{map[string]error{"a": errors.New("bad"), "b": errors.New("bad")}, 2},
+		{map[string]error{"a": errors.New("bad"), "b": errors.New("worse")}, 3},
+		{map[string]error{"b": errors.New("worse")}, 3},
+		{map[string]error{"a": errors.New("bad"), "b": errors.New("worse")}, 4}, // it was over, and is back
+		{nil, 4},
+	} {
+		c.noteEach("route ", step.errs)
+		if got := strings.Count(log.String(), "about=\"route "); got != step.logged || len(c.texts) != len(step.errs) {
+			t.Errorf("%v: %d lines, want %d; kept %v", step.errs, got, step.logged, c.texts)
+		}
+	}
+	c.note("routes", errors.New("bad"))
+	if c.noteEach("route ", nil); len(c.texts) != 1 {
+		t.Error("what is about something else is forgotten")
+	}
+}

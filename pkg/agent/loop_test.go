@@ -222,32 +222,6 @@ func TestWithoutAListNothingIsDeleted(t *testing.T) {
 	}
 }
 
-func TestForeignRouteStays(t *testing.T) {
-	l := testLoop(t)
-	link, err := l.host.LinkByName("uplink")
-	if err != nil {
-		t.Fatal(err)
-	}
-	foreign := device.Route{Dst: netip.MustParsePrefix("10.244.2.0/24"), Index: link.Index, Gateway: netip.MustParseAddr("172.18.0.99"), Foreign: true}
-	if err := l.host.ReplaceRoute(foreign); err != nil {
-		t.Fatal(err)
-	}
-	l.accept(list(n1(), n2()))
-	l.pass(t.Context())
-	routes, err := l.host.Routes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, have := range routes {
-		if have.Dst == foreign.Dst && (have.Gateway != foreign.Gateway || have.Protocol == device.Protocol) {
-			t.Errorf("the route is now %+v", have)
-		}
-	}
-	if l.route(t, "10.244.2.0/24") {
-		t.Error("a second route stands beside somebody else's")
-	}
-}
-
 func TestInspectRestoresPins(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
@@ -269,37 +243,5 @@ func TestInspectRestoresPins(t *testing.T) {
 	}
 	if ok, err := l.dp.Attached(index, attach.ToUplink); !ok {
 		t.Errorf("not attached again: %v", err)
-	}
-}
-
-func TestUplinksAreFollowed(t *testing.T) {
-	l := testLoop(t)
-	ready(t, l)
-	far, err := netlink.LinkByName("far")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := netlink.ParseAddr("192.168.9.1/24")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(far, a); err != nil {
-		t.Fatal(err)
-	}
-	l.pass(t.Context())
-	index := far.Attrs().Index
-	if ok, err := l.dp.Attached(index, attach.FromUplink); !ok {
-		t.Fatalf("a new route's interface is no uplink: %v", err)
-	}
-	if err := netlink.AddrDel(far, a); err != nil {
-		t.Fatal(err)
-	}
-	l.uplinks.absences.grace = 0
-	l.pass(t.Context())
-	if ok, _ := l.dp.Attached(index, attach.FromUplink); ok {
-		t.Error("an interface without routes is still an uplink")
-	}
-	if len(l.plan.Uplinks) != 1 {
-		t.Errorf("uplinks %v", l.plan.Uplinks)
 	}
 }

@@ -162,3 +162,37 @@ func TestFailureOfAModeIsTold(t *testing.T) {
 		}
 	}
 }
+
+// One change of the programs is under way at a time, and after one that fails there is a pause: each costs the verifier's work.
+func TestOneChangeOfTheModeAtATime(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	c := newMode(&node{cfg: Config{KubeProxy: KubeProxyOn}, log: log, complaints: newComplaints(log), status: newStatus(log)})
+	now := time.Now()
+	expect := func(when string, after time.Duration, wanted bool) {
+		t.Helper()
+		c.follow(now.Add(after))
+		select {
+		case beside := <-c.wanted:
+			if !wanted || !beside {
+				t.Errorf("%s: wanted: beside netfilter %v", when, beside)
+			}
+		default:
+			if wanted {
+				t.Errorf("%s: nothing is wanted", when)
+			}
+		}
+	}
+	expect("at first", 0, true)
+	expect("while it is under way", time.Second, false)
+	c.changed(t.Context(), outcome{true, errors.New("refused")}, now)
+	if c.beside || c.failure == nil || c.where() != "" {
+		t.Errorf("after a failure: beside netfilter %v, failure %v, %q", c.beside, c.failure, c.where())
+	}
+	expect("just failed", retryMode-1, false)
+	expect("after the pause", retryMode, true)
+	c.changed(t.Context(), outcome{true, nil}, now)
+	if !c.status.read().beside || c.failure != nil || c.where() != "--kube-proxy=on" {
+		t.Errorf("after it came about: %+v, failure %v, %q", c.status.read(), c.failure, c.where())
+	}
+	expect("as it should be", time.Hour, false)
+}

@@ -14,10 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/counters"
-	"github.com/ebpf-cni/ebpf-cni/maps/drops"
-	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -135,28 +131,5 @@ func TestPodsAreNotLetIn(t *testing.T) {
 		if strings.Join(got, " ") != want {
 			t.Errorf("%s lets in %v, want %s", own, got, want)
 		}
-	}
-}
-
-func TestAddUp(t *testing.T) {
-	total := addUp([]drops.Counter{
-		{Direction: wire.FromPod, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 2, Bytes: 20}},
-		{Direction: wire.ToUplink, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 1, Bytes: 10}},
-		{Direction: wire.FromPod, Slot: drops.NotIP, Value: counters.Value{Packets: 4, Bytes: 40}},
-		{Direction: wire.FromPod, Slot: drops.Slots - 1, Value: counters.Value{Packets: 8, Bytes: 80}},
-	}, []traffic.Counter{
-		{Direction: wire.FromPod, Slot: traffic.Forwarded, Value: counters.Value{Packets: 100, Bytes: 1000}},
-		{Direction: wire.FromPod, Slot: traffic.SnatAllocated, Value: counters.Value{Packets: 3, Bytes: 7}},
-		{Direction: wire.ToUplink, Slot: traffic.SnatRetried, Value: counters.Value{Packets: 5, Bytes: 7}},
-	})
-	if total.drops[drops.SnatExhausted] != 3 || total.failures() != 3 || total.allocations != 3 || total.retries != 5 {
-		t.Errorf("%+v", total)
-	}
-	// Each packet once: passed, and dropped for whatever reason.
-	if got := total.packets[wire.FromPod]; got != 114 {
-		t.Errorf("%d packets from pods, want 114", got)
-	}
-	if got := total.bytes[wire.FromPod]; got != 1140 {
-		t.Errorf("%d bytes from pods, want 1140", got)
 	}
 }

@@ -2,17 +2,13 @@ package agent
 
 import (
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/pkg/device"
-	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // beginPass is the beginning of a pass.
@@ -93,47 +89,74 @@ func TestEntryOfALinkThatIsGoneIsDeleted(t *testing.T) {
 	}
 }
 
-// A pod's link may come between the list of links and that of routes.
-func TestRouteOverAnUnknownLinkIsNotOurs(t *testing.T) {
-	v := testView()
-	ours := device.Route{Dst: netip.MustParsePrefix("10.244.1.0/24"), Unreachable: true, Protocol: device.Protocol}
-	newPod := device.Route{Dst: netip.MustParsePrefix("10.244.1.77/32"), Index: 77, Protocol: device.Protocol}
-	v.routes = append(v.routes, ours, newPod)
-	have := v.ownRoutes()
-	for prefix, want := range map[string]bool{"10.244.1.0/24": true, "10.244.2.0/24": true, "10.244.1.5/32": false, "10.244.1.77/32": false} {
-		if _, got := have[netip.MustParsePrefix(prefix)]; got != want {
-			t.Errorf("%s: %v, want %v", prefix, got, want)
-		}
+func TestUplinksAreFollowed(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	far, err := netlink.LinkByName("far")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := netlink.ParseAddr("192.168.9.1/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(far, a); err != nil {
+		t.Fatal(err)
+	}
+	l.pass(t.Context())
+	index := far.Attrs().Index
+	if ok, err := l.dp.Attached(index, attach.FromUplink); !ok {
+		t.Fatalf("a new route's interface is no uplink: %v", err)
+	}
+	if err := netlink.AddrDel(far, a); err != nil {
+		t.Fatal(err)
+	}
+	l.uplinks.absences.grace = 0
+	l.pass(t.Context())
+	if ok, _ := l.dp.Attached(index, attach.FromUplink); ok {
+		t.Error("an interface without routes is still an uplink")
+	}
+	if len(l.plan.Uplinks) != 1 {
+		t.Errorf("uplinks %v", l.plan.Uplinks)
 	}
 }
 
-func TestEntryOfAPodWhoseStateIsUnreadableStays(t *testing.T) {
-	l := testLoop(t)
-	ready(t, l)
-	const outside = "10.9.9.9/32"
-	key := destinations.KeyFrom(netip.MustParsePrefix(outside))
-	if err := l.dp.Maps.Destinations.Put(key, destinations.Value{Kind: destinations.Local}); err != nil {
-		t.Fatal(err)
+func TestNumbersOfUplinks(t *testing.T) {
+	links := func(indexes ...uint32) (out []plan.Link) {
+		for _, i := range indexes {
+			out = append(out, plan.Link{Index: i})
+		}
+		return out
 	}
-	if err := endpoint.Write(l.cfg.State, endpoint.Endpoint{ID: endpoint.ID{ContainerID: "broken", IfName: "eth0"}}); err != nil {
-		t.Fatal(err)
+	n := numbers{5: 0, 6: 0, 7: 9} // of a version without numbers, and another
+	for _, step := range []struct {
+		indexes []uint32
+		want    []uint32
+	}{
+		{[]uint32{5, 6, 7}, []uint32{0, 1, 9}},
+		{[]uint32{6, 7, 8}, []uint32{1, 9, 0}},
+		{[]uint32{5, 6, 7, 8}, []uint32{2, 1, 9, 0}},
+	} {
+		all := links(step.indexes...)
+		beyond := n.give(all)
+		for i, link := range all {
+			if link.Bit != step.want[i] || beyond != 0 {
+				t.Errorf("%v: %d has number %d, want %d (beyond: %d)", step.indexes, link.Index, link.Bit, step.want[i], beyond)
+			}
+		}
 	}
-	files, err := filepath.Glob(filepath.Join(endpoint.Dir(l.cfg.State), "*.json"))
-	if err != nil || len(files) != 1 {
-		t.Fatalf("state files %v, error %v", files, err)
+	many := make([]plan.Link, uplinks.Bits+2)
+	for i := range many {
+		many[i].Index = uint32(100 + i)
 	}
-	if err := os.WriteFile(files[0], []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l.pass(t.Context())
-	if _, there := l.destination(t, outside); !there {
-		t.Error("the entry of a pod that can't be told from others is gone")
-	}
-	if err := os.Remove(files[0]); err != nil {
-		t.Fatal(err)
-	}
-	l.pass(t.Context())
-	if _, there := l.destination(t, outside); there {
-		t.Error("nobody's entry is still there")
+	for range 2 {
+		if beyond := n.give(many); beyond != 2 {
+			t.Errorf("%d beyond, want 2", beyond)
+		}
+		for i, link := range many {
+			if link.Bit != uint32(min(i, uplinks.Bits-1)) {
+				t.Errorf("%d has number %d", link.Index, link.Bit)
+			}
+		}
 	}
 }

@@ -2,12 +2,16 @@ package agent
 
 import (
 	"bytes"
+	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // TestPortmapComesAndGoes follows the plugin in the directory, as the modes say.
@@ -68,4 +72,52 @@ func TestPortmapIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	inspected("gone", false)
+}
+
+// What others do to our files is put right, or seen to in a pass. Before the node is ready there is no list.
+func TestFilesAreLookedAfter(t *testing.T) {
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	c := &fileController{node: &node{cfg: Config{Directories: Directories{
+		Conf: filepath.Join(dir, "conf"), Bin: filepath.Join(dir, "bin"), Plugin: filepath.Join(dir, "image"),
+	}}, log: log, status: newStatus(log)}}
+	s := &state{view: &view{}, plan: plan.Result{Standing: plan.Standing{Own: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}}}
+	for _, err := range []error{os.Mkdir(c.cfg.Conf, 0o700), os.Mkdir(c.cfg.Bin, 0o700), os.WriteFile(c.cfg.Plugin, []byte("one"), 0o700)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	inspect := func(when string, list bool, next time.Duration) {
+		t.Helper()
+		s.next = resync
+		if err := c.inspect(s); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		if _, err := os.Stat(c.listPath()); (err == nil) != list || s.next != next {
+			t.Errorf("%s: the list: %v; the next pass after %v, want %v", when, err, s.next, next)
+		}
+	}
+	inspect("no plugin, not ready", false, 0)
+	if err := c.installPlugin(s); err != nil {
+		t.Fatal(err)
+	}
+	inspect("not ready", false, resync)
+	c.status.ready("")
+	if err := c.writeList(s); err != nil {
+		t.Fatal(err)
+	}
+	inspect("ready", true, resync)
+	if err := os.Remove(c.listPath()); err != nil {
+		t.Fatal(err)
+	}
+	inspect("the list was removed", true, resync)
+	if err := os.WriteFile(c.cfg.Plugin, []byte("another"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.installPlugin(s); err != nil {
+		t.Fatal(err)
+	}
+	if content, err := os.ReadFile(c.pluginPath()); string(content) != "another" {
+		t.Errorf("after an update the plugin is %q, error %v", content, err)
+	}
 }

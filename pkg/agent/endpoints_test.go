@@ -114,55 +114,6 @@ func (l *loop) source(t *testing.T, prefix string) netip.Addr {
 	return netip.Addr{}
 }
 
-// The node's address may go before its Node says so, and come back.
-func TestRoutesOutliveTheNodesAddress(t *testing.T) {
-	l, _ := withPod(t)
-	up, err := netlink.LinkByName("uplink")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := func(text string) *netlink.Addr {
-		a, err := netlink.ParseAddr(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a
-	}
-	internal, other := address("172.18.0.11/24"), address("172.18.0.21/24")
-	assert := func(want netip.Addr) {
-		t.Helper()
-		l.pass(t.Context())
-		l.assertReady(t)
-		for _, prefix := range []string{"10.244.2.0/24", podRoute} {
-			if got := l.source(t, prefix); got != want {
-				t.Errorf("the route to %s has source %v, want %v", prefix, got, want)
-			}
-		}
-		problems := l.status.read().problems
-		for p := range problems {
-			if p.node != "n1" {
-				t.Errorf("node %s is blamed: %v", p.node, problems)
-			}
-		}
-	}
-	assert(netip.MustParseAddr("172.18.0.11"))
-	if err := netlink.AddrDel(up, internal); err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.AddrAdd(up, other); err != nil {
-		t.Fatal(err)
-	}
-	assert(netip.Addr{})
-	if err := netlink.AddrAdd(up, internal); err != nil {
-		t.Fatal(err)
-	}
-	assert(netip.MustParseAddr("172.18.0.11"))
-	moved := n1()
-	moved.InternalIPs = []string{"172.18.0.21"}
-	l.accept(list(moved, n2()))
-	assert(netip.MustParseAddr("172.18.0.21"))
-}
-
 // What the host needs to reach a pod, and what the programs know of it.
 func TestEndpointIsRepaired(t *testing.T) {
 	l, e := withPod(t)

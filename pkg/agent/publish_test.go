@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// readTold is what ebpfctl finds.
+func (l *loop) readTold(t *testing.T) (c observe.Cluster) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(l.cfg.State, observe.ClusterFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(content, &c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestToldIsForPeopleOnly(t *testing.T) {
+	l := testLoop(t)
+	inTheWay := filepath.Join(l.cfg.State, observe.ClusterFile+".next")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, l)
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	l.pass(t.Context())
+	if c := l.readTold(t); len(c.Nodes) != 1 || c.Nodes[0].Name != "n2" {
+		t.Errorf("told %+v once it could be", c)
+	}
+}
+
+func TestToldWhyNotReady(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	told, err := publishStarting(l.cfg.State)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := l.readTold(t); c.NotReady != starting || len(c.Nodes) != 1 {
+		t.Errorf("at the start of the next agent: %+v", c)
+	}
+	l.published, l.known, l.nodes, l.view = told, false, nil, nil
+	l.accept(source.Update{Err: os.ErrDeadlineExceeded})
+	l.judge()
+	if c := l.readTold(t); !strings.Contains(c.NotReady, os.ErrDeadlineExceeded.Error()) || len(c.Nodes) != 1 {
+		t.Errorf("without a list of Nodes: %+v", c)
+	}
+	l.accept(list(n2()))
+	l.standing = plan.Standing{}
+	l.pass(t.Context())
+	if c := l.readTold(t); c.NotReady != l.status.reason() || !strings.Contains(c.NotReady, "no Node n1") {
+		t.Errorf("without a Node of its own: %+v", c)
+	}
+}
+
+func TestToldIsMadeAnew(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, observe.ClusterFile)
+	for _, content := range []string{"", "{", `{"nodes": 5}`, "[]"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := publishStarting(dir); err != nil || c.NotReady != starting || c.Nodes != nil {
+			t.Errorf("over %q: %+v, %v", content, c, err)
+		}
+	}
+}
