@@ -12,7 +12,7 @@ import (
 )
 
 // uplinkGrace is how long an uplink may be without routes, or without the address that flows are masqueraded to, before
-// it is none any more: a DHCP client renews its lease, a network service starts again.
+// it is no uplink any more: a DHCP client renews its lease, a network service starts again.
 const uplinkGrace = time.Minute
 
 // absences remembers what uplinks had a moment ago. Their programs stay attached meanwhile, flows keep their address, and

@@ -1,7 +1,11 @@
 // Package agent is the node daemon: it loads the dataplane, keeps maps, routes
-// and files in step with the cluster's Nodes, repairs what is removed under it,
-// and tells how it is. It owns every lifetime; what should be is decided in
+// and files in step with the cluster's Nodes, repairs what somebody removes, and
+// reports its health. It owns every lifetime; what should be is decided in
 // pkg/plan, and how things get into the kernel in pkg/datapath and pkg/device.
+//
+// One goroutine, the loop, takes the steps of small controllers, each of which
+// owns one thing and remembers what it needs for that: clusterController,
+// uplinkController, endpointController, modeController, fileController, sysctls.
 //
 //	err := agent.Run(ctx, agent.Config{Node: "n1", NodesFile: "nodes.yaml", ...})
 //
@@ -49,25 +53,24 @@ func Run(ctx context.Context, cfg Config) error {
 	})
 	switch {
 	case errors.Is(err, errCutOff):
-		cfg.Log.Info("ending in the middle of something; the dataplane goes on")
+		cfg.Log.Info("stopping in the middle of something; the dataplane goes on")
 		return nil
 	case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, bpffs.ErrLocked)):
-		cfg.Log.Info("ending; the dataplane goes on")
+		cfg.Log.Info("stopping; the dataplane goes on")
 		return nil
 	}
 	return err
 }
 
-// grace is how long what can't be interrupted is waited for at the end.
+// grace is how long the end waits for work that can't be interrupted.
 const grace = 300 * time.Millisecond
 
 var errCutOff = errors.New("cut off")
 
 // bounded works until the end of ctx, and for no longer than d after it. The
-// verifier can't be hurried, nor can a look at a large node, a sweep of a large
-// table, or a file that does not let itself be read. To be cut off there, with
-// errCutOff, is like being killed, which the next start puts right; the process
-// ends soon after.
+// verifier's work can't be interrupted, nor a look at a large node, a sweep of a
+// large table, or a read that hangs. To be cut off there, with errCutOff, is like
+// being killed, which the next start puts right; the process ends soon after.
 func bounded(ctx context.Context, d time.Duration, work func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- work() }()
@@ -109,7 +112,7 @@ func (a *agent) close() {
 // start does what can fail for good: afterwards things are tried until they work.
 func (a *agent) start(ctx context.Context) (err error) {
 	a.log.Info("starting", "version", a.cfg.Version, "node", a.cfg.Node, "pid", os.Getpid())
-	// client-go speaks through klog; what matters of it the source reports.
+	// client-go speaks through klog; the source reports what matters of it.
 	klog.SetLogger(klog.Logger{})
 	made, err := makeAll(a.cfg.State)
 	if err != nil {
@@ -288,7 +291,7 @@ func (a *agent) releaseLeftovers(ctx context.Context) error {
 		}
 		return leftoversInterval, nil
 	}, func(err error) {
-		a.log.Warn("what killed plugins may have left can't be searched for, trying again", "error", err)
+		a.log.Warn("leftovers of killed plugins can't be removed, trying again", "error", err)
 	})
 }
 

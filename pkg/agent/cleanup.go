@@ -46,7 +46,7 @@ func Cleanup(ctx context.Context, d Directories, log *slog.Logger) error {
 	return c.run(ctx)
 }
 
-// cleanupWait is longer than any work on one pod takes.
+// cleanupWait is how long work on pods is waited for: longer than it takes on one.
 const cleanupWait = 30 * time.Second
 
 type cleaner struct {
@@ -86,7 +86,7 @@ func (c *cleaner) run(ctx context.Context) error {
 }
 
 // releaseEndpoints takes every pod's attachment away, then what killed plugins
-// have left. Nobody can come in between: the node's lock is held throughout.
+// have left. Nobody can come in between: the node's lock is ours throughout.
 func (c *cleaner) releaseEndpoints(ctx context.Context) error {
 	wait, cancel := context.WithTimeout(ctx, cleanupWait)
 	defer cancel()

@@ -10,7 +10,7 @@ import (
 )
 
 // complaints are what is wrong now, of what is tried again and again. Each is
-// logged once for as long as it lasts.
+// logged when it comes up, and not again while it lasts.
 type complaints struct {
 	log   *slog.Logger
 	texts map[string]string // by what each is about
@@ -20,8 +20,8 @@ func newComplaints(log *slog.Logger) *complaints {
 	return &complaints{log, map[string]string{}}
 }
 
-// note takes how something went: an error is logged unless it is the one of before,
-// nil is the end of the complaint about it.
+// note takes the outcome of something: an error is logged unless it is the same as
+// before, nil ends the complaint.
 func (c *complaints) note(about string, err error) {
 	if err == nil {
 		delete(c.texts, about)
@@ -29,11 +29,11 @@ func (c *complaints) note(about string, err error) {
 	}
 	text := err.Error()
 	if errors.Is(err, bpffs.ErrLocked) {
-		text = bpffs.ErrLocked.Error() // who holds the lock, and for how long, is another text each time
+		text = bpffs.ErrLocked.Error() // its text changes all the time: who holds it, for how long
 	}
 	if c.texts[about] != text {
 		c.texts[about] = text
-		c.log.Error("not in order, trying again", "about", about, "error", err)
+		c.log.Error("problem, trying again", "about", about, "error", err)
 	}
 }
 

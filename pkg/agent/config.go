@@ -30,7 +30,7 @@ const (
 // PortmapMode says whether the portmap plugin is chained after ours.
 type PortmapMode string
 
-// The ways to chain it: when it is in Directories.Bin, which it must be, not at all.
+// The ways to chain it: if it is in Directories.Bin; always, and there it must be; never.
 const (
 	PortmapAuto PortmapMode = "auto"
 	PortmapOn   PortmapMode = "on"
@@ -40,7 +40,7 @@ const (
 // KubeProxyMode says whether netfilter translates addresses on this node.
 type KubeProxyMode string
 
-// The ways to know: the agent finds out and follows it, it does, it does not.
+// The ways to know: the agent finds out, again and again; it does; it does not.
 const (
 	KubeProxyAuto KubeProxyMode = "auto"
 	KubeProxyOn   KubeProxyMode = "on"
@@ -70,7 +70,7 @@ type Directories struct {
 	Plugin string
 }
 
-// Config is everything that an agent is told at its start.
+// Config is what an agent is started with.
 type Config struct {
 	Directories
 	// Node is the name of this node.
@@ -87,23 +87,23 @@ type Config struct {
 	NonMasquerade, Cluster, Service []netip.Prefix
 	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive.
 	SnatLow, SnatHigh uint16
-	// SnatEntries is the capacity of the masquerading tables.
+	// SnatEntries is the capacity of the masquerading tables, in entries.
 	SnatEntries uint32
-	// Quarantine is how long a freed pod address rests.
+	// Quarantine is how long a freed pod address is not given to another pod.
 	Quarantine time.Duration
 	// KubeProxy says whether netfilter translates addresses on this node.
 	KubeProxy KubeProxyMode
 	// Portmap says whether host ports are opened, by the portmap plugin.
 	Portmap PortmapMode
-	// MTU of pods; 0: the uplinks'.
+	// MTU of pods, in bytes; 0: the uplinks'.
 	MTU int
-	// Attach is how programs are attached.
+	// Attach is how programs are attached to interfaces.
 	Attach Attach
 	// Mark is the one bit of the skb mark that is ours.
 	Mark uint32
 	// Listen serves health and metrics, MetricsListen metrics alone; empty: not served.
 	Listen, MetricsListen string
-	// LogLevel is what the plugin is told; Log is the agent's own.
+	// LogLevel is the plugin's; Log is the agent's own.
 	LogLevel string
 	Log      *slog.Logger
 	// Version of the build.

@@ -55,7 +55,7 @@ func (c *endpointController) contest(w *endpoint.Work) error {
 		if now, err := endpoint.Read(c.cfg.State, w.ID); err != nil || now.Releasing {
 			return nil
 		}
-		return fmt.Errorf("%w, which keeps it; end one of the two", err)
+		return fmt.Errorf("%w, which keeps it; delete one of the two pods", err)
 	}
 	return nil
 }

@@ -17,24 +17,24 @@ import (
 // have it from one cause, such as a new version that wants another setting.
 const mostRepairs = 5
 
-// endpointController owns this node's pods, together with the plugin: it repairs
-// them and releases those that are gone.
+// endpointController shares this node's endpoints with the plugin, by locks: it
+// repairs them, and releases those whose pod is gone.
 type endpointController struct {
 	*node
 	orphans  orphans
 	repaired map[string][]string // endpoints of this pass, by what they lacked
 }
 
-// atOnce has a lock taken now or not at all. Who has it is at work on what we
-// wanted to look at, and the next pass is near.
+// atOnce has a lock taken now or not at all: the loop waits for nobody, and the
+// next pass tries again.
 func atOnce() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// reconcile repairs what is damaged and releases what is nobody's. What can't be
-// done for one endpoint is no fault of the node, which goes on carrying the others.
+// reconcile repairs what is damaged and releases what is nobody's. A failure with
+// one endpoint is not the node's, which goes on carrying the others.
 func (c *endpointController) reconcile(s *state) error {
 	c.repaired = map[string][]string{}
 	contested := map[string]error{}
@@ -65,7 +65,7 @@ func aboutEndpoint(id endpoint.ID) string { return "endpoint " + id.String() }
 // other try soon.
 func (c *endpointController) noted(id endpoint.ID, err error) bool {
 	if errors.Is(err, bpffs.ErrLocked) {
-		c.log.Debug("somebody else is at work on it", "endpoint", id.String(), "error", err)
+		c.log.Debug("endpoint is locked, trying again", "endpoint", id.String(), "error", err)
 	} else {
 		c.complaints.note(aboutEndpoint(id), err)
 	}
@@ -146,7 +146,7 @@ func (c *endpointController) inspect(s *state) error {
 		if !s.view.alive(e) {
 			continue
 		}
-		if ok, err := c.dp.Attached(e.HostIndex, attach.FromPod); !ok && err == nil { // what can't be told is no reason
+		if ok, err := c.dp.Attached(e.HostIndex, attach.FromPod); !ok && err == nil { // that it can't be found out is no reason
 			s.lookAgain(0)
 			return nil
 		}

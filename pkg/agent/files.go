@@ -24,8 +24,8 @@ type fileController struct {
 	plugin [2]stamp // of what is installed, and of what it was installed from
 }
 
-// stamp tells without reading whether a file is still the same. The time is that
-// of the last change of any kind: nobody can set it.
+// stamp identifies a file's content without reading it. The time is that of the
+// last change of any kind: nobody can set it.
 type stamp struct {
 	inode   uint64
 	size    int64
@@ -62,7 +62,7 @@ func (c *fileController) pluginStamps() [2]stamp {
 	return [2]stamp{stampOf(c.pluginPath()), stampOf(c.cfg.Plugin)}
 }
 
-// writeList tells the runtime that this node carries pods.
+// writeList writes the list, by which the runtime knows that this node carries pods.
 func (c *fileController) writeList(s *state) error {
 	l := install.List{
 		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.cfg.MTU, Attach: string(c.cfg.Attach),
@@ -101,7 +101,7 @@ func (c *fileController) findPortmap() (*install.Chained, error) {
 		c.portmap.stamp, c.portmap.found = now, found
 	}
 	if c.portmap.found == nil && c.cfg.Portmap == PortmapOn {
-		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or leave host ports with --portmap off", c.portmapPath())
+		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or do without host ports: --portmap off", c.portmapPath())
 	}
 	return c.portmap.found, nil
 }

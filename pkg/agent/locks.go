@@ -14,8 +14,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// peekTimeout is how long a lock may be in the way of one that only looks whether
-// somebody holds it.
+// peekTimeout bounds the wait for a lock that somebody has taken for a moment, to
+// see whether an agent holds it.
 const peekTimeout = 200 * time.Millisecond
 
 // locks keep a second agent away from the directories. The kernel releases them
@@ -33,7 +33,7 @@ func (l *locks) take(d Directories) error {
 	path := filepath.Join(d.State, "agent.lock")
 	state, err := bpffs.File(ctx, path)
 	if errors.Is(err, bpffs.ErrLocked) {
-		return fmt.Errorf("%w on --state-dir %s: it holds %s; end it first", ErrRunning, d.State, path)
+		return fmt.Errorf("%w on --state-dir %s: it has locked %s; stop it first", ErrRunning, d.State, path)
 	}
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (l *locks) takePins(dir bpffs.Dir) error {
 	}
 	_ = f.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("%w on --bpffs %s: it holds a lock of that directory; end it first", ErrRunning, dir)
+		return fmt.Errorf("%w on --bpffs %s: it has locked that directory; stop it first", ErrRunning, dir)
 	}
 	return fmt.Errorf("lock the pin directory %s: %w", dir, err)
 }

@@ -14,8 +14,8 @@ import (
 // each costs the verifier's work.
 const retryMode = 15 * time.Second
 
-// modeController owns the programs' mode: beside netfilter's translation of
-// addresses for as long as there is one, past netfilter else.
+// modeController owns the programs' mode: they work beside netfilter while that
+// translates addresses on this node, and bypass it otherwise.
 type modeController struct {
 	*node
 	watch *netfilter.Watch
@@ -120,7 +120,7 @@ func (c *modeController) report() {
 	where := c.where()
 	c.status.set(func(f *figures) { f.beside = where != "" })
 	if where == "" {
-		c.log.Info("nothing translates addresses on this node; packets pass netfilter by")
+		c.log.Info("nothing translates addresses on this node; packets bypass netfilter")
 	} else {
 		c.log.Info("working beside netfilter's translation of addresses", "found", where)
 	}

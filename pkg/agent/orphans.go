@@ -60,7 +60,7 @@ func (c *endpointController) releaseOrphans(s *state) error {
 	now := time.Now()
 	for _, id := range seenTwice(s, c.orphans.linkless, linkless, now) {
 		e := linkless[id]
-		c.complaints.note(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it stays for as long as its namespace %s is there", e.HostName, e.NetNS))
+		c.complaints.note(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it is kept for as long as its namespace %s exists", e.HostName, e.NetNS))
 	}
 	for _, id := range seenTwice(s, c.orphans.first, found, now) {
 		if !c.noted(id, c.release(id, found[id])) {
@@ -88,7 +88,7 @@ func seenTwice[V any](s *state, first map[endpoint.ID]time.Time, is map[endpoint
 	return due
 }
 
-// namespaceThere tells whether the namespace in which an endpoint lived exists.
+// namespaceThere reports whether the namespace in which an endpoint lived exists.
 func namespaceThere(e endpoint.Endpoint) bool {
 	var st unix.Stat_t
 	if err := unix.Stat(e.NetNS, &st); err != nil {

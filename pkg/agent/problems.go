@@ -32,12 +32,12 @@ func (c *clusterController) report(s *state) {
 	}
 	for _, text := range s.plan.Notes {
 		if isNew("note " + text) {
-			c.log.Info("about a Node", "detail", text)
+			c.log.Info("note about a Node", "detail", text)
 		}
 	}
 	own := s.plan.Standing.Own4()
 	listed := slices.ContainsFunc(s.nodes, func(n plan.Node) bool { return n.Name == c.cfg.Node })
-	if s.known && own.IsValid() && !listed && isNew("absent") {
+	if s.known && own.IsValid() && !listed && isNew("this node is not in the list of Nodes") {
 		c.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", c.cfg.Node, "podCIDR", own.String())
 	}
 	if text := outsideCluster(own, c.cfg.Cluster); text != "" && isNew(text) {
@@ -49,7 +49,7 @@ func (c *clusterController) report(s *state) {
 			continue
 		}
 		if over++; over <= maxLogged {
-			c.log.Info("over", "what", key)
+			c.log.Info("no longer the case", "what", key)
 		}
 	}
 	c.reported = now

@@ -12,7 +12,7 @@ import (
 )
 
 // record is what cleanup needs to know of how the node was before us. It lives
-// in the state directory and is written before what it tells about is changed.
+// in the state directory and is written before anything that it records is changed.
 type record struct {
 	path string
 	// Made are the directories that were not there.

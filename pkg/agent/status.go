@@ -115,7 +115,7 @@ func (s *status) describe(standing plan.Standing, found []plan.Problem, nodes in
 	s.set(func(f *figures) { f.nodes, f.problems, f.pods = nodes, problems, pods })
 }
 
-// isPod tells whether an address is a pod's, of this node or another.
+// isPod reports whether an address is a pod's, of this node or another.
 func (s *status) isPod(a netip.Addr) bool {
 	return slices.ContainsFunc(s.read().pods, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -108,7 +108,7 @@ func addedBy(s setting) ports {
 	return ours.without(before)
 }
 
-// restore puts back what still holds our value. ip_forward stays on, and so does
+// restore puts back what still has our value. ip_forward stays on, and so does
 // what the kernel changed along with it.
 func (s sysctls) restore() error {
 	var errs []error
@@ -176,7 +176,7 @@ func parsePorts(s string) (p ports, err error) {
 		if n, err := fmt.Sscanf(part, "%d-%d", &low, &high); n == 1 {
 			high = low
 		} else if err != nil {
-			return p, fmt.Errorf("%q is no list of ports", s)
+			return p, fmt.Errorf("%q is not a list of ports", s)
 		}
 		p.add(low, high)
 	}

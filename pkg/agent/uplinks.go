@@ -35,7 +35,7 @@ func (c *uplinkController) complete(v *view) error {
 	c.absences.bridge(v, len(c.cfg.Uplinks) > 0)
 	var err error
 	if c.numbers.give(v.uplinks) > 0 {
-		err = fmt.Errorf("there are more than %d uplinks: what comes in over the last ones is not told apart by its source", uplinks.Bits)
+		err = fmt.Errorf("there are more than %d uplinks: what comes in over one of the last is not distinguished by its source", uplinks.Bits)
 	}
 	c.complaints.note("uplinks' numbers", err)
 	return nil
@@ -142,10 +142,10 @@ func (c *uplinkController) inspect(s *state) error {
 func (c *uplinkController) attachAgain(l plan.Link, hook attach.Hook) error {
 	index := int(l.Index)
 	if ok, err := c.dp.Attached(index, hook); ok || err != nil {
-		return nil //nolint:nilerr // what can't be told is for the next pass
+		return nil //nolint:nilerr // what can't be found out is for the next pass
 	}
 	if _, err := c.host.LinkByIndex(index); err != nil {
-		return nil //nolint:nilerr // the link is going; the kernel tells of that
+		return nil //nolint:nilerr // the link is going, of which the kernel notifies us
 	}
 	if err := c.dp.Attach(index, hook); err != nil {
 		return err
@@ -158,7 +158,7 @@ func (c *uplinkController) attachAgain(l plan.Link, hook attach.Hook) error {
 // is an uplink.
 type numbers map[uint32]uint32
 
-// give numbers the uplinks. It reports how many there are beyond those that can be told apart: they share the last number.
+// give numbers the uplinks. It reports how many there are beyond those that can be distinguished: they share the last number.
 func (n numbers) give(links []plan.Link) (beyond int) {
 	now := make(map[uint32]bool, len(links))
 	for _, l := range links {

@@ -41,7 +41,7 @@ type view struct {
 // look lists everything anew.
 func look(host *device.Handle, stateDir string, named []string) (*view, error) {
 	v := &view{links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}, neighbours: map[int][]device.Neighbour{}}
-	// The state files first: what they tell of was there before they were written.
+	// The state files first: what they describe was there before they were written.
 	// An endpoint whose file is broken is not repaired; the others are.
 	v.endpoints, v.incomplete = endpoint.List(stateDir)
 	var links []device.Link

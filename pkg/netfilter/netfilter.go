@@ -88,5 +88,5 @@ func (w *Watch) outlived(now time.Time) (bool, error) {
 	return found || err != nil, err
 }
 
-// Where says, for people, what translates. It holds while Look or Begin says that something does.
+// Where says, for people, what translates. It is valid while Look or Begin says that something does.
 func (w *Watch) Where() string { return w.where }

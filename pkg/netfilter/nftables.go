@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftables finds rules in nftables, which holds those of the newer iptables as
+// nftables finds rules in nftables, which has those of the newer iptables as
 // well. It remembers what it saw: to look again costs next to nothing while
 // nobody changes rules, and little while there are some that translate.
 type nftables struct {

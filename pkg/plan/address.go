@@ -6,25 +6,25 @@ import (
 	"slices"
 )
 
-// parsePodCIDR reads a podCIDR and refuses what can't be one anywhere.
+// parsePodCIDR reads a podCIDR and refuses what can't be one on any node.
 func parsePodCIDR(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("podCIDR %.60q is no prefix", s)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %.60q is not a prefix (address/length)", s)
 	}
 	p = p.Masked()
 	a := p.Addr()
 	switch {
 	case p.Bits() == 0:
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s is everything", p)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s contains every address", p)
 	case a.Is4In6():
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s is IPv4 in IPv6 clothes", p)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s is IPv4 mapped into IPv6", p)
 	case a.Is4() && p.Bits() < widest:
-		return netip.Prefix{}, fmt.Errorf("podCIDR %s is wider than any private range: it would take addresses of the world", p)
+		return netip.Prefix{}, fmt.Errorf("podCIDR %s is wider than any private range: it would take addresses of the Internet", p)
 	}
 	for _, special := range notForPods {
 		if p.Overlaps(special) {
-			return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, which is not for hosts", p, special)
+			return netip.Prefix{}, fmt.Errorf("podCIDR %s overlaps %s, which is reserved", p, special)
 		}
 	}
 	return p, nil
@@ -33,14 +33,14 @@ func parsePodCIDR(s string) (netip.Prefix, error) {
 // widest is the length of the widest range that is private, 10.0.0.0/8.
 const widest = 8
 
-// notForPods are ranges that the kernel or the protocols have taken.
+// notForPods are ranges that the kernel or the protocols reserve.
 var notForPods = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
 	netip.MustParsePrefix("127.0.0.0/8"),
 	netip.MustParsePrefix("169.254.0.0/16"),
 	netip.MustParsePrefix("224.0.0.0/4"),
 	netip.MustParsePrefix("255.255.255.255/32"),
-	netip.MustParsePrefix("::/96"), // holds ::1
+	netip.MustParsePrefix("::/96"), // contains ::1
 	netip.MustParsePrefix("fe80::/10"),
 	netip.MustParsePrefix("ff00::/8"),
 }
@@ -49,17 +49,17 @@ var notForPods = []netip.Prefix{
 func parseNodeIP(kind, s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
-		return netip.Addr{}, fmt.Errorf("%s %.60q is no address", kind, s)
+		return netip.Addr{}, fmt.Errorf("%s %.60q is not an address", kind, s)
 	}
 	for _, special := range notForPods {
 		if special.Contains(a) {
-			return netip.Addr{}, fmt.Errorf("%s %s is in %s, which is not for hosts", kind, a, special)
+			return netip.Addr{}, fmt.Errorf("%s %s is in %s, which is reserved", kind, a, special)
 		}
 	}
 	return a, nil
 }
 
-// isBroadcast tells whether the kernel takes an address for everybody on a link
+// isBroadcast reports whether the kernel takes an address for everybody on a link
 // with that prefix. The lowest address is one like any other since Linux 5.14.
 func isBroadcast(a netip.Addr, link netip.Prefix) bool {
 	const pointToPoint = 31 // RFC 3021: no broadcast address on such a link

@@ -20,7 +20,7 @@ type candidate struct {
 	pods     []netip.Prefix
 }
 
-// judge decides whose claims hold.
+// judge decides whose claims are good.
 type judge struct {
 	in       Input
 	ownIndex int         // of this node in the list
@@ -111,7 +111,7 @@ func (j *judge) podCIDR(node, s string) (netip.Prefix, error) {
 		return p, err
 	}
 	if written, err := netip.ParsePrefix(s); err == nil && written != p {
-		j.notes = append(j.notes, fmt.Sprintf("podCIDR %s of node %s is taken for %s", s, node, p))
+		j.notes = append(j.notes, fmt.Sprintf("podCIDR %s of node %s is read as %s", s, node, p))
 	}
 	return p, j.allowed(p)
 }
@@ -132,17 +132,17 @@ func (j *judge) inService(p netip.Prefix) error {
 	return nil
 }
 
-// allowed refuses a podCIDR for what holds on this node. A serviceError is the last to be found.
+// allowed refuses a podCIDR that this node's own network speaks against. A serviceError is the last to be found.
 func (j *judge) allowed(p netip.Prefix) error {
 	if q, bad := overlapsAny(p, j.in.Facts.Local); bad {
-		return fmt.Errorf("podCIDR %s holds %s, an address of this node", p, q.Addr())
+		return fmt.Errorf("podCIDR %s contains %s, an address of this node", p, q.Addr())
 	}
 	if slices.Contains(j.in.Before.Own, p) {
 		return j.inService(p) // a pod of this node may be somebody's gateway
 	}
 	for _, hop := range j.nextHops().in(p) {
 		if r := j.in.Facts.Routes[hop.owner]; !p.Contains(r.Dst.Addr()) || r.Dst.Bits() < p.Bits() {
-			return fmt.Errorf("podCIDR %s holds %s, by which this node reaches %s", p, hop.addr, r.Dst)
+			return fmt.Errorf("podCIDR %s contains %s, by which this node reaches %s", p, hop.addr, r.Dst)
 		}
 	}
 	return j.inService(p)
@@ -166,7 +166,7 @@ func (j *judge) nextHops() addressSet {
 // rank sorts the nodes by the strength of their claims.
 func rank(all []candidate) { slices.SortFunc(all, compare) }
 
-// compare tells whose claim is the stronger one: the older one, then the one in
+// compare sorts the stronger claim first: the older one, then the one in
 // force, then the one that stands first in the list.
 func compare(a, b candidate) int {
 	return cmp.Or(age(a, b),
@@ -212,7 +212,7 @@ func (j *judge) resolve(others []candidate) {
 					badAddr[a] = true
 					continue
 				}
-				j.problem(c.name, Refused, "podCIDR %s holds %s, an address of node %s", p, a.addr, others[a.owner].name)
+				j.problem(c.name, Refused, "podCIDR %s contains %s, an address of node %s", p, a.addr, others[a.owner].name)
 				return true
 			}
 			return false
@@ -226,7 +226,7 @@ func (j *judge) resolve(others []candidate) {
 	}
 }
 
-// podCIDRStays tells whether the podCIDR p of node i beats the address a.
+// podCIDRStays reports whether the podCIDR p of node i beats the address a.
 func (j *judge) podCIDRStays(others []candidate, i int, p netip.Prefix, a ownedAddr) bool {
 	if via, ok := j.in.Before.Claims[p]; ok && slices.Contains(others[i].internal, via) {
 		return true

@@ -80,7 +80,7 @@ func (j *judge) claims(ranked []candidate) []candidate {
 	return out
 }
 
-// builder collects the Result.
+// builder puts the Result together.
 type builder struct {
 	*judge
 	r     Result
@@ -131,7 +131,7 @@ func (b *builder) node(a netip.Addr) {
 }
 
 // podCIDR adds the way to a podCIDR of another node. Without a link the kernel
-// answers that it is unreachable, instead of sending pods' packets to the world.
+// answers that it is unreachable, instead of sending pods' packets out of the cluster.
 func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
 	b.r.Standing.Claims[p] = via
 	if !p.Addr().Is4() || !via.Is4() {

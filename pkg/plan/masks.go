@@ -47,7 +47,7 @@ func newRouteMasks(f Facts) routeMasks {
 	return all
 }
 
-// around is what leads to all of p: the routes of the longest prefix that holds it.
+// around is what leads to all of p: the routes of the longest prefix that contains it.
 func (m routeMasks) around(p netip.Prefix) (mask uint64) {
 	for _, t := range m {
 		for bits := p.Bits(); bits >= 0; bits-- {

@@ -1,5 +1,5 @@
 // Package plan turns the cluster's Nodes and the facts of this node into what
-// the maps and the kernel's routing table should hold.
+// the maps and the kernel's routing table should contain.
 //
 // It is pure: no map access, no netlink, no clock. The same Input gives the same
 // Result, and a Result is complete: what is not in it should not exist.
@@ -51,7 +51,7 @@ type Policy struct {
 	Out, Required bool
 }
 
-// Facts are what holds on this node now.
+// Facts are this node's network as it is now.
 type Facts struct {
 	// Local lists what the kernel takes for this node itself (its local table).
 	Local   []netip.Prefix

@@ -257,7 +257,7 @@ func TestOwn(t *testing.T) {
 		{"without podCIDR", input(node(1).with(func(n *Node) { n.PodCIDRs = nil })), "", "no IPv4 podCIDR yet"},
 		{"podCIDR taken back", withBefore(input(node(1).with(func(n *Node) { n.PodCIDRs = nil })), standing), "10.244.1.0/24", ""},
 		{"back with another", withBefore(input(moved), standing), "10.244.50.0/24", ""},
-		{"refused", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"0.0.0.0/0"} })), "", "everything"},
+		{"refused", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"0.0.0.0/0"} })), "", "every address"},
 		{"holds our address", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"172.18.0.0/24"} })), "", "an address of this node"},
 		{"new and claimed by an older one", input(younger, older), "", "n5, which is older"},
 		{"grown over one in force", withBefore(input(grown, node(2)), inForce), "10.244.1.0/24", ""},

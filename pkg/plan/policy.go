@@ -72,7 +72,7 @@ func (b *builder) parts(far map[netip.Prefix]destinations.Flags) {
 	}
 }
 
-// wider is the entry that holds for a prefix without one of its own.
+// wider is the entry that a prefix without one of its own falls under.
 func (b *builder) wider(p netip.Prefix) destinations.Value {
 	for bits := p.Bits() - 1; bits >= 0; bits-- {
 		if v, ok := b.r.Destinations[destinations.KeyFrom(netip.PrefixFrom(p.Addr(), bits))]; ok {
@@ -82,7 +82,7 @@ func (b *builder) wider(p netip.Prefix) destinations.Value {
 	return destinations.Value{}
 }
 
-// flag gives every entry the flags of the prefixes that hold it.
+// flag gives every entry the flags of the prefixes that contain it.
 func (b *builder) flag(far map[netip.Prefix]destinations.Flags) {
 	lengths := map[int]bool{}
 	for p := range far {

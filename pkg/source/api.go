@@ -32,9 +32,9 @@ var ErrNotInCluster = errors.New("not inside a cluster")
 type API struct {
 	Config *rest.Config
 	Log    *slog.Logger
-	// Self is the name of this node. Observed is told its condition
-	// NetworkUnavailable each time the API tells of its Node, which may be often, and
-	// nil when there is no such Node (any more).
+	// Self is the name of this node. Observed is called with the condition
+	// NetworkUnavailable of its Node each time the API sends that Node, which may be
+	// often, and with nil when there is no such Node (any more).
 	Self     string
 	Observed func(*Condition)
 }
@@ -69,7 +69,7 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 	}
 	nodes := cache.NewListWatchFromClient(client, "nodes", metav1.NamespaceAll, fields.Everything())
 	// The reflector reports what goes wrong through its context's logger; it is
-	// told here by the list and watch functions, once and in our own words.
+	// reported here by the list and watch functions, once and in our own words.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
 	lw := &cache.ListWatch{
@@ -169,7 +169,7 @@ func (s *store) Replace(objs []any, _ string) error {
 // Resync implements cache.ReflectorStore.
 func (s *store) Resync() error { return nil }
 
-// publish delivers the state if it is a complete one. The lock is held, so that
+// publish delivers the state if it is a complete one. The caller holds the lock, so that
 // states arrive in order.
 func (s *store) publish() {
 	if !s.complete {
@@ -185,7 +185,7 @@ func (s *store) publish() {
 	s.deliver(Update{Nodes: list, Changed: time.Now()})
 }
 
-// noteError tells of a failed request, once, and of the first that works again.
+// noteError reports a failed request, once, and delivers again after the first that works.
 func (s *store) noteError(what string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

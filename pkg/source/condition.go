@@ -27,14 +27,14 @@ func ConditionOf(n *corev1.Node) *Condition {
 
 func unavailable(c corev1.NodeCondition) bool { return c.Type == corev1.NodeNetworkUnavailable }
 
-// observe tells of this node's condition, if the object is its Node.
+// observe passes on this node's condition, if the object is its Node.
 func (s *store) observe(obj any) {
 	if n, ok := obj.(*corev1.Node); ok && s.observed != nil && n.Name == s.self {
 		s.observed(ConditionOf(n))
 	}
 }
 
-// observeAbsence tells that this node has no Node.
+// observeAbsence reports that this node has no Node, if that is its name.
 func (s *store) observeAbsence(name string) {
 	if s.observed != nil && name == s.self {
 		s.observed(nil)

@@ -89,7 +89,7 @@ type fileWatch struct {
 	lastErr string
 }
 
-// stamp tells without reading whether a file is the same as before.
+// stamp identifies a file's content without reading it.
 type stamp struct {
 	info os.FileInfo
 }
@@ -180,7 +180,7 @@ func readAll(path string) ([]byte, error) {
 }
 
 // lookups lists the paths at which a rename or a write can change what the file
-// holds: every symbolic link on the way, followed one by one, and the file.
+// contains: every symbolic link on the way, followed one by one, and the file.
 func lookups(path string) []string {
 	const maxLinks = 40 // the kernel's own limit
 	abs, err := filepath.Abs(path)
