@@ -118,9 +118,9 @@ func (l *loop) accept(said ...source.Update) (news bool) {
 func (l *loop) pass(ctx context.Context) time.Duration {
 	started := time.Now()
 	l.next = resync
-	if l.take(ctx, onLook) {
+	if l.doSteps(ctx, onLook) {
 		l.makePlan()
-		l.take(ctx, onPass)
+		l.doSteps(ctx, onPass)
 	}
 	l.judge()
 	l.log.Debug("pass", "took", time.Since(started), "destinations", len(l.cluster.applied), "routes", len(l.cluster.routes))
@@ -132,7 +132,7 @@ func (l *loop) pass(ctx context.Context) time.Duration {
 // is enough.
 func (l *loop) replan(ctx context.Context) bool {
 	l.makePlan()
-	well := l.take(ctx, onNodes)
+	well := l.doSteps(ctx, onNodes)
 	l.judge()
 	return well
 }
@@ -141,7 +141,7 @@ func (l *loop) replan(ctx context.Context) bool {
 // reports whether the whole node should be looked at.
 func (l *loop) inspect(ctx context.Context) bool {
 	l.next = resync
-	return !l.take(ctx, onTick) || l.next == 0
+	return !l.doSteps(ctx, onTick) || l.next == 0
 }
 
 // look lists what there is, and hands it to whom it concerns before anything is planned.

@@ -97,9 +97,9 @@ func (l *loop) restorePins(*state) error {
 	return err
 }
 
-// take takes the steps of an occasion: one that fails keeps no other from its work,
+// doSteps takes the steps of an occasion: one that fails keeps no other from its work,
 // and is soon tried again. It reports whether none has failed.
-func (l *loop) take(ctx context.Context, when occasion) bool {
+func (l *loop) doSteps(ctx context.Context, when occasion) bool {
 	well := true
 	for i := range l.steps {
 		if s := l.steps[i]; s.when&when != 0 {

@@ -35,7 +35,7 @@ func TestStepsAreTakenWhateverBecomesOfTheOthers(t *testing.T) {
 	take := func(when occasion, want string, well bool, obstacle string) {
 		t.Helper()
 		order, l.next = nil, resync
-		if got := l.take(t.Context(), when); got != well || fmt.Sprint(order) != want {
+		if got := l.doSteps(t.Context(), when); got != well || fmt.Sprint(order) != want {
 			t.Errorf("taken %v, all well: %v; want %s, %v", order, got, want, well)
 		}
 		if again := l.next; (again == resync) != well || !well && again != retry {

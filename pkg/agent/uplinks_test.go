@@ -54,7 +54,7 @@ func TestUplinkHasAnEntryWhileItHasPrograms(t *testing.T) {
 	}
 	l.uplinks.absences.grace = 0
 	l.beginPass(t)
-	if !l.take(t.Context(), onNodes) {
+	if !l.doSteps(t.Context(), onNodes) {
 		t.Fatal(l.failures(onPass))
 	}
 	if _, there := l.uplinkEntry(index); !there {
