@@ -24,7 +24,7 @@ type absences struct {
 	// uplinks says when an interface was last seen to lead out, addresses when one to masquerade to was last seen.
 	uplinks   map[int]time.Time
 	addresses map[netip.Addr]lastSeen
-	away      map[int]bool // that the log has
+	away      map[int]bool // those that the log has a line about
 }
 
 type lastSeen struct {

@@ -43,7 +43,7 @@ var ErrRunning = errors.New("an agent is running")
 func Run(ctx context.Context, cfg Config) error {
 	n := &node{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
 	a := &agent{node: n, mode: newMode(n)}
-	err := bounded(ctx, grace, func() error {
+	err := bounded(ctx, stopGrace, func() error {
 		defer a.close()
 		if err := a.start(ctx); err != nil {
 			a.reportFailure(ctx, err)
@@ -62,8 +62,8 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// grace is how long the end waits for work that can't be interrupted.
-const grace = 300 * time.Millisecond
+// stopGrace is how long the end waits for work that can't be interrupted.
+const stopGrace = 300 * time.Millisecond
 
 var errCutOff = errors.New("cut off")
 

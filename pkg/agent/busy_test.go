@@ -65,7 +65,7 @@ func TestLoopWaitsForNoLock(t *testing.T) {
 	l, e := withPod(t)
 	lost := orphan(t, l)
 	l.pass(t.Context())
-	l.endpoints.orphans.first[lost.ID] = time.Now().Add(-apart)
+	l.endpoints.orphans.first[lost.ID] = time.Now().Add(-releaseDelay)
 	l.breakEntry(t, e)
 	hung, err := bpffs.Shared(t.Context(), l.cfg.State, "test")
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 // latest keeps what the source has said until the loop takes it: of the Nodes only the newest state, since each is
 // complete. So thousands that come at once cost as many plans as there is time for, and the source never waits.
 type latest struct {
-	news chan struct{} // one is waiting, when something is
+	news chan struct{} // readable while something waits
 
 	mu           sync.Mutex
-	nodes, fault *source.Update // the fault came after the Nodes
+	nodes, fault *source.Update // nil: none waits; the fault came after the Nodes
 }
 
 func newLatest() *latest { return &latest{news: make(chan struct{}, 1)} }

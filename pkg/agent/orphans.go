@@ -14,9 +14,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
-// apart is the least time between the two observations after which something that
-// nobody needs any more is taken away: a DEL may be on its way.
-const apart = 5 * time.Second
+// releaseDelay is the least time between the two observations after which something
+// that nobody needs any more is taken away: a DEL may be on its way.
+const releaseDelay = 5 * time.Second
 
 // orphans remembers what was found to be nobody's, and when first.
 type orphans struct {
@@ -79,7 +79,7 @@ func seenTwice[V any](s *state, first map[endpoint.ID]time.Time, is map[endpoint
 		if !seen {
 			since, first[id] = now, now
 		}
-		if left := apart - now.Sub(since); left > 0 {
+		if left := releaseDelay - now.Sub(since); left > 0 {
 			s.lookAgain(left)
 		} else {
 			due = append(due, id)

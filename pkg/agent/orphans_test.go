@@ -66,14 +66,14 @@ func TestLostDelIsReleasedAtTheSecondLook(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
 	e := orphan(t, l)
-	if again := l.pass(t.Context()); again > apart {
+	if again := l.pass(t.Context()); again > releaseDelay {
 		t.Errorf("the second look comes after %v", again)
 	}
 	l.pass(t.Context()) // too early to be the second observation
 	if file, entry, address := l.remains(t, e); !file || !entry || !address {
 		t.Fatalf("released too early: file %v, entry %v, address %v", file, entry, address)
 	}
-	l.endpoints.orphans.first[e.ID] = time.Now().Add(-apart)
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-releaseDelay)
 	l.pass(t.Context())
 	if file, entry, address := l.remains(t, e); file || entry || address {
 		t.Errorf("not released: file %v, entry %v, address %v", file, entry, address)
@@ -116,13 +116,13 @@ func TestEndpointWithoutALinkIsToldOfAtTheSecondLook(t *testing.T) {
 	ready(t, l)
 	e := linkless(t, l)
 	told := func() bool { return l.complaints.texts[aboutEndpoint(e.ID)] != "" }
-	if again := l.pass(t.Context()); again > apart {
+	if again := l.pass(t.Context()); again > releaseDelay {
 		t.Errorf("the second look comes after %v", again)
 	}
 	if told() {
 		t.Error("told of at the first look")
 	}
-	l.endpoints.orphans.linkless[e.ID] = time.Now().Add(-apart)
+	l.endpoints.orphans.linkless[e.ID] = time.Now().Add(-releaseDelay)
 	l.pass(t.Context())
 	if !told() {
 		t.Error("not told of at the second look")
@@ -147,7 +147,7 @@ func TestReservationOfNobodyIsReleased(t *testing.T) {
 	if _, _, address := l.remains(t, e); !address {
 		t.Fatal("released at the first look")
 	}
-	l.endpoints.orphans.first[e.ID] = time.Now().Add(-apart)
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-releaseDelay)
 	l.pass(t.Context())
 	if _, _, address := l.remains(t, e); address {
 		t.Error("the address is still held")
@@ -164,7 +164,7 @@ func TestFileOfADelegatedEndpointStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.pass(t.Context())
-	l.endpoints.orphans.first[e.ID] = time.Now().Add(-apart)
+	l.endpoints.orphans.first[e.ID] = time.Now().Add(-releaseDelay)
 	for range 3 {
 		l.pass(t.Context())
 		file, entry, address := l.remains(t, e)

@@ -40,7 +40,7 @@ func (s *status) handler(reg *prometheus.Registry, all bool) http.Handler {
 		return mux
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if silent := time.Since(s.read().alive); silent > stuck {
+		if silent := time.Since(s.read().alive); silent > maxSilence {
 			http.Error(w, "stuck for "+silent.Round(time.Second).String(), http.StatusServiceUnavailable)
 			return
 		}

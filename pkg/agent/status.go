@@ -39,8 +39,8 @@ type problem struct {
 // starting is why an agent is not ready before it has looked at anything.
 const starting = "the agent is starting"
 
-// stuck is for how long the loop may not go round.
-const stuck = time.Minute
+// maxSilence is for how long the loop may not go round before it counts as stuck.
+const maxSilence = time.Minute
 
 func newStatus(log *slog.Logger) *status {
 	return &status{log: log, now: figures{notReady: starting, alive: time.Now()}}

@@ -42,7 +42,7 @@ func TestHealth(t *testing.T) {
 	expect("/healthz", true, 200, "ok")
 	s.ready("")
 	expect("/readyz", true, 200, "ok")
-	s.set(func(f *figures) { f.alive = time.Now().Add(-2 * stuck) })
+	s.set(func(f *figures) { f.alive = time.Now().Add(-2 * maxSilence) })
 	expect("/healthz", true, 503, "stuck")
 	expect("/metrics", true, 200, "")
 	expect("/metrics", false, 200, "")

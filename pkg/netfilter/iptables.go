@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// findInIptables looks at the nat table of the older iptables, if there is one,
-// and says whether one of its chains has a rule; empty: none has. To ask for a
-// table that is not there would make it.
+// findInIptables says where a rule of the older iptables translates; empty: nowhere.
+// Its nat table is asked for only if it is there: the question would make it.
 func findInIptables() (string, error) {
 	tables, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
 	if err != nil || !bytes.Contains(append([]byte("\n"), tables...), []byte("\nnat\n")) {

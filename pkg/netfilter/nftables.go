@@ -20,7 +20,7 @@ type nftables struct {
 }
 
 // askAbsent is how often a kernel without nftables is asked for it: the question
-// has it look for a module.
+// makes it look for a module.
 const askAbsent = time.Minute
 
 // natChain is a chain that translates addresses of IPv4.

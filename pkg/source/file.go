@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// quiet is how long a file must have rested before it is read: a writer that
+	// readDelay is how long a file must have been left alone before it is read: a writer that
 	// does not rename leaves it empty or cut off for a moment.
-	quiet = 20 * time.Millisecond
-	// restless bounds the waiting for quiet.
-	restless = time.Second
-	// poll is how often the file is read without any notification. Notifications
+	readDelay = 20 * time.Millisecond
+	// maxReadDelay bounds the wait for that.
+	maxReadDelay = time.Second
+	// pollInterval is how often the file is read without any notification. Notifications
 	// don't come from network file systems nor when inotify has no instance left.
-	poll = 2 * time.Second
+	pollInterval = 2 * time.Second
 )
 
 // File reads Nodes from a file and follows its changes, a rename over it and the
@@ -40,14 +40,14 @@ func (f File) Run(ctx context.Context, deliver func(Update)) error {
 	var events <-chan fsnotify.Event
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		f.Log.Warn("watching the nodes file by notification impossible, reading it periodically", "file", f.Path, "error", err)
+		f.Log.Warn("the nodes file can't be watched, reading it periodically", "file", f.Path, "error", err)
 	} else {
 		defer watcher.Close()
 		w.watcher, events = watcher, watcher.Events
 	}
 	w.follow()
 	w.read()
-	ticker := time.NewTicker(poll)
+	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	var rest <-chan time.Time
 	var since time.Time
@@ -62,8 +62,8 @@ func (f File) Run(ctx context.Context, deliver func(Update)) error {
 			if rest == nil {
 				since = time.Now()
 			}
-			if rest == nil || time.Since(since) < restless {
-				rest = time.After(quiet)
+			if rest == nil || time.Since(since) < maxReadDelay {
+				rest = time.After(readDelay)
 			}
 		case <-rest:
 			rest = nil
@@ -132,7 +132,7 @@ func (w *fileWatch) follow() {
 // read delivers the content if it is new.
 func (w *fileWatch) read() {
 	info, err := os.Stat(w.path)
-	if err == nil && w.stamp.same(info) && time.Since(info.ModTime()) > poll {
+	if err == nil && w.stamp.same(info) && time.Since(info.ModTime()) > pollInterval {
 		return
 	}
 	content, err := readAll(w.path)

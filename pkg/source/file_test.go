@@ -16,7 +16,7 @@ import (
 
 // within is how long a change may take to arrive: far below the periodic pass,
 // so that a test passes only by notification.
-const within = poll * 3 / 4
+const within = pollInterval * 3 / 4
 
 func names(nodes []plan.Node) string {
 	var out []string
@@ -115,12 +115,12 @@ func TestFileWaitsForItsWriter(t *testing.T) {
 	expect(t, updates, "a")
 	for i := range 20 {
 		name := fmt.Sprint("b", i)
-		time.Sleep(2 * quiet) // nothing of the try before is waited for still
+		time.Sleep(2 * readDelay) // nothing of the try before is waited for still
 		began := time.Now()
 		must(t, os.Truncate(path, 0))
-		time.Sleep(quiet / 4)
+		time.Sleep(readDelay / 4)
 		write(t, path, content(name))
-		quick := time.Since(began) < quiet
+		quick := time.Since(began) < readDelay
 		u := next(t, updates)
 		if quick {
 			if u.Err != nil || names(u.Nodes) != name {
@@ -132,7 +132,7 @@ func TestFileWaitsForItsWriter(t *testing.T) {
 			expect(t, updates, name)
 		}
 	}
-	t.Fatalf("this machine has never written the file within %v", quiet)
+	t.Fatalf("this machine has never written the file within %v", readDelay)
 }
 
 func TestFileFollowsAConfigMap(t *testing.T) {
@@ -205,6 +205,6 @@ func TestFileIgnoresTheSameContent(t *testing.T) {
 	select {
 	case u := <-updates:
 		t.Fatalf("delivered again: %q, %v", names(u.Nodes), u.Err)
-	case <-time.After(10 * quiet):
+	case <-time.After(10 * readDelay):
 	}
 }
