@@ -77,8 +77,7 @@ var rules = map[string][]string{
 	},
 	"pkg/agent/...": {
 		"maps/...", "pkg/...",
-		"github.com/cilium/ebpf/...", "github.com/fsnotify/fsnotify", "github.com/prometheus/client_golang/...",
-		"github.com/vishvananda/netlink/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
+		"github.com/prometheus/client_golang/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
 	},
 
 	"cmd/internal/cli": {"github.com/spf13/cobra", "github.com/spf13/pflag"},
@@ -157,6 +156,8 @@ func TestCheckRefuses(t *testing.T) {
 		"the plugin in the agent":       {"pkg/agent", module + "/cni"},
 		"another command's package":     {"cmd/ebpf-cni", module + "/pkg/agent"},
 		"a name that only starts alike": {"cni", module + "/pkg/bpffsx"},
+		"netlink in the agent":          {"pkg/agent", "github.com/vishvananda/netlink"},
+		"the source in the plan":        {"pkg/plan", module + "/pkg/source"},
 		"a package without a rule":      {"pkg/unheard", "fmt"},
 	} {
 		t.Run(name, func(t *testing.T) {
