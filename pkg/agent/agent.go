@@ -232,7 +232,7 @@ func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.run(ctx) })
 	g.Go(func() error {
-		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.observe}.Run(ctx, put)
+		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.seen.Store}.Run(ctx, put)
 	})
 	return g.Wait()
 }

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,8 +54,7 @@ type condition struct {
 	failing bool          // the newest patch failed
 	unready time.Time     // since when the node has not been ready; zero: it is
 
-	mu   sync.Mutex
-	seen *source.Condition // nil: there is no Node to write to, or none yet
+	seen atomic.Pointer[source.Condition] // what the Node says; nil: there is no Node to write to, or none yet
 }
 
 func (a *agent) newCondition() (*condition, error) {
@@ -93,19 +92,6 @@ func unavailable(why string) *corev1.NodeCondition {
 	}
 }
 
-// observe takes what the Node says.
-func (c *condition) observe(seen *source.Condition) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.seen = seen
-}
-
-func (c *condition) last() *source.Condition {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.seen
-}
-
 // run compares and writes until ctx ends.
 func (c *condition) run(ctx context.Context) error {
 	return repeat(ctx, func() (time.Duration, error) {
@@ -117,7 +103,7 @@ func (c *condition) run(ctx context.Context) error {
 // step writes the condition if it is not what it should be and it is time to.
 func (c *condition) step(ctx context.Context, now time.Time) {
 	want := c.want(now)
-	seen := c.last()
+	seen := c.seen.Load()
 	if want == nil || seen == nil || c.says(seen, want) || now.Before(c.next) {
 		return
 	}
@@ -185,6 +171,6 @@ func (c *condition) patch(ctx context.Context, want corev1.NodeCondition) error 
 		return err
 	}
 	// The watch says the same, a moment later.
-	c.observe(source.ConditionOf(&n))
+	c.seen.Store(source.ConditionOf(&n))
 	return nil
 }

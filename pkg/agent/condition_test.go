@@ -72,7 +72,7 @@ func TestConditionIsCleared(t *testing.T) {
 	if len(p.written) != 0 {
 		t.Fatal("written before the Node was seen")
 	}
-	c.observe(&source.Condition{Status: "True", Reason: "NoRouteCreated", Since: time.Unix(10, 0)})
+	c.seen.Store(&source.Condition{Status: "True", Reason: "NoRouteCreated", Since: time.Unix(10, 0)})
 	c.step(t.Context(), now)
 	if len(p.written) != 1 {
 		t.Fatalf("written %v", p.written)
@@ -88,7 +88,7 @@ func TestConditionIsCleared(t *testing.T) {
 	// Somebody sets it again: put right, and again only after a while.
 	other := &source.Condition{Status: "True", Reason: "NoRouteCreated", Since: now}
 	for i := range 10 {
-		c.observe(other)
+		c.seen.Store(other)
 		c.step(t.Context(), now.Add(time.Hour+time.Duration(i)*minPatchInterval/10))
 	}
 	if len(p.written) != 2 {
@@ -99,7 +99,7 @@ func TestConditionIsCleared(t *testing.T) {
 func TestConditionIsSetAfterDoubt(t *testing.T) {
 	c, p := newCondition(t)
 	since := time.Unix(10, 0).UTC()
-	c.observe(&source.Condition{Status: "False", Reason: reasonReady, Message: "ebpf-cni carries pods", Since: since})
+	c.seen.Store(&source.Condition{Status: "False", Reason: reasonReady, Message: "ebpf-cni carries pods", Since: since})
 	start := time.Unix(1000, 0)
 	c.status.ready("no podCIDR")
 	c.step(t.Context(), start)
@@ -127,7 +127,7 @@ func TestConditionBacksOff(t *testing.T) {
 	c, p := newCondition(t)
 	p.refuse = true
 	c.status.ready("")
-	c.observe(&source.Condition{})
+	c.seen.Store(&source.Condition{})
 	start := time.Unix(1000, 0)
 	for at := time.Duration(0); at < 2*time.Hour; at += askCondition {
 		c.step(t.Context(), start.Add(at))
