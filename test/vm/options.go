@@ -49,7 +49,7 @@ var selected = selection{
 var narrowed = map[string]selection{"6.12": {
 	"pkg/bpffs": nothing, "cmd/ebpfctl": nothing, "test/lab": nothing,
 	"pkg/datapath": tests("TestVerifier", "TestProbe.*", "TestUpgradeReplacesEveryAttachment", "TestLoadChangesHowProgramsAreAttached",
-		"TestRemoveLeavesNothingOfOurs", "TestLoadWithFewRights"),
+		"TestRemoveLeavesNothingOfOurs"),
 	"cni": tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestForeignProgramsBesideOurs",
 		"TestPodsTalkThroughIPsec", "TestOffloadForgesNothing", "TestLifeKilledAgentLosesNoPacket"),

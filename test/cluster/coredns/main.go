@@ -5,14 +5,16 @@ package main
 
 import (
 	"github.com/coredns/coredns/coremain"
-	_ "github.com/coredns/coredns/plugin/bind"       // plugins register themselves
-	_ "github.com/coredns/coredns/plugin/cache"      //
-	_ "github.com/coredns/coredns/plugin/errors"     //
-	_ "github.com/coredns/coredns/plugin/forward"    //
-	_ "github.com/coredns/coredns/plugin/health"     //
-	_ "github.com/coredns/coredns/plugin/kubernetes" //
-	_ "github.com/coredns/coredns/plugin/ready"      //
-	_ "github.com/coredns/coredns/plugin/template"   //
+
+	// Plugins register themselves.
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/template"
 )
 
 func main() { coremain.Run() }
