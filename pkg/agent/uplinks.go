@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -99,7 +100,7 @@ func (c *uplinkController) detach(s *state) error {
 	}
 	errs, left := []error{}, map[int]bool{}
 	for _, a := range all {
-		if uplink[a.Ifindex] || a.Hook != attach.FromUplink && a.Hook != attach.ToUplink {
+		if uplink[a.Ifindex] || !slices.Contains(attach.UplinkHooks(), a.Hook) {
 			continue
 		}
 		c.log.Info("no longer an uplink", "interface", c.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
@@ -134,7 +135,9 @@ func (c *uplinkController) deleteEntries(s *state, left map[int]bool) error {
 func (c *uplinkController) inspect(s *state) error {
 	var errs []error
 	for _, l := range s.view.uplinks {
-		errs = append(errs, c.attachAgain(l, attach.FromUplink), c.attachAgain(l, attach.ToUplink))
+		for _, hook := range attach.UplinkHooks() {
+			errs = append(errs, c.attachAgain(l, hook))
+		}
 	}
 	return errors.Join(errs...)
 }
