@@ -190,9 +190,7 @@ func (a *addition) undo() {
 	ctx, cancel := context.WithTimeout(context.Background(), undoWait)
 	defer cancel()
 	r := a.releaser()
-	if !a.work.WasUp {
-		r.Quarantine = 0
-	}
+	r.Unused = !a.work.WasUp
 	if err := r.ReleaseLocked(ctx, a.id, a.network); err != nil {
 		a.log.Error("failed ADD could not be undone, DEL or GC will release it", "error", err)
 	}

@@ -71,9 +71,14 @@ func (w *Work) freeAddresses() error {
 	}
 	return forAll(w.networks, func(n string) error {
 		s, err := ipam.Open(w.StateDir, n, ipam.Options{Quarantine: w.Quarantine})
-		if err == nil {
-			_, err = s.Release(w.ctx, ipam.Owner(w.ID))
+		if err != nil {
+			return err
 		}
+		release := s.Release
+		if w.Unused {
+			release = s.Discard
+		}
+		_, err = release(w.ctx, ipam.Owner(w.ID))
 		return err
 	})
 }

@@ -21,6 +21,8 @@ type Releaser struct {
 	Pins     bpffs.Dir
 	// Quarantine is how long freed addresses are not allocated again.
 	Quarantine time.Duration
+	// Unused says that the endpoint's addresses cannot have been in use, and need no quarantine.
+	Unused bool
 	// KeepState keeps the state file, marked as releasing: the ipam plugin that allocated the addresses has yet to be
 	// called, with the configuration in the file.
 	KeepState bool

@@ -150,15 +150,20 @@ func (s *Store) quarantineOver(since time.Time) bool {
 // Release frees every address of the owner and returns them. Neither an owner without addresses nor a missing store is
 // an error.
 func (s *Store) Release(ctx context.Context, o Owner) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, func(e Entry) bool { return e.Owner == o })
+	return s.releaseIf(ctx, s.free, func(e Entry) bool { return e.Owner == o })
+}
+
+// Discard is Release for addresses that have not been in use: they need no quarantine.
+func (s *Store) Discard(ctx context.Context, o Owner) ([]netip.Addr, error) {
+	return s.releaseIf(ctx, s.removeFile, func(e Entry) bool { return e.Owner == o })
 }
 
 // ReleaseExcept frees every address whose owner is not in keep.
 func (s *Store) ReleaseExcept(ctx context.Context, keep map[Owner]bool) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, func(e Entry) bool { return !keep[e.Owner] })
+	return s.releaseIf(ctx, s.free, func(e Entry) bool { return !keep[e.Owner] })
 }
 
-func (s *Store) releaseIf(ctx context.Context, match func(Entry) bool) ([]netip.Addr, error) {
+func (s *Store) releaseIf(ctx context.Context, release func(Entry) error, match func(Entry) bool) ([]netip.Addr, error) {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -172,7 +177,7 @@ func (s *Store) releaseIf(ctx context.Context, match func(Entry) bool) ([]netip.
 			if e.State != Used || !match(e) {
 				continue
 			}
-			if err := s.free(e); err != nil {
+			if err := release(e); err != nil {
 				return err
 			}
 			freed = append(freed, e.Address)
@@ -187,11 +192,10 @@ func (s *Store) releaseIf(ctx context.Context, match func(Entry) bool) ([]netip.
 
 // free frees an address. The rename puts it into quarantine in one step.
 func (s *Store) free(e Entry) error {
-	path := s.path(e.Address)
 	if s.quarantine <= 0 {
-		return remove(path)
+		return s.removeFile(e)
 	}
-	now := s.now()
+	path, now := s.path(e.Address), s.now()
 	if err := os.Chtimes(path, now, now); err != nil {
 		return fmt.Errorf("free address %s: %w", e.Address, err)
 	}
@@ -200,6 +204,8 @@ func (s *Store) free(e Entry) error {
 	}
 	return nil
 }
+
+func (s *Store) removeFile(e Entry) error { return remove(s.path(e.Address)) }
 
 func (s *Store) path(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
 
