@@ -30,26 +30,19 @@ type machine struct {
 	profile  profile
 	networks map[string]*modes.Network
 	agents   agents
-	// grown is what a sweep has left each network at; none: at a size that is not known.
-	grown map[string]size
-	pods  int // the number of the next pod
+	pods     int // the number of the next pod
 }
-
-// size is what sweeps vary of a network.
-type size struct{ nodes, services int }
-
-func smallest() size { return size{nodes: 2} }
 
 // newMachine builds all networks. Whatever is built when an error comes is removed.
 func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err error) {
-	m = &machine{profile: p.profile, networks: map[string]*modes.Network{}, grown: map[string]size{}, agents: agents{changes: p.profile.changes}}
+	m = &machine{profile: p.profile, networks: map[string]*modes.Network{}, agents: agents{changes: p.profile.changes}}
 	for _, name := range p.modes {
 		log.Info("building", "mode", name)
 		network, err := modes.Build(ctx, name, log)
 		if err != nil {
 			return nil, errors.Join(err, m.close())
 		}
-		m.networks[name], m.grown[name] = network, smallest()
+		m.networks[name] = network
 	}
 	return m, nil
 }
@@ -67,7 +60,7 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	ctx, cancel := context.WithTimeout(ctx, 4*i.takes+patience)
 	defer cancel()
 	network := m.networks[mode]
-	if err := m.grow(ctx, mode, network, i); err != nil {
+	if err := grow(ctx, network, i); err != nil {
 		return result.Sample{}, err
 	}
 	switch i.Kind {
@@ -87,38 +80,19 @@ func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample,
 	return m.traffic(ctx, network, i)
 }
 
-// resizable is what sweeps need of a network.
-type resizable interface {
-	SetNodes(ctx context.Context, k int) error
-	SetServices(ctx context.Context, k int) error
-}
-
 // grow brings a network to the size that an item wants.
-func (m *machine) grow(ctx context.Context, mode string, network resizable, i item) error {
-	want := smallest()
+func grow(ctx context.Context, network *modes.Network, i item) error {
+	nodes, services := 2, 0
 	switch i.Axis {
 	case "nodes":
-		want.nodes = i.point
+		nodes = i.point
 	case "Services":
-		want.services = i.point
+		services = i.point
 	}
-	have, known := m.grown[mode]
-	if known && want == have {
-		return nil
+	changed, err := network.Resize(ctx, nodes, services)
+	if err != nil || !changed {
+		return err
 	}
-	delete(m.grown, mode) // until it is done: what fails on the way leaves neither size
-	if !known || want.nodes != have.nodes {
-		if err := network.SetNodes(ctx, want.nodes); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
-			return err
-		}
-	}
-	if !known || want.services != have.services {
-		// A mode that has no rules to walk is measured as it is.
-		if err := network.SetServices(ctx, want.services); err != nil && !errors.Is(err, modes.ErrNotApplicable) {
-			return err
-		}
-	}
-	m.grown[mode] = want
 	return pause(ctx, afterGrowth)
 }
 

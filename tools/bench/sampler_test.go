@@ -1,14 +1,12 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 func TestBacklogDrops(t *testing.T) {
@@ -18,55 +16,6 @@ func TestBacklogDrops(t *testing.T) {
 	for _, table := range []string{"22bc0177\n", "22bc0177 x 0\n"} {
 		if n, err := backlogDrops(table); err == nil {
 			t.Errorf("%q was read as %d", table, n)
-		}
-	}
-}
-
-// sizes is a network that remembers what it was told, and fails when it is told so.
-type sizes struct {
-	told []string
-	fail bool
-}
-
-func (s *sizes) set(what string, k int) error {
-	s.told = append(s.told, fmt.Sprintf("%s %d", what, k))
-	if s.fail {
-		return errors.New("out of memory")
-	}
-	return nil
-}
-
-func (s *sizes) SetNodes(_ context.Context, k int) error    { return s.set("nodes", k) }
-func (s *sizes) SetServices(_ context.Context, k int) error { return s.set("services", k) }
-
-// A network that grew half of the way has no size that anybody knows, and is sized anew by whatever is measured next.
-func TestGrowthThatFailed(t *testing.T) {
-	m, network := &machine{grown: map[string]size{"x": smallest()}}, &sizes{}
-	grow := func(name string, point int) error {
-		w, _ := result.Find(name)
-		return m.grow(t.Context(), "x", network, item{Workload: w, point: point})
-	}
-	for _, step := range []struct {
-		workload string
-		point    int
-		fail     bool
-		told     string
-	}{
-		{"udp64", 0, false, ""},
-		{"nodes", 100, false, "nodes 100"},
-		{"nodes", 100, false, ""},
-		{"services", 30, false, "nodes 2, services 30"},
-		{"nodes", 5000, true, "nodes 5000"},
-		{"services", 30, true, "nodes 2"},
-		{"udp64", 0, false, "nodes 2, services 0"},
-		{"udp64", 0, false, ""},
-	} {
-		network.told, network.fail = nil, step.fail
-		if err := grow(step.workload, step.point); (err != nil) != step.fail {
-			t.Errorf("%s %d: %v", step.workload, step.point, err)
-		}
-		if told := strings.Join(network.told, ", "); told != step.told {
-			t.Errorf("%s %d: the network was told %q, want %q", step.workload, step.point, told, step.told)
 		}
 	}
 }

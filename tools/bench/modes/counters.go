@@ -11,65 +11,94 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// Counters are running counters of a network by name, such as "n1 from_pod forwarded" or "n2 eth0 rx".
+// Counters are running counters of a network by name, such as "n1 from_pod forwarded" or "n2 eth0 rx". Those of packets have a sibling of bytes.
 type Counters map[string]uint64
 
-// countLink adds the packets and bytes that a link has received and sent, under the given name.
-func countLink(into Counters, as string, ns *lab.Namespace, link string) error {
-	l, err := ns.Netlink().LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find link %s in %s: %w", link, ns.Netns(), err)
-	}
-	statistics := l.Attrs().Statistics
-	into[as+" rx"], into[as+" tx"] = statistics.RxPackets, statistics.TxPackets
-	into[bytesOf(as+" rx")], into[bytesOf(as+" tx")] = statistics.RxBytes, statistics.TxBytes
-	return nil
-}
+func (c Counters) add(name string, packets, bytes uint64) { c[name], c[bytesOf(name)] = packets, bytes }
+
+// bytesOf is what a counter of packets calls its sibling.
+func bytesOf(name string) string { return name + " bytes" }
 
 // nodeName is what counters call a node.
 func nodeName(node *lab.Node) string { return fmt.Sprintf("n%d", node.Number) }
 
-// hostLink is the node's end of a pod's veth pair; "" when the plugin's result does not name it.
-func hostLink(pod *lab.Pod) string {
-	for _, link := range pod.Result.Interfaces {
-		if link.Sandbox == "" && link.Name != bridge {
-			return link.Name
-		}
-	}
-	return ""
-}
-
-// countUplinks adds every node's link to the fabric.
-func countUplinks(into Counters, l *lab.Lab) (err error) {
-	for _, node := range l.Nodes {
-		err = errors.Join(err, countLink(into, nodeName(node)+" "+lab.Uplink, node.Namespace, lab.Uplink))
-	}
-	return err
-}
-
-// linkDrops begins the names of what links have dropped.
+// linkDrops begins the names of what links have dropped, droppedName of what a node's programs have, and trackingFaults of what went wrong in its
+// connection tracking.
 const linkDrops = "links dropped "
 
-// countLinkDrops adds what all links of each host, pod and of the fabric have dropped: at both ends of every path, and all between.
-func countLinkDrops(into Counters, l *lab.Lab) error {
-	for _, ns := range l.Namespaces() {
+func droppedName(node string) string    { return node + " dropped " }
+func trackingFaults(node string) string { return node + " conntrack " }
+
+// carriedName is a counter of the programs; their own names for things serve.
+func carriedName(node string, direction wire.Direction, event traffic.Event) string {
+	return fmt.Sprintf("%s %v %v", node, direction, event)
+}
+
+// countLinks adds what the links of each host, each pod and the fabric have received, sent and dropped: at both ends of every path, and all between.
+func (n *Network) countLinks(into Counters) error {
+	names := map[*lab.Namespace]string{}
+	for name, host := range n.hosts {
+		names[host] = name
+	}
+	for _, node := range n.lab.Nodes {
+		names[node.Namespace] = nodeName(node)
+	}
+	for _, ns := range n.lab.Namespaces() {
 		links, err := ns.Netlink().LinkList()
 		if err != nil {
 			return fmt.Errorf("list the links of %s: %w", ns.Netns(), err)
 		}
+		host := names[ns]
+		if host == "" {
+			host = ns.Netns()
+		}
 		for _, link := range links {
-			s := link.Attrs().Statistics
-			into[linkDrops+ns.Netns()+" "+link.Attrs().Name] = s.RxDropped + s.TxDropped + s.RxErrors + s.TxErrors
+			s, name := link.Attrs().Statistics, host+" "+link.Attrs().Name
+			into.add(name+" rx", s.RxPackets, s.RxBytes)
+			into.add(name+" tx", s.TxPackets, s.TxBytes)
+			into[linkDrops+name] = s.RxDropped + s.TxDropped + s.RxErrors + s.TxErrors
 		}
 	}
 	return nil
 }
 
-// trackingFaults begins the names of what went wrong in a node's connection tracking.
-func trackingFaults(node string) string { return node + " conntrack " }
+// countTraffic adds what a node's programs have carried.
+func countTraffic(into Counters, node *lab.Node) error {
+	counters, err := traffic.Open(bpffs.Dir(node.BPFFS()).Map(traffic.Name))
+	if err != nil {
+		return fmt.Errorf("traffic of %s: %w", node.Name, err)
+	}
+	defer counters.Close()
+	for direction := range wire.Directions {
+		for event := range traffic.Events {
+			sum, err := counters.Sum(direction, event)
+			if err != nil {
+				return fmt.Errorf("traffic of %s: %w", node.Name, err)
+			}
+			into.add(carriedName(nodeName(node), direction, event), sum.Packets, sum.Bytes)
+		}
+	}
+	return nil
+}
+
+// countDrops adds what a node's programs have dropped.
+func countDrops(into Counters, node *lab.Node) error {
+	dropped, err := node.Drops()
+	for _, counter := range dropped {
+		// A pod's kernel asks for IPv6 routers by itself.
+		if counter.Slot != drops.IPv6Unsupported {
+			into[droppedName(nodeName(node))+fmt.Sprintf("%v %v", counter.Direction, counter.Slot)] = counter.Packets
+		}
+	}
+	return err
+}
 
 // countTracking adds how many connections a node tracks, and what went wrong with any.
 func countTracking(into Counters, node *lab.Node) error {
@@ -100,6 +129,7 @@ func countTracking(into Counters, node *lab.Node) error {
 	return nil
 }
 
+// flushTracking is what `conntrack -F` does.
 func flushTracking(node *lab.Node) error {
 	return node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }

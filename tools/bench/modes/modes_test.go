@@ -152,13 +152,10 @@ func flowsAreForgotten(t *testing.T, n *Network) {
 
 func podsComeAndGo(t *testing.T, n *Network) {
 	t.Helper()
-	pod, took, err := n.Add(t.Context(), 1)
 	if n.Mode == result.Direct {
-		if !errors.Is(err, ErrNotApplicable) {
-			t.Errorf("direct has a plugin: %v", err)
-		}
 		return
 	}
+	pod, took, err := n.Add(t.Context(), 1)
 	if err != nil || took <= 0 {
 		t.Fatalf("add: took %v, error %v", took, err)
 	}
@@ -167,16 +164,24 @@ func podsComeAndGo(t *testing.T, n *Network) {
 	}
 }
 
-// sizesChange: a network that knows many nodes and Services carries what it carried.
+// sizesChange: a network that knows many nodes and Services carries what it carried, and one that failed on its way to another size finds back.
 func sizesChange(t *testing.T, n *Network) {
 	t.Helper()
+	ended, end := context.WithCancel(t.Context())
+	end()
 	for _, k := range []int{100, 2} {
-		if err := n.SetNodes(t.Context(), k); errors.Is(err, ErrNotApplicable) != (n.Mode == result.Direct) || err != nil && n.Mode != result.Direct {
-			t.Errorf("%d nodes: %v", k, err)
+		if _, err := n.Resize(ended, k+10, 0); (err == nil) != (n.Mode == result.Direct) {
+			t.Errorf("%d nodes, when there is no time: %v", k+10, err)
 		}
-		none := n.Mode == result.Direct || n.Mode == result.EBPF && k > 2
-		if err := n.SetServices(t.Context(), k-2); errors.Is(err, ErrNotApplicable) != none || err != nil && !none {
-			t.Errorf("%d Services: %v", k-2, err)
+		for _, changes := range []bool{true, false} {
+			if changed, err := n.Resize(t.Context(), k, k-2); err != nil || changed != changes {
+				t.Errorf("%d nodes and %d Services: changed %v, %v", k, k-2, changed, err)
+			}
+		}
+		for _, node := range n.lab.Nodes {
+			if n.setup.agent && Known(node) != k-1 {
+				t.Errorf("the map of %s has %d other nodes, want %d", node.Name, Known(node), k-1)
+			}
 		}
 		before, after, _ := exchange(t, n, result.AcrossNodes)
 		if err := n.Carried(before, after, result.AcrossNodes, exchanged); err != nil {
@@ -196,11 +201,13 @@ func seesADetachedProgram(t *testing.T, n *Network) {
 		t.Fatal(err)
 	}
 	err := node.Do(func() error {
-		l, err := node.Netlink().LinkByName(hostLink(n.pods[client]))
-		if err != nil {
-			return err
+		pods, err := node.Netlink().LinkList()
+		for _, l := range pods {
+			if l.Type() == "veth" && l.Attrs().Name != lab.Uplink {
+				err = errors.Join(err, attach.Attacher{Dir: bpffs.Dir(node.BPFFS())}.Detach(l.Attrs().Index, attach.FromPod))
+			}
 		}
-		return attach.Attacher{Dir: bpffs.Dir(node.BPFFS())}.Detach(l.Attrs().Index, attach.FromPod)
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -229,10 +236,8 @@ func seesABridgeWithoutNetfilter(t *testing.T, n *Network) {
 func everyPacketMeetsNftables(t *testing.T, n *Network) {
 	t.Helper()
 	node := n.lab.Nodes[0]
-	counting := &rules{}
-	counting.add("add table ip counting")
-	addChains(counting, "ip counting", []nftChain{{"met", "filter hook forward priority 1", []string{"counter accept"}}})
-	if err := apply(t.Context(), node, counting.String(), "nft", "-f"); err != nil {
+	counting := "table ip counting {\nchain met {\ntype filter hook forward priority 1; counter accept\n}\n}\n"
+	if err := apply(t.Context(), node, []byte(counting), nftables); err != nil {
 		t.Fatal(err)
 	}
 	met := func() uint64 {

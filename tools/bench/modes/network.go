@@ -20,7 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
+	"net/netip"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -28,54 +28,74 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
+// setup is what a mode makes its network of.
+type setup struct {
+	// agent: this project's agents and plugin, as an operator gets them: default flags but for these, a list of Node objects, and the list of plugins
+	// that the agent has installed.
+	agent bool
+	flags []string
+	// plugin is the first of upstream's plugins, which portmap follows: bridge, ptp. The kernel forwards, by a route for each node.
+	plugin string
+	// rules is the file of what stands in netfilter, kube-proxy's rules; empty: nothing, as on a node whose kube-proxy is off.
+	rules string
+	// masquerade is whose masquerading stands there too.
+	masquerade string
+}
+
+const (
+	iptables = "iptables"
+	nftables = "nftables"
+)
+
+// setups are all modes. The one without any is the machine's own limit.
+var setups = map[string]setup{
+	result.Direct: {},
+	result.EBPF:   {agent: true},
+	// Each packet between pods is asked for in the kernel's table of connections, and what leaves walks the stack. As on kubeadm's nodes upstream's
+	// plugins are there, so that the agent chains portmap after ours.
+	result.KubeProxy: {agent: true, flags: []string{"--kube-proxy", "on"}, rules: iptables},
+	result.IPTables:  {plugin: "bridge", rules: iptables, masquerade: "flannel"},
+	result.PTP:       {plugin: "ptp", rules: iptables, masquerade: "kind"},
+	result.NFTables:  {plugin: "bridge", rules: nftables, masquerade: "flannel"},
+}
+
+func (s setup) bridged() bool { return s.plugin == "bridge" }
+
 // buildLimit is how long a mode may take to stand, once its programs are built.
 const buildLimit = 30 * time.Second
 
-// fabricBits leaves room on the fabric for the nodes of SetNodes: direct routing goes to nodes on the link only, ours
+// fabricBits leaves room on the fabric for the nodes of Resize: direct routing goes to nodes on the link only, ours
 // as well as flannel's host-gw.
 const fabricBits = 16
-
-// ErrNotApplicable is returned for what a mode does not have: a plugin in direct, Service rules in ebpf.
-var ErrNotApplicable = errors.New("does not apply to this mode")
-
-// dataplane is what tells one mode from another. Its hosts stand already.
-type dataplane interface {
-	// prepare makes the network of both nodes, ready for the first pod.
-	prepare(ctx context.Context) error
-	// count reads the counters; pods are those at the ends of paths.
-	count(ctx context.Context, into Counters, pods map[string]*lab.Pod) error
-	// proof says which counters a path's packets move.
-	proof(path string) proof
-	setNodes(ctx context.Context, k int) error
-	setServices(ctx context.Context, k int) error
-	// forget empties a node's tables of flows.
-	forget(node *lab.Node) error
-}
 
 // Network is a mode that stands.
 type Network struct {
 	// Mode is one of result.Modes.
 	Mode string
 
+	setup setup
 	lab   *lab.Lab
-	plane dataplane
-	pods  map[string]*lab.Pod
-	ends  map[string][2]*lab.Namespace
+	log   *slog.Logger
+	// hosts are those at the ends of paths.
+	hosts map[string]*lab.Namespace
+	// nodes and services are its size.
+	nodes, services int
 }
 
 // Build builds a mode. Whatever it has made before an error is removed again.
 func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err error) {
-	if !slices.Contains(result.Modes(), mode) {
+	s, known := setups[mode]
+	if !known {
 		return nil, fmt.Errorf("build mode %q: want one of %q", mode, result.Modes())
 	}
 	if err := Ready(mode); err != nil {
 		return nil, fmt.Errorf("build: %w", err)
 	}
-	n = &Network{Mode: mode, pods: map[string]*lab.Pod{}}
-	if n.lab, err = lab.New(ctx, lab.Options{Nodes: 2, FabricBits: fabricBits}); err != nil {
+	n = &Network{Mode: mode, setup: s, log: log, hosts: map[string]*lab.Namespace{}, nodes: 2}
+	if n.lab, err = lab.New(ctx, lab.Options{Nodes: n.nodes, FabricBits: fabricBits}); err != nil {
 		return nil, fmt.Errorf("build mode %s: %w", mode, err)
 	}
-	if err := n.furnish(ctx, log); err != nil {
+	if err := n.furnish(ctx); err != nil {
 		return nil, fmt.Errorf("build mode %s: %w", mode, errors.Join(err, n.lab.Close()))
 	}
 	return n, nil
@@ -83,29 +103,23 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 
 // furnish puts the network into the hosts, and pods into the network, and has each path's hosts find their neighbours. In a cluster
 // that runs they know them; a flow that opens while a neighbour is still being asked for is the stack's for as long as it lives.
-func (n *Network) furnish(ctx context.Context, log *slog.Logger) (err error) {
-	plugins := ""
-	if n.Mode != result.Direct && n.Mode != result.EBPF {
-		if plugins, err = buildPlugins(ctx, n.lab); err != nil {
+func (n *Network) furnish(ctx context.Context) error {
+	if n.setup.rules != "" {
+		if err := n.installPlugins(ctx); err != nil {
 			return err
 		}
 	}
-	switch n.Mode {
-	case result.Direct:
-		n.plane = &directPlane{lab: n.lab}
-	case result.EBPF:
-		n.plane = &ebpfPlane{lab: n.lab}
-	case result.KubeProxy:
-		n.plane = kubeProxyPlane{&ebpfPlane{lab: n.lab}, plugins}
-	default:
-		n.plane = &classical{mode: n.Mode, lab: n.lab, log: log, plugins: plugins}
-	}
 	ctx, cancel := context.WithTimeout(ctx, priv.Patience(buildLimit))
 	defer cancel()
-	if err := n.plane.prepare(ctx); err != nil {
+	if err := errors.Join(n.configure(), n.setServices(ctx, 0)); err != nil {
 		return err
 	}
-	if err := n.addPods(ctx); err != nil {
+	if n.setup.agent {
+		if err := n.lab.StartAgents(ctx, n.setup.flags...); err != nil {
+			return err
+		}
+	}
+	if err := n.addHosts(ctx); err != nil {
 		return err
 	}
 	for _, path := range result.Paths() {
@@ -117,35 +131,41 @@ func (n *Network) furnish(ctx context.Context, log *slog.Logger) (err error) {
 	return nil
 }
 
-// The pods at the ends of the paths.
+// The hosts at the ends of the paths.
 const (
 	client = "client" // on the first node
 	server = "server" // on the first node
 	remote = "remote" // on the second node
 )
 
-func (n *Network) addPods(ctx context.Context) (err error) {
-	if direct, ok := n.plane.(*directPlane); ok {
-		n.ends = direct.ends()
-		return nil
+// addHosts adds the pods at the ends of paths. The machine's limit has none: on one node that is two namespaces at the ends of a veth pair, and across
+// nodes and to the outside the nodes themselves, over the fabric that every mode's packets take.
+func (n *Network) addHosts(ctx context.Context) (err error) {
+	if n.Mode == result.Direct {
+		for i, name := range []string{client, server} {
+			if n.hosts[name], err = n.lab.NewHost(name, netip.AddrFrom4([4]byte{10, 244, 0, byte(2 + i)})); err != nil {
+				return err
+			}
+		}
+		return n.lab.Wire(n.hosts[client], n.hosts[server], 24)
 	}
 	for name, node := range map[string]*lab.Node{client: n.lab.Nodes[0], server: n.lab.Nodes[0], remote: n.lab.Nodes[1]} {
-		if n.pods[name], err = node.AddPod(ctx, name, lab.PodOptions{}); err != nil {
+		pod, err := node.AddPod(ctx, name, lab.PodOptions{})
+		if err != nil {
 			return err
 		}
-	}
-	from := n.pods[client].Namespace
-	n.ends = map[string][2]*lab.Namespace{
-		result.SameNode:    {from, n.pods[server].Namespace},
-		result.AcrossNodes: {from, n.pods[remote].Namespace},
-		result.Egress:      {from, n.lab.Outside},
+		n.hosts[name] = pod.Namespace
 	}
 	return nil
 }
 
 // Ends are the two ends of a path.
-func (n *Network) Ends(path string) (client, server *lab.Namespace) {
-	return n.ends[path][0], n.ends[path][1]
+func (n *Network) Ends(path string) (from, to *lab.Namespace) {
+	from, remote := n.hosts[client], n.hosts[remote]
+	if n.Mode == result.Direct && path != result.SameNode {
+		from, remote = n.lab.Nodes[0].Namespace, n.lab.Nodes[1].Namespace
+	}
+	return from, map[string]*lab.Namespace{result.SameNode: n.hosts[server], result.AcrossNodes: remote, result.Egress: n.lab.Outside}[path]
 }
 
 // Count reads the counters.
@@ -153,7 +173,18 @@ func (n *Network) Count() (Counters, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), priv.Patience(10*time.Second))
 	defer cancel()
 	counters := Counters{}
-	err := errors.Join(n.plane.count(ctx, counters, n.pods), countUplinks(counters, n.lab), countLinkDrops(counters, n.lab))
+	err := n.countLinks(counters)
+	for _, node := range n.lab.Nodes {
+		if n.setup.rules != "" {
+			err = errors.Join(err, countTracking(counters, node))
+		}
+		if n.setup.plugin != "" {
+			err = errors.Join(err, countRules(ctx, counters, node, n.setup.rules))
+		}
+		if n.setup.agent {
+			err = errors.Join(err, countTraffic(counters, node), countDrops(counters, node))
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("count packets of mode %s: %w", n.Mode, err)
 	}
@@ -177,37 +208,60 @@ func (n *Network) Intact(before, after Counters, path string) error {
 	return nil
 }
 
-func (n *Network) proof(path string) proof {
-	p := n.plane.proof(path)
-	p.none = append(p.none, linkDrops)
-	return p
+// Resize makes the network know so many nodes, its own two among them, and have so many Services of one endpoint each, and returns when every node's
+// tables are complete. A mode that has no such tables is left as it is.
+func (n *Network) Resize(ctx context.Context, nodes, services int) (changed bool, err error) {
+	if nodes < len(n.lab.Nodes) || nodes > maxNodes {
+		return false, fmt.Errorf("mode %s with %d nodes: want %d to %d", n.Mode, nodes, len(n.lab.Nodes), maxNodes)
+	}
+	if nodes != n.nodes {
+		changed = true
+		if err := n.setNodes(ctx, nodes); err != nil {
+			return changed, fmt.Errorf("mode %s with %d nodes: %w", n.Mode, nodes, err)
+		}
+	}
+	if services != n.services {
+		changed, n.services = true, unknown
+		if err := n.setServices(ctx, services); err != nil {
+			return changed, fmt.Errorf("mode %s with %d Services: %w", n.Mode, services, err)
+		}
+		n.services = services
+	}
+	return changed, nil
 }
 
-// SetNodes makes the network know k nodes, its own two among them, and returns when every node's tables are complete.
-func (n *Network) SetNodes(ctx context.Context, k int) error {
-	if k < len(n.lab.Nodes) || k > maxNodes {
-		return fmt.Errorf("mode %s with %d nodes: want %d to %d", n.Mode, k, len(n.lab.Nodes), maxNodes)
+// unknown is the size of what failed on the way to another one.
+const unknown = -1
+
+// setNodes tells the network of k nodes: the agents by the list that they watch.
+func (n *Network) setNodes(ctx context.Context, k int) error {
+	if n.setup.plugin != "" {
+		return n.setRoutes(ctx, k)
 	}
-	if err := n.plane.setNodes(ctx, k); err != nil {
-		return fmt.Errorf("mode %s with %d nodes: %w", n.Mode, k, err)
+	n.nodes = unknown
+	if n.setup.agent {
+		if err := n.setPeers(ctx, k); err != nil {
+			return err
+		}
 	}
+	n.nodes = k
 	return nil
 }
 
-// SetServices makes the network have k Services of one endpoint each, none of which the benchmark's traffic is for.
-func (n *Network) SetServices(ctx context.Context, k int) error {
-	if err := n.plane.setServices(ctx, k); err != nil {
-		return fmt.Errorf("mode %s with %d Services: %w", n.Mode, k, err)
+func (n *Network) setPeers(ctx context.Context, k int) error {
+	raw, err := lab.NodeListJSON(FarNodes(n.lab.NodeSpecs(), k)...)
+	if err != nil {
+		return err
 	}
-	return nil
+	if err := n.lab.WriteNodesFile(raw); err != nil {
+		return err
+	}
+	return n.forAll(func(node *lab.Node) error { return waitForPeers(ctx, node, k-1) })
 }
 
 // Add has the mode's plugins add a pod of that number on the first node, and says how long libcni took: the plugins' processes and all
 // they do, but not the making of the pod's namespace. Several may run at once.
 func (n *Network) Add(ctx context.Context, i int) (*lab.Pod, time.Duration, error) {
-	if n.Mode == result.Direct {
-		return nil, 0, fmt.Errorf("add a pod in mode %s: %w", n.Mode, ErrNotApplicable)
-	}
 	node := n.lab.Nodes[0]
 	pod, err := node.NewPod(fmt.Sprintf("p%d", i), lab.PodOptions{})
 	if err != nil {
@@ -230,13 +284,19 @@ func (n *Network) Del(ctx context.Context, pod *lab.Pod) (time.Duration, error) 
 	return took, errors.Join(err, pod.Node.LosePod(pod))
 }
 
-// Forget empties the tables of flows on both nodes. Every sample begins like that in every mode: what earlier ones have left would
-// lengthen the way of the next, and since namespaces share the kernel's table of connections, of other modes too.
-func (n *Network) Forget() error {
+// Forget empties the tables of flows on both nodes, the programs' and netfilter's. Every sample begins like that in every mode: what earlier ones have
+// left would lengthen the way of the next, and since namespaces share the kernel's table of connections, of other modes too.
+func (n *Network) Forget() (err error) {
 	for _, node := range n.lab.Nodes {
-		if err := n.plane.forget(node); err != nil {
-			return fmt.Errorf("mode %s: empty the flow tables of %s: %w", n.Mode, node.Name, err)
+		if n.setup.rules != "" {
+			err = errors.Join(err, flushTracking(node))
 		}
+		if n.setup.agent {
+			err = errors.Join(err, sweepAll(node))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("mode %s: empty the flow tables: %w", n.Mode, err)
 	}
 	return nil
 }

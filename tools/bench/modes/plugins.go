@@ -5,90 +5,155 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"net"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
+	"strconv"
 	"sync"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// upstream are the plugins of the classical networks. go.mod pins their version.
-var upstream = []string{
-	"github.com/containernetworking/plugins/plugins/main/bridge",
-	"github.com/containernetworking/plugins/plugins/main/ptp",
-	"github.com/containernetworking/plugins/plugins/ipam/host-local",
-	"github.com/containernetworking/plugins/plugins/meta/portmap",
-}
+// upstream are the plugins of the classical networks, the tools of this module: go.mod pins their version.
+var upstream = []string{"bridge", "ptp", "host-local", "portmap"}
+
+const bridge = "cni0"
 
 var building sync.Mutex
 
-// buildPlugins builds the upstream plugins as our own programs are built (static, stripped), beside them, and returns
-// where they are. Where they are up to date it takes a fraction of a second.
-func buildPlugins(ctx context.Context, l *lab.Lab) (string, error) {
-	ours, err := l.Binary("ebpf-cni")
+// installPlugins builds the upstream plugins as our own programs are built (static, stripped), beside them, and makes them those of each node. Where
+// they are up to date it takes a fraction of a second.
+func (n *Network) installPlugins(ctx context.Context) error {
+	dir, err := n.upstreamDir()
 	if err != nil {
-		return "", err
+		return err
 	}
-	dir := filepath.Join(filepath.Dir(ours), "upstream")
 	building.Lock()
 	defer building.Unlock()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make a directory for the upstream plugins: %w", err)
+		return fmt.Errorf("make a directory for the upstream plugins: %w", err)
 	}
-	args := append([]string{"build", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/"}, upstream...)
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "tool")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	root, err := lab.Checkout()
 	if err != nil {
-		return "", err
+		return err
 	}
 	cmd.Dir = filepath.Join(root, "tools", "bench")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the upstream plugins into %s: %w: %s", dir, err, bytes.TrimSpace(out))
+		return fmt.Errorf("build the upstream plugins into %s: %w: %s", dir, err, bytes.TrimSpace(out))
 	}
-	return dir, nil
-}
-
-// installPlugins makes the plugins those of a node.
-func installPlugins(node *lab.Node, dir string) error {
-	for _, plugin := range upstream {
-		name := path.Base(plugin)
-		err := os.Symlink(filepath.Join(dir, name), filepath.Join(node.CNIBinDir(), name))
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("install plugin %s on %s: %w", name, node.Name, err)
+	for _, node := range n.lab.Nodes {
+		for _, name := range upstream {
+			if err := os.Symlink(filepath.Join(dir, name), filepath.Join(node.CNIBinDir(), name)); err != nil {
+				return fmt.Errorf("install plugin %s on %s: %w", name, node.Name, err)
+			}
 		}
 	}
 	return nil
 }
 
-// bridgeList is the list of plugins that kube-flannel.yml installs, as flannel's plugin hands it on to the bridge
-// plugin: it fills in the podCIDR, the MTU, the route and ipMasq, which is off since flanneld masquerades. flannel's
-// plugin itself, one more process, is left out: in the classical network's favour.
-func bridgeList(node *lab.Node, mtu int) string {
-	return pluginList(node, "cbr0", fmt.Sprintf(`"type": "bridge", "bridge": %q, "mtu": %d, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true`,
-		bridge, mtu), clusterCIDR.String())
+// upstreamDir is where the plugins are.
+func (n *Network) upstreamDir() (string, error) {
+	ours, err := n.lab.Binary("ebpf-cni")
+	return filepath.Join(filepath.Dir(ours), "upstream"), err
 }
 
-// ptpList is the list that kindnetd writes.
-func ptpList(node *lab.Node, mtu int) string {
-	return pluginList(node, "kindnet", fmt.Sprintf(`"type": "ptp", "mtu": %d`, mtu), "0.0.0.0/0")
+// configure sets the nodes up for the mode's plugins and for kube-proxy.
+func (n *Network) configure() error {
+	for i, node := range n.lab.Nodes {
+		if err := n.writeSysctls(node); err != nil {
+			return err
+		}
+		if n.setup.plugin == "" {
+			continue
+		}
+		node.NetworkConfig = filepath.Join(node.ConfDir(), "10-classical.conflist")
+		if err := os.WriteFile(node.NetworkConfig, []byte(n.pluginList(node)), 0o600); err != nil {
+			return fmt.Errorf("write the network configuration of %s: %w", node.Name, err)
+		}
+		peer := n.lab.Nodes[1-i]
+		if err := node.AddRoute(peer.PodCIDR, peer.Addr(), ""); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// pluginList keeps the addresses on a tmpfs like our own plugin's store; upstream's default is on the disk.
-func pluginList(node *lab.Node, name, first, route string) string {
+func (n *Network) writeSysctls(node *lab.Node) error {
+	var settings [][2]string
+	if n.setup.rules != "" {
+		// What kube-proxy sets, beside nf_conntrack_max, which only the machine's own namespace can.
+		settings = append(settings, [2]string{"net/netfilter/nf_conntrack_tcp_timeout_established", "86400"},
+			[2]string{"net/netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"})
+		limit, err := node.ReadSysctl("net/netfilter/nf_conntrack_max")
+		if err != nil {
+			return err
+		}
+		if k, err := strconv.Atoi(limit); err == nil && k < 131072 {
+			n.log.Warn("the machine's limit of connections is below what kube-proxy sets (131072)", "nf_conntrack_max", k, "mode", n.Mode)
+		}
+	}
+	if n.setup.plugin != "" { // kubeadm's preflight check wants forwarding
+		settings = append(settings, [2]string{"net/ipv4/ip_forward", "1"})
+	}
+	if n.setup.bridged() {
+		// kubeadm's check and flannel's documentation: without them a Service's backend on the client's own node
+		// answers past the translation.
+		settings = append(settings, [2]string{"net/bridge/bridge-nf-call-iptables", "1"}, [2]string{"net/bridge/bridge-nf-call-ip6tables", "1"})
+	}
+	for _, setting := range settings {
+		if err := node.WriteSysctl(setting[0], setting[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pluginList is the list of plugins that kindnetd writes, or for the bridge the one that kube-flannel.yml installs, as flannel's plugin hands it on: it
+// fills in the podCIDR, the MTU, the route and ipMasq, which is off since flanneld masquerades. flannel's plugin itself, one more process, is left out:
+// in the classical network's favour. The addresses are on a tmpfs like our own plugin's store; upstream's default is on the disk.
+func (n *Network) pluginList(node *lab.Node) string {
+	first, route := "", "0.0.0.0/0"
+	if n.setup.bridged() {
+		first, route = fmt.Sprintf(`"bridge": %q, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true, `, bridge), clusterCIDR.String()
+	}
 	return fmt.Sprintf(`{
-  "cniVersion": "1.0.0", "name": %q,
+  "cniVersion": "1.0.0", "name": "classical",
   "plugins": [
-    { %s, "ipMasq": false,
+    { "type": %q, %s"mtu": %d, "ipMasq": false,
       "ipam": { "type": "host-local", "dataDir": %q, "ranges": [[{ "subnet": "%s" }]], "routes": [{ "dst": %q }] } },
     { "type": "portmap", "capabilities": { "portMappings": true } }
   ]
 }
-`, name, first, filepath.Join(node.Dir, "ipam"), node.PodCIDR, route)
+`, n.setup.plugin, first, n.lab.Options.FabricMTU, filepath.Join(node.Dir, "ipam"), node.PodCIDR, route)
+}
+
+// setRoutes adds one route for each node, as flannel's host-gw does for each lease and kindnetd for each Node. What it has done when an error comes is
+// remembered.
+func (n *Network) setRoutes(ctx context.Context, k int) error {
+	for ; n.nodes < k && ctx.Err() == nil; n.nodes++ {
+		far := farNode(n.nodes - len(n.lab.Nodes))
+		for _, node := range n.lab.Nodes {
+			if err := node.AddRoute(far.PodCIDRs[0], far.InternalIPs[0], ""); err != nil {
+				return err
+			}
+		}
+	}
+	for ; n.nodes > k && ctx.Err() == nil; n.nodes-- {
+		far := farNode(n.nodes - 1 - len(n.lab.Nodes)).PodCIDRs[0]
+		for _, node := range n.lab.Nodes {
+			to := &net.IPNet{IP: far.Addr().AsSlice(), Mask: net.CIDRMask(far.Bits(), 32)}
+			if err := node.Netlink().RouteDel(&netlink.Route{Dst: to}); err != nil {
+				return fmt.Errorf("delete the route to %s on %s: %w", far, node.Name, err)
+			}
+		}
+	}
+	return context.Cause(ctx)
 }
 
 // Ready is an error unless the machine has all that building a mode takes. It builds nothing.
@@ -97,25 +162,19 @@ func Ready(mode string) error { return ready("/proc/sys/net", mode) }
 // ready asks for programs, for the kernel modules that no namespace can load for itself, and for this project's own programs. Modules change how
 // the machine's own bridges and connections are treated, so they are its owner's to load.
 func ready(sysctls, mode string) error {
-	programs := map[string][]string{
-		result.KubeProxy: {"iptables-restore", "go"}, result.IPTables: {"iptables-restore", "iptables", "go"},
-		result.PTP: {"iptables-restore", "iptables", "go"}, result.NFTables: {"nft", "go"},
-	}[mode]
+	s := setups[mode]
+	programs := map[string][]string{iptables: {"iptables-restore", "iptables", "go"}, nftables: {"nft", "go"}}[s.rules]
 	for _, program := range programs {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("mode %s needs %s: %w; install it (make bench does), or choose --modes without it", mode, program, err)
 		}
 	}
-	modules := [][2]string{{"nf_conntrack", "netfilter/nf_conntrack_max"}, {"br_netfilter", "bridge/bridge-nf-call-iptables"}}
-	switch mode {
-	case result.Direct, result.EBPF:
-		modules = nil
-	case result.PTP, result.KubeProxy:
-		modules = modules[:1]
-	}
-	for _, m := range modules {
-		if _, err := os.Stat(filepath.Join(sysctls, m[1])); err != nil {
-			return fmt.Errorf("mode %s: the kernel module %s is not loaded: modprobe %s, or choose --modes without it: %w", mode, m[0], m[0], err)
+	for _, m := range []struct {
+		needed       bool
+		name, sysctl string
+	}{{s.rules != "", "nf_conntrack", "netfilter/nf_conntrack_max"}, {s.bridged(), "br_netfilter", "bridge/bridge-nf-call-iptables"}} {
+		if _, err := os.Stat(filepath.Join(sysctls, m.sysctl)); m.needed && err != nil {
+			return fmt.Errorf("mode %s: the kernel module %s is not loaded: modprobe %s, or choose --modes without it: %w", mode, m.name, m.name, err)
 		}
 	}
 	for _, name := range own(mode) {
@@ -128,10 +187,10 @@ func ready(sysctls, mode string) error {
 
 // own are the project's programs that a mode is built with. The classical ones keep upstream's plugins beside ours.
 func own(mode string) []string {
-	switch mode {
-	case result.Direct:
+	switch {
+	case mode == result.Direct:
 		return nil
-	case result.EBPF, result.KubeProxy:
+	case setups[mode].agent:
 		return []string{"ebpf-cni", "ebpf-agent"}
 	}
 	return []string{"ebpf-cni"}
@@ -139,23 +198,22 @@ func own(mode string) []string {
 
 // Binaries are the files that the mode's plugins, and its agent, were started from.
 func (n *Network) Binaries() (files []string, err error) {
-	for _, name := range own(n.Mode) {
-		file, err := n.lab.Binary(name)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, file)
-	}
-	beside := func(name string) string { return filepath.Join(filepath.Dir(files[0]), "upstream", name) }
-	switch n.Mode {
-	case result.Direct, result.EBPF:
-		return files, nil
-	case result.KubeProxy:
-		return append(files, beside("portmap")), nil
-	}
 	var plugins []string
-	for _, plugin := range upstream {
-		plugins = append(plugins, beside(path.Base(plugin)))
+	if n.setup.plugin != "" {
+		plugins = upstream
 	}
-	return plugins, nil
+	if n.setup.agent {
+		for _, name := range own(n.Mode) {
+			file, missing := n.lab.Binary(name)
+			files, err = append(files, file), errors.Join(err, missing)
+		}
+		if n.setup.rules != "" {
+			plugins = []string{"portmap"}
+		}
+	}
+	for _, name := range plugins {
+		dir, missing := n.upstreamDir()
+		files, err = append(files, filepath.Join(dir, name)), errors.Join(err, missing)
+	}
+	return files, err
 }

@@ -6,6 +6,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // Traffic is what a generator says that went between client and server from one count to the next.
@@ -19,7 +23,7 @@ type Traffic struct {
 	Flows uint64
 }
 
-// proof says how the counters of a network tell that traffic took a path. Counters of packets have a sibling of bytes.
+// proof says how the counters of a network tell that traffic took a path.
 type proof struct {
 	// through rise by every packet from client to server, both by every packet of either direction.
 	through, both []string
@@ -33,8 +37,78 @@ type proof struct {
 	held []string
 }
 
-// bytesOf is what a counter of packets calls its sibling.
-func bytesOf(name string) string { return name + " bytes" }
+// proof of a path: the links on the way, and what stands between them.
+func (n *Network) proof(path string) proof {
+	p := proof{none: []string{linkDrops}}
+	switch path {
+	case result.SameNode:
+		p.through = []string{"client eth0 tx", "server eth0 rx"}
+		p.few = []string{"n1 eth0 tx"}
+	case result.AcrossNodes:
+		p.through = []string{"client eth0 tx", "n1 eth0 tx", "n2 eth0 rx", "remote eth0 rx"}
+	default:
+		p.through = []string{"client eth0 tx", "n1 eth0 tx"}
+		p.few = []string{"n2 eth0 rx"}
+	}
+	if n.Mode == result.Direct && path != result.SameNode { // which begins and ends at the nodes
+		p.through = slices.DeleteFunc(p.through, func(name string) bool { return !strings.HasPrefix(name, "n") })
+		p.few = append(p.few, "client eth0 tx")
+	}
+	if n.setup.agent {
+		n.programs(&p, path)
+	}
+	if n.setup.plugin != "" {
+		n.netfilter(&p, path)
+	}
+	return p
+}
+
+// programs adds what this project's programs count. Beside kube-proxy what leaves goes by the stack, and is masqueraded on its way out.
+func (n *Network) programs(p *proof, path string) {
+	p.none = append(p.none, droppedName("n1"), droppedName("n2"))
+	event := func(direction wire.Direction, event traffic.Event) string { return carriedName("n1", direction, event) }
+	delivered, sent, stack := event(wire.FromPod, traffic.Delivered), event(wire.FromPod, traffic.Forwarded), event(wire.FromPod, traffic.Stack)
+	switch {
+	case path == result.SameNode:
+		p.both = append(p.both, delivered)
+		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack))
+	case path == result.AcrossNodes:
+		p.through = append(p.through, sent, carriedName("n2", wire.FromUplink, traffic.Delivered))
+		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack), carriedName("n2", wire.FromPod, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Stack))
+	case n.setup.rules == "":
+		p.through = append(p.through, sent)
+		p.opened = append(p.opened, event(wire.FromPod, traffic.SnatAllocated))
+		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack))
+	default:
+		p.through = append(p.through, stack, event(wire.ToUplink, traffic.Stack))
+		p.opened = append(p.opened, event(wire.ToUplink, traffic.SnatAllocated))
+		p.few = append(p.few, sent, delivered)
+	}
+	if n.setup.rules != "" {
+		p.none = append(p.none, trackingFaults("n1"), trackingFaults("n2"))
+	}
+}
+
+// netfilter adds what the classical networks count. Every new flow met the FORWARD chain (also between ports of a bridge) and is tracked since. Where its
+// rules count, so did every packet.
+func (n *Network) netfilter(p *proof, path string) {
+	nodes := []string{"n1"}
+	if path == result.AcrossNodes {
+		nodes = append(nodes, "n2")
+	}
+	if n.setup.bridged() && path != result.SameNode {
+		p.through = append(p.through, "n1 "+bridge+" rx")
+	}
+	for _, node := range nodes {
+		p.opened = append(p.opened, node+" "+opened)
+		p.held = append(p.held, node+" tracked")
+		p.none = append(p.none, trackingFaults(node))
+		if n.setup.rules == iptables {
+			p.both = append(p.both, node+" "+forwarded)
+			p.few = append(p.few, node+" "+invalid)
+		}
+	}
+}
 
 // stray is how many packets beside the path are neighbour discovery's, a node's own, or a flow's first ones.
 func stray(packets uint64) uint64 { return 50 + packets/1000 }

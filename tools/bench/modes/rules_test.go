@@ -1,7 +1,6 @@
 package modes
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -125,12 +124,13 @@ func TestFarNodes(t *testing.T) {
 	names, addrs, cidrs := map[string]bool{}, map[netip.Addr]bool{}, map[netip.Prefix]bool{}
 	for i := range maxNodes {
 		node := farNode(i)
-		names[node.name], addrs[node.addr], cidrs[node.podCIDR] = true, true, true
-		if !clusterCIDR.Contains(node.podCIDR.Addr()) || slices.ContainsFunc(taken, node.podCIDR.Overlaps) || node.podCIDR != node.podCIDR.Masked() {
-			t.Fatalf("far node %d has podCIDR %s", i, node.podCIDR)
+		addr, podCIDR := node.InternalIPs[0], node.PodCIDRs[0]
+		names[node.Name], addrs[addr], cidrs[podCIDR] = true, true, true
+		if !clusterCIDR.Contains(podCIDR.Addr()) || slices.ContainsFunc(taken, podCIDR.Overlaps) || podCIDR != podCIDR.Masked() {
+			t.Fatalf("far node %d has podCIDR %s", i, podCIDR)
 		}
-		if last := node.addr.As4()[3]; node.addr.As4()[2] == 0 || last == 0 || last == 255 || !netip.MustParsePrefix("172.18.0.0/16").Contains(node.addr) {
-			t.Fatalf("far node %d has address %s", i, node.addr)
+		if last := addr.As4()[3]; addr.As4()[2] == 0 || last == 0 || last == 255 || !netip.MustParsePrefix("172.18.0.0/16").Contains(addr) {
+			t.Fatalf("far node %d has address %s", i, addr)
 		}
 	}
 	if len(names) != maxNodes || len(addrs) != maxNodes || len(cidrs) != maxNodes {
@@ -143,8 +143,8 @@ func TestServices(t *testing.T) {
 	all := services(maxServices)
 	clusters, chains := map[netip.Addr]bool{}, map[string]bool{}
 	for _, s := range all {
-		clusters[s.cluster], chains[svcChain(s)], chains[sepChain(s)] = true, true, true
-		if !serviceCIDR.Contains(s.cluster) || !clusterCIDR.Contains(s.endpoint) {
+		clusters[s.IP], chains[s.Hash(16)], chains[s.EndpointHash(16)] = true, true, true
+		if !serviceCIDR.Contains(s.IP) || !clusterCIDR.Contains(s.Endpoint) {
 			t.Fatalf("service %+v is out of the Services' or the pods' network", s)
 		}
 	}
@@ -155,9 +155,10 @@ func TestServices(t *testing.T) {
 
 // The list that the first packet of a connection walks grows by one rule per Service, before its last rule.
 func TestServiceRules(t *testing.T) {
-	podCIDR := netip.MustParsePrefix("10.244.0.0/24")
 	for _, k := range []int{0, 1, 7} {
-		text := iptablesRules(flannelMasquerade(podCIDR), true, k)
+		rules := ruleset{Node: netip.MustParseAddr("172.18.0.11"), PodCIDR: netip.MustParsePrefix("10.244.0.0/24"), Cluster: clusterCIDR, Masquerade: "flannel",
+			Services: services(k)}
+		text := rendered(t, rules, iptables)
 		if got := strings.Count(text, "-A KUBE-SERVICES "); got != k+1 {
 			t.Errorf("%d Services: %d rules in KUBE-SERVICES, want %d", k, got, k+1)
 		}
@@ -168,10 +169,19 @@ func TestServiceRules(t *testing.T) {
 		if got := strings.Count(text, "-j DNAT"); got != k {
 			t.Errorf("%d Services: %d translations", k, got)
 		}
-		if got := strings.Count(nftRules(netip.MustParseAddr("172.18.0.11"), podCIDR, k), "add element ip kube-proxy service-ips"); got != k {
+		if got := strings.Count(rendered(t, rules, nftables), "add element ip kube-proxy service-ips"); got != k {
 			t.Errorf("%d Services: %d elements of service-ips", k, got)
 		}
 	}
+}
+
+func rendered(t *testing.T, r ruleset, file string) string {
+	t.Helper()
+	text, err := r.text(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func TestRuleCounter(t *testing.T) {
@@ -196,15 +206,6 @@ func TestRuleCounter(t *testing.T) {
 	}
 }
 
-func TestNothingToSweepIsSaid(t *testing.T) {
-	if err := new(directPlane).setNodes(t.Context(), 5); !errors.Is(err, ErrNotApplicable) {
-		t.Errorf("nodes in direct: %v", err)
-	}
-	if err := new(ebpfPlane).setServices(t.Context(), 5); !errors.Is(err, ErrNotApplicable) {
-		t.Errorf("Services in ebpf: %v", err)
-	}
-}
-
 func touch(t *testing.T, dir, path string) {
 	t.Helper()
 	path = filepath.Join(dir, path)
@@ -221,7 +222,7 @@ func TestReady(t *testing.T) {
 	for mode, wants := range map[string][]string{
 		result.Direct:    nil,
 		result.EBPF:      {"bin/ebpf-cni", "bin/ebpf-agent"},
-		result.KubeProxy: {"path/iptables-restore", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
+		result.KubeProxy: {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
 		result.PTP:       {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
 		result.NFTables:  {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
 	} {
