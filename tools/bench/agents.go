@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -48,16 +46,6 @@ func (a *agents) close() error {
 	return a.lab.Close()
 }
 
-// node builds the lab on first use. All other nodes are on its link, as far as this one can tell.
-func (a *agents) node(ctx context.Context) (_ *lab.Node, err error) {
-	if a.lab == nil {
-		if a.lab, err = lab.New(ctx, lab.Options{Nodes: 1, FabricBits: 16}); err != nil {
-			return nil, fmt.Errorf("build a node for the agent: %w", err)
-		}
-	}
-	return a.lab.Nodes[0], nil
-}
-
 // specs are so many nodes, this one included. The last one has another podCIDR with another variant.
 func (a *agents) specs(count, variant int) []lab.NodeSpec {
 	specs := modes.FarNodes(a.lab.NodeSpecs(), count+1)
@@ -65,48 +53,42 @@ func (a *agents) specs(count, variant int) []lab.NodeSpec {
 	return specs[:count]
 }
 
-// source is where an agent learns of Nodes.
-type source interface {
+// source is where an agent learns of Nodes: a file, or an API server.
+type source struct {
 	// stage prepares that the last node has the podCIDR of a variant. The function returned has the agent learn of it.
-	stage(variant int) (publish func() error, err error)
-	close() error
+	stage func(variant int) (publish func() error, err error)
+	close func() error
 }
 
-// feed gives the agent of the node so many Nodes, by a file or by an API server.
-func (a *agents) feed(node *lab.Node, w result.Workload) (source, error) {
+// feed gives the agent of the node so many Nodes.
+func (a *agents) feed(w result.Workload) (source, error) {
 	if w.API {
-		return serveNodes(a.lab, node, func(variant int) []lab.NodeSpec { return a.specs(w.Size, variant) })
+		return serveNodes(a.lab, func(variant int) []lab.NodeSpec { return a.specs(w.Size, variant) })
 	}
-	var f nodesFile
-	for variant := range f.lists {
+	var lists [2][]byte
+	for variant := range lists {
 		var err error
-		if f.lists[variant], err = lab.NodeListJSON(a.specs(w.Size, variant)...); err != nil {
-			return nil, err
+		if lists[variant], err = lab.NodeListJSON(a.specs(w.Size, variant)...); err != nil {
+			return source{}, err
 		}
 	}
-	f.lab = a.lab
-	return f, a.lab.WriteNodesFile(f.lists[0])
-}
-
-// nodesFile is the list in a file, in both variants.
-type nodesFile struct {
-	lab   *lab.Lab
-	lists [2][]byte
-}
-
-func (f nodesFile) stage(variant int) (func() error, error) {
-	return f.lab.StageNodesFile(f.lists[variant])
-}
-
-func (nodesFile) close() error { return nil }
-
-// with runs an agent that learns of a workload's Nodes, and takes away all that it has left.
-func (a *agents) with(ctx context.Context, w result.Workload, measure func(*lab.Node, source) (result.Sample, error)) (sample result.Sample, err error) {
-	node, err := a.node(ctx)
-	if err != nil {
-		return result.Sample{}, err
+	file := source{
+		stage: func(variant int) (func() error, error) { return a.lab.StageNodesFile(lists[variant]) },
+		close: func() error { return nil },
 	}
-	nodes, err := a.feed(node, w)
+	return file, a.lab.WriteNodesFile(lists[0])
+}
+
+// measure starts an agent with nothing there, which learns of a workload's Nodes, measures it, and takes away all that it has left. All other nodes are
+// on its link, as far as it can tell.
+func (a *agents) measure(ctx context.Context, w result.Workload) (sample result.Sample, err error) {
+	if a.lab == nil {
+		if a.lab, err = lab.New(ctx, lab.Options{Nodes: 1, FabricBits: 16}); err != nil {
+			return result.Sample{}, fmt.Errorf("build a node for the agent: %w", err)
+		}
+	}
+	node := a.lab.Nodes[0]
+	nodes, err := a.feed(w)
 	if err != nil {
 		return result.Sample{}, err
 	}
@@ -114,127 +96,109 @@ func (a *agents) with(ctx context.Context, w result.Workload, measure func(*lab.
 		_, stopped := node.StopAgent()
 		err = errors.Join(err, stopped, node.Reboot(), nodes.close())
 	}()
-	sample, err = measure(node, nodes)
+	started := time.Now()
+	if err = node.StartAgent(); err == nil {
+		if w.Kind == result.Starts {
+			sample, err = complete(ctx, node, w.Size-1, started)
+		} else {
+			sample, err = a.change(ctx, w, nodes)
+		}
+	}
 	if err != nil {
 		err = fmt.Errorf("%w; the agent says:\n%s", err, node.LogTail(5))
 	}
 	return sample, err
 }
 
-// start starts the agent with nothing there, and measures how long it takes until the map has every node, and what it then weighs.
-func (a *agents) start(ctx context.Context, w result.Workload) (result.Sample, error) {
-	return a.with(ctx, w, func(node *lab.Node, _ source) (result.Sample, error) {
-		started := time.Now()
-		if err := node.StartAgent(); err != nil {
-			return result.Sample{}, err
+// complete measures how long it takes until the map has every node, and what the agent then weighs.
+func complete(ctx context.Context, node *lab.Node, peers int, started time.Time) (result.Sample, error) {
+	for modes.Known(node) < peers {
+		if err := pause(ctx, mapPoll); err != nil {
+			return result.Sample{}, fmt.Errorf("the map has %d of %d podCIDRs: %w", modes.Known(node), peers, err)
 		}
-		for modes.Known(node) < w.Size-1 {
-			if err := pause(ctx, mapPoll); err != nil {
-				return result.Sample{}, fmt.Errorf("the map has %d of %d podCIDRs: %w", modes.Known(node), w.Size-1, err)
-			}
-		}
-		took := time.Since(started)
-		if err := pause(ctx, settled); err != nil {
-			return result.Sample{}, err
-		}
-		now, peak, err := memory(node.AgentPID())
-		return result.Sample{Values: map[string]float64{"memory": now, "peak": peak, "complete": took.Seconds()}}, err
-	})
+	}
+	took := time.Since(started)
+	if err := pause(ctx, settled); err != nil {
+		return result.Sample{}, err
+	}
+	now, peak, err := memory(node.AgentPID())
+	return result.Sample{Values: map[string]float64{"memory": now, "peak": peak, "complete": took.Seconds()}}, err
 }
 
 // memory is what a process has resident, and had at most, in bytes.
 func memory(pid int) (now, peak float64, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, 0, fmt.Errorf("read the agent's memory: %w", err)
-	}
+	status := fmt.Sprintf("/proc/%d/status", pid)
 	kilobytes := func(name string) float64 {
-		_, rest, _ := strings.Cut(string(status), "\n"+name+":")
-		number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
-		n, _ := strconv.ParseFloat(number, 64)
+		n, _ := strconv.ParseFloat(strings.TrimSuffix(field(status, name), " kB"), 64)
 		return n
 	}
 	if now, peak = 1024*kilobytes("VmRSS"), 1024*kilobytes("VmHWM"); now == 0 {
-		return 0, 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+		return 0, 0, fmt.Errorf("%s has no VmRSS", status)
 	}
 	return now, peak, nil
 }
 
 // change gives the last of a workload's Nodes another podCIDR, again and again, and measures from the moment that this is published until a pod's packet
 // takes the new way: it leaves for that node, under the pod's own address. Until then it is one for the outside, and masqueraded.
-func (a *agents) change(ctx context.Context, w result.Workload) (result.Sample, error) {
-	return a.with(ctx, w, func(node *lab.Node, nodes source) (sample result.Sample, err error) {
-		if err := errors.Join(node.StartAgent(), node.WaitReady(ctx)); err != nil {
-			return result.Sample{}, err
-		}
-		p, err := a.newProbe(ctx, node, w.Size)
+func (a *agents) change(ctx context.Context, w result.Workload, nodes source) (sample result.Sample, err error) {
+	p, err := a.newProbe(ctx, w.Size)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	defer p.server.Close()
+	between := betweenFew
+	if w.API {
+		between = betweenMany
+	}
+	var delays []float64
+	// The first is not counted: neighbours are resolved.
+	for i := 1; i <= a.changes+1; i++ {
+		publish, err := nodes.stage(i % 2)
 		if err != nil {
 			return result.Sample{}, err
 		}
-		defer func() { err = errors.Join(err, p.close()) }()
-		between := betweenFew
-		if w.API {
-			between = betweenMany
+		if err := pause(ctx, between); err != nil {
+			return result.Sample{}, err
 		}
-		var delays []float64
-		// The first is not counted: neighbours are resolved.
-		for i := 1; i <= a.changes+1; i++ {
-			publish, err := nodes.stage(i % 2)
-			if err != nil {
-				return result.Sample{}, err
-			}
-			if err := pause(ctx, between); err != nil {
-				return result.Sample{}, err
-			}
-			delay, err := p.flip(ctx, publish, p.variants[i%2].Addr().Next().Next())
-			if err != nil {
-				return result.Sample{}, err
-			}
-			delays = append(delays, delay.Seconds())
+		delay, err := p.flip(ctx, publish, p.variants[i%2].Addr().Next().Next())
+		if err != nil {
+			return result.Sample{}, err
 		}
-		d := result.Durations(delays[1:])
-		return result.Sample{Values: map[string]float64{result.P50: d.Quantile(0.5)}, Distributions: map[string]result.Distribution{"delay": d}}, nil
-	})
+		delays = append(delays, delay.Seconds())
+	}
+	return result.Delays(delays[1:]), nil
 }
 
 // probe sends packets from a pod, and has the host outside tell under which address they come. That host is the changing node too, as far as links
 // can tell: what goes to it either way arrives.
 type probe struct {
-	out, in   *net.UDPConn
-	pod, node netip.Addr
+	pod    *lab.Pod
+	server *lab.Server
 	// variants are the podCIDRs that the changing node may have.
 	variants [2]netip.Prefix
-	sent     uint64
 }
 
-func (a *agents) newProbe(ctx context.Context, node *lab.Node, nodes int) (p *probe, err error) {
-	pod, err := node.AddPod(ctx, "probe", lab.PodOptions{}) // removed with the node's memory
-	if err != nil {
+func (a *agents) newProbe(ctx context.Context, nodes int) (p *probe, err error) {
+	node, outside := a.lab.Nodes[0], a.lab.Outside
+	if err := node.WaitReady(ctx); err != nil {
+		return nil, err
+	}
+	last := a.specs(nodes, 0)[nodes-1]
+	p = &probe{variants: [2]netip.Prefix{last.PodCIDRs[0], a.specs(nodes, 1)[nodes-1].PodCIDRs[0]}}
+	if p.pod, err = node.AddPod(ctx, "probe", lab.PodOptions{}); err != nil { // removed with the node's memory
 		return nil, fmt.Errorf("add a pod that sends probes: %w", err)
 	}
-	p = &probe{pod: pod.Addr(), node: node.Addr()}
-	last := a.specs(nodes, 0)[nodes-1]
-	p.variants = [2]netip.Prefix{last.PodCIDRs[0], a.specs(nodes, 1)[nodes-1].PodCIDRs[0]}
-	outside := a.lab.Outside
 	for _, prefix := range []netip.Prefix{netip.PrefixFrom(last.InternalIPs[0], 32), p.variants[0], p.variants[1]} {
 		if err := answerFor(outside, prefix); err != nil {
 			return nil, err
 		}
 	}
-	// What has no way back could be taken for forged.
-	if err := outside.AddRoute(netip.PrefixFrom(pod.Addr(), 32), node.Addr(), ""); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := outside.AddRoute(netip.PrefixFrom(p.pod.Addr(), 32), node.Addr(), ""); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
-	if p.in, err = listen(outside, probePort); err != nil {
-		return nil, err
-	}
-	if p.out, err = listen(pod.Namespace, 0); err != nil {
-		return nil, errors.Join(err, p.in.Close())
-	}
-	return p, nil
+	p.server, err = outside.Serve(probePort)
+	return p, err
 }
-
-func (p *probe) close() error { return errors.Join(p.in.Close(), p.out.Close()) }
 
 // answerFor makes all addresses of a network a host's own.
 func answerFor(host *lab.Namespace, prefix netip.Prefix) error {
@@ -252,66 +216,51 @@ func answerFor(host *lab.Namespace, prefix netip.Prefix) error {
 	return nil
 }
 
-func listen(in *lab.Namespace, port int) (conn *net.UDPConn, err error) {
-	err = in.Do(func() (err error) {
-		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open a socket in %s: %w", in.Netns(), err)
-	}
-	return conn, nil
-}
-
 // flip publishes a change, and measures until packets to an address that no node had before go to its node.
 func (p *probe) flip(ctx context.Context, publish func() error, to netip.Addr) (time.Duration, error) {
-	if _, err := p.until(ctx, to, p.node); err != nil {
+	if err := p.until(ctx, to, p.pod.Node.Addr()); err != nil {
 		return 0, fmt.Errorf("wait until packets to %s are masqueraded: %w", to, err)
 	}
 	started := time.Now()
 	if err := publish(); err != nil {
 		return 0, err
 	}
-	arrived, err := p.until(ctx, to, p.pod)
-	if err != nil {
+	if err := p.until(ctx, to, p.pod.Addr()); err != nil {
 		return 0, fmt.Errorf("wait until packets to %s go to its node: %w", to, err)
 	}
-	return arrived.Sub(started), nil
+	return time.Since(started), nil
 }
 
-// until sends one probe after the other until one arrives that came from that address, and says when that was.
-func (p *probe) until(ctx context.Context, to, from netip.Addr) (time.Time, error) {
+// until sends one probe after the other until one is answered that came from that address.
+func (p *probe) until(ctx context.Context, to, from netip.Addr) error {
 	for {
-		source, at, err := p.once(netip.AddrPortFrom(to, probePort))
-		if err != nil || source == from {
-			return at, err
+		conn, err := p.pod.DialUDP(netip.AddrPortFrom(to, probePort), 0)
+		if err != nil {
+			return err
+		}
+		seen, err := exchange(ctx, conn, from)
+		conn.Close()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w; the last probe came from %v: %w", context.Cause(ctx), seen, err)
+		}
+	}
+}
+
+// exchange has probes of one flow answered, until one came from that address. An answer that is late spoils the next one's: then a new flow has to do.
+func exchange(ctx context.Context, conn *lab.UDPConn, from netip.Addr) (seen netip.AddrPort, err error) {
+	for seen.Addr() != from {
+		once, cancel := context.WithTimeout(ctx, probeTimeout)
+		seen, err = conn.Echo(once, 64)
+		cancel()
+		if err != nil {
+			return seen, err
 		}
 		if err := pause(ctx, probePause); err != nil {
-			return at, fmt.Errorf("%w; the last probe came from %v", err, source)
+			return seen, err
 		}
 	}
-}
-
-// once sends a probe. source is invalid when it did not arrive in time.
-func (p *probe) once(to netip.AddrPort) (source netip.Addr, at time.Time, err error) {
-	p.sent++
-	packet := binary.BigEndian.AppendUint64(nil, p.sent)
-	if _, err := p.out.WriteToUDPAddrPort(packet, to); err != nil {
-		return source, at, fmt.Errorf("send a probe: %w", err)
-	}
-	if err := p.in.SetReadDeadline(time.Now().Add(probeTimeout)); err != nil {
-		return source, at, err
-	}
-	for {
-		n, from, err := p.in.ReadFromUDPAddrPort(packet)
-		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-			return source, at, nil
-		}
-		if err != nil {
-			return source, at, fmt.Errorf("receive a probe: %w", err)
-		}
-		if n == len(packet) && binary.BigEndian.Uint64(packet) == p.sent {
-			return from.Addr().Unmap(), time.Now(), nil
-		}
-	}
+	return seen, nil
 }

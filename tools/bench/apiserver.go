@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -17,27 +16,25 @@ import (
 
 // apiServer is as much of a Kubernetes API server as an agent's view of Nodes takes: a list, and a watch that tells of each change.
 type apiServer struct {
-	http  *http.Server
-	node  *lab.Node
-	specs func(variant int) []lab.NodeSpec
-	list  []byte
-
-	mu      sync.Mutex
+	list []byte
+	// events are for the agent's watch, of which there is one at a time.
+	events  chan []byte
 	version int
-	// watches are the agent's open ones; each is sent every event.
-	watches map[chan []byte]bool
 }
 
-// serveNodes serves the nodes on the loopback of the node, and has its agents ask there until it is closed.
-func serveNodes(l *lab.Lab, node *lab.Node, specs func(variant int) []lab.NodeSpec) (*apiServer, error) {
-	s := &apiServer{node: node, specs: specs, version: 1, watches: map[chan []byte]bool{}}
+// watchLimit is how long an event may wait for the agent's watch.
+const watchLimit = time.Second
+
+// serveNodes serves the nodes on the loopback of the lab's node, and has its agents ask there until it is closed.
+func serveNodes(l *lab.Lab, specs func(variant int) []lab.NodeSpec) (source, error) {
+	node, s := l.Nodes[0], &apiServer{version: 1, events: make(chan []byte)}
 	items, err := nodeObjects(specs(0)...)
 	if err != nil {
-		return nil, err
+		return source{}, err
 	}
 	s.list, err = json.Marshal(map[string]any{"kind": "NodeList", "apiVersion": "v1", "metadata": map[string]string{"resourceVersion": "1"}, "items": items})
 	if err != nil {
-		return nil, fmt.Errorf("write a list of nodes: %w", err)
+		return source{}, fmt.Errorf("write a list of nodes: %w", err)
 	}
 	var listener net.Listener
 	err = node.Do(func() (err error) {
@@ -45,22 +42,26 @@ func serveNodes(l *lab.Lab, node *lab.Node, specs func(variant int) []lab.NodeSp
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", node.Name, err)
+		return source{}, fmt.Errorf("listen on %s: %w", node.Name, err)
 	}
-	s.http = &http.Server{Handler: s, ReadHeaderTimeout: time.Minute}
-	go func() { _ = s.http.Serve(listener) }() // until it is closed
+	server := &http.Server{Handler: s, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(listener) }() // until it is closed
 	node.Kubeconfig = filepath.Join(l.Dir, "kubeconfig")
 	config := fmt.Sprintf(`{"kind": "Config", "apiVersion": "v1", "current-context": "lab",
   "clusters": [{"name": "lab", "cluster": {"server": "http://%s"}}], "contexts": [{"name": "lab", "context": {"cluster": "lab"}}]}`, listener.Addr())
 	if err := os.WriteFile(node.Kubeconfig, []byte(config), 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("write a kubeconfig: %w", err), s.close())
+		return source{}, errors.Join(fmt.Errorf("write a kubeconfig: %w", err), server.Close())
 	}
-	return s, nil
-}
-
-func (s *apiServer) close() error {
-	s.node.Kubeconfig = ""
-	return s.http.Close()
+	return source{
+		stage: func(variant int) (func() error, error) {
+			all := specs(variant)
+			return s.stage(all[len(all)-1])
+		},
+		close: func() error {
+			node.Kubeconfig = ""
+			return server.Close()
+		},
+	}, nil
 }
 
 // nodeObjects are Nodes as the API has them.
@@ -101,34 +102,21 @@ func refuse(w http.ResponseWriter, code int, reason string) {
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
-	if err := out.Flush(); err != nil {
-		return
-	}
-	events := make(chan []byte, 16)
-	s.mu.Lock()
-	s.watches[events] = true
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.watches, events)
-		s.mu.Unlock()
-	}()
-	for {
+	for out.Flush() == nil {
 		select {
 		case <-r.Context().Done():
 			return
-		case event := <-events:
-			if _, err := w.Write(event); err != nil || out.Flush() != nil {
+		case event := <-s.events:
+			if _, err := w.Write(event); err != nil {
 				return
 			}
 		}
 	}
 }
 
-// stage prepares the event of the last node's change. The function returned sends it.
-func (s *apiServer) stage(variant int) (publish func() error, err error) {
-	specs := s.specs(variant)
-	objects, err := nodeObjects(specs[len(specs)-1])
+// stage prepares the event of a node's change. The function returned sends it.
+func (s *apiServer) stage(changed lab.NodeSpec) (publish func() error, err error) {
+	objects, err := nodeObjects(changed)
 	if err != nil {
 		return nil, err
 	}
@@ -139,14 +127,11 @@ func (s *apiServer) stage(variant int) (publish func() error, err error) {
 		return nil, fmt.Errorf("write an event: %w", err)
 	}
 	return func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if len(s.watches) == 0 {
+		select {
+		case s.events <- event:
+			return nil
+		case <-time.After(watchLimit):
 			return errors.New("the agent does not watch the nodes")
 		}
-		for watch := range s.watches {
-			watch <- event
-		}
-		return nil
 	}, nil
 }

@@ -21,27 +21,28 @@ func TestChangeOfNothing(t *testing.T) {
 		}
 	}()
 	const nodes = 10
-	_, err := a.with(t.Context(), result.Workload{Size: nodes}, func(node *lab.Node, _ source) (result.Sample, error) {
-		if err := errors.Join(node.StartAgent(), node.WaitReady(t.Context())); err != nil {
-			return result.Sample{}, err
-		}
-		p, err := a.newProbe(t.Context(), node, nodes)
-		if err != nil {
-			return result.Sample{}, err
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
-		nothing := func() error { return nil }
-		if delay, err := p.flip(ctx, nothing, p.variants[1].Addr().Next()); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("a change that nobody made took effect after %s, error %v", delay, err)
-		}
-		return result.Sample{}, p.close()
-	})
-	if err != nil {
-		t.Error(err)
+	var err error
+	if a.lab, err = lab.New(t.Context(), lab.Options{Nodes: 1, FabricBits: 16}); err != nil {
+		t.Fatal(err)
 	}
-	deaf := &apiServer{specs: func(variant int) []lab.NodeSpec { return a.specs(nodes, variant) }}
-	if publish, err := deaf.stage(1); err != nil || publish() == nil {
+	if _, err := a.feed(result.Workload{Size: nodes}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.lab.Nodes[0].StartAgent(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := a.newProbe(t.Context(), nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	nothing := func() error { return nil }
+	if delay, err := p.flip(ctx, nothing, p.variants[1].Addr().Next()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a change that nobody made took effect after %s, error %v", delay, err)
+	}
+	deaf := &apiServer{}
+	if publish, err := deaf.stage(a.specs(nodes, 1)[nodes-1]); err != nil || publish() == nil {
 		t.Errorf("an event was sent to nobody, error %v", err)
 	}
 }

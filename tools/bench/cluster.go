@@ -22,46 +22,36 @@ import (
 )
 
 func clusterCommand(e env) *cobra.Command {
-	o := options{out: filepath.Join("bench-out", result.ClusterProfile)}
+	var o options
 	command := &cobra.Command{
 		Use:   "cluster [-- FLAGS]",
 		Short: "Measure on real Kubernetes clusters that this machine runs; FLAGS are those of test/cluster's `play measure`, and make the run a short one",
 		RunE:  func(cmd *cobra.Command, args []string) error { return measureCluster(cmd.Context(), e, o, args) },
 	}
-	command.Flags().StringVar(&o.out, "out", o.out, "the directory for bench.json and bench.md")
-	publishFlag(command, &o.publish)
+	outFlags(command, &o)
 	return command
 }
 
-// measureCluster carries out a run on clusters, from the flags to the report.
+// measureCluster measures on clusters.
 func measureCluster(ctx context.Context, e env, o options, args []string) error {
-	if !e.root {
-		return errors.New("needs root, for clusters' namespaces and cgroups; run it with sudo, or as root")
-	}
 	run := &result.Run{
-		Schema: result.Schema, Profile: result.ClusterProfile, Started: time.Now(), Command: strings.Join(append([]string{"bench"}, e.args...), " "),
-		Indicative: len(args) > 0, Workloads: result.Names(true), Environment: environment(ctx), Modes: []result.Mode{{Name: result.KubeProxy}, {Name: result.IPTables}},
+		Profile: result.ClusterProfile, Indicative: len(args) > 0, Workloads: result.Names(true), Modes: []result.Mode{{Name: result.KubeProxy}, {Name: result.IPTables}},
 	}
-	// kube-proxy and the classical network's rules are iptables'.
-	delete(run.Environment.Versions, "nft")
 	root, err := lab.Checkout()
-	if err := errors.Join(err, publishable(run, o.publish), os.MkdirAll(o.out, 0o755)); err != nil {
+	if err != nil {
 		return err
 	}
-	files := []string{filepath.Join(root, "bin/ebpf-agent"), filepath.Join(root, "bin/ebpf-cni")}
-	maps.Copy(run.Environment.Versions, builds(files))
-	run.Environment.Warnings = append(run.Environment.Warnings, strangers(run.Environment)...)
-	stop := watch(run, files)
-	save := func() error {
-		run.Finished = time.Now()
-		return run.Write(filepath.Join(o.out, "bench.json"))
-	}
-	err = measureIn(ctx, e, filepath.Join(root, "test/cluster"), args, lines{run: run, save: save})
-	stop()
-	if err != nil {
-		run.Interrupted, _, _ = strings.Cut(errors.Join(context.Cause(ctx), err).Error(), "\n")
-	}
-	return errors.Join(err, finish(e, run, o.out, o.publish))
+	ready := func() error { return nil } // that is for test/cluster to find out
+	return carryOut(ctx, e, run, o, ready, func(save func() error) error {
+		delete(run.Environment.Versions, "nft") // kube-proxy and the classical network's rules are iptables'
+		compare := record(run, []string{filepath.Join(root, "bin/ebpf-agent"), filepath.Join(root, "bin/ebpf-cni")})
+		defer compare()
+		err := measureIn(ctx, e, filepath.Join(root, "test/cluster"), args, lines{run: run, save: save})
+		if err != nil {
+			run.Interrupted, _, _ = strings.Cut(errors.Join(context.Cause(ctx), err).Error(), "\n")
+		}
+		return err
+	})
 }
 
 // measureIn runs the program that makes clusters and measures them. It is of another module, which has Kubernetes' requirements.
@@ -129,9 +119,8 @@ func (l lines) read(from io.Reader) error {
 			return fmt.Errorf("read what was measured on a cluster: %w", err)
 		}
 		if seconds := one.Durations["delay"]; seconds != nil {
-			all := result.Durations(seconds)
-			one.Distributions = map[string]result.Distribution{"delay": all}
-			one.Values = map[string]float64{result.P50: all.Quantile(0.5)}
+			delays := result.Delays(seconds)
+			one.Values, one.Distributions = delays.Values, delays.Distributions
 		}
 		l.run.Samples = append(l.run.Samples, one.Sample)
 		l.run.Rounds = max(l.run.Rounds, one.Round)

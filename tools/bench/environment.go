@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -81,21 +80,6 @@ func field(path, name string) string {
 	return ""
 }
 
-// binaries records what the networks' programs were built from, and returns their files.
-func binaries(run *result.Run, networks map[string]*modes.Network) (files []string) {
-	e := &run.Environment
-	for _, mode := range slices.Sorted(maps.Keys(networks)) {
-		some, err := networks[mode].Binaries()
-		if err != nil {
-			e.Warnings = append(e.Warnings, fmt.Sprintf("what mode %s runs is not known: %v", mode, err))
-		}
-		files = append(files, some...)
-	}
-	maps.Copy(e.Versions, builds(files))
-	e.Warnings = append(e.Warnings, strangers(*e)...)
-	return files
-}
-
 // builds says what files were built from, by their names: a commit of the checkout that they were built in, or a module's version.
 func builds(files []string) map[string]string {
 	found := map[string]string{}
@@ -131,26 +115,29 @@ func strangers(e result.Environment) (warnings []string) {
 	return warnings
 }
 
-// watch notes what files hold. The function returned warns of those that somebody has replaced since: agents and plugins are started again and again.
-func watch(run *result.Run, files []string) func() {
-	slices.Sort(files)
-	files = slices.Compact(files)
+// record notes what programs were built from. The function returned warns of those that somebody has replaced since: agents and plugins are started
+// again and again.
+func record(run *result.Run, files []string) (compare func()) {
+	e := &run.Environment
+	maps.Copy(e.Versions, builds(files))
+	e.Warnings = append(e.Warnings, strangers(*e)...)
 	before := contents(files)
 	return func() {
-		for i, after := range contents(files) {
-			if before[i] != after {
-				run.Environment.Warnings = append(run.Environment.Warnings,
-					filepath.Base(files[i])+" was replaced while it was measured: the figures are of more than one program")
+		after := contents(files)
+		for _, file := range slices.Sorted(maps.Keys(before)) {
+			if before[file] != after[file] {
+				e.Warnings = append(e.Warnings, filepath.Base(file)+" was replaced while it was measured: the figures are of more than one program")
 			}
 		}
 	}
 }
 
 // contents are the sums of files; that of one that can't be read is of nothing.
-func contents(files []string) (sums [][sha256.Size]byte) {
+func contents(files []string) map[string][sha256.Size]byte {
+	sums := map[string][sha256.Size]byte{}
 	for _, file := range files {
 		content, _ := os.ReadFile(file)
-		sums = append(sums, sha256.Sum256(content))
+		sums[file] = sha256.Sum256(content)
 	}
 	return sums
 }

@@ -117,12 +117,16 @@ func rootCommand(e env) *cobra.Command {
 	flags.StringSliceVar(&o.modes, "modes", nil, "only these modes: "+strings.Join(result.Modes(), ", "))
 	flags.StringSliceVar(&o.workloads, "workloads", nil, "only these workloads: "+strings.Join(result.Names(false), ", "))
 	flags.IntVar(&o.rounds, "rounds", 0, "how many rounds; 0: as the profile has it")
-	flags.StringVar(&o.out, "out", "", "the directory for bench.json, bench.md and the plots; default bench-out/PROFILE")
-	publishFlag(root, &o.publish)
+	outFlags(root, &o)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(clusterCommand(e), reportCommand(e), compareCommand(e))
 	return root
+}
+
+func outFlags(command *cobra.Command, o *options) {
+	command.Flags().StringVar(&o.out, "out", "", "the directory for bench.json, bench.md and the plots; default bench-out/PROFILE")
+	publishFlag(command, &o.publish)
 }
 
 func publishFlag(command *cobra.Command, into *string) {
@@ -138,82 +142,69 @@ func exactly(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-// measure carries out a run, from the plan to the report.
+// measure measures networks, from the plan to the report.
 func measure(ctx context.Context, e env, p profile, o options) error {
 	made, err := newPlan(p, o.modes, o.workloads)
 	if err != nil {
 		return usage(err)
 	}
-	if !e.root {
-		return errors.New("needs root to make network namespaces and load programs; run it with sudo, or as root")
-	}
 	run := &result.Run{
-		Schema: result.Schema, Profile: p.name, Started: time.Now(), Command: strings.Join(append([]string{"bench"}, e.args...), " "),
-		Indicative: p.indicative(), Duration: p.duration.Seconds(), Warmup: p.warmup.Seconds(), Workloads: made.workloads(), Environment: environment(ctx),
+		Profile: p.name, Indicative: p.indicative(), Duration: p.duration.Seconds(), Warmup: p.warmup.Seconds(), Workloads: made.workloads(),
 	}
 	for _, mode := range made.modes {
 		run.Modes = append(run.Modes, result.Mode{Name: mode})
 	}
-	if err := errors.Join(made.ready(), publishable(run, o.publish)); err != nil {
+	return carryOut(ctx, e, run, o, made.ready, func(save func() error) (err error) {
+		fmt.Fprintf(e.stderr, "building %d networks; the samples take about %s\n", len(made.modes), made.takes().Round(time.Second))
+		m, err := newMachine(ctx, made, e.log())
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.close()) }()
+		compare := record(run, m.binaries(run))
+		defer compare()
+		for _, warning := range run.Environment.Warnings {
+			e.log().Warn("the figures may be worth less", "because", warning)
+		}
+		return (&runner{plan: made, take: m.take, run: run, save: save, log: e.log(), progress: e.stderr}).rounds(ctx)
+	})
+}
+
+// carryOut carries out a run if the machine is ready for it and it can be published as it is to be; then it writes and reports what was measured. A run that
+// ended before its time is no document's.
+func carryOut(ctx context.Context, e env, run *result.Run, o options, ready func() error, samples func(save func() error) error) error {
+	if !e.root {
+		return errors.New("needs root, to make namespaces and load programs; run it with sudo, or as root")
+	}
+	run.Schema, run.Started, run.Command = result.Schema, time.Now(), strings.Join(append([]string{"bench"}, e.args...), " ")
+	run.Environment = environment(ctx)
+	if err := errors.Join(ready(), publishable(run, o.publish)); err != nil {
 		return err
 	}
-	// A quick run leaves a full one alone.
-	if o.out == "" {
-		o.out = filepath.Join("bench-out", p.name)
+	if o.out == "" { // a quick run leaves a full one alone
+		o.out = filepath.Join("bench-out", run.Profile)
 	}
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return fmt.Errorf("make the directory of --out: %w", err)
 	}
-	return errors.Join(carryOut(ctx, e, made, run, filepath.Join(o.out, "bench.json")), finish(e, run, o.out, o.publish))
-}
-
-// carryOut builds the networks, runs the plan on them and removes them.
-func carryOut(ctx context.Context, e env, made plan, run *result.Run, json string) (err error) {
-	log := e.log()
-	fmt.Fprintf(e.stderr, "building %d networks; the samples take about %s\n", len(made.modes), made.takes().Round(time.Second))
-	m, err := newMachine(ctx, made, log)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, m.close()) }()
-	files := binaries(run, m.networks)
-	compare := watch(run, files)
-	defer compare()
-	for _, warning := range run.Environment.Warnings {
-		log.Warn("the figures may be worth less", "because", warning)
-	}
-	save := func(run *result.Run) error {
+	save := func() error {
 		run.Finished = time.Now()
-		return run.Write(json)
+		return run.Write(filepath.Join(o.out, "bench.json"))
 	}
-	return (&runner{plan: made, take: m.take, run: run, save: save, log: log, progress: e.stderr}).rounds(ctx)
-}
-
-// finish writes what a run has measured, and its report. A run that ended before its time is no document's.
-func finish(e env, run *result.Run, out, publish string) error {
+	err := samples(save)
 	if len(run.Samples) == 0 {
-		return nil
-	}
-	run.Finished = time.Now()
-	if err := errors.Join(run.Write(filepath.Join(out, "bench.json")), report.Write(run, out)); err != nil {
 		return err
 	}
-	fmt.Fprintf(e.stdout, "%s in %s\n", filepath.Join(out, "bench.md"), run.Finished.Sub(run.Started).Round(time.Second))
-	if publish != "" && run.Interrupted == "" {
-		if err := report.Publish(run, publish); err != nil {
-			return err
-		}
+	err = errors.Join(err, save(), report.Write(run, o.out))
+	fmt.Fprintf(e.stdout, "%s in %s\n", filepath.Join(o.out, "bench.md"), run.Finished.Sub(run.Started).Round(time.Second))
+	if o.publish != "" && err == nil {
+		err = report.Publish(run, o.publish)
 	}
-	refused := 0
-	for _, s := range run.Samples {
-		if s.Error != "" {
-			refused++
-		}
+	refused := slices.DeleteFunc(slices.Clone(run.Samples), func(s result.Sample) bool { return s.Error == "" })
+	if len(refused) > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d samples did not measure what they claim; the report lists them", len(refused), len(run.Samples)))
 	}
-	if refused > 0 {
-		return fmt.Errorf("%d of %d samples did not measure what they claim; the report lists them", refused, len(run.Samples))
-	}
-	return nil
+	return err
 }
 
 // publishable is an error for a run that the project's documents don't show: they show whole ones only. Before a run it is known too.

@@ -39,7 +39,7 @@ func TestUsage(t *testing.T) {
 		"not root":         {nil, failed, "needs root"},
 		"report of none":   {[]string{"report"}, misuse, "want one file"},
 		"missing file":     {[]string{"report", filepath.Join(dir, "x.json")}, failed, "x.json does not exist"},
-		"cluster, no root": {[]string{"cluster"}, failed, "needs root, for clusters' namespaces"},
+		"cluster, no root": {[]string{"cluster"}, failed, "needs root"},
 		"another schema":   {[]string{"compare", other, other}, failed, "schema version 99"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,40 +10,32 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// item is one workload between two places at one point: what is measured in all of its modes, one after the other, before
-// anything else is.
-type item struct {
+// task is one sample of each round: a workload between two places, at one point, in one mode.
+type task struct {
 	result.Workload
 
 	path  string
 	point int
-	modes []string
-	// takes is how long one sample is expected to take.
+	mode  string
+	// takes is how long the sample is expected to take.
 	takes time.Duration
-	// turns is common to neighbours that come in reverse order in every other round.
-	turns string
 }
 
-func (i item) String() string {
-	text := i.Name
-	if i.path != "" {
-		text += ", " + i.path
+func (t task) String() string {
+	text := t.Name
+	if t.path != "" {
+		text += ", " + t.path
 	}
-	if i.Axis != "" {
-		text += fmt.Sprintf(", %d %s", i.point, i.Axis)
+	if t.Axis != "" {
+		text += fmt.Sprintf(", %d %s", t.point, t.Axis)
 	}
-	return text
+	return text + ", " + t.mode
 }
 
-func (i item) row() result.Row { return result.Row{Workload: i.Name, Path: i.path, Point: i.point} }
+func (t task) row() result.Row { return result.Row{Workload: t.Name, Path: t.path, Point: t.point} }
 
-// compared is common to the items whose samples are divided by each other.
-func (i item) compared() string {
-	if i.turns != "" {
-		return i.turns
-	}
-	return i.String()
-}
+// group are tasks whose samples are divided by each other: they are taken right one after the other, in the opposite order in every other round.
+type group []task
 
 // profile is how much of everything is measured.
 type profile struct {
@@ -75,7 +67,7 @@ func (p profile) indicative() bool {
 type plan struct {
 	profile profile
 	modes   []string
-	items   []item // of one round
+	groups  []group // of one round
 }
 
 // newPlan makes the plan of a profile, of some modes and workloads only if there are any. Every name that nobody knows is an error.
@@ -87,12 +79,11 @@ func newPlan(p profile, only, workloads []string) (plan, error) {
 		return plan{}, err
 	}
 	made := plan{profile: p, modes: among(result.Modes(), only)}
-	for _, w := range result.Workloads() {
-		if w.Kind != result.Cluster && len(among([]string{w.Name}, workloads)) > 0 {
-			made.items = append(made.items, p.items(w, among(made.modes, w.Modes))...)
-		}
+	for _, name := range among(result.Names(false), workloads) {
+		w, _ := result.Find(name)
+		made.groups = append(made.groups, p.groups(w, among(made.modes, w.Modes))...)
 	}
-	if len(made.items) == 0 {
+	if len(made.groups) == 0 {
 		return plan{}, fmt.Errorf("nothing to measure: no workload of profile %s is left for the modes and workloads chosen", p.name)
 	}
 	return made, nil
@@ -117,72 +108,60 @@ func known(what string, names, all []string) error {
 	return nil
 }
 
-// items are a workload's in the first round. Modes stand next to each other, so that two samples whose ratio is taken are seconds apart.
-func (p profile) items(w result.Workload, modes []string) (items []item) {
-	paths, points, groups := w.Paths, w.Points, [][]string{modes}
+// groups are a workload's: all modes at one point, or all points in one mode.
+func (p profile) groups(w result.Workload, modes []string) (groups []group) {
+	paths, points := w.Paths, w.Points
 	if p.name == quick().name {
 		paths = w.Quick
 	}
 	if points == nil {
 		points = []int{0}
 	}
-	if w.Itself {
-		groups = slices.Collect(slices.Chunk(modes, 1))
-	}
-	for _, group := range groups {
+	of := func(path string, points []int, modes []string) {
+		var g group
 		for _, point := range points {
-			for _, path := range paths {
-				i := item{Workload: w, path: path, point: point, modes: group, takes: w.Takes}
+			for _, mode := range modes {
+				t := task{Workload: w, path: path, point: point, mode: mode, takes: w.Takes}
 				if path != "" {
-					i.takes += p.duration + p.warmup + 60*time.Millisecond
+					t.takes += p.duration + p.warmup + 60*time.Millisecond
 				}
-				if w.Itself {
-					i.turns = w.Name + " " + group[0]
-				}
-				if len(group) > 0 {
-					items = append(items, i)
-				}
+				g = append(g, t)
 			}
 		}
-	}
-	return items
-}
-
-// round is the order of a round, counted from 1.
-func (p plan) round(n int) []item {
-	ordered := slices.Clone(p.items)
-	if n%2 == 1 {
-		return ordered
-	}
-	for from := 0; from < len(ordered); {
-		to := from + 1
-		for to < len(ordered) && ordered[from].turns != "" && ordered[to].turns == ordered[from].turns {
-			to++
+		if len(g) > 0 {
+			groups = append(groups, g)
 		}
-		slices.Reverse(ordered[from:to])
-		from = to
 	}
-	return ordered
+	for _, path := range paths {
+		if w.Itself {
+			for _, mode := range modes {
+				of(path, points, []string{mode})
+			}
+			continue
+		}
+		for _, point := range points {
+			of(path, []int{point}, modes)
+		}
+	}
+	return groups
 }
 
 // takes is how long all rounds are expected to take.
-func (p plan) takes() time.Duration { return time.Duration(p.profile.rounds) * expected(p.items) }
+func (p plan) takes() time.Duration { return time.Duration(p.profile.rounds) * expected(p.groups) }
 
-func expected(items []item) (sum time.Duration) {
-	for _, i := range items {
-		sum += time.Duration(len(i.modes)) * i.takes
+func expected(groups []group) (sum time.Duration) {
+	for _, t := range slices.Concat(groups...) {
+		sum += t.takes
 	}
 	return sum
 }
 
 // workloads are those that the plan has.
 func (p plan) workloads() (names []string) {
-	for _, i := range p.items {
-		if !slices.Contains(names, i.Name) {
-			names = append(names, i.Name)
-		}
+	for _, g := range p.groups {
+		names = append(names, g[0].Name)
 	}
-	return names
+	return slices.Compact(names)
 }
 
 // ready is an error unless the machine has all that the plan takes.

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -42,19 +44,29 @@ func TestPlanSelects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got []string
-	for _, i := range p.items {
-		got = append(got, i.String()+": "+strings.Join(i.modes, " "))
-	}
+	got := described(p)
 	want := []string{
-		"udp64, same node: direct iptables", "udp64, across nodes: direct iptables", "udp64, egress: direct iptables",
-		"cni: iptables", // no plugin in direct, and no agent in either
-		"nodes, across nodes, 2 nodes: iptables", "nodes, across nodes, 5000 nodes: iptables",
-		"nodes, across nodes, 1000 nodes: iptables", "nodes, across nodes, 100 nodes: iptables",
+		"udp64, same node, direct; udp64, same node, iptables", "udp64, across nodes, direct; udp64, across nodes, iptables",
+		"udp64, egress, direct; udp64, egress, iptables",
+		"cni, iptables", // no plugin in direct, and no agent in either
+		"nodes, across nodes, 2 nodes, iptables; nodes, across nodes, 5000 nodes, iptables; " +
+			"nodes, across nodes, 1000 nodes, iptables; nodes, across nodes, 100 nodes, iptables",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
 	}
+}
+
+// described are the tasks of a plan, a line for each group.
+func described(p plan) (lines []string) {
+	for _, g := range p.groups {
+		var tasks []string
+		for _, task := range g {
+			tasks = append(tasks, task.String())
+		}
+		lines = append(lines, strings.Join(tasks, "; "))
+	}
+	return lines
 }
 
 // What a budget divides by is measured next to it.
@@ -63,7 +75,8 @@ func TestJudgedModesAreNeighbours(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Join(p.items[0].modes, " "), "direct ebpf iptables ebpf+kube-proxy ptp nftables"; got != want {
+	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, iptables; udp64, same node, ebpf+kube-proxy; udp64, same node, ptp; udp64, same node, nftables"
+	if got := described(p)[0]; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -93,31 +106,27 @@ func TestPointsTakeTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round, want := range map[int]string{
-		1: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; ",
-		2: "nodes ebpf 100, 1000, 5000, 2; nodes iptables 100, 1000, 5000, 2; ",
-		3: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; ",
+		1: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; services ebpf 0; services iptables 0; ",
+		2: "nodes ebpf 100, 1000, 5000, 2; nodes iptables 100, 1000, 5000, 2; services iptables 0; services ebpf 0; ",
+		3: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; services ebpf 0; services iptables 0; ",
 	} {
-		want += "services ebpf iptables 0, 1000, 10000, 20000; "
 		var got strings.Builder
 		last := ""
-		for _, i := range p.round(round) {
-			if what := i.Name + " " + strings.Join(i.modes, " "); what != last {
-				fmt.Fprintf(&got, "; %s %d", what, i.point)
+		take := func(_ context.Context, task task) (result.Sample, error) {
+			if what := task.Name + " " + task.mode; what != last {
+				fmt.Fprintf(&got, "; %s %d", what, task.point)
 				last = what
 			} else {
-				fmt.Fprintf(&got, ", %d", i.point)
+				fmt.Fprintf(&got, ", %d", task.point)
 			}
+			return result.Sample{}, nil
+		}
+		r := &runner{plan: p, take: take, run: &result.Run{}, progress: io.Discard}
+		if err := r.round(t.Context(), round, p.groups); err != nil {
+			t.Error(err)
 		}
 		if text := strings.TrimPrefix(got.String(), "; ") + "; "; !strings.HasPrefix(text, want) {
 			t.Errorf("round %d: %s", round, text)
 		}
-	}
-}
-
-// A p99 takes a hundred values.
-func TestFullProfileHasAHundredOfEach(t *testing.T) {
-	p := full()
-	if p.rounds*p.pods < 100 || p.rounds*p.batches*10 < 100 || p.rounds*p.changes < 100 {
-		t.Errorf("%d rounds of %d pods, %d times ten and %d changes", p.rounds, p.pods, p.batches, p.changes)
 	}
 }

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
@@ -15,21 +16,17 @@ import (
 // plugins adds pods and deletes them again: one after the other, or so many at once, as often as the profile says. One by one the first is not
 // counted: its program comes from the disk.
 func (m *machine) plugins(ctx context.Context, network *modes.Network, atOnce int) (result.Sample, error) {
-	count := m.profile.batches * atOnce
+	batches, count := m.profile.batches, atOnce
 	if atOnce == 1 {
-		count = m.profile.pods + 1
+		batches, count = 1, m.profile.pods+1
 	}
 	var adds, dels []float64
-	for done := 0; done < count; {
-		now := atOnce
-		if atOnce == 1 {
-			now = count
-		}
-		a, d, err := m.batch(ctx, network, now, atOnce)
+	for range batches {
+		a, d, err := m.batch(ctx, network, count, atOnce)
 		if err != nil {
 			return result.Sample{}, err
 		}
-		adds, dels, done = append(adds, a...), append(dels, d...), done+now
+		adds, dels = append(adds, a...), append(dels, d...)
 	}
 	if atOnce == 1 {
 		adds, dels = adds[1:], dels[1:]
@@ -68,19 +65,17 @@ func (m *machine) batch(ctx context.Context, network *modes.Network, count, atOn
 	return adds, dels, err
 }
 
-// each calls fn for so many numbers from 0 on, at most so many at once, and returns how long each took, in seconds.
+// each calls fn for so many numbers from 0 on, at most so many at once, and returns how long each took, in seconds, and the first error.
 func each(count, atOnce int, fn func(i int) (time.Duration, error)) ([]float64, error) {
-	took, errs := make([]float64, count), make([]error, count)
-	free := make(chan struct{}, atOnce)
-	var running sync.WaitGroup
+	took := make([]float64, count)
+	var running errgroup.Group
+	running.SetLimit(atOnce)
 	for i := range count {
-		free <- struct{}{}
-		running.Go(func() {
-			defer func() { <-free }()
+		running.Go(func() error {
 			d, err := fn(i)
-			took[i], errs[i] = d.Seconds(), err
+			took[i] = d.Seconds()
+			return err
 		})
 	}
-	running.Wait()
-	return took, errors.Join(errs...)
+	return took, running.Wait()
 }

@@ -16,11 +16,11 @@ import (
 // runner carries out a plan.
 type runner struct {
 	plan plan
-	// take measures an item in one mode. An error is one of this sample: the run goes on.
-	take func(ctx context.Context, i item, mode string) (result.Sample, error)
+	// take takes a sample. An error is one of this sample: the run goes on.
+	take func(context.Context, task) (result.Sample, error)
 	run  *result.Run
 	// save keeps what is finished so far.
-	save func(*result.Run) error
+	save func() error
 	log  *slog.Logger
 	// progress is for a person; left is what remains of the plan's estimate.
 	progress io.Writer
@@ -38,15 +38,15 @@ func (r *runner) rounds(ctx context.Context) error {
 	count := r.plan.profile.rounds
 	r.left = r.plan.takes()
 	for n := 1; n <= count; n++ {
-		if err := r.round(ctx, n, r.plan.round(n)); err != nil {
+		if err := r.round(ctx, n, r.plan.groups); err != nil {
 			return err
 		}
 		r.run.Rounds = n
-		if err := r.save(r.run); err != nil {
+		if err := r.save(); err != nil {
 			return err
 		}
 	}
-	owed := r.owed(count + 1)
+	owed := r.owed()
 	if len(owed) == 0 {
 		return nil
 	}
@@ -54,75 +54,67 @@ func (r *runner) rounds(ctx context.Context) error {
 	if err := r.round(ctx, count+1, owed); err != nil {
 		return err
 	}
-	return r.save(r.run)
+	return r.save()
 }
 
-// round takes a sample of each item in all of its modes: in the opposite order in every other round, so that no mode always comes after the same one.
-func (r *runner) round(ctx context.Context, n int, items []item) error {
-	for _, i := range items {
-		fmt.Fprintf(r.progress, "round %d, %s left: %s\n", n, max(r.left, 0).Round(time.Second), i)
-		modes := slices.Clone(i.modes)
+// round takes a sample of each task. In every other round a group's are in the opposite order, so that no mode always comes after the same one.
+func (r *runner) round(ctx context.Context, n int, groups []group) error {
+	for _, g := range groups {
 		if n%2 == 0 {
-			slices.Reverse(modes)
+			g = slices.Clone(g)
+			slices.Reverse(g)
 		}
-		for _, mode := range modes {
-			r.one(ctx, n, i, mode)
+		for _, t := range g {
+			fmt.Fprintf(r.progress, "round %d, %s left: %s\n", n, max(r.left, 0).Round(time.Second), t)
+			r.one(ctx, n, t)
 			if err := context.Cause(ctx); err != nil {
 				r.run.Interrupted = err.Error()
-				return errors.Join(fmt.Errorf("interrupted: %w", err), r.save(r.run))
+				return errors.Join(fmt.Errorf("interrupted: %w", err), r.save())
 			}
-			r.left -= i.takes
+			r.left -= t.takes
 		}
 	}
 	return nil
 }
 
-// owed are the items of one more round: those of which a mode lacks a sample, with all that they are compared with. Where all of a mode's were
-// refused, another one would be too; and a short run is judged by nothing.
-func (r *runner) owed(round int) (items []item) {
-	if r.run.Indicative {
-		return nil
+// owed are the groups of one more round: those of which a task lacks a sample. Where all of a task's were refused, another one would be too; and a
+// short run is judged by nothing.
+func (r *runner) owed() (groups []group) {
+	lacking := func(t task) bool {
+		refused, _ := r.run.Refused(t.row(), t.mode)
+		return refused > 0 && refused < r.plan.profile.rounds
 	}
-	lacking := map[string]bool{}
-	for _, i := range r.plan.items {
-		for _, mode := range i.modes {
-			refused, _ := r.run.Refused(i.row(), mode)
-			if refused > 0 && refused < r.plan.profile.rounds {
-				lacking[i.compared()] = true
-			}
+	for _, g := range r.plan.groups {
+		if !r.run.Indicative && slices.ContainsFunc(g, lacking) {
+			groups = append(groups, g)
 		}
 	}
-	for _, i := range r.plan.round(round) {
-		if lacking[i.compared()] {
-			items = append(items, i)
-		}
-	}
-	return items
+	return groups
 }
 
 // one takes one sample and files it, with the reasons why it was taken again. A sample that the end of the run has cut short is none.
-func (r *runner) one(ctx context.Context, round int, i item, mode string) {
+func (r *runner) one(ctx context.Context, round int, t task) {
 	started := time.Now()
-	sample, err := r.patiently(ctx, i, mode)
+	sample, err := r.patiently(ctx, t)
 	if ctx.Err() != nil {
 		return
 	}
-	sample.Workload, sample.Path, sample.Point = i.Name, i.path, i.point
-	sample.Mode, sample.Round, sample.Started = mode, round, started
+	sample.Workload, sample.Path, sample.Point = t.Name, t.path, t.point
+	sample.Mode, sample.Round, sample.Started = t.mode, round, started
 	if err != nil {
 		sample.Values, sample.Distributions, sample.Error = nil, nil, err.Error()
-		r.log.Warn("sample refused", "workload", i.String(), "mode", mode, "round", round, "error", err)
+		r.log.Warn("sample refused", "workload", t.String(), "round", round, "error", err)
 	}
 	r.run.Samples = append(r.run.Samples, sample)
 }
 
 // patiently takes a sample, again when something disturbed the generator. Nothing else is worth another try: packets that went astray are a
 // finding. Where something else has the CPUs all the time, the least disturbed attempt has to do, and says so.
-func (r *runner) patiently(ctx context.Context, i item, mode string) (sample result.Sample, err error) {
+func (r *runner) patiently(ctx context.Context, t task) (sample result.Sample, err error) {
 	var kept result.Sample
 	var disturbed []string
 	for range attempts {
-		sample, err = r.take(ctx, i, mode)
+		sample, err = r.take(ctx, t)
 		if !errors.Is(err, load.ErrNotMeasured) || ctx.Err() != nil {
 			sample.Attempts = disturbed
 			return sample, err

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
@@ -22,8 +21,8 @@ type fake struct {
 	delayed []float64 // of the first samples
 }
 
-func (f *fake) take(_ context.Context, i item, mode string) (result.Sample, error) {
-	f.taken = append(f.taken, i.Name+" "+mode)
+func (f *fake) take(_ context.Context, t task) (result.Sample, error) {
+	f.taken = append(f.taken, t.Name+" "+t.mode)
 	sample := result.Sample{Values: map[string]float64{result.Rate: float64(len(f.taken))}}
 	if len(f.taken) <= len(f.delayed) {
 		sample.Values[result.Delayed] = f.delayed[len(f.taken)-1]
@@ -34,13 +33,20 @@ func (f *fake) take(_ context.Context, i item, mode string) (result.Sample, erro
 	return sample, f.outcome(len(f.taken))
 }
 
+// inModes is a group of one workload.
+func inModes(workload string, modes ...string) (g group) {
+	for _, mode := range modes {
+		g = append(g, task{Workload: result.Workload{Name: workload}, mode: mode})
+	}
+	return g
+}
+
 func newRunner(f *fake, rounds int) (r *runner, saved *[]int) {
-	saved = &[]int{}
+	saved, run := &[]int{}, &result.Run{}
 	return &runner{
-		plan: plan{profile: profile{rounds: rounds}, items: []item{
-			{Workload: result.Workload{Name: "udp64"}, modes: []string{"a", "b", "c"}}, {Workload: result.Workload{Name: "rr"}, modes: []string{"a", "c"}}}},
-		take: f.take, run: &result.Run{}, progress: io.Discard, log: slog.New(slog.DiscardHandler),
-		save: func(run *result.Run) error { *saved = append(*saved, len(run.Samples)); return nil },
+		plan: plan{profile: profile{rounds: rounds}, groups: []group{inModes("udp64", "a", "b", "c"), inModes("rr", "a", "c")}},
+		take: f.take, run: run, progress: io.Discard, log: slog.New(slog.DiscardHandler),
+		save: func() error { *saved = append(*saved, len(run.Samples)); return nil },
 	}, saved
 }
 
@@ -156,11 +162,9 @@ func TestRefusedSamplesAreOwed(t *testing.T) {
 			}}
 			r, saved := newRunner(f, 2)
 			r.run.Indicative = c.indicative
-			r.plan.items = []item{
-				{Workload: result.Workload{Name: "udp64"}, modes: []string{"a", "b", "c"}, takes: time.Second},
-				{Workload: result.Workload{Name: "nodes"}, point: 2, modes: []string{"a"}, turns: "nodes a"},
-				{Workload: result.Workload{Name: "nodes"}, point: 5000, modes: []string{"a"}, turns: "nodes a"},
-			}
+			sweep := inModes("nodes", "a", "a")
+			sweep[0].point, sweep[1].point = 2, 5000
+			r.plan.groups = []group{inModes("udp64", "a", "b", "c"), sweep}
 			if err := r.rounds(t.Context()); err != nil {
 				t.Fatal(err)
 			}

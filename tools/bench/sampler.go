@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -55,39 +52,49 @@ func (m *machine) close() error {
 	return err
 }
 
-// take measures an item in one mode.
-func (m *machine) take(ctx context.Context, i item, mode string) (result.Sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, 4*i.takes+patience)
+// binaries are the files that the networks' programs are started from.
+func (m *machine) binaries(run *result.Run) (files []string) {
+	for mode, network := range m.networks {
+		some, err := network.Binaries()
+		if err != nil {
+			run.Environment.Warnings = append(run.Environment.Warnings, fmt.Sprintf("what mode %s runs is not known: %v", mode, err))
+		}
+		files = append(files, some...)
+	}
+	return files
+}
+
+// take takes a sample.
+func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
+	ctx, cancel := context.WithTimeout(ctx, 4*t.takes+patience)
 	defer cancel()
-	network := m.networks[mode]
-	if err := grow(ctx, network, i); err != nil {
+	network := m.networks[t.mode]
+	if err := grow(ctx, network, t); err != nil {
 		return result.Sample{}, err
 	}
-	switch i.Kind {
+	switch t.Kind {
 	case result.Plugins:
-		return m.plugins(ctx, network, i.Size)
-	case result.Starts:
-		return m.agents.start(ctx, i.Workload)
-	case result.Changes:
-		return m.agents.change(ctx, i.Workload)
+		return m.plugins(ctx, network, t.Size)
+	case result.Starts, result.Changes:
+		return m.agents.measure(ctx, t.Workload)
 	}
 	if err := network.Forget(); err != nil {
 		return result.Sample{}, err
 	}
-	if i.Kind == result.Programs {
-		return m.runTime(ctx, network, i)
+	if t.Kind == result.Programs {
+		return m.runTime(ctx, network, t)
 	}
-	return m.traffic(ctx, network, i)
+	return m.traffic(ctx, network, t)
 }
 
-// grow brings a network to the size that an item wants.
-func grow(ctx context.Context, network *modes.Network, i item) error {
+// grow brings a network to the size that a task wants.
+func grow(ctx context.Context, network *modes.Network, t task) error {
 	nodes, services := 2, 0
-	switch i.Axis {
+	switch t.Axis {
 	case "nodes":
-		nodes = i.point
+		nodes = t.point
 	case "Services":
-		services = i.point
+		services = t.point
 	}
 	changed, err := network.Resize(ctx, nodes, services)
 	if err != nil || !changed {
@@ -115,8 +122,8 @@ func (m *machine) target(network *modes.Network, path string) load.Target {
 
 // traffic runs a generator, and has the network prove that all of its packets went where they should, and nothing else did. An error that matches
 // load.ErrStarved has a sample beside it, which is proven too.
-func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (result.Sample, error) {
-	full, err := backlog()
+func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (result.Sample, error) {
+	full, err := modes.Backlog()
 	if err != nil {
 		return result.Sample{}, err
 	}
@@ -124,7 +131,7 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("before the sample: %w", err)
 	}
-	sample, carried, disturbed := generate(ctx, i.Workload, m.target(network, i.path))
+	sample, carried, disturbed := generate(ctx, t.Workload, m.target(network, t.path))
 	if disturbed != nil && !errors.Is(disturbed, load.ErrNotMeasured) {
 		return result.Sample{}, disturbed
 	}
@@ -132,13 +139,13 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, i item) (
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("after the sample: %w", err)
 	}
-	fullNow, err := backlog()
+	fullNow, err := modes.Backlog()
 	if err != nil {
 		return result.Sample{}, err
 	}
 	err = proven(disturbed, fullNow-full,
-		func() error { return network.Carried(before, after, i.path, carried) },
-		func() error { return network.Intact(before, after, i.path) })
+		func() error { return network.Carried(before, after, t.path, carried) },
+		func() error { return network.Intact(before, after, t.path) })
 	if err != nil && !errors.Is(err, load.ErrStarved) {
 		sample = result.Sample{}
 	}
@@ -163,31 +170,6 @@ func proven(disturbed error, backlog uint64, carried, intact func() error) error
 		return fmt.Errorf("%w: %s", load.ErrNotMeasured, full)
 	}
 	return disturbed
-}
-
-// backlog is how many packets of the whole machine found the queue of a CPU full.
-func backlog() (uint64, error) {
-	table, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		return 0, fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
-	}
-	return backlogDrops(string(table))
-}
-
-// backlogDrops sums the second number of each CPU's line.
-func backlogDrops(table string) (sum uint64, err error) {
-	for line := range strings.Lines(table) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 {
-			return 0, fmt.Errorf("parse /proc/net/softnet_stat: %q has no second number", line)
-		}
-		n, err := strconv.ParseUint(fields[1], 16, 64)
-		if err != nil {
-			return 0, fmt.Errorf("parse /proc/net/softnet_stat: %w", err)
-		}
-		sum += n
-	}
-	return sum, nil
 }
 
 // superpacket is the most that one packet carries before it is cut into segments.
@@ -246,7 +228,7 @@ func filed(w result.Workload, r load.Result) result.Sample {
 }
 
 // runTime has the kernel measure our programs, which costs them some of their speed: a sample of its own.
-func (m *machine) runTime(ctx context.Context, network *modes.Network, i item) (result.Sample, error) {
+func (m *machine) runTime(ctx context.Context, network *modes.Network, t task) (result.Sample, error) {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("have the kernel measure BPF programs: %w", err)
@@ -256,7 +238,7 @@ func (m *machine) runTime(ctx context.Context, network *modes.Network, i item) (
 	if err != nil {
 		return result.Sample{}, err
 	}
-	sample, err := m.traffic(ctx, network, i)
+	sample, err := m.traffic(ctx, network, t)
 	if sample.Values == nil {
 		return result.Sample{}, err
 	}

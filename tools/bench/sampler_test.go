@@ -9,17 +9,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/load"
 )
 
-func TestBacklogDrops(t *testing.T) {
-	if n, err := backlogDrops("22bc0177 0000000a 00000005\n09d03c20 00000001 00000000\n"); n != 11 || err != nil {
-		t.Errorf("%d, %v; want 11", n, err)
-	}
-	for _, table := range []string{"22bc0177\n", "22bc0177 x 0\n"} {
-		if n, err := backlogDrops(table); err == nil {
-			t.Errorf("%q was read as %d", table, n)
-		}
-	}
-}
-
 // What the network did wrong is final, whatever else went wrong; what else went wrong may be tried again.
 func TestProven(t *testing.T) {
 	lost := fmt.Errorf("%w: a tenth was lost", load.ErrNotMeasured)

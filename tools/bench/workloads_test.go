@@ -39,25 +39,26 @@ func tiny(t *testing.T) plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var items []item
-	for _, i := range made.items {
-		switch points := i.Points; {
-		case slices.Contains([]string{"udp1400", "bpf"}, i.Name) && i.path != result.AcrossNodes:
-			continue
-		case i.Kind == result.Starts || i.Kind == result.Changes:
-			i.Size = min(i.Size, 50)
-		case i.Axis != "" && i.point == points[1]:
-			i.point = 100
-		case i.Axis != "" && i.point != points[0]:
-			continue
+	for n, g := range made.groups {
+		made.groups[n] = slices.DeleteFunc(g, func(t task) bool {
+			switch points := t.Points; {
+			case slices.Contains([]string{"udp1400", "bpf"}, t.Name) && t.path != result.AcrossNodes, t.Axis != "" && !slices.Contains(points[:2], t.point):
+				return true
+			case t.Name == "flows" || t.Name == "udp64" && t.path == result.AcrossNodes:
+				return false
+			}
+			// TestModes has each mode tell its paths apart; here all of them meet the generators on one.
+			return t.mode != result.EBPF && t.mode != result.IPTables
+		})
+		for i := range made.groups[n] {
+			switch t := &made.groups[n][i]; {
+			case t.Kind == result.Starts || t.Kind == result.Changes:
+				t.Size = min(t.Size, 50)
+			case t.Axis != "" && t.point == t.Points[1]:
+				t.point = 100
+			}
 		}
-		// TestModes has each mode tell its paths apart; here all of them meet the generators on one.
-		if i.Name != "flows" && (i.Name != "udp64" || i.path != result.AcrossNodes) {
-			i.modes = among(i.modes, []string{result.EBPF, result.IPTables})
-		}
-		items = append(items, i)
 	}
-	made.items = items
 	return made
 }
 
@@ -67,57 +68,53 @@ func TestEveryWorkload(t *testing.T) {
 	made := tiny(t)
 	m := stand(t, made)
 	taken, excused, measured := 0, 0, map[string]bool{}
-	for _, i := range made.items {
-		for _, mode := range i.modes {
-			taken++
-			if sample := persistently(t, m, i, mode); sample.Values != nil {
-				valued(t, i, mode, sample)
-				measured[i.Name+", "+mode], measured[i.path+", "+mode] = true, true
-			} else {
-				excused++
-			}
+	for _, task := range slices.Concat(made.groups...) {
+		taken++
+		if sample := persistently(t, m, task); sample.Values != nil {
+			valued(t, task, sample)
+			measured[task.Name+", "+task.mode], measured[task.path+", "+task.mode] = true, true
+		} else {
+			excused++
 		}
 	}
 	// A third may be excused on a machine that is busy, but no workload as a whole.
 	if excused > taken/3 {
 		t.Errorf("%d samples of %d measured nothing; is the machine that busy?", excused, taken)
 	}
-	for _, i := range made.items {
-		for _, mode := range i.modes {
-			if !measured[i.Name+", "+mode] || !measured[i.path+", "+mode] {
-				t.Errorf("%s was never measured in mode %s", i, mode)
-			}
+	for _, task := range slices.Concat(made.groups...) {
+		if !measured[task.Name+", "+task.mode] || !measured[task.path+", "+task.mode] {
+			t.Errorf("%s was never measured", task)
 		}
 	}
 }
 
 // persistently takes a sample until nothing disturbs it, or what does leaves something to look at: how fast anything is, is not looked at. On a
 // machine that is busy all the time there may be nothing; any error but that is one.
-func persistently(t *testing.T, m *machine, i item, mode string) (sample result.Sample) {
+func persistently(t *testing.T, m *machine, task task) (sample result.Sample) {
 	t.Helper()
 	defer func(as time.Duration) { m.profile.duration = as }(m.profile.duration)
 	var err error
 	for range 5 {
-		sample, err = m.take(t.Context(), i, mode)
+		sample, err = m.take(t.Context(), task)
 		if err == nil || errors.Is(err, load.ErrStarved) && sample.Values != nil {
 			return sample
 		}
 		if !errors.Is(err, load.ErrNotMeasured) {
-			t.Errorf("%s, %s: %v", i, mode, err)
+			t.Errorf("%s: %v", task, err)
 			return result.Sample{}
 		}
-		if i.Kind == result.Requests { // which wants a thousand transactions, however long one takes here
+		if task.Kind == result.Requests { // which wants a thousand transactions, however long one takes here
 			m.profile.duration *= 2
 		}
 	}
-	t.Logf("%s, %s: %v", i, mode, err)
+	t.Logf("%s: %v", task, err)
 	return result.Sample{}
 }
 
 // valued complains of a metric that is neither a value nor a distribution of the sample.
-func valued(t *testing.T, i item, mode string, sample result.Sample) {
+func valued(t *testing.T, task task, sample result.Sample) {
 	t.Helper()
-	for _, metric := range i.Metrics {
+	for _, metric := range task.Metrics {
 		d := result.Distribution{}
 		if metric.Of != "" {
 			d = sample.Distributions[metric.Of]
@@ -126,9 +123,9 @@ func valued(t *testing.T, i item, mode string, sample result.Sample) {
 		// In a window this short the ticks of a CPU's time may all be some other's, a server that waits for its CPU may miss it, and not every program is on
 		// each path.
 		case strings.HasPrefix(metric.Name, "cpu") && (metric.Name == result.CPUPer || metric.Name == result.SoftIRQ || sample.Values[result.Delayed] > 0.05) ||
-			i.Kind == result.Programs && metric.Name != result.BPFPer:
+			task.Kind == result.Programs && metric.Name != result.BPFPer:
 		case metric.Of == "" && sample.Values[metric.Name] <= 0 || metric.Of != "" && d.Total() == 0:
-			t.Errorf("%s, %s: no %s in %v", i, mode, metric.Name, sample.Values)
+			t.Errorf("%s: no %s in %v", task, metric.Name, sample.Values)
 		}
 	}
 }

@@ -134,21 +134,35 @@ func flushTracking(node *lab.Node) error {
 	return node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 
-// column sums a column of hexadecimal numbers, one line for each CPU below the line of names.
-func column(table, name string) (sum uint64, err error) {
+// Backlog is how many packets of the whole machine found the queue of a CPU full.
+func Backlog() (uint64, error) {
+	table, err := os.ReadFile("/proc/net/softnet_stat")
+	if err != nil {
+		return 0, fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
+	}
+	return sum(string(table), 1)
+}
+
+// column sums a column of hexadecimal numbers below a line of names.
+func column(table, name string) (uint64, error) {
 	head, lines, _ := strings.Cut(table, "\n")
 	at := slices.Index(strings.Fields(head), name)
 	if at < 0 {
 		return 0, fmt.Errorf("no column %s in %q", name, head)
 	}
+	return sum(lines, at)
+}
+
+// sum sums a column of hexadecimal numbers, one line for each CPU.
+func sum(lines string, column int) (sum uint64, err error) {
 	for line := range strings.Lines(lines) {
 		fields := strings.Fields(line)
-		if at >= len(fields) {
-			return 0, fmt.Errorf("no column %s in %q", name, line)
+		if column >= len(fields) {
+			return 0, fmt.Errorf("no column %d in %q", column, line)
 		}
-		n, err := strconv.ParseUint(fields[at], 16, 64)
+		n, err := strconv.ParseUint(fields[column], 16, 64)
 		if err != nil {
-			return 0, fmt.Errorf("column %s: %w", name, err)
+			return 0, fmt.Errorf("column %d: %w", column, err)
 		}
 		sum += n
 	}

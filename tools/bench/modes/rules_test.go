@@ -118,6 +118,17 @@ func TestColumn(t *testing.T) {
 	}
 }
 
+func TestBacklog(t *testing.T) {
+	if n, err := sum("22bc0177 0000000a 00000005\n09d03c20 00000001 00000000\n", 1); n != 11 || err != nil {
+		t.Errorf("%d, %v; want 11", n, err)
+	}
+	for _, table := range []string{"22bc0177\n", "22bc0177 x 0\n"} {
+		if n, err := sum(table, 1); err == nil {
+			t.Errorf("%q was read as %d", table, n)
+		}
+	}
+}
+
 // No far node shares anything with another, with the nodes that there are, or with a Service.
 func TestFarNodes(t *testing.T) {
 	taken := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), serviceCIDR}

@@ -162,6 +162,12 @@ func Durations(seconds []float64) Distribution {
 	return Merge(steps)
 }
 
+// Delays is a sample of durations that are all of one kind.
+func Delays(seconds []float64) Sample {
+	d := Durations(seconds)
+	return Sample{Values: map[string]float64{P50: d.Quantile(0.5)}, Distributions: map[string]Distribution{"delay": d}}
+}
+
 // Merge sorts steps, and takes equal ones together.
 func Merge(steps []Step) (merged Distribution) {
 	slices.SortFunc(steps, func(a, b Step) int {
