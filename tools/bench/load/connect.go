@@ -1,12 +1,12 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"unsafe"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,17 +18,39 @@ const (
 	connectAtOnce = 16
 )
 
-// linger of no time makes close send RST where it would send FIN.
-var linger = unix.Linger{Onoff: 1, Linger: 0}
+// poller is an epoll instance.
+type poller struct {
+	fd     int
+	events [128]unix.EpollEvent
+}
+
+func newPoller() (*poller, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make an epoll instance: %w", err)
+	}
+	return &poller{fd: fd}, nil
+}
+
+// add watches fd; the tag comes back with its events.
+func (p *poller) add(fd int, events uint32, tag int) error {
+	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(tag)})
+}
+
+// wait returns the events, none after the time has passed.
+func (p *poller) wait(d time.Duration) []unix.EpollEvent {
+	n, _ := unix.EpollWait(p.fd, p.events[:], int(d.Milliseconds()))
+	return p.events[:max(n, 0)]
+}
 
 // client opens connections, some at once, each slot of a number one after the other.
 type client struct {
 	*end
+
 	poll   *poller
 	fds    [connectAtOnce]int
 	asked  [connectAtOnce]bool
 	read   [connectAtOnce]int
-	name   name
 	next   int // the port of the next connection, from the server's first on
 	buffer []byte
 }
@@ -38,43 +60,37 @@ func connect(e *end) error {
 	if err != nil {
 		return err
 	}
-	defer poll.close()
-	c := &client{end: e, poll: poll, name: encode(e.Server.Addr(), e.port), buffer: make([]byte, 2*requestSize)}
+	defer unix.Close(poll.fd)
 	before, err := retransmitted()
 	if err != nil {
 		return err
 	}
+	c := &client{end: e, poll: poll, buffer: make([]byte, 2*requestSize)}
 	e.start()
 	if err := c.run(); err != nil {
 		return err
 	}
 	after, err := retransmitted()
-	if err != nil {
-		return err
-	}
 	e.lost = after - before
-	return e.ended()
+	return err
 }
 
 // run opens connections until the window is over, or has seen as many as a sample may.
 func (c *client) run() error {
 	defer func() {
-		c.sample.phase.Store(int32(over)) // before the server sees these end
-		for _, fd := range c.fds {
-			unix.Close(fd)
-		}
+		c.enter(over) // before the server sees these end
+		closeAll(c.fds[:])
 	}()
 	for slot := range c.fds {
-		if errno := c.open(slot); errno != 0 {
-			return fmt.Errorf("open connection %d: %w", slot+1, errno)
+		if err := c.open(slot); err != nil {
+			return fmt.Errorf("open connection %d: %w", slot+1, err)
 		}
 	}
-	for quiet := c.now(); c.tick() != over; {
-		c.sample.phase.Store(int32(c.phase))
+	for quiet := c.now(); c.tick() != over && c.counted < ConnectionsPerSample; {
 		before := c.total
 		for _, event := range c.poll.wait(longNap) {
-			if step, errno := c.advance(int(event.Fd), event.Events); errno != 0 {
-				return fmt.Errorf("connection after %d complete ones: %s: %w", c.total, step, errno)
+			if err := c.advance(int(event.Fd), event.Events); err != nil {
+				return fmt.Errorf("connection after %d complete ones: %w", c.total, err)
 			}
 		}
 		if c.total > before {
@@ -84,9 +100,6 @@ func (c *client) run() error {
 		}
 		if c.phase == measuring {
 			c.counted += c.total - before
-		}
-		if c.counted >= ConnectionsPerSample {
-			c.finish()
 		}
 	}
 	return nil
@@ -106,71 +119,60 @@ func parseSNMP(text, group, name string) (uint64, error) {
 	var names []string
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
-		switch {
-		case len(fields) == 0 || fields[0] != group:
-		case names == nil:
-			names = fields
-		default:
-			i := slices.Index(names, name)
-			if i < 0 || i >= len(fields) {
-				return 0, fmt.Errorf("parse /proc/net/snmp: %s has no %s", group, name)
-			}
-			value, err := strconv.ParseUint(fields[i], 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("parse /proc/net/snmp: %s %s: %w", group, name, err)
-			}
-			return value, nil
+		if len(fields) == 0 || fields[0] != group {
+			continue
 		}
+		for i := range min(len(names), len(fields)) {
+			if names[i] == name {
+				return strconv.ParseUint(fields[i], 10, 64)
+			}
+		}
+		names = fields
 	}
-	return 0, fmt.Errorf("parse /proc/net/snmp: it has no two lines of %s", group)
+	return 0, fmt.Errorf("parse /proc/net/snmp: %s has no %s", group, name)
 }
 
-// open begins the next connection of a slot.
-func (c *client) open(slot int) unix.Errno {
-	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if errno != 0 {
-		return errno
+// open begins the next connection of a slot. A linger of no time makes close send RST where it would send FIN.
+func (c *client) open(slot int) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
 	}
-	c.fds[slot], c.asked[slot], c.read[slot] = int(fd), false, 0
-	_, _, errno = unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_LINGER,
-		uintptr(unsafe.Pointer(&linger)), unsafe.Sizeof(linger), 0)
-	if errno != 0 {
-		return errno
+	c.fds[slot], c.asked[slot], c.read[slot] = fd, false, 0
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return err
 	}
 	port := c.port + c.next
 	c.next = (c.next + 1) % c.ports
-	c.name[2], c.name[3] = byte(port>>8), byte(port)
-	_, _, errno = unix.RawSyscall(unix.SYS_CONNECT, fd, uintptr(unsafe.Pointer(&c.name[0])), uintptr(len(c.name)))
-	if errno != 0 && errno != unix.EINPROGRESS {
-		return errno
+	if err := unix.Connect(fd, sockaddr(c.Server.Addr(), port)); err != nil && err != unix.EINPROGRESS {
+		return err
 	}
-	return c.poll.add(int(fd), unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET&0xffffffff, slot)
+	return c.poll.add(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET&0xffffffff, slot)
 }
 
 // advance does what the events of a slot's connection allow.
-func (c *client) advance(slot int, events uint32) (step string, errno unix.Errno) {
+func (c *client) advance(slot int, events uint32) error {
 	fd := c.fds[slot]
 	if !c.asked[slot] && events&(unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 		c.asked[slot] = true
-		_, errno = rawWrite(fd, c.buffer[:requestSize])
-		return "request", errno
+		return write(fd, c.buffer[:requestSize])
 	}
 	for {
-		n, errno := rawRead(fd, c.buffer)
+		n, err := read(fd, c.buffer)
 		switch {
-		case errno == unix.EAGAIN:
-			return "", 0
-		case errno != 0:
-			return "read the answer", errno
+		case err == unix.EAGAIN:
+			return nil
+		case err != nil:
+			return fmt.Errorf("read the answer: %w", err)
 		case n > 0:
 			c.read[slot] += n
 			continue
 		case c.read[slot] != requestSize:
-			return "read a whole answer", unix.EPROTO
+			return fmt.Errorf("an answer of %d bytes, want %d", c.read[slot], requestSize)
 		}
 		unix.Close(fd)
 		c.total++
-		return "open the next", c.open(slot)
+		return c.open(slot)
 	}
 }
 
@@ -180,60 +182,58 @@ func accept(e *end) error {
 	if err != nil {
 		return err
 	}
-	defer poll.close()
+	defer unix.Close(poll.fd)
 	listeners, err := e.serve(unix.SOCK_STREAM|unix.SOCK_NONBLOCK, connectPorts)
 	if err != nil {
 		return err
 	}
 	defer closeAll(listeners)
 	for _, fd := range listeners {
-		if errno := poll.add(fd, unix.EPOLLIN, -fd); errno != 0 {
-			return fmt.Errorf("watch a socket: %w", errno)
+		if err := poll.add(fd, unix.EPOLLIN, -fd); err != nil {
+			return fmt.Errorf("watch a socket: %w", err)
 		}
 	}
-	e.listens()
+	close(e.listening)
 	message := make([]byte, requestSize)
 	for !e.done.Load() {
 		for _, event := range poll.wait(longNap) {
-			var errno unix.Errno
+			var err error
 			if listener := -int(event.Fd); listener > 0 {
-				errno = poll.admit(listener)
-			} else if errno = answer(int(event.Fd), message); errno == 0 {
+				err = poll.admit(listener)
+			} else if err = answer(int(event.Fd), message); err == nil {
 				e.total++
 			}
-			e.follow()
 			// A connection that the client gave up when its time was over.
-			if errno != 0 && (errno != unix.ECONNRESET || phase(e.sample.phase.Load()) != over) {
-				return fmt.Errorf("serve connection %d: %w", e.total+1, errno)
+			if now := e.tick(); err != nil && (now != over || !errors.Is(err, unix.ECONNRESET)) {
+				return fmt.Errorf("serve connection %d: %w", e.total+1, err)
 			}
 		}
-		e.follow()
+		e.tick()
 	}
-	e.follow()
-	return e.ended()
+	return nil
 }
 
 // admit takes one connection from a listener.
-func (p *poller) admit(listener int) unix.Errno {
-	fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listener), 0, 0, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
-	if errno == unix.EAGAIN {
-		return 0
+func (p *poller) admit(listener int) error {
+	fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+	if err == unix.EAGAIN {
+		return nil
 	}
-	if errno != 0 {
-		return errno
+	if err != nil {
+		return err
 	}
-	return p.add(int(fd), unix.EPOLLIN, int(fd))
+	return p.add(fd, unix.EPOLLIN, fd)
 }
 
 // answer reads a request, which is one segment, answers it, and closes the connection.
-func answer(fd int, message []byte) unix.Errno {
+func answer(fd int, message []byte) error {
 	defer unix.Close(fd)
-	n, errno := rawRead(fd, message)
-	if errno == 0 && n != len(message) {
-		errno = unix.ECONNRESET
+	n, err := read(fd, message)
+	if err == nil && n != len(message) {
+		err = unix.ECONNRESET
 	}
-	if errno == 0 {
-		_, errno = rawWrite(fd, message)
+	if err == nil {
+		err = write(fd, message)
 	}
-	return errno
+	return err
 }

@@ -7,13 +7,13 @@
 //
 // # Ends
 //
-// Each end is a thread in its namespace, pinned to its CPU. Its loop calls the kernel directly, without Go's scheduler, and the garbage
+// Each end is a thread in its namespace, pinned to its CPU. Its loop makes system calls on sockets of its own, without Go's poller, and the garbage
 // collector is off meanwhile. A path is tried before a sample starts, so that no sample measures how neighbours are resolved.
 //
 // # Window
 //
-// Both ends know from when to when a sample is measured. Whoever counts reads /proc/stat at the same two moments, between two turns of its
-// loop; both ends read getrusage then. A rate is what was counted, divided by the time that really passed.
+// The client goes by the clock and says when the window opens and closes, and the server follows. Both read /proc/stat and getrusage at these two moments,
+// between two turns of their loops. A rate is what was counted, divided by the time that really passed at the end that counts.
 // The kernel counts /proc/stat in ticks of 10 ms: its shares are good when summed over seconds.
 // The CPU time of an end is precise, and includes the softirqs that its own sending raised, which on a veth pair is
 // the whole path to the other end's socket.

@@ -16,8 +16,6 @@ import (
 )
 
 const (
-	// lead is how long before its start both ends learn of a sample.
-	lead = 2 * time.Millisecond
 	// patience is for a peer that should answer at once, longNap for loops that look whether they are to end.
 	patience = 5 * time.Second
 	longNap  = 10 * time.Millisecond
@@ -29,13 +27,12 @@ type sample struct {
 
 	base           time.Time // what all times of the sample count from
 	client, server end
-	window         atomic.Pointer[window]
 	// listening is closed once the server's ports are open: ports from port on.
 	listening   chan struct{}
 	port, ports int
 	// stopped: the sample is given up. done: the client sends nothing more.
 	stopped, done atomic.Bool
-	phase         atomic.Int32 // of the client, for servers that follow it
+	phase         atomic.Int32 // the client's, which the server follows
 
 	// What one end writes again and again has a cache line of its own.
 	_        [8]uint64
@@ -45,15 +42,11 @@ type sample struct {
 	_        [8]uint64
 }
 
-// window says when a sample starts, when it begins to be measured, and when it ends.
-type window struct{ start, begin, end time.Duration }
-
 // phase is how far a sample has come.
-type phase int
+type phase int32
 
 const (
-	waiting phase = iota // the window is not known, or the start not reached
-	warming
+	warming phase = iota
 	measuring
 	over
 )
@@ -62,24 +55,16 @@ const (
 type end struct {
 	*sample
 
-	phase         phase
-	first, last   edge
-	stat, delayed *os.File
+	started     time.Duration // the client, after the path was tried; 0: not yet, or it goes by what it has counted
+	phase       phase
+	first, last edge
 
 	total, counted, lost uint64
 	latencies            []time.Duration
 }
 
-// edge is the state of the machine and of an end's thread at one edge of the window, between two turns of the end's loop, so that what the
-// loop counts and what the CPUs did are of the same time. It is raw: it is parsed when the sample is over.
-type edge struct {
-	at           time.Duration
-	usage        unix.Rusage
-	stat, delays []byte
-}
-
 // run takes one sample. It returns when both ends have ended.
-func run(ctx context.Context, t Target, what string, client, server func(*end) error) (*sample, error) {
+func run(ctx context.Context, t Target, k kind) (*sample, error) {
 	if err := t.check(); err != nil {
 		return nil, err
 	}
@@ -90,13 +75,13 @@ func run(ctx context.Context, t Target, what string, client, server func(*end) e
 	s := newSample(t)
 	forget := context.AfterFunc(ctx, func() { s.stopped.Store(true) })
 	defer forget()
-	serving := s.server.launch(t.Server, t.ServerCPU, server)
+	serving := s.server.launch(t.Server, t.ServerCPU, k.server)
 	select {
 	case err := <-serving:
-		return nil, fmt.Errorf("%s: server: %w", what, err)
+		return nil, fmt.Errorf("server: %w", err)
 	case <-s.listening:
 	}
-	err := <-s.client.launch(t.Client, t.ClientCPU, client)
+	err := <-s.client.launch(t.Client, t.ClientCPU, k.client)
 	if err != nil {
 		s.stopped.Store(true)
 		err = fmt.Errorf("client: %w", err)
@@ -108,10 +93,7 @@ func run(ctx context.Context, t Target, what string, client, server func(*end) e
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
-	return s, nil
+	return s, err
 }
 
 func newSample(t Target) *sample {
@@ -128,8 +110,6 @@ func (t Target) check() error {
 	switch {
 	case t.Client == nil || t.Server == nil || !t.Server.Addr().IsValid():
 		return errors.New("a target needs two namespaces, and the address of the server's")
-	case t.ClientCPU < 0 || t.ServerCPU < 0:
-		return fmt.Errorf("CPUs %d and %d: a CPU's number is not negative", t.ClientCPU, t.ServerCPU)
 	case t.Duration <= 0 || t.Warmup < 0:
 		return fmt.Errorf("duration %s, warm-up %s: a sample takes some time", t.Duration, t.Warmup)
 	}
@@ -155,18 +135,13 @@ func (e *end) launch(in *lab.Namespace, cpu int, do func(*end) error) <-chan err
 				return err
 			}
 			defer loose()
-			if e.stat, err = os.Open("/proc/stat"); err != nil {
-				return fmt.Errorf("open what the kernel says about CPU time: %w", err)
+			if err := do(e); err != nil {
+				return err
 			}
-			defer e.stat.Close()
-			if e.delayed, err = os.Open("/proc/thread-self/schedstat"); err != nil {
-				return fmt.Errorf("open what the kernel says about this thread: %w", err)
+			if e.tick() != over {
+				return unmeasured("the window has not come to its end")
 			}
-			defer e.delayed.Close()
-			for _, edge := range []*edge{&e.first, &e.last} {
-				edge.stat, edge.delays = make([]byte, 128<<10), make([]byte, 128)
-			}
-			return do(e)
+			return nil
 		})
 	}()
 	return ended
@@ -189,90 +164,61 @@ func pin(cpu int) (loose func(), err error) {
 	}, nil
 }
 
-// listens tells the client that it may come.
-func (e *end) listens() { close(e.listening) }
-
-// start makes the window known to both ends, and waits until it opens.
-func (e *end) start() {
-	w := &window{start: e.now() + lead}
-	w.begin = w.start + e.Warmup
-	w.end = w.begin + e.Duration
-	e.window.Store(w)
-	time.Sleep(lead)
+// nap gives up the CPU for about as long.
+func nap(d time.Duration) {
+	request := unix.NsecToTimespec(int64(d))
+	_ = unix.Nanosleep(&request, nil) // an interrupted one was long enough
 }
+
+// start has the warm-up begin.
+func (e *end) start() { e.started = e.now() }
 
 func (e *end) now() time.Duration { return time.Since(e.base) }
 
-// tick is called at each turn of a loop. It looks at the machine when it is time, and returns the phase in which the turn is.
+// enter has a phase begin for both ends.
+func (e *end) enter(p phase) {
+	e.sample.phase.Store(int32(p))
+	e.tick()
+}
+
+// tick is called at each turn of a loop. It looks at the machine when a phase begins, so that what the loop counts and what the CPUs did are of the same
+// time, and returns the phase in which the turn is.
 func (e *end) tick() phase {
 	if e.stopped.Load() {
 		return over
 	}
-	w := e.window.Load()
-	if w == nil || e.phase == over {
-		return e.phase
+	if e.started > 0 && e.phase != over {
+		switch since := e.now() - e.started; {
+		case since >= e.Warmup+e.Duration && e.phase == measuring:
+			e.sample.phase.Store(int32(over))
+		case since >= e.Warmup && e.phase == warming:
+			e.sample.phase.Store(int32(measuring))
+		}
 	}
-	now := e.now()
-	if e.phase == waiting && now >= w.start {
-		e.phase = warming
-	}
-	if e.phase == warming && now >= w.begin {
-		e.begin()
-	}
-	if e.phase == measuring && now >= w.end {
-		e.finish()
+	for e.phase < phase(e.sample.phase.Load()) {
+		if e.phase++; e.phase == measuring {
+			e.first.look()
+			e.first.at = e.now()
+		} else {
+			e.last.at = e.now()
+			e.last.look()
+		}
 	}
 	return e.phase
 }
 
-// begin opens the window now.
-func (e *end) begin() {
-	e.look(&e.first)
-	e.phase, e.first.at = measuring, e.now()
-}
-
-// finish closes the window now.
-func (e *end) finish() {
-	e.phase, e.last.at = over, e.now()
-	e.look(&e.last)
-}
-
-// follow opens and closes the window when the client does.
-func (e *end) follow() {
-	now := phase(e.sample.phase.Load())
-	if now >= measuring && e.phase < measuring {
-		e.begin()
+// look reads what has gone by until now.
+func (at *edge) look() {
+	stat, err := os.ReadFile("/proc/stat")
+	if err == nil {
+		at.cpus, err = parseStat(string(stat))
 	}
-	if now == over && e.phase == measuring {
-		e.finish()
+	delays, err2 := os.ReadFile("/proc/thread-self/schedstat")
+	if err2 == nil {
+		at.delayed, err2 = parseDelay(string(delays))
 	}
-}
-
-// look reads into what there is. What can't be read stays empty, and is found out when it is parsed.
-func (e *end) look(at *edge) {
-	n, _ := e.stat.ReadAt(at.stat, 0)
-	at.stat = at.stat[:n]
-	n, _ = e.delayed.ReadAt(at.delays, 0)
-	at.delays = at.delays[:n]
-	_ = unix.Getrusage(unix.RUSAGE_THREAD, &at.usage) // it can't fail for oneself
-}
-
-// ended is nil for an end whose window has come to its end.
-func (e *end) ended() error {
-	if e.phase == over {
-		return nil
-	}
-	if e.stopped.Load() {
-		return errStopped
-	}
-	return unmeasured("the window has not come to its end")
-}
-
-// result is what the end that counts has counted.
-func (s *sample) result(counter *end) Result {
-	r := Result{Sent: s.client.total, Counted: counter.counted, Usage: usage(counter, &s.client, &s.server)}
-	if r.Usage.Window > 0 {
-		r.Rate = float64(r.Counted) / r.Usage.Window.Seconds()
-	}
-	return r
+	at.err = errors.Join(err, err2)
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &usage) // it can't fail for oneself
+	at.busy = time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

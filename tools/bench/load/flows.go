@@ -9,184 +9,119 @@ import (
 const (
 	// flowsBefore are opened, and not counted, before those of a sample.
 	flowsBefore = 4096
+	// Each of the client's sockets has a port that the kernel chooses, and talks to each of the server's ports.
 	flowPorts   = 16
+	flowSockets = (flowsBefore + FlowsPerSample) / flowPorts
 	// flowSocketsAway is how many sockets' datagrams are on their way at a time.
 	flowSocketsAway = 16
 )
 
-// grid is the client's side of many flows: each of its sockets talks to each of the server's ports.
-type grid struct {
+// flows is the client's side of many flows.
+type flows struct {
 	*end
+
 	fds      []int
-	count    int
 	out, in  *batch
-	asked    int   // sockets on which something was sent
-	answered []int // flows that were answered, by socket
+	asked    int              // sockets on which something was sent
+	answered [flowSockets]int // flows that were answered, by socket
 }
 
-// newGrid makes the sockets for so many flows. Each has a port that the kernel chooses.
-func newGrid(e *end, count int) (*grid, error) {
-	sockets := (count + e.ports - 1) / e.ports
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil && limit.Cur < uint64(sockets)+512 {
-		limit.Cur = uint64(sockets) + 512
-		limit.Max = max(limit.Max, limit.Cur)
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			return nil, fmt.Errorf("raise the limit of open files to %d: %w", limit.Cur, err)
-		}
+// openFlows counts by number, not by time, where the warm-up ends: flows are fast, and few.
+func openFlows(e *end) error {
+	first, err := e.hello() // which proves the path on a flow of its own
+	if err != nil {
+		return err
 	}
-	g := &grid{end: e, count: count, answered: make([]int, sockets), out: newBatch(e.ports, requestSize).named(), in: newBatch(e.ports, requestSize+1)}
-	for i := range g.out.names {
-		g.out.names[i] = encode(e.Server.Addr(), e.port+i)
+	unix.Close(first)
+	f := &flows{end: e, out: newBatch(flowPorts, requestSize).named(), in: newBatch(flowPorts, requestSize+1)}
+	for i := range f.out.names {
+		f.out.names[i] = encode(e.Server.Addr(), e.port+i)
 	}
-	for range sockets {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	defer func() { closeAll(f.fds) }()
+	for range flowSockets {
+		fd, err := newSocket(unix.SOCK_DGRAM)
 		if err != nil {
-			closeAll(g.fds)
-			return nil, fmt.Errorf("make socket %d of %d: %w", len(g.fds)+1, sockets, err)
-		}
-		g.fds = append(g.fds, fd)
-	}
-	return g, nil
-}
-
-// flows is how many flows the socket i has: the last one may have fewer.
-func (g *grid) flows(i int) int { return min(g.ports, g.count-i*g.ports) }
-
-// ask sends one datagram on each flow of the socket i.
-func (g *grid) ask(i int) error {
-	g.answered[i] = 0
-	if err := sendAll(g.fds[i], g.out.messages[:g.flows(i)]); err != nil {
-		return fmt.Errorf("send on the flows of socket %d: %w", i+1, err)
-	}
-	g.total += uint64(g.flows(i))
-	g.asked = max(g.asked, i+1)
-	return nil
-}
-
-// sendAll gives all messages to the kernel, which may take them in parts.
-func sendAll(fd int, messages []mmsghdr) error {
-	for len(messages) > 0 {
-		rest := batch{messages: messages}
-		n, errno := rest.send(fd, len(messages))
-		if errno != 0 {
-			return errno
-		}
-		messages = messages[n:]
-	}
-	return nil
-}
-
-// collect takes the answers to what was asked on the socket i. It does not wait for long for one that is missing: that would be
-// the time of many others.
-func (g *grid) collect(i int) error {
-	for quiet := g.now(); g.now()-quiet < udpGiveUp; nap(udpSenderNap) {
-		before := g.answered[i]
-		if err := g.take(i); err != nil || g.answered[i] >= g.flows(i) {
 			return err
 		}
-		if g.answered[i] > before {
-			quiet = g.now()
+		f.fds = append(f.fds, fd)
+	}
+	for i := range flowSockets + flowSocketsAway {
+		if i < flowSockets {
+			if err := f.ask(i); err != nil {
+				return err
+			}
 		}
+		if i >= flowSocketsAway {
+			if err := f.collect(i - flowSocketsAway); err != nil {
+				return err
+			}
+		}
+		if e.stopped.Load() || e.phase == measuring && e.now()-e.first.at >= e.Duration {
+			break
+		}
+	}
+	e.enter(over)
+	return f.missing()
+}
+
+// ask sends one datagram on each flow of the socket i.
+func (f *flows) ask(i int) error {
+	if err := send(f.fds[i], f.out.messages); err != nil {
+		return fmt.Errorf("send on the flows of socket %d: %w", i+1, err)
+	}
+	f.total += flowPorts
+	f.asked++
+	return nil
+}
+
+// collect takes and counts the answers to what was asked on the socket i. It does not wait for long for one that is missing: that would be
+// the time of many others.
+func (f *flows) collect(i int) error {
+	for quiet := f.now(); f.answered[i] < flowPorts && f.now()-quiet < udpGiveUp; {
+		before := f.answered[i]
+		if err := f.take(i); err != nil {
+			return err
+		}
+		if f.answered[i] > before {
+			quiet = f.now()
+		} else {
+			nap(udpSenderNap)
+		}
+	}
+	if f.phase == measuring {
+		f.counted += uint64(f.answered[i])
+	} else if i >= flowsBefore/flowPorts {
+		f.enter(measuring)
 	}
 	return nil
 }
 
 // take counts the answers that are there.
-func (g *grid) take(i int) error {
-	n, errno := g.in.receive(g.fds[i])
-	if errno != 0 {
-		return fmt.Errorf("receive on socket %d: %w", i+1, errno)
+func (f *flows) take(i int) error {
+	n, err := f.in.receive(f.fds[i])
+	if err != nil {
+		return fmt.Errorf("receive on socket %d: %w", i+1, err)
 	}
-	g.answered[i] += n
+	f.answered[i] += n
 	return nil
 }
 
-// missing waits a while for the answers that did not come in time, and returns how many never did.
-func (g *grid) missing() (uint64, error) {
-	for deadline := g.now() + helloTimeout; ; nap(longNap) {
-		missing := 0
-		for i := range g.asked {
-			if g.answered[i] < g.flows(i) {
-				if err := g.take(i); err != nil {
-					return 0, err
+// missing waits a while for the answers that did not come in time, and counts those that never did.
+func (f *flows) missing() error {
+	for deadline := f.now() + 20*longNap; ; nap(longNap) {
+		f.lost = 0
+		for i := range f.asked {
+			if f.answered[i] < flowPorts {
+				if err := f.take(i); err != nil {
+					return err
 				}
-			}
-			missing += max(g.flows(i)-g.answered[i], 0)
-		}
-		if missing == 0 || g.now() > deadline {
-			return uint64(missing), nil
-		}
-	}
-}
-
-// all asks on all sockets and collects the answers, with some on their way at a time. After each socket it calls done with
-// its number, and ends when that says so.
-func (g *grid) all(done func(i int) bool) error {
-	for i := range len(g.fds) + flowSocketsAway {
-		if i < len(g.fds) {
-			if err := g.ask(i); err != nil {
-				return err
+				f.lost += uint64(flowPorts - f.answered[i])
 			}
 		}
-		old := i - flowSocketsAway
-		if old < 0 {
-			continue
-		}
-		if err := g.collect(old); err != nil {
-			return err
-		}
-		if done(old) || g.stopped.Load() {
+		if f.lost == 0 || f.now() > deadline {
 			return nil
 		}
 	}
-	return nil
-}
-
-// openFlows counts by number, not by time, where the warm-up ends: flows are fast, and few.
-func openFlows(e *end) error {
-	g, err := newGrid(e, flowsBefore+FlowsPerSample)
-	if err != nil {
-		return err
-	}
-	defer closeAll(g.fds)
-	if err := e.introduce(); err != nil {
-		return err
-	}
-	collected := 0
-	err = g.all(func(i int) bool {
-		collected += g.flows(i)
-		if e.phase == measuring {
-			e.counted += uint64(g.answered[i])
-			return e.now()-e.first.at >= e.Duration
-		}
-		if collected >= flowsBefore {
-			e.begin()
-			e.sample.phase.Store(int32(measuring))
-		}
-		return false
-	})
-	if e.phase == measuring {
-		e.finish()
-	}
-	e.sample.phase.Store(int32(over))
-	if err != nil {
-		return err
-	}
-	if e.lost, err = g.missing(); err != nil {
-		return err
-	}
-	return e.ended()
-}
-
-// introduce proves the path on a flow of its own.
-func (e *end) introduce() error {
-	fd, err := e.open(unix.SOCK_DGRAM)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return e.hello(fd)
 }
 
 // answerFlows answers every datagram on its ports until the client is done.
@@ -196,31 +131,24 @@ func answerFlows(e *end) error {
 		return err
 	}
 	defer closeAll(fds)
-	for _, fd := range fds {
-		if err := bigBuffer(fd); err != nil {
-			return err
-		}
-	}
-	e.listens()
+	close(e.listening)
 	b := newBatch(udpBatch, requestSize).named()
 	for !e.done.Load() && !e.stopped.Load() {
 		answered := 0
 		for _, fd := range fds {
-			n, errno := b.receive(fd)
-			if errno != 0 {
-				return fmt.Errorf("receive: %w", errno)
+			n, err := b.receive(fd)
+			if err == nil {
+				err = send(fd, b.messages[:n])
 			}
-			answered += n
-			if err := sendAll(fd, b.messages[:n]); err != nil {
+			if err != nil {
 				return fmt.Errorf("answer: %w", err)
 			}
+			answered += n
 		}
-		e.total += uint64(answered)
-		e.follow()
+		e.tick()
 		if answered == 0 {
 			nap(udpSenderNap)
 		}
 	}
-	e.follow()
-	return e.ended()
+	return nil
 }

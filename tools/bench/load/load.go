@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -21,12 +20,12 @@ type Target struct {
 // Result is what one sample measured, in datagrams, bytes, transactions, connections or flows.
 type Result struct {
 	// Sent is how many there were in all, warm-up included: what the dataplane's counters must show. Lost of them never arrived or were
-	// not answered; of TCP it is the number of segments that were sent again.
+	// not answered; of connections it is the number of segments that were sent again.
 	Sent, Lost uint64
 	// Counted is how many were completed inside the window, and Rate how many a second.
 	Counted uint64
 	Rate    float64
-	// Latencies are those of the window's transactions in ascending order, of RequestResponse only.
+	// Latencies are those of the window's transactions, of RequestResponse only.
 	Latencies []time.Duration
 	Usage     Usage
 }
@@ -57,99 +56,80 @@ const (
 	minTransactions = 1000
 )
 
+// kind is what the two ends of a sample do.
+type kind struct {
+	what           string
+	client, server func(*end) error
+	// arrivals: the server counts what arrives, and what does not is lost. Otherwise the client counts what is answered.
+	arrivals bool
+}
+
 // UDP sends datagrams with size bytes of payload in one direction, as fast as they get through.
 func UDP(ctx context.Context, t Target, size int) (Result, error) {
 	if size < minDatagram || size > maxDatagram {
 		return Result{}, fmt.Errorf("datagrams of %d bytes: want %d to %d", size, minDatagram, maxDatagram)
 	}
-	what := fmt.Sprintf("udp of %d bytes", size)
-	s, err := run(ctx, t, what, func(e *end) error { return sendDatagrams(e, size) }, func(e *end) error { return receiveDatagrams(e, size) })
-	if err != nil {
-		return Result{}, err
-	}
-	r := s.result(&s.server)
-	if s.server.total > s.client.total {
-		return r, unmeasured("%s: %d datagrams were sent and %d received", what, s.client.total, s.server.total)
-	}
-	r.Lost = s.client.total - s.server.total
-	return r, r.check(t, what, s.server.lost)
-}
-
-// check refuses a sample of datagrams that measured something other than forwarding; the receiver's socket had no room for overflow of them.
-func (r Result) check(t Target, what string, overflow uint64) error {
-	switch {
-	case r.Counted == 0:
-		return unmeasured("%s: the receiver saw nothing of %d datagrams", what, r.Sent)
-	case overflow*lossLimit > r.Sent:
-		return unmeasured("%s: the receiver's socket had no room for %d of %d datagrams", what, overflow, r.Sent)
-	case r.Lost*lossLimit > r.Sent:
-		return unmeasured("%s: %d of %d datagrams were lost", what, r.Lost, r.Sent)
-	}
-	return r.Usage.check(what, t)
+	return measure(ctx, t, kind{
+		what: fmt.Sprintf("udp of %d bytes", size), arrivals: true,
+		client: func(e *end) error { return sendDatagrams(e, size) }, server: func(e *end) error { return receiveDatagrams(e, size) },
+	})
 }
 
 // Stream sends bytes from client to server over one TCP connection.
 func Stream(ctx context.Context, t Target) (Result, error) {
-	s, err := run(ctx, t, "tcp stream", sendStream, receiveStream)
-	if err != nil {
-		return Result{}, err
-	}
-	r := s.result(&s.server)
-	r.Lost = s.client.lost
-	switch {
-	case s.client.total != s.server.total:
-		return r, unmeasured("tcp stream: %d bytes were sent and %d received", s.client.total, s.server.total)
-	case r.Counted == 0:
-		return r, unmeasured("tcp stream: nothing arrived in %s", r.Usage.Window)
-	}
-	return r, r.Usage.check("tcp stream", t)
+	return measure(ctx, t, kind{what: "tcp stream", arrivals: true, client: sendStream, server: receiveStream})
 }
 
 // RequestResponse sends 64 bytes over an open TCP connection, waits for as many in return, and so on.
 func RequestResponse(ctx context.Context, t Target) (Result, error) {
-	s, err := run(ctx, t, "tcp request-response", request, respond)
-	if err != nil {
-		return Result{}, err
-	}
-	r := s.result(&s.client)
-	r.Latencies = s.client.latencies
-	slices.Sort(r.Latencies)
-	if r.Counted < minTransactions {
-		return r, unmeasured("tcp request-response: %d transactions in %s say nothing about the slowest of a thousand", r.Counted, r.Usage.Window)
-	}
-	return r, r.Usage.check("tcp request-response", t)
+	return measure(ctx, t, kind{what: "tcp request-response", client: request, server: respond})
 }
 
 // Connect opens a TCP connection, sends a request, reads the answer to its end, closes, and so on, 16 at a time. It ends
 // after ConnectionsPerSample counted connections at the latest.
 func Connect(ctx context.Context, t Target) (Result, error) {
-	s, err := run(ctx, t, "tcp connections", connect, accept)
-	if err != nil {
-		return Result{}, err
-	}
-	r := s.result(&s.client)
-	r.Lost = s.client.lost
-	switch {
-	case r.Counted == 0:
-		return r, unmeasured("tcp connections: none was completed in %s", r.Usage.Window)
-	case r.Lost*lossLimit > r.Sent:
-		return r, unmeasured("tcp connections: %d segments of %d connections had to be sent again; is a connection table full on the way?", r.Lost, r.Sent)
-	}
-	return r, r.Usage.check("tcp connections", t)
+	return measure(ctx, t, kind{what: "tcp connections", client: connect, server: accept})
 }
 
 // NewFlows sends datagrams of which each is a flow of its own, and is answered. It ends after FlowsPerSample flows at the
 // latest, so that many samples fit into a table of flows that lives on for minutes. The warm-up is a number of flows, not
 // Target.Warmup.
 func NewFlows(ctx context.Context, t Target) (Result, error) {
-	s, err := run(ctx, t, "new flows", openFlows, answerFlows)
+	return measure(ctx, t, kind{what: "new flows", client: openFlows, server: answerFlows})
+}
+
+// measure takes one sample, and refuses one that measured something other than what the network carries.
+func measure(ctx context.Context, t Target, k kind) (Result, error) {
+	s, err := run(ctx, t, k)
 	if err != nil {
-		return Result{}, err
+		return Result{}, fmt.Errorf("%s: %w", k.what, err)
 	}
-	r := s.result(&s.client)
-	r.Lost = s.client.lost
-	if r.Counted == 0 || r.Lost*lossLimit > r.Sent {
-		return r, unmeasured("new flows: %d of %d were not answered", r.Lost, r.Sent)
+	counter := &s.client
+	if k.arrivals {
+		counter = &s.server
+		if s.client.total < s.server.total {
+			return Result{}, unmeasured("%s: %d were sent and %d received", k.what, s.client.total, s.server.total)
+		}
+		s.client.lost = s.client.total - s.server.total
 	}
-	return r, r.Usage.check("new flows", t)
+	r := Result{
+		Sent: s.client.total, Lost: s.client.lost, Counted: counter.counted, Latencies: s.client.latencies, Usage: usage(counter, &s.client, &s.server),
+	}
+	if r.Usage.Window > 0 {
+		r.Rate = float64(r.Counted) / r.Usage.Window.Seconds()
+	}
+	if err := r.check(t); err != nil {
+		return r, fmt.Errorf("%s: %w", k.what, err)
+	}
+	return r, nil
+}
+
+func (r Result) check(t Target) error {
+	switch {
+	case r.Counted == 0:
+		return unmeasured("nothing of %d was counted in %s", r.Sent, r.Usage.Window)
+	case r.Lost*lossLimit > r.Sent:
+		return unmeasured("%d of %d were lost or sent again", r.Lost, r.Sent)
+	}
+	return r.Usage.check(t)
 }

@@ -12,9 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The loops call the kernel without telling Go's scheduler (RawSyscall): it has nothing else to run on that CPU, and would only
-// take its time. They handle errors as numbers, since an error value may be an allocation.
-
 // mmsghdr is the kernel's struct of that name.
 type mmsghdr struct {
 	header unix.Msghdr
@@ -65,31 +62,36 @@ func (b *batch) named() *batch {
 	return b
 }
 
-// send gives the first n datagrams to the kernel and returns how many it took.
-func (b *batch) send(fd, n int) (int, unix.Errno) {
-	return b.call(unix.SYS_SENDMMSG, fd, n, 0)
+// send gives datagrams to the kernel, which may take them in parts.
+func send(fd int, messages []mmsghdr) error {
+	for len(messages) > 0 {
+		n, err := mmsg(unix.SYS_SENDMMSG, fd, messages, 0)
+		if err != nil {
+			return err
+		}
+		messages = messages[n:]
+	}
+	return nil
 }
 
 // receive takes what is there, at most the size of the batch, and does not wait. 0 means that there was nothing.
-func (b *batch) receive(fd int) (int, unix.Errno) {
+func (b *batch) receive(fd int) (int, error) {
 	if b.messages[0].header.Name != nil {
-		for i := range b.messages {
-			b.messages[i].header.Namelen = uint32(len(b.names[i]))
-		}
+		b.named()
 	}
-	n, errno := b.call(unix.SYS_RECVMMSG, fd, len(b.messages), unix.MSG_DONTWAIT)
-	if errno == unix.EAGAIN {
-		return 0, 0
+	n, err := mmsg(unix.SYS_RECVMMSG, fd, b.messages, unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) {
+		return 0, nil
 	}
-	return n, errno
+	return n, err
 }
 
-func (b *batch) call(number uintptr, fd, n, flags int) (int, unix.Errno) {
+func mmsg(call uintptr, fd int, messages []mmsghdr, flags int) (int, error) {
 	for {
-		done, _, errno := unix.RawSyscall6(number, uintptr(fd), uintptr(unsafe.Pointer(&b.messages[0])), uintptr(n), uintptr(flags), 0, 0)
+		n, _, errno := unix.Syscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), uintptr(flags), 0, 0)
 		switch errno {
 		case 0:
-			return int(done), 0
+			return int(n), nil
 		case unix.EINTR:
 		default:
 			return 0, errno
@@ -97,62 +99,36 @@ func (b *batch) call(number uintptr, fd, n, flags int) (int, unix.Errno) {
 	}
 }
 
-// rawRead and rawWrite are read and write without Go's scheduler; an interrupted call is made again.
-func rawRead(fd int, buffer []byte) (int, unix.Errno) { return rawIO(unix.SYS_READ, fd, buffer) }
-
-func rawWrite(fd int, buffer []byte) (int, unix.Errno) { return rawIO(unix.SYS_WRITE, fd, buffer) }
-
-func rawIO(number uintptr, fd int, buffer []byte) (int, unix.Errno) {
-	for {
-		n, _, errno := unix.RawSyscall(number, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
-		switch errno {
-		case 0:
-			return int(n), 0
-		case unix.EINTR:
-		default:
-			return 0, errno
-		}
+// read and write make an interrupted call again. A read ends with EAGAIN when nothing has come for a long nap.
+func read(fd int, buffer []byte) (n int, err error) {
+	for n, err = unix.Read(fd, buffer); err == unix.EINTR; {
+		n, err = unix.Read(fd, buffer)
 	}
+	return max(n, 0), err
 }
 
-// nap gives up the CPU for about as long.
-func nap(d time.Duration) {
-	request := unix.NsecToTimespec(int64(d))
-	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&request)), 0, 0)
+func write(fd int, buffer []byte) (err error) {
+	for _, err = unix.Write(fd, buffer); err == unix.EINTR; {
+		_, err = unix.Write(fd, buffer)
+	}
+	return err
 }
 
-// poller is an epoll instance.
-type poller struct {
-	fd     int
-	events [128]unix.EpollEvent
-}
-
-func newPoller() (*poller, error) {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+// newSocket makes a socket on which no read lasts longer than a long nap, nor a write or a connect longer than anybody's patience. Those that a
+// listener accepts are like it.
+func newSocket(kind int) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("make an epoll instance: %w", err)
+		return -1, fmt.Errorf("make a socket: %w", err)
 	}
-	return &poller{fd: fd}, nil
-}
-
-func (p *poller) close() { unix.Close(p.fd) }
-
-// add watches fd; the tag comes back with its events.
-func (p *poller) add(fd int, events uint32, tag int) unix.Errno {
-	event := unix.EpollEvent{Events: events, Fd: int32(tag)}
-	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.fd), unix.EPOLL_CTL_ADD, uintptr(fd),
-		uintptr(unsafe.Pointer(&event)), 0, 0)
-	return errno
-}
-
-// wait returns the events, none after the time has passed.
-func (p *poller) wait(d time.Duration) []unix.EpollEvent {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])),
-		uintptr(len(p.events)), uintptr(d.Milliseconds()), 0, 0)
-	if errno != 0 {
-		return nil
+	for option, limit := range map[int]time.Duration{unix.SO_RCVTIMEO: longNap, unix.SO_SNDTIMEO: patience} {
+		tv := unix.NsecToTimeval(int64(limit))
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &tv); err != nil {
+			unix.Close(fd)
+			return -1, fmt.Errorf("set a time limit: %w", err)
+		}
 	}
-	return p.events[:n]
+	return fd, nil
 }
 
 func sockaddr(address netip.Addr, port int) unix.Sockaddr {
@@ -161,12 +137,9 @@ func sockaddr(address netip.Addr, port int) unix.Sockaddr {
 
 // open makes a socket that is connected to the server.
 func (e *end) open(kind int) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	fd, err := newSocket(kind)
 	if err != nil {
-		return -1, fmt.Errorf("make a socket: %w", err)
-	}
-	if kind == unix.SOCK_STREAM {
-		_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeval(patience)) // bounds connect; worst case it takes long
+		return -1, err
 	}
 	if err := unix.Connect(fd, sockaddr(e.Server.Addr(), e.port)); err != nil {
 		unix.Close(fd)
@@ -191,10 +164,10 @@ func (e *end) serve(kind, ports int) (fds []int, err error) {
 	for range 20 {
 		e.port = firstPort + rand.IntN((lastPort-firstPort)/ports)*ports
 		if fds, err = e.bind(kind); !errors.Is(err, unix.EADDRINUSE) {
-			return fds, err
+			break
 		}
 	}
-	return nil, err
+	return fds, err
 }
 
 func (e *end) bind(kind int) (fds []int, err error) {
@@ -204,18 +177,20 @@ func (e *end) bind(kind int) (fds []int, err error) {
 		}
 	}()
 	for port := e.port; port < e.port+e.ports; port++ {
-		fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+		fd, err := newSocket(kind)
 		if err != nil {
-			return fds, fmt.Errorf("make a socket: %w", err)
+			return fds, err
 		}
 		fds = append(fds, fd)
 		if err := unix.Bind(fd, sockaddr(e.Server.Addr(), port)); err != nil {
 			return fds, fmt.Errorf("bind to %s port %d: %w", e.Server.Addr(), port, err)
 		}
-		if kind&unix.SOCK_STREAM == 0 {
-			continue
+		if kind&unix.SOCK_STREAM != 0 {
+			err = unix.Listen(fd, 1024)
+		} else { // more room for received datagrams than all that may be on their way
+			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
 		}
-		if err := unix.Listen(fd, 1024); err != nil {
+		if err != nil {
 			return fds, fmt.Errorf("listen at %s port %d: %w", e.Server.Addr(), port, err)
 		}
 	}
@@ -226,29 +201,4 @@ func closeAll(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)
 	}
-}
-
-func timeval(d time.Duration) *unix.Timeval {
-	tv := unix.NsecToTimeval(int64(d))
-	return &tv
-}
-
-// bigBuffer gives a socket more room for received datagrams than the sender's window can fill.
-func bigBuffer(fd int) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20); err != nil {
-		return fmt.Errorf("enlarge the receive buffer: %w", err)
-	}
-	return nil
-}
-
-// overflown is how many datagrams a socket had no room for.
-func overflown(fd int) (uint64, error) {
-	var memory [9]uint32 // SK_MEMINFO_VARS, the last of them SK_MEMINFO_DROPS
-	size := uint32(unsafe.Sizeof(memory))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
-		uintptr(unsafe.Pointer(&memory[0])), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return 0, fmt.Errorf("ask the socket for its drops: %w", errno)
-	}
-	return uint64(memory[8]), nil
 }

@@ -1,6 +1,7 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -18,25 +19,16 @@ func sendStream(e *end) error {
 		return err
 	}
 	defer unix.Close(fd)
-	// A full socket is waited for no longer than it takes to look whether the sample is over.
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, timeval(longNap)); err != nil {
-		return fmt.Errorf("set a time limit: %w", err)
-	}
 	chunk := make([]byte, streamChunk)
 	e.start()
 	for e.tick() != over {
-		n, errno := rawWrite(fd, chunk)
-		if errno != 0 && errno != unix.EAGAIN {
-			return fmt.Errorf("send: %w", errno)
+		n, err := unix.Write(fd, chunk)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("send: %w", err)
 		}
-		e.total += uint64(n)
+		e.total += uint64(max(n, 0))
 	}
-	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil {
-		return fmt.Errorf("ask the connection for what it sent again: %w", err)
-	}
-	e.lost = uint64(info.Total_retrans)
-	return e.ended()
+	return nil
 }
 
 func receiveStream(e *end) error {
@@ -45,27 +37,21 @@ func receiveStream(e *end) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(longNap)); err != nil {
-		return fmt.Errorf("set a time limit: %w", err)
-	}
 	buffer := make([]byte, streamChunk)
 	for !e.stopped.Load() {
-		n, errno := rawRead(fd, buffer)
-		if errno != 0 && errno != unix.EAGAIN {
-			return fmt.Errorf("receive: %w", errno)
+		n, err := read(fd, buffer)
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
+			return fmt.Errorf("receive: %w", err)
 		}
 		e.total += uint64(n)
 		if e.tick() == measuring {
 			e.counted += uint64(n)
 		}
-		if errno == 0 && n == 0 { // its end, which comes when the window is over for both
-			for e.tick() != over {
-				nap(udpReceiverNap)
-			}
-			break
+		if err == nil && n == 0 { // its end
+			return nil
 		}
 	}
-	return e.ended()
+	return errStopped
 }
 
 // acceptOne listens, says so, and waits for a connection.
@@ -75,14 +61,11 @@ func (e *end) acceptOne() (fd int, err error) {
 		return -1, err
 	}
 	defer closeAll(listeners)
-	if err := unix.SetsockoptTimeval(listeners[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(longNap)); err != nil {
-		return -1, fmt.Errorf("set a time limit: %w", err)
-	}
-	e.listens()
+	close(e.listening)
 	for deadline := e.now() + patience; ; {
 		fd, _, err := unix.Accept4(listeners[0], unix.SOCK_CLOEXEC)
 		if err == nil {
-			return fd, nil
+			return fd, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 		}
 		if e.stopped.Load() || e.now() > deadline || err != unix.EAGAIN && err != unix.EINTR {
 			return -1, fmt.Errorf("accept a connection: %w", err)
@@ -97,8 +80,8 @@ func request(e *end) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := exchanging(fd); err != nil {
-		return err
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("set TCP_NODELAY: %w", err)
 	}
 	e.latencies = make([]time.Duration, 1<<18)
 	for i := range e.latencies {
@@ -107,29 +90,25 @@ func request(e *end) error {
 	e.latencies = e.latencies[:0]
 	message := make([]byte, requestSize)
 	e.start()
-	for {
-		before := e.tick()
-		if before == over {
-			return e.ended()
-		}
+	for phase := e.tick(); phase != over; phase = e.tick() {
 		asked := e.now()
-		_, errno := rawWrite(fd, message)
-		n := 0
-		if errno == 0 {
-			n, errno = e.readAll(fd, message)
+		err := write(fd, message)
+		if err == nil {
+			err = e.readAll(fd, message)
 		}
-		if errno == 0 && n == 0 {
-			errno = unix.ECONNRESET
-		}
-		if errno != 0 {
-			return fmt.Errorf("transaction %d: %w", e.total+1, errno)
+		if err != nil {
+			return fmt.Errorf("transaction %d: %w", e.total+1, err)
 		}
 		e.total++
-		if before == measuring {
+		if phase == measuring {
 			e.latencies = append(e.latencies, e.now()-asked)
 			e.counted++
 		}
 	}
+	if e.counted < minTransactions && !e.stopped.Load() {
+		return unmeasured("%d transactions in %s say nothing about the slowest of a thousand", e.counted, e.Duration)
+	}
+	return nil
 }
 
 func respond(e *end) error {
@@ -138,53 +117,38 @@ func respond(e *end) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := exchanging(fd); err != nil {
-		return err
-	}
 	message := make([]byte, requestSize)
 	for {
-		n, errno := e.readAll(fd, message)
+		err := e.readAll(fd, message)
 		e.tick()
-		if errno == 0 && n == 0 {
-			break
+		if errors.Is(err, errEnd) {
+			return nil
 		}
-		if errno == 0 {
-			_, errno = rawWrite(fd, message)
+		if err == nil {
+			err = write(fd, message)
 		}
-		if errno != 0 {
-			return fmt.Errorf("answer request %d: %w", e.total+1, errno)
+		if err != nil {
+			return fmt.Errorf("answer request %d: %w", e.total+1, err)
 		}
 		e.total++
 	}
-	for e.tick() != over {
-		nap(udpReceiverNap)
-	}
-	return e.ended()
 }
 
-// exchanging sets a connection up for small messages that are waited for, and not for ever.
-func exchanging(fd int) error {
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return fmt.Errorf("set TCP_NODELAY: %w", err)
-	}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(helloTimeout)); err != nil {
-		return fmt.Errorf("set a time limit: %w", err)
+// errEnd is the end of a connection.
+var errEnd = errors.New("the connection has ended")
+
+// readAll fills the buffer.
+func (e *end) readAll(fd int, buffer []byte) error {
+	for deadline := e.now() + patience; len(buffer) > 0; {
+		n, err := read(fd, buffer)
+		switch {
+		case err == unix.EAGAIN && e.now() < deadline && !e.stopped.Load():
+		case err != nil:
+			return err
+		case n == 0:
+			return errEnd
+		}
+		buffer = buffer[n:]
 	}
 	return nil
-}
-
-// readAll fills the buffer. 0 is the end of the connection.
-func (e *end) readAll(fd int, buffer []byte) (int, unix.Errno) {
-	for filled, tries := 0, 0; filled < len(buffer); {
-		n, errno := rawRead(fd, buffer[filled:])
-		if errno == unix.EAGAIN && tries < int(patience/helloTimeout) && !e.stopped.Load() {
-			tries++
-			continue
-		}
-		if errno != 0 || n == 0 {
-			return 0, errno
-		}
-		filled += n
-	}
-	return len(buffer), 0
 }

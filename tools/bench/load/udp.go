@@ -1,6 +1,7 @@
 package load
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,8 +11,7 @@ import (
 const (
 	// A hello is shorter than the shortest datagram, and the longest is still one packet on an Ethernet.
 	minDatagram, maxDatagram = 16, 1472
-	helloTries               = 10
-	helloTimeout             = 200 * time.Millisecond
+	helloLimit               = 2 * time.Second
 
 	// udpBatch datagrams go into one system call, udpWindow at most are between sender and receiver: fewer than the 1000 packets that
 	// the kernel lets wait for a CPU (net.core.netdev_max_backlog), so that no queue on the way can be full.
@@ -22,51 +22,43 @@ const (
 	udpGiveUp = 2 * time.Millisecond
 )
 
-// hello asks the server for a first answer, so that neighbours are known, the flow is one that was answered, and a path that does
-// not carry anything is found out before the sample.
-func (e *end) hello(fd int) error {
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, timeval(helloTimeout)); err != nil {
-		return fmt.Errorf("set a time limit: %w", err)
+// hello makes a socket for datagrams and asks the server for a first answer, so that neighbours are known, the flow is one that was answered, and a path
+// that does not carry anything is found out before the sample.
+func (e *end) hello() (fd int, err error) {
+	if fd, err = e.open(unix.SOCK_DGRAM); err != nil {
+		return fd, err
 	}
 	var answer [8]byte
-	var err error
-	for range helloTries {
-		if e.stopped.Load() {
-			return errStopped
-		}
-		if _, err = unix.Write(fd, []byte("hello")); err != nil {
-			continue
-		}
-		if _, err = unix.Read(fd, answer[:]); err == nil {
-			return nil
+	for deadline := e.now() + helloLimit; e.now() < deadline && !e.stopped.Load(); {
+		if err = write(fd, []byte("hello")); err != nil {
+			nap(longNap)
+		} else if _, err = read(fd, answer[:]); err == nil {
+			return fd, nil
 		}
 	}
-	return fmt.Errorf("the server did not answer the first datagram, sent %d times: %w", helloTries, err)
+	unix.Close(fd)
+	return -1, fmt.Errorf("the server did not answer a first datagram within %s: %w", helloLimit, err)
 }
 
 func sendDatagrams(e *end, size int) error {
-	fd, err := e.open(unix.SOCK_DGRAM)
+	fd, err := e.hello()
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := e.hello(fd); err != nil {
-		return err
-	}
 	batch := newBatch(udpBatch, size)
 	e.start()
 	for e.tick() != over {
 		if !e.room() {
 			continue
 		}
-		n, errno := batch.send(fd, udpBatch)
-		if errno != 0 {
-			return fmt.Errorf("send datagram %d: %w", e.total+1, errno)
+		if err := send(fd, batch.messages); err != nil {
+			return fmt.Errorf("send datagram %d: %w", e.total+1, err)
 		}
-		e.total += uint64(n)
+		e.total += udpBatch
 		e.sent.Store(e.total)
 	}
-	return e.ended()
+	return nil
 }
 
 // room says whether the receiver is near enough for another batch, after a nap if it is not. What does not arrive for a while is taken for
@@ -93,52 +85,41 @@ func receiveDatagrams(e *end, size int) error {
 		return err
 	}
 	defer closeAll(fds)
-	if err := bigBuffer(fds[0]); err != nil {
-		return err
-	}
 	in := newBatch(udpBatch, size+1).named()
-	e.listens()
-	var quiet time.Duration // since when nothing came
-	for {
-		n, errno := in.receive(fds[0])
-		if errno != 0 {
-			return fmt.Errorf("receive: %w", errno)
-		}
-		before := e.total
-		for i := range n {
-			if int(in.messages[i].length) == size {
-				e.total++
-			} else if err := answerHello(fds[0], in, i); err != nil {
-				return err
+	close(e.listening)
+	for quiet := e.now(); ; nap(udpReceiverNap) { // quiet is since when nothing came
+		n, err := in.receive(fds[0])
+		for ; n > 0 && err == nil; n, err = in.receive(fds[0]) {
+			before := e.total
+			for i := range n {
+				if int(in.messages[i].length) == size {
+					e.total++
+				} else if err := in.answer(fds[0], i); err != nil {
+					return fmt.Errorf("answer the first datagram: %w", err)
+				}
 			}
-		}
-		e.received.Store(e.total)
-		now := e.tick()
-		if now == measuring {
-			e.counted += e.total - before
-		}
-		if n > 0 {
+			e.received.Store(e.total)
+			if e.tick() == measuring {
+				e.counted += e.total - before
+			}
 			quiet = e.now()
-			continue
 		}
-		if now == over && (e.stopped.Load() || e.done.Load() && (e.total == e.sent.Load() || e.now()-quiet > 5*longNap)) {
-			break
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
 		}
-		nap(udpReceiverNap)
+		if e.tick() == over && (e.stopped.Load() || e.done.Load() && (e.total == e.sent.Load() || e.now()-quiet > 5*longNap)) {
+			return nil
+		}
 	}
-	if e.lost, err = overflown(fds[0]); err != nil {
-		return err
-	}
-	return e.ended()
 }
 
-func answerHello(fd int, in *batch, i int) error {
-	one := batch{messages: in.messages[i : i+1]}
-	in.vectors[i].SetLen(int(in.messages[i].length))
-	_, errno := one.send(fd, 1)
-	in.vectors[i].SetLen(len(in.payload))
-	if errno != 0 {
-		return fmt.Errorf("answer the first datagram: %w", errno)
+// answer sends a datagram back to where it came from.
+func (b *batch) answer(fd, i int) error {
+	b.vectors[i].SetLen(int(b.messages[i].length))
+	err := send(fd, b.messages[i:i+1])
+	b.vectors[i].SetLen(len(b.payload))
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil // of an earlier one, whose sender is gone
 	}
-	return nil
+	return err
 }

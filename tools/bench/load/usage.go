@@ -1,8 +1,8 @@
 package load
 
 import (
+	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -26,69 +26,56 @@ type Process struct {
 	Delayed time.Duration // ready to run, while something else had the CPU
 }
 
+// edge is the state of the machine and of an end's thread at one edge of the window.
+type edge struct {
+	at            time.Duration
+	cpus          []cpu
+	busy, delayed time.Duration
+	err           error
+}
+
+// cpu is how one CPU has spent its time since it came up.
+type cpu struct{ kernel, softIRQ, stolen time.Duration }
+
 // usage is that of a sample whose window one of the ends has measured.
 func usage(counter, client, server *end) (u Usage) {
 	u.Window = counter.last.at - counter.first.at
-	before, err := parseStat(string(counter.first.stat))
-	after, err2 := parseStat(string(counter.last.stat))
-	if err == nil {
-		err = err2
-	}
-	if err == nil && len(before) != len(after) {
-		err = fmt.Errorf("compare CPU times: there were %d CPUs, now there are %d", len(before), len(after))
-	}
-	if u.broken = err; err == nil {
+	before, after := counter.first.cpus, counter.last.cpus
+	if len(before) != len(after) || len(after) == 0 {
+		u.broken = fmt.Errorf("compare CPU times: there were %d CPUs, now there are %d", len(before), len(after))
+	} else {
 		for i, cpu := range after {
 			u.Kernel += cpu.kernel - before[i].kernel
 			u.SoftIRQ += cpu.softIRQ - before[i].softIRQ
 			u.Stolen = append(u.Stolen, cpu.stolen-before[i].stolen)
 		}
 	}
-	u.Client, u.Server = u.process(client), u.process(server)
+	for process, e := range map[*Process]*end{&u.Client: client, &u.Server: server} {
+		*process = Process{e.last.busy - e.first.busy, e.last.delayed - e.first.delayed}
+		u.broken = errors.Join(u.broken, e.first.err, e.last.err)
+	}
 	return u
 }
-
-func (u *Usage) process(e *end) (p Process) {
-	p.Busy = time.Duration(e.last.usage.Utime.Nano() + e.last.usage.Stime.Nano() - e.first.usage.Utime.Nano() - e.first.usage.Stime.Nano())
-	before, err := parseDelay(string(e.first.delays))
-	after, err2 := parseDelay(string(e.last.delays))
-	if u.broken == nil {
-		if u.broken = err; err == nil {
-			u.broken = err2
-		}
-	}
-	p.Delayed = after - before
-	return p
-}
-
-// cpu is how one CPU has spent its time since it came up.
-type cpu struct{ kernel, softIRQ, stolen time.Duration }
 
 // tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go runs on.
 const tick = 10 * time.Millisecond
 
-// parseStat reads the lines of the single CPUs in /proc/stat: user nice system idle iowait irq softirq steal.
+// parseStat reads the lines of the single CPUs in /proc/stat, which come first.
 func parseStat(text string) (cpus []cpu, err error) {
 	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] == "cpu" {
+		if strings.HasPrefix(line, "cpu ") {
 			continue
 		}
-		if !strings.HasPrefix(fields[0], "cpu") {
-			break // the CPUs come first
+		if !strings.HasPrefix(line, "cpu") {
+			break
 		}
-		if len(fields) < 9 {
-			return nil, fmt.Errorf("parse /proc/stat: %q has fewer than 8 numbers", line)
+		var id int
+		var user, nice, system, idle, iowait, irq, softirq, steal time.Duration
+		_, err := fmt.Sscanf(line, "cpu%d %d %d %d %d %d %d %d %d", &id, &user, &nice, &system, &idle, &iowait, &irq, &softirq, &steal)
+		if err != nil {
+			return nil, fmt.Errorf("parse /proc/stat: %q: %w", line, err)
 		}
-		var n [8]time.Duration
-		for i := range n {
-			ticks, err := strconv.ParseInt(fields[i+1], 10, 64)
-			if err != nil {
-				return nil, fmt.Errorf("parse /proc/stat: %s: %w", fields[0], err)
-			}
-			n[i] = time.Duration(ticks) * tick
-		}
-		cpus = append(cpus, cpu{kernel: n[2] + n[5] + n[6], softIRQ: n[5] + n[6], stolen: n[7]})
+		cpus = append(cpus, cpu{kernel: (system + irq + softirq) * tick, softIRQ: (irq + softirq) * tick, stolen: steal * tick})
 	}
 	if len(cpus) == 0 {
 		return nil, fmt.Errorf("parse /proc/stat: no CPU in %.80q", text)
@@ -97,16 +84,12 @@ func parseStat(text string) (cpus []cpu, err error) {
 }
 
 // parseDelay reads how long a thread was ready to run and did not, from its schedstat: time on the CPU, time waiting for it, turns.
-func parseDelay(text string) (time.Duration, error) {
-	fields := strings.Fields(text)
-	if len(fields) != 3 {
-		return 0, fmt.Errorf("parse /proc/thread-self/schedstat: %q has not three fields; the kernel needs CONFIG_SCHED_INFO", text)
+func parseDelay(text string) (delayed time.Duration, err error) {
+	var busy, turns int64
+	if _, err := fmt.Sscan(text, &busy, (*int64)(&delayed), &turns); err != nil {
+		return 0, fmt.Errorf("parse /proc/thread-self/schedstat, for which the kernel needs CONFIG_SCHED_INFO: %q: %w", text, err)
 	}
-	ns, err := strconv.ParseInt(fields[1], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("parse /proc/thread-self/schedstat: %w", err)
-	}
-	return time.Duration(ns), nil
+	return delayed, nil
 }
 
 // What a sample may be disturbed by, as shares of its window: an end that was ready to run waited for its CPU, or the hypervisor took the
@@ -117,9 +100,9 @@ const (
 )
 
 // check refuses a sample during which something else used the CPUs of the two ends.
-func (u Usage) check(what string, t Target) error {
+func (u Usage) check(t Target) error {
 	if u.broken != nil {
-		return fmt.Errorf("%s: %w", what, u.broken)
+		return u.broken
 	}
 	for _, p := range []struct {
 		name    string
@@ -127,12 +110,12 @@ func (u Usage) check(what string, t Target) error {
 		process Process
 	}{{"client", t.ClientCPU, u.Client}, {"server", t.ServerCPU, u.Server}} {
 		if p.cpu < len(u.Stolen) && u.Stolen[p.cpu] > u.Window/stealLimit+tick {
-			return fmt.Errorf("%w: %s: the hypervisor took CPU %d away for %s of %s", ErrStarved, what, p.cpu, u.Stolen[p.cpu], u.Window.Round(time.Millisecond))
+			return fmt.Errorf("%w: the hypervisor took CPU %d away for %s of %s", ErrStarved, p.cpu, u.Stolen[p.cpu], u.Window.Round(time.Millisecond))
 		}
 		// Where both share a CPU, each waits for the other.
 		if t.ClientCPU != t.ServerCPU && p.process.Delayed > u.Window/delayLimit {
-			return fmt.Errorf("%w: %s: the %s waited %s of %s for CPU %d", ErrStarved,
-				what, p.name, p.process.Delayed.Round(time.Millisecond), u.Window.Round(time.Millisecond), p.cpu)
+			return fmt.Errorf("%w: the %s waited %s of %s for CPU %d", ErrStarved,
+				p.name, p.process.Delayed.Round(time.Millisecond), u.Window.Round(time.Millisecond), p.cpu)
 		}
 	}
 	return nil
