@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -145,7 +146,7 @@ func (a *agents) change(ctx context.Context, w result.Workload, nodes source) (s
 	if err != nil {
 		return result.Sample{}, err
 	}
-	defer p.server.Close()
+	defer func() { err = errors.Join(err, p.close()) }()
 	between := betweenFew
 	if w.API {
 		between = betweenMany
@@ -172,33 +173,45 @@ func (a *agents) change(ctx context.Context, w result.Workload, nodes source) (s
 // probe sends packets from a pod, and has the host outside tell under which address they come. That host is the changing node too, as far as links
 // can tell: what goes to it either way arrives.
 type probe struct {
-	pod    *lab.Pod
-	server *lab.Server
+	out, in   *net.UDPConn
+	pod, node netip.Addr
 	// variants are the podCIDRs that the changing node may have.
 	variants [2]netip.Prefix
+	sent     uint64
 }
 
 func (a *agents) newProbe(ctx context.Context, nodes int) (p *probe, err error) {
-	node, outside := a.lab.Nodes[0], a.lab.Outside
+	node := a.lab.Nodes[0]
 	if err := node.WaitReady(ctx); err != nil {
 		return nil, err
 	}
-	last := a.specs(nodes, 0)[nodes-1]
-	p = &probe{variants: [2]netip.Prefix{last.PodCIDRs[0], a.specs(nodes, 1)[nodes-1].PodCIDRs[0]}}
-	if p.pod, err = node.AddPod(ctx, "probe", lab.PodOptions{}); err != nil { // removed with the node's memory
+	pod, err := node.AddPod(ctx, "probe", lab.PodOptions{}) // removed with the node's memory
+	if err != nil {
 		return nil, fmt.Errorf("add a pod that sends probes: %w", err)
 	}
+	p = &probe{pod: pod.Addr(), node: node.Addr()}
+	last := a.specs(nodes, 0)[nodes-1]
+	p.variants = [2]netip.Prefix{last.PodCIDRs[0], a.specs(nodes, 1)[nodes-1].PodCIDRs[0]}
+	outside := a.lab.Outside
 	for _, prefix := range []netip.Prefix{netip.PrefixFrom(last.InternalIPs[0], 32), p.variants[0], p.variants[1]} {
 		if err := answerFor(outside, prefix); err != nil {
 			return nil, err
 		}
 	}
-	if err := outside.AddRoute(netip.PrefixFrom(p.pod.Addr(), 32), node.Addr(), ""); err != nil && !errors.Is(err, unix.EEXIST) {
+	// What has no way back could be taken for forged.
+	if err := outside.AddRoute(netip.PrefixFrom(pod.Addr(), 32), node.Addr(), ""); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
-	p.server, err = outside.Serve(probePort)
-	return p, err
+	if p.in, err = listen(outside, probePort); err != nil {
+		return nil, err
+	}
+	if p.out, err = listen(pod.Namespace, 0); err != nil {
+		return nil, errors.Join(err, p.in.Close())
+	}
+	return p, nil
 }
+
+func (p *probe) close() error { return errors.Join(p.in.Close(), p.out.Close()) }
 
 // answerFor makes all addresses of a network a host's own.
 func answerFor(host *lab.Namespace, prefix netip.Prefix) error {
@@ -216,51 +229,66 @@ func answerFor(host *lab.Namespace, prefix netip.Prefix) error {
 	return nil
 }
 
+func listen(in *lab.Namespace, port int) (conn *net.UDPConn, err error) {
+	err = in.Do(func() (err error) {
+		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open a socket in %s: %w", in.Netns(), err)
+	}
+	return conn, nil
+}
+
 // flip publishes a change, and measures until packets to an address that no node had before go to its node.
 func (p *probe) flip(ctx context.Context, publish func() error, to netip.Addr) (time.Duration, error) {
-	if err := p.until(ctx, to, p.pod.Node.Addr()); err != nil {
+	if _, err := p.until(ctx, to, p.node); err != nil {
 		return 0, fmt.Errorf("wait until packets to %s are masqueraded: %w", to, err)
 	}
 	started := time.Now()
 	if err := publish(); err != nil {
 		return 0, err
 	}
-	if err := p.until(ctx, to, p.pod.Addr()); err != nil {
+	arrived, err := p.until(ctx, to, p.pod)
+	if err != nil {
 		return 0, fmt.Errorf("wait until packets to %s go to its node: %w", to, err)
 	}
-	return time.Since(started), nil
+	return arrived.Sub(started), nil
 }
 
-// until sends one probe after the other until one is answered that came from that address.
-func (p *probe) until(ctx context.Context, to, from netip.Addr) error {
+// until sends one probe after the other until one arrives that came from that address, and says when that was.
+func (p *probe) until(ctx context.Context, to, from netip.Addr) (time.Time, error) {
 	for {
-		conn, err := p.pod.DialUDP(netip.AddrPortFrom(to, probePort), 0)
-		if err != nil {
-			return err
-		}
-		seen, err := exchange(ctx, conn, from)
-		conn.Close()
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%w; the last probe came from %v: %w", context.Cause(ctx), seen, err)
-		}
-	}
-}
-
-// exchange has probes of one flow answered, until one came from that address. An answer that is late spoils the next one's: then a new flow has to do.
-func exchange(ctx context.Context, conn *lab.UDPConn, from netip.Addr) (seen netip.AddrPort, err error) {
-	for seen.Addr() != from {
-		once, cancel := context.WithTimeout(ctx, probeTimeout)
-		seen, err = conn.Echo(once, 64)
-		cancel()
-		if err != nil {
-			return seen, err
+		source, at, err := p.once(netip.AddrPortFrom(to, probePort))
+		if err != nil || source == from {
+			return at, err
 		}
 		if err := pause(ctx, probePause); err != nil {
-			return seen, err
+			return at, fmt.Errorf("%w; the last probe came from %v", err, source)
 		}
 	}
-	return seen, nil
+}
+
+// once sends a probe. source is invalid when it did not arrive in time.
+func (p *probe) once(to netip.AddrPort) (source netip.Addr, at time.Time, err error) {
+	p.sent++
+	packet := binary.BigEndian.AppendUint64(nil, p.sent)
+	if _, err := p.out.WriteToUDPAddrPort(packet, to); err != nil {
+		return source, at, fmt.Errorf("send a probe: %w", err)
+	}
+	if err := p.in.SetReadDeadline(time.Now().Add(probeTimeout)); err != nil {
+		return source, at, err
+	}
+	for {
+		n, from, err := p.in.ReadFromUDPAddrPort(packet)
+		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+			return source, at, nil
+		}
+		if err != nil {
+			return source, at, fmt.Errorf("receive a probe: %w", err)
+		}
+		if n == len(packet) && binary.BigEndian.Uint64(packet) == p.sent {
+			return from.Addr().Unmap(), time.Now(), nil
+		}
+	}
 }

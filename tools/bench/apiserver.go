@@ -9,25 +9,26 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// apiServer is as much of a Kubernetes API server as an agent's view of Nodes takes: a list, and a watch that tells of each change.
+// apiServer is as much of a Kubernetes API server as an agent's view of Nodes takes: a list, and watches that tell of the last change.
 type apiServer struct {
 	list []byte
-	// events are for the agent's watch, of which there is one at a time.
-	events  chan []byte
-	version int
-}
 
-// watchLimit is how long an event may wait for the agent's watch.
-const watchLimit = time.Second
+	mu       sync.Mutex
+	version  int
+	event    []byte        // that made the version
+	changed  chan struct{} // closed with the next version
+	watching int
+}
 
 // serveNodes serves the nodes on the loopback of the lab's node, and has its agents ask there until it is closed.
 func serveNodes(l *lab.Lab, specs func(variant int) []lab.NodeSpec) (source, error) {
-	node, s := l.Nodes[0], &apiServer{version: 1, events: make(chan []byte)}
+	node, s := l.Nodes[0], &apiServer{version: 1, changed: make(chan struct{})}
 	items, err := nodeObjects(specs(0)...)
 	if err != nil {
 		return source{}, err
@@ -101,17 +102,26 @@ func refuse(w http.ResponseWriter, code int, reason string) {
 }
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
-	out := http.NewResponseController(w)
-	for out.Flush() == nil {
-		select {
-		case <-r.Context().Done():
-			return
-		case event := <-s.events:
-			if _, err := w.Write(event); err != nil {
-				return
+	known, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	s.mu.Lock()
+	s.watching++
+	for err := error(nil); err == nil && r.Context().Err() == nil; {
+		event, version, changed := s.event, s.version, s.changed
+		s.mu.Unlock()
+		if version > known {
+			known = version
+			_, err = w.Write(event)
+		}
+		if err = errors.Join(err, http.NewResponseController(w).Flush()); err == nil {
+			select {
+			case <-r.Context().Done():
+			case <-changed:
 			}
 		}
+		s.mu.Lock()
 	}
+	s.watching--
+	s.mu.Unlock()
 }
 
 // stage prepares the event of a node's change. The function returned sends it.
@@ -120,18 +130,19 @@ func (s *apiServer) stage(changed lab.NodeSpec) (publish func() error, err error
 	if err != nil {
 		return nil, err
 	}
-	s.version++
-	objects[0]["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.version)
+	objects[0]["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.version + 1)
 	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": objects[0]})
 	if err != nil {
 		return nil, fmt.Errorf("write an event: %w", err)
 	}
 	return func() error {
-		select {
-		case s.events <- event:
-			return nil
-		case <-time.After(watchLimit):
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.watching == 0 {
 			return errors.New("the agent does not watch the nodes")
 		}
+		close(s.changed)
+		s.version, s.event, s.changed = s.version+1, event, make(chan struct{})
+		return nil
 	}, nil
 }

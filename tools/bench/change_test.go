@@ -41,6 +41,9 @@ func TestChangeOfNothing(t *testing.T) {
 	if delay, err := p.flip(ctx, nothing, p.variants[1].Addr().Next()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a change that nobody made took effect after %s, error %v", delay, err)
 	}
+	if err := p.close(); err != nil {
+		t.Error(err)
+	}
 	deaf := &apiServer{}
 	if publish, err := deaf.stage(a.specs(nodes, 1)[nodes-1]); err != nil || publish() == nil {
 		t.Errorf("an event was sent to nobody, error %v", err)

@@ -35,7 +35,7 @@ func clusterCommand(e env) *cobra.Command {
 // measureCluster measures on clusters.
 func measureCluster(ctx context.Context, e env, o options, args []string) error {
 	run := &result.Run{
-		Profile: result.ClusterProfile, Indicative: len(args) > 0, Workloads: result.Names(true), Modes: []result.Mode{{Name: result.KubeProxy}, {Name: result.IPTables}},
+		Profile: result.ClusterProfile, Indicative: len(args) > 0, Workloads: result.Names(true), Modes: []string{result.KubeProxy, result.IPTables},
 	}
 	root, err := lab.Checkout()
 	if err != nil {
@@ -46,7 +46,7 @@ func measureCluster(ctx context.Context, e env, o options, args []string) error 
 		delete(run.Environment.Versions, "nft") // kube-proxy and the classical network's rules are iptables'
 		compare := record(run, []string{filepath.Join(root, "bin/ebpf-agent"), filepath.Join(root, "bin/ebpf-cni")})
 		defer compare()
-		err := measureIn(ctx, e, filepath.Join(root, "test/cluster"), args, lines{run: run, save: save})
+		err := measureIn(ctx, e, filepath.Join(root, "test/cluster"), args, func(said io.Reader) error { return readSamples(said, run, save) })
 		if err != nil {
 			run.Interrupted, _, _ = strings.Cut(errors.Join(context.Cause(ctx), err).Error(), "\n")
 		}
@@ -55,7 +55,7 @@ func measureCluster(ctx context.Context, e env, o options, args []string) error 
 }
 
 // measureIn runs the program that makes clusters and measures them. It is of another module, which has Kubernetes' requirements.
-func measureIn(ctx context.Context, e env, module string, args []string, into lines) error {
+func measureIn(ctx context.Context, e env, module string, args []string, read func(io.Reader) error) error {
 	dir, err := os.MkdirTemp("", "bench-cluster-")
 	if err != nil {
 		return fmt.Errorf("make a directory for the program that makes clusters: %w", err)
@@ -78,53 +78,43 @@ func measureIn(ctx context.Context, e env, module string, args []string, into li
 	if err := play.Start(); err != nil {
 		return fmt.Errorf("measure clusters: %w", err)
 	}
-	read := into.read(said)
-	if read != nil { // nothing is worth measuring that nobody can read
+	failed := read(said)
+	if failed != nil { // nothing is worth measuring that nobody can read
 		_ = play.Process.Signal(unix.SIGTERM)
 	}
-	if err := play.Wait(); err != nil && read == nil {
+	if err := play.Wait(); err != nil && failed == nil {
 		return fmt.Errorf("measure clusters: %w; why stands above", err)
 	}
-	return read
+	return failed
 }
 
-// line is one of those that test/cluster/measure prints: a sample, or the versions of a cluster's programs.
-type line struct {
-	result.Sample
-
-	Versions  map[string]string    `json:"versions"`
-	Durations map[string][]float64 `json:"durations"`
-}
-
-// lines takes them into a run.
-type lines struct {
-	run  *result.Run
-	save func() error
-}
-
-// read reads to the end, and saves the run after each sample.
-func (l lines) read(from io.Reader) error {
+// readSamples reads what test/cluster/measure prints to its end: lines of a sample each, or of the versions of a cluster's programs. The run is saved after
+// each sample.
+func readSamples(from io.Reader, run *result.Run, save func() error) error {
 	scanner := bufio.NewScanner(from)
 	scanner.Buffer(nil, 1<<20)
 	for scanner.Scan() {
-		var one line
-		if err := json.Unmarshal(scanner.Bytes(), &one); err != nil {
+		var line struct {
+			result.Sample
+
+			Versions map[string]string `json:"versions"`
+		}
+		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
 			return fmt.Errorf("read what was measured on a cluster: %w: %.100q", err, scanner.Text())
 		}
-		if one.Versions != nil {
-			maps.Copy(l.run.Environment.Versions, one.Versions)
+		if line.Versions != nil {
+			maps.Copy(run.Environment.Versions, line.Versions)
 			continue
 		}
-		if err := one.check(); err != nil {
+		if err := plausible(line.Sample); err != nil {
 			return fmt.Errorf("read what was measured on a cluster: %w", err)
 		}
-		if seconds := one.Durations["delay"]; seconds != nil {
-			delays := result.Delays(seconds)
-			one.Values, one.Distributions = delays.Values, delays.Distributions
+		if delays := line.Durations["delay"]; delays != nil {
+			line.Values = result.Delays(delays).Values
 		}
-		l.run.Samples = append(l.run.Samples, one.Sample)
-		l.run.Rounds = max(l.run.Rounds, one.Round)
-		if err := l.save(); err != nil {
+		run.Samples = append(run.Samples, line.Sample)
+		run.Rounds = max(run.Rounds, line.Round)
+		if err := save(); err != nil {
 			return err
 		}
 	}
@@ -134,23 +124,23 @@ func (l lines) read(from io.Reader) error {
 	return nil
 }
 
-// check is an error for a sample that the table of workloads does not know.
-func (l line) check() error {
-	workload, ok := result.Find(l.Workload)
+// plausible is an error for a sample that the table of workloads does not know.
+func plausible(s result.Sample) error {
+	workload, ok := result.Find(s.Workload)
 	if !ok {
-		return fmt.Errorf("no workload %q", l.Workload)
+		return fmt.Errorf("no workload %q", s.Workload)
 	}
-	if l.Mode == "" || l.Round < 1 || len(l.Values)+len(l.Durations) == 0 {
-		return fmt.Errorf("a sample of %s without mode, round or values", l.Workload)
+	if s.Mode == "" || s.Round < 1 || len(s.Values)+len(s.Durations) == 0 {
+		return fmt.Errorf("a sample of %s without mode, round or values", s.Workload)
 	}
-	for name, v := range l.Values {
+	for name, v := range s.Values {
 		if _, ok := workload.Metric(name); !ok || v < 0 {
-			return fmt.Errorf("a sample of %s has %q at %g", l.Workload, name, v)
+			return fmt.Errorf("a sample of %s has %q at %g", s.Workload, name, v)
 		}
 	}
-	for name, seconds := range l.Durations {
+	for name, seconds := range s.Durations {
 		if name != "delay" || len(seconds) == 0 {
-			return fmt.Errorf("a sample of %s has %d durations %q, of which nothing is known", l.Workload, len(seconds), name)
+			return fmt.Errorf("a sample of %s has %d durations %q, of which nothing is known", s.Workload, len(seconds), name)
 		}
 	}
 	return nil

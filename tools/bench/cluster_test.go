@@ -28,13 +28,12 @@ func TestLines(t *testing.T) {
 		return moment
 	}
 	run, saved := &result.Run{Environment: result.Environment{Versions: map[string]string{"go": "1"}}}, 0
-	into := lines{run: run, save: func() error { saved++; return nil }}
-	if err := into.read(strings.NewReader(said)); err != nil {
+	if err := readSamples(strings.NewReader(said), run, func() error { saved++; return nil }); err != nil {
 		t.Fatal(err)
 	}
 	want := []result.Sample{
 		{Workload: result.FirstPacket, Mode: "iptables", Round: 2, Started: at("11:07:10"), Values: map[string]float64{result.P50: 0.5},
-			Distributions: map[string]result.Distribution{"delay": {{Seconds: 0.25, Count: 1}, {Seconds: 0.5, Count: 1}, {Seconds: 0.75, Count: 1}}}},
+			Durations: map[string][]float64{"delay": {0.5, 0.25, 0.75}}},
 		{Workload: result.Rollout, Path: result.Egress, Mode: "ebpf+kube-proxy", Round: 1, Started: at("11:08:57"), Values: map[string]float64{"lost": 0, "sent": 11566}},
 		{Workload: result.AgentCluster, Mode: "ebpf+kube-proxy", Point: 5000, Round: 3, Started: at("11:09:12"), Values: map[string]float64{"memory": 59252736}},
 	}
@@ -64,7 +63,7 @@ func TestLinesThatMeanNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			run := &result.Run{}
-			err := lines{run: run, save: func() error { return nil }}.read(strings.NewReader(c.text))
+			err := readSamples(strings.NewReader(c.text), run, func() error { return nil })
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(run.Samples) > 0 {
 				t.Errorf("%v, want %q; %d samples", err, c.want, len(run.Samples))
 			}
@@ -74,8 +73,8 @@ func TestLinesThatMeanNothing(t *testing.T) {
 
 func TestLinesThatCannotBeSaved(t *testing.T) {
 	full := errors.New("no space left")
-	into := lines{run: &result.Run{Environment: result.Environment{Versions: map[string]string{}}}, save: func() error { return full }}
-	if err := into.read(strings.NewReader(said)); !errors.Is(err, full) {
+	run := &result.Run{Environment: result.Environment{Versions: map[string]string{}}}
+	if err := readSamples(strings.NewReader(said), run, func() error { return full }); !errors.Is(err, full) {
 		t.Error(err)
 	}
 }

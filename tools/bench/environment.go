@@ -32,9 +32,6 @@ func environment(ctx context.Context) result.Environment {
 	}
 	kilobytes, _ := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"))
 	e.MemoryMB = kilobytes / 1024
-	if strings.Contains(" "+field("/proc/cpuinfo", "flags")+" ", " hypervisor ") {
-		e.Virtual = "virtual machine"
-	}
 	for _, program := range []string{"iptables", "nft"} {
 		if line, _, _ := strings.Cut(output(ctx, program, "--version"), "\n"); line != "" {
 			e.Versions[program] = strings.TrimPrefix(strings.TrimPrefix(line, program+" "), "v")

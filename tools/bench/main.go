@@ -150,9 +150,7 @@ func measure(ctx context.Context, e env, p profile, o options) error {
 	}
 	run := &result.Run{
 		Profile: p.name, Indicative: p.indicative(), Duration: p.duration.Seconds(), Warmup: p.warmup.Seconds(), Workloads: made.workloads(),
-	}
-	for _, mode := range made.modes {
-		run.Modes = append(run.Modes, result.Mode{Name: mode})
+		Modes: made.modes,
 	}
 	return carryOut(ctx, e, run, o, made.ready, func(save func() error) (err error) {
 		fmt.Fprintf(e.stderr, "building %d networks; the samples take about %s\n", len(made.modes), made.takes().Round(time.Second))
@@ -212,19 +210,13 @@ func publishable(run *result.Run, into string) error {
 	if into == "" {
 		return nil
 	}
-	var missing []string
+	whole := result.Names(run.Profile == result.ClusterProfile)
 	if run.Profile != result.ClusterProfile {
-		for _, mode := range result.Modes() {
-			if !run.Measures(mode) {
-				missing = append(missing, mode)
-			}
-		}
+		whole = append(result.Modes(), whole...)
 	}
-	for _, name := range result.Names(run.Profile == result.ClusterProfile) {
-		if !slices.Contains(run.Workloads, name) {
-			missing = append(missing, name)
-		}
-	}
+	missing := slices.DeleteFunc(whole, func(name string) bool {
+		return slices.Contains(run.Modes, name) || slices.Contains(run.Workloads, name)
+	})
 	switch {
 	case run.Interrupted != "":
 		return fmt.Errorf("this run is not for publishing: it was interrupted: %s", run.Interrupted)
@@ -272,11 +264,8 @@ func compareCommand(e env) *cobra.Command {
 		Args:  exactly(2, "two files, the older one first"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			before, err := result.Read(args[0])
-			if err != nil {
-				return err
-			}
-			after, err := result.Read(args[1])
-			if err != nil {
+			after, err2 := result.Read(args[1])
+			if err := errors.Join(err, err2); err != nil {
 				return err
 			}
 			c, err := report.Compare(before, after)

@@ -65,7 +65,7 @@ func TestRefusedBeforeTheRun(t *testing.T) {
 
 func TestCompareStatus(t *testing.T) {
 	write := func(rate float64) string {
-		run := result.Run{Schema: result.Schema, Rounds: 5, Workloads: []string{"udp64"}, Modes: []result.Mode{{Name: "ebpf"}}}
+		run := result.Run{Schema: result.Schema, Rounds: 5, Workloads: []string{"udp64"}, Modes: []string{"ebpf"}}
 		for round := 1; round <= 5; round++ {
 			run.Samples = append(run.Samples, result.Sample{Workload: "udp64", Path: result.SameNode, Mode: "ebpf", Round: round,
 				Values: map[string]float64{result.Rate: rate + float64(round)}})

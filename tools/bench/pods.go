@@ -35,13 +35,11 @@ func (m *machine) plugins(ctx context.Context, network *modes.Network, atOnce in
 	for i := range pairs {
 		pairs[i] = adds[i] + dels[i]
 	}
-	add, del := result.Durations(adds), result.Durations(dels)
-	return result.Sample{
-		Values: map[string]float64{
-			"pair-p50": result.Durations(pairs).Quantile(0.5), "add-p50": add.Quantile(0.5), "del-p50": del.Quantile(0.5),
-		},
-		Distributions: map[string]result.Distribution{"add": add, "del": del},
-	}, nil
+	values := map[string]float64{}
+	for name, seconds := range map[string][]float64{"pair-p50": pairs, "add-p50": adds, "del-p50": dels} {
+		values[name] = result.Quantile(seconds, 0.5)
+	}
+	return result.Sample{Values: values, Durations: map[string][]float64{"add": adds, "del": dels}}, nil
 }
 
 // batch adds pods, at most so many at once, and then deletes those that were added: also when the run ends here, since nothing may stay.

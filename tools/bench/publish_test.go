@@ -13,7 +13,7 @@ import (
 func whole(profile string) *result.Run {
 	run := &result.Run{Schema: result.Schema, Profile: profile, Rounds: 5, Workloads: result.Names(profile == result.ClusterProfile)}
 	for _, name := range result.Modes() {
-		run.Modes = append(run.Modes, result.Mode{Name: name})
+		run.Modes = append(run.Modes, name)
 	}
 	run.Environment.Versions = map[string]string{"kubernetes": "v1.36.3"}
 	for round := 1; round <= 5; round++ {

@@ -102,7 +102,7 @@ func (r *runner) one(ctx context.Context, round int, t task) {
 	sample.Workload, sample.Path, sample.Point = t.Name, t.path, t.point
 	sample.Mode, sample.Round, sample.Started = t.mode, round, started
 	if err != nil {
-		sample.Values, sample.Distributions, sample.Error = nil, nil, err.Error()
+		sample.Values, sample.Durations, sample.Error = nil, nil, err.Error()
 		r.log.Warn("sample refused", "workload", t.String(), "round", round, "error", err)
 	}
 	r.run.Samples = append(r.run.Samples, sample)

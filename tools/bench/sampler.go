@@ -81,8 +81,12 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 	if err := network.Forget(); err != nil {
 		return result.Sample{}, err
 	}
-	if t.Kind == result.Programs {
-		return m.runTime(ctx, network, t)
+	if t.Kind == result.Programs { // which costs them some of their speed
+		stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+		if err != nil {
+			return result.Sample{}, fmt.Errorf("have the kernel measure BPF programs: %w", err)
+		}
+		defer stats.Close()
 	}
 	return m.traffic(ctx, network, t)
 }
@@ -112,26 +116,17 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// target is a path through a network, as the generators take it.
-func (m *machine) target(network *modes.Network, path string) load.Target {
-	client, server := network.Ends(path)
-	return load.Target{
-		Client: client, Server: server, ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1), Duration: m.profile.duration, Warmup: m.profile.warmup,
-	}
-}
-
 // traffic runs a generator, and has the network prove that all of its packets went where they should, and nothing else did. An error that matches
 // load.ErrStarved has a sample beside it, which is proven too.
 func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (result.Sample, error) {
-	full, err := modes.Backlog()
-	if err != nil {
-		return result.Sample{}, err
-	}
 	before, err := network.Count()
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("before the sample: %w", err)
 	}
-	sample, carried, disturbed := generate(ctx, t.Workload, m.target(network, t.path))
+	client, server := network.Ends(t.path)
+	sample, carried, disturbed := generate(ctx, t.Workload, load.Target{
+		Client: client, Server: server, ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1), Duration: m.profile.duration, Warmup: m.profile.warmup,
+	})
 	if disturbed != nil && !errors.Is(disturbed, load.ErrNotMeasured) {
 		return result.Sample{}, disturbed
 	}
@@ -139,17 +134,28 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("after the sample: %w", err)
 	}
-	fullNow, err := modes.Backlog()
-	if err != nil {
-		return result.Sample{}, err
-	}
-	err = proven(disturbed, fullNow-full,
+	err = proven(disturbed, after[modes.Backlog]-before[modes.Backlog],
 		func() error { return network.Carried(before, after, t.path, carried) },
 		func() error { return network.Intact(before, after, t.path) })
 	if err != nil && !errors.Is(err, load.ErrStarved) {
-		sample = result.Sample{}
+		return result.Sample{}, err
+	}
+	if t.Kind == result.Programs {
+		took, err := modes.RunTimes(before, after, sample.Values[result.Sent]-sample.Values[result.Lost])
+		if err != nil {
+			return result.Sample{}, err
+		}
+		took[result.BPFPer], took[result.Delayed] = sum(took), sample.Values[result.Delayed]
+		sample.Values = took
 	}
 	return sample, err
+}
+
+func sum(values map[string]float64) (sum float64) {
+	for _, v := range values {
+		sum += v
+	}
+	return sum
 }
 
 // proven is what becomes of a sample. What the network did wrong is final, also where the generator was disturbed: taking a sample again must not
@@ -220,51 +226,9 @@ func filed(w result.Workload, r load.Result) result.Sample {
 		for i, d := range r.Latencies {
 			seconds[i] = d.Seconds()
 		}
-		d := result.Durations(seconds)
-		s.Distributions = map[string]result.Distribution{"rtt": d}
-		s.Values[result.P50], s.Values[result.P99], s.Values[result.P999] = d.Quantile(0.5), d.Quantile(0.99), d.Quantile(0.999)
+		for name, q := range map[string]float64{result.P50: 0.5, result.P99: 0.99, result.P999: 0.999} {
+			s.Values[name] = result.Quantile(seconds, q)
+		}
 	}
 	return s
-}
-
-// runTime has the kernel measure our programs, which costs them some of their speed: a sample of its own.
-func (m *machine) runTime(ctx context.Context, network *modes.Network, t task) (result.Sample, error) {
-	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
-	if err != nil {
-		return result.Sample{}, fmt.Errorf("have the kernel measure BPF programs: %w", err)
-	}
-	defer stats.Close()
-	before, err := network.Programs()
-	if err != nil {
-		return result.Sample{}, err
-	}
-	sample, err := m.traffic(ctx, network, t)
-	if sample.Values == nil {
-		return result.Sample{}, err
-	}
-	after, failed := network.Programs()
-	if failed != nil {
-		return result.Sample{}, failed
-	}
-	took, failed := perPacket(before, after, sample.Values[result.Sent]-sample.Values[result.Lost])
-	if failed != nil {
-		return result.Sample{}, failed
-	}
-	took.Values[result.Delayed] = sample.Values[result.Delayed]
-	return took, err
-}
-
-// perPacket is the run time of each program and of all. It is of packets that arrived: the programs also ran for the few that were lost.
-func perPacket(before, after map[string]modes.Program, packets float64) (result.Sample, error) {
-	values := map[string]float64{}
-	var runs uint64
-	for name, p := range after {
-		values[name] = (p.RunTime - before[name].RunTime).Seconds() / packets
-		values[result.BPFPer] += values[name]
-		runs += p.Runs - before[name].Runs
-	}
-	if float64(runs) < packets {
-		return result.Sample{}, fmt.Errorf("the programs ran %d times for %.0f packets", runs, packets)
-	}
-	return result.Sample{Values: values}, nil
 }

@@ -135,12 +135,17 @@ func flushTracking(node *lab.Node) error {
 }
 
 // Backlog is how many packets of the whole machine found the queue of a CPU full.
-func Backlog() (uint64, error) {
+const Backlog = "backlog"
+
+func countBacklog(into Counters) error {
 	table, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		return 0, fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
+	if err == nil {
+		into[Backlog], err = sum(string(table), 1)
 	}
-	return sum(string(table), 1)
+	if err != nil {
+		return fmt.Errorf("read what the CPUs' queues have dropped: %w", err)
+	}
+	return nil
 }
 
 // column sums a column of hexadecimal numbers below a line of names.

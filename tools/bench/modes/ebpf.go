@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -18,29 +19,19 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
-	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
 // waitForPeers waits until all other nodes are in a node's map and, for the node's own traffic to their pods, routes.
 func waitForPeers(ctx context.Context, node *lab.Node, want int) error {
-	var h *device.Handle
-	err := node.Do(func() (err error) {
-		h, err = device.Open()
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer h.Close()
 	for {
-		routes, err := h.OwnRoutes()
+		routes, err := node.Netlink().RouteList(nil, unix.AF_INET)
 		if err != nil {
-			return err
+			return fmt.Errorf("list the routes of %s: %w", node.Name, err)
 		}
 		remote := 0
 		for _, r := range routes {
-			if r.Gateway.IsValid() && !r.Unreachable {
+			if r.Gw != nil && r.Dst != nil && !r.Dst.IP.IsUnspecified() {
 				remote++
 			}
 		}
@@ -48,12 +39,11 @@ func waitForPeers(ctx context.Context, node *lab.Node, want int) error {
 		if known == want && remote == want {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return fmt.Errorf("the agent of %s knows %d other nodes and has %d routes to them, want %d: %w\n%s",
 				node.Name, known, remote, want, ctx.Err(), node.LogTail(10))
-		case <-time.After(20 * time.Millisecond): // neither a map nor the agent tells when it is complete
 		}
+		time.Sleep(20 * time.Millisecond) // neither a map nor the agent tells when it is complete
 	}
 }
 
@@ -120,35 +110,47 @@ func entries(node *lab.Node, table usage.Table) (n uint64, err error) {
 	return v.Entries, err
 }
 
-// Program is what the kernel has counted of one BPF program, on both nodes, while kernel.bpf_stats_enabled was set.
-type Program struct {
-	RunTime time.Duration
-	Runs    uint64
+// runTime and runs begin the names of what the kernel counts of BPF programs while kernel.bpf_stats_enabled is set: nanoseconds, and how often each ran.
+const (
+	runTime = "run time of "
+	runs    = "runs of "
+)
+
+// countPrograms adds those of a node's programs.
+func countPrograms(into Counters, node *lab.Node) error {
+	pins, err := filepath.Glob(filepath.Join(node.BPFFS(), "progs", "*"))
+	if err != nil {
+		return fmt.Errorf("list the programs of %s: %w", node.Name, err)
+	}
+	for _, pin := range pins {
+		program, err := ebpf.LoadPinnedProgram(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open program %s: %w", pin, err)
+		}
+		stats, err := program.Stats()
+		if err := errors.Join(err, program.Close()); err != nil {
+			return fmt.Errorf("statistics of program %s: %w", pin, err)
+		}
+		into[runTime+filepath.Base(pin)] += uint64(stats.Runtime)
+		into[runs+filepath.Base(pin)] += stats.RunCount
+	}
+	return nil
 }
 
-// Programs are the network's BPF programs by name; none in the classical modes.
-func (n *Network) Programs() (map[string]Program, error) {
-	all := map[string]Program{}
-	for _, node := range n.lab.Nodes {
-		pins, err := filepath.Glob(filepath.Join(node.BPFFS(), "progs", "*"))
-		if err != nil {
-			return nil, fmt.Errorf("list the programs of %s: %w", node.Name, err)
-		}
-		for _, pin := range pins {
-			program, err := ebpf.LoadPinnedProgram(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-			if errors.Is(err, os.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return nil, fmt.Errorf("open program %s: %w", pin, err)
-			}
-			stats, err := program.Stats()
-			if err := errors.Join(err, program.Close()); err != nil {
-				return nil, fmt.Errorf("statistics of program %s: %w", pin, err)
-			}
-			sum := all[filepath.Base(pin)]
-			all[filepath.Base(pin)] = Program{sum.RunTime + stats.Runtime, sum.Runs + stats.RunCount}
+// RunTimes are the seconds that each BPF program ran for one of so many packets that arrived: the programs also ran for the few that were lost.
+func RunTimes(before, after Counters, packets float64) (map[string]float64, error) {
+	took, times := map[string]float64{}, uint64(0)
+	for name, now := range after {
+		if program, ok := strings.CutPrefix(name, runTime); ok {
+			took[program] = time.Duration(now-before[name]).Seconds() / packets
+			times += after[runs+program] - before[runs+program]
 		}
 	}
-	return all, nil
+	if float64(times) < packets {
+		return nil, fmt.Errorf("the programs ran %d times for %.0f packets", times, packets)
+	}
+	return took, nil
 }

@@ -193,14 +193,20 @@ func sizesChange(t *testing.T, n *Network) {
 // seesADetachedProgram: the checks see traffic that takes another way. The stack carries it all the same.
 func seesADetachedProgram(t *testing.T, n *Network) {
 	t.Helper()
-	if programs, err := n.Programs(); err != nil || programs["ec_from_pod"] == (Program{}) && len(programs) < 3 {
-		t.Errorf("programs: %v, %v", programs, err)
+	counters, err := n.Count()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"ec_from_pod", "ec_from_uplink", "ec_to_uplink"} {
+		if _, counted := counters[runs+program]; !counted {
+			t.Errorf("the runs of %s are not counted", program)
+		}
 	}
 	node := n.lab.Nodes[0]
 	if _, err := node.StopAgent(); err != nil { // it would repair that
 		t.Fatal(err)
 	}
-	err := node.Do(func() error {
+	err = node.Do(func() error {
 		pods, err := node.Netlink().LinkList()
 		for _, l := range pods {
 			if l.Type() == "veth" && l.Attrs().Name != lab.Uplink {

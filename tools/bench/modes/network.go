@@ -173,7 +173,7 @@ func (n *Network) Count() (Counters, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), priv.Patience(10*time.Second))
 	defer cancel()
 	counters := Counters{}
-	err := n.countLinks(counters)
+	err := errors.Join(n.countLinks(counters), countBacklog(counters))
 	for _, node := range n.lab.Nodes {
 		if n.setup.rules != "" {
 			err = errors.Join(err, countTracking(counters, node))
@@ -182,7 +182,7 @@ func (n *Network) Count() (Counters, error) {
 			err = errors.Join(err, countRules(ctx, counters, node, n.setup.rules))
 		}
 		if n.setup.agent {
-			err = errors.Join(err, countTraffic(counters, node), countDrops(counters, node))
+			err = errors.Join(err, countTraffic(counters, node), countDrops(counters, node), countPrograms(counters, node))
 		}
 	}
 	if err != nil {

@@ -1,8 +1,11 @@
 package report
 
 import (
+	_ "embed"
 	"fmt"
 	"strings"
+
+	"sigs.k8s.io/yaml"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -10,61 +13,57 @@ import (
 // judgedRounds is how many rounds a budget takes to be judged.
 const judgedRounds = 5
 
-// budget is a bound on one row of a run.
+// budget is a bound on a subject, in the metric's unit, or of the ratio.
 type budget struct {
-	row  result.Row
-	mode string
-	// base is the mode that the row is divided by; empty: the row itself is bounded, or with from set, the same mode at that point.
-	base  string
-	from  int
-	bound float64 // in the metric's unit, or of the ratio
+	subject
+
+	bound float64
 	// how is added to the row's title, where that does not say all.
 	how string
 }
 
 // budgets are those of the design, in its order. It asks for 1.2 x of flannel's VXLAN too, across nodes, in udp64, tcp1 and crr: once there is a mode for it.
-func budgets() []budget {
-	var all []budget
-	both := func(workload, path string, classical, direct float64) {
-		row := result.Row{Workload: workload, Path: path, Metric: result.Rate}
-		all = append(all, budget{row: row, mode: result.EBPF, base: result.IPTables, bound: classical})
-		if direct > 0 {
-			all = append(all, budget{row: row, mode: result.EBPF, base: result.Direct, bound: direct})
-		}
+func budgets() (all []budget) {
+	rate := func(workload, path, base string, bound float64) {
+		all = append(all, budget{subject: subject{row: result.Row{Workload: workload, Path: path, Metric: result.Rate}, mode: result.EBPF, base: base}, bound: bound})
 	}
-	both("udp64", result.SameNode, 1.5, 0.92)
-	both("udp64", result.AcrossNodes, 1.6, 0.90)
-	both("udp64", result.Egress, 1.5, 0.85)
-	both("tcp1", result.SameNode, 1.15, 0.95)
-	both("tcp1", result.AcrossNodes, 1.1, 0.95)
-	both("crr", result.AcrossNodes, 1.3, 0.93)
-	both("flows", result.Egress, 1.3, 0)
-	return append(all, ofItself()...)
-}
-
-// ofItself are the budgets that have nothing to do with how fast packets are.
-func ofItself() []budget {
-	row := func(workload, metric string) result.Row { return result.Row{Workload: workload, Metric: metric} }
+	rate("udp64", result.SameNode, result.IPTables, 1.5)
+	rate("udp64", result.SameNode, result.Direct, 0.92)
+	rate("udp64", result.AcrossNodes, result.IPTables, 1.6)
+	rate("udp64", result.AcrossNodes, result.Direct, 0.90)
+	rate("udp64", result.Egress, result.IPTables, 1.5)
+	rate("udp64", result.Egress, result.Direct, 0.85)
+	rate("tcp1", result.SameNode, result.IPTables, 1.15)
+	rate("tcp1", result.SameNode, result.Direct, 0.95)
+	rate("tcp1", result.AcrossNodes, result.IPTables, 1.1)
+	rate("tcp1", result.AcrossNodes, result.Direct, 0.95)
+	rate("crr", result.AcrossNodes, result.IPTables, 1.3)
+	rate("crr", result.AcrossNodes, result.Direct, 0.93)
+	rate("flows", result.Egress, result.IPTables, 1.3)
 	nodes := result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: result.Nodes}
-	return []budget{
-		{row: row("cni", "pair-p50"), mode: result.EBPF, base: result.IPTables, bound: 0.5},
-		{row: nodes, mode: result.EBPF, from: 2, bound: 1.03, how: "busy flow"},
-		{row: row("agent", "memory"), mode: result.EBPF, bound: 80},
-		{row: row("agent", "complete"), mode: result.EBPF, bound: 2},
-		{row: row("agent-api", "memory"), mode: result.EBPF, bound: 80},
-		{row: row("agent-api", "complete"), mode: result.EBPF, bound: 2},
-		{row: row("change-api", result.P99), mode: result.EBPF, bound: 50, how: "an agent at rest"},
-		{row: row("change", result.P99), mode: result.EBPF, bound: 50},
-		{row: row("change5000", result.P99), mode: result.EBPF, bound: 50},
+	all = append(all,
+		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.EBPF, base: result.IPTables}, bound: 0.5},
+		budget{subject: subject{row: nodes, mode: result.EBPF, from: 2}, bound: 1.03, how: "busy flow"})
+	itself := func(workload, metric string, bound float64, how string) {
+		all = append(all, budget{subject: subject{row: result.Row{Workload: workload, Metric: metric}, mode: result.EBPF}, bound: bound, how: how})
 	}
+	itself("agent", "memory", 80, "")
+	itself("agent", "complete", 2, "")
+	itself("agent-api", "memory", 80, "")
+	itself("agent-api", "complete", 2, "")
+	itself("change-api", result.P99, 50, "an agent at rest")
+	itself("change", result.P99, 50, "")
+	itself("change5000", result.P99, 50, "")
+	return all
 }
 
 // clusterBudgets are those that hold on a real cluster too.
 func clusterBudgets() []budget {
-	row := func(metric string) result.Row {
-		return result.Row{Workload: result.AgentCluster, Metric: metric, Point: result.Nodes}
+	of := func(metric string, bound float64) budget {
+		row := result.Row{Workload: result.AgentCluster, Metric: metric, Point: result.Nodes}
+		return budget{subject: subject{row: row, mode: result.KubeProxy}, bound: bound}
 	}
-	return []budget{{row: row("memory"), mode: result.KubeProxy, bound: 80}, {row: row("complete"), mode: result.KubeProxy, bound: 2}}
+	return []budget{of("memory", 80), of("complete", 2)}
 }
 
 // key names a budget in the file of reasons.
@@ -81,26 +80,16 @@ func (b budget) key() string {
 
 func (b budget) title() string { return join(rowTitle(b.row), b.how) }
 
-func (b budget) against() string { return dash(b.over()) }
-
-// over is what the row is divided by, if anything.
-func (b budget) over() string {
-	if b.from != 0 {
-		return fmt.Sprintf("itself with %d", b.from)
-	}
-	return b.base
-}
-
 // text is the bound as the design prints it.
 func (b budget) text() string {
-	metric, sign := b.row.Of(), "≥"
-	if metric.Lower {
+	unit, sign := b.row.Of().Unit, "≥"
+	if b.row.Of().Lower {
 		sign = "≤"
 	}
-	if b.base != "" || b.from != 0 {
-		return fmt.Sprintf("%s %.4g x", sign, b.bound)
+	if b.over() != "" {
+		unit = "x"
 	}
-	return fmt.Sprintf("%s %.4g %s", sign, b.bound, metric.Unit)
+	return fmt.Sprintf("%s %.4g %s", sign, b.bound, unit)
 }
 
 // The verdicts on a budget.
@@ -127,10 +116,17 @@ func judge(run *result.Run, b budget) judgement {
 	j := judgement{budget: b}
 	r, ok := b.read(run)
 	if !ok {
-		j.verdict, j.why = notRun, reason(run, b)
+		j.verdict, j.why = notRun, b.refused(run)
 		return j
 	}
-	j.measured, j.beside = r.text, b.beside(run)
+	j.measured = r.withUnit()
+	if b.mode == result.EBPF {
+		other := b.subject
+		other.mode = result.KubeProxy
+		if beside, ok := other.read(run); ok {
+			j.beside = beside.withUnit()
+		}
+	}
 	switch {
 	case run.Indicative:
 		j.verdict, j.why = notJudged, "a short run"
@@ -142,60 +138,6 @@ func judge(run *result.Run, b budget) judgement {
 		j.verdict, j.why = missed, strings.TrimSuffix(reasons()[b.key()].String()+"; "+b.doubt(r), "; ")
 	}
 	return j
-}
-
-// beside is the same of the mode beside kube-proxy, which nothing is asked of.
-func (b budget) beside(run *result.Run) string {
-	if b.mode != result.EBPF {
-		return ""
-	}
-	b.mode = result.KubeProxy
-	r, _ := b.read(run)
-	return r.text
-}
-
-// reading is what a run has of a budget's row, in the unit of the bound.
-type reading struct {
-	result.Summary
-
-	text string
-	// short says what there is too little of for a judgement.
-	short string
-}
-
-func (b budget) read(run *result.Run) (r reading, ok bool) {
-	metric := b.row.Of()
-	if metric.Of != "" {
-		t, ok := run.Tail(b.row, b.mode)
-		v := t.Seconds / metric.Scale
-		r = reading{Summary: result.Summary{N: t.N, Median: v, Low: v, High: v}}
-		if ok {
-			r.text = tail(t, metric) + " " + metric.Unit
-		}
-		if t.Slowest {
-			r.short = fmt.Sprintf("%s are too few for a %s", plural(r.N, "value"), metric.Title)
-		}
-		return r, ok
-	}
-	switch {
-	case b.base != "":
-		r.Summary, ok = run.Ratio(b.row, b.mode, b.base)
-		r.text = ratio(r.Summary)
-	case b.from != 0:
-		r.Summary, ok = run.PointRatio(b.row, b.mode, b.from)
-		r.text = ratio(r.Summary)
-	default:
-		r.Summary, ok = run.Summary(b.row, b.mode)
-		r.Summary = r.In(metric)
-		r.text = value(r.Summary) + " " + metric.Unit
-	}
-	if !ok {
-		return reading{}, false
-	}
-	if r.N < judgedRounds {
-		r.short = fmt.Sprintf("%s; a judgement takes %d", plural(r.N, "round"), judgedRounds)
-	}
-	return r, ok
 }
 
 // keeps: the median decides; but what cannot be told from its base is no gain.
@@ -216,12 +158,42 @@ func (b budget) doubt(r reading) string {
 	return "the spread holds the bound"
 }
 
-// reason says why there is no value: a sample was refused, or none was taken.
-func reason(run *result.Run, b budget) string {
+// refused says why there is no value: a sample was refused, or none was taken.
+func (b budget) refused(run *result.Run) string {
 	for _, mode := range []string{b.mode, b.base} {
 		if count, why := run.Refused(b.row, mode); count > 0 {
 			return fmt.Sprintf("%s of %s refused: %s", plural(count, "sample"), mode, brief(why))
 		}
 	}
 	return ""
+}
+
+// reasonsFile is written by hand, after somebody has found out.
+//
+//go:embed reasons.yaml
+var reasonsFile []byte
+
+// finding is why a budget was missed, and of what that was found out: another miss may have another reason.
+type finding struct {
+	Why    string `json:"why"`
+	Commit string `json:"commit"`
+	Kernel string `json:"kernel"`
+}
+
+// unexplained stands where nobody has found out yet.
+const unexplained = "not found out yet"
+
+func (f finding) String() string {
+	if f.Why == "" {
+		return unexplained
+	}
+	return fmt.Sprintf("%s (found out at commit %s, Linux %s)", f.Why, short(f.Commit), f.Kernel)
+}
+
+// reasons are by budget's key. The file is part of the program, and a test reads it.
+func reasons() (all map[string]finding) {
+	if err := yaml.UnmarshalStrict(reasonsFile, &all); err != nil {
+		panic(err)
+	}
+	return all
 }

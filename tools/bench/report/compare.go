@@ -21,10 +21,9 @@ const (
 
 // Change is one row of two runs, as it is in B over what it was in A.
 type Change struct {
-	Row  result.Row
-	Mode string
-	// Base is the mode that both were divided by, to take out the machine; empty where there was none.
-	Base string
+	// subject is divided by the mode that takes out the machine, where there was one.
+	subject
+
 	// Worse is by how much B's median is worse, 0.1 being 10 %; negative: better.
 	Worse float64
 	// P is the probability that noise alone makes this one row differ as much.
@@ -70,7 +69,7 @@ func Compare(a, b *result.Run) (*Comparison, error) {
 	rows := subjects(a)
 	tested := 0
 	for _, s := range rows {
-		tested += count(len(b.Values(s.row, s.mode)) > 0)
+		tested += count(len(s.values(b)) > 0)
 	}
 	for _, s := range rows {
 		c.Changes = append(c.Changes, c.change(a, b, s, significance/float64(tested)))
@@ -79,12 +78,6 @@ func Compare(a, b *result.Run) (*Comparison, error) {
 		return nil, fmt.Errorf("the two runs have no row of this project's modes in common: nothing to compare")
 	}
 	return c, nil
-}
-
-// subject is a row in a mode that is to be compared.
-type subject struct {
-	row  result.Row
-	mode string
 }
 
 // subjects are the rows that a run has of our modes, in the order of the report.
@@ -98,7 +91,7 @@ func subjects(run *result.Run) (all []subject) {
 			if s.Workload != w.Name || s.Error != "" || !strings.HasPrefix(s.Mode, result.EBPF) {
 				continue
 			}
-			one := subject{result.Row{Workload: s.Workload, Path: s.Path, Metric: w.Metrics[0].Name, Point: s.Point}, s.Mode}
+			one := subject{row: result.Row{Workload: s.Workload, Path: s.Path, Metric: w.Metrics[0].Name, Point: s.Point}, mode: s.Mode}
 			if _, measured := s.Values[one.row.Metric]; measured && !slices.Contains(all, one) {
 				all = append(all, one)
 			}
@@ -109,21 +102,21 @@ func subjects(run *result.Run) (all []subject) {
 
 // change judges one row. The more of them there are, the surer each has to be: alpha is how unlikely noise alone has to be.
 func (c *Comparison) change(a, b *result.Run, s subject, alpha float64) Change {
-	one := Change{Row: s.row, Mode: s.mode, P: 1, Verdict: Noise}
-	if len(b.Values(s.row, s.mode)) == 0 {
+	one := Change{subject: s, P: 1, Verdict: Noise}
+	if len(s.values(b)) == 0 {
 		one.Verdict = NotRun
-		if b.Measures(s.mode) && slices.Contains(b.Workloads, s.row.Workload) && b.Interrupted == "" {
+		if slices.Contains(b.Modes, s.mode) && slices.Contains(b.Workloads, s.row.Workload) && b.Interrupted == "" {
 			one.Verdict = Lost
 		}
 		return one
 	}
-	for _, base := range []string{result.Direct, result.IPTables} {
-		if len(relative(a, s, base)) > 0 && len(relative(b, s, base)) > 0 {
-			one.Base = base
-			break
+	for _, base := range []string{result.IPTables, result.Direct} {
+		over := subject{row: s.row, mode: s.mode, base: base}
+		if len(over.values(a)) > 0 && len(over.values(b)) > 0 {
+			one.subject = over
 		}
 	}
-	before, after := relative(a, s, one.Base), relative(b, s, one.Base)
+	before, after := one.values(a), one.values(b)
 	old, _ := result.Summarise(before)
 	now, _ := result.Summarise(after)
 	one.Worse = worse(old.Median, now.Median, s.row.Of().Lower)
@@ -138,18 +131,6 @@ func (c *Comparison) change(a, b *result.Run, s subject, alpha float64) Change {
 		one.Verdict = Better
 	}
 	return one
-}
-
-// relative is a row's values over another mode's, round by round; as they are without one.
-func relative(run *result.Run, s subject, base string) (values []float64) {
-	own := run.Values(s.row, s.mode)
-	if base != "" {
-		return result.Pairs(own, run.Values(s.row, base))
-	}
-	for _, v := range own {
-		values = append(values, v)
-	}
-	return values
 }
 
 // apart says that all of one are above all of the other, which three of each are by chance one time in ten, and two of each one in three.
@@ -190,22 +171,15 @@ func (c *Comparison) Regressed() bool {
 // differences are what makes the two runs hard to compare.
 func differences(a, b *result.Run) (warnings []string) {
 	for _, d := range []struct{ what, a, b string }{
-		{"CPU", a.Environment.CPU, b.Environment.CPU},
-		{"number of cores", fmt.Sprint(a.Environment.Cores), fmt.Sprint(b.Environment.Cores)},
-		{"kernel", a.Environment.Kernel, b.Environment.Kernel},
-		{"profile", a.Profile, b.Profile},
-		{"length of a sample", fmt.Sprint(a.Duration, " s"), fmt.Sprint(b.Duration, " s")},
+		{"another CPU", a.Environment.CPU, b.Environment.CPU},
+		{"another number of cores", fmt.Sprint(a.Environment.Cores), fmt.Sprint(b.Environment.Cores)},
+		{"another kernel", a.Environment.Kernel, b.Environment.Kernel},
+		{"another profile", a.Profile, b.Profile},
+		{"another length of a sample", fmt.Sprint(a.Duration, " s"), fmt.Sprint(b.Duration, " s")},
+		{"incomplete", a.Interrupted, b.Interrupted},
 	} {
 		if d.a != d.b {
-			warnings = append(warnings, fmt.Sprintf("another %s: %s in A, %s in B", d.what, dash(d.a), dash(d.b)))
-		}
-	}
-	for _, one := range []struct {
-		name string
-		run  *result.Run
-	}{{"A", a}, {"B", b}} {
-		if one.run.Interrupted != "" {
-			warnings = append(warnings, fmt.Sprintf("%s is incomplete: %s", one.name, one.run.Interrupted))
+			warnings = append(warnings, fmt.Sprintf("%s: %s in A, %s in B", d.what, dash(d.a), dash(d.b)))
 		}
 	}
 	return warnings
@@ -217,19 +191,24 @@ func (c *Comparison) Print(w io.Writer) {
 		fmt.Fprintf(w, "warning: %s\n", warning)
 	}
 	same := 0
+	var lines [][]string
 	for _, one := range c.Changes {
-		name := one.Mode + ": " + rowTitle(one.Row)
-		if one.Row.Metric == result.Rate {
-			name += ": " + one.Row.Of().Title
-		}
-		switch one.Verdict {
-		case Noise:
+		if one.Verdict == Noise {
 			same++
-		case Lost, NotRun:
-			fmt.Fprintf(w, "%-13s %s\n", one.Verdict, name)
-		default:
-			fmt.Fprintf(w, "%-13s %s: %s\n", one.Verdict, name, one.size())
+			continue
 		}
+		p := ""
+		if one.Verdict == Regression || one.Verdict == Better {
+			p = fmt.Sprintf("%.2g", one.P)
+		}
+		what := rowTitle(one.row)
+		if one.row.Metric == result.Rate {
+			what += ": " + one.row.Of().Title
+		}
+		lines = append(lines, []string{one.Verdict, one.mode, what, one.size(), one.base, p})
+	}
+	if len(lines) > 0 {
+		fmt.Fprint(w, table([]string{"verdict", "mode", "what", "change", "relative to", "p"}, lines))
 	}
 	fmt.Fprintf(w, "%s of %d without a difference beyond noise\n", plural(same, "row"), len(c.Changes))
 	if c.Indicative {
@@ -237,18 +216,14 @@ func (c *Comparison) Print(w io.Writer) {
 	}
 }
 
-// size is how much a row has changed.
+// size is how much a row has changed, if both runs have it.
 func (c Change) size() string {
 	word := "better"
-	if c.Worse > 0 {
+	switch {
+	case c.Verdict == Lost || c.Verdict == NotRun:
+		return ""
+	case c.Worse > 0:
 		word = "worse"
 	}
-	text := fmt.Sprintf("%.0f %% %s", 100*math.Abs(c.Worse), word)
-	if c.Verdict != Indicative {
-		text += fmt.Sprintf(", p = %.2g", c.P)
-	}
-	if c.Base == "" {
-		return text
-	}
-	return text + ", relative to " + c.Base
+	return fmt.Sprintf("%.0f %% %s", 100*math.Abs(c.Worse), word)
 }

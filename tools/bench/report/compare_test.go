@@ -23,7 +23,7 @@ func compare(t *testing.T, a, b *result.Run) *Comparison {
 func with(c *Comparison, verdict string) (rows []result.Row) {
 	for _, one := range c.Changes {
 		if one.Verdict == verdict {
-			rows = append(rows, one.Row)
+			rows = append(rows, one.row)
 		}
 	}
 	return rows
@@ -145,7 +145,7 @@ func TestCompareQuickRuns(t *testing.T) {
 	c := compare(t, a, b)
 	var out strings.Builder
 	c.Print(&out)
-	if c.Regressed() || !strings.Contains(out.String(), "indicative    ebpf: UDP, 64 bytes, same node: packets/s: 10") ||
+	if c.Regressed() || !strings.Contains(out.String(), "| indicative | ebpf | UDP, 64 bytes, same node: packets/s | 10") ||
 		!strings.Contains(out.String(), "two full runs of 5 rounds") {
 		t.Errorf("regressed %v\n%s", c.Regressed(), out.String())
 	}
@@ -174,7 +174,7 @@ func TestCompareWarnsOfAnotherMachine(t *testing.T) {
 	c := compare(t, a, b)
 	var out strings.Builder
 	c.Print(&out)
-	for _, want := range []string{"warning: another CPU", "warning: another kernel", "warning: another profile", "warning: B is incomplete"} {
+	for _, want := range []string{"warning: another CPU", "warning: another kernel", "warning: another profile", "warning: incomplete: – in A, got interrupt in B"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in:\n%s", want, out.String())
 		}

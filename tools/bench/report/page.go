@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -58,7 +59,11 @@ func verdictTable(verdicts []judgement) string {
 	counts := map[string]int{}
 	for _, j := range verdicts {
 		counts[j.verdict]++
-		lines = append(lines, []string{j.title(), j.against(), j.text(), dash(j.measured), strong(j.verdict), j.beside})
+		verdict := j.verdict
+		if verdict == met || verdict == missed {
+			verdict = "**" + verdict + "**"
+		}
+		lines = append(lines, []string{j.title(), dash(j.over()), j.text(), dash(j.measured), verdict, j.beside})
 	}
 	return fmt.Sprintf("%d budgets met, %d missed, %d not judged or not measured.\n\n", counts[met], counts[missed], len(verdicts)-counts[met]-counts[missed]) +
 		table([]string{"what", "against", "asked", "measured", "verdict", "beside kube-proxy"}, lines)
@@ -83,14 +88,12 @@ func headline(run *result.Run) string {
 	for _, r := range []result.Row{
 		row("udp64", result.AcrossNodes, result.Rate), row("crr", result.AcrossNodes, result.Rate), row("flows", result.Egress, result.Rate),
 	} {
-		if median(run, r, result.EBPF) == "" {
-			continue
+		figure := func(mode string) string {
+			return strings.TrimSuffix(median(run, r, mode)+": "+ratio(run, r, mode, result.IPTables), ": ")
 		}
-		limit := ""
-		if s, ok := run.Ratio(r, result.EBPF, result.Direct); ok {
-			limit = ratio(s)
+		if figure(result.EBPF) != "" {
+			lines = append(lines, []string{rowTitle(r), median(run, r, result.IPTables), figure(result.EBPF), figure(result.KubeProxy), ratio(run, r, result.EBPF, result.Direct)})
 		}
-		lines = append(lines, []string{rowTitle(r), median(run, r, result.IPTables), overClassical(run, r, result.EBPF), overClassical(run, r, result.KubeProxy), limit})
 	}
 	e := run.Environment
 	return table([]string{"", "bridge + iptables", "ebpf-cni", "ebpf-cni beside kube-proxy", "ebpf-cni, of the machine's limit"}, lines) +
@@ -100,15 +103,6 @@ func headline(run *result.Run) string {
 			plural(run.Rounds, "round"), e.CPU, plural(e.Cores, "core"), e.Kernel, commit(e))
 }
 
-// overClassical is a mode's figure and its ratio to the classical network's.
-func overClassical(run *result.Run, row result.Row, mode string) string {
-	figure := median(run, row, mode)
-	if s, ok := run.Ratio(row, mode, result.IPTables); ok {
-		figure += ": " + ratio(s)
-	}
-	return figure
-}
-
 // clusterHeadline is one sentence for each thing that somebody asks who looks for a network.
 func clusterHeadline(run *result.Run) string {
 	of := func(workload, metric string, point int) string {
@@ -116,9 +110,9 @@ func clusterHeadline(run *result.Run) string {
 	}
 	text := fmt.Sprintf("On a real Kubernetes %s (all of it on one machine, with kube-proxy):", dash(run.Environment.Versions["kubernetes"]))
 	first := result.Row{Workload: result.FirstPacket, Metric: result.P50}
-	if s, ok := run.Ratio(first, result.KubeProxy, result.IPTables); ok {
+	if over := ratio(run, first, result.KubeProxy, result.IPTables); over != "" {
 		text += fmt.Sprintf(" a pod's first packet arrives %s after its creation is asked for, %s with bridge + iptables (%s).",
-			median(run, first, result.KubeProxy), median(run, first, result.IPTables), ratio(s))
+			median(run, first, result.KubeProxy), median(run, first, result.IPTables), over)
 	}
 	lost, sent := 0.0, 0.0
 	for _, s := range run.Samples {
@@ -157,69 +151,62 @@ func tables(run *result.Run) []byte {
 // figures has a line for each place, mode and point: every metric, and the main one's ratios, of a sweep to its own first point.
 func figures(run *result.Run, w result.Workload) string {
 	points := pointsOf(run, w.Name)
-	head, bases := []string{"path", "mode"}, []string{result.IPTables, result.Direct}
+	head, bases := []string{"path", "mode", w.Axis}, []subject{{base: result.IPTables}, {base: result.Direct}}
 	if w.Axis != "" {
-		head, bases = append(head, w.Axis), nil
+		bases = []subject{{from: points[0]}}
 	}
 	for _, m := range w.Metrics {
 		head = append(head, m.Title+", "+m.Unit)
 	}
 	for _, base := range bases {
-		head = append(head, "/ "+base)
-	}
-	if w.Axis != "" {
-		head = append(head, fmt.Sprintf("/ itself with %d", points[0]))
+		head = append(head, "/ "+base.over())
 	}
 	var lines [][]string
 	for _, path := range append(result.Paths(), "") {
 		for _, mode := range run.Modes {
 			for _, point := range points {
-				row := result.Row{Workload: w.Name, Path: path, Metric: w.Metrics[0].Name, Point: point}
-				cells, found := cells(run, w, row, mode.Name)
-				if !found {
-					continue
-				}
-				line := []string{path, mode.Name}
+				line := []string{path, mode, ""}
 				if w.Axis != "" {
-					line = append(line, fmt.Sprint(point))
+					line[2] = fmt.Sprint(point)
 				}
-				line = append(line, cells...)
-				for _, base := range bases {
-					line = append(line, ratioCell(run.Ratio(row, mode.Name, base)))
+				row := result.Row{Workload: w.Name, Path: path, Point: point}
+				if cells := cells(run, w, row, mode, bases); cells != nil {
+					lines = append(lines, append(line, cells...))
 				}
-				if w.Axis != "" {
-					line = append(line, ratioCell(run.PointRatio(row, mode.Name, points[0])))
-				}
-				lines = append(lines, line)
 			}
 		}
 	}
 	return table(head, lines)
 }
 
-// cells are what a run says of a workload's metrics; found is false where it says nothing.
-func cells(run *result.Run, w result.Workload, row result.Row, mode string) (cells []string, found bool) {
+// cells are what a run says of a workload's metrics, and of the first one over each base; nil where it says nothing.
+func cells(run *result.Run, w result.Workload, row result.Row, mode string, bases []subject) (cells []string) {
 	refused, _ := run.Refused(row, mode)
-	for i, m := range w.Metrics {
+	said := refused > 0
+	for _, m := range w.Metrics {
 		row.Metric = m.Name
-		cell := ""
-		if t, ok := run.Tail(row, mode); ok {
-			cell = tail(t, m)
-		} else if s, ok := run.Summary(row, mode); ok {
-			cell = value(s.In(m))
-		} else if i == 0 && refused > 0 {
-			cell = "refused"
+		r, ok := subject{row: row, mode: mode}.read(run)
+		if !ok {
+			r.text = ""
 		}
-		cells, found = append(cells, cell), found || cell != ""
+		cells, said = append(cells, r.text), said || ok
 	}
-	return cells, found
-}
-
-func ratioCell(s result.Summary, ok bool) string {
-	if !ok || s.Low == 1 && s.High == 1 { // of itself
-		return ""
+	if !said {
+		return nil
 	}
-	return ratio(s)
+	if refused > 0 && cells[0] == "" {
+		cells[0] = "refused"
+	}
+	row.Metric = w.Metrics[0].Name
+	for _, base := range bases {
+		base.row, base.mode = row, mode
+		r, ok := base.read(run)
+		if !ok || r.Low == 1 && r.High == 1 { // of itself
+			r.text = ""
+		}
+		cells = append(cells, r.text)
+	}
+	return cells
 }
 
 // pointsOf are a sweep's points, in ascending order.
@@ -239,7 +226,7 @@ func disturbed(run *result.Run) string {
 	for _, mode := range run.Modes {
 		samples, again, kept, delay := 0, 0, 0, 0.0
 		for _, s := range run.Samples {
-			if s.Mode != mode.Name {
+			if s.Mode != mode {
 				continue
 			}
 			samples++
@@ -250,7 +237,7 @@ func disturbed(run *result.Run) string {
 				refused = append(refused, []string{s.Workload, s.Path, fmt.Sprint(s.Point), s.Mode, fmt.Sprint(s.Round), brief(s.Error)})
 			}
 		}
-		lines = append(lines, []string{mode.Name, fmt.Sprint(samples), fmt.Sprint(again), fmt.Sprint(kept), fmt.Sprintf("%.1f %%", 100*delay)})
+		lines = append(lines, []string{mode, fmt.Sprint(samples), fmt.Sprint(again), fmt.Sprint(kept), fmt.Sprintf("%.1f %%", 100*delay)})
 	}
 	text := "## Disturbed and refused samples\n\nOnly what disturbs a generator is a reason to take a sample again; packets that went astray are none. Where every attempt " +
 		"was disturbed, the least disturbed one is kept. \"Worst delay\" is the largest share of a sample for which an end waited for its CPU.\n\n" +
@@ -271,9 +258,9 @@ func count(holds bool) int {
 func environment(e result.Environment) string {
 	lines := [][]string{
 		{"kernel", "Linux " + e.Kernel}, {"CPU", e.CPU}, {"cores", fmt.Sprint(e.Cores)}, {"memory", fmt.Sprintf("%d MiB", e.MemoryMB)},
-		{"runs in", dash(e.Virtual)}, {"commit", e.Commit}, {"load average at the start", fmt.Sprintf("%.2f", e.Load)},
+		{"commit", e.Commit}, {"load average at the start", fmt.Sprintf("%.2f", e.Load)},
 	}
-	for _, name := range sorted(e.Versions) {
+	for _, name := range slices.Sorted(maps.Keys(e.Versions)) {
 		lines = append(lines, []string{name, e.Versions[name]})
 	}
 	return "## Environment\n\n" + table([]string{"what", "value"}, lines)

@@ -11,6 +11,7 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
@@ -21,13 +22,8 @@ import (
 // figure is a plot of a run: what it is called, and what it shows.
 type figure struct {
 	name, title string
-	data        interface {
-		plot.Plotter
-		plot.DataRanger
-		// frame sets the axes up; entries are what the legend says below them.
-		frame(*plot.Plot)
-		entries() []entry
-	}
+	// draw puts it onto a plot, and says what the legend below it says.
+	draw func(*plot.Plot) []entry
 }
 
 // entry is one of a legend.
@@ -83,23 +79,22 @@ func (f figure) onto(c draw.Canvas) {
 	grid := plotter.NewGrid()
 	grid.Vertical.Width = 0
 	grid.Horizontal.Color = color.Gray{Y: 0xdd}
-	p.Add(grid, f.data)
-	f.data.frame(p)
+	p.Add(grid)
+	entries := f.draw(p)
 	c.SetColor(color.White)
 	c.Fill(c.Rectangle.Path())
 	p.Draw(draw.Crop(c, vg.Points(4), -vg.Points(12), strip, -vg.Points(4)))
 	style := p.X.Tick.Label
 	style.XAlign, style.YAlign = draw.XLeft, draw.YBottom
 	total := vg.Length(0)
-	for _, e := range f.data.entries() {
+	for _, e := range entries {
 		total += style.Width(e.text) + vg.Points(32)
 	}
-	x := c.Min.X + (c.Max.X-c.Min.X-total)/2
-	for _, e := range f.data.entries() {
-		at := vg.Point{X: x, Y: c.Min.Y + vg.Points(8)}
+	at := vg.Point{X: c.Min.X + (c.Max.X-c.Min.X-total)/2, Y: c.Min.Y + vg.Points(8)}
+	for _, e := range entries {
 		c.FillPolygon(e.colour, []vg.Point{at, {X: at.X + 10, Y: at.Y}, {X: at.X + 10, Y: at.Y + 10}, {X: at.X, Y: at.Y + 10}})
-		c.FillText(style, vg.Point{X: x + vg.Points(15), Y: at.Y}, e.text)
-		x += style.Width(e.text) + vg.Points(32)
+		c.FillText(style, vg.Point{X: at.X + vg.Points(15), Y: at.Y}, e.text)
+		at.X += style.Width(e.text) + vg.Points(32)
 	}
 }
 
@@ -110,84 +105,111 @@ var colours = map[string]color.Color{
 	result.IPTables: color.RGBA{0x00, 0x72, 0xb2, 0xff}, result.PTP: color.RGBA{0x00, 0x9e, 0x73, 0xff}, result.NFTables: color.RGBA{0x33, 0x33, 0x66, 0xff},
 }
 
-func legend(modes []string) (entries []entry) {
-	for _, mode := range modes {
-		entries = append(entries, entry{mode, colours[mode]})
-	}
-	return entries
-}
-
 // plotsOf are the plots of a run, as far as it has values for them.
 func plotsOf(run *result.Run) (all []figure) {
+	if d := ratios(run); len(d) > 0 {
+		all = append(all, figure{"budgets", "Budgets: this network over another", d.draw})
+	}
+	add := func(name, title string, groups []group) {
+		groups = slices.DeleteFunc(groups, func(g group) bool { return len(g.values(run)) == 0 })
+		if len(groups) > 0 {
+			all = append(all, figure{name, title, func(p *plot.Plot) []entry { return bars(p, run, groups) }})
+		}
+	}
 	paths := func(name, workload, metric string) {
 		w, _ := result.Find(workload)
-		b := newBars(result.Row{Workload: workload, Metric: metric}.Of())
+		var groups []group
 		for _, path := range result.Paths() {
-			b.group(run, path, result.Row{Workload: workload, Path: path, Metric: metric})
+			groups = append(groups, group{path, result.Row{Workload: workload, Path: path, Metric: metric}})
 		}
-		all = append(all, figure{name, w.Title + ": " + b.metric.Title, b})
-	}
-	if r := ratios(run); len(r.all) > 0 {
-		all = append(all, figure{"budgets", "Budgets: this network over another", r})
+		add(name, w.Title+": "+groups[0].row.Of().Title, groups)
 	}
 	paths("udp", "udp64", result.Rate)
 	paths("connections", "crr", result.Rate)
 	paths("latency", "rr", result.P99)
-	cni := newBars(result.Row{Workload: "cni", Metric: "add-p50"}.Of())
-	for _, metric := range []string{"add-p50", "del-p50", "pair-p50"} {
-		row := result.Row{Workload: "cni", Metric: metric}
-		cni.group(run, row.Of().Title, row)
-	}
-	cni.metric.Title = "time"
-	services := newBars(result.Row{Workload: "services", Metric: result.Cost}.Of())
+	add("cni", "CNI, one pod at a time: time", []group{
+		{"ADD p50", result.Row{Workload: "cni", Metric: "add-p50"}}, {"DEL p50", result.Row{Workload: "cni", Metric: "del-p50"}},
+		{"ADD + DEL p50", result.Row{Workload: "cni", Metric: "pair-p50"}},
+	})
+	var services []group
 	for _, point := range pointsOf(run, "services") {
-		services.group(run, fmt.Sprintf("%d Services", point), result.Row{Workload: "services", Path: result.AcrossNodes, Metric: result.Cost, Point: point})
+		services = append(services, group{fmt.Sprintf("%d Services", point), result.Row{Workload: "services", Path: result.AcrossNodes, Metric: result.Cost, Point: point}})
 	}
-	all = append(all, figure{"cni", "CNI, one pod at a time", cni}, figure{"services", "Service rules: time per connection", services})
-	return slices.DeleteFunc(all, func(f figure) bool { return len(f.data.entries()) == 0 })
+	add("services", "Service rules: time per connection", services)
+	return all
 }
 
-// bars are groups of bars, one for each mode, each with its spread drawn on it and its value above.
-type bars struct {
-	metric result.Metric
-	groups []string
-	values []map[string]result.Summary // of a group by mode, in the unit of the metric
+// group are bars of one row, one for each mode.
+type group struct {
+	title string
+	row   result.Row
 }
 
-func newBars(m result.Metric) *bars { return &bars{metric: m} }
-
-// group adds a row, if the run has it in any mode.
-func (b *bars) group(run *result.Run, title string, row result.Row) {
-	values := map[string]result.Summary{}
+// values are what a run says of the row, by mode.
+func (g group) values(run *result.Run) map[string]reading {
+	values := map[string]reading{}
 	for _, mode := range result.Modes() {
-		if s, ok := run.Summary(row, mode); ok {
-			values[mode] = s.In(row.Of())
+		if r, ok := (subject{row: g.row, mode: mode}).read(run); ok {
+			values[mode] = r
 		}
 	}
-	if len(values) > 0 {
-		b.groups, b.values = append(b.groups, title), append(b.values, values)
-	}
+	return values
 }
 
-func (b *bars) modes() (modes []string) {
-	for _, mode := range result.Modes() {
-		if slices.ContainsFunc(b.values, func(values map[string]result.Summary) bool { return values[mode].N > 0 }) {
-			modes = append(modes, mode)
-		}
-	}
-	return modes
-}
-
-func (b *bars) entries() []entry { return legend(b.modes()) }
-
-func (b *bars) frame(p *plot.Plot) {
-	better := "more is better"
-	if b.metric.Lower {
+// bars draws groups of bars, each with its spread drawn on it and its value above.
+func bars(p *plot.Plot, run *result.Run, groups []group) (entries []entry) {
+	metric, better := groups[0].row.Of(), "more is better"
+	if metric.Lower {
 		better = "less is better"
 	}
-	p.Y.Label.Text = fmt.Sprintf("%s, %s (%s)", b.metric.Title, b.metric.Unit, better)
-	p.NominalX(b.groups...)
-	p.Y.Min, p.Y.Tick.Marker = 0, whole{}
+	var titles []string
+	measured := map[string]bool{}
+	for _, g := range groups {
+		titles = append(titles, g.title)
+		for mode := range g.values(run) {
+			measured[mode] = true
+		}
+	}
+	modes := slices.DeleteFunc(result.Modes(), func(mode string) bool { return !measured[mode] })
+	p.NominalX(titles...)
+	p.Y.Label.Text = fmt.Sprintf("%s (%s)", metric.Unit, better)
+	p.Y.Tick.Marker = whole{}
+	p.X.Min, p.X.Max, p.Y.Min = -0.5, float64(len(groups))-0.5, 0
+	wide := 0.86 / float64(len(modes))
+	for i, mode := range modes {
+		entries = append(entries, entry{mode, colours[mode]})
+		for n, g := range groups {
+			if r, ok := g.values(run)[mode]; ok {
+				x := float64(n) + (float64(i)-float64(len(modes)-1)/2)*wide
+				left, right := x-wide*0.45, x+wide*0.45
+				bar := plotter.XYs{{X: left}, {X: left, Y: r.Median}, {X: right, Y: r.Median}, {X: right}}
+				p.Add(&plotter.Polygon{XYs: []plotter.XYs{bar}, Color: colours[mode]}, spread(x, r.Summary), above(p, x, r.Summary))
+				p.Y.Max = max(p.Y.Max, r.High*1.08)
+			}
+		}
+	}
+	return entries
+}
+
+// spread is a bar's.
+func spread(x float64, s result.Summary) plot.Plotter {
+	bar := &plotter.YErrorBars{XYs: plotter.XYs{{X: x, Y: s.Median}}, YErrors: plotter.YErrors{{Low: s.Median - s.Low, High: s.High - s.Median}}}
+	bar.LineStyle, bar.CapWidth = draw.LineStyle{Color: color.Black, Width: vg.Points(0.8)}, vg.Points(6)
+	return bar
+}
+
+// above is a bar's value, as narrow as the bar.
+func above(p *plot.Plot, x float64, s result.Summary) plot.Plotter {
+	style := p.X.Tick.Label
+	style.Font.Size = 8
+	style.XAlign, style.YAlign = draw.XCenter, draw.YBottom
+	value := number(s.Median)
+	if s.Median >= 10000 {
+		value = fmt.Sprintf("%.0fk", s.Median/1000)
+	}
+	return &plotter.Labels{
+		XYs: plotter.XYs{{X: x, Y: s.High}}, Labels: []string{value}, TextStyle: []text.Style{style}, Offset: vg.Point{Y: vg.Points(2)},
+	}
 }
 
 // whole are the usual ticks, labelled with whole numbers.
@@ -204,118 +226,57 @@ func (w whole) Ticks(low, high float64) []plot.Tick {
 	return ticks
 }
 
-// Plot implements plot.Plotter.
-func (b *bars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	style := p.X.Tick.Label
-	style.Font.Size = 8
-	style.XAlign, style.YAlign = draw.XCenter, draw.YBottom
-	modes := b.modes()
-	wide := 0.86 / float64(len(modes))
-	for g, values := range b.values {
-		for i, mode := range modes {
-			s, ok := values[mode]
-			if !ok {
-				continue
-			}
-			at := float64(g) + (float64(i)-float64(len(modes)-1)/2)*wide
-			left, right := x(at-wide*0.45), x(at+wide*0.45)
-			c.FillPolygon(colours[mode], []vg.Point{{X: left, Y: y(0)}, {X: left, Y: y(s.Median)}, {X: right, Y: y(s.Median)}, {X: right, Y: y(0)}})
-			whisker(c, x(at), y(s.Low), y(s.High))
-			c.FillText(style, vg.Point{X: x(at), Y: y(s.High) + vg.Points(2)}, compact(s.Median))
-		}
-	}
-}
-
-// compact prints a number as narrow as a bar.
-func compact(v float64) string {
-	if v >= 10000 {
-		return fmt.Sprintf("%.0fk", v/1000)
-	}
-	return number(v)
-}
-
-// DataRange implements plot.DataRanger.
-func (b *bars) DataRange() (xmin, xmax, ymin, ymax float64) {
-	for _, values := range b.values {
-		for _, s := range values {
-			ymax = max(ymax, s.High)
-		}
-	}
-	return -0.5, float64(len(b.groups)) - 0.5, 0, ymax * 1.08
-}
-
-func whisker(c draw.Canvas, x, low, high vg.Length) {
-	line := draw.LineStyle{Color: color.Black, Width: vg.Points(0.8)}
-	c.StrokeLine2(line, x, low, x, high)
-	for _, y := range []vg.Length{low, high} {
-		c.StrokeLine2(line, x-vg.Points(3), y, x+vg.Points(3), y)
-	}
-}
-
 // dots are ratios with their spreads, and a bar where the budget wants each: a line for each row, the first on top.
-type dots struct {
-	all    []dot
-	titles []string
-}
+type dots []dot
 
 type dot struct {
-	title string
+	budget
+
 	ratio result.Summary
-	bound float64
-	base  string
 }
 
-func ratios(run *result.Run) *dots {
-	var d dots
+func ratios(run *result.Run) (d dots) {
 	for _, b := range budgets() {
-		if s, ok := run.Ratio(b.row, b.mode, b.base); ok && b.base != "" {
-			d.add(b, s)
+		if r, ok := b.read(run); ok && b.base != "" {
+			d = append(d, dot{b, r.Summary})
 		}
 	}
-	return &d
+	return d
 }
 
-func (d *dots) add(b budget, s result.Summary) {
-	title := b.title()
-	if b.row.Of().Lower {
-		title += " (less is better)"
+func (d dots) draw(p *plot.Plot) []entry {
+	var titles []string
+	right := 1.0
+	for _, one := range slices.Backward(d) {
+		if title := one.direction(); !slices.Contains(titles, title) {
+			titles = append(titles, title)
+		}
+		right = max(right, one.ratio.High*1.1, one.bound*1.1)
 	}
-	d.all = append(d.all, dot{title, s, b.bound, b.base})
-	if !slices.Contains(d.titles, title) {
-		d.titles = slices.Insert(d.titles, 0, title)
-	}
-}
-
-func (d *dots) entries() []entry {
-	return []entry{{"over the classical network", colours[result.EBPF]}, {"over the machine's limit", colours[result.Direct]}, {"asked", color.Black}}
-}
-
-func (d *dots) frame(p *plot.Plot) {
+	p.NominalY(titles...)
 	p.X.Label.Text = "ratio, with its spread"
-	p.NominalY(d.titles...)
 	p.X.Tick.Marker = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.5, Label: "0.5"}, {Value: 1, Label: "1"}, {Value: 1.5, Label: "1.5"}, {Value: 2, Label: "2"}}
-}
-
-// Plot implements plot.Plotter.
-func (d *dots) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	c.StrokeLine2(draw.LineStyle{Color: color.Gray{Y: 0x99}, Width: vg.Points(1), Dashes: []vg.Length{4, 3}}, x(1), c.Min.Y, x(1), c.Max.Y)
-	for _, one := range d.all {
-		at, hue := y(float64(slices.Index(d.titles, one.title))), colours[result.EBPF]
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, right, -0.6, float64(len(titles))-0.4
+	line := func(style draw.LineStyle, fromX, fromY, toX, toY float64) {
+		p.Add(&plotter.Line{XYs: plotter.XYs{{X: fromX, Y: fromY}, {X: toX, Y: toY}}, LineStyle: style})
+	}
+	line(draw.LineStyle{Color: color.Gray{Y: 0x99}, Width: vg.Points(1), Dashes: []vg.Length{4, 3}}, 1, p.Y.Min, 1, p.Y.Max)
+	for _, one := range d {
+		y, hue := float64(slices.Index(titles, one.direction())), colours[result.EBPF]
 		if one.base == result.Direct {
 			hue = colours[result.Direct]
 		}
-		c.StrokeLine2(draw.LineStyle{Color: color.Black, Width: vg.Points(2.5)}, x(one.bound), at-vg.Points(6), x(one.bound), at+vg.Points(6))
-		c.StrokeLine2(draw.LineStyle{Color: hue, Width: vg.Points(2)}, x(one.ratio.Low), at, x(one.ratio.High), at)
-		c.DrawGlyph(draw.GlyphStyle{Color: hue, Radius: vg.Points(4), Shape: draw.CircleGlyph{}}, vg.Point{X: x(one.ratio.Median), Y: at})
+		line(draw.LineStyle{Color: color.Black, Width: vg.Points(2.5)}, one.bound, y-0.3, one.bound, y+0.3)
+		line(draw.LineStyle{Color: hue, Width: vg.Points(2)}, one.ratio.Low, y, one.ratio.High, y)
+		p.Add(&plotter.Scatter{XYs: plotter.XYs{{X: one.ratio.Median, Y: y}}, GlyphStyle: draw.GlyphStyle{Color: hue, Radius: vg.Points(4), Shape: draw.CircleGlyph{}}})
 	}
+	return []entry{{"over the classical network", colours[result.EBPF]}, {"over the machine's limit", colours[result.Direct]}, {"asked", color.Black}}
 }
 
-// DataRange implements plot.DataRanger.
-func (d *dots) DataRange() (xmin, xmax, ymin, ymax float64) {
-	for _, one := range d.all {
-		xmax = max(xmax, one.ratio.High, one.bound)
+// direction is what a ratio is of, and which one is better.
+func (d dot) direction() string {
+	if d.row.Of().Lower {
+		return d.title() + " (less is better)"
 	}
-	return 0, max(xmax*1.1, 1), -0.6, float64(len(d.titles)) - 0.4
+	return d.title()
 }

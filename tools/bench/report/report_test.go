@@ -17,8 +17,8 @@ func TestJudge(t *testing.T) {
 		slower(run, rate, "ebpf", ratio/0.95) // ratio to direct
 		return run
 	}
-	bound := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.92}
-	memory := budget{row: result.Row{Workload: "agent", Metric: "memory"}, mode: "ebpf", bound: 80}
+	bound := budget{subject: subject{row: rate, mode: "ebpf", base: "direct"}, bound: 0.92}
+	memory := budget{subject: subject{row: result.Row{Workload: "agent", Metric: "memory"}, mode: "ebpf"}, bound: 80}
 	// once multiplies the first value of a row that it finds.
 	once := func(run *result.Run, row result.Row, factor float64) *result.Run {
 		for _, s := range run.Samples {
@@ -31,7 +31,7 @@ func TestJudge(t *testing.T) {
 	}
 	delay := result.Row{Workload: "change", Metric: result.P99}
 	doubtful := once(at(1.05), rate, 0.9)
-	gain := budget{row: rate, mode: "ebpf", base: "direct", bound: 1.02}
+	gain := budget{subject: subject{row: rate, mode: "ebpf", base: "direct"}, bound: 1.02}
 	quick := at(0.93)
 	quick.Indicative = true
 	short := synthetic(4, 0, 1)
@@ -50,15 +50,15 @@ func TestJudge(t *testing.T) {
 		"a gain in doubt":  {doubtful, gain, missed},
 		"a loss in doubt":  {doubtful, bound, met},
 		"one of five":      {once(at(1), memory.row, 1.2), roomy, met},
-		"p99 of 110":       {at(1), budget{row: delay, mode: "ebpf", bound: 50}, met},
-		"a slower p99":     {at(1), budget{row: delay, mode: "ebpf", bound: 40}, missed},
-		"p99 of 88":        {short, budget{row: delay, mode: "ebpf", bound: 50}, notJudged},
+		"p99 of 110":       {at(1), budget{subject: subject{row: delay, mode: "ebpf"}, bound: 50}, met},
+		"a slower p99":     {at(1), budget{subject: subject{row: delay, mode: "ebpf"}, bound: 40}, missed},
+		"p99 of 88":        {short, budget{subject: subject{row: delay, mode: "ebpf"}, bound: 50}, notJudged},
 		"indicative":       {quick, bound, notJudged},
 		"four rounds":      {short, bound, notJudged},
-		"no such mode":     {at(1), budget{row: rate, mode: "ebpf-vxlan", base: "iptables", bound: 1}, notRun},
-		"never measured":   {at(1), budget{row: result.Row{Workload: "tcp1", Metric: result.Rate}, mode: "ebpf", base: "direct", bound: 1}, notRun},
-		"over the sweep":   {at(1), budget{row: result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: 5000}, mode: "ebpf", from: 2, bound: 1.004}, missed},
-		"sweep within":     {at(1), budget{row: result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: 5000}, mode: "ebpf", from: 2, bound: 1.03}, met},
+		"no such mode":     {at(1), budget{subject: subject{row: rate, mode: "ebpf-vxlan", base: "iptables"}, bound: 1}, notRun},
+		"never measured":   {at(1), budget{subject: subject{row: result.Row{Workload: "tcp1", Metric: result.Rate}, mode: "ebpf", base: "direct"}, bound: 1}, notRun},
+		"over the sweep":   {at(1), budget{subject: subject{row: result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: 5000}, mode: "ebpf", from: 2}, bound: 1.004}, missed},
+		"sweep within":     {at(1), budget{subject: subject{row: result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: 5000}, mode: "ebpf", from: 2}, bound: 1.03}, met},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := judge(c.run, c.b); got.verdict != c.want {
@@ -70,10 +70,7 @@ func TestJudge(t *testing.T) {
 
 // Every budget is about a metric that the catalog has, in a mode that has a colour, and has a place for a reason.
 func TestBudgetsFitTheCatalog(t *testing.T) {
-	written, err := readReasons()
-	if err != nil {
-		t.Fatal(err)
-	}
+	written := reasons()
 	for _, b := range slices.Concat(budgets(), clusterBudgets()) {
 		if b.row.Of().Name == "" {
 			t.Errorf("no workload has the metric of %+v", b.row)
@@ -101,7 +98,7 @@ func TestReasons(t *testing.T) {
 	defer func() { reasonsFile = written }()
 	reasonsFile = []byte("udp64, same node / direct: {why: the veth pair, commit: 0123456789abcdef, kernel: 6.18.0}\n")
 	run := synthetic(5, 0, 1)
-	missing := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.97}
+	missing := budget{subject: subject{row: rate, mode: "ebpf", base: "direct"}, bound: 0.97}
 	if j := judge(run, missing); j.verdict != missed || j.why != "the veth pair (found out at commit 0123456789ab, Linux 6.18.0)" {
 		t.Errorf("%s: %s", j.verdict, j.why)
 	}
@@ -109,7 +106,7 @@ func TestReasons(t *testing.T) {
 	if j := judge(run, missing); j.verdict != met || j.why != "" {
 		t.Errorf("%s: %s", j.verdict, j.why)
 	}
-	unknown := budget{row: rate, mode: "ebpf", base: "iptables", bound: 2}
+	unknown := budget{subject: subject{row: rate, mode: "ebpf", base: "iptables"}, bound: 2}
 	if j := judge(run, unknown); j.verdict != missed || j.why != unexplained {
 		t.Errorf("%s: %s", j.verdict, j.why)
 	}
@@ -140,7 +137,7 @@ func TestCommit(t *testing.T) {
 
 // The median decides, but a reader sees when another run might decide otherwise.
 func TestDoubt(t *testing.T) {
-	b := budget{row: rate, mode: "ebpf", base: "direct", bound: 0.92}
+	b := budget{subject: subject{row: rate, mode: "ebpf", base: "direct"}, bound: 0.92}
 	for low, want := range map[float64]string{0.91: "the spread holds the bound", 0.93: ""} {
 		if got := b.doubt(reading{Summary: result.Summary{N: 5, Median: 0.95, Low: low, High: 0.97}}); got != want {
 			t.Errorf("from %g: %q", low, got)
@@ -242,7 +239,7 @@ func TestCompareClusters(t *testing.T) {
 		b.Samples[4*i].Values[result.P50] *= 1.5 + float64(i)/1000
 	}
 	for _, change := range compare(t, a, b).Changes {
-		want := map[string]string{result.FirstPacket: Regression, result.AgentCluster: Noise, result.Image: Noise}[change.Row.Workload]
+		want := map[string]string{result.FirstPacket: Regression, result.AgentCluster: Noise, result.Image: Noise}[change.row.Workload]
 		if change.Verdict != want {
 			t.Errorf("%+v, want %s", change, want)
 		}
@@ -251,7 +248,7 @@ func TestCompareClusters(t *testing.T) {
 
 // clusterRun is a run on clusters of six rounds.
 func clusterRun() *result.Run {
-	run := &result.Run{Profile: result.ClusterProfile, Rounds: 6, Workloads: result.Names(true), Modes: []result.Mode{{Name: result.KubeProxy}, {Name: result.IPTables}}}
+	run := &result.Run{Profile: result.ClusterProfile, Rounds: 6, Workloads: result.Names(true), Modes: []string{result.KubeProxy, result.IPTables}}
 	run.Environment.Versions = map[string]string{"kubernetes": "v1.36.3"}
 	for round := 1; round <= 6; round++ {
 		add := func(workload, mode string, point int, values map[string]float64) {

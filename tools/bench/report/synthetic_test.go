@@ -17,7 +17,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 		Schema: result.Schema, Profile: "full", Command: "bench --profile full", Rounds: rounds, Duration: 1, Warmup: 0.2,
 		Started: started, Finished: started.Add(20 * time.Minute),
 		Workloads: []string{"udp64", "rr", "bpf", "cni", "nodes", "agent", "change"},
-		Modes:     []result.Mode{{Name: "direct"}, {Name: "ebpf"}, {Name: "iptables"}},
+		Modes:     []string{"direct", "ebpf", "iptables"},
 		Environment: result.Environment{
 			Kernel: "6.18.0 x86_64", CPU: "Synthetic | 3000", Cores: 2, MemoryMB: 4096, Commit: "0123456789abcdef0123", Dirty: true,
 			Versions: map[string]string{"go": "go1.26"}, Load: 0.1,
@@ -42,16 +42,14 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 			add(result.Sample{Workload: "rr", Path: result.AcrossNodes, Mode: mode,
 				Values: map[string]float64{
 					result.Rate: 20_000 * speed, result.CPUPer: 50e-6 / speed,
-					result.P50: 40e-6 / speed, result.P99: 90e-6 / speed, result.P999: 200e-6 / speed},
-				Distributions: map[string]result.Distribution{"rtt": {{Seconds: 40e-6, Count: 99}, {Seconds: 90e-6, Count: 1}}}})
+					result.P50: 40e-6 / speed, result.P99: 90e-6 / speed, result.P999: 200e-6 / speed}})
 			if mode == "direct" {
 				continue
 			}
 			add(result.Sample{Workload: "cni", Mode: mode,
 				Values: map[string]float64{"pair-p50": 0.030 / speed, "add-p50": 0.020 / speed, "del-p50": 0.010 / speed},
-				Distributions: map[string]result.Distribution{
-					"add": {{Seconds: 0.020 / speed, Count: 19}, {Seconds: 0.040 / speed, Count: 1}},
-					"del": {{Seconds: 0.010 / speed, Count: 10}}}})
+				Durations: map[string][]float64{
+					"add": append(slices.Repeat([]float64{0.020 / speed}, 19), 0.040/speed), "del": slices.Repeat([]float64{0.010 / speed}, 10)}})
 			for _, point := range []int{2, 5000} {
 				add(result.Sample{Workload: "nodes", Path: result.AcrossNodes, Mode: mode, Point: point,
 					Values: map[string]float64{result.Cost: 2e-6 / speed * (1 + float64(point)/1e6), result.CPUPer: 2e-6}})
@@ -60,7 +58,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 		add(result.Sample{Workload: "bpf", Path: result.AcrossNodes, Mode: "ebpf", Values: map[string]float64{
 			result.BPFPer: 300e-9, "ec_from_pod": 200e-9, "ec_from_uplink": 100e-9}})
 		add(result.Sample{Workload: "change", Mode: "ebpf", Values: map[string]float64{result.P50: 0.030},
-			Distributions: map[string]result.Distribution{"delay": {{Seconds: 0.030, Count: 20}, {Seconds: 0.045, Count: 2}}}})
+			Durations: map[string][]float64{"delay": append(slices.Repeat([]float64{0.030}, 20), 0.045, 0.045)}})
 		add(result.Sample{Workload: "agent", Mode: "ebpf", Values: map[string]float64{"memory": 100 << 20, "peak": 120 << 20, "complete": 1.5}})
 	}
 	return run
@@ -68,7 +66,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 
 // withKubeProxy adds the mode beside kube-proxy: what ebpf has of packets and pods, at four fifths of the speed.
 func withKubeProxy(run *result.Run) *result.Run {
-	run.Modes = slices.Insert(run.Modes, 2, result.Mode{Name: result.KubeProxy})
+	run.Modes = slices.Insert(run.Modes, 2, result.KubeProxy)
 	for _, s := range run.Samples {
 		if s.Mode == "ebpf" && (s.Workload == "udp64" || s.Workload == "cni") {
 			s.Mode, s.Values = result.KubeProxy, maps.Clone(s.Values)

@@ -47,43 +47,98 @@ func number(v float64) string {
 	return fmt.Sprintf("%.3f", v)
 }
 
-// value prints a median and its spread.
-func value(s result.Summary) string {
-	if s.N == 1 {
-		return number(s.Median)
+// subject is what a figure is of: a row in a mode, divided by the same in another mode, or in the same mode at another point of a sweep, or by nothing.
+type subject struct {
+	row  result.Row
+	mode string
+	base string
+	from int
+}
+
+// over is what the row is divided by, if anything.
+func (s subject) over() string {
+	if s.from != 0 {
+		return fmt.Sprintf("itself with %d", s.from)
 	}
-	return fmt.Sprintf("%s [%s, %s]", number(s.Median), number(s.Low), number(s.High))
+	return s.base
+}
+
+// values are a subject's, one for each round that has it.
+func (s subject) values(run *result.Run) []float64 {
+	own := run.Values(s.row, s.mode)
+	switch {
+	case s.base != "":
+		return result.Pairs(own, run.Values(s.row, s.base))
+	case s.from != 0:
+		first := s.row
+		first.Point = s.from
+		return result.Pairs(own, run.Values(first, s.mode))
+	}
+	return slices.Collect(maps.Values(own))
+}
+
+// reading is what a run says of a subject, in the unit of its metric.
+type reading struct {
+	result.Summary
+
+	// text is the median, and the spread if there is one.
+	text, unit string
+	// short says what there is too little of for a judgement.
+	short string
+}
+
+func (r reading) withUnit() string { return strings.TrimSuffix(r.text+" "+r.unit, " ") }
+
+// read reads a subject. A percentile of durations is of all rounds together, with their number; ok is false when there is no sample.
+func (s subject) read(run *result.Run) (r reading, ok bool) {
+	m := s.row.Of()
+	if m.Of != "" {
+		t, ok := run.Tail(s.row, s.mode)
+		v, of := t.Seconds/m.Scale, "of"
+		r = reading{Summary: result.Summary{N: t.N, Median: v, Low: v, High: v}, unit: m.Unit}
+		if t.Slowest {
+			of, r.short = "slowest of", fmt.Sprintf("%s are too few for a %s", plural(t.N, "value"), m.Title)
+		}
+		r.text = fmt.Sprintf("%s (%s %d)", number(v), of, t.N)
+		return r, ok
+	}
+	r.unit = m.Unit
+	if r.Summary, ok = result.Summarise(s.values(run)); s.over() == "" {
+		r.Summary = r.In(m)
+	}
+	r.text = number(r.Median)
+	spread := fmt.Sprintf(" [%s, %s]", number(r.Low), number(r.High))
+	if s.over() != "" {
+		r.unit, r.text, spread = "", fmt.Sprintf("%.2f x", r.Median), fmt.Sprintf(" [%.2f, %.2f]", r.Low, r.High)
+		if r.N > 1 && r.Same() {
+			r.text = "no difference"
+		}
+	}
+	if r.N > 1 {
+		r.text += spread
+	}
+	if r.N < judgedRounds {
+		r.short = fmt.Sprintf("%s; a judgement takes %d", plural(r.N, "round"), judgedRounds)
+	}
+	return r, ok
 }
 
 // median is a row's in its unit; empty where there is none.
 func median(run *result.Run, row result.Row, mode string) string {
-	s, ok := run.Summary(row, mode)
+	r, ok := subject{row: row, mode: mode}.read(run)
 	if !ok {
 		return ""
 	}
-	m := row.Of()
-	return number(s.In(m).Median) + " " + m.Unit
+	return number(r.Median) + " " + r.unit
 }
 
-// ratio prints one, or that it is none, and its spread.
-func ratio(s result.Summary) string {
-	text := fmt.Sprintf("%.2f x", s.Median)
-	if s.N == 1 {
-		return text
+// ratio is a row's in a mode to that in another, and its spread; empty where there is none.
+func ratio(run *result.Run, row result.Row, mode, base string) string {
+	r, ok := subject{row: row, mode: mode, base: base}.read(run)
+	if !ok {
+		return ""
 	}
-	if s.Same() {
-		text = "no difference"
-	}
-	return fmt.Sprintf("%s [%.2f, %.2f]", text, s.Low, s.High)
-}
-
-// tail prints a percentile of all rounds together, and of how many durations it is.
-func tail(t result.Tail, m result.Metric) string {
-	of := "of"
-	if t.Slowest {
-		of = "slowest of"
-	}
-	return fmt.Sprintf("%s (%s %d)", number(t.Seconds/m.Scale), of, t.N)
+	return r.text
 }
 
 func rowTitle(row result.Row) string {
@@ -103,13 +158,6 @@ func join(title, more string) string {
 		return title
 	}
 	return title + ", " + more
-}
-
-func strong(verdict string) string {
-	if verdict == met || verdict == missed {
-		return "**" + verdict + "**"
-	}
-	return verdict
 }
 
 func dash(text string) string {
@@ -153,5 +201,3 @@ func plural(n int, what string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
-
-func sorted(set map[string]string) []string { return slices.Sorted(maps.Keys(set)) }

@@ -2,7 +2,7 @@
 // over them. It is the format of bench.json. It measures nothing and draws nothing.
 //
 //	run, err := result.Read("bench-out/full/bench.json")
-//	ratio, ok := run.Ratio(row, "ebpf", "iptables")
+//	ratio, ok := result.Summarise(result.Pairs(run.Values(row, "ebpf"), run.Values(row, "iptables")))
 //	fmt.Println(ratio.Median, ratio.Low, ratio.High)
 package result
 
@@ -13,12 +13,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 )
 
 // Schema is the version of the format. A file of another version is refused.
-const Schema = 1
+const Schema = 2
 
 // Sample is one measurement: one workload, between two places, in one mode, in one round.
 type Sample struct {
@@ -33,19 +32,14 @@ type Sample struct {
 	Started time.Time `json:"started"`
 	// Values are by the names of the workload's metrics, in their units.
 	Values map[string]float64 `json:"values,omitempty"`
-	// Distributions are durations by name.
-	Distributions map[string]Distribution `json:"distributions,omitempty"`
+	// Durations are in seconds, by name.
+	Durations map[string][]float64 `json:"durations,omitempty"`
 	// Attempts are the reasons why it was taken again, or given up: something disturbed each of these attempts.
 	Attempts []string `json:"attempts,omitempty"`
 	// Disturbed says what was wrong with the attempt that the values are of: it was the least disturbed one, and none was better.
 	Disturbed string `json:"disturbed,omitempty"`
 	// Error says why there are no values: the sample did not measure what it claims.
 	Error string `json:"error,omitempty"`
-}
-
-// Mode is a network that was measured.
-type Mode struct {
-	Name string `json:"name"`
 }
 
 // Run is one run of the benchmark.
@@ -63,7 +57,7 @@ type Run struct {
 	// Duration and Warmup are of one sample, in seconds.
 	Duration    float64     `json:"duration"`
 	Warmup      float64     `json:"warmup"`
-	Modes       []Mode      `json:"modes"`
+	Modes       []string    `json:"modes"`
 	Workloads   []string    `json:"workloads"`
 	Environment Environment `json:"environment"`
 	Samples     []Sample    `json:"samples"`
@@ -75,7 +69,6 @@ type Environment struct {
 	CPU      string            `json:"cpu"`
 	Cores    int               `json:"cores"`
 	MemoryMB int               `json:"memory_mb"`
-	Virtual  string            `json:"virtual,omitempty"`
 	Commit   string            `json:"commit"`
 	Dirty    bool              `json:"dirty"`
 	Versions map[string]string `json:"versions"`
@@ -87,9 +80,6 @@ type Environment struct {
 // Ours are the programs of this project that a run measures, as Environment.Versions names them. Their version is a commit.
 func Ours() []string { return []string{"ebpf-agent", "ebpf-cni"} }
 
-// Measures says that a mode is part of the run.
-func (r *Run) Measures(mode string) bool { return slices.Contains(r.Modes, Mode{mode}) }
-
 // Read reads a file that Write wrote.
 func Read(path string) (*Run, error) {
 	data, err := os.ReadFile(path)
@@ -99,18 +89,15 @@ func Read(path string) (*Run, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read a run: %w", err)
 	}
-	var head struct {
-		Schema int `json:"schema"`
-	}
-	if err := json.Unmarshal(data, &head); err != nil {
+	var run Run
+	err = json.Unmarshal(data, &run)
+	if _, otherwise := errors.AsType[*json.UnmarshalTypeError](err); err != nil && !otherwise {
 		return nil, fmt.Errorf("%s is no run of the benchmark, which is a JSON object: %w", path, err)
 	}
-	if head.Schema != Schema {
-		return nil, fmt.Errorf("%s has schema version %d, this build reads %d; use the build that wrote it, or run the benchmark anew",
-			path, head.Schema, Schema)
+	if run.Schema != Schema {
+		return nil, fmt.Errorf("%s has schema version %d, this build reads %d; use the build that wrote it, or run the benchmark anew", path, run.Schema, Schema)
 	}
-	var run Run
-	if err := json.Unmarshal(data, &run); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("read the run in %s: %w", path, err)
 	}
 	return &run, nil

@@ -21,7 +21,7 @@ func TestRatioIsTakenRoundByRound(t *testing.T) {
 		sample("iptables", 1, 100), sample("ebpf", 1, 150), sample("iptables", 2, 200), sample("ebpf", 2, 300),
 		sample("iptables", 3, 300), sample("ebpf", 3, 450), sample("ebpf", 4, 9999),
 	}}
-	got, ok := run.Ratio(row, "ebpf", "iptables")
+	got, ok := Summarise(Pairs(run.Values(row, "ebpf"), run.Values(row, "iptables")))
 	if want := (Summary{3, 1.5, 1.5, 1.5}); !ok || got != want {
 		t.Errorf("got %+v, want %+v: round 4 has no pair", got, want)
 	}
@@ -31,8 +31,8 @@ func TestRefusedSamplesCountNowhere(t *testing.T) {
 	refused := sample("ebpf", 2, 1)
 	refused.Error = "nothing arrived"
 	run := &Run{Samples: []Sample{sample("ebpf", 1, 5), refused}}
-	if got, _ := run.Summary(row, "ebpf"); got.N != 1 || got.Median != 5 {
-		t.Errorf("got %+v", got)
+	if got := run.Values(row, "ebpf"); len(got) != 1 || got[1] != 5 {
+		t.Errorf("got %v", got)
 	}
 	if n, why := run.Refused(row, "ebpf"); n != 1 || why != "nothing arrived" {
 		t.Errorf("refused: %d, %q", n, why)
@@ -66,7 +66,7 @@ func TestReadRefuses(t *testing.T) {
 		"cut off":        {`{"schema": 1, "sam`, "is no run of the benchmark"},
 		"another schema": {`{"schema": 99}`, "schema version 99"},
 		"no schema":      {`{}`, "schema version 0"},
-		"wrong type":     {`{"schema": 1, "samples": 5}`, "read the run"},
+		"wrong type":     {`{"schema": 2, "samples": 5}`, "read the run"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "bench.json")
@@ -92,13 +92,13 @@ func TestTailIsOfAllRounds(t *testing.T) {
 			seconds = append(seconds, float64(100*round+i))
 		}
 		run.Samples = append(run.Samples, Sample{Workload: "change", Mode: "ebpf", Round: round,
-			Distributions: map[string]Distribution{"delay": Durations(seconds)}})
+			Durations: map[string][]float64{"delay": seconds}})
 	}
 	tail := Row{Workload: "change", Metric: P99}
 	if got, ok := run.Tail(tail, "ebpf"); !ok || got != (Tail{N: 100, Seconds: 518}) {
 		t.Errorf("got %+v, want the 99th of 100", got)
 	}
-	run.Samples[0].Distributions["delay"] = run.Samples[0].Distributions["delay"][1:]
+	run.Samples[0].Durations["delay"] = run.Samples[0].Durations["delay"][1:]
 	if got, _ := run.Tail(tail, "ebpf"); got != (Tail{N: 99, Seconds: 519, Slowest: true}) {
 		t.Errorf("got %+v, want the slowest of 99", got)
 	}

@@ -70,29 +70,8 @@ func (r *Run) Values(row Row, mode string) map[int]float64 {
 	return values
 }
 
-// Summary summarises a row in one mode. ok is false when no sample of it is there.
-func (r *Run) Summary(row Row, mode string) (s Summary, ok bool) {
-	var list []float64
-	for _, v := range r.Values(row, mode) {
-		list = append(list, v)
-	}
-	return Summarise(list)
-}
-
-// Ratio divides a row in one mode by the same row in another: pair by pair, each the two samples of one round, which were
-// taken next to each other. What slows the machine for longer than that slows both.
-func (r *Run) Ratio(row Row, mode, base string) (s Summary, ok bool) {
-	return Summarise(Pairs(r.Values(row, mode), r.Values(row, base)))
-}
-
-// PointRatio divides a row in one mode at one point of a sweep by the same mode at another, round by round.
-func (r *Run) PointRatio(row Row, mode string, base int) (s Summary, ok bool) {
-	other := row
-	other.Point = base
-	return Summarise(Pairs(r.Values(row, mode), r.Values(other, mode)))
-}
-
-// Pairs are the ratios of the rounds that both have.
+// Pairs divides values by others, round by round: pair by pair, each the two samples of one round, which were taken next to each other. What slows the
+// machine for longer than that slows both. Rounds that one of them lacks don't count.
 func Pairs(values, base map[int]float64) (ratios []float64) {
 	for round, v := range values {
 		if b := base[round]; b > 0 {
@@ -122,85 +101,32 @@ type Tail struct {
 	Slowest bool
 }
 
-// Tail is the percentile that a metric of a distribution asks for, over all rounds: the median of rounds' percentiles is another
+// Tail is the percentile that a metric of durations asks for, over all rounds: the median of rounds' percentiles is another
 // number, and a smaller one. ok is false for other metrics, and where there is no duration.
 func (r *Run) Tail(row Row, mode string) (t Tail, ok bool) {
-	of := row.Of().Of
-	if of == "" {
-		return Tail{}, false
-	}
-	var all []Step
+	var all []float64
 	for _, s := range r.samples(row, mode) {
 		if s.Error == "" {
-			all = append(all, s.Distributions[of]...)
+			all = append(all, s.Durations[row.Of().Of]...)
 		}
 	}
-	d := Merge(all)
-	t = Tail{N: d.Total(), Seconds: d.Quantile(0.99)}
+	t = Tail{N: len(all), Seconds: Quantile(all, 0.99)}
 	if t.N < 100 {
-		t.Slowest, t.Seconds = true, d.Quantile(1)
+		t.Slowest, t.Seconds = true, Quantile(all, 1)
 	}
 	return t, t.N > 0
 }
 
-// Distribution is a list of durations in ascending order, equal ones taken together.
-type Distribution []Step
-
-// Step is so many durations, in seconds.
-type Step struct {
-	Seconds float64 `json:"s"`
-	Count   int     `json:"n"`
-}
-
-// Durations is the distribution of single durations in seconds, to three digits.
-func Durations(seconds []float64) Distribution {
-	steps := make([]Step, len(seconds))
-	for i, s := range seconds {
-		digits := math.Pow(10, math.Floor(math.Log10(max(s, 1e-9)))-2)
-		steps[i] = Step{math.Round(s/digits) * digits, 1}
-	}
-	return Merge(steps)
-}
-
-// Delays is a sample of durations that are all of one kind.
+// Delays is a sample of durations that are all of one kind, in seconds.
 func Delays(seconds []float64) Sample {
-	d := Durations(seconds)
-	return Sample{Values: map[string]float64{P50: d.Quantile(0.5)}, Distributions: map[string]Distribution{"delay": d}}
+	return Sample{Values: map[string]float64{P50: Quantile(seconds, 0.5)}, Durations: map[string][]float64{"delay": seconds}}
 }
 
-// Merge sorts steps, and takes equal ones together.
-func Merge(steps []Step) (merged Distribution) {
-	slices.SortFunc(steps, func(a, b Step) int {
-		if a.Seconds < b.Seconds {
-			return -1
-		}
-		return 1
-	})
-	for _, s := range steps {
-		if last := len(merged) - 1; last >= 0 && merged[last].Seconds == s.Seconds {
-			merged[last].Count += s.Count
-		} else {
-			merged = append(merged, s)
-		}
+// Quantile is a value that the share q of all does not exceed; 0 when there are none.
+func Quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return 0
 	}
-	return merged
-}
-
-// Quantile is a duration that the share q of all did not exceed; 0 when there are none.
-func (d Distribution) Quantile(q float64) float64 {
-	rank, seen := max(int(math.Ceil(q*float64(d.Total())-1e-9)), 1), 0
-	for _, step := range d {
-		if seen += step.Count; seen >= rank {
-			return step.Seconds
-		}
-	}
-	return 0
-}
-
-// Total is how many durations there are.
-func (d Distribution) Total() (n int) {
-	for _, step := range d {
-		n += step.Count
-	}
-	return n
+	rank := int(math.Ceil(q*float64(len(values)) - 1e-9))
+	return slices.Sorted(slices.Values(values))[max(rank, 1)-1]
 }

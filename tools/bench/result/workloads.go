@@ -36,7 +36,7 @@ type Metric struct {
 	Scale float64
 	// Lower says that less is better.
 	Lower bool
-	// Of names a distribution, of which the metric is the 99th percentile: over the durations of all rounds together, since one round has
+	// Of names durations, of which the metric is the 99th percentile: over those of all rounds together, since one round has
 	// too few of them, so no sample has a value of it.
 	Of string
 }
@@ -244,12 +244,12 @@ func plugin() []Metric {
 	}
 }
 
-func p99(distribution, title string) Metric {
+func p99(durations, title string) Metric {
 	m := lower(P99, title, "ms")
-	if distribution != "delay" {
-		m.Name = distribution + "-p99"
+	if durations != "delay" {
+		m.Name = durations + "-p99"
 	}
-	m.Of = distribution
+	m.Of = durations
 	return m
 }
 
