@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,8 +40,12 @@ func (p *poller) add(fd int, events uint32, tag int) error {
 
 // wait returns the events, none after the time has passed.
 func (p *poller) wait(d time.Duration) []unix.EpollEvent {
-	n, _ := unix.EpollWait(p.fd, p.events[:], int(d.Milliseconds()))
-	return p.events[:max(n, 0)]
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)),
+		uintptr(d.Milliseconds()), 0, 0)
+	if errno != 0 {
+		return nil
+	}
+	return p.events[:n]
 }
 
 // client opens connections, some at once, each slot of a number one after the other.
@@ -155,12 +160,13 @@ func (c *client) advance(slot int, events uint32) error {
 	fd := c.fds[slot]
 	if !c.asked[slot] && events&(unix.EPOLLERR|unix.EPOLLHUP) == 0 {
 		c.asked[slot] = true
-		return write(fd, c.buffer[:requestSize])
+		_, err := write(fd, c.buffer[:requestSize])
+		return err
 	}
 	for {
 		n, err := read(fd, c.buffer)
 		switch {
-		case err == unix.EAGAIN:
+		case errors.Is(err, unix.EAGAIN):
 			return nil
 		case err != nil:
 			return fmt.Errorf("read the answer: %w", err)
@@ -233,7 +239,7 @@ func answer(fd int, message []byte) error {
 		err = unix.ECONNRESET
 	}
 	if err == nil {
-		err = write(fd, message)
+		_, err = write(fd, message)
 	}
 	return err
 }

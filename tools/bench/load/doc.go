@@ -7,7 +7,7 @@
 //
 // # Ends
 //
-// Each end is a thread in its namespace, pinned to its CPU. Its loop makes system calls on sockets of its own, without Go's poller, and the garbage
+// Each end is a thread in its namespace, pinned to its CPU. Its loop calls the kernel directly, without Go's scheduler, and the garbage
 // collector is off meanwhile. A path is tried before a sample starts, so that no sample measures how neighbours are resolved.
 //
 // # Window

@@ -164,12 +164,6 @@ func pin(cpu int) (loose func(), err error) {
 	}, nil
 }
 
-// nap gives up the CPU for about as long.
-func nap(d time.Duration) {
-	request := unix.NsecToTimespec(int64(d))
-	_ = unix.Nanosleep(&request, nil) // an interrupted one was long enough
-}
-
 // start has the warm-up begin.
 func (e *end) start() { e.started = e.now() }
 

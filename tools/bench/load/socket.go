@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Calls that may wait are made without telling Go's scheduler (RawSyscall): it has nothing else to run on that CPU, and its monitor would wake up every
+// 20 us to see what became of them.
+
 // mmsghdr is the kernel's struct of that name.
 type mmsghdr struct {
 	header unix.Msghdr
@@ -88,7 +91,7 @@ func (b *batch) receive(fd int) (int, error) {
 
 func mmsg(call uintptr, fd int, messages []mmsghdr, flags int) (int, error) {
 	for {
-		n, _, errno := unix.Syscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), uintptr(flags), 0, 0)
+		n, _, errno := unix.RawSyscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), uintptr(flags), 0, 0)
 		switch errno {
 		case 0:
 			return int(n), nil
@@ -99,19 +102,29 @@ func mmsg(call uintptr, fd int, messages []mmsghdr, flags int) (int, error) {
 	}
 }
 
-// read and write make an interrupted call again. A read ends with EAGAIN when nothing has come for a long nap.
-func read(fd int, buffer []byte) (n int, err error) {
-	for n, err = unix.Read(fd, buffer); err == unix.EINTR; {
-		n, err = unix.Read(fd, buffer)
+// read ends with EAGAIN when nothing has come for a long nap.
+func read(fd int, buffer []byte) (int, error) { return transfer(unix.SYS_READ, fd, buffer) }
+
+func write(fd int, buffer []byte) (int, error) { return transfer(unix.SYS_WRITE, fd, buffer) }
+
+// transfer makes an interrupted call again.
+func transfer(call uintptr, fd int, buffer []byte) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(call, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
 	}
-	return max(n, 0), err
 }
 
-func write(fd int, buffer []byte) (err error) {
-	for _, err = unix.Write(fd, buffer); err == unix.EINTR; {
-		_, err = unix.Write(fd, buffer)
-	}
-	return err
+// nap gives up the CPU for about as long.
+func nap(d time.Duration) {
+	request := unix.NsecToTimespec(int64(d))
+	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&request)), 0, 0) // an interrupted one was long enough
 }
 
 // newSocket makes a socket on which no read lasts longer than a long nap, nor a write or a connect longer than anybody's patience. Those that a

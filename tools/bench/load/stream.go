@@ -22,11 +22,11 @@ func sendStream(e *end) error {
 	chunk := make([]byte, streamChunk)
 	e.start()
 	for e.tick() != over {
-		n, err := unix.Write(fd, chunk)
-		if err != nil && !errors.Is(err, unix.EINTR) {
+		n, err := write(fd, chunk)
+		if err != nil {
 			return fmt.Errorf("send: %w", err)
 		}
-		e.total += uint64(max(n, 0))
+		e.total += uint64(n)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func request(e *end) error {
 	e.start()
 	for phase := e.tick(); phase != over; phase = e.tick() {
 		asked := e.now()
-		err := write(fd, message)
+		_, err := write(fd, message)
 		if err == nil {
 			err = e.readAll(fd, message)
 		}
@@ -125,7 +125,7 @@ func respond(e *end) error {
 			return nil
 		}
 		if err == nil {
-			err = write(fd, message)
+			_, err = write(fd, message)
 		}
 		if err != nil {
 			return fmt.Errorf("answer request %d: %w", e.total+1, err)
@@ -142,7 +142,7 @@ func (e *end) readAll(fd int, buffer []byte) error {
 	for deadline := e.now() + patience; len(buffer) > 0; {
 		n, err := read(fd, buffer)
 		switch {
-		case err == unix.EAGAIN && e.now() < deadline && !e.stopped.Load():
+		case errors.Is(err, unix.EAGAIN) && e.now() < deadline && !e.stopped.Load():
 		case err != nil:
 			return err
 		case n == 0:

@@ -30,7 +30,7 @@ func (e *end) hello() (fd int, err error) {
 	}
 	var answer [8]byte
 	for deadline := e.now() + helloLimit; e.now() < deadline && !e.stopped.Load(); {
-		if err = write(fd, []byte("hello")); err != nil {
+		if _, err = write(fd, []byte("hello")); err != nil {
 			nap(longNap)
 		} else if _, err = read(fd, answer[:]); err == nil {
 			return fd, nil

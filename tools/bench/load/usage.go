@@ -60,6 +60,8 @@ func usage(counter, client, server *end) (u Usage) {
 // tick is the unit of /proc/stat: USER_HZ is 100 on every architecture that Go runs on.
 const tick = 10 * time.Millisecond
 
+func ticks(n int) time.Duration { return time.Duration(n) * tick }
+
 // parseStat reads the lines of the single CPUs in /proc/stat, which come first.
 func parseStat(text string) (cpus []cpu, err error) {
 	for line := range strings.Lines(text) {
@@ -69,13 +71,12 @@ func parseStat(text string) (cpus []cpu, err error) {
 		if !strings.HasPrefix(line, "cpu") {
 			break
 		}
-		var id int
-		var user, nice, system, idle, iowait, irq, softirq, steal time.Duration
+		var id, user, nice, system, idle, iowait, irq, softirq, steal int
 		_, err := fmt.Sscanf(line, "cpu%d %d %d %d %d %d %d %d %d", &id, &user, &nice, &system, &idle, &iowait, &irq, &softirq, &steal)
 		if err != nil {
 			return nil, fmt.Errorf("parse /proc/stat: %q: %w", line, err)
 		}
-		cpus = append(cpus, cpu{kernel: (system + irq + softirq) * tick, softIRQ: (irq + softirq) * tick, stolen: steal * tick})
+		cpus = append(cpus, cpu{kernel: ticks(system + irq + softirq), softIRQ: ticks(irq + softirq), stolen: ticks(steal)})
 	}
 	if len(cpus) == 0 {
 		return nil, fmt.Errorf("parse /proc/stat: no CPU in %.80q", text)
