@@ -83,7 +83,7 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 		if (verdict)
 			return verdict;
 	}
-	nat_note_out(own, pkt);
+	nat_note(own, pkt, true);
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 

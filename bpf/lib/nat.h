@@ -215,14 +215,19 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *reverse_key)
 
 /*
  * Notes a SYN, which may open a new connection, a FIN or RST, which may end one, or an
- * ACK after a RST; own is the half of the packet's direction, peer the other or NULL.
- * Returns the flow_state bits that the packet must not set.
+ * ACK after a RST; own is the half of the packet's direction. Returns the flow_state
+ * bits that the packet must not set.
  */
-EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, const struct pkt *pkt, bool by_pod)
+EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool by_pod)
 {
 	struct tcp_side from = {&own->state, &own->seq_end, &own->ack};
+	struct tuple key = by_pod ? pkt->tuple : tuple_reversed(&pkt->tuple);
+	struct snat_entry *peer;
 	struct tcp_side to;
 
+	key.src = own->to_address;
+	key.sport = own->to_port;
+	peer = by_pod ? bpf_map_lookup_elem(&snat_reverse, &key) : bpf_map_lookup_elem(&snat, &key);
 	if (!peer)
 		return 0;
 	to = (struct tcp_side){&peer->state, &peer->seq_end, &peer->ack};
@@ -234,24 +239,17 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, struct snat_entry *peer, cons
 	return tcp_doubted(pkt, &to);
 }
 
-/* Notes a packet in its direction's half; the other half has peer_key in peer_map. */
-EC_INLINE void nat_note(struct snat_entry *own, void *peer_map, const struct tuple *peer_key, const struct pkt *pkt)
+/* Notes a packet in its direction's half: the forward one for what the pod sends. */
+EC_INLINE void nat_note(struct snat_entry *own, const struct pkt *pkt, bool by_pod)
 {
 	__u8 bits = flow_bits(pkt);
 
 	if (tcp_is_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET)))
-		bits &= ~nat_note_turn(own, bpf_map_lookup_elem(peer_map, peer_key), pkt, peer_map == &snat_reverse);
+		bits &= ~nat_note_turn(own, pkt, by_pod);
 	tcp_note_edges(pkt, own->state, &own->seq_end, &own->ack);
 	bits |= own->state;
 	if (bits != own->state)
 		own->state = bits;
-}
-
-EC_INLINE void nat_note_out(struct snat_entry *e, const struct pkt *pkt)
-{
-	struct tuple reverse_key = nat_reverse_key(&pkt->tuple, &e->to_address, e->to_port);
-
-	nat_note(e, &snat_reverse, &reverse_key, pkt);
 }
 
 /* From now on, the flow walks the stack in both directions. */
@@ -263,13 +261,6 @@ EC_CALL void nat_to_stack(const struct tuple *out, struct snat_entry *own)
 	own->flags |= FLOW_VIA_STACK;
 	if (reverse)
 		reverse->flags |= FLOW_VIA_STACK;
-}
-
-EC_INLINE void nat_note_in(struct snat_entry *e, const struct tuple *reverse_key, const struct pkt *pkt)
-{
-	struct tuple pod = nat_reverse_key(reverse_key, &e->to_address, e->to_port);
-
-	nat_note(e, &snat, &pod, pkt);
 }
 
 /* The live forward half of this owner, for an ICMP error, which must not renew or change it; NULL: none. */

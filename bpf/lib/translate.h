@@ -110,7 +110,7 @@ EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s
 		if (verdict)
 			return verdict;
 	}
-	nat_note_out(t->masqueraded, &s->pkt);
+	nat_note(t->masqueraded, &s->pkt, true);
 	return rewrite_begin(ctx, &s->pkt, END_SOURCE, t->masqueraded);
 }
 
@@ -171,15 +171,13 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 EC_INLINE enum verdict translate_destination(struct __sk_buff *ctx, struct scratch *s, struct snat_entry *reverse,
 					     struct endpoint **ep)
 {
-	struct tuple reverse_key = tuple_reversed(&s->pkt.tuple);
-
 	*ep = path_endpoint(&reverse->to_address);
 	/* The pod of the flow is gone. */
 	if (!(reverse->flags & FLOW_HOST) && (!*ep || (*ep)->ifindex != reverse->ifindex))
 		return VERDICT_STACK;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return icmp_translate(ctx, s, END_DESTINATION, reverse);
-	nat_note_in(reverse, &reverse_key, &s->pkt);
+	nat_note(reverse, &s->pkt, false);
 	return rewrite_begin(ctx, &s->pkt, END_DESTINATION, reverse);
 }
 
