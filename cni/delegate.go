@@ -27,7 +27,7 @@ type ipamSource struct {
 	conf []byte // nil: not known, so the plugin can't be called
 }
 
-func (g ipamSource) hostLocal() bool { return g.ipam == endpoint.HostLocal }
+func (s ipamSource) hostLocal() bool { return s.ipam == endpoint.HostLocal }
 
 // configured is the source in the call's configuration.
 func (c *call) configured() ipamSource { return ipamSource{c.ipamType, c.raw} }
@@ -173,17 +173,17 @@ func (a *addition) useDelegated() error {
 }
 
 // ask executes an ipam plugin's operation that has no result.
-func (c *call) ask(ctx context.Context, g ipamSource, args *invoke.Args) error {
-	path, err := c.find(g.ipam)
+func (c *call) ask(ctx context.Context, src ipamSource, args *invoke.Args) error {
+	path, err := c.find(src.ipam)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.delegateWait)
 	defer cancel()
 	started := time.Now()
-	err = invoke.ExecPluginWithoutResult(ctx, path, g.conf, args, &executor{})
+	err = invoke.ExecPluginWithoutResult(ctx, path, src.conf, args, &executor{})
 	if ctx.Err() != nil {
-		return noAnswer(g.ipam, args.Command, time.Since(started).Round(time.Millisecond))
+		return noAnswer(src.ipam, args.Command, time.Since(started).Round(time.Millisecond))
 	}
 	return err
 }
@@ -207,7 +207,8 @@ func (c *call) delegateArgs(verb string) *invoke.Args {
 	}
 }
 
-// delegatesVerb reports whether there is an ipam plugin to call for an operation that the specification has since then.
+// delegatesVerb reports whether there is an ipam plugin to call for an operation that the specification has
+// since that version.
 func (c *call) delegatesVerb(since string) bool {
 	ok, err := version.GreaterThanOrEqualTo(c.version, since)
 	return err == nil && ok && !c.hostLocal()

@@ -18,7 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
-// env is the world as the command line sees it, so that tests can make one.
+// env is all that the command line takes from its process, so that tests can replace it.
 type env struct {
 	stdout, stderr io.Writer
 	args           []string
@@ -115,7 +115,7 @@ func (e env) clean(ctx context.Context, o *options) error {
 }
 
 // dismiss looks for settings of features that this version does not have. The value that an earlier manifest shipped is no
-// reason not to start; any other was meant.
+// reason not to start; any other was chosen, and is refused.
 func (o *options) dismiss(lookup func(string) (string, bool)) error {
 	shipped := later()
 	for _, name := range slices.Sorted(maps.Keys(shipped)) {
@@ -192,7 +192,7 @@ func (o *options) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// remark logs what the flags leave undone, and what is not done to the letter.
+// remark logs which settings are ignored, and which are changed.
 func (o *options) remark() {
 	for _, p := range o.masked {
 		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())

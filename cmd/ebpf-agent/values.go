@@ -13,7 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 )
 
-// optional takes nothing as well, and leaves what it sets empty then.
+// optional also takes the empty value, which sets nothing.
 func optional(v cli.Value) cli.Value {
 	set := v.Set
 	v.Takes += ", or nothing"
@@ -58,8 +58,8 @@ func existingFile(into *string, takes string) cli.Value {
 	}}
 }
 
-// prefixes is a list. What has bits beyond its length is taken for what the
-// length leaves, as for podCIDRs, and remembered to be said.
+// prefixes is a list of prefixes. Bits beyond a prefix's length are dropped, as in
+// podCIDRs, with a warning later.
 func (o *options) prefixes(into *[]netip.Prefix) cli.Value {
 	return cli.Value{Arg: "CIDR,...", Takes: "prefixes such as 10.0.0.0/8, comma-separated, but not 0.0.0.0/0 or ::/0", Set: func(s string) error {
 		for _, one := range list(s) {
@@ -79,7 +79,7 @@ func (o *options) prefixes(into *[]netip.Prefix) cli.Value {
 	}}
 }
 
-// list splits at commas and passes over what is empty.
+// list splits at commas and skips what is empty.
 func list(s string) []string {
 	var out []string
 	for one := range strings.SplitSeq(s, ",") {

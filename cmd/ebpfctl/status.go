@@ -75,7 +75,7 @@ func (o *options) writeStatus(s observe.Status) error {
 	}
 	var b bytes.Buffer
 	for _, line := range summary(s) {
-		if line[1] != "" { // what is as usual on most nodes is not said
+		if line[1] != "" { // what most nodes have in common is left out
 			fmt.Fprintf(&b, "%-10s %s\n", line[0], line[1])
 		}
 	}

@@ -39,16 +39,16 @@ func newAbsences(log *slog.Logger) *absences {
 	}
 }
 
-// recall takes for seen just now what an earlier agent has left in force.
+// recall counts as seen just now what an earlier agent has left in force.
 func (a *absences) recall(entries map[uplinks.Key]uplinks.Value) {
 	for k := range entries {
 		a.uplinks[int(k.Ifindex)] = a.now()
 	}
-	a.masqueraded(entries)
+	a.noteAddresses(entries)
 }
 
-// masqueraded notes the addresses that new flows get from now on.
-func (a *absences) masqueraded(entries map[uplinks.Key]uplinks.Value) {
+// noteAddresses notes the addresses that new flows get from now on.
+func (a *absences) noteAddresses(entries map[uplinks.Key]uplinks.Value) {
 	for k, v := range entries {
 		if addr := v.IPv4.Netip(); addr.IsValid() {
 			a.addresses[addr] = lastSeen{int(k.Ifindex), a.now()}
@@ -56,8 +56,8 @@ func (a *absences) masqueraded(entries map[uplinks.Key]uplinks.Value) {
 	}
 }
 
-// bridge puts into a view what it lacks only for a moment. With uplinks that are named it is known which they are.
-func (a *absences) bridge(v *view, named bool) {
+// addAbsent adds to a view what is missing only for a moment; of uplinks that are named, only addresses.
+func (a *absences) addAbsent(v *view, named bool) {
 	now, leads := a.now(), map[int]bool{}
 	for _, l := range v.uplinks {
 		a.uplinks[int(l.Index)], leads[int(l.Index)] = now, true
@@ -74,7 +74,7 @@ func (a *absences) bridge(v *view, named bool) {
 			delete(a.away, index)
 		default:
 			if !a.away[index] {
-				a.log.Warn("no route leads out over an uplink any more; its programs stay for a while", "interface", l.Name, "longest", a.grace)
+				a.log.Warn("no route leads out over this uplink any more; its programs stay for the grace period", "interface", l.Name, "grace", a.grace)
 				a.away[index] = true
 			}
 			v.uplinks, v.away = append(v.uplinks, v.uplink(l)), v.away+1
@@ -106,8 +106,8 @@ func (a *absences) keepAddresses(v *view, now time.Time) {
 	slices.SortFunc(v.recent, netip.Addr.Compare)
 }
 
-// over returns when the first of the absences that a view shows is over, within the longest time given.
-func (a *absences) over(v *view, longest time.Duration) time.Duration {
+// nextEnd is how long it takes until the first absence in a view is over, at most longest.
+func (a *absences) nextEnd(v *view, longest time.Duration) time.Duration {
 	now := a.now()
 	for index := range a.away {
 		longest = min(longest, a.grace-now.Sub(a.uplinks[index]))

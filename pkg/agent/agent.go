@@ -182,8 +182,8 @@ func (a *agent) openListeners() (both [2]net.Listener, err error) {
 	return both, err
 }
 
-// removeLeftover takes away a list of another boot: it says that this node can
-// carry pods, which is not so until the dataplane is loaded.
+// removeLeftover removes a list from before the reboot: it says that this node can
+// carry pods, which is not true until the dataplane is loaded.
 func (a *agent) removeLeftover() error {
 	_, err := os.Stat(a.cfg.BPFFS.Map(config.Name))
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -191,7 +191,7 @@ func (a *agent) removeLeftover() error {
 	}
 	removed, err := install.RemoveList(a.cfg.Conf)
 	if removed {
-		a.log.Info("network configuration list of another boot removed", "dir", a.cfg.Conf)
+		a.log.Info("network configuration list from before the reboot removed", "dir", a.cfg.Conf)
 	}
 	return err
 }
@@ -295,8 +295,8 @@ func (a *agent) releaseLeftovers(ctx context.Context) error {
 	})
 }
 
-// repeat calls do until ctx ends, each time as long after the one before as that has
-// said. It reports the first of failures in a row.
+// repeat calls do until ctx ends, each time after the pause that the call before has
+// returned. Of several failures in a row it reports the first.
 func repeat(ctx context.Context, do func() (again time.Duration, err error), report func(error)) error {
 	for failing := false; ; {
 		again, err := do()

@@ -147,7 +147,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // removeFiles empties the state directory of what is ours, and removes the
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
-	names := append(bpffs.LockFiles(), datapath.LoadLock, "agent.lock", "qdiscs", "qdiscs.next",
+	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, "qdiscs", "qdiscs.next",
 		recordName, recordName+".next", observe.ClusterFile, observe.ClusterFile+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
@@ -161,7 +161,7 @@ func (c *cleaner) removeFiles(context.Context) error {
 	slices.SortFunc(dirs, func(a, b string) int { return len(b) - len(a) })
 	for _, dir := range dirs {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			c.log.Info("directory left: it is not empty", "dir", dir, "error", err)
+			c.log.Info("directory left", "dir", dir, "error", err)
 		}
 	}
 	return nil

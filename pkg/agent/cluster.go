@@ -27,8 +27,8 @@ type clusterController struct {
 	// problems are those of the newest plan, and what the kernel refused of it.
 	problems []plan.Problem
 	reported map[string]bool // problems and notes that the log has
-	// stack is what the host's stack decides on although the programs could, and why, as the log has it: routes, and what
-	// IPsec policies reach; empty: nothing.
+	// stack says why the host's stack decides although the programs could, as last logged: on routes, and on what IPsec
+	// policies reach; empty: it does not.
 	stack [2]string
 }
 
@@ -55,8 +55,8 @@ func (c *clusterController) writeConfig(s *state) error {
 }
 
 // reconcile writes destinations and routes in the order in which packets need
-// them: what is new before what is gone. What can't be written does not keep what
-// is gone: no Node says it any more, and it may be what stands in the way.
+// them: what is new before what is gone. What is gone is removed even if
+// something new can't be written: it may be what stands in the way.
 func (c *clusterController) reconcile(s *state) error {
 	c.problems = slices.Clone(s.plan.Problems)
 	errs := []error{c.writeDestinations(s), c.writeRoutes(s)}
@@ -126,9 +126,9 @@ func toKernel(p plan.Route) device.Route {
 }
 
 // writeRoutes adds and changes routes. One of somebody else to the very same
-// prefix stays; the pods' packets don't need ours. One that the kernel refuses is
-// the fault of the node that it leads to, whose problem it becomes, and of nobody
-// else; without the one to this node's own podCIDR no pod can be carried.
+// prefix stays; the pods' packets don't need ours. One that the kernel refuses
+// becomes a problem of the node that it leads to, and of no other; but without the
+// one to this node's own podCIDR no pod can be carried.
 func (c *clusterController) writeRoutes(s *state) (own error) {
 	foreign, disputed := s.view.foreignRoutes(), map[string]error{}
 	refused := map[netip.Prefix]error{}
@@ -159,8 +159,8 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 	return own
 }
 
-// foreignRoutes are the prefixes that a route of somebody else stands in the way
-// of, with its protocol.
+// foreignRoutes are the prefixes that have a route of somebody else where ours would
+// be, with its protocol.
 func (v *view) foreignRoutes() map[netip.Prefix]int {
 	foreign := map[netip.Prefix]int{}
 	for _, route := range v.routes {
@@ -171,8 +171,8 @@ func (v *view) foreignRoutes() map[netip.Prefix]int {
 	return foreign
 }
 
-// blame takes the routes that the kernel refuses over into the problems of the
-// nodes that they lead to.
+// blame turns refused routes into problems of the nodes that they lead to, and
+// takes them out of refused.
 func (c *clusterController) blame(peers []plan.Peer, refused map[netip.Prefix]error) {
 	if len(refused) == 0 {
 		return

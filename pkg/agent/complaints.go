@@ -9,8 +9,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// complaints are what is wrong now, of what is tried again and again. Each is
-// logged when it comes up, and not again while it lasts.
+// complaints are the current failures of work that is tried again and again. Each
+// is logged when it comes up, and not again while it lasts.
 type complaints struct {
 	log   *slog.Logger
 	texts map[string]string // by what each is about

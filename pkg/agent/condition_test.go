@@ -67,7 +67,7 @@ func newCondition(t *testing.T) (*condition, *patches) {
 func TestConditionIsCleared(t *testing.T) {
 	c, p := newCondition(t)
 	now := time.Unix(1000, 0)
-	c.status.ready("")
+	c.status.setNotReady("")
 	c.step(t.Context(), now)
 	if len(p.written) != 0 {
 		t.Fatal("written before the Node was seen")
@@ -101,12 +101,12 @@ func TestConditionIsSetAfterDoubt(t *testing.T) {
 	since := time.Unix(10, 0).UTC()
 	c.seen.Store(&source.Condition{Status: "False", Reason: reasonReady, Message: "ebpf-cni carries pods", Since: since})
 	start := time.Unix(1000, 0)
-	c.status.ready("no podCIDR")
+	c.status.setNotReady("no podCIDR")
 	c.step(t.Context(), start)
 	c.step(t.Context(), start.Add(notReadyGrace/2))
-	c.status.ready("")
+	c.status.setNotReady("")
 	c.step(t.Context(), start.Add(notReadyGrace*3/4))
-	c.status.ready("no podCIDR")
+	c.status.setNotReady("no podCIDR")
 	c.step(t.Context(), start.Add(notReadyGrace))
 	if len(p.written) != 0 {
 		t.Fatalf("a short while without readiness was written: %+v", p.written)
@@ -116,7 +116,7 @@ func TestConditionIsSetAfterDoubt(t *testing.T) {
 		t.Fatalf("written %+v", p.written)
 	}
 	// Another reason is the same status since the same time.
-	c.status.ready("two podCIDRs")
+	c.status.setNotReady("two podCIDRs")
 	c.step(t.Context(), start.Add(3*notReadyGrace))
 	if len(p.written) != 2 || !p.written[1].LastTransitionTime.Equal(&p.written[0].LastTransitionTime) {
 		t.Errorf("written %+v", p.written)
@@ -126,7 +126,7 @@ func TestConditionIsSetAfterDoubt(t *testing.T) {
 func TestConditionBacksOff(t *testing.T) {
 	c, p := newCondition(t)
 	p.refuse = true
-	c.status.ready("")
+	c.status.setNotReady("")
 	c.seen.Store(&source.Condition{})
 	start := time.Unix(1000, 0)
 	for at := time.Duration(0); at < 2*time.Hour; at += askCondition {

@@ -25,7 +25,7 @@ type endpointController struct {
 	repaired map[string][]string // endpoints of this pass, by what they lacked
 }
 
-// atOnce has a lock taken now or not at all: the loop waits for nobody, and the
+// atOnce is for taking a lock now or not at all: the loop waits for nobody, and the
 // next pass tries again.
 func atOnce() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -140,7 +140,7 @@ func (c *endpointController) reportRepairs() {
 	}
 }
 
-// inspect has everything looked at when the program is off a pod's link.
+// inspect has a pass begin at once when the program is missing from a pod's link.
 func (c *endpointController) inspect(s *state) error {
 	for _, e := range s.view.endpoints {
 		if !s.view.alive(e) {

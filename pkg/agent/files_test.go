@@ -102,7 +102,7 @@ func TestFilesAreLookedAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	inspect("not ready", false, resync)
-	c.status.ready("")
+	c.status.setNotReady("")
 	if err := c.writeList(s); err != nil {
 		t.Fatal(err)
 	}

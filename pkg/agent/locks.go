@@ -30,7 +30,7 @@ type locks struct {
 func (l *locks) take(d Directories) error {
 	ctx, cancel := context.WithTimeout(context.Background(), peekTimeout)
 	defer cancel()
-	path := filepath.Join(d.State, "agent.lock")
+	path := filepath.Join(d.State, bpffs.AgentLock)
 	state, err := bpffs.File(ctx, path)
 	if errors.Is(err, bpffs.ErrLocked) {
 		return fmt.Errorf("%w on --state-dir %s: it has locked %s; stop it first", ErrRunning, d.State, path)

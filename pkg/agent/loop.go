@@ -27,8 +27,8 @@ const (
 )
 
 // loop brings the node to what the Nodes say. It owns the state, the controllers
-// and all they remember: whatever of it changes belongs to the goroutine of run,
-// which waits for no lock.
+// and all that they remember: only the goroutine of run changes them, and it waits
+// for no lock.
 type loop struct {
 	*node
 	state
@@ -56,8 +56,8 @@ func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) 
 	)
 	defer full.Stop()
 	defer tick.Stop()
-	// within brings the next pass forward and never puts it off: events may come
-	// faster than the network is ever quiet.
+	// within brings the next pass forward and never puts it off: on a busy network
+	// events may never cease.
 	within := func(d time.Duration) {
 		if at := time.Now().Add(d); at.Before(due) {
 			due = at
@@ -144,7 +144,7 @@ func (l *loop) inspect(ctx context.Context) bool {
 	return !l.doSteps(ctx, onTick) || l.next == 0
 }
 
-// look lists what there is, and hands it to whom it concerns before anything is planned.
+// look lists what there is, and hands it to the controllers before anything is planned.
 func (l *loop) look(s *state) error {
 	// The map first, the state files after it: the plugin writes in the other
 	// order, so an entry that no file explains belongs to nobody.

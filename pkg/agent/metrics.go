@@ -39,7 +39,7 @@ func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logge
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
-// sample is how one value is sent; labels are names and values in turns.
+// sample is how one value is sent; labels are names and values alternately.
 type sample func(name string, v float64, help string, labels ...string)
 
 func samples(ch chan<- prometheus.Metric, of prometheus.ValueType) sample {
@@ -157,8 +157,8 @@ func addUp(dropped []drops.Counter, passed []traffic.Counter) (t totals) {
 	return t
 }
 
-// failures are the flows that could not be masqueraded, whatever the table or
-// the range lacked.
+// failures are the packets whose flow could not be masqueraded, whatever the table
+// or the range lacked.
 func (t totals) failures() uint64 {
 	return t.drops[drops.SnatExhausted] + t.drops[drops.SnatLimit] + t.drops[drops.SnatFull] + t.drops[drops.NoSnatAddress]
 }

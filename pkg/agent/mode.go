@@ -51,7 +51,7 @@ func (c *modeController) begin(now time.Time) {
 	}
 }
 
-// find asks netfilter, unless it is given whether that translates.
+// find asks whether netfilter translates, unless --kube-proxy says.
 func (c *modeController) find(ask func() (bool, error)) (beside bool, err error) {
 	if c.cfg.KubeProxy != KubeProxyAuto {
 		return c.cfg.KubeProxy == KubeProxyOn, nil

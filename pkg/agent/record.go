@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
 // record is what cleanup needs to know of how the node was before us. It lives
@@ -79,7 +81,7 @@ func removeMade(stateDir string, made []string) {
 	if len(made) == 0 {
 		return
 	}
-	_ = os.Remove(filepath.Join(stateDir, "agent.lock"))
+	_ = os.Remove(filepath.Join(stateDir, bpffs.AgentLock))
 	for _, dir := range made {
 		_ = os.Remove(dir) // one that is not empty stays
 	}
@@ -93,7 +95,7 @@ func readRecord(stateDir string) (*record, error) {
 	}
 	if err == nil {
 		if err := json.Unmarshal(content, r); err != nil {
-			return nil, fmt.Errorf("read the record of this node %s: %w (delete it, then nothing of before is put back)", r.path, err)
+			return nil, fmt.Errorf("read the record of this node %s: %w (delete it to go on; cleanup then restores none of the node's former settings)", r.path, err)
 		}
 	}
 	if r.Sysctls == nil {

@@ -71,17 +71,16 @@ func serve(ctx context.Context, s server, log *slog.Logger) error {
 	return ctx.Err()
 }
 
-// picky is a listener that closes connections from those who have no business
-// with it: on a loopback address everybody who does not come from this host (where
-// packets to 127.0.0.0/8 may come in from outside, which kube-proxy's route_localnet
-// allows, a pod could reach it), on any other address pods.
-type picky struct {
+// restrictedListener closes connections from those it is not for: on a loopback
+// address from everybody outside this host (kube-proxy's route_localnet lets packets
+// to 127.0.0.0/8 in, so a pod could reach it), on any other address from pods.
+type restrictedListener struct {
 	net.Listener
 	refuse func(netip.Addr) bool
 }
 
 // Accept implements net.Listener.
-func (l picky) Accept() (net.Conn, error) {
+func (l restrictedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
@@ -103,7 +102,7 @@ func address(a net.Addr) (netip.Addr, bool) {
 // restrict keeps the agent's own listener to those whom it is for.
 func restrict(l net.Listener, isPod func(netip.Addr) bool) net.Listener {
 	if own, ok := address(l.Addr()); ok && own.IsLoopback() {
-		return picky{l, func(a netip.Addr) bool { return !a.IsLoopback() }}
+		return restrictedListener{l, func(a netip.Addr) bool { return !a.IsLoopback() }}
 	}
-	return picky{l, isPod}
+	return restrictedListener{l, isPod}
 }

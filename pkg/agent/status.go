@@ -39,7 +39,7 @@ type problem struct {
 // starting is why an agent is not ready before it has looked at anything.
 const starting = "the agent is starting"
 
-// maxSilence is for how long the loop may not go round before it counts as stuck.
+// maxSilence is how long the loop may take for one round before it counts as stuck.
 const maxSilence = time.Minute
 
 func newStatus(log *slog.Logger) *status {
@@ -58,8 +58,8 @@ func (s *status) set(change func(*figures)) {
 	change(&s.now)
 }
 
-// ready sets why the node is not ready; empty: it is.
-func (s *status) ready(why string) {
+// setNotReady sets why the node is not ready; empty: it is.
+func (s *status) setNotReady(why string) {
 	before := s.reason()
 	s.set(func(f *figures) { f.notReady = why })
 	switch why {

@@ -37,10 +37,10 @@ func TestHealth(t *testing.T) {
 		}
 	}
 	expect("/readyz", true, 503, "starting")
-	s.ready("no podCIDR")
+	s.setNotReady("no podCIDR")
 	expect("/readyz", true, 503, "no podCIDR")
 	expect("/healthz", true, 200, "ok")
-	s.ready("")
+	s.setNotReady("")
 	expect("/readyz", true, 200, "ok")
 	s.set(func(f *figures) { f.alive = time.Now().Add(-2 * maxSilence) })
 	expect("/healthz", true, 503, "stuck")

@@ -157,6 +157,6 @@ func (l *loop) judge() {
 			why = "files: " + err.Error()
 		}
 	}
-	l.status.ready(why)
+	l.status.setNotReady(why)
 	l.complaints.note("the file for ebpfctl", l.publish(why)) // no packet and no pod depends on it
 }

@@ -138,15 +138,15 @@ func (s sysctls) putBack(name string, v setting) error {
 		return err
 	}
 	if have != v.Ours {
-		s.log.Info("sysctl left as it is: no longer our value", "name", name, "value", have, "ours", v.Ours)
+		s.log.Info("sysctl left as it is: somebody else has set it since", "name", name, "value", have, "ours", v.Ours)
 		return nil
 	}
-	_, err = s.Set(name, written(v.Before))
+	_, err = s.Set(name, asLine(v.Before))
 	return err
 }
 
-// written is a value as a line: the kernel sees no write of nothing.
-func written(value string) string { return value + "\n" }
+// asLine ends a value with a newline: the kernel ignores a write of nothing.
+func asLine(value string) string { return value + "\n" }
 
 // unreserve takes out what we added; what others added since stays.
 func (s sysctls) unreserve(v setting) error {
@@ -156,10 +156,10 @@ func (s sysctls) unreserve(v setting) error {
 	}
 	added := addedBy(v)
 	if added.without(now) != (ports{}) {
-		s.log.Info("sysctl left as it is: no longer our value", "name", reservedPorts, "value", have, "ours", v.Ours)
+		s.log.Info("sysctl left as it is: somebody else has set it since", "name", reservedPorts, "value", have, "ours", v.Ours)
 		return nil
 	}
-	_, err = s.Set(reservedPorts, written(now.without(added).String()))
+	_, err = s.Set(reservedPorts, asLine(now.without(added).String()))
 	return err
 }
 

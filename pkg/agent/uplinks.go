@@ -33,10 +33,10 @@ func (c *uplinkController) complete(v *view) error {
 		}
 		c.absences.recall(entries)
 	}
-	c.absences.bridge(v, len(c.cfg.Uplinks) > 0)
+	c.absences.addAbsent(v, len(c.cfg.Uplinks) > 0)
 	var err error
 	if c.numbers.give(v.uplinks) > 0 {
-		err = fmt.Errorf("there are more than %d uplinks: what comes in over one of the last is not distinguished by its source", uplinks.Bits)
+		err = fmt.Errorf("there are more than %d uplinks: the last ones share a number, so each of those accepts the sources of all", uplinks.Bits)
 	}
 	c.complaints.note("uplinks' numbers", err)
 	return nil
@@ -78,7 +78,7 @@ func (c *uplinkController) entries() (typed.Sync[uplinks.Key, uplinks.Value], er
 
 // writeAddresses writes the addresses to masquerade to.
 func (c *uplinkController) writeAddresses(s *state) error {
-	c.absences.masqueraded(s.plan.Uplinks)
+	c.absences.noteAddresses(s.plan.Uplinks)
 	entries, err := c.entries()
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func (c *uplinkController) writeAddresses(s *state) error {
 // detach takes the programs off interfaces that no longer lead out, those of an
 // earlier run included.
 func (c *uplinkController) detach(s *state) error {
-	s.lookAgain(c.absences.over(s.view, resync))
+	s.lookAgain(c.absences.nextEnd(s.view, resync))
 	uplink := map[int]bool{}
 	for _, l := range s.view.uplinks {
 		uplink[int(l.Index)] = true

@@ -132,7 +132,10 @@ const (
 	gateOpen = time.Second
 )
 
-// LockFiles are the names of the node's lock's files in the state directory.
+// AgentLock is the file in the state directory that a running agent keeps locked.
+const AgentLock = "agent.lock"
+
+// LockFiles are the names of the files of the node's lock in the state directory.
 func LockFiles() []string { return []string{lockName, gateName, holdersName} }
 
 // Shared takes the node's lock for work on one pod: many processes may hold it so at

@@ -17,7 +17,7 @@ import (
 const Linger = time.Minute
 
 // olderFlows stands for rules that are gone, or can't be read, while flows may be left that they have translated.
-const olderFlows = "flows of rules that are not there"
+const olderFlows = "flows that earlier rules translated"
 
 // Watch is a look that remembers the ones before it. It looks into the network
 // namespace of the calling thread, and is for one goroutine at a time.
@@ -65,7 +65,7 @@ func (w *Watch) Look(now time.Time, before bool) (bool, error) {
 }
 
 // Begin is Look for a process that has seen nothing yet. The rules may be away for a moment, as when kube-proxy changes
-// its mode, and what they have translated must go on meeting netfilter. So when in doubt, and after an error, it translates.
+// its mode, and what they have translated must go on meeting netfilter. So when in doubt, and after an error, the answer is yes.
 func (w *Watch) Begin(now time.Time) (bool, error) {
 	translates, err := w.Look(now, false)
 	if translates || !w.tracked() {

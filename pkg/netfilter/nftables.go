@@ -65,7 +65,7 @@ func (n *nftables) find(now time.Time) (string, error) {
 	return n.chain.String(), nil
 }
 
-// noNftables says that a kernel has answered so.
+// noNftables reports whether err says that the kernel has no nftables.
 func noNftables(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
@@ -84,7 +84,7 @@ func nftablesGeneration() (uint32, error) {
 	return 0, errors.New("the kernel's answer has none")
 }
 
-// translates asks again for a chain that did.
+// translates reports whether a chain that translated still does.
 func (c natChain) translates() bool {
 	answer, err := askNftables(unix.NFT_MSG_GETCHAIN, 0, c.family,
 		nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(c.table)), nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(c.name)))

@@ -41,7 +41,7 @@ type place struct {
 	ifindex int
 }
 
-// programs reads the pinned programs and misses those that attachments need.
+// programs reads the pinned programs, and reports those that are missing.
 func (s *survey) programs() error {
 	files, err := os.ReadDir(s.dir.Programs())
 	if err != nil {
@@ -194,7 +194,7 @@ func interfaceName(ifindex uint32) string {
 	return i.Name
 }
 
-// comparePrefixText orders prefixes by number; what is none comes first.
+// comparePrefixText orders prefixes by number; what is no prefix comes first.
 func comparePrefixText(a, b string) int {
 	p, _ := netip.ParsePrefix(a)
 	q, _ := netip.ParsePrefix(b)

@@ -53,15 +53,15 @@ type ClusterProblem struct {
 // offLink is the reason that the maps show as well.
 const offLink = "off_link"
 
-// notTold is why a node is not ready whose agent has written no ClusterFile yet.
-const notTold = "its agent has just been started and has not said more yet"
+// notReported is why a node is not ready whose agent has written no ClusterFile yet.
+const notReported = "its agent has just been started and has not reported yet"
 
 // readCluster reads the file.
 func readCluster(stateDir string) (c Cluster, err error) {
 	path := filepath.Join(stateDir, ClusterFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Cluster{NotReady: notTold}, nil
+		return Cluster{NotReady: notReported}, nil
 	}
 	if err != nil {
 		return c, err
@@ -89,7 +89,7 @@ func (s *survey) cluster(stateDir string) Cluster {
 		s.problemOf("mode", "the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work: %s", c.Mode)
 	}
 	for _, p := range c.Problems {
-		if p.Reason != offLink { // told from the maps, where it has its effect
+		if p.Reason != offLink { // reported from the maps, where it has its effect
 			s.problemOf(fmt.Sprintf("node %s %s", p.Node, p.Reason), "node %s: %s (%s)", p.Node, p.Text, p.Reason)
 		}
 	}

@@ -89,8 +89,8 @@ type Peer struct {
 	MTU       uint32           `json:"mtu"`
 }
 
-// fullPercent is from where on the fill of a table is a problem: the agent
-// keeps them under 70.
+// fullPercent is the fill from which on a table is a problem: the agent keeps
+// them under 70.
 const fullPercent = 90
 
 // survey collects a Status, and beside it what several steps read.
@@ -118,13 +118,13 @@ func (r Reader) Survey(stateDir string) (Status, error) {
 	if err := s.agent(stateDir); err != nil {
 		return s.Status, err
 	}
-	told := s.cluster(stateDir)
+	left := s.cluster(stateDir)
 	for _, step := range []func() error{
-		s.pods, s.node, s.destinations, func() error { s.name(told); return nil }, s.reach, s.programs, s.attachments, s.fills,
+		s.pods, s.node, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
 	} {
 		err := step()
 		if missing(err) {
-			// One reason is enough: without maps nothing else can be told.
+			// One reason is enough: without maps nothing else can be found out.
 			s.problem("%v", r.explainDir(err))
 			break
 		}
@@ -147,7 +147,7 @@ func (s *survey) problemOf(subject, format string, args ...any) {
 }
 
 func (s *survey) agent(stateDir string) error {
-	s.Agent.Lock = filepath.Join(stateDir, "agent.lock")
+	s.Agent.Lock = filepath.Join(stateDir, bpffs.AgentLock)
 	running, err := bpffs.Held(s.Agent.Lock)
 	if err != nil {
 		return err

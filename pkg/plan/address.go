@@ -59,8 +59,8 @@ func parseNodeIP(kind, s string) (netip.Addr, error) {
 	return a, nil
 }
 
-// isBroadcast reports whether the kernel takes an address for everybody on a link
-// with that prefix. The lowest address is one like any other since Linux 5.14.
+// isBroadcast reports whether an address is the broadcast address of a link with that
+// prefix. The lowest address is an ordinary one since Linux 5.14.
 func isBroadcast(a netip.Addr, link netip.Prefix) bool {
 	const pointToPoint = 31 // RFC 3021: no broadcast address on such a link
 	return a.Is4() && link.Bits() < pointToPoint && link.Contains(a) && !link.Contains(a.Next())
@@ -118,7 +118,7 @@ func newPrefixSet(all []netip.Prefix) *prefixSet {
 	return s
 }
 
-// overlap returns a member's owner that p overlaps.
+// overlap returns the owner of a member that p overlaps.
 func (s *prefixSet) overlap(p netip.Prefix) (owner string, found bool) {
 	if owner, found = s.covers[p]; found {
 		return owner, true

@@ -116,8 +116,7 @@ func (j *judge) podCIDR(node, s string) (netip.Prefix, error) {
 	return p, j.allowed(p)
 }
 
-// serviceError is a podCIDR that a setting alone speaks against. The setting may be the wrong one of the two, and pods that
-// talk already show it.
+// serviceError refuses a podCIDR by a setting alone. It may be the setting that is wrong, as pods that talk already show.
 type serviceError struct{ pods, service netip.Prefix }
 
 func (e serviceError) Error() string {
@@ -132,7 +131,7 @@ func (j *judge) inService(p netip.Prefix) error {
 	return nil
 }
 
-// allowed refuses a podCIDR that this node's own network speaks against. A serviceError is the last to be found.
+// allowed refuses a podCIDR that does not go with this node's own network. A serviceError is the last to be found.
 func (j *judge) allowed(p netip.Prefix) error {
 	if q, bad := overlapsAny(p, j.in.Facts.Local); bad {
 		return fmt.Errorf("podCIDR %s contains %s, an address of this node", p, q.Addr())

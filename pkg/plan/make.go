@@ -149,7 +149,7 @@ func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
 	b.r.Routes = append(b.r.Routes, r)
 }
 
-// keepClaims carries what stands on while no complete list has arrived.
+// keepClaims carries on what stands while no complete list has arrived.
 func (b *builder) keepClaims() {
 	for p, via := range b.in.Before.Claims {
 		if _, bad := overlapsAny(p, b.r.Standing.Own); bad {

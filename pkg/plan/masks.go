@@ -6,12 +6,12 @@ import (
 )
 
 // routeMasks says through which uplinks this host has routes to a prefix, as masks of
-// the uplinks' bits, one table of routes beside the other: which of them a packet
-// meets is for rules to decide.
+// the uplinks' bits, for each table of routes: rules decide which of them a packet
+// meets.
 type routeMasks []tableMasks
 
 // tableMasks are one table's: routes to the same prefix, of whatever metric, count
-// together, and those that lead over no uplink stand in the way of wider ones.
+// together, and those that lead over no uplink hide wider ones.
 type tableMasks struct {
 	of     map[netip.Prefix]uint64
 	sorted []netip.Prefix // by address

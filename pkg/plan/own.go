@@ -31,7 +31,7 @@ func (j *judge) own(n *Node, others []candidate) (s Standing, why string) {
 		why = ""
 		// Its pods talk on; but with that setting it would not have begun, and another node's agent should not either.
 		if err := j.inService(own); err != nil {
-			why = fmt.Sprintf("%v, and pods of this node have addresses of it: --service-cidr is wrong", err)
+			why = fmt.Sprintf("%v, and pods of this node have addresses in it: --service-cidr is wrong", err)
 		}
 	}
 	return s, why

@@ -39,13 +39,13 @@ type KernelRoute struct {
 	Via netip.Addr
 	// Hops are the interfaces of a route with several next hops.
 	Hops []uint32
-	// Table is another one than the main table (0), which a rule leads to.
+	// Table is the one that a rule leads to; 0: the main table.
 	Table int
 }
 
-// Policy is an IPsec policy of the host's that asks something of packets: by their
-// source and destination, when they leave (Out) or are forwarded. Required says that
-// what has not been protected does not pass.
+// Policy is an IPsec policy of the host's that protects or blocks packets by source
+// and destination: those that leave (Out), or those that are forwarded. Required says
+// that what has not been protected does not pass.
 type Policy struct {
 	Src, Dst      netip.Prefix
 	Out, Required bool
@@ -145,8 +145,8 @@ type Result struct {
 	// Notes are sentences that are no problem but worth a line in the log.
 	Notes []string
 	// Source is what the host's own packets to pods get as their source: the IPv4
-	// InternalIP, and nothing while that is on no interface, for the kernel refuses
-	// a route with it then.
+	// InternalIP; invalid while that is on no interface, since the kernel refuses a
+	// route with it then.
 	Source netip.Addr
 	// Standing is the Before of the next Make.
 	Standing Standing

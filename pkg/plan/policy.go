@@ -9,10 +9,10 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 )
 
-// policies gives to the host's stack what an IPsec policy may ask something of: the
-// far side of each that pods' packets can meet, in either direction. One for the
-// node's own address is met by what is masqueraded, too late for the stack to protect
-// it: there the far side is protected.
+// policies leaves to the host's stack what an IPsec policy may apply to: the far side
+// of each that pods' packets can meet, in either direction. One for the node's own
+// address is met by what is masqueraded, too late for the stack to protect it: its far
+// side is marked Protected.
 func (b *builder) policies() {
 	far := map[netip.Prefix]destinations.Flags{}
 	for _, p := range b.in.Facts.Policies {
@@ -34,13 +34,13 @@ func (b *builder) policies() {
 	b.flag(far)
 }
 
-// ofPods says whether pods of this node have addresses of it.
+// ofPods says whether pods of this node have addresses in it.
 func (b *builder) ofPods(p netip.Prefix) bool {
 	_, own := overlapsAny(p, b.r.Standing.Own)
 	return own || slices.ContainsFunc(b.in.Facts.Endpoints, p.Contains)
 }
 
-// ofUplinks says whether something may be masqueraded to an address of it.
+// ofUplinks says whether something may be masqueraded to an address in it.
 func (b *builder) ofUplinks(p netip.Prefix) bool {
 	return slices.ContainsFunc(b.in.Facts.Recent, p.Contains) || // flows keep it, and it may be back at any moment
 		slices.ContainsFunc(b.in.Facts.Uplinks, func(l Link) bool { return slices.ContainsFunc(l.Addresses, p.Contains) })

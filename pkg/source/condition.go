@@ -7,8 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Condition is what a Node says of its network being unavailable; zero when it
-// says nothing.
+// Condition is a Node's condition NetworkUnavailable; zero when it has none.
 type Condition struct {
 	Status, Reason, Message string
 	// Since is when the status became what it is.

@@ -1,4 +1,4 @@
-// The benchmark measures this network, the classical ones and the machine's own limit side by side in one run, and writes a
+// Command bench measures this network, the classical ones and the machine's own limit side by side in one run, and writes a
 // report that people can look at.
 //
 //	make bench                      the main rows, three rounds: indicative

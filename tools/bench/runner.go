@@ -30,8 +30,8 @@ type runner struct {
 // attempts is how many times a sample is taken before it is given up. What has been refused was disturbed, more often than not.
 const attempts = 3
 
-// hopeless is the share of a sample for which an end waited for its CPU, from which on it says nothing even where there is no better one.
-const hopeless = 0.2
+// maxDelayed is the largest share of a sample for which an end may have waited for its CPU: beyond, it says nothing even where there is no better one.
+const maxDelayed = 0.2
 
 // rounds runs all rounds, and one more of what is owed after them. What is finished is saved after each, and when the context ends.
 func (r *runner) rounds(ctx context.Context) error {
@@ -95,7 +95,7 @@ func (r *runner) owed() (groups []group) {
 // one takes one sample and files it, with the reasons why it was taken again. A sample that the end of the run has cut short is none.
 func (r *runner) one(ctx context.Context, round int, t task) {
 	started := time.Now()
-	sample, err := r.patiently(ctx, t)
+	sample, err := r.undisturbed(ctx, t)
 	if ctx.Err() != nil {
 		return
 	}
@@ -108,9 +108,9 @@ func (r *runner) one(ctx context.Context, round int, t task) {
 	r.run.Samples = append(r.run.Samples, sample)
 }
 
-// patiently takes a sample, again when something disturbed the generator. Nothing else is worth another try: packets that went astray are a
+// undisturbed takes a sample, again when something disturbed the generator. Nothing else is worth another try: packets that went astray are a
 // finding. Where something else has the CPUs all the time, the least disturbed attempt has to do, and says so.
-func (r *runner) patiently(ctx context.Context, t task) (sample result.Sample, err error) {
+func (r *runner) undisturbed(ctx context.Context, t task) (sample result.Sample, err error) {
 	var kept result.Sample
 	var disturbed []string
 	for range attempts {
@@ -134,5 +134,5 @@ func (r *runner) patiently(ctx context.Context, t task) (sample result.Sample, e
 // better says that a sample that was starved may be kept, in place of another one or of none.
 func better(sample, kept result.Sample) bool {
 	delayed := sample.Values[result.Delayed]
-	return sample.Values != nil && delayed <= hopeless && (kept.Values == nil || delayed < kept.Values[result.Delayed])
+	return sample.Values != nil && delayed <= maxDelayed && (kept.Values == nil || delayed < kept.Values[result.Delayed])
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
-// patience is how long a sample may take beyond what is expected, several times over. Something hangs then.
-const patience = 60 * time.Second
+// hangTimeout is how long a sample may take beyond four times what is expected: then something hangs.
+const hangTimeout = 60 * time.Second
 
 // afterGrowth is for what goes on after a table is complete: memory is collected, old rules are freed.
 const afterGrowth = 300 * time.Millisecond
@@ -66,7 +66,7 @@ func (m *machine) binaries(run *result.Run) (files []string) {
 
 // take takes a sample.
 func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
-	ctx, cancel := context.WithTimeout(ctx, 4*t.takes+patience)
+	ctx, cancel := context.WithTimeout(ctx, 4*t.takes+hangTimeout)
 	defer cancel()
 	network := m.networks[t.mode]
 	if err := grow(ctx, network, t); err != nil {

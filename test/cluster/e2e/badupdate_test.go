@@ -13,8 +13,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// doubt is longer than an agent waits until it says that its node can't carry pods.
-const doubt = 11 * time.Second
+// notReadyWait is longer than an agent waits until it says that its node can't carry pods.
+const notReadyWait = 11 * time.Second
 
 // badUpdates are changes of the DaemonSet that no agent can live with, and how to tell that one has tried. Some live long
 // enough to speak of their node.
@@ -61,7 +61,7 @@ func testBadUpdates(t *testing.T) {
 				since := time.Now()
 				travels(t, s, scheduled(t, s, "passing", node))
 				if update.speaks {
-					time.Sleep(time.Until(since.Add(doubt)))
+					time.Sleep(time.Until(since.Add(notReadyWait)))
 				}
 				isAvailable(t, s, node)
 				for name, was := range before {

@@ -14,8 +14,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// calm is how long the cluster is left alone between two pods: until the kubelet has told the API server of the one before.
-const calm = 300 * time.Millisecond
+// betweenPods is how long the cluster is left alone between two pods: until the kubelet has told the API server of the one before.
+const betweenPods = 300 * time.Millisecond
 
 // side is a network, and the node that has it.
 type side struct {
@@ -128,7 +128,7 @@ func (w *walk) oneByOne(ctx context.Context, round int) error {
 				return err
 			}
 			took[s.mode] = append(took[s.mode], d.Seconds())
-			if err := pause(ctx, calm); err != nil {
+			if err := pause(ctx, betweenPods); err != nil {
 				return err
 			}
 		}

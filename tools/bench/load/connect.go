@@ -100,8 +100,8 @@ func (c *client) run() error {
 		}
 		if c.total > before {
 			quiet = c.now()
-		} else if c.now()-quiet > patience {
-			return unmeasured("no connection was completed within %s", patience)
+		} else if c.now()-quiet > answerTimeout {
+			return unmeasured("no connection was completed within %s", answerTimeout)
 		}
 		if c.phase == measuring {
 			c.counted += c.total - before

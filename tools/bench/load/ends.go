@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// patience is for a peer that should answer at once, longNap for loops that look whether they are to end.
-	patience = 5 * time.Second
-	longNap  = 10 * time.Millisecond
+	// answerTimeout is for a peer that should answer at once, longNap for loops that look whether they are to end.
+	answerTimeout = 5 * time.Second
+	longNap       = 10 * time.Millisecond
 )
 
 // sample is both ends, and what they tell each other without a packet.
@@ -70,7 +70,7 @@ func run(ctx context.Context, t Target, k kind) (*sample, error) {
 	}
 	restore := undisturbed()
 	defer restore()
-	ctx, cancel := context.WithTimeoutCause(ctx, t.Warmup+t.Duration+4*patience, unmeasured("it has not ended %s after its time", 4*patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, t.Warmup+t.Duration+4*answerTimeout, unmeasured("it has not ended %s after its time", 4*answerTimeout))
 	defer cancel()
 	s := newSample(t)
 	forget := context.AfterFunc(ctx, func() { s.stopped.Store(true) })

@@ -127,14 +127,14 @@ func nap(d time.Duration) {
 	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&request)), 0, 0) // an interrupted one was long enough
 }
 
-// newSocket makes a socket on which no read lasts longer than a long nap, nor a write or a connect longer than anybody's patience. Those that a
+// newSocket makes a socket on which no read lasts longer than a long nap, nor a write or a connect longer than answerTimeout. Those that a
 // listener accepts are like it.
 func newSocket(kind int) (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("make a socket: %w", err)
 	}
-	for option, limit := range map[int]time.Duration{unix.SO_RCVTIMEO: longNap, unix.SO_SNDTIMEO: patience} {
+	for option, limit := range map[int]time.Duration{unix.SO_RCVTIMEO: longNap, unix.SO_SNDTIMEO: answerTimeout} {
 		tv := unix.NsecToTimeval(int64(limit))
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, option, &tv); err != nil {
 			unix.Close(fd)
@@ -157,7 +157,7 @@ func (e *end) open(kind int) (int, error) {
 	if err := unix.Connect(fd, sockaddr(e.Server.Addr(), e.port)); err != nil {
 		unix.Close(fd)
 		if errors.Is(err, unix.EINPROGRESS) {
-			err = fmt.Errorf("no answer within %s", patience)
+			err = fmt.Errorf("no answer within %s", answerTimeout)
 		}
 		return -1, fmt.Errorf("connect to %s port %d: %w", e.Server.Addr(), e.port, err)
 	}

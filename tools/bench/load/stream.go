@@ -62,7 +62,7 @@ func (e *end) acceptOne() (fd int, err error) {
 	}
 	defer closeAll(listeners)
 	close(e.listening)
-	for deadline := e.now() + patience; ; {
+	for deadline := e.now() + answerTimeout; ; {
 		fd, _, err := unix.Accept4(listeners[0], unix.SOCK_CLOEXEC)
 		if err == nil {
 			return fd, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
@@ -139,7 +139,7 @@ var errEnd = errors.New("the connection has ended")
 
 // readAll fills the buffer.
 func (e *end) readAll(fd int, buffer []byte) error {
-	for deadline := e.now() + patience; len(buffer) > 0; {
+	for deadline := e.now() + answerTimeout; len(buffer) > 0; {
 		n, err := read(fd, buffer)
 		switch {
 		case errors.Is(err, unix.EAGAIN) && e.now() < deadline && !e.stopped.Load():

@@ -51,7 +51,7 @@ const (
 var setups = map[string]setup{
 	result.Direct: {},
 	result.EBPF:   {agent: true},
-	// Each packet between pods is asked for in the kernel's table of connections, and what leaves walks the stack. As on kubeadm's nodes upstream's
+	// Each packet between pods is looked up in the kernel's table of connections, and what leaves walks the stack. As on kubeadm's nodes upstream's
 	// plugins are there, so that the agent chains portmap after ours.
 	result.KubeProxy: {agent: true, flags: []string{"--kube-proxy", "on"}, rules: iptables},
 	result.IPTables:  {plugin: "bridge", rules: iptables, masquerade: "flannel"},
