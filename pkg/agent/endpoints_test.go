@@ -134,7 +134,7 @@ func TestEndpointIsRepaired(t *testing.T) {
 			way.Source = netip.Addr{}
 			return l.host.ReplaceRoute(way)
 		},
-		"program": func() error { return l.dp.Detach(e.HostIndex, attach.FromPod) },
+		"program": func() error { return attach.Attacher{Dir: l.cfg.BPFFS}.Detach(e.HostIndex, attach.FromPod) },
 		"sysctl": func() error {
 			_, err := l.sysctls.Set(forwardingOf(e.HostName), "0")
 			return err

@@ -232,7 +232,7 @@ func TestInspectRestoresPins(t *testing.T) {
 		}
 	}
 	index := int(l.view.uplinks[0].Index)
-	if err := l.dp.Detach(index, attach.ToUplink); err != nil {
+	if err := (attach.Attacher{Dir: l.cfg.BPFFS}).Detach(index, attach.ToUplink); err != nil {
 		t.Fatal(err)
 	}
 	l.inspect(t.Context())

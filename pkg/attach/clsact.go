@@ -152,19 +152,13 @@ func listFilters(ifindex int, hook Hook) ([]netlink.Filter, error) {
 	return filters, nil
 }
 
-// Filter is a clsact filter of ours.
-type Filter struct {
-	Ifindex int
-	Hook    Hook
-}
-
-// Filters returns all filters of ours, on any interface.
-func Filters() ([]Filter, error) {
+// Filters lists the places of all clsact filters of ours.
+func Filters() ([]Place, error) {
 	indexes, err := clsactInterfaces()
 	if err != nil {
 		return nil, err
 	}
-	var out []Filter
+	var out []Place
 	for _, i := range indexes {
 		for _, hook := range Hooks() {
 			f, err := findFilter(i, hook)
@@ -172,7 +166,7 @@ func Filters() ([]Filter, error) {
 				return nil, err
 			}
 			if f != nil {
-				out = append(out, Filter{i, hook})
+				out = append(out, Place{i, hook})
 			}
 		}
 	}

@@ -1,11 +1,9 @@
 package datapath
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -20,18 +18,12 @@ import (
 
 // attachment is a program of ours on a hook, and what is needed to restore it.
 type attachment struct {
-	place
+	attach.Place
 	mode attach.Mode
 	id   ebpf.ProgramID
 	// prog is nil if this process may not open it: then it can be replaced, but not
 	// restored.
 	prog *ebpf.Program
-}
-
-// place is a hook of an interface.
-type place struct {
-	ifindex int
-	hook    attach.Hook
 }
 
 // findAttachments finds every program of ours that is attached, at all
@@ -49,7 +41,7 @@ func findAttachments(opts Options) (out []attachment, err error) {
 	}()
 	programs := make(map[ebpf.ProgramID]*ebpf.Program)
 	for _, p := range places {
-		state, err := opts.attacher().Attached(p.ifindex, p.hook)
+		state, err := opts.attacher().Attached(p.Ifindex, p.Hook)
 		if err != nil {
 			return out, err
 		}
@@ -61,22 +53,22 @@ func findAttachments(opts Options) (out []attachment, err error) {
 		}
 		prog, seen := programs[state.ProgramID]
 		if !seen {
-			if prog, err = openProgram(opts.Dir, p.hook, state.ProgramID); err != nil {
+			if prog, err = openProgram(opts.Dir, p.Hook, state.ProgramID); err != nil {
 				return out, err
 			}
 			programs[state.ProgramID] = prog
 		}
-		out = append(out, attachment{place: p, mode: state.Mode, id: state.ProgramID, prog: prog})
+		out = append(out, attachment{Place: p, mode: state.Mode, id: state.ProgramID, prog: prog})
 	}
 	return out, nil
 }
 
 // unpinDead unpins the link of a device that is gone.
-func unpinDead(opts Options, p place) error {
-	if interfaceExists(p.ifindex) {
+func unpinDead(opts Options, p attach.Place) error {
+	if interfaceExists(p.Ifindex) {
 		return nil
 	}
-	return opts.attacher().Detach(p.ifindex, p.hook)
+	return opts.attacher().Detach(p.Ifindex, p.Hook)
 }
 
 // openProgram opens an attached program: by its pin, which needs only the right to
@@ -114,8 +106,8 @@ func closeAttachments(all []attachment) {
 // links, the interfaces of pods and uplinks, those on which we made a qdisc, and
 // those with a filter of ours, which a process may have attached and been killed
 // before it could record that.
-func knownPlaces(opts Options) ([]place, error) {
-	out, err := linkPlaces(opts.Dir)
+func knownPlaces(opts Options) ([]attach.Place, error) {
+	out, err := attach.PinnedLinks(opts.Dir)
 	pods, err1 := ifindexes(opts.Dir.Map(devices.Name))
 	ups, err2 := ifindexes(opts.Dir.Map(uplinks.Name))
 	made, err3 := qdiscs{opts.StateDir}.list()
@@ -124,38 +116,16 @@ func knownPlaces(opts Options) ([]place, error) {
 		return nil, err
 	}
 	for _, i := range pods {
-		out = append(out, place{i, attach.FromPod})
+		out = append(out, attach.Place{Ifindex: i, Hook: attach.FromPod})
 	}
 	for _, i := range append(ups, made...) {
 		for _, hook := range attach.UplinkHooks() {
-			out = append(out, place{i, hook})
+			out = append(out, attach.Place{Ifindex: i, Hook: hook})
 		}
 	}
-	for _, f := range filters {
-		out = append(out, place{f.Ifindex, f.Hook})
-	}
-	slices.SortFunc(out, func(a, b place) int {
-		return cmp.Or(cmp.Compare(a.ifindex, b.ifindex), cmp.Compare(a.hook, b.hook))
-	})
+	out = append(out, filters...)
+	slices.SortFunc(out, attach.Place.Compare)
 	return slices.Compact(out), nil
-}
-
-// linkPlaces lists the places of the pinned links.
-func linkPlaces(dir bpffs.Dir) ([]place, error) {
-	entries, err := os.ReadDir(dir.Links())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list pinned links: %w", err)
-	}
-	var out []place
-	for _, e := range entries {
-		if hook, ifindex, ok := bpffs.ParseLink(e.Name()); ok {
-			out = append(out, place{ifindex, attach.Hook(hook)})
-		}
-	}
-	return out, nil
 }
 
 // ifindexes lists the keys of a pinned map, of any build, whose key is an ifindex.

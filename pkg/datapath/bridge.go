@@ -47,13 +47,13 @@ func (l *loader) bridge(olds []attachment) (*bridge, error) {
 			anchor = link.AfterProgramByID(old.id)
 		}
 		one, err := link.AttachTCX(link.TCXOptions{
-			Interface: old.ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: anchor,
+			Interface: old.Ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: anchor,
 		})
-		if errors.Is(err, ebpf.ErrNotSupported) || (err != nil && !interfaceExists(old.ifindex)) {
+		if errors.Is(err, ebpf.ErrNotSupported) || (err != nil && !interfaceExists(old.Ifindex)) {
 			continue
 		}
 		if err != nil {
-			return b, fmt.Errorf("run both programs on interface %d: %w", old.ifindex, err)
+			return b, fmt.Errorf("run both programs on interface %d: %w", old.Ifindex, err)
 		}
 		b.links = append(b.links, one)
 	}

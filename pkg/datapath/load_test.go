@@ -62,7 +62,7 @@ func TestUpgradeReplacesEveryAttachment(t *testing.T) {
 			n.verify(t)
 			for p, state := range n.attached(t) {
 				if state.ProgramID == old[p].ProgramID || state.Mode != mode {
-					t.Errorf("%s of interface %d: %+v, was %+v", p.hook, p.ifindex, state, old[p])
+					t.Errorf("%s of interface %d: %+v, was %+v", p.Hook, p.Ifindex, state, old[p])
 				}
 			}
 			for path, id := range n.pins(t) {
@@ -86,7 +86,7 @@ func TestLoadChangesHowProgramsAreAttached(t *testing.T) {
 		want := map[attach.Mode]attach.Mode{attach.Auto: attach.TCX, attach.Clsact: attach.Clsact}[mode]
 		for p, state := range n.attached(t) {
 			if state.Mode != want {
-				t.Errorf("%s of interface %d is attached by %s, want %s", p.hook, p.ifindex, state.Mode, want)
+				t.Errorf("%s of interface %d is attached by %s, want %s", p.Hook, p.Ifindex, state.Mode, want)
 			}
 		}
 	}
@@ -134,7 +134,7 @@ func TestBadBuildsLeaveEverythingAsItWas(t *testing.T) {
 		if diff := cmp.Diff(before, n.pins(t)); diff != "" {
 			t.Errorf("%s: pins (-before +after):\n%s", b.name, diff)
 		}
-		if diff := cmp.Diff(old, n.attached(t), cmp.AllowUnexported(place{})); diff != "" {
+		if diff := cmp.Diff(old, n.attached(t)); diff != "" {
 			t.Errorf("%s: attachments (-before +after):\n%s", b.name, diff)
 		}
 		n.verify(t)
@@ -188,7 +188,7 @@ func TestNewerLayoutIsRefused(t *testing.T) {
 	old := n.attached(t)
 	_, err = Load(context.Background(), n.opts)
 	refused(t, "newer layout", err, ErrLayout, "newer build", "drain the node and reboot")
-	if diff := cmp.Diff(old, n.attached(t), cmp.AllowUnexported(place{})); diff != "" {
+	if diff := cmp.Diff(old, n.attached(t)); diff != "" {
 		t.Errorf("attachments (-before +after):\n%s", diff)
 	}
 }

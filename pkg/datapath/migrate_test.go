@@ -230,7 +230,7 @@ func TestAFailureAtAnyStepPutsEverythingBack(t *testing.T) {
 				if diff := cmp.Diff(before, n.pins(t)); diff != "" {
 					t.Errorf("step %d (%s): pins (-before +after):\n%s", fail, last, diff)
 				}
-				if diff := cmp.Diff(old, n.attached(t), cmp.AllowUnexported(place{})); diff != "" {
+				if diff := cmp.Diff(old, n.attached(t)); diff != "" {
 					t.Errorf("step %d (%s): attachments (-before +after):\n%s", fail, last, diff)
 				}
 				n.verify(t)

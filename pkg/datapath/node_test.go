@@ -159,25 +159,25 @@ func (n node) verifyDrops(t *testing.T, m *ebpf.Map, packets uint64) {
 func (n node) verifyPrograms(t *testing.T) {
 	t.Helper()
 	for p, state := range n.attached(t) {
-		if pin := pinnedID(t, n.opts, p.hook.Program()); state.ProgramID != pin {
-			t.Errorf("%s of interface %d runs program %d, pinned is %d", p.hook, p.ifindex, state.ProgramID, pin)
+		if pin := pinnedID(t, n.opts, p.Hook.Program()); state.ProgramID != pin {
+			t.Errorf("%s of interface %d runs program %d, pinned is %d", p.Hook, p.Ifindex, state.ProgramID, pin)
 		}
 	}
 }
 
 // attached returns what is on the node's hooks; each must carry something.
-func (n node) attached(t *testing.T) map[place]attach.State {
+func (n node) attached(t *testing.T) map[attach.Place]attach.State {
 	t.Helper()
-	places := []place{{n.uplink, attach.FromUplink}, {n.uplink, attach.ToUplink}}
+	places := []attach.Place{{Ifindex: n.uplink, Hook: attach.FromUplink}, {Ifindex: n.uplink, Hook: attach.ToUplink}}
 	for _, pod := range n.pods {
-		places = append(places, place{pod, attach.FromPod})
+		places = append(places, attach.Place{Ifindex: pod, Hook: attach.FromPod})
 	}
-	out := make(map[place]attach.State)
+	out := make(map[attach.Place]attach.State)
 	for _, p := range places {
-		state, err := n.opts.attacher().Attached(p.ifindex, p.hook)
+		state, err := n.opts.attacher().Attached(p.Ifindex, p.Hook)
 		check(t, err)
 		if state.Mode == "" {
-			t.Errorf("%s of interface %d carries nothing", p.hook, p.ifindex)
+			t.Errorf("%s of interface %d carries nothing", p.Hook, p.Ifindex)
 		}
 		out[p] = state
 	}

@@ -38,7 +38,7 @@ func remove(opts Options) error {
 	}
 	var errs []error
 	for _, p := range places {
-		errs = append(errs, opts.attacher().Detach(p.ifindex, p.hook))
+		errs = append(errs, opts.attacher().Detach(p.Ifindex, p.Hook))
 	}
 	q := qdiscs{opts.StateDir}
 	made, err := q.list()

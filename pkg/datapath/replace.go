@@ -69,13 +69,13 @@ func (l *loader) replace() (err error) {
 
 // attach replaces one program. An interface that is gone meanwhile is no error.
 func (l *loader) attach(old attachment) error {
-	prog := l.programs[old.hook.Program()]
+	prog := l.programs[old.Hook.Program()]
 	if prog == nil {
-		return l.opts.attacher().Detach(old.ifindex, old.hook)
+		return l.opts.attacher().Detach(old.Ifindex, old.Hook)
 	}
-	err := l.qdiscs.attach(l.opts.attacher(), old.ifindex, old.hook, prog)
-	if err != nil && !interfaceExists(old.ifindex) {
-		return l.opts.attacher().Detach(old.ifindex, old.hook)
+	err := l.qdiscs.attach(l.opts.attacher(), old.Ifindex, old.Hook, prog)
+	if err != nil && !interfaceExists(old.Ifindex) {
+		return l.opts.attacher().Detach(old.Ifindex, old.Hook)
 	}
 	return err
 }
@@ -87,11 +87,11 @@ func (l *loader) restore(done []attachment) error {
 	for _, old := range slices.Backward(done) {
 		if old.prog == nil {
 			errs = append(errs, fmt.Errorf("restore the old program on interface %d as %s: "+
-				"it is not pinned, and opening it needs CAP_SYS_ADMIN", old.ifindex, old.hook))
+				"it is not pinned, and opening it needs CAP_SYS_ADMIN", old.Ifindex, old.Hook))
 			continue
 		}
 		back := attach.Attacher{Dir: l.opts.Dir, Mode: old.mode}
-		if _, err := back.Attach(old.ifindex, old.hook, old.prog); err != nil && interfaceExists(old.ifindex) {
+		if _, err := back.Attach(old.Ifindex, old.Hook, old.prog); err != nil && interfaceExists(old.Ifindex) {
 			errs = append(errs, fmt.Errorf("restore the old program: %w", err))
 		}
 	}
@@ -103,7 +103,7 @@ func (l *loader) restore(done []attachment) error {
 // are replaced last: until then the bridge finds the flows of old and new programs.
 func splitArrivals(all []attachment) (arrivals, others []attachment) {
 	for _, a := range all {
-		if a.hook == attach.FromUplink {
+		if a.Hook == attach.FromUplink {
 			arrivals = append(arrivals, a)
 		} else {
 			others = append(others, a)

@@ -48,14 +48,6 @@ func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 	return d.qdiscs.attach(d.opts.attacher(), ifindex, hook, prog)
 }
 
-// Detach removes our program from the hook of an interface, and with the last
-// program the qdisc if we created it.
-func (d *Datapath) Detach(ifindex int, hook attach.Hook) error {
-	d.changes.Lock()
-	defer d.changes.Unlock()
-	return errors.Join(d.opts.attacher().Detach(ifindex, hook), d.qdiscs.remove(ifindex))
-}
-
 // Attached reports whether this build's program is on the hook of the interface.
 func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 	d.running.RLock()
@@ -82,26 +74,20 @@ func (d *Datapath) programID(name string) (ebpf.ProgramID, error) {
 	return id, nil
 }
 
-// Attachment is a program of ours on an interface.
-type Attachment struct {
-	Ifindex int
-	Hook    attach.Hook
-}
-
-// Attachments lists every program of ours that is attached.
-func (d *Datapath) Attachments() ([]Attachment, error) {
+// Attachments lists the places of all programs of ours that are attached.
+func (d *Datapath) Attachments() ([]attach.Place, error) {
 	places, err := knownPlaces(d.opts)
 	if err != nil {
 		return nil, err
 	}
-	var out []Attachment
+	var out []attach.Place
 	for _, p := range places {
-		state, err := d.opts.attacher().Attached(p.ifindex, p.hook)
+		state, err := d.opts.attacher().Attached(p.Ifindex, p.Hook)
 		if err != nil {
 			return nil, err
 		}
 		if state.Mode != "" {
-			out = append(out, Attachment{p.ifindex, p.hook})
+			out = append(out, p)
 		}
 	}
 	return out, nil

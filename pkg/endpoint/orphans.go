@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
@@ -105,7 +104,7 @@ func (r Releaser) knownNames(keep map[ID]bool) (map[string]bool, error) {
 // removeDead removes the pins and devices entries of links that are gone. It may run at the same time as an ADD, since it
 // lists them before the links, and an ADD creates its link first.
 func (n *Node) removeDead() error {
-	pinned, err := pinnedIndexes(n.Pins)
+	pinned, err := attach.PinnedLinks(n.Pins)
 	if err != nil {
 		return err
 	}
@@ -128,10 +127,10 @@ func (n *Node) removeDead() error {
 			errs = append(errs, n.forgetDevice(index))
 		}
 	}
-	for _, index := range pinned {
-		if _, there := links[index]; !there {
-			n.log().Info("program of a link that is gone unpinned", "ifindex", index)
-			errs = append(errs, attach.Attacher{Dir: n.Pins}.Detach(index, attach.FromPod))
+	for _, p := range pinned {
+		if _, there := links[p.Ifindex]; !there && p.Hook == attach.FromPod {
+			n.log().Info("program of a link that is gone unpinned", "ifindex", p.Ifindex)
+			errs = append(errs, attach.Attacher{Dir: n.Pins}.Detach(p.Ifindex, p.Hook))
 		}
 	}
 	return errors.Join(errs...)
@@ -145,18 +144,4 @@ func (n *Node) links() (map[int]device.Link, error) {
 		all[l.Index] = l
 	}
 	return all, err
-}
-
-func pinnedIndexes(pins bpffs.Dir) ([]int, error) {
-	files, err := os.ReadDir(pins.Links())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	var found []int
-	for _, f := range files {
-		if hook, index, ok := bpffs.ParseLink(f.Name()); ok && attach.Hook(hook) == attach.FromPod {
-			found = append(found, index)
-		}
-	}
-	return found, nil
 }

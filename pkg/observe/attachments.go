@@ -35,12 +35,6 @@ type Attachment struct {
 	ProgramID ebpf.ProgramID `json:"program_id"`
 }
 
-// place is one hook of one interface.
-type place struct {
-	hook    attach.Hook
-	ifindex int
-}
-
 // programs reads the pinned programs, and reports those that are missing.
 func (s *survey) programs() error {
 	files, err := os.ReadDir(s.dir.Programs())
@@ -93,19 +87,19 @@ func (s *survey) pinned(name string) ebpf.ProgramID {
 // link that is pinned.
 func (s *survey) attachments() error {
 	wanted := s.wanted()
-	pinned, err := pinnedLinks(s.dir)
+	pinned, err := attach.PinnedLinks(s.dir)
 	if err != nil {
 		return err
 	}
 	for _, at := range union(wanted, pinned) {
-		state, err := attach.Attacher{Dir: s.dir}.Attached(at.ifindex, at.hook)
+		state, err := attach.Attacher{Dir: s.dir}.Attached(at.Ifindex, at.Hook)
 		if missing(err) {
 			continue // detached between the listing and the look
 		}
 		if err != nil {
 			return err
 		}
-		a := Attachment{at.hook, at.ifindex, interfaceName(uint32(at.ifindex)), s.podOn(at.ifindex), state.Mode, state.ProgramID}
+		a := Attachment{at.Hook, at.Ifindex, interfaceName(uint32(at.Ifindex)), s.podOn(at.Ifindex), state.Mode, state.ProgramID}
 		s.judge(a, slices.Contains(wanted, at))
 		s.Attachments = append(s.Attachments, a)
 	}
@@ -149,39 +143,23 @@ func (s *survey) podOn(ifindex int) string {
 }
 
 // wanted lists where programs of ours belong.
-func (s *survey) wanted() []place {
-	var out []place
+func (s *survey) wanted() []attach.Place {
+	var out []attach.Place
 	for _, d := range s.devices {
-		out = append(out, place{attach.FromPod, int(d.Key.Ifindex)})
+		out = append(out, attach.Place{Ifindex: int(d.Key.Ifindex), Hook: attach.FromPod})
 	}
 	for _, u := range s.uplinks {
 		for _, hook := range attach.UplinkHooks() {
-			out = append(out, place{hook, int(u.Key.Ifindex)})
+			out = append(out, attach.Place{Ifindex: int(u.Key.Ifindex), Hook: hook})
 		}
 	}
 	return out
 }
 
-func pinnedLinks(dir bpffs.Dir) ([]place, error) {
-	files, err := os.ReadDir(dir.Links())
-	if err != nil {
-		return nil, fmt.Errorf("list pinned links: %w", err)
-	}
-	var out []place
-	for _, f := range files {
-		if hook, ifindex, ok := bpffs.ParseLink(f.Name()); ok {
-			out = append(out, place{attach.Hook(hook), ifindex})
-		}
-	}
-	return out, nil
-}
-
-// union returns each place once, uplinks' and pods' hooks apart, by interface.
-func union(a, b []place) []place {
+// union returns each place once, sorted.
+func union(a, b []attach.Place) []attach.Place {
 	all := slices.Concat(a, b)
-	slices.SortFunc(all, func(x, y place) int {
-		return cmp.Or(cmp.Compare(x.ifindex, y.ifindex), cmp.Compare(x.hook, y.hook))
-	})
+	slices.SortFunc(all, attach.Place.Compare)
 	return slices.Compact(all)
 }
 
