@@ -160,5 +160,6 @@ func addUp(dropped []drops.Counter, passed []traffic.Counter) (t totals) {
 // failures are the packets whose flow could not be masqueraded, whatever the table
 // or the range lacked.
 func (t totals) failures() uint64 {
-	return t.drops[drops.SnatExhausted] + t.drops[drops.SnatLimit] + t.drops[drops.SnatFull] + t.drops[drops.NoSnatAddress]
+	return t.drops[drops.SnatExhausted] + t.drops[drops.PortLimit] + t.drops[drops.SnatLimit] + t.drops[drops.SnatFull] +
+		t.drops[drops.NoSnatAddress]
 }

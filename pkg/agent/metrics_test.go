@@ -28,6 +28,7 @@ func TestAddUp(t *testing.T) {
 	total := addUp([]drops.Counter{
 		{Direction: wire.FromPod, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 2, Bytes: 20}},
 		{Direction: wire.ToUplink, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 1, Bytes: 10}},
+		{Direction: wire.FromPod, Slot: drops.PortLimit, Value: counters.Value{Packets: 6, Bytes: 60}},
 		{Direction: wire.FromPod, Slot: drops.NotIP, Value: counters.Value{Packets: 4, Bytes: 40}},
 		{Direction: wire.FromPod, Slot: drops.Slots - 1, Value: counters.Value{Packets: 8, Bytes: 80}},
 	}, []traffic.Counter{
@@ -35,14 +36,14 @@ func TestAddUp(t *testing.T) {
 		{Direction: wire.FromPod, Slot: traffic.SnatAllocated, Value: counters.Value{Packets: 3, Bytes: 7}},
 		{Direction: wire.ToUplink, Slot: traffic.SnatRetried, Value: counters.Value{Packets: 5, Bytes: 7}},
 	})
-	if total.drops[drops.SnatExhausted] != 3 || total.failures() != 3 || total.allocations != 3 || total.retries != 5 {
+	if total.drops[drops.SnatExhausted] != 3 || total.failures() != 9 || total.allocations != 3 || total.retries != 5 {
 		t.Errorf("%+v", total)
 	}
 	// Each packet once: passed, and dropped for whatever reason.
-	if got := total.packets[wire.FromPod]; got != 114 {
-		t.Errorf("%d packets from pods, want 114", got)
+	if got := total.packets[wire.FromPod]; got != 120 {
+		t.Errorf("%d packets from pods, want 120", got)
 	}
-	if got := total.bytes[wire.FromPod]; got != 1140 {
-		t.Errorf("%d bytes from pods, want 1140", got)
+	if got := total.bytes[wire.FromPod]; got != 1200 {
+		t.Errorf("%d bytes from pods, want 1200", got)
 	}
 }
