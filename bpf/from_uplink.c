@@ -64,7 +64,7 @@ EC_CALL enum verdict from_uplink_judge_error(struct __sk_buff *ctx, const struct
 
 	if (from_uplink_to_stack(config, to))
 		return VERDICT_STACK;
-	return nf_judge(ctx, kind) ?: kind == DESTINATION_WORLD ? ct_way_of(inner, ep->ifindex) : VERDICT_GO_ON;
+	return nf_judge(ctx, kind) ?: kind == DESTINATION_WORLD ? ct_verdict_of(inner, ep->ifindex) : VERDICT_GO_ON;
 }
 
 /* Whether a packet may go straight into the pod. */

@@ -50,7 +50,7 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 	verdict = translate_find(ctx, s, &t);
 	if (verdict)
 		return verdict;
-	if ((flags & DESTINATION_PROTECTED) && !t.native)
+	if ((flags & DESTINATION_PROTECTED) && !t.recorded)
 		return -DROP_IPSEC_POLICY;
 	if ((flags & DESTINATION_TO_STACK) && t.masqueraded && s->pkt.l4 == L4_FLOW)
 		nat_to_stack(&s->pkt.tuple, t.masqueraded);

@@ -137,8 +137,8 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 	return err == -EC_EEXIST ? ct_resolve_conflict(replies, ifindex) : flow_refusal(err, USAGE_CONNTRACK);
 }
 
-/* The way of a packet from the world, by its flow's flags. */
-EC_INLINE enum verdict ct_way(__u8 flags)
+/* What becomes of a packet from the world, by its flow's flags. */
+EC_INLINE enum verdict ct_verdict(__u8 flags)
 {
 	return flags & FLOW_VIA_STACK ? VERDICT_STACK : VERDICT_GO_ON;
 }
@@ -155,14 +155,14 @@ EC_INLINE enum verdict ct_record(const struct pkt *pkt, __u32 ifindex, bool to_s
 	struct conntrack_entry *e;
 
 	if (pkt->fragment == FRAGMENT_LATER || pkt->l4 == L4_ICMP_ERROR)
-		return ct_way(flags);
+		return ct_verdict(flags);
 	e = ct_lookup(&replies, ifindex);
 	if (!e)
-		return ct_create(&replies, pkt, ifindex, flags) ?: ct_way(flags);
+		return ct_create(&replies, pkt, ifindex, flags) ?: ct_verdict(flags);
 	if (to_stack)
 		e->flags |= FLOW_VIA_STACK;
 	ct_note_from_world(e, pkt);
-	return ct_way(e->flags);
+	return ct_verdict(e->flags);
 }
 
 /* The live entry of this owner, for an ICMP error, which must not renew or change it; NULL: none. */
@@ -173,12 +173,12 @@ EC_INLINE struct conntrack_entry *ct_peek(const struct tuple *replies, __u32 ifi
 	return e && flow_is_live(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
 }
 
-/* The way of an ICMP error that quotes a pod's packet to the world: that of its flow, or of a new one. */
-EC_INLINE enum verdict ct_way_of(const struct tuple *replies, __u32 ifindex)
+/* What becomes of an ICMP error that quotes a pod's packet to the world: as its flow, or a new one. */
+EC_INLINE enum verdict ct_verdict_of(const struct tuple *replies, __u32 ifindex)
 {
 	struct conntrack_entry *e = ct_peek(replies, ifindex);
 
-	return ct_way(e ? e->flags : nf_flags());
+	return ct_verdict(e ? e->flags : nf_flags());
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* All that is specific to IPv4: its header, from arrival to the next hop, and its address ranges. */
+/* The IPv4 header, from arrival to the next hop, and the address ranges. */
 #ifndef EC_LIB_IPV4_H
 #define EC_LIB_IPV4_H
 

@@ -82,7 +82,7 @@ EC_INLINE bool pkt_linear(struct __sk_buff *ctx, __u32 len)
 	return !bpf_skb_pull_data(ctx, len);
 }
 
-EC_INLINE bool icmp_is_error(__u8 type)
+EC_INLINE bool pkt_is_icmp_error(__u8 type)
 {
 	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
@@ -137,7 +137,7 @@ EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt)
 		pkt->tuple.dport = icmp.id;
 		pkt->l4 = L4_FLOW;
 	} else {
-		pkt->l4 = icmp_is_error(icmp.type) ? L4_ICMP_ERROR : L4_UNKNOWN;
+		pkt->l4 = pkt_is_icmp_error(icmp.type) ? L4_ICMP_ERROR : L4_UNKNOWN;
 	}
 	return true;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Each pod's share of the ports towards one destination. As with the tables, a pod
- * may take a port only while it holds fewer than are free.
+ * How many ports towards each destination are taken, in all and by each pod: a pod may
+ * take one only while it holds fewer than are free.
  */
 #ifndef EC_LIB_PORTS_H
 #define EC_LIB_PORTS_H

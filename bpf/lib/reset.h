@@ -36,7 +36,7 @@ struct reset_tcp {
 EC_INLINE bool reset_is_due(struct scratch *s)
 {
 	const struct config *config = config_get();
-	const struct conntrack_entry *native;
+	const struct conntrack_entry *recorded;
 	const struct snat_entry *half;
 	const struct pkt *pkt = &s->pkt;
 
@@ -46,8 +46,8 @@ EC_INLINE bool reset_is_due(struct scratch *s)
 		return false;
 	if (pkt->tcp_flags & (TCP_SYN | TCP_RST))
 		return false;
-	native = bpf_map_lookup_elem(&conntrack, &pkt->tuple);
-	if (native && native->ifindex == s->owner.ifindex)
+	recorded = bpf_map_lookup_elem(&conntrack, &pkt->tuple);
+	if (recorded && recorded->ifindex == s->owner.ifindex)
 		return false;
 	half = bpf_map_lookup_elem(&snat, &pkt->tuple);
 	if (half && half->ifindex == s->owner.ifindex)

@@ -16,14 +16,14 @@
 /* The flow of a packet on its way out: masqueraded, or opened by the world, whose packets leave unchanged. */
 struct translation {
 	struct snat_entry *masqueraded;
-	struct conntrack_entry *native;
+	struct conntrack_entry *recorded;
 };
 
 EC_INLINE bool translate_via_stack(const struct translation *t)
 {
 	if (t->masqueraded)
 		return t->masqueraded->flags & FLOW_VIA_STACK;
-	return t->native && (t->native->flags & FLOW_VIA_STACK);
+	return t->recorded && (t->recorded->flags & FLOW_VIA_STACK);
 }
 
 /* Finds the flow of an ICMP error, that of the packet it quotes, which came from the other side; changes nothing. */
@@ -34,15 +34,15 @@ EC_CALL enum verdict translate_find_of_error(struct __sk_buff *ctx, struct scrat
 	s->key = tuple_reversed(&s->inner.tuple);
 	t->masqueraded = nat_peek(&s->key, s->owner.ifindex);
 	if (!t->masqueraded)
-		t->native = ct_peek(&s->key, s->owner.ifindex);
-	return t->masqueraded || t->native ? VERDICT_GO_ON : -DROP_NO_MAPPING;
+		t->recorded = ct_peek(&s->key, s->owner.ifindex);
+	return t->masqueraded || t->recorded ? VERDICT_GO_ON : -DROP_NO_MAPPING;
 }
 
 /* Finds the flow of a packet that the owner in the scratch record sends, if there is one. */
 EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, struct translation *t)
 {
 	const struct tuple *out = &s->pkt.tuple;
-	struct conntrack_entry *native;
+	struct conntrack_entry *recorded;
 	enum verdict verdict;
 
 	verdict = pkt_flow(ctx, &s->pkt, s->owner.ifindex);
@@ -56,15 +56,15 @@ EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, st
 		if (verdict || t->masqueraded)
 			return verdict;
 	}
-	native = ct_lookup(out, s->owner.ifindex);
-	if (native && ct_opened_by_pod(native, &s->pkt)) {
-		ct_forget(native, out);
-		native = NULL;
+	recorded = ct_lookup(out, s->owner.ifindex);
+	if (recorded && ct_opened_by_pod(recorded, &s->pkt)) {
+		ct_forget(recorded, out);
+		recorded = NULL;
 	}
-	if (native)
-		ct_note_from_pod(native, &s->pkt);
-	t->native = native;
-	return native || s->pkt.l4 == L4_FLOW ? VERDICT_GO_ON : -DROP_UNKNOWN_PROTOCOL;
+	if (recorded)
+		ct_note_from_pod(recorded, &s->pkt);
+	t->recorded = recorded;
+	return recorded || s->pkt.l4 == L4_FLOW ? VERDICT_GO_ON : -DROP_UNKNOWN_PROTOCOL;
 }
 
 /*
@@ -78,7 +78,7 @@ EC_CALL bool translate_is_older(const struct pkt *pkt, const struct translation 
 	struct tuple key;
 
 	if (!own || pkt->l4 == L4_ICMP_ERROR)
-		return own || t->native;
+		return own || t->recorded;
 	key = nat_reverse_key(&pkt->tuple, &own->to_address, own->to_port);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	if (reverse && (reverse->state & ~FLOW_RESET) &&
@@ -101,7 +101,7 @@ EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s
 {
 	enum verdict verdict;
 
-	if (t->native)
+	if (t->recorded)
 		return VERDICT_GO_ON;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return t->masqueraded ? icmp_translate(ctx, s, END_SOURCE, t->masqueraded) : -DROP_NO_MAPPING;
