@@ -255,7 +255,7 @@ func TestWriteErrorIsReported(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	got := call(t, "version")
-	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl "+version+" (map layout 1, go") {
+	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl version "+version+" (map layout 1, go") {
 		t.Errorf("%+v", got)
 	}
 	if flag := call(t, "--version"); flag != got {

@@ -45,7 +45,6 @@ agent: EBPF_AGENT_BPFFS and EBPF_AGENT_STATE_DIR.
 Exit status: 0 fine, 1 something is wrong (and it says what), 2 wrong usage.`,
 		Version: versionText(),
 	}
-	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetArgs(e.args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)

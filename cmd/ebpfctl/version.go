@@ -30,7 +30,7 @@ func newVersion(o *options) *cobra.Command {
 			if o.output == formatJSON || o.output == formatYAML {
 				return writeDocument(o.stdout, o.output, v)
 			}
-			_, err := fmt.Fprintln(o.stdout, versionText())
+			_, err := fmt.Fprintf(o.stdout, "ebpfctl version %s\n", versionText()) // as --version
 			return err
 		},
 	}
@@ -48,8 +48,8 @@ func readVersion() versionInfo {
 	return v
 }
 
-// versionText is the version for people.
+// versionText is the version for people, behind the program's name.
 func versionText() string {
 	v := readVersion()
-	return fmt.Sprintf("ebpfctl %s (map layout %d, %s)", v.Version, v.Layout, v.Go)
+	return fmt.Sprintf("%s (map layout %d, %s)", v.Version, v.Layout, v.Go)
 }

@@ -98,15 +98,18 @@ func (c *uplinkController) detach(s *state) error {
 	if err != nil {
 		return err
 	}
-	errs, left := []error{}, map[int]bool{}
+	former := map[int]bool{}
 	for _, a := range all {
-		if uplink[a.Ifindex] || !slices.Contains(attach.UplinkHooks(), a.Hook) {
-			continue
+		if !uplink[a.Ifindex] && slices.Contains(attach.UplinkHooks(), a.Hook) {
+			former[a.Ifindex] = true
 		}
-		c.log.Info("no longer an uplink", "interface", c.attached[uint32(a.Ifindex)], "ifindex", a.Ifindex)
-		if err := c.dp.DetachUplink(a.Ifindex); err != nil {
+	}
+	errs, left := []error{}, map[int]bool{}
+	for index := range former {
+		c.log.Info("no longer an uplink", "interface", c.attached[uint32(index)], "ifindex", index)
+		if err := c.dp.DetachUplink(index); err != nil {
 			errs = append(errs, err)
-			left[a.Ifindex] = true
+			left[index] = true
 		}
 	}
 	errs = append(errs, c.deleteEntries(s, left))

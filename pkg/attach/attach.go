@@ -103,7 +103,7 @@ func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool
 	}
 	qdisc, err = replaceFilter(ifindex, hook, prog)
 	if err != nil {
-		return false, fmt.Errorf("attach %s to interface %d by clsact: %w", hook, ifindex, err)
+		return qdisc, fmt.Errorf("attach %s to interface %d by clsact: %w", hook, ifindex, err)
 	}
 	return qdisc, a.removeLink(ifindex, hook)
 }

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -26,7 +27,7 @@ func (d *Datapath) DetachUplink(ifindex int) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
 	var errs []error
-	for _, hook := range attach.UplinkHooks() {
+	for _, hook := range slices.Backward(attach.UplinkHooks()) {
 		errs = append(errs, d.opts.attacher().Detach(ifindex, hook))
 	}
 	errs = append(errs, d.qdiscs.remove(ifindex))

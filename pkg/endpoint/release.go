@@ -95,7 +95,9 @@ func (w *Work) releaseKilled() error {
 
 func (w *Work) releaseLeftovers(why string) error {
 	w.log().Warn("releasing what is left of the attachment first", "reason", why)
-	return w.ReleaseLocked(w.ctx, w.ID, w.Network)
+	err := w.ReleaseLocked(w.ctx, w.ID, w.Network)
+	w.WasUp = err != nil // then its addresses may have been in use
+	return err
 }
 
 // removal is what a release finds out before it begins.

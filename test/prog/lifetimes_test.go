@@ -41,6 +41,19 @@ var openers = []opener{
 			return b.fromPod(p).is("forwarded")
 		},
 	},
+	{
+		name: "masqueraded from another port", table: usage.Snat,
+		opens: func(b *bed, p packet) result {
+			p.src, p.sport, p.dst, p.dport = podA, 1000, world, 80
+			return b.fromPod(p).is("forwarded")
+		},
+		closes: func(b *bed, p packet) result {
+			flow, err := b.snat.Get(tuple(p.proto, podA, 1000, world, 80))
+			must(b, err)
+			p.src, p.sport, p.dst, p.dport = world, 80, nodeIP, flow.ToPort.Host()
+			return b.fromUplink(p).is("delivered")
+		},
+	},
 }
 
 // segment is a TCP segment of either side; how many bytes it carries does not matter but to sequence numbers.

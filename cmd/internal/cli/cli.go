@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -44,7 +43,6 @@ func Run(ctx context.Context, root *cobra.Command, lookup func(variable string) 
 	}
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 120"))
 	cmd, err := root.ExecuteContextC(ctx)
 	var wrong misuse
 	switch {

@@ -49,11 +49,31 @@ func Define(set *pflag.FlagSet, variable func(name string) string, flags ...Flag
 		if variable != nil {
 			t.variable = variable(f.Name)
 		}
-		defined := set.VarPF(t, f.Name, f.Short, f.Help)
+		defined := set.VarPF(t, f.Name, f.Short, inLines(f.Help))
 		if f.Arg == "bool" {
 			defined.NoOptDefVal = "true"
 		}
 	}
+}
+
+// inLines breaks a text into lines of at most 76 characters. A template that does so, as cobra takes one, would make the linker
+// keep every exported method of the program: a fifth of its size.
+func inLines(help string) string {
+	var out strings.Builder
+	column := 0
+	for i, word := range strings.Fields(help) {
+		switch {
+		case i > 0 && column+1+len(word) > 76:
+			out.WriteByte('\n')
+			column = 0
+		case i > 0:
+			out.WriteByte(' ')
+			column++
+		}
+		out.WriteString(word)
+		column += len(word)
+	}
+	return out.String()
 }
 
 // text is a flag's value before it is checked; all are checked together, in the
