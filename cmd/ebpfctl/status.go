@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,9 @@ import (
 // added or removed looks broken for a moment.
 const problemGrace = 300 * time.Millisecond
 
+// maxProblems is how many problems are printed: a node that has lost its uplink may have thousands.
+const maxProblems = 20
+
 func newStatus(o *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
@@ -33,7 +37,7 @@ when no agent runs, or one that is not ready, for the reason that its /readyz gi
 
 attached  how many hooks of interfaces have their program, by mechanism
 maps      the one that is fullest
-peers     how many other nodes there are, by how their pods are reached
+peers     how many other nodes have podCIDRs, by how their pods are reached
 
 As JSON and YAML each program, attachment, map and peer is an object.`,
 		Args: cobra.NoArgs,
@@ -116,19 +120,31 @@ func summary(s observe.Status) [][2]string {
 		{"programs", dash(strings.Join(programs, ", "))},
 		{"attached", count(s.Attachments, mechanism)},
 		{"maps", fullest(s.Maps)},
-		{"peers", count(s.Peers, way)},
+		{"peers", count(nodes(s.Peers), way)},
 	}
 }
 
 // mechanism is by what a hook has its program.
 func mechanism(a observe.Attachment) string { return cmp.Or(string(a.Mode), "missing") }
 
+// nodes are the other nodes that have a podCIDR, once each. What else there is are addresses, of these nodes too.
+func nodes(peers []observe.Peer) (once []observe.Peer) {
+	seen := map[netip.Addr]bool{}
+	for _, p := range peers {
+		if p.PodCIDR != "" && !seen[p.Node] {
+			seen[p.Node] = true
+			once = append(once, p)
+		}
+	}
+	return once
+}
+
 // way is how another node's pods are reached.
 func way(p observe.Peer) string {
 	if p.Way == destinations.None {
 		return "off link"
 	}
-	return cmp.Or(string(p.Way), "without podCIDR")
+	return string(p.Way)
 }
 
 // count says how many there are of each kind, such as "2 direct, 1 off link".
@@ -167,7 +183,11 @@ func writeProblems(w io.Writer, problems []string) {
 		return
 	}
 	fmt.Fprintln(w, "\nPROBLEMS")
-	for _, p := range problems {
+	for i, p := range problems {
+		if i == maxProblems {
+			fmt.Fprintf(w, "and %d more; -o json has all\n", len(problems)-i)
+			return
+		}
 		fmt.Fprintf(w, "- %s\n", p)
 	}
 }

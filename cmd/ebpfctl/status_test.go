@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,7 +147,7 @@ netfilter  translates: iptables table nat
 programs   ec_from_pod 123
 attached   1 missing, 2 tcx
 maps       at most 50 % full: snat, 131072 of 262144
-peers      1 direct, 1 off link, 1 without podCIDR
+peers      1 direct, 1 off link
 
 PROBLEMS
 - one thing
@@ -234,5 +235,13 @@ func TestStatusSaysWhyTheNodeIsNotReady(t *testing.T) {
 		if !strings.Contains(got.stdout, want) {
 			t.Errorf("status does not say %q:\n%s", want, got.stdout)
 		}
+	}
+}
+
+func TestProblemsFitOnAScreen(t *testing.T) {
+	var b strings.Builder
+	writeProblems(&b, slices.Repeat([]string{"node is off link"}, 5000))
+	if lines := strings.Count(b.String(), "\n"); lines > maxProblems+5 || !strings.Contains(b.String(), "and 4980 more") {
+		t.Errorf("%d lines:\n%.2000s", lines, b.String())
 	}
 }

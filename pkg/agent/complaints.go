@@ -37,12 +37,17 @@ func (c *complaints) note(about string, err error) {
 	}
 }
 
-// noteEach is note for all of a kind: what is not among errs is over.
-func (c *complaints) noteEach(kind string, errs map[string]error) {
+// forget ends the complaints of a kind about what is over.
+func (c *complaints) forget(kind string, over func(name string) bool) {
 	maps.DeleteFunc(c.texts, func(about, _ string) bool {
 		name, of := strings.CutPrefix(about, kind)
-		return of && errs[name] == nil
+		return of && over(name)
 	})
+}
+
+// noteEach is note for all of a kind: what is not among errs is over.
+func (c *complaints) noteEach(kind string, errs map[string]error) {
+	c.forget(kind, func(name string) bool { return errs[name] == nil })
 	for name, err := range errs {
 		c.note(kind+name, err)
 	}

@@ -106,3 +106,15 @@ func TestComplaintsOfOneKind(t *testing.T) {
 		t.Error("what is about something else is forgotten")
 	}
 }
+
+// What is complained of goes with its pod.
+func TestForget(t *testing.T) {
+	c := newComplaints(slog.New(slog.DiscardHandler))
+	for _, about := range []string{"endpoint a", "endpoint b", "pass: files"} {
+		c.note(about, errors.New("no"))
+	}
+	c.forget("endpoint ", func(name string) bool { return name == "a" })
+	if len(c.texts) != 2 || c.texts["endpoint a"] != "" {
+		t.Errorf("%v is left", c.texts)
+	}
+}

@@ -51,11 +51,14 @@ func (c *fileController) installPlugin(*state) error {
 		return nil
 	}
 	wrote, err := install.WritePlugin(c.cfg.Plugin, c.cfg.Bin)
+	if err != nil {
+		return err
+	}
 	c.plugin = c.pluginStamps()
 	if wrote {
 		c.log.Info("plugin installed", "dir", c.cfg.Bin)
 	}
-	return err
+	return nil
 }
 
 func (c *fileController) pluginStamps() [2]stamp {

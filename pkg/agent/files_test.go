@@ -121,3 +121,16 @@ func TestFilesAreLookedAfter(t *testing.T) {
 		t.Errorf("after an update the plugin is %q, error %v", content, err)
 	}
 }
+
+// Somebody has to mend what keeps the new plugin out; until then the old one must not pass for it.
+func TestPluginThatCannotBeInstalled(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	l.cfg.Plugin = filepath.Join(t.TempDir(), "gone")
+	for range 3 {
+		l.pass(t.Context())
+		if why := l.status.reason(); !strings.Contains(why, "files: ") {
+			t.Fatalf("not ready because of %q, want the plugin", why)
+		}
+	}
+}

@@ -74,17 +74,19 @@ func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) 
 			} else if l.view == nil || !l.replan(ctx) {
 				within(0)
 			}
+			within(l.next)
 		case <-network:
 			within(max(passDelay, minPassInterval-time.Since(last)))
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.mode.follow(time.Now())
 			if l.view != nil && l.inspect(ctx) {
-				within(0)
+				within(max(0, l.next-time.Since(last)))
 			}
 		case o := <-l.mode.outcomes:
 			l.mode.changed(ctx, o, time.Now())
 			l.judge()
+			within(l.next)
 		case <-full.C:
 			again := l.pass(ctx)
 			last = time.Now()

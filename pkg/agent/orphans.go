@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"time"
 
@@ -52,6 +53,13 @@ func (c *endpointController) releaseOrphans(s *state) error {
 	if err := c.findReservations(s.view, known, found); err != nil {
 		return err
 	}
+	left := map[string]bool{}
+	for _, ids := range []iter.Seq[endpoint.ID]{maps.Keys(known), maps.Keys(found)} {
+		for id := range ids {
+			left[id.String()] = true
+		}
+	}
+	c.complaints.forget("endpoint ", func(name string) bool { return !left[name] })
 	for id := range c.orphans.linkless {
 		if _, still := linkless[id]; !still {
 			c.complaints.note(aboutEndpoint(id), nil)

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -142,10 +141,10 @@ func (l *loop) obstacle() string {
 	}
 	var lines []string
 	for controller, err := range l.failures(onLook | onPass) {
-		lines = append(lines, fmt.Sprintf("%s: %v", controller, err))
+		lines = append(lines, controller+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	slices.Sort(lines)
-	return strings.Join(lines, "\n")
+	return strings.Join(lines, "; ")
 }
 
 // judge decides whether this node can carry a pod, and says so to the runtime when
@@ -155,6 +154,7 @@ func (l *loop) judge() {
 	if why == "" {
 		if err := l.files.writeList(&l.state); err != nil {
 			why = "files: " + err.Error()
+			l.lookAgain(retry)
 		}
 	}
 	l.status.setNotReady(why)

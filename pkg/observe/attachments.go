@@ -125,7 +125,7 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	case a.Mode == "":
 		s.problem("link %s is severed, its interface is gone; a running agent removes it", pin)
 	case !wanted:
-		s.problem("%s is attached to interface %s, which belongs to no pod and is no uplink", program, where)
+		s.problem("%s is attached to interface %s, which belongs to no pod and is no uplink; a running agent removes it", program, where)
 	case s.pinned(program) != 0 && a.ProgramID != s.pinned(program):
 		s.problem("interface %s runs program %d, not %d, which is pinned as %s: an update has not reached it; restart the agent",
 			where, a.ProgramID, s.pinned(program), program)

@@ -228,6 +228,9 @@ func (s *survey) reach() error {
 	for i, p := range s.Peers {
 		switch p.Way {
 		case destinations.None:
+			if len(s.uplinks) == 0 {
+				continue // that is said once
+			}
 			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached; put the node on a link of this one",
 				p.called(), p.PodCIDR)
 		case destinations.Direct:
