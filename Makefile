@@ -156,8 +156,8 @@ verify-generate: ## Fail unless what is generated is what the sources make
 .PHONY: fmt
 fmt: ## Format Go and C
 	@tools/setup.sh lint
-	git ls-files -z '*.go' | xargs -0r gofmt -w
-	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 -i
+	git ls-files -coz --exclude-standard '*.go' | xargs -0r gofmt -w
+	git ls-files -coz --exclude-standard '*.c' '*.h' | xargs -0r clang-format-19 -i
 
 # make -k lint goes on after the first kind of finding.
 .PHONY: lint lint-format lint-c lint-modules lint-go lint-arm64
@@ -165,9 +165,9 @@ lint: lint-format lint-c lint-modules lint-go lint-arm64 ## Check format, module
 
 lint-format:
 	@tools/setup.sh lint
-	@unformatted=$$(git ls-files -z '*.go' | xargs -0r gofmt -l); \
+	@unformatted=$$(git ls-files -coz --exclude-standard '*.go' | xargs -0r gofmt -l); \
 	[ -z "$$unformatted" ] || { echo "make fmt would change:"; echo "$$unformatted"; exit 1; }
-	git ls-files -z '*.c' '*.h' | xargs -0r clang-format-19 --dry-run --Werror
+	git ls-files -coz --exclude-standard '*.c' '*.h' | xargs -0r clang-format-19 --dry-run --Werror
 	git diff --check "$$(git hash-object -t tree /dev/null)"
 
 # Each C file and header includes what it needs, so it compiles alone.

@@ -102,7 +102,7 @@ func compareStruct(records map[string]reflect.Type, c *btf.Struct, goType reflec
 	for i, m := range c.Members {
 		f := goType.Field(i)
 		if want := memberName(f); m.Name != want {
-			differ("%s.%s stands where struct %s has %s", goType, f.Name, c.Name, m.Name)
+			differ("%s.%s is %s in C, where struct %s has %s; abbreviations are listed in maps/typed/object.go", goType, f.Name, want, c.Name, m.Name)
 		}
 		if f.Offset != uintptr(m.Offset.Bytes()) {
 			differ("%s.%s is at byte %d, %s.%s at %d", goType, f.Name, f.Offset, c.Name, m.Name, m.Offset.Bytes())

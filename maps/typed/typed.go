@@ -16,7 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 )
 
-// ErrKeyNotExist is returned (wrapped) by Get and Delete for a missing key.
+// ErrKeyNotExist is returned (wrapped) by Get for a missing key.
 var ErrKeyNotExist = ebpf.ErrKeyNotExist
 
 // ErrKeyExist is returned (wrapped) by Insert for a key that is there already.

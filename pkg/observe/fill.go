@@ -34,6 +34,9 @@ func Fills(dir bpffs.Dir) ([]Fill, error) {
 	var out []Fill
 	for _, name := range Names() {
 		f, hashed, err := fill(dir, name, counted)
+		if missing(err) {
+			continue // an older agent does without it
+		}
 		if err != nil {
 			return nil, err
 		}

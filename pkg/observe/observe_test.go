@@ -82,6 +82,9 @@ func TestReadJSON(t *testing.T) {
 		if err := table.WriteJSON(&b, false); err != nil {
 			t.Error(err)
 		}
+		if strings.TrimSpace(b.String()) == "[]" {
+			t.Errorf("%s has no record: fillAll gives it none", name)
+		}
 		if diff := cmp.Diff(filledJSON[name], b.String()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

@@ -41,12 +41,16 @@ func TestWhatMoves(t *testing.T) {
 			got[d.Name] = "counters"
 		}
 	}
-	for name, want := range map[string]string{
+	all := map[string]string{
 		"config": "entries", "destinations": "entries", "endpoints": "entries", "uplinks": "entries",
 		"devices": "entries and counters", "drops": "counters", "traffic": "counters", "usage": "counters",
 		"snat": "flows", "snat_reverse": "flows", "conntrack": "flows",
 		"fragments": "nothing", "ports": "nothing", "snat_journal": "nothing", "ct_journal": "nothing", "candidates": "nothing",
-	} {
+	}
+	if len(got) != len(all) {
+		t.Errorf("%d maps are expected, %d are known: %v", len(all), len(got), got)
+	}
+	for name, want := range all {
 		if got[name] != want {
 			t.Errorf("map %s begins with %s, want %s", name, got[name], want)
 		}
