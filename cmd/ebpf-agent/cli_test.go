@@ -115,11 +115,20 @@ func TestDefaults(t *testing.T) {
 }
 
 func TestFlagsReachTheConfig(t *testing.T) {
-	c := call(t, nil, nil, "--nodes-file=$NODES", "--node-name", "n1", "--masquerade=false",
+	args := []string{
+		"--nodes-file=$NODES", "--node-name", "n1", "--masquerade=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
 		"--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
-		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json")
+		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
+	}
+	for _, f := range new(options).flags() {
+		elsewhere := f.Name == "kubeconfig" || f.Name == "uplink" // these need a file and an interface
+		if !elsewhere && !slices.ContainsFunc(args, func(a string) bool { name, _, _ := strings.Cut(a, "="); return name == "--"+f.Name }) {
+			t.Errorf("--%s is not among the flags given here", f.Name)
+		}
+	}
+	c := call(t, nil, nil, args...)
 	if c.status != 0 {
 		t.Fatalf("status %d: %s", c.status, c.stderr)
 	}
