@@ -19,7 +19,7 @@ func TestBandwidthIsNotSilentlyIgnored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const told, limit = "bandwidth is asked for", "kubernetes.io/ingress-bandwidth"
+	const told, limit = "bandwidth limit ignored", "kubernetes.io/ingress-bandwidth"
 	node := s.Nodes[1]
 	if log := node.LogTail("containerd", 10000); strings.Contains(log, told) {
 		t.Fatalf("it is told before anybody asks:\n%s", log)
