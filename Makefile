@@ -14,7 +14,7 @@ export GOFLAGS     := $(strip $(GOFLAGS) -trimpath)
 # Root has no excuse to skip a privileged test; for anybody else only ring 1 runs.
 ROOT := $(filter 0,$(shell id -u))
 
-# More arguments for go test, and whose tests, in whichever module: make test TESTFLAGS='-v -run TestSNAT' PACKAGES=./test/e2e
+# More arguments for go test, and whose tests, in whichever module: make test TESTFLAGS='-v -run TestGatewayIsAnswered' PACKAGES=./test/e2e
 TESTFLAGS ?=
 PACKAGES  ?= ./...
 # How long each fuzz target runs.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"maps"
 	"time"
 
@@ -54,10 +53,11 @@ func (c *endpointController) releaseOrphans(s *state) error {
 		return err
 	}
 	left := map[string]bool{}
-	for _, ids := range []iter.Seq[endpoint.ID]{maps.Keys(known), maps.Keys(found)} {
-		for id := range ids {
-			left[id.String()] = true
-		}
+	for id := range known {
+		left[id.String()] = true
+	}
+	for id := range found {
+		left[id.String()] = true
 	}
 	c.complaints.forget("endpoint ", func(name string) bool { return !left[name] })
 	for id := range c.orphans.linkless {

@@ -57,7 +57,7 @@ type step struct {
 
 func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, published observe.Cluster) *loop {
 	l := &loop{
-		node: n, standing: standing, published: published, mode: m, sysctls: s,
+		node: n, state: state{next: resync}, standing: standing, published: published, mode: m, sysctls: s,
 		cluster:   &clusterController{node: n, reported: map[string]bool{}},
 		uplinks:   &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
 		endpoints: &endpointController{node: n, orphans: newOrphans()},
