@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -109,7 +108,7 @@ func (a *addition) describe() error {
 	}
 	a.work.Endpoint = endpoint.Endpoint{
 		ID: a.id, Network: a.network, NetNS: a.args.Netns, NetNSInode: ns, HostName: a.id.HostLinkName(),
-		HostMAC: wire.MAC(host), PodMAC: wire.MAC(pod), MTU: a.mtu, IPAM: a.ipamType, Pod: podName(a.args.Args),
+		HostMAC: wire.MAC(host), PodMAC: wire.MAC(pod), MTU: a.mtu, IPAM: a.ipamType, Pod: a.pod, PodUID: a.podUID,
 	}
 	if !a.hostLocal() {
 		a.work.IPAMConf = a.raw
@@ -230,17 +229,4 @@ func (a *addition) answer() (err error) {
 		return fmt.Errorf("encode result: %w", err)
 	}
 	return nil
-}
-
-// podName is the pod's namespace and name, which Kubernetes' runtimes pass in CNI_ARGS; else empty.
-func podName(args string) string {
-	values := map[string]string{}
-	for pair := range strings.SplitSeq(args, ";") {
-		key, value, _ := strings.Cut(pair, "=")
-		values[key] = value
-	}
-	if values["K8S_POD_NAME"] == "" {
-		return ""
-	}
-	return values["K8S_POD_NAMESPACE"] + "/" + values["K8S_POD_NAME"]
 }

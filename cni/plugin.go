@@ -88,6 +88,8 @@ type call struct {
 	id   endpoint.ID
 	args *skel.CmdArgs
 	log  *slog.Logger
+	// pod and podUID are what the runtime calls the pod, empty where it does not say.
+	pod, podUID string
 }
 
 // begin checks the parameters of an operation. done must be called when it is over.
@@ -106,6 +108,13 @@ func (p *plugin) begin(verb string, args *skel.CmdArgs) (c *call, done func(), e
 	c.log = log.With("command", verb, "network", parsed.network)
 	if args.ContainerID != "" {
 		c.log = c.log.With("container", args.ContainerID, "ifname", args.IfName)
+	}
+	var unnamed error
+	if c.pod, c.podUID, unnamed = podOf(args.Args); c.pod != "" {
+		c.log = c.log.With("pod", c.pod)
+	}
+	if unnamed != nil { // it is for people: no reason to refuse the pod
+		c.log.Warn("CNI_ARGS: what the pod is called is left out", "error", unnamed)
 	}
 	for _, name := range parsed.unknown {
 		c.log.Warn("unknown field of the network configuration ignored", "field", name)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
 func hostLocal(extra map[string]any) map[string]any {
@@ -85,6 +86,35 @@ func TestRequestedAddress(t *testing.T) {
 	w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"ips": []string{"10.8.0.1"}}), "runtimeConfig.ips[0]", "10.8.0.1")
 	_, e := w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.8.0.1")
 	w.isError(e, 4, "CNI_ARGS", "10.8.0.1")
+}
+
+// TestPodIsNamed: the state file and the log say what the runtime calls the pod, and no name keeps a pod from its network.
+func TestPodIsNamed(t *testing.T) {
+	w := newFixture(t)
+	w.conf["logLevel"] = "info"
+	for env, want := range map[string][2]string{
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID=6ba7-1": {"shop/web", "6ba7-1"},
+		"CNI_ARGS=K8S_POD_NAME=web":                                                       {"/web", ""},
+		"CNI_ARGS=K8S_POD_NAMESPACE=shop;K8S_POD_UID=6ba7":                                {"", "6ba7"},
+		"CNI_ARGS=K8S_POD_NAMESPACE=\x1b[2J;K8S_POD_NAME=w\xff;K8S_POD_UID=\n":            {"", ""},
+		"CNI_ARGS=K8S_POD_NAME=web;K8S_POD_UID=" + strings.Repeat("u", 100_000):           {"/web", ""},
+		"CNI_ARGS=K8S_POD_NAMESPACE=a/b;K8S_POD_NAME=" + strings.Repeat("w", 300) + ";=;": {"", ""},
+	} {
+		p := w.newPod()
+		log, failed := w.call("ADD", p, nil, env)
+		if failed != nil {
+			t.Fatalf("%.100q: %v", env, failed)
+		}
+		e, err := endpoint.Read(w.stateDir, p.id)
+		w.must(err)
+		if got := [2]string{e.Pod, e.PodUID}; got != want {
+			t.Errorf("%.100q: the state has %q", env, got)
+		}
+		if named := strings.Contains(log, "pod="+want[0]+" "); want[0] != "" && !named || strings.ContainsAny(log, "\x1b\xff") {
+			t.Errorf("%.100q: the log says %.500q", env, log)
+		}
+		w.ok("DEL", p, nil, env)
+	}
 }
 
 func TestRequestedMAC(t *testing.T) {

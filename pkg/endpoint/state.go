@@ -77,8 +77,10 @@ type Endpoint struct {
 	// IPAMConf is the network configuration that another ipam plugin was called with, and has to be called with to free
 	// the addresses. An earlier version did not write it.
 	IPAMConf json.RawMessage `json:"ipam_conf,omitempty"`
-	// Pod is the pod's namespace and name, "shop/web", if the runtime has passed them.
-	Pod string `json:"pod,omitempty"`
+	// Pod is the pod's namespace and name, "shop/web", PodUID its uid in Kubernetes, as far as the runtime has passed them
+	// and CheckPod has accepted. They are for people: nothing depends on them.
+	Pod    string `json:"pod,omitempty"`
+	PodUID string `json:"pod_uid,omitempty"`
 	// Created is when ADD made the endpoint.
 	Created time.Time `json:"created"`
 	// Releasing is set once the release has begun: nothing of the endpoint may be repaired any more. It is in the file's
@@ -237,6 +239,7 @@ func decode(content []byte) (Endpoint, error) {
 			return Endpoint{}, fmt.Errorf("address %q is not an address", a)
 		}
 	}
+	e.Pod, e.PodUID, _ = CheckPod(e.Pod, e.PodUID) // an earlier version wrote whatever it was given
 	return e, nil
 }
 

@@ -25,7 +25,7 @@ func example() Endpoint {
 	id := ID{"abc", "eth0"}
 	return Endpoint{
 		ID: id, Network: "net1", NetNS: "/run/netns/x", NetNSInode: 4026532000, HostName: id.HostLinkName(), HostIndex: 42,
-		HostMAC: wire.MAC{2, 0, 0, 0, 0, 1}, PodMAC: wire.MAC{2, 0, 0, 0, 0, 2}, MTU: 1400,
+		HostMAC: wire.MAC{2, 0, 0, 0, 0, 1}, Pod: "shop/web", PodUID: "6ba7", PodMAC: wire.MAC{2, 0, 0, 0, 0, 2}, MTU: 1400,
 		Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd00::2")}, IPAM: HostLocal,
 		Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Result: json.RawMessage(`{"cniVersion":"1.1.0"}`),
 	}
@@ -274,4 +274,54 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("(-first +again):\n%s", diff)
 		}
 	})
+}
+
+func TestPodNames(t *testing.T) {
+	for _, c := range []struct{ pod, uid, wantPod, wantUID, says string }{
+		{"shop/web-0", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "shop/web-0", "6ba7b810-9dad-11d1-80b4-00c04fd430c8", ""},
+		{"", "", "", "", ""},
+		{"/my_container", "", "/my_container", "", ""}, // not from Kubernetes
+		{strings.Repeat("n", 253) + "/" + strings.Repeat("p", 253), "", strings.Repeat("n", 253) + "/" + strings.Repeat("p", 253), "", ""},
+		{"shop/" + strings.Repeat("p", 254), "u", "", "u", "no pod's namespace and name"},
+		{"shop/web\x1b[2J", "u", "", "u", `"shop/web\x1b[2J" is no pod's`},
+		{"shop/w\nb", "u", "", "u", "no pod's"},
+		{"shop/w\xffb", "u", "", "u", "no pod's"},
+		{"shop/\u202eweb", "u", "", "u", "no pod's"},
+		{"shop/web/x", "u", "", "u", "no pod's"},
+		{"shop", "u", "", "u", "no pod's"},
+		{"shop/web", "u u", "shop/web", "", "no pod's uid"},
+		{"shop/web", strings.Repeat("u", 1<<17), "shop/web", "", "no pod's uid"},
+	} {
+		pod, uid, err := CheckPod(c.pod, c.uid)
+		if pod != c.wantPod || uid != c.wantUID || (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%.80q, %.80q: got %q, %q, %v", c.pod, c.uid, pod, uid, err)
+		}
+		if err != nil && len(err.Error()) > 200 {
+			t.Errorf("the error is %d bytes long", len(err.Error()))
+		}
+	}
+}
+
+// Earlier builds read what this one writes, and this one what they wrote: "pod" is one text, whatever it was given.
+func TestPodInTheStateOfOtherBuilds(t *testing.T) {
+	dir := t.TempDir()
+	e := example()
+	e.Pod, e.PodUID = "shop/web", "1-2"
+	must(t, Write(dir, e))
+	file := path(dir, e.ID)
+	content, err := os.ReadFile(file)
+	must(t, err)
+	var earlier struct {
+		ID
+		Pod string `json:"pod"`
+	}
+	if err := json.Unmarshal(content, &earlier); err != nil || earlier.Pod != "shop/web" {
+		t.Errorf("an earlier build reads %+v, %v", earlier, err)
+	}
+	hostile := strings.Replace(string(content), "shop/web", `shop/\u001b[2J`, 1)
+	hostile = strings.Replace(hostile, `"pod_uid"`, `"pod_node": {"of a later build": true}, "pod_uid"`, 1)
+	must(t, os.WriteFile(file, []byte(hostile), 0o600))
+	if got, err := Read(dir, e.ID); err != nil || got.Pod != "" || got.PodUID != "1-2" {
+		t.Errorf("read pod %q, uid %q, %v", got.Pod, got.PodUID, err)
+	}
 }
