@@ -45,6 +45,8 @@ func newDump(o *options) *cobra.Command {
 As JSON and YAML a map is an array of objects: key and value in one, with the
 names that bpftool prints; several maps are an object by map name. What is
 absent, such as an IPv6 address that a pod does not have, is an empty string.
+What is a pod's also has what Kubernetes calls that pod: pod_namespace, pod_name
+and pod_uid, as the container runtime has passed them to the plugin.
 JSON has the fields in the record's order, YAML by name.
 last_seen and neighbour_checked are CLOCK_MONOTONIC in ns, 0 for never; tables
 show last_seen as an age.`,

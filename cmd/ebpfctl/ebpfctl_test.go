@@ -21,6 +21,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -114,9 +115,9 @@ func TestWrongUsage(t *testing.T) {
 func TestDumpTable(t *testing.T) {
 	h := newHost(t)
 	got := call(t, h.args("dump", "endpoints")...)
-	want := result{cli.Fine, `ADDRESS      IFINDEX  POD MAC            HOST MAC
-10.244.1.9        42  00:00:00:00:00:00  00:00:00:00:00:00
-10.244.1.10       43  00:00:00:00:00:00  00:00:00:00:00:00
+	want := result{cli.Fine, `ADDRESS      IFINDEX  POD MAC            HOST MAC           POD NAME
+10.244.1.9        42  00:00:00:00:00:00  00:00:00:00:00:00  -
+10.244.1.10       43  00:00:00:00:00:00  00:00:00:00:00:00  -
 `, ""}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
 		t.Error(diff)
@@ -200,7 +201,7 @@ func TestDirectoriesFromEnvironment(t *testing.T) {
 
 func TestDumpIPAM(t *testing.T) {
 	stateDir := t.TempDir()
-	if got := call(t, "--state-dir", stateDir, "dump", "ipam"); got.stdout != "NETWORK  ADDRESS  STATE  CONTAINER  IFNAME  SINCE\n" || got.status != cli.Fine {
+	if got := call(t, "--state-dir", stateDir, "dump", "ipam"); got.stdout != "NETWORK  ADDRESS  STATE  CONTAINER  IFNAME  SINCE  POD NAME\n" || got.status != cli.Fine {
 		t.Errorf("no addresses: %+v", got)
 	}
 	store, err := ipam.Open(stateDir, "ebpf-cni", ipam.Options{Quarantine: time.Hour})
@@ -221,10 +222,15 @@ func TestDumpIPAM(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	err = endpoint.Write(stateDir, endpoint.Endpoint{ID: endpoint.ID{ContainerID: id, IfName: "eth0"}, Pod: "shop/web", PodUID: "6ba7-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+
 	got := call(t, "--state-dir", stateDir, "dump", "ipam")
-	want := regexp.MustCompile(`^NETWORK   ADDRESS     STATE        CONTAINER      IFNAME  SINCE
-ebpf-cni  10\.244\.1\.2  used         0123456789abc  eth0       \ds
-ebpf-cni  10\.244\.1\.3  quarantined  gone           eth0       \ds
+	want := regexp.MustCompile(`^NETWORK   ADDRESS     STATE        CONTAINER      IFNAME  SINCE  POD NAME
+ebpf-cni  10\.244\.1\.2  used         0123456789abc  eth0       \ds  shop/web
+ebpf-cni  10\.244\.1\.3  quarantined  gone           eth0       \ds  -
 $`)
 	if !want.MatchString(got.stdout) {
 		t.Errorf("table:\n%s", got.stdout)
@@ -235,6 +241,9 @@ $`)
 	}
 	if len(rows) != 2 || rows[0]["container_id"] != id || rows[0]["state"] != "used" || rows[1]["state"] != "quarantined" {
 		t.Errorf("JSON: %v", rows)
+	}
+	if rows[0]["pod_namespace"] != "shop" || rows[0]["pod_name"] != "web" || rows[0]["pod_uid"] != "6ba7-1" || rows[1]["pod_name"] != "" {
+		t.Errorf("the pods' names in JSON: %v", rows)
 	}
 	if _, err := time.Parse(time.RFC3339Nano, rows[0]["since"]); err != nil {
 		t.Errorf("since: %v", err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
 // ipamName is the store of addresses, which is no map but dumped like one.
@@ -27,17 +28,18 @@ func readIPAM(stateDir string, now time.Time) (typed.Table, error) {
 	if err != nil {
 		return typed.Table{}, fmt.Errorf("read addresses: %w", err)
 	}
-	return ipamTable(entries, now), nil
+	pods, _ := observe.ReadPods(stateDir) // what can't be read has no name
+	return ipamTable(entries, pods, now), nil
 }
 
-func ipamTable(entries []ipam.Entry, now time.Time) typed.Table {
+func ipamTable(entries []ipam.Entry, pods observe.Pods, now time.Time) typed.Table {
 	slices.SortFunc(entries, func(a, b ipam.Entry) int {
 		return cmp.Or(cmp.Compare(a.Network, b.Network), a.Address.Compare(b.Address), cmp.Compare(a.State, b.State))
 	})
 	return typed.Table{
 		Name: ipamName,
 		Columns: []typed.Column{
-			{Name: "NETWORK"}, {Name: "ADDRESS"}, {Name: "STATE"}, {Name: "CONTAINER"}, {Name: "IFNAME"}, {Name: "SINCE", Right: true},
+			{Name: "NETWORK"}, {Name: "ADDRESS"}, {Name: "STATE"}, {Name: "CONTAINER"}, {Name: "IFNAME"}, {Name: "SINCE", Right: true}, {Name: "POD NAME"},
 		},
 		Len: len(entries),
 		Cells: func(i int) []string {
@@ -45,18 +47,19 @@ func ipamTable(entries []ipam.Entry, now time.Time) typed.Table {
 			return []string{
 				e.Network, e.Address.String(), string(e.State), dash(short(e.ContainerID)), dash(e.IfName),
 				typed.Age(uint64(now.UnixNano()), uint64(e.Since.UnixNano())),
+				dash(pods.Of(e.ContainerID, e.IfName).String()),
 			}
 		},
 		Object: func(i int) typed.Object {
 			e := entries[i]
-			return typed.Object{
+			return append(typed.Object{
 				{Name: "network", Value: e.Network},
 				{Name: "address", Value: e.Address.String()},
 				{Name: "state", Value: string(e.State)},
 				{Name: "container_id", Value: e.ContainerID},
 				{Name: "ifname", Value: e.IfName},
 				{Name: "since", Value: e.Since.UTC().Format(time.RFC3339Nano)},
-			}
+			}, pods.Of(e.ContainerID, e.IfName).Object()...)
 		},
 	}
 }

@@ -28,7 +28,7 @@ type options struct {
 	output   string
 }
 
-func (o *options) reader() observe.Reader { return observe.Reader{Dir: o.bpffs} }
+func (o *options) reader() observe.Reader { return observe.Reader{Dir: o.bpffs, StateDir: o.stateDir} }
 
 // run is the whole program; it returns the exit status.
 func run(ctx context.Context, e env) int {

@@ -60,7 +60,7 @@ As JSON and YAML each program, attachment, map and peer is an object.`,
 // survey looks twice when the first look finds problems, and keeps those that
 // both found.
 func (o *options) survey(ctx context.Context) (observe.Status, error) {
-	first, err := o.reader().Survey(o.stateDir)
+	first, err := o.reader().Survey()
 	if err != nil || len(first.Problems) == 0 {
 		return first, err
 	}
@@ -68,7 +68,7 @@ func (o *options) survey(ctx context.Context) (observe.Status, error) {
 	case <-ctx.Done():
 	case <-time.After(problemGrace):
 	}
-	second, err := o.reader().Survey(o.stateDir)
+	second, err := o.reader().Survey()
 	second.KeepLasting(first)
 	return second, err
 }

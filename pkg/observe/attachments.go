@@ -3,7 +3,6 @@ package observe
 import (
 	"cmp"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -28,8 +28,9 @@ type Attachment struct {
 	Hook      attach.Hook `json:"hook"`
 	Ifindex   int         `json:"ifindex"`
 	Interface string      `json:"interface"`
-	// Pod is the address of the pod whose interface it is, empty on an uplink.
+	// Pod is the address of the pod whose interface it is, empty on an uplink; PodName what it is called.
 	Pod string `json:"pod"`
+	PodName
 	// Mode is tcx or clsact, empty when nothing of ours is attached.
 	Mode      attach.Mode    `json:"mode"`
 	ProgramID ebpf.ProgramID `json:"program_id"`
@@ -37,12 +38,12 @@ type Attachment struct {
 
 // programs reads the pinned programs, and reports those that are missing.
 func (s *survey) programs() error {
-	files, err := os.ReadDir(s.dir.Programs())
+	files, err := os.ReadDir(s.Dir.Programs())
 	if err != nil {
 		return fmt.Errorf("list pinned programs: %w", err)
 	}
 	for _, f := range files {
-		p, err := describe(s.dir, f.Name())
+		p, err := describe(s.Dir, f.Name())
 		if missing(err) {
 			continue // the agent has just renamed it
 		}
@@ -53,7 +54,7 @@ func (s *survey) programs() error {
 	}
 	for _, h := range attach.Hooks() {
 		if s.pinned(h.Program()) == 0 {
-			s.problem("program %s is not pinned at %s; a running agent pins it again", h.Program(), s.dir.Program(h.Program()))
+			s.problem("program %s is not pinned at %s; a running agent pins it again", h.Program(), s.Dir.Program(h.Program()))
 		}
 	}
 	return nil
@@ -86,21 +87,25 @@ func (s *survey) pinned(name string) ebpf.ProgramID {
 // attachments looks at every place that should have a program and at every
 // link that is pinned.
 func (s *survey) attachments() error {
-	wanted := s.wanted()
-	pinned, err := attach.PinnedLinks(s.dir)
+	pinned, err := attach.PinnedLinks(s.Dir)
 	if err != nil {
 		return err
 	}
-	for _, at := range union(wanted, pinned) {
-		state, err := attach.Attacher{Dir: s.dir}.Attached(at.Ifindex, at.Hook)
+	wanted := map[attach.Place]bool{}
+	for _, at := range s.wanted() {
+		wanted[at] = true
+	}
+	for _, at := range union(s.wanted(), pinned) {
+		state, err := attach.Attacher{Dir: s.Dir}.Attached(at.Ifindex, at.Hook)
 		if missing(err) {
 			continue // detached between the listing and the look
 		}
 		if err != nil {
 			return err
 		}
-		a := Attachment{at.Hook, at.Ifindex, interfaceName(uint32(at.Ifindex)), s.podOn(at.Ifindex), state.Mode, state.ProgramID}
-		s.judge(a, slices.Contains(wanted, at))
+		index := uint32(at.Ifindex)
+		a := Attachment{at.Hook, at.Ifindex, s.interfaces[index], addressOf(s.devices[index]), s.names.byLink[index], state.Mode, state.ProgramID}
+		s.judge(a, wanted[at])
 		s.Attachments = append(s.Attachments, a)
 	}
 	return nil
@@ -114,9 +119,9 @@ func (s *survey) judge(a Attachment, wanted bool) {
 		where = strconv.Itoa(a.Ifindex)
 	}
 	if a.Pod != "" {
-		where += " of pod " + a.Pod
+		where += " of pod " + s.called(uint32(a.Ifindex), a.Pod)
 	}
-	pin := s.dir.Link(string(a.Hook), a.Ifindex)
+	pin := s.Dir.Link(string(a.Hook), a.Ifindex)
 	switch {
 	case wanted && a.Interface == "":
 		s.problem("interface %s is gone, but has entries in the maps: its pod was not deleted properly; a running agent removes them", where)
@@ -132,21 +137,16 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	}
 }
 
-// podOn returns the address of the pod on an interface, empty when there is none.
-func (s *survey) podOn(ifindex int) string {
-	for _, d := range s.devices {
-		if int(d.Key.Ifindex) == ifindex {
-			return cmp.Or(typed.OrEmpty(d.Value.IPv4.String()), typed.OrEmpty(d.Value.IPv6.String()))
-		}
-	}
-	return ""
+// addressOf returns a pod's address, empty when there is no pod.
+func addressOf(v devices.Value) string {
+	return cmp.Or(typed.OrEmpty(v.IPv4.String()), typed.OrEmpty(v.IPv6.String()))
 }
 
 // wanted lists where programs of ours belong.
 func (s *survey) wanted() []attach.Place {
 	var out []attach.Place
-	for _, d := range s.devices {
-		out = append(out, attach.Place{Ifindex: int(d.Key.Ifindex), Hook: attach.FromPod})
+	for index := range s.devices {
+		out = append(out, attach.Place{Ifindex: int(index), Hook: attach.FromPod})
 	}
 	for _, u := range s.uplinks {
 		for _, hook := range attach.UplinkHooks() {
@@ -161,15 +161,6 @@ func union(a, b []attach.Place) []attach.Place {
 	all := slices.Concat(a, b)
 	slices.SortFunc(all, attach.Place.Compare)
 	return slices.Compact(all)
-}
-
-// interfaceName is empty when there is no such interface.
-func interfaceName(ifindex uint32) string {
-	i, err := net.InterfaceByIndex(int(ifindex))
-	if err != nil {
-		return ""
-	}
-	return i.Name
 }
 
 // comparePrefixText orders prefixes by number; what is no prefix comes first.

@@ -74,8 +74,8 @@ func readCluster(stateDir string) (c Cluster, err error) {
 
 // cluster passes on what the agent found wrong: with this node, and with the
 // Nodes. What it says of readiness is news only while it runs.
-func (s *survey) cluster(stateDir string) Cluster {
-	c, err := readCluster(stateDir)
+func (s *survey) cluster() Cluster {
+	c, err := readCluster(s.StateDir)
 	if err != nil {
 		s.problem("the names of the nodes are not known: %v", err)
 		return Cluster{}

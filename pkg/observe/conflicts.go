@@ -12,13 +12,13 @@ import (
 // them gets what is sent to it.
 func (s *survey) conflicts() {
 	having := map[wire.Addr][]string{}
-	for _, d := range s.devices {
-		if interfaceName(d.Key.Ifindex) == "" {
+	for index, d := range s.devices {
+		if s.interfaces[index] == "" {
 			continue // a pod that has ended
 		}
-		for _, a := range []wire.Addr{d.Value.IPv4, d.Value.IPv6} {
+		for _, a := range []wire.Addr{d.IPv4, d.IPv6} {
 			if a != (wire.Addr{}) {
-				having[a] = append(having[a], interfaceText(d.Key.Ifindex))
+				having[a] = append(having[a], s.interfaceText(index))
 			}
 		}
 	}
@@ -40,12 +40,17 @@ func (s *survey) conflicts() {
 func (s *survey) leadsTo(a wire.Addr) string {
 	for _, e := range s.endpoints {
 		if e.Key.Address == a {
-			return "interface " + interfaceText(e.Value.Ifindex)
+			return "interface " + s.interfaceText(e.Value.Ifindex)
 		}
 	}
 	return "none"
 }
 
-func interfaceText(ifindex uint32) string {
-	return fmt.Sprintf("%d (%s)", ifindex, interfaceName(ifindex))
+// interfaceText is such as "42 (ecdd93b9ef1ca of pod shop/web)".
+func (s *survey) interfaceText(ifindex uint32) string {
+	of := ""
+	if name := s.names.byLink[ifindex].String(); name != "" {
+		of = " of pod " + name
+	}
+	return fmt.Sprintf("%d (%s%s)", ifindex, s.interfaces[ifindex], of)
 }

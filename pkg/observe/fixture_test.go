@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -34,7 +36,7 @@ func isolated(t *testing.T) Reader {
 	t.Helper()
 	dir := bpffs.Dir(priv.Isolate(t) + "/ebpf-cni")
 	pins.Maps(t, dir)
-	return Reader{Dir: dir, Now: func() uint64 { return now }}
+	return Reader{Dir: dir, StateDir: t.TempDir(), Now: func() uint64 { return now }}
 }
 
 // put writes entries into a pinned map.
@@ -73,8 +75,20 @@ func prefixKey(text string) destinations.Key {
 	return destinations.KeyFrom(netip.MustParsePrefix(text))
 }
 
+// name leaves the state file of a pod.
+func name(t *testing.T, r Reader, ifindex int, pod, uid string) {
+	t.Helper()
+	err := endpoint.Write(r.StateDir, endpoint.Endpoint{
+		ID: endpoint.ID{ContainerID: fmt.Sprintf("container%d", ifindex), IfName: "eth0"}, HostIndex: ifindex, Pod: pod, PodUID: uid,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func fillAll(t *testing.T, r Reader) {
 	t.Helper()
+	name(t, r, 42, "shop/web", "6ba7-1")
 	mac := func(b byte) wire.MAC { return wire.MAC{2, 0, 0, 0, 0, b} }
 	tuple := func(src string, sport uint16, dst string, dport uint16, p wire.Protocol) wire.Tuple {
 		return wire.Tuple{Src: addr(src), Dst: addr(dst), Sport: wire.PortFrom(sport), Dport: wire.PortFrom(dport), Proto: p}

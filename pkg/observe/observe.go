@@ -2,7 +2,7 @@
 // as a table and as objects, counters, fill, and the state of the node as a
 // whole. It writes nothing, needs no agent, and opens only what is pinned.
 //
-//	table, err := observe.Reader{Dir: "/sys/fs/bpf/ebpf-cni"}.Read("endpoints")
+//	table, err := observe.Reader{Dir: "/sys/fs/bpf/ebpf-cni", StateDir: "/run/ebpf-cni"}.Read("endpoints")
 package observe
 
 import (
@@ -24,6 +24,8 @@ var ErrNoPin = errors.New("not pinned")
 // Reader reads the maps of one node.
 type Reader struct {
 	Dir bpffs.Dir
+	// StateDir is the state directory, for what pods are called and the agent has left.
+	StateDir string
 	// Now is CLOCK_MONOTONIC in ns, for ages; nil: the kernel's.
 	Now func() uint64
 }
@@ -38,7 +40,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Read returns the content of the named map. The error matches ErrNoPin when
+// Read returns the content of the named map, with the names of pods where it has their links. The error matches ErrNoPin when
 // there is no such map on this node, and says what to do.
 func (r Reader) Read(name string) (typed.Table, error) {
 	for _, d := range registry.All() {
@@ -56,7 +58,9 @@ func (r Reader) show(d typed.Definition) (typed.Table, error) {
 		return typed.Table{}, err
 	}
 	defer m.Close()
-	return d.View.Show(m, d.Name, r.now())
+	t, err := d.View.Show(m, d.Name, r.now())
+	pods, _ := ReadPods(r.StateDir) // what can't be read has no name
+	return pods.named(t), err
 }
 
 func open(dir bpffs.Dir, name string) (*ebpf.Map, error) {

@@ -24,11 +24,11 @@ import (
 // filledJSON is what fillAll writes, by map.
 var filledJSON = map[string]string{
 	"endpoints": `[
-  {"address": "10.244.1.9", "ifindex": 42, "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02"},
-  {"address": "10.244.1.10", "ifindex": 43, "pod_mac": "02:00:00:00:00:03", "host_mac": "02:00:00:00:00:04"}
+  {"address": "10.244.1.9", "ifindex": 42, "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
+  {"address": "10.244.1.10", "ifindex": 43, "pod_mac": "02:00:00:00:00:03", "host_mac": "02:00:00:00:00:04", "pod_namespace": "", "pod_name": "", "pod_uid": ""}
 ]`,
 	"devices": `[
-  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "reset_at": 0}
+  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "reset_at": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"destinations": `[
   {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0},
@@ -40,16 +40,16 @@ var filledJSON = map[string]string{
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
 ]`,
 	"snat": `[
-  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000}
+  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"snat_reverse": `[
-  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000}
+  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"conntrack": `[
-  {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "flags": "", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999}
+  {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "flags": "", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"fragments": `[
-  {"src": "10.244.1.9", "dst": "192.0.2.80", "id": 777, "proto": "udp", "sport": 4000, "dport": 53, "ifindex": 42, "last_seen": 35999999999999}
+  {"src": "10.244.1.9", "dst": "192.0.2.80", "id": 777, "proto": "udp", "sport": 4000, "dport": 53, "ifindex": 42, "last_seen": 35999999999999, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"drops": `[
   {"direction": "from_pod", "reason": "SPOOFED_SOURCE", "packets": 2, "bytes": 128, "explanation": "source is not an address that the sender can have"}
@@ -113,9 +113,9 @@ func TestReadText(t *testing.T) {
 	fillAll(t, r)
 	for name, want := range map[string]string{
 		"endpoints": `
-ADDRESS      IFINDEX  POD MAC            HOST MAC
-10.244.1.9        42  02:00:00:00:00:01  02:00:00:00:00:02
-10.244.1.10       43  02:00:00:00:00:03  02:00:00:00:00:04
+ADDRESS      IFINDEX  POD MAC            HOST MAC           POD NAME
+10.244.1.9        42  02:00:00:00:00:01  02:00:00:00:00:02  shop/web
+10.244.1.10       43  02:00:00:00:00:03  02:00:00:00:00:04  -
 `,
 		"destinations": `
 PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  CHECKED
@@ -125,12 +125,12 @@ PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  CHECKED
 fd00::/48      native    -                 -     -  -         -              -
 `,
 		"snat": `
-PROTO  SOURCE            DESTINATION     AS                STATE    FLAGS  IFINDEX  AGE
-tcp    10.244.1.9:40000  192.0.2.80:443  172.18.0.2:50000  syn|ack  -           42  90s
+PROTO  SOURCE            DESTINATION     AS                STATE    FLAGS  IFINDEX  AGE  POD NAME
+tcp    10.244.1.9:40000  192.0.2.80:443  172.18.0.2:50000  syn|ack  -           42  90s  shop/web
 `,
 		"snat_reverse": `
-PROTO  SOURCE            DESTINATION     POD               STATE  FLAGS      IFINDEX  AGE
-tcp    172.18.0.2:50000  192.0.2.80:443  10.244.1.9:40000  ack    via_stack       42   5m
+PROTO  SOURCE            DESTINATION     POD               STATE  FLAGS      IFINDEX  AGE  POD NAME
+tcp    172.18.0.2:50000  192.0.2.80:443  10.244.1.9:40000  ack    via_stack       42   5m  shop/web
 `,
 		"drops": `
 DIRECTION  REASON          PACKETS  BYTES  EXPLANATION

@@ -14,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
@@ -29,7 +30,7 @@ func findProblems(t *testing.T, cases map[string]spoilt) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, attach.Auto)
 			c.spoil(n)
-			s, err := n.Survey(n.stateDir)
+			s, err := n.Survey()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -75,7 +76,7 @@ func TestSurveyFindsProblemsOfTheCluster(t *testing.T) {
 		},
 		"unreadable names": {
 			func(n *node) {
-				if err := os.WriteFile(filepath.Join(n.stateDir, ClusterFile), []byte("{"), 0o600); err != nil {
+				if err := os.WriteFile(filepath.Join(n.StateDir, ClusterFile), []byte("{"), 0o600); err != nil {
 					n.t.Fatal(err)
 				}
 			},
@@ -92,7 +93,7 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 		},
 		"just started": {
 			func(n *node) {
-				if err := os.Remove(filepath.Join(n.stateDir, ClusterFile)); err != nil {
+				if err := os.Remove(filepath.Join(n.StateDir, ClusterFile)); err != nil {
 					n.t.Fatal(err)
 				}
 			},
@@ -131,7 +132,16 @@ func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 		},
 		"pod's interface gone, entries left": {
 			func(n *node) { n.unlink("pod") },
-			[]string{"is gone, but has entries in the maps"},
+			[]string{"of pod 10.244.1.9 is gone, but has entries in the maps"},
+		},
+		"pod with a name detached": {
+			func(n *node) {
+				name(n.t, n.Reader, n.pod, "shop/web", "6ba7-1")
+				if err := (attach.Attacher{Dir: n.Dir}).Detach(n.pod, attach.FromPod); err != nil {
+					n.t.Fatal(err)
+				}
+			},
+			[]string{"(pod) of pod shop/web (10.244.1.9); a running agent attaches it again"},
 		},
 		"severed link": {
 			func(n *node) {
@@ -163,6 +173,17 @@ func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 	})
 }
 
+// twins gives the pod's address to a second one, and to one whose interface is gone.
+func twins(n *node) {
+	second := n.link("second")
+	n.attach(attach.Auto, attach.FromPod, second)
+	for _, ifindex := range []int{second, 8888} {
+		put(n.t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
+			Key: devices.Key{Ifindex: uint32(ifindex)}, Value: devices.Value{IPv4: addr("10.244.1.9")},
+		})
+	}
+}
+
 func TestSurveyFindsProblemsOfMaps(t *testing.T) {
 	findProblems(t, map[string]spoilt{
 		"endpoint without device": {
@@ -173,17 +194,36 @@ func TestSurveyFindsProblemsOfMaps(t *testing.T) {
 			},
 			[]string{"pod 10.244.1.77 cannot send: its interface 7777 has no entry"},
 		},
-		"two pods with one address": {
+		"endpoint without device, with a name": {
 			func(n *node) {
-				second := n.link("second")
-				n.attach(attach.Auto, attach.FromPod, second)
-				for _, ifindex := range []int{second, 8888} { // the last one's interface is gone
-					put(n.t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
-						Key: devices.Key{Ifindex: uint32(ifindex)}, Value: devices.Value{IPv4: addr("10.244.1.9")},
-					})
+				name(n.t, n.Reader, 7777, "shop/web", "")
+				put(n.t, n.Reader, endpoints.Name, typed.Entry[endpoints.Key, endpoints.Value]{
+					Key: endpoints.Key{Address: addr("10.244.1.77")}, Value: endpoints.Value{Ifindex: 7777},
+				})
+			},
+			[]string{"pod shop/web (10.244.1.77) cannot send"},
+		},
+		"state files that can't be read": {
+			func(n *node) {
+				name(n.t, n.Reader, n.pod, "shop/web", "")
+				for _, file := range []string{"torn:eth0.json", "empty:eth0.json"} {
+					if err := os.WriteFile(filepath.Join(endpoint.Dir(n.StateDir), file), nil, 0o600); err != nil {
+						n.t.Fatal(err)
+					}
 				}
 			},
+			[]string{"empty:eth0.json: not the state of an endpoint", "torn:eth0.json: not the state of an endpoint"},
+		},
+		"two pods with one address": {
+			twins,
 			[]string{"have one address, 10.244.1.9: packets to it go to interface", "interface 8888"},
+		},
+		"two pods with one address, with a name": {
+			func(n *node) {
+				name(n.t, n.Reader, n.pod, "shop/web", "")
+				twins(n)
+			},
+			[]string{"(pod of pod shop/web); delete all but one of them", "interface 8888"},
 		},
 		"layout of another version": {
 			func(n *node) {
@@ -215,7 +255,7 @@ func TestProblemsLast(t *testing.T) {
 		put(t, n.Reader, usage.Name, typed.Entry[usage.Key, usage.Value]{
 			Key: usage.Key{Table: usage.Conntrack}, Value: usage.Value{Entries: entries},
 		})
-		s, err := n.Survey(n.stateDir)
+		s, err := n.Survey()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -15,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
 // Status is the state of a node as its pins and its state directory show it.
@@ -96,16 +98,18 @@ const fullPercent = 90
 // survey collects a Status, and beside it what several steps read.
 type survey struct {
 	Status
-	dir       bpffs.Dir
-	endpoints []typed.Entry[endpoints.Key, endpoints.Value]
-	devices   []typed.Entry[devices.Key, devices.Value]
-	uplinks   []typed.Entry[uplinks.Key, uplinks.Value]
+	Reader
+	endpoints  []typed.Entry[endpoints.Key, endpoints.Value]
+	devices    map[uint32]devices.Value // by index of the link
+	uplinks    []typed.Entry[uplinks.Key, uplinks.Value]
+	interfaces map[uint32]string // the names of all links, by index
+	names      Pods
 }
 
 // Survey looks at the node. What is wrong with the node is no error but one of
 // the Problems; an error is what could not be read.
-func (r Reader) Survey(stateDir string) (Status, error) {
-	s := survey{dir: r.Dir, Status: Status{
+func (r Reader) Survey() (Status, error) {
+	s := survey{Reader: r, Status: Status{
 		// Empty lists, not null, for who reads the JSON.
 		Node:        Node{Addresses: []netip.Addr{}, PodCIDRs: []netip.Prefix{}},
 		Uplinks:     []Uplink{},
@@ -115,12 +119,12 @@ func (r Reader) Survey(stateDir string) (Status, error) {
 		Peers:       []Peer{},
 		Problems:    []string{},
 	}}
-	if err := s.agent(stateDir); err != nil {
+	if err := s.agent(); err != nil {
 		return s.Status, err
 	}
-	left := s.cluster(stateDir)
+	left := s.cluster()
 	for _, step := range []func() error{
-		s.pods, s.node, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
+		s.links, s.pods, s.node, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
 	} {
 		err := step()
 		if missing(err) {
@@ -146,8 +150,8 @@ func (s *survey) problemOf(subject, format string, args ...any) {
 	s.subjects = append(s.subjects, subject)
 }
 
-func (s *survey) agent(stateDir string) error {
-	s.Agent.Lock = filepath.Join(stateDir, bpffs.AgentLock)
+func (s *survey) agent() error {
+	s.Agent.Lock = filepath.Join(s.StateDir, bpffs.AgentLock)
 	running, err := bpffs.Held(s.Agent.Lock)
 	if err != nil {
 		return err
@@ -160,32 +164,69 @@ func (s *survey) agent(stateDir string) error {
 	return nil
 }
 
-// pods reads what the plugin writes: endpoints and their devices.
-func (s *survey) pods() (err error) {
-	if s.endpoints, err = load[endpoints.Key, endpoints.Value](s.dir, endpoints.Name); err != nil {
+// links reads the names of all links at once: each question to the kernel about one may list them all.
+func (s *survey) links() error {
+	host, err := device.Open()
+	if err != nil {
 		return err
 	}
-	if s.devices, err = load[devices.Key, devices.Value](s.dir, devices.Name); err != nil {
+	defer host.Close()
+	all, err := host.Links()
+	s.interfaces = make(map[uint32]string, len(all))
+	for _, l := range all {
+		s.interfaces[uint32(l.Index)] = l.Name
+	}
+	return err
+}
+
+// pods reads what the plugin writes: endpoints, their devices and what the pods are called.
+func (s *survey) pods() (err error) {
+	s.names, err = ReadPods(s.StateDir)
+	for line := range strings.Lines(errorText(err)) { // one for each file
+		s.problem("%s: the agent can't repair that pod; delete it", strings.TrimSpace(line))
+	}
+	if s.endpoints, err = load[endpoints.Key, endpoints.Value](s.Dir, endpoints.Name); err != nil {
 		return err
+	}
+	entries, err := load[devices.Key, devices.Value](s.Dir, devices.Name)
+	if err != nil {
+		return err
+	}
+	s.devices = make(map[uint32]devices.Value, len(entries))
+	for _, e := range entries {
+		s.devices[e.Key.Ifindex] = e.Value
 	}
 	slices.SortFunc(s.endpoints, func(a, b typed.Entry[endpoints.Key, endpoints.Value]) int {
 		return a.Key.Address.Compare(b.Key.Address)
 	})
 	s.Node.Pods = len(s.devices)
 	for _, e := range s.endpoints {
-		known := slices.ContainsFunc(s.devices, func(d typed.Entry[devices.Key, devices.Value]) bool {
-			return d.Key.Ifindex == e.Value.Ifindex
-		})
-		if !known {
-			s.problem("pod %s cannot send: its interface %d has no entry in the map devices; a running agent makes one, or delete the pod", e.Key.Address, e.Value.Ifindex)
+		if _, known := s.devices[e.Value.Ifindex]; !known {
+			s.problem("pod %s cannot send: its interface %d has no entry in the map devices; a running agent makes one, or delete the pod",
+				s.called(e.Value.Ifindex, e.Key.Address.String()), e.Value.Ifindex)
 		}
 	}
 	s.conflicts()
 	return nil
 }
 
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// called is a pod's address, with its name if that is known.
+func (s *survey) called(ifindex uint32, address string) string {
+	if name := s.names.byLink[ifindex].String(); name != "" {
+		return fmt.Sprintf("%s (%s)", name, address)
+	}
+	return address
+}
+
 func (s *survey) node() error {
-	entries, err := load[config.Key, config.Value](s.dir, config.Name)
+	entries, err := load[config.Key, config.Value](s.Dir, config.Name)
 	if err != nil {
 		return err
 	}
@@ -201,14 +242,14 @@ func (s *survey) node() error {
 	if len(s.Node.PodCIDRs) == 0 {
 		s.problem("this node has no podCIDR: give its Node one, or the agent the right --node-name")
 	}
-	if s.uplinks, err = load[uplinks.Key, uplinks.Value](s.dir, uplinks.Name); err != nil {
+	if s.uplinks, err = load[uplinks.Key, uplinks.Value](s.Dir, uplinks.Name); err != nil {
 		return err
 	}
 	slices.SortFunc(s.uplinks, func(a, b typed.Entry[uplinks.Key, uplinks.Value]) int {
 		return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex)
 	})
 	for _, e := range s.uplinks {
-		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, interfaceName(e.Key.Ifindex), valid(e.Value.IPv4, e.Value.IPv6)})
+		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, s.interfaces[e.Key.Ifindex], valid(e.Value.IPv4, e.Value.IPv6)})
 	}
 	if len(s.uplinks) == 0 {
 		s.problem("there is no uplink: pods reach only this node; give the node a route over an Ethernet interface, or the agent the right --uplink")
@@ -218,7 +259,7 @@ func (s *survey) node() error {
 
 // destinations reads who else there is.
 func (s *survey) destinations() error {
-	entries, err := load[destinations.Key, destinations.Value](s.dir, destinations.Name)
+	entries, err := load[destinations.Key, destinations.Value](s.Dir, destinations.Name)
 	s.Peers = append(s.Peers, peers(entries)...)
 	return err
 }
@@ -234,7 +275,7 @@ func (s *survey) reach() error {
 			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached; put the node on a link of this one",
 				p.called(), p.PodCIDR)
 		case destinations.Direct:
-			s.Peers[i].Interface = interfaceName(p.Ifindex)
+			s.Peers[i].Interface = s.interfaces[p.Ifindex]
 		}
 	}
 	return nil
@@ -274,7 +315,7 @@ func peers(entries []typed.Entry[destinations.Key, destinations.Value]) []Peer {
 }
 
 func (s *survey) fills() error {
-	fills, err := Fills(s.dir)
+	fills, err := Fills(s.Dir)
 	s.Maps = append(s.Maps, fills...)
 	for _, f := range fills {
 		if f.Percent() >= fullPercent {

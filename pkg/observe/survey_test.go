@@ -30,7 +30,6 @@ import (
 type node struct {
 	Reader
 	t        *testing.T
-	stateDir string
 	agent    *bpffs.Lock
 	programs map[attach.Hook]*ebpf.Program
 	pod      int
@@ -39,8 +38,8 @@ type node struct {
 
 func newNode(t *testing.T, mode attach.Mode) *node {
 	t.Helper()
-	n := &node{Reader: isolated(t), t: t, stateDir: t.TempDir(), programs: map[attach.Hook]*ebpf.Program{}}
-	lock, err := bpffs.File(t.Context(), filepath.Join(n.stateDir, "agent.lock"))
+	n := &node{Reader: isolated(t), t: t, programs: map[attach.Hook]*ebpf.Program{}}
+	lock, err := bpffs.File(t.Context(), filepath.Join(n.StateDir, "agent.lock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +81,7 @@ func (n *node) cluster(c Cluster) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(n.stateDir, ClusterFile), raw, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.StateDir, ClusterFile), raw, 0o600); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -131,7 +130,7 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 	for _, mode := range []attach.Mode{attach.TCX, attach.Clsact} {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t, mode)
-			s, err := n.Survey(n.stateDir)
+			s, err := n.Survey()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,9 +138,9 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 				t.Errorf("problems of a healthy node: %q", s.Problems)
 			}
 			want := []Attachment{
-				{attach.FromPod, n.pod, "pod", "10.244.1.9", mode, pins.ID(t, n.programs[attach.FromPod])},
-				{attach.FromUplink, n.uplink, "eth0", "", mode, pins.ID(t, n.programs[attach.FromUplink])},
-				{attach.ToUplink, n.uplink, "eth0", "", mode, pins.ID(t, n.programs[attach.ToUplink])},
+				{attach.FromPod, n.pod, "pod", "10.244.1.9", PodName{}, mode, pins.ID(t, n.programs[attach.FromPod])},
+				{attach.FromUplink, n.uplink, "eth0", "", PodName{}, mode, pins.ID(t, n.programs[attach.FromUplink])},
+				{attach.ToUplink, n.uplink, "eth0", "", PodName{}, mode, pins.ID(t, n.programs[attach.ToUplink])},
 			}
 			if diff := cmp.Diff(want, s.Attachments); diff != "" {
 				t.Errorf("attachments (-want +got):\n%s", diff)
@@ -168,7 +167,7 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 }
 
 func TestSurveyIsWholeJSON(t *testing.T) {
-	s, err := Reader{Dir: "/nowhere"}.Survey("/nowhere")
+	s, err := Reader{Dir: "/nowhere", StateDir: "/nowhere"}.Survey()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ var rules = map[string][]string{
 	// Knows no program: the specs of the maps are passed in.
 	"pkg/datapath/migrate": {"maps/...", "pkg/bpffs", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix"},
 	"pkg/observe": {
-		"maps/...", "pkg/attach", "pkg/bpffs",
+		"maps/...", "pkg/attach", "pkg/bpffs", "pkg/device", "pkg/endpoint",
 		"github.com/cilium/ebpf/...", "github.com/prometheus/client_golang/...", "golang.org/x/sys/unix", "sigs.k8s.io/yaml/...",
 	},
 	"pkg/agent/...": {
