@@ -33,7 +33,8 @@ func newStatus(o *options) *cobra.Command {
 		Short: "Show the state of this node and what is wrong with it",
 		Long: `Show the agent, this node, its programs, maps and peers on one screen, and at the
 end what is wrong and what to do about it. Then the exit status is 1, as it is
-when no agent runs, or one that is not ready, for the reason that its /readyz gives.
+when no agent runs, or one that hangs, or that is not ready, for the reason that
+its /readyz gives.
 
 attached  how many hooks of interfaces have their program, by mechanism
 maps      the one that is fullest
@@ -92,6 +93,8 @@ func (o *options) writeStatus(s observe.Status) error {
 func summary(s observe.Status) [][2]string {
 	agent := "not running"
 	switch {
+	case s.Agent.Stuck:
+		agent = "running, stuck"
 	case s.Agent.Ready:
 		agent = "running, ready"
 	case s.Agent.Running:

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -74,6 +75,29 @@ func TestToldIsMadeAnew(t *testing.T) {
 		}
 		if c, err := publishStarting(dir); err != nil || c.NotReady != starting || c.Nodes != nil {
 			t.Errorf("over %q: %+v, %v", content, c, err)
+		}
+	}
+}
+
+// TestToldThatTheLoopGoesRound: each pass leaves a sign of life, also where there is nothing new to say and no room to say it.
+func TestToldThatTheLoopGoesRound(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	path := filepath.Join(l.cfg.State, observe.ClusterFile)
+	for _, full := range []bool{false, true} {
+		old := time.Now().Add(-time.Hour)
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+		if full {
+			if err := os.Mkdir(path+".next", 0o700); err != nil {
+				t.Fatal(err)
+			}
+			l.accept(list())
+		}
+		l.pass(t.Context())
+		if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > observe.MaxSilence {
+			t.Errorf("after a pass, with a full disk %v: %v, %v", full, info, err)
 		}
 	}
 }

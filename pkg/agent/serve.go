@@ -12,6 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
 // server is one listener of the agent.
@@ -40,7 +42,7 @@ func (s *status) handler(reg *prometheus.Registry, all bool) http.Handler {
 		return mux
 	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		if silent := time.Since(s.read().alive); silent > maxSilence {
+		if silent := time.Since(s.read().alive); silent > observe.MaxSilence {
 			http.Error(w, "stuck for "+silent.Round(time.Second).String(), http.StatusServiceUnavailable)
 			return
 		}

@@ -39,9 +39,6 @@ type problem struct {
 // starting is why an agent is not ready before it has looked at anything.
 const starting = "the agent is starting"
 
-// maxSilence is how long the loop may take for one round before it counts as stuck.
-const maxSilence = time.Minute
-
 func newStatus(log *slog.Logger) *status {
 	return &status{log: log, now: figures{notReady: starting, alive: time.Now()}}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -42,7 +43,7 @@ func TestHealth(t *testing.T) {
 	expect("/healthz", true, 200, "ok")
 	s.setNotReady("")
 	expect("/readyz", true, 200, "ok")
-	s.set(func(f *figures) { f.alive = time.Now().Add(-2 * maxSilence) })
+	s.set(func(f *figures) { f.alive = time.Now().Add(-2 * observe.MaxSilence) })
 	expect("/healthz", true, 503, "stuck")
 	expect("/metrics", true, 200, "")
 	expect("/metrics", false, 200, "")

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 )
@@ -16,6 +17,10 @@ import (
 // it knows of the other nodes and the maps do not say: names, and what is wrong
 // with a Node object. It is for people; no packet depends on it.
 const ClusterFile = "cluster.json"
+
+// MaxSilence is how long a running agent may leave ClusterFile untouched, or its loop take for one round, before it
+// counts as stuck. It touches the file after each look at the node, which it takes at least every 15 s.
+const MaxSilence = time.Minute
 
 // Cluster is the content of ClusterFile.
 type Cluster struct {
@@ -56,32 +61,39 @@ const offLink = "off_link"
 // notReported is why a node is not ready whose agent has written no ClusterFile yet.
 const notReported = "its agent has just been started and has not reported yet"
 
-// readCluster reads the file.
-func readCluster(stateDir string) (c Cluster, err error) {
+// readCluster reads the file, and how long ago an agent has touched it.
+func readCluster(stateDir string) (c Cluster, silent time.Duration, err error) {
 	path := filepath.Join(stateDir, ClusterFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Cluster{NotReady: notReported}, nil
+		return Cluster{NotReady: notReported}, 0, nil
 	}
 	if err != nil {
-		return c, err
+		return c, 0, err
+	}
+	if info, err := os.Stat(path); err == nil {
+		silent = time.Since(info.ModTime())
 	}
 	if err := json.Unmarshal(raw, &c); err != nil {
-		return Cluster{}, fmt.Errorf("read %s: %v", path, err)
+		return Cluster{}, silent, fmt.Errorf("read %s: %v", path, err)
 	}
-	return c, nil
+	return c, silent, nil
 }
 
 // cluster passes on what the agent found wrong: with this node, and with the
 // Nodes. What it says of readiness is news only while it runs.
 func (s *survey) cluster() Cluster {
-	c, err := readCluster(s.StateDir)
+	c, silent, err := readCluster(s.StateDir)
+	if s.Agent.Stuck = s.Agent.Running && silent > MaxSilence; s.Agent.Stuck {
+		s.problemOf("stuck", "the agent runs but has done nothing for %s: it hangs or has been stopped (SIGSTOP), and changes of the cluster are not followed; restart it",
+			silent.Round(time.Second))
+	}
 	if err != nil {
 		s.problem("the names of the nodes are not known: %v", err)
 		return Cluster{}
 	}
-	s.Agent.Ready = s.Agent.Running && c.NotReady == ""
-	if s.Agent.Running && !s.Agent.Ready {
+	s.Agent.Ready = s.Agent.Running && !s.Agent.Stuck && c.NotReady == ""
+	if s.Agent.Running && c.NotReady != "" {
 		s.Agent.NotReady = typed.Printable(c.NotReady)
 		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
 	}

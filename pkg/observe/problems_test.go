@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -99,6 +100,24 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 			},
 			[]string{"this node is not ready: its agent has just been started"},
 		},
+		"stuck": {
+			func(n *node) { n.silence() },
+			[]string{"the agent runs but has done nothing for 2m0s"},
+		},
+		"stuck and not ready": {
+			func(n *node) {
+				n.cluster(Cluster{NotReady: "the list of nodes can't be read"})
+				n.silence()
+			},
+			[]string{"the agent runs but has done nothing", "this node is not ready: the list"},
+		},
+		"stuck, until it died": {
+			func(n *node) {
+				n.silence()
+				n.agent.Release()
+			},
+			[]string{"no agent is running"},
+		},
 		"not ready, said before the agent died": {
 			func(n *node) {
 				n.cluster(Cluster{NotReady: "the list of nodes can't be read"})
@@ -118,6 +137,15 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 			[]string{"this node is not ready: the programs do not load", "the dataplane is not pinned below"},
 		},
 	})
+}
+
+// silence is what an agent leaves that has not gone round for long.
+func (n *node) silence() {
+	n.t.Helper()
+	at := time.Now().Add(-2 * MaxSilence)
+	if err := os.Chtimes(filepath.Join(n.StateDir, ClusterFile), at, at); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 func TestSurveyFindsProblemsOfAttachments(t *testing.T) {

@@ -49,6 +49,8 @@ func (s *Status) KeepLasting(earlier Status) {
 type Agent struct {
 	Running bool   `json:"running"`
 	Lock    string `json:"lock"`
+	// Stuck: it runs and has done nothing for longer than MaxSilence, so what it has said may not be true any more.
+	Stuck bool `json:"stuck"`
 	// Ready: it runs and says that the node can carry a pod.
 	Ready bool `json:"ready"`
 	// NotReady is why it can't, while the agent runs.
