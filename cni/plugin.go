@@ -32,6 +32,9 @@ const (
 // every pod; while it waits itself, it lets others pass every few seconds.
 const lockWait = 10 * time.Second
 
+// longWait is how long a wait for locks must take to be told in the log.
+const longWait = time.Second
+
 // undoWait bounds the waits for locks while a failed ADD is undone, even if its own time is used up.
 const undoWait = 5 * time.Second
 
@@ -166,6 +169,7 @@ func openLog(c *conf, stderr io.Writer) (*slog.Logger, func()) {
 func (c *call) shared(fn func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
+	began := time.Now()
 	node, err := bpffs.Shared(ctx, c.stateDir, c.verb)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: no state directory: %w", endpoint.ErrNoDataplane, err)
@@ -179,6 +183,9 @@ func (c *call) shared(fn func(context.Context) error) error {
 		return lockError(err)
 	}
 	defer own.Release()
+	if waited := time.Since(began); waited > longWait {
+		c.log.Warn("waited long for locks", "duration", waited)
+	}
 	return fn(ctx)
 }
 

@@ -142,6 +142,7 @@ func LockFiles() []string { return []string{lockName, gateName, holdersName} }
 // once. work names it to those that wait, as in "ADD". Waiting ends with ctx; the
 // error then matches ErrLocked and names the holders.
 func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
+	defer waiting(ctx, work)()
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
 		return nil, err
@@ -161,6 +162,23 @@ func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
 	return l, nil
 }
 
+type waitsKey struct{}
+
+// WithWaits returns a context under which told is called when a wait for the node's lock has ended, also in vain.
+func WithWaits(ctx context.Context, told func(work string, waited time.Duration)) context.Context {
+	return context.WithValue(ctx, waitsKey{}, told)
+}
+
+// waiting begins a wait; what it returns ends it.
+func waiting(ctx context.Context, work string) func() {
+	told, ok := ctx.Value(waitsKey{}).(func(string, time.Duration))
+	if !ok {
+		return func() {}
+	}
+	began := time.Now()
+	return func() { told(work, time.Since(began)) }
+}
+
 // Exclusive takes the node's lock for a change to all pods at once, such as an
 // upgrade. work names it to those that wait. Waiting ends with ctx; the error then
 // matches ErrLocked and names the holders.
@@ -169,6 +187,7 @@ func Exclusive(ctx context.Context, stateDir, work string) (*Lock, error) {
 }
 
 func exclusive(ctx context.Context, stateDir, work string, shut, open time.Duration) (*Lock, error) {
+	defer waiting(ctx, work)()
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
 		return nil, err

@@ -261,3 +261,23 @@ func TestGateOpensAlsoForManyWaiters(t *testing.T) {
 		})
 	}
 }
+
+func TestWaitsAreTold(t *testing.T) {
+	dir := t.TempDir()
+	told := map[string]time.Duration{}
+	ctx := WithWaits(t.Context(), func(work string, waited time.Duration) { told[work] += waited })
+	holder, err := Shared(ctx, dir, "ADD")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const wait = 50 * time.Millisecond
+	short, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	if _, err := Exclusive(short, dir, "sweep"); !errors.Is(err, ErrLocked) {
+		t.Errorf("taken: %v", err)
+	}
+	holder.Release()
+	if _, there := told["ADD"]; !there || told["sweep"] < wait || len(told) != 2 {
+		t.Errorf("told %v, want both works, and the one in vain with its whole wait", told)
+	}
+}
