@@ -43,6 +43,7 @@ var ErrRunning = errors.New("an agent is running")
 func Run(ctx context.Context, cfg Config) error {
 	n := &node{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
 	a := &agent{node: n, mode: newMode(n)}
+	ctx = bpffs.WithWaits(ctx, n.status.waited)
 	err := bounded(ctx, stopGrace, func() error {
 		defer a.close()
 		if err := a.start(ctx); err != nil {
@@ -149,10 +150,10 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before
 		return err
 	}
-	reg := newRegistry(a.dp.Maps, a.cfg.BPFFS, a.status, a.log)
+	metrics := serveMetrics(newRegistry(a.node))
 	for i, l := range listeners {
 		if l != nil {
-			a.servers = append(a.servers, server{l, a.status.handler(reg, i == 0)})
+			a.servers = append(a.servers, server{l, a.status.handler(metrics, i == 0)})
 		}
 	}
 	return nil

@@ -52,7 +52,7 @@ func TestRefusedRouteHurtsNobodyElse(t *testing.T) {
 		if _, err := os.Stat(l.files.listPath()); err != nil {
 			t.Error(err)
 		}
-		if problems := l.status.read().problems; problems[problem{"n2", plan.Refused}] != 1 || len(problems) != 1 {
+		if problems := l.status.read().problems; problems[plan.Refused] != 1 || len(problems) != 1 {
 			t.Errorf("problems %v, want one with n2", problems)
 		}
 		c := l.readTold(t)
@@ -219,10 +219,9 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 				t.Errorf("the route to %s has source %v, want %v", prefix, got, want)
 			}
 		}
-		problems := l.status.read().problems
-		for p := range problems {
-			if p.node != "n1" {
-				t.Errorf("node %s is blamed: %v", p.node, problems)
+		for _, p := range l.readTold(t).Problems {
+			if p.Node != "n1" {
+				t.Errorf("node %s is blamed: %s", p.Node, p.Text)
 			}
 		}
 	}

@@ -50,7 +50,7 @@ func (l *loop) owner(t *testing.T, address string) (entry, route int) {
 // conflicts is the metric.
 func (l *loop) conflictsTold(t *testing.T) float64 {
 	t.Helper()
-	all, err := newRegistry(l.dp.Maps, l.cfg.BPFFS, l.status, l.log).Gather()
+	all, err := newRegistry(l.node).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,6 +129,7 @@ func (c *endpointController) repair(s *state, id endpoint.ID) error {
 // reportRepairs logs what the pass has put right.
 func (c *endpointController) reportRepairs() {
 	for what, names := range c.repaired {
+		c.status.repaired(what, len(names))
 		level := slog.LevelWarn
 		if len(names) > mostRepairs {
 			level = slog.LevelDebug

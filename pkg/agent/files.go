@@ -54,6 +54,9 @@ func (c *fileController) installPlugin(*state) error {
 	if err != nil {
 		return err
 	}
+	if wrote && c.plugin[0] != (stamp{}) {
+		c.status.repaired(repairedPlugin, 1)
+	}
 	c.plugin = c.pluginStamps()
 	if wrote {
 		c.log.Info("plugin installed", "dir", c.cfg.Bin)
@@ -126,7 +129,12 @@ func (c *fileController) inspect(s *state) error {
 		c.log.Warn("network configuration list was changed or removed, writing it again", "file", c.listPath())
 	}
 	if changed || c.mayChainPortmap() && stampOf(c.portmapPath()) != c.portmap.stamp {
-		return c.writeList(s)
+		if err := c.writeList(s); err != nil {
+			return err
+		}
+	}
+	if changed {
+		c.status.repaired(repairedList, 1)
 	}
 	return nil
 }

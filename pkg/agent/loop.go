@@ -125,6 +125,7 @@ func (l *loop) pass(ctx context.Context) time.Duration {
 		l.doSteps(ctx, onPass)
 	}
 	l.judge()
+	l.status.took(kindPass, started)
 	l.log.Debug("pass", "took", time.Since(started), "destinations", len(l.cluster.applied), "routes", len(l.cluster.routes))
 	return l.next
 }
@@ -133,6 +134,7 @@ func (l *loop) pass(ctx context.Context) time.Duration {
 // a change of one Node in a large cluster needs to be fast. It reports whether that
 // is enough.
 func (l *loop) replan(ctx context.Context) bool {
+	defer l.status.took(kindReplan, time.Now())
 	l.makePlan()
 	well := l.doSteps(ctx, onNodes)
 	l.judge()
@@ -142,6 +144,7 @@ func (l *loop) replan(ctx context.Context) bool {
 // inspect looks for what can be taken away without a notice and puts it back. It
 // reports whether the whole node should be looked at.
 func (l *loop) inspect(ctx context.Context) bool {
+	defer l.status.took(kindInspect, time.Now())
 	l.next = resync
 	return !l.doSteps(ctx, onTick) || l.next == 0
 }

@@ -1,8 +1,10 @@
 package agent
 
 import (
-	"log/slog"
+	"runtime"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,27 +14,30 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
-	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
+
+// prefix begins the name of each metric.
+const prefix = "ebpf_cni_"
 
 // metrics reads the maps when it is asked, so that nothing is counted twice and
 // a restart of the agent sets no counter back.
 type metrics struct {
-	maps   *datapath.Maps
-	pins   bpffs.Dir
-	status *status
-	log    *slog.Logger
+	*node
+	complaints *complaints // of what can't be read, apart from the loop's
 }
 
-func newRegistry(maps *datapath.Maps, pins bpffs.Dir, s *status, log *slog.Logger) *prometheus.Registry {
+// newRegistry registers all metrics of a node. Gathering is for one goroutine at a time.
+func newRegistry(n *node) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(
+	reg.MustRegister(append(n.status.collectors(),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		&metrics{maps, pins, s, log},
-	)
+		&metrics{n, newComplaints(n.log)},
+	)...)
 	return reg
 }
 
@@ -48,36 +53,87 @@ func samples(ch chan<- prometheus.Metric, of prometheus.ValueType) sample {
 		for pair := range slices.Chunk(labels, 2) {
 			names, values = append(names, pair[0]), append(values, pair[1])
 		}
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("ebpf_cni_"+name, help, names, nil), of, v, values...)
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(prefix+name, help, names, nil), of, v, values...)
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	gauge, now := samples(ch, prometheus.GaugeValue), m.status.read()
+	gauge, counter := samples(ch, prometheus.GaugeValue), samples(ch, prometheus.CounterValue)
+	m.describe(gauge)
+	for about, collect := range map[string]func() error{
+		"the maps' fill":          func() error { return m.countEntries(gauge) },
+		"the number of endpoints": func() error { return m.countPods(gauge) },
+		"the addresses":           func() error { return m.countAddresses(gauge) },
+		"the programs' counters":  func() error { return m.sumTraffic(counter) },
+	} {
+		m.complaints.note("metrics: "+about, collect())
+	}
+}
+
+// describe tells what the agent knows itself.
+func (m *metrics) describe(gauge sample) {
+	now := m.status.read()
+	gauge("build_info", 1, "Always 1; the labels say which build this is.",
+		"version", m.cfg.Version, "revision", revision(), "goversion", runtime.Version(), "layout", strconv.Itoa(wire.LayoutVersion))
 	gauge("nodes", float64(now.nodes), "Nodes in the list.")
 	gauge("sync_lag_seconds", now.syncLag(time.Now()).Seconds(),
 		"How long the newest change of a Node took to reach the packets' way, or has been waiting to.")
 	gauge("endpoint_conflicts", float64(now.conflicts), "Pods of this node whose address another pod has.")
 	gauge("ready", oneIf(now.notReady == ""), "1 when this node can carry a pod.")
 	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
-	for p, n := range now.problems {
-		gauge("node_problems", float64(n), "What is wrong with Nodes, by node and reason.", "node", p.node, "reason", string(p.reason))
+	for _, reason := range plan.Reasons() {
+		gauge("node_problems", float64(now.problems[reason]),
+			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))
 	}
-	fills, err := observe.Fills(m.pins)
-	if err != nil {
-		m.log.Warn("maps can't be counted", "error", err)
+}
+
+// revision is the commit of this build, where it is recorded; else empty.
+func revision() string {
+	build, _ := debug.ReadBuildInfo()
+	if build == nil {
+		return ""
 	}
+	for _, s := range build.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value
+		}
+	}
+	return ""
+}
+
+func (m *metrics) countEntries(gauge sample) error {
+	fills, err := observe.Fills(m.cfg.BPFFS)
 	for _, f := range fills {
 		gauge("map_entries", float64(f.Entries), "Entries in a map.", "map", f.Name)
 		gauge("map_capacity", float64(f.Capacity), "Entries that a map can hold.", "map", f.Name)
 	}
-	if pods, err := countPods(m.maps.Endpoints); err != nil {
-		m.log.Warn("endpoints can't be counted", "error", err)
-	} else {
+	return err
+}
+
+func (m *metrics) countPods(gauge sample) error {
+	pods, err := countPods(m.dp.Maps.Endpoints)
+	if err == nil {
 		gauge("endpoints", float64(pods), "Pods of this node.")
 	}
-	m.sumTraffic(samples(ch, prometheus.CounterValue))
+	return err
+}
+
+// countAddresses counts those of this node's podCIDR.
+func (m *metrics) countAddresses(gauge sample) error {
+	store, err := ipam.Open(m.cfg.State, install.Network, ipam.Options{Quarantine: m.cfg.Quarantine})
+	if err != nil {
+		return err
+	}
+	usage, err := store.Usage(m.status.read().own)
+	if err != nil {
+		return err
+	}
+	for state, n := range map[string]int{string(ipam.Used): usage.Used, string(ipam.Quarantined): usage.Quarantined, "free": usage.Free} {
+		gauge("addresses", float64(n), "Addresses of this node's podCIDR, by state: used by pods, free, or quarantined, which were freed a moment ago and are given last.",
+			"state", state)
+	}
+	return nil
 }
 
 func oneIf(b bool) float64 {
@@ -100,16 +156,14 @@ func countPods(m *endpoints.Map) (int, error) {
 }
 
 // sumTraffic adds up what the programs counted.
-func (m *metrics) sumTraffic(counter sample) {
-	dropped, err := m.maps.Drops.All()
+func (m *metrics) sumTraffic(counter sample) error {
+	dropped, err := m.dp.Maps.Drops.All()
 	if err != nil {
-		m.log.Warn("drops can't be read", "error", err)
-		return
+		return err
 	}
-	passed, err := m.maps.Traffic.All()
+	passed, err := m.dp.Maps.Traffic.All()
 	if err != nil {
-		m.log.Warn("traffic can't be read", "error", err)
-		return
+		return err
 	}
 	t := addUp(dropped, passed)
 	for r, n := range t.drops {
@@ -125,6 +179,7 @@ func (m *metrics) sumTraffic(counter sample) {
 	counter("snat_allocations_total", float64(t.allocations), "Ports chosen for new masqueraded flows.")
 	counter("snat_retries_total", float64(t.retries), "Ports that were tried and found taken.")
 	counter("snat_failures_total", float64(t.failures()), "Packets dropped because their flow could not be masqueraded.")
+	return nil
 }
 
 // totals are the programs' counters, added up. Each packet of a direction is

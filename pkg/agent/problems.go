@@ -28,7 +28,7 @@ func (c *clusterController) report(s *state) {
 		}
 	}
 	if news > maxLogged {
-		c.log.Warn("more problems with Nodes; the metric ebpf_cni_node_problems has them all", "more", news-maxLogged)
+		c.log.Warn("more problems with Nodes; `ebpfctl status -o json` has them all", "more", news-maxLogged)
 	}
 	for _, text := range s.plan.Notes {
 		if isNew("note " + text) {

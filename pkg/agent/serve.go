@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,10 +35,42 @@ func listen(flag, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// handler serves health and, when there are some, metrics.
-func (s *status) handler(reg *prometheus.Registry, all bool) http.Handler {
+// Scrapes may cost the agent little, whoever asks and however often: beyond maxScrapes at a time they get status 503, and
+// within scrapeAge of each other the same samples.
+const (
+	maxScrapes = 2
+	scrapeAge  = time.Second
+)
+
+// serveMetrics serves what is registered, for all listeners together.
+func serveMetrics(reg *prometheus.Registry) http.Handler {
+	samples := prometheus.GathererFunc(kept(scrapeAge, reg.Gather))
+	return promhttp.HandlerFor(samples, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+}
+
+// kept returns a function that calls get, one call at a time, and keeps what it returns for d.
+func kept[T any](d time.Duration, get func() (T, error)) func() (T, error) {
+	var (
+		mu    sync.Mutex
+		until time.Time
+		value T
+		err   error
+	)
+	return func() (T, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !time.Now().Before(until) {
+			value, err = get()
+			until = time.Now().Add(d)
+		}
+		return value, err
+	}
+}
+
+// handler serves metrics and, if all is to be served, health.
+func (s *status) handler(metrics http.Handler, all bool) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", metrics)
 	if !all {
 		return mux
 	}

@@ -13,6 +13,7 @@ import (
 // status is what the agent says of itself. Every goroutine may ask; the loop's sets it.
 type status struct {
 	log *slog.Logger
+	activity
 
 	mu  sync.Mutex
 	now figures
@@ -20,27 +21,23 @@ type status struct {
 
 // figures are a status at one moment.
 type figures struct {
-	alive     time.Time       // when the loop last went round
-	notReady  string          // empty: ready
-	nodes     int             // in the list of Nodes
-	problems  map[problem]int // never changed once it is set
-	pods      []netip.Prefix  // all podCIDRs; likewise
-	waiting   time.Time       // since when Nodes wait to be applied; zero: none do
-	lag       time.Duration   // from the newest change of Nodes that was applied until it was
-	conflicts int             // endpoints whose address somebody else has
-	beside    bool            // the programs work beside netfilter's translation
-}
-
-type problem struct {
-	node   string
-	reason plan.Reason
+	alive     time.Time           // when the loop last went round
+	notReady  string              // empty: ready
+	nodes     int                 // in the list of Nodes
+	problems  map[plan.Reason]int // never changed once it is set
+	own       netip.Prefix        // this node's podCIDR; invalid: none
+	pods      []netip.Prefix      // all podCIDRs; likewise
+	waiting   time.Time           // since when Nodes wait to be applied; zero: none do
+	lag       time.Duration       // from the newest change of Nodes that was applied until it was
+	conflicts int                 // endpoints whose address somebody else has
+	beside    bool                // the programs work beside netfilter's translation
 }
 
 // starting is why an agent is not ready before it has looked at anything.
 const starting = "the agent is starting"
 
 func newStatus(log *slog.Logger) *status {
-	return &status{log: log, now: figures{notReady: starting, alive: time.Now()}}
+	return &status{log: log, activity: newActivity(), now: figures{notReady: starting, alive: time.Now()}}
 }
 
 func (s *status) read() figures {
@@ -101,15 +98,15 @@ func (f figures) syncLag(now time.Time) time.Duration {
 
 // describe notes what is known of the cluster: podCIDRs, problems, the number of Nodes.
 func (s *status) describe(standing plan.Standing, found []plan.Problem, nodes int) {
-	problems := map[problem]int{}
+	problems := map[plan.Reason]int{}
 	for _, p := range found {
-		problems[problem{p.Node, p.Reason}]++
+		problems[p.Reason]++
 	}
 	pods := slices.Clone(standing.Own)
 	for p := range standing.Claims {
 		pods = append(pods, p)
 	}
-	s.set(func(f *figures) { f.nodes, f.problems, f.pods = nodes, problems, pods })
+	s.set(func(f *figures) { f.nodes, f.problems, f.own, f.pods = nodes, problems, standing.Own4(), pods })
 }
 
 // isPod reports whether an address is a pod's, of this node or another.

@@ -21,7 +21,7 @@ import (
 func get(t *testing.T, s *status, all bool, path string) (int, string) {
 	t.Helper()
 	w := httptest.NewRecorder()
-	s.handler(prometheus.NewRegistry(), all).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	s.handler(serveMetrics(prometheus.NewRegistry()), all).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 	body, err := io.ReadAll(w.Result().Body)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestProblemsAndPods(t *testing.T) {
 		Claims: map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.2.0.0/24"): {}},
 	}, []plan.Problem{{Node: "a", Reason: plan.Refused}, {Node: "a", Reason: plan.Refused}, {Node: "b", Reason: plan.OffLink}}, 3)
 	now := s.read()
-	if now.nodes != 3 || now.problems[problem{"a", plan.Refused}] != 2 || now.problems[problem{"b", plan.OffLink}] != 1 {
+	if now.nodes != 3 || now.problems[plan.Refused] != 2 || now.problems[plan.OffLink] != 1 {
 		t.Errorf("%d nodes, problems %v", now.nodes, now.problems)
 	}
 	for addr, want := range map[string]bool{"10.1.0.9": true, "10.2.0.9": true, "172.18.0.1": false} {

@@ -90,6 +90,7 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 
 func (l *loop) restorePins(*state) error {
 	restored, err := l.dp.RestorePins()
+	l.status.repaired(repairedPin, len(restored))
 	for _, path := range restored {
 		l.log.Warn("pin restored", "path", path)
 	}

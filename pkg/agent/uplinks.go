@@ -156,6 +156,7 @@ func (c *uplinkController) attachAgain(l plan.Link, hook attach.Hook) error {
 	if err := c.dp.Attach(index, hook); err != nil {
 		return err
 	}
+	c.status.repaired(repairedUplink, 1)
 	c.log.Warn("program attached again", "interface", l.Name, "hook", string(hook))
 	return nil
 }

@@ -178,6 +178,16 @@ func (w *Work) Repair(ctx context.Context) (made []string, err error) {
 	return made, errors.Join(errs...)
 }
 
+// Repairable are the names of the pieces that Repair makes.
+func Repairable() (names []string) {
+	for _, p := range pieces() {
+		if p.onHost {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
 // look reads what exists of the endpoint on the host.
 func (w *Work) look() error {
 	if err := w.findLink(); err != nil || w.linkGone() != "" {

@@ -106,6 +106,9 @@ const (
 	Refused         Reason = "refused"
 )
 
+// Reasons are all of them.
+func Reasons() []Reason { return []Reason{OffLink, PodCIDRConflict, Refused} }
+
 // Problem is one thing that is wrong with a Node.
 type Problem struct {
 	Node   string

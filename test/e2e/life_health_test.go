@@ -121,6 +121,10 @@ func assertMetrics(t *testing.T, node *lab.Node) {
 		`packets_total{direction="from_pod"}`: true, `packets_total{direction="from_uplink"}`: true, `packets_total{direction="to_uplink"}`: true,
 		`bytes_total{direction="from_pod"}`: true, `snat_allocations_total`: true, `snat_retries_total`: false, `snat_failures_total`: false,
 		`sync_lag_seconds`: true, `nodes`: true, `endpoints`: true,
+		`addresses{state="used"}`: true, `addresses{state="free"}`: true, `addresses{state="quarantined"}`: false,
+		`pass_duration_seconds_count{kind="pass"}`: true, `pass_duration_seconds_count{kind="inspect"}`: true,
+		`repairs_total{what="pin"}`: false, `repairs_total{what="route"}`: false, `lock_wait_seconds_count{work="start"}`: true,
+		`node_problems{reason="off_link"}`: false,
 	} {
 		value, there := samples["ebpf_cni_"+name]
 		if !there {
@@ -132,7 +136,7 @@ func assertMetrics(t *testing.T, node *lab.Node) {
 	if samples["ebpf_cni_nodes"] != "2" || samples["ebpf_cni_endpoints"] != "1" {
 		t.Errorf("%s nodes and %s endpoints, want 2 and 1", samples["ebpf_cni_nodes"], samples["ebpf_cni_endpoints"])
 	}
-	// node_problems has no sample while there is no problem: TestLifeNodesChange makes some.
+	// TestLifeNodesChange makes problems with Nodes.
 }
 
 // assertListeners: pods reach the listener for Prometheus, which has nothing but metrics, and never the other.

@@ -246,11 +246,10 @@ func (f *follower) offLink(t *testing.T) {
 	}
 }
 
-// assertProblem: the metric and the log name the node and the reason.
+// assertProblem: the metric counts it by its reason, and the log names the node as well.
 func (f *follower) assertProblem(t *testing.T, name, reason string) {
 	t.Helper()
-	sample := `ebpf_cni_node_problems{node="` + name + `",reason="` + reason + `"} `
-	eventually(t, changeLimit, sample, func() bool { return strings.Contains(metrics(t, f.Nodes[0]), sample) })
+	eventually(t, changeLimit, "a problem is counted as "+reason, func() bool { return nodeProblems(t, f.Nodes[0])[reason] == "1" })
 	if log := f.Nodes[0].LogTail(50); !strings.Contains(log, name) || !strings.Contains(log, reason) {
 		t.Errorf("the log does not name %s and %s:\n%s", name, reason, log)
 	}
@@ -259,6 +258,26 @@ func (f *follower) assertProblem(t *testing.T, name, reason string) {
 func (f *follower) assertNoProblem(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, changeLimit, "no problem with "+name, func() bool {
-		return !strings.Contains(metrics(t, f.Nodes[0]), `node_problems{node="`+name+`"`)
+		counted := nodeProblems(t, f.Nodes[0])
+		for _, n := range counted {
+			if n != "0" {
+				return false
+			}
+		}
+		return len(counted) > 0
 	})
+}
+
+// nodeProblems are the samples of the metric node_problems by reason, which is its only label: with one for the node too, a
+// cluster that falls in two would have as many series as the square of its nodes.
+func nodeProblems(t *testing.T, node *lab.Node) map[string]string {
+	t.Helper()
+	counted := map[string]string{}
+	for line := range strings.Lines(metrics(t, node)) {
+		if labels, ok := strings.CutPrefix(line, `ebpf_cni_node_problems{reason="`); ok {
+			reason, n, _ := strings.Cut(strings.TrimSpace(labels), `"} `)
+			counted[reason] = n
+		}
+	}
+	return counted
 }
