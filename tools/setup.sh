@@ -110,7 +110,8 @@ generate)
 	;;
 lint) need clang-format-19=clang-format-19 git=git ;;
 test)
-	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables setpriv=util-linux
+	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables setpriv=util-linux \
+		/usr/lib/systemd/systemd-networkd=systemd
 	bpffs
 	modules
 	;;

@@ -1,5 +1,5 @@
-// Command release writes what a release has beside the image: the manifests and the chart, which name that image, and an archive of
-// the binaries for each architecture. It runs in tools/deploy, and makes the same bytes from the same files.
+// Command release writes what a release has beside the image: the manifests and the chart, which name that image, the files
+// for a host's /etc, and an archive of the binaries for each architecture. It runs in tools/deploy, and makes the same bytes from the same files.
 //
 //	release -image registry.example/ebpf-cni:v1.0.0 -version v1.0.0 -out DIRECTORY .../amd64 .../arm64
 //
@@ -49,8 +49,11 @@ func run(args []string) error {
 		return err
 	}
 	for _, name := range []string{"ebpf-cni.yaml", "cleanup.yaml"} {
-		text, err := naming(filepath.Join(*from, name), *image)
+		text, err := os.ReadFile(filepath.Join(*from, name))
 		if err != nil {
+			return err
+		}
+		if text, err = naming(name, text, *image); err != nil {
 			return err
 		}
 		if err := os.WriteFile(filepath.Join(*out, name), text, 0o644); err != nil {
@@ -62,6 +65,12 @@ func run(args []string) error {
 		return err
 	}
 	if err := archive(filepath.Join(*out, "ebpf-cni-chart.tgz"), files); err != nil {
+		return err
+	}
+	if files, err = tree(filepath.Join(*from, "host"), ""); err != nil {
+		return err
+	}
+	if err := archive(filepath.Join(*out, "ebpf-cni-host.tgz"), files); err != nil {
 		return err
 	}
 	for _, dir := range flags.Args() {
@@ -83,11 +92,7 @@ type file struct {
 }
 
 // naming is a file's text with the name of the release's image.
-func naming(name, image string) ([]byte, error) {
-	text, err := os.ReadFile(name)
-	if err != nil {
-		return nil, err
-	}
+func naming(name string, text []byte, image string) ([]byte, error) {
 	if !bytes.Contains(text, []byte(defaultImage)) {
 		return nil, fmt.Errorf("%s does not name %s, which the release's image replaces", name, defaultImage)
 	}
@@ -95,25 +100,28 @@ func naming(name, image string) ([]byte, error) {
 }
 
 // chart is what the chart's archive holds.
-func chart(dir, image, version string) (files []file, err error) {
-	err = filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
+func chart(dir, image, version string) ([]file, error) {
+	files, err := tree(dir, "ebpf-cni")
+	for i, f := range files {
+		switch path.Base(f.name) {
+		case "values.yaml":
+			files[i].content, err = naming(f.name, f.content, image)
+		case "Chart.yaml":
+			files[i].content = versioned(f.content, version)
+		}
+	}
+	return files, err
+}
+
+// tree is the files below a directory, by their names there below root.
+func tree(dir, root string) (files []file, err error) {
+	below := os.DirFS(dir)
+	err = fs.WalkDir(below, ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		relative, err := filepath.Rel(dir, name)
-		if err != nil {
-			return err
-		}
-		var text []byte
-		if relative == "values.yaml" {
-			text, err = naming(name, image)
-		} else {
-			text, err = os.ReadFile(name)
-		}
-		if relative == "Chart.yaml" {
-			text = versioned(text, version)
-		}
-		files = append(files, file{path.Join("ebpf-cni", filepath.ToSlash(relative)), 0o644, text})
+		content, err := fs.ReadFile(below, name)
+		files = append(files, file{path.Join(root, name), 0o644, content})
 		return err
 	})
 	return files, err

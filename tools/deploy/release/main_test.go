@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -85,31 +87,59 @@ func TestChartVersion(t *testing.T) {
 	}
 }
 
-func TestBinaries(t *testing.T) {
-	zip, err := gzip.NewReader(bytes.NewReader(read(t, release(t, "v1.2.3"), "ebpf-cni-linux-amd64.tgz")))
+// entries reads an archive: headers and content, by name.
+func entries(t *testing.T, archive []byte) (heads map[string]*tar.Header, contents map[string]string) {
+	t.Helper()
+	heads, contents = map[string]*tar.Header{}, map[string]string{}
+	zip, err := gzip.NewReader(bytes.NewReader(archive))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
 	r := tar.NewReader(zip)
 	for head, err := r.Next(); err != io.EOF; head, err = r.Next() {
 		if err != nil {
 			t.Fatal(err)
 		}
 		content, err := io.ReadAll(r)
-		if err != nil || head.Mode != 0o755 || string(content) != head.Name+" itself" {
-			t.Errorf("%s: mode %o, %q, error %v", head.Name, head.Mode, content, err)
+		if err != nil {
+			t.Fatal(err)
 		}
-		names = append(names, head.Name)
+		heads[head.Name], contents[head.Name] = head, string(content)
 	}
-	if got := strings.Join(names, " "); got != "ebpf-agent ebpf-cni ebpfctl" {
+	return heads, contents
+}
+
+func TestBinaries(t *testing.T) {
+	heads, contents := entries(t, read(t, release(t, "v1.2.3"), "ebpf-cni-linux-amd64.tgz"))
+	for name, head := range heads {
+		if head.Mode != 0o755 || contents[name] != name+" itself" {
+			t.Errorf("%s: mode %o, %q", name, head.Mode, contents[name])
+		}
+	}
+	if got := strings.Join(slices.Sorted(maps.Keys(heads)), " "); got != "ebpf-agent ebpf-cni ebpfctl" {
 		t.Errorf("it holds %s", got)
+	}
+}
+
+// The host's files are unpacked over its root: nothing but files goes there, and those that it has to read.
+func TestHostFiles(t *testing.T) {
+	heads, contents := entries(t, read(t, release(t, "v1.2.3"), "ebpf-cni-host.tgz"))
+	for _, name := range []string{
+		"etc/systemd/network/00-ebpf-cni.network", "etc/systemd/networkd.conf.d/ebpf-cni.conf", "etc/NetworkManager/conf.d/ebpf-cni.conf",
+	} {
+		if heads[name] == nil || heads[name].Mode != 0o644 || contents[name] != string(read(t, "../host", name)) {
+			t.Errorf("%s: %+v, %q", name, heads[name], contents[name])
+		}
+		delete(heads, name)
+	}
+	if len(heads) > 0 {
+		t.Errorf("it also holds %v", slices.Collect(maps.Keys(heads)))
 	}
 }
 
 func TestSameBytes(t *testing.T) {
 	first, second := release(t, "v1.2.3"), release(t, "v1.2.3")
-	for _, name := range []string{"ebpf-cni-chart.tgz", "ebpf-cni-linux-amd64.tgz"} {
+	for _, name := range []string{"ebpf-cni-chart.tgz", "ebpf-cni-host.tgz", "ebpf-cni-linux-amd64.tgz"} {
 		if !bytes.Equal(read(t, first, name), read(t, second, name)) {
 			t.Errorf("two releases of the same files differ in %s", name)
 		}
