@@ -140,11 +140,12 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	a.sysctls = sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, record, a.log}
-	if err := a.sysctls.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
+	if err := a.load(ctx); err != nil {
 		return err
 	}
-	if err := a.load(ctx); err != nil {
+	// Not before: programs that are refused leave those at work with the ports that they take.
+	a.sysctls = sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, record, a.log}
+	if err := a.sysctls.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
 		return err
 	}
 	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -195,15 +195,15 @@ func (u *upgraded) assertNewPod(t *testing.T, name string) {
 	}
 }
 
-// refuse starts a build that must not get onto the first node: it says why, and changes nothing.
+// refuse starts a build that must not get onto the first node, with a setting that is new too: it says why, and changes nothing.
 func (u *upgraded) refuse(t *testing.T, dir string, words ...string) {
 	t.Helper()
 	node := u.Nodes[0]
 	if _, err := node.StopAgent(); err != nil {
 		t.Fatal(err)
 	}
-	was := objects(t, node)
-	if err := node.StartAgentBinary(filepath.Join(dir, "ebpf-agent")); err != nil {
+	was := whole(t, node)
+	if err := node.StartAgentBinary(filepath.Join(dir, "ebpf-agent"), "--snat-ports=40000-50000"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, readyLimit, "the agent ends", func() bool { return !node.AgentRunning() })
@@ -214,9 +214,42 @@ func (u *upgraded) refuse(t *testing.T, dir string, words ...string) {
 			t.Errorf("the agent does not say %q:\n%s", word, said)
 		}
 	}
-	if diff := cmp.Diff(was, objects(t, node)); diff != "" {
-		t.Errorf("a build that was refused changed the dataplane:\n%s", diff)
+	if diff := cmp.Diff(was, whole(t, node)); diff != "" {
+		t.Errorf("a build that was refused changed the node:\n%s", diff)
 	}
+}
+
+// whole is all of a node that an agent could change: objects in the kernel, network, sysctls and files, but for what it says of itself
+// and the empty directory for an upgrade.
+func whole(t *testing.T, node *lab.Node) []string {
+	t.Helper()
+	all, err := node.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(objects(t, node), all.Without("/"+observe.ClusterFile+" ", "/next ")...)
+}
+
+// goBack has the build of before try to take over the first node from one whose record has grown: it is refused, and the node
+// lives on, by the dataplane and the plugin of the newer build, whose agent takes it up again.
+func (u *upgraded) goBack(t *testing.T, newer string) {
+	t.Helper()
+	node := u.Nodes[0]
+	older, err := node.AgentPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.refuse(t, filepath.Dir(older), "layout 2", "cleanup")
+	u.assertAlive(t, "an older build")
+	u.assertNewPod(t, "beside")
+	if err := node.StartAgentBinary(filepath.Join(newer, "ebpf-agent")); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WaitReady(within(t, readyLimit)); err != nil {
+		t.Fatal(err)
+	}
+	u.assertAlive(t, "the newer build again")
+	u.assertNewPod(t, "after")
 }
 
 // tagOf is the kernel's digest of the program that a pod's packets meet.
@@ -289,12 +322,6 @@ func TestLifeUpgradeInPlace(t *testing.T) {
 	u.assertAlive(t, "another layout")
 	u.assertNewPod(t, "grown")
 
-	// Back is not possible, and does no harm.
-	original, err := node.AgentPath()
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.refuse(t, filepath.Dir(original), fmt.Sprintf("layout %d", 2), "cleanup")
-	u.assertAlive(t, "an older build")
+	u.goBack(t, made.grown)
 	u.end(t)
 }

@@ -45,30 +45,35 @@ type Tables struct {
 // Open opens or creates the maps of a build by its specs. It changes nothing that
 // runs: a map that replaces another one is not pinned yet.
 func Open(dir bpffs.Dir, specs map[string]*ebpf.MapSpec, log *slog.Logger) (_ *Tables, err error) {
-	if err := checkLayout(dir); err != nil {
-		return nil, err
-	}
 	all := &Tables{dir: dir}
 	defer func() {
 		if err != nil {
 			all.Close()
 		}
 	}()
-	if err := all.removeInterrupted(); err != nil {
-		return nil, err
-	}
 	for _, d := range registry.Pinned() {
 		spec := specs[d.Name]
 		if spec == nil {
 			return nil, fmt.Errorf("the programs have no map %s", d.Name)
 		}
-		t := &table{Definition: d, counters: d.Counters(), spec: spec}
-		all.tables = append(all.tables, t)
+		all.tables = append(all.tables, &table{Definition: d, counters: d.Counters(), spec: spec})
+	}
+	// A build that is refused leaves everything as it was.
+	if err := checkLayout(dir); err != nil {
+		return nil, err
+	}
+	if err := all.each(func(t *table) error { return t.check(dir) }); err != nil {
+		return nil, err
+	}
+	if err := all.removeInterrupted(); err != nil {
+		return nil, err
+	}
+	for _, t := range all.tables {
 		if err := t.open(dir); err != nil {
 			return nil, err
 		}
 		if t.moves() {
-			log.Info("map moves to a new layout", "map", t.Name, "layout", spec.String(), "was", t.sources[0].m.String())
+			log.Info("map moves to a new layout", "map", t.Name, "layout", t.spec.String(), "was", t.sources[0].m.String())
 		}
 	}
 	return all, nil

@@ -109,7 +109,7 @@ func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	if left != nil && t.spec.Compatible(left) == nil {
 		t.m, t.live = left, true
 		t.sources = []*source{{m: pinned}}
-		return t.checkGrowth(pinned)
+		return nil
 	}
 	if left != nil && t.spec.Compatible(pinned) == nil {
 		t.m, t.live, t.pinned = pinned, true, true
@@ -120,15 +120,20 @@ func (t *table) takeOver(pinned, left *ebpf.Map) error {
 	if left != nil {
 		t.sources = append(t.sources, &source{m: left, leftover: true})
 	}
-	if err := t.checkGrowth(pinned); err != nil {
-		return err
-	}
 	return t.make()
 }
 
-// checkGrowth refuses a change of layout that cannot be copied.
-func (t *table) checkGrowth(old *ebpf.Map) error {
-	if t.empty() {
+// check refuses a pinned map whose content cannot be copied into one of this build.
+func (t *table) check(dir bpffs.Dir) error {
+	old, err := raw.Open(dir.Map(t.Name))
+	if old == nil && err == nil {
+		old, err = raw.Open(Path(dir, t.Name)) // see open
+	}
+	if old == nil || err != nil {
+		return err
+	}
+	defer old.Close()
+	if t.empty() || t.spec.Compatible(old) == nil {
 		return nil
 	}
 	var diffs []string
