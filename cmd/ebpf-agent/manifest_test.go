@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -26,6 +27,8 @@ type manifest struct {
 	account corev1.ServiceAccount
 	role    rbacv1.ClusterRole
 	binding rbacv1.ClusterRoleBinding
+	policy  admissionv1.ValidatingAdmissionPolicy
+	applied admissionv1.ValidatingAdmissionPolicyBinding
 	config  corev1.ConfigMap
 	daemons appsv1.DaemonSet
 }
@@ -38,7 +41,7 @@ func readManifest(t *testing.T) manifest {
 		t.Fatal(err)
 	}
 	var m manifest
-	into := []any{&m.account, &m.role, &m.binding, &m.config, &m.daemons}
+	into := []any{&m.account, &m.role, &m.binding, &m.policy, &m.applied, &m.config, &m.daemons}
 	documents := bytes.Split(content, []byte("\n---\n"))
 	if len(documents) != len(into) {
 		t.Fatalf("%d documents, want %d", len(documents), len(into))
@@ -155,6 +158,9 @@ func TestManifestRights(t *testing.T) {
 	}
 	if want := []string{"get,list,watch nodes", "patch nodes/status"}; !slices.Equal(rights, want) {
 		t.Errorf("the account may %v, want %v", rights, want)
+	}
+	if m.applied.Spec.PolicyName != m.policy.Name || !slices.Equal(m.applied.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
+		t.Errorf("the policy %s is applied by %+v", m.policy.Name, m.applied.Spec)
 	}
 	pod := m.daemons.Spec.Template.Spec
 	if len(pod.Containers) != 1 || len(pod.InitContainers) != 0 || pod.HostPID || pod.HostIPC {

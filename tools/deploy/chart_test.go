@@ -85,6 +85,22 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
+// What takes rights away is in force unless somebody says otherwise.
+func TestChartRights(t *testing.T) {
+	const policy, right = "kind: ValidatingAdmissionPolicy\n", "- SYS_ADMIN\n"
+	usual := render(t, "agent.yaml", nil)
+	other := render(t, "agent.yaml", map[string]any{"ownNodeOnly": false, "sysAdmin": false})
+	for _, text := range []string{policy, right} {
+		if !strings.Contains(usual, text) || strings.Contains(other, text) {
+			t.Errorf("%q: by default %t, turned off %t", text, strings.Contains(usual, text), strings.Contains(other, text))
+		}
+	}
+	documents := func(text string) int { return strings.Count("---\n"+text, "---\n") }
+	if got, want := documents(other), documents(usual)-2; got != want || strings.Contains(other, "---\n---\n") {
+		t.Errorf("without the policy %d documents, want %d:\n%s", got, want, other)
+	}
+}
+
 func checksum(text string) string {
 	_, rest, _ := strings.Cut(text, "checksum/settings: ")
 	sum, _, _ := strings.Cut(rest, "\n")

@@ -32,9 +32,9 @@ securityContext:
       - NET_ADMIN
       # The verifier's full rules, which the programs need.
       - PERFMON
-      {{- if not .Values.cleanup }}
+      {{- if and .Values.sysAdmin (not .Values.cleanup) }}
       # Ask netfilter's connection table, beside kube-proxy: where nf_conntrack is a module, the kernel lends its functions to
-      # nobody else. Not needed where it is built in, or where nothing translates addresses.
+      # nobody else. Not needed where it is built in, or where nothing translates addresses: sysAdmin=false of the chart.
       - SYS_ADMIN
       {{- end }}
   # The runtimes' default profiles forbid writing below /sys/fs/bpf (AppArmor) and, in older ones, the system call
