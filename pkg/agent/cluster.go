@@ -60,6 +60,7 @@ func (c *clusterController) writeConfig(s *state) error {
 func (c *clusterController) reconcile(s *state) error {
 	c.problems = slices.Clone(s.plan.Problems)
 	errs := []error{c.writeDestinations(s), c.writeRoutes(s)}
+	c.checkNeighbours(s)
 	if s.known {
 		errs = append(errs, c.deleteDestinations(s), c.deleteRoutes(s))
 	}

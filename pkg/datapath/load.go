@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
@@ -61,9 +62,18 @@ func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, er
 	defer func() { l.pods.Release() }()
 	if err := l.run(ctx); err != nil {
 		l.close()
-		return nil, err
+		return nil, explainMemory(err)
 	}
 	return l.finish(), nil
+}
+
+// explainMemory says what limits the memory of maps, which most often is not the machine.
+func explainMemory(err error) error {
+	if !errors.Is(err, unix.ENOMEM) {
+		return err
+	}
+	return fmt.Errorf("%w: maps count towards the memory limit of the container or service that makes them: give it a higher one or none "+
+		"(a LimitRange of the namespace may have set it)", err)
 }
 
 // loader is one run of Load.
