@@ -4,7 +4,9 @@
 // A network's store is the directory <stateDir>/ipam/<network>. A used address is a file with the address as its
 // name and "container id CRLF interface" as its content, which is the library's format. An address in quarantine is
 // the same file renamed to "quarantine.<address>", with the time of its release as its modification time; the rename
-// makes the release atomic and keeps the last owner readable. Every change is made under the library's own lock file.
+// makes the release atomic and keeps the last owner readable. A used address may have both files: it was asked for by
+// name. The hard link "owner.<hash>.<address>" tells whose a used address is without reading its file. Every change is made
+// under the library's own lock file.
 //
 // The package knows nothing of links or maps, and it neither runs nor understands other ipam plugins.
 package ipam

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // State of an address in the store.
@@ -48,12 +46,10 @@ func (all entries) ownedBy(o Owner) (owned []netip.Addr) {
 	return owned
 }
 
-func (all entries) quarantined(over func(time.Time) bool) map[netip.Addr]Entry {
-	m := map[netip.Addr]Entry{}
+func (all entries) byAddress() map[netip.Addr]Entry {
+	m := make(map[netip.Addr]Entry, len(all))
 	for _, e := range all {
-		if e.State == Quarantined && !over(e.Since) {
-			m[e.Address] = e
-		}
+		m[e.Address] = e
 	}
 	return m
 }
@@ -61,9 +57,12 @@ func (all entries) quarantined(over func(time.Time) bool) map[netip.Addr]Entry {
 // List reads the stores of all networks, sorted by network and address. It takes no lock and changes nothing: addresses
 // that are allocated or freed meanwhile may or may not be in it. It is empty if there is no state directory.
 func List(stateDir string) ([]Entry, error) {
-	networks, err := readDir(Dir(stateDir))
+	networks, err := os.ReadDir(Dir(stateDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read address store: %w", err)
 	}
 	var all []Entry
 	for _, n := range networks {
@@ -84,103 +83,85 @@ func (s *Store) Entries() ([]Entry, error) { return read(s.dir) }
 
 // Owned returns the addresses that an owner has.
 func (s *Store) Owned(o Owner) ([]netip.Addr, error) {
-	all, err := read(s.dir)
+	files, err := listFiles(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	all, err := load(s.dir, files, &o)
 	return all.ownedBy(o), err
 }
 
 func read(dir string) (entries, error) {
-	files, err := readDir(dir)
+	files, err := listFiles(dir)
 	if err != nil {
 		return nil, err
 	}
+	return load(dir, files, nil)
+}
+
+// load makes entries of a store's files, sorted by address. For an owner it opens no file of an address that somebody
+// else uses, as its label says, or that is in quarantine: these entries lack the owner, and used ones the time.
+func load(dir string, files []file, o *Owner) (entries, error) {
+	labels := map[uint64]string{}
+	for _, f := range files {
+		if label, ok := parseLabel(f.name); ok && o != nil {
+			labels[f.inode] = label
+		}
+	}
 	var all entries
 	for _, f := range files {
-		name, quarantined := strings.CutPrefix(f.Name(), quarantinePrefix)
+		name, quarantined := strings.CutPrefix(f.name, quarantinePrefix)
 		a, err := netip.ParseAddr(name)
-		if err != nil || !f.Type().IsRegular() {
-			continue // the lock, the library's note of the last address, or a file that is not ours
-		}
-		e := Entry{Network: filepath.Base(dir), Address: a, file: f.Name()}
-		ok, err := e.load(filepath.Join(dir, f.Name()), quarantined)
 		if err != nil {
-			return nil, err
+			continue // a label, the lock, the library's note of the last address, or a file that is not ours
 		}
-		if ok {
-			all = append(all, e)
+		e := Entry{Network: filepath.Base(dir), Address: a, State: Used, file: f.name}
+		if quarantined {
+			e.State = Quarantined
 		}
+		switch label := labels[f.inode]; {
+		case o == nil || !quarantined && (label == "" || label == o.label()):
+			err = e.readOwner(dir)
+		case quarantined:
+			err = e.readTime(dir)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read address store: %w", err)
+		}
+		all = append(all, e)
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return a.Address.Compare(b.Address) })
-	return all, nil
+	return all.withoutHidden(), nil
 }
 
-// load reads an entry's file; false: the file is gone.
-func (e *Entry) load(path string, quarantined bool) (bool, error) {
-	content, changed, err := readWhole(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+// withoutHidden leaves out the quarantine of addresses that are used again.
+func (all entries) withoutHidden() entries {
+	used := map[netip.Addr]bool{}
+	for _, e := range all {
+		used[e.Address] = used[e.Address] || e.State == Used
 	}
+	return slices.DeleteFunc(all, func(e Entry) bool { return e.State == Quarantined && used[e.Address] })
+}
+
+func (e *Entry) readTime(dir string) error {
+	info, err := os.Lstat(filepath.Join(dir, e.file))
+	if err == nil {
+		e.Since = info.ModTime()
+	}
+	return err
+}
+
+func (e *Entry) readOwner(dir string) error {
+	content, err := os.ReadFile(filepath.Join(dir, e.file))
 	if err != nil {
-		return false, fmt.Errorf("read address store: %w", err)
+		return err
 	}
-	e.Since = changed
 	owner, ok := parseOwner(string(content))
-	switch {
-	case !ok:
+	if e.Owner = owner; !ok {
 		e.State = Garbage
-	case quarantined:
-		e.Owner, e.State = owner, Quarantined
-	default:
-		e.Owner, e.State = owner, Used
 	}
-	return true, nil
-}
-
-// readWhole returns a file's content and modification time. A store has a file for each address of the node, and every
-// ADD and DEL reads all of them: these four system calls take a third of the time of os.ReadFile and os.Stat.
-func readWhole(path string) (content []byte, changed time.Time, err error) {
-	fd, err := open(path)
-	if err != nil {
-		return nil, changed, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, changed, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	content = make([]byte, st.Size)
-	n := 0
-	for n < len(content) {
-		got, err := unix.Read(fd, content[n:])
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return nil, changed, &fs.PathError{Op: "read", Path: path, Err: err}
-		}
-		if got == 0 {
-			break
-		}
-		n += got
-	}
-	return content[:n], time.Unix(st.Mtim.Unix()), nil
-}
-
-func open(path string) (int, error) {
-	for {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return fd, err
-		}
-	}
-}
-
-func readDir(dir string) ([]fs.DirEntry, error) {
-	list, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read address store: %w", err)
-	}
-	return list, nil
+	return e.readTime(dir)
 }

@@ -85,7 +85,7 @@ func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, 
 func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, error) {
 	var got []netip.Addr
 	err := s.locked(ctx, func() error {
-		all, err := s.scan()
+		all, err := s.scan(&o)
 		if err != nil {
 			return err
 		}
@@ -106,8 +106,8 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, e
 	defer library.Close()
 	defer func() {
 		for _, a := range got {
-			if err != nil { // never in use: no quarantine
-				_ = os.Remove(s.path(a))
+			if err != nil {
+				_ = s.discard(Entry{Owner: o, Address: a})
 			}
 		}
 	}()
@@ -123,7 +123,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, e
 
 func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all entries) (netip.Addr, error) {
 	set, want := c.Ranges[i], c.requestedIn(i)
-	r := &reserver{Store: library, dir: s.dir, quarantined: all.quarantined(s.quarantineOver), force: want}
+	r := &reserver{Store: library, dir: s.dir, known: all.byAddress(), force: want}
 	alloc := allocator.NewIPAllocator(&set, r, i)
 	ip, err := alloc.Get(o.ContainerID, o.IfName, asIP(want))
 	if err != nil && !want.IsValid() && r.oldest.Address.IsValid() {
@@ -150,26 +150,27 @@ func (s *Store) quarantineOver(since time.Time) bool {
 // Release frees every address of the owner and returns them. Neither an owner without addresses nor a missing store is
 // an error.
 func (s *Store) Release(ctx context.Context, o Owner) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, s.free, func(e Entry) bool { return e.Owner == o })
+	return s.releaseIf(ctx, &o, s.free, func(e Entry) bool { return e.Owner == o })
 }
 
-// Discard is Release for addresses that have not been in use: they need no quarantine.
+// Discard is Release for addresses that have not been in use: they need no quarantine but that of an earlier use.
 func (s *Store) Discard(ctx context.Context, o Owner) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, s.removeFile, func(e Entry) bool { return e.Owner == o })
+	return s.releaseIf(ctx, &o, s.discard, func(e Entry) bool { return e.Owner == o })
 }
 
 // ReleaseExcept frees every address whose owner is not in keep.
 func (s *Store) ReleaseExcept(ctx context.Context, keep map[Owner]bool) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, s.free, func(e Entry) bool { return !keep[e.Owner] })
+	return s.releaseIf(ctx, nil, s.free, func(e Entry) bool { return !keep[e.Owner] })
 }
 
-func (s *Store) releaseIf(ctx context.Context, release func(Entry) error, match func(Entry) bool) ([]netip.Addr, error) {
+// releaseIf releases the used addresses that match, of all or of those that may be the owner's.
+func (s *Store) releaseIf(ctx context.Context, o *Owner, release func(Entry) error, match func(Entry) bool) ([]netip.Addr, error) {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	var freed []netip.Addr
 	err := s.locked(ctx, func() error {
-		all, err := s.scan()
+		all, err := s.scan(o)
 		if err != nil {
 			return err
 		}
@@ -193,7 +194,10 @@ func (s *Store) releaseIf(ctx context.Context, release func(Entry) error, match 
 // free frees an address. The rename puts it into quarantine in one step.
 func (s *Store) free(e Entry) error {
 	if s.quarantine <= 0 {
-		return s.removeFile(e)
+		return s.discard(e)
+	}
+	if err := remove(s.labelPath(e)); err != nil {
+		return err
 	}
 	path, now := s.path(e.Address), s.now()
 	if err := os.Chtimes(path, now, now); err != nil {
@@ -205,7 +209,15 @@ func (s *Store) free(e Entry) error {
 	return nil
 }
 
-func (s *Store) removeFile(e Entry) error { return remove(s.path(e.Address)) }
+// discard frees an address without a quarantine of its own.
+func (s *Store) discard(e Entry) error {
+	if err := remove(s.labelPath(e)); err != nil {
+		return err
+	}
+	return remove(s.path(e.Address))
+}
+
+func (s *Store) labelPath(e Entry) string { return filepath.Join(s.dir, e.Owner.labelOf(e.Address)) }
 
 func (s *Store) path(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
 
@@ -226,28 +238,30 @@ func (s *Store) locked(ctx context.Context, fn func() error) error {
 	return fn()
 }
 
-// scan reads the store and, under its lock, removes what a killed process left in it, which is a file that was made and
-// never written, or the quarantine file of an address that was allocated again, and the files of addresses whose
+// scan reads the store as work for one owner needs it, or whole. Under the store's lock it removes what a killed process
+// left, which is a file that was made and never written, labels of freed addresses, and the files of addresses whose
 // quarantine is over.
-func (s *Store) scan() (entries, error) {
-	all, err := read(s.dir)
+func (s *Store) scan(o *Owner) (entries, error) {
+	files, err := listFiles(s.dir)
 	if err != nil {
 		return nil, err
 	}
-	used := map[netip.Addr]bool{}
-	for _, e := range all {
-		used[e.Address] = used[e.Address] || e.State == Used
+	all, err := load(s.dir, files, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := removeStaleLabels(s.dir, files); err != nil {
+		return nil, err
 	}
 	var kept entries
 	for _, e := range all {
-		switch {
-		case e.State == Garbage, e.State == Quarantined && (used[e.Address] || s.quarantineOver(e.Since)):
+		if e.State == Garbage || e.State == Quarantined && s.quarantineOver(e.Since) {
 			if err := remove(filepath.Join(s.dir, e.file)); err != nil {
 				return nil, err
 			}
-		default:
-			kept = append(kept, e)
+			continue
 		}
+		kept = append(kept, e)
 	}
 	return kept, nil
 }
@@ -269,11 +283,11 @@ func asIP(a netip.Addr) net.IP {
 // reserver is the library's store plus the quarantine, for one allocation under the store's lock.
 type reserver struct {
 	*disk.Store
-	dir         string
-	quarantined map[netip.Addr]Entry
-	force       netip.Addr // allocated although it is in quarantine
-	oldest      Entry      // of those in quarantine that were passed over
-	err         error      // why an address could not be written
+	dir    string
+	known  map[netip.Addr]Entry // those that are used or in quarantine
+	force  netip.Addr           // allocated although it is in quarantine
+	oldest Entry                // of those in quarantine that were passed over
+	err    error                // why an address could not be written
 }
 
 var _ backend.Store = (*reserver)(nil)
@@ -284,28 +298,31 @@ func (r *reserver) Lock() error { return nil }
 // Unlock does nothing, see Lock.
 func (r *reserver) Unlock() error { return nil }
 
-// Reserve gives the address to the owner unless it is used or in quarantine.
+// Reserve gives the address to the owner unless it is used or in quarantine. The quarantine's file stays, hidden by the
+// address's own, in case that is discarded.
 func (r *reserver) Reserve(id, ifname string, ip net.IP, rangeID string) (bool, error) {
 	a, _ := netip.AddrFromSlice(ip)
 	a = a.Unmap()
-	e, waits := r.quarantined[a]
-	if waits && a != r.force {
+	switch e := r.known[a]; {
+	case e.State == Used:
+		return false, nil
+	case e.State == Quarantined && a != r.force:
 		if !r.oldest.Address.IsValid() || e.Since.Before(r.oldest.Since) {
 			r.oldest = e
 		}
 		return false, nil
 	}
 	ok, err := r.Store.Reserve(id, ifname, ip, rangeID)
+	path := filepath.Join(r.dir, a.String())
 	if err != nil {
 		r.err = err
-		// The library leaves the file if it could not write its note of the last address.
-		_ = os.Remove(filepath.Join(r.dir, a.String()))
+		_ = os.Remove(path) // the library leaves the file if it could not write its note of the last address
 		return false, err
 	}
-	if ok && waits {
-		r.err = remove(filepath.Join(r.dir, e.file))
+	if ok {
+		_ = os.Link(path, filepath.Join(r.dir, Owner{id, ifname}.labelOf(a))) // without it the file is read
 	}
-	return ok, r.err
+	return ok, nil
 }
 
 // GetByID returns nothing: Allocate has checked already, and the library's answer would include addresses of other

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -368,22 +367,109 @@ func TestListOfNothing(t *testing.T) {
 	}
 }
 
-func TestReadWhole(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "f")
-	if _, _, err := readWhole(name); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), name) {
-		t.Errorf("a file that is not there: %v, want fs.ErrNotExist and the name", err)
+// An ADD that fails early discards the address that it has asked for: the earlier pod's packets may still be on their way.
+func TestDiscardedAddressGoesOnResting(t *testing.T) {
+	s, clock, dir := newStore(t, time.Minute)
+	take(t, s, owner(1), "IP=10.9.0.3")
+	release(t, s, owner(1))
+	freed := clock.t
+	clock.t = clock.t.Add(10 * time.Second)
+	if a := take(t, s, owner(2), "IP=10.9.0.3"); a != "10.9.0.3" {
+		t.Fatalf("got %s", a)
 	}
-	changed := time.Unix(1700000000, 123456789)
-	for _, want := range []string{"", "pod\r\neth0", strings.Repeat("long", 5000)} {
-		if err := errors.Join(os.WriteFile(name, []byte(want), 0o600), os.Chtimes(name, changed, changed)); err != nil {
-			t.Fatal(err)
-		}
-		got, when, err := readWhole(name)
-		if string(got) != want || !when.Equal(changed) || err != nil {
-			t.Errorf("%d bytes of %s: read %d of %s, %v", len(want), changed, len(got), when, err)
+	if _, err := s.Discard(context.Background(), owner(2)); err != nil {
+		t.Fatal(err)
+	}
+	list, err := List(dir)
+	if err != nil || len(list) != 1 || list[0].State != Quarantined || list[0].Owner != owner(1) || !list[0].Since.Equal(freed) {
+		t.Errorf("list %+v, %v; want 10.9.0.3 resting since %s", list, err, freed)
+	}
+	for i := range 4 {
+		if a := take(t, s, owner(10+i), ""); a == "10.9.0.3" {
+			t.Errorf("the resting address was given to the next pod")
 		}
 	}
-	if _, _, err := readWhole(t.TempDir()); err == nil {
-		t.Error("a directory was read")
+}
+
+// Dual stack: the address of the first family goes on resting when there is none of the second.
+func TestAllocationThatFailsLeavesTheRestingAddress(t *testing.T) {
+	s, _, dir := newStore(t, time.Minute)
+	conf := `{"name":"n","ipam":{"ranges":[[{"subnet":"10.9.0.0/29"}],[{"subnet":"fd00::/126","rangeStart":"fd00::2","rangeEnd":"fd00::2"}]]}}`
+	allocate := func(o Owner, args string) error {
+		_, err := s.Allocate(context.Background(), o, parse(t, conf, args))
+		return err
+	}
+	if err := allocate(owner(1), "IP=10.9.0.3"); err != nil {
+		t.Fatal(err)
+	}
+	release(t, s, owner(1))
+	if err := allocate(owner(2), "IP=10.9.0.4"); err != nil { // has the only one of the second family
+		t.Fatal(err)
+	}
+	if err := allocate(owner(3), "IP=10.9.0.3"); !errors.Is(err, ErrExhausted) {
+		t.Fatalf("no address of the second family is left: %v", err)
+	}
+	list, err := List(dir)
+	resting := slices.IndexFunc(list, func(e Entry) bool { return e.Address.String() == "10.9.0.3" })
+	if err != nil || resting < 0 || list[resting].State != Quarantined {
+		t.Errorf("list %+v, %v; want 10.9.0.3 resting", list, err)
+	}
+}
+
+// TestWorkOnOnePodReadsNoOtherPodsFile: that of another pod is empty here, which whoever reads it would take for garbage.
+func TestWorkOnOnePodReadsNoOtherPodsFile(t *testing.T) {
+	s, _, dir := newStore(t, time.Minute)
+	other := netip.MustParseAddr(take(t, s, owner(1), ""))
+	if err := os.Truncate(s.path(other), 0); err != nil {
+		t.Fatal(err)
+	}
+	take(t, s, owner(2), "")
+	if owned, err := s.Owned(owner(2)); err != nil || len(owned) != 1 {
+		t.Errorf("owned %v, %v", owned, err)
+	}
+	if freed := release(t, s, owner(2)); len(freed) != 1 {
+		t.Errorf("freed %v", freed)
+	}
+	if _, err := os.Stat(s.path(other)); err != nil {
+		t.Errorf("the other pod's file was read: %v", err)
+	}
+	if _, err := s.ReleaseExcept(context.Background(), map[Owner]bool{owner(1): true}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := List(dir); err != nil || slices.ContainsFunc(list, func(e Entry) bool { return e.Address == other }) {
+		t.Errorf("GC reads all files: left %v, %v", list, err)
+	}
+}
+
+// An earlier build knows no labels: it makes files without, and leaves those of files that it removes.
+func TestStoreOfAnEarlierBuild(t *testing.T) {
+	s, _, dir := newStore(t, 0)
+	a := netip.MustParseAddr(take(t, s, owner(1), ""))
+	if err := os.Remove(s.path(a)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.path(a), []byte("pod2\r\neth0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if owned, err := s.Owned(owner(1)); err != nil || len(owned) != 0 {
+		t.Errorf("by an old label pod1 has %v, %v", owned, err)
+	}
+	if _, err := s.Allocate(context.Background(), owner(2), parse(t, small, "")); !errors.Is(err, ErrAllocated) {
+		t.Errorf("pod2 has an address: %v, want ErrAllocated", err)
+	}
+	if freed := release(t, s, owner(2)); len(freed) != 1 || freed[0] != a {
+		t.Errorf("freed %v, want %s", freed, a)
+	}
+	files, err := os.ReadDir(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasPrefix(f.Name(), labelPrefix) {
+			t.Errorf("left: %s", f.Name())
+		}
+	}
+	if list, err := List(dir); err != nil || len(list) != 0 {
+		t.Errorf("left: %v, %v", list, err)
 	}
 }
