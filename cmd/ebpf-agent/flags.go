@@ -54,7 +54,7 @@ func (o *options) flags() []cli.Flag {
 		{Name: "snat-entries", Default: "262144", Help: "how many flows can be masqueraded at a time: the capacity of the tables", Value: cli.Number(&c.SnatEntries, "FLOWS", 16, 1<<24)},
 		{Name: "service-cidr", Help: "the range of Services' addresses; a podCIDR that overlaps it is refused", Value: o.prefixes(&c.Service)},
 		{Name: "address-quarantine", Default: "60s", Help: "how long a deleted pod's address is not given to another pod", Value: cli.Duration(&c.Quarantine, 0)},
-		{Name: "mtu", Default: "0", Help: "MTU of pods' interfaces; 0, the default: that of the uplinks", Value: mtu(&c.MTU)},
+		{Name: "mtu", Default: "0", Help: "MTU of pods' interfaces; 0, the default: what fits every way to other nodes and the default route", Value: mtu(&c.MTU)},
 		{Name: "attach", Default: "auto", Help: "how programs are attached; auto: by tcx where the kernel has it, else by clsact", Value: cli.OneOf(&c.Attach, agent.AttachAuto, agent.AttachTCX, agent.AttachClsact)},
 		{Name: "mark", Default: "0x00800000", Help: "the bit of packets' marks that the dataplane uses, and nothing else on the node", Value: mark(&c.Mark)},
 		{Name: "listen", Default: "127.0.0.1:9965", Help: "where /healthz, /readyz and /metrics are served over HTTP; empty: nowhere", Value: listener(&c.Listen), EmptyCounts: true},

@@ -77,7 +77,9 @@ func (a *absences) addAbsent(v *view, named bool) {
 				a.log.Warn("no route leads out over this uplink any more; its programs stay for the grace period", "interface", l.Name, "grace", a.grace)
 				a.away[index] = true
 			}
-			v.uplinks, v.away = append(v.uplinks, v.uplink(l)), v.away+1
+			away := v.uplink(l)
+			away.Away = true
+			v.uplinks, v.away = append(v.uplinks, away), v.away+1
 		}
 	}
 	slices.SortFunc(v.uplinks, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })

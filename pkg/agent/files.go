@@ -76,7 +76,7 @@ func (c *fileController) writeList(s *state) error {
 		PodCIDRs: []netip.Prefix{s.plan.Standing.Own4()},
 	}
 	if l.MTU == 0 {
-		l.MTU = s.view.mtu()
+		l.MTU = s.plan.MTU
 	}
 	var err error
 	if l.Portmap, err = c.findPortmap(); err != nil {

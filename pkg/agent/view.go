@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -193,12 +192,4 @@ func (v *view) uplinkNames() []string {
 		names = append(names, l.Name)
 	}
 	return names
-}
-
-// mtu is what fits through every uplink.
-func (v *view) mtu() int {
-	if len(v.uplinks) == 0 {
-		return 1500 // Ethernet's
-	}
-	return int(slices.MinFunc(v.uplinks, func(a, b plan.Link) int { return cmp.Compare(a.MTU, b.MTU) }).MTU)
 }

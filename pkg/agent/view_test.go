@@ -100,14 +100,3 @@ func TestFacts(t *testing.T) {
 		t.Errorf("routes -want +got:\n%s", diff)
 	}
 }
-
-func TestMTU(t *testing.T) {
-	v := testView()
-	if got := v.mtu(); got != 1500 {
-		t.Errorf("without uplinks %d", got)
-	}
-	v.uplinks = v.findUplinks(nil)
-	if got := v.mtu(); got != 1450 {
-		t.Errorf("got %d, want what fits through every uplink", got)
-	}
-}

@@ -46,6 +46,7 @@ func Make(in Input) Result {
 	}
 	b.local()
 	b.uplinks()
+	b.mtu()
 	b.policies()
 	if in.Facts.RoutesToStack {
 		b.r.Config.Flags |= config.RoutesToStack

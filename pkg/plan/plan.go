@@ -27,6 +27,8 @@ type Link struct {
 	Bit uint32
 	// Addresses that can be masqueraded to, the primary ones first.
 	Addresses []netip.Addr
+	// Away says that no route leads over it any more, perhaps only for a moment.
+	Away bool
 }
 
 // KernelRoute is a route that is not ours: how the kernel reaches a prefix.
@@ -79,6 +81,8 @@ type Standing struct {
 	NodeIPs []netip.Addr
 	// Claims says by which node address each podCIDR of another node is reached.
 	Claims map[netip.Prefix]netip.Addr
+	// Ways are those that the MTU was planned for.
+	Ways Ways
 }
 
 // Input is everything that Make looks at.
@@ -139,6 +143,8 @@ type Result struct {
 	// NotReady says why this node can't carry a pod; empty: it can.
 	NotReady string
 
+	// MTU of pods that are made from now on, in bytes of IP packet.
+	MTU          int
 	Config       config.Value
 	Destinations map[destinations.Key]destinations.Value
 	Uplinks      map[uplinks.Key]uplinks.Value
