@@ -78,8 +78,8 @@ func (c *call) compare(prev *current.Result, netns *device.NetNS) (src ipamSourc
 	return src, err
 }
 
-// checkResult compares prevResult, to which other plugins of the list may have added, with the endpoint, and adds what it
-// lists of the pod's side to what is checked.
+// checkResult compares prevResult with the endpoint, and adds what it lists of the pod's side to what is checked: there
+// other plugins of the list may have changed what ours has made.
 func checkResult(w *endpoint.Work, prev *current.Result) {
 	var listed []netip.Addr
 	for _, ip := range prev.IPs {
@@ -100,20 +100,29 @@ func checkResult(w *endpoint.Work, prev *current.Result) {
 			w.Routes = append(w.Routes, way)
 		}
 	}
-	for _, want := range []struct {
-		name, mac string
-		inside    bool
-	}{{w.HostName, w.HostMAC.String(), false}, {w.IfName, w.PodMAC.String(), true}} {
-		i := slices.IndexFunc(prev.Interfaces, func(i *current.Interface) bool {
-			return i != nil && i.Name == want.name && (i.Sandbox != "") == want.inside
-		})
-		switch {
-		case i < 0:
-			w.Wrong("prevResult lacks interface %s", want.name)
-		case prev.Interfaces[i].Mac != "" && !strings.EqualFold(prev.Interfaces[i].Mac, want.mac):
-			w.Wrong("interface %s has Ethernet address %s, prevResult says %s", want.name, want.mac, prev.Interfaces[i].Mac)
-		}
+	if host := listedInterface(w, prev, w.HostName, false); host != nil && !strings.EqualFold(host.Mac, w.HostMAC.String()) {
+		w.Wrong("interface %s has Ethernet address %s, prevResult says %s", w.HostName, w.HostMAC, host.Mac)
 	}
+	w.InsideMAC = w.PodMAC
+	if pod := listedInterface(w, prev, w.IfName, true); pod != nil && w.InsideMAC.UnmarshalText([]byte(pod.Mac)) != nil {
+		w.Wrong("prevResult's %q of interface %s is no Ethernet address", pod.Mac, w.IfName)
+	}
+}
+
+// listedInterface is an interface in prevResult with its Ethernet address; nil: prevResult lacks it, or does not say the
+// address.
+func listedInterface(w *endpoint.Work, prev *current.Result, name string, inside bool) *current.Interface {
+	i := slices.IndexFunc(prev.Interfaces, func(i *current.Interface) bool {
+		return i != nil && i.Name == name && (i.Sandbox != "") == inside
+	})
+	if i < 0 {
+		w.Wrong("prevResult lacks interface %s", name)
+		return nil
+	}
+	if prev.Interfaces[i].Mac == "" {
+		return nil
+	}
+	return prev.Interfaces[i]
 }
 
 func onPodInterface(w *endpoint.Work, prev *current.Result, ip *current.IPConfig) bool {

@@ -75,6 +75,11 @@ func damages() map[string]damage {
 		"pod default route": {func(d damaged) {
 			d.must(d.inPod.ReplaceRoute(device.Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Unreachable: true, Foreign: true}))
 		}, "the pod has no route to 0.0.0.0/0"},
+		"pod mtu, less": {func(d damaged) { d.setPod(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) }) }, ""},
+		"pod mtu, more": {func(d damaged) { d.setPod(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 9000) }) }, "MTU 9000, more than the 1400"},
+		"pod MAC": {func(d damaged) {
+			d.setPod(func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, stranger) })
+		}, "instead of"},
 		"pod address":     {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address 10.9.0.2"},
 		"no program":      {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached"},
 		"endpoints entry": {func(d damaged) { d.must(d.endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(d.addr)})) }, "endpoints"},
@@ -90,6 +95,17 @@ func damages() map[string]damage {
 			d.must(os.WriteFile(filepath.Join(d.stateDir, "ipam/net1/10.9.0.2"), []byte("x\r\neth0"), 0o600))
 		}, "not the pod's in the address store"},
 	}
+}
+
+func (d damaged) setPod(set func(netlink.Link) error) {
+	d.t.Helper()
+	d.must(d.pod.ns.Do(func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return set(l)
+	}))
 }
 
 func (d damaged) setSysctl(name, value string) {
@@ -135,10 +151,12 @@ func TestCheckComparesPrevResult(t *testing.T) {
 	p := w.newPod()
 	r := w.add(p, nil)
 	for says, change := range map[string]func(*current.Result){
-		"prevResult lacks address":   func(r *current.Result) { r.IPs = nil },
-		"lacks address 10.9.0.99":    func(r *current.Result) { r.IPs[0].Address.IP = net.IPv4(10, 9, 0, 99).To4() },
-		"prevResult lacks interface": func(r *current.Result) { r.Interfaces = nil; r.IPs[0].Interface = nil },
-		"prevResult says 02:02":      func(r *current.Result) { r.Interfaces[1].Mac = "02:02:02:02:02:02" },
+		"prevResult lacks address":     func(r *current.Result) { r.IPs = nil },
+		"lacks address 10.9.0.99":      func(r *current.Result) { r.IPs[0].Address.IP = net.IPv4(10, 9, 0, 99).To4() },
+		"prevResult lacks interface":   func(r *current.Result) { r.Interfaces = nil; r.IPs[0].Interface = nil },
+		"instead of 02:02:02:02:02":    func(r *current.Result) { r.Interfaces[1].Mac = "02:02:02:02:02:02" },
+		"prevResult says 02:03:02":     func(r *current.Result) { r.Interfaces[0].Mac = "02:03:02:02:02:02" },
+		`"nonsense" of interface eth0`: func(r *current.Result) { r.Interfaces[1].Mac = "nonsense" },
 		"no route to 10.0.0.0/8": func(r *current.Result) {
 			r.Routes[0].Dst = net.IPNet{IP: net.IPv4(10, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)}
 		},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,7 +15,10 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
 // realPlugin puts the built binary in the place of the test's own, and returns the network as a list.
@@ -99,6 +103,55 @@ func TestInTheHandsOfLibcni(t *testing.T) {
 	_, err = runtime.AddNetworkList(ctx, list, conf(p))
 	w.must(err)
 	w.must(lost.GCNetworkList(ctx, list, &libcni.GCArgs{}))
+	w.unchanged(before)
+}
+
+// TestChainedTuning has the upstream plugin tuning change what ours has made of the pod's interface.
+func TestChainedTuning(t *testing.T) {
+	w := newFixture(t)
+	before := w.everything()
+	ours := realPlugin(t, w)
+	build(t, filepath.Join(w.plugins, "tuning"), "github.com/containernetworking/plugins/plugins/meta/tuning")
+	const mac = "02:00:00:00:00:77"
+	var plain struct{ Plugins []any }
+	w.must(json.Unmarshal(ours.Bytes, &plain))
+	raw, err := json.Marshal(map[string]any{
+		"cniVersion": "1.0.0", "name": w.conf["name"], "plugins": append(plain.Plugins, map[string]any{
+			"type": "tuning", "dataDir": t.TempDir(), "mac": mac, "mtu": 1300, "promisc": true, "allmulti": true, "txQLen": 77,
+			"sysctl": map[string]string{"net.ipv4.conf.IFNAME.arp_filter": "1", "net.core.somaxconn": "500"},
+		}),
+	})
+	w.must(err)
+	list, err := libcni.NetworkConfFromBytes(raw)
+	w.must(err)
+	runtime := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
+	ctx := context.Background()
+	p := w.newPod()
+	conf := &libcni.RuntimeConf{ContainerID: p.id.ContainerID, NetNS: p.path(), IfName: "eth0"}
+	_, err = runtime.AddNetworkList(ctx, list, conf)
+	w.must(err)
+	inside, err := device.OpenIn(p.ns)
+	w.must(err)
+	defer inside.Close()
+	l, err := inside.LinkByName("eth0")
+	w.must(err)
+	if l.MTU != 1300 || l.MAC.String() != mac {
+		t.Fatalf("tuning has changed nothing: %+v", l)
+	}
+	w.must(runtime.CheckNetworkList(ctx, list, conf))
+
+	w.must(p.ns.Do(func() error {
+		return netlink.LinkSetHardwareAddr(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}, net.HardwareAddr{2, 0, 0, 0, 0, 0x78})
+	}))
+	if err := runtime.CheckNetworkList(ctx, list, conf); err == nil || !strings.Contains(err.Error(), "instead of "+mac) {
+		t.Errorf("CHECK after somebody has changed it again: %v", err)
+	}
+	valid := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: p.id.ContainerID, IfName: "eth0"}}}
+	w.must(runtime.GCNetworkList(ctx, list, valid))
+	if used := w.used(); len(used) != 1 {
+		t.Errorf("after a GC that keeps the pod, in use: %v", used)
+	}
+	w.must(runtime.DelNetworkList(ctx, list, conf))
 	w.unchanged(before)
 }
 

@@ -41,8 +41,11 @@ func (w *Work) linkGone() string {
 func (w *Work) haveLink() error {
 	if gone := w.linkGone(); gone != "" {
 		w.Wrong("%s", gone)
-	} else {
-		w.compareShape("host's", w.Link)
+		return nil
+	}
+	w.compareKind("host's", w.Link)
+	if w.Link.MTU != w.MTU {
+		w.Wrong("the host's interface %s has MTU %d instead of %d", w.HostName, w.Link.MTU, w.MTU)
 	}
 	return nil
 }

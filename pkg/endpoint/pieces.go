@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
@@ -68,8 +69,10 @@ type Work struct {
 	Inside    *device.Handle
 	// Routes are the pod's, except those to the gateway.
 	Routes []device.Route
-	// Others are addresses that other plugins have given the pod's interface.
-	Others []netip.Addr
+	// Others are addresses that other plugins have given the pod's interface, InsideMAC its Ethernet address, which they may
+	// have changed; for CHECK.
+	Others    []netip.Addr
+	InsideMAC wire.MAC
 
 	// Pool is what ADD allocates addresses from; nil: another ipam plugin has allocated Addresses.
 	Pool *ipam.Config

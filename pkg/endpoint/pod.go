@@ -80,9 +80,12 @@ func (w *Work) havePod() error {
 	if err != nil {
 		return err
 	}
-	w.compareShape("pod's", l)
+	w.compareKind("pod's", l)
+	if l.MTU > w.MTU { // a smaller one is another plugin's: the specification's results say nothing of it
+		w.Wrong("the pod's interface %s has MTU %d, more than the %d of its other end", l.Name, l.MTU, w.MTU)
+	}
 	w.compareUp("pod's", l)
-	w.compareMAC("pod's", l, w.PodMAC)
+	w.compareMAC("pod's", l, w.InsideMAC)
 	if l.PeerIndex != w.HostIndex {
 		w.Wrong("the pod's interface %s is not the other end of %s", l.Name, w.HostName)
 	}
@@ -105,6 +108,9 @@ func (w *Work) havePodRoutes(index int) error {
 			w.Wrong("the pod has no route to %s", want.Dst)
 		}
 	}
+	if w.InsideMAC != w.PodMAC { // changing it, the kernel has forgotten the neighbours; the program answers ARP
+		return err1
+	}
 	neighbours, err2 := w.Inside.Neighbours(index)
 	for _, a := range w.Addresses {
 		if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(Gateway(a), w.HostMAC[:]) }) {
@@ -114,13 +120,9 @@ func (w *Work) havePodRoutes(index int) error {
 	return errors.Join(err1, err2)
 }
 
-// compareShape compares what an end of the pair is created with and never set again.
-func (w *Work) compareShape(whose string, l device.Link) {
+func (w *Work) compareKind(whose string, l device.Link) {
 	if l.Kind != "veth" {
 		w.Wrong("the %s interface %s is a %s", whose, l.Name, l.Kind)
-	}
-	if l.MTU != w.MTU {
-		w.Wrong("the %s interface %s has MTU %d instead of %d", whose, l.Name, l.MTU, w.MTU)
 	}
 }
 
