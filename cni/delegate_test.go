@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 )
@@ -134,5 +135,32 @@ func TestDelegatedIPAMRefuses(t *testing.T) {
 	d.refused(50, "STATUS", nil, nil, "no server", ipamName)
 	d.leave("refuse-GC", `{"code":4,"msg":"unknown CNI_COMMAND: GC"}`)
 	d.ok("GC", nil, gcList())
+	d.unchanged(d.before)
+}
+
+// An ipam plugin that is just being written in place can't be executed until that is done.
+func TestDelegatedIPAMWhileItIsUpdated(t *testing.T) {
+	d := newDelegating(t)
+	d.answer("172.20.3.4/16")
+	path := filepath.Join(d.plugins, ipamName)
+	program, err := os.ReadFile(path)
+	d.must(err)
+	d.must(os.Remove(path))
+	update, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o700) //nolint:gosec // a program
+	d.must(err)
+	_, err = update.Write(program)
+	d.must(err)
+	p := d.newPod()
+	conf, err := json.Marshal(d.conf)
+	d.must(err)
+	wait := d.start("ADD", p, conf)
+	time.Sleep(500 * time.Millisecond) // long enough for the plugin to meet the file as it is
+	d.must(update.Close())
+	if out, err := wait(); err != nil {
+		t.Errorf("ADD during an update: %v\n%s", err, out)
+	}
+	d.asked("ADD")
+	d.ok("DEL", p, nil)
+	d.asked("DEL")
 	d.unchanged(d.before)
 }
