@@ -25,7 +25,7 @@ func TestTooManyNeighbours(t *testing.T) {
 	}
 	assertProblems := func(when string, want int) {
 		t.Helper()
-		if problems := l.status.read().problems; problems[problem{"n1", neighbourTable}] != want || len(problems) != want {
+		if problems := l.status.read().problems; problems[neighbourTable] != want || len(problems) != want {
 			t.Errorf("%s: problems %v, want %d of this node", when, problems, want)
 		}
 		if why := l.status.reason(); why != "" {
