@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -21,8 +22,9 @@ func (c *call) gc() error {
 	if err != nil {
 		return err
 	}
-	given, err := c.releaseStale(valid)
-	if err != nil {
+	stale, err := c.findStale(valid)
+	given, failed := c.releaseStale(stale)
+	if err := errors.Join(err, failed); err != nil {
 		return err // the ipam plugin must not free an address whose link could not be deleted
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.delegateWait)
@@ -67,9 +69,10 @@ func (c *call) returnAll(ctx context.Context, given map[endpoint.ID]ipamSource) 
 		failed+len(given)-asked, len(given), len(given)-asked, first)
 }
 
-// releaseStale releases the attachments that are not valid, and returns those whose addresses an ipam plugin has
-// allocated. It holds the lock exclusively: an ADD under way has no state file yet and looks like a killed one.
-func (c *call) releaseStale(valid map[endpoint.ID]bool) (map[endpoint.ID]ipamSource, error) {
+// findStale returns the attachments of this network that are not valid, with the time of their ADD, zero if that is not
+// known, and removes what belongs to none. It holds the lock exclusively: an ADD under way has no state file yet and looks
+// like a killed one.
+func (c *call) findStale(valid map[endpoint.ID]bool) (map[endpoint.ID]time.Time, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
 	started := time.Now()
@@ -87,17 +90,30 @@ func (c *call) releaseStale(valid map[endpoint.ID]bool) (map[endpoint.ID]ipamSou
 	if err != nil {
 		return nil, err
 	}
-	keep := make(map[ipam.Owner]bool, len(valid))
-	for id := range valid {
-		keep[ipam.Owner(id)] = true
-	}
-	given := map[endpoint.ID]ipamSource{}
 	stale, err := c.stale(store, valid)
-	errs := []error{err}
-	for _, id := range stale {
-		src, err := c.releaseOne(ctx, id)
+	attachments, owners := maps.Clone(valid), map[ipam.Owner]bool{}
+	for id := range stale {
+		attachments[id] = true
+	}
+	for id := range attachments {
+		owners[ipam.Owner(id)] = true
+	}
+	_, freed := store.ReleaseExcept(ctx, owners) // files without an owner, and owners that can't be an attachment
+	return stale, errors.Join(err, freed, c.releaser().RemoveOrphans(attachments))
+}
+
+// releaseStale releases stale attachments, one by one, so that ADDs come in between, and returns those whose addresses an
+// ipam plugin has allocated.
+func (c *call) releaseStale(stale map[endpoint.ID]time.Time) (map[endpoint.ID]ipamSource, error) {
+	given := map[endpoint.ID]ipamSource{}
+	var errs []error
+	for id, created := range stale {
+		src, released, err := c.releaseOne(id, created)
 		if err != nil {
-			errs, keep[ipam.Owner(id)] = append(errs, err), true // its link may still have the address
+			errs = append(errs, err)
+			continue
+		}
+		if !released {
 			continue
 		}
 		c.log.Info("stale endpoint released", "container", id.ContainerID, "ifname", id.IfName)
@@ -105,45 +121,43 @@ func (c *call) releaseStale(valid map[endpoint.ID]bool) (map[endpoint.ID]ipamSou
 			given[id] = src
 		}
 	}
-	_, err = store.ReleaseExcept(ctx, keep) // owners that are no valid attachment, and files without an owner
-	return given, errors.Join(append(errs, err, c.releaser().RemoveOrphans(valid))...)
+	return given, errors.Join(errs...)
 }
 
-// releaseOne releases one stale attachment.
-func (c *call) releaseOne(ctx context.Context, id endpoint.ID) (ipamSource, error) {
-	src, err := c.findSource(id)
-	if err != nil {
-		return src, err
-	}
-	r := c.releaser()
-	r.KeepState = !src.hostLocal()
-	return src, r.Release(ctx, id, c.network)
+// releaseOne releases a stale attachment, unless a later ADD has made it anew.
+func (c *call) releaseOne(id endpoint.ID, created time.Time) (src ipamSource, released bool, err error) {
+	err = c.sharedFor(id, func(ctx context.Context) (err error) {
+		if e, err := endpoint.Read(c.stateDir, id); err == nil && !e.Created.Equal(created) {
+			return nil
+		}
+		if src, err = c.findSource(id); err != nil {
+			return err
+		}
+		r := c.releaser()
+		r.KeepState = !src.hostLocal()
+		released = true
+		return r.ReleaseLocked(ctx, id, c.network)
+	})
+	return src, released, err
 }
 
 // stale returns the attachments of this network that are not valid, of those with a state file, and of those that have
 // only addresses, from killed ADDs.
-func (c *call) stale(store *ipam.Store, valid map[endpoint.ID]bool) ([]endpoint.ID, error) {
-	var found []endpoint.ID
-	seen := map[endpoint.ID]bool{}
-	note := func(id endpoint.ID) {
-		if !valid[id] && !seen[id] && id.Validate() == nil {
-			seen[id] = true
-			found = append(found, id)
-		}
-	}
+func (c *call) stale(store *ipam.Store, valid map[endpoint.ID]bool) (map[endpoint.ID]time.Time, error) {
+	found := map[endpoint.ID]time.Time{}
 	list, broken := endpoint.List(c.stateDir)
 	if broken != nil {
 		c.log.Warn("state of some endpoints is unreadable", "error", broken)
 	}
-	for _, e := range list {
-		if e.Network == c.network {
-			note(e.ID)
-		}
-	}
 	entries, err := store.Entries()
 	for _, e := range entries {
-		if e.State == ipam.Used {
-			note(endpoint.ID(e.Owner))
+		if id := endpoint.ID(e.Owner); e.State == ipam.Used && !valid[id] && id.Validate() == nil {
+			found[id] = time.Time{}
+		}
+	}
+	for _, e := range list {
+		if e.Network == c.network && !valid[e.ID] {
+			found[e.ID] = e.Created
 		}
 	}
 	return found, err

@@ -166,7 +166,10 @@ func openLog(c *conf, stderr io.Writer) (*slog.Logger, func()) {
 }
 
 // shared runs fn while holding the node's lock, shared, and the lock of the call's endpoint.
-func (c *call) shared(fn func(context.Context) error) error {
+func (c *call) shared(fn func(context.Context) error) error { return c.sharedFor(c.id, fn) }
+
+// sharedFor is shared with the lock of another endpoint.
+func (c *call) sharedFor(id endpoint.ID, fn func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.wait)
 	defer cancel()
 	began := time.Now()
@@ -178,7 +181,7 @@ func (c *call) shared(fn func(context.Context) error) error {
 		return lockError(err)
 	}
 	defer node.Release()
-	own, err := endpoint.Acquire(ctx, c.stateDir, c.id)
+	own, err := endpoint.Acquire(ctx, c.stateDir, id)
 	if err != nil {
 		return lockError(err)
 	}
