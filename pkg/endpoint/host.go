@@ -24,8 +24,8 @@ import (
 var ErrNameTaken = errors.New("the name is taken")
 
 // linkTimeout is how long the kernel may take to activate a link. It takes microseconds, before Linux 6.8
-// milliseconds.
-const linkTimeout = 5 * time.Second
+// milliseconds, and with a hundred pods at once seconds, which each wait for the lock of all links (RTNL).
+const linkTimeout = 20 * time.Second
 
 // linkGone returns why the link of that name is not the endpoint's, empty if it is.
 func (w *Work) linkGone() string {
