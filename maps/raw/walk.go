@@ -96,27 +96,27 @@ func keys(m *ebpf.Map) (all [][]byte, err error) {
 	return all, nil
 }
 
-// Count returns how many entries the map has. It reads all of a hash.
+// Count returns how many entries the map has. It reads all of a hash or a trie; of a trie that is written to meanwhile,
+// some may be counted twice.
 func Count(m *ebpf.Map) (count uint64, err error) {
-	switch {
-	case IsArray(m):
+	if IsArray(m) {
 		return uint64(m.MaxEntries()), nil
-	case IsHash(m):
-		err = Batches(m, func(size int) (any, any) {
-			return Records(size, m.KeySize()).Interface(), Records(size, m.ValueSize()).Interface()
-		}, func(n int) error {
-			count += uint64(n)
-			return nil
-		})
-	default:
+	}
+	err = Batches(m, func(size int) (any, any) {
+		return Records(size, m.KeySize()).Interface(), Records(size, m.ValueSize()).Interface()
+	}, func(n int) error {
+		count += uint64(n)
+		return nil
+	})
+	if errors.Is(err, syscall.EINTR) { // entries of a trie were removed under the kernel's hands
 		var all [][]byte
 		all, err = keys(m)
-		count = min(uint64(len(all)), uint64(m.MaxEntries()))
+		count = uint64(len(all))
 	}
 	if err != nil {
 		return 0, fmt.Errorf("count the entries of map %s: %w", m, err)
 	}
-	return count, nil
+	return min(count, uint64(m.MaxEntries())), nil
 }
 
 // Batches reads a hash. room makes slices for size keys and as many values, take

@@ -67,7 +67,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		"the addresses":           func() error { return m.countAddresses(gauge) },
 		"the programs' counters":  func() error { return m.sumTraffic(counter) },
 	} {
-		m.complaints.note("metrics: "+about, collect())
+		m.complaints.note("metrics/"+about, collect())
 	}
 }
 

@@ -213,6 +213,16 @@ func TestScrapesAreFewAndKept(t *testing.T) {
 	if n := gathered.Load(); n != 1 {
 		t.Errorf("for two scrapes at a time the samples were gathered %d times", n)
 	}
+	const long = 5 * scrapePause
+	began, served := time.Now(), 0
+	for ; time.Since(began) < long; served++ {
+		if code := scrape(); code != http.StatusOK {
+			t.Errorf("one scrape after the other: status %d", code)
+		}
+	}
+	if most := maxScrapes * (1 + int(time.Since(began)/scrapePause)); served > most {
+		t.Errorf("%d scrapes are served in %v, want at most %d", served, time.Since(began), most)
+	}
 }
 
 func TestKept(t *testing.T) {

@@ -35,17 +35,38 @@ func listen(flag, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// Scrapes may cost the agent little, whoever asks and however often: beyond maxScrapes at a time they get status 503, and
-// within scrapeAge of each other the same samples.
+// Scrapes may cost the agent little, whoever asks and however often. Those within scrapeAge of each other get the same
+// samples. maxScrapes are answered at a time, and as many more every scrapePause; others wait, for at most scrapeWait.
 const (
-	maxScrapes = 2
-	scrapeAge  = time.Second
+	maxScrapes  = 2
+	scrapeAge   = time.Second
+	scrapePause = 100 * time.Millisecond
+	scrapeWait  = time.Second
 )
 
 // serveMetrics serves what is registered, for all listeners together.
 func serveMetrics(reg *prometheus.Registry) http.Handler {
 	samples := prometheus.GathererFunc(kept(scrapeAge, reg.Gather))
-	return promhttp.HandlerFor(samples, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+	answer := promhttp.HandlerFor(samples, promhttp.HandlerOpts{})
+	free := make(chan struct{}, maxScrapes)
+	for range maxScrapes {
+		free <- struct{}{}
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-free:
+		case <-r.Context().Done():
+			return
+		case <-time.After(scrapeWait):
+			http.Error(w, fmt.Sprintf("%d others are being answered, try again later", maxScrapes), http.StatusServiceUnavailable)
+			return
+		}
+		began := time.Now()
+		defer func() {
+			time.AfterFunc(scrapePause-time.Since(began), func() { free <- struct{}{} })
+		}()
+		answer.ServeHTTP(w, r)
+	})
 }
 
 // kept returns a function that calls get, one call at a time, and keeps what it returns for d.
