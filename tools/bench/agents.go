@@ -64,7 +64,14 @@ type source struct {
 // feed gives the agent of the node so many Nodes.
 func (a *agents) feed(w result.Workload) (source, error) {
 	if w.API {
-		return serveNodes(a.lab, func(variant int) []lab.NodeSpec { return a.specs(w.Size, variant) })
+		s, err := serveNodes(a.lab, a.specs(w.Size, 0))
+		if err != nil {
+			return source{}, err
+		}
+		return source{
+			stage: func(variant int) (func() error, error) { return s.stage(w.Size-1, a.specs(w.Size, variant)[w.Size-1]) },
+			close: s.close,
+		}, nil
 	}
 	var lists [2][]byte
 	for variant := range lists {

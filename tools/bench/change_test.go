@@ -45,7 +45,7 @@ func TestChangeOfNothing(t *testing.T) {
 		t.Error(err)
 	}
 	deaf := &apiServer{}
-	if publish, err := deaf.stage(a.specs(nodes, 1)[nodes-1]); err != nil || publish() == nil {
+	if publish, err := deaf.stage(nodes-1, a.specs(nodes, 1)[nodes-1]); err != nil || publish() == nil {
 		t.Errorf("an event was sent to nobody, error %v", err)
 	}
 }

@@ -4,6 +4,7 @@
 //	make bench                      the main rows, three rounds: indicative
 //	make bench-full                 everything, five rounds, judged by the budgets
 //	bench cluster                   what a real Kubernetes shows: pods' first packets, rollouts, the agent
+//	bench soak --for 1h             one busy agent in a large cluster: its log, metrics and status
 //	bench --modes direct,ebpf,iptables --workloads udp64 --rounds 7
 //	bench report bench-out/full/bench.json          tables and plots once more
 //	bench report bench-out/full/bench.json --publish .
@@ -99,7 +100,7 @@ func rootCommand(e env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure this network against the classical ones and the machine's limit",
-		Args:  exactly(0, "none; the commands are cluster, report and compare"),
+		Args:  exactly(0, "none; the commands are cluster, soak, report and compare"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, ok := map[string]profile{"quick": quick(), "full": full()}[o.profile]
 			if !ok {
@@ -120,7 +121,7 @@ func rootCommand(e env) *cobra.Command {
 	outFlags(root, &o)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(clusterCommand(e), reportCommand(e), compareCommand(e))
+	root.AddCommand(clusterCommand(e), soakCommand(e), reportCommand(e), compareCommand(e))
 	return root
 }
 

@@ -106,6 +106,9 @@ const (
 // Nodes is how many Nodes a large cluster has, here.
 const Nodes = 5000
 
+// Pods is how many pods a full node has, here.
+const Pods = 250
+
 // Workloads is the table of everything that is measured, in the order of measuring and of the report.
 func Workloads() []Workload {
 	return slices.Concat(traffic(), sweeps(), agents(), clusters())
