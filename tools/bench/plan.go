@@ -42,19 +42,21 @@ type profile struct {
 	name             string
 	rounds           int
 	duration, warmup time.Duration
-	// pods is how many are added and deleted one at a time for a sample; batches, how often ten at once.
-	pods, batches int
+	// pods is how many are added and deleted for a sample, but no fewer than are added at once.
+	pods int
+	// rest is for how long an agent at rest is watched.
+	rest time.Duration
 	// changes is how often a Node changes for a sample.
 	changes int
 }
 
 func quick() profile {
-	return profile{name: "quick", rounds: 3, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 5, changes: 10}
+	return profile{name: "quick", rounds: 3, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 5, rest: 10 * time.Second, changes: 10}
 }
 
 // full has a hundred of each in five rounds: the least that has a p99.
 func full() profile {
-	return profile{name: "full", rounds: 5, duration: 850 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 20, batches: 2, changes: 20}
+	return profile{name: "full", rounds: 5, duration: 850 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 20, rest: 10 * time.Second, changes: 20}
 }
 
 // indicative says that a profile measures less than the full one, whatever it is called.
@@ -81,8 +83,11 @@ func newPlan(p profile, only, workloads []string) (plan, error) {
 	made := plan{profile: p, modes: among(result.Modes(), only)}
 	for _, name := range among(result.Names(false), workloads) {
 		w, _ := result.Find(name)
-		made.groups = append(made.groups, p.groups(w, among(made.modes, w.Modes))...)
+		made.groups = append(made.groups, p.groups(w, among(made.modes, w.Modes), len(workloads) > 0)...)
 	}
+	made.modes = slices.DeleteFunc(made.modes, func(mode string) bool {
+		return !slices.ContainsFunc(slices.Concat(made.groups...), func(t task) bool { return t.mode == mode })
+	})
 	if len(made.groups) == 0 {
 		return plan{}, fmt.Errorf("nothing to measure: no workload of profile %s is left for the modes and workloads chosen", p.name)
 	}
@@ -108,10 +113,10 @@ func known(what string, names, all []string) error {
 	return nil
 }
 
-// groups are a workload's: all modes at one point, or all points in one mode.
-func (p profile) groups(w result.Workload, modes []string) (groups []group) {
+// groups are a workload's: all modes at one point, or all points in one mode. One that was asked for by name is measured in any profile.
+func (p profile) groups(w result.Workload, modes []string, named bool) (groups []group) {
 	paths, points := w.Paths, w.Points
-	if p.name == quick().name {
+	if p.name == quick().name && (w.Quick != nil || !named) {
 		paths = w.Quick
 	}
 	if points == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,7 +17,7 @@ import (
 // plugins adds pods and deletes them again: one after the other, or so many at once, as often as the profile says. One by one the first is not
 // counted: its program comes from the disk.
 func (m *machine) plugins(ctx context.Context, network *modes.Network, atOnce int) (result.Sample, error) {
-	batches, count := m.profile.batches, atOnce
+	batches, count := max(1, m.profile.pods/atOnce), atOnce
 	if atOnce == 1 {
 		batches, count = 1, m.profile.pods+1
 	}
@@ -35,7 +36,7 @@ func (m *machine) plugins(ctx context.Context, network *modes.Network, atOnce in
 	for i := range pairs {
 		pairs[i] = adds[i] + dels[i]
 	}
-	values := map[string]float64{}
+	values := map[string]float64{"last": slices.Max(adds)} // they began at once
 	for name, seconds := range map[string][]float64{"pair-p50": pairs, "add-p50": adds, "del-p50": dels} {
 		values[name] = result.Quantile(seconds, 0.5)
 	}

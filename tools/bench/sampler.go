@@ -27,7 +27,8 @@ type machine struct {
 	profile  profile
 	networks map[string]*modes.Network
 	agents   agents
-	pods     int // the number of the next pod
+	scale    *scale // nil before the first sample that wants it
+	pods     int    // the number of the next pod
 }
 
 // newMachine builds all networks. Whatever is built when an error comes is removed.
@@ -46,6 +47,9 @@ func newMachine(ctx context.Context, p plan, log *slog.Logger) (m *machine, err 
 
 func (m *machine) close() error {
 	err := m.agents.close()
+	if m.scale != nil {
+		err = errors.Join(err, m.scale.close())
+	}
 	for _, network := range m.networks {
 		err = errors.Join(err, network.Close())
 	}
@@ -77,6 +81,8 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 		return m.plugins(ctx, network, t.Size)
 	case result.Starts, result.Changes:
 		return m.agents.measure(ctx, t.Workload)
+	case result.Rests, result.Status, result.Crowd:
+		return m.crowd(ctx, t)
 	}
 	if err := network.Forget(); err != nil {
 		return result.Sample{}, err

@@ -54,6 +54,12 @@ func budgets() (all []budget) {
 	itself("change-api", result.P99, 50, "an agent at rest")
 	itself("change", result.P99, 50, "")
 	itself("change5000", result.P99, 50, "")
+	itself("agent-rest", "cpu", 1, "")
+	itself("agent-rest", "memory", 80, "")
+	itself("agent-routes", "cpu", 5, "")
+	itself("status", "took", 1, "")
+	last := result.Row{Workload: "pods", Metric: "add-p50", Point: result.Pods}
+	all = append(all, budget{subject: subject{row: last, mode: result.EBPF, from: 1}, bound: 1.2})
 	return all
 }
 

@@ -55,6 +55,9 @@ const (
 	Plugins     Kind = "plugins"     // pods come and go [pods at once]
 	Starts      Kind = "starts"      // of the agent [Nodes]
 	Changes     Kind = "changes"     // of one Node [Nodes]
+	Rests       Kind = "rests"       // of the agent of a node full of pods [Nodes]
+	Status      Kind = "status"      // asked for there [Nodes]
+	Crowd       Kind = "crowd"       // a pod comes and goes there, or on an empty node [Nodes]
 	Cluster     Kind = "cluster"     // by test/cluster/measure, on a real Kubernetes
 )
 
@@ -72,6 +75,9 @@ type Workload struct {
 	Points []int
 	// Itself says that each mode of a sweep is compared with itself: it goes through all points before the next mode does.
 	Itself bool
+	// Pods are those of a node that is full, and Changes how often a second a foreign route comes or goes there.
+	Pods    int
+	Changes float64
 	// API says that the agent learns of Nodes from an API server, in place of a file.
 	API bool
 	// Takes is how long a sample is expected to take beside the time for which packets are sent.
@@ -111,7 +117,7 @@ const Pods = 250
 
 // Workloads is the table of everything that is measured, in the order of measuring and of the report.
 func Workloads() []Workload {
-	return slices.Concat(traffic(), sweeps(), agents(), clusters())
+	return slices.Concat(traffic(), sweeps(), agents(), crowds(), clusters())
 }
 
 func traffic() []Workload {
@@ -139,6 +145,36 @@ func traffic() []Workload {
 				"The chain of ebpf is its plugin alone, as on a node that has no portmap; beside kube-proxy portmap comes after it, as on a kubeadm node; the classical " +
 				"chains are bridge or ptp with host-local, and portmap. No pod asks for a port."},
 		{Name: "cni10", Title: "CNI, ten pods at once", Kind: Plugins, Size: 10, Paths: once, Modes: plugged, Takes: 2 * time.Second, Metrics: plugin()},
+		{Name: "cni100", Title: "CNI, a hundred pods at once", Kind: Plugins, Size: 100, Paths: once, Modes: []string{EBPF, IPTables}, Takes: 8 * time.Second,
+			Metrics: append([]Metric{lower("last", "until the last one has its network", "s")}, plugin()...),
+			Note:    "All hundred ADDs begin at once, on a node of few processors. Each has to succeed."},
+	}
+}
+
+// crowds are what is asked of a node full of pods in a large cluster.
+func crowds() []Workload {
+	once, ours := []string{""}, []string{EBPF}
+	rest := []Metric{
+		{Name: "cpu", Title: "CPU time", Unit: "% of a core", Scale: 0.01, Lower: true}, lower("memory", "resident memory", "MiB"),
+		lower("peak", "peak of resident memory", "MiB"), lower("lines", "lines of its log", "a minute"),
+	}
+	const ready = 9 * time.Second // from an agent's start until it is at rest
+	return []Workload{
+		{Name: "agent-rest", Title: "agent at rest, 250 pods, 5000 nodes", Kind: Rests, Size: Nodes, Pods: Pods, Paths: once, Quick: once, Modes: ours,
+			Takes: ready + 12*time.Second, Metrics: rest,
+			Note: "The pods are the real plugin's, on one node. The Nodes come from an API server of the benchmark's own, each some 13 KB of protobuf; and as by kubelets each one's " +
+				"status is renewed every five minutes, which makes 17 events a second. Nothing else happens. CPU time is the process's own and the kernel's for it, over ten " +
+				"seconds, from seven seconds after the agent was ready."},
+		{Name: "agent-routes", Title: "agent under 100 route changes a second, 250 pods, 5000 nodes", Kind: Rests, Size: Nodes, Pods: Pods, Changes: 100, Paths: once, Modes: ours,
+			Takes: ready + 12*time.Second, Metrics: rest,
+			Note: "The same while routes of another daemon, by way of the node's gateway, come and go a hundred times a second in all."},
+		{Name: "status", Title: "ebpfctl status, 250 pods, 5000 nodes", Kind: Status, Size: Nodes, Pods: Pods, Paths: once, Modes: ours, Takes: ready + time.Second,
+			Metrics: []Metric{lower("took", "time", "s")}},
+		{Name: "pods", Title: "CNI, by the pods of the node", Kind: Crowd, Size: Nodes, Pods: Pods, Paths: once, Modes: ours,
+			Axis: "pods", Points: []int{1, Pods}, Itself: true, Takes: ready + 12*time.Second,
+			Metrics: []Metric{lower("add-p50", "ADD p50", "ms"), p99("add", "ADD p99"), lower("del-p50", "DEL p50", "ms"), p99("del", "DEL p99")},
+			Note: "A pod comes as a node's only one, and as the 250th of another one, and goes again; each node's agent knows 5000 nodes. One ADD or DEL follows the other after " +
+				"0.2 s, so that an agent has done what it does about it."},
 	}
 }
 
@@ -169,8 +205,8 @@ func agents() []Workload {
 				"read, the routes for the nodes' own traffic may follow it."},
 		{Name: "agent-api", Title: "agent, 5000 nodes from an API server", Kind: Starts, Size: Nodes, API: true, Paths: once, Quick: once, Modes: ours,
 			Takes: 4 * time.Second, Metrics: start,
-			Note: "The same with an API server of the benchmark's own on the node's loopback. It differs from a real one: no TLS, and one list of all Nodes as JSON, which " +
-				"takes more memory to read than protobuf, where today's servers stream it."},
+			Note: "The same with an API server of the benchmark's own on the node's loopback: Nodes of some 13 KB of protobuf, streamed as today's servers do, and renewed as by " +
+				"kubelets. It has no TLS."},
 		{Name: "change", Title: "a Node's change, 10 nodes, until a packet takes the new way", Kind: Changes, Size: 10, Paths: once, Quick: once, Modes: ours,
 			Takes: 2 * time.Second, Metrics: change,
 			Note: "From the list's rename until a pod's packet leaves for that node under the pod's own address. A file is read whole, while an API server " +
