@@ -40,12 +40,14 @@ type apiServer struct {
 	end    context.CancelFunc
 	ended  sync.WaitGroup
 
-	index    map[string]int // of the Nodes, by name
+	index map[string]int // of the Nodes, by name
+
 	mu       sync.Mutex
 	nodes    []served
 	version  int
 	changed  chan struct{} // closed with the next version
 	watching int
+	streams  int // how often all Nodes were sent
 }
 
 // served is a Node as it is now.
@@ -55,9 +57,8 @@ type served struct {
 	encoded []byte
 }
 
-// serveNodes serves the Nodes on the loopback of the lab's nodes, and has their agents ask there until it is closed.
-func serveNodes(l *lab.Lab, specs []lab.NodeSpec) (s *apiServer, err error) {
-	s = &apiServer{lab: l, changed: make(chan struct{}), nodes: make([]served, len(specs)), index: map[string]int{}}
+func newAPIServer(specs []lab.NodeSpec) (*apiServer, error) {
+	s := &apiServer{changed: make(chan struct{}), nodes: make([]served, len(specs)), index: map[string]int{}}
 	nodes, err := nodeObjects(specs...)
 	if err != nil {
 		return nil, err
@@ -68,13 +69,21 @@ func serveNodes(l *lab.Lab, specs []lab.NodeSpec) (s *apiServer, err error) {
 			return nil, err
 		}
 	}
+	return s, nil
+}
+
+// serveNodes serves the Nodes on the loopback of the lab's nodes, and has their agents ask there until it is closed.
+func serveNodes(l *lab.Lab, specs []lab.NodeSpec) (*apiServer, error) {
+	s, err := newAPIServer(specs)
+	if err != nil {
+		return nil, err
+	}
+	s.lab = l
 	if err := s.listen(); err != nil {
 		return nil, err
 	}
-	config := fmt.Sprintf(`{"kind": "Config", "apiVersion": "v1", "current-context": "lab",
-  "clusters": [{"name": "lab", "cluster": {"server": "http://%s"}}], "contexts": [{"name": "lab", "context": {"cluster": "lab"}}]}`, s.addr)
 	file := filepath.Join(l.Dir, "kubeconfig")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(kubeconfig(s.addr)), 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("write a kubeconfig: %w", err), s.lose())
 	}
 	for _, node := range l.Nodes {
@@ -84,6 +93,12 @@ func serveNodes(l *lab.Lab, specs []lab.NodeSpec) (s *apiServer, err error) {
 	s.end = end
 	s.ended.Go(func() { s.renew(ctx) })
 	return s, nil
+}
+
+// kubeconfig leads a client there.
+func kubeconfig(addr string) string {
+	return fmt.Sprintf(`{"kind": "Config", "apiVersion": "v1", "current-context": "lab",
+  "clusters": [{"name": "lab", "cluster": {"server": "http://%s"}}], "contexts": [{"name": "lab", "context": {"cluster": "lab"}}]}`, addr)
 }
 
 func (s *apiServer) close() error {
@@ -223,6 +238,7 @@ func (s *apiServer) patch(w http.ResponseWriter, r *http.Request, name string) {
 
 func (s *apiServer) list(w http.ResponseWriter) {
 	newer, version, _ := s.since(0)
+	s.sends()
 	list := &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}}
 	for _, n := range newer {
 		list.Items = append(list.Items, *n.node)
@@ -260,7 +276,9 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	s.watches(1)
 	defer s.watches(-1)
 	known, kind := 0, "ADDED"
-	if query.Get("sendInitialEvents") == "" {
+	if query.Get("sendInitialEvents") != "" {
+		s.sends()
+	} else {
 		known, _ = strconv.Atoi(query.Get("resourceVersion"))
 		kind = "MODIFIED"
 	}
@@ -291,6 +309,12 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 func (s *apiServer) watches(more int) {
 	s.mu.Lock()
 	s.watching += more
+	s.mu.Unlock()
+}
+
+func (s *apiServer) sends() {
+	s.mu.Lock()
+	s.streams++
 	s.mu.Unlock()
 }
 

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -33,6 +34,8 @@ const (
 	creators = 20
 	// renewal is how often a kubelet renews its Node's status when nothing changes.
 	renewal = 5 * time.Minute
+	// imagesOfNode is how many images a kubelet names in its Node, at most: they are what makes a Node large.
+	imagesOfNode = 50
 )
 
 // agents measures the agents of the cluster at some numbers of Node objects.
@@ -100,7 +103,7 @@ func (s *sweep) at(ctx context.Context, count int) error {
 
 func paperName(i int) string { return fmt.Sprintf("paper-%d", i) }
 
-// paper is a Node that no kubelet stands for. Pods can't be there.
+// paper is a Node that no kubelet stands for, as large as one in use. Pods can't be there.
 func paper(i int) *core.Node {
 	podCIDR := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i/256), byte(i % 256), 0}), 24).String()
 	addr := netip.AddrFrom4([4]byte{172, 30, byte(1 + i/250), byte(1 + i%250)}).String()
@@ -110,6 +113,12 @@ func paper(i int) *core.Node {
 		Status: core.NodeStatus{Addresses: []core.NodeAddress{
 			{Type: core.NodeInternalIP, Address: addr}, {Type: core.NodeHostName, Address: paperName(i)},
 		}},
+	}
+	for image := range imagesOfNode {
+		name := fmt.Sprintf("registry.example.com/platform-team-%d/service-component-%d", image%7, image)
+		node.Status.Images = append(node.Status.Images, core.ContainerImage{
+			Names: []string{fmt.Sprintf("%s@sha256:%x", name, sha256.Sum256([]byte(name))), name + ":v1.27.3-build.20261122"}, SizeBytes: int64(image+1) << 22,
+		})
 	}
 	for _, condition := range []core.NodeConditionType{core.NodeReady, core.NodeMemoryPressure, core.NodeDiskPressure, core.NodePIDPressure} {
 		node.Status.Conditions = append(node.Status.Conditions, core.NodeCondition{
@@ -166,6 +175,9 @@ func (s *sweep) start(ctx context.Context, round int) error {
 		return err
 	}
 	weight[metric] = took.Seconds()
+	if weight["initial"], err = received(node, pid); err != nil {
+		return err
+	}
 	s.say("%d Nodes, start %d (%s): ready after %.2f s, %.1f MiB", s.known, round, metric, took.Seconds(), weight["memory"]/(1<<20))
 	return s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: round, Started: started, Values: weight})
 }
@@ -260,34 +272,35 @@ func (s *sweep) rest(ctx context.Context) error {
 	if err := pause(ctx, 5*settled); err != nil {
 		return err
 	}
-	before := make([]time.Duration, len(s.cluster.Nodes))
-	pids := make([]int, len(s.cluster.Nodes))
-	started := time.Now()
+	before, started := make([]state, len(s.cluster.Nodes)), time.Now()
 	for i, node := range s.cluster.Nodes {
 		var err error
-		if pids[i], err = agentOn(node); err != nil {
-			return err
-		}
-		if before[i], err = cpuTime(pids[i]); err != nil {
+		if before[i], err = stateOf(node); err != nil {
 			return err
 		}
 	}
-	if err := pause(ctx, s.Rest); err != nil {
+	asJSON, err := s.watchJSON(ctx)
+	if err != nil {
 		return err
 	}
-	for i, pid := range pids {
-		after, err := cpuTime(pid)
+	for i, node := range s.cluster.Nodes {
+		after, err := stateOf(node)
 		if err != nil {
 			return err
 		}
-		perMinute := (after - before[i]).Seconds() / time.Since(started).Minutes()
-		weight, err := weigh(pid)
+		if after.pid != before[i].pid {
+			return fmt.Errorf("the agent of %s was replaced while it was to rest", node.Name)
+		}
+		weight, err := weigh(after.pid)
 		if err != nil {
 			return err
 		}
-		s.say("%d Nodes: the agent of %s takes %.0f ms a minute and %.1f MiB", s.known, s.cluster.Nodes[i].Name, 1000*perMinute, weight["memory"]/(1<<20))
+		took := time.Since(started)
+		perMinute, perHour := (after.cpu-before[i].cpu).Seconds()/took.Minutes(), (after.received-before[i].received)/took.Hours()
+		s.say("%d Nodes: the agent of %s takes %.0f ms a minute and %.1f MiB, and is sent %.0f MiB an hour", s.known, node.Name, 1000*perMinute,
+			weight["memory"]/(1<<20), perHour/(1<<20))
 		err = s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: i + 1, Started: started, Values: map[string]float64{
-			"cpu": perMinute, "resting": weight["memory"],
+			"cpu": perMinute, "resting": weight["memory"], "hour": perHour, "hour-json": asJSON * time.Hour.Seconds(),
 		}})
 		if err != nil {
 			return err
@@ -298,7 +311,25 @@ func (s *sweep) rest(ctx context.Context) error {
 		return err
 	}
 	s.say("%d Nodes: %d were renewed meanwhile", s.known, renewed.Load())
-	return nil
+	return s.lists(ctx)
+}
+
+// state is what an agent has taken until now.
+type state struct {
+	pid      int
+	cpu      time.Duration
+	received float64 // bytes, on the connections that are open
+}
+
+func stateOf(node *cluster.Machine) (now state, err error) {
+	if now.pid, err = agentOn(node); err != nil {
+		return now, err
+	}
+	if now.cpu, err = cpuTime(now.pid); err != nil {
+		return now, err
+	}
+	now.received, err = received(node, now.pid)
+	return now, err
 }
 
 // renew does what the kubelets of the Nodes would: each writes its status once in a while.

@@ -253,10 +253,15 @@ func clusters() []Workload {
 				lower("memory", "resident memory a second after its start", "MiB"), lower("resting", "at rest", "MiB"), lower("peak", "peak after a start", "MiB"), lower("maps", "BPF maps", "MiB"),
 				lower("complete", "time from start until it is ready, its map empty before", "s"),
 				lower("again", "the same, its map as the agent before has left it", "s"), lower("cpu", "CPU time a minute at rest", "ms"),
+				lower("initial", "sent to it until it is ready", "MiB"), lower("hour", "and an hour at rest", "MiB"), lower("hour-json", "the same in JSON", "MiB"),
+				lower("list", "a list of all Nodes in protobuf", "MiB"), lower("list-gzip", "the same, gzip", "MiB"), lower("list-json", "in JSON", "MiB"),
+				lower("list-json-gzip", "the same, gzip", "MiB"),
 			},
 			Note: "A real API server has so many Nodes, all but two of them without a kubelet. The DaemonSet's pod is deleted, and the next one's agent is ready when it knows all " +
 				"Nodes: its map is then looked at, and has every podCIDR. That map outlives agents; before every other start it is emptied, as it is on a new node; memory is of both " +
-				"kinds. At rest, each Node's status is renewed every five minutes, as kubelets do, which an agent has to read. Maps are what the kernel keeps for all BPF maps of a node."},
+				"kinds. At rest, each Node's status is renewed every five minutes, as kubelets do, which an agent has to read. Maps are what the kernel keeps for all BPF maps of a node. " +
+				"A Node is some 13 KB of protobuf, as those of clusters in use. What an agent is sent is counted by the kernel on its connections, TLS included; lists and the watch in JSON " +
+				"by another client."},
 		{Name: Image, Title: "image", Kind: Cluster, Metrics: []Metric{lower("compressed", "as it is pulled", "MiB"), lower("unpacked", "unpacked", "MiB")},
 			Note: "The image of the DaemonSet, as `make image` makes it for amd64."},
 	}
