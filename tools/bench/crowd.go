@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -46,8 +47,12 @@ func (m *machine) crowd(ctx context.Context, t task) (sample result.Sample, err 
 	switch t.Kind {
 	case result.Status:
 		started := time.Now()
-		_, err := node.Ebpfctl(ctx, "status")
-		return result.Sample{Values: map[string]float64{"took": time.Since(started).Seconds()}}, err
+		out, err := node.Ebpfctl(ctx, "status")
+		took := time.Since(started)
+		if _, said := errors.AsType[*exec.ExitError](err); said && len(out) > 0 {
+			err = nil // it has found something that is wrong, as the machine's small table of neighbours
+		}
+		return result.Sample{Values: map[string]float64{"took": took.Seconds()}}, err
 	case result.Crowd:
 		return adds(ctx, node, m.profile.pods)
 	}

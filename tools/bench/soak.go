@@ -177,9 +177,13 @@ var errOver = errors.New("the time is over")
 
 // regularly calls fn until the context ends or it fails.
 func regularly(ctx context.Context, between time.Duration, fn func(context.Context) error) error {
+	tick := time.NewTicker(between)
+	defer tick.Stop()
 	for {
-		if pause(ctx, between) != nil {
+		select {
+		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-tick.C:
 		}
 		if err := fn(ctx); err != nil {
 			return err
@@ -281,9 +285,6 @@ func (s *soaker) status(ctx context.Context) error {
 	defer cancel()
 	file, started := s.file("status"), time.Now()
 	out, err := s.full.Ebpfctl(asked, "status")
-	if ctx.Err() != nil {
-		return nil
-	}
 	said := fmt.Sprintf("%s\n# took %.3f s; error: %v\n", out, time.Since(started).Seconds(), err)
 	return os.WriteFile(file, []byte(said), 0o644)
 }

@@ -272,7 +272,7 @@ func (s *sweep) rest(ctx context.Context) error {
 	if err := pause(ctx, 5*settled); err != nil {
 		return err
 	}
-	before, started := make([]state, len(s.cluster.Nodes)), time.Now()
+	before, started, first := make([]state, len(s.cluster.Nodes)), time.Now(), renewed.Load()
 	for i, node := range s.cluster.Nodes {
 		var err error
 		if before[i], err = stateOf(node); err != nil {
@@ -283,6 +283,7 @@ func (s *sweep) rest(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	late := s.late(time.Since(started), renewed.Load()-first)
 	for i, node := range s.cluster.Nodes {
 		after, err := stateOf(node)
 		if err != nil {
@@ -296,11 +297,11 @@ func (s *sweep) rest(ctx context.Context) error {
 			return err
 		}
 		took := time.Since(started)
-		perMinute, perHour := (after.cpu-before[i].cpu).Seconds()/took.Minutes(), (after.received-before[i].received)/took.Hours()
+		perMinute, perHour := (after.cpu-before[i].cpu).Seconds()/took.Minutes(), late*(after.received-before[i].received)/took.Hours()
 		s.say("%d Nodes: the agent of %s takes %.0f ms a minute and %.1f MiB, and is sent %.0f MiB an hour", s.known, node.Name, 1000*perMinute,
 			weight["memory"]/(1<<20), perHour/(1<<20))
 		err = s.line(Sample{Workload: Agent, Mode: ours, Point: s.known, Round: i + 1, Started: started, Values: map[string]float64{
-			"cpu": perMinute, "resting": weight["memory"], "hour": perHour, "hour-json": asJSON * time.Hour.Seconds(),
+			"cpu": perMinute, "resting": weight["memory"], "hour": perHour, "hour-json": late * asJSON * time.Hour.Seconds(),
 		}})
 		if err != nil {
 			return err
@@ -312,6 +313,14 @@ func (s *sweep) rest(ctx context.Context) error {
 	}
 	s.say("%d Nodes: %d were renewed meanwhile", s.known, renewed.Load())
 	return s.lists(ctx)
+}
+
+// late is how many times as often Nodes should have been renewed: a machine that is busy may not keep up, and what is sent goes by the writes.
+func (s *sweep) late(took time.Duration, renewed int64) float64 {
+	if renewed == 0 {
+		return 1
+	}
+	return float64(s.known-len(s.cluster.Nodes)) * took.Seconds() / renewal.Seconds() / float64(renewed)
 }
 
 // state is what an agent has taken until now.
