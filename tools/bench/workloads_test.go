@@ -54,6 +54,8 @@ func tiny(t *testing.T) plan {
 			t := &made.groups[n][i]
 			t.Pods = min(t.Pods, 3)
 			switch {
+			case t.Kind == result.Plugins:
+				t.Size = min(t.Size, 12)
 			case t.Pods > 0 || t.Kind == result.Starts || t.Kind == result.Changes:
 				t.Size = min(t.Size, 50)
 			case t.Axis != "" && t.point == t.Points[1]:
