@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
@@ -101,7 +102,7 @@ func TestStatusIsRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := s.nodes[1].node.DeepCopy()
-	request := httptest.NewRequest("PATCH", "/api/v1/nodes/far-1/status", strings.NewReader(
+	request := httptest.NewRequest(http.MethodPatch, "/api/v1/nodes/far-1/status", strings.NewReader(
 		`{"status": {"conditions": [{"type": "NetworkUnavailable", "status": "False"}, {"type": "Ready", "status": "Unknown"}]}}`))
 	request.Header.Set("Accept", protobuf)
 	answer := httptest.NewRecorder()
