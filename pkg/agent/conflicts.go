@@ -55,7 +55,7 @@ func (c *endpointController) contest(w *endpoint.Work) error {
 		if now, err := endpoint.Read(c.cfg.State, w.ID); err != nil || now.Releasing {
 			return nil
 		}
-		return fmt.Errorf("%w, which keeps it; delete one of the two pods", err)
+		return fmt.Errorf("%s: %w, which keeps it; delete one of the two pods", w.Short(), err)
 	}
 	return nil
 }

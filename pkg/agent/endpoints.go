@@ -22,7 +22,7 @@ const mostRepairs = 5
 type endpointController struct {
 	*node
 	orphans  orphans
-	repaired map[string][]string // endpoints of this pass, by what they lacked
+	repaired map[string][]endpoint.Endpoint // those of this pass, by what they lacked
 }
 
 // atOnce is for taking a lock now or not at all: the loop waits for nobody, and the
@@ -36,7 +36,7 @@ func atOnce() context.Context {
 // reconcile repairs what is damaged and releases what is nobody's. A failure with
 // one endpoint is not the node's, which goes on carrying the others.
 func (c *endpointController) reconcile(s *state) error {
-	c.repaired = map[string][]string{}
+	c.repaired = map[string][]endpoint.Endpoint{}
 	contested := map[string]error{}
 	for _, e := range s.view.endpoints {
 		if !s.view.alive(e) {
@@ -121,22 +121,22 @@ func (c *endpointController) repair(s *state, id endpoint.ID) error {
 		s.view.links[e.HostIndex] = w.Link
 	}
 	for _, what := range made {
-		c.repaired[what] = append(c.repaired[what], e.ID.String())
+		c.repaired[what] = append(c.repaired[what], e)
 	}
 	return err
 }
 
 // reportRepairs logs what the pass has put right.
 func (c *endpointController) reportRepairs() {
-	for what, names := range c.repaired {
-		c.status.repaired(what, len(names))
+	for what, all := range c.repaired {
+		c.status.repaired(what, len(all))
 		level := slog.LevelWarn
-		if len(names) > mostRepairs {
+		if len(all) > mostRepairs {
 			level = slog.LevelDebug
-			c.log.Warn("endpoints repaired", "count", len(names), "missing", what)
+			c.log.Warn("endpoints repaired", "count", len(all), "missing", what)
 		}
-		for _, name := range names {
-			c.log.Log(context.Background(), level, "endpoint repaired", "endpoint", name, "missing", what)
+		for _, e := range all {
+			c.log.Log(context.Background(), level, "endpoint repaired", "endpoint", e.ID.String(), "pod", e.Pod, "missing", what)
 		}
 	}
 }

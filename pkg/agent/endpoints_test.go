@@ -238,11 +238,15 @@ func TestRepairsOfManyAreToldInOneLine(t *testing.T) {
 		t.Errorf("many were repaired:\n%s", told)
 	}
 	log.Reset()
+	last.Pod = "shop/web"
+	if err := endpoint.Write(l.cfg.State, last); err != nil {
+		t.Fatal(err)
+	}
 	if err := l.host.DeleteRoute(l.endpoints.work(&l.state, last).Route(last.Addresses[0])); err != nil {
 		t.Fatal(err)
 	}
 	l.pass(t.Context())
-	if told := log.String(); strings.Count(told, "repaired") != 1 || !strings.Contains(told, "endpoint="+last.ID.String()) {
+	if told := log.String(); strings.Count(told, "repaired") != 1 || !strings.Contains(told, "endpoint="+last.ID.String()+" pod=shop/web ") {
 		t.Errorf("one was repaired:\n%s", told)
 	}
 }

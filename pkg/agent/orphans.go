@@ -68,7 +68,7 @@ func (c *endpointController) releaseOrphans(s *state) error {
 	now := time.Now()
 	for _, id := range seenTwice(s, c.orphans.linkless, linkless, now) {
 		e := linkless[id]
-		c.complaints.note(aboutEndpoint(id), fmt.Errorf("its link %s is gone; it is kept for as long as its namespace %s exists", e.HostName, e.NetNS))
+		c.complaints.note(aboutEndpoint(id), fmt.Errorf("the link %s of %s is gone; it is kept for as long as its namespace %s exists", e.HostName, e.Short(), e.NetNS))
 	}
 	for _, id := range seenTwice(s, c.orphans.first, found, now) {
 		if !c.noted(id, c.release(id, found[id])) {
@@ -139,7 +139,7 @@ func (c *endpointController) release(id endpoint.ID, network string) error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, endpoint.ErrUnreadable) {
 			return err
 		}
-		c.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String())
+		c.log.Warn("endpoint released: its link and its namespace are gone and no DEL came", "endpoint", id.String(), "pod", e.Pod)
 		delete(c.orphans.first, id)
 		releaser := c.cfg.releaser()
 		releaser.KeepState = len(e.IPAMConf) > 0

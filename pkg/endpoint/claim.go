@@ -105,3 +105,11 @@ func (e Endpoint) Name() string {
 	}
 	return fmt.Sprintf("pod %s (%s)", e.Pod, where)
 }
+
+// Short names the endpoint by its pod, or by its ID where the pod's name is not known.
+func (e Endpoint) Short() string {
+	if e.Pod == "" {
+		return "endpoint " + e.ID.String()
+	}
+	return "pod " + e.Pod
+}

@@ -173,7 +173,7 @@ func (w *Work) Repair(ctx context.Context) (made []string, err error) {
 			continue
 		}
 		if err := p.make(w); err != nil {
-			errs = append(errs, fmt.Errorf("repair the %s of endpoint %s: %w", p.name, w.ID, err))
+			errs = append(errs, fmt.Errorf("repair the %s of %s: %w", p.name, w.Short(), err))
 			continue
 		}
 		made = append(made, p.name)
