@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -84,6 +86,32 @@ func TestLifeHealthAndMetrics(t *testing.T) {
 		}
 	})
 	t.Run("second agent", func(t *testing.T) { assertSecondAgentRefuses(t, node) })
+	t.Run("stopped", func(t *testing.T) { assertStoppedIsTold(t, node) })
+}
+
+// assertStoppedIsTold: an agent that is stopped has its lock, but ebpfctl knows when it last went round.
+func assertStoppedIsTold(t *testing.T, node *lab.Node) {
+	signal := func(s unix.Signal) {
+		t.Helper()
+		if err := unix.Kill(node.AgentPID(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(unix.SIGSTOP)
+	defer signal(unix.SIGCONT)
+	long := time.Now().Add(-2 * observe.MaxSilence) // as if it had been so for long
+	if err := os.Chtimes(filepath.Join(node.StateDir(), observe.ClusterFile), long, long); err != nil {
+		t.Fatal(err)
+	}
+	out, err := node.Ebpfctl(t.Context(), "status")
+	if err == nil || !strings.Contains(string(out), "running, stuck") || !strings.Contains(string(out), "restart it") {
+		t.Errorf("ebpfctl status of a stopped agent: %v\n%s", err, out)
+	}
+	signal(unix.SIGCONT)
+	eventually(t, readyLimit, "ebpfctl status finds the agent at work", func() bool {
+		out, err = node.Ebpfctl(t.Context(), "status")
+		return err == nil && strings.Contains(string(out), "running, ready")
+	})
 }
 
 // assertNotReady waits until the agent says why it is not ready; then there is no list for the runtime.
