@@ -142,7 +142,7 @@ func LockFiles() []string { return []string{lockName, gateName, holdersName} }
 // once. work names it to those that wait, as in "ADD". Waiting ends with ctx; the
 // error then matches ErrLocked and names the holders.
 func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
-	defer waiting(ctx, work)()
+	defer tellWait(ctx, work, time.Now())
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
 		return nil, err
@@ -169,14 +169,10 @@ func WithWaits(ctx context.Context, told func(work string, waited time.Duration)
 	return context.WithValue(ctx, waitsKey{}, told)
 }
 
-// waiting begins a wait; what it returns ends it.
-func waiting(ctx context.Context, work string) func() {
-	told, ok := ctx.Value(waitsKey{}).(func(string, time.Duration))
-	if !ok {
-		return func() {}
+func tellWait(ctx context.Context, work string, began time.Time) {
+	if told, ok := ctx.Value(waitsKey{}).(func(string, time.Duration)); ok {
+		told(work, time.Since(began))
 	}
-	began := time.Now()
-	return func() { told(work, time.Since(began)) }
 }
 
 // Exclusive takes the node's lock for a change to all pods at once, such as an
@@ -187,7 +183,7 @@ func Exclusive(ctx context.Context, stateDir, work string) (*Lock, error) {
 }
 
 func exclusive(ctx context.Context, stateDir, work string, shut, open time.Duration) (*Lock, error) {
-	defer waiting(ctx, work)()
+	defer tellWait(ctx, work, time.Now())
 	lock, gate, err := openNode(stateDir)
 	if err != nil {
 		return nil, err
