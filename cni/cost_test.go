@@ -20,7 +20,7 @@ import (
 // TestCostDoesNotGrow counts the plugin's system calls: with pods and routes on the node there are no more files to
 // read, and nothing is listed.
 func TestCostDoesNotGrow(t *testing.T) {
-	const pods, routes, noise = 40, 500, 6
+	const pods, routes, noise = 20, 200, 6
 	w := newFixture(t)
 	w.conf["addressQuarantine"], w.conf["logLevel"] = "0s", "error"
 	conf, err := json.Marshal(w.conf)

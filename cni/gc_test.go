@@ -3,6 +3,7 @@ package cni
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"path/filepath"
 	"testing"
 	"time"
@@ -24,9 +25,7 @@ func TestPodsAreAddedWhileGCReleases(t *testing.T) {
 	w.must(err)
 	defer held.Release()
 	list := gcList(other)
-	for k, v := range w.conf {
-		list[k] = v
-	}
+	maps.Copy(list, w.conf)
 	conf, err := json.Marshal(list)
 	w.must(err)
 	p := w.newPod()

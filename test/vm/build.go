@@ -34,7 +34,7 @@ func build(ctx context.Context, root, dir string, packages []string, o testOptio
 	in := []string{"tools/in-modules.sh", strings.Join(packages, " ")}
 	for _, command := range [][]string{
 		{"go", "build", "-ldflags", "-s -w", "-o", w.path("init"), "./test/vm/init"},
-		// One of the product's tests drives the plugin with it.
+		// The product's tests drive the plugin with cnitool, and chain tuning after it.
 		{"go", "build", "-ldflags", "-s -w", "-o", w.path("bin") + "/", "github.com/containernetworking/cni/cnitool", "github.com/containernetworking/plugins/plugins/meta/tuning", "./cmd/..."},
 		slices.Concat(in, []string{"go", "test", "{}", "-c", "-ldflags", "-s -w", "-o", w.path("tests") + "/"}),
 	} {
