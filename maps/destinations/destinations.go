@@ -43,6 +43,9 @@ func (k Key) Netip() netip.Prefix {
 	return netip.PrefixFrom(a, int(k.PrefixLen))
 }
 
+// String implements fmt.Stringer, for error messages.
+func (k Key) String() string { return k.Netip().String() }
+
 // Kind says what an address is: enum destination_kind. An address without an entry is World.
 type Kind uint32
 

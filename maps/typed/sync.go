@@ -34,7 +34,7 @@ func (s Sync[K, V]) Add(want map[K]V) error {
 			keys, values = append(keys, k), append(values, v)
 		}
 	}
-	return s.inBatches(keys, "write %v to", func(from int) (int, error) {
+	return s.inBatches(keys, "write", "to", func(from int) (int, error) {
 		return s.Map.BatchUpdate(keys[from:], values[from:], nil)
 	}, func(i int) { s.Have[keys[i]] = values[i] })
 }
@@ -48,7 +48,7 @@ func (s Sync[K, V]) Remove(keep func(K, V) bool) error {
 			keys = append(keys, k)
 		}
 	}
-	return s.inBatches(keys, "delete %v from", func(from int) (int, error) {
+	return s.inBatches(keys, "delete", "from", func(from int) (int, error) {
 		n, err := s.Map.BatchDelete(keys[from:], nil)
 		if errors.Is(err, ErrKeyNotExist) && n < len(keys)-from {
 			return n + 1, nil
@@ -67,7 +67,7 @@ func (s Sync[K, V]) same(have, want V) bool {
 // inBatches calls batch until it has processed all keys, each time with the index
 // to go on from. The key at which batch stops with an error has failed; done is
 // called for each of the others.
-func (s Sync[K, V]) inBatches(keys []K, doing string, batch func(from int) (int, error), done func(i int)) error {
+func (s Sync[K, V]) inBatches(keys []K, verb, preposition string, batch func(from int) (int, error), done func(i int)) error {
 	failed := make(Errors[K])
 	for at := 0; at < len(keys); {
 		n, err := batch(at)
@@ -79,7 +79,7 @@ func (s Sync[K, V]) inBatches(keys []K, doing string, batch func(from int) (int,
 		}
 		at += n
 		if err != nil && at < len(keys) {
-			failed[keys[at]] = fmt.Errorf(doing+" map %s: %w", keys[at], s.Map.name, err)
+			failed[keys[at]] = s.Map.explain(verb, keys[at], preposition, err)
 			at++
 		}
 	}

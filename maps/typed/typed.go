@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"path/filepath"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 
@@ -21,6 +23,9 @@ var ErrKeyNotExist = ebpf.ErrKeyNotExist
 
 // ErrKeyExist is returned (wrapped) by Insert for a key that is there already.
 var ErrKeyExist = ebpf.ErrKeyExist
+
+// ErrFull is returned (wrapped) for an entry for which a map has no room.
+var ErrFull = errors.New("is full")
 
 // Map is a BPF map with keys of type K and values of type V, both of which
 // have the layout of the C structs without implicit padding.
@@ -56,7 +61,7 @@ func (m *Map[K, V]) Get(key K) (V, error) {
 // Put writes the value of key, whether or not there is one.
 func (m *Map[K, V]) Put(key K, value V) error {
 	if err := m.Update(&key, &value, ebpf.UpdateAny); err != nil {
-		return fmt.Errorf("write %v to map %s: %w", key, m.name, err)
+		return m.explain("write", key, "to", err)
 	}
 	return nil
 }
@@ -64,7 +69,7 @@ func (m *Map[K, V]) Put(key K, value V) error {
 // Insert writes the value of a key that is not there yet.
 func (m *Map[K, V]) Insert(key K, value V) error {
 	if err := m.Update(&key, &value, ebpf.UpdateNoExist); err != nil {
-		return fmt.Errorf("insert %v into map %s: %w", key, m.name, err)
+		return m.explain("insert", key, "into", err)
 	}
 	return nil
 }
@@ -72,9 +77,18 @@ func (m *Map[K, V]) Insert(key K, value V) error {
 // Delete removes key. A missing key is no error.
 func (m *Map[K, V]) Delete(key K) error {
 	if err := m.Map.Delete(&key); err != nil && !errors.Is(err, ErrKeyNotExist) {
-		return fmt.Errorf("delete %v from map %s: %w", key, m.name, err)
+		return m.explain("delete", key, "from", err)
 	}
 	return nil
+}
+
+// explain says what a failed write was to do. Of a full map the kernel says "argument list too long" (a hash) or "no
+// space left on device" (a trie), which sends people to look elsewhere.
+func (m *Map[K, V]) explain(verb string, key K, preposition string, err error) error {
+	if errors.Is(err, syscall.E2BIG) || errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("%s %v: map %s %w (%d entries)", verb, key, filepath.Base(m.name), ErrFull, m.MaxEntries())
+	}
+	return fmt.Errorf("%s %v %s map %s: %w", verb, key, preposition, m.name, err)
 }
 
 // All iterates over a copy of the entries, each key once. A hash is read bucket by
