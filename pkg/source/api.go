@@ -1,10 +1,12 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -20,7 +22,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
@@ -37,6 +38,10 @@ type API struct {
 	// often, and with nil when there is no such Node (any more).
 	Self     string
 	Observed func(*Condition)
+	// Heard is called each time the API server sends anything, which it does every minute at least; nil: nobody asks.
+	Heard func()
+	// limits of its silence; zero: the usual ones.
+	limits limits
 }
 
 // LoadConfig reads a kubeconfig, or with an empty path what a pod is given
@@ -63,14 +68,11 @@ func LoadConfig(kubeconfig string) (*rest.Config, error) {
 // the API can't be reached it goes on trying and says so with an Update that has
 // an error; what was delivered before is never taken back for that.
 func (a API) Run(ctx context.Context, deliver func(Update)) error {
-	client, err := NewClient(a.Config)
+	client, err := NewClient(a.attentive())
 	if err != nil {
 		return err
 	}
 	nodes := cache.NewListWatchFromClient(client, "nodes", metav1.NamespaceAll, fields.Everything())
-	// The reflector reports what goes wrong through its context's logger; it is
-	// reported here by the list and watch functions, once and in our own words.
-	ctx = klog.NewContext(ctx, klog.Logger{})
 	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -89,6 +91,18 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 10 * time.Second},
 	}).RunWithContext(ctx)
 	return ctx.Err()
+}
+
+// attentive is how to reach an API that may not be silent for long.
+func (a API) attentive() *rest.Config {
+	heard := a.Heard
+	if heard == nil {
+		heard = func() {}
+	}
+	most := cmp.Or(a.limits, usualLimits())
+	config := rest.CopyConfig(a.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return attentive{next, most, heard} })
+	return config
 }
 
 // store is what the reflector writes to. It keeps the few fields that matter

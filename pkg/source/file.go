@@ -30,13 +30,15 @@ const (
 type File struct {
 	Path string
 	Log  *slog.Logger
+	// Heard is called each time the file has been looked at and is fine; nil: nobody asks.
+	Heard func()
 }
 
 // Run delivers the content of the file now and after each change, until ctx
 // ends. Content that is no list of Nodes is reported once as an Update with an
 // error. Run itself fails only with the context's error.
 func (f File) Run(ctx context.Context, deliver func(Update)) error {
-	w := &fileWatch{path: f.Path, deliver: deliver}
+	w := &fileWatch{path: f.Path, deliver: deliver, heard: f.Heard}
 	var events <-chan fsnotify.Event
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -45,8 +47,7 @@ func (f File) Run(ctx context.Context, deliver func(Update)) error {
 		defer watcher.Close()
 		w.watcher, events = watcher, watcher.Events
 	}
-	w.follow()
-	w.read()
+	w.look()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	var rest <-chan time.Time
@@ -67,11 +68,9 @@ func (f File) Run(ctx context.Context, deliver func(Update)) error {
 			}
 		case <-rest:
 			rest = nil
-			w.follow()
-			w.read()
+			w.look()
 		case <-ticker.C:
-			w.follow()
-			w.read()
+			w.look()
 		case err := <-w.errors():
 			f.Log.Debug("nodes file notification", "error", err)
 		}
@@ -83,6 +82,7 @@ type fileWatch struct {
 	path    string
 	watcher *fsnotify.Watcher
 	deliver func(Update)
+	heard   func()
 	lookups map[string]bool   // paths at which a change may change the file
 	seen    [sha256.Size]byte // of the content that was last judged
 	stamp   stamp
@@ -104,6 +104,15 @@ func (w *fileWatch) errors() <-chan error {
 		return nil
 	}
 	return w.watcher.Errors
+}
+
+// look finds out where the file is, and whether its content is new.
+func (w *fileWatch) look() {
+	w.follow()
+	w.read()
+	if w.lastErr == "" && w.heard != nil {
+		w.heard()
+	}
 }
 
 // follow watches every directory in which a rename could change what the path

@@ -18,7 +18,9 @@ type limits struct {
 	silence time.Duration
 }
 
-func usualLimits() limits { return limits{answer: time.Minute, silence: 2*time.Minute + 30*time.Second} }
+func usualLimits() limits {
+	return limits{answer: time.Minute, silence: 2*time.Minute + 30*time.Second}
+}
 
 // attentive ends requests of which nothing is heard any more; the reflector then makes them anew, and finds out whether
 // there is still somebody who answers.
