@@ -36,6 +36,7 @@ end what is wrong and what to do about it. Then the exit status is 1, as it is
 when no agent runs, or one that hangs, or that is not ready, for the reason that
 its /readyz gives.
 
+degraded  which controllers have problems that keep no pod from being carried
 attached  how many hooks of interfaces have their program, by mechanism
 maps      the one that is fullest
 peers     how many other nodes have podCIDRs, by how their pods are reached
@@ -99,6 +100,12 @@ func summary(s observe.Status) [][2]string {
 		agent = "running, ready"
 	case s.Agent.Running:
 		agent = "running, not ready"
+	}
+	if len(s.Agent.Degraded) > 0 {
+		agent += ", degraded: " + strings.Join(s.Agent.Degraded, ", ")
+	}
+	if !s.Agent.Lost.IsZero() {
+		agent += ", can't read Nodes"
 	}
 	var uplinks, programs []string
 	for _, u := range s.Uplinks {

@@ -158,6 +158,22 @@ PROBLEMS
 	}
 }
 
+// The line about the agent says what an operator has to know first.
+func TestStatusOfTheAgent(t *testing.T) {
+	for want, agent := range map[string]observe.Agent{
+		"not running":        {},
+		"running, not ready": {Running: true, NotReady: "no podCIDR"},
+		"running, ready":     {Running: true, Ready: true},
+		"running, ready, degraded: cluster, uplinks":         {Running: true, Ready: true, Degraded: []string{"cluster", "uplinks"}},
+		"running, ready, degraded: source, can't read Nodes": {Running: true, Ready: true, Degraded: []string{"source"}, Lost: time.Now()},
+		"running, not ready, degraded: endpoints":            {Running: true, Degraded: []string{"endpoints"}},
+	} {
+		if got := summary(observe.Status{Agent: agent})[0]; got != [2]string{"agent", want} {
+			t.Errorf("%v, want %q", got, want)
+		}
+	}
+}
+
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	h := newHost(t)
 	got := call(t, h.args("status")...)

@@ -17,7 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
+	"log/slog"
 	"net/netip"
 	"os"
 	"time"
@@ -41,8 +41,10 @@ var ErrRunning = errors.New("an agent is running")
 
 // Run is the agent from start to end. It returns nil when ctx ends.
 func Run(ctx context.Context, cfg Config) error {
+	quiet := newQuiet(cfg.Log.Handler())
+	cfg.Log = slog.New(quiet)
 	n := &node{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
-	a := &agent{node: n, mode: newMode(n)}
+	a := &agent{node: n, mode: newMode(n), quiet: quiet}
 	ctx = bpffs.WithWaits(ctx, n.status.waited)
 	err := bounded(ctx, stopGrace, func() error {
 		defer a.close()
@@ -93,14 +95,12 @@ type agent struct {
 	locks     locks
 	sysctls   sysctls
 	mode      *modeController
+	quiet     *quiet
 	servers   []server
 	published observe.Cluster // what the file for ebpfctl contains
 }
 
 func (a *agent) close() {
-	for _, s := range a.servers {
-		_ = s.listener.Close()
-	}
 	if a.dp != nil {
 		_ = a.dp.Close()
 	}
@@ -113,8 +113,7 @@ func (a *agent) close() {
 // start does what can fail for good: afterwards things are tried until they work.
 func (a *agent) start(ctx context.Context) (err error) {
 	a.log.Info("starting", "version", a.cfg.Version, "node", a.cfg.Node, "pid", os.Getpid())
-	// client-go speaks through klog; the source reports what matters of it.
-	klog.SetLogger(klog.Logger{})
+	klog.SetSlogLogger(slog.New(clientGo{a.log.Handler()}))
 	made, err := makeAll(a.cfg.State)
 	if err != nil {
 		return fmt.Errorf("make the state directory: %w", err)
@@ -136,10 +135,6 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if a.host, err = device.Open(); err != nil {
 		return err
 	}
-	listeners, err := a.openListeners()
-	if err != nil {
-		return err
-	}
 	if err := a.load(ctx); err != nil {
 		return err
 	}
@@ -151,12 +146,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before
 		return err
 	}
-	metrics := serveMetrics(newRegistry(a.node))
-	for i, l := range listeners {
-		if l != nil {
-			a.servers = append(a.servers, server{l, a.status.handler(metrics, i == 0)})
-		}
-	}
+	a.servers = a.serversFor(serveMetrics(newRegistry(a.node)))
 	return nil
 }
 
@@ -168,20 +158,6 @@ func (a *agent) load(ctx context.Context) (err error) {
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	})
 	return explainMode(err, a.mode.beside)
-}
-
-// openListeners opens the one for everything and the one for metrics.
-func (a *agent) openListeners() (both [2]net.Listener, err error) {
-	if both[0], err = listen("listen", a.cfg.Listen); err != nil {
-		return both, err
-	}
-	if both[0] != nil {
-		both[0] = restrict(both[0], a.status.isPod)
-	}
-	if both[1], err = listen("metrics-listen", a.cfg.MetricsListen); err != nil && both[0] != nil {
-		_ = both[0].Close()
-	}
-	return both, err
 }
 
 // removeLeftover removes a list from before the reboot: it says that this node can
@@ -213,10 +189,11 @@ func (a *agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, network) })
 	g.Go(func() error { return l.run(ctx, nodes, network) })
 	g.Go(func() error { return a.mode.run(ctx) })
+	g.Go(func() error { return a.quiet.run(ctx) })
 	g.Go(func() error { return a.releaseLeftovers(ctx) })
 	g.Go(func() error { return a.sweepFlows(ctx) })
 	for _, s := range a.servers {
-		g.Go(func() error { return serve(ctx, s, a.log) })
+		g.Go(func() error { return a.serve(ctx, s) })
 	}
 	return g.Wait()
 }
@@ -224,8 +201,9 @@ func (a *agent) work(ctx context.Context) error {
 // followNodes passes on what the source says, and with an API says there whether
 // this node carries pods.
 func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error {
+	heard := func() { a.status.set(func(f *figures) { f.heard = time.Now() }) }
 	if a.cfg.NodesFile != "" {
-		return source.File{Path: a.cfg.NodesFile, Log: a.log}.Run(ctx, put)
+		return source.File{Path: a.cfg.NodesFile, Log: a.log, Heard: heard}.Run(ctx, put)
 	}
 	c, err := a.newCondition()
 	if err != nil {
@@ -234,7 +212,7 @@ func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.run(ctx) })
 	g.Go(func() error {
-		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.seen.Store}.Run(ctx, put)
+		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.seen.Store, Heard: heard}.Run(ctx, put)
 	})
 	return g.Wait()
 }
@@ -250,24 +228,25 @@ func (a *agent) followNetwork(
 		default: // one is waiting already
 		}
 	}
-	return repeat(ctx, func() (time.Duration, error) {
+	return repeat(ctx, func() time.Duration {
 		if err := watch(ctx, wake); ctx.Err() == nil {
-			a.log.Warn("changes can't be followed, trying again", "of", what, "error", err)
+			a.log.Warn("changes can't be followed, trying again", "about", what, "error", err)
 			wake()
 		}
-		return retry, nil
-	}, nil)
+		return retry
+	})
 }
 
 // sweepFlows removes flows that have ended, until ctx ends.
 func (a *agent) sweepFlows(ctx context.Context) error {
-	return repeat(ctx, func() (time.Duration, error) {
+	return repeat(ctx, func() time.Duration {
 		result, again, err := a.dp.Sweep()
 		if n := result.Snat.Deleted + result.Conntrack.Deleted; n > 0 {
 			a.log.Debug("flows swept", "snat", result.Snat.Deleted, "conntrack", result.Conntrack.Deleted)
 		}
-		return again, err
-	}, func(err error) { a.log.Error("flow tables can't be swept, trying again", "error", err) })
+		a.complaints.note("flows/sweep", err)
+		return again
+	})
 }
 
 const (
@@ -280,32 +259,33 @@ const (
 // releaseLeftovers takes away what no endpoint explains, now and then until ctx ends:
 // links of killed ADDs, entries and pins of links that are gone.
 func (a *agent) releaseLeftovers(ctx context.Context) error {
-	return repeat(ctx, func() (time.Duration, error) {
-		wait, cancel := context.WithTimeout(ctx, leftoversWait)
-		defer cancel()
-		node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
+	return repeat(ctx, func() time.Duration {
+		err := a.releaseLeftoversNow(ctx)
+		if ctx.Err() == nil {
+			a.complaints.note("endpoints/leftovers of killed plugins", err)
+		}
 		if err != nil {
-			return resync, err
+			return resync
 		}
-		defer node.Release()
-		if err := a.cfg.releaser().RemoveOrphans(nil); err != nil {
-			return resync, err
-		}
-		return leftoversInterval, nil
-	}, func(err error) {
-		a.log.Warn("leftovers of killed plugins can't be removed, trying again", "error", err)
+		return leftoversInterval
 	})
 }
 
-// repeat calls do until ctx ends, each time after the pause that the call before has
-// returned. Of several failures in a row it reports the first.
-func repeat(ctx context.Context, do func() (again time.Duration, err error), report func(error)) error {
-	for failing := false; ; {
-		again, err := do()
-		if err != nil && !failing && ctx.Err() == nil {
-			report(err)
-		}
-		failing = err != nil
+func (a *agent) releaseLeftoversNow(ctx context.Context) error {
+	wait, cancel := context.WithTimeout(ctx, leftoversWait)
+	defer cancel()
+	node, err := bpffs.Exclusive(wait, a.cfg.State, "sweep")
+	if err != nil {
+		return err
+	}
+	defer node.Release()
+	return a.cfg.releaser().RemoveOrphans(nil)
+}
+
+// repeat calls do until ctx ends, each time after the pause that the call before has returned.
+func repeat(ctx context.Context, do func() (again time.Duration)) error {
+	for {
+		again := do()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -120,7 +120,7 @@ func TestPodThatIsNotRepairedIsNotTheNodesFault(t *testing.T) {
 		t.Errorf("the next pass is after %v", again)
 	}
 	l.assertReady(t)
-	if said := l.complaints.texts; len(said) != 1 {
+	if said := l.complaints.current; len(said) != 1 {
 		t.Errorf("%d complaints, want one: %v", len(said), said)
 	}
 }

@@ -147,7 +147,7 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 		case err == nil:
 			c.routes[want.Dst] = want
 		case slices.Contains(s.plan.Standing.Own, want.Dst):
-			own = err
+			own = hinder(err)
 		default:
 			refused[want.Dst] = err
 		}
@@ -156,7 +156,7 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 	for dst, err := range refused { // of nodes that an earlier agent knew
 		disputed[dst.String()] = err
 	}
-	c.complaints.noteEach("route ", disputed)
+	c.complaints.noteEach("cluster/route ", disputed)
 	return own
 }
 

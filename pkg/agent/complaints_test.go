@@ -39,11 +39,11 @@ func TestLockThatIsNotToBeHadIsToldOnce(t *testing.T) {
 		texts[err.Error()] = true
 		mode.changed(t.Context(), outcome{true, explainMode(fmt.Errorf("replace the programs: %w", err), true)}, time.Now())
 	}
-	if n := strings.Count(log.String(), "about=\"netfilter's translation\""); n != 1 || len(texts) == 1 {
+	if n := strings.Count(log.String(), "about=\"mode/netfilter's translation\""); n != 1 || len(texts) == 1 {
 		t.Errorf("%d texts are told %d times, want several once", len(texts), n)
 	}
 	mode.changed(t.Context(), outcome{true, errors.New("another reason")}, time.Now())
-	if n := strings.Count(log.String(), "about=\"netfilter's translation\""); n != 2 {
+	if n := strings.Count(log.String(), "about=\"mode/netfilter's translation\""); n != 2 {
 		t.Errorf("told %d times after another reason, want twice", n)
 	}
 }
@@ -78,7 +78,7 @@ func TestBrokenStateIsToldOnce(t *testing.T) {
 	for range 5 {
 		l.pass(t.Context())
 	}
-	if n := strings.Count(log.String(), "some endpoints' state"); n != 1 {
+	if n := strings.Count(log.String(), "endpoints/state files"); n != 1 {
 		t.Errorf("told %d times", n)
 	}
 }
@@ -92,17 +92,17 @@ func TestComplaintsOfOneKind(t *testing.T) {
 	}{
 		{map[string]error{"a": errors.New("bad"), "b": errors.New("bad")}, 2},
 		{map[string]error{"a": errors.New("bad"), "b": errors.New("worse")}, 3},
-		{map[string]error{"b": errors.New("worse")}, 3},
-		{map[string]error{"a": errors.New("bad"), "b": errors.New("worse")}, 4}, // it was over, and is back
-		{nil, 4},
+		{map[string]error{"b": errors.New("worse")}, 4},                         // one is over
+		{map[string]error{"a": errors.New("bad"), "b": errors.New("worse")}, 5}, // and is back
+		{nil, 7},
 	} {
-		c.noteEach("route ", step.errs)
-		if got := strings.Count(log.String(), "about=\"route "); got != step.logged || len(c.texts) != len(step.errs) {
-			t.Errorf("%v: %d lines, want %d; kept %v", step.errs, got, step.logged, c.texts)
+		c.noteEach("cluster/route ", step.errs)
+		if got := strings.Count(log.String(), "about=\"cluster/route "); got != step.logged || len(c.current) != len(step.errs) {
+			t.Errorf("%v: %d lines, want %d; kept %v", step.errs, got, step.logged, c.current)
 		}
 	}
-	c.note("routes", errors.New("bad"))
-	if c.noteEach("route ", nil); len(c.texts) != 1 {
+	c.note("cluster/routes", errors.New("bad"))
+	if c.noteEach("cluster/route ", nil); len(c.current) != 1 {
 		t.Error("what is about something else is forgotten")
 	}
 }
@@ -110,11 +110,70 @@ func TestComplaintsOfOneKind(t *testing.T) {
 // What is complained of goes with its pod.
 func TestForget(t *testing.T) {
 	c := newComplaints(slog.New(slog.DiscardHandler))
-	for _, about := range []string{"endpoint a", "endpoint b", "pass: files"} {
+	for _, about := range []string{"endpoints/pod a", "endpoints/pod b", "files/pass"} {
 		c.note(about, errors.New("no"))
 	}
-	c.forget("endpoint ", func(name string) bool { return name == "a" })
-	if len(c.texts) != 2 || c.texts["endpoint a"] != "" {
-		t.Errorf("%v is left", c.texts)
+	c.forget("endpoints/pod ", func(name string) bool { return name == "a" })
+	if _, left := c.current["endpoints/pod a"]; len(c.current) != 2 || left {
+		t.Errorf("%v is left", c.current)
+	}
+}
+
+// What was complained of is over with one line, which says how often it was found and how long it lasted.
+func TestEndIsTold(t *testing.T) {
+	log := &bytes.Buffer{}
+	c := newComplaints(slog.New(slog.NewTextHandler(log, nil)))
+	now := time.Unix(1000, 0)
+	c.now = func() time.Time { return now }
+	for range 7 {
+		c.note("files/pass", errors.New("disk full"))
+		now = now.Add(time.Second)
+	}
+	if !c.hasChanged() || c.hasChanged() {
+		t.Error("that there is another complaint is not told once")
+	}
+	c.note("files/pass", nil)
+	c.note("files/pass", nil)
+	if got := log.String(); strings.Count(got, "\n") != 2 || !strings.Contains(got, `msg="no longer the case" about=files/pass lasted=7s times=7`) {
+		t.Errorf("logged:\n%s", got)
+	}
+	if !c.hasChanged() {
+		t.Error("that there is one complaint less is not told")
+	}
+}
+
+// Five thousand of one kind have one cause.
+func TestManyComplaintsAtOnce(t *testing.T) {
+	log := &bytes.Buffer{}
+	c := newComplaints(slog.New(slog.NewTextHandler(log, nil)))
+	errs := map[string]error{}
+	for i := range 5000 {
+		errs[fmt.Sprintf("%04d", i)] = errors.New("taken")
+	}
+	for range 3 {
+		c.noteEach("cluster/route ", errs)
+	}
+	c.noteEach("cluster/route ", nil)
+	want := map[string]int{"problem, trying again": mostLines, "no longer the case": mostLines, "more=4995": 2, "\n": 2*mostLines + 2}
+	for text, n := range want {
+		if got := strings.Count(strings.ReplaceAll(log.String(), "are no longer the case", "are over"), text); got != n {
+			t.Errorf("%q is logged %d times, want %d", text, got, n)
+		}
+	}
+}
+
+// A complaint degrades its controller by what of it is no obstacle.
+func TestComplaintsDegrade(t *testing.T) {
+	c := newComplaints(slog.New(slog.DiscardHandler))
+	c.note("cluster/pass", errors.Join(errors.New("a map is full"), hinder(errors.New("no config"))))
+	c.note("sysctls/pass", hinder(errors.New("read-only")))
+	c.note("endpoints/pod x", errors.New("no link"))
+	got := c.degraded()
+	if len(got) != 2 || got["cluster/pass"] != "a map is full" || got["endpoints/pod x"] != "no link" {
+		t.Errorf("degraded: %v", got)
+	}
+	are := controllersOf(got)
+	if !are["cluster"] || !are["endpoints"] || are["sysctls"] {
+		t.Errorf("controllers: %v", are)
 	}
 }

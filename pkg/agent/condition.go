@@ -94,10 +94,10 @@ func unavailable(why string) *corev1.NodeCondition {
 
 // run compares and writes until ctx ends.
 func (c *condition) run(ctx context.Context) error {
-	return repeat(ctx, func() (time.Duration, error) {
+	return repeat(ctx, func() time.Duration {
 		c.step(ctx, time.Now())
-		return askCondition, nil
-	}, nil)
+		return askCondition
+	})
 }
 
 // step writes the condition if it is not what it should be and it is time to.

@@ -13,10 +13,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// mostRepairs is how many endpoints that lacked the same are named in the log. More
-// have it from one cause, such as a new version that wants another setting.
-const mostRepairs = 5
-
 // endpointController shares this node's endpoints with the plugin, by locks: it
 // repairs them, and releases those whose pod is gone.
 type endpointController struct {
@@ -53,13 +49,13 @@ func (c *endpointController) reconcile(s *state) error {
 		}
 	}
 	// In the log once, in the metrics for as long as it lasts. ebpfctl finds them in the maps.
-	c.complaints.noteEach("address of endpoint ", contested)
+	c.complaints.noteEach("endpoints/address of ", contested)
 	c.status.set(func(f *figures) { f.conflicts = len(contested) })
 	c.reportRepairs()
 	return c.releaseOrphans(s)
 }
 
-func aboutEndpoint(id endpoint.ID) string { return "endpoint " + id.String() }
+func aboutEndpoint(id endpoint.ID) string { return "endpoints/pod " + id.String() }
 
 // noted notes how the work on an endpoint went, and reports whether it needs no
 // other try soon.
@@ -131,7 +127,7 @@ func (c *endpointController) reportRepairs() {
 	for what, all := range c.repaired {
 		c.status.repaired(what, len(all))
 		level := slog.LevelWarn
-		if len(all) > mostRepairs {
+		if len(all) > mostLines {
 			level = slog.LevelDebug
 			c.log.Warn("endpoints repaired", "count", len(all), "missing", what)
 		}

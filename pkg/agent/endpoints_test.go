@@ -229,7 +229,7 @@ func TestRepairsOfManyAreToldInOneLine(t *testing.T) {
 	ready(t, l)
 	log := logged(l)
 	var last endpoint.Endpoint
-	for i := range mostRepairs + 1 {
+	for i := range mostLines + 1 {
 		last = addPodOf(t, l, fmt.Sprintf("pod%d", i), fmt.Sprintf("10.244.1.%d", 10+i))
 	}
 	l.pass(t.Context())

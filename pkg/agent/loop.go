@@ -42,7 +42,8 @@ type loop struct {
 	files     *fileController
 	sysctls   sysctls
 	steps     []step
-	errs      []error // of each step, the newest time it was taken
+	errs      []error   // of each step, the newest time it was taken
+	failing   time.Time // since when there has always been one; zero: there is none
 }
 
 // run works until ctx ends: after every change of the Nodes and of the network,
@@ -80,6 +81,9 @@ func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) 
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.mode.follow(time.Now())
+			if l.complaints.hasChanged() {
+				l.judge()
+			}
 			if l.view != nil && l.inspect(ctx) {
 				within(max(0, l.next-time.Since(last)))
 			}
@@ -103,16 +107,20 @@ func (l *loop) accept(said ...source.Update) (news bool) {
 		switch {
 		case u.Err != nil:
 			l.log.Warn("Nodes can't be read; what was known stays", "error", u.Err, "known", l.known)
+			if l.sourceErr == nil {
+				l.lost = u.Changed
+			}
 			l.sourceErr = u.Err
 			continue
 		case l.sourceErr != nil:
-			l.log.Info("Nodes can be read again", "nodes", len(u.Nodes))
+			l.log.Info("Nodes can be read again", "nodes", len(u.Nodes), "after", u.Changed.Sub(l.lost).Round(time.Millisecond))
 		case !l.known:
 			l.log.Info("first complete list of Nodes", "nodes", len(u.Nodes))
 		}
 		l.nodes, l.known, l.changed, l.sourceErr, news = u.Nodes, true, u.Changed, nil, true
 		l.status.pending(u.Changed)
 	}
+	l.status.set(func(f *figures) { f.connected = l.known && l.sourceErr == nil })
 	return news
 }
 
@@ -161,7 +169,7 @@ func (l *loop) look(s *state) error {
 	if err != nil {
 		return err
 	}
-	l.complaints.note("some endpoints' state", v.incomplete)
+	l.complaints.note("endpoints/state files", v.incomplete)
 	if err := l.uplinks.complete(v); err != nil {
 		return err
 	}

@@ -25,10 +25,7 @@ const prefix = "ebpf_cni_"
 
 // metrics reads the maps when it is asked, so that nothing is counted twice and
 // a restart of the agent sets no counter back.
-type metrics struct {
-	*node
-	complaints *complaints // of what can't be read, apart from the loop's
-}
+type metrics struct{ *node }
 
 // newRegistry registers all metrics of a node. Gathering is for one goroutine at a time.
 func newRegistry(n *node) *prometheus.Registry {
@@ -36,13 +33,13 @@ func newRegistry(n *node) *prometheus.Registry {
 	reg.MustRegister(append(n.status.collectors(),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		&metrics{n, newComplaints(n.log)},
+		metrics{n},
 	)...)
 	return reg
 }
 
 // Describe implements prometheus.Collector.
-func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
+func (m metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
 // sample is how one value is sent; labels are names and values alternately.
 type sample func(name string, v float64, help string, labels ...string)
@@ -58,7 +55,7 @@ func samples(ch chan<- prometheus.Metric, of prometheus.ValueType) sample {
 }
 
 // Collect implements prometheus.Collector.
-func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge, counter := samples(ch, prometheus.GaugeValue), samples(ch, prometheus.CounterValue)
 	m.describe(gauge)
 	for about, collect := range map[string]func() error{
@@ -72,7 +69,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 // describe tells what the agent knows itself.
-func (m *metrics) describe(gauge sample) {
+func (m metrics) describe(gauge sample) {
 	now := m.status.read()
 	gauge("build_info", 1, "Always 1; the labels say which build this is.",
 		"version", m.cfg.Version, "revision", revision(), "goversion", runtime.Version(), "layout", strconv.Itoa(wire.LayoutVersion))
@@ -82,6 +79,7 @@ func (m *metrics) describe(gauge sample) {
 	gauge("endpoint_conflicts", float64(now.conflicts), "Pods of this node whose address another pod has.")
 	gauge("ready", oneIf(now.notReady == ""), "1 when this node can carry a pod.")
 	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
+	m.collectSource(gauge, now)
 	for _, reason := range plan.Reasons() {
 		gauge("node_problems", float64(now.problems[reason]),
 			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))
@@ -102,7 +100,7 @@ func revision() string {
 	return ""
 }
 
-func (m *metrics) countEntries(gauge sample) error {
+func (m metrics) countEntries(gauge sample) error {
 	fills, err := observe.Fills(m.cfg.BPFFS)
 	for _, f := range fills {
 		gauge("map_entries", float64(f.Entries), "Entries in a map.", "map", f.Name)
@@ -111,7 +109,7 @@ func (m *metrics) countEntries(gauge sample) error {
 	return err
 }
 
-func (m *metrics) countPods(gauge sample) error {
+func (m metrics) countPods(gauge sample) error {
 	pods, err := countPods(m.dp.Maps.Endpoints)
 	if err == nil {
 		gauge("endpoints", float64(pods), "Pods of this node.")
@@ -120,7 +118,7 @@ func (m *metrics) countPods(gauge sample) error {
 }
 
 // countAddresses counts those of this node's podCIDR.
-func (m *metrics) countAddresses(gauge sample) error {
+func (m metrics) countAddresses(gauge sample) error {
 	store, err := ipam.Open(m.cfg.State, install.Network, ipam.Options{Quarantine: m.cfg.Quarantine})
 	if err != nil {
 		return err
@@ -134,6 +132,21 @@ func (m *metrics) countAddresses(gauge sample) error {
 			"state", state)
 	}
 	return nil
+}
+
+// collectSource says whether what the node goes by is what the cluster says, and what is not as it should be.
+func (m metrics) collectSource(gauge sample, now figures) {
+	gauge("source_connected", oneIf(now.connected), "1 while the API server, or the file, of which the Nodes come can be read.")
+	stamp := func(name string, at time.Time, help string) {
+		if !at.IsZero() {
+			gauge(name, float64(at.UnixMilli())/1e3, help)
+		}
+	}
+	stamp("source_last_contact_timestamp_seconds", now.heard, "When anything was last heard from there.")
+	stamp("last_sync_timestamp_seconds", now.applied, "When the packets' way last agreed with all Nodes.")
+	for controller, is := range now.degraded {
+		gauge("degraded", oneIf(is), "1 while a controller has a problem that keeps no pod from being carried.", "controller", controller)
+	}
 }
 
 func oneIf(b bool) float64 {
@@ -156,7 +169,7 @@ func countPods(m *endpoints.Map) (int, error) {
 }
 
 // sumTraffic adds up what the programs counted.
-func (m *metrics) sumTraffic(counter sample) error {
+func (m metrics) sumTraffic(counter sample) error {
 	dropped, err := m.dp.Maps.Drops.All()
 	if err != nil {
 		return err

@@ -78,7 +78,7 @@ func (c collected) Collect(ch chan<- prometheus.Metric) {
 // registered is what newRegistry registers, but for what any Go program has.
 func registered(l *loop) *prometheus.Registry {
 	ch := make(chan prometheus.Metric, 10_000)
-	(&metrics{l.node, newComplaints(l.log)}).Collect(ch)
+	metrics{l.node}.Collect(ch)
 	close(ch)
 	var all collected
 	for m := range ch {
@@ -97,6 +97,7 @@ func TestMetricsAreExplained(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
 	l.status.waited("start", time.Second)
+	l.status.set(func(f *figures) { f.heard = time.Now() })
 	families, err := registered(l).Gather()
 	if err != nil {
 		t.Fatal(err)

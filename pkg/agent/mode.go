@@ -23,8 +23,6 @@ type modeController struct {
 	beside bool
 	// again is when to look again, after a failure.
 	again time.Time
-	// failure is why the newest change of the programs did not come about; nil: it did.
-	failure error
 	// changing says that the programs are being replaced, by another goroutine: routes
 	// and pods must not wait for the verifier, nor for the plugin's work to end. Nothing
 	// more is wanted before its outcome has been taken.
@@ -65,7 +63,7 @@ func (c *modeController) follow(now time.Time) {
 		return
 	}
 	beside, err := c.find(func() (bool, error) { return c.watch.Look(now, c.beside) })
-	c.complaints.note("netfilter's rules", err)
+	c.complaints.note("mode/netfilter's rules", err)
 	if beside != c.beside {
 		c.changing = true
 		c.wanted <- beside
@@ -92,11 +90,15 @@ func (c *modeController) replace(ctx context.Context, beside bool) {
 
 // changed takes the outcome.
 func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) {
-	c.changing, c.failure = false, o.err
-	if ctx.Err() == nil {
-		c.complaints.note("netfilter's translation", o.err)
+	c.changing = false
+	err := o.err
+	if err != nil {
+		err = fmt.Errorf("the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work: %w", err)
 	}
-	if o.err != nil {
+	if ctx.Err() == nil {
+		c.complaints.note("mode/netfilter's translation", err)
+	}
+	if err != nil {
 		c.again = now.Add(retryMode)
 		return
 	}

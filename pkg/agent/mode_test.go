@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
-	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -149,16 +147,10 @@ func TestFailureOfAModeIsTold(t *testing.T) {
 	ready(t, l)
 	for _, err := range []error{errors.New("somebody holds the lock"), nil} {
 		l.mode.changed(t.Context(), outcome{beside: true, err: err}, time.Now())
-		if err := l.publish(""); err != nil {
-			t.Fatal(err)
-		}
-		raw, read := os.ReadFile(filepath.Join(l.cfg.State, observe.ClusterFile))
-		var told observe.Cluster
-		if read := errors.Join(read, json.Unmarshal(raw, &told)); read != nil {
-			t.Fatal(read)
-		}
-		if want := err != nil; (told.Mode != "") != want {
-			t.Errorf("after %v: %q", err, told.Mode)
+		l.judge()
+		told := l.readTold(t).Degraded
+		if want := err != nil; len(told) == 1 != want || want && !strings.HasSuffix(told[0].Text, "may not work: "+err.Error()) {
+			t.Errorf("after %v: %v", err, told)
 		}
 	}
 }
@@ -185,14 +177,14 @@ func TestOneChangeOfTheModeAtATime(t *testing.T) {
 	expect("at first", 0, true)
 	expect("while it is under way", time.Second, false)
 	c.changed(t.Context(), outcome{true, errors.New("refused")}, now)
-	if c.beside || c.failure == nil || c.where() != "" {
-		t.Errorf("after a failure: beside netfilter %v, failure %v, %q", c.beside, c.failure, c.where())
+	if c.beside || len(c.complaints.degraded()) == 0 || c.where() != "" {
+		t.Errorf("after a failure: beside netfilter %v, failure %v, %q", c.beside, c.complaints.degraded(), c.where())
 	}
 	expect("just failed", retryMode-1, false)
 	expect("after the pause", retryMode, true)
 	c.changed(t.Context(), outcome{true, nil}, now)
-	if !c.status.read().beside || c.failure != nil || c.where() != "--kube-proxy=on" {
-		t.Errorf("after it came about: %+v, failure %v, %q", c.status.read(), c.failure, c.where())
+	if !c.status.read().beside || len(c.complaints.degraded()) != 0 || c.where() != "--kube-proxy=on" {
+		t.Errorf("after it came about: %+v, failure %v, %q", c.status.read(), c.complaints.degraded(), c.where())
 	}
 	expect("as it should be", time.Hour, false)
 }

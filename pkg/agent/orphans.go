@@ -59,7 +59,7 @@ func (c *endpointController) releaseOrphans(s *state) error {
 	for id := range found {
 		left[id.String()] = true
 	}
-	c.complaints.forget("endpoint ", func(name string) bool { return !left[name] })
+	c.complaints.forget("endpoints/pod ", func(name string) bool { return !left[name] })
 	for id := range c.orphans.linkless {
 		if _, still := linkless[id]; !still {
 			c.complaints.note(aboutEndpoint(id), nil)

@@ -115,7 +115,7 @@ func TestEndpointWithoutALinkIsToldOfAtTheSecondLook(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
 	e := linkless(t, l)
-	told := func() bool { return l.complaints.texts[aboutEndpoint(e.ID)] != "" }
+	told := func() bool { return l.complaints.current[aboutEndpoint(e.ID)].text != "" }
 	if again := l.pass(t.Context()); again > releaseDelay {
 		t.Errorf("the second look comes after %v", again)
 	}
@@ -132,7 +132,7 @@ func TestEndpointWithoutALinkIsToldOfAtTheSecondLook(t *testing.T) {
 	}
 	l.pass(t.Context())
 	if told() || len(l.endpoints.orphans.linkless) > 0 {
-		t.Errorf("remembered although it is gone: %v", l.complaints.texts)
+		t.Errorf("remembered although it is gone: %v", l.complaints.current)
 	}
 }
 

@@ -9,9 +9,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
-// maxLogged is how many problems are logged at once: without an uplink there is one with every Node.
-const maxLogged = 20
-
 // report logs what is new among problems and notes, and what is over.
 func (c *clusterController) report(s *state) {
 	now, news := map[string]bool{}, 0
@@ -23,12 +20,12 @@ func (c *clusterController) report(s *state) {
 		if !isNew("problem " + p.String()) {
 			continue
 		}
-		if news++; news <= maxLogged {
+		if news++; news <= mostLines {
 			c.log.Warn("problem with a Node", "node", p.Node, "reason", string(p.Reason), "detail", p.Text)
 		}
 	}
-	if news > maxLogged {
-		c.log.Warn("more problems with Nodes; `ebpfctl status -o json` has them all", "more", news-maxLogged)
+	if news > mostLines {
+		c.log.Warn("more problems with Nodes; `ebpfctl status -o json` has them all", "more", news-mostLines)
 	}
 	for _, text := range s.plan.Notes {
 		if isNew("note " + text) {
@@ -48,7 +45,7 @@ func (c *clusterController) report(s *state) {
 		if now[key] {
 			continue
 		}
-		if over++; over <= maxLogged {
+		if over++; over <= mostLines {
 			c.log.Info("no longer the case", "what", key)
 		}
 	}

@@ -53,13 +53,13 @@ func TestProblemsAreLoggedOnce(t *testing.T) {
 			}
 		}
 	}
-	for i := range maxLogged + 5 {
+	for i := range mostLines + 5 {
 		c.problems = append(c.problems, plan.Problem{Node: fmt.Sprintf("n%d", i), Reason: plan.OffLink, Text: "far away"})
 	}
-	expect("at first", map[string]int{`"problem with a Node"`: maxLogged, "more=5": 1, "no podCIDR yet": 1, "no longer": 0})
+	expect("at first", map[string]int{`"problem with a Node"`: mostLines, "more=5": 1, "no podCIDR yet": 1, "no longer": 0})
 	expect("again", map[string]int{"level": 0})
 	c.problems, s.plan.Notes = c.problems[:1], nil
-	expect("all but one are over", map[string]int{"no longer the case": maxLogged, "problem with a Node": 0})
+	expect("all but one are over", map[string]int{"no longer the case": mostLines, "problem with a Node": 0})
 	if len(c.reported) != 1 {
 		t.Errorf("remembered: %v", c.reported)
 	}

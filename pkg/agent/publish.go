@@ -3,9 +3,12 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
@@ -15,13 +18,13 @@ import (
 // what translates beside us, the names of the nodes, and what is wrong with their
 // objects. Until there is a list of Nodes, what an earlier agent left of them
 // stays, as the maps do.
-func (l *loop) publish(notReady string) error {
+func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
-		NotReady: notReady, Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
+		NotReady: notReady, Degraded: listed(degraded), Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
 		Nodes: l.published.Nodes, Problems: l.published.Problems,
 	}
-	if l.mode.failure != nil {
-		c.Mode = l.mode.failure.Error()
+	if l.sourceErr != nil {
+		c.Lost = l.lost
 	}
 	if l.known && l.view != nil {
 		c.Nodes, c.Problems = nil, nil
@@ -44,6 +47,20 @@ func (l *loop) publish(notReady string) error {
 	return nil
 }
 
+// mostDegraded is how many complaints are in the file for ebpfctl.
+const mostDegraded = 50
+
+// listed are complaints as people read them, in order, and not too many.
+func listed(degraded map[string]string) (list []observe.Degraded) {
+	for _, about := range slices.Sorted(maps.Keys(degraded)) {
+		if len(list) == mostDegraded {
+			break
+		}
+		list = append(list, observe.Degraded{About: about, Text: enumerate(strings.Split(degraded[about], "\n"))})
+	}
+	return list
+}
+
 // publishStarting says that the agent is at work, but not yet what it finds. It
 // returns what the file contains now.
 func publishStarting(stateDir string) (c observe.Cluster, err error) {
@@ -52,7 +69,7 @@ func publishStarting(stateDir string) (c observe.Cluster, err error) {
 	if err != nil || json.Unmarshal(content, &c) != nil {
 		c = observe.Cluster{} // none yet, or none that can be used: it will be written anew
 	}
-	c.NotReady = starting
+	c.NotReady, c.Degraded, c.Lost = starting, nil, time.Time{}
 	return c, writeCluster(path, c)
 }
 

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,6 +99,40 @@ func TestToldThatTheLoopGoesRound(t *testing.T) {
 		l.pass(t.Context())
 		if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > observe.MaxSilence {
 			t.Errorf("after a pass, with a full disk %v: %v, %v", full, info, err)
+		}
+	}
+}
+
+// A loss of the source keeps no pod from being carried. It is told at its beginning and at its end, to all who ask.
+func TestLossOfTheSourceIsTold(t *testing.T) {
+	l := testLoop(t)
+	expect := func(when string, connected bool, lost time.Time) {
+		t.Helper()
+		l.judge()
+		f, c := l.status.read(), l.readTold(t)
+		if f.connected != connected || !c.Lost.Equal(lost) || f.degraded["source"] == f.connected && l.known {
+			t.Errorf("%s: connected %v, degraded %v, lost %v", when, f.connected, f.degraded["source"], c.Lost)
+		}
+	}
+	expect("before the first list", false, time.Time{})
+	ready(t, l)
+	if applied := l.status.read().applied; time.Since(applied) > time.Minute {
+		t.Errorf("applied %v", applied)
+	}
+	expect("after it", true, time.Time{})
+	log, began := logged(l), time.Now().Add(-time.Hour)
+	for i, why := range []string{"connection refused", "i/o timeout"} {
+		l.accept(source.Update{Err: errors.New(why), Changed: began.Add(time.Duration(i) * time.Minute)})
+		expect(why, false, began)
+		if why := l.status.reason(); why != "" {
+			t.Errorf("not ready: %s", why)
+		}
+	}
+	l.accept(source.Update{Nodes: []plan.Node{n1(), n2()}, Changed: began.Add(90 * time.Second)})
+	expect("when it is back", true, time.Time{})
+	for text, n := range map[string]int{"level=WARN": 2, `"Nodes can't be read; what was known stays"`: 2, `"Nodes can be read again" nodes=2 after=1m30s`: 1} {
+		if got := strings.Count(log.String(), text); got != n {
+			t.Errorf("%s is logged %d times, want %d:\n%s", text, got, n, log)
 		}
 	}
 }

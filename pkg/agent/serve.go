@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,22 +16,23 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
-// server is one listener of the agent.
+// server is one listener of the agent: the one for everything, or the one for metrics alone.
 type server struct {
-	listener net.Listener
-	handler  http.Handler
+	flag, address string
+	handler       http.Handler
+	refuse        func(own net.Listener) net.Listener // whom; nil: nobody
 }
 
-// listen opens a listener; an empty address is none.
-func listen(flag, address string) (net.Listener, error) {
-	if address == "" {
-		return nil, nil
+// serversFor are those that the flags name.
+func (a *agent) serversFor(metrics http.Handler) (all []server) {
+	if a.cfg.Listen != "" {
+		restricted := func(l net.Listener) net.Listener { return restrict(l, a.status.isPod) }
+		all = append(all, server{"listen", a.cfg.Listen, a.status.handler(metrics, true), restricted})
 	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("--%s: %w", flag, err)
+	if a.cfg.MetricsListen != "" {
+		all = append(all, server{"metrics-listen", a.cfg.MetricsListen, a.status.handler(metrics, false), nil})
 	}
-	return l, nil
+	return all
 }
 
 // Scrapes may cost the agent little, whoever asks and however often. Those within scrapeAge of each other get the same
@@ -112,19 +112,36 @@ func (s *status) handler(metrics http.Handler, all bool) http.Handler {
 	return mux
 }
 
-// serve answers until ctx ends.
-func serve(ctx context.Context, s server, log *slog.Logger) error {
+// serve answers until ctx ends. While the address is not to be had, or not there yet, it tries again: no packet and no pod
+// depends on it.
+func (a *agent) serve(ctx context.Context, s server) error {
+	about := "listeners/--" + s.flag
+	return repeat(ctx, func() time.Duration {
+		l, err := net.Listen("tcp", s.address)
+		if err == nil {
+			a.complaints.note(about, nil)
+			if s.refuse != nil {
+				l = s.refuse(l)
+			}
+			err = s.answer(ctx, l, a.log)
+		}
+		if ctx.Err() == nil {
+			a.complaints.note(about, err)
+		}
+		return retry
+	})
+}
+
+// answer answers on a listener until ctx ends, or the listener fails.
+func (s server) answer(ctx context.Context, l net.Listener, log *slog.Logger) error {
 	const requestTimeout = 5 * time.Second
 	srv := &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout,
-		IdleTimeout: 6 * requestTimeout, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		IdleTimeout: 6 * requestTimeout, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	if err := srv.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve %s: %w", s.listener.Addr(), err)
-	}
-	return ctx.Err()
+	return srv.Serve(l)
 }
 
 // restrictedListener closes connections from those it is not for: on a loopback

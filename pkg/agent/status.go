@@ -31,13 +31,17 @@ type figures struct {
 	lag       time.Duration       // from the newest change of Nodes that was applied until it was
 	conflicts int                 // endpoints whose address somebody else has
 	beside    bool                // the programs work beside netfilter's translation
+	degraded  map[string]bool     // of each controller; never changed once it is set
+	connected bool                // the source of Nodes has delivered them, and answers
+	heard     time.Time           // when it last said anything
+	applied   time.Time           // when the packets' way last agreed with all Nodes; zero: not by this agent
 }
 
 // starting is why an agent is not ready before it has looked at anything.
 const starting = "the agent is starting"
 
 func newStatus(log *slog.Logger) *status {
-	return &status{log: log, activity: newActivity(), now: figures{notReady: starting, alive: time.Now()}}
+	return &status{log: log, activity: newActivity(), now: figures{notReady: starting, alive: time.Now(), degraded: controllersOf(nil)}}
 }
 
 func (s *status) read() figures {
@@ -84,6 +88,7 @@ func (s *status) synced(changed, now time.Time) {
 		if !f.waiting.IsZero() {
 			f.lag, f.waiting = now.Sub(changed), time.Time{}
 		}
+		f.applied = now
 	})
 }
 

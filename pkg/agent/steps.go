@@ -30,6 +30,7 @@ type state struct {
 	known     bool      // a complete list of Nodes has arrived
 	changed   time.Time // when the newest change in it was noticed
 	sourceErr error     // why there is no newer list; nil: there is none newer
+	lost      time.Time // since when there has been a sourceErr
 	view      *view     // of the newest look that succeeded; nil: none has
 	plan      plan.Result
 	next      time.Duration // until the next pass; only lookAgain changes it
@@ -48,7 +49,7 @@ const (
 	onTick                       // every inspectInterval
 )
 
-// step is a part of what one controller does.
+// step is a part of what one controller does. Where its error is no obstacle, in full or in part, the node is degraded by it.
 type step struct {
 	controller string
 	when       occasion
@@ -69,23 +70,28 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 	l.steps = []step{
 		{"network", onLook, l.look},
 		{"uplinks", onPass, l.uplinks.attach},
-		{"cluster", onPass | onNodes, l.cluster.writeConfig},
+		{"cluster", onPass | onNodes, hinders(l.cluster.writeConfig)},
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
-		{"sysctls", onPass, forwarding},
-		{"files", onPass, l.files.installPlugin},
+		{"sysctls", onPass, hinders(forwarding)},
+		{"files", onPass, hinders(l.files.installPlugin)},
 
-		{"pins", onTick, l.restorePins},
+		{"pins", onTick, hinders(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
-		{"sysctls", onTick, forwarding},
+		{"sysctls", onTick, hinders(forwarding)},
 		{"sysctls", onTick, ports},
-		{"files", onTick, l.files.inspect},
+		{"files", onTick, hinders(l.files.inspect)},
 		{"endpoints", onTick, l.endpoints.inspect},
 	}
 	l.errs = make([]error, len(l.steps))
 	return l
+}
+
+// hinders is a step without which no pod can be carried.
+func hinders(do func(*state) error) func(*state) error {
+	return func(s *state) error { return hinder(do(s)) }
 }
 
 func (l *loop) restorePins(*state) error {
@@ -108,13 +114,32 @@ func (l *loop) doSteps(ctx context.Context, when occasion) bool {
 		}
 	}
 	if ctx.Err() == nil {
-		l.complaints.noteEach("pass: ", l.failures(onLook|onPass))
-		l.complaints.noteEach("inspect: ", l.failures(onTick))
+		passed, inspected := l.failures(onLook|onPass), l.failures(onTick)
+		for _, s := range l.steps {
+			l.complaints.note(s.controller+"/pass", passed[s.controller])
+			l.complaints.note(s.controller+"/inspect", inspected[s.controller])
+		}
 	}
-	if !well {
-		l.lookAgain(retry)
+	if pause := l.pause(time.Now()); !well {
+		l.lookAgain(pause)
 	}
 	return well
+}
+
+// pause is how long to wait before what has failed is tried again: a second while no pod can be carried, otherwise for as
+// long as it has been failing. A look at a large node costs more than most failures do.
+func (l *loop) pause(now time.Time) time.Duration {
+	err := errors.Join(l.errs...)
+	switch {
+	case err == nil:
+		l.failing = time.Time{}
+	case l.failing.IsZero():
+		l.failing = now
+	}
+	if obstacles(err) != nil {
+		return retry
+	}
+	return min(max(retry, now.Sub(l.failing)), resync)
 }
 
 // failures are the controllers that have failed at an occasion, with why.
@@ -132,20 +157,33 @@ func (l *loop) failures(when occasion) map[string]error {
 func (l *loop) obstacle() string {
 	switch {
 	case !l.known && l.sourceErr != nil:
-		return "no list of Nodes: " + l.sourceErr.Error()
+		return enumerate([]string{"no list of Nodes: " + l.sourceErr.Error()})
 	case !l.known:
 		return "no complete list of Nodes yet"
 	case l.view == nil:
-		return "the node has not been looked at yet"
+		return enumerate(append([]string{"the node has not been looked at yet"}, causes(l.failures(onLook))...))
 	case l.plan.NotReady != "":
-		return l.plan.NotReady
+		return enumerate([]string{l.plan.NotReady})
 	}
-	var lines []string
-	for controller, err := range l.failures(onLook | onPass) {
-		lines = append(lines, controller+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
+	failed := l.failures(onLook | onPass | onTick)
+	for controller, err := range failed {
+		failed[controller] = obstacles(err)
+	}
+	return enumerate(causes(failed))
+}
+
+// causes are the parts of errors, with the controllers that have them, in order.
+func causes(failed map[string]error) (lines []string) {
+	for controller, err := range failed {
+		if err == nil {
+			continue
+		}
+		for line := range strings.Lines(err.Error()) {
+			lines = append(lines, controller+": "+line)
+		}
 	}
 	slices.Sort(lines)
-	return strings.Join(lines, "; ")
+	return slices.Compact(lines)
 }
 
 // judge decides whether this node can carry a pod, and says so to the runtime when
@@ -154,10 +192,15 @@ func (l *loop) judge() {
 	why := l.obstacle()
 	if why == "" {
 		if err := l.files.writeList(&l.state); err != nil {
-			why = "files: " + err.Error()
+			why = enumerate([]string{"files: " + err.Error()})
 			l.lookAgain(retry)
 		}
 	}
+	degraded := l.complaints.degraded()
+	if l.known && l.sourceErr != nil {
+		degraded["source/list of Nodes"] = l.sourceErr.Error()
+	}
+	l.status.set(func(f *figures) { f.degraded = controllersOf(degraded) })
 	l.status.setNotReady(why)
-	l.complaints.note("the file for ebpfctl", l.publish(why)) // no packet and no pod depends on it
+	l.complaints.note("files/for ebpfctl", l.publish(why, degraded)) // no packet and no pod depends on it
 }

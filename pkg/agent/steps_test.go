@@ -47,14 +47,14 @@ func TestStepsAreTakenWhateverBecomesOfTheOthers(t *testing.T) {
 	}
 	const all = "[first/a second/b first/c]"
 	take(onPass, all, true, "")
-	fails["first/a"], fails["first/c"], fails["second/b"] = errors.New("no a"), errors.New("no c"), errors.New("no b")
-	take(onPass, all, false, "first: no a; no c; second: no b")
+	fails["first/a"], fails["first/c"], fails["second/b"] = hinder(errors.New("no a")), hinder(errors.New("no c")), hinder(errors.New("no b"))
+	take(onPass, all, false, "first: no a; first: no c; second: no b")
 	delete(fails, "second/b")
-	take(onNodes, "[second/b]", true, "first: no a; no c") // what was not tried again still holds
+	take(onNodes, "[second/b]", true, "first: no a; first: no c") // what was not tried again still holds
 	fails["third/d"] = errors.New("no d")
-	take(onTick, "[third/d]", false, "first: no a; no c") // it is put right by a pass
-	take(onPass, all, false, "first: no a; no c")
-	for about, want := range map[string]int{`"pass: first"`: 1, `"pass: second"`: 1, `"inspect: third"`: 1} {
+	take(onTick, "[third/d]", false, "first: no a; first: no c") // it degrades the node
+	take(onPass, all, false, "first: no a; first: no c")
+	for about, want := range map[string]int{"first/pass error": 1, "second/pass error": 1, "third/inspect error": 1} {
 		if got := strings.Count(log.String(), "about="+about); got != want {
 			t.Errorf("%s is logged %d times, want %d:\n%s", about, got, want, log)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
@@ -38,7 +39,7 @@ func (c *uplinkController) complete(v *view) error {
 	if c.numbers.give(v.uplinks) > 0 {
 		err = fmt.Errorf("there are more than %d uplinks: the last ones share a number, so each of those accepts the sources of all", uplinks.Bits)
 	}
-	c.complaints.note("uplinks' numbers", err)
+	c.complaints.note("uplinks/numbers", err)
 	return nil
 }
 
@@ -47,15 +48,15 @@ func (c *uplinkController) complete(v *view) error {
 // ends: by that they are found again. Until they are there, the entry has no
 // address to masquerade to.
 func (c *uplinkController) attach(s *state) error {
-	var errs []error
+	failed := map[uint32]error{}
 	for _, l := range s.view.uplinks {
 		err := c.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
 		if err != nil && !errors.Is(err, typed.ErrKeyExist) {
-			errs = append(errs, err)
+			failed[l.Index] = err
 			continue
 		}
 		if err := c.dp.AttachUplink(int(l.Index)); err != nil {
-			errs = append(errs, err)
+			failed[l.Index] = err
 			continue
 		}
 		if c.attached[l.Index] != l.Name {
@@ -67,8 +68,47 @@ func (c *uplinkController) attach(s *state) error {
 	if len(s.view.uplinks) == s.view.away {
 		none = errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists")
 	}
-	c.complaints.note("uplinks", none)
+	c.complaints.note("uplinks/none", none)
+	return weigh(s, failed)
+}
+
+// weigh makes obstacles of failures with those uplinks that pods need, or with all there are.
+func weigh(s *state, failed map[uint32]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	var errs []error
+	needed := s.neededUplinks()
+	for _, l := range s.view.uplinks {
+		err, has := failed[l.Index]
+		if !has {
+			continue
+		}
+		err = fmt.Errorf("uplink %s: %w", l.Name, err)
+		if needed[l.Index] || len(failed) == len(s.view.uplinks) {
+			err = hinder(err)
+		}
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
+}
+
+// neededUplinks are those that lead to pods of other nodes, or to the whole world.
+func (s *state) neededUplinks() map[uint32]bool {
+	needed := map[uint32]bool{}
+	for _, d := range s.plan.Destinations {
+		if d.Kind == destinations.PodCIDR {
+			needed[d.Ifindex] = true
+		}
+	}
+	for _, r := range s.view.routes {
+		if r.Dst.Bits() == 0 {
+			for _, index := range append([]int{r.Index}, r.Hops...) {
+				needed[uint32(index)] = true
+			}
+		}
+	}
+	return needed
 }
 
 func (c *uplinkController) entries() (typed.Sync[uplinks.Key, uplinks.Value], error) {

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -30,14 +32,25 @@ type Cluster struct {
 	// Netfilter says what translates addresses in the node's netfilter, so that the
 	// programs work beside it; empty: nothing does.
 	Netfilter string `json:"netfilter"`
-	// Mode says why the programs don't do what netfilter's rules need by now; empty: they do.
-	Mode string `json:"mode"`
+	// Degraded is what is wrong with this node but keeps no pod from being carried. It
+	// holds for as long as the agent that wrote it runs, as does Lost.
+	Degraded []Degraded `json:"degraded"`
+	// Lost is since when Nodes can't be read; zero: they can.
+	Lost time.Time `json:"lost,omitzero"`
 	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
 	// on what policies reach; empty: it does not.
 	Routes   string           `json:"routes"`
 	IPsec    string           `json:"ipsec"`
 	Nodes    []ClusterNode    `json:"nodes"`
 	Problems []ClusterProblem `json:"problems"`
+}
+
+// Degraded is one thing that is not as it should be.
+type Degraded struct {
+	// About begins with the controller, as in "cluster/pass".
+	About string `json:"about"`
+	// Text is what is wrong, on one line.
+	Text string `json:"text"`
 }
 
 // ClusterNode is a name for an address that stands in the map destinations.
@@ -97,8 +110,8 @@ func (s *survey) cluster() Cluster {
 		s.Agent.NotReady = typed.Printable(c.NotReady)
 		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
 	}
-	if s.Agent.Running && c.Mode != "" {
-		s.problemOf("mode", "the programs do not suit netfilter's rules on this node and could not be replaced, so Services may not work: %s", c.Mode)
+	if s.Agent.Running {
+		s.degraded(c)
 	}
 	for _, p := range c.Problems {
 		if p.Reason != offLink { // reported from the maps, where it has its effect
@@ -106,6 +119,21 @@ func (s *survey) cluster() Cluster {
 		}
 	}
 	return c
+}
+
+// degraded passes on what the agent found wrong that keeps no pod from being carried.
+func (s *survey) degraded(c Cluster) {
+	if !c.Lost.IsZero() {
+		s.Agent.Lost = c.Lost
+		s.problemOf("lost", "Nodes can't be read since %s (%s): what was known stays in force", c.Lost.Format(time.RFC3339), time.Since(c.Lost).Round(time.Second))
+	}
+	for _, d := range c.Degraded {
+		controller, _, _ := strings.Cut(d.About, "/")
+		if !slices.Contains(s.Agent.Degraded, controller) {
+			s.Agent.Degraded = append(s.Agent.Degraded, typed.Printable(controller))
+		}
+		s.problemOf("degraded "+d.About, "degraded, %s: %s", d.About, d.Text)
+	}
 }
 
 // name says what the agent has left of this node, and gives the peers their names.

@@ -125,9 +125,22 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 			},
 			[]string{"no agent is running"},
 		},
-		"a mode that is not to be had": {
-			func(n *node) { n.cluster(Cluster{Mode: "somebody holds the lock"}) },
-			[]string{"may not work: somebody holds the lock"},
+		"degraded": {
+			func(n *node) {
+				n.cluster(Cluster{Degraded: []Degraded{{"mode/netfilter's translation", "Services may not work"}, {"cluster/pass", "map destinations is full"}}})
+			},
+			[]string{"degraded, mode/netfilter's translation: Services may not work", "degraded, cluster/pass: map destinations is full"},
+		},
+		"the source of Nodes is lost": {
+			func(n *node) { n.cluster(Cluster{Lost: time.Now().Add(-time.Hour)}) },
+			[]string{"(1h0m0s): what was known stays in force"},
+		},
+		"degraded, said before the agent died": {
+			func(n *node) {
+				n.cluster(Cluster{Degraded: []Degraded{{"cluster/pass", "map destinations is full"}}, Lost: time.Now()})
+				n.agent.Release()
+			},
+			[]string{"no agent is running"},
 		},
 		"not ready, and nothing pinned": {
 			func(n *node) {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -55,6 +56,10 @@ type Agent struct {
 	Ready bool `json:"ready"`
 	// NotReady is why it can't, while the agent runs.
 	NotReady string `json:"not_ready"`
+	// Degraded are the controllers with problems that keep no pod from being carried.
+	Degraded []string `json:"degraded"`
+	// Lost is since when the agent can't read Nodes; zero: it can.
+	Lost time.Time `json:"lost,omitzero"`
 }
 
 // Node is this node as the map config has it.
@@ -113,6 +118,7 @@ type survey struct {
 func (r Reader) Survey() (Status, error) {
 	s := survey{Reader: r, Status: Status{
 		// Empty lists, not null, for who reads the JSON.
+		Agent:       Agent{Degraded: []string{}},
 		Node:        Node{Addresses: []netip.Addr{}, PodCIDRs: []netip.Prefix{}},
 		Uplinks:     []Uplink{},
 		Programs:    []Program{},
