@@ -68,12 +68,12 @@ func LoadConfig(kubeconfig string) (*rest.Config, error) {
 // the API can't be reached it goes on trying and says so with an Update that has
 // an error; what was delivered before is never taken back for that.
 func (a API) Run(ctx context.Context, deliver func(Update)) error {
-	client, err := NewClient(a.attentive())
+	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
+	client, err := NewClient(a.attentive(s))
 	if err != nil {
 		return err
 	}
 	nodes := cache.NewListWatchFromClient(client, "nodes", metav1.NamespaceAll, fields.Everything())
-	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := nodes.ListWithContext(ctx, o)
@@ -82,7 +82,9 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := nodes.WatchWithContext(ctx, o)
-			s.noteError("watch Nodes", err)
+			if err == nil || o.SendInitialEvents == nil { // an API server that can't stream the list is asked for one
+				s.noteError("watch Nodes", err)
+			}
 			return w, err
 		},
 	}
@@ -94,14 +96,14 @@ func (a API) Run(ctx context.Context, deliver func(Update)) error {
 }
 
 // attentive is how to reach an API that may not be silent for long.
-func (a API) attentive() *rest.Config {
+func (a API) attentive(s *store) *rest.Config {
 	heard := a.Heard
 	if heard == nil {
 		heard = func() {}
 	}
 	most := cmp.Or(a.limits, usualLimits())
 	config := rest.CopyConfig(a.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return attentive{next, most, heard} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return attentive{next, most, heard, s.noteAnswer} })
 	return config
 }
 
@@ -117,6 +119,9 @@ type store struct {
 	nodes    map[string]plan.Node
 	complete bool // a whole list has arrived
 	lastErr  string
+	// unanswered: the newest request was not answered. client-go repeats a watch that times out ten times, and then says
+	// that it is an empty one.
+	unanswered bool
 }
 
 // Transformer makes the reflector shed what is not needed of each object before
@@ -199,12 +204,27 @@ func (s *store) publish() {
 	s.deliver(Update{Nodes: list, Changed: time.Now()})
 }
 
+// noteAnswer notes that a request was answered, or why it was not.
+func (s *store) noteAnswer(r *http.Request, err error) {
+	s.mu.Lock()
+	s.unanswered = err != nil
+	s.mu.Unlock()
+	if err == nil {
+		return // what it says is for the caller to note
+	}
+	what := "list Nodes"
+	if r.URL.Query().Get("watch") != "" {
+		what = "watch Nodes"
+	}
+	s.noteError(what, err)
+}
+
 // noteError reports a failed request, once, and delivers again after the first that works.
 func (s *store) noteError(what string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		if s.lastErr != "" {
+		if s.lastErr != "" && !s.unanswered {
 			s.lastErr = ""
 			s.publish()
 		}

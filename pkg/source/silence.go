@@ -28,6 +28,8 @@ type attentive struct {
 	next   http.RoundTripper
 	limits limits
 	heard  func()
+	// answered is told of each request whether it was.
+	answered func(*http.Request, error)
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -39,8 +41,10 @@ func (a attentive) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		err = b.explain(err)
 		b.stop()
+		a.answered(r, err)
 		return nil, err
 	}
+	a.answered(r, nil)
 	b.timer.Stop()
 	b.timer = time.AfterFunc(a.limits.silence, func() { cancel(silentFor(a.limits.silence)) })
 	a.heard()

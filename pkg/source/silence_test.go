@@ -195,7 +195,7 @@ func TestSilenceWithinAnAnswer(t *testing.T) {
 	}))
 	defer srv.Close()
 	defer close(end)
-	client := &http.Client{Transport: attentive{http.DefaultTransport, limits{100 * time.Millisecond, 200 * time.Millisecond}, func() {}}}
+	client := &http.Client{Transport: attentive{http.DefaultTransport, limits{100 * time.Millisecond, 200 * time.Millisecond}, func() {}, func(*http.Request, error) {}}}
 	if _, err := client.Get(srv.URL + "/late"); err == nil || !strings.Contains(err.Error(), "nothing heard for 100ms") { //nolint:bodyclose // there is none
 		t.Errorf("no answer: %v", err)
 	}
@@ -222,4 +222,40 @@ func TestSilenceWithinAnAnswer(t *testing.T) {
 		t.Errorf("a request that its owner gave up: %v", err)
 	}
 	_ = response.Body.Close()
+}
+
+// client-go repeats a watch that times out, and then takes it for an empty one: neither may hide that nobody answers.
+func TestWatchThatNobodyAnswers(t *testing.T) {
+	f := &fakeAPI{nodes: map[string]corev1.Node{}, events: map[chan []byte]bool{}, version: 1}
+	var gone atomic.Bool
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		if gone.CompareAndSwap(false, q.Get("watch") != "" && q.Get("sendInitialEvents") == ""); gone.Load() {
+			<-r.Context().Done()
+			return
+		}
+		f.ServeHTTP(w, r)
+	}))
+	defer srv.Close()
+	updates := make(chan Update, 100)
+	api := API{Config: &rest.Config{Host: srv.URL}, Log: slog.New(slog.DiscardHandler), limits: limits{answer: 200 * time.Millisecond, silence: time.Minute}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- api.Run(ctx, func(u Update) { updates <- u }) }()
+	defer func() { cancel(); <-done }()
+	await(t, updates, "first list", func(u Update) bool { return u.Err == nil })
+	lost := await(t, updates, "loss", func(u Update) bool { return true })
+	if lost.Err == nil || !strings.HasPrefix(lost.Err.Error(), "watch Nodes from "+srv.URL+": nothing heard for 200ms") {
+		t.Errorf("told %+v", lost)
+	}
+	for deadline := time.After(4 * time.Second); ; { // longer than ten attempts take
+		select {
+		case u := <-updates:
+			if u.Err == nil {
+				t.Errorf("then told %+v", u)
+			}
+		case <-deadline:
+			return
+		}
+	}
 }
