@@ -280,7 +280,7 @@ func TestFullMap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer raw.Close()
+		t.Cleanup(func() { _ = raw.Close() })
 		path := filepath.Join(dir, fmt.Sprint(kind.Type, kind.Flags))
 		if err := raw.Pin(path); err != nil {
 			t.Fatal(err)
@@ -290,7 +290,7 @@ func TestFullMap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer m.Close()
+		t.Cleanup(func() { _ = m.Close() })
 		for i := range uint32(2) {
 			if err := m.Put(prefix{32, i}, value{}); err != nil {
 				t.Fatal(err)

@@ -28,7 +28,7 @@ func tolerable(err error) error { return partsOf(err, false) }
 
 func partsOf(err error, hindering bool) error {
 	_, hinders := errors.AsType[obstacle](err)
-	joined, several := err.(interface{ Unwrap() []error }) //nolint:errorlint // what wraps a joined error says something of all of it
+	joined, several := err.(interface{ Unwrap() []error }) // what wraps a joined error says something of all of it
 	switch {
 	case err == nil || !hinders && hindering:
 		return nil

@@ -87,8 +87,8 @@ func (k *kinds) admit(r slog.Record, log slog.Handler) bool {
 	return false
 }
 
-// summarize logs what was held back, of each kind once the interval is over; of all kinds if last.
-func (k *kinds) summarize(now time.Time, last bool) {
+// sumUp logs what was held back, of each kind once the interval is over; of all kinds if last.
+func (k *kinds) sumUp(now time.Time, last bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for kind, l := range k.lines {
@@ -110,10 +110,10 @@ func (k *kinds) summarize(now time.Time, last bool) {
 // run logs what is held back, until ctx ends.
 func (q *quiet) run(ctx context.Context) error {
 	err := repeat(ctx, func() time.Duration {
-		q.kinds.summarize(time.Now(), false)
+		q.kinds.sumUp(time.Now(), false)
 		return retry
 	})
-	q.kinds.summarize(time.Now(), true)
+	q.kinds.sumUp(time.Now(), true)
 	return err
 }
 

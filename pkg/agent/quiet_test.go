@@ -35,11 +35,11 @@ func TestRepetitionsAreSummedUp(t *testing.T) {
 				t.Errorf("at first: %d lines", got)
 			}
 		}
-		q.kinds.summarize(start.Add(time.Duration(minute)*summaryInterval+summaryInterval/2), false)
+		q.kinds.sumUp(start.Add(time.Duration(minute)*summaryInterval+summaryInterval/2), false)
 		if minute == 0 && out.Len() != 0 {
 			t.Errorf("summed up before the minute was over: %s", out)
 		}
-		q.kinds.summarize(start.Add(time.Duration(minute+1)*summaryInterval+time.Second), false)
+		q.kinds.sumUp(start.Add(time.Duration(minute+1)*summaryInterval+time.Second), false)
 		said := out.String()
 		if got := lines(); got != 3 || strings.Count(said, "repeated=") != 3 || strings.Count(said, "try=99") != 3 {
 			t.Errorf("minute %d: %d lines, want one of each kind, with the last: %s", minute, got, said)
@@ -49,9 +49,9 @@ func TestRepetitionsAreSummedUp(t *testing.T) {
 	if got := lines(); got != 1 {
 		t.Errorf("another message: %d lines", got)
 	}
-	q.kinds.summarize(time.Now().Add(20*summaryInterval), false) // what was held back
+	q.kinds.sumUp(time.Now().Add(20*summaryInterval), false) // what was held back
 	lines()
-	q.kinds.summarize(time.Now().Add(40*summaryInterval), false)
+	q.kinds.sumUp(time.Now().Add(40*summaryInterval), false)
 	if got := lines(); got != 0 || len(q.kinds.lines) != 0 {
 		t.Errorf("when all is calm: %d lines, %d kinds are kept", got, len(q.kinds.lines))
 	}
@@ -68,7 +68,7 @@ func TestHeldLinesAreToldAtTheEnd(t *testing.T) {
 		log.With("from", "here").WithGroup("g").Info("again", "a", 1)
 	}
 	out.Reset()
-	q.kinds.summarize(time.Now(), true)
+	q.kinds.sumUp(time.Now(), true)
 	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "msg=again from=here g.repeated=3") || !strings.Contains(got, "g.a=1") {
 		t.Errorf("told %q", got)
 	}
@@ -79,7 +79,7 @@ func TestDebugHasEveryLine(t *testing.T) {
 	for range 100 {
 		log.Info("again")
 	}
-	if q.kinds.summarize(time.Now(), true); strings.Count(out.String(), "\n") != 100 {
+	if q.kinds.sumUp(time.Now(), true); strings.Count(out.String(), "\n") != 100 {
 		t.Errorf("%d lines", strings.Count(out.String(), "\n"))
 	}
 }
