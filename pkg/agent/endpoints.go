@@ -137,8 +137,11 @@ func (c *endpointController) reportRepairs() {
 	}
 }
 
-// inspect has a pass begin at once when the program is missing from a pod's link.
+// inspect has a pass begin at once when the program is missing from a pod's link, where the kernel does not tell.
 func (c *endpointController) inspect(s *state) error {
+	if c.dp.RemovalIsTold() {
+		return nil
+	}
 	for _, e := range s.view.endpoints {
 		if !s.view.alive(e) {
 			continue

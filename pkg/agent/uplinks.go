@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -134,13 +133,13 @@ func (c *uplinkController) detach(s *state) error {
 	for _, l := range s.view.uplinks {
 		uplink[int(l.Index)] = true
 	}
-	all, err := c.dp.Attachments()
+	all, err := c.dp.Attachments(attach.UplinkHooks()...)
 	if err != nil {
 		return err
 	}
 	former := map[int]bool{}
 	for _, a := range all {
-		if !uplink[a.Ifindex] && slices.Contains(attach.UplinkHooks(), a.Hook) {
+		if !uplink[a.Ifindex] {
 			former[a.Ifindex] = true
 		}
 	}

@@ -81,17 +81,15 @@ func (a Attacher) removeLink(ifindex int, hook Hook) error {
 
 func (a Attacher) linkState(ifindex int, hook Hook) (State, error) {
 	path := a.Dir.Link(string(hook), ifindex)
-	l, err := openLink(path)
-	if l == nil || err != nil {
-		return State{}, err
+	info, err := readLink(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, nil
 	}
-	defer l.Close()
-	info, err := l.Info()
 	if err != nil {
 		return State{}, fmt.Errorf("read link %s: %w", path, err)
 	}
-	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != ifindex {
+	if info.kind != linkTCX || int(info.ifindex) != ifindex {
 		return State{}, nil
 	}
-	return State{Mode: TCX, ProgramID: info.Program}, nil
+	return State{Mode: TCX, ProgramID: info.program}, nil
 }

@@ -120,10 +120,12 @@ type Datapath struct {
 	// programs are the loaded ones by name. Reconfigure replaces them, so running is
 	// held while one is used or compared with what is attached.
 	programs map[string]*ebpf.Program
+	ids      map[string]ebpf.ProgramID // of programs
 	running  sync.RWMutex
 	// changes serialises attaching, detaching and replacing.
 	changes sync.Mutex
 	qdiscs  qdiscs
+	tcx     bool // programs are attached by tcx, else by clsact
 }
 
 // Program returns a loaded program by its name, such as ec_from_pod, as long as
@@ -154,6 +156,7 @@ func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) erro
 	next, err := Load(ctx, opts)
 	if err == nil {
 		d.programs, next.programs = next.programs, d.programs
+		d.ids = next.ids
 	}
 	if begun {
 		d.running.Unlock()

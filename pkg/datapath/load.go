@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
 )
@@ -58,7 +59,7 @@ func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, er
 		return nil, err
 	}
 	defer loading.Release()
-	l := &loader{opts: opts, at: at, qdiscs: qdiscs{stateDir: opts.StateDir}}
+	l := &loader{opts: opts, at: at, tcx: found.TCX && opts.Attach != attach.Clsact, qdiscs: qdiscs{stateDir: opts.StateDir}}
 	defer func() { l.pods.Release() }()
 	if err := l.run(ctx); err != nil {
 		l.close()
@@ -80,10 +81,12 @@ func explainMemory(err error) error {
 type loader struct {
 	opts     Options
 	at       func(step) error
+	tcx      bool
 	qdiscs   qdiscs
 	spec     *ebpf.CollectionSpec
 	tables   *migrate.Tables
 	programs map[string]*ebpf.Program
+	ids      map[string]ebpf.ProgramID
 	pods     *bpffs.Lock // the node's lock, which excludes the plugin; nil: not held
 }
 
@@ -180,10 +183,21 @@ func (l *loader) openTables() (err error) {
 	return err
 }
 
-// loadPrograms loads the programs, which runs the verifier.
+// loadPrograms loads the programs, which runs the verifier. What identifies them is read once: the kernel's answer has
+// a whole program in it.
 func (l *loader) loadPrograms() (err error) {
-	l.programs, err = l.loadCollection(l.spec)
-	return err
+	if l.programs, err = l.loadCollection(l.spec); err != nil {
+		return err
+	}
+	l.ids = make(map[string]ebpf.ProgramID, len(l.programs))
+	for name, p := range l.programs {
+		info, err := p.Info()
+		if err != nil {
+			return fmt.Errorf("read program %s: %w", name, err)
+		}
+		l.ids[name], _ = info.ID()
+	}
+	return nil
 }
 
 // loadCollection loads programs with the maps of tables.
@@ -203,7 +217,9 @@ func (l *loader) fill() error { return l.tables.Fill() }
 
 // finish makes the result of a run that succeeded.
 func (l *loader) finish() *Datapath {
-	return &Datapath{Maps: wrapMaps(l.tables.Release()), opts: l.opts, programs: l.programs, qdiscs: l.qdiscs}
+	return &Datapath{
+		Maps: wrapMaps(l.tables.Release()), opts: l.opts, programs: l.programs, ids: l.ids, qdiscs: l.qdiscs, tcx: l.tcx,
+	}
 }
 
 func (l *loader) close() {

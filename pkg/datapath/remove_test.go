@@ -114,7 +114,7 @@ func TestFiltersThatNobodyRecorded(t *testing.T) {
 	addClsact(t, theirs)
 	addFilter(t, theirs, dp.Program("ec_to_uplink"))
 	check(t, dp.AttachUplink(theirs))
-	all, err := dp.Attachments()
+	all, err := dp.Attachments(attach.Hooks()...)
 	check(t, err)
 	if len(all) != 2 || all[0].Ifindex != theirs || all[1].Ifindex != theirs {
 		t.Errorf("attachments %+v, want both of interface %d", all, theirs)
@@ -158,7 +158,7 @@ func TestUplinksComeAndGo(t *testing.T) {
 					}
 				}
 			}
-			all, err := dp.Attachments()
+			all, err := dp.Attachments(attach.Hooks()...)
 			check(t, err)
 			if len(all) != 2 {
 				t.Errorf("attachments %+v", all)

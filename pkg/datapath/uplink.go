@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
@@ -57,32 +55,28 @@ func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	id, err := d.programID(hook.Program())
-	return err == nil && state.Mode != "" && state.ProgramID == id, err
+	id, loaded := d.ids[hook.Program()]
+	if !loaded {
+		return false, fmt.Errorf("no program %s is loaded", hook.Program())
+	}
+	return state.Mode != "" && state.ProgramID == id, nil
 }
 
-// programID returns the ID of a loaded program. The caller holds running.
-func (d *Datapath) programID(name string) (ebpf.ProgramID, error) {
-	p := d.programs[name]
-	if p == nil {
-		return 0, fmt.Errorf("no program %s is loaded", name)
-	}
-	info, err := p.Info()
-	if err != nil {
-		return 0, fmt.Errorf("read program %s: %w", name, err)
-	}
-	id, _ := info.ID()
-	return id, nil
-}
+// RemovalIsTold reports whether the kernel notifies of a program's removal. It does of clsact's filters and qdiscs, but a
+// tcx link can be removed unnoticed.
+func (d *Datapath) RemovalIsTold() bool { return !d.tcx }
 
-// Attachments lists the places of all programs of ours that are attached.
-func (d *Datapath) Attachments() ([]attach.Place, error) {
+// Attachments lists the places with these hooks at which programs of ours are attached.
+func (d *Datapath) Attachments(hooks ...attach.Hook) ([]attach.Place, error) {
 	places, err := knownPlaces(d.opts)
 	if err != nil {
 		return nil, err
 	}
 	var out []attach.Place
 	for _, p := range places {
+		if !slices.Contains(hooks, p.Hook) {
+			continue
+		}
 		state, err := d.opts.attacher().Attached(p.Ifindex, p.Hook)
 		if err != nil {
 			return nil, err
