@@ -182,12 +182,12 @@ func (a *agent) work(ctx context.Context) error {
 	}
 	a.mode.report()
 	l := newLoop(a.node, a.mode, a.sysctls, standing, a.published)
-	nodes, network := newLatest(), make(chan struct{}, 1)
+	nodes := newLatest()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.followNodes(ctx, nodes.put) })
-	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, network) })
-	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, network) })
-	g.Go(func() error { return l.run(ctx, nodes, network) })
+	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, l.alarm) })
+	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, l.alarm) })
+	g.Go(func() error { return l.run(ctx, nodes) })
 	g.Go(func() error { return a.mode.run(ctx) })
 	g.Go(func() error { return a.quiet.run(ctx) })
 	g.Go(func() error { return a.releaseLeftovers(ctx) })
@@ -217,21 +217,15 @@ func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error 
 	return g.Wait()
 }
 
-// followNetwork wakes the loop after changes of the network. A
+// followNetwork has the loop hear what changes in the network. A
 // subscription that breaks is made anew, and whatever it missed is looked for.
 func (a *agent) followNetwork(
-	ctx context.Context, what string, watch func(context.Context, func()) error, network chan<- struct{},
+	ctx context.Context, what string, watch func(context.Context, func(device.Event)) error, loop *alarm,
 ) error {
-	wake := func() {
-		select {
-		case network <- struct{}{}:
-		default: // one is waiting already
-		}
-	}
 	return repeat(ctx, func() time.Duration {
-		if err := watch(ctx, wake); ctx.Err() == nil {
+		if err := watch(ctx, loop.hear); ctx.Err() == nil {
 			a.log.Warn("changes can't be followed, trying again", "about", what, "error", err)
-			wake()
+			loop.hear(device.Event{Kind: device.Lost})
 		}
 		return retry
 	})

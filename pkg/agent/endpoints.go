@@ -18,6 +18,8 @@ import (
 type endpointController struct {
 	*node
 	orphans  orphans
+	known    *podView                       // of the newest look
+	listed   stamp                          // of the directory of state files, before that look
 	repaired map[string][]endpoint.Endpoint // those of this pass, by what they lacked
 }
 
@@ -29,9 +31,18 @@ func atOnce() context.Context {
 	return ctx
 }
 
+// changed reports whether pods have come or gone since they were looked at.
+func (c *endpointController) changed() bool { return stampOf(endpoint.Dir(c.cfg.State)) != c.listed }
+
+// note is called before pods are looked at.
+func (c *endpointController) note() { c.listed = stampOf(endpoint.Dir(c.cfg.State)) }
+
 // reconcile repairs what is damaged and releases what is nobody's. A failure with
 // one endpoint is not the node's, which goes on carrying the others.
 func (c *endpointController) reconcile(s *state) error {
+	if !s.pods {
+		return nil
+	}
 	c.repaired = map[string][]endpoint.Endpoint{}
 	contested := map[string]error{}
 	for _, e := range s.view.endpoints {

@@ -12,12 +12,12 @@ import (
 
 const (
 	// resync is how often everything is looked at without a reason.
-	resync = 15 * time.Second
+	resync = 20 * time.Second
 	// inspectInterval is how often what can vanish without a notice is looked for: pins,
 	// attachments, files, sysctls.
 	inspectInterval = 400 * time.Millisecond
-	// passDelay is how long after a change the next pass begins, minPassInterval the least time between the
-	// beginnings of two: changes come in crowds.
+	// passDelay is how long after a change the next pass begins, minPassInterval the least time between two:
+	// changes come in crowds.
 	passDelay       = 20 * time.Millisecond
 	minPassInterval = 250 * time.Millisecond
 	// firstListTimeout is how long the first pass waits for the Nodes, which most often are about to arrive.
@@ -44,27 +44,18 @@ type loop struct {
 	steps     []step
 	errs      []error   // of each step, the newest time it was taken
 	failing   time.Time // since when there has always been one; zero: there is none
+
+	alarm  *alarm
+	intent *intent // of the newest plan
 }
 
 // run works until ctx ends: after every change of the Nodes and of the network,
 // and periodically.
-func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) error {
-	var (
-		last time.Time
-		due  = time.Now().Add(firstListTimeout)
-		full = time.NewTimer(firstListTimeout)
-		tick = time.NewTicker(inspectInterval)
-	)
-	defer full.Stop()
+func (l *loop) run(ctx context.Context, nodes *latest) error {
+	due := newSchedule(firstListTimeout)
+	defer due.timer.Stop()
+	tick := time.NewTicker(inspectInterval)
 	defer tick.Stop()
-	// within brings the next pass forward and never puts it off: on a busy network
-	// events may never cease.
-	within := func(d time.Duration) {
-		if at := time.Now().Add(d); at.Before(due) {
-			due = at
-			full.Reset(d)
-		}
-	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -73,11 +64,11 @@ func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) 
 			if !l.accept(nodes.take()...) {
 				l.judge()
 			} else if l.view == nil || !l.replan(ctx) {
-				within(0)
+				due.within(0)
 			}
-			within(l.next)
-		case <-network:
-			within(max(passDelay, minPassInterval-time.Since(last)))
+			due.within(l.next)
+		case <-l.alarm.rings:
+			due.called(l.alarm.called())
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.mode.follow(time.Now())
@@ -85,17 +76,15 @@ func (l *loop) run(ctx context.Context, nodes *latest, network <-chan struct{}) 
 				l.judge()
 			}
 			if l.view != nil && l.inspect(ctx) {
-				within(max(0, l.next-time.Since(last)))
+				due.within(max(0, l.next-time.Since(due.ended)))
 			}
 		case o := <-l.mode.outcomes:
 			l.mode.changed(ctx, o, time.Now())
 			l.judge()
-			within(l.next)
-		case <-full.C:
-			again := l.pass(ctx)
-			last = time.Now()
-			due = last.Add(again)
-			full.Reset(again)
+			due.within(l.next)
+		case <-due.timer.C:
+			whole := due.begin()
+			due.end(l.passOver(ctx, whole))
 		}
 	}
 }
@@ -125,8 +114,15 @@ func (l *loop) accept(said ...source.Update) (news bool) {
 }
 
 // pass looks at everything and puts it right. It returns when to do so again.
-func (l *loop) pass(ctx context.Context) time.Duration {
+func (l *loop) pass(ctx context.Context) time.Duration { return l.passOver(ctx, true) }
+
+// passOver is a pass over the whole node, or over what events may have been about: the network, and pods if some were
+// about those. It returns when the whole node should be looked at again.
+func (l *loop) passOver(ctx context.Context, whole bool) time.Duration {
 	started := time.Now()
+	called := l.alarm.begin()
+	l.whole = whole || l.view == nil
+	l.pods = l.whole || called&ofPods != 0 || l.endpoints.changed()
 	l.next = resync
 	if l.doSteps(ctx, onLook) {
 		l.makePlan()
@@ -134,7 +130,7 @@ func (l *loop) pass(ctx context.Context) time.Duration {
 	}
 	l.judge()
 	l.status.took(kindPass, started)
-	l.log.Debug("pass", "took", time.Since(started), "destinations", len(l.cluster.applied), "routes", len(l.cluster.routes))
+	l.log.Debug("pass", "took", time.Since(started), "whole", l.whole, "pods", l.pods, "destinations", len(l.cluster.applied), "routes", len(l.cluster.routes))
 	return l.next
 }
 
@@ -150,10 +146,13 @@ func (l *loop) replan(ctx context.Context) bool {
 }
 
 // inspect looks for what can be taken away without a notice and puts it back. It
-// reports whether the whole node should be looked at.
+// reports whether the whole node should be looked at. Pods that come and go are seen here as well.
 func (l *loop) inspect(ctx context.Context) bool {
 	defer l.status.took(kindInspect, time.Now())
 	l.next = resync
+	if l.endpoints.changed() {
+		l.alarm.ring(casual | ofPods)
+	}
 	return !l.doSteps(ctx, onTick) || l.next == 0
 }
 
@@ -161,14 +160,22 @@ func (l *loop) inspect(ctx context.Context) bool {
 func (l *loop) look(s *state) error {
 	// The map first, the state files after it: the plugin writes in the other
 	// order, so an entry that no file explains belongs to nobody.
-	have, err := l.dp.Maps.Destinations.Content()
+	have, err := l.cluster.applied, error(nil)
+	if s.whole {
+		if have, err = l.dp.Maps.Destinations.Content(); err != nil {
+			return err
+		}
+	}
+	known := l.endpoints.known
+	if s.pods {
+		known = nil
+		l.endpoints.note()
+	}
+	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, known)
 	if err != nil {
 		return err
 	}
-	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks)
-	if err != nil {
-		return err
-	}
+	l.endpoints.known = &v.podView
 	l.complaints.note("endpoints/state files", v.incomplete)
 	if err := l.uplinks.complete(v); err != nil {
 		return err
@@ -184,4 +191,6 @@ func (l *loop) makePlan() {
 		Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 	})
 	l.standing = l.plan.Standing
+	l.intent = newIntent(&l.state.plan)
+	l.alarm.outline.Store(newOutline(l.view, l.intent, l.dp.RemovalIsTold()))
 }

@@ -33,7 +33,9 @@ type state struct {
 	lost      time.Time // since when there has been a sourceErr
 	view      *view     // of the newest look that succeeded; nil: none has
 	plan      plan.Result
-	next      time.Duration // until the next pass; only lookAgain changes it
+	next      time.Duration // until the next pass over the whole node; only lookAgain changes it
+	// whole says that this pass looks at everything, pods that it looks at pods. Else it goes by what an earlier one found.
+	whole, pods bool
 }
 
 // lookAgain has the next pass begin within d, at once with 0.
@@ -63,6 +65,7 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 		uplinks:   &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
 		endpoints: &endpointController{node: n, orphans: newOrphans()},
 		files:     &fileController{node: n},
+		alarm:     newAlarm(),
 	}
 	forwarding := func(s *state) error { return l.sysctls.ensureForwarding(s.view.uplinkNames()) }
 	ports := func(*state) error { return l.sysctls.ensurePorts(l.cfg.SnatLow, l.cfg.SnatHigh) }

@@ -133,6 +133,9 @@ func (c *uplinkController) detach(s *state) error {
 	for _, l := range s.view.uplinks {
 		uplink[int(l.Index)] = true
 	}
+	if !s.whole && !c.anyFormer(uplink) {
+		return nil
+	}
 	all, err := c.dp.Attachments(attach.UplinkHooks()...)
 	if err != nil {
 		return err
@@ -158,6 +161,16 @@ func (c *uplinkController) detach(s *state) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// anyFormer reports whether an interface has our programs as far as is known, and is no uplink.
+func (c *uplinkController) anyFormer(uplink map[int]bool) bool {
+	for index := range c.attached {
+		if !uplink[int(index)] {
+			return true
+		}
+	}
+	return false
 }
 
 // deleteEntries removes the entries of interfaces that are no uplinks, but for

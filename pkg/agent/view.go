@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -19,12 +17,10 @@ type view struct {
 	addresses []device.Address
 	local     []netip.Prefix
 	routes    []device.Route
-	// podRoutes are those of routes that lead to one address, by their link.
+	// podRoutes are those of our routes that lead to one address, by their link.
 	podRoutes map[int][]device.Route
-	endpoints []endpoint.Endpoint
-	// incomplete says of which endpoints the state can't be read; nil: of none.
-	incomplete error
-	uplinks    []plan.Link
+	podView
+	uplinks []plan.Link
 	// away is how many of the uplinks lead out no more, for a moment; recent are addresses that they had.
 	away   int
 	recent []netip.Addr
@@ -33,36 +29,51 @@ type view struct {
 	rules     []device.Rule
 	policies  []device.Policy
 	broadcast []netip.Prefix
+}
+
+// podView is what is looked at only when something may have changed about pods.
+type podView struct {
+	endpoints []endpoint.Endpoint
+	// incomplete says of which endpoints the state can't be read; nil: of none.
+	incomplete error
 	// neighbours are those of each link.
 	neighbours map[int][]device.Neighbour
 }
 
-// look lists everything anew.
-func look(host *device.Handle, stateDir string, named []string) (*view, error) {
-	v := &view{links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}, neighbours: map[int][]device.Neighbour{}}
-	// The state files first: what they describe was there before they were written.
+func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
 	// An endpoint whose file is broken is not repaired; the others are.
 	v.endpoints, v.incomplete = endpoint.List(stateDir)
+	all, err := host.Neighbours(0)
+	v.neighbours = map[int][]device.Neighbour{}
+	for _, n := range all {
+		v.neighbours[n.Index] = append(v.neighbours[n.Index], n)
+	}
+	return v, err
+}
+
+// look lists everything anew, or takes over what is known of pods.
+func look(host *device.Handle, stateDir string, named []string, known *podView) (*view, error) {
+	v := &view{links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}}
 	var links []device.Link
-	var neighbours []device.Neighbour
-	var errs [6]error
-	links, errs[0] = host.Links()
-	v.addresses, errs[1] = host.Addresses()
-	v.local, errs[2] = host.LocalPrefixes()
-	v.broadcast, errs[3] = host.BroadcastAddresses()
+	var errs [5]error
+	// The state files first: what they describe was there before they were written.
+	if known != nil {
+		v.podView = *known
+	} else {
+		v.podView, errs[0] = lookAtPods(host, stateDir)
+	}
+	links, errs[1] = host.Links()
+	v.addresses, errs[2] = host.Addresses()
+	v.local, v.broadcast, errs[3] = host.LocalTable()
 	errs[4] = v.lookAtRoutes(host)
-	neighbours, errs[5] = host.Neighbours(0)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	for _, l := range links {
 		v.links[l.Index] = l
 	}
-	for _, n := range neighbours {
-		v.neighbours[n.Index] = append(v.neighbours[n.Index], n)
-	}
 	for _, r := range v.routes {
-		if r.Dst.IsSingleIP() {
+		if r.Protocol == device.Protocol && r.Dst.IsSingleIP() {
 			v.podRoutes[r.Index] = append(v.podRoutes[r.Index], r)
 		}
 	}
@@ -72,23 +83,14 @@ func look(host *device.Handle, stateDir string, named []string) (*view, error) {
 
 // lookAtRoutes lists what decides on packets' ways.
 func (v *view) lookAtRoutes(host *device.Handle) (err error) {
-	if v.routes, err = host.Routes(); err != nil {
+	if v.routes, err = host.RoutesAndOwn6(); err != nil {
 		return err
 	}
 	if v.rules, err = device.Rules(); err != nil {
 		return err
 	}
-	tables := map[int]bool{}
-	for _, r := range v.rules {
-		tables[r.Table] = true
-	}
-	for _, usual := range []int{unix.RT_TABLE_UNSPEC, unix.RT_TABLE_LOCAL, unix.RT_TABLE_MAIN, unix.RT_TABLE_DEFAULT} {
-		delete(tables, usual)
-	}
-	if len(tables) > 0 {
-		if v.others, err = host.TableRoutes(tables); err != nil {
-			return err
-		}
+	if v.others, err = host.TableRoutes(v.tables()); err != nil {
+		return err
 	}
 	v.policies, err = device.Policies()
 	return err
@@ -110,7 +112,8 @@ func (v *view) stackRoutes() string {
 }
 
 // findUplinks returns the interfaces that lead out of the node, by index: the
-// named ones, or all Ethernet interfaces that IPv4 routes lead to.
+// named ones, or all Ethernet interfaces that IPv4 routes lead to. One that has only
+// routes to single addresses is no way out: it leads to another network's pod or guest.
 func (v *view) findUplinks(named []string) []plan.Link {
 	chosen := map[int]bool{}
 	if len(named) > 0 {
@@ -119,7 +122,7 @@ func (v *view) findUplinks(named []string) []plan.Link {
 		}
 	} else {
 		for _, r := range v.routes {
-			if r.Protocol == device.Protocol || !r.Dst.Addr().Is4() {
+			if r.Protocol == device.Protocol || !r.Dst.Addr().Is4() || r.Dst.IsSingleIP() {
 				continue
 			}
 			for _, index := range append([]int{r.Index}, r.Hops...) {

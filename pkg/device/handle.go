@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +21,8 @@ const maxDumps = 20
 
 // Handle is a netlink socket in one network namespace. Several goroutines may call its methods.
 type Handle struct {
-	nl *netlink.Handle
+	nl    *netlink.Handle
+	lists *nl.SocketHandle // for lists
 }
 
 // Open returns a Handle in the namespace of the calling goroutine's thread.
@@ -29,7 +31,12 @@ func Open() (*Handle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	return &Handle{nl: h}, nil
+	lists, err := openStrict()
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("open netlink socket for lists: %w", err)
+	}
+	return &Handle{nl: h, lists: lists}, nil
 }
 
 // OpenIn returns a Handle in the namespace ns, which may be closed afterwards.
@@ -42,8 +49,11 @@ func OpenIn(ns *NetNS) (*Handle, error) {
 	return h, err
 }
 
-// Close closes the socket.
-func (h *Handle) Close() { h.nl.Close() }
+// Close closes the sockets.
+func (h *Handle) Close() {
+	h.nl.Close()
+	h.lists.Close()
+}
 
 // dump repeats list while the kernel reports that entries changed meanwhile.
 func dump[T any](list func() ([]T, error)) ([]T, error) {

@@ -84,19 +84,6 @@ func (h *Handle) CreateVeth(v Veth) (Link, error) {
 	return h.LinkByName(v.Name)
 }
 
-// Links lists all links.
-func (h *Handle) Links() ([]Link, error) {
-	list, err := dump(h.nl.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	links := make([]Link, len(list))
-	for i, l := range list {
-		links[i] = convert(l)
-	}
-	return links, nil
-}
-
 // LinkByName finds a link. The error matches ErrNotFound.
 func (h *Handle) LinkByName(name string) (Link, error) {
 	return h.link("link "+name, func() (netlink.Link, error) { return h.nl.LinkByName(name) })
@@ -195,24 +182,6 @@ func (h *Handle) AddAddress(index int, p netip.Prefix) error {
 		return fmt.Errorf("add address %s to link %d: %w", p, index, err)
 	}
 	return nil
-}
-
-// Addresses lists the addresses of all links, both families.
-func (h *Handle) Addresses() ([]Address, error) {
-	list, err := dump(func() ([]netlink.Addr, error) { return h.nl.AddrList(nil, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	out := make([]Address, 0, len(list))
-	for _, a := range list {
-		out = append(out, Address{
-			Index: a.LinkIndex, Prefix: prefix(a.IPNet),
-			Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
-			// For IPv6 the same bit means "temporary", which is no less an address.
-			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
-		})
-	}
-	return out, nil
 }
 
 // byIndex is a link by its index alone, for requests.

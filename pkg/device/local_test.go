@@ -74,7 +74,7 @@ func TestWatch(t *testing.T) {
 		}
 	}()
 	noticed := false
-	err := Watch(ctx, func() {
+	err := Watch(ctx, func(Event) {
 		noticed = true
 		cancel()
 	})
@@ -89,7 +89,7 @@ func TestWatchEndsAtOnce(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	started := time.Now()
-	if err := Watch(ctx, func() {}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := Watch(ctx, func(Event) {}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
 	if took := time.Since(started); took > priv.Patience(2*time.Second) {

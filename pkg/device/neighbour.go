@@ -39,25 +39,6 @@ func (h *Handle) DeleteNeighbour(index int, a netip.Addr) error {
 	return nil
 }
 
-// Neighbours lists a link's entries of both families; for index 0 those of all links.
-func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
-	list, err := dump(func() ([]netlink.Neigh, error) { return h.nl.NeighList(index, netlink.FAMILY_ALL) })
-	if err != nil && index == 0 {
-		return nil, fmt.Errorf("list neighbours: %w", err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list neighbours of link %d: %w", index, err)
-	}
-	out := make([]Neighbour, 0, len(list))
-	for _, n := range list {
-		out = append(out, Neighbour{
-			Index: n.LinkIndex, Addr: addr(n.IP), MAC: n.HardwareAddr,
-			Permanent: n.State&netlink.NUD_PERMANENT != 0,
-		})
-	}
-	return out, nil
-}
-
 // Is reports whether the entry is the permanent one that ReplaceNeighbour writes.
 func (n Neighbour) Is(a netip.Addr, mac net.HardwareAddr) bool {
 	return n.Permanent && n.Addr == a && bytes.Equal(n.MAC, mac)

@@ -128,9 +128,9 @@ func (a *ability) ask(now time.Time, kernel func() error) error {
 }
 
 // WatchPolicies is Watch for IPsec policies. While the kernel has no IPsec it waits for it.
-func WatchPolicies(ctx context.Context, changed func()) error {
+func WatchPolicies(ctx context.Context, hear func(Event)) error {
 	return whenThere(ctx, askAgain, func() error {
-		return watch(ctx, changed, "IPsec policies", unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
+		return watch(ctx, hear, "IPsec policies", unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
 	})
 }
 

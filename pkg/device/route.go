@@ -82,53 +82,6 @@ func (h *Handle) DeleteRoute(r Route) error {
 	return nil
 }
 
-// Routes lists the main table, both families.
-func (h *Handle) Routes() ([]Route, error) {
-	return h.routes(&netlink.Route{}, 0)
-}
-
-// TableRoutes lists the IPv4 routes of the given tables.
-func (h *Handle) TableRoutes(tables map[int]bool) ([]Route, error) {
-	filter := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
-	list, err := dump(func() ([]netlink.Route, error) {
-		return h.nl.RouteListFiltered(netlink.FAMILY_V4, filter, netlink.RT_FILTER_TABLE)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	var out []Route
-	for _, r := range list {
-		if tables[r.Table] {
-			route := convertRoute(r)
-			route.Table = r.Table
-			out = append(out, route)
-		}
-	}
-	return out, nil
-}
-
-// OwnRoutes lists the routes of our protocol in the main table, both families.
-func (h *Handle) OwnRoutes() ([]Route, error) {
-	return h.routes(&netlink.Route{Protocol: Protocol}, netlink.RT_FILTER_PROTOCOL)
-}
-
-func (h *Handle) routes(filter *netlink.Route, mask uint64) ([]Route, error) {
-	var out []Route
-	for _, f := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump(func() ([]netlink.Route, error) { return h.nl.RouteListFiltered(f, filter, mask) })
-		if isErrno(err, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) {
-			continue // a kernel without this family
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list routes: %w", err)
-		}
-		for _, r := range list {
-			out = append(out, convertRoute(r))
-		}
-	}
-	return out, nil
-}
-
 func (r Route) netlink() netlink.Route {
 	n := netlink.Route{
 		Dst: ipNet(r.Dst), LinkIndex: r.Index, Protocol: Protocol, Priority: r.Priority, Family: family(r.Dst.Addr()),
@@ -155,23 +108,4 @@ func (r Route) netlink() netlink.Route {
 		n.Src = r.Source.AsSlice()
 	}
 	return n
-}
-
-func convertRoute(n netlink.Route) Route {
-	r := Route{
-		Dst: prefix(n.Dst), Index: n.LinkIndex, Gateway: addr(n.Gw), Source: addr(n.Src), Protocol: int(n.Protocol),
-		Priority: n.Priority, MTU: n.MTU, AdvMSS: n.AdvMSS, Unreachable: n.Type == unix.RTN_UNREACHABLE,
-		Foreign: n.Protocol != Protocol, TOS: n.Tos,
-	}
-	if !r.Dst.IsValid() { // the default route
-		zero := netip.IPv4Unspecified()
-		if n.Family == netlink.FAMILY_V6 {
-			zero = netip.IPv6Unspecified()
-		}
-		r.Dst = netip.PrefixFrom(zero, 0)
-	}
-	for _, hop := range n.MultiPath {
-		r.Hops = append(r.Hops, hop.LinkIndex)
-	}
-	return r
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -177,14 +178,15 @@ func TestWatchNotices(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		watch        func(context.Context, func()) error
+		want         Event
+		watch        func(context.Context, func(Event)) error
 		change, back func() error
 	}{
-		"rule":   {Watch, func() error { return netlink.RuleAdd(rule) }, func() error { return netlink.RuleDel(rule) }},
-		"sysctl": {Watch, filter("2"), filter("1")},
-		"policy": {WatchPolicies, func() error { return netlink.XfrmPolicyAdd(policy) }, netlink.XfrmPolicyFlush},
+		"rule":   {Event{Kind: RuleEvent}, Watch, func() error { return netlink.RuleAdd(rule) }, func() error { return netlink.RuleDel(rule) }},
+		"sysctl": {Event{Kind: SettingEvent, Index: 1}, Watch, filter("2"), filter("1")},
+		"policy": {Event{Kind: PolicyEvent}, WatchPolicies, func() error { return netlink.XfrmPolicyAdd(policy) }, netlink.XfrmPolicyFlush},
 		"default policy": {
-			WatchPolicies, func() error { return setDefault(0, 0, block) }, func() error { return setDefault(0, 0, accept) },
+			Event{Kind: PolicyEvent}, WatchPolicies, func() error { return setDefault(0, 0, block) }, func() error { return setDefault(0, 0, accept) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,7 +214,12 @@ func TestWatchNotices(t *testing.T) {
 				}
 			}()
 			noticed := false
-			err = c.watch(ctx, func() { noticed = true; cancel() })
+			err = c.watch(ctx, func(e Event) {
+				if e.Gone = false; cmp.Equal(e, c.want, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})) {
+					noticed = true
+					cancel()
+				}
+			})
 			<-done
 			if !noticed || !errors.Is(err, context.Canceled) {
 				t.Errorf("noticed %v, error %v", noticed, err)

@@ -60,7 +60,7 @@ var rules = map[string][]string{
 		"github.com/cilium/ebpf/...", "github.com/vishvananda/netlink/...", "golang.org/x/sys/unix",
 	},
 	// Plain values in, plain values out.
-	"pkg/plan": {"maps/..."},
+	"pkg/plan": {"maps/...", "github.com/gaissmai/bart"},
 	// For the types of the objects.
 	"pkg/source": {
 		"pkg/plan", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
@@ -77,7 +77,7 @@ var rules = map[string][]string{
 	},
 	"pkg/agent/...": {
 		"maps/...", "pkg/...",
-		"github.com/prometheus/client_golang/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
+		"github.com/gaissmai/bart", "github.com/prometheus/client_golang/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix", "k8s.io/...",
 	},
 
 	"cmd/internal/cli": {"github.com/spf13/cobra", "github.com/spf13/pflag"},

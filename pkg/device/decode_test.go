@@ -1,0 +1,139 @@
+package device
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// TestListsAreTheKernels compares what is decoded here with what package netlink makes of the same network.
+func TestListsAreTheKernels(t *testing.T) {
+	h, _ := inside(t)
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "one", MTU: 1400}, PeerName: "two"}
+	must(t, netlink.LinkAdd(veth))
+	for name, address := range map[string]string{"one": "10.1.0.1/24", "two": "10.2.0.1/24"} {
+		l, err := netlink.LinkByName(name)
+		must(t, err)
+		must(t, netlink.LinkSetUp(l))
+		a, err := netlink.ParseAddr(address)
+		must(t, err)
+		must(t, netlink.AddrAdd(l, a))
+		must(t, netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(address)), Label: name + ":2", Peer: ipNet(netip.MustParsePrefix("10.3.0.9/32"))}))
+	}
+	one, err := netlink.LinkByName("one")
+	must(t, err)
+	two, err := netlink.LinkByName("two")
+	must(t, err)
+	first, second := one.Attrs().Index, two.Attrs().Index
+	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), MultiPath: []*netlink.NexthopInfo{{LinkIndex: first, Gw: net.ParseIP("10.1.0.9")}, {LinkIndex: second, Gw: net.ParseIP("10.2.0.9")}}}))
+	must(t, netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.9.0.0/16")), LinkIndex: first, Gw: net.ParseIP("10.1.0.8"), Priority: 7, MTU: 1300, AdvMSS: 1200, Tos: 8, Protocol: 186}))
+	must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix("10.8.0.0/16"), Unreachable: true}))
+	must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix("2001:db8:8::/48"), Index: first}))
+	must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix("10.7.0.0/16"), Index: first, Table: 300}))
+	must(t, h.ReplaceNeighbour(first, netip.MustParseAddr("10.1.0.8"), net.HardwareAddr{2, 0, 0, 0, 0, 8}))
+	sorted := cmp.Options{
+		cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}),
+		cmpopts.SortSlices(func(a, b Route) bool { return a.Dst.String() < b.Dst.String() }),
+		cmpopts.SortSlices(func(a, b netip.Prefix) bool { return a.String() < b.String() }),
+	}
+	same := func(what string, want, have any, err error) {
+		t.Helper()
+		if diff := cmp.Diff(want, have, sorted); diff != "" || err != nil {
+			t.Errorf("%s: error %v, -netlink +decoded:\n%s", what, err, diff)
+		}
+	}
+	var links []Link
+	all, err := h.nl.LinkList()
+	must(t, err)
+	for _, l := range all {
+		c := convert(l)
+		c.Flags &= net.FlagUp | net.FlagLoopback
+		links = append(links, c)
+	}
+	have, err := h.Links()
+	same("links", links, have, err)
+	var four, six, policy []Route
+	for table, into := range map[int]*[]Route{unix.RT_TABLE_MAIN: &four, 300: &policy} {
+		found, err := h.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		must(t, err)
+		for _, r := range found {
+			*into = append(*into, asDecoded(r))
+		}
+	}
+	found, err := h.nl.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{}, 0)
+	must(t, err)
+	for _, r := range found {
+		six = append(six, asDecoded(r))
+	}
+	both, err := h.Routes()
+	same("routes", append(four, six...), both, err)
+	ruled, err := h.TableRoutes(map[int]bool{300: true, 301: true})
+	same("table 300", policy, ruled, err)
+	var local, broadcast []netip.Prefix
+	for kind, into := range map[int]*[]netip.Prefix{unix.RTN_LOCAL: &local, unix.RTN_BROADCAST: &broadcast} {
+		found, err := h.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: kind}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		must(t, err)
+		for _, r := range found {
+			*into = append(*into, prefix(r.Dst))
+		}
+	}
+	haveLocal, haveBroadcast, err := h.LocalTable()
+	same("local", local, haveLocal, err)
+	same("broadcast", broadcast, haveBroadcast, err)
+	var addresses []Address
+	list, err := h.nl.AddrList(nil, netlink.FAMILY_ALL)
+	must(t, err)
+	for _, a := range list {
+		addresses = append(addresses, Address{
+			Index: a.LinkIndex, Prefix: prefix(a.IPNet), Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
+			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
+		})
+	}
+	haveAddresses, err := h.Addresses()
+	same("addresses", addresses, haveAddresses, err)
+	neighbours, err := h.Neighbours(first)
+	must(t, err)
+	var permanent []Neighbour
+	for _, n := range neighbours {
+		if n.Index != first {
+			t.Errorf("neighbour %v is another link's", n)
+		} else if n.Permanent {
+			permanent = append(permanent, n)
+		}
+	}
+	if len(permanent) != 1 || !permanent[0].Is(netip.MustParseAddr("10.1.0.8"), net.HardwareAddr{2, 0, 0, 0, 0, 8}) {
+		t.Errorf("permanent neighbours %v", permanent)
+	}
+}
+
+func asDecoded(n netlink.Route) Route {
+	r := Route{
+		Dst: prefix(n.Dst), Index: n.LinkIndex, Gateway: addr(n.Gw), Source: addr(n.Src), Protocol: int(n.Protocol), Priority: n.Priority,
+		MTU: n.MTU, AdvMSS: n.AdvMSS, TOS: n.Tos, Unreachable: n.Type == unix.RTN_UNREACHABLE, Foreign: n.Protocol != Protocol, Table: n.Table,
+	}
+	if r.Table == unix.RT_TABLE_MAIN {
+		r.Table = 0
+	}
+	for _, hop := range n.MultiPath {
+		r.Hops = append(r.Hops, hop.LinkIndex)
+	}
+	return r
+}
+
+// FuzzDecodeEvents reads rubbish. The kernel sends none, but a message of another kernel may be longer or shorter.
+func FuzzDecodeEvents(f *testing.F) {
+	for kind := range uint16(120) {
+		m := native.AppendUint32(nil, 16+12)
+		m = native.AppendUint16(m, kind)
+		f.Add(append(m, make([]byte, 22)...))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		decodeEvents(b, unix.NETLINK_ROUTE, func(Event) {})
+		_, _ = decodeNeighbour(b)
+	})
+}

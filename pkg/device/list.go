@@ -1,0 +1,139 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// openStrict opens a socket on which the kernel itself leaves out what a list is not to have.
+func openStrict() (*nl.SocketHandle, error) {
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return &nl.SocketHandle{Socket: s}, nil
+}
+
+// list asks for everything that a request's header and attributes name, and repeats that while the kernel reports that
+// entries changed meanwhile. A table or a family that does not exist has nothing in it.
+func list[T any](h *Handle, question int, head nl.NetlinkRequestData, decode func([]byte) (T, bool), attributes ...nl.NetlinkRequestData) ([]T, error) {
+	return dump(func() ([]T, error) {
+		request := nl.NewNetlinkRequest(question, unix.NLM_F_DUMP)
+		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: h.lists}
+		request.AddData(head)
+		for _, a := range attributes {
+			request.AddData(a)
+		}
+		var all []T
+		err := request.ExecuteIter(unix.NETLINK_ROUTE, 0, func(m []byte) bool {
+			if one, ok := decode(m); ok {
+				all = append(all, one)
+			}
+			return true
+		})
+		if isErrno(err, unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) {
+			return nil, nil
+		}
+		return all, err
+	})
+}
+
+// Links lists all links.
+func (h *Handle) Links() ([]Link, error) {
+	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	links, err := list(h, unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), decodeLink,
+		nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStatistics)))
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return links, nil
+}
+
+// Addresses lists the addresses of all links, both families.
+func (h *Handle) Addresses() ([]Address, error) {
+	addresses, err := list(h, unix.RTM_GETADDR, nl.NewIfAddrmsg(unix.AF_UNSPEC), decodeAddress)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return addresses, nil
+}
+
+// Neighbours lists a link's entries of both families; for index 0 those of all links.
+func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
+	var only []nl.NetlinkRequestData
+	if index != 0 {
+		only = append(only, nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(index))))
+	}
+	neighbours, err := list(h, unix.RTM_GETNEIGH, neighbourHeader{}, decodeNeighbour, only...)
+	if err != nil && index == 0 {
+		return nil, fmt.Errorf("list neighbours: %w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list neighbours of link %d: %w", index, err)
+	}
+	return neighbours, nil
+}
+
+// neighbourHeader is a struct ndmsg without anything in it.
+type neighbourHeader struct{}
+
+func (neighbourHeader) Len() int          { return unix.SizeofNdMsg }
+func (neighbourHeader) Serialize() []byte { return make([]byte, unix.SizeofNdMsg) }
+
+// Routes lists the main table, both families.
+func (h *Handle) Routes() ([]Route, error) {
+	return h.both(unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC)
+}
+
+// OwnRoutes lists the routes of our protocol in the main table, both families.
+func (h *Handle) OwnRoutes() ([]Route, error) { return h.both(unix.RT_TABLE_MAIN, Protocol) }
+
+func (h *Handle) both(table, protocol int) ([]Route, error) {
+	four, err4 := h.routes(unix.AF_INET, table, protocol)
+	six, err6 := h.routes(unix.AF_INET6, table, protocol)
+	return append(four, six...), errors.Join(err4, err6)
+}
+
+// RoutesAndOwn6 lists the IPv4 routes of the main table, and of IPv6 those of our protocol.
+func (h *Handle) RoutesAndOwn6() ([]Route, error) {
+	four, err4 := h.routes(unix.AF_INET, unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC)
+	six, err6 := h.routes(unix.AF_INET6, unix.RT_TABLE_MAIN, Protocol)
+	return append(four, six...), errors.Join(err4, err6)
+}
+
+// TableRoutes lists the IPv4 routes of the given tables.
+func (h *Handle) TableRoutes(tables map[int]bool) (all []Route, err error) {
+	for table := range tables {
+		some, err := h.routes(unix.AF_INET, table, unix.RTPROT_UNSPEC)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+// routes lists a table, of one protocol or of all (RTPROT_UNSPEC).
+func (h *Handle) routes(family, table, protocol int) ([]Route, error) {
+	all, err := listTable(h, family, table, protocol, func(m []byte) (Route, bool) {
+		r, _, ok := decodeRoute(m)
+		return r, ok
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	return all, nil
+}
+
+func listTable[T any](h *Handle, family, table, protocol int, decode func([]byte) (T, bool)) ([]T, error) {
+	head := nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family), Protocol: uint8(protocol)}}
+	return list(h, unix.RTM_GETROUTE, &head, decode, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(table))))
+}
