@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/gaissmai/bart"
 )
 
 // candidate is a Node whose values have been parsed.
@@ -25,8 +27,27 @@ type judge struct {
 	in       Input
 	ownIndex int         // of this node in the list
 	hops     *addressSet // made when first asked for
+	routes   *bart.Table[KernelRoute]
+	local    *bart.Lite
 	problems []Problem
 	notes    []string
+}
+
+// newJudge indexes what is asked for each Node.
+func newJudge(in Input) *judge {
+	j := &judge{in: in, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
+	for _, r := range in.Facts.Routes {
+		j.routes.Modify(r.Dst, func(first KernelRoute, there bool) (KernelRoute, bool) {
+			if there { // with the better metric
+				return first, false
+			}
+			return r, false
+		})
+	}
+	for _, p := range in.Facts.Local {
+		j.local.Insert(p)
+	}
+	return j
 }
 
 func (j *judge) problem(node string, why Reason, format string, args ...any) {
@@ -59,7 +80,7 @@ func (j *judge) parse(n *Node, index int) candidate {
 	c := candidate{name: n.Name, created: n.Created, index: index}
 	for _, s := range n.InternalIPs {
 		a, err := parseNodeIP("InternalIP", s)
-		if err == nil && containsAddr(j.in.Facts.Local, a) {
+		if err == nil && j.local.Contains(a) {
 			err = fmt.Errorf("InternalIP %s is an address of this node", a)
 		}
 		if r, found := j.route(a); err == nil && found && r.OnLink && isBroadcast(a, r.Dst) {
@@ -133,7 +154,8 @@ func (j *judge) inService(p netip.Prefix) error {
 
 // allowed refuses a podCIDR that does not go with this node's own network. A serviceError is the last to be found.
 func (j *judge) allowed(p netip.Prefix) error {
-	if q, bad := overlapsAny(p, j.in.Facts.Local); bad {
+	if j.local.OverlapsPrefix(p) {
+		q, _ := overlapsAny(p, j.in.Facts.Local)
 		return fmt.Errorf("podCIDR %s contains %s, an address of this node", p, q.Addr())
 	}
 	if slices.Contains(j.in.Before.Own, p) {
@@ -253,11 +275,4 @@ func (j *judge) uplink(index uint32) (Link, bool) {
 }
 
 // route finds the most specific route to an address.
-func (j *judge) route(a netip.Addr) (best KernelRoute, found bool) {
-	for _, r := range j.in.Facts.Routes {
-		if r.Dst.Contains(a) && (!found || r.Dst.Bits() > best.Dst.Bits()) {
-			best, found = r, true
-		}
-	}
-	return best, found
-}
+func (j *judge) route(a netip.Addr) (KernelRoute, bool) { return j.routes.Lookup(a) }

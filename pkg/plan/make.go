@@ -17,7 +17,7 @@ func Make(in Input) Result {
 	if !in.Known {
 		in.Nodes = nil // what stands stays
 	}
-	j := &judge{in: in}
+	j := newJudge(in)
 	self, others := j.split()
 	rank(others)
 	standing, why := j.own(self, others)
@@ -32,7 +32,7 @@ func Make(in Input) Result {
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
 		Standing:     standing,
 	}, masks: newRouteMasks(in.Facts)}
-	if a := standing.NodeIP4(); a.IsValid() && containsAddr(in.Facts.Local, a) {
+	if a := standing.NodeIP4(); a.IsValid() && j.local.Contains(a) {
 		b.r.Source = a
 	}
 	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))

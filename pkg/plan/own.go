@@ -42,7 +42,7 @@ func (j *judge) ownAddresses(n *Node) []netip.Addr {
 	for _, text := range n.InternalIPs {
 		a, err := parseNodeIP("InternalIP", text)
 		// Which IPv6 addresses are local is not looked at yet.
-		if err == nil && a.Is4() && !containsAddr(j.in.Facts.Local, a) {
+		if err == nil && a.Is4() && !j.local.Contains(a) {
 			err = fmt.Errorf("InternalIP %s is on no interface of this node", a)
 		}
 		if err != nil {
