@@ -119,7 +119,7 @@ func Count(m *ebpf.Map) (count uint64, err error) {
 	return min(count, uint64(m.MaxEntries())), nil
 }
 
-// Batches reads a hash. room makes slices for size keys and as many values, take
+// Batches reads a hash or a trie. room makes slices for size keys and as many values, take
 // is called with how many entries have been read into them.
 func Batches(m *ebpf.Map, room func(size int) (keys, values any), take func(n int) error) error {
 	var cursor ebpf.MapBatchCursor

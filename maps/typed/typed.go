@@ -102,7 +102,12 @@ func (m *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 			yield(Entry[K, V]{}, fmt.Errorf("read map %s: %w", m.name, err))
 			return
 		}
+		seen := make(map[K]bool, len(entries))
 		for _, e := range entries {
+			if seen[e.Key] {
+				continue
+			}
+			seen[e.Key] = true
 			if !yield(e, nil) {
 				return
 			}
@@ -112,11 +117,12 @@ func (m *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 
 // Content returns all entries.
 func (m *Map[K, V]) Content() (map[K]V, error) {
-	content := make(map[K]V)
-	for e, err := range m.All() {
-		if err != nil {
-			return nil, err
-		}
+	entries, err := m.read()
+	if err != nil {
+		return nil, fmt.Errorf("read map %s: %w", m.name, err)
+	}
+	content := make(map[K]V, len(entries))
+	for _, e := range entries {
 		content[e.Key] = e.Value
 	}
 	return content, nil
@@ -125,13 +131,20 @@ func (m *Map[K, V]) Content() (map[K]V, error) {
 // attempts limits how often a walk is repeated that writers disturb.
 const attempts = 5
 
+// read returns all entries, some of them perhaps twice: where a writer has removed the
+// key that a walk has come to, it begins anew.
 func (m *Map[K, V]) read() ([]Entry[K, V], error) {
-	if raw.IsHash(m.Map) {
+	once := m.walk
+	switch {
+	case raw.IsHash(m.Map):
 		return m.readBatches()
+	case m.Type() == ebpf.LPMTrie:
+		once = m.readBatches
 	}
 	for try := 1; ; try++ {
-		found, err := m.walk()
-		if !errors.Is(err, ebpf.ErrIterationAborted) || try == attempts {
+		found, err := once()
+		disturbed := errors.Is(err, ebpf.ErrIterationAborted) || errors.Is(err, syscall.EINTR)
+		if !disturbed || try == attempts {
 			return found, err
 		}
 	}
@@ -139,13 +152,9 @@ func (m *Map[K, V]) read() ([]Entry[K, V], error) {
 
 func (m *Map[K, V]) walk() (out []Entry[K, V], err error) {
 	var e Entry[K, V]
-	seen := make(map[K]bool)
 	it := m.Iterate()
 	for it.Next(&e.Key, &e.Value) {
-		if !seen[e.Key] {
-			seen[e.Key] = true
-			out = append(out, e)
-		}
+		out = append(out, e)
 	}
 	return out, it.Err()
 }
@@ -159,6 +168,9 @@ func (m *Map[K, V]) readBatches() (out []Entry[K, V], err error) {
 	}, func(n int) error {
 		for i := range n {
 			out = append(out, Entry[K, V]{keys[i], values[i]})
+		}
+		if len(out) > attempts*int(m.MaxEntries()) { // it begins anew all the time
+			return ebpf.ErrIterationAborted
 		}
 		return nil
 	})

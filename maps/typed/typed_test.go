@@ -315,3 +315,57 @@ func TestErrorsNameTheMap(t *testing.T) {
 		t.Errorf("error: %v, want %q...", err, want)
 	}
 }
+
+// TestTrieIsReadWhileItChanges reads prefixes of which most stay and some come and go meanwhile.
+func TestTrieIsReadWhileItChanges(t *testing.T) {
+	priv.Require(t)
+	type prefix struct{ Bits, Address uint32 }
+	raw, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, MaxEntries: 20000, Flags: unix.BPF_F_NO_PREALLOC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	m := New[prefix, uint32](raw, "trie")
+	const stay = 5000
+	at := func(i uint32) prefix { return prefix{32, i * 2654435761} } // spread
+	for i := range uint32(stay) {
+		if err := m.Put(at(i), i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := uint32(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = m.Put(at(stay+i%100), 0)
+				_ = m.Delete(at(stay + i%100))
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	for range 20 {
+		have, err := m.Content()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint32(stay) {
+			if v, there := have[at(i)]; !there || v != i {
+				t.Fatalf("entry %d is %d, %v", i, v, there)
+			}
+		}
+		seen := 0
+		for _, err := range m.All() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen++
+		}
+		if seen < stay || seen > stay+100 {
+			t.Errorf("%d entries", seen)
+		}
+	}
+}

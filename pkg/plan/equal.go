@@ -1,0 +1,30 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+)
+
+// Equal reports whether two say the same of a node, in the same order.
+func (f Facts) Equal(o Facts) bool {
+	return slices.Equal(f.Local, o.Local) && slices.EqualFunc(f.Uplinks, o.Uplinks, Link.equal) &&
+		slices.EqualFunc(f.Routes, o.Routes, KernelRoute.equal) && slices.EqualFunc(f.Others, o.Others, KernelRoute.equal) &&
+		slices.Equal(f.Recent, o.Recent) && slices.Equal(f.Broadcast, o.Broadcast) && slices.Equal(f.Policies, o.Policies) &&
+		f.RoutesToStack == o.RoutesToStack && slices.Equal(f.Endpoints, o.Endpoints)
+}
+
+func (l Link) equal(o Link) bool {
+	return l.Index == o.Index && l.Name == o.Name && l.MTU == o.MTU && l.Bit == o.Bit && l.Away == o.Away && slices.Equal(l.Addresses, o.Addresses)
+}
+
+func (r KernelRoute) equal(o KernelRoute) bool {
+	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Via == o.Via && r.Table == o.Table && slices.Equal(r.Hops, o.Hops)
+}
+
+// Equal reports whether the same is in force.
+func (s Standing) Equal(o Standing) bool {
+	return slices.Equal(s.Own, o.Own) && slices.Equal(s.NodeIPs, o.NodeIPs) && maps.Equal(s.Claims, o.Claims) &&
+		s.Ways.equal(o.Ways)
+}
+
+func (w Ways) equal(o Ways) bool { return slices.Equal(w.World, o.World) && slices.Equal(w.All, o.All) }
