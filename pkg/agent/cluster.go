@@ -59,12 +59,8 @@ func (c *clusterController) writeConfig(s *state) error {
 // something new can't be written: it may be what stands in the way.
 func (c *clusterController) reconcile(s *state) error {
 	c.problems = slices.Clone(s.plan.Problems)
-	errs := []error{c.writeDestinations(s), c.writeRoutes(s)}
+	err := errors.Join(c.writeAll(s)...)
 	c.checkNeighbours(s)
-	if s.known {
-		errs = append(errs, c.deleteDestinations(s), c.deleteRoutes(s))
-	}
-	err := errors.Join(errs...)
 	if err == nil && s.known {
 		c.status.synced(s.changed, time.Now())
 	}
@@ -72,6 +68,23 @@ func (c *clusterController) reconcile(s *state) error {
 	c.report(s)
 	c.reportStack(s)
 	return err
+}
+
+// writeAll leaves out the map as long as what is known to be in it is what the plan says.
+func (c *clusterController) writeAll(s *state) (errs []error) {
+	write := s.whole || !s.applied
+	if write {
+		errs = append(errs, c.writeDestinations(s))
+	}
+	errs = append(errs, c.writeRoutes(s))
+	if s.known && write {
+		errs = append(errs, c.deleteDestinations(s))
+	}
+	if s.known {
+		errs = append(errs, c.deleteRoutes(s))
+	}
+	s.applied = errors.Join(errs...) == nil
+	return errs
 }
 
 // ofPod says that an entry is of one pod outside the podCIDR: those are written

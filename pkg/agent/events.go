@@ -226,18 +226,18 @@ func (a *alarm) begin() reason {
 }
 
 const (
-	// Passes for one reason take at most one part in so many of the time.
+	// Passes for such reasons take at most one part in so many of a processor.
 	casualShare, urgentShare = 50, 10
 	// maxUrgentPause is how long what is ours may be gone although passes take long.
 	maxUrgentPause = 700 * time.Millisecond
 )
 
-// pause is how long after a pass that took so long another one may begin.
-func (r reason) pause(took time.Duration) time.Duration {
+// pause is how long after a pass that cost so much processor time another one may begin.
+func (r reason) pause(cost time.Duration) time.Duration {
 	if r&urgent != 0 {
-		return min(max(minPassInterval, urgentShare*took), maxUrgentPause)
+		return min(max(minPassInterval, urgentShare*cost), maxUrgentPause)
 	}
-	return min(max(minPassInterval, casualShare*took), resync)
+	return min(max(minPassInterval, casualShare*cost), resync)
 }
 
 // tables are those that rules lead to, but for the usual ones.

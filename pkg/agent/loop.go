@@ -15,7 +15,7 @@ const (
 	resync = 20 * time.Second
 	// inspectInterval is how often what can vanish without a notice is looked for: pins,
 	// attachments, files, sysctls.
-	inspectInterval = 400 * time.Millisecond
+	inspectInterval = 700 * time.Millisecond
 	// passDelay is how long after a change the next pass begins, minPassInterval the least time between two:
 	// changes come in crowds.
 	passDelay       = 20 * time.Millisecond
@@ -45,8 +45,16 @@ type loop struct {
 	errs      []error   // of each step, the newest time it was taken
 	failing   time.Time // since when there has always been one; zero: there is none
 
-	alarm  *alarm
-	intent *intent // of the newest plan
+	alarm   *alarm
+	intent  *intent // of the newest plan
+	planned *basis  // what the newest plan was made from; nil: make one
+}
+
+// basis is what a plan was made from.
+type basis struct {
+	facts  plan.Facts
+	before plan.Standing
+	known  bool
 }
 
 // run works until ctx ends: after every change of the Nodes and of the network,
@@ -107,6 +115,7 @@ func (l *loop) accept(said ...source.Update) (news bool) {
 			l.log.Info("first complete list of Nodes", "nodes", len(u.Nodes))
 		}
 		l.nodes, l.known, l.changed, l.sourceErr, news = u.Nodes, true, u.Changed, nil, true
+		l.planned = nil
 		l.status.pending(u.Changed)
 	}
 	l.status.set(func(f *figures) { f.connected = l.known && l.sourceErr == nil })
@@ -185,12 +194,15 @@ func (l *loop) look(s *state) error {
 	return nil
 }
 
+// makePlan plans for the newest look and the newest Nodes, unless the same would come out again.
 func (l *loop) makePlan() {
-	l.state.plan = plan.Make(plan.Input{
-		Self: l.cfg.Node, Known: l.known, Nodes: l.nodes, Facts: l.view.facts(), Before: l.standing,
-		Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
-	})
-	l.standing = l.plan.Standing
-	l.intent = newIntent(&l.state.plan)
+	now := &basis{l.view.facts(), l.standing, l.known}
+	if p := l.planned; p == nil || p.known != now.known || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
+		l.state.plan = plan.Make(plan.Input{
+			Self: l.cfg.Node, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
+			Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
+		})
+		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(&l.state.plan), false
+	}
 	l.alarm.outline.Store(newOutline(l.view, l.intent, l.dp.RemovalIsTold()))
 }

@@ -1,6 +1,10 @@
 package agent
 
-import "time"
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
 
 // schedule says when passes are due: the next one over the whole node, and perhaps one before it that events have called
 // for. Nothing puts a pass off: on a busy network events may never cease.
@@ -10,7 +14,8 @@ type schedule struct {
 	whole time.Time // the next one over the whole node
 
 	began, ended time.Time     // the newest pass
-	took         time.Duration // how long it took
+	cost         time.Duration // the processor time that it took, for this process as a whole
+	spent        time.Duration // processor time until it began
 }
 
 func newSchedule(first time.Duration) *schedule {
@@ -29,7 +34,7 @@ func (s *schedule) within(d time.Duration) {
 // called has a pass begin for what events have been about, as soon as passes for such reasons may.
 func (s *schedule) called(r reason) {
 	if r != 0 {
-		s.bring(time.Now().Add(max(passDelay, r.pause(s.took)-time.Since(s.ended))))
+		s.bring(time.Now().Add(max(passDelay, r.pause(s.cost)-time.Since(s.ended))))
 	}
 }
 
@@ -42,18 +47,25 @@ func (s *schedule) bring(at time.Time) {
 
 // begin reports whether the pass that is due is one over the whole node.
 func (s *schedule) begin() (whole bool) {
-	s.began = time.Now()
+	s.began, s.spent = time.Now(), processorTime()
 	return !s.began.Before(s.whole)
 }
 
 // end notes that it has ended, and by when the whole node is to be looked at again.
 func (s *schedule) end(again time.Duration) {
 	s.ended = time.Now()
-	s.took = s.ended.Sub(s.began)
+	s.cost = processorTime() - s.spent
 	if !s.began.Before(s.whole) {
 		s.whole = s.ended.Add(resync)
 	}
 	s.next = s.whole
 	s.timer.Reset(time.Until(s.next))
 	s.within(again)
+}
+
+// processorTime is what this process has used since it began. A pass takes longer on a busy machine, but costs no more.
+func processorTime() time.Duration {
+	var used unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &used) // with these arguments it cannot fail
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }

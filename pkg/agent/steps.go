@@ -33,6 +33,7 @@ type state struct {
 	lost      time.Time // since when there has been a sourceErr
 	view      *view     // of the newest look that succeeded; nil: none has
 	plan      plan.Result
+	applied   bool          // the map has what this plan says of destinations
 	next      time.Duration // until the next pass over the whole node; only lookAgain changes it
 	// whole says that this pass looks at everything, pods that it looks at pods. Else it goes by what an earlier one found.
 	whole, pods bool
