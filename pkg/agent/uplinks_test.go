@@ -1,13 +1,16 @@
 package agent
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -119,6 +122,35 @@ func TestUplinksAreFollowed(t *testing.T) {
 	if len(l.plan.Uplinks) != 1 {
 		t.Errorf("uplinks %v", l.plan.Uplinks)
 	}
+}
+
+// Another network's guests: a link each, with a route to one address. They are more than the map has room for.
+func TestLinksOfSingleAddressesAreNoUplinks(t *testing.T) {
+	l := testLoop(t)
+	const guests = 300
+	for i := range guests {
+		guest := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("tap%d", i)}, PeerName: fmt.Sprintf("guest%d", i)}
+		if err := netlink.LinkAdd(guest); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(guest); err != nil {
+			t.Fatal(err)
+		}
+		address := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)}), 32)
+		if err := l.host.ReplaceRoute(device.Route{Dst: address, Index: guest.Attrs().Index, Foreign: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ready(t, l)
+	if found := names(l.view.uplinks); len(found) != 1 || found[0] != "uplink" {
+		t.Errorf("uplinks %v", found)
+	}
+	l.cfg.Uplinks = []string{"uplink", "tap7"}
+	l.pass(t.Context())
+	if found := names(l.view.uplinks); len(found) != 2 || !slices.Contains(found, "tap7") {
+		t.Errorf("uplinks %v, with one of the links named", found)
+	}
+	l.assertReady(t)
 }
 
 func TestNumbersOfUplinks(t *testing.T) {
