@@ -140,6 +140,8 @@ func TestLifeRepairs(t *testing.T) {
 			},
 			"forwarding":              sysctl("net/ipv4/ip_forward", "0"),
 			"the uplink's forwarding": sysctl("net/ipv4/conf/"+lab.Uplink+"/forwarding", "0"),
+			"the pod's forwarding":    sysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/forwarding", "0"),
+			"the pod's rp_filter":     sysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/rp_filter", "2"),
 			"the reserved ports":      sysctl("net/ipv4/ip_local_reserved_ports", "\n"),
 		}
 		if attach == "--attach=tcx" {
@@ -174,7 +176,6 @@ func TestLifeMapEntriesComeBack(t *testing.T) {
 		uplinks.Name:      emptyMap(d.dir, uplinks.Open, uplinks.Name),
 		config.Name:       d.clearConfig(),
 		// Nothing tells of this one either.
-		"rp_filter": d.node.WriteSysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/rp_filter", "2"),
 		"neighbour": d.node.Netlink().NeighDel(&netlink.Neigh{LinkIndex: d.link.Attrs().Index, IP: d.pod.Addr().AsSlice()}),
 	} {
 		if err != nil {
