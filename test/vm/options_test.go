@@ -118,6 +118,7 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestRuleThatAsksForAMark":                     walks,
 		"TestForgedErrorEndsNoConnection":              walks,
 		"TestErrorsOfTheNodeAboutAnswers":              walks,
+		"TestForeignRoutesAreLittleWork":               "test/e2e TestLifeRepairs/clsact and pkg/agent TestWhichEventsCallForAPass",
 	}
 	root, err := moduleRoot(t.Context())
 	check(t, err)
