@@ -151,7 +151,8 @@ type intent struct {
 	destinations func() *bart.Lite
 }
 
-func newIntent(p *plan.Result) *intent {
+// newIntent may be asked by another goroutine than the one that plans, so it keeps the plan that it was given.
+func newIntent(p plan.Result) *intent {
 	i := &intent{routes: make(map[netip.Prefix]bool, len(p.Routes)), destinations: sync.OnceValue(func() *bart.Lite {
 		t := &bart.Lite{}
 		for key := range p.Destinations {

@@ -28,7 +28,7 @@ func testOutline() *outline {
 	v.uplinks = v.findUplinks(nil)
 	v.endpoints = []endpoint.Endpoint{{HostIndex: aPod, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.5")}}}
 	v.rules = []device.Rule{{Table: unix.RT_TABLE_MAIN}, {Table: 77}}
-	p := &plan.Result{Destinations: map[destinations.Key]destinations.Value{}}
+	p := plan.Result{Destinations: map[destinations.Key]destinations.Value{}}
 	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24", "172.18.0.12/32", "172.18.0.11/32"} {
 		p.Destinations[destinations.KeyFrom(netip.MustParsePrefix(prefix))] = destinations.Value{}
 	}

@@ -169,8 +169,9 @@ func (l *loop) inspect(ctx context.Context) bool {
 func (l *loop) look(s *state) error {
 	// The map first, the state files after it: the plugin writes in the other
 	// order, so an entry that no file explains belongs to nobody.
-	have, err := l.cluster.applied, error(nil)
+	have := l.cluster.applied
 	if s.whole {
+		var err error
 		if have, err = l.dp.Maps.Destinations.Content(); err != nil {
 			return err
 		}
@@ -202,7 +203,7 @@ func (l *loop) makePlan() {
 			Self: l.cfg.Node, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
 			Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
-		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(&l.state.plan), false
+		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
 	}
 	l.alarm.outline.Store(newOutline(l.view, l.intent, l.dp.RemovalIsTold()))
 }

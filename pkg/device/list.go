@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -72,7 +73,7 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	if index != 0 {
 		only = append(only, nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(index))))
 	}
-	neighbours, err := list(h, unix.RTM_GETNEIGH, neighbourHeader{}, decodeNeighbour, only...)
+	neighbours, err := list(h, unix.RTM_GETNEIGH, &netlink.Ndmsg{}, decodeNeighbour, only...)
 	if err != nil && index == 0 {
 		return nil, fmt.Errorf("list neighbours: %w", err)
 	}
@@ -81,12 +82,6 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	}
 	return neighbours, nil
 }
-
-// neighbourHeader is a struct ndmsg without anything in it.
-type neighbourHeader struct{}
-
-func (neighbourHeader) Len() int          { return unix.SizeofNdMsg }
-func (neighbourHeader) Serialize() []byte { return make([]byte, unix.SizeofNdMsg) }
 
 // Routes lists the main table, both families.
 func (h *Handle) Routes() ([]Route, error) {
