@@ -88,7 +88,7 @@ func (a *agent) reportFailure(ctx context.Context, failure error) {
 // unavailable is the condition of a node that can't carry pods.
 func unavailable(why string) *corev1.NodeCondition {
 	return &corev1.NodeCondition{
-		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: reasonNotReady, Message: "ebpf-cni: " + why,
+		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, Reason: reasonNotReady, Message: "ebpf-cni: " + shorten(why, maxReason),
 	}
 }
 
