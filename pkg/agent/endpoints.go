@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 
-	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -105,6 +104,7 @@ func (c *endpointController) work(s *state, e endpoint.Endpoint) *endpoint.Work 
 		},
 		Endpoint: e, Planned: s.plan.Destinations, Held: map[netip.Addr]error{}, Link: s.view.links[e.HostIndex],
 		LinkRoutes: s.view.podRoutes[e.HostIndex], Neighbours: s.view.neighbours[e.HostIndex],
+		Settings: s.view.settings[e.HostIndex],
 	}
 	for _, a := range e.Addresses {
 		w.Held[a] = s.view.owner(w, a)
@@ -153,11 +153,15 @@ func (c *endpointController) inspect(s *state) error {
 	if c.dp.RemovalIsTold() {
 		return nil
 	}
+	attached, err := c.dp.AttachedPods()
+	if err != nil {
+		return nil //nolint:nilerr // that it can't be found out is no reason
+	}
 	for _, e := range s.view.endpoints {
-		if !s.view.alive(e) {
+		if attached[e.HostIndex] || !s.view.alive(e) {
 			continue
 		}
-		if ok, err := c.dp.Attached(e.HostIndex, attach.FromPod); !ok && err == nil { // that it can't be found out is no reason
+		if now, err := endpoint.Read(c.cfg.State, e.ID); err == nil && !now.Releasing { // else the plugin has taken it away
 			s.lookAgain(0)
 			return nil
 		}

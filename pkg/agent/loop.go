@@ -12,7 +12,7 @@ import (
 
 const (
 	// resync is how often everything is looked at without a reason.
-	resync = 20 * time.Second
+	resync = 28 * time.Second
 	// inspectInterval is how often what can vanish without a notice is looked for: pins,
 	// attachments, files, sysctls.
 	inspectInterval = 700 * time.Millisecond

@@ -36,18 +36,23 @@ type podView struct {
 	endpoints []endpoint.Endpoint
 	// incomplete says of which endpoints the state can't be read; nil: of none.
 	incomplete error
-	// neighbours are those of each link.
+	// neighbours and settings are those of each link.
 	neighbours map[int][]device.Neighbour
+	settings   map[int]device.Settings
 }
 
 func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
 	// An endpoint whose file is broken is not repaired; the others are.
 	v.endpoints, v.incomplete = endpoint.List(stateDir)
 	all, err := host.Neighbours(0)
+	if err != nil {
+		return v, err
+	}
 	v.neighbours = map[int][]device.Neighbour{}
 	for _, n := range all {
 		v.neighbours[n.Index] = append(v.neighbours[n.Index], n)
 	}
+	v.settings, err = host.Settings()
 	return v, err
 }
 

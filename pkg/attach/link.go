@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"errors"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -19,30 +20,37 @@ type linkInfo struct {
 	hook     uint32
 }
 
-// readLink asks for a pinned link, and for nothing else: every pod's is asked for more than once a second. The error
-// matches fs.ErrNotExist when nothing is pinned at path.
-func readLink(path string) (info linkInfo, err error) {
+// readLink asks for a pinned link. The error matches fs.ErrNotExist when nothing is pinned at path.
+func readLink(path string) (linkInfo, error) {
+	fd, err := openLinkFD(path)
+	if err != nil {
+		return linkInfo{}, err
+	}
+	info, err := askLink(fd)
+	return info, errors.Join(err, unix.Close(fd))
+}
+
+// openLinkFD opens a pinned link. The error matches fs.ErrNotExist when nothing is pinned at path.
+func openLinkFD(path string) (int, error) {
 	name, err := unix.BytePtrFromString(path)
 	if err != nil {
-		return info, err
+		return 0, err
 	}
-	// The addresses in both records are pointers to Go's runtime too, so that they stay valid.
+	// The address is a pointer to Go's runtime too, so that it stays valid.
 	open := struct {
 		path      unsafe.Pointer
 		fd, flags uint32
 	}{path: unsafe.Pointer(name)}
-	fd, err := bpf(unix.BPF_OBJ_GET, unsafe.Pointer(&open), unsafe.Sizeof(open))
-	if err != nil {
-		return info, err
-	}
+	return bpf(unix.BPF_OBJ_GET, unsafe.Pointer(&open), unsafe.Sizeof(open))
+}
+
+// askLink asks for a link alone: package link asks for the whole of its program too.
+func askLink(fd int) (info linkInfo, err error) {
 	ask := struct {
 		fd, size uint32
 		info     unsafe.Pointer
 	}{uint32(fd), uint32(unsafe.Sizeof(info)), unsafe.Pointer(&info)}
 	_, err = bpf(unix.BPF_OBJ_GET_INFO_BY_FD, unsafe.Pointer(&ask), unsafe.Sizeof(ask))
-	if closeErr := unix.Close(fd); err == nil {
-		err = closeErr
-	}
 	return info, err
 }
 

@@ -126,6 +126,7 @@ type Datapath struct {
 	changes sync.Mutex
 	qdiscs  qdiscs
 	tcx     bool // programs are attached by tcx, else by clsact
+	pods    attach.Watch
 }
 
 // Program returns a loaded program by its name, such as ec_from_pod, as long as
@@ -170,6 +171,7 @@ func (d *Datapath) Reconfigure(ctx context.Context, node config.NodeConfig) erro
 
 // Close closes the programs and maps. They stay pinned and attached.
 func (d *Datapath) Close() error {
+	d.pods.Close()
 	errs := []error{d.Maps.Close()}
 	for _, p := range d.programs {
 		errs = append(errs, p.Close())

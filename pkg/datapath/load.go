@@ -219,6 +219,7 @@ func (l *loader) fill() error { return l.tables.Fill() }
 func (l *loader) finish() *Datapath {
 	return &Datapath{
 		Maps: wrapMaps(l.tables.Release()), opts: l.opts, programs: l.programs, ids: l.ids, qdiscs: l.qdiscs, tcx: l.tcx,
+		pods: attach.Watch{Dir: l.opts.Dir, Hook: attach.FromPod},
 	}
 }
 

@@ -44,6 +44,9 @@ func (d *Datapath) Attach(ifindex int, hook attach.Hook) error {
 	if ok, err := d.Attached(ifindex, hook); ok && err == nil {
 		return nil
 	}
+	if hook == attach.FromPod {
+		defer d.pods.Forget(ifindex)
+	}
 	return d.qdiscs.attach(d.opts.attacher(), ifindex, hook, prog)
 }
 
@@ -60,6 +63,21 @@ func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 		return false, fmt.Errorf("no program %s is loaded", hook.Program())
 	}
 	return state.Mode != "" && state.ProgramID == id, nil
+}
+
+// AttachedPods returns the interfaces that have this build's program for pods, by a tcx link.
+func (d *Datapath) AttachedPods() (map[int]bool, error) {
+	d.running.RLock()
+	defer d.running.RUnlock()
+	found, err := d.pods.Look()
+	if err != nil {
+		return nil, err
+	}
+	attached := make(map[int]bool, len(found))
+	for index, program := range found {
+		attached[index] = program == d.ids[attach.FromPod.Program()]
+	}
+	return attached, nil
 }
 
 // RemovalIsTold reports whether the kernel notifies of a program's removal. It does of clsact's filters and qdiscs, but a

@@ -198,3 +198,28 @@ func decodeNeighbour(m []byte) (n Neighbour, ok bool) {
 	}
 	return n, n.Addr.IsValid()
 }
+
+// Attributes of struct netconfmsg.
+const (
+	netconfIndex      = 1 // NETCONFA_IFINDEX
+	netconfForwarding = 2 // NETCONFA_FORWARDING
+	netconfRPFilter   = 3 // NETCONFA_RP_FILTER
+)
+
+// decodeSettings reads struct netconfmsg; false: it is of no link.
+func decodeSettings(m []byte) (s Settings, ok bool) {
+	if len(m) < len(netconf{}) {
+		return s, false
+	}
+	for kind, v := range attributes(m[len(netconf{}):]) {
+		switch kind {
+		case netconfIndex:
+			s.Index, ok = number(v), true
+		case netconfForwarding:
+			s.Forwarding = number(v)
+		case netconfRPFilter:
+			s.RPFilter = number(v)
+		}
+	}
+	return s, ok
+}

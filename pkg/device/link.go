@@ -33,6 +33,12 @@ func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
 // Loopback reports whether the link is a loopback device.
 func (l Link) Loopback() bool { return l.Flags&net.FlagLoopback != 0 }
 
+// Settings are sysctls of a link, in net/ipv4/conf, as numbers.
+type Settings struct {
+	Index                int // negative: of all links, or of new ones
+	Forwarding, RPFilter int
+}
+
 // Address is an address of a link.
 type Address struct {
 	Index  int

@@ -83,6 +83,27 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	return neighbours, nil
 }
 
+// Settings lists the IPv4 settings of all links, by index: one request instead of a file for each.
+func (h *Handle) Settings() (map[int]Settings, error) {
+	head := netconf{unix.AF_INET}
+	all, err := list(h, unix.RTM_GETNETCONF, &head, decodeSettings)
+	if err != nil {
+		return nil, fmt.Errorf("list settings of links: %w", err)
+	}
+	settings := make(map[int]Settings, len(all))
+	for _, s := range all {
+		settings[s.Index] = s
+	}
+	return settings, nil
+}
+
+// netconf is struct netconfmsg, padded: the address family.
+type netconf [4]byte
+
+// Len and Serialize implement nl.NetlinkRequestData.
+func (n *netconf) Len() int          { return len(n) }
+func (n *netconf) Serialize() []byte { return n[:] }
+
 // Routes lists the main table, both families.
 func (h *Handle) Routes() ([]Route, error) {
 	return h.both(unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -81,6 +82,22 @@ func TestWatch(t *testing.T) {
 	<-done
 	if !noticed || !errors.Is(err, context.Canceled) {
 		t.Errorf("noticed %v, error %v", noticed, err)
+	}
+}
+
+// A link's settings are listed as its files say.
+func TestSettings(t *testing.T) {
+	h, loopback := inside(t)
+	files := Sysctl{Dir: "/proc/sys"}
+	for _, want := range []Settings{{Index: loopback, Forwarding: 1, RPFilter: 2}, {Index: loopback, RPFilter: 1}} {
+		for name, value := range map[string]int{"forwarding": want.Forwarding, "rp_filter": want.RPFilter} {
+			if _, err := files.Set("net/ipv4/conf/lo/"+name, strconv.Itoa(value)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if all, err := h.Settings(); err != nil || all[loopback] != want {
+			t.Errorf("settings %+v, error %v; want %+v", all, err, want)
+		}
 	}
 }
 

@@ -145,13 +145,8 @@ func decodeEvent(kind uint16, m []byte) (e Event, ok bool) {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		return Event{Kind: RuleEvent, Gone: kind == unix.RTM_DELRULE}, true
 	case unix.RTM_NEWNETCONF:
-		const header = 4 // struct netconfmsg, padded
-		const interfaceIndex = 1
-		for attribute, v := range attributes(m[min(len(m), header):]) {
-			if attribute == interfaceIndex {
-				return Event{Kind: SettingEvent, Index: number(v)}, true
-			}
-		}
+		settings, ok := decodeSettings(m)
+		return Event{Kind: SettingEvent, Index: settings.Index}, ok
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		const index = 4 // in struct tcmsg
 		gone := kind == unix.RTM_DELQDISC || kind == unix.RTM_DELTFILTER

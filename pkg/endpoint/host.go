@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -65,16 +66,19 @@ func (w *Work) createLink() (err error) {
 // route leads back to this link, even while our program is not attached. The larger of this and the setting for all
 // interfaces applies, but on a link without an address loose (2) is as strict.
 func (w *Work) sysctls() []string {
-	names := []string{"net/ipv4/conf/" + w.HostName + "/rp_filter", "net/ipv4/conf/" + w.HostName + "/forwarding"}
+	names := []string{w.rpFilter(), w.forwarding()}
 	if slices.ContainsFunc(w.Addresses, netip.Addr.Is6) {
 		names = append(names, "net/ipv6/conf/"+w.HostName+"/forwarding")
 	}
 	return names
 }
 
+func (w *Work) rpFilter() string   { return "net/ipv4/conf/" + w.HostName + "/rp_filter" }
+func (w *Work) forwarding() string { return "net/ipv4/conf/" + w.HostName + "/forwarding" }
+
 func (w *Work) haveSysctls() error {
 	return forAll(w.sysctls(), func(name string) error {
-		have, err := w.Sysctl.Get(name)
+		have, err := w.readSysctl(name)
 		if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
 			return nil
 		}
@@ -83,6 +87,17 @@ func (w *Work) haveSysctls() error {
 		}
 		return err
 	})
+}
+
+func (w *Work) readSysctl(name string) (string, error) {
+	listed := w.Settings.Index == w.HostIndex
+	switch {
+	case listed && name == w.rpFilter():
+		return strconv.Itoa(w.Settings.RPFilter), nil
+	case listed && name == w.forwarding():
+		return strconv.Itoa(w.Settings.Forwarding), nil
+	}
+	return w.Sysctl.Get(name)
 }
 
 func (w *Work) setSysctls() error {

@@ -63,6 +63,8 @@ type Work struct {
 	Link       device.Link
 	LinkRoutes []device.Route
 	Neighbours []device.Neighbour
+	// Settings are the link's, if they were listed; those without an Index are read.
+	Settings device.Settings
 
 	// Namespace is the pod's, and Inside its network; for ADD and CHECK.
 	Namespace *device.NetNS
