@@ -18,7 +18,7 @@ func NewClient(config *rest.Config) (*rest.RESTClient, error) {
 	}
 	c := rest.CopyConfig(config)
 	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.NegotiatedSerializer = lean{serializer.NewCodecFactory(scheme).WithoutConversion()}
 	client, err := rest.RESTClientFor(c)
 	if err != nil {
 		return nil, fmt.Errorf("prepare a client of the Kubernetes API: %w", err)

@@ -1,0 +1,94 @@
+package source
+
+import (
+	"bytes"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// lean decodes of Nodes in protobuf only what the agent reads. Most of a Node is images and managed fields, of which a
+// large cluster sends megabytes a minute.
+type lean struct{ runtime.NegotiatedSerializer }
+
+// DecoderToVersion implements runtime.NegotiatedSerializer.
+func (l lean) DecoderToVersion(d runtime.Decoder, v runtime.GroupVersioner) runtime.Decoder {
+	return leanDecoder{l.NegotiatedSerializer.DecoderToVersion(d, v)}
+}
+
+type leanDecoder struct{ runtime.Decoder }
+
+// Decode implements runtime.Decoder.
+func (d leanDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	return d.Decoder.Decode(prune(data), defaults, into)
+}
+
+// message says which fields of one are kept, by their numbers in the API's generated.proto; of one with fields of its own
+// only those.
+type message map[protowire.Number]message
+
+var (
+	node = message{
+		1: {1: nil, 6: nil, 8: nil, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, annotations
+		2: {1: nil, 7: nil},                  // spec: podCIDR, podCIDRs
+		3: {4: nil, 5: nil},                  // status: conditions, addresses
+	}
+	nodeList = message{1: nil, 2: node} // metadata, items
+)
+
+// protobufMagic is what the API's protobuf begins with; a runtime.Unknown follows.
+var protobufMagic = []byte("k8s\x00")
+
+// prune leaves out of an encoded Node, or list of Nodes, what nobody reads. Anything else stays as it is.
+func prune(data []byte) []byte {
+	unknown, ok := bytes.CutPrefix(data, protobufMagic)
+	if !ok {
+		return data
+	}
+	switch string(first(first(unknown, 1), 2)) { // typeMeta: kind
+	case "Node":
+		return message{1: nil, 2: node}.appendTo(bytes.Clone(protobufMagic), unknown)
+	case "NodeList":
+		return message{1: nil, 2: nodeList}.appendTo(bytes.Clone(protobufMagic), unknown)
+	}
+	return data
+}
+
+// first is the first field with that number, of bytes; empty: there is none.
+func first(data []byte, number protowire.Number) []byte {
+	for len(data) > 0 {
+		n, kind, tag := protowire.ConsumeTag(data)
+		size := protowire.ConsumeFieldValue(n, kind, data[max(tag, 0):])
+		if tag < 0 || size < 0 {
+			return nil
+		}
+		if n == number && kind == protowire.BytesType {
+			content, _ := protowire.ConsumeBytes(data[tag:])
+			return content
+		}
+		data = data[tag+size:]
+	}
+	return nil
+}
+
+// appendTo appends what is kept of a message. What can't be read is kept, for the decoder to refuse.
+func (m message) appendTo(to, data []byte) []byte {
+	for len(data) > 0 {
+		number, kind, tag := protowire.ConsumeTag(data)
+		size := protowire.ConsumeFieldValue(number, kind, data[max(tag, 0):])
+		if tag < 0 || size < 0 {
+			return append(to, data...)
+		}
+		switch inner, kept := m[number]; {
+		case kept && (inner == nil || kind != protowire.BytesType):
+			to = append(to, data[:tag+size]...)
+		case kept:
+			content, _ := protowire.ConsumeBytes(data[tag:])
+			to = protowire.AppendTag(to, number, kind)
+			to = protowire.AppendBytes(to, inner.appendTo(nil, content))
+		}
+		data = data[tag+size:]
+	}
+	return to
+}

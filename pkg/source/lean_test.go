@@ -1,0 +1,119 @@
+package source
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+)
+
+// codec encodes and decodes as the API does.
+func codec(t testing.TB) *protobuf.Serializer {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	return protobuf.NewSerializer(scheme, scheme)
+}
+
+func encode(t testing.TB, o runtime.Object) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := codec(t).Encode(o, &b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// wholeNode has something in every part of a Node.
+func wholeNode() *corev1.Node {
+	return &corev1.Node{
+		TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "n1", ResourceVersion: "77", CreationTimestamp: metav1.Unix(1_700_000_000, 0), UID: "1-2",
+			Labels: map[string]string{"zone": "a"}, Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: []byte(strings.Repeat("f", 5000))}}},
+		},
+		Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}, ProviderID: "cloud://1", Unschedulable: true},
+		Status: corev1.NodeStatus{
+			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeHostName, Address: "n1"}},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Unix(1_700_000_001, 0))}},
+			Images:     []corev1.ContainerImage{{Names: []string{strings.Repeat("i", 9000)}, SizeBytes: 7}},
+			Phase:      corev1.NodeRunning,
+		},
+	}
+}
+
+// Of what is pruned, the same is read as of the whole.
+func TestPruned(t *testing.T) {
+	decode := func(data []byte) runtime.Object {
+		o, _, err := codec(t).Decode(data, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	s := &store{self: "n1", observed: func(*Condition) {}}
+	trimmed := func(n *corev1.Node) any {
+		kept, err := s.trim(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kept
+	}
+	data := encode(t, wholeNode())
+	pruned := prune(data)
+	if len(pruned) > 500 || len(data) < 14_000 {
+		t.Errorf("%d of %d bytes are kept", len(pruned), len(data))
+	}
+	if diff := cmp.Diff(trimmed(wholeNode()), trimmed(decode(pruned).(*corev1.Node))); diff != "" {
+		t.Errorf("read of the whole and of the pruned Node:\n%s", diff)
+	}
+	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}}
+	list.Items = []corev1.Node{*wholeNode(), {ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}
+	got := decode(prune(encode(t, list))).(*corev1.NodeList)
+	if diff := cmp.Diff(list.ListMeta, got.ListMeta); diff != "" || len(got.Items) != 2 || got.Items[1].Name != "n2" {
+		t.Fatalf("list of %d: %s", len(got.Items), diff)
+	}
+	if diff := cmp.Diff(trimmed(&list.Items[0]), trimmed(&got.Items[0])); diff != "" {
+		t.Errorf("read of the whole and of the pruned list:\n%s", diff)
+	}
+	status := encode(t, &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Message: "gone"})
+	for _, other := range [][]byte{status, []byte(`{"kind":"Node"}`), nil, protobufMagic} {
+		if !bytes.Equal(prune(other), other) {
+			t.Errorf("%q was changed", other)
+		}
+	}
+}
+
+// What is not a Node, or is cut off, is refused by the decoder as it would be without pruning.
+func FuzzPrune(f *testing.F) {
+	whole := encode(f, wholeNode())
+	for _, n := range []int{len(whole), len(whole) - 1, 100, 30, 5} {
+		f.Add(whole[:n])
+	}
+	decoder := codec(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		want, _, wantErr := decoder.Decode(data, nil, nil)
+		got, _, err := decoder.Decode(prune(data), nil, nil)
+		n, isNode := want.(*corev1.Node)
+		if wantErr != nil || !isNode {
+			return
+		}
+		if err != nil {
+			t.Fatalf("refused when pruned: %v", err)
+		}
+		a, errA := convert(n)
+		b, errB := convert(got)
+		if errA != nil || errB != nil || !a.Equal(b) || got.(*corev1.Node).ResourceVersion != n.ResourceVersion {
+			t.Errorf("%+v is read as %+v when pruned", a, b)
+		}
+	})
+}
