@@ -28,7 +28,7 @@ func newActivity() activity {
 	a := activity{
 		rounds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: prefix + "pass_duration_seconds", Buckets: buckets,
-			Help: "How long the agent took to look at the whole node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
+			Help: "How long the agent took to look at the node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
 		}, []string{"kind"}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right.",

@@ -76,13 +76,15 @@ func (c *complaints) begin(kind string, errs map[string]error) {
 		if !was {
 			is.since = c.now()
 		}
-		text := textOf(err)
+		text, rest := textOf(err), ""
+		if t := tolerable(err); t != nil {
+			rest = textOf(t)
+		}
 		if is.text != text {
 			news = append(news, name)
-			is.text, is.tolerable, c.changed = text, "", true
-			if rest := tolerable(err); rest != nil {
-				is.tolerable = rest.Error()
-			}
+		}
+		if is.text != text || is.tolerable != rest {
+			is.text, is.tolerable, c.changed = text, rest, true
 		}
 		is.times++
 		c.current[kind+name] = is

@@ -33,6 +33,12 @@ func atOnce() context.Context {
 // changed reports whether pods have come or gone since they were looked at.
 func (c *endpointController) changed() bool { return stampOf(endpoint.Dir(c.cfg.State)) != c.listed }
 
+// released reports whether the plugin is taking an endpoint away, or has. Any goroutine may call it.
+func (c *endpointController) released(id endpoint.ID) bool {
+	e, err := endpoint.Read(c.cfg.State, id)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing
+}
+
 // note is called before pods are looked at.
 func (c *endpointController) note() { c.listed = stampOf(endpoint.Dir(c.cfg.State)) }
 
@@ -115,10 +121,10 @@ func (c *endpointController) work(s *state, e endpoint.Endpoint) *endpoint.Work 
 // repair puts right what is missing of an endpoint whose locks are ours, by its state as it is now. One that is gone or
 // going is left alone.
 func (c *endpointController) repair(s *state, id endpoint.ID) error {
-	e, err := endpoint.Read(c.cfg.State, id)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing {
+	if c.released(id) {
 		return nil
 	}
+	e, err := endpoint.Read(c.cfg.State, id)
 	if err != nil {
 		return err
 	}
@@ -161,7 +167,7 @@ func (c *endpointController) inspect(s *state) error {
 		if attached[e.HostIndex] || !s.view.alive(e) {
 			continue
 		}
-		if now, err := endpoint.Read(c.cfg.State, e.ID); err == nil && !now.Releasing { // else the plugin has taken it away
+		if !c.released(e.ID) {
 			s.lookAgain(0)
 			return nil
 		}

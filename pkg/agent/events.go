@@ -23,7 +23,7 @@ type reason uint32
 const (
 	// casual is a change that others have made to what is theirs. They may go on with that all the time.
 	casual reason = 1 << iota
-	// urgent is a change of what is ours, or of an uplink.
+	// urgent is a change of what is ours, of an uplink, or of what decides on every packet's way.
 	urgent
 	// ofPods is a change of something that a pod of this node needs.
 	ofPods
@@ -36,14 +36,18 @@ type outline struct {
 	uplinks map[int]bool
 	// addresses are those of uplinks.
 	addresses map[device.Address]bool
-	// pods are the links of endpoints, podAddresses their addresses.
+	// pods are the links of endpoints, podAddresses whose an address is.
 	pods         map[int]bool
-	podAddresses map[netip.Addr]bool
+	podAddresses map[netip.Addr]endpoint.ID
+	// released reports whether the plugin is taking an endpoint away, or has.
+	released func(endpoint.ID) bool
 	// tables are those that rules lead to, but for the usual ones.
 	tables map[int]bool
 	*intent
 	// told says that the kernel tells when a program is taken away.
 	told bool
+	// old says that the node is being looked at, and whatever an event is about may already be in that look or not.
+	old bool
 }
 
 // weigh decides on an event. While there is no outline, because the node is being looked at, all of them count.
@@ -58,6 +62,11 @@ func (o *outline) weigh(e device.Event) reason {
 	}
 	if o == nil {
 		return casual | ofPods
+	}
+	if o.old {
+		current := *o
+		current.old = false
+		return casual | ofPods | current.weigh(e)
 	}
 	switch e.Kind {
 	case device.LinkEvent:
@@ -95,7 +104,7 @@ func (o *outline) weighLink(l device.Link, gone bool) reason {
 		return 0
 	case o.uplinks[l.Index]:
 		return urgent
-	case o.pods[l.Index]: // a pod can change the state of its own end as often as it likes
+	case o.pods[l.Index]: // as with each DEL
 		return casual | ofPods
 	}
 	return casual
@@ -118,12 +127,16 @@ func (o *outline) weighAddress(a device.Address, gone bool) reason {
 
 func (o *outline) weighRoute(r device.Route, gone bool) reason {
 	host := r.Dst.IsSingleIP()
+	pod, ofPod := o.podAddresses[r.Dst.Addr()]
+	ofPod = ofPod && host
 	switch {
 	case r.Table == 0 && r.Protocol == device.Protocol:
 		switch {
 		case !gone: // nobody else writes any
 			return 0
-		case host && o.podAddresses[r.Dst.Addr()]:
+		case ofPod && o.released(pod): // as with each DEL
+			return casual | ofPods
+		case ofPod:
 			return urgent | ofPods
 		case o.routes[r.Dst]:
 			return urgent
@@ -133,7 +146,7 @@ func (o *outline) weighRoute(r device.Route, gone bool) reason {
 		return 0
 	case r.Table != 0:
 		return casual
-	case host && o.podAddresses[r.Dst.Addr()]:
+	case ofPod:
 		return urgent | ofPods
 	case r.Dst.Bits() == 0, o.routes[r.Dst] && r.Priority == 0: // in the place of ours
 		return urgent
@@ -170,11 +183,11 @@ func newIntent(p plan.Result) *intent {
 func (i *intent) concerns(a netip.Addr) bool { return i.destinations().Contains(a) }
 
 // newOutline makes the outline of a view and what is planned for it.
-func newOutline(v *view, i *intent, told bool) *outline {
+func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) *outline {
 	o := &outline{
 		links: make(map[int]device.Link, len(v.links)), uplinks: map[int]bool{}, addresses: map[device.Address]bool{},
-		pods: make(map[int]bool, len(v.endpoints)), podAddresses: make(map[netip.Addr]bool, len(v.endpoints)),
-		tables: v.tables(), intent: i, told: told,
+		pods: make(map[int]bool, len(v.endpoints)), podAddresses: make(map[netip.Addr]endpoint.ID, len(v.endpoints)),
+		tables: v.tables(), intent: i, told: told, released: released,
 	}
 	maps.Copy(o.links, v.links) // which repairs write to
 	for _, l := range v.uplinks {
@@ -188,7 +201,7 @@ func newOutline(v *view, i *intent, told bool) *outline {
 	for _, e := range v.endpoints {
 		o.pods[e.HostIndex] = true
 		for _, a := range e.Addresses {
-			o.podAddresses[a] = true
+			o.podAddresses[a] = e.ID
 		}
 	}
 	return o
@@ -222,7 +235,11 @@ func (a *alarm) called() reason { return reason(a.reasons.Load()) }
 
 // begin is called when a pass begins. It returns what has called for it.
 func (a *alarm) begin() reason {
-	a.outline.Store(nil)
+	if o := a.outline.Load(); o != nil {
+		old := *o
+		old.old = true
+		a.outline.Store(&old)
+	}
 	return reason(a.reasons.Swap(0))
 }
 

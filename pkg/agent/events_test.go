@@ -19,14 +19,19 @@ const (
 	anUplink = 2
 	aPod     = 5
 	another  = 6
+	leaving  = 7
 	unknown  = 99
 )
 
-// testOutline is of a node with the pod 10.244.1.5 and the peer 172.18.0.12, which has 10.244.2.0/24.
+// testOutline is of a node with the pod 10.244.1.5, the pod 10.244.1.7 that is being released, and the peer 172.18.0.12, which has 10.244.2.0/24.
 func testOutline() *outline {
 	v := testView()
 	v.uplinks = v.findUplinks(nil)
-	v.endpoints = []endpoint.Endpoint{{HostIndex: aPod, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.5")}}}
+	leaves := endpoint.ID{ContainerID: "leaves", IfName: "eth0"}
+	v.endpoints = []endpoint.Endpoint{
+		{HostIndex: aPod, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.5")}},
+		{ID: leaves, HostIndex: leaving, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.7")}},
+	}
 	v.rules = []device.Rule{{Table: unix.RT_TABLE_MAIN}, {Table: 77}}
 	p := plan.Result{Destinations: map[destinations.Key]destinations.Value{}}
 	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24", "172.18.0.12/32", "172.18.0.11/32"} {
@@ -35,7 +40,7 @@ func testOutline() *outline {
 	for _, prefix := range []string{"10.244.1.0/24", "10.244.2.0/24"} {
 		p.Routes = append(p.Routes, plan.Route{Dst: netip.MustParsePrefix(prefix)})
 	}
-	return newOutline(v, newIntent(p), true)
+	return newOutline(v, newIntent(p), true, func(id endpoint.ID) bool { return id == leaves })
 }
 
 func route(dst string, protocol int) device.Event {
@@ -82,6 +87,7 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"foreign route beside ours", event(route("10.244.2.0/24", foreign), func(e *device.Event) { e.Route.Priority = 5 }), casual},
 		{"a pod's route written", route("10.244.1.5/32", ours), 0},
 		{"a pod's route gone", gone(route("10.244.1.5/32", ours)), urgent | ofPods},
+		{"a pod's route gone with the pod", gone(route("10.244.1.7/32", ours)), casual | ofPods},
 		{"a pod's route gone that the look has not seen", gone(route("10.244.1.6/32", ours)), 0},
 		{"a pod's route replaced", route("10.244.1.5/32", foreign), urgent | ofPods},
 		{"default route", route("0.0.0.0/0", foreign), urgent},

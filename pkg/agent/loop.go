@@ -205,5 +205,5 @@ func (l *loop) makePlan() {
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
 	}
-	l.alarm.outline.Store(newOutline(l.view, l.intent, l.dp.RemovalIsTold()))
+	l.alarm.outline.Store(newOutline(l.view, l.intent, l.dp.RemovalIsTold(), l.endpoints.released))
 }

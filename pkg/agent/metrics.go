@@ -80,7 +80,7 @@ func (m metrics) describe(gauge sample) {
 	gauge("ready", oneIf(now.notReady == ""), "1 when this node can carry a pod.")
 	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
 	m.collectSource(gauge, now)
-	for _, reason := range plan.Reasons() {
+	for _, reason := range append(plan.Reasons(), neighbourTable) {
 		gauge("node_problems", float64(now.problems[reason]),
 			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))
 	}

@@ -33,8 +33,8 @@ type state struct {
 	lost      time.Time // since when there has been a sourceErr
 	view      *view     // of the newest look that succeeded; nil: none has
 	plan      plan.Result
-	applied   bool          // the map has what this plan says of destinations
-	next      time.Duration // until the next pass over the whole node; only lookAgain changes it
+	applied   bool          // destinations and routes have been written as this plan has them
+	next      time.Duration // until the next pass over the whole node; steps bring it forward by lookAgain
 	// whole says that this pass looks at everything, pods that it looks at pods. Else it goes by what an earlier one found.
 	whole, pods bool
 }
@@ -118,10 +118,12 @@ func (l *loop) doSteps(ctx context.Context, when occasion) bool {
 		}
 	}
 	if ctx.Err() == nil {
-		passed, inspected := l.failures(onLook|onPass), l.failures(onTick)
+		failed, noted := l.failures(onLook|onPass|onTick), map[string]bool{}
 		for _, s := range l.steps {
-			l.complaints.note(s.controller+"/pass", passed[s.controller])
-			l.complaints.note(s.controller+"/inspect", inspected[s.controller])
+			if s.when&when != 0 && !noted[s.controller] {
+				noted[s.controller] = true
+				l.complaints.note(s.controller+"/pass", failed[s.controller])
+			}
 		}
 	}
 	if pause := l.pause(time.Now()); !well {
@@ -146,11 +148,15 @@ func (l *loop) pause(now time.Time) time.Duration {
 	return min(max(retry, now.Sub(l.failing)), resync)
 }
 
-// failures are the controllers that have failed at an occasion, with why.
+// failures are the controllers that have failed at an occasion, with why: once, if several steps say the same.
 func (l *loop) failures(when occasion) map[string]error {
-	failed := map[string]error{}
+	failed, said := map[string]error{}, map[[2]string]bool{}
 	for i, s := range l.steps {
-		if s.when&when != 0 && l.errs[i] != nil {
+		if s.when&when == 0 || l.errs[i] == nil {
+			continue
+		}
+		if what := [2]string{s.controller, l.errs[i].Error()}; !said[what] {
+			said[what] = true
 			failed[s.controller] = errors.Join(failed[s.controller], l.errs[i])
 		}
 	}

@@ -54,7 +54,7 @@ func TestStepsAreTakenWhateverBecomesOfTheOthers(t *testing.T) {
 	fails["third/d"] = errors.New("no d")
 	take(onTick, "[third/d]", false, "first: no a; first: no c") // it degrades the node
 	take(onPass, all, false, "first: no a; first: no c")
-	for about, want := range map[string]int{"first/pass error": 1, "second/pass error": 1, "third/inspect error": 1} {
+	for about, want := range map[string]int{"first/pass error": 1, "second/pass error": 1, "third/pass error": 1} {
 		if got := strings.Count(log.String(), "about="+about); got != want {
 			t.Errorf("%s is logged %d times, want %d:\n%s", about, got, want, log)
 		}

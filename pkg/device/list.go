@@ -3,6 +3,8 @@ package device
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -127,7 +129,7 @@ func (h *Handle) RoutesAndOwn6() ([]Route, error) {
 
 // TableRoutes lists the IPv4 routes of the given tables.
 func (h *Handle) TableRoutes(tables map[int]bool) (all []Route, err error) {
-	for table := range tables {
+	for _, table := range slices.Sorted(maps.Keys(tables)) { // in one order: plans are compared
 		some, err := h.routes(unix.AF_INET, table, unix.RTPROT_UNSPEC)
 		if err != nil {
 			return nil, err

@@ -21,7 +21,7 @@ import (
 const ClusterFile = "cluster.json"
 
 // MaxSilence is how long a running agent may leave ClusterFile untouched, or its loop take for one round, before it
-// counts as stuck. It touches the file after each look at the node, which it takes at least every 15 s.
+// counts as stuck. It touches the file after each look at the node, which it takes at least every 28 s.
 const MaxSilence = time.Minute
 
 // Cluster is the content of ClusterFile.
