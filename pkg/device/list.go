@@ -108,15 +108,15 @@ func (n *netconf) Serialize() []byte { return n[:] }
 
 // Routes lists the main table, both families.
 func (h *Handle) Routes() ([]Route, error) {
-	return h.both(unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC)
+	return h.both(unix.RTPROT_UNSPEC)
 }
 
 // OwnRoutes lists the routes of our protocol in the main table, both families.
-func (h *Handle) OwnRoutes() ([]Route, error) { return h.both(unix.RT_TABLE_MAIN, Protocol) }
+func (h *Handle) OwnRoutes() ([]Route, error) { return h.both(Protocol) }
 
-func (h *Handle) both(table, protocol int) ([]Route, error) {
-	four, err4 := h.routes(unix.AF_INET, table, protocol)
-	six, err6 := h.routes(unix.AF_INET6, table, protocol)
+func (h *Handle) both(protocol int) ([]Route, error) {
+	four, err4 := h.routes(unix.AF_INET, unix.RT_TABLE_MAIN, protocol)
+	six, err6 := h.routes(unix.AF_INET6, unix.RT_TABLE_MAIN, protocol)
 	return append(four, six...), errors.Join(err4, err6)
 }
 
