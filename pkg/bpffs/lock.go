@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is how long after a failed attempt a lock is tried again, since flock has
-// no deadline. Most locks are held for less than a millisecond, so the first
-// attempts follow more closely.
+// lockPoll is how long after a failed attempt the node's lock is tried again by a
+// process that wants it alone, which gives way every few seconds. Most locks are held
+// for less than a millisecond, so the first attempts follow more closely.
 const (
 	lockPoll      = 5 * time.Millisecond
 	firstLockPoll = 200 * time.Microsecond
@@ -31,17 +31,35 @@ type Lock struct {
 }
 
 // File takes an exclusive lock on the file at path, which is created if it is
-// missing. Waiting ends with ctx; the error then matches ErrLocked.
+// missing. Those that wait get it in the order in which they came. Waiting ends with
+// ctx; the error then matches ErrLocked.
 func File(ctx context.Context, path string) (*Lock, error) {
 	f, err := openLock(path)
 	if err != nil {
 		return nil, err
 	}
-	if err := poll(ctx, func() error { return try(f, unix.LOCK_EX) }); err != nil {
+	if err := wait(ctx, f, unix.LOCK_EX); err != nil {
 		_ = f.Close()
 		return nil, err
 	}
 	return &Lock{files: []*os.File{f}}, nil
+}
+
+// FileAmong takes the lock of File for work that can go on beside that of others: alone
+// if nobody holds it, else shared, and then it waits only for a holder that is alone.
+func FileAmong(ctx context.Context, path string) (l *Lock, beside bool, err error) {
+	f, err := openLock(path)
+	if err != nil {
+		return nil, false, err
+	}
+	if err = try(f, unix.LOCK_EX); errors.Is(err, ErrLocked) {
+		beside, err = true, wait(ctx, f, unix.LOCK_SH)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, false, err
+	}
+	return &Lock{files: []*os.File{f}}, beside, nil
 }
 
 func openLock(path string) (*os.File, error) {
@@ -148,12 +166,9 @@ func Shared(ctx context.Context, stateDir, work string) (*Lock, error) {
 		return nil, err
 	}
 	l := &Lock{files: []*os.File{lock, gate}}
-	err = poll(ctx, func() error {
-		if err := try(gate, unix.LOCK_SH); err != nil {
-			return err
-		}
-		return errors.Join(try(lock, unix.LOCK_SH), try(gate, unix.LOCK_UN))
-	})
+	if err = wait(ctx, gate, unix.LOCK_SH); err == nil {
+		err = errors.Join(wait(ctx, lock, unix.LOCK_SH), try(gate, unix.LOCK_UN))
+	}
 	if err != nil {
 		l.Release()
 		return nil, NameHolders(stateDir, err)
