@@ -2,19 +2,15 @@ package endpoint
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"os"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
-
-const lockPoll = 5 * time.Millisecond
 
 // Lock excludes other work on one endpoint. The kernel releases it when the process ends.
 type Lock struct {
@@ -22,7 +18,8 @@ type Lock struct {
 }
 
 // Acquire locks one endpoint: a byte of a common file, chosen by a hash of the endpoint's ID, so that no lock files are
-// left behind. Waiting ends with ctx; the error then matches bpffs.ErrLocked and names the holders of the node's lock.
+// left behind. Those that wait get it in the order in which they came. Waiting ends with ctx; the error then matches
+// bpffs.ErrLocked and names the holders of the node's lock.
 func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
 	var f *os.File
 	err := os.MkdirAll(Dir(stateDir), 0o700)
@@ -41,20 +38,13 @@ func Acquire(ctx context.Context, stateDir string, id ID) (*Lock, error) {
 
 // lockByte locks for the open file, not for the process, so it excludes other goroutines as well.
 func lockByte(ctx context.Context, f *os.File, at int64) error {
-	for {
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
-		if err == nil {
-			return nil
+	return bpffs.Queue(ctx, f, func(fd int, block bool) error {
+		how := unix.F_OFD_SETLK
+		if block {
+			how = unix.F_OFD_SETLKW
 		}
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return bpffs.ErrLocked
-		case <-time.After(lockPoll):
-		}
-	}
+		return unix.FcntlFlock(uintptr(fd), how, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
+	})
 }
 
 func offset(id ID) int64 {
