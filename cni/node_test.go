@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
 func TestMissingDataplane(t *testing.T) {
@@ -314,3 +316,21 @@ func BenchmarkAddDel(b *testing.B) {
 type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// One that hangs in the address store keeps others out for a bounded time, and its name is in their error.
+func TestWaitingForTheAddressStoreEndsInError11(t *testing.T) {
+	w := newFixture(t)
+	w.add(w.newPod(), nil) // which makes the store
+	w.env = []string{waitTime + "=50ms"}
+	before := w.everything()
+	hung, err := bpffs.Shared(t.Context(), w.stateDir, "test")
+	w.must(err)
+	store, err := bpffs.File(t.Context(), filepath.Join(ipam.Dir(w.stateDir), "net1", "lock"))
+	w.must(err)
+	p := w.newPod()
+	w.refused(11, "ADD", p, nil, "lock address store", fmt.Sprintf("test (pid %d) for ", os.Getpid()))
+	store.Release()
+	hung.Release()
+	w.unchanged(before)
+	w.add(p, nil)
+}

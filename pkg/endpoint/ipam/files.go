@@ -30,6 +30,9 @@ func (o Owner) label() string {
 
 func (o Owner) labelOf(a netip.Addr) string { return o.label() + "." + a.String() }
 
+// newLabel is the name of a file that is to be an address of the owner, and then a label.
+func (o Owner) newLabel() string { return o.label() + ".new" }
+
 // parseLabel returns what the labels of the owner begin with; false: the name is no label's.
 func parseLabel(name string) (string, bool) {
 	rest, ok := strings.CutPrefix(name, labelPrefix)

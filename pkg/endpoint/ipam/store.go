@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
-	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/disk"
 
@@ -31,6 +31,7 @@ const DefaultQuarantine = 60 * time.Second
 
 const (
 	quarantinePrefix = "quarantine."
+	lastPrefix       = "last_reserved_ip." // the library's, which reads it
 	lockName         = "lock"
 	maxNetworkName   = 200 // bytes: it is the name of a directory
 )
@@ -49,8 +50,10 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Store is the store of one network.
+// Store is the store of one network. Pods that come and go at once do not wait for each other here. The caller sees to it
+// that nobody else works for the same owner meanwhile.
 type Store struct {
+	stateDir   string
 	dir        string
 	quarantine time.Duration
 	now        func() time.Time
@@ -64,7 +67,7 @@ func Open(stateDir, network string, o Options) (*Store, error) {
 	if err := utils.ValidateNetworkName(network); err != nil || len(network) > maxNetworkName {
 		return nil, fmt.Errorf("network name %q: must be at most %d letters, digits, '.', '_', '-'", network, maxNetworkName)
 	}
-	s := &Store{dir: filepath.Join(Dir(stateDir), network), quarantine: o.Quarantine, now: o.Now}
+	s := &Store{stateDir: stateDir, dir: filepath.Join(Dir(stateDir), network), quarantine: o.Quarantine, now: o.Now}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -81,11 +84,20 @@ func (s *Store) Allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, 
 	return s.allocate(ctx, o, c)
 }
 
-// allocate is Allocate once the directory exists.
+// allocate is Allocate once the directory exists. Beside others, what looks like no address may be one that was just
+// taken by another, or that nobody could clean up.
 func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, error) {
-	var got []netip.Addr
-	err := s.locked(ctx, func() error {
-		all, err := s.scan(&o)
+	got, beside, err := s.allocateUnder(ctx, bpffs.FileAmong, o, c)
+	if beside && errors.Is(err, ErrExhausted) {
+		got, _, err = s.allocateUnder(ctx, alone, o, c)
+	}
+	return got, err
+}
+
+func (s *Store) allocateUnder(ctx context.Context, take taker, o Owner, c Config) (got []netip.Addr, beside bool, err error) {
+	err = s.locked(ctx, take, func(others bool) error {
+		beside = others
+		all, err := s.scan(&o, beside)
 		if err != nil {
 			return err
 		}
@@ -95,7 +107,7 @@ func (s *Store) allocate(ctx context.Context, o Owner, c Config) ([]netip.Addr, 
 		got, err = s.allocateAll(o, c, all)
 		return err
 	})
-	return got, err
+	return got, beside, err
 }
 
 func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, err error) {
@@ -105,6 +117,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, e
 	}
 	defer library.Close()
 	defer func() {
+		_ = os.Remove(filepath.Join(s.dir, o.newLabel()))
 		for _, a := range got {
 			if err != nil {
 				_ = s.discard(Entry{Owner: o, Address: a})
@@ -123,7 +136,7 @@ func (s *Store) allocateAll(o Owner, c Config, all entries) (got []netip.Addr, e
 
 func (s *Store) allocateOne(library *disk.Store, i int, o Owner, c Config, all entries) (netip.Addr, error) {
 	set, want := c.Ranges[i], c.requestedIn(i)
-	r := &reserver{Store: library, dir: s.dir, known: all.byAddress(), force: want}
+	r := &reserver{Store: library, store: s, known: all.byAddress(), force: want}
 	alloc := allocator.NewIPAllocator(&set, r, i)
 	ip, err := alloc.Get(o.ContainerID, o.IfName, asIP(want))
 	if err != nil && !want.IsValid() && r.oldest.Address.IsValid() {
@@ -147,30 +160,36 @@ func (s *Store) quarantineOver(since time.Time) bool {
 	return age < 0 || age >= s.quarantine
 }
 
+// rests reports whether the address is in quarantine.
+func (s *Store) rests(a netip.Addr) bool {
+	info, err := os.Lstat(s.quarantinePath(a))
+	return err == nil && !s.quarantineOver(info.ModTime())
+}
+
 // Release frees every address of the owner and returns them. Neither an owner without addresses nor a missing store is
 // an error.
 func (s *Store) Release(ctx context.Context, o Owner) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, &o, s.free, func(e Entry) bool { return e.Owner == o })
+	return s.releaseIf(ctx, bpffs.FileAmong, &o, s.free, func(e Entry) bool { return e.Owner == o })
 }
 
 // Discard is Release for addresses that have not been in use: they need no quarantine but that of an earlier use.
 func (s *Store) Discard(ctx context.Context, o Owner) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, &o, s.discard, func(e Entry) bool { return e.Owner == o })
+	return s.releaseIf(ctx, bpffs.FileAmong, &o, s.discard, func(e Entry) bool { return e.Owner == o })
 }
 
 // ReleaseExcept frees every address whose owner is not in keep.
 func (s *Store) ReleaseExcept(ctx context.Context, keep map[Owner]bool) ([]netip.Addr, error) {
-	return s.releaseIf(ctx, nil, s.free, func(e Entry) bool { return !keep[e.Owner] })
+	return s.releaseIf(ctx, alone, nil, s.free, func(e Entry) bool { return !keep[e.Owner] })
 }
 
 // releaseIf releases the used addresses that match, of all or of those that may be the owner's.
-func (s *Store) releaseIf(ctx context.Context, o *Owner, release func(Entry) error, match func(Entry) bool) ([]netip.Addr, error) {
+func (s *Store) releaseIf(ctx context.Context, take taker, o *Owner, release func(Entry) error, match func(Entry) bool) ([]netip.Addr, error) {
 	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	var freed []netip.Addr
-	err := s.locked(ctx, func() error {
-		all, err := s.scan(o)
+	err := s.locked(ctx, take, func(beside bool) error {
+		all, err := s.scan(o, beside)
 		if err != nil {
 			return err
 		}
@@ -203,7 +222,7 @@ func (s *Store) free(e Entry) error {
 	if err := os.Chtimes(path, now, now); err != nil {
 		return fmt.Errorf("free address %s: %w", e.Address, err)
 	}
-	if err := os.Rename(path, filepath.Join(s.dir, quarantinePrefix+e.Address.String())); err != nil {
+	if err := os.Rename(path, s.quarantinePath(e.Address)); err != nil {
 		return fmt.Errorf("free address %s: %w", e.Address, err)
 	}
 	return nil
@@ -219,29 +238,41 @@ func (s *Store) discard(e Entry) error {
 
 func (s *Store) labelPath(e Entry) string { return filepath.Join(s.dir, e.Owner.labelOf(e.Address)) }
 
+func (s *Store) quarantinePath(a netip.Addr) string {
+	return filepath.Join(s.dir, quarantinePrefix+a.String())
+}
+
 func (s *Store) path(a netip.Addr) string { return filepath.Join(s.dir, a.String()) }
 
 // errNoStore is returned (wrapped) when the store has no directory.
 var errNoStore = errors.New("the directory of the address store is gone")
 
+// taker takes the store's lock, and says whether that is beside others.
+type taker func(ctx context.Context, path string) (l *bpffs.Lock, beside bool, err error)
+
+func alone(ctx context.Context, path string) (*bpffs.Lock, bool, error) {
+	l, err := bpffs.File(ctx, path)
+	return l, false, err
+}
+
 // locked runs fn under the store's lock, on the same file as the library's own lock. Without a directory it fails with
 // errNoStore.
-func (s *Store) locked(ctx context.Context, fn func() error) error {
-	l, err := bpffs.File(ctx, filepath.Join(s.dir, lockName))
+func (s *Store) locked(ctx context.Context, take taker, fn func(beside bool) error) error {
+	l, beside, err := take(ctx, filepath.Join(s.dir, lockName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w, somebody has removed it (try again): %w", errNoStore, err)
 	}
 	if err != nil {
-		return fmt.Errorf("lock address store: %w", err)
+		return fmt.Errorf("lock address store: %w", bpffs.NameHolders(s.stateDir, err))
 	}
 	defer l.Release()
-	return fn()
+	return fn(beside)
 }
 
-// scan reads the store as work for one owner needs it, or whole. Under the store's lock it removes what a killed process
-// left, which is a file that was made and never written, labels of freed addresses, and the files of addresses whose
-// quarantine is over.
-func (s *Store) scan(o *Owner) (entries, error) {
+// scan reads the store as work for one owner needs it, or whole. Unless there are others beside it, whose work looks
+// like that for a moment, it removes what a killed process left, which is a file that was made and never written, labels
+// of freed addresses, and the files of addresses whose quarantine is over.
+func (s *Store) scan(o *Owner, beside bool) (entries, error) {
 	files, err := listFiles(s.dir)
 	if err != nil {
 		return nil, err
@@ -250,18 +281,20 @@ func (s *Store) scan(o *Owner) (entries, error) {
 	if err != nil {
 		return nil, err
 	}
+	over := func(e Entry) bool { return e.State == Quarantined && s.quarantineOver(e.Since) }
+	if beside {
+		return slices.DeleteFunc(all, over), nil
+	}
 	if err := removeStaleLabels(s.dir, files); err != nil {
 		return nil, err
 	}
 	var kept entries
 	for _, e := range all {
-		if e.State == Garbage || e.State == Quarantined && s.quarantineOver(e.Since) {
-			if err := remove(filepath.Join(s.dir, e.file)); err != nil {
-				return nil, err
-			}
-			continue
+		if e.State != Garbage && !over(e) {
+			kept = append(kept, e)
+		} else if err := remove(filepath.Join(s.dir, e.file)); err != nil {
+			return nil, err
 		}
-		kept = append(kept, e)
 	}
 	return kept, nil
 }
@@ -278,60 +311,6 @@ func asIP(a netip.Addr) net.IP {
 		return nil
 	}
 	return a.AsSlice()
-}
-
-// reserver is the library's store plus the quarantine, for one allocation under the store's lock.
-type reserver struct {
-	*disk.Store
-	dir    string
-	known  map[netip.Addr]Entry // those that are used or in quarantine
-	force  netip.Addr           // allocated although it is in quarantine
-	oldest Entry                // of those in quarantine that were passed over
-	err    error                // why an address could not be written
-}
-
-var _ backend.Store = (*reserver)(nil)
-
-// Lock does nothing: the whole allocation holds the lock already, and the library would wait for it forever.
-func (r *reserver) Lock() error { return nil }
-
-// Unlock does nothing, see Lock.
-func (r *reserver) Unlock() error { return nil }
-
-// Reserve gives the address to the owner unless it is used or in quarantine. The quarantine's file stays, hidden by the
-// address's own, in case that is discarded.
-func (r *reserver) Reserve(id, ifname string, ip net.IP, rangeID string) (bool, error) {
-	a, _ := netip.AddrFromSlice(ip)
-	a = a.Unmap()
-	switch e := r.known[a]; {
-	case e.State == Used:
-		return false, nil
-	case e.State == Quarantined && a != r.force:
-		if !r.oldest.Address.IsValid() || e.Since.Before(r.oldest.Since) {
-			r.oldest = e
-		}
-		return false, nil
-	}
-	ok, err := r.Store.Reserve(id, ifname, ip, rangeID)
-	path := filepath.Join(r.dir, a.String())
-	if err != nil {
-		r.err = err
-		_ = os.Remove(path) // the library leaves the file if it could not write its note of the last address
-		return false, err
-	}
-	if ok {
-		_ = os.Link(path, filepath.Join(r.dir, Owner{id, ifname}.labelOf(a))) // without it the file is read
-	}
-	return ok, nil
-}
-
-// GetByID returns nothing: Allocate has checked already, and the library's answer would include addresses of other
-// interfaces, from files of an old format.
-func (r *reserver) GetByID(string, string) []net.IP { return nil }
-
-// ReleaseByID is not needed for allocations; the library's falls back to all addresses of the container.
-func (r *reserver) ReleaseByID(string, string) error {
-	return errors.New("not supported: release through Store.Release")
 }
 
 func parseOwner(content string) (Owner, bool) {

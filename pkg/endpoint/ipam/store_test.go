@@ -303,7 +303,7 @@ func TestReleaseExcept(t *testing.T) {
 func TestWaitingForTheLockIsBounded(t *testing.T) {
 	s, _, _ := newStore(t, 0)
 	take(t, s, owner(1), "")
-	l, err := bpffs.File(context.Background(), filepath.Join(s.dir, lockName))
+	l, err := bpffs.File(context.Background(), filepath.Join(s.dir, lockName)) // by one that hangs
 	if err != nil {
 		t.Fatal(err)
 	}
