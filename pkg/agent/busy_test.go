@@ -123,4 +123,20 @@ func TestPodThatIsNotRepairedIsNotTheNodesFault(t *testing.T) {
 	if said := l.complaints.current; len(said) != 1 {
 		t.Errorf("%d complaints, want one: %v", len(said), said)
 	}
+	now := time.Now()
+	l.complaints.now = func() time.Time { return now }
+	for _, failing := range []time.Duration{10 * time.Second, time.Hour} { // a failure for ever must not cost a pass each second
+		now = time.Now().Add(failing)
+		if again := l.pass(t.Context()); again < min(failing, resync) {
+			t.Errorf("failing for %v: the next pass is after %v", failing, again)
+		}
+	}
+	e.PodMAC[0] &^= 1
+	e.HostMAC = e.PodMAC
+	if err := endpoint.Write(l.cfg.State, e); err != nil {
+		t.Fatal(err)
+	}
+	if l.pass(t.Context()); len(l.complaints.current) != 0 {
+		t.Errorf("it can be repaired: %v", l.complaints.current)
+	}
 }

@@ -122,6 +122,14 @@ func (c *complaints) end(kind string, ended []string) {
 	}
 }
 
+// lasted is for how long there has been a complaint about something; false: there is none.
+func (c *complaints) lasted(about string) (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is, failing := c.current[about]
+	return c.now().Sub(is.since), failing
+}
+
 // hasChanged says whether there are other complaints than when it was last asked.
 func (c *complaints) hasChanged() bool {
 	c.mu.Lock()

@@ -20,6 +20,7 @@ type endpointController struct {
 	known    *podView                       // of the newest look
 	listed   stamp                          // of the directory of state files, before that look
 	repaired map[string][]endpoint.Endpoint // those of this pass, by what they lacked
+	missing  map[endpoint.ID]bool           // the program, from their links, at the newest inspection
 }
 
 // atOnce is for taking a lock now or not at all: the loop waits for nobody, and the
@@ -39,8 +40,8 @@ func (c *endpointController) released(id endpoint.ID) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing
 }
 
-// note is called before pods are looked at.
-func (c *endpointController) note() { c.listed = stampOf(endpoint.Dir(c.cfg.State)) }
+// begin is called before pods are looked at.
+func (c *endpointController) begin() { c.listed = stampOf(endpoint.Dir(c.cfg.State)) }
 
 // reconcile repairs what is damaged and releases what is nobody's. A failure with
 // one endpoint is not the node's, which goes on carrying the others.
@@ -60,8 +61,8 @@ func (c *endpointController) reconcile(s *state) error {
 		}
 		if len(w.Damage()) == 0 {
 			c.complaints.note(aboutEndpoint(e.ID), nil)
-		} else if !c.noted(e.ID, c.locked(e.ID, func() error { return c.repair(s, e.ID) })) {
-			s.lookAgain(retry)
+		} else {
+			c.note(s, e.ID, c.locked(e.ID, func() error { return c.repair(s, e.ID) }))
 		}
 	}
 	// In the log once, in the metrics for as long as it lasts. ebpfctl finds them in the maps.
@@ -73,15 +74,18 @@ func (c *endpointController) reconcile(s *state) error {
 
 func aboutEndpoint(id endpoint.ID) string { return "endpoints/pod " + id.String() }
 
-// noted notes how the work on an endpoint went, and reports whether it needs no
-// other try soon.
-func (c *endpointController) noted(id endpoint.ID, err error) bool {
+// note notes how the work on an endpoint went, and has it tried again if need be.
+func (c *endpointController) note(s *state, id endpoint.ID, err error) {
 	if errors.Is(err, bpffs.ErrLocked) {
 		c.log.Debug("endpoint is locked, trying again", "endpoint", id.String(), "error", err)
-	} else {
-		c.complaints.note(aboutEndpoint(id), err)
+		s.lookAgain(retry)
+		return
 	}
-	return err == nil
+	about := aboutEndpoint(id)
+	c.complaints.note(about, err)
+	if lasted, failing := c.complaints.lasted(about); failing {
+		s.lookAgain(backOff(lasted))
+	}
 }
 
 // locked calls f under the locks of an endpoint, if nobody else has them now.
@@ -163,14 +167,19 @@ func (c *endpointController) inspect(s *state) error {
 	if err != nil {
 		return nil //nolint:nilerr // that it can't be found out is no reason
 	}
+	missing := map[endpoint.ID]bool{}
 	for _, e := range s.view.endpoints {
 		if attached[e.HostIndex] || !s.view.alive(e) {
 			continue
 		}
+		missing[e.ID] = true
+		if _, failing := c.complaints.lasted(aboutEndpoint(e.ID)); failing && c.missing[e.ID] {
+			continue // it is tried again anyway
+		}
 		if !c.released(e.ID) {
 			s.lookAgain(0)
-			return nil
 		}
 	}
+	c.missing = missing
 	return nil
 }

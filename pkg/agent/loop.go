@@ -179,7 +179,7 @@ func (l *loop) look(s *state) error {
 	known := l.endpoints.known
 	if s.pods {
 		known = nil
-		l.endpoints.note()
+		l.endpoints.begin()
 	}
 	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, known)
 	if err != nil {

@@ -145,8 +145,11 @@ func (l *loop) pause(now time.Time) time.Duration {
 	if obstacles(err) != nil {
 		return retry
 	}
-	return min(max(retry, now.Sub(l.failing)), resync)
+	return backOff(now.Sub(l.failing))
 }
+
+// backOff is when what has been failing for that long, and keeps no pod from being carried but its own, is tried again.
+func backOff(failing time.Duration) time.Duration { return min(max(retry, failing), resync) }
 
 // failures are the controllers that have failed at an occasion, with why: once, if several steps say the same.
 func (l *loop) failures(when occasion) map[string]error {
