@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"golang.org/x/sys/unix"
 
 	mapconfig "github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
@@ -235,34 +236,59 @@ func TestLateDelSparesTheNextOwner(t *testing.T) {
 func TestManyPodsAtOnce(t *testing.T) {
 	w := newFixture(t)
 	before := w.everything()
-	const pods, width = 30, 10
+	const pods = 30
 	all := make([]*pod, pods)
 	for i := range all {
 		all[i] = w.newPod()
 	}
-	each := func(verb string) {
-		conf, err := json.Marshal(w.conf)
-		w.must(err)
-		var wg sync.WaitGroup
-		room := make(chan bool, width)
-		for _, p := range all {
-			room <- true
-			// The processes must start in the test's namespaces, which only its own goroutine is in.
-			cmd := w.start(verb, p, conf)
-			wg.Go(func() {
-				if out, err := cmd(); err != nil {
-					t.Errorf("%s: %v: %s", verb, err, out)
-				}
-				<-room
-			})
-		}
-		wg.Wait()
-	}
-	each("ADD")
+	w.each("ADD", all)
 	if used := w.used(); len(slices.Compact(used)) != pods {
 		t.Errorf("%d addresses for %d pods", len(used), pods)
 	}
-	each("DEL")
+	w.each("DEL", all)
+	w.unchanged(before)
+}
+
+// each calls the plugin for each of the pods, for some at once, and none may fail.
+func (w *fixture) each(verb string, pods []*pod) {
+	const width = 10
+	conf, err := json.Marshal(w.conf)
+	w.must(err)
+	var wg sync.WaitGroup
+	room := make(chan bool, width)
+	for _, p := range pods {
+		room <- true
+		// The processes must start in the test's namespaces, which only its own goroutine is in.
+		cmd := w.start(verb, p, conf)
+		wg.Go(func() {
+			if out, err := cmd(); err != nil {
+				w.t.Errorf("%s: %v: %s", verb, err, out)
+			}
+			<-room
+		})
+	}
+	wg.Wait()
+}
+
+// Beside one that works at the address store for as long as it likes, pods come and go at once and wait for nobody.
+func TestPodsAtOnceWaitForNobody(t *testing.T) {
+	w := newFixture(t)
+	w.add(w.newPod(), nil) // which makes the store
+	before := w.everything()
+	slow, err := os.Open(filepath.Join(ipam.Dir(w.stateDir), "net1", "lock"))
+	w.must(err)
+	defer slow.Close()
+	w.must(unix.Flock(int(slow.Fd()), unix.LOCK_SH|unix.LOCK_NB))
+	w.env = []string{waitTime + "=1ns"}
+	all := make([]*pod, 10)
+	for i := range all {
+		all[i] = w.newPod()
+	}
+	w.each("ADD", all)
+	if used := w.used(); len(slices.Compact(used)) != 1+len(all) {
+		t.Errorf("%d addresses for %d pods", len(used), 1+len(all))
+	}
+	w.each("DEL", all)
 	w.unchanged(before)
 }
 
