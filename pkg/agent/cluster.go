@@ -61,7 +61,7 @@ func (c *clusterController) reconcile(s *state) error {
 	c.problems = slices.Clone(s.plan.Problems)
 	err := errors.Join(c.writeAll(s)...)
 	c.checkNeighbours(s)
-	if err == nil && s.known {
+	if err == nil && s.known && s.sourceErr == nil {
 		c.status.synced(s.changed, time.Now())
 	}
 	c.status.describe(s.plan.Standing, c.problems, len(s.nodes))

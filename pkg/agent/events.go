@@ -36,8 +36,8 @@ type outline struct {
 	uplinks map[int]bool
 	// addresses are those of uplinks.
 	addresses map[device.Address]bool
-	// pods are the links of endpoints, podAddresses whose an address is.
-	pods         map[int]bool
+	// pods says whose a link is, podAddresses whose an address is.
+	pods         map[int]endpoint.ID
 	podAddresses map[netip.Addr]endpoint.ID
 	// released reports whether the plugin is taking an endpoint away, or has.
 	released func(endpoint.ID) bool
@@ -46,11 +46,9 @@ type outline struct {
 	*intent
 	// told says that the kernel tells when a program is taken away.
 	told bool
-	// old says that the node is being looked at, and whatever an event is about may already be in that look or not.
-	old bool
 }
 
-// weigh decides on an event. While there is no outline, because the node is being looked at, all of them count.
+// weigh decides on an event. While there is no outline all of them count.
 func (o *outline) weigh(e device.Event) reason {
 	switch e.Kind {
 	case device.Lost:
@@ -63,11 +61,6 @@ func (o *outline) weigh(e device.Event) reason {
 	if o == nil {
 		return casual | ofPods
 	}
-	if o.old {
-		current := *o
-		current.old = false
-		return casual | ofPods | current.weigh(e)
-	}
 	switch e.Kind {
 	case device.LinkEvent:
 		return o.weighLink(e.Link, e.Gone)
@@ -78,7 +71,7 @@ func (o *outline) weigh(e device.Event) reason {
 	case device.SettingEvent:
 		return o.weighOwn(e.Index)
 	case device.FilterEvent:
-		if o.told && e.Gone {
+		if o.told { // a filter may also be replaced
 			return o.weighOwn(e.Index)
 		}
 	}
@@ -87,25 +80,34 @@ func (o *outline) weigh(e device.Event) reason {
 
 // weighOwn is for what we have set on a link: only on pods' and uplinks.
 func (o *outline) weighOwn(index int) reason {
-	switch {
-	case o.pods[index]:
-		return urgent | ofPods
-	case o.uplinks[index]:
+	if pod, ofPod := o.pods[index]; ofPod {
+		return o.weighPod(pod)
+	}
+	if o.uplinks[index] {
 		return urgent
 	}
 	return 0
 }
 
+// weighPod is for what was taken from a pod: each DEL takes all.
+func (o *outline) weighPod(pod endpoint.ID) reason {
+	if o.released(pod) {
+		return casual | ofPods
+	}
+	return urgent | ofPods
+}
+
 // weighLink ignores pods' links that come: pods are known by their state files.
 func (o *outline) weighLink(l device.Link, gone bool) reason {
 	have, known := o.links[l.Index]
+	pod, ofPod := o.pods[l.Index]
 	switch {
 	case known && !gone && sameLink(have, l), !known && (gone || endpoint.IsHostLinkName(l.Name)):
 		return 0
 	case o.uplinks[l.Index]:
 		return urgent
-	case o.pods[l.Index]: // as with each DEL
-		return casual | ofPods
+	case ofPod:
+		return o.weighPod(pod)
 	}
 	return casual
 }
@@ -122,7 +124,7 @@ func (o *outline) weighAddress(a device.Address, gone bool) reason {
 	case o.uplinks[a.Index]:
 		return urgent
 	}
-	return casual
+	return casual // without a route the link is no way out
 }
 
 func (o *outline) weighRoute(r device.Route, gone bool) reason {
@@ -134,10 +136,8 @@ func (o *outline) weighRoute(r device.Route, gone bool) reason {
 		switch {
 		case !gone: // nobody else writes any
 			return 0
-		case ofPod && o.released(pod): // as with each DEL
-			return casual | ofPods
 		case ofPod:
-			return urgent | ofPods
+			return o.weighPod(pod)
 		case o.routes[r.Dst]:
 			return urgent
 		}
@@ -150,10 +150,20 @@ func (o *outline) weighRoute(r device.Route, gone bool) reason {
 		return urgent | ofPods
 	case r.Dst.Bits() == 0, o.routes[r.Dst] && r.Priority == 0: // in the place of ours
 		return urgent
+	case !host && !gone && o.isNewWay(r): // which needs programs before pods' packets take it
+		return urgent
 	case host && r.TOS == 0 && !o.concerns(r.Dst.Addr()) && !o.concerns(r.Gateway):
 		return 0
 	}
 	return casual
+}
+
+// isNewWay reports whether a route leads over a link that may become an uplink.
+func (o *outline) isNewWay(r device.Route) bool {
+	return slices.ContainsFunc(append([]int{r.Index}, r.Hops...), func(index int) bool {
+		l, known := o.links[index]
+		return index != 0 && !o.uplinks[index] && (!known || leadsOut(l))
+	})
 }
 
 // intent is what of a plan decides on events.
@@ -186,7 +196,7 @@ func (i *intent) concerns(a netip.Addr) bool { return i.destinations().Contains(
 func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) *outline {
 	o := &outline{
 		links: make(map[int]device.Link, len(v.links)), uplinks: map[int]bool{}, addresses: map[device.Address]bool{},
-		pods: make(map[int]bool, len(v.endpoints)), podAddresses: make(map[netip.Addr]endpoint.ID, len(v.endpoints)),
+		pods: make(map[int]endpoint.ID, len(v.endpoints)), podAddresses: make(map[netip.Addr]endpoint.ID, len(v.endpoints)),
 		tables: v.tables(), intent: i, told: told, released: released,
 	}
 	maps.Copy(o.links, v.links) // which repairs write to
@@ -199,7 +209,7 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 		}
 	}
 	for _, e := range v.endpoints {
-		o.pods[e.HostIndex] = true
+		o.pods[e.HostIndex] = e.ID
 		for _, a := range e.Addresses {
 			o.podAddresses[a] = e.ID
 		}
@@ -210,15 +220,27 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 // alarm is by what events of the network call for passes. An event that does not, or only for the reasons of others
 // before it, wakes nobody.
 type alarm struct {
-	outline atomic.Pointer[outline] // nil: the node is being looked at
+	outline atomic.Pointer[outline] // nil: the node has not been looked at yet
 	reasons atomic.Uint32           // since the newest pass began
+	ignored atomic.Bool             // since then, an event about a route called for none
+	looking atomic.Bool             // since then, there is no new outline
 	rings   chan struct{}
 }
 
 func newAlarm() *alarm { return &alarm{rings: make(chan struct{}, 1)} }
 
 // hear takes an event. Any goroutine may call it.
-func (a *alarm) hear(e device.Event) { a.ring(a.outline.Load().weigh(e)) }
+func (a *alarm) hear(e device.Event) {
+	r := a.outline.Load().weigh(e)
+	switch {
+	case r != 0:
+	case e.Kind == device.RouteEvent && e.Route.Protocol != device.Protocol:
+		a.ignored.Store(true)
+	case a.looking.Load() && (e.Kind == device.LinkEvent || e.Kind == device.AddressEvent):
+		r = casual // the same as the outline in force has it, but the look may just have found something else
+	}
+	a.ring(r)
+}
 
 func (a *alarm) ring(r reason) {
 	if before := a.reasons.Or(uint32(r)); before|uint32(r) == before {
@@ -233,21 +255,33 @@ func (a *alarm) ring(r reason) {
 // called is what has called for a pass since the newest one began.
 func (a *alarm) called() reason { return reason(a.reasons.Load()) }
 
-// begin is called when a pass begins. It returns what has called for it.
+// begin is called when a pass begins. It returns what has called for it. Until there is another outline, events are weighed by
+// the one in force.
 func (a *alarm) begin() reason {
-	if o := a.outline.Load(); o != nil {
-		old := *o
-		old.old = true
-		a.outline.Store(&old)
-	}
+	a.ignored.Store(false)
+	a.looking.Store(true)
 	return reason(a.reasons.Swap(0))
+}
+
+// found puts an outline in force.
+func (a *alarm) found(o *outline) {
+	a.outline.Store(o)
+	a.looking.Store(false)
+}
+
+// planned is called when there is another plan. An event that was ignored by the one before may matter to it.
+func (a *alarm) planned() {
+	if a.ignored.Load() {
+		a.ring(urgent)
+	}
 }
 
 const (
 	// Passes for such reasons take at most one part in so many of a processor.
 	casualShare, urgentShare = 50, 10
-	// maxUrgentPause is how long what is ours may be gone although passes take long.
+	// maxUrgentPause is how long what is ours may be gone although passes take long, maxCasualPause how long others' changes wait.
 	maxUrgentPause = 700 * time.Millisecond
+	maxCasualPause = 5 * time.Second
 )
 
 // pause is how long after a pass that cost so much processor time another one may begin.
@@ -255,7 +289,7 @@ func (r reason) pause(cost time.Duration) time.Duration {
 	if r&urgent != 0 {
 		return min(max(minPassInterval, urgentShare*cost), maxUrgentPause)
 	}
-	return min(max(minPassInterval, casualShare*cost), resync)
+	return min(max(minPassInterval, casualShare*cost), maxCasualPause)
 }
 
 // tables are those that rules lead to, but for the usual ones.

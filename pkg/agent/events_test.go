@@ -19,7 +19,7 @@ const (
 	anUplink = 2
 	aPod     = 5
 	another  = 6
-	leaving  = 7
+	leaving  = 8
 	unknown  = 99
 )
 
@@ -28,6 +28,7 @@ func testOutline() *outline {
 	v := testView()
 	v.uplinks = v.findUplinks(nil)
 	leaves := endpoint.ID{ContainerID: "leaves", IfName: "eth0"}
+	v.links[leaving] = device.Link{Index: leaving, Name: leaves.HostLinkName(), MTU: 1500, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
 	v.endpoints = []endpoint.Endpoint{
 		{HostIndex: aPod, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.5")}},
 		{ID: leaves, HostIndex: leaving, Addresses: []netip.Addr{netip.MustParseAddr("10.244.1.7")}},
@@ -94,6 +95,10 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"default route gone", gone(route("0.0.0.0/0", foreign)), urgent},
 		{"foreign route", route("198.18.0.0/24", foreign), casual},
 		{"foreign route gone", gone(route("198.18.0.0/24", foreign)), casual},
+		{"foreign route over a link that is no uplink", event(route("198.18.0.0/24", foreign), func(e *device.Event) { e.Route.Index = another }), urgent},
+		{"the same for one of several hops", event(route("198.18.0.0/24", foreign), func(e *device.Event) { e.Route.Index, e.Route.Hops = 0, []int{anUplink, another} }), urgent},
+		{"foreign route over a new link", event(route("198.18.0.0/24", foreign), func(e *device.Event) { e.Route.Index = unknown }), urgent},
+		{"foreign route over a pod's link", event(route("198.18.0.0/24", foreign), func(e *device.Event) { e.Route.Index = aPod }), casual},
 		{"foreign route to one address", route("198.18.0.1/32", foreign), 0},
 		{"foreign route to one address gone", gone(route("198.18.0.1/32", foreign)), 0},
 		{"foreign route to a node", route("172.18.0.12/32", foreign), casual},
@@ -111,8 +116,9 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"uplink gone", gone(o.link(anUplink)), urgent},
 		{"a pod's link told again", o.link(aPod), 0},
 		{"a pod's end went down", event(o.link(aPod), func(e *device.Event) { e.Link.Running = !e.Link.Running }), 0},
-		{"a pod's link down", event(o.link(aPod), func(e *device.Event) { e.Link.Flags ^= net.FlagUp }), casual | ofPods},
-		{"a pod's link gone", gone(o.link(aPod)), casual | ofPods},
+		{"a pod's link down", event(o.link(aPod), func(e *device.Event) { e.Link.Flags ^= net.FlagUp }), urgent | ofPods},
+		{"a pod's link gone", gone(o.link(aPod)), urgent | ofPods},
+		{"a pod's link gone with the pod", gone(o.link(leaving)), casual | ofPods},
 		{"a new pod's link", newPod, 0},
 		{"another link", event(o.link(another), func(e *device.Event) { e.Link.Master = 3 }), casual},
 		{"a new link", o.link(unknown), casual},
@@ -127,7 +133,8 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"an uplink's sysctl", about(device.SettingEvent, anUplink), urgent},
 		{"another link's sysctl", about(device.SettingEvent, another), 0},
 		{"sysctl of all links", about(device.SettingEvent, -1), 0},
-		{"a pod's filter", about(device.FilterEvent, aPod), 0},
+		{"a pod's filter replaced", about(device.FilterEvent, aPod), urgent | ofPods},
+		{"a new pod's filter", about(device.FilterEvent, unknown), 0},
 		{"a pod's filter gone", gone(about(device.FilterEvent, aPod)), urgent | ofPods},
 		{"an uplink's filter gone", gone(about(device.FilterEvent, anUplink)), urgent},
 		{"another link's filter gone", gone(about(device.FilterEvent, another)), 0},
@@ -193,7 +200,7 @@ func TestPausesGrowWithWhatPassesCost(t *testing.T) {
 	}{
 		{casual, 0, minPassInterval},
 		{casual, 40 * time.Millisecond, 2 * time.Second},
-		{casual, time.Minute, resync},
+		{casual, time.Minute, maxCasualPause},
 		{urgent | casual, time.Millisecond, minPassInterval},
 		{urgent, 40 * time.Millisecond, 400 * time.Millisecond},
 		{urgent, time.Minute, maxUrgentPause},

@@ -204,6 +204,7 @@ func (l *loop) makePlan() {
 			Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
+		defer l.alarm.planned()
 	}
-	l.alarm.outline.Store(newOutline(l.view, l.intent, l.dp.RemovalIsTold(), l.endpoints.released))
+	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold(), l.endpoints.released))
 }

@@ -70,6 +70,43 @@ func TestWhatIsUrgentIsSoDuringALook(t *testing.T) {
 	}
 }
 
+// What an outline ignores may matter to what is found or planned next.
+func TestWhatIsIgnoredIsNotForgotten(t *testing.T) {
+	o := testOutline()
+	for _, tt := range []struct {
+		what   string
+		event  device.Event
+		during bool // a look
+		want   reason
+	}{
+		{"link as before", o.link(anUplink), false, 0},
+		{"link as before, while another state may have been found", o.link(anUplink), true, casual},
+		{"address as before, likewise", addressOf(anUplink, "172.18.0.11/24"), true, casual},
+		{"route to an address that nobody has yet", route("198.51.100.9/32", 186), false, urgent},
+		{"the same during a look", route("198.51.100.9/32", 186), true, urgent},
+		{"a route of ours", route("10.244.2.0/24", device.Protocol), false, 0},
+	} {
+		a := newAlarm()
+		a.begin()
+		a.found(o)
+		if tt.during {
+			a.begin()
+		}
+		a.hear(tt.event)
+		if got := a.called(); got != tt.want&casual {
+			t.Errorf("%s: %b calls for a pass", tt.what, got)
+		}
+		a.planned() // another plan
+		if got := a.called(); got != tt.want {
+			t.Errorf("%s, then another plan: %b, want %b", tt.what, got, tt.want)
+		}
+		a.begin()
+		if a.planned(); a.called() != 0 {
+			t.Errorf("%s: it calls for passes for ever", tt.what)
+		}
+	}
+}
+
 func TestSamePlanBesideManyTables(t *testing.T) {
 	l := testLoop(t)
 	link, err := netlink.LinkByName("uplink")

@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -58,11 +60,17 @@ func (q *quiet) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
+// subjects are the attributes that say what a line is about.
+var subjects = []string{"about", "node", "endpoint", "interface", "reason"}
+
+// mostKinds is how many kinds are told apart.
+const mostKinds = 1000
+
 // kindOf is what lines have in common that say the same again.
 func kindOf(r slog.Record) string {
 	kind := r.Message
 	r.Attrs(func(a slog.Attr) bool {
-		if a.Key == "about" {
+		if slices.Contains(subjects, a.Key) {
 			kind += "\x00" + a.Value.String()
 		}
 		return true
@@ -74,10 +82,14 @@ func kindOf(r slog.Record) string {
 func (k *kinds) admit(r slog.Record, log slog.Handler) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l := k.lines[kindOf(r)]
+	kind := kindOf(r)
+	if k.lines[kind] == nil && len(k.lines) >= mostKinds {
+		kind = r.Message
+	}
+	l := k.lines[kind]
 	if l == nil {
 		l = &lines{since: r.Time}
-		k.lines[kindOf(r)] = l
+		k.lines[kind] = l
 	}
 	if !l.muted && l.logged < mostLines {
 		l.logged++
@@ -91,7 +103,9 @@ func (k *kinds) admit(r slog.Record, log slog.Handler) bool {
 func (k *kinds) sumUp(now time.Time, last bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for kind, l := range k.lines {
+	// The order of what was said last.
+	for _, kind := range slices.SortedFunc(maps.Keys(k.lines), func(a, b string) int { return k.lines[a].last.Time.Compare(k.lines[b].last.Time) }) {
+		l := k.lines[kind]
 		if !last && now.Sub(l.since) < summaryInterval {
 			continue
 		}

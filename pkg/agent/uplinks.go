@@ -190,6 +190,9 @@ func (c *uplinkController) deleteEntries(s *state, left map[int]bool) error {
 func (c *uplinkController) inspect(s *state) error {
 	var errs []error
 	for _, l := range s.view.uplinks {
+		if c.attached[l.Index] == "" {
+			continue // the map has no room for it
+		}
 		for _, hook := range attach.UplinkHooks() {
 			errs = append(errs, c.attachAgain(l, hook))
 		}

@@ -70,14 +70,11 @@ func (d *Datapath) AttachedPods() (map[int]bool, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	found, err := d.pods.Look()
-	if err != nil {
-		return nil, err
-	}
 	attached := make(map[int]bool, len(found))
 	for index, program := range found {
 		attached[index] = program == d.ids[attach.FromPod.Program()]
 	}
-	return attached, nil
+	return attached, err
 }
 
 // RemovalIsTold reports whether the kernel notifies of a program's removal. It does of clsact's filters and qdiscs, but a

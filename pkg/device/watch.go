@@ -68,17 +68,24 @@ func watch(ctx context.Context, hear func(Event), what string, family int, group
 		return fmt.Errorf("receive changes (%s): %w", what, err)
 	}
 	buffer := make([]byte, nl.RECEIVE_BUFFER_SIZE)
+	// The kernel tells of a loss at once, and then loses everything until what waits has been read.
+	lost := false
 	for ctx.Err() == nil {
 		var n int
 		var received error
 		err := raw.Read(func(fd uintptr) bool {
 			n, _, received = unix.Recvfrom(int(fd), buffer, 0)
+			if received == unix.EAGAIN && lost {
+				lost = false
+				hear(Event{Kind: Lost})
+			}
 			return !errors.Is(received, unix.EAGAIN)
 		})
 		switch err = errors.Join(err, received); {
 		case err == nil:
 			decodeEvents(buffer[:n], family, hear)
 		case errors.Is(err, unix.ENOBUFS):
+			lost = true
 			hear(Event{Kind: Lost})
 		case interrupted(err):
 		case ctx.Err() != nil:

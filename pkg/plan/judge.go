@@ -11,6 +11,9 @@ import (
 	"github.com/gaissmai/bart"
 )
 
+// mostAddresses is how many addresses of a kind a Node may have, each of which takes an entry of every node's map.
+const mostAddresses = 16
+
 // candidate is a Node whose values have been parsed.
 type candidate struct {
 	name     string
@@ -78,7 +81,10 @@ func (j *judge) split() (own *Node, others []candidate) {
 // parse reads the values of another node's object, without a look at the others'.
 func (j *judge) parse(n *Node, index int) candidate {
 	c := candidate{name: n.Name, created: n.Created, index: index}
-	for _, s := range n.InternalIPs {
+	if len(n.InternalIPs) > mostAddresses {
+		j.problem(n.Name, Refused, "%d InternalIPs: only the first %d count", len(n.InternalIPs), mostAddresses)
+	}
+	for _, s := range n.InternalIPs[:min(len(n.InternalIPs), mostAddresses)] {
 		a, err := parseNodeIP("InternalIP", s)
 		if err == nil && j.local.Contains(a) {
 			err = fmt.Errorf("InternalIP %s is an address of this node", a)
@@ -92,7 +98,7 @@ func (j *judge) parse(n *Node, index int) candidate {
 		}
 		c.internal = append(c.internal, a)
 	}
-	for _, s := range n.ExternalIPs {
+	for _, s := range n.ExternalIPs[:min(len(n.ExternalIPs), mostAddresses)] {
 		// Never used to reach a node; only kept free of pods.
 		if a, err := parseNodeIP("ExternalIP", s); err == nil {
 			c.external = append(c.external, a)

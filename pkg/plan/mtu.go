@@ -24,7 +24,7 @@ func (b *builder) mtu() {
 	world := b.masks.around(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 	all := world
 	for _, v := range b.r.Destinations {
-		if v.Kind == destinations.Node || v.Kind == destinations.PodCIDR {
+		if v.Kind == destinations.PodCIDR { // not all addresses of a node, by some of which nothing may go
 			all |= v.Uplinks
 		}
 	}
