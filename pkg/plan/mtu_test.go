@@ -40,6 +40,9 @@ func TestMTU(t *testing.T) {
 		"no other node":                              {func(in *Input) { in.Nodes, in.Facts.Uplinks[0].MTU = in.Nodes[:1], 1400 }, 1450},
 		"no other node and no default route":         {func(in *Input) { in.Nodes = in.Nodes[:1]; routes(1, 2, 3)(in) }, 1280},
 		"no uplink":                                  {func(in *Input) { in.Facts.Uplinks = nil }, 1500},
+		"another address of a node, on the bridge": {func(in *Input) {
+			in.Nodes[1].InternalIPs = append(in.Nodes[1].InternalIPs, "172.17.0.9")
+		}, 1450},
 		"nodes behind a gateway": {func(in *Input) {
 			in.Nodes[1].InternalIPs = []string{"198.51.100.7"}
 			in.Facts.Uplinks[0].MTU = 1300

@@ -392,3 +392,18 @@ func TestAddressThatIsAwayIsNoSource(t *testing.T) {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 }
+
+// Each address takes an entry of every node's map, so one Node has not as many as it likes.
+func TestANodeHasFewAddresses(t *testing.T) {
+	in := input(node(1), node(2), node(3))
+	for i := range 2 * mostAddresses {
+		in.Nodes[1].InternalIPs = append(in.Nodes[1].InternalIPs, fmt.Sprintf("198.51.100.%d", i))
+	}
+	r, usual := Make(in), Make(input(node(1), node(2), node(3)))
+	if more := len(r.Destinations) - len(usual.Destinations); more != mostAddresses-1 {
+		t.Errorf("%d more destinations", more)
+	}
+	if len(r.Problems) != 1 || r.Problems[0].Reason != Refused || r.Problems[0].Node != in.Nodes[1].Name || len(r.Peers) != 2 {
+		t.Errorf("problems %v, peers %v", r.Problems, r.Peers)
+	}
+}
