@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"golang.org/x/sys/unix"
 )
 
 // TestPortmapComesAndGoes follows the plugin in the directory, as the modes say.
@@ -132,5 +134,31 @@ func TestPluginThatCannotBeInstalled(t *testing.T) {
 		if why := l.status.reason(); !strings.Contains(why, "files: ") {
 			t.Fatalf("not ready because of %q, want the plugin", why)
 		}
+	}
+}
+
+// Where no pod can be added for want of room the node says so, until there is some.
+func TestStateDirectoryIsFull(t *testing.T) {
+	l := testLoop(t)
+	must(t, os.MkdirAll(l.cfg.State, 0o700))
+	ready(t, l)
+	must(t, unix.Mount("tmpfs", l.cfg.State, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { _ = unix.Unmount(l.cfg.State, unix.MNT_DETACH) })
+	l.pass(t.Context())
+	if why := l.status.reason(); why != "" {
+		t.Fatalf("with room: %s", why)
+	}
+	full := filepath.Join(l.cfg.State, "full")
+	if err := os.WriteFile(full, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the test means a full directory: %v", err)
+	}
+	l.pass(t.Context())
+	if why := l.status.reason(); !strings.Contains(why, l.cfg.State+" is full") {
+		t.Errorf("full: %q", why)
+	}
+	must(t, os.Remove(full))
+	l.pass(t.Context())
+	if why := l.status.reason(); why != "" {
+		t.Errorf("with room again: %s", why)
 	}
 }

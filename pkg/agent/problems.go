@@ -46,8 +46,11 @@ func (c *clusterController) report(s *state) {
 			continue
 		}
 		if over++; over <= mostLines {
-			c.log.Info("no longer the case", "what", key)
+			c.log.Info("no longer the case", "about", key)
 		}
+	}
+	if over > mostLines {
+		c.log.Info("nor are others", "more", over-mostLines)
 	}
 	c.reported = now
 }

@@ -81,6 +81,7 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 		{"uplinks", onPass, l.uplinks.detach},
 		{"sysctls", onPass, hinders(forwarding)},
 		{"files", onPass, hinders(l.files.installPlugin)},
+		{"files", onPass, hinders(l.files.haveRoom)},
 
 		{"pins", onTick, hinders(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},

@@ -108,7 +108,7 @@ func assertStoppedIsTold(t *testing.T, node *lab.Node) {
 		t.Errorf("ebpfctl status of a stopped agent: %v\n%s", err, out)
 	}
 	signal(unix.SIGCONT)
-	eventually(t, readyLimit, "ebpfctl status finds the agent at work", func() bool {
+	eventually(t, entryPromise, "ebpfctl status finds the agent at work", func() bool {
 		out, err = node.Ebpfctl(t.Context(), "status")
 		return err == nil && strings.Contains(string(out), "running, ready")
 	})
@@ -136,6 +136,9 @@ func assertNotReady(t *testing.T, node *lab.Node, why string) {
 
 // assertMetrics: every name is there, with its labels, and those that must have counted have.
 func assertMetrics(t *testing.T, node *lab.Node) {
+	eventually(t, answerLimit, "the agent has looked for what vanishes without a notice", func() bool {
+		return !strings.Contains(metrics(t, node), `ebpf_cni_pass_duration_seconds_count{kind="inspect"} 0`)
+	})
 	text := metrics(t, node)
 	samples := map[string]string{}
 	for line := range strings.Lines(text) {
