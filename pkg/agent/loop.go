@@ -187,6 +187,9 @@ func (l *loop) look(s *state) error {
 	}
 	l.endpoints.known = &v.podView
 	l.complaints.note("endpoints/state files", v.incomplete)
+	if lasted, incomplete := l.complaints.lasted("endpoints/state files"); incomplete {
+		l.lookAgain(backOff(lasted)) // nothing tells when a file is mended
+	}
 	if err := l.uplinks.complete(v); err != nil {
 		return err
 	}
