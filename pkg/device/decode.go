@@ -208,10 +208,8 @@ const (
 
 // decodeSettings reads struct netconfmsg; false: it is of no link.
 func decodeSettings(m []byte) (s Settings, ok bool) {
-	if len(m) < len(netconf{}) {
-		return s, false
-	}
-	for kind, v := range attributes(m[len(netconf{}):]) {
+	const header = 4 // padded
+	for kind, v := range attributes(m[min(len(m), header):]) {
 		switch kind {
 		case netconfIndex:
 			s.Index, ok = number(v), true

@@ -87,8 +87,8 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 
 // Settings lists the IPv4 settings of all links, by index: one request instead of a file for each.
 func (h *Handle) Settings() (map[int]Settings, error) {
-	head := netconf{unix.AF_INET}
-	all, err := list(h, unix.RTM_GETNETCONF, &head, decodeSettings)
+	head := &nl.RtGenMsg{RtGenmsg: unix.RtGenmsg{Family: unix.AF_INET}} // the same as struct netconfmsg
+	all, err := list(h, unix.RTM_GETNETCONF, head, decodeSettings)
 	if err != nil {
 		return nil, fmt.Errorf("list settings of links: %w", err)
 	}
@@ -98,13 +98,6 @@ func (h *Handle) Settings() (map[int]Settings, error) {
 	}
 	return settings, nil
 }
-
-// netconf is struct netconfmsg, padded: the address family.
-type netconf [4]byte
-
-// Len and Serialize implement nl.NetlinkRequestData.
-func (n *netconf) Len() int          { return len(n) }
-func (n *netconf) Serialize() []byte { return n[:] }
 
 // Routes lists the main table, both families.
 func (h *Handle) Routes() ([]Route, error) {

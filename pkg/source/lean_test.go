@@ -39,7 +39,7 @@ func wholeNode() *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "n1", ResourceVersion: "77", CreationTimestamp: metav1.Unix(1_700_000_000, 0), UID: "1-2",
 			Labels: map[string]string{"zone": "a"}, Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: []byte(strings.Repeat("f", 5000))}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 5000))}},
 		},
 		Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}, ProviderID: "cloud://1", Unschedulable: true},
 		Status: corev1.NodeStatus{
