@@ -125,10 +125,10 @@ func (c *endpointController) work(s *state, e endpoint.Endpoint) *endpoint.Work 
 // repair puts right what is missing of an endpoint whose locks are ours, by its state as it is now. One that is gone or
 // going is left alone.
 func (c *endpointController) repair(s *state, id endpoint.ID) error {
-	if c.released(id) {
+	e, err := endpoint.Read(c.cfg.State, id)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Releasing {
 		return nil
 	}
-	e, err := endpoint.Read(c.cfg.State, id)
 	if err != nil {
 		return err
 	}

@@ -22,25 +22,24 @@ type Watch struct {
 	open map[int]int // descriptors, by interface
 }
 
-// Look returns which program is attached to an interface by a pinned link, by the index of the interface; 0: none, or it
-// could not be found out, with an error.
-func (w *Watch) Look() (found map[int]ebpf.ProgramID, failed error) {
+// Look returns which program is attached to an interface by a pinned link, by the index of the interface; 0: none.
+func (w *Watch) Look() (map[int]ebpf.ProgramID, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	places, err := PinnedLinks(w.Dir)
 	if err != nil {
 		return nil, err
 	}
-	found = make(map[int]ebpf.ProgramID, len(places))
+	found := make(map[int]ebpf.ProgramID, len(places))
 	for _, at := range places {
 		if at.Hook != w.Hook {
 			continue
 		}
 		info, err := w.ask(at)
-		found[at.Ifindex] = 0
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // it was removed meanwhile
-			failed = errors.Join(failed, fmt.Errorf("read link %s: %w", w.Dir.Link(string(at.Hook), at.Ifindex), err))
+			return nil, fmt.Errorf("read link %s: %w", w.Dir.Link(string(at.Hook), at.Ifindex), err)
 		}
+		found[at.Ifindex] = 0
 		if info.kind == linkTCX && int(info.ifindex) == at.Ifindex {
 			found[at.Ifindex] = info.program
 		}
@@ -50,7 +49,7 @@ func (w *Watch) Look() (found map[int]ebpf.ProgramID, failed error) {
 			w.close(index)
 		}
 	}
-	return found, failed
+	return found, nil
 }
 
 func (w *Watch) ask(at Place) (info linkInfo, err error) {

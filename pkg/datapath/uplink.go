@@ -70,11 +70,14 @@ func (d *Datapath) AttachedPods() (map[int]bool, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	found, err := d.pods.Look()
+	if err != nil {
+		return nil, err
+	}
 	attached := make(map[int]bool, len(found))
 	for index, program := range found {
 		attached[index] = program == d.ids[attach.FromPod.Program()]
 	}
-	return attached, err
+	return attached, nil
 }
 
 // RemovalIsTold reports whether the kernel notifies of a program's removal. It does of clsact's filters and qdiscs, but a
