@@ -32,21 +32,28 @@ var (
 	node = message{
 		1: {1: nil, 6: nil, 8: nil, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, annotations
 		2: {1: nil, 7: nil},                  // spec: podCIDR, podCIDRs
-		3: {4: nil, 5: nil},                  // status: conditions, addresses
+		3: {4: condition, 5: nil},            // status: conditions, addresses
 	}
 	nodeList = message{1: nil, 2: node} // metadata, items
+	// All but lastHeartbeatTime, by which else each of a kubelet's heartbeats would be a change.
+	condition = message{1: nil, 2: nil, 4: nil, 5: nil, 6: nil}
 )
 
 // protobufMagic is what the API's protobuf begins with; a runtime.Unknown follows.
 var protobufMagic = []byte("k8s\x00")
 
+func cutMagic(data []byte) (unknown []byte, ok bool) { return bytes.CutPrefix(data, protobufMagic) }
+
+// kindOf is the kind of the object that a runtime.Unknown contains.
+func kindOf(unknown []byte) []byte { return first(first(unknown, 1), 2) } // typeMeta: kind
+
 // prune leaves out of an encoded Node, or list of Nodes, what nobody reads. Anything else stays as it is.
 func prune(data []byte) []byte {
-	unknown, ok := bytes.CutPrefix(data, protobufMagic)
+	unknown, ok := cutMagic(data)
 	if !ok {
 		return data
 	}
-	switch string(first(first(unknown, 1), 2)) { // typeMeta: kind
+	switch string(kindOf(unknown)) {
 	case "Node":
 		return message{1: nil, 2: node}.appendTo(bytes.Clone(protobufMagic), unknown)
 	case "NodeList":
