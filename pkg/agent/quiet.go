@@ -125,7 +125,7 @@ func (k *kinds) sumUp(now time.Time, last bool) {
 func (q *quiet) run(ctx context.Context) error {
 	err := repeat(ctx, func() time.Duration {
 		q.kinds.sumUp(time.Now(), false)
-		return retry
+		return summaryInterval / 6
 	})
 	q.kinds.sumUp(time.Now(), true)
 	return err

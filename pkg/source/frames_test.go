@@ -34,11 +34,6 @@ func streamOf(t *testing.T) (runtime.StreamSerializerInfo, runtime.Decoder) {
 	return *info.StreamSerializer, l.DecoderToVersion(info.Serializer, corev1.SchemeGroupVersion)
 }
 
-type event struct {
-	kind   watch.EventType
-	object runtime.Object
-}
-
 // frame writes an event as an API server does.
 func frame(t *testing.T, stream runtime.StreamSerializerInfo, to io.Writer, kind watch.EventType, o runtime.Object) {
 	t.Helper()
