@@ -15,6 +15,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 func TestAddMakesAPodAndDelUnmakesIt(t *testing.T) {
@@ -127,13 +128,7 @@ func TestHostReachesThePod(t *testing.T) {
 	w := newFixture(t)
 	p := w.newPod()
 	w.add(p, nil)
-	var listener net.Listener
-	w.must(p.ns.Do(func() (err error) {
-		listener, err = net.Listen("tcp4", "10.9.0.2:80")
-		return err
-	}))
-	defer listener.Close()
-	c, err := net.DialTimeout("tcp4", "10.9.0.2:80", 5*time.Second) // from the test's thread, which is in the node
+	c, err := w.reach(p)
 	if err != nil {
 		t.Fatalf("host to pod: %v", err)
 	}
@@ -141,4 +136,16 @@ func TestHostReachesThePod(t *testing.T) {
 		t.Errorf("host to pod comes from %s, want %s", from, nodeIP)
 	}
 	c.Close()
+}
+
+// reach connects from the host to the pod that has the first address.
+func (w *fixture) reach(p *pod) (net.Conn, error) {
+	w.t.Helper()
+	var listener net.Listener
+	w.must(p.ns.Do(func() (err error) {
+		listener, err = net.Listen("tcp4", "10.9.0.2:80")
+		return err
+	}))
+	defer listener.Close()
+	return net.DialTimeout("tcp4", "10.9.0.2:80", priv.Patience(2*time.Second)) // from the test's thread, which is in the node
 }

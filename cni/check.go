@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// check is CHECK: it reports everything that ADD made or prevResult lists and that is no longer so.
+// check is CHECK: it reports everything that ADD made or prevResult lists and that is no longer so. An Ethernet address that
+// another plugin of the list has given the pod after our ADD is first learned of here: the host follows it at once.
 func (c *call) check() error {
 	prev, err := c.prevResult()
 	if err != nil {
@@ -31,8 +33,8 @@ func (c *call) check() error {
 	}
 	defer netns.Close()
 	var src ipamSource
-	err = c.shared(func(context.Context) (err error) {
-		src, err = c.compare(prev, netns)
+	err = c.shared(func(ctx context.Context) (err error) {
+		src, err = c.compare(ctx, prev, netns)
 		return err
 	})
 	if err != nil || src.hostLocal() || src.conf == nil {
@@ -41,7 +43,7 @@ func (c *call) check() error {
 	return c.ask(context.Background(), src, c.delegateArgs("CHECK"))
 }
 
-func (c *call) compare(prev *current.Result, netns *device.NetNS) (src ipamSource, err error) {
+func (c *call) compare(ctx context.Context, prev *current.Result, netns *device.NetNS) (src ipamSource, err error) {
 	state, err := endpoint.Read(c.stateDir, c.id)
 	if errors.Is(err, fs.ErrNotExist) {
 		return src, types.NewError(types.ErrUnknownContainer, fmt.Sprintf("interface %s of container %s is unknown", c.id.IfName, c.id.ContainerID), err.Error())
@@ -71,6 +73,9 @@ func (c *call) compare(prev *current.Result, netns *device.NetNS) (src ipamSourc
 		w.Wrong("%s is not the network namespace of ADD", netns.Path())
 	}
 	checkResult(w, prev)
+	if err := followResult(ctx, w); err != nil {
+		return src, err
+	}
 	found, err := w.Faults()
 	if len(found) > 0 {
 		err = types.NewError(codeCheckFailed, "the endpoint is not as ADD left it: "+strings.Join(found, "; "), "")
@@ -107,6 +112,18 @@ func checkResult(w *endpoint.Work, prev *current.Result) {
 	if pod := listedInterface(w, prev, w.IfName, true); pod != nil && w.InsideMAC.UnmarshalText([]byte(pod.Mac)) != nil {
 		w.Wrong("prevResult's %q of interface %s is no Ethernet address", pod.Mac, w.IfName)
 	}
+}
+
+// followResult has the host follow the pod's Ethernet address in prevResult, if that is what the interface has.
+func followResult(ctx context.Context, w *endpoint.Work) error {
+	if w.InsideMAC == w.PodMAC || w.Releasing {
+		return nil
+	}
+	l, err := w.Inside.LinkByName(w.IfName)
+	if err != nil || l.PeerIndex != w.HostIndex || !bytes.Equal(l.MAC, w.InsideMAC[:]) {
+		return nil //nolint:nilerr // that is among the faults
+	}
+	return w.Follow(ctx, w.InsideMAC)
 }
 
 // listedInterface is an interface in prevResult with its Ethernet address; nil: prevResult lacks it, or does not say the

@@ -27,8 +27,6 @@ const (
 	defaultBPFFS    = "/sys/fs/bpf/ebpf-cni"
 	defaultStateDir = "/run/ebpf-cni"
 	defaultMTU      = 1500
-	minMTU          = 68 // what IPv4 needs (RFC 791); the kernel refuses less
-	minMTUIPv6      = 1280
 	maxMTU          = 65535
 
 	gcKey = "cni.dev/valid-attachments"
@@ -143,8 +141,8 @@ func (c *conf) readValues() error {
 	if c.mtu == 0 {
 		c.mtu = defaultMTU
 	}
-	if c.mtu < minMTU || c.mtu > maxMTU {
-		return fieldError("mtu", fmt.Sprintf("%d: must be from %d to %d", c.mtu, minMTU, maxMTU))
+	if least := endpoint.MinMTU(netip.IPv4Unspecified()); c.mtu < least || c.mtu > maxMTU {
+		return fieldError("mtu", fmt.Sprintf("%d: must be from %d to %d", c.mtu, least, maxMTU))
 	}
 	var mode, rest string
 	if err := c.fields.decode("attach", "auto, tcx or clsact", &mode); err != nil {
@@ -226,8 +224,8 @@ func (c *conf) hostLocal() bool { return c.ipamType == endpoint.HostLocal }
 
 // checkMTU refuses an MTU that is too small for the address's family.
 func (c *conf) checkMTU(a netip.Addr) error {
-	if a.Is6() && c.mtu < minMTUIPv6 {
-		return fieldError("mtu", fmt.Sprintf("%d: IPv6 needs at least %d", c.mtu, minMTUIPv6))
+	if least := endpoint.MinMTU(a); c.mtu < least {
+		return fieldError("mtu", fmt.Sprintf("%d: IPv6 needs at least %d", c.mtu, least))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package cni
 import (
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"path/filepath"
 	"testing"
 	"time"
@@ -62,7 +63,7 @@ func FuzzConf(f *testing.F) {
 				t.Errorf("name %q was accepted", name)
 			}
 		}
-		if c.mtu < minMTU || c.mtu > maxMTU || c.quarantine < 0 || (c.mac != nil && (len(c.mac) != 6 || c.mac[0]&1 != 0)) {
+		if c.mtu < endpoint.MinMTU(netip.IPv4Unspecified()) || c.mtu > maxMTU || c.quarantine < 0 || (c.mac != nil && (len(c.mac) != 6 || c.mac[0]&1 != 0)) {
 			t.Errorf("accepted %+v", c)
 		}
 		_, err = c.parseIPAM(args)

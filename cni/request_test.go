@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -195,6 +196,14 @@ func TestDualStack(t *testing.T) {
 	}
 	conf["prevResult"] = prevResult(t, r)["prevResult"]
 	w.ok("CHECK", p, conf)
+	w.must(p.ns.Do(func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 1279)
+	}))
+	w.refused(codeCheckFailed, "CHECK", p, conf, "MTU 1279, address fd00:9::2 needs at least 1280")
 	delete(conf, "prevResult")
 	w.refused(7, "ADD", w.newPod(), map[string]any{"ipam": conf["ipam"], "mtu": 1279}, "mtu", "1279")
 	w.ok("DEL", p, conf)

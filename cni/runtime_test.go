@@ -138,7 +138,14 @@ func TestChainedTuning(t *testing.T) {
 	if l.MTU != 1300 || l.MAC.String() != mac {
 		t.Fatalf("tuning has changed nothing: %+v", l)
 	}
-	w.must(runtime.CheckNetworkList(ctx, list, conf))
+	for range 2 { // the second has nothing to learn
+		w.must(runtime.CheckNetworkList(ctx, list, conf))
+	}
+	c, err := w.reach(p)
+	if err != nil {
+		t.Fatalf("CHECK passes, and the host does not reach the pod: %v", err)
+	}
+	c.Close()
 
 	w.must(p.ns.Do(func() error {
 		return netlink.LinkSetHardwareAddr(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}, net.HardwareAddr{2, 0, 0, 0, 0, 0x78})

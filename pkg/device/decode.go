@@ -51,7 +51,7 @@ func decodeLink(m []byte) (l Link, ok bool) {
 	if len(m) < unix.SizeofIfInfomsg || m[0] != unix.AF_UNSPEC {
 		return l, false
 	}
-	l = Link{Index: number(m[4:]), Kind: "device"}
+	l = Link{Index: number(m[4:]), Kind: "device", PeerNS: -1}
 	flags := native.Uint32(m[8:])
 	if flags&unix.IFF_UP != 0 {
 		l.Flags |= net.FlagUp
@@ -71,6 +71,8 @@ func decodeLink(m []byte) (l Link, ok bool) {
 			l.MTU = number(v)
 		case unix.IFLA_LINK:
 			l.PeerIndex = number(v)
+		case unix.IFLA_LINK_NETNSID:
+			l.PeerNS = number(v)
 		case unix.IFLA_MASTER:
 			l.Master = number(v)
 		case unix.IFLA_OPERSTATE:

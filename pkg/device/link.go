@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,6 +25,7 @@ type Link struct {
 	Flags     net.Flags
 	Running   bool // operationally up: it carries packets
 	PeerIndex int  // of a veth: its peer's index, in the peer's namespace; of others: that of the device below
+	PeerNS    int  // the id that this namespace has for the peer's; negative: the peer is in this one, or there is none
 	Master    int
 }
 
@@ -100,6 +102,28 @@ func (h *Handle) LinkByIndex(index int) (Link, error) {
 	return h.link(fmt.Sprintf("link %d", index), func() (netlink.Link, error) { return h.nl.LinkByIndex(index) })
 }
 
+// Peer is the other end of a veth pair, by the end in this namespace. The kernel tells it without the caller entering the
+// peer's namespace, if the caller has CAP_NET_ADMIN over that. The error matches ErrNotFound where there is no such peer.
+func (h *Handle) Peer(l Link) (Link, error) {
+	var peers []Link
+	var err error
+	if l.PeerNS >= 0 {
+		head := nl.NewIfInfomsg(unix.AF_UNSPEC)
+		head.Index = int32(l.PeerIndex)
+		peers, err = ask(h, unix.RTM_GETLINK, 0, head, decodeLink,
+			withoutStatistics(), nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(l.PeerNS))))
+	}
+	// The id may have become another namespace's since.
+	gone := len(peers) != 1 || peers[0].Kind != l.Kind || peers[0].PeerIndex != l.Index
+	switch {
+	case err != nil && !isErrno(err, unix.ENODEV, unix.EINVAL):
+		return Link{}, fmt.Errorf("find the peer of link %s: %w", l.Name, err)
+	case gone:
+		return Link{}, fmt.Errorf("peer of link %s: %w", l.Name, ErrNotFound)
+	}
+	return peers[0], nil
+}
+
 func (h *Handle) link(what string, find func() (netlink.Link, error)) (Link, error) {
 	var l netlink.Link
 	err := again(func() (err error) {
@@ -121,7 +145,7 @@ func convert(l netlink.Link) Link {
 	return Link{
 		Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, MAC: a.HardwareAddr, Flags: a.Flags,
 		Running:   a.OperState == netlink.OperUp,
-		PeerIndex: a.ParentIndex, Master: a.MasterIndex,
+		PeerIndex: a.ParentIndex, PeerNS: a.NetNsID, Master: a.MasterIndex,
 	}
 }
 

@@ -108,3 +108,45 @@ func TestSetMAC(t *testing.T) {
 		t.Errorf("the link's address is %s, want %s", l.MAC, macB)
 	}
 }
+
+func TestPeerIsSeenFromOutside(t *testing.T) {
+	p := newPair(t)
+	other := net.HardwareAddr{2, 0xec, 0, 0, 0, 9}
+	must(t, p.pod.SetMAC(p.peer.Index, other))
+	links, err := p.host.Links()
+	must(t, err)
+	var listed Link
+	for _, l := range links {
+		if l.Index == p.link.Index {
+			listed = l
+		} else if _, err := p.host.Peer(l); !errors.Is(err, ErrNotFound) {
+			t.Errorf("peer of %s: %v, want ErrNotFound", l.Name, err)
+		}
+	}
+	found, err := p.host.LinkByName("eccni0")
+	must(t, err)
+	if listed.PeerNS < 0 || listed.PeerNS != found.PeerNS {
+		t.Errorf("the peer's namespace is %d as listed, %d as found", listed.PeerNS, found.PeerNS)
+	}
+	want, err := p.pod.LinkByName("eth0")
+	must(t, err)
+	peer, err := p.host.Peer(listed)
+	must(t, err)
+	if !bytes.Equal(peer.MAC, other) || peer.Name != "eth0" || peer.Index != want.Index || !peer.Up() {
+		t.Errorf("peer %+v, want %+v", peer, want)
+	}
+	for what, wrong := range map[string]Link{
+		"another index":             {Index: listed.Index + 1, PeerIndex: listed.PeerIndex, PeerNS: listed.PeerNS, Kind: "veth"},
+		"another peer":              {Index: listed.Index, PeerIndex: 1, PeerNS: listed.PeerNS, Kind: "veth"},
+		"no such peer":              {Index: listed.Index, PeerIndex: 9999, PeerNS: listed.PeerNS, Kind: "veth"},
+		"a namespace without an id": {Index: listed.Index, PeerIndex: listed.PeerIndex, PeerNS: 999, Kind: "veth"},
+	} {
+		if l, err := p.host.Peer(wrong); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: %+v, %v, want ErrNotFound", what, l, err)
+		}
+	}
+	must(t, p.host.DeleteLink(p.link.Index))
+	if _, err := p.host.Peer(listed); !errors.Is(err, ErrNotFound) {
+		t.Errorf("peer of a deleted link: %v, want ErrNotFound", err)
+	}
+}

@@ -28,36 +28,44 @@ func openStrict() (*nl.SocketHandle, error) {
 // list asks for everything that a request's header and attributes name, and repeats that while the kernel reports that
 // entries changed meanwhile. A table or a family that does not exist has nothing in it.
 func list[T any](h *Handle, question int, head nl.NetlinkRequestData, decode func([]byte) (T, bool), attributes ...nl.NetlinkRequestData) ([]T, error) {
-	return dump(func() ([]T, error) {
-		request := nl.NewNetlinkRequest(question, unix.NLM_F_DUMP)
+	all, err := ask(h, question, unix.NLM_F_DUMP, head, decode, attributes...)
+	if isErrno(err, unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) {
+		return nil, nil
+	}
+	return all, err
+}
+
+// ask sends a request, and decodes what the kernel answers.
+func ask[T any](h *Handle, question, flags int, head nl.NetlinkRequestData, decode func([]byte) (T, bool), attributes ...nl.NetlinkRequestData) ([]T, error) {
+	return dump(func() (all []T, err error) {
+		request := nl.NewNetlinkRequest(question, flags)
 		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: h.lists}
 		request.AddData(head)
 		for _, a := range attributes {
 			request.AddData(a)
 		}
-		var all []T
-		err := request.ExecuteIter(unix.NETLINK_ROUTE, 0, func(m []byte) bool {
+		err = request.ExecuteIter(unix.NETLINK_ROUTE, 0, func(m []byte) bool {
 			if one, ok := decode(m); ok {
 				all = append(all, one)
 			}
 			return true
 		})
-		if isErrno(err, unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) {
-			return nil, nil
-		}
 		return all, err
 	})
 }
 
 // Links lists all links.
 func (h *Handle) Links() ([]Link, error) {
-	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
-	links, err := list(h, unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), decodeLink,
-		nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStatistics)))
+	links, err := list(h, unix.RTM_GETLINK, nl.NewIfInfomsg(unix.AF_UNSPEC), decodeLink, withoutStatistics())
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	return links, nil
+}
+
+func withoutStatistics() *nl.RtAttr {
+	const skip = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skip))
 }
 
 // Addresses lists the addresses of all links, both families.

@@ -82,3 +82,12 @@ func (w *Work) freeAddresses() error {
 		return err
 	})
 }
+
+// MinMTU is the least MTU, in bytes, of an interface with an address of that family (RFC 791, RFC 8200). The kernel takes
+// IPv6 addresses off an interface with less.
+func MinMTU(a netip.Addr) int {
+	if a.Is6() {
+		return 1280
+	}
+	return 68
+}

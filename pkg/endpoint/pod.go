@@ -81,9 +81,7 @@ func (w *Work) havePod() error {
 		return err
 	}
 	w.compareKind("pod's", l)
-	if l.MTU > w.MTU { // a smaller one is another plugin's: the specification's results say nothing of it
-		w.Wrong("the pod's interface %s has MTU %d, more than the %d of its other end", l.Name, l.MTU, w.MTU)
-	}
+	w.compareMTU(l)
 	w.compareUp("pod's", l)
 	w.compareMAC("pod's", l, w.InsideMAC)
 	if l.PeerIndex != w.HostIndex {
@@ -108,7 +106,7 @@ func (w *Work) havePodRoutes(index int) error {
 			w.Wrong("the pod has no route to %s", want.Dst)
 		}
 	}
-	if w.InsideMAC != w.PodMAC { // changing it, the kernel has forgotten the neighbours; the program answers ARP
+	if w.MACChanged { // the kernel has forgotten the neighbours; the program answers ARP
 		return err1
 	}
 	neighbours, err2 := w.Inside.Neighbours(index)
@@ -118,6 +116,18 @@ func (w *Work) havePodRoutes(index int) error {
 		}
 	}
 	return errors.Join(err1, err2)
+}
+
+// compareMTU accepts a smaller MTU than ADD's: it is another plugin's, and the specification's results say nothing of it.
+func (w *Work) compareMTU(l device.Link) {
+	if l.MTU > w.MTU {
+		w.Wrong("the pod's interface %s has MTU %d, more than the %d of its other end", l.Name, l.MTU, w.MTU)
+	}
+	for _, a := range w.Addresses {
+		if least := MinMTU(a); l.MTU < least {
+			w.Wrong("the pod's interface %s has MTU %d, address %s needs at least %d", l.Name, l.MTU, a, least)
+		}
+	}
 }
 
 func (w *Work) compareKind(whose string, l device.Link) {

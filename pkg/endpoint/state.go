@@ -68,8 +68,10 @@ type Endpoint struct {
 	HostName  string   `json:"host_ifname"`
 	HostIndex int      `json:"host_ifindex"`
 	HostMAC   wire.MAC `json:"host_mac"`
-	PodMAC    wire.MAC `json:"pod_mac"`
-	MTU       int      `json:"mtu"`
+	// PodMAC is the Ethernet address of the pod's interface, MACChanged says that it is no longer that of ADD, see Follow.
+	PodMAC     wire.MAC `json:"pod_mac"`
+	MACChanged bool     `json:"mac_changed,omitempty"`
+	MTU        int      `json:"mtu"`
 	// Addresses of the pod, at most one of each family.
 	Addresses []netip.Addr `json:"addresses"`
 	// IPAM is the ipam type; only host-local's addresses are in our store.
