@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/netip"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -59,7 +60,7 @@ func (c *endpointController) reconcile(s *state) error {
 		if err := c.contest(w); err != nil {
 			contested[e.ID.String()] = err
 		}
-		if len(w.Damage()) == 0 {
+		if len(w.Damage()) == 0 && !c.hasChangedMAC(s, w) {
 			c.complaints.note(aboutEndpoint(e.ID), nil)
 		} else {
 			c.note(s, e.ID, c.locked(e.ID, func() error { return c.repair(s, e.ID) }))
@@ -70,6 +71,25 @@ func (c *endpointController) reconcile(s *state) error {
 	c.status.set(func(f *figures) { f.conflicts = len(contested) })
 	c.reportRepairs()
 	return c.releaseOrphans(s)
+}
+
+// pluginChain is how long after our ADD later plugins of the list most often have ended.
+const pluginChain = 3 * time.Second
+
+// hasChangedMAC reports whether a pod has another Ethernet address than is known of it. As that takes a request for each pod, and nobody
+// but later plugins of the list should change it, old pods are asked for only when the whole node is looked at; new ones
+// again, as long as such plugins may be at work.
+func (c *endpointController) hasChangedMAC(s *state, w *endpoint.Work) bool {
+	age := time.Since(w.Created)
+	isNew := age >= 0 && age < pluginChain
+	if isNew {
+		c.listed = stamp{} // as if pods had come or gone
+	}
+	if !s.whole && !isNew {
+		return false
+	}
+	_, changed := w.ChangedMAC()
+	return changed
 }
 
 func aboutEndpoint(id endpoint.ID) string { return "endpoints/pod " + id.String() }
@@ -133,6 +153,10 @@ func (c *endpointController) repair(s *state, id endpoint.ID) error {
 		return err
 	}
 	w := c.work(s, e)
+	if mac, changed := w.ChangedMAC(); changed {
+		c.log.Info("the host follows a pod's new Ethernet address", "endpoint", e.ID.String(), "pod", e.Pod, "address", mac.String(), "before", e.PodMAC.String())
+		return w.Follow(atOnce(), mac) // whatever else is missing, the next look finds: the state file has changed
+	}
 	made, err := w.Repair(atOnce())
 	if w.Link.Index == e.HostIndex {
 		s.view.links[e.HostIndex] = w.Link
