@@ -20,9 +20,9 @@ import (
 // config, the destinations, and the kernel's routes to pods of other nodes.
 type clusterController struct {
 	*node
-	// applied is what the destinations map contains, routes what the kernel does, as
+	// entries are what the destinations map contains, routes what the kernel does, as
 	// far as they are ours: as found by the newest look, and as written since.
-	applied map[destinations.Key]destinations.Value
+	entries map[destinations.Key]destinations.Value
 	routes  map[netip.Prefix]plan.Route
 	// problems are those of the newest plan, and what the kernel refused of it.
 	problems []plan.Problem
@@ -34,7 +34,7 @@ type clusterController struct {
 
 // found takes what a look has found: the map, and the routes.
 func (c *clusterController) found(have map[destinations.Key]destinations.Value, v *view) {
-	c.applied, c.routes = have, v.ownRoutes()
+	c.entries, c.routes = have, v.ownRoutes()
 }
 
 // writeConfig writes this node's one record.
@@ -94,7 +94,7 @@ func ofPod(k destinations.Key, v destinations.Value) bool {
 }
 
 func (c *clusterController) destinations() typed.Sync[destinations.Key, destinations.Value] {
-	return typed.Sync[destinations.Key, destinations.Value]{Map: c.dp.Maps.Destinations, Have: c.applied, Same: destinations.Same}
+	return typed.Sync[destinations.Key, destinations.Value]{Map: c.dp.Maps.Destinations, Have: c.entries, Same: destinations.Same}
 }
 
 // writeDestinations adds and changes entries, all that it can.

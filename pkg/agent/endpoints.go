@@ -63,7 +63,7 @@ func (c *endpointController) reconcile(s *state) error {
 		if len(w.Damage()) == 0 && !c.hasChangedMAC(s, w) {
 			c.complaints.note(aboutEndpoint(e.ID), nil)
 		} else {
-			c.note(s, e.ID, c.locked(e.ID, func() error { return c.repair(s, e.ID) }))
+			c.conclude(s, e.ID, c.locked(e.ID, func() error { return c.repair(s, e.ID) }))
 		}
 	}
 	// In the log once, in the metrics for as long as it lasts. ebpfctl finds them in the maps.
@@ -94,8 +94,8 @@ func (c *endpointController) hasChangedMAC(s *state, w *endpoint.Work) bool {
 
 func aboutEndpoint(id endpoint.ID) string { return "endpoints/pod " + id.String() }
 
-// note notes how the work on an endpoint went, and has it tried again if need be.
-func (c *endpointController) note(s *state, id endpoint.ID, err error) {
+// conclude notes how the work on an endpoint went, and has it tried again if need be.
+func (c *endpointController) conclude(s *state, id endpoint.ID, err error) {
 	if errors.Is(err, bpffs.ErrLocked) {
 		c.log.Debug("endpoint is locked, trying again", "endpoint", id.String(), "error", err)
 		s.lookAgain(retry)

@@ -17,12 +17,12 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
-// reason is why a pass is called for; 0: it is not.
-type reason uint32
+// trigger is why a pass is called for; 0: it is not.
+type trigger uint32
 
 const (
 	// casual is a change that others have made to what is theirs. They may go on with that all the time.
-	casual reason = 1 << iota
+	casual trigger = 1 << iota
 	// urgent is a change of what is ours, of an uplink, or of what decides on every packet's way.
 	urgent
 	// ofPods is a change of something that a pod of this node needs.
@@ -49,7 +49,7 @@ type outline struct {
 }
 
 // weigh decides on an event. While there is no outline all of them count.
-func (o *outline) weigh(e device.Event) reason {
+func (o *outline) weigh(e device.Event) trigger {
 	switch e.Kind {
 	case device.Lost:
 		return urgent | ofPods
@@ -79,7 +79,7 @@ func (o *outline) weigh(e device.Event) reason {
 }
 
 // weighOwn is for what we have set on a link: only on pods' and uplinks.
-func (o *outline) weighOwn(index int) reason {
+func (o *outline) weighOwn(index int) trigger {
 	if pod, ofPod := o.pods[index]; ofPod {
 		return o.weighPod(pod)
 	}
@@ -90,7 +90,7 @@ func (o *outline) weighOwn(index int) reason {
 }
 
 // weighPod is for what was taken from a pod: each DEL takes all.
-func (o *outline) weighPod(pod endpoint.ID) reason {
+func (o *outline) weighPod(pod endpoint.ID) trigger {
 	if o.released(pod) {
 		return casual | ofPods
 	}
@@ -98,7 +98,7 @@ func (o *outline) weighPod(pod endpoint.ID) reason {
 }
 
 // weighLink ignores pods' links that come: pods are known by their state files.
-func (o *outline) weighLink(l device.Link, gone bool) reason {
+func (o *outline) weighLink(l device.Link, gone bool) trigger {
 	have, known := o.links[l.Index]
 	pod, ofPod := o.pods[l.Index]
 	switch {
@@ -117,7 +117,7 @@ func sameLink(a, b device.Link) bool {
 	return a.Name == b.Name && a.MTU == b.MTU && a.Up() == b.Up() && a.Master == b.Master && bytes.Equal(a.MAC, b.MAC)
 }
 
-func (o *outline) weighAddress(a device.Address, gone bool) reason {
+func (o *outline) weighAddress(a device.Address, gone bool) trigger {
 	switch {
 	case !a.Prefix.Addr().Is4(), !gone && o.addresses[a]: // a lease was renewed
 		return 0
@@ -127,7 +127,7 @@ func (o *outline) weighAddress(a device.Address, gone bool) reason {
 	return casual // without a route the link is no way out
 }
 
-func (o *outline) weighRoute(r device.Route, gone bool) reason {
+func (o *outline) weighRoute(r device.Route, gone bool) trigger {
 	host := r.Dst.IsSingleIP()
 	pod, ofPod := o.podAddresses[r.Dst.Addr()]
 	ofPod = ofPod && host
@@ -220,30 +220,30 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 // alarm is by what events of the network call for passes. An event that does not, or only for the reasons of others
 // before it, wakes nobody.
 type alarm struct {
-	outline atomic.Pointer[outline] // nil: the node has not been looked at yet
-	reasons atomic.Uint32           // since the newest pass began
-	ignored atomic.Bool             // since then, an event about a route called for none
-	looking atomic.Bool             // since then, there is no new outline
-	rings   chan struct{}
+	outline  atomic.Pointer[outline] // nil: the node has not been looked at yet
+	triggers atomic.Uint32           // since the newest pass began
+	ignored  atomic.Bool             // since then, an event about a route called for none
+	looking  atomic.Bool             // since then, there is no new outline
+	rings    chan struct{}
 }
 
 func newAlarm() *alarm { return &alarm{rings: make(chan struct{}, 1)} }
 
 // hear takes an event. Any goroutine may call it.
 func (a *alarm) hear(e device.Event) {
-	r := a.outline.Load().weigh(e)
+	t := a.outline.Load().weigh(e)
 	switch {
-	case r != 0:
+	case t != 0:
 	case e.Kind == device.RouteEvent && e.Route.Protocol != device.Protocol:
 		a.ignored.Store(true)
 	case a.looking.Load() && (e.Kind == device.LinkEvent || e.Kind == device.AddressEvent):
-		r = casual // the same as the outline in force has it, but the look may just have found something else
+		t = casual // the same as the outline in force has it, but the look may just have found something else
 	}
-	a.ring(r)
+	a.ring(t)
 }
 
-func (a *alarm) ring(r reason) {
-	if before := a.reasons.Or(uint32(r)); before|uint32(r) == before {
+func (a *alarm) ring(t trigger) {
+	if before := a.triggers.Or(uint32(t)); before|uint32(t) == before {
 		return
 	}
 	select {
@@ -253,14 +253,14 @@ func (a *alarm) ring(r reason) {
 }
 
 // called is what has called for a pass since the newest one began.
-func (a *alarm) called() reason { return reason(a.reasons.Load()) }
+func (a *alarm) called() trigger { return trigger(a.triggers.Load()) }
 
 // begin is called when a pass begins. It returns what has called for it. Until there is another outline, events are weighed by
 // the one in force.
-func (a *alarm) begin() reason {
+func (a *alarm) begin() trigger {
 	a.ignored.Store(false)
 	a.looking.Store(true)
-	return reason(a.reasons.Swap(0))
+	return trigger(a.triggers.Swap(0))
 }
 
 // found puts an outline in force.
@@ -285,8 +285,8 @@ const (
 )
 
 // pause is how long after a pass that cost so much processor time another one may begin.
-func (r reason) pause(cost time.Duration) time.Duration {
-	if r&urgent != 0 {
+func (t trigger) pause(cost time.Duration) time.Duration {
+	if t&urgent != 0 {
 		return min(max(minPassInterval, urgentShare*cost), maxUrgentPause)
 	}
 	return min(max(minPassInterval, casualShare*cost), maxCasualPause)

@@ -75,7 +75,7 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 	for _, tt := range []struct {
 		what  string
 		event device.Event
-		want  reason
+		want  trigger
 	}{
 		{"events were lost", device.Event{}, urgent | ofPods},
 		{"IPsec policy", about(device.PolicyEvent, 0), urgent},
@@ -195,7 +195,7 @@ func TestAlarmRingsOnceForAReason(t *testing.T) {
 
 func TestPausesGrowWithWhatPassesCost(t *testing.T) {
 	for _, tt := range []struct {
-		reason     reason
+		trigger    trigger
 		cost, want time.Duration
 	}{
 		{casual, 0, minPassInterval},
@@ -205,8 +205,8 @@ func TestPausesGrowWithWhatPassesCost(t *testing.T) {
 		{urgent, 40 * time.Millisecond, 400 * time.Millisecond},
 		{urgent, time.Minute, maxUrgentPause},
 	} {
-		if got := tt.reason.pause(tt.cost); got != tt.want {
-			t.Errorf("%b after %v: %v, want %v", tt.reason, tt.cost, got, tt.want)
+		if got := tt.trigger.pause(tt.cost); got != tt.want {
+			t.Errorf("%b after %v: %v, want %v", tt.trigger, tt.cost, got, tt.want)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func (l *loop) passOver(ctx context.Context, whole bool) time.Duration {
 	}
 	l.judge()
 	l.status.took(kindPass, started)
-	l.log.Debug("pass", "took", time.Since(started), "whole", l.whole, "pods", l.pods, "destinations", len(l.cluster.applied), "routes", len(l.cluster.routes))
+	l.log.Debug("pass", "took", time.Since(started), "whole", l.whole, "pods", l.pods, "destinations", len(l.cluster.entries), "routes", len(l.cluster.routes))
 	return l.next
 }
 
@@ -169,7 +169,7 @@ func (l *loop) inspect(ctx context.Context) bool {
 func (l *loop) look(s *state) error {
 	// The map first, the state files after it: the plugin writes in the other
 	// order, so an entry that no file explains belongs to nobody.
-	have := l.cluster.applied
+	have := l.cluster.entries
 	if s.whole {
 		var err error
 		if have, err = l.dp.Maps.Destinations.Content(); err != nil {

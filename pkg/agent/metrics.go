@@ -143,7 +143,7 @@ func (m metrics) collectSource(gauge sample, now figures) {
 		}
 	}
 	stamp("source_last_contact_timestamp_seconds", now.heard, "When anything was last heard from there.")
-	stamp("last_sync_timestamp_seconds", now.applied, "When the packets' way last agreed with all Nodes that are known.")
+	stamp("last_sync_timestamp_seconds", now.lastSync, "When the packets' way last agreed with all Nodes that are known.")
 	for controller, is := range now.degraded {
 		gauge("degraded", oneIf(is), "1 while a controller has a problem that keeps no pod from being carried.", "controller", controller)
 	}

@@ -71,7 +71,7 @@ func (c *endpointController) releaseOrphans(s *state) error {
 		c.complaints.note(aboutEndpoint(id), fmt.Errorf("the link %s of %s is gone; it is kept for as long as its namespace %s exists", e.HostName, e.Short(), e.NetNS))
 	}
 	for _, id := range seenTwice(s, c.orphans.first, found, now) {
-		c.note(s, id, c.release(id, found[id]))
+		c.conclude(s, id, c.release(id, found[id]))
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func TestWhatIsIgnoredIsNotForgotten(t *testing.T) {
 		what   string
 		event  device.Event
 		during bool // a look
-		want   reason
+		want   trigger
 	}{
 		{"link as before", o.link(anUplink), false, 0},
 		{"link as before, while another state may have been found", o.link(anUplink), true, casual},

@@ -32,9 +32,9 @@ func (s *schedule) within(d time.Duration) {
 }
 
 // called has a pass begin for what events have been about, as soon as passes for such reasons may.
-func (s *schedule) called(r reason) {
-	if r != 0 {
-		s.bring(time.Now().Add(max(passDelay, r.pause(s.cost)-time.Since(s.ended))))
+func (s *schedule) called(t trigger) {
+	if t != 0 {
+		s.bring(time.Now().Add(max(passDelay, t.pause(s.cost)-time.Since(s.ended))))
 	}
 }
 

@@ -34,7 +34,7 @@ type figures struct {
 	degraded  map[string]bool     // of each controller; never changed once it is set
 	connected bool                // the source of Nodes has delivered them, and answers
 	heard     time.Time           // when it last said anything
-	applied   time.Time           // when the packets' way last agreed with all Nodes; zero: not by this agent
+	lastSync  time.Time           // when the packets' way last agreed with all Nodes; zero: not by this agent
 }
 
 // starting is why an agent is not ready before it has looked at anything.
@@ -88,7 +88,7 @@ func (s *status) synced(changed, now time.Time) {
 		if !f.waiting.IsZero() {
 			f.lag, f.waiting = now.Sub(changed), time.Time{}
 		}
-		f.applied = now
+		f.lastSync = now
 	})
 }
 

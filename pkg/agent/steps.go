@@ -74,28 +74,28 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 	l.steps = []step{
 		{"network", onLook, l.look},
 		{"uplinks", onPass, l.uplinks.attach},
-		{"cluster", onPass | onNodes, hinders(l.cluster.writeConfig)},
+		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
-		{"sysctls", onPass, hinders(forwarding)},
-		{"files", onPass, hinders(l.files.installPlugin)},
-		{"files", onPass, hinders(l.files.haveRoom)},
+		{"sysctls", onPass, vital(forwarding)},
+		{"files", onPass, vital(l.files.installPlugin)},
+		{"files", onPass, vital(l.files.haveRoom)},
 
-		{"pins", onTick, hinders(l.restorePins)},
+		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
-		{"sysctls", onTick, hinders(forwarding)},
+		{"sysctls", onTick, vital(forwarding)},
 		{"sysctls", onTick, ports},
-		{"files", onTick, hinders(l.files.inspect)},
+		{"files", onTick, vital(l.files.inspect)},
 		{"endpoints", onTick, l.endpoints.inspect},
 	}
 	l.errs = make([]error, len(l.steps))
 	return l
 }
 
-// hinders is a step without which no pod can be carried.
-func hinders(do func(*state) error) func(*state) error {
+// vital is a step without which no pod can be carried.
+func vital(do func(*state) error) func(*state) error {
 	return func(s *state) error { return hinder(do(s)) }
 }
 

@@ -68,11 +68,11 @@ func (c *uplinkController) attach(s *state) error {
 		none = errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists")
 	}
 	c.complaints.note("uplinks/none", none)
-	return weigh(s, failed)
+	return uplinkErrors(s, failed)
 }
 
-// weigh makes obstacles of failures with those uplinks that pods need, or with all there are.
-func weigh(s *state, failed map[uint32]error) error {
+// uplinkErrors joins failures with uplinks. Those with uplinks that pods need, or with all there are, are obstacles.
+func uplinkErrors(s *state, failed map[uint32]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
