@@ -217,15 +217,21 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 	return o
 }
 
-// alarm is by what events of the network call for passes. An event that does not, or only for the reasons of others
-// before it, wakes nobody.
+// alarm is by what events of the network call for passes. An event that does not, or only for what others before it have
+// called for, wakes nobody.
 type alarm struct {
 	outline  atomic.Pointer[outline] // nil: the node has not been looked at yet
 	triggers atomic.Uint32           // since the newest pass began
 	ignored  atomic.Bool             // since then, an event about a route called for none
-	looking  atomic.Bool             // since then, there is no new outline
 	rings    chan struct{}
+
+	mu      sync.Mutex
+	looking bool           // a look has begun that has brought no outline yet
+	kept    []device.Event // that came during the look, and that the outline in force ignores
 }
+
+// mostKept is how many events are kept for the outline that a look is about to bring.
+const mostKept = 256
 
 func newAlarm() *alarm { return &alarm{rings: make(chan struct{}, 1)} }
 
@@ -236,10 +242,25 @@ func (a *alarm) hear(e device.Event) {
 	case t != 0:
 	case e.Kind == device.RouteEvent && e.Route.Protocol != device.Protocol:
 		a.ignored.Store(true)
-	case a.looking.Load() && (e.Kind == device.LinkEvent || e.Kind == device.AddressEvent):
-		t = casual // the same as the outline in force has it, but the look may just have found something else
+	case e.Kind == device.LinkEvent || e.Kind == device.AddressEvent:
+		t = a.keep(e)
 	}
 	a.ring(t)
+}
+
+// keep is for an event that agrees with the outline in force: the look under way may just have found something else. If it
+// has not, the event calls for nothing, or else events that come all the time would have one pass follow the other.
+func (a *alarm) keep(e device.Event) trigger {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case !a.looking: // perhaps since a moment ago
+		return a.outline.Load().weigh(e)
+	case len(a.kept) == mostKept:
+		return casual
+	}
+	a.kept = append(a.kept, e)
+	return 0
 }
 
 func (a *alarm) ring(t trigger) {
@@ -259,14 +280,22 @@ func (a *alarm) called() trigger { return trigger(a.triggers.Load()) }
 // the one in force.
 func (a *alarm) begin() trigger {
 	a.ignored.Store(false)
-	a.looking.Store(true)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.looking, a.kept = true, nil
 	return trigger(a.triggers.Swap(0))
 }
 
 // found puts an outline in force.
 func (a *alarm) found(o *outline) {
+	a.mu.Lock()
+	kept := a.kept
 	a.outline.Store(o)
-	a.looking.Store(false)
+	a.looking, a.kept = false, nil
+	a.mu.Unlock()
+	for _, e := range kept {
+		a.ring(o.weigh(e))
+	}
 }
 
 // planned is called when there is another plan. An event that was ignored by the one before may matter to it.

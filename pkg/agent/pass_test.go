@@ -72,29 +72,44 @@ func TestWhatIsUrgentIsSoDuringALook(t *testing.T) {
 
 // What an outline ignores may matter to what is found or planned next.
 func TestWhatIsIgnoredIsNotForgotten(t *testing.T) {
-	o := testOutline()
+	o, bare := testOutline(), testOutline()
+	bare.links, bare.addresses = nil, nil
 	for _, tt := range []struct {
-		what   string
-		event  device.Event
-		during bool // a look
-		want   trigger
+		what  string
+		event device.Event
+		finds *outline // what a look finds during which the event comes; nil: there is none
+		want  trigger
 	}{
-		{"link as before", o.link(anUplink), false, 0},
-		{"link as before, while another state may have been found", o.link(anUplink), true, casual},
-		{"address as before, likewise", addressOf(anUplink, "172.18.0.11/24"), true, casual},
-		{"route to an address that nobody has yet", route("198.51.100.9/32", 186), false, urgent},
-		{"the same during a look", route("198.51.100.9/32", 186), true, urgent},
-		{"a route of ours", route("10.244.2.0/24", device.Protocol), false, 0},
+		{"link as before", o.link(anUplink), nil, 0},
+		{"link as before, during a look that finds the same", o.link(anUplink), o, 0},
+		{"link as before, during a look that finds another state", o.link(anUplink), bare, urgent},
+		{"address as before, during a look that finds the same", addressOf(anUplink, "172.18.0.11/24"), o, 0},
+		{"address as before, during a look that does not find it", addressOf(anUplink, "172.18.0.11/24"), bare, urgent},
+		{"IPv6 address during a look", addressOf(anUplink, "2001:db8::1/64"), o, 0},
+		{"route to an address that nobody has yet", route("198.51.100.9/32", 186), nil, 0},
+		{"the same during a look", route("198.51.100.9/32", 186), o, 0},
+		{"a route of ours", route("10.244.2.0/24", device.Protocol), nil, 0},
 	} {
 		a := newAlarm()
 		a.begin()
 		a.found(o)
-		if tt.during {
+		if tt.finds != nil {
 			a.begin()
 		}
-		a.hear(tt.event)
-		if got := a.called(); got != tt.want&casual {
-			t.Errorf("%s: %b calls for a pass", tt.what, got)
+		for range 2 * mostKept / 3 {
+			a.hear(tt.event)
+		}
+		if tt.finds != nil {
+			if got := a.called(); got != 0 {
+				t.Errorf("%s: %b calls for a pass before the look has ended", tt.what, got)
+			}
+			a.found(tt.finds)
+		}
+		if got := a.called(); got != tt.want {
+			t.Errorf("%s: %b calls for a pass, want %b", tt.what, got, tt.want)
+		}
+		if tt.event.Kind == device.RouteEvent && tt.event.Route.Protocol != device.Protocol {
+			tt.want = urgent
 		}
 		a.planned() // another plan
 		if got := a.called(); got != tt.want {
@@ -104,6 +119,21 @@ func TestWhatIsIgnoredIsNotForgotten(t *testing.T) {
 		if a.planned(); a.called() != 0 {
 			t.Errorf("%s: it calls for passes for ever", tt.what)
 		}
+	}
+}
+
+// Of a flood during a look not everything is kept: what is not calls for a pass.
+func TestFloodDuringALook(t *testing.T) {
+	o := testOutline()
+	a := newAlarm()
+	a.begin()
+	a.found(o)
+	a.begin()
+	for range mostKept + 1 {
+		a.hear(o.link(anUplink))
+	}
+	if a.called() != casual {
+		t.Errorf("%b calls for a pass, want %b", a.called(), casual)
 	}
 }
 

@@ -14,7 +14,7 @@ type schedule struct {
 	whole time.Time // the next one over the whole node
 
 	began, ended time.Time     // the newest pass
-	cost         time.Duration // the processor time that it took, for this process as a whole
+	cost         time.Duration // the processor time that this process used meanwhile
 	spent        time.Duration // processor time until it began
 }
 
@@ -63,7 +63,9 @@ func (s *schedule) end(again time.Duration) {
 	s.within(again)
 }
 
-// processorTime is what this process has used since it began. A pass takes longer on a busy machine, but costs no more.
+// processorTime is what this process has used since it began. By the clock, a pass takes longer on a busy machine, but costs no
+// more. The time of one thread says nothing: a goroutine moves from thread to thread, and garbage is collected on others. So
+// what else the agent does during a pass counts as the pass's, which only makes passes rarer, up to the longest pauses.
 func processorTime() time.Duration {
 	var used unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &used) // with these arguments it cannot fail
