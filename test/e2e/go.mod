@@ -51,4 +51,7 @@ replace (
 	github.com/ebpf-cni/ebpf-cni/test/lab => ../lab
 )
 
-tool github.com/containernetworking/plugins/plugins/meta/portmap
+tool (
+	github.com/containernetworking/plugins/plugins/meta/portmap
+	github.com/containernetworking/plugins/plugins/meta/tuning
+)

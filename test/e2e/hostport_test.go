@@ -16,7 +16,7 @@ func TestHostPorts(t *testing.T) {
 	const hostPort, podPort = 8080, 80
 	l := lab.ForTest(t, lab.Options{Nodes: 2})
 	node, far := l.Nodes[0], l.Nodes[1]
-	buildPortmap(t, node.CNIBinDir())
+	buildPlugin(t, node.CNIBinDir(), install.Portmap)
 	startAgents(t, l)
 	web, err := node.AddPod(t.Context(), "web", lab.PodOptions{Capabilities: map[string]any{"portMappings": []map[string]any{
 		{"hostPort": hostPort, "containerPort": podPort, "protocol": "tcp"},
@@ -66,17 +66,17 @@ func reaches(t *testing.T, from *lab.Namespace, to netip.AddrPort) {
 // TestFindsUpstreamPortmap has the plugin that go.mod names found, and what it speaks read from it.
 func TestFindsUpstreamPortmap(t *testing.T) {
 	dir := t.TempDir()
-	buildPortmap(t, dir)
+	buildPlugin(t, dir, install.Portmap)
 	if c, err := install.FindPortmap(dir); err != nil || c == nil || c.Version != "1.1.0" {
 		t.Errorf("%v, %v", c, err)
 	}
 }
 
-// buildPortmap puts the plugin that go.mod names into dir.
-func buildPortmap(t *testing.T, dir string) {
+// buildPlugin puts one of the upstream plugins that go.mod names into dir.
+func buildPlugin(t *testing.T, dir, name string) {
 	t.Helper()
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, install.Portmap), "github.com/containernetworking/plugins/plugins/meta/portmap")
+	build := exec.Command("go", "build", "-o", filepath.Join(dir, name), "github.com/containernetworking/plugins/plugins/meta/"+name)
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build portmap: %v\n%s", err, out)
+		t.Fatalf("build %s: %v\n%s", name, err, out)
 	}
 }
