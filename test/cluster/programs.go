@@ -224,6 +224,15 @@ func checkout() (string, error) {
 	return filepath.Join(module, "../.."), err
 }
 
+// ReadTestdata reads a file of test/testdata, which is of another module.
+func ReadTestdata(name string) ([]byte, error) {
+	root, err := checkout()
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(filepath.Join(root, "test/testdata", name))
+}
+
 // unpackDebian gets what Debian has, without installing it: the packages' scripts would start services.
 func unpackDebian(ctx context.Context, dir string) error {
 	missing := map[string]bool{}

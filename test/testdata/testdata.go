@@ -7,3 +7,8 @@ import _ "embed"
 //
 //go:embed nodes.yaml
 var Nodes []byte
+
+// Images is what the status of a Node says of its images (JSON), fifty of them: no kubelet names more. They are what makes a Node large.
+//
+//go:embed images.json
+var Images []byte

@@ -2,7 +2,7 @@ package measure
 
 import (
 	"context"
-	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,8 +34,6 @@ const (
 	creators = 20
 	// renewal is how often a kubelet renews its Node's status when nothing changes.
 	renewal = 5 * time.Minute
-	// imagesOfNode is how many images a kubelet names in its Node, at most: they are what makes a Node large.
-	imagesOfNode = 50
 )
 
 // agents measures the agents of the cluster at some numbers of Node objects.
@@ -47,7 +45,11 @@ func agents(ctx context.Context, o Options, c *cluster.Cluster, p *printer) erro
 	if err := fewControllers(ctx, c); err != nil {
 		return err
 	}
-	s := &sweep{Options: o, printer: p, cluster: c, client: client, known: len(c.Nodes)}
+	images, err := nodeImages()
+	if err != nil {
+		return err
+	}
+	s := &sweep{Options: o, printer: p, cluster: c, client: client, known: len(c.Nodes), images: images}
 	for _, count := range o.Nodes {
 		if err := s.at(ctx, count); err != nil {
 			return fmt.Errorf("with %d Nodes: %w", count, err)
@@ -76,6 +78,7 @@ type sweep struct {
 	cluster *cluster.Cluster
 	client  kubernetes.Interface
 	known   int
+	images  []core.ContainerImage // of each Node that no kubelet stands for
 }
 
 func (s *sweep) at(ctx context.Context, count int) error {
@@ -84,7 +87,7 @@ func (s *sweep) at(ctx context.Context, count int) error {
 	group.SetLimit(creators)
 	for i := s.known; i < count; i++ {
 		group.Go(func() error {
-			_, err := s.client.CoreV1().Nodes().Create(within, paper(i), metav1.CreateOptions{})
+			_, err := s.client.CoreV1().Nodes().Create(within, paper(i, s.images), metav1.CreateOptions{})
 			return err
 		})
 	}
@@ -103,8 +106,20 @@ func (s *sweep) at(ctx context.Context, count int) error {
 
 func paperName(i int) string { return fmt.Sprintf("paper-%d", i) }
 
+// nodeImages are those that tools/bench gives its Nodes as well.
+func nodeImages() (images []core.ContainerImage, err error) {
+	raw, err := cluster.ReadTestdata("images.json")
+	if err == nil {
+		err = json.Unmarshal(raw, &images)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the images of a Node: %w", err)
+	}
+	return images, nil
+}
+
 // paper is a Node that no kubelet stands for, as large as one in use. Pods can't be there.
-func paper(i int) *core.Node {
+func paper(i int, images []core.ContainerImage) *core.Node {
 	podCIDR := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i/256), byte(i % 256), 0}), 24).String()
 	addr := netip.AddrFrom4([4]byte{172, 30, byte(1 + i/250), byte(1 + i%250)}).String()
 	node := &core.Node{
@@ -112,13 +127,7 @@ func paper(i int) *core.Node {
 		Spec:       core.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}, Unschedulable: true},
 		Status: core.NodeStatus{Addresses: []core.NodeAddress{
 			{Type: core.NodeInternalIP, Address: addr}, {Type: core.NodeHostName, Address: paperName(i)},
-		}},
-	}
-	for image := range imagesOfNode {
-		name := fmt.Sprintf("registry.example.com/platform-team-%d/service-component-%d", image%7, image)
-		node.Status.Images = append(node.Status.Images, core.ContainerImage{
-			Names: []string{fmt.Sprintf("%s@sha256:%x", name, sha256.Sum256([]byte(name))), name + ":v1.27.3-build.20261122"}, SizeBytes: int64(image+1) << 22,
-		})
+		}, Images: images},
 	}
 	for _, condition := range []core.NodeConditionType{core.NodeReady, core.NodeMemoryPressure, core.NodeDiskPressure, core.NodePIDPressure} {
 		node.Status.Conditions = append(node.Status.Conditions, core.NodeCondition{

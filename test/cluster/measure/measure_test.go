@@ -209,9 +209,16 @@ func TestCPUTime(t *testing.T) {
 
 // The Nodes that no kubelet stands for are all different, and none is a machine's.
 func TestPaper(t *testing.T) {
+	images, err := nodeImages()
+	if err != nil {
+		t.Fatal(err)
+	}
 	seen := map[string]bool{}
 	for i := 2; i < 5000; i++ {
-		node := paper(i)
+		node := paper(i, images)
+		if size := node.Size(); size < 10_000 || size > 30_000 {
+			t.Fatalf("%s has %d bytes, and those of clusters in use have 10 to 30 KB", node.Name, size)
+		}
 		addr := netip.MustParseAddr(node.Status.Addresses[0].Address)
 		if podCIDR := netip.MustParsePrefix(node.Spec.PodCIDR); podCIDR != podCIDR.Masked() || seen[podCIDR.String()] || seen[addr.String()] || addr.As4()[2] == 0 {
 			t.Fatalf("%s has %s and %s", node.Name, addr, podCIDR)
