@@ -88,15 +88,23 @@ func faults() map[string]fault {
 		"no room for an uplink that pods don't need": {func(t *testing.T, l *loop) {
 			sideUplink(t)
 			l.dp.Maps.Uplinks = small(t, l.dp.Maps.Uplinks, uplinks.Name, 1)
-		}, "", "uplinks", "uplink side: insert {"},
-		"no room for the uplink that pods need": {func(t *testing.T, l *loop) {
+		}, "", "uplinks", "map uplinks is full (1 entries), and others are needed more: no programs on side;"},
+		"the only room is held by an uplink that pods don't need": {func(t *testing.T, l *loop) {
 			sideUplink(t)
 			m := small(t, l.dp.Maps.Uplinks, uplinks.Name, 1)
 			link, err := netlink.LinkByName("side")
 			must(t, err)
 			must(t, m.Put(uplinks.Key{Ifindex: uint32(link.Attrs().Index)}, uplinks.Value{}))
 			l.dp.Maps.Uplinks = m
-		}, "uplinks: uplink uplink: insert {", "", ""},
+		}, "", "uplinks", "no programs on side;"},
+		"no room for an uplink that pods need": {func(t *testing.T, l *loop) {
+			sideUplink(t)
+			link, err := netlink.LinkByName("side")
+			must(t, err)
+			_, world, _ := net.ParseCIDR("0.0.0.0/0")
+			must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: world, Scope: netlink.SCOPE_LINK}))
+			l.dp.Maps.Uplinks = small(t, l.dp.Maps.Uplinks, uplinks.Name, 1)
+		}, "uplinks: map uplinks is full (1 entries), and others are needed more: no programs on side;", "", ""},
 		"a state file is corrupt": {func(t *testing.T, l *loop) {
 			must(t, os.MkdirAll(endpoint.Dir(l.cfg.State), 0o700))
 			must(t, os.WriteFile(filepath.Join(endpoint.Dir(l.cfg.State), "c1:eth0.json"), []byte("{"), 0o600))

@@ -1,8 +1,12 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -15,7 +19,7 @@ import (
 // moment, their numbers, the programs on them and the map.
 type uplinkController struct {
 	*node
-	attached map[uint32]string // the names of those with our programs, by index
+	attached map[uint32]string // the names of those with our programs, by index; empty: an earlier agent's
 	absences *absences
 	numbers  numbers // nil until the first look
 }
@@ -29,7 +33,7 @@ func (c *uplinkController) complete(v *view) error {
 		}
 		c.numbers = numbers{}
 		for k, e := range entries {
-			c.numbers[k.Ifindex] = e.Bit
+			c.numbers[k.Ifindex], c.attached[k.Ifindex] = e.Bit, ""
 		}
 		c.absences.recall(entries)
 	}
@@ -48,9 +52,9 @@ func (c *uplinkController) complete(v *view) error {
 // address to masquerade to.
 func (c *uplinkController) attach(s *state) error {
 	failed := map[uint32]error{}
-	for _, l := range s.view.uplinks {
-		err := c.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
-		if err != nil && !errors.Is(err, typed.ErrKeyExist) {
+	fit, left := c.choose(s)
+	for _, l := range fit {
+		if err := c.insert(s, l); err != nil {
 			failed[l.Index] = err
 			continue
 		}
@@ -68,23 +72,80 @@ func (c *uplinkController) attach(s *state) error {
 		none = errors.New("no route leads out of this node over an Ethernet interface, or none of --uplink exists")
 	}
 	c.complaints.note("uplinks/none", none)
-	return uplinkErrors(s, failed)
+	return errors.Join(uplinkErrors(s, fit, failed), c.tooMany(s, left))
+}
+
+// choose divides the uplinks into those that the map has room for and those that are left: the ones that pods need come
+// first, then the ones that have programs.
+func (c *uplinkController) choose(s *state) (fit, left []plan.Link) {
+	all, room := s.view.uplinks, int(c.dp.Maps.Uplinks.MaxEntries())
+	if len(all) <= room {
+		return all, nil
+	}
+	needed := s.neededUplinks()
+	rank := func(l plan.Link) (r int) {
+		if !needed[l.Index] {
+			r = 2
+		}
+		if _, has := c.attached[l.Index]; !has {
+			r++
+		}
+		return r
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b plan.Link) int { return cmp.Compare(rank(a), rank(b)) })
+	return all[:room], all[room:]
+}
+
+// insert gives an uplink its entry. If the map is full, it is of uplinks that are not to be in it: they make room now,
+// and what fails of that is said when they are detached.
+func (c *uplinkController) insert(s *state, l plan.Link) error {
+	for retried := false; ; retried = true {
+		err := c.dp.Maps.Uplinks.Insert(uplinks.Key{Ifindex: l.Index}, uplinks.Value{Bit: l.Bit})
+		if errors.Is(err, typed.ErrKeyExist) {
+			return nil
+		}
+		if retried || !errors.Is(err, typed.ErrFull) {
+			return err
+		}
+		_ = c.detachOthers(s)
+	}
+}
+
+// tooMany says which uplinks have no programs because the map has no room for them: an obstacle if pods need one of them.
+func (c *uplinkController) tooMany(s *state, left []plan.Link) error {
+	if len(left) == 0 {
+		return nil
+	}
+	needed, names, others := s.neededUplinks(), []string{}, ""
+	for _, l := range left {
+		names = append(names, l.Name)
+	}
+	if more := len(names) - mostLines; more > 0 {
+		names, others = names[:mostLines], fmt.Sprintf(" and %d more", more)
+	}
+	err := fmt.Errorf("map %s %w (%d entries), and others are needed more: no programs on %s%s; --uplink names those that count",
+		uplinks.Name, typed.ErrFull, c.dp.Maps.Uplinks.MaxEntries(), strings.Join(names, ", "), others)
+	if slices.ContainsFunc(left, func(l plan.Link) bool { return needed[l.Index] }) {
+		return hinder(err)
+	}
+	return err
 }
 
 // uplinkErrors joins failures with uplinks. Those with uplinks that pods need, or with all there are, are obstacles.
-func uplinkErrors(s *state, failed map[uint32]error) error {
+func uplinkErrors(s *state, all []plan.Link, failed map[uint32]error) error {
 	if len(failed) == 0 {
 		return nil
 	}
 	var errs []error
 	needed := s.neededUplinks()
-	for _, l := range s.view.uplinks {
+	for _, l := range all {
 		err, has := failed[l.Index]
 		if !has {
 			continue
 		}
 		err = fmt.Errorf("uplink %s: %w", l.Name, err)
-		if needed[l.Index] || len(failed) == len(s.view.uplinks) {
+		if needed[l.Index] || len(failed) == len(all) {
 			err = hinder(err)
 		}
 		errs = append(errs, err)
@@ -100,8 +161,8 @@ func (s *state) neededUplinks() map[uint32]bool {
 			needed[d.Ifindex] = true
 		}
 	}
-	for _, r := range s.view.routes {
-		if r.Dst.Bits() == 0 {
+	for _, r := range slices.Concat(s.view.routes, s.view.others) {
+		if r.Dst.Bits() == 0 && r.Dst.Addr().Is4() {
 			for _, index := range append([]int{r.Index}, r.Hops...) {
 				needed[uint32(index)] = true
 			}
@@ -115,39 +176,51 @@ func (c *uplinkController) entries() (typed.Sync[uplinks.Key, uplinks.Value], er
 	return typed.Sync[uplinks.Key, uplinks.Value]{Map: c.dp.Maps.Uplinks, Have: have}, err
 }
 
-// writeAddresses writes the addresses to masquerade to.
+// writeAddresses writes the addresses to masquerade to into the entries that there are.
 func (c *uplinkController) writeAddresses(s *state) error {
 	c.absences.noteAddresses(s.plan.Uplinks)
 	entries, err := c.entries()
 	if err != nil {
 		return err
 	}
-	return entries.Add(s.plan.Uplinks)
+	want := maps.Clone(s.plan.Uplinks)
+	maps.DeleteFunc(want, func(k uplinks.Key, _ uplinks.Value) bool { _, there := entries.Have[k]; return !there })
+	return entries.Add(want)
 }
 
-// detach takes the programs off interfaces that no longer lead out, those of an
-// earlier run included.
+// detach takes the programs off interfaces that no longer lead out, or for which the
+// map has no room, those of an earlier run included.
 func (c *uplinkController) detach(s *state) error {
 	s.lookAgain(c.absences.nextEnd(s.view, resync))
-	uplink := map[int]bool{}
-	for _, l := range s.view.uplinks {
-		uplink[int(l.Index)] = true
-	}
-	if !s.whole && !c.anyFormer(uplink) {
+	if !s.whole && !c.anyOther(c.chosen(s)) {
 		return nil
 	}
+	return c.detachOthers(s)
+}
+
+// chosen are the interfaces that are to have our programs.
+func (c *uplinkController) chosen(s *state) map[int]bool {
+	chosen := map[int]bool{}
+	fit, _ := c.choose(s)
+	for _, l := range fit {
+		chosen[int(l.Index)] = true
+	}
+	return chosen
+}
+
+func (c *uplinkController) detachOthers(s *state) error {
 	all, err := c.dp.Attachments(attach.UplinkHooks()...)
 	if err != nil {
 		return err
 	}
-	former := map[int]bool{}
+	chosen, others := c.chosen(s), map[int]bool{}
 	for _, a := range all {
-		if !uplink[a.Ifindex] {
-			former[a.Ifindex] = true
+		if !chosen[a.Ifindex] {
+			others[a.Ifindex] = true
 		}
 	}
 	errs, left := []error{}, map[int]bool{}
-	for index := range former {
+	for index := range others {
 		c.log.Info("no longer an uplink", "interface", c.attached[uint32(index)], "ifindex", index)
 		if err := c.dp.DetachUplink(index); err != nil {
 			errs = append(errs, err)
@@ -156,33 +229,33 @@ func (c *uplinkController) detach(s *state) error {
 	}
 	errs = append(errs, c.deleteEntries(s, left))
 	for index := range c.attached {
-		if !uplink[int(index)] {
+		if !chosen[int(index)] {
 			delete(c.attached, index)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// anyFormer reports whether an interface has our programs as far as is known, and is no uplink.
-func (c *uplinkController) anyFormer(uplink map[int]bool) bool {
+// anyOther reports whether an interface has our programs as far as is known, and is not to have them.
+func (c *uplinkController) anyOther(chosen map[int]bool) bool {
 	for index := range c.attached {
-		if !uplink[int(index)] {
+		if !chosen[int(index)] {
 			return true
 		}
 	}
 	return false
 }
 
-// deleteEntries removes the entries of interfaces that are no uplinks, but for
-// those on which programs are left.
+// deleteEntries removes the entries of interfaces that are not to have our programs,
+// but for those on which programs are left.
 func (c *uplinkController) deleteEntries(s *state, left map[int]bool) error {
 	entries, err := c.entries()
 	if err != nil {
 		return err
 	}
+	chosen := c.chosen(s)
 	return entries.Remove(func(k uplinks.Key, _ uplinks.Value) bool {
-		_, wanted := s.plan.Uplinks[k]
-		return wanted || left[int(k.Ifindex)]
+		return chosen[int(k.Ifindex)] || left[int(k.Ifindex)]
 	})
 }
 
@@ -191,7 +264,7 @@ func (c *uplinkController) inspect(s *state) error {
 	var errs []error
 	for _, l := range s.view.uplinks {
 		if c.attached[l.Index] == "" {
-			continue // the map has no room for it
+			continue // it has never had them, or the map has no room for it
 		}
 		for _, hook := range attach.UplinkHooks() {
 			errs = append(errs, c.attachAgain(l, hook))

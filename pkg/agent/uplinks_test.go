@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -151,6 +152,99 @@ func TestLinksOfSingleAddressesAreNoUplinks(t *testing.T) {
 		t.Errorf("uplinks %v, with one of the links named", found)
 	}
 	l.assertReady(t)
+}
+
+// manyUplinks makes interfaces that lead to nobody whom pods need, before this node's own uplink is made anew: it comes last.
+func manyUplinks(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		tap := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("tap%d", i)}, PeerName: fmt.Sprintf("guest%d", i)}
+		must(t, netlink.LinkAdd(tap))
+		must(t, netlink.LinkSetUp(tap))
+		_, dst, _ := net.ParseCIDR(fmt.Sprintf("198.18.%d.0/24", i))
+		must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: tap.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK}))
+	}
+	old, err := netlink.LinkByName("uplink")
+	must(t, err)
+	must(t, netlink.LinkDel(old))
+	up := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far"}
+	must(t, netlink.LinkAdd(up))
+	a, err := netlink.ParseAddr("172.18.0.11/24")
+	must(t, err)
+	must(t, netlink.AddrAdd(up, a))
+	must(t, netlink.LinkSetUp(up))
+}
+
+// carrying are the uplinks with our programs, which are those in the map.
+func (l *loop) carrying(t *testing.T) (carrying []string) {
+	t.Helper()
+	for _, u := range l.view.uplinks {
+		on, err := l.dp.Attached(int(u.Index), attach.FromUplink)
+		must(t, err)
+		if _, there := l.uplinkEntry(u.Index); there != on {
+			t.Errorf("%s: entry %v, programs %v", u.Name, there, on)
+		}
+		if on {
+			carrying = append(carrying, u.Name)
+		}
+	}
+	return carrying
+}
+
+// Where not all uplinks fit, those that pods need have room, whatever had it before.
+func TestUplinksThatPodsNeedHaveRoom(t *testing.T) {
+	l := testLoop(t)
+	manyUplinks(t, 5)
+	l.dp.Maps.Uplinks = small(t, l.dp.Maps.Uplinks, uplinks.Name, 3)
+	assert := func(when string, want ...string) {
+		t.Helper()
+		l.pass(t.Context())
+		if got := l.carrying(t); !slices.Equal(got, want) {
+			t.Errorf("%s: programs on %v, want %v", when, got, want)
+		}
+		l.assertReady(t)
+	}
+	l.accept(list(n1()))
+	assert("nobody needs any", "tap0", "tap1", "tap2")
+	l.accept(list(n1(), n2()))
+	assert("another node is on the last", "tap0", "tap1", "uplink")
+	assert("a pass later", "tap0", "tap1", "uplink")
+	if says := l.complaints.degraded()["uplinks/pass"]; says != "map uplinks is full (3 entries), and others are needed more: no programs on tap2, tap3, tap4; --uplink names those that count" {
+		t.Errorf("degraded by %q", says)
+	}
+	tap4, err := netlink.LinkByName("tap4")
+	must(t, err)
+	_, world, _ := net.ParseCIDR("0.0.0.0/0")
+	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: tap4.Attrs().Index, Dst: world, Scope: netlink.SCOPE_LINK}))
+	assert("the default route leads over another", "tap0", "tap4", "uplink")
+	must(t, netlink.RouteDel(&netlink.Route{LinkIndex: tap4.Attrs().Index, Dst: world, Scope: netlink.SCOPE_LINK}))
+	assert("no longer, which gives no other one the room", "tap0", "tap4", "uplink")
+	l.uplinks.attached, l.uplinks.numbers = map[uint32]string{}, nil
+	assert("nor does another agent", "tap0", "tap4", "uplink")
+	must(t, netlink.LinkDel(tap4))
+	assert("which is gone", "tap0", "tap1", "uplink")
+	for _, name := range []string{"tap2", "tap3"} {
+		link, err := netlink.LinkByName(name)
+		must(t, err)
+		must(t, netlink.LinkDel(link))
+	}
+	assert("all fit", "tap0", "tap1", "uplink")
+	if degraded := l.complaints.degraded(); len(degraded) > 0 {
+		t.Errorf("degraded by %v", degraded)
+	}
+}
+
+// What links leave in the map that are gone is no reason to refuse new ones, for no moment.
+func TestMapFullOfFormerUplinks(t *testing.T) {
+	l := testLoop(t)
+	l.dp.Maps.Uplinks = small(t, l.dp.Maps.Uplinks, uplinks.Name, 3)
+	for gone := range uint32(3) {
+		must(t, l.dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: 4242 + gone}, uplinks.Value{Bit: gone}))
+	}
+	ready(t, l)
+	if got := l.carrying(t); len(got) != 1 || len(l.complaints.degraded()) > 0 {
+		t.Errorf("programs on %v, degraded by %v", got, l.complaints.degraded())
+	}
 }
 
 func TestNumbersOfUplinks(t *testing.T) {
