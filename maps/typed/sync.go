@@ -103,3 +103,16 @@ func (e Errors[K]) Error() string {
 
 // Unwrap returns all of them, for errors.Is and errors.As.
 func (e Errors[K]) Unwrap() []error { return slices.Collect(maps.Values(e)) }
+
+// Split divides them into those of keys that are so, and the others; nil: there are none.
+func (e Errors[K]) Split(so func(K) bool) (yes, no error) {
+	are, others := Errors[K]{}, Errors[K]{}
+	for k, err := range e {
+		if so(k) {
+			are[k], yes = err, are
+		} else {
+			others[k], no = err, others
+		}
+	}
+	return yes, no
+}

@@ -188,6 +188,12 @@ func TestSyncIntoFullMap(t *testing.T) {
 	if want := "write {7}: map test is full (2 entries), and 1 more"; err.Error() != want {
 		t.Errorf("the error says %q, want %q", err, want)
 	}
+	if seven, others := failed.Split(func(k key) bool { return k.ID == 7 }); seven.Error() != failed[key{7}].Error() || others.Error() != failed[key{8}].Error() {
+		t.Errorf("split into %v and %v", seven, others)
+	}
+	if all, none := failed.Split(func(key) bool { return true }); none != nil || all.Error() != err.Error() {
+		t.Errorf("split into %v and %v", all, none)
+	}
 	if left := content(t, m); !maps.Equal(left, map[key]value{{0}: {Wanted: 77}, {1}: {Wanted: 1}}) {
 		t.Errorf("entries were deleted before the new ones were in, or kept back: %v", left)
 	}

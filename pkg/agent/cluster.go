@@ -72,13 +72,16 @@ func (c *clusterController) reconcile(s *state) error {
 
 // writeAll leaves out the map as long as what is known to be in it is what the plan says.
 func (c *clusterController) writeAll(s *state) (errs []error) {
+	var fit map[destinations.Key]destinations.Value
 	write := s.whole || !s.applied
 	if write {
-		errs = append(errs, c.writeDestinations(s))
+		var left error
+		fit, left = c.fit(s)
+		errs = append(errs, left, c.writeDestinations(fit))
 	}
 	errs = append(errs, c.writeRoutes(s))
-	if s.known && write {
-		errs = append(errs, c.deleteDestinations(s))
+	if write {
+		errs = append(errs, c.deleteOthers(fit))
 	}
 	if s.known {
 		errs = append(errs, c.deleteRoutes(s))
@@ -97,19 +100,55 @@ func (c *clusterController) destinations() typed.Sync[destinations.Key, destinat
 	return typed.Sync[destinations.Key, destinations.Value]{Map: c.dp.Maps.Destinations, Have: c.entries, Same: destinations.Same}
 }
 
-// writeDestinations adds and changes entries, all that it can.
-func (c *clusterController) writeDestinations(s *state) error {
+// roomForPods is the part of the map that is left to the entries that the plugin adds: one in so many.
+const roomForPods = 64
+
+// fit is what the map should contain, and an error that says what it has no room for: what the plan says, and what can't be
+// judged. That is anything before there is a list of Nodes, and a pod's entry while some pods' state can't be read.
+func (c *clusterController) fit(s *state) (map[destinations.Key]destinations.Value, error) {
 	want := maps.Clone(s.plan.Destinations)
-	maps.DeleteFunc(want, ofPod)
-	return c.destinations().Add(want)
+	for k, have := range c.applied {
+		if _, planned := want[k]; !planned && (!s.known || s.view.incomplete != nil && ofPod(k, have)) {
+			want[k] = have
+		}
+	}
+	all := c.dp.Maps.Destinations.MaxEntries()
+	fit, left := plan.Fit(want, c.applied, int(all-all/roomForPods))
+	if len(left) == 0 {
+		return fit, nil
+	}
+	podCIDRs := 0
+	for _, k := range left {
+		if want[k].Kind == destinations.PodCIDR {
+			podCIDRs++
+		}
+	}
+	return fit, fmt.Errorf("map %s %w (%d entries): without %d podCIDRs and %d addresses of other nodes, so pods' packets to those are masqueraded",
+		destinations.Name, typed.ErrFull, all, podCIDRs, len(left)-podCIDRs)
 }
 
-// deleteDestinations removes what the plan does not have. A pod's entry is not
-// known to be nobody's while some pods' state can't be read.
-func (c *clusterController) deleteDestinations(s *state) error {
-	return c.destinations().Remove(func(k destinations.Key, have destinations.Value) bool {
-		_, wanted := s.plan.Destinations[k]
-		return wanted || s.view.incomplete != nil && ofPod(k, have)
+// writeDestinations adds and changes entries, all that it can. Without an essential one no pod is carried as it should be.
+func (c *clusterController) writeDestinations(fit map[destinations.Key]destinations.Value) error {
+	add := maps.Clone(fit)
+	maps.DeleteFunc(add, ofPod)
+	err := c.destinations().Add(add)
+	if errors.Is(err, typed.ErrFull) { // of what is to go; what fails of that is said when it is deleted
+		_ = c.deleteOthers(fit)
+		err = c.destinations().Add(add)
+	}
+	failed, some := errors.AsType[typed.Errors[destinations.Key]](err)
+	if !some {
+		return hinder(err)
+	}
+	hindering, others := failed.Split(func(k destinations.Key) bool { return plan.Essential(fit, k) })
+	return errors.Join(hinder(hindering), others)
+}
+
+// deleteOthers removes what is not to be in the map.
+func (c *clusterController) deleteOthers(fit map[destinations.Key]destinations.Value) error {
+	return c.destinations().Remove(func(k destinations.Key, _ destinations.Value) bool {
+		_, stays := fit[k]
+		return stays
 	})
 }
 

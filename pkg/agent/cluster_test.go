@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -241,4 +242,70 @@ func TestRoutesOutliveTheNodesAddress(t *testing.T) {
 	moved.InternalIPs = []string{"172.18.0.21"}
 	l.accept(list(moved, n2()))
 	assert(netip.MustParseAddr("172.18.0.21"))
+}
+
+// A full map has what is needed most, and gets it in one pass, whatever it was full of.
+func TestDestinationsThatAreNeededHaveRoom(t *testing.T) {
+	const room, others = 128, 100
+	l := testLoop(t)
+	l.dp.Maps.Destinations = small(t, l.dp.Maps.Destinations, destinations.Name, room)
+	for i := range room {
+		former := netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32)
+		must(t, l.dp.Maps.Destinations.Put(destinations.KeyFrom(former), destinations.Value{Kind: destinations.Node}))
+	}
+	nodes := []plan.Node{n1()}
+	ready(t, l)
+	assert := func(when string, podCIDRs, addresses int, degraded bool) {
+		t.Helper()
+		l.pass(t.Context())
+		l.assertReady(t)
+		have, err := l.dp.Maps.Destinations.Content()
+		must(t, err)
+		kinds := map[destinations.Kind]int{}
+		for k, v := range have {
+			kinds[v.Kind]++
+			if _, planned := l.plan.Destinations[k]; !planned {
+				t.Errorf("%s: %v is still there", when, k)
+			}
+		}
+		for k := range l.plan.Destinations {
+			if _, there := have[k]; !there && plan.Essential(l.plan.Destinations, k) {
+				t.Errorf("%s: %v is missing", when, k)
+			}
+		}
+		if kinds[destinations.PodCIDR] != podCIDRs || kinds[destinations.Node] != addresses {
+			t.Errorf("%s: %v, want %d podCIDRs and %d addresses", when, kinds, podCIDRs, addresses)
+		}
+		if is := l.complaints.degraded(); (len(is) > 0) != degraded {
+			t.Errorf("%s: degraded by %v", when, is)
+		}
+	}
+	assert("full of former nodes' addresses", 1, 1, false)
+
+	for i := range others {
+		nodes = append(nodes, plan.Node{
+			Name: fmt.Sprint("m", i), PodCIDRs: []string{fmt.Sprintf("10.245.%d.0/24", i)}, InternalIPs: []string{fmt.Sprintf("172.18.0.%d", 100+i)},
+		})
+	}
+	l.accept(list(nodes...))
+	left := room - room/roomForPods - l.essentials() - others
+	assert("many nodes", others, left, true)
+	assert("a pass later", others, left, true)
+
+	link, err := netlink.LinkByName("uplink")
+	must(t, err)
+	for i := range 5 {
+		a, err := netlink.ParseAddr(fmt.Sprintf("172.18.1.%d/32", i))
+		must(t, err)
+		must(t, netlink.AddrAdd(link, a))
+	}
+	assert("and more addresses of this node", others, left-5, true)
+	for i := range room / roomForPods {
+		pod := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32)
+		if err := l.dp.Maps.Destinations.Put(destinations.KeyFrom(pod), destinations.Value{Kind: destinations.Local}); err != nil {
+			t.Errorf("the plugin finds no room: %v", err)
+		}
+	}
+	l.accept(list(n1(), n2()))
+	assert("few nodes", 1, 1, false)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
@@ -72,6 +73,16 @@ func settings(t *testing.T, values map[string]string) string {
 	return newSysctls(t, values).dir
 }
 
+// essentials counts what the map of destinations can't do without.
+func (l *loop) essentials() (n int) {
+	for k := range l.plan.Destinations {
+		if plan.Essential(l.plan.Destinations, k) {
+			n++
+		}
+	}
+	return n
+}
+
 // fault is what goes wrong on a node that carries pods, and what becomes of the node.
 type fault struct {
 	happen func(t *testing.T, l *loop)
@@ -82,9 +93,12 @@ type fault struct {
 
 func faults() map[string]fault {
 	return map[string]fault{
-		"the map of destinations is full": {func(t *testing.T, l *loop) {
+		"no room for the addresses of other nodes": {func(t *testing.T, l *loop) {
+			l.dp.Maps.Destinations = small(t, l.dp.Maps.Destinations, destinations.Name, uint32(l.essentials()+1))
+		}, "", "cluster", "entries): without 0 podCIDRs and 1 addresses of other nodes, so pods' packets to those are masqueraded"},
+		"no room for this node's own addresses": {func(t *testing.T, l *loop) {
 			l.dp.Maps.Destinations = small(t, l.dp.Maps.Destinations, destinations.Name, 2)
-		}, "", "cluster", "map destinations is full (2 entries), and 5 more"},
+		}, "map destinations is full (2 entries), and 3 more", "", ""},
 		"no room for an uplink that pods don't need": {func(t *testing.T, l *loop) {
 			sideUplink(t)
 			l.dp.Maps.Uplinks = small(t, l.dp.Maps.Uplinks, uplinks.Name, 1)

@@ -65,17 +65,17 @@ func (b *builder) parts(far map[netip.Prefix]destinations.Flags) {
 		}
 		key := destinations.KeyFrom(p)
 		if _, there := b.r.Destinations[key]; !there {
-			v := b.wider(p)
+			v := wider(b.r.Destinations, p)
 			v.Flags |= destinations.Part
 			b.r.Destinations[key] = v
 		}
 	}
 }
 
-// wider is the entry that a prefix without one of its own falls under.
-func (b *builder) wider(p netip.Prefix) destinations.Value {
+// wider is the destination that a prefix falls under if it has none of its own.
+func wider(all map[destinations.Key]destinations.Value, p netip.Prefix) destinations.Value {
 	for bits := p.Bits() - 1; bits >= 0; bits-- {
-		if v, ok := b.r.Destinations[destinations.KeyFrom(netip.PrefixFrom(p.Addr(), bits))]; ok {
+		if v, ok := all[destinations.KeyFrom(netip.PrefixFrom(p.Addr(), bits))]; ok {
 			return v
 		}
 	}
