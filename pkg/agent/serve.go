@@ -138,6 +138,7 @@ func (s server) answer(ctx context.Context, l net.Listener, log *slog.Logger) er
 	srv := &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout,
 		IdleTimeout: 6 * requestTimeout, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ConnState: new(connections).follow,
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
