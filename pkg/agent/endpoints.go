@@ -188,8 +188,8 @@ func (c *endpointController) inspect(s *state) error {
 		return nil
 	}
 	attached, err := c.dp.AttachedPods()
-	if err != nil {
-		return nil //nolint:nilerr // that it can't be found out is no reason
+	if attached == nil {
+		return err
 	}
 	missing := map[endpoint.ID]bool{}
 	for _, e := range s.view.endpoints {
@@ -205,5 +205,5 @@ func (c *endpointController) inspect(s *state) error {
 		}
 	}
 	c.missing = missing
-	return nil
+	return err
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // obstacle is an error that keeps this node from carrying a pod: the node is not ready. With any other error it is
@@ -44,6 +46,16 @@ func partsOf(err error, hindering bool) error {
 		parts = append(parts, partsOf(one, hindering))
 	}
 	return errors.Join(parts...)
+}
+
+// explainFiles adds to an error that there are no file descriptors left what to do about it. Go has raised the soft limit to
+// the hard one when the agent started.
+func explainFiles(err error) error {
+	var limit unix.Rlimit
+	if !errors.Is(err, unix.EMFILE) || unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return err
+	}
+	return errors.Join(err, fmt.Errorf("the agent has all %d files open that it may: give its container a higher limit (LimitNOFILE of the container runtime's service)", limit.Cur))
 }
 
 const (

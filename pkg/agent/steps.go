@@ -114,7 +114,7 @@ func (l *loop) doSteps(ctx context.Context, when occasion) bool {
 	well := true
 	for i := range l.steps {
 		if s := l.steps[i]; s.when&when != 0 {
-			l.errs[i] = s.do(&l.state)
+			l.errs[i] = explainFiles(s.do(&l.state))
 			well = well && l.errs[i] == nil
 		}
 	}

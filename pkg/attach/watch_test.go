@@ -1,7 +1,9 @@
 package attach
 
 import (
+	"maps"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -62,4 +64,24 @@ func TestWatch(t *testing.T) {
 	assert("once more", true, pins.ID(t, first))
 	d.remove()
 	assert("its device is gone", true, 0)
+}
+
+// A link that can't be read keeps no other from being looked at, and is not taken for one without a program.
+func TestWatchOfALinkThatCannotBeRead(t *testing.T) {
+	d := newDevice(t, TCX)
+	w := &Watch{Dir: d.Dir, Hook: FromPod}
+	defer w.Close()
+	prog := hookProgram(t, FromPod, 1)
+	d.attach(FromPod, prog)
+	const bad = 5
+	if err := os.Mkdir(d.Dir.Link(string(FromPod), bad), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	found, err := w.Look()
+	if want := (map[int]ebpf.ProgramID{d.index: pins.ID(t, prog), bad: Unread}); !maps.Equal(found, want) {
+		t.Errorf("found %v, want %v", found, want)
+	}
+	if err == nil || !strings.Contains(err.Error(), "read link "+d.Dir.Link(string(FromPod), bad)) {
+		t.Errorf("the error says %v", err)
+	}
 }

@@ -65,19 +65,20 @@ func (d *Datapath) Attached(ifindex int, hook attach.Hook) (bool, error) {
 	return state.Mode != "" && state.ProgramID == id, nil
 }
 
-// AttachedPods returns the interfaces that have this build's program for pods, by a tcx link.
+// AttachedPods returns the interfaces that have this build's program for pods, by a tcx link. One of which that can't be
+// found out counts as if it had, and comes with an error; without a result it is so of all.
 func (d *Datapath) AttachedPods() (map[int]bool, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	found, err := d.pods.Look()
-	if err != nil {
+	if found == nil {
 		return nil, err
 	}
 	attached := make(map[int]bool, len(found))
 	for index, program := range found {
-		attached[index] = program == d.ids[attach.FromPod.Program()]
+		attached[index] = program == d.ids[attach.FromPod.Program()] || program == attach.Unread
 	}
-	return attached, nil
+	return attached, err
 }
 
 // RemovalIsTold reports whether the kernel notifies of a program's removal. It does of clsact's filters and qdiscs, but a
