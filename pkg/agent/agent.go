@@ -217,8 +217,8 @@ func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error 
 	return g.Wait()
 }
 
-// followNetwork has the loop hear what changes in the network. A
-// subscription that breaks is made anew, and whatever it missed is looked for.
+// followNetwork has the loop hear what changes in the network. A subscription that breaks is made anew, and then says
+// that events may have been lost. While it can't be, the loop looks again and again.
 func (a *agent) followNetwork(
 	ctx context.Context, what string, watch func(context.Context, func(device.Event)) error, loop *alarm,
 ) error {

@@ -107,13 +107,13 @@ const roomForPods = 64
 // judged. That is anything before there is a list of Nodes, and a pod's entry while some pods' state can't be read.
 func (c *clusterController) fit(s *state) (map[destinations.Key]destinations.Value, error) {
 	want := maps.Clone(s.plan.Destinations)
-	for k, have := range c.applied {
+	for k, have := range c.entries {
 		if _, planned := want[k]; !planned && (!s.known || s.view.incomplete != nil && ofPod(k, have)) {
 			want[k] = have
 		}
 	}
 	all := c.dp.Maps.Destinations.MaxEntries()
-	fit, left := plan.Fit(want, c.applied, int(all-all/roomForPods))
+	fit, left := plan.Fit(want, c.entries, int(all-all/roomForPods))
 	if len(left) == 0 {
 		return fit, nil
 	}

@@ -69,7 +69,7 @@ func (o *outline) weigh(e device.Event) trigger {
 	case device.RouteEvent:
 		return o.weighRoute(e.Route, e.Gone)
 	case device.SettingEvent:
-		return o.weighOwn(e.Index)
+		return o.weighSettings(e.Settings)
 	case device.FilterEvent:
 		if o.told { // a filter may also be replaced
 			return o.weighOwn(e.Index)
@@ -87,6 +87,19 @@ func (o *outline) weighOwn(index int) trigger {
 		return urgent
 	}
 	return 0
+}
+
+// weighSettings calls for a pass when settings are not what we have them be.
+func (o *outline) weighSettings(s device.Settings) trigger {
+	differs := func(value int) bool { return value != 1 && value != device.Untold }
+	_, ofPod := o.pods[s.Index]
+	switch {
+	case !differs(s.Forwarding) && !(ofPod && differs(s.RPFilter)):
+		return 0
+	case s.Index == device.AllLinks:
+		return urgent
+	}
+	return o.weighOwn(s.Index)
 }
 
 // weighPod is for what was taken from a pod: each DEL takes all.
@@ -237,15 +250,27 @@ func newAlarm() *alarm { return &alarm{rings: make(chan struct{}, 1)} }
 
 // hear takes an event. Any goroutine may call it.
 func (a *alarm) hear(e device.Event) {
-	t := a.outline.Load().weigh(e)
+	looking := a.underWay() // asked first: a look that begins now sees the event
+	o := a.outline.Load()
+	if o == nil && !looking {
+		return // the first look, which is still to come, sees it
+	}
+	t := o.weigh(e)
 	switch {
 	case t != 0:
 	case e.Kind == device.RouteEvent && e.Route.Protocol != device.Protocol:
 		a.ignored.Store(true)
-	case e.Kind == device.LinkEvent || e.Kind == device.AddressEvent:
+	case e.Kind == device.LinkEvent || e.Kind == device.AddressEvent || e.Kind == device.SettingEvent:
 		t = a.keep(e)
 	}
 	a.ring(t)
+}
+
+// underWay reports whether a look has begun that has brought no outline yet.
+func (a *alarm) underWay() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.looking
 }
 
 // keep is for an event that agrees with the outline in force: the look under way may just have found something else. If it

@@ -58,6 +58,12 @@ func addressOf(index int, prefix string) device.Event {
 	return device.Event{Kind: device.AddressEvent, Address: device.Address{Index: index, Prefix: netip.MustParsePrefix(prefix)}}
 }
 
+const untold = device.Untold
+
+func settingsOf(index, forwarding, rpFilter int) device.Event {
+	return device.Event{Kind: device.SettingEvent, Settings: device.Settings{Index: index, Forwarding: forwarding, RPFilter: rpFilter}}
+}
+
 func about(kind device.EventKind, index int) device.Event {
 	return device.Event{Kind: kind, Index: index}
 }
@@ -129,10 +135,18 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"address elsewhere", addressOf(another, "10.0.0.1/32"), casual},
 		{"IPv6 address", addressOf(anUplink, "2001:db8::1/64"), 0},
 
-		{"a pod's sysctl", about(device.SettingEvent, aPod), urgent | ofPods},
-		{"an uplink's sysctl", about(device.SettingEvent, anUplink), urgent},
-		{"another link's sysctl", about(device.SettingEvent, another), 0},
-		{"sysctl of all links", about(device.SettingEvent, -1), 0},
+		{"a pod's forwarding off", settingsOf(aPod, 0, untold), urgent | ofPods},
+		{"a pod's rp_filter off", settingsOf(aPod, untold, 0), urgent | ofPods},
+		{"a pod's rp_filter as it should be", settingsOf(aPod, untold, 1), 0},
+		{"the forwarding off of a pod that leaves", settingsOf(leaving, 0, untold), casual | ofPods},
+		{"an uplink's forwarding off", settingsOf(anUplink, 0, untold), urgent},
+		{"an uplink's forwarding on", settingsOf(anUplink, 1, untold), 0},
+		{"an uplink's rp_filter", settingsOf(anUplink, untold, 2), 0},
+		{"another link's forwarding off", settingsOf(another, 0, 0), 0},
+		{"forwarding off", settingsOf(device.AllLinks, 0, untold), urgent},
+		{"forwarding on", settingsOf(device.AllLinks, 1, untold), 0},
+		{"rp_filter of all links", settingsOf(device.AllLinks, untold, 0), 0},
+		{"forwarding of new links off", settingsOf(device.AllLinks-1, 0, untold), 0},
 		{"a pod's filter replaced", about(device.FilterEvent, aPod), urgent | ofPods},
 		{"a new pod's filter", about(device.FilterEvent, unknown), 0},
 		{"a pod's filter gone", gone(about(device.FilterEvent, aPod)), urgent | ofPods},
@@ -149,6 +163,32 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 	o.told = false
 	if got := o.weigh(gone(about(device.FilterEvent, aPod))); got != 0 {
 		t.Errorf("a filter gone where programs are attached by tcx: %b", got)
+	}
+}
+
+// An agent that starts is told first that it may have missed something. That calls for no pass before the first one, but for
+// another one if that is at work.
+func TestNothingIsMissedBeforeTheFirstLook(t *testing.T) {
+	a := newAlarm()
+	a.hear(device.Event{Kind: device.Lost})
+	if called := a.begin(); called != 0 || len(a.rings) != 0 {
+		t.Errorf("before the first look: called for %b", called)
+	}
+	a.hear(device.Event{Kind: device.Lost})
+	if called := a.called(); called != urgent|ofPods {
+		t.Errorf("during the first look: called for %b", called)
+	}
+}
+
+// What was no uplink when it lost its forwarding may be found to be one.
+func TestSettingsThatChangeDuringALook(t *testing.T) {
+	a := newAlarm()
+	a.begin()
+	a.found(testOutline())
+	a.begin()
+	a.hear(settingsOf(another, 0, untold))
+	if called := a.called(); called != casual {
+		t.Errorf("called for %b", called)
 	}
 }
 

@@ -208,9 +208,10 @@ const (
 	netconfRPFilter   = 3 // NETCONFA_RP_FILTER
 )
 
-// decodeSettings reads struct netconfmsg; false: it is of no link.
+// decodeSettings reads struct netconfmsg; false: it does not say whose they are.
 func decodeSettings(m []byte) (s Settings, ok bool) {
 	const header = 4 // padded
+	s = Settings{Forwarding: Untold, RPFilter: Untold}
 	for kind, v := range attributes(m[min(len(m), header):]) {
 		switch kind {
 		case netconfIndex:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -34,6 +35,12 @@ func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
 
 // Loopback reports whether the link is a loopback device.
 func (l Link) Loopback() bool { return l.Flags&net.FlagLoopback != 0 }
+
+// AllLinks is the Index of the settings in net/ipv4/conf/all, of which forwarding is net/ipv4/ip_forward as well.
+const AllLinks = -1
+
+// Untold stands for a setting that an event does not tell of.
+const Untold = math.MinInt32
 
 // Settings are sysctls of a link, in net/ipv4/conf, as numbers.
 type Settings struct {

@@ -93,7 +93,7 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	return neighbours, nil
 }
 
-// Settings lists the IPv4 settings of all links, by index: one request instead of a file for each.
+// Settings lists the IPv4 settings of each link, by index, and those of AllLinks: one request instead of a file for each.
 func (h *Handle) Settings() (map[int]Settings, error) {
 	head := &nl.RtGenMsg{RtGenmsg: unix.RtGenmsg{Family: unix.AF_INET}} // the same as struct netconfmsg
 	all, err := list(h, unix.RTM_GETNETCONF, head, decodeSettings)

@@ -75,10 +75,16 @@ func TestWatch(t *testing.T) {
 		}
 	}()
 	noticed := false
-	err := Watch(ctx, func(Event) {
-		noticed = true
-		cancel()
+	var kinds []EventKind
+	err := Watch(ctx, func(e Event) {
+		if kinds = append(kinds, e.Kind); e.Kind == AddressEvent {
+			noticed = true
+			cancel()
+		}
 	})
+	if len(kinds) == 0 || kinds[0] != Lost {
+		t.Errorf("what came before is not called lost: %v", kinds)
+	}
 	<-done
 	if !noticed || !errors.Is(err, context.Canceled) {
 		t.Errorf("noticed %v, error %v", noticed, err)
@@ -97,6 +103,12 @@ func TestSettings(t *testing.T) {
 		}
 		if all, err := h.Settings(); err != nil || all[loopback] != want {
 			t.Errorf("settings %+v, error %v; want %+v", all, err, want)
+		}
+		if _, err := files.Set("net/ipv4/ip_forward", strconv.Itoa(want.Forwarding)); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := h.Settings(); err != nil || all[AllLinks].Forwarding != want.Forwarding || all[loopback].Forwarding != want.Forwarding {
+			t.Errorf("with ip_forward %d: settings %+v, error %v", want.Forwarding, all, err)
 		}
 	}
 }

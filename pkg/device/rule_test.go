@@ -172,18 +172,21 @@ func TestWatchNotices(t *testing.T) {
 	policy := &netlink.XfrmPolicy{
 		Src: cidr("10.1.0.0/16"), Dst: cidr("192.0.2.0/24"), Dir: netlink.XFRM_DIR_OUT, Action: netlink.XFRM_POLICY_BLOCK,
 	}
-	filter := func(value string) func() error {
-		return func() error {
-			return os.WriteFile("/proc/sys/net/ipv4/conf/lo/rp_filter", []byte(value), 0)
-		}
+	write := func(name, value string) func() error {
+		return func() error { return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0) }
 	}
+	filter := func(value string) func() error { return write("conf/lo/rp_filter", value) }
+	forward := func(value string) func() error { return write("ip_forward", value) }
 	for name, c := range map[string]struct {
 		want         Event
 		watch        func(context.Context, func(Event)) error
 		change, back func() error
 	}{
 		"rule":   {Event{Kind: RuleEvent}, Watch, func() error { return netlink.RuleAdd(rule) }, func() error { return netlink.RuleDel(rule) }},
-		"sysctl": {Event{Kind: SettingEvent, Index: 1}, Watch, filter("2"), filter("1")},
+		"sysctl": {Event{Kind: SettingEvent, Settings: Settings{Index: 1, Forwarding: Untold, RPFilter: 2}}, Watch, filter("2"), filter("1")},
+		"forwarding of all": {
+			Event{Kind: SettingEvent, Settings: Settings{Index: AllLinks, Forwarding: 1, RPFilter: Untold}}, Watch, forward("1"), forward("0"),
+		},
 		"policy": {Event{Kind: PolicyEvent}, WatchPolicies, func() error { return netlink.XfrmPolicyAdd(policy) }, netlink.XfrmPolicyFlush},
 		"default policy": {
 			Event{Kind: PolicyEvent}, WatchPolicies, func() error { return setDefault(0, 0, block) }, func() error { return setDefault(0, 0, accept) },

@@ -16,7 +16,7 @@ type EventKind uint8
 
 // The kinds.
 const (
-	// Lost says that events were lost, so that anything may have changed.
+	// Lost says that events may have been lost, so that anything may have changed.
 	Lost EventKind = iota
 	LinkEvent
 	AddressEvent
@@ -36,19 +36,22 @@ type Event struct {
 	Kind EventKind
 	// Gone says that what it is about was deleted, else it is new or was changed.
 	Gone bool
-	// Index is that of the interface of a SettingEvent or FilterEvent; negative for the settings of all or new ones.
+	// Index is that of the interface of a FilterEvent.
 	Index int
-	// Link, Address and Route are what such an event is about. A route's Table is 0 for the main table.
-	Link    Link
-	Address Address
-	Route   Route
+	// Link, Address, Route and Settings are what such an event is about. A route's Table is 0 for the main table, and
+	// settings that have not changed are Untold.
+	Link     Link
+	Address  Address
+	Route    Route
+	Settings Settings
 }
 
 // receiveBuffer is how many bytes of events may wait: tens of thousands.
 const receiveBuffer = 4 << 20
 
 // Watch calls hear for every change of links, addresses, routes, rules, filters and the settings of links in the
-// namespace of the calling goroutine's thread, until ctx ends.
+// namespace of the calling goroutine's thread, until ctx ends. The first event is Lost: nobody has told of what changed
+// before the subscription stood.
 func Watch(ctx context.Context, hear func(Event)) error {
 	return watch(ctx, hear, "network", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR,
@@ -67,6 +70,7 @@ func watch(ctx context.Context, hear func(Event), what string, family int, group
 	if err != nil {
 		return fmt.Errorf("receive changes (%s): %w", what, err)
 	}
+	hear(Event{Kind: Lost})
 	buffer := make([]byte, nl.RECEIVE_BUFFER_SIZE)
 	// The kernel tells of a loss at once, and then loses everything until what waits has been read.
 	lost := false
@@ -152,8 +156,8 @@ func decodeEvent(kind uint16, m []byte) (e Event, ok bool) {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		return Event{Kind: RuleEvent, Gone: kind == unix.RTM_DELRULE}, true
 	case unix.RTM_NEWNETCONF:
-		settings, ok := decodeSettings(m)
-		return Event{Kind: SettingEvent, Index: settings.Index}, ok
+		e = Event{Kind: SettingEvent}
+		e.Settings, ok = decodeSettings(m)
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		const index = 4 // in struct tcmsg
 		gone := kind == unix.RTM_DELQDISC || kind == unix.RTM_DELTFILTER
