@@ -2,6 +2,7 @@ package device
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,12 +19,43 @@ type Sysctl struct {
 
 // Get reads a sysctl by its path below the directory, as in "net/ipv4/ip_forward".
 func (s Sysctl) Get(name string) (string, error) {
-	b, err := os.ReadFile(s.path(name))
+	o, err := s.Open(name)
 	if err != nil {
-		return "", fmt.Errorf("read sysctl: %w", err)
+		return "", err
 	}
-	return strings.TrimSpace(string(b)), nil
+	defer o.Close()
+	return o.Get()
 }
+
+// Open opens a sysctl that is read often: to find its file costs more than to read it.
+func (s Sysctl) Open(name string) (*OpenSysctl, error) {
+	f, err := os.Open(s.path(name))
+	if err != nil {
+		return nil, fmt.Errorf("read sysctl: %w", err)
+	}
+	return &OpenSysctl{f}, nil
+}
+
+// OpenSysctl is a sysctl of the namespace in which it was opened.
+type OpenSysctl struct{ file *os.File }
+
+// Get reads the sysctl as it is now.
+func (o *OpenSysctl) Get() (string, error) {
+	// A read that is too small gets the beginning of a list, and the next one nothing.
+	for size := 512; ; size *= 8 {
+		b := make([]byte, size)
+		n, err := o.file.ReadAt(b, 0)
+		if err != nil && err != io.EOF { //nolint:errorlint // as io.ReaderAt promises it
+			return "", fmt.Errorf("read sysctl: %w", err)
+		}
+		if n < size {
+			return strings.TrimSpace(string(b[:n])), nil
+		}
+	}
+}
+
+// Close closes the sysctl's file.
+func (o *OpenSysctl) Close() { _ = o.file.Close() }
 
 // Set writes a sysctl unless it has the value already, since many writes make the kernel notify or wait even when nothing
 // changes. It reports whether it wrote.

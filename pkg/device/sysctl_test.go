@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -23,6 +25,29 @@ func TestSysctlOfANamespace(t *testing.T) {
 		}
 		return err
 	}))
+}
+
+// A long list is read to its end, and a sysctl that is kept open is read anew each time.
+func TestSysctlOfAnyLength(t *testing.T) {
+	inside(t)
+	const ports = "net/ipv4/ip_local_reserved_ports"
+	open, err := Sysctl{}.Open(ports)
+	must(t, err)
+	defer open.Close()
+	for _, count := range []int{0, 400, 1, 10_000} {
+		var list []string
+		for i := range count {
+			list = append(list, strconv.Itoa(20_001+2*i))
+		}
+		want := strings.Join(list, ",")
+		_, err := Sysctl{}.Set(ports, want+"\n")
+		must(t, err)
+		for how, get := range map[string]func() (string, error){"kept open": open.Get, "by its name": func() (string, error) { return Sysctl{}.Get(ports) }} {
+			if have, err := get(); have != want || err != nil {
+				t.Errorf("%d ports, read %s: %d bytes, error %v; want %d bytes", count, how, len(have), err, len(want))
+			}
+		}
+	}
 }
 
 func TestSysctlDirectory(t *testing.T) {
