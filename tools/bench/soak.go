@@ -291,7 +291,18 @@ func (s *soaker) status(ctx context.Context) error {
 
 // summary is what there is to say of the whole.
 func (s *soaker) summary() (string, error) {
+	took := time.Since(s.started)
 	line, err := s.taken()
-	return fmt.Sprintf("%d Nodes, %d pods, %d foreign routes, %d foreign addresses; %g pods and %g routes changed a second (%d in all), the API server lost %d times\n%s\n",
-		s.soakOptions.nodes, s.pods, s.routes, s.addresses, s.podChanges, s.routeChanges, s.routed.Load(), s.losses, line), err
+	return fmt.Sprintf("%d Nodes, %d pods, %d foreign routes, %d foreign addresses; %s pods and %s routes changed a second (%d in all), the API server lost %d times\n%s\n",
+		s.soakOptions.nodes, s.pods, s.routes, s.addresses, rate(s.podChanges, s.changed.Load(), took), rate(s.routeChanges, s.routed.Load(), took), s.routed.Load(),
+		s.losses, line), err
+}
+
+// rate is how often a second something happened, and where that is not as often as it was asked for, both.
+func rate(asked float64, times int64, within time.Duration) string {
+	reached := float64(times) / within.Seconds()
+	if reached >= leastChanges*asked {
+		return fmt.Sprintf("%g", asked)
+	}
+	return fmt.Sprintf("%.2g (asked for: %g)", reached, asked)
 }

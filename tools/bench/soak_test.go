@@ -22,6 +22,22 @@ func TestSoakOptions(t *testing.T) {
 	}
 }
 
+// A machine that could not keep up has not shown what an agent bears.
+func TestRateThatWasNotReached(t *testing.T) {
+	for _, tt := range []struct {
+		asked float64
+		times int64
+		want  string
+	}{
+		{2, 120, "2"}, {2, 109, "2"}, {2, 60, "1 (asked for: 2)"}, {100, 2_000, "33 (asked for: 100)"}, {2, 0, "0 (asked for: 2)"}, {0, 0, "0"},
+		{0.001, 0, "0 (asked for: 0.001)"},
+	} {
+		if got := rate(tt.asked, tt.times, time.Minute); got != tt.want {
+			t.Errorf("%d times a minute, %g a second asked for: %q, want %q", tt.times, tt.asked, got, tt.want)
+		}
+	}
+}
+
 // A soak, as small as can be: pods and routes change, the API server is lost once, and at its end, also before its time, the directory says what the agent took.
 func TestSoak(t *testing.T) {
 	priv.Require(t)
@@ -56,7 +72,7 @@ func TestSoak(t *testing.T) {
 				t.Errorf("status %d: %s", status, &stderr)
 			}
 			summary, err := os.ReadFile(filepath.Join(out, "summary.txt"))
-			if err != nil || string(summary) != stdout.String() || !strings.Contains(string(summary), ", failed 0\n") || !interrupted && strings.Contains(string(summary), "pods changed 0,") {
+			if err != nil || string(summary) != stdout.String() || !strings.Contains(string(summary), ", failed 0\n") || !strings.Contains(string(summary), " a second (") || !interrupted && strings.Contains(string(summary), "pods changed 0,") {
 				t.Errorf("the summary: %v\n%s%s", err, summary, &stderr)
 			}
 			events, err := os.ReadFile(filepath.Join(out, "events.log"))
