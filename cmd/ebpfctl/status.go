@@ -104,9 +104,6 @@ func summary(s observe.Status) [][2]string {
 	if len(s.Agent.Degraded) > 0 {
 		agent += ", degraded: " + strings.Join(s.Agent.Degraded, ", ")
 	}
-	if !s.Agent.Lost.IsZero() {
-		agent += ", can't read Nodes"
-	}
 	var uplinks, programs []string
 	for _, u := range s.Uplinks {
 		uplinks = append(uplinks, strings.TrimSpace(u.Interface+" "+join(u.Addresses)))

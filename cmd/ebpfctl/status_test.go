@@ -164,9 +164,9 @@ func TestStatusOfTheAgent(t *testing.T) {
 		"not running":        {},
 		"running, not ready": {Running: true, NotReady: "no podCIDR"},
 		"running, ready":     {Running: true, Ready: true},
-		"running, ready, degraded: cluster, uplinks":         {Running: true, Ready: true, Degraded: []string{"cluster", "uplinks"}},
-		"running, ready, degraded: source, can't read Nodes": {Running: true, Ready: true, Degraded: []string{"source"}, Lost: time.Now()},
-		"running, not ready, degraded: endpoints":            {Running: true, Degraded: []string{"endpoints"}},
+		"running, ready, degraded: cluster, uplinks": {Running: true, Ready: true, Degraded: []string{"cluster", "uplinks"}},
+		"running, ready, degraded: source":           {Running: true, Ready: true, Degraded: []string{"source"}, Lost: time.Now()},
+		"running, not ready, degraded: endpoints":    {Running: true, Degraded: []string{"endpoints"}},
 	} {
 		if got := summary(observe.Status{Agent: agent})[0]; got != [2]string{"agent", want} {
 			t.Errorf("%v, want %q", got, want)

@@ -23,7 +23,7 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 		NotReady: notReady, Degraded: listed(degraded), Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
 		Nodes: l.published.Nodes, Problems: l.published.Problems,
 	}
-	if l.sourceErr != nil {
+	if l.known && l.sourceErr != nil {
 		c.Lost = l.lost
 	}
 	if l.known && l.view != nil {
@@ -50,9 +50,10 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 // mostDegraded is how many complaints are in the file for ebpfctl.
 const mostDegraded = 50
 
-// listed are complaints as people read them, in order, and not too many.
+// listed are complaints as people read them, in order, and not too many. The loss of the source of Nodes is the first.
 func listed(degraded map[string]string) (list []observe.Degraded) {
-	for _, about := range slices.Sorted(maps.Keys(degraded)) {
+	place := func(about string) string { return strings.TrimPrefix(about, observe.AboutNodes) }
+	for _, about := range slices.SortedFunc(maps.Keys(degraded), func(a, b string) int { return strings.Compare(place(a), place(b)) }) {
 		if len(list) == mostDegraded {
 			break
 		}

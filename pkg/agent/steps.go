@@ -212,7 +212,7 @@ func (l *loop) judge() {
 	}
 	degraded := l.complaints.degraded()
 	if l.known && l.sourceErr != nil {
-		degraded["source/list of Nodes"] = l.sourceErr.Error()
+		degraded[observe.AboutNodes] = "they can't be read, and what was known of them stays in force: " + l.sourceErr.Error()
 	}
 	l.status.set(func(f *figures) { f.degraded = controllersOf(degraded) })
 	l.status.setNotReady(why)

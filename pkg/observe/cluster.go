@@ -35,7 +35,7 @@ type Cluster struct {
 	// Degraded is what is wrong with this node but keeps no pod from being carried. It
 	// holds for as long as the agent that wrote it runs, as does Lost.
 	Degraded []Degraded `json:"degraded"`
-	// Lost is since when Nodes can't be read; zero: they can.
+	// Lost is since when Nodes can't be read that could be before; zero: they can. Why is Degraded, about AboutNodes.
 	Lost time.Time `json:"lost,omitzero"`
 	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
 	// on what policies reach; empty: it does not.
@@ -44,6 +44,9 @@ type Cluster struct {
 	Nodes    []ClusterNode    `json:"nodes"`
 	Problems []ClusterProblem `json:"problems"`
 }
+
+// AboutNodes is what the loss of the source of Nodes is about.
+const AboutNodes = "source/Nodes"
 
 // Degraded is one thing that is not as it should be.
 type Degraded struct {
@@ -123,16 +126,17 @@ func (s *survey) cluster() Cluster {
 
 // degraded passes on what the agent found wrong that keeps no pod from being carried.
 func (s *survey) degraded(c Cluster) {
-	if !c.Lost.IsZero() {
-		s.Agent.Lost = c.Lost
-		s.problemOf("lost", "Nodes can't be read since %s (%s): what was known stays in force", c.Lost.Format(time.RFC3339), time.Since(c.Lost).Round(time.Second))
-	}
+	s.Agent.Lost = c.Lost
 	for _, d := range c.Degraded {
 		controller, _, _ := strings.Cut(d.About, "/")
 		if !slices.Contains(s.Agent.Degraded, controller) {
 			s.Agent.Degraded = append(s.Agent.Degraded, typed.Printable(controller))
 		}
-		s.problemOf("degraded "+d.About, "degraded, %s: %s", d.About, d.Text)
+		since := ""
+		if d.About == AboutNodes && !c.Lost.IsZero() {
+			since = fmt.Sprintf(" since %s (%s)", c.Lost.Format(time.RFC3339), time.Since(c.Lost).Round(time.Second))
+		}
+		s.problemOf("degraded "+d.About, "degraded%s, %s: %s", since, d.About, d.Text)
 	}
 }
 

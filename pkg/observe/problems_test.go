@@ -132,8 +132,10 @@ func TestSurveySaysWhyTheNodeIsNotReady(t *testing.T) {
 			[]string{"degraded, mode/netfilter's translation: Services may not work", "degraded, cluster/pass: map destinations is full"},
 		},
 		"the source of Nodes is lost": {
-			func(n *node) { n.cluster(Cluster{Lost: time.Now().Add(-time.Hour)}) },
-			[]string{"(1h0m0s): what was known stays in force"},
+			func(n *node) {
+				n.cluster(Cluster{Lost: time.Now().Add(-time.Hour), Degraded: []Degraded{{AboutNodes, "they can't be read: i/o timeout"}, {"cluster/pass", "map destinations is full"}}})
+			},
+			[]string{"(1h0m0s), source/Nodes: they can't be read: i/o timeout", "degraded, cluster/pass: map destinations is full"},
 		},
 		"degraded, said before the agent died": {
 			func(n *node) {

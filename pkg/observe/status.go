@@ -58,7 +58,7 @@ type Agent struct {
 	NotReady string `json:"not_ready"`
 	// Degraded are the controllers with problems that keep no pod from being carried.
 	Degraded []string `json:"degraded"`
-	// Lost is since when the agent can't read Nodes; zero: it can.
+	// Lost is since when the agent can't read Nodes that it could read before; zero: it can.
 	Lost time.Time `json:"lost,omitzero"`
 }
 

@@ -126,7 +126,7 @@ func TestLifeWithoutAPIServer(t *testing.T) {
 		size := len(node.LogTail(1 << 20))
 		happen()
 		eventually(t, within, how+": the loss is noticed", connected("0"))
-		assertStatus(t, node, changeLimit, "Nodes can't be read since", "degraded, source/", "ready, degraded: source, can't read Nodes")
+		assertStatus(t, node, changeLimit, "\n- degraded since ", "source/Nodes: they can't be read, and what was known of them stays in force: ", "running, ready, degraded: source\n")
 		if !strings.Contains(metrics(t, node), "\nebpf_cni_degraded{controller=\"source\"} 1\n") {
 			t.Errorf("%s: the metric does not say that the node is degraded", how)
 		}
