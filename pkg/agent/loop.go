@@ -34,6 +34,7 @@ type loop struct {
 	state
 	standing  plan.Standing
 	published observe.Cluster // what the file for ebpfctl contains
+	left      stamp           // of that file, as this agent left it; zero: it has not yet
 
 	cluster   *clusterController
 	uplinks   *uplinkController
@@ -80,7 +81,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.mode.follow(time.Now())
-			if l.complaints.hasChanged() {
+			if l.complaints.hasChanged() || !l.isAsLeft() {
 				l.judge()
 			}
 			if l.view != nil && l.inspect(ctx) {

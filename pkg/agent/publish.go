@@ -35,17 +35,30 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 			c.Problems = append(c.Problems, observe.ClusterProblem{Node: p.Node, Reason: string(p.Reason), Text: p.Text})
 		}
 	}
-	path := filepath.Join(l.cfg.State, observe.ClusterFile)
+	path := l.publishedPath()
+	asLeft := l.isAsLeft()
 	// By the file's time stamp ebpfctl sees that the loop still goes round. Setting it needs no room on a full disk.
-	if err := os.Chtimes(path, time.Time{}, time.Now()); err == nil && reflect.DeepEqual(c, l.published) {
+	err := os.Chtimes(path, time.Time{}, time.Now())
+	if asLeft {
+		l.left = stampOf(path)
+	}
+	if err == nil && asLeft && reflect.DeepEqual(c, l.published) {
 		return nil
 	}
 	if err := writeCluster(path, c); err != nil {
 		return err
 	}
-	l.published = c
+	if !asLeft {
+		l.log.Warn("the file for ebpfctl was changed or removed, and is written again", "file", path)
+	}
+	l.published, l.left = c, stampOf(path)
 	return nil
 }
+
+func (l *loop) publishedPath() string { return filepath.Join(l.cfg.State, observe.ClusterFile) }
+
+// isAsLeft reports whether nobody has touched the file for ebpfctl since this agent did.
+func (l *loop) isAsLeft() bool { return l.left == (stamp{}) || stampOf(l.publishedPath()) == l.left }
 
 // mostDegraded is how many complaints are in the file for ebpfctl.
 const mostDegraded = 50

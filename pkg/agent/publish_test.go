@@ -1,8 +1,12 @@
 package agent
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // readTold is what ebpfctl finds.
@@ -80,6 +85,48 @@ func TestToldIsMadeAnew(t *testing.T) {
 	}
 }
 
+// TestToldIsWrittenAgain: what somebody has done to the file is undone as soon as to other files, although nothing new is to be told.
+func TestToldIsWrittenAgain(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	log := &bytes.Buffer{} // read once the loop has ended
+	l.log = slog.New(slog.NewTextHandler(log, nil))
+	path := filepath.Join(l.cfg.State, observe.ClusterFile)
+	want, err := os.ReadFile(path)
+	must(t, err)
+	spoils := map[string]func() error{
+		"removed":   func() error { return os.Remove(path) },
+		"truncated": func() error { return os.Truncate(path, 0) },
+		"corrupt":   func() error { return os.WriteFile(path, bytes.Repeat([]byte("x"), len(want)), 0o600) },
+		"replaced":  func() error { return replaceFile(path, []byte("{}")) },
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for how, spoil := range spoils {
+			if err := spoil(); err != nil {
+				t.Errorf("%s: %v", how, err)
+			}
+			const promise = 3 * time.Second // four inspections; a pass over the whole node is later
+			for end := time.Now().Add(priv.Patience(promise)); ; time.Sleep(20 * time.Millisecond) {
+				if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, want) {
+					break
+				} else if time.Now().After(end) {
+					t.Errorf("%s: %q, error %v", how, have, err)
+					return
+				}
+			}
+		}
+		time.Sleep(3 * inspectInterval)
+	}()
+	if err := l.run(ctx, newLatest()); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n := strings.Count(log.String(), "the file for ebpfctl was changed or removed"); n != len(spoils) {
+		t.Errorf("told %d times, want %d:\n%s", n, len(spoils), log)
+	}
+}
+
 // TestToldThatTheLoopGoesRound: each pass leaves a sign of life, also where there is nothing new to say and no room to say it.
 func TestToldThatTheLoopGoesRound(t *testing.T) {
 	l := testLoop(t)
@@ -100,6 +147,17 @@ func TestToldThatTheLoopGoesRound(t *testing.T) {
 		if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) > observe.MaxSilence {
 			t.Errorf("after a pass, with a full disk %v: %v, %v", full, info, err)
 		}
+	}
+}
+
+// However much is wrong, that Nodes can't be read is said.
+func TestLossOfTheSourceIsToldFirst(t *testing.T) {
+	degraded := map[string]string{observe.AboutNodes: "connection refused"}
+	for i := range 2 * mostDegraded {
+		degraded[fmt.Sprintf("cluster/route 10.244.%d.0/24", i)] = "somebody else's"
+	}
+	if list := listed(degraded); len(list) != mostDegraded || list[0].About != observe.AboutNodes || list[1].About != "cluster/route 10.244.0.0/24" {
+		t.Errorf("%d are listed: %v", len(list), list)
 	}
 }
 
