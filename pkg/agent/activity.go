@@ -10,10 +10,13 @@ import (
 
 // What the agent puts right, beside the pieces of endpoints, as a label says it.
 const (
-	repairedPin    = "pin"
-	repairedUplink = "uplink program"
-	repairedList   = "network configuration list"
-	repairedPlugin = "plugin"
+	repairedPin         = "pin"
+	repairedUplink      = "uplink program"
+	repairedRoute       = "cluster route"
+	repairedDestination = "cluster destination"
+	repairedSysctl      = "host sysctl"
+	repairedList        = "network configuration list"
+	repairedPlugin      = "plugin"
 )
 
 // activity is how much the agent itself has to do. Unlike what the programs count it begins anew with each start.
@@ -31,7 +34,7 @@ func newActivity() activity {
 			Help: "How long the agent took to look at the node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
 		}, []string{"kind"}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right.",
+			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, pins, programs of uplinks, the plugin and the list.",
 		}, []string{"what"}),
 		locks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: prefix + "lock_wait_seconds", Buckets: buckets,
@@ -42,7 +45,8 @@ func newActivity() activity {
 	for _, kind := range []string{kindPass, kindReplan, kindInspect} {
 		a.rounds.WithLabelValues(kind)
 	}
-	for _, what := range append(endpoint.Repairable(), repairedPin, repairedUplink, repairedList, repairedPlugin) {
+	for _, what := range append(endpoint.Repairable(),
+		repairedPin, repairedUplink, repairedRoute, repairedDestination, repairedSysctl, repairedList, repairedPlugin) {
 		a.repairs.WithLabelValues(what)
 	}
 	return a

@@ -93,7 +93,7 @@ func bounded(ctx context.Context, d time.Duration, work func() error) error {
 type agent struct {
 	*node
 	locks     locks
-	sysctls   sysctls
+	sysctls   *sysctls
 	mode      *modeController
 	quiet     *quiet
 	servers   []server
@@ -107,6 +107,7 @@ func (a *agent) close() {
 	if a.host != nil {
 		a.host.Close()
 	}
+	a.sysctls.close()
 	a.locks.release()
 }
 
@@ -139,7 +140,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 		return err
 	}
 	// Not before: programs that are refused leave those at work with the ports that they take.
-	a.sysctls = sysctls{device.Sysctl{Dir: a.cfg.ProcSys}, record, a.log}
+	a.sysctls = newSysctls(a.node, record)
 	if err := a.sysctls.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func (c *cleaner) run(ctx context.Context) error {
 		{"routes", c.deleteRoutes},
 		{"plugin", c.removePlugin},
 		{"sysctls", func(context.Context) error {
-			return sysctls{device.Sysctl{Dir: c.ProcSys}, c.record, c.log}.restore()
+			return newSysctls(&node{cfg: Config{Directories: c.Directories}, log: c.log}, c.record).restore()
 		}},
 		{"files", c.removeFiles},
 	} {

@@ -24,6 +24,9 @@ type clusterController struct {
 	// far as they are ours: as found by the newest look, and as written since.
 	entries map[destinations.Key]destinations.Value
 	routes  map[netip.Prefix]plan.Route
+	// entriesBefore and routesBefore are what they were before that look, until what it has not found is written again.
+	entriesBefore map[destinations.Key]destinations.Value
+	routesBefore  map[netip.Prefix]plan.Route
 	// problems are those of the newest plan, and what the kernel refused of it.
 	problems []plan.Problem
 	reported map[string]bool // problems and notes that the log has
@@ -34,6 +37,7 @@ type clusterController struct {
 
 // found takes what a look has found: the map, and the routes.
 func (c *clusterController) found(have map[destinations.Key]destinations.Value, v *view) {
+	c.entriesBefore, c.routesBefore = c.entries, c.routes
 	c.entries, c.routes = have, v.ownRoutes()
 }
 
@@ -60,6 +64,7 @@ func (c *clusterController) writeConfig(s *state) error {
 func (c *clusterController) reconcile(s *state) error {
 	c.problems = slices.Clone(s.plan.Problems)
 	err := errors.Join(c.writeAll(s)...)
+	c.entriesBefore, c.routesBefore = nil, nil
 	c.checkNeighbours(s)
 	if err == nil && s.known && s.sourceErr == nil {
 		c.status.synced(s.changed, time.Now())
@@ -131,17 +136,32 @@ func (c *clusterController) fit(s *state) (map[destinations.Key]destinations.Val
 func (c *clusterController) writeDestinations(fit map[destinations.Key]destinations.Value) error {
 	add := maps.Clone(fit)
 	maps.DeleteFunc(add, ofPod)
+	lost := c.lostOf(add)
 	err := c.destinations().Add(add)
 	if errors.Is(err, typed.ErrFull) { // of what is to go; what fails of that is said when it is deleted
 		_ = c.deleteOthers(fit)
 		err = c.destinations().Add(add)
 	}
 	failed, some := errors.AsType[typed.Errors[destinations.Key]](err)
+	if err == nil {
+		c.status.repaired(repairedDestination, lost)
+	}
 	if !some {
 		return hinder(err)
 	}
 	hindering, others := failed.Split(func(k destinations.Key) bool { return plan.Essential(fit, k) })
 	return errors.Join(hinder(hindering), others)
+}
+
+// lostOf is how many of the entries were in the map before the newest look, which has not found them as they were.
+func (c *clusterController) lostOf(want map[destinations.Key]destinations.Value) (lost int) {
+	for k, v := range want {
+		before, was := c.entriesBefore[k]
+		if have, is := c.entries[k]; was && destinations.Same(before, v) && !(is && destinations.Same(have, v)) {
+			lost++
+		}
+	}
+	return lost
 }
 
 // deleteOthers removes what is not to be in the map.
@@ -198,6 +218,9 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 		switch {
 		case err == nil:
 			c.routes[want.Dst] = want
+			if c.routesBefore[want.Dst] == want {
+				c.status.repaired(repairedRoute, 1)
+			}
 		case slices.Contains(s.plan.Standing.Own, want.Dst):
 			own = hinder(err)
 		default:

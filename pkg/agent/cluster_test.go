@@ -309,3 +309,33 @@ func TestDestinationsThatAreNeededHaveRoom(t *testing.T) {
 	l.accept(list(n1(), n2()))
 	assert("few nodes", 1, 1, false)
 }
+
+// What others take away or change is counted when it is put right, and what the plan changes is not.
+func TestRepairsOfTheClusterAreCounted(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	expect := func(when string, routes, entries float64) {
+		t.Helper()
+		l.pass(t.Context())
+		if r, d := l.repairs(t, repairedRoute), l.repairs(t, repairedDestination); r != routes || d != entries {
+			t.Errorf("%s: %v routes and %v destinations have been repaired, want %v and %v", when, r, d, routes, entries)
+		}
+	}
+	expect("at rest", 0, 0)
+	pods, peer := netip.MustParsePrefix("10.244.2.0/24"), netip.MustParsePrefix("172.18.0.12/32")
+	must(t, l.host.DeleteRoute(device.Route{Dst: pods}))
+	must(t, l.dp.Maps.Destinations.Delete(destinations.KeyFrom(pods)))
+	changed, ok := l.destination(t, peer.String())
+	if !ok {
+		t.Fatalf("no destination %s", peer)
+	}
+	changed.Ifindex++
+	must(t, l.dp.Maps.Destinations.Put(destinations.KeyFrom(peer), changed))
+	expect("after two entries and a route", 1, 2)
+	expect("once all is put right", 1, 2)
+	must(t, l.host.DeleteRoute(device.Route{Dst: pods}))
+	l.accept(list(n1(), n3()))
+	expect("when it was to go anyway", 1, 2)
+	must(t, l.host.DeleteRoute(device.Route{Dst: netip.MustParsePrefix("10.244.1.0/24"), Unreachable: true}))
+	expect("after this node's own route", 2, 2)
+}

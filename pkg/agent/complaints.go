@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"slices"
@@ -41,7 +42,14 @@ func (c *complaints) note(about string, err error) {
 	if _, was := c.current[about]; err == nil && was {
 		c.end("", []string{about})
 	}
-	c.begin("", map[string]error{about: err})
+	c.begin(slog.LevelError, "", map[string]error{about: err})
+}
+
+// warn is note for what somebody else does again and again, and is put right each time.
+func (c *complaints) warn(about string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begin(slog.LevelWarn, "", map[string]error{about: err})
 }
 
 // noteEach is note for all of a kind: what is not among errs is over.
@@ -49,7 +57,7 @@ func (c *complaints) noteEach(kind string, errs map[string]error) {
 	c.forget(kind, func(name string) bool { return errs[name] == nil })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.begin(kind, errs)
+	c.begin(slog.LevelError, kind, errs)
 }
 
 // forget ends the complaints of a kind about what is over.
@@ -66,7 +74,7 @@ func (c *complaints) forget(kind string, over func(name string) bool) {
 }
 
 // begin remembers failures and logs the new ones: of many of one kind some, and how many more there are.
-func (c *complaints) begin(kind string, errs map[string]error) {
+func (c *complaints) begin(level slog.Level, kind string, errs map[string]error) {
 	var news []string
 	for name, err := range errs {
 		if err == nil {
@@ -92,10 +100,10 @@ func (c *complaints) begin(kind string, errs map[string]error) {
 	slices.Sort(news)
 	for i, name := range news {
 		if i == mostLines {
-			c.log.Error("more problems of this kind, trying again", "about", strings.TrimSpace(kind), "more", len(news)-i)
+			c.log.Log(context.Background(), level, "more problems of this kind, trying again", "about", strings.TrimSpace(kind), "more", len(news)-i)
 			break
 		}
-		c.log.Error("problem, trying again", "about", kind+name, "error", errs[name])
+		c.log.Log(context.Background(), level, "problem, trying again", "about", kind+name, "error", errs[name])
 	}
 }
 
@@ -152,13 +160,15 @@ func (c *complaints) degraded() map[string]string {
 	return is
 }
 
+// controllers are those that ARCHITECTURE.md has in its table.
+var controllers = []string{
+	"cluster", "uplinks", "endpoints", "mode", "files", "sysctls", "pins", "network", "source", "flows", "listeners", "metrics",
+}
+
 // controllersOf says of each controller whether there are complaints about it.
 func controllersOf(abouts map[string]string) map[string]bool {
 	are := map[string]bool{}
-	for _, controller := range []string{
-		"cluster", "endpoints", "files", "flows", "listeners", "metrics", "mode", "network", "pins", "source", "sysctls",
-		"uplinks",
-	} {
+	for _, controller := range controllers {
 		are[controller] = false
 	}
 	for about := range abouts {

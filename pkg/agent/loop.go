@@ -41,7 +41,7 @@ type loop struct {
 	endpoints *endpointController
 	mode      *modeController
 	files     *fileController
-	sysctls   sysctls
+	sysctls   *sysctls
 	steps     []step
 	errs      []error   // of each step, the newest time it was taken
 	failing   time.Time // since when there has always been one; zero: there is none

@@ -79,7 +79,7 @@ func testLoop(t *testing.T) *loop {
 		}
 	})
 	n := &node{cfg: cfg, log: cfg.Log, host: host, dp: dp, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
-	return newLoop(n, newMode(n), sysctls{device.Sysctl{Dir: cfg.ProcSys}, record, cfg.Log}, plan.Standing{}, observe.Cluster{})
+	return newLoop(n, newMode(n), newSysctls(n, record), plan.Standing{}, observe.Cluster{})
 }
 
 // logged has what is logged from now on.

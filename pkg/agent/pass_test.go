@@ -35,7 +35,7 @@ func TestOneProblemIsOneComplaint(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
 	log := logged(l)
-	l.sysctls.Dir = settings(t, map[string]string{forwardingOf("uplink"): "1", reservedPorts: ""})
+	unforward(t, l)
 	l.pass(t.Context())
 	l.inspect(t.Context())
 	if n := strings.Count(log.String(), "problem, trying again"); n != 1 {

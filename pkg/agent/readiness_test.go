@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 
@@ -70,7 +71,29 @@ func must(t *testing.T, err error) {
 // settings is a /proc/sys with what it is given.
 func settings(t *testing.T, values map[string]string) string {
 	t.Helper()
-	return newSysctls(t, values).dir
+	return someSysctls(t, values).dir
+}
+
+// unforward turns forwarding off, where it can't be turned on again.
+func unforward(t *testing.T, l *loop) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(l.cfg.ProcSys, ipForward), []byte("0"), 0))
+	l.sysctls.Dir = settings(t, map[string]string{forwardingOf("uplink"): "1", reservedPorts: ""})
+}
+
+// repairs is how many of a kind are counted.
+func (l *loop) repairs(t *testing.T, what string) (n float64) {
+	t.Helper()
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(l.status.repairs)
+	families, err := reg.Gather()
+	must(t, err)
+	for _, series := range families[0].GetMetric() {
+		if series.GetLabel()[0].GetValue() == what {
+			n = series.GetCounter().GetValue()
+		}
+	}
+	return n
 }
 
 // essentials counts what the map of destinations can't do without.
@@ -145,9 +168,7 @@ func faults() map[string]fault {
 			l.sysctls.Dir = settings(t, map[string]string{ipForward: "1", forwardingOf("uplink"): "1"})
 		}, "", "sysctls", "ip_local_reserved_ports"},
 
-		"packets can't be forwarded": {func(t *testing.T, l *loop) {
-			l.sysctls.Dir = settings(t, map[string]string{forwardingOf("uplink"): "1", reservedPorts: ""})
-		}, "sysctls: read sysctl: open ", "", ""},
+		"packets can't be forwarded": {unforward, "sysctls: read sysctl: open ", "", ""},
 		"config can't be written": {func(t *testing.T, l *loop) {
 			must(t, l.dp.Maps.Config.Close())
 		}, "cluster: look up ", "", ""},
@@ -215,6 +236,24 @@ func TestNotReadyOrDegraded(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The labels of the metric are the names that ARCHITECTURE.md explains.
+func TestControllersAreExplained(t *testing.T) {
+	content, err := os.ReadFile("../../ARCHITECTURE.md")
+	must(t, err)
+	_, table, _ := strings.Cut(string(content), "| controller | owns |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var explained []string
+	for row := range strings.Lines(table) {
+		names, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " |")
+		for name := range strings.SplitSeq(names, ", ") {
+			explained = append(explained, strings.Trim(name, "`"))
+		}
+	}
+	if diff := cmp.Diff(controllers, explained); diff != "" {
+		t.Errorf("-in the metric +in ARCHITECTURE.md:\n%s", diff)
 	}
 }
 

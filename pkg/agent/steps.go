@@ -59,7 +59,7 @@ type step struct {
 	do         func(*state) error
 }
 
-func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, published observe.Cluster) *loop {
+func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, published observe.Cluster) *loop {
 	l := &loop{
 		node: n, state: state{next: resync}, standing: standing, published: published, mode: m, sysctls: s,
 		cluster:   &clusterController{node: n, reported: map[string]bool{}},
@@ -68,8 +68,6 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 		files:     &fileController{node: n},
 		alarm:     newAlarm(),
 	}
-	forwarding := func(s *state) error { return l.sysctls.ensureForwarding(s.view.uplinkNames()) }
-	ports := func(*state) error { return l.sysctls.ensurePorts(l.cfg.SnatLow, l.cfg.SnatHigh) }
 	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
 	l.steps = []step{
 		{"network", onLook, l.look},
@@ -77,16 +75,15 @@ func newLoop(n *node, m *modeController, s sysctls, standing plan.Standing, publ
 		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
+		{"sysctls", onPass, vital(l.sysctls.forward)},    // of pods' links as well
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
-		{"sysctls", onPass, vital(forwarding)},
 		{"files", onPass, vital(l.files.installPlugin)},
 		{"files", onPass, vital(l.files.haveRoom)},
 
 		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
-		{"sysctls", onTick, vital(forwarding)},
-		{"sysctls", onTick, ports},
+		{"sysctls", onTick, l.sysctls.inspect},
 		{"files", onTick, vital(l.files.inspect)},
 		{"endpoints", onTick, l.endpoints.inspect},
 	}

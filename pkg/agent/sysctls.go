@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
@@ -18,69 +18,134 @@ const (
 
 func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
-// sysctls keeps the few settings that the dataplane needs.
+// settledAfter is for how long a sysctl must have been left alone until nobody is said to fight over it.
+const settledAfter = time.Minute
+
+// sysctls keeps the few settings of the host that the dataplane needs.
 type sysctls struct {
+	*node
 	device.Sysctl
 	record *record
-	log    *slog.Logger
+	// forwarding says of which links, and of all, it was on after the newest pass.
+	forwarding map[int]bool
+	// disputed are the sysctls that somebody else has changed, with when he last did.
+	disputed map[string]time.Time
+	// ports is reservedPorts, kept open since nothing tells of a change, and kept is what it was when it last was as it should be.
+	ports *device.OpenSysctl
+	kept  string
 }
 
-// ensure gives a setting a value, and remembers what it had before us.
-func (s sysctls) ensure(name, value string) error {
-	have, err := s.Get(name)
-	if err != nil || have == value {
+func newSysctls(n *node, r *record) *sysctls {
+	return &sysctls{node: n, Sysctl: device.Sysctl{Dir: n.cfg.ProcSys}, record: r, disputed: map[string]time.Time{}}
+}
+
+func (c *sysctls) close() {
+	if c != nil && c.ports != nil {
+		c.ports.Close()
+	}
+}
+
+// turnOn gives a switch the value 1, and remembers what it had before us. held says that it was on when last seen.
+func (c *sysctls) turnOn(name string, held bool) error {
+	have, err := c.Get(name)
+	if err != nil || have == "1" {
 		return err
 	}
 	before := have
-	if known, again := s.record.Sysctls[name]; again {
+	if known, again := c.record.Sysctls[name]; again {
 		before = known.Before
 	}
-	return s.change(name, have, setting{Before: before, Ours: value})
+	return c.change(name, have, setting{Before: before, Ours: "1"}, held)
 }
 
-// change sets a value once the record has what was there before.
-func (s sysctls) change(name, have string, to setting) error {
-	s.record.Sysctls[name] = to
-	if err := s.record.write(); err != nil {
+// change sets a value once the record has what was there before. held says that somebody else has changed it since it was right.
+func (c *sysctls) change(name, have string, to setting, held bool) error {
+	c.record.Sysctls[name] = to
+	if err := c.record.write(); err != nil {
 		return err
 	}
-	if _, err := s.Set(name, to.Ours); err != nil {
+	if _, err := c.Set(name, to.Ours); err != nil {
 		return err
 	}
-	s.log.Info("sysctl set", "name", name, "value", to.Ours, "was", have)
+	if held {
+		c.dispute(name)
+	} else {
+		c.log.Info("sysctl set", "name", name, "value", to.Ours, "was", have)
+	}
 	return nil
 }
 
-// ensureForwarding turns forwarding on, globally and on the uplinks.
-func (s sysctls) ensureForwarding(uplinks []string) error {
-	errs := []error{s.ensure(ipForward, "1")}
-	for _, name := range uplinks {
-		if err := s.ensure(forwardingOf(name), "1"); !errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+// dispute says that somebody else has changed what was right. Whatever needed it has been broken for a moment.
+func (c *sysctls) dispute(name string) {
+	c.disputed[name] = c.complaints.now()
+	c.status.repaired(repairedSysctl, 1)
+	c.complaints.warn("sysctls/"+name, errors.New(
+		"somebody else changes this sysctl, and the agent changes it back: look for it in /etc/sysctl.d, or for who writes it with auditctl"))
+}
+
+// settle ends the complaints about those that have been left alone.
+func (c *sysctls) settle() {
+	for name, at := range c.disputed {
+		if c.complaints.now().Sub(at) >= settledAfter {
+			delete(c.disputed, name)
+			c.complaints.note("sysctls/"+name, nil)
+		}
+	}
+}
+
+// forward turns forwarding on where the look has found it off: of all links, which turns it on for each of them, and of
+// uplinks. The kernel tells when it is turned off.
+func (c *sysctls) forward(s *state) error {
+	settings, on := s.view.settings, map[int]bool{}
+	var errs []error
+	ensure := func(index int, name string) {
+		var err error
+		if settings[index].Forwarding != 1 {
+			err = c.turnOn(name, c.forwarding[index])
+		}
+		on[index] = err == nil
+		if !errors.Is(err, fs.ErrNotExist) || index == device.AllLinks { // else the link is gone meanwhile
 			errs = append(errs, err)
 		}
 	}
+	if ensure(device.AllLinks, ipForward); settings[device.AllLinks].Forwarding != 1 && on[device.AllLinks] {
+		for index, of := range settings {
+			of.Forwarding = 1
+			settings[index] = of
+		}
+	}
+	for _, l := range s.view.uplinks {
+		ensure(int(l.Index), forwardingOf(l.Name))
+	}
+	c.forwarding = on
 	return errors.Join(errs...)
+}
+
+// inspect looks for what the kernel does not tell of.
+func (c *sysctls) inspect(*state) error {
+	c.settle()
+	return c.ensurePorts(c.cfg.SnatLow, c.cfg.SnatHigh)
 }
 
 // reserve keeps the kernel from giving ports of the range to sockets that ask
 // for any. What else is reserved stays; an earlier range of ours goes.
-func (s sysctls) reserve(low, high uint16) error {
-	have, now, err := s.reserved()
+func (c *sysctls) reserve(low, high uint16) error {
+	have, now, err := c.reserved()
 	if err != nil {
 		return err
 	}
-	others := now.without(addedBy(s.record.Sysctls[reservedPorts]))
+	others := now.without(addedBy(c.record.Sysctls[reservedPorts]))
 	want := others
 	want.add(low, high)
 	if want == now {
 		return nil
 	}
-	return s.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()})
+	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept != "")
 }
 
 // reserved reads the ports that are reserved now.
-func (s sysctls) reserved() (text string, p ports, err error) {
-	if text, err = s.Get(reservedPorts); err != nil {
+func (c *sysctls) reserved() (text string, p ports, err error) {
+	if text, err = c.Get(reservedPorts); err != nil {
 		return text, p, err
 	}
 	if p, err = parsePorts(text); err != nil {
@@ -91,11 +156,21 @@ func (s sysctls) reserved() (text string, p ports, err error) {
 
 // ensurePorts reserves the range again when somebody has written another list: a
 // service that applies its own settings does not know of ours.
-func (s sysctls) ensurePorts(low, high uint16) error {
-	if have, err := s.Get(reservedPorts); err == nil && have == s.record.Sysctls[reservedPorts].Ours {
-		return nil // as it nearly always is, and cheap to see
+func (c *sysctls) ensurePorts(low, high uint16) (err error) {
+	if c.ports == nil {
+		if c.ports, err = c.Open(reservedPorts); err != nil {
+			return err
+		}
 	}
-	return s.reserve(low, high)
+	have, err := c.ports.Get()
+	if err != nil || have == c.kept && have != "" {
+		return err // as before, as it nearly always is
+	}
+	if err := c.reserve(low, high); err != nil {
+		return err
+	}
+	c.kept, err = c.ports.Get()
+	return err
 }
 
 // addedBy are the ports that we reserved and nobody before us.
@@ -110,27 +185,27 @@ func addedBy(s setting) ports {
 
 // restore puts back what still has our value. ip_forward stays on, and so does
 // what the kernel changed along with it.
-func (s sysctls) restore() error {
+func (c *sysctls) restore() error {
 	var errs []error
-	forwarded, on := s.record.Sysctls[ipForward]
+	forwarded, on := c.record.Sysctls[ipForward]
 	on = on && forwarded.Before == "0"
-	for name, v := range s.record.Sysctls {
+	for name, v := range c.record.Sysctls {
 		switch {
 		case name == ipForward:
-			s.log.Info("sysctl left as it is: others may rely on it by now", "name", name, "value", v.Ours)
+			c.log.Info("sysctl left as it is: others may rely on it by now", "name", name, "value", v.Ours)
 		case on && strings.HasSuffix(name, "/forwarding"):
-			s.log.Debug("sysctl left as ip_forward made it", "name", name)
+			c.log.Debug("sysctl left as ip_forward made it", "name", name)
 		case name == reservedPorts:
-			errs = append(errs, s.unreserve(v))
+			errs = append(errs, c.unreserve(v))
 		default:
-			errs = append(errs, s.putBack(name, v))
+			errs = append(errs, c.putBack(name, v))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (s sysctls) putBack(name string, v setting) error {
-	have, err := s.Get(name)
+func (c *sysctls) putBack(name string, v setting) error {
+	have, err := c.Get(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -138,10 +213,10 @@ func (s sysctls) putBack(name string, v setting) error {
 		return err
 	}
 	if have != v.Ours {
-		s.log.Info("sysctl left as it is: somebody else has set it since", "name", name, "value", have, "ours", v.Ours)
+		c.log.Info("sysctl left as it is: somebody else has set it since", "name", name, "value", have, "ours", v.Ours)
 		return nil
 	}
-	_, err = s.Set(name, asLine(v.Before))
+	_, err = c.Set(name, asLine(v.Before))
 	return err
 }
 
@@ -149,17 +224,17 @@ func (s sysctls) putBack(name string, v setting) error {
 func asLine(value string) string { return value + "\n" }
 
 // unreserve takes out what we added; what others added since stays.
-func (s sysctls) unreserve(v setting) error {
-	have, now, err := s.reserved()
+func (c *sysctls) unreserve(v setting) error {
+	have, now, err := c.reserved()
 	if err != nil {
 		return err
 	}
 	added := addedBy(v)
 	if added.without(now) != (ports{}) {
-		s.log.Info("sysctl left as it is: somebody else has set it since", "name", reservedPorts, "value", have, "ours", v.Ours)
+		c.log.Info("sysctl left as it is: somebody else has set it since", "name", reservedPorts, "value", have, "ours", v.Ours)
 		return nil
 	}
-	_, err = s.Set(reservedPorts, asLine(now.without(added).String()))
+	_, err = c.Set(reservedPorts, asLine(now.without(added).String()))
 	return err
 }
 

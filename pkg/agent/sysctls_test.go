@@ -1,13 +1,23 @@
 package agent
 
 import (
+	"bytes"
+	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 func TestPorts(t *testing.T) {
@@ -47,10 +57,10 @@ func FuzzPorts(f *testing.F) {
 type sysctlDir struct {
 	t   *testing.T
 	dir string
-	sysctls
+	*sysctls
 }
 
-func newSysctls(t *testing.T, values map[string]string) *sysctlDir {
+func someSysctls(t *testing.T, values map[string]string) *sysctlDir {
 	t.Helper()
 	d := &sysctlDir{t: t, dir: t.TempDir()}
 	for name, value := range values {
@@ -66,7 +76,8 @@ func newSysctls(t *testing.T, values map[string]string) *sysctlDir {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.sysctls = sysctls{device.Sysctl{Dir: d.dir}, r, slog.New(slog.DiscardHandler)}
+	log := slog.New(slog.DiscardHandler)
+	d.sysctls = newSysctls(&node{cfg: Config{Directories: Directories{ProcSys: d.dir}}, log: log, status: newStatus(log), complaints: newComplaints(log)}, r)
 	return d
 }
 
@@ -97,27 +108,197 @@ func (d *sysctlDir) must(err error) {
 	}
 }
 
+// found is a state in which links that are uplinks have such forwarding, and all links the one of "all".
+func found(forwarding map[string]int) *state {
+	v := &view{settings: map[int]device.Settings{device.AllLinks: {Index: device.AllLinks, Forwarding: forwarding["all"]}}}
+	for name, value := range forwarding {
+		if name != "all" {
+			index := 10 + len(v.uplinks)
+			v.uplinks = append(v.uplinks, plan.Link{Index: uint32(index), Name: name})
+			v.settings[index] = device.Settings{Index: index, Forwarding: value}
+		}
+	}
+	return &state{view: v}
+}
+
 func TestForwardingIsHeldAndPutBack(t *testing.T) {
-	d := newSysctls(t, map[string]string{ipForward: "1", forwardingOf("eth0"): "0", forwardingOf("eth1"): "0"})
-	d.must(d.ensureForwarding([]string{"eth0", "eth1", "gone"}))
+	d := someSysctls(t, map[string]string{ipForward: "1", forwardingOf("eth0"): "0", forwardingOf("eth1"): "0"})
+	d.must(d.forward(found(map[string]int{"all": 1, "eth0": 0, "eth1": 0, "gone": 0})))
 	d.expect("held", map[string]string{ipForward: "1", forwardingOf("eth0"): "1", forwardingOf("eth1"): "1"})
 	d.write(forwardingOf("eth0"), "0\n")
-	d.must(d.ensureForwarding([]string{"eth0"}))
+	d.must(d.forward(found(map[string]int{"all": 1, "eth0": 0})))
 	d.expect("held again", map[string]string{forwardingOf("eth0"): "1"})
 	d.write(forwardingOf("eth1"), "2\n") // no longer our value
 	d.must(d.restore())
 	d.expect("put back", map[string]string{ipForward: "1", forwardingOf("eth0"): "0", forwardingOf("eth1"): "2"})
 }
 
+// What the kernel turns on with ip_forward needs no write of ours, and stays.
 func TestForwardingStaysWhereIPForwardTurnedItOn(t *testing.T) {
-	d := newSysctls(t, map[string]string{ipForward: "0", forwardingOf("eth0"): "0"})
-	d.must(d.ensureForwarding([]string{"eth0"}))
-	d.must(d.restore())
-	d.expect("put back", map[string]string{ipForward: "1", forwardingOf("eth0"): "1"})
+	l := testLoop(t)
+	files := device.Sysctl{Dir: l.cfg.ProcSys}
+	set := func(name, value string) {
+		t.Helper()
+		_, err := files.Set(name, value)
+		must(t, err)
+	}
+	set(ipForward, "0")
+	ready(t, l)
+	if recorded := l.sysctls.record.Sysctls; len(recorded) != 1 || recorded[ipForward] != (setting{"0", "1"}) {
+		t.Errorf("recorded %v", recorded)
+	}
+	set(forwardingOf("uplink"), "0")
+	l.passOver(t.Context(), false)
+	must(t, l.sysctls.restore())
+	for _, name := range []string{ipForward, forwardingOf("uplink")} {
+		if have, err := files.Get(name); have != "1" || err != nil {
+			t.Errorf("put back: %s is %q, error %v", name, have, err)
+		}
+	}
+}
+
+// At rest no file is read for what the kernel tells of. What it can't tell of is seen at each inspection.
+func TestSysctlsAtRest(t *testing.T) {
+	l := testLoop(t)
+	ready(t, l)
+	l.inspect(t.Context())
+	l.sysctls.Dir = t.TempDir() // where there is nothing to read
+	for range 3 {
+		if l.inspect(t.Context()) || len(l.complaints.current) > 0 {
+			t.Fatalf("a file was looked up: %v", l.complaints.current)
+		}
+	}
+	l.sysctls.Dir = l.cfg.ProcSys
+	files := device.Sysctl{Dir: l.cfg.ProcSys}
+	reserved, err := files.Get(reservedPorts)
+	must(t, err)
+	for _, others := range []string{"\n", "20000-20010\n", "20000-20010," + reserved} {
+		_, err := files.Set(reservedPorts, others)
+		must(t, err)
+		l.inspect(t.Context())
+		have, err := files.Get(reservedPorts)
+		must(t, err)
+		if want := strings.TrimSpace(strings.TrimSuffix(others, reserved)); !strings.Contains(have, reserved) || !strings.HasPrefix(have, strings.TrimSuffix(want, ",")) {
+			t.Errorf("after %q: %q", others, have)
+		}
+	}
+}
+
+// watched has the loop hear of its namespace until the test ends.
+func watched(t *testing.T, l *loop) {
+	t.Helper()
+	namespace, err := os.Open("/proc/thread-self/ns/net")
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	stands, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			t.Error(err)
+		}
+		var once sync.Once
+		err := device.Watch(ctx, func(e device.Event) {
+			l.alarm.hear(e)
+			once.Do(func() { close(stands) })
+		})
+		if ctx.Err() == nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended; _ = namespace.Close() })
+	select {
+	case <-stands:
+	case <-time.After(priv.Patience(10 * time.Second)):
+		t.Fatal("the network is not watched")
+	}
+}
+
+// Forwarding that is turned off rings, and is on again after the pass that follows. That it is on again rings for nobody.
+func TestForwardingThatIsTurnedOffIsHeard(t *testing.T) {
+	l, e := withPod(t)
+	watched(t, l)
+	files := device.Sysctl{Dir: l.cfg.ProcSys}
+	rings := func(patience time.Duration) bool {
+		select {
+		case <-l.alarm.rings:
+			return true
+		case <-time.After(patience):
+			return false
+		}
+	}
+	for rings(priv.Patience(100 * time.Millisecond)) { // the watch begins
+		l.pass(t.Context())
+	}
+	for _, name := range []string{ipForward, forwardingOf("uplink"), forwardingOf(e.HostName)} {
+		_, err := files.Set(name, "0")
+		must(t, err)
+		if !rings(priv.Patience(5*time.Second)) || l.alarm.called()&urgent == 0 {
+			t.Errorf("%s: called for %b", name, l.alarm.called())
+		}
+		time.Sleep(priv.Patience(100 * time.Millisecond)) // one event for each link
+		l.passOver(t.Context(), false)
+		for _, each := range []string{ipForward, forwardingOf("uplink"), forwardingOf(e.HostName)} {
+			if have, err := files.Get(each); have != "1" || err != nil {
+				t.Errorf("after %s was turned off: %s is %s, error %v", name, each, have, err)
+			}
+		}
+		if rings(priv.Patience(100 * time.Millisecond)) {
+			t.Errorf("%s: turning it on calls for %b", name, l.alarm.called())
+		}
+	}
+}
+
+// Somebody who changes a sysctl again and again is one warning. The node is degraded until he has left it alone for a minute, which
+// is told with how often he did. Pods' links, of which the kernel turns off forwarding as well, are not each repaired.
+func TestFightOverASysctl(t *testing.T) {
+	l, _ := withPod(t)
+	l.inspect(t.Context())
+	log := &bytes.Buffer{}
+	l.log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	l.complaints.log = l.log
+	now := time.Now()
+	l.complaints.now = func() time.Time { return now }
+	files := device.Sysctl{Dir: l.cfg.ProcSys}
+	const rounds, every = 20, 10 * time.Second
+	ofPods := l.repairs(t, "sysctl")
+	for i := range rounds {
+		_, err := files.Set(ipForward, "0")
+		must(t, err)
+		l.passOver(t.Context(), false)
+		l.inspect(t.Context())
+		l.judge()
+		l.assertReady(t)
+		if degraded := l.readTold(t).Degraded; len(degraded) != 1 || degraded[0].About != "sysctls/"+ipForward || !l.status.read().degraded["sysctls"] {
+			t.Fatalf("round %d: degraded by %v", i, degraded)
+		}
+		now = now.Add(every)
+	}
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "level=WARN") || !strings.Contains(text, ipForward) {
+		t.Errorf("logged:\n%s", text)
+	}
+	if n := l.repairs(t, repairedSysctl); n != rounds {
+		t.Errorf("%v repairs are counted, want %d", n, rounds)
+	}
+	if n := l.repairs(t, "sysctl"); n != ofPods {
+		t.Errorf("%v repairs of pods are counted, want %v as before", n, ofPods)
+	}
+	for _, left := range []time.Duration{settledAfter - every - time.Second, 2 * time.Second} {
+		now = now.Add(left)
+		log.Reset()
+		l.inspect(t.Context())
+		l.judge()
+		if over := left < settledAfter-every-time.Second; over != (len(l.readTold(t).Degraded) == 0) {
+			t.Errorf("left alone for %v: degraded by %v", left, l.readTold(t).Degraded)
+		}
+	}
+	if want := fmt.Sprintf("no longer the case\" about=sysctls/%s lasted=%s times=%d\n", ipForward, rounds*every-every+settledAfter+time.Second, rounds); !strings.HasSuffix(log.String(), want) {
+		t.Errorf("at its end logged:\n%swant %s", log, want)
+	}
 }
 
 func TestReservedPorts(t *testing.T) {
-	d := newSysctls(t, map[string]string{reservedPorts: "8080,50000-50010"})
+	d := someSysctls(t, map[string]string{reservedPorts: "8080,50000-50010"})
 	d.must(d.reserve(49152, 65535))
 	d.expect("reserved", map[string]string{reservedPorts: "8080,49152-65535"})
 	// Another range at the next start: what others reserved within stays.
@@ -129,7 +310,7 @@ func TestReservedPorts(t *testing.T) {
 }
 
 func TestReservedPortsThatSomebodyTookOut(t *testing.T) {
-	d := newSysctls(t, map[string]string{reservedPorts: ""})
+	d := someSysctls(t, map[string]string{reservedPorts: ""})
 	d.must(d.reserve(100, 200))
 	d.write(reservedPorts, "150-200\n")
 	d.must(d.restore())
@@ -137,7 +318,7 @@ func TestReservedPortsThatSomebodyTookOut(t *testing.T) {
 }
 
 func TestReservedPortsOfNothing(t *testing.T) {
-	d := newSysctls(t, map[string]string{reservedPorts: ""})
+	d := someSysctls(t, map[string]string{reservedPorts: ""})
 	d.must(d.reserve(100, 200))
 	d.must(d.restore())
 	d.expect("put back", map[string]string{reservedPorts: ""})

@@ -19,6 +19,7 @@ type view struct {
 	routes    []device.Route
 	// podRoutes are those of our routes that lead to one address, by their link.
 	podRoutes map[int][]device.Route
+	settings  map[int]device.Settings // of each link, and of all
 	podView
 	uplinks []plan.Link
 	// away is how many of the uplinks lead out no more, for a moment; recent are addresses that they had.
@@ -36,9 +37,8 @@ type podView struct {
 	endpoints []endpoint.Endpoint
 	// incomplete says of which endpoints the state can't be read; nil: of none.
 	incomplete error
-	// neighbours and settings are those of each link.
+	// neighbours are those of each link.
 	neighbours map[int][]device.Neighbour
-	settings   map[int]device.Settings
 }
 
 func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
@@ -52,15 +52,14 @@ func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
 	for _, n := range all {
 		v.neighbours[n.Index] = append(v.neighbours[n.Index], n)
 	}
-	v.settings, err = host.Settings()
-	return v, err
+	return v, nil
 }
 
 // look lists everything anew, or takes over what is known of pods.
 func look(host *device.Handle, stateDir string, named []string, known *podView) (*view, error) {
 	v := &view{links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}}
 	var links []device.Link
-	var errs [5]error
+	var errs [6]error
 	// The state files first: what they describe was there before they were written.
 	if known != nil {
 		v.podView = *known
@@ -71,6 +70,7 @@ func look(host *device.Handle, stateDir string, named []string, known *podView) 
 	v.addresses, errs[2] = host.Addresses()
 	v.local, v.broadcast, errs[3] = host.LocalTable()
 	errs[4] = v.lookAtRoutes(host)
+	v.settings, errs[5] = host.Settings()
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
@@ -192,12 +192,4 @@ func kernelRoute(r device.Route) plan.KernelRoute {
 		k.Hops = append(k.Hops, uint32(hop))
 	}
 	return k
-}
-
-func (v *view) uplinkNames() []string {
-	var names []string
-	for _, l := range v.uplinks {
-		names = append(names, l.Name)
-	}
-	return names
 }
