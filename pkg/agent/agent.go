@@ -108,6 +108,7 @@ func (a *agent) close() {
 		a.host.Close()
 	}
 	a.sysctls.close()
+	a.mode.watch.Close()
 	a.locks.release()
 }
 

@@ -3,18 +3,48 @@ package netfilter
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// findInIptables says where a rule of the older iptables translates; empty: nowhere.
-// Its nat table is asked for only if it is there: the question would make it.
-func findInIptables() (string, error) {
-	tables, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
-	if err != nil || !bytes.Contains(append([]byte("\n"), tables...), []byte("\nnat\n")) {
-		return "", nil //nolint:nilerr // no such file: no such tables
+// iptables finds rules of the older iptables.
+type iptables struct {
+	tables *os.File // the names of its tables, kept open, since it is read all the time; nil: not there yet
+}
+
+// hasNAT reports whether there is a nat table.
+func (i *iptables) hasNAT() bool {
+	if i.tables == nil {
+		f, err := os.Open("/proc/thread-self/net/ip_tables_names")
+		if err != nil {
+			return false // no such file: no such tables
+		}
+		i.tables = f
+	}
+	names := append([]byte("\n"), make([]byte, maxTables*nameLength)...)
+	n, err := i.tables.ReadAt(names[1:], 0)
+	if err != nil && err != io.EOF { //nolint:errorlint // as io.ReaderAt promises it
+		i.close() // the module is gone
+		return false
+	}
+	return bytes.Contains(names[:1+n], []byte("\nnat\n"))
+}
+
+func (i *iptables) close() {
+	if i.tables != nil {
+		_ = i.tables.Close()
+		i.tables = nil
+	}
+}
+
+// find says where a rule translates; empty: nowhere. The nat table is asked for only if it is there: the question would
+// make it.
+func (i *iptables) find() (string, error) {
+	if !i.hasNAT() {
+		return "", nil
 	}
 	// A raw socket, as iptables has it, takes CAP_NET_RAW; any socket of the family does.
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -36,6 +66,7 @@ func findInIptables() (string, error) {
 const (
 	getInfo    = 64 // IPT_SO_GET_INFO
 	nameLength = 32 // XT_TABLE_MAXNAMELEN
+	maxTables  = 16 // the kernel has five
 )
 
 // tableInfo is struct ipt_getinfo.

@@ -5,6 +5,7 @@
 //	w := netfilter.New()
 //	translates, err := w.Begin(time.Now())
 //	translates, err = w.Look(time.Now(), translates) // now and then
+//	w.Close()
 package netfilter
 
 import (
@@ -20,11 +21,12 @@ const Linger = time.Minute
 const olderFlows = "flows that earlier rules translated"
 
 // Watch is a look that remembers the ones before it. It looks into the network
-// namespace of the calling thread, and is for one goroutine at a time.
+// namespace of the thread that looks first, and is for one goroutine at a time.
 type Watch struct {
 	rules   func(now time.Time) (where string, err error) // where a rule stands that translates; empty: nowhere
 	flows   func() (found bool, err error)
 	tracked func() bool // whether the kernel keeps flows at all
+	close   func()
 
 	where string    // of the newest rule that was seen
 	seen  time.Time // when a rule, or a flow without one, was last seen
@@ -33,16 +35,18 @@ type Watch struct {
 // New returns a Watch that has seen nothing yet.
 func New() *Watch {
 	var n nftables
+	var i iptables
 	return &Watch{
 		rules: func(now time.Time) (string, error) {
 			where, err := n.find(now)
 			if where != "" {
 				return where, nil
 			}
-			where, older := findInIptables()
+			where, older := i.find()
 			return where, errors.Join(err, older)
 		},
 		flows: translatedFlows, tracked: tracksConnections,
+		close: func() { n.close(); i.close() },
 	}
 }
 
@@ -87,6 +91,9 @@ func (w *Watch) outlived(now time.Time) (bool, error) {
 	}
 	return found || err != nil, err
 }
+
+// Close closes what the Watch keeps open.
+func (w *Watch) Close() { w.close() }
 
 // Where says, for people, what translates. It is valid while Look or Begin says that something does.
 func (w *Watch) Where() string { return w.where }

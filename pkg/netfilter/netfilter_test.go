@@ -102,6 +102,7 @@ func TestBeginInDoubt(t *testing.T) {
 func TestRulesAreFound(t *testing.T) {
 	priv.Isolate(t)
 	w := New()
+	defer w.Close()
 	for _, step := range []struct{ command, found string }{
 		{"true", ""},
 		{"iptables-nft -t filter -A FORWARD -j DROP", ""},
@@ -145,6 +146,7 @@ func TestBeginWithoutRules(t *testing.T) {
 	begin := func(when string, want bool) {
 		t.Helper()
 		w := New()
+		defer w.Close()
 		if translates, err := w.Begin(time.Now()); err != nil || translates != want {
 			t.Errorf("%s: translates %v, error %v", when, translates, err)
 		}
@@ -175,6 +177,18 @@ func TestNATChainInRubbish(t *testing.T) {
 	for _, m := range [][]byte{nil, {1}, make([]byte, 4), append(make([]byte, 4), 0xff, 0xff, 1, 0), append(make([]byte, 4), 3, 0, 3, 0)} {
 		if c := readNATChain(m); c != (natChain{}) {
 			t.Errorf("%v: %v", m, c)
+		}
+	}
+}
+
+// BenchmarkLook is what an agent does all the time.
+func BenchmarkLook(b *testing.B) {
+	priv.Isolate(b)
+	w := New()
+	defer w.Close()
+	for b.Loop() {
+		if _, err := w.Look(time.Now(), false); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,9 +15,10 @@ import (
 // well. It remembers what it saw: to look again costs next to nothing while
 // nobody changes rules, and little while there are some that translate.
 type nftables struct {
-	generation uint32    // of the rules at the newest look, which is never 0
-	chain      natChain  // that translated then; the zero value: none
-	absent     time.Time // when the kernel said that it has no nftables
+	socket     *nl.SocketHandle // kept open, since it is asked all the time; nil: there is none yet
+	generation uint32           // of the rules at the newest look, which is never 0
+	chain      natChain         // that translated then; the zero value: none
+	absent     time.Time        // when the kernel said that it has no nftables
 }
 
 // askAbsent is how often a kernel without nftables is asked for it: the question
@@ -43,7 +45,7 @@ func (n *nftables) find(now time.Time) (string, error) {
 		return "", nil
 	}
 	// The generation first: what changes during the look is for the next one.
-	generation, err := nftablesGeneration()
+	generation, err := n.newestGeneration()
 	if noNftables(err) {
 		n.absent, n.chain = now, natChain{}
 		return "", nil
@@ -52,8 +54,8 @@ func (n *nftables) find(now time.Time) (string, error) {
 		return "", fmt.Errorf("ask for the generation of nftables: %w", err)
 	}
 	if generation != n.generation {
-		if n.chain == (natChain{}) || !n.chain.translates() {
-			if n.chain, err = findNATChain(); err != nil {
+		if n.chain == (natChain{}) || !n.translates() {
+			if n.chain, err = n.findNATChain(); err != nil {
 				return "", fmt.Errorf("list nftables chains: %w", err)
 			}
 		}
@@ -70,9 +72,9 @@ func noNftables(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
-// nftablesGeneration is a number that every change of rules changes.
-func nftablesGeneration() (uint32, error) {
-	answer, err := askNftables(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC)
+// newestGeneration is a number that every change of rules changes.
+func (n *nftables) newestGeneration() (uint32, error) {
+	answer, err := n.ask(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC)
 	if err != nil {
 		return 0, err
 	}
@@ -84,16 +86,17 @@ func nftablesGeneration() (uint32, error) {
 	return 0, errors.New("the kernel's answer has none")
 }
 
-// translates reports whether a chain that translated still does.
-func (c natChain) translates() bool {
-	answer, err := askNftables(unix.NFT_MSG_GETCHAIN, 0, c.family,
+// translates reports whether the chain that translated still does.
+func (n *nftables) translates() bool {
+	c := n.chain
+	answer, err := n.ask(unix.NFT_MSG_GETCHAIN, 0, c.family,
 		nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(c.table)), nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(c.name)))
 	return err == nil && len(answer) == 1 && readNATChain(answer[0]) == c
 }
 
 // findNATChain looks through all chains, and at no rule.
-func findNATChain() (natChain, error) {
-	answer, err := askNftables(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.AF_UNSPEC)
+func (n *nftables) findNATChain() (natChain, error) {
+	answer, err := n.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.AF_UNSPEC)
 	for _, m := range answer {
 		if c := readNATChain(m); c != (natChain{}) {
 			return c, nil // also from a list that somebody's change has cut short
@@ -102,13 +105,32 @@ func findNATChain() (natChain, error) {
 	return natChain{}, err
 }
 
-func askNftables(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
+func (n *nftables) ask(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
+	if n.socket == nil {
+		s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+		if err != nil {
+			return nil, err
+		}
+		n.socket = &nl.SocketHandle{Socket: s}
+	}
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|message, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	for _, a := range attrs {
 		req.AddData(a)
 	}
-	return req.Execute(unix.NETLINK_NETFILTER, 0)
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: n.socket}
+	answer, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		n.close() // whatever is left in it of the answer
+	}
+	return answer, err
+}
+
+func (n *nftables) close() {
+	if n.socket != nil {
+		n.socket.Close()
+		n.socket = nil
+	}
 }
 
 // readNATChain reads one chain's message. It returns the zero value for a chain
