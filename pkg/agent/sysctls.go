@@ -28,7 +28,7 @@ type sysctls struct {
 	record *record
 	// forwarding says of which links, and of all, it was on after the newest pass.
 	forwarding map[int]bool
-	// disputed are the sysctls that somebody else has changed, with when he last did.
+	// disputed are the sysctls that somebody else has changed within settledAfter, with when he last did.
 	disputed map[string]time.Time
 	// ports is reservedPorts, kept open since nothing tells of a change, and kept is what it was when it last was as it should be.
 	ports *device.OpenSysctl
@@ -67,20 +67,23 @@ func (c *sysctls) change(name, have string, to setting, held bool) error {
 	if _, err := c.Set(name, to.Ours); err != nil {
 		return err
 	}
-	if held {
-		c.dispute(name)
-	} else {
+	if !held || !c.dispute(name) {
 		c.log.Info("sysctl set", "name", name, "value", to.Ours, "was", have)
 	}
 	return nil
 }
 
-// dispute says that somebody else has changed what was right. Whatever needed it has been broken for a moment.
-func (c *sysctls) dispute(name string) {
+// dispute notes that somebody else has changed what was right. It reports whether he does so again and again, of which it
+// complains: whatever needs the sysctl is broken each time for a moment.
+func (c *sysctls) dispute(name string) (again bool) {
+	_, again = c.disputed[name]
 	c.disputed[name] = c.complaints.now()
 	c.status.repaired(repairedSysctl, 1)
-	c.complaints.warn("sysctls/"+name, errors.New(
-		"somebody else changes this sysctl, and the agent changes it back: look for it in /etc/sysctl.d, or for who writes it with auditctl"))
+	if again {
+		c.complaints.warn("sysctls/"+name, errors.New(
+			"somebody else changes this sysctl again and again, and the agent changes it back: look for it in /etc/sysctl.d, or for who writes it with auditctl"))
+	}
+	return again
 }
 
 // settle ends the complaints about those that have been left alone.
