@@ -157,7 +157,7 @@ func (c *clusterController) writeDestinations(fit map[destinations.Key]destinati
 func (c *clusterController) lostOf(want map[destinations.Key]destinations.Value) (lost int) {
 	for k, v := range want {
 		before, was := c.entriesBefore[k]
-		if have, is := c.entries[k]; was && destinations.Same(before, v) && !(is && destinations.Same(have, v)) {
+		if have, is := c.entries[k]; was && destinations.Same(before, v) && (!is || !destinations.Same(have, v)) {
 			lost++
 		}
 	}

@@ -94,7 +94,7 @@ func (o *outline) weighSettings(s device.Settings) trigger {
 	differs := func(value int) bool { return value != 1 && value != device.Untold }
 	_, ofPod := o.pods[s.Index]
 	switch {
-	case !differs(s.Forwarding) && !(ofPod && differs(s.RPFilter)):
+	case !differs(s.Forwarding) && (!ofPod || !differs(s.RPFilter)):
 		return 0
 	case s.Index == device.AllLinks:
 		return urgent

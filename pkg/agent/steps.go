@@ -75,7 +75,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
-		{"sysctls", onPass, vital(l.sysctls.forward)},    // of pods' links as well
+		{"sysctls", onPass, vital(l.sysctls.forward)},      // of pods' links as well
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
 		{"files", onPass, vital(l.files.installPlugin)},

@@ -219,7 +219,7 @@ func TestForwardingThatIsTurnedOffIsHeard(t *testing.T) {
 	l, e := withPod(t)
 	watched(t, l)
 	files := device.Sysctl{Dir: l.cfg.ProcSys}
-	called := func(patience time.Duration) reason {
+	called := func(patience time.Duration) trigger {
 		for end := time.Now().Add(priv.Patience(patience)); l.alarm.called() == 0 && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}

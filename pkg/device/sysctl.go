@@ -45,7 +45,7 @@ func (o *OpenSysctl) Get() (string, error) {
 	for size := 512; ; size *= 8 {
 		b := make([]byte, size)
 		n, err := o.file.ReadAt(b, 0)
-		if err != nil && err != io.EOF { //nolint:errorlint // as io.ReaderAt promises it
+		if err != nil && err != io.EOF {
 			return "", fmt.Errorf("read sysctl: %w", err)
 		}
 		if n < size {

@@ -26,7 +26,7 @@ func (i *iptables) hasNAT() bool {
 	}
 	names := append([]byte("\n"), make([]byte, maxTables*nameLength)...)
 	n, err := i.tables.ReadAt(names[1:], 0)
-	if err != nil && err != io.EOF { //nolint:errorlint // as io.ReaderAt promises it
+	if err != nil && err != io.EOF {
 		i.close() // the module is gone
 		return false
 	}
