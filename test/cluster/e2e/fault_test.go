@@ -14,54 +14,84 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// A second DaemonSet's agents refuse to start beside the first's, and say so. Nobody takes the nodes for broken.
+// A second DaemonSet's agents don't come to the nodes, since the first's have their port there. Where it claims none they do,
+// refuse to start beside the first's, and say so. Nobody takes the nodes for broken.
 func TestTwoAgents(t *testing.T) {
 	s := running(t)
-	client, err := s.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	sets := client.AppsV1().DaemonSets(cluster.Namespace)
-	first, err := sets.Get(t.Context(), cluster.DaemonSet, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	labels := map[string]string{"app": "second"}
-	second := first.DeepCopy()
-	second.ObjectMeta = metav1.ObjectMeta{Name: "second", Labels: labels}
-	second.Spec.Selector = &metav1.LabelSelector{MatchLabels: labels}
-	second.Spec.Template.Labels = labels
 	undisturbed(t, s, func() {
-		if _, err := sets.Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		defer func() {
-			if err := sets.Delete(context.WithoutCancel(t.Context()), second.Name, metav1.DeleteOptions{}); err != nil {
-				t.Error(err)
+		beside(t, s, "unscheduled", nil, func(selector string) { isKeptAway(t, s, selector, len(s.Nodes)) })
+		claimNoPort := func(pod *core.PodSpec) {
+			for i := range pod.Containers {
+				pod.Containers[i].Ports = nil
 			}
-		}()
-		refused(t, s, "app=second", len(s.Nodes))
+		}
+		beside(t, s, "refused", claimNoPort, func(selector string) { refused(t, s, selector, len(s.Nodes)) })
 		for _, node := range s.Nodes {
 			isAvailable(t, s, node)
 		}
 	})
 }
 
-// refused waits until so many pods have ended because an agent is running.
-func refused(t *testing.T, s *standing, selector string, want int) {
+// beside runs f while there is a second DaemonSet, like the first but for what change does to its pods. The selector selects those.
+func beside(t *testing.T, s *standing, name string, change func(*core.PodSpec), f func(selector string)) {
 	t.Helper()
 	client, err := s.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = cluster.Poll(within(t, stepLimit), "the second agents refuse", func(ctx context.Context) error {
-		pods, err := client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
-		if err != nil {
-			return err
+	sets := client.AppsV1().DaemonSets(cluster.Namespace)
+	second, err := sets.Get(t.Context(), cluster.DaemonSet, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := map[string]string{"app": name}
+	second.ObjectMeta = metav1.ObjectMeta{Name: name, Labels: labels}
+	second.Spec.Selector = &metav1.LabelSelector{MatchLabels: labels}
+	second.Spec.Template.Labels = labels
+	if change != nil {
+		change(&second.Spec.Template.Spec)
+	}
+	if _, err := sets.Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := sets.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
 		}
+	}()
+	f("app=" + name)
+}
+
+// isKeptAway waits until the scheduler has found no room for so many pods, since their port is taken on their nodes.
+func isKeptAway(t *testing.T, s *standing, selector string, want int) {
+	t.Helper()
+	pollPods(t, s, "the second agents find their port taken", selector, func(pods []core.Pod) error {
+		kept := 0
+		var said []string
+		for _, pod := range pods {
+			for _, c := range pod.Status.Conditions {
+				if c.Type == core.PodScheduled {
+					said = append(said, c.Message)
+					if c.Status == core.ConditionFalse && c.Reason == core.PodReasonUnschedulable && strings.Contains(c.Message, "free ports") {
+						kept++
+					}
+				}
+			}
+		}
+		if kept != want || len(pods) != want {
+			return fmt.Errorf("%d of %d: %q", kept, want, said)
+		}
+		return nil
+	})
+}
+
+// refused waits until so many pods have ended because an agent is running.
+func refused(t *testing.T, s *standing, selector string, want int) {
+	t.Helper()
+	pollPods(t, s, "the second agents refuse", selector, func(pods []core.Pod) error {
 		refusals := 0
 		var said []string
-		for _, pod := range pods.Items {
+		for _, pod := range pods {
 			for _, status := range pod.Status.ContainerStatuses {
 				if ended := status.LastTerminationState.Terminated; ended != nil {
 					said = append(said, ended.Message)
@@ -71,10 +101,26 @@ func refused(t *testing.T, s *standing, selector string, want int) {
 				}
 			}
 		}
-		if refusals != want {
+		if refusals != want || len(pods) != want {
 			return fmt.Errorf("%d of %d: %q", refusals, want, said)
 		}
 		return nil
+	})
+}
+
+// pollPods waits until the selected pods beside the agents are as they should be.
+func pollPods(t *testing.T, s *standing, what, selector string, hold func([]core.Pod) error) {
+	t.Helper()
+	client, err := s.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = cluster.Poll(within(t, stepLimit), what, func(ctx context.Context) error {
+		pods, err := client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return err
+		}
+		return hold(pods.Items)
 	})
 	if err != nil {
 		t.Fatal(err)
