@@ -51,10 +51,11 @@ func without(all, those []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return slices.Contains(those, a) })
 }
 
-// recorded are the addresses in a node's state files, in order.
+// recorded are the addresses in a node's state files, in order. One that vanishes before it is read is none.
 func recorded(t *testing.T, node *cluster.Machine) []netip.Addr {
 	t.Helper()
-	out, err := node.Run(t.Context(), "find", "/run/ebpf-cni/endpoints", "-name", "*.json", "-exec", "cat", "{}", "+")
+	const read = `find /run/ebpf-cni/endpoints -name '*.json' -exec sh -c 'for file; do cat "$file" 2>/dev/null || [ ! -e "$file" ] || exit 1; done' sh {} +`
+	out, err := node.Run(t.Context(), "sh", "-ec", read)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func crowded() int {
 	return 40
 }
 
-// few are enough to be met while they start.
+// few are enough to be met while they start, as are those that the rest of a crowd has more.
 const few = 24
 
 const crowd = `apiVersion: apps/v1
@@ -41,8 +41,8 @@ spec:
       containers: [{name: pause, image: "%s", imagePullPolicy: Never}]
 `
 
-// A node's runtime and its kubelet are killed while pods start: what was half done is finished or undone. Then the node gets
-// many pods, and all of them are exchanged for others. In the end nothing of them is left. The processors have enough to do with those: the traffic is sparse,
+// A node's runtime and its kubelet are killed, each while pods start: what was half done is finished or undone. Then all of
+// the many pods that the node has are exchanged for others. In the end nothing of them is left. The processors have enough to do with those: the traffic is sparse,
 // and a cut shorter than that is for other tests to see.
 func testCrowdRolledOver(t *testing.T) {
 	s := running(t)
@@ -50,8 +50,9 @@ func testCrowdRolledOver(t *testing.T) {
 	node := s.Nodes[1]
 	before := traces(t, s)
 	undisturbedAt(t, s, sparse, everywhere(s), func() {
+		there := links(t, s, node)
 		disperse := applied(t, s, fmt.Sprintf(crowd, few, node.Name, cluster.PauseImage))
-		arrive(t, s, node, few/4)
+		arrive(t, s, node, there)
 		killed(t, s, node, "containerd", func(ctx context.Context, node *cluster.Machine) error {
 			out, err := node.Run(ctx, "sh", "-ec", removeEmptyNotes)
 			if err != nil {
@@ -60,12 +61,12 @@ func testCrowdRolledOver(t *testing.T) {
 			return s.StartContainerd(ctx, node)
 		})
 		lost := namespaces(t, node)
-		arrive(t, s, node, few/4)
-		killed(t, s, node, "kubelet", s.StartKubelet)
-		lodged(t, s, "app=crowd", node, few)
+		there = links(t, s, node)
 		if _, err := s.Kubectl(t.Context(), "scale", "deployment/crowd", fmt.Sprintf("--replicas=%d", crowded())); err != nil {
 			t.Fatal(err)
 		}
+		arrive(t, s, node, there)
+		killed(t, s, node, "kubelet", s.StartKubelet)
 		lodged(t, s, "app=crowd", node, crowded())
 		if during := traces(t, s); len(during) < len(before)+4*crowded() {
 			t.Errorf("%d pods left only %d traces: that none is left later shows little", crowded(), len(during)-len(before))
@@ -119,13 +120,24 @@ func removeLost(t *testing.T, node *cluster.Machine, lost, before []string) {
 	}
 }
 
-// arrive waits until a node has so many more endpoints.
-func arrive(t *testing.T, s *standing, node *cluster.Machine, want int) {
+// links are the indexes of the links of a node's pods. The kernel gives none twice.
+func links(t *testing.T, s *standing, node *cluster.Machine) []any {
 	t.Helper()
-	before := len(endpoints(t, s, node))
+	var all []any
+	for _, record := range dump(t, s, node, "devices") {
+		all = append(all, record["ifindex"])
+	}
+	return all
+}
+
+// arrive waits until some pods have come to a node since it had those links. That more are about to is the caller's doing: how
+// many there are in all says nothing, since those that were half done go meanwhile.
+func arrive(t *testing.T, s *standing, node *cluster.Machine, before []any) {
+	t.Helper()
 	err := cluster.Poll(within(t, stepLimit), "pods start", func(context.Context) error {
-		if now := len(endpoints(t, s, node)); now < before+want {
-			return fmt.Errorf("%d endpoints, before %d", now, before)
+		now := slices.DeleteFunc(links(t, s, node), func(link any) bool { return slices.Contains(before, link) })
+		if len(now) < few/4 {
+			return fmt.Errorf("%d have", len(now))
 		}
 		return nil
 	})
