@@ -2,6 +2,7 @@ package source
 
 import (
 	"fmt"
+	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -19,6 +20,7 @@ func NewClient(config *rest.Config) (*rest.RESTClient, error) {
 	c := rest.CopyConfig(config)
 	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	c.NegotiatedSerializer = lean{serializer.NewCodecFactory(scheme).WithoutConversion()}
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return leanLists{next} })
 	client, err := rest.RESTClientFor(c)
 	if err != nil {
 		return nil, fmt.Errorf("prepare a client of the Kubernetes API: %w", err)

@@ -31,7 +31,7 @@ func TestClientSpeaksProtobuf(t *testing.T) {
 	}
 	whole, raw := protobuf.NewSerializer(scheme, scheme), protobuf.NewRawSerializer(scheme, scheme)
 	kind := func(name string) metav1.TypeMeta { return metav1.TypeMeta{Kind: name, APIVersion: "v1"} }
-	node := &corev1.Node{TypeMeta: kind("Node"), ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: corev1.NodeSpec{PodCIDR: "10.244.0.0/24"}}
+	node := &corev1.Node{TypeMeta: kind("Node"), ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "a"}}, Spec: corev1.NodeSpec{PodCIDR: "10.244.0.0/24"}}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if accept := r.Header.Get("Accept"); !strings.HasPrefix(accept, runtime.ContentTypeProtobuf) {
 			t.Errorf("asked for %q", accept)
@@ -78,6 +78,8 @@ func TestClientSpeaksProtobuf(t *testing.T) {
 	got, err := nodes.ListWithContext(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if list, _ := got.(*corev1.NodeList); err != nil || list == nil || list.ResourceVersion != "7" || len(list.Items) != 1 || list.Items[0].Spec.PodCIDR != node.Spec.PodCIDR {
 		t.Errorf("list: %v, %v", list, err)
+	} else if list.Items[0].Labels != nil {
+		t.Errorf("what nobody reads was decoded: %v", list.Items[0].Labels)
 	}
 	w, err := nodes.WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "7"})
 	if err != nil {

@@ -34,9 +34,11 @@ var (
 		2: {1: nil, 7: nil},                  // spec: podCIDR, podCIDRs
 		3: {4: condition, 5: nil},            // status: conditions, addresses
 	}
-	nodeList = message{1: nil, 2: node} // metadata, items
 	// All but lastHeartbeatTime, by which else each of a kubelet's heartbeats would be a change.
 	condition = message{1: nil, 2: nil, 4: nil, 5: nil, 6: nil}
+
+	envelope = message{1: nil, 2: node}              // of a Node: typeMeta, raw
+	listed   = message{1: nil, 2: {1: nil, 2: node}} // of a list of them: in raw are metadata and items
 )
 
 // protobufMagic is what the API's protobuf begins with; a runtime.Unknown follows.
@@ -47,19 +49,13 @@ func cutMagic(data []byte) (unknown []byte, ok bool) { return bytes.CutPrefix(da
 // kindOf is the kind of the object that a runtime.Unknown contains.
 func kindOf(unknown []byte) []byte { return first(first(unknown, 1), 2) } // typeMeta: kind
 
-// prune leaves out of an encoded Node, or list of Nodes, what nobody reads. Anything else stays as it is.
+// prune leaves out of an encoded Node what nobody reads. Anything else stays as it is.
 func prune(data []byte) []byte {
 	unknown, ok := cutMagic(data)
-	if !ok {
+	if !ok || string(kindOf(unknown)) != "Node" {
 		return data
 	}
-	switch string(kindOf(unknown)) {
-	case "Node":
-		return message{1: nil, 2: node}.appendTo(bytes.Clone(protobufMagic), unknown)
-	case "NodeList":
-		return message{1: nil, 2: nodeList}.appendTo(bytes.Clone(protobufMagic), unknown)
-	}
-	return data
+	return envelope.appendTo(bytes.Clone(protobufMagic), unknown)
 }
 
 // first is the first field with that number, of bytes; empty: there is none.

@@ -2,6 +2,7 @@ package source
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -78,7 +79,11 @@ func TestPruned(t *testing.T) {
 	}
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}}
 	list.Items = []corev1.Node{*wholeNode(), {ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}
-	got := decode(prune(encode(t, list))).(*corev1.NodeList)
+	pruned, err := pruneList(bytes.NewReader(encode(t, list)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := decode(pruned).(*corev1.NodeList)
 	if diff := cmp.Diff(list.ListMeta, got.ListMeta); diff != "" || len(got.Items) != 2 || got.Items[1].Name != "n2" {
 		t.Fatalf("list of %d: %s", len(got.Items), diff)
 	}
@@ -116,4 +121,51 @@ func FuzzPrune(f *testing.F) {
 			t.Errorf("%+v is read as %+v when pruned", a, b)
 		}
 	})
+}
+
+// A list that is cut off anywhere is refused, and so is one that can't be read: less than all Nodes must not look like all.
+func TestListCutOff(t *testing.T) {
+	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "9"}}
+	for i := range 3 {
+		list.Items = append(list.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i), Labels: wholeNode().Labels}})
+	}
+	data := encode(t, list)
+	end := len(data) - len("\x1a\x00\x22\x00") // without the envelope's last fields, which are empty
+	for n := range end {
+		kept, err := pruneList(bytes.NewReader(data[:n]))
+		if err != nil {
+			continue
+		}
+		if o, _, err := codec(t).Decode(kept, nil, nil); err == nil && len(o.(*corev1.NodeList).Items) != 0 {
+			t.Fatalf("%d of %d bytes are a list of %d Nodes", n, end, len(o.(*corev1.NodeList).Items))
+		}
+	}
+	for what, data := range map[string][]byte{
+		"JSON": []byte(`{"kind":"NodeList"}`), "a number": append(bytes.Clone(protobufMagic), 1<<3, 7),
+		"an endless field": append(bytes.Clone(protobufMagic), 1<<3|2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1),
+	} {
+		if kept, err := pruneList(bytes.NewReader(data)); err == nil {
+			t.Errorf("%s is read as %q", what, kept)
+		}
+	}
+}
+
+// A list is never in memory as a whole, of which most is not kept.
+func TestListIsReadInParts(t *testing.T) {
+	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
+	for range 1000 {
+		list.Items = append(list.Items, *wholeNode())
+	}
+	data := encode(t, list)
+	took := testing.Benchmark(func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := pruneList(bytes.NewReader(data)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}).AllocedBytesPerOp()
+	if took > int64(len(data))/4 {
+		t.Errorf("a list of %d bytes took %d of memory", len(data), took)
+	}
 }
