@@ -112,7 +112,11 @@ func (s *standing) addBehind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	made, err := client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, wantedService("behind"), metav1.CreateOptions{})
+	wanted := wantedService("behind")
+	// Kubernetes takes a node's pods out of Services when it has not heard of the node for 40 s, as where the API server was away.
+	// That would be lost traffic, and none of the network's doing.
+	wanted.Spec.PublishNotReadyAddresses = true
+	made, err := client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, wanted, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
