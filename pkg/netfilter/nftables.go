@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -107,7 +106,7 @@ func (n *nftables) findNATChain() (natChain, error) {
 
 func (n *nftables) ask(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
 	if n.socket == nil {
-		s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+		s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to no group
 		if err != nil {
 			return nil, err
 		}
