@@ -140,11 +140,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err := a.load(ctx); err != nil {
 		return err
 	}
-	// Not before: programs that are refused leave those at work with the ports that they take.
 	a.sysctls = newSysctls(a.node, record)
-	if err := a.sysctls.reserve(a.cfg.SnatLow, a.cfg.SnatHigh); err != nil {
-		return err
-	}
 	if err := a.locks.takePins(a.cfg.BPFFS); err != nil { // it may not have been there before
 		return err
 	}

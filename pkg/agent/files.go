@@ -64,18 +64,6 @@ func (c *fileController) installPlugin(*state) error {
 	return nil
 }
 
-// haveRoom fails while no ADD could write what it has to.
-func (c *fileController) haveRoom(*state) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(c.cfg.State, &fs); err != nil {
-		return fmt.Errorf("ask for room in %s: %w", c.cfg.State, err)
-	}
-	if fs.Blocks != 0 && fs.Bavail == 0 || fs.Files != 0 && fs.Ffree == 0 { // without a limit there are none at all
-		return fmt.Errorf("the file system of %s is full, so no pod can be added: make room there", c.cfg.State)
-	}
-	return nil
-}
-
 func (c *fileController) pluginStamps() [2]stamp {
 	return [2]stamp{stampOf(c.pluginPath()), stampOf(c.cfg.Plugin)}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -102,6 +103,18 @@ func readRecord(stateDir string) (*record, error) {
 		r.Sysctls = map[string]setting{}
 	}
 	return r, nil
+}
+
+// note writes that a sysctl is about to be changed. What can't be written does not count as changed.
+func (r *record) note(name string, to setting) error {
+	before := r.Sysctls
+	r.Sysctls = maps.Clone(before)
+	r.Sysctls[name] = to
+	err := r.write()
+	if err != nil {
+		r.Sysctls = before
+	}
+	return err
 }
 
 func (r *record) write() error {

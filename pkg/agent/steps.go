@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
@@ -68,6 +69,8 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		files:     &fileController{node: n},
 		alarm:     newAlarm(),
 	}
+	reserve := func(*state) error { return l.sysctls.reserve(l.cfg.SnatLow, l.cfg.SnatHigh) }
+	room := func(*state) error { return endpoint.HaveRoom(l.cfg.State) }
 	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
 	l.steps = []step{
 		{"network", onLook, l.look},
@@ -78,8 +81,9 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"sysctls", onPass, vital(l.sysctls.forward)},      // of pods' links as well
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
+		{"sysctls", onPass, reserve},
 		{"files", onPass, vital(l.files.installPlugin)},
-		{"files", onPass, vital(l.files.haveRoom)},
+		{"files", onPass | onTick, vital(room)},
 
 		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},

@@ -314,6 +314,25 @@ func TestReservedPorts(t *testing.T) {
 	d.expect("put back", map[string]string{reservedPorts: "8080,9090,50000-50010"})
 }
 
+// Without room for the record nothing is changed; with room again, all that is not to be ours is put back.
+func TestReservedPortsThatCannotBeNoted(t *testing.T) {
+	d := someSysctls(t, map[string]string{reservedPorts: "8080"})
+	d.must(d.reserve(100, 200))
+	path := d.record.path
+	d.record.path = filepath.Join(path, "no directory")
+	for range 2 {
+		if err := d.reserve(150, 300); err == nil {
+			t.Error("a change was made that the record can't have")
+		}
+	}
+	d.expect("not noted", map[string]string{reservedPorts: "100-200,8080"})
+	d.record.path = path
+	d.must(d.reserve(150, 300))
+	d.expect("noted", map[string]string{reservedPorts: "150-300,8080"})
+	d.must(d.restore())
+	d.expect("put back", map[string]string{reservedPorts: "8080"})
+}
+
 func TestReservedPortsThatSomebodyTookOut(t *testing.T) {
 	d := someSysctls(t, map[string]string{reservedPorts: ""})
 	d.must(d.reserve(100, 200))

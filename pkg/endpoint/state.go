@@ -16,9 +16,22 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
+
+// HaveRoom fails while the file system of the state directory is full: no ADD could write what it has to.
+func HaveRoom(stateDir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(stateDir, &fs); err != nil {
+		return fmt.Errorf("ask for room in %s: %w", stateDir, err)
+	}
+	if fs.Blocks != 0 && fs.Bavail == 0 || fs.Files != 0 && fs.Ffree == 0 { // without a limit there are none at all
+		return fmt.Errorf("the file system of %s is full, so no pod can be added: make room there", stateDir)
+	}
+	return nil
+}
 
 // ID names an attachment: a container's interface.
 type ID struct {

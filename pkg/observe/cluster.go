@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
 // ClusterFile is the file of the state directory in which the agent leaves what
@@ -107,6 +108,9 @@ func (s *survey) cluster() Cluster {
 	if err != nil {
 		s.problem("the names of the nodes are not known: %v", err)
 		return Cluster{}
+	}
+	if err := endpoint.HaveRoom(s.StateDir); err != nil {
+		c.NotReady = err.Error() // there may be none for the file either
 	}
 	s.Agent.Ready = s.Agent.Running && !s.Agent.Stuck && c.NotReady == ""
 	if s.Agent.Running && c.NotReady != "" {

@@ -1,16 +1,12 @@
 package e2e
 
 import (
-	"errors"
 	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -181,34 +177,4 @@ func TestLifeStoppedAgentTouchesNothing(t *testing.T) {
 		assertOnlyPinned(t, node, "after the start")
 		assertStops(t, node)
 	})
-}
-
-// /run is full when the agent is killed.
-func TestAgentStartsAgainOnAFullDisk(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 1})
-	node := l.Nodes[0]
-	if err := os.MkdirAll(node.StateDir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("state", node.StateDir(), "tmpfs", 0, "size=512k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(node.StateDir(), unix.MNT_DETACH) })
-	startAgents(t, l)
-	pod := addPod(t, node, "a")
-	err := os.WriteFile(filepath.Join(node.StateDir(), "others"), make([]byte, 1<<20), 0o600)
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatal(err)
-	}
-	if err := node.KillAgent(); err != nil {
-		t.Fatal(err)
-	}
-	startAgents(t, l)
-	if err := node.DelPod(t.Context(), pod); err != nil {
-		t.Error(err)
-	}
-	_ = os.Remove(filepath.Join(node.StateDir(), "others"))
-	if err := node.KillAgent(); err != nil {
-		t.Error(err)
-	}
 }
