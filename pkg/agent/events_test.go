@@ -182,13 +182,20 @@ func TestNothingIsMissedBeforeTheFirstLook(t *testing.T) {
 
 // What was no uplink when it lost its forwarding may be found to be one.
 func TestSettingsThatChangeDuringALook(t *testing.T) {
-	a := newAlarm()
-	a.begin()
-	a.found(testOutline())
-	a.begin()
-	a.hear(settingsOf(another, 0, untold))
-	if called := a.called(); called != casual {
-		t.Errorf("called for %b", called)
+	for _, becomes := range []bool{false, true} {
+		a := newAlarm()
+		a.begin()
+		a.found(testOutline())
+		a.begin()
+		a.hear(settingsOf(another, 0, untold))
+		o, want := testOutline(), trigger(0)
+		if becomes {
+			o.uplinks[another], want = true, urgent
+		}
+		a.found(o)
+		if called := a.called(); called != want {
+			t.Errorf("found to be an uplink %v: called for %b, want %b", becomes, called, want)
+		}
 	}
 }
 
