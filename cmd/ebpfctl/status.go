@@ -59,20 +59,26 @@ As JSON and YAML each program, attachment, map and peer is an object.`,
 	}
 }
 
-// survey looks twice when the first look finds problems, and keeps those that
-// both found.
+// survey looks twice when the first look finds problems, and keeps those that both found. If they found different ones, it looks
+// once more.
 func (o *options) survey(ctx context.Context) (observe.Status, error) {
-	first, err := o.reader().Survey()
-	if err != nil || len(first.Problems) == 0 {
-		return first, err
+	s, err := o.reader().Survey()
+	for range 2 {
+		if err != nil || len(s.Problems) == 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(problemGrace):
+		}
+		earlier := s
+		s, err = o.reader().Survey()
+		lasting := s
+		if lasting.KeepLasting(earlier); len(lasting.Problems) > 0 {
+			return lasting, err
+		}
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(problemGrace):
-	}
-	second, err := o.reader().Survey()
-	second.KeepLasting(first)
-	return second, err
+	return s, err
 }
 
 func (o *options) writeStatus(s observe.Status) error {

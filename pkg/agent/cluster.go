@@ -128,7 +128,7 @@ func (c *clusterController) fit(s *state) (map[destinations.Key]destinations.Val
 			podCIDRs++
 		}
 	}
-	return fit, fmt.Errorf("map %s %w (%d entries): without %d podCIDRs and %d addresses of other nodes, so pods' packets to those are masqueraded",
+	return fit, fmt.Errorf("map %s %w (%d entries): without %d podCIDRs and %d addresses of other nodes, so those are treated as the world is: what pods send there is masqueraded",
 		destinations.Name, typed.ErrFull, all, podCIDRs, len(left)-podCIDRs)
 }
 
@@ -143,8 +143,9 @@ func (c *clusterController) writeDestinations(fit map[destinations.Key]destinati
 		err = c.destinations().Add(add)
 	}
 	failed, some := errors.AsType[typed.Errors[destinations.Key]](err)
-	if err == nil {
+	if err == nil && lost > 0 {
 		c.status.repaired(repairedDestination, lost)
+		c.log.Warn("entries of map destinations restored", "number", lost)
 	}
 	if !some {
 		return hinder(err)
@@ -220,6 +221,7 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 			c.routes[want.Dst] = want
 			if c.routesBefore[want.Dst] == want {
 				c.status.repaired(repairedRoute, 1)
+				c.log.Warn("route to other nodes' pods restored", "podCIDR", want.Dst)
 			}
 		case slices.Contains(s.plan.Standing.Own, want.Dst):
 			own = hinder(err)

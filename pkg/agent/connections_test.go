@@ -65,7 +65,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			other := dialFrom(t, "127.0.0.3", listener)
 			must(t, getOver(t, other, path))
 			var flood []net.Conn
-			for range 4 * maxConnections {
+			for range maxConnections + 200 {
 				conn := dialFrom(t, "127.0.0.2", listener)
 				must(t, getOver(t, conn, "/nothing")) // from now on it may be idle for longer
 				flood = append(flood, conn)

@@ -260,7 +260,7 @@ func (a *alarm) hear(e device.Event) {
 	case t != 0:
 	case e.Kind == device.RouteEvent && e.Route.Protocol != device.Protocol:
 		a.ignored.Store(true)
-	case e.Kind == device.LinkEvent || e.Kind == device.AddressEvent || e.Kind == device.SettingEvent:
+	default:
 		t = a.keep(e)
 	}
 	a.ring(t)

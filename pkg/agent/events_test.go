@@ -199,6 +199,25 @@ func TestSettingsThatChangeDuringALook(t *testing.T) {
 	}
 }
 
+// What is taken from a pod that the look under way is the first to find is missed by nobody.
+func TestNewPodLosesSomethingDuringALook(t *testing.T) {
+	own := route("10.244.1.5/32", device.Protocol)
+	for what, event := range map[string]device.Event{
+		"its route": {Kind: own.Kind, Route: own.Route, Gone: true}, "its filter": {Kind: device.FilterEvent, Index: aPod, Gone: true},
+	} {
+		a, before := newAlarm(), testOutline()
+		before.pods, before.podAddresses = nil, nil
+		a.begin()
+		a.found(before)
+		a.begin()
+		a.hear(event)
+		a.found(testOutline())
+		if called := a.called(); called != urgent|ofPods {
+			t.Errorf("%s: called for %b", what, called)
+		}
+	}
+}
+
 // A flood of events rings once, and once more for a better reason.
 func TestAlarmRingsOnceForAReason(t *testing.T) {
 	a := newAlarm()

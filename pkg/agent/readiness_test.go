@@ -118,7 +118,7 @@ func faults() map[string]fault {
 	return map[string]fault{
 		"no room for the addresses of other nodes": {func(t *testing.T, l *loop) {
 			l.dp.Maps.Destinations = small(t, l.dp.Maps.Destinations, destinations.Name, uint32(l.essentials()+1))
-		}, "", "cluster", "entries): without 0 podCIDRs and 1 addresses of other nodes, so pods' packets to those are masqueraded"},
+		}, "", "cluster", "entries): without 0 podCIDRs and 1 addresses of other nodes, so those are treated as the world is"},
 		"no room for this node's own addresses": {func(t *testing.T, l *loop) {
 			l.dp.Maps.Destinations = small(t, l.dp.Maps.Destinations, destinations.Name, 2)
 		}, "map destinations is full (2 entries), and 3 more", "", ""},
@@ -165,7 +165,8 @@ func faults() map[string]fault {
 			l.mode.changed(t.Context(), outcome{true, errors.New("refused")}, time.Now())
 		}, "", "mode", "could not be replaced"},
 		"ports can't be reserved": {func(t *testing.T, l *loop) {
-			l.sysctls.Dir = settings(t, map[string]string{ipForward: "1", forwardingOf("uplink"): "1"})
+			l.sysctls.close()
+			l.sysctls.ports, l.sysctls.Dir = nil, settings(t, map[string]string{ipForward: "1", forwardingOf("uplink"): "1"})
 		}, "", "sysctls", "ip_local_reserved_ports"},
 
 		"packets can't be forwarded": {unforward, "sysctls: read sysctl: open ", "", ""},

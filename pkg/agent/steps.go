@@ -69,7 +69,6 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		files:     &fileController{node: n},
 		alarm:     newAlarm(),
 	}
-	reserve := func(*state) error { return l.sysctls.reserve(l.cfg.SnatLow, l.cfg.SnatHigh) }
 	room := func(*state) error { return endpoint.HaveRoom(l.cfg.State) }
 	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
 	l.steps = []step{
@@ -81,13 +80,12 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"sysctls", onPass, vital(l.sysctls.forward)},      // of pods' links as well
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
-		{"sysctls", onPass, reserve},
+		{"sysctls", onPass | onTick, l.sysctls.inspect},
 		{"files", onPass, vital(l.files.installPlugin)},
 		{"files", onPass | onTick, vital(room)},
 
 		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
-		{"sysctls", onTick, l.sysctls.inspect},
 		{"files", onTick, vital(l.files.inspect)},
 		{"endpoints", onTick, l.endpoints.inspect},
 	}

@@ -61,7 +61,7 @@ func (c *sysctls) turnOn(name string, held bool) error {
 // change sets a value once the record has what was there before. held says that somebody else has changed it since it was right.
 func (c *sysctls) change(name, have string, to setting, held bool) error {
 	if err := c.record.note(name, to); err != nil {
-		return err
+		return fmt.Errorf("sysctl %s is %q and stays so: %w", name, have, err)
 	}
 	if _, err := c.Set(name, to.Ours); err != nil {
 		return err

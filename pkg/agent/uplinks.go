@@ -53,19 +53,25 @@ func (c *uplinkController) complete(v *view) error {
 func (c *uplinkController) attach(s *state) error {
 	failed := map[uint32]error{}
 	fit, left := c.choose(s)
+	fresh := 0
 	for _, l := range fit {
-		if err := c.insert(s, l); err != nil {
+		err := c.insert(s, l)
+		if err == nil {
+			err = c.dp.AttachUplink(int(l.Index))
+		}
+		if err == nil {
+			if c.attached[l.Index] != l.Name {
+				if fresh++; fresh <= mostLines {
+					c.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
+				}
+			}
+			c.attached[l.Index] = l.Name
+		} else if _, gone := c.host.LinkByIndex(int(l.Index)); gone == nil { // else it is going, of which the kernel notifies us
 			failed[l.Index] = err
-			continue
 		}
-		if err := c.dp.AttachUplink(int(l.Index)); err != nil {
-			failed[l.Index] = err
-			continue
-		}
-		if c.attached[l.Index] != l.Name {
-			c.log.Info("uplink", "interface", l.Name, "ifindex", l.Index, "mtu", l.MTU)
-		}
-		c.attached[l.Index] = l.Name
+	}
+	if fresh > mostLines {
+		c.log.Info("more uplinks", "number", fresh-mostLines)
 	}
 	var none error
 	if len(s.view.uplinks) == s.view.away {
@@ -220,6 +226,11 @@ func (c *uplinkController) detachOthers(s *state) error {
 		}
 	}
 	errs, left := []error{}, map[int]bool{}
+	for index := range c.attached {
+		if !chosen[int(index)] {
+			others[int(index)] = true // a link that is gone has left its pins
+		}
+	}
 	for index := range others {
 		c.log.Info("no longer an uplink", "interface", c.attached[uint32(index)], "ifindex", index)
 		if err := c.dp.DetachUplink(index); err != nil {

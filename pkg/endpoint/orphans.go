@@ -128,7 +128,7 @@ func (n *Node) removeDead() error {
 		}
 	}
 	for _, p := range pinned {
-		if _, there := links[p.Ifindex]; !there && p.Hook == attach.FromPod {
+		if _, there := links[p.Ifindex]; !there {
 			n.log().Info("program of a link that is gone unpinned", "ifindex", p.Ifindex)
 			errs = append(errs, attach.Attacher{Dir: n.Pins}.Detach(p.Ifindex, p.Hook))
 		}

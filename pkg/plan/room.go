@@ -8,7 +8,7 @@ import (
 
 // Essential reports whether packets go the wrong way without a destination, whatever else is there: an address or pod of
 // this node, what is never masqueraded, and whatever has a flag that the next wider destination does not have. A POD_CIDR or
-// NODE that is missing only has its packets masqueraded, as for the world.
+// NODE that is missing is treated as what contains it is, most often the world: packets to it are masqueraded.
 func Essential(all map[destinations.Key]destinations.Value, k destinations.Key) bool {
 	switch v := all[k]; {
 	case v.Kind == destinations.Host, v.Kind == destinations.Local, v.Kind == destinations.Native:

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"io"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -26,12 +27,12 @@ type leanFramer struct{ runtime.Framer }
 
 // NewFrameReader implements runtime.Framer.
 func (f leanFramer) NewFrameReader(r io.ReadCloser) io.ReadCloser {
-	return &frames{ReadCloser: f.Framer.NewFrameReader(r), seed: maphash.MakeSeed(), known: map[string]uint64{}}
+	return &frames{ReadCloser: f.Framer.NewFrameReader(r), delivered: time.Now(), seed: maphash.MakeSeed(), known: map[string]uint64{}}
 }
 
 // frames are the events of a watch in protobuf. Heartbeats end here: events of a Node that is in all that is read of it as it was in
 // the event before. Nearly all events are such, and to decode one and hand it on costs several times what this comparison does.
-// The reflector's resource version follows by the bookmarks.
+// The reflector's resource version follows by the bookmarks, and by a heartbeat now and then, so that after a loss little is sent again.
 type frames struct {
 	io.ReadCloser // of the frames, as runtime.Framer has it
 	frame, kept   []byte
@@ -39,7 +40,11 @@ type frames struct {
 	reading       bool
 	seed          maphash.Seed
 	known         map[string]uint64 // hashes of what was read last, by the names of Nodes
+	delivered     time.Time         // the newest event
 }
+
+// betweenHeartbeats is how long at most there is nothing but heartbeats until one of them is delivered.
+const betweenHeartbeats = 10 * time.Second
 
 // Read implements io.Reader as runtime.Framer has it: io.ErrShortBuffer says that there is more of the frame.
 func (f *frames) Read(into []byte) (int, error) {
@@ -47,14 +52,14 @@ func (f *frames) Read(into []byte) (int, error) {
 		if err := f.next(); err != nil {
 			return 0, err
 		}
-		f.rest, f.reading = f.frame, !f.heartbeat(f.frame)
+		f.rest, f.reading = f.frame, !f.heartbeat(f.frame) || time.Since(f.delivered) >= betweenHeartbeats
 	}
 	n := copy(into, f.rest)
 	f.rest = f.rest[n:]
 	if len(f.rest) > 0 {
 		return n, io.ErrShortBuffer
 	}
-	f.reading = false
+	f.reading, f.delivered = false, time.Now()
 	return n, nil
 }
 

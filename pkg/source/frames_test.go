@@ -120,6 +120,31 @@ func TestHeartbeatsEndInTheStream(t *testing.T) {
 	}
 }
 
+// A heartbeat is delivered when nothing else has been for a while: by it the reflector knows from where to go on.
+func TestHeartbeatNowAndThen(t *testing.T) {
+	stream, objects := streamOf(t)
+	var sent bytes.Buffer
+	for _, version := range []string{"1", "2", "3", "4"} {
+		n := wholeNode()
+		n.ResourceVersion = version
+		frame(t, stream, &sent, watch.Modified, n)
+	}
+	reader := stream.NewFrameReader(io.NopCloser(&sent))
+	received := restwatch.NewDecoder(streaming.NewDecoder(reader, stream.Serializer), objects)
+	for _, want := range []string{"1", "2"} {
+		_, o, err := received.Decode()
+		if err != nil || o.(*corev1.Node).ResourceVersion != want {
+			t.Fatalf("got %+v, %v, want version %s", o, err, want)
+		}
+		if want == "1" {
+			reader.(*frames).delivered = time.Now().Add(-betweenHeartbeats)
+		}
+	}
+	if _, o, err := received.Decode(); !errors.Is(err, io.EOF) {
+		t.Errorf("so soon after one: %+v, %v", o, err)
+	}
+}
+
 // An event that would fill the memory ends the watch.
 func TestEndlessEvent(t *testing.T) {
 	stream, _ := streamOf(t)

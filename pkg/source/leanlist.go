@@ -64,6 +64,9 @@ func pruneList(from io.Reader) ([]byte, error) {
 	}
 	const levels = 1 // of messages above the Nodes, within the envelope
 	kept, err := listed.read(from, levels)
+	if err == nil && first(kept, 2) == nil {
+		err = io.ErrUnexpectedEOF // else it would be a list of no Nodes
+	}
 	return slices.Concat(magic, kept), err
 }
 

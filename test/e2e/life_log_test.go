@@ -64,6 +64,8 @@ func TestLifeLogIsShort(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	assertStatus(t, node, readyLimit, "No problems.") // the last lines about the address are in the log
+
 	pod := addPod(t, node, "a")
 	files, err := filepath.Glob(filepath.Join(node.StateDir(), "endpoints", "*.json"))
 	if err != nil || len(files) != 1 {

@@ -81,7 +81,7 @@ type soaker struct {
 	started  time.Time
 	first    spent
 
-	changed, failed, routed atomic.Int64
+	changed, failed, routed, lost atomic.Int64
 }
 
 // soak carries out a soak, and says at its end, or when it is interrupted, what the agent took.
@@ -168,7 +168,7 @@ func (s *soaker) run(ctx context.Context) error {
 	group.Go(func() error { return regularly(within, betweenStatus, s.status) })
 	err := group.Wait()
 	if errors.Is(context.Cause(timed), errOver) && (err == nil || errors.Is(err, errOver)) {
-		return nil
+		return errors.Join(s.sample(ctx), s.status(ctx))
 	}
 	return err
 }
@@ -231,6 +231,7 @@ func (s *soaker) loseAPI(ctx context.Context) error {
 			return err
 		}
 		s.log.Info("the API server is lost")
+		s.lost.Add(1)
 		if err := s.api.lose(); err != nil {
 			return err
 		}
@@ -255,7 +256,9 @@ func (s *soaker) file(dir string) string {
 func (s *soaker) sample(ctx context.Context) error {
 	asked, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if status, body, err := s.full.HTTPGet(asked, "/metrics"); err != nil || status != http.StatusOK {
+	if status, body, err := s.full.HTTPGet(asked, "/metrics"); ctx.Err() != nil {
+		return context.Cause(ctx)
+	} else if err != nil || status != http.StatusOK {
 		s.log.Error("no metrics", "status", status, "error", err)
 	} else if err := os.WriteFile(s.file("metrics"), body, 0o644); err != nil {
 		return err
@@ -285,6 +288,9 @@ func (s *soaker) status(ctx context.Context) error {
 	defer cancel()
 	file, started := s.file("status"), time.Now()
 	out, err := s.full.Ebpfctl(asked, "status")
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	said := fmt.Sprintf("%s\n# took %.3f s; error: %v\n", out, time.Since(started).Seconds(), err)
 	return os.WriteFile(file, []byte(said), 0o644)
 }
@@ -295,7 +301,7 @@ func (s *soaker) summary() (string, error) {
 	line, err := s.taken()
 	return fmt.Sprintf("%d Nodes, %d pods, %d foreign routes, %d foreign addresses; %s pods and %s routes changed a second (%d in all), the API server lost %d times\n%s\n",
 		s.soakOptions.nodes, s.pods, s.routes, s.addresses, rate(s.podChanges, s.changed.Load(), took), rate(s.routeChanges, s.routed.Load(), took), s.routed.Load(),
-		s.losses, line), err
+		s.lost.Load(), line), err
 }
 
 // rate is how often a second something happened, and where that is not as often as it was asked for, both.
