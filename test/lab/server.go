@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,20 +41,12 @@ type Server struct {
 // It ends with the namespace at the latest.
 func (ns *Namespace) Serve(port uint16) (*Server, error) {
 	s := &Server{conns: map[net.Conn]struct{}{}}
-	err := ns.Do(func() (err error) {
-		if s.tcp, err = net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)); err != nil {
-			return err
-		}
-		s.Port = s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
-		config := net.ListenConfig{Control: wantPacketInfo}
-		packets, err := config.ListenPacket(context.Background(), "udp4", fmt.Sprintf("0.0.0.0:%d", s.Port))
-		if err != nil {
-			s.tcp.Close()
-			return err
-		}
-		s.udp = packets.(*net.UDPConn)
-		return nil
-	})
+	listen := func() error { return s.listen(port) }
+	err := ns.Do(listen)
+	// A child that has just been forked has the sockets of a server that has ended until it executes its program.
+	for end := time.Now().Add(time.Second); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		err = ns.Do(listen)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("serve port %d in %s: %w", port, ns.name, err)
 	}
@@ -63,6 +56,21 @@ func (ns *Namespace) Serve(port uint16) (*Server, error) {
 	defer ns.mu.Unlock()
 	ns.servers = append(ns.servers, s)
 	return s, nil
+}
+
+func (s *Server) listen(port uint16) (err error) {
+	if s.tcp, err = net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)); err != nil {
+		return err
+	}
+	s.Port = s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
+	config := net.ListenConfig{Control: wantPacketInfo}
+	packets, err := config.ListenPacket(context.Background(), "udp4", fmt.Sprintf("0.0.0.0:%d", s.Port))
+	if err != nil {
+		s.tcp.Close()
+		return err
+	}
+	s.udp = packets.(*net.UDPConn)
+	return nil
 }
 
 // wantPacketInfo has the kernel say to which of its addresses a datagram was sent, so that the answer comes from there,
