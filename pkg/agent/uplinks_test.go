@@ -11,7 +11,6 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
@@ -224,7 +223,7 @@ func TestUplinksThatPodsNeedHaveRoom(t *testing.T) {
 	assert("nor does another agent", "tap0", "tap4", "uplink")
 	must(t, netlink.LinkDel(tap4))
 	assert("which is gone", "tap0", "tap1", "uplink")
-	pins, err := attach.PinnedLinks(bpffs.Dir(l.cfg.BPFFS))
+	pins, err := attach.PinnedLinks(l.cfg.BPFFS)
 	must(t, err)
 	for _, pin := range pins {
 		if pin.Ifindex == tap4.Attrs().Index {
