@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +21,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
 	mapconfig "github.com/ebpf-cni/ebpf-cni/maps/config"
@@ -126,19 +124,11 @@ type pod struct {
 
 func (w *fixture) newPod() *pod {
 	w.t.Helper()
-	made := make(chan *device.NetNS)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		var ns *device.NetNS
-		if unix.Unshare(unix.CLONE_NEWNET) == nil {
-			ns, _ = device.CurrentNetNS()
-		}
-		made <- ns
-	}()
-	p := &pod{w: w, ns: <-made}
-	if p.ns == nil {
-		w.t.Fatal("no namespace for a pod")
-	}
+	p := &pod{w: w}
+	priv.InNetNS(w.t, func() (err error) {
+		p.ns, err = device.CurrentNetNS()
+		return err
+	})
 	ns := p.ns
 	w.t.Cleanup(func() { ns.Close() })
 	var id [32]byte

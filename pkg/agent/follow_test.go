@@ -2,37 +2,28 @@ package agent
 
 import (
 	"net"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // movePod gives the pod's end of a link to a namespace of its own, in which it is eth0 and up.
 func movePod(t *testing.T, l *loop, e endpoint.Endpoint) *device.NetNS {
 	t.Helper()
-	made := make(chan *device.NetNS)
-	go func() {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		var ns *device.NetNS
-		if unix.Unshare(unix.CLONE_NEWNET) == nil {
-			ns, _ = device.CurrentNetNS()
-		}
-		made <- ns
-	}()
-	ns := <-made
-	if ns == nil {
-		t.Fatal("no namespace for a pod")
-	}
+	var ns *device.NetNS
+	priv.InNetNS(t, func() (err error) {
+		ns, err = device.CurrentNetNS()
+		return err
+	})
 	t.Cleanup(func() { ns.Close() })
 	host, err := l.host.LinkByIndex(e.HostIndex)
 	if err != nil {

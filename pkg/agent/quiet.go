@@ -125,7 +125,7 @@ func (k *kinds) sumUp(now time.Time, last bool) {
 func (q *quiet) run(ctx context.Context) error {
 	err := repeat(ctx, func() time.Duration {
 		q.kinds.sumUp(time.Now(), false)
-		return summaryInterval / 6
+		return summaryInterval / 6 // which is late enough to cost nothing
 	})
 	q.kinds.sumUp(time.Now(), true)
 	return err

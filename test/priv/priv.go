@@ -60,6 +60,23 @@ func NeedTCX(tb testing.TB) {
 	}
 }
 
+// InNetNS calls f in a network namespace of its own, which ends with f unless somebody keeps it.
+func InNetNS(tb testing.TB, f func() error) {
+	tb.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		tb.Fatalf("a network namespace: %v", err)
+	}
+}
+
 // Isolate gives the test's goroutine a network namespace and a mount namespace
 // of its own, and returns a directory that is a BPF file system there. Both
 // namespaces have no name: they end with the goroutine's thread, also when the
