@@ -39,7 +39,7 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 	})
 	w.must(err)
 	w.must(d.Put(devices.Key{Ifindex: uint32(link.Index)}, devices.Value{}))
-	uplink := filepath.Join(w.pins.Links(), "from_uplink_9999") // the agent's business
+	uplink := filepath.Join(w.pins.Links(), "from_uplink_9999")
 	w.must(os.Rename(w.pinOfADeadLink(), w.pins.Link(string(attach.FromPod), dead)))
 	w.must(os.Link(w.pins.Link(string(attach.FromPod), dead), uplink))
 
@@ -48,8 +48,8 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 		t.Error("a link that is to be kept was deleted")
 	}
 	w.ok("GC", nil, gcList(other))
-	if err := os.Remove(uplink); err != nil {
-		t.Errorf("an uplink's pin was taken away: %v", err)
+	if _, err := os.Lstat(uplink); !os.IsNotExist(err) {
+		t.Errorf("the pin of an uplink that is gone: %v, want none", err)
 	}
 	w.unchanged(before)
 }

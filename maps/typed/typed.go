@@ -115,7 +115,8 @@ func (m *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	}
 }
 
-// Content returns all entries.
+// Content returns all entries. What is read of a trie that changes meanwhile may lack a few: the kernel's walk can pass
+// over the neighbours of a prefix that comes or goes.
 func (m *Map[K, V]) Content() (map[K]V, error) {
 	entries, err := m.read()
 	if err != nil {
