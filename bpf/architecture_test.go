@@ -28,8 +28,10 @@ func mapRows(t *testing.T, programs []string) map[string][]string {
 		said := columns[2] + "," + columns[3]
 		var named []string
 		for _, user := range programs {
+			tunnel := user == DataplaneProgEcFromTunnel || user == DataplaneProgEcToTunnel
 			all := user != DataplaneProgEcCollect && strings.Contains(said, "all programs")
-			if all || strings.Contains(said, "`"+user+"`") {
+			most := user != DataplaneProgEcCollect && !tunnel && strings.Contains(said, "pods' and uplinks' programs")
+			if all || most || strings.Contains(said, "`"+user+"`") {
 				named = append(named, user)
 			}
 		}

@@ -3,7 +3,9 @@
 /* All programs as one object, so that they share one set of maps. */
 #include "bpf/collect.c"
 #include "bpf/from_pod.c"
+#include "bpf/from_tunnel.c"
 #include "bpf/from_uplink.c"
+#include "bpf/to_tunnel.c"
 #include "bpf/to_uplink.c"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

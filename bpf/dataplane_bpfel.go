@@ -37,7 +37,9 @@ const (
 	DataplaneMapUsage         = "usage"
 	DataplaneProgEcCollect    = "ec_collect"
 	DataplaneProgEcFromPod    = "ec_from_pod"
+	DataplaneProgEcFromTunnel = "ec_from_tunnel"
 	DataplaneProgEcFromUplink = "ec_from_uplink"
+	DataplaneProgEcToTunnel   = "ec_to_tunnel"
 	DataplaneProgEcToUplink   = "ec_to_uplink"
 	DataplaneVarCfg           = "cfg"
 )
@@ -86,7 +88,9 @@ type DataplaneSpecs struct {
 type DataplaneProgramSpecs struct {
 	EcCollect    *ebpf.ProgramSpec `ebpf:"ec_collect"`
 	EcFromPod    *ebpf.ProgramSpec `ebpf:"ec_from_pod"`
+	EcFromTunnel *ebpf.ProgramSpec `ebpf:"ec_from_tunnel"`
 	EcFromUplink *ebpf.ProgramSpec `ebpf:"ec_from_uplink"`
+	EcToTunnel   *ebpf.ProgramSpec `ebpf:"ec_to_tunnel"`
 	EcToUplink   *ebpf.ProgramSpec `ebpf:"ec_to_uplink"`
 }
 
@@ -200,7 +204,9 @@ type DataplaneVariables struct {
 type DataplanePrograms struct {
 	EcCollect    *ebpf.Program `ebpf:"ec_collect"`
 	EcFromPod    *ebpf.Program `ebpf:"ec_from_pod"`
+	EcFromTunnel *ebpf.Program `ebpf:"ec_from_tunnel"`
 	EcFromUplink *ebpf.Program `ebpf:"ec_from_uplink"`
+	EcToTunnel   *ebpf.Program `ebpf:"ec_to_tunnel"`
 	EcToUplink   *ebpf.Program `ebpf:"ec_to_uplink"`
 }
 
@@ -208,7 +214,9 @@ func (p *DataplanePrograms) Close() error {
 	return _DataplaneClose(
 		p.EcCollect,
 		p.EcFromPod,
+		p.EcFromTunnel,
 		p.EcFromUplink,
+		p.EcToTunnel,
 		p.EcToUplink,
 	)
 }

@@ -5,6 +5,8 @@
 //	ec_from_pod     tc ingress of a host-side veth      packets that the pod sends
 //	ec_from_uplink  tc ingress of an uplink             packets that reach the node
 //	ec_to_uplink    tc egress of an uplink              packets that the host's stack sends
+//	ec_from_tunnel  tc ingress of the tunnel device     packets that other nodes send through the tunnel
+//	ec_to_tunnel    tc egress of the tunnel device      packets that the host's stack sends through it
 //	ec_collect      syscall, run by the agent           slices of the flow tables, to remove ended flows
 //
 // The walk of a packet:

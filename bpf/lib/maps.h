@@ -30,6 +30,9 @@ volatile const struct node_config cfg = {
 	.snat_entries = 262144,
 	.conntrack_entries = 262144,
 	.path_lifetime = 10 * 1000 * 1000,
+	.tunnel_port = 4789,
+	.tunnel_vni = 4096,
+	.tunnel_checksum = 1,
 };
 
 EC_INLINE struct config *config_get(void)

@@ -115,9 +115,9 @@ func TestWrongUsage(t *testing.T) {
 func TestDumpTable(t *testing.T) {
 	h := newHost(t)
 	got := call(t, h.args("dump", "endpoints")...)
-	want := result{cli.Fine, `ADDRESS      IFINDEX  POD MAC            HOST MAC           POD NAME
-10.244.1.9        42  00:00:00:00:00:00  00:00:00:00:00:00  -
-10.244.1.10       43  00:00:00:00:00:00  00:00:00:00:00:00  -
+	want := result{cli.Fine, `ADDRESS      IFINDEX  POD MAC  HOST MAC  POD NAME
+10.244.1.9        42  -        -         -
+10.244.1.10       43  -        -         -
 `, ""}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
 		t.Error(diff)
@@ -264,7 +264,7 @@ func TestWriteErrorIsReported(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	got := call(t, "version")
-	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl version "+version+" (map layout 1, go") {
+	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl version "+version+" (map layout 2, go") {
 		t.Errorf("%+v", got)
 	}
 	if flag := call(t, "--version"); flag != got {

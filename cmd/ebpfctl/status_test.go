@@ -44,7 +44,7 @@ func (h host) makeHealthy(t *testing.T) {
 		if err := p.Pin(dir.Program(hook.Program())); err != nil {
 			t.Fatal(err)
 		}
-		if hook == attach.FromPod {
+		if !slices.Contains(attach.UplinkHooks(), hook) {
 			continue
 		}
 		if _, err := (attach.Attacher{Dir: dir}).Attach(loopback, hook, p); err != nil {

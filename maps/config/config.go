@@ -34,6 +34,12 @@ type Value struct {
 	PodCIDRIPv4 wire.Addr
 	PodCIDRIPv6 wire.Addr
 	Flags       Flags
+	// TunnelIfindex is the tunnel device; 0: there is none.
+	TunnelIfindex uint32
+	// TunnelSource is the outer source address; zero: the kernel chooses.
+	TunnelSource wire.Addr
+	// TunnelAddress is the tunnel device's: the host's, though in the podCIDR; zero: none.
+	TunnelAddress wire.Addr
 }
 
 // Flags say what is left to the host's stack, and what the loader is doing: enum config_flags.
@@ -67,6 +73,12 @@ type NodeConfig struct {
 	PathLifetime uint32
 	// NetfilterNat is 1 when netfilter translates flows on this node, for kube-proxy, portmap or other rules.
 	NetfilterNat uint32
+	// TunnelPort is the UDP port of all nodes' tunnels, in host order.
+	TunnelPort uint32
+	// TunnelVNI is the VXLAN network identifier of the cluster, 24 bits (RFC 7348).
+	TunnelVNI uint32
+	// TunnelChecksum is 1 when the outer UDP checksum over IPv4 is computed, not 0; over IPv6 it always is.
+	TunnelChecksum uint32
 }
 
 // Definition defines the map.
@@ -74,11 +86,12 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6", "FLAGS"),
+		Columns: typed.Columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6", "FLAGS", "TUNNEL#", "TUNNEL SOURCE", "TUNNEL ADDRESS"),
 		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Index, b.Key.Index) },
 		Cells: func(_ Key, v Value) []any {
 			return []any{
 				v.Layout, v.NodeIPv4, v.NodeIPv6, prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len), prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len), v.Flags,
+				typed.Number(v.TunnelIfindex), v.TunnelSource, v.TunnelAddress,
 			}
 		},
 		// Each podCIDR as one prefix instead of address and length.
@@ -90,6 +103,9 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 				{Name: "pod_cidr_ipv4", Value: typed.OrEmpty(prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len))},
 				{Name: "pod_cidr_ipv6", Value: typed.OrEmpty(prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len))},
 				{Name: "flags", Value: typed.OrEmpty(v.Flags.String())},
+				{Name: "tunnel_ifindex", Value: v.TunnelIfindex},
+				{Name: "tunnel_source", Value: typed.OrEmpty(v.TunnelSource.String())},
+				{Name: "tunnel_address", Value: typed.OrEmpty(v.TunnelAddress.String())},
 			}
 		},
 	},

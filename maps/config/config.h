@@ -29,9 +29,12 @@ struct config {
 	struct addr node_ipv6;
 	struct addr pod_cidr_ipv4; /* this node's podCIDR; zero: it has none */
 	struct addr pod_cidr_ipv6;
-	__u32 flags; /* enum config_flags */
+	__u32 flags;                /* enum config_flags */
+	__u32 tunnel_ifindex;       /* of the tunnel device; 0: there is none */
+	struct addr tunnel_source;  /* outer source address; zero: the kernel chooses */
+	struct addr tunnel_address; /* of the tunnel device: the host's, though in the podCIDR; zero: none */
 };
-_Static_assert(sizeof(struct config) == 80, "config is part of the map layout");
+_Static_assert(sizeof(struct config) == 116, "config is part of the map layout");
 
 /* The loader sets it before the verifier sees the programs. */
 struct node_config {
@@ -41,8 +44,11 @@ struct node_config {
 	__u32 snat_port_high;
 	__u32 snat_entries; /* capacities of the flow tables */
 	__u32 conntrack_entries;
-	__u32 path_lifetime; /* how long a path is cached, in ns; 0: not at all */
-	__u32 netfilter_nat; /* 1: netfilter translates flows on this node */
+	__u32 path_lifetime;   /* how long a path is cached, in ns; 0: not at all */
+	__u32 netfilter_nat;   /* 1: netfilter translates flows on this node */
+	__u32 tunnel_port;     /* UDP port of all nodes' tunnels, in host order */
+	__u32 tunnel_vni;      /* VXLAN network identifier of the cluster, 24 bits (RFC 7348) */
+	__u32 tunnel_checksum; /* 1: the outer UDP checksum over IPv4 is computed, not 0; over IPv6 it always is */
 };
 
 #pragma clang diagnostic pop

@@ -55,17 +55,21 @@ type Flags uint32
 // Value is struct destination.
 type Value struct {
 	Kind Kind
-	// Ifindex is the uplink to a PodCIDR; 0: its node is on none of our links. Way names which it is.
+	// Ifindex is the uplink to a PodCIDR; 0 behind the tunnel, or if no way leads there. Way names which it is.
 	Ifindex uint32
-	// Node is the next hop to a PodCIDR.
+	// Node is the InternalIP of the node that a PodCIDR or Node belongs to: next hop, or far end of the tunnel. Never zero,
+	// since what arrives through the tunnel is compared with it, whatever the way there.
 	Node wire.Addr
-	// MTU is the uplink's, in bytes of IP packet.
+	// MTU is of IP packets that go there, in bytes: the uplink's, less what the tunnel adds.
 	MTU   uint32
 	Flags Flags
 	// NeighbourChecked is when the programs last saw Node resolve (CLOCK_MONOTONIC, ns); the agent writes 0.
 	NeighbourChecked uint64
 	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native.
 	Uplinks uint64
+	// MAC is the inner Ethernet address behind the tunnel; zero: the node takes any.
+	MAC wire.MAC
+	_   [2]byte
 }
 
 // Way is how packets get to the pods of another node.
@@ -73,13 +77,17 @@ type Way string
 
 // The ways, as bpf/lib/path.h has them.
 const (
-	None   Way = "none"   // the node is on none of our links
+	None   Way = "none"   // the node is on none of our links, and no tunnel leads there
 	Direct Way = "direct" // to the node itself, over an uplink
+	Tunnel Way = "tunnel" // encapsulated, to the node's InternalIP
 )
 
 // Way says how packets get to a PodCIDR.
 func (v Value) Way() Way {
-	if v.Ifindex == 0 {
+	switch {
+	case v.Flags&ByTunnel != 0:
+		return Tunnel
+	case v.Ifindex == 0:
 		return None
 	}
 	return Direct
@@ -97,14 +105,14 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "CHECKED#"),
+		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "MAC", "CHECKED#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int {
 			return cmp.Or(a.Key.Prefix.Compare(b.Key.Prefix), cmp.Compare(a.Key.PrefixLen, b.Key.PrefixLen))
 		},
 		Cells: func(k Key, v Value) []any {
 			return []any{
 				k.Netip(), v.Kind, v.Node, typed.Number(v.Ifindex), typed.Number(v.MTU),
-				v.Flags, bitNumbers(v.Uplinks), typed.Stamp(v.NeighbourChecked),
+				v.Flags, bitNumbers(v.Uplinks), v.MAC, typed.Stamp(v.NeighbourChecked),
 			}
 		},
 		Object: func(k Key, v Value) typed.Object {

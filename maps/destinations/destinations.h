@@ -31,20 +31,25 @@ enum destination_flags {
 	DESTINATION_TO_STACK = 1,  /* the host's stack decides, whatever the kind */
 	DESTINATION_PROTECTED = 2, /* masqueraded packets are dropped: they would leave unencrypted */
 	DESTINATION_PART = 4,      /* a part of a wider entry, of which only the flags differ */
+	DESTINATION_BY_TUNNEL = 8, /* packets to a POD_CIDR or NODE go through the tunnel */
 };
 
 struct destination {
 	enum destination_kind kind;
-	__u32 ifindex;    /* uplink to a POD_CIDR; 0: its node is on none of our links, and the stack answers */
-	struct addr node; /* next hop to a POD_CIDR */
-	__u32 mtu;        /* of the uplink, in bytes of IP packet */
-	__u32 flags;      /* enum destination_flags */
+	__u32 ifindex; /* uplink to a POD_CIDR; 0 behind the tunnel, or if no way leads there and the stack answers */
+	/* InternalIP of the node that a POD_CIDR or NODE belongs to: next hop, or far end of the tunnel. Never zero. */
+	struct addr node;
+	__u32 mtu;   /* in bytes of IP packet: the uplink's, less what the tunnel adds */
+	__u32 flags; /* enum destination_flags */
 	/* When node was last seen to resolve (CLOCK_MONOTONIC, ns). Only the programs write it, the agent 0. */
 	__u64 neighbour_checked;
 	/* Bits (struct uplink) of the uplinks through which the host has a route to a POD_CIDR, NODE or NATIVE. */
 	__u64 uplinks;
+	/* Inner Ethernet address behind the tunnel; zero: the node takes any. */
+	__u8 mac[6];
+	__u8 pad[2];
 };
-_Static_assert(sizeof(struct destination) == 48, "destination is part of the map layout");
+_Static_assert(sizeof(struct destination) == 56, "destination is part of the map layout");
 
 #pragma clang diagnostic pop
 

@@ -39,7 +39,10 @@ const (
 	ToStack   Flags = 1 // the host's stack decides, whatever the kind
 	Protected Flags = 2 // masqueraded packets are dropped: they would leave unencrypted
 	Part      Flags = 4 // a part of a wider entry, of which only the flags differ
+	ByTunnel  Flags = 8 // packets to a POD_CIDR or NODE go through the tunnel
 )
 
 // String lists the bits that are set, such as "to_stack"; "-" when none is.
-func (v Flags) String() string { return wire.Bits(uint32(v), "to_stack", "protected", "part") }
+func (v Flags) String() string {
+	return wire.Bits(uint32(v), "to_stack", "protected", "part", "by_tunnel")
+}

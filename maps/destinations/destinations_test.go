@@ -50,6 +50,7 @@ func TestSame(t *testing.T) {
 		"mtu":     func(v *Value) { v.MTU-- },
 		"flags":   func(v *Value) { v.Flags = ToStack },
 		"uplinks": func(v *Value) { v.Uplinks++ },
+		"mac":     func(v *Value) { v.MAC[5]++ },
 	} {
 		other := base
 		change(&other)

@@ -8,62 +8,74 @@ import (
 
 // The values of Reason, in the order of enum drop_reason.
 const (
-	None            Reason = iota // not a drop
-	Invalid                       // malformed or truncated headers
-	NotIP                         // neither IP nor an ARP request for the gateway, or with a VLAN tag
-	IPv6Unsupported               // IPv6, which this version does not carry
-	SpoofedSource                 // source is not an address that the sender can have
-	NoEndpoint                    // no pod has this address (answered: host unreachable)
-	NodeOffLink                   // the pod's node is on none of this node's links (answered: host unreachable)
-	UnknownProtocol               // a protocol that cannot be masqueraded
-	NoMapping                     // belongs to no masqueraded flow and cannot open one
-	SnatExhausted                 // no free port towards this destination
-	SnatLimit                     // the pod has used up its share of the snat table
-	SnatFull                      // the snat table is full
-	ConntrackLimit                // the pod has used up its share of the conntrack table
-	ConntrackFull                 // the conntrack table is full
-	FlowCollision                 // the world opens a flow whose tuple another flow has
-	FragmentUnknown               // a later fragment without its first (from an uplink: passed to the stack)
-	NoSnatAddress                 // no address to masquerade to: the uplink has none, or the node has lost the flow's
-	WriteFailed                   // the kernel refused a change to the packet
-	IPsecPolicy                   // masqueraded, it would leave unencrypted where an IPsec policy of the host applies
-	ForgedError                   // an ICMP error that quotes a packet which the pod has not sent or received
-	ICMPRedirect                  // an ICMP redirect, which no pod may send or follow
-	TableBusy                     // the kernel could not write to a flow table at that moment
-	BadOffload                    // asks the kernel to write a checksum where none belongs
-	WrongUplink                   // the host has no route to the source through the uplink that it arrived on
-	PortLimit                     // the pod has used up its share of the ports towards this destination
+	None              Reason = iota // not a drop
+	Invalid                         // malformed or truncated headers
+	NotIP                           // neither IP nor an ARP request for the gateway, or with a VLAN tag
+	IPv6Unsupported                 // IPv6, which this version does not carry
+	SpoofedSource                   // source is not an address that the sender can have
+	NoEndpoint                      // no pod has this address (answered: host unreachable)
+	NodeOffLink                     // the pod's node is on none of this node's links (answered: host unreachable)
+	UnknownProtocol                 // a protocol that cannot be masqueraded
+	NoMapping                       // belongs to no masqueraded flow and cannot open one
+	SnatExhausted                   // no free port towards this destination
+	SnatLimit                       // the pod has used up its share of the snat table
+	SnatFull                        // the snat table is full
+	ConntrackLimit                  // the pod has used up its share of the conntrack table
+	ConntrackFull                   // the conntrack table is full
+	FlowCollision                   // the world opens a flow whose tuple another flow has
+	FragmentUnknown                 // a later fragment without its first (from an uplink: passed to the stack)
+	NoSnatAddress                   // no address to masquerade to: the uplink has none, or the node has lost the flow's
+	WriteFailed                     // the kernel refused a change to the packet
+	IPsecPolicy                     // masqueraded, it would leave unencrypted where an IPsec policy of the host applies
+	ForgedError                     // an ICMP error that quotes a packet which the pod has not sent or received
+	ICMPRedirect                    // an ICMP redirect, which no pod may send or follow
+	TableBusy                       // the kernel could not write to a flow table at that moment
+	BadOffload                      // asks the kernel to write a checksum where none belongs
+	WrongUplink                     // the host has no route to the source through the uplink that it arrived on
+	PortLimit                       // the pod has used up its share of the ports towards this destination
+	TunnelPort                      // sent to the nodes' tunnel port by a pod, or by another network's container
+	TunnelVni                       // came through the tunnel for another network: the VNI is not ours
+	TunnelNode                      // came through the tunnel from an address that is no known node's
+	TunnelSource                    // came through the tunnel from a node whose pod or address the source is not
+	TunnelDestination               // came through the tunnel for what is neither a pod nor an address of this node
+	TunnelFailed                    // the kernel refused to read or write the packet's tunnel header
 	Reasons
 )
 
 // String is the name in dumps and metrics.
 func (v Reason) String() string {
 	texts := [...]string{
-		None:            "NONE",
-		Invalid:         "INVALID",
-		NotIP:           "NOT_IP",
-		IPv6Unsupported: "IPV6_UNSUPPORTED",
-		SpoofedSource:   "SPOOFED_SOURCE",
-		NoEndpoint:      "NO_ENDPOINT",
-		NodeOffLink:     "NODE_OFF_LINK",
-		UnknownProtocol: "UNKNOWN_PROTOCOL",
-		NoMapping:       "NO_MAPPING",
-		SnatExhausted:   "SNAT_EXHAUSTED",
-		SnatLimit:       "SNAT_LIMIT",
-		SnatFull:        "SNAT_FULL",
-		ConntrackLimit:  "CONNTRACK_LIMIT",
-		ConntrackFull:   "CONNTRACK_FULL",
-		FlowCollision:   "FLOW_COLLISION",
-		FragmentUnknown: "FRAGMENT_UNKNOWN",
-		NoSnatAddress:   "NO_SNAT_ADDRESS",
-		WriteFailed:     "WRITE_FAILED",
-		IPsecPolicy:     "IPSEC_POLICY",
-		ForgedError:     "FORGED_ERROR",
-		ICMPRedirect:    "ICMP_REDIRECT",
-		TableBusy:       "TABLE_BUSY",
-		BadOffload:      "BAD_OFFLOAD",
-		WrongUplink:     "WRONG_UPLINK",
-		PortLimit:       "PORT_LIMIT",
+		None:              "NONE",
+		Invalid:           "INVALID",
+		NotIP:             "NOT_IP",
+		IPv6Unsupported:   "IPV6_UNSUPPORTED",
+		SpoofedSource:     "SPOOFED_SOURCE",
+		NoEndpoint:        "NO_ENDPOINT",
+		NodeOffLink:       "NODE_OFF_LINK",
+		UnknownProtocol:   "UNKNOWN_PROTOCOL",
+		NoMapping:         "NO_MAPPING",
+		SnatExhausted:     "SNAT_EXHAUSTED",
+		SnatLimit:         "SNAT_LIMIT",
+		SnatFull:          "SNAT_FULL",
+		ConntrackLimit:    "CONNTRACK_LIMIT",
+		ConntrackFull:     "CONNTRACK_FULL",
+		FlowCollision:     "FLOW_COLLISION",
+		FragmentUnknown:   "FRAGMENT_UNKNOWN",
+		NoSnatAddress:     "NO_SNAT_ADDRESS",
+		WriteFailed:       "WRITE_FAILED",
+		IPsecPolicy:       "IPSEC_POLICY",
+		ForgedError:       "FORGED_ERROR",
+		ICMPRedirect:      "ICMP_REDIRECT",
+		TableBusy:         "TABLE_BUSY",
+		BadOffload:        "BAD_OFFLOAD",
+		WrongUplink:       "WRONG_UPLINK",
+		PortLimit:         "PORT_LIMIT",
+		TunnelPort:        "TUNNEL_PORT",
+		TunnelVni:         "TUNNEL_VNI",
+		TunnelNode:        "TUNNEL_NODE",
+		TunnelSource:      "TUNNEL_SOURCE",
+		TunnelDestination: "TUNNEL_DESTINATION",
+		TunnelFailed:      "TUNNEL_FAILED",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -74,31 +86,37 @@ func (v Reason) String() string {
 // Explain is one line for people.
 func (v Reason) Explain() string {
 	texts := [...]string{
-		None:            "not a drop",
-		Invalid:         "malformed or truncated headers",
-		NotIP:           "neither IP nor an ARP request for the gateway, or with a VLAN tag",
-		IPv6Unsupported: "IPv6, which this version does not carry",
-		SpoofedSource:   "source is not an address that the sender can have",
-		NoEndpoint:      "no pod has this address (answered: host unreachable)",
-		NodeOffLink:     "the pod's node is on none of this node's links (answered: host unreachable)",
-		UnknownProtocol: "a protocol that cannot be masqueraded",
-		NoMapping:       "belongs to no masqueraded flow and cannot open one",
-		SnatExhausted:   "no free port towards this destination",
-		SnatLimit:       "the pod has used up its share of the snat table",
-		SnatFull:        "the snat table is full",
-		ConntrackLimit:  "the pod has used up its share of the conntrack table",
-		ConntrackFull:   "the conntrack table is full",
-		FlowCollision:   "the world opens a flow whose tuple another flow has",
-		FragmentUnknown: "a later fragment without its first (from an uplink: passed to the stack)",
-		NoSnatAddress:   "no address to masquerade to: the uplink has none, or the node has lost the flow's",
-		WriteFailed:     "the kernel refused a change to the packet",
-		IPsecPolicy:     "masqueraded, it would leave unencrypted where an IPsec policy of the host applies",
-		ForgedError:     "an ICMP error that quotes a packet which the pod has not sent or received",
-		ICMPRedirect:    "an ICMP redirect, which no pod may send or follow",
-		TableBusy:       "the kernel could not write to a flow table at that moment",
-		BadOffload:      "asks the kernel to write a checksum where none belongs",
-		WrongUplink:     "the host has no route to the source through the uplink that it arrived on",
-		PortLimit:       "the pod has used up its share of the ports towards this destination",
+		None:              "not a drop",
+		Invalid:           "malformed or truncated headers",
+		NotIP:             "neither IP nor an ARP request for the gateway, or with a VLAN tag",
+		IPv6Unsupported:   "IPv6, which this version does not carry",
+		SpoofedSource:     "source is not an address that the sender can have",
+		NoEndpoint:        "no pod has this address (answered: host unreachable)",
+		NodeOffLink:       "the pod's node is on none of this node's links (answered: host unreachable)",
+		UnknownProtocol:   "a protocol that cannot be masqueraded",
+		NoMapping:         "belongs to no masqueraded flow and cannot open one",
+		SnatExhausted:     "no free port towards this destination",
+		SnatLimit:         "the pod has used up its share of the snat table",
+		SnatFull:          "the snat table is full",
+		ConntrackLimit:    "the pod has used up its share of the conntrack table",
+		ConntrackFull:     "the conntrack table is full",
+		FlowCollision:     "the world opens a flow whose tuple another flow has",
+		FragmentUnknown:   "a later fragment without its first (from an uplink: passed to the stack)",
+		NoSnatAddress:     "no address to masquerade to: the uplink has none, or the node has lost the flow's",
+		WriteFailed:       "the kernel refused a change to the packet",
+		IPsecPolicy:       "masqueraded, it would leave unencrypted where an IPsec policy of the host applies",
+		ForgedError:       "an ICMP error that quotes a packet which the pod has not sent or received",
+		ICMPRedirect:      "an ICMP redirect, which no pod may send or follow",
+		TableBusy:         "the kernel could not write to a flow table at that moment",
+		BadOffload:        "asks the kernel to write a checksum where none belongs",
+		WrongUplink:       "the host has no route to the source through the uplink that it arrived on",
+		PortLimit:         "the pod has used up its share of the ports towards this destination",
+		TunnelPort:        "sent to the nodes' tunnel port by a pod, or by another network's container",
+		TunnelVni:         "came through the tunnel for another network: the VNI is not ours",
+		TunnelNode:        "came through the tunnel from an address that is no known node's",
+		TunnelSource:      "came through the tunnel from a node whose pod or address the source is not",
+		TunnelDestination: "came through the tunnel for what is neither a pod nor an address of this node",
+		TunnelFailed:      "the kernel refused to read or write the packet's tunnel header",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -91,7 +91,7 @@ func OrEmpty(text string) string {
 }
 
 // initialisms are the words that Go writes in capitals.
-var initialisms = []string{"IPv4", "IPv6", "CIDR", "MAC", "MTU", "ID"}
+var initialisms = []string{"IPv4", "IPv6", "CIDR", "MAC", "MTU", "VNI", "ID"}
 
 // CName converts the Go name of a field to the name that it has in C and
 // therefore in dumps: PodCIDRIPv4Len is pod_cidr_ipv4_len.

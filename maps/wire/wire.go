@@ -72,16 +72,19 @@ func (p Port) Host() uint16 { return binary.BigEndian.Uint16(p[:]) }
 // String is the port as a decimal number.
 func (p Port) String() string { return strconv.Itoa(int(p.Host())) }
 
-// MAC is an Ethernet address.
+// MAC is an Ethernet address. The zero MAC means "none".
 type MAC [6]byte
 
-// String is the address in colon-separated hex.
+// String is the address in colon-separated hex, "-" when there is none.
 func (m MAC) String() string {
-	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+	if m == (MAC{}) {
+		return "-"
+	}
+	return net.HardwareAddr(m[:]).String()
 }
 
 // MarshalText implements encoding.TextMarshaler.
-func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+func (m MAC) MarshalText() ([]byte, error) { return []byte(net.HardwareAddr(m[:]).String()), nil }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *MAC) UnmarshalText(text []byte) error {

@@ -15,8 +15,8 @@
 #pragma clang diagnostic error "-Wpadded"
 
 enum wire_layout {
-	LAYOUT_VERSION = 1,  /* of all maps together; maps/config carries it to the node */
-	DIRECTION_SLOTS = 5, /* how many directions drops and traffic have room for */
+	LAYOUT_VERSION = 2,  /* of all maps together; maps/config carries it to the node */
+	DIRECTION_SLOTS = 8, /* how many directions drops and traffic have room for */
 };
 
 /* An address of either family, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
@@ -43,6 +43,8 @@ enum direction {
 	DIRECTION_FROM_POD,
 	DIRECTION_FROM_UPLINK,
 	DIRECTION_TO_UPLINK,
+	DIRECTION_FROM_TUNNEL,
+	DIRECTION_TO_TUNNEL,
 	DIRECTIONS,
 };
 _Static_assert((int)DIRECTIONS <= DIRECTION_SLOTS, "drops and traffic have no room for another direction");

@@ -8,8 +8,8 @@ import (
 
 // The values of enum wire_layout.
 const (
-	LayoutVersion  = 1 // of all maps together; maps/config carries it to the node
-	DirectionSlots = 5 // how many directions drops and traffic have room for
+	LayoutVersion  = 2 // of all maps together; maps/config carries it to the node
+	DirectionSlots = 8 // how many directions drops and traffic have room for
 )
 
 // The values of Direction, in the order of enum direction.
@@ -17,6 +17,8 @@ const (
 	FromPod Direction = iota
 	FromUplink
 	ToUplink
+	FromTunnel
+	ToTunnel
 	Directions
 )
 
@@ -26,6 +28,8 @@ func (v Direction) String() string {
 		FromPod:    "from_pod",
 		FromUplink: "from_uplink",
 		ToUplink:   "to_uplink",
+		FromTunnel: "from_tunnel",
+		ToTunnel:   "to_tunnel",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

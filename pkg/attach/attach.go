@@ -44,24 +44,30 @@ func ParseMode(s string) (Mode, error) {
 // Hook is a place on an interface that carries one of our programs.
 type Hook string
 
-// The hooks. FromPod is on a pod's host-side veth, the others are on uplinks.
+// The hooks. FromPod is on a pod's host-side veth, FromTunnel and ToTunnel are on the tunnel device, the others on
+// uplinks.
 const (
 	FromPod    Hook = "from_pod"
 	FromUplink Hook = "from_uplink"
 	ToUplink   Hook = "to_uplink"
+	FromTunnel Hook = "from_tunnel"
+	ToTunnel   Hook = "to_tunnel"
 )
 
 // Program is the name of the program for the hook.
 func (h Hook) Program() string { return "ec_" + string(h) }
 
-func (h Hook) egress() bool { return h == ToUplink }
+func (h Hook) egress() bool { return h == ToUplink || h == ToTunnel }
 
 // UplinkHooks are the hooks of an interface that leads out of the node. What
 // leaves is seen before what arrives, so that no packet leaves with a pod's address.
 func UplinkHooks() []Hook { return []Hook{ToUplink, FromUplink} }
 
+// TunnelHooks are the hooks of the tunnel device.
+func TunnelHooks() []Hook { return []Hook{ToTunnel, FromTunnel} }
+
 // Hooks are all of them.
-func Hooks() []Hook { return append(UplinkHooks(), FromPod) }
+func Hooks() []Hook { return slices.Concat(UplinkHooks(), TunnelHooks(), []Hook{FromPod}) }
 
 // Attacher attaches programs on one node. The zero Mode is Auto.
 type Attacher struct {

@@ -22,7 +22,9 @@ var update = flag.Bool("update", false, "write the instruction counts of now, an
 // configurations are all that differ for the verifier: what turns code off.
 func configurations() map[string]config.NodeConfig {
 	node := func(masquerade uint32) config.NodeConfig {
-		return config.NodeConfig{Masquerade: masquerade, Mark: 0x00800000, SnatPortLow: 49152, SnatPortHigh: 65535}
+		return config.NodeConfig{
+			Masquerade: masquerade, Mark: 0x00800000, SnatPortLow: 49152, SnatPortHigh: 65535, TunnelPort: 4789, TunnelVNI: 4096, TunnelChecksum: 1,
+		}
 	}
 	narrow := node(1)
 	narrow.SnatPortLow = narrow.SnatPortHigh

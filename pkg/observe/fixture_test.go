@@ -140,7 +140,7 @@ func fillAll(t *testing.T, r Reader) {
 	count(t, r, traffic.Name, wire.FromUplink, traffic.Delivered, counters.Value{Packets: 5, Bytes: 500})
 	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
 		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
-		Flags: config.RoutesToStack,
+		Flags: config.RoutesToStack, TunnelIfindex: 7, TunnelSource: addr("172.18.0.2"), TunnelAddress: addr("10.244.1.0"),
 	}})
 	put(t, r, usage.Name,
 		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: 7}},
