@@ -61,7 +61,7 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *d
 	verdict = from_pod_check(ctx, dev, &s->pkt);
 	if (verdict)
 		return verdict;
-	if (path_in_pod_cidr(config, &s->pkt.tuple.dst))
+	if (path_is_ours(config, &s->pkt.tuple.dst))
 		return config->flags & CONFIG_POD_CIDR_TO_STACK ? VERDICT_STACK : from_pod_to_local(ctx, &s->pkt);
 	if (ipv4_multicast(addr_v4(&s->pkt.tuple.dst)))
 		return VERDICT_STACK;

@@ -1,12 +1,83 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* tc ingress of the tunnel device. */
-#include <linux/if_ether.h>
-
+/*
+ * tc ingress of the tunnel device: what other nodes send through the tunnel, whichever
+ * way packets get to them. Only a known node's packets pass, from its own pods and
+ * addresses, to this node's. Nothing else belongs on the device, so the rest is
+ * dropped and not left to the stack.
+ */
+#include "bpf/lib/arrive.h"
 #include "bpf/lib/count.h"
+#include "bpf/lib/fwd.h"
+#include "bpf/lib/ipv4.h"
+#include "bpf/lib/tunnel.h"
+
+/* Whether the source, of which from is the entry, belongs to the node with the outer source address. */
+EC_INLINE enum verdict from_tunnel_judge_source(const struct destination *from, const struct addr *sender)
+{
+	struct destination *node;
+
+	if (from && (from->kind == DESTINATION_POD_CIDR || from->kind == DESTINATION_NODE) &&
+	    addr_equal(&from->node, sender))
+		return VERDICT_GO_ON;
+	node = path_destination(sender);
+	return node && node->kind == DESTINATION_NODE ? -DROP_TUNNEL_SOURCE : -DROP_TUNNEL_NODE;
+}
+
+/* A packet whose destination is no pod: the host's, or nobody's. */
+EC_INLINE enum verdict from_tunnel_to_node(const struct config *config, const struct addr *address)
+{
+	struct destination *to;
+
+	if (path_is_ours(config, address))
+		return -DROP_NO_ENDPOINT;
+	to = path_destination(address);
+	return to && to->kind == DESTINATION_HOST && !ipv4_martian(addr_v4(address)) ? VERDICT_STACK
+										     : -DROP_TUNNEL_DESTINATION;
+}
+
+EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
+{
+	struct config *config = config_get();
+	struct scratch *s = scratch_new();
+	struct destination *from;
+	enum verdict verdict;
+	struct endpoint *ep;
+	struct addr sender;
+
+	if (!config || !s || !ipv4_parse_arrived(ctx, &s->pkt))
+		return -DROP_INVALID;
+	verdict = tunnel_sender(ctx, &sender);
+	if (verdict)
+		return verdict;
+	from = path_destination(&s->pkt.tuple.src);
+	verdict = from_tunnel_judge_source(from, &sender);
+	if (verdict)
+		return verdict;
+	ep = path_endpoint(&s->pkt.tuple.dst);
+	if (!ep)
+		return from_tunnel_to_node(config, &s->pkt.tuple.dst);
+	return arrive_check_icmp(ctx, &s->pkt) ?: arrive_judge(ctx, config, s, ep, from) ?: fwd_to_pod(ctx, &s->pkt, ep);
+}
+
+EC_INLINE enum verdict from_tunnel(struct __sk_buff *ctx)
+{
+	/* The inner Ethernet address is any: to the kernel the packet is another host's. */
+	if (bpf_skb_change_type(ctx, EC_PACKET_HOST))
+		return -DROP_WRITE_FAILED;
+	if (ctx->vlan_present)
+		return -DROP_NOT_IP;
+	switch (ctx->protocol) {
+	case bpf_htons(ETH_P_IP):
+		return from_tunnel_ip(ctx);
+	case bpf_htons(ETH_P_IPV6):
+		return -DROP_IPV6_UNSUPPORTED;
+	}
+	return -DROP_NOT_IP;
+}
 
 SEC("tc")
 int ec_from_tunnel(struct __sk_buff *ctx)
 {
-	return finish(ctx, DIRECTION_FROM_TUNNEL, ctx->protocol == bpf_htons(ETH_P_IP) ? VERDICT_STACK : -DROP_NOT_IP);
+	return finish(ctx, DIRECTION_FROM_TUNNEL, from_tunnel(ctx));
 }

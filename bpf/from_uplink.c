@@ -5,6 +5,7 @@
  * address and replies to masqueraded flows are delivered; everything else, malformed
  * packets included, goes to the stack.
  */
+#include "bpf/lib/arrive.h"
 #include "bpf/lib/count.h"
 #include "bpf/lib/ct.h"
 #include "bpf/lib/fwd.h"
@@ -29,22 +30,6 @@ EC_INLINE bool from_uplink_has_route(const struct __sk_buff *ctx, const struct d
 	return uplink && (source->uplinks & (1ULL << (uplink->bit & 63)));
 }
 
-/* The kind of an address, of which found is the entry; all of this node's podCIDR is LOCAL. */
-EC_INLINE enum destination_kind from_uplink_kind(const struct config *config, const struct addr *address,
-						 const struct destination *found)
-{
-	if (path_in_pod_cidr(config, address))
-		return DESTINATION_LOCAL;
-	return found ? found->kind : DESTINATION_WORLD;
-}
-
-/* Whether packets from there to a pod go to the stack, as the pod's packets in the other direction do. */
-EC_INLINE bool from_uplink_to_stack(const struct config *config, const struct destination *from)
-{
-	return (config->flags & (CONFIG_POD_CIDR_TO_STACK | CONFIG_ROUTES_TO_STACK)) ||
-	       (from && (from->flags & DESTINATION_TO_STACK));
-}
-
 /* Whether a packet to a pod may have this source on this uplink; from and kind describe the source. */
 EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
 						const struct destination *from, enum destination_kind kind)
@@ -55,42 +40,22 @@ EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, con
 	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
 }
 
-/* An ICMP error takes the way of the flow that it quotes, whoever sent it: the pod's to inner->dst. */
-EC_CALL enum verdict from_uplink_judge_error(struct __sk_buff *ctx, const struct config *config,
-					     const struct tuple *inner, const struct endpoint *ep)
-{
-	struct destination *to = path_destination(&inner->dst);
-	enum destination_kind kind = from_uplink_kind(config, &inner->dst, to);
-
-	if (from_uplink_to_stack(config, to))
-		return VERDICT_STACK;
-	return nf_judge(ctx, kind) ?: kind == DESTINATION_WORLD ? ct_verdict_of(inner, ep->ifindex) : VERDICT_GO_ON;
-}
-
 /* Whether a packet may go straight into the pod. */
 EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 				       const struct endpoint *ep)
 {
 	struct pkt *pkt = &s->pkt;
 	struct destination *from = path_destination(&pkt->tuple.src);
-	enum destination_kind kind = from_uplink_kind(config, &pkt->tuple.src, from);
-	bool to_stack = from_uplink_to_stack(config, from);
+	enum destination_kind kind = arrive_kind(config, &pkt->tuple.src, from);
 	enum verdict verdict;
 
-	verdict = from_uplink_judge_source(ctx, pkt, from, kind);
+	verdict = from_uplink_judge_source(ctx, pkt, from, kind) ?: arrive_check_icmp(ctx, pkt);
 	if (verdict)
 		return verdict;
-	if (pkt->tuple.proto == IPPROTO_ICMP) {
-		verdict = icmp_check(ctx, END_DESTINATION);
-		if (verdict)
-			return verdict;
-		if (pkt->l4 == L4_ICMP_ERROR && !to_stack)
-			return from_uplink_judge_error(ctx, config, &s->inner.tuple, ep);
-	}
 	/* A flow that the world opens is recorded, so that its replies leave the same way, unmasqueraded. */
-	if (kind == DESTINATION_WORLD && cfg.masquerade)
-		return pkt_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, to_stack) : -DROP_INVALID;
-	return to_stack ? VERDICT_STACK : nf_judge(ctx, kind);
+	if (kind == DESTINATION_WORLD && cfg.masquerade && pkt->l4 != L4_ICMP_ERROR)
+		return pkt_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, arrive_to_stack(config, from)) : -DROP_INVALID;
+	return arrive_judge(ctx, config, s, ep, from);
 }
 
 /* Whether an IPsec policy of the host gives packets from this source to the stack, older flows included. */
@@ -135,7 +100,7 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	verdict = translate_find_reply(ctx, s, &reverse);
 	if (!verdict && pkt->l4 == L4_ICMP_ERROR) {
 		from = path_destination(&pkt->tuple.src);
-		verdict = from_uplink_judge_source(ctx, pkt, from, from_uplink_kind(config, &pkt->tuple.src, from))
+		verdict = from_uplink_judge_source(ctx, pkt, from, arrive_kind(config, &pkt->tuple.src, from))
 				  ?: icmp_check(ctx, END_DESTINATION);
 	}
 	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
@@ -157,7 +122,7 @@ EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (ep)
 		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
-	if (path_in_pod_cidr(config, &s->pkt.tuple.dst))
+	if (path_is_ours(config, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
 	return cfg.masquerade ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
 }

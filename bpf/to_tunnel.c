@@ -1,12 +1,34 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* tc egress of the tunnel device. */
-#include <linux/if_ether.h>
-
+/*
+ * tc egress of the tunnel device: what goes to other nodes through the tunnel. What
+ * our programs send there has its key; what the host's stack sends gets it here.
+ */
 #include "bpf/lib/count.h"
+#include "bpf/lib/path.h"
+#include "bpf/lib/scratch.h"
+#include "bpf/lib/tunnel.h"
+
+EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
+{
+	struct destination *to;
+	struct scratch *s;
+
+	if (ctx->mark & cfg.mark)
+		return VERDICT_STACK;
+	if (ctx->protocol != bpf_htons(ETH_P_IP) || ctx->vlan_present)
+		return -DROP_NOT_IP;
+	s = scratch_new();
+	if (!s || !ipv4_parse(ctx, &s->pkt))
+		return -DROP_INVALID;
+	to = path_destination(&s->pkt.tuple.dst);
+	if (!to || !(to->flags & DESTINATION_BY_TUNNEL))
+		return -DROP_NODE_OFF_LINK;
+	return tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac) ?: VERDICT_STACK;
+}
 
 SEC("tc")
 int ec_to_tunnel(struct __sk_buff *ctx)
 {
-	return finish(ctx, DIRECTION_TO_TUNNEL, ctx->protocol == bpf_htons(ETH_P_IP) ? VERDICT_STACK : -DROP_NOT_IP);
+	return finish(ctx, DIRECTION_TO_TUNNEL, to_tunnel(ctx));
 }

@@ -143,7 +143,7 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 		return -DROP_SPOOFED_SOURCE;
 	if (ep)
 		return to_uplink_forwarded(ctx, config, s, ep);
-	if (path_in_pod_cidr(config, &pkt->tuple.src))
+	if (path_is_ours(config, &pkt->tuple.src))
 		return to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst)) ? -DROP_SPOOFED_SOURCE
 											      : VERDICT_STACK;
 	if (!pkt_proto_known(pkt->tuple.proto) || pkt_flow(ctx, pkt, FRAGMENTS_NODE))

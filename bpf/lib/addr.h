@@ -6,6 +6,14 @@
 #include "bpf/lib/compiler.h"
 #include "maps/wire/wire.h"
 
+/* Whether an address is IPv4's; the zero address is of neither family. */
+EC_INLINE bool addr_is_v4(const struct addr *a)
+{
+	const __u32 *w = (const __u32 *)a->bytes;
+
+	return !(w[0] | w[1]) && w[2] == bpf_htonl(0x0000ffff);
+}
+
 /* The IPv4 address in an address of either family. */
 EC_INLINE __be32 addr_v4(const struct addr *a)
 {

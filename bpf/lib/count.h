@@ -30,8 +30,8 @@ EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 re
 		c->packets++;
 		c->bytes += ctx->len;
 	}
-	/* The kernel's unreachable route answers these with an ICMP error. */
-	if (reason == DROP_NO_ENDPOINT || reason == DROP_NODE_OFF_LINK)
+	/* The kernel's unreachable route answers these with an ICMP error, unless it has sent the packet already. */
+	if ((reason == DROP_NO_ENDPOINT || reason == DROP_NODE_OFF_LINK) && direction != DIRECTION_TO_TUNNEL)
 		return EC_ACT_UNSPEC;
 	/* It may be the node's own, which the stack reassembles. */
 	if (reason == DROP_FRAGMENT_UNKNOWN && direction == DIRECTION_FROM_UPLINK)

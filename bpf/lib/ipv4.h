@@ -93,6 +93,7 @@ EC_INLINE bool ipv4_parse(struct __sk_buff *ctx, struct pkt *pkt)
 	pkt->options = header > sizeof(*ip);
 	pkt->l4_off = IP_OFF + header;
 	pkt->ip_id = bpf_ntohs(ip->id);
+	pkt->tos = ip->tos;
 	pkt->ttl = ip->ttl;
 	pkt->tuple.proto = ip->protocol;
 	addr_set_v4(&pkt->tuple.src, ip->saddr);

@@ -89,10 +89,11 @@ EC_INLINE struct endpoint *path_endpoint(const struct addr *address)
 	return bpf_map_lookup_elem(&endpoints, &key);
 }
 
-/* Whether an address is in this node's podCIDR. */
-EC_INLINE bool path_in_pod_cidr(const struct config *config, const struct addr *address)
+/* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device. */
+EC_INLINE bool path_is_ours(const struct config *config, const struct addr *address)
 {
-	return ipv4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len);
+	return ipv4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len) &&
+	       !addr_equal(address, &config->tunnel_address);
 }
 
 /*
@@ -122,7 +123,7 @@ EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst
 	return true;
 }
 
-/* How another node's pods are reached. */
+/* How packets leave. */
 enum path_way {
 	PATH_NONE,   /* the node is on no link of ours */
 	PATH_DIRECT, /* over the uplink to the node, their neighbour there */

@@ -49,6 +49,7 @@ struct pkt {
 	__u32 ack;     /* acknowledgement number */
 	__u32 seq_end; /* sequence number after this segment */
 	__u16 ip_id;   /* host order */
+	__u8 tos;
 	__u8 ttl;
 	__u8 options;   /* IP options are present */
 	__u8 fragment;  /* enum fragment_kind */

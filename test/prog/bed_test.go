@@ -38,6 +38,8 @@ type bed struct {
 	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
 	collect  datapath.Collector
+	far      *ebpf.Program // calls ec_from_tunnel, with a key
+	sender   *ebpf.Map     // the key
 
 	config       *config.Map
 	endpoints    *endpoints.Map
@@ -94,6 +96,7 @@ func (b *bed) load(options []option) {
 	b.Helper()
 	c := config.NodeConfig{
 		Masquerade: 1, Mark: mark, SnatPortLow: 49152, SnatPortHigh: 65535, SnatEntries: 4096, ConntrackEntries: 4096,
+		TunnelPort: tunnelPort, TunnelVNI: vni, TunnelChecksum: 1,
 	}
 	for _, o := range options {
 		o(&c)
@@ -103,7 +106,10 @@ func (b *bed) load(options []option) {
 		wire.FromPod:    coll.Programs[bpf.DataplaneProgEcFromPod],
 		wire.FromUplink: coll.Programs[bpf.DataplaneProgEcFromUplink],
 		wire.ToUplink:   coll.Programs[bpf.DataplaneProgEcToUplink],
+		wire.FromTunnel: coll.Programs[bpf.DataplaneProgEcFromTunnel],
+		wire.ToTunnel:   coll.Programs[bpf.DataplaneProgEcToTunnel],
 	}
+	b.far = b.farEnd(b.programs[wire.FromTunnel])
 	b.collect = datapath.Collector{Program: coll.Programs[bpf.DataplaneProgEcCollect], Maps: coll.Maps}
 	b.wrap(coll.Maps)
 }
@@ -129,6 +135,7 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 func (b *bed) configure(flags config.Flags) {
 	must(b, b.config.Put(config.Key{}, config.Value{
 		Layout: wire.LayoutVersion, NodeIPv4: addr(nodeIP), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24, Flags: flags,
+		TunnelIfindex: uint32(b.tunnel), TunnelSource: addr(nodeIP), TunnelAddress: addr(tunnelIP),
 	}))
 }
 
@@ -152,7 +159,10 @@ func (b *bed) fillNode() {
 		nodeIP + "/32":      {Kind: destinations.Host},
 		nodeOtherIP + "/32": {Kind: destinations.Host},
 		"169.254.20.10/32":  {Kind: destinations.Host},
-		node2IP + "/32":     {Kind: destinations.Node},
+		node2IP + "/32":     {Kind: destinations.Node, Node: addr(node2IP)},
+		node5IP + "/32":     {Kind: destinations.Node, Node: addr(node5IP), MTU: tunnelMTU, Flags: destinations.ByTunnel},
+		"10.244.5.0/24":     {Kind: destinations.PodCIDR, Node: addr(node5IP), MTU: tunnelMTU, Flags: destinations.ByTunnel},
+		tunnelIP + "/32":    {Kind: destinations.Host},
 		"10.200.0.0/16":     {Kind: destinations.Native},
 		"198.51.100.128/25": {Kind: destinations.World},
 	} {

@@ -21,7 +21,7 @@ type generator struct {
 func newGenerator(tb testing.TB, seed uint64) *generator {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0))}
 	for _, a := range []string{
-		podA, podB, podC, noPod, remote, lost, mute, nodeIP, nodeOtherIP, node2IP, gatewayIP, silentIP,
+		podA, podB, podC, noPod, remote, lost, mute, nodeIP, nodeOtherIP, node2IP, gatewayIP, silentIP, node5IP, beyond, tunnelIP,
 		world, world2, bare, foreign, native, nowhere, "198.51.100.200", "255.255.255.255", "127.0.0.1", "0.0.0.0", "169.254.1.1",
 	} {
 		v := netip.MustParseAddr(a).As4()

@@ -14,13 +14,15 @@ import (
 )
 
 // The addresses of every story. The node has two uplinks with an address, one
-// without, and a link that carries none of our programs.
+// without, a tunnel, and a link that carries none of our programs.
 const (
 	nodeIP    = "172.16.0.1"
 	gatewayIP = "172.16.0.254"
 	node2IP   = "172.16.0.2"
 	silentIP  = "172.16.0.77" // a neighbour that does not resolve
 	offLinkIP = "10.99.0.3"
+	node5IP   = "10.99.0.5"  // by the gateway, and therefore through the tunnel
+	tunnelIP  = "10.244.1.0" // this node's, on the tunnel device
 
 	nodeOtherIP = "172.18.0.1" // on the second uplink
 	otherGateIP = "172.18.0.254"
@@ -32,6 +34,7 @@ const (
 	remote = "10.244.2.20" // a pod of node 2
 	lost   = "10.244.3.30" // a pod of the node that is off link
 	mute   = "10.244.4.40" // a pod of the node that does not resolve
+	beyond = "10.244.5.50" // a pod of node 5
 
 	world   = "198.51.100.7"
 	world2  = "203.0.113.9"  // by the second uplink
@@ -41,8 +44,17 @@ const (
 	nowhere = "233.252.0.99" // multicast
 )
 
-// mtu is that of every link.
-const mtu = 1500
+// mtu is that of every link; what goes through the tunnel has less.
+const (
+	mtu       = 1500
+	tunnelMTU = mtu - 50
+)
+
+// The tunnel's constants.
+const (
+	tunnelPort = 4789
+	vni        = 4096
+)
 
 // veth is one interface of the node with the interface at its other end.
 type veth struct {
@@ -53,6 +65,7 @@ type veth struct {
 // wires are the node's links by what they are.
 type wires struct {
 	uplink, other, bare, foreign veth
+	tunnel                       int
 	pods                         map[string]veth
 }
 
@@ -74,6 +87,7 @@ func buildNode(tb testing.TB) wires {
 	w.other = newLink(tb, "other", nodeOtherIP+"/24")
 	w.bare = newLink(tb, "bare", "")
 	w.foreign = newLink(tb, "foreign", "172.19.0.1/24")
+	w.tunnel = newTunnel(tb)
 	for i, pod := range []string{podA, podB, podC} {
 		w.pods[pod] = newLink(tb, fmt.Sprintf("pod%d", i), "")
 	}
@@ -108,6 +122,24 @@ func newLink(tb testing.TB, name, address string) veth {
 	must(tb, netlink.LinkSetUp(peer))
 	must(tb, netlink.LinkSetUp(own))
 	return veth{index: own.Attrs().Index, mac: own.Attrs().HardwareAddr, peer: peer.Attrs().HardwareAddr}
+}
+
+// newTunnel makes the device as the agent does, and routes node 5's pods there.
+func newTunnel(tb testing.TB) int {
+	tb.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = "ecprtunnel", tunnelMTU, net.HardwareAddr{2, 0, 0, 0, 0, 7}
+	tunnel := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: tunnelPort}
+	must(tb, netlink.LinkAdd(tunnel))
+	must(tb, netlink.LinkSetARPOff(tunnel))
+	a, err := netlink.ParseAddr(tunnelIP + "/32")
+	must(tb, err)
+	must(tb, netlink.AddrAdd(tunnel, a))
+	must(tb, netlink.LinkSetUp(tunnel))
+	_, pods, err := net.ParseCIDR("10.244.5.0/24")
+	must(tb, err)
+	must(tb, netlink.RouteAdd(&netlink.Route{LinkIndex: tunnel.Index, Dst: pods, Src: net.ParseIP(nodeIP), MTU: tunnelMTU, Scope: netlink.SCOPE_LINK}))
+	return tunnel.Index
 }
 
 func neighbour(tb testing.TB, l veth, address string) {

@@ -32,6 +32,7 @@ type packet struct {
 	rest               uint16 // of an ICMP error: the second half of its second word, such as the next hop's MTU
 	quote              []byte // of an ICMP error: the packet that it is about, from the IP header on
 
+	tos      uint8
 	ttl      uint8 // 0 means 64
 	id       uint16
 	fragment uint16 // the fragment field: more-fragments flag and offset
@@ -107,7 +108,7 @@ func (p packet) layers(tb testing.TB) []gopacket.SerializableLayer {
 		eth.SrcMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 	}
 	ip := &layers.IPv4{
-		Version: 4, TTL: p.ttl, Id: p.id, Protocol: layers.IPProtocol(p.proto),
+		Version: 4, TOS: p.tos, TTL: p.ttl, Id: p.id, Protocol: layers.IPProtocol(p.proto),
 		Flags: layers.IPv4Flag(p.fragment >> 13), FragOffset: p.fragment & 0x1fff,
 		SrcIP: net.ParseIP(p.src).To4(), DstIP: net.ParseIP(p.dst).To4(),
 	}

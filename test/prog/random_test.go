@@ -38,10 +38,11 @@ type storm struct {
 	out     []byte
 	ctx     skb
 	actions map[wire.Direction]map[uint32]counters.Value
+	sentBy  string // the node that what comes through the tunnel is from
 }
 
 // Whatever arrives: only known actions, no checksum broken, nothing of a pod's address towards the world, and counters
-// that add up to the packets. All three programs work on the same flows, so that they meet what the others have made.
+// that add up to the packets. All programs work on the same flows, so that they meet what the others have made.
 // The gate runs the same packets each time, so that it judges the change and not the dice; make fuzz throws them.
 func TestRandomPackets(t *testing.T) {
 	if *seed == 0 {
@@ -59,11 +60,12 @@ func TestRandomPackets(t *testing.T) {
 func rage(b *bed) {
 	b.Helper()
 	s := &storm{
-		bed: b, generator: newGenerator(b, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
+		sentBy: node5IP,
+		bed:    b, generator: newGenerator(b, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
 		actions: make(map[wire.Direction]map[uint32]counters.Value),
 	}
 	before := make(map[wire.Direction]map[string]counters.Value)
-	directions := []wire.Direction{wire.FromPod, wire.FromUplink, wire.ToUplink}
+	directions := []wire.Direction{wire.FromPod, wire.FromUplink, wire.ToUplink, wire.FromTunnel, wire.ToTunnel}
 	for _, d := range directions {
 		before[d], s.actions[d] = b.counters(d), make(map[uint32]counters.Value)
 	}
@@ -92,6 +94,13 @@ func (s *storm) step(d wire.Direction) {
 		l = s.pods[[]string{podA, podB, podC}[s.IntN(3)]]
 		ifindex = l.index
 	}
+	if d == wire.FromTunnel || d == wire.ToTunnel {
+		ifindex = s.tunnel
+	}
+	if d == wire.FromTunnel && s.IntN(8) == 0 {
+		s.sentBy = senders[s.IntN(len(senders))]
+		s.comesFrom(s.sentBy, uint32(vni+s.IntN(8)/7))
+	}
 	frame := s.frame(s.buffer, l.mac)
 	s.likely(d, frame, ifindex)
 	s.ctx = skb{}
@@ -103,7 +112,7 @@ func (s *storm) step(d wire.Direction) {
 		s.ctx.set(skbGSOSize, uint32(1+s.IntN(2000)))
 	}
 	options := &ebpf.RunOptions{Data: frame, DataOut: s.out, Context: s.ctx[:]}
-	action, err := s.programs[d].Run(options)
+	action, err := s.program(d).Run(options)
 	if err != nil {
 		s.Fatalf("%v: % x: %v", d, frame, err)
 	}
@@ -139,6 +148,11 @@ func (s *storm) likely(d wire.Direction, frame []byte, ifindex int) {
 		put(frame[30:], []string{pod, nodeIP, nodeIP}[s.IntN(3)])
 	case wire.ToUplink:
 		put(frame[26:], []string{pod, nodeIP}[s.IntN(2)])
+	case wire.FromTunnel:
+		put(frame[26:], []string{beyond, remote, s.sentBy}[s.IntN(3)])
+		put(frame[30:], []string{pod, nodeIP}[s.IntN(2)])
+	case wire.ToTunnel:
+		put(frame[30:], []string{beyond, node5IP}[s.IntN(2)])
 	}
 }
 
@@ -161,11 +175,43 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	if err := sumsKept(in, out); err != nil {
 		return err
 	}
+	switch d {
+	case wire.FromTunnel:
+		return s.senderOwns(out)
+	case wire.ToTunnel:
+		return s.goesThrough(out)
+	}
 	leaves := action == actRedirect && d == wire.FromPod || action == actUnspec && d == wire.ToUplink && s.ctx.get(skbMark)&mark == 0
 	if leaves {
 		return s.noPodToWorld(out)
 	}
 	return nil
+}
+
+// senders are the outer sources of what comes through the tunnel, of which only the nodes' may pass.
+var senders = []string{node5IP, node5IP, node2IP, nodeIP, world, podA}
+
+// senderOwns refuses a packet that came through the tunnel from a node whose pod or address the source is not.
+func (s *storm) senderOwns(out []byte) error {
+	source := netip.AddrFrom4([4]byte(out[26:30]))
+	owned := map[string][]netip.Prefix{
+		node5IP: {prefix(node5IP + "/32"), prefix("10.244.5.0/24")}, node2IP: {prefix(node2IP + "/32"), prefix("10.244.2.0/24")},
+	}
+	for _, p := range owned[s.sentBy] {
+		if p.Contains(source) {
+			return nil
+		}
+	}
+	return fmt.Errorf("source %v, though %s has sent it", source, s.sentBy)
+}
+
+// goesThrough refuses a packet in the tunnel that no node there is to get, unless one of our programs has sent it.
+func (s *storm) goesThrough(out []byte) error {
+	to := netip.AddrFrom4([4]byte(out[30:34]))
+	if s.ctx.get(skbMark)&mark != 0 || to.String() == node5IP || prefix("10.244.5.0/24").Contains(to) {
+		return nil
+	}
+	return fmt.Errorf("no node has %v there", to)
 }
 
 // isReset says whether a RST to a pod stands in the place of its segment.
@@ -205,8 +251,8 @@ func (s *storm) noPodToWorld(out []byte) error {
 
 // cluster is what is not the world, multicast included.
 var cluster = []netip.Prefix{
-	prefix("10.244.1.0/24"), prefix("10.244.2.0/24"), prefix("10.244.3.0/24"), prefix("10.244.4.0/24"), prefix(podC + "/32"),
-	prefix("10.200.0.0/16"), prefix(nodeIP + "/32"), prefix(nodeOtherIP + "/32"), prefix(node2IP + "/32"),
+	prefix("10.244.1.0/24"), prefix("10.244.2.0/24"), prefix("10.244.3.0/24"), prefix("10.244.4.0/24"), prefix("10.244.5.0/24"), prefix(podC + "/32"),
+	prefix("10.200.0.0/16"), prefix(nodeIP + "/32"), prefix(nodeOtherIP + "/32"), prefix(node2IP + "/32"), prefix(node5IP + "/32"),
 	prefix("169.254.20.10/32"), prefix("224.0.0.0/3"),
 }
 

@@ -44,12 +44,20 @@ type result struct {
 	what  string // the counter that moved: a traffic event, or "drop REASON"
 }
 
+// program is what BPF_PROG_TEST_RUN is to run for a direction.
+func (b *bed) program(d wire.Direction) *ebpf.Program {
+	if d == wire.FromTunnel {
+		return b.far
+	}
+	return b.programs[d]
+}
+
 // act sends a frame through a program and returns the action alone, which is quicker than all that run looks at.
 func (b *bed) act(d wire.Direction, ifindex int, frame []byte) uint32 {
 	b.Helper()
 	var in skb
 	in.set(skbIfindex, uint32(ifindex))
-	action, err := b.programs[d].Run(&ebpf.RunOptions{Data: frame, Context: in[:]})
+	action, err := b.program(d).Run(&ebpf.RunOptions{Data: frame, Context: in[:]})
 	if err != nil {
 		b.Fatalf("run %v on % x: %v", d, frame, err)
 	}
@@ -67,7 +75,7 @@ func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]ui
 	before := b.counters(d)
 	out := make([]byte, skbSize)
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: in[:], ContextOut: out}
-	action, err := b.programs[d].Run(options)
+	action, err := b.program(d).Run(options)
 	if err != nil {
 		b.Fatalf("run %v on % x: %v", d, frame, err)
 	}
@@ -126,6 +134,9 @@ var actions = map[string]uint32{
 func actionOf(d wire.Direction, what string) uint32 {
 	if d == wire.FromUplink && what == "drop FRAGMENT_UNKNOWN" {
 		return actUnspec // it may be the node's own
+	}
+	if d == wire.ToTunnel && what == "drop NODE_OFF_LINK" {
+		return actShot // no route answers any more
 	}
 	if action, ok := actions[what]; ok {
 		return action

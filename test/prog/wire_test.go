@@ -20,10 +20,7 @@ import (
 // kernel takes off a frame before our programs see it.
 func (b *bed) onWire(d wire.Direction, l veth, peer string) func(frame []byte) string {
 	b.Helper()
-	// By clsact, which every kernel has; it pins nothing, and ends with the namespace.
-	hook := map[wire.Direction]attach.Hook{wire.FromPod: attach.FromPod, wire.FromUplink: attach.FromUplink}[d]
-	_, err := attach.Attacher{Dir: bpffs.Dir(b.TempDir()), Mode: attach.Clsact}.Attach(l.index, hook, b.programs[d])
-	must(b, err)
+	b.attach(d, l.index)
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	must(b, err)
 	b.Cleanup(func() { unix.Close(socket) })
@@ -49,6 +46,14 @@ func (b *bed) onWire(d wire.Direction, l veth, peer string) func(frame []byte) s
 		b.Fatalf("a frame did not arrive within %v", limit)
 		return ""
 	}
+}
+
+// attach has the program see what passes the interface: by clsact, which every kernel has; it pins nothing, and ends with
+// the namespace.
+func (b *bed) attach(d wire.Direction, index int) {
+	b.Helper()
+	_, err := attach.Attacher{Dir: bpffs.Dir(b.TempDir()), Mode: attach.Clsact}.Attach(index, attach.Hook(d.String()), b.programs[d])
+	must(b, err)
 }
 
 // tagged is the frame with a VLAN tag (IEEE 802.1Q).

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What arrives for a pod from another node or the world, by an uplink or through the
+ * tunnel. Whether its source may be there has been judged before.
+ */
+#ifndef EC_LIB_ARRIVE_H
+#define EC_LIB_ARRIVE_H
+
+#include "bpf/lib/ct.h"
+#include "bpf/lib/icmp.h"
+#include "bpf/lib/nf.h"
+#include "bpf/lib/path.h"
+
+/* The kind of an address, of which found is the entry; all of this node's podCIDR is LOCAL. */
+EC_INLINE enum destination_kind arrive_kind(const struct config *config, const struct addr *address,
+					    const struct destination *found)
+{
+	if (path_is_ours(config, address))
+		return DESTINATION_LOCAL;
+	return found ? found->kind : DESTINATION_WORLD;
+}
+
+/* Whether packets from there to a pod go to the stack, as the pod's packets in the other direction do. */
+EC_INLINE bool arrive_to_stack(const struct config *config, const struct destination *from)
+{
+	return (config->flags & (CONFIG_POD_CIDR_TO_STACK | CONFIG_ROUTES_TO_STACK)) ||
+	       (from && (from->flags & DESTINATION_TO_STACK));
+}
+
+/* An ICMP error takes the way of the flow that it quotes, whoever sent it: the pod's to inner->dst. */
+EC_CALL enum verdict arrive_judge_error(struct __sk_buff *ctx, const struct config *config, const struct tuple *inner,
+					const struct endpoint *ep)
+{
+	struct destination *to = path_destination(&inner->dst);
+	enum destination_kind kind = arrive_kind(config, &inner->dst, to);
+
+	if (arrive_to_stack(config, to))
+		return VERDICT_STACK;
+	return nf_judge(ctx, kind) ?: kind == DESTINATION_WORLD ? ct_verdict_of(inner, ep->ifindex) : VERDICT_GO_ON;
+}
+
+/* Whether the pod may receive the packet, if it is ICMP. */
+EC_INLINE enum verdict arrive_check_icmp(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	return pkt->tuple.proto == IPPROTO_ICMP ? icmp_check(ctx, END_DESTINATION) : VERDICT_GO_ON;
+}
+
+/* Whether a packet that has passed these checks may go straight into the pod; from is what destinations says of its
+ * source. */
+EC_INLINE enum verdict arrive_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+				    const struct endpoint *ep, const struct destination *from)
+{
+	if (arrive_to_stack(config, from))
+		return VERDICT_STACK;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return arrive_judge_error(ctx, config, &s->inner.tuple, ep);
+	return nf_judge(ctx, arrive_kind(config, &s->pkt.tuple.src, from));
+}
+
+#endif

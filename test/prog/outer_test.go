@@ -1,0 +1,136 @@
+package prog
+
+import (
+	"bytes"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// outer is what another host sees of a packet in the tunnel.
+type outer struct {
+	ip    *layers.IPv4
+	udp   *layers.UDP
+	vni   uint32
+	inner []byte // the frame
+}
+
+// readOuter takes a frame apart; false: it is none of the tunnel's.
+func readOuter(frame []byte) (o outer, ok bool) {
+	p := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
+	vxlan, ok := p.Layer(layers.LayerTypeVXLAN).(*layers.VXLAN)
+	if !ok {
+		return o, false
+	}
+	o.ip, _ = p.Layer(layers.LayerTypeIPv4).(*layers.IPv4)
+	o.udp, _ = p.Layer(layers.LayerTypeUDP).(*layers.UDP)
+	o.vni, o.inner = vxlan.VNI, vxlan.Payload
+	return o, true
+}
+
+// through is the frame, from a node, in the tunnel to this one.
+func (b *bed) through(node string, inner []byte) []byte {
+	b.Helper()
+	p := udp(node, 55555, nodeIP, tunnelPort)
+	p.payload = append([]byte{8, 0, 0, 0, 0, vni >> 8, vni & 0xff, 0}, inner...)
+	p.macTo, p.macFrom = b.uplink.mac, b.uplink.peer
+	return p.bytes(b)
+}
+
+// link is the other end of one of the node's links.
+type link struct {
+	*bed
+	socket int
+	to     unix.SockaddrLinklayer
+}
+
+func (b *bed) linkTo(peer string) link {
+	b.Helper()
+	all := uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, int(all))
+	must(b, err)
+	b.Cleanup(func() { unix.Close(socket) })
+	from, err := net.InterfaceByName(peer)
+	must(b, err)
+	l := link{b, socket, unix.SockaddrLinklayer{Ifindex: from.Index, Protocol: all}}
+	must(b, unix.Bind(socket, &l.to))
+	must(b, unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}))
+	return l
+}
+
+func (l link) send(frame []byte) {
+	l.Helper()
+	must(l, unix.Sendto(l.socket, frame, 0, &l.to))
+}
+
+// encapsulated waits for a packet in the tunnel whose inner flow is the one given; again is called while there is none.
+func (l link) encapsulated(flow string, again func()) outer {
+	l.Helper()
+	frame := make([]byte, 4096)
+	for deadline := time.Now().Add(priv.Patience(5 * time.Second)); time.Now().Before(deadline); {
+		again()
+		for {
+			n, _, err := unix.Recvfrom(l.socket, frame, 0)
+			if err != nil {
+				break
+			}
+			o, ok := readOuter(bytes.Clone(frame[:n]))
+			if !ok {
+				continue
+			}
+			if v, err := read(o.inner); err == nil && v.String() == flow {
+				return o
+			}
+		}
+	}
+	l.Fatalf("no packet %q in the tunnel", flow)
+	return outer{}
+}
+
+// is asserts what every outer packet of ours has.
+func (o outer) is(t *testing.T, tos uint8, sum bool) {
+	t.Helper()
+	if o.ip.SrcIP.String() != nodeIP || o.ip.DstIP.String() != node5IP || o.udp.DstPort != tunnelPort || o.vni != vni {
+		t.Errorf("outer packet %v > %v:%d, VNI %d", o.ip.SrcIP, o.ip.DstIP, o.udp.DstPort, o.vni)
+	}
+	if o.ip.TTL != 64 || o.ip.Flags&layers.IPv4DontFragment != 0 {
+		t.Errorf("outer TTL %d, flags %v", o.ip.TTL, o.ip.Flags)
+	}
+	if o.ip.TOS != tos {
+		t.Errorf("outer TOS %#x, want the inner one's, %#x", o.ip.TOS, tos)
+	}
+	if got := o.udp.Checksum != 0; got != sum {
+		t.Errorf("outer UDP checksum %#x", o.udp.Checksum)
+	}
+}
+
+// A ping from beyond the tunnel is answered through it: the kernel's device gives and takes the keys.
+func TestTunnelOnTheWire(t *testing.T) {
+	for name, c := range map[string]struct {
+		with option
+		sum  bool
+	}{
+		"with checksum":    {func(*config.NodeConfig) {}, true},
+		"without checksum": {func(c *config.NodeConfig) { c.TunnelChecksum = 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, c.with)
+			b.attach(wire.FromTunnel, b.tunnel)
+			b.attach(wire.ToTunnel, b.tunnel)
+			far := b.linkTo("ecprup-p")
+			const tos = 0xb8 | 2 // expedited forwarding, ECT(0)
+			p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
+			o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(t))) })
+			o.is(t, tos, c.sum)
+			must(t, sumsValid(o.inner))
+		})
+	}
+}
