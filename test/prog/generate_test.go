@@ -162,6 +162,15 @@ func (g *generator) mutate(f []byte) []byte {
 	return f
 }
 
+// sum makes the header's checksum right in most frames: without it no program reads on.
+func (g *generator) sum(f []byte) {
+	header := int(f[14]&15) * 4
+	if !isIPv4(f) || header < 20 || len(f) < 14+header || g.IntN(8) == 0 {
+		return
+	}
+	setIPSum(f)
+}
+
 // whole pads the frame to what BPF_PROG_TEST_RUN takes.
 func (g *generator) whole(f []byte) []byte {
 	least := 15

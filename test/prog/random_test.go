@@ -103,6 +103,7 @@ func (s *storm) step(d wire.Direction) {
 	}
 	frame := s.frame(s.buffer, l.mac)
 	s.likely(d, frame, ifindex)
+	s.sum(frame)
 	s.ctx = skb{}
 	s.ctx.set(skbIfindex, uint32(ifindex))
 	if s.IntN(16) == 0 {
