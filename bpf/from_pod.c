@@ -14,6 +14,7 @@
 #include "bpf/lib/path.h"
 #include "bpf/lib/reset.h"
 #include "bpf/lib/translate.h"
+#include "bpf/lib/tunnel.h"
 
 EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
 {
@@ -65,7 +66,14 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *d
 		return config->flags & CONFIG_POD_CIDR_TO_STACK ? VERDICT_STACK : from_pod_to_local(ctx, &s->pkt);
 	if (ipv4_multicast(addr_v4(&s->pkt.tuple.dst)))
 		return VERDICT_STACK;
-	return path_find(ctx, config, &s->pkt, &path) ?: from_pod_along(ctx, s, path);
+	path = path_slot(ctx, &s->pkt);
+	if (!path)
+		return -DROP_INVALID;
+	verdict = path_find(ctx, config, &s->pkt, path);
+	/* Whoever sends it on. */
+	if (path->kind == DESTINATION_HOST || path->kind == DESTINATION_NODE)
+		verdict = tunnel_guard(ctx, &s->pkt) ?: verdict;
+	return verdict ?: from_pod_along(ctx, s, path);
 }
 
 EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)

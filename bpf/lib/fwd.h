@@ -8,6 +8,7 @@
 
 #include "bpf/lib/ipv4.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/tunnel.h"
 
 /* Whether the packet can be forwarded without the stack: the TTL lasts, and there are no options. */
 EC_INLINE bool fwd_simple(const struct pkt *pkt)
@@ -37,15 +38,17 @@ EC_INLINE enum verdict fwd_fits(struct __sk_buff *ctx, const struct pkt *pkt, co
 	return fwd_simple(pkt) && pkt_fits(ctx, pkt, path->mtu) ? VERDICT_GO_ON : VERDICT_STACK;
 }
 
-/* Along a path, out of an uplink to its neighbour; the kernel fills in the MACs. */
+/* Along a path: through the tunnel, or out of an uplink to its neighbour, where the kernel fills in the MACs. */
 EC_INLINE enum verdict fwd_along(struct __sk_buff *ctx, const struct pkt *pkt, const struct path *path)
 {
-	struct bpf_redir_neigh nh = {.nh_family = EC_AF_INET, .ipv4_nh = path->nexthop};
+	struct bpf_redir_neigh nh = {.nh_family = EC_AF_INET, .ipv4_nh = addr_v4(&path->node)};
 	enum verdict verdict;
 
 	verdict = ipv4_hop(ctx, pkt, NULL);
 	if (verdict)
 		return verdict;
+	if (path->tunnel)
+		return tunnel_redirect(ctx, path->ifindex, pkt->tos, &path->node, path->mac);
 	ctx->mark |= cfg.mark;
 	bpf_redirect_neigh(path->ifindex, &nh, sizeof(nh), 0);
 	return VERDICT_FORWARDED;

@@ -25,12 +25,14 @@ struct path {
 	__be32 address;
 	__u32 proto;
 	enum destination_kind kind;
-	__u32 ifindex; /* of the uplink */
-	__be32 nexthop;
+	__u32 ifindex;            /* of the uplink or the tunnel device */
 	__u32 mtu;                /* in bytes of IP packet */
+	__u64 found;              /* CLOCK_MONOTONIC, ns */
+	struct addr node;         /* the next hop, or the tunnel's far end */
 	struct addr snat_address; /* of the uplink, to masquerade to */
-	__u32 pad;
-	__u64 found; /* CLOCK_MONOTONIC, ns */
+	__u8 mac[6];              /* as in struct destination */
+	bool tunnel;              /* through the tunnel, not out of an uplink */
+	__u8 pad;
 };
 
 /*
@@ -98,7 +100,7 @@ EC_INLINE bool path_is_ours(const struct config *config, const struct addr *addr
 
 /*
  * Asks the kernel's routing table where a packet that arrived on this interface goes.
- * True: out of p->ifindex to the neighbour p->nexthop, which resolves, with p->mtu.
+ * True: out of p->ifindex to the neighbour p->node, which resolves, with p->mtu.
  * False: the stack decides.
  */
 EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, struct path *p)
@@ -118,20 +120,22 @@ EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst
 	if (fib.family != EC_AF_INET)
 		return false;
 	p->ifindex = fib.ifindex;
-	p->nexthop = fib.ipv4_dst;
+	addr_set_v4(&p->node, fib.ipv4_dst);
 	p->mtu = fib.mtu_result;
 	return true;
 }
 
-/* How packets leave. */
-enum path_way {
-	PATH_NONE,   /* the node is on no link of ours */
-	PATH_DIRECT, /* over the uplink to the node, their neighbour there */
-};
-
-EC_INLINE enum path_way path_way(const struct destination *to)
+/* To another node or its pods through the tunnel. What resolves its address is the kernel's business. */
+EC_INLINE enum verdict path_by_tunnel(const struct config *config, const struct destination *to, struct path *p)
 {
-	return to->ifindex ? PATH_DIRECT : PATH_NONE;
+	if (!config->tunnel_ifindex)
+		return -DROP_NODE_OFF_LINK;
+	p->tunnel = true;
+	p->ifindex = config->tunnel_ifindex;
+	p->node = to->node;
+	p->mtu = to->mtu;
+	__builtin_memcpy(p->mac, to->mac, sizeof(p->mac));
+	return VERDICT_GO_ON;
 }
 
 /*
@@ -139,12 +143,12 @@ EC_INLINE enum path_way path_way(const struct destination *to)
  * every PATH_NEIGHBOUR_NS: while it does not, the stack queues the packet, asks for the
  * neighbour, and answers host unreachable.
  */
-EC_INLINE enum verdict path_to_node(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to,
-				    struct path *p)
+EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to,
+				      struct path *p)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (path_way(to) == PATH_NONE)
+	if (!to->ifindex)
 		return -DROP_NODE_OFF_LINK;
 	if (now - to->neighbour_checked > PATH_NEIGHBOUR_NS) {
 		if (!path_route(ctx, pkt, addr_v4(&to->node), p) || p->ifindex != to->ifindex)
@@ -152,7 +156,7 @@ EC_INLINE enum verdict path_to_node(struct __sk_buff *ctx, const struct pkt *pkt
 		to->neighbour_checked = now;
 	}
 	p->ifindex = to->ifindex;
-	p->nexthop = addr_v4(&to->node);
+	p->node = to->node;
 	p->mtu = to->mtu;
 	return VERDICT_GO_ON;
 }
@@ -182,37 +186,29 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 
 	p->found = 0;
 	p->kind = to ? to->kind : DESTINATION_WORLD;
+	p->tunnel = false;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;
 	/* Between pods of this node there is no route for the stack to decide on, even outside the podCIDR. */
 	if ((config->flags & CONFIG_ROUTES_TO_STACK) && p->kind != DESTINATION_LOCAL)
 		return VERDICT_STACK;
-	switch (p->kind) {
-	case DESTINATION_HOST:
-	case DESTINATION_LOCAL:
-		break;
-	case DESTINATION_POD_CIDR:
-		if (to)
-			verdict = path_to_node(ctx, pkt, to, p);
-		break;
-	default:
+	if (to && (to->flags & DESTINATION_BY_TUNNEL))
+		verdict = path_by_tunnel(config, to, p);
+	else if (to && p->kind == DESTINATION_POD_CIDR)
+		verdict = path_by_uplink(ctx, pkt, to, p);
+	else if (p->kind != DESTINATION_HOST && p->kind != DESTINATION_LOCAL)
 		verdict = path_by_route(ctx, pkt, p);
-	}
 	if (!verdict)
 		path_keep(p, ctx, pkt);
 	return verdict;
 }
 
-/* The stage path: what the destination of a pod's packet is, and how it is reached. */
+/* The stage path: what the destination of a pod's packet is, and how it is reached; p is its slot. */
 EC_INLINE enum verdict path_find(struct __sk_buff *ctx, const struct config *config, const struct pkt *pkt,
-				 struct path **found)
+				 struct path *p)
 {
-	struct path *p = path_slot(ctx, pkt);
 	enum verdict verdict;
 
-	if (!p)
-		return -DROP_INVALID;
-	*found = p;
 	/* Where the stack decides on routes now, nothing that was cached before is valid. */
 	if ((config->flags & CONFIG_ROUTES_TO_STACK) || !path_holds(p, ctx, pkt)) {
 		verdict = path_search(ctx, config, pkt, p);

@@ -12,6 +12,7 @@
 #include "bpf/lib/nf.h"
 #include "bpf/lib/open.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/tunnel.h"
 
 /* The flow of a packet on its way out: masqueraded, or opened by the world, whose packets leave unchanged. */
 struct translation {
@@ -106,6 +107,9 @@ EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return t->masqueraded ? icmp_translate(ctx, s, END_SOURCE, t->masqueraded) : -DROP_NO_MAPPING;
 	if (!t->masqueraded) {
+		/* It would have the node's address, which a node that is not known to be one might trust. */
+		if (tunnel_is_outer(&s->pkt))
+			return -DROP_TUNNEL_PORT;
 		verdict = translate_open(ctx, s, &t->masqueraded);
 		if (verdict)
 			return verdict;

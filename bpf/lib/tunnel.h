@@ -75,6 +75,18 @@ EC_CALL enum verdict tunnel_encap(struct __sk_buff *ctx, __u8 tos, const struct 
 	return VERDICT_GO_ON;
 }
 
+/* Sends the packet through the tunnel device with this index. */
+EC_INLINE enum verdict tunnel_redirect(struct __sk_buff *ctx, __u32 ifindex, __u8 tos, const struct addr *node,
+				       const __u8 *mac)
+{
+	enum verdict verdict = tunnel_encap(ctx, tos, node, mac);
+
+	if (verdict)
+		return verdict;
+	bpf_redirect(ifindex, 0);
+	return VERDICT_FORWARDED;
+}
+
 /* The outer source of a packet that came through the tunnel, and with our VNI. */
 EC_CALL enum verdict tunnel_sender(struct __sk_buff *ctx, struct addr *sender)
 {

@@ -12,7 +12,7 @@ enum verdict {
 	VERDICT_LEAST = -DROP_REASONS, /* below GO_ON: a drop, by its negated reason */
 	VERDICT_GO_ON = 0,             /* undecided: the next step follows */
 	VERDICT_DELIVERED,             /* redirected into a pod of this node */
-	VERDICT_FORWARDED,             /* redirected out of an uplink */
+	VERDICT_FORWARDED,             /* redirected out of an uplink, or into the tunnel */
 	VERDICT_STACK,                 /* passed on to other programs and the host's stack */
 	VERDICT_ANSWERED,              /* turned into its own answer */
 };

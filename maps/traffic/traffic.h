@@ -11,7 +11,7 @@
 
 enum traffic_event {
 	TRAFFIC_DELIVERED,      /* redirected into a pod of this node */
-	TRAFFIC_FORWARDED,      /* redirected out of an uplink */
+	TRAFFIC_FORWARDED,      /* redirected out of an uplink, or into the tunnel */
 	TRAFFIC_STACK,          /* passed on to other programs and the host's stack */
 	TRAFFIC_ANSWERED,       /* answered by the program itself */
 	TRAFFIC_SNAT_ALLOCATED, /* a new masqueraded flow got a port */

@@ -9,7 +9,7 @@ import (
 // The values of Event, in the order of enum traffic_event.
 const (
 	Delivered     Event = iota // redirected into a pod of this node
-	Forwarded                  // redirected out of an uplink
+	Forwarded                  // redirected out of an uplink, or into the tunnel
 	Stack                      // passed on to other programs and the host's stack
 	Answered                   // answered by the program itself
 	SnatAllocated              // a new masqueraded flow got a port
@@ -37,7 +37,7 @@ func (v Event) String() string {
 func (v Event) Explain() string {
 	texts := [...]string{
 		Delivered:     "redirected into a pod of this node",
-		Forwarded:     "redirected out of an uplink",
+		Forwarded:     "redirected out of an uplink, or into the tunnel",
 		Stack:         "passed on to other programs and the host's stack",
 		Answered:      "answered by the program itself",
 		SnatAllocated: "a new masqueraded flow got a port",

@@ -42,6 +42,11 @@ func TestPathsAreKeptForAMoment(t *testing.T) {
 			func() { turnInto(node2IP+"/32", destinations.Value{Kind: destinations.Host}) },
 		},
 		{
+			beyond,
+			func() { turnInto("10.244.5.0/24", byTunnel(destinations.PodCIDR)) },
+			func() { turnInto("10.244.5.0/24", behind(silentIP)) },
+		},
+		{
 			world,
 			func() { b.uplink1(nodeIP) },
 			func() { must(t, b.uplinks.Delete(uplinks.Key{Ifindex: uint32(b.uplink.index)})) },
