@@ -2,12 +2,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * tc egress of an uplink: what the host's stack sends. Masquerades what it
- * forwards for a pod, and keeps the node's own flows off the pods' ports.
+ * forwards for a pod, or sends it through the tunnel; keeps the node's own flows off
+ * the pods' ports, and everybody else from sending with its address to tunnels.
  */
 #include "bpf/lib/ipv4.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/reset.h"
 #include "bpf/lib/translate.h"
+#include "bpf/lib/tunnel.h"
 
 EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct destination *to)
 {
@@ -87,6 +89,20 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
+/*
+ * A pod's packet that the stack forwards inside the cluster. It has no routes through
+ * the tunnel to nodes' addresses, since the host itself reaches those without.
+ */
+EC_INLINE enum verdict to_uplink_to_cluster(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+					    const struct destination *to)
+{
+	enum verdict verdict = to->kind == DESTINATION_NODE ? tunnel_guard(ctx, &s->pkt) : VERDICT_GO_ON;
+
+	if (verdict || !(to->flags & DESTINATION_BY_TUNNEL) || !config->tunnel_ifindex)
+		return verdict ?: VERDICT_STACK;
+	return tunnel_redirect(ctx, config->tunnel_ifindex, s->pkt.tos, &to->node, to->mac);
+}
+
 /* A pod's packet that the stack forwards. Where the stack decides on routes, it does so for every destination. */
 EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 					   const struct endpoint *ep)
@@ -95,6 +111,8 @@ EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct c
 	__u32 flags = to ? to->flags : 0;
 
 	if (!to_uplink_is_world(&s->pkt.tuple.dst, to))
+		return to ? to_uplink_to_cluster(ctx, config, s, to) : VERDICT_STACK;
+	if (!cfg.masquerade)
 		return VERDICT_STACK;
 	if (config->flags & CONFIG_ROUTES_TO_STACK)
 		flags |= DESTINATION_TO_STACK;
@@ -122,37 +140,55 @@ EC_CALL enum verdict to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
 	return to_uplink_done(ctx, &s->pkt, icmp_translate(ctx, s, END_SOURCE, forward));
 }
 
-EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
+/*
+ * To a tunnel port, and not by our programs. What somebody else has sent and the
+ * stack gives this node's address, such as a container's, other nodes would trust.
+ */
+EC_INLINE enum verdict to_uplink_outer(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	struct config *config = config_get();
-	struct endpoint *ep;
-	struct scratch *s;
-	struct pkt *pkt;
+	struct destination *from = path_destination(&pkt->tuple.src);
 
-	if ((ctx->mark & cfg.mark) || !cfg.masquerade || ctx->protocol != bpf_htons(ETH_P_IP) || pkt_in_vlan(ctx))
-		return VERDICT_STACK;
-	s = scratch_new();
-	if (!config || !s)
-		return VERDICT_STACK;
-	pkt = &s->pkt;
-	if (!ipv4_parse(ctx, pkt))
-		return VERDICT_STACK;
-	ep = path_endpoint(&pkt->tuple.src);
-	/* Forwarded for a pod, it came in by the pod's link. Without one, the host sends it from the pod's address. */
-	if (ep && ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex)
-		return -DROP_SPOOFED_SOURCE;
-	if (ep)
-		return to_uplink_forwarded(ctx, config, s, ep);
+	return ctx->ingress_ifindex && from && from->kind == DESTINATION_HOST ? -DROP_TUNNEL_PORT : VERDICT_STACK;
+}
+
+/* A packet from an address that no pod has. */
+EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
+{
+	struct pkt *pkt = &s->pkt;
+
 	if (path_is_ours(config, &pkt->tuple.src))
-		return to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst)) ? -DROP_SPOOFED_SOURCE
-											      : VERDICT_STACK;
+		return cfg.masquerade && to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst))
+			       ? -DROP_SPOOFED_SOURCE
+			       : VERDICT_STACK;
 	if (!pkt_proto_known(pkt->tuple.proto) || pkt_flow(ctx, pkt, FRAGMENTS_NODE))
+		return VERDICT_STACK;
+	if (tunnel_is_outer(pkt))
+		return to_uplink_outer(ctx, pkt);
+	if (!cfg.masquerade)
 		return VERDICT_STACK;
 	if (pkt->l4 == L4_ICMP_ERROR)
 		return to_uplink_error(ctx, s);
 	if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.sport))
 		return VERDICT_STACK;
 	return to_uplink_of_node(ctx, s);
+}
+
+EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
+{
+	struct config *config = config_get();
+	struct endpoint *ep;
+	struct scratch *s;
+
+	if ((ctx->mark & cfg.mark) || ctx->protocol != bpf_htons(ETH_P_IP) || pkt_in_vlan(ctx))
+		return VERDICT_STACK;
+	s = scratch_new();
+	if (!config || !s || !ipv4_parse(ctx, &s->pkt))
+		return VERDICT_STACK;
+	ep = path_endpoint(&s->pkt.tuple.src);
+	/* Forwarded for a pod, it came in by the pod's link. Without one, the host sends it from the pod's address. */
+	if (ep && ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex)
+		return -DROP_SPOOFED_SOURCE;
+	return ep ? to_uplink_forwarded(ctx, config, s, ep) : to_uplink_from_host(ctx, config, s);
 }
 
 SEC("tc")

@@ -1,0 +1,112 @@
+package prog
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// forwarded has the stack send a packet out of the first uplink that came in by that interface; 0 is the host itself.
+func (b *bed) forwarded(p packet, from int) result {
+	b.Helper()
+	p.macTo, p.macFrom = b.uplink.peer, b.uplink.mac
+	return b.run(wire.ToUplink, b.uplink.index, p.bytes(b), map[int]uint32{skbIngressIfindex: uint32(from)})
+}
+
+// What the stack forwards for a pod to a node behind the tunnel goes there, whatever kept it from a shorter way.
+func TestStackForwardsIntoTheTunnel(t *testing.T) {
+	for name, options := range map[string][]option{
+		"alone": nil, "beside netfilter": {besideNetfilter}, "without masquerading": {withoutMasquerade},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, options...)
+			l := b.pods[podA].index
+			for _, p := range []packet{
+				udp(podA, 5000, node5IP, 53), tcp(podA, 50000, node5IP, 80, syn), ping(podA, 7, node5IP), sctp(podA, node5IP),
+				udp(podA, 5000, node5IP, 53).with(func(p *packet) { p.fragment = 100 }),
+				udp(podA, 5000, node5IP, 53).with(func(p *packet) { p.ttl = 1 }), // the stack has counted the hop already
+				udp(podA, 5000, node5IP, 53).with(func(p *packet) { p.options = true }),
+				udp(podA, 5000, beyond, 53), // by somebody's route
+			} {
+				if r := b.forwarded(p, l).is("forwarded"); !bytes.Equal(r.in, r.frame) {
+					t.Errorf("%s: changed to % x", describe(r.in), r.frame)
+				}
+			}
+			b.forwarded(udp(podA, 5000, node5IP, 53), b.pods[podB].index).is("drop SPOOFED_SOURCE")
+			for _, p := range []packet{udp(podA, 5000, remote, 53), udp(podA, 5000, node2IP, 53), udp(podA, 5000, native, 53), udp(nodeIP, 5000, node5IP, 53)} {
+				b.leftToStack(describe(p.bytes(t)), b.forwarded(p, 0))
+			}
+			for _, to := range []string{node2IP, node5IP} {
+				b.forwarded(udp(podA, 5000, to, tunnelPort), l).is("drop TUNNEL_PORT")
+			}
+			b.leftToStack("tunnel between pods", b.forwarded(udp(podA, 5000, remote, tunnelPort), l))
+			b.empty()
+		})
+	}
+}
+
+// Only the node itself sends to tunnels with its address. Its own outer packets are marked; of the others' it is known
+// where they came in, whatever has given them its address.
+func TestOnlyTheHostSendsToTunnels(t *testing.T) {
+	for name, options := range map[string][]option{
+		"alone": nil, "beside netfilter": {besideNetfilter}, "without masquerading": {withoutMasquerade},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, options...)
+			for _, to := range []string{node2IP, node5IP, world} {
+				for _, from := range []string{nodeIP, nodeOtherIP, tunnelIP} {
+					p := udp(from, 50000, to, tunnelPort)
+					b.forwarded(p, b.pods[podA].index).is("drop TUNNEL_PORT")
+					b.forwarded(p, b.foreign.index).is("drop TUNNEL_PORT")
+					b.forwarded(p.with(func(p *packet) { p.options = true }), b.foreign.index).is("drop TUNNEL_PORT")
+					b.forwarded(p.with(func(p *packet) { p.fragment, p.id = moreFragments, 7 }), b.foreign.index).is("drop TUNNEL_PORT")
+					b.forwarded(p.with(func(p *packet) { p.fragment, p.id = 1, 7 }), b.foreign.index).is("drop TUNNEL_PORT")
+					b.leftToStack("the host's", b.forwarded(p, 0))
+					b.leftToStack("another port", b.forwarded(udp(from, 40000, to, tunnelPort+1), b.foreign.index))
+				}
+				b.leftToStack("with its own address", b.forwarded(udp("172.17.0.2", 50000, to, tunnelPort), b.foreign.index))
+			}
+			b.empty()
+		})
+	}
+}
+
+// Outer packets are no part of the port logic, though their source ports are from the range to masquerade to.
+func TestOuterPacketsKeepTheirPorts(t *testing.T) {
+	b := newBed(t)
+	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+	flow, err := b.reverse.Get(tuple(wire.UDP, nodeIP, 50000, world, 53))
+	must(t, err)
+	// As of a pod that has spoken to the port before it was the tunnel's.
+	must(t, b.reverse.Put(tuple(wire.UDP, nodeIP, 50000, node5IP, tunnelPort), flow))
+	b.leftToStack("leaving", b.forwarded(udp(nodeIP, 50000, node5IP, tunnelPort), 0))
+	b.leftToStack("arriving", b.fromUplink(udp(node5IP, 50000, nodeIP, tunnelPort)))
+}
+
+// The address of the tunnel device is the host's, whichever program meets it.
+func TestTheTunnelDevicesAddress(t *testing.T) {
+	b := newBed(t)
+	b.leftToStack("from a pod", b.fromPod(udp(podA, 5000, tunnelIP, 53)))
+	for _, from := range []string{remote, beyond, node2IP, world} {
+		b.leftToStack("by an uplink, from "+from, b.fromUplink(udp(from, 5000, tunnelIP, 53)))
+	}
+	b.fromUplink(udp(tunnelIP, 5000, podA, 53)).is("drop SPOOFED_SOURCE")
+	b.leftToStack("to the world", b.toUplink(udp(tunnelIP, 5000, world, 53)))
+	b.leftToStack("to another node's pod", b.toUplink(udp(tunnelIP, 5000, remote, 53)))
+	b.toTunnel(udp(tunnelIP, 5000, beyond, 53)).is("stack")
+	b.fromTunnel(udp(beyond, 53, tunnelIP, 5000)).is("stack")
+	b.empty()
+}
+
+// A node that sends by tunnel and one that sends straight understand each other: each way is judged by itself.
+func TestBothWaysAreTaken(t *testing.T) {
+	b := newBed(t)
+	b.comesFrom(node2IP, vni) // reached directly
+	b.fromTunnel(udp(remote, 5000, podA, 53)).is("delivered")
+	b.fromPod(udp(podA, 53, remote, 5000)).is("forwarded")
+	b.fromUplink(udp(remote, 5000, podA, 53)).is("delivered")
+	b.fromUplink(udp(beyond, 5000, podA, 53)).is("delivered") // behind the tunnel, for us
+	b.fromUplink(udp(node5IP, 5000, podA, 53)).is("delivered")
+	b.empty()
+}
