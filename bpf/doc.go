@@ -20,12 +20,20 @@
 //	destination                                                    (the world's flow is recorded)
 //	 +- this node's pod -----> into the pod                      answers a masqueraded flow? -> into the pod
 //	 +- another node's pod --> that node, over the uplink        all else: stack
-//	 +- another node --------> by the kernel's route                    .
+//	 |                         or through the tunnel                    .
+//	 +- another node --------> by the kernel's route, or the tunnel     .
 //	 +- this node -----------> stack                                    .
 //	 +- the world ----------> masqueraded, by the route          ec_to_uplink
 //	                                                               ours (marked): pass
 //	what the kernel must decide goes to the stack ...............  a pod's, to the world: masquerade
 //	                                                               the node's, on a pod's port: another port
+//
+// The tunnel to nodes that are on no link of ours:
+//
+//	ec_from_tunnel                                               ec_to_tunnel
+//	 sent by the node that the source belongs to? else drop       ours (marked): pass
+//	 destination a pod? -----> into the pod                        to a node behind it: the key that says where
+//	 this node? -------------> stack                               all else: drop
 //
 // The objects are committed. To change them: edit the C, then `make generate`.
 package bpf

@@ -65,15 +65,7 @@ EC_INLINE enum verdict from_tunnel(struct __sk_buff *ctx)
 	/* The inner Ethernet address is any: to the kernel the packet is another host's. */
 	if (bpf_skb_change_type(ctx, EC_PACKET_HOST))
 		return -DROP_WRITE_FAILED;
-	if (ctx->vlan_present)
-		return -DROP_NOT_IP;
-	switch (ctx->protocol) {
-	case bpf_htons(ETH_P_IP):
-		return from_tunnel_ip(ctx);
-	case bpf_htons(ETH_P_IPV6):
-		return -DROP_IPV6_UNSUPPORTED;
-	}
-	return -DROP_NOT_IP;
+	return tunnel_carries(ctx) ?: from_tunnel_ip(ctx);
 }
 
 SEC("tc")

@@ -12,12 +12,14 @@
 EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 {
 	struct destination *to;
+	enum verdict verdict;
 	struct scratch *s;
 
 	if (ctx->mark & cfg.mark)
 		return VERDICT_STACK;
-	if (ctx->protocol != bpf_htons(ETH_P_IP) || ctx->vlan_present)
-		return -DROP_NOT_IP;
+	verdict = tunnel_carries(ctx);
+	if (verdict)
+		return verdict;
 	s = scratch_new();
 	if (!s || !ipv4_parse(ctx, &s->pkt))
 		return -DROP_INVALID;

@@ -49,13 +49,13 @@ struct pkt {
 	__u32 ack;     /* acknowledgement number */
 	__u32 seq_end; /* sequence number after this segment */
 	__u16 ip_id;   /* host order */
-	__u8 tos;
 	__u8 ttl;
 	__u8 options;   /* IP options are present */
 	__u8 fragment;  /* enum fragment_kind */
 	__u8 l4;        /* enum l4_kind */
 	__u8 tcp_flags; /* enum tcp_flag */
 	__u8 icmp_type;
+	__u8 tos;
 	__u8 rewrite;      /* enum end of an address still to be rewritten (rewrite.h), or 0 */
 	__be32 rewrite_to; /* and its new value */
 };

@@ -21,14 +21,37 @@ EC_INLINE bool tunnel_is_outer(const struct pkt *pkt)
 	return pkt->l4 == L4_FLOW && pkt->tuple.proto == IPPROTO_UDP && pkt->tuple.dport == bpf_htons(cfg.tunnel_port);
 }
 
+/* Whether a plain datagram has another destination port. A look at it costs less than reading the header does. */
+EC_INLINE bool tunnel_other_port(const struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	const struct udphdr *udp = (void *)(long)ctx->data + IP_OFF + sizeof(struct iphdr);
+
+	return !pkt->options && pkt->fragment == FRAGMENT_NONE && (void *)(udp + 1) <= (void *)(long)ctx->data_end &&
+	       udp->dest != bpf_htons(cfg.tunnel_port);
+}
+
 /* Whether a packet of a pod may go to a node: to its tunnel port only nodes send. */
 EC_INLINE enum verdict tunnel_guard(struct __sk_buff *ctx, struct pkt *pkt)
 {
-	if (pkt->tuple.proto != IPPROTO_UDP)
+	if (pkt->tuple.proto != IPPROTO_UDP || tunnel_other_port(ctx, pkt))
 		return VERDICT_GO_ON;
 	if (!pkt_l4(ctx, pkt))
 		return -DROP_INVALID;
 	return tunnel_is_outer(pkt) ? -DROP_TUNNEL_PORT : VERDICT_GO_ON;
+}
+
+/* Whether a packet on the tunnel device is of a kind that the tunnel carries. */
+EC_INLINE enum verdict tunnel_carries(const struct __sk_buff *ctx)
+{
+	if (ctx->vlan_present)
+		return -DROP_NOT_IP;
+	switch (ctx->protocol) {
+	case bpf_htons(ETH_P_IP):
+		return VERDICT_GO_ON;
+	case bpf_htons(ETH_P_IPV6):
+		return -DROP_IPV6_UNSUPPORTED;
+	}
+	return -DROP_NOT_IP;
 }
 
 /* Writes the two ends of the tunnel into the key; returns the flags that its family needs. */

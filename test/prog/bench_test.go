@@ -49,6 +49,24 @@ var paths = []path{
 	{name: "from_pod/to_host", d: wire.FromPod, want: "stack", prepare: func(b *bed) (packet, veth) {
 		return udp(podA, 40000, nodeIP, 80), b.pods[podA]
 	}},
+	{name: "from_pod/tunnel", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, beyond, 80), b.pods[podA]
+	}},
+	{name: "from_pod/tunnel_asked", d: wire.FromPod, want: "forwarded", options: asked, prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, beyond, 80), b.pods[podA]
+	}},
+	{name: "from_tunnel/pod", d: wire.FromTunnel, want: "delivered", prepare: func(b *bed) (packet, veth) {
+		return udp(beyond, 40000, podA, 80), veth{index: b.tunnel}
+	}},
+	{name: "from_tunnel/host", d: wire.FromTunnel, want: "stack", prepare: func(b *bed) (packet, veth) {
+		return udp(beyond, 40000, nodeIP, 80), veth{index: b.tunnel}
+	}},
+	{name: "to_tunnel/marked", d: wire.ToTunnel, want: "stack", mark: mark, prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, beyond, 80), veth{index: b.tunnel}
+	}},
+	{name: "to_tunnel/host", d: wire.ToTunnel, want: "stack", prepare: func(b *bed) (packet, veth) {
+		return udp(nodeIP, 40000, beyond, 80), veth{index: b.tunnel}
+	}},
 	{name: "from_pod/snat_established", d: wire.FromPod, want: "forwarded", prepare: func(b *bed) (packet, veth) {
 		b.fromPod(tcp(podA, 40000, world, 80, syn))
 		return tcp(podA, 40000, world, 80, ack), b.pods[podA]
@@ -127,8 +145,12 @@ func (p path) measure(n *bed, b *testing.B) {
 		frame = what.bytes(b)
 	}
 	n.run(p.d, l.index, frame, map[int]uint32{skbMark: p.mark}).is(p.want)
-	ours := n.repeater(n.programs[p.d], frame, p.mark, p.fresh)
-	base := n.repeater(n.nothing(), frame, p.mark, p.fresh)
+	nothing := n.nothing()
+	ours := n.repeater(n.program(p.d), frame, p.mark, p.fresh)
+	if p.d == wire.FromTunnel {
+		nothing = n.farEnd(nothing)
+	}
+	base := n.repeater(nothing, frame, p.mark, p.fresh)
 	var with, without []float64
 	for left := b.N; left > 0; left -= chunk {
 		some := min(left, chunk)
