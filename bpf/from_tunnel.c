@@ -24,16 +24,18 @@ EC_INLINE enum verdict from_tunnel_judge_source(const struct destination *from, 
 	return node && node->kind == DESTINATION_NODE ? -DROP_TUNNEL_SOURCE : -DROP_TUNNEL_NODE;
 }
 
-/* A packet whose destination is no pod: the host's, or nobody's. */
-EC_INLINE enum verdict from_tunnel_to_node(const struct config *config, const struct addr *address)
+/* A packet whose destination is no pod: the host's, or nobody's. No node sends to another's tunnel port this way. */
+EC_INLINE enum verdict from_tunnel_to_node(struct __sk_buff *ctx, const struct config *config, struct pkt *pkt)
 {
+	const struct addr *address = &pkt->tuple.dst;
 	struct destination *to;
 
 	if (path_is_ours(config, address))
 		return -DROP_NO_ENDPOINT;
 	to = path_destination(address);
-	return to && to->kind == DESTINATION_HOST && !ipv4_martian(addr_v4(address)) ? VERDICT_STACK
-										     : -DROP_TUNNEL_DESTINATION;
+	if (!to || to->kind != DESTINATION_HOST || ipv4_martian(addr_v4(address)))
+		return -DROP_TUNNEL_DESTINATION;
+	return tunnel_guard(ctx, pkt) ?: VERDICT_STACK;
 }
 
 EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
@@ -56,7 +58,7 @@ EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
 		return verdict;
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (!ep)
-		return from_tunnel_to_node(config, &s->pkt.tuple.dst);
+		return from_tunnel_to_node(ctx, config, &s->pkt);
 	return arrive_check_icmp(ctx, &s->pkt) ?: arrive_judge(ctx, config, s, ep, from) ?: fwd_to_pod(ctx, &s->pkt, ep);
 }
 

@@ -141,6 +141,22 @@ func TestFromTunnelToLoopback(t *testing.T) {
 	b.fromTunnel(udp(beyond, 4000, "127.0.0.1", 53)).is("drop TUNNEL_DESTINATION")
 }
 
+// A tunnel in the tunnel ends in pods only: unpacked by the host, a packet would seem to come from another node.
+func TestFromTunnelToTheTunnelPort(t *testing.T) {
+	b := newBed(t)
+	for _, from := range []string{beyond, node5IP} {
+		for _, to := range []string{nodeIP, nodeOtherIP, tunnelIP} {
+			p := udp(from, 4000, to, tunnelPort)
+			b.fromTunnel(p).is("drop TUNNEL_PORT")
+			b.fromTunnel(p.with(func(p *packet) { p.options = true })).is("drop TUNNEL_PORT")
+			b.fromTunnel(p.with(func(p *packet) { p.fragment = moreFragments })).is("drop TUNNEL_PORT")
+			b.fromTunnel(udp(from, 4000, to, tunnelPort+1)).is("stack")
+			b.fromTunnel(tcp(from, 4000, to, tunnelPort, syn)).is("stack")
+		}
+		b.fromTunnel(udp(from, 4000, podA, tunnelPort)).is("delivered")
+	}
+}
+
 // Nobody gets a packet in whose inner source is not the sender's own, and the reason says whether the sender is a node.
 func TestFromTunnelComparesOuterWithInner(t *testing.T) {
 	b := newBed(t)
