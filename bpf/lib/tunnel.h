@@ -121,7 +121,10 @@ EC_CALL enum verdict tunnel_sender(struct __sk_buff *ctx, struct addr *sender)
 		__builtin_memcpy(sender, key.remote_ipv6, sizeof(*sender));
 	else
 		return -DROP_TUNNEL_FAILED;
-	return key.tunnel_id == cfg.tunnel_vni ? VERDICT_GO_ON : -DROP_TUNNEL_VNI;
+	if (key.tunnel_id != cfg.tunnel_vni)
+		return -DROP_TUNNEL_VNI;
+	/* As an entry that an older agent has left has no node, no address must not be taken for one. */
+	return addr_is_zero(sender) ? -DROP_TUNNEL_NODE : VERDICT_GO_ON;
 }
 
 #endif

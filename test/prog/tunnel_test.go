@@ -218,6 +218,10 @@ func TestFromTunnelOverIPv6(t *testing.T) {
 	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_VNI")
 	b.comesFrom(node5IP, vni)
 	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_SOURCE") // a node, but no longer this one's
+	// No address is not that of a node that is not known.
+	must(t, b.destinations.Put(destinations.KeyFrom(prefix("10.244.5.0/24")), destinations.Value{Kind: destinations.PodCIDR}))
+	b.comesFrom("::", vni)
+	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
 }
 
 // A flow-based device takes every VNI, and so another cluster's that shares the underlay.
