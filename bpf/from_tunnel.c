@@ -17,8 +17,8 @@ EC_INLINE enum verdict from_tunnel_judge_source(const struct destination *from, 
 {
 	struct destination *node;
 
-	if (from && (from->kind == DESTINATION_POD_CIDR || from->kind == DESTINATION_NODE) &&
-	    addr_equal(&from->node, sender))
+	/* Only a POD_CIDR and a NODE have a node. */
+	if (from && addr_equal(&from->node, sender))
 		return VERDICT_GO_ON;
 	node = path_destination(sender);
 	return node && node->kind == DESTINATION_NODE ? -DROP_TUNNEL_SOURCE : -DROP_TUNNEL_NODE;

@@ -112,6 +112,23 @@ func (o outer) is(t *testing.T, tos uint8, sum bool) {
 	}
 }
 
+// Other nodes compare the outer source, so it is the InternalIP, whichever address the kernel would choose.
+func TestOuterSource(t *testing.T) {
+	b := newBed(t)
+	v, err := b.config.Get(config.Key{})
+	must(t, err)
+	v.TunnelSource = addr(nodeOtherIP)
+	must(t, b.config.Put(config.Key{}, v))
+	b.attach(wire.FromPod, b.pods[podA].index)
+	pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
+	l := b.pods[podA]
+	p := udp(podA, 5000, beyond, 53).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
+	o := far.encapsulated("udp "+podA+":5000 > "+beyond+":53", func() { pod.send(p.bytes(t)) })
+	if o.ip.SrcIP.String() != nodeOtherIP {
+		t.Errorf("outer source %v, want %s", o.ip.SrcIP, nodeOtherIP)
+	}
+}
+
 // A ping from beyond the tunnel is answered through it: the kernel's device gives and takes the keys.
 func TestTunnelOnTheWire(t *testing.T) {
 	for name, c := range map[string]struct {
