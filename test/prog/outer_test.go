@@ -143,7 +143,7 @@ func TestTunnelOnTheWire(t *testing.T) {
 			b.attach(wire.FromTunnel, b.tunnel)
 			b.attach(wire.ToTunnel, b.tunnel)
 			far := b.linkTo("ecprup-p")
-			const tos = 0xb8 | 2 // expedited forwarding, ECT(0)
+			const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
 			p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
 			o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(t))) })
 			o.is(t, tos, c.sum)
