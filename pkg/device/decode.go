@@ -51,8 +51,8 @@ func decodeLink(m []byte) (l Link, ok bool) {
 	if len(m) < unix.SizeofIfInfomsg || m[0] != unix.AF_UNSPEC {
 		return l, false
 	}
-	l = Link{Index: number(m[4:]), Kind: "device", PeerNS: -1}
 	flags := native.Uint32(m[8:])
+	l = Link{Index: number(m[4:]), Kind: "device", PeerNS: -1, NoARP: flags&unix.IFF_NOARP != 0}
 	if flags&unix.IFF_UP != 0 {
 		l.Flags |= net.FlagUp
 	}
@@ -78,14 +78,29 @@ func decodeLink(m []byte) (l Link, ok bool) {
 		case unix.IFLA_OPERSTATE:
 			l.Running = len(v) > 0 && v[0] == netlink.OperUp
 		case unix.IFLA_LINKINFO:
+			l.decodeKind(v)
+		}
+	}
+	return l, l.Index > 0
+}
+
+// decodeKind reads IFLA_LINKINFO, in which the kind stands before what only that kind has.
+func (l *Link) decodeKind(b []byte) {
+	for kind, v := range attributes(b) {
+		switch {
+		case kind == unix.IFLA_INFO_KIND:
+			l.Kind = unix.ByteSliceToString(v)
+		case kind == unix.IFLA_INFO_DATA && l.Kind == kindVXLAN:
 			for kind, v := range attributes(v) {
-				if kind == unix.IFLA_INFO_KIND {
-					l.Kind = unix.ByteSliceToString(v)
+				switch {
+				case kind == unix.IFLA_VXLAN_PORT && len(v) == 2:
+					l.VXLAN.Port = binary.BigEndian.Uint16(v)
+				case kind == unix.IFLA_VXLAN_COLLECT_METADATA:
+					l.VXLAN.FlowBased = len(v) > 0 && v[0] != 0
 				}
 			}
 		}
 	}
-	return l, l.Index > 0
 }
 
 // decodeAddress reads struct ifaddrmsg.

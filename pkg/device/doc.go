@@ -1,5 +1,5 @@
 // Package device wraps what the plugin and the agent need of netlink: links, addresses, routes, rules, neighbours and
-// IPsec policies; and sysctls.
+// IPsec policies; VXLAN devices; and sysctls.
 //
 // A Handle has a socket in one network namespace, and needs no thread of its own. Dumps that the kernel interrupts are
 // repeated, deleting what is already gone is success, and what does not exist is reported as ErrNotFound. Which links

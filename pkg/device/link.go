@@ -24,10 +24,12 @@ type Link struct {
 	MTU       int
 	MAC       net.HardwareAddr
 	Flags     net.Flags
+	NoARP     bool // neighbours are not resolved
 	Running   bool // operationally up: it carries packets
 	PeerIndex int  // of a veth: its peer's index, in the peer's namespace; of others: that of the device below
 	PeerNS    int  // the id that this namespace has for the peer's; negative: the peer is in this one, or there is none
 	Master    int
+	VXLAN     VXLAN // of a link of that kind
 }
 
 // Up reports whether the link is administratively up.
@@ -149,11 +151,15 @@ func (h *Handle) link(what string, find func() (netlink.Link, error)) (Link, err
 
 func convert(l netlink.Link) Link {
 	a := l.Attrs()
-	return Link{
+	out := Link{
 		Index: a.Index, Name: a.Name, Kind: l.Type(), MTU: a.MTU, MAC: a.HardwareAddr, Flags: a.Flags,
-		Running:   a.OperState == netlink.OperUp,
+		NoARP: a.RawFlags&unix.IFF_NOARP != 0, Running: a.OperState == netlink.OperUp,
 		PeerIndex: a.ParentIndex, PeerNS: a.NetNsID, Master: a.MasterIndex,
 	}
+	if v, ok := l.(*netlink.Vxlan); ok {
+		out.VXLAN = VXLAN{Port: uint16(v.Port), FlowBased: v.FlowBased}
+	}
+	return out
 }
 
 // SetUp sets a link up.
