@@ -1,6 +1,7 @@
 // Package netfilter finds out whether netfilter translates addresses of IPv4 on
 // this node: by rules of iptables or nftables, or, when those are gone, by flows
-// that they have translated. It only looks, and changes nothing.
+// that they have translated. It only looks at those. And it keeps a tunnel's
+// packets out of the connection table, by a table of nftables that is ours.
 //
 //	w := netfilter.New()
 //	translates, err := w.Begin(time.Now())

@@ -14,10 +14,15 @@ import (
 // well. It remembers what it saw: to look again costs next to nothing while
 // nobody changes rules, and little while there are some that translate.
 type nftables struct {
-	socket     *nl.SocketHandle // kept open, since it is asked all the time; nil: there is none yet
-	generation uint32           // of the rules at the newest look, which is never 0
-	chain      natChain         // that translated then; the zero value: none
-	absent     time.Time        // when the kernel said that it has no nftables
+	questions
+	generation uint32    // of the rules at the newest look, which is never 0
+	chain      natChain  // that translated then; the zero value: none
+	absent     time.Time // when the kernel said that it has no nftables
+}
+
+// questions are put to nftables through one socket, since they are put all the time. The zero value is ready for use.
+type questions struct {
+	socket *nl.SocketHandle // nil: there is none yet
 }
 
 // askAbsent is how often a kernel without nftables is asked for it: the question
@@ -72,8 +77,8 @@ func noNftables(err error) bool {
 }
 
 // newestGeneration is a number that every change of rules changes.
-func (n *nftables) newestGeneration() (uint32, error) {
-	answer, err := n.ask(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC)
+func (q *questions) newestGeneration() (uint32, error) {
+	answer, err := q.ask(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC)
 	if err != nil {
 		return 0, err
 	}
@@ -104,31 +109,31 @@ func (n *nftables) findNATChain() (natChain, error) {
 	return natChain{}, err
 }
 
-func (n *nftables) ask(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
-	if n.socket == nil {
+func (q *questions) ask(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
+	if q.socket == nil {
 		s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to no group
 		if err != nil {
 			return nil, err
 		}
-		n.socket = &nl.SocketHandle{Socket: s}
+		q.socket = &nl.SocketHandle{Socket: s}
 	}
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|message, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 	for _, a := range attrs {
 		req.AddData(a)
 	}
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: n.socket}
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: q.socket}
 	answer, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		n.close() // whatever is left in it of the answer
+		q.close() // whatever is left in it of the answer
 	}
 	return answer, err
 }
 
-func (n *nftables) close() {
-	if n.socket != nil {
-		n.socket.Close()
-		n.socket = nil
+func (q *questions) close() {
+	if q.socket != nil {
+		q.socket.Close()
+		q.socket = nil
 	}
 }
 

@@ -1,0 +1,144 @@
+package netfilter
+
+import (
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+var outer = Untracked{Address: netip.MustParseAddr("10.0.0.1"), Port: 4789, Mark: 0x00800000}
+
+// listed is what nft shows of the table; empty: it is not there.
+func listed() string {
+	out, _ := exec.Command("nft", "list", "table", "ip", notrackTable).CombinedOutput()
+	if strings.Contains(string(out), "No such file") {
+		return ""
+	}
+	return string(out)
+}
+
+// TestNotrackIsKept changes the rules in every way, and others' rules.
+func TestNotrackIsKept(t *testing.T) {
+	priv.Isolate(t)
+	var n Notrack
+	ensure := func(want Untracked, write bool) {
+		t.Helper()
+		if wrote, err := n.Ensure(time.Now(), want); wrote != write || err != nil {
+			t.Errorf("wrote %v, error %v; want %v", wrote, err, write)
+		}
+	}
+	run(t, "nft add table ip others")
+	ensure(outer, true)
+	good := listed()
+	for _, rule := range []string{
+		"ip daddr 10.0.0.1 udp dport 4789 notrack", "meta mark & 0x00800000 != 0x00000000 udp dport 4789 notrack",
+		"type filter hook prerouting priority raw", "type filter hook output priority raw",
+	} {
+		if !strings.Contains(good, rule) {
+			t.Errorf("there is no %q in\n%s", rule, good)
+		}
+	}
+	ensure(outer, false)
+	run(t, "nft add chain ip others forward { type filter hook forward priority 0 ; }")
+	ensure(outer, false)
+	for _, change := range []string{
+		"nft flush chain ip ebpf-cni output", "nft add rule ip ebpf-cni prerouting accept", "nft insert rule ip ebpf-cni prerouting drop",
+		"nft delete table ip ebpf-cni", "nft add table ip ebpf-cni { flags dormant ; }",
+		"nft chain ip ebpf-cni output { policy drop ; }", "nft flush ruleset",
+	} {
+		run(t, change)
+		ensure(outer, true)
+		if now := listed(); now != good {
+			t.Errorf("after %q:\n%s\nwant\n%s", change, now, good)
+		}
+		ensure(outer, false)
+	}
+	moved := outer
+	moved.Address, moved.Port = netip.MustParseAddr("10.0.0.2"), 8472
+	ensure(moved, true)
+	if now := listed(); !strings.Contains(now, "ip daddr 10.0.0.2 udp dport 8472") || strings.Contains(now, "4789") {
+		t.Errorf("after a change of address and port:\n%s", now)
+	}
+	if found, err := New().Look(time.Now(), false); found || err != nil {
+		t.Errorf("the rules are taken for translation: %v, %v", found, err)
+	}
+	for range 2 {
+		if err := RemoveNotrack(); err != nil || listed() != "" {
+			t.Errorf("removed with error %v:\n%s", err, listed())
+		}
+	}
+}
+
+func TestNotrackOfIPv6(t *testing.T) {
+	priv.Isolate(t)
+	var n Notrack
+	six := outer
+	six.Address = netip.MustParseAddr("fd00::1")
+	if wrote, err := n.Ensure(time.Now(), six); !wrote || err != nil {
+		t.Fatalf("wrote %v, error %v", wrote, err)
+	}
+	out, err := exec.Command("nft", "list", "table", "ip6", notrackTable).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "ip6 daddr fd00::1 udp dport 4789 notrack") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	if wrote, err := n.Ensure(time.Now(), six); wrote || err != nil {
+		t.Errorf("wrote %v once more, error %v", wrote, err)
+	}
+	if err := RemoveNotrack(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhatIsNotTracked sends to the port what is the tunnel's and what is not.
+func TestWhatIsNotTracked(t *testing.T) {
+	priv.Isolate(t)
+	for _, command := range []string{
+		"ip link set lo up", "ip addr add 10.0.0.1/32 dev lo", "ip addr add 10.0.0.2/32 dev lo",
+		"nft add table ip others", "nft add chain ip others in { type filter hook input priority 0 ; }", "nft add rule ip others in ct state new accept",
+	} {
+		run(t, command)
+	}
+	var n Notrack
+	if _, err := n.Ensure(time.Now(), outer); err != nil {
+		t.Fatal(err)
+	}
+	for _, packet := range []struct {
+		to      string
+		mark    int
+		tracked bool
+	}{
+		{"10.0.0.2:4789", 0, true}, // a Service's port, or a pod's
+		{"10.0.0.2:4789", 0x00800000, false},
+		{"10.0.0.2:4789", 0x01800001, false},
+		{"10.0.0.2:4788", 0x00800000, true},
+	} {
+		run(t, "conntrack -F")
+		dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, packet.mark) })
+			return err
+		}}
+		c, err := dialer.Dial("udp4", packet.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("outer")); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+		out, err := exec.Command("conntrack", "-L", "-p", "udp").CombinedOutput()
+		if err != nil {
+			t.Fatalf("conntrack -L: %v\n%s", err, out)
+		}
+		if tracked := strings.Contains(string(out), "dst=10.0.0.2"); tracked != packet.tracked {
+			t.Errorf("to %s with mark %#x: tracked %v\n%s", packet.to, packet.mark, tracked, out)
+		}
+	}
+}
