@@ -10,7 +10,7 @@ func (f Facts) Equal(o Facts) bool {
 	return slices.Equal(f.Local, o.Local) && slices.EqualFunc(f.Uplinks, o.Uplinks, Link.equal) &&
 		slices.EqualFunc(f.Routes, o.Routes, KernelRoute.equal) && slices.EqualFunc(f.Others, o.Others, KernelRoute.equal) &&
 		slices.Equal(f.Recent, o.Recent) && slices.Equal(f.Broadcast, o.Broadcast) && slices.Equal(f.Policies, o.Policies) &&
-		f.RoutesToStack == o.RoutesToStack && slices.Equal(f.Endpoints, o.Endpoints)
+		f.RoutesToStack == o.RoutesToStack && f.Tunnel == o.Tunnel && slices.Equal(f.Endpoints, o.Endpoints)
 }
 
 func (l Link) equal(o Link) bool {
@@ -18,7 +18,7 @@ func (l Link) equal(o Link) bool {
 }
 
 func (r KernelRoute) equal(o KernelRoute) bool {
-	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Via == o.Via && r.Table == o.Table && slices.Equal(r.Hops, o.Hops)
+	return r.Dst == o.Dst && r.Index == o.Index && r.OnLink == o.OnLink && r.Via == o.Via && r.MTU == o.MTU && r.Table == o.Table && slices.Equal(r.Hops, o.Hops)
 }
 
 // Equal reports whether the same is in force.
@@ -27,4 +27,6 @@ func (s Standing) Equal(o Standing) bool {
 		s.Ways.equal(o.Ways)
 }
 
-func (w Ways) equal(o Ways) bool { return slices.Equal(w.World, o.World) && slices.Equal(w.All, o.All) }
+func (w Ways) equal(o Ways) bool {
+	return slices.Equal(w.World, o.World) && slices.Equal(w.All, o.All) && w.Tunnel == o.Tunnel
+}

@@ -30,11 +30,13 @@ func Make(in Input) Result {
 		Config:       nodeConfig(standing),
 		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
+		Crossed:      map[string]bool{},
 		Standing:     standing,
 	}, masks: newRouteMasks(in.Facts)}
 	if a := standing.NodeIP4(); a.IsValid() && j.local.Contains(a) {
 		b.r.Source = a
 	}
+	b.tunnel()
 	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))
 	if !in.Known {
 		b.keepClaims()
@@ -105,9 +107,6 @@ func (b *builder) native() {
 
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
-	for _, a := range c.internal {
-		b.node(a)
-	}
 	via := c.internal[0]
 	for _, a := range c.internal {
 		if a.Is4() {
@@ -115,36 +114,52 @@ func (b *builder) peer(c candidate) {
 			break
 		}
 	}
-	link, ok := b.reach(via)
-	if via.Is4() && !ok {
-		b.problem(c.name, OffLink, "InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", via, b.uplinkNames())
+	w := b.way(via)
+	if link, onLink := b.reach(via); onLink && w.kind == destinations.Tunnel {
+		b.r.Crossed[link.Name] = true
 	}
-	b.r.Peers = append(b.r.Peers, Peer{Name: c.name, Address: via, PodCIDRs: c.pods})
+	for _, a := range c.internal {
+		b.node(a, via, w)
+	}
+	if via.Is4() && w.kind == destinations.None {
+		b.problem(c.name, OffLink, "%s", b.whyNone(via))
+	}
+	b.r.Peers = append(b.r.Peers, Peer{Name: c.name, Address: via, Way: w.kind, PodCIDRs: c.pods})
 	for _, p := range c.pods {
-		b.podCIDR(p, via, link)
+		b.podCIDR(p, via, w)
 	}
 }
 
-// node adds an address of another node.
-func (b *builder) node(a netip.Addr) {
-	link, _ := b.reach(a)
-	b.destination(host(a), destinations.Value{Kind: destinations.Node, Ifindex: link.Index, Uplinks: b.masks.around(host(a))})
+// node adds an address of the node whose InternalIP is via.
+func (b *builder) node(a, via netip.Addr, w way) {
+	v := destinations.Value{Kind: destinations.Node, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(a))}
+	if w.kind == destinations.Tunnel {
+		v.Flags, v.MTU = destinations.ByTunnel, w.mtu
+	} else {
+		link, _ := b.reach(a)
+		v.Ifindex = link.Index
+	}
+	b.destination(host(a), v)
 }
 
-// podCIDR adds the way to a podCIDR of another node. Without a link the kernel
+// podCIDR adds the way to a podCIDR of another node. Without one the kernel
 // answers that it is unreachable, instead of sending pods' packets out of the cluster.
-func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, link Link) {
+func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, w way) {
 	b.r.Standing.Claims[p] = via
 	if !p.Addr().Is4() || !via.Is4() {
 		return
 	}
 	v := destinations.Value{
-		Kind: destinations.PodCIDR, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(via)) | b.masks.within(p),
+		Kind: destinations.PodCIDR, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(via)) | b.masks.within(p), MTU: w.mtu,
 	}
 	r := Route{Dst: p}
-	if link.Index != 0 {
-		v.Ifindex, v.MTU = link.Index, link.MTU
-		r.Via, r.Src, r.Index = via, b.r.Source, link.Index
+	switch w.kind {
+	case destinations.Direct:
+		v.Ifindex = w.index
+		r.Via, r.Src, r.Index = via, b.r.Source, w.index
+	case destinations.Tunnel:
+		v.Flags = destinations.ByTunnel
+		r.Src, r.Index, r.MTU = b.r.Source, w.index, w.mtu
 	}
 	b.destination(p, v)
 	b.r.Routes = append(b.r.Routes, r)
@@ -156,9 +171,9 @@ func (b *builder) keepClaims() {
 		if _, bad := overlapsAny(p, b.r.Standing.Own); bad {
 			continue
 		}
-		link, _ := b.reach(via)
-		b.podCIDR(p, via, link)
-		b.node(via)
+		w := b.way(via)
+		b.podCIDR(p, via, w)
+		b.node(via, via, w)
 	}
 	slices.SortFunc(b.r.Routes, func(x, y Route) int { return x.Dst.Addr().Compare(y.Dst.Addr()) })
 }
@@ -178,6 +193,9 @@ func (b *builder) local() {
 	}
 	for _, p := range b.in.Facts.Local {
 		b.destination(p, destinations.Value{Kind: destinations.Host})
+	}
+	if a := b.r.Config.TunnelAddress.Netip(); a.IsValid() {
+		b.destination(host(a), destinations.Value{Kind: destinations.Host})
 	}
 	more := slices.Clone(b.in.Facts.Broadcast)
 	for _, a := range b.in.Facts.Recent {

@@ -14,6 +14,8 @@ const ethernet = 1500
 type Ways struct {
 	World []uint32 // the default routes'
 	All   []uint32 // these, and those to other nodes and their pods
+	// Tunnel says that some packets go, or will go, through the tunnel.
+	Tunnel bool
 }
 
 // mtu plans the MTU of new pods: what fits every way to other nodes and to the world; without any, every uplink. What is
@@ -39,7 +41,39 @@ func (b *builder) mtu() {
 			now.All = append(now.All, l.Index)
 		}
 	}
-	b.r.Standing.Ways, b.r.MTU = now, leastMTU(b.in.Facts.Uplinks, now.All)
+	b.r.MTU = leastMTU(b.in.Facts.Uplinks, now.All)
+	tunnelled := b.throughTunnel()
+	now.Tunnel = tunnelled.any || tunnelled.missing && (before.All == nil || before.Tunnel)
+	switch {
+	case tunnelled.mtu != 0:
+		b.r.MTU = min(b.r.MTU, tunnelled.mtu)
+	case now.Tunnel:
+		b.r.MTU = InnerMTU(uint32(b.r.MTU))
+	}
+	b.r.Standing.Ways = now
+}
+
+// tunnelled is about the podCIDRs that packets get to through the tunnel.
+type tunnelled struct {
+	any     bool // there are some, or will be once there are other nodes
+	missing bool // there is no way at all to some that may be
+	mtu     int  // the least, in bytes of IP packet; 0: there is none yet
+}
+
+func (b *builder) throughTunnel() (t tunnelled) {
+	t.any = b.in.Mode == RouteVXLAN
+	for _, v := range b.r.Destinations {
+		switch {
+		case v.Kind != destinations.PodCIDR:
+		case v.Way() == destinations.Tunnel:
+			if t.any = true; t.mtu == 0 || int(v.MTU) < t.mtu {
+				t.mtu = int(v.MTU)
+			}
+		case v.Way() == destinations.None:
+			t.missing = b.mayTunnel()
+		}
+	}
+	return t
 }
 
 // leastMTU is the least MTU of the uplinks with these indexes; without any, of all.

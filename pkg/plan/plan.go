@@ -39,6 +39,8 @@ type KernelRoute struct {
 	OnLink bool
 	// Via is the gateway, if there is one.
 	Via netip.Addr
+	// MTU is that of the route itself, in bytes of IP packet; 0: it has none.
+	MTU uint32
 	// Hops are the interfaces of a route with several next hops.
 	Hops []uint32
 	// Table is the one that a rule leads to; 0: the main table.
@@ -71,6 +73,8 @@ type Facts struct {
 	RoutesToStack bool
 	// Endpoints are the addresses of this node's pods.
 	Endpoints []netip.Addr
+	// Tunnel is the index of the tunnel device; 0: there is none that works.
+	Tunnel uint32
 }
 
 // Standing is what was in force before: it outlives a restart of the agent.
@@ -85,9 +89,20 @@ type Standing struct {
 	Ways Ways
 }
 
+// RoutingMode says how packets get to the pods of other nodes. A node understands those in any mode.
+type RoutingMode string
+
+// The modes.
+const (
+	RouteDirect RoutingMode = "direct" // to nodes on the link of an uplink, and to no others
+	RouteVXLAN  RoutingMode = "vxlan"  // encapsulated
+	RouteAuto   RoutingMode = "auto"   // direct where that is possible, else encapsulated
+)
+
 // Input is everything that Make looks at.
 type Input struct {
 	Self string
+	Mode RoutingMode
 	// Known says that Nodes is a complete list; without one, what stands stays.
 	Known bool
 	Nodes []Node
@@ -124,17 +139,21 @@ type Problem struct {
 // Route is a kernel route that should exist.
 type Route struct {
 	Dst netip.Prefix
-	// Via is the gateway; an invalid one makes the route an unreachable one.
+	// Via is the gateway; invalid: there is none.
 	Via netip.Addr
 	// Src is the address that the host's own packets get; may be invalid.
-	Src   netip.Addr
+	Src netip.Addr
+	// Index is the egress link; 0 makes the route an unreachable one.
 	Index uint32
+	// MTU is in bytes of IP packet; 0: the link's.
+	MTU uint32
 }
 
 // Peer is another node as it is reached.
 type Peer struct {
 	Name     string
 	Address  netip.Addr
+	Way      destinations.Way
 	PodCIDRs []netip.Prefix
 }
 
@@ -150,7 +169,10 @@ type Result struct {
 	Uplinks      map[uplinks.Key]uplinks.Value
 	Routes       []Route
 	Peers        []Peer
-	Problems     []Problem
+	// Crossed are the uplinks, by name, on whose links nodes are that are reached by tunnel nevertheless: what those send
+	// directly does not come in the way back.
+	Crossed  map[string]bool
+	Problems []Problem
 	// Notes are sentences that are no problem but worth a line in the log.
 	Notes []string
 	// Source is what the host's own packets to pods get as their source: the IPv4

@@ -1,0 +1,194 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+const tunnelIndex = 9
+
+// apart is node 1 with a node on its link and one behind the default gateway.
+func apart(mode RoutingMode) Input {
+	in := input(node(1), node(2), node(3).with(func(n *Node) { n.InternalIPs = []string{"203.0.113.13"} }))
+	in.Mode, in.Facts.Tunnel = mode, tunnelIndex
+	return in
+}
+
+// wayTo is how a plan gets to a node's pods, with the route that the host itself takes.
+func wayTo(r Result, p Peer) (destinations.Value, Route) {
+	i := slices.IndexFunc(r.Routes, func(route Route) bool { return route.Dst == p.PodCIDRs[0] })
+	return r.Destinations[destinations.KeyFrom(p.PodCIDRs[0])], r.Routes[i]
+}
+
+func TestWays(t *testing.T) {
+	const direct, tunnel, none = destinations.Direct, destinations.Tunnel, destinations.None
+	for _, tt := range []struct {
+		name      string
+		mode      RoutingMode
+		change    func(*Input)
+		near, far destinations.Way
+		mtu       uint32 // of what goes through the tunnel
+		pods      int    // the MTU of new pods
+		says      string // of the far node, if there is no way there
+	}{
+		{"direct", RouteDirect, func(*Input) {}, direct, none, 0, 1500, "not on the link of an uplink"},
+		{"auto", RouteAuto, func(*Input) {}, direct, tunnel, 1450, 1450, ""},
+		{"vxlan", RouteVXLAN, func(*Input) {}, tunnel, tunnel, 1450, 1450, ""},
+		{"no device, auto", RouteAuto, func(in *Input) { in.Facts.Tunnel = 0 }, direct, none, 0, 1450, "no tunnel device"},
+		{"no device, vxlan", RouteVXLAN, func(in *Input) { in.Facts.Tunnel = 0 }, none, none, 0, 1450, "no tunnel device"},
+		{"no route, auto", RouteAuto, func(in *Input) { in.Facts.Routes = in.Facts.Routes[1:] }, direct, none, 0, 1450, "no route"},
+		{"no route, vxlan", RouteVXLAN, func(in *Input) { in.Facts.Routes = in.Facts.Routes[1:] }, tunnel, none, 1450, 1450, "no route"},
+		{"a route over no uplink", RouteAuto, func(in *Input) {
+			in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("203.0.113.0/24"), Index: 7})
+		}, direct, none, 0, 1450, "no route"},
+		{"a default route by a rule", RouteAuto, func(in *Input) {
+			in.Facts.Routes[0].Table, in.Facts.Others, in.Facts.Routes = 7, in.Facts.Routes[:1:1], in.Facts.Routes[1:]
+		}, direct, tunnel, 1450, 1450, ""},
+		{"a narrow uplink", RouteAuto, func(in *Input) { in.Facts.Uplinks[0].MTU = 1400 }, direct, tunnel, 1350, 1350, ""},
+		{"a narrow route", RouteAuto, func(in *Input) { in.Facts.Routes[0].MTU = 1300 }, direct, tunnel, 1250, 1250, ""},
+		{"an uplink too narrow", RouteAuto, func(in *Input) { in.Facts.Routes[0].MTU = 50 }, direct, none, 0, 1450, "no route"},
+		{"two uplinks to the far node", RouteAuto, func(in *Input) {
+			in.Facts.Uplinks = append(in.Facts.Uplinks, Link{Index: 3, Name: "eth1", MTU: 1420, Bit: 1})
+			in.Facts.Routes[0] = KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Hops: []uint32{2, 3}}
+		}, direct, tunnel, 1370, 1370, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := apart(tt.mode)
+			tt.change(&in)
+			r := Make(in)
+			if crossed := r.Crossed["eth0"]; crossed != (tt.near == tunnel) {
+				t.Errorf("nodes on the link that are reached by tunnel: %v", crossed)
+			}
+			if r.MTU != tt.pods {
+				t.Errorf("pods get MTU %d, want %d", r.MTU, tt.pods)
+			}
+			for i, want := range []destinations.Way{tt.near, tt.far} {
+				peer := r.Peers[i]
+				v, route := wayTo(r, peer)
+				address := r.Destinations[destinations.KeyFrom(host(peer.Address))]
+				if v.Way() != want || peer.Way != want || v.Node != wire.AddrFrom(peer.Address) || address.Node != v.Node {
+					t.Errorf("%s is reached %s, %+v, its address %+v; want %s", peer.Name, peer.Way, v, address, want)
+				}
+				byTunnel := Route{Dst: v0(peer), Src: r.Source, Index: tunnelIndex, MTU: tt.mtu}
+				switch want {
+				case tunnel:
+					if route != byTunnel || v.MTU != tt.mtu || v.Ifindex != 0 || address.Flags != destinations.ByTunnel || address.MTU != tt.mtu {
+						t.Errorf("%s: route %+v, want %+v; %+v, its address %+v", peer.Name, route, byTunnel, v, address)
+					}
+				case none:
+					if route != (Route{Dst: v0(peer)}) || address.Flags != 0 {
+						t.Errorf("%s: route %+v, want an unreachable one; its address %+v", peer.Name, route, address)
+					}
+				default:
+					if route.Via != peer.Address || route.MTU != 0 || v.MTU != in.Facts.Uplinks[0].MTU || address.Flags != 0 {
+						t.Errorf("%s: route %+v, %+v, its address %+v", peer.Name, route, v, address)
+					}
+				}
+			}
+			if said := strings.Contains(text(r.Problems), tt.says); !said || (tt.far == none) != slices.Contains(problems(r), "n3 off_link") {
+				t.Errorf("problems %v, want %q of n3", r.Problems, tt.says)
+			}
+		})
+	}
+}
+
+func v0(p Peer) netip.Prefix { return p.PodCIDRs[0] }
+
+func text(all []Problem) string {
+	var b strings.Builder
+	for _, p := range all {
+		b.WriteString(p.String() + "\n")
+	}
+	return b.String()
+}
+
+// The far end compares a packet's source with one address, whichever of its node it is.
+func TestAllAddressesOfANodeShareItsTunnel(t *testing.T) {
+	in := apart(RouteAuto)
+	in.Nodes[2].InternalIPs = append(in.Nodes[2].InternalIPs, "172.18.0.77") // on our link
+	r := Make(in)
+	for _, a := range in.Nodes[2].InternalIPs {
+		v := r.Destinations[destinations.KeyFrom(host(netip.MustParseAddr(a)))]
+		if v.Kind != destinations.Node || v.Node.String() != "203.0.113.13" || v.Flags != destinations.ByTunnel || v.Ifindex != 0 {
+			t.Errorf("%s: %+v", a, v)
+		}
+	}
+}
+
+// What the programs need in order to understand others is there in every mode.
+func TestTunnelOfThisNode(t *testing.T) {
+	for _, mode := range []RoutingMode{RouteDirect, RouteVXLAN, RouteAuto} {
+		r := Make(apart(mode))
+		address := r.Destinations[destinations.KeyFrom(netip.MustParsePrefix("10.244.1.0/32"))]
+		if c := r.Config; c.TunnelIfindex != tunnelIndex || c.TunnelSource.String() != "172.18.0.11" || c.TunnelAddress.String() != "10.244.1.0" ||
+			address.Kind != destinations.Host {
+			t.Errorf("%s: config %+v, the device's address %+v", mode, c, address)
+		}
+	}
+	for name, tt := range map[string]struct {
+		change          func(*Input)
+		source, address string
+	}{
+		"no device":               {func(in *Input) { in.Facts.Tunnel = 0 }, "-", "-"},
+		"the InternalIP is away":  {func(in *Input) { in.Facts.Local = in.Facts.Local[:1] }, "-", "10.244.1.0"},
+		"a podCIDR of two pods":   {func(in *Input) { in.Nodes[0].PodCIDRs = []string{"10.244.1.0/31"} }, "172.18.0.11", "-"},
+		"a podCIDR of four":       {func(in *Input) { in.Nodes[0].PodCIDRs = []string{"10.244.1.4/30"} }, "172.18.0.11", "10.244.1.4"},
+		"no podCIDR of this node": {func(in *Input) { in.Nodes = in.Nodes[1:] }, "-", "-"},
+	} {
+		in := apart(RouteAuto)
+		tt.change(&in)
+		c := Make(in).Config
+		if c.TunnelSource.String() != tt.source || c.TunnelAddress.String() != tt.address {
+			t.Errorf("%s: source %s, address %s; want %s and %s", name, c.TunnelSource, c.TunnelAddress, tt.source, tt.address)
+		}
+	}
+}
+
+// A node that moves is followed, and without a list nothing changes.
+func TestWaysFollow(t *testing.T) {
+	first := Make(apart(RouteAuto))
+	in := apart(RouteAuto)
+	in.Before = first.Standing
+	in.Nodes[1].InternalIPs, in.Nodes[2].InternalIPs = []string{"203.0.113.12"}, []string{"172.18.0.13"}
+	r := Make(in)
+	if r.Peers[0].Way != destinations.Tunnel || r.Peers[1].Way != destinations.Direct || len(r.Problems) != 0 {
+		t.Errorf("peers %+v, problems %v", r.Peers, r.Problems)
+	}
+	unknown := apart(RouteAuto)
+	unknown.Known, unknown.Before = false, first.Standing
+	if diff := cmp.Diff(dump(first), dump(Make(unknown))); diff != "" {
+		t.Errorf("after a restart, before the first list (-before +after):\n%s", diff)
+	}
+}
+
+// The MTU of pods that start while the way to a node is away for a moment is what it was.
+func TestMTUWithoutAWayForAMoment(t *testing.T) {
+	for _, mode := range []RoutingMode{RouteVXLAN, RouteAuto, RouteDirect} {
+		first := Make(apart(mode))
+		in := apart(mode)
+		in.Before, in.Facts.Routes = first.Standing, nil
+		in.Facts.Uplinks[0].Away = true
+		if r := Make(in); r.MTU != first.MTU {
+			t.Errorf("%s: MTU %d, while the routes are away %d", mode, first.MTU, r.MTU)
+		}
+	}
+	alone := input(node(1), node(2)) // on our link
+	alone.Mode, alone.Facts.Tunnel = RouteAuto, tunnelIndex
+	first := Make(alone)
+	alone.Before, alone.Facts.Routes, alone.Facts.Uplinks[0].Away = first.Standing, nil, true
+	if r := Make(alone); first.MTU != 1500 || r.MTU != 1500 {
+		t.Errorf("without the tunnel: MTU %d, while the routes are away %d", first.MTU, r.MTU)
+	}
+	empty := input(node(1))
+	empty.Mode = RouteVXLAN
+	if r := Make(empty); r.MTU != 1450 {
+		t.Errorf("the first node of a cluster gives its pods MTU %d", r.MTU)
+	}
+}
