@@ -127,6 +127,7 @@ func summary(s observe.Status) [][2]string {
 		{"pod CIDRs", dash(join(s.Node.PodCIDRs))},
 		{"pods", strconv.Itoa(s.Node.Pods)},
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
+		{"routing", s.Node.Routing},
 		{"netfilter", netfilter},
 		{"routes", s.Node.Routes},
 		{"ipsec", s.Node.IPsec},

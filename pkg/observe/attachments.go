@@ -123,6 +123,8 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	}
 	pin := s.Dir.Link(string(a.Hook), a.Ifindex)
 	switch {
+	case wanted && a.Interface == "" && slices.Contains(attach.TunnelHooks(), a.Hook):
+		s.problemOf("tunnel", "the tunnel device, interface %s, is gone: what other nodes send through it is lost, and so is what they are sent; a running agent makes it again", where)
 	case wanted && a.Interface == "":
 		s.problem("interface %s is gone, but has entries in the maps: its pod was not deleted properly; a running agent removes them", where)
 	case wanted && a.Mode == "":
@@ -130,7 +132,7 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	case a.Mode == "":
 		s.problem("link %s is severed, its interface is gone; a running agent removes it", pin)
 	case !wanted:
-		s.problem("%s is attached to interface %s, which belongs to no pod and is no uplink; a running agent removes it", program, where)
+		s.problem("%s is attached to interface %s, which belongs to no pod and is neither uplink nor tunnel; a running agent removes it", program, where)
 	case s.pinned(program) != 0 && a.ProgramID != s.pinned(program):
 		s.problem("interface %s runs program %d, not %d, which is pinned as %s: an update has not reached it; restart the agent",
 			where, a.ProgramID, s.pinned(program), program)
@@ -151,6 +153,11 @@ func (s *survey) wanted() []attach.Place {
 	for _, u := range s.uplinks {
 		for _, hook := range attach.UplinkHooks() {
 			out = append(out, attach.Place{Ifindex: int(u.Key.Ifindex), Hook: hook})
+		}
+	}
+	if index := s.Node.Tunnel; index != 0 {
+		for _, hook := range attach.TunnelHooks() {
+			out = append(out, attach.Place{Ifindex: int(index), Hook: hook})
 		}
 	}
 	return out

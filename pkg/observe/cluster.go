@@ -30,6 +30,8 @@ type Cluster struct {
 	// NotReady says in a sentence why this node can't carry a pod, as /readyz does;
 	// empty: it can. It holds for as long as the agent that wrote it runs.
 	NotReady string `json:"not_ready"`
+	// Routing is the routing mode, with what there is to know of the tunnel.
+	Routing string `json:"routing"`
 	// Netfilter says what translates addresses in the node's netfilter, so that the
 	// programs work beside it; empty: nothing does.
 	Netfilter string `json:"netfilter"`
@@ -146,7 +148,7 @@ func (s *survey) degraded(c Cluster) {
 
 // name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
-	s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Netfilter), typed.Printable(c.Routes), typed.Printable(c.IPsec)
+	s.Node.Routing, s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Routing), typed.Printable(c.Netfilter), typed.Printable(c.Routes), typed.Printable(c.IPsec)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name

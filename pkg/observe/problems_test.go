@@ -57,7 +57,7 @@ func TestSurveyFindsProblemsOfTheCluster(t *testing.T) {
 			func(n *node) {
 				n.destination("10.244.5.0/24", destinations.Value{Kind: destinations.PodCIDR, Node: addr("192.0.2.5")})
 			},
-			[]string{"node 192.0.2.5 is off link: no uplink reaches it directly, so pods in 10.244.5.0/24"},
+			[]string{"node 192.0.2.5 is off link: neither an uplink nor the tunnel reaches it, so pods in 10.244.5.0/24"},
 		},
 		"node off link, with a name": {
 			func(n *node) {
@@ -196,7 +196,7 @@ func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 		},
 		"link pinned where nothing of ours is": {
 			func(n *node) { n.attach(attach.TCX, attach.FromPod, n.link("extra")) },
-			[]string{"belongs to no pod and is no uplink"},
+			[]string{"belongs to no pod and is neither uplink nor tunnel"},
 		},
 		"another program than the pinned one": {
 			func(n *node) {

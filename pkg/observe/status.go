@@ -68,6 +68,10 @@ type Node struct {
 	Addresses []netip.Addr   `json:"addresses"`
 	PodCIDRs  []netip.Prefix `json:"pod_cidrs"`
 	Pods      int            `json:"pods"`
+	// Tunnel is the index of the tunnel device; 0: there is none that works.
+	Tunnel uint32 `json:"tunnel"`
+	// Routing is the routing mode, with what there is to know of the tunnel; empty where the agent has not left it.
+	Routing string `json:"routing"`
 	// Netfilter says what translates addresses here, beside which the programs work;
 	// empty: nothing does.
 	Netfilter string `json:"netfilter"`
@@ -91,7 +95,7 @@ type Peer struct {
 	Name    string     `json:"name"`
 	Node    netip.Addr `json:"node"`
 	PodCIDR string     `json:"pod_cidr"`
-	// Way is how its pods are reached, over the uplink of Ifindex; empty without a podCIDR.
+	// Way is how its pods are reached, over the uplink or the tunnel of Ifindex; empty without a podCIDR.
 	Way       destinations.Way `json:"way"`
 	Ifindex   uint32           `json:"ifindex"`
 	Interface string           `json:"interface"`
@@ -239,7 +243,7 @@ func (s *survey) node() error {
 		return err
 	}
 	for _, e := range entries {
-		s.Node.Layout = e.Value.Layout
+		s.Node.Layout, s.Node.Tunnel = e.Value.Layout, e.Value.TunnelIfindex
 		s.Node.Addresses = valid(e.Value.NodeIPv4, e.Value.NodeIPv6)
 		s.Node.PodCIDRs = append(s.Node.PodCIDRs, e.Value.PodCIDRs()...)
 	}
@@ -280,10 +284,12 @@ func (s *survey) reach() error {
 			if len(s.uplinks) == 0 {
 				continue // that is said once
 			}
-			s.problem("node %s is off link: no uplink reaches it directly, so pods in %s cannot be reached; put the node on a link of this one",
+			s.problem("node %s is off link: neither an uplink nor the tunnel reaches it, so pods in %s cannot be reached; the agent's log says why",
 				p.called(), p.PodCIDR)
 		case destinations.Direct:
 			s.Peers[i].Interface = s.interfaces[p.Ifindex]
+		case destinations.Tunnel:
+			s.Peers[i].Ifindex, s.Peers[i].Interface = s.Node.Tunnel, s.interfaces[s.Node.Tunnel]
 		}
 	}
 	return nil
