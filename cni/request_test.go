@@ -88,6 +88,9 @@ func TestRequestedAddress(t *testing.T) {
 	w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"ips": []string{"10.8.0.1"}}), "runtimeConfig.ips[0]", "10.8.0.1")
 	_, e := w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.8.0.1")
 	w.isError(e, 4, "CNI_ARGS", "10.8.0.1")
+	// The podCIDR's network address is the tunnel device's.
+	_, e = w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.9.0.0")
+	w.isError(e, 4, "CNI_ARGS", "10.9.0.0")
 }
 
 // TestPodIsNamed: the state file and the log say what the runtime calls the pod, and no name keeps a pod from its network.

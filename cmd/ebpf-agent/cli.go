@@ -86,7 +86,7 @@ func refuseLater(_ *cobra.Command, err error) error {
 }
 
 func notYet(setting string) error {
-	return cli.Misuse("%s: sets a feature that this version does not have: it carries IPv4 by direct routing; leave it out", setting)
+	return cli.Misuse("%s: sets a feature that this version does not have: it carries IPv4 only; leave it out", setting)
 }
 
 func (e env) serve(ctx context.Context, o *options) error {
@@ -146,6 +146,9 @@ func (o *options) complete(e env) error {
 	}
 	if o.config.Portmap == agent.PortmapOn && o.config.Bin == "" {
 		return cli.Misuse(`--portmap "on": --cni-bin-dir is empty, where the portmap plugin is looked for; takes auto or off then`)
+	}
+	if p := o.config.VXLANPort; o.config.SnatLow <= p && p <= o.config.SnatHigh {
+		return cli.Misuse("--vxlan-port %d: is one of --snat-ports, which masqueraded flows get; takes another one", p)
 	}
 	if err := o.findPlugin(e); err != nil {
 		return err

@@ -105,7 +105,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", Masquerade: true, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Masquerade: true, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Portmap: agent.PortmapAuto, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -116,7 +116,7 @@ func TestDefaults(t *testing.T) {
 
 func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
-		"--nodes-file=$NODES", "--node-name", "n1", "--masquerade=false",
+		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
 		"--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
@@ -142,7 +142,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	}
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
-		Node:        "n1", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
@@ -158,6 +158,9 @@ func TestRefusals(t *testing.T) {
 		{"--kubeconfig=", "a kubeconfig file"}, {"--nodes-file=", "a file that exists"},
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
+		{"--routing-mode=ipip", "direct, vxlan or auto"}, {"--vxlan-port=0", "a number"}, {"--vxlan-port=65536", "a number"},
+		{"--vxlan-vni=0", "a number"}, {"--vxlan-vni=16777216", "a number"}, {"--vxlan-udp-checksum=maybe", "true or false"},
+		{"--vxlan-port=50000", "--snat-ports"},
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
 		{"--masquerade=maybe", "true or false"},
@@ -275,7 +278,7 @@ func TestSettingsOfNoFeature(t *testing.T) {
 		shipped[cli.Variable(name)] = value
 	}
 	c := call(t, nil, shipped, "--nodes-file=$NODES")
-	if c.status != 0 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "EBPF_AGENT_VXLAN_PORT") {
+	if c.status != 0 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "EBPF_AGENT_MASQUERADE_IPV6") {
 		t.Errorf("status %d: %q", c.status, c.stderr)
 	}
 	for name, value := range later() {

@@ -45,6 +45,11 @@ func (o *options) flags() []cli.Flag {
 		{Name: "nodes-file", Help: "read Nodes from this file instead of the API, again whenever it changes: what kubectl get nodes prints with -o yaml or -o json",
 			Value: existingFile(&c.NodesFile, "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON")},
 		{Name: "uplink", Help: "interfaces that lead out of the node; default: all that routes lead out of, followed as routes change", Value: uplinks(&c.Uplinks)},
+		{Name: "routing-mode", Default: "auto", Help: "how packets get to other nodes' pods: direct, to nodes on the same link; vxlan, encapsulated; auto, direct where that is possible, else encapsulated",
+			Value: cli.OneOf(&c.RoutingMode, agent.RouteDirect, agent.RouteVXLAN, agent.RouteAuto)},
+		{Name: "vxlan-port", Default: "4789", Help: "UDP port of the tunnel, the same on all nodes", Value: port(&c.VXLANPort)},
+		{Name: "vxlan-vni", Default: "4096", Help: "VXLAN network identifier of the tunnel, the same on all nodes", Value: cli.Number(&c.VXLANVNI, "VNI", 1, 1<<24-1)},
+		{Name: "vxlan-udp-checksum", Default: "true", Help: "give outer packets a UDP checksum; false where a network card spoils it", Value: cli.Bool(&c.VXLANChecksum)},
 		{Name: "masquerade", Default: "true", Help: "masquerade what pods send to the world: it leaves with the node's address", Value: cli.Bool(&c.Masquerade)},
 		{Name: "non-masquerade-cidr", Help: "destinations that see pods' own addresses; podCIDRs and nodes always do and need not be listed", Value: o.prefixes(&c.NonMasquerade)},
 		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
@@ -66,7 +71,5 @@ func (o *options) flags() []cli.Flag {
 
 // later are flags of features that this version does not have, with the values that manifests have shipped for them.
 func later() map[string]string {
-	return map[string]string{
-		"routing-mode": "direct", "masquerade-ipv6": "true", "vxlan-port": "8472", "vxlan-vni": "4096", "vxlan-udp-checksum": "true",
-	}
+	return map[string]string{"masquerade-ipv6": "true"}
 }

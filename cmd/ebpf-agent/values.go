@@ -138,6 +138,18 @@ func uplinks(into *[]string) cli.Value {
 	}}
 }
 
+func port(into *uint16) cli.Value {
+	var n uint32
+	v := cli.Number(&n, "PORT", 1, 1<<16-1)
+	set := v.Set
+	v.Set = func(s string) error {
+		err := set(s)
+		*into = uint16(n)
+		return err
+	}
+	return v
+}
+
 func snatPorts(low, high *uint16) cli.Value {
 	return cli.Value{Arg: "LOW-HIGH", Takes: "LOW-HIGH, each from 1 to 65535", Set: func(s string) error {
 		first, last, _ := strings.Cut(s, "-")

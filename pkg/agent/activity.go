@@ -12,6 +12,7 @@ import (
 const (
 	repairedPin         = "pin"
 	repairedUplink      = "uplink program"
+	repairedTunnel      = "tunnel"
 	repairedRoute       = "cluster route"
 	repairedDestination = "cluster destination"
 	repairedSysctl      = "host sysctl"
@@ -45,8 +46,8 @@ func newActivity() activity {
 	for _, kind := range []string{kindPass, kindReplan, kindInspect} {
 		a.rounds.WithLabelValues(kind)
 	}
-	for _, what := range append(endpoint.Repairable(),
-		repairedPin, repairedUplink, repairedRoute, repairedDestination, repairedSysctl, repairedList, repairedPlugin) {
+	for _, what := range append(endpoint.Repairable(), repairedPin, repairedUplink, repairedTunnel, repairedRoute,
+		repairedDestination, repairedSysctl, repairedList, repairedPlugin) {
 		a.repairs.WithLabelValues(what)
 	}
 	return a

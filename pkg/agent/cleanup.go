@@ -17,6 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -70,6 +71,7 @@ func (c *cleaner) run(ctx context.Context) error {
 		// A plugin that was at work until then finds no pins any more.
 		{"late endpoints", c.releaseEndpoints},
 		{"routes", c.deleteRoutes},
+		{"tunnel", c.removeTunnel},
 		{"plugin", c.removePlugin},
 		{"sysctls", func(context.Context) error {
 			return newSysctls(&node{cfg: Config{Directories: c.Directories}, log: c.log}, c.record).restore()
@@ -134,6 +136,20 @@ func (c *cleaner) deleteRoutes(context.Context) error {
 		errs = append(errs, c.host.DeleteRoute(r))
 	}
 	return errors.Join(errs...)
+}
+
+// removeTunnel leaves a device of somebody else's that has its name.
+func (c *cleaner) removeTunnel(context.Context) error {
+	err := netfilter.RemoveNotrack()
+	link, findErr := c.host.LinkByName(tunnelName)
+	switch {
+	case errors.Is(findErr, device.ErrNotFound):
+	case findErr != nil:
+		err = errors.Join(err, findErr)
+	case link.VXLAN.FlowBased:
+		err = errors.Join(err, c.host.DeleteLink(link.Index))
+	}
+	return err
 }
 
 func (c *cleaner) removePlugin(context.Context) error {

@@ -50,8 +50,8 @@ func (c *clusterController) writeConfig(s *state) error {
 	if have == s.plan.Config {
 		return nil
 	}
-	known := have
-	known.Flags = s.plan.Config.Flags
+	known := s.plan.Config
+	known.PodCIDRIPv4, known.PodCIDRIPv4Len, known.NodeIPv4 = have.PodCIDRIPv4, have.PodCIDRIPv4Len, have.NodeIPv4
 	if own := s.plan.Standing.Own4(); own.IsValid() && known != s.plan.Config {
 		c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP4().String())
 	}
@@ -70,6 +70,7 @@ func (c *clusterController) reconcile(s *state) error {
 		c.status.synced(s.changed, time.Now())
 	}
 	c.status.describe(s.plan.Standing, c.problems, len(s.nodes))
+	c.status.countWays(s.plan.Peers)
 	c.report(s)
 	c.reportStack(s)
 	return err
@@ -190,13 +191,13 @@ func (v *view) ownRoutes() map[netip.Prefix]plan.Route {
 func fromKernel(k device.Route) plan.Route {
 	route := plan.Route{Dst: k.Dst}
 	if !k.Unreachable {
-		route.Via, route.Src, route.Index = k.Gateway, k.Source, uint32(k.Index)
+		route.Via, route.Src, route.Index, route.MTU = k.Gateway, k.Source, uint32(k.Index), uint32(k.MTU)
 	}
 	return route
 }
 
 func toKernel(p plan.Route) device.Route {
-	return device.Route{Dst: p.Dst, Index: int(p.Index), Gateway: p.Via, Source: p.Src, Unreachable: !p.Via.IsValid()}
+	return device.Route{Dst: p.Dst, Index: int(p.Index), Gateway: p.Via, Source: p.Src, MTU: int(p.MTU), Unreachable: p.Index == 0}
 }
 
 // writeRoutes adds and changes routes. One of somebody else to the very same

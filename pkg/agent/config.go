@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
@@ -47,6 +48,16 @@ const (
 	KubeProxyOff  KubeProxyMode = "off"
 )
 
+// RoutingMode says how packets get to the pods of other nodes.
+type RoutingMode = plan.RoutingMode
+
+// The routing modes.
+const (
+	RouteDirect = plan.RouteDirect
+	RouteVXLAN  = plan.RouteVXLAN
+	RouteAuto   = plan.RouteAuto
+)
+
 // ErrNotInCluster is returned by LoadAPI outside a cluster without a kubeconfig.
 var ErrNotInCluster = source.ErrNotInCluster
 
@@ -79,6 +90,13 @@ type Config struct {
 	API *rest.Config
 	// NodesFile is read instead of the API.
 	NodesFile string
+	// RoutingMode says how packets get to other nodes' pods.
+	RoutingMode RoutingMode
+	// VXLANPort is the UDP port of the tunnel, VXLANVNI its network identifier of 24 bits; they are the same on all nodes.
+	VXLANPort uint16
+	VXLANVNI  uint32
+	// VXLANChecksum says whether outer packets over IPv4 have a UDP checksum.
+	VXLANChecksum bool
 	// Uplinks are the names of the interfaces that lead out; none: found by routes.
 	Uplinks []string
 	// Masquerade says whether what pods send to the world is masqueraded.
@@ -112,12 +130,17 @@ type Config struct {
 
 // nodeConfig is for programs that work beside netfilter's translation, or not.
 func (c Config) nodeConfig(beside bool) config.NodeConfig {
-	n := config.NodeConfig{Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh)}
+	n := config.NodeConfig{
+		Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
+	}
 	if c.Masquerade {
 		n.Masquerade = 1
 	}
 	if beside {
 		n.NetfilterNat = 1
+	}
+	if c.VXLANChecksum {
+		n.TunnelChecksum = 1
 	}
 	return n
 }

@@ -93,8 +93,9 @@ func (o *outline) weighOwn(index int) trigger {
 func (o *outline) weighSettings(s device.Settings) trigger {
 	differs := func(value int) bool { return value != 1 && value != device.Untold }
 	_, ofPod := o.pods[s.Index]
+	strict := s.RPFilter == strictRPFilter && (s.Index == device.AllLinks || o.uplinks[s.Index])
 	switch {
-	case !differs(s.Forwarding) && (!ofPod || !differs(s.RPFilter)):
+	case !strict && !differs(s.Forwarding) && (!ofPod || !differs(s.RPFilter)):
 		return 0
 	case s.Index == device.AllLinks:
 		return urgent
@@ -127,7 +128,7 @@ func (o *outline) weighLink(l device.Link, gone bool) trigger {
 
 // sameLink compares what we go by.
 func sameLink(a, b device.Link) bool {
-	return a.Name == b.Name && a.MTU == b.MTU && a.Up() == b.Up() && a.Master == b.Master && bytes.Equal(a.MAC, b.MAC)
+	return a.Name == b.Name && a.MTU == b.MTU && a.Up() == b.Up() && a.NoARP == b.NoARP && a.Master == b.Master && bytes.Equal(a.MAC, b.MAC)
 }
 
 func (o *outline) weighAddress(a device.Address, gone bool) trigger {
@@ -215,6 +216,9 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 	maps.Copy(o.links, v.links) // which repairs write to
 	for _, l := range v.uplinks {
 		o.uplinks[int(l.Index)] = true
+	}
+	if v.tunnel != 0 { // as urgent as one
+		o.uplinks[v.tunnel] = true
 	}
 	for _, a := range v.addresses {
 		if o.uplinks[a.Index] {

@@ -38,6 +38,7 @@ type loop struct {
 
 	cluster   *clusterController
 	uplinks   *uplinkController
+	tunnel    *tunnelController
 	endpoints *endpointController
 	mode      *modeController
 	files     *fileController
@@ -194,6 +195,7 @@ func (l *loop) look(s *state) error {
 	if err := l.uplinks.complete(v); err != nil {
 		return err
 	}
+	l.tunnel.complete(v)
 	l.cluster.found(have, v)
 	s.view = v
 	return nil
@@ -204,7 +206,7 @@ func (l *loop) makePlan() {
 	now := &basis{l.view.facts(), l.standing, l.known}
 	if p := l.planned; p == nil || p.known != now.known || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
 		l.state.plan = plan.Make(plan.Input{
-			Self: l.cfg.Node, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
+			Self: l.cfg.Node, Mode: l.cfg.RoutingMode, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
 			Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false

@@ -61,6 +61,7 @@ func testLoop(t *testing.T) *loop {
 			Bin: filepath.Join(dir, "bin"), ProcSys: "/proc/sys", Plugin: plugin,
 		},
 		Node: "n1", Masquerade: true, SnatLow: 50000, SnatHigh: 60000, SnatEntries: 1024, Mark: 0x00800000,
+		RoutingMode: RouteDirect, VXLANPort: 4789, VXLANVNI: 4096,
 		Log: slog.New(slog.DiscardHandler), LogLevel: "info",
 	}
 	must(os.MkdirAll(cfg.State, 0o700))

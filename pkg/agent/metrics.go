@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
@@ -80,6 +81,9 @@ func (m metrics) describe(gauge sample) {
 	gauge("ready", oneIf(now.notReady == ""), "1 when this node can carry a pod.")
 	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
 	m.collectSource(gauge, now)
+	for _, way := range []destinations.Way{destinations.Direct, destinations.Tunnel, destinations.None} {
+		gauge("node_ways", float64(now.ways[way]), "Other nodes, by the way to their pods: direct, tunnel, or none.", "way", string(way))
+	}
 	for _, reason := range append(plan.Reasons(), neighbourTable) {
 		gauge("node_problems", float64(now.problems[reason]),
 			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))

@@ -20,7 +20,7 @@ import (
 // stays, as the maps do.
 func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
-		NotReady: notReady, Degraded: listed(degraded), Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
+		NotReady: notReady, Degraded: listed(degraded), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
 		Nodes: l.published.Nodes, Problems: l.published.Problems,
 	}
 	if l.known && l.sourceErr != nil {

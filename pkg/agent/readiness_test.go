@@ -121,7 +121,7 @@ func faults() map[string]fault {
 		}, "", "cluster", "entries): without 0 podCIDRs and 1 addresses of other nodes, so those are treated as the world is"},
 		"no room for this node's own addresses": {func(t *testing.T, l *loop) {
 			l.dp.Maps.Destinations = small(t, l.dp.Maps.Destinations, destinations.Name, 2)
-		}, "map destinations is full (2 entries), and 3 more", "", ""},
+		}, "map destinations is full (2 entries), and 4 more", "", ""},
 		"no room for an uplink that pods don't need": {func(t *testing.T, l *loop) {
 			sideUplink(t)
 			l.dp.Maps.Uplinks = small(t, l.dp.Maps.Uplinks, uplinks.Name, 1)
@@ -170,6 +170,14 @@ func faults() map[string]fault {
 		}, "", "sysctls", "ip_local_reserved_ports"},
 
 		"packets can't be forwarded": {unforward, "sysctls: read sysctl: open ", "", ""},
+		"the tunnel's port is taken": {func(t *testing.T, l *loop) {
+			l.cfg.RoutingMode = RouteAuto
+			takeTunnelPort(t)
+		}, "", "tunnel", "4789 is the device flannel.1's: free it, or set another --vxlan-port"},
+		"the tunnel's port is taken, and a node needs it": {func(t *testing.T, l *loop) {
+			l.cfg.RoutingMode = RouteVXLAN
+			takeTunnelPort(t)
+		}, "tunnel: tunnel device ec-vxlan: the UDP port is taken", "", ""},
 		"config can't be written": {func(t *testing.T, l *loop) {
 			must(t, l.dp.Maps.Config.Close())
 		}, "cluster: look up ", "", ""},

@@ -107,9 +107,16 @@ func readRecord(stateDir string) (*record, error) {
 
 // note writes that a sysctl is about to be changed. What can't be written does not count as changed.
 func (r *record) note(name string, to setting) error {
+	return r.change(func() { r.Sysctls[name] = to })
+}
+
+// forget writes that a sysctl is as it was before us.
+func (r *record) forget(name string) error { return r.change(func() { delete(r.Sysctls, name) }) }
+
+func (r *record) change(sysctls func()) error {
 	before := r.Sysctls
 	r.Sysctls = maps.Clone(before)
-	r.Sysctls[name] = to
+	sysctls()
 	err := r.write()
 	if err != nil {
 		r.Sysctls = before

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -21,20 +22,21 @@ type status struct {
 
 // figures are a status at one moment.
 type figures struct {
-	alive     time.Time           // when the loop last went round
-	notReady  string              // empty: ready
-	nodes     int                 // in the list of Nodes
-	problems  map[plan.Reason]int // never changed once it is set
-	own       netip.Prefix        // this node's podCIDR; invalid: none
-	pods      []netip.Prefix      // all podCIDRs; likewise
-	waiting   time.Time           // since when Nodes wait to be applied; zero: none do
-	lag       time.Duration       // from the newest change of Nodes that was applied until it was
-	conflicts int                 // endpoints whose address somebody else has
-	beside    bool                // the programs work beside netfilter's translation
-	degraded  map[string]bool     // of each controller; never changed once it is set
-	connected bool                // the source of Nodes has delivered them, and answers
-	heard     time.Time           // when it last said anything
-	lastSync  time.Time           // when the packets' way last agreed with all Nodes; zero: not by this agent
+	alive     time.Time                // when the loop last went round
+	notReady  string                   // empty: ready
+	nodes     int                      // in the list of Nodes
+	problems  map[plan.Reason]int      // never changed once it is set
+	ways      map[destinations.Way]int // of nodes with podCIDRs; likewise
+	own       netip.Prefix             // this node's podCIDR; invalid: none
+	pods      []netip.Prefix           // all podCIDRs; likewise
+	waiting   time.Time                // since when Nodes wait to be applied; zero: none do
+	lag       time.Duration            // from the newest change of Nodes that was applied until it was
+	conflicts int                      // endpoints whose address somebody else has
+	beside    bool                     // the programs work beside netfilter's translation
+	degraded  map[string]bool          // of each controller; never changed once it is set
+	connected bool                     // the source of Nodes has delivered them, and answers
+	heard     time.Time                // when it last said anything
+	lastSync  time.Time                // when the packets' way last agreed with all Nodes; zero: not by this agent
 }
 
 // starting is why an agent is not ready before it has looked at anything.
@@ -112,6 +114,17 @@ func (s *status) describe(standing plan.Standing, found []plan.Problem, nodes in
 		pods = append(pods, p)
 	}
 	s.set(func(f *figures) { f.nodes, f.problems, f.own, f.pods = nodes, problems, standing.Own4(), pods })
+}
+
+// countWays notes how the pods of other nodes are reached.
+func (s *status) countWays(peers []plan.Peer) {
+	ways := map[destinations.Way]int{}
+	for _, p := range peers {
+		if len(p.PodCIDRs) > 0 {
+			ways[p.Way]++
+		}
+	}
+	s.set(func(f *figures) { f.ways = ways })
 }
 
 // isPod reports whether an address is a pod's, of this node or another.

@@ -65,6 +65,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		node: n, state: state{next: resync}, standing: standing, published: published, mode: m, sysctls: s,
 		cluster:   &clusterController{node: n, reported: map[string]bool{}},
 		uplinks:   &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
+		tunnel:    &tunnelController{node: n, sysctl: s.Sysctl},
 		endpoints: &endpointController{node: n, orphans: newOrphans()},
 		files:     &fileController{node: n},
 		alarm:     newAlarm(),
@@ -72,8 +73,10 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 	room := func(*state) error { return endpoint.HaveRoom(l.cfg.State) }
 	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
 	l.steps = []step{
-		{"network", onLook, l.look},
+		{"network", onLook, l.look}, // which makes the tunnel's device: plans depend on its number
+		{"tunnel", onPass | onNodes, l.tunnel.configure},
 		{"uplinks", onPass, l.uplinks.attach},
+		{"sysctls", onPass | onNodes, l.sysctls.loosen},
 		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
@@ -86,6 +89,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 
 		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
+		{"tunnel", onTick, l.tunnel.inspect},
 		{"files", onTick, vital(l.files.inspect)},
 		{"endpoints", onTick, l.endpoints.inspect},
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +16,12 @@ const (
 	ipForward     = "net/ipv4/ip_forward"
 	reservedPorts = "net/ipv4/ip_local_reserved_ports"
 )
+
+// Values of rp_filter (Documentation/networking/ip-sysctl.rst): a source is accepted if it is on the way back, or if there is any
+// route to it. The stricter one of a link's own value and that of all links is in force, but for the loose one, which always wins.
+const strictRPFilter, looseRPFilter = 1, 2
+
+func rpFilterOf(link string) string { return "net/ipv4/conf/" + link + "/rp_filter" }
 
 func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
@@ -45,17 +52,18 @@ func (c *sysctls) close() {
 	}
 }
 
-// turnOn gives a switch the value 1, and remembers what it had before us. held says that it was on when last seen.
-func (c *sysctls) turnOn(name string, held bool) error {
+// ensure gives a sysctl a value, and remembers what it had before us. held says that it had ours when last seen.
+func (c *sysctls) ensure(name string, value int, held bool) error {
 	have, err := c.Get(name)
-	if err != nil || have == "1" {
+	want := strconv.Itoa(value)
+	if err != nil || have == want {
 		return err
 	}
 	before := have
 	if known, again := c.record.Sysctls[name]; again {
 		before = known.Before
 	}
-	return c.change(name, have, setting{Before: before, Ours: "1"}, held)
+	return c.change(name, have, setting{Before: before, Ours: want}, held)
 }
 
 // change sets a value once the record has what was there before. held says that somebody else has changed it since it was right.
@@ -100,26 +108,53 @@ func (c *sysctls) settle() {
 func (c *sysctls) forward(s *state) error {
 	settings, on := s.view.settings, map[int]bool{}
 	var errs []error
-	ensure := func(index int, name string) {
+	turnOn := func(index int, name string) {
 		var err error
 		if settings[index].Forwarding != 1 {
-			err = c.turnOn(name, c.forwarding[index])
+			err = c.ensure(name, 1, c.forwarding[index])
 		}
 		on[index] = err == nil
 		if !errors.Is(err, fs.ErrNotExist) || index == device.AllLinks { // else the link is gone meanwhile
 			errs = append(errs, err)
 		}
 	}
-	if ensure(device.AllLinks, ipForward); settings[device.AllLinks].Forwarding != 1 && on[device.AllLinks] {
+	if turnOn(device.AllLinks, ipForward); settings[device.AllLinks].Forwarding != 1 && on[device.AllLinks] {
 		for index, of := range settings {
 			of.Forwarding = 1
 			settings[index] = of
 		}
 	}
 	for _, l := range s.view.uplinks {
-		ensure(int(l.Index), forwardingOf(l.Name))
+		turnOn(int(l.Index), forwardingOf(l.Name))
 	}
 	c.forwarding = on
+	return errors.Join(errs...)
+}
+
+// loosen loosens the reverse path filter of the uplinks by which packets come that the tunnel is the way back to, where it
+// is strict, and puts back that of others.
+func (c *sysctls) loosen(s *state) error {
+	settings := s.view.settings
+	var errs []error
+	for _, l := range s.view.uplinks {
+		name, index := rpFilterOf(l.Name), int(l.Index)
+		of, crossed := settings[index], s.plan.Crossed[l.Name]
+		before, ours := c.record.Sysctls[name]
+		var err error
+		switch {
+		case crossed && max(of.RPFilter, settings[device.AllLinks].RPFilter) == strictRPFilter:
+			if err = c.ensure(name, looseRPFilter, ours); err == nil {
+				of.RPFilter = looseRPFilter
+			}
+		case !crossed && ours:
+			if of.RPFilter, err = strconv.Atoi(before.Before); err == nil {
+				err = errors.Join(c.putBack(name, before), c.record.forget(name))
+			}
+		}
+		if settings[index] = of; !errors.Is(err, fs.ErrNotExist) { // else the link is gone meanwhile
+			errs = append(errs, err)
+		}
+	}
 	return errors.Join(errs...)
 }
 

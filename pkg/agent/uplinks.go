@@ -278,25 +278,25 @@ func (c *uplinkController) inspect(s *state) error {
 			continue // it has never had them, or the map has no room for it
 		}
 		for _, hook := range attach.UplinkHooks() {
-			errs = append(errs, c.attachAgain(l, hook))
+			errs = append(errs, c.attachAgain(int(l.Index), l.Name, hook, repairedUplink))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (c *uplinkController) attachAgain(l plan.Link, hook attach.Hook) error {
-	index := int(l.Index)
-	if ok, err := c.dp.Attached(index, hook); ok || err != nil {
+// attachAgain attaches a program that has been taken off an interface.
+func (n *node) attachAgain(index int, name string, hook attach.Hook, what string) error {
+	if ok, err := n.dp.Attached(index, hook); ok || err != nil {
 		return nil //nolint:nilerr // what can't be found out is for the next pass
 	}
-	if _, err := c.host.LinkByIndex(index); err != nil {
+	if _, err := n.host.LinkByIndex(index); err != nil {
 		return nil //nolint:nilerr // the link is going, of which the kernel notifies us
 	}
-	if err := c.dp.Attach(index, hook); err != nil {
+	if err := n.dp.Attach(index, hook); err != nil {
 		return err
 	}
-	c.status.repaired(repairedUplink, 1)
-	c.log.Warn("program attached again", "interface", l.Name, "hook", string(hook))
+	n.status.repaired(what, 1)
+	n.log.Warn("program attached again", "interface", name, "hook", string(hook))
 	return nil
 }
 

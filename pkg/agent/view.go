@@ -30,6 +30,8 @@ type view struct {
 	rules     []device.Rule
 	policies  []device.Policy
 	broadcast []netip.Prefix
+	// tunnel is the index of the tunnel device; 0: there is none that works.
+	tunnel int
 }
 
 // podView is what is looked at only when something may have changed about pods.
@@ -123,7 +125,7 @@ func (v *view) findUplinks(named []string) []plan.Link {
 	chosen := map[int]bool{}
 	if len(named) > 0 {
 		for _, l := range v.links {
-			chosen[l.Index] = slices.Contains(named, l.Name)
+			chosen[l.Index] = slices.Contains(named, l.Name) && l.Name != tunnelName
 		}
 	} else {
 		for _, r := range v.routes {
@@ -145,10 +147,10 @@ func (v *view) findUplinks(named []string) []plan.Link {
 	return out
 }
 
-// leadsOut refuses loopback, pods' links, and what has no Ethernet header for
+// leadsOut refuses loopback, pods' links, the tunnel, and what has no Ethernet header for
 // our programs to read.
 func leadsOut(l device.Link) bool {
-	return l.Index != 0 && !l.Loopback() && !endpoint.IsHostLinkName(l.Name) && len(l.MAC) == 6
+	return l.Index != 0 && !l.Loopback() && !endpoint.IsHostLinkName(l.Name) && l.Name != tunnelName && len(l.MAC) == 6
 }
 
 func (v *view) uplink(l device.Link) plan.Link {
@@ -165,7 +167,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != ""}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel)}
 	for _, r := range v.routes {
 		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
 			f.Routes = append(f.Routes, kernelRoute(r))
@@ -186,7 +188,7 @@ func (v *view) facts() plan.Facts {
 }
 
 func kernelRoute(r device.Route) plan.KernelRoute {
-	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, Table: r.Table}
+	k := plan.KernelRoute{Dst: r.Dst, Index: uint32(r.Index), Via: r.Gateway, MTU: uint32(r.MTU), Table: r.Table}
 	k.OnLink = !r.Gateway.IsValid() && r.Index != 0 && !r.Unreachable
 	for _, hop := range r.Hops {
 		k.Hops = append(k.Hops, uint32(hop))

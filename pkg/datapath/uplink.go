@@ -10,8 +10,13 @@ import (
 
 // AttachUplink attaches the programs to an interface that leads out of the node.
 // Programs of other builds are replaced.
-func (d *Datapath) AttachUplink(ifindex int) error {
-	for _, hook := range attach.UplinkHooks() {
+func (d *Datapath) AttachUplink(ifindex int) error { return d.attachAll(ifindex, attach.UplinkHooks()) }
+
+// AttachTunnel attaches the programs to the tunnel device, as AttachUplink does to an uplink.
+func (d *Datapath) AttachTunnel(ifindex int) error { return d.attachAll(ifindex, attach.TunnelHooks()) }
+
+func (d *Datapath) attachAll(ifindex int, hooks []attach.Hook) error {
+	for _, hook := range hooks {
 		if err := d.Attach(ifindex, hook); err != nil {
 			return err
 		}

@@ -227,6 +227,15 @@ func (h *Handle) AddAddress(index int, p netip.Prefix) error {
 	return nil
 }
 
+// DeleteAddress deletes an address. It succeeds if the address, or the link, is gone.
+func (h *Handle) DeleteAddress(index int, p netip.Prefix) error {
+	err := again(func() error { return h.nl.AddrDel(byIndex(index), &netlink.Addr{IPNet: ipNet(p)}) })
+	if err != nil && !isErrno(err, unix.EADDRNOTAVAIL, unix.ENODEV) {
+		return fmt.Errorf("delete address %s from link %d: %w", p, index, err)
+	}
+	return nil
+}
+
 // byIndex is a link by its index alone, for requests.
 func byIndex(index int) netlink.Link {
 	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}

@@ -23,8 +23,8 @@ type Untracked struct {
 }
 
 const (
-	// notrackTable is the name of the table of ours, which has nothing but the rules of Untracked.
-	notrackTable = "ebpf-cni"
+	// NotrackTable is the name of the table of ours, which has nothing but the rules of Untracked.
+	NotrackTable = "ebpf-cni"
 	// rawPriority is before conntrack's (NF_IP_PRI_RAW).
 	rawPriority = -300
 )
@@ -58,7 +58,7 @@ func (n *Notrack) Ensure(now time.Time, want Untracked) (wrote bool, err error) 
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("write nftables table %s: %w", notrackTable, err)
+		return false, fmt.Errorf("write nftables table %s: %w", NotrackTable, err)
 	}
 	n.is, n.generation, n.content = want, 0, n.read(want.family())
 	return true, nil
@@ -76,9 +76,9 @@ func (n *Notrack) Close() { n.close() }
 func RemoveNotrack() error {
 	for _, family := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		var b nftBatch
-		b.add(unix.NFT_MSG_DELTABLE, 0, family, nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(notrackTable)))
+		b.add(unix.NFT_MSG_DELTABLE, 0, family, nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(NotrackTable)))
 		if err := b.commit(); err != nil && !errors.Is(err, unix.ENOENT) && !noNftables(err) {
-			return fmt.Errorf("remove nftables table %s: %w", notrackTable, err)
+			return fmt.Errorf("remove nftables table %s: %w", NotrackTable, err)
 		}
 	}
 	return nil
@@ -86,7 +86,7 @@ func RemoveNotrack() error {
 
 // read is what the kernel says of the table, its chains and rules; nothing, unless all of them are there.
 func (n *Notrack) read(family uint8) (content []byte) {
-	name := nl.ZeroTerminated(notrackTable)
+	name := nl.ZeroTerminated(NotrackTable)
 	for _, ask := range []struct {
 		message, flags int
 		attrs          []*nl.RtAttr
@@ -110,7 +110,7 @@ func (n *Notrack) read(family uint8) (content []byte) {
 // notrackChain names a chain of the table, as messages about chains do.
 func notrackChain(name string) []*nl.RtAttr {
 	return []*nl.RtAttr{
-		nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(notrackTable)),
+		nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(NotrackTable)),
 		nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(name)),
 	}
 }
@@ -125,7 +125,7 @@ func (u Untracked) family() uint8 {
 // write puts the table in the place of what there may be, in one transaction.
 func (u Untracked) write() error {
 	var b nftBatch
-	table := func() *nl.RtAttr { return nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(notrackTable)) }
+	table := func() *nl.RtAttr { return nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(NotrackTable)) }
 	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, u.family(), table()) // so that there is one to delete
 	b.add(unix.NFT_MSG_DELTABLE, 0, u.family(), table())
 	b.add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, u.family(), table())
@@ -148,7 +148,7 @@ func (u Untracked) write() error {
 			rule.AddChild(e)
 		}
 		b.add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, u.family(),
-			nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(notrackTable)),
+			nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(NotrackTable)),
 			nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(chain.name)), rule)
 	}
 	return b.commit()

@@ -18,7 +18,7 @@ var outer = Untracked{Address: netip.MustParseAddr("10.0.0.1"), Port: 4789, Mark
 
 // listed is what nft shows of the table; empty: it is not there.
 func listed() string {
-	out, _ := exec.Command("nft", "list", "table", "ip", notrackTable).CombinedOutput()
+	out, _ := exec.Command("nft", "list", "table", "ip", NotrackTable).CombinedOutput()
 	if strings.Contains(string(out), "No such file") {
 		return ""
 	}
@@ -85,7 +85,7 @@ func TestNotrackOfIPv6(t *testing.T) {
 	if wrote, err := n.Ensure(time.Now(), six); !wrote || err != nil {
 		t.Fatalf("wrote %v, error %v", wrote, err)
 	}
-	out, err := exec.Command("nft", "list", "table", "ip6", notrackTable).CombinedOutput()
+	out, err := exec.Command("nft", "list", "table", "ip6", NotrackTable).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "ip6 daddr fd00::1 udp dport 4789 notrack") {
 		t.Errorf("%v:\n%s", err, out)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,6 +36,8 @@ type proxied struct {
 	// client and backend are on the first node, remote is on the second.
 	client, backend, remote *lab.Pod
 	services                []kubeService
+	// tunnelled says that packets between the nodes' pods go through the tunnel.
+	tunnelled bool
 	// port is the newest that the client chose itself.
 	port atomic.Uint32
 }
@@ -50,7 +54,7 @@ const (
 func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *proxied {
 	t.Helper()
 	opts.Nodes = 2
-	p := &proxied{Lab: startCluster(t, opts, expected...)}
+	p := &proxied{Lab: startCluster(t, opts, expected...), tunnelled: slices.Contains(opts.AgentFlags, "--routing-mode=vxlan") || opts.Links == 2}
 	p.port.Store(20000)
 	p.client, p.backend, p.remote = addPod(t, p.Nodes[0], "client"), addPod(t, p.Nodes[0], "backend"), addPod(t, p.Nodes[1], "remote")
 	behind := func(name string, on *lab.Namespace) *kubeService {
@@ -83,6 +87,22 @@ func (p *proxied) service(name string) kubeService {
 	panic("no Service " + name)
 }
 
+// masked is what the other node sees of what netfilter has masqueraded on a node.
+func (p *proxied) masked(node *lab.Node) netip.Addr {
+	if p.tunnelled {
+		return node.PodCIDR.Addr() // the tunnel device's
+	}
+	return node.Addr()
+}
+
+// outside is what nodes see of the outside host.
+func (p *proxied) outside() netip.Addr {
+	if p.Router != nil {
+		return lab.OutsideAddr
+	}
+	return lab.GatewayAddr
+}
+
 // visits are the ways to Services, and from pod to pod, with the addresses that the classical network shows, but that
 // nodes see pods' own.
 func (p *proxied) visits() []visit {
@@ -96,15 +116,15 @@ func (p *proxied) visits() []visit {
 		{way{name: "pod to a Service on its host", from: client, to: p.at("host")}, client.Addr()},
 		{way{name: "pod to a Service on the other node", from: client, to: p.at("kubernetes")}, client.Addr()},
 		{way{name: "host to its pod's Service", from: near.Namespace, to: p.at("near")}, near.Addr()},
-		{way{name: "host to a Service, other node", from: near.Namespace, to: p.at("far")}, near.Addr()},
+		{way{name: "host to a Service, other node", from: near.Namespace, to: p.at("far")}, p.masked(near)},
 		{way{name: "outside to the backend's node", from: p.Outside, to: on(near.Addr(), clusterPort)}, near.Addr()},
-		{way{name: "outside to the other node", from: p.Outside, to: on(far.Addr(), clusterPort)}, far.Addr()},
-		{way{name: "outside, policy Local", from: p.Outside, to: on(near.Addr(), localPort)}, lab.GatewayAddr},
+		{way{name: "outside to the other node", from: p.Outside, to: on(far.Addr(), clusterPort)}, p.masked(far)},
+		{way{name: "outside, policy Local", from: p.Outside, to: on(near.Addr(), localPort)}, p.outside()},
 		{way{name: "pod to its node's port", from: client, to: on(near.Addr(), clusterPort)}, near.Addr()},
-		{way{name: "pod to another node's port", from: client, to: on(far.Addr(), clusterPort)}, far.Addr()},
+		{way{name: "pod to another node's port", from: client, to: on(far.Addr(), clusterPort)}, p.masked(far)},
 		{way{name: "pod to its node's port, policy Local", from: client, to: on(near.Addr(), localPort)}, client.Addr()},
 		{way{name: "pod to another node's port, policy Local", from: p.remote.Namespace, to: on(near.Addr(), localPort)}, p.remote.Addr()},
-		{way{name: "host to another node's port", from: near.Namespace, to: on(far.Addr(), clusterPort)}, far.Addr()},
+		{way{name: "host to another node's port", from: near.Namespace, to: on(far.Addr(), clusterPort)}, p.masked(far)},
 		{way{name: "pod to pod, same node", from: client, to: p.service("near").endpoint}, client.Addr()},
 		{way{name: "pod to pod, other node", from: client, to: p.service("far").endpoint}, client.Addr()},
 		{way{name: "pod to the world", from: client, to: p.service("outside").endpoint}, near.Addr()},
@@ -167,6 +187,24 @@ func TestServicesOfKubeProxy(t *testing.T) {
 		}
 		if out, err := p.Nodes[0].Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "\nnetfilter  translates: ") {
 			t.Errorf("error %v, status:\n%s", err, out)
+		}
+	})
+}
+
+// Services whose backends are behind the tunnel, with nodes on one link and on two. Netfilter does not track the outer packets.
+func TestServicesThroughTheTunnel(t *testing.T) {
+	forEachTunnel(t, func(t *testing.T, opts lab.Options) {
+		p := startProxied(t, opts)
+		proxy(t, p.Lab, "iptables-nft", p.services)
+		p.waitBeside(t, true)
+		p.assertVisits(t)
+		p.assertSamePort(t, "near")
+		p.assertSamePort(t, "far")
+		for _, node := range p.Nodes {
+			out, err := node.Exec(t.Context(), "conntrack", "-L", "-p", "udp", "--dport", strconv.Itoa(tunnelPort))
+			if err != nil || len(out) > 0 {
+				t.Errorf("%s tracks outer packets (error %v):\n%s", node.Name, err, out)
+			}
 		}
 	})
 }

@@ -19,9 +19,30 @@ type party struct {
 	outside netip.Addr
 }
 
+// routings are the routing modes, each on the links where it makes a difference.
+var routings = []struct {
+	mode  string
+	links int
+}{{"direct", 1}, {"vxlan", 1}, {"auto", 2}}
+
+func forEachRouting(t *testing.T, test func(t *testing.T, opts lab.Options)) { forRoutings(t, 0, test) }
+
+// forEachTunnel is without the one that has no tunnel.
+func forEachTunnel(t *testing.T, test func(t *testing.T, opts lab.Options)) { forRoutings(t, 1, test) }
+
+func forRoutings(t *testing.T, first int, test func(t *testing.T, opts lab.Options)) {
+	for _, r := range routings[first:] {
+		t.Run(r.mode, func(t *testing.T) {
+			forNewestAttach(t, func(t *testing.T, attach string) {
+				test(t, lab.Options{Nodes: 3, Links: r.links, AgentFlags: []string{attach, "--routing-mode=" + r.mode}})
+			})
+		})
+	}
+}
+
 func TestEverybodyReachesEverybody(t *testing.T) {
-	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 3, AgentFlags: []string{attach}})
+	forEachRouting(t, func(t *testing.T, opts lab.Options) {
+		l := startCluster(t, opts)
 		var all []party
 		for _, node := range l.Nodes {
 			all = append(all, party{node.Namespace, node.Addr()})
@@ -74,8 +95,9 @@ func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
 var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
 
 func TestPayloadsSurviveOffloads(t *testing.T) {
-	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+	forEachRouting(t, func(t *testing.T, opts lab.Options) {
+		opts.Nodes = 2
+		l := startCluster(t, opts)
 		a, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		targets := map[string]netip.AddrPort{
 			"same node":    serve(t, near.Namespace),

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -155,8 +156,8 @@ func assertOnlyPinned(t *testing.T, node *lab.Node, when string) {
 		}
 	}
 	places := attachedPrograms(t, node)
-	if want := len(node.Pods()) + 2; len(places) != want {
-		t.Errorf("%s: programs at %d hooks of %s, want %d (each pod, and two of the uplink): %v", when, len(places), node.Name, want, places)
+	if want := len(node.Pods()) + len(attach.UplinkHooks()) + len(attach.TunnelHooks()); len(places) != want {
+		t.Errorf("%s: programs at %d hooks of %s, want %d (each pod, and those of the uplink and the tunnel): %v", when, len(places), node.Name, want, places)
 	}
 	for place, ids := range places {
 		if len(ids) != 1 || pinned[ids[0]] == "" {

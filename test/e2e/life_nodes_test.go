@@ -24,7 +24,7 @@ type follower struct {
 
 func startFollower(t *testing.T) *follower {
 	t.Helper()
-	f := &follower{Lab: startCluster(t, lab.Options{Nodes: 3})}
+	f := &follower{Lab: startCluster(t, lab.Options{Nodes: 3, AgentFlags: []string{"--routing-mode=direct"}})}
 	f.a, f.b, f.c = addPod(t, f.Nodes[0], "a"), addPod(t, f.Nodes[1], "b"), addPod(t, f.Nodes[2], "c")
 	f.specs = f.NodeSpecs()
 	return f
@@ -223,7 +223,7 @@ func (f *follower) withoutUs(t *testing.T) {
 	eventually(t, changeLimit, "the others know the node again", func() bool { return pings(t, f.b, f.a.Addr()) })
 }
 
-// offLink: a node behind a router is named wherever somebody looks.
+// offLink: a node behind a router, which direct routing does not reach, is named wherever somebody looks.
 func (f *follower) offLink(t *testing.T) {
 	far := lab.NodeSpec{
 		Name: "k8s-far", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.77")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.99.0/24")},

@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	stdmaps "maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -100,6 +101,9 @@ func (d *damaged) state(t *testing.T) lab.Snapshot {
 		}
 		state = append(state, name+" = "+value)
 	}
+	if device, err := d.node.Netlink().LinkByName(tunnelDevice); err == nil {
+		state = append(state, fmt.Sprintf("%s without ARP: %t", tunnelDevice, device.Attrs().RawFlags&unix.IFF_NOARP != 0))
+	}
 	list, err := os.ReadFile(d.node.Conflist())
 	return append(state, fmt.Sprintf("list %s (error %v)", list, err))
 }
@@ -109,6 +113,7 @@ func (d *damaged) sysctls() []string {
 	host := d.link.Attrs().Name
 	return []string{
 		"net/ipv4/ip_forward", "net/ipv4/ip_local_reserved_ports", conf + lab.Uplink + "/forwarding", conf + host + "/forwarding", conf + host + "/rp_filter",
+		conf + tunnelDevice + "/forwarding", conf + tunnelDevice + "/rp_filter",
 	}
 }
 
@@ -144,6 +149,7 @@ func TestLifeRepairs(t *testing.T) {
 			"the pod's rp_filter":     sysctl("net/ipv4/conf/"+d.link.Attrs().Name+"/rp_filter", "2"),
 			"the reserved ports":      sysctl("net/ipv4/ip_local_reserved_ports", "\n"),
 		}
+		stdmaps.Copy(breaks, d.tunnelBreaks(t, attach))
 		if attach == "--attach=tcx" {
 			breaks["a link that is severed"] = func() error { return sever(d.dir.Link("from_uplink", d.uplink(t))) }
 		}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -239,7 +241,7 @@ func (u *upgraded) goBack(t *testing.T, newer string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.refuse(t, filepath.Dir(older), "layout 2", "cleanup")
+	u.refuse(t, filepath.Dir(older), fmt.Sprintf("layout %d", wire.LayoutVersion+1), "cleanup")
 	u.assertAlive(t, "an older build")
 	u.assertNewPod(t, "beside")
 	if err := node.StartAgentBinary(filepath.Join(newer, "ebpf-agent")); err != nil {

@@ -193,8 +193,14 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		assertNoDrops(t, l)
+		if rules := ruleset(t, node); !strings.Contains(rules, "table ip ebpf-cni") {
+			t.Errorf("there are no rules to clean up:\n%s", rules)
+		}
 		if _, err := node.Exec(t.Context(), path, cleanup...); err != nil {
 			t.Fatal(err)
+		}
+		if rules := ruleset(t, node); rules != "" {
+			t.Errorf("cleanup left rules:\n%s", rules)
 		}
 		after, err := node.Snapshot()
 		if err != nil {
@@ -207,6 +213,16 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 			t.Errorf("the pod still has the links %q; error %v", links, err)
 		}
 	})
+}
+
+// ruleset is what nftables has on a node.
+func ruleset(t *testing.T, node *lab.Node) string {
+	t.Helper()
+	out, err := node.Exec(t.Context(), "nft", "list", "ruleset")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
 }
 
 // afterForwarding puts back in a snapshot what turning ip_forward on changes along with it, and what cleanup is to leave:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -117,12 +118,14 @@ func etcSystemd(t *testing.T, node *lab.Node, ours bool) (dir string) {
 }
 
 // ourLosses are what `ip monitor` tells of addresses, neighbours and routes that are ours or on our links and were removed.
-var ourLosses = regexp.MustCompile(`(?m)^Deleted .*(proto 142|dev ec[0-9a-f]{11}|: ec[0-9a-f]{11} ).*$`)
+var ourLosses = regexp.MustCompile(`(?m)^Deleted .*(proto 142|dev ec([0-9a-f]{11}|-vxlan)|: ec([0-9a-f]{11}|-vxlan) ).*$`)
 
 // A networkd whose configuration adopts every link takes addresses, neighbours and routes away from ours, and asks pods for DHCP
 // leases. With the files from tools/deploy it leaves them alone, those too that come while it runs.
 func TestNetworkdLeavesOurLinksAlone(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 2})
+	// Without them it asks for a DHCP lease through the tunnel as well.
+	asked := []drops.Reason{drops.NotIP, drops.NodeOffLink}
+	l := startCluster(t, lab.Options{Nodes: 2}, asked...)
 	node := l.Nodes[0]
 	pod, far := addPod(t, node, "a"), addPod(t, l.Nodes[1], "far")
 	there := serve(t, far.Namespace)
@@ -139,7 +142,7 @@ func TestNetworkdLeavesOurLinksAlone(t *testing.T) {
 				decision = ": Unmanaging interface"
 			}
 			for _, line := range []string{
-				lab.Uplink + ": State changed: configuring -> configured", hostLink(pod) + decision, hostLink(late) + decision,
+				lab.Uplink + ": State changed: configuring -> configured", hostLink(pod) + decision, hostLink(late) + decision, tunnelDevice + decision,
 			} {
 				eventually(t, answerLimit, "networkd says "+line, func() bool { return strings.Contains(read(t, said), line) })
 			}
@@ -147,6 +150,11 @@ func TestNetworkdLeavesOurLinksAlone(t *testing.T) {
 			assertReaches(t, late.Namespace, there, late.Addr())
 			stop()
 			stopMonitor()
+			for _, reason := range asked {
+				if n := dropped(t, node, reason); ours && n != 0 {
+					t.Errorf("%d packets were dropped as %s", n, reason)
+				}
+			}
 			lost := ourLosses.FindAllString(read(t, monitored), -1)
 			if ours != (len(lost) == 0) {
 				t.Errorf("of ours was removed: %q", lost)
@@ -173,7 +181,7 @@ func aboutLinks(t *testing.T, node *lab.Node, pod *lab.Pod) (lines []string) {
 		t.Fatal(err)
 	}
 	for _, line := range all.Only("link", "address", "neighbour", "route", "sysctl").Without("fe80:") { // those come when they like
-		if strings.Contains(line, hostLink(pod)) || strings.Contains(line, "protocol 142") && !strings.Contains(line, `dev "ec`) {
+		if strings.Contains(line, hostLink(pod)) || strings.Contains(line, tunnelDevice) || strings.Contains(line, "protocol 142") && !strings.Contains(line, `dev "ec`) {
 			lines = append(lines, line)
 		}
 	}

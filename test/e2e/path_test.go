@@ -52,8 +52,9 @@ func TestSmallerMTUOutside(t *testing.T) {
 }
 
 func TestHopsEndAndSaySo(t *testing.T) {
-	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 2, Router: true, AgentFlags: []string{attach}})
+	forEachRouting(t, func(t *testing.T, opts lab.Options) {
+		opts.Nodes, opts.Router = 2, true
+		l := startCluster(t, opts)
 		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 		for _, tc := range []struct {
 			name string
@@ -87,8 +88,9 @@ func TestHopsEndAndSaySo(t *testing.T) {
 }
 
 func TestClosedPortsRefuse(t *testing.T) {
-	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
+	forEachRouting(t, func(t *testing.T, opts lab.Options) {
+		opts.Nodes = 2
+		l := startCluster(t, opts)
 		pod, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), l.Nodes[1].Addr(), lab.OutsideAddr} {
 			closed := netip.AddrPortFrom(to, 9)

@@ -18,6 +18,9 @@ var (
 	FabricPrefix = netip.MustParsePrefix("172.18.0.0/24")
 	// GatewayAddr is the nodes' default gateway: the outside host itself, or the router before it.
 	GatewayAddr = netip.MustParseAddr("172.18.0.1")
+	// SecondPrefix is the network of the second fabric (Options.Links), SecondGateway the router's address there.
+	SecondPrefix  = netip.MustParsePrefix("172.19.0.0/24")
+	SecondGateway = netip.MustParseAddr("172.19.0.1")
 	// OutsideAddr is the address of the outside host.
 	OutsideAddr = netip.MustParseAddr("203.0.113.10")
 
@@ -27,12 +30,13 @@ var (
 )
 
 const (
-	bridgeName = "br0"
 	// Uplink is the name of every host's link to the fabric.
 	Uplink = "eth0"
 	// MaxNodes is as far as the addresses reach.
 	MaxNodes = 200
 )
+
+var bridgeNames = []string{"br0", "br1"}
 
 // Options say what to build. The zero value is three nodes and an outside host on a fabric of MTU 1500.
 type Options struct {
@@ -45,6 +49,9 @@ type Options struct {
 	FabricBits int
 	// Router puts a router between the fabric and the outside host, so that packets to the outside lose a hop.
 	Router bool
+	// Links is the number of fabrics, 1 or 2; default 1. With 2, nodes of even number are on the second one, behind the
+	// router, and it implies Router.
+	Links int
 	// OutsideMTU is the MTU of the link between the router and the outside host, and implies Router; default FabricMTU.
 	OutsideMTU int
 	// BinDir holds the three binaries; default $EBPF_CNI_BIN, else bin/ of the module that the working directory is in.
@@ -63,9 +70,14 @@ func (o Options) withDefaults() (Options, error) {
 	if o.FabricBits == 0 {
 		o.FabricBits = FabricPrefix.Bits()
 	}
-	if o.OutsideMTU != 0 {
-		o.Router = true
-	} else {
+	if o.Links == 0 {
+		o.Links = 1
+	}
+	if o.Links < 1 || o.Links > 2 {
+		return o, fmt.Errorf("lab of %d links: want 1 or 2", o.Links)
+	}
+	o.Router = o.Router || o.Links == 2 || o.OutsideMTU != 0
+	if o.OutsideMTU == 0 {
 		o.OutsideMTU = o.FabricMTU
 	}
 	if o.Nodes < 0 || o.Nodes > MaxNodes {
@@ -133,8 +145,10 @@ func (l *Lab) build(ctx context.Context) error {
 	if l.fabric, err = l.newNamespace("fabric"); err != nil {
 		return err
 	}
-	if err := l.fabric.addBridge(bridgeName, l.Options.FabricMTU); err != nil {
-		return err
+	for i := range l.Options.Links {
+		if err := l.fabric.addBridge(bridgeNames[i], l.Options.FabricMTU); err != nil {
+			return err
+		}
 	}
 	if err := l.buildOutside(); err != nil {
 		return err
@@ -159,7 +173,7 @@ func (l *Lab) buildOutside() error {
 	}
 	l.Outside.addr = OutsideAddr
 	if !l.Options.Router {
-		if err := l.joinFabric(l.Outside, "outside", GatewayAddr); err != nil {
+		if err := l.joinFabric(l.Outside, 0, "outside", Uplink, GatewayAddr); err != nil {
 			return err
 		}
 		return l.Outside.addAddress("lo", netip.PrefixFrom(OutsideAddr, 32))
@@ -169,8 +183,10 @@ func (l *Lab) buildOutside() error {
 		return err
 	}
 	l.Router.addr = GatewayAddr
-	if err := l.joinFabric(l.Router, "router", GatewayAddr); err != nil {
-		return err
+	for i, gateway := range []netip.Addr{GatewayAddr, SecondGateway}[:l.Options.Links] {
+		if err := l.joinFabric(l.Router, i, fmt.Sprintf("router%d", i), routerLinks[i], gateway); err != nil {
+			return err
+		}
 	}
 	if err := connect(l.Router, "eth1", l.Outside, Uplink, l.Options.OutsideMTU); err != nil {
 		return err
@@ -181,8 +197,10 @@ func (l *Lab) buildOutside() error {
 	if err := l.Outside.addAddress(Uplink, netip.PrefixFrom(OutsideAddr, outsidePrefix.Bits())); err != nil {
 		return err
 	}
-	if err := l.Outside.AddRoute(FabricPrefix, routerOutside, ""); err != nil {
-		return err
+	for _, fabric := range []netip.Prefix{FabricPrefix, SecondPrefix}[:l.Options.Links] {
+		if err := l.Outside.AddRoute(fabric, routerOutside, ""); err != nil {
+			return err
+		}
 	}
 	return l.Router.WriteSysctl("net/ipv4/ip_forward", "1")
 }
@@ -192,31 +210,38 @@ func (l *Lab) buildNode(number int) error {
 	if err != nil {
 		return err
 	}
-	spec := defaultSpec(number)
+	spec, gateway := defaultSpec(number), GatewayAddr
+	fabric := (number + 1) % l.Options.Links
+	if fabric == 1 {
+		spec.InternalIPs[0], gateway = secondAddr(number), SecondGateway
+	}
 	ns.addr = spec.InternalIPs[0]
 	node := &Node{
 		Namespace: ns, Name: spec.Name, PodCIDR: spec.PodCIDRs[0], Number: number,
 		Dir: filepath.Join(l.Dir, fmt.Sprintf("n%d", number)), lab: l,
 	}
 	l.Nodes = append(l.Nodes, node)
-	if err := l.joinFabric(ns, fmt.Sprintf("n%d", number), node.Addr()); err != nil {
+	if err := l.joinFabric(ns, fabric, fmt.Sprintf("n%d", number), Uplink, node.Addr()); err != nil {
 		return err
 	}
-	if err := ns.AddRoute(everywhere, GatewayAddr, ""); err != nil {
+	if err := ns.AddRoute(everywhere, gateway, ""); err != nil {
 		return err
 	}
 	return node.makeDirectories()
 }
 
-// joinFabric wires a namespace's uplink to the bridge, where the port carries the host's name.
-func (l *Lab) joinFabric(ns *Namespace, port string, addr netip.Addr) error {
-	if err := connect(l.fabric, port, ns, Uplink, l.Options.FabricMTU); err != nil {
+// routerLinks are those of the router to the fabrics.
+var routerLinks = []string{Uplink, "eth2"}
+
+// joinFabric wires a link of a namespace to the bridge of a fabric, where the port carries the host's name.
+func (l *Lab) joinFabric(ns *Namespace, fabric int, port, link string, addr netip.Addr) error {
+	if err := connect(l.fabric, port, ns, link, l.Options.FabricMTU); err != nil {
 		return err
 	}
-	if err := l.fabric.plug(port, bridgeName); err != nil {
+	if err := l.fabric.plug(port, bridgeNames[fabric]); err != nil {
 		return err
 	}
-	return ns.addAddress(Uplink, netip.PrefixFrom(addr, l.Options.FabricBits))
+	return ns.addAddress(link, netip.PrefixFrom(addr, l.Options.FabricBits))
 }
 
 // NewHost makes one more host, that nothing joins to the others, with addr for its own.

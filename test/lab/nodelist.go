@@ -33,6 +33,11 @@ func defaultSpec(number int) NodeSpec {
 	}
 }
 
+// secondAddr is the address of a node on the second fabric.
+func secondAddr(number int) netip.Addr {
+	return netip.AddrFrom4([4]byte{172, 19, 0, byte(10 + number)})
+}
+
 // NodeSpecs describes the lab's nodes as they are.
 func (l *Lab) NodeSpecs() []NodeSpec {
 	specs := make([]NodeSpec, len(l.Nodes))

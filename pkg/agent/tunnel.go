@@ -1,0 +1,221 @@
+package agent
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// tunnelName is the name of the tunnel device.
+const tunnelName = "ec-vxlan"
+
+// tunnelController owns the tunnel: its device, with address, settings and programs, and the rules that keep its outer
+// packets out of netfilter's connection table. There is one in every routing mode, so that a node understands those
+// that send through the tunnel whatever its own mode is.
+type tunnelController struct {
+	*node
+	sysctl device.Sysctl
+	// index is the device's as it was last seen; 0: never.
+	index int
+	// addresses are the device's, as found by the newest look and as written since.
+	addresses []netip.Prefix
+	// failed says why the device does not work, as the newest look found; nil: it does.
+	failed  error
+	logged  string // of what is no failure, the text that the log has
+	notrack netfilter.Notrack
+}
+
+// complete makes or mends the device, and adds it to a view.
+func (c *tunnelController) complete(v *view) {
+	link, err := c.ensure(v)
+	c.failed, c.addresses = err, nil
+	if link.VXLAN.FlowBased { // else it is somebody else's
+		v.takeTunnel(link)
+	}
+	if err != nil {
+		return
+	}
+	v.tunnel = link.Index
+	for _, a := range v.addresses {
+		if a.Index == link.Index {
+			c.addresses = append(c.addresses, a.Prefix)
+		}
+	}
+}
+
+// ensure returns the device as it is now. It works unless there is an error.
+func (c *tunnelController) ensure(v *view) (device.Link, error) {
+	link, changed, err := c.host.EnsureTunnel(device.Tunnel{
+		Name: tunnelName, Index: c.index, Port: c.cfg.VXLANPort, MAC: tunnelMAC(c.cfg.Node), MTU: tunnelMTU(v.uplinks),
+	})
+	if err != nil {
+		return link, explainPort(err)
+	}
+	if link.Index != c.index {
+		c.log.Info("tunnel device", "interface", link.Name, "ifindex", link.Index, "port", c.cfg.VXLANPort, "vni", c.cfg.VXLANVNI)
+	}
+	if c.index != 0 && (changed || !link.Up()) && c.failed == nil {
+		c.status.repaired(repairedTunnel, 1)
+		c.log.Warn("tunnel device mended", "interface", link.Name, "ifindex", link.Index)
+	}
+	c.index = link.Index
+	if err := c.set(); err != nil {
+		return link, err
+	}
+	// What arrives before there are programs would be taken for a packet from anywhere.
+	if err := c.dp.AttachTunnel(link.Index); err != nil {
+		return link, err
+	}
+	if link.Up() {
+		return link, nil
+	}
+	return link, explainPort(c.host.StartTunnel(link))
+}
+
+// set sets sysctls of the device, which end with it.
+func (c *tunnelController) set() error {
+	var errs []error
+	for _, s := range []struct{ name, value string }{
+		{forwardingOf(tunnelName), "1"},
+		// While one end sends through the tunnel and the other one does not, sources are on another way than that back.
+		{rpFilterOf(tunnelName), strconv.Itoa(looseRPFilter)},
+		// Nobody would answer what the kernel sends on a new link by itself.
+		{"net/ipv6/conf/" + tunnelName + "/disable_ipv6", "1"},
+	} {
+		if _, err := c.sysctl.Set(s.name, s.value); !errors.Is(err, fs.ErrNotExist) { // without IPv6, or the device is gone
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func explainPort(err error) error {
+	if errors.Is(err, device.ErrPortTaken) {
+		return fmt.Errorf("tunnel device %s: %w: free it, or set another --vxlan-port on every node", tunnelName, err)
+	}
+	return err
+}
+
+// tunnelMAC is each node's own: the kernel drops what comes with the receiving device's. Machines that were cloned have
+// the same of everything else.
+func tunnelMAC(node string) net.HardwareAddr {
+	sum := sha256.Sum256([]byte(tunnelName + " " + node))
+	return append(net.HardwareAddr{0x02}, sum[:5]...) // locally administered
+}
+
+// tunnelMTU is what fits the widest uplink; routes and destinations have what fits each way.
+func tunnelMTU(uplinks []plan.Link) int {
+	widest := uint32(0)
+	for _, l := range uplinks {
+		widest = max(widest, l.MTU)
+	}
+	return plan.InnerMTU(widest)
+}
+
+// takeTunnel puts the device as it is now in the place of what a look found. Its addresses are in the podCIDR, and are none
+// by which anything else than the programs' configuration may go.
+func (v *view) takeTunnel(l device.Link) {
+	for index, old := range v.links {
+		if old.Name == tunnelName && index != l.Index {
+			delete(v.links, index)
+		}
+	}
+	v.links[l.Index] = l
+	for _, a := range v.addresses {
+		if a.Index == l.Index {
+			v.local = slices.DeleteFunc(v.local, func(p netip.Prefix) bool { return p == netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen()) })
+		}
+	}
+}
+
+// configure gives the device its address, writes the rules, and reports what keeps it from working: where pods of other nodes are to be
+// reached through it, no pod can be carried; in mode direct it is only worth a line in the log.
+func (c *tunnelController) configure(s *state) error {
+	if c.failed == nil {
+		c.logged = ""
+		return errors.Join(c.writeAddress(s), c.untrack(s))
+	}
+	switch {
+	case c.cfg.RoutingMode == plan.RouteDirect:
+		if text := c.failed.Error(); text != c.logged {
+			c.log.Warn("nodes that send through the tunnel are not understood", "error", text)
+			c.logged = text
+		}
+		return nil
+	case slices.ContainsFunc(s.plan.Peers, func(p plan.Peer) bool { return p.Way == destinations.None && len(p.PodCIDRs) > 0 }):
+		return hinder(c.failed)
+	}
+	return c.failed
+}
+
+func (c *tunnelController) writeAddress(s *state) error {
+	var want netip.Prefix
+	if a := s.plan.Config.TunnelAddress.Netip(); a.IsValid() {
+		want = netip.PrefixFrom(a, a.BitLen())
+	}
+	if want.IsValid() && !slices.Contains(c.addresses, want) {
+		if err := c.host.AddAddress(c.index, want); err != nil {
+			return err
+		}
+		c.addresses = append(c.addresses, want)
+	}
+	for _, p := range slices.Clone(c.addresses) {
+		if p == want || !p.Addr().Is4() {
+			continue
+		}
+		if err := c.host.DeleteAddress(c.index, p); err != nil {
+			return err
+		}
+		c.addresses = slices.DeleteFunc(c.addresses, func(q netip.Prefix) bool { return q == p })
+	}
+	return nil
+}
+
+// describe is what people are told of how packets get to other nodes.
+func (c *tunnelController) describe() string {
+	mode := string(c.cfg.RoutingMode)
+	switch {
+	case c.failed != nil:
+		return mode + ", no tunnel: " + c.failed.Error()
+	case c.index == 0:
+		return mode
+	}
+	return fmt.Sprintf("%s, tunnel %s by UDP port %d, VNI %d", mode, tunnelName, c.cfg.VXLANPort, c.cfg.VXLANVNI)
+}
+
+// inspect attaches again what has been taken off the device, and looks after the rules.
+func (c *tunnelController) inspect(s *state) error {
+	if c.failed != nil {
+		return nil
+	}
+	var errs []error
+	for _, hook := range attach.TunnelHooks() {
+		errs = append(errs, c.attachAgain(c.index, tunnelName, hook, repairedTunnel))
+	}
+	return errors.Join(append(errs, c.untrack(s))...)
+}
+
+// untrack keeps outer packets out of netfilter's connection table.
+func (c *tunnelController) untrack(s *state) error {
+	a := s.plan.Standing.NodeIP4()
+	if !a.IsValid() {
+		return nil
+	}
+	wrote, err := c.notrack.Ensure(time.Now(), netfilter.Untracked{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark})
+	if wrote {
+		c.log.Info("netfilter does not track the tunnel's packets", "table", netfilter.NotrackTable)
+	}
+	return err
+}

@@ -1,0 +1,190 @@
+package agent
+
+import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// takeTunnelPort puts another network's device in the place of ours.
+func takeTunnelPort(t *testing.T) {
+	t.Helper()
+	ours, err := netlink.LinkByName(tunnelName)
+	must(t, err)
+	must(t, netlink.LinkDel(ours))
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "flannel.1"
+	other := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 4789}
+	must(t, netlink.LinkAdd(other))
+	must(t, netlink.LinkSetUp(other))
+}
+
+// readyWith is ready in a routing mode.
+func readyWith(t *testing.T, mode RoutingMode) *loop {
+	t.Helper()
+	l := testLoop(t)
+	l.cfg.RoutingMode = mode
+	ready(t, l)
+	return l
+}
+
+// assertTunnel: device, address, programs and what the programs are told of it.
+func assertTunnel(t *testing.T, l *loop) {
+	t.Helper()
+	link, err := l.host.LinkByName(tunnelName)
+	must(t, err)
+	if want := (device.VXLAN{Port: 4789, FlowBased: true}); link.VXLAN != want || !link.Up() || link.MTU != 1450 || !bytes.Equal(link.MAC, tunnelMAC("n1")) {
+		t.Errorf("the device is %+v", link)
+	}
+	for _, hook := range attach.TunnelHooks() {
+		if is, err := l.dp.Attached(link.Index, hook); !is || err != nil {
+			t.Errorf("%s attached: %v, %v", hook, is, err)
+		}
+	}
+	addresses, err := l.host.Addresses()
+	must(t, err)
+	var own []netip.Prefix
+	for _, a := range addresses {
+		if a.Index == link.Index {
+			own = append(own, a.Prefix)
+		}
+	}
+	if !slices.Equal(own, []netip.Prefix{netip.MustParsePrefix("10.244.1.0/32")}) {
+		t.Errorf("the device's addresses are %v", own)
+	}
+	c, err := l.dp.Maps.Config.Get(config.Key{})
+	must(t, err)
+	if c.TunnelIfindex != uint32(link.Index) || c.TunnelSource.String() != "172.18.0.11" || c.TunnelAddress.String() != "10.244.1.0" {
+		t.Errorf("config is %+v", c)
+	}
+	if v, _ := l.destination(t, "10.244.1.0/32"); v.Kind != destinations.Host {
+		t.Errorf("the device's address is %s", v.Kind)
+	}
+}
+
+// A node in any mode understands those that send through the tunnel.
+func TestTunnelInEveryMode(t *testing.T) {
+	for mode, want := range map[RoutingMode]destinations.Way{RouteDirect: destinations.Direct, RouteAuto: destinations.Direct, RouteVXLAN: destinations.Tunnel} {
+		t.Run(string(mode), func(t *testing.T) {
+			l := readyWith(t, mode)
+			assertTunnel(t, l)
+			if v, _ := l.destination(t, "10.244.2.0/24"); v.Way() != want {
+				t.Errorf("the other node's pods are reached %s, want %s", v.Way(), want)
+			}
+			if l.planned.facts.Tunnel == 0 || slices.Contains(l.planned.facts.Local, netip.MustParsePrefix("10.244.1.0/32")) || len(l.plan.Problems) != 0 {
+				t.Errorf("planned for %+v, problems %v", l.planned.facts, l.plan.Problems)
+			}
+			l.pass(t.Context()) // which finds the device's address
+			first := l.planned
+			l.pass(t.Context())
+			if assertTunnel(t, l); l.planned != first {
+				t.Error("the device's own address is taken for a change")
+			}
+		})
+	}
+}
+
+func TestTunnelComesBack(t *testing.T) {
+	l := readyWith(t, RouteVXLAN)
+	index := l.tunnel.index
+	for _, change := range []func() error{
+		func() error { return l.host.DeleteLink(index) },
+		func() error { return l.host.SetDown(index) },
+		func() error { return l.host.SetMAC(index, slices.Concat(tunnelMAC("n2"))) },
+		func() error { return l.host.DeleteAddress(index, netip.MustParsePrefix("10.244.1.0/32")) },
+		func() error { return l.host.AddAddress(index, netip.MustParsePrefix("192.0.2.1/24")) },
+		func() error { return l.dp.DetachUplink(index) },
+	} {
+		must(t, change())
+		l.pass(t.Context())
+		assertTunnel(t, l)
+		if l.tunnel.index != index || !l.route(t, "10.244.2.0/24") {
+			t.Errorf("the device has index %d, and had %d; the route is there: %v", l.tunnel.index, index, l.route(t, "10.244.2.0/24"))
+		}
+	}
+}
+
+// In mode direct a taken port is no reason to call a node degraded.
+func TestTakenPortInModeDirect(t *testing.T) {
+	l := readyWith(t, RouteDirect)
+	log := logged(l)
+	takeTunnelPort(t)
+	for range 3 {
+		l.pass(t.Context())
+		l.inspect(t.Context())
+	}
+	if why, degraded := l.status.reason(), l.complaints.degraded(); why != "" || len(degraded) != 0 {
+		t.Errorf("not ready %q, degraded %v", why, degraded)
+	}
+	if strings.Count(log.String(), "flannel.1") != 1 {
+		t.Errorf("not said once:\n%s", log)
+	}
+	if c, err := l.dp.Maps.Config.Get(config.Key{}); err != nil || c.TunnelIfindex != 0 {
+		t.Errorf("the programs are told of device %d, error %v", c.TunnelIfindex, err)
+	}
+	other, err := netlink.LinkByName("flannel.1")
+	must(t, err)
+	must(t, netlink.LinkDel(other))
+	l.pass(t.Context())
+	assertTunnel(t, l)
+}
+
+// Nodes that change their way do so without another look at the network.
+func TestWayOfANodeThatMoves(t *testing.T) {
+	l := readyWith(t, RouteAuto)
+	uplink, err := l.host.LinkByName("uplink")
+	must(t, err)
+	must(t, l.host.ReplaceRoute(device.Route{Dst: netip.MustParsePrefix("203.0.113.0/24"), Index: uplink.Index, Gateway: netip.MustParseAddr("172.18.0.1"), Foreign: true}))
+	l.pass(t.Context())
+	far := n2()
+	far.InternalIPs = []string{"203.0.113.12"}
+	for _, step := range []struct {
+		node plan.Node
+		want destinations.Way
+	}{{far, destinations.Tunnel}, {n2(), destinations.Direct}, {far, destinations.Tunnel}} {
+		l.accept(list(n1(), step.node))
+		if !l.replan(t.Context()) {
+			t.Errorf("degraded: %v", l.complaints.degraded())
+		}
+		if v, _ := l.destination(t, "10.244.2.0/24"); v.Way() != step.want {
+			t.Errorf("pods of %s are reached %s, want %s", step.node.InternalIPs, v.Way(), step.want)
+		}
+		route, _, err := l.host.RouteTo(netip.MustParsePrefix("10.244.2.0/24"))
+		must(t, err)
+		if tunnelled := route.Index == l.tunnel.index && route.MTU == 1450 && !route.Gateway.IsValid(); tunnelled != (step.want == destinations.Tunnel) || route.Unreachable {
+			t.Errorf("the route there is %+v, want %s", route, step.want)
+		}
+	}
+}
+
+// Somebody else's device of that name keeps its addresses, and this node them as its own.
+func TestForeignDeviceInTheTunnelsPlace(t *testing.T) {
+	l := testLoop(t)
+	l.cfg.RoutingMode = RouteAuto
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = tunnelName
+	must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
+	foreign, err := l.host.LinkByName(tunnelName)
+	must(t, err)
+	must(t, l.host.AddAddress(foreign.Index, netip.MustParsePrefix("192.0.2.9/32")))
+	ready(t, l)
+	if v, _ := l.destination(t, "192.0.2.9/32"); v.Kind != destinations.Host {
+		t.Errorf("its address is %s", v.Kind)
+	}
+	if text := l.complaints.degraded()["tunnel/pass"]; !strings.Contains(text, "none of ours") {
+		t.Errorf("degraded: %q", text)
+	}
+	if is, err := l.host.LinkByName(tunnelName); err != nil || is.Index != foreign.Index {
+		t.Errorf("the device was %+v and is %+v, %v", foreign, is, err)
+	}
+}

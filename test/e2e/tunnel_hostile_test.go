@@ -1,0 +1,195 @@
+package e2e
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// lie is what must never arrive.
+const lie = "a lie"
+
+// forged is a packet such as a node sends to another through the tunnel.
+func forged(t *testing.T, from, to netip.Addr, vni uint32, inside ...gopacket.SerializableLayer) []byte {
+	t.Helper()
+	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
+	udp := &layers.UDP{SrcPort: 50000, DstPort: tunnelPort}
+	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	all := append([]gopacket.SerializableLayer{ip, udp, &layers.VXLAN{ValidIDFlag: true, VNI: vni}}, inside...)
+	buffer := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, all...); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+// inner is a datagram as it is inside such a packet.
+func inner(t *testing.T, from, to netip.Addr) []gopacket.SerializableLayer {
+	t.Helper()
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	return []gopacket.SerializableLayer{
+		&layers.Ethernet{SrcMAC: mac, DstMAC: mac, EthernetType: layers.EthernetTypeIPv4}, gopacket.Payload(datagram(t, from, to, lie)),
+	}
+}
+
+// hostile is a cluster of three nodes in which somebody forges packets for the first one.
+type hostile struct {
+	*lab.Lab
+	node, peer, third *lab.Node
+	victim, other     *lab.Pod
+	captures          map[*lab.Namespace]*lab.Capture
+}
+
+func startHostile(t *testing.T, expected ...drops.Reason) *hostile {
+	t.Helper()
+	l := startCluster(t, lab.Options{Nodes: 3, AgentFlags: []string{"--routing-mode=vxlan"}}, expected...)
+	h := &hostile{Lab: l, node: l.Nodes[0], peer: l.Nodes[1], third: l.Nodes[2], captures: map[*lab.Namespace]*lab.Capture{}}
+	h.victim, h.other = addPod(t, h.node, "victim"), addPod(t, h.peer, "other")
+	// Neighbours and paths are known then.
+	assertReaches(t, h.other.Namespace, serve(t, h.victim.Namespace), h.other.Addr())
+	for _, ns := range []*lab.Namespace{h.victim.Namespace, h.other.Namespace, h.Outside} {
+		capture, err := ns.Capture("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.captures[ns] = capture
+	}
+	return h
+}
+
+// assertNoLie: nothing that was forged has arrived anywhere.
+func (h *hostile) assertNoLie(t *testing.T) {
+	t.Helper()
+	for ns, capture := range h.captures {
+		link, err := ns.Netlink().LinkByName("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := link.Attrs().HardwareAddr.String()
+		for _, packet := range capture.Close() {
+			app := packet.ApplicationLayer()
+			if app != nil && string(app.Payload()) == lie && packet.LinkLayer().LinkFlow().Src().String() != own {
+				t.Errorf("%s gets a forged packet:\n%s", ns.Netns(), packet)
+			}
+		}
+	}
+}
+
+// What comes to a node's tunnel port and was not sent there by a node for its own pods is dropped, each for its reason.
+func TestForgedTunnelPackets(t *testing.T) {
+	h := startHostile(t, drops.TunnelNode, drops.TunnelSource, drops.TunnelVni, drops.TunnelDestination, drops.NotIP, drops.Invalid)
+	world, victim, good := netip.MustParseAddr("192.0.2.77"), h.victim.Addr(), h.other.Addr()
+	device := func(node *lab.Node) netip.Addr { return node.PodCIDR.Addr() }
+	short := []gopacket.SerializableLayer{
+		&layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, EthernetType: layers.EthernetTypeIPv4},
+		gopacket.Payload("\x45\x00"),
+	}
+	arp := arpRequest(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, good, victim)
+	for _, f := range []struct {
+		name   string
+		from   *lab.Namespace
+		vni    uint32
+		inside []gopacket.SerializableLayer
+		reason drops.Reason
+	}{
+		{"a host that is no node, as a pod", h.Outside, tunnelVNI, inner(t, good, victim), drops.TunnelNode},
+		{"a host that is no node, as the world", h.Outside, tunnelVNI, inner(t, world, victim), drops.TunnelNode},
+		{"a node, as another node's pod", h.third.Namespace, tunnelVNI, inner(t, good, victim), drops.TunnelSource},
+		{"a node, as another node", h.third.Namespace, tunnelVNI, inner(t, h.peer.Addr(), victim), drops.TunnelSource},
+		{"a node, as the world", h.peer.Namespace, tunnelVNI, inner(t, world, victim), drops.TunnelSource},
+		{"a node, as the victim's node", h.peer.Namespace, tunnelVNI, inner(t, h.node.Addr(), victim), drops.TunnelSource},
+		{"a node, as the victim itself", h.peer.Namespace, tunnelVNI, inner(t, victim, victim), drops.TunnelSource},
+		{"a node, as the victim's node's tunnel", h.peer.Namespace, tunnelVNI, inner(t, device(h.node), victim), drops.TunnelSource},
+		{"a node, as loopback", h.peer.Namespace, tunnelVNI, inner(t, netip.MustParseAddr("127.0.0.1"), h.node.Addr()), drops.TunnelSource},
+		{"another cluster", h.peer.Namespace, tunnelVNI + 1, inner(t, good, victim), drops.TunnelVni},
+		{"no VNI", h.peer.Namespace, 0, inner(t, good, victim), drops.TunnelVni},
+		{"to the world", h.peer.Namespace, tunnelVNI, inner(t, good, lab.OutsideAddr), drops.TunnelDestination},
+		{"to another node", h.peer.Namespace, tunnelVNI, inner(t, good, h.third.Addr()), drops.TunnelDestination},
+		{"to another node's pod", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("10.244.2.9")), drops.TunnelDestination},
+		{"to everybody", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("255.255.255.255")), drops.TunnelDestination},
+		{"to a group", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("224.0.0.1")), drops.TunnelDestination},
+		{"no IP", h.peer.Namespace, tunnelVNI, []gopacket.SerializableLayer{gopacket.Payload(arp)}, drops.NotIP},
+		{"a header that is cut", h.peer.Namespace, tunnelVNI, short, drops.Invalid},
+	} {
+		const times = 3
+		before := dropped(t, h.node, f.reason)
+		for range times {
+			from := f.from.Addr()
+			if f.from == h.Outside {
+				from = lab.GatewayAddr
+			}
+			if err := f.from.SendRaw(forged(t, from, h.node.Addr(), f.vni, f.inside...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, answerLimit, f.name+" is counted as "+f.reason.String(), func() bool { return dropped(t, h.node, f.reason) == before+times })
+	}
+	// The same from where it is true gets there.
+	received := listenUDP(t, h.victim.Namespace, netip.AddrPortFrom(victim, 9))
+	h.assertNoLie(t)
+	for _, source := range []netip.Addr{good, h.peer.Addr(), device(h.peer)} {
+		if err := h.peer.SendRaw(forged(t, h.peer.Addr(), h.node.Addr(), tunnelVNI, inner(t, source, victim)...)); err != nil {
+			t.Fatal(err)
+		}
+		if from := receive(t, received, lie); from.Addr() != source {
+			t.Errorf("a packet of %s is seen as %s's", source, from)
+		}
+	}
+}
+
+// A pod can't speak to a tunnel's end: not as itself, nor by way of a Service or of the world, where its packet would get a node's
+// address. VXLAN between pods is nobody's business.
+func TestPodsDoNotSpeakToTunnels(t *testing.T) {
+	h := startHostile(t, drops.TunnelPort)
+	pod := h.victim
+	for name, to := range map[string]netip.Addr{"its own node": h.node.Addr(), "another node": h.peer.Addr(), "the world": lab.OutsideAddr} {
+		before, ttls := dropped(t, h.node, drops.TunnelPort), []uint8{64, 1}
+		if to == lab.OutsideAddr { // with 1, the stack says so
+			ttls = ttls[:1]
+		}
+		for _, ttl := range ttls {
+			packet := forged(t, pod.Addr(), to, tunnelVNI, inner(t, netip.MustParseAddr("10.244.0.99"), h.other.Addr())...)
+			packet[8] = ttl
+			if err := pod.SendRaw(packet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, answerLimit, "packets to the tunnel port of "+name+" are counted", func() bool {
+			return dropped(t, h.node, drops.TunnelPort) == before+uint64(len(ttls))
+		})
+	}
+	packets := listenUDP(t, h.other.Namespace, netip.AddrPortFrom(h.other.Addr(), tunnelPort))
+	sender := dialUDP(t, pod.Namespace, 0, netip.AddrPortFrom(h.other.Addr(), tunnelPort))
+	send(t, sender, "between pods")
+	receive(t, packets, "between pods")
+	h.assertNoLie(t)
+	for _, node := range h.Nodes {
+		for _, reason := range []drops.Reason{drops.TunnelNode, drops.TunnelSource} {
+			if n := dropped(t, node, reason); n != 0 {
+				t.Errorf("%d packets came as far as %s", n, node.Name)
+			}
+		}
+	}
+}
+
+// Nor by a Service whose endpoint is a node's tunnel port: netfilter gives the packet a node's address.
+func TestPodsDoNotSpeakToTunnelsByServices(t *testing.T) {
+	p := startProxied(t, lab.Options{AgentFlags: []string{"--routing-mode=vxlan"}}, drops.TunnelPort)
+	service := &p.services[0]
+	service.endpoint = netip.AddrPortFrom(p.Nodes[1].Addr(), tunnelPort)
+	proxy(t, p.Lab, "iptables-nft", p.services)
+	p.waitBeside(t, true)
+	sender := dialUDP(t, p.client.Namespace, 0, service.cluster)
+	packet := forged(t, p.Nodes[0].Addr(), p.Nodes[1].Addr(), tunnelVNI, inner(t, p.client.Addr(), p.remote.Addr())...)
+	const headers = 28 // IPv4 and UDP, which the socket writes
+	send(t, sender, string(packet[headers:]))
+	eventually(t, answerLimit, "the packet is counted where it is sent", func() bool { return dropped(t, p.Nodes[0], drops.TunnelPort) == 1 })
+}

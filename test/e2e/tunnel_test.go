@@ -1,0 +1,253 @@
+package e2e
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+const (
+	tunnelDevice = "ec-vxlan"
+	tunnelPort   = 4789
+	tunnelVNI    = 4096
+)
+
+// outer are the tunnel's packets of a capture, with what is inside.
+type outer struct {
+	ip    *layers.IPv4
+	udp   *layers.UDP
+	vxlan *layers.VXLAN
+	inner *layers.IPv4
+}
+
+// outers reads the tunnel's packets. What is not in them must not have a pod's address.
+func outers(t *testing.T, packets []gopacket.Packet) (all []outer) {
+	t.Helper()
+	pods := netip.MustParsePrefix("10.244.0.0/16")
+	for _, packet := range packets {
+		var o outer
+		for _, layer := range packet.Layers() {
+			switch l := layer.(type) {
+			case *layers.IPv4:
+				if o.ip == nil {
+					o.ip = l
+				} else if o.inner == nil {
+					o.inner = l
+				}
+			case *layers.UDP:
+				if o.udp == nil {
+					o.udp = l
+				}
+			case *layers.VXLAN:
+				o.vxlan = l
+			}
+		}
+		if o.ip == nil {
+			continue
+		}
+		if from, _ := netip.AddrFromSlice(o.ip.SrcIP); pods.Contains(from.Unmap()) {
+			t.Errorf("a pod's packet is not encapsulated:\n%s", packet)
+		}
+		if o.vxlan != nil && o.inner != nil {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// TestWhatIsOnTheWire looks at the outer packets between two nodes, with and without a checksum.
+func TestWhatIsOnTheWire(t *testing.T) {
+	for _, checksum := range []bool{true, false} {
+		flag := "--vxlan-udp-checksum=true"
+		if !checksum {
+			flag = "--vxlan-udp-checksum=false"
+		}
+		t.Run(flag, func(t *testing.T) {
+			l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan", flag}})
+			near, far := l.Nodes[0], l.Nodes[1]
+			pod, other := addPod(t, near, "a"), addPod(t, far, "b")
+			at, host := serve(t, other.Namespace), serve(t, far.Namespace)
+			capture, err := far.Capture(lab.Uplink)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const flows = 64
+			for range flows {
+				if _, err := pod.UDP(t.Context(), at, 100); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, err := pod.UDP(t.Context(), host, 100); err != nil {
+				t.Error(err)
+			}
+			if _, err := near.UDP(t.Context(), at, 100); err != nil {
+				t.Error(err)
+			}
+			ports, kinds := map[layers.UDPPort]bool{}, map[[2]string]bool{}
+			for _, o := range outers(t, capture.Close()) {
+				from, to := near, far
+				if o.ip.SrcIP.String() == far.Addr().String() {
+					from, to = far, near
+				} else {
+					ports[o.udp.SrcPort] = true
+				}
+				kinds[[2]string{o.inner.SrcIP.String(), o.inner.DstIP.String()}] = true
+				if o.ip.SrcIP.String() != from.Addr().String() || o.ip.DstIP.String() != to.Addr().String() || o.udp.DstPort != tunnelPort ||
+					o.vxlan.VNI != tunnelVNI || o.ip.TTL != 64 || o.ip.Flags&layers.IPv4DontFragment != 0 {
+					t.Errorf("outer packet %+v, %+v, VNI %d", o.ip, o.udp, o.vxlan.VNI)
+				}
+				if (o.udp.Checksum != 0) != checksum {
+					t.Errorf("the outer UDP checksum is %#x", o.udp.Checksum)
+				}
+			}
+			if len(ports) < flows/2 {
+				t.Errorf("%d flows have %d source ports", flows, len(ports))
+			}
+			for _, pair := range [][2]netip.Addr{
+				{pod.Addr(), other.Addr()}, {other.Addr(), pod.Addr()}, {pod.Addr(), far.Addr()}, {far.Addr(), pod.Addr()},
+				{near.Addr(), other.Addr()}, {other.Addr(), near.Addr()},
+			} {
+				if !kinds[[2]string{pair[0].String(), pair[1].String()}] {
+					t.Errorf("nothing from %s to %s went through the tunnel", pair[0], pair[1])
+				}
+			}
+		})
+	}
+}
+
+// TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
+func TestTooBigForTheTunnel(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}})
+	near, far := l.Nodes[0], l.Nodes[1]
+	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
+	at := serve(t, other.Namespace)
+	var complaint *lab.ICMPError
+	_, err := pod.Ping(t.Context(), other.Addr(), lab.PingOptions{Size: 1430, DontFragment: true})
+	if !errors.As(err, &complaint) || complaint.Type != unreachable || complaint.Code != fragmentationNeeds || complaint.MTU != 1450 || complaint.From != near.Addr() {
+		t.Errorf("ping of 1430 bytes: %v, want fragmentation needed, MTU 1450, from %s", err, near.Addr())
+	} else if complaint.InnerSource != pod.Addr() || complaint.InnerDestination != other.Addr() {
+		t.Errorf("the error quotes %s > %s", complaint.InnerSource, complaint.InnerDestination)
+	}
+	if _, err := pod.Ping(t.Context(), other.Addr(), lab.PingOptions{Size: 1422, DontFragment: true}); err != nil {
+		t.Errorf("what just fits: %v", err)
+	}
+	if _, err := pod.Transfer(within(t, 20*time.Second), at, 10<<20); err != nil {
+		t.Error(err)
+	}
+	for _, size := range []int{1423, 9000} {
+		for _, from := range []*lab.Namespace{pod.Namespace, near.Namespace} {
+			// The first one, or its echo, may be lost to path MTU discovery; what is learnt from it must help the next.
+			_, first := from.UDP(within(t, 500*time.Millisecond), at, size)
+			if _, err := from.UDP(t.Context(), at, size); err != nil {
+				t.Errorf("UDP of %d bytes from %s: %v; the try before: %v", size, from.Netns(), err, first)
+			}
+		}
+	}
+	if _, err := near.Transfer(within(t, 20*time.Second), at, 10<<20); err != nil {
+		t.Errorf("from the host: %v", err)
+	}
+}
+
+// liveFlows is how many connections live through changes of the routing mode.
+func liveFlows() int {
+	if priv.Long() {
+		return 1000
+	}
+	return 100
+}
+
+// mixedLimit is how long a node may take to follow another routing mode: a start of its agent.
+const mixedLimit = readyLimit
+
+// setMode restarts a node's agent in another routing mode.
+func setMode(t *testing.T, node *lab.Node, mode string, flags ...string) {
+	t.Helper()
+	if _, err := node.StopAgent(); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.StartAgent(append(flags, "--routing-mode="+mode)...); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.WaitReady(within(t, mixedLimit)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Nodes in different modes talk to each other, by both ways at once, also where the uplinks' reverse path filter is strict.
+func TestNodesInDifferentModes(t *testing.T) {
+	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	for _, node := range l.Nodes {
+		if err := node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startAgents(t, l)
+	var all []*lab.Namespace
+	for _, node := range l.Nodes {
+		all = append(all, node.Namespace, addPod(t, node, "a").Namespace)
+	}
+	for _, modes := range [][2]string{{"vxlan", "direct"}, {"direct", "vxlan"}, {"vxlan", "vxlan"}, {"auto", "direct"}} {
+		for i, mode := range modes {
+			setMode(t, l.Nodes[i], mode)
+		}
+		for _, to := range all {
+			at := serve(t, to)
+			for _, from := range all {
+				if from == to {
+					continue
+				}
+				// The pods' MTU is that of the mode in which they came: the first datagram may be lost to path MTU discovery.
+				_, _ = from.UDP(within(t, 300*time.Millisecond), at, 1472)
+				assertReaches(t, from, at, from.Addr())
+			}
+		}
+		for i, mode := range modes {
+			want := "1"
+			if mode == "vxlan" {
+				want = "2"
+			}
+			if have, err := l.Nodes[i].ReadSysctl("net/ipv4/conf/" + lab.Uplink + "/rp_filter"); have != want || err != nil {
+				t.Errorf("%v: the uplink of %s has rp_filter %q (%v), want %s", modes, l.Nodes[i].Name, have, err, want)
+			}
+		}
+	}
+}
+
+// Every flow lives on while nodes change their mode, one after the other and back, and no datagram of a steady flow is lost.
+func TestFlowsOutliveAChangeOfMode(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=direct"}})
+	near, far := l.Nodes[0], l.Nodes[1]
+	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
+	at, host := serve(t, other.Namespace), serve(t, far.Namespace)
+	tcp := []*connections{
+		connect(t, pod.Namespace, at, liveFlows()/10, liveFlows()), connect(t, pod.Namespace, host, 2, liveFlows()/10),
+		connect(t, near.Namespace, at, 2, liveFlows()/10),
+	}
+	udp := []*steadyFlows{startSteadyFlows(t, pod.Namespace, at, at, host), startSteadyFlows(t, near.Namespace, at)}
+	for _, mode := range []string{"vxlan", "direct"} {
+		for _, node := range l.Nodes {
+			setMode(t, node, mode)
+			for _, c := range tcp {
+				c.assertAlive(t, node.Name+" is in mode "+mode)
+			}
+		}
+	}
+	if err := near.KillAgent(); err != nil {
+		t.Fatal(err)
+	}
+	startAgain(t, near)
+	setMode(t, far, "vxlan")
+	for _, c := range tcp {
+		c.assertAlive(t, "after the death of an agent")
+	}
+	for _, f := range udp {
+		f.end(t)
+	}
+}
