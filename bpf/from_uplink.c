@@ -14,6 +14,7 @@
 #include "bpf/lib/nf.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/translate.h"
+#include "bpf/lib/tunnel.h"
 
 /*
  * Whether the host has a route to the source through this uplink. An empty mask, as
@@ -106,9 +107,23 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
 }
 
+/* To this node's tunnel port: from another node only by an uplink that leads there, as whatever is inside would have
+ * to. */
+EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	struct destination *from;
+
+	if (pkt->tuple.proto != IPPROTO_UDP || tunnel_other_port(ctx, pkt) || !pkt_l4(ctx, pkt) ||
+	    !tunnel_is_outer(pkt))
+		return VERDICT_GO_ON;
+	from = path_destination(&pkt->tuple.src);
+	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_STACK;
+}
+
 EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
+	enum verdict verdict;
 	struct endpoint *ep;
 	struct scratch *s;
 
@@ -124,7 +139,10 @@ EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
 	if (path_is_ours(config, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
-	return cfg.masquerade ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
+	verdict = from_uplink_outer(ctx, &s->pkt);
+	if (verdict || !cfg.masquerade)
+		return verdict ?: VERDICT_STACK;
+	return from_uplink_to_node(ctx, config, s);
 }
 
 SEC("tc")

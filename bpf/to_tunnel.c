@@ -13,6 +13,7 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 {
 	struct destination *to;
 	enum verdict verdict;
+	struct endpoint *ep;
 	struct scratch *s;
 
 	if (ctx->mark & cfg.mark)
@@ -23,6 +24,10 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	s = scratch_new();
 	if (!s || !ipv4_parse(ctx, &s->pkt))
 		return -DROP_INVALID;
+	/* The far end takes it for the pod's, since it comes from the pod's node. */
+	ep = path_endpoint(&s->pkt.tuple.src);
+	if (ep && path_foreign(ctx, ep))
+		return -DROP_SPOOFED_SOURCE;
 	to = path_destination(&s->pkt.tuple.dst);
 	if (!to || !(to->flags & DESTINATION_BY_TUNNEL))
 		return -DROP_NODE_OFF_LINK;

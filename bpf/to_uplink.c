@@ -141,14 +141,21 @@ EC_CALL enum verdict to_uplink_error(struct __sk_buff *ctx, struct scratch *s)
 }
 
 /*
- * To a tunnel port, and not by our programs. What somebody else has sent and the
- * stack gives this node's address, such as a container's, other nodes would trust.
+ * To a tunnel port, and not by our programs. What somebody else has sent, such as a
+ * container, other nodes would trust if it had a node's address: this one's, by the
+ * stack's translation, or another's, unless that one has sent it through this node.
  */
 EC_INLINE enum verdict to_uplink_outer(struct __sk_buff *ctx, const struct pkt *pkt)
 {
+	struct uplink_key in = {.ifindex = ctx->ingress_ifindex};
 	struct destination *from = path_destination(&pkt->tuple.src);
 
-	return ctx->ingress_ifindex && from && from->kind == DESTINATION_HOST ? -DROP_TUNNEL_PORT : VERDICT_STACK;
+	if (!ctx->ingress_ifindex || !from)
+		return VERDICT_STACK;
+	if (from->kind == DESTINATION_HOST)
+		return -DROP_TUNNEL_PORT;
+	return from->kind == DESTINATION_NODE && !bpf_map_lookup_elem(&uplinks, &in) ? -DROP_TUNNEL_PORT
+										     : VERDICT_STACK;
 }
 
 /* A packet from an address that no pod has. */
@@ -185,8 +192,7 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 	if (!config || !s || !ipv4_parse(ctx, &s->pkt))
 		return VERDICT_STACK;
 	ep = path_endpoint(&s->pkt.tuple.src);
-	/* Forwarded for a pod, it came in by the pod's link. Without one, the host sends it from the pod's address. */
-	if (ep && ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex)
+	if (ep && path_foreign(ctx, ep))
 		return -DROP_SPOOFED_SOURCE;
 	return ep ? to_uplink_forwarded(ctx, config, s, ep) : to_uplink_from_host(ctx, config, s);
 }

@@ -91,6 +91,15 @@ EC_INLINE struct endpoint *path_endpoint(const struct addr *address)
 	return bpf_map_lookup_elem(&endpoints, &key);
 }
 
+/*
+ * Of what leaves the node with a pod's address, whether somebody else has sent it. Forwarded for the pod, it came in by
+ * the pod's link. Without any, the host sends it from the pod's address.
+ */
+EC_INLINE bool path_foreign(const struct __sk_buff *ctx, const struct endpoint *ep)
+{
+	return ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex;
+}
+
 /* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device. */
 EC_INLINE bool path_is_ours(const struct config *config, const struct addr *address)
 {

@@ -106,10 +106,11 @@ EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s
 		return VERDICT_GO_ON;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return t->masqueraded ? icmp_translate(ctx, s, END_SOURCE, t->masqueraded) : -DROP_NO_MAPPING;
+	/* It would have the node's address, which a node that is not known to be one might trust. The flow may be older
+	 * than the tunnel. */
+	if (tunnel_is_outer(&s->pkt))
+		return -DROP_TUNNEL_PORT;
 	if (!t->masqueraded) {
-		/* It would have the node's address, which a node that is not known to be one might trust. */
-		if (tunnel_is_outer(&s->pkt))
-			return -DROP_TUNNEL_PORT;
 		verdict = translate_open(ctx, s, &t->masqueraded);
 		if (verdict)
 			return verdict;

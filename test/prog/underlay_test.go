@@ -2,8 +2,10 @@ package prog
 
 import (
 	"bytes"
+	"net/netip"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -66,10 +68,60 @@ func TestOnlyTheHostSendsToTunnels(t *testing.T) {
 					b.leftToStack("another port", b.forwarded(udp(from, 40000, to, tunnelPort+1), b.foreign.index))
 				}
 				b.leftToStack("with its own address", b.forwarded(udp("172.17.0.2", 50000, to, tunnelPort), b.foreign.index))
+				b.forwarded(udp(node2IP, 50000, to, tunnelPort), b.foreign.index).is("drop TUNNEL_PORT")
+				b.leftToStack("by way of this node", b.forwarded(udp(node2IP, 50000, to, tunnelPort), b.other.index))
 			}
 			b.empty()
 		})
 	}
+}
+
+// What other nodes send through the tunnel comes as their other packets do, whatever is inside.
+func TestOuterPacketsComeByTheWayBack(t *testing.T) {
+	for name, options := range map[string][]option{"alone": nil, "without masquerading": {withoutMasquerade}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, options...)
+			b.bit(b.uplink, 0)
+			b.bit(b.other, 1)
+			must(t, b.destinations.Put(destinations.KeyFrom(netip.MustParsePrefix(node2IP+"/32")),
+				destinations.Value{Kind: destinations.Node, Node: addr(node2IP), Ifindex: uint32(b.uplink.index), Uplinks: 1}))
+			p := udp(node2IP, 50000, nodeIP, tunnelPort)
+			b.leftToStack("by the node's link", b.fromUplink(p))
+			for _, changed := range []packet{
+				p, p.with(func(p *packet) { p.options = true }), p.with(func(p *packet) { p.fragment, p.id = moreFragments, 7 }),
+			} {
+				b.arrive(b.other, changed).is("drop WRONG_UPLINK")
+			}
+			b.leftToStack("another port", b.arrive(b.other, udp(node2IP, 50000, nodeIP, tunnelPort+1)))
+			b.leftToStack("the tunnel drops what is from no node", b.arrive(b.other, udp(world, 50000, nodeIP, tunnelPort)))
+		})
+	}
+}
+
+// A flow may be older than the tunnel, and have the right to the port until then.
+func TestOlderFlowToTheTunnelPort(t *testing.T) {
+	b := newBed(t)
+	b.fromPod(udp(podA, 5000, world, 53)).is("forwarded")
+	own, err := b.snat.Get(tuple(wire.UDP, podA, 5000, world, 53))
+	must(t, err)
+	must(t, b.snat.Put(tuple(wire.UDP, podA, 5000, world, tunnelPort), own))
+	b.fromPod(udp(podA, 5000, world, tunnelPort)).is("drop TUNNEL_PORT")
+	b.toUplink(udp(podA, 5000, world, tunnelPort)).is("drop TUNNEL_PORT")
+}
+
+// A node passes through the tunnel what it forwards for its pods, and nothing that others send in their names: the far end
+// could not tell.
+func TestOthersDoNotSendAsPodsThroughTheTunnel(t *testing.T) {
+	b := newBed(t)
+	for _, pod := range []string{podA, podC} {
+		p := udp(pod, 5000, beyond, 53)
+		for _, from := range []int{b.uplink.index, b.foreign.index, b.pods[podB].index} {
+			b.run(wire.ToTunnel, b.tunnel, p.bytes(t), map[int]uint32{skbIngressIfindex: uint32(from)}).is("drop SPOOFED_SOURCE")
+		}
+		b.run(wire.ToTunnel, b.tunnel, p.bytes(t), map[int]uint32{skbIngressIfindex: uint32(b.pods[pod].index)}).is("stack")
+		b.toTunnel(p).is("stack")
+	}
+	b.empty()
 }
 
 // Outer packets are no part of the port logic, though their source ports are from the range to masquerade to.
