@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
 )
 
 var update = flag.Bool("update", false, "write the manifests as the chart renders them")
@@ -82,6 +84,28 @@ func TestChartValues(t *testing.T) {
 	other := render(t, "agent.yaml", map[string]any{"settings": map[string]any{"mtu": 1500}})
 	if checksum(text) == checksum(other) {
 		t.Error("other settings have the same checksum: agents would not be restarted")
+	}
+}
+
+// The way between nodes is in the ConfigMap only if somebody has chosen it; numbers are written as such, however large, also from a file
+// of values.
+func TestChartSettingsFromAFile(t *testing.T) {
+	if text := render(t, "agent.yaml", nil); strings.Contains(text, `EBPF_AGENT_ROUTING_MODE: "`) || strings.Contains(text, `EBPF_AGENT_VXLAN_PORT: "`) ||
+		strings.Contains(text, `EBPF_AGENT_VXLAN_VNI: "`) {
+		t.Errorf("the chart chooses a way between nodes:\n%s", text)
+	}
+	values, err := common.ReadValues([]byte("settings: {routing-mode: vxlan, vxlan-port: 4790, vxlan-vni: 16777215, snat-entries: 1048576, masquerade: false}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := render(t, "agent.yaml", values)
+	for _, want := range []string{
+		`EBPF_AGENT_ROUTING_MODE: "vxlan"`, `EBPF_AGENT_VXLAN_PORT: "4790"`, `EBPF_AGENT_VXLAN_VNI: "16777215"`,
+		`EBPF_AGENT_SNAT_ENTRIES: "1048576"`, `EBPF_AGENT_MASQUERADE: "false"`, `EBPF_AGENT_MTU: "0"`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q:\n%s", want, text)
+		}
 	}
 }
 
