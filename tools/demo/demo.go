@@ -24,8 +24,9 @@ const readyLimit = 20 * time.Second
 
 type demo struct {
 	*screen
-	env  env
-	keep bool
+	env     env
+	keep    bool
+	setting setting
 
 	lab     *lab.Lab
 	pods    []party
@@ -33,8 +34,8 @@ type demo struct {
 	outside party
 }
 
-func newDemo(e env, keep bool) *demo {
-	return &demo{screen: &screen{out: e.stdout, colour: e.colour}, env: e, keep: keep}
+func newDemo(e env, between setting, keep bool) *demo {
+	return &demo{screen: &screen{out: e.stdout, colour: e.colour}, env: e, setting: between, keep: keep}
 }
 
 // run shows everything and cleans up, and returns the exit status.
@@ -46,7 +47,7 @@ func (d *demo) run(ctx context.Context) int {
 	if err != nil {
 		release = "of unknown version"
 	}
-	d.line("%s %s", d.paint(bold, "ebpf-cni"), d.paint(dim, "three nodes and a host outside, on Linux "+release))
+	d.line("%s %s", d.paint(bold, "ebpf-cni"), d.paint(dim, fmt.Sprintf("three nodes and a host outside, %s, on Linux %s", d.setting, release)))
 
 	err = d.show(ctx)
 	if interrupted(ctx) {
@@ -73,7 +74,7 @@ func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context
 // show is the demo itself. An error is what makes going on senseless; what merely did not hold is counted.
 func (d *demo) show(ctx context.Context) error {
 	for _, part := range []func(context.Context) error{
-		d.build, d.matrix, d.sources, d.transfer, d.liveWithoutAgent, d.inspect,
+		d.build, d.matrix, d.sources, d.transfer, d.between, d.liveWithoutAgent, d.inspect,
 	} {
 		if err := part(ctx); err != nil {
 			return err
@@ -85,7 +86,7 @@ func (d *demo) show(ctx context.Context) error {
 func (d *demo) build(ctx context.Context) error {
 	d.heading("The cluster")
 	err := d.step("network namespaces: three nodes and the outside host", func() (err error) {
-		d.lab, err = lab.New(ctx, lab.Options{Nodes: 3})
+		d.lab, err = lab.New(ctx, d.setting.options())
 		return err
 	})
 	if err != nil {

@@ -38,7 +38,7 @@ func (d *demo) hints() ([]hint, error) {
 		{"on a node", on(node.Netns()) + "ip route"},
 		{"from pod to pod", fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.pods[2].Addr())},
 		{"from a pod to the outside", fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.outside.Addr())},
-		{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp"},
+		{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp or udp port 4789"},
 		{"status", ctl + "status"},
 		{"the maps", ctl + "dump all"},
 		{"drops as they come", ctl + "dump drops --watch"},

@@ -24,7 +24,7 @@ func TestHintsAreTrue(t *testing.T) {
 	priv.Require(t)
 	t.Chdir("../..") // where the commands are for
 	var out bytes.Buffer
-	d := newDemo(env{stdout: &out}, true)
+	d := newDemo(env{stdout: &out}, setting{mode: "auto", links: "1"}, true)
 	kept := false
 	t.Cleanup(func() { d.discard(t, kept) })
 	if err := d.build(t.Context()); err != nil {

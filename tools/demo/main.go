@@ -2,6 +2,8 @@
 // says what it saw. It ends with status 0 only if everything held.
 //
 //	make demo                           build, show, clean up
+//	make demo MODE=vxlan                with VXLAN between all nodes (or MODE=direct; auto is the default)
+//	make demo LINKS=2                   nodes on two links, with a router between them
 //	make demo KEEP=1                    leave the cluster running, and say how to look around
 //	go -C tools/demo run . -clean ID    end that cluster
 //	go -C tools/demo run . -clean       end all that were kept from this checkout, or that a killed demo left
@@ -10,6 +12,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -45,11 +48,18 @@ func run(ctx context.Context, e env) int {
 	clean := flags.Bool("clean", false,
 		"end the clusters given by id; without one, those that were kept from this checkout or that a killed process left")
 	keep := flags.Bool("keep", e.getenv("KEEP") == "1", "leave the cluster running (or KEEP=1)")
+	var between setting
+	flags.StringVar(&between.mode, "mode", cmp.Or(e.getenv("MODE"), "auto"), "routing mode of the agents: auto, direct or vxlan (or MODE=...)")
+	flags.StringVar(&between.links, "links", cmp.Or(e.getenv("LINKS"), "1"), "on how many links the nodes are: 1 or 2 (or LINKS=...)")
 	if err := flags.Parse(e.args); err != nil {
 		return 2
 	}
 	if flags.NArg() > 0 && !*clean {
 		fmt.Fprintf(e.stderr, "demo: unexpected argument %q; only -clean takes some, the ids of clusters\n", flags.Arg(0))
+		return 2
+	}
+	if err := between.check(); err != nil {
+		fmt.Fprintln(e.stderr, "demo:", err)
 		return 2
 	}
 	if err := checkMachine(); err != nil {
@@ -59,7 +69,7 @@ func run(ctx context.Context, e env) int {
 	if *clean {
 		return end(e, flags.Args())
 	}
-	return newDemo(e, *keep).run(ctx)
+	return newDemo(e, between, *keep).run(ctx)
 }
 
 // end ends the clusters named; without a name, all that are this checkout's or nobody's.

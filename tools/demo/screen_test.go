@@ -98,6 +98,19 @@ func TestWrongArgumentsAreUsage(t *testing.T) {
 	}
 }
 
+func TestSettingsAreChecked(t *testing.T) {
+	for _, c := range []struct{ mode, links, says string }{
+		{"ipip", "", "auto, direct or vxlan"}, {"", "3", "1 or 2"}, {"direct", "2", "auto or vxlan only"},
+	} {
+		var out, problems bytes.Buffer
+		set := map[string]string{"MODE": c.mode, "LINKS": c.links}
+		e := env{getenv: func(name string) string { return set[name] }, stdout: &out, stderr: &problems}
+		if status := run(t.Context(), e); status != 2 || out.Len() > 0 || !strings.Contains(problems.String(), c.says) {
+			t.Errorf("%+v: status %d, stdout %q, stderr %q", c, status, out.String(), problems.String())
+		}
+	}
+}
+
 func TestCleanOfAClusterThatIsNotThere(t *testing.T) {
 	priv.Require(t)
 	var out, problems bytes.Buffer
