@@ -19,16 +19,19 @@ import (
 // endless are the hints that run until they are interrupted.
 var endless = []string{"what leaves the node meanwhile", "drops as they come"}
 
-// TestHintsAreTrue keeps a cluster and runs each command that the demo prints, in the order printed.
+// TestHintsAreTrue keeps a cluster, of nodes on two links, and runs each command that the demo prints, in the order printed.
 func TestHintsAreTrue(t *testing.T) {
 	priv.Require(t)
 	t.Chdir("../..") // where the commands are for
 	var out bytes.Buffer
-	d := newDemo(env{stdout: &out}, setting{mode: "auto", links: "1"}, true)
+	d := newDemo(env{stdout: &out}, setting{mode: "auto", links: "2"}, true)
 	kept := false
 	t.Cleanup(func() { d.discard(t, kept) })
 	if err := d.build(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if err := errors.Join(d.matrix(t.Context()), d.between(t.Context())); err != nil || d.failed > 0 {
+		t.Fatalf("%d checks failed, error %v\n%s", d.failed, err, out.String())
 	}
 	hints, err := d.hints()
 	if err != nil {
