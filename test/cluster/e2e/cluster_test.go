@@ -73,6 +73,8 @@ type standing struct {
 	client, near, far *cluster.Pod
 	// behind is a Service, by its own address and by the other node's ports, of a pod on the first node.
 	behind struct{ byAddr, byPorts target }
+	// tunnel has the addresses of the nodes' tunnel devices while packets between nodes go through them; nil: they go direct.
+	tunnel map[*cluster.Machine]netip.Addr
 	// readiness is what was wrong with the nodes' readiness while the network was installed.
 	readiness error
 	// told is the failed test that has told how things stood.

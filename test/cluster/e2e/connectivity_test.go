@@ -51,8 +51,10 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func TestPodsAndNodes(t *testing.T) {
-	s := running(t)
+func TestPodsAndNodes(t *testing.T) { podsAndNodes(t, running(t)) }
+
+func podsAndNodes(t *testing.T, s *standing) {
+	t.Helper()
 	for _, node := range s.Nodes {
 		sees(t, node, at(s.near.Addr, cluster.HTTPPort), node.Addr)
 		// The kubelet's port: that it answers at all is what counts.

@@ -28,6 +28,7 @@ var kindsOfTraces = []struct {
 	{"rule", "ip rule", true},
 	{"neighbour", "ip neigh show nud permanent", false},
 	{"qdisc", "tc qdisc show", true},
+	{"nftables table", "nft list tables | grep -w ebpf-cni || true", false}, // kube-proxy has others
 	{"filter", "tc filter show dev eth0 ingress; tc filter show dev eth0 egress", false},
 	{"pin", "find /sys/fs/bpf -mindepth 1 -not -name '*.debug'", false}, // these are the kernel's
 	{"file", "for dir in /run/ebpf-cni /etc/cni /opt/cni $CONF $BIN; do [ ! -e $dir ] || find $dir -not -type d; done", false},
@@ -66,7 +67,7 @@ func leavesTraces(t *testing.T, s *standing, before []string) {
 	t.Helper()
 	made := lacking(footprint(t, s), before)
 	for _, node := range s.Nodes {
-		for _, kind := range []string{"link", "route", "neighbour", "qdisc", "pin", "file", "sysctl"} {
+		for _, kind := range []string{"link", "route", "neighbour", "qdisc", "pin", "file", "sysctl", "nftables table"} {
 			if !strings.Contains(made, node.Name+" "+kind+" ") {
 				t.Errorf("%s has a pod network without a %s of its own among the traces:\n%s", node.Name, kind, made)
 			}

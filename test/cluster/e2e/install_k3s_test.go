@@ -20,12 +20,12 @@ const (
 // takeConditionOff is the last step of updates.md of removing the network.
 const takeConditionOff = `kubectl patch node NODE --subresource=status -p '{"status":{"conditions":[{"type":"NetworkUnavailable","$patch":"delete"}]}}'`
 
-// A cluster with k3s's directories and kube-proxy in nftables mode, on nodes without a BPF file system that their cloud says
+// A cluster with k3s's directories, kube-proxy in nftables mode and VXLAN between all nodes, on nodes without a BPF file system that their cloud says
 // have no network: the chart is installed with the values of install.md, cannot work, and works when what it asks for is done. It is
 // given settings that make no sense, and better ones. Then all is removed as Helm does it, installed again, and removed by hand.
 func testInstallAsOnK3s(t *testing.T) {
 	s := site(t, cluster.Options{KubeProxy: cluster.NFTables, CNIConf: k3sConf, CNIBin: k3sBin, NoBPFFS: true})
-	values := valuesFor(t, "k3s")
+	values := append(valuesFor(t, "k3s"), "settings.routing-mode=vxlan")
 	before := footprint(t, s)
 	cloudy(t, s)
 	kubectl(t, s, "apply", "-f", chart(t, s, "agents", values...))
@@ -33,6 +33,7 @@ func testInstallAsOnK3s(t *testing.T) {
 	onNodes(t, s, "mount", "-t", "bpf", "bpf", "/sys/fs/bpf")
 	comesUp(t, s)
 	inhabit(t, s)
+	goesBy(t, s, "tunnel")
 	if err := s.addBehind(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -63,11 +63,11 @@ func testLoadBalancers(t *testing.T, s *stage) {
 		addrs := addLoadBalancer(t, s, "balanced-"+backend.Name, first, behind(backend.Name))
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its load balancer", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addrs[0]), from.node.Addr})
+			visits = append(visits, visit{what, from, servicePorts(addrs[0]), s.masqueraded(from.node, backend)})
 		}
 		for j, node := range s.Nodes {
 			what := fmt.Sprintf("the world to %s by its load balancer and %s", backend.Name, node.Name)
-			visits = append(visits, visit{what, s.Fabric, servicePorts(addrs[j]), node.Addr})
+			visits = append(visits, visit{what, s.Fabric, servicePorts(addrs[j]), s.masqueraded(node, backend)})
 		}
 	}
 	makeVisits(t, visits)
@@ -84,7 +84,7 @@ func testLoadBalancersOfLocalPods(t *testing.T, s *stage) {
 		})
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its load balancer, policy Local", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addrs[0]), from.seenBy(backend)})
+			visits = append(visits, visit{what, from, servicePorts(addrs[0]), s.seen(from, backend)})
 		}
 		world := outside(s.standing)
 		for j, node := range s.Nodes {
@@ -112,7 +112,7 @@ func testLoadBalancerForSome(t *testing.T, s *stage) {
 	})
 	var visits, vain []visit
 	for _, from := range welcome {
-		visits = append(visits, visit{from.name + ", who is welcome", from, servicePorts(addrs[0]), from.node.Addr})
+		visits = append(visits, visit{from.name + ", who is welcome", from, servicePorts(addrs[0]), s.masqueraded(from.node, s.near)})
 	}
 	for _, from := range others {
 		vain = append(vain, visit{what: from.name + ", who is not welcome", from: from, to: servicePorts(addrs[0])})

@@ -17,7 +17,7 @@ func TestServicesInNftablesMode(t *testing.T) {
 	connections := throughServices(t, s)
 	undisturbedOn(t, s.standing, direct(s.standing), func() { switchKubeProxy(t, s.standing, cluster.NFTables) })
 	connections.end(t)
-	runServiceTests(t, s)
+	runServiceTests(t, s, true)
 }
 
 // throughServices keeps connections to pods of both nodes busy that are translated: by a Service's address and by a node's port.

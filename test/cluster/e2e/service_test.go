@@ -122,6 +122,14 @@ func (c client) seenBy(backend *cluster.Pod) netip.Addr {
 	return c.addr
 }
 
+// seen is seenBy where it is the client's own node that translates: a node's own packets are masqueraded there.
+func (s *standing) seen(from client, backend *cluster.Pod) netip.Addr {
+	if from.dialer == dialer(from.node) {
+		return s.masqueraded(from.node, backend)
+	}
+	return from.seenBy(backend)
+}
+
 // visit is a way to a Service, and as whom the one who answers has to see the client.
 type visit struct {
 	what string

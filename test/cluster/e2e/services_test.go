@@ -42,11 +42,15 @@ var serviceTests = []struct {
 }
 
 // Who reaches whom through Services, and as whom they are seen: as the classical network shows them.
-func TestServices(t *testing.T) { runServiceTests(t, newStage(t)) }
+func TestServices(t *testing.T) { runServiceTests(t, newStage(t), true) }
 
-func runServiceTests(t *testing.T, s *stage) {
+// runServiceTests runs all of them, or, unless exclusive, those that run beside each other.
+func runServiceTests(t *testing.T, s *stage, exclusive bool) {
 	t.Helper()
 	for _, c := range serviceTests {
+		if c.alone && !exclusive {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			if !c.alone {
 				t.Parallel()
@@ -63,7 +67,7 @@ func testClusterIPs(t *testing.T, s *stage) {
 		to := addService(t, s.standing, "address-"+backend.Name, behind(backend.Name)).byAddr(t)
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its Service", from.name, backend.Name)
-			visits = append(visits, visit{what, from, to, from.seenBy(backend)})
+			visits = append(visits, visit{what, from, to, s.seen(from, backend)})
 		}
 	}
 	makeVisits(t, visits)
@@ -76,7 +80,7 @@ func testNodePorts(t *testing.T, s *stage) {
 		ports := addService(t, s.standing, "ports-"+backend.Name, behind(backend.Name))
 		for _, from := range append(clients(s.standing), outside(s.standing)) {
 			for _, node := range s.Nodes {
-				seen := node.Addr
+				seen := s.masqueraded(node, backend)
 				if backend.HostNetwork && backend.Node == node {
 					seen = from.addr
 				}
@@ -121,11 +125,11 @@ func testExternalIPs(t *testing.T, s *stage) {
 		})
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by an external address", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addrs[0]), from.node.Addr})
+			visits = append(visits, visit{what, from, servicePorts(addrs[0]), s.masqueraded(from.node, backend)})
 		}
 		for j, node := range s.Nodes {
 			what := fmt.Sprintf("the world to %s by an external address and %s", backend.Name, node.Name)
-			visits = append(visits, visit{what, outside(s.standing), servicePorts(addrs[j]), node.Addr})
+			visits = append(visits, visit{what, outside(s.standing), servicePorts(addrs[j]), s.masqueraded(node, backend)})
 		}
 	}
 	makeVisits(t, visits)
