@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -126,6 +127,21 @@ func TestManifestHasEverySetting(t *testing.T) {
 	}
 	if len(data) > 0 {
 		t.Errorf("the ConfigMap has what the agent does not know: %v", slices.Collect(maps.Keys(data)))
+	}
+}
+
+// What the tunnel drops is explained where operators look for it.
+func TestTunnelDropsAreExplained(t *testing.T) {
+	for _, name := range []string{"between-nodes.md", "troubleshooting.md"} {
+		page, err := os.ReadFile("../../tools/deploy/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r := drops.TunnelPort; r <= drops.TunnelFailed; r++ {
+			if !bytes.Contains(page, []byte("`"+r.String()+"`")) {
+				t.Errorf("%s does not say what %s is", name, r)
+			}
+		}
 	}
 }
 
