@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -33,18 +34,22 @@ type Tunnel struct {
 	MTU   int // of the packets inside
 }
 
-// EnsureTunnel makes the device, or mends what was altered of it; one on another port is made anew. A device that was made
-// is down, so that programs can be attached before a packet passes. Another kind of device with that name stays, and is an
+// EnsureTunnel makes the device, or mends what was altered of it, its name included; one on another port is made anew. A device
+// that was made is down, so that programs can be attached before a packet passes. Another kind of device with that name stays, and is an
 // error. The error matches ErrPortTaken if another flow-based device has the port; devices of another kind, and sockets, are
 // noticed when the device is set up.
 func (h *Handle) EnsureTunnel(t Tunnel) (l Link, changed bool, err error) {
 	l, err = h.LinkByName(t.Name)
+	if errors.Is(err, ErrNotFound) {
+		if l, err = h.renamedTunnel(t); errors.Is(err, ErrNotFound) {
+			l, err = h.createTunnel(t)
+			return l, err == nil, err
+		}
+		changed = err == nil
+	}
 	switch {
-	case errors.Is(err, ErrNotFound):
-		l, err = h.createTunnel(t)
-		return l, err == nil, err
 	case err != nil:
-		return l, false, err
+		return l, changed, err
 	case l.Kind != kindVXLAN || !l.VXLAN.FlowBased:
 		return l, false, fmt.Errorf("there is another device named %s (%s), which is none of ours: rename or remove it", t.Name, l.Kind)
 	case l.VXLAN.Port != t.Port:
@@ -55,7 +60,36 @@ func (h *Handle) EnsureTunnel(t Tunnel) (l Link, changed bool, err error) {
 		l, err = h.createTunnel(t)
 		return l, true, err
 	}
-	return h.mendTunnel(l, t)
+	l, mended, err := h.mendTunnel(l, t)
+	return l, changed || mended, err
+}
+
+// renamedTunnel finds the device under a name that somebody else has given it, where it would keep the port from another one,
+// and gives it its own back. It is down then where the kernel renames nothing that is up (before Linux 6.2).
+func (h *Handle) renamedTunnel(t Tunnel) (Link, error) {
+	links, err := h.Links()
+	if err != nil {
+		return Link{}, err
+	}
+	i := slices.IndexFunc(links, func(l Link) bool {
+		return l.VXLAN.FlowBased && (l.Index == t.Index || bytes.Equal(l.MAC, t.MAC))
+	})
+	if i < 0 {
+		return Link{}, fmt.Errorf("link %s: %w", t.Name, ErrNotFound)
+	}
+	rename := func() error {
+		return again(func() error { return h.nl.LinkSetName(byIndex(links[i].Index), t.Name) })
+	}
+	err = rename()
+	if isErrno(err, unix.EBUSY) {
+		if err = h.SetDown(links[i].Index); err == nil {
+			err = rename()
+		}
+	}
+	if err != nil {
+		return links[i], fmt.Errorf("rename VXLAN device %s to %s: %w", links[i].Name, t.Name, err)
+	}
+	return h.LinkByIndex(links[i].Index)
 }
 
 func (h *Handle) createTunnel(t Tunnel) (Link, error) {

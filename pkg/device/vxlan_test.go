@@ -55,6 +55,7 @@ func TestTunnelIsMended(t *testing.T) {
 	ip(t, "link add br0 type bridge")
 	for _, change := range []string{
 		"link set ec-vxlan mtu 1300", "link set ec-vxlan address 02:00:00:00:00:01", "link set ec-vxlan arp on", "link set ec-vxlan master br0",
+		"link set ec-vxlan name other0",
 	} {
 		ip(t, change)
 		if l := ensured(t, h, testTunnel, true); l.Index != first.Index {

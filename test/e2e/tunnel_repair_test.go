@@ -28,6 +28,7 @@ func (d *damaged) tunnelBreaks(t *testing.T, attach string) map[string]func() er
 	return map[string]func() error{
 		"the tunnel":                  func() error { return nl.LinkDel(device) },
 		"the tunnel's being up":       func() error { return nl.LinkSetDown(device) },
+		"the tunnel's name":           func() error { return nl.LinkSetName(device, "renamed0") },
 		"the tunnel's MTU":            func() error { return nl.LinkSetMTU(device, 1300) },
 		"the tunnel's MAC":            func() error { return nl.LinkSetHardwareAddr(device, net.HardwareAddr{2, 1, 2, 3, 4, 5}) },
 		"the tunnel's having no ARP":  func() error { return nl.LinkSetARPOn(device) },
