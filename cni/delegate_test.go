@@ -114,6 +114,19 @@ func TestDelegatedIPAMGetsItsAddressBack(t *testing.T) {
 	d.unchanged(d.before)
 }
 
+// What the agent says is the host's, as the tunnel's address is, which another plugin may take for a pod's.
+func TestDelegatedIPAMGetsNoAddressOfTheHosts(t *testing.T) {
+	d := newDelegating(t)
+	m, err := destinations.Open(d.pins.Map(destinations.Name))
+	d.must(err)
+	defer m.Close()
+	const network = "10.9.0.0"
+	d.must(m.Put(destinations.KeyFrom(netip.MustParsePrefix(network+"/32")), destinations.Value{Kind: destinations.Host}))
+	d.answer(network + "/24")
+	d.refused(codeNoAddress, "ADD", d.newPod(), nil, network, "this node itself")
+	d.asked("ADD", "DEL")
+}
+
 func TestDelegatedIPAMAfterAKill(t *testing.T) {
 	d := newDelegating(t)
 	d.answer("172.20.3.4/16")

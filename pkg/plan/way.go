@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -77,8 +78,8 @@ func (b *builder) whyNone(via netip.Addr) string {
 }
 
 // tunnel adds to the configuration what the programs need to know of the tunnel, in every mode. Its device has the
-// podCIDR's network address, which no pod gets: what netfilter masqueraded to an address of another device, its far end
-// would not take for this node's.
+// podCIDR's network address, which no pod gets but one that another ipam plugin gave it to before there was a tunnel: what
+// netfilter masqueraded to an address of another device, its far end would not take for this node's.
 func (b *builder) tunnel() {
 	if b.in.Facts.Tunnel == 0 {
 		return
@@ -86,7 +87,7 @@ func (b *builder) tunnel() {
 	b.r.Config.TunnelIfindex = b.in.Facts.Tunnel
 	b.r.Config.TunnelSource = wire.AddrFrom(b.r.Source)
 	const pointToPoint = 31 // of so small a podCIDR every address may be a pod's
-	if own := b.r.Standing.Own4(); own.IsValid() && own.Bits() < pointToPoint {
+	if own := b.r.Standing.Own4(); own.IsValid() && own.Bits() < pointToPoint && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
 		b.r.Config.TunnelAddress = wire.AddrFrom(own.Addr())
 	}
 }

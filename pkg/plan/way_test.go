@@ -140,6 +140,7 @@ func TestTunnelOfThisNode(t *testing.T) {
 		"the InternalIP is away":  {func(in *Input) { in.Facts.Local = in.Facts.Local[:1] }, "-", "10.244.1.0"},
 		"a podCIDR of two pods":   {func(in *Input) { in.Nodes[0].PodCIDRs = []string{"10.244.1.0/31"} }, "172.18.0.11", "-"},
 		"a podCIDR of four":       {func(in *Input) { in.Nodes[0].PodCIDRs = []string{"10.244.1.4/30"} }, "172.18.0.11", "10.244.1.4"},
+		"a pod has the address":   {func(in *Input) { in.Facts.Endpoints = []netip.Addr{netip.MustParseAddr("10.244.1.0")} }, "172.18.0.11", "-"},
 		"no podCIDR of this node": {func(in *Input) { in.Nodes = in.Nodes[1:] }, "-", "-"},
 	} {
 		in := apart(RouteAuto)
