@@ -31,10 +31,15 @@ type tunnelController struct {
 	index int
 	// addresses are the device's, as found by the newest look and as written since.
 	addresses []netip.Prefix
+	// address is the one that was given to the device as it is.
+	address netip.Prefix
 	// failed says why the device does not work, as the newest look found; nil: it does.
 	failed  error
-	logged  string // of what is no failure, the text that the log has
+	logged  string        // of what is no failure, the text that the log has
+	wished  device.Tunnel // as the newest look has made it
 	notrack netfilter.Notrack
+	// untracked is what the rules were last written for.
+	untracked netfilter.Untracked
 }
 
 // complete makes or mends the device, and adds it to a view.
@@ -57,16 +62,21 @@ func (c *tunnelController) complete(v *view) {
 
 // ensure returns the device as it is now. It works unless there is an error.
 func (c *tunnelController) ensure(v *view) (device.Link, error) {
-	link, changed, err := c.host.EnsureTunnel(device.Tunnel{
+	wish := device.Tunnel{
 		Name: tunnelName, Index: c.index, Port: c.cfg.VXLANPort, MAC: tunnelMAC(c.cfg.Node), MTU: tunnelMTU(v.uplinks),
-	})
+	}
+	link, changed, err := c.host.EnsureTunnel(wish)
 	if err != nil {
 		return link, explainPort(err)
+	}
+	resized := wish.MTU != c.wished.MTU // since the uplinks are
+	if c.wished = wish; changed {
+		c.address = netip.Prefix{}
 	}
 	if link.Index != c.index {
 		c.log.Info("tunnel device", "interface", link.Name, "ifindex", link.Index, "port", c.cfg.VXLANPort, "vni", c.cfg.VXLANVNI)
 	}
-	if c.index != 0 && (changed || !link.Up()) && c.failed == nil {
+	if c.index != 0 && (changed && !resized || !link.Up()) && c.failed == nil {
 		c.status.repaired(repairedTunnel, 1)
 		c.log.Warn("tunnel device mended", "interface", link.Name, "ifindex", link.Index)
 	}
@@ -170,7 +180,12 @@ func (c *tunnelController) writeAddress(s *state) error {
 			return err
 		}
 		c.addresses = append(c.addresses, want)
+		if c.address == want {
+			c.status.repaired(repairedTunnel, 1)
+			c.log.Warn("address of the tunnel device restored", "address", want.Addr())
+		}
 	}
+	c.address = want
 	for _, p := range slices.Clone(c.addresses) {
 		if p == want || !p.Addr().Is4() {
 			continue
@@ -213,9 +228,15 @@ func (c *tunnelController) untrack(s *state) error {
 	if !a.IsValid() {
 		return nil
 	}
-	wrote, err := c.notrack.Ensure(time.Now(), netfilter.Untracked{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark})
-	if wrote {
+	want := netfilter.Untracked{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark}
+	wrote, err := c.notrack.Ensure(time.Now(), want)
+	switch {
+	case wrote && want == c.untracked:
+		c.status.repaired(repairedTunnel, 1)
+		c.log.Warn("rules by which netfilter does not track the tunnel's packets restored", "table", netfilter.NotrackTable)
+	case wrote:
 		c.log.Info("netfilter does not track the tunnel's packets", "table", netfilter.NotrackTable)
+		c.untracked = want
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -96,18 +97,26 @@ func TestTunnelInEveryMode(t *testing.T) {
 
 func TestTunnelComesBack(t *testing.T) {
 	l := readyWith(t, RouteVXLAN)
-	index := l.tunnel.index
-	for _, change := range []func() error{
-		func() error { return l.host.DeleteLink(index) },
-		func() error { return l.host.SetDown(index) },
-		func() error { return l.host.SetMAC(index, slices.Concat(tunnelMAC("n2"))) },
-		func() error { return l.host.DeleteAddress(index, netip.MustParsePrefix("10.244.1.0/32")) },
-		func() error { return l.host.AddAddress(index, netip.MustParsePrefix("192.0.2.1/24")) },
-		func() error { return l.dp.DetachUplink(index) },
+	index, log := l.tunnel.index, logged(l)
+	for _, change := range []struct {
+		do   func() error
+		says string // in one line; nothing: in none
+	}{
+		{func() error { return l.host.DeleteLink(index) }, "tunnel device mended"},
+		{func() error { return l.host.SetDown(index) }, "tunnel device mended"},
+		{func() error { return l.host.SetMAC(index, slices.Concat(tunnelMAC("n2"))) }, "tunnel device mended"},
+		{func() error { return l.host.DeleteAddress(index, netip.MustParsePrefix("10.244.1.0/32")) }, "address of the tunnel device restored"},
+		{func() error { return l.host.AddAddress(index, netip.MustParsePrefix("192.0.2.1/24")) }, ""},
+		{func() error { return l.dp.DetachUplink(index) }, ""},
+		{netfilter.RemoveNotrack, "does not track the tunnel's packets restored"},
 	} {
-		must(t, change())
+		must(t, change.do())
+		log.Reset()
 		l.pass(t.Context())
 		assertTunnel(t, l)
+		if said := strings.Count(log.String(), "tunnel"); said != min(1, len(change.says)) || !strings.Contains(log.String(), change.says) {
+			t.Errorf("not %q alone:\n%s", change.says, log)
+		}
 		if l.tunnel.index != index || !l.route(t, "10.244.2.0/24") {
 			t.Errorf("the device has index %d, and had %d; the route is there: %v", l.tunnel.index, index, l.route(t, "10.244.2.0/24"))
 		}

@@ -131,6 +131,7 @@ func (s *survey) judge(a Attachment, wanted bool) {
 		s.problem("%s is not attached to interface %s; a running agent attaches it again", program, where)
 	case a.Mode == "":
 		s.problem("link %s is severed, its interface is gone; a running agent removes it", pin)
+	case !wanted && slices.Contains(attach.TunnelHooks(), a.Hook): // on a tunnel device that does not work, which the agent says
 	case !wanted:
 		s.problem("%s is attached to interface %s, which belongs to no pod and is neither uplink nor tunnel; a running agent removes it", program, where)
 	case s.pinned(program) != 0 && a.ProgramID != s.pinned(program):

@@ -198,6 +198,16 @@ func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 			func(n *node) { n.attach(attach.TCX, attach.FromPod, n.link("extra")) },
 			[]string{"belongs to no pod and is neither uplink nor tunnel"},
 		},
+		// The agent attaches first, and puts the tunnel into config once it works.
+		"programs on a tunnel that does not work": {
+			func(n *node) {
+				tunnel := n.link("tunnel")
+				for _, hook := range attach.TunnelHooks() {
+					n.attach(attach.TCX, hook, tunnel)
+				}
+			},
+			nil,
+		},
 		"another program than the pinned one": {
 			func(n *node) {
 				n.programs[attach.FromPod] = pins.Program(n.t, "ec_from_pod", 99)
