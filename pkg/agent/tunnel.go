@@ -35,6 +35,7 @@ type tunnelController struct {
 	address netip.Prefix
 	// failed says why the device does not work, as the newest look found; nil: it does.
 	failed  error
+	unset   error         // why not all of its sysctls are as they should be; most packets pass nevertheless
 	logged  string        // of what is no failure, the text that the log has
 	wished  device.Tunnel // as the newest look has made it
 	notrack netfilter.Notrack
@@ -81,9 +82,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 		c.log.Warn("tunnel device mended", "interface", link.Name, "ifindex", link.Index)
 	}
 	c.index = link.Index
-	if err := c.set(); err != nil {
-		return link, err
-	}
+	c.unset = c.set()
 	// What arrives before there are programs would be taken for a packet from anywhere.
 	if err := c.dp.AttachTunnel(link.Index); err != nil {
 		return link, err
@@ -155,7 +154,7 @@ func (v *view) takeTunnel(l device.Link) {
 func (c *tunnelController) configure(s *state) error {
 	if c.failed == nil {
 		c.logged = ""
-		return errors.Join(c.writeAddress(s), c.untrack(s))
+		return errors.Join(c.unset, c.writeAddress(s), c.untrack(s))
 	}
 	switch {
 	case c.cfg.RoutingMode == plan.RouteDirect:

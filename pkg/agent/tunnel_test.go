@@ -3,6 +3,8 @@ package agent
 import (
 	"bytes"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -120,6 +122,21 @@ func TestTunnelComesBack(t *testing.T) {
 		if l.tunnel.index != index || !l.route(t, "10.244.2.0/24") {
 			t.Errorf("the device has index %d, and had %d; the route is there: %v", l.tunnel.index, index, l.route(t, "10.244.2.0/24"))
 		}
+	}
+}
+
+// What carries packets is not taken away because of a sysctl.
+func TestTunnelWithoutItsSysctls(t *testing.T) {
+	l := readyWith(t, RouteVXLAN)
+	l.tunnel.sysctl.Dir = t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(l.tunnel.sysctl.Dir, forwardingOf(tunnelName)), 0o700)) // which no value can be read from
+	l.pass(t.Context())
+	assertTunnel(t, l)
+	if v, _ := l.destination(t, "10.244.2.0/24"); v.Way() != destinations.Tunnel {
+		t.Errorf("the other node's pods are reached %s", v.Way())
+	}
+	if why, text := l.status.reason(), l.complaints.degraded()["tunnel/pass"]; why != "" || !strings.Contains(text, forwardingOf(tunnelName)) {
+		t.Errorf("not ready %q, degraded %q", why, text)
 	}
 }
 
