@@ -93,7 +93,8 @@ func (o *outline) weighOwn(index int) trigger {
 func (o *outline) weighSettings(s device.Settings) trigger {
 	differs := func(value int) bool { return value != 1 && value != device.Untold }
 	_, ofPod := o.pods[s.Index]
-	strict := s.RPFilter == strictRPFilter && (s.Index == device.AllLinks || o.uplinks[s.Index])
+	// An uplink's filter may also be strict because that of all links is.
+	strict := o.uplinks[s.Index] && s.RPFilter != looseRPFilter && s.RPFilter != device.Untold || s.Index == device.AllLinks && s.RPFilter == strictRPFilter
 	switch {
 	case !strict && !differs(s.Forwarding) && (!ofPod || !differs(s.RPFilter)):
 		return 0
