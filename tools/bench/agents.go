@@ -32,6 +32,8 @@ const (
 	probeTimeout = 5 * time.Millisecond
 	probePause   = 200 * time.Microsecond
 	probePort    = 9000
+	// tunnelPort is the agent's default.
+	tunnelPort = 4789
 )
 
 // agents measures the agent, on a node of its own.
@@ -87,9 +89,9 @@ func (a *agents) feed(w result.Workload) (source, error) {
 	return file, a.lab.WriteNodesFile(lists[0])
 }
 
-// measure starts an agent with nothing there, which learns of a workload's Nodes, measures it, and takes away all that it has left. All other nodes are
+// measure starts an agent of a mode with nothing there, which learns of a workload's Nodes, measures it, and takes away all that it has left. All other nodes are
 // on its link, as far as it can tell.
-func (a *agents) measure(ctx context.Context, w result.Workload) (sample result.Sample, err error) {
+func (a *agents) measure(ctx context.Context, w result.Workload, mode string) (sample result.Sample, err error) {
 	if a.lab == nil {
 		if a.lab, err = lab.New(ctx, lab.Options{Nodes: 1, FabricBits: 16}); err != nil {
 			return result.Sample{}, fmt.Errorf("build a node for the agent: %w", err)
@@ -105,7 +107,7 @@ func (a *agents) measure(ctx context.Context, w result.Workload) (sample result.
 		err = errors.Join(err, stopped, node.Reboot(), nodes.close())
 	}()
 	started := time.Now()
-	if err = node.StartAgent(); err == nil {
+	if err = node.StartAgent(modes.AgentFlags(mode)...); err == nil {
 		if w.Kind == result.Starts {
 			sample, err = complete(ctx, node, w.Size-1, started)
 		} else {
@@ -180,7 +182,9 @@ func (a *agents) change(ctx context.Context, w result.Workload, nodes source) (s
 // probe sends packets from a pod, and has the host outside tell under which address they come. That host is the changing node too, as far as links
 // can tell: what goes to it either way arrives.
 type probe struct {
-	out, in   *net.UDPConn
+	out *net.UDPConn
+	// in has all UDP datagrams, those of a tunnel with what is in them.
+	in        *net.IPConn
 	pod, node netip.Addr
 	// variants are the podCIDRs that the changing node may have.
 	variants [2]netip.Prefix
@@ -209,11 +213,19 @@ func (a *agents) newProbe(ctx context.Context, nodes int) (p *probe, err error) 
 	if err := outside.AddRoute(netip.PrefixFrom(pod.Addr(), 32), node.Addr(), ""); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
-	if p.in, err = listen(outside, probePort); err != nil {
-		return nil, err
+	err = outside.Do(func() (err error) {
+		p.in, err = net.ListenIP("ip4:udp", &net.IPAddr{})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open a raw socket in %s: %w", outside.Netns(), err)
 	}
-	if p.out, err = listen(pod.Namespace, 0); err != nil {
-		return nil, errors.Join(err, p.in.Close())
+	err = pod.Do(func() (err error) {
+		p.out, err = net.ListenUDP("udp4", &net.UDPAddr{})
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open a socket in %s: %w", pod.Netns(), err), p.in.Close())
 	}
 	return p, nil
 }
@@ -234,17 +246,6 @@ func answerFor(host *lab.Namespace, prefix netip.Prefix) error {
 		return fmt.Errorf("make %s addresses of %s: %w", prefix, host.Netns(), err)
 	}
 	return nil
-}
-
-func listen(in *lab.Namespace, port int) (conn *net.UDPConn, err error) {
-	err = in.Do(func() (err error) {
-		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open a socket in %s: %w", in.Netns(), err)
-	}
-	return conn, nil
 }
 
 // flip publishes a change, and measures until packets to an address that no node had before go to its node.
@@ -279,23 +280,39 @@ func (p *probe) until(ctx context.Context, to, from netip.Addr) (time.Time, erro
 // once sends a probe. source is invalid when it did not arrive in time.
 func (p *probe) once(to netip.AddrPort) (source netip.Addr, at time.Time, err error) {
 	p.sent++
-	packet := binary.BigEndian.AppendUint64(nil, p.sent)
-	if _, err := p.out.WriteToUDPAddrPort(packet, to); err != nil {
+	packet := make([]byte, 256)
+	binary.BigEndian.PutUint64(packet, p.sent)
+	if _, err := p.out.WriteToUDPAddrPort(packet[:8], to); err != nil {
 		return source, at, fmt.Errorf("send a probe: %w", err)
 	}
 	if err := p.in.SetReadDeadline(time.Now().Add(probeTimeout)); err != nil {
 		return source, at, err
 	}
 	for {
-		n, from, err := p.in.ReadFromUDPAddrPort(packet)
+		n, from, err := p.in.ReadFromIP(packet)
 		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 			return source, at, nil
 		}
 		if err != nil {
 			return source, at, fmt.Errorf("receive a probe: %w", err)
 		}
-		if n == len(packet) && binary.BigEndian.Uint64(packet) == p.sent {
-			return from.Addr().Unmap(), time.Now(), nil
+		if source, number := probed(from, packet[:n]); number == p.sent {
+			return source, time.Now(), nil
 		}
 	}
+}
+
+// probed is what a host gets of a probe: where it came from, and its number; 0 of any other datagram, which is one from its UDP header on.
+func probed(from *net.IPAddr, datagram []byte) (source netip.Addr, number uint64) {
+	const udp, ipv4 = 8, 20
+	source, _ = netip.AddrFromSlice(from.IP)
+	inner := udp + 8 + 14 // after VXLAN's header and Ethernet's
+	if len(datagram) > inner+ipv4 && binary.BigEndian.Uint16(datagram[2:]) == tunnelPort {
+		source, _ = netip.AddrFromSlice(datagram[inner+12:][:4])
+		datagram = datagram[inner+ipv4:]
+	}
+	if len(datagram) == udp+8 {
+		number = binary.BigEndian.Uint64(datagram[udp:])
+	}
+	return source.Unmap(), number
 }

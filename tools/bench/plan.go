@@ -126,6 +126,9 @@ func (p profile) groups(w result.Workload, modes []string, named bool) (groups [
 		var g group
 		for _, point := range points {
 			for _, mode := range modes {
+				if !result.Measured(mode, path) {
+					continue
+				}
 				t := task{Workload: w, path: path, point: point, mode: mode, takes: w.Takes}
 				if path != "" {
 					t.takes += p.duration + p.warmup + 60*time.Millisecond

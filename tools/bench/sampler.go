@@ -80,7 +80,7 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 	case result.Plugins:
 		return m.plugins(ctx, network, t.Size)
 	case result.Starts, result.Changes:
-		return m.agents.measure(ctx, t.Workload)
+		return m.agents.measure(ctx, t.Workload, t.mode)
 	case result.Rests, result.Status, result.Crowd:
 		return m.crowd(ctx, t)
 	}

@@ -44,7 +44,7 @@ func tiny(t *testing.T) plan {
 			switch points := t.Points; {
 			case slices.Contains([]string{"udp1400", "bpf"}, t.Name) && t.path != result.AcrossNodes, t.Axis != "" && !slices.Contains(points[:2], t.point):
 				return true
-			case t.Name == "flows" || t.Name == "udp64" && t.path == result.AcrossNodes:
+			case t.Name == "flows" || t.Name == "udp64" && t.path == result.AcrossNodes || t.Kind == result.Changes:
 				return false
 			}
 			// TestModes has each mode tell its paths apart; here all of them meet the generators on one.

@@ -22,6 +22,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
+// ownTunnel is the device of this project's agents.
+const ownTunnel = "ec-vxlan"
+
 // waitForPeers waits until all other nodes are in a node's map and, for the node's own traffic to their pods, routes.
 func waitForPeers(ctx context.Context, node *lab.Node, want int) error {
 	for {
@@ -29,9 +32,13 @@ func waitForPeers(ctx context.Context, node *lab.Node, want int) error {
 		if err != nil {
 			return fmt.Errorf("list the routes of %s: %w", node.Name, err)
 		}
+		tunnel, err := node.Netlink().LinkByName(ownTunnel)
+		if err != nil {
+			return fmt.Errorf("find %s on %s: %w", ownTunnel, node.Name, err)
+		}
 		remote := 0
 		for _, r := range routes {
-			if r.Gw != nil && r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+			if (r.Gw != nil || r.LinkIndex == tunnel.Attrs().Index) && r.Dst != nil && !r.Dst.IP.IsUnspecified() {
 				remote++
 			}
 		}

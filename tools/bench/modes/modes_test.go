@@ -123,6 +123,7 @@ func TestModes(t *testing.T) {
 			map[string]func(*testing.T, *Network){
 				result.Direct: seesDroppedPackets, result.EBPF: seesADetachedProgram, result.IPTables: seesABridgeWithoutNetfilter, result.KubeProxy: chainsPortmap,
 				result.PTP: func(*testing.T, *Network) {}, result.NFTables: func(t *testing.T, n *Network) { everyPacketMeetsNftables(t, n); seesABridgeWithoutNetfilter(t, n) },
+				result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay,
 			}[mode](t, n)
 		})
 	}
@@ -224,6 +225,25 @@ func seesADetachedProgram(t *testing.T, n *Network) {
 			t.Errorf("%s: packets that our program never saw pass for carried by it", path)
 		}
 	}
+}
+
+// seesADirectWay: packets between nodes that don't take the tunnel are no tunnel's. Of our nodes the first alone is told to send directly, which the other
+// one understands.
+func seesADirectWay(t *testing.T, n *Network) {
+	t.Helper()
+	node, peer := n.lab.Nodes[0], n.lab.NodeSpecs()[1]
+	if n.setup.agent {
+		if _, err := node.StopAgent(); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(node.StartAgent("--routing-mode", "direct"), node.WaitReady(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	} else if err := errors.Join(n.delPeer(node, peer), node.AddRoute(peer.PodCIDRs[0], peer.InternalIPs[0], "")); err != nil {
+		t.Fatal(err)
+	}
+	before, after, _ := exchange(t, n, result.AcrossNodes)
+	complains(t, n.Carried(before, after, result.AcrossNodes, exchanged), n.setup.tunnel+` tx" rose by 0`)
 }
 
 func seesABridgeWithoutNetfilter(t *testing.T, n *Network) {

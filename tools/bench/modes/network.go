@@ -40,6 +40,8 @@ type setup struct {
 	rules string
 	// masquerade is whose masquerading stands there too.
 	masquerade string
+	// tunnel is the device by which nodes reach each other's pods; empty: directly.
+	tunnel string
 }
 
 const (
@@ -57,7 +59,13 @@ var setups = map[string]setup{
 	result.IPTables:  {plugin: "bridge", rules: iptables, masquerade: "flannel"},
 	result.PTP:       {plugin: "ptp", rules: iptables, masquerade: "kind"},
 	result.NFTables:  {plugin: "bridge", rules: nftables, masquerade: "flannel"},
+	// Both have a tunnel though their nodes share a link, on which it is compared with the other networks' direct way.
+	result.VXLAN:         {agent: true, flags: []string{"--routing-mode", "vxlan"}, tunnel: ownTunnel},
+	result.IPTablesVXLAN: {plugin: "bridge", rules: iptables, masquerade: "flannel", tunnel: flannelDevice},
 }
+
+// AgentFlags are those of a mode's agents.
+func AgentFlags(mode string) []string { return setups[mode].flags }
 
 func (s setup) bridged() bool { return s.plugin == "bridge" }
 

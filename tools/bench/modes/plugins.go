@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,8 +75,12 @@ func (n *Network) configure() error {
 		if err := os.WriteFile(node.NetworkConfig, []byte(n.pluginList(node)), 0o600); err != nil {
 			return fmt.Errorf("write the network configuration of %s: %w", node.Name, err)
 		}
-		peer := n.lab.Nodes[1-i]
-		if err := node.AddRoute(peer.PodCIDR, peer.Addr(), ""); err != nil {
+		if n.setup.tunnel != "" {
+			if err := addFlannelDevice(node, n.podMTU()); err != nil {
+				return err
+			}
+		}
+		if err := n.addPeer(node, n.lab.NodeSpecs()[1-i]); err != nil {
 			return err
 		}
 	}
@@ -130,26 +133,48 @@ func (n *Network) pluginList(node *lab.Node) string {
     { "type": "portmap", "capabilities": { "portMappings": true } }
   ]
 }
-`, n.setup.plugin, first, n.lab.Options.FabricMTU, filepath.Join(node.Dir, "ipam"), node.PodCIDR, route)
+`, n.setup.plugin, first, n.podMTU(), filepath.Join(node.Dir, "ipam"), node.PodCIDR, route)
 }
 
-// setRoutes adds one route for each node, as flannel's host-gw does for each lease and kindnetd for each Node. What it has done when an error comes is
-// remembered.
+// podMTU is the MTU of the classical networks' pods.
+func (n *Network) podMTU() int {
+	if n.setup.tunnel != "" {
+		return n.lab.Options.FabricMTU - vxlanOverhead
+	}
+	return n.lab.Options.FabricMTU
+}
+
+// addPeer tells a node of another one as flanneld does for each lease, and kindnetd for each Node; delPeer has it forget that.
+func (n *Network) addPeer(node *lab.Node, peer lab.NodeSpec) error {
+	if n.setup.tunnel != "" {
+		return addFlannelPeer(node, peer)
+	}
+	return node.AddRoute(peer.PodCIDRs[0], peer.InternalIPs[0], "")
+}
+
+func (n *Network) delPeer(node *lab.Node, peer lab.NodeSpec) error {
+	if n.setup.tunnel != "" {
+		return delFlannelPeer(node, peer)
+	}
+	if err := node.Netlink().RouteDel(&netlink.Route{Dst: ipNet(peer.PodCIDRs[0])}); err != nil {
+		return fmt.Errorf("delete the route to %s on %s: %w", peer.PodCIDRs[0], node.Name, err)
+	}
+	return nil
+}
+
+// setRoutes tells each node of k nodes. What it has done when an error comes is remembered.
 func (n *Network) setRoutes(ctx context.Context, k int) error {
 	for ; n.nodes < k && ctx.Err() == nil; n.nodes++ {
-		far := farNode(n.nodes - len(n.lab.Nodes))
 		for _, node := range n.lab.Nodes {
-			if err := node.AddRoute(far.PodCIDRs[0], far.InternalIPs[0], ""); err != nil {
+			if err := n.addPeer(node, farNode(n.nodes-len(n.lab.Nodes))); err != nil {
 				return err
 			}
 		}
 	}
 	for ; n.nodes > k && ctx.Err() == nil; n.nodes-- {
-		far := farNode(n.nodes - 1 - len(n.lab.Nodes)).PodCIDRs[0]
 		for _, node := range n.lab.Nodes {
-			to := &net.IPNet{IP: far.Addr().AsSlice(), Mask: net.CIDRMask(far.Bits(), 32)}
-			if err := node.Netlink().RouteDel(&netlink.Route{Dst: to}); err != nil {
-				return fmt.Errorf("delete the route to %s on %s: %w", far, node.Name, err)
+			if err := n.delPeer(node, farNode(n.nodes-1-len(n.lab.Nodes))); err != nil {
+				return err
 			}
 		}
 	}

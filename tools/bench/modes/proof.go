@@ -54,6 +54,9 @@ func (n *Network) proof(path string) proof {
 		p.through = slices.DeleteFunc(p.through, func(name string) bool { return !strings.HasPrefix(name, "n") })
 		p.few = append(p.few, "client eth0 tx")
 	}
+	if n.setup.tunnel != "" && path == result.AcrossNodes {
+		p.through = append(p.through, "n1 "+n.setup.tunnel+" tx", "n2 "+n.setup.tunnel+" rx")
+	}
 	if n.setup.agent {
 		n.programs(&p, path)
 	}
@@ -72,6 +75,9 @@ func (n *Network) programs(p *proof, path string) {
 	case path == result.SameNode:
 		p.both = append(p.both, delivered)
 		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack))
+	case path == result.AcrossNodes && n.setup.tunnel != "": // whose outer packets are the stack's, which has the device
+		p.through = append(p.through, sent, carriedName("n2", wire.FromUplink, traffic.Stack), carriedName("n2", wire.FromTunnel, traffic.Delivered))
+		p.few = append(p.few, stack, event(wire.FromTunnel, traffic.Stack), carriedName("n2", wire.FromPod, traffic.Stack), carriedName("n2", wire.FromTunnel, traffic.Stack))
 	case path == result.AcrossNodes:
 		p.through = append(p.through, sent, carriedName("n2", wire.FromUplink, traffic.Delivered))
 		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack), carriedName("n2", wire.FromPod, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Stack))

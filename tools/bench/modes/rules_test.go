@@ -235,6 +235,7 @@ func TestReady(t *testing.T) {
 		result.EBPF:      {"bin/ebpf-cni", "bin/ebpf-agent"},
 		result.KubeProxy: {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
 		result.PTP:       {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
+		result.VXLAN:     {"bin/ebpf-cni", "bin/ebpf-agent"},
 		result.NFTables:  {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
 	} {
 		t.Run(mode, func(t *testing.T) {

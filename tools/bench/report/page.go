@@ -151,7 +151,7 @@ func tables(run *result.Run) []byte {
 // figures has a line for each place, mode and point: every metric, and the main one's ratios, of a sweep to its own first point.
 func figures(run *result.Run, w result.Workload) string {
 	points := pointsOf(run, w.Name)
-	head, bases := []string{"path", "mode", w.Axis}, []subject{{base: result.IPTables}, {base: result.Direct}}
+	head, bases := []string{"path", "mode", w.Axis}, []subject{{base: result.IPTables}, {base: result.IPTablesVXLAN}, {base: result.Direct}}
 	if w.Axis != "" {
 		bases = []subject{{from: points[0]}}
 	}

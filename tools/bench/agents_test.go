@@ -1,0 +1,39 @@
+package main
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// A probe is known by its number, and its sender seen, whether it comes as it is or in a tunnel; nothing else is taken for one.
+func TestProbed(t *testing.T) {
+	node, pod := netip.MustParseAddr("172.18.0.11"), netip.MustParseAddr("10.244.0.2")
+	udp := func(port uint16, payload ...byte) []byte {
+		header := binary.BigEndian.AppendUint16([]byte{0, 9}, port)
+		return append(append(header, 0, 0, 0, 0), payload...)
+	}
+	plain := udp(probePort, binary.BigEndian.AppendUint64(nil, 7)...)
+	ipv4 := append(make([]byte, 12), 10, 244, 0, 2, 10, 193, 0, 2)
+	inTunnel := udp(tunnelPort, append(append(make([]byte, 8+14), ipv4...), plain...)...)
+	for name, c := range map[string]struct {
+		datagram []byte
+		source   netip.Addr
+		number   uint64
+	}{
+		"plain":            {plain, node, 7},
+		"in a tunnel":      {inTunnel, pod, 7},
+		"cut in a tunnel":  {inTunnel[:len(inTunnel)-1], pod, 0},
+		"an empty tunnel":  {udp(tunnelPort), node, 0},
+		"another datagram": {udp(53, 1, 2, 3), node, 0},
+		"nothing":          {nil, node, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source, number := probed(&net.IPAddr{IP: node.AsSlice()}, c.datagram)
+			if source != c.source || number != c.number {
+				t.Errorf("number %d from %s, want %d from %s", number, source, c.number, c.source)
+			}
+		})
+	}
+}
