@@ -111,7 +111,7 @@ func (a *agents) measure(ctx context.Context, w result.Workload, mode string) (s
 		if w.Kind == result.Starts {
 			sample, err = complete(ctx, node, w.Size-1, started)
 		} else {
-			sample, err = a.change(ctx, w, nodes)
+			sample, err = a.change(ctx, w, nodes, mode == result.VXLAN)
 		}
 	}
 	if err != nil {
@@ -149,9 +149,9 @@ func memory(pid int) (now, peak float64, err error) {
 }
 
 // change gives the last of a workload's Nodes another podCIDR, again and again, and measures from the moment that this is published until a pod's packet
-// takes the new way: it leaves for that node, under the pod's own address. Until then it is one for the outside, and masqueraded.
-func (a *agents) change(ctx context.Context, w result.Workload, nodes source) (sample result.Sample, err error) {
-	p, err := a.newProbe(ctx, w.Size)
+// takes the new way: it leaves for that node, under the pod's own address and by a tunnel where there is one. Until then it is one for the outside, and masqueraded.
+func (a *agents) change(ctx context.Context, w result.Workload, nodes source, tunnel bool) (sample result.Sample, err error) {
+	p, err := a.newProbe(ctx, w.Size, tunnel)
 	if err != nil {
 		return result.Sample{}, err
 	}
@@ -186,12 +186,13 @@ type probe struct {
 	// in has all UDP datagrams, those of a tunnel with what is in them.
 	in        *net.IPConn
 	pod, node netip.Addr
+	tunnel    bool // the way to other nodes
 	// variants are the podCIDRs that the changing node may have.
 	variants [2]netip.Prefix
 	sent     uint64
 }
 
-func (a *agents) newProbe(ctx context.Context, nodes int) (p *probe, err error) {
+func (a *agents) newProbe(ctx context.Context, nodes int, tunnel bool) (p *probe, err error) {
 	node := a.lab.Nodes[0]
 	if err := node.WaitReady(ctx); err != nil {
 		return nil, err
@@ -200,7 +201,7 @@ func (a *agents) newProbe(ctx context.Context, nodes int) (p *probe, err error) 
 	if err != nil {
 		return nil, fmt.Errorf("add a pod that sends probes: %w", err)
 	}
-	p = &probe{pod: pod.Addr(), node: node.Addr()}
+	p = &probe{pod: pod.Addr(), node: node.Addr(), tunnel: tunnel}
 	last := a.specs(nodes, 0)[nodes-1]
 	p.variants = [2]netip.Prefix{last.PodCIDRs[0], a.specs(nodes, 1)[nodes-1].PodCIDRs[0]}
 	outside := a.lab.Outside
@@ -296,23 +297,26 @@ func (p *probe) once(to netip.AddrPort) (source netip.Addr, at time.Time, err er
 		if err != nil {
 			return source, at, fmt.Errorf("receive a probe: %w", err)
 		}
-		if source, number := probed(from, packet[:n]); number == p.sent {
+		source, tunnel, number := probed(from, packet[:n])
+		if number == p.sent && (source != p.pod || tunnel == p.tunnel) {
 			return source, time.Now(), nil
 		}
 	}
 }
 
-// probed is what a host gets of a probe: where it came from, and its number; 0 of any other datagram, which is one from its UDP header on.
-func probed(from *net.IPAddr, datagram []byte) (source netip.Addr, number uint64) {
+// probed is what a host gets of a probe: where it came from and whether in a tunnel, and its number; 0 of any other datagram. A datagram begins with its UDP
+// header.
+func probed(from *net.IPAddr, datagram []byte) (source netip.Addr, tunnel bool, number uint64) {
 	const udp, ipv4 = 8, 20
 	source, _ = netip.AddrFromSlice(from.IP)
 	inner := udp + 8 + 14 // after VXLAN's header and Ethernet's
-	if len(datagram) > inner+ipv4 && binary.BigEndian.Uint16(datagram[2:]) == tunnelPort {
+	tunnel = len(datagram) > inner+ipv4 && binary.BigEndian.Uint16(datagram[2:]) == tunnelPort
+	if tunnel {
 		source, _ = netip.AddrFromSlice(datagram[inner+12:][:4])
 		datagram = datagram[inner+ipv4:]
 	}
 	if len(datagram) == udp+8 {
 		number = binary.BigEndian.Uint64(datagram[udp:])
 	}
-	return source.Unmap(), number
+	return source.Unmap(), tunnel, number
 }

@@ -20,19 +20,20 @@ func TestProbed(t *testing.T) {
 	for name, c := range map[string]struct {
 		datagram []byte
 		source   netip.Addr
+		tunnel   bool
 		number   uint64
 	}{
-		"plain":            {plain, node, 7},
-		"in a tunnel":      {inTunnel, pod, 7},
-		"cut in a tunnel":  {inTunnel[:len(inTunnel)-1], pod, 0},
-		"an empty tunnel":  {udp(tunnelPort), node, 0},
-		"another datagram": {udp(53, 1, 2, 3), node, 0},
-		"nothing":          {nil, node, 0},
+		"plain":            {plain, node, false, 7},
+		"in a tunnel":      {inTunnel, pod, true, 7},
+		"cut in a tunnel":  {inTunnel[:len(inTunnel)-1], pod, true, 0},
+		"an empty tunnel":  {udp(tunnelPort), node, false, 0},
+		"another datagram": {udp(53, 1, 2, 3), node, false, 0},
+		"nothing":          {nil, node, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			source, number := probed(&net.IPAddr{IP: node.AsSlice()}, c.datagram)
-			if source != c.source || number != c.number {
-				t.Errorf("number %d from %s, want %d from %s", number, source, c.number, c.source)
+			source, tunnel, number := probed(&net.IPAddr{IP: node.AsSlice()}, c.datagram)
+			if source != c.source || tunnel != c.tunnel || number != c.number {
+				t.Errorf("number %d from %s, in a tunnel: %v; want %d, %s, %v", number, source, tunnel, c.number, c.source, c.tunnel)
 			}
 		})
 	}

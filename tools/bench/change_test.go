@@ -31,7 +31,7 @@ func TestChangeOfNothing(t *testing.T) {
 	if err := a.lab.Nodes[0].StartAgent(); err != nil {
 		t.Fatal(err)
 	}
-	p, err := a.newProbe(t.Context(), nodes)
+	p, err := a.newProbe(t.Context(), nodes, false)
 	if err != nil {
 		t.Fatal(err)
 	}
