@@ -191,6 +191,13 @@ func faults() map[string]fault {
 			l.standing.Own = nil
 			l.accept(list(n2()))
 		}, "no Node n1 in the list", "", ""},
+		"another network has left a link": {func(t *testing.T, l *loop) {
+			l.standing.Own = nil
+			must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}))
+			link, err := netlink.LinkByName("cni0")
+			must(t, err)
+			must(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 244, 1, 1), Mask: net.CIDRMask(24, 32)}}))
+		}, "addresses of this node: cni0 has 10.244.1.1;", "", ""},
 		"Nodes were never read": {func(_ *testing.T, l *loop) {
 			l.known = false
 			l.accept(source.Update{Err: errors.New("connection refused"), Changed: time.Now()})

@@ -168,6 +168,12 @@ func (v *view) uplink(l device.Link) plan.Link {
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
 	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel)}
+	f.Holders = map[netip.Addr]string{}
+	for _, a := range v.addresses {
+		if a.Prefix.Addr().Is4() {
+			f.Holders[a.Prefix.Addr()] = v.links[a.Index].Name
+		}
+	}
 	for _, r := range v.routes {
 		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
 			f.Routes = append(f.Routes, kernelRoute(r))

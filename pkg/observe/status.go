@@ -252,7 +252,7 @@ func (s *survey) node() error {
 			s.Node.Layout, wire.LayoutVersion)
 	}
 	if len(s.Node.PodCIDRs) == 0 {
-		s.problem("this node has no podCIDR: give its Node one, or the agent the right --node-name")
+		s.problem("this node has no podCIDR: where nothing above says that it is refused, give its Node one, or the agent the right --node-name")
 	}
 	if s.uplinks, err = load[uplinks.Key, uplinks.Value](s.Dir, uplinks.Name); err != nil {
 		return err

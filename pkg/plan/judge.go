@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gaissmai/bart"
@@ -158,11 +159,21 @@ func (j *judge) inService(p netip.Prefix) error {
 	return nil
 }
 
+// held says which addresses of this node a podCIDR overlaps, and on which links they are.
+func (j *judge) held(p netip.Prefix) string {
+	var all []string
+	for _, q := range j.in.Facts.Local {
+		if p.Overlaps(q) {
+			all = append(all, cmp.Or(j.in.Facts.Holders[q.Addr()], "it")+" has "+q.Addr().String())
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
 // allowed refuses a podCIDR that does not go with this node's own network. A serviceError is the last to be found.
 func (j *judge) allowed(p netip.Prefix) error {
 	if j.local.OverlapsPrefix(p) {
-		q, _ := overlapsAny(p, j.in.Facts.Local)
-		return fmt.Errorf("podCIDR %s contains %s, an address of this node", p, q.Addr())
+		return fmt.Errorf("podCIDR %s contains addresses of this node: %s; delete what another network has left, or give the Node another podCIDR", p, j.held(p))
 	}
 	if slices.Contains(j.in.Before.Own, p) {
 		return j.inService(p) // a pod of this node may be somebody's gateway

@@ -58,7 +58,9 @@ type Policy struct {
 // Facts are this node's network as it is now.
 type Facts struct {
 	// Local lists what the kernel takes for this node itself (its local table).
-	Local   []netip.Prefix
+	Local []netip.Prefix
+	// Holders are the links that have addresses, by name, for what is said of them.
+	Holders map[netip.Addr]string
 	Uplinks []Link
 	Routes  []KernelRoute
 	// Others are the routes of other tables.

@@ -46,7 +46,8 @@ func (n Node) with(change func(*Node)) Node {
 // facts are those of node 1.
 func facts() Facts {
 	return Facts{
-		Local: prefixes("127.0.0.0/8", "172.18.0.11/32", "169.254.20.10/32"),
+		Local:   prefixes("127.0.0.0/8", "172.18.0.11/32", "169.254.20.10/32"),
+		Holders: map[netip.Addr]string{netip.MustParseAddr("172.18.0.11"): "eth0"},
 		Uplinks: []Link{{Index: 2, Name: "eth0", MTU: 1500, Addresses: []netip.Addr{
 			netip.MustParseAddr("172.18.0.200"), netip.MustParseAddr("172.18.0.11"),
 		}}},
@@ -258,7 +259,7 @@ func TestOwn(t *testing.T) {
 		{"podCIDR taken back", withBefore(input(node(1).with(func(n *Node) { n.PodCIDRs = nil })), standing), "10.244.1.0/24", ""},
 		{"back with another", withBefore(input(moved), standing), "10.244.50.0/24", ""},
 		{"refused", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"0.0.0.0/0"} })), "", "every address"},
-		{"holds our address", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"172.18.0.0/24"} })), "", "an address of this node"},
+		{"holds our address", input(node(1).with(func(n *Node) { n.PodCIDRs = []string{"172.18.0.0/24"} })), "", "addresses of this node: eth0 has 172.18.0.11;"},
 		{"new and claimed by an older one", input(younger, older), "", "n5, which is older"},
 		{"grown over one in force", withBefore(input(grown, node(2)), inForce), "10.244.1.0/24", ""},
 		{"grown over a younger one", withBefore(input(grown, node(2).with(func(n *Node) { n.Created = day2 })), inForce), "10.244.0.0/16", ""},
