@@ -26,7 +26,7 @@ var abreast = []struct {
 	},
 	{ // Kubernetes takes half a minute to find what was killed.
 		[]test{{"CrowdRolledOver", testCrowdRolledOver}},
-		[]test{{"UpAndDown", testUpAndDown}},
+		[]test{{"UpAndDown", testUpAndDown}, {"MoveFromFlannelHostGW", testMoveFromFlannelHostGW}},
 	},
 }
 

@@ -19,6 +19,7 @@ const (
 	hand          = "kubectl label node NODE pod-network=ebpf-cni --overwrite"
 	forgetFlannel = "rm /etc/cni/net.d/10-flannel.conflist"
 	uncordon      = "kubectl uncordon NODE"
+	startAgain    = "kubectl -n kube-flannel rollout restart daemonset kube-flannel-ds"
 	unchoose      = "kubectl label nodes --all pod-network-"
 )
 
@@ -32,45 +33,45 @@ var onSpot = []string{
 	"iptables -F FLANNEL-FWD && iptables -X FLANNEL-FWD",
 }
 
-// A cluster with flannel is moved as its page says, one node after the other, the first with a reboot. Pods that are on other
-// nodes than the one that is moved talk on meanwhile, whichever network theirs is.
-func testMoveFromFlannel(t *testing.T) {
-	s := site(t, cluster.Options{Nodes: 3})
-	isInPage(t, "flannel.md", append([]string{chooseNodes, keepFlannel, chosen, drain, hand, forgetFlannel, uncordon, unchoose}, onSpot...)...)
-	first, second, third := s.Nodes[0], s.Nodes[1], s.Nodes[2]
-	runFlannel(t, s)
+// A node of a cluster with flannel's backend host-gw is moved as the page says. Its pods and those of the other node talk, both
+// networks at work.
+func testMoveFromFlannelHostGW(t *testing.T) {
+	s := site(t, cluster.Options{Nodes: 2})
+	first, second := s.Nodes[0], s.Nodes[1]
+	runFlannel(t, s, "host-gw")
 	a, b := addPod(t, s, "a", first), addPod(t, s, "b", second)
 	meet(t, s, a, b)
+	divide(t, s)
 
-	shell(t, s, chooseNodes)
-	onNodes(t, s, "rm", subnetFile)
-	shell(t, s, keepFlannel)
-	flannelWorks(t, s)
-	values := valuesFor(t, "kubeadm")
-	kubectl(t, s, "apply", "-f", chart(t, s, "chosen", append(values, chosen)...))
-	undisturbedBetween(t, a, b, func() { move(t, s, third, reboot) })
-	c := addPod(t, s, "c", third)
-	meet(t, s, a, b, c)
-
-	undisturbedBetween(t, a, c, func() { move(t, s, second, byHand) })
+	tr := startTraffic(t, pathTo("the world", a, cluster.WorldAddr))
+	move(t, s, second, reboot)
+	tr.end(t)
 	b = addPod(t, s, "b2", second)
-	meet(t, s, a, b, c)
+	meet(t, s, a, b)
+	tr = startTraffic(t, pathTo(b.Name, a, b.Addr), pathTo(a.Name, b, a.Addr))
+	restartFlannel(t, s, startAgain, first)
+	tr.end(t)
+}
 
-	undisturbedBetween(t, b, c, func() { move(t, s, first, byHand) })
-	a = addPod(t, s, "a2", first)
-	undisturbedBetween(t, a, c, func() {
-		kubectl(t, s, "delete", "namespace", "kube-flannel")
-		shell(t, s, unchoose)
-		// Over the chart, and once more over itself.
-		for range 2 {
-			kubectl(t, s, "apply", "-f", manifest(t, s))
-			if err := s.WaitReady(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+// divide gives each of the two networks its nodes; all are flannel's at first.
+func divide(t *testing.T, s *standing) {
+	t.Helper()
+	shell(t, s, chooseNodes)
+	restartFlannel(t, s, keepFlannel, s.Nodes...)
+	kubectl(t, s, "apply", "-f", chart(t, s, "chosen", append(valuesFor(t, "kubeadm"), chosen)...))
+}
+
+// endDivision deletes flannel, and installs ours on all nodes: over the chart, and once more over itself.
+func endDivision(t *testing.T, s *standing) {
+	t.Helper()
+	kubectl(t, s, "delete", "namespace", "kube-flannel")
+	shell(t, s, unchoose)
+	for range 2 {
+		kubectl(t, s, "apply", "-f", manifest(t, s))
+		if err := s.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-	})
-	meet(t, s, a, b, c)
-	noFlannel(t, s)
+	}
 }
 
 // manifest is a copy of the project's that the nodes see.
@@ -110,8 +111,8 @@ func shell(t *testing.T, s *standing, step string) {
 	}
 }
 
-// runFlannel installs flannel, and the plugins that a distribution has.
-func runFlannel(t *testing.T, s *standing) {
+// runFlannel installs flannel with a backend, and the plugins that a distribution has.
+func runFlannel(t *testing.T, s *standing, backend string) {
 	t.Helper()
 	for _, plugin := range []string{"bridge", "host-local", "portmap"} {
 		onNodes(t, s, "install", "-D", s.Program(plugin), "/opt/cni/bin/"+plugin)
@@ -121,13 +122,13 @@ func runFlannel(t *testing.T, s *standing) {
 		t.Fatal(err)
 	}
 	programs := filepath.Dir(s.Program("flanneld"))
-	flannel := strings.NewReplacer("IMAGE", cluster.PauseImage, "PROGRAMS", programs).Replace(string(text))
+	flannel := strings.NewReplacer("IMAGE", cluster.PauseImage, "PROGRAMS", programs, "BACKEND", backend).Replace(string(text))
 	file := filepath.Join(s.Dir, "kube-flannel.yaml")
 	if err := os.WriteFile(file, []byte(flannel), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	kubectl(t, s, "apply", "-f", file)
-	flannelWorks(t, s)
+	flannelWorks(t, s, s.Nodes...)
 	for _, node := range s.Nodes {
 		waitReady(t, s, node)
 	}
@@ -136,12 +137,24 @@ func runFlannel(t *testing.T, s *standing) {
 // subnetFile is what flannel's daemon tells its plugin, once a node is connected.
 const subnetFile = "/run/flannel/subnet.env"
 
+// restartFlannel takes a step that starts flannel's daemons again on the nodes that are still theirs.
+func restartFlannel(t *testing.T, s *standing, step string, nodes ...*cluster.Machine) {
+	t.Helper()
+	for _, node := range nodes {
+		if _, err := node.Run(t.Context(), "rm", subnetFile); err != nil {
+			t.Fatal(err)
+		}
+	}
+	shell(t, s, step)
+	flannelWorks(t, s, nodes...)
+}
+
 // flannelWorks waits until flannel's daemons are at work, after a first start or another one: they begin with taking their
 // rules away.
-func flannelWorks(t *testing.T, s *standing) {
+func flannelWorks(t *testing.T, s *standing, nodes ...*cluster.Machine) {
 	t.Helper()
 	kubectl(t, s, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=60s")
-	for _, node := range s.Nodes {
+	for _, node := range nodes {
 		err := cluster.Poll(within(t, stepLimit), "flannel works on "+node.Name, func(ctx context.Context) error {
 			_, err := node.Run(ctx, "sh", "-ec", "test -s "+subnetFile+"; iptables -t nat -S FLANNEL-POSTRTG | grep MASQUERADE")
 			return err
