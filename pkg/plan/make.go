@@ -36,6 +36,7 @@ func Make(in Input) Result {
 	if a := standing.NodeIP4(); a.IsValid() && j.local.Contains(a) {
 		b.r.Source = a
 	}
+	b.keptDefault = b.masks.keepDefault(in.Facts.Uplinks, in.Before.Ways.World)
 	b.tunnel()
 	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))
 	if !in.Known {
@@ -88,6 +89,8 @@ type builder struct {
 	*judge
 	r     Result
 	masks routeMasks
+	// keptDefault says that a default route counts that is missing.
+	keptDefault bool
 }
 
 func (b *builder) destination(p netip.Prefix, v destinations.Value) {
@@ -121,7 +124,7 @@ func (b *builder) peer(c candidate) {
 	for _, a := range c.internal {
 		b.node(a, via, w)
 	}
-	if via.Is4() && w.kind == destinations.None {
+	if via.Is4() && (w.kind == destinations.None || w.kind == destinations.Tunnel && b.keptDefault && b.masks.onlyByDefault(host(via))) {
 		b.problem(c.name, OffLink, "%s", b.whyNone(via))
 	}
 	b.r.Peers = append(b.r.Peers, Peer{Name: c.name, Address: via, Way: w.kind, PodCIDRs: c.pods})

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/gaissmai/bart"
 )
@@ -11,6 +12,9 @@ import (
 // meets. Routes to the same prefix, of whatever metric, count together, and those that
 // lead over no uplink hide wider ones.
 type routeMasks map[int]*bart.Table[uint64]
+
+// everything is the prefix of a default route.
+var everything = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 
 func newRouteMasks(f Facts) routeMasks {
 	bits := make(map[uint32]uint64, len(f.Uplinks))
@@ -33,6 +37,30 @@ func newRouteMasks(f Facts) routeMasks {
 	return tables
 }
 
+// keepDefault has uplinks count as those of the default route where there is none, and reports whether it is so. One that is
+// missing mostly is so for a moment, as while a lease is renewed, in which all that goes by it need not change. With an uplink that is away other routes are gone as well.
+func (m routeMasks) keepDefault(uplinks []Link, world []uint32) (kept bool) {
+	for _, t := range m {
+		if _, there := t.Get(everything); there {
+			return false
+		}
+	}
+	var mask uint64
+	for _, l := range uplinks {
+		if !l.Away && slices.Contains(world, l.Index) {
+			mask |= 1 << l.Bit
+		}
+	}
+	if mask == 0 {
+		return false
+	}
+	if m[0] == nil {
+		m[0] = &bart.Table[uint64]{}
+	}
+	m[0].Insert(everything, mask)
+	return true
+}
+
 // around is what leads to all of p: the routes of the longest prefix that contains it.
 func (m routeMasks) around(p netip.Prefix) (mask uint64) {
 	for _, t := range m {
@@ -40,6 +68,16 @@ func (m routeMasks) around(p netip.Prefix) (mask uint64) {
 		mask |= found
 	}
 	return mask
+}
+
+// onlyByDefault reports whether no route but the default one leads to all of p.
+func (m routeMasks) onlyByDefault(p netip.Prefix) bool {
+	for _, t := range m {
+		if longest, _, found := t.LookupPrefixLPM(p); found && longest != everything {
+			return false
+		}
+	}
+	return true
 }
 
 // within is what leads to p itself, or to a part of it.

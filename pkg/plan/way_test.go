@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +14,24 @@ import (
 )
 
 const tunnelIndex = 9
+
+// A default route that is missing for a moment changes no way. That pods behind it can't be reached is said at once.
+func TestWaysWithoutTheDefaultRoute(t *testing.T) {
+	in := apart(RouteAuto)
+	before := Make(in)
+	in.Before, in.Facts.Routes = before.Standing, in.Facts.Routes[1:]
+	now := Make(in)
+	if !maps.Equal(before.Destinations, now.Destinations) || !slices.Equal(before.Routes, now.Routes) {
+		t.Error(cmp.Diff(dump(before), dump(now)))
+	}
+	if len(now.Problems) != 1 || now.Problems[0].Reason != OffLink || !strings.Contains(now.Problems[0].Text, "no route leads to InternalIP 203.0.113.13") {
+		t.Errorf("problems %v", now.Problems)
+	}
+	in.Facts.Routes = append(in.Facts.Routes, KernelRoute{Dst: netip.MustParsePrefix("0.0.0.0/0"), Index: 7})
+	if p := Make(in).Peers[1]; p.Way != destinations.None {
+		t.Errorf("with a default route over no uplink the way is %s", p.Way)
+	}
+}
 
 // apart is node 1 with a node on its link and one behind the default gateway.
 func apart(mode RoutingMode) Input {
