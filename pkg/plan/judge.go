@@ -26,11 +26,20 @@ type candidate struct {
 	pods     []netip.Prefix
 }
 
+// via is the InternalIP by which the node is reached: the first one of IPv4, else the first one.
+func (c candidate) via() netip.Addr {
+	if i := slices.IndexFunc(c.internal, netip.Addr.Is4); i >= 0 {
+		return c.internal[i]
+	}
+	return c.internal[0]
+}
+
 // judge decides whose claims are good.
 type judge struct {
 	in       Input
-	ownIndex int         // of this node in the list
-	hops     *addressSet // made when first asked for
+	ownIndex int                 // of this node in the list
+	inForce  map[netip.Addr]bool // by which nodes were reached before
+	hops     *addressSet         // made when first asked for
 	routes   *bart.Table[KernelRoute]
 	local    *bart.Lite
 	problems []Problem
@@ -39,7 +48,10 @@ type judge struct {
 
 // newJudge indexes what is asked for each Node.
 func newJudge(in Input) *judge {
-	j := &judge{in: in, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
+	j := &judge{in: in, inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
+	for _, via := range in.Before.Claims {
+		j.inForce[via] = true
+	}
 	for _, r := range in.Facts.Routes {
 		j.routes.Modify(r.Dst, func(first KernelRoute, there bool) (KernelRoute, bool) {
 			if there { // with the better metric
@@ -86,12 +98,13 @@ func (j *judge) parse(n *Node, index int) candidate {
 		j.problem(n.Name, Refused, "%d InternalIPs: only the first %d count", len(n.InternalIPs), mostAddresses)
 	}
 	for _, s := range n.InternalIPs[:min(len(n.InternalIPs), mostAddresses)] {
-		a, err := parseNodeIP("InternalIP", s)
-		if err == nil && j.local.Contains(a) {
-			err = fmt.Errorf("InternalIP %s is an address of this node", a)
-		}
-		if r, found := j.route(a); err == nil && found && r.OnLink && isBroadcast(a, r.Dst) {
-			err = fmt.Errorf("InternalIP %s is the broadcast address of %s", a, r.Dst)
+		a, err := j.internalIP(s)
+		if q, service := overlapsAny(host(a), j.in.Service); err == nil && service {
+			err = fmt.Errorf("InternalIP %s is in the service CIDR %s", a, q)
+			if j.inForce[a] {
+				j.problem(n.Name, Refused, "%v; it is in force and stays: is --service-cidr wrong?", err)
+				err = nil
+			}
 		}
 		if err != nil {
 			j.problem(n.Name, Refused, "%v", err)
@@ -121,6 +134,21 @@ func (j *judge) parse(n *Node, index int) candidate {
 	}
 	j.remark(n, c)
 	return c
+}
+
+// internalIP reads an address under which another node can be reached, and refuses what can't be one here.
+func (j *judge) internalIP(s string) (netip.Addr, error) {
+	a, err := parseNodeIP("InternalIP", s)
+	if err != nil {
+		return a, err
+	}
+	if j.local.Contains(a) {
+		return a, fmt.Errorf("InternalIP %s is an address of this node", a)
+	}
+	if r, found := j.route(a); found && r.OnLink && isBroadcast(a, r.Dst) {
+		return a, fmt.Errorf("InternalIP %s is the broadcast address of %s", a, r.Dst)
+	}
+	return a, nil
 }
 
 // remark says what is missing rather than wrong.
@@ -271,6 +299,32 @@ func (j *judge) podCIDRStays(others []candidate, i int, p netip.Prefix, a ownedA
 	}
 	_, onLink := j.reach(a.addr)
 	return !onLink && i < a.owner // ranked: the stronger claim comes first
+}
+
+// addresses leaves each InternalIP to one node: to the one that is reached by it, else to one that has it besides; of two, to
+// the stronger claim. A kubelet writes its Node's addresses itself: what it adds to them is not to take another node away.
+func (j *judge) addresses(ranked []candidate) {
+	owners := make(map[netip.Addr]int, len(ranked))
+	taken := func(i int, a netip.Addr) bool {
+		owner, is := owners[a]
+		if is && owner != i {
+			j.problem(ranked[i].name, Refused, "InternalIP %s is node %s's, whose claim is the stronger one", a, ranked[owner].name)
+			return true
+		}
+		owners[a] = i
+		return false
+	}
+	for i := range ranked {
+		c := &ranked[i]
+		for len(c.internal) > 0 && taken(i, c.via()) {
+			refused := c.via()
+			c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return a == refused })
+		}
+	}
+	for i := range ranked {
+		c := &ranked[i]
+		c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return taken(i, a) })
+	}
 }
 
 // reach finds the uplink on whose link an address is.

@@ -23,6 +23,7 @@ func Make(in Input) Result {
 	standing, why := j.own(self, others)
 	j.apart(standing.Own, others)
 	j.resolve(others)
+	j.addresses(others)
 	winners := j.claims(others)
 
 	b := &builder{judge: j, r: Result{
@@ -110,13 +111,7 @@ func (b *builder) native() {
 
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
-	via := c.internal[0]
-	for _, a := range c.internal {
-		if a.Is4() {
-			via = a
-			break
-		}
-	}
+	via := c.via()
 	w := b.way(via)
 	if link, onLink := b.reach(via); onLink && w.kind == destinations.Tunnel {
 		b.r.Crossed[link.Name] = true
@@ -133,10 +128,11 @@ func (b *builder) peer(c candidate) {
 	}
 }
 
-// node adds an address of the node whose InternalIP is via.
+// node adds an address of the node whose InternalIP is via. The tunnel leads to that one only: whose another one is, routes
+// say, and not the Node, of which its kubelet writes the status. But what comes through the tunnel may come from each.
 func (b *builder) node(a, via netip.Addr, w way) {
 	v := destinations.Value{Kind: destinations.Node, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(a))}
-	if w.kind == destinations.Tunnel {
+	if a == via && w.kind == destinations.Tunnel {
 		v.Flags, v.MTU = destinations.ByTunnel, w.mtu
 	} else {
 		link, _ := b.reach(a)
