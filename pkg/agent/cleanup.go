@@ -140,7 +140,7 @@ func (c *cleaner) deleteRoutes(context.Context) error {
 
 // removeTunnel leaves a device of somebody else's that has its name.
 func (c *cleaner) removeTunnel(context.Context) error {
-	err := netfilter.RemoveNotrack()
+	err := netfilter.RemoveTable()
 	link, findErr := c.host.LinkByName(tunnelName)
 	switch {
 	case errors.Is(findErr, device.ErrNotFound):

@@ -21,6 +21,8 @@ type modeController struct {
 	watch *netfilter.Watch
 	// beside says that the programs work beside netfilter's translation.
 	beside bool
+	// translates says that netfilter does, as was found last: the programs may not have followed yet.
+	translates bool
 	// again is when to look again, after a failure.
 	again time.Time
 	// changing says that the programs are being replaced, by another goroutine: routes
@@ -47,6 +49,7 @@ func (c *modeController) begin(now time.Time) {
 	if c.beside, err = c.find(func() (bool, error) { return c.watch.Begin(now) }); err != nil { // follow tries again
 		c.log.Warn("netfilter's rules can't be read", "error", err)
 	}
+	c.translates = c.beside
 }
 
 // find asks whether netfilter translates, unless --kube-proxy says.
@@ -64,6 +67,7 @@ func (c *modeController) follow(now time.Time) {
 	}
 	beside, err := c.find(func() (bool, error) { return c.watch.Look(now, c.beside) })
 	c.complaints.note("mode/netfilter's rules", err)
+	c.translates = beside
 	if beside != c.beside {
 		c.changing = true
 		c.wanted <- beside

@@ -65,7 +65,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		node: n, state: state{next: resync}, standing: standing, published: published, mode: m, sysctls: s,
 		cluster:   &clusterController{node: n, reported: map[string]bool{}},
 		uplinks:   &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
-		tunnel:    &tunnelController{node: n, sysctl: s.Sysctl},
+		tunnel:    &tunnelController{node: n, sysctl: s.Sysctl, mode: m},
 		endpoints: &endpointController{node: n, orphans: newOrphans()},
 		files:     &fileController{node: n},
 		alarm:     newAlarm(),

@@ -34,13 +34,14 @@ type tunnelController struct {
 	// address is the one that was given to the device as it is.
 	address netip.Prefix
 	// failed says why the device does not work, as the newest look found; nil: it does.
-	failed  error
-	unset   error         // why not all of its sysctls are as they should be; most packets pass nevertheless
-	logged  string        // of what is no failure, the text that the log has
-	wished  device.Tunnel // as the newest look has made it
-	notrack netfilter.Notrack
-	// untracked is what the rules were last written for.
-	untracked netfilter.Untracked
+	failed error
+	unset  error         // why not all of its sysctls are as they should be; most packets pass nevertheless
+	logged string        // of what is no failure, the text that the log has
+	wished device.Tunnel // as the newest look has made it
+	table  netfilter.Table
+	// outer is what the table was last written for.
+	outer netfilter.Outer
+	mode  *modeController
 }
 
 // complete makes or mends the device, and adds it to a view.
@@ -221,21 +222,21 @@ func (c *tunnelController) inspect(s *state) error {
 	return errors.Join(append(errs, c.untrack(s))...)
 }
 
-// untrack keeps outer packets out of netfilter's connection table.
+// untrack keeps outer packets out of netfilter's connection table, and what netfilter has translated out of the tunnel.
 func (c *tunnelController) untrack(s *state) error {
 	a := s.plan.Standing.NodeIP4()
 	if !a.IsValid() {
 		return nil
 	}
-	want := netfilter.Untracked{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark}
-	wrote, err := c.notrack.Ensure(time.Now(), want)
+	want := netfilter.Outer{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark, Translated: c.mode.translates}
+	wrote, err := c.table.Ensure(time.Now(), want)
 	switch {
-	case wrote && want == c.untracked:
+	case wrote && want == c.outer:
 		c.status.repaired(repairedTunnel, 1)
-		c.log.Warn("rules by which netfilter does not track the tunnel's packets restored", "table", netfilter.NotrackTable)
+		c.log.Warn("rules by which netfilter does not track the tunnel's packets restored", "table", netfilter.TableName)
 	case wrote:
-		c.log.Info("netfilter does not track the tunnel's packets", "table", netfilter.NotrackTable)
-		c.untracked = want
+		c.log.Info("netfilter does not track the tunnel's packets", "table", netfilter.TableName)
+		c.outer = want
 	}
 	return err
 }

@@ -110,7 +110,7 @@ func TestTunnelComesBack(t *testing.T) {
 		{func() error { return l.host.DeleteAddress(index, netip.MustParsePrefix("10.244.1.0/32")) }, "address of the tunnel device restored"},
 		{func() error { return l.host.AddAddress(index, netip.MustParsePrefix("192.0.2.1/24")) }, ""},
 		{func() error { return l.dp.DetachUplink(index) }, ""},
-		{netfilter.RemoveNotrack, "does not track the tunnel's packets restored"},
+		{netfilter.RemoveTable, "does not track the tunnel's packets restored"},
 	} {
 		must(t, change.do())
 		log.Reset()

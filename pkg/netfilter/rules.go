@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -115,6 +116,26 @@ func meta(key uint32) *nl.RtAttr {
 func payload(header, offset, length uint32) *nl.RtAttr {
 	return expression("payload", number(unix.NFTA_PAYLOAD_DREG, register), number(unix.NFTA_PAYLOAD_BASE, header),
 		number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length))
+}
+
+// anyBit ends the rule for packets of which what was read has none of these bits.
+func anyBit(bits uint32) []*nl.RtAttr {
+	mask := binary.NativeEndian.AppendUint32(nil, bits)
+	none := make([]byte, len(mask))
+	return []*nl.RtAttr{
+		expression("bitwise", number(unix.NFTA_BITWISE_SREG, register), number(unix.NFTA_BITWISE_DREG, register),
+			number(unix.NFTA_BITWISE_LEN, uint32(len(mask))), value(unix.NFTA_BITWISE_MASK, mask), value(unix.NFTA_BITWISE_XOR, none)),
+		compare(unix.NFT_CMP_NEQ, none),
+	}
+}
+
+// drop is the end of the packet.
+func drop() *nl.RtAttr {
+	data := nl.NewRtAttr(unix.NFTA_IMMEDIATE_DATA|unix.NLA_F_NESTED, nil)
+	verdict := data.AddRtAttr(unix.NFTA_DATA_VERDICT|unix.NLA_F_NESTED, nil)
+	const dropped = 0 // NF_DROP
+	verdict.AddRtAttr(unix.NFTA_VERDICT_CODE, nl.BEUint32Attr(dropped))
+	return expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), data)
 }
 
 // compare ends the rule for packets of which what was read does not compare so.

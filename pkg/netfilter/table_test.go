@@ -14,22 +14,22 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-var outer = Untracked{Address: netip.MustParseAddr("10.0.0.1"), Port: 4789, Mark: 0x00800000}
+var outer = Outer{Address: netip.MustParseAddr("10.0.0.1"), Port: 4789, Mark: 0x00800000, Translated: true}
 
 // listed is what nft shows of the table; empty: it is not there.
 func listed() string {
-	out, _ := exec.Command("nft", "list", "table", "ip", NotrackTable).CombinedOutput()
+	out, _ := exec.Command("nft", "list", "table", "ip", TableName).CombinedOutput()
 	if strings.Contains(string(out), "No such file") {
 		return ""
 	}
 	return string(out)
 }
 
-// TestNotrackIsKept changes the rules in every way, and others' rules.
-func TestNotrackIsKept(t *testing.T) {
+// TestTableIsKept changes the rules in every way, and others' rules.
+func TestTableIsKept(t *testing.T) {
 	priv.Isolate(t)
-	var n Notrack
-	ensure := func(want Untracked, write bool) {
+	var n Table
+	ensure := func(want Outer, write bool) {
 		t.Helper()
 		if wrote, err := n.Ensure(time.Now(), want); wrote != write || err != nil {
 			t.Errorf("wrote %v, error %v; want %v", wrote, err, write)
@@ -41,6 +41,7 @@ func TestNotrackIsKept(t *testing.T) {
 	for _, rule := range []string{
 		"ip daddr 10.0.0.1 udp dport 4789 notrack", "meta mark & 0x00800000 != 0x00000000 udp dport 4789 notrack",
 		"type filter hook prerouting priority raw", "type filter hook output priority raw",
+		"type filter hook input priority filter", "udp dport 4789 ct status dnat drop",
 	} {
 		if !strings.Contains(good, rule) {
 			t.Errorf("there is no %q in\n%s", rule, good)
@@ -52,7 +53,7 @@ func TestNotrackIsKept(t *testing.T) {
 	for _, change := range []string{
 		"nft flush chain ip ebpf-cni output", "nft add rule ip ebpf-cni prerouting accept", "nft insert rule ip ebpf-cni prerouting drop",
 		"nft delete table ip ebpf-cni", "nft add table ip ebpf-cni { flags dormant ; }",
-		"nft chain ip ebpf-cni output { policy drop ; }", "nft flush ruleset",
+		"nft chain ip ebpf-cni output { policy drop ; }", "nft flush ruleset", "nft flush chain ip ebpf-cni input",
 	} {
 		run(t, change)
 		ensure(outer, true)
@@ -67,32 +68,38 @@ func TestNotrackIsKept(t *testing.T) {
 	if now := listed(); !strings.Contains(now, "ip daddr 10.0.0.2 udp dport 8472") || strings.Contains(now, "4789") {
 		t.Errorf("after a change of address and port:\n%s", now)
 	}
+	moved.Translated = false
+	ensure(moved, true)
+	if now := listed(); strings.Contains(now, "input") || strings.Contains(now, "ct ") {
+		t.Errorf("where nothing translates:\n%s", now)
+	}
+	ensure(moved, false)
 	if found, err := New().Look(time.Now(), false); found || err != nil {
 		t.Errorf("the rules are taken for translation: %v, %v", found, err)
 	}
 	for range 2 {
-		if err := RemoveNotrack(); err != nil || listed() != "" {
+		if err := RemoveTable(); err != nil || listed() != "" {
 			t.Errorf("removed with error %v:\n%s", err, listed())
 		}
 	}
 }
 
-func TestNotrackOfIPv6(t *testing.T) {
+func TestTableOfIPv6(t *testing.T) {
 	priv.Isolate(t)
-	var n Notrack
+	var n Table
 	six := outer
 	six.Address = netip.MustParseAddr("fd00::1")
 	if wrote, err := n.Ensure(time.Now(), six); !wrote || err != nil {
 		t.Fatalf("wrote %v, error %v", wrote, err)
 	}
-	out, err := exec.Command("nft", "list", "table", "ip6", NotrackTable).CombinedOutput()
+	out, err := exec.Command("nft", "list", "table", "ip6", TableName).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "ip6 daddr fd00::1 udp dport 4789 notrack") {
 		t.Errorf("%v:\n%s", err, out)
 	}
 	if wrote, err := n.Ensure(time.Now(), six); wrote || err != nil {
 		t.Errorf("wrote %v once more, error %v", wrote, err)
 	}
-	if err := RemoveNotrack(); err != nil {
+	if err := RemoveTable(); err != nil {
 		t.Error(err)
 	}
 }
@@ -106,7 +113,7 @@ func TestWhatIsNotTracked(t *testing.T) {
 	} {
 		run(t, command)
 	}
-	var n Notrack
+	var n Table
 	if _, err := n.Ensure(time.Now(), outer); err != nil {
 		t.Fatal(err)
 	}
@@ -140,5 +147,50 @@ func TestWhatIsNotTracked(t *testing.T) {
 		if tracked := strings.Contains(string(out), "dst=10.0.0.2"); tracked != packet.tracked {
 			t.Errorf("to %s with mark %#x: tracked %v\n%s", packet.to, packet.mark, tracked, out)
 		}
+	}
+}
+
+// TestWhatIsTranslatedToThePort comes to a socket on the port only if it was sent there.
+func TestWhatIsTranslatedToThePort(t *testing.T) {
+	priv.Isolate(t)
+	for _, command := range []string{
+		"ip link set lo up", "ip addr add 10.0.0.1/32 dev lo", "ip route add 10.0.0.7/32 dev lo", "nft add table ip others",
+		"nft add chain ip others out { type nat hook output priority -100 ; }", "nft add rule ip others out udp dport 30000 dnat to 10.0.0.1:4789",
+		"nft add rule ip others out ip daddr 10.0.0.7 udp dport 4789 dnat to 10.0.0.1", "nft add rule ip others out udp dport 30001 dnat to 10.0.0.1:4790",
+	} {
+		run(t, command)
+	}
+	var n Table
+	if _, err := n.Ensure(time.Now(), outer); err != nil {
+		t.Fatal(err)
+	}
+	for _, packet := range []struct {
+		to, at  string
+		arrives bool
+	}{
+		{"10.0.0.1:4789", "10.0.0.1:4789", true},
+		{"10.0.0.1:30000", "10.0.0.1:4789", false},
+		{"10.0.0.7:4789", "10.0.0.1:4789", false},
+		{"10.0.0.1:30001", "10.0.0.1:4790", true},
+	} {
+		socket, err := net.ListenPacket("udp4", packet.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := net.Dial("udp4", packet.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("outer")); err != nil {
+			t.Fatal(err)
+		}
+		// What loopback delivers is there when Write returns.
+		if err := socket.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err = socket.ReadFrom(make([]byte, 9)); (err == nil) != packet.arrives {
+			t.Errorf("to %s: %v, want it to arrive: %v", packet.to, err, packet.arrives)
+		}
+		_, _ = c.Close(), socket.Close()
 	}
 }
