@@ -65,13 +65,13 @@ func (c *cleaner) run(ctx context.Context) error {
 	}{
 		{"network configuration list", func(context.Context) error { _, err := install.RemoveList(c.Conf); return err }},
 		{"endpoints", c.releaseEndpoints},
+		{"tunnel", c.removeTunnel}, // without its programs the stack would take what anybody sends there
 		{"dataplane", func(ctx context.Context) error {
 			return datapath.Remove(ctx, datapath.Options{Dir: c.BPFFS, StateDir: c.State, Log: c.log})
 		}},
 		// A plugin that was at work until then finds no pins any more.
 		{"late endpoints", c.releaseEndpoints},
 		{"routes", c.deleteRoutes},
-		{"tunnel", c.removeTunnel},
 		{"plugin", c.removePlugin},
 		{"sysctls", func(context.Context) error {
 			return newSysctls(&node{cfg: Config{Directories: c.Directories}, log: c.log}, c.record).restore()

@@ -1,7 +1,8 @@
 package agent
 
 import (
-	"crypto/sha256"
+	"cmp"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -29,6 +31,9 @@ type tunnelController struct {
 	sysctl device.Sysctl
 	// index is the device's as it was last seen; 0: never.
 	index int
+	// former is the index that the device of an agent before had; 0: there was none.
+	former int
+	mac    net.HardwareAddr // the device's; nil: not looked for yet
 	// addresses are the device's, as found by the newest look and as written since.
 	addresses []netip.Prefix
 	// address is the one that was given to the device as it is.
@@ -64,8 +69,13 @@ func (c *tunnelController) complete(v *view) {
 
 // ensure returns the device as it is now. It works unless there is an error.
 func (c *tunnelController) ensure(v *view) (device.Link, error) {
+	if c.mac == nil {
+		if err := c.recall(); err != nil {
+			return device.Link{}, err
+		}
+	}
 	wish := device.Tunnel{
-		Name: tunnelName, Index: c.index, Port: c.cfg.VXLANPort, MAC: tunnelMAC(c.cfg.Node), MTU: tunnelMTU(v.uplinks),
+		Name: tunnelName, Index: cmp.Or(c.index, c.former), Port: c.cfg.VXLANPort, MAC: c.mac, MTU: tunnelMTU(v.uplinks),
 	}
 	link, changed, err := c.host.EnsureTunnel(wish)
 	if err != nil {
@@ -118,11 +128,37 @@ func explainPort(err error) error {
 	return err
 }
 
-// tunnelMAC is each node's own: the kernel drops what comes with the receiving device's. Machines that were cloned have
-// the same of everything else.
-func tunnelMAC(node string) net.HardwareAddr {
-	sum := sha256.Sum256([]byte(tunnelName + " " + node))
-	return append(net.HardwareAddr{0x02}, sum[:5]...) // locally administered
+// recall finds what an agent before has left. A device keeps its MAC address, which nobody needs to know: ec_from_tunnel
+// makes any packet this host's. Without that program the stack takes nothing from the device, unless somebody guesses the
+// address; and what comes with the receiving device's, the kernel drops. So it is random, and not the node's name's.
+func (c *tunnelController) recall() error {
+	had, err := c.dp.Maps.Config.Get(config.Key{})
+	if err != nil {
+		return err
+	}
+	link, err := c.host.LinkByName(tunnelName)
+	if err != nil && !errors.Is(err, device.ErrNotFound) {
+		return err
+	}
+	c.former, c.mac = int(had.TunnelIfindex), link.MAC
+	if !link.VXLAN.FlowBased || !isLocalMAC(link.MAC) {
+		c.mac = randomMAC()
+	}
+	return nil
+}
+
+// The lowest bits of a MAC address' first octet (IEEE 802): nobody has assigned it, and it is a group's.
+const localMAC, groupMAC = 0x02, 0x01
+
+func isLocalMAC(mac net.HardwareAddr) bool {
+	return len(mac) > 0 && mac[0]&(localMAC|groupMAC) == localMAC
+}
+
+func randomMAC() net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	_, _ = rand.Read(mac) // which never fails
+	mac[0] = mac[0]&^groupMAC | localMAC
+	return mac
 }
 
 // tunnelMTU is what fits the widest uplink; routes and destinations have what fits each way.

@@ -2,18 +2,24 @@ package agent
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -46,7 +52,7 @@ func assertTunnel(t *testing.T, l *loop) {
 	t.Helper()
 	link, err := l.host.LinkByName(tunnelName)
 	must(t, err)
-	if want := (device.VXLAN{Port: 4789, FlowBased: true}); link.VXLAN != want || !link.Up() || link.MTU != 1450 || !bytes.Equal(link.MAC, tunnelMAC("n1")) {
+	if want := (device.VXLAN{Port: 4789, FlowBased: true}); link.VXLAN != want || !link.Up() || link.MTU != 1450 || !bytes.Equal(link.MAC, l.tunnel.mac) || !isLocalMAC(link.MAC) {
 		t.Errorf("the device is %+v", link)
 	}
 	for _, hook := range attach.TunnelHooks() {
@@ -106,7 +112,7 @@ func TestTunnelComesBack(t *testing.T) {
 	}{
 		{func() error { return l.host.DeleteLink(index) }, "tunnel device mended"},
 		{func() error { return l.host.SetDown(index) }, "tunnel device mended"},
-		{func() error { return l.host.SetMAC(index, slices.Concat(tunnelMAC("n2"))) }, "tunnel device mended"},
+		{func() error { return l.host.SetMAC(index, randomMAC()) }, "tunnel device mended"},
 		{func() error { return l.host.DeleteAddress(index, netip.MustParsePrefix("10.244.1.0/32")) }, "address of the tunnel device restored"},
 		{func() error { return l.host.AddAddress(index, netip.MustParsePrefix("192.0.2.1/24")) }, ""},
 		{func() error { return l.dp.DetachUplink(index) }, ""},
@@ -212,5 +218,55 @@ func TestForeignDeviceInTheTunnelsPlace(t *testing.T) {
 	}
 	if is, err := l.host.LinkByName(tunnelName); err != nil || is.Index != foreign.Index {
 		t.Errorf("the device was %+v and is %+v, %v", foreign, is, err)
+	}
+}
+
+// An agent that starts takes the device as an agent before has left it, or somebody else: with its MAC address, and under another
+// name with its number. No two devices have one address.
+func TestTunnelOfAnAgentBefore(t *testing.T) {
+	l := readyWith(t, RouteVXLAN)
+	index, mac := l.tunnel.index, l.tunnel.mac
+	restart := func() {
+		t.Helper()
+		l.tunnel = &tunnelController{node: l.node, sysctl: l.tunnel.sysctl, mode: l.mode}
+		l.tunnel.complete(l.view)
+		must(t, l.tunnel.failed)
+		if l.tunnel.index != index {
+			t.Errorf("the device has index %d, and had %d", l.tunnel.index, index)
+		}
+		assertTunnel(t, l)
+	}
+	restart()
+	if !bytes.Equal(l.tunnel.mac, mac) {
+		t.Errorf("its address was %s, and is %s", mac, l.tunnel.mac)
+	}
+	link, err := netlink.LinkByIndex(index)
+	must(t, err)
+	must(t, netlink.LinkSetName(link, "other0"))
+	restart()
+	must(t, l.host.SetMAC(index, net.HardwareAddr{0x00, 0x50, 0x56, 1, 2, 3})) // assigned to somebody
+	restart()
+	must(t, l.host.DeleteLink(index))
+	l.tunnel.mac, l.tunnel.former = nil, 0
+	l.tunnel.complete(l.view)
+	if must(t, l.tunnel.failed); bytes.Equal(l.tunnel.mac, mac) {
+		t.Errorf("made anew it has the address that another one had: %s", mac)
+	}
+}
+
+// While the device is there its programs are: they are what knows who may send through it.
+func TestCleanupRemovesTheTunnelBeforeItsPrograms(t *testing.T) {
+	l := readyWith(t, RouteVXLAN)
+	busy, err := os.OpenFile(filepath.Join(l.cfg.State, datapath.LoadLock), os.O_CREATE|os.O_RDWR, 0o600)
+	must(t, err)
+	defer busy.Close()
+	must(t, unix.Flock(int(busy.Fd()), unix.LOCK_EX))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := Cleanup(ctx, l.cfg.Directories, l.log); err == nil || !strings.Contains(err.Error(), "dataplane") {
+		t.Fatalf("cleanup is not stopped at the programs: %v", err)
+	}
+	if left, err := l.host.LinkByName(tunnelName); !errors.Is(err, device.ErrNotFound) {
+		t.Errorf("the device is left: %+v, %v", left, err)
 	}
 }
