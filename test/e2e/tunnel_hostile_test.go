@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -14,6 +16,9 @@ import (
 
 // lie is what must never arrive.
 const lie = "a lie"
+
+// headers is the length of those of IPv4 and UDP, which a socket writes.
+const headers = 28
 
 // forged is a packet such as a node sends to another through the tunnel.
 func forged(t *testing.T, from, to netip.Addr, vni uint32, inside ...gopacket.SerializableLayer) []byte {
@@ -83,9 +88,29 @@ func (h *hostile) assertNoLie(t *testing.T) {
 	}
 }
 
+// claim gives a node a second InternalIP, and has another one's kubelet say that it has both.
+func (h *hostile) claim(t *testing.T, second netip.Addr) {
+	t.Helper()
+	specs := h.NodeSpecs()
+	specs[1].InternalIPs = append(specs[1].InternalIPs, second)
+	specs[2].InternalIPs = append(specs[2].InternalIPs, h.peer.Addr(), second)
+	if err := h.WriteNodes(specs...); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []netip.Addr{h.peer.Addr(), second} {
+		says := fmt.Sprintf("InternalIP %s is node %s's", a, h.peer.Name)
+		eventually(t, answerLimit, "status says that "+says, func() bool {
+			out, _ := h.node.Ebpfctl(t.Context(), "status") // which fails because of the problem
+			return strings.Contains(string(out), says)
+		})
+	}
+}
+
 // What comes to a node's tunnel port and was not sent there by a node for its own pods is dropped, each for its reason.
 func TestForgedTunnelPackets(t *testing.T) {
 	h := startHostile(t, drops.TunnelNode, drops.TunnelSource, drops.TunnelVni, drops.TunnelDestination, drops.NotIP, drops.Invalid)
+	second := netip.MustParseAddr("172.18.0.201")
+	h.claim(t, second)
 	world, victim, good := netip.MustParseAddr("192.0.2.77"), h.victim.Addr(), h.other.Addr()
 	device := func(node *lab.Node) netip.Addr { return node.PodCIDR.Addr() }
 	short := []gopacket.SerializableLayer{
@@ -104,6 +129,7 @@ func TestForgedTunnelPackets(t *testing.T) {
 		{"a host that is no node, as the world", h.Outside, tunnelVNI, inner(t, world, victim), drops.TunnelNode},
 		{"a node, as another node's pod", h.third.Namespace, tunnelVNI, inner(t, good, victim), drops.TunnelSource},
 		{"a node, as another node", h.third.Namespace, tunnelVNI, inner(t, h.peer.Addr(), victim), drops.TunnelSource},
+		{"a node, as another node's second address", h.third.Namespace, tunnelVNI, inner(t, second, victim), drops.TunnelSource},
 		{"a node, as the world", h.peer.Namespace, tunnelVNI, inner(t, world, victim), drops.TunnelSource},
 		{"a node, as the victim's node", h.peer.Namespace, tunnelVNI, inner(t, h.node.Addr(), victim), drops.TunnelSource},
 		{"a node, as the victim itself", h.peer.Namespace, tunnelVNI, inner(t, victim, victim), drops.TunnelSource},
@@ -135,7 +161,7 @@ func TestForgedTunnelPackets(t *testing.T) {
 	// The same from where it is true gets there.
 	received := listenUDP(t, h.victim.Namespace, netip.AddrPortFrom(victim, 9))
 	h.assertNoLie(t)
-	for _, source := range []netip.Addr{good, h.peer.Addr(), device(h.peer)} {
+	for _, source := range []netip.Addr{good, h.peer.Addr(), second, device(h.peer)} {
 		if err := h.peer.SendRaw(forged(t, h.peer.Addr(), h.node.Addr(), tunnelVNI, inner(t, source, victim)...)); err != nil {
 			t.Fatal(err)
 		}
@@ -170,6 +196,7 @@ func TestPodsDoNotSpeakToTunnels(t *testing.T) {
 	sender := dialUDP(t, pod.Namespace, 0, netip.AddrPortFrom(h.other.Addr(), tunnelPort))
 	send(t, sender, "between pods")
 	receive(t, packets, "between pods")
+	h.sendTranslated(t)
 	h.assertNoLie(t)
 	for _, node := range h.Nodes {
 		for _, reason := range []drops.Reason{drops.TunnelNode, drops.TunnelSource} {
@@ -178,6 +205,26 @@ func TestPodsDoNotSpeakToTunnels(t *testing.T) {
 			}
 		}
 	}
+}
+
+// sendTranslated has the pod send to a port that the other node's netfilter makes the tunnel's of, as a Service does whose endpoints
+// somebody has written by hand.
+func (h *hostile) sendTranslated(t *testing.T) {
+	t.Helper()
+	to := netip.MustParseAddrPort("172.18.0.200:30000") // nobody's InternalIP, so the packet gets its node's address
+	runOn(t, h.peer, "ip", "addr", "add", to.Addr().String()+"/24", "dev", "eth0")
+	applyRules(t, h.peer, fmt.Sprintf("table ip hostile {\n chain pre { type nat hook prerouting priority dstnat\n udp dport %d counter dnat to %s:%d\n }\n}\n",
+		to.Port(), h.peer.Addr(), tunnelPort), "nft", "-f")
+	eventually(t, answerLimit, "the rule against what is translated is there", func() bool {
+		_, err := h.peer.Exec(t.Context(), "nft", "list", "chain", "ip", "ebpf-cni", "input")
+		return err == nil
+	})
+	packet := forged(t, h.node.Addr(), h.peer.Addr(), tunnelVNI, inner(t, h.node.Addr(), h.other.Addr())...)
+	send(t, dialUDP(t, h.victim.Namespace, 0, to), string(packet[headers:]))
+	eventually(t, answerLimit, "the packet is translated", func() bool {
+		out, _ := h.peer.Exec(t.Context(), "nft", "list", "table", "ip", "hostile")
+		return strings.Contains(string(out), "packets 1 ")
+	})
 }
 
 // Nor by a Service whose endpoint is a node's tunnel port: netfilter gives the packet a node's address.
@@ -189,7 +236,6 @@ func TestPodsDoNotSpeakToTunnelsByServices(t *testing.T) {
 	p.waitBeside(t, true)
 	sender := dialUDP(t, p.client.Namespace, 0, service.cluster)
 	packet := forged(t, p.Nodes[0].Addr(), p.Nodes[1].Addr(), tunnelVNI, inner(t, p.client.Addr(), p.remote.Addr())...)
-	const headers = 28 // IPv4 and UDP, which the socket writes
 	send(t, sender, string(packet[headers:]))
 	eventually(t, answerLimit, "the packet is counted where it is sent", func() bool { return dropped(t, p.Nodes[0], drops.TunnelPort) == 1 })
 }
