@@ -38,7 +38,7 @@ var selected = selection{
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
 		"TestGatewayIsAnswered", "TestSmallerMTUOutside", "TestClosedPortsRefuse", "TestPodsOfANodeThatDoesNotAnswer",
 		"TestSameSourcePortToTheSameServer", "TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
-		"TestOffload.*", "TestTunnelBetweenPods", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas"),
+		"TestOffload.*", "TestTunnelBetweenPods", "TestFlowsOutliveTheTunnelsDevice", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas"),
 }
 
 // narrowed are what runs instead on a kernel that lies between two others on which more is proven, by its series.
@@ -57,7 +57,8 @@ var narrowed = map[string]selection{"6.12": {
 		"TestMasqueradedFlow", "TestSamePortOfTwoPods", "TestHostSocketsAvoided", "TestFlowViaStack", "TestNodeFlowGivesWay",
 		"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
 		"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
-		"TestRace.*", "TestRandomPackets"),
+		"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire",
+		"TestPodThroughTheTunnelOnTheWire"),
 }}
 
 // selection says by directory which of a package's tests run, as -run does; a package that is not named runs all of its own.
