@@ -113,7 +113,7 @@ EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	struct destination *from;
 
-	if (pkt->tuple.proto != IPPROTO_UDP || tunnel_other_port(ctx, pkt) || !pkt_l4(ctx, pkt) ||
+	if (pkt->tuple.proto != IPPROTO_UDP || tunnel_other_port(ctx, pkt) || pkt_flow(ctx, pkt, FRAGMENTS_WORLD) ||
 	    !tunnel_is_outer(pkt))
 		return VERDICT_GO_ON;
 	from = path_destination(&pkt->tuple.src);

@@ -87,8 +87,14 @@ func TestOuterPacketsComeByTheWayBack(t *testing.T) {
 				destinations.Value{Kind: destinations.Node, Node: addr(node2IP), Ifindex: uint32(b.uplink.index), Uplinks: 1}))
 			p := udp(node2IP, 50000, nodeIP, tunnelPort)
 			b.leftToStack("by the node's link", b.fromUplink(p))
+			b.leftToStack("its first fragment", b.fromUplink(p.with(func(p *packet) { p.fragment, p.id = moreFragments, 6 })))
+			b.leftToStack("a later one", b.fromUplink(p.with(func(p *packet) { p.fragment, p.id = 1, 6 })))
+			if unknown := b.counters(wire.FromUplink)["drop FRAGMENT_UNKNOWN"]; unknown.Packets != 0 {
+				t.Errorf("%d fragments are unknown", unknown.Packets)
+			}
 			for _, changed := range []packet{
 				p, p.with(func(p *packet) { p.options = true }), p.with(func(p *packet) { p.fragment, p.id = moreFragments, 7 }),
+				p.with(func(p *packet) { p.fragment, p.id = 1, 7 }),
 			} {
 				b.arrive(b.other, changed).is("drop WRONG_UPLINK")
 			}
