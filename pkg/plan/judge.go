@@ -305,10 +305,10 @@ func (j *judge) podCIDRStays(others []candidate, i int, p netip.Prefix, a ownedA
 // the stronger claim. A kubelet writes its Node's addresses itself: what it adds to them is not to take another node away.
 func (j *judge) addresses(ranked []candidate) {
 	owners := make(map[netip.Addr]int, len(ranked))
-	taken := func(i int, a netip.Addr) bool {
+	refuse := func(i int, a netip.Addr) bool {
 		owner, is := owners[a]
 		if is && owner != i {
-			j.problem(ranked[i].name, Refused, "InternalIP %s is node %s's, whose claim is the stronger one", a, ranked[owner].name)
+			j.problem(ranked[i].name, Refused, "InternalIP %s is node %s's, which is reached by it or has the stronger claim", a, ranked[owner].name)
 			return true
 		}
 		owners[a] = i
@@ -316,14 +316,14 @@ func (j *judge) addresses(ranked []candidate) {
 	}
 	for i := range ranked {
 		c := &ranked[i]
-		for len(c.internal) > 0 && taken(i, c.via()) {
+		for len(c.internal) > 0 && refuse(i, c.via()) {
 			refused := c.via()
 			c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return a == refused })
 		}
 	}
 	for i := range ranked {
 		c := &ranked[i]
-		c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return taken(i, a) })
+		c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return refuse(i, a) })
 	}
 }
 

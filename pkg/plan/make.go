@@ -113,9 +113,6 @@ func (b *builder) native() {
 func (b *builder) peer(c candidate) {
 	via := c.via()
 	w := b.way(via)
-	if link, onLink := b.reach(via); onLink && w.kind == destinations.Tunnel {
-		b.r.Crossed[link.Name] = true
-	}
 	for _, a := range c.internal {
 		b.node(a, via, w)
 	}
@@ -128,8 +125,8 @@ func (b *builder) peer(c candidate) {
 	}
 }
 
-// node adds an address of the node whose InternalIP is via. The tunnel leads to that one only: whose another one is, routes
-// say, and not the Node, of which its kubelet writes the status. But what comes through the tunnel may come from each.
+// node adds an address of the node whose InternalIP is via. The tunnel leads to via only; to the others packets go by routes,
+// since a kubelet can write any address into its Node. What arrives through the tunnel may have each of them as its source.
 func (b *builder) node(a, via netip.Addr, w way) {
 	v := destinations.Value{Kind: destinations.Node, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(a))}
 	if a == via && w.kind == destinations.Tunnel {
@@ -159,6 +156,9 @@ func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, w way) {
 	case destinations.Tunnel:
 		v.Flags = destinations.ByTunnel
 		r.Src, r.Index, r.MTU = b.r.Source, w.index, w.mtu
+		if link, onLink := b.reach(via); onLink {
+			b.r.Crossed[link.Name] = true
+		}
 	}
 	b.destination(p, v)
 	b.r.Routes = append(b.r.Routes, r)

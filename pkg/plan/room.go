@@ -6,17 +6,20 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 )
 
+// notOfPolicies are the flags that say nothing of the host's policies.
+const notOfPolicies = destinations.Part | destinations.ByTunnel
+
 // Essential reports whether packets go the wrong way without a destination, whatever else is there: an address or pod of
-// this node, what is never masqueraded, and whatever has a flag that the next wider destination does not have. A POD_CIDR or
+// this node, what is never masqueraded, and what a policy applies to that does not apply to the next wider destination. A POD_CIDR or
 // NODE that is missing is treated as what contains it is, most often the world: packets to it are masqueraded.
 func Essential(all map[destinations.Key]destinations.Value, k destinations.Key) bool {
 	switch v := all[k]; {
 	case v.Kind == destinations.Host, v.Kind == destinations.Local, v.Kind == destinations.Native:
 		return true
-	case v.Flags == 0:
+	case v.Flags&^notOfPolicies == 0:
 		return false
 	default:
-		return v.Flags&^destinations.Part&^wider(all, k.Netip()).Flags != 0
+		return v.Flags&^notOfPolicies&^wider(all, k.Netip()).Flags != 0
 	}
 }
 
@@ -25,7 +28,7 @@ func precedence(all map[destinations.Key]destinations.Value, k destinations.Key)
 	switch v := all[k]; {
 	case Essential(all, k):
 		return 0
-	case v.Kind == destinations.PodCIDR && v.Ifindex != 0:
+	case v.Kind == destinations.PodCIDR && v.Way() != destinations.None:
 		return 1
 	case v.Kind == destinations.PodCIDR:
 		return 2

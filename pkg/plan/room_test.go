@@ -10,12 +10,17 @@ import (
 
 // crowded is what node 1 has of a cluster with so many others, the last of which is on no link of its own.
 func crowded(others int, policies ...Policy) map[destinations.Key]destinations.Value {
+	return crowdedIn(RouteDirect, others, policies...)
+}
+
+func crowdedIn(mode RoutingMode, others int, policies ...Policy) map[destinations.Key]destinations.Value {
 	nodes := []Node{node(1)}
 	for i := range others {
 		nodes = append(nodes, node(2+i))
 	}
 	nodes[others].InternalIPs = []string{"203.0.113.9"}
 	in := input(nodes...)
+	in.Mode, in.Facts.Tunnel = mode, tunnelIndex
 	in.Facts.Policies, in.Native = policies, prefixes("10.96.0.0/12")
 	return Make(in).Destinations
 }
@@ -38,9 +43,13 @@ func count(all map[destinations.Key]destinations.Value, of func(destinations.Val
 	return n
 }
 
-func reachable(v destinations.Value) bool { return v.Kind == destinations.PodCIDR && v.Ifindex != 0 }
-func offLink(v destinations.Value) bool   { return v.Kind == destinations.PodCIDR && v.Ifindex == 0 }
-func ofNode(v destinations.Value) bool    { return v.Kind == destinations.Node }
+func reachable(v destinations.Value) bool {
+	return v.Kind == destinations.PodCIDR && v.Way() != destinations.None
+}
+func offLink(v destinations.Value) bool {
+	return v.Kind == destinations.PodCIDR && v.Way() == destinations.None
+}
+func ofNode(v destinations.Value) bool { return v.Kind == destinations.Node }
 
 // However little room there is, what is least needed is left first, and what is essential never.
 func TestFit(t *testing.T) {
@@ -67,6 +76,20 @@ func TestFit(t *testing.T) {
 		if count(fit, reachable) != near || count(fit, offLink) != far || count(fit, ofNode) != addresses {
 			t.Errorf("room for %d: %d reachable podCIDRs, %d others, %d addresses", room, count(fit, reachable), count(fit, offLink), count(fit, ofNode))
 		}
+	}
+}
+
+// What is behind the tunnel is needed as much as what is on a link.
+func TestFitBehindTheTunnel(t *testing.T) {
+	const others = 20
+	want := crowdedIn(RouteVXLAN, others)
+	must := essentials(want)
+	if len(must)+2*others != len(want) {
+		t.Fatalf("%d of %d are essential", len(must), len(want))
+	}
+	fit, _ := Fit(want, nil, len(must)+others)
+	if count(fit, reachable) != others || count(fit, ofNode) != 0 {
+		t.Errorf("%d podCIDRs, %d addresses", count(fit, reachable), count(fit, ofNode))
 	}
 }
 

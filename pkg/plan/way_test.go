@@ -185,10 +185,14 @@ func TestWaysFollow(t *testing.T) {
 	if r.Peers[0].Way != destinations.Tunnel || r.Peers[1].Way != destinations.Direct || len(r.Problems) != 0 {
 		t.Errorf("peers %+v, problems %v", r.Peers, r.Problems)
 	}
-	unknown := apart(RouteAuto)
-	unknown.Known, unknown.Before = false, first.Standing
-	if diff := cmp.Diff(dump(first), dump(Make(unknown))); diff != "" {
-		t.Errorf("after a restart, before the first list (-before +after):\n%s", diff)
+	for _, mode := range []RoutingMode{RouteAuto, RouteVXLAN} {
+		unknown := apart(mode)
+		first := Make(unknown)
+		unknown.Known, unknown.Before = false, first.Standing
+		again := Make(unknown)
+		if diff := cmp.Diff(dump(first), dump(again)) + cmp.Diff(first.Crossed, again.Crossed); diff != "" {
+			t.Errorf("%s, after a restart, before the first list (-before +after):\n%s", mode, diff)
+		}
 	}
 }
 
