@@ -28,7 +28,7 @@ func (d *damaged) tunnelBreaks(t *testing.T, attach string) map[string]func() er
 	return map[string]func() error{
 		"the tunnel":                  func() error { return nl.LinkDel(device) },
 		"the tunnel's being up":       func() error { return nl.LinkSetDown(device) },
-		"the tunnel's name":           func() error { return nl.LinkSetName(device, "renamed0") },
+		"the tunnel's name":           func() error { return renameTunnel(nl, device) },
 		"the tunnel's MTU":            func() error { return nl.LinkSetMTU(device, 1300) },
 		"the tunnel's MAC":            func() error { return nl.LinkSetHardwareAddr(device, net.HardwareAddr{2, 1, 2, 3, 4, 5}) },
 		"the tunnel's having no ARP":  func() error { return nl.LinkSetARPOn(device) },
@@ -42,6 +42,15 @@ func (d *damaged) tunnelBreaks(t *testing.T, attach string) map[string]func() er
 			return nl.AddrDel(device, &netlink.Addr{IPNet: &net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}})
 		},
 	}
+}
+
+// renameTunnel gives the device another name, for which Linux before 6.2 wants it to be down.
+func renameTunnel(nl *netlink.Handle, device netlink.Link) error {
+	err := nl.LinkSetName(device, "renamed0")
+	if errors.Is(err, unix.EBUSY) {
+		err = errors.Join(nl.LinkSetDown(device), nl.LinkSetName(device, "renamed0"))
+	}
+	return err
 }
 
 // replaceTunnel puts a device on another port in its place, before the agent makes it again.
