@@ -93,10 +93,10 @@ func (o *outline) weighOwn(index int) trigger {
 func (o *outline) weighSettings(s device.Settings) trigger {
 	differs := func(value int) bool { return value != 1 && value != device.Untold }
 	_, ofPod := o.pods[s.Index]
-	// An uplink's filter may also be strict because that of all links is.
-	strict := o.uplinks[s.Index] && s.RPFilter != looseRPFilter && s.RPFilter != device.Untold || s.Index == device.AllLinks && s.RPFilter == strictRPFilter
+	// On an uplink any value but the loose one counts, since that of all links may make it strict.
+	altered := o.uplinks[s.Index] && s.RPFilter != looseRPFilter && s.RPFilter != device.Untold || s.Index == device.AllLinks && s.RPFilter == strictRPFilter
 	switch {
-	case !strict && !differs(s.Forwarding) && (!ofPod || !differs(s.RPFilter)):
+	case !altered && !differs(s.Forwarding) && (!ofPod || !differs(s.RPFilter)):
 		return 0
 	case s.Index == device.AllLinks:
 		return urgent

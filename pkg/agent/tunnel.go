@@ -23,8 +23,8 @@ import (
 // tunnelName is the name of the tunnel device.
 const tunnelName = "ec-vxlan"
 
-// tunnelController owns the tunnel: its device, with address, settings and programs, and the rules that keep its outer
-// packets out of netfilter's connection table. There is one in every routing mode, so that a node understands those
+// tunnelController owns the tunnel: its device, with address, settings and programs, and the rules by which netfilter does not
+// track its outer packets, and drops what it has translated to their port. There is one in every routing mode, so that a node understands those
 // that send through the tunnel whatever its own mode is.
 type tunnelController struct {
 	*node
@@ -40,7 +40,7 @@ type tunnelController struct {
 	address netip.Prefix
 	// failed says why the device does not work, as the newest look found; nil: it does.
 	failed error
-	unset  error         // why not all of its sysctls are as they should be; most packets pass nevertheless
+	unset  error         // why not all of it is as it should be; most packets pass nevertheless
 	logged string        // of what is no failure, the text that the log has
 	wished device.Tunnel // as the newest look has made it
 	table  netfilter.Table
@@ -78,6 +78,10 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 		Name: tunnelName, Index: cmp.Or(c.index, c.former), Port: c.cfg.VXLANPort, MAC: c.mac, MTU: tunnelMTU(v.uplinks),
 	}
 	link, changed, err := c.host.EnsureTunnel(wish)
+	c.unset = nil
+	if err != nil && link.Up() && link.VXLAN.FlowBased && link.VXLAN.Port == wish.Port {
+		c.unset, err = err, nil
+	}
 	if err != nil {
 		return link, explainPort(err)
 	}
@@ -88,12 +92,13 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 	if link.Index != c.index {
 		c.log.Info("tunnel device", "interface", link.Name, "ifindex", link.Index, "port", c.cfg.VXLANPort, "vni", c.cfg.VXLANVNI)
 	}
+	known := c.index == link.Index && !changed
 	if c.index != 0 && (changed && !resized || !link.Up()) && c.failed == nil {
 		c.status.repaired(repairedTunnel, 1)
 		c.log.Warn("tunnel device mended", "interface", link.Name, "ifindex", link.Index)
 	}
 	c.index = link.Index
-	c.unset = c.set()
+	c.unset = errors.Join(c.unset, c.set(known))
 	// What arrives before there are programs would be taken for a packet from anywhere.
 	if err := c.dp.AttachTunnel(link.Index); err != nil {
 		return link, err
@@ -104,18 +109,23 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 	return link, explainPort(c.host.StartTunnel(link))
 }
 
-// set sets sysctls of the device, which end with it.
-func (c *tunnelController) set() error {
+// set sets sysctls of the device, which end with it. known says that they were as they should be when it was last seen.
+func (c *tunnelController) set(known bool) error {
 	var errs []error
 	for _, s := range []struct{ name, value string }{
 		{forwardingOf(tunnelName), "1"},
-		// While one end sends through the tunnel and the other one does not, sources are on another way than that back.
+		// While only one of two nodes sends through the tunnel, the way back of what arrives leads over another interface.
 		{rpFilterOf(tunnelName), strconv.Itoa(looseRPFilter)},
 		// Nobody would answer what the kernel sends on a new link by itself.
 		{"net/ipv6/conf/" + tunnelName + "/disable_ipv6", "1"},
 	} {
-		if _, err := c.sysctl.Set(s.name, s.value); !errors.Is(err, fs.ErrNotExist) { // without IPv6, or the device is gone
+		wrote, err := c.sysctl.Set(s.name, s.value)
+		if !errors.Is(err, fs.ErrNotExist) { // without IPv6, or the device is gone
 			errs = append(errs, err)
+		}
+		if wrote && known {
+			c.status.repaired(repairedTunnel, 1)
+			c.log.Warn("sysctl of the tunnel device restored", "name", s.name, "value", s.value)
 		}
 	}
 	return errors.Join(errs...)
@@ -128,9 +138,9 @@ func explainPort(err error) error {
 	return err
 }
 
-// recall finds what an agent before has left. A device keeps its MAC address, which nobody needs to know: ec_from_tunnel
-// makes any packet this host's. Without that program the stack takes nothing from the device, unless somebody guesses the
-// address; and what comes with the receiving device's, the kernel drops. So it is random, and not the node's name's.
+// recall finds what an earlier agent has left. A device keeps its MAC address. It is random: nobody needs to know it, since
+// ec_from_tunnel makes every packet this host's; without that program only who guesses it would reach the stack; and the
+// kernel drops what has the receiving device's own address as its source, so no two nodes may have the same.
 func (c *tunnelController) recall() error {
 	had, err := c.dp.Maps.Config.Get(config.Key{})
 	if err != nil {
@@ -184,6 +194,12 @@ func (v *view) takeTunnel(l device.Link) {
 			v.local = slices.DeleteFunc(v.local, func(p netip.Prefix) bool { return p == netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen()) })
 		}
 	}
+	if l.Up() {
+		return
+	}
+	// Made anew with the number that it had, or set down: what the look found on it is gone.
+	v.routes = slices.DeleteFunc(v.routes, func(r device.Route) bool { return r.Index == l.Index })
+	v.addresses = slices.DeleteFunc(v.addresses, func(a device.Address) bool { return a.Index == l.Index })
 }
 
 // configure gives the device its address, writes the rules, and reports what keeps it from working: where pods of other nodes are to be
@@ -191,7 +207,7 @@ func (v *view) takeTunnel(l device.Link) {
 func (c *tunnelController) configure(s *state) error {
 	if c.failed == nil {
 		c.logged = ""
-		return errors.Join(c.unset, c.writeAddress(s), c.untrack(s))
+		return errors.Join(c.unset, c.writeAddress(s), c.writeRules(s))
 	}
 	switch {
 	case c.cfg.RoutingMode == plan.RouteDirect:
@@ -255,11 +271,11 @@ func (c *tunnelController) inspect(s *state) error {
 	for _, hook := range attach.TunnelHooks() {
 		errs = append(errs, c.attachAgain(c.index, tunnelName, hook, repairedTunnel))
 	}
-	return errors.Join(append(errs, c.untrack(s))...)
+	return errors.Join(append(errs, c.writeRules(s))...)
 }
 
-// untrack keeps outer packets out of netfilter's connection table, and what netfilter has translated out of the tunnel.
-func (c *tunnelController) untrack(s *state) error {
+// writeRules writes the rules for netfilter.
+func (c *tunnelController) writeRules(s *state) error {
 	a := s.plan.Standing.NodeIP4()
 	if !a.IsValid() {
 		return nil
