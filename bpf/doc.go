@@ -28,7 +28,7 @@
 //	what the kernel must decide goes to the stack ...............  a pod's, to the world: masquerade
 //	                                                               the node's, on a pod's port: another port
 //
-// The tunnel to nodes that are on no link of ours:
+// The tunnel, to nodes that are reached by it:
 //
 //	ec_from_tunnel                                               ec_to_tunnel
 //	 sent by the node that the source belongs to? else drop       ours (marked): pass

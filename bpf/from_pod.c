@@ -70,7 +70,7 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *d
 	if (!path)
 		return -DROP_INVALID;
 	verdict = path_find(ctx, config, &s->pkt, path);
-	/* Whoever sends it on. */
+	/* Also what the stack would send on. */
 	if (path->kind == DESTINATION_HOST || path->kind == DESTINATION_NODE)
 		verdict = tunnel_guard(ctx, &s->pkt) ?: verdict;
 	return verdict ?: from_pod_along(ctx, s, path);

@@ -3,7 +3,8 @@
 /*
  * tc ingress of an uplink: everything that reaches the node. Packets to a pod's
  * address and replies to masqueraded flows are delivered; everything else, malformed
- * packets included, goes to the stack.
+ * packets included, goes to the stack; to the tunnel port only by an uplink that leads
+ * to the sender.
  */
 #include "bpf/lib/arrive.h"
 #include "bpf/lib/count.h"
@@ -107,8 +108,8 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
 }
 
-/* To this node's tunnel port: from another node only by an uplink that leads there, as whatever is inside would have
- * to. */
+/* To a tunnel port: what another node sends, only by an uplink that leads to it, as if it had come without the
+ * tunnel. */
 EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	struct destination *from;

@@ -2,7 +2,7 @@
 /*
  * The tunnel: VXLAN (RFC 7348) through one flow-based device. A program gives each
  * packet a key, which says where the device sends it; what arrives has the key that it
- * came with. VXLAN authenticates nobody: the outer source is all that tells a sender.
+ * came with. VXLAN authenticates nobody: the outer source is all that identifies the sender.
  */
 #ifndef EC_LIB_TUNNEL_H
 #define EC_LIB_TUNNEL_H
@@ -123,7 +123,7 @@ EC_CALL enum verdict tunnel_sender(struct __sk_buff *ctx, struct addr *sender)
 		return -DROP_TUNNEL_FAILED;
 	if (key.tunnel_id != cfg.tunnel_vni)
 		return -DROP_TUNNEL_VNI;
-	/* As an entry that an older agent has left has no node, no address must not be taken for one. */
+	/* Entries that an older agent has left have no node: a sender without an address would match them. */
 	return addr_is_zero(sender) ? -DROP_TUNNEL_NODE : VERDICT_GO_ON;
 }
 

@@ -75,7 +75,7 @@ type Value struct {
 // Way is how packets get to the pods of another node.
 type Way string
 
-// The ways, as bpf/lib/path.h has them.
+// The ways; Value.Way tells them apart.
 const (
 	None   Way = "none"   // the node is on none of our links, and no tunnel leads there
 	Direct Way = "direct" // to the node itself, over an uplink

@@ -13,7 +13,7 @@ enum drop_reason {
 	DROP_IPV6_UNSUPPORTED,   /* IPv6, which this version does not carry */
 	DROP_SPOOFED_SOURCE,     /* source is not an address that the sender can have */
 	DROP_NO_ENDPOINT,        /* no pod has this address (answered: host unreachable) */
-	DROP_NODE_OFF_LINK,      /* the pod's node is on none of this node's links (answered: host unreachable) */
+	DROP_NODE_OFF_LINK,      /* no link and no tunnel leads to the node (pods are answered: host unreachable) */
 	DROP_UNKNOWN_PROTOCOL,   /* a protocol that cannot be masqueraded */
 	DROP_NO_MAPPING,         /* belongs to no masqueraded flow and cannot open one */
 	DROP_SNAT_EXHAUSTED,     /* no free port towards this destination */
@@ -32,7 +32,7 @@ enum drop_reason {
 	DROP_BAD_OFFLOAD,        /* asks the kernel to write a checksum where none belongs */
 	DROP_WRONG_UPLINK,       /* the host has no route to the source through the uplink that it arrived on */
 	DROP_PORT_LIMIT,         /* the pod has used up its share of the ports towards this destination */
-	DROP_TUNNEL_PORT,        /* sent to the nodes' tunnel port by a pod, or by another network's container */
+	DROP_TUNNEL_PORT,        /* to a tunnel port: by a pod or container with the node's address, or by the tunnel */
 	DROP_TUNNEL_VNI,         /* came through the tunnel for another network: the VNI is not ours */
 	DROP_TUNNEL_NODE,        /* came through the tunnel from an address that is no known node's */
 	DROP_TUNNEL_SOURCE,      /* came through the tunnel from a node whose pod or address the source is not */

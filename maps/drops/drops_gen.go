@@ -14,7 +14,7 @@ const (
 	IPv6Unsupported                 // IPv6, which this version does not carry
 	SpoofedSource                   // source is not an address that the sender can have
 	NoEndpoint                      // no pod has this address (answered: host unreachable)
-	NodeOffLink                     // the pod's node is on none of this node's links (answered: host unreachable)
+	NodeOffLink                     // no link and no tunnel leads to the node (pods are answered: host unreachable)
 	UnknownProtocol                 // a protocol that cannot be masqueraded
 	NoMapping                       // belongs to no masqueraded flow and cannot open one
 	SnatExhausted                   // no free port towards this destination
@@ -33,7 +33,7 @@ const (
 	BadOffload                      // asks the kernel to write a checksum where none belongs
 	WrongUplink                     // the host has no route to the source through the uplink that it arrived on
 	PortLimit                       // the pod has used up its share of the ports towards this destination
-	TunnelPort                      // sent to the nodes' tunnel port by a pod, or by another network's container
+	TunnelPort                      // to a tunnel port: by a pod or container with the node's address, or by the tunnel
 	TunnelVni                       // came through the tunnel for another network: the VNI is not ours
 	TunnelNode                      // came through the tunnel from an address that is no known node's
 	TunnelSource                    // came through the tunnel from a node whose pod or address the source is not
@@ -92,7 +92,7 @@ func (v Reason) Explain() string {
 		IPv6Unsupported:   "IPv6, which this version does not carry",
 		SpoofedSource:     "source is not an address that the sender can have",
 		NoEndpoint:        "no pod has this address (answered: host unreachable)",
-		NodeOffLink:       "the pod's node is on none of this node's links (answered: host unreachable)",
+		NodeOffLink:       "no link and no tunnel leads to the node (pods are answered: host unreachable)",
 		UnknownProtocol:   "a protocol that cannot be masqueraded",
 		NoMapping:         "belongs to no masqueraded flow and cannot open one",
 		SnatExhausted:     "no free port towards this destination",
@@ -111,7 +111,7 @@ func (v Reason) Explain() string {
 		BadOffload:        "asks the kernel to write a checksum where none belongs",
 		WrongUplink:       "the host has no route to the source through the uplink that it arrived on",
 		PortLimit:         "the pod has used up its share of the ports towards this destination",
-		TunnelPort:        "sent to the nodes' tunnel port by a pod, or by another network's container",
+		TunnelPort:        "to a tunnel port: by a pod or container with the node's address, or by the tunnel",
 		TunnelVni:         "came through the tunnel for another network: the VNI is not ours",
 		TunnelNode:        "came through the tunnel from an address that is no known node's",
 		TunnelSource:      "came through the tunnel from a node whose pod or address the source is not",

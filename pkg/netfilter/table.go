@@ -34,23 +34,35 @@ const (
 	filterPriority = 0
 )
 
-// Table keeps the rules by which netfilter does not track Outer packets, and drops what it has made look like one. It works
+// Table keeps the rules by which netfilter does not track Outer packets, and drops what it has translated to their port. It works
 // in the network namespace of the thread that calls it first, and is for one goroutine at a time. The zero value is ready for use.
 type Table struct {
 	questions
 	is         Outer     // what the rules are about; the zero value: nothing is known of them
 	content    []byte    // of the table, as the kernel told it after they were written
 	generation uint32    // of nftables at the newest look, which is never 0
-	absent     time.Time // when the kernel said that it has no nftables, or no expression that is needed
+	absent     time.Time // when the kernel said that it has no nftables, or does not understand the rules
+	refused    error     // why it does not; nil: it has no nftables
 }
 
+// ErrNoExpression says that the kernel lacks what rules of the table are made of. It stays so until a module is loaded.
+var ErrNoExpression = errors.New("the kernel lacks nft_ct, which has the expressions notrack and ct")
+
 // Ensure writes the rules if they are not there as they should be; it reports whether it has. While nobody has changed rules
-// it costs one question. Without a connection table, or without nftables, there is nothing to do.
+// it costs one question. Without a connection table, or without nftables, there is nothing to do. A kernel that does not
+// understand the rules is asked again after a minute; until then the error stays, ErrNoExpression for one.
 func (n *Table) Ensure(now time.Time, want Outer) (wrote bool, err error) {
-	if now.Sub(n.absent) < askAbsent || !tracksConnections() {
+	switch {
+	case !tracksConnections():
 		return false, nil
+	case now.Sub(n.absent) < askAbsent:
+		return false, n.refused
 	}
 	generation, err := n.newestGeneration()
+	if noNftables(err) {
+		n.absent, n.refused = now, nil
+		return false, nil
+	}
 	if err == nil && n.is == want && (generation == n.generation || n.unchanged()) {
 		n.generation = generation
 		return false, nil
@@ -58,15 +70,23 @@ func (n *Table) Ensure(now time.Time, want Outer) (wrote bool, err error) {
 	if err == nil {
 		err = want.write()
 	}
-	if noNftables(err) || errors.Is(err, unix.ENOENT) { // without the table, or without an expression
-		n.absent = now
-		return false, nil
-	}
 	if err != nil {
-		return false, fmt.Errorf("write nftables table %s: %w", TableName, err)
+		lacks := noNftables(err) || errors.Is(err, unix.ENOENT)
+		if err = explainRules(err); lacks {
+			n.absent, n.refused = now, err
+		}
+		return false, err
 	}
 	n.is, n.generation, n.content = want, 0, n.read(want)
 	return true, nil
+}
+
+// explainRules says what it means that the table can't be written.
+func explainRules(err error) error {
+	if errors.Is(err, unix.ENOENT) { // nothing else is asked for that may not be there
+		err = fmt.Errorf("%w: %w", ErrNoExpression, err)
+	}
+	return fmt.Errorf("write nftables table %s: %w", TableName, err)
 }
 
 // unchanged reports whether the table is as it was left.

@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -81,6 +82,31 @@ func TestTableIsKept(t *testing.T) {
 		if err := RemoveTable(); err != nil || listed() != "" {
 			t.Errorf("removed with error %v:\n%s", err, listed())
 		}
+	}
+}
+
+// TestRulesThatAreRefused has the kernel refuse rules. It is asked again after a minute, and until then says nothing else.
+func TestRulesThatAreRefused(t *testing.T) {
+	priv.Isolate(t)
+	var n Table
+	began := time.Now()
+	for _, step := range []struct {
+		after       time.Duration
+		want        Outer
+		wrote, fail bool
+	}{
+		{0, Outer{}, false, true}, // without an address to compare with
+		{askAbsent - 1, outer, false, true},
+		{askAbsent, outer, true, false},
+		{askAbsent, outer, false, false},
+	} {
+		wrote, err := n.Ensure(began.Add(step.after), step.want)
+		if wrote != step.wrote || (err != nil) != step.fail || errors.Is(err, ErrNoExpression) {
+			t.Errorf("after %s: wrote %v, error %v; want %v, and a failure: %v", step.after, wrote, err, step.wrote, step.fail)
+		}
+	}
+	if err := explainRules(unix.ENOENT); !errors.Is(err, ErrNoExpression) || !errors.Is(err, unix.ENOENT) {
+		t.Error(err)
 	}
 }
 

@@ -37,8 +37,8 @@ func newRouteMasks(f Facts) routeMasks {
 	return tables
 }
 
-// keepDefault has uplinks count as those of the default route where there is none, and reports whether it is so. One that is
-// missing mostly is so for a moment, as while a lease is renewed, in which all that goes by it need not change. With an uplink that is away other routes are gone as well.
+// keepDefault lets the uplinks of the last default route count while there is none, and reports whether it does. Mostly it is
+// missing for a moment, as while a lease is renewed. Uplinks that are away don't count: their other routes are gone as well.
 func (m routeMasks) keepDefault(uplinks []Link, world []uint32) (kept bool) {
 	for _, t := range m {
 		if _, there := t.Get(everything); there {

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"net/netip"
 	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -23,7 +22,7 @@ type Ways struct {
 // keeps its MTU. An uplink that was away already when the agent started counts in any case.
 func (b *builder) mtu() {
 	before := b.in.Before.Ways
-	world := b.masks.around(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	world := b.masks.around(everything)
 	all := world
 	for _, v := range b.r.Destinations {
 		if v.Kind == destinations.PodCIDR { // not all addresses of a node, by some of which nothing may go
@@ -42,11 +41,11 @@ func (b *builder) mtu() {
 		}
 	}
 	b.r.MTU = leastMTU(b.in.Facts.Uplinks, now.All)
-	tunnelled := b.throughTunnel()
-	now.Tunnel = tunnelled.any || tunnelled.missing && (before.All == nil || before.Tunnel)
+	t := b.throughTunnel()
+	now.Tunnel = t.any || t.missing && (before.All == nil || before.Tunnel)
 	switch {
-	case tunnelled.mtu != 0:
-		b.r.MTU = min(b.r.MTU, tunnelled.mtu)
+	case t.mtu != 0:
+		b.r.MTU = min(b.r.MTU, t.mtu)
 	case now.Tunnel:
 		b.r.MTU = InnerMTU(uint32(b.r.MTU))
 	}
@@ -56,7 +55,7 @@ func (b *builder) mtu() {
 // tunnelled is about the podCIDRs that packets get to through the tunnel.
 type tunnelled struct {
 	any     bool // there are some, or will be once there are other nodes
-	missing bool // there is no way at all to some that may be
+	missing bool // some have no way now that may get one by the tunnel
 	mtu     int  // the least, in bytes of IP packet; 0: there is none yet
 }
 

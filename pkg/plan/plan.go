@@ -59,7 +59,7 @@ type Policy struct {
 type Facts struct {
 	// Local lists what the kernel takes for this node itself (its local table).
 	Local []netip.Prefix
-	// Holders are the links that have addresses, by name, for what is said of them.
+	// Holders names the link that has each address, for messages.
 	Holders map[netip.Addr]string
 	Uplinks []Link
 	Routes  []KernelRoute
@@ -172,7 +172,7 @@ type Result struct {
 	Routes       []Route
 	Peers        []Peer
 	// Crossed are the uplinks, by name, on whose links nodes are that are reached by tunnel nevertheless: what those send
-	// directly does not come in the way back.
+	// directly does not arrive by the interface that leads back.
 	Crossed  map[string]bool
 	Problems []Problem
 	// Notes are sentences that are no problem but worth a line in the log.

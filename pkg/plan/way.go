@@ -19,14 +19,11 @@ type way struct {
 // way finds how to get to the node with that InternalIP.
 func (b *builder) way(via netip.Addr) way {
 	link, onLink := b.reach(via)
-	switch {
-	case onLink && b.in.Mode != RouteVXLAN:
+	if onLink && b.in.Mode != RouteVXLAN {
 		return way{destinations.Direct, link.Index, link.MTU}
-	case !b.mayTunnel() || b.in.Facts.Tunnel == 0:
-		return way{kind: destinations.None}
 	}
 	mtu := b.underlayMTU(via)
-	if mtu <= overhead(via) {
+	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || mtu <= overhead(via) {
 		return way{kind: destinations.None}
 	}
 	return way{destinations.Tunnel, b.in.Facts.Tunnel, mtu - overhead(via)}
@@ -74,12 +71,13 @@ func (b *builder) whyNone(via netip.Addr) string {
 	case b.in.Facts.Tunnel == 0:
 		return fmt.Sprintf("InternalIP %s is to be reached by the tunnel (--routing-mode=%s), and there is no tunnel device that works", via, b.in.Mode)
 	}
-	return fmt.Sprintf("no route leads to InternalIP %s over an uplink (%s), so its pods can't be reached by the tunnel", via, b.uplinkNames())
+	return fmt.Sprintf("no route over an uplink (%s), or none with room for the tunnel's headers, leads to InternalIP %s, so its pods can't be reached by the tunnel",
+		b.uplinkNames(), via)
 }
 
-// tunnel adds to the configuration what the programs need to know of the tunnel, in every mode. Its device has the
-// podCIDR's network address, which no pod gets but one that another ipam plugin gave it to before there was a tunnel: what
-// netfilter masqueraded to an address of another device, its far end would not take for this node's.
+// tunnel tells the programs of the tunnel, whatever the mode. The device gets the podCIDR's network address, so that
+// netfilter masquerades to an address that the far end knows as this node's. No pod gets it; where another ipam plugin has
+// given it to a pod before, the device has none.
 func (b *builder) tunnel() {
 	if b.in.Facts.Tunnel == 0 {
 		return

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -71,9 +72,9 @@ func (d *demo) between(ctx context.Context) error {
 			right = right && has[peer.Name] == want
 			ways = append(ways, fmt.Sprintf("%s: %s", peer.Name, has[peer.Name]))
 		}
-		in, out, counted := throughTunnel(ctx, node)
-		if err != nil || counted != nil {
-			d.check(false, "%s: %v %v", node.Name, err, counted)
+		in, out, countErr := throughTunnel(ctx, node)
+		if err := errors.Join(err, countErr); err != nil {
+			d.check(false, "%s: %v", node.Name, err)
 			continue
 		}
 		d.check(right && in > 0 == (tunnels > 0) && out > 0 == (tunnels > 0), "%s to %s   tunnel: %d packets out, %d in",

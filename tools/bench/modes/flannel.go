@@ -19,9 +19,6 @@ const (
 	flannelPort   = 8472 // host byte order
 )
 
-// vxlanOverhead is what VXLAN over IPv4 adds to a packet, in bytes.
-const vxlanOverhead = 50
-
 // vtepMAC is the Ethernet address of a node's device. flanneld draws one, and an annotation tells the other nodes.
 func vtepMAC(node netip.Addr) net.HardwareAddr {
 	raw := node.As4()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -139,7 +140,7 @@ func (n *Network) pluginList(node *lab.Node) string {
 // podMTU is the MTU of the classical networks' pods.
 func (n *Network) podMTU() int {
 	if n.setup.tunnel != "" {
-		return n.lab.Options.FabricMTU - vxlanOverhead
+		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU))
 	}
 	return n.lab.Options.FabricMTU
 }
