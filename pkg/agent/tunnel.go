@@ -86,7 +86,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 		return link, explainPort(err)
 	}
 	resized := wish.MTU != c.wished.MTU // since the uplinks are
-	if c.wished = wish; changed {
+	if c.wished = wish; changed || !link.Up() {
 		c.address = netip.Prefix{}
 	}
 	if link.Index != c.index {
@@ -125,7 +125,7 @@ func (c *tunnelController) set(known bool) error {
 		}
 		if wrote && known {
 			c.status.repaired(repairedTunnel, 1)
-			c.log.Warn("sysctl of the tunnel device restored", "name", s.name, "value", s.value)
+			c.log.Debug("sysctl of the tunnel device restored", "name", s.name, "value", s.value) // often along with the one of all links
 		}
 	}
 	return errors.Join(errs...)
@@ -283,6 +283,8 @@ func (c *tunnelController) writeRules(s *state) error {
 	want := netfilter.Outer{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark, Translated: c.mode.translates}
 	wrote, err := c.table.Ensure(time.Now(), want)
 	switch {
+	case errors.Is(err, netfilter.ErrNoExpression) && !want.Translated: // nobody gets in; netfilter's table of connections has more to hold
+		return nil
 	case wrote && want == c.outer:
 		c.status.repaired(repairedTunnel, 1)
 		c.log.Warn("rules by which netfilter does not track the tunnel's packets restored", "table", netfilter.TableName)
