@@ -3,21 +3,36 @@ package device
 import (
 	"errors"
 	"net"
-	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 var testTunnel = Tunnel{Name: "ec-vxlan", Port: 4789, MAC: net.HardwareAddr{0x02, 0xec, 0, 0, 0, 9}, MTU: 1450}
 
-// ip runs a command of iproute2 in the test's namespace.
-func ip(t *testing.T, args string) {
+// added makes somebody's link.
+func added(t *testing.T, h *Handle, l netlink.Link) netlink.Link {
 	t.Helper()
-	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
-		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	must(t, h.nl.LinkAdd(l))
+	return l
+}
+
+func named(name string) netlink.LinkAttrs {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return attrs
+}
+
+// renamed gives a link another name, for which Linux before 6.2 wants it to be down.
+func renamed(h *Handle, l netlink.Link, name string) error {
+	err := h.nl.LinkSetName(l, name)
+	if errors.Is(err, unix.EBUSY) {
+		err = errors.Join(h.nl.LinkSetDown(l), h.nl.LinkSetName(l, name))
 	}
+	return err
 }
 
 // ensured has the tunnel made or mended, set up, and found unchanged by a second call.
@@ -52,21 +67,24 @@ func ensured(t *testing.T, h *Handle, want Tunnel, change bool) Link {
 func TestTunnelIsMended(t *testing.T) {
 	h, _ := inside(t)
 	first := ensured(t, h, testTunnel, true)
-	ip(t, "link add br0 type bridge")
-	for _, change := range []string{
-		"link set ec-vxlan mtu 1300", "link set ec-vxlan address 02:00:00:00:00:01", "link set ec-vxlan arp on", "link set ec-vxlan master br0",
-		"link set ec-vxlan name other0",
+	bridge, device := added(t, h, &netlink.Bridge{LinkAttrs: named("br0")}), byIndex(first.Index)
+	for what, change := range map[string]func() error{
+		"the MTU":    func() error { return h.nl.LinkSetMTU(device, 1300) },
+		"the MAC":    func() error { return h.nl.LinkSetHardwareAddr(device, net.HardwareAddr{2, 0, 0, 0, 0, 1}) },
+		"ARP":        func() error { return h.nl.LinkSetARPOn(device) },
+		"the bridge": func() error { return h.nl.LinkSetMaster(device, bridge) },
+		"the name":   func() error { return renamed(h, device, "other0") },
 	} {
-		ip(t, change)
+		must(t, change())
 		if l := ensured(t, h, testTunnel, true); l.Index != first.Index {
-			t.Errorf("after %q the device is another one", change)
+			t.Errorf("with %s changed the device is another one", what)
 		}
 	}
-	ip(t, "link set ec-vxlan down")
+	must(t, h.nl.LinkSetDown(device))
 	ensured(t, h, testTunnel, false)
 	again := testTunnel
 	again.Index = first.Index
-	ip(t, "link del ec-vxlan")
+	must(t, h.DeleteLink(first.Index))
 	if l := ensured(t, h, again, true); l.Index != first.Index {
 		t.Errorf("made anew the device has index %d, wanted as before: %d", l.Index, first.Index)
 	}
@@ -74,27 +92,29 @@ func TestTunnelIsMended(t *testing.T) {
 	if l := ensured(t, h, again, true); l.Index != first.Index {
 		t.Errorf("on another port the device has index %d, wanted as before: %d", l.Index, first.Index)
 	}
-	ip(t, "link del ec-vxlan")
+	must(t, h.DeleteLink(first.Index))
 	again.Index = 1 // loopback's
 	ensured(t, h, again, true)
 }
 
 // TestTunnelNamesWhoHasThePort tries each kind of holder.
 func TestTunnelNamesWhoHasThePort(t *testing.T) {
-	for _, holder := range []struct{ name, made, says string }{
-		{"a flow-based device", "link add other type vxlan external dstport 4789", "device other"},
-		{"a device with a VNI", "link add flannel.1 type vxlan id 1 dstport 4789", "device flannel.1"},
-		{"a socket", "", "socket"},
+	for _, holder := range []struct {
+		name, says string
+		device     netlink.Link
+	}{
+		{"a flow-based device", "device other", &netlink.Vxlan{LinkAttrs: named("other"), FlowBased: true, Port: 4789}},
+		{"a device with a VNI", "device flannel.1", &netlink.Vxlan{LinkAttrs: named("flannel.1"), VxlanId: 1, Port: 4789}},
+		{"a socket", "socket", nil},
 	} {
 		t.Run(holder.name, func(t *testing.T) {
 			h, _ := inside(t)
-			if holder.made == "" {
+			if holder.device == nil {
 				c, err := net.ListenPacket("udp4", ":4789")
 				must(t, err)
 				defer c.Close()
 			} else {
-				ip(t, holder.made)
-				ip(t, "link set "+strings.Fields(holder.made)[2]+" up")
+				must(t, h.nl.LinkSetUp(added(t, h, holder.device)))
 			}
 			l, _, err := h.EnsureTunnel(testTunnel)
 			if err == nil {
@@ -108,10 +128,13 @@ func TestTunnelNamesWhoHasThePort(t *testing.T) {
 }
 
 func TestTunnelTakesNobodysDevice(t *testing.T) {
-	for _, foreign := range []string{"bridge", "vxlan id 7 dstport 8472"} {
-		t.Run(foreign, func(t *testing.T) {
+	for name, foreign := range map[string]netlink.Link{
+		"bridge":              &netlink.Bridge{LinkAttrs: named("ec-vxlan")},
+		"VXLAN, one VNI only": &netlink.Vxlan{LinkAttrs: named("ec-vxlan"), VxlanId: 7, Port: 8472},
+	} {
+		t.Run(name, func(t *testing.T) {
 			h, _ := inside(t)
-			ip(t, "link add ec-vxlan type "+foreign)
+			added(t, h, foreign)
 			before, err := h.LinkByName("ec-vxlan")
 			must(t, err)
 			if _, _, err := h.EnsureTunnel(testTunnel); err == nil || !strings.Contains(err.Error(), before.Kind) {
