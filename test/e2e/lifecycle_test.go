@@ -182,9 +182,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cleanup := []string{
-			"cleanup", "--bpffs=" + node.BPFFS(), "--state-dir=" + node.StateDir(), "--cni-conf-dir=" + node.ConfDir(), "--cni-bin-dir=" + node.CNIBinDir(),
-		}
+		cleanup := cleanupOf(node)
 		if _, err := node.Exec(t.Context(), path, cleanup...); err == nil {
 			t.Error("cleanup while the agent runs: no error")
 		}
@@ -193,14 +191,8 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 			t.Fatal(err)
 		}
 		assertNoDrops(t, l)
-		if rules := ruleset(t, node); !strings.Contains(rules, "table ip ebpf-cni") {
-			t.Errorf("there are no rules to clean up:\n%s", rules)
-		}
 		if _, err := node.Exec(t.Context(), path, cleanup...); err != nil {
 			t.Fatal(err)
-		}
-		if rules := ruleset(t, node); rules != "" {
-			t.Errorf("cleanup left rules:\n%s", rules)
 		}
 		after, err := node.Snapshot()
 		if err != nil {
@@ -213,6 +205,34 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 			t.Errorf("the pod still has the links %q; error %v", links, err)
 		}
 	})
+}
+
+func TestCleanupRemovesTheTunnelsRules(t *testing.T) {
+	l := startCluster(t, lab.Options{Nodes: 1})
+	node := l.Nodes[0]
+	if rules := ruleset(t, node); !strings.Contains(rules, "table ip ebpf-cni") {
+		t.Errorf("there are no rules to clean up:\n%s", rules)
+	}
+	path, err := node.AgentPath()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.StopAgent(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Exec(t.Context(), path, cleanupOf(node)...); err != nil {
+		t.Fatal(err)
+	}
+	if rules := ruleset(t, node); rules != "" {
+		t.Errorf("cleanup left rules:\n%s", rules)
+	}
+}
+
+// cleanupOf are the arguments with which the agent leaves a node.
+func cleanupOf(node *lab.Node) []string {
+	return []string{
+		"cleanup", "--bpffs=" + node.BPFFS(), "--state-dir=" + node.StateDir(), "--cni-conf-dir=" + node.ConfDir(), "--cni-bin-dir=" + node.CNIBinDir(),
+	}
 }
 
 // ruleset is what nftables has on a node.
