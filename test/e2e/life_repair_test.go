@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	stdmaps "maps"
 	"net"
 	"os"
@@ -96,6 +97,9 @@ func (d *damaged) state(t *testing.T) lab.Snapshot {
 	state := inventory(t, d.node).Without("/node.json")
 	for _, name := range d.sysctls() {
 		value, err := d.node.ReadSysctl(name)
+		if errors.Is(err, fs.ErrNotExist) { // its link is gone, for a moment
+			value, err = "gone", nil
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
