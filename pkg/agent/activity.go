@@ -35,7 +35,7 @@ func newActivity() activity {
 			Help: "How long the agent took to look at the node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
 		}, []string{"kind"}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, pins, programs of uplinks, the plugin and the list.",
+			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, pins, programs of uplinks, the tunnel, the plugin and the list.",
 		}, []string{"what"}),
 		locks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: prefix + "lock_wait_seconds", Buckets: buckets,

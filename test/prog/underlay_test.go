@@ -9,6 +9,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
+// configured are the ways in which what tunnels need must hold alike.
+var configured = map[string][]option{"alone": nil, "beside netfilter": {besideNetfilter}, "without masquerading": {withoutMasquerade}}
+
 // forwarded has the stack send a packet out of the first uplink that came in by that interface; 0 is the host itself.
 func (b *bed) forwarded(p packet, from int) result {
 	b.Helper()
@@ -18,9 +21,7 @@ func (b *bed) forwarded(p packet, from int) result {
 
 // What the stack forwards for a pod to a node behind the tunnel goes there, whatever kept it from a shorter way.
 func TestStackForwardsIntoTheTunnel(t *testing.T) {
-	for name, options := range map[string][]option{
-		"alone": nil, "beside netfilter": {besideNetfilter}, "without masquerading": {withoutMasquerade},
-	} {
+	for name, options := range configured {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, options...)
 			l := b.pods[podA].index
@@ -51,9 +52,7 @@ func TestStackForwardsIntoTheTunnel(t *testing.T) {
 // Only the node itself sends to tunnels with its address. Its own outer packets are marked; of the others' it is known
 // where they came in, whatever has given them its address.
 func TestOnlyTheHostSendsToTunnels(t *testing.T) {
-	for name, options := range map[string][]option{
-		"alone": nil, "beside netfilter": {besideNetfilter}, "without masquerading": {withoutMasquerade},
-	} {
+	for name, options := range configured {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, options...)
 			for _, to := range []string{node2IP, node5IP, world} {
@@ -78,7 +77,7 @@ func TestOnlyTheHostSendsToTunnels(t *testing.T) {
 
 // What other nodes send through the tunnel comes as their other packets do, whatever is inside.
 func TestOuterPacketsComeByTheWayBack(t *testing.T) {
-	for name, options := range map[string][]option{"alone": nil, "without masquerading": {withoutMasquerade}} {
+	for name, options := range configured {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, options...)
 			b.bit(b.uplink, 0)
