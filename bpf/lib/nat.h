@@ -153,21 +153,37 @@ EC_INLINE void nat_end(const struct tuple *out, struct snat_entry *forward)
 		nat_remove(out, forward);
 }
 
+/* The live forward half of this owner, which stays as it is; NULL: none. */
+EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
+{
+	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
+
+	return e && flow_is_live(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
+}
+
 /*
  * Once a second: checks that the flow can go on, and renews it. An address that the
  * node has lost may come back, so the pair stays, unrenewed, and its packets are dropped
  * until then.
  */
-EC_INLINE enum verdict nat_renew(const struct tuple *out, struct snat_entry *forward, struct snat_entry **found)
+EC_INLINE enum verdict nat_renew(const struct tuple *out, __u32 ifindex, struct snat_entry *forward,
+				 struct snat_entry **found)
 {
 	if (!nat_address_held(&forward->to_address))
 		return -DROP_NO_SNAT_ADDRESS;
-	if (flow_touch(&forward->last_seen) == FLOW_GONE)
-		return VERDICT_GO_ON;
-	if (nat_restore_reverse(out, forward))
-		*found = forward;
-	else
-		nat_end(out, forward);
+	switch (flow_touch(&forward->last_seen)) {
+	case FLOW_GONE:
+		break;
+	case FLOW_FRESH:
+		/* Another CPU has just renewed it, or has removed it, and its memory is another flow's. */
+		*found = nat_peek(out, ifindex);
+		break;
+	default:
+		if (nat_restore_reverse(out, forward))
+			*found = forward;
+		else
+			nat_end(out, forward);
+	}
 	return VERDICT_GO_ON;
 }
 
@@ -195,7 +211,7 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 		*found = e;
 		return VERDICT_GO_ON;
 	default:
-		return nat_renew(out, e, found);
+		return nat_renew(out, ifindex, e, found);
 	}
 }
 
@@ -263,15 +279,7 @@ EC_CALL void nat_to_stack(const struct tuple *out, struct snat_entry *own)
 		reverse->flags |= FLOW_VIA_STACK;
 }
 
-/* The live forward half of this owner, for an ICMP error, which must not renew or change it; NULL: none. */
-EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
-{
-	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
-
-	return e && flow_is_live(&e->last_seen) && e->ifindex == ifindex ? e : NULL;
-}
-
-/* The same for a reverse half, of any owner. */
+/* The live reverse half with this key, of any owner, which stays as it is; NULL: none. */
 EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *reverse_key)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, reverse_key);
