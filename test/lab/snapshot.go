@@ -53,7 +53,7 @@ func (n *Node) Snapshot() (Snapshot, error) {
 }
 
 // Snapshot describes links, addresses, routes of all tables, rules, permanent neighbours, qdiscs, filters, tcx programs
-// and every readable network sysctl of the namespace.
+// and every readable network sysctl of the namespace. A link that vanishes meanwhile is said to be gone.
 func (ns *Namespace) Snapshot() (lines Snapshot, err error) {
 	defer func() {
 		if err != nil {
@@ -147,6 +147,10 @@ func (ns *Namespace) describeTC(links []netlink.Link, names map[int]string) (lin
 				continue
 			}
 			filters, err := retryInterrupted(func() ([]netlink.Filter, error) { return ns.nl.FilterList(l, parent) })
+			if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+				lines = append(lines, fmt.Sprintf("filter %s %s gone", l.Attrs().Name, netlink.HandleStr(parent)))
+				continue
+			}
 			if err != nil {
 				return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 			}
@@ -169,6 +173,10 @@ func (ns *Namespace) describeTCX(links []netlink.Link) (lines Snapshot, err erro
 				result, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: attach})
 				if errors.Is(err, unix.EINVAL) {
 					return nil // Linux before 6.6 does not know what is asked for
+				}
+				if errors.Is(err, unix.ENODEV) {
+					lines = append(lines, fmt.Sprintf("tcx %s %s gone", l.Attrs().Name, name))
+					continue
 				}
 				if err != nil {
 					return fmt.Errorf("query tcx %s of %s: %w", name, l.Attrs().Name, err)
