@@ -147,10 +147,6 @@ func (ns *Namespace) describeTC(links []netlink.Link, names map[int]string) (lin
 				continue
 			}
 			filters, err := retryInterrupted(func() ([]netlink.Filter, error) { return ns.nl.FilterList(l, parent) })
-			if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
-				lines = append(lines, fmt.Sprintf("filter %s %s gone", l.Attrs().Name, netlink.HandleStr(parent)))
-				continue
-			}
 			if err != nil {
 				return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 			}
