@@ -45,7 +45,7 @@ EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device
 		return -DROP_INVALID;
 	if (!offload_right(ctx, pkt))
 		return -DROP_BAD_OFFLOAD;
-	if (addr_is_zero(&dev->ipv4) || !addr_equal(&pkt->tuple.src, &dev->ipv4))
+	if (addr_is_zero(&dev->addresses[FAMILY_IPV4]) || !addr_equal(&pkt->tuple.src, &dev->addresses[FAMILY_IPV4]))
 		return -DROP_SPOOFED_SOURCE;
 	return pkt->tuple.proto == IPPROTO_ICMP ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;
 }

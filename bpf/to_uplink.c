@@ -45,7 +45,7 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 	}
 	__builtin_memset(&s->owner, 0, sizeof(s->owner));
 	if (uplink)
-		s->owner.address = uplink->ipv4;
+		s->owner.address = uplink->addresses[FAMILY_IPV4];
 	s->owner.ifindex = ep->ifindex;
 	s->owner.flags = FLOW_VIA_STACK;
 	s->owner.direction = DIRECTION_TO_UPLINK;

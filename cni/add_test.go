@@ -119,7 +119,7 @@ func checkHostSide(t *testing.T, w *fixture, host device.Link, podMAC string) {
 	w.must(err)
 	defer d.Close()
 	v, err := d.Get(devices.Key{Ifindex: uint32(host.Index)})
-	if err != nil || v.IPv4 != wire.AddrFrom(addr) || v.IPv6 != (wire.Addr{}) || v.PodMAC != want.PodMAC || v.HostMAC != want.HostMAC {
+	if err != nil || v.Addresses[wire.IPv4] != wire.AddrFrom(addr) || v.Addresses[wire.IPv6] != (wire.Addr{}) || v.PodMAC != want.PodMAC || v.HostMAC != want.HostMAC {
 		t.Errorf("devices entry %+v, %v", v, err)
 	}
 }

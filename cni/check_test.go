@@ -64,8 +64,8 @@ func damages() map[string]damage {
 		"node without its address": {func(d damaged) {
 			d.must(d.host.ReplaceRoute(device.Route{Dst: whole(d.addr), Index: d.link.Index}))
 			d.setConfig(mapconfig.Value{
-				Layout: wire.LayoutVersion, NodeIPv4: wire.AddrFrom(netip.MustParseAddr("192.0.2.99")),
-				PodCIDRIPv4: wire.AddrFrom(netip.MustParseAddr("10.9.0.0")), PodCIDRIPv4Len: 24,
+				Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{wire.AddrFrom(netip.MustParseAddr("192.0.2.99"))},
+				PodCIDRAddresses: wire.Addresses{wire.AddrFrom(netip.MustParseAddr("10.9.0.0"))}, PodCIDRLens: [wire.Families]uint32{24},
 			})
 		}, ""},
 		"rp_filter":         {func(d damaged) { d.setSysctl("rp_filter", "0") }, "rp_filter is 0 instead of 1"},

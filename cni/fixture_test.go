@@ -102,8 +102,8 @@ func (w *fixture) pinDataplane() {
 	}
 	w.must(all.Programs[attach.FromPod.Program()].Pin(w.pins.Program(attach.FromPod.Program())))
 	w.setConfig(mapconfig.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: wire.AddrFrom(nodeIP),
-		PodCIDRIPv4: wire.AddrFrom(netip.MustParseAddr("10.9.0.0")), PodCIDRIPv4Len: 24,
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{wire.AddrFrom(nodeIP)},
+		PodCIDRAddresses: wire.Addresses{wire.AddrFrom(netip.MustParseAddr("10.9.0.0"))}, PodCIDRLens: [wire.Families]uint32{24},
 	})
 }
 

@@ -27,9 +27,10 @@ import (
 
 // shared is every struct of the headers that is no map's key or value, with its Go type.
 var shared = map[string]reflect.Type{
-	"addr":        reflect.TypeFor[wire.Addr](),
-	"tuple":       reflect.TypeFor[wire.Tuple](),
-	"node_config": reflect.TypeFor[config.NodeConfig](),
+	"addr":             reflect.TypeFor[wire.Addr](),
+	"tuple":            reflect.TypeFor[wire.Tuple](),
+	"node_config":      reflect.TypeFor[config.NodeConfig](),
+	"tunnel_addresses": reflect.TypeFor[config.TunnelAddresses](),
 }
 
 // records is every struct of the headers with its Go type, as the maps of the object have them.
@@ -138,7 +139,10 @@ func sameKind(records map[string]reflect.Type, c btf.Type, goType reflect.Type) 
 		last := c.Name[strings.LastIndex(c.Name, "_")+1:]
 		return strings.EqualFold(goType.Name(), last) && goType.Kind() == reflect.Uint32 && goType != reflect.TypeFor[uint32]()
 	case *btf.Array:
-		return goType.Kind() == reflect.Array && goType.Elem().Kind() == reflect.Uint8 && goType != reflect.TypeFor[wire.Port]()
+		if goType.Kind() != reflect.Array || goType == reflect.TypeFor[wire.Port]() || goType.Len() != int(c.Nelems) {
+			return false
+		}
+		return goType.Elem().Kind() == reflect.Uint8 || sameKind(records, c.Type, goType.Elem())
 	case *btf.Int:
 		unsigned := c.Encoding&btf.Signed == 0
 		switch goType.Kind() {

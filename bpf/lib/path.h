@@ -103,8 +103,9 @@ EC_INLINE bool path_foreign(const struct __sk_buff *ctx, const struct endpoint *
 /* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device. */
 EC_INLINE bool path_is_ours(const struct config *config, const struct addr *address)
 {
-	return ipv4_in(addr_v4(address), &config->pod_cidr_ipv4, config->pod_cidr_ipv4_len) &&
-	       !addr_equal(address, &config->tunnel_address);
+	return ipv4_in(addr_v4(address), &config->pod_cidr_addresses[FAMILY_IPV4],
+		       config->pod_cidr_lens[FAMILY_IPV4]) &&
+	       !addr_equal(address, &config->tunnel[FAMILY_IPV4].address);
 }
 
 /*
@@ -182,7 +183,7 @@ EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pk
 	uplink = bpf_map_lookup_elem(&uplinks, &key);
 	if (!uplink)
 		return VERDICT_STACK;
-	p->snat_address = uplink->ipv4;
+	p->snat_address = uplink->addresses[FAMILY_IPV4];
 	return VERDICT_GO_ON;
 }
 

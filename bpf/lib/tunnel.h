@@ -89,7 +89,7 @@ EC_CALL enum verdict tunnel_encap(struct __sk_buff *ctx, __u8 tos, const struct 
 
 	if (!config)
 		return -DROP_INVALID;
-	flags = tunnel_ends(&key, &config->tunnel_source, node);
+	flags = tunnel_ends(&key, &config->tunnel[!addr_is_v4(node)].source, node);
 	if ((part[0] | part[1] | part[2]) && bpf_skb_store_bytes(ctx, 0, mac, ETH_ALEN, 0))
 		return -DROP_WRITE_FAILED;
 	if (bpf_skb_set_tunnel_key(ctx, &key, sizeof(key), flags))

@@ -82,7 +82,7 @@ func (h host) write(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer u.Close()
-	if err := u.Put(uplinks.Key{Ifindex: loopback}, uplinks.Value{IPv4: node}); err != nil {
+	if err := u.Put(uplinks.Key{Ifindex: loopback}, uplinks.Value{Addresses: wire.Addresses{node}}); err != nil {
 		t.Fatal(err)
 	}
 	c, err := config.Open(dir.Map(config.Name))
@@ -91,8 +91,8 @@ func (h host) write(t *testing.T) {
 	}
 	defer c.Close()
 	err = c.Put(config.Key{}, config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: node,
-		PodCIDRIPv4: wire.AddrFrom(netip.MustParseAddr("10.244.1.0")), PodCIDRIPv4Len: 24,
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{node},
+		PodCIDRAddresses: wire.Addresses{wire.AddrFrom(netip.MustParseAddr("10.244.1.0"))}, PodCIDRLens: [wire.Families]uint32{24},
 	})
 	if err != nil {
 		t.Fatal(err)

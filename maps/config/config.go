@@ -25,21 +25,24 @@ type Key struct {
 type Value struct {
 	// Layout is wire.LayoutVersion of the agent that made the maps.
 	Layout uint32
-	// The lengths are of the prefixes in their own family: 24, not 120.
-	PodCIDRIPv4Len uint32
-	PodCIDRIPv6Len uint32
-	// The addresses are zero where the node has none of the family.
-	NodeIPv4    wire.Addr
-	NodeIPv6    wire.Addr
-	PodCIDRIPv4 wire.Addr
-	PodCIDRIPv6 wire.Addr
-	Flags       Flags
+	// PodCIDRLens are of the prefixes in their own family: 24, not 120.
+	PodCIDRLens [wire.Families]uint32
+	// NodeAddresses are the InternalIPs of this node.
+	NodeAddresses    wire.Addresses
+	PodCIDRAddresses wire.Addresses
+	Flags            Flags
 	// TunnelIfindex is the tunnel device; 0: there is none.
 	TunnelIfindex uint32
-	// TunnelSource is the outer source address; zero: the kernel chooses.
-	TunnelSource wire.Addr
-	// TunnelAddress is the tunnel device's: the host's, though in the podCIDR; zero: none.
-	TunnelAddress wire.Addr
+	// Tunnel is what the tunnel has of each family.
+	Tunnel [wire.Families]TunnelAddresses
+}
+
+// TunnelAddresses is struct tunnel_addresses.
+type TunnelAddresses struct {
+	// Source is of outer packets of the family; zero: the kernel chooses.
+	Source wire.Addr
+	// Address is the tunnel device's: the host's, though in the podCIDR; zero: none.
+	Address wire.Addr
 }
 
 // Flags say what is left to the host's stack, and what the loader is doing: enum config_flags.
@@ -48,18 +51,28 @@ type Flags uint32
 // PodCIDRs returns the node's podCIDRs, IPv4 first.
 func (v Value) PodCIDRs() []netip.Prefix {
 	var out []netip.Prefix
-	if a := v.PodCIDRIPv4.Netip(); a.IsValid() {
-		out = append(out, netip.PrefixFrom(a, int(v.PodCIDRIPv4Len)))
-	}
-	if a := v.PodCIDRIPv6.Netip(); a.IsValid() {
-		out = append(out, netip.PrefixFrom(a, int(v.PodCIDRIPv6Len)))
+	for f := range wire.Families {
+		if p := v.PodCIDR(f); p.IsValid() {
+			out = append(out, p)
+		}
 	}
 	return out
 }
 
+// PodCIDR returns the node's podCIDR of a family; invalid: it has none.
+func (v Value) PodCIDR(f wire.Family) netip.Prefix {
+	return netip.PrefixFrom(v.PodCIDRAddresses[f].Netip(), int(v.PodCIDRLens[f]))
+}
+
+// SetPodCIDR sets the node's podCIDR of its family.
+func (v *Value) SetPodCIDR(p netip.Prefix) {
+	f := wire.FamilyOf(p.Addr())
+	v.PodCIDRAddresses[f], v.PodCIDRLens[f] = wire.AddrFrom(p.Addr()), uint32(p.Bits())
+}
+
 // NodeConfig is struct node_config: constants of a loaded program.
 type NodeConfig struct {
-	// Masquerade is 1 when what pods send to the world is masqueraded.
+	// Masquerade has a bit for each wire.Family in which what pods send to the world is masqueraded.
 	Masquerade uint32
 	// Mark is the skb mark bit of packets that our programs have sent out or translated.
 	Mark uint32
@@ -86,36 +99,39 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6", "FLAGS", "TUNNEL#", "TUNNEL SOURCE", "TUNNEL ADDRESS"),
+		Columns: typed.Columns("LAYOUT#", "NODE IPV4", "NODE IPV6", "POD CIDR IPV4", "POD CIDR IPV6", "FLAGS", "TUNNEL#",
+			"TUNNEL SOURCE IPV4", "TUNNEL ADDRESS IPV4", "TUNNEL SOURCE IPV6", "TUNNEL ADDRESS IPV6"),
 		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Index, b.Key.Index) },
 		Cells: func(_ Key, v Value) []any {
 			return []any{
-				v.Layout, v.NodeIPv4, v.NodeIPv6, prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len), prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len), v.Flags,
-				typed.Number(v.TunnelIfindex), v.TunnelSource, v.TunnelAddress,
+				v.Layout, v.NodeAddresses[wire.IPv4], v.NodeAddresses[wire.IPv6], prefixText(v.PodCIDR(wire.IPv4)), prefixText(v.PodCIDR(wire.IPv6)), v.Flags,
+				typed.Number(v.TunnelIfindex), v.Tunnel[wire.IPv4].Source, v.Tunnel[wire.IPv4].Address, v.Tunnel[wire.IPv6].Source, v.Tunnel[wire.IPv6].Address,
 			}
 		},
 		// Each podCIDR as one prefix instead of address and length.
 		Object: func(_ Key, v Value) typed.Object {
 			return typed.Object{
 				{Name: "layout", Value: v.Layout},
-				{Name: "node_ipv4", Value: typed.OrEmpty(v.NodeIPv4.String())},
-				{Name: "node_ipv6", Value: typed.OrEmpty(v.NodeIPv6.String())},
-				{Name: "pod_cidr_ipv4", Value: typed.OrEmpty(prefixText(v.PodCIDRIPv4, v.PodCIDRIPv4Len))},
-				{Name: "pod_cidr_ipv6", Value: typed.OrEmpty(prefixText(v.PodCIDRIPv6, v.PodCIDRIPv6Len))},
+				{Name: "node_ipv4", Value: typed.OrEmpty(v.NodeAddresses[wire.IPv4].String())},
+				{Name: "node_ipv6", Value: typed.OrEmpty(v.NodeAddresses[wire.IPv6].String())},
+				{Name: "pod_cidr_ipv4", Value: typed.OrEmpty(prefixText(v.PodCIDR(wire.IPv4)))},
+				{Name: "pod_cidr_ipv6", Value: typed.OrEmpty(prefixText(v.PodCIDR(wire.IPv6)))},
 				{Name: "flags", Value: typed.OrEmpty(v.Flags.String())},
 				{Name: "tunnel_ifindex", Value: v.TunnelIfindex},
-				{Name: "tunnel_source", Value: typed.OrEmpty(v.TunnelSource.String())},
-				{Name: "tunnel_address", Value: typed.OrEmpty(v.TunnelAddress.String())},
+				{Name: "tunnel_source_ipv4", Value: typed.OrEmpty(v.Tunnel[wire.IPv4].Source.String())},
+				{Name: "tunnel_address_ipv4", Value: typed.OrEmpty(v.Tunnel[wire.IPv4].Address.String())},
+				{Name: "tunnel_source_ipv6", Value: typed.OrEmpty(v.Tunnel[wire.IPv6].Source.String())},
+				{Name: "tunnel_address_ipv6", Value: typed.OrEmpty(v.Tunnel[wire.IPv6].Address.String())},
 			}
 		},
 	},
 })
 
-func prefixText(a wire.Addr, bits uint32) string {
-	if a == (wire.Addr{}) {
+func prefixText(p netip.Prefix) string {
+	if !p.IsValid() {
 		return "-"
 	}
-	return netip.PrefixFrom(a.Netip(), int(bits)).String()
+	return p.String()
 }
 
 // Map is the open map.

@@ -20,25 +20,27 @@ enum config_flags {
 	CONFIG_FLOWS_MOVE = 8, /* flow tables are being moved: a flow may be in a table that a program does not see */
 };
 
+/* What the tunnel has of a family. */
+struct tunnel_addresses {
+	struct addr source;  /* of outer packets of the family; zero: the kernel chooses */
+	struct addr address; /* of the tunnel device: the host's, though in the podCIDR; zero: none */
+};
+
 /* The agent writes it at its start, and when the Node or what the stack decides changes. */
 struct config {
-	__u32 layout;            /* LAYOUT_VERSION of the agent that made the maps */
-	__u32 pod_cidr_ipv4_len; /* prefix length of the family: 24, not 120 */
-	__u32 pod_cidr_ipv6_len;
-	struct addr node_ipv4; /* this node's InternalIP; zero: it has none */
-	struct addr node_ipv6;
-	struct addr pod_cidr_ipv4; /* this node's podCIDR; zero: it has none */
-	struct addr pod_cidr_ipv6;
-	__u32 flags;                /* enum config_flags */
-	__u32 tunnel_ifindex;       /* of the tunnel device; 0: there is none */
-	struct addr tunnel_source;  /* outer source address; zero: the kernel chooses */
-	struct addr tunnel_address; /* of the tunnel device: the host's, though in the podCIDR; zero: none */
+	__u32 layout;                             /* LAYOUT_VERSION of the agent that made the maps */
+	__u32 pod_cidr_lens[FAMILIES];            /* prefix lengths of the family: 24, not 120 */
+	struct addr node_addresses[FAMILIES];     /* this node's InternalIPs; zero: it has none of the family */
+	struct addr pod_cidr_addresses[FAMILIES]; /* this node's podCIDRs; zero: it has none of the family */
+	__u32 flags;                              /* enum config_flags */
+	__u32 tunnel_ifindex;                     /* of the tunnel device; 0: there is none */
+	struct tunnel_addresses tunnel[FAMILIES];
 };
-_Static_assert(sizeof(struct config) == 116, "config is part of the map layout");
+_Static_assert(sizeof(struct config) == 148, "config is part of the map layout");
 
 /* The loader sets it before the verifier sees the programs. */
 struct node_config {
-	__u32 masquerade;    /* 1: what pods send to the world is masqueraded */
+	__u32 masquerade;    /* bits by enum family: what pods send to the world in it is masqueraded */
 	__u32 mark;          /* skb mark bit of packets that our programs have sent out or translated */
 	__u32 snat_port_low; /* ports to masquerade to, inclusive, in host order */
 	__u32 snat_port_high;

@@ -70,6 +70,8 @@ type Value struct {
 	// MAC is the inner Ethernet address behind the tunnel; zero: the node takes any.
 	MAC wire.MAC
 	_   [2]byte
+	// Alias is the node's InternalIP of the other family, from which its tunnel may send as well; zero: it has none.
+	Alias wire.Addr
 }
 
 // Way is how packets get to the pods of another node.
@@ -105,14 +107,14 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "MAC", "CHECKED#"),
+		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "MAC", "ALIAS", "CHECKED#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int {
 			return cmp.Or(a.Key.Prefix.Compare(b.Key.Prefix), cmp.Compare(a.Key.PrefixLen, b.Key.PrefixLen))
 		},
 		Cells: func(k Key, v Value) []any {
 			return []any{
 				k.Netip(), v.Kind, v.Node, typed.Number(v.Ifindex), typed.Number(v.MTU),
-				v.Flags, bitNumbers(v.Uplinks), v.MAC, typed.Stamp(v.NeighbourChecked),
+				v.Flags, bitNumbers(v.Uplinks), v.MAC, v.Alias, typed.Stamp(v.NeighbourChecked),
 			}
 		},
 		Object: func(k Key, v Value) typed.Object {

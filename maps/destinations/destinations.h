@@ -48,8 +48,10 @@ struct destination {
 	/* Inner Ethernet address behind the tunnel; zero: the node takes any. */
 	__u8 mac[6];
 	__u8 pad[2];
+	/* The node's InternalIP of the other family, from which its tunnel may send as well; zero: it has none. */
+	struct addr alias;
 };
-_Static_assert(sizeof(struct destination) == 56, "destination is part of the map layout");
+_Static_assert(sizeof(struct destination) == 72, "destination is part of the map layout");
 
 #pragma clang diagnostic pop
 

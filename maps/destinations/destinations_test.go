@@ -51,6 +51,7 @@ func TestSame(t *testing.T) {
 		"flags":   func(v *Value) { v.Flags = ToStack },
 		"uplinks": func(v *Value) { v.Uplinks++ },
 		"mac":     func(v *Value) { v.MAC[5]++ },
+		"alias":   func(v *Value) { v.Alias[15]++ },
 	} {
 		other := base
 		change(&other)

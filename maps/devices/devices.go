@@ -5,7 +5,6 @@ package devices
 
 import (
 	"cmp"
-	"net/netip"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -22,11 +21,10 @@ type Key struct {
 // Value is struct device. The counters belong to the programs: a missing entry is
 // restored with typed.Map.Insert, so that a live one is never overwritten.
 type Value struct {
-	// The addresses are zero where the pod has none of the family.
-	IPv4    wire.Addr
-	IPv6    wire.Addr
-	PodMAC  wire.MAC
-	HostMAC wire.MAC
+	// Addresses are those that the pod may send from.
+	Addresses wire.Addresses
+	PodMAC    wire.MAC
+	HostMAC   wire.MAC
 	// SnatFlows and ConntrackFlows are the pod's entries in these tables.
 	SnatFlows uint32 `map:"counter"`
 	// Packets and Bytes, of whole frames, are what the pod has sent.
@@ -38,18 +36,6 @@ type Value struct {
 	ResetAt uint64
 }
 
-// SetAddresses sets the addresses that the pod may send from, at most one of each family.
-func (v *Value) SetAddresses(addresses []netip.Addr) {
-	v.IPv4, v.IPv6 = wire.Addr{}, wire.Addr{}
-	for _, a := range addresses {
-		if a.Is4() {
-			v.IPv4 = wire.AddrFrom(a)
-		} else {
-			v.IPv6 = wire.AddrFrom(a)
-		}
-	}
-}
-
 // Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
@@ -58,7 +44,7 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "POD MAC", "HOST MAC", "SNAT#", "CONNTRACK#", "PACKETS#", "BYTES#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex) },
 		Cells: func(k Key, v Value) []any {
-			return []any{k.Ifindex, v.IPv4, v.IPv6, v.PodMAC, v.HostMAC, v.SnatFlows, v.ConntrackFlows, v.Packets, v.Bytes}
+			return []any{k.Ifindex, v.Addresses[wire.IPv4], v.Addresses[wire.IPv6], v.PodMAC, v.HostMAC, v.SnatFlows, v.ConntrackFlows, v.Packets, v.Bytes}
 		},
 	},
 })

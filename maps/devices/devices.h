@@ -17,9 +17,8 @@ struct device_key {
 };
 
 struct device {
-	struct addr ipv4; /* zero: the pod has none of the family */
-	struct addr ipv6;
-	__u8 pod_mac[6]; /* in the order of an Ethernet header, with host_mac */
+	struct addr addresses[FAMILIES]; /* zero: the pod has none of the family */
+	__u8 pod_mac[6];                 /* in the order of an Ethernet header, with host_mac */
 	__u8 host_mac[6];
 	__u32 snat_flows;      /* counter: the pod's entries in snat */
 	__u64 packets;         /* counter: what the pod has sent */

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // Field is a named value of an object: a text or a number.
@@ -66,6 +68,12 @@ func shapeOf(t reflect.Type) (s shape) {
 
 func (s shape) append(o Object, v reflect.Value) Object {
 	for _, f := range s {
+		if both, ok := v.Field(f.index).Interface().(wire.Addresses); ok {
+			for family, a := range both {
+				o = append(o, Field{wire.Family(family).String(), OrEmpty(a.String())})
+			}
+			continue
+		}
 		o = append(o, Field{f.name, plain(v.Field(f.index))})
 	}
 	return o
@@ -91,10 +99,10 @@ func OrEmpty(text string) string {
 }
 
 // initialisms are the words that Go writes in capitals.
-var initialisms = []string{"IPv4", "IPv6", "CIDR", "MAC", "MTU", "VNI", "ID"}
+var initialisms = []string{"CIDR", "MAC", "MTU", "VNI", "ID"}
 
 // CName converts the Go name of a field to the name that it has in C and
-// therefore in dumps: PodCIDRIPv4Len is pod_cidr_ipv4_len.
+// therefore in dumps: TunnelVNI is tunnel_vni.
 func CName(goName string) string {
 	var words []string
 	for rest := goName; rest != ""; {

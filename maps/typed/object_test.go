@@ -19,17 +19,14 @@ import (
 
 func TestCName(t *testing.T) {
 	for in, want := range map[string]string{
-		"Ifindex":        "ifindex",
-		"PodMAC":         "pod_mac",
-		"IPv4":           "ipv4",
-		"NodeIPv6":       "node_ipv6",
-		"PodCIDRIPv4":    "pod_cidr_ipv4",
-		"PodCIDRIPv4Len": "pod_cidr_ipv4_len",
-		"MTU":            "mtu",
-		"ID":             "id",
-		"ToAddress":      "to_address",
-		"SeqEnd":         "seq_end",
-		"Identity":       "identity",
+		"Ifindex":     "ifindex",
+		"PodMAC":      "pod_mac",
+		"PodCIDRLens": "pod_cidr_lens",
+		"MTU":         "mtu",
+		"ID":          "id",
+		"ToAddress":   "to_address",
+		"SeqEnd":      "seq_end",
+		"Identity":    "identity",
 	} {
 		if got := typed.CName(in); got != want {
 			t.Errorf("CName(%q) = %q, want %q", in, got, want)

@@ -19,9 +19,8 @@ type Key struct {
 
 // Value is struct uplink.
 type Value struct {
-	// The addresses to masquerade to; zero: the uplink has none of the family.
-	IPv4 wire.Addr
-	IPv6 wire.Addr
+	// Addresses are those to masquerade to.
+	Addresses wire.Addresses
 	// Bit is the uplink's number in the masks of destinations, below Bits.
 	Bit uint32
 	_   uint32
@@ -37,7 +36,9 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	View: typed.View[Key, Value]{
 		Columns: typed.Columns("IFINDEX#", "IPV4", "IPV6", "BIT#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int { return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex) },
-		Cells:   func(k Key, v Value) []any { return []any{k.Ifindex, v.IPv4, v.IPv6, v.Bit} },
+		Cells: func(k Key, v Value) []any {
+			return []any{k.Ifindex, v.Addresses[wire.IPv4], v.Addresses[wire.IPv6], v.Bit}
+		},
 	},
 })
 

@@ -16,9 +16,8 @@ struct uplink_key {
 };
 
 struct uplink {
-	struct addr ipv4; /* to masquerade to; zero: the uplink has none of the family */
-	struct addr ipv6;
-	__u32 bit; /* its number in the masks of destinations, 0 to 63 */
+	struct addr addresses[FAMILIES]; /* to masquerade to; zero: the uplink has none of the family */
+	__u32 bit;                       /* its number in the masks of destinations, 0 to 63 */
 	__u32 pad;
 };
 _Static_assert(sizeof(struct uplink) == 40, "uplink is part of the map layout");

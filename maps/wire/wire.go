@@ -56,6 +56,41 @@ func (a Addr) With(p Port) string {
 // MarshalText implements encoding.TextMarshaler.
 func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
 
+// Family is an address family: the index of what exists once for each.
+type Family uint32
+
+// FamilyOf is the family of a valid address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Addresses are an address of each family, zero where there is none.
+type Addresses [Families]Addr
+
+// AddressesFrom has at most one address of each family: the last that is given.
+func AddressesFrom(all ...netip.Addr) (a Addresses) {
+	for _, addr := range all {
+		if addr.IsValid() {
+			a[FamilyOf(addr)] = AddrFrom(addr)
+		}
+	}
+	return a
+}
+
+// All are the addresses that there are, IPv4 first; never nil.
+func (a Addresses) All() []netip.Addr {
+	all := []netip.Addr{}
+	for _, addr := range a {
+		if addr != (Addr{}) {
+			all = append(all, addr.Netip())
+		}
+	}
+	return all
+}
+
 // Port is a TCP or UDP port, or an ICMP echo identifier, in network byte order.
 type Port [2]byte
 

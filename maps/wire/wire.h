@@ -19,6 +19,13 @@ enum wire_layout {
 	DIRECTION_SLOTS = 8, /* how many directions drops and traffic have room for */
 };
 
+/* The index of what exists once for each family. Append only. */
+enum family {
+	FAMILY_IPV4,
+	FAMILY_IPV6,
+	FAMILIES,
+};
+
 /* An address of either family, IPv4 as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct addr {
 	__u8 bytes[16];

@@ -12,6 +12,25 @@ const (
 	DirectionSlots = 8 // how many directions drops and traffic have room for
 )
 
+// The values of Family, in the order of enum family.
+const (
+	IPv4 Family = iota
+	IPv6
+	Families
+)
+
+// String is the name in dumps and metrics.
+func (v Family) String() string {
+	texts := [...]string{
+		IPv4: "ipv4",
+		IPv6: "ipv6",
+	}
+	if int(v) < len(texts) {
+		return texts[v]
+	}
+	return strconv.Itoa(int(v))
+}
+
 // The values of Direction, in the order of enum direction.
 const (
 	FromPod Direction = iota

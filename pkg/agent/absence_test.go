@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
@@ -23,7 +24,7 @@ func (l *loop) uplinkState(t *testing.T, index uint32) (s uplinkState) {
 	}
 	v, there := l.uplinkEntry(index)
 	d, found := l.destination(t, "172.18.0.11/32")
-	return uplinkState{ok, there, v.IPv4.Netip().IsValid(), found && d.Kind == destinations.Host}
+	return uplinkState{ok, there, v.Addresses[wire.IPv4].Netip().IsValid(), found && d.Kind == destinations.Host}
 }
 
 // An uplink without its address, and so without routes, stays one for the grace: flows keep the address, new ones get

@@ -295,7 +295,7 @@ func readStanding(m *datapath.Maps) (plan.Standing, error) {
 		return s, err
 	}
 	s.Own = c.PodCIDRs()
-	for _, a := range []netip.Addr{c.NodeIPv4.Netip(), c.NodeIPv6.Netip()} {
+	for _, a := range c.NodeAddresses.All() {
 		if a.IsValid() {
 			s.NodeIPs = append(s.NodeIPs, a)
 		}

@@ -51,7 +51,7 @@ func (c *clusterController) writeConfig(s *state) error {
 		return nil
 	}
 	known := s.plan.Config
-	known.PodCIDRIPv4, known.PodCIDRIPv4Len, known.NodeIPv4 = have.PodCIDRIPv4, have.PodCIDRIPv4Len, have.NodeIPv4
+	known.PodCIDRAddresses, known.PodCIDRLens, known.NodeAddresses = have.PodCIDRAddresses, have.PodCIDRLens, have.NodeAddresses
 	if own := s.plan.Standing.Own4(); own.IsValid() && known != s.plan.Config {
 		c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP4().String())
 	}

@@ -159,7 +159,7 @@ func TestEndpointIsRepaired(t *testing.T) {
 		if have, err := l.dp.Maps.Endpoints.Get(entry); have != e.Entry() {
 			t.Errorf("%s: the endpoints entry is %+v, error %v", what, have, err)
 		}
-		if have, err := l.dp.Maps.Devices.Get(dev); have.IPv4 != entry.Address || have.PodMAC != e.PodMAC {
+		if have, err := l.dp.Maps.Devices.Get(dev); have.Addresses[wire.IPv4] != entry.Address || have.PodMAC != e.PodMAC {
 			t.Errorf("%s: the devices entry is %+v, error %v", what, have, err)
 		}
 	}
@@ -203,7 +203,7 @@ func TestRepairedDeviceKeepsItsCounters(t *testing.T) {
 	}
 	counted.Packets, counted.Bytes = have.Packets, have.Bytes // the pod's kernel goes on asking for routers
 	counted.PodMAC, counted.HostMAC = e.PodMAC, e.HostMAC
-	counted.SetAddresses(e.Addresses)
+	counted.Addresses = wire.AddressesFrom(e.Addresses...)
 	if have != counted {
 		t.Errorf("the entry is %+v, error %v", have, err)
 	}

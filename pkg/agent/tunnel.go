@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
@@ -224,7 +225,7 @@ func (c *tunnelController) configure(s *state) error {
 
 func (c *tunnelController) writeAddress(s *state) error {
 	var want netip.Prefix
-	if a := s.plan.Config.TunnelAddress.Netip(); a.IsValid() {
+	if a := s.plan.Config.Tunnel[wire.IPv4].Address.Netip(); a.IsValid() {
 		want = netip.PrefixFrom(a, a.BitLen())
 	}
 	if want.IsValid() && !slices.Contains(c.addresses, want) {

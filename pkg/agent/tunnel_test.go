@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -73,7 +74,7 @@ func assertTunnel(t *testing.T, l *loop) {
 	}
 	c, err := l.dp.Maps.Config.Get(config.Key{})
 	must(t, err)
-	if c.TunnelIfindex != uint32(link.Index) || c.TunnelSource.String() != "172.18.0.11" || c.TunnelAddress.String() != "10.244.1.0" {
+	if c.TunnelIfindex != uint32(link.Index) || c.Tunnel[wire.IPv4].Source.String() != "172.18.0.11" || c.Tunnel[wire.IPv4].Address.String() != "10.244.1.0" {
 		t.Errorf("config is %+v", c)
 	}
 	if v, _ := l.destination(t, "10.244.1.0/32"); v.Kind != destinations.Host {

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -42,7 +43,7 @@ func TestUplinkHasAnEntryWhileItHasPrograms(t *testing.T) {
 		t.Errorf("with the programs, before anything else: entry %+v, %v; want one without an address", v, there)
 	}
 	l.pass(t.Context())
-	if v, there := l.uplinkEntry(index); !there || v.IPv4.Netip() != netip.MustParseAddr("172.18.0.11") {
+	if v, there := l.uplinkEntry(index); !there || v.Addresses[wire.IPv4].Netip() != netip.MustParseAddr("172.18.0.11") {
 		t.Errorf("after a pass: entry %+v, %v", v, there)
 	}
 	up, err := netlink.LinkByName("uplink")

@@ -129,14 +129,14 @@ func (l *live) start(t *testing.T, opts Options) *Datapath {
 	check(t, err)
 	copy(hostMAC[:], host.HardwareAddr)
 	check(t, dp.Maps.Config.Put(config.Key{}, config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: addr(liveNode), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr(liveNode)}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24},
 	}))
 	self := destinations.KeyFrom(netip.MustParsePrefix(liveNode + "/32"))
 	check(t, dp.Maps.Destinations.Put(self, destinations.Value{Kind: destinations.Host}))
-	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(l.uplink)}, uplinks.Value{IPv4: addr(liveNode)}))
+	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(l.uplink)}, uplinks.Value{Addresses: wire.Addresses{addr(liveNode)}}))
 	check(t, dp.AttachUplink(l.uplink))
 	check(t, dp.Attach(l.podVeth, attach.FromPod))
-	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(l.podVeth)}, devices.Value{IPv4: addr(livePod), PodMAC: podMAC, HostMAC: hostMAC}))
+	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(l.podVeth)}, devices.Value{Addresses: wire.Addresses{addr(livePod)}, PodMAC: podMAC, HostMAC: hostMAC}))
 	check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: addr(livePod)}, endpoints.Value{Ifindex: uint32(l.podVeth), PodMAC: podMAC, HostMAC: hostMAC}))
 	return dp
 }

@@ -45,14 +45,14 @@ func newNode(t *testing.T, opts Options) node {
 	n := node{opts: opts}
 	dp := mustLoad(t, opts)
 	n.uplink = addVeth(t, "up")
-	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(n.uplink)}, uplinks.Value{IPv4: addr("192.0.2.9")}))
+	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(n.uplink)}, uplinks.Value{Addresses: wire.Addresses{addr("192.0.2.9")}}))
 	check(t, dp.AttachUplink(n.uplink))
 	for i, name := range []string{"pod1", "pod2", "pod3"} {
 		pod := addVeth(t, name)
 		n.pods = append(n.pods, pod)
 		address := wire.AddrFrom(netip.AddrFrom4([4]byte{10, 244, 1, byte(2 + i)}))
 		check(t, dp.Attach(pod, attach.FromPod))
-		check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(pod)}, devices.Value{IPv4: address, Packets: 7, SnatFlows: 100}))
+		check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: uint32(pod)}, devices.Value{Addresses: wire.Addresses{address}, Packets: 7, SnatFlows: 100}))
 		check(t, dp.Maps.Endpoints.Put(endpoints.Key{Address: address}, endpoints.Value{Ifindex: uint32(pod)}))
 	}
 	for i := range nodeFlows {

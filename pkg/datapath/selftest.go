@@ -51,7 +51,7 @@ func (l *loader) selfTest() error {
 
 // addTestPod makes the test interface a pod's.
 func addTestPod(m *ebpf.Map) error {
-	dev := devices.Value{IPv4: wire.Addr{10: 0xff, 11: 0xff, 12: 192, 13: 0, 14: 2, 15: 1}}
+	dev := devices.Value{Addresses: wire.Addresses{wire.Addr{10: 0xff, 11: 0xff, 12: 192, 13: 0, 14: 2, 15: 1}}}
 	key := raw.Encode(make([]byte, m.KeySize()), devices.Key{Ifindex: testIfindex})
 	if err := raw.Update(m, key, raw.Value{raw.Encode(make([]byte, m.ValueSize()), dev)}, ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("write map %s for the self-test: %w", devices.Name, err)

@@ -136,7 +136,7 @@ func (w *Work) deviceKey() devices.Key { return devices.Key{Ifindex: uint32(w.Ho
 // device is the link's devices entry: what the program has to know, with the counters of the given one.
 func (w *Work) device(have devices.Value) devices.Value {
 	have.PodMAC, have.HostMAC = w.PodMAC, w.HostMAC
-	have.SetAddresses(w.Addresses)
+	have.Addresses = wire.AddressesFrom(w.Addresses...)
 	return have
 }
 
@@ -144,7 +144,7 @@ func (w *Work) haveDevice() error {
 	have, err := lookUp(w.Devices, w.deviceKey())
 	want := w.device(have)
 	for _, a := range w.Addresses {
-		if key := wire.AddrFrom(a); have.IPv4 != key && have.IPv6 != key {
+		if have.Addresses[wire.FamilyOf(a)] != wire.AddrFrom(a) {
 			w.Wrong("devices entry of link %s lacks address %s", w.HostName, a)
 		} else if have != want {
 			w.Wrong("devices entry of link %s is %+v instead of %+v", w.HostName, have, want)

@@ -96,7 +96,7 @@ func (n *Node) readConfig() error {
 		return fmt.Errorf("%w: the maps below %s have layout %d, this plugin writes layout %d",
 			ErrNoDataplane, n.Pins.Maps(), n.Config.Layout, wire.LayoutVersion)
 	}
-	n.Source = n.Config.NodeIPv4.Netip()
+	n.Source = n.Config.NodeAddresses[wire.IPv4].Netip()
 	return nil
 }
 

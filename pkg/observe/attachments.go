@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
@@ -142,7 +143,7 @@ func (s *survey) judge(a Attachment, wanted bool) {
 
 // addressOf returns a pod's address, empty when there is no pod.
 func addressOf(v devices.Value) string {
-	return cmp.Or(typed.OrEmpty(v.IPv4.String()), typed.OrEmpty(v.IPv6.String()))
+	return cmp.Or(typed.OrEmpty(v.Addresses[wire.IPv4].String()), typed.OrEmpty(v.Addresses[wire.IPv6].String()))
 }
 
 // wanted lists where programs of ours belong.

@@ -16,7 +16,7 @@ func (s *survey) conflicts() {
 		if s.interfaces[index] == "" {
 			continue // a pod that has ended
 		}
-		for _, a := range []wire.Addr{d.IPv4, d.IPv6} {
+		for _, a := range d.Addresses {
 			if a != (wire.Addr{}) {
 				having[a] = append(having[a], s.interfaceText(index))
 			}

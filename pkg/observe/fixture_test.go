@@ -99,7 +99,7 @@ func fillAll(t *testing.T, r Reader) {
 	)
 	put(t, r, devices.Name, typed.Entry[devices.Key, devices.Value]{
 		Key:   devices.Key{Ifindex: 42},
-		Value: devices.Value{IPv4: addr("10.244.1.9"), PodMAC: mac(1), HostMAC: mac(2), SnatFlows: 3, ConntrackFlows: 1, Packets: 12345, Bytes: 9876543210},
+		Value: devices.Value{Addresses: wire.Addresses{addr("10.244.1.9")}, PodMAC: mac(1), HostMAC: mac(2), SnatFlows: 3, ConntrackFlows: 1, Packets: 12345, Bytes: 9876543210},
 	})
 	put(t, r, destinations.Name,
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.2.0/24"), Value: destinations.Value{
@@ -110,7 +110,7 @@ func fillAll(t *testing.T, r Reader) {
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("172.18.0.2/32"), Value: destinations.Value{Kind: destinations.Host}},
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("fd00::/48"), Value: destinations.Value{Kind: destinations.Native}},
 	)
-	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{IPv4: addr("172.18.0.2"), Bit: 3}})
+	put(t, r, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{Key: uplinks.Key{Ifindex: 2}, Value: uplinks.Value{Addresses: wire.Addresses{addr("172.18.0.2")}, Bit: 3}})
 	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
 		Key: tuple("10.244.1.9", 40000, "192.0.2.80", 443, wire.TCP),
 		Value: snat.Value{
@@ -139,8 +139,8 @@ func fillAll(t *testing.T, r Reader) {
 	count(t, r, drops.Name, wire.FromPod, drops.SpoofedSource, counters.Value{Packets: 2, Bytes: 128})
 	count(t, r, traffic.Name, wire.FromUplink, traffic.Delivered, counters.Value{Packets: 5, Bytes: 500})
 	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
-		Flags: config.RoutesToStack, TunnelIfindex: 7, TunnelSource: addr("172.18.0.2"), TunnelAddress: addr("10.244.1.0"),
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr("172.18.0.2")}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24},
+		Flags: config.RoutesToStack, TunnelIfindex: 7, Tunnel: [wire.Families]config.TunnelAddresses{{Source: addr("172.18.0.2"), Address: addr("10.244.1.0")}},
 	}})
 	put(t, r, usage.Name,
 		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: 7}},

@@ -36,7 +36,7 @@ func (n *node) grow() {
 			Key: endpoints.Key{Address: a}, Value: endpoints.Value{Ifindex: index},
 		})
 		put(n.t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
-			Key: devices.Key{Ifindex: index}, Value: devices.Value{IPv4: a},
+			Key: devices.Key{Ifindex: index}, Value: devices.Value{Addresses: wire.Addresses{a}},
 		})
 	}
 	n.enlargeDestinations()

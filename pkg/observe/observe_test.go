@@ -31,10 +31,10 @@ var filledJSON = map[string]string{
   {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "reset_at": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"destinations": `[
-  {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": ""},
-  {"prefix": "10.244.2.0/24", "kind": "pod_cidr", "ifindex": 2, "node": "172.18.0.3", "mtu": 1500, "flags": "to_stack", "neighbour_checked": 35997000000000, "uplinks": 9, "mac": ""},
-  {"prefix": "172.18.0.2/32", "kind": "host", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": ""},
-  {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": ""}
+  {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "alias": ""},
+  {"prefix": "10.244.2.0/24", "kind": "pod_cidr", "ifindex": 2, "node": "172.18.0.3", "mtu": 1500, "flags": "to_stack", "neighbour_checked": 35997000000000, "uplinks": 9, "mac": "", "alias": ""},
+  {"prefix": "172.18.0.2/32", "kind": "host", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "alias": ""},
+  {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "alias": ""}
 ]`,
 	"uplinks": `[
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
@@ -58,7 +58,7 @@ var filledJSON = map[string]string{
   {"direction": "from_uplink", "event": "delivered", "packets": 5, "bytes": 500, "explanation": "redirected into a pod of this node"}
 ]`,
 	"config": `[
-  {"layout": 2, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": "", "flags": "routes_to_stack", "tunnel_ifindex": 7, "tunnel_source": "172.18.0.2", "tunnel_address": "10.244.1.0"}
+  {"layout": 2, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": "", "flags": "routes_to_stack", "tunnel_ifindex": 7, "tunnel_source_ipv4": "172.18.0.2", "tunnel_address_ipv4": "10.244.1.0", "tunnel_source_ipv6": "", "tunnel_address_ipv6": ""}
 ]`,
 	"usage": `[
   {"table": "snat", "entries": 7, "head": 0, "tail": 0, "swept": 0},
@@ -118,11 +118,11 @@ ADDRESS      IFINDEX  POD MAC            HOST MAC           POD NAME
 10.244.1.10       43  02:00:00:00:00:03  02:00:00:00:00:04  -
 `,
 		"destinations": `
-PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  MAC  CHECKED
-10.244.1.0/24  local     -                 -     -  -         -        -          -
-10.244.2.0/24  pod_cidr  172.18.0.3        2  1500  to_stack  0,3      -         3s
-172.18.0.2/32  host      -                 -     -  -         -        -          -
-fd00::/48      native    -                 -     -  -         -        -          -
+PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  MAC  ALIAS  CHECKED
+10.244.1.0/24  local     -                 -     -  -         -        -    -            -
+10.244.2.0/24  pod_cidr  172.18.0.3        2  1500  to_stack  0,3      -    -           3s
+172.18.0.2/32  host      -                 -     -  -         -        -    -            -
+fd00::/48      native    -                 -     -  -         -        -    -            -
 `,
 		"snat": `
 PROTO  SOURCE            DESTINATION     AS                STATE    FLAGS  IFINDEX  AGE  POD NAME
@@ -137,8 +137,8 @@ DIRECTION  REASON          PACKETS  BYTES  EXPLANATION
 from_pod   SPOOFED_SOURCE        2    128  source is not an address that the sender can have
 `,
 		"config": `
-LAYOUT  NODE IPV4   NODE IPV6  POD CIDR IPV4  POD CIDR IPV6  FLAGS            TUNNEL  TUNNEL SOURCE  TUNNEL ADDRESS
-     2  172.18.0.2  -          10.244.1.0/24  -              routes_to_stack       7  172.18.0.2     10.244.1.0
+LAYOUT  NODE IPV4   NODE IPV6  POD CIDR IPV4  POD CIDR IPV6  FLAGS            TUNNEL  TUNNEL SOURCE IPV4  TUNNEL ADDRESS IPV4  TUNNEL SOURCE IPV6  TUNNEL ADDRESS IPV6
+     2  172.18.0.2  -          10.244.1.0/24  -              routes_to_stack       7  172.18.0.2          10.244.1.0           -                   -
 `,
 	} {
 		table, err := r.Read(name)

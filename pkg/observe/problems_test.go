@@ -14,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
@@ -232,7 +233,7 @@ func twins(n *node) {
 	n.attach(attach.Auto, attach.FromPod, second)
 	for _, ifindex := range []int{second, 8888} {
 		put(n.t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
-			Key: devices.Key{Ifindex: uint32(ifindex)}, Value: devices.Value{IPv4: addr("10.244.1.9")},
+			Key: devices.Key{Ifindex: uint32(ifindex)}, Value: devices.Value{Addresses: wire.Addresses{addr("10.244.1.9")}},
 		})
 	}
 }

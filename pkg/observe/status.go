@@ -244,7 +244,7 @@ func (s *survey) node() error {
 	}
 	for _, e := range entries {
 		s.Node.Layout, s.Node.Tunnel = e.Value.Layout, e.Value.TunnelIfindex
-		s.Node.Addresses = valid(e.Value.NodeIPv4, e.Value.NodeIPv6)
+		s.Node.Addresses = e.Value.NodeAddresses.All()
 		s.Node.PodCIDRs = append(s.Node.PodCIDRs, e.Value.PodCIDRs()...)
 	}
 	if s.Node.Layout != wire.LayoutVersion {
@@ -261,7 +261,7 @@ func (s *survey) node() error {
 		return cmp.Compare(a.Key.Ifindex, b.Key.Ifindex)
 	})
 	for _, e := range s.uplinks {
-		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, s.interfaces[e.Key.Ifindex], valid(e.Value.IPv4, e.Value.IPv6)})
+		s.Uplinks = append(s.Uplinks, Uplink{e.Key.Ifindex, s.interfaces[e.Key.Ifindex], e.Value.Addresses.All()})
 	}
 	if len(s.uplinks) == 0 {
 		s.problem("there is no uplink: pods reach only this node; give the node a route over an Ethernet interface, or the agent the right --uplink")
@@ -337,15 +337,4 @@ func (s *survey) fills() error {
 		}
 	}
 	return err
-}
-
-// valid returns the addresses that are there.
-func valid(addrs ...wire.Addr) []netip.Addr {
-	out := []netip.Addr{}
-	for _, a := range addrs {
-		if n := a.Netip(); n.IsValid() {
-			out = append(out, n)
-		}
-	}
-	return out
 }

@@ -59,13 +59,13 @@ func newNode(t *testing.T, mode attach.Mode) *node {
 		Key: endpoints.Key{Address: addr("10.244.1.9")}, Value: endpoints.Value{Ifindex: uint32(n.pod)},
 	})
 	put(t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
-		Key: devices.Key{Ifindex: uint32(n.pod)}, Value: devices.Value{IPv4: addr("10.244.1.9")},
+		Key: devices.Key{Ifindex: uint32(n.pod)}, Value: devices.Value{Addresses: wire.Addresses{addr("10.244.1.9")}},
 	})
 	put(t, n.Reader, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{
-		Key: uplinks.Key{Ifindex: uint32(n.uplink)}, Value: uplinks.Value{IPv4: addr("172.18.0.2")},
+		Key: uplinks.Key{Ifindex: uint32(n.uplink)}, Value: uplinks.Value{Addresses: wire.Addresses{addr("172.18.0.2")}},
 	})
 	put(t, n.Reader, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: addr("172.18.0.2"), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24,
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr("172.18.0.2")}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24},
 	}})
 	n.destination("10.244.2.0/24", destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(n.uplink), Node: addr("172.18.0.3"), MTU: 1500})
 	n.destination("172.18.0.3/32", destinations.Value{Kind: destinations.Node})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // FuzzMake gives one Node any content beside two good ones, and checks what must
@@ -102,7 +103,7 @@ func checkInvariants(t *testing.T, in Input, r Result) {
 		}
 		for k, v := range r.Destinations {
 			a := k.Netip()
-			ofTunnel := a.IsSingleIP() && a.Addr() == r.Config.TunnelAddress.Netip()
+			ofTunnel := a.IsSingleIP() && a.Addr() == r.Config.Tunnel[wire.IPv4].Address.Netip()
 			if (v.Kind == destinations.Node || v.Kind == destinations.Host) && p.Overlaps(a) && !ofTunnel {
 				t.Errorf("podCIDR %s overlaps %s %s", p, v.Kind, a)
 			}

@@ -193,7 +193,7 @@ func (b *builder) local() {
 	for _, p := range b.in.Facts.Local {
 		b.destination(p, destinations.Value{Kind: destinations.Host})
 	}
-	if a := b.r.Config.TunnelAddress.Netip(); a.IsValid() {
+	if a := b.r.Config.Tunnel[wire.IPv4].Address.Netip(); a.IsValid() {
 		b.destination(host(a), destinations.Value{Kind: destinations.Host})
 	}
 	more := slices.Clone(b.in.Facts.Broadcast)
@@ -218,7 +218,7 @@ func (b *builder) uplinks() {
 				chosen = a
 			}
 		}
-		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = uplinks.Value{IPv4: wire.AddrFrom(chosen), Bit: l.Bit}
+		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = uplinks.Value{Addresses: wire.AddressesFrom(chosen), Bit: l.Bit}
 	}
 }
 
@@ -234,20 +234,9 @@ func (b *builder) uplinkNames() string {
 }
 
 func nodeConfig(s Standing) config.Value {
-	v := config.Value{Layout: wire.LayoutVersion}
+	v := config.Value{Layout: wire.LayoutVersion, NodeAddresses: wire.AddressesFrom(s.NodeIPs...)}
 	for _, p := range s.Own {
-		if p.Addr().Is4() {
-			v.PodCIDRIPv4, v.PodCIDRIPv4Len = wire.AddrFrom(p.Addr()), uint32(p.Bits())
-		} else {
-			v.PodCIDRIPv6, v.PodCIDRIPv6Len = wire.AddrFrom(p.Addr()), uint32(p.Bits())
-		}
-	}
-	for _, a := range s.NodeIPs {
-		if a.Is4() {
-			v.NodeIPv4 = wire.AddrFrom(a)
-		} else {
-			v.NodeIPv6 = wire.AddrFrom(a)
-		}
+		v.SetPodCIDR(p)
 	}
 	return v
 }

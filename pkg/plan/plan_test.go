@@ -112,10 +112,10 @@ func TestMakeSmallCluster(t *testing.T) {
 	if len(r.Problems) != 0 || r.NotReady != "" {
 		t.Errorf("ready %v (%s), problems %v", r.NotReady == "", r.NotReady, r.Problems)
 	}
-	if got := r.Uplinks[uplinks.Key{Ifindex: 2}].IPv4; got != wire.AddrFrom(src) {
+	if got := r.Uplinks[uplinks.Key{Ifindex: 2}].Addresses[wire.IPv4]; got != wire.AddrFrom(src) {
 		t.Errorf("masquerading to %s, want the InternalIP %s although another address comes first", got, src)
 	}
-	if r.Config.NodeIPv4 != wire.AddrFrom(src) || r.Config.PodCIDRIPv4Len != 24 || r.Config.Layout != wire.LayoutVersion {
+	if r.Config.NodeAddresses[wire.IPv4] != wire.AddrFrom(src) || r.Config.PodCIDRLens[wire.IPv4] != 24 || r.Config.Layout != wire.LayoutVersion {
 		t.Errorf("config %+v", r.Config)
 	}
 }

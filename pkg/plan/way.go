@@ -83,9 +83,9 @@ func (b *builder) tunnel() {
 		return
 	}
 	b.r.Config.TunnelIfindex = b.in.Facts.Tunnel
-	b.r.Config.TunnelSource = wire.AddrFrom(b.r.Source)
+	b.r.Config.Tunnel[wire.IPv4].Source = wire.AddrFrom(b.r.Source)
 	const pointToPoint = 31 // of so small a podCIDR every address may be a pod's
 	if own := b.r.Standing.Own4(); own.IsValid() && own.Bits() < pointToPoint && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
-		b.r.Config.TunnelAddress = wire.AddrFrom(own.Addr())
+		b.r.Config.Tunnel[wire.IPv4].Address = wire.AddrFrom(own.Addr())
 	}
 }

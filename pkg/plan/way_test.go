@@ -150,7 +150,7 @@ func TestTunnelOfThisNode(t *testing.T) {
 	for _, mode := range []RoutingMode{RouteDirect, RouteVXLAN, RouteAuto} {
 		r := Make(apart(mode))
 		address := r.Destinations[destinations.KeyFrom(netip.MustParsePrefix("10.244.1.0/32"))]
-		if c := r.Config; c.TunnelIfindex != tunnelIndex || c.TunnelSource.String() != "172.18.0.11" || c.TunnelAddress.String() != "10.244.1.0" ||
+		if c := r.Config; c.TunnelIfindex != tunnelIndex || c.Tunnel[wire.IPv4].Source.String() != "172.18.0.11" || c.Tunnel[wire.IPv4].Address.String() != "10.244.1.0" ||
 			address.Kind != destinations.Host {
 			t.Errorf("%s: config %+v, the device's address %+v", mode, c, address)
 		}
@@ -169,8 +169,8 @@ func TestTunnelOfThisNode(t *testing.T) {
 		in := apart(RouteAuto)
 		tt.change(&in)
 		c := Make(in).Config
-		if c.TunnelSource.String() != tt.source || c.TunnelAddress.String() != tt.address {
-			t.Errorf("%s: source %s, address %s; want %s and %s", name, c.TunnelSource, c.TunnelAddress, tt.source, tt.address)
+		if c.Tunnel[wire.IPv4].Source.String() != tt.source || c.Tunnel[wire.IPv4].Address.String() != tt.address {
+			t.Errorf("%s: source %s, address %s; want %s and %s", name, c.Tunnel[wire.IPv4].Source, c.Tunnel[wire.IPv4].Address, tt.source, tt.address)
 		}
 	}
 }

@@ -134,8 +134,8 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 // configure writes the node's one record, with these flags.
 func (b *bed) configure(flags config.Flags) {
 	must(b, b.config.Put(config.Key{}, config.Value{
-		Layout: wire.LayoutVersion, NodeIPv4: addr(nodeIP), PodCIDRIPv4: addr("10.244.1.0"), PodCIDRIPv4Len: 24, Flags: flags,
-		TunnelIfindex: uint32(b.tunnel), TunnelSource: addr(nodeIP), TunnelAddress: addr(tunnelIP),
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr(nodeIP)}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24}, Flags: flags,
+		TunnelIfindex: uint32(b.tunnel), Tunnel: [wire.Families]config.TunnelAddresses{{Source: addr(nodeIP), Address: addr(tunnelIP)}},
 	}))
 }
 
@@ -145,7 +145,7 @@ func (b *bed) fillNode() {
 		must(b, b.usage.Put(usage.Key{Table: table}, usage.Value{Swept: now(b) + uint64(2*day)}))
 	}
 	b.uplink1(nodeIP)
-	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.other.index)}, uplinks.Value{IPv4: addr(nodeOtherIP)}))
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.other.index)}, uplinks.Value{Addresses: wire.Addresses{addr(nodeOtherIP)}}))
 	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.bare.index)}, uplinks.Value{}))
 	podCIDR := func(node string, via int) destinations.Value {
 		return destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(via), Node: addr(node), MTU: mtu}
@@ -172,7 +172,7 @@ func (b *bed) fillNode() {
 
 // uplink1 gives the first uplink its address to masquerade to.
 func (b *bed) uplink1(address string) {
-	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.uplink.index)}, uplinks.Value{IPv4: addr(address)}))
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.uplink.index)}, uplinks.Value{Addresses: wire.Addresses{addr(address)}}))
 }
 
 // addPod writes what the plugin writes at ADD.
@@ -183,7 +183,7 @@ func (b *bed) addPodAs(pod, address string) {
 	l := b.pods[pod]
 	podMAC, hostMAC := wire.MAC(l.peer), wire.MAC(l.mac)
 	must(b, b.devices.Put(devices.Key{Ifindex: uint32(l.index)},
-		devices.Value{IPv4: addr(address), PodMAC: podMAC, HostMAC: hostMAC}))
+		devices.Value{Addresses: wire.Addresses{addr(address)}, PodMAC: podMAC, HostMAC: hostMAC}))
 	must(b, b.endpoints.Put(endpoints.Key{Address: addr(address)},
 		endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
 }

@@ -117,7 +117,7 @@ func TestOuterSource(t *testing.T) {
 	b := newBed(t)
 	v, err := b.config.Get(config.Key{})
 	must(t, err)
-	v.TunnelSource = addr(nodeOtherIP)
+	v.Tunnel[wire.IPv4].Source = addr(nodeOtherIP)
 	must(t, b.config.Put(config.Key{}, v))
 	b.attach(wire.FromPod, b.pods[podA].index)
 	pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")

@@ -161,7 +161,7 @@ func (e enum) kind(b *bytes.Buffer, upper, explain bool) error {
 	}
 	b.WriteString(")\n")
 	named := e.values
-	if last := len(named) - 1; named[last].name == strings.ToUpper(e.name)+"S" {
+	if last := len(named) - 1; named[last].name == plural(strings.ToUpper(e.name)) {
 		named = named[:last]
 	}
 	fmt.Fprintf(b, "\n// String is the name in dumps and metrics.\n")
@@ -238,4 +238,11 @@ func camel(snake string) string {
 		}
 	}
 	return b.String()
+}
+
+func plural(name string) string {
+	if stem, ok := strings.CutSuffix(name, "Y"); ok {
+		return stem + "IES"
+	}
+	return name + "S"
 }
