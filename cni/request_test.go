@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
@@ -169,7 +170,7 @@ func TestRoutesAndResolver(t *testing.T) {
 	w.must(err)
 	got := map[string]device.Route{}
 	for _, r := range routes {
-		if r.Gateway == gateway {
+		if r.Gateway == gateways[wire.IPv4] {
 			got[r.Dst.String()] = r
 		}
 	}
