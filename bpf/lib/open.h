@@ -25,14 +25,17 @@ enum open_try {
  * Whether a socket of the node would get the replies. The lookup for TCP finds
  * TIME_WAIT sockets as well; ICMP identifiers have no sockets.
  */
-EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct ipv4_tuple *reply, __u8 proto)
+EC_CALL bool open_port_has_socket(struct __sk_buff *ctx, const struct tuple *reverse_key)
 {
+	const struct tuple *t = reverse_key;
 	struct bpf_sock *sk = NULL;
+	struct ip_tuple reply = {};
+	__u32 len = ip_tuple_set(&reply, &t->dst, &t->src, t->dport, t->sport);
 
-	if (proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(ctx, (void *)reply, sizeof(*reply), BPF_F_CURRENT_NETNS, 0);
-	else if (proto == IPPROTO_UDP)
-		sk = bpf_sk_lookup_udp(ctx, (void *)reply, sizeof(*reply), BPF_F_CURRENT_NETNS, 0);
+	if (t->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, (void *)&reply, len, BPF_F_CURRENT_NETNS, 0);
+	else if (t->proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, (void *)&reply, len, BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return false;
 	bpf_sk_release(sk);
@@ -42,9 +45,7 @@ EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct ipv4_tuple *re
 /* Whether replies to the port belong to a socket, or to a flow that netfilter has masqueraded to it. */
 EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *reverse_key)
 {
-	struct ipv4_tuple reply = ipv4_tuple_reversed(reverse_key);
-
-	return open_port_has_socket(ctx, &reply, reverse_key->proto) || nf_holds_port(ctx, &reply, reverse_key->proto);
+	return open_port_has_socket(ctx, reverse_key) || nf_holds_port(ctx, reverse_key);
 }
 
 /* Fills in a half of a new pair; address and port are what the pod's side becomes. */
@@ -173,7 +174,7 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 {
 	if (pkt->tuple.proto == IPPROTO_TCP)
 		return tcp_is_opening(pkt);
-	return pkt->tuple.proto != IPPROTO_ICMP || pkt->icmp_type == ICMP_ECHO;
+	return !pkt_is_icmp(pkt->family, pkt->tuple.proto) || pkt_is_echo(pkt->family, pkt->icmp_type);
 }
 
 /* Counts a pair for its owner, and inserts it. */

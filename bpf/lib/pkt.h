@@ -8,6 +8,7 @@
 
 #include <linux/if_ether.h>
 #include <linux/in.h>
+#include <linux/in6.h>
 #include <linux/ip.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
@@ -48,16 +49,17 @@ struct pkt {
 	__u32 seq;     /* TCP, host order, as are the next two */
 	__u32 ack;     /* acknowledgement number */
 	__u32 seq_end; /* sequence number after this segment */
-	__u16 ip_id;   /* host order */
+	__u32 ip_id;   /* of fragments, host order */
 	__u8 ttl;
-	__u8 options;   /* IP options are present */
+	__u8 options;   /* routers have to look at IP options, or at hop-by-hop options of IPv6 */
+	__u8 family;    /* enum family */
 	__u8 fragment;  /* enum fragment_kind */
 	__u8 l4;        /* enum l4_kind */
 	__u8 tcp_flags; /* enum tcp_flag */
 	__u8 icmp_type;
 	__u8 tos;
-	__u8 rewrite;      /* enum end of an address still to be rewritten (rewrite.h), or 0 */
-	__be32 rewrite_to; /* and its new value */
+	__u8 rewrite;           /* enum end of an address still to be rewritten (rewrite.h), or 0 */
+	struct addr rewrite_to; /* and its new value, which is valid only then */
 };
 
 /* Offset of the IP header. */
@@ -83,8 +85,10 @@ EC_INLINE bool pkt_linear(struct __sk_buff *ctx, __u32 len)
 	return !bpf_skb_pull_data(ctx, len);
 }
 
-EC_INLINE bool pkt_is_icmp_error(__u8 type)
+EC_INLINE bool pkt_is_icmp_error(__u8 family, __u8 type)
 {
+	if (family == FAMILY_IPV6)
+		return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER_PROBLEM;
 	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
@@ -95,10 +99,26 @@ EC_INLINE bool pkt_load_l4(struct __sk_buff *ctx, const struct pkt *pkt, void *t
 	return pkt->l4_off - IP_OFF + len <= pkt->ip_len && !bpf_skb_load_bytes(ctx, pkt->l4_off, to, len);
 }
 
-/* Whether flows of the protocol have ports, or an identifier, that can be rewritten. */
-EC_INLINE bool pkt_proto_known(__u8 proto)
+/* Whether the protocol is the ICMP of the family. */
+EC_INLINE bool pkt_is_icmp(__u8 family, __u8 proto)
 {
-	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_ICMP;
+	return proto == (family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
+}
+
+/* Whether flows of the protocol have ports, or an identifier, that can be rewritten. */
+EC_INLINE bool pkt_proto_known(__u8 family, __u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || pkt_is_icmp(family, proto);
+}
+
+EC_INLINE bool pkt_is_echo(__u8 family, __u8 type)
+{
+	return type == (family == FAMILY_IPV6 ? ICMPV6_ECHO : ICMP_ECHO);
+}
+
+EC_INLINE bool pkt_is_echo_reply(__u8 family, __u8 type)
+{
+	return type == (family == FAMILY_IPV6 ? ICMPV6_ECHOREPLY : ICMP_ECHOREPLY);
 }
 
 EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt)
@@ -131,14 +151,14 @@ EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt)
 	if (!pkt_load_l4(ctx, pkt, &icmp, sizeof(icmp)))
 		return false;
 	pkt->icmp_type = icmp.type;
-	if (icmp.type == ICMP_ECHO) {
+	if (pkt_is_echo(pkt->family, icmp.type)) {
 		pkt->tuple.sport = icmp.id;
 		pkt->l4 = L4_FLOW;
-	} else if (icmp.type == ICMP_ECHOREPLY) {
+	} else if (pkt_is_echo_reply(pkt->family, icmp.type)) {
 		pkt->tuple.dport = icmp.id;
 		pkt->l4 = L4_FLOW;
 	} else {
-		pkt->l4 = pkt_is_icmp_error(icmp.type) ? L4_ICMP_ERROR : L4_UNKNOWN;
+		pkt->l4 = pkt_is_icmp_error(pkt->family, icmp.type) ? L4_ICMP_ERROR : L4_UNKNOWN;
 	}
 	return true;
 }
@@ -163,7 +183,7 @@ EC_INLINE bool pkt_l4(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	if (pkt->l4 != L4_UNREAD)
 		return true;
-	if (pkt->fragment == FRAGMENT_LATER || !pkt_proto_known(pkt->tuple.proto)) {
+	if (pkt->fragment == FRAGMENT_LATER || !pkt_proto_known(pkt->family, pkt->tuple.proto)) {
 		pkt->l4 = L4_UNKNOWN;
 		return true;
 	}
@@ -192,7 +212,7 @@ EC_INLINE enum verdict pkt_flow(struct __sk_buff *ctx, struct pkt *pkt, __u32 ho
 		return VERDICT_GO_ON;
 	if (!frag_recall(&pkt->tuple, pkt->ip_id, holder))
 		return -DROP_FRAGMENT_UNKNOWN;
-	if (pkt_proto_known(pkt->tuple.proto))
+	if (pkt_proto_known(pkt->family, pkt->tuple.proto))
 		pkt->l4 = L4_FLOW;
 	return VERDICT_GO_ON;
 }

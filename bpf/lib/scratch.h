@@ -18,17 +18,28 @@ struct inner {
 	struct tuple tuple;
 	__u32 ip_off;
 	__u32 l4_off;
-	__u32 end; /* of the quoting IP packet */
-	__be16 ip_check;
+	__u32 end;       /* of the quoting IP packet */
+	__be16 ip_check; /* of IPv4 */
 };
 
 /* How one end of the quoted packet changes (icmp.h). */
 struct inner_change {
-	__be32 from;
-	__be32 to;
+	struct addr from;
+	struct addr to;
 	__be16 old_port;
 	__be16 port;
 	enum end end;
+};
+
+/* A chain of IPv6 headers, and what has been read of it (ipv6.h). */
+struct chain {
+	__u32 off;     /* of the next header, in bytes from the start of the frame */
+	__u32 end;     /* of the packet */
+	__u32 id;      /* of the fragment header, host order */
+	__u8 next;     /* protocol of the next header */
+	__u8 fragment; /* enum fragment_kind */
+	__u8 hop_by_hop;
+	__u8 broken;
 };
 
 /* Whom a flow is masqueraded for, and how (open.h). */
@@ -49,6 +60,7 @@ struct pair {
 
 struct scratch {
 	struct pkt pkt;
+	struct chain chain;
 	struct inner inner;
 	struct inner_change change;
 	struct owner owner;
@@ -81,7 +93,7 @@ EC_INLINE struct scratch *scratch_new(void)
 
 	if (!s)
 		return NULL;
-	__builtin_memset(&s->pkt, 0, sizeof(s->pkt));
+	__builtin_memset(&s->pkt, 0, offsetof(struct pkt, rewrite_to));
 	s->owner.ifindex = 0;
 	return s;
 }
