@@ -86,7 +86,8 @@ EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 		return 0;
 	if (inner->l4_off + sizeof(l4) > inner->end || bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
 		return 0;
-	return icmp_inner_ports(inner, s->pkt.family, l4);
+	inner->known = icmp_inner_ports(inner, s->pkt.family, l4);
+	return inner->known;
 }
 
 /* Whether a kind of ICMP message is of a link alone: neighbour discovery (RFC 4861) and multicast listeners'. */

@@ -75,39 +75,25 @@ EC_INLINE enum verdict ip_hop(struct __sk_buff *ctx, const struct pkt *pkt, cons
 	return pkt->family == FAMILY_IPV6 ? ipv6_hop(ctx, pkt, macs) : ipv4_hop(ctx, pkt, macs);
 }
 
-/* A tuple for the kernel's lookups, which tell the families by its length. */
-struct ip_tuple {
-	union {
-		struct {
-			__be32 src;
-			__be32 dst;
-			__be16 ports[2];
-		} v4;
-		struct {
-			struct addr src;
-			struct addr dst;
-			__be16 ports[2];
-		} v6;
-	};
-};
-_Static_assert(sizeof(struct ip_tuple) == sizeof(struct bpf_sock_tuple), "ip_tuple is the kernel's");
-
-/* Writes a tuple, and returns its length. */
-EC_INLINE __u32 ip_tuple_set(struct ip_tuple *to, const struct addr *src, const struct addr *dst, __be16 sport,
-			     __be16 dport)
+/* Writes the tuple, or that of its replies, into the scratch record for a lookup of the kernel's; returns its length.
+ */
+EC_INLINE __u32 ip_set_lookup(struct scratch *s, const struct tuple *t, bool of_replies)
 {
+	const struct addr *src = of_replies ? &t->dst : &t->src, *dst = of_replies ? &t->src : &t->dst;
+	__be16 sport = of_replies ? t->dport : t->sport, dport = of_replies ? t->sport : t->dport;
+
 	if (!addr_is_v4(src)) {
-		to->v6.src = *src;
-		to->v6.dst = *dst;
-		to->v6.ports[0] = sport;
-		to->v6.ports[1] = dport;
-		return sizeof(to->v6);
+		s->lookup.v6.src = *src;
+		s->lookup.v6.dst = *dst;
+		s->lookup.v6.sport = sport;
+		s->lookup.v6.dport = dport;
+		return sizeof(s->lookup.v6);
 	}
-	to->v4.src = addr_v4(src);
-	to->v4.dst = addr_v4(dst);
-	to->v4.ports[0] = sport;
-	to->v4.ports[1] = dport;
-	return sizeof(to->v4);
+	s->lookup.v4.src = addr_v4(src);
+	s->lookup.v4.dst = addr_v4(dst);
+	s->lookup.v4.sport = sport;
+	s->lookup.v4.dport = dport;
+	return sizeof(s->lookup.v4);
 }
 
 #endif

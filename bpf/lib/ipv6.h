@@ -22,7 +22,7 @@ EC_INLINE __u32 ipv6_head(const struct addr *a)
 }
 
 /* Whether the address lies in the prefix. */
-EC_INLINE bool ipv6_in(const struct addr *address, const struct addr *prefix, __u32 len)
+EC_CALL bool ipv6_in(const struct addr *address, const struct addr *prefix, __u32 len)
 {
 	const __u32 *x = (const __u32 *)address->bytes, *y = (const __u32 *)prefix->bytes;
 	__u32 differ = 0;

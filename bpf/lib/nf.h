@@ -38,29 +38,23 @@ EC_INLINE bool nf_translates(void)
 }
 
 /*
- * Whether netfilter knows a TCP or UDP flow by the tuple of either direction. If the
- * lookup fails for another reason than that there is none, it may.
+ * Whether netfilter knows a TCP or UDP flow by a tuple, or by that of its replies. If
+ * the lookup fails for another reason than that there is none, it may.
  */
-EC_CALL bool nf_knows(struct __sk_buff *ctx, struct ip_tuple *tuple, __u32 len, __u8 proto)
+EC_CALL bool nf_knows(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t, bool of_replies)
 {
-	struct nf_options options = {.netns_id = -1, .l4proto = proto};
+	struct nf_options options = {.netns_id = -1, .l4proto = t->proto};
+	struct bpf_sock_tuple *lookup = (void *)&s->lookup;
 	struct nf_conn *ct;
 
-	ct = len == sizeof(tuple->v6)
-		     ? bpf_skb_ct_lookup(ctx, (void *)tuple, sizeof(tuple->v6), &options, sizeof(options))
-		     : bpf_skb_ct_lookup(ctx, (void *)tuple, sizeof(tuple->v4), &options, sizeof(options));
+	/* The kernel wants a length that the verifier knows. */
+	ct = ip_set_lookup(s, t, of_replies) == sizeof(s->lookup.v6)
+		     ? bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v6), &options, sizeof(options))
+		     : bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v4), &options, sizeof(options));
 	if (!ct)
 		return options.error != -EC_ENOENT;
 	bpf_ct_release(ct);
 	return true;
-}
-
-EC_CALL bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *t)
-{
-	struct ip_tuple reversed = {};
-	__u32 len = ip_tuple_set(&reversed, &t->dst, &t->src, t->dport, t->sport);
-
-	return nf_knows(ctx, &reversed, len, t->proto);
 }
 
 /*
@@ -68,24 +62,22 @@ EC_CALL bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *t)
  * goes straight to a backend from a port that already talks to the backend through its
  * Service, it would get that flow's replies, and netfilter must move it to another port.
  */
-EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, struct scratch *s)
 {
+	const struct pkt *pkt = &s->pkt;
 	bool opening = pkt->tuple.proto == IPPROTO_UDP || tcp_is_opening(pkt);
-	const struct tuple *t = &pkt->tuple;
-	struct ip_tuple own = {};
-	__u32 len = ip_tuple_set(&own, &t->src, &t->dst, t->sport, t->dport);
 
-	return nf_knows(ctx, &own, len, t->proto) || (opening && nf_knows_reversed(ctx, t));
+	return nf_knows(ctx, s, &pkt->tuple, false) || (opening && nf_knows(ctx, s, &pkt->tuple, true));
 }
 
 /* An error takes the way of the flow that it quotes, which came from the other side. Nothing translates pings. */
-EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, const struct scratch *s)
+EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct tuple *inner = &s->inner.tuple;
 
 	if (s->pkt.l4 != L4_ICMP_ERROR)
 		return false;
-	return !icmp_parse_inner(ctx) || (!pkt_is_icmp(s->pkt.family, inner->proto) && nf_knows_reversed(ctx, inner));
+	return !s->inner.known || (!pkt_is_icmp(s->pkt.family, inner->proto) && nf_knows(ctx, s, inner, true));
 }
 
 /*
@@ -106,7 +98,7 @@ EC_GLOBAL enum verdict nf_ask(struct __sk_buff *ctx)
 	if (pkt_is_icmp(s->pkt.family, s->pkt.tuple.proto))
 		known = nf_knows_icmp(ctx, s);
 	else if (s->pkt.l4 == L4_FLOW)
-		known = nf_knows_flow(ctx, &s->pkt);
+		known = nf_knows_flow(ctx, s);
 	return known ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
@@ -136,11 +128,11 @@ EC_INLINE __u8 nf_flags(void)
 }
 
 /* Whether netfilter has a flow with these replies, such as one that it masquerades to the same port. */
-EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, const struct tuple *reverse_key)
+EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
 	__u8 proto = reverse_key->proto;
 
-	return nf_translates() && (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && nf_knows_reversed(ctx, reverse_key);
+	return nf_translates() && (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && nf_knows(ctx, s, reverse_key, true);
 }
 
 #endif

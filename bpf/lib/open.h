@@ -25,17 +25,15 @@ enum open_try {
  * Whether a socket of the node would get the replies. The lookup for TCP finds
  * TIME_WAIT sockets as well; ICMP identifiers have no sockets.
  */
-EC_CALL bool open_port_has_socket(struct __sk_buff *ctx, const struct tuple *reverse_key)
+EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	const struct tuple *t = reverse_key;
+	__u32 len = ip_set_lookup(s, reverse_key, true);
 	struct bpf_sock *sk = NULL;
-	struct ip_tuple reply = {};
-	__u32 len = ip_tuple_set(&reply, &t->dst, &t->src, t->dport, t->sport);
 
-	if (t->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(ctx, (void *)&reply, len, BPF_F_CURRENT_NETNS, 0);
-	else if (t->proto == IPPROTO_UDP)
-		sk = bpf_sk_lookup_udp(ctx, (void *)&reply, len, BPF_F_CURRENT_NETNS, 0);
+	if (reverse_key->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
+	else if (reverse_key->proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return false;
 	bpf_sk_release(sk);
@@ -43,9 +41,9 @@ EC_CALL bool open_port_has_socket(struct __sk_buff *ctx, const struct tuple *rev
 }
 
 /* Whether replies to the port belong to a socket, or to a flow that netfilter has masqueraded to it. */
-EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *reverse_key)
+EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	return open_port_has_socket(ctx, reverse_key) || nf_holds_port(ctx, reverse_key);
+	return open_port_has_socket(ctx, s, reverse_key) || nf_holds_port(ctx, s, reverse_key);
 }
 
 /* Fills in a half of a new pair; address and port are what the pod's side becomes. */
@@ -76,7 +74,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 		return OPEN_FOUND;
 	if (there && !room_reclaim_port(s, there))
 		return OPEN_IN_USE;
-	if (open_port_is_others(ctx, &s->key))
+	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
 	open_fill(&s->entry, &out->src, out->sport, owner);
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);

@@ -121,56 +121,58 @@ EC_INLINE bool pkt_is_echo_reply(__u8 family, __u8 type)
 	return type == (family == FAMILY_IPV6 ? ICMPV6_ECHOREPLY : ICMP_ECHOREPLY);
 }
 
-EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt)
-{
+/* Any transport header: one place on the stack for all. */
+union pkt_header {
 	struct tcphdr tcp;
+	struct udphdr udp;
+	struct icmp_header icmp;
+};
+
+EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt, struct tcphdr *tcp)
+{
 	__u32 header, ip_header = pkt->l4_off - IP_OFF;
 
-	if (!pkt_load_l4(ctx, pkt, &tcp, sizeof(tcp)))
+	if (!pkt_load_l4(ctx, pkt, tcp, sizeof(*tcp)))
 		return false;
-	header = tcp.doff * 4;
+	header = tcp->doff * 4;
 	/* Only a first fragment may be cut off inside its header. */
-	if (header < sizeof(tcp) || (pkt->fragment == FRAGMENT_NONE && ip_header + header > pkt->ip_len))
+	if (header < sizeof(*tcp) || (pkt->fragment == FRAGMENT_NONE && ip_header + header > pkt->ip_len))
 		return false;
-	pkt->tuple.sport = tcp.source;
-	pkt->tuple.dport = tcp.dest;
-	pkt->tcp_flags = ((__u8 *)&tcp)[13];
-	pkt->seq = bpf_ntohl(tcp.seq);
-	pkt->ack = bpf_ntohl(tcp.ack_seq);
-	pkt->seq_end = pkt->seq + tcp.syn + tcp.fin;
+	pkt->tuple.sport = tcp->source;
+	pkt->tuple.dport = tcp->dest;
+	pkt->tcp_flags = ((__u8 *)tcp)[13];
+	pkt->seq = bpf_ntohl(tcp->seq);
+	pkt->ack = bpf_ntohl(tcp->ack_seq);
+	pkt->seq_end = pkt->seq + tcp->syn + tcp->fin;
 	if (pkt->ip_len > ip_header + header)
 		pkt->seq_end += pkt->ip_len - ip_header - header;
 	pkt->l4 = L4_FLOW;
 	return true;
 }
 
-EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt, struct icmp_header *icmp)
 {
-	struct icmp_header icmp;
-
-	if (!pkt_load_l4(ctx, pkt, &icmp, sizeof(icmp)))
+	if (!pkt_load_l4(ctx, pkt, icmp, sizeof(*icmp)))
 		return false;
-	pkt->icmp_type = icmp.type;
-	if (pkt_is_echo(pkt->family, icmp.type)) {
-		pkt->tuple.sport = icmp.id;
+	pkt->icmp_type = icmp->type;
+	if (pkt_is_echo(pkt->family, icmp->type)) {
+		pkt->tuple.sport = icmp->id;
 		pkt->l4 = L4_FLOW;
-	} else if (pkt_is_echo_reply(pkt->family, icmp.type)) {
-		pkt->tuple.dport = icmp.id;
+	} else if (pkt_is_echo_reply(pkt->family, icmp->type)) {
+		pkt->tuple.dport = icmp->id;
 		pkt->l4 = L4_FLOW;
 	} else {
-		pkt->l4 = pkt_is_icmp_error(pkt->family, icmp.type) ? L4_ICMP_ERROR : L4_UNKNOWN;
+		pkt->l4 = pkt_is_icmp_error(pkt->family, icmp->type) ? L4_ICMP_ERROR : L4_UNKNOWN;
 	}
 	return true;
 }
 
-EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt, struct udphdr *udp)
 {
-	struct udphdr udp;
-
-	if (!pkt_load_l4(ctx, pkt, &udp, sizeof(udp)))
+	if (!pkt_load_l4(ctx, pkt, udp, sizeof(*udp)))
 		return false;
-	pkt->tuple.sport = udp.source;
-	pkt->tuple.dport = udp.dest;
+	pkt->tuple.sport = udp->source;
+	pkt->tuple.dport = udp->dest;
 	pkt->l4 = L4_FLOW;
 	return true;
 }
@@ -181,6 +183,8 @@ EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt)
  */
 EC_INLINE bool pkt_l4(struct __sk_buff *ctx, struct pkt *pkt)
 {
+	union pkt_header header;
+
 	if (pkt->l4 != L4_UNREAD)
 		return true;
 	if (pkt->fragment == FRAGMENT_LATER || !pkt_proto_known(pkt->family, pkt->tuple.proto)) {
@@ -189,11 +193,11 @@ EC_INLINE bool pkt_l4(struct __sk_buff *ctx, struct pkt *pkt)
 	}
 	switch (pkt->tuple.proto) {
 	case IPPROTO_TCP:
-		return pkt_parse_tcp(ctx, pkt);
+		return pkt_parse_tcp(ctx, pkt, &header.tcp);
 	case IPPROTO_UDP:
-		return pkt_parse_udp(ctx, pkt);
+		return pkt_parse_udp(ctx, pkt, &header.udp);
 	default:
-		return pkt_parse_icmp(ctx, pkt);
+		return pkt_parse_icmp(ctx, pkt, &header.icmp);
 	}
 }
 

@@ -20,6 +20,7 @@ struct inner {
 	__u32 l4_off;
 	__u32 end;       /* of the quoting IP packet */
 	__be16 ip_check; /* of IPv4 */
+	bool known;      /* its flow may be in a table */
 };
 
 /* How one end of the quoted packet changes (icmp.h). */
@@ -42,6 +43,23 @@ struct chain {
 	__u8 broken;
 };
 
+/* A tuple for the kernel's lookups, which tell the families by its length: struct bpf_sock_tuple. */
+union lookup {
+	struct {
+		__be32 src;
+		__be32 dst;
+		__be16 sport;
+		__be16 dport;
+	} v4;
+	struct {
+		struct addr src;
+		struct addr dst;
+		__be16 sport;
+		__be16 dport;
+	} v6;
+};
+_Static_assert(sizeof(union lookup) == sizeof(struct bpf_sock_tuple), "lookup is the kernel's");
+
 /* Whom a flow is masqueraded for, and how (open.h). */
 struct owner {
 	struct addr address;      /* the new source address */
@@ -62,6 +80,7 @@ struct scratch {
 	struct pkt pkt;
 	struct chain chain;
 	struct inner inner;
+	union lookup lookup;
 	struct inner_change change;
 	struct owner owner;
 	/* The half that is being inserted, in either table. */
