@@ -180,27 +180,31 @@ func checkHostSide(t *testing.T, w *fixture, host device.Link, podMAC string) {
 }
 
 func TestHostReachesThePod(t *testing.T) {
-	w := newFixture(t)
-	p := w.newPod()
-	w.add(p, nil)
-	c, err := w.reach(p)
-	if err != nil {
-		t.Fatalf("host to pod: %v", err)
-	}
-	if from := c.LocalAddr().(*net.TCPAddr).IP.String(); from != nodeIPs[wire.IPv4].String() {
-		t.Errorf("host to pod comes from %s, want %s", from, nodeIPs[wire.IPv4])
-	}
-	c.Close()
+	forEachStack(t, func(t *testing.T, w *fixture) {
+		p := w.newPod()
+		w.add(p, nil)
+		for _, f := range w.families {
+			c, err := w.reach(p, firstPods[f])
+			if err != nil {
+				t.Fatalf("host to pod: %v", err)
+			}
+			if from := c.LocalAddr().(*net.TCPAddr).IP.String(); from != nodeIPs[f].String() {
+				t.Errorf("host to pod comes from %s, want %s", from, nodeIPs[f])
+			}
+			c.Close()
+		}
+	})
 }
 
-// reach connects from the host to the pod that has the first address.
-func (w *fixture) reach(p *pod) (net.Conn, error) {
+// reach connects from the host to the pod that has the address.
+func (w *fixture) reach(p *pod, a netip.Addr) (net.Conn, error) {
 	w.t.Helper()
+	at := netip.AddrPortFrom(a, 80).String()
 	var listener net.Listener
 	w.must(p.ns.Do(func() (err error) {
-		listener, err = net.Listen("tcp4", "10.9.0.2:80")
+		listener, err = net.Listen("tcp", at)
 		return err
 	}))
 	defer listener.Close()
-	return net.DialTimeout("tcp4", "10.9.0.2:80", priv.Patience(2*time.Second)) // from the test's thread, which is in the node
+	return net.DialTimeout("tcp", at, priv.Patience(2*time.Second)) // from the test's thread, which is in the node
 }

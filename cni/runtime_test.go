@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
@@ -141,7 +142,7 @@ func TestChainedTuning(t *testing.T) {
 	for range 2 { // the second has nothing to learn
 		w.must(runtime.CheckNetworkList(ctx, list, conf))
 	}
-	c, err := w.reach(p)
+	c, err := w.reach(p, firstPods[wire.IPv4])
 	if err != nil {
 		t.Fatalf("CHECK passes, and the host does not reach the pod: %v", err)
 	}
