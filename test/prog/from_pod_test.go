@@ -224,7 +224,7 @@ func TestFromPodNotIPv4(t *testing.T) {
 		{"an answer", arp(t, layers.ARPReply, l.peer, podA, "169.254.1.1"), "drop NOT_IP"},
 		{"another kind of ARP", foreign, "drop NOT_IP"},
 		{"half a question", question[:40], "drop INVALID"},
-		{"IPv6", other(0x86, 0xdd), "drop IPV6_UNSUPPORTED"},
+		{"IPv6", other(0x86, 0xdd), "drop LINK_SCOPE"},
 		{"LLDP", other(0x88, 0xcc), "drop NOT_IP"},
 		{"802.3 length", other(0, 46), "drop NOT_IP"},
 	} {
