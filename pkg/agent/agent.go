@@ -180,7 +180,7 @@ func (a *agent) work(ctx context.Context) error {
 	}
 	a.mode.report()
 	l := newLoop(a.node, a.mode, a.sysctls, standing, a.published)
-	defer l.tunnel.table.Close()
+	defer l.tunnel.closeTables()
 	nodes := newLatest()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.followNodes(ctx, nodes.put) })
