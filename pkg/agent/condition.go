@@ -91,7 +91,7 @@ func carries(missing error) string {
 	if missing == nil {
 		return text
 	}
-	return text + ", but " + shorten(strings.ReplaceAll(missing.Error(), "\n", "; "), maxReason)
+	return text + "; " + shorten(strings.ReplaceAll(missing.Error(), "\n", "; "), maxReason)
 }
 
 // unavailable is the condition of a node that can't carry pods.
