@@ -198,18 +198,23 @@ func (w *fixture) damage(f wire.Family, c damage) {
 }
 
 func TestCheckComparesPrevResult(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	p := w.newPod()
 	r := w.add(p, nil)
 	for says, change := range map[string]func(*current.Result){
-		"prevResult lacks address":     func(r *current.Result) { r.IPs = nil },
-		"lacks address 10.9.0.99":      func(r *current.Result) { r.IPs[0].Address.IP = net.IPv4(10, 9, 0, 99).To4() },
-		"prevResult lacks interface":   func(r *current.Result) { r.Interfaces = nil; r.IPs[0].Interface = nil },
-		"instead of 02:02:02:02:02":    func(r *current.Result) { r.Interfaces[1].Mac = "02:02:02:02:02:02" },
-		"prevResult says 02:03:02":     func(r *current.Result) { r.Interfaces[0].Mac = "02:03:02:02:02:02" },
-		`"nonsense" of interface eth0`: func(r *current.Result) { r.Interfaces[1].Mac = "nonsense" },
+		"prevResult lacks address 10.9.0.2":  func(r *current.Result) { r.IPs = r.IPs[1:] },
+		"prevResult lacks address fd00:9::2": func(r *current.Result) { r.IPs = r.IPs[:1] },
+		"lacks address 10.9.0.99":            func(r *current.Result) { r.IPs[0].Address.IP = net.IPv4(10, 9, 0, 99).To4() },
+		"lacks address fd00:9::99":           func(r *current.Result) { r.IPs[1].Address.IP = net.ParseIP("fd00:9::99") },
+		"prevResult lacks interface":         func(r *current.Result) { r.Interfaces = nil; r.IPs[0].Interface = nil },
+		"instead of 02:02:02:02:02":          func(r *current.Result) { r.Interfaces[1].Mac = "02:02:02:02:02:02" },
+		"prevResult says 02:03:02":           func(r *current.Result) { r.Interfaces[0].Mac = "02:03:02:02:02:02" },
+		`"nonsense" of interface eth0`:       func(r *current.Result) { r.Interfaces[1].Mac = "nonsense" },
 		"no route to 10.0.0.0/8": func(r *current.Result) {
 			r.Routes[0].Dst = net.IPNet{IP: net.IPv4(10, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)}
+		},
+		"no route to fd00::/8": func(r *current.Result) {
+			r.Routes[1].Dst = net.IPNet{IP: net.ParseIP("fd00::"), Mask: net.CIDRMask(8, 128)}
 		},
 	} {
 		changed := &current.Result{}

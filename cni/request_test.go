@@ -27,7 +27,7 @@ func hostLocal(extra map[string]any) map[string]any {
 func runtimeConfig(what map[string]any) map[string]any { return map[string]any{"runtimeConfig": what} }
 
 func TestEveryVersionOfTheSpecification(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		p := w.newPod()
 		conf := map[string]any{"cniVersion": version}
@@ -89,9 +89,16 @@ func TestRequestedAddress(t *testing.T) {
 	w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"ips": []string{"10.8.0.1"}}), "runtimeConfig.ips[0]", "10.8.0.1")
 	_, e := w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.8.0.1")
 	w.isError(e, 4, "CNI_ARGS", "10.8.0.1")
-	// The podCIDR's network address is the tunnel device's.
-	_, e = w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.9.0.0")
-	w.isError(e, 4, "CNI_ARGS", "10.9.0.0")
+	// A podCIDR's network address is the tunnel device's.
+	dual := hostLocal(map[string]any{"ranges": rangesOf(wire.IPv4, wire.IPv6)})
+	for _, cidr := range podCIDRs {
+		_, e = w.call("ADD", w.newPod(), dual, "CNI_ARGS=IP="+cidr.Addr().String())
+		w.isError(e, 4, "CNI_ARGS", cidr.Addr().String())
+	}
+	r := w.add(w.newPod(), merged(runtimeConfig(map[string]any{"ips": []string{"fd00:9::77/64", "10.9.0.78"}}), dual))
+	if r.IPs[0].Address.String() != "10.9.0.78/32" || r.IPs[1].Address.String() != "fd00:9::77/128" {
+		t.Errorf("of both families: got %v", r.IPs)
+	}
 }
 
 // TestPodIsNamed: the state file and the log say what the runtime calls the pod, and no name keeps a pod from its network.
@@ -159,7 +166,7 @@ func TestRoutesAndResolver(t *testing.T) {
 		map[string]any{"dst": "fd00::/8"},
 		map[string]any{"dst": "2001:db8::/32", "gw": "fd00:9::1", "mtu": 1290, "priority": 8},
 	}
-	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": routes, "ranges": w.ranges()})
+	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": routes, "ranges": rangesOf(wire.IPv4, wire.IPv6)})
 	p := w.newPod()
 	r := w.add(p, conf)
 	if diff := cmp.Diff([]string{"192.0.2.53"}, r.DNS.Nameservers); diff != "" {
@@ -215,9 +222,7 @@ func TestPodWithIPv6Disabled(t *testing.T) {
 
 func TestMTUTooSmallForIPv6(t *testing.T) {
 	d := newDelegating(t)
-	local := map[string]any{"ipam": map[string]any{"type": "host-local", "ranges": [][]any{
-		{map[string]any{"subnet": "10.9.0.0/24"}}, {map[string]any{"subnet": "fd00:9::/64"}},
-	}}}
+	local := hostLocal(map[string]any{"ranges": rangesOf(wire.IPv4, wire.IPv6)})
 	p := d.newPod()
 	p.id.IfName = "net7"
 	conf := merged(prevResult(t, d.add(p, local)), local)
