@@ -320,10 +320,13 @@ func TestConcurrentAddsOfOneAttachment(t *testing.T) {
 
 // BenchmarkAddDel measures the plugin's own work, without the start of a process.
 func BenchmarkAddDel(b *testing.B) {
-	for _, mode := range []string{"tcx", "clsact"} {
-		b.Run(mode, func(b *testing.B) {
-			w := newFixture(b)
-			w.conf["attach"], w.conf["logLevel"] = mode, "error"
+	for name, c := range map[string]struct {
+		mode     string
+		families []wire.Family
+	}{"tcx": {"tcx", nil}, "clsact": {"clsact", nil}, "tcx, dual": {"tcx", []wire.Family{wire.IPv4, wire.IPv6}}} {
+		b.Run(name, func(b *testing.B) {
+			w := newFixture(b, c.families...)
+			w.conf["attach"], w.conf["logLevel"] = c.mode, "error"
 			conf, err := json.Marshal(w.conf)
 			w.must(err)
 			pl := &plugin{stdout: discard{}, stderr: discard{}, wait: lockWait}
