@@ -48,7 +48,7 @@ func (s setting) String() string {
 
 // way is how packets have to get from one node to another.
 func (s setting) way(from, to *lab.Node) destinations.Way {
-	if s.mode == "vxlan" || lab.FabricPrefix.Contains(from.Addr()) != lab.FabricPrefix.Contains(to.Addr()) {
+	if s.mode == "vxlan" || lab.FabricPrefix[wire.IPv4].Contains(from.Addr()) != lab.FabricPrefix[wire.IPv4].Contains(to.Addr()) {
 		return destinations.Tunnel
 	}
 	return destinations.Direct

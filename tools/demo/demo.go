@@ -144,7 +144,7 @@ func (d *demo) introduce() {
 				pods = append(pods, fmt.Sprintf("%s %s", p.name, p.Addr()))
 			}
 		}
-		d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.Addr().String(), 22), pad(node.PodCIDR.String(), 16), strings.Join(pods, "   "))
+		d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.Addr().String(), 22), pad(node.PodCIDR().String(), 16), strings.Join(pods, "   "))
 	}
 	d.line("    %s %s", pad(d.outside.name, 9), d.outside.Addr())
 }
