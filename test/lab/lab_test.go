@@ -210,6 +210,25 @@ func TestErrorsComeBack(t *testing.T) {
 	}
 }
 
+// Who lacks a family has no address in it, which nobody reaches.
+func TestNoAddressIsReached(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1})
+	node := l.Nodes[0]
+	server, err := node.Serve(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(node.AddrOf(wire.IPv6), server.Port)
+	_, ping := node.Ping(t.Context(), at.Addr(), PingOptions{})
+	_, tcp := node.TCP(t.Context(), at)
+	_, udp := node.UDP(t.Context(), at, 64)
+	for what, err := range map[string]error{"ping": ping, "TCP": tcp, "UDP": udp} {
+		if !errors.Is(err, errNoAddress) {
+			t.Errorf("%s: %v, want that there is no address", what, err)
+		}
+	}
+}
+
 func TestNothingTouchesTheMachine(t *testing.T) {
 	priv.Require(t)
 	machine := func() string {

@@ -52,6 +52,9 @@ func (ns *Namespace) Ping(ctx context.Context, to netip.Addr, opts PingOptions) 
 			err = fmt.Errorf("ping from %s to %s: %w", ns.name, to, err)
 		}
 	}()
+	if !to.IsValid() {
+		return reply, errNoAddress
+	}
 	protocol := &icmps[wire.FamilyOf(to)]
 	conn, err := ns.openICMP(protocol, opts)
 	if err != nil {
