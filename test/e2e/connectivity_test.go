@@ -10,6 +10,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -84,7 +85,7 @@ func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
 		}
 		source, _ := netip.AddrFromSlice(ip.SrcIP)
 		for _, node := range l.Nodes {
-			if node.PodCIDR.Contains(source.Unmap()) {
+			if node.PodCIDR().Contains(source.Unmap()) {
 				t.Errorf("a packet with a pod's address arrived outside:\n%s", packet)
 				return
 			}
@@ -135,15 +136,15 @@ func TestWorldOpensFlowsToPods(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
-		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
+		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR(), l.Nodes[0].Addr(), ""); err != nil {
 			t.Fatal(err)
 		}
 		at := serve(t, pod.Namespace)
 		// The outside host answers from its address on the fabric, or a route to the pods would need a source.
 		seen, err := l.Outside.TCP(t.Context(), at)
-		assertSeen(t, "TCP from outside", seen, err, lab.GatewayAddr)
+		assertSeen(t, "TCP from outside", seen, err, lab.GatewayAddr[wire.IPv4])
 		seen, err = l.Outside.UDP(t.Context(), at, 9000)
-		assertSeen(t, "UDP from outside", seen, err, lab.GatewayAddr)
+		assertSeen(t, "UDP from outside", seen, err, lab.GatewayAddr[wire.IPv4])
 		if _, err := l.Outside.Ping(t.Context(), pod.Addr(), lab.PingOptions{}); err != nil {
 			t.Error(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -29,10 +30,10 @@ func TestSmallerMTUOutside(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 1, OutsideMTU: 1300, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
 		var complaint *lab.ICMPError
-		_, err := pod.Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{Size: 1400, DontFragment: true})
+		_, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.IPv4], lab.PingOptions{Size: 1400, DontFragment: true})
 		if !errors.As(err, &complaint) || complaint.Type != unreachable || complaint.Code != fragmentationNeeds || complaint.MTU != 1300 {
 			t.Errorf("ping of 1400 bytes: %v, want fragmentation needed, MTU 1300", err)
-		} else if complaint.InnerSource != pod.Addr() || complaint.InnerDestination != lab.OutsideAddr {
+		} else if complaint.InnerSource != pod.Addr() || complaint.InnerDestination != lab.OutsideAddr[wire.IPv4] {
 			t.Errorf("the error quotes a packet %s > %s, want the pod's own", complaint.InnerSource, complaint.InnerDestination)
 		}
 		at := serve(t, l.Outside)
@@ -62,8 +63,8 @@ func TestHopsEndAndSaySo(t *testing.T) {
 			ttl  int
 			from netip.Addr
 		}{
-			{"own node, to the outside", lab.OutsideAddr, 1, l.Nodes[0].Addr()},
-			{"router, to the outside", lab.OutsideAddr, 2, lab.GatewayAddr},
+			{"own node, to the outside", lab.OutsideAddr[wire.IPv4], 1, l.Nodes[0].Addr()},
+			{"router, to the outside", lab.OutsideAddr[wire.IPv4], 2, lab.GatewayAddr[wire.IPv4]},
 			{"own node, to another", far.Addr(), 1, l.Nodes[0].Addr()},
 			{"other node", far.Addr(), 2, l.Nodes[1].Addr()},
 		} {
@@ -78,7 +79,7 @@ func TestHopsEndAndSaySo(t *testing.T) {
 			}
 		}
 		// 64 in the outside host, less the router and the node.
-		if reply, err := pod.Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{}); err != nil || reply.TTL != 62 {
+		if reply, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.IPv4], lab.PingOptions{}); err != nil || reply.TTL != 62 {
 			t.Errorf("reply from outside: TTL %d, want 62; error %v", reply.TTL, err)
 		}
 		if reply, err := pod.Ping(t.Context(), far.Addr(), lab.PingOptions{}); err != nil || reply.TTL != 62 {
@@ -92,7 +93,7 @@ func TestClosedPortsRefuse(t *testing.T) {
 		opts.Nodes = 2
 		l := startCluster(t, opts)
 		pod, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
-		for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), l.Nodes[1].Addr(), lab.OutsideAddr} {
+		for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), l.Nodes[1].Addr(), lab.OutsideAddr[wire.IPv4]} {
 			closed := netip.AddrPortFrom(to, 9)
 			if _, err := pod.TCP(t.Context(), closed); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("TCP to a closed port of %s: %v, want connection refused", to, err)
@@ -109,7 +110,7 @@ func TestWorldLearnsOfClosedPodPort(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
-		world := netip.AddrPortFrom(lab.OutsideAddr, 7000)
+		world := netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], 7000)
 		outside := listenUDP(t, l.Outside, world)
 		inside := dialUDP(t, pod.Namespace, 0, world)
 		send(t, inside, "hello")
@@ -136,7 +137,7 @@ func TestAddressWithoutPod(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}}, drops.NoEndpoint)
 		pod := addPod(t, l.Nodes[0], "a")
 		var complaint *lab.ICMPError
-		nobody := l.Nodes[0].PodCIDR.Addr()
+		nobody := l.Nodes[0].PodCIDR().Addr()
 		for range 200 {
 			nobody = nobody.Next()
 		}
