@@ -323,7 +323,7 @@ func BenchmarkAddDel(b *testing.B) {
 	for name, c := range map[string]struct {
 		mode     string
 		families []wire.Family
-	}{"tcx": {"tcx", nil}, "clsact": {"clsact", nil}, "tcx, dual": {"tcx", []wire.Family{wire.IPv4, wire.IPv6}}} {
+	}{"tcx": {"tcx", nil}, "clsact": {"clsact", nil}, "clsact, dual": {"clsact", []wire.Family{wire.IPv4, wire.IPv6}}} {
 		b.Run(name, func(b *testing.B) {
 			w := newFixture(b, c.families...)
 			w.conf["attach"], w.conf["logLevel"] = c.mode, "error"
