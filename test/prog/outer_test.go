@@ -42,7 +42,7 @@ func (b *bed) through(node string, inner []byte) []byte {
 	p := udp(node, 55555, nodeIP, tunnelPort)
 	p.payload = append([]byte{8, 0, 0, 0, 0, vni >> 8, vni & 0xff, 0}, inner...)
 	p.macTo, p.macFrom = b.uplink.mac, b.uplink.peer
-	return p.bytes(b)
+	return p.bytes(b.family)
 }
 
 // link is the other end of one of the node's links.
@@ -114,40 +114,44 @@ func (o outer) is(t *testing.T, tos uint8, sum bool) {
 
 // Other nodes compare the outer source, so it is the InternalIP, whichever address the kernel would choose.
 func TestOuterSource(t *testing.T) {
-	b := newBed(t)
-	v, err := b.config.Get(config.Key{})
-	must(t, err)
-	v.Tunnel[wire.IPv4].Source = addr(nodeOtherIP)
-	must(t, b.config.Put(config.Key{}, v))
-	b.attach(wire.FromPod, b.pods[podA].index)
-	pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
-	l := b.pods[podA]
-	p := udp(podA, 5000, beyond, 53).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
-	o := far.encapsulated("udp "+podA+":5000 > "+beyond+":53", func() { pod.send(p.bytes(t)) })
-	if o.ip.SrcIP.String() != nodeOtherIP {
-		t.Errorf("outer source %v, want %s", o.ip.SrcIP, nodeOtherIP)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		v, err := b.config.Get(config.Key{})
+		must(t, err)
+		v.Tunnel[wire.IPv4].Source = b.addr(nodeOtherIP)
+		must(t, b.config.Put(config.Key{}, v))
+		b.attach(wire.FromPod, b.pods[podA].index)
+		pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
+		l := b.pods[podA]
+		p := udp(podA, 5000, beyond, 53).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
+		o := far.encapsulated("udp "+podA+":5000 > "+beyond+":53", func() { pod.send(p.bytes(b.family)) })
+		if o.ip.SrcIP.String() != nodeOtherIP {
+			t.Errorf("outer source %v, want %s", o.ip.SrcIP, nodeOtherIP)
+		}
+	})
 }
 
 // A ping from beyond the tunnel is answered through it: the kernel's device gives and takes the keys.
 func TestTunnelOnTheWire(t *testing.T) {
-	for name, c := range map[string]struct {
-		with option
-		sum  bool
-	}{
-		"with checksum":    {func(*config.NodeConfig) {}, true},
-		"without checksum": {func(c *config.NodeConfig) { c.TunnelChecksum = 0 }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t, c.with)
-			b.attach(wire.FromTunnel, b.tunnel)
-			b.attach(wire.ToTunnel, b.tunnel)
-			far := b.linkTo("ecprup-p")
-			const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
-			p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
-			o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(t))) })
-			o.is(t, tos, c.sum)
-			must(t, sumsValid(o.inner))
-		})
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		for name, c := range map[string]struct {
+			with option
+			sum  bool
+		}{
+			"with checksum":    {func(*config.NodeConfig) {}, true},
+			"without checksum": {func(c *config.NodeConfig) { c.TunnelChecksum = 0 }, false},
+		} {
+			t.Run(name, func(t *testing.T) {
+				b := newBed(t, f, c.with)
+				b.attach(wire.FromTunnel, b.tunnel)
+				b.attach(wire.ToTunnel, b.tunnel)
+				far := b.linkTo("ecprup-p")
+				const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
+				p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
+				o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(b.family))) })
+				o.is(t, tos, c.sum)
+				must(t, sumsValid(o.inner))
+			})
+		}
+	})
 }

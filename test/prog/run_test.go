@@ -184,7 +184,7 @@ func (b *bed) fromPod(p packet) result {
 		b.Fatalf("no pod has address %s", p.src)
 	}
 	p.macTo, p.macFrom = l.mac, l.peer
-	return b.run(wire.FromPod, l.index, p.bytes(b), nil)
+	return b.run(wire.FromPod, l.index, p.bytes(b.family), nil)
 }
 
 // fromUplink has a packet arrive at the first uplink.
@@ -199,14 +199,14 @@ func (b *bed) arrive(l veth, p packet) result {
 	if p.macTo == nil {
 		p.macTo = l.mac
 	}
-	return b.run(wire.FromUplink, l.index, p.bytes(b), nil)
+	return b.run(wire.FromUplink, l.index, p.bytes(b.family), nil)
 }
 
 // toUplink has the stack send a packet out of the first uplink.
 func (b *bed) toUplink(p packet) result {
 	b.Helper()
 	p.macTo, p.macFrom = b.uplink.peer, b.uplink.mac
-	return b.run(wire.ToUplink, b.uplink.index, p.bytes(b), nil)
+	return b.run(wire.ToUplink, b.uplink.index, p.bytes(b.family), nil)
 }
 
 // is asserts the outcome and returns the result.
@@ -259,5 +259,5 @@ func (b *bed) fromPodAt(pod string, p packet) result {
 	b.Helper()
 	l := b.pods[pod]
 	p.macTo, p.macFrom = l.mac, l.peer
-	return b.run(wire.FromPod, l.index, p.bytes(b), nil)
+	return b.run(wire.FromPod, l.index, p.bytes(b.family), nil)
 }
