@@ -107,14 +107,11 @@ func (v *view) readExtensions(next wire.Protocol) error {
 			return fmt.Errorf("IPv6 packet ends in its extension headers: % x", v.ip)
 		}
 		size := 8 + int(rest[1])*8
-		switch next {
-		case fragmentation:
+		if next == fragmentation {
 			size = 8
 			field := binary.BigEndian.Uint16(rest[2:])
 			v.at, v.id = field&^7, binary.BigEndian.Uint32(rest[4:])
 			v.later, v.fragment = field&^7 != 0, field&^6 != 0
-		case authentication:
-			size = 8 + int(rest[1])*4
 		}
 		if len(rest) < size {
 			return fmt.Errorf("IPv6 packet ends in its extension headers: % x", v.ip)
@@ -128,7 +125,7 @@ func (v *view) readExtensions(next wire.Protocol) error {
 
 // isExtension says whether a packet goes on behind a header of this number.
 func isExtension(next wire.Protocol) bool {
-	return slices.Contains([]wire.Protocol{hopByHop, routing, fragmentation, authentication, toDest, mobility}, next)
+	return slices.Contains([]wire.Protocol{hopByHop, routing, fragmentation, toDest, mobility}, next)
 }
 
 // total is how long the packet is by its header, of which a quoted one may lack the end.

@@ -61,7 +61,7 @@ func TestFromPodVerdicts(t *testing.T) {
 			{"world, last hop", change(world, last), "stack"},
 			{"world, IP options", change(world, options), "stack"},
 			{"world, larger than the link", change(world, long), "stack"},
-			{"multicast", udp(podA, 40000, nowhere, 80), each(f, "stack", "drop LINK_SCOPE")},
+			{"multicast", udp(podA, 40000, nowhere, 80), "stack"},
 			{"broadcast", udp(podA, 40000, "255.255.255.255", 67), each(f, "stack", "drop LINK_SCOPE")},
 			{"loopback", udp(podA, 40000, "127.0.0.1", 53), "stack"},
 		} {

@@ -67,7 +67,7 @@ func (g *generator) ofTheLink() {
 		long.chain = append(long.chain, padded(toDest))
 		g.templates = append(g.templates, long.bytes(inIPv6))
 	}
-	long.chain = []extension{padded(hopByHop), padded(routing), padded(authentication), padded(mobility)}
+	long.chain = []extension{padded(hopByHop), padded(routing), padded(mobility)}
 	g.templates = append(g.templates, long.bytes(inIPv6), udp(podA, 50000, world, 53).with(func(p *packet) { p.atomic = true }).bytes(inIPv6))
 	for icmpType := range uint8(30) { // multicast listeners, routers, neighbours, redirects, and what is near them
 		g.templates = append(g.templates, linkMessage("fe80::1234", "ff02::1", 128+icmpType, make([]byte, 28)).bytes(inIPv6))

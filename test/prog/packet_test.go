@@ -104,13 +104,12 @@ type extension struct {
 
 // The numbers of extension headers.
 const (
-	hopByHop       = wire.Protocol(0)
-	routing        = wire.Protocol(43)
-	fragmentation  = wire.Protocol(44)
-	authentication = wire.Protocol(51)
-	noNext         = wire.Protocol(59)
-	toDest         = wire.Protocol(60)
-	mobility       = wire.Protocol(135)
+	hopByHop      = wire.Protocol(0)
+	routing       = wire.Protocol(43)
+	fragmentation = wire.Protocol(44)
+	noNext        = wire.Protocol(59)
+	toDest        = wire.Protocol(60)
+	mobility      = wire.Protocol(135)
 )
 
 // padded is an extension header of eight bytes that says nothing.
@@ -180,11 +179,8 @@ func (p packet) bytesIPv6() []byte {
 	next := p.proto
 	for _, e := range slices.Backward(p.extensions()) {
 		size := byte(len(e.body)+2)/8 - 1
-		switch e.next {
-		case fragmentation:
+		if e.next == fragmentation {
 			size = 0 // reserved
-		case authentication:
-			size = byte(len(e.body)+2)/4 - 2
 		}
 		content = slices.Concat([]byte{byte(next), size}, e.body, content)
 		next = e.next
