@@ -242,11 +242,13 @@ func sumsKept(in, out []byte) error {
 // sumsValid has gopacket look at every checksum of a whole packet.
 func sumsValid(frame []byte) error {
 	p := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
-	if l4, ok := p.TransportLayer().(interface {
-		SetNetworkLayerForChecksum(gopacket.NetworkLayer) error
-	}); ok {
-		if err := l4.SetNetworkLayerForChecksum(p.NetworkLayer()); err != nil {
-			return err
+	for _, l := range p.Layers() {
+		if l4, ok := l.(interface {
+			SetNetworkLayerForChecksum(gopacket.NetworkLayer) error
+		}); ok {
+			if err := l4.SetNetworkLayerForChecksum(p.NetworkLayer()); err != nil {
+				return err
+			}
 		}
 	}
 	err, wrong := p.VerifyChecksums()

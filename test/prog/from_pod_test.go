@@ -79,8 +79,12 @@ func TestFromPodSpoofedSource(t *testing.T) {
 		b := newBed(t, f)
 		l := b.pods[podA]
 		for _, src := range []string{podB, podC, remote, nodeIP, world, "0.0.0.0", "127.0.0.1", gateway, nowhere} {
+			want := "drop SPOOFED_SOURCE"
+			if f.ip(src).Is6() && f.ip(src).IsLinkLocalUnicast() {
+				want = "drop LINK_SCOPE"
+			}
 			for _, dst := range []string{podB, remote, node2IP, nodeIP, world, nowhere, noPod} {
-				b.run(wire.FromPod, l.index, udp(src, 40000, dst, 80).bytes(b.family), nil).is("drop SPOOFED_SOURCE")
+				b.run(wire.FromPod, l.index, udp(src, 40000, dst, 80).bytes(f), nil).is(want)
 			}
 		}
 		// A device without a record, or without an address, has no source that it may use.

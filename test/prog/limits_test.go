@@ -129,7 +129,7 @@ func TestFlowsOfMovedAddress(t *testing.T) {
 		b.fromUplink(udp(world, 4000, podA, 53)).is("delivered")
 		l := b.pods[podB]
 		must(t, b.endpoints.Put(endpoints.Key{Address: b.addr(podA)}, endpoints.Value{Ifindex: uint32(l.index)}))
-		must(t, b.devices.Put(devices.Key{Ifindex: uint32(l.index)}, devices.Value{Addresses: wire.Addresses{b.addr(podA)}}))
+		must(t, b.devices.Put(devices.Key{Ifindex: uint32(l.index)}, devices.Value{Addresses: both(podA)}))
 		b.fromPodAt(podB, udp(podA, 50000, world, 53)).is("drop NO_MAPPING")
 		b.fromUplink(udp(world, 4000, podA, 53)).is("drop FLOW_COLLISION")
 		b.count(1, 1)

@@ -69,14 +69,15 @@ func TestFromUplinkSourceOfEachUplink(t *testing.T) {
 func TestFromUplinkMartians(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
-		for _, source := range []string{
+		for _, source := range each(f, []string{
 			"0.0.0.0", "0.255.255.255", "127.0.0.1", "127.255.255.255", "224.0.0.1", nowhere, "239.255.255.255", "240.0.0.1", "255.255.255.255",
-		} {
+		}, []string{"::", "::1", "ff00::", "ff02::1", nowhere, "ffff::1", "fe80::2", "febf:ffff::1"}) {
 			b.fromUplink(udp(source, 4000, podA, 80)).is("drop SPOOFED_SOURCE")
 			b.fromUplink(tcp(source, 4000, podA, 80, syn)).is("drop SPOOFED_SOURCE")
 		}
 		b.empty()
-		for _, source := range []string{"1.0.0.0", "126.255.255.255", "128.0.0.1", "223.255.255.255"} {
+		for _, source := range each(f, []string{"1.0.0.0", "126.255.255.255", "128.0.0.1", "223.255.255.255"},
+			[]string{"::2", "64:ff9b::1", "fe7f:ffff::1", "fec0::1", "feff::1"}) {
 			b.fromUplink(udp(source, 4000, podA, 80)).is("delivered")
 		}
 	})

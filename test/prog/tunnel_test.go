@@ -260,7 +260,7 @@ func TestFromTunnelDropsTheRest(t *testing.T) {
 			"another family's": {foreign, "drop INVALID"},
 			"malformed":        {broken, "drop INVALID"},
 			"wrong checksum":   {disturbed, "drop INVALID"},
-			"cut short":        {frame()[:40], "drop INVALID"},
+			"cut short":        {frame()[:ethernet+f.header()+6], "drop INVALID"},
 		} {
 			if r := b.run(wire.FromTunnel, b.tunnel, c.frame, nil); r.what != c.want {
 				t.Errorf("%s: outcome %q, want %q", name, r.what, c.want)
