@@ -91,7 +91,7 @@ func (v *view) readIPv6(ip []byte, cut bool) error {
 	if cut {
 		total = min(total, len(ip))
 	}
-	if total > len(ip) {
+	if total > len(ip) || mapped(ip[8:]) || mapped(ip[24:]) {
 		return fmt.Errorf("malformed IPv6 packet: % x", ip)
 	}
 	v.ip, v.ttl, v.header = ip[:total], ip[7], 40
@@ -99,10 +99,16 @@ func (v *view) readIPv6(ip []byte, cut bool) error {
 	return v.readExtensions(wire.Protocol(ip[6]))
 }
 
+// mapped says whether an address is one of IPv4's, which no packet of IPv6 has.
+func mapped(address []byte) bool { return netip.AddrFrom16([16]byte(address)).Is4In6() }
+
 // readExtensions goes along the chain of headers of IPv6.
 func (v *view) readExtensions(next wire.Protocol) error {
 	for ; isExtension(next) && !v.later; v.extensions++ {
 		rest := v.ip[v.header:]
+		if next == hopByHop && v.extensions > 0 || next == fragmentation && v.fragment {
+			return fmt.Errorf("IPv6 extension headers in a wrong order: % x", v.ip)
+		}
 		if len(rest) < 8 {
 			return fmt.Errorf("IPv6 packet ends in its extension headers: % x", v.ip)
 		}

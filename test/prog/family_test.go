@@ -124,20 +124,29 @@ func (f family) tuple(proto wire.Protocol, src string, sport uint16, dst string,
 // icmpv6 is the number of ICMPv6, as a next header.
 const icmpv6 = wire.Protocol(58)
 
+// foreignICMP is what a story calls the number of IPv4's ICMP in IPv6, where it means nothing.
+const foreignICMP = wire.Protocol(255)
+
 // proto is a protocol's number in the family: only ICMP has two.
-func (f family) proto(p wire.Protocol) wire.Protocol {
-	if f.Family == wire.IPv6 && p == wire.ICMP {
+func (f family) proto(name wire.Protocol) wire.Protocol {
+	switch {
+	case f == inIPv6 && name == wire.ICMP:
 		return icmpv6
+	case f == inIPv6 && name == foreignICMP:
+		return wire.ICMP
 	}
-	return p
+	return name
 }
 
 // protoName is the reverse of proto.
-func (f family) protoName(p wire.Protocol) wire.Protocol {
-	if f.Family == wire.IPv6 && p == icmpv6 {
+func (f family) protoName(number wire.Protocol) wire.Protocol {
+	switch {
+	case f == inIPv6 && number == icmpv6:
 		return wire.ICMP
+	case f == inIPv6 && number == wire.ICMP:
+		return foreignICMP
 	}
-	return p
+	return number
 }
 
 // header is the length of an IP header without options.

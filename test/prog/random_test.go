@@ -4,10 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/gopacket/gopacket/layers"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
@@ -121,8 +123,11 @@ func (s *storm) step(d wire.Direction) {
 	if isReset(frame, options.DataOut) {
 		counted = actShot
 	}
-	n := s.actions[d][counted]
-	s.actions[d][counted] = counters.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
+	n, size := s.actions[d][counted], len(frame)
+	if isAdvertisement(options.DataOut) {
+		size = len(options.DataOut) // an answer may be longer than the question
+	}
+	s.actions[d][counted] = counters.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(size)}
 	if err := s.holds(d, frame, options.DataOut, action); err != nil {
 		s.Errorf("%v: %v, mark %#x, GSO %d\n in % x\nout % x",
 			d, err, s.ctx.get(skbMark), s.ctx.get(skbGSOSize), frame, options.DataOut)
@@ -192,36 +197,32 @@ var senders = []string{node5IP, node5IP, node2IP, nodeIP, world, podA}
 
 // senderOwns refuses a packet that came through the tunnel from a node whose pod or address the source is not.
 func (s *storm) senderOwns(f family, out []byte) error {
-	source := nameAt(f, sourceAt.of(out))
-	owned := map[string][]netip.Prefix{
-		node5IP: {netip.MustParsePrefix(node5IP + "/32"), netip.MustParsePrefix("10.244.5.0/24")}, node2IP: {netip.MustParsePrefix(node2IP + "/32"), netip.MustParsePrefix("10.244.2.0/24")},
-	}
-	for _, p := range owned[s.sentBy] {
-		if p.Contains(source) {
-			return nil
-		}
+	source := addressAt(f, sourceAt.of(out))
+	owned := map[string]string{node5IP: "10.244.5.0/24", node2IP: "10.244.2.0/24"}[s.sentBy]
+	if owned != "" && f.within(source, s.sentBy+"/32", owned) {
+		return nil
 	}
 	return fmt.Errorf("source %v, though %s has sent it", source, s.sentBy)
 }
 
 // goesThrough refuses a packet in the tunnel that no node there is to get, unless one of our programs has sent it.
 func (s *storm) goesThrough(f family, out []byte) error {
-	to := nameAt(f, destinationAt.of(out))
-	if s.ctx.get(skbMark)&mark != 0 || to.String() == node5IP {
+	to := addressAt(f, destinationAt.of(out))
+	if s.ctx.get(skbMark)&mark != 0 || f.within(to, node5IP+"/32", "10.244.2.0/24", "10.244.3.0/24", "10.244.4.0/24", "10.244.5.0/24") {
 		return nil
-	}
-	for _, theirs := range []string{"10.244.2.0/24", "10.244.3.0/24", "10.244.4.0/24", "10.244.5.0/24"} {
-		if netip.MustParsePrefix(theirs).Contains(to) {
-			return nil
-		}
 	}
 	return fmt.Errorf("no node has %v there", to)
 }
 
-// nameAt is what a story calls the address that a header has there, as an address of IPv4 if it can.
-func nameAt(f family, field []byte) netip.Addr {
+// addressAt reads an address of the family.
+func addressAt(f family, field []byte) netip.Addr {
 	a, _ := netip.AddrFromSlice(field[:f.ip(nodeIP).BitLen()/8])
-	return netip.MustParseAddr(nameOf(a))
+	return a
+}
+
+// within says whether an address is in one of the prefixes that the names stand for.
+func (f family) within(a netip.Addr, names ...string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return f.prefix(name).Contains(a) })
 }
 
 // isReset says whether a RST to a pod stands in the place of its segment.
@@ -240,7 +241,7 @@ func (s *storm) noPodToWorld(out []byte) error {
 	if err != nil {
 		return nil // malformed: ec_to_uplink leaves what the stack sends of that kind
 	}
-	if _, ours := s.pods[v.src]; !ours || !isWorld(netip.MustParseAddr(v.dst)) {
+	if _, ours := s.pods[v.src]; !ours || !isWorld(v.family, v.dst) {
 		return nil
 	}
 	key := v.tuple(v.proto, v.src, v.sport, v.dst, v.dport)
@@ -259,24 +260,20 @@ func (s *storm) noPodToWorld(out []byte) error {
 	return nil
 }
 
-// cluster is what is not the world, multicast included.
-var cluster = []netip.Prefix{
-	netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("10.244.2.0/24"), netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("10.244.4.0/24"), netip.MustParsePrefix("10.244.5.0/24"), netip.MustParsePrefix(podC + "/32"),
-	netip.MustParsePrefix("10.200.0.0/16"), netip.MustParsePrefix(nodeIP + "/32"), netip.MustParsePrefix(nodeOtherIP + "/32"), netip.MustParsePrefix(node2IP + "/32"), netip.MustParsePrefix(node5IP + "/32"),
-	netip.MustParsePrefix("169.254.20.10/32"), netip.MustParsePrefix("224.0.0.0/3"),
+// cluster is what is not the world.
+var cluster = []string{
+	"10.244.1.0/24", "10.244.2.0/24", "10.244.3.0/24", "10.244.4.0/24", "10.244.5.0/24", podC + "/32", "10.200.0.0/16",
+	nodeIP + "/32", nodeOtherIP + "/32", node2IP + "/32", node5IP + "/32", "169.254.20.10/32",
 }
 
-// isWorld says what the node's tables say, in a way of its own.
-func isWorld(a netip.Addr) bool {
-	if a.Is6() && (a.IsMulticast() || a.IsLinkLocalUnicast()) {
+// isWorld says what the node's tables say, in a way of its own. What is sent to a whole link, or stays on one, is not the
+// world's.
+func isWorld(f family, name string) bool {
+	a := f.ip(name)
+	if f == inIPv6 && a.IsLinkLocalUnicast() || a.IsMulticast() || a.Is4() && a.As4()[0] >= 224 {
 		return false
 	}
-	for _, p := range cluster {
-		if p.Contains(a) {
-			return false
-		}
-	}
-	return true
+	return !f.within(a, cluster...)
 }
 
 // addsUp holds the counters against the actions that were returned: every packet once, with its bytes.
@@ -317,4 +314,10 @@ func (s *storm) tablesAgree() {
 	s.sweep(usage.Snat, 2*day, false)
 	s.sweep(usage.Conntrack, 2*day, false)
 	s.empty()
+}
+
+// isAdvertisement says whether a packet is the gateway's answer to a solicitation.
+func isAdvertisement(frame []byte) bool {
+	v, err := read(frame)
+	return err == nil && v.family == inIPv6 && v.src == gateway && v.proto == wire.ICMP && len(v.l4) == 32 && v.l4[0] == layers.ICMPv6TypeNeighborAdvertisement
 }
