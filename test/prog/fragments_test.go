@@ -20,7 +20,7 @@ func fragmented(b *bed, p packet) []packet {
 	b.Helper()
 	whole, err := read(p.bytes(b.family))
 	must(b, err)
-	piece := (mtu - each(b.family, 20, 48)) / 8 * 8
+	piece := (mtu - b.header() - each(b.family, 0, 8*(len(p.chain)+1))) / 8 * 8
 	var out []packet
 	for at := 0; at < len(whole.l4); at += piece {
 		f := p

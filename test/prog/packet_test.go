@@ -178,7 +178,7 @@ func (p packet) bytesIPv6() []byte {
 	content := p.content(ip)
 	next := p.proto
 	for _, e := range slices.Backward(p.extensions()) {
-		size := byte(len(e.body)+2)/8 - 1
+		size := byte((len(e.body)+2)/8 - 1)
 		if e.next == fragmentation {
 			size = 0 // reserved
 		}
