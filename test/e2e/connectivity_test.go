@@ -119,17 +119,21 @@ func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
 		t.Error("nothing was captured outside")
 	}
 	for _, packet := range packets {
-		if packet.NetworkLayer() == nil {
-			continue
-		}
-		source, _ := netip.AddrFromSlice(packet.NetworkLayer().NetworkFlow().Src().Raw())
-		for _, node := range l.Nodes {
-			if slices.ContainsFunc(node.PodCIDRs, func(pods netip.Prefix) bool { return pods.Contains(source) }) {
-				t.Errorf("a packet with a pod's address arrived outside:\n%s", packet)
-				return
-			}
+		if ip, ok := ipHeaderOf(packet.NetworkLayer()); ok && isPodAddress(l, ip.source) {
+			t.Errorf("a packet with a pod's address arrived outside:\n%s", packet)
+			return
 		}
 	}
+}
+
+// isPodAddress says whether an address is of a node's podCIDRs.
+func isPodAddress(l *lab.Lab, addr netip.Addr) bool {
+	for _, node := range l.Nodes {
+		if slices.ContainsFunc(node.PodCIDRs, func(pods netip.Prefix) bool { return pods.Contains(addr) }) {
+			return true
+		}
+	}
+	return false
 }
 
 var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
