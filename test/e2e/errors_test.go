@@ -19,6 +19,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
+const (
+	unreachable        = 3
+	hostUnreachable    = 1
+	fragmentationNeeds = 4
+	timeExceeded       = 11
+)
+
 // A pod sends ICMP errors that quote packets of others' connections. Those go on.
 func TestForgedErrorEndsNoConnection(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {

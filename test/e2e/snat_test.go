@@ -296,15 +296,20 @@ func assertAllCounted(t *testing.T, node *lab.Node, pod *lab.Pod, attempts uint6
 	}
 }
 
+// udpSockets are those of one family only.
+var udpSockets = [wire.Families]string{wire.IPv4: "udp4", wire.IPv6: "udp6"}
+
 func listenUDP(t *testing.T, on *lab.Namespace, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
-	return openUDP(t, on, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)) })
+	return openUDP(t, on, func() (*net.UDPConn, error) {
+		return net.ListenUDP(udpSockets[wire.FamilyOf(at.Addr())], net.UDPAddrFromAddrPort(at))
+	})
 }
 
 func dialUDP(t *testing.T, on *lab.Namespace, port int, to netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	return openUDP(t, on, func() (*net.UDPConn, error) {
-		return net.DialUDP("udp4", &net.UDPAddr{Port: port}, net.UDPAddrFromAddrPort(to))
+		return net.DialUDP(udpSockets[wire.FamilyOf(to.Addr())], &net.UDPAddr{Port: port}, net.UDPAddrFromAddrPort(to))
 	})
 }
 

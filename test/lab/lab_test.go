@@ -135,7 +135,7 @@ func TestAddressesAreUsableAtOnce(t *testing.T) {
 		}
 		return names
 	}
-	for deadline := time.Now().Add(500 * time.Millisecond); len(tentative()) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(priv.Patience(500 * time.Millisecond)); len(tentative()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("still looking for somebody else with %q", tentative())
 		}
