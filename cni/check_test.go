@@ -18,6 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 )
 
@@ -31,10 +32,11 @@ func prevResult(t testing.TB, r *current.Result) map[string]any {
 	return map[string]any{"prevResult": json.RawMessage(raw)}
 }
 
-// damage is one way in which the node can stop being as ADD left it, and what CHECK says of it.
+// damage is one way in which the node can stop being as ADD left it, what CHECK says of it, and whether the agent mends it.
 type damage struct {
-	do   func(d damaged)
-	says string
+	do     func(d damaged)
+	says   string
+	mended bool
 }
 
 type damaged struct {
@@ -56,49 +58,49 @@ func damages(f wire.Family) map[string]damage {
 	addr := firstPods[f].String()
 	everywhere := netip.PrefixFrom([wire.Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[f], 0)
 	return map[string]damage{
-		"nothing":        {func(damaged) {}, ""},
-		"host link down": {func(d damaged) { d.must(d.host.SetDown(d.link.Index)) }, "is down"},
-		"pod link down":  {func(d damaged) { d.must(d.inPod.SetDown(d.podLink.Index)) }, "the pod's interface eth0 is down"},
+		"nothing":        {func(damaged) {}, "", false},
+		"host link down": {func(d damaged) { d.must(d.host.SetDown(d.link.Index)) }, "is down", true},
+		"pod link down":  {func(d damaged) { d.must(d.inPod.SetDown(d.podLink.Index)) }, "the pod's interface eth0 is down", false},
 		"host mtu": {func(d damaged) {
 			d.must(netlink.LinkSetMTU(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: d.link.Index}}, 1300))
-		}, "MTU 1300 instead of 1400"},
-		"no host link":   {func(d damaged) { d.must(d.host.DeleteLink(d.link.Index)) }, "the host has no interface"},
-		"host route":     {func(d damaged) { d.must(d.host.DeleteRoute(device.Route{Dst: whole(d.addr)})) }, "the host has no route to " + addr},
-		"host neighbour": {func(d damaged) { d.must(d.host.DeleteNeighbour(d.link.Index, d.addr)) }, "the host has no permanent neighbour " + addr},
+		}, "MTU 1300 instead of 1400", false},
+		"no host link":   {func(d damaged) { d.must(d.host.DeleteLink(d.link.Index)) }, "the host has no interface", false},
+		"host route":     {func(d damaged) { d.must(d.host.DeleteRoute(device.Route{Dst: whole(d.addr)})) }, "the host has no route to " + addr, true},
+		"host neighbour": {func(d damaged) { d.must(d.host.DeleteNeighbour(d.link.Index, d.addr)) }, "the host has no permanent neighbour " + addr, true},
 		"route's source": {func(d damaged) {
 			d.must(d.host.ReplaceRoute(device.Route{Dst: whole(d.addr), Index: d.link.Index}))
-		}, "the host's route to " + addr + " has source invalid IP instead of " + nodeIPs[f].String()},
+		}, "the host's route to " + addr + " has source invalid IP instead of " + nodeIPs[f].String(), true},
 		"node without its address": {func(d damaged) {
 			d.must(d.host.ReplaceRoute(device.Route{Dst: whole(d.addr), Index: d.link.Index}))
 			v := d.config()
 			v.NodeAddresses[f] = wire.AddrFrom(nodeIPs[f].Next())
 			d.setConfig(v)
-		}, ""},
+		}, "", false},
 		"pod default route": {func(d damaged) {
 			d.must(d.inPod.ReplaceRoute(device.Route{Dst: everywhere, Unreachable: true, Foreign: true}))
-		}, "the pod has no route to " + everywhere.String()},
-		"pod mtu, less": {func(d damaged) { d.setPod(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) }) }, ""},
-		"pod mtu, more": {func(d damaged) { d.setPod(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 9000) }) }, "MTU 9000, more than the 1400"},
+		}, "the pod has no route to " + everywhere.String(), false},
+		"pod mtu, less": {func(d damaged) { d.setPod(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) }) }, "", false},
+		"pod mtu, more": {func(d damaged) { d.setPod(func(l netlink.Link) error { return netlink.LinkSetMTU(l, 9000) }) }, "MTU 9000, more than the 1400", false},
 		"pod MAC": {func(d damaged) {
 			d.setPod(func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, stranger) })
-		}, "instead of"},
-		"pod address":     {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address " + addr},
-		"no program":      {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached"},
-		"endpoints entry": {func(d damaged) { d.must(d.endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(d.addr)})) }, "endpoints entry of " + addr},
-		"devices entry":   {func(d damaged) { d.must(d.devices.Delete(devices.Key{Ifindex: uint32(d.link.Index)})) }, "devices"},
+		}, "instead of", false},
+		"pod address":     {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address " + addr, false},
+		"no program":      {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached", true},
+		"endpoints entry": {func(d damaged) { d.must(d.endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(d.addr)})) }, "endpoints entry of " + addr, true},
+		"devices entry":   {func(d damaged) { d.must(d.devices.Delete(devices.Key{Ifindex: uint32(d.link.Index)})) }, "devices", true},
 		"another's endpoints entry": {func(d damaged) {
 			d.must(d.endpoints.Put(endpoints.Key{Address: wire.AddrFrom(d.addr)}, endpoints.Value{Ifindex: 9999}))
-		}, "endpoints entry of " + addr},
+		}, "endpoints entry of " + addr, true},
 		"devices without the address": {func(d damaged) {
 			v, err := d.devices.Get(devices.Key{Ifindex: uint32(d.link.Index)})
 			d.must(err)
 			v.Addresses[d.family] = wire.Addr{}
 			d.must(d.devices.Put(devices.Key{Ifindex: uint32(d.link.Index)}, v))
-		}, "lacks address " + addr},
-		"address store": {func(d damaged) { d.must(os.Remove(filepath.Join(d.stateDir, "ipam/net1", addr))) }, addr + " is not the pod's in the address store"},
+		}, "lacks address " + addr, true},
+		"address store": {func(d damaged) { d.must(os.Remove(filepath.Join(d.stateDir, "ipam/net1", addr))) }, addr + " is not the pod's in the address store", false},
 		"another's address": {func(d damaged) {
 			d.must(os.WriteFile(filepath.Join(d.stateDir, "ipam/net1", addr), []byte("x\r\neth0"), 0o600))
-		}, addr + " is not the pod's in the address store"},
+		}, addr + " is not the pod's in the address store", false},
 	}
 }
 
@@ -118,20 +120,20 @@ func ownDamages(f wire.Family) map[string]damage {
 	gateway := gateways[f]
 	return [wire.Families]map[string]damage{
 		{
-			"rp_filter":         {hostSysctl("rp_filter", "0"), "rp_filter is 0 instead of 1"},
-			"forwarding":        {hostSysctl("forwarding", "0"), "forwarding is 0 instead of 1"},
-			"pod neighbour":     {func(d damaged) { d.must(d.inPod.DeleteNeighbour(d.podLink.Index, gateway)) }, "the pod has no permanent neighbour"},
-			"another neighbour": {func(d damaged) { d.must(d.inPod.ReplaceNeighbour(d.podLink.Index, gateway, stranger)) }, "the pod has no permanent neighbour"},
+			"rp_filter":         {hostSysctl("rp_filter", "0"), "rp_filter is 0 instead of 1", true},
+			"forwarding":        {hostSysctl("forwarding", "0"), "forwarding is 0 instead of 1", true},
+			"pod neighbour":     {func(d damaged) { d.must(d.inPod.DeleteNeighbour(d.podLink.Index, gateway)) }, "the pod has no permanent neighbour", false},
+			"another neighbour": {func(d damaged) { d.must(d.inPod.ReplaceNeighbour(d.podLink.Index, gateway, stranger)) }, "the pod has no permanent neighbour", false},
 		},
 		{
-			"forwarding":            {hostSysctl("forwarding", "0"), "forwarding is 0 instead of 1"},
-			"host follows routers":  {hostSysctl("accept_ra", "2"), "accept_ra is 2 instead of 0"},
-			"host's own address":    {hostSysctl("addr_gen_mode", "0"), "addr_gen_mode is 0 instead of 1"},
-			"host without IPv6":     {hostSysctl("disable_ipv6", "1"), "disable_ipv6 is 1 instead of 0"},
-			"pod follows routers":   {podSysctl("accept_ra", "1"), "eth0/accept_ra is 1 instead of 0"},
-			"pod follows prefixes":  {podSysctl("autoconf", "1"), "eth0/autoconf is 1 instead of 0"},
-			"pod looks for doubles": {podSysctl("accept_dad", "1"), "eth0/accept_dad is 1 instead of 0"},
-			"pod without IPv6":      {podSysctl("disable_ipv6", "1"), "eth0/disable_ipv6 is 1 instead of 0"},
+			"forwarding":            {hostSysctl("forwarding", "0"), "forwarding is 0 instead of 1", true},
+			"host follows routers":  {hostSysctl("accept_ra", "2"), "accept_ra is 2 instead of 0", true},
+			"host's own address":    {hostSysctl("addr_gen_mode", "0"), "addr_gen_mode is 0 instead of 1", true},
+			"host without IPv6":     {hostSysctl("disable_ipv6", "1"), "disable_ipv6 is 1 instead of 0", true},
+			"pod follows routers":   {podSysctl("accept_ra", "1"), "eth0/accept_ra is 1 instead of 0", false},
+			"pod follows prefixes":  {podSysctl("autoconf", "1"), "eth0/autoconf is 1 instead of 0", false},
+			"pod looks for doubles": {podSysctl("accept_dad", "1"), "eth0/accept_dad is 1 instead of 0", false},
+			"pod without IPv6":      {podSysctl("disable_ipv6", "1"), "eth0/disable_ipv6 is 1 instead of 0", false},
 		},
 	}[f]
 }
@@ -192,24 +194,51 @@ func (w *fixture) damage(f wire.Family, c damage) {
 	} else {
 		w.refused(codeCheckFailed, "CHECK", p, prevResult(w.t, r), c.says)
 	}
+	if c.mended {
+		w.repair(p)
+		w.ok("CHECK", p, prevResult(w.t, r))
+	}
 	w.ok("DEL", p, nil) // whatever is broken can be taken away
 	w.setConfig(w.config())
 	w.must(os.RemoveAll(ipam.Dir(w.stateDir))) // what another owner has of it
 }
 
+// repair does what the agent does for a pod.
+func (w *fixture) repair(p *pod) {
+	w.t.Helper()
+	n, err := endpoint.Releaser{StateDir: w.stateDir, Pins: w.pins}.Open()
+	w.must(err)
+	defer n.Close()
+	w.must(n.Ready(attach.Auto))
+	work := &endpoint.Work{Node: n}
+	work.Endpoint, err = endpoint.Read(w.stateDir, p.id)
+	w.must(err)
+	work.LinkRoutes, err = w.host.OwnRoutes()
+	w.must(err)
+	work.Neighbours, err = w.host.Neighbours(work.HostIndex)
+	w.must(err)
+	_, err = work.Repair(w.t.Context())
+	w.must(err)
+}
+
 func TestCheckComparesPrevResult(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	p := w.newPod()
 	r := w.add(p, nil)
 	for says, change := range map[string]func(*current.Result){
-		"prevResult lacks address":     func(r *current.Result) { r.IPs = nil },
-		"lacks address 10.9.0.99":      func(r *current.Result) { r.IPs[0].Address.IP = net.IPv4(10, 9, 0, 99).To4() },
-		"prevResult lacks interface":   func(r *current.Result) { r.Interfaces = nil; r.IPs[0].Interface = nil },
-		"instead of 02:02:02:02:02":    func(r *current.Result) { r.Interfaces[1].Mac = "02:02:02:02:02:02" },
-		"prevResult says 02:03:02":     func(r *current.Result) { r.Interfaces[0].Mac = "02:03:02:02:02:02" },
-		`"nonsense" of interface eth0`: func(r *current.Result) { r.Interfaces[1].Mac = "nonsense" },
+		"prevResult lacks address 10.9.0.2":  func(r *current.Result) { r.IPs = r.IPs[1:] },
+		"prevResult lacks address fd00:9::2": func(r *current.Result) { r.IPs = r.IPs[:1] },
+		"lacks address 10.9.0.99":            func(r *current.Result) { r.IPs[0].Address.IP = net.IPv4(10, 9, 0, 99).To4() },
+		"lacks address fd00:9::99":           func(r *current.Result) { r.IPs[1].Address.IP = net.ParseIP("fd00:9::99") },
+		"prevResult lacks interface":         func(r *current.Result) { r.Interfaces = nil; r.IPs[0].Interface = nil },
+		"instead of 02:02:02:02:02":          func(r *current.Result) { r.Interfaces[1].Mac = "02:02:02:02:02:02" },
+		"prevResult says 02:03:02":           func(r *current.Result) { r.Interfaces[0].Mac = "02:03:02:02:02:02" },
+		`"nonsense" of interface eth0`:       func(r *current.Result) { r.Interfaces[1].Mac = "nonsense" },
 		"no route to 10.0.0.0/8": func(r *current.Result) {
 			r.Routes[0].Dst = net.IPNet{IP: net.IPv4(10, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)}
+		},
+		"no route to fd00::/8": func(r *current.Result) {
+			r.Routes[1].Dst = net.IPNet{IP: net.ParseIP("fd00::"), Mask: net.CIDRMask(8, 128)}
 		},
 	} {
 		changed := &current.Result{}

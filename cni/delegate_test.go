@@ -23,8 +23,12 @@ type delegating struct {
 
 func newDelegating(t *testing.T) delegating {
 	t.Helper()
-	w := newFixture(t)
-	d := delegating{fixture: w, dir: t.TempDir(), before: w.everything()}
+	return delegatingOn(newFixture(t))
+}
+
+func delegatingOn(w *fixture) delegating {
+	w.t.Helper()
+	d := delegating{fixture: w, dir: w.t.TempDir(), before: w.everything()}
 	w.env = []string{fakeIPAM + "=" + d.dir}
 	w.conf["ipam"] = map[string]any{"type": ipamName}
 	return d

@@ -85,7 +85,7 @@ func newFixture(t testing.TB, families ...wire.Family) *fixture {
 	w.conf = map[string]any{
 		"cniVersion": "1.1.0", "name": "net1", "type": "ebpf-cni", "bpffs": string(w.pins), "stateDir": w.stateDir,
 		"mtu": 1400, "logLevel": "debug",
-		"ipam": map[string]any{"type": "host-local", "ranges": w.ranges()},
+		"ipam": map[string]any{"type": "host-local", "ranges": rangesOf(families...)},
 	}
 	w.host, err = device.Open()
 	w.must(err)
@@ -100,8 +100,9 @@ func newFixture(t testing.TB, families ...wire.Family) *fixture {
 	return w
 }
 
-func (w *fixture) ranges() (sets [][]any) {
-	for _, f := range w.families {
+// rangesOf is the field of that name of host-local.
+func rangesOf(families ...wire.Family) (sets [][]any) {
+	for _, f := range families {
 		sets = append(sets, []any{map[string]any{"subnet": podCIDRs[f].String()}})
 	}
 	return sets

@@ -27,7 +27,7 @@ func hostLocal(extra map[string]any) map[string]any {
 func runtimeConfig(what map[string]any) map[string]any { return map[string]any{"runtimeConfig": what} }
 
 func TestEveryVersionOfTheSpecification(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		p := w.newPod()
 		conf := map[string]any{"cniVersion": version}
@@ -89,9 +89,16 @@ func TestRequestedAddress(t *testing.T) {
 	w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"ips": []string{"10.8.0.1"}}), "runtimeConfig.ips[0]", "10.8.0.1")
 	_, e := w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.8.0.1")
 	w.isError(e, 4, "CNI_ARGS", "10.8.0.1")
-	// The podCIDR's network address is the tunnel device's.
-	_, e = w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.9.0.0")
-	w.isError(e, 4, "CNI_ARGS", "10.9.0.0")
+	// A podCIDR's network address is the tunnel device's.
+	dual := hostLocal(map[string]any{"ranges": rangesOf(wire.IPv4, wire.IPv6)})
+	for _, cidr := range podCIDRs {
+		_, e = w.call("ADD", w.newPod(), dual, "CNI_ARGS=IP="+cidr.Addr().String())
+		w.isError(e, 4, "CNI_ARGS", cidr.Addr().String())
+	}
+	r := w.add(w.newPod(), merged(runtimeConfig(map[string]any{"ips": []string{"fd00:9::77/64", "10.9.0.78"}}), dual))
+	if r.IPs[0].Address.String() != "10.9.0.78/32" || r.IPs[1].Address.String() != "fd00:9::77/128" {
+		t.Errorf("of both families: got %v", r.IPs)
+	}
 }
 
 // TestPodIsNamed: the state file and the log say what the runtime calls the pod, and no name keeps a pod from its network.
@@ -159,7 +166,7 @@ func TestRoutesAndResolver(t *testing.T) {
 		map[string]any{"dst": "fd00::/8"},
 		map[string]any{"dst": "2001:db8::/32", "gw": "fd00:9::1", "mtu": 1290, "priority": 8},
 	}
-	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": routes, "ranges": w.ranges()})
+	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": routes, "ranges": rangesOf(wire.IPv4, wire.IPv6)})
 	p := w.newPod()
 	r := w.add(p, conf)
 	if diff := cmp.Diff([]string{"192.0.2.53"}, r.DNS.Nameservers); diff != "" {
@@ -185,26 +192,32 @@ func TestRoutesAndResolver(t *testing.T) {
 	w.refused(7, "ADD", w.newPod(), hostLocal(map[string]any{"resolvConf": "/nowhere"}), "ipam.resolvConf", "/nowhere")
 }
 
-// A pod whose engine has disabled IPv6 gets it back on its interface if it has an address of it, and nowhere else.
-func TestPodWithIPv6Disabled(t *testing.T) {
+// Where IPv6 is disabled, as container engines do it in new namespaces, a pod's link gets it if the pod has an address of it,
+// and nothing else does.
+func TestIPv6Disabled(t *testing.T) {
 	forEachStack(t, func(t *testing.T, w *fixture) {
 		before := w.everything()
 		p := w.newPod()
-		w.must(p.ns.Do(func() error {
-			_, err := device.Sysctl{}.Set("net/ipv6/conf/all/disable_ipv6", "1")
+		disable := func(which string) error {
+			_, err := device.Sysctl{}.Set("net/ipv6/conf/"+which+"/disable_ipv6", "1")
 			return err
-		}))
-		r := w.add(p, nil)
-		want := map[string]string{"eth0": "1", "lo": "1", "default": "1"}
-		if slices.Contains(w.families, wire.IPv6) {
-			want["eth0"] = "0"
 		}
-		w.must(p.ns.Do(func() error {
-			for link, want := range want {
-				if got, err := (device.Sysctl{}).Get("net/ipv6/conf/" + link + "/disable_ipv6"); got != want || err != nil {
-					t.Errorf("disable_ipv6 of %s is %s, %v; want %s", link, got, err, want)
-				}
+		w.must(disable("default"))
+		w.must(p.ns.Do(func() error { return disable("all") }))
+		r := w.add(p, nil)
+		disabled := func(link string, want bool) {
+			got, err := device.Sysctl{}.Get("net/ipv6/conf/" + link + "/disable_ipv6")
+			if err != nil || (got == "1") != want {
+				t.Errorf("disable_ipv6 of %s is %s, %v", link, got, err)
 			}
+		}
+		alone := !slices.Contains(w.families, wire.IPv6)
+		disabled("default", true)
+		disabled(p.id.HostLinkName(), alone)
+		w.must(p.ns.Do(func() error {
+			disabled("lo", true)
+			disabled("default", true)
+			disabled("eth0", alone)
 			return nil
 		}))
 		w.ok("CHECK", p, prevResult(t, r))
@@ -215,9 +228,7 @@ func TestPodWithIPv6Disabled(t *testing.T) {
 
 func TestMTUTooSmallForIPv6(t *testing.T) {
 	d := newDelegating(t)
-	local := map[string]any{"ipam": map[string]any{"type": "host-local", "ranges": [][]any{
-		{map[string]any{"subnet": "10.9.0.0/24"}}, {map[string]any{"subnet": "fd00:9::/64"}},
-	}}}
+	local := hostLocal(map[string]any{"ranges": rangesOf(wire.IPv4, wire.IPv6)})
 	p := d.newPod()
 	p.id.IfName = "net7"
 	conf := merged(prevResult(t, d.add(p, local)), local)

@@ -67,7 +67,7 @@ type setting struct{ name, value string }
 
 // sysctls are those of the host's end. With rp_filter strict (1) the kernel refuses every source but the pod's, whose
 // route leads back to this link, even while our program is not attached. The larger of this and the setting for all
-// interfaces applies, but on a link without an address loose (2) is as strict.
+// interfaces applies, but on a link without an address loose (2) is as strict. The kernel has no such filter for IPv6.
 func (w *Work) sysctls() []setting {
 	all := []setting{{w.rpFilter(), "1"}, {w.forwarding(), "1"}}
 	if !w.hasIPv6() {

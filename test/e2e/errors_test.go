@@ -14,8 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+const (
+	unreachable        = 3
+	hostUnreachable    = 1
+	fragmentationNeeds = 4
+	timeExceeded       = 11
 )
 
 // A pod sends ICMP errors that quote packets of others' connections. Those go on.
@@ -25,7 +33,7 @@ func TestForgedErrorEndsNoConnection(t *testing.T) {
 		node := l.Nodes[0]
 		victim, forger := addPod(t, node, "victim"), addPod(t, node, "forger")
 		world, inside := serve(t, l.Outside), serve(t, victim.Namespace)
-		if err := l.Outside.AddRoute(node.PodCIDR, node.Addr(), ""); err != nil {
+		if err := l.Outside.AddRoute(node.PodCIDR(), node.Addr(), ""); err != nil {
 			t.Fatal(err)
 		}
 		const outsidePort = 7001
@@ -38,7 +46,7 @@ func TestForgedErrorEndsNoConnection(t *testing.T) {
 			src, dst netip.AddrPort // of a packet that reached the victim
 		}{
 			{"masqueraded", victim.Namespace, world, inRange, world, at(victim.Addr(), inRange)},
-			{"opened by the world", l.Outside, inside, outsidePort, at(lab.OutsideAddr, outsidePort), inside},
+			{"opened by the world", l.Outside, inside, outsidePort, at(lab.OutsideAddr[wire.IPv4], outsidePort), inside},
 			{"the node's, whose port a pod has", node.Namespace, world, inRange, world, at(node.Addr(), inRange)},
 		}
 		var streams []*lab.TCPConn
@@ -56,7 +64,7 @@ func TestForgedErrorEndsNoConnection(t *testing.T) {
 				layers.CreateICMPv4TypeCode(unreachable, 3), layers.CreateICMPv4TypeCode(unreachable, fragmentationNeeds),
 				layers.CreateICMPv4TypeCode(timeExceeded, 0),
 			} {
-				complain(t, forger.Namespace, lab.OutsideAddr, kind, c.src, c.dst)
+				complain(t, forger.Namespace, lab.OutsideAddr[wire.IPv4], kind, c.src, c.dst)
 			}
 			eventually(t, answerLimit, "the errors are counted", func() bool { return dropped(t, node, drops.ForgedError) == before+3 })
 			if err := streams[i].Echo(within(t, answerLimit), 10_000); err != nil {
@@ -115,7 +123,7 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 				t.Errorf("%s: %v, want type %d code %d from %s", name, complaint, kind, code, far.Addr())
 			}
 		}
-		expect("an address that no pod has", netip.AddrFrom4([4]byte{10, 244, far.PodCIDR.Addr().As4()[2], 200}), lab.PingOptions{}, unreachable, hostUnreachable)
+		expect("an address that no pod has", netip.AddrFrom4([4]byte{10, 244, far.PodCIDR().Addr().As4()[2], 200}), lab.PingOptions{}, unreachable, hostUnreachable)
 		expect("TTL 2", p.remote.Addr(), lab.PingOptions{TTL: 2}, timeExceeded, 0)
 
 		// Without the program that passes it by, the other node's stack looks at the MTU.
@@ -135,7 +143,7 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 func TestErrorsOfTheNodeAboutAnswers(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, "--mtu=1400", "--kube-proxy=on"}})
-		pod, world := addPod(t, l.Nodes[0], "a"), netip.AddrPortFrom(lab.OutsideAddr, 7000)
+		pod, world := addPod(t, l.Nodes[0], "a"), netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], 7000)
 		outside, inside := listenUDP(t, l.Outside, world), dialUDP(t, pod.Namespace, 5000, world)
 		send(t, inside, "hello")
 		from := receive(t, outside, "hello")

@@ -13,6 +13,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -67,7 +68,7 @@ func TestEveryPortInUse(t *testing.T) {
 		at := serve(t, l.Outside)
 		pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "b")}
 		// The node's own ping takes no port, and finds the neighbour: few packets can wait for that.
-		if _, err := l.Nodes[0].Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{}); err != nil {
+		if _, err := l.Nodes[0].Ping(t.Context(), lab.OutsideAddr[wire.IPv4], lab.PingOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		conns := make([]*lab.UDPConn, flows)
@@ -162,11 +163,11 @@ func TestWorldOpensTheTupleThatIsMasqueraded(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}}, drops.FlowCollision)
 		pod := addPod(t, l.Nodes[0], "a")
-		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
+		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR(), l.Nodes[0].Addr(), ""); err != nil {
 			t.Fatal(err)
 		}
-		world := listenUDP(t, l.Outside, netip.AddrPortFrom(lab.OutsideAddr, 7000))
-		inside := dialUDP(t, pod.Namespace, inRange, netip.AddrPortFrom(lab.OutsideAddr, 7000))
+		world := listenUDP(t, l.Outside, netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], 7000))
+		inside := dialUDP(t, pod.Namespace, inRange, netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], 7000))
 		send(t, inside, "from the pod")
 		from := receive(t, world, "from the pod")
 		if from.Addr() != l.Nodes[0].Addr() {
@@ -196,8 +197,8 @@ func TestNewOwnerOfAnAddressInheritsNothing(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}}, drops.NoMapping)
 		node := l.Nodes[0]
 		pod := addPod(t, node, "old")
-		world := listenUDP(t, l.Outside, netip.AddrPortFrom(lab.OutsideAddr, 7000))
-		inside := dialUDP(t, pod.Namespace, inRange, netip.AddrPortFrom(lab.OutsideAddr, 7000))
+		world := listenUDP(t, l.Outside, netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], 7000))
+		inside := dialUDP(t, pod.Namespace, inRange, netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], 7000))
 		send(t, inside, "hello")
 		from := receive(t, world, "hello")
 		if _, err := world.WriteToUDPAddrPort([]byte("answer"), from); err != nil {
@@ -257,7 +258,7 @@ func TestFullTableSparesTheEstablished(t *testing.T) {
 		// Each datagram to a port of its own opens a flow.
 		socket := listenUDP(t, greedy.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
 		for i := range attempts {
-			if _, err := socket.WriteToUDPAddrPort([]byte("flood"), netip.AddrPortFrom(lab.OutsideAddr, uint16(10_000+i))); err != nil {
+			if _, err := socket.WriteToUDPAddrPort([]byte("flood"), netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], uint16(10_000+i))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -295,15 +296,20 @@ func assertAllCounted(t *testing.T, node *lab.Node, pod *lab.Pod, attempts uint6
 	}
 }
 
+// udpSockets are those of one family only.
+var udpSockets = [wire.Families]string{wire.IPv4: "udp4", wire.IPv6: "udp6"}
+
 func listenUDP(t *testing.T, on *lab.Namespace, at netip.AddrPort) *net.UDPConn {
 	t.Helper()
-	return openUDP(t, on, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)) })
+	return openUDP(t, on, func() (*net.UDPConn, error) {
+		return net.ListenUDP(udpSockets[wire.FamilyOf(at.Addr())], net.UDPAddrFromAddrPort(at))
+	})
 }
 
 func dialUDP(t *testing.T, on *lab.Namespace, port int, to netip.AddrPort) *net.UDPConn {
 	t.Helper()
 	return openUDP(t, on, func() (*net.UDPConn, error) {
-		return net.DialUDP("udp4", &net.UDPAddr{Port: port}, net.UDPAddrFromAddrPort(to))
+		return net.DialUDP(udpSockets[wire.FamilyOf(to.Addr())], &net.UDPAddr{Port: port}, net.UDPAddrFromAddrPort(to))
 	})
 }
 

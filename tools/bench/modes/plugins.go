@@ -135,7 +135,7 @@ func (n *Network) pluginList(node *lab.Node) string {
     { "type": "portmap", "capabilities": { "portMappings": true } }
   ]
 }
-`, n.setup.plugin, first, n.podMTU(), filepath.Join(node.Dir, "ipam"), node.PodCIDR, route)
+`, n.setup.plugin, first, n.podMTU(), filepath.Join(node.Dir, "ipam"), node.PodCIDR(), route)
 }
 
 // podMTU is the MTU of the classical networks' pods.
