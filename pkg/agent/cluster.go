@@ -259,7 +259,7 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 func (v *view) foreignRoutes() map[netip.Prefix]int {
 	foreign := map[netip.Prefix]int{}
 	for _, route := range v.routes {
-		if route.Protocol != device.Protocol && route.Priority == 0 {
+		if route.Protocol != device.Protocol && route.HasUsualPriority() {
 			foreign[route.Dst] = route.Protocol
 		}
 	}

@@ -266,3 +266,59 @@ func TestTunnelIsSilent(t *testing.T) {
 		t.Errorf("addr_gen_mode is %s, error %v", addresses, err)
 	}
 }
+
+// A restart keeps the order in which pods get their addresses.
+func TestOrderOutlivesTheAgent(t *testing.T) {
+	l := inFamilies(t, RouteDirect, families["dual, IPv6 first"])
+	list, err := os.ReadFile(l.files.listPath())
+	must(t, err)
+	standing, err := readStanding(l.dp.Maps)
+	must(t, err)
+	orderAs(list, standing.Own)
+	if want := []netip.Prefix{podsOf(1, wire.IPv6), podsOf(1, wire.IPv4)}; !slices.Equal(standing.Own, want) {
+		t.Errorf("an agent that starts takes for podCIDRs %v, want %v", standing.Own, want)
+	}
+}
+
+// A route of somebody else in the place of ours stays, in either family.
+func TestForeignRoutesOfBothFamiliesStay(t *testing.T) {
+	l := inFamilies(t, RouteDirect, families["IPv4"])
+	for f := range wire.Families {
+		foreign := device.Route{Dst: podsOf(2, f), Index: int(l.view.uplinks[0].Index), Foreign: true}
+		must(t, l.host.DeleteRoute(device.Route{Dst: foreign.Dst}))
+		must(t, l.host.ReplaceRoute(foreign))
+	}
+	l.accept(list(nodeIn(1, families["dual"]), nodeIn(2, families["dual"])))
+	l.pass(t.Context())
+	for f := range wire.Families {
+		if dst := podsOf(2, f); l.route(t, dst.String()) || !strings.Contains(fmt.Sprint(l.complaints.degraded()), dst.String()) {
+			t.Errorf("the route to %s is ours, or nobody is told: %v", dst, l.complaints.degraded())
+		}
+	}
+}
+
+// Interfaces that only a link's own prefix of IPv6 leads to are no way out, and no fleeting address is masqueraded to.
+func TestUplinksOfIPv6(t *testing.T) {
+	v := testView()
+	v.used[wire.IPv6] = true
+	v.routes = append(v.routes[:0:0],
+		device.Route{Dst: netip.MustParsePrefix("fe80::/64"), Index: 6, Protocol: 2},
+		device.Route{Dst: netip.MustParsePrefix("ff00::/8"), Index: 6, Protocol: 2},
+		device.Route{Dst: netip.MustParsePrefix("2001:db8:9::9/128"), Index: 7, Protocol: 3},
+		device.Route{Dst: netip.MustParsePrefix("::/0"), Index: 2, Gateway: netip.MustParseAddr("fe80::99"), Protocol: 9},
+		device.Route{Dst: netip.MustParsePrefix("2001:db8::/64"), Index: 3, Protocol: 2},
+	)
+	v.addresses = append(v.addresses,
+		device.Address{Index: 2, Prefix: netip.MustParsePrefix("fe80::1/64"), Link: true},
+		device.Address{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::7/64"), Fleeting: true},
+		device.Address{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::8/64")},
+	)
+	uplinks := v.findUplinks(nil)
+	if !slices.Equal(names(uplinks), []string{"eth0", "eth1"}) {
+		t.Fatalf("uplinks %v", names(uplinks))
+	}
+	of := func(a netip.Addr) bool { return a.Is4() }
+	if six := slices.DeleteFunc(uplinks[0].Addresses, of); !slices.Equal(six, []netip.Addr{netip.MustParseAddr("2001:db8::8")}) {
+		t.Errorf("addresses of eth0: %v", six)
+	}
+}
