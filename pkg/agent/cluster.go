@@ -75,21 +75,23 @@ func (c *clusterController) reconcile(s *state) error {
 	c.status.describe(s.plan.Standing, c.problems, len(s.nodes))
 	c.status.countWays(s.plan.Peers)
 	c.report(s)
+	c.sayMissing(s.plan)
 	c.reportStack(s)
 	return err
 }
 
-// missing says which family of addresses pods do without although the cluster has it. A node that has no other is not ready.
-func (c *clusterController) missing(s *state) error {
+// sayMissing says which family of addresses pods do without although the cluster has it. A node that has no other is not ready.
+// There is nothing to try again: it is over when a Node, or the network, has changed.
+func (c *clusterController) sayMissing(p plan.Result) {
 	var errs []error
-	for f, why := range s.plan.Missing {
-		if why != "" && s.plan.NotReady == "" {
+	for f, why := range p.Missing {
+		if why != "" && p.NotReady == "" {
 			errs = append(errs, fmt.Errorf("pods get no %s address: %s", wire.Family(f).Name(), why))
 		}
 	}
 	err := errors.Join(errs...)
+	c.complaints.note("cluster/addresses", err)
 	c.status.set(func(f *figures) { f.missing = err })
-	return err
 }
 
 // writeAll leaves out the map as long as what is known to be in it is what the plan says.

@@ -239,7 +239,7 @@ func TestMissingFamilyIsSaid(t *testing.T) {
 	if said := carries(missing); said != "ebpf-cni carries pods; "+want {
 		t.Errorf("the condition says %q", said)
 	}
-	if !strings.Contains(log.String(), want) || !strings.Contains(l.complaints.degraded()["cluster/pass"], want) || l.status.reason() != "" {
+	if !strings.Contains(log.String(), want) || !strings.Contains(l.complaints.degraded()["cluster/addresses"], want) || l.status.reason() != "" {
 		t.Errorf("degraded %v, not ready: %q, log:\n%s", l.complaints.degraded(), l.status.reason(), log)
 	}
 	l.accept(list(nodeIn(1, both), nodeIn(2, both)))

@@ -223,6 +223,8 @@ func TestDual(t *testing.T) {
 				slices.Reverse(in.Nodes[i].InternalIPs)
 			}
 		}, [2]destinations.Way{tunnel, tunnel}, secondNear, firstNear, "", "uplink eth0 (MTU 1349) leaves 1279 bytes"},
+		{"a route narrow for the tunnel", RouteAuto, func(in *Input) { in.Facts.Routes[0].MTU = 1329 },
+			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
 		{"--mtu", RouteDirect, func(in *Input) { in.MTU = 1279 }, [2]destinations.Way{direct, direct}, secondNear, firstNear, "", "--mtu=1279"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

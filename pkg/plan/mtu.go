@@ -56,8 +56,9 @@ func (b *builder) mtu() {
 	t := b.throughTunnel()
 	now.Tunnel = t.any || t.missing && (before.All == nil || before.Tunnel)
 	switch {
+	case t.mtu != 0 && t.mtu < b.r.MTU:
+		b.r.MTU, b.narrowest = t.mtu, b.underlay(t.far.Netip())
 	case t.mtu != 0:
-		b.r.MTU = min(b.r.MTU, t.mtu)
 	case now.Tunnel:
 		b.r.MTU = InnerMTU(uint32(b.r.MTU), b.outerFamily())
 	}
@@ -86,9 +87,10 @@ func (b *builder) tooNarrow(least int) string {
 
 // tunnelled is about the podCIDRs that packets get to through the tunnel.
 type tunnelled struct {
-	any     bool // there are some, or will be once there are other nodes
-	missing bool // some have no way now that may get one by the tunnel
-	mtu     int  // the least, in bytes of IP packet; 0: there is none yet
+	any     bool      // there are some, or will be once there are other nodes
+	missing bool      // some have no way now that may get one by the tunnel
+	mtu     int       // the least, in bytes of IP packet; 0: there is none yet
+	far     wire.Addr // to which it is that; of several the lowest
 }
 
 func (b *builder) throughTunnel() (t tunnelled) {
@@ -97,8 +99,9 @@ func (b *builder) throughTunnel() (t tunnelled) {
 		switch {
 		case v.Kind != destinations.PodCIDR:
 		case v.Way() == destinations.Tunnel:
-			if t.any = true; t.mtu == 0 || int(v.MTU) < t.mtu {
-				t.mtu = int(v.MTU)
+			least := cmp.Or(cmp.Compare(int(v.MTU), t.mtu), v.Node.Compare(t.far))
+			if t.any = true; t.mtu == 0 || least < 0 {
+				t.mtu, t.far = int(v.MTU), v.Node
 			}
 		case v.Way() == destinations.None:
 			t.missing = b.mayTunnel()

@@ -42,7 +42,7 @@ func (b *builder) way(f wire.Family, internal []netip.Addr) way {
 	if link, onLink := b.reach(near); onLink && b.in.Mode != RouteVXLAN {
 		return way{kind: destinations.Direct, index: link.Index, mtu: link.MTU, via: near}
 	}
-	mtu := b.underlayMTU(far)
+	mtu := b.underlay(far).MTU
 	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || mtu <= overhead(far) {
 		return way{kind: destinations.None, via: far}
 	}
@@ -76,16 +76,16 @@ func worse(a, b destinations.Way) destinations.Way {
 // mayTunnel reports whether the mode has nodes that are reached by the tunnel.
 func (b *builder) mayTunnel() bool { return b.in.Mode == RouteVXLAN || b.in.Mode == RouteAuto }
 
-// underlayMTU is what fits every way to an address over uplinks; 0: there is none.
-func (b *builder) underlayMTU(via netip.Addr) (least uint32) {
+// underlay is the narrowest uplink on the ways to an address, with the MTU of the route if that is less; without a way it has none.
+func (b *builder) underlay(via netip.Addr) (least Link) {
 	mask := b.masks.around(host(via))
 	for _, l := range b.in.Facts.Uplinks {
-		if mask&(1<<l.Bit) != 0 && (least == 0 || l.MTU < least) {
-			least = l.MTU
+		if mask&(1<<l.Bit) != 0 && (least.MTU == 0 || l.MTU < least.MTU) {
+			least = l
 		}
 	}
-	if r, found := b.route(via); found && r.MTU != 0 && r.MTU < least {
-		least = r.MTU
+	if r, found := b.route(via); found && r.MTU != 0 && r.MTU < least.MTU {
+		least.MTU = r.MTU
 	}
 	return least
 }
