@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // families are the clusters that there are by family, in the order of the Nodes' podCIDRs.
@@ -35,15 +37,30 @@ func podsOf(i int, f wire.Family) netip.Prefix {
 	return netip.MustParsePrefix([wire.Families]string{fmt.Sprintf("10.244.%d.0/24", i), fmt.Sprintf("fd00:10:244:%d::/64", i)}[f])
 }
 
-// inFamilies gives the uplink an address of IPv6 besides, with the sysctls as they are on a host.
-func inFamilies(t *testing.T, mode RoutingMode, families []wire.Family) *loop {
+// addSecondAddress gives the uplink an address of IPv6 besides. The kernel takes it into its local table a moment later.
+func addSecondAddress(t *testing.T, l *loop) device.Link {
 	t.Helper()
-	l := testLoop(t)
-	l.cfg.RoutingMode = mode
 	link, err := l.host.LinkByName("uplink")
 	must(t, err)
 	must(t, l.host.WaitRunning(t.Context(), link.Index))
 	must(t, l.host.AddAddress(link.Index, netip.MustParsePrefix("fd00:172:18::11/64")))
+	for end := time.Now().Add(priv.Patience(5 * time.Second)); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		local, _, err := l.host.LocalTable(device.IPv6)
+		must(t, err)
+		if slices.Contains(local, netip.MustParsePrefix("fd00:172:18::11/128")) {
+			return link
+		}
+	}
+	t.Fatal("the address does not become the host's")
+	return link
+}
+
+// inFamilies is a node whose uplink has an address of each family, in a cluster of some.
+func inFamilies(t *testing.T, mode RoutingMode, families []wire.Family) *loop {
+	t.Helper()
+	l := testLoop(t)
+	l.cfg.RoutingMode = mode
+	addSecondAddress(t, l)
 	l.accept(list(nodeIn(1, families), nodeIn(2, families)))
 	l.pass(t.Context())
 	return l
@@ -126,10 +143,7 @@ func TestNodeInEveryFamily(t *testing.T) {
 // In a cluster of IPv4 nothing of IPv6 is touched, looked at or logged.
 func TestOtherFamilyIsLeftAlone(t *testing.T) {
 	l := testLoop(t)
-	link, err := l.host.LinkByName("uplink")
-	must(t, err)
-	must(t, l.host.WaitRunning(t.Context(), link.Index))
-	must(t, l.host.AddAddress(link.Index, netip.MustParsePrefix("fd00:172:18::11/64")))
+	addSecondAddress(t, l)
 	log := logged(l)
 	ready(t, l)
 	for name, want := range map[string]string{ipv6Forward: "0", acceptRAOf("uplink"): "1", "net/ipv6/conf/" + tunnelName + "/disable_ipv6": "1"} {
@@ -190,10 +204,7 @@ func TestRoutersAreFollowed(t *testing.T) {
 			}
 			set(acceptRAOf("uplink"), tt.acceptRA)
 			set(ipv6Forward, tt.forwarding)
-			link, err := l.host.LinkByName("uplink")
-			must(t, err)
-			must(t, l.host.WaitRunning(t.Context(), link.Index))
-			must(t, l.host.AddAddress(link.Index, netip.MustParsePrefix("fd00:172:18::11/64")))
+			addSecondAddress(t, l)
 			l.accept(list(nodeIn(1, families["dual"]), nodeIn(2, families["dual"])))
 			for _, when := range []string{"first", "again"} {
 				l.pass(t.Context())
@@ -210,10 +221,7 @@ func TestRoutersAreFollowed(t *testing.T) {
 // A route that a router has advertised outlives the change to a router.
 func TestAdvertisedRouteStays(t *testing.T) {
 	l := testLoop(t)
-	link, err := l.host.LinkByName("uplink")
-	must(t, err)
-	must(t, l.host.WaitRunning(t.Context(), link.Index))
-	must(t, l.host.AddAddress(link.Index, netip.MustParsePrefix("fd00:172:18::11/64")))
+	link := addSecondAddress(t, l)
 	must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Index, Dst: nil, Gw: netip.MustParseAddr("fe80::99").AsSlice(), Protocol: 9, Family: netlink.FAMILY_V6}))
 	l.accept(list(nodeIn(1, families["dual"]), nodeIn(2, families["dual"])))
 	l.pass(t.Context())

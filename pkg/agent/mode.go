@@ -46,7 +46,7 @@ type outcome struct {
 }
 
 func newMode(n *node) *modeController {
-	return &modeController{node: n, watch: netfilter.New(), wanted: make(chan bool, 1), outcomes: make(chan outcome, 1)}
+	return &modeController{node: n, watch: netfilter.New(), used: plan.FamilySet{wire.IPv4: true}, wanted: make(chan bool, 1), outcomes: make(chan outcome, 1)}
 }
 
 // begin decides on the mode of the first programs.
