@@ -79,6 +79,19 @@ func (c *clusterController) reconcile(s *state) error {
 	return err
 }
 
+// missing says which family of addresses pods do without although the cluster has it. A node that has no other is not ready.
+func (c *clusterController) missing(s *state) error {
+	var errs []error
+	for f, why := range s.plan.Missing {
+		if why != "" && s.plan.NotReady == "" {
+			errs = append(errs, fmt.Errorf("pods get no %s address: %s", wire.Family(f).Name(), why))
+		}
+	}
+	err := errors.Join(errs...)
+	c.status.set(func(f *figures) { f.missing = err })
+	return err
+}
+
 // writeAll leaves out the map as long as what is known to be in it is what the plan says.
 func (c *clusterController) writeAll(s *state) (errs []error) {
 	var fit map[destinations.Key]destinations.Value
@@ -246,7 +259,7 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 func (v *view) foreignRoutes() map[netip.Prefix]int {
 	foreign := map[netip.Prefix]int{}
 	for _, route := range v.routes {
-		if route.Protocol != device.Protocol && route.Priority == 0 {
+		if route.Protocol != device.Protocol && route.HasUsualPriority() {
 			foreign[route.Dst] = route.Protocol
 		}
 	}

@@ -187,7 +187,7 @@ func (o *outline) weighRoute(r device.Route, gone bool) trigger {
 		return casual
 	case ofPod:
 		return urgent | ofPods
-	case r.Dst.Bits() == 0, o.routes[r.Dst] && r.Priority == 0: // in the place of ours
+	case r.Dst.Bits() == 0, o.routes[r.Dst] && r.HasUsualPriority(): // in the place of ours
 		return urgent
 	case !host && !gone && o.isNewWay(r): // which needs programs before pods' packets take it
 		return urgent

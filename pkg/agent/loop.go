@@ -197,7 +197,7 @@ func (l *loop) look(s *state) error {
 	}
 	l.tunnel.complete(v)
 	l.cluster.found(have, v)
-	s.view = v
+	s.view, l.mode.used = v, v.used
 	return nil
 }
 

@@ -24,6 +24,7 @@ type status struct {
 type figures struct {
 	alive     time.Time                // when the loop last went round
 	notReady  string                   // empty: ready
+	missing   error                    // which family of addresses pods do without; nil: none
 	nodes     int                      // in the list of Nodes
 	problems  map[plan.Reason]int      // never changed once it is set
 	ways      map[destinations.Way]int // of nodes with podCIDRs; likewise

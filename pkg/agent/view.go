@@ -106,9 +106,12 @@ func (v *view) lookAtRoutes(host *device.Handle) (err error) {
 }
 
 // families are those that were looked at, as the kernel numbers them.
-func (v *view) families() (all []int) {
+func (v *view) families() []int { return numbersOf(v.used) }
+
+// numbersOf are families as the kernel numbers them.
+func numbersOf(used plan.FamilySet) (all []int) {
 	for f, number := range [wire.Families]int{wire.IPv4: device.IPv4, wire.IPv6: device.IPv6} {
-		if v.used[f] {
+		if used[f] {
 			all = append(all, number)
 		}
 	}

@@ -152,8 +152,8 @@ func (j *judge) internalIP(s string) (netip.Addr, error) {
 	if j.local.Contains(a) {
 		return a, fmt.Errorf("InternalIP %s is an address of this node", a)
 	}
-	if r, found := j.route(a); found && r.OnLink && isBroadcast(a, r.Dst) {
-		return a, fmt.Errorf("InternalIP %s is the broadcast address of %s", a, r.Dst)
+	if r, found := j.route(a); found && r.OnLink && isShared(a, r.Dst) {
+		return a, fmt.Errorf("InternalIP %s is the broadcast address of %s, or that of all its routers", a, r.Dst)
 	}
 	return a, nil
 }

@@ -139,6 +139,9 @@ func (b *builder) peer(c candidate) {
 			b.problem(c.name, OffLink, "%s", b.whyNone(f, w, c.internal))
 		}
 		peer.Way = worse(peer.Way, w.kind)
+		if w.via != peer.Address {
+			peer.Others = append(peer.Others, w.via)
+		}
 	}
 	b.r.Peers = append(b.r.Peers, peer)
 	b.reached(c.internal, c.pods, ways)

@@ -78,9 +78,9 @@ func (b *builder) podMTU() int { return cmp.Or(b.in.MTU, b.r.MTU) }
 // tooNarrow says what leaves pods less than so many bytes.
 func (b *builder) tooNarrow(least int) string {
 	if b.in.MTU != 0 {
-		return fmt.Sprintf("--mtu=%d gives the pods' interfaces less than the %d bytes that IPv6 needs: pods get no IPv6 address", b.in.MTU, least)
+		return fmt.Sprintf("--mtu=%d gives the pods' interfaces less than the %d bytes that IPv6 needs", b.in.MTU, least)
 	}
-	return fmt.Sprintf("uplink %s (MTU %d) leaves %d bytes for pods' packets, and IPv6 needs %d: pods get no IPv6 address",
+	return fmt.Sprintf("uplink %s (MTU %d) leaves %d bytes for pods' packets, and IPv6 needs %d",
 		cmp.Or(b.narrowest.Name, "none"), b.narrowest.MTU, b.r.MTU, least)
 }
 

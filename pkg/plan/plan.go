@@ -160,6 +160,8 @@ type Route struct {
 type Peer struct {
 	Name    string
 	Address netip.Addr
+	// Others are InternalIPs by which other podCIDRs of its are reached.
+	Others []netip.Addr
 	// Way is the worst of those to its podCIDRs, which may differ by family.
 	Way      destinations.Way
 	PodCIDRs []netip.Prefix

@@ -356,7 +356,7 @@ func BenchmarkMake5000(b *testing.B) {
 	}
 }
 
-func TestBroadcast(t *testing.T) {
+func TestSharedAddresses(t *testing.T) {
 	for _, tt := range []struct {
 		addr, link string
 		want       bool
@@ -370,8 +370,12 @@ func TestBroadcast(t *testing.T) {
 		{"172.18.0.1", "172.18.0.1/32", false},
 		{"255.255.255.255", "128.0.0.0/1", true},
 		{"fd00::ffff", "fd00::/112", false},
+		{"fd00::", "fd00::/112", true},
+		{"fd00::1", "fd00::/112", false},
+		{"fd00::", "fd00::/127", false},
+		{"fd00::", "fd00::/128", false},
 	} {
-		if got := isBroadcast(netip.MustParseAddr(tt.addr), netip.MustParsePrefix(tt.link)); got != tt.want {
+		if got := isShared(netip.MustParseAddr(tt.addr), netip.MustParsePrefix(tt.link)); got != tt.want {
 			t.Errorf("%s on %s: %v, want %v", tt.addr, tt.link, got, tt.want)
 		}
 	}

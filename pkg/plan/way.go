@@ -22,6 +22,9 @@ type way struct {
 // ways finds how to get to the node with these InternalIPs, of which there is at least one.
 func (b *builder) ways(internal []netip.Addr) (all [wire.Families]way) {
 	for f := range wire.Families {
+		if !b.used[f] {
+			continue
+		}
 		w := b.way(f, internal)
 		w.alias = firstOf(other(w.via), internal)
 		if w.alias.IsValid() && !b.used[wire.FamilyOf(w.alias)] {
