@@ -93,6 +93,9 @@ func serve(t *testing.T, on *lab.Namespace) netip.AddrPort {
 // serveOver is serve in one family.
 func serveOver(t *testing.T, on *lab.Namespace, family wire.Family) netip.AddrPort {
 	t.Helper()
+	if !on.AddrOf(family).IsValid() {
+		t.Fatalf("%s has no %v address; it has %v", on.Netns(), family, on.Addrs())
+	}
 	server, err := on.Serve(0)
 	if err != nil {
 		t.Fatal(err)
