@@ -114,9 +114,9 @@ cluster-down: ## End what make cluster started
 	@cd test/cluster && go run ./play down
 
 .PHONY: demo
-demo: build ## Three nodes, their pods and a host outside on this machine (root); MODE=vxlan, LINKS=2: through the tunnel; KEEP=1 leaves them running
+demo: build ## Three nodes, their pods and a host outside on this machine (root); FAMILY=dual or ipv6; MODE=vxlan, LINKS=2: through the tunnel; KEEP=1 leaves them running
 	@tools/setup.sh demo
-	KEEP=$(KEEP) MODE=$(MODE) LINKS=$(LINKS) go -C tools/demo run .
+	KEEP=$(KEEP) FAMILY=$(FAMILY) MODE=$(MODE) LINKS=$(LINKS) go -C tools/demo run .
 
 .PHONY: bench
 bench: build ## Measure the main rows against the classical networks, in minutes (root); ARGS='--modes ... --workloads ...'

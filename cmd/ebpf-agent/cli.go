@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
@@ -56,7 +54,6 @@ func run(ctx context.Context, e env) int {
 	root.SetArgs(e.args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
-	root.SetFlagErrorFunc(refuseLater)
 	cli.Define(root.Flags(), cli.Variable, serving.flags()...)
 	cli.Define(cleanup.Flags(), cli.Variable, append(cleaning.directoryFlags(), cleaning.stayFlag())...)
 	return cli.Run(ctx, root, e.lookup)
@@ -76,23 +73,7 @@ func (e env) noArguments(_ *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q; the only one is cleanup", args[0])
 }
 
-// refuseLater says of a flag whose feature is to come that this version does not have it.
-func refuseLater(_ *cobra.Command, err error) error {
-	var unknown *pflag.NotExistError
-	if errors.As(err, &unknown) && later()[unknown.GetSpecifiedName()] != "" {
-		return notYet("--" + unknown.GetSpecifiedName())
-	}
-	return err
-}
-
-func notYet(setting string) error {
-	return cli.Misuse("%s: sets a feature that this version does not have: it carries IPv4 only; leave it out", setting)
-}
-
 func (e env) serve(ctx context.Context, o *options) error {
-	if err := o.dismiss(e.lookup); err != nil {
-		return err
-	}
 	if err := o.complete(e); err != nil {
 		return err
 	}
@@ -111,23 +92,6 @@ func (e env) clean(ctx context.Context, o *options) error {
 	}
 	log.Info("waiting for SIGTERM, as --stay says")
 	<-ctx.Done()
-	return nil
-}
-
-// dismiss looks for settings of features that this version does not have. The value that an earlier manifest shipped is no
-// reason not to start; any other was chosen, and is refused.
-func (o *options) dismiss(lookup func(string) (string, bool)) error {
-	shipped := later()
-	for _, name := range slices.Sorted(maps.Keys(shipped)) {
-		variable := cli.Variable(name)
-		switch value, _ := lookup(variable); value {
-		case "":
-		case shipped[name]:
-			o.dismissed = append(o.dismissed, variable)
-		default:
-			return notYet(fmt.Sprintf("$%s %q", variable, value))
-		}
-	}
 	return nil
 }
 
@@ -199,9 +163,6 @@ func (o *options) logger(w io.Writer) *slog.Logger {
 func (o *options) remark() {
 	for _, p := range o.masked {
 		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())
-	}
-	if len(o.dismissed) > 0 {
-		o.config.Log.Warn("settings of features that this version does not have are ignored", "variables", o.dismissed)
 	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -105,7 +106,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Masquerade: true, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Portmap: agent.PortmapAuto, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -116,7 +117,7 @@ func TestDefaults(t *testing.T) {
 
 func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
-		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false",
+		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
 		"--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
@@ -163,7 +164,7 @@ func TestRefusals(t *testing.T) {
 		{"--vxlan-port=50000", "--snat-ports"},
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
-		{"--masquerade=maybe", "true or false"},
+		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=maybe", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
 		{"--snat-ports=0-5", "LOW-HIGH"}, {"--snat-ports=9-5", "LOW-HIGH"}, {"--snat-ports=5", "LOW-HIGH"}, {"--snat-ports=1-70000", "LOW-HIGH"},
@@ -268,28 +269,6 @@ func TestWithoutAnySource(t *testing.T) {
 	c = call(t, nil, nil, "--kubeconfig="+bad)
 	if c.status != 2 || strings.Contains(c.stderr, "struct") || strings.Count(c.stderr, bad) != 1 || !strings.Contains(c.stderr, "takes a kubeconfig file") {
 		t.Errorf("status %d: %q", c.status, c.stderr)
-	}
-}
-
-// A ConfigMap of before has settings that came with no feature: at the values that it was shipped with they are ignored.
-func TestSettingsOfNoFeature(t *testing.T) {
-	shipped := map[string]string{}
-	for name, value := range later() {
-		shipped[cli.Variable(name)] = value
-	}
-	c := call(t, nil, shipped, "--nodes-file=$NODES")
-	if c.status != 0 || strings.Count(c.stderr, "\n") != 1 || !strings.Contains(c.stderr, "EBPF_AGENT_MASQUERADE_IPV6") {
-		t.Errorf("status %d: %q", c.status, c.stderr)
-	}
-	for name, value := range later() {
-		for setting, c := range map[string]called{
-			"$" + cli.Variable(name): call(t, nil, map[string]string{cli.Variable(name): "7"}, "--nodes-file=$NODES"),
-			"--" + name:              call(t, nil, nil, "--nodes-file=$NODES", "--"+name+"="+value),
-		} {
-			if c.status != cli.Misused || !strings.Contains(c.stderr, setting) || !strings.Contains(c.stderr, "leave it out") {
-				t.Errorf("%s: status %d: %q", setting, c.status, c.stderr)
-			}
-		}
 	}
 }
 

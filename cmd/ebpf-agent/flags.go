@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -14,7 +15,6 @@ type options struct {
 	kubeconfig string
 	logFormat  string
 	masked     []netip.Prefix // as they were given
-	dismissed  []string       // variables that were ignored
 	stay       bool           // after a cleanup
 }
 
@@ -50,7 +50,8 @@ func (o *options) flags() []cli.Flag {
 		{Name: "vxlan-port", Default: "4789", Help: "UDP port of the tunnel, the same on all nodes", Value: port(&c.VXLANPort)},
 		{Name: "vxlan-vni", Default: "4096", Help: "VXLAN network identifier of the tunnel, the same on all nodes", Value: cli.Number(&c.VXLANVNI, "VNI", 1, 1<<24-1)},
 		{Name: "vxlan-udp-checksum", Default: "true", Help: "give outer packets a UDP checksum; false where a network card spoils it", Value: cli.Bool(&c.VXLANChecksum)},
-		{Name: "masquerade", Default: "true", Help: "masquerade what pods send to the world: it leaves with the node's address", Value: cli.Bool(&c.Masquerade)},
+		{Name: "masquerade", Default: "true", Help: "masquerade what pods send to the world by IPv4: it leaves with the node's address", Value: cli.Bool(&c.Masquerade[wire.IPv4])},
+		{Name: "masquerade-ipv6", Default: "true", Help: "the same for IPv6", Value: cli.Bool(&c.Masquerade[wire.IPv6])},
 		{Name: "non-masquerade-cidr", Help: "destinations that see pods' own addresses; podCIDRs and nodes always do and need not be listed", Value: o.prefixes(&c.NonMasquerade)},
 		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
 		{Name: "kube-proxy", Default: "auto", Help: "whether netfilter translates addresses on this node, as rules of kube-proxy, portmap and your own do; auto: find out, and follow changes",
@@ -67,9 +68,4 @@ func (o *options) flags() []cli.Flag {
 		{Name: "portmap", Default: "auto", Help: "whether the portmap plugin, which opens host ports, is chained after ours; auto: when it is in --cni-bin-dir",
 			Value: cli.OneOf(&c.Portmap, agent.PortmapAuto, agent.PortmapOn, agent.PortmapOff)},
 	}, o.directoryFlags())
-}
-
-// later are flags of features that this version does not have, with the values that manifests have shipped for them.
-func later() map[string]string {
-	return map[string]string{"masquerade-ipv6": "true"}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
@@ -161,7 +162,7 @@ func TestManifestIsAccepted(t *testing.T) {
 	if status != cli.Fine {
 		t.Fatalf("status %d: %s", status, &stderr)
 	}
-	if got.Listen != "127.0.0.1:9965" || got.Conf != "/etc/cni/net.d" || !got.Masquerade {
+	if got.Listen != "127.0.0.1:9965" || got.Conf != "/etc/cni/net.d" || got.Masquerade != [wire.Families]bool{true, true} {
 		t.Errorf("the agent is told %+v", got)
 	}
 }

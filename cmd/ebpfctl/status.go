@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,12 +140,13 @@ func summary(s observe.Status) [][2]string {
 // mechanism is by what a hook has its program.
 func mechanism(a observe.Attachment) string { return cmp.Or(string(a.Mode), "missing") }
 
-// nodes are the other nodes that have a podCIDR, once each. What else there is are addresses, of these nodes too.
+// nodes are the other nodes that have a podCIDR, once each, as far as their names are known. What else there is are addresses,
+// of these nodes too.
 func nodes(peers []observe.Peer) (once []observe.Peer) {
-	seen := map[netip.Addr]bool{}
+	seen := map[string]bool{}
 	for _, p := range peers {
-		if p.PodCIDR != "" && !seen[p.Node] {
-			seen[p.Node] = true
+		if node := cmp.Or(p.Name, p.Node.String()); p.PodCIDR != "" && !seen[node] {
+			seen[node] = true
 			once = append(once, p)
 		}
 	}

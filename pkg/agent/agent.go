@@ -13,6 +13,8 @@
 package agent
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +22,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -178,9 +182,12 @@ func (a *agent) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The maps don't say in which order the podCIDRs are, by which new pods get their addresses. A list that is not there has no order.
+	list, _ := os.ReadFile(filepath.Join(a.cfg.Conf, install.Conflist))
+	orderAs(list, standing.Own)
 	a.mode.report()
 	l := newLoop(a.node, a.mode, a.sysctls, standing, a.published)
-	defer l.tunnel.table.Close()
+	defer l.tunnel.closeTables()
 	nodes := newLatest()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.followNodes(ctx, nodes.put) })
@@ -287,19 +294,22 @@ func repeat(ctx context.Context, do func() (again time.Duration)) error {
 	}
 }
 
+// orderAs puts podCIDRs into the order in which a network configuration list has them.
+func orderAs(list []byte, own []netip.Prefix) {
+	slices.SortStableFunc(own, func(p, q netip.Prefix) int {
+		return cmp.Compare(bytes.Index(list, []byte(p.String())), bytes.Index(list, []byte(q.String())))
+	})
+}
+
 // readStanding reads from the maps what an earlier agent has left in force.
 func readStanding(m *datapath.Maps) (plan.Standing, error) {
-	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}}
+	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}, Aliases: map[netip.Addr]netip.Addr{}}
 	c, err := m.Config.Get(config.Key{})
 	if err != nil {
 		return s, err
 	}
 	s.Own = c.PodCIDRs()
-	for _, a := range c.NodeAddresses.All() {
-		if a.IsValid() {
-			s.NodeIPs = append(s.NodeIPs, a)
-		}
-	}
+	s.NodeIPs = c.NodeAddresses.All()
 	for e, err := range m.Destinations.All() {
 		if err != nil {
 			return s, err
@@ -307,6 +317,9 @@ func readStanding(m *datapath.Maps) (plan.Standing, error) {
 		whole := e.Value.Kind == destinations.PodCIDR && e.Value.Flags&destinations.Part == 0
 		if via := e.Value.Node.Netip(); whole && via.IsValid() {
 			s.Claims[e.Key.Netip()] = via
+			if alias := e.Value.Alias.Netip(); alias.IsValid() {
+				s.Aliases[via] = alias
+			}
 		}
 	}
 	return s, nil

@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -52,8 +53,10 @@ func (c *clusterController) writeConfig(s *state) error {
 	}
 	known := s.plan.Config
 	known.PodCIDRAddresses, known.PodCIDRLens, known.NodeAddresses = have.PodCIDRAddresses, have.PodCIDRLens, have.NodeAddresses
-	if own := s.plan.Standing.Own4(); own.IsValid() && known != s.plan.Config {
-		c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP4().String())
+	if known != s.plan.Config {
+		for _, own := range s.plan.Standing.Own {
+			c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP(wire.FamilyOf(own.Addr())).String())
+		}
 	}
 	return c.dp.Maps.Config.Put(config.Key{}, s.plan.Config)
 }
@@ -73,6 +76,19 @@ func (c *clusterController) reconcile(s *state) error {
 	c.status.countWays(s.plan.Peers)
 	c.report(s)
 	c.reportStack(s)
+	return err
+}
+
+// missing says which family of addresses pods do without although the cluster has it. A node that has no other is not ready.
+func (c *clusterController) missing(s *state) error {
+	var errs []error
+	for f, why := range s.plan.Missing {
+		if why != "" && s.plan.NotReady == "" {
+			errs = append(errs, fmt.Errorf("pods get no %s address: %s", wire.Family(f).Name(), why))
+		}
+	}
+	err := errors.Join(errs...)
+	c.status.set(func(f *figures) { f.missing = err })
 	return err
 }
 
@@ -243,7 +259,7 @@ func (c *clusterController) writeRoutes(s *state) (own error) {
 func (v *view) foreignRoutes() map[netip.Prefix]int {
 	foreign := map[netip.Prefix]int{}
 	for _, route := range v.routes {
-		if route.Protocol != device.Protocol && route.Priority == 0 {
+		if route.Protocol != device.Protocol && route.HasUsualPriority() {
 			foreign[route.Dst] = route.Protocol
 		}
 	}

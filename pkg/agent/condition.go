@@ -85,6 +85,15 @@ func (a *agent) reportFailure(ctx context.Context, failure error) {
 	}
 }
 
+// carries is what the condition of a node says that can carry pods; missing is which family of addresses they do without.
+func carries(missing error) string {
+	const text = "ebpf-cni carries pods"
+	if missing == nil {
+		return text
+	}
+	return text + "; " + shorten(strings.ReplaceAll(missing.Error(), "\n", "; "), maxReason)
+}
+
 // unavailable is the condition of a node that can't carry pods.
 func unavailable(why string) *corev1.NodeCondition {
 	return &corev1.NodeCondition{
@@ -128,7 +137,7 @@ func (c *condition) want(now time.Time) *corev1.NodeCondition {
 	if why == "" {
 		c.unready = time.Time{}
 		return &corev1.NodeCondition{
-			Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady, Message: "ebpf-cni carries pods",
+			Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady, Message: carries(c.status.read().missing),
 		}
 	}
 	if c.unready.IsZero() {

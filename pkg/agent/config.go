@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
@@ -99,8 +100,8 @@ type Config struct {
 	VXLANChecksum bool
 	// Uplinks are the names of the interfaces that lead out; none: found by routes.
 	Uplinks []string
-	// Masquerade says whether what pods send to the world is masqueraded.
-	Masquerade bool
+	// Masquerade says of each family whether what pods send to the world is masqueraded.
+	Masquerade [wire.Families]bool
 	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.
 	NonMasquerade, Cluster, Service []netip.Prefix
 	// SnatLow and SnatHigh bound the ports to masquerade to, inclusive.
@@ -133,8 +134,10 @@ func (c Config) nodeConfig(beside bool) config.NodeConfig {
 	n := config.NodeConfig{
 		Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
 	}
-	if c.Masquerade {
-		n.Masquerade = 1
+	for f, on := range c.Masquerade {
+		if on {
+			n.Masquerade |= 1 << f
+		}
 	}
 	if beside {
 		n.NetfilterNat = 1

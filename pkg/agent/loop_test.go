@@ -16,6 +16,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
@@ -60,7 +61,7 @@ func testLoop(t *testing.T) *loop {
 			BPFFS: bpffs.Dir(pins), State: filepath.Join(dir, "state"), Conf: filepath.Join(dir, "conf"),
 			Bin: filepath.Join(dir, "bin"), ProcSys: "/proc/sys", Plugin: plugin,
 		},
-		Node: "n1", Masquerade: true, SnatLow: 50000, SnatHigh: 60000, SnatEntries: 1024, Mark: 0x00800000,
+		Node: "n1", Masquerade: [wire.Families]bool{true, true}, SnatLow: 50000, SnatHigh: 60000, SnatEntries: 1024, Mark: 0x00800000,
 		RoutingMode: RouteDirect, VXLANPort: 4789, VXLANVNI: 4096,
 		Log: slog.New(slog.DiscardHandler), LogLevel: "info",
 	}

@@ -7,7 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // retryMode is when another attempt is made at a mode that did not come about:
@@ -21,6 +25,8 @@ type modeController struct {
 	watch *netfilter.Watch
 	// beside says that the programs work beside netfilter's translation.
 	beside bool
+	// used are the families that the cluster uses: in others nobody minds what translates.
+	used plan.FamilySet
 	// translates says that netfilter does, as was found last: the programs may not have followed yet.
 	translates bool
 	// again is when to look again, after a failure.
@@ -45,6 +51,7 @@ func newMode(n *node) *modeController {
 
 // begin decides on the mode of the first programs.
 func (c *modeController) begin(now time.Time) {
+	c.used = usedBefore(c.cfg.BPFFS)
 	var err error
 	if c.beside, err = c.find(func() (bool, error) { return c.watch.Begin(now) }); err != nil { // follow tries again
 		c.log.Warn("netfilter's rules can't be read", "error", err)
@@ -57,7 +64,23 @@ func (c *modeController) find(ask func() (bool, error)) (beside bool, err error)
 	if c.cfg.KubeProxy != KubeProxyAuto {
 		return c.cfg.KubeProxy == KubeProxyOn, nil
 	}
+	c.watch.Of(numbersOf(c.used))
 	return ask()
+}
+
+// usedBefore are the families in which an earlier agent's pods have addresses, and that of IPv4.
+func usedBefore(dir bpffs.Dir) plan.FamilySet {
+	used := plan.FamilySet{wire.IPv4: true}
+	m, err := config.Open(dir.Map(config.Name))
+	if err != nil {
+		return used // there was none
+	}
+	defer m.Close()
+	have, err := m.Get(config.Key{})
+	for f := range wire.Families {
+		used[f] = used[f] || err == nil && have.PodCIDR(f).IsValid()
+	}
+	return used
 }
 
 // follow looks at netfilter and has the programs replaced if they need another mode.

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // More nodes on the link than the kernel keeps neighbours are one problem of this node, until the sysctl allows for them. The real
@@ -12,7 +14,7 @@ import (
 func TestTooManyNeighbours(t *testing.T) {
 	l := testLoop(t)
 	l.cfg.ProcSys = t.TempDir()
-	path := filepath.Join(l.cfg.ProcSys, neighboursMax)
+	path := filepath.Join(l.cfg.ProcSys, neighboursMax(wire.IPv4))
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}

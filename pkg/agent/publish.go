@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -29,7 +30,9 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 	if l.known && l.view != nil {
 		c.Nodes, c.Problems = nil, nil
 		for _, p := range l.plan.Peers {
-			c.Nodes = append(c.Nodes, observe.ClusterNode{Name: p.Name, Address: p.Address})
+			for _, a := range append([]netip.Addr{p.Address}, p.Others...) {
+				c.Nodes = append(c.Nodes, observe.ClusterNode{Name: p.Name, Address: a})
+			}
 		}
 		for _, p := range l.cluster.problems {
 			c.Problems = append(c.Problems, observe.ClusterProblem{Node: p.Node, Reason: string(p.Reason), Text: p.Text})

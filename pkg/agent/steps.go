@@ -80,7 +80,9 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
-		{"sysctls", onPass, vital(l.sysctls.forward)},      // of pods' links as well
+		{"cluster", onPass | onNodes, l.cluster.missing},
+		{"sysctls", onPass, vital(l.sysctls.forward)}, // of pods' links as well
+		{"sysctls", onPass, l.sysctls.route},
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
 		{"sysctls", onPass | onTick, l.sysctls.inspect},

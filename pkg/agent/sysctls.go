@@ -9,13 +9,23 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
 const (
 	ipForward     = "net/ipv4/ip_forward"
 	reservedPorts = "net/ipv4/ip_local_reserved_ports"
+	// ipv6Forward alone decides on forwarding in IPv6; the links' own make routers or hosts of them.
+	ipv6Forward = "net/ipv6/conf/all/forwarding"
 )
+
+// Values of accept_ra: a link follows router advertisements unless it is a router's, or in any case.
+const followAsHost, followAlways = 1, 2
+
+func acceptRAOf(link string) string { return "net/ipv6/conf/" + link + "/accept_ra" }
 
 // Values of rp_filter (Documentation/networking/ip-sysctl.rst): a source is accepted if it is on the way back, or if there is any
 // route to it. The stricter one of a link's own value and that of all links is in force, but for the loose one, which always wins.
@@ -35,6 +45,8 @@ type sysctls struct {
 	record *record
 	// forwarding says of which links, and of all, it was on after the newest pass.
 	forwarding map[int]bool
+	// routing says that this process has found it on in IPv6, or turned it on.
+	routing bool
 	// disputed are the sysctls that somebody else has changed within settledAfter, with when he last did.
 	disputed map[string]time.Time
 	// ports is reservedPorts, kept open since nothing tells of a change, and kept is what it was when it last was as it should be.
@@ -131,6 +143,59 @@ func (c *sysctls) forward(s *state) error {
 	return errors.Join(errs...)
 }
 
+// route makes a router of the node in IPv6 where it has a podCIDR of that. The kernel forgets then what router advertisements have
+// told it, and listens to no more of them, but for the links on which that is to be kept: so those come first.
+func (c *sysctls) route(s *state) error {
+	if !s.plan.Standing.PodCIDR(wire.IPv6).IsValid() {
+		return nil
+	}
+	have, err := c.Get(ipv6Forward)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("this node has an IPv6 podCIDR, and its kernel has no IPv6 (ipv6.disable=1 on its command line?): %w", err)
+	}
+	if _, ours := c.record.Sysctls[ipv6Forward]; err == nil && (ours || have == "0") { // else it has been a router before
+		err = c.followRouters(s.view)
+	}
+	if err == nil {
+		err = c.ensure(ipv6Forward, 1, c.routing)
+	}
+	c.routing = err == nil
+	if len(s.plan.PodCIDRs) == 1 && s.plan.PodCIDRs[0].Addr().Is6() {
+		return hinder(err)
+	}
+	return err
+}
+
+// followRouters has those links go on with router advertisements that have followed them.
+func (c *sysctls) followRouters(v *view) error {
+	var errs []error
+	for _, link := range v.hostLinks() {
+		name := acceptRAOf(link)
+		have, err := c.Get(name)
+		_, ours := c.record.Sysctls[name]
+		if err == nil && have == strconv.Itoa(followAsHost) {
+			err = c.ensure(name, followAlways, ours)
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // else the link is gone meanwhile
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hostLinks are those by which this node may have learnt of a router: the uplinks, and what such routes lead over.
+func (v *view) hostLinks() (names []string) {
+	for _, l := range v.uplinks {
+		names = append(names, l.Name)
+	}
+	for _, r := range v.routes {
+		if l := v.links[r.Index]; r.Protocol == unix.RTPROT_RA && leadsOut(l) && !slices.Contains(names, l.Name) {
+			names = append(names, l.Name)
+		}
+	}
+	return names
+}
+
 // loosen loosens the reverse path filter of the uplinks by which packets come that the tunnel is the way back to, where it
 // is strict, and puts back that of others.
 func (c *sysctls) loosen(s *state) error {
@@ -221,16 +286,21 @@ func addedBy(s setting) ports {
 }
 
 // restore puts back what still has our value. ip_forward stays on, and so does
-// what the kernel changed along with it.
+// what the kernel changed along with it. Forwarding of IPv6 goes off, and does so first: a router would lose what its links
+// learn from router advertisements.
 func (c *sysctls) restore() error {
 	var errs []error
+	if v, set := c.record.Sysctls[ipv6Forward]; set {
+		errs = append(errs, c.putBack(ipv6Forward, v))
+	}
 	forwarded, on := c.record.Sysctls[ipForward]
 	on = on && forwarded.Before == "0"
 	for name, v := range c.record.Sysctls {
 		switch {
+		case name == ipv6Forward:
 		case name == ipForward:
 			c.log.Info("sysctl left as it is: others may rely on it by now", "name", name, "value", v.Ours)
-		case on && strings.HasSuffix(name, "/forwarding"):
+		case on && strings.HasSuffix(name, "/forwarding"): // of IPv4
 			c.log.Debug("sysctl left as ip_forward made it", "name", name)
 		case name == reservedPorts:
 			errs = append(errs, c.unreserve(v))

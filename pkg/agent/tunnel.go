@@ -37,17 +37,17 @@ type tunnelController struct {
 	mac    net.HardwareAddr // the device's; nil: not looked for yet
 	// addresses are the device's, as found by the newest look and as written since.
 	addresses []netip.Prefix
-	// address is the one that was given to the device as it is.
-	address netip.Prefix
+	// given are those that were given to the device as it is.
+	given [wire.Families]netip.Prefix
 	// failed says why the device does not work, as the newest look found; nil: it does.
 	failed error
 	unset  error         // why not all of it is as it should be; most packets pass nevertheless
 	logged string        // of what is no failure, the text that the log has
 	wished device.Tunnel // as the newest look has made it
-	table  netfilter.Table
-	// outer is what the table was last written for.
-	outer netfilter.Outer
-	mode  *modeController
+	// tables are for outer packets of each family, outer is what they were last written for.
+	tables [wire.Families]netfilter.Table
+	outer  [wire.Families]netfilter.Outer
+	mode   *modeController
 }
 
 // complete makes or mends the device, and adds it to a view.
@@ -88,7 +88,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 	}
 	resized := wish.MTU != c.wished.MTU // since the uplinks are
 	if c.wished = wish; changed || !link.Up() {
-		c.address = netip.Prefix{}
+		c.given = [wire.Families]netip.Prefix{}
 	}
 	if link.Index != c.index {
 		c.log.Info("tunnel device", "interface", link.Name, "ifindex", link.Index, "port", c.cfg.VXLANPort, "vni", c.cfg.VXLANVNI)
@@ -99,7 +99,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 		c.log.Warn("tunnel device mended", "interface", link.Name, "ifindex", link.Index)
 	}
 	c.index = link.Index
-	c.unset = errors.Join(c.unset, c.set(known))
+	c.unset = errors.Join(c.unset, c.set(v.used, known))
 	// What arrives before there are programs would be taken for a packet from anywhere.
 	if err := c.dp.AttachTunnel(link.Index); err != nil {
 		return link, err
@@ -111,15 +111,22 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 }
 
 // set sets sysctls of the device, which end with it. known says that they were as they should be when it was last seen.
-func (c *tunnelController) set(known bool) error {
-	var errs []error
-	for _, s := range []struct{ name, value string }{
+func (c *tunnelController) set(used plan.FamilySet, known bool) error {
+	ofIPv6 := "net/ipv6/conf/" + tunnelName
+	all := []struct{ name, value string }{
 		{forwardingOf(tunnelName), "1"},
 		// While only one of two nodes sends through the tunnel, the way back of what arrives leads over another interface.
 		{rpFilterOf(tunnelName), strconv.Itoa(looseRPFilter)},
-		// Nobody would answer what the kernel sends on a new link by itself.
-		{"net/ipv6/conf/" + tunnelName + "/disable_ipv6", "1"},
-	} {
+		// Nobody would answer what the kernel sends on a new link by itself, and nobody is to be listened to.
+		{ofIPv6 + "/addr_gen_mode", "1"},
+		{ofIPv6 + "/accept_ra", "0"},
+		{ofIPv6 + "/disable_ipv6", "0"},
+	}
+	if !used[wire.IPv6] {
+		all = append(all[:2], struct{ name, value string }{ofIPv6 + "/disable_ipv6", "1"})
+	}
+	var errs []error
+	for _, s := range all {
 		wrote, err := c.sysctl.Set(s.name, s.value)
 		if !errors.Is(err, fs.ErrNotExist) { // without IPv6, or the device is gone
 			errs = append(errs, err)
@@ -178,7 +185,7 @@ func tunnelMTU(uplinks []plan.Link) int {
 	for _, l := range uplinks {
 		widest = max(widest, l.MTU)
 	}
-	return plan.InnerMTU(widest)
+	return plan.InnerMTU(widest, wire.IPv4)
 }
 
 // takeTunnel puts the device as it is now in the place of what a look found. Its addresses are in the podCIDR, and are none
@@ -208,7 +215,7 @@ func (v *view) takeTunnel(l device.Link) {
 func (c *tunnelController) configure(s *state) error {
 	if c.failed == nil {
 		c.logged = ""
-		return errors.Join(c.unset, c.writeAddress(s), c.writeRules(s))
+		return errors.Join(c.unset, c.writeAddresses(s), c.writeRules(s))
 	}
 	switch {
 	case c.cfg.RoutingMode == plan.RouteDirect:
@@ -223,24 +230,27 @@ func (c *tunnelController) configure(s *state) error {
 	return c.failed
 }
 
-func (c *tunnelController) writeAddress(s *state) error {
-	var want netip.Prefix
-	if a := s.plan.Config.Tunnel[wire.IPv4].Address.Netip(); a.IsValid() {
-		want = netip.PrefixFrom(a, a.BitLen())
-	}
-	if want.IsValid() && !slices.Contains(c.addresses, want) {
-		if err := c.host.AddAddress(c.index, want); err != nil {
-			return err
+// writeAddresses gives the device its address of each family, and takes others from it.
+func (c *tunnelController) writeAddresses(s *state) error {
+	for f := range wire.Families {
+		var want netip.Prefix
+		if a := s.plan.Config.Tunnel[f].Address.Netip(); a.IsValid() {
+			want = netip.PrefixFrom(a, a.BitLen())
 		}
-		c.addresses = append(c.addresses, want)
-		if c.address == want {
-			c.status.repaired(repairedTunnel, 1)
-			c.log.Warn("address of the tunnel device restored", "address", want.Addr())
+		if want.IsValid() && !slices.Contains(c.addresses, want) {
+			if err := c.host.AddAddress(c.index, want); err != nil {
+				return err
+			}
+			c.addresses = append(c.addresses, want)
+			if c.given[f] == want {
+				c.status.repaired(repairedTunnel, 1)
+				c.log.Warn("address of the tunnel device restored", "address", want.Addr())
+			}
 		}
+		c.given[f] = want
 	}
-	c.address = want
 	for _, p := range slices.Clone(c.addresses) {
-		if p == want || !p.Addr().Is4() {
+		if slices.Contains(c.given[:], p) || !s.view.of(p.Addr()) {
 			continue
 		}
 		if err := c.host.DeleteAddress(c.index, p); err != nil {
@@ -275,23 +285,33 @@ func (c *tunnelController) inspect(s *state) error {
 	return errors.Join(append(errs, c.writeRules(s))...)
 }
 
-// writeRules writes the rules for netfilter.
+// writeRules writes the rules for netfilter, for outer packets of each family that the node has an address of.
 func (c *tunnelController) writeRules(s *state) error {
-	a := s.plan.Standing.NodeIP4()
-	if !a.IsValid() {
-		return nil
+	var errs []error
+	for f := range wire.Families {
+		a := s.plan.Standing.NodeIP(f)
+		if !a.IsValid() || !s.view.used[f] {
+			continue
+		}
+		want := netfilter.Outer{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark, Translated: c.mode.translates}
+		wrote, err := c.tables[f].Ensure(time.Now(), want)
+		switch {
+		case errors.Is(err, netfilter.ErrNoExpression) && !want.Translated: // nobody gets in; netfilter's table of connections has more to hold
+			continue
+		case wrote && want == c.outer[f]:
+			c.status.repaired(repairedTunnel, 1)
+			c.log.Warn("rules by which netfilter does not track the tunnel's packets restored", "table", netfilter.TableName)
+		case wrote:
+			c.log.Info("netfilter does not track the tunnel's packets", "table", netfilter.TableName)
+			c.outer[f] = want
+		}
+		errs = append(errs, err)
 	}
-	want := netfilter.Outer{Address: a, Port: c.cfg.VXLANPort, Mark: c.cfg.Mark, Translated: c.mode.translates}
-	wrote, err := c.table.Ensure(time.Now(), want)
-	switch {
-	case errors.Is(err, netfilter.ErrNoExpression) && !want.Translated: // nobody gets in; netfilter's table of connections has more to hold
-		return nil
-	case wrote && want == c.outer:
-		c.status.repaired(repairedTunnel, 1)
-		c.log.Warn("rules by which netfilter does not track the tunnel's packets restored", "table", netfilter.TableName)
-	case wrote:
-		c.log.Info("netfilter does not track the tunnel's packets", "table", netfilter.TableName)
-		c.outer = want
+	return errors.Join(errs...)
+}
+
+func (c *tunnelController) closeTables() {
+	for f := range c.tables {
+		c.tables[f].Close()
 	}
-	return err
 }

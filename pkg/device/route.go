@@ -34,6 +34,12 @@ type Route struct {
 	Scope *int
 }
 
+// HasUsualPriority reports whether a route has the priority that the kernel gives to one that is written without any.
+func (r Route) HasUsualPriority() bool {
+	const ofIPv6 = 1024 // IP6_RT_PRIO_USER
+	return r.Priority == 0 || r.Priority == ofIPv6 && r.Dst.Addr().Is6()
+}
+
 // ReplaceRoute writes the route, replacing one with the same destination and priority.
 func (h *Handle) ReplaceRoute(r Route) error {
 	n := r.netlink()

@@ -131,6 +131,7 @@ func (h *Handle) mendTunnel(l Link, t Tunnel) (_ Link, changed bool, err error) 
 		set   func() error
 	}{
 		{l.NoARP, func() error { return h.nl.LinkSetARPOff(link) }},
+		{l.Flags&net.FlagMulticast == 0, func() error { return h.nl.LinkSetMulticastOff(link) }}, // else the kernel reports its groups
 		{l.MTU == t.MTU, func() error { return h.nl.LinkSetMTU(link, t.MTU) }},
 		{bytes.Equal(l.MAC, t.MAC), func() error { return h.nl.LinkSetHardwareAddr(link, t.MAC) }},
 		{l.Master == 0, func() error { return h.nl.LinkSetNoMaster(link) }},

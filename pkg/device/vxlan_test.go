@@ -46,7 +46,7 @@ func ensured(t *testing.T, h *Handle, want Tunnel, change bool) Link {
 	must(t, h.StartTunnel(l))
 	again, changed, err := h.EnsureTunnel(want)
 	must(t, err)
-	if again.Kind != "vxlan" || again.VXLAN != (VXLAN{want.Port, true}) || !again.NoARP || !again.Up() ||
+	if again.Kind != "vxlan" || again.VXLAN != (VXLAN{want.Port, true}) || !again.NoARP || again.Flags&net.FlagMulticast != 0 || !again.Up() ||
 		again.MTU != want.MTU || again.MAC.String() != want.MAC.String() || again.Master != 0 || changed {
 		t.Errorf("the device is %+v, changed once more: %v", again, changed)
 	}

@@ -21,13 +21,22 @@ const (
 	targetTranslated    = 1 << 5 // IPS_DST_NAT
 )
 
-// translatedFlows says whether netfilter's connection table has any flow whose
+// translatedFlows says whether netfilter's connection table has any flow of these families whose
 // addresses it changes. The kernel filters out the others.
-func translatedFlows() (bool, error) {
+func translatedFlows(families []uint8) (bool, error) {
+	for _, family := range families {
+		if found, err := translatedFlowsOf(family); found || err != nil {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+func translatedFlowsOf(family uint8) (bool, error) {
 	for _, bit := range []uint32{sourceTranslated, targetTranslated} {
 		wanted := binary.BigEndian.AppendUint32(nil, bit)
 		req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|getConntrack, unix.NLM_F_DUMP)
-		req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+		req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
 		req.AddData(nl.NewRtAttr(conntrackStatus, wanted))
 		req.AddData(nl.NewRtAttr(conntrackStatusMask, wanted))
 		found := false

@@ -1,5 +1,4 @@
-// Package netfilter finds out whether netfilter translates addresses of IPv4 on
-// this node: by rules of iptables or nftables, or, when those are gone, by flows
+// Package netfilter finds out whether netfilter translates addresses on this node: by rules of iptables or nftables, or, when those are gone, by flows
 // that they have translated. It only looks at those. And it keeps a table of
 // nftables that is ours, ebpf-cni: the rules by which netfilter does not track a
 // tunnel's outer packets, and drops what it has translated to their port.
@@ -13,6 +12,8 @@ package netfilter
 import (
 	"errors"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Linger is how long translation is taken to go on after the last rule is gone:
@@ -25,6 +26,7 @@ const olderFlows = "flows that earlier rules translated"
 // Watch is a look that remembers the ones before it. It looks into the network
 // namespace of the thread that looks first, and is for one goroutine at a time.
 type Watch struct {
+	of      []uint8                                       // the families that are looked at
 	rules   func(now time.Time) (where string, err error) // where a rule stands that translates; empty: nowhere
 	flows   func() (found bool, err error)
 	tracked func() bool // whether the kernel keeps flows at all
@@ -34,21 +36,40 @@ type Watch struct {
 	seen  time.Time // when a rule, or a flow without one, was last seen
 }
 
-// New returns a Watch that has seen nothing yet.
+// New returns a Watch of IPv4 that has seen nothing yet.
 func New() *Watch {
 	var n nftables
-	var i iptables
-	return &Watch{
-		rules: func(now time.Time) (string, error) {
-			where, err := n.find(now)
-			if where != "" {
-				return where, nil
+	older := map[uint8]*iptables{unix.AF_INET: {family: unix.AF_INET}, unix.AF_INET6: {family: unix.AF_INET6}}
+	w := &Watch{of: []uint8{unix.AF_INET}, tracked: tracksConnections}
+	w.flows = func() (bool, error) { return translatedFlows(w.of) }
+	w.rules = func(now time.Time) (string, error) {
+		where, err := n.find(now, w.of)
+		for _, family := range w.of {
+			if where == "" {
+				var olderErr error
+				where, olderErr = older[family].find()
+				err = errors.Join(err, olderErr)
 			}
-			where, older := i.find()
-			return where, errors.Join(err, older)
-		},
-		flows: translatedFlows, tracked: tracksConnections,
-		close: func() { n.close(); i.close() },
+		}
+		if where != "" {
+			return where, nil
+		}
+		return "", err
+	}
+	w.close = func() {
+		n.close()
+		for _, i := range older {
+			i.close()
+		}
+	}
+	return w
+}
+
+// Of has the Watch look at these families from now on, as the kernel numbers them.
+func (w *Watch) Of(families []int) {
+	w.of = nil
+	for _, f := range families {
+		w.of = append(w.of, uint8(f))
 	}
 }
 

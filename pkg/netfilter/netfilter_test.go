@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -136,6 +137,37 @@ func TestRulesAreFound(t *testing.T) {
 		translates, err := w.Look(time.Now(), false)
 		if err != nil || w.where != step.found || translates != (step.found != "") {
 			t.Errorf("after %s: found %q, translates %v, error %v, want %q", step.command, w.where, translates, err, step.found)
+		}
+	}
+}
+
+// Rules of IPv6 count once that is looked at, and no longer than it is.
+func TestRulesOfIPv6AreFound(t *testing.T) {
+	priv.Isolate(t)
+	w := New()
+	defer w.Close()
+	both := []int{unix.AF_INET, unix.AF_INET6}
+	for _, step := range []struct {
+		command string
+		of      []int
+		found   string
+	}{
+		{"ip6tables-nft -t nat -A POSTROUTING -j MASQUERADE", both[:1], ""},
+		{"true", both, "nftables table ip6 nat, chain POSTROUTING"},
+		{"true", both[1:], "nftables table ip6 nat, chain POSTROUTING"},
+		{"true", both[:1], ""},
+		{"iptables-nft -t nat -A POSTROUTING -j MASQUERADE", both[1:], "nftables table ip6 nat, chain POSTROUTING"},
+		{"nft flush ruleset", both, ""},
+		{"ip6tables-legacy -t nat -A OUTPUT -j RETURN", both[:1], ""},
+		{"true", both, "ip6tables table nat"},
+		{"ip6tables-legacy -t nat -F OUTPUT", both, ""},
+	} {
+		run(t, step.command)
+		w.where = ""
+		w.Of(step.of)
+		translates, err := w.Look(time.Now(), false)
+		if err != nil || w.where != step.found || translates != (step.found != "") {
+			t.Errorf("after %s, families %v: found %q, translates %v, error %v, want %q", step.command, step.of, w.where, translates, err, step.found)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -16,6 +17,7 @@ import (
 type nftables struct {
 	questions
 	generation uint32    // of the rules at the newest look, which is never 0
+	of         []uint8   // the families of that look
 	chain      natChain  // that translated then; the zero value: none
 	absent     time.Time // when the kernel said that it has no nftables
 }
@@ -29,22 +31,22 @@ type questions struct {
 // makes it look for a module.
 const askAbsent = time.Minute
 
-// natChain is a chain that translates addresses of IPv4.
+// natChain is a chain that translates addresses.
 type natChain struct {
 	family      uint8
 	table, name string
 }
 
 func (c natChain) String() string {
-	family := "ip"
-	if c.family == unix.NFPROTO_INET {
-		family = "inet"
-	}
+	family := map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}[c.family]
 	return fmt.Sprintf("nftables table %s %s, chain %s", family, c.table, c.name)
 }
 
-// find says where a rule stands that translates; empty: nowhere.
-func (n *nftables) find(now time.Time) (string, error) {
+// find says where a rule stands that translates addresses of these families; empty: nowhere.
+func (n *nftables) find(now time.Time, of []uint8) (string, error) {
+	if !slices.Equal(of, n.of) {
+		n.of, n.generation, n.chain = slices.Clone(of), 0, natChain{}
+	}
 	if now.Sub(n.absent) < askAbsent {
 		return "", nil
 	}
@@ -102,7 +104,7 @@ func (n *nftables) translates() bool {
 func (n *nftables) findNATChain() (natChain, error) {
 	answer, err := n.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.AF_UNSPEC)
 	for _, m := range answer {
-		if c := readNATChain(m); c != (natChain{}) {
+		if c := readNATChain(m); c.concerns(n.of) {
 			return c, nil // also from a list that somebody's change has cut short
 		}
 	}
@@ -147,10 +149,15 @@ func readNATChain(m []byte) natChain {
 	if text(attrs[unix.NFTA_CHAIN_TYPE]) != "nat" || attrs[unix.NFTA_CHAIN_HOOK] == nil || len(uses) != 4 || binary.BigEndian.Uint32(uses) == 0 {
 		return natChain{}
 	}
-	if family := m[0]; family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_INET {
+	if family := m[0]; family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6 || family == unix.NFPROTO_INET {
 		return natChain{family, text(attrs[unix.NFTA_CHAIN_TABLE]), text(attrs[unix.NFTA_CHAIN_NAME])}
 	}
 	return natChain{}
+}
+
+// concerns says that a chain translates addresses of one of these families.
+func (c natChain) concerns(families []uint8) bool {
+	return c.family == unix.NFPROTO_INET || c != natChain{} && slices.Contains(families, c.family) // NFPROTO_IPV4 is AF_INET, and so on
 }
 
 func text(raw []byte) string { return unix.ByteSliceToString(raw) }

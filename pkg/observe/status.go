@@ -310,7 +310,7 @@ func peers(entries []typed.Entry[destinations.Key, destinations.Value]) []Peer {
 	known := map[netip.Addr]bool{}
 	for _, e := range entries {
 		if v := e.Value; v.Kind == destinations.PodCIDR && v.Flags&destinations.Part == 0 {
-			known[v.Node.Netip()] = true
+			known[v.Node.Netip()], known[v.Alias.Netip()] = true, true
 			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Way: v.Way(), Ifindex: v.Ifindex, MTU: v.MTU})
 		}
 	}

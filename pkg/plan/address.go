@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // parsePodCIDR reads a podCIDR and refuses what can't be one on any node.
@@ -19,7 +21,7 @@ func parsePodCIDR(s string) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s contains every address", p)
 	case a.Is4In6():
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s is IPv4 mapped into IPv6", p)
-	case a.Is4() && p.Bits() < widest:
+	case p.Bits() < widest[wire.FamilyOf(a)]:
 		return netip.Prefix{}, fmt.Errorf("podCIDR %s is wider than any private range: it would take addresses of the Internet", p)
 	}
 	for _, special := range notForPods {
@@ -30,8 +32,8 @@ func parsePodCIDR(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// widest is the length of the widest range that is private, 10.0.0.0/8.
-const widest = 8
+// widest is the length of the widest range that is private, 10.0.0.0/8 and fc00::/7.
+var widest = [wire.Families]int{wire.IPv4: 8, wire.IPv6: 7}
 
 // notForPods are ranges that the kernel or the protocols reserve.
 var notForPods = []netip.Prefix{
@@ -59,11 +61,17 @@ func parseNodeIP(kind, s string) (netip.Addr, error) {
 	return a, nil
 }
 
-// isBroadcast reports whether an address is the broadcast address of a link with that
-// prefix. The lowest address is an ordinary one since Linux 5.14.
-func isBroadcast(a netip.Addr, link netip.Prefix) bool {
-	const pointToPoint = 31 // RFC 3021: no broadcast address on such a link
-	return a.Is4() && link.Bits() < pointToPoint && link.Contains(a) && !link.Contains(a.Next())
+// isShared reports whether an address is everybody's on a link with that prefix: the broadcast address of IPv4, whose lowest one is an
+// ordinary one since Linux 5.14, and in IPv6 that of all routers (RFC 4291, section 2.6.1). Links of two addresses have neither
+// (RFC 3021, RFC 6164).
+func isShared(a netip.Addr, link netip.Prefix) bool {
+	switch {
+	case link.Bits() >= a.BitLen()-1 || !link.Contains(a):
+		return false
+	case a.Is4():
+		return !link.Contains(a.Next())
+	}
+	return a == link.Masked().Addr()
 }
 
 // addressSet finds the addresses inside a prefix in logarithmic time.

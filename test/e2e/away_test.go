@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -93,7 +94,7 @@ func takeAddress(t *testing.T, node *lab.Node) (restore func()) {
 		err := node.Netlink().AddrAdd(link, address)
 		if err == nil {
 			_, everywhere, _ := net.ParseCIDR("0.0.0.0/0")
-			err = node.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everywhere, Gw: lab.GatewayAddr.AsSlice()})
+			err = node.Netlink().RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everywhere, Gw: lab.GatewayAddr[wire.IPv4].AsSlice()})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +110,7 @@ func TestUplinkBecomesAPort(t *testing.T) {
 	address := node.Addr().String() + "/24"
 	for _, command := range []string{
 		"ip link add br0 type bridge", "ip link set br0 up", "ip addr del " + address + " dev " + lab.Uplink,
-		"ip link set " + lab.Uplink + " master br0", "ip addr add " + address + " dev br0", "ip route add default via " + lab.GatewayAddr.String(),
+		"ip link set " + lab.Uplink + " master br0", "ip addr add " + address + " dev br0", "ip route add default via " + lab.GatewayAddr[wire.IPv4].String(),
 	} {
 		words := strings.Fields(command)
 		if out, err := node.Exec(t.Context(), words[0], words[1:]...); err != nil {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -90,7 +91,7 @@ func (p *proxied) service(name string) kubeService {
 // masked is what the other node sees of what netfilter has masqueraded on a node.
 func (p *proxied) masked(node *lab.Node) netip.Addr {
 	if p.tunnelled {
-		return node.PodCIDR.Addr() // the tunnel device's
+		return node.PodCIDR().Addr() // the tunnel device's
 	}
 	return node.Addr()
 }
@@ -98,9 +99,9 @@ func (p *proxied) masked(node *lab.Node) netip.Addr {
 // outside is what nodes see of the outside host.
 func (p *proxied) outside() netip.Addr {
 	if p.Router != nil {
-		return lab.OutsideAddr
+		return lab.OutsideAddr[wire.IPv4]
 	}
-	return lab.GatewayAddr
+	return lab.GatewayAddr[wire.IPv4]
 }
 
 // visits are the ways to Services, and from pod to pod, with the addresses that the classical network shows, but that

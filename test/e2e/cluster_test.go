@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -63,6 +64,23 @@ func attached(t *testing.T, all bool, test func(t *testing.T, attach string)) {
 	}
 }
 
+// families are those that a test runs in, one after the other.
+var families = []wire.Family{wire.IPv4}
+
+// forEachFamily runs a test in each family, for clusters of that family alone.
+func forEachFamily(t *testing.T, test func(t *testing.T, family []wire.Family)) {
+	for _, family := range families {
+		t.Run(family.String(), func(t *testing.T) { test(t, []wire.Family{family}) })
+	}
+}
+
+// overEachFamily runs a part of a test in each family of one cluster.
+func overEachFamily(t *testing.T, l *lab.Lab, test func(t *testing.T, family wire.Family)) {
+	for _, family := range l.Options.Families {
+		t.Run(family.String(), func(t *testing.T) { test(t, family) })
+	}
+}
+
 // addPod adds an ordinary pod.
 func addPod(t *testing.T, node *lab.Node, name string) *lab.Pod {
 	t.Helper()
@@ -73,14 +91,23 @@ func addPod(t *testing.T, node *lab.Node, name string) *lab.Pod {
 	return pod
 }
 
-// serve answers on a port of the kernel's choice and returns where.
+// serve answers on a port of the kernel's choice and returns where, in the first family of the host or pod.
 func serve(t *testing.T, on *lab.Namespace) netip.AddrPort {
 	t.Helper()
+	return serveOver(t, on, wire.FamilyOf(on.Addr()))
+}
+
+// serveOver is serve in one family.
+func serveOver(t *testing.T, on *lab.Namespace, family wire.Family) netip.AddrPort {
+	t.Helper()
+	if !on.AddrOf(family).IsValid() {
+		t.Fatalf("%s has no %v address; it has %v", on.Netns(), family, on.Addrs())
+	}
 	server, err := on.Serve(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return netip.AddrPortFrom(on.Addr(), server.Port)
+	return netip.AddrPortFrom(on.AddrOf(family), server.Port)
 }
 
 // within bounds a single exchange.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"flag"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,64 +11,104 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// party is somebody who reaches others, with the address that the outside host must see of it.
-type party struct {
-	*lab.Namespace
-	outside netip.Addr
+// cluster is a kind of cluster that packets find their way through.
+type cluster struct {
+	name  string
+	pods  []wire.Family // in the order of podCIDRs
+	hosts []wire.Family // in the order of InternalIPs: the first is the tunnel's outside
+	mode  string        // --routing-mode
+	links int
+	when  form
 }
 
-// routings are the routing modes, each on the links where it makes a difference.
-var routings = []struct {
-	mode  string
-	links int
-}{{"direct", 1}, {"vxlan", 1}, {"auto", 2}}
+// form is how thorough a run is that has a cluster.
+type form int
 
-func forEachRouting(t *testing.T, test func(t *testing.T, opts lab.Options)) { forRoutings(t, 0, test) }
+const (
+	always    form = iota
+	reachOnly      // in the short form, by TestEverybodyReachesEverybody alone
+	longOnly       // in the long form
+)
 
-// forEachTunnel is without the one that has no tunnel.
-func forEachTunnel(t *testing.T, test func(t *testing.T, opts lab.Options)) { forRoutings(t, 1, test) }
+// clusters are all kinds, each on the links where its routing mode makes a difference.
+var clusters = []cluster{
+	{"direct", only4, only4, "direct", 1, always},
+	{"vxlan", only4, only4, "vxlan", 1, always},
+	{"auto", only4, only4, "auto", 2, always},
+}
 
-func forRoutings(t *testing.T, first int, test func(t *testing.T, opts lab.Options)) {
-	for _, r := range routings[first:] {
-		t.Run(r.mode, func(t *testing.T) {
-			forNewestAttach(t, func(t *testing.T, attach string) {
-				test(t, lab.Options{Nodes: 3, Links: r.links, AgentFlags: []string{attach, "--routing-mode=" + r.mode}})
-			})
+// Families in the orders that a Node may have them in.
+var only4 = []wire.Family{wire.IPv4}
+
+func (c cluster) options(flags ...string) lab.Options {
+	return lab.Options{Nodes: 3, Families: c.pods, Underlay: c.hosts, Links: c.links, AgentFlags: append(flags, "--routing-mode="+c.mode)}
+}
+
+// forEachCluster runs a test with every kind of cluster that a run of the given form has.
+func forEachCluster(t *testing.T, most form, test func(t *testing.T, opts lab.Options)) {
+	forClusters(t, most, func(cluster) bool { return true }, test)
+}
+
+// forEachTunnel is for tests of IPv4: with every kind of cluster that has a tunnel.
+func forEachTunnel(t *testing.T, test func(t *testing.T, opts lab.Options)) {
+	forClusters(t, always, func(c cluster) bool { return c.mode != "direct" && slices.Equal(c.pods, only4) }, test)
+}
+
+func forClusters(t *testing.T, most form, chosen func(cluster) bool, test func(t *testing.T, opts lab.Options)) {
+	if priv.Long() {
+		most = longOnly
+	}
+	for _, c := range clusters {
+		if c.when > most || !chosen(c) {
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) {
+			forNewestAttach(t, func(t *testing.T, attach string) { test(t, c.options(attach)) })
 		})
 	}
 }
 
+// party is somebody who reaches others, on a node whose address the outside host must see.
+type party struct {
+	*lab.Namespace
+	node *lab.Node
+}
+
 func TestEverybodyReachesEverybody(t *testing.T) {
-	forEachRouting(t, func(t *testing.T, opts lab.Options) {
+	forEachCluster(t, reachOnly, func(t *testing.T, opts lab.Options) {
 		l := startCluster(t, opts)
 		var all []party
 		for _, node := range l.Nodes {
-			all = append(all, party{node.Namespace, node.Addr()})
+			all = append(all, party{node.Namespace, node})
 			for _, name := range []string{"a", "b"} {
-				all = append(all, party{addPod(t, node, name).Namespace, node.Addr()})
+				all = append(all, party{addPod(t, node, name).Namespace, node})
 			}
 		}
-		for _, to := range all {
-			at := serve(t, to.Namespace)
-			for _, from := range all {
-				if from.Namespace != to.Namespace {
-					assertReaches(t, from.Namespace, at, from.Addr())
+		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+			for _, to := range all {
+				at := serveOver(t, to.Namespace, family)
+				for _, from := range all {
+					if from.Namespace != to.Namespace {
+						assertReaches(t, from.Namespace, at, from.AddrOf(family))
+					}
 				}
 			}
-		}
 
-		capture, err := l.Outside.Capture(lab.Uplink)
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := serve(t, l.Outside)
-		for _, from := range all {
-			assertReaches(t, from.Namespace, at, from.outside)
-		}
-		assertNoPodAddress(t, l, capture.Close())
+			capture, err := l.Outside.Capture(lab.Uplink)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := serveOver(t, l.Outside, family)
+			for _, from := range all {
+				assertReaches(t, from.Namespace, at, from.node.AddrOf(family))
+			}
+			assertNoPodAddress(t, l, capture.Close())
+		})
 	})
 }
 
@@ -78,32 +119,36 @@ func assertNoPodAddress(t *testing.T, l *lab.Lab, packets []gopacket.Packet) {
 		t.Error("nothing was captured outside")
 	}
 	for _, packet := range packets {
-		ip, ok := packet.NetworkLayer().(*layers.IPv4)
-		if !ok {
-			continue
-		}
-		source, _ := netip.AddrFromSlice(ip.SrcIP)
-		for _, node := range l.Nodes {
-			if node.PodCIDR.Contains(source.Unmap()) {
-				t.Errorf("a packet with a pod's address arrived outside:\n%s", packet)
-				return
-			}
+		if ip, ok := ipHeaderOf(packet.NetworkLayer()); ok && isPodAddress(l, ip.source) {
+			t.Errorf("a packet with a pod's address arrived outside:\n%s", packet)
+			return
 		}
 	}
+}
+
+// isPodAddress says whether an address is of a node's podCIDRs.
+func isPodAddress(l *lab.Lab, addr netip.Addr) bool {
+	for _, node := range l.Nodes {
+		if slices.ContainsFunc(node.PodCIDRs, func(pods netip.Prefix) bool { return pods.Contains(addr) }) {
+			return true
+		}
+	}
+	return false
 }
 
 var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
 
 func TestPayloadsSurviveOffloads(t *testing.T) {
-	forEachRouting(t, func(t *testing.T, opts lab.Options) {
+	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes = 2
 		l := startCluster(t, opts)
 		a, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
-		targets := map[string]netip.AddrPort{
-			"same node":    serve(t, near.Namespace),
-			"across nodes": serve(t, far.Namespace),
-			"outside":      serve(t, l.Outside),
-			"own host":     serve(t, l.Nodes[0].Namespace),
+		targets := map[string]netip.AddrPort{}
+		for _, family := range l.Options.Families {
+			targets["same node, "+family.String()] = serveOver(t, near.Namespace, family)
+			targets["across nodes, "+family.String()] = serveOver(t, far.Namespace, family)
+			targets["outside, "+family.String()] = serveOver(t, l.Outside, family)
+			targets["own host, "+family.String()] = serveOver(t, l.Nodes[0].Namespace, family)
 		}
 		for _, offloads := range []struct {
 			name         string
@@ -133,29 +178,34 @@ func TestPayloadsSurviveOffloads(t *testing.T) {
 
 func TestWorldOpensFlowsToPods(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
-		pod := addPod(t, l.Nodes[0], "a")
-		if err := l.Outside.AddRoute(l.Nodes[0].PodCIDR, l.Nodes[0].Addr(), ""); err != nil {
-			t.Fatal(err)
-		}
-		at := serve(t, pod.Namespace)
-		// The outside host answers from its address on the fabric, or a route to the pods would need a source.
-		seen, err := l.Outside.TCP(t.Context(), at)
-		assertSeen(t, "TCP from outside", seen, err, lab.GatewayAddr)
-		seen, err = l.Outside.UDP(t.Context(), at, 9000)
-		assertSeen(t, "UDP from outside", seen, err, lab.GatewayAddr)
-		if _, err := l.Outside.Ping(t.Context(), pod.Addr(), lab.PingOptions{}); err != nil {
-			t.Error(err)
-		}
-		// The pod's own flows to the same host are masqueraded all the same.
-		seen, err = pod.TCP(t.Context(), serve(t, l.Outside))
-		assertSeen(t, "TCP to the outside", seen, err, l.Nodes[0].Addr())
+		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}})
+		node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
+		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+			if err := l.Outside.AddRoute(node.PodCIDROf(family), node.AddrOf(family), ""); err != nil {
+				t.Fatal(err)
+			}
+			at := serveOver(t, pod.Namespace, family)
+			// The outside host answers from its address on the fabric, or a route to the pods would need a source.
+			seen, err := l.Outside.TCP(t.Context(), at)
+			assertSeen(t, "TCP from outside", seen, err, lab.GatewayAddr[family])
+			seen, err = l.Outside.UDP(t.Context(), at, 9000)
+			assertSeen(t, "UDP from outside", seen, err, lab.GatewayAddr[family])
+			if _, err := l.Outside.Ping(t.Context(), at.Addr(), lab.PingOptions{}); err != nil {
+				t.Error(err)
+			}
+			// The pod's own flows to the same host are masqueraded all the same.
+			seen, err = pod.TCP(t.Context(), serveOver(t, l.Outside, family))
+			assertSeen(t, "TCP to the outside", seen, err, node.AddrOf(family))
+		})
 	})
 }
 
+// strangers are addresses that nobody in a cluster has.
+var strangers = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("192.0.2.77"), wire.IPv6: netip.MustParseAddr("2001:db8::77")}
+
 func TestSpoofedSourceIsDropped(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}}, drops.SpoofedSource)
+		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}}, drops.SpoofedSource)
 		liar, near, far := addPod(t, l.Nodes[0], "liar"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		captures := map[*lab.Namespace]*lab.Capture{}
 		for _, ns := range []*lab.Namespace{near.Namespace, far.Namespace, l.Outside} {
@@ -166,19 +216,23 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 			captures[ns] = capture
 		}
 		sent := uint64(0)
-		for _, source := range []netip.Addr{near.Addr(), far.Addr(), l.Nodes[0].Addr(), netip.MustParseAddr("192.0.2.77"), netip.MustParseAddr("127.0.0.1")} {
-			for _, to := range []netip.Addr{near.Addr(), far.Addr(), l.Outside.Addr(), l.Nodes[0].Addr()} {
-				if source == to {
-					continue
+		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+			loopback := [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("127.0.0.1"), wire.IPv6: netip.IPv6Loopback()}
+			sources := []netip.Addr{near.AddrOf(family), far.AddrOf(family), l.Nodes[0].AddrOf(family), strangers[family], loopback[family]}
+			for _, source := range sources {
+				for _, to := range []netip.Addr{near.AddrOf(family), far.AddrOf(family), l.Outside.AddrOf(family), l.Nodes[0].AddrOf(family)} {
+					if source == to {
+						continue
+					}
+					if err := liar.SendRaw(datagram(t, source, to, "lie")); err != nil {
+						t.Fatal(err)
+					}
+					sent++
 				}
-				if err := liar.SendRaw(datagram(t, source, to, "lie")); err != nil {
-					t.Fatal(err)
-				}
-				sent++
 			}
-		}
-		eventually(t, answerLimit, "every spoofed packet is counted", func() bool {
-			return dropped(t, l.Nodes[0], drops.SpoofedSource) == sent
+			eventually(t, answerLimit, "every spoofed packet is counted", func() bool {
+				return dropped(t, l.Nodes[0], drops.SpoofedSource) == sent
+			})
 		})
 		for ns, capture := range captures {
 			for _, packet := range capture.Close() {
@@ -187,53 +241,79 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 				}
 			}
 		}
-		assertReaches(t, liar.Namespace, serve(t, near.Namespace), liar.Addr())
+		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+			assertReaches(t, liar.Namespace, serveOver(t, near.Namespace, family), liar.AddrOf(family))
+		})
 	})
 }
 
-// datagram is a UDP packet from and to port 9.
-func datagram(t *testing.T, from, to netip.Addr, payload string) []byte {
-	t.Helper()
-	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
-	udp := &layers.UDP{SrcPort: 9, DstPort: 9}
-	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
-		t.Fatal(err)
-	}
-	buffer := gopacket.NewSerializeBuffer()
-	opts := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
-	if err := gopacket.SerializeLayers(buffer, opts, ip, udp, gopacket.Payload(payload)); err != nil {
-		t.Fatal(err)
-	}
-	return buffer.Bytes()
-}
-
+// The programs answer for the gateway, in each family by its own means.
 func TestGatewayIsAnswered(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
+		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
 		link, err := pod.Netlink().LinkByName(pod.IfName)
 		if err != nil {
 			t.Fatal(err)
 		}
-		capture, err := pod.Capture(pod.IfName)
-		if err != nil {
-			t.Fatal(err)
-		}
-		gateway := netip.MustParseAddr("169.254.1.1")
-		if err := pod.SendFrame(pod.IfName, arpRequest(t, link.Attrs().HardwareAddr, pod.Addr(), gateway)); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, answerLimit, "an ARP reply for the gateway", func() bool {
-			for _, packet := range capture.Packets() {
-				arp, ok := packet.Layer(layers.LayerTypeARP).(*layers.ARP)
-				if ok && arp.Operation == layers.ARPReply && netip.AddrFrom4([4]byte(arp.SourceProtAddress)) == gateway {
-					return true
-				}
+		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+			capture, err := pod.Capture(pod.IfName)
+			if err != nil {
+				t.Fatal(err)
 			}
-			return false
+			ask := gatewayQuestions[family]
+			if err := pod.SendFrame(pod.IfName, ask.frame(t, link.Attrs().HardwareAddr, pod.AddrOf(family), ask.gateway)); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, answerLimit, "an answer for the gateway", func() bool {
+				return slices.ContainsFunc(capture.Packets(), func(p gopacket.Packet) bool { return ask.answered(p) == ask.gateway })
+			})
+			capture.Close()
 		})
-		capture.Close()
 	})
+}
+
+// gatewayQuestions are how a pod asks for its gateway, and whom an answer is about.
+var gatewayQuestions = [wire.Families]struct {
+	gateway  netip.Addr
+	frame    func(t *testing.T, mac []byte, from, to netip.Addr) []byte
+	answered func(gopacket.Packet) netip.Addr
+}{
+	wire.IPv4: {netip.MustParseAddr("169.254.1.1"), arpRequest, arpAnswer},
+	wire.IPv6: {netip.MustParseAddr("fe80::1"), solicitation, advertised},
+}
+
+func arpAnswer(packet gopacket.Packet) netip.Addr {
+	arp, ok := packet.Layer(layers.LayerTypeARP).(*layers.ARP)
+	if !ok || arp.Operation != layers.ARPReply {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom4([4]byte(arp.SourceProtAddress))
+}
+
+func advertised(packet gopacket.Packet) netip.Addr {
+	na, ok := packet.Layer(layers.LayerTypeICMPv6NeighborAdvertisement).(*layers.ICMPv6NeighborAdvertisement)
+	if !ok {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom16([16]byte(na.TargetAddress))
+}
+
+// solicitation asks for the Ethernet address of a neighbour.
+func solicitation(t *testing.T, mac []byte, from, to netip.Addr) []byte {
+	t.Helper()
+	group := to.As16() // the solicited-node multicast address, and its Ethernet address
+	copy(group[:], []byte{0xff, 0x02, 11: 1, 12: 0xff})
+	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: from.AsSlice(), DstIP: group[:]}
+	message := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborSolicitation, 0)}
+	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	return serialized(t,
+		&layers.Ethernet{SrcMAC: mac, DstMAC: append([]byte{0x33, 0x33}, group[12:]...), EthernetType: layers.EthernetTypeIPv6}, ip, message,
+		&layers.ICMPv6NeighborSolicitation{
+			TargetAddress: to.AsSlice(), Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
+		})
 }
 
 func arpRequest(t *testing.T, mac []byte, from, to netip.Addr) []byte {

@@ -42,7 +42,7 @@ func TestForeignRoutesAreLittleWork(t *testing.T) {
 		before = d.eventPasses(t)
 		began := time.Now()
 		stop = flood(t, d.node, route(24, unix.RT_TABLE_MAIN))
-		far := d.Nodes[1].PodCIDR
+		far := d.Nodes[1].PodCIDR()
 		for what, remove := range map[string]func() error{
 			"a route": func() error {
 				return d.node.Netlink().RouteDel(&netlink.Route{Dst: &net.IPNet{IP: far.Addr().AsSlice(), Mask: net.CIDRMask(far.Bits(), 32)}})

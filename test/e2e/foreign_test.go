@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -168,7 +169,7 @@ func TestForeignProgramsOnTheWayOut(t *testing.T) {
 		before.attachFirst(t, node, uplink.Attrs().Index, attach)
 		after.attachLast(t, node, uplink.Attrs().Index, attach)
 
-		to := netip.AddrPortFrom(lab.OutsideAddr, port)
+		to := netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], port)
 		outside := listenUDP(t, l.Outside, to)
 		const each = 4
 		sends := func(who string, from *lab.Namespace) {

@@ -72,7 +72,7 @@ func (r *ruleText) add(format string, args ...any) { fmt.Fprintf(r, format+"\n",
 
 // hasEndpoint says whether a node has the Service's endpoint as one of its pods.
 func (s kubeService) hasEndpoint(node *lab.Node) bool {
-	return node.PodCIDR.Contains(s.endpoint.Addr())
+	return node.PodCIDR().Contains(s.endpoint.Addr())
 }
 
 // iptablesMode is what kube-proxy writes in its iptables mode, without comments.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -39,7 +40,7 @@ func startTraffic(t *testing.T, from *lab.Pod, to ...*lab.Namespace) *traffic {
 
 // seenAs is the address under which a pod shows itself to another party.
 func seenAs(from *lab.Pod, to *lab.Namespace) netip.Addr {
-	if to.Addr() == lab.OutsideAddr {
+	if to.Addr() == lab.OutsideAddr[wire.IPv4] {
 		return from.Node.Addr()
 	}
 	return from.Addr()

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -102,8 +103,8 @@ func (s *shared) settle(uplink int) error {
 		s.node.WriteSysctl("net/ipv4/ip_local_reserved_ports", "20000-20010,50000"),
 		s.node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"),
 		nl.RuleAdd(rule),
-		nl.RouteAdd(&netlink.Route{LinkIndex: uplink, Table: 77, Dst: prefix("198.51.100.0/24"), Gw: lab.GatewayAddr.AsSlice()}),
-		nl.RouteAdd(&netlink.Route{LinkIndex: uplink, Dst: prefix("192.0.2.0/24"), Gw: lab.GatewayAddr.AsSlice(), Protocol: 99}),
+		nl.RouteAdd(&netlink.Route{LinkIndex: uplink, Table: 77, Dst: prefix("198.51.100.0/24"), Gw: lab.GatewayAddr[wire.IPv4].AsSlice()}),
+		nl.RouteAdd(&netlink.Route{LinkIndex: uplink, Dst: prefix("192.0.2.0/24"), Gw: lab.GatewayAddr[wire.IPv4].AsSlice(), Protocol: 99}),
 		os.WriteFile(filepath.Join(s.node.ConfDir(), "99-other.conflist"), []byte("{}"), 0o644),
 		os.WriteFile(filepath.Join(s.node.CNIBinDir(), "other"), []byte("#!/bin/sh\n"), 0o755),
 	)

@@ -211,8 +211,8 @@ func (f *follower) withoutUs(t *testing.T) {
 		return strings.Contains(node.LogTail(50), "not in the list")
 	})
 	pod := addPod(t, node, "unlisted")
-	if !node.PodCIDR.Contains(pod.Addr()) {
-		t.Errorf("the new pod has %s, want one of %s", pod.Addr(), node.PodCIDR)
+	if !node.PodCIDR().Contains(pod.Addr()) {
+		t.Errorf("the new pod has %s, want one of %s", pod.Addr(), node.PodCIDR())
 	}
 	assertReaches(t, pod.Namespace, serve(t, f.a.Namespace), pod.Addr())
 	assertReaches(t, pod.Namespace, serve(t, f.Outside), node.Addr())

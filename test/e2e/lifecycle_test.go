@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -142,7 +143,7 @@ func TestFirstPacketOfAPodArrives(t *testing.T) {
 	defer stop()
 	for i := range 20 {
 		pod := addPod(t, l.Nodes[0], fmt.Sprintf("p%d", i))
-		if _, err := pod.Ping(t.Context(), lab.OutsideAddr, lab.PingOptions{}); err != nil {
+		if _, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.IPv4], lab.PingOptions{}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -96,7 +97,7 @@ func etcSystemd(t *testing.T, node *lab.Node, ours bool) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	files := map[string]string{
-		"network/10-uplink.network": fmt.Sprintf(uplinkFile, lab.Uplink, node.Addr(), lab.GatewayAddr),
+		"network/10-uplink.network": fmt.Sprintf(uplinkFile, lab.Uplink, node.Addr(), lab.GatewayAddr[wire.IPv4]),
 		"network/20-all.network":    adopts,
 	}
 	for name, content := range files {

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -87,10 +88,10 @@ func startSecured(t *testing.T, flag string, expected ...drops.Reason) *secured 
 	s := &secured{Lab: startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, expected...)}
 	s.node = s.Nodes[0]
 	s.pod, s.far = addPod(t, s.node, "a"), addPod(t, s.Nodes[1], "far")
-	if err := s.Outside.AddRoute(s.node.PodCIDR, s.node.Addr(), ""); err != nil {
+	if err := s.Outside.AddRoute(s.node.PodCIDR(), s.node.Addr(), ""); err != nil {
 		t.Fatal(err)
 	}
-	s.outside = netip.AddrPortFrom(lab.GatewayAddr, serve(t, s.Outside).Port())
+	s.outside = netip.AddrPortFrom(lab.GatewayAddr[wire.IPv4], serve(t, s.Outside).Port())
 	s.own, s.remote = serve(t, s.pod.Namespace), serve(t, s.far.Namespace)
 	return s
 }
@@ -103,7 +104,7 @@ func (s *secured) assertOpen(t *testing.T) {
 		to   netip.AddrPort
 		seen netip.Addr
 	}{
-		{s.pod.Namespace, s.outside, s.node.Addr()}, {s.Outside, s.own, lab.GatewayAddr},
+		{s.pod.Namespace, s.outside, s.node.Addr()}, {s.Outside, s.own, lab.GatewayAddr[wire.IPv4]},
 		{s.pod.Namespace, s.remote, s.pod.Addr()}, {s.far.Namespace, s.own, s.far.Addr()},
 	} {
 		seen, err := c.from.TCP(t.Context(), c.to)
@@ -116,15 +117,15 @@ func TestPolicyOfTheHost(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, flag string) {
 		s := startSecured(t, flag, drops.IPsecPolicy)
 		s.assertOpen(t)
-		pods, farPods, world := s.node.PodCIDR.String(), s.Nodes[1].PodCIDR.String(), lab.GatewayAddr.String()+"/32"
+		pods, farPods, world := s.node.PodCIDR().String(), s.Nodes[1].PodCIDR().String(), lab.GatewayAddr[wire.IPv4].String()+"/32"
 		t.Run("outside", func(t *testing.T) {
 			old, err := s.pod.DialTCP(t.Context(), s.outside, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer old.Close()
-			demand(t, s.node, netlink.XFRM_DIR_OUT, "0.0.0.0/0", world, s.node.Addr(), lab.GatewayAddr)
-			demand(t, s.node, netlink.XFRM_DIR_FWD, world, "0.0.0.0/0", lab.GatewayAddr, s.node.Addr())
+			demand(t, s.node, netlink.XFRM_DIR_OUT, "0.0.0.0/0", world, s.node.Addr(), lab.GatewayAddr[wire.IPv4])
+			demand(t, s.node, netlink.XFRM_DIR_FWD, world, "0.0.0.0/0", lab.GatewayAddr[wire.IPv4], s.node.Addr())
 			stackDecides(t, s.node, world, true)
 			echoed := make(chan error, 1)
 			go func() { echoed <- old.Echo(within(t, 20*time.Second), 100) }() // repeated by TCP until it gets through
@@ -154,7 +155,7 @@ func TestPolicyOfTheHost(t *testing.T) {
 		})
 		t.Run("for the node's own address", func(t *testing.T) {
 			before := dropped(t, s.node, drops.IPsecPolicy)
-			demand(t, s.node, netlink.XFRM_DIR_OUT, s.node.Addr().String()+"/32", world, s.node.Addr(), lab.GatewayAddr)
+			demand(t, s.node, netlink.XFRM_DIR_OUT, s.node.Addr().String()+"/32", world, s.node.Addr(), lab.GatewayAddr[wire.IPv4])
 			stackDecides(t, s.node, world, true)
 			assertSilence(t, "masqueraded", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
 			if dropped(t, s.node, drops.IPsecPolicy) == before {
@@ -210,11 +211,11 @@ func (s *secured) secure(t *testing.T) {
 	}
 	for _, ends := range [][2]*lab.Node{{a, b}, {b, a}} {
 		here, there := ends[0], ends[1]
-		demand(t, here, netlink.XFRM_DIR_OUT, here.PodCIDR.String(), there.PodCIDR.String(), here.Addr(), there.Addr())
+		demand(t, here, netlink.XFRM_DIR_OUT, here.PodCIDR().String(), there.PodCIDR().String(), here.Addr(), there.Addr())
 		for _, dir := range []netlink.Dir{netlink.XFRM_DIR_IN, netlink.XFRM_DIR_FWD} {
-			demand(t, here, dir, there.PodCIDR.String(), here.PodCIDR.String(), there.Addr(), here.Addr())
+			demand(t, here, dir, there.PodCIDR().String(), here.PodCIDR().String(), there.Addr(), here.Addr())
 		}
-		stackDecides(t, here, there.PodCIDR.String(), true)
+		stackDecides(t, here, there.PodCIDR().String(), true)
 	}
 }
 

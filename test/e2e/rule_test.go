@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -61,7 +62,7 @@ func TestRuleThatAsksForAMark(t *testing.T) {
 			t.Fatal(err)
 		}
 		runOn(t, s.node, "iptables-nft", "-t", "mangle", "-A", "PREROUTING", "-p", "tcp", "--dport", "7", "-j", "MARK", "--set-mark", "0x10")
-		if _, err := s.pod.TCP(within(t, 2*time.Second), netip.AddrPortFrom(lab.GatewayAddr, 7)); err == nil || strings.Contains(err.Error(), "refused") {
+		if _, err := s.pod.TCP(within(t, 2*time.Second), netip.AddrPortFrom(lab.GatewayAddr[wire.IPv4], 7)); err == nil || strings.Contains(err.Error(), "refused") {
 			t.Errorf("what the rule prohibits: %v", err)
 		}
 		assertAll("beside what the rule prohibits")

@@ -11,6 +11,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -112,7 +113,7 @@ func TestForgedTunnelPackets(t *testing.T) {
 	second := netip.MustParseAddr("172.18.0.201")
 	h.claim(t, second)
 	world, victim, good := netip.MustParseAddr("192.0.2.77"), h.victim.Addr(), h.other.Addr()
-	device := func(node *lab.Node) netip.Addr { return node.PodCIDR.Addr() }
+	device := func(node *lab.Node) netip.Addr { return node.PodCIDR().Addr() }
 	short := []gopacket.SerializableLayer{
 		&layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, EthernetType: layers.EthernetTypeIPv4},
 		gopacket.Payload("\x45\x00"),
@@ -137,7 +138,7 @@ func TestForgedTunnelPackets(t *testing.T) {
 		{"a node, as loopback", h.peer.Namespace, tunnelVNI, inner(t, netip.MustParseAddr("127.0.0.1"), h.node.Addr()), drops.TunnelSource},
 		{"another cluster", h.peer.Namespace, tunnelVNI + 1, inner(t, good, victim), drops.TunnelVni},
 		{"no VNI", h.peer.Namespace, 0, inner(t, good, victim), drops.TunnelVni},
-		{"to the world", h.peer.Namespace, tunnelVNI, inner(t, good, lab.OutsideAddr), drops.TunnelDestination},
+		{"to the world", h.peer.Namespace, tunnelVNI, inner(t, good, lab.OutsideAddr[wire.IPv4]), drops.TunnelDestination},
 		{"to another node", h.peer.Namespace, tunnelVNI, inner(t, good, h.third.Addr()), drops.TunnelDestination},
 		{"to another node's pod", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("10.244.2.9")), drops.TunnelDestination},
 		{"to everybody", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("255.255.255.255")), drops.TunnelDestination},
@@ -150,7 +151,7 @@ func TestForgedTunnelPackets(t *testing.T) {
 		for range times {
 			from := f.from.Addr()
 			if f.from == h.Outside {
-				from = lab.GatewayAddr
+				from = lab.GatewayAddr[wire.IPv4]
 			}
 			if err := f.from.SendRaw(forged(t, from, h.node.Addr(), f.vni, f.inside...)); err != nil {
 				t.Fatal(err)
@@ -176,9 +177,9 @@ func TestForgedTunnelPackets(t *testing.T) {
 func TestPodsDoNotSpeakToTunnels(t *testing.T) {
 	h := startHostile(t, drops.TunnelPort)
 	pod := h.victim
-	for name, to := range map[string]netip.Addr{"its own node": h.node.Addr(), "another node": h.peer.Addr(), "the world": lab.OutsideAddr} {
+	for name, to := range map[string]netip.Addr{"its own node": h.node.Addr(), "another node": h.peer.Addr(), "the world": lab.OutsideAddr[wire.IPv4]} {
 		before, ttls := dropped(t, h.node, drops.TunnelPort), []uint8{64, 1}
-		if to == lab.OutsideAddr { // with 1, the stack says so
+		if to == lab.OutsideAddr[wire.IPv4] { // with 1, the stack says so
 			ttls = ttls[:1]
 		}
 		for _, ttl := range ttls {

@@ -39,9 +39,9 @@ func TestClassAndCongestionPassTheTunnel(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, answerLimit, text+" is on the outer packet", func() bool {
-				for _, o := range outers(t, capture.Packets()) {
+				for _, o := range outers(t, l, capture.Packets()) {
 					if o.text() == text {
-						return o.ip.TOS == tos && o.inner.TOS == tos
+						return o.ip.class == tos && o.inner.class == tos
 					}
 				}
 				return false
@@ -85,10 +85,10 @@ func sumOfTOS(header []byte, tos byte) {
 // text is what the inner datagram carries.
 func (o outer) text() string {
 	const header = 8 // of UDP
-	if len(o.inner.Payload) < header {
+	if len(o.inner.payload) < header {
 		return ""
 	}
-	return string(o.inner.Payload[header:])
+	return string(o.inner.payload[header:])
 }
 
 // A pod's own VXLAN passes the nodes' tunnel, with segments that the kernel cuts only behind both.

@@ -3,12 +3,15 @@ package e2e
 import (
 	"errors"
 	"net/netip"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -21,26 +24,24 @@ const (
 
 // outer are the tunnel's packets of a capture, with what is inside.
 type outer struct {
-	ip    *layers.IPv4
+	ip    ipHeader
 	udp   *layers.UDP
 	vxlan *layers.VXLAN
-	inner *layers.IPv4
+	inner ipHeader
 }
 
 // outers reads the tunnel's packets. What is not in them must not have a pod's address.
-func outers(t *testing.T, packets []gopacket.Packet) (all []outer) {
+func outers(t *testing.T, l *lab.Lab, packets []gopacket.Packet) (all []outer) {
 	t.Helper()
-	pods := netip.MustParsePrefix("10.244.0.0/16")
 	for _, packet := range packets {
 		var o outer
 		for _, layer := range packet.Layers() {
+			if ip, ok := ipHeaderOf(layer); ok && o.vxlan == nil {
+				o.ip = ip
+			} else if ok && !o.inner.source.IsValid() {
+				o.inner = ip
+			}
 			switch l := layer.(type) {
-			case *layers.IPv4:
-				if o.ip == nil {
-					o.ip = l
-				} else if o.inner == nil {
-					o.inner = l
-				}
 			case *layers.UDP:
 				if o.udp == nil {
 					o.udp = l
@@ -49,76 +50,77 @@ func outers(t *testing.T, packets []gopacket.Packet) (all []outer) {
 				o.vxlan = l
 			}
 		}
-		if o.ip == nil {
-			continue
-		}
-		if from, _ := netip.AddrFromSlice(o.ip.SrcIP); pods.Contains(from.Unmap()) {
+		if isPodAddress(l, o.ip.source) {
 			t.Errorf("a pod's packet is not encapsulated:\n%s", packet)
 		}
-		if o.vxlan != nil && o.inner != nil {
+		if o.vxlan != nil && o.inner.source.IsValid() {
 			all = append(all, o)
 		}
 	}
 	return all
 }
 
-// TestWhatIsOnTheWire looks at the outer packets between two nodes, with and without a checksum.
+// TestWhatIsOnTheWire looks at the outer packets between two nodes, with and without a checksum, in each family outside and inside.
 func TestWhatIsOnTheWire(t *testing.T) {
-	for _, checksum := range []bool{true, false} {
-		flag := "--vxlan-udp-checksum=true"
-		if !checksum {
-			flag = "--vxlan-udp-checksum=false"
+	for i, outside := range families {
+		hosts := append([]wire.Family{outside}, slices.Delete(slices.Clone(families), i, i+1)...)
+		for _, checksum := range []bool{true, false} {
+			flag := "--vxlan-udp-checksum=" + strconv.FormatBool(checksum)
+			t.Run("over "+outside.String()+", "+flag, func(t *testing.T) {
+				l := startCluster(t, lab.Options{Nodes: 2, Families: families, Underlay: hosts, AgentFlags: []string{"--routing-mode=vxlan", flag}})
+				pod, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")
+				overEachFamily(t, l, func(t *testing.T, family wire.Family) { assertOnTheWire(t, l, pod, other, outside, family, checksum) })
+			})
 		}
-		t.Run(flag, func(t *testing.T) {
-			l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan", flag}})
-			near, far := l.Nodes[0], l.Nodes[1]
-			pod, other := addPod(t, near, "a"), addPod(t, far, "b")
-			at, host := serve(t, other.Namespace), serve(t, far.Namespace)
-			capture, err := far.Capture(lab.Uplink)
-			if err != nil {
-				t.Fatal(err)
-			}
-			const flows = 64
-			for range flows {
-				if _, err := pod.UDP(t.Context(), at, 100); err != nil {
-					t.Error(err)
-				}
-			}
-			if _, err := pod.UDP(t.Context(), host, 100); err != nil {
-				t.Error(err)
-			}
-			if _, err := near.UDP(t.Context(), at, 100); err != nil {
-				t.Error(err)
-			}
-			ports, kinds := map[layers.UDPPort]bool{}, map[[2]string]bool{}
-			for _, o := range outers(t, capture.Close()) {
-				from, to := near, far
-				if o.ip.SrcIP.String() == far.Addr().String() {
-					from, to = far, near
-				} else {
-					ports[o.udp.SrcPort] = true
-				}
-				kinds[[2]string{o.inner.SrcIP.String(), o.inner.DstIP.String()}] = true
-				if o.ip.SrcIP.String() != from.Addr().String() || o.ip.DstIP.String() != to.Addr().String() || o.udp.DstPort != tunnelPort ||
-					o.vxlan.VNI != tunnelVNI || o.ip.TTL != 64 || o.ip.Flags&layers.IPv4DontFragment != 0 {
-					t.Errorf("outer packet %+v, %+v, VNI %d", o.ip, o.udp, o.vxlan.VNI)
-				}
-				if (o.udp.Checksum != 0) != checksum {
-					t.Errorf("the outer UDP checksum is %#x", o.udp.Checksum)
-				}
-			}
-			if len(ports) < flows/2 {
-				t.Errorf("%d flows have %d source ports", flows, len(ports))
-			}
-			for _, pair := range [][2]netip.Addr{
-				{pod.Addr(), other.Addr()}, {other.Addr(), pod.Addr()}, {pod.Addr(), far.Addr()}, {far.Addr(), pod.Addr()},
-				{near.Addr(), other.Addr()}, {other.Addr(), near.Addr()},
-			} {
-				if !kinds[[2]string{pair[0].String(), pair[1].String()}] {
-					t.Errorf("nothing from %s to %s went through the tunnel", pair[0], pair[1])
-				}
-			}
-		})
+	}
+}
+
+// assertOnTheWire sends packets of one family between two nodes, and looks at the outer ones, of another or the same.
+func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, inside wire.Family, checksum bool) {
+	t.Helper()
+	near, far := l.Nodes[0], l.Nodes[1]
+	at, host := serveOver(t, other.Namespace, inside), serveOver(t, far.Namespace, inside)
+	capture, err := far.Capture(lab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const flows = 64
+	for range flows {
+		if _, err := pod.UDP(t.Context(), at, 100); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := pod.UDP(t.Context(), host, 100); err != nil {
+		t.Error(err)
+	}
+	if _, err := near.UDP(t.Context(), at, 100); err != nil {
+		t.Error(err)
+	}
+	ports, kinds := map[layers.UDPPort]bool{}, map[[2]netip.Addr]bool{}
+	for _, o := range outers(t, l, capture.Close()) {
+		from, to := near, far
+		if o.ip.source == far.AddrOf(outside) {
+			from, to = far, near
+		} else {
+			ports[o.udp.SrcPort] = true
+		}
+		kinds[[2]netip.Addr{o.inner.source, o.inner.destination}] = true
+		if o.ip.source != from.AddrOf(outside) || o.ip.destination != to.AddrOf(outside) || o.udp.DstPort != tunnelPort ||
+			o.vxlan.VNI != tunnelVNI || o.ip.hops != 64 || o.ip.dontFragment != (outside == wire.IPv6) {
+			t.Errorf("outer packet %+v, %+v, VNI %d", o.ip, o.udp, o.vxlan.VNI)
+		}
+		if (o.udp.Checksum != 0) != checksum {
+			t.Errorf("the outer UDP checksum is %#x", o.udp.Checksum)
+		}
+	}
+	if len(ports) < flows/2 {
+		t.Errorf("%d flows have %d source ports", flows, len(ports))
+	}
+	for _, pair := range [][2]*lab.Namespace{{pod.Namespace, other.Namespace}, {pod.Namespace, far.Namespace}, {near.Namespace, other.Namespace}} {
+		a, b := pair[0].AddrOf(inside), pair[1].AddrOf(inside)
+		if !kinds[[2]netip.Addr{a, b}] || !kinds[[2]netip.Addr{b, a}] {
+			t.Errorf("nothing from %s to %s, or back, went through the tunnel", a, b)
+		}
 	}
 }
 

@@ -108,20 +108,24 @@ func (c *Capture) Close() []gopacket.Packet {
 	return c.Packets()
 }
 
-// SendRaw sends an IPv4 packet, header and all: with any source, fragmented by hand, malformed above the header. The
-// kernel writes the header's length and checksum, and a source or an id of 0.
+// SendRaw sends an IP packet, header and all: with any source, fragmented by hand, malformed above the header. The
+// kernel writes the length and checksum of an IPv4 header, and a source or an id of 0; an IPv6 one goes as it is.
 func (ns *Namespace) SendRaw(packet []byte) error {
-	ip, _ := splitIPv4(packet)
-	if ip == nil {
-		return fmt.Errorf("send a raw packet from %s: it has no whole IPv4 header", ns.name)
+	ip, ok := parseIP(packet)
+	if !ok {
+		return fmt.Errorf("send a raw packet from %s: it has no whole IP header", ns.name)
+	}
+	domain, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: ip.destination.As16()})
+	if ip.destination.Is4() {
+		domain, to = unix.AF_INET, &unix.SockaddrInet4{Addr: ip.destination.As4()}
 	}
 	return ns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			return fmt.Errorf("open a raw socket in %s: %w", ns.name, err)
 		}
 		defer unix.Close(fd)
-		if err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte(ip[16:20])}); err != nil {
+		if err := unix.Sendto(fd, packet, 0, to); err != nil {
 			return fmt.Errorf("send a raw packet from %s: %w", ns.name, err)
 		}
 		return nil

@@ -26,6 +26,10 @@ import (
 // packet that was dropped.
 const defaultTimeout = 3 * time.Second
 
+// errNoAddress refuses an invalid address, such as that of a family that somebody lacks: the kernel would take it for
+// the sender's own.
+var errNoAddress = errors.New("there is no address to send to")
+
 func deadlineOf(ctx context.Context) time.Time {
 	if deadline, ok := ctx.Deadline(); ok {
 		return deadline
@@ -53,6 +57,9 @@ func (ns *Namespace) dial(ctx context.Context, to netip.AddrPort, localPort uint
 			err = fmt.Errorf("TCP from %s to %s: %w", ns.name, to, err)
 		}
 	}()
+	if !to.IsValid() {
+		return nil, errNoAddress
+	}
 	dialer := net.Dialer{Deadline: deadlineOf(ctx), Control: reuseAddress}
 	if localPort != 0 {
 		dialer.LocalAddr = &net.TCPAddr{Port: int(localPort)}
@@ -180,6 +187,9 @@ type UDPConn struct {
 
 // DialUDP makes a UDP socket that talks to one Server. A local port of 0 lets the kernel choose.
 func (ns *Namespace) DialUDP(to netip.AddrPort, localPort uint16) (*UDPConn, error) {
+	if !to.IsValid() {
+		return nil, fmt.Errorf("UDP from %s: %w", ns.name, errNoAddress)
+	}
 	var conn *net.UDPConn
 	err := ns.Do(func() (err error) {
 		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: int(localPort)}, net.UDPAddrFromAddrPort(to))

@@ -18,7 +18,7 @@ func (l *Lab) Diagnose(ctx context.Context, w io.Writer) {
 	defer cancel()
 	fmt.Fprintf(w, "==== lab %s in %s\n", l.ID, l.Dir)
 	for _, node := range l.Nodes {
-		fmt.Fprintf(w, "==== node %s (%s, pods %s), agent running: %v\n", node.Name, node.Addr(), node.PodCIDR, node.AgentRunning())
+		fmt.Fprintf(w, "==== node %s (%s, pods %s), agent running: %v\n", node.Name, node.Addrs(), node.PodCIDRs, node.AgentRunning())
 		fmt.Fprintf(w, "-- %s\n%s\n", node.AgentLog(), node.LogTail(40))
 		if plugin, err := os.ReadFile(node.PluginLog()); err == nil && len(plugin) > 0 {
 			fmt.Fprintf(w, "-- %s\n%s\n", node.PluginLog(), plugin)

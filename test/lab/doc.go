@@ -12,6 +12,9 @@
 //	          |    |        |    |        |    |
 //	         pod  pod      pod  pod      pod  pod     plugged in by the real plugin through libcni
 //
+// The addresses are those of IPv4, which a lab has unless Options.Families say otherwise; those of IPv6 look alike:
+// fd00:172:18::11 is k8s-n1, its pods are in fd00:10:244:0::/64, and 2001:db8:203:113::10 is the outside host.
+//
 // Nothing of it is wired to the machine's own interfaces: every link is born inside the lab's namespaces, and the lab's
 // default routes end at the outside host.
 //

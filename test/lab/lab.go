@@ -9,24 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-)
 
-// Where things are. The nodes' names, addresses and podCIDRs are those of test/testdata/nodes.yaml, continued for more
-// than three nodes.
-var (
-	// FabricPrefix is the network of the fabric, unless Options.FabricBits makes it wider.
-	FabricPrefix = netip.MustParsePrefix("172.18.0.0/24")
-	// GatewayAddr is the nodes' default gateway: the outside host itself, or the router before it.
-	GatewayAddr = netip.MustParseAddr("172.18.0.1")
-	// SecondPrefix is the network of the second fabric (Options.Links), SecondGateway the router's address there.
-	SecondPrefix  = netip.MustParsePrefix("172.19.0.0/24")
-	SecondGateway = netip.MustParseAddr("172.19.0.1")
-	// OutsideAddr is the address of the outside host.
-	OutsideAddr = netip.MustParseAddr("203.0.113.10")
-
-	outsidePrefix = netip.MustParsePrefix("203.0.113.0/24")
-	routerOutside = netip.MustParseAddr("203.0.113.1")
-	everywhere    = netip.MustParsePrefix("0.0.0.0/0")
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 const (
@@ -36,16 +20,18 @@ const (
 	MaxNodes = 200
 )
 
-var bridgeNames = []string{"br0", "br1"}
-
-// Options say what to build. The zero value is three nodes and an outside host on a fabric of MTU 1500.
+// Options say what to build. The zero value is three nodes and an outside host on a fabric of MTU 1500, of IPv4 alone.
 type Options struct {
+	// Families are those of the pods, in the order of the Nodes' podCIDRs; default IPv4.
+	Families []wire.Family
+	// Underlay are the families of the hosts, in the order of the Nodes' InternalIPs; default Families.
+	Underlay []wire.Family
 	// Nodes is the number of nodes; default 3.
 	Nodes int
 	// FabricMTU is the MTU of the fabric's links; default 1500.
 	FabricMTU int
-	// FabricBits is the prefix length of the hosts' addresses on the fabric; default that of FabricPrefix. A shorter one
-	// has room for nodes that exist in lists only.
+	// FabricBits is the prefix length of the hosts' IPv4 addresses on the fabric; default that of FabricPrefix. A shorter
+	// one has room for nodes that exist in lists only.
 	FabricBits int
 	// Router puts a router between the fabric and the outside host, so that packets to the outside lose a hop.
 	Router bool
@@ -68,7 +54,16 @@ func (o Options) withDefaults() (Options, error) {
 		o.FabricMTU = 1500
 	}
 	if o.FabricBits == 0 {
-		o.FabricBits = FabricPrefix.Bits()
+		o.FabricBits = FabricPrefix[wire.IPv4].Bits()
+	}
+	if o.Families == nil {
+		o.Families = []wire.Family{wire.IPv4}
+	}
+	if o.Underlay == nil {
+		o.Underlay = o.Families
+	}
+	if err := errors.Join(checkFamilies("pods of", o.Families), checkFamilies("hosts of", o.Underlay)); err != nil {
+		return o, err
 	}
 	if o.Links == 0 {
 		o.Links = 1
@@ -85,6 +80,16 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	return o, nil
 }
+
+// families are all that the lab has, IPv4 first.
+func (o Options) families() []wire.Family {
+	all := slices.Concat(o.Families, o.Underlay)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// fabricOf is the fabric that a node is on.
+func (o Options) fabricOf(number int) int { return (number + 1) % o.Links }
 
 // Lab is a cluster on this machine. Its methods and those of its nodes may be called from several goroutines.
 type Lab struct {
@@ -146,7 +151,7 @@ func (l *Lab) build(ctx context.Context) error {
 		return err
 	}
 	for i := range l.Options.Links {
-		if err := l.fabric.addBridge(bridgeNames[i], l.Options.FabricMTU); err != nil {
+		if err := l.fabric.addBridge(fabrics[i].bridge, l.Options.FabricMTU); err != nil {
 			return err
 		}
 	}
@@ -171,77 +176,98 @@ func (l *Lab) buildOutside() error {
 	if l.Outside, err = l.newNamespace("outside"); err != nil {
 		return err
 	}
-	l.Outside.addr = OutsideAddr
+	families := l.Options.Underlay
+	l.Outside.addrs = selected(OutsideAddr, families)
 	if !l.Options.Router {
-		if err := l.joinFabric(l.Outside, 0, "outside", Uplink, GatewayAddr); err != nil {
+		if err := l.joinFabric(l.Outside, 0, "outside", Uplink, selected(GatewayAddr, families)...); err != nil {
 			return err
 		}
-		return l.Outside.addAddress("lo", netip.PrefixFrom(OutsideAddr, 32))
+		return l.Outside.addAddresses("lo", alone, l.Outside.addrs...)
 	}
 
 	if l.Router, err = l.newNamespace("router"); err != nil {
 		return err
 	}
-	l.Router.addr = GatewayAddr
-	for i, gateway := range []netip.Addr{GatewayAddr, SecondGateway}[:l.Options.Links] {
-		if err := l.joinFabric(l.Router, i, fmt.Sprintf("router%d", i), routerLinks[i], gateway); err != nil {
+	l.Router.addrs = selected(GatewayAddr, families)
+	for i, fabric := range fabrics[:l.Options.Links] {
+		if err := l.joinFabric(l.Router, i, fmt.Sprintf("router%d", i), fabric.router, selected(fabric.gateway, families)...); err != nil {
 			return err
 		}
 	}
 	if err := connect(l.Router, "eth1", l.Outside, Uplink, l.Options.OutsideMTU); err != nil {
 		return err
 	}
-	if err := l.Router.addAddress("eth1", netip.PrefixFrom(routerOutside, outsidePrefix.Bits())); err != nil {
-		return err
-	}
-	if err := l.Outside.addAddress(Uplink, netip.PrefixFrom(OutsideAddr, outsidePrefix.Bits())); err != nil {
-		return err
-	}
-	for _, fabric := range []netip.Prefix{FabricPrefix, SecondPrefix}[:l.Options.Links] {
-		if err := l.Outside.AddRoute(fabric, routerOutside, ""); err != nil {
+	for _, family := range families {
+		if err := l.route(family); err != nil {
 			return err
 		}
 	}
-	return l.Router.WriteSysctl("net/ipv4/ip_forward", "1")
+	return nil
 }
+
+// alone is the prefix length of an address that has no network around it.
+func alone(family wire.Family) int { return everywhere[family].Addr().BitLen() }
+
+func outsideBits(family wire.Family) int { return outsidePrefix[family].Bits() }
+
+// route lets the router forward a family between the fabrics and the outside host.
+func (l *Lab) route(family wire.Family) error {
+	if err := l.Router.addAddresses("eth1", outsideBits, routerOutside[family]); err != nil {
+		return err
+	}
+	if err := l.Outside.addAddresses(Uplink, outsideBits, OutsideAddr[family]); err != nil {
+		return err
+	}
+	for _, fabric := range fabrics[:l.Options.Links] {
+		if err := l.Outside.AddRoute(fabric.prefix[family], routerOutside[family], ""); err != nil {
+			return err
+		}
+	}
+	return l.Router.WriteSysctl(forwarding[family], "1")
+}
+
+// forwarding is the sysctl that makes a router of a host.
+var forwarding = [wire.Families]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
 
 func (l *Lab) buildNode(number int) error {
 	ns, err := l.newNamespace(fmt.Sprintf("n%d", number))
 	if err != nil {
 		return err
 	}
-	spec, gateway := defaultSpec(number), GatewayAddr
-	fabric := (number + 1) % l.Options.Links
-	if fabric == 1 {
-		spec.InternalIPs[0], gateway = secondAddr(number), SecondGateway
-	}
-	ns.addr = spec.InternalIPs[0]
+	spec, fabric := l.Options.defaultSpec(number), l.Options.fabricOf(number)
+	ns.addrs = spec.InternalIPs
 	node := &Node{
-		Namespace: ns, Name: spec.Name, PodCIDR: spec.PodCIDRs[0], Number: number,
+		Namespace: ns, Name: spec.Name, PodCIDRs: spec.PodCIDRs, Number: number,
 		Dir: filepath.Join(l.Dir, fmt.Sprintf("n%d", number)), lab: l,
 	}
 	l.Nodes = append(l.Nodes, node)
-	if err := l.joinFabric(ns, fabric, fmt.Sprintf("n%d", number), Uplink, node.Addr()); err != nil {
+	if err := l.joinFabric(ns, fabric, fmt.Sprintf("n%d", number), Uplink, ns.addrs...); err != nil {
 		return err
 	}
-	if err := ns.AddRoute(everywhere, gateway, ""); err != nil {
-		return err
+	for _, family := range l.Options.Underlay {
+		if err := ns.AddRoute(everywhere[family], fabrics[fabric].gateway[family], ""); err != nil {
+			return err
+		}
 	}
 	return node.makeDirectories()
 }
 
-// routerLinks are those of the router to the fabrics.
-var routerLinks = []string{Uplink, "eth2"}
-
 // joinFabric wires a link of a namespace to the bridge of a fabric, where the port carries the host's name.
-func (l *Lab) joinFabric(ns *Namespace, fabric int, port, link string, addr netip.Addr) error {
+func (l *Lab) joinFabric(ns *Namespace, fabric int, port, link string, addrs ...netip.Addr) error {
 	if err := connect(l.fabric, port, ns, link, l.Options.FabricMTU); err != nil {
 		return err
 	}
-	if err := l.fabric.plug(port, bridgeNames[fabric]); err != nil {
+	if err := l.fabric.plug(port, fabrics[fabric].bridge); err != nil {
 		return err
 	}
-	return ns.addAddress(link, netip.PrefixFrom(addr, l.Options.FabricBits))
+	return ns.addAddresses(link, l.fabricBits, addrs...)
+}
+
+func (l *Lab) fabricBits(family wire.Family) int {
+	if family == wire.IPv4 {
+		return l.Options.FabricBits
+	}
+	return FabricPrefix[family].Bits()
 }
 
 // NewHost makes one more host, that nothing joins to the others, with addr for its own.
@@ -250,7 +276,7 @@ func (l *Lab) NewHost(role string, addr netip.Addr) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	ns.addr = addr
+	ns.addrs = []netip.Addr{addr}
 	return ns, nil
 }
 
@@ -260,10 +286,11 @@ func (l *Lab) Wire(a, b *Namespace, bits int) error {
 	if err := connect(a, Uplink, b, Uplink, l.Options.FabricMTU); err != nil {
 		return err
 	}
-	if err := a.addAddress(Uplink, netip.PrefixFrom(a.addr, bits)); err != nil {
+	same := func(wire.Family) int { return bits }
+	if err := a.addAddresses(Uplink, same, a.addrs...); err != nil {
 		return err
 	}
-	return b.addAddress(Uplink, netip.PrefixFrom(b.addr, bits))
+	return b.addAddresses(Uplink, same, b.addrs...)
 }
 
 // newNamespace makes a namespace that Close will close.
@@ -272,11 +299,17 @@ func (l *Lab) newNamespace(role string) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
+	ns.families = l.Options.families()
 	l.mu.Lock()
 	l.namespaces = append(l.namespaces, ns)
 	l.mu.Unlock()
 	// The kernel hands the machine's own value on, and a machine may forward.
-	return ns, ns.WriteSysctl("net/ipv4/ip_forward", "0")
+	for _, family := range ns.families {
+		if err := ns.WriteSysctl(forwarding[family], "0"); err != nil {
+			return ns, err
+		}
+	}
+	return ns, nil
 }
 
 // Namespaces are all that the lab has now: its hosts, its pods and the fabric.

@@ -19,10 +19,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // These tests use the kernel's own routing only: no agent, no plugin.
+
+// dual is both families, in either order.
+var dual = map[string][]wire.Family{"IPv4, IPv6": {wire.IPv4, wire.IPv6}, "IPv6, IPv4": {wire.IPv6, wire.IPv4}}
 
 func TestHostsReachEachOther(t *testing.T) {
 	for _, tc := range []struct {
@@ -32,36 +38,117 @@ func TestHostsReachEachOther(t *testing.T) {
 	}{
 		{"switched", Options{}, 64},
 		{"routed", Options{Router: true}, 63},
+		{"switched, IPv6", Options{Families: []wire.Family{wire.IPv6}}, 64},
+		{"routed, both", Options{Router: true, Families: dual["IPv6, IPv4"]}, 63},
+		{"two fabrics, both", Options{Links: 2, Families: dual["IPv4, IPv6"]}, 63},
+		{"hosts of both, pods of one", Options{Families: []wire.Family{wire.IPv6}, Underlay: dual["IPv4, IPv6"]}, 64},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := ForTest(t, tc.opts)
-			for _, to := range []*Namespace{l.Nodes[1].Namespace, l.Outside} {
-				server, err := to.Serve(8080)
-				if err != nil {
-					t.Fatal(err)
-				}
-				at := netip.AddrPortFrom(to.Addr(), server.Port)
-				from := l.Nodes[0]
-				if _, err := from.Ping(t.Context(), to.Addr(), PingOptions{}); err != nil {
-					t.Error(err)
-				}
-				if seen, err := from.TCP(t.Context(), at); err != nil || seen.Addr() != from.Addr() {
-					t.Errorf("TCP to %s: server saw %v, want %v; error %v", to.Netns(), seen, from.Addr(), err)
-				}
-				for _, size := range []int{64, 1472, 9000, 65507} {
-					if seen, err := from.UDP(t.Context(), at, size); err != nil || seen.Addr() != from.Addr() {
-						t.Errorf("UDP of %d bytes to %s: server saw %v, want %v; error %v", size, to.Netns(), seen, from.Addr(), err)
-					}
-				}
-				if _, err := from.Transfer(t.Context(), at, 3<<20+1); err != nil {
-					t.Error(err)
-				}
-			}
-			reply, err := l.Nodes[0].Ping(t.Context(), OutsideAddr, PingOptions{Size: 4000})
-			if err != nil || reply.TTL != tc.ttl || reply.From != OutsideAddr {
-				t.Errorf("ping to the outside host: %+v, want TTL %d; error %v", reply, tc.ttl, err)
+			for _, family := range l.Options.Underlay {
+				reachEachOther(t, l, family, tc.ttl)
 			}
 		})
+	}
+}
+
+func reachEachOther(t *testing.T, l *Lab, family wire.Family, ttl int) {
+	t.Helper()
+	from := l.Nodes[0]
+	for _, to := range []*Namespace{l.Nodes[1].Namespace, l.Outside} {
+		server, err := to.Serve(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, want := to.AddrOf(family), from.AddrOf(family)
+		at := netip.AddrPortFrom(addr, server.Port)
+		if reply, err := from.Ping(t.Context(), addr, PingOptions{}); err != nil || reply.From != addr {
+			t.Errorf("ping to %s: answered by %s; error %v", addr, reply.From, err)
+		}
+		if seen, err := from.TCP(t.Context(), at); err != nil || seen.Addr() != want {
+			t.Errorf("TCP to %s: server saw %v, want %v; error %v", to.Netns(), seen, want, err)
+		}
+		for _, size := range []int{64, 1472, 9000, 65507} {
+			if seen, err := from.UDP(t.Context(), at, size); err != nil || seen.Addr() != want {
+				t.Errorf("UDP of %d bytes to %s: server saw %v, want %v; error %v", size, to.Netns(), seen, want, err)
+			}
+		}
+		if _, err := from.Transfer(t.Context(), at, 3<<20+1); err != nil {
+			t.Error(err)
+		}
+	}
+	reply, err := from.Ping(t.Context(), OutsideAddr[family], PingOptions{Size: 4000})
+	if err != nil || reply.TTL != ttl || reply.From != OutsideAddr[family] {
+		t.Errorf("ping to the outside host: %+v, want TTL %d; error %v", reply, ttl, err)
+	}
+}
+
+// What each host is known by, and that it has no other address but those that the kernel gives every link.
+func TestAddressesOfFamilies(t *testing.T) {
+	for name, families := range dual {
+		t.Run(name, func(t *testing.T) {
+			l := ForTest(t, Options{Nodes: 1, Families: families})
+			node := l.Nodes[0]
+			want := addresses("172.18.0.11", "fd00:172:18::11")
+			if have := node.Addrs(); !slices.Equal(have, selected(want, families)) {
+				t.Errorf("the node's addresses are %v", have)
+			}
+			pods := prefixes("10.244.0.0/24", "fd00:10:244::/64")
+			for _, family := range families {
+				if node.AddrOf(family) != want[family] || node.PodCIDROf(family) != pods[family] {
+					t.Errorf("%v: the node is %s, its pods are in %s", family, node.AddrOf(family), node.PodCIDROf(family))
+				}
+			}
+			if node.Addr() != want[families[0]] || node.PodCIDR() != pods[families[0]] {
+				t.Errorf("first are %s and %s", node.Addr(), node.PodCIDR())
+			}
+			lines, err := node.Namespace.Snapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			others := lines.Only("address").Without("127.0.0.1/8", "::1/128", " fe80:", want[0].String(), want[1].String())
+			if len(others) > 0 {
+				t.Errorf("the node has other addresses: %q", others)
+			}
+		})
+	}
+	l := ForTest(t, Options{Nodes: 1})
+	if node := l.Nodes[0]; node.AddrOf(wire.IPv6).IsValid() || node.PodCIDROf(wire.IPv6).IsValid() {
+		t.Errorf("without IPv6 a node has %s and %s", node.AddrOf(wire.IPv6), node.PodCIDROf(wire.IPv6))
+	}
+}
+
+// Duplicate address detection takes a second or more, in which an address cannot be used.
+func TestAddressesAreUsableAtOnce(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1, Router: true, Families: dual["IPv4, IPv6"]})
+	tentative := func() (names []string) {
+		for _, host := range []*Namespace{l.Nodes[0].Namespace, l.Router, l.Outside} {
+			addrs, err := host.Netlink().AddrList(nil, netlink.FAMILY_V6)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, addr := range addrs {
+				if addr.Flags&unix.IFA_F_TENTATIVE != 0 {
+					names = append(names, host.Netns()+" "+addr.IPNet.String())
+				}
+			}
+		}
+		return names
+	}
+	for deadline := time.Now().Add(priv.Patience(500 * time.Millisecond)); len(tentative()) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("still looking for somebody else with %q", tentative())
+		}
+	}
+}
+
+func TestFamiliesAreSaidOnce(t *testing.T) {
+	for _, opts := range []Options{
+		{Families: []wire.Family{wire.IPv6, wire.IPv6}}, {Underlay: []wire.Family{wire.IPv4, wire.IPv4}}, {Families: []wire.Family{wire.Families}},
+	} {
+		if _, err := opts.withDefaults(); err == nil || !strings.Contains(err.Error(), "at most once") {
+			t.Errorf("%v over %v: %v", opts.Families, opts.Underlay, err)
+		}
 	}
 }
 
@@ -71,7 +158,7 @@ func TestFixedLocalPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := netip.AddrPortFrom(OutsideAddr, server.Port)
+	at := netip.AddrPortFrom(OutsideAddr[wire.IPv4], server.Port)
 	want := netip.AddrPortFrom(l.Nodes[0].Addr(), 50001)
 	conn, err := l.Nodes[0].DialTCP(t.Context(), at, 50001)
 	if err != nil {
@@ -95,28 +182,50 @@ func TestFixedLocalPorts(t *testing.T) {
 }
 
 func TestErrorsComeBack(t *testing.T) {
-	l := ForTest(t, Options{Nodes: 1, OutsideMTU: 1300})
+	l := ForTest(t, Options{Nodes: 1, OutsideMTU: 1300, Families: dual["IPv4, IPv6"]})
 	node := l.Nodes[0]
+	nobody := addresses("203.0.113.99", "2001:db8:203:113::99")
+	for _, family := range l.Options.Families {
+		outside := OutsideAddr[family]
+		var complaint *ICMPError
+		_, err := node.Ping(t.Context(), outside, PingOptions{Size: 1400, DontFragment: true})
+		if !errors.As(err, &complaint) || complaint.ICMPKind != TooBig[family] || complaint.MTU != 1300 || complaint.InnerSource != node.AddrOf(family) {
+			t.Errorf("ping of 1400 bytes through a link of 1300: %v, want that it is too big, with MTU 1300", err)
+		}
+		_, err = node.Ping(t.Context(), outside, PingOptions{TTL: 1})
+		if !errors.As(err, &complaint) || complaint.ICMPKind != TimeExceeded[family] || complaint.From != GatewayAddr[family] || complaint.InnerDestination != outside {
+			t.Errorf("ping with TTL 1: %v, want time exceeded from the router", err)
+		}
+		if _, err = node.UDP(t.Context(), netip.AddrPortFrom(outside, 9), 64); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("UDP to a closed port: %v, want connection refused", err)
+		}
+		if _, err = node.TCP(t.Context(), netip.AddrPortFrom(outside, 9)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("TCP to a closed port: %v, want connection refused", err)
+		}
+		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err = node.Ping(soon, nobody[family], PingOptions{}); err == nil {
+			t.Error("ping to an address that nobody has: no error")
+		}
+	}
+}
 
-	var complaint *ICMPError
-	_, err := node.Ping(t.Context(), OutsideAddr, PingOptions{Size: 1400, DontFragment: true})
-	if !errors.As(err, &complaint) || complaint.Type != 3 || complaint.Code != 4 || complaint.MTU != 1300 || complaint.InnerSource != node.Addr() {
-		t.Errorf("ping of 1400 bytes through a link of 1300: %v, want fragmentation needed with MTU 1300", err)
+// Who lacks a family has no address in it, which nobody reaches.
+func TestNoAddressIsReached(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1})
+	node := l.Nodes[0]
+	server, err := node.Serve(0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	_, err = node.Ping(t.Context(), OutsideAddr, PingOptions{TTL: 1})
-	if !errors.As(err, &complaint) || complaint.Type != 11 || complaint.From != GatewayAddr || complaint.InnerDestination != OutsideAddr {
-		t.Errorf("ping with TTL 1: %v, want time exceeded from the router", err)
-	}
-	if _, err = node.UDP(t.Context(), netip.AddrPortFrom(OutsideAddr, 9), 64); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("UDP to a closed port: %v, want connection refused", err)
-	}
-	if _, err = node.TCP(t.Context(), netip.AddrPortFrom(OutsideAddr, 9)); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("TCP to a closed port: %v, want connection refused", err)
-	}
-	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err = node.Ping(soon, netip.MustParseAddr("203.0.113.99"), PingOptions{}); err == nil {
-		t.Error("ping to an address that nobody has: no error")
+	at := netip.AddrPortFrom(node.AddrOf(wire.IPv6), server.Port)
+	_, ping := node.Ping(t.Context(), at.Addr(), PingOptions{})
+	_, tcp := node.TCP(t.Context(), at)
+	_, udp := node.UDP(t.Context(), at, 64)
+	for what, err := range map[string]error{"ping": ping, "TCP": tcp, "UDP": udp} {
+		if !errors.Is(err, errNoAddress) {
+			t.Errorf("%s: %v, want that there is no address", what, err)
+		}
 	}
 }
 

@@ -6,9 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // up sets the named link up.
@@ -23,16 +26,28 @@ func (ns *Namespace) up(link string) error {
 	return nil
 }
 
-// addAddress gives the named link an address.
-func (ns *Namespace) addAddress(link string, prefix netip.Prefix) error {
+// addAddresses gives the named link addresses, each in a network of the prefix length that its family has.
+func (ns *Namespace) addAddresses(link string, bits func(wire.Family) int, addrs ...netip.Addr) error {
 	l, err := ns.nl.LinkByName(link)
 	if err != nil {
 		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
 	}
-	if err := ns.nl.AddrAdd(l, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
-		return fmt.Errorf("add %s to %s in %s: %w", prefix, link, ns.name, err)
+	for _, addr := range addrs {
+		prefix := netip.PrefixFrom(addr, bits(wire.FamilyOf(addr)))
+		if err := ns.nl.AddrAdd(l, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+			return fmt.Errorf("add %s to %s in %s: %w", prefix, link, ns.name, err)
+		}
 	}
 	return nil
+}
+
+// skipDAD has a link's IPv6 addresses be usable at once, the link-local one too, without which a host that forwards
+// cannot look for neighbours: nothing looks for somebody else who has them.
+func (ns *Namespace) skipDAD(link string) error {
+	if !slices.Contains(ns.families, wire.IPv6) {
+		return nil
+	}
+	return ns.WriteSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
 }
 
 // AddRoute adds a route through a gateway, or on the given link when the gateway is the zero address.
@@ -74,10 +89,18 @@ func connect(a *Namespace, aLink string, b *Namespace, bLink string, mtu int) er
 	if err := a.nl.LinkAdd(veth); err != nil {
 		return fmt.Errorf("connect %s in %s with %s in %s: %w", aLink, a.name, bLink, b.name, err)
 	}
-	if err := a.up(aLink); err != nil {
-		return err
+	for _, end := range []struct {
+		*Namespace
+		link string
+	}{{a, aLink}, {b, bLink}} {
+		if err := end.skipDAD(end.link); err != nil {
+			return err
+		}
+		if err := end.up(end.link); err != nil {
+			return err
+		}
 	}
-	return b.up(bLink)
+	return nil
 }
 
 // addBridge makes a plain switch. It forwards at layer 2 only: what the machine's br_netfilter would do with the

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // netnsDir is where iproute2 looks for named namespaces, so that `ip netns exec` works on ours.
@@ -24,7 +26,9 @@ type Namespace struct {
 	name string
 	file *os.File
 	nl   *netlink.Handle
-	addr netip.Addr
+
+	addrs    []netip.Addr  // in the order in which they are used
+	families []wire.Family // that the lab has
 
 	mu      sync.Mutex
 	servers []*Server
@@ -143,9 +147,6 @@ func (ns *Namespace) remove() error {
 
 // Netns is the name under /run/netns, as `ip netns exec` takes it.
 func (ns *Namespace) Netns() string { return ns.name }
-
-// Addr is the address at which others reach this host or pod.
-func (ns *Namespace) Addr() netip.Addr { return ns.addr }
 
 // Path is what a container runtime passes as CNI_NETNS.
 func (ns *Namespace) Path() string { return filepath.Join(netnsDir, ns.name) }

@@ -25,8 +25,8 @@ type Node struct {
 	Name string
 	// Number counts from 1.
 	Number int
-	// PodCIDR is where the node's pods get their addresses from.
-	PodCIDR netip.Prefix
+	// PodCIDRs are where the node's pods get their addresses from, one for each family that they have.
+	PodCIDRs []netip.Prefix
 	// Dir holds the node's files.
 	Dir string
 	// PluginEnv is added to the environment of every call of the plugin.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -24,25 +25,24 @@ type NodeSpec struct {
 	Created time.Time
 }
 
-// defaultSpec is node number 1, 2, ... as test/testdata/nodes.yaml has it.
-func defaultSpec(number int) NodeSpec {
-	return NodeSpec{
-		Name:        fmt.Sprintf("k8s-n%d", number),
-		InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, 0, byte(10 + number)})},
-		PodCIDRs:    []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(number - 1), 0}), 24)},
+// defaultSpec is node number 1, 2, ... of a lab: with IPv4 alone and one fabric, as test/testdata/nodes.yaml has it.
+func (o Options) defaultSpec(number int) NodeSpec {
+	spec := NodeSpec{Name: fmt.Sprintf("k8s-n%d", number)}
+	for _, family := range o.Underlay {
+		addr := fmt.Sprintf(fabrics[o.fabricOf(number)].node[family], 10+number)
+		spec.InternalIPs = append(spec.InternalIPs, netip.MustParseAddr(addr))
 	}
-}
-
-// secondAddr is the address of a node on the second fabric.
-func secondAddr(number int) netip.Addr {
-	return netip.AddrFrom4([4]byte{172, 19, 0, byte(10 + number)})
+	for _, family := range o.Families {
+		spec.PodCIDRs = append(spec.PodCIDRs, netip.MustParsePrefix(fmt.Sprintf(podCIDR[family], number-1)))
+	}
+	return spec
 }
 
 // NodeSpecs describes the lab's nodes as they are.
 func (l *Lab) NodeSpecs() []NodeSpec {
 	specs := make([]NodeSpec, len(l.Nodes))
 	for i, node := range l.Nodes {
-		specs[i] = NodeSpec{Name: node.Name, InternalIPs: []netip.Addr{node.Addr()}, PodCIDRs: []netip.Prefix{node.PodCIDR}}
+		specs[i] = NodeSpec{Name: node.Name, InternalIPs: node.Addrs(), PodCIDRs: slices.Clone(node.PodCIDRs)}
 	}
 	return specs
 }

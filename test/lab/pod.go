@@ -37,7 +37,7 @@ type PodOptions struct {
 	Args [][2]string
 }
 
-// Pod is a pod of a node, with the address that the plugin gave it.
+// Pod is a pod of a node, with the addresses that the plugin gave it.
 type Pod struct {
 	*Namespace
 	Name        string
@@ -154,11 +154,14 @@ func (p *Pod) take(result *types100.Result) error {
 	if len(result.IPs) == 0 {
 		return fmt.Errorf("ADD of pod %s on %s: the result has no address", p.Name, p.Node.Name)
 	}
-	addr, ok := netip.AddrFromSlice(result.IPs[0].Address.IP)
-	if !ok {
-		return fmt.Errorf("ADD of pod %s on %s: the result has the address %v", p.Name, p.Node.Name, result.IPs[0].Address)
+	p.Result, p.addrs = result, nil
+	for _, given := range result.IPs {
+		addr, ok := netip.AddrFromSlice(given.Address.IP)
+		if !ok {
+			return fmt.Errorf("ADD of pod %s on %s: the result has the address %v", p.Name, p.Node.Name, given.Address)
+		}
+		p.addrs = append(p.addrs, addr.Unmap())
 	}
-	p.Result, p.addr = result, addr.Unmap()
 	for _, link := range result.Interfaces {
 		if link.Name == p.IfName && link.Sandbox != "" {
 			mac, err := net.ParseMAC(link.Mac)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // What a client of the server asks for with the first byte of a TCP connection. Either way the server's answer begins
@@ -24,13 +26,14 @@ const (
 	askTransfer = 't' // a length of 8 bytes and that many bytes; the answer is their SHA-256
 )
 
-// Server answers TCP and UDP on one port in one namespace, and tells each client which address it sees it under.
+// Server answers TCP and UDP on one port in one namespace, in every family of the lab, and tells each client which
+// address it sees it under.
 type Server struct {
 	// Port that it listens on.
 	Port uint16
 
-	tcp net.Listener
-	udp *net.UDPConn
+	tcp []net.Listener
+	udp []*net.UDPConn
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -40,46 +43,78 @@ type Server struct {
 // Serve answers TCP and UDP on a port of every address of the namespace until Close; 0 lets the kernel choose the port.
 // It ends with the namespace at the latest.
 func (ns *Namespace) Serve(port uint16) (*Server, error) {
-	s := &Server{conns: map[net.Conn]struct{}{}}
-	listen := func() error { return s.listen(port) }
+	s := &Server{Port: port, conns: map[net.Conn]struct{}{}}
+	listen := func() error { return s.listen(ns.families) }
 	err := ns.Do(listen)
-	// A child that has just been forked has the sockets of a server that has ended until it executes its program.
+	// A child that has just been forked has the sockets of a server that has ended until it executes its program; and the
+	// kernel's choice for one family may be taken in the other.
 	for end := time.Now().Add(time.Second); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		s.Port = port
 		err = ns.Do(listen)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("serve port %d in %s: %w", port, ns.name, err)
 	}
-	s.all.Go(s.acceptTCP)
-	s.all.Go(s.answerUDP)
+	for _, tcp := range s.tcp {
+		s.all.Go(func() { s.acceptTCP(tcp) })
+	}
+	for _, udp := range s.udp {
+		s.all.Go(func() { answerUDP(udp) })
+	}
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	ns.servers = append(ns.servers, s)
 	return s, nil
 }
 
-func (s *Server) listen(port uint16) (err error) {
-	if s.tcp, err = net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port)); err != nil {
-		return err
+// listen opens the sockets of every family, on the port that the first one gets.
+func (s *Server) listen(families []wire.Family) (err error) {
+	defer func() {
+		if err != nil {
+			s.closeSockets()
+			s.tcp, s.udp = nil, nil
+		}
+	}()
+	for _, family := range families {
+		tcp, err := net.Listen(sockets[family].tcp, s.at(family))
+		if err != nil {
+			return err
+		}
+		s.tcp = append(s.tcp, tcp)
+		s.Port = tcp.Addr().(*net.TCPAddr).AddrPort().Port()
+		config := net.ListenConfig{Control: sockets[family].wantPacketInfo}
+		udp, err := config.ListenPacket(context.Background(), sockets[family].udp, s.at(family))
+		if err != nil {
+			return err
+		}
+		s.udp = append(s.udp, udp.(*net.UDPConn))
 	}
-	s.Port = s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
-	config := net.ListenConfig{Control: wantPacketInfo}
-	packets, err := config.ListenPacket(context.Background(), "udp4", fmt.Sprintf("0.0.0.0:%d", s.Port))
-	if err != nil {
-		s.tcp.Close()
-		return err
-	}
-	s.udp = packets.(*net.UDPConn)
 	return nil
+}
+
+// at is every address of a family, with the server's port.
+func (s *Server) at(family wire.Family) string {
+	return netip.AddrPortFrom(everywhere[family].Addr(), s.Port).String()
+}
+
+// sockets are what the families' sockets are called, and how they are asked to which address a datagram was sent.
+var sockets = [wire.Families]socketKind{
+	wire.IPv4: {"tcp4", "udp4", unix.IPPROTO_IP, unix.IP_PKTINFO},
+	wire.IPv6: {"tcp6", "udp6", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO},
+}
+
+type socketKind struct {
+	tcp, udp          string
+	level, packetInfo int
 }
 
 // wantPacketInfo has the kernel say to which of its addresses a datagram was sent, so that the answer comes from there,
 // and makes room for thousands of datagrams at once: what does not fit would look like a loss on the way.
-func wantPacketInfo(_, _ string, raw syscall.RawConn) error {
+func (k socketKind) wantPacketInfo(_, _ string, raw syscall.RawConn) error {
 	var optErr error
 	err := raw.Control(func(fd uintptr) {
 		optErr = errors.Join(
-			unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1),
+			unix.SetsockoptInt(int(fd), k.level, k.packetInfo, 1),
 			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20),
 		)
 	})
@@ -88,8 +123,7 @@ func wantPacketInfo(_, _ string, raw syscall.RawConn) error {
 
 // Close ends the server and its connections, and waits for them. It may be called more than once.
 func (s *Server) Close() {
-	s.tcp.Close()
-	s.udp.Close()
+	s.closeSockets()
 	s.mu.Lock()
 	for conn := range s.conns {
 		conn.Close()
@@ -98,9 +132,18 @@ func (s *Server) Close() {
 	s.all.Wait()
 }
 
-func (s *Server) acceptTCP() {
+func (s *Server) closeSockets() {
+	for _, tcp := range s.tcp {
+		tcp.Close()
+	}
+	for _, udp := range s.udp {
+		udp.Close()
+	}
+}
+
+func (s *Server) acceptTCP(tcp net.Listener) {
 	for {
-		conn, err := s.tcp.Accept()
+		conn, err := tcp.Accept()
 		if err != nil {
 			return // closed
 		}
@@ -150,11 +193,11 @@ func answerTCP(conn net.Conn) error {
 // seenLength is how much of an echoed datagram is overwritten by whom the server saw: address, port, newline, zeros.
 const seenLength = 48
 
-func (s *Server) answerUDP() {
+func answerUDP(udp *net.UDPConn) {
 	packet := make([]byte, 1<<16)
 	control := make([]byte, 128)
 	for {
-		n, controlLen, _, from, err := s.udp.ReadMsgUDPAddrPort(packet, control)
+		n, controlLen, _, from, err := udp.ReadMsgUDPAddrPort(packet, control)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -164,7 +207,7 @@ func (s *Server) answerUDP() {
 		clear(packet[:seenLength])
 		copy(packet, unmapped(from).String()+"\n")
 		// An answer that cannot be sent is missed by the client.
-		_, _, _ = s.udp.WriteMsgUDPAddrPort(packet[:n], answerFrom(control[:controlLen]), from)
+		_, _, _ = udp.WriteMsgUDPAddrPort(packet[:n], answerFrom(control[:controlLen]), from)
 	}
 }
 
@@ -176,9 +219,13 @@ func answerFrom(control []byte) []byte {
 		return nil
 	}
 	for _, message := range messages {
-		if message.Header.Level == unix.IPPROTO_IP && message.Header.Type == unix.IP_PKTINFO && len(message.Data) >= unix.SizeofInet4Pktinfo {
+		switch {
+		case message.Header.Level == unix.IPPROTO_IP && message.Header.Type == unix.IP_PKTINFO && len(message.Data) >= unix.SizeofInet4Pktinfo:
 			// struct in_pktinfo: the interface's index, the local address, the destination in the header.
 			return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(message.Data[4:8])})
+		case message.Header.Level == unix.IPPROTO_IPV6 && message.Header.Type == unix.IPV6_PKTINFO && len(message.Data) >= unix.SizeofInet6Pktinfo:
+			// struct in6_pktinfo: the destination in the header, the interface's index.
+			return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: [16]byte(message.Data[:16])})
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 )
@@ -100,7 +101,7 @@ func newForeign(node *lab.Node) (*foreign, error) {
 func (f *foreign) route(i int) *netlink.Route {
 	return &netlink.Route{
 		Dst: &net.IPNet{IP: net.IP{100, byte(64 + i>>12), byte(i >> 4), byte(i << 4)}, Mask: net.CIDRMask(28, 32)},
-		Gw:  lab.GatewayAddr.AsSlice(), LinkIndex: f.uplink, Protocol: unix.RTPROT_BGP,
+		Gw:  lab.GatewayAddr[wire.IPv4].AsSlice(), LinkIndex: f.uplink, Protocol: unix.RTPROT_BGP,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -218,7 +219,7 @@ func (s *soaker) changePod(ctx context.Context, name string) error {
 	}
 	pod, err := s.full.AddPod(ctx, name, lab.PodOptions{})
 	if err == nil {
-		_, err = pod.Ping(ctx, lab.OutsideAddr, lab.PingOptions{})
+		_, err = pod.Ping(ctx, lab.OutsideAddr[wire.IPv4], lab.PingOptions{})
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -12,15 +13,24 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// setting is how packets get from node to node.
+// setting is what packets there are, and how they get from node to node.
 type setting struct {
-	mode  string // --routing-mode of the agents
-	links string // 1; 2: nodes of even number are on another link than the rest, behind a router
+	family string // ipv4, ipv6 or dual
+	mode   string // --routing-mode of the agents
+	links  string // 1; 2: nodes of even number are on another link than the rest, behind a router
 }
+
+// families are those that a cluster may have, as FAMILY=... says it.
+var families = map[string][]wire.Family{"ipv4": {wire.IPv4}, "ipv6": {wire.IPv6}, "dual": {wire.IPv4, wire.IPv6}}
+
+// names are the families as people write them.
+var names = [wire.Families]string{wire.IPv4: "IPv4", wire.IPv6: "IPv6"}
 
 // check says what is wrong with a setting.
 func (s setting) check() error {
 	switch {
+	case families[s.family] == nil:
+		return fmt.Errorf("FAMILY=%s: takes ipv4, ipv6 or dual", s.family)
 	case s.mode != "auto" && s.mode != "direct" && s.mode != "vxlan":
 		return fmt.Errorf("MODE=%s: takes auto, direct or vxlan", s.mode)
 	case s.links != "1" && s.links != "2":
@@ -32,7 +42,7 @@ func (s setting) check() error {
 }
 
 func (s setting) options() lab.Options {
-	options := lab.Options{Nodes: 3, AgentFlags: []string{"--routing-mode=" + s.mode}}
+	options := lab.Options{Nodes: 3, Families: families[s.family], AgentFlags: []string{"--routing-mode=" + s.mode}}
 	if s.links == "2" {
 		options.Links = 2
 	}
@@ -40,15 +50,30 @@ func (s setting) options() lab.Options {
 }
 
 func (s setting) String() string {
+	text := "routing mode " + s.mode
 	if s.links == "2" {
-		return "routing mode " + s.mode + ", nodes on two links"
+		text += ", nodes on two links"
 	}
-	return "routing mode " + s.mode
+	switch s.family {
+	case "ipv6":
+		return names[wire.IPv6] + ", " + text
+	case "dual":
+		return names[wire.IPv4] + " and " + names[wire.IPv6] + ", " + text
+	}
+	return text
+}
+
+// over names a family in a title, where there is more than one.
+func (s setting) over(family wire.Family) string {
+	if len(families[s.family]) == 1 {
+		return ""
+	}
+	return " over " + names[family]
 }
 
 // way is how packets have to get from one node to another.
 func (s setting) way(from, to *lab.Node) destinations.Way {
-	if s.mode == "vxlan" || lab.FabricPrefix.Contains(from.Addr()) != lab.FabricPrefix.Contains(to.Addr()) {
+	if s.mode == "vxlan" || s.links == "2" && from.Number%2 != to.Number%2 {
 		return destinations.Tunnel
 	}
 	return destinations.Direct
@@ -69,8 +94,10 @@ func (d *demo) between(ctx context.Context) error {
 			if want == destinations.Tunnel {
 				tunnels++
 			}
-			right = right && has[peer.Name] == want
-			ways = append(ways, fmt.Sprintf("%s: %s", peer.Name, has[peer.Name]))
+			for _, family := range families[d.setting.family] {
+				right = right && has[family][peer.Name] == want
+				ways = append(ways, fmt.Sprintf("%s%s: %s", peer.Name, d.setting.over(family), has[family][peer.Name]))
+			}
 		}
 		in, out, countErr := throughTunnel(ctx, node)
 		if err := errors.Join(err, countErr); err != nil {
@@ -83,20 +110,23 @@ func (d *demo) between(ctx context.Context) error {
 	return nil
 }
 
-// waysFrom are the ways to other nodes that a node's programs have, by name.
-func waysFrom(ctx context.Context, node *lab.Node) (map[string]destinations.Way, error) {
+// waysFrom are the ways to other nodes that a node's programs have, by family and name.
+func waysFrom(ctx context.Context, node *lab.Node) (ways [wire.Families]map[string]destinations.Way, err error) {
 	var status struct {
 		Peers []struct {
-			Name string
-			Way  destinations.Way
+			Name    string
+			PodCIDR netip.Prefix `json:"pod_cidr"`
+			Way     destinations.Way
 		}
 	}
 	if err := ask(ctx, node, &status, "status", "-o", "json"); err != nil {
-		return nil, err
+		return ways, err
 	}
-	ways := map[string]destinations.Way{}
+	for family := range ways {
+		ways[family] = map[string]destinations.Way{}
+	}
 	for _, peer := range status.Peers {
-		ways[peer.Name] = peer.Way
+		ways[wire.FamilyOf(peer.PodCIDR.Addr())][peer.Name] = peer.Way
 	}
 	return ways, nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -74,7 +75,7 @@ func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context
 // show is the demo itself. An error is what makes going on senseless; what merely did not hold is counted.
 func (d *demo) show(ctx context.Context) error {
 	for _, part := range []func(context.Context) error{
-		d.build, d.matrix, d.sources, d.transfer, d.between, d.liveWithoutAgent, d.inspect,
+		d.build, d.each(d.matrix), d.each(d.sources), d.each(d.transfer), d.between, d.liveWithoutAgent, d.inspect,
 	} {
 		if err := part(ctx); err != nil {
 			return err
@@ -136,26 +137,29 @@ func (d *demo) addPod(ctx context.Context, node *lab.Node, name string) (party, 
 }
 
 func (d *demo) introduce() {
-	d.line("")
-	for i, node := range d.lab.Nodes {
-		var pods []string
-		for _, p := range d.pods {
-			if p.node == node.Name {
-				pods = append(pods, fmt.Sprintf("%s %s", p.name, p.Addr()))
+	for _, family := range families[d.setting.family] {
+		d.line("")
+		for i, node := range d.lab.Nodes {
+			var pods []string
+			for _, p := range d.pods {
+				if p.node == node.Name {
+					pods = append(pods, fmt.Sprintf("%s %s", p.name, p.AddrOf(family)))
+				}
 			}
+			d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.AddrOf(family).String(), 23), pad(node.PodCIDROf(family).String(), 19),
+				strings.Join(pods, "   "))
 		}
-		d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.Addr().String(), 22), pad(node.PodCIDR.String(), 16), strings.Join(pods, "   "))
+		d.line("    %s %s", pad(d.outside.name, 9), d.outside.AddrOf(family))
 	}
-	d.line("    %s %s", pad(d.outside.name, 9), d.outside.Addr())
 }
 
 // expect is the source that a receiver has to see: the sender's own address, but the node's for a pod that leaves the
 // cluster.
-func (d *demo) expect(from, to party) netip.Addr {
+func (d *demo) expect(family wire.Family, from, to party) netip.Addr {
 	if from.pod && to.node == "" {
-		return d.hostOf(from).Addr()
+		return d.hostOf(from).AddrOf(family)
 	}
-	return from.Addr()
+	return from.AddrOf(family)
 }
 
 func (d *demo) hostOf(p party) party {
@@ -167,13 +171,25 @@ func (d *demo) hostOf(p party) party {
 	return party{}
 }
 
-func (d *demo) matrix(ctx context.Context) error {
-	d.heading("Who reached whom")
+// each takes a part of the demo for every family of the cluster.
+func (d *demo) each(part func(context.Context, wire.Family) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, family := range families[d.setting.family] {
+			if err := part(ctx, family); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (d *demo) matrix(ctx context.Context, family wire.Family) error {
+	d.heading("Who reached whom" + d.setting.over(family))
 	senders := slices.Concat(d.pods, d.hosts)
 	receivers := slices.Concat(d.pods, d.hosts, []party{d.outside})
 	var all []meeting
 	err := d.step("every pod and every host to everybody: ping, TCP, UDP", func() error {
-		all = meet(ctx, senders, receivers, d.expect)
+		all = d.meet(ctx, family, senders, receivers)
 		return ctx.Err()
 	})
 	if err != nil {
@@ -186,27 +202,26 @@ func (d *demo) matrix(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) sources(ctx context.Context) error {
-	d.heading("Whom the outside host saw")
-	at := netip.AddrPortFrom(d.outside.Addr(), servicePort)
+func (d *demo) sources(ctx context.Context, family wire.Family) error {
+	d.heading("Whom the outside host saw" + d.setting.over(family))
 	for _, pod := range d.pods {
-		want := d.hostOf(pod).Addr()
-		tcp, tcpErr := pod.TCP(ctx, at)
-		udp, udpErr := pod.UDP(ctx, at, 512)
+		want := d.hostOf(pod).AddrOf(family)
+		tcp, tcpErr := pod.TCP(ctx, d.outside.at(family))
+		udp, udpErr := pod.UDP(ctx, d.outside.at(family), 512)
 		if err := errors.Join(tcpErr, udpErr); err != nil {
 			d.check(false, "%s: %v", pod.name, err)
 			continue
 		}
 		d.check(tcp.Addr() == want && udp.Addr() == want, "%s %s came as %s by TCP, %s by UDP",
-			pad(pod.name, 5), pad(pod.Addr().String(), 12), tcp, udp)
+			pad(pod.name, 5), pad(pod.AddrOf(family).String(), 16), tcp, udp)
 	}
 	return nil
 }
 
-func (d *demo) transfer(ctx context.Context) error {
-	d.heading("100 MB across nodes")
+func (d *demo) transfer(ctx context.Context, family wire.Family) error {
+	d.heading("100 MB across nodes" + d.setting.over(family))
 	from, to := d.pods[0], d.pods[2]
-	moved, err := from.Transfer(ctx, netip.AddrPortFrom(to.Addr(), servicePort), bulk)
+	moved, err := from.Transfer(ctx, to.at(family), bulk)
 	if err != nil {
 		d.check(false, "%v", err)
 		return nil
@@ -222,24 +237,26 @@ func (d *demo) transfer(ctx context.Context) error {
 func (d *demo) liveWithoutAgent(ctx context.Context) error {
 	node := d.lab.Nodes[0]
 	d.heading("The agent of " + node.Name + " is killed")
-	inside, err := d.pods[0].DialTCP(ctx, netip.AddrPortFrom(d.pods[2].Addr(), servicePort), 0)
+	inside, err := d.connect(ctx, d.pods[2])
 	if err != nil {
 		return err
 	}
-	defer inside.Close()
-	outward, err := d.pods[0].DialTCP(ctx, netip.AddrPortFrom(d.outside.Addr(), servicePort), 0)
+	outward, err := d.connect(ctx, d.outside)
 	if err != nil {
 		return err
 	}
-	defer outward.Close()
 
 	pid := node.AgentPID()
 	if err := node.KillAgent(); err != nil {
 		return err
 	}
 	d.check(!node.AgentRunning(), "kill -9 %d", pid)
-	d.held(inside.Echo(ctx, 4096), "a connection to another node goes on")
-	d.held(outward.Echo(ctx, 4096), "a masqueraded connection goes on")
+	for i, family := range families[d.setting.family] {
+		d.held(inside[i].Echo(ctx, 4096), "a connection to another node goes on%s", d.setting.over(family))
+		d.held(outward[i].Echo(ctx, 4096), "a masqueraded connection goes on%s", d.setting.over(family))
+		inside[i].Close()
+		outward[i].Close()
+	}
 	d.statusWhileDead(ctx, node)
 
 	started := time.Now()
@@ -253,11 +270,25 @@ func (d *demo) liveWithoutAgent(ctx context.Context) error {
 	}
 	others := []party{d.pods[0], d.pods[2], d.hosts[0], d.hosts[1]}
 	one, receivers := []party{pod}, append(others, d.outside)
-	d.line("    it reaches")
-	d.drawMatrix(one, receivers, meet(ctx, one, receivers, d.expect))
-	d.line("    and is reached by")
-	d.drawMatrix(others, one, meet(ctx, others, one, d.expect))
+	for _, family := range families[d.setting.family] {
+		d.line("    it reaches%s", d.setting.over(family))
+		d.drawMatrix(one, receivers, d.meet(ctx, family, one, receivers))
+		d.line("    and is reached by")
+		d.drawMatrix(others, one, d.meet(ctx, family, others, one))
+	}
 	return nil
+}
+
+// connect opens a connection of each family from the first pod to somebody.
+func (d *demo) connect(ctx context.Context, to party) (all []*lab.TCPConn, err error) {
+	for _, family := range families[d.setting.family] {
+		conn, err := d.pods[0].DialTCP(ctx, to.at(family), 0)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, conn)
+	}
+	return all, nil
 }
 
 // held is a check whose failure has an error to show.

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -33,21 +34,29 @@ func (d *demo) hints() ([]hint, error) {
 	on := func(netns string) string { return "ip netns exec " + netns + " " }
 	// On the node, or the interfaces that it names would be the machine's.
 	ctl := fmt.Sprintf("%s%s --bpffs %s --state-dir %s ", on(node.Netns()), quoted(ebpfctl), node.BPFFS(), node.StateDir())
-	return []hint{
-		{"everything that is there", "ip netns list | grep ec" + d.lab.ID},
-		{"on a node", on(node.Netns()) + "ip route"},
-		{"from pod to pod", fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.pods[2].Addr())},
-		{"from a pod to the outside", fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.outside.Addr())},
-		{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp or udp port 4789"},
-		{"status", ctl + "status"},
-		{"the maps", ctl + "dump all"},
-		{"drops as they come", ctl + "dump drops --watch"},
-		{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
-		{"kill the agent of that node", fmt.Sprintf("kill -9 %d; tail %s", node.AgentPID(), node.AgentLog())},
-		{"end it", "go -C tools/demo run . -clean " + d.lab.ID},
-		{"end all that were kept from here", "make clean"},
-	}, nil
+	hints := []hint{{"everything that is there", "ip netns list | grep ec" + d.lab.ID}}
+	for _, family := range families[d.setting.family] {
+		over := d.setting.over(family)
+		hints = append(hints,
+			hint{"on a node" + over, on(node.Netns()) + ipCommands[family] + " route"},
+			hint{"from pod to pod" + over, fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.pods[2].AddrOf(family))},
+			hint{"from a pod to the outside" + over, fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.outside.AddrOf(family))},
+		)
+	}
+	return append(hints,
+		hint{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp or icmp6 or udp port 4789"},
+		hint{"status", ctl + "status"},
+		hint{"the maps", ctl + "dump all"},
+		hint{"drops as they come", ctl + "dump drops --watch"},
+		hint{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
+		hint{"kill the agent of that node", fmt.Sprintf("kill -9 %d; tail %s", node.AgentPID(), node.AgentLog())},
+		hint{"end it", "go -C tools/demo run . -clean " + d.lab.ID},
+		hint{"end all that were kept from here", "make clean"},
+	), nil
 }
+
+// ipCommands are how the ip command is asked about a family.
+var ipCommands = [wire.Families]string{wire.IPv4: "ip -4", wire.IPv6: "ip -6"}
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 

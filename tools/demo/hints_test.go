@@ -24,13 +24,13 @@ func TestHintsAreTrue(t *testing.T) {
 	priv.Require(t)
 	t.Chdir("../..") // where the commands are for
 	var out bytes.Buffer
-	d := newDemo(env{stdout: &out}, setting{mode: "auto", links: "2"}, true)
+	d := newDemo(env{stdout: &out}, setting{family: "ipv4", mode: "auto", links: "2"}, true)
 	kept := false
 	t.Cleanup(func() { d.discard(t, kept) })
 	if err := d.build(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
-	if err := errors.Join(d.matrix(t.Context()), d.between(t.Context())); err != nil || d.failed > 0 {
+	if err := errors.Join(d.each(d.matrix)(t.Context()), d.between(t.Context())); err != nil || d.failed > 0 {
 		t.Fatalf("%d checks failed, error %v\n%s", d.failed, err, out.String())
 	}
 	hints, err := d.hints()

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -23,11 +24,17 @@ type party struct {
 // servicePort is where every party's echo server listens.
 const servicePort = 8080
 
+// at is where a party's server is.
+func (p party) at(family wire.Family) netip.AddrPort {
+	return netip.AddrPortFrom(p.AddrOf(family), servicePort)
+}
+
 // ways in which one party can reach another, in the order of the marks in a cell.
 var ways = [...]string{"ping", "TCP", "UDP"}
 
 // meeting is the outcome for one ordered pair.
 type meeting struct {
+	family   wire.Family
 	from, to party
 	rtt      time.Duration
 	seen     netip.Addr // the source that the other end saw, by TCP
@@ -58,13 +65,13 @@ func (m meeting) kind() string {
 	return direction + ", across nodes"
 }
 
-// meet has every sender reach every receiver in every way, a few pairs at a time.
-func meet(ctx context.Context, from, to []party, expect func(from, to party) netip.Addr) []meeting {
+// meet has every sender reach every receiver of a family in every way, a few pairs at a time.
+func (d *demo) meet(ctx context.Context, family wire.Family, from, to []party) []meeting {
 	var all []meeting
 	for _, f := range from {
 		for _, t := range to {
 			if f.Namespace != t.Namespace {
-				all = append(all, meeting{from: f, to: t})
+				all = append(all, meeting{family: family, from: f, to: t})
 			}
 		}
 	}
@@ -73,7 +80,7 @@ func meet(ctx context.Context, from, to []party, expect func(from, to party) net
 	for i := range all {
 		slots <- struct{}{}
 		running.Go(func() {
-			all[i].hold(ctx, expect(all[i].from, all[i].to))
+			all[i].hold(ctx, d.expect(family, all[i].from, all[i].to))
 			<-slots
 		})
 	}
@@ -85,9 +92,9 @@ func meet(ctx context.Context, from, to []party, expect func(from, to party) net
 func (m *meeting) hold(ctx context.Context, expected netip.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	at := netip.AddrPortFrom(m.to.Addr(), servicePort)
+	at := m.to.at(m.family)
 
-	reply, err := m.from.Ping(ctx, m.to.Addr(), lab.PingOptions{})
+	reply, err := m.from.Ping(ctx, at.Addr(), lab.PingOptions{})
 	m.rtt, m.problems[0] = reply.RTT, err
 
 	seen, err := m.from.TCP(ctx, at)

@@ -99,11 +99,11 @@ func TestWrongArgumentsAreUsage(t *testing.T) {
 }
 
 func TestSettingsAreChecked(t *testing.T) {
-	for _, c := range []struct{ mode, links, says string }{
-		{"ipip", "", "auto, direct or vxlan"}, {"", "3", "1 or 2"}, {"direct", "2", "auto or vxlan only"},
+	for _, c := range []struct{ family, mode, links, says string }{
+		{"", "ipip", "", "auto, direct or vxlan"}, {"", "", "3", "1 or 2"}, {"", "direct", "2", "auto or vxlan only"}, {"ipv5", "", "", "ipv4, ipv6 or dual"},
 	} {
 		var out, problems bytes.Buffer
-		set := map[string]string{"MODE": c.mode, "LINKS": c.links}
+		set := map[string]string{"FAMILY": c.family, "MODE": c.mode, "LINKS": c.links}
 		e := env{getenv: func(name string) string { return set[name] }, stdout: &out, stderr: &problems}
 		if status := run(t.Context(), e); status != 2 || out.Len() > 0 || !strings.Contains(problems.String(), c.says) {
 			t.Errorf("%+v: status %d, stdout %q, stderr %q", c, status, out.String(), problems.String())

@@ -44,7 +44,7 @@ func addFlannelDevice(node *lab.Node, mtu int) error {
 	if err := node.WriteSysctl("net/ipv6/conf/"+flannelDevice+"/disable_ipv6", "1"); err != nil {
 		return err
 	}
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: node.PodCIDR.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: node.PodCIDR().Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}}
 	if err := errors.Join(nl.AddrAdd(device, address), nl.LinkSetUp(device)); err != nil {
 		return fmt.Errorf("set %s on %s up: %w", flannelDevice, node.Name, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
@@ -134,13 +135,13 @@ func (n *Network) pluginList(node *lab.Node) string {
     { "type": "portmap", "capabilities": { "portMappings": true } }
   ]
 }
-`, n.setup.plugin, first, n.podMTU(), filepath.Join(node.Dir, "ipam"), node.PodCIDR, route)
+`, n.setup.plugin, first, n.podMTU(), filepath.Join(node.Dir, "ipam"), node.PodCIDR(), route)
 }
 
 // podMTU is the MTU of the classical networks' pods.
 func (n *Network) podMTU() int {
 	if n.setup.tunnel != "" {
-		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU))
+		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU), wire.IPv4)
 	}
 	return n.lab.Options.FabricMTU
 }

@@ -108,7 +108,7 @@ func (n *Network) setServices(ctx context.Context, k int) error {
 		return nil
 	}
 	return n.forAll(func(node *lab.Node) error {
-		rules := ruleset{Node: node.Addr(), PodCIDR: node.PodCIDR, Cluster: clusterCIDR, Masquerade: n.setup.masquerade, Services: services(k)}
+		rules := ruleset{Node: node.Addr(), PodCIDR: node.PodCIDR(), Cluster: clusterCIDR, Masquerade: n.setup.masquerade, Services: services(k)}
 		text, err := rules.text(n.setup.rules)
 		if err != nil {
 			return err
