@@ -3,6 +3,7 @@ package prog
 import (
 	"encoding/binary"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 // kernel takes off a frame before our programs see it.
 func (b *bed) onWire(d wire.Direction, l veth, peer string, options ...func(socket int) error) func(frame []byte) string {
 	b.Helper()
+	// Only the frames of the test are to be counted, not what IPv6 of the kernel says on the link.
+	must(b, os.WriteFile("/proc/sys/net/ipv6/conf/"+peer+"/disable_ipv6", []byte("1"), 0))
 	b.attach(d, l.index)
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	must(b, err)
