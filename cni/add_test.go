@@ -180,20 +180,31 @@ func checkHostSide(t *testing.T, w *fixture, host device.Link, podMAC string) {
 }
 
 func TestHostReachesThePod(t *testing.T) {
-	forEachStack(t, func(t *testing.T, w *fixture) {
-		p := w.newPod()
-		w.add(p, nil)
-		for _, f := range w.families {
-			c, err := w.reach(p, firstPods[f])
-			if err != nil {
-				t.Fatalf("host to pod: %v", err)
-			}
-			if from := c.LocalAddr().(*net.TCPAddr).IP.String(); from != nodeIPs[f].String() {
-				t.Errorf("host to pod comes from %s, want %s", from, nodeIPs[f])
-			}
-			c.Close()
+	w := newDual(t)
+	p := w.newPod()
+	r := w.add(p, nil)
+	for _, f := range w.families {
+		c, err := w.reach(p, firstPods[f])
+		if err != nil {
+			t.Fatalf("host to pod: %v", err)
 		}
-	})
+		if from := c.LocalAddr().(*net.TCPAddr).IP.String(); from != nodeIPs[f].String() {
+			t.Errorf("host to pod comes from %s, want %s", from, nodeIPs[f])
+		}
+		c.Close()
+	}
+	h, err := device.OpenIn(p.ns)
+	w.must(err)
+	defer h.Close()
+	neighbours, err := h.Neighbours(0)
+	w.must(err)
+	for _, gateway := range gateways { // that of IPv6 is what the program has answered
+		if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool {
+			return n.Addr == gateway && n.MAC.String() == r.Interfaces[0].Mac
+		}) {
+			t.Errorf("the pod's neighbours are %v, without %s", neighbours, gateway)
+		}
+	}
 }
 
 // reach connects from the host to the pod that has the address.

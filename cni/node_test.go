@@ -171,7 +171,7 @@ func TestReboot(t *testing.T) {
 		}
 	})
 	t.Run("state directory outlives the boot", func(t *testing.T) {
-		w := newFixture(t)
+		w := newDual(t)
 		before := w.everything()
 		old, now := w.newPod(), w.newPod()
 		w.add(old, nil)

@@ -20,7 +20,7 @@ func TestOrderOfAdd(t *testing.T) {
 			if mode == "tcx" {
 				priv.NeedTCX(t)
 			}
-			w := newFixture(t)
+			w := newDual(t)
 			w.conf["attach"] = mode
 			before := w.everything()
 			names, _ := w.steps()

@@ -251,6 +251,7 @@ func TestMTUTooSmallForIPv6(t *testing.T) {
 	d.unchanged(d.before)
 	d.answer("172.20.3.4/16")
 	d.add(p, map[string]any{"mtu": 1279})
+	d.add(d.newPod(), merged(map[string]any{"mtu": 1280}, local))
 }
 
 // podRoutes are the pod's routes over a gateway.

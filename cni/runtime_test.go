@@ -54,7 +54,7 @@ func build(t *testing.T, out, pkg string) {
 }
 
 func TestInTheHandsOfLibcni(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	before := w.everything()
 	list := realPlugin(t, w)
 	runtime := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
@@ -71,12 +71,12 @@ func TestInTheHandsOfLibcni(t *testing.T) {
 		}}
 	}
 	first := conf(p)
-	first.CapabilityArgs = map[string]any{"ips": []string{"10.9.0.50/24"}, "mac": "02:00:00:00:00:50"}
+	first.CapabilityArgs = map[string]any{"ips": []string{"fd00:9::50/64", "10.9.0.50/24"}, "mac": "02:00:00:00:00:50"}
 	r, err := runtime.AddNetworkList(ctx, list, first)
 	w.must(err)
 	got, err := current.NewResultFromResult(r)
 	w.must(err)
-	if got.IPs[0].Address.String() != "10.9.0.50/32" || got.Interfaces[1].Mac != "02:00:00:00:00:50" {
+	if got.IPs[0].Address.String() != "10.9.0.50/32" || got.IPs[1].Address.String() != "fd00:9::50/128" || got.Interfaces[1].Mac != "02:00:00:00:00:50" {
 		t.Errorf("result %+v", got)
 	}
 	w.must(runtime.CheckNetworkList(ctx, list, first))
@@ -87,7 +87,7 @@ func TestInTheHandsOfLibcni(t *testing.T) {
 	lost := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
 	valid := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: p.id.ContainerID, IfName: "eth0"}}}
 	w.must(lost.GCNetworkList(ctx, list, valid))
-	if used := w.used(); !slices.Equal(used, []string{"10.9.0.50"}) {
+	if used := w.used(); !slices.Equal(used, []string{"10.9.0.50", "fd00:9::50"}) {
 		t.Errorf("after GC in use: %v", used)
 	}
 	err = lost.GCNetworkList(ctx, list, nil)

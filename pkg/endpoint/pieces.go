@@ -207,17 +207,13 @@ func (w *Work) look() error {
 
 // dropForeignSources leaves the source to the kernel where the node's address is on no interface: no route can have it then.
 func (w *Work) dropForeignSources() error {
-	local, err1 := w.Host.LocalPrefixes() // of IPv4, where a route alone can make an address the host's
-	addresses, err2 := w.Host.Addresses()
-	for _, a := range addresses {
-		local = append(local, hostPrefix(a.Prefix.Addr()))
-	}
+	local, _, err := w.Host.LocalTable(device.IPv4, device.IPv6)
 	for f, source := range w.Sources {
 		if !slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(source.Netip()) }) {
 			w.Sources[f] = wire.Addr{}
 		}
 	}
-	return errors.Join(err1, err2)
+	return err
 }
 
 func (w *Work) findLink() (err error) {

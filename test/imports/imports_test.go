@@ -28,7 +28,7 @@ var rules = map[string][]string{
 	"bpf": {"github.com/cilium/ebpf/..."},
 
 	"maps/raw":      {"github.com/cilium/ebpf/..."},
-	"maps/typed":    {"maps/raw", "github.com/cilium/ebpf/..."},
+	"maps/typed":    {"maps/raw", "maps/wire", "github.com/cilium/ebpf/..."},
 	"maps/wire":     {},
 	"maps/flow":     {"maps/wire"},
 	"maps/counters": {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
@@ -81,7 +81,7 @@ var rules = map[string][]string{
 	},
 
 	"cmd/internal/cli": {"github.com/spf13/cobra", "github.com/spf13/pflag"},
-	"cmd/ebpf-agent":   {"cmd/internal/cli", "pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
+	"cmd/ebpf-agent":   {"cmd/internal/cli", "maps/wire", "pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/ebpf-cni":     {"cni"},
 	"cmd/ebpfctl": {
 		"cmd/internal/cli", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/endpoint/ipam", "pkg/observe",

@@ -126,8 +126,8 @@ var paths = []path{
 // small program writes it anew before each and calls ours; what that takes is measured in turn with it and taken off.
 func BenchmarkPath(b *testing.B) {
 	for _, p := range paths {
-		for f, suffix := range map[family]string{inIPv4: "", inIPv6: "/ipv6"} {
-			b.Run(p.name+suffix, func(b *testing.B) {
+		for _, f := range []family{inIPv4, inIPv6} {
+			b.Run(p.name+each(f, "", "/ipv6"), func(b *testing.B) {
 				options := []option{withTables(262144, 262144), withPaths(10 * time.Millisecond)}
 				p.measure(newBed(b, f, append(options, p.options...)...), b)
 			})

@@ -198,23 +198,26 @@ func TestNoMasqueradedFlowToTheTunnelPort(t *testing.T) {
 // What a pod sends leaves in the tunnel as it was sent, with its DSCP, and ECN, on the outside.
 func TestPodThroughTheTunnelOnTheWire(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f)
-		b.attach(wire.ToTunnel, b.tunnel)
-		b.attach(wire.FromPod, b.pods[podA].index)
-		pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
-		l := b.pods[podA]
-		for to, tos := range map[string]uint8{beyond: 0xb8 | 1, node5IP: 0x28} {
-			p := udp(podA, 5000, to, 53).with(func(p *packet) { p.tos, p.macTo, p.macFrom = tos, l.mac, l.peer })
-			o := far.encapsulated("udp "+podA+":5000 > "+to+":53", func() { pod.send(p.bytes(b.family)) })
-			o.is(t, tos, true)
-			must(t, sumsValid(o.inner))
-			if ttlAt.of(o.inner)[0] != 63 {
-				t.Errorf("inner TTL %d, want 63", ttlAt.of(o.inner)[0])
+		inEachFamily(t, func(t *testing.T, over family) {
+			b := newBed(t, f)
+			b.tunnelOver(over)
+			b.attach(wire.ToTunnel, b.tunnel)
+			b.attach(wire.FromPod, b.pods[podA].index)
+			pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
+			l := b.pods[podA]
+			for to, tos := range map[string]uint8{beyond: 0xb8 | 1, node5IP: 0x28} {
+				p := udp(podA, 5000, to, 53).with(func(p *packet) { p.tos, p.macTo, p.macFrom = tos, l.mac, l.peer })
+				o := far.encapsulated("udp "+podA+":5000 > "+to+":53", func() { pod.send(p.bytes(f)) })
+				o.is(t, over, tos, true)
+				must(t, sumsValid(o.inner))
+				if got := ttlAt.of(o.inner)[0]; got != 63 {
+					t.Errorf("inner TTL %d, want 63", got)
+				}
 			}
-		}
-		// ec_to_tunnel has passed them on with the key that they had.
-		if got := b.counters(wire.ToTunnel)[traffic.Stack.String()].Packets; got == 0 {
-			t.Error("nothing went through the tunnel device")
-		}
+			// ec_to_tunnel has passed them on with the key that they had.
+			if got := b.counters(wire.ToTunnel)[traffic.Stack.String()].Packets; got == 0 {
+				t.Error("nothing went through the tunnel device")
+			}
+		})
 	})
 }

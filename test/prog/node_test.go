@@ -76,13 +76,10 @@ type wires struct {
 // neighbours answer as on a real one.
 func buildNode(tb testing.TB) wires {
 	tb.Helper()
-	// Without a link-local address a link is silent, and what is counted is the tests' packets alone.
 	for _, name := range []string{
 		"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding", "ipv6/conf/all/forwarding", "ipv6/conf/default/addr_gen_mode",
 	} {
-		if err := os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0o644); err != nil {
-			tb.Fatal(err)
-		}
+		turnOn(tb, name)
 	}
 	lo, err := netlink.LinkByName("lo")
 	must(tb, err)
@@ -117,6 +114,12 @@ func (w wires) leadOut(tb testing.TB, f family) {
 	f.route(tb, w.foreign, "198.18.0.0/16", "172.19.0.254")
 }
 
+// turnOn writes 1 to a sysctl of the network.
+func turnOn(tb testing.TB, name string) {
+	tb.Helper()
+	must(tb, os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0o644))
+}
+
 func newLink(tb testing.TB, name string, prefixes ...string) veth {
 	tb.Helper()
 	name = "ecpr" + name
@@ -127,6 +130,8 @@ func newLink(tb testing.TB, name string, prefixes ...string) veth {
 	must(tb, err)
 	peer, err := netlink.LinkByName(name + "-p")
 	must(tb, err)
+	// The other end is silent, so that what is counted is the tests' packets alone.
+	turnOn(tb, "ipv6/conf/"+name+"-p/disable_ipv6")
 	must(tb, netlink.LinkSetUp(peer))
 	must(tb, netlink.LinkSetUp(own))
 	for _, prefix := range prefixes {

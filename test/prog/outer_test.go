@@ -44,13 +44,13 @@ func readOuter(frame []byte) (o outer, ok bool) {
 	return o, true
 }
 
-// through is the frame, from a node, in the tunnel to this one.
-func (b *bed) through(node string, inner []byte) []byte {
+// through is the frame, from a node, in the tunnel to this one over a family.
+func (b *bed) through(over family, node string, inner []byte) []byte {
 	b.Helper()
 	p := udp(node, 55555, nodeIP, tunnelPort)
 	p.payload = append([]byte{8, 0, 0, 0, 0, vni >> 8, vni & 0xff, 0}, inner...)
 	p.macTo, p.macFrom = b.uplink.mac, b.uplink.peer
-	return p.bytes(b.family)
+	return p.bytes(over)
 }
 
 // link is the other end of one of the node's links.
@@ -104,9 +104,9 @@ func (l link) encapsulated(flow string, again func()) outer {
 }
 
 // is asserts what every outer packet of ours has.
-func (o outer) is(t *testing.T, tos uint8, sum bool) {
+func (o outer) is(t *testing.T, over family, tos uint8, sum bool) {
 	t.Helper()
-	if o.src != nodeIP || o.dst != node5IP || o.dport != tunnelPort || o.vni != vni {
+	if o.family != over || o.src != nodeIP || o.dst != node5IP || o.dport != tunnelPort || o.vni != vni {
 		t.Errorf("outer packet %v, VNI %d", o.view, o.vni)
 	}
 	if o.ttl != 64 || o.whole {
@@ -150,15 +150,18 @@ func TestTunnelOnTheWire(t *testing.T) {
 			"without checksum": {func(c *config.NodeConfig) { c.TunnelChecksum = 0 }, false},
 		} {
 			t.Run(name, func(t *testing.T) {
-				b := newBed(t, f, c.with)
-				b.attach(wire.FromTunnel, b.tunnel)
-				b.attach(wire.ToTunnel, b.tunnel)
-				far := b.linkTo("ecprup-p")
-				const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
-				p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
-				o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(b.family))) })
-				o.is(t, tos, c.sum || f == inIPv6) // which has to have one
-				must(t, sumsValid(o.inner))
+				inEachFamily(t, func(t *testing.T, over family) {
+					b := newBed(t, f, c.with)
+					b.tunnelOver(over)
+					b.attach(wire.FromTunnel, b.tunnel)
+					b.attach(wire.ToTunnel, b.tunnel)
+					far := b.linkTo("ecprup-p")
+					const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
+					p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
+					o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(over, node5IP, p.bytes(f))) })
+					o.is(t, over, tos, c.sum || over == inIPv6) // which has to have one
+					must(t, sumsValid(o.inner))
+				})
 			})
 		}
 	})

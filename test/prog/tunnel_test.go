@@ -59,12 +59,15 @@ func (b *bed) farEnd(target *ebpf.Program) *ebpf.Program {
 
 // comesFrom has what arrives through the tunnel from now on come from this outer source with this VNI; the empty source
 // has it come without a key.
-func (b *bed) comesFrom(source string, id uint32) {
+func (b *bed) comesFrom(source string, id uint32) { b.Helper(); b.comesOver(b.family, source, id) }
+
+// comesOver does so for an outer source of another family.
+func (b *bed) comesOver(f family, source string, id uint32) {
 	b.Helper()
 	k := tunnelKey{ID: id}
 	if source == "" {
 		k.ID = 0xffffffff
-	} else if a := b.ip(source); a.Is4() {
+	} else if a := f.ip(source); a.Is4() {
 		v4 := a.As4()
 		k.Local[0] = binary.BigEndian.Uint32(v4[:])
 	} else {
@@ -206,28 +209,47 @@ func TestFromTunnelComparesOuterWithInner(t *testing.T) {
 	})
 }
 
-// The underlay may be IPv6: a node's address of that family is compared like any other.
-func TestFromTunnelOverIPv6(t *testing.T) {
+// tunnelOver has the tunnel to node 5 and its pods lead there over a family.
+func (b *bed) tunnelOver(over family) {
+	b.Helper()
+	for name, kind := range map[string]destinations.Kind{node5IP + "/32": destinations.Node, "10.244.5.0/24": destinations.PodCIDR} {
+		must(b, b.destinations.Put(b.key(name), over.byTunnel(kind)))
+	}
+}
+
+// The tunnel carries either family over either, and a node may send from its address of each.
+func TestFromTunnelOverEitherFamily(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		const node6 = "2001:db8::5"
-		b := newBed(t, f)
-		must(t, b.destinations.Put(b.key(node6+"/128"), destinations.Value{Kind: destinations.Node, Node: b.addr(node6)}))
-		must(t, b.destinations.Put(b.key("10.244.5.0/24"), destinations.Value{
-			Kind: destinations.PodCIDR, Node: b.addr(node6), MTU: mtu - 70, Flags: destinations.ByTunnel,
-		}))
-		b.comesFrom(node6, vni)
-		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("delivered")
-		b.fromTunnel(udp(remote, 4000, podA, 53)).is("drop TUNNEL_SOURCE")
-		b.comesFrom("2001:db8::6", vni)
-		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
-		b.comesFrom(node6, vni+1)
-		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_VNI")
-		b.comesFrom(node5IP, vni)
-		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_SOURCE") // a node, but no longer this one's
-		// No address is not that of a node that is not known.
-		must(t, b.destinations.Put(b.key("10.244.5.0/24"), destinations.Value{Kind: destinations.PodCIDR}))
-		b.comesFrom("::", vni)
-		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
+		inEachFamily(t, func(t *testing.T, over family) {
+			b := newBed(t, f)
+			b.tunnelOver(over)
+			p := udp(beyond, 4000, podA, 53)
+			for _, outer := range []family{over, over.opposite()} {
+				b.comesOver(outer, node5IP, vni)
+				b.fromTunnel(p).is("delivered")
+				b.fromTunnel(udp(node5IP, 4000, podA, 53)).is("delivered")
+				b.fromTunnel(udp(remote, 4000, podA, 53)).is("drop TUNNEL_SOURCE")
+				b.comesOver(outer, node5IP, vni+1)
+				b.fromTunnel(p).is("drop TUNNEL_VNI")
+				b.comesOver(outer, node2IP, vni)
+				b.fromTunnel(p).is("drop TUNNEL_SOURCE")
+				b.comesOver(outer, world, vni)
+				b.fromTunnel(p).is("drop TUNNEL_NODE")
+			}
+			// A node that has one family alone has no alias, and nobody's address is not that.
+			v := over.byTunnel(destinations.PodCIDR)
+			v.Alias = wire.Addr{}
+			must(t, b.destinations.Put(b.key("10.244.5.0/24"), v))
+			b.comesOver(over, node5IP, vni)
+			b.fromTunnel(p).is("delivered")
+			b.comesOver(over.opposite(), node5IP, vni)
+			b.fromTunnel(p).is("drop TUNNEL_SOURCE")
+			b.comesOver(inIPv6, "::", vni)
+			b.fromTunnel(p).is("drop TUNNEL_NODE")
+			// Nor is it that of a node that is not known.
+			must(t, b.destinations.Put(b.key("10.244.5.0/24"), destinations.Value{Kind: destinations.PodCIDR}))
+			b.fromTunnel(p).is("drop TUNNEL_NODE")
+		})
 	})
 }
 

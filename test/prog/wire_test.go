@@ -3,6 +3,7 @@ package prog
 import (
 	"encoding/binary"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -18,12 +19,17 @@ import (
 // onWire attaches a program to an interface and returns a function that has a frame arrive there from the other end of
 // the link, and says what became of it. That is for what BPF_PROG_TEST_RUN does not know, such as VLAN tags, which the
 // kernel takes off a frame before our programs see it.
-func (b *bed) onWire(d wire.Direction, l veth, peer string) func(frame []byte) string {
+func (b *bed) onWire(d wire.Direction, l veth, peer string, options ...func(socket int) error) func(frame []byte) string {
 	b.Helper()
+	// Only the frames of the test are to be counted, not what IPv6 of the kernel says on the link.
+	must(b, os.WriteFile("/proc/sys/net/ipv6/conf/"+peer+"/disable_ipv6", []byte("1"), 0))
 	b.attach(d, l.index)
 	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	must(b, err)
 	b.Cleanup(func() { unix.Close(socket) })
+	for _, option := range options {
+		must(b, option(socket))
+	}
 	from, err := net.InterfaceByName(peer)
 	must(b, err)
 	return func(frame []byte) string {

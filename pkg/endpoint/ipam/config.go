@@ -160,7 +160,7 @@ func (c *Config) checkRanges(field []string) error {
 // Assignable reports whether a pod can have the address. Of IPv6's link-local ones its interface has one anyway, and no
 // route leads there.
 func Assignable(a netip.Addr) bool {
-	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast())
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && (a.Is4() || !a.IsLinkLocalUnicast())
 }
 
 // checkMasks refuses what the library fails to handle: a range without a subnet, and an IPv4 address with an IPv6 mask
