@@ -178,6 +178,31 @@ func TestCollectTombstonesOfDeletedPods(t *testing.T) {
 	})
 }
 
+// An entry that is being removed is no entry.
+func TestTombstone(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := tcp(podA, 50000, world, 80, syn)
+		out := b.tuple(wire.TCP, podA, 50000, world, 80)
+		r := b.fromPod(p).is("forwarded")
+		forward, reverse := b.pair(out)
+		reverse.LastSeen = 0
+		must(t, b.reverse.Put(reverseKey(out, forward), reverse))
+		b.fromUplink(answer(r, p)).is("stack")
+		forward.LastSeen = 0
+		must(t, b.snat.Put(out, forward))
+		b.fromPod(p.with(func(p *packet) { p.flags = ack })).is("drop NO_MAPPING")
+
+		b.fromUplink(tcp(world, 4000, podB, 80, syn)).is("delivered")
+		replies := b.tuple(wire.TCP, podB, 80, world, 4000)
+		v, err := b.conntrack.Get(replies)
+		must(t, err)
+		v.LastSeen = 0
+		must(t, b.conntrack.Put(replies, v))
+		b.fromPod(tcp(podB, 80, world, 4000, syn|ack)).is("drop NO_MAPPING")
+	})
+}
+
 // With no collector, the packets that need what a tombstone holds take it: a flow's own tuple, a port, a recorded flow.
 func TestTombstonesGiveWay(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {

@@ -199,8 +199,8 @@ func TestFromPodHeaderChecksum(t *testing.T) {
 	b.run(wire.FromPod, l.index, options, nil).is("stack") // which verifies it
 }
 
-// A pod's questions for the gateway are answered on the spot; nothing else that is not IPv4 leaves it.
-func TestFromPodNotIPv4(t *testing.T) {
+// A pod's questions for the gateway are answered on the spot; nothing else that is no IP leaves it.
+func TestFromPodNotIP(t *testing.T) {
 	b := newBed(t, inIPv4)
 	l := b.pods[podA]
 	question := arp(layers.ARPRequest, l.peer, podA, gateway)

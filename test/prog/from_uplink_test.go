@@ -49,7 +49,7 @@ func TestFromUplinkVerdicts(t *testing.T) {
 	})
 }
 
-// What is not for this host's MAC, or not IPv4, or malformed, is the stack's, unchanged and unread.
+// What is not for this host's MAC, or no IP, or malformed, is the stack's, unchanged and unread.
 func TestFromUplinkLeavesToStack(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)

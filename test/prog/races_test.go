@@ -103,9 +103,7 @@ func TestRaceCollectingUsedFlow(t *testing.T) {
 				return tcp(podA, 50000, world, 80, ack).bytes(b.family), b.pods[podA].index
 			}},
 			"by the world": {wire.FromUplink, func(b *bed) ([]byte, int) {
-				p := tcp(world, 80, nodeIP, 50000, ack)
-				p.macTo = b.uplink.mac
-				return p.bytes(b.family), b.uplink.index
+				return tcp(world, 80, nodeIP, 50000, ack).with(func(p *packet) { p.macTo = b.uplink.mac }).bytes(f), b.uplink.index
 			}},
 		} {
 			t.Run(name, func(t *testing.T) {

@@ -265,31 +265,6 @@ func TestStaleGeneration(t *testing.T) {
 	})
 }
 
-// An entry that is being removed is no entry.
-func TestTombstone(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f)
-		p := tcp(podA, 50000, world, 80, syn)
-		out := b.tuple(wire.TCP, podA, 50000, world, 80)
-		r := b.fromPod(p).is("forwarded")
-		forward, reverse := b.pair(out)
-		reverse.LastSeen = 0
-		must(t, b.reverse.Put(reverseKey(out, forward), reverse))
-		b.fromUplink(answer(r, p)).is("stack")
-		forward.LastSeen = 0
-		must(t, b.snat.Put(out, forward))
-		b.fromPod(p.with(func(p *packet) { p.flags = ack })).is("drop NO_MAPPING")
-
-		b.fromUplink(tcp(world, 4000, podB, 80, syn)).is("delivered")
-		replies := b.tuple(wire.TCP, podB, 80, world, 4000)
-		v, err := b.conntrack.Get(replies)
-		must(t, err)
-		v.LastSeen = 0
-		must(t, b.conntrack.Put(replies, v))
-		b.fromPod(tcp(podB, 80, world, 4000, syn|ack)).is("drop NO_MAPPING")
-	})
-}
-
 // While the agent's table lacks the node's address, a flow that uses it waits, and goes on when it is back. One whose address
 // does not come back ends as idle ones do, and the next takes the new address.
 func TestAddressLost(t *testing.T) {
