@@ -65,7 +65,7 @@ func attached(t *testing.T, all bool, test func(t *testing.T, attach string)) {
 }
 
 // families are those that a test runs in, one after the other.
-var families = []wire.Family{wire.IPv4}
+var families = []wire.Family{wire.IPv4, wire.IPv6}
 
 // overEachFamily runs a part of a test in each family of one cluster.
 func overEachFamily(t *testing.T, l *lab.Lab, test func(t *testing.T, family wire.Family)) {
