@@ -67,6 +67,13 @@ func attached(t *testing.T, all bool, test func(t *testing.T, attach string)) {
 // families are those that a test runs in, one after the other.
 var families = []wire.Family{wire.IPv4, wire.IPv6}
 
+// forEachFamily runs a test in each family, for clusters of that family alone.
+func forEachFamily(t *testing.T, test func(t *testing.T, family []wire.Family)) {
+	for _, family := range families {
+		t.Run(family.String(), func(t *testing.T) { test(t, []wire.Family{family}) })
+	}
+}
+
 // overEachFamily runs a part of a test in each family of one cluster.
 func overEachFamily(t *testing.T, l *lab.Lab, test func(t *testing.T, family wire.Family)) {
 	for _, family := range l.Options.Families {
@@ -93,6 +100,9 @@ func serve(t *testing.T, on *lab.Namespace) netip.AddrPort {
 // serveOver is serve in one family.
 func serveOver(t *testing.T, on *lab.Namespace, family wire.Family) netip.AddrPort {
 	t.Helper()
+	if !on.AddrOf(family).IsValid() {
+		t.Fatalf("%s has no %v address; it has %v", on.Netns(), family, on.Addrs())
+	}
 	server, err := on.Serve(0)
 	if err != nil {
 		t.Fatal(err)

@@ -266,28 +266,6 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 	})
 }
 
-// datagram is a UDP packet from and to port 9.
-func datagram(t *testing.T, from, to netip.Addr, payload string) []byte {
-	t.Helper()
-	udp := &layers.UDP{SrcPort: 9, DstPort: 9}
-	var ip interface {
-		gopacket.NetworkLayer
-		gopacket.SerializableLayer
-	} = &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolUDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
-	if from.Is4() {
-		ip = &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
-	}
-	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
-		t.Fatal(err)
-	}
-	buffer := gopacket.NewSerializeBuffer()
-	opts := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
-	if err := gopacket.SerializeLayers(buffer, opts, ip, udp, gopacket.Payload(payload)); err != nil {
-		t.Fatal(err)
-	}
-	return buffer.Bytes()
-}
-
 // The programs answer for the gateway, in each family by its own means.
 func TestGatewayIsAnswered(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
@@ -350,16 +328,11 @@ func solicitation(t *testing.T, mac []byte, from, to netip.Addr) []byte {
 	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
 		t.Fatal(err)
 	}
-	buffer := gopacket.NewSerializeBuffer()
-	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+	return serialized(t,
 		&layers.Ethernet{SrcMAC: mac, DstMAC: append([]byte{0x33, 0x33}, group[12:]...), EthernetType: layers.EthernetTypeIPv6}, ip, message,
 		&layers.ICMPv6NeighborSolicitation{
 			TargetAddress: to.AsSlice(), Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return buffer.Bytes()
 }
 
 func arpRequest(t *testing.T, mac []byte, from, to netip.Addr) []byte {

@@ -2,10 +2,83 @@ package e2e
 
 import (
 	"net/netip"
+	"testing"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
+
+// ipLayer is an IP header to serialize, of the family of its addresses.
+func ipLayer(from, to netip.Addr, protocol layers.IPProtocol) interface {
+	gopacket.NetworkLayer
+	gopacket.SerializableLayer
+} {
+	if from.Is4() {
+		return &layers.IPv4{Version: 4, TTL: 64, Protocol: protocol, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
+	}
+	return &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: protocol, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
+}
+
+// serialized are the bytes of layers, with lengths and checksums.
+func serialized(t *testing.T, all ...gopacket.SerializableLayer) []byte {
+	t.Helper()
+	buffer := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, all...); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+// datagram is a UDP packet from and to port 9.
+func datagram(t *testing.T, from, to netip.Addr, payload string) []byte {
+	t.Helper()
+	ip, udp := ipLayer(from, to, layers.IPProtocolUDP), &layers.UDP{SrcPort: 9, DstPort: 9}
+	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	return serialized(t, ip, udp, gopacket.Payload(payload))
+}
+
+// segment is a TCP packet without data.
+func segment(t *testing.T, from, to netip.AddrPort) []byte {
+	t.Helper()
+	ip := ipLayer(from.Addr(), to.Addr(), layers.IPProtocolTCP)
+	tcp := &layers.TCP{SrcPort: layers.TCPPort(from.Port()), DstPort: layers.TCPPort(to.Port()), ACK: true}
+	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	return serialized(t, ip, tcp)
+}
+
+// icmpError is an ICMP error about a packet.
+func icmpError(t *testing.T, from, to netip.Addr, kind lab.ICMPKind, quoted []byte) []byte {
+	t.Helper()
+	if from.Is4() {
+		return serialized(t, ipLayer(from, to, layers.IPProtocolICMPv4),
+			&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(kind.Type, kind.Code)}, gopacket.Payload(quoted))
+	}
+	ip, message := ipLayer(from, to, layers.IPProtocolICMPv6), &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind.Type, kind.Code)}
+	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	return serialized(t, ip, message, gopacket.Payload(append(make([]byte, 4), quoted...)))
+}
+
+// icmpErrorIn reads an ICMP error of either family and what it quotes; false for another packet.
+func icmpErrorIn(packet gopacket.Packet) (kind lab.ICMPKind, quoted gopacket.Packet, ok bool) {
+	const rest = 4 // of the header, which this library counts to the payload of ICMPv6
+	if l, is := packet.Layer(layers.LayerTypeICMPv4).(*layers.ICMPv4); is {
+		kind = lab.ICMPKind{Type: l.TypeCode.Type(), Code: l.TypeCode.Code()}
+		return kind, gopacket.NewPacket(l.Payload, layers.LayerTypeIPv4, gopacket.Default), true
+	}
+	if l, is := packet.Layer(layers.LayerTypeICMPv6).(*layers.ICMPv6); is && l.TypeCode.Type() < 128 && len(l.Payload) > rest {
+		kind = lab.ICMPKind{Type: l.TypeCode.Type(), Code: l.TypeCode.Code()}
+		return kind, gopacket.NewPacket(l.Payload[rest:], layers.LayerTypeIPv6, gopacket.Default), true
+	}
+	return kind, nil, false
+}
 
 // ipHeader is what tests read of an IP header of either family.
 type ipHeader struct {

@@ -133,3 +133,37 @@ func hello(t *testing.T, from, to netip.Addr) []byte {
 	}
 	return buffer.Bytes()
 }
+
+// A host believes what a router advertises, as hosts do that nobody has configured.
+func TestAdvertise(t *testing.T) {
+	l := ForTest(t, Options{Nodes: 1, Router: true, Families: dual["IPv4, IPv6"]})
+	node, router := l.Nodes[0], l.Router
+	before, err := node.Namespace.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	via, err := router.LinkLocal(Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ra := RouterAdvertisement{Lifetime: time.Minute, Prefix: netip.MustParsePrefix("2001:db8:99::/64")}
+	if err := router.Advertise(Uplink, ra); err != nil {
+		t.Fatal(err)
+	}
+	wants := []string{"address eth0 2001:db8:99:", "route table 254 2001:db8:99::/64 ", "route table 254 ::/0 type 1 via " + via.String() + " dev \"eth0\""}
+	for deadline := time.Now().Add(priv.Patience(2 * time.Second)); len(wants) > 0; time.Sleep(time.Millisecond) {
+		after, err := node.Namespace.Snapshot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		wants = slices.DeleteFunc(wants, func(want string) bool {
+			return slices.ContainsFunc(after, func(line string) bool { return strings.HasPrefix(line, want) && !slices.Contains(before, line) })
+		})
+		if time.Now().After(deadline) {
+			t.Fatalf("the node has not learnt %q; it has %q", wants, after.Only("address", "route"))
+		}
+	}
+	if _, err := node.LinkLocal("lo"); err == nil || !strings.Contains(err.Error(), "no link-local") {
+		t.Errorf("the link-local address of a link that has none: %v", err)
+	}
+}
