@@ -8,7 +8,8 @@
 #include "bpf/lib/arp.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
+#include "bpf/lib/nd.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/offload.h"
 #include "bpf/lib/path.h"
@@ -22,7 +23,7 @@ EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, const struct pkt
 
 	if (!ep)
 		return -DROP_NO_ENDPOINT;
-	return nf_judge(ctx, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, pkt, ep);
+	return nf_judge(ctx, pkt->family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, pkt, ep);
 }
 
 EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
@@ -33,24 +34,31 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 		return from_pod_to_local(ctx, pkt);
 	/* First of all: a packet that does not fit its path goes to the stack, whatever else it is. */
 	return fwd_fits(ctx, pkt, path)
-		       ?: nf_judge(ctx, path->kind)
+		       ?: nf_judge(ctx, pkt->family, path->kind)
 		       ?: translate_out(ctx, s, path)
 		       ?: fwd_along(ctx, pkt, path);
 }
 
 /* Whether the pod may send the packet, wherever it goes. */
-EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device *dev, struct pkt *pkt)
+EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device *dev, struct scratch *s,
+				      enum family family)
 {
-	if (!ipv4_parse_arrived(ctx, pkt))
-		return -DROP_INVALID;
+	const struct addr *own = &dev->addresses[family];
+	enum verdict verdict = ip_parse_arrived(ctx, s, family);
+	const struct pkt *pkt = &s->pkt;
+
+	if (verdict)
+		return verdict;
 	if (!offload_right(ctx, pkt))
 		return -DROP_BAD_OFFLOAD;
-	if (addr_is_zero(&dev->addresses[FAMILY_IPV4]) || !addr_equal(&pkt->tuple.src, &dev->addresses[FAMILY_IPV4]))
+	if (family == FAMILY_IPV6 && (ipv6_of_link(&pkt->tuple.dst) || ipv6_link_local(&pkt->tuple.src)))
+		return nd_answer(ctx, dev, pkt);
+	if (addr_is_zero(own) || !addr_equal(&pkt->tuple.src, own))
 		return -DROP_SPOOFED_SOURCE;
-	return pkt->tuple.proto == IPPROTO_ICMP ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;
+	return pkt_is_icmp(family, pkt->tuple.proto) ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;
 }
 
-EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *dev)
+EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *dev, enum family family)
 {
 	struct config *config = config_get();
 	struct scratch *s = scratch_new();
@@ -59,12 +67,12 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *d
 
 	if (!config || !s)
 		return -DROP_INVALID;
-	verdict = from_pod_check(ctx, dev, &s->pkt);
+	verdict = from_pod_check(ctx, dev, s, family);
 	if (verdict)
 		return verdict;
-	if (path_is_ours(config, &s->pkt.tuple.dst))
+	if (path_is_ours(config, family, &s->pkt.tuple.dst))
 		return config->flags & CONFIG_POD_CIDR_TO_STACK ? VERDICT_STACK : from_pod_to_local(ctx, &s->pkt);
-	if (ipv4_multicast(addr_v4(&s->pkt.tuple.dst)))
+	if (ip_not_routed(family, &s->pkt.tuple.dst))
 		return VERDICT_STACK;
 	path = path_slot(ctx, &s->pkt);
 	if (!path)
@@ -80,6 +88,7 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 {
 	struct device_key key = {.ifindex = ctx->ifindex};
 	struct device *dev = bpf_map_lookup_elem(&devices, &key);
+	enum family family;
 
 	if (!dev)
 		return -DROP_SPOOFED_SOURCE;
@@ -88,15 +97,10 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 	/* The tag would leave with the packet, into a network that the pod is not on. */
 	if (ctx->vlan_present)
 		return -DROP_NOT_IP;
-	switch (ctx->protocol) {
-	case bpf_htons(ETH_P_IP):
-		return from_pod_ip(ctx, dev);
-	case bpf_htons(ETH_P_ARP):
+	if (ctx->protocol == bpf_htons(ETH_P_ARP))
 		return arp_answer(ctx, dev);
-	case bpf_htons(ETH_P_IPV6):
-		return -DROP_IPV6_UNSUPPORTED;
-	}
-	return -DROP_NOT_IP;
+	family = ip_family(ctx);
+	return family == FAMILIES ? -DROP_NOT_IP : from_pod_ip(ctx, dev, family);
 }
 
 SEC("tc")

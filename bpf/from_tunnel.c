@@ -9,7 +9,7 @@
 #include "bpf/lib/arrive.h"
 #include "bpf/lib/count.h"
 #include "bpf/lib/fwd.h"
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 #include "bpf/lib/tunnel.h"
 
 /* Whether the source, of which from is the entry, belongs to the node with the outer source address. */
@@ -18,7 +18,7 @@ EC_INLINE enum verdict from_tunnel_judge_source(const struct destination *from, 
 	struct destination *node;
 
 	/* Only a POD_CIDR and a NODE have a node. */
-	if (from && addr_equal(&from->node, sender))
+	if (from && (addr_equal(&from->node, sender) || addr_equal(&from->alias, sender)))
 		return VERDICT_GO_ON;
 	node = path_destination(sender);
 	return node && node->kind == DESTINATION_NODE ? -DROP_TUNNEL_SOURCE : -DROP_TUNNEL_NODE;
@@ -30,10 +30,10 @@ EC_INLINE enum verdict from_tunnel_to_node(struct __sk_buff *ctx, const struct c
 	const struct addr *address = &pkt->tuple.dst;
 	struct destination *to;
 
-	if (path_is_ours(config, address))
+	if (path_is_ours(config, pkt->family, address))
 		return -DROP_NO_ENDPOINT;
 	to = path_destination(address);
-	if (!to || to->kind != DESTINATION_HOST || ipv4_martian(addr_v4(address)))
+	if (!to || to->kind != DESTINATION_HOST || ip_martian(pkt->family, address))
 		return -DROP_TUNNEL_DESTINATION;
 	return tunnel_guard(ctx, pkt) ?: VERDICT_STACK;
 }
@@ -47,8 +47,11 @@ EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
 	struct endpoint *ep;
 	struct addr sender;
 
-	if (!config || !s || !ipv4_parse_arrived(ctx, &s->pkt))
+	if (!config || !s)
 		return -DROP_INVALID;
+	verdict = ip_parse_arrived(ctx, s, ip_family(ctx));
+	if (verdict)
+		return verdict;
 	verdict = tunnel_sender(ctx, &sender);
 	if (verdict)
 		return verdict;

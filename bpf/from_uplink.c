@@ -11,7 +11,7 @@
 #include "bpf/lib/ct.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/translate.h"
@@ -37,7 +37,7 @@ EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, con
 						const struct destination *from, enum destination_kind kind)
 {
 	/* What this node owns cannot come from outside. */
-	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || ipv4_martian(addr_v4(&pkt->tuple.src)))
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || ip_martian(pkt->family, &pkt->tuple.src))
 		return -DROP_SPOOFED_SOURCE;
 	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
 }
@@ -48,14 +48,14 @@ EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct confi
 {
 	struct pkt *pkt = &s->pkt;
 	struct destination *from = path_destination(&pkt->tuple.src);
-	enum destination_kind kind = arrive_kind(config, &pkt->tuple.src, from);
+	enum destination_kind kind = arrive_kind(config, pkt->family, &pkt->tuple.src, from);
 	enum verdict verdict;
 
 	verdict = from_uplink_judge_source(ctx, pkt, from, kind) ?: arrive_check_icmp(ctx, pkt);
 	if (verdict)
 		return verdict;
 	/* A flow that the world opens is recorded, so that its replies leave the same way, unmasqueraded. */
-	if (kind == DESTINATION_WORLD && cfg.masquerade && pkt->l4 != L4_ICMP_ERROR)
+	if (kind == DESTINATION_WORLD && ip_masqueraded(pkt->family) && pkt->l4 != L4_ICMP_ERROR)
 		return pkt_l4(ctx, pkt) ? ct_record(pkt, ep->ifindex, arrive_to_stack(config, from)) : -DROP_INVALID;
 	return arrive_judge(ctx, config, s, ep, from);
 }
@@ -102,7 +102,8 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	verdict = translate_find_reply(ctx, s, &reverse);
 	if (!verdict && pkt->l4 == L4_ICMP_ERROR) {
 		from = path_destination(&pkt->tuple.src);
-		verdict = from_uplink_judge_source(ctx, pkt, from, arrive_kind(config, &pkt->tuple.src, from))
+		verdict = from_uplink_judge_source(ctx, pkt, from,
+						   arrive_kind(config, pkt->family, &pkt->tuple.src, from))
 				  ?: icmp_check(ctx, END_DESTINATION);
 	}
 	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
@@ -124,24 +125,28 @@ EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
+	enum family family = ip_family(ctx);
 	enum verdict verdict;
 	struct endpoint *ep;
 	struct scratch *s;
 
-	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || ctx->protocol != bpf_htons(ETH_P_IP))
-		return VERDICT_STACK;
-	if (pkt_in_vlan(ctx))
+	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || family == FAMILIES || pkt_in_vlan(ctx))
 		return VERDICT_STACK;
 	s = scratch_new();
-	if (!config || !s || !ipv4_parse_arrived(ctx, &s->pkt))
+	if (!config || !s)
+		return VERDICT_STACK;
+	verdict = ip_parse_arrived(ctx, s, family);
+	if (verdict == -DROP_INVALID)
 		return VERDICT_STACK;
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (ep)
-		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
-	if (path_is_ours(config, &s->pkt.tuple.dst))
+		return verdict ?: from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
+	if (path_is_ours(config, family, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
+	if (verdict)
+		return VERDICT_STACK;
 	verdict = from_uplink_outer(ctx, &s->pkt);
-	if (verdict || !cfg.masquerade)
+	if (verdict || !ip_masqueraded(family))
 		return verdict ?: VERDICT_STACK;
 	return from_uplink_to_node(ctx, config, s);
 }

@@ -22,8 +22,11 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	if (verdict)
 		return verdict;
 	s = scratch_new();
-	if (!s || !ipv4_parse(ctx, &s->pkt))
+	if (!s)
 		return -DROP_INVALID;
+	verdict = ip_parse(ctx, s, ip_family(ctx));
+	if (verdict)
+		return verdict;
 	/* The far end takes it for the pod's, since it comes from the pod's node. */
 	ep = path_endpoint(&s->pkt.tuple.src);
 	if (ep && path_foreign(ctx, ep))

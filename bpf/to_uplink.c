@@ -5,15 +5,15 @@
  * forwards for a pod, or sends it through the tunnel; keeps the node's own flows off
  * the pods' ports, and everybody else from sending with its address to tunnels.
  */
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/reset.h"
 #include "bpf/lib/translate.h"
 #include "bpf/lib/tunnel.h"
 
-EC_INLINE bool to_uplink_is_world(const struct addr *address, const struct destination *to)
+EC_INLINE bool to_uplink_is_world(const struct pkt *pkt, const struct destination *to)
 {
-	return (!to || to->kind == DESTINATION_WORLD) && !ipv4_multicast(addr_v4(address));
+	return (!to || to->kind == DESTINATION_WORLD) && !ip_not_routed(pkt->family, &pkt->tuple.dst);
 }
 
 /*
@@ -38,14 +38,14 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 	struct translation t = {};
 	enum verdict verdict;
 
-	if (s->pkt.tuple.proto == IPPROTO_ICMP) {
+	if (pkt_is_icmp(s->pkt.family, s->pkt.tuple.proto)) {
 		verdict = icmp_check(ctx, END_SOURCE);
 		if (verdict)
 			return verdict;
 	}
 	__builtin_memset(&s->owner, 0, sizeof(s->owner));
 	if (uplink)
-		s->owner.address = uplink->addresses[FAMILY_IPV4];
+		s->owner.address = uplink->addresses[s->pkt.family & 1];
 	s->owner.ifindex = ep->ifindex;
 	s->owner.flags = FLOW_VIA_STACK;
 	s->owner.direction = DIRECTION_TO_UPLINK;
@@ -110,9 +110,9 @@ EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct c
 	struct destination *to = path_destination(&s->pkt.tuple.dst);
 	__u32 flags = to ? to->flags : 0;
 
-	if (!to_uplink_is_world(&s->pkt.tuple.dst, to))
+	if (!to_uplink_is_world(&s->pkt, to))
 		return to ? to_uplink_to_cluster(ctx, config, s, to) : VERDICT_STACK;
-	if (!cfg.masquerade)
+	if (!ip_masqueraded(s->pkt.family))
 		return VERDICT_STACK;
 	if (config->flags & CONFIG_ROUTES_TO_STACK)
 		flags |= DESTINATION_TO_STACK;
@@ -163,15 +163,15 @@ EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct c
 {
 	struct pkt *pkt = &s->pkt;
 
-	if (path_is_ours(config, &pkt->tuple.src))
-		return cfg.masquerade && to_uplink_is_world(&pkt->tuple.dst, path_destination(&pkt->tuple.dst))
+	if (path_is_ours(config, pkt->family, &pkt->tuple.src))
+		return ip_masqueraded(pkt->family) && to_uplink_is_world(pkt, path_destination(&pkt->tuple.dst))
 			       ? -DROP_SPOOFED_SOURCE
 			       : VERDICT_STACK;
-	if (!pkt_proto_known(pkt->tuple.proto) || pkt_flow(ctx, pkt, FRAGMENTS_NODE))
+	if (!pkt_proto_known(pkt->family, pkt->tuple.proto) || pkt_flow(ctx, pkt, FRAGMENTS_NODE))
 		return VERDICT_STACK;
 	if (tunnel_is_outer(pkt))
 		return to_uplink_outer(ctx, pkt);
-	if (!cfg.masquerade)
+	if (!ip_masqueraded(pkt->family))
 		return VERDICT_STACK;
 	if (pkt->l4 == L4_ICMP_ERROR)
 		return to_uplink_error(ctx, s);
@@ -183,17 +183,24 @@ EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct c
 EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
+	enum family family = ip_family(ctx);
+	enum verdict verdict;
 	struct endpoint *ep;
 	struct scratch *s;
 
-	if ((ctx->mark & cfg.mark) || ctx->protocol != bpf_htons(ETH_P_IP) || pkt_in_vlan(ctx))
+	if ((ctx->mark & cfg.mark) || family == FAMILIES || pkt_in_vlan(ctx))
 		return VERDICT_STACK;
 	s = scratch_new();
-	if (!config || !s || !ipv4_parse(ctx, &s->pkt))
+	if (!config || !s)
+		return VERDICT_STACK;
+	verdict = ip_parse(ctx, s, family);
+	if (verdict == -DROP_INVALID)
 		return VERDICT_STACK;
 	ep = path_endpoint(&s->pkt.tuple.src);
 	if (ep && path_foreign(ctx, ep))
 		return -DROP_SPOOFED_SOURCE;
+	if (verdict)
+		return ep ? verdict : VERDICT_STACK;
 	return ep ? to_uplink_forwarded(ctx, config, s, ep) : to_uplink_from_host(ctx, config, s);
 }
 

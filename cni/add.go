@@ -73,7 +73,7 @@ func (a *addition) open() error {
 
 // readPool reads host-local's configuration: what to allocate addresses from, routes and DNS settings.
 func (a *addition) readPool() error {
-	pool, err := a.parseIPAM(a.args.Args)
+	pool, err := a.parseIPAM(a.args.Args, a.id.IfName)
 	if err != nil {
 		return err
 	}
@@ -83,13 +83,6 @@ func (a *addition) readPool() error {
 	if pool.ResolvConf != "" {
 		if a.resolv, err = ipam.ReadResolvConf(pool.ResolvConf); err != nil {
 			return fieldError("ipam.resolvConf", err.Error())
-		}
-	}
-	for _, set := range pool.Ranges {
-		for _, r := range set {
-			if err := a.checkMTU(toAddr(r.Subnet.IP)); err != nil {
-				return err
-			}
 		}
 	}
 	a.work.Pool, a.routes = &pool, pool.Routes

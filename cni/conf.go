@@ -17,6 +17,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -222,14 +223,6 @@ func isZero(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { 
 // hostLocal reports whether addresses are allocated in process.
 func (c *conf) hostLocal() bool { return c.ipamType == endpoint.HostLocal }
 
-// checkMTU refuses an MTU that is too small for the address's family.
-func (c *conf) checkMTU(a netip.Addr) error {
-	if least := endpoint.MinMTU(a); c.mtu < least {
-		return fieldError("mtu", fmt.Sprintf("%d: IPv6 needs at least %d", c.mtu, least))
-	}
-	return nil
-}
-
 // macs chooses Ethernet addresses for both ends, unless the pod's was requested. They are set when the link is created,
 // which also keeps systemd from choosing others.
 func macs(pod net.HardwareAddr) (host, chosen net.HardwareAddr, err error) {
@@ -246,16 +239,30 @@ func macs(pod net.HardwareAddr) (host, chosen net.HardwareAddr, err error) {
 	return b[:6], pod, nil
 }
 
-// parseIPAM parses what host-local needs to allocate addresses.
-func (c *conf) parseIPAM(args string) (ipam.Config, error) {
+// parseIPAM parses what host-local needs to allocate addresses, for pods' interfaces of that name.
+func (c *conf) parseIPAM(args, ifname string) (ipam.Config, error) {
 	parsed, err := ipam.Parse(c.raw, args)
-	if err == nil {
-		return parsed, nil
-	}
 	if e, ok := errors.AsType[*ipam.FieldError](err); ok {
 		return parsed, fieldError(e.Field, e.Reason)
 	}
-	return parsed, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
+	if err != nil {
+		return parsed, types.NewError(types.ErrInvalidEnvironmentVariables, err.Error(), "")
+	}
+	for _, set := range parsed.Ranges {
+		if err := c.checkMTU(ifname, toAddr(set[0].Subnet.IP)); err != nil { // a set is of one family
+			return parsed, err
+		}
+	}
+	return parsed, nil
+}
+
+// checkMTU refuses an MTU that is too small for the address's family.
+func (c *conf) checkMTU(ifname string, a netip.Addr) error {
+	if least := endpoint.MinMTU(a); c.mtu < least {
+		return fieldError("mtu", fmt.Sprintf("%d: too small for %s on interface %s, which needs at least %d: raise it, or allocate no such addresses",
+			c.mtu, wire.FamilyOf(a), ifname, least))
+	}
+	return nil
 }
 
 // prevResult returns the field prevResult, nil when there is none.

@@ -66,7 +66,7 @@ func FuzzConf(f *testing.F) {
 		if c.mtu < endpoint.MinMTU(netip.IPv4Unspecified()) || c.mtu > maxMTU || c.quarantine < 0 || (c.mac != nil && (len(c.mac) != 6 || c.mac[0]&1 != 0)) {
 			t.Errorf("accepted %+v", c)
 		}
-		_, err = c.parseIPAM(args)
+		_, err = c.parseIPAM(args, podInterface)
 		checkRefusal(t, err)
 		valid, err := c.validAttachments()
 		checkRefusal(t, err)

@@ -35,7 +35,7 @@ func (w *fixture) steps() (add, release []string) {
 // neighboured is a node with a pod that no clean-up may touch.
 func neighboured(t *testing.T) (*fixture, *pod, []string) {
 	t.Helper()
-	w := newFixture(t)
+	w := newDual(t)
 	w.conf["addressQuarantine"] = "0s"
 	other := w.newPod()
 	w.add(other, nil)
@@ -100,7 +100,7 @@ func TestKilledAddDoesNotHinderTheNext(t *testing.T) {
 		p := w.newPod()
 		w.killed(p, step)
 		r := w.add(p, nil)
-		if got := r.IPs[0].Address.IP.String(); len(w.used()) != 2 {
+		if got := r.IPs[0].Address.IP.String(); len(w.used()) != 4 {
 			t.Errorf("killed before %q: ADD gave %s, in use are %v", step, got, w.used())
 		}
 		w.ok("CHECK", p, prevResult(t, r))

@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
@@ -148,17 +149,17 @@ func (a *addition) useDelegated() error {
 	if len(given.IPs) == 0 {
 		return fmt.Errorf("ipam plugin %s allocated no address", a.ipamType)
 	}
-	families := map[bool]bool{}
+	families := map[wire.Family]bool{}
 	for _, ip := range given.IPs {
 		addr := toAddr(ip.Address.IP)
-		if !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast() || addr.IsLoopback() {
+		if !ipam.Assignable(addr) {
 			return fmt.Errorf("ipam plugin %s allocated %s, which no pod can have", a.ipamType, ip.Address.IP)
 		}
-		if families[addr.Is4()] {
+		if families[wire.FamilyOf(addr)] {
 			return fmt.Errorf("ipam plugin %s allocated two addresses of one family, but a pod has one of each", a.ipamType)
 		}
-		families[addr.Is4()] = true
-		if err := a.checkMTU(addr); err != nil {
+		families[wire.FamilyOf(addr)] = true
+		if err := a.checkMTU(a.id.IfName, addr); err != nil {
 			return err
 		}
 		a.work.Addresses = append(a.work.Addresses, addr)

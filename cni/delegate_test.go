@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // delegating is a node whose addresses come from the fake ipam plugin.
@@ -22,8 +23,12 @@ type delegating struct {
 
 func newDelegating(t *testing.T) delegating {
 	t.Helper()
-	w := newFixture(t)
-	d := delegating{fixture: w, dir: t.TempDir(), before: w.everything()}
+	return delegatingOn(newFixture(t))
+}
+
+func delegatingOn(w *fixture) delegating {
+	w.t.Helper()
+	d := delegating{fixture: w, dir: w.t.TempDir(), before: w.everything()}
 	w.env = []string{fakeIPAM + "=" + d.dir}
 	w.conf["ipam"] = map[string]any{"type": ipamName}
 	return d
@@ -62,29 +67,34 @@ func (d delegating) asked(want ...string) {
 
 func TestDelegatedIPAM(t *testing.T) {
 	d := newDelegating(t)
-	d.answer("172.20.3.4/16")
-	p := d.newPod()
-	r := d.add(p, nil)
-	if r.IPs[0].Address.String() != "172.20.3.4/32" || r.IPs[0].Gateway.String() != "169.254.1.1" {
-		t.Errorf("addresses %v", r.IPs)
-	}
-	d.asked("ADD")
 	m, err := destinations.Open(d.pins.Map(destinations.Name))
 	d.must(err)
 	defer m.Close()
-	key := destinations.KeyFrom(netip.MustParsePrefix("172.20.3.4/32"))
-	if v, err := m.Get(key); err != nil || v.Kind != destinations.Local {
-		t.Errorf("destinations entry of an address outside the podCIDR: %+v, %v", v, err)
+	for _, ips := range [][]string{{"172.20.3.4/16"}, {"fd00:20::4/64"}, {"172.20.3.4/16", "fd00:20::4/64"}, {"fd00:20::4/64", "172.20.3.4/16"}} {
+		d.answer(ips...)
+		p := d.newPod()
+		r := d.add(p, nil)
+		d.asked("ADD")
+		for i, ip := range ips {
+			a := netip.MustParsePrefix(ip).Addr()
+			if got := r.IPs[i]; got.Address.String() != whole(a).String() || got.Gateway.String() != gateways[wire.FamilyOf(a)].String() {
+				t.Errorf("addresses %v", r.IPs)
+			}
+			if v, err := m.Get(destinations.KeyFrom(whole(a))); err != nil || v.Kind != destinations.Local {
+				t.Errorf("destinations entry of an address outside the podCIDR: %+v, %v", v, err)
+			}
+		}
+		d.add(p, nil)
+		d.asked() // the same result without asking again
+		d.ok("CHECK", p, prevResult(t, r))
+		d.asked("CHECK")
+		last := netip.MustParsePrefix(ips[len(ips)-1]).Addr()
+		d.must(m.Delete(destinations.KeyFrom(whole(last))))
+		d.refused(codeCheckFailed, "CHECK", p, prevResult(t, r), "destinations entry of "+last.String())
+		d.ok("DEL", p, nil)
+		d.asked("DEL")
+		d.unchanged(d.before)
 	}
-	d.add(p, nil)
-	d.asked() // the same result without asking again
-	d.ok("CHECK", p, prevResult(t, r))
-	d.asked("CHECK")
-	d.must(m.Delete(key))
-	d.refused(codeCheckFailed, "CHECK", p, prevResult(t, r), "destinations entry of 172.20.3.4")
-	d.ok("DEL", p, nil)
-	d.asked("DEL")
-	d.unchanged(d.before)
 
 	d.ok("STATUS", nil, nil)
 	d.ok("GC", nil, gcList())
@@ -94,7 +104,10 @@ func TestDelegatedIPAM(t *testing.T) {
 // TestDelegatedIPAMGetsItsAddressBack: whatever goes wrong after its ADD, the other plugin is told by a DEL.
 func TestDelegatedIPAMGetsItsAddressBack(t *testing.T) {
 	d := newDelegating(t)
-	for _, bad := range [][]string{nil, {"0.0.0.0/0"}, {"127.0.0.1/8"}, {"224.0.0.1/4"}, {"172.20.3.4/16", "172.20.3.5/16"}} {
+	for _, bad := range [][]string{
+		nil, {"0.0.0.0/0"}, {"127.0.0.1/8"}, {"224.0.0.1/4"}, {"172.20.3.4/16", "172.20.3.5/16"},
+		{"::/0"}, {"::1/128"}, {"ff02::1/16"}, {"fe80::4/64"}, {"fd00:20::4/64", "fd00:20::5/64"}, {"172.20.3.4/16", "fe80::4/64"},
+	} {
 		d.answer(bad...)
 		if _, e := d.call("ADD", d.newPod(), nil); e == nil {
 			t.Errorf("addresses %v were accepted", bad)
@@ -120,11 +133,12 @@ func TestDelegatedIPAMGetsNoAddressOfTheHosts(t *testing.T) {
 	m, err := destinations.Open(d.pins.Map(destinations.Name))
 	d.must(err)
 	defer m.Close()
-	const network = "10.9.0.0"
-	d.must(m.Put(destinations.KeyFrom(netip.MustParsePrefix(network+"/32")), destinations.Value{Kind: destinations.Host}))
-	d.answer(network + "/24")
-	d.refused(codeNoAddress, "ADD", d.newPod(), nil, network, "this node itself")
-	d.asked("ADD", "DEL")
+	for _, cidr := range podCIDRs {
+		d.must(m.Put(destinations.KeyFrom(whole(cidr.Addr())), destinations.Value{Kind: destinations.Host}))
+		d.answer(cidr.String())
+		d.refused(codeNoAddress, "ADD", d.newPod(), nil, cidr.Addr().String(), "this node itself")
+		d.asked("ADD", "DEL")
+	}
 }
 
 func TestDelegatedIPAMAfterAKill(t *testing.T) {

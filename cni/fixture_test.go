@@ -37,12 +37,31 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-var nodeIP = netip.MustParseAddr("192.0.2.1")
+// What a node of the tests has of each family, and its first pod.
+var (
+	nodeIPs   = [wire.Families]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	podCIDRs  = [wire.Families]netip.Prefix{netip.MustParsePrefix("10.9.0.0/24"), netip.MustParsePrefix("fd00:9::/64")}
+	firstPods = [wire.Families]netip.Addr{netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd00:9::2")}
+	gateways  = [wire.Families]netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}
+)
+
+// forEachStack runs a test on nodes of one family and of both, with the podCIDRs in either order.
+func forEachStack(t *testing.T, test func(t *testing.T, w *fixture)) {
+	for name, families := range map[string][]wire.Family{
+		"IPv4": {wire.IPv4}, "IPv6": {wire.IPv6}, "dual": {wire.IPv4, wire.IPv6}, "dual, IPv6 first": {wire.IPv6, wire.IPv4},
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newFixture(t, families...)) })
+	}
+}
+
+// newDual is a node of both families.
+func newDual(t testing.TB) *fixture { return newFixture(t, wire.IPv4, wire.IPv6) }
 
 // fixture is a node without an agent: a namespace with an address, a BPF file system with the real maps and the real
 // program pinned, a state directory, and the plugin. It belongs to the test's goroutine, which must not change.
 type fixture struct {
 	t        testing.TB
+	families []wire.Family // in the order of its podCIDRs
 	pins     bpffs.Dir
 	stateDir string
 	plugins  string
@@ -51,9 +70,13 @@ type fixture struct {
 	host     *device.Handle
 }
 
-func newFixture(t testing.TB) *fixture {
+// newFixture makes a node of these families, or of IPv4 alone.
+func newFixture(t testing.TB, families ...wire.Family) *fixture {
 	t.Helper()
-	w := &fixture{t: t, pins: bpffs.Dir(filepath.Join(priv.Isolate(t), "ec")), stateDir: t.TempDir(), plugins: t.TempDir()}
+	if len(families) == 0 {
+		families = []wire.Family{wire.IPv4}
+	}
+	w := &fixture{t: t, families: families, pins: bpffs.Dir(filepath.Join(priv.Isolate(t), "ec")), stateDir: t.TempDir(), plugins: t.TempDir()}
 	self, err := os.Executable()
 	w.must(err)
 	for _, name := range []string{"ebpf-cni", ipamName} {
@@ -62,7 +85,7 @@ func newFixture(t testing.TB) *fixture {
 	w.conf = map[string]any{
 		"cniVersion": "1.1.0", "name": "net1", "type": "ebpf-cni", "bpffs": string(w.pins), "stateDir": w.stateDir,
 		"mtu": 1400, "logLevel": "debug",
-		"ipam": map[string]any{"type": "host-local", "ranges": [][]any{{map[string]any{"subnet": "10.9.0.0/24"}}}},
+		"ipam": map[string]any{"type": "host-local", "ranges": rangesOf(families...)},
 	}
 	w.host, err = device.Open()
 	w.must(err)
@@ -70,9 +93,27 @@ func newFixture(t testing.TB) *fixture {
 	lo, err := w.host.LinkByName("lo")
 	w.must(err)
 	w.must(w.host.SetUp(lo.Index))
-	w.must(w.host.AddAddress(lo.Index, netip.PrefixFrom(nodeIP, 32)))
+	for _, f := range families {
+		w.must(w.host.AddAddress(lo.Index, whole(nodeIPs[f])))
+	}
 	w.pinDataplane()
 	return w
+}
+
+// rangesOf is the field of that name of host-local.
+func rangesOf(families ...wire.Family) (sets [][]any) {
+	for _, f := range families {
+		sets = append(sets, []any{map[string]any{"subnet": podCIDRs[f].String()}})
+	}
+	return sets
+}
+
+// pick are those of each of the node's families.
+func (w *fixture) pick(of [wire.Families]netip.Addr) (all []netip.Addr) {
+	for _, f := range w.families {
+		all = append(all, of[f])
+	}
+	return all
 }
 
 func (w *fixture) must(err error) {
@@ -101,10 +142,16 @@ func (w *fixture) pinDataplane() {
 		w.must(all.Maps[name].Pin(w.pins.Map(name)))
 	}
 	w.must(all.Programs[attach.FromPod.Program()].Pin(w.pins.Program(attach.FromPod.Program())))
-	w.setConfig(mapconfig.Value{
-		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{wire.AddrFrom(nodeIP)},
-		PodCIDRAddresses: wire.Addresses{wire.AddrFrom(netip.MustParseAddr("10.9.0.0"))}, PodCIDRLens: [wire.Families]uint32{24},
-	})
+	w.setConfig(w.config())
+}
+
+// config is the agent's record of the node.
+func (w *fixture) config() mapconfig.Value {
+	v := mapconfig.Value{Layout: wire.LayoutVersion, NodeAddresses: wire.AddressesFrom(w.pick(nodeIPs)...)}
+	for _, f := range w.families {
+		v.SetPodCIDR(podCIDRs[f])
+	}
+	return v
 }
 
 func (w *fixture) setConfig(v mapconfig.Value) {

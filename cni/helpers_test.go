@@ -11,9 +11,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// gateway is the pods' next hop.
-var gateway = netip.MustParseAddr("169.254.1.1")
-
 func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // eventually waits for what the kernel does in its own time.

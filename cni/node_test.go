@@ -106,10 +106,11 @@ func TestWaitingForTheLockEndsInError11(t *testing.T) {
 }
 
 func TestGC(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	kept, gone, alien := w.newPod(), w.newPod(), w.newPod()
 	w.add(kept, nil)
-	w.add(alien, map[string]any{"name": "net2"}, "CNI_ARGS=IP=10.9.0.200")
+	aliens := []string{"10.9.0.200", "fd00:9::200"}
+	w.add(alien, merged(runtimeConfig(map[string]any{"ips": aliens}), map[string]any{"name": "net2"}))
 	before := w.everything()
 	w.add(gone, nil)
 	all := w.everything()
@@ -128,7 +129,7 @@ func TestGC(t *testing.T) {
 	w.ok("GC", nil, gcList(kept)) // net2's are not in the list, and not this network's business
 	w.unchanged(before)
 	w.ok("GC", nil, map[string]any{gcKey: json.RawMessage("null")}) // the empty list of a runtime in Go
-	if len(w.used()) != 1 || w.used()[0] != "10.9.0.200" {
+	if !slices.Equal(w.used(), aliens) {
 		t.Errorf("in use %v, want only net2's", w.used())
 	}
 	w.ok("DEL", alien, map[string]any{"name": "net2"})
@@ -203,7 +204,7 @@ func TestReboot(t *testing.T) {
 
 func TestUnreadableStateFile(t *testing.T) {
 	for _, content := range []string{"", "{", `{"container_id":"other","ifname":"eth0"}`, `{"host_ifindex":-1}`} {
-		w := newFixture(t)
+		w := newDual(t)
 		before := w.everything()
 		p := w.newPod()
 		w.add(p, nil)
@@ -216,14 +217,15 @@ func TestUnreadableStateFile(t *testing.T) {
 
 // A DEL that comes late must not touch the address's next owner.
 func TestLateDelSparesTheNextOwner(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	before := w.everything()
 	first, second := w.newPod(), w.newPod()
-	w.add(first, nil, "CNI_ARGS=IP=10.9.0.9")
+	same := runtimeConfig(map[string]any{"ips": []string{"10.9.0.9", "fd00:9::9"}})
+	w.add(first, same)
 	state, err := endpoint.Read(w.stateDir, first.id)
 	w.must(err)
 	w.ok("DEL", first, nil)
-	r := w.add(second, nil, "CNI_ARGS=IP=10.9.0.9")
+	r := w.add(second, same)
 	w.must(endpoint.Write(w.stateDir, state)) // as if the DEL had been killed before its end
 	w.ok("DEL", first, nil)
 	w.ok("CHECK", second, prevResult(t, r))
@@ -234,7 +236,7 @@ func TestLateDelSparesTheNextOwner(t *testing.T) {
 // Pods that come at once share no address and leave nothing. That a hundred do so on a node with an agent is
 // TestHundredPodsLeaveNothing in test/e2e.
 func TestManyPodsAtOnce(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	before := w.everything()
 	const pods = 30
 	all := make([]*pod, pods)
@@ -242,7 +244,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 		all[i] = w.newPod()
 	}
 	w.each("ADD", all)
-	if used := w.used(); len(slices.Compact(used)) != pods {
+	if used := w.used(); len(slices.Compact(used)) != len(w.families)*pods {
 		t.Errorf("%d addresses for %d pods", len(used), pods)
 	}
 	w.each("DEL", all)
@@ -318,10 +320,13 @@ func TestConcurrentAddsOfOneAttachment(t *testing.T) {
 
 // BenchmarkAddDel measures the plugin's own work, without the start of a process.
 func BenchmarkAddDel(b *testing.B) {
-	for _, mode := range []string{"tcx", "clsact"} {
-		b.Run(mode, func(b *testing.B) {
-			w := newFixture(b)
-			w.conf["attach"], w.conf["logLevel"] = mode, "error"
+	for name, c := range map[string]struct {
+		mode     string
+		families []wire.Family
+	}{"tcx": {"tcx", nil}, "clsact": {"clsact", nil}, "clsact, dual": {"clsact", []wire.Family{wire.IPv4, wire.IPv6}}} {
+		b.Run(name, func(b *testing.B) {
+			w := newFixture(b, c.families...)
+			w.conf["attach"], w.conf["logLevel"] = c.mode, "error"
 			conf, err := json.Marshal(w.conf)
 			w.must(err)
 			pl := &plugin{stdout: discard{}, stderr: discard{}, wait: lockWait}

@@ -2,7 +2,6 @@ package cni
 
 import (
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,7 +26,9 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 	e, err := endpoints.Open(w.pins.Map(endpoints.Name))
 	w.must(err)
 	defer e.Close()
-	w.must(e.Put(endpoints.Key{Address: wire.AddrFrom(netip.MustParseAddr("10.9.0.99"))}, endpoints.Value{Ifindex: dead}))
+	for _, cidr := range podCIDRs {
+		w.must(e.Put(endpoints.Key{Address: wire.AddrFrom(cidr.Addr().Next())}, endpoints.Value{Ifindex: dead}))
+	}
 	d, err := devices.Open(w.pins.Map(devices.Name))
 	w.must(err)
 	defer d.Close()
@@ -107,26 +108,27 @@ func TestAddressesOfFailedAdds(t *testing.T) {
 }
 
 func TestFreedAddressesRest(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	w.conf["addressQuarantine"] = "1h"
-	w.conf["ipam"] = map[string]any{"type": "host-local", "subnet": "10.9.0.0/29"} // .2 to .6
-	resting := w.resting
+	w.conf["ipam"] = map[string]any{"type": "host-local", "ranges": [][]any{ // five each, without the gateway
+		{map[string]any{"subnet": "10.9.0.0/29"}}, {map[string]any{"subnet": "fd00:9::/125", "rangeEnd": "fd00:9::6"}},
+	}}
 	first := w.newPod()
-	given := w.add(first, nil).IPs[0].Address.String()
+	given := w.add(first, nil).IPs
 	w.ok("DEL", first, nil)
 	freed := time.Now()
-	if resting() != 1 {
-		t.Errorf("%d addresses rest after a DEL, want 1", resting())
+	if n := w.resting(); n != len(given) {
+		t.Errorf("%d addresses rest after a DEL, want %d", n, len(given))
 	}
-	var last string
-	for range 5 {
-		p := w.newPod()
-		if last = w.add(p, nil).IPs[0].Address.String(); last == given && resting() != 0 {
-			t.Error("a resting address was given while others are free")
+	for i := range 5 {
+		for f, ip := range w.add(w.newPod(), nil).IPs {
+			last, again := i == 4, ip.Address.String() == given[f].Address.String()
+			if again != last || time.Since(freed) > time.Hour {
+				t.Errorf("pod %d got %s; %s rests, and is for the fifth, for which no other is left", i+1, ip.Address.String(), given[f].Address.String())
+			}
 		}
 	}
-	if last != given || time.Since(freed) > time.Hour {
-		t.Errorf("the fifth pod got %s, want %s, which rests but is the only one left", last, given)
-	}
 	w.refused(codeNoAddress, "ADD", w.newPod(), nil, "10.9.0.1-10.9.0.6")
+	w.conf["ipam"].(map[string]any)["ranges"].([][]any)[0][0] = map[string]any{"subnet": "10.9.0.0/28"}
+	w.refused(codeNoAddress, "ADD", w.newPod(), nil, "fd00:9::1-fd00:9::6")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
@@ -26,7 +27,7 @@ func hostLocal(extra map[string]any) map[string]any {
 func runtimeConfig(what map[string]any) map[string]any { return map[string]any{"runtimeConfig": what} }
 
 func TestEveryVersionOfTheSpecification(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		p := w.newPod()
 		conf := map[string]any{"cniVersion": version}
@@ -88,9 +89,16 @@ func TestRequestedAddress(t *testing.T) {
 	w.refused(7, "ADD", w.newPod(), runtimeConfig(map[string]any{"ips": []string{"10.8.0.1"}}), "runtimeConfig.ips[0]", "10.8.0.1")
 	_, e := w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.8.0.1")
 	w.isError(e, 4, "CNI_ARGS", "10.8.0.1")
-	// The podCIDR's network address is the tunnel device's.
-	_, e = w.call("ADD", w.newPod(), nil, "CNI_ARGS=IP=10.9.0.0")
-	w.isError(e, 4, "CNI_ARGS", "10.9.0.0")
+	// A podCIDR's network address is the tunnel device's.
+	dual := hostLocal(map[string]any{"ranges": rangesOf(wire.IPv4, wire.IPv6)})
+	for _, cidr := range podCIDRs {
+		_, e = w.call("ADD", w.newPod(), dual, "CNI_ARGS=IP="+cidr.Addr().String())
+		w.isError(e, 4, "CNI_ARGS", cidr.Addr().String())
+	}
+	r := w.add(w.newPod(), merged(runtimeConfig(map[string]any{"ips": []string{"fd00:9::77/64", "10.9.0.78"}}), dual))
+	if r.IPs[0].Address.String() != "10.9.0.78/32" || r.IPs[1].Address.String() != "fd00:9::77/128" {
+		t.Errorf("of both families: got %v", r.IPs)
+	}
 }
 
 // TestPodIsNamed: the state file and the log say what the runtime calls the pod, and no name keeps a pod from its network.
@@ -149,19 +157,105 @@ func TestBandwidthIsSeenAndNotShaped(t *testing.T) {
 }
 
 func TestRoutesAndResolver(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
 	w.must(os.WriteFile(resolv, []byte("nameserver 192.0.2.53\nsearch a.test\n"), 0o600))
-	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": []any{
+	routes := []any{
 		map[string]any{"dst": "10.0.0.0/8"},
 		map[string]any{"dst": "192.168.0.0/16", "gw": "10.9.0.1", "mtu": 1280, "priority": 7},
-		map[string]any{"dst": "fd00::/8"}, // the pod has no address of that family
-	}})
+		map[string]any{"dst": "fd00::/8"},
+		map[string]any{"dst": "2001:db8::/32", "gw": "fd00:9::1", "mtu": 1290, "priority": 8},
+	}
+	conf := hostLocal(map[string]any{"resolvConf": resolv, "routes": routes, "ranges": rangesOf(wire.IPv4, wire.IPv6)})
 	p := w.newPod()
 	r := w.add(p, conf)
 	if diff := cmp.Diff([]string{"192.0.2.53"}, r.DNS.Nameservers); diff != "" {
 		t.Errorf("DNS: %s", diff)
 	}
+	got := podRoutes(w, p)
+	for dst, want := range map[string]device.Route{"192.168.0.0/16": {MTU: 1280, Priority: 7}, "2001:db8::/32": {MTU: 1290, Priority: 8}} {
+		if got[dst].MTU != want.MTU || got[dst].Priority != want.Priority {
+			t.Errorf("route to %s: %+v, want %+v", dst, got[dst], want)
+		}
+	}
+	if len(got) != len(routes) {
+		t.Errorf("routes %+v", got)
+	}
+	w.ok("CHECK", p, merged(prevResult(t, r), conf))
+
+	// Routes of a family that the pod has no address of are left out.
+	p = w.newPod()
+	w.add(p, hostLocal(map[string]any{"routes": routes}))
+	if got := podRoutes(w, p); len(got) != 2 || got["10.0.0.0/8"].Index == 0 {
+		t.Errorf("routes of a pod with IPv4 alone: %+v", got)
+	}
+	w.refused(7, "ADD", w.newPod(), hostLocal(map[string]any{"resolvConf": "/nowhere"}), "ipam.resolvConf", "/nowhere")
+}
+
+// Where IPv6 is disabled, as container engines do it in new namespaces, a pod's link gets it if the pod has an address of it,
+// and nothing else does.
+func TestIPv6Disabled(t *testing.T) {
+	forEachStack(t, func(t *testing.T, w *fixture) {
+		before := w.everything()
+		p := w.newPod()
+		disable := func(which string) error {
+			_, err := device.Sysctl{}.Set("net/ipv6/conf/"+which+"/disable_ipv6", "1")
+			return err
+		}
+		w.must(disable("default"))
+		w.must(p.ns.Do(func() error { return disable("all") }))
+		r := w.add(p, nil)
+		disabled := func(link string, want bool) {
+			got, err := device.Sysctl{}.Get("net/ipv6/conf/" + link + "/disable_ipv6")
+			if err != nil || (got == "1") != want {
+				t.Errorf("disable_ipv6 of %s is %s, %v", link, got, err)
+			}
+		}
+		alone := !slices.Contains(w.families, wire.IPv6)
+		disabled("default", true)
+		disabled(p.id.HostLinkName(), alone)
+		w.must(p.ns.Do(func() error {
+			disabled("lo", true)
+			disabled("default", true)
+			disabled("eth0", alone)
+			return nil
+		}))
+		w.ok("CHECK", p, prevResult(t, r))
+		w.ok("DEL", p, nil)
+		w.unchanged(before)
+	})
+}
+
+func TestMTUTooSmallForIPv6(t *testing.T) {
+	d := newDelegating(t)
+	local := hostLocal(map[string]any{"ranges": rangesOf(wire.IPv4, wire.IPv6)})
+	p := d.newPod()
+	p.id.IfName = "net7"
+	conf := merged(prevResult(t, d.add(p, local)), local)
+	d.must(p.ns.Do(func() error {
+		l, err := netlink.LinkByName("net7")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 1279)
+	}))
+	d.refused(codeCheckFailed, "CHECK", p, conf, "MTU 1279, address fd00:9::2 needs at least 1280")
+	d.ok("DEL", p, local)
+
+	small := merged(map[string]any{"mtu": 1279}, local)
+	d.refused(7, "ADD", p, small, "mtu: 1279", "ipv6", "interface net7", "at least 1280")
+	d.refused(7, "STATUS", nil, small, "mtu: 1279", "ipv6", "at least 1280")
+	d.answer("172.20.3.4/16", "fd00:20::4/64")
+	d.refused(7, "ADD", p, map[string]any{"mtu": 1279}, "mtu: 1279", "ipv6", "interface net7", "at least 1280")
+	d.asked("ADD", "DEL")
+	d.unchanged(d.before)
+	d.answer("172.20.3.4/16")
+	d.add(p, map[string]any{"mtu": 1279})
+}
+
+// podRoutes are the pod's routes over a gateway.
+func podRoutes(w *fixture, p *pod) map[string]device.Route {
+	w.t.Helper()
 	h, err := device.OpenIn(p.ns)
 	w.must(err)
 	defer h.Close()
@@ -169,48 +263,11 @@ func TestRoutesAndResolver(t *testing.T) {
 	w.must(err)
 	got := map[string]device.Route{}
 	for _, r := range routes {
-		if r.Gateway == gateway {
+		if slices.Contains(gateways[:], r.Gateway) {
 			got[r.Dst.String()] = r
 		}
 	}
-	if len(got) != 2 || got["192.168.0.0/16"].MTU != 1280 || got["192.168.0.0/16"].Priority != 7 {
-		t.Errorf("routes %+v", got)
-	}
-	merged := prevResult(t, r)
-	merged["ipam"] = conf["ipam"]
-	w.ok("CHECK", p, merged)
-	w.refused(7, "ADD", w.newPod(), hostLocal(map[string]any{"resolvConf": "/nowhere"}), "ipam.resolvConf", "/nowhere")
-}
-
-func TestDualStack(t *testing.T) {
-	w := newFixture(t)
-	before := w.everything()
-	conf := hostLocal(map[string]any{"ranges": [][]any{
-		{map[string]any{"subnet": "10.9.0.0/24"}}, {map[string]any{"subnet": "fd00:9::/64"}},
-	}})
-	p := w.newPod()
-	w.must(p.ns.Do(func() error { // as container engines do
-		_, err := device.Sysctl{}.Set("net/ipv6/conf/default/disable_ipv6", "1")
-		return err
-	}))
-	r := w.add(p, conf)
-	if len(r.IPs) != 2 || r.IPs[1].Address.String() != "fd00:9::2/128" || r.IPs[1].Gateway.String() != "fe80::1" {
-		t.Fatalf("addresses %v", r.IPs)
-	}
-	conf["prevResult"] = prevResult(t, r)["prevResult"]
-	w.ok("CHECK", p, conf)
-	w.must(p.ns.Do(func() error {
-		l, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetMTU(l, 1279)
-	}))
-	w.refused(codeCheckFailed, "CHECK", p, conf, "MTU 1279, address fd00:9::2 needs at least 1280")
-	delete(conf, "prevResult")
-	w.refused(7, "ADD", w.newPod(), map[string]any{"ipam": conf["ipam"], "mtu": 1279}, "mtu", "1279")
-	w.ok("DEL", p, conf)
-	w.unchanged(before)
+	return got
 }
 
 func TestUnknownFieldsAreLogged(t *testing.T) {
@@ -299,7 +356,7 @@ func TestHostileNames(t *testing.T) {
 }
 
 func TestAddTwice(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	p := w.newPod()
 	first := w.add(p, nil)
 	before := w.everything()

@@ -108,7 +108,7 @@ func TestInTheHandsOfLibcni(t *testing.T) {
 
 // TestChainedTuning has the upstream plugin tuning change what ours has made of the pod's interface.
 func TestChainedTuning(t *testing.T) {
-	w := newFixture(t)
+	w := newDual(t)
 	before := w.everything()
 	ours := realPlugin(t, w)
 	build(t, filepath.Join(w.plugins, "tuning"), "github.com/containernetworking/plugins/plugins/meta/tuning")
@@ -141,11 +141,13 @@ func TestChainedTuning(t *testing.T) {
 	for range 2 { // the second has nothing to learn
 		w.must(runtime.CheckNetworkList(ctx, list, conf))
 	}
-	c, err := w.reach(p)
-	if err != nil {
-		t.Fatalf("CHECK passes, and the host does not reach the pod: %v", err)
+	for _, a := range w.pick(firstPods) {
+		c, err := w.reach(p, a)
+		if err != nil {
+			t.Fatalf("CHECK passes, and the host does not reach the pod: %v", err)
+		}
+		c.Close()
 	}
-	c.Close()
 
 	w.must(p.ns.Do(func() error {
 		return netlink.LinkSetHardwareAddr(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}, net.HardwareAddr{2, 0, 0, 0, 0, 0x78})
@@ -155,7 +157,7 @@ func TestChainedTuning(t *testing.T) {
 	}
 	valid := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: p.id.ContainerID, IfName: "eth0"}}}
 	w.must(runtime.GCNetworkList(ctx, list, valid))
-	if used := w.used(); len(used) != 1 {
+	if used := w.used(); len(used) != 2 {
 		t.Errorf("after a GC that keeps the pod, in use: %v", used)
 	}
 	w.must(runtime.DelNetworkList(ctx, list, conf))

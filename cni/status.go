@@ -10,6 +10,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
+// podInterface is what runtimes call pods' interfaces, for the errors of STATUS, which is about none.
+const podInterface = "eth0"
+
 // status is STATUS: would an ADD succeed now? Whether the agent runs does not matter. That no address is free is not
 // reported either: runtimes would mark the whole node as not ready, and its pods would be moved away.
 func (c *call) status() error {
@@ -22,7 +25,7 @@ func (c *call) status() error {
 
 func (c *call) ready() error {
 	if c.hostLocal() {
-		if _, err := c.parseIPAM(""); err != nil {
+		if _, err := c.parseIPAM("", podInterface); err != nil {
 			return err
 		}
 	}

@@ -12,10 +12,10 @@
 #include "bpf/lib/path.h"
 
 /* The kind of an address, of which found is the entry; all of this node's podCIDR is LOCAL. */
-EC_INLINE enum destination_kind arrive_kind(const struct config *config, const struct addr *address,
+EC_INLINE enum destination_kind arrive_kind(const struct config *config, __u8 family, const struct addr *address,
 					    const struct destination *found)
 {
-	if (path_is_ours(config, address))
+	if (path_is_ours(config, family, address))
 		return DESTINATION_LOCAL;
 	return found ? found->kind : DESTINATION_WORLD;
 }
@@ -28,21 +28,24 @@ EC_INLINE bool arrive_to_stack(const struct config *config, const struct destina
 }
 
 /* An ICMP error takes the way of the flow that it quotes, whoever sent it: the pod's to inner->dst. */
-EC_CALL enum verdict arrive_judge_error(struct __sk_buff *ctx, const struct config *config, const struct tuple *inner,
+EC_CALL enum verdict arrive_judge_error(struct __sk_buff *ctx, const struct config *config, const struct scratch *s,
 					const struct endpoint *ep)
 {
+	const struct tuple *inner = &s->inner.tuple;
 	struct destination *to = path_destination(&inner->dst);
-	enum destination_kind kind = arrive_kind(config, &inner->dst, to);
+	enum destination_kind kind = arrive_kind(config, s->pkt.family, &inner->dst, to);
 
 	if (arrive_to_stack(config, to))
 		return VERDICT_STACK;
-	return nf_judge(ctx, kind) ?: kind == DESTINATION_WORLD ? ct_verdict_of(inner, ep->ifindex) : VERDICT_GO_ON;
+	return nf_judge(ctx, s->pkt.family, kind)
+		       ?: kind == DESTINATION_WORLD ? ct_verdict_of(inner, ep->ifindex)
+						    : VERDICT_GO_ON;
 }
 
 /* Whether the pod may receive the packet, if it is ICMP. */
 EC_INLINE enum verdict arrive_check_icmp(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	return pkt->tuple.proto == IPPROTO_ICMP ? icmp_check(ctx, END_DESTINATION) : VERDICT_GO_ON;
+	return pkt_is_icmp(pkt->family, pkt->tuple.proto) ? icmp_check(ctx, END_DESTINATION) : VERDICT_GO_ON;
 }
 
 /* Whether a packet that has passed these checks may go straight into the pod; from is what destinations says of its
@@ -53,8 +56,8 @@ EC_INLINE enum verdict arrive_judge(struct __sk_buff *ctx, const struct config *
 	if (arrive_to_stack(config, from))
 		return VERDICT_STACK;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
-		return arrive_judge_error(ctx, config, &s->inner.tuple, ep);
-	return nf_judge(ctx, arrive_kind(config, &s->pkt.tuple.src, from));
+		return arrive_judge_error(ctx, config, s, ep);
+	return nf_judge(ctx, s->pkt.family, arrive_kind(config, s->pkt.family, &s->pkt.tuple.src, from));
 }
 
 #endif

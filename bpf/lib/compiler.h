@@ -28,6 +28,7 @@
 /* include/linux/socket.h and include/uapi/linux/if_packet.h */
 enum {
 	EC_AF_INET = 2,
+	EC_AF_INET6 = 10,
 	EC_PACKET_HOST = 0,
 };
 
@@ -49,6 +50,22 @@ enum {
 	ICMP_PARAMETERPROB = 12,
 };
 
+/* RFC 4443, RFC 4861, RFC 2710 and RFC 3810 */
+enum {
+	ICMPV6_UNREACHABLE = 1,
+	ICMPV6_PACKET_TOO_BIG = 2,
+	ICMPV6_TIME_EXCEEDED = 3,
+	ICMPV6_PARAMETER_PROBLEM = 4,
+	ICMPV6_ECHO = 128,
+	ICMPV6_ECHOREPLY = 129,
+	ICMPV6_MLD_QUERY = 130, /* to ICMPV6_REDIRECT, the link's own */
+	ICMPV6_NEIGHBOUR_SOLICITATION = 135,
+	ICMPV6_NEIGHBOUR_ADVERTISEMENT = 136,
+	ICMPV6_REDIRECT = 137,
+	ICMPV6_MLD2_REPORT = 143,
+};
+
+/* The header of ICMP and of ICMPv6. */
 struct icmp_header {
 	__u8 type;
 	__u8 code;

@@ -6,7 +6,7 @@
 #ifndef EC_LIB_CSUM_H
 #define EC_LIB_CSUM_H
 
-#include "bpf/lib/compiler.h"
+#include "bpf/lib/addr.h"
 
 EC_INLINE __u16 csum_fold(__u32 sum)
 {
@@ -20,10 +20,16 @@ EC_INLINE __u32 csum_growth(__be16 from, __be16 to)
 	return (__u16)~from + (__u32)to;
 }
 
-/* The same for an IPv4 address. */
-EC_INLINE __u32 csum_growth_v4(__be32 from, __be32 to)
+/* The same for an address; that of IPv4 grows as its 16 bytes do. At most 0xffff. */
+EC_INLINE __u32 csum_growth_address(const struct addr *from, const struct addr *to)
 {
-	return csum_growth(from & 0xffff, to & 0xffff) + csum_growth(from >> 16, to >> 16);
+	const __u32 *x = (const __u32 *)from->bytes, *y = (const __u32 *)to->bytes;
+	__u64 sum = 0;
+
+	for (int i = 0; i < 4; i++)
+		sum += (__u64)(__u32)~x[i] + y[i];
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return csum_fold((sum & 0xffff) + (sum >> 16));
 }
 
 /* The new checksum when the sum grows by less than 2^31. */

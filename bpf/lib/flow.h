@@ -110,7 +110,7 @@ EC_INLINE __u8 flow_bits(const struct pkt *pkt)
 /* How long an idle flow lives, in seconds; out is the state of the opener's direction, in of the other. */
 EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 {
-	if (proto == IPPROTO_ICMP)
+	if (proto == IPPROTO_ICMP || proto == IPPROTO_ICMPV6)
 		return 30;
 	if (proto != IPPROTO_TCP)
 		return in ? 180 : 60;

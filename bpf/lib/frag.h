@@ -20,10 +20,10 @@ enum {
 	FRAGMENT_BUSY = 1,
 };
 
-EC_INLINE __u32 frag_hash(const struct tuple *t, __u16 id)
+EC_INLINE __u32 frag_hash(const struct tuple *t, __u32 id)
 {
 	const __u32 *src = (const __u32 *)&t->src, *dst = (const __u32 *)&t->dst;
-	__u64 hash = ((__u32)id << 8 | t->proto) * 0x9e3779b97f4a7c15ULL;
+	__u64 hash = ((__u64)id << 8 | t->proto) * 0x9e3779b97f4a7c15ULL;
 
 	hash += src[3] * 0xbf58476d1ce4e5b9ULL + dst[3] * 0x94d049bb133111ebULL;
 	return hash >> 32;
@@ -55,14 +55,14 @@ EC_INLINE bool frag_is_live(__u64 stamp, __u64 now)
 	return stamp && stamp + FRAGMENT_LIFETIME > now;
 }
 
-EC_INLINE bool frag_is(const struct fragment *f, const struct tuple *t, __u16 id, __u32 holder)
+EC_INLINE bool frag_is(const struct fragment *f, const struct tuple *t, __u32 id, __u32 holder)
 {
 	return f->id == id && f->ifindex == holder && f->proto == t->proto && addr_equal(&f->src, &t->src) &&
 	       addr_equal(&f->dst, &t->dst);
 }
 
 /* Writes a record if its stamp is still the given one: of two CPUs only one does. */
-EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t, __u16 id, __u32 holder)
+EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t, __u32 id, __u32 holder)
 {
 	if (__sync_val_compare_and_swap(&f->last_seen, stamp, FRAGMENT_BUSY) != stamp)
 		return;
@@ -77,7 +77,7 @@ EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t
 }
 
 /* Remembers a first fragment's ports, under its tuple as the packet arrived. */
-EC_CALL void frag_remember(const struct tuple *t, __u16 id, __u32 holder)
+EC_CALL void frag_remember(const struct tuple *t, __u32 id, __u32 holder)
 {
 	__u64 stamp, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
 	struct fragment *f, *chosen = NULL;
@@ -104,7 +104,7 @@ EC_CALL void frag_remember(const struct tuple *t, __u16 id, __u32 holder)
 }
 
 /* Gives a later fragment the ports of the first; false: the first was not seen, or is forgotten. */
-EC_CALL bool frag_recall(struct tuple *t, __u16 id, __u32 holder)
+EC_CALL bool frag_recall(struct tuple *t, __u32 id, __u32 holder)
 {
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
 	__u32 hash = frag_hash(t, id);

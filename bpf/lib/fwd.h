@@ -6,11 +6,11 @@
 #ifndef EC_LIB_FWD_H
 #define EC_LIB_FWD_H
 
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/tunnel.h"
 
-/* Whether the packet can be forwarded without the stack: the TTL lasts, and there are no options. */
+/* Whether the packet can be forwarded without the stack: the TTL lasts, and no router has to look at options. */
 EC_INLINE bool fwd_simple(const struct pkt *pkt)
 {
 	return pkt->ttl > 1 && !pkt->options;
@@ -25,7 +25,7 @@ EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, const struct pkt *pkt, 
 	if (!fwd_simple(pkt))
 		return VERDICT_STACK;
 	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
-	verdict = ipv4_hop(ctx, pkt, ep->pod_mac);
+	verdict = ip_hop(ctx, pkt, ep->pod_mac);
 	if (verdict)
 		return verdict;
 	bpf_redirect_peer(ifindex, 0);
@@ -41,14 +41,21 @@ EC_INLINE enum verdict fwd_fits(struct __sk_buff *ctx, const struct pkt *pkt, co
 /* Along a path: through the tunnel, or out of an uplink to its neighbour, where the kernel fills in the MACs. */
 EC_INLINE enum verdict fwd_along(struct __sk_buff *ctx, const struct pkt *pkt, const struct path *path)
 {
-	struct bpf_redir_neigh nh = {.nh_family = EC_AF_INET, .ipv4_nh = addr_v4(&path->node)};
+	struct bpf_redir_neigh nh = {};
 	enum verdict verdict;
 
-	verdict = ipv4_hop(ctx, pkt, NULL);
+	verdict = ip_hop(ctx, pkt, NULL);
 	if (verdict)
 		return verdict;
 	if (path->tunnel)
 		return tunnel_redirect(ctx, path->ifindex, pkt->tos, &path->node, path->mac);
+	if (pkt->family == FAMILY_IPV6) {
+		nh.nh_family = EC_AF_INET6;
+		__builtin_memcpy(nh.ipv6_nh, &path->node, sizeof(nh.ipv6_nh));
+	} else {
+		nh.nh_family = EC_AF_INET;
+		nh.ipv4_nh = addr_v4(&path->node);
+	}
 	ctx->mark |= cfg.mark;
 	bpf_redirect_neigh(path->ifindex, &nh, sizeof(nh), 0);
 	return VERDICT_FORWARDED;

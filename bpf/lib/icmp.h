@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ICMP errors (RFC 792, RFC 1191) about masqueraded flows: the quoted packet is
+ * ICMP errors (RFC 792, RFC 1191; RFC 4443 for IPv6) about masqueraded flows: the quoted packet is
  * translated together with the error (RFC 5508, section 4), and the error takes the
  * same way as the flow.
  */
@@ -11,20 +11,59 @@
 #include "bpf/lib/scratch.h"
 
 /* Reads the quoted packet's ports. False: its protocol, or kind of ICMP message, has no flows. */
-EC_INLINE bool icmp_inner_ports(struct inner *inner, const __be16 *l4)
+EC_INLINE bool icmp_inner_ports(struct inner *inner, __u8 family, const __be16 *l4)
 {
 	const struct icmp_header *icmp = (const void *)l4;
 
-	if (inner->tuple.proto != IPPROTO_ICMP) {
+	if (!pkt_is_icmp(family, inner->tuple.proto)) {
 		inner->tuple.sport = l4[0];
 		inner->tuple.dport = l4[1];
-		return pkt_proto_known(inner->tuple.proto);
+		return pkt_proto_known(family, inner->tuple.proto);
 	}
-	if (icmp->type == ICMP_ECHO)
+	if (pkt_is_echo(family, icmp->type))
 		inner->tuple.sport = icmp->id;
 	else
 		inner->tuple.dport = icmp->id;
-	return icmp->type == ICMP_ECHO || icmp->type == ICMP_ECHOREPLY;
+	return pkt_is_echo(family, icmp->type) || pkt_is_echo_reply(family, icmp->type);
+}
+
+/* Reads the quoted IPv4 header. False: there is none, or no transport header follows it directly. */
+EC_INLINE bool icmp_inner_ipv4(struct __sk_buff *ctx, struct inner *inner)
+{
+	struct iphdr ip;
+
+	inner->l4_off = inner->ip_off + sizeof(ip);
+	if (inner->l4_off > inner->end || bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) || ip.version != 4)
+		return false;
+	inner->ip_check = ip.check;
+	inner->tuple.proto = ip.protocol;
+	addr_set_v4(&inner->tuple.src, ip.saddr);
+	addr_set_v4(&inner->tuple.dst, ip.daddr);
+	return ip.ihl == 5 && !(ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET));
+}
+
+/* The same for IPv6, with its extension headers. */
+EC_INLINE bool icmp_inner_ipv6(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct inner *inner = &s->inner;
+	__u32 addresses = inner->ip_off + offsetof(struct ipv6hdr, saddr);
+	__u8 start[8];
+
+	inner->l4_off = inner->ip_off + sizeof(struct ipv6hdr);
+	if (inner->l4_off > inner->end || bpf_skb_load_bytes(ctx, inner->ip_off, start, sizeof(start)) ||
+	    start[0] >> 4 != 6)
+		return false;
+	/* The addresses are adjacent, in a tuple as in the header. */
+	if (bpf_skb_load_bytes(ctx, addresses, &inner->tuple, 2 * sizeof(struct addr)))
+		return false;
+	s->chain.off = inner->l4_off;
+	s->chain.end = inner->end;
+	s->chain.next = start[offsetof(struct ipv6hdr, nexthdr)];
+	if (ipv6_is_extension(s->chain.next) && (ipv6_follow(ctx) || s->chain.fragment == FRAGMENT_LATER))
+		return false;
+	inner->l4_off = s->chain.off;
+	inner->tuple.proto = s->chain.next;
+	return true;
 }
 
 /*
@@ -35,7 +74,6 @@ EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
 	struct inner *inner;
-	struct iphdr ip;
 	__be16 l4[4];
 
 	if (!s)
@@ -43,19 +81,25 @@ EC_GLOBAL int icmp_parse_inner(struct __sk_buff *ctx)
 	inner = &s->inner;
 	__builtin_memset(inner, 0, sizeof(*inner));
 	inner->ip_off = s->pkt.l4_off + sizeof(struct icmp_header);
-	inner->l4_off = inner->ip_off + sizeof(ip);
 	inner->end = IP_OFF + s->pkt.ip_len;
-	if (inner->l4_off > inner->end || bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) || ip.version != 4)
-		return 0;
-	inner->ip_check = ip.check;
-	inner->tuple.proto = ip.protocol;
-	addr_set_v4(&inner->tuple.src, ip.saddr);
-	addr_set_v4(&inner->tuple.dst, ip.daddr);
-	if (ip.ihl != 5 || (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET)))
+	if (s->pkt.family == FAMILY_IPV6 ? !icmp_inner_ipv6(ctx, s) : !icmp_inner_ipv4(ctx, inner))
 		return 0;
 	if (inner->l4_off + sizeof(l4) > inner->end || bpf_skb_load_bytes(ctx, inner->l4_off, l4, sizeof(l4)))
 		return 0;
-	return icmp_inner_ports(inner, l4);
+	inner->known = icmp_inner_ports(inner, s->pkt.family, l4);
+	return inner->known;
+}
+
+/* Whether a kind of ICMP message is of a link alone: neighbour discovery (RFC 4861) and multicast listeners'. */
+EC_INLINE bool icmp_of_link(__u8 family, __u8 type)
+{
+	return family == FAMILY_IPV6 &&
+	       ((type >= ICMPV6_MLD_QUERY && type <= ICMPV6_REDIRECT) || type == ICMPV6_MLD2_REPORT);
+}
+
+EC_INLINE bool icmp_is_redirect(__u8 family, __u8 type)
+{
+	return type == (family == FAMILY_IPV6 ? ICMPV6_REDIRECT : ICMP_REDIRECT);
 }
 
 /*
@@ -71,10 +115,12 @@ EC_GLOBAL enum verdict icmp_check(struct __sk_buff *ctx, enum end pod)
 
 	if (!s || !pkt_l4(ctx, &s->pkt))
 		return -DROP_INVALID;
+	if (s->pkt.fragment != FRAGMENT_LATER && icmp_is_redirect(s->pkt.family, s->pkt.icmp_type))
+		return -DROP_ICMP_REDIRECT;
+	if (s->pkt.fragment != FRAGMENT_LATER && icmp_of_link(s->pkt.family, s->pkt.icmp_type))
+		return -DROP_LINK_SCOPE;
 	if (s->pkt.l4 != L4_ICMP_ERROR)
 		return VERDICT_GO_ON;
-	if (s->pkt.icmp_type == ICMP_REDIRECT)
-		return -DROP_ICMP_REDIRECT;
 	if (s->pkt.fragment != FRAGMENT_NONE)
 		return -DROP_INVALID;
 	icmp_parse_inner(ctx);
@@ -107,13 +153,39 @@ EC_CALL enum verdict icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_of
 	if (inner->tuple.proto == IPPROTO_UDP && !check)
 		return VERDICT_GO_ON;
 	growth = csum_growth(c->old_port, c->port);
-	if (inner->tuple.proto != IPPROTO_ICMP)
-		growth += csum_growth_v4(c->from, c->to);
+	if (rewrite_covers_addresses(inner->tuple.proto))
+		growth += csum_growth_address(&c->from, &c->to);
 	changed = csum_grown(check, growth);
 	/* A UDP checksum of 0 would say that there is none (RFC 768). */
 	if (inner->tuple.proto == IPPROTO_UDP && !changed)
 		changed = 0xffff;
 	return icmp_patch(ctx, icmp_off, off, check, changed);
+}
+
+/* Writes an address of the quoted packet, with the message's checksum and, of IPv4, the quoted header's. */
+EC_CALL enum verdict icmp_patch_inner_address(struct __sk_buff *ctx, const struct scratch *s)
+{
+	const struct inner_change *c = &s->change;
+	const struct inner *inner = &s->inner;
+	__u32 icmp_off = s->pkt.l4_off, growth = csum_growth_address(&c->from, &c->to), off = inner->ip_off, len;
+	const __u8 *to = c->to.bytes;
+	enum verdict verdict;
+
+	if (s->pkt.family == FAMILY_IPV6) {
+		off += c->end == END_SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr);
+		if (bpf_l4_csum_replace(ctx, icmp_off + ICMP_CHECK, 0, growth, 0))
+			return -DROP_WRITE_FAILED;
+		return bpf_skb_store_bytes(ctx, off, to, sizeof(c->to), 0) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
+	}
+	verdict = icmp_patch(ctx, icmp_off, off + offsetof(struct iphdr, check), inner->ip_check,
+			     csum_grown(inner->ip_check, growth));
+	off += c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr);
+	len = sizeof(__be32);
+	to += sizeof(c->to) - len;
+	if (verdict || bpf_l4_csum_replace(ctx, icmp_off + ICMP_CHECK, 0, growth, 0) ||
+	    bpf_skb_store_bytes(ctx, off, to, len, 0))
+		return verdict ?: -DROP_WRITE_FAILED;
+	return VERDICT_GO_ON;
 }
 
 /* Makes the scratch record's change to the quoted packet, with all checksums that cover it. */
@@ -122,22 +194,27 @@ EC_GLOBAL enum verdict icmp_patch_inner(struct __sk_buff *ctx)
 	struct scratch *s = scratch_get();
 	struct inner_change *c;
 	struct inner *inner;
-	__u32 icmp_off, addr, port;
-	__be16 check;
+	__u32 port;
 
 	if (!s)
 		return -DROP_INVALID;
 	c = &s->change;
 	inner = &s->inner;
-	icmp_off = s->pkt.l4_off;
-	addr = inner->ip_off + (c->end == END_SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
 	port = inner->l4_off + rewrite_port_offset(inner->tuple.proto, c->end);
-	check = csum_grown(inner->ip_check, csum_growth_v4(c->from, c->to));
-	return icmp_patch_inner_check(ctx, icmp_off, inner, c)
-		       ?: icmp_patch(ctx, icmp_off, port, c->old_port, c->port)
-		       ?: icmp_patch(ctx, icmp_off, inner->ip_off + offsetof(struct iphdr, check), inner->ip_check, check)
-		       ?: icmp_patch(ctx, icmp_off, addr, c->from & 0xffff, c->to & 0xffff)
-		       ?: icmp_patch(ctx, icmp_off, addr + 2, c->from >> 16, c->to >> 16);
+	return icmp_patch_inner_check(ctx, s->pkt.l4_off, inner, c)
+		       ?: icmp_patch(ctx, s->pkt.l4_off, port, c->old_port, c->port)
+		       ?: icmp_patch_inner_address(ctx, s);
+}
+
+/* Writes the address of the error itself; the checksum of ICMPv6 covers it. */
+EC_INLINE enum verdict icmp_rewrite_outer(struct __sk_buff *ctx, const struct pkt *pkt, enum end end,
+					  const struct addr *to)
+{
+	const struct addr *from = end == END_SOURCE ? &pkt->tuple.src : &pkt->tuple.dst;
+
+	if (pkt->family == FAMILY_IPV6 && !rewrite_sum_address(ctx, pkt->l4_off + ICMP_CHECK, from, to, 0))
+		return -DROP_WRITE_FAILED;
+	return ip_rewrite(ctx, pkt, end, to);
 }
 
 /*
@@ -148,15 +225,15 @@ EC_GLOBAL enum verdict icmp_patch_inner(struct __sk_buff *ctx)
 EC_CALL enum verdict icmp_translate(struct __sk_buff *ctx, struct scratch *s, enum end end,
 				    const struct snat_entry *half)
 {
-	const struct tuple *outer = &s->pkt.tuple, *inner = &s->inner.tuple;
+	const struct tuple *inner = &s->inner.tuple;
 	bool in = end == END_DESTINATION;
 
-	s->change.from = addr_v4(in ? &inner->src : &inner->dst);
-	s->change.to = addr_v4(&half->to_address);
+	s->change.from = in ? inner->src : inner->dst;
+	s->change.to = half->to_address;
 	s->change.old_port = in ? inner->sport : inner->dport;
 	s->change.port = half->to_port;
 	s->change.end = in ? END_SOURCE : END_DESTINATION;
-	return icmp_patch_inner(ctx) ?: ipv4_rewrite(ctx, end, addr_v4(in ? &outer->dst : &outer->src), s->change.to);
+	return icmp_patch_inner(ctx) ?: icmp_rewrite_outer(ctx, &s->pkt, end, &s->change.to);
 }
 
 #endif

@@ -36,33 +36,6 @@ EC_INLINE bool ipv4_martian(__be32 address)
 	return first == 0 || first == 127 || first >= 224;
 }
 
-/* A tuple for the kernel's lookups: the IPv4 member of struct bpf_sock_tuple, which is three times as large. */
-struct ipv4_tuple {
-	__be32 src;
-	__be32 dst;
-	__be16 sport;
-	__be16 dport;
-};
-
-EC_INLINE struct ipv4_tuple ipv4_tuple(const struct tuple *t)
-{
-	struct ipv4_tuple v4 = {
-		.src = addr_v4(&t->src),
-		.dst = addr_v4(&t->dst),
-		.sport = t->sport,
-		.dport = t->dport,
-	};
-
-	return v4;
-}
-
-EC_INLINE struct ipv4_tuple ipv4_tuple_reversed(const struct tuple *t)
-{
-	struct tuple r = tuple_reversed(t);
-
-	return ipv4_tuple(&r);
-}
-
 /*
  * Reads the header: addresses, protocol, and what forwarding needs. False: malformed
  * or truncated.
@@ -177,8 +150,8 @@ EC_CALL enum verdict ipv4_hop(struct __sk_buff *ctx, const struct pkt *pkt, cons
 		__builtin_memcpy(hop.macs, macs, sizeof(hop.macs));
 	hop.ttl--;
 	growth = csum_growth(bpf_htons(0x0100), 0);
-	growth += ipv4_hop_address(hop.source, pkt->rewrite == END_SOURCE, pkt->rewrite_to);
-	growth += ipv4_hop_address(hop.destination, pkt->rewrite == END_DESTINATION, pkt->rewrite_to);
+	growth += ipv4_hop_address(hop.source, pkt->rewrite == END_SOURCE, addr_v4(&pkt->rewrite_to));
+	growth += ipv4_hop_address(hop.destination, pkt->rewrite == END_DESTINATION, addr_v4(&pkt->rewrite_to));
 	hop.check = csum_grown(hop.check, growth);
 	return bpf_skb_store_bytes(ctx, 0, &hop, sizeof(hop), 0) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
 }

@@ -10,7 +10,7 @@
 
 #include "bpf/lib/flow.h"
 #include "bpf/lib/icmp.h"
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 
 /* The kernel's record of a connection: only whether there is one matters, no field is read. */
 struct nf_conn {
@@ -38,26 +38,23 @@ EC_INLINE bool nf_translates(void)
 }
 
 /*
- * Whether netfilter knows a TCP or UDP flow by the tuple of either direction. If the
- * lookup fails for another reason than that there is none, it may.
+ * Whether netfilter knows a TCP or UDP flow by a tuple, or by that of its replies. If
+ * the lookup fails for another reason than that there is none, it may.
  */
-EC_CALL bool nf_knows(struct __sk_buff *ctx, struct ipv4_tuple *tuple, __u8 proto)
+EC_CALL bool nf_knows(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t, bool of_replies)
 {
-	struct nf_options options = {.netns_id = -1, .l4proto = proto};
+	struct nf_options options = {.netns_id = -1, .l4proto = t->proto};
+	struct bpf_sock_tuple *lookup = (void *)&s->lookup;
 	struct nf_conn *ct;
 
-	ct = bpf_skb_ct_lookup(ctx, (void *)tuple, sizeof(*tuple), &options, sizeof(options));
+	/* The kernel wants a length that the verifier knows. */
+	ct = ip_set_lookup(s, t, of_replies) == sizeof(s->lookup.v6)
+		     ? bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v6), &options, sizeof(options))
+		     : bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v4), &options, sizeof(options));
 	if (!ct)
 		return options.error != -EC_ENOENT;
 	bpf_ct_release(ct);
 	return true;
-}
-
-EC_INLINE bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *tuple)
-{
-	struct ipv4_tuple reversed = ipv4_tuple_reversed(tuple);
-
-	return nf_knows(ctx, &reversed, tuple->proto);
 }
 
 /*
@@ -65,22 +62,22 @@ EC_INLINE bool nf_knows_reversed(struct __sk_buff *ctx, const struct tuple *tupl
  * goes straight to a backend from a port that already talks to the backend through its
  * Service, it would get that flow's replies, and netfilter must move it to another port.
  */
-EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, struct scratch *s)
 {
+	const struct pkt *pkt = &s->pkt;
 	bool opening = pkt->tuple.proto == IPPROTO_UDP || tcp_is_opening(pkt);
-	struct ipv4_tuple own = ipv4_tuple(&pkt->tuple);
 
-	return nf_knows(ctx, &own, pkt->tuple.proto) || (opening && nf_knows_reversed(ctx, &pkt->tuple));
+	return nf_knows(ctx, s, &pkt->tuple, false) || (opening && nf_knows(ctx, s, &pkt->tuple, true));
 }
 
 /* An error takes the way of the flow that it quotes, which came from the other side. Nothing translates pings. */
-EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, const struct scratch *s)
+EC_INLINE bool nf_knows_icmp(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct tuple *inner = &s->inner.tuple;
 
 	if (s->pkt.l4 != L4_ICMP_ERROR)
 		return false;
-	return !icmp_parse_inner(ctx) || (inner->proto != IPPROTO_ICMP && nf_knows_reversed(ctx, inner));
+	return !s->inner.known || (!pkt_is_icmp(s->pkt.family, inner->proto) && nf_knows(ctx, s, inner, true));
 }
 
 /*
@@ -98,10 +95,10 @@ EC_GLOBAL enum verdict nf_ask(struct __sk_buff *ctx)
 		return VERDICT_GO_ON;
 	if (!s || s->pkt.fragment != FRAGMENT_NONE || !pkt_l4(ctx, &s->pkt))
 		return VERDICT_STACK;
-	if (s->pkt.tuple.proto == IPPROTO_ICMP)
+	if (pkt_is_icmp(s->pkt.family, s->pkt.tuple.proto))
 		known = nf_knows_icmp(ctx, s);
 	else if (s->pkt.l4 == L4_FLOW)
-		known = nf_knows_flow(ctx, &s->pkt);
+		known = nf_knows_flow(ctx, s);
 	return known ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
@@ -109,7 +106,7 @@ EC_GLOBAL enum verdict nf_ask(struct __sk_buff *ctx)
  * Whether a packet between a pod and a far end of this kind may bypass netfilter. With
  * the world it may, as far as this goes: there its flow's FLOW_VIA_STACK decides.
  */
-EC_INLINE enum verdict nf_judge(struct __sk_buff *ctx, enum destination_kind kind)
+EC_INLINE enum verdict nf_judge(struct __sk_buff *ctx, __u8 family, enum destination_kind kind)
 {
 	if (!nf_translates())
 		return VERDICT_GO_ON;
@@ -118,7 +115,7 @@ EC_INLINE enum verdict nf_judge(struct __sk_buff *ctx, enum destination_kind kin
 	case DESTINATION_POD_CIDR:
 		return nf_ask(ctx);
 	case DESTINATION_WORLD:
-		return cfg.masquerade ? VERDICT_GO_ON : VERDICT_STACK;
+		return ip_masqueraded(family) ? VERDICT_GO_ON : VERDICT_STACK;
 	default:
 		return VERDICT_STACK;
 	}
@@ -131,9 +128,11 @@ EC_INLINE __u8 nf_flags(void)
 }
 
 /* Whether netfilter has a flow with these replies, such as one that it masquerades to the same port. */
-EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct ipv4_tuple *reply, __u8 proto)
+EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	return nf_translates() && proto != IPPROTO_ICMP && nf_knows(ctx, reply, proto);
+	__u8 proto = reverse_key->proto;
+
+	return nf_translates() && (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && nf_knows(ctx, s, reverse_key, true);
 }
 
 #endif

@@ -76,7 +76,7 @@ EC_INLINE bool offload_right(struct __sk_buff *ctx, const struct pkt *pkt)
 
 	if (!offload_read(ctx, &o))
 		return true;
-	if (pkt->fragment != FRAGMENT_NONE || pkt->tuple.proto == IPPROTO_ICMP)
+	if (pkt->fragment != FRAGMENT_NONE || pkt_is_icmp(pkt->family, pkt->tuple.proto))
 		return false;
 	switch (pkt->tuple.proto) {
 	case IPPROTO_TCP:

@@ -25,14 +25,15 @@ enum open_try {
  * Whether a socket of the node would get the replies. The lookup for TCP finds
  * TIME_WAIT sockets as well; ICMP identifiers have no sockets.
  */
-EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct ipv4_tuple *reply, __u8 proto)
+EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
+	__u32 len = ip_set_lookup(s, reverse_key, true);
 	struct bpf_sock *sk = NULL;
 
-	if (proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(ctx, (void *)reply, sizeof(*reply), BPF_F_CURRENT_NETNS, 0);
-	else if (proto == IPPROTO_UDP)
-		sk = bpf_sk_lookup_udp(ctx, (void *)reply, sizeof(*reply), BPF_F_CURRENT_NETNS, 0);
+	if (reverse_key->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
+	else if (reverse_key->proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return false;
 	bpf_sk_release(sk);
@@ -40,11 +41,9 @@ EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct ipv4_tuple *re
 }
 
 /* Whether replies to the port belong to a socket, or to a flow that netfilter has masqueraded to it. */
-EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, const struct tuple *reverse_key)
+EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	struct ipv4_tuple reply = ipv4_tuple_reversed(reverse_key);
-
-	return open_port_has_socket(ctx, &reply, reverse_key->proto) || nf_holds_port(ctx, &reply, reverse_key->proto);
+	return open_port_has_socket(ctx, s, reverse_key) || nf_holds_port(ctx, s, reverse_key);
 }
 
 /* Fills in a half of a new pair; address and port are what the pod's side becomes. */
@@ -75,7 +74,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 		return OPEN_FOUND;
 	if (there && !room_reclaim_port(s, there))
 		return OPEN_IN_USE;
-	if (open_port_is_others(ctx, &s->key))
+	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
 	open_fill(&s->entry, &out->src, out->sport, owner);
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
@@ -173,7 +172,7 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 {
 	if (pkt->tuple.proto == IPPROTO_TCP)
 		return tcp_is_opening(pkt);
-	return pkt->tuple.proto != IPPROTO_ICMP || pkt->icmp_type == ICMP_ECHO;
+	return !pkt_is_icmp(pkt->family, pkt->tuple.proto) || pkt_is_echo(pkt->family, pkt->icmp_type);
 }
 
 /* Counts a pair for its owner, and inserts it. */

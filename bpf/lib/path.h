@@ -8,8 +8,7 @@
 #ifndef EC_LIB_PATH_H
 #define EC_LIB_PATH_H
 
-#include "bpf/lib/ipv4.h"
-#include "bpf/lib/maps.h"
+#include "bpf/lib/ip.h"
 
 /* How long a neighbour that resolved is assumed to resolve, in ns. */
 #define PATH_NEIGHBOUR_NS (NSEC_PER_SEC / 10)
@@ -22,8 +21,8 @@
  */
 struct path {
 	__u32 from; /* interface that the packets come from */
-	__be32 address;
 	__u32 proto;
+	struct addr address;
 	enum destination_kind kind;
 	__u32 ifindex;            /* of the uplink or the tunnel device */
 	__u32 mtu;                /* in bytes of IP packet */
@@ -51,15 +50,19 @@ EC_INLINE struct path *path_slot(const struct __sk_buff *ctx, const struct pkt *
 {
 	/* Multiplied by odd constants, each bit of the key affects the uppermost bits. */
 	__u32 hash = (addr_v4(&pkt->tuple.dst) ^ pkt->tuple.proto) * 0x9e3779b1U + ctx->ifindex * 0x85ebca6bU;
-	__u32 slot = hash >> (32 - PATH_BITS);
+	const __u32 *w = (const __u32 *)pkt->tuple.dst.bytes;
+	__u32 slot;
 
+	if (pkt->family == FAMILY_IPV6)
+		hash += w[0] * 0xc2b2ae35U + w[1] * 0x27d4eb2fU + w[2] * 0x165667b1U;
+	slot = hash >> (32 - PATH_BITS);
 	return bpf_map_lookup_elem(&paths, &slot);
 }
 
 /* Whether the slot holds the packet's path, and it is not too old. */
 EC_INLINE bool path_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	return p->address == addr_v4(&pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto &&
+	return addr_equal(&p->address, &pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto &&
 	       bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
 }
 
@@ -67,7 +70,7 @@ EC_INLINE bool path_holds(const struct path *p, const struct __sk_buff *ctx, con
 EC_INLINE void path_keep(struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	p->from = ctx->ifindex;
-	p->address = addr_v4(&pkt->tuple.dst);
+	p->address = pkt->tuple.dst;
 	p->proto = pkt->tuple.proto;
 	p->found = bpf_ktime_get_coarse_ns();
 }
@@ -101,11 +104,12 @@ EC_INLINE bool path_foreign(const struct __sk_buff *ctx, const struct endpoint *
 }
 
 /* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device. */
-EC_INLINE bool path_is_ours(const struct config *config, const struct addr *address)
+EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const struct addr *address)
 {
-	return ipv4_in(addr_v4(address), &config->pod_cidr_addresses[FAMILY_IPV4],
-		       config->pod_cidr_lens[FAMILY_IPV4]) &&
-	       !addr_equal(address, &config->tunnel[FAMILY_IPV4].address);
+	__u32 f = family & 1;
+
+	return ip_in(f, address, &config->pod_cidr_addresses[f], config->pod_cidr_lens[f]) &&
+	       !addr_equal(address, &config->tunnel[f].address);
 }
 
 /*
@@ -113,24 +117,33 @@ EC_INLINE bool path_is_ours(const struct config *config, const struct addr *addr
  * True: out of p->ifindex to the neighbour p->node, which resolves, with p->mtu.
  * False: the stack decides.
  */
-EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, __be32 dst, struct path *p)
+EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *dst, struct path *p)
 {
 	struct bpf_fib_lookup fib = {
-		.family = EC_AF_INET,
 		.l4_protocol = pkt->tuple.proto,
 		.ifindex = ctx->ifindex,
-		.ipv4_src = addr_v4(&pkt->tuple.src),
-		.ipv4_dst = dst,
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
+	__u8 family = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
 
+	fib.family = family;
+	if (family == EC_AF_INET6) {
+		__builtin_memcpy(fib.ipv6_src, &pkt->tuple.src, sizeof(fib.ipv6_src));
+		__builtin_memcpy(fib.ipv6_dst, dst, sizeof(fib.ipv6_dst));
+	} else {
+		fib.ipv4_src = addr_v4(&pkt->tuple.src);
+		fib.ipv4_dst = addr_v4(dst);
+	}
 	if (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) != BPF_FIB_LKUP_RET_SUCCESS)
 		return false;
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
-	if (fib.family != EC_AF_INET)
+	if (fib.family != family)
 		return false;
 	p->ifindex = fib.ifindex;
-	addr_set_v4(&p->node, fib.ipv4_dst);
+	if (family == EC_AF_INET6)
+		__builtin_memcpy(&p->node, fib.ipv6_dst, sizeof(p->node));
+	else
+		addr_set_v4(&p->node, fib.ipv4_dst);
 	p->mtu = fib.mtu_result;
 	return true;
 }
@@ -161,7 +174,7 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 	if (!to->ifindex)
 		return -DROP_NODE_OFF_LINK;
 	if (now - to->neighbour_checked > PATH_NEIGHBOUR_NS) {
-		if (!path_route(ctx, pkt, addr_v4(&to->node), p) || p->ifindex != to->ifindex)
+		if (!path_route(ctx, pkt, &to->node, p) || p->ifindex != to->ifindex)
 			return VERDICT_STACK;
 		to->neighbour_checked = now;
 	}
@@ -177,13 +190,13 @@ EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pk
 	struct uplink_key key;
 	struct uplink *uplink;
 
-	if (!path_route(ctx, pkt, addr_v4(&pkt->tuple.dst), p))
+	if (!path_route(ctx, pkt, &pkt->tuple.dst, p))
 		return VERDICT_STACK;
 	key.ifindex = p->ifindex;
 	uplink = bpf_map_lookup_elem(&uplinks, &key);
 	if (!uplink)
 		return VERDICT_STACK;
-	p->snat_address = uplink->addresses[FAMILY_IPV4];
+	p->snat_address = uplink->addresses[pkt->family & 1];
 	return VERDICT_GO_ON;
 }
 

@@ -8,6 +8,7 @@
 
 #include <linux/if_ether.h>
 #include <linux/in.h>
+#include <linux/in6.h>
 #include <linux/ip.h>
 #include <linux/tcp.h>
 #include <linux/udp.h>
@@ -48,16 +49,17 @@ struct pkt {
 	__u32 seq;     /* TCP, host order, as are the next two */
 	__u32 ack;     /* acknowledgement number */
 	__u32 seq_end; /* sequence number after this segment */
-	__u16 ip_id;   /* host order */
+	__u32 ip_id;   /* of fragments, host order */
 	__u8 ttl;
-	__u8 options;   /* IP options are present */
+	__u8 options;   /* routers have to look at IP options, or at hop-by-hop options of IPv6 */
+	__u8 family;    /* enum family */
 	__u8 fragment;  /* enum fragment_kind */
 	__u8 l4;        /* enum l4_kind */
 	__u8 tcp_flags; /* enum tcp_flag */
 	__u8 icmp_type;
 	__u8 tos;
-	__u8 rewrite;      /* enum end of an address still to be rewritten (rewrite.h), or 0 */
-	__be32 rewrite_to; /* and its new value */
+	__u8 rewrite;           /* enum end of an address still to be rewritten (rewrite.h), or 0 */
+	struct addr rewrite_to; /* and its new value, which is valid only then */
 };
 
 /* Offset of the IP header. */
@@ -83,8 +85,10 @@ EC_INLINE bool pkt_linear(struct __sk_buff *ctx, __u32 len)
 	return !bpf_skb_pull_data(ctx, len);
 }
 
-EC_INLINE bool pkt_is_icmp_error(__u8 type)
+EC_INLINE bool pkt_is_icmp_error(__u8 family, __u8 type)
 {
+	if (family == FAMILY_IPV6)
+		return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER_PROBLEM;
 	return type == ICMP_DEST_UNREACH || type == ICMP_SOURCE_QUENCH || type == ICMP_REDIRECT ||
 	       type == ICMP_TIME_EXCEEDED || type == ICMP_PARAMETERPROB;
 }
@@ -95,62 +99,80 @@ EC_INLINE bool pkt_load_l4(struct __sk_buff *ctx, const struct pkt *pkt, void *t
 	return pkt->l4_off - IP_OFF + len <= pkt->ip_len && !bpf_skb_load_bytes(ctx, pkt->l4_off, to, len);
 }
 
-/* Whether flows of the protocol have ports, or an identifier, that can be rewritten. */
-EC_INLINE bool pkt_proto_known(__u8 proto)
+/* Whether the protocol is the ICMP of the family. */
+EC_INLINE bool pkt_is_icmp(__u8 family, __u8 proto)
 {
-	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_ICMP;
+	return proto == (family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP);
 }
 
-EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt)
+/* Whether flows of the protocol have ports, or an identifier, that can be rewritten. */
+EC_INLINE bool pkt_proto_known(__u8 family, __u8 proto)
 {
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || pkt_is_icmp(family, proto);
+}
+
+EC_INLINE bool pkt_is_echo(__u8 family, __u8 type)
+{
+	return type == (family == FAMILY_IPV6 ? ICMPV6_ECHO : ICMP_ECHO);
+}
+
+EC_INLINE bool pkt_is_echo_reply(__u8 family, __u8 type)
+{
+	return type == (family == FAMILY_IPV6 ? ICMPV6_ECHOREPLY : ICMP_ECHOREPLY);
+}
+
+/* Any transport header: one place on the stack for all. */
+union pkt_header {
 	struct tcphdr tcp;
+	struct udphdr udp;
+	struct icmp_header icmp;
+};
+
+EC_INLINE bool pkt_parse_tcp(struct __sk_buff *ctx, struct pkt *pkt, struct tcphdr *tcp)
+{
 	__u32 header, ip_header = pkt->l4_off - IP_OFF;
 
-	if (!pkt_load_l4(ctx, pkt, &tcp, sizeof(tcp)))
+	if (!pkt_load_l4(ctx, pkt, tcp, sizeof(*tcp)))
 		return false;
-	header = tcp.doff * 4;
+	header = tcp->doff * 4;
 	/* Only a first fragment may be cut off inside its header. */
-	if (header < sizeof(tcp) || (pkt->fragment == FRAGMENT_NONE && ip_header + header > pkt->ip_len))
+	if (header < sizeof(*tcp) || (pkt->fragment == FRAGMENT_NONE && ip_header + header > pkt->ip_len))
 		return false;
-	pkt->tuple.sport = tcp.source;
-	pkt->tuple.dport = tcp.dest;
-	pkt->tcp_flags = ((__u8 *)&tcp)[13];
-	pkt->seq = bpf_ntohl(tcp.seq);
-	pkt->ack = bpf_ntohl(tcp.ack_seq);
-	pkt->seq_end = pkt->seq + tcp.syn + tcp.fin;
+	pkt->tuple.sport = tcp->source;
+	pkt->tuple.dport = tcp->dest;
+	pkt->tcp_flags = ((__u8 *)tcp)[13];
+	pkt->seq = bpf_ntohl(tcp->seq);
+	pkt->ack = bpf_ntohl(tcp->ack_seq);
+	pkt->seq_end = pkt->seq + tcp->syn + tcp->fin;
 	if (pkt->ip_len > ip_header + header)
 		pkt->seq_end += pkt->ip_len - ip_header - header;
 	pkt->l4 = L4_FLOW;
 	return true;
 }
 
-EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE bool pkt_parse_icmp(struct __sk_buff *ctx, struct pkt *pkt, struct icmp_header *icmp)
 {
-	struct icmp_header icmp;
-
-	if (!pkt_load_l4(ctx, pkt, &icmp, sizeof(icmp)))
+	if (!pkt_load_l4(ctx, pkt, icmp, sizeof(*icmp)))
 		return false;
-	pkt->icmp_type = icmp.type;
-	if (icmp.type == ICMP_ECHO) {
-		pkt->tuple.sport = icmp.id;
+	pkt->icmp_type = icmp->type;
+	if (pkt_is_echo(pkt->family, icmp->type)) {
+		pkt->tuple.sport = icmp->id;
 		pkt->l4 = L4_FLOW;
-	} else if (icmp.type == ICMP_ECHOREPLY) {
-		pkt->tuple.dport = icmp.id;
+	} else if (pkt_is_echo_reply(pkt->family, icmp->type)) {
+		pkt->tuple.dport = icmp->id;
 		pkt->l4 = L4_FLOW;
 	} else {
-		pkt->l4 = pkt_is_icmp_error(icmp.type) ? L4_ICMP_ERROR : L4_UNKNOWN;
+		pkt->l4 = pkt_is_icmp_error(pkt->family, icmp->type) ? L4_ICMP_ERROR : L4_UNKNOWN;
 	}
 	return true;
 }
 
-EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt)
+EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt, struct udphdr *udp)
 {
-	struct udphdr udp;
-
-	if (!pkt_load_l4(ctx, pkt, &udp, sizeof(udp)))
+	if (!pkt_load_l4(ctx, pkt, udp, sizeof(*udp)))
 		return false;
-	pkt->tuple.sport = udp.source;
-	pkt->tuple.dport = udp.dest;
+	pkt->tuple.sport = udp->source;
+	pkt->tuple.dport = udp->dest;
 	pkt->l4 = L4_FLOW;
 	return true;
 }
@@ -161,19 +183,21 @@ EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt)
  */
 EC_INLINE bool pkt_l4(struct __sk_buff *ctx, struct pkt *pkt)
 {
+	union pkt_header header;
+
 	if (pkt->l4 != L4_UNREAD)
 		return true;
-	if (pkt->fragment == FRAGMENT_LATER || !pkt_proto_known(pkt->tuple.proto)) {
+	if (pkt->fragment == FRAGMENT_LATER || !pkt_proto_known(pkt->family, pkt->tuple.proto)) {
 		pkt->l4 = L4_UNKNOWN;
 		return true;
 	}
 	switch (pkt->tuple.proto) {
 	case IPPROTO_TCP:
-		return pkt_parse_tcp(ctx, pkt);
+		return pkt_parse_tcp(ctx, pkt, &header.tcp);
 	case IPPROTO_UDP:
-		return pkt_parse_udp(ctx, pkt);
+		return pkt_parse_udp(ctx, pkt, &header.udp);
 	default:
-		return pkt_parse_icmp(ctx, pkt);
+		return pkt_parse_icmp(ctx, pkt, &header.icmp);
 	}
 }
 
@@ -192,7 +216,7 @@ EC_INLINE enum verdict pkt_flow(struct __sk_buff *ctx, struct pkt *pkt, __u32 ho
 		return VERDICT_GO_ON;
 	if (!frag_recall(&pkt->tuple, pkt->ip_id, holder))
 		return -DROP_FRAGMENT_UNKNOWN;
-	if (pkt_proto_known(pkt->tuple.proto))
+	if (pkt_proto_known(pkt->family, pkt->tuple.proto))
 		pkt->l4 = L4_FLOW;
 	return VERDICT_GO_ON;
 }

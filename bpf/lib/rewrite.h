@@ -3,7 +3,7 @@
 #ifndef EC_LIB_REWRITE_H
 #define EC_LIB_REWRITE_H
 
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 #include "bpf/lib/maps.h"
 
 enum rewrite_offset {
@@ -24,33 +24,47 @@ EC_INLINE __u32 rewrite_check_offset(__u8 proto)
 /* Offset of an end's port in the transport header, or of the identifier of an ICMP echo. */
 EC_INLINE __u32 rewrite_port_offset(__u8 proto, enum end end)
 {
-	if (proto == IPPROTO_ICMP)
+	if (proto == IPPROTO_ICMP || proto == IPPROTO_ICMPV6)
 		return ICMP_ID;
 	return end == END_SOURCE ? offsetof(struct udphdr, source) : offsetof(struct udphdr, dest);
 }
 
+/* Whether the checksum of the transport header covers the addresses: ICMP's does not, ICMPv6's does. */
+EC_INLINE bool rewrite_covers_addresses(__u8 proto)
+{
+	return proto != IPPROTO_ICMP;
+}
+
 /*
- * Changes the port of one end of a flow's packet, and the transport checksum for the
- * new port and address. The address in the IPv4 header is left to ipv4_hop, or to
- * rewrite_finish if the packet goes to the stack. The checksum helpers keep a UDP
+ * Changes the transport checksum for another address. The checksum helpers keep a UDP
  * checksum of 0 (BPF_F_MARK_MANGLED_0) and allow for one that is pending
  * (BPF_F_PSEUDO_HDR: a change to the pseudo header).
  */
+EC_INLINE bool rewrite_sum_address(struct __sk_buff *ctx, __u32 check, const struct addr *from, const struct addr *to,
+				   __u64 flags)
+{
+	return !bpf_l4_csum_replace(ctx, check, 0, csum_growth_address(from, to), flags | BPF_F_PSEUDO_HDR);
+}
+
+/*
+ * Changes the port of one end of a flow's packet, and the transport checksum for the
+ * new port and address. The address in the IP header is left to ip_hop, or to
+ * rewrite_finish if the packet goes to the stack.
+ */
 EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum end end, const struct snat_entry *e)
 {
-	__be32 from = end == END_SOURCE ? addr_v4(&pkt->tuple.src) : addr_v4(&pkt->tuple.dst);
+	const struct addr *from = end == END_SOURCE ? &pkt->tuple.src : &pkt->tuple.dst;
 	__be16 old = end == END_SOURCE ? pkt->tuple.sport : pkt->tuple.dport;
-	__be32 to = addr_v4(&e->to_address);
 	__be16 port = e->to_port;
 	__u8 proto = pkt->tuple.proto;
 	__u32 check = pkt->l4_off + rewrite_check_offset(proto);
 	__u64 flags = proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 
 	pkt->rewrite = end;
-	pkt->rewrite_to = to;
+	pkt->rewrite_to = e->to_address;
 	if (pkt->fragment == FRAGMENT_LATER)
 		return VERDICT_GO_ON;
-	if (proto != IPPROTO_ICMP && bpf_l4_csum_replace(ctx, check, from, to, flags | BPF_F_PSEUDO_HDR | sizeof(to)))
+	if (rewrite_covers_addresses(proto) && !rewrite_sum_address(ctx, check, from, &pkt->rewrite_to, flags))
 		return -DROP_WRITE_FAILED;
 	if (port != old) {
 		__u32 off = pkt->l4_off + rewrite_port_offset(proto, end);
@@ -62,16 +76,10 @@ EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum 
 	return VERDICT_GO_ON;
 }
 
-/* Writes the address that rewrite_begin left, in a packet that does not pass ipv4_hop. */
+/* Writes the address that rewrite_begin left, in a packet that does not pass ip_hop. */
 EC_INLINE enum verdict rewrite_finish(struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	switch (pkt->rewrite) {
-	case END_SOURCE:
-		return ipv4_rewrite(ctx, END_SOURCE, addr_v4(&pkt->tuple.src), pkt->rewrite_to);
-	case END_DESTINATION:
-		return ipv4_rewrite(ctx, END_DESTINATION, addr_v4(&pkt->tuple.dst), pkt->rewrite_to);
-	}
-	return VERDICT_GO_ON;
+	return pkt->rewrite ? ip_rewrite(ctx, pkt, pkt->rewrite, &pkt->rewrite_to) : VERDICT_GO_ON;
 }
 
 #endif

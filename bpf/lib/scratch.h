@@ -18,18 +18,47 @@ struct inner {
 	struct tuple tuple;
 	__u32 ip_off;
 	__u32 l4_off;
-	__u32 end; /* of the quoting IP packet */
-	__be16 ip_check;
+	__u32 end;       /* of the quoting IP packet */
+	__be16 ip_check; /* of IPv4 */
+	bool known;      /* its flow may be in a table */
 };
 
 /* How one end of the quoted packet changes (icmp.h). */
 struct inner_change {
-	__be32 from;
-	__be32 to;
+	struct addr from;
+	struct addr to;
 	__be16 old_port;
 	__be16 port;
 	enum end end;
 };
+
+/* A chain of IPv6 headers, and what has been read of it (ipv6.h). */
+struct chain {
+	__u32 off;     /* of the next header, in bytes from the start of the frame */
+	__u32 end;     /* of the packet */
+	__u32 id;      /* of the fragment header, host order */
+	__u8 next;     /* protocol of the next header */
+	__u8 fragment; /* enum fragment_kind */
+	__u8 hop_by_hop;
+	__u8 broken;
+};
+
+/* A tuple for the kernel's lookups, which tell the families by its length: struct bpf_sock_tuple. */
+union lookup {
+	struct {
+		__be32 src;
+		__be32 dst;
+		__be16 sport;
+		__be16 dport;
+	} v4;
+	struct {
+		struct addr src;
+		struct addr dst;
+		__be16 sport;
+		__be16 dport;
+	} v6;
+};
+_Static_assert(sizeof(union lookup) == sizeof(struct bpf_sock_tuple), "lookup is the kernel's");
 
 /* Whom a flow is masqueraded for, and how (open.h). */
 struct owner {
@@ -49,7 +78,9 @@ struct pair {
 
 struct scratch {
 	struct pkt pkt;
+	struct chain chain;
 	struct inner inner;
+	union lookup lookup;
 	struct inner_change change;
 	struct owner owner;
 	/* The half that is being inserted, in either table. */
@@ -81,7 +112,7 @@ EC_INLINE struct scratch *scratch_new(void)
 
 	if (!s)
 		return NULL;
-	__builtin_memset(&s->pkt, 0, sizeof(s->pkt));
+	__builtin_memset(&s->pkt, 0, offsetof(struct pkt, rewrite_to));
 	s->owner.ifindex = 0;
 	return s;
 }

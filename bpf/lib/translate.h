@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * The stage translate: gives a packet between a pod and the world the address of its
- * flow, outwards as its source, inwards as its destination. The write to the IPv4
+ * flow, outwards as its source, inwards as its destination. The write to the IP
  * header may be left to a later step (rewrite.h).
  */
 #ifndef EC_LIB_TRANSLATE_H
@@ -125,7 +125,7 @@ EC_INLINE enum verdict translate_out(struct __sk_buff *ctx, struct scratch *s, c
 	struct translation t = {};
 	enum verdict verdict;
 
-	if (path->kind != DESTINATION_WORLD || !cfg.masquerade)
+	if (path->kind != DESTINATION_WORLD || !ip_masqueraded(s->pkt.family))
 		return VERDICT_GO_ON;
 	s->owner.address = path->snat_address;
 	s->owner.ifindex = ctx->ifindex;
@@ -151,7 +151,7 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 	struct tuple reverse_key;
 
 	/* Before fragments: those of other protocols cannot be a pod's. */
-	if (!pkt_proto_known(pkt->tuple.proto))
+	if (!pkt_proto_known(pkt->family, pkt->tuple.proto))
 		return VERDICT_STACK;
 	verdict = pkt_flow(ctx, pkt, FRAGMENTS_WORLD);
 	if (verdict)

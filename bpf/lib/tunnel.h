@@ -7,7 +7,7 @@
 #ifndef EC_LIB_TUNNEL_H
 #define EC_LIB_TUNNEL_H
 
-#include "bpf/lib/ipv4.h"
+#include "bpf/lib/ip.h"
 #include "bpf/lib/maps.h"
 
 enum {
@@ -26,8 +26,8 @@ EC_INLINE bool tunnel_other_port(const struct __sk_buff *ctx, const struct pkt *
 {
 	const struct udphdr *udp = (void *)(long)ctx->data + IP_OFF + sizeof(struct iphdr);
 
-	return !pkt->options && pkt->fragment == FRAGMENT_NONE && (void *)(udp + 1) <= (void *)(long)ctx->data_end &&
-	       udp->dest != bpf_htons(cfg.tunnel_port);
+	return pkt->family == FAMILY_IPV4 && !pkt->options && pkt->fragment == FRAGMENT_NONE &&
+	       (void *)(udp + 1) <= (void *)(long)ctx->data_end && udp->dest != bpf_htons(cfg.tunnel_port);
 }
 
 /* Whether a packet of a pod may go to a node: to its tunnel port only nodes send. */
@@ -45,13 +45,7 @@ EC_INLINE enum verdict tunnel_carries(const struct __sk_buff *ctx)
 {
 	if (ctx->vlan_present)
 		return -DROP_NOT_IP;
-	switch (ctx->protocol) {
-	case bpf_htons(ETH_P_IP):
-		return VERDICT_GO_ON;
-	case bpf_htons(ETH_P_IPV6):
-		return -DROP_IPV6_UNSUPPORTED;
-	}
-	return -DROP_NOT_IP;
+	return ip_family(ctx) == FAMILIES ? -DROP_NOT_IP : VERDICT_GO_ON;
 }
 
 /* Writes the two ends of the tunnel into the key; returns the flags that its family needs. */

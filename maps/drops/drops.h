@@ -10,7 +10,7 @@ enum drop_reason {
 	DROP_NONE,               /* not a drop */
 	DROP_INVALID,            /* malformed or truncated headers */
 	DROP_NOT_IP,             /* neither IP nor an ARP request for the gateway, or with a VLAN tag */
-	DROP_IPV6_UNSUPPORTED,   /* IPv6, which this version does not carry */
+	DROP_LINK_SCOPE,         /* IPv6 of the link alone, other than a neighbour solicitation for the gateway */
 	DROP_SPOOFED_SOURCE,     /* source is not an address that the sender can have */
 	DROP_NO_ENDPOINT,        /* no pod has this address (answered: host unreachable) */
 	DROP_NODE_OFF_LINK,      /* no link and no tunnel leads to the node (pods are answered: host unreachable) */
@@ -38,6 +38,7 @@ enum drop_reason {
 	DROP_TUNNEL_SOURCE,      /* came through the tunnel from a node whose pod or address the source is not */
 	DROP_TUNNEL_DESTINATION, /* came through the tunnel for what is neither a pod nor an address of this node */
 	DROP_TUNNEL_FAILED,      /* the kernel refused to read or write the packet's tunnel header */
+	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read */
 	DROP_REASONS,
 };
 

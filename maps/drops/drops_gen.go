@@ -11,7 +11,7 @@ const (
 	None              Reason = iota // not a drop
 	Invalid                         // malformed or truncated headers
 	NotIP                           // neither IP nor an ARP request for the gateway, or with a VLAN tag
-	IPv6Unsupported                 // IPv6, which this version does not carry
+	LinkScope                       // IPv6 of the link alone, other than a neighbour solicitation for the gateway
 	SpoofedSource                   // source is not an address that the sender can have
 	NoEndpoint                      // no pod has this address (answered: host unreachable)
 	NodeOffLink                     // no link and no tunnel leads to the node (pods are answered: host unreachable)
@@ -39,6 +39,7 @@ const (
 	TunnelSource                    // came through the tunnel from a node whose pod or address the source is not
 	TunnelDestination               // came through the tunnel for what is neither a pod nor an address of this node
 	TunnelFailed                    // the kernel refused to read or write the packet's tunnel header
+	ExtensionHeaders                // more IPv6 extension headers than are read
 	Reasons
 )
 
@@ -48,7 +49,7 @@ func (v Reason) String() string {
 		None:              "NONE",
 		Invalid:           "INVALID",
 		NotIP:             "NOT_IP",
-		IPv6Unsupported:   "IPV6_UNSUPPORTED",
+		LinkScope:         "LINK_SCOPE",
 		SpoofedSource:     "SPOOFED_SOURCE",
 		NoEndpoint:        "NO_ENDPOINT",
 		NodeOffLink:       "NODE_OFF_LINK",
@@ -76,6 +77,7 @@ func (v Reason) String() string {
 		TunnelSource:      "TUNNEL_SOURCE",
 		TunnelDestination: "TUNNEL_DESTINATION",
 		TunnelFailed:      "TUNNEL_FAILED",
+		ExtensionHeaders:  "EXTENSION_HEADERS",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -89,7 +91,7 @@ func (v Reason) Explain() string {
 		None:              "not a drop",
 		Invalid:           "malformed or truncated headers",
 		NotIP:             "neither IP nor an ARP request for the gateway, or with a VLAN tag",
-		IPv6Unsupported:   "IPv6, which this version does not carry",
+		LinkScope:         "IPv6 of the link alone, other than a neighbour solicitation for the gateway",
 		SpoofedSource:     "source is not an address that the sender can have",
 		NoEndpoint:        "no pod has this address (answered: host unreachable)",
 		NodeOffLink:       "no link and no tunnel leads to the node (pods are answered: host unreachable)",
@@ -117,6 +119,7 @@ func (v Reason) Explain() string {
 		TunnelSource:      "came through the tunnel from a node whose pod or address the source is not",
 		TunnelDestination: "came through the tunnel for what is neither a pod nor an address of this node",
 		TunnelFailed:      "the kernel refused to read or write the packet's tunnel header",
+		ExtensionHeaders:  "more IPv6 extension headers than are read",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -23,7 +23,7 @@ type Key struct {
 type Value struct {
 	Src wire.Addr
 	Dst wire.Addr
-	// ID is the IPv4 identification, in host order.
+	// ID is the identification of IPv4, or of the IPv6 fragment header, in host order.
 	ID    uint32
 	Proto wire.Protocol
 	_     [3]byte

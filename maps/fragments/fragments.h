@@ -28,7 +28,7 @@ enum fragments_holder {
 struct fragment {
 	struct addr src; /* addresses and ports as the packet arrived */
 	struct addr dst;
-	__u32 id; /* IPv4 identification, host order */
+	__u32 id; /* the identification of IPv4 or of the IPv6 fragment header, host order */
 	__u8 proto;
 	__u8 pad[3];
 	__be16 sport;

@@ -67,6 +67,9 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
+// Name is what people call the family.
+func (v Family) Name() string { return [Families]string{IPv4: "IPv4", IPv6: "IPv6"}[v] }
+
 // Addresses are an address of each family, zero where there is none.
 type Addresses [Families]Addr
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
@@ -51,7 +50,7 @@ func (a *absences) recall(entries map[uplinks.Key]uplinks.Value) {
 // noteAddresses notes the addresses that new flows get from now on.
 func (a *absences) noteAddresses(entries map[uplinks.Key]uplinks.Value) {
 	for k, v := range entries {
-		if addr := v.Addresses[wire.IPv4].Netip(); addr.IsValid() {
+		for _, addr := range v.Addresses.All() {
 			a.addresses[addr] = lastSeen{int(k.Ifindex), a.now()}
 		}
 	}

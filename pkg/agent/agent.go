@@ -289,17 +289,13 @@ func repeat(ctx context.Context, do func() (again time.Duration)) error {
 
 // readStanding reads from the maps what an earlier agent has left in force.
 func readStanding(m *datapath.Maps) (plan.Standing, error) {
-	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}}
+	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}, Aliases: map[netip.Addr]netip.Addr{}}
 	c, err := m.Config.Get(config.Key{})
 	if err != nil {
 		return s, err
 	}
 	s.Own = c.PodCIDRs()
-	for _, a := range c.NodeAddresses.All() {
-		if a.IsValid() {
-			s.NodeIPs = append(s.NodeIPs, a)
-		}
-	}
+	s.NodeIPs = c.NodeAddresses.All()
 	for e, err := range m.Destinations.All() {
 		if err != nil {
 			return s, err
@@ -307,6 +303,9 @@ func readStanding(m *datapath.Maps) (plan.Standing, error) {
 		whole := e.Value.Kind == destinations.PodCIDR && e.Value.Flags&destinations.Part == 0
 		if via := e.Value.Node.Netip(); whole && via.IsValid() {
 			s.Claims[e.Key.Netip()] = via
+			if alias := e.Value.Alias.Netip(); alias.IsValid() {
+				s.Aliases[via] = alias
+			}
 		}
 	}
 	return s, nil

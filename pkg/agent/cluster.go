@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -52,8 +53,10 @@ func (c *clusterController) writeConfig(s *state) error {
 	}
 	known := s.plan.Config
 	known.PodCIDRAddresses, known.PodCIDRLens, known.NodeAddresses = have.PodCIDRAddresses, have.PodCIDRLens, have.NodeAddresses
-	if own := s.plan.Standing.Own4(); own.IsValid() && known != s.plan.Config {
-		c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP4().String())
+	if known != s.plan.Config {
+		for _, own := range s.plan.Standing.Own {
+			c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP(wire.FamilyOf(own.Addr())).String())
+		}
 	}
 	return c.dp.Maps.Config.Put(config.Key{}, s.plan.Config)
 }

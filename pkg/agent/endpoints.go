@@ -130,7 +130,7 @@ func (c *endpointController) work(s *state, e endpoint.Endpoint) *endpoint.Work 
 		Node: &endpoint.Node{
 			Releaser: c.cfg.releaser(), Host: c.host, Sysctl: device.Sysctl{Dir: c.cfg.ProcSys}, Programs: c.dp,
 			Tables: endpoint.Tables{Endpoints: m.Endpoints, Devices: m.Devices, Destinations: m.Destinations},
-			Config: s.plan.Config, Source: s.plan.Source,
+			Config: s.plan.Config, Sources: s.plan.Sources,
 		},
 		Endpoint: e, Planned: s.plan.Destinations, Held: map[netip.Addr]error{}, Link: s.view.links[e.HostIndex],
 		LinkRoutes: s.view.podRoutes[e.HostIndex], Neighbours: s.view.neighbours[e.HostIndex],

@@ -21,6 +21,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 const podRoute = "10.244.1.9/32"
@@ -88,7 +89,7 @@ func (l *loop) assertReady(t *testing.T) {
 // assertWhole looks anew whether anything is missing of an endpoint.
 func (l *loop) assertWhole(t *testing.T, e endpoint.Endpoint) {
 	t.Helper()
-	v, err := look(l.host, l.cfg.State, nil, nil)
+	v, err := look(l.host, l.cfg.State, nil, plan.FamilySet{wire.IPv4: true}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

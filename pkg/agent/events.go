@@ -12,6 +12,7 @@ import (
 	"github.com/gaissmai/bart"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -44,6 +45,8 @@ type outline struct {
 	// tables are those that rules lead to, but for the usual ones.
 	tables map[int]bool
 	*intent
+	// used are the families that were looked at.
+	used plan.FamilySet
 	// told says that the kernel tells when a program is taken away.
 	told bool
 }
@@ -55,13 +58,15 @@ func (o *outline) weigh(e device.Event) trigger {
 		return urgent | ofPods
 	case device.PolicyEvent:
 		return urgent
-	case device.RuleEvent:
-		return casual
 	}
 	if o == nil {
 		return casual | ofPods
 	}
 	switch e.Kind {
+	case device.RuleEvent:
+		if o.used[familyOf(e.Family)] {
+			return casual
+		}
 	case device.LinkEvent:
 		return o.weighLink(e.Link, e.Gone)
 	case device.AddressEvent:
@@ -69,6 +74,9 @@ func (o *outline) weigh(e device.Event) trigger {
 	case device.RouteEvent:
 		return o.weighRoute(e.Route, e.Gone)
 	case device.SettingEvent:
+		if e.Family == device.IPv6 {
+			return o.weighForwarding(e.Settings)
+		}
 		return o.weighSettings(e.Settings)
 	case device.FilterEvent:
 		if o.told { // a filter may also be replaced
@@ -104,6 +112,22 @@ func (o *outline) weighSettings(s device.Settings) trigger {
 	return o.weighOwn(s.Index)
 }
 
+// weighForwarding is for settings of IPv6, where that of all links alone decides on forwarding.
+func (o *outline) weighForwarding(s device.Settings) trigger {
+	if o.used[wire.IPv6] && s.Index == device.AllLinks && s.Forwarding == 0 {
+		return urgent
+	}
+	return 0
+}
+
+// familyOf is the family that the kernel gives that number.
+func familyOf(number int) wire.Family {
+	if number == device.IPv6 {
+		return wire.IPv6
+	}
+	return wire.IPv4
+}
+
 // weighPod is for what was taken from a pod: each DEL takes all.
 func (o *outline) weighPod(pod endpoint.ID) trigger {
 	if o.released(pod) {
@@ -134,7 +158,7 @@ func sameLink(a, b device.Link) bool {
 
 func (o *outline) weighAddress(a device.Address, gone bool) trigger {
 	switch {
-	case !a.Prefix.Addr().Is4(), !gone && o.addresses[a]: // a lease was renewed
+	case !o.used[wire.FamilyOf(a.Prefix.Addr())], isOfLink(a.Prefix.Addr()), !gone && o.addresses[a]: // a lease was renewed
 		return 0
 	case o.uplinks[a.Index]:
 		return urgent
@@ -157,7 +181,7 @@ func (o *outline) weighRoute(r device.Route, gone bool) trigger {
 			return urgent
 		}
 		return 0
-	case !r.Dst.Addr().Is4(), r.Table != 0 && r.Table != unix.RT_TABLE_LOCAL && !o.tables[r.Table]:
+	case !o.used[wire.FamilyOf(r.Dst.Addr())], isOfLink(r.Dst.Addr()), r.Table != 0 && r.Table != unix.RT_TABLE_LOCAL && !o.tables[r.Table]:
 		return 0
 	case r.Table != 0:
 		return casual
@@ -212,7 +236,7 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 	o := &outline{
 		links: make(map[int]device.Link, len(v.links)), uplinks: map[int]bool{}, addresses: map[device.Address]bool{},
 		pods: make(map[int]endpoint.ID, len(v.endpoints)), podAddresses: make(map[netip.Addr]endpoint.ID, len(v.endpoints)),
-		tables: v.tables(), intent: i, told: told, released: released,
+		used: v.used, tables: v.tables(), intent: i, told: told, released: released,
 	}
 	maps.Copy(o.links, v.links) // which repairs write to
 	for _, l := range v.uplinks {

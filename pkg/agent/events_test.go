@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -63,6 +64,8 @@ const untold = device.Untold
 func settingsOf(index, forwarding, rpFilter int) device.Event {
 	return device.Event{Kind: device.SettingEvent, Settings: device.Settings{Index: index, Forwarding: forwarding, RPFilter: rpFilter}}
 }
+
+func ofIPv6(e *device.Event) { e.Family = device.IPv6 }
 
 func about(kind device.EventKind, index int) device.Event {
 	return device.Event{Kind: kind, Index: index}
@@ -129,6 +132,9 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		{"another link", event(o.link(another), func(e *device.Event) { e.Link.Master = 3 }), casual},
 		{"a new link", o.link(unknown), casual},
 
+		{"rule of IPv6", event(about(device.RuleEvent, 0), ofIPv6), 0},
+		{"forwarding off in IPv6", event(settingsOf(device.AllLinks, 0, untold), ofIPv6), 0},
+
 		{"address told again", addressOf(anUplink, "172.18.0.11/24"), 0},
 		{"address gone", gone(addressOf(anUplink, "172.18.0.11/24")), urgent},
 		{"address new", addressOf(anUplink, "172.18.0.12/24"), urgent},
@@ -161,6 +167,27 @@ func TestWhichEventsCallForAPass(t *testing.T) {
 		}
 		if early := (*outline)(nil).weigh(tt.event); early&tt.want != tt.want && early != casual|ofPods {
 			t.Errorf("%s, while the node is looked at: %b", tt.what, early)
+		}
+	}
+	o.used[wire.IPv6] = true
+	for _, tt := range []struct {
+		what  string
+		event device.Event
+		want  trigger
+	}{
+		{"IPv6 route", route("2001:db8::/64", foreign), casual},
+		{"default route of IPv6", route("::/0", foreign), urgent},
+		{"an uplink's IPv6 address", addressOf(anUplink, "2001:db8::1/64"), urgent},
+		{"a link-local address", addressOf(anUplink, "fe80::1/64"), 0},
+		{"a link's own prefix", route("fe80::/64", foreign), 0},
+		{"a multicast route", table(route("ff00::/8", foreign), unix.RT_TABLE_LOCAL), 0},
+		{"rule of IPv6", event(about(device.RuleEvent, 0), ofIPv6), casual},
+		{"forwarding off in IPv6", event(settingsOf(device.AllLinks, 0, untold), ofIPv6), urgent},
+		{"forwarding on in IPv6", event(settingsOf(device.AllLinks, 1, untold), ofIPv6), 0},
+		{"an uplink's forwarding off in IPv6", event(settingsOf(anUplink, 0, untold), ofIPv6), 0},
+	} {
+		if got := o.weigh(tt.event); got != tt.want {
+			t.Errorf("%s, where IPv6 is used: %b, want %b", tt.what, got, tt.want)
 		}
 	}
 	o.told = false

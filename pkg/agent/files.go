@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -73,7 +72,7 @@ func (c *fileController) writeList(s *state) error {
 	l := install.List{
 		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.cfg.MTU, Attach: string(c.cfg.Attach),
 		Quarantine: c.cfg.Quarantine, LogLevel: c.cfg.LogLevel,
-		PodCIDRs: []netip.Prefix{s.plan.Standing.Own4()},
+		PodCIDRs: s.plan.PodCIDRs,
 	}
 	if l.MTU == 0 {
 		l.MTU = s.plan.MTU
@@ -84,7 +83,7 @@ func (c *fileController) writeList(s *state) error {
 	}
 	wrote, err := install.WriteList(c.cfg.Conf, l)
 	if wrote {
-		c.log.Info("network configuration list written", "file", c.listPath(), "podCIDR", l.PodCIDRs[0].String(), "mtu", l.MTU, "portmap", l.Portmap != nil)
+		c.log.Info("network configuration list written", "file", c.listPath(), "podCIDR", listOf(l.PodCIDRs), "mtu", l.MTU, "portmap", l.Portmap != nil)
 	}
 	c.list = stampOf(c.listPath())
 	return err

@@ -83,7 +83,7 @@ func TestFilesAreLookedAfter(t *testing.T) {
 	c := &fileController{node: &node{cfg: Config{Directories: Directories{
 		Conf: filepath.Join(dir, "conf"), Bin: filepath.Join(dir, "bin"), Plugin: filepath.Join(dir, "image"),
 	}}, log: log, status: newStatus(log)}}
-	s := &state{view: &view{}, plan: plan.Result{Standing: plan.Standing{Own: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}}}
+	s := &state{view: &view{}, plan: plan.Result{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}}
 	for _, err := range []error{os.Mkdir(c.cfg.Conf, 0o700), os.Mkdir(c.cfg.Bin, 0o700), os.WriteFile(c.cfg.Plugin, []byte("one"), 0o700)} {
 		if err != nil {
 			t.Fatal(err)

@@ -73,7 +73,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-nodes.news:
 			if !l.accept(nodes.take()...) {
 				l.judge()
-			} else if l.view == nil || !l.replan(ctx) {
+			} else if l.view == nil || l.view.used != plan.Used(l.nodes, l.standing) || !l.replan(ctx) {
 				due.within(0)
 			}
 			due.within(l.next)
@@ -183,7 +183,7 @@ func (l *loop) look(s *state) error {
 		known = nil
 		l.endpoints.begin()
 	}
-	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, known)
+	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, plan.Used(l.nodes, l.standing), known)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func (l *loop) makePlan() {
 	if p := l.planned; p == nil || p.known != now.known || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
 		l.state.plan = plan.Make(plan.Input{
 			Self: l.cfg.Node, Mode: l.cfg.RoutingMode, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
-			Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
+			MTU: l.cfg.MTU, Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
 		defer l.alarm.planned()

@@ -121,19 +121,21 @@ func (m metrics) countPods(gauge sample) error {
 	return err
 }
 
-// countAddresses counts those of this node's podCIDR.
+// countAddresses counts those of this node's podCIDRs.
 func (m metrics) countAddresses(gauge sample) error {
 	store, err := ipam.Open(m.cfg.State, install.Network, ipam.Options{Quarantine: m.cfg.Quarantine})
 	if err != nil {
 		return err
 	}
-	usage, err := store.Usage(m.status.read().own)
-	if err != nil {
-		return err
-	}
-	for state, n := range map[string]int{string(ipam.Used): usage.Used, string(ipam.Quarantined): usage.Quarantined, "free": usage.Free} {
-		gauge("addresses", float64(n), "Addresses of this node's podCIDR, by state: used by pods, free, or quarantined, which were freed a moment ago and are given last.",
-			"state", state)
+	for _, own := range m.status.read().own {
+		usage, err := store.Usage(own)
+		if err != nil {
+			return err
+		}
+		for state, n := range map[string]int{string(ipam.Used): usage.Used, string(ipam.Quarantined): usage.Quarantined, "free": usage.Free} {
+			gauge("addresses", float64(n), "Addresses of this node's podCIDRs, by family and state: used by pods, free, or quarantined, which were freed a moment ago and are given last.",
+				"family", wire.FamilyOf(own.Addr()).String(), "state", state)
+		}
 	}
 	return nil
 }

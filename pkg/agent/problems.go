@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -32,13 +33,15 @@ func (c *clusterController) report(s *state) {
 			c.log.Info("note about a Node", "detail", text)
 		}
 	}
-	own := s.plan.Standing.Own4()
 	listed := slices.ContainsFunc(s.nodes, func(n plan.Node) bool { return n.Name == c.cfg.Node })
-	if s.known && own.IsValid() && !listed && isNew("this node is not in the list of Nodes") {
-		c.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", c.cfg.Node, "podCIDR", own.String())
+	all := s.plan.Standing.Own
+	if s.known && len(all) > 0 && !listed && isNew("this node is not in the list of Nodes") {
+		c.log.Warn("this node is not in the list of Nodes; its pods and podCIDR stay as they are", "node", c.cfg.Node, "podCIDR", listOf(all))
 	}
-	if text := outsideCluster(own, c.cfg.Cluster); text != "" && isNew(text) {
-		c.log.Warn("--cluster-cidr does not contain this node's podCIDR", "detail", text)
+	for _, own := range all {
+		if text := outsideCluster(own, c.cfg.Cluster); text != "" && isNew(text) {
+			c.log.Warn("--cluster-cidr does not contain this node's podCIDR", "detail", text)
+		}
 	}
 	over := 0
 	for key := range c.reported {
@@ -55,8 +58,18 @@ func (c *clusterController) report(s *state) {
 	c.reported = now
 }
 
+// listOf is a few things as people write them: one after the other.
+func listOf[T fmt.Stringer](all []T) string {
+	texts := make([]string, len(all))
+	for i, one := range all {
+		texts[i] = one.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
 // outsideCluster says what is wrong with a cluster CIDR that is not this cluster's: most often it is another one's default.
 func outsideCluster(own netip.Prefix, cluster []netip.Prefix) string {
+	cluster = slices.DeleteFunc(slices.Clone(cluster), func(p netip.Prefix) bool { return p.Addr().Is4() != own.Addr().Is4() })
 	if !own.IsValid() || len(cluster) == 0 ||
 		slices.ContainsFunc(cluster, func(p netip.Prefix) bool { return p.Overlaps(own) && p.Bits() <= own.Bits() }) {
 		return ""

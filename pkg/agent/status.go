@@ -27,7 +27,7 @@ type figures struct {
 	nodes     int                      // in the list of Nodes
 	problems  map[plan.Reason]int      // never changed once it is set
 	ways      map[destinations.Way]int // of nodes with podCIDRs; likewise
-	own       netip.Prefix             // this node's podCIDR; invalid: none
+	own       []netip.Prefix           // this node's podCIDRs; likewise
 	pods      []netip.Prefix           // all podCIDRs; likewise
 	waiting   time.Time                // since when Nodes wait to be applied; zero: none do
 	lag       time.Duration            // from the newest change of Nodes that was applied until it was
@@ -113,7 +113,7 @@ func (s *status) describe(standing plan.Standing, found []plan.Problem, nodes in
 	for p := range standing.Claims {
 		pods = append(pods, p)
 	}
-	s.set(func(f *figures) { f.nodes, f.problems, f.own, f.pods = nodes, problems, standing.Own4(), pods })
+	s.set(func(f *figures) { f.nodes, f.problems, f.own, f.pods = nodes, problems, standing.Own, pods })
 }
 
 // countWays notes how the pods of other nodes are reached.

@@ -178,7 +178,7 @@ func tunnelMTU(uplinks []plan.Link) int {
 	for _, l := range uplinks {
 		widest = max(widest, l.MTU)
 	}
-	return plan.InnerMTU(widest)
+	return plan.InnerMTU(widest, wire.IPv4)
 }
 
 // takeTunnel puts the device as it is now in the place of what a look found. Its addresses are in the podCIDR, and are none
@@ -277,7 +277,7 @@ func (c *tunnelController) inspect(s *state) error {
 
 // writeRules writes the rules for netfilter.
 func (c *tunnelController) writeRules(s *state) error {
-	a := s.plan.Standing.NodeIP4()
+	a := s.plan.Standing.NodeIP(wire.IPv4)
 	if !a.IsValid() {
 		return nil
 	}

@@ -168,7 +168,7 @@ func (s *state) neededUplinks() map[uint32]bool {
 		}
 	}
 	for _, r := range slices.Concat(s.view.routes, s.view.others) {
-		if r.Dst.Bits() == 0 && r.Dst.Addr().Is4() {
+		if r.Dst.Bits() == 0 && s.view.of(r.Dst.Addr()) {
 			for _, index := range append([]int{r.Index}, r.Hops...) {
 				needed[uint32(index)] = true
 			}

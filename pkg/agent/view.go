@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -13,13 +14,14 @@ import (
 
 // view is this node's network as one pass finds it.
 type view struct {
+	used      plan.FamilySet // what was looked at; of other families only our own routes, and neighbours
 	links     map[int]device.Link
 	addresses []device.Address
 	local     []netip.Prefix
 	routes    []device.Route
 	// podRoutes are those of our routes that lead to one address, by their link.
 	podRoutes map[int][]device.Route
-	settings  map[int]device.Settings // of each link, and of all
+	settings  map[int]device.Settings // of IPv4, of each link and of all
 	podView
 	uplinks []plan.Link
 	// away is how many of the uplinks lead out no more, for a moment; recent are addresses that they had.
@@ -58,8 +60,8 @@ func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
 }
 
 // look lists everything anew, or takes over what is known of pods.
-func look(host *device.Handle, stateDir string, named []string, known *podView) (*view, error) {
-	v := &view{links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}}
+func look(host *device.Handle, stateDir string, named []string, used plan.FamilySet, known *podView) (*view, error) {
+	v := &view{used: used, links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}}
 	var links []device.Link
 	var errs [6]error
 	// The state files first: what they describe was there before they were written.
@@ -70,7 +72,7 @@ func look(host *device.Handle, stateDir string, named []string, known *podView) 
 	}
 	links, errs[1] = host.Links()
 	v.addresses, errs[2] = host.Addresses()
-	v.local, v.broadcast, errs[3] = host.LocalTable()
+	v.local, v.broadcast, errs[3] = host.LocalTable(v.families()...)
 	errs[4] = v.lookAtRoutes(host)
 	v.settings, errs[5] = host.Settings()
 	if err := errors.Join(errs[:]...); err != nil {
@@ -90,18 +92,31 @@ func look(host *device.Handle, stateDir string, named []string, known *podView) 
 
 // lookAtRoutes lists what decides on packets' ways.
 func (v *view) lookAtRoutes(host *device.Handle) (err error) {
-	if v.routes, err = host.RoutesAndOwn6(); err != nil {
+	if v.routes, err = host.RoutesOf(v.families()...); err != nil {
 		return err
 	}
-	if v.rules, err = device.Rules(); err != nil {
+	if v.rules, err = device.Rules(v.families()...); err != nil {
 		return err
 	}
-	if v.others, err = host.TableRoutes(v.tables()); err != nil {
+	if v.others, err = host.TableRoutes(v.tables(), v.families()...); err != nil {
 		return err
 	}
-	v.policies, err = device.Policies()
+	v.policies, err = device.Policies(v.families()...)
 	return err
 }
+
+// families are those that were looked at, as the kernel numbers them.
+func (v *view) families() (all []int) {
+	for f, number := range [wire.Families]int{wire.IPv4: device.IPv4, wire.IPv6: device.IPv6} {
+		if v.used[f] {
+			all = append(all, number)
+		}
+	}
+	return all
+}
+
+// of says that an address is of a family that was looked at.
+func (v *view) of(a netip.Addr) bool { return v.used[wire.FamilyOf(a)] }
 
 // stackRoutes says why the host's stack decides on routes; empty: the programs can ask for them.
 func (v *view) stackRoutes() string {
@@ -111,7 +126,7 @@ func (v *view) stackRoutes() string {
 		}
 	}
 	for _, r := range slices.Concat(v.routes, v.others) {
-		if r.TOS != 0 && r.Dst.Addr().Is4() {
+		if r.TOS != 0 && v.of(r.Dst.Addr()) {
 			return fmt.Sprintf("the route to %s asks for a TOS value", r.Dst)
 		}
 	}
@@ -119,8 +134,9 @@ func (v *view) stackRoutes() string {
 }
 
 // findUplinks returns the interfaces that lead out of the node, by index: the
-// named ones, or all Ethernet interfaces that IPv4 routes lead to. One that has only
-// routes to single addresses is no way out: it leads to another network's pod or guest.
+// named ones, or all Ethernet interfaces that routes lead to. One that has only
+// routes to single addresses is no way out: it leads to another network's pod or guest. Nor are those of a link's own
+// prefix of IPv6, which each has.
 func (v *view) findUplinks(named []string) []plan.Link {
 	chosen := map[int]bool{}
 	if len(named) > 0 {
@@ -129,7 +145,7 @@ func (v *view) findUplinks(named []string) []plan.Link {
 		}
 	} else {
 		for _, r := range v.routes {
-			if r.Protocol == device.Protocol || !r.Dst.Addr().Is4() || r.Dst.IsSingleIP() {
+			if r.Protocol == device.Protocol || !v.of(r.Dst.Addr()) || r.Dst.IsSingleIP() || isOfLink(r.Dst.Addr()) {
 				continue
 			}
 			for _, index := range append([]int{r.Index}, r.Hops...) {
@@ -147,6 +163,9 @@ func (v *view) findUplinks(named []string) []plan.Link {
 	return out
 }
 
+// isOfLink reports whether an address of IPv6 means something on a link only. Those of IPv4 are none: hosts use them as others.
+func isOfLink(a netip.Addr) bool { return a.Is6() && (a.IsLinkLocalUnicast() || a.IsMulticast()) }
+
 // leadsOut refuses loopback, pods' links, the tunnel, and what has no Ethernet header for
 // our programs to read.
 func leadsOut(l device.Link) bool {
@@ -157,7 +176,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 	out := plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU)}
 	for _, secondary := range []bool{false, true} {
 		for _, a := range v.addresses {
-			if a.Index == l.Index && !a.Host && !a.Link && a.Secondary == secondary {
+			if a.Index == l.Index && v.of(a.Prefix.Addr()) && !a.Host && !a.Link && !a.Fleeting && a.Secondary == secondary {
 				out.Addresses = append(out.Addresses, a.Prefix.Addr())
 			}
 		}
@@ -170,12 +189,12 @@ func (v *view) facts() plan.Facts {
 	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel)}
 	f.Holders = map[netip.Addr]string{}
 	for _, a := range v.addresses {
-		if a.Prefix.Addr().Is4() {
+		if v.of(a.Prefix.Addr()) {
 			f.Holders[a.Prefix.Addr()] = v.links[a.Index].Name
 		}
 	}
 	for _, r := range v.routes {
-		if r.Protocol != device.Protocol && r.Dst.Addr().Is4() {
+		if r.Protocol != device.Protocol && v.of(r.Dst.Addr()) {
 			f.Routes = append(f.Routes, kernelRoute(r))
 		}
 	}

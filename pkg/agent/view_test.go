@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -15,7 +16,7 @@ import (
 func testView() *view {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	pod := endpoint.ID{ContainerID: "c", IfName: "eth0"}.HostLinkName()
-	v := &view{links: map[int]device.Link{}}
+	v := &view{used: plan.FamilySet{wire.IPv4: true}, links: map[int]device.Link{}}
 	for _, l := range []device.Link{
 		{Index: 1, Name: "lo", MTU: 65536, MAC: make(net.HardwareAddr, 6), Flags: net.FlagLoopback | net.FlagUp},
 		{Index: 2, Name: "eth0", MTU: 1500, MAC: mac},

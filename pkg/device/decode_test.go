@@ -72,7 +72,7 @@ func TestListsAreTheKernels(t *testing.T) {
 	}
 	both, err := h.Routes()
 	same("routes", append(four, six...), both, err)
-	ruled, err := h.TableRoutes(map[int]bool{300: true, 301: true})
+	ruled, err := h.TableRoutes(map[int]bool{300: true, 301: true}, IPv4)
 	same("table 300", policy, ruled, err)
 	var local, broadcast []netip.Prefix
 	for kind, into := range map[int]*[]netip.Prefix{unix.RTN_LOCAL: &local, unix.RTN_BROADCAST: &broadcast} {
@@ -82,7 +82,7 @@ func TestListsAreTheKernels(t *testing.T) {
 			*into = append(*into, prefix(r.Dst))
 		}
 	}
-	haveLocal, haveBroadcast, err := h.LocalTable()
+	haveLocal, haveBroadcast, err := h.LocalTable(IPv4)
 	same("local", local, haveLocal, err)
 	same("broadcast", broadcast, haveBroadcast, err)
 	var addresses []Address
@@ -92,6 +92,7 @@ func TestListsAreTheKernels(t *testing.T) {
 		addresses = append(addresses, Address{
 			Index: a.LinkIndex, Prefix: prefix(a.IPNet), Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
 			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
+			Fleeting:  a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && addr(a.IP).Is6(),
 		})
 	}
 	haveAddresses, err := h.Addresses()

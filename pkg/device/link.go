@@ -58,6 +58,9 @@ type Address struct {
 	Link   bool // scope link
 	// Secondary is set for an address that is not its subnet's first.
 	Secondary bool
+	// Fleeting is set for an address of IPv6 that new connections should not get: it is deprecated, temporary (RFC 8981), or not
+	// yet known to be nobody else's.
+	Fleeting bool
 }
 
 // Veth describes a pair to create. Both ends get the MTU.

@@ -121,21 +121,35 @@ func (h *Handle) both(protocol int) ([]Route, error) {
 	return append(four, six...), errors.Join(err4, err6)
 }
 
-// RoutesAndOwn6 lists the IPv4 routes of the main table, and of IPv6 those of our protocol.
-func (h *Handle) RoutesAndOwn6() ([]Route, error) {
-	four, err4 := h.routes(unix.AF_INET, unix.RT_TABLE_MAIN, unix.RTPROT_UNSPEC)
-	six, err6 := h.routes(unix.AF_INET6, unix.RT_TABLE_MAIN, Protocol)
-	return append(four, six...), errors.Join(err4, err6)
+// The families, as the kernel numbers them.
+const (
+	IPv4 = unix.AF_INET
+	IPv6 = unix.AF_INET6
+)
+
+// RoutesOf lists the routes of the main table: of these families all, of others those of our protocol.
+func (h *Handle) RoutesOf(families ...int) (all []Route, err error) {
+	for _, family := range []int{IPv4, IPv6} {
+		protocol := Protocol
+		if slices.Contains(families, family) {
+			protocol = unix.RTPROT_UNSPEC
+		}
+		some, oneErr := h.routes(family, unix.RT_TABLE_MAIN, protocol)
+		all, err = append(all, some...), errors.Join(err, oneErr)
+	}
+	return all, err
 }
 
-// TableRoutes lists the IPv4 routes of the given tables.
-func (h *Handle) TableRoutes(tables map[int]bool) (all []Route, err error) {
+// TableRoutes lists the routes of the given tables, of these families.
+func (h *Handle) TableRoutes(tables map[int]bool, families ...int) (all []Route, err error) {
 	for _, table := range slices.Sorted(maps.Keys(tables)) { // in one order: plans are compared
-		some, err := h.routes(unix.AF_INET, table, unix.RTPROT_UNSPEC)
-		if err != nil {
-			return nil, err
+		for _, family := range families {
+			some, err := h.routes(family, table, unix.RTPROT_UNSPEC)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, some...)
 		}
-		all = append(all, some...)
 	}
 	return all, nil
 }

@@ -10,30 +10,33 @@ import (
 // LocalPrefixes lists the IPv4 addresses that the kernel treats as this host's own: the prefixes of type local in the
 // local table. That includes the addresses of every interface, of any scope, and those that only a route makes local.
 func (h *Handle) LocalPrefixes() ([]netip.Prefix, error) {
-	local, _, err := h.LocalTable()
+	local, _, err := h.LocalTable(IPv4)
 	return local, err
 }
 
-// LocalTable lists LocalPrefixes and, from the same table, the IPv4 broadcast addresses of this host's links.
-func (h *Handle) LocalTable() (local, broadcast []netip.Prefix, err error) {
+// LocalTable lists what LocalPrefixes does, of these families, and from the same table the addresses of everybody on this host's
+// links: broadcast ones, and anycast ones of IPv6 (RFC 4291, section 2.6.1).
+func (h *Handle) LocalTable(families ...int) (local, shared []netip.Prefix, err error) {
 	type entry struct {
 		kind routeType
 		dst  netip.Prefix
 	}
-	all, err := listTable(h, unix.AF_INET, unix.RT_TABLE_LOCAL, unix.RTPROT_UNSPEC, func(m []byte) (entry, bool) {
-		r, kind, ok := decodeRoute(m)
-		return entry{kind, r.Dst}, ok
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("list local addresses: %w", err)
-	}
-	for _, e := range all {
-		switch e.kind {
-		case unix.RTN_LOCAL:
-			local = append(local, e.dst)
-		case unix.RTN_BROADCAST:
-			broadcast = append(broadcast, e.dst)
+	for _, family := range families {
+		all, err := listTable(h, family, unix.RT_TABLE_LOCAL, unix.RTPROT_UNSPEC, func(m []byte) (entry, bool) {
+			r, kind, ok := decodeRoute(m)
+			return entry{kind, r.Dst}, ok
+		})
+		if err != nil {
+			return nil, nil, fmt.Errorf("list local addresses: %w", err)
+		}
+		for _, e := range all {
+			switch e.kind {
+			case unix.RTN_LOCAL:
+				local = append(local, e.dst)
+			case unix.RTN_BROADCAST, unix.RTN_ANYCAST:
+				shared = append(shared, e.dst)
+			}
 		}
 	}
-	return local, broadcast, nil
+	return local, shared, nil
 }

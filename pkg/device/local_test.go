@@ -61,6 +61,58 @@ func TestLocalPrefixes(t *testing.T) {
 	}
 }
 
+// The host's own addresses and those of everybody on its links, in both families.
+func TestLocalTable(t *testing.T) {
+	h, _ := inside(t)
+	sys := Sysctl{Dir: "/proc/sys"}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "eth0"
+	must(t, h.nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "far"}))
+	link, err := h.LinkByName("eth0")
+	must(t, err)
+	far, err := h.LinkByName("far")
+	must(t, err)
+	must(t, h.SetUp(far.Index))
+	_, err = sys.Set("net/ipv6/conf/all/forwarding", "1") // only a router has the anycast address
+	must(t, err)
+	must(t, h.SetUp(link.Index))
+	must(t, h.WaitRunning(t.Context(), link.Index))
+	for _, a := range []string{"10.9.0.1/24", "fd00:9::1/64"} {
+		must(t, h.AddAddress(link.Index, netip.MustParsePrefix(a)))
+	}
+	for family, want := range map[int][2]string{IPv4: {"10.9.0.1/32", "10.9.0.255/32"}, IPv6: {"fd00:9::1/128", "fd00:9::/128"}} {
+		local, shared, err := h.LocalTable(family)
+		must(t, err)
+		if !slices.Contains(local, netip.MustParsePrefix(want[0])) || !slices.Contains(shared, netip.MustParsePrefix(want[1])) || len(local) == 0 {
+			t.Errorf("local %v, of everybody %v; want %v", local, shared, want)
+		}
+		if other := IPv4 + IPv6 - family; slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Addr().Is4() == (other == IPv4) }) {
+			t.Errorf("local %v has another family than %d", local, family)
+		}
+	}
+}
+
+// What is deprecated or tentative is no address for new connections.
+func TestFleetingAddresses(t *testing.T) {
+	h, lo := inside(t)
+	for text, flags := range map[string]int{"fd00:9::1/128": 0, "fd00:9::2/128": unix.IFA_F_DEPRECATED} {
+		a := &netlink.Addr{IPNet: cidr(text), Flags: unix.IFA_F_NODAD}
+		if flags != 0 {
+			a.PreferedLft, a.ValidLft = 0, 1000
+		}
+		must(t, h.nl.AddrAdd(byIndex(lo), a))
+	}
+	all, err := h.Addresses()
+	must(t, err)
+	fleeting := map[string]bool{}
+	for _, a := range all {
+		fleeting[a.Prefix.String()] = a.Fleeting
+	}
+	if fleeting["fd00:9::1/128"] || !fleeting["fd00:9::2/128"] {
+		t.Errorf("fleeting: %v", fleeting)
+	}
+}
+
 func TestWatch(t *testing.T) {
 	h, lo := inside(t)
 	ctx, cancel := context.WithTimeout(t.Context(), priv.Patience(5*time.Second))

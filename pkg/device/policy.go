@@ -22,10 +22,10 @@ type Policy struct {
 	Required bool
 }
 
-// Policies lists the IPv4 policies in the namespace of the calling goroutine's thread and, last, the host's default if
+// Policies lists the policies of these families in the namespace of the calling goroutine's thread and, last, the host's default if
 // that is to block. It leaves out policies that let everything pass, those of single sockets, and those of IPsec
 // interfaces, to which routes lead.
-func Policies() ([]Policy, error) {
+func Policies(families ...int) ([]Policy, error) {
 	var h *netlink.Handle
 	err := ipsec.ask(time.Now(), func() (err error) {
 		h, err = netlink.NewHandle(unix.NETLINK_XFRM)
@@ -38,9 +38,13 @@ func Policies() ([]Policy, error) {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
 	defer h.Close()
-	list, err := dump(func() ([]netlink.XfrmPolicy, error) { return h.XfrmPolicyList(netlink.FAMILY_V4) })
-	if err != nil {
-		return nil, fmt.Errorf("list IPsec policies: %w", err)
+	var list []netlink.XfrmPolicy
+	for _, family := range families {
+		some, err := dump(func() ([]netlink.XfrmPolicy, error) { return h.XfrmPolicyList(family) })
+		if err != nil {
+			return nil, fmt.Errorf("list IPsec policies: %w", err)
+		}
+		list = append(list, some...)
 	}
 	var out []Policy
 	for _, p := range list {
@@ -49,7 +53,7 @@ func Policies() ([]Policy, error) {
 			out = append(out, Policy{prefix(p.Src), prefix(p.Dst), p.Dir == netlink.XFRM_DIR_OUT, required(p)})
 		}
 	}
-	blocked, err := defaultPolicies()
+	blocked, err := defaultPolicies(families)
 	return append(out, blocked...), err
 }
 
@@ -63,7 +67,7 @@ const (
 )
 
 // defaultPolicies expresses the host's default as policies (`ip xfrm policy getdefault`). Older kernels have none.
-func defaultPolicies() ([]Policy, error) {
+func defaultPolicies(families []int) ([]Policy, error) {
 	req := nl.NewNetlinkRequest(getDefault, 0)
 	req.AddRawData(make([]byte, defaultSize))
 	var answers [][]byte
@@ -81,13 +85,21 @@ func defaultPolicies() ([]Policy, error) {
 		return nil, errors.New("ask for the default IPsec policy: the answer is too short")
 	}
 	var out []Policy
-	everything := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	for _, direction := range []int{defaultOut, defaultFwd} {
-		if answers[0][direction] == defaultBlock {
-			out = append(out, Policy{Src: everything, Dst: everything, Out: direction == defaultOut, Required: true})
+		for _, family := range families {
+			if answers[0][direction] == defaultBlock {
+				out = append(out, Policy{Src: everythingOf(family), Dst: everythingOf(family), Out: direction == defaultOut, Required: true})
+			}
 		}
 	}
 	return out, nil
+}
+
+func everythingOf(family int) netip.Prefix {
+	if family == IPv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
 func required(p netlink.XfrmPolicy) bool {

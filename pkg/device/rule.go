@@ -33,14 +33,25 @@ var unseen = map[uint16]string{
 	25: "a DSCP value", 28: "a source port", 29: "a destination port", 30: "a DSCP value",
 }
 
-// Rules lists the IPv4 rules in the namespace of the calling goroutine's thread.
-func Rules() ([]Rule, error) {
+// Rules lists the rules of these families in the namespace of the calling goroutine's thread.
+func Rules(families ...int) (all []Rule, err error) {
+	for _, family := range families {
+		some, err := rulesOf(family)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+func rulesOf(family int) ([]Rule, error) {
 	list, err := dump(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
-		req.AddData(nl.NewIfInfomsg(unix.AF_INET))
+		req.AddData(nl.NewIfInfomsg(family))
 		return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
 	})
-	if isErrno(err, unix.EOPNOTSUPP) { // a kernel without policy routing
+	if isErrno(err, unix.EOPNOTSUPP, unix.EAFNOSUPPORT) { // a kernel without policy routing, or without the family
 		return nil, nil
 	}
 	if err != nil {

@@ -28,7 +28,7 @@ func cidr(s string) *net.IPNet {
 
 func TestRules(t *testing.T) {
 	inside(t)
-	before, err := Rules()
+	before, err := Rules(IPv4)
 	must(t, err)
 	if diff := cmp.Diff([]Rule{{0, 255, ""}, {32766, 254, ""}, {32767, 253, ""}}, before); diff != "" {
 		t.Errorf("the kernel's own rules (-want +got):\n%s", diff)
@@ -60,7 +60,7 @@ func TestRules(t *testing.T) {
 		rule.Family, rule.Priority, rule.Table = unix.AF_INET, 100, 77
 		c.change(rule)
 		must(t, netlink.RuleAdd(rule))
-		rules, err := Rules()
+		rules, err := Rules(IPv4)
 		must(t, err)
 		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want}, before[1], before[2]}, rules); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", rule, diff)
@@ -80,23 +80,44 @@ func TestTableRoutes(t *testing.T) {
 	h, lo := inside(t)
 	for _, r := range []netlink.Route{
 		{Dst: cidr("10.5.0.0/16"), Table: 77}, {Dst: cidr("10.6.0.0/16"), Table: 78}, {Dst: cidr("10.7.0.0/16"), Tos: 0x10},
+		{Dst: cidr("fd00:5::/32"), Table: 77}, {Dst: cidr("fd00:6::/32"), Table: 78},
 	} {
 		r.LinkIndex = lo
 		must(t, netlink.RouteAdd(&r))
 	}
-	got, err := h.TableRoutes(map[int]bool{77: true})
-	if err != nil || len(got) != 1 || got[0].Dst != netip.MustParsePrefix("10.5.0.0/16") || got[0].Table != 77 || got[0].Index != lo {
-		t.Errorf("%+v, %v", got, err)
+	for family, dst := range map[int]string{IPv4: "10.5.0.0/16", IPv6: "fd00:5::/32"} {
+		got, err := h.TableRoutes(map[int]bool{77: true}, family)
+		if err != nil || len(got) != 1 || got[0].Dst != netip.MustParsePrefix(dst) || got[0].Table != 77 || got[0].Index != lo {
+			t.Errorf("%+v, %v", got, err)
+		}
 	}
-	main, err := h.Routes()
+	main, err := h.RoutesOf(IPv4)
 	if err != nil || len(main) != 1 || main[0].TOS != 0x10 {
 		t.Errorf("main table %+v, %v", main, err)
 	}
 }
 
+// Of a family that is not asked for there are the routes of ours.
+func TestRoutesOf(t *testing.T) {
+	h, lo := inside(t)
+	ours := map[string]bool{"10.1.0.0/24": true, "10.2.0.0/24": false, "fd00:1::/64": true, "fd00:2::/64": false}
+	for dst, is := range ours {
+		must(t, h.ReplaceRoute(Route{Dst: netip.MustParsePrefix(dst), Index: lo, Foreign: !is}))
+	}
+	for family, others := range map[int]string{IPv4: "10.2.0.0/24", IPv6: "fd00:2::/64"} {
+		got, err := h.RoutesOf(family)
+		must(t, err)
+		for dst, is := range ours {
+			if has := hasRoute(got, netip.MustParsePrefix(dst)); has != (is || dst == others) {
+				t.Errorf("of family %d: route to %s listed %v", family, dst, has)
+			}
+		}
+	}
+}
+
 func TestPolicies(t *testing.T) {
 	inside(t)
-	if got, err := Policies(); err != nil || len(got) != 0 {
+	if got, err := Policies(IPv4); err != nil || len(got) != 0 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	protect := []netlink.XfrmPolicyTmpl{{
@@ -122,7 +143,7 @@ func TestPolicies(t *testing.T) {
 		{p("10.1.0.0/16"), p("192.0.2.0/24"), true, true},
 		{p("0.0.0.0/0"), p("198.51.100.1/32"), true, true},
 	}
-	got, err := Policies()
+	got, err := Policies(IPv4)
 	slices.SortFunc(got, func(a, b Policy) int { return a.Dst.Addr().Compare(b.Dst.Addr()) })
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || err != nil {
 		t.Errorf("error %v (-want +got):\n%s", err, diff)
@@ -158,7 +179,7 @@ func TestDefaultPolicies(t *testing.T) {
 		{0, accept, 0, nil},
 	} {
 		must(t, setDefault(step.in, step.fwd, step.out))
-		got, err := Policies()
+		got, err := Policies(IPv4)
 		if !slices.Equal(step.want, got) || err != nil {
 			t.Errorf("after %d, %d, %d: %+v, %v; want %+v", step.in, step.fwd, step.out, got, err, step.want)
 		}
@@ -172,20 +193,27 @@ func TestWatchNotices(t *testing.T) {
 	policy := &netlink.XfrmPolicy{
 		Src: cidr("10.1.0.0/16"), Dst: cidr("192.0.2.0/24"), Dir: netlink.XFRM_DIR_OUT, Action: netlink.XFRM_POLICY_BLOCK,
 	}
+	six := netlink.NewRule()
+	six.Family, six.Priority, six.Table = IPv6, 100, 77
 	write := func(name, value string) func() error {
-		return func() error { return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0) }
+		return func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) }
 	}
-	filter := func(value string) func() error { return write("conf/lo/rp_filter", value) }
-	forward := func(value string) func() error { return write("ip_forward", value) }
+	filter := func(value string) func() error { return write("ipv4/conf/lo/rp_filter", value) }
+	forward := func(value string) func() error { return write("ipv4/ip_forward", value) }
 	for name, c := range map[string]struct {
 		want         Event
 		watch        func(context.Context, func(Event)) error
 		change, back func() error
 	}{
-		"rule":   {Event{Kind: RuleEvent}, Watch, func() error { return netlink.RuleAdd(rule) }, func() error { return netlink.RuleDel(rule) }},
-		"sysctl": {Event{Kind: SettingEvent, Settings: Settings{Index: 1, Forwarding: Untold, RPFilter: 2}}, Watch, filter("2"), filter("1")},
+		"rule":         {Event{Kind: RuleEvent, Family: IPv4}, Watch, func() error { return netlink.RuleAdd(rule) }, func() error { return netlink.RuleDel(rule) }},
+		"rule of IPv6": {Event{Kind: RuleEvent, Family: IPv6}, Watch, func() error { return netlink.RuleAdd(six) }, func() error { return netlink.RuleDel(six) }},
+		"forwarding of all in IPv6": {
+			Event{Kind: SettingEvent, Family: IPv6, Settings: Settings{Index: AllLinks, Forwarding: 1, RPFilter: Untold}}, Watch,
+			write("ipv6/conf/all/forwarding", "1"), write("ipv6/conf/all/forwarding", "0"),
+		},
+		"sysctl": {Event{Kind: SettingEvent, Family: IPv4, Settings: Settings{Index: 1, Forwarding: Untold, RPFilter: 2}}, Watch, filter("2"), filter("1")},
 		"forwarding of all": {
-			Event{Kind: SettingEvent, Settings: Settings{Index: AllLinks, Forwarding: 1, RPFilter: Untold}}, Watch, forward("1"), forward("0"),
+			Event{Kind: SettingEvent, Family: IPv4, Settings: Settings{Index: AllLinks, Forwarding: 1, RPFilter: Untold}}, Watch, forward("1"), forward("0"),
 		},
 		"policy": {Event{Kind: PolicyEvent}, WatchPolicies, func() error { return netlink.XfrmPolicyAdd(policy) }, netlink.XfrmPolicyFlush},
 		"default policy": {

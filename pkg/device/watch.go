@@ -38,6 +38,8 @@ type Event struct {
 	Gone bool
 	// Index is that of the interface of a FilterEvent.
 	Index int
+	// Family is that of a RuleEvent or a SettingEvent.
+	Family int
 	// Link, Address, Route and Settings are what such an event is about. A route's Table is 0 for the main table, and
 	// settings that have not changed are Untold.
 	Link     Link
@@ -55,7 +57,7 @@ const receiveBuffer = 4 << 20
 func Watch(ctx context.Context, hear func(Event)) error {
 	return watch(ctx, hear, "network", unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC)
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_TC)
 }
 
 func watch(ctx context.Context, hear func(Event), what string, family int, groups ...int) error {
@@ -154,9 +156,9 @@ func decodeEvent(kind uint16, m []byte) (e Event, ok bool) {
 		e = Event{Kind: RouteEvent, Gone: kind == unix.RTM_DELROUTE}
 		e.Route, _, ok = decodeRoute(m)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		return Event{Kind: RuleEvent, Gone: kind == unix.RTM_DELRULE}, true
+		return Event{Kind: RuleEvent, Gone: kind == unix.RTM_DELRULE, Family: familyOfMessage(m)}, true
 	case unix.RTM_NEWNETCONF:
-		e = Event{Kind: SettingEvent}
+		e = Event{Kind: SettingEvent, Family: familyOfMessage(m)}
 		e.Settings, ok = decodeSettings(m)
 	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		const index = 4 // in struct tcmsg
@@ -164,4 +166,12 @@ func decodeEvent(kind uint16, m []byte) (e Event, ok bool) {
 		return Event{Kind: FilterEvent, Gone: gone, Index: number(m[min(len(m), index):])}, true
 	}
 	return e, ok
+}
+
+// familyOfMessage is the first byte of struct fib_rule_hdr and of struct netconfmsg; 0: there is none.
+func familyOfMessage(m []byte) int {
+	if len(m) == 0 {
+		return 0
+	}
+	return int(m[0])
 }

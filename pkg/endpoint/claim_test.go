@@ -30,14 +30,20 @@ func TestClaim(t *testing.T) {
 	lo, err := net.InterfaceByName("lo")
 	must(t, err)
 
-	a := netip.MustParseAddr("10.9.0.9")
+	for _, a := range []netip.Addr{netip.MustParseAddr("10.9.0.9"), netip.MustParseAddr("fd00:9::9")} {
+		claimAt(t, n, a, lo.Index)
+	}
+}
+
+func claimAt(t *testing.T, n *Node, a netip.Addr, there int) {
+	t.Helper()
 	claim := func(index int, mac byte) error {
 		w := &Work{Node: n, Endpoint: Endpoint{HostIndex: index, PodMAC: wire.MAC{mac}}, ctx: context.Background()}
 		return w.claim(a)
 	}
 	expect := func(index int, mac byte) {
 		t.Helper()
-		v, err := m.Get(endpoints.Key{Address: wire.AddrFrom(a)})
+		v, err := n.Endpoints.Get(endpoints.Key{Address: wire.AddrFrom(a)})
 		if want := (endpoints.Value{Ifindex: uint32(index), PodMAC: wire.MAC{mac}}); err != nil || v != want {
 			t.Errorf("the entry is %+v, %v; want %+v", v, err, want)
 		}
@@ -45,19 +51,20 @@ func TestClaim(t *testing.T) {
 	must(t, claim(4242, 1)) // free
 	must(t, claim(4242, 2)) // its own
 	expect(4242, 2)
-	must(t, claim(lo.Index, 3)) // of a link that is gone
-	expect(lo.Index, 3)
+	must(t, claim(there, 3)) // of a link that is gone
+	expect(there, 3)
 	var taken *TakenError
 	if err := claim(4242, 4); !errors.As(err, &taken) || taken.Address != a || !strings.Contains(taken.Holder, "lo") {
 		t.Errorf("taken from a link that is there: %v", err)
 	}
-	expect(lo.Index, 3)
+	expect(there, 3)
 	e := example()
-	e.HostIndex, e.Pod = lo.Index, "shop/web"
+	e.HostIndex, e.Pod = there, "shop/web"
 	must(t, Write(n.StateDir, e))
 	if err := claim(4242, 4); err == nil || !strings.Contains(err.Error(), "pod shop/web (interface eth0 of container abc, link "+e.HostName) {
 		t.Errorf("the holder is not named: %v", err)
 	}
+	must(t, Remove(n.StateDir, e.ID))
 }
 
 func TestMarkReleasingTakesNoSpace(t *testing.T) {
@@ -77,5 +84,20 @@ func TestMarkReleasingTakesNoSpace(t *testing.T) {
 	must(t, Write(dir, e)) // an ADD of the same attachment
 	if got, err := Read(dir, e.ID); err != nil || got.Releasing {
 		t.Errorf("written anew: %v, %v", got.Releasing, err)
+	}
+}
+
+func TestPodOnAKernelWithoutIPv6(t *testing.T) {
+	priv.Isolate(t)
+	ns, err := device.CurrentNetNS()
+	must(t, err)
+	defer ns.Close()
+	n := &Node{Sysctl: device.Sysctl{Dir: t.TempDir()}}
+	for address, says := range map[string]string{"10.9.0.9": "", "fd00:9::9": "interface eth0"} {
+		w := &Work{Node: n, Namespace: ns, Endpoint: Endpoint{ID: ID{IfName: "eth0"}, Addresses: []netip.Addr{netip.MustParseAddr(address)}}}
+		err := w.setPodSysctls()
+		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%s: %v, want %q", address, err, says)
+		}
 	}
 }

@@ -62,31 +62,47 @@ func (w *Work) createLink() (err error) {
 	return err
 }
 
-// sysctls are those that have to be 1. With rp_filter strict (1) the kernel refuses every source but the pod's, whose
+// setting is a sysctl with the value that it has to have.
+type setting struct{ name, value string }
+
+// sysctls are those of the host's end. With rp_filter strict (1) the kernel refuses every source but the pod's, whose
 // route leads back to this link, even while our program is not attached. The larger of this and the setting for all
-// interfaces applies, but on a link without an address loose (2) is as strict.
-func (w *Work) sysctls() []string {
-	names := []string{w.rpFilter(), w.forwarding()}
-	if slices.ContainsFunc(w.Addresses, netip.Addr.Is6) {
-		names = append(names, "net/ipv6/conf/"+w.HostName+"/forwarding")
+// interfaces applies, but on a link without an address loose (2) is as strict. The kernel has no such filter for IPv6.
+func (w *Work) sysctls() []setting {
+	all := []setting{{w.rpFilter(), "1"}, {w.forwarding(), "1"}}
+	if !w.hasIPv6() {
+		return all
 	}
-	return names
+	ipv6 := "net/ipv6/conf/" + w.HostName + "/"
+	return append(all,
+		setting{ipv6 + "forwarding", "1"},
+		setting{ipv6 + "accept_ra", "0"},
+		setting{ipv6 + "addr_gen_mode", "1"}, // none: the gateway's address, for which the program answers, is all that pods see
+		setting{ipv6 + "disable_ipv6", "0"},
+	)
 }
+
+func (w *Work) hasIPv6() bool { return slices.ContainsFunc(w.Addresses, netip.Addr.Is6) }
 
 func (w *Work) rpFilter() string   { return "net/ipv4/conf/" + w.HostName + "/rp_filter" }
 func (w *Work) forwarding() string { return "net/ipv4/conf/" + w.HostName + "/forwarding" }
 
 func (w *Work) haveSysctls() error {
-	return forAll(w.sysctls(), func(name string) error {
-		have, err := w.readSysctl(name)
-		if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
-			return nil
-		}
-		if have != "1" {
-			w.Wrong("sysctl %s is %s instead of 1", name, have)
-		}
-		return err
+	return forAll(w.sysctls(), func(s setting) error {
+		have, err := w.readSysctl(s.name)
+		return w.compareSysctl(s, have, err)
 	})
+}
+
+// compareSysctl takes one that does not exist for no fault of its own: the kernel, or a link with a small MTU, has no IPv6.
+func (w *Work) compareSysctl(s setting, have string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && have != s.value {
+		w.Wrong("sysctl %s is %s instead of %s", s.name, have, s.value)
+	}
+	return err
 }
 
 func (w *Work) readSysctl(name string) (string, error) {
@@ -101,9 +117,9 @@ func (w *Work) readSysctl(name string) (string, error) {
 }
 
 func (w *Work) setSysctls() error {
-	return forAll(w.sysctls(), func(name string) error {
-		_, err := w.Sysctl.Set(name, "1")
-		if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(name, "net/ipv6/") {
+	return forAll(w.sysctls(), func(s setting) error {
+		_, err := w.Sysctl.Set(s.name, s.value)
+		if errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(s.name, "net/ipv6/") {
 			return nil
 		}
 		return err
@@ -224,18 +240,14 @@ func (w *Work) haveNeighbours() error {
 	})
 }
 
-// writeNeighbours makes ARP unnecessary: the pod's program would drop its answer.
+// writeNeighbours makes ARP and neighbour solicitations unnecessary: the pod's program would drop the answers.
 func (w *Work) writeNeighbours() error {
 	return w.each(func(a netip.Addr) error { return w.Host.ReplaceNeighbour(w.HostIndex, a, w.PodMAC[:]) })
 }
 
 // Route is the host's route to an address of the pod.
 func (w *Work) Route(a netip.Addr) device.Route {
-	r := device.Route{Dst: hostPrefix(a), Index: w.HostIndex}
-	if a.Is4() {
-		r.Source = w.Source
-	}
-	return r
+	return device.Route{Dst: hostPrefix(a), Index: w.HostIndex, Source: w.Sources[wire.FamilyOf(a)].Netip()}
 }
 
 func (w *Work) haveRoutes() error {

@@ -29,8 +29,8 @@ type Node struct {
 	Tables
 	// Config is the agent's record of this node.
 	Config config.Value
-	// Source is the source address of the host's own IPv4 packets to pods; invalid: the kernel's choice.
-	Source netip.Addr
+	// Sources are the source addresses of the host's own packets to pods; zero: the kernel's choice.
+	Sources wire.Addresses
 	// Programs attaches programs to pods' links.
 	Programs Programs
 	Sysctl   device.Sysctl
@@ -96,7 +96,7 @@ func (n *Node) readConfig() error {
 		return fmt.Errorf("%w: the maps below %s have layout %d, this plugin writes layout %d",
 			ErrNoDataplane, n.Pins.Maps(), n.Config.Layout, wire.LayoutVersion)
 	}
-	n.Source = n.Config.NodeAddresses[wire.IPv4].Netip()
+	n.Sources = n.Config.NodeAddresses
 	return nil
 }
 

@@ -199,14 +199,25 @@ func (w *Work) look() error {
 		return err
 	}
 	var errs [3]error
-	var local []netip.Prefix
 	w.LinkRoutes, errs[0] = w.Host.OwnRoutes()
 	w.Neighbours, errs[1] = w.Host.Neighbours(w.HostIndex)
-	local, errs[2] = w.Host.LocalPrefixes()
-	if !slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(w.Source) }) {
-		w.Source = netip.Addr{} // on no interface, so no route can have it
-	}
+	errs[2] = w.dropForeignSources()
 	return errors.Join(errs[:]...)
+}
+
+// dropForeignSources leaves the source to the kernel where the node's address is on no interface: no route can have it then.
+func (w *Work) dropForeignSources() error {
+	local, err1 := w.Host.LocalPrefixes() // of IPv4, where a route alone can make an address the host's
+	addresses, err2 := w.Host.Addresses()
+	for _, a := range addresses {
+		local = append(local, hostPrefix(a.Prefix.Addr()))
+	}
+	for f, source := range w.Sources {
+		if !slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(source.Netip()) }) {
+			w.Sources[f] = wire.Addr{}
+		}
+	}
+	return errors.Join(err1, err2)
 }
 
 func (w *Work) findLink() (err error) {

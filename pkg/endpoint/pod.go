@@ -3,6 +3,8 @@ package endpoint
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -10,8 +12,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
-// Gateway is the pods' only next hop. No interface has the address: a permanent neighbour entry of the pod maps it to
-// the host's end of the veth.
+// Gateway is the only next hop of pods in the address's family. No interface has it: the pod's program answers for it, with the
+// Ethernet address of the host's end of the veth.
 func Gateway(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.AddrFrom4([4]byte{169, 254, 1, 1})
@@ -21,10 +23,21 @@ func Gateway(a netip.Addr) netip.Addr {
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
+// fixedGateways are those that the pod gets a route and a permanent neighbour entry for. That of IPv6 needs neither: a
+// link-local address is on the link, and the pod's kernel solicits it as it does any router.
+func (w *Work) fixedGateways() (all []netip.Addr) {
+	for _, a := range w.Addresses {
+		if a.Is4() {
+			all = append(all, Gateway(a))
+		}
+	}
+	return all
+}
+
 // podRoutes are all routes of the pod, over its interface of that index.
 func (w *Work) podRoutes(index int) (all []device.Route) {
-	for _, a := range w.Addresses {
-		all = append(all, device.Route{Dst: hostPrefix(Gateway(a))})
+	for _, g := range w.fixedGateways() {
+		all = append(all, device.Route{Dst: hostPrefix(g)})
 	}
 	all = append(all, w.Routes...)
 	for i := range all {
@@ -38,7 +51,7 @@ func (w *Work) podRoutes(index int) (all []device.Route) {
 // more for the kernel's lock of all links (RTNL), which attaching other pods' programs holds for milliseconds.
 func (w *Work) configurePod() error {
 	index := w.Link.PeerIndex
-	if err := w.enableIPv6(); err != nil {
+	if err := w.setPodSysctls(); err != nil {
 		return err
 	}
 	if err := w.Inside.SetUp(index); err != nil {
@@ -48,7 +61,9 @@ func (w *Work) configurePod() error {
 		if err := w.Inside.AddAddress(index, hostPrefix(a)); err != nil {
 			return err
 		}
-		if err := w.Inside.ReplaceNeighbour(index, Gateway(a), w.HostMAC[:]); err != nil {
+	}
+	for _, g := range w.fixedGateways() {
+		if err := w.Inside.ReplaceNeighbour(index, g, w.HostMAC[:]); err != nil {
 			return err
 		}
 	}
@@ -60,14 +75,41 @@ func (w *Work) configurePod() error {
 	return nil
 }
 
-// enableIPv6 enables IPv6 for a pod that has an IPv6 address: container engines disable it in new namespaces.
-func (w *Work) enableIPv6() error {
-	if !slices.ContainsFunc(w.Addresses, netip.Addr.Is6) {
+// podSysctls are those of the interface of a pod that has an IPv6 address. Nobody advertises routers or prefixes to it, and
+// nobody else has its link-local address, so that can be used at once. Container engines disable IPv6 in new namespaces.
+func (w *Work) podSysctls() []setting {
+	if !w.hasIPv6() {
 		return nil
 	}
-	return w.Namespace.Do(func() error {
-		_, err := device.Sysctl{}.Set("net/ipv6/conf/"+w.IfName+"/disable_ipv6", "0")
+	ipv6 := "net/ipv6/conf/" + w.IfName + "/"
+	return []setting{{ipv6 + "accept_ra", "0"}, {ipv6 + "autoconf", "0"}, {ipv6 + "accept_dad", "0"}, {ipv6 + "disable_ipv6", "0"}}
+}
+
+// inPod calls do for each of the pod's sysctls, in its namespace.
+func (w *Work) inPod(do func(setting) error) error {
+	all := w.podSysctls()
+	if len(all) == 0 {
+		return nil
+	}
+	return w.Namespace.Do(func() error { return forAll(all, do) })
+}
+
+// setPodSysctls comes before the pod's end is set up, so that its kernel sends nothing that they forbid.
+func (w *Work) setPodSysctls() error {
+	err := w.inPod(func(s setting) error {
+		_, err := w.Sysctl.Set(s.name, s.value)
 		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the kernel has no IPv6, so interface %s can't have an address of it: allocate none, or boot without ipv6.disable=1: %w", w.IfName, err)
+	}
+	return err
+}
+
+func (w *Work) havePodSysctls() error {
+	return w.inPod(func(s setting) error {
+		have, err := w.Sysctl.Get(s.name)
+		return w.compareSysctl(s, have, err)
 	})
 }
 
@@ -93,7 +135,7 @@ func (w *Work) havePod() error {
 			w.Wrong("the pod's interface %s lacks address %s", l.Name, a)
 		}
 	}
-	return errors.Join(err, w.havePodRoutes(l.Index))
+	return errors.Join(err, w.havePodSysctls(), w.havePodRoutes(l.Index))
 }
 
 // havePodRoutes checks the pod's routes and neighbours.
@@ -110,9 +152,9 @@ func (w *Work) havePodRoutes(index int) error {
 		return err1
 	}
 	neighbours, err2 := w.Inside.Neighbours(index)
-	for _, a := range w.Addresses {
-		if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(Gateway(a), w.HostMAC[:]) }) {
-			w.Wrong("the pod has no permanent neighbour %s", Gateway(a))
+	for _, g := range w.fixedGateways() {
+		if !slices.ContainsFunc(neighbours, func(n device.Neighbour) bool { return n.Is(g, w.HostMAC[:]) }) {
+			w.Wrong("the pod has no permanent neighbour %s", g)
 		}
 	}
 	return errors.Join(err1, err2)

@@ -24,9 +24,14 @@ func (r KernelRoute) equal(o KernelRoute) bool {
 // Equal reports whether the same is in force.
 func (s Standing) Equal(o Standing) bool {
 	return slices.Equal(s.Own, o.Own) && slices.Equal(s.NodeIPs, o.NodeIPs) && maps.Equal(s.Claims, o.Claims) &&
-		s.Ways.equal(o.Ways)
+		maps.Equal(s.Aliases, o.Aliases) && s.Ways.equal(o.Ways)
 }
 
 func (w Ways) equal(o Ways) bool {
-	return slices.Equal(w.World, o.World) && slices.Equal(w.All, o.All) && w.Tunnel == o.Tunnel
+	for f := range w.World {
+		if !slices.Equal(w.World[f], o.World[f]) {
+			return false
+		}
+	}
+	return slices.Equal(w.All, o.All) && w.Tunnel == o.Tunnel
 }

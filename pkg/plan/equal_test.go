@@ -34,6 +34,8 @@ func TestEqualLooksAtEveryField(t *testing.T) {
 // change gives a field another value than the zero one.
 func change(v reflect.Value) {
 	switch v.Kind() {
+	case reflect.Array:
+		change(v.Index(v.Len() - 1))
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 	case reflect.Map:
@@ -50,7 +52,7 @@ func change(v reflect.Value) {
 	default:
 		v.Set(map[reflect.Type]reflect.Value{
 			reflect.TypeFor[netip.Addr]():   reflect.ValueOf(netip.IPv4Unspecified()),
-			reflect.TypeFor[Ways]():         reflect.ValueOf(Ways{World: []uint32{1}}),
+			reflect.TypeFor[Ways]():         reflect.ValueOf(Ways{All: []uint32{1}}),
 			reflect.TypeFor[netip.Prefix](): reflect.ValueOf(netip.PrefixFrom(netip.IPv4Unspecified(), 0)),
 		}[v.Type()])
 	}

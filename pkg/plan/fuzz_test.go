@@ -19,7 +19,7 @@ func FuzzMake(f *testing.F) {
 		"n4;10.244.4.0/24;172.18.0.14", "n4;0.0.0.0/0;172.18.0.14", "n4;10.244.2.0/23;172.18.0.14",
 		"n4;172.18.0.0/16;172.18.0.14", "n4;10.244.4.0/24;10.244.2.9", "n1;10.244.9.0/24;172.18.0.11",
 		"n2;;", ";;", "n4;fd00::/64,10.244.4.0/24;fd00::1,172.18.0.14", "n4;::ffff:10.0.0.0/104;::ffff:1.2.3.4",
-		"n4;10.96.0.0/16;172.18.0.255", "n4;10.244.4.0/24;172.18.0.14,172.18.0.13,10.96.0.10", "n4;10.244.0.0/16,10.244.0.0/17;172.18.0.14",
+		"n4;10.96.0.0/16;172.18.0.255", "n4;fd00:10:244:4::/64;fd00:172:18::14", "n4;10.244.4.0/24;fe80::1,fd00:172:18::14", "n4;10.244.4.0/24;172.18.0.14,172.18.0.13,10.96.0.10", "n4;10.244.0.0/16,10.244.0.0/17;172.18.0.14",
 	} {
 		f.Add(seed, true)
 		f.Add(seed, false)
@@ -81,13 +81,13 @@ func checkInvariants(t *testing.T, in Input, r Result) {
 	var pods []netip.Prefix
 	for k, v := range r.Destinations {
 		p := k.Netip()
-		if p.Bits() == 0 || p != p.Masked() || !p.Addr().Is4() {
+		if p.Bits() == 0 || p != p.Masked() || !Used(in.Nodes, in.Before)[wire.FamilyOf(p.Addr())] {
 			t.Errorf("destination %s", p)
 		}
 		if v.NeighbourChecked != 0 {
 			t.Errorf("%s: a field of the programs is set", p)
 		}
-		if v.Kind == destinations.PodCIDR || v.Kind == destinations.Local && p.Bits() < 32 {
+		if v.Kind == destinations.PodCIDR || v.Kind == destinations.Local && !p.IsSingleIP() {
 			pods = append(pods, p)
 		}
 	}
@@ -103,7 +103,7 @@ func checkInvariants(t *testing.T, in Input, r Result) {
 		}
 		for k, v := range r.Destinations {
 			a := k.Netip()
-			ofTunnel := a.IsSingleIP() && a.Addr() == r.Config.Tunnel[wire.IPv4].Address.Netip()
+			ofTunnel := a.IsSingleIP() && a.Addr() == r.Config.Tunnel[wire.FamilyOf(a.Addr())].Address.Netip()
 			if (v.Kind == destinations.Node || v.Kind == destinations.Host) && p.Overlaps(a) && !ofTunnel {
 				t.Errorf("podCIDR %s overlaps %s %s", p, v.Kind, a)
 			}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/gaissmai/bart"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // mostAddresses is how many addresses of a kind a Node may have, each of which takes an entry of every node's map.
@@ -26,17 +28,22 @@ type candidate struct {
 	pods     []netip.Prefix
 }
 
-// via is the InternalIP by which the node is reached: the first one of IPv4, else the first one.
-func (c candidate) via() netip.Addr {
-	if i := slices.IndexFunc(c.internal, netip.Addr.Is4); i >= 0 {
-		return c.internal[i]
+// main is the family that stands for the node: that of its first podCIDR, else of its first InternalIP.
+func (c candidate) main() wire.Family {
+	if len(c.pods) > 0 {
+		return wire.FamilyOf(c.pods[0].Addr())
 	}
-	return c.internal[0]
+	return wire.FamilyOf(c.internal[0])
+}
+
+func (c candidate) hasPods(f wire.Family) bool {
+	return slices.ContainsFunc(c.pods, func(p netip.Prefix) bool { return wire.FamilyOf(p.Addr()) == f })
 }
 
 // judge decides whose claims are good.
 type judge struct {
 	in       Input
+	used     FamilySet
 	ownIndex int                 // of this node in the list
 	inForce  map[netip.Addr]bool // by which nodes were reached before
 	hops     *addressSet         // made when first asked for
@@ -48,7 +55,7 @@ type judge struct {
 
 // newJudge indexes what is asked for each Node.
 func newJudge(in Input) *judge {
-	j := &judge{in: in, inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
+	j := &judge{in: in, used: Used(in.Nodes, in.Before), inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
 	for _, via := range in.Before.Claims {
 		j.inForce[via] = true
 	}
@@ -316,9 +323,10 @@ func (j *judge) addresses(ranked []candidate) {
 	}
 	for i := range ranked {
 		c := &ranked[i]
-		for len(c.internal) > 0 && refuse(i, c.via()) {
-			refused := c.via()
-			c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return a == refused })
+		for f := range wire.Families {
+			for via := firstOf(f, c.internal); via.IsValid() && refuse(i, via); via = firstOf(f, c.internal) {
+				c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool { return a == via })
+			}
 		}
 	}
 	for i := range ranked {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,7 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// Make plans. Only IPv4 is programmed; IPv6 values are judged and carried.
+// Make plans. Values of a family that is not used are judged and carried, and nothing is made of them.
 func Make(in Input) Result {
 	if !in.Known {
 		in.Nodes = nil // what stands stays
@@ -20,26 +21,31 @@ func Make(in Input) Result {
 	j := newJudge(in)
 	self, others := j.split()
 	rank(others)
-	standing, why := j.own(self, others)
+	standing, none, wrong := j.own(self, others)
 	j.apart(standing.Own, others)
 	j.resolve(others)
 	j.addresses(others)
 	winners := j.claims(others)
 
 	b := &builder{judge: j, r: Result{
-		NotReady:     why,
+		NotReady:     cmp.Or(wrong, j.noPodCIDR(standing, none)),
 		Config:       nodeConfig(standing),
 		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
 		Crossed:      map[string]bool{},
 		Standing:     standing,
 	}, masks: newRouteMasks(in.Facts)}
-	if a := standing.NodeIP4(); a.IsValid() && j.local.Contains(a) {
-		b.r.Source = a
+	for f := range wire.Families {
+		if a := standing.NodeIP(f); j.used[f] && a.IsValid() && j.local.Contains(a) {
+			b.r.Sources[f] = wire.AddrFrom(a)
+		}
 	}
-	b.keptDefault = b.masks.keepDefault(in.Facts.Uplinks, in.Before.Ways.World)
+	for f := range wire.Families {
+		b.keptDefault[f] = b.masks.keepDefault(everything[f], in.Facts.Uplinks, in.Before.Ways.World[f])
+	}
 	b.tunnel()
 	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))
+	b.r.Standing.Aliases = map[netip.Addr]netip.Addr{}
 	if !in.Known {
 		b.keepClaims()
 	}
@@ -51,6 +57,7 @@ func Make(in Input) Result {
 	b.local()
 	b.uplinks()
 	b.mtu()
+	b.missing(none)
 	b.policies()
 	if in.Facts.RoutesToStack {
 		b.r.Config.Flags |= config.RoutesToStack
@@ -90,13 +97,23 @@ type builder struct {
 	*judge
 	r     Result
 	masks routeMasks
-	// keptDefault says that a default route counts that is missing.
-	keptDefault bool
+	// keptDefault says of which family a default route counts that is missing.
+	keptDefault FamilySet
+	// narrowest is the uplink that the pods' MTU goes by.
+	narrowest Link
 }
 
+// destination adds an entry of a family that is used. One of IPv6 that is so wide that it would contain IPv4 in the maps
+// leaves that as it is.
 func (b *builder) destination(p netip.Prefix, v destinations.Value) {
-	if p.Addr().Is4() {
-		b.r.Destinations[destinations.KeyFrom(p)] = v
+	if !b.used[wire.FamilyOf(p.Addr())] {
+		return
+	}
+	b.r.Destinations[destinations.KeyFrom(p)] = v
+	if all := destinations.KeyFrom(everything[wire.IPv4]); p.Contains(mapped) {
+		if _, there := b.r.Destinations[all]; !there {
+			b.r.Destinations[all] = destinations.Value{Kind: destinations.World}
+		}
 	}
 }
 
@@ -111,25 +128,39 @@ func (b *builder) native() {
 
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
-	via := c.via()
-	w := b.way(via)
-	for _, a := range c.internal {
-		b.node(a, via, w)
+	ways := b.ways(c.internal)
+	peer := Peer{Name: c.name, Address: ways[c.main()].via, Way: ways[c.main()].kind, PodCIDRs: c.pods}
+	for f, w := range ways {
+		f := wire.Family(f)
+		if !b.used[f] || f != c.main() && !c.hasPods(f) {
+			continue
+		}
+		if w.kind == destinations.None || w.kind == destinations.Tunnel && b.keptDefault[wire.FamilyOf(w.via)] && b.masks.onlyByDefault(host(w.via)) {
+			b.problem(c.name, OffLink, "%s", b.whyNone(f, w, c.internal))
+		}
+		peer.Way = worse(peer.Way, w.kind)
 	}
-	if via.Is4() && (w.kind == destinations.None || w.kind == destinations.Tunnel && b.keptDefault && b.masks.onlyByDefault(host(via))) {
-		b.problem(c.name, OffLink, "%s", b.whyNone(via))
+	b.r.Peers = append(b.r.Peers, peer)
+	b.reached(c.internal, c.pods, ways)
+}
+
+// reached adds the addresses and podCIDRs of a node, each by the way of its family.
+func (b *builder) reached(internal []netip.Addr, pods []netip.Prefix, ways [wire.Families]way) {
+	for _, a := range internal {
+		b.node(a, ways[wire.FamilyOf(a)])
 	}
-	b.r.Peers = append(b.r.Peers, Peer{Name: c.name, Address: via, Way: w.kind, PodCIDRs: c.pods})
-	for _, p := range c.pods {
-		b.podCIDR(p, via, w)
+	for _, p := range pods {
+		b.podCIDR(p, ways[wire.FamilyOf(p.Addr())])
 	}
 }
 
-// node adds an address of the node whose InternalIP is via. The tunnel leads to via only; to the others packets go by routes,
+// node adds an address of a node. The tunnel leads to its own far end only; to the others packets go by routes,
 // since a kubelet can write any address into its Node. What arrives through the tunnel may have each of them as its source.
-func (b *builder) node(a, via netip.Addr, w way) {
-	v := destinations.Value{Kind: destinations.Node, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(a))}
-	if a == via && w.kind == destinations.Tunnel {
+func (b *builder) node(a netip.Addr, w way) {
+	v := destinations.Value{
+		Kind: destinations.Node, Node: wire.AddrFrom(w.via), Alias: wire.AddrFrom(w.alias), Uplinks: b.masks.around(host(a)),
+	}
+	if a == w.via && w.kind == destinations.Tunnel {
 		v.Flags, v.MTU = destinations.ByTunnel, w.mtu
 	} else {
 		link, _ := b.reach(a)
@@ -140,23 +171,32 @@ func (b *builder) node(a, via netip.Addr, w way) {
 
 // podCIDR adds the way to a podCIDR of another node. Without one the kernel
 // answers that it is unreachable, instead of sending pods' packets out of the cluster.
-func (b *builder) podCIDR(p netip.Prefix, via netip.Addr, w way) {
-	b.r.Standing.Claims[p] = via
-	if !p.Addr().Is4() || !via.Is4() {
+func (b *builder) podCIDR(p netip.Prefix, w way) {
+	f := wire.FamilyOf(p.Addr())
+	b.r.Standing.Claims[p] = w.via
+	if w.alias.IsValid() {
+		b.r.Standing.Aliases[w.via] = w.alias
+	}
+	if !b.used[f] {
 		return
 	}
 	v := destinations.Value{
-		Kind: destinations.PodCIDR, Node: wire.AddrFrom(via), Uplinks: b.masks.around(host(via)) | b.masks.within(p), MTU: w.mtu,
+		Kind: destinations.PodCIDR, Node: wire.AddrFrom(w.via), Alias: wire.AddrFrom(w.alias), MTU: w.mtu,
+		Uplinks: b.masks.around(host(w.via)) | b.masks.within(p),
+	}
+	near := firstOf(f, []netip.Addr{w.via, w.alias}) // from which it may send directly, whatever our way is
+	if near.IsValid() {
+		v.Uplinks |= b.masks.around(host(near))
 	}
 	r := Route{Dst: p}
 	switch w.kind {
 	case destinations.Direct:
 		v.Ifindex = w.index
-		r.Via, r.Src, r.Index = via, b.r.Source, w.index
+		r.Via, r.Src, r.Index = w.via, b.r.Sources[f].Netip(), w.index
 	case destinations.Tunnel:
 		v.Flags = destinations.ByTunnel
-		r.Src, r.Index, r.MTU = b.r.Source, w.index, w.mtu
-		if link, onLink := b.reach(via); onLink {
+		r.Src, r.Index, r.MTU = b.r.Sources[f].Netip(), w.index, w.mtu
+		if link, onLink := b.reach(near); onLink && f == wire.IPv4 { // the other family has no reverse path filter
 			b.r.Crossed[link.Name] = true
 		}
 	}
@@ -170,31 +210,38 @@ func (b *builder) keepClaims() {
 		if _, bad := overlapsAny(p, b.r.Standing.Own); bad {
 			continue
 		}
-		w := b.way(via)
-		b.podCIDR(p, via, w)
-		b.node(via, via, w)
+		internal := []netip.Addr{via}
+		if alias := b.in.Before.Aliases[via]; alias.IsValid() {
+			internal = append(internal, alias)
+		}
+		b.reached(internal, []netip.Prefix{p}, b.ways(internal))
 	}
 	slices.SortFunc(b.r.Routes, func(x, y Route) int { return x.Dst.Addr().Compare(y.Dst.Addr()) })
 }
 
-// local adds what is on this node: podCIDR, pods outside it, own addresses. An address
+// local adds what is on this node: podCIDRs, pods outside them, own addresses. An address
 // that was here a moment ago is nobody else's unless something says so.
 func (b *builder) local() {
-	own := b.r.Standing.Own4()
-	if own.IsValid() {
+	for _, own := range b.r.Standing.Own {
 		b.destination(own, destinations.Value{Kind: destinations.Local})
-		b.r.Routes = append(b.r.Routes, Route{Dst: own})
+		if b.used[wire.FamilyOf(own.Addr())] {
+			b.r.Routes = append(b.r.Routes, Route{Dst: own})
+		}
 	}
 	for _, a := range b.in.Facts.Endpoints {
-		if !own.IsValid() || !own.Contains(a) {
+		if !containsAddr(b.r.Standing.Own, a) {
 			b.destination(host(a), destinations.Value{Kind: destinations.Local})
 		}
 	}
-	for _, p := range b.in.Facts.Local {
-		b.destination(p, destinations.Value{Kind: destinations.Host})
+	for _, p := range slices.Concat(b.in.Facts.Local, ofLink) {
+		if _, wider := overlapsAny(p, ofLink); !wider || slices.Contains(ofLink, p) {
+			b.destination(p, destinations.Value{Kind: destinations.Host})
+		}
 	}
-	if a := b.r.Config.Tunnel[wire.IPv4].Address.Netip(); a.IsValid() {
-		b.destination(host(a), destinations.Value{Kind: destinations.Host})
+	for _, t := range b.r.Config.Tunnel {
+		if a := t.Address.Netip(); a.IsValid() {
+			b.destination(host(a), destinations.Value{Kind: destinations.Host})
+		}
 	}
 	more := slices.Clone(b.in.Facts.Broadcast)
 	for _, a := range b.in.Facts.Recent {
@@ -207,18 +254,19 @@ func (b *builder) local() {
 	}
 }
 
-// uplinks adds the address to masquerade to on each uplink: the InternalIP where
+// uplinks adds the addresses to masquerade to on each uplink: the InternalIP where
 // it stands there, else the primary one.
 func (b *builder) uplinks() {
-	nodeIP := b.r.Standing.NodeIP4()
 	for _, l := range b.in.Facts.Uplinks {
-		var chosen netip.Addr
-		for _, a := range l.Addresses {
-			if a.Is4() && (!chosen.IsValid() || a == nodeIP) {
-				chosen = a
+		v := uplinks.Value{Bit: l.Bit}
+		for f := range wire.Families {
+			chosen := firstOf(f, l.Addresses)
+			if nodeIP := b.r.Standing.NodeIP(f); nodeIP.IsValid() && slices.Contains(l.Addresses, nodeIP) {
+				chosen = nodeIP
 			}
+			v.Addresses[f] = wire.AddrFrom(chosen)
 		}
-		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = uplinks.Value{Addresses: wire.AddressesFrom(chosen), Bit: l.Bit}
+		b.r.Uplinks[uplinks.Key{Ifindex: l.Index}] = v
 	}
 }
 

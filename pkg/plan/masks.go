@@ -13,9 +13,6 @@ import (
 // lead over no uplink hide wider ones.
 type routeMasks map[int]*bart.Table[uint64]
 
-// everything is the prefix of a default route.
-var everything = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-
 func newRouteMasks(f Facts) routeMasks {
 	bits := make(map[uint32]uint64, len(f.Uplinks))
 	for _, l := range f.Uplinks {
@@ -37,11 +34,11 @@ func newRouteMasks(f Facts) routeMasks {
 	return tables
 }
 
-// keepDefault lets the uplinks of the last default route count while there is none, and reports whether it does. Mostly it is
+// keepDefault lets the uplinks of a family's last default route count while there is none, and reports whether it does. Mostly it is
 // missing for a moment, as while a lease is renewed. Uplinks that are away don't count: their other routes are gone as well.
-func (m routeMasks) keepDefault(uplinks []Link, world []uint32) (kept bool) {
+func (m routeMasks) keepDefault(route netip.Prefix, uplinks []Link, world []uint32) (kept bool) {
 	for _, t := range m {
-		if _, there := t.Get(everything); there {
+		if _, there := t.Get(route); there {
 			return false
 		}
 	}
@@ -57,7 +54,7 @@ func (m routeMasks) keepDefault(uplinks []Link, world []uint32) (kept bool) {
 	if m[0] == nil {
 		m[0] = &bart.Table[uint64]{}
 	}
-	m[0].Insert(everything, mask)
+	m[0].Insert(route, mask)
 	return true
 }
 
@@ -73,7 +70,7 @@ func (m routeMasks) around(p netip.Prefix) (mask uint64) {
 // onlyByDefault reports whether no route but the default one leads to all of p.
 func (m routeMasks) onlyByDefault(p netip.Prefix) bool {
 	for _, t := range m {
-		if longest, _, found := t.LookupPrefixLPM(p); found && longest != everything {
+		if longest, _, found := t.LookupPrefixLPM(p); found && longest.Bits() > 0 {
 			return false
 		}
 	}

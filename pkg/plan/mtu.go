@@ -1,9 +1,12 @@
 package plan
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // ethernet is the MTU of pods on a node without uplinks.
@@ -11,8 +14,8 @@ const ethernet = 1500
 
 // Ways are the uplinks, by index, that pods' packets leave by.
 type Ways struct {
-	World []uint32 // the default routes'
-	All   []uint32 // these, and those to other nodes and their pods
+	World [wire.Families][]uint32 // the default routes'
+	All   []uint32                // these, and those to other nodes and their pods
 	// Tunnel says that some packets go, or will go, through the tunnel.
 	Tunnel bool
 }
@@ -22,8 +25,12 @@ type Ways struct {
 // keeps its MTU. An uplink that was away already when the agent started counts in any case.
 func (b *builder) mtu() {
 	before := b.in.Before.Ways
-	world := b.masks.around(everything)
-	all := world
+	var world [wire.Families]uint64
+	all := uint64(0)
+	for f := range wire.Families {
+		world[f] = b.masks.around(everything[f])
+		all |= world[f]
+	}
 	for _, v := range b.r.Destinations {
 		if v.Kind == destinations.PodCIDR { // not all addresses of a node, by some of which nothing may go
 			all |= v.Uplinks
@@ -31,25 +38,50 @@ func (b *builder) mtu() {
 	}
 	var now Ways
 	for _, l := range b.in.Facts.Uplinks {
-		toWorld := world&(1<<l.Bit) != 0 || world == 0 && slices.Contains(before.World, l.Index)
-		away := l.Away && (before.All == nil || slices.Contains(before.All, l.Index))
-		if toWorld {
-			now.World = append(now.World, l.Index)
+		toWorld := false
+		for f := range wire.Families {
+			if world[f]&(1<<l.Bit) != 0 || world[f] == 0 && slices.Contains(before.World[f], l.Index) {
+				now.World[f], toWorld = append(now.World[f], l.Index), true
+			}
 		}
+		away := l.Away && (before.All == nil || slices.Contains(before.All, l.Index))
 		if toWorld || away || all&(1<<l.Bit) != 0 {
 			now.All = append(now.All, l.Index)
 		}
 	}
-	b.r.MTU = leastMTU(b.in.Facts.Uplinks, now.All)
+	b.r.MTU = ethernet
+	if b.narrowest = leastMTU(b.in.Facts.Uplinks, now.All); b.narrowest.MTU != 0 {
+		b.r.MTU = int(b.narrowest.MTU)
+	}
 	t := b.throughTunnel()
 	now.Tunnel = t.any || t.missing && (before.All == nil || before.Tunnel)
 	switch {
 	case t.mtu != 0:
 		b.r.MTU = min(b.r.MTU, t.mtu)
 	case now.Tunnel:
-		b.r.MTU = InnerMTU(uint32(b.r.MTU))
+		b.r.MTU = InnerMTU(uint32(b.r.MTU), b.outerFamily())
 	}
 	b.r.Standing.Ways = now
+}
+
+// outerFamily is that of outer packets to nodes that are still to come, as far as it depends on this one.
+func (b *builder) outerFamily() wire.Family {
+	if ips := b.r.Standing.NodeIPs; len(ips) > 0 && b.used[wire.FamilyOf(ips[0])] {
+		return wire.FamilyOf(ips[0])
+	}
+	return wire.IPv4
+}
+
+// podMTU is what pods get, in bytes of IP packet: --mtu, or what fits.
+func (b *builder) podMTU() int { return cmp.Or(b.in.MTU, b.r.MTU) }
+
+// tooNarrow says what leaves pods less than so many bytes.
+func (b *builder) tooNarrow(least int) string {
+	if b.in.MTU != 0 {
+		return fmt.Sprintf("--mtu=%d gives the pods' interfaces less than the %d bytes that IPv6 needs: pods get no IPv6 address", b.in.MTU, least)
+	}
+	return fmt.Sprintf("uplink %s (MTU %d) leaves %d bytes for pods' packets, and IPv6 needs %d: pods get no IPv6 address",
+		cmp.Or(b.narrowest.Name, "none"), b.narrowest.MTU, b.r.MTU, least)
 }
 
 // tunnelled is about the podCIDRs that packets get to through the tunnel.
@@ -75,16 +107,12 @@ func (b *builder) throughTunnel() (t tunnelled) {
 	return t
 }
 
-// leastMTU is the least MTU of the uplinks with these indexes; without any, of all.
-func leastMTU(uplinks []Link, of []uint32) int {
-	least := uint32(0)
+// leastMTU is the uplink with the least MTU of those with these indexes; without any, of all. If there is none, it has no MTU.
+func leastMTU(uplinks []Link, of []uint32) (least Link) {
 	for _, l := range uplinks {
-		if (len(of) == 0 || slices.Contains(of, l.Index)) && (least == 0 || l.MTU < least) {
-			least = l.MTU
+		if (len(of) == 0 || slices.Contains(of, l.Index)) && (least.MTU == 0 || l.MTU < least.MTU) {
+			least = l
 		}
 	}
-	if least == 0 {
-		return ethernet
-	}
-	return int(least)
+	return least
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // Link is an interface that leads out of the node.
@@ -81,12 +82,14 @@ type Facts struct {
 
 // Standing is what was in force before: it outlives a restart of the agent.
 type Standing struct {
-	// Own are this node's podCIDRs, at most one per family.
+	// Own are this node's podCIDRs, at most one per family, in the order in which the Node has them.
 	Own []netip.Prefix
-	// NodeIPs are this node's InternalIPs, at most one per family.
+	// NodeIPs are this node's InternalIPs, at most one per family, in the same way.
 	NodeIPs []netip.Addr
 	// Claims says by which node address each podCIDR of another node is reached.
 	Claims map[netip.Prefix]netip.Addr
+	// Aliases has, for such an address, the same node's one of the other family.
+	Aliases map[netip.Addr]netip.Addr
 	// Ways are those that the MTU was planned for.
 	Ways Ways
 }
@@ -115,6 +118,8 @@ type Input struct {
 	// --cluster-cidr, name.
 	Service []netip.Prefix
 	Native  []netip.Prefix
+	// MTU is what --mtu gives pods, in bytes; 0: what fits the uplinks.
+	MTU int
 }
 
 // Reason says in one word what is wrong with a Node.
@@ -153,8 +158,9 @@ type Route struct {
 
 // Peer is another node as it is reached.
 type Peer struct {
-	Name     string
-	Address  netip.Addr
+	Name    string
+	Address netip.Addr
+	// Way is the worst of those to its podCIDRs, which may differ by family.
 	Way      destinations.Way
 	PodCIDRs []netip.Prefix
 }
@@ -163,7 +169,11 @@ type Peer struct {
 type Result struct {
 	// NotReady says why this node can't carry a pod; empty: it can.
 	NotReady string
+	// Missing says why pods get no address of a family that the cluster has; empty: they get one, or nobody does.
+	Missing [wire.Families]string
 
+	// PodCIDRs are those that new pods get addresses from, in the order in which the Node has them.
+	PodCIDRs []netip.Prefix
 	// MTU of pods that are made from now on, in bytes of IP packet.
 	MTU          int
 	Config       config.Value
@@ -177,28 +187,31 @@ type Result struct {
 	Problems []Problem
 	// Notes are sentences that are no problem but worth a line in the log.
 	Notes []string
-	// Source is what the host's own packets to pods get as their source: the IPv4
+	// Sources are what the host's own packets to pods get as their source: the family's
 	// InternalIP; invalid while that is on no interface, since the kernel refuses a
 	// route with it then.
-	Source netip.Addr
+	Sources wire.Addresses
 	// Standing is the Before of the next Make.
 	Standing Standing
 }
 
-// Own4 returns this node's IPv4 podCIDR, or an invalid prefix.
-func (s Standing) Own4() netip.Prefix {
+// PodCIDR returns this node's podCIDR of a family, or an invalid prefix.
+func (s Standing) PodCIDR(f wire.Family) netip.Prefix {
 	for _, p := range s.Own {
-		if p.Addr().Is4() {
+		if wire.FamilyOf(p.Addr()) == f {
 			return p
 		}
 	}
 	return netip.Prefix{}
 }
 
-// NodeIP4 returns this node's IPv4 InternalIP, or an invalid address.
-func (s Standing) NodeIP4() netip.Addr {
-	for _, a := range s.NodeIPs {
-		if a.Is4() {
+// NodeIP returns this node's InternalIP of a family, or an invalid address.
+func (s Standing) NodeIP(f wire.Family) netip.Addr { return firstOf(f, s.NodeIPs) }
+
+// firstOf returns the first address of a family, or an invalid one.
+func firstOf(f wire.Family, all []netip.Addr) netip.Addr {
+	for _, a := range all {
+		if wire.FamilyOf(a) == f {
 			return a
 		}
 	}

@@ -272,7 +272,7 @@ func TestOwn(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := Make(tt.in)
-			if own := r.Standing.Own4(); own.IsValid() != (tt.own != "") || own.IsValid() && own.String() != tt.own {
+			if own := r.Standing.PodCIDR(wire.IPv4); own.IsValid() != (tt.own != "") || own.IsValid() && own.String() != tt.own {
 				t.Errorf("own podCIDR %v, want %q", own, tt.own)
 			}
 			if (r.NotReady == "") != (tt.reason == "") || !strings.Contains(r.NotReady, tt.reason) {
@@ -383,10 +383,10 @@ func TestAddressThatIsAwayIsNoSource(t *testing.T) {
 	in.Facts.Local = prefixes("127.0.0.0/8", "172.18.0.200/32")
 	r := Make(in)
 	want := Route{Dst: netip.MustParsePrefix("10.244.2.0/24"), Via: netip.MustParseAddr("172.18.0.12"), Index: 2}
-	if !slices.Contains(r.Routes, want) || r.Source.IsValid() {
-		t.Errorf("routes %v, source %v; want the route without a source", r.Routes, r.Source)
+	if !slices.Contains(r.Routes, want) || r.Sources[wire.IPv4] != (wire.Addr{}) {
+		t.Errorf("routes %v, source %v; want the route without a source", r.Routes, r.Sources)
 	}
-	if got := r.Standing.NodeIP4().String(); got != "172.18.0.11" || r.NotReady != "" {
+	if got := r.Standing.NodeIP(wire.IPv4).String(); got != "172.18.0.11" || r.NotReady != "" {
 		t.Errorf("the node's address is %s, ready %v (%s)", got, r.NotReady == "", r.NotReady)
 	}
 	if diff := cmp.Diff([]string{"n1 refused"}, problems(r)); diff != "" {

@@ -47,7 +47,7 @@ func (b *builder) ofUplinks(p netip.Prefix) bool {
 }
 
 // parts makes an entry for each prefix that has none: a part of the next wider one, or
-// of the world. This node's own podCIDR is never split, its pods are not found by it.
+// of the world. This node's own podCIDRs are never split, its pods are not found by them.
 func (b *builder) parts(far map[netip.Prefix]destinations.Flags) {
 	prefixes := make([]netip.Prefix, 0, len(far))
 	for p := range far {
@@ -55,11 +55,10 @@ func (b *builder) parts(far map[netip.Prefix]destinations.Flags) {
 	}
 	// The widest first: a part may have parts.
 	slices.SortFunc(prefixes, func(p, q netip.Prefix) int { return cmp.Compare(p.Bits(), q.Bits()) })
-	own := b.r.Standing.Own4()
 	for _, p := range prefixes {
-		if own.IsValid() && p.Overlaps(own) {
+		if own, overlaps := overlapsAny(p, b.r.Standing.Own); overlaps {
 			b.r.Config.Flags |= config.PodCIDRToStack
-			if own.Contains(p.Addr()) && own.Bits() <= p.Bits() {
+			if own.Bits() <= p.Bits() {
 				continue
 			}
 		}
@@ -67,7 +66,7 @@ func (b *builder) parts(far map[netip.Prefix]destinations.Flags) {
 		if _, there := b.r.Destinations[key]; !there {
 			v := wider(b.r.Destinations, p)
 			v.Flags |= destinations.Part
-			b.r.Destinations[key] = v
+			b.destination(p, v)
 		}
 	}
 }

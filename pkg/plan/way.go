@@ -9,24 +9,65 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// way is how packets get to another node's pods.
+// way is how packets of a family get to another node's pods.
 type way struct {
 	kind  destinations.Way
 	index uint32 // of the uplink, or of the tunnel device
 	mtu   uint32 // in bytes of IP packet
+	// via is the InternalIP that packets are sent to, the next hop or the far end; without a way the one that they would be.
+	// alias is the node's one of the other family; it may be invalid.
+	via, alias netip.Addr
 }
 
-// way finds how to get to the node with that InternalIP.
-func (b *builder) way(via netip.Addr) way {
-	link, onLink := b.reach(via)
-	if onLink && b.in.Mode != RouteVXLAN {
-		return way{destinations.Direct, link.Index, link.MTU}
+// ways finds how to get to the node with these InternalIPs, of which there is at least one.
+func (b *builder) ways(internal []netip.Addr) (all [wire.Families]way) {
+	for f := range wire.Families {
+		w := b.way(f, internal)
+		w.alias = firstOf(other(w.via), internal)
+		if w.alias.IsValid() && !b.used[wire.FamilyOf(w.alias)] {
+			w.alias = netip.Addr{}
+		}
+		all[f] = w
 	}
-	mtu := b.underlayMTU(via)
-	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || mtu <= overhead(via) {
-		return way{kind: destinations.None}
+	return all
+}
+
+// way finds the way of one family: directly to the InternalIP of that family, or through the tunnel to whichever this node can
+// send outer packets to.
+func (b *builder) way(f wire.Family, internal []netip.Addr) way {
+	near, far := firstOf(f, internal), b.farEnd(internal)
+	if link, onLink := b.reach(near); onLink && b.in.Mode != RouteVXLAN {
+		return way{kind: destinations.Direct, index: link.Index, mtu: link.MTU, via: near}
 	}
-	return way{destinations.Tunnel, b.in.Facts.Tunnel, mtu - overhead(via)}
+	mtu := b.underlayMTU(far)
+	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || mtu <= overhead(far) {
+		return way{kind: destinations.None, via: far}
+	}
+	return way{kind: destinations.Tunnel, index: b.in.Facts.Tunnel, mtu: mtu - overhead(far), via: far}
+}
+
+// farEnd is the first InternalIP of another node of which family this node has one as well; without any, the first that can be used.
+func (b *builder) farEnd(internal []netip.Addr) netip.Addr {
+	for _, a := range internal {
+		if b.r.Standing.NodeIP(wire.FamilyOf(a)).IsValid() {
+			return a
+		}
+	}
+	for f := range wire.Families {
+		if a := firstOf(f, internal); a.IsValid() && b.used[f] {
+			return a
+		}
+	}
+	return internal[0]
+}
+
+// other is the family that an address is not of.
+func other(a netip.Addr) wire.Family { return wire.Families - 1 - wire.FamilyOf(a) }
+
+// worse is the one of two ways that less can be done by.
+func worse(a, b destinations.Way) destinations.Way {
+	order := []destinations.Way{destinations.Direct, destinations.Tunnel, destinations.None}
+	return order[max(slices.Index(order, a), slices.Index(order, b))]
 }
 
 // mayTunnel reports whether the mode has nodes that are reached by the tunnel.
@@ -55,37 +96,45 @@ func overhead(via netip.Addr) uint32 {
 	return header + vxlan + udp + ipv6
 }
 
-// InnerMTU is what fits through the tunnel where the underlay, of IPv4, has that MTU; for none, Ethernet's. In bytes of IP packet.
-func InnerMTU(underlay uint32) int {
+// InnerMTU is what fits through the tunnel where the underlay, of that family, has that MTU; for none, Ethernet's. In bytes of IP
+// packet.
+func InnerMTU(underlay uint32, f wire.Family) int {
 	if underlay == 0 {
 		underlay = ethernet
 	}
-	return int(underlay) - int(overhead(netip.IPv4Unspecified()))
+	return int(underlay) - int(overhead(everything[f].Addr()))
 }
 
-// whyNone says why packets can't get to the node with that InternalIP.
-func (b *builder) whyNone(via netip.Addr) string {
+// whyNone says why packets of a family can't get to the node with these InternalIPs.
+func (b *builder) whyNone(f wire.Family, w way, internal []netip.Addr) string {
+	near := firstOf(f, internal)
 	switch {
+	case !b.mayTunnel() && !near.IsValid():
+		return fmt.Sprintf("it has no %s InternalIP, so its %[1]s pods can't be reached by direct routing", f.Name())
 	case !b.mayTunnel():
-		return fmt.Sprintf("InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", via, b.uplinkNames())
+		return fmt.Sprintf("InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", near, b.uplinkNames())
 	case b.in.Facts.Tunnel == 0:
-		return fmt.Sprintf("InternalIP %s is to be reached by the tunnel (--routing-mode=%s), and there is no tunnel device that works", via, b.in.Mode)
+		return fmt.Sprintf("InternalIP %s is to be reached by the tunnel (--routing-mode=%s), and there is no tunnel device that works", w.via, b.in.Mode)
 	}
 	return fmt.Sprintf("no route over an uplink (%s), or none with room for the tunnel's headers, leads to InternalIP %s, so its pods can't be reached by the tunnel",
-		b.uplinkNames(), via)
+		b.uplinkNames(), w.via)
 }
 
-// tunnel tells the programs of the tunnel, whatever the mode. The device gets the podCIDR's network address, so that
-// netfilter masquerades to an address that the far end knows as this node's. No pod gets it; where another ipam plugin has
+// tunnel tells the programs of the tunnel, whatever the mode. The device gets the podCIDRs' network addresses, so that
+// netfilter masquerades to an address that the far end knows as this node's. No pod gets one; where another ipam plugin has
 // given it to a pod before, the device has none.
 func (b *builder) tunnel() {
 	if b.in.Facts.Tunnel == 0 {
 		return
 	}
 	b.r.Config.TunnelIfindex = b.in.Facts.Tunnel
-	b.r.Config.Tunnel[wire.IPv4].Source = wire.AddrFrom(b.r.Source)
-	const pointToPoint = 31 // of so small a podCIDR every address may be a pod's
-	if own := b.r.Standing.Own4(); own.IsValid() && own.Bits() < pointToPoint && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
-		b.r.Config.Tunnel[wire.IPv4].Address = wire.AddrFrom(own.Addr())
+	for f := range wire.Families {
+		t := &b.r.Config.Tunnel[f]
+		t.Source = b.r.Sources[f]
+		own := b.r.Standing.PodCIDR(f)
+		tiny := own.Bits() >= own.Addr().BitLen()-1 // of so small a podCIDR every address may be a pod's
+		if b.used[f] && own.IsValid() && !tiny && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
+			t.Address = wire.AddrFrom(own.Addr())
+		}
 	}
 }

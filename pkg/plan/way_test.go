@@ -95,7 +95,7 @@ func TestWays(t *testing.T) {
 				if v.Way() != want || peer.Way != want || v.Node != wire.AddrFrom(peer.Address) || address.Node != v.Node {
 					t.Errorf("%s is reached %s, %+v, its address %+v; want %s", peer.Name, peer.Way, v, address, want)
 				}
-				byTunnel := Route{Dst: v0(peer), Src: r.Source, Index: tunnelIndex, MTU: tt.mtu}
+				byTunnel := Route{Dst: v0(peer), Src: r.Sources[wire.IPv4].Netip(), Index: tunnelIndex, MTU: tt.mtu}
 				switch want {
 				case tunnel:
 					if route != byTunnel || v.MTU != tt.mtu || v.Ifindex != 0 || address.Flags != destinations.ByTunnel || address.MTU != tt.mtu {

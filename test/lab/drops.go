@@ -13,7 +13,7 @@ import (
 
 // noise is dropped in every lab: an interface with IPv6 asks for routers and multicast groups all by itself, and this
 // version does not carry IPv6.
-var noise = []drops.Reason{drops.IPv6Unsupported}
+var noise = []drops.Reason{drops.LinkScope}
 
 // Drops reads the node's drop counters that are not zero. A node on which no agent has been yet has none.
 func (n *Node) Drops() ([]drops.Counter, error) {

@@ -1,7 +1,6 @@
 package prog
 
 import (
-	"net/netip"
 	"testing"
 	"time"
 
@@ -30,10 +29,11 @@ import (
 // mark is the bit that the programs are loaded with.
 const mark = 0x00800000
 
-// bed is a node with the programs loaded and the maps filled as the agent and
-// the plugin fill them. Nothing is pinned.
+// bed is a node of both families with the programs loaded and the maps filled as the agent and the plugin fill them, and
+// the family in which a story happens there. Nothing is pinned.
 type bed struct {
 	testing.TB
+	family
 	wires
 	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
@@ -79,10 +79,10 @@ func withPaths(d time.Duration) option {
 func withoutMasquerade(c *config.NodeConfig) { c.Masquerade = 0 }
 
 // newBed makes a node in a network namespace of the calling goroutine's own.
-func newBed(tb testing.TB, options ...option) *bed {
+func newBed(tb testing.TB, f family, options ...option) *bed {
 	tb.Helper()
 	priv.Isolate(tb)
-	b := &bed{TB: tb, wires: buildNode(tb)}
+	b := &bed{TB: tb, family: f, wires: buildNode(tb)}
 	b.born = now(b)
 	b.load(options)
 	b.fillNode()
@@ -95,7 +95,7 @@ func newBed(tb testing.TB, options ...option) *bed {
 func (b *bed) load(options []option) {
 	b.Helper()
 	c := config.NodeConfig{
-		Masquerade: 1, Mark: mark, SnatPortLow: 49152, SnatPortHigh: 65535, SnatEntries: 4096, ConntrackEntries: 4096,
+		Masquerade: 1<<wire.IPv4 | 1<<wire.IPv6, Mark: mark, SnatPortLow: 49152, SnatPortHigh: 65535, SnatEntries: 4096, ConntrackEntries: 4096,
 		TunnelPort: tunnelPort, TunnelVNI: vni, TunnelChecksum: 1,
 	}
 	for _, o := range options {
@@ -133,10 +133,15 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 
 // configure writes the node's one record, with these flags.
 func (b *bed) configure(flags config.Flags) {
-	must(b, b.config.Put(config.Key{}, config.Value{
-		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr(nodeIP)}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24}, Flags: flags,
-		TunnelIfindex: uint32(b.tunnel), Tunnel: [wire.Families]config.TunnelAddresses{{Source: addr(nodeIP), Address: addr(tunnelIP)}},
-	}))
+	v := config.Value{
+		Layout: wire.LayoutVersion, NodeAddresses: both(nodeIP), PodCIDRAddresses: both("10.244.1.0"), Flags: flags,
+		TunnelIfindex: uint32(b.tunnel),
+	}
+	for f := range wire.Families {
+		v.PodCIDRLens[f] = uint32(family{f}.prefix("10.244.1.0/24").Bits())
+		v.Tunnel[f] = config.TunnelAddresses{Source: family{f}.addr(nodeIP), Address: family{f}.addr(tunnelIP)}
+	}
+	must(b, b.config.Put(config.Key{}, v))
 }
 
 // fillNode writes what the agent knows of the cluster, and that it sweeps the tables.
@@ -145,52 +150,77 @@ func (b *bed) fillNode() {
 		must(b, b.usage.Put(usage.Key{Table: table}, usage.Value{Swept: now(b) + uint64(2*day)}))
 	}
 	b.uplink1(nodeIP)
-	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.other.index)}, uplinks.Value{Addresses: wire.Addresses{addr(nodeOtherIP)}}))
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.other.index)}, uplinks.Value{Addresses: both(nodeOtherIP)}))
 	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.bare.index)}, uplinks.Value{}))
-	podCIDR := func(node string, via int) destinations.Value {
-		return destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(via), Node: addr(node), MTU: mtu}
+	for f := range wire.Families {
+		b.fillDestinations(family{f})
 	}
+}
+
+// behind is another node's podCIDR by an uplink, or by none.
+func (f family) behind(node string, via int) destinations.Value {
+	return destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(via), Node: f.addr(node), Alias: f.opposite().addr(node), MTU: mtu}
+}
+
+// node is another node's address.
+func (f family) node(address string) destinations.Value {
+	return destinations.Value{Kind: destinations.Node, Node: f.addr(address), Alias: f.opposite().addr(address)}
+}
+
+// byTunnel is how node 5, behind the tunnel, or its pods, are reached.
+func (f family) byTunnel(kind destinations.Kind) destinations.Value {
+	return destinations.Value{
+		Kind: kind, Node: f.addr(node5IP), Alias: f.opposite().addr(node5IP), MTU: tunnelMTU, Flags: destinations.ByTunnel,
+	}
+}
+
+// fillDestinations writes what a family's addresses are.
+func (b *bed) fillDestinations(f family) {
+	b.Helper()
 	for prefix, v := range map[string]destinations.Value{
 		"10.244.1.0/24":     {Kind: destinations.Local},
 		podC + "/32":        {Kind: destinations.Local},
-		"10.244.2.0/24":     podCIDR(node2IP, b.uplink.index),
-		"10.244.3.0/24":     podCIDR(offLinkIP, 0),
-		"10.244.4.0/24":     podCIDR(silentIP, b.uplink.index),
+		"10.244.2.0/24":     f.behind(node2IP, b.uplink.index),
+		"10.244.3.0/24":     f.behind(offLinkIP, 0),
+		"10.244.4.0/24":     f.behind(silentIP, b.uplink.index),
 		nodeIP + "/32":      {Kind: destinations.Host},
 		nodeOtherIP + "/32": {Kind: destinations.Host},
 		"169.254.20.10/32":  {Kind: destinations.Host},
-		node2IP + "/32":     {Kind: destinations.Node, Node: addr(node2IP)},
-		node5IP + "/32":     {Kind: destinations.Node, Node: addr(node5IP), MTU: tunnelMTU, Flags: destinations.ByTunnel},
-		"10.244.5.0/24":     {Kind: destinations.PodCIDR, Node: addr(node5IP), MTU: tunnelMTU, Flags: destinations.ByTunnel},
+		node2IP + "/32":     f.node(node2IP),
+		node5IP + "/32":     f.byTunnel(destinations.Node),
+		"10.244.5.0/24":     f.byTunnel(destinations.PodCIDR),
 		tunnelIP + "/32":    {Kind: destinations.Host},
 		"10.200.0.0/16":     {Kind: destinations.Native},
-		"198.51.100.128/25": {Kind: destinations.World},
+		stated + "/32":      {Kind: destinations.World},
 	} {
-		must(b, b.destinations.Put(destinations.KeyFrom(netip.MustParsePrefix(prefix)), v))
+		must(b, b.destinations.Put(f.key(prefix), v))
 	}
 }
 
 // uplink1 gives the first uplink its address to masquerade to.
 func (b *bed) uplink1(address string) {
-	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.uplink.index)}, uplinks.Value{Addresses: wire.Addresses{addr(address)}}))
+	must(b, b.uplinks.Put(uplinks.Key{Ifindex: uint32(b.uplink.index)}, uplinks.Value{Addresses: both(address)}))
 }
 
 // addPod writes what the plugin writes at ADD.
 func (b *bed) addPod(pod string) { b.addPodAs(pod, pod) }
 
-// addPodAs does so for a pod that gets another address.
+// addPodAs does so for a pod that gets another address, of each family.
 func (b *bed) addPodAs(pod, address string) {
 	l := b.pods[pod]
 	podMAC, hostMAC := wire.MAC(l.peer), wire.MAC(l.mac)
 	must(b, b.devices.Put(devices.Key{Ifindex: uint32(l.index)},
-		devices.Value{Addresses: wire.Addresses{addr(address)}, PodMAC: podMAC, HostMAC: hostMAC}))
-	must(b, b.endpoints.Put(endpoints.Key{Address: addr(address)},
-		endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
+		devices.Value{Addresses: both(address), PodMAC: podMAC, HostMAC: hostMAC}))
+	for _, a := range both(address) {
+		must(b, b.endpoints.Put(endpoints.Key{Address: a}, endpoints.Value{Ifindex: uint32(l.index), PodMAC: podMAC, HostMAC: hostMAC}))
+	}
 }
 
 // deletePod removes what the plugin removes at DEL.
 func (b *bed) deletePod(pod string) {
-	must(b, b.endpoints.Delete(endpoints.Key{Address: addr(pod)}))
+	for _, a := range both(pod) {
+		must(b, b.endpoints.Delete(endpoints.Key{Address: a}))
+	}
 	must(b, b.devices.Delete(devices.Key{Ifindex: uint32(b.pods[pod].index)}))
 }
 

@@ -1,12 +1,11 @@
 package prog
 
 import (
-	"net/netip"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -82,9 +81,9 @@ var paths = []path{
 		b.fromUplink(tcp(world, 4000, podA, 80, syn))
 		return tcp(podA, 80, world, 4000, ack), b.pods[podA]
 	}},
-	{name: "from_pod/arp", d: wire.FromPod, want: "answered", prepare: func(b *bed) (packet, veth) {
+	{name: "from_pod/gateway", d: wire.FromPod, want: "answered", prepare: func(b *bed) (packet, veth) {
 		return packet{}, b.pods[podA]
-	}, frame: func(b *bed) []byte { return arp(b, 1, b.pods[podA].peer, podA, "169.254.1.1") }},
+	}, frame: func(b *bed) []byte { return b.question(podA, gateway) }},
 	{name: "from_uplink/other_node", d: wire.FromUplink, want: "delivered", prepare: func(b *bed) (packet, veth) {
 		return udp(remote, 40000, podA, 80), b.uplink
 	}},
@@ -127,10 +126,12 @@ var paths = []path{
 // small program writes it anew before each and calls ours; what that takes is measured in turn with it and taken off.
 func BenchmarkPath(b *testing.B) {
 	for _, p := range paths {
-		b.Run(p.name, func(b *testing.B) {
-			options := []option{withTables(262144, 262144), withPaths(10 * time.Millisecond)}
-			p.measure(newBed(b, append(options, p.options...)...), b)
-		})
+		for f, suffix := range map[family]string{inIPv4: "", inIPv6: "/ipv6"} {
+			b.Run(p.name+suffix, func(b *testing.B) {
+				options := []option{withTables(262144, 262144), withPaths(10 * time.Millisecond)}
+				p.measure(newBed(b, f, append(options, p.options...)...), b)
+			})
+		}
 	}
 }
 
@@ -142,7 +143,7 @@ func (p path) measure(n *bed, b *testing.B) {
 	if p.frame != nil {
 		frame = p.frame(n)
 	} else {
-		frame = what.bytes(b)
+		frame = what.bytes(n.family)
 	}
 	n.run(p.d, l.index, frame, map[int]uint32{skbMark: p.mark}).is(p.want)
 	nothing := n.nothing()
@@ -173,9 +174,8 @@ func (p path) measure(n *bed, b *testing.B) {
 func (b *bed) farNodes(count int) {
 	b.Helper()
 	for i := range count {
-		podCIDR := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(100 + i>>8), byte(i), 0}), 24)
-		must(b, b.destinations.Put(destinations.KeyFrom(podCIDR),
-			destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(node2IP), MTU: mtu}))
+		podCIDR := b.key(fmt.Sprintf("10.%d.%d.0/24", 100+i>>8, i&0xff))
+		must(b, b.destinations.Put(podCIDR, b.behind(node2IP, b.uplink.index)))
 	}
 }
 

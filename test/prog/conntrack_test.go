@@ -2,7 +2,6 @@ package prog
 
 import (
 	"encoding/binary"
-	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -14,7 +13,6 @@ import (
 const (
 	ctaNATSource      = 6
 	ctaNATDestination = 13
-	ctaNATAddress     = 1 // CTA_NAT_V4_MINIP
 	ctaNATProto       = 3
 	ctaNATPortMin     = 1
 	ctaNATPortMax     = 2
@@ -28,15 +26,16 @@ func (b *bed) netfilterKnows(flow wire.Tuple) { b.Helper(); b.netfilterTranslate
 func (b *bed) netfilterTranslates(flow wire.Tuple, change int, to string, port uint16) {
 	b.Helper()
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: each[uint8](b.family, unix.AF_INET, unix.AF_INET6), Version: nl.NFNETLINK_V0})
 	reply := flow
 	reply.Src, reply.Dst, reply.Sport, reply.Dport = flow.Dst, flow.Src, flow.Dport, flow.Sport
-	req.AddData(netfilterTuple(nl.CTA_TUPLE_ORIG, flow))
-	req.AddData(netfilterTuple(nl.CTA_TUPLE_REPLY, reply))
+	req.AddData(b.netfilterTuple(nl.CTA_TUPLE_ORIG, flow))
+	req.AddData(b.netfilterTuple(nl.CTA_TUPLE_REPLY, reply))
 	req.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, 120)))
 	if change != 0 {
 		nat := nl.NewRtAttr(change|unix.NLA_F_NESTED, nil)
-		nat.AddRtAttr(ctaNATAddress, netip.MustParseAddr(to).AsSlice())
+		minIP := each(b.family, 1, 4) // CTA_NAT_V4_MINIP, CTA_NAT_V6_MINIP
+		nat.AddRtAttr(minIP, b.netIP(to))
 		proto := nat.AddRtAttr(ctaNATProto|unix.NLA_F_NESTED, nil)
 		proto.AddRtAttr(ctaNATPortMin, binary.BigEndian.AppendUint16(nil, port))
 		proto.AddRtAttr(ctaNATPortMax, binary.BigEndian.AppendUint16(nil, port))
@@ -46,11 +45,11 @@ func (b *bed) netfilterTranslates(flow wire.Tuple, change int, to string, port u
 	must(b, err)
 }
 
-func netfilterTuple(kind int, t wire.Tuple) *nl.RtAttr {
+func (f family) netfilterTuple(kind int, t wire.Tuple) *nl.RtAttr {
 	tuple := nl.NewRtAttr(kind|unix.NLA_F_NESTED, nil)
 	ip := tuple.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil)
-	ip.AddRtAttr(nl.CTA_IP_V4_SRC, t.Src.Netip().AsSlice())
-	ip.AddRtAttr(nl.CTA_IP_V4_DST, t.Dst.Netip().AsSlice())
+	ip.AddRtAttr(each(f, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC), t.Src.Netip().AsSlice())
+	ip.AddRtAttr(each(f, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST), t.Dst.Netip().AsSlice())
 	proto := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
 	proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{byte(t.Proto)})
 	proto.AddRtAttr(nl.CTA_PROTO_SRC_PORT, t.Sport[:])

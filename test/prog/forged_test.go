@@ -2,7 +2,6 @@ package prog
 
 import (
 	"bytes"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -44,118 +43,132 @@ func (b *bed) victims() map[string]victim {
 
 // A pod that quotes another's packet in an ICMP error ends nothing, wherever it sends the error and whichever program sees it.
 func TestForgedErrorFromPod(t *testing.T) {
-	b := newBed(t)
-	for name, v := range b.victims() {
-		for _, quoted := range []packet{v.received, v.received.replied()} {
-			for what, kind := range icmpErrors {
-				for _, to := range []string{world, world2, remote, node2IP, native, nodeIP, podA, podC, noPod} {
-					e := icmpError(podB, to, kind[0], kind[1], quoted.bytes(t), 20)
-					if got := b.fromPod(e).what; got != "drop FORGED_ERROR" {
-						t.Errorf("%s, %s, to %s: outcome %q", name, what, to, got)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for name, v := range b.victims() {
+			for _, quoted := range []packet{v.received, v.received.replied()} {
+				for what, kind := range icmpErrors {
+					for _, to := range []string{world, world2, remote, node2IP, native, nodeIP, podA, podC, noPod} {
+						e := icmpError(podB, to, kind[0], kind[1], quoted.bytes(b.family), 20)
+						if got := b.fromPod(e).what; got != "drop FORGED_ERROR" {
+							t.Errorf("%s, %s, to %s: outcome %q", name, what, to, got)
+						}
 					}
+					b.toUplink(icmpError(podB, world, kind[0], kind[1], quoted.bytes(b.family), 20)).is("drop FORGED_ERROR")
 				}
-				b.toUplink(icmpError(podB, world, kind[0], kind[1], quoted.bytes(t), 20)).is("drop FORGED_ERROR")
 			}
+			v.goesOn()
 		}
-		v.goesOn()
-	}
-	b.count(3, 1)
+		b.count(3, 1)
+	})
 }
 
 // Beside netfilter the same holds.
 func TestForgedErrorFromPodBesideNetfilter(t *testing.T) {
-	b := newBed(t, besideNetfilter)
-	for _, to := range []string{podA, remote, world} {
-		e := icmpError(podB, to, 3, 3, udp(remote, 53, podA, 5000).bytes(t), 8)
-		b.fromPod(e).is("drop FORGED_ERROR")
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, besideNetfilter)
+		for _, to := range []string{podA, remote, world} {
+			e := icmpError(podB, to, 3, 3, udp(remote, 53, podA, 5000).bytes(b.family), 8)
+			b.fromPod(e).is("drop FORGED_ERROR")
+		}
+	})
 }
 
 // What arrives from outside for a pod quotes a packet of that pod, or it is forged; one to the node that quotes another
 // address's flow likewise. What quotes no flow of ours is the stack's.
 func TestForgedErrorFromOutside(t *testing.T) {
-	b := newBed(t)
-	out := b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
-	for _, from := range []string{world, "192.0.2.1", remote, node2IP, native} {
-		b.fromUplink(icmpError(from, podA, 3, 1, udp(podA, 5000, remote, 53).bytes(t), 8)).is("delivered")
-		b.fromUplink(icmpError(from, podB, 3, 1, udp(podA, 5000, remote, 53).bytes(t), 8)).is("drop FORGED_ERROR")
-		b.fromUplink(icmpError(from, podB, 3, 1, udp(remote, 53, podB, 5000).bytes(t), 8)).is("drop FORGED_ERROR")
-		b.fromUplink(icmpError(from, nodeOtherIP, 3, 1, out.frame, 8)).is("drop FORGED_ERROR")
-		b.fromUplink(icmpError(from, nodeOtherIP, 3, 1, udp(nodeIP, 5000, world, 53).bytes(t), 8)).is("stack")
-	}
-	b.fromUplink(icmpError(podB, podA, 3, 1, udp(podA, 5000, remote, 53).bytes(t), 8)).is("drop SPOOFED_SOURCE")
-	b.count(1, 0)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		out := b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+		for _, from := range []string{world, "192.0.2.1", remote, node2IP, native} {
+			b.fromUplink(icmpError(from, podA, 3, 1, udp(podA, 5000, remote, 53).bytes(b.family), 8)).is("delivered")
+			b.fromUplink(icmpError(from, podB, 3, 1, udp(podA, 5000, remote, 53).bytes(b.family), 8)).is("drop FORGED_ERROR")
+			b.fromUplink(icmpError(from, podB, 3, 1, udp(remote, 53, podB, 5000).bytes(b.family), 8)).is("drop FORGED_ERROR")
+			b.fromUplink(icmpError(from, nodeOtherIP, 3, 1, out.frame, 8)).is("drop FORGED_ERROR")
+			b.fromUplink(icmpError(from, nodeOtherIP, 3, 1, udp(nodeIP, 5000, world, 53).bytes(b.family), 8)).is("stack")
+		}
+		b.fromUplink(icmpError(podB, podA, 3, 1, udp(podA, 5000, remote, 53).bytes(b.family), 8)).is("drop SPOOFED_SOURCE")
+		b.count(1, 0)
+	})
 }
 
 // A pod's errors about what it was sent pass, also about protocols that nobody translates.
 func TestErrorsAboutPodToPodFlows(t *testing.T) {
-	b := newBed(t)
-	for _, peer := range []struct{ addr, want string }{{podA, "delivered"}, {remote, "forwarded"}, {node2IP, "forwarded"}, {nodeIP, "stack"}} {
-		for what, kind := range icmpErrors {
-			for _, got := range []packet{udp(peer.addr, 53, podB, 5000), sctp(peer.addr, podB), ping(peer.addr, 0, podB)} {
-				if r := b.fromPod(icmpError(podB, peer.addr, kind[0], kind[1], got.bytes(t), 8)); r.what != peer.want {
-					t.Errorf("%s to %s about %s: outcome %q", what, peer.addr, describe(got.bytes(t)), r.what)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, peer := range []struct{ addr, want string }{{podA, "delivered"}, {remote, "forwarded"}, {node2IP, "forwarded"}, {nodeIP, "stack"}} {
+			for what, kind := range icmpErrors {
+				for _, got := range []packet{udp(peer.addr, 53, podB, 5000), sctp(peer.addr, podB), ping(peer.addr, 0, podB)} {
+					if r := b.fromPod(icmpError(podB, peer.addr, kind[0], kind[1], got.bytes(b.family), 8)); r.what != peer.want {
+						t.Errorf("%s to %s about %s: outcome %q", what, peer.addr, describe(got.bytes(b.family)), r.what)
+					}
 				}
 			}
 		}
-	}
-	b.empty()
+		b.empty()
+	})
 }
 
 // An error that is cut off before the addresses it quotes, or in pieces, says nothing that could be believed.
 func TestErrorsThatCannotBeJudged(t *testing.T) {
-	b := newBed(t)
-	whole := icmpError(podB, podA, 3, 3, udp(podA, 53, podB, 5000).bytes(t), 8)
-	for _, size := range []int{0, 4, 19} {
-		e := whole.with(func(p *packet) { p.quote = p.quote[:size] })
-		b.fromPod(e).is("drop FORGED_ERROR")
-		e.src, e.dst = remote, podB
-		b.fromUplink(e).is("drop FORGED_ERROR")
-	}
-	first := whole.with(func(p *packet) { p.fragment = moreFragments })
-	b.fromPod(first).is("drop INVALID")
-	first = icmpError(remote, podB, 3, 3, udp(podB, 5000, remote, 53).bytes(t), 8)
-	first.fragment = moreFragments
-	b.fromUplink(first).is("drop INVALID")
-	short := packet{proto: wire.ICMP, src: podB, dst: podA, raw: true, payload: []byte{3, 3, 0, 0}}
-	b.fromPod(short).is("drop INVALID")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		whole := icmpError(podB, podA, 3, 3, udp(podA, 53, podB, 5000).bytes(b.family), 8)
+		for _, size := range []int{0, 4, 19} {
+			e := whole.with(func(p *packet) { p.quote = p.quote[:size] })
+			b.fromPod(e).is("drop FORGED_ERROR")
+			e.src, e.dst = remote, podB
+			b.fromUplink(e).is("drop FORGED_ERROR")
+		}
+		first := whole.with(func(p *packet) { p.fragment = moreFragments })
+		b.fromPod(first).is("drop INVALID")
+		first = icmpError(remote, podB, 3, 3, udp(podB, 5000, remote, 53).bytes(b.family), 8)
+		first.fragment = moreFragments
+		b.fromUplink(first).is("drop INVALID")
+		short := packet{proto: wire.ICMP, src: podB, dst: podA, raw: true, payload: []byte{3, 3, 0, 0}}
+		b.fromPod(short).is("drop INVALID")
+	})
 }
 
 // An error about an error, and one about ports of 0, find no flow, not even one with port 0.
 func TestErrorsAboutOddPackets(t *testing.T) {
-	b := newBed(t)
-	b.fromPod(udp(podB, 0, world, 0)).is("forwarded")
-	b.fromUplink(packet{proto: 50, src: world, dst: podB, payload: make([]byte, 64)}).is("delivered")
-	inner := icmpError(world, podB, 3, 3, udp(podB, 5000, world, 53).bytes(t), 8)
-	b.fromPod(icmpError(podB, world, 3, 3, inner.bytes(t), 36)).is("drop NO_MAPPING")
-	b.fromPod(icmpError(podB, world, 3, 3, packet{proto: 50, src: world, dst: podB, payload: make([]byte, 64)}.bytes(t), 36)).is("drop NO_MAPPING")
-	if v := b.fromPod(icmpError(podB, world, 3, 3, udp(world, 0, podB, 0).bytes(t), 8)).is("forwarded").view(); v.src != nodeIP {
-		t.Errorf("left as %v", v)
-	}
-	b.count(1, 1)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.fromPod(udp(podB, 0, world, 0)).is("forwarded")
+		b.fromUplink(packet{proto: 50, src: world, dst: podB, payload: make([]byte, 64)}).is("delivered")
+		inner := icmpError(world, podB, 3, 3, udp(podB, 5000, world, 53).bytes(b.family), 8)
+		b.fromPod(icmpError(podB, world, 3, 3, inner.bytes(b.family), 36)).is("drop NO_MAPPING")
+		b.fromPod(icmpError(podB, world, 3, 3, packet{proto: 50, src: world, dst: podB, payload: make([]byte, 64)}.bytes(b.family), 36)).is("drop NO_MAPPING")
+		if v := b.fromPod(icmpError(podB, world, 3, 3, udp(world, 0, podB, 0).bytes(b.family), 8)).is("forwarded").view(); v.src != nodeIP {
+			t.Errorf("left as %v", v)
+		}
+		b.count(1, 1)
+	})
 }
 
 // An error neither renews a flow nor removes what an earlier owner left.
 func TestErrorsChangeNoFlow(t *testing.T) {
-	b := newBed(t)
-	masqueraded, recorded := udp(podA, 50000, world, 53), udp(world, 4000, podA, 53)
-	out := b.fromPod(masqueraded).is("forwarded")
-	b.fromUplink(recorded).is("delivered")
-	b.age(2 * time.Second)
-	before, reverse, tracked := all(b, b.snat), all(b, b.reverse), all(b, b.conntrack)
-	errors := func(outcome string) {
-		b.fromPod(icmpError(podA, world, 3, 3, masqueraded.replied().bytes(t), 8)).is(outcome)
-		b.fromPod(icmpError(podA, world, 3, 3, recorded.bytes(t), 8)).is(outcome)
-	}
-	errors("forwarded")
-	b.fromUplink(icmpError(world, nodeIP, 3, 3, out.frame, 8)).is("delivered")
-	b.giveAway(podA, podB)
-	b.pods[podA] = b.pods[podB]
-	errors("drop NO_MAPPING")
-	b.fromUplink(icmpError(world, nodeIP, 3, 3, out.frame, 8)).is("stack")
-	same(t, before, all(b, b.snat))
-	same(t, reverse, all(b, b.reverse))
-	same(t, tracked, all(b, b.conntrack))
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		masqueraded, recorded := udp(podA, 50000, world, 53), udp(world, 4000, podA, 53)
+		out := b.fromPod(masqueraded).is("forwarded")
+		b.fromUplink(recorded).is("delivered")
+		b.age(2 * time.Second)
+		before, reverse, tracked := all(b, b.snat), all(b, b.reverse), all(b, b.conntrack)
+		errors := func(outcome string) {
+			b.fromPod(icmpError(podA, world, 3, 3, masqueraded.replied().bytes(b.family), 8)).is(outcome)
+			b.fromPod(icmpError(podA, world, 3, 3, recorded.bytes(b.family), 8)).is(outcome)
+		}
+		errors("forwarded")
+		b.fromUplink(icmpError(world, nodeIP, 3, 3, out.frame, 8)).is("delivered")
+		b.giveAway(podA, podB)
+		b.pods[podA] = b.pods[podB]
+		errors("drop NO_MAPPING")
+		b.fromUplink(icmpError(world, nodeIP, 3, 3, out.frame, 8)).is("stack")
+		same(t, before, all(b, b.snat))
+		same(t, reverse, all(b, b.reverse))
+		same(t, tracked, all(b, b.conntrack))
+	})
 }
 
 // same says which entries of a table have changed.
@@ -174,40 +187,45 @@ func same[K, V comparable](t *testing.T, before, after map[K]V) {
 // A redirect would have a host send its packets to whom the sender likes. Nobody sends one to a pod or for it; the node's own
 // are the stack's to judge.
 func TestRedirects(t *testing.T) {
-	b := newBed(t)
-	p := udp(podA, 50000, world, 53)
-	out := b.fromPod(p).is("forwarded")
-	in := b.fromUplink(answer(out, p)).is("delivered")
-	for code := range uint8(4) {
-		for _, to := range []string{world, podB, remote, node2IP, nodeIP} {
-			b.fromPod(icmpError(podA, to, 5, code, in.frame, 8)).is("drop ICMP_REDIRECT")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := udp(podA, 50000, world, 53)
+		out := b.fromPod(p).is("forwarded")
+		in := b.fromUplink(answer(out, p)).is("delivered")
+		for code := range uint8(4) {
+			for _, to := range []string{world, podB, remote, node2IP, nodeIP} {
+				b.fromPod(icmpError(podA, to, 5, code, in.frame, 8)).is("drop ICMP_REDIRECT")
+			}
+			b.toUplink(icmpError(podA, world, 5, code, in.frame, 8)).is("drop ICMP_REDIRECT")
+			// In IPv6 a redirect is no error about a packet: the node judges it.
+			b.fromUplink(icmpError("192.0.2.1", nodeIP, 5, code, out.frame, 8)).is(each(f, "drop ICMP_REDIRECT", "stack"))
+			for _, from := range []string{world, remote, node2IP} {
+				b.fromUplink(icmpError(from, podA, 5, code, udp(podA, 5000, remote, 53).bytes(b.family), 8)).is("drop ICMP_REDIRECT")
+			}
+			e := b.fromUplink(icmpError("192.0.2.1", nodeIP, 5, code, udp(nodeIP, 5000, world, 53).bytes(b.family), 8)).is("stack")
+			if !bytes.Equal(e.in, e.frame) {
+				t.Error("a redirect to the node was changed")
+			}
 		}
-		b.toUplink(icmpError(podA, world, 5, code, in.frame, 8)).is("drop ICMP_REDIRECT")
-		b.fromUplink(icmpError("192.0.2.1", nodeIP, 5, code, out.frame, 8)).is("drop ICMP_REDIRECT")
-		for _, from := range []string{world, remote, node2IP} {
-			b.fromUplink(icmpError(from, podA, 5, code, udp(podA, 5000, remote, 53).bytes(t), 8)).is("drop ICMP_REDIRECT")
-		}
-		e := b.fromUplink(icmpError("192.0.2.1", nodeIP, 5, code, udp(nodeIP, 5000, world, 53).bytes(t), 8)).is("stack")
-		if !bytes.Equal(e.in, e.frame) {
-			t.Error("a redirect to the node was changed")
-		}
-	}
+	})
 }
 
 // An error about a masqueraded flow comes from no address that nobody outside has, and by no uplink that does not lead there.
 func TestErrorsFromNobody(t *testing.T) {
-	b := newBed(t)
-	b.bit(b.uplink, 0)
-	b.bit(b.other, 1)
-	out := b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
-	for _, from := range []string{podB, noPod, nodeIP, nodeOtherIP, "127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255"} {
-		if r := b.fromUplink(icmpError(from, nodeIP, 3, 3, out.frame, 8)); r.what != "drop SPOOFED_SOURCE" {
-			t.Errorf("from %s: outcome %q", from, r.what)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.bit(b.uplink, 0)
+		b.bit(b.other, 1)
+		out := b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+		for _, from := range []string{podB, noPod, nodeIP, nodeOtherIP, "127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255"} {
+			if r := b.fromUplink(icmpError(from, nodeIP, 3, 3, out.frame, 8)); r.what != "drop SPOOFED_SOURCE" {
+				t.Errorf("from %s: outcome %q", from, r.what)
+			}
 		}
-	}
-	must(t, b.destinations.Put(destinations.KeyFrom(netip.MustParsePrefix("10.244.2.0/24")), destinations.Value{
-		Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: addr(node2IP), MTU: mtu, Uplinks: 1,
-	}))
-	b.arrive(b.other, icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("drop WRONG_UPLINK")
-	b.fromUplink(icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("delivered")
+		must(t, b.destinations.Put(b.key("10.244.2.0/24"), destinations.Value{
+			Kind: destinations.PodCIDR, Ifindex: uint32(b.uplink.index), Node: b.addr(node2IP), MTU: mtu, Uplinks: 1,
+		}))
+		b.arrive(b.other, icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("drop WRONG_UPLINK")
+		b.fromUplink(icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("delivered")
+	})
 }

@@ -18,9 +18,9 @@ import (
 // fragmented cuts a packet into fragments that fit the MTU, as a sender's stack does.
 func fragmented(b *bed, p packet) []packet {
 	b.Helper()
-	whole, err := read(p.bytes(b))
+	whole, err := read(p.bytes(b.family))
 	must(b, err)
-	const piece = (mtu - 20) / 8 * 8
+	piece := (mtu - b.header() - each(b.family, 0, 8*(len(p.chain)+1))) / 8 * 8
 	var out []packet
 	for at := 0; at < len(whole.l4); at += piece {
 		f := p
@@ -37,15 +37,20 @@ func fragmented(b *bed, p packet) []packet {
 // joined puts fragments together again and returns the frame of the whole packet.
 func joined(b *bed, parts []result) []byte {
 	b.Helper()
-	header := bytes.Clone(parts[0].frame[:34])
+	header := bytes.Clone(parts[0].frame[:ethernet+b.header()])
 	var l4 []byte
 	for _, r := range parts {
 		v := r.view()
-		at := int(binary.BigEndian.Uint16(v.ip[6:])&0x1fff) * 8
+		at := int(v.at)
 		if len(l4) < at+len(v.l4) {
 			l4 = append(l4, make([]byte, at+len(v.l4)-len(l4))...)
 		}
 		copy(l4[at:], v.l4)
+	}
+	if b.family == inIPv6 {
+		binary.BigEndian.PutUint16(header[18:], uint16(len(l4)))
+		header[20] = byte(b.proto(parts[0].view().proto))
+		return append(header, l4...)
 	}
 	binary.BigEndian.PutUint16(header[16:], uint16(20+len(l4)))
 	header[20], header[21] = 0, 0
@@ -69,7 +74,7 @@ func passed(b *bed, p packet, by func(packet) result, verdict string) view {
 
 // firstFragment finds what is remembered of a pod's datagram, in one of the pod's places (frag_slot in bpf/lib/frag.h).
 func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
-	pod := uint32(b.pods[key.Src.String()].index)
+	pod := uint32(b.pods[nameOf(key.Src.Netip())].index)
 	for n := range uint64(fragments.Each) {
 		own := (uint64(pod)*fragments.Each + n) * 0x9e3779b97f4a7c15
 		own = (own ^ own>>32) * 0xbf58476d1ce4e5b9
@@ -85,146 +90,162 @@ func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 
 // A datagram of 9 000 bytes goes out and comes back in fragments, and both ends could put it together.
 func TestFragmentedBothWays(t *testing.T) {
-	big := bytes.Repeat([]byte("0123456789abcde"), 600)
-	for name, p := range map[string]packet{
-		"UDP":                  udp(podA, 5000, world, 53),
-		"UDP without checksum": udp(podA, 5000, world, 53).with(func(p *packet) { p.noSum = true }),
-		"ping":                 ping(podA, 5000, world),
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			p.payload, p.id = big, 77
-			v := passed(b, p, b.fromPod, "forwarded")
-			if v.src != nodeIP || v.sport < 49152 {
-				t.Fatalf("left as %v", v)
-			}
-			back := p.replied().with(func(r *packet) { r.dst, r.dport, r.id = v.src, v.sport, 99 })
-			got := passed(b, back, b.fromUplink, "delivered")
-			if want := reversed(view{proto: p.proto, src: podA, dst: world, sport: p.sport, dport: p.dport}); got.String() != want {
-				t.Errorf("came back as %q, want %q", got, want)
-			}
-			b.count(1, 0)
-		})
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		big := bytes.Repeat([]byte("0123456789abcde"), 600)
+		for name, p := range map[string]packet{
+			"UDP":                  udp(podA, 5000, world, 53),
+			"UDP without checksum": udp(podA, 5000, world, 53).with(func(p *packet) { p.noSum = true }),
+			"ping":                 ping(podA, 5000, world),
+		} {
+			t.Run(name, func(t *testing.T) {
+				b := newBed(t, f)
+				p.payload, p.id = big, 77
+				v := passed(b, p, b.fromPod, "forwarded")
+				if v.src != nodeIP || v.sport < 49152 {
+					t.Fatalf("left as %v", v)
+				}
+				back := p.replied().with(func(r *packet) { r.dst, r.dport, r.id = v.src, v.sport, 99 })
+				got := passed(b, back, b.fromUplink, "delivered")
+				if want := reversed(view{proto: p.proto, src: podA, dst: world, sport: p.sport, dport: p.dport}); got.String() != want {
+					t.Errorf("came back as %q, want %q", got, want)
+				}
+				b.count(1, 0)
+			})
+		}
+	})
 }
 
 // The world opens a flow with fragments: the replies' fragments leave as they are.
 func TestFragmentedFromWorld(t *testing.T) {
-	b := newBed(t)
-	p := udp(world, 4000, podA, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 })
-	for _, f := range fragmented(b, p) {
-		b.fromUplink(f).is("delivered")
-	}
-	for _, f := range fragmented(b, p.replied()) {
-		if r := b.fromPod(f).is("forwarded"); r.view().src != podA {
-			t.Errorf("fragment left as %v", r.view())
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := udp(world, 4000, podA, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 })
+		for _, f := range fragmented(b, p) {
+			b.fromUplink(f).is("delivered")
 		}
-	}
-	b.count(0, 1)
+		for _, f := range fragmented(b, p.replied()) {
+			if r := b.fromPod(f).is("forwarded"); r.view().src != podA {
+				t.Errorf("fragment left as %v", r.view())
+			}
+		}
+		b.count(0, 1)
+	})
 }
 
 // A later fragment is nothing without its first: dropped towards the world, the stack's from there.
 func TestFragmentOutOfOrder(t *testing.T) {
-	b := newBed(t)
-	parts := fragmented(b, udp(podA, 5000, world, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }))
-	b.fromPod(parts[1]).is("drop FRAGMENT_UNKNOWN")
-	b.fromPod(parts[0]).is("forwarded")
-	b.fromPod(parts[1]).is("forwarded")
-	for name, other := range map[string]packet{
-		"identification": parts[2].with(func(p *packet) { p.id = 6 }),
-		"destination":    parts[2].with(func(p *packet) { p.dst = world2 }),
-		"protocol":       parts[2].with(func(p *packet) { p.proto = wire.TCP }),
-		"source":         parts[2].with(func(p *packet) { p.src = podB }),
-	} {
-		if r := b.fromPod(other); r.what != "drop FRAGMENT_UNKNOWN" {
-			t.Errorf("fragment with another %s: outcome %q", name, r.what)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		parts := fragmented(b, udp(podA, 5000, world, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }))
+		b.fromPod(parts[1]).is("drop FRAGMENT_UNKNOWN")
+		b.fromPod(parts[0]).is("forwarded")
+		b.fromPod(parts[1]).is("forwarded")
+		for name, other := range map[string]packet{
+			"identification": parts[2].with(func(p *packet) { p.id = 6 }),
+			"destination":    parts[2].with(func(p *packet) { p.dst = world2 }),
+			"protocol":       parts[2].with(func(p *packet) { p.proto = wire.TCP }),
+			"source":         parts[2].with(func(p *packet) { p.src = podB }),
+		} {
+			if r := b.fromPod(other); r.what != "drop FRAGMENT_UNKNOWN" {
+				t.Errorf("fragment with another %s: outcome %q", name, r.what)
+			}
 		}
-	}
+	})
 }
 
 // Of a later fragment to the node whose first has not arrived nobody can tell whether it is a pod's. It is counted, and the
 // stack gets it as it is. What follows its first is the pod's, or the node's own, for certain.
 func TestFragmentOutOfOrderFromWorld(t *testing.T) {
-	b := newBed(t)
-	p := udp(podA, 50000, world, 53)
-	back := answer(b.fromPod(p).is("forwarded"), p).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 })
-	for _, c := range []struct {
-		p    packet
-		want string
-	}{
-		{back, "delivered"},
-		{back.with(func(p *packet) { p.dport, p.id = 22, 6 }), "stack"},
-	} {
-		parts := fragmented(b, c.p)
-		if r := b.fromUplink(parts[1]).is("drop FRAGMENT_UNKNOWN"); !bytes.Equal(r.in, r.frame) {
-			t.Error("a fragment of nobody's was changed")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := udp(podA, 50000, world, 53)
+		back := answer(b.fromPod(p).is("forwarded"), p).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 })
+		for _, c := range []struct {
+			p    packet
+			want string
+		}{
+			{back, "delivered"},
+			{back.with(func(p *packet) { p.dport, p.id = 22, 6 }), "stack"},
+		} {
+			parts := fragmented(b, c.p)
+			if r := b.fromUplink(parts[1]).is("drop FRAGMENT_UNKNOWN"); !bytes.Equal(r.in, r.frame) {
+				t.Error("a fragment of nobody's was changed")
+			}
+			for _, f := range parts {
+				b.fromUplink(f).is(c.want)
+			}
 		}
-		for _, f := range parts {
-			b.fromUplink(f).is(c.want)
-		}
-	}
-	// No pod can have been waiting for those.
-	esp := packet{proto: 50, src: world, dst: nodeIP, id: 7, payload: make([]byte, 64), fragment: 8}
-	b.fromUplink(esp).is("stack")
+		// No pod can have been waiting for those.
+		esp := packet{proto: 50, src: world, dst: nodeIP, id: 7, payload: make([]byte, 64), fragment: 8}
+		b.fromUplink(esp).is("stack")
+	})
 }
 
 // Fragments of a protocol that cannot be masqueraded stay here, the later ones too.
 func TestFragmentUnknownProtocol(t *testing.T) {
-	b := newBed(t)
-	gre := packet{proto: 47, src: podA, dst: world, id: 5, payload: make([]byte, 64), fragment: moreFragments}
-	b.fromPod(gre).is("drop UNKNOWN_PROTOCOL")
-	b.fromPod(gre.with(func(p *packet) { p.fragment = 8 })).is("drop UNKNOWN_PROTOCOL")
-	b.empty()
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		gre := packet{proto: 47, src: podA, dst: world, id: 5, payload: make([]byte, 64), fragment: moreFragments}
+		b.fromPod(gre).is("drop UNKNOWN_PROTOCOL")
+		b.fromPod(gre.with(func(p *packet) { p.fragment = 8 })).is("drop UNKNOWN_PROTOCOL")
+		b.empty()
+	})
 }
 
 // The first fragments of a TCP segment keep their flow; a first fragment opens one only as a SYN.
 func TestFragmentedTCP(t *testing.T) {
-	b := newBed(t)
-	p := tcp(podA, 5000, world, 80, ack).with(func(p *packet) { p.payload, p.id = make([]byte, 3000), 5 })
-	parts := fragmented(b, p)
-	b.fromPod(parts[0]).is("drop NO_MAPPING")
-	b.fromPod(parts[1]).is("drop NO_MAPPING")
-	b.fromPod(tcp(podA, 5000, world, 80, syn)).is("forwarded")
-	var out []result
-	for _, f := range parts {
-		out = append(out, b.fromPod(f).is("forwarded"))
-	}
-	must(t, sumsValid(joined(b, out)))
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := tcp(podA, 5000, world, 80, ack).with(func(p *packet) { p.payload, p.id = make([]byte, 3000), 5 })
+		parts := fragmented(b, p)
+		b.fromPod(parts[0]).is("drop NO_MAPPING")
+		b.fromPod(parts[1]).is("drop NO_MAPPING")
+		b.fromPod(tcp(podA, 5000, world, 80, syn)).is("forwarded")
+		var out []result
+		for _, f := range parts {
+			out = append(out, b.fromPod(f).is("forwarded"))
+		}
+		must(t, sumsValid(joined(b, out)))
+	})
 }
 
 // A flow of an unknown protocol that the world opened has its replies' fragments leave as they are.
 func TestFragmentUnknownProtocolOfWorldsFlow(t *testing.T) {
-	b := newBed(t)
-	esp := packet{proto: 50, src: world, dst: podA, id: 5, payload: make([]byte, 64), fragment: moreFragments}
-	b.fromUplink(esp).is("delivered")
-	b.fromPod(esp.replied()).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
-	b.fromPod(esp.replied().with(func(p *packet) { p.fragment = 8 })).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		esp := packet{proto: 50, src: world, dst: podA, id: 5, payload: make([]byte, 64), fragment: moreFragments}
+		b.fromUplink(esp).is("delivered")
+		b.fromPod(esp.replied()).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
+		b.fromPod(esp.replied().with(func(p *packet) { p.fragment = 8 })).is("forwarded").flow("50 " + podA + ":0 > " + world + ":0")
+	})
 }
 
 // However many datagrams a pod begins, those of other pods and of the world stay known until their rest has come.
 func TestFragmentsOfOnePodPushOutNobodyElses(t *testing.T) {
-	b := newBed(t)
-	large := func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }
-	out := udp(podA, 5000, world, 53).with(large)
-	back := answer(b.fromPod(udp(podA, 5000, world, 53)).is("forwarded"), out).with(large)
-	of, to := fragmented(b, out), fragmented(b, back)
-	b.fromPod(of[0]).is("forwarded")
-	b.fromUplink(to[0]).is("delivered")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		large := func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }
+		out := udp(podA, 5000, world, 53).with(large)
+		back := answer(b.fromPod(udp(podA, 5000, world, 53)).is("forwarded"), out).with(large)
+		of, to := fragmented(b, out), fragmented(b, back)
+		b.fromPod(of[0]).is("forwarded")
+		b.fromUplink(to[0]).is("delivered")
 
-	flood := udp(podB, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
-	// More than all of the node's pods once shared. A slow machine has to be done before the other's are forgotten, and sends
-	// a few times the pod's own share.
-	for id := range uint16(min(9000, max(2*fragments.Each, *packets/10))) {
-		flood.id = id
-		b.fromPod(flood).is("forwarded")
-	}
-	for i := 1; i < len(of); i++ {
-		b.fromPod(of[i]).is("forwarded")
-		b.fromUplink(to[i]).is("delivered")
-	}
-	rest := flood.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
-	b.fromPod(rest).is("forwarded")
-	b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAGMENT_UNKNOWN")
+		flood := udp(podB, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
+		// More than all of the node's pods once shared. A slow machine has to be done before the other's are forgotten, and sends
+		// a few times the pod's own share.
+		for id := range uint32(min(9000, max(2*fragments.Each, *packets/10))) {
+			flood.id = id
+			b.fromPod(flood).is("forwarded")
+		}
+		for i := 1; i < len(of); i++ {
+			b.fromPod(of[i]).is("forwarded")
+			b.fromUplink(to[i]).is("delivered")
+		}
+		rest := flood.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
+		b.fromPod(rest).is("forwarded")
+		b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAGMENT_UNKNOWN")
+	})
 }
 
 // addPodAt adds a pod whose interface has a certain index.
@@ -247,29 +268,31 @@ func (b *bed) addPodAt(pod string, index int) {
 
 // However far apart the indices of their interfaces lie: two pods never share most of their places.
 func TestFragmentsOfPodsFarApart(t *testing.T) {
-	b := newBed(t)
-	const attacker, index, datagrams = "10.244.1.50", 1000, 200
-	b.addPodAt(attacker, index)
-	flood := udp(attacker, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
-	for i, distance := range []int{3069, 3074, 46368} { // of these many places the multiples of the golden ratio meet
-		victim := fmt.Sprintf("10.244.1.%d", 51+i)
-		b.addPodAt(victim, index+distance)
-		for id := range uint16(2 * fragments.Each) {
-			flood.id = id
-			b.fromPod(flood)
-		}
-		first := udp(victim, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
-		rest := first.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
-		lost := 0
-		for id := range uint16(datagrams) {
-			first.id, rest.id = id, id
-			b.fromPod(first).is("forwarded")
-			if b.fromPod(rest).what != "forwarded" {
-				lost++
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		const attacker, index, datagrams = "10.244.1.50", 1000, 200
+		b.addPodAt(attacker, index)
+		flood := udp(attacker, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
+		for i, distance := range []int{3069, 3074, 46368} { // of these many places the multiples of the golden ratio meet
+			victim := fmt.Sprintf("10.244.1.%d", 51+i)
+			b.addPodAt(victim, index+distance)
+			for id := range uint32(2 * fragments.Each) {
+				flood.id = id
+				b.fromPod(flood)
+			}
+			first := udp(victim, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
+			rest := first.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
+			lost := 0
+			for id := range uint32(datagrams) {
+				first.id, rest.id = id, id
+				b.fromPod(first).is("forwarded")
+				if b.fromPod(rest).what != "forwarded" {
+					lost++
+				}
+			}
+			if lost > datagrams/50 {
+				t.Errorf("%d indices apart: lost %d of %d datagrams to another pod's", distance, lost, datagrams)
 			}
 		}
-		if lost > datagrams/50 {
-			t.Errorf("%d indices apart: lost %d of %d datagrams to another pod's", distance, lost, datagrams)
-		}
-	}
+	})
 }

@@ -48,7 +48,7 @@ var openers = []opener{
 			return b.fromPod(p).is("forwarded")
 		},
 		closes: func(b *bed, p packet) result {
-			flow, err := b.snat.Get(tuple(p.proto, podA, 1000, world, 80))
+			flow, err := b.snat.Get(b.tuple(p.proto, podA, 1000, world, 80))
 			must(b, err)
 			p.src, p.sport, p.dst, p.dport = world, 80, nodeIP, flow.ToPort.Host()
 			return b.fromUplink(p).is("delivered")
@@ -239,90 +239,100 @@ var tcpLives = map[string]struct {
 }
 
 func TestLifetimesTCP(t *testing.T) {
-	for name, c := range tcpLives {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			for _, o := range openers {
-				c.story(b, o)
-				o.lives(b, c.want)
-			}
-		})
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		for name, c := range tcpLives {
+			t.Run(name, func(t *testing.T) {
+				b := newBed(t, f)
+				for _, o := range openers {
+					c.story(b, o)
+					o.lives(b, c.want)
+				}
+			})
+		}
+	})
 }
 
 // How long other flows live.
 func TestLifetimes(t *testing.T) {
-	b := newBed(t)
-	datagram := packet{proto: wire.UDP}
-	echo := packet{proto: wire.ICMP, icmpType: 8}
-	for _, o := range openers {
-		o.opens(b, datagram)
-		o.lives(b, time.Minute)
-		o.opens(b, datagram)
-		o.closes(b, datagram)
-		o.lives(b, 3*time.Minute)
-	}
-	for _, o := range openers {
-		o.opens(b, echo)
-		o.lives(b, 30*time.Second)
-	}
-	other := packet{proto: 132, src: world, dst: podA, payload: make([]byte, 12)}
-	b.fromUplink(other).is("delivered")
-	openers[1].lives(b, time.Minute)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		datagram := packet{proto: wire.UDP}
+		echo := packet{proto: wire.ICMP, icmpType: 8}
+		for _, o := range openers {
+			o.opens(b, datagram)
+			o.lives(b, time.Minute)
+			o.opens(b, datagram)
+			o.closes(b, datagram)
+			o.lives(b, 3*time.Minute)
+		}
+		for _, o := range openers {
+			o.opens(b, echo)
+			o.lives(b, 30*time.Second)
+		}
+		other := packet{proto: 132, src: world, dst: podA, payload: make([]byte, 12)}
+		b.fromUplink(other).is("delivered")
+		openers[1].lives(b, time.Minute)
+	})
 }
 
 // A scan of the world's must not fill the table for a day: a segment to a port where nothing listens is answered by a
 // reset, and no connection ever was.
 func TestLifetimeOfScan(t *testing.T) {
-	b := newBed(t)
-	o := openers[1]
-	o.opens(b, segment(ack, 7000, 9000, 0))
-	o.closes(b, segment(rst, 9000, 0, 0))
-	o.lives(b, opening)
-	o.opens(b, segment(ack, 7000, 9000, 0))
-	o.lives(b, opening)
-	// A connection from before there was a table does live on.
-	o.opens(b, segment(ack, 7000, 9000, 10))
-	o.closes(b, segment(ack, 9000, 7010, 0))
-	o.lives(b, day)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		o := openers[1]
+		o.opens(b, segment(ack, 7000, 9000, 0))
+		o.closes(b, segment(rst, 9000, 0, 0))
+		o.lives(b, opening)
+		o.opens(b, segment(ack, 7000, 9000, 0))
+		o.lives(b, opening)
+		// A connection from before there was a table does live on.
+		o.opens(b, segment(ack, 7000, 9000, 10))
+		o.closes(b, segment(ack, 9000, 7010, 0))
+		o.lives(b, day)
+	})
 }
 
 // Under pressure everything but established connections lives a quarter as long.
 func TestLifetimesUnderPressure(t *testing.T) {
-	b := newBed(t)
-	for _, o := range openers {
-		o.established(b)
-		o.livesUnder(b, true, day)
-		o.opens(b, packet{proto: wire.UDP})
-		o.livesUnder(b, true, opening/4)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, o := range openers {
+			o.established(b)
+			o.livesUnder(b, true, day)
+			o.opens(b, packet{proto: wire.UDP})
+			o.livesUnder(b, true, opening/4)
+		}
+	})
 }
 
 // A host outside that knows a connection's addresses and ports alone ends it with no two segments, of whatever numbers.
 func TestBlindSegmentsEndNothing(t *testing.T) {
-	for name, forged := range map[string][]packet{
-		"a window of one's own": {segment(ack, 5101+0x30000000, 0, 0), segment(rst, 5101+0x20000000, 0, 0)},
-		"closed and opened":     {segment(fin|ack, 0x77777777, 0x66666666, 0), segment(syn, 0x12345678, 0, 0)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
-			for _, o := range openers {
-				o.established(b)
-				o.opens(b, segment(ack, 1001, 5001, 100))
-				o.closes(b, segment(ack, 5001, 1101, 100))
-				o.opens(b, segment(ack, 1101, 5101, 0))
-				fromWorld := o.closes
-				if o.table == usage.Conntrack {
-					fromWorld = o.opens
+	inEachFamily(t, func(t *testing.T, f family) {
+		for name, forged := range map[string][]packet{
+			"a window of one's own": {segment(ack, 5101+0x30000000, 0, 0), segment(rst, 5101+0x20000000, 0, 0)},
+			"closed and opened":     {segment(fin|ack, 0x77777777, 0x66666666, 0), segment(syn, 0x12345678, 0, 0)},
+		} {
+			t.Run(name, func(t *testing.T) {
+				b := newBed(t, f)
+				for _, o := range openers {
+					o.established(b)
+					o.opens(b, segment(ack, 1001, 5001, 100))
+					o.closes(b, segment(ack, 5001, 1101, 100))
+					o.opens(b, segment(ack, 1101, 5101, 0))
+					fromWorld := o.closes
+					if o.table == usage.Conntrack {
+						fromWorld = o.opens
+					}
+					for _, p := range forged {
+						fromWorld(b, p)
+					}
+					o.opens(b, segment(ack, 1101, 5101, 0)) // the challenge (RFC 5961, section 3.2), and on it goes
+					o.closes(b, segment(ack, 5101, 1101, 100))
+					o.opens(b, segment(ack, 1101, 5201, 0))
+					o.lives(b, day)
 				}
-				for _, p := range forged {
-					fromWorld(b, p)
-				}
-				o.opens(b, segment(ack, 1101, 5101, 0)) // the challenge (RFC 5961, section 3.2), and on it goes
-				o.closes(b, segment(ack, 5101, 1101, 100))
-				o.opens(b, segment(ack, 1101, 5201, 0))
-				o.lives(b, day)
-			}
-		})
-	}
+			})
+		}
+	})
 }

@@ -3,8 +3,8 @@ package prog
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -13,7 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// The addresses of every story. The node has two uplinks with an address, one
+// The addresses of every story, or their names (family). The node has two uplinks with an address of each family, one
 // without, a tunnel, and a link that carries none of our programs.
 const (
 	nodeIP    = "172.16.0.1"
@@ -37,17 +37,20 @@ const (
 	beyond = "10.244.5.50" // a pod of node 5
 
 	world   = "198.51.100.7"
-	world2  = "203.0.113.9"  // by the second uplink
-	bare    = "192.0.2.33"   // by the uplink without an address
-	foreign = "198.18.0.5"   // by a link without our programs
-	native  = "10.200.0.8"   // never masqueraded
-	nowhere = "233.252.0.99" // multicast
+	stated  = "198.51.100.200" // by an entry that says that it is the world's
+	world2  = "203.0.113.9"    // by the second uplink
+	bare    = "192.0.2.33"     // by the uplink without an address
+	foreign = "198.18.0.5"     // by a link without our programs
+	native  = "10.200.0.8"     // never masqueraded
+	nowhere = "233.252.0.99"   // multicast
+
+	gateway = "169.254.1.1" // every pod's
 )
 
 // mtu is that of every link; what goes through the tunnel has less.
 const (
 	mtu       = 1500
-	tunnelMTU = mtu - 50
+	tunnelMTU = mtu - 70
 )
 
 // The tunnel's constants.
@@ -73,8 +76,10 @@ type wires struct {
 // neighbours answer as on a real one.
 func buildNode(tb testing.TB) wires {
 	tb.Helper()
-	// Without an IPv6 address of its own a link is silent, and what is counted is the tests' packets alone.
-	for _, name := range []string{"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding", "ipv6/conf/default/addr_gen_mode"} {
+	// Without a link-local address a link is silent, and what is counted is the tests' packets alone.
+	for _, name := range []string{
+		"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding", "ipv6/conf/all/forwarding", "ipv6/conf/default/addr_gen_mode",
+	} {
 		if err := os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0o644); err != nil {
 			tb.Fatal(err)
 		}
@@ -85,26 +90,34 @@ func buildNode(tb testing.TB) wires {
 	w := wires{pods: make(map[string]veth)}
 	w.uplink = newLink(tb, "up", nodeIP+"/24")
 	w.other = newLink(tb, "other", nodeOtherIP+"/24")
-	w.bare = newLink(tb, "bare", "")
+	w.bare = newLink(tb, "bare")
 	w.foreign = newLink(tb, "foreign", "172.19.0.1/24")
 	w.tunnel = newTunnel(tb)
 	for i, pod := range []string{podA, podB, podC} {
-		w.pods[pod] = newLink(tb, fmt.Sprintf("pod%d", i), "")
+		w.pods[pod] = newLink(tb, fmt.Sprintf("pod%d", i))
 	}
-	neighbour(tb, w.uplink, gatewayIP)
-	neighbour(tb, w.uplink, node2IP)
-	neighbour(tb, w.other, otherGateIP)
-	neighbour(tb, w.bare, "172.20.0.254")
-	neighbour(tb, w.foreign, "172.19.0.254")
-	route(tb, w.uplink, "0.0.0.0/0", gatewayIP)
-	route(tb, w.uplink, "10.244.2.0/24", node2IP)
-	route(tb, w.other, world2+"/32", otherGateIP)
-	route(tb, w.bare, bare+"/32", "172.20.0.254")
-	route(tb, w.foreign, "198.18.0.0/15", "172.19.0.254")
+	for f := range wire.Families {
+		w.leadOut(tb, family{f})
+	}
 	return w
 }
 
-func newLink(tb testing.TB, name, address string) veth {
+// leadOut gives the links neighbours and routes of a family.
+func (w wires) leadOut(tb testing.TB, f family) {
+	tb.Helper()
+	f.neighbour(tb, w.uplink, gatewayIP)
+	f.neighbour(tb, w.uplink, node2IP)
+	f.neighbour(tb, w.other, otherGateIP)
+	f.neighbour(tb, w.bare, "172.20.0.254")
+	f.neighbour(tb, w.foreign, "172.19.0.254")
+	f.route(tb, w.uplink, "0.0.0.0/0", gatewayIP)
+	f.route(tb, w.uplink, "10.244.2.0/24", node2IP)
+	f.route(tb, w.other, world2+"/32", otherGateIP)
+	f.route(tb, w.bare, bare+"/32", "172.20.0.254")
+	f.route(tb, w.foreign, "198.18.0.0/16", "172.19.0.254")
+}
+
+func newLink(tb testing.TB, name string, prefixes ...string) veth {
 	tb.Helper()
 	name = "ecpr" + name
 	attrs := netlink.NewLinkAttrs()
@@ -114,14 +127,22 @@ func newLink(tb testing.TB, name, address string) veth {
 	must(tb, err)
 	peer, err := netlink.LinkByName(name + "-p")
 	must(tb, err)
-	if address != "" {
-		a, err := netlink.ParseAddr(address)
-		must(tb, err)
-		must(tb, netlink.AddrAdd(own, a))
-	}
 	must(tb, netlink.LinkSetUp(peer))
 	must(tb, netlink.LinkSetUp(own))
+	for _, prefix := range prefixes {
+		assign(tb, own, prefix)
+	}
 	return veth{index: own.Attrs().Index, mac: own.Attrs().HardwareAddr, peer: peer.Attrs().HardwareAddr}
+}
+
+// assign gives a link the addresses that a prefix with host bits stands for.
+func assign(tb testing.TB, link netlink.Link, prefix string) {
+	tb.Helper()
+	address, _, _ := strings.Cut(prefix, "/")
+	for f := range wire.Families {
+		own := &net.IPNet{IP: family{f}.netIP(address), Mask: family{f}.ipNet(prefix).Mask}
+		must(tb, netlink.AddrAdd(link, &netlink.Addr{IPNet: own, Flags: unix.IFA_F_NODAD}))
+	}
 }
 
 // newTunnel makes the device as the agent does, and routes node 5's pods there.
@@ -132,40 +153,32 @@ func newTunnel(tb testing.TB) int {
 	tunnel := &netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: tunnelPort}
 	must(tb, netlink.LinkAdd(tunnel))
 	must(tb, netlink.LinkSetARPOff(tunnel))
-	a, err := netlink.ParseAddr(tunnelIP + "/32")
-	must(tb, err)
-	must(tb, netlink.AddrAdd(tunnel, a))
 	must(tb, netlink.LinkSetUp(tunnel))
-	_, pods, err := net.ParseCIDR("10.244.5.0/24")
-	must(tb, err)
-	must(tb, netlink.RouteAdd(&netlink.Route{LinkIndex: tunnel.Index, Dst: pods, Src: net.ParseIP(nodeIP), MTU: tunnelMTU, Scope: netlink.SCOPE_LINK}))
+	assign(tb, tunnel, tunnelIP+"/32")
+	for f := range wire.Families {
+		must(tb, netlink.RouteAdd(&netlink.Route{
+			LinkIndex: tunnel.Index, Dst: family{f}.ipNet("10.244.5.0/24"), Src: family{f}.netIP(nodeIP), MTU: tunnelMTU,
+			Scope: each(family{f}, netlink.SCOPE_LINK, netlink.SCOPE_UNIVERSE),
+		}))
+	}
 	return tunnel.Index
 }
 
-func neighbour(tb testing.TB, l veth, address string) {
+// netlink is the family's number.
+func (f family) netlink() int { return each(f, unix.AF_INET, unix.AF_INET6) }
+
+func (f family) neighbour(tb testing.TB, l veth, address string) {
 	tb.Helper()
 	must(tb, netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: l.index, State: unix.NUD_PERMANENT, IP: net.ParseIP(address), HardwareAddr: l.peer,
+		LinkIndex: l.index, State: unix.NUD_PERMANENT, IP: f.netIP(address), HardwareAddr: l.peer,
 	}))
 }
 
-func route(tb testing.TB, l veth, to, via string) {
+func (f family) route(tb testing.TB, l veth, to, via string) {
 	tb.Helper()
-	_, dst, err := net.ParseCIDR(to)
-	must(tb, err)
 	must(tb, netlink.RouteReplace(&netlink.Route{
-		LinkIndex: l.index, Dst: dst, Gw: net.ParseIP(via), Flags: int(netlink.FLAG_ONLINK),
+		LinkIndex: l.index, Dst: f.ipNet(to), Gw: f.netIP(via), Flags: int(netlink.FLAG_ONLINK),
 	}))
-}
-
-// addr is the map form of an address in text.
-func addr(text string) wire.Addr { return wire.AddrFrom(netip.MustParseAddr(text)) }
-
-// tuple is the map form of one direction of a flow.
-func tuple(proto wire.Protocol, src string, sport uint16, dst string, dport uint16) wire.Tuple {
-	return wire.Tuple{
-		Src: addr(src), Dst: addr(dst), Sport: wire.PortFrom(sport), Dport: wire.PortFrom(dport), Proto: proto,
-	}
 }
 
 func must(tb testing.TB, err error) {

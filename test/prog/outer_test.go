@@ -17,7 +17,9 @@ import (
 
 // outer is what another host sees of a packet in the tunnel.
 type outer struct {
-	ip    *layers.IPv4
+	view
+	tos   uint8
+	whole bool // IPv4 forbids to fragment it
 	udp   *layers.UDP
 	vni   uint32
 	inner []byte // the frame
@@ -30,7 +32,13 @@ func readOuter(frame []byte) (o outer, ok bool) {
 	if !ok {
 		return o, false
 	}
-	o.ip, _ = p.Layer(layers.LayerTypeIPv4).(*layers.IPv4)
+	switch ip := p.NetworkLayer().(type) {
+	case *layers.IPv4:
+		o.tos, o.whole = ip.TOS, ip.Flags&layers.IPv4DontFragment != 0
+	case *layers.IPv6:
+		o.tos = ip.TrafficClass
+	}
+	o.view, _ = read(frame)
 	o.udp, _ = p.Layer(layers.LayerTypeUDP).(*layers.UDP)
 	o.vni, o.inner = vxlan.VNI, vxlan.Payload
 	return o, true
@@ -42,7 +50,7 @@ func (b *bed) through(node string, inner []byte) []byte {
 	p := udp(node, 55555, nodeIP, tunnelPort)
 	p.payload = append([]byte{8, 0, 0, 0, 0, vni >> 8, vni & 0xff, 0}, inner...)
 	p.macTo, p.macFrom = b.uplink.mac, b.uplink.peer
-	return p.bytes(b)
+	return p.bytes(b.family)
 }
 
 // link is the other end of one of the node's links.
@@ -98,14 +106,14 @@ func (l link) encapsulated(flow string, again func()) outer {
 // is asserts what every outer packet of ours has.
 func (o outer) is(t *testing.T, tos uint8, sum bool) {
 	t.Helper()
-	if o.ip.SrcIP.String() != nodeIP || o.ip.DstIP.String() != node5IP || o.udp.DstPort != tunnelPort || o.vni != vni {
-		t.Errorf("outer packet %v > %v:%d, VNI %d", o.ip.SrcIP, o.ip.DstIP, o.udp.DstPort, o.vni)
+	if o.src != nodeIP || o.dst != node5IP || o.dport != tunnelPort || o.vni != vni {
+		t.Errorf("outer packet %v, VNI %d", o.view, o.vni)
 	}
-	if o.ip.TTL != 64 || o.ip.Flags&layers.IPv4DontFragment != 0 {
-		t.Errorf("outer TTL %d, flags %v", o.ip.TTL, o.ip.Flags)
+	if o.ttl != 64 || o.whole {
+		t.Errorf("outer TTL %d, may be fragmented: %v", o.ttl, !o.whole)
 	}
-	if o.ip.TOS != tos {
-		t.Errorf("outer TOS %#x, want the inner one's, %#x", o.ip.TOS, tos)
+	if o.tos != tos {
+		t.Errorf("outer TOS %#x, want the inner one's, %#x", o.tos, tos)
 	}
 	if got := o.udp.Checksum != 0; got != sum {
 		t.Errorf("outer UDP checksum %#x", o.udp.Checksum)
@@ -114,40 +122,44 @@ func (o outer) is(t *testing.T, tos uint8, sum bool) {
 
 // Other nodes compare the outer source, so it is the InternalIP, whichever address the kernel would choose.
 func TestOuterSource(t *testing.T) {
-	b := newBed(t)
-	v, err := b.config.Get(config.Key{})
-	must(t, err)
-	v.Tunnel[wire.IPv4].Source = addr(nodeOtherIP)
-	must(t, b.config.Put(config.Key{}, v))
-	b.attach(wire.FromPod, b.pods[podA].index)
-	pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
-	l := b.pods[podA]
-	p := udp(podA, 5000, beyond, 53).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
-	o := far.encapsulated("udp "+podA+":5000 > "+beyond+":53", func() { pod.send(p.bytes(t)) })
-	if o.ip.SrcIP.String() != nodeOtherIP {
-		t.Errorf("outer source %v, want %s", o.ip.SrcIP, nodeOtherIP)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		v, err := b.config.Get(config.Key{})
+		must(t, err)
+		v.Tunnel[f.Family].Source = b.addr(nodeOtherIP)
+		must(t, b.config.Put(config.Key{}, v))
+		b.attach(wire.FromPod, b.pods[podA].index)
+		pod, far := b.linkTo("ecprpod0-p"), b.linkTo("ecprup-p")
+		l := b.pods[podA]
+		p := udp(podA, 5000, beyond, 53).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
+		o := far.encapsulated("udp "+podA+":5000 > "+beyond+":53", func() { pod.send(p.bytes(b.family)) })
+		if o.src != nodeOtherIP {
+			t.Errorf("outer source %v, want %s", o.src, nodeOtherIP)
+		}
+	})
 }
 
 // A ping from beyond the tunnel is answered through it: the kernel's device gives and takes the keys.
 func TestTunnelOnTheWire(t *testing.T) {
-	for name, c := range map[string]struct {
-		with option
-		sum  bool
-	}{
-		"with checksum":    {func(*config.NodeConfig) {}, true},
-		"without checksum": {func(c *config.NodeConfig) { c.TunnelChecksum = 0 }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t, c.with)
-			b.attach(wire.FromTunnel, b.tunnel)
-			b.attach(wire.ToTunnel, b.tunnel)
-			far := b.linkTo("ecprup-p")
-			const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
-			p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
-			o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(t))) })
-			o.is(t, tos, c.sum)
-			must(t, sumsValid(o.inner))
-		})
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		for name, c := range map[string]struct {
+			with option
+			sum  bool
+		}{
+			"with checksum":    {func(*config.NodeConfig) {}, true},
+			"without checksum": {func(c *config.NodeConfig) { c.TunnelChecksum = 0 }, false},
+		} {
+			t.Run(name, func(t *testing.T) {
+				b := newBed(t, f, c.with)
+				b.attach(wire.FromTunnel, b.tunnel)
+				b.attach(wire.ToTunnel, b.tunnel)
+				far := b.linkTo("ecprup-p")
+				const tos = 0xb8 | 2 // expedited forwarding, ECN-capable
+				p := ping(beyond, 7, nodeIP).with(func(p *packet) { p.tos = tos })
+				o := far.encapsulated("icmp "+nodeIP+":0 > "+beyond+":7", func() { far.send(b.through(node5IP, p.bytes(b.family))) })
+				o.is(t, tos, c.sum || f == inIPv6) // which has to have one
+				must(t, sumsValid(o.inner))
+			})
+		}
+	})
 }

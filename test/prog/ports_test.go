@@ -26,61 +26,69 @@ func (b *bed) spread(pod string, flows int) (opened int, last string) {
 // One pod that opens as many flows to one server as there are ports leaves half of them to others; at nine tenths in use none
 // of theirs is refused.
 func TestPortShare(t *testing.T) {
-	b := newBed(t, withPorts(60000, 61999), withTables(16384, 64))
-	if n, why := b.spread(podA, 2000); n < 990 || n > 1100 || why != "drop PORT_LIMIT" {
-		t.Errorf("the first pod opened %d flows, then %q", n, why)
-	}
-	for pod, flows := range map[string]int{podB: 400, podC: 200} {
-		if n, why := b.spread(pod, flows); n != flows {
-			t.Errorf("%d of another pod's %d flows were opened, then %q", n, flows, why)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withPorts(60000, 61999), withTables(16384, 64))
+		if n, why := b.spread(podA, 2000); n < 990 || n > 1100 || why != "drop PORT_LIMIT" {
+			t.Errorf("the first pod opened %d flows, then %q", n, why)
 		}
-	}
-	b.fromPod(udp(podA, 30000, world, 54)).is("forwarded") // to another server
+		for pod, flows := range map[string]int{podB: 400, podC: 200} {
+			if n, why := b.spread(pod, flows); n != flows {
+				t.Errorf("%d of another pod's %d flows were opened, then %q", n, flows, why)
+			}
+		}
+		b.fromPod(udp(podA, 30000, world, 54)).is("forwarded") // to another server
+	})
 }
 
 // With nine tenths of the ports in use, by whomever, no flow is refused that may have one.
 func TestSearchOfFullRange(t *testing.T) {
-	b := newBed(t, withPorts(60000, 60999), withTables(4096, 64))
-	for i := range uint16(900) {
-		out := tuple(wire.UDP, podA, 1+i, world, 53)
-		e := fakeEntry(b)
-		e.ToPort, e.Ifindex = wire.PortFrom(60000+i), uint32(b.pods[podA].index)
-		must(t, b.snat.Put(out, e))
-		key := reverseKey(out, e)
-		e.ToAddress, e.ToPort = addr(podA), wire.PortFrom(1+i)
-		must(t, b.reverse.Put(key, e))
-	}
-	if n, why := b.spread(podB, 45); n != 45 {
-		t.Errorf("%d of 45 flows were opened, then %q", n, why)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withPorts(60000, 60999), withTables(4096, 64))
+		for i := range uint16(900) {
+			out := b.tuple(wire.UDP, podA, 1+i, world, 53)
+			e := fakeEntry(b)
+			e.ToPort, e.Ifindex = wire.PortFrom(60000+i), uint32(b.pods[podA].index)
+			must(t, b.snat.Put(out, e))
+			key := reverseKey(out, e)
+			e.ToAddress, e.ToPort = b.addr(podA), wire.PortFrom(1+i)
+			must(t, b.reverse.Put(key, e))
+		}
+		if n, why := b.spread(podB, 45); n != 45 {
+			t.Errorf("%d of 45 flows were opened, then %q", n, why)
+		}
+	})
 }
 
 // Counts that are too high, as where two destinations share a cell, refuse nobody.
 func TestWrongPortCounts(t *testing.T) {
-	b := newBed(t, withPorts(60000, 60999))
-	for cell := range uint32(1 << ports.Bits) {
-		must(t, b.ports.Put(ports.Key{Cell: cell}, ports.Value{Flows: 5000}))
-	}
-	if n, why := b.spread(podA, 100); n != 100 {
-		t.Errorf("%d of 100 flows were opened, then %q", n, why)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withPorts(60000, 60999))
+		for cell := range uint32(1 << ports.Bits) {
+			must(t, b.ports.Put(ports.Key{Cell: cell}, ports.Value{Flows: 5000}))
+		}
+		if n, why := b.spread(podA, 100); n != 100 {
+			t.Errorf("%d of 100 flows were opened, then %q", n, why)
+		}
+	})
 }
 
 // The counts go with the flows, whoever ends them.
 func TestPortCountsEnd(t *testing.T) {
-	b := newBed(t)
-	b.spread(podA, 20)
-	b.fromPod(tcp(podB, 50000, world, 80, syn)).is("forwarded")
-	b.toUplink(tcp(nodeIP, 50000, world, 80, syn)).is("stack") // the node's own gives way
-	if n := b.portsCounted(); n != 20*2+2+1 {
-		t.Errorf("%d counted, want each pod's flow twice and the node's once", n)
-	}
-	b.deletePod(podB)
-	b.sweep(usage.Snat, time.Hour, false)
-	b.empty()
-	if n := b.portsCounted(); n != 0 {
-		t.Errorf("%d ports are counted that nobody holds", n)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.spread(podA, 20)
+		b.fromPod(tcp(podB, 50000, world, 80, syn)).is("forwarded")
+		b.toUplink(tcp(nodeIP, 50000, world, 80, syn)).is("stack") // the node's own gives way
+		if n := b.portsCounted(); n != 20*2+2+1 {
+			t.Errorf("%d counted, want each pod's flow twice and the node's once", n)
+		}
+		b.deletePod(podB)
+		b.sweep(usage.Snat, time.Hour, false)
+		b.empty()
+		if n := b.portsCounted(); n != 0 {
+			t.Errorf("%d ports are counted that nobody holds", n)
+		}
+	})
 }
 
 func (b *bed) portsCounted() (n uint32) {
@@ -95,11 +103,13 @@ func (b *bed) portsCounted() (n uint32) {
 // five minutes' worth of 2 000 connections a second to four servers, ten seconds at a time, with the tables and the range that
 // are the defaults.
 func TestNobodySweeps(t *testing.T) {
-	if priv.Long() {
-		newBed(t, withTables(262144, 262144)).nobodySweeps(5000)
-		return
-	}
-	newBed(t, withPorts(60000, 60255), withTables(512, 512)).nobodySweeps(40)
+	inEachFamily(t, func(t *testing.T, f family) {
+		if priv.Long() {
+			newBed(t, f, withTables(262144, 262144)).nobodySweeps(5000)
+			return
+		}
+		newBed(t, f, withPorts(60000, 60255), withTables(512, 512)).nobodySweeps(40)
+	})
 }
 
 // nobodySweeps opens that many connections to each of four servers and as many of the world's to a pod, and closes them, until

@@ -66,91 +66,95 @@ var rounds = flag.Int("rounds", amount(2000, 5000), "rounds of each race")
 // Two CPUs meet the first packets of one flow at once, as with the two questions of a name lookup: one pair comes of it,
 // whole, and is counted once.
 func TestRaceOpeningOneFlow(t *testing.T) {
-	b := newBed(t, withTables(uint32(4**rounds), 64))
-	l := b.pods[podA]
-	for name, sport := range map[string]uint16{"port kept": 50000, "port chosen": 1000} {
-		frames := make([][]byte, *rounds)
-		for i := range frames {
-			frames[i] = udp(podA, sport+uint16(i), world, 53).bytes(t)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withTables(uint32(4**rounds), 64))
+		l := b.pods[podA]
+		for name, sport := range map[string]uint16{"port kept": 50000, "port chosen": 1000} {
+			frames := make([][]byte, *rounds)
+			for i := range frames {
+				frames[i] = udp(podA, sport+uint16(i), world, 53).bytes(b.family)
+			}
+			open := func(round int) error {
+				_, err := b.send(wire.FromPod, l.index, frames[round])
+				return err
+			}
+			b.beside(*rounds, open, open, func(int) {})
+			for i := range frames {
+				b.pair(b.tuple(wire.UDP, podA, sport+uint16(i), world, 53))
+			}
+			b.count(*rounds, 0)
+			if t.Failed() {
+				t.Fatal(name)
+			}
+			b.sweep(usage.Snat, time.Hour, false)
+			b.empty()
 		}
-		open := func(round int) error {
-			_, err := b.send(wire.FromPod, l.index, frames[round])
-			return err
-		}
-		b.beside(*rounds, open, open, func(int) {})
-		for i := range frames {
-			b.pair(tuple(wire.UDP, podA, sport+uint16(i), world, 53))
-		}
-		b.count(*rounds, 0)
-		if t.Failed() {
-			t.Fatal(name)
-		}
-		b.sweep(usage.Snat, time.Hour, false)
-		b.empty()
-	}
+	})
 }
 
 // A packet renews a flow in the moment in which it is collected: a packet that was let through has kept the flow.
 func TestRaceCollectingUsedFlow(t *testing.T) {
-	for name, c := range map[string]struct {
-		d     wire.Direction
-		frame func(b *bed) ([]byte, int)
-	}{
-		"by the pod": {wire.FromPod, func(b *bed) ([]byte, int) {
-			return tcp(podA, 50000, world, 80, ack).bytes(b), b.pods[podA].index
-		}},
-		"by the world": {wire.FromUplink, func(b *bed) ([]byte, int) {
-			p := tcp(world, 80, nodeIP, 50000, ack)
-			p.macTo = b.uplink.mac
-			return p.bytes(b), b.uplink.index
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBed(t, withTables(32, 32))
-			b.configure(config.FlowsMove) // no RST, whose action is that of a packet that was let through
-			frame, ifindex := c.frame(b)
-			out := tuple(wire.TCP, podA, 50000, world, 80)
-			kept, gone := 0, 0
-			var passed bool
-			b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
-			b.age(2 * time.Minute)
-			use := func(int) error {
-				action, err := b.send(c.d, ifindex, frame)
-				passed = action == actRedirect
-				return err
-			}
-			sweep := func(int) error {
-				_, err := b.collect.SweepAt(usage.Snat, now(b), false)
-				return err
-			}
-			judge := func(int) {
-				_, err := b.snat.Get(out)
-				// The other way round is possible: a packet that meets the tombstone of a flow that then stays.
-				if passed && err != nil {
-					t.Errorf("packet passed, flow not held: %v", err)
-				}
-				if err == nil {
-					b.pair(out)
-					kept++
-				} else {
-					gone++
-					b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
-				}
+	inEachFamily(t, func(t *testing.T, f family) {
+		for name, c := range map[string]struct {
+			d     wire.Direction
+			frame func(b *bed) ([]byte, int)
+		}{
+			"by the pod": {wire.FromPod, func(b *bed) ([]byte, int) {
+				return tcp(podA, 50000, world, 80, ack).bytes(b.family), b.pods[podA].index
+			}},
+			"by the world": {wire.FromUplink, func(b *bed) ([]byte, int) {
+				p := tcp(world, 80, nodeIP, 50000, ack)
+				p.macTo = b.uplink.mac
+				return p.bytes(b.family), b.uplink.index
+			}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				b := newBed(t, f, withTables(32, 32))
+				b.configure(config.FlowsMove) // no RST, whose action is that of a packet that was let through
+				frame, ifindex := c.frame(b)
+				out := b.tuple(wire.TCP, podA, 50000, world, 80)
+				kept, gone := 0, 0
+				var passed bool
+				b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
 				b.age(2 * time.Minute)
-				if t.Failed() {
-					t.FailNow()
+				use := func(int) error {
+					action, err := b.send(c.d, ifindex, frame)
+					passed = action == actRedirect
+					return err
 				}
-			}
-			// On a slow machine one of the two may be first for long.
-			for tries := 0; tries == 0 || tries < 20 && (kept == 0 || gone == 0); tries++ {
-				b.beside(*rounds/2, use, sweep, judge)
-			}
-			b.count(1, 0)
-			if kept == 0 || gone == 0 {
-				t.Errorf("no race: %d flows kept, %d gone", kept, gone)
-			}
-		})
-	}
+				sweep := func(int) error {
+					_, err := b.collect.SweepAt(usage.Snat, now(b), false)
+					return err
+				}
+				judge := func(int) {
+					_, err := b.snat.Get(out)
+					// The other way round is possible: a packet that meets the tombstone of a flow that then stays.
+					if passed && err != nil {
+						t.Errorf("packet passed, flow not held: %v", err)
+					}
+					if err == nil {
+						b.pair(out)
+						kept++
+					} else {
+						gone++
+						b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
+					}
+					b.age(2 * time.Minute)
+					if t.Failed() {
+						t.FailNow()
+					}
+				}
+				// On a slow machine one of the two may be first for long.
+				for tries := 0; tries == 0 || tries < 20 && (kept == 0 || gone == 0); tries++ {
+					b.beside(*rounds/2, use, sweep, judge)
+				}
+				b.count(1, 0)
+				if kept == 0 || gone == 0 {
+					t.Errorf("no race: %d flows kept, %d gone", kept, gone)
+				}
+			})
+		}
+	})
 }
 
 // shot is a frame and where it is seen.
@@ -166,7 +170,7 @@ func (b *bed) salvo() []shot {
 	var shots []shot
 	at := func(d wire.Direction, l veth, p packet) {
 		p.macTo = l.mac
-		shots = append(shots, shot{d, l.index, p.bytes(b)})
+		shots = append(shots, shot{d, l.index, p.bytes(b.family)})
 	}
 	for i := range uint16(6) {
 		for _, pod := range []string{podA, podB} {
@@ -189,71 +193,75 @@ func (b *bed) salvo() []shot {
 // Two CPUs open, answer and renew flows that have long been idle, while one of them collects: what is left are whole
 // pairs, and every count is exact.
 func TestRaceEverything(t *testing.T) {
-	b := newBed(t, withPorts(50000, 50007), withTables(64, 64), withPaths(10*time.Millisecond))
-	shots := b.salvo()
-	fire := func(r *rand.Rand, times int) error {
-		for range times {
-			s := shots[r.IntN(len(shots))]
-			if _, err := b.send(s.d, s.ifindex, s.frame); err != nil {
-				return err
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withPorts(50000, 50007), withTables(64, 64), withPaths(10*time.Millisecond))
+		shots := b.salvo()
+		fire := func(r *rand.Rand, times int) error {
+			for range times {
+				s := shots[r.IntN(len(shots))]
+				if _, err := b.send(s.d, s.ifindex, s.frame); err != nil {
+					return err
+				}
 			}
+			return nil
 		}
-		return nil
-	}
-	random := []*rand.Rand{rand.New(rand.NewPCG(*seed, 1)), rand.New(rand.NewPCG(*seed, 2))}
-	t.Logf("repeat with -seed=%d", *seed)
-	one := func(int) error { return fire(random[0], 20) }
-	two := func(round int) error {
-		for table := range usage.Tables {
-			if _, err := b.collect.SweepAt(table, now(b), false); err != nil || round%2 == 0 {
-				return err
+		random := []*rand.Rand{rand.New(rand.NewPCG(*seed, 1)), rand.New(rand.NewPCG(*seed, 2))}
+		t.Logf("repeat with -seed=%d", *seed)
+		one := func(int) error { return fire(random[0], 20) }
+		two := func(round int) error {
+			for table := range usage.Tables {
+				if _, err := b.collect.SweepAt(table, now(b), false); err != nil || round%2 == 0 {
+					return err
+				}
 			}
+			return fire(random[1], 20)
 		}
-		return fire(random[1], 20)
-	}
-	b.beside(*rounds/2, one, two, func(round int) {
-		forward := all(b, b.snat)
-		for out := range forward {
-			b.pair(out)
-		}
-		b.count(len(forward), len(all(b, b.conntrack)))
-		if t.Failed() {
-			t.Fatalf("in round %d", round)
-		}
-		b.age(2 * time.Minute)
+		b.beside(*rounds/2, one, two, func(round int) {
+			forward := all(b, b.snat)
+			for out := range forward {
+				b.pair(out)
+			}
+			b.count(len(forward), len(all(b, b.conntrack)))
+			if t.Failed() {
+				t.Fatalf("in round %d", round)
+			}
+			b.age(2 * time.Minute)
+		})
+		b.sweep(usage.Snat, 2*day, false)
+		b.sweep(usage.Conntrack, 2*day, false)
+		b.empty()
 	})
-	b.sweep(usage.Snat, 2*day, false)
-	b.sweep(usage.Conntrack, 2*day, false)
-	b.empty()
 }
 
 // While one CPU takes away the flows of one pod, another opens those of another: each count goes to its owner.
 func TestRaceCounts(t *testing.T) {
-	b := newBed(t, withTables(8192, 64))
-	opener := func(pod string) func(n int) error {
-		l := b.pods[pod]
-		p := tcp(pod, 40000, world, 80, syn)
-		p.macTo, p.macFrom = l.mac, l.peer
-		frame := p.bytes(t)
-		program := b.repeater(b.programs[wire.FromPod], frame, 0, true)
-		var ctx skb
-		ctx.set(skbIfindex, uint32(l.index))
-		return func(n int) error {
-			_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: ctx[:], Repeat: uint32(n)})
-			return err
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withTables(8192, 64))
+		opener := func(pod string) func(n int) error {
+			l := b.pods[pod]
+			p := tcp(pod, 40000, world, 80, syn)
+			p.macTo, p.macFrom = l.mac, l.peer
+			frame := p.bytes(b.family)
+			program := b.repeater(b.programs[wire.FromPod], frame, 0, true)
+			var ctx skb
+			ctx.set(skbIfindex, uint32(l.index))
+			return func(n int) error {
+				_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: ctx[:], Repeat: uint32(n)})
+				return err
+			}
 		}
-	}
-	openA, openB := opener(podA), opener(podB)
-	b.beside(*rounds/10, func(int) error {
-		if err := openA(1000); err != nil {
+		openA, openB := opener(podA), opener(podB)
+		b.beside(*rounds/10, func(int) error {
+			if err := openA(1000); err != nil {
+				return err
+			}
+			_, err := b.collect.SweepAt(usage.Snat, now(b)+uint64(time.Hour), false)
 			return err
+		}, func(int) error { return openB(1500) }, func(int) {})
+		b.sweep(usage.Snat, 2*day, false)
+		b.empty()
+		if a, c, n := b.device(podA).SnatFlows, b.device(podB).SnatFlows, b.portsCounted(); a != 0 || c != 0 || n != 0 {
+			t.Errorf("nothing is left, but %s counts %d flows, %s %d, and %d ports are counted", podA, a, podB, c, n)
 		}
-		_, err := b.collect.SweepAt(usage.Snat, now(b)+uint64(time.Hour), false)
-		return err
-	}, func(int) error { return openB(1500) }, func(int) {})
-	b.sweep(usage.Snat, 2*day, false)
-	b.empty()
-	if a, c, n := b.device(podA).SnatFlows, b.device(podB).SnatFlows, b.portsCounted(); a != 0 || c != 0 || n != 0 {
-		t.Errorf("nothing is left, but %s counts %d flows, %s %d, and %d ports are counted", podA, a, podB, c, n)
-	}
+	})
 }

@@ -4,10 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/gopacket/gopacket/layers"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
@@ -51,7 +53,7 @@ func TestRandomPackets(t *testing.T) {
 	t.Logf("repeat with -seed=%d -packets=%d", *seed, *packets)
 	for name, more := range map[string]option{"alone": withPaths(10 * time.Millisecond), "beside netfilter": besideNetfilter} {
 		t.Run(name, func(t *testing.T) {
-			rage(newBed(t, withPorts(50000, 50063), withTables(512, 512), more))
+			rage(newBed(t, inIPv4, withPorts(50000, 50063), withTables(512, 512), more))
 		})
 	}
 }
@@ -61,7 +63,7 @@ func rage(b *bed) {
 	b.Helper()
 	s := &storm{
 		sentBy: node5IP,
-		bed:    b, generator: newGenerator(b, *seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
+		bed:    b, generator: newGenerator(*seed), buffer: make([]byte, 0, 4096), out: make([]byte, 4096),
 		actions: make(map[wire.Direction]map[uint32]counters.Value),
 	}
 	before := make(map[wire.Direction]map[string]counters.Value)
@@ -121,8 +123,11 @@ func (s *storm) step(d wire.Direction) {
 	if isReset(frame, options.DataOut) {
 		counted = actShot
 	}
-	n := s.actions[d][counted]
-	s.actions[d][counted] = counters.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(len(frame))}
+	n, size := s.actions[d][counted], len(frame)
+	if isAdvertisement(options.DataOut) {
+		size = len(options.DataOut) // an answer may be longer than the question
+	}
+	s.actions[d][counted] = counters.Value{Packets: n.Packets + 1, Bytes: n.Bytes + uint64(size)}
 	if err := s.holds(d, frame, options.DataOut, action); err != nil {
 		s.Errorf("%v: %v, mark %#x, GSO %d\n in % x\nout % x",
 			d, err, s.ctx.get(skbMark), s.ctx.get(skbGSOSize), frame, options.DataOut)
@@ -134,32 +139,29 @@ func (s *storm) step(d wire.Direction) {
 
 // likely gives most frames an address with which they get further than the first check.
 func (s *storm) likely(d wire.Direction, frame []byte, ifindex int) {
-	if !isIPv4(frame) || s.IntN(4) == 0 {
+	f, ok := familyOf(frame)
+	if !ok || s.IntN(4) == 0 {
 		return
 	}
+	put := func(at at, names ...string) { copy(at.of(frame), f.ip(names[s.IntN(len(names))]).AsSlice()) }
 	pod := []string{podA, podB, podC}[s.IntN(3)]
 	switch d {
 	case wire.FromPod:
 		for pod, l := range s.pods {
 			if l.index == ifindex {
-				put(frame[26:], pod)
+				put(sourceAt, pod)
 			}
 		}
 	case wire.FromUplink:
-		put(frame[30:], []string{pod, nodeIP, nodeIP}[s.IntN(3)])
+		put(destinationAt, pod, nodeIP, nodeIP)
 	case wire.ToUplink:
-		put(frame[26:], []string{pod, nodeIP}[s.IntN(2)])
+		put(sourceAt, pod, nodeIP)
 	case wire.FromTunnel:
-		put(frame[26:], []string{beyond, remote, s.sentBy}[s.IntN(3)])
-		put(frame[30:], []string{pod, nodeIP}[s.IntN(2)])
+		put(sourceAt, beyond, remote, s.sentBy)
+		put(destinationAt, pod, nodeIP)
 	case wire.ToTunnel:
-		put(frame[30:], []string{beyond, node5IP}[s.IntN(2)])
+		put(destinationAt, beyond, node5IP)
 	}
-}
-
-func put(at []byte, address string) {
-	a := netip.MustParseAddr(address).As4()
-	copy(at, a[:])
 }
 
 // holds says what rule a run has broken.
@@ -167,7 +169,8 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	if action != actRedirect && action != actShot && action != actUnspec {
 		return fmt.Errorf("unknown action %d", int32(action))
 	}
-	if action == actShot || !isIPv4(in) {
+	f, ok := familyOf(in)
+	if action == actShot || !ok {
 		return nil
 	}
 	if isReset(in, out) {
@@ -178,9 +181,9 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	}
 	switch d {
 	case wire.FromTunnel:
-		return s.senderOwns(out)
+		return s.senderOwns(f, out)
 	case wire.ToTunnel:
-		return s.goesThrough(out)
+		return s.goesThrough(f, out)
 	}
 	leaves := action == actRedirect && d == wire.FromPod || action == actUnspec && d == wire.ToUplink && s.ctx.get(skbMark)&mark == 0
 	if leaves {
@@ -193,31 +196,33 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 var senders = []string{node5IP, node5IP, node2IP, nodeIP, world, podA}
 
 // senderOwns refuses a packet that came through the tunnel from a node whose pod or address the source is not.
-func (s *storm) senderOwns(out []byte) error {
-	source := netip.AddrFrom4([4]byte(out[26:30]))
-	owned := map[string][]netip.Prefix{
-		node5IP: {prefix(node5IP + "/32"), prefix("10.244.5.0/24")}, node2IP: {prefix(node2IP + "/32"), prefix("10.244.2.0/24")},
-	}
-	for _, p := range owned[s.sentBy] {
-		if p.Contains(source) {
-			return nil
-		}
+func (s *storm) senderOwns(f family, out []byte) error {
+	source := addressAt(f, sourceAt.of(out))
+	owned := map[string]string{node5IP: "10.244.5.0/24", node2IP: "10.244.2.0/24"}[s.sentBy]
+	if owned != "" && f.within(source, s.sentBy+"/32", owned) {
+		return nil
 	}
 	return fmt.Errorf("source %v, though %s has sent it", source, s.sentBy)
 }
 
 // goesThrough refuses a packet in the tunnel that no node there is to get, unless one of our programs has sent it.
-func (s *storm) goesThrough(out []byte) error {
-	to := netip.AddrFrom4([4]byte(out[30:34]))
-	if s.ctx.get(skbMark)&mark != 0 || to.String() == node5IP {
+func (s *storm) goesThrough(f family, out []byte) error {
+	to := addressAt(f, destinationAt.of(out))
+	if s.ctx.get(skbMark)&mark != 0 || f.within(to, node5IP+"/32", "10.244.2.0/24", "10.244.3.0/24", "10.244.4.0/24", "10.244.5.0/24") {
 		return nil
 	}
-	for _, theirs := range []string{"10.244.2.0/24", "10.244.3.0/24", "10.244.4.0/24", "10.244.5.0/24"} {
-		if prefix(theirs).Contains(to) {
-			return nil
-		}
-	}
 	return fmt.Errorf("no node has %v there", to)
+}
+
+// addressAt reads an address of the family.
+func addressAt(f family, field []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(field[:f.ip(nodeIP).BitLen()/8])
+	return a
+}
+
+// within says whether an address is in one of the prefixes that the names stand for.
+func (f family) within(a netip.Addr, names ...string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return f.prefix(name).Contains(a) })
 }
 
 // isReset says whether a RST to a pod stands in the place of its segment.
@@ -227,7 +232,7 @@ func isReset(in, out []byte) bool {
 		return false
 	}
 	v, err := read(out)
-	return err == nil && len(out) == 54 && v.proto == wire.TCP && v.String() == reversed(sent) && v.l4[13]&^ack == rst
+	return err == nil && len(out) == ethernet+v.family.header()+20 && v.proto == wire.TCP && v.String() == reversed(sent) && v.l4[13]&^ack == rst
 }
 
 // noPodToWorld refuses a packet to the world with a pod's address, unless the world has opened its flow.
@@ -236,18 +241,18 @@ func (s *storm) noPodToWorld(out []byte) error {
 	if err != nil {
 		return nil // malformed: ec_to_uplink leaves what the stack sends of that kind
 	}
-	if _, ours := s.pods[v.src]; !ours || !isWorld(netip.MustParseAddr(v.dst)) {
+	if _, ours := s.pods[v.src]; !ours || !isWorld(v.family, v.dst) {
 		return nil
 	}
-	key := tuple(v.proto, v.src, v.sport, v.dst, v.dport)
+	key := v.tuple(v.proto, v.src, v.sport, v.dst, v.dport)
 	if v.later {
-		first, err := s.firstFragment(key, uint32(v.ip[4])<<8|uint32(v.ip[5]))
+		first, err := s.firstFragment(key, v.id)
 		if err != nil {
 			return fmt.Errorf("%v: a later fragment of no datagram: %w", v, err)
 		}
 		key.Sport, key.Dport = first.Sport, first.Dport
 	} else if inner, err := v.quoted(); err == nil {
-		key = tuple(inner.proto, inner.dst, inner.dport, inner.src, inner.sport)
+		key = v.tuple(inner.proto, inner.dst, inner.dport, inner.src, inner.sport)
 	}
 	if _, err := s.conntrack.Get(key); err != nil {
 		return fmt.Errorf("%v left for the world: %w", v, err)
@@ -255,21 +260,20 @@ func (s *storm) noPodToWorld(out []byte) error {
 	return nil
 }
 
-// cluster is what is not the world, multicast included.
-var cluster = []netip.Prefix{
-	prefix("10.244.1.0/24"), prefix("10.244.2.0/24"), prefix("10.244.3.0/24"), prefix("10.244.4.0/24"), prefix("10.244.5.0/24"), prefix(podC + "/32"),
-	prefix("10.200.0.0/16"), prefix(nodeIP + "/32"), prefix(nodeOtherIP + "/32"), prefix(node2IP + "/32"), prefix(node5IP + "/32"),
-	prefix("169.254.20.10/32"), prefix("224.0.0.0/3"),
+// cluster is what is not the world.
+var cluster = []string{
+	"10.244.1.0/24", "10.244.2.0/24", "10.244.3.0/24", "10.244.4.0/24", "10.244.5.0/24", podC + "/32", "10.200.0.0/16",
+	nodeIP + "/32", nodeOtherIP + "/32", node2IP + "/32", node5IP + "/32", "169.254.20.10/32",
 }
 
-// isWorld says what the node's tables say, in a way of its own.
-func isWorld(a netip.Addr) bool {
-	for _, p := range cluster {
-		if p.Contains(a) {
-			return false
-		}
+// isWorld says what the node's tables say, in a way of its own. What is sent to a whole link, or stays on one, is not the
+// world's.
+func isWorld(f family, name string) bool {
+	a := f.ip(name)
+	if f == inIPv6 && a.IsLinkLocalUnicast() || a.IsMulticast() || a.Is4() && a.As4()[0] >= 224 {
+		return false
 	}
-	return true
+	return !f.within(a, cluster...)
 }
 
 // addsUp holds the counters against the actions that were returned: every packet once, with its bytes.
@@ -310,4 +314,10 @@ func (s *storm) tablesAgree() {
 	s.sweep(usage.Snat, 2*day, false)
 	s.sweep(usage.Conntrack, 2*day, false)
 	s.empty()
+}
+
+// isAdvertisement says whether a packet is the gateway's answer to a solicitation.
+func isAdvertisement(frame []byte) bool {
+	v, err := read(frame)
+	return err == nil && v.family == inIPv6 && v.src == gateway && v.proto == wire.ICMP && len(v.l4) == 32 && v.l4[0] == layers.ICMPv6TypeNeighborAdvertisement
 }

@@ -26,7 +26,7 @@ func (b *bed) repeater(target *ebpf.Program, frame []byte, mark uint32, fresh bo
 
 	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1), asm.LoadMapValue(asm.R7, template.FD(), 0)}
 	if fresh {
-		code = append(code, freshPorts()...)
+		code = append(code, freshPorts(int16(templateAt+l4Of(frame)))...)
 	}
 	code = append(code,
 		asm.Mov.Reg(asm.R1, asm.R6), // bpf_skb_store_bytes(ctx, 0, frame, len, 0)
@@ -48,10 +48,10 @@ func (b *bed) repeater(target *ebpf.Program, frame []byte, mark uint32, fresh bo
 	return b.loadCode(code)
 }
 
-// freshPorts counts the runs and makes source ports 32768 to 36863 of the count, then the next destination port. They
-// are not in the range of ports to masquerade to, so that one is chosen.
-func freshPorts() asm.Instructions {
-	const sport, dport = templateAt + 34, templateAt + 36
+// freshPorts counts the runs and makes source ports 32768 to 36863 of the count, then the next destination port, from that
+// place on. They are not in the range of ports to masquerade to, so that one is chosen.
+func freshPorts(sport int16) asm.Instructions {
+	dport := sport + 2
 	return asm.Instructions{
 		asm.LoadMem(asm.R1, asm.R7, 0, asm.Word),
 		asm.Add.Imm(asm.R1, 1),

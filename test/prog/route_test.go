@@ -12,82 +12,88 @@ import (
 
 // What the kernel's routes say of the world is done, or left to the kernel.
 func TestWorldByRoute(t *testing.T) {
-	b := newBed(t)
-	to := func(dst string) string { b.Helper(); return b.fromPod(udp(podA, 50000, dst, 53)).what }
-	for kind, dst := range map[int]string{unix.RTN_BLACKHOLE: "203.0.113.65", unix.RTN_UNREACHABLE: "203.0.113.66",
-		unix.RTN_PROHIBIT: "203.0.113.67"} {
-		_, prefix, _ := net.ParseCIDR(dst + "/32")
-		must(t, netlink.RouteAdd(&netlink.Route{Dst: prefix, Type: kind}))
-		if got := to(dst); got != "stack" {
-			t.Errorf("route of type %d: outcome %q", kind, got)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		to := func(dst string) string { b.Helper(); return b.fromPod(udp(podA, 50000, dst, 53)).what }
+		for kind, dst := range map[int]string{unix.RTN_BLACKHOLE: "203.0.113.65", unix.RTN_UNREACHABLE: "203.0.113.66",
+			unix.RTN_PROHIBIT: "203.0.113.67"} {
+			must(t, netlink.RouteAdd(&netlink.Route{Dst: f.ipNet(dst + "/32"), Type: kind}))
+			if got := to(dst); got != "stack" {
+				t.Errorf("route of type %d: outcome %q", kind, got)
+			}
+			// What would be dropped on its way out of an uplink is the stack's where no uplink is in question.
+			gre := packet{proto: 47, src: podA, dst: dst, payload: make([]byte, 64)}
+			b.fromPod(gre).is("stack")
+			b.fromPod(gre.with(func(p *packet) { p.proto, p.fragment = 17, 8 })).is("stack")
 		}
-		// What would be dropped on its way out of an uplink is the stack's where no uplink is in question.
-		gre := packet{proto: 47, src: podA, dst: dst, payload: make([]byte, 64)}
-		b.fromPod(gre).is("stack")
-		b.fromPod(gre.with(func(p *packet) { p.proto, p.fragment = 17, 8 })).is("stack")
-	}
-	if got := to("172.16.0.255"); got != "stack" {
-		t.Errorf("broadcast of the uplink: outcome %q", got)
-	}
-	// An IPv6 next hop for IPv4 (RFC 5549), as between routers without IPv4 addresses.
-	hop := net.ParseIP("fe80::1")
-	must(t, netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: b.uplink.index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: hop, HardwareAddr: b.uplink.peer,
-	}))
-	_, prefix, _ := net.ParseCIDR("203.0.113.70/32")
-	must(t, netlink.RouteAdd(&netlink.Route{
-		LinkIndex: b.uplink.index, Dst: prefix, Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: hop},
-	}))
-	if got := to("203.0.113.70"); got != "stack" {
-		t.Errorf("IPv6 next hop: outcome %q", got)
-	}
+		if got := to(each(f, "172.16.0.255", "172.16.0.0")); got != "stack" {
+			t.Errorf("broadcast, or any router, of the uplink: outcome %q", got)
+		}
+		if f == inIPv6 {
+			return
+		}
+		// An IPv6 next hop for IPv4 (RFC 5549), as between routers without IPv4 addresses.
+		hop := net.ParseIP("fe80::1")
+		must(t, netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: b.uplink.index, Family: unix.AF_INET6, State: unix.NUD_PERMANENT, IP: hop, HardwareAddr: b.uplink.peer,
+		}))
+		_, prefix, _ := net.ParseCIDR("203.0.113.70/32")
+		must(t, netlink.RouteAdd(&netlink.Route{
+			LinkIndex: b.uplink.index, Dst: prefix, Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: hop},
+		}))
+		if got := to("203.0.113.70"); got != "stack" {
+			t.Errorf("IPv6 next hop: outcome %q", got)
+		}
+	})
 }
 
 // A policy rule by source, as multi-homed nodes have, decides for pods too.
 func TestWorldByRule(t *testing.T) {
-	b := newBed(t)
-	rule := netlink.NewRule()
-	_, src, _ := net.ParseCIDR(podA + "/32")
-	rule.Src, rule.Table, rule.Family = src, 77, unix.AF_INET
-	must(t, netlink.RuleAdd(rule))
-	_, everything, _ := net.ParseCIDR("0.0.0.0/0")
-	must(t, netlink.RouteAdd(&netlink.Route{
-		LinkIndex: b.other.index, Dst: everything, Gw: net.ParseIP(otherGateIP), Table: 77,
-	}))
-	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53")
-	b.fromPod(udp(podB, 50000, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		rule := netlink.NewRule()
+		rule.Src, rule.Table, rule.Family = f.ipNet(podA+"/32"), 77, f.netlink()
+		must(t, netlink.RuleAdd(rule))
+		must(t, netlink.RouteAdd(&netlink.Route{
+			LinkIndex: b.other.index, Dst: f.ipNet("0.0.0.0/0"), Gw: f.netIP(otherGateIP), Table: 77,
+		}))
+		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53")
+		b.fromPod(udp(podB, 50000, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	})
 }
 
 // A packet that stands for many is judged by the segments that it will become, not by its own length.
 func TestSegmentsFit(t *testing.T) {
-	b := newBed(t)
-	b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
-	send := func(p packet, segment uint32) string {
-		b.Helper()
-		l := b.pods[podA]
-		p.macTo, p.macFrom, p.payload = l.mac, l.peer, make([]byte, 3000)
-		return b.run(wire.FromPod, l.index, p.bytes(t), map[int]uint32{skbGSOSize: segment}).what
-	}
-	for _, to := range []string{world, remote, native} {
-		for _, c := range []struct {
-			name    string
-			p       packet
-			segment uint32
-			want    string
-		}{
-			{"TCP that fits", tcp(podA, 50000, to, 80, ack), mtu - 40, "forwarded"},
-			{"TCP too large", tcp(podA, 50000, to, 80, ack), mtu - 39, "stack"},
-			{"UDP that fits", udp(podA, 50000, to, 80), mtu - 28, "forwarded"},
-			{"UDP too large", udp(podA, 50000, to, 80), mtu - 27, "stack"},
-			{"not segmented", udp(podA, 50000, to, 80), 0, "stack"},
-		} {
-			if got := send(c.p, c.segment); got != c.want {
-				t.Errorf("%s, to %s: outcome %q, want %q", c.name, to, got, c.want)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
+		send := func(p packet, segment uint32) string {
+			b.Helper()
+			l := b.pods[podA]
+			p.macTo, p.macFrom, p.payload = l.mac, l.peer, make([]byte, 3000)
+			return b.run(wire.FromPod, l.index, p.bytes(b.family), map[int]uint32{skbGSOSize: segment}).what
+		}
+		for _, to := range []string{world, remote, native} {
+			for _, c := range []struct {
+				name    string
+				p       packet
+				segment uint32
+				want    string
+			}{
+				{"TCP that fits", tcp(podA, 50000, to, 80, ack), uint32(mtu - f.header() - 20), "forwarded"},
+				{"TCP too large", tcp(podA, 50000, to, 80, ack), uint32(mtu - f.header() - 19), "stack"},
+				{"UDP that fits", udp(podA, 50000, to, 80), uint32(mtu - f.header() - 8), "forwarded"},
+				{"UDP too large", udp(podA, 50000, to, 80), uint32(mtu - f.header() - 7), "stack"},
+				{"not segmented", udp(podA, 50000, to, 80), 0, "stack"},
+			} {
+				if got := send(c.p, c.segment); got != c.want {
+					t.Errorf("%s, to %s: outcome %q, want %q", c.name, to, got, c.want)
+				}
 			}
 		}
-	}
-	// On the same node every link is as wide as the pod's own.
-	if got := send(tcp(podA, 50000, podB, 80, ack), 9000); got != "delivered" {
-		t.Errorf("same node: outcome %q", got)
-	}
+		// On the same node every link is as wide as the pod's own.
+		if got := send(tcp(podA, 50000, podB, 80, ack), 9000); got != "delivered" {
+			t.Errorf("same node: outcome %q", got)
+		}
+	})
 }

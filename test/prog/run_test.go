@@ -80,7 +80,7 @@ func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]ui
 		b.Fatalf("run %v on % x: %v", d, frame, err)
 	}
 	r := result{b: b, in: frame, frame: options.DataOut, mark: (*skb)(out).get(skbMark)}
-	r.what = b.account(before, b.counters(d), len(frame))
+	r.what = b.account(before, b.counters(d), r)
 	b.judge(d, r, action)
 	return r
 }
@@ -105,7 +105,7 @@ func (b *bed) counters(d wire.Direction) map[string]counters.Value {
 }
 
 // account returns the one counter of outcomes that moved by one packet.
-func (b *bed) account(before, after map[string]counters.Value, size int) string {
+func (b *bed) account(before, after map[string]counters.Value, r result) string {
 	b.Helper()
 	what := ""
 	for name, v := range after {
@@ -113,8 +113,8 @@ func (b *bed) account(before, after map[string]counters.Value, size int) string 
 		if moved.Packets == 0 || name == traffic.SnatAllocated.String() || name == traffic.SnatRetried.String() {
 			continue
 		}
-		if what != "" || moved != (counters.Value{Packets: 1, Bytes: uint64(size)}) {
-			b.Errorf("counter %q moved by %+v for one packet of %d bytes, besides %q", name, moved, size, what)
+		if want := counted(name, r.in, r.frame); what != "" || moved != want {
+			b.Errorf("counter %q moved by %+v for one packet, want %+v, besides %q", name, moved, want, what)
 		}
 		what = name
 	}
@@ -122,6 +122,14 @@ func (b *bed) account(before, after map[string]counters.Value, size int) string 
 		b.Error("a packet was not counted")
 	}
 	return what
+}
+
+// counted is by how much an outcome's counter moves for a packet. An answer may be longer than the question.
+func counted(what string, in, out []byte) counters.Value {
+	if what == traffic.Answered.String() {
+		in = out
+	}
+	return counters.Value{Packets: 1, Bytes: uint64(len(in))}
 }
 
 // actions are the only ones that each outcome may come with, but for what actionOf knows.
@@ -184,7 +192,7 @@ func (b *bed) fromPod(p packet) result {
 		b.Fatalf("no pod has address %s", p.src)
 	}
 	p.macTo, p.macFrom = l.mac, l.peer
-	return b.run(wire.FromPod, l.index, p.bytes(b), nil)
+	return b.run(wire.FromPod, l.index, p.bytes(b.family), nil)
 }
 
 // fromUplink has a packet arrive at the first uplink.
@@ -199,14 +207,14 @@ func (b *bed) arrive(l veth, p packet) result {
 	if p.macTo == nil {
 		p.macTo = l.mac
 	}
-	return b.run(wire.FromUplink, l.index, p.bytes(b), nil)
+	return b.run(wire.FromUplink, l.index, p.bytes(b.family), nil)
 }
 
 // toUplink has the stack send a packet out of the first uplink.
 func (b *bed) toUplink(p packet) result {
 	b.Helper()
 	p.macTo, p.macFrom = b.uplink.peer, b.uplink.mac
-	return b.run(wire.ToUplink, b.uplink.index, p.bytes(b), nil)
+	return b.run(wire.ToUplink, b.uplink.index, p.bytes(b.family), nil)
 }
 
 // is asserts the outcome and returns the result.
@@ -259,5 +267,5 @@ func (b *bed) fromPodAt(pod string, p packet) result {
 	b.Helper()
 	l := b.pods[pod]
 	p.macTo, p.macFrom = l.mac, l.peer
-	return b.run(wire.FromPod, l.index, p.bytes(b), nil)
+	return b.run(wire.FromPod, l.index, p.bytes(b.family), nil)
 }

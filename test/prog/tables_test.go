@@ -1,22 +1,18 @@
 package prog
 
 import (
-	"net/netip"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
-
-func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 
 // all returns a map's content.
 func all[K comparable, V any](b *bed, m *typed.Map[K, V]) map[K]V {
@@ -160,8 +156,6 @@ func (b *bed) age(by time.Duration) {
 		must(b, b.conntrack.Put(k, v))
 	}
 }
-
-func hostKey(address string) destinations.Key { return destinations.KeyFrom(prefix(address + "/32")) }
 
 // past moves a time stamp back, if need be to before the machine's start, where it wraps, but not to what marks a tombstone.
 func past(stamp uint64, by time.Duration) uint64 {

@@ -3,7 +3,6 @@ package prog
 import (
 	"bytes"
 	"encoding/binary"
-	"net/netip"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -63,14 +62,12 @@ func (b *bed) farEnd(target *ebpf.Program) *ebpf.Program {
 func (b *bed) comesFrom(source string, id uint32) {
 	b.Helper()
 	k := tunnelKey{ID: id}
-	a, err := netip.ParseAddr(source)
-	switch {
-	case err != nil:
+	if source == "" {
 		k.ID = 0xffffffff
-	case a.Is4():
+	} else if a := b.ip(source); a.Is4() {
 		v4 := a.As4()
 		k.Local[0] = binary.BigEndian.Uint32(v4[:])
-	default:
+	} else {
 		v6 := a.As16()
 		k.Flags = 1 // BPF_F_TUNINFO_IPV6
 		for i := range k.Local {
@@ -85,264 +82,290 @@ func (b *bed) comesFrom(source string, id uint32) {
 // fromTunnel has a packet arrive through the tunnel, from where comesFrom has said.
 func (b *bed) fromTunnel(p packet) result {
 	b.Helper()
-	return b.run(wire.FromTunnel, b.tunnel, p.bytes(b), nil)
+	return b.run(wire.FromTunnel, b.tunnel, p.bytes(b.family), nil)
 }
 
 // toTunnel has the stack send a packet through the tunnel.
 func (b *bed) toTunnel(p packet) result {
 	b.Helper()
-	return b.run(wire.ToTunnel, b.tunnel, p.bytes(b), nil)
+	return b.run(wire.ToTunnel, b.tunnel, p.bytes(b.family), nil)
 }
 
 // Every verdict of ec_from_tunnel on what a node may send: to pods, to the host, to nobody.
 func TestFromTunnelVerdicts(t *testing.T) {
-	b := newBed(t)
-	change := func(from string, change func(*packet)) packet { return tcp(from, 4000, podA, 80, syn).with(change) }
-	for _, c := range []struct {
-		name string
-		p    packet
-		want string
-	}{
-		{"pod to pod", tcp(beyond, 4000, podA, 80, syn), "delivered"},
-		{"pod to pod outside the podCIDR", udp(beyond, 4000, podC, 53), "delivered"},
-		{"pod to pod, ping", ping(beyond, 7, podA), "delivered"},
-		{"pod to pod, unknown protocol", sctp(beyond, podA), "delivered"},
-		{"pod to pod, first fragment", change(beyond, func(p *packet) { p.fragment = moreFragments }), "delivered"},
-		{"pod to pod, later fragment", change(beyond, func(p *packet) { p.fragment = 100 }), "delivered"},
-		{"pod to pod, last hop", change(beyond, func(p *packet) { p.ttl = 1 }), "stack"},
-		{"pod to pod, IP options", change(beyond, func(p *packet) { p.options = true }), "stack"},
-		{"pod to host", tcp(beyond, 4000, nodeIP, 22, syn), "stack"},
-		{"pod to host's other address", tcp(beyond, 4000, nodeOtherIP, 22, syn), "stack"},
-		{"pod to host, a port of the range", tcp(beyond, 4000, nodeIP, 50000, syn), "stack"},
-		{"pod to the tunnel device's address", udp(beyond, 53, tunnelIP, 4000), "stack"},
-		{"node to pod", tcp(node5IP, 4000, podA, 80, syn), "delivered"},
-		{"node to host", tcp(node5IP, 4000, nodeIP, 22, syn), "stack"},
-		{"to a pod that is not there", tcp(beyond, 4000, noPod, 80, syn), "drop NO_ENDPOINT"},
-		{"to a third node's pod", tcp(beyond, 4000, remote, 80, syn), "drop TUNNEL_DESTINATION"},
-		{"to a third node", tcp(beyond, 4000, node2IP, 80, syn), "drop TUNNEL_DESTINATION"},
-		{"back to a pod of its own", tcp(beyond, 4000, "10.244.5.51", 80, syn), "drop TUNNEL_DESTINATION"},
-		{"to the world", tcp(beyond, 4000, world, 80, syn), "drop TUNNEL_DESTINATION"},
-		{"to what is never masqueraded", tcp(beyond, 4000, native, 80, syn), "drop TUNNEL_DESTINATION"},
-		{"multicast", udp(beyond, 4000, nowhere, 53), "drop TUNNEL_DESTINATION"},
-		{"broadcast", udp(beyond, 4000, "255.255.255.255", 53), "drop TUNNEL_DESTINATION"},
-		{"loopback", udp(beyond, 4000, "127.0.0.1", 53), "drop TUNNEL_DESTINATION"},
-	} {
-		if r := b.fromTunnel(c.p); r.what != c.want {
-			t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		change := func(from string, change func(*packet)) packet { return tcp(from, 4000, podA, 80, syn).with(change) }
+		for _, c := range []struct {
+			name string
+			p    packet
+			want string
+		}{
+			{"pod to pod", tcp(beyond, 4000, podA, 80, syn), "delivered"},
+			{"pod to pod outside the podCIDR", udp(beyond, 4000, podC, 53), "delivered"},
+			{"pod to pod, ping", ping(beyond, 7, podA), "delivered"},
+			{"pod to pod, unknown protocol", sctp(beyond, podA), "delivered"},
+			{"pod to pod, first fragment", change(beyond, func(p *packet) { p.fragment = moreFragments }), "delivered"},
+			{"pod to pod, later fragment", change(beyond, func(p *packet) { p.fragment = 100 }), "delivered"},
+			{"pod to pod, last hop", change(beyond, func(p *packet) { p.ttl = 1 }), "stack"},
+			{"pod to pod, IP options", change(beyond, func(p *packet) { p.options = true }), "stack"},
+			{"pod to host", tcp(beyond, 4000, nodeIP, 22, syn), "stack"},
+			{"pod to host's other address", tcp(beyond, 4000, nodeOtherIP, 22, syn), "stack"},
+			{"pod to host, a port of the range", tcp(beyond, 4000, nodeIP, 50000, syn), "stack"},
+			{"pod to the tunnel device's address", udp(beyond, 53, tunnelIP, 4000), "stack"},
+			{"node to pod", tcp(node5IP, 4000, podA, 80, syn), "delivered"},
+			{"node to host", tcp(node5IP, 4000, nodeIP, 22, syn), "stack"},
+			{"to a pod that is not there", tcp(beyond, 4000, noPod, 80, syn), "drop NO_ENDPOINT"},
+			{"to a third node's pod", tcp(beyond, 4000, remote, 80, syn), "drop TUNNEL_DESTINATION"},
+			{"to a third node", tcp(beyond, 4000, node2IP, 80, syn), "drop TUNNEL_DESTINATION"},
+			{"back to a pod of its own", tcp(beyond, 4000, "10.244.5.51", 80, syn), "drop TUNNEL_DESTINATION"},
+			{"to the world", tcp(beyond, 4000, world, 80, syn), "drop TUNNEL_DESTINATION"},
+			{"to what is never masqueraded", tcp(beyond, 4000, native, 80, syn), "drop TUNNEL_DESTINATION"},
+			{"multicast", udp(beyond, 4000, nowhere, 53), "drop TUNNEL_DESTINATION"},
+			{"broadcast", udp(beyond, 4000, "255.255.255.255", 53), "drop TUNNEL_DESTINATION"},
+			{"loopback", udp(beyond, 4000, "127.0.0.1", 53), "drop TUNNEL_DESTINATION"},
+		} {
+			if r := b.fromTunnel(c.p); r.what != c.want {
+				t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
+			}
 		}
-	}
-	b.empty() // no flow between pods and nodes needs memory
+		b.empty() // no flow between pods and nodes needs memory
+	})
 }
 
 // Loopback is nobody's destination even where the agent has it among the host's addresses.
 func TestFromTunnelToLoopback(t *testing.T) {
-	b := newBed(t)
-	must(t, b.destinations.Put(destinations.KeyFrom(prefix("127.0.0.0/8")), destinations.Value{Kind: destinations.Host}))
-	b.fromTunnel(udp(beyond, 4000, "127.0.0.1", 53)).is("drop TUNNEL_DESTINATION")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		must(t, b.destinations.Put(b.key("127.0.0.0/8"), destinations.Value{Kind: destinations.Host}))
+		b.fromTunnel(udp(beyond, 4000, "127.0.0.1", 53)).is("drop TUNNEL_DESTINATION")
+	})
 }
 
 // A tunnel in the tunnel ends in pods only: unpacked by the host, a packet would seem to come from another node.
 func TestFromTunnelToTheTunnelPort(t *testing.T) {
-	b := newBed(t)
-	for _, from := range []string{beyond, node5IP} {
-		for _, to := range []string{nodeIP, nodeOtherIP, tunnelIP} {
-			p := udp(from, 4000, to, tunnelPort)
-			b.fromTunnel(p).is("drop TUNNEL_PORT")
-			b.fromTunnel(p.with(func(p *packet) { p.options = true })).is("drop TUNNEL_PORT")
-			b.fromTunnel(p.with(func(p *packet) { p.fragment = moreFragments })).is("drop TUNNEL_PORT")
-			b.fromTunnel(udp(from, 4000, to, tunnelPort+1)).is("stack")
-			b.fromTunnel(tcp(from, 4000, to, tunnelPort, syn)).is("stack")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, from := range []string{beyond, node5IP} {
+			for _, to := range []string{nodeIP, nodeOtherIP, tunnelIP} {
+				p := udp(from, 4000, to, tunnelPort)
+				b.fromTunnel(p).is("drop TUNNEL_PORT")
+				b.fromTunnel(p.with(func(p *packet) { p.options = true })).is("drop TUNNEL_PORT")
+				b.fromTunnel(p.with(func(p *packet) { p.fragment = moreFragments })).is("drop TUNNEL_PORT")
+				b.fromTunnel(udp(from, 4000, to, tunnelPort+1)).is("stack")
+				b.fromTunnel(tcp(from, 4000, to, tunnelPort, syn)).is("stack")
+			}
+			b.fromTunnel(udp(from, 4000, podA, tunnelPort)).is("delivered")
 		}
-		b.fromTunnel(udp(from, 4000, podA, tunnelPort)).is("delivered")
-	}
+	})
 }
 
 // Nobody gets a packet in whose inner source is not the sender's own, and the reason says whether the sender is a node.
 func TestFromTunnelComparesOuterWithInner(t *testing.T) {
-	b := newBed(t)
-	for _, c := range []struct {
-		name, outer, inner, want string
-	}{
-		{"its pod", node5IP, beyond, "delivered"},
-		{"itself", node5IP, node5IP, "delivered"},
-		{"a pod of a node that is reached directly", node2IP, remote, "delivered"},
-		{"that node itself", node2IP, node2IP, "delivered"},
-		{"a pod of a node that is off link", offLinkIP, lost, "delivered"},
-		{"another node's pod", node2IP, beyond, "drop TUNNEL_SOURCE"},
-		{"another node", node5IP, node2IP, "drop TUNNEL_SOURCE"},
-		{"our pod", node5IP, podB, "drop TUNNEL_SOURCE"},
-		{"our pod outside the podCIDR", node5IP, podC, "drop TUNNEL_SOURCE"},
-		{"our podCIDR", node5IP, noPod, "drop TUNNEL_SOURCE"},
-		{"our node", node5IP, nodeIP, "drop TUNNEL_SOURCE"},
-		{"our tunnel device", node5IP, tunnelIP, "drop TUNNEL_SOURCE"},
-		{"the world", node5IP, world, "drop TUNNEL_SOURCE"},
-		{"what is never masqueraded", node5IP, native, "drop TUNNEL_SOURCE"},
-		{"nobody", node5IP, "0.0.0.0", "drop TUNNEL_SOURCE"},
-		{"loopback", node5IP, "127.0.0.1", "drop TUNNEL_SOURCE"},
-		{"multicast", node5IP, nowhere, "drop TUNNEL_SOURCE"},
-		{"sent by the world", world, beyond, "drop TUNNEL_NODE"},
-		{"the world as itself", world, world, "drop TUNNEL_NODE"},
-		{"sent by a pod of ours", podB, beyond, "drop TUNNEL_NODE"},
-		{"sent by a pod as itself", beyond, beyond, "drop TUNNEL_NODE"},
-		{"sent by this node", nodeIP, beyond, "drop TUNNEL_NODE"},
-		{"sent by this node as itself", nodeIP, nodeIP, "drop TUNNEL_NODE"},
-		{"sent by what is never masqueraded", native, native, "drop TUNNEL_NODE"},
-		{"sent by nobody", "0.0.0.0", beyond, "drop TUNNEL_NODE"},
-		{"sent over IPv6", "2001:db8::5", beyond, "drop TUNNEL_NODE"},
-		{"sent over IPv6 by nobody", "::", beyond, "drop TUNNEL_NODE"},
-		{"without a key", "", beyond, "drop TUNNEL_FAILED"},
-	} {
-		b.comesFrom(c.outer, vni)
-		for to, want := range map[string]string{podA: c.want, nodeIP: map[bool]string{true: "stack", false: c.want}[c.want == "delivered"]} {
-			if r := b.fromTunnel(udp(c.inner, 4000, to, 53)); r.what != want {
-				t.Errorf("%s, to %s: outcome %q, want %q", c.name, to, r.what, want)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, c := range []struct {
+			name, outer, inner, want string
+		}{
+			{"its pod", node5IP, beyond, "delivered"},
+			{"itself", node5IP, node5IP, "delivered"},
+			{"a pod of a node that is reached directly", node2IP, remote, "delivered"},
+			{"that node itself", node2IP, node2IP, "delivered"},
+			{"a pod of a node that is off link", offLinkIP, lost, "delivered"},
+			{"another node's pod", node2IP, beyond, "drop TUNNEL_SOURCE"},
+			{"another node", node5IP, node2IP, "drop TUNNEL_SOURCE"},
+			{"our pod", node5IP, podB, "drop TUNNEL_SOURCE"},
+			{"our pod outside the podCIDR", node5IP, podC, "drop TUNNEL_SOURCE"},
+			{"our podCIDR", node5IP, noPod, "drop TUNNEL_SOURCE"},
+			{"our node", node5IP, nodeIP, "drop TUNNEL_SOURCE"},
+			{"our tunnel device", node5IP, tunnelIP, "drop TUNNEL_SOURCE"},
+			{"the world", node5IP, world, "drop TUNNEL_SOURCE"},
+			{"what is never masqueraded", node5IP, native, "drop TUNNEL_SOURCE"},
+			{"nobody", node5IP, "0.0.0.0", "drop TUNNEL_SOURCE"},
+			{"loopback", node5IP, "127.0.0.1", "drop TUNNEL_SOURCE"},
+			{"multicast", node5IP, nowhere, "drop TUNNEL_SOURCE"},
+			{"sent by the world", world, beyond, "drop TUNNEL_NODE"},
+			{"the world as itself", world, world, "drop TUNNEL_NODE"},
+			{"sent by a pod of ours", podB, beyond, "drop TUNNEL_NODE"},
+			{"sent by a pod as itself", beyond, beyond, "drop TUNNEL_NODE"},
+			{"sent by this node", nodeIP, beyond, "drop TUNNEL_NODE"},
+			{"sent by this node as itself", nodeIP, nodeIP, "drop TUNNEL_NODE"},
+			{"sent by what is never masqueraded", native, native, "drop TUNNEL_NODE"},
+			{"sent by nobody", "0.0.0.0", beyond, "drop TUNNEL_NODE"},
+			{"sent over IPv6", "2001:db8::5", beyond, "drop TUNNEL_NODE"},
+			{"sent over IPv6 by nobody", "::", beyond, "drop TUNNEL_NODE"},
+			{"without a key", "", beyond, "drop TUNNEL_FAILED"},
+		} {
+			b.comesFrom(c.outer, vni)
+			for to, want := range map[string]string{podA: c.want, nodeIP: map[bool]string{true: "stack", false: c.want}[c.want == "delivered"]} {
+				if r := b.fromTunnel(udp(c.inner, 4000, to, 53)); r.what != want {
+					t.Errorf("%s, to %s: outcome %q, want %q", c.name, to, r.what, want)
+				}
 			}
 		}
-	}
+	})
 }
 
 // The underlay may be IPv6: a node's address of that family is compared like any other.
 func TestFromTunnelOverIPv6(t *testing.T) {
-	const node6 = "2001:db8::5"
-	b := newBed(t)
-	must(t, b.destinations.Put(destinations.KeyFrom(prefix(node6+"/128")), destinations.Value{Kind: destinations.Node, Node: addr(node6)}))
-	must(t, b.destinations.Put(destinations.KeyFrom(prefix("10.244.5.0/24")), destinations.Value{
-		Kind: destinations.PodCIDR, Node: addr(node6), MTU: mtu - 70, Flags: destinations.ByTunnel,
-	}))
-	b.comesFrom(node6, vni)
-	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("delivered")
-	b.fromTunnel(udp(remote, 4000, podA, 53)).is("drop TUNNEL_SOURCE")
-	b.comesFrom("2001:db8::6", vni)
-	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
-	b.comesFrom(node6, vni+1)
-	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_VNI")
-	b.comesFrom(node5IP, vni)
-	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_SOURCE") // a node, but no longer this one's
-	// No address is not that of a node that is not known.
-	must(t, b.destinations.Put(destinations.KeyFrom(prefix("10.244.5.0/24")), destinations.Value{Kind: destinations.PodCIDR}))
-	b.comesFrom("::", vni)
-	b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
+	inEachFamily(t, func(t *testing.T, f family) {
+		const node6 = "2001:db8::5"
+		b := newBed(t, f)
+		must(t, b.destinations.Put(b.key(node6+"/128"), destinations.Value{Kind: destinations.Node, Node: b.addr(node6)}))
+		must(t, b.destinations.Put(b.key("10.244.5.0/24"), destinations.Value{
+			Kind: destinations.PodCIDR, Node: b.addr(node6), MTU: mtu - 70, Flags: destinations.ByTunnel,
+		}))
+		b.comesFrom(node6, vni)
+		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("delivered")
+		b.fromTunnel(udp(remote, 4000, podA, 53)).is("drop TUNNEL_SOURCE")
+		b.comesFrom("2001:db8::6", vni)
+		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
+		b.comesFrom(node6, vni+1)
+		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_VNI")
+		b.comesFrom(node5IP, vni)
+		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_SOURCE") // a node, but no longer this one's
+		// No address is not that of a node that is not known.
+		must(t, b.destinations.Put(b.key("10.244.5.0/24"), destinations.Value{Kind: destinations.PodCIDR}))
+		b.comesFrom("::", vni)
+		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_NODE")
+	})
 }
 
 // A flow-based device takes every VNI, and so another cluster's that shares the underlay.
 func TestFromTunnelTakesOneVNI(t *testing.T) {
-	b := newBed(t)
-	for _, id := range []uint32{0, 1, vni - 1, vni + 1, 1<<24 - 1} {
-		b.comesFrom(node5IP, id)
-		b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_VNI")
-		b.fromTunnel(udp(beyond, 4000, nodeIP, 53)).is("drop TUNNEL_VNI")
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, id := range []uint32{0, 1, vni - 1, vni + 1, 1<<24 - 1} {
+			b.comesFrom(node5IP, id)
+			b.fromTunnel(udp(beyond, 4000, podA, 53)).is("drop TUNNEL_VNI")
+			b.fromTunnel(udp(beyond, 4000, nodeIP, 53)).is("drop TUNNEL_VNI")
+		}
+	})
 }
 
-// What is not IPv4, or malformed, does not belong on the device: the stack never sees it.
+// What is no IP, or malformed, does not belong on the device: the stack never sees it.
 func TestFromTunnelDropsTheRest(t *testing.T) {
-	b := newBed(t)
-	frame := func() []byte { return udp(beyond, 4000, nodeIP, 53).bytes(t) }
-	broken, disturbed, ipv6 := frame(), frame(), frame()
-	broken[14] = 0x44
-	disturbed[24] ^= 1
-	copy(ipv6[12:], []byte{0x86, 0xdd})
-	for name, c := range map[string]struct {
-		frame []byte
-		want  string
-	}{
-		"ARP":            {arp(t, 1, b.uplink.peer, beyond, nodeIP), "drop NOT_IP"},
-		"IPv6":           {ipv6, "drop IPV6_UNSUPPORTED"},
-		"malformed":      {broken, "drop INVALID"},
-		"wrong checksum": {disturbed, "drop INVALID"},
-		"cut short":      {frame()[:40], "drop INVALID"},
-	} {
-		if r := b.run(wire.FromTunnel, b.tunnel, c.frame, nil); r.what != c.want {
-			t.Errorf("%s: outcome %q, want %q", name, r.what, c.want)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		frame := func() []byte { return udp(beyond, 4000, nodeIP, 53).bytes(b.family) }
+		broken, disturbed, foreign := frame(), frame(), frame()
+		broken[14] = 0x44
+		disturbed[each(f, 24, 14)] ^= 0x10 // or the version, where there is no checksum
+		copy(foreign[12:], each(f, []byte{0x86, 0xdd}, []byte{8, 0}))
+		for name, c := range map[string]struct {
+			frame []byte
+			want  string
+		}{
+			"ARP":              {arp(1, b.uplink.peer, beyond, nodeIP), "drop NOT_IP"},
+			"another family's": {foreign, "drop INVALID"},
+			"malformed":        {broken, "drop INVALID"},
+			"wrong checksum":   {disturbed, "drop INVALID"},
+			"cut short":        {frame()[:ethernet+f.header()+6], "drop INVALID"},
+		} {
+			if r := b.run(wire.FromTunnel, b.tunnel, c.frame, nil); r.what != c.want {
+				t.Errorf("%s: outcome %q, want %q", name, r.what, c.want)
+			}
 		}
-	}
+	})
 }
 
 // A pod gets the packet as the other pod sent it, one hop later.
 func TestFromTunnelDelivers(t *testing.T) {
-	b := newBed(t)
-	p := tcp(beyond, 4000, podA, 80, syn).with(func(p *packet) { p.macTo = []byte{6, 5, 4, 3, 2, 1} })
-	r := b.fromTunnel(p).is("delivered").flow("tcp " + beyond + ":4000 > " + podA + ":80").valid()
-	if l := b.pods[podA]; !bytes.Equal(r.frame[:6], l.peer) || !bytes.Equal(r.frame[6:12], l.mac) || r.view().ttl != 63 {
-		t.Errorf("Ethernet header % x, TTL %d", r.frame[:12], r.view().ttl)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := tcp(beyond, 4000, podA, 80, syn).with(func(p *packet) { p.macTo = []byte{6, 5, 4, 3, 2, 1} })
+		r := b.fromTunnel(p).is("delivered").flow("tcp " + beyond + ":4000 > " + podA + ":80").valid()
+		if l := b.pods[podA]; !bytes.Equal(r.frame[:6], l.peer) || !bytes.Equal(r.frame[6:12], l.mac) || r.view().ttl != 63 {
+			t.Errorf("Ethernet header % x, TTL %d", r.frame[:12], r.view().ttl)
+		}
+	})
 }
 
 // ICMP errors pass, by the same rules as by an uplink.
 func TestFromTunnelErrors(t *testing.T) {
-	b := newBed(t)
-	sent := udp(podA, 5000, beyond, 53).bytes(t)
-	b.fromTunnel(icmpError(beyond, podA, 3, 3, sent, 8)).is("delivered").valid()
-	b.fromTunnel(icmpError(node5IP, podA, 11, 0, sent, 8)).is("delivered")
-	b.fromTunnel(icmpError(beyond, podA, 3, 3, udp(podB, 5000, beyond, 53).bytes(t), 8)).is("drop FORGED_ERROR")
-	b.fromTunnel(icmpError(beyond, podA, 5, 1, sent, 8)).is("drop ICMP_REDIRECT")
-	b.fromTunnel(icmpError(beyond, podA, 3, 3, sent, 8).with(func(p *packet) { p.fragment = moreFragments })).is("drop INVALID")
-	b.fromTunnel(icmpError(beyond, nodeIP, 3, 3, udp(nodeIP, 5000, beyond, 53).bytes(t), 8)).is("stack")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		sent := udp(podA, 5000, beyond, 53).bytes(b.family)
+		b.fromTunnel(icmpError(beyond, podA, 3, 3, sent, 8)).is("delivered").valid()
+		b.fromTunnel(icmpError(node5IP, podA, 11, 0, sent, 8)).is("delivered")
+		b.fromTunnel(icmpError(beyond, podA, 3, 3, udp(podB, 5000, beyond, 53).bytes(b.family), 8)).is("drop FORGED_ERROR")
+		b.fromTunnel(icmpError(beyond, podA, 5, 1, sent, 8)).is("drop ICMP_REDIRECT")
+		b.fromTunnel(icmpError(beyond, podA, 3, 3, sent, 8).with(func(p *packet) { p.fragment = moreFragments })).is("drop INVALID")
+		b.fromTunnel(icmpError(beyond, nodeIP, 3, 3, udp(nodeIP, 5000, beyond, 53).bytes(b.family), 8)).is("stack")
+	})
 }
 
 // What the stack decides on, it decides on when it comes through the tunnel, too.
 func TestFromTunnelLeavesToStack(t *testing.T) {
-	b := newBed(t)
-	p := udp(beyond, 4000, podA, 53)
-	sent := icmpError(beyond, podA, 3, 3, udp(podA, 4000, beyond, 53).bytes(t), 8)
-	for _, flags := range []config.Flags{config.PodCIDRToStack, config.RoutesToStack} {
-		b.configure(flags)
-		b.leftToStack(flags.String(), b.fromTunnel(p))
-		b.leftToStack(flags.String(), b.fromTunnel(sent))
-	}
-	b.configure(0)
-	b.giveToStack(beyond+"/32", destinations.ToStack|destinations.ByTunnel)
-	b.leftToStack("to_stack", b.fromTunnel(p))
-	b.leftToStack("to_stack", b.fromTunnel(sent))
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := udp(beyond, 4000, podA, 53)
+		sent := icmpError(beyond, podA, 3, 3, udp(podA, 4000, beyond, 53).bytes(b.family), 8)
+		for _, flags := range []config.Flags{config.PodCIDRToStack, config.RoutesToStack} {
+			b.configure(flags)
+			b.leftToStack(flags.String(), b.fromTunnel(p))
+			b.leftToStack(flags.String(), b.fromTunnel(sent))
+		}
+		b.configure(0)
+		b.giveToStack(beyond+"/32", destinations.ToStack|destinations.ByTunnel)
+		b.leftToStack("to_stack", b.fromTunnel(p))
+		b.leftToStack("to_stack", b.fromTunnel(sent))
+	})
 }
 
 // Beside netfilter a flow that it knows is the stack's, and so is all that concerns the node.
 func TestFromTunnelBesideNetfilter(t *testing.T) {
-	b := newBed(t, besideNetfilter)
-	b.netfilterKnows(tuple(wire.UDP, podA, 5000, beyond, 53))
-	b.fromTunnel(udp(beyond, 53, podA, 5000)).is("stack")
-	b.fromTunnel(udp(beyond, 53, podA, 5001)).is("delivered")
-	b.fromTunnel(icmpError(beyond, podA, 3, 3, udp(podA, 5000, beyond, 53).bytes(t), 8)).is("stack")
-	b.fromTunnel(icmpError(beyond, podA, 3, 3, udp(podA, 5001, beyond, 53).bytes(t), 8)).is("delivered")
-	b.fromTunnel(sctp(beyond, podA)).is("stack")
-	b.fromTunnel(udp(node5IP, 4000, podA, 53)).is("stack")
-	b.fromTunnel(udp(beyond, 4000, nodeIP, 53)).is("stack")
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, besideNetfilter)
+		b.netfilterKnows(b.tuple(wire.UDP, podA, 5000, beyond, 53))
+		b.fromTunnel(udp(beyond, 53, podA, 5000)).is("stack")
+		b.fromTunnel(udp(beyond, 53, podA, 5001)).is("delivered")
+		b.fromTunnel(icmpError(beyond, podA, 3, 3, udp(podA, 5000, beyond, 53).bytes(b.family), 8)).is("stack")
+		b.fromTunnel(icmpError(beyond, podA, 3, 3, udp(podA, 5001, beyond, 53).bytes(b.family), 8)).is("delivered")
+		b.fromTunnel(sctp(beyond, podA)).is("stack")
+		b.fromTunnel(udp(node5IP, 4000, podA, 53)).is("stack")
+		b.fromTunnel(udp(beyond, 4000, nodeIP, 53)).is("stack")
+	})
 }
 
 // What the stack sends to a node that is reached by tunnel goes there; it has no other way through the device.
 func TestToTunnelVerdicts(t *testing.T) {
-	b := newBed(t)
-	for _, p := range []packet{udp(nodeIP, 4000, beyond, 53), tcp(podA, 5000, beyond, 80, ack), ping(nodeIP, 7, node5IP), sctp(tunnelIP, beyond),
-		udp(nodeIP, 4000, beyond, 53).with(func(p *packet) { p.fragment = 100 })} {
-		r := b.toTunnel(p).is("stack")
-		if !bytes.Equal(r.in, r.frame) || r.mark&mark == 0 {
-			t.Errorf("%s: changed %v, mark %#x", describe(r.in), !bytes.Equal(r.in, r.frame), r.mark)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, p := range []packet{udp(nodeIP, 4000, beyond, 53), tcp(podA, 5000, beyond, 80, ack), ping(nodeIP, 7, node5IP), sctp(tunnelIP, beyond),
+			udp(nodeIP, 4000, beyond, 53).with(func(p *packet) { p.fragment = 100 })} {
+			r := b.toTunnel(p).is("stack")
+			if !bytes.Equal(r.in, r.frame) || r.mark&mark == 0 {
+				t.Errorf("%s: changed %v, mark %#x", describe(r.in), !bytes.Equal(r.in, r.frame), r.mark)
+			}
 		}
-	}
-	// The host's route may lead here for a moment after the way to a podCIDR has become a direct one, or none.
-	for _, to := range []string{remote, lost, mute} {
-		b.toTunnel(udp(nodeIP, 4000, to, 53)).is("stack")
-	}
-	for _, to := range []string{node2IP, podA, nodeIP, tunnelIP, world, native, nowhere} {
-		b.toTunnel(udp(nodeIP, 4000, to, 53)).is("drop NODE_OFF_LINK")
-	}
-	b.run(wire.ToTunnel, b.tunnel, arp(t, 1, b.uplink.mac, nodeIP, beyond), nil).is("drop NOT_IP")
-	broken := udp(nodeIP, 4000, beyond, 53).bytes(t)
-	broken[14] = 0x44
-	b.run(wire.ToTunnel, b.tunnel, broken, nil).is("drop INVALID")
-	// Ours have their key, and are passed on unread.
-	b.run(wire.ToTunnel, b.tunnel, broken, map[int]uint32{skbMark: mark}).is("stack")
+		// The host's route may lead here for a moment after the way to a podCIDR has become a direct one, or none.
+		for _, to := range []string{remote, lost, mute} {
+			b.toTunnel(udp(nodeIP, 4000, to, 53)).is("stack")
+		}
+		for _, to := range []string{node2IP, podA, nodeIP, tunnelIP, world, native, nowhere} {
+			b.toTunnel(udp(nodeIP, 4000, to, 53)).is("drop NODE_OFF_LINK")
+		}
+		b.run(wire.ToTunnel, b.tunnel, arp(1, b.uplink.mac, nodeIP, beyond), nil).is("drop NOT_IP")
+		broken := udp(nodeIP, 4000, beyond, 53).bytes(b.family)
+		broken[14] = 0x44
+		b.run(wire.ToTunnel, b.tunnel, broken, nil).is("drop INVALID")
+		// Ours have their key, and are passed on unread.
+		b.run(wire.ToTunnel, b.tunnel, broken, map[int]uint32{skbMark: mark}).is("stack")
+	})
 }
 
 // A node that takes one Ethernet address alone gets that.
 func TestToTunnelWritesTheInnerMAC(t *testing.T) {
-	b := newBed(t)
-	v, err := b.destinations.Get(destinations.KeyFrom(prefix("10.244.5.0/24")))
-	must(t, err)
-	v.MAC = wire.MAC{2, 0xaa, 0, 0, 0, 5}
-	must(t, b.destinations.Put(destinations.KeyFrom(prefix("10.244.5.0/24")), v))
-	r := b.toTunnel(udp(nodeIP, 4000, beyond, 53)).is("stack")
-	if !bytes.Equal(r.frame[:6], v.MAC[:]) || !bytes.Equal(r.frame[6:], r.in[6:]) {
-		t.Errorf("left as % x", r.frame[:14])
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		v, err := b.destinations.Get(b.key("10.244.5.0/24"))
+		must(t, err)
+		v.MAC = wire.MAC{2, 0xaa, 0, 0, 0, 5}
+		must(t, b.destinations.Put(b.key("10.244.5.0/24"), v))
+		r := b.toTunnel(udp(nodeIP, 4000, beyond, 53)).is("stack")
+		if !bytes.Equal(r.frame[:6], v.MAC[:]) || !bytes.Equal(r.frame[6:], r.in[6:]) {
+			t.Errorf("left as % x", r.frame[:14])
+		}
+	})
 }

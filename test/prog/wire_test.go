@@ -65,34 +65,38 @@ func tagged(frame []byte, vlan uint16) []byte {
 
 // A pod's tag would go out with the packet, into a network of the uplink that is none of its business.
 func TestVLANFromPod(t *testing.T) {
-	b := newBed(t)
-	l := b.pods[podA]
-	send := b.onWire(wire.FromPod, l, "ecprpod0-p")
-	for _, to := range []string{podB, remote, world, nodeIP} {
-		p := udp(podA, 50000, to, 53)
-		p.macTo, p.macFrom = l.mac, l.peer
-		if got := send(tagged(p.bytes(t), 7)); got != "drop NOT_IP" {
-			t.Errorf("tagged, to %s: outcome %q", to, got)
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		l := b.pods[podA]
+		send := b.onWire(wire.FromPod, l, "ecprpod0-p")
+		for _, to := range []string{podB, remote, world, nodeIP} {
+			p := udp(podA, 50000, to, 53)
+			p.macTo, p.macFrom = l.mac, l.peer
+			if got := send(tagged(p.bytes(b.family), 7)); got != "drop NOT_IP" {
+				t.Errorf("tagged, to %s: outcome %q", to, got)
+			}
 		}
-	}
-	p := udp(podA, 50000, world, 53)
-	p.macTo, p.macFrom = l.mac, l.peer
-	if got := send(p.bytes(t)); got != "forwarded" {
-		t.Errorf("untagged: outcome %q", got)
-	}
+		p := udp(podA, 50000, world, 53)
+		p.macTo, p.macFrom = l.mac, l.peer
+		if got := send(p.bytes(b.family)); got != "forwarded" {
+			t.Errorf("untagged: outcome %q", got)
+		}
+	})
 }
 
 // What arrives with a tag belongs to another network than the uplink's own: the stack knows which.
 func TestVLANFromUplink(t *testing.T) {
-	b := newBed(t)
-	send := b.onWire(wire.FromUplink, b.uplink, "ecprup-p")
-	p := udp(world, 4000, podA, 53)
-	p.macTo, p.macFrom = b.uplink.mac, b.uplink.peer
-	if got := send(tagged(p.bytes(t), 7)); got != "stack" {
-		t.Errorf("tagged: outcome %q", got)
-	}
-	b.count(0, 0)
-	if got := send(p.bytes(t)); got != "delivered" {
-		t.Errorf("untagged: outcome %q", got)
-	}
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		send := b.onWire(wire.FromUplink, b.uplink, "ecprup-p")
+		p := udp(world, 4000, podA, 53)
+		p.macTo, p.macFrom = b.uplink.mac, b.uplink.peer
+		if got := send(tagged(p.bytes(b.family), 7)); got != "stack" {
+			t.Errorf("tagged: outcome %q", got)
+		}
+		b.count(0, 0)
+		if got := send(p.bytes(b.family)); got != "delivered" {
+			t.Errorf("untagged: outcome %q", got)
+		}
+	})
 }

@@ -144,13 +144,23 @@ func (c *Config) checkRanges(field []string) error {
 		if err := c.Ranges[i].Canonicalize(); err != nil {
 			return &FieldError{field[i], err.Error()}
 		}
-		v4 := c.Ranges[i][0].RangeStart.To4() != nil
-		if other, ok := families[v4]; ok {
+		first, _ := netip.AddrFromSlice(c.Ranges[i][0].RangeStart)
+		first = first.Unmap()
+		if !Assignable(first) {
+			return &FieldError{field[i], fmt.Sprintf("%s: no pod can have such an address", first)}
+		}
+		if other, ok := families[first.Is4()]; ok {
 			return &FieldError{field[i], "is of the same family as " + other + ": a pod has one address of each family"}
 		}
-		families[v4] = field[i]
+		families[first.Is4()] = field[i]
 	}
 	return nil
+}
+
+// Assignable reports whether a pod can have the address. Of IPv6's link-local ones its interface has one anyway, and no
+// route leads there.
+func Assignable(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast())
 }
 
 // checkMasks refuses what the library fails to handle: a range without a subnet, and an IPv4 address with an IPv6 mask
@@ -217,7 +227,7 @@ func (c *Config) requestByEnv(env string) error {
 	return nil
 }
 
-// parseAddr reads an address. A prefix length is ignored: pods get /32 addresses.
+// parseAddr reads an address. A prefix length is ignored: pods' addresses have none.
 func parseAddr(text string) (netip.Addr, error) {
 	if p, err := netip.ParsePrefix(text); err == nil {
 		return p.Addr().Unmap(), nil

@@ -89,7 +89,7 @@ func dropsOn(t *testing.T, s *standing, node *cluster.Machine) map[string]float6
 		if !named || !counted {
 			t.Fatalf("drops of %s has a record without reason or packets: %v", node.Name, record)
 		}
-		if reason != "IPV6_UNSUPPORTED" {
+		if reason != "LINK_SCOPE" {
 			all[node.Name+" "+reason] += packets
 		}
 	}

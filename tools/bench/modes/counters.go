@@ -93,7 +93,7 @@ func countDrops(into Counters, node *lab.Node) error {
 	dropped, err := node.Drops()
 	for _, counter := range dropped {
 		// A pod's kernel asks for IPv6 routers by itself.
-		if counter.Slot != drops.IPv6Unsupported {
+		if counter.Slot != drops.LinkScope {
 			into[droppedName(nodeName(node))+fmt.Sprintf("%v %v", counter.Direction, counter.Slot)] = counter.Packets
 		}
 	}

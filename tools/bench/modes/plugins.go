@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
@@ -140,7 +141,7 @@ func (n *Network) pluginList(node *lab.Node) string {
 // podMTU is the MTU of the classical networks' pods.
 func (n *Network) podMTU() int {
 	if n.setup.tunnel != "" {
-		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU))
+		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU), wire.IPv4)
 	}
 	return n.lab.Options.FabricMTU
 }

@@ -1,0 +1,96 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// FamilySet has the families that something is about.
+type FamilySet [wire.Families]bool
+
+// Used are the families that a node looks at and plans for: that of IPv4 always, the other one if a podCIDR is of it, or an
+// InternalIP that a Node lists first.
+func Used(nodes []Node, before Standing) FamilySet {
+	used := ofPods(nodes, before)
+	used[wire.IPv4] = true
+	for _, n := range nodes {
+		if len(n.InternalIPs) > 0 {
+			used[familyOfText(n.InternalIPs[0])] = true
+		}
+	}
+	for _, via := range before.Claims {
+		used[wire.FamilyOf(via)] = true
+	}
+	return used
+}
+
+// ofPods are the families in which the cluster's pods have addresses.
+func ofPods(nodes []Node, before Standing) (of FamilySet) {
+	for _, n := range nodes {
+		for _, p := range n.PodCIDRs {
+			of[familyOfText(p)] = true
+		}
+	}
+	for _, p := range before.Own {
+		of[wire.FamilyOf(p.Addr())] = true
+	}
+	for p := range before.Claims {
+		of[wire.FamilyOf(p.Addr())] = true
+	}
+	return of
+}
+
+// familyOfText is the family of an address or a prefix that has not been judged yet.
+func familyOfText(s string) wire.Family {
+	if strings.Contains(s, ":") {
+		return wire.IPv6
+	}
+	return wire.IPv4
+}
+
+// everything is, by family, the prefix of a default route.
+var everything = [wire.Families]netip.Prefix{
+	wire.IPv4: netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+	wire.IPv6: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+}
+
+// mapped is where the maps have the addresses of IPv4, which no prefix of IPv6 is about.
+var mapped = netip.MustParseAddr("::ffff:0:0")
+
+// ofLink are the addresses of IPv6 that mean something on a link only, and so are the host's on each.
+var ofLink = []netip.Prefix{netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8")}
+
+// leastMTUOf is what a link must carry, by family, in bytes of IP packet (RFC 8200, section 5); 0: anything.
+var leastMTUOf = [wire.Families]int{wire.IPv6: 1280}
+
+// missing says of each family in which the cluster's pods have addresses why this node's get none.
+func (b *builder) missing(why [wire.Families]string) {
+	pods, s := ofPods(b.in.Nodes, b.in.Before), b.r.Standing
+	for f := range wire.Families {
+		own := s.PodCIDR(f)
+		switch {
+		case !pods[f]:
+			continue
+		case !own.IsValid():
+			b.r.Missing[f] = why[f]
+		case !s.NodeIP(f).IsValid() && len(s.NodeIPs) > 0 && !b.mayTunnel():
+			b.r.Missing[f] = fmt.Sprintf("Node %s has no %s InternalIP on an interface of this node, so other nodes can't reach its pods by direct routing", b.in.Self, f.Name())
+		case b.podMTU() < leastMTUOf[f]:
+			b.r.Missing[f] = b.tooNarrow(leastMTUOf[f])
+		}
+	}
+	var all []string
+	for _, p := range s.Own {
+		if text := b.r.Missing[wire.FamilyOf(p.Addr())]; text != "" {
+			all = append(all, text)
+			continue
+		}
+		b.r.PodCIDRs = append(b.r.PodCIDRs, p)
+	}
+	if len(b.r.PodCIDRs) == 0 && b.r.NotReady == "" {
+		b.r.NotReady = strings.Join(all, "; ")
+	}
+}
