@@ -324,15 +324,9 @@ func solicitation(t *testing.T, mac []byte, from, to netip.Addr) []byte {
 	group := to.As16() // the solicited-node multicast address, and its Ethernet address
 	copy(group[:], []byte{0xff, 0x02, 11: 1, 12: 0xff})
 	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: from.AsSlice(), DstIP: group[:]}
-	message := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborSolicitation, 0)}
-	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
-		t.Fatal(err)
-	}
-	return serialized(t,
-		&layers.Ethernet{SrcMAC: mac, DstMAC: append([]byte{0x33, 0x33}, group[12:]...), EthernetType: layers.EthernetTypeIPv6}, ip, message,
-		&layers.ICMPv6NeighborSolicitation{
-			TargetAddress: to.AsSlice(), Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
-		})
+	return onLink(t, mac, append([]byte{0x33, 0x33}, group[12:]...), ip, layers.ICMPv6TypeNeighborSolicitation, &layers.ICMPv6NeighborSolicitation{
+		TargetAddress: to.AsSlice(), Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
+	})
 }
 
 func arpRequest(t *testing.T, mac []byte, from, to netip.Addr) []byte {
