@@ -147,7 +147,7 @@ func TestAddressWithoutPod(t *testing.T) {
 			}
 			_, err := pod.Ping(t.Context(), nobody, lab.PingOptions{})
 			assertComplaint(t, "ping to an address that no pod has", err, lab.ICMPError{
-				From: l.Nodes[0].AddrOf(family), ICMPKind: lab.HostUnreachable[family], InnerSource: pod.AddrOf(family), InnerDestination: nobody,
+				From: l.Nodes[0].AddrOf(family), ICMPKind: lab.RouteUnreachable[family], InnerSource: pod.AddrOf(family), InnerDestination: nobody,
 			})
 			if got := dropped(t, l.Nodes[0], drops.NoEndpoint) - before; got != 1 {
 				t.Errorf("%d packets counted as NO_ENDPOINT, want 1", got)

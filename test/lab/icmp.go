@@ -25,7 +25,9 @@ var (
 	TooBig          = [wire.Families]ICMPKind{wire.IPv4: {3, 4}, wire.IPv6: {2, 0}}
 	TimeExceeded    = [wire.Families]ICMPKind{wire.IPv4: {11, 0}, wire.IPv6: {3, 0}}
 	HostUnreachable = [wire.Families]ICMPKind{wire.IPv4: {3, 1}, wire.IPv6: {1, 3}}
-	PortUnreachable = [wire.Families]ICMPKind{wire.IPv4: {3, 3}, wire.IPv6: {1, 4}}
+	// RouteUnreachable is how a route of that type answers: in IPv6 that there is no route.
+	RouteUnreachable = [wire.Families]ICMPKind{wire.IPv4: {3, 1}, wire.IPv6: {1, 0}}
+	PortUnreachable  = [wire.Families]ICMPKind{wire.IPv4: {3, 3}, wire.IPv6: {1, 4}}
 )
 
 const icmpHeader = 8
