@@ -37,7 +37,7 @@ const (
 
 // clusters are all kinds, each on the links where its routing mode makes a difference.
 var clusters = []cluster{
-	{"direct", only4, only4, "direct", 1, always},
+	{"direct", only4, only4, "direct", 1, reachOnly},
 	{"vxlan", only4, only4, "vxlan", 1, always},
 	{"auto", only4, only4, "auto", 2, always},
 

@@ -118,7 +118,7 @@ func redirect(t *testing.T, pod, to *lab.Pod) []byte {
 }
 
 // followed is how long a router says that it is one, again and again.
-const followed = 3 * time.Second
+const followed = 2 * time.Second
 
 // A node that follows a router's advertisements goes on to follow them when it begins to forward: its default route outlives each of
 // them, and cleanup gives the setting back. One that is configured by hand keeps its setting.
@@ -149,7 +149,7 @@ func TestFollowedRouterStays(t *testing.T) {
 		startAgents(t, l)
 		pod := addPod(t, follows, "a")
 		at := serve(t, l.Outside)
-		for end := time.Now().Add(2 * followed); time.Now().Before(end); time.Sleep(followed / 3) {
+		for end := time.Now().Add(followed * 3 / 2); time.Now().Before(end); time.Sleep(followed / 3) {
 			assertReaches(t, pod.Namespace, at, follows.Addr())
 			if !hasRoute() {
 				t.Fatal("the default route has ended with the advertisement")
