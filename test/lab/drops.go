@@ -11,8 +11,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// noise is dropped in every lab: an interface with IPv6 asks for routers and multicast groups all by itself, and this
-// version does not carry IPv6.
+// noise is dropped in every lab: a pod's interface with IPv6 asks for routers and multicast groups all by itself, and nobody
+// but its node is to hear it.
 var noise = []drops.Reason{drops.LinkScope}
 
 // Drops reads the node's drop counters that are not zero. A node on which no agent has been yet has none.
