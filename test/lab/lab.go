@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 const (
@@ -164,6 +166,33 @@ func (l *Lab) build(ctx context.Context) error {
 		}
 		if err := l.buildNode(i + 1); err != nil {
 			return err
+		}
+	}
+	return l.settle(ctx)
+}
+
+// settle waits until the kernel has made every IPv6 address usable, which it does in the background. Until then a packet
+// leaves with another source, and nobody hears who looks for a neighbour.
+func (l *Lab) settle(ctx context.Context) error {
+	if !slices.Contains(l.Options.families(), wire.IPv6) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, priv.Patience(5*time.Second))
+	defer cancel()
+	for _, ns := range l.Namespaces() {
+		for {
+			tentative, err := ns.tentative()
+			if err != nil {
+				return err
+			}
+			if len(tentative) == 0 {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("wait for the addresses %v of %s: %w", tentative, ns.name, ctx.Err())
+			case <-time.After(time.Millisecond):
+			}
 		}
 	}
 	return nil

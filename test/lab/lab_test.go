@@ -19,8 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -118,27 +116,16 @@ func TestAddressesOfFamilies(t *testing.T) {
 	}
 }
 
-// Duplicate address detection takes a second or more, in which an address cannot be used.
+// An address that can't be used yet would cost a test its first packets.
 func TestAddressesAreUsableAtOnce(t *testing.T) {
 	l := ForTest(t, Options{Nodes: 1, Router: true, Families: dual["IPv4, IPv6"]})
-	tentative := func() (names []string) {
-		for _, host := range []*Namespace{l.Nodes[0].Namespace, l.Router, l.Outside} {
-			addrs, err := host.Netlink().AddrList(nil, netlink.FAMILY_V6)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, addr := range addrs {
-				if addr.Flags&unix.IFA_F_TENTATIVE != 0 {
-					names = append(names, host.Netns()+" "+addr.IPNet.String())
-				}
-			}
+	for _, ns := range l.Namespaces() {
+		if tentative, err := ns.tentative(); err != nil || len(tentative) > 0 {
+			t.Errorf("%s has addresses that can't be used yet: %v; error %v", ns.Netns(), tentative, err)
 		}
-		return names
 	}
-	for deadline := time.Now().Add(priv.Patience(500 * time.Millisecond)); len(tentative()) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("still looking for somebody else with %q", tentative())
-		}
+	if value, err := l.Nodes[0].ReadSysctl("net/ipv6/conf/" + Uplink + "/accept_dad"); value != "0" || err != nil {
+		t.Errorf("the node looks for somebody else with its addresses: accept_dad is %s; error %v", value, err)
 	}
 }
 

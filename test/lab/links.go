@@ -50,6 +50,20 @@ func (ns *Namespace) skipDAD(link string) error {
 	return ns.WriteSysctl("net/ipv6/conf/"+link+"/accept_dad", "0")
 }
 
+// tentative are the addresses that can't be used yet.
+func (ns *Namespace) tentative() (some []*net.IPNet, err error) {
+	addrs, err := retryInterrupted(func() ([]netlink.Addr, error) { return ns.nl.AddrList(nil, netlink.FAMILY_V6) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of %s: %w", ns.name, err)
+	}
+	for _, addr := range addrs {
+		if addr.Flags&unix.IFA_F_TENTATIVE != 0 {
+			some = append(some, addr.IPNet)
+		}
+	}
+	return some, nil
+}
+
 // AddRoute adds a route through a gateway, or on the given link when the gateway is the zero address.
 func (ns *Namespace) AddRoute(to netip.Prefix, via netip.Addr, link string) error {
 	route := &netlink.Route{Dst: ipNet(to)}
@@ -117,6 +131,9 @@ func (ns *Namespace) addBridge(name string, mtu int) error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
+	}
+	if err := ns.skipDAD(name); err != nil {
+		return err
 	}
 	return ns.up(name)
 }
