@@ -65,7 +65,7 @@ func attached(t *testing.T, all bool, test func(t *testing.T, attach string)) {
 }
 
 // families are those that a test runs in, one after the other.
-var families = []wire.Family{wire.IPv4}
+var families = []wire.Family{wire.IPv4, wire.IPv6}
 
 // forEachFamily runs a test in each family, for clusters of that family alone.
 func forEachFamily(t *testing.T, test func(t *testing.T, family []wire.Family)) {

@@ -37,13 +37,30 @@ const (
 
 // clusters are all kinds, each on the links where its routing mode makes a difference.
 var clusters = []cluster{
-	{"direct", only4, only4, "direct", 1, always},
+	{"direct", only4, only4, "direct", 1, reachOnly},
 	{"vxlan", only4, only4, "vxlan", 1, always},
 	{"auto", only4, only4, "auto", 2, always},
+
+	{"both, direct", ipv6First, ipv4First, "direct", 1, always},
+	{"both, vxlan over IPv4", ipv4First, ipv4First, "vxlan", 1, reachOnly},
+	{"both, vxlan over IPv6", ipv4First, ipv6First, "vxlan", 1, always},
+	{"both, auto", ipv4First, ipv4First, "auto", 2, longOnly},
+
+	{"IPv6, direct", only6, only6, "direct", 1, longOnly},
+	{"IPv6, vxlan over IPv4", only6, ipv4First, "vxlan", 1, longOnly},
+	{"IPv6, vxlan over IPv6", only6, only6, "vxlan", 1, longOnly},
+	{"IPv6, auto", only6, only6, "auto", 2, reachOnly},
+
+	{"vxlan over IPv6", only4, ipv6First, "vxlan", 1, longOnly},
 }
 
 // Families in the orders that a Node may have them in.
-var only4 = []wire.Family{wire.IPv4}
+var (
+	only4     = []wire.Family{wire.IPv4}
+	only6     = []wire.Family{wire.IPv6}
+	ipv4First = []wire.Family{wire.IPv4, wire.IPv6}
+	ipv6First = []wire.Family{wire.IPv6, wire.IPv4}
+)
 
 func (c cluster) options(flags ...string) lab.Options {
 	return lab.Options{Nodes: 3, Families: c.pods, Underlay: c.hosts, Links: c.links, AgentFlags: append(flags, "--routing-mode="+c.mode)}
@@ -56,7 +73,9 @@ func forEachCluster(t *testing.T, most form, test func(t *testing.T, opts lab.Op
 
 // forEachTunnel is for tests of IPv4: with every kind of cluster that has a tunnel.
 func forEachTunnel(t *testing.T, test func(t *testing.T, opts lab.Options)) {
-	forClusters(t, always, func(c cluster) bool { return c.mode != "direct" && slices.Equal(c.pods, only4) }, test)
+	forClusters(t, always, func(c cluster) bool {
+		return c.mode != "direct" && slices.Equal(c.pods, only4) && slices.Equal(c.hosts, only4)
+	}, test)
 }
 
 func forClusters(t *testing.T, most form, chosen func(cluster) bool, test func(t *testing.T, opts lab.Options)) {
@@ -305,15 +324,9 @@ func solicitation(t *testing.T, mac []byte, from, to netip.Addr) []byte {
 	group := to.As16() // the solicited-node multicast address, and its Ethernet address
 	copy(group[:], []byte{0xff, 0x02, 11: 1, 12: 0xff})
 	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: from.AsSlice(), DstIP: group[:]}
-	message := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborSolicitation, 0)}
-	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
-		t.Fatal(err)
-	}
-	return serialized(t,
-		&layers.Ethernet{SrcMAC: mac, DstMAC: append([]byte{0x33, 0x33}, group[12:]...), EthernetType: layers.EthernetTypeIPv6}, ip, message,
-		&layers.ICMPv6NeighborSolicitation{
-			TargetAddress: to.AsSlice(), Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
-		})
+	return onLink(t, mac, append([]byte{0x33, 0x33}, group[12:]...), ip, layers.ICMPv6TypeNeighborSolicitation, &layers.ICMPv6NeighborSolicitation{
+		TargetAddress: to.AsSlice(), Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: mac}},
+	})
 }
 
 func arpRequest(t *testing.T, mac []byte, from, to netip.Addr) []byte {

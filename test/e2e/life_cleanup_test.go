@@ -36,7 +36,7 @@ const foreignPort = 7007
 // startShared makes the node and starts the agent among what is there.
 func startShared(t *testing.T, attach string) *shared {
 	t.Helper()
-	s := &shared{Lab: lab.ForTest(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})}
+	s := &shared{Lab: lab.ForTest(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}})}
 	s.node = s.Nodes[0]
 	for i := range s.first {
 		s.first[i], s.last[i] = newForeignCounter(t, foreignPort), newForeignCounter(t, foreignPort)

@@ -66,6 +66,16 @@ func icmpError(t *testing.T, from, to netip.Addr, kind lab.ICMPKind, quoted []by
 	return serialized(t, ip, message, gopacket.Payload(append(make([]byte, 4), quoted...)))
 }
 
+// onLink is a frame with an ICMPv6 message for the link.
+func onLink(t *testing.T, from, to []byte, ip *layers.IPv6, kind uint8, body gopacket.SerializableLayer) []byte {
+	t.Helper()
+	message := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind, 0)}
+	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
+		t.Fatal(err)
+	}
+	return serialized(t, &layers.Ethernet{SrcMAC: from, DstMAC: to, EthernetType: layers.EthernetTypeIPv6}, ip, message, body)
+}
+
 // icmpErrorIn reads an ICMP error of either family and what it quotes; false for another packet.
 func icmpErrorIn(packet gopacket.Packet) (kind lab.ICMPKind, quoted gopacket.Packet, ok bool) {
 	const rest = 4 // of the header, which this library counts to the payload of ICMPv6

@@ -19,12 +19,12 @@ import (
 // endless are the hints that run until they are interrupted.
 var endless = []string{"what leaves the node meanwhile", "drops as they come"}
 
-// TestHintsAreTrue keeps a cluster, of nodes on two links, and runs each command that the demo prints, in the order printed.
+// TestHintsAreTrue keeps a cluster, of both families and with nodes on two links, and runs each command that the demo prints, in the order printed.
 func TestHintsAreTrue(t *testing.T) {
 	priv.Require(t)
 	t.Chdir("../..") // where the commands are for
 	var out bytes.Buffer
-	d := newDemo(env{stdout: &out}, setting{family: "ipv4", mode: "auto", links: "2"}, true)
+	d := newDemo(env{stdout: &out}, setting{family: "dual", mode: "auto", links: "2"}, true)
 	kept := false
 	t.Cleanup(func() { d.discard(t, kept) })
 	if err := d.build(t.Context()); err != nil {
@@ -42,16 +42,19 @@ func TestHintsAreTrue(t *testing.T) {
 
 	// What each must show, as a regular expression, and no error. On the machine the pods' interfaces have other names.
 	shows := map[string]string{
-		"everything that is there":       "ec" + d.lab.ID + "-n1",
-		"on a node":                      `10\.244\.1\.`,
-		"from pod to pod":                " 0% packet loss",
-		"from a pod to the outside":      " 0% packet loss",
-		"what leaves the node meanwhile": "listening on " + lab.Uplink,
-		"status":                         `(?s)attached +[0-9]+ (tcx|clsact)\n.*No problems\.`,
-		"the maps":                       "== devices ==",
-		"drops as they come":             "REASON",
-		"kill the agent of that node":    "msg=ready",
-		"end it":                         "ended cluster " + d.lab.ID,
+		"everything that is there":            "ec" + d.lab.ID + "-n1",
+		"on a node over IPv4":                 `10\.244\.1\.`,
+		"on a node over IPv6":                 `fd00:10:244:1::/64`,
+		"from pod to pod over IPv4":           " 0% packet loss",
+		"from pod to pod over IPv6":           " 0% packet loss",
+		"from a pod to the outside over IPv4": " 0% packet loss",
+		"from a pod to the outside over IPv6": " 0% packet loss",
+		"what leaves the node meanwhile":      "listening on " + lab.Uplink,
+		"status":                              `(?s)attached +[0-9]+ (tcx|clsact)\n.*No problems\.`,
+		"the maps":                            "== devices ==",
+		"drops as they come":                  "REASON",
+		"kill the agent of that node":         "msg=ready",
+		"end it":                              "ended cluster " + d.lab.ID,
 	}
 	for _, h := range hints {
 		if !strings.Contains(out.String(), h.what) || !strings.Contains(out.String(), h.command) {
