@@ -16,7 +16,7 @@ import (
 
 // Traffic in either direction keeps both halves.
 func TestCollectKeepsWhatIsUsed(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		for name, use := range map[string]func(b *bed, o opener) result{
 			"by the opener": func(b *bed, o opener) result { return o.opens(b, packet{proto: wire.UDP}) },
 			"by the other":  func(b *bed, o opener) result { return o.closes(b, packet{proto: wire.UDP}) },
@@ -40,7 +40,7 @@ func TestCollectKeepsWhatIsUsed(t *testing.T) {
 
 // A deleted pod's flows go at the next sweep, however young; another pod's stay.
 func TestCollectDeletedPods(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 		b.fromPod(udp(podB, 50000, world, 54)).is("forwarded")
@@ -56,7 +56,7 @@ func TestCollectDeletedPods(t *testing.T) {
 
 // Flows of the node itself have no pod, and live as long as others.
 func TestCollectNodeFlows(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 		b.toUplink(udp(nodeIP, 50000, world, 53)).is("stack")
@@ -73,7 +73,7 @@ func TestCollectNodeFlows(t *testing.T) {
 
 // Half a pair is collected like a whole one, counters included.
 func TestCollectHalves(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		out := b.tuple(wire.UDP, podA, 50000, world, 53)
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
@@ -100,7 +100,7 @@ func TestCollectHalves(t *testing.T) {
 // A reverse half that the flow has left, for another port or another address, goes when its time has come; the pair that
 // the flow has now stays.
 func TestCollectLeftHalves(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		for name, change := range map[string]func(k *wire.Tuple){
 			"port":    func(k *wire.Tuple) { k.Sport = wire.PortFrom(50007) },
 			"address": func(k *wire.Tuple) { k.Src = f.addr(nodeOtherIP) },
@@ -131,7 +131,7 @@ func TestCollectLeftHalves(t *testing.T) {
 
 // A tombstone belongs to whoever made it for ten seconds after a sweep has met it: then it was left, and goes.
 func TestCollectTombstones(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		out := b.tuple(wire.UDP, podA, 50000, world, 53)
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
@@ -155,7 +155,7 @@ func TestCollectTombstones(t *testing.T) {
 
 // The same of a pod that is gone, and of a tombstone in the reverse half alone, which holds a port.
 func TestCollectTombstonesOfDeletedPods(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		out := b.tuple(wire.UDP, podA, 50000, world, 53)
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
@@ -180,7 +180,7 @@ func TestCollectTombstonesOfDeletedPods(t *testing.T) {
 
 // An entry that is being removed is no entry.
 func TestTombstone(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		p := tcp(podA, 50000, world, 80, syn)
 		out := b.tuple(wire.TCP, podA, 50000, world, 80)
@@ -205,7 +205,7 @@ func TestTombstone(t *testing.T) {
 
 // With no collector, the packets that need what a tombstone holds take it: a flow's own tuple, a port, a recorded flow.
 func TestTombstonesGiveWay(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withPorts(50000, 50000))
 		p := udp(podA, 50000, world, 53)
 		out := b.tuple(wire.UDP, podA, 50000, world, 53)
@@ -273,7 +273,7 @@ func fakeEntry(b *bed) snat.Value {
 
 // A sweep of a table takes many short runs of the program: on the mean each is done within four milliseconds.
 func TestSweepInSlices(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withTables(1<<17, 64))
 		const flows = 1 << 15
 		var keys, worlds []wire.Tuple

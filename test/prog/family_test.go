@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // family is the address family in which a test's story happens. The story is told once, with IPv4's addresses, lengths of
@@ -33,6 +34,16 @@ func inEachFamily(t *testing.T, test func(t *testing.T, f family)) {
 	for f := range wire.Families {
 		t.Run(f.String(), func(t *testing.T) { test(t, family{f}) })
 	}
+}
+
+// inOneFamily is for what the families share, such as the tables of flows: for IPv4 alone, and for both in the long form.
+func inOneFamily(t *testing.T, test func(t *testing.T, f family)) {
+	t.Helper()
+	if priv.Long() {
+		inEachFamily(t, test)
+		return
+	}
+	test(t, inIPv4)
 }
 
 // each chooses what the families do not have in common.

@@ -239,7 +239,7 @@ var tcpLives = map[string]struct {
 }
 
 func TestLifetimesTCP(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		for name, c := range tcpLives {
 			t.Run(name, func(t *testing.T) {
 				b := newBed(t, f)
@@ -254,7 +254,7 @@ func TestLifetimesTCP(t *testing.T) {
 
 // How long other flows live.
 func TestLifetimes(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		datagram := packet{proto: wire.UDP}
 		echo := packet{proto: wire.ICMP, icmpType: 8}
@@ -278,7 +278,7 @@ func TestLifetimes(t *testing.T) {
 // A scan of the world's must not fill the table for a day: a segment to a port where nothing listens is answered by a
 // reset, and no connection ever was.
 func TestLifetimeOfScan(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		o := openers[1]
 		o.opens(b, segment(ack, 7000, 9000, 0))
@@ -295,7 +295,7 @@ func TestLifetimeOfScan(t *testing.T) {
 
 // Under pressure everything but established connections lives a quarter as long.
 func TestLifetimesUnderPressure(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		for _, o := range openers {
 			o.established(b)
@@ -308,7 +308,7 @@ func TestLifetimesUnderPressure(t *testing.T) {
 
 // A host outside that knows a connection's addresses and ports alone ends it with no two segments, of whatever numbers.
 func TestBlindSegmentsEndNothing(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		for name, forged := range map[string][]packet{
 			"a window of one's own": {segment(ack, 5101+0x30000000, 0, 0), segment(rst, 5101+0x20000000, 0, 0)},
 			"closed and opened":     {segment(fin|ack, 0x77777777, 0x66666666, 0), segment(syn, 0x12345678, 0, 0)},

@@ -66,7 +66,7 @@ var rounds = flag.Int("rounds", amount(2000, 5000), "rounds of each race")
 // Two CPUs meet the first packets of one flow at once, as with the two questions of a name lookup: one pair comes of it,
 // whole, and is counted once.
 func TestRaceOpeningOneFlow(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withTables(uint32(4**rounds), 64))
 		l := b.pods[podA]
 		for name, sport := range map[string]uint16{"port kept": 50000, "port chosen": 1000} {
@@ -94,7 +94,7 @@ func TestRaceOpeningOneFlow(t *testing.T) {
 
 // A packet renews a flow in the moment in which it is collected: a packet that was let through has kept the flow.
 func TestRaceCollectingUsedFlow(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		for name, c := range map[string]struct {
 			d     wire.Direction
 			frame func(b *bed) ([]byte, int)
@@ -191,7 +191,7 @@ func (b *bed) salvo() []shot {
 // Two CPUs open, answer and renew flows that have long been idle, while one of them collects: what is left are whole
 // pairs, and every count is exact.
 func TestRaceEverything(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withPorts(50000, 50007), withTables(64, 64), withPaths(10*time.Millisecond))
 		shots := b.salvo()
 		fire := func(r *rand.Rand, times int) error {
@@ -233,7 +233,7 @@ func TestRaceEverything(t *testing.T) {
 
 // While one CPU takes away the flows of one pod, another opens those of another: each count goes to its owner.
 func TestRaceCounts(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
+	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withTables(8192, 64))
 		opener := func(pod string) func(n int) error {
 			l := b.pods[pod]

@@ -58,7 +58,7 @@ var narrowed = map[string]selection{"6.12": {
 		"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
 		"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
 		"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire",
-		"TestPodThroughTheTunnelOnTheWire"),
+		"TestPodThroughTheTunnelOnTheWire", "TestGatewaySolicited", "TestExtensionHeaders", "TestFromTunnelOverEitherFamily"),
 }}
 
 // selection says by directory which of a package's tests run, as -run does; a package that is not named runs all of its own.
