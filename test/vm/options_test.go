@@ -118,6 +118,8 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestRuleThatAsksForAMark":                     walks,
 		"TestForgedErrorEndsNoConnection":              walks,
 		"TestErrorsOfTheNodeAboutAnswers":              walks,
+		"TestPodsAreNoRouters":                         walks,
+		"TestFollowedRouterStays":                      "pkg/agent's tests of accept_ra, which attaches nothing",
 		"TestForeignRoutesAreLittleWork":               "test/e2e TestLifeRepairs/clsact and pkg/agent TestWhichEventsCallForAPass",
 	}
 	root, err := moduleRoot(t.Context())
