@@ -68,7 +68,7 @@ func shapeOf(t reflect.Type) (s shape) {
 
 func (s shape) append(o Object, v reflect.Value) Object {
 	for _, f := range s {
-		if both, ok := v.Field(f.index).Interface().(wire.Addresses); ok {
+		if both, ok := reflect.TypeAssert[wire.Addresses](v.Field(f.index)); ok {
 			for family, a := range both {
 				o = append(o, Field{wire.Family(family).String(), OrEmpty(a.String())})
 			}

@@ -152,7 +152,7 @@ func assertMetrics(t *testing.T, node *lab.Node) {
 		`packets_total{direction="from_pod"}`: true, `packets_total{direction="from_uplink"}`: true, `packets_total{direction="to_uplink"}`: true,
 		`bytes_total{direction="from_pod"}`: true, `snat_allocations_total`: true, `snat_retries_total`: false, `snat_failures_total`: false,
 		`sync_lag_seconds`: true, `nodes`: true, `endpoints`: true,
-		`addresses{state="used"}`: true, `addresses{state="free"}`: true, `addresses{state="quarantined"}`: false,
+		`addresses{family="ipv4",state="used"}`: true, `addresses{family="ipv4",state="free"}`: true, `addresses{family="ipv4",state="quarantined"}`: false,
 		`pass_duration_seconds_count{kind="pass"}`: true, `pass_duration_seconds_count{kind="inspect"}`: true,
 		`repairs_total{what="pin"}`: false, `repairs_total{what="route"}`: false, `lock_wait_seconds_count{work="start"}`: true,
 		`node_problems{reason="off_link"}`: false,

@@ -10,7 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// ipLayer is an IP header to serialize, of the family of its addresses.
+// ipLayer is an IP header to serialise, of the family of its addresses.
 func ipLayer(from, to netip.Addr, protocol layers.IPProtocol) interface {
 	gopacket.NetworkLayer
 	gopacket.SerializableLayer
@@ -21,8 +21,8 @@ func ipLayer(from, to netip.Addr, protocol layers.IPProtocol) interface {
 	return &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: protocol, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
 }
 
-// serialized are the bytes of layers, with lengths and checksums.
-func serialized(t *testing.T, all ...gopacket.SerializableLayer) []byte {
+// serialised are the bytes of layers, with lengths and checksums.
+func serialised(t *testing.T, all ...gopacket.SerializableLayer) []byte {
 	t.Helper()
 	buffer := gopacket.NewSerializeBuffer()
 	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, all...); err != nil {
@@ -38,7 +38,7 @@ func datagram(t *testing.T, from, to netip.Addr, payload string) []byte {
 	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
 		t.Fatal(err)
 	}
-	return serialized(t, ip, udp, gopacket.Payload(payload))
+	return serialised(t, ip, udp, gopacket.Payload(payload))
 }
 
 // segment is a TCP packet without data.
@@ -49,21 +49,21 @@ func segment(t *testing.T, from, to netip.AddrPort) []byte {
 	if err := tcp.SetNetworkLayerForChecksum(ip); err != nil {
 		t.Fatal(err)
 	}
-	return serialized(t, ip, tcp)
+	return serialised(t, ip, tcp)
 }
 
 // icmpError is an ICMP error about a packet.
 func icmpError(t *testing.T, from, to netip.Addr, kind lab.ICMPKind, quoted []byte) []byte {
 	t.Helper()
 	if from.Is4() {
-		return serialized(t, ipLayer(from, to, layers.IPProtocolICMPv4),
+		return serialised(t, ipLayer(from, to, layers.IPProtocolICMPv4),
 			&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(kind.Type, kind.Code)}, gopacket.Payload(quoted))
 	}
 	ip, message := ipLayer(from, to, layers.IPProtocolICMPv6), &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind.Type, kind.Code)}
 	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
 		t.Fatal(err)
 	}
-	return serialized(t, ip, message, gopacket.Payload(append(make([]byte, 4), quoted...)))
+	return serialised(t, ip, message, gopacket.Payload(append(make([]byte, 4), quoted...)))
 }
 
 // onLink is a frame with an ICMPv6 message for the link.
@@ -73,7 +73,7 @@ func onLink(t *testing.T, from, to []byte, ip *layers.IPv6, kind uint8, body gop
 	if err := message.SetNetworkLayerForChecksum(ip); err != nil {
 		t.Fatal(err)
 	}
-	return serialized(t, &layers.Ethernet{SrcMAC: from, DstMAC: to, EthernetType: layers.EthernetTypeIPv6}, ip, message, body)
+	return serialised(t, &layers.Ethernet{SrcMAC: from, DstMAC: to, EthernetType: layers.EthernetTypeIPv6}, ip, message, body)
 }
 
 // icmpErrorIn reads an ICMP error of either family and what it quotes; false for another packet.

@@ -140,11 +140,11 @@ func assertOwnPorts(t *testing.T, at netip.AddrPort, port uint16, seenAs netip.A
 		if streams[i], err = from.DialTCP(t.Context(), at, port); err != nil {
 			t.Fatal(err)
 		}
-		defer streams[i].Close()
+		t.Cleanup(func() { streams[i].Close() })
 		if packets[i], err = from.DialUDP(at, port); err != nil {
 			t.Fatal(err)
 		}
-		defer packets[i].Close()
+		t.Cleanup(func() { packets[i].Close() })
 		seen[i], err = packets[i].Echo(t.Context(), 100)
 		assertSeen(t, "UDP", seen[i], err, seenAs)
 	}

@@ -32,8 +32,7 @@ type Options struct {
 	Nodes int
 	// FabricMTU is the MTU of the fabric's links; default 1500.
 	FabricMTU int
-	// FabricBits is the prefix length of the hosts' IPv4 addresses on the fabric; default that of FabricPrefix. A shorter
-	// one has room for nodes that exist in lists only.
+	// FabricBits is the prefix length of the hosts' IPv4 addresses; a shorter one than the default has room for nodes in lists.
 	FabricBits int
 	// Router puts a router between the fabric and the outside host, so that packets to the outside lose a hop.
 	Router bool

@@ -190,8 +190,9 @@ func TestErrorsComeBack(t *testing.T) {
 			t.Errorf("TCP to a closed port: %v, want connection refused", err)
 		}
 		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
-		if _, err = node.Ping(soon, nobody[family], PingOptions{}); err == nil {
+		_, err = node.Ping(soon, nobody[family], PingOptions{})
+		cancel()
+		if err == nil {
 			t.Error("ping to an address that nobody has: no error")
 		}
 	}

@@ -159,7 +159,7 @@ func (p packet) bytes(f family) []byte {
 	}
 	if strings.Contains(p.dst, ":") {
 		eth.EthernetType = layers.EthernetTypeIPv6
-		return serialized(eth, gopacket.Payload(p.bytesIPv6()))
+		return serialised(eth, gopacket.Payload(p.bytesIPv6()))
 	}
 	ip := &layers.IPv4{
 		Version: 4, TOS: p.tos, TTL: p.ttl, Id: uint16(p.id), Protocol: layers.IPProtocol(p.proto),
@@ -169,7 +169,7 @@ func (p packet) bytes(f family) []byte {
 	if p.options { // router alert
 		ip.Options = []layers.IPv4Option{{OptionType: 148, OptionLength: 4, OptionData: []byte{0, 0}}}
 	}
-	return serialized(eth, ip, gopacket.Payload(p.content(ip)))
+	return serialised(eth, ip, gopacket.Payload(p.content(ip)))
 }
 
 // bytesIPv6 is the IP packet: the header, its extensions, the content.
@@ -190,7 +190,7 @@ func (p packet) bytesIPv6() []byte {
 	return slices.Concat(header, []byte{byte(next), p.ttl}, ip.SrcIP, ip.DstIP, content)
 }
 
-func serialized(all ...gopacket.SerializableLayer) []byte {
+func serialised(all ...gopacket.SerializableLayer) []byte {
 	buffer := gopacket.NewSerializeBuffer()
 	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, all...); err != nil {
 		panic(fmt.Sprintf("build packet: %v", err))
@@ -211,11 +211,11 @@ func (p packet) content(ip gopacket.NetworkLayer) []byte {
 			FIN: p.flags&fin != 0, SYN: p.flags&syn != 0, RST: p.flags&rst != 0, ACK: p.flags&ack != 0,
 		}
 		_ = t.SetNetworkLayerForChecksum(ip)
-		return serialized(t, payload)
+		return serialised(t, payload)
 	case wire.UDP:
 		u := &layers.UDP{SrcPort: layers.UDPPort(p.sport), DstPort: layers.UDPPort(p.dport)}
 		_ = u.SetNetworkLayerForChecksum(ip)
-		datagram := serialized(u, payload)
+		datagram := serialised(u, payload)
 		if p.noSum {
 			datagram[6], datagram[7] = 0, 0
 		}
@@ -225,7 +225,7 @@ func (p packet) content(ip gopacket.NetworkLayer) []byte {
 		if p.quote != nil {
 			i.Id, i.Seq, payload = 0, p.rest, p.quote
 		}
-		return serialized(i, payload)
+		return serialised(i, payload)
 	case icmpv6:
 		i := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(p.icmpType, p.icmpCode)}
 		_ = i.SetNetworkLayerForChecksum(ip)
@@ -233,7 +233,7 @@ func (p packet) content(ip gopacket.NetworkLayer) []byte {
 		if p.quote != nil {
 			word, payload = [4]byte{2: byte(p.rest >> 8), 3: byte(p.rest)}, p.quote
 		}
-		return serialized(i, gopacket.Payload(slices.Concat(word[:], payload)))
+		return serialised(i, slices.Concat(word[:], payload))
 	}
 	return p.payload
 }
@@ -241,7 +241,7 @@ func (p packet) content(ip gopacket.NetworkLayer) []byte {
 // arp is a question or an answer for an address of IPv4.
 func arp(operation uint16, sender net.HardwareAddr, from, target string) []byte {
 	broadcast := net.HardwareAddr{255, 255, 255, 255, 255, 255}
-	return serialized(
+	return serialised(
 		&layers.Ethernet{DstMAC: broadcast, SrcMAC: sender, EthernetType: layers.EthernetTypeARP},
 		&layers.ARP{
 			AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4,
