@@ -1,0 +1,62 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// ports is a set of port numbers.
+type ports [1 << 16 / 64]uint64
+
+// parsePorts reads the kernel's notation: "8080,9148-9160".
+func parsePorts(s string) (p ports, err error) {
+	for part := range strings.SplitSeq(strings.TrimSpace(s), ",") {
+		if part == "" {
+			continue
+		}
+		var low, high uint16
+		if n, err := fmt.Sscanf(part, "%d-%d", &low, &high); n == 1 {
+			high = low
+		} else if err != nil {
+			return p, fmt.Errorf("%q is not a list of ports", s)
+		}
+		p.add(low, high)
+	}
+	return p, nil
+}
+
+func (p *ports) add(low, high uint16) {
+	for i := int(low); i <= int(high); i++ {
+		p[i/64] |= 1 << (i % 64)
+	}
+}
+
+func (p ports) has(i int) bool { return p[i/64]&(1<<(i%64)) != 0 }
+
+func (p ports) without(q ports) ports {
+	for i := range p {
+		p[i] &^= q[i]
+	}
+	return p
+}
+
+// String is the kernel's notation.
+func (p ports) String() string {
+	var out []string
+	for i := 0; i < 1<<16; i++ {
+		if !p.has(i) {
+			continue
+		}
+		low := i
+		for i+1 < 1<<16 && p.has(i+1) {
+			i++
+		}
+		if i == low {
+			out = append(out, fmt.Sprint(low))
+		} else {
+			out = append(out, fmt.Sprintf("%d-%d", low, i))
+		}
+	}
+	return strings.Join(slices.Clip(out), ",")
+}
