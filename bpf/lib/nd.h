@@ -10,7 +10,6 @@
 
 enum {
 	ND_HOP_LIMIT = 255,   /* nobody has forwarded the packet */
-	ND_OPTION_SOURCE = 1, /* link-layer address of the sender */
 	ND_OPTION_TARGET = 2, /* link-layer address of the target */
 	ND_ADVERTISED = 0xe0, /* by a router, as solicited, and overriding what was known */
 };

@@ -7,15 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LocalPrefixes lists the IPv4 addresses that the kernel treats as this host's own: the prefixes of type local in the
-// local table. That includes the addresses of every interface, of any scope, and those that only a route makes local.
-func (h *Handle) LocalPrefixes() ([]netip.Prefix, error) {
-	local, _, err := h.LocalTable(IPv4)
-	return local, err
-}
-
-// LocalTable lists what LocalPrefixes does, of these families, and from the same table the addresses of everybody on this host's
-// links: broadcast ones, and anycast ones of IPv6 (RFC 4291, section 2.6.1).
+// LocalTable lists the addresses that the kernel treats as this host's own, of these families: the prefixes of type local in
+// the local table. That includes the addresses of every interface, of any scope, and those that only a route makes local. From
+// the same table come the addresses of everybody on this host's links: broadcast ones, and anycast ones of IPv6 (RFC 4291,
+// section 2.6.1).
 func (h *Handle) LocalTable(families ...int) (local, shared []netip.Prefix, err error) {
 	type entry struct {
 		kind routeType

@@ -34,7 +34,7 @@ func inside(t *testing.T) (h *Handle, loopback int) {
 	return h, lo.Index
 }
 
-func TestLocalPrefixes(t *testing.T) {
+func TestLocalOfRoutesToo(t *testing.T) {
 	h, lo := inside(t)
 	for _, a := range []string{"169.254.20.10/32", "10.9.0.1/24"} {
 		if err := h.AddAddress(lo, netip.MustParsePrefix(a)); err != nil {
@@ -47,7 +47,7 @@ func TestLocalPrefixes(t *testing.T) {
 	if err := h.nl.RouteReplace(anyIP); err != nil {
 		t.Fatal(err)
 	}
-	have, err := h.LocalPrefixes()
+	have, _, err := h.LocalTable(IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
