@@ -125,11 +125,14 @@ func TestNodeInEveryFamily(t *testing.T) {
 					}
 					at = next
 				}
-				first := l.planned
+				first, all := l.planned, l.destinations(t)
 				l.pass(t.Context())
 				l.pass(t.Context())
 				if len(l.complaints.current) > 0 || l.planned.facts.Tunnel != first.facts.Tunnel {
 					t.Errorf("complaints %v", l.complaints.current)
+				}
+				if later := l.destinations(t); !slices.Equal(all, later) {
+					t.Errorf("the first pass has written %v, the next ones have made it %v", all, later)
 				}
 				before := l.planned
 				if l.pass(t.Context()); l.planned != before {
@@ -138,6 +141,18 @@ func TestNodeInEveryFamily(t *testing.T) {
 			})
 		}
 	}
+}
+
+// destinations are the prefixes in the map, sorted.
+func (l *loop) destinations(t *testing.T) (all []string) {
+	t.Helper()
+	content, err := l.dp.Maps.Destinations.Content()
+	must(t, err)
+	for k := range content {
+		all = append(all, k.Netip().String())
+	}
+	slices.Sort(all)
+	return all
 }
 
 // In a cluster of IPv4 nothing of IPv6 is touched, looked at or logged.
@@ -168,7 +183,7 @@ func TestFamilyComes(t *testing.T) {
 	l := inFamilies(t, RouteDirect, families["IPv4"])
 	both := families["dual"]
 	l.accept(list(nodeIn(1, both), nodeIn(2, both)))
-	if l.view.used == plan.Used(l.nodes, l.standing) {
+	if l.view.used == plan.Used(l.cfg.Node, l.nodes, l.standing) {
 		t.Fatal("the newest look is said to be of IPv6 as well")
 	}
 	l.pass(t.Context())

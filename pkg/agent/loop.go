@@ -73,7 +73,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-nodes.news:
 			if !l.accept(nodes.take()...) {
 				l.judge()
-			} else if l.view == nil || l.view.used != plan.Used(l.nodes, l.standing) || !l.replan(ctx) {
+			} else if l.view == nil || l.view.used != plan.Used(l.cfg.Node, l.nodes, l.standing) || !l.replan(ctx) {
 				due.within(0)
 			}
 			due.within(l.next)
@@ -183,7 +183,7 @@ func (l *loop) look(s *state) error {
 		known = nil
 		l.endpoints.begin()
 	}
-	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, plan.Used(l.nodes, l.standing), known)
+	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, plan.Used(l.cfg.Node, l.nodes, l.standing), known)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -11,19 +12,22 @@ import (
 // FamilySet has the families that something is about.
 type FamilySet [wire.Families]bool
 
-// Used are the families that a node looks at and plans for: that of IPv4 always, the other one if a podCIDR is of it, or an
-// InternalIP that a Node lists first.
-func Used(nodes []Node, before Standing) FamilySet {
+// Used are the families that a node looks at and plans for: that of IPv4 always, the other one if a podCIDR is of it, or if
+// this node has InternalIPs of it alone. What other Nodes list besides is none of it: their kubelets write that.
+func Used(self string, nodes []Node, before Standing) FamilySet {
 	used := ofPods(nodes, before)
-	used[wire.IPv4] = true
-	for _, n := range nodes {
-		if len(n.InternalIPs) > 0 {
-			used[familyOfText(n.InternalIPs[0])] = true
+	own := FamilySet{}
+	for _, a := range before.NodeIPs {
+		own[wire.FamilyOf(a)] = true
+	}
+	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == self }); i >= 0 && len(nodes[i].InternalIPs) > 0 {
+		own = FamilySet{}
+		for _, text := range nodes[i].InternalIPs {
+			own[familyOfText(text)] = true
 		}
 	}
-	for _, via := range before.Claims {
-		used[wire.FamilyOf(via)] = true
-	}
+	used[wire.IPv6] = used[wire.IPv6] || own == FamilySet{wire.IPv6: true}
+	used[wire.IPv4] = true
 	return used
 }
 

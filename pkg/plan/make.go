@@ -129,10 +129,11 @@ func (b *builder) native() {
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
 	ways := b.ways(c.internal)
-	peer := Peer{Name: c.name, Address: ways[c.main()].via, Way: ways[c.main()].kind, PodCIDRs: c.pods}
+	first := b.mainFamily(c)
+	peer := Peer{Name: c.name, Address: ways[first].via, Way: ways[first].kind, PodCIDRs: c.pods}
 	for f, w := range ways {
 		f := wire.Family(f)
-		if !b.used[f] || f != c.main() && !c.hasPods(f) {
+		if !b.used[f] || f != first && !c.hasPods(f) {
 			continue
 		}
 		if w.kind == destinations.None || w.kind == destinations.Tunnel && b.keptDefault[wire.FamilyOf(w.via)] && b.masks.onlyByDefault(host(w.via)) {
@@ -251,7 +252,8 @@ func (b *builder) local() {
 		more = append(more, host(a))
 	}
 	for _, p := range more {
-		if _, taken := b.r.Destinations[destinations.KeyFrom(p)]; !taken {
+		_, taken := b.r.Destinations[destinations.KeyFrom(p)]
+		if _, wider := overlapsAny(p, ofLink); !taken && !wider {
 			b.destination(p, destinations.Value{Kind: destinations.Host})
 		}
 	}
