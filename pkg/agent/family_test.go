@@ -274,7 +274,9 @@ func TestMissingFamilyIsSaid(t *testing.T) {
 
 // The kernel sends nothing of its own through the tunnel: no group is reported but those that never are.
 func TestTunnelIsSilent(t *testing.T) {
-	inFamilies(t, RouteVXLAN, families["dual"])
+	l := inFamilies(t, RouteVXLAN, families["dual"])
+	must(t, l.host.DeleteLink(l.tunnel.index)) // and is made again by what is a router now
+	l.pass(t.Context())
 	content, err := os.ReadFile("/proc/thread-self/net/igmp6")
 	must(t, err)
 	for line := range strings.Lines(string(content)) {
