@@ -15,6 +15,7 @@ import (
 // view is this node's network as one pass finds it.
 type view struct {
 	used      plan.FamilySet // what was looked at; of other families only our own routes, and neighbours
+	lacks     plan.FamilySet // what the kernel does not have
 	links     map[int]device.Link
 	addresses []device.Address
 	local     []netip.Prefix
@@ -189,7 +190,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel)}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
 	f.Holders = map[netip.Addr]string{}
 	for _, a := range v.addresses {
 		if v.of(a.Prefix.Addr()) {

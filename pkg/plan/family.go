@@ -13,8 +13,9 @@ import (
 type FamilySet [wire.Families]bool
 
 // Used are the families that a node looks at and plans for: that of IPv4 always, the other one if a podCIDR is of it, or if
-// this node has InternalIPs of it alone. What other Nodes list besides is none of it: their kubelets write that.
-func Used(self string, nodes []Node, before Standing) FamilySet {
+// this node has InternalIPs of it alone; none that the kernel lacks. What other Nodes list besides is none of it: their kubelets
+// write that.
+func Used(self string, nodes []Node, before Standing, lacks FamilySet) FamilySet {
 	used := ofPods(nodes, before)
 	own := FamilySet{}
 	for _, a := range before.NodeIPs {
@@ -28,6 +29,9 @@ func Used(self string, nodes []Node, before Standing) FamilySet {
 	}
 	used[wire.IPv6] = used[wire.IPv6] || own == FamilySet{wire.IPv6: true}
 	used[wire.IPv4] = true
+	for f := range used {
+		used[f] = used[f] && !lacks[f]
+	}
 	return used
 }
 
@@ -78,6 +82,8 @@ func (b *builder) missing(why [wire.Families]string) {
 		switch {
 		case !pods[f]:
 			continue
+		case b.in.Facts.Lacks[f]:
+			b.r.Missing[f] = fmt.Sprintf("this node's kernel has no %s (ipv6.disable=1 on its command line?)", f.Name())
 		case !own.IsValid():
 			b.r.Missing[f] = why[f]
 		case !s.NodeIP(f).IsValid() && len(s.NodeIPs) > 0 && !b.mayTunnel():

@@ -225,6 +225,7 @@ func TestDual(t *testing.T) {
 		}, [2]destinations.Way{tunnel, tunnel}, secondNear, firstNear, "", "uplink eth0 (MTU 1349) leaves 1279 bytes"},
 		{"a route narrow for the tunnel", RouteAuto, func(in *Input) { in.Facts.Routes[0].MTU = 1329 },
 			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
+		{"a kernel without IPv6", RouteVXLAN, func(in *Input) { in.Facts.Lacks[wire.IPv6] = true }, [2]destinations.Way{tunnel, ""}, "", "", "", "kernel has no IPv6"},
 		{"--mtu", RouteDirect, func(in *Input) { in.MTU = 1279 }, [2]destinations.Way{direct, direct}, secondNear, firstNear, "", "--mtu=1279"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -298,7 +299,7 @@ func TestOneFamilyIsLeftAlone(t *testing.T) {
 	opt := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 	want := Make(alone)
 	for _, first := range []string{"IPv4", "IPv6"} {
-		if Used(in.Self, in.Nodes, Standing{}) != (FamilySet{wire.IPv4: true}) {
+		if Used(in.Self, in.Nodes, Standing{}, FamilySet{}) != (FamilySet{wire.IPv4: true}) {
 			t.Errorf("%s first: IPv6 counts as used", first)
 		}
 		r := Make(in)

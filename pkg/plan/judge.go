@@ -47,7 +47,7 @@ type judge struct {
 
 // newJudge indexes what is asked for each Node.
 func newJudge(in Input) *judge {
-	j := &judge{in: in, used: Used(in.Self, in.Nodes, in.Before), inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
+	j := &judge{in: in, used: Used(in.Self, in.Nodes, in.Before, in.Facts.Lacks), inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
 	for _, via := range in.Before.Claims {
 		j.inForce[via] = true
 	}
