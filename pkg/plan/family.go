@@ -86,10 +86,10 @@ func (b *builder) missing(why [wire.Families]string) {
 			b.r.Missing[f] = fmt.Sprintf("this node's kernel has no %s (ipv6.disable=1 on its command line?)", f.Name())
 		case !own.IsValid():
 			b.r.Missing[f] = why[f]
+		case min(b.podMTU(), b.r.MTU) < leastMTUOf[f]: // also why an address of that family is on no interface
+			b.r.Missing[f] = b.tooNarrow(leastMTUOf[f])
 		case !s.NodeIP(f).IsValid() && len(s.NodeIPs) > 0 && !b.mayTunnel():
 			b.r.Missing[f] = fmt.Sprintf("Node %s has no %s InternalIP on an interface of this node, so other nodes can't reach its pods by direct routing", b.in.Self, f.Name())
-		case b.podMTU() < leastMTUOf[f]:
-			b.r.Missing[f] = b.tooNarrow(leastMTUOf[f])
 		}
 	}
 	var all []string

@@ -215,6 +215,13 @@ func TestDual(t *testing.T) {
 			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "uplink eth0 (MTU 1279) leaves 1279 bytes for pods' packets, and IPv6 needs 1280"},
 		{"an uplink narrow for the tunnel", RouteVXLAN, func(in *Input) { in.Facts.Uplinks[0].MTU = 1329 },
 			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
+		{"an uplink narrow for the tunnel, whatever --mtu says", RouteVXLAN, func(in *Input) { in.MTU, in.Facts.Uplinks[0].MTU = 1500, 1329 },
+			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
+		{"a narrow uplink, which has lost its IPv6", RouteDirect, func(in *Input) {
+			in.Facts.Uplinks[0].MTU = 1279
+			in.Facts.Local = slices.DeleteFunc(in.Facts.Local, func(p netip.Prefix) bool { return p.Addr().Is6() })
+			in.Facts.Routes = slices.DeleteFunc(in.Facts.Routes, func(r KernelRoute) bool { return r.Dst.Addr().Is6() })
+		}, [2]destinations.Way{direct, none}, firstNear, secondNear, "", "uplink eth0 (MTU 1279) leaves 1279 bytes"},
 		{"an uplink wide enough for the tunnel over IPv4", RouteVXLAN, func(in *Input) { in.Facts.Uplinks[0].MTU = 1330 },
 			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", ""},
 		{"an uplink narrow for the tunnel over IPv6", RouteVXLAN, func(in *Input) {
@@ -240,7 +247,7 @@ func TestDual(t *testing.T) {
 				}
 				for _, route := range r.Routes {
 					src := r.Sources[f].Netip()
-					if route.Dst == p && (route.Index == 0 || route.Src != src || tt.ways[f] == direct && wire.FamilyOf(route.Via) != wire.FamilyOf(p.Addr())) != (tt.ways[f] == none) {
+					if route.Dst == p && (route.Index == 0 || route.Src != src || tt.ways[f] == direct && wire.FamilyOf(route.Via) != wire.FamilyOf(p.Addr())) != (tt.ways[f] == none || f == second && v.Way() == tunnel && v.MTU < 1280) {
 						t.Errorf("route %+v, way %s", route, tt.ways[f])
 					}
 				}

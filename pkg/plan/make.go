@@ -199,7 +199,9 @@ func (b *builder) podCIDR(p netip.Prefix, w way) {
 		r.Via, r.Src, r.Index = w.via, b.r.Sources[f].Netip(), w.index
 	case destinations.Tunnel:
 		v.Flags = destinations.ByTunnel
-		r.Src, r.Index, r.MTU = b.r.Sources[f].Netip(), w.index, w.mtu
+		if int(w.mtu) >= leastMTUOf[f] { // the kernel has no IPv6 on a device with less
+			r.Src, r.Index, r.MTU = b.r.Sources[f].Netip(), w.index, w.mtu
+		}
 		if link, onLink := b.reach(near); onLink && f == wire.IPv4 { // the other family has no reverse path filter
 			b.r.Crossed[link.Name] = true
 		}

@@ -119,6 +119,15 @@ func InnerMTU(underlay uint32, f wire.Family) int {
 	return int(underlay) - int(overhead(everything[f].Addr()))
 }
 
+// TunnelMTU is that of the tunnel's device: what fits the widest uplink. Routes and destinations have what fits each way.
+func TunnelMTU(uplinks []Link) int {
+	widest := uint32(0)
+	for _, l := range uplinks {
+		widest = max(widest, l.MTU)
+	}
+	return InnerMTU(widest, wire.IPv4)
+}
+
 // whyNone says why packets of a family can't get to the node with these InternalIPs.
 func (b *builder) whyNone(f wire.Family, w way, internal []netip.Addr) string {
 	near := firstOf(f, internal)
@@ -149,7 +158,8 @@ func (b *builder) tunnel() {
 		t.Source = b.r.Sources[f]
 		own := b.r.Standing.PodCIDR(f)
 		tiny := own.Bits() >= own.Addr().BitLen()-1 // of so small a podCIDR every address may be a pod's
-		if b.used[f] && own.IsValid() && !tiny && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
+		narrow := TunnelMTU(b.in.Facts.Uplinks) < leastMTUOf[f]
+		if b.used[f] && own.IsValid() && !tiny && !narrow && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
 			t.Address = wire.AddrFrom(own.Addr())
 		}
 	}
