@@ -88,7 +88,11 @@ func (b *builder) missing(why [wire.Families]string) {
 			b.r.Missing[f] = why[f]
 		case min(b.podMTU(), b.r.MTU) < leastMTUOf[f]: // also why an address of that family is on no interface
 			b.r.Missing[f] = b.tooNarrow(leastMTUOf[f])
-		case !s.NodeIP(f).IsValid() && len(s.NodeIPs) > 0 && !b.mayTunnel():
+		case s.NodeIP(f).IsValid() || len(s.NodeIPs) == 0:
+			continue
+		case b.away[f].IsValid() && b.in.Mode != RouteVXLAN:
+			b.r.Missing[f] = fmt.Sprintf("InternalIP %s is on no interface of this node, and other nodes on the link that it belongs to send its pods' packets there", b.away[f])
+		case !b.mayTunnel():
 			b.r.Missing[f] = fmt.Sprintf("Node %s has no %s InternalIP on an interface of this node, so other nodes can't reach its pods by direct routing", b.in.Self, f.Name())
 		}
 	}

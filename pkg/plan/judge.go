@@ -41,6 +41,7 @@ type judge struct {
 	hops     *addressSet         // made when first asked for
 	routes   *bart.Table[KernelRoute]
 	local    *bart.Lite
+	away     [wire.Families]netip.Addr // this node's InternalIPs that are on no interface of it
 	problems []Problem
 	notes    []string
 }
