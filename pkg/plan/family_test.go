@@ -154,6 +154,14 @@ func TestFamiliesAreAlike(t *testing.T) {
 // dual is a cluster in which every node has both families, IPv4 first; change makes it another one.
 func dual(mode RoutingMode, change func(*Input)) Input {
 	in := input(node(1), node(2), node(3).with(func(n *Node) { n.InternalIPs = []string{"203.0.113.13"} }))
+	in = withSix(in)
+	in.Mode, in.Facts.Tunnel = mode, tunnelIndex
+	change(&in)
+	return in
+}
+
+// withSix is the same cluster and node in both families.
+func withSix(in Input) Input {
 	mirror := inSix(in)
 	for i := range in.Nodes {
 		n, m := &in.Nodes[i], mirror.Nodes[i]
@@ -162,8 +170,6 @@ func dual(mode RoutingMode, change func(*Input)) Input {
 	f, m := &in.Facts, mirror.Facts
 	f.Local, f.Routes = append(f.Local, m.Local...), append(f.Routes, m.Routes...)
 	f.Uplinks[0].Addresses = append(f.Uplinks[0].Addresses, m.Uplinks[0].Addresses...)
-	in.Mode, in.Facts.Tunnel = mode, tunnelIndex
-	change(&in)
 	return in
 }
 
