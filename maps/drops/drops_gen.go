@@ -39,7 +39,7 @@ const (
 	TunnelSource                    // came through the tunnel from a node whose pod or address the source is not
 	TunnelDestination               // came through the tunnel for what is neither a pod nor an address of this node
 	TunnelFailed                    // the kernel refused to read or write the packet's tunnel header
-	ExtensionHeaders                // more IPv6 extension headers than are read
+	ExtensionHeaders                // more IPv6 extension headers than are read, or malformed ones
 	Reasons
 )
 
@@ -119,7 +119,7 @@ func (v Reason) Explain() string {
 		TunnelSource:      "came through the tunnel from a node whose pod or address the source is not",
 		TunnelDestination: "came through the tunnel for what is neither a pod nor an address of this node",
 		TunnelFailed:      "the kernel refused to read or write the packet's tunnel header",
-		ExtensionHeaders:  "more IPv6 extension headers than are read",
+		ExtensionHeaders:  "more IPv6 extension headers than are read, or malformed ones",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
