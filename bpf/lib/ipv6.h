@@ -122,9 +122,8 @@ EC_GLOBAL enum verdict ipv6_follow(struct __sk_buff *ctx)
 	s->chain.hop_by_hop = 0;
 	s->chain.broken = 0;
 	bpf_loop(IPV6_CHAIN, ipv6_walk_step, &w, 0);
-	if (s->chain.broken || s->chain.off > s->chain.end)
-		return -DROP_INVALID;
-	if (s->chain.fragment != FRAGMENT_LATER && ipv6_is_extension(s->chain.next))
+	if (s->chain.broken || s->chain.off > s->chain.end ||
+	    (s->chain.fragment != FRAGMENT_LATER && ipv6_is_extension(s->chain.next)))
 		return -DROP_EXTENSION_HEADERS;
 	return VERDICT_GO_ON;
 }
