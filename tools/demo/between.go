@@ -23,9 +23,6 @@ type setting struct {
 // families are those that a cluster may have, as FAMILY=... says it.
 var families = map[string][]wire.Family{"ipv4": {wire.IPv4}, "ipv6": {wire.IPv6}, "dual": {wire.IPv4, wire.IPv6}}
 
-// names are the families as people write them.
-var names = [wire.Families]string{wire.IPv4: "IPv4", wire.IPv6: "IPv6"}
-
 // check says what is wrong with a setting.
 func (s setting) check() error {
 	switch {
@@ -54,13 +51,11 @@ func (s setting) String() string {
 	if s.links == "2" {
 		text += ", nodes on two links"
 	}
-	switch s.family {
-	case "ipv6":
-		return names[wire.IPv6] + ", " + text
-	case "dual":
-		return names[wire.IPv4] + " and " + names[wire.IPv6] + ", " + text
+	var names []string
+	for _, family := range families[s.family] {
+		names = append(names, family.Name())
 	}
-	return text
+	return strings.Join(names, " and ") + ", " + text
 }
 
 // over names a family in a title, where there is more than one.
@@ -68,7 +63,7 @@ func (s setting) over(family wire.Family) string {
 	if len(families[s.family]) == 1 {
 		return ""
 	}
-	return " over " + names[family]
+	return " over " + family.Name()
 }
 
 // way is how packets have to get from one node to another.

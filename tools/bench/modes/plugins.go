@@ -104,8 +104,7 @@ func (n *Network) writeSysctls(node *lab.Node) error {
 		}
 	}
 	if n.setup.plugin != "" { // kubeadm's preflight check wants forwarding
-		forwarding := [wire.Families]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}[n.setup.family]
-		settings = append(settings, [2]string{forwarding, "1"})
+		settings = append(settings, [2]string{lab.Forwarding[n.setup.family], "1"})
 	}
 	if n.setup.bridged() {
 		// kubeadm's check and flannel's documentation: without them a Service's backend on the client's own node
