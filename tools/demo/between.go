@@ -49,7 +49,7 @@ func (s setting) String() string {
 		text += ", nodes on two links"
 	}
 	var names []string
-	for _, family := range families[s.family] {
+	for _, family := range lab.FamiliesByName[s.family] {
 		names = append(names, family.Name())
 	}
 	return strings.Join(names, " and ") + ", " + text
