@@ -26,6 +26,17 @@ EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, const struct pkt
 	return nf_judge(ctx, pkt->family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, pkt, ep);
 }
 
+/*
+ * Of a neighbour that does not resolve yet. The stack queues the packet, asks for the
+ * neighbour, and answers host unreachable. But beside netfilter it would drop, as
+ * invalid, what belongs to a flow that began past it, and never ask: redirection
+ * queues and asks as well.
+ */
+EC_INLINE enum verdict from_pod_waits(const struct pkt *pkt, const struct path *path)
+{
+	return path->unresolved && (!nf_translates() || nf_may_open(pkt)) ? VERDICT_STACK : VERDICT_GO_ON;
+}
+
 EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
 	const struct pkt *pkt = &s->pkt;
@@ -35,6 +46,7 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 	/* First of all: a packet that does not fit its path goes to the stack, whatever else it is. */
 	return fwd_fits(ctx, pkt, path)
 		       ?: nf_judge(ctx, pkt->family, path->kind)
+		       ?: from_pod_waits(pkt, path)
 		       ?: translate_out(ctx, s, path)
 		       ?: fwd_along(ctx, pkt, path);
 }

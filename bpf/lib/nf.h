@@ -57,6 +57,12 @@ EC_CALL bool nf_knows(struct __sk_buff *ctx, struct scratch *s, const struct tup
 	return true;
 }
 
+/* Whether netfilter takes the packet although it has seen nothing of its flow. Else it is invalid there. */
+EC_INLINE bool nf_may_open(const struct pkt *pkt)
+{
+	return pkt->tuple.proto == IPPROTO_UDP || tcp_is_opening(pkt);
+}
+
 /*
  * A packet that may open a flow is looked up by the tuple of its replies as well: if it
  * goes straight to a backend from a port that already talks to the backend through its
@@ -65,9 +71,8 @@ EC_CALL bool nf_knows(struct __sk_buff *ctx, struct scratch *s, const struct tup
 EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct pkt *pkt = &s->pkt;
-	bool opening = pkt->tuple.proto == IPPROTO_UDP || tcp_is_opening(pkt);
 
-	return nf_knows(ctx, s, &pkt->tuple, false) || (opening && nf_knows(ctx, s, &pkt->tuple, true));
+	return nf_knows(ctx, s, &pkt->tuple, false) || (nf_may_open(pkt) && nf_knows(ctx, s, &pkt->tuple, true));
 }
 
 /* An error takes the way of the flow that it quotes, which came from the other side. Nothing translates pings. */

@@ -35,7 +35,7 @@ struct path {
 	struct addr snat_address; /* of the uplink, to masquerade to */
 	__u8 mac[6];              /* as in struct destination */
 	bool tunnel;              /* through the tunnel, not out of an uplink */
-	__u8 pad;
+	bool unresolved;          /* the kernel does not know the next hop's Ethernet address yet */
 };
 
 /*
@@ -117,8 +117,15 @@ EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const stru
 }
 
 /*
+<<<<<<< HEAD
  * To a neighbour that does not resolve. For each one that is asked for, the stack keeps an entry in a table that the
  * whole host shares, so a pod that sends to all addresses of a link could leave no room for the node's own neighbours.
+=======
+ * Asks the kernel's routing table where a packet that arrived on this interface goes.
+ * True: out of p->ifindex to the neighbour p->node, which resolves, with p->mtu.
+ * False: the stack decides; p->unresolved says whether it would only have to ask for
+ * the neighbour, on p->ifindex.
+>>>>>>> cluster
  */
 EC_CALL enum verdict path_ask(const struct __sk_buff *ctx)
 {
@@ -141,7 +148,11 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
 	__u8 family = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
+<<<<<<< HEAD
 	long found;
+=======
+	long result;
+>>>>>>> cluster
 
 	fib.family = family;
 	if (family == EC_AF_INET6) {
@@ -151,11 +162,22 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		fib.ipv4_src = addr_v4(&pkt->tuple.src);
 		fib.ipv4_dst = addr_v4(dst);
 	}
+<<<<<<< HEAD
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
 	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != family)
 		return VERDICT_STACK;
 	p->ifindex = fib.ifindex;
+=======
+	result = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	p->ifindex = fib.ifindex;
+	p->unresolved = result == BPF_FIB_LKUP_RET_NO_NEIGH;
+	if (result != BPF_FIB_LKUP_RET_SUCCESS)
+		return false;
+	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
+	if (fib.family != family)
+		return false;
+>>>>>>> cluster
 	if (family == EC_AF_INET6)
 		__builtin_memcpy(&p->node, fib.ipv6_dst, sizeof(p->node));
 	else
@@ -182,8 +204,7 @@ EC_INLINE enum verdict path_by_tunnel(const struct config *config, const struct 
 
 /*
  * To a pod of another node over the uplink. Whether the neighbour resolves is checked
- * every PATH_NEIGHBOUR_NS: while it does not, the stack queues the packet, asks for the
- * neighbour, and answers host unreachable.
+ * every PATH_NEIGHBOUR_NS: while it does not, p->unresolved says so.
  */
 EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *pkt, struct destination *to,
 				      struct path *p)
@@ -193,9 +214,16 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 	if (!to->ifindex)
 		return -DROP_NODE_OFF_LINK;
 	if (now - to->neighbour_checked > PATH_NEIGHBOUR_NS) {
+<<<<<<< HEAD
 		if (path_route(ctx, pkt, &to->node, p) || p->ifindex != to->ifindex)
+=======
+		if (!path_route(ctx, pkt, &to->node, p) && !p->unresolved)
+>>>>>>> cluster
 			return VERDICT_STACK;
-		to->neighbour_checked = now;
+		if (p->ifindex != to->ifindex)
+			return VERDICT_STACK;
+		if (!p->unresolved)
+			to->neighbour_checked = now;
 	}
 	p->ifindex = to->ifindex;
 	p->node = to->node;
@@ -230,6 +258,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	p->found = 0;
 	p->kind = to ? to->kind : DESTINATION_WORLD;
 	p->tunnel = false;
+	p->unresolved = false;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;
 	/* Between pods of this node there is no route for the stack to decide on, even outside the podCIDR. */

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	core "k8s.io/api/core/v1"
 )
 
 // registryDir holds a directory for every cluster on this computer.
@@ -29,6 +30,8 @@ const (
 // Options say what cluster to make; the zero value is two nodes without agents.
 type Options struct {
 	Nodes int // default 2
+	// Families are those of nodes, pods and Services, in the order of the Nodes' podCIDRs; default IPv4. The control plane speaks the first.
+	Families []core.IPFamily
 	// KubeProxy is the mode of kube-proxy: IPTables, the default, or NFTables.
 	KubeProxy string
 	// CNIConf and CNIBin are where containerd looks for lists and plugins; default /etc/cni/net.d and /opt/cni/bin.
@@ -41,11 +44,27 @@ type Options struct {
 	Keep bool
 }
 
+func (o Options) orDefault() Options {
+	if o.Nodes == 0 {
+		o.Nodes = 2
+	}
+	if o.Families == nil {
+		o.Families = []core.IPFamily{core.IPv4Protocol}
+	}
+	if o.KubeProxy == "" {
+		o.KubeProxy = IPTables
+	}
+	if o.CNIConf == "" {
+		o.CNIConf, o.CNIBin = defaultCNIConf, defaultCNIBin
+	}
+	return o
+}
+
 // Cluster is a Kubernetes cluster on a fabric that leads nowhere.
 type Cluster struct {
 	ID, Dir string
 	Options Options
-	// Fabric is the switch, and the world outside of the cluster: see WorldAddr.
+	// Fabric is the switch, and the world outside of the cluster: see World.
 	Fabric *Machine
 	// Nodes are the machines with kubelets. The control plane runs on the first.
 	Nodes []*Machine
@@ -61,15 +80,7 @@ func (c *Cluster) kept() bool { return c.Options.Keep }
 // New makes a cluster and waits until its API server has a Node for every kubelet, with a podCIDR. The nodes are not
 // ready: that takes agents.
 func New(ctx context.Context, options Options) (c *Cluster, err error) {
-	if options.Nodes == 0 {
-		options.Nodes = 2
-	}
-	if options.KubeProxy == "" {
-		options.KubeProxy = IPTables
-	}
-	if options.CNIConf == "" {
-		options.CNIConf, options.CNIBin = defaultCNIConf, defaultCNIBin
-	}
+	options = options.orDefault()
 	if err := Sweep(ctx, false); err != nil {
 		return nil, err
 	}
@@ -292,7 +303,7 @@ func copyFile(from, to string) error {
 }
 
 // apiAddr is the API server's: the first node's.
-func (c *Cluster) apiAddr() netip.Addr { return nodeAddr(0) }
+func (c *Cluster) apiAddr() netip.Addr { return c.addresses(firstNode)[0] }
 
 // dialAPI connects to the API server from its own node.
 func (c *Cluster) dialAPI(ctx context.Context, network, address string) (net.Conn, error) {

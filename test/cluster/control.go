@@ -64,11 +64,12 @@ const (
 
 func (c *Cluster) startControllers(ctx context.Context) error {
 	kubeconfig := func(name string) string { return "--kubeconfig=" + c.file(name+".kubeconfig") }
-	err := c.Nodes[0].Start(ctx, managerName, managerName, kubeconfig(managerName),
-		"--allocate-node-cidrs", "--cluster-cidr=10.244.0.0/16", "--service-cluster-ip-range=10.96.0.0/16",
+	args := append([]string{managerName}, c.nodeMasks()...)
+	args = append(args, kubeconfig(managerName),
+		"--allocate-node-cidrs", "--cluster-cidr="+c.podCIDRs(), "--service-cluster-ip-range="+c.serviceCIDRs(),
 		"--leader-elect=false", "--root-ca-file="+c.file("ca.crt"),
 		"--service-account-private-key-file="+c.file("service-accounts.key"))
-	if err != nil {
+	if err := c.Nodes[0].Start(ctx, managerName, args...); err != nil {
 		return err
 	}
 	return c.Nodes[0].Start(ctx, schedulerName, schedulerName, kubeconfig(schedulerName), "--leader-elect=false")
@@ -109,7 +110,7 @@ func (c *Cluster) Authority() string { return c.file("ca.crt") }
 // StartAPIServer starts the API server, also again, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	err := c.Nodes[0].Start(ctx, "kube-apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
-		"--advertise-address="+c.apiAddr().String(), "--secure-port=6443", "--service-cluster-ip-range=10.96.0.0/16",
+		"--advertise-address="+c.apiAddr().String(), "--secure-port=6443", "--service-cluster-ip-range="+c.serviceCIDRs(),
 		"--client-ca-file="+c.file("ca.crt"), "--tls-cert-file="+c.file("apiserver.crt"), "--tls-private-key-file="+c.file("apiserver.key"),
 		"--kubelet-client-certificate="+c.file("apiserver.crt"), "--kubelet-client-key="+c.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.file("service-accounts.key"),

@@ -6,28 +6,20 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
-// The fabric is a switch with an address, and that end of the nodes' default routes answers for the world.
-var (
-	fabricBits = 16
-	// FabricAddr is the one that the world has on the nodes' link, and speaks from.
-	FabricAddr = netip.MustParseAddr("172.30.0.1")
-	// WorldAddr is outside of the cluster; agnhost netexec answers there, HTTP on port 8080.
-	WorldAddr = netip.MustParseAddr("203.0.113.1")
-)
-
+// The fabric is a switch with addresses, and that end of the nodes' default routes answers for the world.
 const switchName = "switch"
-
-func nodeAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 30, 0, byte(11 + i)}) }
 
 // makeMachines makes the fabric, the nodes and the links between them. Every link is born between two of the
 // machines: the real one's network never sees it.
 func (c *Cluster) makeMachines(ctx context.Context) (err error) {
-	if c.Fabric, err = c.newMachine(ctx, "fabric", FabricAddr); err != nil {
+	if c.Fabric, err = c.newMachine(ctx, "fabric", c.addresses(worldNumber)); err != nil {
 		return err
 	}
 	fabric, err := c.Fabric.netlink()
@@ -43,10 +35,10 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 	if err := fabric.LinkAdd(bridge); err != nil {
 		return fmt.Errorf("make the switch: %w", err)
 	}
-	if err := configure(fabric, switchName, FabricAddr, fabricBits); err != nil {
+	if err := configure(fabric, switchName, onLink(c.Fabric.Addrs)); err != nil {
 		return err
 	}
-	if err := configure(fabric, "lo", WorldAddr, 32); err != nil {
+	if err := configure(fabric, "lo", c.worldPrefixes()); err != nil {
 		return err
 	}
 	for range c.Options.Nodes {
@@ -60,7 +52,7 @@ func (c *Cluster) makeMachines(ctx context.Context) (err error) {
 // makeNode makes the machine of the next node.
 func (c *Cluster) makeNode(ctx context.Context) (*Machine, error) {
 	i := len(c.Nodes)
-	node, err := c.newMachine(ctx, fmt.Sprintf("node-%d", i+1), nodeAddr(i))
+	node, err := c.newMachine(ctx, fmt.Sprintf("node-%d", i+1), c.addresses(byte(firstNode+i)))
 	if err != nil {
 		return nil, err
 	}
@@ -70,8 +62,12 @@ func (c *Cluster) makeNode(ctx context.Context) (*Machine, error) {
 
 // startWorld has the world answer.
 func (c *Cluster) startWorld(ctx context.Context) error {
+	var addrs []string
+	for _, prefix := range c.worldPrefixes() {
+		addrs = append(addrs, prefix.Addr().String())
+	}
 	// A socket for all addresses would answer with the one that is nearest to the client.
-	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec", "--udp-listen-addresses="+WorldAddr.String())
+	return c.Fabric.Start(ctx, "world", c.Program("agnhost"), "netexec", "--udp-listen-addresses="+strings.Join(addrs, ","))
 }
 
 // netlink speaks to the kernel about the machine's network.
@@ -122,21 +118,52 @@ func (c *Cluster) plug(node *Machine) (err error) {
 		return err
 	}
 	defer inside.Close()
-	if err := configure(inside, "eth0", node.Addr, fabricBits); err != nil {
+	if err := configure(inside, "eth0", onLink(node.Addrs)); err != nil {
 		return err
 	}
-	return inside.RouteAdd(&netlink.Route{Gw: FabricAddr.AsSlice()})
+	// A node that was there before the cluster had another family has fewer.
+	for _, gateway := range c.Fabric.Addrs[:len(node.Addrs)] {
+		if err := inside.RouteAdd(&netlink.Route{Gw: gateway.AsSlice()}); err != nil {
+			return fmt.Errorf("add the route by %s: %w", gateway, err)
+		}
+	}
+	return nil
 }
 
-// configure gives a link its address and sets it up.
-func configure(h *netlink.Handle, name string, addr netip.Addr, bits int) error {
+// onLink are addresses with the length of the fabric's prefix.
+func onLink(addrs []netip.Addr) (all []netip.Prefix) {
+	for _, addr := range addrs {
+		all = append(all, netip.PrefixFrom(addr, networks[FamilyOf(addr)].fabric.Bits()))
+	}
+	return all
+}
+
+func (c *Cluster) worldPrefixes() (all []netip.Prefix) {
+	for _, family := range c.Options.Families {
+		world := networks[family].world
+		all = append(all, netip.PrefixFrom(world, world.BitLen()))
+	}
+	return all
+}
+
+// configure sets a link up and gives it addresses, which can be used at once: nobody else could have them.
+func configure(h *netlink.Handle, name string, addrs []netip.Prefix) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("find %s: %w", name, err)
 	}
-	mask := &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, 32)}
-	if err := h.AddrAdd(link, &netlink.Addr{IPNet: mask}); err != nil {
-		return fmt.Errorf("give %s its address: %w", name, err)
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up: %w", name, err)
 	}
-	return h.LinkSetUp(link)
+	for _, prefix := range addrs {
+		addr := prefix.Addr()
+		one := &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(prefix.Bits(), addr.BitLen())}}
+		if addr.Is6() {
+			one.Flags = unix.IFA_F_NODAD
+		}
+		if err := h.AddrAdd(link, one); err != nil {
+			return fmt.Errorf("give %s %s: %w", name, prefix, err)
+		}
+	}
+	return nil
 }

@@ -90,7 +90,7 @@ func (g *Greetings) FirstPacket(ctx context.Context, node *Machine, name string,
 	ctx, cancel := context.WithTimeout(ctx, podLimit)
 	defer cancel()
 	started := time.Now()
-	if _, err := g.pods.Create(ctx, greeter(name, node, labels), metav1.CreateOptions{}); err != nil {
+	if _, err := g.pods.Create(ctx, greeter(name, node, g.listener.LocalAddr(), labels), metav1.CreateOptions{}); err != nil {
 		return 0, fmt.Errorf("add pod %s: %w", name, err)
 	}
 	select {
@@ -104,7 +104,7 @@ func (g *Greetings) FirstPacket(ctx context.Context, node *Machine, name string,
 // ListenInWorld opens a UDP socket of the world's.
 func (c *Cluster) ListenInWorld(port uint16) (listener *net.UDPConn, err error) {
 	err = c.Fabric.Do(func() error {
-		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(WorldAddr, port)))
+		listener, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(c.World(), port)))
 		return err
 	})
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *Cluster) ListenInWorld(port uint16) (listener *net.UDPConn, err error) 
 	return listener, nil
 }
 
-func greeter(name string, node *Machine, labels map[string]string) *core.Pod {
+func greeter(name string, node *Machine, to net.Addr, labels map[string]string) *core.Pod {
 	grace := int64(1)
 	return &core.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
@@ -121,7 +121,7 @@ func greeter(name string, node *Machine, labels map[string]string) *core.Pod {
 			NodeName: node.Name, TerminationGracePeriodSeconds: &grace,
 			Containers: []core.Container{{
 				Name: "greet", Image: greetImage, ImagePullPolicy: core.PullNever,
-				Args: []string{netip.AddrPortFrom(WorldAddr, greetPort).String(), name},
+				Args: []string{to.String(), name},
 			}},
 		},
 	}

@@ -60,9 +60,13 @@ func furnish(config initConfig) error {
 	f.mount(config.ClusterDir, config.ClusterDir, "", unix.MS_BIND, "")
 	f.guardSysctls(config)
 	f.write("/etc/hostname", config.Name+"\n")
-	f.write("/etc/hosts", "127.0.0.1 localhost\n"+config.Addr.String()+" "+config.Name+"\n")
+	hosts := "127.0.0.1 localhost\n"
+	for _, addr := range config.Addrs {
+		hosts += addr.String() + " " + config.Name + "\n"
+	}
+	f.write("/etc/hosts", hosts)
 	f.write("/etc/resolv.conf", "nameserver 127.0.0.1\n")
-	f.write("/etc/machine-id", fmt.Sprintf("%032x\n", config.Addr.As16()))
+	f.write("/etc/machine-id", fmt.Sprintf("%032x\n", config.Addrs[0].As16()))
 	f.replace("/etc/containerd")
 	if f.err != nil {
 		return f.err

@@ -22,7 +22,7 @@ const initName = "ebpf-cni-cluster-init"
 // initConfig is what process 1 is told.
 type initConfig struct {
 	Name       string
-	Addr       netip.Addr
+	Addrs      []netip.Addr
 	ClusterDir string
 	Dir        string
 	NoBPFFS    bool
@@ -91,8 +91,10 @@ func serve(config initConfig) error {
 		return fmt.Errorf("set lo up: %w", err)
 	}
 	// Where it is on the real machine, it is on in every network made there.
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
-		return err
+	for _, addr := range config.Addrs {
+		if err := os.WriteFile("/proc/sys/"+networks[FamilyOf(addr)].forwarding, []byte("0"), 0); err != nil {
+			return err
+		}
 	}
 	listener, err := net.Listen("unix", filepath.Join(config.Dir, socketFile))
 	if err != nil {

@@ -42,6 +42,19 @@ func (c *Cluster) Install(ctx context.Context) error {
 	return c.WaitReady(ctx)
 }
 
+// SetRoutingMode changes the DaemonSet, as kubectl takes it, and waits until all agents have followed. Without a mode they take the
+// one that they have by default.
+func (c *Cluster) SetRoutingMode(ctx context.Context, mode string) error {
+	setting := "EBPF_AGENT_ROUTING_MODE-"
+	if mode != "" {
+		setting = "EBPF_AGENT_ROUTING_MODE=" + mode
+	}
+	if _, err := c.Kubectl(ctx, "-n", Namespace, "set", "env", "daemonset/"+DaemonSet, setting); err != nil {
+		return err
+	}
+	return c.WaitReady(ctx)
+}
+
 // Uninstall deletes what Install has applied, and waits until it is gone.
 func (c *Cluster) Uninstall(ctx context.Context) error {
 	manifest, err := c.manifest()
@@ -113,7 +126,7 @@ func (c *Cluster) NodeReady(ctx context.Context, name string) error {
 // InstallDNS starts CoreDNS and waits until it is ready, which takes a pod network.
 func (c *Cluster) InstallDNS(ctx context.Context) error {
 	file := c.file("coredns.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, coreDNS, coreDNSImage), 0o644); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, coreDNS, coreDNSImage, c.DNS()), 0o644); err != nil {
 		return fmt.Errorf("write the manifest of CoreDNS: %w", err)
 	}
 	if _, err := c.Kubectl(ctx, "apply", "--server-side", "-f", file); err != nil {

@@ -21,8 +21,9 @@ import (
 // ends, the kernel ends the rest, and with the last process go the links, the mounts and what was pinned.
 type Machine struct {
 	Name string
-	// Addr is the machine's address on the fabric.
-	Addr netip.Addr
+	// Addrs are the machine's addresses on the fabric, one of each family. Addr is that of the cluster's first.
+	Addrs []netip.Addr
+	Addr  netip.Addr
 
 	dir   string // seen by the machine under the same path
 	pid   int
@@ -41,8 +42,8 @@ type machineRecord struct {
 const recordFile = "machine.json"
 
 // newMachine makes a machine below the cluster's directory. Its network has nothing but the loopback interface.
-func (c *Cluster) newMachine(ctx context.Context, name string, addr netip.Addr) (*Machine, error) {
-	m := &Machine{Name: name, Addr: addr, dir: filepath.Join(c.Dir, name)}
+func (c *Cluster) newMachine(ctx context.Context, name string, addrs []netip.Addr) (*Machine, error) {
+	m := &Machine{Name: name, Addrs: addrs, Addr: addrs[0], dir: filepath.Join(c.Dir, name)}
 	for _, dir := range []string{m.dir, filepath.Join(m.dir, rootDir), m.path("log"), m.Manifests()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make machine %s: %w", name, err)
@@ -69,7 +70,7 @@ func (c *Cluster) boot(ctx context.Context, m *Machine) (err error) {
 	if err := makeCgroups(c.ID, m.Name, m.pid); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(setup).Encode(initConfig{Name: m.Name, Addr: m.Addr, ClusterDir: c.Dir, Dir: m.dir, NoBPFFS: c.Options.NoBPFFS}); err != nil {
+	if err := json.NewEncoder(setup).Encode(initConfig{Name: m.Name, Addrs: m.Addrs, ClusterDir: c.Dir, Dir: m.dir, NoBPFFS: c.Options.NoBPFFS}); err != nil {
 		return fmt.Errorf("tell machine %s what it is: %w", m.Name, err)
 	}
 	setup.Close()

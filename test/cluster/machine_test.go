@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	core "k8s.io/api/core/v1"
 )
 
 // ownerEnv makes this test's executable the owner of a cluster that waits to be killed.
@@ -36,7 +38,7 @@ func TestMain(m *testing.M) {
 
 // own makes machines and prints the cluster's name.
 func own() error {
-	c, err := claim(Options{Nodes: 1})
+	c, err := claim(Options{Nodes: 1}.orDefault())
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,7 @@ func requireRoot(t *testing.T) {
 func machines(t *testing.T) *Cluster {
 	t.Helper()
 	requireRoot(t)
-	c, err := claim(Options{Nodes: 2})
+	c, err := claim(Options{Nodes: 2, Families: []core.IPFamily{core.IPv4Protocol, core.IPv6Protocol}}.orDefault())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,16 +98,21 @@ func ownCgroup(t *testing.T) string {
 func TestMachine(t *testing.T) {
 	c := machines(t)
 	node := c.Nodes[0]
-	for command, want := range map[string]string{
+	commands := map[string]string{
 		"hostname":                   "node-1",
 		"ls /sys/class/net":          "eth0\nlo",
 		"cat /proc/1/comm":           "exe",
 		"cat /proc/sys/kernel/panic": "10",
-		"ping -c1 -W2 -q " + c.Nodes[1].Addr.String(): "1 received",
-		"ping -c1 -W2 -q " + WorldAddr.String():       "1 received",
-		"cat /proc/self/cgroup":                       ownCgroup(t),
-		"stat -f -c %T /sys/fs/bpf":                   "bpf_fs",
-	} {
+		"cat /proc/self/cgroup":      ownCgroup(t),
+		"stat -f -c %T /sys/fs/bpf":  "bpf_fs",
+	}
+	for _, family := range c.Options.Families {
+		seen := c.In(family)
+		for _, addr := range []netip.Addr{seen.Nodes[1].Addr, seen.World()} {
+			commands["ping -c1 -W2 -q "+addr.String()] = "1 received"
+		}
+	}
+	for command, want := range commands {
 		out, err := node.Run(t.Context(), strings.Fields(command)...)
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %q, error %v, want %q", command, out, err, want)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -32,7 +33,7 @@ containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
 failCgroupV1: false
 failSwapOn: false
-clusterDNS: [10.96.0.10]
+clusterDNS: ["%s"]
 clusterDomain: cluster.local
 enforceNodeAllocatable: []
 imageGCHighThresholdPercent: 100
@@ -46,7 +47,7 @@ const kubeProxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: %s
 hostnameOverride: %s
-clusterCIDR: 10.244.0.0/16
+clusterCIDR: %s
 clientConnection: {kubeconfig: %s}
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 `
@@ -62,7 +63,7 @@ func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 	if _, err := c.writeKubeconfig(m.Name, "system:node:"+m.Name, "system:nodes"); err != nil {
 		return err
 	}
-	if err := m.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, c.file("ca.crt"), m.Manifests())); err != nil {
+	if err := m.write("kubelet.yaml", fmt.Sprintf(kubeletConfig, c.file("ca.crt"), c.DNS(), m.Manifests())); err != nil {
 		return err
 	}
 	if err := c.StartKubelet(ctx, m); err != nil {
@@ -85,7 +86,7 @@ func (c *Cluster) configureKubeProxy(m *Machine, mode string) error {
 	if err != nil {
 		return err
 	}
-	return m.write("kube-proxy.yaml", fmt.Sprintf(kubeProxyConfig, mode, m.Name, kubeconfig))
+	return m.write("kube-proxy.yaml", fmt.Sprintf(kubeProxyConfig, mode, m.Name, c.podCIDRs(), kubeconfig))
 }
 
 // SwitchKubeProxy restarts a node's kube-proxy in another mode. It takes away by itself what it left in the one before.
@@ -105,8 +106,12 @@ func startKubeProxy(ctx context.Context, m *Machine) error {
 
 // StartKubelet starts a node's kubelet, also again after Stop.
 func (c *Cluster) StartKubelet(ctx context.Context, m *Machine) error {
+	var addrs []string
+	for _, addr := range m.Addrs {
+		addrs = append(addrs, addr.String())
+	}
 	return m.Start(ctx, "kubelet", "kubelet", "--config="+m.path("kubelet.yaml"), "--kubeconfig="+c.file(m.Name+".kubeconfig"),
-		"--hostname-override="+m.Name, "--node-ip="+m.Addr.String())
+		"--hostname-override="+m.Name, "--node-ip="+strings.Join(addrs, ","))
 }
 
 // StartContainerd starts a node's containerd, also again after Stop, and waits until it answers: a kubelet that does not

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -79,7 +80,7 @@ func (c *Cluster) writePKI() (err error) {
 		return err
 	}
 	server := template("kube-apiserver", "system:masters")
-	server.IPAddresses = []net.IP{c.apiAddr().AsSlice(), net.IPv4(127, 0, 0, 1), net.IPv4(10, 96, 0, 1)}
+	server.IPAddresses = []net.IP{c.apiAddr().AsSlice(), net.IPv4(127, 0, 0, 1), host(c.network().services, apiNumber).AsSlice()}
 	server.DNSNames = []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"}
 	cert, key, err := c.ca.sign(server)
 	if err != nil {
@@ -101,7 +102,7 @@ func (c *Cluster) writePKI() (err error) {
 
 const kubeconfigText = `apiVersion: v1
 kind: Config
-clusters: [{name: ebpf-cni, cluster: {server: "https://%s:6443", certificate-authority-data: %s}}]
+clusters: [{name: ebpf-cni, cluster: {server: "https://%s", certificate-authority-data: %s}}]
 users: [{name: user, user: {client-certificate-data: %s, client-key-data: %s}}]
 contexts: [{name: ebpf-cni, context: {cluster: ebpf-cni, user: user}}]
 current-context: ebpf-cni
@@ -115,6 +116,6 @@ func (c *Cluster) writeKubeconfig(file, user string, groups ...string) (string, 
 	}
 	text := base64.StdEncoding.EncodeToString
 	path := filepath.Join(c.Dir, file+".kubeconfig")
-	content := fmt.Sprintf(kubeconfigText, c.apiAddr(), text(c.ca.pem), text(cert), text(key))
+	content := fmt.Sprintf(kubeconfigText, netip.AddrPortFrom(c.apiAddr(), 6443), text(c.ca.pem), text(cert), text(key))
 	return path, os.WriteFile(path, []byte(content), 0o600)
 }

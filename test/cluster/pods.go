@@ -34,7 +34,9 @@ const podLimit = 3 * time.Minute
 type Pod struct {
 	Name string
 	Node *Machine
-	Addr netip.Addr
+	// Addrs are all its addresses, Addr that of the cluster's first family.
+	Addrs []netip.Addr
+	Addr  netip.Addr
 	// HostNetwork says that its network is its node's.
 	HostNetwork bool
 
@@ -87,11 +89,23 @@ func (c *Cluster) ReadyPod(ctx context.Context, name string) (*Pod, error) {
 		events, _ := c.Kubectl(context.WithoutCancel(ctx), "get", "events", "--field-selector=involvedObject.name="+name)
 		return nil, fmt.Errorf("%w\n%s", err, events)
 	}
-	addr, err := netip.ParseAddr(pod.Status.PodIP)
+	addrs, err := Addresses(pod)
 	if err != nil {
-		return nil, fmt.Errorf("the address of pod %s: %w", name, err)
+		return nil, err
 	}
-	return &Pod{Name: name, Node: c.Node(pod.Spec.NodeName), Addr: addr, HostNetwork: pod.Spec.HostNetwork}, nil
+	return &Pod{Name: name, Node: c.Node(pod.Spec.NodeName), Addrs: addrs, Addr: c.choose(addrs), HostNetwork: pod.Spec.HostNetwork}, nil
+}
+
+// Addresses are those that the API has for a pod.
+func Addresses(pod *core.Pod) (all []netip.Addr, err error) {
+	for _, one := range pod.Status.PodIPs {
+		addr, err := netip.ParseAddr(one.IP)
+		if err != nil {
+			return nil, fmt.Errorf("an address of pod %s: %w", pod.Name, err)
+		}
+		all = append(all, addr)
+	}
+	return all, nil
 }
 
 func netexec(name string, node *Machine, labels map[string]string) *core.Pod {
@@ -203,12 +217,12 @@ func holds(ns netns.NsHandle, addr netip.Addr) bool {
 		return false
 	}
 	defer h.Close()
-	all, err := h.AddrList(nil, netlink.FAMILY_V4)
+	all, err := h.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return false
 	}
 	for _, a := range all {
-		if have, ok := netip.AddrFromSlice(a.IP.To4()); ok && have == addr {
+		if have, ok := netip.AddrFromSlice(a.IP); ok && have.Unmap() == addr {
 			return true
 		}
 	}

@@ -21,6 +21,26 @@ func sctp(src, dst string) packet {
 	return packet{proto: 132, src: src, dst: dst, payload: make([]byte, 12)}
 }
 
+// What began past netfilter goes on past it, also to a neighbour that does not resolve yet: the stack would drop it as invalid, before it asks
+// for the neighbour. What may begin there is the stack's.
+func TestBesideNetfilterUnresolved(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, besideNetfilter)
+		for _, c := range []struct {
+			p    packet
+			want string
+		}{
+			{tcp(podA, 80, mute, 5000, syn|ack), "forwarded"},
+			{ping(podA, 7, mute), "forwarded"},
+			{tcp(podA, 5000, mute, 80, syn), "stack"},
+			{udp(podA, 5000, mute, 53), "stack"},
+		} {
+			b.fromPod(c.p).is(c.want)
+		}
+		newBed(t, f).fromPod(tcp(podA, 80, mute, 5000, syn|ack)).is("stack")
+	})
+}
+
 // Only what one pod sends to another passes netfilter by; everything else walks the stack, both ways.
 func TestBesideNetfilter(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {

@@ -90,7 +90,7 @@ func staticPodsPass(t *testing.T, s *standing) {
 			sees(t, static, at(to.Addr, cluster.HTTPPort), static.Addr)
 			sees(t, to, at(static.Addr, cluster.HTTPPort), to.Addr)
 		}
-		sees(t, static, at(cluster.WorldAddr, cluster.HTTPPort), node.Addr)
+		sees(t, static, at(s.World(), cluster.HTTPPort), node.Addr)
 	}
 	for _, node := range s.Nodes {
 		if err := os.Remove(filepath.Join(node.Manifests(), "static.yaml")); err != nil {
@@ -110,12 +110,12 @@ func staticPodsPass(t *testing.T, s *standing) {
 	}
 }
 
-// appears waits for an endpoint that was not there before.
+// appears waits for an endpoint of the first family that was not there before.
 func appears(t *testing.T, s *standing, node *cluster.Machine, before []netip.Addr) (addr netip.Addr) {
 	t.Helper()
 	err := cluster.Poll(within(t, stepLimit), "another endpoint is on "+node.Name, func(context.Context) error {
 		for _, addr = range endpoints(t, s, node) {
-			if !slices.Contains(before, addr) {
+			if cluster.FamilyOf(addr) == s.Family() && !slices.Contains(before, addr) {
 				return nil
 			}
 		}

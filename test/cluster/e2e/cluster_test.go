@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
@@ -29,7 +30,7 @@ func run(m *testing.M) int {
 	}
 	ctx := context.Background()
 	started := time.Now()
-	c, err := cluster.New(ctx, cluster.Options{})
+	c, err := cluster.New(ctx, cluster.Options{Families: dual})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "make the cluster:", err)
 		return 1
@@ -75,6 +76,8 @@ type standing struct {
 	behind struct{ byAddr, byPorts target }
 	// tunnel has the addresses of the nodes' tunnel devices while packets between nodes go through them; nil: they go direct.
 	tunnel map[*cluster.Machine]netip.Addr
+	// alike has those addresses where they are the ones that are most like pods', and a node masquerades to its own pods as them: in IPv6.
+	alike map[*cluster.Machine]netip.Addr
 	// readiness is what was wrong with the nodes' readiness while the network was installed.
 	readiness error
 	// told is the failed test that has told how things stood.
@@ -114,19 +117,18 @@ func (s *standing) addBehind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	wanted := wantedService("behind")
+	wanted := s.wantedService("behind")
 	// Kubernetes takes a node's pods out of Services when it has not heard of the node for 40 s, as where the API server was away.
 	// That would be lost traffic, and none of the network's doing.
 	wanted.Spec.PublishNotReadyAddresses = true
-	made, err := client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, wanted, metav1.CreateOptions{})
-	if err != nil {
+	// At once in all families that there are.
+	wanted.Spec.IPFamilies, wanted.Spec.IPFamilyPolicy = nil, new(core.IPFamilyPolicyPreferDualStack)
+	if _, err := client.CoreV1().Services(metav1.NamespaceDefault).Create(ctx, wanted, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	addr, err := netip.ParseAddr(made.Spec.ClusterIP)
-	if err != nil {
+	if err := s.findBehind(ctx); err != nil {
 		return err
 	}
-	s.behind.byAddr, s.behind.byPorts = servicePorts(addr), service{made}.byPorts(s.Nodes[1])
 	// kube-proxy takes a moment.
 	for _, w := range everywhere(s) {
 		if err := cluster.Poll(ctx, "an answer of "+w.what, func(ctx context.Context) error {
@@ -136,6 +138,25 @@ func (s *standing) addBehind(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// findBehind looks where the cluster's first family has that Service.
+func (s *standing) findBehind(ctx context.Context) error {
+	client, err := s.Client()
+	if err != nil {
+		return err
+	}
+	made, err := client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "behind", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, text := range made.Spec.ClusterIPs {
+		if addr, err := netip.ParseAddr(text); err == nil && cluster.FamilyOf(addr) == s.Family() {
+			s.behind.byAddr, s.behind.byPorts = servicePorts(addr), service{made}.byPorts(s.Nodes[1])
+			return nil
+		}
+	}
+	return fmt.Errorf("the Service behind has %v, none of %s", made.Spec.ClusterIPs, s.Family())
 }
 
 // labels are those of a standing pod: all of them share one.

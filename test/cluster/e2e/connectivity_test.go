@@ -39,8 +39,10 @@ func isClient(t *testing.T, what, got string, err error, want netip.Addr) {
 	}
 }
 
-func TestPods(t *testing.T) {
-	s := running(t)
+func TestPods(t *testing.T) { inEachFamily(t, running(t), pods) }
+
+func pods(t *testing.T, s *standing) {
+	t.Helper()
 	sees(t, s.client, at(s.near.Addr, cluster.HTTPPort), s.client.Addr)
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
 	sees(t, s.far, at(s.client.Addr, cluster.HTTPPort), s.far.Addr)
@@ -51,7 +53,7 @@ func TestPods(t *testing.T) {
 	}
 }
 
-func TestPodsAndNodes(t *testing.T) { podsAndNodes(t, running(t)) }
+func TestPodsAndNodes(t *testing.T) { inEachFamily(t, running(t), podsAndNodes) }
 
 func podsAndNodes(t *testing.T, s *standing) {
 	t.Helper()
@@ -67,10 +69,12 @@ func podsAndNodes(t *testing.T, s *standing) {
 	}
 }
 
-func TestWorldSeesTheNode(t *testing.T) {
-	s := running(t)
-	sees(t, s.client, at(cluster.WorldAddr, cluster.HTTPPort), s.client.Node.Addr)
-	sees(t, s.far, at(cluster.WorldAddr, cluster.HTTPPort), s.far.Node.Addr)
+func TestWorldSeesTheNode(t *testing.T) { inEachFamily(t, running(t), worldSeesTheNode) }
+
+func worldSeesTheNode(t *testing.T, s *standing) {
+	t.Helper()
+	sees(t, s.client, at(s.World(), cluster.HTTPPort), s.client.Node.Addr)
+	sees(t, s.far, at(s.World(), cluster.HTTPPort), s.far.Node.Addr)
 }
 
 // The kubelet of each node execs in pods and reads their logs, over the API server.

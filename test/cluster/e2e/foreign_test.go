@@ -28,7 +28,7 @@ func addForeign(t *testing.T, s *stage, name string, endpoint netip.Addr) servic
 	}
 	slice := &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
-		AddressType: discovery.AddressTypeIPv4,
+		AddressType: discovery.AddressType(s.Family()),
 		Endpoints:   []discovery.Endpoint{{Addresses: []string{endpoint.String()}}},
 	}
 	for _, port := range made.Spec.Ports {
@@ -50,7 +50,7 @@ func addForeign(t *testing.T, s *stage, name string, endpoint netip.Addr) servic
 
 // An endpoint outside of the cluster sees the node that the client is on, or whose port it has used.
 func testForeignEndpoints(t *testing.T, s *stage) {
-	foreign := addForeign(t, s, "foreign", cluster.WorldAddr)
+	foreign := addForeign(t, s, "foreign", s.World())
 	var visits []visit
 	for _, from := range clients(s.standing) {
 		what := from.name + " to an endpoint outside by its Service"
@@ -123,7 +123,7 @@ func testPathMTU(t *testing.T, s *stage) {
 	configure := func(ctx context.Context, what string) error {
 		_, err := s.Fabric.Run(ctx, "ip", "address", what, narrow.String()+"/32", "dev", "lo")
 		for _, node := range s.Nodes {
-			_, err2 := node.Run(ctx, "ip", "route", what, narrow.String()+"/32", "via", cluster.FabricAddr.String(), "mtu", "lock", "1300")
+			_, err2 := node.Run(ctx, "ip", "route", what, narrow.String()+"/32", "via", s.Fabric.Addr.String(), "mtu", "lock", "1300")
 			err = errors.Join(err, err2)
 		}
 		return err

@@ -57,7 +57,7 @@ func testInstallAsOnK3s(t *testing.T) {
 	}
 	inhabit(t, s)
 	sees(t, s.client, at(s.far.Addr, cluster.HTTPPort), s.client.Addr)
-	sees(t, s.client, at(cluster.WorldAddr, cluster.HTTPPort), s.client.Node.Addr)
+	sees(t, s.client, at(s.World(), cluster.HTTPPort), s.client.Node.Addr)
 	reaches(t, "a Service", s.client, addService(t, s, "again", behind(s.far.Name)).byAddr(t), s.client.Addr)
 
 	kubectl(t, s, "delete", "--cascade=foreground", "-f", s.Dir+"/agents.yaml")

@@ -58,11 +58,11 @@ func (s *standing) podsOn(ctx context.Context, node *cluster.Machine) ([]netip.A
 		if pod.Spec.HostNetwork {
 			continue
 		}
-		addr, err := netip.ParseAddr(pod.Status.PodIP)
+		addrs, err := cluster.Addresses(&pod)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, addr)
+		all = append(all, addrs...)
 	}
 	slices.SortFunc(all, netip.Addr.Compare)
 	return all, nil

@@ -134,7 +134,7 @@ func knows(t *testing.T, s *standing, node *cluster.Machine, podCIDR netip.Prefi
 		if err != nil {
 			t.Fatalf("a destination of %s: %v: %v", node.Name, err, record)
 		}
-		if prefix.Overlaps(podCIDR) || prefix == netip.PrefixFrom(addr, 32) {
+		if prefix.Overlaps(podCIDR) || prefix == netip.PrefixFrom(addr, addr.BitLen()) {
 			return true
 		}
 	}
@@ -163,22 +163,31 @@ func leaves(t *testing.T, s *standing, node *cluster.Machine) {
 	}
 }
 
-// podCIDR is the one that the API has for a node.
+// podCIDR is the one of the first family that the API has for a node.
 func podCIDR(t *testing.T, s *standing, node *cluster.Machine) netip.Prefix {
 	t.Helper()
-	client, err := s.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := client.CoreV1().Nodes().Get(t.Context(), node.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	prefix, err := netip.ParsePrefix(found.Spec.PodCIDR)
+	prefix, err := findPodCIDR(t.Context(), s, node)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return prefix
+}
+
+func findPodCIDR(ctx context.Context, s *standing, node *cluster.Machine) (netip.Prefix, error) {
+	client, err := s.Client()
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	found, err := client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	for _, text := range found.Spec.PodCIDRs {
+		if prefix, err := netip.ParsePrefix(text); err == nil && cluster.FamilyOf(prefix.Addr()) == s.Family() {
+			return prefix, nil
+		}
+	}
+	return netip.Prefix{}, fmt.Errorf("%s has podCIDRs %v, none of %s", node.Name, found.Spec.PodCIDRs, s.Family())
 }
 
 // applied applies a manifest; what it returns deletes what that made.

@@ -43,7 +43,7 @@ func testMoveFromFlannelHostGW(t *testing.T) {
 	meet(t, s, a, b)
 	divide(t, s)
 
-	tr := startTraffic(t, pathTo("the world", a, cluster.WorldAddr))
+	tr := startTraffic(t, pathTo("the world", a, s.World()))
 	move(t, s, second, reboot)
 	tr.end(t)
 	b = addPod(t, s, "b2", second)
@@ -216,7 +216,7 @@ func meet(t *testing.T, s *standing, pods ...*cluster.Pod) {
 				sees(t, from, at(to.Addr, cluster.HTTPPort), from.Addr)
 			}
 		}
-		sees(t, from, at(cluster.WorldAddr, cluster.HTTPPort), from.Node.Addr)
+		sees(t, from, at(s.World(), cluster.HTTPPort), from.Node.Addr)
 		// With flannel it is the bridge's address that the pod sees.
 		if _, err := ask(t.Context(), from.Node, at(from.Addr, cluster.HTTPPort), "/clientip"); err != nil {
 			t.Errorf("%s to its pod %s: %v", from.Node.Name, from.Name, err)
@@ -225,9 +225,9 @@ func meet(t *testing.T, s *standing, pods ...*cluster.Pod) {
 }
 
 // undisturbedBetween runs traffic between two pods, both ways, and to the world, while f runs.
-func undisturbedBetween(t *testing.T, a, b *cluster.Pod, f func()) {
+func undisturbedBetween(t *testing.T, s *standing, a, b *cluster.Pod, f func()) {
 	t.Helper()
-	tr := startTraffic(t, pathTo(b.Name, a, b.Addr), pathTo("the world", a, cluster.WorldAddr), pathTo(a.Name, b, a.Addr))
+	tr := startTraffic(t, pathTo(b.Name, a, b.Addr), pathTo("the world", a, s.World()), pathTo(a.Name, b, a.Addr))
 	f()
 	tr.end(t)
 }

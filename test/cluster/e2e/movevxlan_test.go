@@ -33,13 +33,13 @@ func testMoveFromFlannel(t *testing.T) {
 	meet(t, s, a, b, c)
 	divide(t, s)
 
-	undisturbedBetween(t, a, b, func() { move(t, s, third, tunnelByHand) })
+	undisturbedBetween(t, s, a, b, func() { move(t, s, third, tunnelByHand) })
 	c = addPod(t, s, "c2", third)
 	meet(t, s, a, b)
 	// What c sends arrives; the answers go to flannel's port on a node where nobody has it any more.
 	apart(t, a, c, third)
 	apart(t, c, a, third)
-	sees(t, c, at(cluster.WorldAddr, cluster.HTTPPort), third.Addr)
+	sees(t, c, at(s.World(), cluster.HTTPPort), third.Addr)
 
 	tr := startTraffic(t, pathTo("b", a, b.Addr), pathTo("a", b, a.Addr))
 	shell(t, s, routeDirectly)
@@ -49,7 +49,7 @@ func testMoveFromFlannel(t *testing.T) {
 	meet(t, s, a, b, c)
 	meetAtLength(t, a, c)
 
-	undisturbedBetween(t, a, c, func() { move(t, s, second, reboot) })
+	undisturbedBetween(t, s, a, c, func() { move(t, s, second, reboot) })
 	b = addPod(t, s, "b2", second)
 	meet(t, s, a, b, c)
 	hasMTU(t, 1450, a)
@@ -66,11 +66,11 @@ func testMoveFromFlannel(t *testing.T) {
 	reachesKubelet(t, c, first, false)
 	reachesKubelet(t, a, third, true)
 
-	undisturbedBetween(t, b, c, func() { move(t, s, first, tunnelByHand) })
+	undisturbedBetween(t, s, b, c, func() { move(t, s, first, tunnelByHand) })
 	reachesKubelet(t, c, first, true)
 	a = addPod(t, s, "a2", first)
 	hasMTU(t, 1450, a)
-	undisturbedBetween(t, a, c, func() { endDivision(t, s) })
+	undisturbedBetween(t, s, a, c, func() { endDivision(t, s) })
 	byTunnel(t, s, 2, s.Nodes...)
 	meet(t, s, a, b, c)
 	noFlannel(t, s)
@@ -107,7 +107,7 @@ func unlink(t *testing.T, s *standing) {
 	}
 	run(s.Fabric, "echo 1 > /proc/sys/net/ipv4/ip_forward; for f in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 > $f; done")
 	for _, node := range s.Nodes {
-		run(node, strings.NewReplacer("OWN", node.Addr.String(), "ROUTER", cluster.FabricAddr.String()).Replace(
+		run(node, strings.NewReplacer("OWN", node.Addr.String(), "ROUTER", s.Fabric.Addr.String()).Replace(
 			"ip address add OWN/32 dev eth0; ip route add ROUTER dev eth0 src OWN; ip address delete OWN/16 dev eth0"))
 	}
 }

@@ -27,7 +27,7 @@ func testUpAndDown(t *testing.T) {
 			command(t, play, "down")
 		}
 	})
-	told := command(t, play, "up", cluster.NFTables)
+	told := command(t, play, "up", "-proxy=nftables", "-family=ipv6", "-mode=vxlan")
 	said := func(field string) []string {
 		t.Helper()
 		match := regexp.MustCompile(`(?m)^` + field + `  +(\S.*)$`).FindStringSubmatch(told)
@@ -45,7 +45,7 @@ func testUpAndDown(t *testing.T) {
 	}
 	err := cluster.Poll(within(t, stepLimit), "the node is well, beside kube-proxy", func(ctx context.Context) error {
 		status, err := try(ctx, said("on a node"))
-		if err == nil && (!strings.Contains(status, "nftables table ip kube-proxy") || !strings.Contains(status, "No problems.")) {
+		if err == nil && (!strings.Contains(status, "nftables table ip6 kube-proxy") || !strings.Contains(status, "No problems.")) {
 			err = errors.New(status)
 		}
 		return err
@@ -53,7 +53,7 @@ func testUpAndDown(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	outside := said("outside")[0] + ":8080"
+	outside := "[" + said("outside")[0] + "]:8080"
 	command(t, kubectl[0], "run", "visitor", "--image="+said("images")[0], "--image-pull-policy=Never", "--restart=Never", "--command", "--",
 		"/agnhost", "connect", "--timeout=10s", outside)
 	command(t, kubectl[0], "wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout="+stepLimit.String(), "pod/visitor")

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	core "k8s.io/api/core/v1"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -15,7 +18,7 @@ func TestServicesInNftablesMode(t *testing.T) {
 	s := newStage(t)
 	t.Cleanup(func() { switchKubeProxy(t, s.standing, cluster.IPTables) })
 	connections := throughServices(t, s)
-	undisturbedOn(t, s.standing, direct(s.standing), func() { switchKubeProxy(t, s.standing, cluster.NFTables) })
+	undisturbedOn(t, s.standing, slices.Concat(direct(s.standing), overOthers(t, s.standing)), func() { switchKubeProxy(t, s.standing, cluster.NFTables) })
 	connections.end(t)
 	runServiceTests(t, s, true)
 }
@@ -54,18 +57,26 @@ func switchKubeProxy(t *testing.T, s *standing, mode string) {
 	translateBy(ctx, t, s, mode)
 }
 
+// ruleTools are where each family has kube-proxy's rules, by its mode.
+var ruleTools = map[core.IPFamily]struct{ table, save string }{
+	core.IPv4Protocol: {"ip kube-proxy", "iptables-save"}, core.IPv6Protocol: {"ip6 kube-proxy", "ip6tables-save"},
+}
+
 // translateBy waits until all nodes have rules of kube-proxy's mode, and none of the other.
 func translateBy(ctx context.Context, t *testing.T, s *standing, mode string) {
 	t.Helper()
 	concurrently(s.Nodes, func(node *cluster.Machine) {
 		err := cluster.Poll(ctx, node.Name+" translates by "+mode, func(ctx context.Context) error {
 			tables, err := node.Run(ctx, "nft", "list", "tables")
-			chains, err2 := node.Run(ctx, "iptables-save", "-t", "nat")
-			byNftables, byIptables := strings.Contains(tables, "ip kube-proxy"), strings.Contains(chains, "-j KUBE-SEP-")
-			if byNftables != (mode == cluster.NFTables) || byIptables != (mode == cluster.IPTables) {
-				err = fmt.Errorf("rules of nftables mode %v, of iptables mode %v", byNftables, byIptables)
+			for _, family := range s.Options.Families {
+				chains, err2 := node.Run(ctx, ruleTools[family].save, "-t", "nat")
+				byNftables, byIptables := strings.Contains(tables, ruleTools[family].table), strings.Contains(chains, "-j KUBE-SEP-")
+				if byNftables != (mode == cluster.NFTables) || byIptables != (mode == cluster.IPTables) {
+					err2 = fmt.Errorf("rules of %s in nftables mode %v, in iptables mode %v", family, byNftables, byIptables)
+				}
+				err = errors.Join(err, err2)
 			}
-			return errors.Join(err, err2)
+			return err
 		})
 		if err != nil {
 			t.Errorf("%v\n%s", err, node.LogTail("kube-proxy", 20))

@@ -168,9 +168,9 @@ func waysToServices(t *testing.T, s *stage) (ways []way) {
 	})
 	far := addService(t, s.standing, "removed-far", behind(s.far.Name)).byAddr(t)
 	itself := addService(t, s.standing, "removed-itself", behind(s.client.Name)).byAddr(t)
-	foreign := addForeign(t, s, "removed-foreign", cluster.WorldAddr).byAddr(t)
+	foreign := addForeign(t, s, "removed-foreign", s.World()).byAddr(t)
 	one, two := s.Nodes[0], s.Nodes[1]
-	pod, world := s.client.Addr, target{at(cluster.WorldAddr, cluster.HTTPPort), at(cluster.WorldAddr, cluster.UDPPort)}
+	pod, world := s.client.Addr, target{at(s.World(), cluster.HTTPPort), at(s.World(), cluster.UDPPort)}
 	for _, v := range []visit{
 		{"pod to its Service, same node", s.client, near.byAddr(t), pod},
 		{"pod to its Service, other node", s.client, far, pod},
@@ -180,7 +180,7 @@ func waysToServices(t *testing.T, s *stage) (ways []way) {
 		{"node to a Service, other node", one, far, one.Addr},
 		{"the world to the backend's node", s.Fabric, near.byPorts(one), one.Addr},
 		{"the world to the other node", s.Fabric, near.byPorts(two), two.Addr},
-		{"the world, policy Local", s.Fabric, local.byPorts(one), cluster.FabricAddr},
+		{"the world, policy Local", s.Fabric, local.byPorts(one), s.Fabric.Addr},
 		{"pod to its node's port", s.client, near.byPorts(one), one.Addr},
 		{"pod to the other node's port", s.client, near.byPorts(two), two.Addr},
 		{"pod to its node's port, policy Local", s.client, local.byPorts(one), pod},

@@ -27,18 +27,19 @@ type service struct{ *core.Service }
 // addService makes a Service of the type NodePort in front of the pods that are labelled app=NAME, with what change says.
 func addService(t *testing.T, s *standing, name string, change func(*core.ServiceSpec)) service {
 	t.Helper()
-	wanted := wantedService(name)
+	wanted := s.wantedService(name)
 	if change != nil {
 		change(&wanted.Spec)
 	}
 	return createService(t, s, wanted)
 }
 
-func wantedService(name string) *core.Service {
+// wantedService has an address of the cluster's first family.
+func (s *standing) wantedService(name string) *core.Service {
 	return &core.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
 		Spec: core.ServiceSpec{
-			Type: core.ServiceTypeNodePort, Selector: map[string]string{"app": name},
+			Type: core.ServiceTypeNodePort, Selector: map[string]string{"app": name}, IPFamilies: []core.IPFamily{s.Family()},
 			Ports: []core.ServicePort{
 				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(cluster.HTTPPort)},
 				{Name: "udp", Port: 81, TargetPort: intstr.FromInt32(cluster.UDPPort), Protocol: core.ProtocolUDP},
@@ -82,6 +83,7 @@ func podPorts(addr netip.Addr) target {
 	return target{at(addr, cluster.HTTPPort), at(addr, cluster.UDPPort)}
 }
 
+// byAddr is the address that a Service of one family has.
 func (v service) byAddr(t *testing.T) target {
 	t.Helper()
 	addr, err := netip.ParseAddr(v.Spec.ClusterIP)
@@ -112,14 +114,14 @@ func clients(s *standing) []client {
 }
 
 // outside is a client that is no part of the cluster.
-func outside(s *standing) client { return client{"the world", s.Fabric, cluster.FabricAddr, nil} }
+func outside(s *standing) client { return client{"the world", s.Fabric, s.Fabric.Addr, nil} }
 
 // seenBy is the address that a pod sees of a client whose packets are masqueraded only when it asks itself.
-func (c client) seenBy(backend *cluster.Pod) netip.Addr {
-	if c.dialer == dialer(backend) {
-		return backend.Node.Addr
+func (s *standing) seenBy(from client, backend *cluster.Pod) netip.Addr {
+	if from.dialer == dialer(backend) {
+		return s.masqueraded(backend.Node, backend)
 	}
-	return c.addr
+	return from.addr
 }
 
 // seen is seenBy where it is the client's own node that translates: a node's own packets are masqueraded there.
@@ -127,7 +129,7 @@ func (s *standing) seen(from client, backend *cluster.Pod) netip.Addr {
 	if from.dialer == dialer(from.node) {
 		return s.masqueraded(from.node, backend)
 	}
-	return from.seenBy(backend)
+	return s.seenBy(from, backend)
 }
 
 // visit is a way to a Service, and as whom the one who answers has to see the client.
@@ -267,6 +269,20 @@ func newStage(t *testing.T) *stage {
 		t.FailNow()
 	}
 	return s
+}
+
+// in is the stage as a family sees it.
+func (s *stage) in(t *testing.T, family core.IPFamily) *stage {
+	t.Helper()
+	seen := &stage{standing: seenIn(t, s.standing, family)}
+	for _, pod := range s.hosts {
+		same, err := seen.ReadyPod(t.Context(), pod.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen.hosts = append(seen.hosts, same)
+	}
+	return seen
 }
 
 // backends are pods of all kinds on both nodes.

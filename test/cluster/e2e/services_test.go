@@ -15,17 +15,18 @@ var serviceTests = []struct {
 	name  string
 	test  func(*testing.T, *stage)
 	alone bool
+	every bool // in every family, not in the first alone: what differs is the translation
 }{
-	{name: "ClusterIPs", test: testClusterIPs},
-	{name: "NodePorts", test: testNodePorts},
-	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods},
+	{name: "ClusterIPs", test: testClusterIPs, every: true},
+	{name: "NodePorts", test: testNodePorts, every: true},
+	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods, every: true},
 	{name: "ExternalIPs", test: testExternalIPs},
 	{name: "LoadBalancers", test: testLoadBalancers},
 	{name: "LoadBalancersOfLocalPods", test: testLoadBalancersOfLocalPods},
 	{name: "LoadBalancerForSome", test: testLoadBalancerForSome},
-	{name: "SamePort", test: testSamePort},
+	{name: "SamePort", test: testSamePort, every: true},
 	{name: "ForeignEndpoints", test: testForeignEndpoints},
-	{name: "Refusals", test: testRefusals},
+	{name: "Refusals", test: testRefusals, every: true},
 	{name: "PathMTU", test: testPathMTU},
 	{name: "ChoiceOfPods", test: testChoiceOfPods},
 	{name: "SessionAffinity", test: testSessionAffinity},
@@ -47,15 +48,20 @@ func TestServices(t *testing.T) { runServiceTests(t, newStage(t), true) }
 // runServiceTests runs all of them, or, unless exclusive, those that run beside each other.
 func runServiceTests(t *testing.T, s *stage, exclusive bool) {
 	t.Helper()
-	for _, c := range serviceTests {
-		if c.alone && !exclusive {
-			continue
-		}
-		t.Run(c.name, func(t *testing.T) {
-			if !c.alone {
-				t.Parallel()
+	for i, family := range s.Options.Families {
+		seen := s.in(t, family)
+		t.Run(string(family), func(t *testing.T) {
+			for _, c := range serviceTests {
+				if c.alone && !exclusive || i > 0 && !c.every {
+					continue
+				}
+				t.Run(c.name, func(t *testing.T) {
+					if !c.alone {
+						t.Parallel()
+					}
+					c.test(t, seen)
+				})
 			}
-			c.test(t, s)
 		})
 	}
 }
@@ -102,7 +108,11 @@ func testNodePortsOfLocalPods(t *testing.T, s *stage) {
 		})
 		for _, from := range append(clients(s.standing), outside(s.standing)) {
 			what := fmt.Sprintf("%s to %s by the ports of its node", from.name, backend.Name)
-			visits = append(visits, visit{what, from, ports.byPorts(backend.Node), from.seenBy(backend)})
+			seen := s.seenBy(from, backend)
+			if from.node == backend.Node {
+				seen = s.seen(from, backend)
+			}
+			visits = append(visits, visit{what, from, ports.byPorts(backend.Node), seen})
 		}
 		what := fmt.Sprintf("the world to %s by the ports of the other node", backend.Name)
 		vain = append(vain, visit{what: what, from: s.Fabric, to: ports.byPorts(s.Nodes[1-i])})

@@ -14,7 +14,7 @@ func traces(t *testing.T, s *standing) []string {
 	var all []string
 	for _, node := range s.Nodes {
 		for what, command := range map[string]string{
-			"link": "ls /sys/class/net", "route": "ip -4 route show scope link", "netns": "ls /run/netns",
+			"link": "ls /sys/class/net", "route": "ip -4 route show scope link", "route of IPv6": "ip -6 route", "netns": "ls /run/netns",
 			"endpoint": "ls /run/ebpf-cni/endpoints", "pin": "ls /sys/fs/bpf/ebpf-cni/links",
 		} {
 			out, err := node.Run(t.Context(), strings.Fields(command)...)

@@ -277,12 +277,12 @@ func sendAnew(ctx context.Context, from dialer, to, message string) error {
 
 // nearAndWorld are paths that the other nodes have no part in.
 func nearAndWorld(s *standing) []path {
-	return []path{pathTo("the same node", s.client, s.near.Addr), pathTo("the world", s.client, cluster.WorldAddr)}
+	return []path{pathTo("the same node", s.client, s.near.Addr), pathTo("the world", s.client, s.World())}
 }
 
 // direct are paths of all kinds, but that nothing on them is a Service's.
 func direct(s *standing) []path {
-	return append(nearAndWorld(s), pathTo("another node", s.client, s.far.Addr), pathTo("the world from another node", s.far, cluster.WorldAddr))
+	return append(nearAndWorld(s), pathTo("another node", s.client, s.far.Addr), pathTo("the world from another node", s.far, s.World()))
 }
 
 // everywhere are paths of all kinds. Those by a Service lead to a pod that nobody speaks to otherwise: to the same pod from the
@@ -293,10 +293,10 @@ func everywhere(s *standing) []path {
 		path{"a Service from the world", s.Fabric, s.behind.byPorts})
 }
 
-// undisturbed is undisturbedOn everywhere.
+// undisturbed is undisturbedOn everywhere, in each family.
 func undisturbed(t *testing.T, s *standing, f func()) {
 	t.Helper()
-	undisturbedOn(t, s, everywhere(s), f)
+	undisturbedOn(t, s, slices.Concat(everywhere(s), overOthers(t, s)), f)
 }
 
 // undisturbedOn is undisturbedAt with dense traffic.

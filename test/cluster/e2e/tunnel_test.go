@@ -18,28 +18,31 @@ import (
 // it, new ones come, and no node is without a network for a moment. In between everybody reaches everybody through Services, as ever.
 func TestRoutingModeChanged(t *testing.T) {
 	s := newStage(t)
-	goesBy(t, s.standing, "direct")
+	goBy(t, s.standing, "direct")
 	since := available(t, s.standing)
-	afterFailure(t, s.standing, func(ctx context.Context) error { return s.setRoutingMode(ctx, "EBPF_AGENT_ROUTING_MODE-") })
+	afterFailure(t, s.standing, func(ctx context.Context) error { return s.SetRoutingMode(ctx, "") })
 	isInPage(t, "between-nodes.md", "Only what netfilter masquerades on its way to")
-	change := func(setting string) {
+	change := func(mode string) {
 		masqueraded := startTraffic(t, path{"a Service from the world", fresh{s.Fabric}, s.behind.byPorts})
-		undisturbedOn(t, s.standing, unmasqueraded(s.standing), func() {
-			if err := s.setRoutingMode(t.Context(), setting); err != nil {
+		undisturbedOn(t, s.standing, slices.Concat(unmasqueraded(s.standing), overOthers(t, s.standing)), func() {
+			if err := s.SetRoutingMode(t.Context(), mode); err != nil {
 				t.Fatal(err)
 			}
 		})
 		endOnce(t, masqueraded)
 	}
-	change("EBPF_AGENT_ROUTING_MODE=vxlan")
-	goesBy(t, s.standing, "tunnel")
-	s.tunnel = tunnelAddrs(t, s.standing)
+	change("vxlan")
+	goBy(t, s.standing, "tunnel")
+	var err error
+	if s.tunnel, err = tunnelAddrs(t.Context(), s.standing); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { s.tunnel = nil })
 	// They run beside each other, and to the end before it goes on.
 	t.Run("Services", func(t *testing.T) { runServiceTests(t, s, false) })
-	podsAndNodes(t, s.standing)
-	change("EBPF_AGENT_ROUTING_MODE-")
-	goesBy(t, s.standing, "direct")
+	inEachFamily(t, s.standing, podsAndNodes)
+	change("")
+	goBy(t, s.standing, "direct")
 	for node, at := range available(t, s.standing) {
 		if at != since[node] {
 			t.Errorf("%s has been without a network: since %s it has one, before since %s", node.Name, at, since[node])
@@ -69,14 +72,6 @@ func endOnce(t *testing.T, tr *traffic) {
 	}
 }
 
-// setRoutingMode changes the DaemonSet, as kubectl takes it, and waits until all agents have followed.
-func (s *standing) setRoutingMode(ctx context.Context, setting string) error {
-	if _, err := s.Kubectl(ctx, "-n", cluster.Namespace, "set", "env", "daemonset/"+cluster.DaemonSet, setting); err != nil {
-		return err
-	}
-	return s.WaitReady(ctx)
-}
-
 // available is since when each Node has said that it has a network.
 func available(t *testing.T, s *standing) map[*cluster.Machine]metav1.Time {
 	t.Helper()
@@ -89,6 +84,14 @@ func available(t *testing.T, s *standing) map[*cluster.Machine]metav1.Time {
 		all[node] = condition.LastTransitionTime
 	}
 	return all
+}
+
+// goBy checks which way packets of every family go.
+func goBy(t *testing.T, s *standing, way string) {
+	t.Helper()
+	for _, family := range s.Options.Families {
+		goesBy(t, seenIn(t, s, family), way)
+	}
 }
 
 // goesBy checks which way packets between pods of different nodes go: what the agents say, and what the programs count.
@@ -117,7 +120,7 @@ func goesBy(t *testing.T, s *standing, way string) {
 
 type peer struct{ Name, Way string }
 
-// peers are the other nodes, as a node's agent has them.
+// peers are the other nodes' podCIDRs, as a node's agent has them.
 func peers(t *testing.T, s *standing, node *cluster.Machine) []peer {
 	t.Helper()
 	out, err := ebpfctl(t.Context(), s.Cluster, node, "status", "-o", "json")
@@ -125,7 +128,7 @@ func peers(t *testing.T, s *standing, node *cluster.Machine) []peer {
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &status)
 	}
-	if err != nil || len(status.Peers) != len(s.Nodes)-1 {
+	if err != nil || len(status.Peers) != len(s.Options.Families)*(len(s.Nodes)-1) {
 		t.Fatalf("the status of %s has %d peers, error %v:\n%s", node.Name, len(status.Peers), err, out)
 	}
 	return status.Peers
@@ -144,17 +147,24 @@ func tunnelled(t *testing.T, s *standing, node *cluster.Machine) (packets float6
 }
 
 // tunnelAddrs are the addresses of the nodes' tunnel devices, and what a node masquerades to when it sends through its own.
-func tunnelAddrs(t *testing.T, s *standing) map[*cluster.Machine]netip.Addr {
-	t.Helper()
+func tunnelAddrs(ctx context.Context, s *standing) (map[*cluster.Machine]netip.Addr, error) {
 	all := map[*cluster.Machine]netip.Addr{}
 	for _, node := range s.Nodes {
-		all[node] = podCIDR(t, s, node).Addr()
+		podCIDR, err := findPodCIDR(ctx, s, node)
+		if err != nil {
+			return nil, err
+		}
+		all[node] = podCIDR.Addr()
 	}
-	return all
+	return all, nil
 }
 
-// masqueraded is the address by which somebody sees what a node masquerades and sends there: that of the device it leaves by.
+// masqueraded is the address by which somebody sees what a node masquerades and sends there: that of the device it leaves by. A pod's
+// device has none: the kernel takes the node's for IPv4, and for IPv6 the one that is most like the pod's.
 func (s *standing) masqueraded(node *cluster.Machine, to *cluster.Pod) netip.Addr {
+	if addr, is := s.alike[node]; is && to.Node == node && !to.HostNetwork {
+		return addr
+	}
 	if addr, is := s.tunnel[node]; is && to.Node != node && !to.HostNetwork {
 		return addr
 	}

@@ -66,7 +66,7 @@ func travels(t *testing.T, s *standing, pod *cluster.Pod) {
 	t.Helper()
 	sees(t, pod, at(s.near.Addr, cluster.HTTPPort), pod.Addr)
 	sees(t, pod, at(s.far.Addr, cluster.HTTPPort), pod.Addr)
-	sees(t, pod, at(cluster.WorldAddr, cluster.HTTPPort), pod.Node.Addr)
+	sees(t, pod, at(s.World(), cluster.HTTPPort), pod.Node.Addr)
 	sees(t, s.client, at(pod.Addr, cluster.HTTPPort), s.client.Addr)
 	if err := s.DeletePods(t.Context(), pod); err != nil {
 		t.Error(err)

@@ -123,7 +123,7 @@ func startTraffic(ctx context.Context, c *cluster.Cluster, pods []*cluster.Pod) 
 	err := errors.Join(
 		t.oneWay(ctx, hosts[0], hosts[1], &sameNode.there), t.oneWay(ctx, hosts[1], hosts[0], &sameNode.back),
 		t.oneWay(ctx, hosts[0], hosts[2], &acrossNodes.there), t.oneWay(ctx, hosts[2], hosts[0], &acrossNodes.back),
-		t.echoed(ctx, hosts[0], host{c.Fabric.Do, cluster.WorldAddr}, egress),
+		t.echoed(ctx, hosts[0], host{c.Fabric.Do, c.World()}, egress),
 	)
 	if err != nil {
 		return nil, errors.Join(err, t.end(context.WithoutCancel(ctx)))
