@@ -117,15 +117,8 @@ EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const stru
 }
 
 /*
-<<<<<<< HEAD
  * To a neighbour that does not resolve. For each one that is asked for, the stack keeps an entry in a table that the
  * whole host shares, so a pod that sends to all addresses of a link could leave no room for the node's own neighbours.
-=======
- * Asks the kernel's routing table where a packet that arrived on this interface goes.
- * True: out of p->ifindex to the neighbour p->node, which resolves, with p->mtu.
- * False: the stack decides; p->unresolved says whether it would only have to ask for
- * the neighbour, on p->ifindex.
->>>>>>> cluster
  */
 EC_CALL enum verdict path_ask(const struct __sk_buff *ctx)
 {
@@ -138,7 +131,7 @@ EC_CALL enum verdict path_ask(const struct __sk_buff *ctx)
 /*
  * Asks the kernel's routing table where a packet that arrived on this interface goes: out
  * of p->ifindex to the neighbour p->node, which resolves, with p->mtu; else the stack
- * decides.
+ * decides. p->unresolved says whether it would only have to ask for the neighbour.
  */
 EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *dst, struct path *p)
 {
@@ -148,11 +141,7 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
 	__u8 family = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
-<<<<<<< HEAD
 	long found;
-=======
-	long result;
->>>>>>> cluster
 
 	fib.family = family;
 	if (family == EC_AF_INET6) {
@@ -162,28 +151,18 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		fib.ipv4_src = addr_v4(&pkt->tuple.src);
 		fib.ipv4_dst = addr_v4(dst);
 	}
-<<<<<<< HEAD
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
 	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != family)
 		return VERDICT_STACK;
+	p->unresolved = found == BPF_FIB_LKUP_RET_NO_NEIGH;
 	p->ifindex = fib.ifindex;
-=======
-	result = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	p->ifindex = fib.ifindex;
-	p->unresolved = result == BPF_FIB_LKUP_RET_NO_NEIGH;
-	if (result != BPF_FIB_LKUP_RET_SUCCESS)
-		return false;
-	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
-	if (fib.family != family)
-		return false;
->>>>>>> cluster
 	if (family == EC_AF_INET6)
 		__builtin_memcpy(&p->node, fib.ipv6_dst, sizeof(p->node));
 	else
 		addr_set_v4(&p->node, fib.ipv4_dst);
 	p->mtu = fib.mtu_result;
-	if (found == BPF_FIB_LKUP_RET_SUCCESS)
+	if (!p->unresolved)
 		return VERDICT_GO_ON;
 	/* Routers and nodes are few. */
 	return addr_equal(&p->node, &pkt->tuple.dst) ? path_ask(ctx) : VERDICT_STACK;
@@ -214,13 +193,7 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 	if (!to->ifindex)
 		return -DROP_NODE_OFF_LINK;
 	if (now - to->neighbour_checked > PATH_NEIGHBOUR_NS) {
-<<<<<<< HEAD
-		if (path_route(ctx, pkt, &to->node, p) || p->ifindex != to->ifindex)
-=======
-		if (!path_route(ctx, pkt, &to->node, p) && !p->unresolved)
->>>>>>> cluster
-			return VERDICT_STACK;
-		if (p->ifindex != to->ifindex)
+		if ((path_route(ctx, pkt, &to->node, p) && !p->unresolved) || p->ifindex != to->ifindex)
 			return VERDICT_STACK;
 		if (!p->unresolved)
 			to->neighbour_checked = now;
