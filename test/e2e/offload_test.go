@@ -65,6 +65,9 @@ func onesSum(words []byte) uint16 {
 	for ; len(words) > 1; words = words[2:] {
 		sum += uint32(binary.BigEndian.Uint16(words))
 	}
+	if len(words) == 1 {
+		sum += uint32(words[0]) << 8
+	}
 	for sum>>16 != 0 {
 		sum = sum&0xffff + sum>>16
 	}
