@@ -152,7 +152,7 @@ func TestFirstPacketOfAPodArrives(t *testing.T) {
 	defer stop()
 	for i := range 20 {
 		pod := addPod(t, l.Nodes[0], fmt.Sprintf("p%d", i))
-		if _, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.IPv4], lab.PingOptions{}); err != nil {
+		if _, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.FamilyOf(pod.Addr())], lab.PingOptions{}); err != nil {
 			t.Error(err)
 		}
 	}
