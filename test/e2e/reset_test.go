@@ -45,7 +45,7 @@ func assertForgottenIsReset(t *testing.T, way string, pod *lab.Pod, at netip.Add
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer stream.Close()
+			t.Cleanup(func() { stream.Close() })
 			forget(t, node)
 			if err := stream.Echo(within(t, time.Second), size); !errors.Is(err, unix.ECONNRESET) {
 				t.Errorf("%s, offloads %v, %d bytes: %v, want connection reset", way, offloads, size, err)
