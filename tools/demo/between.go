@@ -20,9 +20,6 @@ type setting struct {
 	links  string // 1; 2: nodes of even number are on another link than the rest, behind a router
 }
 
-// names are the families as people write them.
-var names = [wire.Families]string{wire.IPv4: "IPv4", wire.IPv6: "IPv6"}
-
 // check says what is wrong with a setting.
 func (s setting) check() error {
 	switch {
@@ -51,13 +48,11 @@ func (s setting) String() string {
 	if s.links == "2" {
 		text += ", nodes on two links"
 	}
-	switch s.family {
-	case "ipv6":
-		return names[wire.IPv6] + ", " + text
-	case "dual":
-		return names[wire.IPv4] + " and " + names[wire.IPv6] + ", " + text
+	var names []string
+	for _, family := range lab.FamiliesByName[s.family] {
+		names = append(names, family.Name())
 	}
-	return text
+	return strings.Join(names, " and ") + ", " + text
 }
 
 // over names a family in a title, where there is more than one.
@@ -65,7 +60,7 @@ func (s setting) over(family wire.Family) string {
 	if len(lab.FamiliesByName[s.family]) == 1 {
 		return ""
 	}
-	return " over " + names[family]
+	return " over " + family.Name()
 }
 
 // way is how packets have to get from one node to another.
