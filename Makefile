@@ -17,6 +17,9 @@ ROOT := $(filter 0,$(shell id -u))
 # More arguments for go test, and whose tests, in whichever module: make test TESTFLAGS='-v -run TestGatewayIsAnswered' PACKAGES=./test/e2e
 TESTFLAGS ?=
 PACKAGES  ?= ./...
+# The families of the labs in which a test names none, and of the demo: ipv4, ipv6 or dual.
+FAMILY    ?=
+export EBPF_CNI_FAMILY = $(FAMILY)
 # How long each fuzz target runs.
 FUZZTIME  ?= 20s
 # Where bench writes, if not to bench-out/quick, bench-out/full and bench-out/cluster.
@@ -87,9 +90,13 @@ else
 endif
 
 .PHONY: test-all
-test-all: build ## Run the tests in their long form, in the better part of an hour (root)
+test-all: build ## Run the tests in their long form, those of the lab in each family and in both, in hours (root)
 	@tools/setup.sh test
-	@TEST_LONG=1 REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 60m $(TESTFLAGS)
+	@status=0; export TEST_LONG=1 REQUIRE_PRIVILEGED=1; \
+	tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 60m $(TESTFLAGS) || status=1; \
+	for family in $(if $(filter $(FAMILY)$(PACKAGES),./...),ipv6 dual); do \
+		EBPF_CNI_FAMILY=$$family tools/in-modules.sh ./test/e2e go test {} -p 1 -count 1 -timeout 60m $(TESTFLAGS) || status=1; \
+	done; exit $$status
 
 .PHONY: test-kernels
 test-kernels: ## Run the tests that need a kernel on Linux 6.1 and 6.12, emulated; KERNEL=6.1, or KERNEL=FILE MODULES=DIR

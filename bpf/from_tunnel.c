@@ -56,13 +56,13 @@ EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
 	if (verdict)
 		return verdict;
 	from = path_destination(&s->pkt.tuple.src);
-	verdict = from_tunnel_judge_source(from, &sender);
+	verdict = from_tunnel_judge_source(from, &sender) ?: arrive_check_icmp(ctx, &s->pkt);
 	if (verdict)
 		return verdict;
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (!ep)
 		return from_tunnel_to_node(ctx, config, &s->pkt);
-	return arrive_check_icmp(ctx, &s->pkt) ?: arrive_judge(ctx, config, s, ep, from) ?: fwd_to_pod(ctx, &s->pkt, ep);
+	return arrive_judge(ctx, config, s, ep, from) ?: fwd_to_pod(ctx, &s->pkt, ep);
 }
 
 EC_INLINE enum verdict from_tunnel(struct __sk_buff *ctx)

@@ -122,6 +122,21 @@ EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_STACK;
 }
 
+/*
+ * What is left to the stack, if the node would forward it: a source that is the cluster's comes from there, since
+ * others take this node's word for it. IPv6 alone needs that: it has no reverse path filter, and forwards even what has
+ * the node's own address. A packet whose headers can't be read may be for the tunnel port.
+ */
+EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const struct pkt *pkt, bool unread)
+{
+	struct destination *to = path_destination(&pkt->tuple.dst), *from;
+
+	if (to && to->kind == DESTINATION_HOST && !unread)
+		return VERDICT_STACK;
+	from = path_destination(&pkt->tuple.src);
+	return from ? from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK : VERDICT_STACK;
+}
+
 EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
@@ -144,11 +159,14 @@ EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 	if (path_is_ours(config, family, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
 	if (verdict)
-		return VERDICT_STACK;
+		return from_uplink_to_stack(ctx, &s->pkt, true);
 	verdict = from_uplink_outer(ctx, &s->pkt);
-	if (verdict || !ip_masqueraded(family))
-		return verdict ?: VERDICT_STACK;
-	return from_uplink_to_node(ctx, config, s);
+	if (verdict)
+		return verdict;
+	verdict = ip_masqueraded(family) ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
+	if (verdict != VERDICT_STACK || family == FAMILY_IPV4)
+		return verdict;
+	return from_uplink_to_stack(ctx, &s->pkt, false);
 }
 
 SEC("tc")

@@ -199,8 +199,9 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 	ep = path_endpoint(&s->pkt.tuple.src);
 	if (ep && path_foreign(ctx, ep))
 		return -DROP_SPOOFED_SOURCE;
+	/* It may be for a tunnel port. */
 	if (verdict)
-		return ep ? verdict : VERDICT_STACK;
+		return ep || to_uplink_outer(ctx, &s->pkt) < 0 ? verdict : VERDICT_STACK;
 	return ep ? to_uplink_forwarded(ctx, config, s, ep) : to_uplink_from_host(ctx, config, s);
 }
 

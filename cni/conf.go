@@ -260,7 +260,7 @@ func (c *conf) parseIPAM(args, ifname string) (ipam.Config, error) {
 func (c *conf) checkMTU(ifname string, a netip.Addr) error {
 	if least := endpoint.MinMTU(a); c.mtu < least {
 		return fieldError("mtu", fmt.Sprintf("%d: too small for %s on interface %s, which needs at least %d: raise it, or allocate no such addresses",
-			c.mtu, wire.FamilyOf(a), ifname, least))
+			c.mtu, wire.FamilyOf(a).Name(), ifname, least))
 	}
 	return nil
 }

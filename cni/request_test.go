@@ -243,10 +243,10 @@ func TestMTUTooSmallForIPv6(t *testing.T) {
 	d.ok("DEL", p, local)
 
 	small := merged(map[string]any{"mtu": 1279}, local)
-	d.refused(7, "ADD", p, small, "mtu: 1279", "ipv6", "interface net7", "at least 1280")
-	d.refused(7, "STATUS", nil, small, "mtu: 1279", "ipv6", "at least 1280")
+	d.refused(7, "ADD", p, small, "mtu: 1279", "IPv6", "interface net7", "at least 1280")
+	d.refused(7, "STATUS", nil, small, "mtu: 1279", "IPv6", "at least 1280")
 	d.answer("172.20.3.4/16", "fd00:20::4/64")
-	d.refused(7, "ADD", p, map[string]any{"mtu": 1279}, "mtu: 1279", "ipv6", "interface net7", "at least 1280")
+	d.refused(7, "ADD", p, map[string]any{"mtu": 1279}, "mtu: 1279", "IPv6", "interface net7", "at least 1280")
 	d.asked("ADD", "DEL")
 	d.unchanged(d.before)
 	d.answer("172.20.3.4/16")

@@ -42,7 +42,7 @@ EC_CALL enum verdict arrive_judge_error(struct __sk_buff *ctx, const struct conf
 						    : VERDICT_GO_ON;
 }
 
-/* Whether the pod may receive the packet, if it is ICMP. */
+/* Whether the pod, or the node through the tunnel, may receive the packet, if it is ICMP. */
 EC_INLINE enum verdict arrive_check_icmp(struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	return pkt_is_icmp(pkt->family, pkt->tuple.proto) ? icmp_check(ctx, END_DESTINATION) : VERDICT_GO_ON;

@@ -19,7 +19,7 @@ EC_INLINE enum family ip_family(const struct __sk_buff *ctx)
 	return FAMILIES;
 }
 
-/* Reads the IP headers. EXTENSION_HEADERS: those that lie behind could not be read, but the addresses have been. */
+/* Reads the IP headers. EXTENSION_HEADERS: their chain could not be followed, but the addresses have been read. */
 EC_INLINE enum verdict ip_parse(struct __sk_buff *ctx, struct scratch *s, enum family family)
 {
 	if (family == FAMILY_IPV6)

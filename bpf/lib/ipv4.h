@@ -14,12 +14,12 @@ enum {
 	IP_FRAGMENT_OFFSET = 0x1fff,
 };
 
-/* Whether the address lies in the prefix; len counts IPv4 bits. */
+/* Whether the address lies in the prefix; none lies in one of length 0, which stands for no prefix. */
 EC_INLINE bool ipv4_in(__be32 address, const struct addr *prefix, __u32 len)
 {
-	__u32 mask = len ? ~0U << ((32 - len) & 31) : 0;
+	__u32 mask = ~0U << ((32 - len) & 31);
 
-	return !addr_is_zero(prefix) && !((address ^ addr_v4(prefix)) & bpf_htonl(mask));
+	return len && !((address ^ addr_v4(prefix)) & bpf_htonl(mask));
 }
 
 /* Multicast, or the limited broadcast address: class D and above. */

@@ -21,19 +21,15 @@ EC_INLINE __u32 ipv6_head(const struct addr *a)
 	return bpf_ntohl(*(const __be32 *)a->bytes);
 }
 
-/* Whether the address lies in the prefix. */
-EC_CALL bool ipv6_in(const struct addr *address, const struct addr *prefix, __u32 len)
+/* Whether the address lies in the prefix; none lies in one of length 0, which stands for no prefix. */
+EC_INLINE bool ipv6_in(const struct addr *address, const struct addr *prefix, __u32 len)
 {
-	const __u32 *x = (const __u32 *)address->bytes, *y = (const __u32 *)prefix->bytes;
-	__u32 differ = 0;
+	const __u64 *x = (const __u64 *)address->bytes, *y = (const __u64 *)prefix->bytes;
+	__u64 high = bpf_be64_to_cpu(x[0] ^ y[0]), low = bpf_be64_to_cpu(x[1] ^ y[1]);
 
-	for (__u32 i = 0; i < 4; i++) {
-		__u32 bits = len > 32 * i ? len - 32 * i : 0;
-		__u32 mask = bits >= 32 ? ~0U : ~(~0U >> (bits & 31));
-
-		differ |= (x[i] ^ y[i]) & bpf_htonl(mask);
-	}
-	return !differ && !addr_is_zero(prefix);
+	if (len <= 64)
+		return len && !(high >> (64 - len));
+	return !high && !(low >> ((128 - len) & 63));
 }
 
 EC_INLINE bool ipv6_multicast(const struct addr *a)
@@ -126,9 +122,8 @@ EC_GLOBAL enum verdict ipv6_follow(struct __sk_buff *ctx)
 	s->chain.hop_by_hop = 0;
 	s->chain.broken = 0;
 	bpf_loop(IPV6_CHAIN, ipv6_walk_step, &w, 0);
-	if (s->chain.broken || s->chain.off > s->chain.end)
-		return -DROP_INVALID;
-	if (s->chain.fragment != FRAGMENT_LATER && ipv6_is_extension(s->chain.next))
+	if (s->chain.broken || s->chain.off > s->chain.end ||
+	    (s->chain.fragment != FRAGMENT_LATER && ipv6_is_extension(s->chain.next)))
 		return -DROP_EXTENSION_HEADERS;
 	return VERDICT_GO_ON;
 }

@@ -8,10 +8,14 @@
 #ifndef EC_LIB_PATH_H
 #define EC_LIB_PATH_H
 
+#include "bpf/lib/allowance.h"
 #include "bpf/lib/ip.h"
 
 /* How long a neighbour that resolved is assumed to resolve, in ns. */
 #define PATH_NEIGHBOUR_NS (NSEC_PER_SEC / 10)
+
+/* A pod may have the stack ask for one neighbour in each interval, in ns. */
+#define PATH_ASK_INTERVAL (NSEC_PER_SEC / 20)
 
 #define PATH_BITS 10
 
@@ -113,12 +117,23 @@ EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const stru
 }
 
 /*
- * Asks the kernel's routing table where a packet that arrived on this interface goes.
- * True: out of p->ifindex to the neighbour p->node, which resolves, with p->mtu.
- * False: the stack decides; p->unresolved says whether it would only have to ask for
- * the neighbour, on p->ifindex.
+ * To a neighbour that does not resolve. For each one that is asked for, the stack keeps an entry in a table that the
+ * whole host shares, so a pod that sends to all addresses of a link could leave no room for the node's own neighbours.
  */
-EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *dst, struct path *p)
+EC_CALL enum verdict path_ask(const struct __sk_buff *ctx)
+{
+	struct device_key key = {.ifindex = ctx->ifindex};
+	struct device *dev = bpf_map_lookup_elem(&devices, &key);
+
+	return dev && !allowance_take(dev, PATH_ASK_INTERVAL) ? -DROP_NEIGHBOUR_LIMIT : VERDICT_STACK;
+}
+
+/*
+ * Asks the kernel's routing table where a packet that arrived on this interface goes: out
+ * of p->ifindex to the neighbour p->node, which resolves, with p->mtu; else the stack
+ * decides. p->unresolved says whether it would only have to ask for the neighbour.
+ */
+EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *dst, struct path *p)
 {
 	struct bpf_fib_lookup fib = {
 		.l4_protocol = pkt->tuple.proto,
@@ -126,7 +141,7 @@ EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, const stru
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
 	__u8 family = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
-	long result;
+	long found;
 
 	fib.family = family;
 	if (family == EC_AF_INET6) {
@@ -136,20 +151,21 @@ EC_CALL bool path_route(struct __sk_buff *ctx, const struct pkt *pkt, const stru
 		fib.ipv4_src = addr_v4(&pkt->tuple.src);
 		fib.ipv4_dst = addr_v4(dst);
 	}
-	result = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
-	p->ifindex = fib.ifindex;
-	p->unresolved = result == BPF_FIB_LKUP_RET_NO_NEIGH;
-	if (result != BPF_FIB_LKUP_RET_SUCCESS)
-		return false;
+	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
-	if (fib.family != family)
-		return false;
+	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != family)
+		return VERDICT_STACK;
+	p->unresolved = found == BPF_FIB_LKUP_RET_NO_NEIGH;
+	p->ifindex = fib.ifindex;
 	if (family == EC_AF_INET6)
 		__builtin_memcpy(&p->node, fib.ipv6_dst, sizeof(p->node));
 	else
 		addr_set_v4(&p->node, fib.ipv4_dst);
 	p->mtu = fib.mtu_result;
-	return true;
+	if (!p->unresolved)
+		return VERDICT_GO_ON;
+	/* Routers and nodes are few. */
+	return addr_equal(&p->node, &pkt->tuple.dst) ? path_ask(ctx) : VERDICT_STACK;
 }
 
 /* To another node or its pods through the tunnel. What resolves its address is the kernel's business. */
@@ -177,9 +193,7 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 	if (!to->ifindex)
 		return -DROP_NODE_OFF_LINK;
 	if (now - to->neighbour_checked > PATH_NEIGHBOUR_NS) {
-		if (!path_route(ctx, pkt, &to->node, p) && !p->unresolved)
-			return VERDICT_STACK;
-		if (p->ifindex != to->ifindex)
+		if ((path_route(ctx, pkt, &to->node, p) && !p->unresolved) || p->ifindex != to->ifindex)
 			return VERDICT_STACK;
 		if (!p->unresolved)
 			to->neighbour_checked = now;
@@ -193,11 +207,12 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 /* By the kernel's routing table, if that leads out of an uplink of ours. */
 EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
 {
+	enum verdict verdict = path_route(ctx, pkt, &pkt->tuple.dst, p);
 	struct uplink_key key;
 	struct uplink *uplink;
 
-	if (!path_route(ctx, pkt, &pkt->tuple.dst, p))
-		return VERDICT_STACK;
+	if (verdict)
+		return verdict;
 	key.ifindex = p->ifindex;
 	uplink = bpf_map_lookup_elem(&uplinks, &key);
 	if (!uplink)

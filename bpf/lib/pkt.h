@@ -58,6 +58,7 @@ struct pkt {
 	__u8 tcp_flags; /* enum tcp_flag */
 	__u8 icmp_type;
 	__u8 tos;
+	__u8 no_sum;            /* UDP without a checksum */
 	__u8 rewrite;           /* enum end of an address still to be rewritten (rewrite.h), or 0 */
 	struct addr rewrite_to; /* and its new value, which is valid only then */
 };
@@ -173,6 +174,7 @@ EC_INLINE bool pkt_parse_udp(struct __sk_buff *ctx, struct pkt *pkt, struct udph
 		return false;
 	pkt->tuple.sport = udp->source;
 	pkt->tuple.dport = udp->dest;
+	pkt->no_sum = !udp->check;
 	pkt->l4 = L4_FLOW;
 	return true;
 }

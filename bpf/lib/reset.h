@@ -6,13 +6,13 @@
 #ifndef EC_LIB_RESET_H
 #define EC_LIB_RESET_H
 
+#include "bpf/lib/allowance.h"
 #include "bpf/lib/count.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/nat.h"
 
-/* A pod gets one RST in each interval, and at once no more than fit into RESET_AHEAD; both in ns. */
+/* A pod gets one RST in each interval, in ns. */
 #define RESET_INTERVAL (NSEC_PER_SEC / 100)
-#define RESET_AHEAD NSEC_PER_SEC
 
 /* How many bytes are cut out: more than lies before any TCP header but one behind long chains of IPv6. */
 #define RESET_CUT 128
@@ -52,17 +52,6 @@ EC_INLINE bool reset_is_due(struct scratch *s)
 	s->key = nat_reverse_key(&pkt->tuple, &s->owner.address, pkt->tuple.sport);
 	half = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	return !half || !nat_names(half, &pkt->tuple, s->owner.ifindex);
-}
-
-/* Takes one of the RSTs that the pod may get (GCRA: reset_at is the theoretical time of the next one). */
-EC_INLINE bool reset_granted(struct device *dev)
-{
-	__u64 was = *(volatile __u64 *)&dev->reset_at, now = bpf_ktime_get_coarse_ns();
-	__u64 at = was > now ? was : now;
-
-	if (at - now >= RESET_AHEAD)
-		return false;
-	return __sync_val_compare_and_swap(&dev->reset_at, was, at + RESET_INTERVAL) == was;
 }
 
 /*
@@ -150,7 +139,7 @@ EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 	if (!s || !reset_is_due(s))
 		return EC_ACT_SHOT;
 	dev = flow_owner(s->owner.ifindex);
-	if (!dev || !reset_granted(dev) || !reset_write(ctx, &s->pkt, dev))
+	if (!dev || !allowance_take(dev, RESET_INTERVAL) || !reset_write(ctx, &s->pkt, dev))
 		return EC_ACT_SHOT;
 	return bpf_redirect(s->owner.ifindex, 0);
 }

@@ -68,9 +68,11 @@ EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum 
 		return -DROP_WRITE_FAILED;
 	if (port != old) {
 		__u32 off = pkt->l4_off + rewrite_port_offset(proto, end);
+		/* Else the checksum makes up for the port in a sum that the device has computed of the whole packet. */
+		__u64 recompute = pkt->no_sum ? BPF_F_RECOMPUTE_CSUM : 0;
 
 		if (bpf_l4_csum_replace(ctx, check, old, port, flags | sizeof(port)) ||
-		    bpf_skb_store_bytes(ctx, off, &port, sizeof(port), 0))
+		    bpf_skb_store_bytes(ctx, off, &port, sizeof(port), recompute))
 			return -DROP_WRITE_FAILED;
 	}
 	return VERDICT_GO_ON;

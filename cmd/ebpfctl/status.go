@@ -38,7 +38,8 @@ its /readyz gives.
 degraded  which controllers have problems that keep no pod from being carried
 attached  how many hooks of interfaces have their program, by mechanism
 maps      the one that is fullest
-peers     how many other nodes have podCIDRs, by how their pods are reached
+peers     how many other nodes have podCIDRs, by how their pods are reached: a
+          node whose families go different ways counts for each
 
 As JSON and YAML each program, attachment, map and peer is an object.`,
 		Args: cobra.NoArgs,
@@ -140,12 +141,13 @@ func summary(s observe.Status) [][2]string {
 // mechanism is by what a hook has its program.
 func mechanism(a observe.Attachment) string { return cmp.Or(string(a.Mode), "missing") }
 
-// nodes are the other nodes that have a podCIDR, once each, as far as their names are known. What else there is are addresses,
-// of these nodes too.
+// nodes are the other nodes that have a podCIDR, as far as their names are known: once each, or once for each way if that of one
+// family is another. What else there is are addresses, of these nodes too.
 func nodes(peers []observe.Peer) (once []observe.Peer) {
-	seen := map[string]bool{}
+	type reached struct{ node, way string }
+	seen := map[reached]bool{}
 	for _, p := range peers {
-		if node := cmp.Or(p.Name, p.Node.String()); p.PodCIDR != "" && !seen[node] {
+		if node := (reached{cmp.Or(p.Name, p.Node.String()), way(p)}); p.PodCIDR != "" && !seen[node] {
 			seen[node] = true
 			once = append(once, p)
 		}

@@ -130,6 +130,9 @@ func TestStatusTable(t *testing.T) {
 		Maps: []observe.Fill{{Name: "devices", Entries: 1, Capacity: 16384}, {Name: "snat", Entries: 131072, Capacity: 262144}},
 		Peers: []observe.Peer{
 			{Name: "worker", Node: addr("172.18.0.3"), PodCIDR: "10.244.2.0/24", Way: destinations.Direct, Ifindex: 2, Interface: "eth0", MTU: 1500},
+			{Name: "worker", Node: addr("fd00::3"), PodCIDR: "fd00:2::/64", Way: destinations.Direct, Ifindex: 2, Interface: "eth0", MTU: 1500},
+			{Name: "half", Node: addr("172.18.0.6"), PodCIDR: "10.244.6.0/24", Way: destinations.Direct, Ifindex: 2, Interface: "eth0", MTU: 1500},
+			{Name: "half", PodCIDR: "fd00:6::/64", Way: destinations.None},
 			{Node: addr("172.19.0.4"), PodCIDR: "10.244.3.0/24", Way: destinations.None},
 			{Name: "new", Node: addr("172.18.0.5")},
 		},
@@ -147,7 +150,7 @@ netfilter  translates: iptables table nat
 programs   ec_from_pod 123
 attached   1 missing, 2 tcx
 maps       at most 50 % full: snat, 131072 of 262144
-peers      1 direct, 1 off link
+peers      2 direct, 2 off link
 
 PROBLEMS
 - one thing

@@ -32,7 +32,8 @@ type Value struct {
 	Bytes          uint64 `map:"counter"`
 	ConntrackFlows uint32 `map:"counter"`
 	_              uint32
-	// ResetAt is until when the pod's share of RSTs is used up (CLOCK_MONOTONIC, ns); the programs write it.
+	// ResetAt is until when the pod's allowance, of RSTs and of neighbours to ask for, is used up (CLOCK_MONOTONIC, ns); the
+	// programs write it.
 	ResetAt uint64
 }
 

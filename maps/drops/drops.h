@@ -38,7 +38,8 @@ enum drop_reason {
 	DROP_TUNNEL_SOURCE,      /* came through the tunnel from a node whose pod or address the source is not */
 	DROP_TUNNEL_DESTINATION, /* came through the tunnel for what is neither a pod nor an address of this node */
 	DROP_TUNNEL_FAILED,      /* the kernel refused to read or write the packet's tunnel header */
-	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read */
+	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read, or malformed ones */
+	DROP_NEIGHBOUR_LIMIT,    /* the pod sends to too many neighbours of the node that do not answer */
 	DROP_REASONS,
 };
 

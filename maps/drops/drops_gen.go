@@ -39,7 +39,8 @@ const (
 	TunnelSource                    // came through the tunnel from a node whose pod or address the source is not
 	TunnelDestination               // came through the tunnel for what is neither a pod nor an address of this node
 	TunnelFailed                    // the kernel refused to read or write the packet's tunnel header
-	ExtensionHeaders                // more IPv6 extension headers than are read
+	ExtensionHeaders                // more IPv6 extension headers than are read, or malformed ones
+	NeighbourLimit                  // the pod sends to too many neighbours of the node that do not answer
 	Reasons
 )
 
@@ -78,6 +79,7 @@ func (v Reason) String() string {
 		TunnelDestination: "TUNNEL_DESTINATION",
 		TunnelFailed:      "TUNNEL_FAILED",
 		ExtensionHeaders:  "EXTENSION_HEADERS",
+		NeighbourLimit:    "NEIGHBOUR_LIMIT",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -119,7 +121,8 @@ func (v Reason) Explain() string {
 		TunnelSource:      "came through the tunnel from a node whose pod or address the source is not",
 		TunnelDestination: "came through the tunnel for what is neither a pod nor an address of this node",
 		TunnelFailed:      "the kernel refused to read or write the packet's tunnel header",
-		ExtensionHeaders:  "more IPv6 extension headers than are read",
+		ExtensionHeaders:  "more IPv6 extension headers than are read, or malformed ones",
+		NeighbourLimit:    "the pod sends to too many neighbours of the node that do not answer",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -55,7 +55,7 @@ func (c *clusterController) writeConfig(s *state) error {
 	known.PodCIDRAddresses, known.PodCIDRLens, known.NodeAddresses = have.PodCIDRAddresses, have.PodCIDRLens, have.NodeAddresses
 	if known != s.plan.Config {
 		for _, own := range s.plan.Standing.Own {
-			c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Standing.NodeIP(wire.FamilyOf(own.Addr())).String())
+			c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Config.NodeAddresses[wire.FamilyOf(own.Addr())])
 		}
 	}
 	return c.dp.Maps.Config.Put(config.Key{}, s.plan.Config)

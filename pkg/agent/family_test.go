@@ -125,11 +125,14 @@ func TestNodeInEveryFamily(t *testing.T) {
 					}
 					at = next
 				}
-				first := l.planned
+				first, all := l.planned, l.destinations(t)
 				l.pass(t.Context())
 				l.pass(t.Context())
 				if len(l.complaints.current) > 0 || l.planned.facts.Tunnel != first.facts.Tunnel {
 					t.Errorf("complaints %v", l.complaints.current)
+				}
+				if later := l.destinations(t); !slices.Equal(all, later) {
+					t.Errorf("the first pass has written %v, the next ones have made it %v", all, later)
 				}
 				before := l.planned
 				if l.pass(t.Context()); l.planned != before {
@@ -138,6 +141,18 @@ func TestNodeInEveryFamily(t *testing.T) {
 			})
 		}
 	}
+}
+
+// destinations are the prefixes in the map, sorted.
+func (l *loop) destinations(t *testing.T) (all []string) {
+	t.Helper()
+	content, err := l.dp.Maps.Destinations.Content()
+	must(t, err)
+	for k := range content {
+		all = append(all, k.Netip().String())
+	}
+	slices.Sort(all)
+	return all
 }
 
 // In a cluster of IPv4 nothing of IPv6 is touched, looked at or logged.
@@ -168,7 +183,7 @@ func TestFamilyComes(t *testing.T) {
 	l := inFamilies(t, RouteDirect, families["IPv4"])
 	both := families["dual"]
 	l.accept(list(nodeIn(1, both), nodeIn(2, both)))
-	if l.view.used == plan.Used(l.nodes, l.standing) {
+	if l.view.used == l.used() {
 		t.Fatal("the newest look is said to be of IPv6 as well")
 	}
 	l.pass(t.Context())
@@ -259,7 +274,9 @@ func TestMissingFamilyIsSaid(t *testing.T) {
 
 // The kernel sends nothing of its own through the tunnel: no group is reported but those that never are.
 func TestTunnelIsSilent(t *testing.T) {
-	inFamilies(t, RouteVXLAN, families["dual"])
+	l := inFamilies(t, RouteVXLAN, families["dual"])
+	must(t, l.host.DeleteLink(l.tunnel.index)) // and is made again by what is a router now
+	l.pass(t.Context())
 	content, err := os.ReadFile("/proc/thread-self/net/igmp6")
 	must(t, err)
 	for line := range strings.Lines(string(content)) {
@@ -328,5 +345,30 @@ func TestUplinksOfIPv6(t *testing.T) {
 	of := func(a netip.Addr) bool { return a.Is4() }
 	if six := slices.DeleteFunc(uplinks[0].Addresses, of); !slices.Equal(six, []netip.Addr{netip.MustParseAddr("2001:db8::8")}) {
 		t.Errorf("addresses of eth0: %v", six)
+	}
+}
+
+// A node whose kernel has no IPv6 carries pods of IPv4, and says why it carries no others.
+func TestKernelWithoutIPv6(t *testing.T) {
+	const want = "this node's kernel has no IPv6 (ipv6.disable=1 on its command line?)"
+	for name, of := range families {
+		t.Run(name, func(t *testing.T) {
+			l := testLoop(t)
+			l.sysctls.Dir = settings(t, map[string]string{ipForward: "1", forwardingOf("uplink"): "1", rpFilterOf("uplink"): "0", reservedPorts: ""})
+			log := logged(l)
+			l.accept(list(nodeIn(1, of), nodeIn(2, of)))
+			l.pass(t.Context())
+			four, six := slices.Contains(of, wire.IPv4), slices.Contains(of, wire.IPv6)
+			if said := strings.Contains(l.status.reason()+fmt.Sprint(l.status.read().missing), want); said != six || (l.status.reason() == "") != four {
+				t.Errorf("not ready: %q, missing: %v", l.status.reason(), l.status.read().missing)
+			}
+			if four {
+				assertFamily(t, l, wire.IPv4, destinations.Direct, true)
+			}
+			of6 := func(prefix string) bool { return strings.Contains(prefix, ":") }
+			if slices.ContainsFunc(l.destinations(t), of6) || l.route(t, podsOf(1, wire.IPv6).String()) || strings.Contains(log.String(), "failed") {
+				t.Errorf("destinations %v, log:\n%s", l.destinations(t), log)
+			}
+		})
 	}
 }

@@ -73,7 +73,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-nodes.news:
 			if !l.accept(nodes.take()...) {
 				l.judge()
-			} else if l.view == nil || l.view.used != plan.Used(l.nodes, l.standing) || !l.replan(ctx) {
+			} else if l.view == nil || l.view.used != l.used() || !l.replan(ctx) {
 				due.within(0)
 			}
 			due.within(l.next)
@@ -167,6 +167,11 @@ func (l *loop) inspect(ctx context.Context) bool {
 	return !l.doSteps(ctx, onTick) || l.next == 0
 }
 
+// used are the families that the next look is about.
+func (l *loop) used() plan.FamilySet {
+	return plan.Used(l.cfg.Node, l.nodes, l.standing, l.sysctls.lacks())
+}
+
 // look lists what there is, and hands it to the controllers before anything is planned.
 func (l *loop) look(s *state) error {
 	// The map first, the state files after it: the plugin writes in the other
@@ -183,10 +188,11 @@ func (l *loop) look(s *state) error {
 		known = nil
 		l.endpoints.begin()
 	}
-	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, plan.Used(l.nodes, l.standing), known)
+	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, l.used(), known)
 	if err != nil {
 		return err
 	}
+	v.lacks = l.sysctls.lacks()
 	l.endpoints.known = &v.podView
 	l.complaints.note("endpoints/state files", v.incomplete)
 	if lasted, incomplete := l.complaints.lasted("endpoints/state files"); incomplete {

@@ -82,7 +82,7 @@ func (m metrics) describe(gauge sample) {
 	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
 	m.collectSource(gauge, now)
 	for _, way := range []destinations.Way{destinations.Direct, destinations.Tunnel, destinations.None} {
-		gauge("node_ways", float64(now.ways[way]), "Other nodes, by the way to their pods: direct, tunnel, or none.", "way", string(way))
+		gauge("node_ways", float64(now.ways[way]), "Other nodes, by the way to their pods, in the family of their first podCIDR: direct, tunnel, or none.", "way", string(way))
 	}
 	for _, reason := range append(plan.Reasons(), neighbourTable) {
 		gauge("node_problems", float64(now.problems[reason]),

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 const (
@@ -143,16 +144,20 @@ func (c *sysctls) forward(s *state) error {
 	return errors.Join(errs...)
 }
 
+// lacks are the families that the kernel does not have.
+func (c *sysctls) lacks() (none plan.FamilySet) {
+	_, err := c.Get(ipv6Forward)
+	none[wire.IPv6] = errors.Is(err, fs.ErrNotExist)
+	return none
+}
+
 // route makes a router of the node in IPv6 where it has a podCIDR of that. The kernel forgets then what router advertisements have
 // told it, and listens to no more of them, but for the links on which that is to be kept: so those come first.
 func (c *sysctls) route(s *state) error {
-	if !s.plan.Standing.PodCIDR(wire.IPv6).IsValid() {
+	if !s.plan.Standing.PodCIDR(wire.IPv6).IsValid() || !s.view.used[wire.IPv6] {
 		return nil
 	}
 	have, err := c.Get(ipv6Forward)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("this node has an IPv6 podCIDR, and its kernel has no IPv6 (ipv6.disable=1 on its command line?): %w", err)
-	}
 	if _, ours := c.record.Sysctls[ipv6Forward]; err == nil && (ours || have == "0") { // else it has been a router before
 		err = c.followRouters(s.view)
 	}

@@ -76,7 +76,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 		}
 	}
 	wish := device.Tunnel{
-		Name: tunnelName, Index: cmp.Or(c.index, c.former), Port: c.cfg.VXLANPort, MAC: c.mac, MTU: tunnelMTU(v.uplinks),
+		Name: tunnelName, Index: cmp.Or(c.index, c.former), Port: c.cfg.VXLANPort, MAC: c.mac, MTU: plan.TunnelMTU(v.uplinks),
 	}
 	link, changed, err := c.host.EnsureTunnel(wish)
 	c.unset = nil
@@ -177,15 +177,6 @@ func randomMAC() net.HardwareAddr {
 	_, _ = rand.Read(mac) // which never fails
 	mac[0] = mac[0]&^groupMAC | localMAC
 	return mac
-}
-
-// tunnelMTU is what fits the widest uplink; routes and destinations have what fits each way.
-func tunnelMTU(uplinks []plan.Link) int {
-	widest := uint32(0)
-	for _, l := range uplinks {
-		widest = max(widest, l.MTU)
-	}
-	return plan.InnerMTU(widest, wire.IPv4)
 }
 
 // takeTunnel puts the device as it is now in the place of what a look found. Its addresses are in the podCIDR, and are none

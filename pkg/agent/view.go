@@ -15,6 +15,7 @@ import (
 // view is this node's network as one pass finds it.
 type view struct {
 	used      plan.FamilySet // what was looked at; of other families only our own routes, and neighbours
+	lacks     plan.FamilySet // what the kernel does not have
 	links     map[int]device.Link
 	addresses []device.Address
 	local     []netip.Prefix
@@ -189,7 +190,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.broadcast, RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel)}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
 	f.Holders = map[netip.Addr]string{}
 	for _, a := range v.addresses {
 		if v.of(a.Prefix.Addr()) {
@@ -213,6 +214,22 @@ func (v *view) facts() plan.Facts {
 		}
 	}
 	return f
+}
+
+// everybodys are the addresses of everybody on a link of this node. Those of all its routers (RFC 4291, section 2.6.1) are among
+// them also where the kernel does not forward yet: it adds them when it does, and nothing that is planned waits for that.
+func (v *view) everybodys() []netip.Prefix {
+	all := slices.Clone(v.broadcast)
+	for _, a := range v.addresses {
+		p := a.Prefix
+		if !v.used[wire.IPv6] || p.Addr().Is4() || isOfLink(p.Addr()) || p.Bits() >= p.Addr().BitLen()-1 {
+			continue
+		}
+		if routers := netip.PrefixFrom(p.Masked().Addr(), p.Addr().BitLen()); !slices.Contains(all, routers) {
+			all = append(all, routers)
+		}
+	}
+	return all
 }
 
 func kernelRoute(r device.Route) plan.KernelRoute {

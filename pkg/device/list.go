@@ -167,6 +167,12 @@ func (h *Handle) routes(family, table, protocol int) ([]Route, error) {
 }
 
 func listTable[T any](h *Handle, family, table, protocol int, decode func([]byte) (T, bool)) ([]T, error) {
+	ofFamily := func(m []byte) (one T, ok bool) { // a kernel without a family lists those of others instead
+		if len(m) == 0 || int(m[0]) != family {
+			return one, false
+		}
+		return decode(m)
+	}
 	head := nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family), Protocol: uint8(protocol)}}
-	return list(h, unix.RTM_GETROUTE, &head, decode, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(table))))
+	return list(h, unix.RTM_GETROUTE, &head, ofFamily, nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(table))))
 }

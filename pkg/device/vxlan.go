@@ -93,8 +93,11 @@ func (h *Handle) renamedTunnel(t Tunnel) (Link, error) {
 }
 
 func (h *Handle) createTunnel(t Tunnel) (Link, error) {
+	// So narrow a device has no IPv6 yet. Else a router's kernel would have it join the group of all routers, for good: it gets its
+	// MTU last, when it is no device for groups any more.
+	const narrow = 1279
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Index, attrs.MTU, attrs.HardwareAddr = t.Name, t.Index, t.MTU, t.MAC
+	attrs.Name, attrs.Index, attrs.MTU, attrs.HardwareAddr = t.Name, t.Index, min(t.MTU, narrow), t.MAC
 	add := func() error {
 		return again(func() error {
 			return h.nl.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, FlowBased: true, Port: int(t.Port)})

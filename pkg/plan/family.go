@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -11,18 +12,25 @@ import (
 // FamilySet has the families that something is about.
 type FamilySet [wire.Families]bool
 
-// Used are the families that a node looks at and plans for: that of IPv4 always, the other one if a podCIDR is of it, or an
-// InternalIP that a Node lists first.
-func Used(nodes []Node, before Standing) FamilySet {
+// Used are the families that a node looks at and plans for: that of IPv4 always, the other one if a podCIDR is of it, or if
+// this node has InternalIPs of it alone; none that the kernel lacks. What other Nodes list besides is none of it: their kubelets
+// write that.
+func Used(self string, nodes []Node, before Standing, lacks FamilySet) FamilySet {
 	used := ofPods(nodes, before)
-	used[wire.IPv4] = true
-	for _, n := range nodes {
-		if len(n.InternalIPs) > 0 {
-			used[familyOfText(n.InternalIPs[0])] = true
+	own := FamilySet{}
+	for _, a := range before.NodeIPs {
+		own[wire.FamilyOf(a)] = true
+	}
+	if i := slices.IndexFunc(nodes, func(n Node) bool { return n.Name == self }); i >= 0 && len(nodes[i].InternalIPs) > 0 {
+		own = FamilySet{}
+		for _, text := range nodes[i].InternalIPs {
+			own[familyOfText(text)] = true
 		}
 	}
-	for _, via := range before.Claims {
-		used[wire.FamilyOf(via)] = true
+	used[wire.IPv6] = used[wire.IPv6] || own == FamilySet{wire.IPv6: true}
+	used[wire.IPv4] = true
+	for f := range used {
+		used[f] = used[f] && !lacks[f]
 	}
 	return used
 }
@@ -74,12 +82,18 @@ func (b *builder) missing(why [wire.Families]string) {
 		switch {
 		case !pods[f]:
 			continue
+		case b.in.Facts.Lacks[f]:
+			b.r.Missing[f] = fmt.Sprintf("this node's kernel has no %s (ipv6.disable=1 on its command line?)", f.Name())
 		case !own.IsValid():
 			b.r.Missing[f] = why[f]
-		case !s.NodeIP(f).IsValid() && len(s.NodeIPs) > 0 && !b.mayTunnel():
-			b.r.Missing[f] = fmt.Sprintf("Node %s has no %s InternalIP on an interface of this node, so other nodes can't reach its pods by direct routing", b.in.Self, f.Name())
-		case b.podMTU() < leastMTUOf[f]:
+		case min(b.podMTU(), b.r.MTU) < leastMTUOf[f]: // also why an address of that family is on no interface
 			b.r.Missing[f] = b.tooNarrow(leastMTUOf[f])
+		case s.NodeIP(f).IsValid() || len(s.NodeIPs) == 0:
+			continue
+		case b.away[f].IsValid() && b.in.Mode != RouteVXLAN:
+			b.r.Missing[f] = fmt.Sprintf("InternalIP %s is on no interface of this node, and other nodes on the link that it belongs to send its pods' packets there", b.away[f])
+		case !b.mayTunnel():
+			b.r.Missing[f] = fmt.Sprintf("Node %s has no %s InternalIP on an interface of this node, so other nodes can't reach its pods by direct routing", b.in.Self, f.Name())
 		}
 	}
 	var all []string

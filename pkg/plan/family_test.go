@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -155,6 +154,14 @@ func TestFamiliesAreAlike(t *testing.T) {
 // dual is a cluster in which every node has both families, IPv4 first; change makes it another one.
 func dual(mode RoutingMode, change func(*Input)) Input {
 	in := input(node(1), node(2), node(3).with(func(n *Node) { n.InternalIPs = []string{"203.0.113.13"} }))
+	in = withSix(in)
+	in.Mode, in.Facts.Tunnel = mode, tunnelIndex
+	change(&in)
+	return in
+}
+
+// withSix is the same cluster and node in both families.
+func withSix(in Input) Input {
 	mirror := inSix(in)
 	for i := range in.Nodes {
 		n, m := &in.Nodes[i], mirror.Nodes[i]
@@ -163,8 +170,6 @@ func dual(mode RoutingMode, change func(*Input)) Input {
 	f, m := &in.Facts, mirror.Facts
 	f.Local, f.Routes = append(f.Local, m.Local...), append(f.Routes, m.Routes...)
 	f.Uplinks[0].Addresses = append(f.Uplinks[0].Addresses, m.Uplinks[0].Addresses...)
-	in.Mode, in.Facts.Tunnel = mode, tunnelIndex
-	change(&in)
 	return in
 }
 
@@ -175,6 +180,11 @@ const (
 )
 
 func withoutSecond(list *[]string) { *list = (*list)[:1] }
+
+// withoutOwnSecond takes this node's IPv6 address off its uplink.
+func withoutOwnSecond(in *Input) {
+	in.Facts.Local = slices.DeleteFunc(in.Facts.Local, func(p netip.Prefix) bool { return p.Addr().String() == "fd00:172:18::11" })
+}
 
 // What a Node lacks of a family costs that family, and nothing of the other one.
 func TestDual(t *testing.T) {
@@ -207,6 +217,8 @@ func TestDual(t *testing.T) {
 			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "no IPv6 podCIDR yet"},
 		{"direct, no IPv6 InternalIP here", RouteDirect, func(in *Input) { withoutSecond(&in.Nodes[0].InternalIPs) },
 			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "no IPv6 InternalIP"},
+		{"auto, an IPv6 InternalIP that is not here", RouteAuto, withoutOwnSecond, [2]destinations.Way{direct, direct}, secondNear, firstNear, "", "InternalIP fd00:172:18::11 is on no interface"},
+		{"vxlan, an IPv6 InternalIP that is not here", RouteVXLAN, withoutOwnSecond, [2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", ""},
 		{"vxlan, no IPv6 InternalIP here", RouteVXLAN, func(in *Input) { withoutSecond(&in.Nodes[0].InternalIPs) },
 			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", ""},
 		{"direct, a podCIDR refused", RouteDirect, func(in *Input) { in.Nodes[0].PodCIDRs[second] = "fe80::/64" },
@@ -215,6 +227,13 @@ func TestDual(t *testing.T) {
 			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "uplink eth0 (MTU 1279) leaves 1279 bytes for pods' packets, and IPv6 needs 1280"},
 		{"an uplink narrow for the tunnel", RouteVXLAN, func(in *Input) { in.Facts.Uplinks[0].MTU = 1329 },
 			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
+		{"an uplink narrow for the tunnel, whatever --mtu says", RouteVXLAN, func(in *Input) { in.MTU, in.Facts.Uplinks[0].MTU = 1500, 1329 },
+			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
+		{"a narrow uplink, which has lost its IPv6", RouteDirect, func(in *Input) {
+			in.Facts.Uplinks[0].MTU = 1279
+			in.Facts.Local = slices.DeleteFunc(in.Facts.Local, func(p netip.Prefix) bool { return p.Addr().Is6() })
+			in.Facts.Routes = slices.DeleteFunc(in.Facts.Routes, func(r KernelRoute) bool { return r.Dst.Addr().Is6() })
+		}, [2]destinations.Way{direct, none}, firstNear, secondNear, "", "uplink eth0 (MTU 1279) leaves 1279 bytes"},
 		{"an uplink wide enough for the tunnel over IPv4", RouteVXLAN, func(in *Input) { in.Facts.Uplinks[0].MTU = 1330 },
 			[2]destinations.Way{tunnel, tunnel}, firstNear, secondNear, "", ""},
 		{"an uplink narrow for the tunnel over IPv6", RouteVXLAN, func(in *Input) {
@@ -225,6 +244,7 @@ func TestDual(t *testing.T) {
 		}, [2]destinations.Way{tunnel, tunnel}, secondNear, firstNear, "", "uplink eth0 (MTU 1349) leaves 1279 bytes"},
 		{"a route narrow for the tunnel", RouteAuto, func(in *Input) { in.Facts.Routes[0].MTU = 1329 },
 			[2]destinations.Way{direct, direct}, secondNear, firstNear, "", "uplink eth0 (MTU 1329) leaves 1279 bytes"},
+		{"a kernel without IPv6", RouteVXLAN, func(in *Input) { in.Facts.Lacks[wire.IPv6] = true }, [2]destinations.Way{tunnel, ""}, "", "", "", "kernel has no IPv6"},
 		{"--mtu", RouteDirect, func(in *Input) { in.MTU = 1279 }, [2]destinations.Way{direct, direct}, secondNear, firstNear, "", "--mtu=1279"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -239,7 +259,7 @@ func TestDual(t *testing.T) {
 				}
 				for _, route := range r.Routes {
 					src := r.Sources[f].Netip()
-					if route.Dst == p && (route.Index == 0 || route.Src != src || tt.ways[f] == direct && wire.FamilyOf(route.Via) != wire.FamilyOf(p.Addr())) != (tt.ways[f] == none) {
+					if route.Dst == p && (route.Index == 0 || route.Src != src || tt.ways[f] == direct && wire.FamilyOf(route.Via) != wire.FamilyOf(p.Addr())) != (tt.ways[f] == none || f == second && v.Way() == tunnel && v.MTU < 1280) {
 						t.Errorf("route %+v, way %s", route, tt.ways[f])
 					}
 				}
@@ -284,45 +304,6 @@ func TestNotReadyNamesTheFamily(t *testing.T) {
 	in = inSix(input(node(1).with(func(n *Node) { n.PodCIDRs = nil }), node(2)))
 	if r := Make(in); r.NotReady != "Node n1 has no IPv6 podCIDR yet" {
 		t.Errorf("not ready: %q", r.NotReady)
-	}
-}
-
-// Nothing of IPv6 is looked at or planned for in a cluster of IPv4, whatever the nodes have besides.
-func TestOneFamilyIsLeftAlone(t *testing.T) {
-	in := dual(RouteAuto, func(in *Input) {
-		for i := range in.Nodes {
-			withoutSecond(&in.Nodes[i].PodCIDRs)
-		}
-	})
-	if Used(in.Nodes, Standing{}) != (FamilySet{wire.IPv4: true}) {
-		t.Error("IPv6 counts as used")
-	}
-	alone := apart(RouteAuto)
-	opt := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
-	r, want := Make(in), Make(alone)
-	if diff := cmp.Diff(want.Destinations, r.Destinations, opt) + cmp.Diff(want.Routes, r.Routes, opt); diff != "" {
-		t.Errorf("(-IPv4 alone +with IPv6 on the nodes):\n%s", diff)
-	}
-	if r.Missing != (Result{}).Missing || len(r.Problems) != len(want.Problems) {
-		t.Errorf("missing %q, problems %v", r.Missing, r.Problems)
-	}
-}
-
-// Pods of IPv4 on nodes of IPv6: the tunnel is the only way.
-func TestPodsOfAnotherFamilyThanTheNodes(t *testing.T) {
-	for _, mode := range []RoutingMode{RouteDirect, RouteAuto, RouteVXLAN} {
-		in := dual(mode, func(in *Input) {
-			for i := range in.Nodes {
-				withoutSecond(&in.Nodes[i].PodCIDRs)
-				in.Nodes[i].InternalIPs = in.Nodes[i].InternalIPs[1:]
-			}
-		})
-		r := Make(in)
-		v := r.Destinations[destinations.KeyFrom(netip.MustParsePrefix("10.244.2.0/24"))]
-		byTunnel := v.Way() == destinations.Tunnel && v.Node.String() == secondNear && v.MTU == 1430 && r.MTU == 1430
-		if byTunnel == (mode == RouteDirect) || (r.NotReady == "") == (mode == RouteDirect) {
-			t.Errorf("%s: %+v, pods' MTU %d, not ready: %q", mode, v, r.MTU, r.NotReady)
-		}
 	}
 }
 

@@ -81,7 +81,7 @@ func checkInvariants(t *testing.T, in Input, r Result) {
 	var pods []netip.Prefix
 	for k, v := range r.Destinations {
 		p := k.Netip()
-		if p.Bits() == 0 || p != p.Masked() || !Used(in.Nodes, in.Before)[wire.FamilyOf(p.Addr())] {
+		if p.Bits() == 0 || p != p.Masked() || !Used(in.Self, in.Nodes, in.Before, in.Facts.Lacks)[wire.FamilyOf(p.Addr())] {
 			t.Errorf("destination %s", p)
 		}
 		if v.NeighbourChecked != 0 {

@@ -28,14 +28,6 @@ type candidate struct {
 	pods     []netip.Prefix
 }
 
-// main is the family that stands for the node: that of its first podCIDR, else of its first InternalIP.
-func (c candidate) main() wire.Family {
-	if len(c.pods) > 0 {
-		return wire.FamilyOf(c.pods[0].Addr())
-	}
-	return wire.FamilyOf(c.internal[0])
-}
-
 func (c candidate) hasPods(f wire.Family) bool {
 	return slices.ContainsFunc(c.pods, func(p netip.Prefix) bool { return wire.FamilyOf(p.Addr()) == f })
 }
@@ -49,13 +41,14 @@ type judge struct {
 	hops     *addressSet         // made when first asked for
 	routes   *bart.Table[KernelRoute]
 	local    *bart.Lite
+	away     [wire.Families]netip.Addr // this node's InternalIPs that are on no interface of it
 	problems []Problem
 	notes    []string
 }
 
 // newJudge indexes what is asked for each Node.
 func newJudge(in Input) *judge {
-	j := &judge{in: in, used: Used(in.Nodes, in.Before), inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
+	j := &judge{in: in, used: Used(in.Self, in.Nodes, in.Before, in.Facts.Lacks), inForce: map[netip.Addr]bool{}, routes: &bart.Table[KernelRoute]{}, local: &bart.Lite{}}
 	for _, via := range in.Before.Claims {
 		j.inForce[via] = true
 	}

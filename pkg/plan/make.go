@@ -129,10 +129,11 @@ func (b *builder) native() {
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
 	ways := b.ways(c.internal)
-	peer := Peer{Name: c.name, Address: ways[c.main()].via, Way: ways[c.main()].kind, PodCIDRs: c.pods}
+	first := b.mainFamily(c)
+	peer := Peer{Name: c.name, Address: ways[first].via, Way: ways[first].kind, PodCIDRs: c.pods}
 	for f, w := range ways {
 		f := wire.Family(f)
-		if !b.used[f] || f != c.main() && !c.hasPods(f) {
+		if !b.used[f] || f != first && !c.hasPods(f) {
 			continue
 		}
 		if w.kind == destinations.None || w.kind == destinations.Tunnel && b.keptDefault[wire.FamilyOf(w.via)] && b.masks.onlyByDefault(host(w.via)) {
@@ -198,7 +199,9 @@ func (b *builder) podCIDR(p netip.Prefix, w way) {
 		r.Via, r.Src, r.Index = w.via, b.r.Sources[f].Netip(), w.index
 	case destinations.Tunnel:
 		v.Flags = destinations.ByTunnel
-		r.Src, r.Index, r.MTU = b.r.Sources[f].Netip(), w.index, w.mtu
+		if int(w.mtu) >= leastMTUOf[f] { // the kernel has no IPv6 on a device with less
+			r.Src, r.Index, r.MTU = b.r.Sources[f].Netip(), w.index, w.mtu
+		}
 		if link, onLink := b.reach(near); onLink && f == wire.IPv4 { // the other family has no reverse path filter
 			b.r.Crossed[link.Name] = true
 		}
@@ -251,7 +254,8 @@ func (b *builder) local() {
 		more = append(more, host(a))
 	}
 	for _, p := range more {
-		if _, taken := b.r.Destinations[destinations.KeyFrom(p)]; !taken {
+		_, taken := b.r.Destinations[destinations.KeyFrom(p)]
+		if _, wider := overlapsAny(p, ofLink); !taken && !wider {
 			b.destination(p, destinations.Value{Kind: destinations.Host})
 		}
 	}

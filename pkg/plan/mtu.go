@@ -78,8 +78,8 @@ func (b *builder) podMTU() int { return cmp.Or(b.in.MTU, b.r.MTU) }
 
 // tooNarrow says what leaves pods less than so many bytes.
 func (b *builder) tooNarrow(least int) string {
-	if b.in.MTU != 0 {
-		return fmt.Sprintf("--mtu=%d gives the pods' interfaces less than the %d bytes that IPv6 needs", b.in.MTU, least)
+	if b.in.MTU != 0 && b.in.MTU < least {
+		return fmt.Sprintf("--mtu=%d gives pods' interfaces less than the %d bytes that IPv6 needs", b.in.MTU, least)
 	}
 	return fmt.Sprintf("uplink %s (MTU %d) leaves %d bytes for pods' packets, and IPv6 needs %d",
 		cmp.Or(b.narrowest.Name, "none"), b.narrowest.MTU, b.r.MTU, least)

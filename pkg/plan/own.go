@@ -69,6 +69,7 @@ func (j *judge) ownAddresses(n *Node) []netip.Addr {
 	for _, text := range n.InternalIPs {
 		a, err := parseNodeIP("InternalIP", text)
 		if err == nil && j.used[wire.FamilyOf(a)] && !j.local.Contains(a) {
+			j.away[wire.FamilyOf(a)] = a
 			err = fmt.Errorf("InternalIP %s is on no interface of this node", a)
 		}
 		if err != nil {

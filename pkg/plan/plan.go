@@ -78,6 +78,8 @@ type Facts struct {
 	Endpoints []netip.Addr
 	// Tunnel is the index of the tunnel device; 0: there is none that works.
 	Tunnel uint32
+	// Lacks are families that the kernel does not have.
+	Lacks FamilySet
 }
 
 // Standing is what was in force before: it outlives a restart of the agent.

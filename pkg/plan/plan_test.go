@@ -350,9 +350,13 @@ func TestLargeCluster(t *testing.T) {
 }
 
 func BenchmarkMake5000(b *testing.B) {
-	in := clusterOf(5000)
-	for b.Loop() {
-		Make(in)
+	for name, in := range map[string]Input{"IPv4": clusterOf(5000), "IPv6": inSix(clusterOf(5000)), "both": withSix(clusterOf(5000))} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				Make(in)
+			}
+		})
 	}
 }
 

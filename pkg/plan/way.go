@@ -43,7 +43,7 @@ func (b *builder) way(f wire.Family, internal []netip.Addr) way {
 		return way{kind: destinations.Direct, index: link.Index, mtu: link.MTU, via: near}
 	}
 	mtu := b.underlay(far).MTU
-	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || mtu <= overhead(far) {
+	if !b.mayTunnel() || b.in.Facts.Tunnel == 0 || !b.used[wire.FamilyOf(far)] || mtu <= overhead(far) {
 		return way{kind: destinations.None, via: far}
 	}
 	return way{kind: destinations.Tunnel, index: b.in.Facts.Tunnel, mtu: mtu - overhead(far), via: far}
@@ -52,7 +52,7 @@ func (b *builder) way(f wire.Family, internal []netip.Addr) way {
 // farEnd is the first InternalIP of another node of which family this node has one as well; without any, the first that can be used.
 func (b *builder) farEnd(internal []netip.Addr) netip.Addr {
 	for _, a := range internal {
-		if b.r.Standing.NodeIP(wire.FamilyOf(a)).IsValid() {
+		if f := wire.FamilyOf(a); b.used[f] && b.r.Standing.NodeIP(f).IsValid() {
 			return a
 		}
 	}
@@ -62,6 +62,17 @@ func (b *builder) farEnd(internal []netip.Addr) netip.Addr {
 		}
 	}
 	return internal[0]
+}
+
+// mainFamily is the one that stands for a node: that of its first podCIDR, else of what it is reached by.
+func (b *builder) mainFamily(c candidate) wire.Family {
+	if len(c.pods) > 0 {
+		return wire.FamilyOf(c.pods[0].Addr())
+	}
+	if f := wire.FamilyOf(b.farEnd(c.internal)); b.used[f] {
+		return f
+	}
+	return wire.IPv4
 }
 
 // other is the family that an address is not of.
@@ -108,6 +119,15 @@ func InnerMTU(underlay uint32, f wire.Family) int {
 	return int(underlay) - int(overhead(everything[f].Addr()))
 }
 
+// TunnelMTU is that of the tunnel's device: what fits the widest uplink. Routes and destinations have what fits each way.
+func TunnelMTU(uplinks []Link) int {
+	widest := uint32(0)
+	for _, l := range uplinks {
+		widest = max(widest, l.MTU)
+	}
+	return InnerMTU(widest, wire.IPv4)
+}
+
 // whyNone says why packets of a family can't get to the node with these InternalIPs.
 func (b *builder) whyNone(f wire.Family, w way, internal []netip.Addr) string {
 	near := firstOf(f, internal)
@@ -116,6 +136,8 @@ func (b *builder) whyNone(f wire.Family, w way, internal []netip.Addr) string {
 		return fmt.Sprintf("it has no %s InternalIP, so its %[1]s pods can't be reached by direct routing", f.Name())
 	case !b.mayTunnel():
 		return fmt.Sprintf("InternalIP %s is not on the link of an uplink (%s), so its pods can't be reached by direct routing", near, b.uplinkNames())
+	case !b.used[wire.FamilyOf(w.via)]:
+		return fmt.Sprintf("it has no %s InternalIP, and this node, which has one, sends to no other in a cluster of %[1]s", f.Name())
 	case b.in.Facts.Tunnel == 0:
 		return fmt.Sprintf("InternalIP %s is to be reached by the tunnel (--routing-mode=%s), and there is no tunnel device that works", w.via, b.in.Mode)
 	}
@@ -136,7 +158,8 @@ func (b *builder) tunnel() {
 		t.Source = b.r.Sources[f]
 		own := b.r.Standing.PodCIDR(f)
 		tiny := own.Bits() >= own.Addr().BitLen()-1 // of so small a podCIDR every address may be a pod's
-		if b.used[f] && own.IsValid() && !tiny && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
+		narrow := TunnelMTU(b.in.Facts.Uplinks) < leastMTUOf[f]
+		if b.used[f] && own.IsValid() && !tiny && !narrow && !slices.Contains(b.in.Facts.Endpoints, own.Addr()) {
 			t.Address = wire.AddrFrom(own.Addr())
 		}
 	}

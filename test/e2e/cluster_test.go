@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,6 +79,14 @@ func forEachFamily(t *testing.T, test func(t *testing.T, family []wire.Family)) 
 func overEachFamily(t *testing.T, l *lab.Lab, test func(t *testing.T, family wire.Family)) {
 	for _, family := range l.Options.Families {
 		t.Run(family.String(), func(t *testing.T) { test(t, family) })
+	}
+}
+
+// needIPv4 skips a test in a cluster of IPv6 alone: what it writes, or does, is of IPv4.
+func needIPv4(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	if !slices.Contains(l.Options.Families, wire.IPv4) {
+		t.Skip("of IPv4, and the cluster has none")
 	}
 }
 

@@ -181,11 +181,17 @@ type socketOption struct{ level, mtuDiscover, hops int }
 
 func (o socketOption) on(t *testing.T, conn *net.UDPConn, option, value int) {
 	t.Helper()
+	setOption(t, conn, o.level, option, value)
+}
+
+// setOption sets an option of a socket.
+func setOption(t *testing.T, conn *net.UDPConn, level, option, value int) {
+	t.Helper()
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if errs := errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), o.level, option, value) }), err); errs != nil {
+	if errs := errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }), err); errs != nil {
 		t.Fatal(errs)
 	}
 }

@@ -40,7 +40,7 @@ func startTraffic(t *testing.T, from *lab.Pod, to ...*lab.Namespace) *traffic {
 
 // seenAs is the address under which a pod shows itself to another party.
 func seenAs(from *lab.Pod, to *lab.Namespace) netip.Addr {
-	if to.Addr() == lab.OutsideAddr[wire.IPv4] {
+	if to.Addr() == lab.OutsideAddr[wire.FamilyOf(to.Addr())] {
 		return from.Node.Addr()
 	}
 	return from.Addr()

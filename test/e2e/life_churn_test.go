@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -150,8 +151,9 @@ func TestLifeHungPlugin(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 2})
 	node, specs := l.Nodes[0], l.NodeSpecs()
 	far := specs[1].PodCIDRs[0].String()
+	family := [wire.Families]string{wire.IPv4: "inet", wire.IPv6: "inet6"}[wire.FamilyOf(specs[1].PodCIDRs[0].Addr())]
 	hasRoute := func() bool {
-		out, err := node.Exec(t.Context(), "ip", "route", "show", far)
+		out, err := node.Exec(t.Context(), "ip", "-family", family, "route", "show", far)
 		return err == nil && strings.Contains(string(out), far)
 	}
 	hung, err := bpffs.Shared(t.Context(), node.StateDir(), "test")

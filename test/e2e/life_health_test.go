@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -71,6 +73,7 @@ func TestLifeHealthAndMetrics(t *testing.T) {
 
 	t.Run("metrics", func(t *testing.T) { assertMetrics(t, node) })
 	t.Run("listeners", func(t *testing.T) {
+		needIPv4(t, l)
 		assertListeners(t, node, pod)
 		// One that listens on every address is for the node's own processes and for other hosts.
 		open := l.Nodes[1]
@@ -146,13 +149,14 @@ func assertMetrics(t *testing.T, node *lab.Node) {
 			samples[name] = value
 		}
 	}
+	family := fmt.Sprintf("family=%q", wire.FamilyOf(node.PodCIDR().Addr()))
 	for name, counted := range map[string]bool{
 		`map_entries{map="endpoints"}`: true, `map_capacity{map="snat"}`: true, `map_entries{map="snat"}`: true,
 		`drops_total{reason="SPOOFED_SOURCE"}`: false, `drops_total{reason="SNAT_EXHAUSTED"}`: false,
 		`packets_total{direction="from_pod"}`: true, `packets_total{direction="from_uplink"}`: true, `packets_total{direction="to_uplink"}`: true,
 		`bytes_total{direction="from_pod"}`: true, `snat_allocations_total`: true, `snat_retries_total`: false, `snat_failures_total`: false,
 		`sync_lag_seconds`: true, `nodes`: true, `endpoints`: true,
-		`addresses{family="ipv4",state="used"}`: true, `addresses{family="ipv4",state="free"}`: true, `addresses{family="ipv4",state="quarantined"}`: false,
+		`addresses{` + family + `,state="used"}`: true, `addresses{` + family + `,state="free"}`: true, `addresses{` + family + `,state="quarantined"}`: false,
 		`pass_duration_seconds_count{kind="pass"}`: true, `pass_duration_seconds_count{kind="inspect"}`: true,
 		`repairs_total{what="pin"}`: false, `repairs_total{what="route"}`: false, `lock_wait_seconds_count{work="start"}`: true,
 		`node_problems{reason="off_link"}`: false,

@@ -17,6 +17,7 @@ import (
 // What repeats itself, and what there is very much of, does not fill the log; at rest there is none.
 func TestLifeLogIsShort(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 1})
+	needIPv4(t, l)
 	node := l.Nodes[0]
 	lines := func(of func()) (n int, text string) {
 		size := len(node.LogTail(1 << 20))

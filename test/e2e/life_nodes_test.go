@@ -25,6 +25,7 @@ type follower struct {
 func startFollower(t *testing.T) *follower {
 	t.Helper()
 	f := &follower{Lab: startCluster(t, lab.Options{Nodes: 3, AgentFlags: []string{"--routing-mode=direct"}})}
+	needIPv4(t, f.Lab)
 	f.a, f.b, f.c = addPod(t, f.Nodes[0], "a"), addPod(t, f.Nodes[1], "b"), addPod(t, f.Nodes[2], "c")
 	f.specs = f.NodeSpecs()
 	return f

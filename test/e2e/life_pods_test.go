@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -321,7 +322,7 @@ func TestLifeRebootTakesTheListAway(t *testing.T) {
 	l := lab.ForTest(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	// A new namespace has what the machine has, a reboot takes it away: what the agent finds must be the same both times.
-	if err := node.WriteSysctl("net/ipv4/ip_forward", "0"); err != nil {
+	if err := resetSysctls(node); err != nil {
 		t.Fatal(err)
 	}
 	startAgents(t, l)
@@ -337,9 +338,7 @@ func TestLifeRebootTakesTheListAway(t *testing.T) {
 	}
 	assertNoDrops(t, l)
 	// What else a reboot takes away.
-	err := errors.Join(node.Reboot(), flushOurRoutes(node),
-		node.WriteSysctl("net/ipv4/ip_forward", "0"), node.WriteSysctl("net/ipv4/ip_local_reserved_ports", "\n"))
-	if err != nil {
+	if err := errors.Join(node.Reboot(), flushOurRoutes(node), resetSysctls(node)); err != nil {
 		t.Fatal(err)
 	}
 	specs := l.NodeSpecs()
@@ -370,9 +369,23 @@ func TestLifeRebootTakesTheListAway(t *testing.T) {
 	assertReaches(t, pod.Namespace, serve(t, l.Outside), node.Addr())
 }
 
+// atBoot are the settings of a host that the agent changes, as the kernel begins with them.
+var atBoot = map[string]string{
+	"net/ipv4/ip_forward": "0", "net/ipv4/ip_local_reserved_ports": "\n",
+	"net/ipv6/conf/all/forwarding": "0", "net/ipv6/conf/" + lab.Uplink + "/accept_ra": "1",
+}
+
+// resetSysctls makes a node's settings what they are after a boot.
+func resetSysctls(node *lab.Node) (err error) {
+	for name, value := range atBoot {
+		err = errors.Join(err, node.WriteSysctl(name, value))
+	}
+	return err
+}
+
 // flushOurRoutes deletes the routes of our own protocol number; those of pods go by themselves at the same time.
 func flushOurRoutes(node *lab.Node) error {
-	routes, err := node.Netlink().RouteList(nil, unixAFInet)
+	routes, err := node.Netlink().RouteList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (a *apiServer) start(t *testing.T, at netip.AddrPort) {
 	t.Helper()
 	err := a.on.Do(func() error {
-		l, err := net.Listen("tcp4", at.String())
+		l, err := net.Listen("tcp", at.String())
 		if err != nil {
 			return err
 		}

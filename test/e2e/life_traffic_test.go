@@ -44,7 +44,7 @@ const numberedSize = 100
 func startNumbered(t *testing.T, name string, from, to *lab.Namespace) *numbered {
 	t.Helper()
 	n := &numbered{name: name, stop: make(chan struct{}), arrived: map[uint64]bool{}}
-	n.receiver = listenUDP(t, to, netip.AddrPortFrom(netip.IPv4Unspecified(), 0))
+	n.receiver = listenUDP(t, to, netip.AddrPortFrom(to.Addr(), 0))
 	enlarge(t, n.receiver)
 	port := n.receiver.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	n.sender = dialUDP(t, from, 0, netip.AddrPortFrom(to.Addr(), port))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // dump reads a table as ebpfctl prints it.
@@ -65,11 +66,15 @@ func footprint(t *testing.T, node *lab.Node) lab.Snapshot {
 	return lines
 }
 
-// TestHundredPodsLeaveNothing adds all of them at once, as on a node that comes back: each gets an address of its own and
-// reaches the next.
+// TestHundredPodsLeaveNothing adds all of them at once, as on a node that comes back: each gets an address of each family that
+// no other has, and reaches the next. In its long form there are two hundred.
 func TestHundredPodsLeaveNothing(t *testing.T) {
-	const pods, atOnce = 100, 10
-	l := startCluster(t, lab.Options{Nodes: 1})
+	const atOnce = 10
+	pods := 100
+	if priv.Long() {
+		pods = 200
+	}
+	l := startCluster(t, lab.Options{Nodes: 1, Families: families})
 	node := l.Nodes[0]
 	// The first pod of a node may make what stays for all.
 	if err := node.DelPod(t.Context(), addPod(t, node, "first")); err != nil {
@@ -89,10 +94,12 @@ func TestHundredPodsLeaveNothing(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if other, taken := owners[pod.Addr()]; taken {
-				return fmt.Errorf("%s was given to %s and %s", pod.Addr(), other, pod.Name)
+			for _, addr := range pod.Addrs() {
+				if other, taken := owners[addr]; taken {
+					return fmt.Errorf("%s was given to %s and %s", addr, other, pod.Name)
+				}
+				owners[addr] = pod.Name
 			}
-			owners[pod.Addr()] = pod.Name
 			return nil
 		})
 	}
@@ -100,12 +107,14 @@ func TestHundredPodsLeaveNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%d pods added at once in %s", pods, time.Since(started))
-	if got := len(dump(t, node, "endpoints")); got != pods {
-		t.Errorf("%d endpoints, want %d", got, pods)
+	if got, want := len(dump(t, node, "endpoints")), pods*len(families); got != want || len(owners) != want {
+		t.Errorf("%d endpoints, %d addresses, want %d", got, len(owners), want)
 	}
 	all := node.Pods()
 	for i, pod := range all {
-		assertReaches(t, pod.Namespace, serve(t, all[(i+1)%pods].Namespace), pod.Addr())
+		for _, family := range families {
+			assertReaches(t, pod.Namespace, serveOver(t, all[(i+1)%pods].Namespace, family), pod.AddrOf(family))
+		}
 	}
 
 	work, ctx = errgroup.WithContext(t.Context())
@@ -143,7 +152,7 @@ func TestFirstPacketOfAPodArrives(t *testing.T) {
 	defer stop()
 	for i := range 20 {
 		pod := addPod(t, l.Nodes[0], fmt.Sprintf("p%d", i))
-		if _, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.IPv4], lab.PingOptions{}); err != nil {
+		if _, err := pod.Ping(t.Context(), lab.OutsideAddr[wire.FamilyOf(pod.Addr())], lab.PingOptions{}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -117,6 +117,59 @@ func redirect(t *testing.T, pod, to *lab.Pod) []byte {
 	})
 }
 
+// A pod asks and tells of thousands of neighbours, and somebody on the link sends to as many addresses that no pod has: the node
+// remembers none of them, and others go on. What the pod says in its own name the program answers, and nobody else hears.
+func TestFloodOfNeighbours(t *testing.T) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
+		const many = 2000
+		l := startCluster(t, lab.Options{Nodes: 1, Families: only6, AgentFlags: []string{attach}}, drops.SpoofedSource, drops.NoEndpoint)
+		node, flooder, other := l.Nodes[0], addPod(t, l.Nodes[0], "flooder"), addPod(t, l.Nodes[0], "other")
+		if err := l.Outside.AddRoute(node.PodCIDR(), node.Addr(), ""); err != nil {
+			t.Fatal(err)
+		}
+		at := serve(t, l.Outside)
+		assertReaches(t, other.Namespace, at, node.Addr())
+		assertReaches(t, flooder.Namespace, at, node.Addr())
+		before := neighboursOf(t, node)
+		flow := startSteadyFlows(t, other.Namespace, at, netip.AddrPortFrom(node.Addr(), serve(t, node.Namespace).Port()))
+		nobody, gateway := node.PodCIDR().Addr(), gatewayQuestions[wire.IPv6].gateway
+		for range 256 { // past those that pods have
+			nobody = nobody.Next()
+		}
+		var frames [][]byte
+		for range many {
+			nobody = nobody.Next()
+			frames = append(frames, solicitation(t, flooder.MAC, nobody, gateway), solicitation(t, flooder.MAC, flooder.Addr(), nobody),
+				solicitation(t, flooder.MAC, flooder.Addr(), gateway), advertisement(t, flooder, nobody))
+			if err := l.Outside.SendRaw(datagram(t, l.Outside.Addr(), nobody, "is anybody there?")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := flooder.SendFrame(flooder.IfName, frames...); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, answerLimit, "each of them is counted", func() bool {
+			return dropped(t, node, drops.LinkScope) >= 2*many && dropped(t, node, drops.NoEndpoint) == many
+		})
+		eventually(t, answerLimit, "others have talked", func() bool { return flow.exchanged.Load() >= 100 })
+		flow.end(t)
+		// Those that talk have found each other meanwhile.
+		if after := neighboursOf(t, node); after > before+10 {
+			t.Errorf("the node had %d neighbours, and has %d", before, after)
+		}
+	})
+}
+
+// neighboursOf is how many neighbours of IPv6 a node has in its tables, in whatever state.
+func neighboursOf(t *testing.T, node *lab.Node) int {
+	t.Helper()
+	all, err := node.Netlink().NeighList(0, netlink.FAMILY_V6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
 // followed is how long a router says that it is one, again and again.
 const followed = 2 * time.Second
 

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -19,29 +21,37 @@ import (
 func TestForgottenConnectionIsReset(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		for way, flag := range map[string]string{"past the stack": "--kube-proxy=off", "by the stack": "--kube-proxy=on"} {
-			l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach, flag}}, drops.NoMapping)
-			node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
-			if _, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{}); err != nil { // so that the neighbour is known
-				t.Fatal(err)
-			}
-			for _, offloads := range []bool{true, false} {
-				if err := errors.Join(pod.SetOffloads(pod.IfName, offloads), node.SetOffloads(pod.Result.Interfaces[0].Name, offloads)); err != nil {
-					t.Fatal(err)
-				}
-				for _, size := range []int{1, 100_000} {
-					stream, err := pod.DialTCP(t.Context(), at, 0)
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer stream.Close()
-					forget(t, node)
-					if err := stream.Echo(within(t, time.Second), size); !errors.Is(err, unix.ECONNRESET) {
-						t.Errorf("%s, offloads %v, %d bytes: %v, want connection reset", way, offloads, size, err)
-					}
-				}
-			}
+			l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach, flag}}, drops.NoMapping)
+			pod := addPod(t, l.Nodes[0], "a")
+			overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+				assertForgottenIsReset(t, way, pod, serveOver(t, l.Outside, family))
+			})
 		}
 	})
+}
+
+func assertForgottenIsReset(t *testing.T, way string, pod *lab.Pod, at netip.AddrPort) {
+	t.Helper()
+	node := pod.Node
+	if _, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{}); err != nil { // so that the neighbour is known
+		t.Fatal(err)
+	}
+	for _, offloads := range []bool{true, false} {
+		if err := errors.Join(pod.SetOffloads(pod.IfName, offloads), node.SetOffloads(pod.Result.Interfaces[0].Name, offloads)); err != nil {
+			t.Fatal(err)
+		}
+		for _, size := range []int{1, 100_000} {
+			stream, err := pod.DialTCP(t.Context(), at, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { stream.Close() })
+			forget(t, node)
+			if err := stream.Echo(within(t, time.Second), size); !errors.Is(err, unix.ECONNRESET) {
+				t.Errorf("%s, offloads %v, %d bytes: %v, want connection reset", way, offloads, size, err)
+			}
+		}
+	}
 }
 
 // forget takes every masqueraded flow out of a node's tables.

@@ -38,8 +38,8 @@ func (d *damaged) tunnelBreaks(t *testing.T, attach string) map[string]func() er
 		"the tunnel's forwarding":     sysctl("forwarding", "0"),
 		"the tunnel, for another one": func() error { return replaceTunnel(nl, device) },
 		"the tunnel's address": func() error {
-			a := netip.PrefixFrom(d.node.PodCIDR().Addr(), 32)
-			return nl.AddrDel(device, &netlink.Addr{IPNet: &net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}})
+			a := d.node.PodCIDR().Addr()
+			return nl.AddrDel(device, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}})
 		},
 	}
 }

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -131,24 +130,27 @@ func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, ins
 
 // TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
 func TestTooBigForTheTunnel(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}})
-	near, far := l.Nodes[0], l.Nodes[1]
-	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
-	at := serve(t, other.Namespace)
-	var complaint *lab.ICMPError
-	_, err := pod.Ping(t.Context(), other.Addr(), lab.PingOptions{Size: 1430, DontFragment: true})
-	if !errors.As(err, &complaint) || complaint.Type != unreachable || complaint.Code != fragmentationNeeds || complaint.MTU != 1450 || complaint.From != near.Addr() {
-		t.Errorf("ping of 1430 bytes: %v, want fragmentation needed, MTU 1450, from %s", err, near.Addr())
-	} else if complaint.InnerSource != pod.Addr() || complaint.InnerDestination != other.Addr() {
-		t.Errorf("the error quotes %s > %s", complaint.InnerSource, complaint.InnerDestination)
-	}
-	if _, err := pod.Ping(t.Context(), other.Addr(), lab.PingOptions{Size: 1422, DontFragment: true}); err != nil {
+	l := startCluster(t, lab.Options{Nodes: 2, Families: ipv4First, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}})
+	pod, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) { assertTooBig(t, pod, other, family) })
+}
+
+func assertTooBig(t *testing.T, pod, other *lab.Pod, family wire.Family) {
+	t.Helper()
+	const mtu = 1450 // of the tunnel over IPv4
+	near, at := pod.Node, serveOver(t, other.Namespace, family)
+	fits := mtu - 8 - [wire.Families]int{wire.IPv4: 20, wire.IPv6: 40}[family] // into one packet, behind UDP's header or that of a ping
+	_, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{Size: fits + 1, DontFragment: true})
+	assertComplaint(t, "a ping too big", err, lab.ICMPError{
+		From: near.AddrOf(family), ICMPKind: lab.TooBig[family], MTU: mtu, InnerSource: pod.AddrOf(family), InnerDestination: at.Addr(),
+	})
+	if _, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{Size: fits, DontFragment: true}); err != nil {
 		t.Errorf("what just fits: %v", err)
 	}
 	if _, err := pod.Transfer(within(t, 20*time.Second), at, 10<<20); err != nil {
 		t.Error(err)
 	}
-	for _, size := range []int{1423, 9000} {
+	for _, size := range []int{fits + 1, 9000} {
 		for _, from := range []*lab.Namespace{pod.Namespace, near.Namespace} {
 			// The first one, or its echo, may be lost to path MTU discovery; what is learnt from it must help the next.
 			_, first := from.UDP(within(t, 500*time.Millisecond), at, size)

@@ -41,6 +41,9 @@ var fabrics = [2]struct {
 	{"br1", SecondPrefix, SecondGateway, "eth2", [wire.Families]string{"172.19.0.%d", "fd00:172:19::%d"}},
 }
 
+// FamiliesByName are the families that a cluster may have, as people choose between them: FAMILY=dual.
+var FamiliesByName = map[string][]wire.Family{"ipv4": {wire.IPv4}, "ipv6": {wire.IPv6}, "dual": {wire.IPv4, wire.IPv6}}
+
 func addresses(texts ...string) (all [wire.Families]netip.Addr) {
 	for family, text := range texts {
 		all[family] = netip.MustParseAddr(text)

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendFrame sends an Ethernet frame out of a link as it is given.
-func (ns *Namespace) SendFrame(name string, frame []byte) error {
-	return ns.sendOut(name, frame, func(int) error { return nil })
+// SendFrame sends Ethernet frames out of a link as they are given.
+func (ns *Namespace) SendFrame(name string, frames ...[]byte) error {
+	return ns.sendOut(name, func(int) error { return nil }, frames...)
 }
 
 // Offload is a checksum that a sender leaves to whoever carries its frame out.
@@ -31,12 +31,12 @@ func (o Offload) header() []byte {
 
 // SendOffloaded sends an Ethernet frame out of a link that is not finished yet.
 func (ns *Namespace) SendOffloaded(name string, frame []byte, o Offload) error {
-	return ns.sendOut(name, append(o.header(), frame...), func(fd int) error {
+	return ns.sendOut(name, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1)
-	})
+	}, append(o.header(), frame...))
 }
 
-func (ns *Namespace) sendOut(name string, what []byte, prepare func(fd int) error) error {
+func (ns *Namespace) sendOut(name string, prepare func(fd int) error, all ...[]byte) error {
 	l, err := ns.nl.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("send a frame from %s: %w", ns.name, err)
@@ -48,7 +48,11 @@ func (ns *Namespace) sendOut(name string, what []byte, prepare func(fd int) erro
 		}
 		defer unix.Close(fd)
 		to := &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index}
-		if err := errors.Join(prepare(fd), unix.Sendto(fd, what, 0, to)); err != nil {
+		err = prepare(fd)
+		for _, what := range all {
+			err = errors.Join(err, unix.Sendto(fd, what, 0, to))
+		}
+		if err != nil {
 			return fmt.Errorf("send a frame from %s: %w", ns.name, err)
 		}
 		return nil

@@ -251,11 +251,11 @@ func (l *Lab) route(family wire.Family) error {
 			return err
 		}
 	}
-	return l.Router.WriteSysctl(forwarding[family], "1")
+	return l.Router.WriteSysctl(Forwarding[family], "1")
 }
 
-// forwarding is the sysctl that makes a router of a host.
-var forwarding = [wire.Families]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
+// Forwarding is the sysctl that makes a router of a host.
+var Forwarding = [wire.Families]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
 
 func (l *Lab) buildNode(number int) error {
 	ns, err := l.newNamespace(fmt.Sprintf("n%d", number))
@@ -333,7 +333,7 @@ func (l *Lab) newNamespace(role string) (*Namespace, error) {
 	l.mu.Unlock()
 	// The kernel hands the machine's own value on, and a machine may forward.
 	for _, family := range ns.families {
-		if err := ns.WriteSysctl(forwarding[family], "0"); err != nil {
+		if err := ns.WriteSysctl(Forwarding[family], "0"); err != nil {
 			return ns, err
 		}
 	}

@@ -26,7 +26,7 @@ func (ns *Namespace) up(link string) error {
 	return nil
 }
 
-// addAddresses gives the named link addresses, each in a network of the prefix length that its family has.
+// addAddresses gives the named link addresses, each in a network of the prefix length that its family has, usable from then on.
 func (ns *Namespace) addAddresses(link string, bits func(wire.Family) int, addrs ...netip.Addr) error {
 	l, err := ns.nl.LinkByName(link)
 	if err != nil {
@@ -34,7 +34,7 @@ func (ns *Namespace) addAddresses(link string, bits func(wire.Family) int, addrs
 	}
 	for _, addr := range addrs {
 		prefix := netip.PrefixFrom(addr, bits(wire.FamilyOf(addr)))
-		if err := ns.nl.AddrAdd(l, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+		if err := ns.nl.AddrAdd(l, &netlink.Addr{IPNet: ipNet(prefix), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("add %s to %s in %s: %w", prefix, link, ns.name, err)
 		}
 	}

@@ -40,6 +40,7 @@ type bed struct {
 	collect  datapath.Collector
 	far      *ebpf.Program // calls ec_from_tunnel, with a key
 	sender   *ebpf.Map     // the key
+	answers  bool          // programs answer a packet with one of their own, whose sum nobody knows
 
 	config       *config.Map
 	endpoints    *endpoints.Map

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -116,14 +118,54 @@ func TestBrokenExtensionHeaders(t *testing.T) {
 		"half a second header":         cut(chained(p, 2), 12),
 		"half a UDP header":            cut(chained(p, 1), 15),
 	} {
-		if r := b.fromPod(p); r.what != "drop INVALID" {
+		want := "drop EXTENSION_HEADERS"
+		if strings.HasSuffix(name, "UDP header") {
+			want = "drop INVALID"
+		}
+		if r := b.fromPod(p); r.what != want {
 			t.Errorf("%s: outcome %q", name, r.what)
 		}
 	}
-	for length := 2; length < 256; length += 7 { // as long as the packet, and longer
+	for length := 3; length < 256; length += 7 { // longer than the packet
 		frame := chained(p, 1).bytes(inIPv6)
 		frame[ethernet+41] = byte(length)
-		b.run(wire.FromPod, b.pods[podA].index, frame, nil).is("drop INVALID")
+		b.run(wire.FromPod, b.pods[podA].index, frame, nil).is("drop EXTENSION_HEADERS")
+	}
+	b.empty()
+}
+
+// unreadable are packets whose transport header no program finds, though a kernel may.
+func unreadable(p packet) []packet {
+	return []packet{
+		chained(p, 9),
+		p.with(func(p *packet) { p.chain = []extension{padded(toDest), padded(hopByHop)} }),
+		p.with(func(p *packet) {
+			p.chain, p.fragment = []extension{{fragmentation, []byte{0, 1, 0, 0, 0, 1}}}, moreFragments
+		}),
+	}
+}
+
+// What can't be read gets past no judgement: not to a pod, nor from one, and not to or from the tunnel port.
+func TestUnreadableIsJudged(t *testing.T) {
+	b := newBed(t, inIPv6)
+	forwarded := map[int]uint32{skbIngressIfindex: uint32(b.foreign.index)}
+	for _, from := range []string{world, podB, node2IP, "127.0.0.1"} {
+		for _, p := range unreadable(udp(from, 4000, podA, 53)) {
+			b.fromUplink(p).is("drop EXTENSION_HEADERS")
+		}
+	}
+	for _, p := range unreadable(udp(podA, 4000, world, 53)) {
+		b.fromPod(p).is("drop EXTENSION_HEADERS")
+		b.toUplink(p).is("drop EXTENSION_HEADERS")
+	}
+	b.leadsBy(node2IP+"/32", destinations.Node, b.uplink)
+	for _, p := range unreadable(udp(node2IP, 4000, nodeIP, tunnelPort)) {
+		b.leftToStack("from a node", b.arrive(b.uplink, p))
+		b.arrive(b.other, p).is("drop WRONG_UPLINK")
+	}
+	for _, p := range unreadable(udp(nodeIP, 4000, node2IP, tunnelPort)) {
+		b.leftToStack("the node's own", b.toUplink(p))
+		b.run(wire.ToUplink, b.uplink.index, p.bytes(b.family), forwarded).is("drop EXTENSION_HEADERS")
 	}
 	b.empty()
 }

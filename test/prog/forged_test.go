@@ -199,6 +199,9 @@ func TestRedirects(t *testing.T) {
 			b.toUplink(icmpError(podA, world, 5, code, in.frame, 8)).is("drop ICMP_REDIRECT")
 			// In IPv6 a redirect is no error about a packet: the node judges it.
 			b.fromUplink(icmpError("192.0.2.1", nodeIP, 5, code, out.frame, 8)).is(each(f, "drop ICMP_REDIRECT", "stack"))
+			for _, to := range []string{podA, nodeIP, tunnelIP} {
+				b.fromTunnel(icmpError(node5IP, to, 5, code, udp(to, 5000, beyond, 53).bytes(b.family), 8)).is("drop ICMP_REDIRECT")
+			}
 			for _, from := range []string{world, remote, node2IP} {
 				b.fromUplink(icmpError(from, podA, 5, code, udp(podA, 5000, remote, 53).bytes(b.family), 8)).is("drop ICMP_REDIRECT")
 			}

@@ -202,6 +202,7 @@ func TestFromPodHeaderChecksum(t *testing.T) {
 // A pod's questions for the gateway are answered on the spot; nothing else that is no IP leaves it.
 func TestFromPodNotIP(t *testing.T) {
 	b := newBed(t, inIPv4)
+	b.answers = true
 	l := b.pods[podA]
 	question := arp(layers.ARPRequest, l.peer, podA, gateway)
 	r := b.run(wire.FromPod, l.index, question, nil).is("answered")

@@ -191,6 +191,21 @@ func TestPodsReceiveNothingOfTheLink(t *testing.T) {
 	b.empty()
 }
 
+// The tunnel is no link: through it nobody is the node's neighbour or router either, nor knows it a better way.
+func TestNodeReceivesNothingOfTheLinkByTunnel(t *testing.T) {
+	b := newBed(t, inIPv6)
+	for name, kind := range ofTheLink {
+		for _, from := range []string{beyond, node5IP} {
+			for _, to := range []string{nodeIP, tunnelIP} {
+				if r := b.fromTunnel(linkMessage(from, to, kind, make([]byte, 24))); r.what != "drop LINK_SCOPE" {
+					t.Errorf("%s from %s: outcome %q", name, from, r.what)
+				}
+			}
+		}
+	}
+	b.empty()
+}
+
 // The node's own IPv6 is left alone, in both directions: what keeps its addresses, its routers and its neighbours.
 func TestNodesOwnLink(t *testing.T) {
 	for name, options := range configured {

@@ -31,6 +31,7 @@ func TestResetOfUnknownConnection(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				b := newBed(t, f)
+				b.answers = true
 				for _, send := range []func(packet) result{b.fromPod, b.toUplink} {
 					r := send(c.p).is("drop NO_MAPPING")
 					if !r.reset() {
@@ -57,6 +58,7 @@ func TestResetOfUnknownConnection(t *testing.T) {
 func TestResetOfOddSegments(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
+		b.answers = true
 		large := tcp(podA, 5000, world, 80, ack).with(func(p *packet) { p.payload = make([]byte, 3500) })
 		frame := func(p packet) []byte {
 			l := b.pods[podA]

@@ -2,7 +2,9 @@ package prog
 
 import (
 	"net"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -94,6 +96,33 @@ func TestSegmentsFit(t *testing.T) {
 		// On the same node every link is as wide as the pod's own.
 		if got := send(tcp(podA, 50000, podB, 80, ack), 9000); got != "delivered" {
 			t.Errorf("same node: outcome %q", got)
+		}
+	})
+}
+
+// Of neighbours that do not answer, the stack asks for few on behalf of one pod: their table is the whole host's. Routers
+// and other nodes are asked for always, and so are those for whom another pod asks.
+func TestSilentNeighbours(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, network := range []string{"172.16.0.", "172.19.0."} { // of the uplink, and of a link without our programs
+			b := newBed(t, f)
+			began, asked := time.Now(), 0
+			for i := range 100 {
+				r := b.fromPod(udp(podA, 5000, network+strconv.Itoa(100+i), 53))
+				if r.what == "stack" {
+					asked++
+				} else {
+					r.is("drop NEIGHBOUR_LIMIT")
+				}
+			}
+			const burst, perSecond = 20, 20
+			if most := burst + 1 + int(time.Since(began).Seconds()*perSecond); asked < burst || asked > most {
+				t.Errorf("%sX: %d neighbours asked for, want %d to %d", network, asked, burst, most)
+			}
+			b.fromPod(udp(podA, 5000, gatewayIP, 53)).is("forwarded")
+			b.fromPod(udp(podA, 5000, world, 53)).is("forwarded")
+			b.leftToStack("to a pod of a node that does not answer", b.fromPod(udp(podA, 5000, mute, 53)))
+			b.leftToStack("from another pod", b.fromPod(udp(podB, 5000, network+"99", 53)))
 		}
 	})
 }

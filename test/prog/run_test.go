@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
@@ -74,7 +76,7 @@ func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]ui
 	}
 	before := b.counters(d)
 	out := make([]byte, skbSize)
-	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: in[:], ContextOut: out}
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: in[:], ContextOut: out, Flags: b.sumFlag()}
 	action, err := b.program(d).Run(options)
 	if err != nil {
 		b.Fatalf("run %v on % x: %v", d, frame, err)
@@ -86,6 +88,31 @@ func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]ui
 }
 
 const skbSize = len(skb{})
+
+// sumComplete has a packet come with the sum of all its bytes, as cards compute it (BPF_F_TEST_SKB_CHECKSUM_COMPLETE), and
+// the run fail if that is another than the one of the packet that left.
+const sumComplete = 4
+
+// knowsSums says whether the kernel has that.
+var knowsSums = sync.OnceValue(func() bool {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, Instructions: asm.Instructions{asm.LoadImm(asm.R0, 0, asm.DWord), asm.Return()},
+	})
+	if err != nil {
+		return false
+	}
+	defer program.Close()
+	_, err = program.Run(&ebpf.RunOptions{Data: make([]byte, 64), Flags: sumComplete})
+	return err == nil
+})
+
+// sumFlag has every packet of a story come with its sum, unless programs write new ones there.
+func (b *bed) sumFlag() uint32 {
+	if b.answers || !knowsSums() {
+		return 0
+	}
+	return sumComplete
+}
 
 // counters are all counters of one program by name.
 func (b *bed) counters(d wire.Direction) map[string]counters.Value {

@@ -18,6 +18,38 @@ func (b *bed) bit(l veth, n uint32) {
 	must(b, b.uplinks.Put(key, v))
 }
 
+// leadsBy has the way to another node's prefix be by one uplink and by no other.
+func (b *bed) leadsBy(prefix string, kind destinations.Kind, l veth) {
+	b.Helper()
+	b.bit(l, 1)
+	must(b, b.destinations.Put(b.key(prefix),
+		destinations.Value{Kind: kind, Ifindex: uint32(l.index), Node: b.addr(node2IP), MTU: mtu, Uplinks: 1 << 1}))
+}
+
+// What the host would forward is not the cluster's unless it comes from there: others take this node's word for it. Where the
+// kernel sees to that itself (IPv4: its own addresses, and the reverse path filter) it is left to it.
+func TestFromUplinkForwarded(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.leadsBy(node2IP+"/32", destinations.Node, b.uplink)
+		b.leadsBy("10.244.2.0/24", destinations.PodCIDR, b.uplink)
+		for _, to := range []string{beyond, node5IP, remote, node2IP, world2} {
+			for from, why := range map[string]string{
+				nodeIP: "SPOOFED_SOURCE", tunnelIP: "SPOOFED_SOURCE", podA: "SPOOFED_SOURCE", noPod: "SPOOFED_SOURCE",
+				node2IP: "WRONG_UPLINK", remote: "WRONG_UPLINK",
+			} {
+				b.arrive(b.other, udp(from, 4000, to, 53)).is(each(f, "stack", "drop "+why))
+			}
+			b.leftToStack("the world's", b.arrive(b.other, udp(world, 4000, to, 53)))
+			b.leftToStack("by its uplink", b.arrive(b.uplink, udp(node2IP, 4000, to, 53)))
+		}
+		b.leftToStack("to the node", b.arrive(b.other, udp(node2IP, 4000, nodeIP, 53)))
+		link := []string{"169.254.0.7", "fe80::7"}
+		b.leftToStack("on the link", b.arrive(b.uplink, udp(each(f, link...), 4000, each(f, link...), 53)))
+		b.empty()
+	})
+}
+
 // What the cluster's own addresses send arrives by an uplink that has a route to them, and by no other.
 func TestFromUplinkSourceOfEachUplink(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {

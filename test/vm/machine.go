@@ -20,6 +20,7 @@ import (
 type machine struct {
 	qemu, accel    string
 	cpu            string
+	args           string // that the kernel gets besides
 	processors, mb int
 	timeout        time.Duration
 }
@@ -37,7 +38,7 @@ func (m machine) boot(ctx context.Context, image, root, console string, frame fu
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-accel", m.accel, "-cpu", m.cpu, "-smp", fmt.Sprint(m.processors), "-m", fmt.Sprint(m.mb),
 		"-serial", "file:"+console, "-serial", "stdio",
-		"-kernel", image, "-initrd", root, "-append", kernelArgs)
+		"-kernel", image, "-initrd", root, "-append", kernelArgs+" "+m.args)
 	cmd.Stderr = os.Stderr
 	// The machine ends with the runner, also with one that is killed. The kernel looks at the thread that started it.
 	runtime.LockOSThread()

@@ -56,6 +56,7 @@ func start(ctx context.Context) (bool, error) {
 	flag.StringVar(&s.machine.accel, "accel", "tcg,thread=single", "what qemu emulates processors with")
 	// Copying byte by byte, which a real processor is fast at, is slow to emulate.
 	flag.StringVar(&s.machine.cpu, "cpu", "max,la57=off,erms=off,fsrm=off", "the emulated processor")
+	flag.StringVar(&s.machine.args, "append", "", "for the kernel's command line, such as ipv6.disable=1")
 	flag.IntVar(&s.machine.processors, "smp", 2, "processors")
 	flag.IntVar(&s.machine.mb, "mb", 2048, "memory in MiB")
 	flag.DurationVar(&s.machine.timeout, "timeout", 40*time.Minute, "for one kernel")

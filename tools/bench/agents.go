@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
@@ -51,7 +52,7 @@ func (a *agents) close() error {
 
 // specs are so many nodes, this one included. The last one has another podCIDR with another variant.
 func (a *agents) specs(count, variant int) []lab.NodeSpec {
-	specs := modes.FarNodes(a.lab.NodeSpecs(), count+1)
+	specs := modes.FarNodes(a.lab.NodeSpecs(), count+1, wire.IPv4)
 	specs[count-1].PodCIDRs = specs[count-1+variant].PodCIDRs
 	return specs[:count]
 }

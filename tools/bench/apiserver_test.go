@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	nodeplan "github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	nodesource "github.com/ebpf-cni/ebpf-cni/pkg/source"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
@@ -59,7 +60,7 @@ func until(t *testing.T, updates <-chan nodesource.Update, what string, arrived 
 
 // The agent's client reads what the server sends: whole Nodes, a change, and after a lost connection the changes since then, without all Nodes once more.
 func TestAgentReadsTheServer(t *testing.T) {
-	specs := modes.FarNodes(nil, 20)
+	specs := modes.FarNodes(nil, 20, wire.IPv4)
 	s, err := newAPIServer(specs)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +99,7 @@ func TestAgentReadsTheServer(t *testing.T) {
 
 // A kubelet renews a status, and an agent writes a condition, without anything else of the Node being changed.
 func TestStatusIsRenewed(t *testing.T) {
-	s, err := newAPIServer(modes.FarNodes(nil, 2))
+	s, err := newAPIServer(modes.FarNodes(nil, 2, wire.IPv4))
 	if err != nil {
 		t.Fatal(err)
 	}

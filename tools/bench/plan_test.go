@@ -13,7 +13,7 @@ import (
 )
 
 func TestProfilesEndInTime(t *testing.T) {
-	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 31 * time.Minute} {
+	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 33 * time.Minute} {
 		p, err := newPlan(map[string]profile{"quick": quick(), "full": full()}[name], nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -75,9 +75,37 @@ func TestJudgedModesAreNeighbours(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, iptables; udp64, same node, ebpf+kube-proxy; udp64, same node, ptp; udp64, same node, nftables"
+	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, iptables; udp64, same node, ebpf+ipv6; udp64, same node, iptables+ipv6; " +
+		"udp64, same node, ebpf+kube-proxy; udp64, same node, ptp; udp64, same node, nftables"
 	if got := described(p)[0]; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// IPv6 is measured where the profile says, and in whatever was asked for by name.
+func TestPlanOfIPv6(t *testing.T) {
+	for name, c := range map[string]struct {
+		profile profile
+		named   []string
+		want    []string
+	}{
+		"quick": {quick(), nil, []string{"crr, across nodes, ebpf+ipv6"}},
+		"full": {full(), nil, []string{
+			"udp64, same node, ebpf+ipv6", "udp64, across nodes, ebpf+ipv6", "udp64, egress, ebpf+ipv6",
+			"tcp1, same node, ebpf+ipv6", "tcp1, across nodes, ebpf+ipv6", "tcp1, egress, ebpf+ipv6",
+			"crr, same node, ebpf+ipv6", "crr, across nodes, ebpf+ipv6", "crr, egress, ebpf+ipv6", "flows, across nodes, ebpf+ipv6", "flows, egress, ebpf+ipv6",
+		}},
+		"by name": {quick(), []string{"rr", "cni"}, []string{"rr, across nodes, ebpf+ipv6"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := newPlan(c.profile, []string{result.IPv6}, c.named)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := described(p); !slices.Equal(got, c.want) {
+				t.Errorf("got\n%s", strings.Join(got, "\n"))
+			}
+		})
 	}
 }
 

@@ -46,7 +46,7 @@ func newScale(ctx context.Context, nodes, pods int) (s *scale, err error) {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.api, err = serveNodes(l, modes.FarNodes(l.NodeSpecs(), nodes)); err != nil {
+	if s.api, err = serveNodes(l, modes.FarNodes(l.NodeSpecs(), nodes, wire.IPv4)); err != nil {
 		return nil, err
 	}
 	if err := s.start(ctx, s.full); err != nil {

@@ -20,16 +20,10 @@ type setting struct {
 	links  string // 1; 2: nodes of even number are on another link than the rest, behind a router
 }
 
-// families are those that a cluster may have, as FAMILY=... says it.
-var families = map[string][]wire.Family{"ipv4": {wire.IPv4}, "ipv6": {wire.IPv6}, "dual": {wire.IPv4, wire.IPv6}}
-
-// names are the families as people write them.
-var names = [wire.Families]string{wire.IPv4: "IPv4", wire.IPv6: "IPv6"}
-
 // check says what is wrong with a setting.
 func (s setting) check() error {
 	switch {
-	case families[s.family] == nil:
+	case lab.FamiliesByName[s.family] == nil:
 		return fmt.Errorf("FAMILY=%s: takes ipv4, ipv6 or dual", s.family)
 	case s.mode != "auto" && s.mode != "direct" && s.mode != "vxlan":
 		return fmt.Errorf("MODE=%s: takes auto, direct or vxlan", s.mode)
@@ -42,7 +36,7 @@ func (s setting) check() error {
 }
 
 func (s setting) options() lab.Options {
-	options := lab.Options{Nodes: 3, Families: families[s.family], AgentFlags: []string{"--routing-mode=" + s.mode}}
+	options := lab.Options{Nodes: 3, Families: lab.FamiliesByName[s.family], AgentFlags: []string{"--routing-mode=" + s.mode}}
 	if s.links == "2" {
 		options.Links = 2
 	}
@@ -54,21 +48,19 @@ func (s setting) String() string {
 	if s.links == "2" {
 		text += ", nodes on two links"
 	}
-	switch s.family {
-	case "ipv6":
-		return names[wire.IPv6] + ", " + text
-	case "dual":
-		return names[wire.IPv4] + " and " + names[wire.IPv6] + ", " + text
+	var names []string
+	for _, family := range lab.FamiliesByName[s.family] {
+		names = append(names, family.Name())
 	}
-	return text
+	return strings.Join(names, " and ") + ", " + text
 }
 
 // over names a family in a title, where there is more than one.
 func (s setting) over(family wire.Family) string {
-	if len(families[s.family]) == 1 {
+	if len(lab.FamiliesByName[s.family]) == 1 {
 		return ""
 	}
-	return " over " + names[family]
+	return " over " + family.Name()
 }
 
 // way is how packets have to get from one node to another.
@@ -94,7 +86,7 @@ func (d *demo) between(ctx context.Context) error {
 			if want == destinations.Tunnel {
 				tunnels++
 			}
-			for _, family := range families[d.setting.family] {
+			for _, family := range lab.FamiliesByName[d.setting.family] {
 				right = right && has[family][peer.Name] == want
 				ways = append(ways, fmt.Sprintf("%s%s: %s", peer.Name, d.setting.over(family), has[family][peer.Name]))
 			}

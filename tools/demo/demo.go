@@ -137,7 +137,7 @@ func (d *demo) addPod(ctx context.Context, node *lab.Node, name string) (party, 
 }
 
 func (d *demo) introduce() {
-	for _, family := range families[d.setting.family] {
+	for _, family := range lab.FamiliesByName[d.setting.family] {
 		d.line("")
 		for i, node := range d.lab.Nodes {
 			var pods []string
@@ -174,7 +174,7 @@ func (d *demo) hostOf(p party) party {
 // each takes a part of the demo for every family of the cluster.
 func (d *demo) each(part func(context.Context, wire.Family) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for _, family := range families[d.setting.family] {
+		for _, family := range lab.FamiliesByName[d.setting.family] {
 			if err := part(ctx, family); err != nil {
 				return err
 			}
@@ -251,7 +251,7 @@ func (d *demo) liveWithoutAgent(ctx context.Context) error {
 		return err
 	}
 	d.check(!node.AgentRunning(), "kill -9 %d", pid)
-	for i, family := range families[d.setting.family] {
+	for i, family := range lab.FamiliesByName[d.setting.family] {
 		d.held(inside[i].Echo(ctx, 4096), "a connection to another node goes on%s", d.setting.over(family))
 		d.held(outward[i].Echo(ctx, 4096), "a masqueraded connection goes on%s", d.setting.over(family))
 		inside[i].Close()
@@ -270,7 +270,7 @@ func (d *demo) liveWithoutAgent(ctx context.Context) error {
 	}
 	others := []party{d.pods[0], d.pods[2], d.hosts[0], d.hosts[1]}
 	one, receivers := []party{pod}, append(others, d.outside)
-	for _, family := range families[d.setting.family] {
+	for _, family := range lab.FamiliesByName[d.setting.family] {
 		d.line("    it reaches%s", d.setting.over(family))
 		d.drawMatrix(one, receivers, d.meet(ctx, family, one, receivers))
 		d.line("    and is reached by")
@@ -281,7 +281,7 @@ func (d *demo) liveWithoutAgent(ctx context.Context) error {
 
 // connect opens a connection of each family from the first pod to somebody.
 func (d *demo) connect(ctx context.Context, to party) (all []*lab.TCPConn, err error) {
-	for _, family := range families[d.setting.family] {
+	for _, family := range lab.FamiliesByName[d.setting.family] {
 		conn, err := d.pods[0].DialTCP(ctx, to.at(family), 0)
 		if err != nil {
 			return nil, err

@@ -35,7 +35,7 @@ func (d *demo) hints() ([]hint, error) {
 	// On the node, or the interfaces that it names would be the machine's.
 	ctl := fmt.Sprintf("%s%s --bpffs %s --state-dir %s ", on(node.Netns()), quoted(ebpfctl), node.BPFFS(), node.StateDir())
 	hints := []hint{{"everything that is there", "ip netns list | grep ec" + d.lab.ID}}
-	for _, family := range families[d.setting.family] {
+	for _, family := range lab.FamiliesByName[d.setting.family] {
 		over := d.setting.over(family)
 		hints = append(hints,
 			hint{"on a node" + over, on(node.Netns()) + ipCommands[family] + " route"},

@@ -139,7 +139,7 @@ func parseSNMP(text, group, name string) (uint64, error) {
 
 // open begins the next connection of a slot. A linger of no time makes close send RST where it would send FIN.
 func (c *client) open(slot int) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := unix.Socket(domain(c.Server.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func openFlows(e *end) error {
 	}
 	defer func() { closeAll(f.fds) }()
 	for range flowSockets {
-		fd, err := newSocket(unix.SOCK_DGRAM)
+		fd, err := e.newSocket(unix.SOCK_DGRAM)
 		if err != nil {
 			return err
 		}

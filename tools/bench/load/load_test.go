@@ -57,8 +57,10 @@ func checkBusy(t *testing.T, u Usage) {
 	}
 }
 
-func TestUDP(t *testing.T) {
-	target := pair(t)
+func TestUDP(t *testing.T) { inEachFamily(t, sendsDatagrams) }
+
+func sendsDatagrams(t *testing.T, target Target) {
+	t.Helper()
 	for _, size := range []int{64, 1400} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			var before, after uint64
@@ -84,8 +86,10 @@ func TestUDP(t *testing.T) {
 	}
 }
 
-func TestStream(t *testing.T) {
-	target := pair(t)
+func TestStream(t *testing.T) { inEachFamily(t, streams) }
+
+func streams(t *testing.T, target Target) {
+	t.Helper()
 	r := again(t, func() (Result, error) {
 		r, err := Stream(t.Context(), target)
 		return r, timely(target, r.Usage, err)
@@ -108,8 +112,11 @@ func requestResponse(t *testing.T, target Target) Result {
 	})
 }
 
-func TestRequestResponse(t *testing.T) {
-	r := requestResponse(t, pair(t))
+func TestRequestResponse(t *testing.T) { inEachFamily(t, asks) }
+
+func asks(t *testing.T, target Target) {
+	t.Helper()
+	r := requestResponse(t, target)
 	checkBusy(t, r.Usage)
 	slices.Sort(r.Latencies)
 	if uint64(len(r.Latencies)) != r.Counted || r.Sent < r.Counted {
@@ -122,8 +129,10 @@ func TestRequestResponse(t *testing.T) {
 	}
 }
 
-func TestConnect(t *testing.T) {
-	target := pair(t)
+func TestConnect(t *testing.T) { inEachFamily(t, connects) }
+
+func connects(t *testing.T, target Target) {
+	t.Helper()
 	r := again(t, func() (Result, error) {
 		r, err := Connect(t.Context(), target)
 		return r, timely(target, r.Usage, err)
@@ -150,8 +159,10 @@ func TestConnectIsBounded(t *testing.T) {
 	}
 }
 
-func TestNewFlows(t *testing.T) {
-	target := pair(t)
+func TestNewFlows(t *testing.T) { inEachFamily(t, opensFlows) }
+
+func opensFlows(t *testing.T, target Target) {
+	t.Helper()
 	listener := tap(t, target.Server)
 	var seen map[[4]byte]int
 	for range 2 { // the second sample's flows are others than the first one's

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"net/netip"
 	"os"
 	"runtime"
@@ -17,21 +18,37 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// pair is a Target of two hosts with nothing between but a veth pair.
+// inEachFamily runs a test on a pair of IPv4, and on one of IPv6.
+func inEachFamily(t *testing.T, test func(t *testing.T, target Target)) {
+	for family := range wire.Families {
+		t.Run(family.String(), func(t *testing.T) { test(t, pairOf(t, family)) })
+	}
+}
+
 func pair(t *testing.T) Target {
 	t.Helper()
-	l := lab.ForTest(t, lab.Options{Nodes: 1})
+	return pairOf(t, wire.IPv4)
+}
+
+// pairOf is a Target of two hosts with nothing between but a veth pair.
+func pairOf(t *testing.T, family wire.Family) Target {
+	t.Helper()
+	l := lab.ForTest(t, lab.Options{Nodes: 1, Families: []wire.Family{family}})
 	var hosts [2]*lab.Namespace
+	network := [wire.Families]string{"192.0.2.0/24", "2001:db8::/64"}[family]
+	addr := netip.MustParsePrefix(network).Addr()
 	for i, name := range []string{"a", "b"} {
 		var err error
-		if hosts[i], err = l.NewHost(name, netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", i+1))); err != nil {
+		addr = addr.Next()
+		if hosts[i], err = l.NewHost(name, addr); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := l.Wire(hosts[0], hosts[1], 24); err != nil {
+	if err := l.Wire(hosts[0], hosts[1], netip.MustParsePrefix(network).Bits()); err != nil {
 		t.Fatal(err)
 	}
 	return Target{
@@ -81,11 +98,12 @@ func received(t *testing.T, host *lab.Namespace) uint64 {
 	return link.Attrs().Statistics.RxPackets
 }
 
-// sockets counts a host's TCP sockets, those in TIME_WAIT too.
+// sockets counts a host's TCP sockets of its family, those in TIME_WAIT too.
 func sockets(t *testing.T, host *lab.Namespace) (lines int) {
 	t.Helper()
+	table := [wire.Families]string{"tcp", "tcp6"}[wire.FamilyOf(host.Addr())]
 	err := host.Do(func() error {
-		text, err := os.ReadFile("/proc/thread-self/net/tcp")
+		text, err := os.ReadFile("/proc/thread-self/net/" + table)
 		lines = strings.Count(string(text), "\n") - 1
 		return err
 	})
@@ -95,12 +113,12 @@ func sockets(t *testing.T, host *lab.Namespace) (lines int) {
 	return lines
 }
 
-// tap is a packet socket that keeps the IPv4 packets that reach a host's end of the pair.
+// tap is a packet socket that keeps the packets of its family that reach a host's end of the pair.
 func tap(t *testing.T, host *lab.Namespace) (fd int) {
 	t.Helper()
+	protocol := [wire.Families]uint16{unix.ETH_P_IP, unix.ETH_P_IPV6}[wire.FamilyOf(host.Addr())]
 	err := host.Do(func() (err error) {
-		protocol := uint16(unix.ETH_P_IP>>8 | unix.ETH_P_IP<<8&0xff00)
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(protocol)); err != nil {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(bits.ReverseBytes16(protocol))); err != nil {
 			return fmt.Errorf("open a packet socket: %w", err)
 		}
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20)
@@ -125,8 +143,12 @@ func tuples(t *testing.T, fd, size int) map[[4]byte]int {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n == 20+8+size && packet[9] == unix.IPPROTO_UDP {
-			seen[[4]byte(packet[20:24])]++
+		header, protocol := 20, packet[9]
+		if packet[0]>>4 == 6 {
+			header, protocol = 40, packet[6]
+		}
+		if n == header+8+size && protocol == unix.IPPROTO_UDP {
+			seen[[4]byte(packet[header:])]++
 		}
 	}
 }

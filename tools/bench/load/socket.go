@@ -22,15 +22,26 @@ type mmsghdr struct {
 	_      uint32
 }
 
-// name is an IPv4 socket address as the kernel reads it.
-type name [unix.SizeofSockaddrInet4]byte
+// name is a socket address as the kernel reads it, with room for one of either family.
+type name [unix.SizeofSockaddrInet6]byte
 
 func encode(address netip.Addr, port int) (n name) {
-	binary.NativeEndian.PutUint16(n[:], unix.AF_INET)
+	at := 4
+	if address.Is6() {
+		at = 8 // the flow's label comes before it
+	}
+	binary.NativeEndian.PutUint16(n[:], uint16(domain(address)))
 	binary.BigEndian.PutUint16(n[2:], uint16(port))
-	v4 := address.As4()
-	copy(n[4:], v4[:])
+	copy(n[at:], address.AsSlice())
 	return n
+}
+
+// domain is that of an address's sockets.
+func domain(address netip.Addr) int {
+	if address.Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }
 
 // batch is a number of datagrams that are sent or received by one system call.
@@ -127,10 +138,10 @@ func nap(d time.Duration) {
 	_, _, _ = unix.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&request)), 0, 0) // an interrupted one was long enough
 }
 
-// newSocket makes a socket on which no read lasts longer than a long nap, nor a write or a connect longer than answerTimeout. Those that a
-// listener accepts are like it.
-func newSocket(kind int) (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+// newSocket makes a socket of the server's family on which no read lasts longer than a long nap, nor a write or a connect longer than answerTimeout.
+// Those that a listener accepts are like it.
+func (e *end) newSocket(kind int) (int, error) {
+	fd, err := unix.Socket(domain(e.Server.Addr()), kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("make a socket: %w", err)
 	}
@@ -145,12 +156,15 @@ func newSocket(kind int) (int, error) {
 }
 
 func sockaddr(address netip.Addr, port int) unix.Sockaddr {
+	if address.Is6() {
+		return &unix.SockaddrInet6{Port: port, Addr: address.As16()}
+	}
 	return &unix.SockaddrInet4{Port: port, Addr: address.As4()}
 }
 
 // open makes a socket that is connected to the server.
 func (e *end) open(kind int) (int, error) {
-	fd, err := newSocket(kind)
+	fd, err := e.newSocket(kind)
 	if err != nil {
 		return -1, err
 	}
@@ -190,7 +204,7 @@ func (e *end) bind(kind int) (fds []int, err error) {
 		}
 	}()
 	for port := e.port; port < e.port+e.ports; port++ {
-		fd, err := newSocket(kind)
+		fd, err := e.newSocket(kind)
 		if err != nil {
 			return fds, err
 		}

@@ -10,7 +10,7 @@ import (
 
 const (
 	// A hello is shorter than the shortest datagram, and the longest is still one packet on an Ethernet.
-	minDatagram, maxDatagram = 16, 1472
+	minDatagram, maxDatagram = 16, 1452
 	helloLimit               = 2 * time.Second
 
 	// udpBatch datagrams go into one system call, udpWindow at most are between sender and receiver: fewer than the 1000 packets that

@@ -17,6 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -27,8 +28,9 @@ const ownTunnel = "ec-vxlan"
 
 // waitForPeers waits until all other nodes are in a node's map and, for the node's own traffic to their pods, routes.
 func waitForPeers(ctx context.Context, node *lab.Node, want int) error {
+	family := [wire.Families]int{unix.AF_INET, unix.AF_INET6}[wire.FamilyOf(node.Addr())]
 	for {
-		routes, err := node.Netlink().RouteList(nil, unix.AF_INET)
+		routes, err := node.Netlink().RouteList(nil, family)
 		if err != nil {
 			return fmt.Errorf("list the routes of %s: %w", node.Name, err)
 		}
@@ -38,7 +40,7 @@ func waitForPeers(ctx context.Context, node *lab.Node, want int) error {
 		}
 		remote := 0
 		for _, r := range routes {
-			if (r.Gw != nil || r.LinkIndex == tunnel.Attrs().Index) && r.Dst != nil && !r.Dst.IP.IsUnspecified() {
+			if (r.Gw != nil || r.LinkIndex == tunnel.Attrs().Index) && r.Dst != nil && !r.Dst.IP.IsUnspecified() && r.Protocol != unix.RTPROT_KERNEL {
 				remote++
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -123,7 +124,7 @@ func TestModes(t *testing.T) {
 			map[string]func(*testing.T, *Network){
 				result.Direct: seesDroppedPackets, result.EBPF: seesADetachedProgram, result.IPTables: seesABridgeWithoutNetfilter, result.KubeProxy: chainsPortmap,
 				result.PTP: func(*testing.T, *Network) {}, result.NFTables: func(t *testing.T, n *Network) { everyPacketMeetsNftables(t, n); seesABridgeWithoutNetfilter(t, n) },
-				result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay,
+				result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay, result.IPv6: seesADetachedProgram, result.IPTablesIPv6: seesABridgeWithoutNetfilter,
 			}[mode](t, n)
 		})
 	}
@@ -248,7 +249,8 @@ func seesADirectWay(t *testing.T, n *Network) {
 
 func seesABridgeWithoutNetfilter(t *testing.T, n *Network) {
 	t.Helper()
-	if err := n.lab.Nodes[0].WriteSysctl("net/bridge/bridge-nf-call-iptables", "0"); err != nil {
+	call := [wire.Families]string{"iptables", "ip6tables"}[n.setup.family]
+	if err := n.lab.Nodes[0].WriteSysctl("net/bridge/bridge-nf-call-"+call, "0"); err != nil {
 		t.Fatal(err)
 	}
 	before, after, _ := exchange(t, n, result.SameNode)
@@ -263,7 +265,7 @@ func everyPacketMeetsNftables(t *testing.T, n *Network) {
 	t.Helper()
 	node := n.lab.Nodes[0]
 	counting := "table ip counting {\nchain met {\ntype filter hook forward priority 1; counter accept\n}\n}\n"
-	if err := apply(t.Context(), node, []byte(counting), nftables); err != nil {
+	if err := apply(t.Context(), node, []byte(counting), n.setup.feeder()); err != nil {
 		t.Fatal(err)
 	}
 	met := func() uint64 {

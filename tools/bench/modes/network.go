@@ -23,6 +23,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
@@ -40,6 +41,8 @@ type setup struct {
 	rules string
 	// masquerade is whose masquerading stands there too.
 	masquerade string
+	// family is that of all its addresses.
+	family wire.Family
 	// tunnel is the device by which nodes reach each other's pods; empty: directly.
 	tunnel string
 }
@@ -62,6 +65,8 @@ var setups = map[string]setup{
 	// Both have a tunnel though their nodes share a link, on which it is compared with the other networks' direct way.
 	result.VXLAN:         {agent: true, flags: []string{"--routing-mode", "vxlan"}, tunnel: ownTunnel},
 	result.IPTablesVXLAN: {plugin: "bridge", rules: iptables, masquerade: "flannel", tunnel: flannelDevice},
+	result.IPv6:          {agent: true, family: wire.IPv6},
+	result.IPTablesIPv6:  {plugin: "bridge", rules: iptables, masquerade: "flannel", family: wire.IPv6},
 }
 
 // AgentFlags are those of a mode's agents.
@@ -100,7 +105,7 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 		return nil, fmt.Errorf("build: %w", err)
 	}
 	n = &Network{Mode: mode, setup: s, log: log, hosts: map[string]*lab.Namespace{}, nodes: 2}
-	if n.lab, err = lab.New(ctx, lab.Options{Nodes: n.nodes, FabricBits: fabricBits}); err != nil {
+	if n.lab, err = lab.New(ctx, lab.Options{Nodes: n.nodes, FabricBits: fabricBits, Families: []wire.Family{s.family}}); err != nil {
 		return nil, fmt.Errorf("build mode %s: %w", mode, err)
 	}
 	if err := n.furnish(ctx); err != nil {
@@ -187,7 +192,7 @@ func (n *Network) Count() (Counters, error) {
 			err = errors.Join(err, countTracking(counters, node))
 		}
 		if n.setup.plugin != "" {
-			err = errors.Join(err, countRules(ctx, counters, node, n.setup.rules))
+			err = errors.Join(err, n.setup.countRules(ctx, counters, node))
 		}
 		if n.setup.agent {
 			err = errors.Join(err, countTraffic(counters, node), countDrops(counters, node), countPrograms(counters, node))
@@ -257,7 +262,7 @@ func (n *Network) setNodes(ctx context.Context, k int) error {
 }
 
 func (n *Network) setPeers(ctx context.Context, k int) error {
-	raw, err := lab.NodeListJSON(FarNodes(n.lab.NodeSpecs(), k)...)
+	raw, err := lab.NodeListJSON(FarNodes(n.lab.NodeSpecs(), k, n.setup.family)...)
 	if err != nil {
 		return err
 	}

@@ -104,7 +104,7 @@ func (n *Network) writeSysctls(node *lab.Node) error {
 		}
 	}
 	if n.setup.plugin != "" { // kubeadm's preflight check wants forwarding
-		settings = append(settings, [2]string{"net/ipv4/ip_forward", "1"})
+		settings = append(settings, [2]string{lab.Forwarding[n.setup.family], "1"})
 	}
 	if n.setup.bridged() {
 		// kubeadm's check and flannel's documentation: without them a Service's backend on the client's own node
@@ -123,9 +123,9 @@ func (n *Network) writeSysctls(node *lab.Node) error {
 // fills in the podCIDR, the MTU, the route and ipMasq, which is off since flanneld masquerades. flannel's plugin itself, one more process, is left out:
 // in the classical network's favour. The addresses are on a tmpfs like our own plugin's store; upstream's default is on the disk.
 func (n *Network) pluginList(node *lab.Node) string {
-	first, route := "", "0.0.0.0/0"
+	first, route := "", [wire.Families]string{"0.0.0.0/0", "::/0"}[n.setup.family]
 	if n.setup.bridged() {
-		first, route = fmt.Sprintf(`"bridge": %q, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true, `, bridge), clusterCIDR.String()
+		first, route = fmt.Sprintf(`"bridge": %q, "isGateway": true, "isDefaultGateway": true, "hairpinMode": true, `, bridge), clusterCIDR[n.setup.family].String()
 	}
 	return fmt.Sprintf(`{
   "cniVersion": "1.0.0", "name": "classical",
@@ -141,7 +141,7 @@ func (n *Network) pluginList(node *lab.Node) string {
 // podMTU is the MTU of the classical networks' pods.
 func (n *Network) podMTU() int {
 	if n.setup.tunnel != "" {
-		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU), wire.IPv4)
+		return plan.InnerMTU(uint32(n.lab.Options.FabricMTU), n.setup.family)
 	}
 	return n.lab.Options.FabricMTU
 }
@@ -168,14 +168,14 @@ func (n *Network) delPeer(node *lab.Node, peer lab.NodeSpec) error {
 func (n *Network) setRoutes(ctx context.Context, k int) error {
 	for ; n.nodes < k && ctx.Err() == nil; n.nodes++ {
 		for _, node := range n.lab.Nodes {
-			if err := n.addPeer(node, farNode(n.nodes-len(n.lab.Nodes))); err != nil {
+			if err := n.addPeer(node, farNode(n.nodes-len(n.lab.Nodes), n.setup.family)); err != nil {
 				return err
 			}
 		}
 	}
 	for ; n.nodes > k && ctx.Err() == nil; n.nodes-- {
 		for _, node := range n.lab.Nodes {
-			if err := n.delPeer(node, farNode(n.nodes-1-len(n.lab.Nodes))); err != nil {
+			if err := n.delPeer(node, farNode(n.nodes-1-len(n.lab.Nodes), n.setup.family)); err != nil {
 				return err
 			}
 		}
@@ -190,8 +190,8 @@ func Ready(mode string) error { return ready("/proc/sys/net", mode) }
 // the machine's own bridges and connections are treated, so they are its owner's to load.
 func ready(sysctls, mode string) error {
 	s := setups[mode]
-	programs := map[string][]string{iptables: {"iptables-restore", "iptables", "go"}, nftables: {"nft", "go"}}[s.rules]
-	for _, program := range programs {
+	wanted := map[string][]string{iptables: {programs[s.family].restore, programs[s.family].list, "go"}, nftables: {"nft", "go"}}[s.rules]
+	for _, program := range wanted {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("mode %s needs %s: %w; install it (make bench does), or choose --modes without it", mode, program, err)
 		}

@@ -18,31 +18,33 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// The addresses of the whole cluster. They are one network (flannel's Network, kube-proxy's --cluster-cidr), wide enough
+// The addresses of the whole cluster, in each family. They are one network (flannel's Network, kube-proxy's --cluster-cidr), wide enough
 // for the podCIDRs of maxNodes nodes.
 var (
-	clusterCIDR = netip.MustParsePrefix("10.192.0.0/10")
-	serviceCIDR = netip.MustParsePrefix("10.96.0.0/12")
+	clusterCIDR = [wire.Families]netip.Prefix{netip.MustParsePrefix("10.192.0.0/10"), netip.MustParsePrefix("fd00:10:244::/48")}
+	serviceCIDR = [wire.Families]netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")}
 )
 
 const maxNodes = 10_000
 
 // farNode is number i, from 0, of the nodes that exist in lists, tables and maps only. Its address is on the fabric's link, where nobody has it.
-func farNode(i int) lab.NodeSpec {
+func farNode(i int, family wire.Family) lab.NodeSpec {
+	addr := [wire.Families]string{fmt.Sprintf("172.18.%d.%d", 1+i/250, 1+i%250), fmt.Sprintf("fd00:172:18::1:%x", i)}[family]
+	podCIDR := [wire.Families]string{fmt.Sprintf("10.%d.%d.0/24", 192+i/256, i%256), fmt.Sprintf("fd00:10:244:%x::/64", 0x1000+i)}[family]
 	return lab.NodeSpec{
 		Name:        fmt.Sprintf("far-%d", i),
-		InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(1 + i/250), byte(1 + i%250)})},
-		PodCIDRs:    []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(192 + i/256), byte(i), 0}), 24)},
+		InternalIPs: []netip.Addr{netip.MustParseAddr(addr)}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix(podCIDR)},
 	}
 }
 
-// FarNodes adds nodes that do not exist, until there are k.
-func FarNodes(specs []lab.NodeSpec, k int) []lab.NodeSpec {
+// FarNodes adds nodes of a family that do not exist, until there are k.
+func FarNodes(specs []lab.NodeSpec, k int, family wire.Family) []lab.NodeSpec {
 	for i := range k - len(specs) {
-		specs = append(specs, farNode(i))
+		specs = append(specs, farNode(i, family))
 	}
 	return specs
 }
@@ -53,18 +55,23 @@ type service struct {
 	IP, Endpoint netip.Addr
 }
 
-func services(k int) []service {
+func services(k int, family wire.Family) []service {
 	plus := func(a netip.Addr, n int) netip.Addr {
-		raw := a.As4()
-		binary.BigEndian.PutUint32(raw[:], binary.BigEndian.Uint32(raw[:])+uint32(n))
-		return netip.AddrFrom4(raw)
+		raw := a.AsSlice()
+		last := raw[len(raw)-4:]
+		binary.BigEndian.PutUint32(last, binary.BigEndian.Uint32(last)+uint32(n))
+		sum, _ := netip.AddrFromSlice(raw) // as long as it was
+		return sum
 	}
 	all := make([]service, k)
 	for i := range all {
-		all[i] = service{fmt.Sprintf("default/service-%d", i), plus(serviceCIDR.Addr(), i+10), plus(clusterCIDR.Addr(), i+10)}
+		all[i] = service{fmt.Sprintf("default/service-%d", i), plus(serviceCIDR[family].Addr(), i+10), plus(clusterCIDR[family].Addr(), i+10)}
 	}
 	return all
 }
+
+// Backend is where the endpoint listens.
+func (s service) Backend() netip.AddrPort { return netip.AddrPortFrom(s.Endpoint, 8080) }
 
 // Hash names a Service's chain as kube-proxy does: so many letters and digits that depend on what the chain is for.
 func (s service) Hash(length int) string { return hash(s.Name, length) }
@@ -108,12 +115,15 @@ func (n *Network) setServices(ctx context.Context, k int) error {
 		return nil
 	}
 	return n.forAll(func(node *lab.Node) error {
-		rules := ruleset{Node: node.Addr(), PodCIDR: node.PodCIDR(), Cluster: clusterCIDR, Masquerade: n.setup.masquerade, Services: services(k)}
+		rules := ruleset{
+			Node: node.Addr(), PodCIDR: node.PodCIDR(), Cluster: clusterCIDR[n.setup.family], Masquerade: n.setup.masquerade,
+			Services: services(k, n.setup.family),
+		}
 		text, err := rules.text(n.setup.rules)
 		if err != nil {
 			return err
 		}
-		return apply(ctx, node, text, n.setup.rules)
+		return apply(ctx, node, text, n.setup.feeder())
 	})
 }
 
@@ -125,9 +135,19 @@ func (n *Network) forAll(do func(*lab.Node) error) error {
 	return group.Wait()
 }
 
-// apply feeds rules to the program that kube-proxy feeds them to.
-func apply(ctx context.Context, node *lab.Node, rules []byte, file string) error {
-	command := map[string][]string{iptables: {"iptables-restore", "-w", "10"}, nftables: {"nft", "-f"}}[file]
+// programs are those that kube-proxy feeds rules of its iptables mode to, and that list them.
+var programs = [wire.Families]struct{ restore, list string }{{"iptables-restore", "iptables"}, {"ip6tables-restore", "ip6tables"}}
+
+// feeder is the command that reads the rules from a file, as kube-proxy has it do.
+func (s setup) feeder() []string {
+	if s.rules == nftables {
+		return []string{"nft", "-f"}
+	}
+	return []string{programs[s.family].restore, "-w", "10"}
+}
+
+// apply feeds rules to a command.
+func apply(ctx context.Context, node *lab.Node, rules []byte, command []string) error {
 	path := filepath.Join(node.Dir, "rules")
 	if err := os.WriteFile(path, rules, 0o600); err != nil {
 		return fmt.Errorf("write the rules of %s: %w", node.Name, err)
@@ -149,13 +169,13 @@ const nftNew = "jump service-endpoints-check"
 
 // countRules reads the rules that count, each chain by itself: iptables-save would list 20 000 Services in another table first. A rule is known by a
 // part of its text.
-func countRules(ctx context.Context, into Counters, node *lab.Node, file string) error {
+func (s setup) countRules(ctx context.Context, into Counters, node *lab.Node) error {
 	type chain struct {
 		list     []string
 		counters map[string]string
 	}
 	list := func(chain string) []string {
-		return []string{"iptables", "-w", "10", "-t", "filter", "-v", "-S", chain}
+		return []string{programs[s.family].list, "-w", "10", "-t", "filter", "-v", "-S", chain}
 	}
 	chains := map[string][]chain{
 		iptables: {
@@ -164,7 +184,7 @@ func countRules(ctx context.Context, into Counters, node *lab.Node, file string)
 		},
 		// Neither kube-proxy's nor flannel's nft rules count. One that sees new connections only can, and costs their packets nothing.
 		nftables: {{[]string{"nft", "list", "chain", "ip", "kube-proxy", "filter-forward"}, map[string]string{opened: nftNew}}},
-	}[file]
+	}[s.rules]
 	for _, c := range chains {
 		listing, err := node.Exec(ctx, c.list[0], c.list[1:]...)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -129,18 +130,31 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
+func inEachFamily(t *testing.T, test func(t *testing.T, family wire.Family)) {
+	for family := range wire.Families {
+		t.Run(family.String(), func(t *testing.T) { test(t, family) })
+	}
+}
+
 // No far node shares anything with another, with the nodes that there are, or with a Service.
-func TestFarNodes(t *testing.T) {
-	taken := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), serviceCIDR}
+func TestFarNodes(t *testing.T) { inEachFamily(t, farNodesAreApart) }
+
+func farNodesAreApart(t *testing.T, family wire.Family) {
+	t.Helper()
+	near := [wire.Families]string{"10.244.0.0/16", "fd00:10:244::/56"}[family]
+	fabric := [wire.Families]string{"172.18.0.0/16", "fd00:172:18::/64"}[family]
+	nodes := [wire.Families]string{"172.18.0.0/24", "fd00:172:18::/112"}[family]
+	taken := []netip.Prefix{netip.MustParsePrefix(near), serviceCIDR[family]}
 	names, addrs, cidrs := map[string]bool{}, map[netip.Addr]bool{}, map[netip.Prefix]bool{}
 	for i := range maxNodes {
-		node := farNode(i)
+		node := farNode(i, family)
 		addr, podCIDR := node.InternalIPs[0], node.PodCIDRs[0]
 		names[node.Name], addrs[addr], cidrs[podCIDR] = true, true, true
-		if !clusterCIDR.Contains(podCIDR.Addr()) || slices.ContainsFunc(taken, podCIDR.Overlaps) || podCIDR != podCIDR.Masked() {
+		if !clusterCIDR[family].Contains(podCIDR.Addr()) || slices.ContainsFunc(taken, podCIDR.Overlaps) || podCIDR != podCIDR.Masked() {
 			t.Fatalf("far node %d has podCIDR %s", i, podCIDR)
 		}
-		if last := addr.As4()[3]; addr.As4()[2] == 0 || last == 0 || last == 255 || !netip.MustParsePrefix("172.18.0.0/16").Contains(addr) {
+		last := addr.AsSlice()[len(addr.AsSlice())-1]
+		if addr.Is4() && (last == 0 || last == 255) || !netip.MustParsePrefix(fabric).Contains(addr) || netip.MustParsePrefix(nodes).Contains(addr) {
 			t.Fatalf("far node %d has address %s", i, addr)
 		}
 	}
@@ -149,13 +163,16 @@ func TestFarNodes(t *testing.T) {
 	}
 }
 
-func TestServices(t *testing.T) {
+func TestServices(t *testing.T) { inEachFamily(t, servicesAreApart) }
+
+func servicesAreApart(t *testing.T, family wire.Family) {
+	t.Helper()
 	const maxServices = 50_000
-	all := services(maxServices)
+	all := services(maxServices, family)
 	clusters, chains := map[netip.Addr]bool{}, map[string]bool{}
 	for _, s := range all {
 		clusters[s.IP], chains[s.Hash(16)], chains[s.EndpointHash(16)] = true, true, true
-		if !serviceCIDR.Contains(s.IP) || !clusterCIDR.Contains(s.Endpoint) {
+		if !serviceCIDR[family].Contains(s.IP) || !clusterCIDR[family].Contains(s.Endpoint) {
 			t.Fatalf("service %+v is out of the Services' or the pods' network", s)
 		}
 	}
@@ -167,8 +184,8 @@ func TestServices(t *testing.T) {
 // The list that the first packet of a connection walks grows by one rule per Service, before its last rule.
 func TestServiceRules(t *testing.T) {
 	for _, k := range []int{0, 1, 7} {
-		rules := ruleset{Node: netip.MustParseAddr("172.18.0.11"), PodCIDR: netip.MustParsePrefix("10.244.0.0/24"), Cluster: clusterCIDR, Masquerade: "flannel",
-			Services: services(k)}
+		rules := ruleset{Node: netip.MustParseAddr("172.18.0.11"), PodCIDR: netip.MustParsePrefix("10.244.0.0/24"), Cluster: clusterCIDR[wire.IPv4], Masquerade: "flannel",
+			Services: services(k, wire.IPv4)}
 		text := rendered(t, rules, iptables)
 		if got := strings.Count(text, "-A KUBE-SERVICES "); got != k+1 {
 			t.Errorf("%d Services: %d rules in KUBE-SERVICES, want %d", k, got, k+1)
@@ -231,12 +248,13 @@ func touch(t *testing.T, dir, path string) {
 // A mode asks for what it lacks, one after the other, until there is nothing left to ask for.
 func TestReady(t *testing.T) {
 	for mode, wants := range map[string][]string{
-		result.Direct:    nil,
-		result.EBPF:      {"bin/ebpf-cni", "bin/ebpf-agent"},
-		result.KubeProxy: {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
-		result.PTP:       {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
-		result.VXLAN:     {"bin/ebpf-cni", "bin/ebpf-agent"},
-		result.NFTables:  {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
+		result.Direct:       nil,
+		result.EBPF:         {"bin/ebpf-cni", "bin/ebpf-agent"},
+		result.KubeProxy:    {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni", "bin/ebpf-agent"},
+		result.PTP:          {"path/iptables-restore", "path/iptables", "path/go", "net/netfilter/nf_conntrack_max", "bin/ebpf-cni"},
+		result.VXLAN:        {"bin/ebpf-cni", "bin/ebpf-agent"},
+		result.IPTablesIPv6: {"path/ip6tables-restore", "path/ip6tables", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
+		result.NFTables:     {"path/nft", "path/go", "net/netfilter/nf_conntrack_max", "net/bridge/bridge-nf-call-iptables", "bin/ebpf-cni"},
 	} {
 		t.Run(mode, func(t *testing.T) {
 			dir := t.TempDir()

@@ -3,6 +3,7 @@ package report
 import (
 	_ "embed"
 	"fmt"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -60,7 +61,22 @@ func budgets() (all []budget) {
 	itself("status", "took", 1, "")
 	last := result.Row{Workload: "pods", Metric: "add-p50", Point: result.Pods}
 	all = append(all, budget{subject: subject{row: last, mode: result.EBPF, from: 1}, bound: 1.2})
-	return append(all, tunnelBudgets()...)
+	return slices.Concat(all, ipv6Budgets(), tunnelBudgets())
+}
+
+// ipv6Budgets hold IPv6 to be about as fast as IPv4.
+func ipv6Budgets() (all []budget) {
+	of := func(workload string, paths ...string) {
+		for _, path := range paths {
+			row := result.Row{Workload: workload, Path: path, Metric: result.Rate}
+			all = append(all, budget{subject: subject{row: row, mode: result.IPv6, base: result.EBPF}, bound: 0.95, how: "IPv6"})
+		}
+	}
+	of("udp64", result.Paths()...)
+	of("tcp1", result.SameNode, result.AcrossNodes)
+	of("crr", result.AcrossNodes)
+	of("flows", result.Egress)
+	return all
 }
 
 // tunnelBudgets are those of nodes that reach each other through a tunnel: faster than flannel's, and as flat as the direct way.
@@ -93,7 +109,7 @@ func clusterBudgets() []budget {
 // key names a budget in the file of reasons.
 func (b budget) key() string {
 	key := join(b.row.Workload, b.row.Path)
-	if b.mode == result.VXLAN {
+	if b.mode == result.VXLAN || b.mode == result.IPv6 {
 		key = join(key, b.mode)
 	}
 	switch {

@@ -104,6 +104,7 @@ var colours = map[string]color.Color{
 	result.Direct: color.RGBA{0x99, 0x99, 0x99, 0xff}, result.EBPF: color.RGBA{0xd5, 0x5e, 0x00, 0xff}, result.KubeProxy: color.RGBA{0xe6, 0x9f, 0x00, 0xff},
 	result.IPTables: color.RGBA{0x00, 0x72, 0xb2, 0xff}, result.PTP: color.RGBA{0x00, 0x9e, 0x73, 0xff}, result.NFTables: color.RGBA{0x33, 0x33, 0x66, 0xff},
 	result.VXLAN: color.RGBA{0xf0, 0xe4, 0x42, 0xff}, result.IPTablesVXLAN: color.RGBA{0x56, 0xb4, 0xe9, 0xff},
+	result.IPv6: color.RGBA{0xcc, 0x79, 0xa7, 0xff}, result.IPTablesIPv6: color.RGBA{0x44, 0x77, 0x77, 0xff},
 }
 
 // plotsOf are the plots of a run, as far as it has values for them.
@@ -264,14 +265,20 @@ func (d dots) draw(p *plot.Plot) []entry {
 	line(draw.LineStyle{Color: color.Gray{Y: 0x99}, Width: vg.Points(1), Dashes: []vg.Length{4, 3}}, 1, p.Y.Min, 1, p.Y.Max)
 	for _, one := range d {
 		y, hue := float64(slices.Index(titles, one.direction())), colours[result.EBPF]
-		if one.base == result.Direct {
+		switch one.base {
+		case result.Direct:
 			hue = colours[result.Direct]
+		case result.EBPF:
+			hue = colours[result.IPv6]
 		}
 		line(draw.LineStyle{Color: color.Black, Width: vg.Points(2.5)}, one.bound, y-0.3, one.bound, y+0.3)
 		line(draw.LineStyle{Color: hue, Width: vg.Points(2)}, one.ratio.Low, y, one.ratio.High, y)
 		p.Add(&plotter.Scatter{XYs: plotter.XYs{{X: one.ratio.Median, Y: y}}, GlyphStyle: draw.GlyphStyle{Color: hue, Radius: vg.Points(4), Shape: draw.CircleGlyph{}}})
 	}
-	return []entry{{"over the classical network", colours[result.EBPF]}, {"over the machine's limit", colours[result.Direct]}, {"asked", color.Black}}
+	return []entry{
+		{"over the classical network", colours[result.EBPF]}, {"over the machine's limit", colours[result.Direct]}, {"IPv6 over IPv4", colours[result.IPv6]},
+		{"asked", color.Black},
+	}
 }
 
 // direction is what a ratio is of, and which one is better.

@@ -16,11 +16,14 @@ const (
 	// VXLAN is this project, and IPTablesVXLAN flannel, with a tunnel between the nodes.
 	VXLAN         = "ebpf+vxlan"
 	IPTablesVXLAN = "iptables+vxlan"
+	// IPv6 and IPTablesIPv6 are EBPF and IPTables where nodes and pods have IPv6 alone.
+	IPv6         = "ebpf+ipv6"
+	IPTablesIPv6 = "iptables+ipv6"
 )
 
 // Modes are all of them, in the order of the tables and in that of measuring: those that are divided by each other stand side by side.
 func Modes() []string {
-	return []string{Direct, EBPF, IPTables, KubeProxy, PTP, NFTables, VXLAN, IPTablesVXLAN}
+	return []string{Direct, EBPF, IPTables, IPv6, IPTablesIPv6, KubeProxy, PTP, NFTables, VXLAN, IPTablesVXLAN}
 }
 
 // The places between which packets are sent, as samples name them.

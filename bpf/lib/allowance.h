@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the node does for each pod only so often, since it costs the node or others more than the pod. */
+#ifndef EC_LIB_ALLOWANCE_H
+#define EC_LIB_ALLOWANCE_H
+
+#include "bpf/lib/maps.h"
+
+/* For how long a pod may be ahead, in ns: that many intervals at once are granted. */
+#define ALLOWANCE_AHEAD NSEC_PER_SEC
+
+/* Takes something of which the pod gets one in each interval, in ns (GCRA: reset_at is the theoretical time of the next
+ * one). */
+EC_INLINE bool allowance_take(struct device *dev, __u64 interval)
+{
+	__u64 was = *(volatile __u64 *)&dev->reset_at, now = bpf_ktime_get_coarse_ns();
+	__u64 at = was > now ? was : now;
+
+	if (at - now >= ALLOWANCE_AHEAD)
+		return false;
+	return __sync_val_compare_and_swap(&dev->reset_at, was, at + interval) == was;
+}
+
+#endif
