@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"testing"
 )
 
@@ -30,6 +31,9 @@ var abreast = []struct {
 	},
 }
 
+// long are those with clusters of their own that take more than they would be missed for.
+var long = []test{{"BecomesDual", testBecomesDual}}
+
 func TestAbreast(t *testing.T) {
 	bare(t)
 	// How nodes get ready is watched meanwhile, with nothing else going on.
@@ -42,7 +46,14 @@ func TestAbreast(t *testing.T) {
 			inTurn(t, "Shared", all.shared)
 		})
 	}
+	if isLong() {
+		for _, one := range long {
+			t.Run(one.name, one.run)
+		}
+	}
 }
+
+func isLong() bool { return os.Getenv("TEST_LONG") == "1" }
 
 // inTurn runs tests one after the other, beside those of other names.
 func inTurn(t *testing.T, name string, tests []test) {

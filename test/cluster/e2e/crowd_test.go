@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,7 +14,7 @@ import (
 
 // crowded is how many pods a node gets: in the long form as many as make a node full, a kubelet taking 110.
 func crowded() int {
-	if os.Getenv("TEST_LONG") == "1" {
+	if isLong() {
 		return 100
 	}
 	return 40
