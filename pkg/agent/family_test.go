@@ -322,7 +322,7 @@ func TestForeignRoutesOfBothFamiliesStay(t *testing.T) {
 	}
 }
 
-// Interfaces that only a link's own prefix of IPv6 leads to are no way out, and no fleeting address is masqueraded to.
+// Interfaces that only a link's own prefix of IPv6 leads to are no way out, and a fleeting address is masqueraded to only where there is no other.
 func TestUplinksOfIPv6(t *testing.T) {
 	v := testView()
 	v.used[wire.IPv6] = true
@@ -337,10 +337,15 @@ func TestUplinksOfIPv6(t *testing.T) {
 		device.Address{Index: 2, Prefix: netip.MustParsePrefix("fe80::1/64"), Link: true},
 		device.Address{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::7/64"), Fleeting: true},
 		device.Address{Index: 2, Prefix: netip.MustParsePrefix("2001:db8::8/64")},
+		device.Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::9/64"), Fleeting: true},
+		device.Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::a/64"), Fleeting: true, Unproven: true},
 	)
 	uplinks := v.findUplinks(nil)
 	if !slices.Equal(names(uplinks), []string{"eth0", "eth1"}) {
 		t.Fatalf("uplinks %v", names(uplinks))
+	}
+	if got := uplinks[1].Addresses; !slices.Contains(got, netip.MustParseAddr("2001:db8::9")) || slices.Contains(got, netip.MustParseAddr("2001:db8::a")) {
+		t.Errorf("addresses of eth1: %v", got)
 	}
 	of := func(a netip.Addr) bool { return a.Is4() }
 	if six := slices.DeleteFunc(uplinks[0].Addresses, of); !slices.Equal(six, []netip.Addr{netip.MustParseAddr("2001:db8::8")}) {

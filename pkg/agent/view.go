@@ -178,11 +178,17 @@ func leadsOut(l device.Link) bool {
 
 func (v *view) uplink(l device.Link) plan.Link {
 	out := plan.Link{Index: uint32(l.Index), Name: l.Name, MTU: uint32(l.MTU)}
-	for _, secondary := range []bool{false, true} {
+	for _, kind := range []struct{ secondary, fleeting bool }{{}, {secondary: true}, {fleeting: true}} {
+		better := wire.AddressesFrom(out.Addresses...)
 		for _, a := range v.addresses {
-			if a.Index == l.Index && v.of(a.Prefix.Addr()) && !a.Host && !a.Link && !a.Fleeting && a.Secondary == secondary {
-				out.Addresses = append(out.Addresses, a.Prefix.Addr())
+			usable := a.Index == l.Index && v.of(a.Prefix.Addr()) && !a.Host && !a.Link && !a.Unproven
+			if !usable || a.Secondary != kind.secondary || a.Fleeting != kind.fleeting {
+				continue
 			}
+			if a.Fleeting && better[wire.FamilyOf(a.Prefix.Addr())] != (wire.Addr{}) {
+				continue // it is only better than none
+			}
+			out.Addresses = append(out.Addresses, a.Prefix.Addr())
 		}
 	}
 	return out

@@ -128,9 +128,10 @@ func decodeAddress(m []byte) (a Address, ok bool) {
 		bits = local.BitLen()
 	}
 	a.Prefix = netip.PrefixFrom(local, bits)
-	const fleeting = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+	const fleeting, unproven = unix.IFA_F_TEMPORARY | unix.IFA_F_DEPRECATED, unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 	a.Secondary = flags&unix.IFA_F_SECONDARY != 0 && local.Is4()
 	a.Fleeting = flags&fleeting != 0 && local.Is6() // "temporary" is the same bit as "secondary" for IPv4
+	a.Unproven = flags&unproven != 0
 	return a, a.Prefix.IsValid()
 }
 

@@ -92,7 +92,8 @@ func TestListsAreTheKernels(t *testing.T) {
 		addresses = append(addresses, Address{
 			Index: a.LinkIndex, Prefix: prefix(a.IPNet), Host: a.Scope == unix.RT_SCOPE_HOST, Link: a.Scope == unix.RT_SCOPE_LINK,
 			Secondary: a.Flags&unix.IFA_F_SECONDARY != 0 && addr(a.IP).Is4(),
-			Fleeting:  a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 && addr(a.IP).Is6(),
+			Fleeting:  a.Flags&(unix.IFA_F_TEMPORARY|unix.IFA_F_DEPRECATED) != 0 && addr(a.IP).Is6(),
+			Unproven:  a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0,
 		})
 	}
 	haveAddresses, err := h.Addresses()

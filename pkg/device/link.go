@@ -58,9 +58,11 @@ type Address struct {
 	Link   bool // scope link
 	// Secondary is set for an address that is not its subnet's first.
 	Secondary bool
-	// Fleeting is set for an address of IPv6 that new connections should not get: it is deprecated, temporary (RFC 8981), or not
-	// yet known to be nobody else's.
+	// Fleeting is set for an address of IPv6 that new connections should not get while there is another: it is deprecated, or
+	// temporary (RFC 8981).
 	Fleeting bool
+	// Unproven is set for one that may be somebody else's: it is tentative, or turned out to be (RFC 4862, section 5.4).
+	Unproven bool
 }
 
 // Veth describes a pair to create. Both ends get the MTU.

@@ -95,7 +95,7 @@ func TestLocalTable(t *testing.T) {
 	}
 }
 
-// What is deprecated or tentative is no address for new connections.
+// What is deprecated is no address for new connections while there is another.
 func TestFleetingAddresses(t *testing.T) {
 	h, lo := inside(t)
 	for text, flags := range map[string]int{"fd00:9::1/128": 0, "fd00:9::2/128": unix.IFA_F_DEPRECATED} {
