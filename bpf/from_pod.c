@@ -101,7 +101,6 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 {
 	struct device_key key = {.ifindex = ctx->ifindex};
 	struct device *dev = bpf_map_lookup_elem(&devices, &key);
-	enum family family;
 
 	if (!dev)
 		return -DROP_SPOOFED_SOURCE;
@@ -110,10 +109,15 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 	/* The tag would leave with the packet, into a network that the pod is not on. */
 	if (ctx->vlan_present)
 		return -DROP_NOT_IP;
-	if (ctx->protocol == bpf_htons(ETH_P_ARP))
-		return arp_answer(ctx, dev);
-	family = ip_family(ctx);
-	return family == FAMILIES ? -DROP_NOT_IP : from_pod_ip(ctx, dev, family);
+	/* Each family has code of its own, compiled from the same source. */
+	switch (ip_family(ctx)) {
+	case FAMILY_IPV4:
+		return from_pod_ip(ctx, dev, FAMILY_IPV4);
+	case FAMILY_IPV6:
+		return from_pod_ip(ctx, dev, FAMILY_IPV6);
+	default:
+		return ctx->protocol == bpf_htons(ETH_P_ARP) ? arp_answer(ctx, dev) : -DROP_NOT_IP;
+	}
 }
 
 SEC("tc")

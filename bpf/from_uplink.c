@@ -142,17 +142,13 @@ EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const str
 	return from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK;
 }
 
-EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
+EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 {
 	struct config *config = config_get();
-	enum family family = ip_family(ctx);
+	struct scratch *s = scratch_new();
 	enum verdict verdict;
 	struct endpoint *ep;
-	struct scratch *s;
 
-	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || family == FAMILIES || pkt_in_vlan(ctx))
-		return VERDICT_STACK;
-	s = scratch_new();
 	if (!config || !s)
 		return VERDICT_STACK;
 	verdict = ip_parse_arrived(ctx, s, family);
@@ -172,6 +168,21 @@ EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 	if (verdict != VERDICT_STACK || family == FAMILY_IPV4)
 		return verdict;
 	return from_uplink_to_stack(ctx, &s->pkt, false);
+}
+
+EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
+{
+	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || pkt_in_vlan(ctx))
+		return VERDICT_STACK;
+	/* As in ec_from_pod, each family has code of its own. */
+	switch (ip_family(ctx)) {
+	case FAMILY_IPV4:
+		return from_uplink_ip(ctx, FAMILY_IPV4);
+	case FAMILY_IPV6:
+		return from_uplink_ip(ctx, FAMILY_IPV6);
+	default:
+		return VERDICT_STACK;
+	}
 }
 
 SEC("tc")

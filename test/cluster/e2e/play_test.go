@@ -45,7 +45,7 @@ func testUpAndDown(t *testing.T) {
 	}
 	err := cluster.Poll(within(t, stepLimit), "the node is well, beside kube-proxy", func(ctx context.Context) error {
 		status, err := try(ctx, said("on a node"))
-		if err == nil && (!strings.Contains(status, "nftables table ip6 kube-proxy") || !strings.Contains(status, "No problems.")) {
+		if err == nil && (!strings.Contains(status, "nftables table ip kube-proxy") || !strings.Contains(status, "No problems.")) {
 			err = errors.New(status)
 		}
 		return err
