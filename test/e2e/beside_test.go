@@ -82,8 +82,8 @@ func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *pro
 // serviceAddr is the address of the first Service.
 var serviceAddr = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("10.96.0.10"), wire.IPv6: netip.MustParseAddr("fd00:10:96::10")}
 
-// family is that of the Services, the lab's first.
-func (p *proxied) family() wire.Family { return p.Options.Families[0] }
+// family is that of the Services.
+func (p *proxied) family() wire.Family { return firstFamily(p.Lab) }
 
 // at is a Service's address.
 func (p *proxied) at(name string) netip.AddrPort { return p.service(name).cluster }
