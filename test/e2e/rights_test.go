@@ -92,7 +92,7 @@ func TestManifestsRights(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		applyRules(t, node, masqueradeRule, "nft", "-f")
+		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
 		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
 		assertReaches(t, a.Namespace, inside, a.Addr())
 		assertReaches(t, a.Namespace, outside, node.Addr())
