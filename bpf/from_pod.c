@@ -65,7 +65,7 @@ EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device
 		return -DROP_BAD_OFFLOAD;
 	if (family == FAMILY_IPV6 && (ipv6_of_link(&pkt->tuple.dst) || ipv6_link_local(&pkt->tuple.src)))
 		return nd_answer(ctx, dev, pkt);
-	/* IPv4's source is never zero, ::ffff:0.0.0.0 at least. */
+	/* A pod without IPv6 has :: there, which a packet may have too; no address of IPv4 is all zero. */
 	if (!addr_equal(&pkt->tuple.src, own) || (family == FAMILY_IPV6 && addr_is_zero(own)))
 		return -DROP_SPOOFED_SOURCE;
 	return pkt_is_icmp(family, pkt->tuple.proto) ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;

@@ -4,7 +4,8 @@
  * tc ingress of an uplink: everything that reaches the node. Packets to a pod's
  * address and replies to masqueraded flows are delivered; everything else, malformed
  * packets included, goes to the stack; to the tunnel port only by an uplink that leads
- * to the sender.
+ * to the sender, and IPv6 that the stack would forward only from a source that may be
+ * there.
  */
 #include "bpf/lib/arrive.h"
 #include "bpf/lib/count.h"
@@ -109,8 +110,10 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
 }
 
-/* To a tunnel port: what another node sends, only by an uplink that leads to it, as if it had come without the
- * tunnel. */
+/*
+ * To a tunnel port: what another node sends, only by an uplink that leads to it, as if it
+ * had come without the tunnel.
+ */
 EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	struct destination *from;
@@ -134,7 +137,9 @@ EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const str
 	if (to && to->kind == DESTINATION_HOST && !unread)
 		return VERDICT_STACK;
 	from = path_destination(&pkt->tuple.src);
-	return from ? from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK : VERDICT_STACK;
+	if (!from)
+		return VERDICT_STACK;
+	return from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK;
 }
 
 EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)

@@ -32,8 +32,7 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	if (ep && path_foreign(ctx, ep))
 		return -DROP_SPOOFED_SOURCE;
 	to = path_destination(&s->pkt.tuple.dst);
-	/* The way to a podCIDR may have become another a moment before the host's route does. The far end takes either.
-	 */
+	/* The way to a podCIDR may change a moment before the host's route does. The far end takes either. */
 	if (!to || !(to->kind == DESTINATION_POD_CIDR || to->flags & DESTINATION_BY_TUNNEL))
 		return -DROP_NODE_OFF_LINK;
 	return tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac) ?: VERDICT_STACK;

@@ -45,18 +45,6 @@ var (
 	gateways  = [wire.Families]netip.Addr{netip.MustParseAddr("169.254.1.1"), netip.MustParseAddr("fe80::1")}
 )
 
-// forEachStack runs a test on nodes of one family and of both, with the podCIDRs in either order.
-func forEachStack(t *testing.T, test func(t *testing.T, w *fixture)) {
-	for name, families := range map[string][]wire.Family{
-		"IPv4": {wire.IPv4}, "IPv6": {wire.IPv6}, "dual": {wire.IPv4, wire.IPv6}, "dual, IPv6 first": {wire.IPv6, wire.IPv4},
-	} {
-		t.Run(name, func(t *testing.T) { test(t, newFixture(t, families...)) })
-	}
-}
-
-// newDual is a node of both families.
-func newDual(t testing.TB) *fixture { return newFixture(t, wire.IPv4, wire.IPv6) }
-
 // fixture is a node without an agent: a namespace with an address, a BPF file system with the real maps and the real
 // program pinned, a state directory, and the plugin. It belongs to the test's goroutine, which must not change.
 type fixture struct {
@@ -98,22 +86,6 @@ func newFixture(t testing.TB, families ...wire.Family) *fixture {
 	}
 	w.pinDataplane()
 	return w
-}
-
-// rangesOf is the field of that name of host-local.
-func rangesOf(families ...wire.Family) (sets [][]any) {
-	for _, f := range families {
-		sets = append(sets, []any{map[string]any{"subnet": podCIDRs[f].String()}})
-	}
-	return sets
-}
-
-// pick are those of each of the node's families.
-func (w *fixture) pick(of [wire.Families]netip.Addr) (all []netip.Addr) {
-	for _, f := range w.families {
-		all = append(all, of[f])
-	}
-	return all
 }
 
 func (w *fixture) must(err error) {

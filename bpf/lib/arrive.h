@@ -48,8 +48,10 @@ EC_INLINE enum verdict arrive_check_icmp(struct __sk_buff *ctx, const struct pkt
 	return pkt_is_icmp(pkt->family, pkt->tuple.proto) ? icmp_check(ctx, END_DESTINATION) : VERDICT_GO_ON;
 }
 
-/* Whether a packet that has passed these checks may go straight into the pod; from is what destinations says of its
- * source. */
+/*
+ * Whether a packet whose source and ICMP message may be there may go straight into the
+ * pod; from is what destinations says of its source.
+ */
 EC_INLINE enum verdict arrive_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 				    const struct endpoint *ep, const struct destination *from)
 {

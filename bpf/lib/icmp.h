@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ICMP errors (RFC 792, RFC 1191; RFC 4443 for IPv6) about masqueraded flows: the quoted packet is
- * translated together with the error (RFC 5508, section 4), and the error takes the
- * same way as the flow.
+ * ICMP errors (RFC 792, RFC 1191; RFC 4443 for IPv6) about masqueraded flows: the quoted
+ * packet is translated together with the error (RFC 5508, section 4), and the error
+ * takes the same way as the flow.
  */
 #ifndef EC_LIB_ICMP_H
 #define EC_LIB_ICMP_H

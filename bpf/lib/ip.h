@@ -54,7 +54,7 @@ EC_INLINE bool ip_not_routed(__u8 family, const struct addr *a)
 	return family == FAMILY_IPV6 ? ipv6_multicast(a) || ipv6_link_local(a) : ipv4_multicast(addr_v4(a));
 }
 
-/* Whether no packet that was forwarded can have this source. */
+/* Whether no host has the address, or none beyond the link. */
 EC_INLINE bool ip_martian(__u8 family, const struct addr *a)
 {
 	return family == FAMILY_IPV6 ? ipv6_martian(a) : ipv4_martian(addr_v4(a));
@@ -75,7 +75,7 @@ EC_INLINE enum verdict ip_hop(struct __sk_buff *ctx, const struct pkt *pkt, cons
 	return pkt->family == FAMILY_IPV6 ? ipv6_hop(ctx, pkt, macs) : ipv4_hop(ctx, pkt, macs);
 }
 
-/* Writes the tuple, or that of its replies, into the scratch record for a lookup of the kernel's; returns its length.
+/* Writes a tuple, or that of its replies, as the kernel's lookups want it into the scratch record; returns its length.
  */
 EC_INLINE __u32 ip_set_lookup(struct scratch *s, const struct tuple *t, bool of_replies)
 {

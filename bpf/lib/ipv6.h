@@ -42,14 +42,13 @@ EC_INLINE bool ipv6_link_local(const struct addr *a)
 	return ipv6_head(a) >> 22 == 0xfe80 >> 6;
 }
 
-/* Whether packets to the address stay on the link: link-local, or multicast of that scope or a smaller one (RFC 4291).
- */
+/* Whether packets to the address stay on the link: link-local, or multicast of no wider scope (RFC 4291). */
 EC_INLINE bool ipv6_of_link(const struct addr *a)
 {
 	return ipv6_link_local(a) || (ipv6_multicast(a) && (a->bytes[1] & 0x0f) <= 2);
 }
 
-/* Sources that no packet which was forwarded can have: ::, ::1, multicast and link-local addresses (RFC 6890). */
+/* Addresses that no host beyond the link can have: ::, ::1, multicast and link-local ones (RFC 6890). */
 EC_INLINE bool ipv6_martian(const struct addr *a)
 {
 	const __u32 *w = (const __u32 *)a->bytes;
@@ -199,8 +198,7 @@ struct ipv6_hop {
 };
 _Static_assert(sizeof(struct ipv6_hop) == 22, "ipv6_hop mirrors the packet");
 
-/* Decrements the hop limit, and writes the MACs unless NULL, and the address that a rewrite left pending (rewrite.h).
- */
+/* Decrements the hop limit, and writes the MACs unless NULL and the address that a rewrite left pending (rewrite.h). */
 EC_CALL enum verdict ipv6_hop(struct __sk_buff *ctx, const struct pkt *pkt, const __u8 *macs)
 {
 	void *data = (void *)(long)ctx->data;

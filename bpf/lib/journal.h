@@ -12,8 +12,7 @@
 /* So many of the newest records are left alone: they may be half written. */
 #define JOURNAL_YOUNG 8
 
-/* How many records a program looks at for each new flow when the agent has stopped sweeping, and when it finds no room.
- */
+/* How many records a program looks at for each new flow while the agent does not sweep, and when it finds no room. */
 #define JOURNAL_STEPS 4
 #define JOURNAL_STEPS_FULL 16
 

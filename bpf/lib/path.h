@@ -140,11 +140,11 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		.ifindex = ctx->ifindex,
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
-	__u8 family = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
+	__u8 af = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
 	long found;
 
-	fib.family = family;
-	if (family == EC_AF_INET6) {
+	fib.family = af;
+	if (af == EC_AF_INET6) {
 		__builtin_memcpy(fib.ipv6_src, &pkt->tuple.src, sizeof(fib.ipv6_src));
 		__builtin_memcpy(fib.ipv6_dst, dst, sizeof(fib.ipv6_dst));
 	} else {
@@ -153,11 +153,11 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 	}
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
-	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != family)
+	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != af)
 		return VERDICT_STACK;
 	p->unresolved = found == BPF_FIB_LKUP_RET_NO_NEIGH;
 	p->ifindex = fib.ifindex;
-	if (family == EC_AF_INET6)
+	if (af == EC_AF_INET6)
 		__builtin_memcpy(&p->node, fib.ipv6_dst, sizeof(p->node));
 	else
 		addr_set_v4(&p->node, fib.ipv4_dst);

@@ -106,8 +106,10 @@ EC_INLINE enum verdict translate_source(struct __sk_buff *ctx, struct scratch *s
 		return VERDICT_GO_ON;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return t->masqueraded ? icmp_translate(ctx, s, END_SOURCE, t->masqueraded) : -DROP_NO_MAPPING;
-	/* With this node's address, a node that is not known here might trust it. Checked for older flows too: they may
-	 * be from before the tunnel. */
+	/*
+	 * With this node's address, a node that is not known here might trust it. Checked
+	 * for older flows too: they may be from before the tunnel.
+	 */
 	if (tunnel_is_outer(&s->pkt))
 		return -DROP_TUNNEL_PORT;
 	if (!t->masqueraded) {

@@ -48,12 +48,12 @@ EC_INLINE enum verdict tunnel_carries(const struct __sk_buff *ctx)
 	return ip_family(ctx) == FAMILIES ? -DROP_NOT_IP : VERDICT_GO_ON;
 }
 
-/* Writes the two ends of the tunnel into the key; returns the flags that its family needs. */
+/* Writes the two ends of the tunnel, of one family, into the key; returns the flags that the family needs. */
 EC_INLINE __u64 tunnel_ends(struct bpf_tunnel_key *key, const struct addr *source, const struct addr *node)
 {
-	bool is_v4 = addr_is_v4(node), has_source = !addr_is_zero(source) && addr_is_v4(source) == is_v4;
+	bool has_source = !addr_is_zero(source);
 
-	if (!is_v4) {
+	if (!addr_is_v4(node)) {
 		__builtin_memcpy(key->remote_ipv6, node, sizeof(*node));
 		if (has_source)
 			__builtin_memcpy(key->local_ipv6, source, sizeof(*source));
@@ -83,7 +83,7 @@ EC_CALL enum verdict tunnel_encap(struct __sk_buff *ctx, __u8 tos, const struct 
 
 	if (!config)
 		return -DROP_INVALID;
-	flags = tunnel_ends(&key, &config->tunnel[!addr_is_v4(node)].source, node);
+	flags = tunnel_ends(&key, &config->tunnel[addr_is_v4(node) ? FAMILY_IPV4 : FAMILY_IPV6].source, node);
 	if ((part[0] | part[1] | part[2]) && bpf_skb_store_bytes(ctx, 0, mac, ETH_ALEN, 0))
 		return -DROP_WRITE_FAILED;
 	if (bpf_skb_set_tunnel_key(ctx, &key, sizeof(key), flags))

@@ -28,9 +28,9 @@ struct tunnel_addresses {
 
 /* The agent writes it at its start, and when the Node or what the stack decides changes. */
 struct config {
-	__u32 layout;                             /* LAYOUT_VERSION of the agent that made the maps */
-	__u32 pod_cidr_lens[FAMILIES];            /* prefix lengths of the family: 24, not 120; 0: it has none */
-	struct addr node_addresses[FAMILIES];     /* this node's InternalIPs; zero: it has none of the family */
+	__u32 layout;                         /* LAYOUT_VERSION of the agent that made the maps */
+	__u32 pod_cidr_lens[FAMILIES];        /* of the podCIDRs, in their own family: 24, not 120; 0: it has none */
+	struct addr node_addresses[FAMILIES]; /* this node's InternalIPs; zero: it has none of the family */
 	struct addr pod_cidr_addresses[FAMILIES]; /* this node's podCIDRs; zero: it has none of the family */
 	__u32 flags;                              /* enum config_flags */
 	__u32 tunnel_ifindex;                     /* of the tunnel device; 0: there is none */

@@ -120,14 +120,6 @@ func (o *outline) weighForwarding(s device.Settings) trigger {
 	return 0
 }
 
-// familyOf is the family that the kernel gives that number.
-func familyOf(number int) wire.Family {
-	if number == device.IPv6 {
-		return wire.IPv6
-	}
-	return wire.IPv4
-}
-
 // weighPod is for what was taken from a pod: each DEL takes all.
 func (o *outline) weighPod(pod endpoint.ID) trigger {
 	if o.released(pod) {

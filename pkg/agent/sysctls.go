@@ -290,9 +290,8 @@ func addedBy(s setting) ports {
 	return ours.without(before)
 }
 
-// restore puts back what still has our value. ip_forward stays on, and so does
-// what the kernel changed along with it. Forwarding of IPv6 goes off, and does so first: a router would lose what its links
-// learn from router advertisements.
+// restore puts back what still has our value. ip_forward stays on, and so does what the kernel changed along with it. Forwarding
+// of IPv6 goes off, and does so first: a router would lose what its links learn from router advertisements.
 func (c *sysctls) restore() error {
 	var errs []error
 	if v, set := c.record.Sysctls[ipv6Forward]; set {

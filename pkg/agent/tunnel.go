@@ -112,18 +112,17 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 
 // set sets sysctls of the device, which end with it. known says that they were as they should be when it was last seen.
 func (c *tunnelController) set(used plan.FamilySet, known bool) error {
-	ofIPv6 := "net/ipv6/conf/" + tunnelName
-	all := []struct{ name, value string }{
+	type sysctl struct{ name, value string }
+	all := []sysctl{
 		{forwardingOf(tunnelName), "1"},
 		// While only one of two nodes sends through the tunnel, the way back of what arrives leads over another interface.
 		{rpFilterOf(tunnelName), strconv.Itoa(looseRPFilter)},
-		// Nobody would answer what the kernel sends on a new link by itself, and nobody is to be listened to.
-		{ofIPv6 + "/addr_gen_mode", "1"},
-		{ofIPv6 + "/accept_ra", "0"},
-		{ofIPv6 + "/disable_ipv6", "0"},
 	}
-	if !used[wire.IPv6] {
-		all = append(all[:2], struct{ name, value string }{ofIPv6 + "/disable_ipv6", "1"})
+	if ofIPv6 := "net/ipv6/conf/" + tunnelName; used[wire.IPv6] {
+		// Nobody would answer what the kernel sends on a new link by itself, and nobody is to be listened to.
+		all = append(all, sysctl{ofIPv6 + "/addr_gen_mode", "1"}, sysctl{acceptRAOf(tunnelName), "0"}, sysctl{ofIPv6 + "/disable_ipv6", "0"})
+	} else {
+		all = append(all, sysctl{ofIPv6 + "/disable_ipv6", "1"})
 	}
 	var errs []error
 	for _, s := range all {

@@ -119,6 +119,14 @@ func numbersOf(used plan.FamilySet) (all []int) {
 	return all
 }
 
+// familyOf is the family that the kernel gives that number.
+func familyOf(number int) wire.Family {
+	if number == device.IPv6 {
+		return wire.IPv6
+	}
+	return wire.IPv4
+}
+
 // of says that an address is of a family that was looked at.
 func (v *view) of(a netip.Addr) bool { return v.used[wire.FamilyOf(a)] }
 

@@ -1,7 +1,8 @@
-// Package netfilter finds out whether netfilter translates addresses on this node: by rules of iptables or nftables, or, when those are gone, by flows
-// that they have translated. It only looks at those. And it keeps a table of
-// nftables that is ours, ebpf-cni: the rules by which netfilter does not track a
-// tunnel's outer packets, and drops what it has translated to their port.
+// Package netfilter finds out whether netfilter translates addresses on this
+// node: by rules of iptables or nftables, or, when those are gone, by flows that
+// they have translated. It only looks at those. And it keeps a table of ours in
+// nftables for each family, ebpf-cni: the rules by which netfilter does not track
+// a tunnel's outer packets, and drops what it has translated to their port.
 //
 //	w := netfilter.New()
 //	translates, err := w.Begin(time.Now())

@@ -51,3 +51,28 @@ func TestHostBits(t *testing.T) {
 		t.Errorf("notes: %s", notes)
 	}
 }
+
+func TestSharedAddresses(t *testing.T) {
+	for _, tt := range []struct {
+		addr, link string
+		want       bool
+	}{
+		{"172.18.0.255", "172.18.0.0/24", true},
+		{"172.18.0.0", "172.18.0.0/24", false}, // the kernel takes it as a gateway
+		{"172.18.0.254", "172.18.0.0/24", false},
+		{"172.18.0.255", "172.18.0.0/23", false},
+		{"172.18.1.255", "172.18.0.0/24", false},
+		{"172.18.0.1", "172.18.0.0/31", false},
+		{"172.18.0.1", "172.18.0.1/32", false},
+		{"255.255.255.255", "128.0.0.0/1", true},
+		{"fd00::ffff", "fd00::/112", false},
+		{"fd00::", "fd00::/112", true},
+		{"fd00::1", "fd00::/112", false},
+		{"fd00::", "fd00::/127", false},
+		{"fd00::", "fd00::/128", false},
+	} {
+		if got := isShared(netip.MustParseAddr(tt.addr), netip.MustParsePrefix(tt.link)); got != tt.want {
+			t.Errorf("%s on %s: %v, want %v", tt.addr, tt.link, got, tt.want)
+		}
+	}
+}

@@ -385,14 +385,12 @@ func resetSysctls(node *lab.Node) (err error) {
 
 // flushOurRoutes deletes the routes of our own protocol number; those of pods go by themselves at the same time.
 func flushOurRoutes(node *lab.Node) error {
-	routes, err := node.Netlink().RouteList(nil, netlink.FAMILY_ALL)
+	ours := &netlink.Route{Protocol: routeProtocol}
+	routes, err := node.Netlink().RouteListFiltered(netlink.FAMILY_ALL, ours, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return err
 	}
 	for _, route := range routes {
-		if route.Protocol != routeProtocol {
-			continue
-		}
 		if err := node.Netlink().RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
 			return err
 		}

@@ -302,7 +302,7 @@ func moveOntoVXLAN(t *testing.T, l *lab.Lab) {
 
 func moveHostOntoVXLAN(host *lab.Namespace, outer net.IP) error {
 	nl := host.Netlink()
-	wire, err := nl.LinkByName(lab.Uplink)
+	uplink, err := nl.LinkByName(lab.Uplink)
 	if err != nil {
 		return err
 	}
@@ -310,25 +310,25 @@ func moveHostOntoVXLAN(host *lab.Namespace, outer net.IP) error {
 	attrs.Name = "wide0"
 	wide := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: 7, Port: 8472, UDPCSum: true, Learning: true,
-		SrcAddr: outer, Group: net.IPv4(239, 1, 1, 7).To4(), VtepDevIndex: wire.Attrs().Index,
+		SrcAddr: outer, Group: net.IPv4(239, 1, 1, 7).To4(), VtepDevIndex: uplink.Attrs().Index,
 	}
-	err = errors.Join(nl.AddrAdd(wire, &netlink.Addr{IPNet: &net.IPNet{IP: outer, Mask: net.CIDRMask(24, 32)}}), nl.LinkAdd(wide),
+	err = errors.Join(nl.AddrAdd(uplink, &netlink.Addr{IPNet: &net.IPNet{IP: outer, Mask: net.CIDRMask(24, 32)}}), nl.LinkAdd(wide),
 		host.WriteSysctl("net/ipv6/conf/wide0/accept_dad", "0"), nl.LinkSetUp(wide))
 	if err != nil {
 		return err
 	}
-	routes, err := nl.RouteList(wire, netlink.FAMILY_ALL)
+	routes, err := nl.RouteList(uplink, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
-	addrs, err := nl.AddrList(wire, netlink.FAMILY_ALL)
+	addrs, err := nl.AddrList(uplink, netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
 	for _, addr := range addrs {
 		if addr.IP.IsGlobalUnicast() && !addr.IP.Equal(outer) {
 			moved := &netlink.Addr{IPNet: addr.IPNet, Flags: unix.IFA_F_NODAD}
-			err = errors.Join(err, nl.AddrDel(wire, &addr), nl.AddrAdd(wide, moved))
+			err = errors.Join(err, nl.AddrDel(uplink, &addr), nl.AddrAdd(wide, moved))
 		}
 	}
 	for _, route := range routes {
