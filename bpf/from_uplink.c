@@ -142,11 +142,22 @@ EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const str
 	return from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK;
 }
 
+/* In a frame that is not this host's alone. Of those to all, or a group, the stack forwards none, but a tunnel's socket
+ * takes them. */
+EC_CALL enum verdict from_uplink_to_all(struct __sk_buff *ctx, struct pkt *pkt, enum verdict parsed)
+{
+	if (ctx->pkt_type == EC_PACKET_OTHERHOST)
+		return VERDICT_STACK;
+	if (parsed)
+		return from_uplink_to_stack(ctx, pkt, true);
+	return from_uplink_outer(ctx, pkt) ?: VERDICT_STACK;
+}
+
 EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 {
 	struct config *config = config_get();
 	struct scratch *s = scratch_new();
-	enum verdict verdict;
+	enum verdict verdict, judged;
 	struct endpoint *ep;
 
 	if (!config || !s)
@@ -154,6 +165,8 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 	verdict = ip_parse_arrived(ctx, s, family);
 	if (verdict == -DROP_INVALID)
 		return VERDICT_STACK;
+	if (ctx->pkt_type != EC_PACKET_HOST)
+		return from_uplink_to_all(ctx, &s->pkt, verdict);
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (ep)
 		return verdict ?: from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
@@ -165,14 +178,16 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 	if (verdict)
 		return verdict;
 	verdict = ip_masqueraded(family) ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
-	if (verdict != VERDICT_STACK || family == FAMILY_IPV4)
+	/* A fragment of nobody's goes to the stack as well, but is counted. */
+	if (family == FAMILY_IPV4 || (verdict != VERDICT_STACK && verdict != -DROP_FRAGMENT_UNKNOWN))
 		return verdict;
-	return from_uplink_to_stack(ctx, &s->pkt, false);
+	judged = from_uplink_to_stack(ctx, &s->pkt, false);
+	return judged == VERDICT_STACK ? verdict : judged;
 }
 
 EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
-	if ((ctx->mark & cfg.mark) || ctx->pkt_type != EC_PACKET_HOST || pkt_in_vlan(ctx))
+	if ((ctx->mark & cfg.mark) || pkt_in_vlan(ctx))
 		return VERDICT_STACK;
 	/* As in ec_from_pod, each family has code of its own. */
 	switch (ip_family(ctx)) {

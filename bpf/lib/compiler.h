@@ -30,6 +30,7 @@ enum {
 	EC_AF_INET = 2,
 	EC_AF_INET6 = 10,
 	EC_PACKET_HOST = 0,
+	EC_PACKET_OTHERHOST = 3,
 };
 
 /* include/uapi/linux/pkt_cls.h; UNSPEC lets other programs and the stack go on. */

@@ -20,10 +20,17 @@ enum {
 	FRAGMENT_BUSY = 1,
 };
 
+/* The protocol, if a datagram is told from others by it: of IPv6 a later fragment may name any (RFC 8200, section 4.5).
+ */
+EC_INLINE __u8 frag_proto(const struct tuple *t)
+{
+	return addr_is_v4(&t->src) ? t->proto : 0;
+}
+
 EC_INLINE __u32 frag_hash(const struct tuple *t, __u32 id)
 {
 	const __u32 *src = (const __u32 *)&t->src, *dst = (const __u32 *)&t->dst;
-	__u64 hash = ((__u64)id << 8 | t->proto) * 0x9e3779b97f4a7c15ULL;
+	__u64 hash = ((__u64)id << 8 | frag_proto(t)) * 0x9e3779b97f4a7c15ULL;
 
 	hash += src[3] * 0xbf58476d1ce4e5b9ULL + dst[3] * 0x94d049bb133111ebULL;
 	return hash >> 32;
@@ -57,8 +64,8 @@ EC_INLINE bool frag_is_live(__u64 stamp, __u64 now)
 
 EC_INLINE bool frag_is(const struct fragment *f, const struct tuple *t, __u32 id, __u32 holder)
 {
-	return f->id == id && f->ifindex == holder && f->proto == t->proto && addr_equal(&f->src, &t->src) &&
-	       addr_equal(&f->dst, &t->dst);
+	return f->id == id && f->ifindex == holder && (f->proto == t->proto || !addr_is_v4(&t->src)) &&
+	       addr_equal(&f->src, &t->src) && addr_equal(&f->dst, &t->dst);
 }
 
 /* Writes a record if its stamp is still the given one: of two CPUs only one does. */
@@ -103,7 +110,7 @@ EC_CALL void frag_remember(const struct tuple *t, __u32 id, __u32 holder)
 		frag_write(chosen, oldest, t, id, holder);
 }
 
-/* Gives a later fragment the ports of the first; false: the first was not seen, or is forgotten. */
+/* Gives a later fragment the protocol and the ports of the first; false: the first was not seen, or is forgotten. */
 EC_CALL bool frag_recall(struct tuple *t, __u32 id, __u32 holder)
 {
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
@@ -118,6 +125,7 @@ EC_CALL bool frag_recall(struct tuple *t, __u32 id, __u32 holder)
 		barrier();
 		if (stamp == FRAGMENT_BUSY || !frag_is_live(stamp, now) || !frag_is(f, t, id, holder))
 			continue;
+		t->proto = f->proto;
 		t->sport = f->sport;
 		t->dport = f->dport;
 		barrier();

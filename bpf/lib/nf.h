@@ -60,6 +60,8 @@ EC_CALL bool nf_knows(struct __sk_buff *ctx, struct scratch *s, const struct tup
 /* Whether netfilter takes the packet although it has seen nothing of its flow. Else it is invalid there. */
 EC_INLINE bool nf_may_open(const struct pkt *pkt)
 {
+	if (pkt_is_icmp(pkt->family, pkt->tuple.proto))
+		return pkt_is_echo(pkt->family, pkt->icmp_type);
 	return pkt->tuple.proto == IPPROTO_UDP || tcp_is_opening(pkt);
 }
 

@@ -17,6 +17,9 @@
 /* A pod may have the stack ask for one neighbour in each interval, in ns. */
 #define PATH_ASK_INTERVAL (NSEC_PER_SEC / 20)
 
+/* How long more packets to a neighbour that was asked for cost the pod nothing, in ns. */
+#define PATH_ASKED_NS NSEC_PER_SEC
+
 #define PATH_BITS 10
 
 /*
@@ -31,6 +34,7 @@ struct path {
 	__u32 ifindex;            /* of the uplink or the tunnel device */
 	__u32 mtu;                /* in bytes of IP packet */
 	__u64 found;              /* CLOCK_MONOTONIC, ns */
+	__u64 asked;              /* the same: when the stack was last to ask for the address as a neighbour */
 	struct addr node;         /* the next hop, or the tunnel's far end */
 	struct addr snat_address; /* of the uplink, to masquerade to */
 	__u8 mac[6];              /* as in struct destination */
@@ -63,11 +67,16 @@ EC_INLINE struct path *path_slot(const struct __sk_buff *ctx, const struct pkt *
 	return bpf_map_lookup_elem(&paths, &slot);
 }
 
+/* Whether the slot is that of the packet's path, however old. */
+EC_INLINE bool path_names(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	return addr_equal(&p->address, &pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto;
+}
+
 /* Whether the slot holds the packet's path, and it is not too old. */
 EC_INLINE bool path_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	return addr_equal(&p->address, &pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto &&
-	       bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
+	return path_names(p, ctx, pkt) && bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
 }
 
 /* Makes the slot the packet's path, as found now. */
@@ -119,13 +128,23 @@ EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const stru
 /*
  * To a neighbour that does not resolve. For each one that is asked for, the stack keeps an entry in a table that the
  * whole host shares, so a pod that sends to all addresses of a link could leave no room for the node's own neighbours.
+ * A stream to one that is down must not take the others' share.
  */
-EC_CALL enum verdict path_ask(const struct __sk_buff *ctx)
+EC_CALL enum verdict path_ask(const struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
 {
 	struct device_key key = {.ifindex = ctx->ifindex};
-	struct device *dev = bpf_map_lookup_elem(&devices, &key);
+	__u64 now = bpf_ktime_get_coarse_ns();
+	struct device *dev;
 
-	return dev && !allowance_take(dev, PATH_ASK_INTERVAL) ? -DROP_NEIGHBOUR_LIMIT : VERDICT_STACK;
+	if (path_names(p, ctx, pkt) && now - p->asked < PATH_ASKED_NS)
+		return VERDICT_STACK;
+	dev = bpf_map_lookup_elem(&devices, &key);
+	if (dev && !allowance_take(dev, PATH_ASK_INTERVAL))
+		return -DROP_NEIGHBOUR_LIMIT;
+	path_keep(p, ctx, pkt);
+	p->found = 0;
+	p->asked = now;
+	return VERDICT_STACK;
 }
 
 /*
@@ -164,8 +183,9 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 	p->mtu = fib.mtu_result;
 	if (!p->unresolved)
 		return VERDICT_GO_ON;
-	/* Routers and nodes are few. */
-	return addr_equal(&p->node, &pkt->tuple.dst) ? path_ask(ctx) : VERDICT_STACK;
+	/* Routers on the way to others, and nodes, are few. */
+	return p->kind != DESTINATION_NODE && addr_equal(&p->node, &pkt->tuple.dst) ? path_ask(ctx, pkt, p)
+										    : VERDICT_STACK;
 }
 
 /* To another node or its pods through the tunnel. What resolves its address is the kernel's business. */

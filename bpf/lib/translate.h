@@ -153,7 +153,7 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 	struct tuple reverse_key;
 
 	/* Before fragments: those of other protocols cannot be a pod's. */
-	if (!pkt_proto_known(pkt->family, pkt->tuple.proto))
+	if (!pkt_proto_known(pkt->family, pkt->tuple.proto) && !ipv6_is_extension(pkt->tuple.proto))
 		return VERDICT_STACK;
 	verdict = pkt_flow(ctx, pkt, FRAGMENTS_WORLD);
 	if (verdict)

@@ -10,8 +10,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -114,18 +116,25 @@ func TestModeBesideNetfilterByFlag(t *testing.T) {
 	p.assertVisits(t)
 }
 
+// boxNetwork is where boxes are.
+var boxNetwork = [wire.Families]netip.Prefix{wire.IPv4: netip.MustParsePrefix("192.168.7.0/24"), wire.IPv6: netip.MustParsePrefix("fd00:192:168:7::/64")}
+
 // masqueradeRule is what somebody has for a box, and for packets that netfilter calls invalid.
-const masqueradeRule = `table ip own {
-	chain out { type nat hook postrouting priority 100; ip saddr 192.168.7.0/24 oifname eth0 masquerade; }
+func masqueradeRule(family wire.Family) string {
+	return fmt.Sprintf(`table %[1]s own {
+	chain out { type nat hook postrouting priority 100; %[1]s saddr %[2]s oifname eth0 masquerade; }
 	chain through { type filter hook forward priority 0; ct state invalid drop; }
 }
-`
+`, netfilters[family].nft, boxNetwork[family])
+}
 
 // box is a host behind a node that is no pod, as containers of another runtime are.
 func box(t *testing.T, l *lab.Lab, node *lab.Node) *lab.Namespace {
 	t.Helper()
-	inside, gateway := netip.MustParsePrefix("192.168.7.7/24"), netip.MustParsePrefix("192.168.7.1/24")
-	ns, err := l.NewHost("box", inside.Addr())
+	family := firstFamily(l)
+	network := boxNetwork[family]
+	inside, gateway := inNetwork(network, 7), inNetwork(network, 1)
+	ns, err := l.NewHost("box", inside)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +151,7 @@ func box(t *testing.T, l *lab.Lab, node *lab.Node) *lab.Namespace {
 	for _, end := range []struct {
 		on      *lab.Namespace
 		name    string
-		address netip.Prefix
+		address netip.Addr
 	}{{node.Namespace, "box0", gateway}, {ns, "eth0", inside}} {
 		found, err := end.on.Netlink().LinkByName(end.name)
 		if err != nil {
@@ -151,12 +160,12 @@ func box(t *testing.T, l *lab.Lab, node *lab.Node) *lab.Namespace {
 		if err := end.on.Netlink().LinkSetUp(found); err != nil {
 			t.Fatal(err)
 		}
-		address := &net.IPNet{IP: end.address.Addr().AsSlice(), Mask: net.CIDRMask(24, 32)}
-		if err := end.on.Netlink().AddrAdd(found, &netlink.Addr{IPNet: address}); err != nil {
+		address := prefix(netip.PrefixFrom(end.address, network.Bits()).String())
+		if err := end.on.Netlink().AddrAdd(found, &netlink.Addr{IPNet: address, Flags: unix.IFA_F_NODAD}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := ns.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), gateway.Addr(), ""); err != nil {
+	if err := ns.AddRoute(everywhere[family], gateway, ""); err != nil {
 		t.Fatal(err)
 	}
 	return ns
@@ -168,7 +177,7 @@ func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}})
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
 		other := box(t, l, node)
-		applyRules(t, node, masqueradeRule, "nft", "-f")
+		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
 		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
 		for i, order := range [][]*lab.Namespace{{other, pod.Namespace}, {pod.Namespace, other}} {
 			t.Run(fmt.Sprint("order ", i), func(t *testing.T) {
@@ -184,7 +193,7 @@ func TestMasqueradeOfNetfilterWithAProgramRemoved(t *testing.T) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}}, drops.NoMapping)
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
 		other := box(t, l, node)
-		applyRules(t, node, masqueradeRule, "nft", "-f")
+		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
 		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
 		if err := node.KillAgent(); err != nil {
 			t.Fatal(err)

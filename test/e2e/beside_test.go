@@ -58,11 +58,6 @@ func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *pro
 	p := &proxied{Lab: startCluster(t, opts, expected...), tunnelled: slices.Contains(opts.AgentFlags, "--routing-mode=vxlan") || opts.Links == 2}
 	p.port.Store(20000)
 	p.client, p.backend, p.remote = addPod(t, p.Nodes[0], "client"), addPod(t, p.Nodes[0], "backend"), addPod(t, p.Nodes[1], "remote")
-	// What waits for a neighbour passes the stack, where netfilter calls an answer INVALID whose question it has not seen. By ARP
-	// who is asked knows the neighbour as well; in IPv6 a router asks with another address.
-	if _, err := p.Nodes[1].Ping(t.Context(), p.Nodes[0].Addr(), lab.PingOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	behind := func(name string, on *lab.Namespace) *kubeService {
 		cluster := serviceAddr[p.family()]
 		for range p.services {
@@ -87,8 +82,8 @@ func startProxied(t *testing.T, opts lab.Options, expected ...drops.Reason) *pro
 // serviceAddr is the address of the first Service.
 var serviceAddr = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("10.96.0.10"), wire.IPv6: netip.MustParseAddr("fd00:10:96::10")}
 
-// family is that of the Services, the lab's first.
-func (p *proxied) family() wire.Family { return p.Options.Families[0] }
+// family is that of the Services.
+func (p *proxied) family() wire.Family { return firstFamily(p.Lab) }
 
 // at is a Service's address.
 func (p *proxied) at(name string) netip.AddrPort { return p.service(name).cluster }

@@ -90,6 +90,20 @@ func needIPv4(t *testing.T, l *lab.Lab) {
 	}
 }
 
+// firstFamily is that of a test which tells its story in one family, whichever others the cluster has.
+func firstFamily(l *lab.Lab) wire.Family { return l.Options.Families[0] }
+
+// everywhere is all of a family.
+var everywhere = [wire.Families]netip.Prefix{wire.IPv4: netip.MustParsePrefix("0.0.0.0/0"), wire.IPv6: netip.MustParsePrefix("::/0")}
+
+// inNetwork is an address of a network by its last byte.
+func inNetwork(network netip.Prefix, last byte) netip.Addr {
+	raw := network.Addr().AsSlice()
+	raw[len(raw)-1] = last
+	addr, _ := netip.AddrFromSlice(raw)
+	return addr
+}
+
 // addPod adds an ordinary pod.
 func addPod(t *testing.T, node *lab.Node, name string) *lab.Pod {
 	t.Helper()

@@ -222,6 +222,9 @@ func TestWorldOpensFlowsToPods(t *testing.T) {
 // strangers are addresses that nobody in a cluster has.
 var strangers = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("192.0.2.77"), wire.IPv6: netip.MustParseAddr("2001:db8::77")}
 
+// loopback are addresses that every host has for itself alone.
+var loopback = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("127.0.0.1"), wire.IPv6: netip.IPv6Loopback()}
+
 func TestSpoofedSourceIsDropped(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}}, drops.SpoofedSource)
@@ -236,7 +239,6 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 		}
 		sent := uint64(0)
 		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
-			loopback := [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("127.0.0.1"), wire.IPv6: netip.IPv6Loopback()}
 			sources := []netip.Addr{near.AddrOf(family), far.AddrOf(family), l.Nodes[0].AddrOf(family), strangers[family], loopback[family]}
 			for _, source := range sources {
 				for _, to := range []netip.Addr{near.AddrOf(family), far.AddrOf(family), l.Outside.AddrOf(family), l.Nodes[0].AddrOf(family)} {

@@ -17,13 +17,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-const (
-	unreachable        = 3
-	hostUnreachable    = 1
-	fragmentationNeeds = 4
-	timeExceeded       = 11
-)
-
 // A pod sends ICMP errors that quote packets of others' connections. Those go on.
 func TestForgedErrorEndsNoConnection(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
@@ -86,18 +79,18 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 		if _, err := p.client.Ping(t.Context(), p.remote.Addr(), lab.PingOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		expect := func(name string, to netip.Addr, opts lab.PingOptions, kind, code uint8) {
+		expect := func(name string, to netip.Addr, opts lab.PingOptions, kind lab.ICMPKind) {
 			t.Helper()
 			_, err := p.client.Ping(within(t, answerLimit), to, opts)
 			complaint, ok := errors.AsType[*lab.ICMPError](err)
 			if !ok {
 				t.Errorf("%s: %v", name, err)
-			} else if complaint.Type != kind || complaint.Code != code || complaint.From != far.Addr() || complaint.InnerSource != p.client.Addr() {
-				t.Errorf("%s: %v, want type %d code %d from %s", name, complaint, kind, code, far.Addr())
+			} else if complaint.ICMPKind != kind || complaint.From != far.Addr() || complaint.InnerSource != p.client.Addr() {
+				t.Errorf("%s: %v, want %v from %s", name, complaint, kind, far.Addr())
 			}
 		}
-		expect("an address that no pod has", netip.AddrFrom4([4]byte{10, 244, far.PodCIDR().Addr().As4()[2], 200}), lab.PingOptions{}, unreachable, hostUnreachable)
-		expect("TTL 2", p.remote.Addr(), lab.PingOptions{TTL: 2}, timeExceeded, 0)
+		expect("an address that no pod has", inNetwork(far.PodCIDR(), 200), lab.PingOptions{}, lab.RouteUnreachable[p.family()])
+		expect("TTL 2", p.remote.Addr(), lab.PingOptions{TTL: 2}, lab.TimeExceeded[p.family()])
 
 		// Without the program that passes it by, the other node's stack looks at the MTU.
 		m := newMaimed(p.Lab, far, p.remote, flag)
@@ -108,7 +101,7 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.remove(t, m.place(t, attach.FromUplink), attach.FromUplink)
-		expect("a smaller MTU", p.remote.Addr(), lab.PingOptions{Size: 1400, DontFragment: true}, unreachable, fragmentationNeeds)
+		expect("a smaller MTU", p.remote.Addr(), lab.PingOptions{Size: 1400, DontFragment: true}, lab.TooBig[p.family()])
 	})
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// foreignCounter is somebody else's tc program: it counts UDP packets to one port and passes everything on.
+// foreignCounter is somebody else's tc program: it counts a family's UDP packets to one port and passes everything on.
 type foreignCounter struct {
 	program *ebpf.Program
 	counter *ebpf.Map
@@ -24,7 +24,7 @@ type foreignCounter struct {
 	egress bool
 }
 
-func newForeignCounter(t *testing.T, port uint16) *foreignCounter {
+func newForeignCounter(t *testing.T, family wire.Family, port uint16) *foreignCounter {
 	t.Helper()
 	counter, err := ebpf.NewMap(&ebpf.MapSpec{Name: "foreign", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
@@ -32,14 +32,15 @@ func newForeignCounter(t *testing.T, port uint16) *foreignCounter {
 	}
 	t.Cleanup(func() { counter.Close() })
 	const pass = -1 // TC_ACT_UNSPEC
-	const ethernet, ipv4, protocol, destinationPort = 14, 20, 9, 2
+	const ethernet, destinationPort = 14, 2
+	ip := [wire.Families]struct{ header, protocol int32 }{wire.IPv4: {20, 9}, wire.IPv6: {40, 6}}[family]
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "foreign", Type: ebpf.SchedCLS, License: "GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.LoadAbs(ethernet+protocol, asm.Byte),
+			asm.LoadAbs(ethernet+ip.protocol, asm.Byte),
 			asm.JNE.Imm(asm.R0, unix.IPPROTO_UDP, "pass"),
-			asm.LoadAbs(ethernet+ipv4+destinationPort, asm.Half),
+			asm.LoadAbs(ethernet+ip.header+destinationPort, asm.Half),
 			asm.JNE.Imm(asm.R0, int32(port), "pass"),
 			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
 			asm.Mov.Reg(asm.R2, asm.RFP),
@@ -117,7 +118,7 @@ func TestForeignProgramsBesideOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 		const port = 7007
-		before, after := newForeignCounter(t, port), newForeignCounter(t, port)
+		before, after := newForeignCounter(t, firstFamily(l), port), newForeignCounter(t, firstFamily(l), port)
 		if attach == "--attach=tcx" {
 			before.attachTCX(t, node, uplink.Attrs().Index, link.Head())
 			after.attachTCX(t, node, uplink.Attrs().Index, link.Tail())
@@ -164,12 +165,12 @@ func TestForeignProgramsOnTheWayOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		const port = 7007
-		before, after := newForeignCounter(t, port), newForeignCounter(t, port)
+		before, after := newForeignCounter(t, firstFamily(l), port), newForeignCounter(t, firstFamily(l), port)
 		before.egress, after.egress = true, true
 		before.attachFirst(t, node, uplink.Attrs().Index, attach)
 		after.attachLast(t, node, uplink.Attrs().Index, attach)
 
-		to := netip.AddrPortFrom(lab.OutsideAddr[wire.IPv4], port)
+		to := netip.AddrPortFrom(lab.OutsideAddr[firstFamily(l)], port)
 		outside := listenUDP(t, l.Outside, to)
 		const each = 4
 		sends := func(who string, from *lab.Namespace) {

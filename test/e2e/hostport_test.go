@@ -30,9 +30,11 @@ func TestHostPorts(t *testing.T) {
 	}
 	eventually(t, switchLimit, "the agent has followed portmap's rules", func() bool { return isBeside(t, node) })
 	beside, apart := addPod(t, node, "beside"), addPod(t, far, "apart")
-	at := netip.AddrPortFrom(node.Addr(), hostPort)
-	for _, from := range []*lab.Namespace{l.Outside, node.Namespace, far.Namespace, beside.Namespace, apart.Namespace, web.Namespace} {
-		reaches(t, from, at)
+	for _, family := range l.Options.Families {
+		at := netip.AddrPortFrom(node.AddrOf(family), hostPort)
+		for _, from := range []*lab.Namespace{l.Outside, node.Namespace, far.Namespace, beside.Namespace, apart.Namespace, web.Namespace} {
+			reaches(t, from, at)
+		}
 	}
 	if err := web.Check(t.Context()); err != nil {
 		t.Error(err)
@@ -43,12 +45,16 @@ func TestHostPorts(t *testing.T) {
 	if err := node.GC(t.Context(), web, beside); err != nil {
 		t.Error(err)
 	}
-	reaches(t, l.Outside, at)
+	for _, family := range l.Options.Families {
+		reaches(t, l.Outside, netip.AddrPortFrom(node.AddrOf(family), hostPort))
+	}
 	if err := node.DelPod(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Outside.TCP(within(t, 2*time.Second), at); err == nil {
-		t.Error("the port is open although the pod is gone")
+	for _, family := range l.Options.Families {
+		if _, err := l.Outside.TCP(within(t, 2*time.Second), netip.AddrPortFrom(node.AddrOf(family), hostPort)); err == nil {
+			t.Errorf("%v: the port is open although the pod is gone", family)
+		}
 	}
 }
 

@@ -116,7 +116,7 @@ func TestLifeChurn(t *testing.T) {
 	steps := map[string]func(){
 		"1 restart": func() { startAfterKill(t, node) },
 		"2 change of mode": func() {
-			applyRules(t, node, masqueradeRule, "nft", "-f")
+			applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
 			eventually(t, churnLimit, "the agent works beside netfilter", func() bool { return isBeside(t, node) })
 		},
 		"3 GC": func() {
@@ -161,7 +161,7 @@ func TestLifeHungPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer hung.Release()
-	applyRules(t, node, masqueradeRule, "nft", "-f")
+	applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
 	eventually(t, switchLimit, "the change of mode waits", func() bool {
 		wanted, err := bpffs.Held(node.StateDir() + "/gate")
 		return err == nil && wanted

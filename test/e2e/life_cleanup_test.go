@@ -39,7 +39,7 @@ func startShared(t *testing.T, attach string) *shared {
 	s := &shared{Lab: lab.ForTest(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}})}
 	s.node = s.Nodes[0]
 	for i := range s.first {
-		s.first[i], s.last[i] = newForeignCounter(t, foreignPort), newForeignCounter(t, foreignPort)
+		s.first[i], s.last[i] = newForeignCounter(t, firstFamily(s.Lab), foreignPort), newForeignCounter(t, firstFamily(s.Lab), foreignPort)
 	}
 	uplink, err := s.node.Netlink().LinkByName(lab.Uplink)
 	if err != nil {

@@ -220,7 +220,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 func TestCleanupRemovesTheTunnelsRules(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
-	if rules := ruleset(t, node); !strings.Contains(rules, "table ip ebpf-cni") {
+	if rules := ruleset(t, node); !strings.Contains(rules, "table "+netfilters[firstFamily(l)].nft+" ebpf-cni") {
 		t.Errorf("there are no rules to clean up:\n%s", rules)
 	}
 	path, err := node.AgentPath()

@@ -72,28 +72,38 @@ func assertSilence(t *testing.T, what string, from *lab.Namespace, to netip.Addr
 	}
 }
 
-// secured is two nodes with a pod each, and the outside host, that knows the way to the pods.
+// secured is two nodes with a pod each, and the outside host, that knows the way to the pods; and where each of them answers, in one family.
 type secured struct {
 	*lab.Lab
 	node    *lab.Node
 	pod     *lab.Pod
 	far     *lab.Pod
+	family  wire.Family
 	outside netip.AddrPort
 	own     netip.AddrPort
 	remote  netip.AddrPort
 }
 
-func startSecured(t *testing.T, flag string, expected ...drops.Reason) *secured {
+func startSecured(t *testing.T, opts lab.Options, expected ...drops.Reason) *secured {
 	t.Helper()
-	s := &secured{Lab: startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, expected...)}
+	opts.Nodes = 2
+	s := &secured{Lab: startCluster(t, opts, expected...)}
 	s.node = s.Nodes[0]
 	s.pod, s.far = addPod(t, s.node, "a"), addPod(t, s.Nodes[1], "far")
-	if err := s.Outside.AddRoute(s.node.PodCIDR(), s.node.Addr(), ""); err != nil {
+	return s
+}
+
+// in has them talk in one family.
+func (s *secured) in(t *testing.T, family wire.Family) *secured {
+	t.Helper()
+	if err := s.Outside.AddRoute(s.node.PodCIDROf(family), s.node.AddrOf(family), ""); err != nil {
 		t.Fatal(err)
 	}
-	s.outside = netip.AddrPortFrom(lab.GatewayAddr[wire.IPv4], serve(t, s.Outside).Port())
-	s.own, s.remote = serve(t, s.pod.Namespace), serve(t, s.far.Namespace)
-	return s
+	in := *s
+	in.family = family
+	in.outside = netip.AddrPortFrom(lab.GatewayAddr[family], serveOver(t, s.Outside, family).Port())
+	in.own, in.remote = serveOver(t, s.pod.Namespace, family), serveOver(t, s.far.Namespace, family)
+	return &in
 }
 
 // assertOpen: everything is reached, as without any policy.
@@ -104,8 +114,8 @@ func (s *secured) assertOpen(t *testing.T) {
 		to   netip.AddrPort
 		seen netip.Addr
 	}{
-		{s.pod.Namespace, s.outside, s.node.Addr()}, {s.Outside, s.own, lab.GatewayAddr[wire.IPv4]},
-		{s.pod.Namespace, s.remote, s.pod.Addr()}, {s.far.Namespace, s.own, s.far.Addr()},
+		{s.pod.Namespace, s.outside, s.node.AddrOf(s.family)}, {s.Outside, s.own, s.outside.Addr()},
+		{s.pod.Namespace, s.remote, s.own.Addr()}, {s.far.Namespace, s.own, s.remote.Addr()},
 	} {
 		seen, err := c.from.TCP(t.Context(), c.to)
 		assertSeen(t, "TCP to "+c.to.String(), seen, err, c.seen)
@@ -114,69 +124,77 @@ func (s *secured) assertOpen(t *testing.T) {
 
 // A policy of the host's without a state to fulfil it lets nothing pass, in neither direction; without it all flows again.
 func TestPolicyOfTheHost(t *testing.T) {
-	forEachAttach(t, func(t *testing.T, flag string) {
-		s := startSecured(t, flag, drops.IPsecPolicy)
-		s.assertOpen(t)
-		pods, farPods, world := s.node.PodCIDR().String(), s.Nodes[1].PodCIDR().String(), lab.GatewayAddr[wire.IPv4].String()+"/32"
-		t.Run("outside", func(t *testing.T) {
-			old, err := s.pod.DialTCP(t.Context(), s.outside, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer old.Close()
-			demand(t, s.node, netlink.XFRM_DIR_OUT, "0.0.0.0/0", world, s.node.Addr(), lab.GatewayAddr[wire.IPv4])
-			demand(t, s.node, netlink.XFRM_DIR_FWD, world, "0.0.0.0/0", lab.GatewayAddr[wire.IPv4], s.node.Addr())
-			stackDecides(t, s.node, world, true)
-			echoed := make(chan error, 1)
-			go func() { echoed <- old.Echo(within(t, 20*time.Second), 100) }() // repeated by TCP until it gets through
-			assertSilence(t, "pod to the outside", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
-			select {
-			case err := <-echoed:
-				t.Fatalf("the connection of before goes on, error %v", err)
-			default:
-			}
-			assertSilence(t, "outside to the pod", s.Outside, s.own, s.pod.Namespace, s.pod.IfName)
-			forgetPolicies(t, s.node)
-			stackDecides(t, s.node, world, false)
-			s.assertOpen(t)
-			if err := <-echoed; err != nil {
-				t.Errorf("the connection of before: %v", err)
-			}
-		})
-		t.Run("another node's pods", func(t *testing.T) {
-			demand(t, s.node, netlink.XFRM_DIR_OUT, pods, farPods, s.node.Addr(), s.Nodes[1].Addr())
-			demand(t, s.node, netlink.XFRM_DIR_FWD, farPods, pods, s.Nodes[1].Addr(), s.node.Addr())
-			stackDecides(t, s.node, farPods, true)
-			assertSilence(t, "pod to another node's", s.pod.Namespace, s.remote, s.Nodes[1].Namespace, lab.Uplink)
-			assertSilence(t, "another node's to the pod", s.far.Namespace, s.own, s.pod.Namespace, s.pod.IfName)
-			forgetPolicies(t, s.node)
-			stackDecides(t, s.node, farPods, false)
-			s.assertOpen(t)
-		})
-		t.Run("for the node's own address", func(t *testing.T) {
-			before := dropped(t, s.node, drops.IPsecPolicy)
-			demand(t, s.node, netlink.XFRM_DIR_OUT, s.node.Addr().String()+"/32", world, s.node.Addr(), lab.GatewayAddr[wire.IPv4])
-			stackDecides(t, s.node, world, true)
-			assertSilence(t, "masqueraded", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
-			if dropped(t, s.node, drops.IPsecPolicy) == before {
-				t.Error("nothing is counted")
-			}
-			forgetPolicies(t, s.node)
-			stackDecides(t, s.node, world, false)
-			s.assertOpen(t)
-		})
-		t.Run("the default", func(t *testing.T) {
-			setDefault(t, s.node, "block")
-			stackDecides(t, s.node, "0.0.0.0/0", true)
-			assertSilence(t, "pod to the outside", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
-			assertSilence(t, "outside to the pod", s.Outside, s.own, s.pod.Namespace, s.pod.IfName)
-			assertSilence(t, "pod to another node's", s.pod.Namespace, s.remote, s.Nodes[1].Namespace, lab.Uplink)
-			assertSilence(t, "another node's to the pod", s.far.Namespace, s.own, s.pod.Namespace, s.pod.IfName)
-			setDefault(t, s.node, "accept")
-			stackDecides(t, s.node, "0.0.0.0/0", false)
-			s.assertOpen(t)
-		})
+	forNewestAttach(t, func(t *testing.T, flag string) {
+		s := startSecured(t, lab.Options{Families: families, AgentFlags: []string{flag}}, drops.IPsecPolicy)
+		overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) { s.in(t, family).assertPolicies(t) })
 	})
+}
+
+func (s *secured) assertPolicies(t *testing.T) {
+	t.Helper()
+	node, far := s.node.AddrOf(s.family), s.Nodes[1].AddrOf(s.family)
+	pods, farPods := s.node.PodCIDROf(s.family).String(), s.Nodes[1].PodCIDROf(s.family).String()
+	world, all := only(s.outside.Addr()).String(), everywhere[s.family].String()
+	s.assertOpen(t)
+	t.Run("outside", func(t *testing.T) {
+		old, err := s.pod.DialTCP(t.Context(), s.outside, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer old.Close()
+		demand(t, s.node, netlink.XFRM_DIR_OUT, all, world, node, s.outside.Addr())
+		demand(t, s.node, netlink.XFRM_DIR_FWD, world, all, s.outside.Addr(), node)
+		stackDecides(t, s.node, world, true)
+		echoed := make(chan error, 1)
+		go func() { echoed <- old.Echo(within(t, 20*time.Second), 100) }() // repeated by TCP until it gets through
+		assertSilence(t, "pod to the outside", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
+		select {
+		case err := <-echoed:
+			t.Fatalf("the connection of before goes on, error %v", err)
+		default:
+		}
+		assertSilence(t, "outside to the pod", s.Outside, s.own, s.pod.Namespace, s.pod.IfName)
+		s.assertFlows(t, world)
+		if err := <-echoed; err != nil {
+			t.Errorf("the connection of before: %v", err)
+		}
+	})
+	t.Run("another node's pods", func(t *testing.T) {
+		demand(t, s.node, netlink.XFRM_DIR_OUT, pods, farPods, node, far)
+		demand(t, s.node, netlink.XFRM_DIR_FWD, farPods, pods, far, node)
+		stackDecides(t, s.node, farPods, true)
+		assertSilence(t, "pod to another node's", s.pod.Namespace, s.remote, s.Nodes[1].Namespace, lab.Uplink)
+		assertSilence(t, "another node's to the pod", s.far.Namespace, s.own, s.pod.Namespace, s.pod.IfName)
+		s.assertFlows(t, farPods)
+	})
+	t.Run("for the node's own address", func(t *testing.T) {
+		before := dropped(t, s.node, drops.IPsecPolicy)
+		demand(t, s.node, netlink.XFRM_DIR_OUT, only(node).String(), world, node, s.outside.Addr())
+		stackDecides(t, s.node, world, true)
+		assertSilence(t, "masqueraded", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
+		if dropped(t, s.node, drops.IPsecPolicy) == before {
+			t.Error("nothing is counted")
+		}
+		s.assertFlows(t, world)
+	})
+	t.Run("the default", func(t *testing.T) {
+		setDefault(t, s.node, "block")
+		stackDecides(t, s.node, all, true)
+		assertSilence(t, "pod to the outside", s.pod.Namespace, s.outside, s.Outside, lab.Uplink)
+		assertSilence(t, "outside to the pod", s.Outside, s.own, s.pod.Namespace, s.pod.IfName)
+		assertSilence(t, "pod to another node's", s.pod.Namespace, s.remote, s.Nodes[1].Namespace, lab.Uplink)
+		assertSilence(t, "another node's to the pod", s.far.Namespace, s.own, s.pod.Namespace, s.pod.IfName)
+		setDefault(t, s.node, "accept")
+		s.assertFlows(t, all)
+	})
+}
+
+// assertFlows takes every policy away, after which nothing is the stack's any more.
+func (s *secured) assertFlows(t *testing.T, entry string) {
+	t.Helper()
+	forgetPolicies(t, s.node)
+	stackDecides(t, s.node, entry, false)
+	s.assertOpen(t)
 }
 
 // setDefault says what becomes of packets that a host has no policy for.
@@ -203,57 +221,65 @@ func (s *secured) secure(t *testing.T) {
 	t.Helper()
 	a, b := s.Nodes[0], s.Nodes[1]
 	for _, node := range s.Nodes {
-		for _, state := range keys(a.Addr(), b.Addr()) {
+		for _, state := range keys(a.AddrOf(s.family), b.AddrOf(s.family)) {
 			if err := node.Do(func() error { return netlink.XfrmStateAdd(state) }); err != nil {
 				t.Skipf("this kernel has no ESP: %v", err)
 			}
 		}
 	}
 	for _, ends := range [][2]*lab.Node{{a, b}, {b, a}} {
-		here, there := ends[0], ends[1]
-		demand(t, here, netlink.XFRM_DIR_OUT, here.PodCIDR().String(), there.PodCIDR().String(), here.Addr(), there.Addr())
+		here, there := ends[0].AddrOf(s.family), ends[1].AddrOf(s.family)
+		own, others := ends[0].PodCIDROf(s.family).String(), ends[1].PodCIDROf(s.family).String()
+		demand(t, ends[0], netlink.XFRM_DIR_OUT, own, others, here, there)
 		for _, dir := range []netlink.Dir{netlink.XFRM_DIR_IN, netlink.XFRM_DIR_FWD} {
-			demand(t, here, dir, there.PodCIDR().String(), here.PodCIDR().String(), there.Addr(), here.Addr())
+			demand(t, ends[0], dir, others, own, there, here)
 		}
-		stackDecides(t, here, there.PodCIDR().String(), true)
+		stackDecides(t, ends[0], others, true)
 	}
 }
 
 // With keys the pods of two nodes talk as ever, and not a packet of theirs is on the wire in clear.
 func TestPodsTalkThroughIPsec(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, flag string) {
-		s := startSecured(t, flag)
-		s.secure(t)
-		capture, err := s.node.Capture(lab.Uplink)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for from, to := range map[*lab.Pod]netip.AddrPort{s.pod: s.remote, s.far: s.own} {
-			seen, err := from.TCP(t.Context(), to)
-			assertSeen(t, "TCP through the tunnel", seen, err, from.Addr())
-			seen, err = from.UDP(t.Context(), to, 64)
-			assertSeen(t, "UDP through the tunnel", seen, err, from.Addr())
-		}
-		// Others are not touched.
-		seen, err := s.pod.TCP(t.Context(), s.outside)
-		assertSeen(t, "TCP to the outside", seen, err, s.node.Addr())
-		protected := 0
-		for _, packet := range capture.Close() {
-			ip := packet.NetworkLayer()
-			if ip == nil {
-				continue
-			}
-			from, to := ip.NetworkFlow().Endpoints()
-			if from.String() == s.node.Addr().String() && to.String() == s.Nodes[1].Addr().String() {
-				protected++
-			}
-			// What came through the tunnel is shown once more, behind its end; what leaves is shown as it leaves.
-			if from.String() == s.pod.Addr().String() && to.String() == s.far.Addr().String() {
-				t.Errorf("in clear:\n%s", packet)
-			}
-		}
-		if protected == 0 {
-			t.Error("nothing went through the tunnel")
-		}
+		all := startSecured(t, lab.Options{Families: families, AgentFlags: []string{flag}})
+		overEachFamily(t, all.Lab, func(t *testing.T, family wire.Family) {
+			s := all.in(t, family)
+			s.secure(t)
+			s.assertProtected(t)
+		})
 	})
+}
+
+func (s *secured) assertProtected(t *testing.T) {
+	t.Helper()
+	capture, err := s.node.Capture(lab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for from, to := range map[*lab.Pod]netip.AddrPort{s.pod: s.remote, s.far: s.own} {
+		seen, err := from.TCP(t.Context(), to)
+		assertSeen(t, "TCP through the tunnel", seen, err, from.AddrOf(s.family))
+		seen, err = from.UDP(t.Context(), to, 64)
+		assertSeen(t, "UDP through the tunnel", seen, err, from.AddrOf(s.family))
+	}
+	// Others are not touched.
+	seen, err := s.pod.TCP(t.Context(), s.outside)
+	assertSeen(t, "TCP to the outside", seen, err, s.node.AddrOf(s.family))
+	protected := 0
+	for _, packet := range capture.Close() {
+		ip, ok := ipHeaderOf(packet.NetworkLayer())
+		if !ok {
+			continue
+		}
+		if ip.source == s.node.AddrOf(s.family) && ip.destination == s.Nodes[1].AddrOf(s.family) {
+			protected++
+		}
+		// What came through the tunnel is shown once more, behind its end; what leaves is shown as it leaves.
+		if ip.source == s.own.Addr() && ip.destination == s.remote.Addr() {
+			t.Errorf("in clear:\n%s", packet)
+		}
+	}
+	if protected == 0 {
+		t.Error("nothing went through the tunnel")
+	}
 }

@@ -92,7 +92,7 @@ func TestManifestsRights(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		applyRules(t, node, masqueradeRule, "nft", "-f")
+		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
 		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
 		assertReaches(t, a.Namespace, inside, a.Addr())
 		assertReaches(t, a.Namespace, outside, node.Addr())
@@ -108,7 +108,7 @@ func TestManifestsRights(t *testing.T) {
 		if err := node.LosePod(b); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, 30*time.Second, "the lost pod is released", func() bool { return len(dump(t, node, "endpoints")) == 1 })
+		eventually(t, 30*time.Second, "the lost pod is released", func() bool { return len(dump(t, node, "endpoints")) == len(l.Options.Families) })
 		stop()
 		if out, err := node.Exec(t.Context(), agent, "cleanup", "--bpffs="+node.BPFFS(), "--state-dir="+node.StateDir(),
 			"--cni-conf-dir="+node.ConfDir(), "--cni-bin-dir="+node.CNIBinDir()); err != nil {

@@ -26,7 +26,9 @@ func routesDecided(t *testing.T, node *lab.Node, want bool) {
 // is under way lives through the rule's coming and going.
 func TestRuleThatAsksForAMark(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, flag string) {
-		s := startSecured(t, flag)
+		all := startSecured(t, lab.Options{AgentFlags: []string{flag}})
+		family := firstFamily(all.Lab)
+		s, names := all.in(t, family), netfilters[family]
 		var olds []*lab.TCPConn
 		for from, to := range map[*lab.Namespace]netip.AddrPort{s.pod.Namespace: s.outside, s.Outside: s.own, s.far.Namespace: s.own} {
 			old, err := from.DialTCP(t.Context(), to, 0)
@@ -46,9 +48,9 @@ func TestRuleThatAsksForAMark(t *testing.T) {
 			s.assertOpen(t)
 		}
 		// A firewall that wants to see both directions of what it sees at all.
-		runOn(t, s.node, "iptables-nft", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
+		runOn(t, s.node, names.iptables+"-nft", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
 		rule := netlink.NewRule()
-		rule.Family, rule.Priority, rule.Table, rule.Mark = unix.AF_INET, 100, 77, 0x10
+		rule.Family, rule.Priority, rule.Table, rule.Mark = [wire.Families]int{unix.AF_INET, unix.AF_INET6}[family], 100, 77, 0x10
 		if err := s.node.Netlink().RuleAdd(rule); err != nil {
 			t.Fatal(err)
 		}
@@ -57,12 +59,12 @@ func TestRuleThatAsksForAMark(t *testing.T) {
 			t.Errorf("status, error %v:\n%s", err, out)
 		}
 		assertAll("with the rule")
-		err := s.node.Netlink().RouteAdd(&netlink.Route{Dst: prefix("172.18.0.0/24"), Table: 77, Type: unix.RTN_PROHIBIT})
+		err := s.node.Netlink().RouteAdd(&netlink.Route{Dst: prefix(lab.FabricPrefix[family].String()), Table: 77, Type: unix.RTN_PROHIBIT})
 		if err != nil {
 			t.Fatal(err)
 		}
-		runOn(t, s.node, "iptables-nft", "-t", "mangle", "-A", "PREROUTING", "-p", "tcp", "--dport", "7", "-j", "MARK", "--set-mark", "0x10")
-		if _, err := s.pod.TCP(within(t, 2*time.Second), netip.AddrPortFrom(lab.GatewayAddr[wire.IPv4], 7)); err == nil || strings.Contains(err.Error(), "refused") {
+		runOn(t, s.node, names.iptables+"-nft", "-t", "mangle", "-A", "PREROUTING", "-p", "tcp", "--dport", "7", "-j", "MARK", "--set-mark", "0x10")
+		if _, err := s.pod.TCP(within(t, 2*time.Second), netip.AddrPortFrom(s.outside.Addr(), 7)); err == nil || strings.Contains(err.Error(), "refused") {
 			t.Errorf("what the rule prohibits: %v", err)
 		}
 		assertAll("beside what the rule prohibits")

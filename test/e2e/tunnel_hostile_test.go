@@ -15,35 +15,44 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
+// hopsOffset is where a header has the packet's hops.
+var hopsOffset = [wire.Families]int{wire.IPv4: 8, wire.IPv6: 7}
+
 // lie is what must never arrive.
 const lie = "a lie"
 
-// headers is the length of those of IPv4 and UDP, which a socket writes.
-const headers = 28
+// headers is the length of those of IP and UDP, which a socket writes.
+var headers = [wire.Families]int{wire.IPv4: 28, wire.IPv6: 48}
+
+// everybody and group are destinations that no packet in a tunnel has.
+var (
+	everybody = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("255.255.255.255"), wire.IPv6: netip.MustParseAddr("ff02::1")}
+	group     = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("224.0.0.1"), wire.IPv6: netip.MustParseAddr("ff0e::1")}
+)
+
+// etherTypes are what a frame says of what it carries.
+var etherTypes = [wire.Families]layers.EthernetType{wire.IPv4: layers.EthernetTypeIPv4, wire.IPv6: layers.EthernetTypeIPv6}
 
 // forged is a packet such as a node sends to another through the tunnel.
 func forged(t *testing.T, from, to netip.Addr, vni uint32, inside ...gopacket.SerializableLayer) []byte {
 	t.Helper()
-	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
-	udp := &layers.UDP{SrcPort: 50000, DstPort: tunnelPort}
+	ip, udp := ipLayer(from, to, layers.IPProtocolUDP), &layers.UDP{SrcPort: 50000, DstPort: tunnelPort}
 	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
 		t.Fatal(err)
 	}
-	all := append([]gopacket.SerializableLayer{ip, udp, &layers.VXLAN{ValidIDFlag: true, VNI: vni}}, inside...)
-	buffer := gopacket.NewSerializeBuffer()
-	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, all...); err != nil {
-		t.Fatal(err)
-	}
-	return buffer.Bytes()
+	return serialised(t, append([]gopacket.SerializableLayer{ip, udp, &layers.VXLAN{ValidIDFlag: true, VNI: vni}}, inside...)...)
+}
+
+// ethernet is the header of a frame inside such a packet.
+func ethernet(family wire.Family) gopacket.SerializableLayer {
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	return &layers.Ethernet{SrcMAC: mac, DstMAC: mac, EthernetType: etherTypes[family]}
 }
 
 // inner is a datagram as it is inside such a packet.
 func inner(t *testing.T, from, to netip.Addr) []gopacket.SerializableLayer {
 	t.Helper()
-	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	return []gopacket.SerializableLayer{
-		&layers.Ethernet{SrcMAC: mac, DstMAC: mac, EthernetType: layers.EthernetTypeIPv4}, gopacket.Payload(datagram(t, from, to, lie)),
-	}
+	return []gopacket.SerializableLayer{ethernet(wire.FamilyOf(from)), gopacket.Payload(datagram(t, from, to, lie))}
 }
 
 // hostile is a cluster of three nodes in which somebody forges packets for the first one.
@@ -110,15 +119,13 @@ func (h *hostile) claim(t *testing.T, second netip.Addr) {
 // What comes to a node's tunnel port and was not sent there by a node for its own pods is dropped, each for its reason.
 func TestForgedTunnelPackets(t *testing.T) {
 	h := startHostile(t, drops.TunnelNode, drops.TunnelSource, drops.TunnelVni, drops.TunnelDestination, drops.NotIP, drops.Invalid)
-	second := netip.MustParseAddr("172.18.0.201")
+	family := firstFamily(h.Lab)
+	second := inNetwork(lab.FabricPrefix[family], 201)
 	h.claim(t, second)
-	world, victim, good := netip.MustParseAddr("192.0.2.77"), h.victim.Addr(), h.other.Addr()
+	world, victim, good := strangers[family], h.victim.Addr(), h.other.Addr()
 	device := func(node *lab.Node) netip.Addr { return node.PodCIDR().Addr() }
-	short := []gopacket.SerializableLayer{
-		&layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, EthernetType: layers.EthernetTypeIPv4},
-		gopacket.Payload("\x45\x00"),
-	}
-	arp := arpRequest(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, good, victim)
+	empty := []gopacket.SerializableLayer{ethernet(family)} // filled up with zeroes
+	arp := arpRequest(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, strangers[wire.IPv4], strangers[wire.IPv4])
 	for _, f := range []struct {
 		name   string
 		from   *lab.Namespace
@@ -135,23 +142,23 @@ func TestForgedTunnelPackets(t *testing.T) {
 		{"a node, as the victim's node", h.peer.Namespace, tunnelVNI, inner(t, h.node.Addr(), victim), drops.TunnelSource},
 		{"a node, as the victim itself", h.peer.Namespace, tunnelVNI, inner(t, victim, victim), drops.TunnelSource},
 		{"a node, as the victim's node's tunnel", h.peer.Namespace, tunnelVNI, inner(t, device(h.node), victim), drops.TunnelSource},
-		{"a node, as loopback", h.peer.Namespace, tunnelVNI, inner(t, netip.MustParseAddr("127.0.0.1"), h.node.Addr()), drops.TunnelSource},
+		{"a node, as loopback", h.peer.Namespace, tunnelVNI, inner(t, loopback[family], h.node.Addr()), drops.TunnelSource},
 		{"another cluster", h.peer.Namespace, tunnelVNI + 1, inner(t, good, victim), drops.TunnelVni},
 		{"no VNI", h.peer.Namespace, 0, inner(t, good, victim), drops.TunnelVni},
-		{"to the world", h.peer.Namespace, tunnelVNI, inner(t, good, lab.OutsideAddr[wire.IPv4]), drops.TunnelDestination},
+		{"to the world", h.peer.Namespace, tunnelVNI, inner(t, good, lab.OutsideAddr[family]), drops.TunnelDestination},
 		{"to another node", h.peer.Namespace, tunnelVNI, inner(t, good, h.third.Addr()), drops.TunnelDestination},
-		{"to another node's pod", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("10.244.2.9")), drops.TunnelDestination},
-		{"to everybody", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("255.255.255.255")), drops.TunnelDestination},
-		{"to a group", h.peer.Namespace, tunnelVNI, inner(t, good, netip.MustParseAddr("224.0.0.1")), drops.TunnelDestination},
+		{"to another node's pod", h.peer.Namespace, tunnelVNI, inner(t, good, inNetwork(h.third.PodCIDR(), 9)), drops.TunnelDestination},
+		{"to everybody", h.peer.Namespace, tunnelVNI, inner(t, good, everybody[family]), drops.TunnelDestination},
+		{"to a group", h.peer.Namespace, tunnelVNI, inner(t, good, group[family]), drops.TunnelDestination},
 		{"no IP", h.peer.Namespace, tunnelVNI, []gopacket.SerializableLayer{gopacket.Payload(arp)}, drops.NotIP},
-		{"a header that is cut", h.peer.Namespace, tunnelVNI, short, drops.Invalid},
+		{"no header", h.peer.Namespace, tunnelVNI, empty, drops.Invalid},
 	} {
 		const times = 3
 		before := dropped(t, h.node, f.reason)
 		for range times {
 			from := f.from.Addr()
 			if f.from == h.Outside {
-				from = lab.GatewayAddr[wire.IPv4]
+				from = lab.GatewayAddr[family]
 			}
 			if err := f.from.SendRaw(forged(t, from, h.node.Addr(), f.vni, f.inside...)); err != nil {
 				t.Fatal(err)
@@ -176,15 +183,15 @@ func TestForgedTunnelPackets(t *testing.T) {
 // address. VXLAN between pods is nobody's business.
 func TestPodsDoNotSpeakToTunnels(t *testing.T) {
 	h := startHostile(t, drops.TunnelPort)
-	pod := h.victim
-	for name, to := range map[string]netip.Addr{"its own node": h.node.Addr(), "another node": h.peer.Addr(), "the world": lab.OutsideAddr[wire.IPv4]} {
+	pod, world := h.victim, lab.OutsideAddr[firstFamily(h.Lab)]
+	for name, to := range map[string]netip.Addr{"its own node": h.node.Addr(), "another node": h.peer.Addr(), "the world": world} {
 		before, ttls := dropped(t, h.node, drops.TunnelPort), []uint8{64, 1}
-		if to == lab.OutsideAddr[wire.IPv4] { // with 1, the stack says so
+		if to == world { // with 1, the stack says so
 			ttls = ttls[:1]
 		}
 		for _, ttl := range ttls {
-			packet := forged(t, pod.Addr(), to, tunnelVNI, inner(t, netip.MustParseAddr("10.244.0.99"), h.other.Addr())...)
-			packet[8] = ttl
+			packet := forged(t, pod.Addr(), to, tunnelVNI, inner(t, inNetwork(h.node.PodCIDR(), 99), h.other.Addr())...)
+			packet[hopsOffset[firstFamily(h.Lab)]] = ttl
 			if err := pod.SendRaw(packet); err != nil {
 				t.Fatal(err)
 			}
@@ -212,18 +219,20 @@ func TestPodsDoNotSpeakToTunnels(t *testing.T) {
 // somebody has written by hand.
 func (h *hostile) sendTranslated(t *testing.T) {
 	t.Helper()
-	to := netip.MustParseAddrPort("172.18.0.200:30000") // nobody's InternalIP, so the packet gets its node's address
-	runOn(t, h.peer, "ip", "addr", "add", to.Addr().String()+"/24", "dev", "eth0")
-	applyRules(t, h.peer, fmt.Sprintf("table ip hostile {\n chain pre { type nat hook prerouting priority dstnat\n udp dport %d counter dnat to %s:%d\n }\n}\n",
-		to.Port(), h.peer.Addr(), tunnelPort), "nft", "-f")
+	family := firstFamily(h.Lab)
+	network, nft := lab.FabricPrefix[family], netfilters[family].nft
+	to := netip.AddrPortFrom(inNetwork(network, 200), 30000) // nobody's InternalIP, so the packet gets its node's address
+	runOn(t, h.peer, "ip", "addr", "add", netip.PrefixFrom(to.Addr(), network.Bits()).String(), "dev", lab.Uplink, "nodad")
+	applyRules(t, h.peer, fmt.Sprintf("table %s hostile {\n chain pre { type nat hook prerouting priority dstnat\n udp dport %d counter dnat to %s\n }\n}\n",
+		nft, to.Port(), netip.AddrPortFrom(h.peer.Addr(), tunnelPort)), "nft", "-f")
 	eventually(t, answerLimit, "the rule against what is translated is there", func() bool {
-		_, err := h.peer.Exec(t.Context(), "nft", "list", "chain", "ip", "ebpf-cni", "input")
+		_, err := h.peer.Exec(t.Context(), "nft", "list", "chain", nft, "ebpf-cni", "input")
 		return err == nil
 	})
 	packet := forged(t, h.node.Addr(), h.peer.Addr(), tunnelVNI, inner(t, h.node.Addr(), h.other.Addr())...)
-	send(t, dialUDP(t, h.victim.Namespace, 0, to), string(packet[headers:]))
+	send(t, dialUDP(t, h.victim.Namespace, 0, to), string(packet[headers[family]:]))
 	eventually(t, answerLimit, "the packet is translated", func() bool {
-		out, _ := h.peer.Exec(t.Context(), "nft", "list", "table", "ip", "hostile")
+		out, _ := h.peer.Exec(t.Context(), "nft", "list", "table", nft, "hostile")
 		return strings.Contains(string(out), "packets 1 ")
 	})
 }
@@ -237,6 +246,6 @@ func TestPodsDoNotSpeakToTunnelsByServices(t *testing.T) {
 	p.waitBeside(t, true)
 	sender := dialUDP(t, p.client.Namespace, 0, service.cluster)
 	packet := forged(t, p.Nodes[0].Addr(), p.Nodes[1].Addr(), tunnelVNI, inner(t, p.client.Addr(), p.remote.Addr())...)
-	send(t, sender, string(packet[headers:]))
+	send(t, sender, string(packet[headers[p.family()]:]))
 	eventually(t, answerLimit, "the packet is counted where it is sent", func() bool { return dropped(t, p.Nodes[0], drops.TunnelPort) == 1 })
 }

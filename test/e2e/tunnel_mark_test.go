@@ -3,21 +3,18 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/gopacket/gopacket"
-	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-const (
-	tosOffset = 1 // in an IPv4 header
-	ce        = 3 // congestion experienced (RFC 3168)
-)
+const ce = 3 // congestion experienced (RFC 3168)
 
 // What a packet says of its class is on the outer packet too, and what routers say there of congestion arrives in the inner one (RFC
 // 2983, uniform model; RFC 6040).
@@ -34,7 +31,7 @@ func TestClassAndCongestionPassTheTunnel(t *testing.T) {
 			}
 			text := fmt.Sprintf("class %#x of %s", tos, from.Netns())
 			packet := datagram(t, from.Addr(), other.Addr(), text)
-			packet[tosOffset] = tos
+			setClass(packet, tos)
 			if err := from.SendRaw(packet); err != nil {
 				t.Fatal(err)
 			}
@@ -57,15 +54,15 @@ func TestClassAndCongestionPassTheTunnel(t *testing.T) {
 	for _, tos := range []byte{0xb8 | 1, 2} {
 		inside := inner(t, pod.Addr(), other.Addr())
 		frame := []byte(inside[1].(gopacket.Payload))
-		sumOfTOS(frame, tos)
+		setClass(frame, tos)
 		packet := forged(t, near.Addr(), far.Addr(), tunnelVNI, inside...)
-		packet[tosOffset] = tos | ce
+		setClass(packet, tos|ce)
 		if err := near.SendRaw(packet); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, answerLimit, fmt.Sprintf("congestion arrives on class %#x", tos), func() bool {
 			for _, p := range capture.Packets() {
-				if ip, ok := p.NetworkLayer().(*layers.IPv4); ok && ip.TOS == tos|ce && ip.SrcIP.String() == pod.Addr().String() {
+				if ip, ok := ipHeaderOf(p.NetworkLayer()); ok && ip.class == tos|ce && ip.source == pod.Addr() {
 					return true
 				}
 			}
@@ -74,10 +71,15 @@ func TestClassAndCongestionPassTheTunnel(t *testing.T) {
 	}
 }
 
-// sumOfTOS gives an IPv4 header of TOS 0 another one, and its checksum what goes with it (RFC 1624).
-func sumOfTOS(header []byte, tos byte) {
-	header[tosOffset] = tos
-	sum := uint32(^(uint16(header[10])<<8 | uint16(header[11]))) + uint32(tos)
+// setClass gives an IP header of class 0 another one, and IPv4's checksum what goes with it (RFC 1624).
+func setClass(header []byte, class byte) {
+	if header[0]>>4 == 6 { // the class lies across two bytes
+		header[0] |= class >> 4
+		header[1] |= class << 4
+		return
+	}
+	header[1] = class
+	sum := uint32(^(uint16(header[10])<<8 | uint16(header[11]))) + uint32(class)
 	sum = ^(sum>>16 + sum&0xffff)
 	header[10], header[11] = byte(sum>>8), byte(sum)
 }
@@ -95,7 +97,8 @@ func (o outer) text() string {
 func TestTunnelInTheTunnel(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan"}})
 	pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")}
-	addresses := []netip.Addr{netip.MustParseAddr("192.168.9.1"), netip.MustParseAddr("192.168.9.2")}
+	network := [wire.Families]netip.Prefix{wire.IPv4: netip.MustParsePrefix("192.168.9.0/24"), wire.IPv6: netip.MustParsePrefix("fd00:192:168:9::/64")}[firstFamily(l)]
+	addresses := []netip.Addr{inNetwork(network, 1), inNetwork(network, 2)}
 	for i, pod := range pods {
 		below, err := pod.Netlink().LinkByName(pod.IfName)
 		if err != nil {
@@ -106,16 +109,12 @@ func TestTunnelInTheTunnel(t *testing.T) {
 		device := &netlink.Vxlan{
 			LinkAttrs: attrs, VxlanId: 7, Port: tunnelPort, Group: pods[1-i].Addr().AsSlice(), VtepDevIndex: below.Attrs().Index, Learning: true,
 		}
-		address := &netlink.Addr{IPNet: &net.IPNet{IP: addresses[i].AsSlice(), Mask: net.CIDRMask(24, 32)}}
+		address := &netlink.Addr{IPNet: prefix(netip.PrefixFrom(addresses[i], network.Bits()).String()), Flags: unix.IFA_F_NODAD}
 		if err := errors.Join(pod.Netlink().LinkAdd(device), pod.Netlink().AddrAdd(device, address), pod.Netlink().LinkSetUp(device)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	server, err := pods[1].Serve(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := netip.AddrPortFrom(addresses[1], server.Port)
+	at := netip.AddrPortFrom(addresses[1], serve(t, pods[1].Namespace).Port())
 	moved, err := pods[0].Transfer(within(t, readyLimit), at, *payload)
 	assertSeen(t, "a transfer through both tunnels", moved.Seen, err, addresses[0])
 	if _, err := pods[0].UDP(t.Context(), at, 9000); err != nil {

@@ -25,7 +25,7 @@ func (d *damaged) tunnelBreaks(t *testing.T, attach string) map[string]func() er
 	sysctl := func(name, value string) func() error {
 		return func() error { return d.node.WriteSysctl("net/ipv4/conf/"+tunnelDevice+"/"+name, value) }
 	}
-	return map[string]func() error{
+	breaks := map[string]func() error{
 		"the tunnel":                  func() error { return nl.LinkDel(device) },
 		"the tunnel's being up":       func() error { return nl.LinkSetDown(device) },
 		"the tunnel's name":           func() error { return renameTunnel(nl, device) },
@@ -37,11 +37,12 @@ func (d *damaged) tunnelBreaks(t *testing.T, attach string) map[string]func() er
 		"the tunnel's rp_filter":      sysctl("rp_filter", "1"),
 		"the tunnel's forwarding":     sysctl("forwarding", "0"),
 		"the tunnel, for another one": func() error { return replaceTunnel(nl, device) },
-		"the tunnel's address": func() error {
-			a := d.node.PodCIDR().Addr()
-			return nl.AddrDel(device, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}})
-		},
 	}
+	for _, cidr := range d.node.PodCIDRs {
+		address := only(cidr.Addr()).String()
+		breaks["the tunnel's address "+address] = func() error { return nl.AddrDel(device, &netlink.Addr{IPNet: prefix(address)}) }
+	}
+	return breaks
 }
 
 // renameTunnel gives the device another name, for which Linux before 6.2 wants it to be down.

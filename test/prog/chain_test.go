@@ -98,6 +98,32 @@ func TestKindsOfExtensionHeaders(t *testing.T) {
 	b.count(1, 0)
 }
 
+// A later fragment names the header that its datagram goes on with, and that may be an extension. Only the first tells whose it is.
+func TestHeadersBehindFragmentHeader(t *testing.T) {
+	b := newBed(t, inIPv6)
+	first := func(p packet, id byte) packet {
+		p.chain, p.payload = []extension{{fragmentation, []byte{0, 1, 0, 0, 0, id}}, padded(toDest)}, make([]byte, 64)
+		return p
+	}
+	later := func(p packet, id byte) packet {
+		p.chain, p.payload = []extension{{fragmentation, []byte{0, 80, 0, 0, 0, id}}}, make([]byte, 64)
+		p.proto, p.raw = toDest, true
+		return p
+	}
+	p := udp(podA, 50000, world, 53)
+	out := b.fromPod(first(p, 5)).is("forwarded")
+	b.fromPod(later(p, 6)).is("drop FRAGMENT_UNKNOWN")
+	if src := b.fromPod(later(p, 5)).is("forwarded").view().src; src != nodeIP {
+		t.Errorf("the later fragment left from %s", src)
+	}
+	back := udp(world, 53, nodeIP, out.view().sport)
+	b.fromUplink(first(back, 7)).is("delivered")
+	if dst := b.fromUplink(later(back, 7)).is("delivered").view().dst; dst != podA {
+		t.Errorf("the answer's later fragment came to %s", dst)
+	}
+	b.count(1, 0)
+}
+
 // Chains that no parser may trust.
 func TestBrokenExtensionHeaders(t *testing.T) {
 	b := newBed(t, inIPv6)

@@ -31,7 +31,8 @@ func TestBesideNetfilterUnresolved(t *testing.T) {
 			want string
 		}{
 			{tcp(podA, 80, mute, 5000, syn|ack), "forwarded"},
-			{ping(podA, 7, mute), "forwarded"},
+			{ping(podA, 7, mute), "stack"},
+			{ping(mute, 7, podA).replied(), "forwarded"},
 			{tcp(podA, 5000, mute, 80, syn), "stack"},
 			{udp(podA, 5000, mute, 53), "stack"},
 		} {

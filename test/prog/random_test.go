@@ -250,7 +250,7 @@ func (s *storm) noPodToWorld(out []byte) error {
 		if err != nil {
 			return fmt.Errorf("%v: a later fragment of no datagram: %w", v, err)
 		}
-		key.Sport, key.Dport = first.Sport, first.Dport
+		key.Proto, key.Sport, key.Dport = first.Proto, first.Sport, first.Dport
 	} else if inner, err := v.quoted(); err == nil {
 		key = v.tuple(inner.proto, inner.dst, inner.dport, inner.src, inner.sport)
 	}

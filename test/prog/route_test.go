@@ -107,7 +107,7 @@ func TestSilentNeighbours(t *testing.T) {
 		for _, network := range []string{"172.16.0.", "172.19.0."} { // of the uplink, and of a link without our programs
 			b := newBed(t, f)
 			began, asked := time.Now(), 0
-			for i := range 100 {
+			for i := range 150 {
 				r := b.fromPod(udp(podA, 5000, network+strconv.Itoa(100+i), 53))
 				if r.what == "stack" {
 					asked++
@@ -115,7 +115,7 @@ func TestSilentNeighbours(t *testing.T) {
 					r.is("drop NEIGHBOUR_LIMIT")
 				}
 			}
-			const burst, perSecond = 20, 20
+			const burst, perSecond = 100, 20
 			if most := burst + 1 + int(time.Since(began).Seconds()*perSecond); asked < burst || asked > most {
 				t.Errorf("%sX: %d neighbours asked for, want %d to %d", network, asked, burst, most)
 			}
@@ -123,6 +123,19 @@ func TestSilentNeighbours(t *testing.T) {
 			b.fromPod(udp(podA, 5000, world, 53)).is("forwarded")
 			b.leftToStack("to a pod of a node that does not answer", b.fromPod(udp(podA, 5000, mute, 53)))
 			b.leftToStack("from another pod", b.fromPod(udp(podB, 5000, network+"99", 53)))
+			must(t, b.destinations.Put(b.key(network+"98/32"), f.node(network+"98")))
+			b.leftToStack("to another node", b.fromPod(udp(podA, 5000, network+"98", 53)))
 		}
+	})
+}
+
+// However much a pod sends to one neighbour that is down, it costs no more than a try: others can still be asked for.
+func TestStreamToOneSilentNeighbour(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for range 1000 {
+			b.fromPod(udp(podA, 5000, silentIP, 514)).is("stack")
+		}
+		b.leftToStack("to another one", b.fromPod(tcp(podA, 5000, "172.16.0.99", 80, syn)))
 	})
 }

@@ -2,6 +2,7 @@ package prog
 
 import (
 	"bytes"
+	"net"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -101,6 +102,12 @@ func TestOuterPacketsComeByTheWayBack(t *testing.T) {
 				} {
 					b.arrive(b.other, changed).is("drop WRONG_UPLINK")
 				}
+				for _, everybody := range []net.HardwareAddr{{255, 255, 255, 255, 255, 255}, {1, 0, 0x5e, 0, 0, 1}} {
+					all := p.with(func(p *packet) { p.macTo = everybody })
+					b.arrive(b.other, all).is("drop WRONG_UPLINK") // the kernel takes it as if it were for this host alone
+					b.leftToStack("to all by the node's link", b.fromUplink(all))
+				}
+				b.leftToStack("to another host", b.arrive(b.other, p.with(func(p *packet) { p.macTo = net.HardwareAddr{2, 0, 0, 0, 0, 99} })))
 				b.leftToStack("another port", b.arrive(b.other, udp(node2IP, 50000, nodeIP, tunnelPort+1)))
 				b.leftToStack("the tunnel drops what is from no node", b.arrive(b.other, udp(world, 50000, nodeIP, tunnelPort)))
 			})

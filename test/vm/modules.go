@@ -18,7 +18,7 @@ var wanted = []string{
 	"sch_ingress", "cls_bpf", "cls_matchall", "act_gact",
 	"nf_conntrack", "nf_conntrack_netlink", "nf_nat", "nf_tables", "?iptable_nat",
 	// For the tests through IPsec, and what the kernel's own tools would load for them.
-	"?xfrm_user", "?xfrm_algo", "?esp4", "?gcm", "?ctr", "?ghash_generic", "?aes_generic", "?crypto_null", "?seqiv",
+	"?xfrm_user", "?xfrm_algo", "?esp4", "?esp6", "?gcm", "?ctr", "?ghash_generic", "?aes_generic", "?crypto_null", "?seqiv",
 	"?hmac", "?sha512_generic", "?sha256_generic", "?drbg",
 }
 

@@ -116,6 +116,8 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestWorldLearnsOfClosedPodPort":               walks,
 		"TestForgottenConnectionIsReset":               walks,
 		"TestRuleThatAsksForAMark":                     walks,
+		"TestFloodOfNeighbours":                        walks,
+		"TestPolicyOfTheHost":                          walks,
 		"TestForgedErrorEndsNoConnection":              walks,
 		"TestErrorsOfTheNodeAboutAnswers":              walks,
 		"TestPodsAreNoRouters":                         walks,
