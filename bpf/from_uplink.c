@@ -142,8 +142,10 @@ EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const str
 	return from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK;
 }
 
-/* In a frame that is not this host's alone. Of those to all, or a group, the stack forwards none, but a tunnel's socket
- * takes them. */
+/*
+ * In a frame that is not this host's alone. Of those to all, or a group, the stack forwards
+ * none, but a tunnel's socket takes them.
+ */
 EC_CALL enum verdict from_uplink_to_all(struct __sk_buff *ctx, struct pkt *pkt, enum verdict parsed)
 {
 	if (ctx->pkt_type == EC_PACKET_OTHERHOST)

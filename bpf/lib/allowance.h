@@ -8,16 +8,18 @@
 /* How many a pod gets at once. */
 #define ALLOWANCE_BURST 100
 
-/* Takes something of which the pod gets one in each interval, in ns (GCRA: reset_at is the theoretical time of the next
- * one). */
+/*
+ * Takes something of which the pod gets one in each interval, in ns (GCRA: allowance_until
+ * is the theoretical arrival time of the next one).
+ */
 EC_INLINE bool allowance_take(struct device *dev, __u64 interval)
 {
-	__u64 was = *(volatile __u64 *)&dev->reset_at, now = bpf_ktime_get_coarse_ns();
+	__u64 was = *(volatile __u64 *)&dev->allowance_until, now = bpf_ktime_get_coarse_ns();
 	__u64 at = was > now ? was : now;
 
 	if (at - now >= ALLOWANCE_BURST * interval)
 		return false;
-	return __sync_val_compare_and_swap(&dev->reset_at, was, at + interval) == was;
+	return __sync_val_compare_and_swap(&dev->allowance_until, was, at + interval) == was;
 }
 
 #endif

@@ -20,8 +20,7 @@ enum {
 	FRAGMENT_BUSY = 1,
 };
 
-/* The protocol, if a datagram is told from others by it: of IPv6 a later fragment may name any (RFC 8200, section 4.5).
- */
+/* The protocol, if it tells a datagram from others: of IPv6 a later fragment may name any (RFC 8200, section 4.5). */
 EC_INLINE __u8 frag_proto(const struct tuple *t)
 {
 	return addr_is_v4(&t->src) ? t->proto : 0;

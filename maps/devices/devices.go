@@ -32,9 +32,9 @@ type Value struct {
 	Bytes          uint64 `map:"counter"`
 	ConntrackFlows uint32 `map:"counter"`
 	_              uint32
-	// ResetAt is until when the pod's allowance, of RSTs and of neighbours to ask for, is used up (CLOCK_MONOTONIC, ns); the
-	// programs write it.
-	ResetAt uint64
+	// AllowanceUntil is until when the pod's allowance, of RSTs and of neighbours to ask for, is used up (CLOCK_MONOTONIC, ns);
+	// the programs write it.
+	AllowanceUntil uint64
 }
 
 // Definition defines the map.

@@ -25,7 +25,7 @@ struct device {
 	__u64 bytes;           /* the same, in bytes of whole frames */
 	__u32 conntrack_flows; /* counter: the pod's entries in conntrack */
 	__u32 pad;
-	__u64 reset_at; /* the programs': until when the pod's allowance is used up (CLOCK_MONOTONIC, ns) */
+	__u64 allowance_until; /* the programs': until when the pod's allowance is used up (CLOCK_MONOTONIC, ns) */
 };
 _Static_assert(sizeof(struct device) == 80, "device is part of the map layout");
 

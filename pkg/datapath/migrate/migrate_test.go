@@ -114,11 +114,11 @@ func TestCombineCounters(t *testing.T) {
 	// What the agent wrote is the other's, what the programs counted is both's.
 	dev := func(v devices.Value) raw.Value { return raw.Value{raw.Encode(make([]byte, 96), v)} }
 	got := tableOf(devices.Definition).combine(
-		dev(devices.Value{Addresses: wire.Addresses{wire.Addr{1}}, SnatFlows: 2, Packets: 9, ConntrackFlows: 3, ResetAt: 1}),
-		dev(devices.Value{Addresses: wire.Addresses{wire.Addr{2}}, SnatFlows: 4, Packets: 5, ConntrackFlows: 3, ResetAt: 2}),
+		dev(devices.Value{Addresses: wire.Addresses{wire.Addr{1}}, SnatFlows: 2, Packets: 9, ConntrackFlows: 3, AllowanceUntil: 1}),
+		dev(devices.Value{Addresses: wire.Addresses{wire.Addr{2}}, SnatFlows: 4, Packets: 5, ConntrackFlows: 3, AllowanceUntil: 2}),
 		dev(devices.Value{SnatFlows: 3, Packets: 4, ConntrackFlows: 5}),
 	)
-	want := devices.Value{Addresses: wire.Addresses{wire.Addr{2}}, SnatFlows: 3, Packets: 10, ConntrackFlows: 1, ResetAt: 2}
+	want := devices.Value{Addresses: wire.Addresses{wire.Addr{2}}, SnatFlows: 3, Packets: 10, ConntrackFlows: 1, AllowanceUntil: 2}
 	if diff := cmp.Diff(want, raw.Decode[devices.Value](got[0]), cmp.AllowUnexported(devices.Value{})); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
