@@ -123,7 +123,7 @@ func aloneOnV2() (err error) {
 	if err != nil {
 		return err
 	}
-	c, err := claim(Options{Nodes: 1})
+	c, err := claim(Options{Nodes: 1}.orDefault())
 	if err != nil {
 		return err
 	}
