@@ -44,11 +44,19 @@ DHCP=ipv4
 const uplinkFile = `[Match]
 Name=%s
 [Network]
-Address=%s/24
-Gateway=%s
 KeepConfiguration=static
 IPv6AcceptRA=no
 `
+
+// uplinkConfig is the host's own configuration of the uplink.
+func uplinkConfig(node *lab.Node) string {
+	text := fmt.Sprintf(uplinkFile, lab.Uplink)
+	for _, addr := range node.Addrs() {
+		family := wire.FamilyOf(addr)
+		text += fmt.Sprintf("Address=%s/%d\nGateway=%s\n", addr, lab.FabricPrefix[family].Bits(), lab.GatewayAddr[family])
+	}
+	return text
+}
 
 // startNetworkd has a networkd configure the node's links by the files of a directory, which stands for /etc/systemd, until the
 // function that it returns is called. What networkd says goes to a file.
@@ -97,7 +105,7 @@ func etcSystemd(t *testing.T, node *lab.Node, ours bool) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	files := map[string]string{
-		"network/10-uplink.network": fmt.Sprintf(uplinkFile, lab.Uplink, node.Addr(), lab.GatewayAddr[wire.IPv4]),
+		"network/10-uplink.network": uplinkConfig(node),
 		"network/20-all.network":    adopts,
 	}
 	for name, content := range files {

@@ -14,6 +14,7 @@ import (
 func TestKernelRefusesSpoofedSourcesWithoutTheProgram(t *testing.T) {
 	forEachAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}})
+		needIPv4(t, l) // IPv6 has no such filter
 		liar, near, far := addPod(t, l.Nodes[0], "liar"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		at := []netip.AddrPort{serve(t, near.Namespace), serve(t, far.Namespace), serve(t, l.Outside), serve(t, l.Nodes[0].Namespace)}
 		m := newMaimed(l, l.Nodes[0], liar, flag)

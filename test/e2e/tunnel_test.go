@@ -175,6 +175,19 @@ func liveFlows() int {
 // mixedLimit is how long a node may take to follow another routing mode: a start of its agent.
 const mixedLimit = readyLimit
 
+// startInMode starts all agents in a routing mode. Where the tunnel is one of IPv6, pods have its MTU from the start: nobody fragments
+// its packets, and what is too big of that which pods send to nodes' addresses is lost.
+func startInMode(t *testing.T, l *lab.Lab, mode string) {
+	t.Helper()
+	flags := []string{"--routing-mode=" + mode}
+	if firstFamily(l) == wire.IPv6 {
+		flags = append(flags, "--mtu=1430")
+	}
+	if err := l.StartAgents(within(t, readyLimit), flags...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // setMode restarts a node's agent in another routing mode.
 func setMode(t *testing.T, node *lab.Node, mode string, flags ...string) {
 	t.Helper()
@@ -197,11 +210,7 @@ func TestNodesInDifferentModes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A tunnel over IPv6 is fragmented by nobody, and what pods send to nodes gets there with the tunnel's MTU alone.
-	first := [wire.Families]string{wire.IPv4: "auto", wire.IPv6: "vxlan"}[firstFamily(l)]
-	if err := l.StartAgents(within(t, readyLimit), "--routing-mode="+first); err != nil {
-		t.Fatal(err)
-	}
+	startInMode(t, l, "auto")
 	var all []*lab.Namespace
 	for _, node := range l.Nodes {
 		all = append(all, node.Namespace, addPod(t, node, "a").Namespace)
@@ -242,7 +251,8 @@ func assertAllReach(t *testing.T, all []*lab.Namespace, family wire.Family) {
 
 // Every flow lives on while nodes change their mode, one after the other and back, and no datagram of a steady flow is lost.
 func TestFlowsOutliveAChangeOfMode(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=direct"}})
+	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	startInMode(t, l, "direct")
 	near, far := l.Nodes[0], l.Nodes[1]
 	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
 	at, host := serve(t, other.Namespace), serve(t, far.Namespace)
