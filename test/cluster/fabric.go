@@ -80,6 +80,13 @@ func (m *Machine) netlink() (*netlink.Handle, error) {
 	return netlink.NewHandleAt(ns)
 }
 
+// card is the Ethernet address of a node's eth0, which outlives a reboot. With another one, those who knew the node would
+// send to the former for as long as the kernel trusts what it knows, in IPv6 some 50 s.
+func (m *Machine) card() net.HardwareAddr {
+	address := m.Addr.AsSlice()
+	return net.HardwareAddr{0x02, 0, 0, 0, 0x01, address[len(address)-1]}
+}
+
 // plug gives a node its eth0.
 func (c *Cluster) plug(node *Machine) (err error) {
 	defer func() {
@@ -103,7 +110,7 @@ func (c *Cluster) plug(node *Machine) (err error) {
 	defer ns.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = node.Name
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.Fd())}
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.Fd()), PeerHardwareAddr: node.card()}
 	if err := fabric.LinkAdd(veth); err != nil {
 		return err
 	}
