@@ -49,9 +49,10 @@ func TestAgentStartsAgainOnAFullDisk(t *testing.T) {
 	if err := node.WaitReady(within(t, readySoon)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := node.Ebpfctl(t.Context(), "status"); err != nil {
-		t.Errorf("with room again: %v\n%s", err, out)
-	}
+	eventually(t, entryPromise, "no problem is left", func() bool {
+		_, err := node.Ebpfctl(t.Context(), "status")
+		return err == nil
+	})
 	eventually(t, entryPromise, "what could not be noted before is set", func() bool {
 		out, err := node.Exec(t.Context(), "cat", "/proc/sys/net/ipv4/ip_local_reserved_ports")
 		return err == nil && string(out) == "40000-65535\n"
