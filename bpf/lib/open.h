@@ -72,7 +72,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	if (there && nat_names(there, out, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there && !room_reclaim_port(s, there))
+	if (there && !room_reclaim_port(there))
 		return OPEN_IN_USE;
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;

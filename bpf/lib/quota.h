@@ -25,7 +25,7 @@ static long quota_sample_step(__u32 i, struct quota_sample *s)
 
 	scratch->key.sport = bpf_htons(nat_random_port());
 	there = bpf_map_lookup_elem(&snat_reverse, &scratch->key);
-	if (!there || room_reclaim_port(scratch, there))
+	if (!there || room_reclaim_port(there))
 		s->free++;
 	else if (there->ifindex == scratch->owner.ifindex)
 		s->own++;

@@ -57,20 +57,31 @@ EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, __u32 *held)
 	return verdict;
 }
 
+/* Removes the flow whose reverse half has the scratch record's key, if it has ended; true if it had. */
+EC_GLOBAL int room_reap_port(__u32 table)
+{
+	struct reaper r = {.now = bpf_ktime_get_coarse_ns()};
+	struct usage *u = flow_usage(table);
+	struct scratch *s = scratch_get();
+
+	if (!u || !s)
+		return false;
+	r.pressure = journal_pressure(u, table);
+	s->pair.reverse_key = s->key;
+	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
+}
+
 /*
  * Whether a port that is in use has become free, because its flow had ended and was
  * removed; there is its reverse half, found by the scratch record's key.
  */
-EC_CALL bool room_reclaim_port(struct scratch *s, struct snat_entry *there)
+EC_INLINE bool room_reclaim_port(const struct snat_entry *there)
 {
-	struct usage *u = flow_usage(USAGE_SNAT);
-	struct reaper r = {.now = bpf_ktime_get_coarse_ns()};
+	__u64 age = bpf_ktime_get_coarse_ns() - there->last_seen;
 
-	if (!u || ((__s64)(r.now - there->last_seen) < (__s64)ROOM_YOUNG && flow_owner_lives(there->ifindex)))
+	if ((__s64)age < (__s64)ROOM_YOUNG && flow_owner_lives(there->ifindex))
 		return false;
-	r.pressure = journal_pressure(u, USAGE_SNAT);
-	s->pair.reverse_key = s->key;
-	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
+	return room_reap_port(USAGE_SNAT);
 }
 
 #endif
