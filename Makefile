@@ -83,7 +83,7 @@ endif
 test: build ## Run the tests; the privileged ones too when root (installs what they need)
 	@tools/setup.sh test
 ifdef ROOT
-	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 15m $(TESTFLAGS)
+	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 25m $(TESTFLAGS)
 else
 	@echo 'test: not root: the tests that need the kernel are skipped'
 	@tools/in-modules.sh '$(PACKAGES)' go test {} $(TESTFLAGS)

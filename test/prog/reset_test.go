@@ -152,7 +152,8 @@ func TestResetsAreLimited(t *testing.T) {
 		}
 		started := time.Now()
 		got := resets(podA, 400)
-		if most := 101 + int(time.Since(started)/(10*time.Millisecond)); got < 100 || got > most {
+		// The programs' clock moves in ticks, so that it may be one further on.
+		if most := 102 + int(time.Since(started)/(10*time.Millisecond)); got < 100 || got > most {
 			t.Errorf("%d of 400 segments were answered; want 100 to %d", got, most)
 		}
 		if got := resets(podB, 50); got != 50 {
