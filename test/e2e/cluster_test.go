@@ -65,7 +65,7 @@ func attached(t *testing.T, all bool, test func(t *testing.T, attach string)) {
 	}
 }
 
-// families are those that a test runs in, one after the other.
+// families are both: those that a test runs in, one after the other, and those of a dual Node whose first is IPv4.
 var families = []wire.Family{wire.IPv4, wire.IPv6}
 
 // forEachFamily runs a test in each family, for clusters of that family alone.

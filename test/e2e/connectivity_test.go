@@ -41,24 +41,23 @@ var clusters = []cluster{
 	{"vxlan", only4, only4, "vxlan", 1, always},
 	{"auto", only4, only4, "auto", 2, always},
 
-	{"both, direct", ipv6First, ipv4First, "direct", 1, always},
-	{"both, vxlan over IPv4", ipv4First, ipv4First, "vxlan", 1, reachOnly},
-	{"both, vxlan over IPv6", ipv4First, ipv6First, "vxlan", 1, always},
-	{"both, auto", ipv4First, ipv4First, "auto", 2, longOnly},
+	{"both, direct", ipv6First, families, "direct", 1, always},
+	{"both, vxlan over IPv4", families, families, "vxlan", 1, reachOnly},
+	{"both, vxlan over IPv6", families, ipv6First, "vxlan", 1, always},
+	{"both, auto", families, families, "auto", 2, longOnly},
 
 	{"IPv6, direct", only6, only6, "direct", 1, longOnly},
-	{"IPv6, vxlan over IPv4", only6, ipv4First, "vxlan", 1, longOnly},
+	{"IPv6, vxlan over IPv4", only6, families, "vxlan", 1, longOnly},
 	{"IPv6, vxlan over IPv6", only6, only6, "vxlan", 1, longOnly},
 	{"IPv6, auto", only6, only6, "auto", 2, reachOnly},
 
 	{"vxlan over IPv6", only4, ipv6First, "vxlan", 1, longOnly},
 }
 
-// Families in the orders that a Node may have them in.
+// Families that a Node may have, besides both in their own order.
 var (
 	only4     = []wire.Family{wire.IPv4}
 	only6     = []wire.Family{wire.IPv6}
-	ipv4First = []wire.Family{wire.IPv4, wire.IPv6}
 	ipv6First = []wire.Family{wire.IPv6, wire.IPv4}
 )
 

@@ -22,7 +22,7 @@ import (
 // A pod that says that it is a router, or another pod, or knows a better way, is heard by nobody.
 func TestPodsAreNoRouters(t *testing.T) {
 	forNewestAttach(t, func(t *testing.T, attach string) {
-		l := startCluster(t, lab.Options{Nodes: 1, Families: ipv4First, AgentFlags: []string{attach}}, drops.ICMPRedirect)
+		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}}, drops.ICMPRedirect)
 		node := l.Nodes[0]
 		liar, other := addPod(t, node, "liar"), addPod(t, node, "other")
 		at := serveOver(t, other.Namespace, wire.IPv6)
