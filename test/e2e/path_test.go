@@ -58,6 +58,7 @@ func TestHopsEndAndSaySo(t *testing.T) {
 	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes, opts.Router = 2, true
 		l := startCluster(t, opts)
+		answerEveryProbe(t, l)
 		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
 			outside, near := lab.OutsideAddr[family], l.Nodes[0].AddrOf(family)
@@ -83,6 +84,13 @@ func TestHopsEndAndSaySo(t *testing.T) {
 					t.Errorf("reply from %s: TTL %d, want 62; error %v", to, reply.TTL, err)
 				}
 			}
+			narrow(t, l.Router, netip.PrefixFrom(outside, outside.BitLen()), netip.Addr{}, "eth1", narrowed)
+			assertTraced(t, pod, serveOver(t, l.Outside, family), traced{
+				[]netip.Addr{near, lab.GatewayAddr[family], outside}, narrowed, lab.GatewayAddr[family],
+			})
+			assertTraced(t, pod, serveOver(t, far.Namespace, family), traced{
+				[]netip.Addr{near, l.Nodes[1].AddrOf(family), far.AddrOf(family)}, mtuOf(t, pod.Namespace, pod.IfName), netip.Addr{},
+			})
 		})
 	})
 }
