@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +25,7 @@ import (
 // world to pods.
 func TestMTUOutsideChanges(t *testing.T) {
 	l := lab.ForTest(t, lab.Options{Nodes: 3, Router: true, Families: families, AgentFlags: []string{"--mtu=1500"}})
-	startEach(t, l, []string{"--routing-mode=direct"}, []string{"--routing-mode=vxlan"}, []string{"--routing-mode=direct", "--kube-proxy=on"})
+	startEach(t, l, []string{direct}, []string{byTunnel}, []string{direct, besideNetfilter})
 	world := serve(t, l.Outside)
 	var all streams
 	var pods []*lab.Pod
@@ -83,6 +85,17 @@ func startEach(t *testing.T, l *lab.Lab, flags ...[]string) {
 	}
 }
 
+// restartEach ends all agents, and starts them with other flags.
+func restartEach(t *testing.T, l *lab.Lab, flags ...string) {
+	t.Helper()
+	for _, node := range l.Nodes {
+		if _, err := node.StopAgent(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startEach(t, l, slices.Repeat([][]string{flags}, len(l.Nodes))...)
+}
+
 // narrowWay gives the router an MTU between a node and the outside host, in both directions.
 func narrowWay(t *testing.T, l *lab.Lab, node *lab.Node, family wire.Family, mtu int) {
 	t.Helper()
@@ -127,15 +140,25 @@ func inFamily(on *lab.Namespace, family wire.Family, at netip.AddrPort) netip.Ad
 	return netip.AddrPortFrom(on.AddrOf(family), at.Port())
 }
 
-// assertUDP exchanges datagrams, some larger than the path's MTU. The first of a size, or its echo, may be lost to path MTU
-// discovery; what is learnt from it must help the next.
+// assertUDP exchanges datagrams, some larger than the path's MTU. The first of a size, and the first echo, may be lost to path MTU
+// discovery; what is learnt from them must help the next.
 func assertUDP(t *testing.T, from *lab.Namespace, to netip.AddrPort, sizes ...int) (seen netip.AddrPort) {
 	t.Helper()
 	for _, size := range sizes {
-		_, first := from.UDP(within(t, 500*time.Millisecond), to, size)
-		var err error
-		if seen, err = from.UDP(t.Context(), to, size); err != nil {
-			t.Errorf("UDP of %d bytes from %s: %v; the try before: %v", size, from.Netns(), err, first)
+		var lost []error
+		for try := range 3 {
+			limit := 100 * time.Millisecond
+			if try == 2 {
+				limit = answerLimit
+			}
+			var err error
+			if seen, err = from.UDP(within(t, limit), to, size); err == nil {
+				break
+			}
+			lost = append(lost, err)
+		}
+		if len(lost) > 2 {
+			t.Errorf("UDP of %d bytes from %s: %v", size, from.Netns(), errors.Join(lost...))
 		}
 	}
 	return seen
@@ -171,7 +194,8 @@ func mtuOf(t *testing.T, ns *lab.Namespace, name string) int {
 
 // stream is a TCP connection that lives through changes of the path.
 type stream struct {
-	name string
+	from *lab.Namespace
+	to   netip.AddrPort
 	*lab.TCPConn
 }
 
@@ -185,27 +209,31 @@ func (s *streams) open(t *testing.T, from *lab.Namespace, to netip.AddrPort) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	*s = append(*s, stream{fmt.Sprintf("%s to %s", from.Netns(), to), conn})
+	*s = append(*s, stream{from, to, conn})
 }
 
 // stallLimit is how long a connection may take for a moment's data while the path changes: some times that TCP repeats what was lost.
 const stallLimit = 3 * time.Second
 
-// during has all connections carry data in both directions while something changes.
+// during has all connections carry data in both directions while something changes, and once more after that.
 func (s streams) during(t *testing.T, what string, change func()) {
 	t.Helper()
 	var all sync.WaitGroup
+	var changed atomic.Bool
 	for _, one := range s {
 		all.Go(func() {
-			for range 3 {
-				if err := one.Echo(within(t, stallLimit), 300_000); err != nil {
-					t.Errorf("%s: %s: %v", what, one.name, err)
+			for last := false; !last; {
+				last = changed.Load()
+				if err := one.Echo(within(t, stallLimit), 100_000); err != nil {
+					t.Errorf("%s: from %s: %v", what, one.from.Netns(), err)
 					return
 				}
+				time.Sleep(50 * time.Millisecond) // others have something to do as well
 			}
 		})
 	}
 	change()
+	changed.Store(true)
 	if all.Wait(); t.Failed() {
 		t.FailNow() // all that follows would wait for as long
 	}

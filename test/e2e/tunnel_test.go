@@ -10,6 +10,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -169,15 +170,10 @@ func liveFlows() int {
 // mixedLimit is how long a node may take to follow another routing mode: a start of its agent.
 const mixedLimit = readyLimit
 
-// startInMode starts all agents in a routing mode. Where the tunnel is one of IPv6, pods have its MTU from the start: nobody fragments
-// its packets, and what is too big of that which pods send to nodes' addresses is lost.
+// startInMode starts all agents in a routing mode.
 func startInMode(t *testing.T, l *lab.Lab, mode string) {
 	t.Helper()
-	flags := []string{"--routing-mode=" + mode}
-	if firstFamily(l) == wire.IPv6 {
-		flags = append(flags, "--mtu=1430")
-	}
-	if err := l.StartAgents(within(t, readyLimit), flags...); err != nil {
+	if err := l.StartAgents(within(t, readyLimit), "--routing-mode="+mode); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -198,7 +194,7 @@ func setMode(t *testing.T, node *lab.Node, mode string, flags ...string) {
 
 // Nodes in different modes talk to each other, by both ways at once, also where the uplinks' reverse path filter is strict.
 func TestNodesInDifferentModes(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig)
 	for _, node := range l.Nodes {
 		if err := node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"); err != nil {
 			t.Fatal(err)
@@ -245,7 +241,7 @@ func assertAllReach(t *testing.T, all []*lab.Namespace, family wire.Family) {
 
 // Every flow lives on while nodes change their mode, one after the other and back, and no datagram of a steady flow is lost.
 func TestFlowsOutliveAChangeOfMode(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig)
 	startInMode(t, l, "direct")
 	near, far := l.Nodes[0], l.Nodes[1]
 	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
