@@ -143,7 +143,7 @@ func TestFragmentOutOfOrder(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		parts := fragmented(b, udp(podA, 5000, world, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }))
-		b.fromPod(parts[1]).is("drop FRAGMENT_UNKNOWN")
+		b.fromPod(parts[1]).is("drop FRAG_NOT_FOUND")
 		b.fromPod(parts[0]).is("forwarded")
 		b.fromPod(parts[1]).is("forwarded")
 		for name, other := range map[string]packet{
@@ -156,7 +156,7 @@ func TestFragmentOutOfOrder(t *testing.T) {
 				b.fromPod(other).is("forwarded")
 				continue
 			}
-			if r := b.fromPod(other); r.what != "drop FRAGMENT_UNKNOWN" {
+			if r := b.fromPod(other); r.what != "drop FRAG_NOT_FOUND" {
 				t.Errorf("fragment with another %s: outcome %q", name, r.what)
 			}
 		}
@@ -178,7 +178,7 @@ func TestFragmentOutOfOrderFromWorld(t *testing.T) {
 			{back.with(func(p *packet) { p.dport, p.id = 22, 6 }), "stack"},
 		} {
 			parts := fragmented(b, c.p)
-			if r := b.fromUplink(parts[1]).is("drop FRAGMENT_UNKNOWN"); !bytes.Equal(r.in, r.frame) {
+			if r := b.fromUplink(parts[1]).is("drop FRAG_NOT_FOUND"); !bytes.Equal(r.in, r.frame) {
 				t.Error("a fragment of nobody's was changed")
 			}
 			for _, f := range parts {
@@ -273,7 +273,7 @@ func TestFragmentsPushOutNobodyElses(t *testing.T) {
 				b.eachBut(flooder, holders, later)
 				h.sends(b, later(flood, flood.id))
 				if flooder == "a pod" {
-					b.fromPod(later(flood, 100)).is("drop FRAGMENT_UNKNOWN")
+					b.fromPod(later(flood, 100)).is("drop FRAG_NOT_FOUND")
 				}
 			})
 		}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"slices"
 	"testing"
+
+	"github.com/gopacket/gopacket/layers"
 )
 
 // first and later are pieces of a datagram, of which nothing else is sent.
@@ -71,6 +73,8 @@ func TestFragmentOverlapsHeader(t *testing.T) {
 // A first piece that ends inside the header has no ports, or no flags: where a program needs those, no piece passes.
 func TestTinyFirstFragments(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		id := uint32(0)
 		nodes := []string{nodeIP, node2IP, node5IP} // whose tunnel port is guarded
 		for name, c := range map[string]struct {
 			p     packet
@@ -85,9 +89,9 @@ func TestTinyFirstFragments(t *testing.T) {
 			"ping without anything":     {ping("", 50000, ""), 0, func(w way) bool { return !w.forwarded || w.masqueraded }},
 			"unknown protocol, nothing": {packet{proto: 47}, 0, func(way) bool { return false }},
 		} {
-			b := newBed(t, f)
-			for id, w := range ways {
-				p := first(w.turned(c.p), uint32(id))
+			for _, w := range ways {
+				id++
+				p := first(w.turned(c.p), id)
 				whole, err := read(p.bytes(f))
 				must(t, err)
 				want, after := w.want, w.want
@@ -97,7 +101,7 @@ func TestTinyFirstFragments(t *testing.T) {
 				case c.needs(w):
 					want = "drop INVALID"
 					if w.masqueraded {
-						after = "drop FRAGMENT_UNKNOWN"
+						after = "drop FRAG_NOT_FOUND"
 					}
 				}
 				tiny := p.with(func(p *packet) { p.raw, p.payload = true, whole.l4[:c.size] })
@@ -125,7 +129,7 @@ func TestFragmentedErrors(t *testing.T) {
 				want = w.want
 			}
 			if w.masqueraded {
-				after = "drop FRAGMENT_UNKNOWN"
+				after = "drop FRAG_NOT_FOUND"
 			}
 			if r := w.by(b, p); r.what != want {
 				t.Errorf("%s: outcome %q, want %q", w.name, r.what, want)
@@ -138,6 +142,18 @@ func TestFragmentedErrors(t *testing.T) {
 		out := b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 		e := icmpError(world, nodeIP, 3, 1, out.frame, 8).with(func(p *packet) { p.fragment, p.id = moreFragments, 5 })
 		b.fromUplink(e).is("drop INVALID")
-		b.leftToStack("a later piece of an error", b.fromUplink(later(e, 5)))
+		b.fromUplink(later(e, 5)).is("drop FRAG_NOT_FOUND") // which the stack gets
+	})
+}
+
+// Of an ICMP message without an identifier nothing leaves, not even by the flow of a ping whose identifier is 0.
+func TestFragmentedICMPOfAnUnknownKind(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := first(ping(podA, 0, world), 5)
+		b.fromPod(p).is("forwarded")
+		p.icmpType, p.id = layers.ICMPv4TypeTimestampRequest, 6
+		b.fromPod(p).is("drop UNKNOWN_PROTOCOL")
+		b.fromPod(later(p, 6)).is("drop FRAG_NOT_FOUND")
 	})
 }

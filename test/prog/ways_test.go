@@ -133,7 +133,7 @@ func TestFragmentsOnEveryWay(t *testing.T) {
 			with   option
 			before string // the outcome of what comes before the first, to the world
 		}{
-			"masqueraded": {func(*config.NodeConfig) {}, "drop FRAGMENT_UNKNOWN"},
+			"masqueraded": {func(*config.NodeConfig) {}, "drop FRAG_NOT_FOUND"},
 			"as it is":    {withoutMasquerade, ""},
 		} {
 			t.Run(name, func(t *testing.T) {
