@@ -10,6 +10,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -130,7 +131,7 @@ func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, ins
 
 // TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
 func TestTooBigForTheTunnel(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}})
+	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}}, drops.TooBig)
 	pod, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")
 	overEachFamily(t, l, func(t *testing.T, family wire.Family) { assertTooBig(t, pod, other, family) })
 }
