@@ -6,6 +6,7 @@
  * overwrite it.
  */
 #include "bpf/lib/arp.h"
+#include "bpf/lib/finish.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
@@ -13,7 +14,6 @@
 #include "bpf/lib/nf.h"
 #include "bpf/lib/offload.h"
 #include "bpf/lib/path.h"
-#include "bpf/lib/reset.h"
 #include "bpf/lib/translate.h"
 #include "bpf/lib/tunnel.h"
 
@@ -43,8 +43,8 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 
 	if (path->kind == DESTINATION_LOCAL)
 		return from_pod_to_local(ctx, pkt);
-	/* First of all: a packet that does not fit its path goes to the stack, whatever else it is. */
-	return fwd_fits(ctx, pkt, path)
+	/* First of all: whatever else it is, a packet that does not fit its path is refused, or goes to the stack. */
+	return fwd_fits(ctx, s, path)
 		       ?: nf_judge(ctx, pkt->family, path->kind)
 		       ?: from_pod_waits(pkt, path)
 		       ?: translate_out(ctx, s, path)
@@ -123,5 +123,5 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 SEC("tc")
 int ec_from_pod(struct __sk_buff *ctx)
 {
-	return reset_or_finish(ctx, DIRECTION_FROM_POD, from_pod(ctx));
+	return answer_or_finish(ctx, DIRECTION_FROM_POD, from_pod(ctx));
 }

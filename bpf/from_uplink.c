@@ -181,7 +181,7 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 		return verdict;
 	verdict = ip_masqueraded(family) ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
 	/* A fragment of nobody's goes to the stack as well, but is counted. */
-	if (family == FAMILY_IPV4 || (verdict != VERDICT_STACK && verdict != -DROP_FRAGMENT_UNKNOWN))
+	if (family == FAMILY_IPV4 || (verdict != VERDICT_STACK && verdict != -DROP_FRAG_NOT_FOUND))
 		return verdict;
 	judged = from_uplink_to_stack(ctx, &s->pkt, false);
 	return judged == VERDICT_STACK ? verdict : judged;

@@ -5,9 +5,10 @@
  * forwards for a pod, or sends it through the tunnel; keeps the node's own flows off
  * the pods' ports, and everybody else from sending with its address to tunnels.
  */
+#include "bpf/lib/finish.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/path.h"
-#include "bpf/lib/reset.h"
+#include "bpf/lib/too_big.h"
 #include "bpf/lib/translate.h"
 #include "bpf/lib/tunnel.h"
 
@@ -94,12 +95,17 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
  * the tunnel to nodes' addresses, since the host itself reaches those without.
  */
 EC_INLINE enum verdict to_uplink_to_cluster(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
-					    const struct destination *to)
+					    const struct endpoint *ep, const struct destination *to)
 {
 	enum verdict verdict = to->kind == DESTINATION_NODE ? tunnel_guard(ctx, &s->pkt) : VERDICT_GO_ON;
+	__u32 mtu;
 
 	if (verdict || !(to->flags & DESTINATION_BY_TUNNEL) || !config->tunnel_ifindex)
 		return verdict ?: VERDICT_STACK;
+	/* The stack has compared it with the uplink's MTU. Over IPv4 the kernel fragments the outer packet. */
+	mtu = to->learnt_mtu ?: to->mtu;
+	if (!offload_fits(ctx, &s->pkt, mtu) && !(addr_is_v4(&to->node) && too_big_divides(ctx, &s->pkt)))
+		return too_big_refuse(s, ep->ifindex, mtu);
 	return tunnel_redirect(ctx, config->tunnel_ifindex, s->pkt.tos, &to->node, to->mac);
 }
 
@@ -111,7 +117,7 @@ EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct c
 	__u32 flags = to ? to->flags : 0;
 
 	if (!to_uplink_is_world(&s->pkt, to))
-		return to ? to_uplink_to_cluster(ctx, config, s, to) : VERDICT_STACK;
+		return to ? to_uplink_to_cluster(ctx, config, s, ep, to) : VERDICT_STACK;
 	if (!ip_masqueraded(s->pkt.family))
 		return VERDICT_STACK;
 	if (config->flags & CONFIG_ROUTES_TO_STACK)
@@ -208,5 +214,5 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 SEC("tc")
 int ec_to_uplink(struct __sk_buff *ctx)
 {
-	return reset_or_finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
+	return answer_or_finish(ctx, DIRECTION_TO_UPLINK, to_uplink(ctx));
 }

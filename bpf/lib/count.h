@@ -34,7 +34,7 @@ EC_CALL int count_drop(struct __sk_buff *ctx, enum direction direction, __u32 re
 	if ((reason == DROP_NO_ENDPOINT || reason == DROP_NODE_OFF_LINK) && direction != DIRECTION_TO_TUNNEL)
 		return EC_ACT_UNSPEC;
 	/* It may be the node's own, which the stack reassembles. */
-	if (reason == DROP_FRAGMENT_UNKNOWN && direction == DIRECTION_FROM_UPLINK)
+	if (reason == DROP_FRAG_NOT_FOUND && direction == DIRECTION_FROM_UPLINK)
 		return EC_ACT_UNSPEC;
 	return EC_ACT_SHOT;
 }

@@ -7,7 +7,9 @@
 #define EC_LIB_FWD_H
 
 #include "bpf/lib/ip.h"
+#include "bpf/lib/offload.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/too_big.h"
 #include "bpf/lib/tunnel.h"
 
 /* Whether the packet can be forwarded without the stack: the TTL lasts, and no router has to look at options. */
@@ -32,10 +34,12 @@ EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, const struct pkt *pkt, 
 	return VERDICT_DELIVERED;
 }
 
-/* Whether the packet can leave along a path without the stack, which would fragment it or answer with an error. */
-EC_INLINE enum verdict fwd_fits(struct __sk_buff *ctx, const struct pkt *pkt, const struct path *path)
+/* Whether a pod's packet can leave along a path without the stack, which would fragment it or answer with an error. */
+EC_INLINE enum verdict fwd_fits(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
-	return fwd_simple(pkt) && pkt_fits(ctx, pkt, path->mtu) ? VERDICT_GO_ON : VERDICT_STACK;
+	if (!fwd_simple(&s->pkt))
+		return VERDICT_STACK;
+	return offload_fits(ctx, &s->pkt, path->mtu) ? VERDICT_GO_ON : too_big_judge(ctx, s, path);
 }
 
 /* Along a path: through the tunnel, or out of an uplink to its neighbour, where the kernel fills in the MACs. */

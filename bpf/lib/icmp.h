@@ -59,6 +59,7 @@ EC_INLINE bool icmp_inner_ipv6(struct __sk_buff *ctx, struct scratch *s)
 	s->chain.off = inner->l4_off;
 	s->chain.end = inner->end;
 	s->chain.next = start[offsetof(struct ipv6hdr, nexthdr)];
+	s->chain.may_be_jumbo = 0;
 	if (ipv6_is_extension(s->chain.next) && (ipv6_follow(ctx) || s->chain.fragment == FRAGMENT_LATER))
 		return false;
 	inner->l4_off = s->chain.off;

@@ -13,6 +13,7 @@ enum {
 	IPV6_CHAIN = 8, /* how many extension headers are read */
 	IPV6_MORE_FRAGMENTS = 0x0001,
 	IPV6_FRAGMENT_OFFSET = 0xfff8,
+	IPV6_JUMBO = 0xc204, /* type and length of the jumbo payload option (RFC 2675) */
 };
 
 /* The first word of an address, in host order. */
@@ -75,6 +76,19 @@ struct ipv6_walk {
 	struct chain *chain;
 };
 
+/*
+ * Whether hop-by-hop options are the one that the kernel puts into GSO packets longer
+ * than the header can say (BIG TCP), and takes out of their segments again: it is for no
+ * router.
+ */
+EC_INLINE bool ipv6_is_jumbo(struct chain *c, const struct ipv6_extension *e)
+{
+	if (!c->may_be_jumbo || e->len || e->fragment != bpf_htons(IPV6_JUMBO) || e->next != IPPROTO_TCP)
+		return false;
+	c->jumbo = sizeof(*e);
+	return true;
+}
+
 /* Reads one header: 1 ends the walk. */
 static long ipv6_walk_step(__u32 i, struct ipv6_walk *w)
 {
@@ -90,7 +104,7 @@ static long ipv6_walk_step(__u32 i, struct ipv6_walk *w)
 		c->broken = 1;
 		return 1;
 	}
-	if (c->next == IPPROTO_HOPOPTS)
+	if (c->next == IPPROTO_HOPOPTS && !ipv6_is_jumbo(c, &e))
 		c->hop_by_hop = 1;
 	c->off += sizeof(e);
 	if (c->next == IPPROTO_FRAGMENT) {
@@ -120,6 +134,7 @@ EC_GLOBAL enum verdict ipv6_follow(struct __sk_buff *ctx)
 	s->chain.fragment = FRAGMENT_NONE;
 	s->chain.hop_by_hop = 0;
 	s->chain.broken = 0;
+	s->chain.jumbo = 0;
 	bpf_loop(IPV6_CHAIN, ipv6_walk_step, &w, 0);
 	if (s->chain.broken || s->chain.off > s->chain.end ||
 	    (s->chain.fragment != FRAGMENT_LATER && ipv6_is_extension(s->chain.next)))
@@ -135,6 +150,7 @@ EC_INLINE enum verdict ipv6_parse_chain(struct __sk_buff *ctx, struct scratch *s
 	s->chain.off = pkt->l4_off;
 	s->chain.end = IP_OFF + pkt->ip_len;
 	s->chain.next = pkt->tuple.proto;
+	s->chain.may_be_jumbo = ctx->gso_size && pkt->ip_len > 0xffff;
 	verdict = ipv6_follow(ctx);
 	if (verdict)
 		return verdict;
@@ -143,6 +159,7 @@ EC_INLINE enum verdict ipv6_parse_chain(struct __sk_buff *ctx, struct scratch *s
 	pkt->ip_id = s->chain.id;
 	pkt->fragment = s->chain.fragment;
 	pkt->options = s->chain.hop_by_hop;
+	pkt->jumbo = s->chain.jumbo;
 	return VERDICT_GO_ON;
 }
 

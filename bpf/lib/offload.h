@@ -99,4 +99,46 @@ EC_INLINE bool offload_right(struct __sk_buff *ctx, const struct pkt *pkt)
 	return o.at >= end && o.at < ctx->len - 1;
 }
 
+/*
+ * Whether the checksum that is pending is one in the payload, where a tunnel of the pod's
+ * own has it: then that of the datagram itself is complete. Of a GSO packet both are pending.
+ */
+EC_INLINE bool offload_inside(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	struct offload o;
+
+	return pkt->tuple.proto == IPPROTO_UDP && !pkt->no_sum && !ctx->gso_size && offload_read(ctx, &o) &&
+	       o.start != pkt->l4_off;
+}
+
+/*
+ * How many bytes precede the payload of each segment of a GSO packet, from the IP header
+ * on. That of a tunnel is segmented by the transport header inside, where its sum starts.
+ */
+EC_CALL __u32 offload_headers(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	bool tcp = pkt->tuple.proto == IPPROTO_TCP;
+	__u32 start = pkt->l4_off;
+	struct offload o;
+	__u8 doff;
+
+	if (!tcp && offload_read(ctx, &o)) {
+		start = o.start;
+		tcp = o.at - o.start == offsetof(struct tcphdr, check);
+	}
+	if (!tcp)
+		return start - IP_OFF + sizeof(struct udphdr);
+	if (bpf_skb_load_bytes(ctx, start + 12, &doff, sizeof(doff)))
+		return 0;
+	return start - IP_OFF + (doff >> 4) * 4 - pkt->jumbo;
+}
+
+/* Whether the packet, or each segment of a GSO packet, fits an MTU (bytes of IP packet). */
+EC_INLINE bool offload_fits(struct __sk_buff *ctx, const struct pkt *pkt, __u32 mtu)
+{
+	if (!ctx->gso_size)
+		return pkt->ip_len <= mtu;
+	return offload_headers(ctx, pkt) + ctx->gso_size <= mtu;
+}
+
 #endif

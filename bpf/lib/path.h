@@ -20,6 +20,9 @@
 /* How long more packets to a neighbour that was asked for cost the pod nothing, in ns. */
 #define PATH_ASKED_NS NSEC_PER_SEC
 
+/* What the tunnel adds to a packet over IPv6: the inner Ethernet header, VXLAN, UDP and IPv6, in bytes. */
+#define PATH_OUTER_IPV6 (14 + 8 + 8 + 40)
+
 #define PATH_BITS 10
 
 /*
@@ -39,6 +42,7 @@ struct path {
 	struct addr snat_address; /* of the uplink, to masquerade to */
 	__u8 mac[6];              /* as in struct destination */
 	bool tunnel;              /* through the tunnel, not out of an uplink */
+	bool whole;               /* not even the stack fragments what does not fit */
 	bool unresolved;          /* the kernel does not know the next hop's Ethernet address yet */
 };
 
@@ -188,15 +192,41 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 										    : VERDICT_STACK;
 }
 
+/*
+ * Asks the kernel what it has learnt from routers of the MTU of the way to a far end.
+ * IPv6's alone: it fragments no outer packet, and tells nobody inside.
+ */
+EC_CALL void path_learn(struct __sk_buff *ctx, const struct config *config, struct destination *to)
+{
+	struct bpf_fib_lookup fib = {
+		.family = EC_AF_INET6,
+		.l4_protocol = IPPROTO_UDP,
+		.ifindex = ctx->ifindex,
+		.tot_len = to->mtu + PATH_OUTER_IPV6,
+	};
+	bool less;
+
+	__builtin_memcpy(fib.ipv6_src, &config->tunnel[FAMILY_IPV6].source, sizeof(fib.ipv6_src));
+	__builtin_memcpy(fib.ipv6_dst, &to->node, sizeof(fib.ipv6_dst));
+	less = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0) == BPF_FIB_LKUP_RET_FRAG_NEEDED &&
+	       fib.mtu_result > PATH_OUTER_IPV6;
+	to->learnt_mtu = less ? fib.mtu_result - PATH_OUTER_IPV6 : 0;
+	to->neighbour_checked = bpf_ktime_get_coarse_ns();
+}
+
 /* To another node or its pods through the tunnel. What resolves its address is the kernel's business. */
-EC_INLINE enum verdict path_by_tunnel(const struct config *config, const struct destination *to, struct path *p)
+EC_INLINE enum verdict path_by_tunnel(struct __sk_buff *ctx, const struct config *config, struct destination *to,
+				      struct path *p)
 {
 	if (!config->tunnel_ifindex)
 		return -DROP_NODE_OFF_LINK;
+	if (!addr_is_v4(&to->node) && bpf_ktime_get_coarse_ns() - to->neighbour_checked > PATH_NEIGHBOUR_NS)
+		path_learn(ctx, config, to);
 	p->tunnel = true;
+	p->whole = to->learnt_mtu;
 	p->ifindex = config->tunnel_ifindex;
 	p->node = to->node;
-	p->mtu = to->mtu;
+	p->mtu = to->learnt_mtu ?: to->mtu;
 	__builtin_memcpy(p->mac, to->mac, sizeof(p->mac));
 	return VERDICT_GO_ON;
 }
@@ -251,6 +281,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	p->found = 0;
 	p->kind = to ? to->kind : DESTINATION_WORLD;
 	p->tunnel = false;
+	p->whole = false;
 	p->unresolved = false;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;
@@ -258,7 +289,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	if ((config->flags & CONFIG_ROUTES_TO_STACK) && p->kind != DESTINATION_LOCAL)
 		return VERDICT_STACK;
 	if (to && (to->flags & DESTINATION_BY_TUNNEL))
-		verdict = path_by_tunnel(config, to, p);
+		verdict = path_by_tunnel(ctx, config, to, p);
 	else if (to && p->kind == DESTINATION_POD_CIDR)
 		verdict = path_by_uplink(ctx, pkt, to, p);
 	else if (p->kind != DESTINATION_HOST && p->kind != DESTINATION_LOCAL)

@@ -59,6 +59,7 @@ struct pkt {
 	__u8 icmp_type;
 	__u8 tos;
 	__u8 no_sum;            /* UDP without a checksum */
+	__u8 jumbo;             /* length of the jumbo option that the kernel takes out of each segment (ipv6.h) */
 	__u8 rewrite;           /* enum end of an address still to be rewritten (rewrite.h), or 0 */
 	struct addr rewrite_to; /* and its new value, which is valid only then */
 };
@@ -212,34 +213,16 @@ EC_INLINE enum verdict pkt_flow(struct __sk_buff *ctx, struct pkt *pkt, __u32 ho
 {
 	if (!pkt_l4(ctx, pkt))
 		return -DROP_INVALID;
-	if (pkt->fragment == FRAGMENT_FIRST)
+	/* An ICMP message without an identifier is nobody's, and so are its later fragments. */
+	if (pkt->fragment == FRAGMENT_FIRST && (pkt->l4 == L4_FLOW || !pkt_proto_known(pkt->family, pkt->tuple.proto)))
 		frag_remember(&pkt->tuple, pkt->ip_id, holder);
 	if (pkt->fragment != FRAGMENT_LATER)
 		return VERDICT_GO_ON;
 	if (!frag_recall(&pkt->tuple, pkt->ip_id, holder))
-		return -DROP_FRAGMENT_UNKNOWN;
+		return -DROP_FRAG_NOT_FOUND;
 	if (pkt_proto_known(pkt->family, pkt->tuple.proto))
 		pkt->l4 = L4_FLOW;
 	return VERDICT_GO_ON;
-}
-
-/*
- * Whether the packet, or each segment of a GSO packet, fits an MTU (bytes of
- * IP packet).
- */
-EC_INLINE bool pkt_fits(struct __sk_buff *ctx, const struct pkt *pkt, __u32 mtu)
-{
-	__u32 headers = pkt->l4_off - IP_OFF + sizeof(struct udphdr);
-	__u8 doff;
-
-	if (!ctx->gso_size)
-		return pkt->ip_len <= mtu;
-	if (pkt->tuple.proto == IPPROTO_TCP) {
-		if (bpf_skb_load_bytes(ctx, pkt->l4_off + 12, &doff, sizeof(doff)))
-			return false;
-		headers = pkt->l4_off - IP_OFF + (doff >> 4) * 4;
-	}
-	return headers + ctx->gso_size <= mtu;
 }
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "bpf/lib/ip.h"
 #include "bpf/lib/maps.h"
+#include "bpf/lib/offload.h"
 
 enum rewrite_offset {
 	ICMP_CHECK = offsetof(struct icmp_header, checksum),
@@ -47,6 +48,30 @@ EC_INLINE bool rewrite_sum_address(struct __sk_buff *ctx, __u32 check, const str
 }
 
 /*
+ * Changes a checksum that is complete although another one is pending in the packet, for
+ * a new address and port: the helpers would take it for the pending one.
+ */
+EC_CALL enum verdict rewrite_sum_outside(struct __sk_buff *ctx, __u32 check, __u32 growth)
+{
+	__be16 sum;
+
+	if (bpf_skb_load_bytes(ctx, check, &sum, sizeof(sum)))
+		return -DROP_INVALID;
+	/* 0 would say that there is none (RFC 768). */
+	sum = csum_grown(sum, growth) ?: 0xffff;
+	return bpf_skb_store_bytes(ctx, check, &sum, sizeof(sum), 0) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
+}
+
+/* Changes a port in the transport header, where the checksum has been changed already. */
+EC_INLINE enum verdict rewrite_port(struct __sk_buff *ctx, const struct pkt *pkt, __u32 off, __be16 port)
+{
+	/* Else the checksum makes up for the port in a sum that the device has computed of the whole packet. */
+	__u64 recompute = pkt->no_sum ? BPF_F_RECOMPUTE_CSUM : 0;
+
+	return bpf_skb_store_bytes(ctx, off, &port, sizeof(port), recompute) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
+}
+
+/*
  * Changes the port of one end of a flow's packet, and the transport checksum for the
  * new port and address. The address in the IP header is left to ip_hop, or to
  * rewrite_finish if the packet goes to the stack.
@@ -57,25 +82,24 @@ EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum 
 	__be16 old = end == END_SOURCE ? pkt->tuple.sport : pkt->tuple.dport;
 	__be16 port = e->to_port;
 	__u8 proto = pkt->tuple.proto;
-	__u32 check = pkt->l4_off + rewrite_check_offset(proto);
+	__u32 check = pkt->l4_off + rewrite_check_offset(proto), off = pkt->l4_off + rewrite_port_offset(proto, end);
 	__u64 flags = proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 
 	pkt->rewrite = end;
 	pkt->rewrite_to = e->to_address;
 	if (pkt->fragment == FRAGMENT_LATER)
 		return VERDICT_GO_ON;
+	if (offload_inside(ctx, pkt))
+		return rewrite_sum_outside(ctx, check,
+					   csum_growth_address(from, &pkt->rewrite_to) + csum_growth(old, port))
+			       ?: rewrite_port(ctx, pkt, off, port);
 	if (rewrite_covers_addresses(proto) && !rewrite_sum_address(ctx, check, from, &pkt->rewrite_to, flags))
 		return -DROP_WRITE_FAILED;
-	if (port != old) {
-		__u32 off = pkt->l4_off + rewrite_port_offset(proto, end);
-		/* Else the checksum makes up for the port in a sum that the device has computed of the whole packet. */
-		__u64 recompute = pkt->no_sum ? BPF_F_RECOMPUTE_CSUM : 0;
-
-		if (bpf_l4_csum_replace(ctx, check, old, port, flags | sizeof(port)) ||
-		    bpf_skb_store_bytes(ctx, off, &port, sizeof(port), recompute))
-			return -DROP_WRITE_FAILED;
-	}
-	return VERDICT_GO_ON;
+	if (port == old)
+		return VERDICT_GO_ON;
+	if (bpf_l4_csum_replace(ctx, check, old, port, flags | sizeof(port)))
+		return -DROP_WRITE_FAILED;
+	return rewrite_port(ctx, pkt, off, port);
 }
 
 /* Writes the address that rewrite_begin left, in a packet that does not pass ip_hop. */

@@ -32,6 +32,16 @@ struct inner_change {
 	enum end end;
 };
 
+/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (too_big.h). */
+struct complaint {
+	struct addr src;
+	struct addr dst;
+	__be32 len;
+	__be32 proto;
+	struct icmp_header icmp;
+	__u8 quote[128];
+};
+
 /* A chain of IPv6 headers, and what has been read of it (ipv6.h). */
 struct chain {
 	__u32 off;     /* of the next header, in bytes from the start of the frame */
@@ -41,6 +51,8 @@ struct chain {
 	__u8 fragment; /* enum fragment_kind */
 	__u8 hop_by_hop;
 	__u8 broken;
+	__u8 may_be_jumbo; /* the kernel itself may have put a jumbo option into the packet */
+	__u8 jumbo;        /* length of that option's header, or 0 */
 };
 
 /* A tuple for the kernel's lookups, which tell the families by its length: struct bpf_sock_tuple. */
@@ -88,6 +100,9 @@ struct scratch {
 	struct snat_entry entry;
 	/* A flow that may have ended. */
 	struct pair pair;
+	/* What the owner is told of a packet that is too big. */
+	struct complaint complaint;
+	__u32 mtu;
 };
 
 struct {

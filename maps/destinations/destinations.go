@@ -63,13 +63,16 @@ type Value struct {
 	// MTU is of IP packets that go there, in bytes: the uplink's, less what the tunnel adds.
 	MTU   uint32
 	Flags Flags
-	// NeighbourChecked is when the programs last saw Node resolve (CLOCK_MONOTONIC, ns); the agent writes 0.
+	// NeighbourChecked is when the programs last saw Node resolve, or asked for LearntMTU (CLOCK_MONOTONIC, ns); the
+	// agent writes 0.
 	NeighbourChecked uint64
 	// Uplinks has the bits of the uplinks through which this host has a route to a PodCIDR, Node or Native.
 	Uplinks uint64
 	// MAC is the inner Ethernet address behind the tunnel; zero: the node takes any.
 	MAC wire.MAC
-	_   [2]byte
+	// LearntMTU is what the kernel has learnt that the way to the tunnel's far end carries, in bytes of inner IP packet;
+	// 0: no less than MTU. Only the programs write it, with NeighbourChecked; the agent writes 0.
+	LearntMTU uint16
 	// Alias is the node's InternalIP of the other family, from which its tunnel may send as well; zero: it has none.
 	Alias wire.Addr
 }
@@ -95,10 +98,11 @@ func (v Value) Way() Way {
 	return Direct
 }
 
-// Same reports whether two values differ at most in the field that the programs
+// Same reports whether two values differ at most in the fields that the programs
 // own, for typed.Sync.
 func Same(have, want Value) bool {
 	have.NeighbourChecked, want.NeighbourChecked = 0, 0
+	have.LearntMTU, want.LearntMTU = 0, 0
 	return have == want
 }
 
@@ -107,14 +111,14 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Name:    Name,
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
-		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "MAC", "ALIAS", "CHECKED#"),
+		Columns: typed.Columns("PREFIX", "KIND", "NODE", "IFINDEX#", "MTU#", "FLAGS", "UPLINKS", "MAC", "ALIAS", "LEARNT-MTU#", "CHECKED#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int {
 			return cmp.Or(a.Key.Prefix.Compare(b.Key.Prefix), cmp.Compare(a.Key.PrefixLen, b.Key.PrefixLen))
 		},
 		Cells: func(k Key, v Value) []any {
 			return []any{
 				k.Netip(), v.Kind, v.Node, typed.Number(v.Ifindex), typed.Number(v.MTU),
-				v.Flags, bitNumbers(v.Uplinks), v.MAC, v.Alias, typed.Stamp(v.NeighbourChecked),
+				v.Flags, bitNumbers(v.Uplinks), v.MAC, v.Alias, typed.Number(v.LearntMTU), typed.Stamp(v.NeighbourChecked),
 			}
 		},
 		Object: func(k Key, v Value) typed.Object {

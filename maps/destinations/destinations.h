@@ -41,13 +41,18 @@ struct destination {
 	struct addr node;
 	__u32 mtu;   /* in bytes of IP packet: the uplink's, less what the tunnel adds */
 	__u32 flags; /* enum destination_flags */
-	/* When node was last seen to resolve (CLOCK_MONOTONIC, ns). Only the programs write it, the agent 0. */
+	/* When node was last seen to resolve, or learnt_mtu was asked for (CLOCK_MONOTONIC, ns). Only the programs
+	 * write it, the agent 0. */
 	__u64 neighbour_checked;
 	/* Bits (struct uplink) of the uplinks through which the host has a route to a POD_CIDR, NODE or NATIVE. */
 	__u64 uplinks;
 	/* Inner Ethernet address behind the tunnel; zero: the node takes any. */
 	__u8 mac[6];
-	__u8 pad[2];
+	/*
+	 * What the kernel has learnt that the way to the tunnel's far end carries, in bytes of inner IP packet; 0: no
+	 * less than mtu. Only the programs write it, with neighbour_checked, the agent 0.
+	 */
+	__u16 learnt_mtu;
 	/* The node's InternalIP of the other family, from which its tunnel may send as well; zero: it has none. */
 	struct addr alias;
 };

@@ -22,7 +22,7 @@ enum drop_reason {
 	DROP_CONNTRACK_LIMIT,    /* the pod has used up its share of the conntrack table */
 	DROP_CONNTRACK_FULL,     /* the conntrack table is full */
 	DROP_FLOW_COLLISION,     /* the world opens a flow whose tuple another flow has */
-	DROP_FRAGMENT_UNKNOWN,   /* a later fragment without its first (from an uplink: passed to the stack) */
+	DROP_FRAG_NOT_FOUND,     /* a later fragment without its first (from an uplink: passed to the stack) */
 	DROP_NO_SNAT_ADDRESS,    /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
 	DROP_WRITE_FAILED,       /* the kernel refused a change to the packet */
 	DROP_IPSEC_POLICY,       /* masqueraded, it would leave unencrypted where an IPsec policy of the host applies */
@@ -40,6 +40,7 @@ enum drop_reason {
 	DROP_TUNNEL_FAILED,      /* the kernel refused to read or write the packet's tunnel header */
 	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read, or malformed ones */
 	DROP_NEIGHBOUR_LIMIT,    /* the pod sends to too many neighbours of the node that do not answer */
+	DROP_TOO_BIG,            /* larger than the path's MTU, and nobody may fragment it (answered: the MTU) */
 	DROP_REASONS,
 };
 

@@ -23,7 +23,7 @@ const (
 	ConntrackLimit                  // the pod has used up its share of the conntrack table
 	ConntrackFull                   // the conntrack table is full
 	FlowCollision                   // the world opens a flow whose tuple another flow has
-	FragmentUnknown                 // a later fragment without its first (from an uplink: passed to the stack)
+	FragNotFound                    // a later fragment without its first (from an uplink: passed to the stack)
 	NoSnatAddress                   // no address to masquerade to: the uplink has none, or the node has lost the flow's
 	WriteFailed                     // the kernel refused a change to the packet
 	IPsecPolicy                     // masqueraded, it would leave unencrypted where an IPsec policy of the host applies
@@ -41,6 +41,7 @@ const (
 	TunnelFailed                    // the kernel refused to read or write the packet's tunnel header
 	ExtensionHeaders                // more IPv6 extension headers than are read, or malformed ones
 	NeighbourLimit                  // the pod sends to too many neighbours of the node that do not answer
+	TooBig                          // larger than the path's MTU, and nobody may fragment it (answered: the MTU)
 	Reasons
 )
 
@@ -62,7 +63,7 @@ func (v Reason) String() string {
 		ConntrackLimit:    "CONNTRACK_LIMIT",
 		ConntrackFull:     "CONNTRACK_FULL",
 		FlowCollision:     "FLOW_COLLISION",
-		FragmentUnknown:   "FRAGMENT_UNKNOWN",
+		FragNotFound:      "FRAG_NOT_FOUND",
 		NoSnatAddress:     "NO_SNAT_ADDRESS",
 		WriteFailed:       "WRITE_FAILED",
 		IPsecPolicy:       "IPSEC_POLICY",
@@ -80,6 +81,7 @@ func (v Reason) String() string {
 		TunnelFailed:      "TUNNEL_FAILED",
 		ExtensionHeaders:  "EXTENSION_HEADERS",
 		NeighbourLimit:    "NEIGHBOUR_LIMIT",
+		TooBig:            "TOO_BIG",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -105,7 +107,7 @@ func (v Reason) Explain() string {
 		ConntrackLimit:    "the pod has used up its share of the conntrack table",
 		ConntrackFull:     "the conntrack table is full",
 		FlowCollision:     "the world opens a flow whose tuple another flow has",
-		FragmentUnknown:   "a later fragment without its first (from an uplink: passed to the stack)",
+		FragNotFound:      "a later fragment without its first (from an uplink: passed to the stack)",
 		NoSnatAddress:     "no address to masquerade to: the uplink has none, or the node has lost the flow's",
 		WriteFailed:       "the kernel refused a change to the packet",
 		IPsecPolicy:       "masqueraded, it would leave unencrypted where an IPsec policy of the host applies",
@@ -123,6 +125,7 @@ func (v Reason) Explain() string {
 		TunnelFailed:      "the kernel refused to read or write the packet's tunnel header",
 		ExtensionHeaders:  "more IPv6 extension headers than are read, or malformed ones",
 		NeighbourLimit:    "the pod sends to too many neighbours of the node that do not answer",
+		TooBig:            "larger than the path's MTU, and nobody may fragment it (answered: the MTU)",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

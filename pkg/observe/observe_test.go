@@ -31,10 +31,10 @@ var filledJSON = map[string]string{
   {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "allowance_until": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"destinations": `[
-  {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "alias": ""},
-  {"prefix": "10.244.2.0/24", "kind": "pod_cidr", "ifindex": 2, "node": "172.18.0.3", "mtu": 1500, "flags": "to_stack", "neighbour_checked": 35997000000000, "uplinks": 9, "mac": "", "alias": ""},
-  {"prefix": "172.18.0.2/32", "kind": "host", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "alias": ""},
-  {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "alias": ""}
+  {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""},
+  {"prefix": "10.244.2.0/24", "kind": "pod_cidr", "ifindex": 2, "node": "172.18.0.3", "mtu": 1500, "flags": "to_stack", "neighbour_checked": 35997000000000, "uplinks": 9, "mac": "", "learnt_mtu": 0, "alias": ""},
+  {"prefix": "172.18.0.2/32", "kind": "host", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""},
+  {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""}
 ]`,
 	"uplinks": `[
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
@@ -118,11 +118,11 @@ ADDRESS      IFINDEX  POD MAC            HOST MAC           POD NAME
 10.244.1.10       43  02:00:00:00:00:03  02:00:00:00:00:04  -
 `,
 		"destinations": `
-PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  MAC  ALIAS  CHECKED
-10.244.1.0/24  local     -                 -     -  -         -        -    -            -
-10.244.2.0/24  pod_cidr  172.18.0.3        2  1500  to_stack  0,3      -    -           3s
-172.18.0.2/32  host      -                 -     -  -         -        -    -            -
-fd00::/48      native    -                 -     -  -         -        -    -            -
+PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  MAC  ALIAS  LEARNT-MTU  CHECKED
+10.244.1.0/24  local     -                 -     -  -         -        -    -               -        -
+10.244.2.0/24  pod_cidr  172.18.0.3        2  1500  to_stack  0,3      -    -               -       3s
+172.18.0.2/32  host      -                 -     -  -         -        -    -               -        -
+fd00::/48      native    -                 -     -  -         -        -    -               -        -
 `,
 		"snat": `
 PROTO  SOURCE            DESTINATION     AS                STATE    FLAGS  IFINDEX  AGE  POD NAME

@@ -167,7 +167,7 @@ func assertOnlyPinned(t *testing.T, node *lab.Node, when string) {
 }
 
 // changing are what the programs write into entries that the agent and the plugin make.
-var changing = []string{"packets", "bytes", "snat_flows", "conntrack_flows", "neighbour_checked"}
+var changing = []string{"packets", "bytes", "snat_flows", "conntrack_flows", "neighbour_checked", "learnt_mtu"}
 
 // inventory is all that agent and plugin have made on a node, but for sysctls: network, files, and map entries without
 // what the programs write into them.

@@ -112,7 +112,7 @@ func TestHeadersBehindFragmentHeader(t *testing.T) {
 	}
 	p := udp(podA, 50000, world, 53)
 	out := b.fromPod(first(p, 5)).is("forwarded")
-	b.fromPod(later(p, 6)).is("drop FRAGMENT_UNKNOWN")
+	b.fromPod(later(p, 6)).is("drop FRAG_NOT_FOUND")
 	if src := b.fromPod(later(p, 5)).is("forwarded").view().src; src != nodeIP {
 		t.Errorf("the later fragment left from %s", src)
 	}
@@ -278,7 +278,7 @@ func TestFragmentsOfIPv6(t *testing.T) {
 	later := fragmented(b, p)[1]
 	b.fromPod(later).is("forwarded")
 	for _, id := range []uint32{7, 0x20007, 0x80010007} {
-		b.fromPod(later.with(func(p *packet) { p.id = id })).is("drop FRAGMENT_UNKNOWN")
+		b.fromPod(later.with(func(p *packet) { p.id = id })).is("drop FRAG_NOT_FOUND")
 	}
 	b.count(1, 0)
 }

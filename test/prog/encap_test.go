@@ -33,12 +33,13 @@ func TestFromPodThroughTheTunnel(t *testing.T) {
 			{"to a pod, later fragment", udp(podA, 5000, beyond, 53).with(func(p *packet) { p.fragment = 100 }), "forwarded"},
 			{"to the node", udp(podA, 5000, node5IP, 53), "forwarded"},
 			{"as large as fits", f.sized(udp(podA, 5000, beyond, 53), tunnelMTU), "forwarded"},
-			{"too large", f.sized(udp(podA, 5000, beyond, 53), tunnelMTU+1), "stack"},
-			{"to the node, too large", f.sized(udp(podA, 5000, node5IP, 53), tunnelMTU+1), "stack"},
+			{"too large", f.sized(udp(podA, 5000, beyond, 53), tunnelMTU+1), each(f, "stack", "drop TOO_BIG")},
+			{"to the node, too large", f.sized(udp(podA, 5000, node5IP, 53), tunnelMTU+1), each(f, "stack", "drop TOO_BIG")},
 			{"last hop", udp(podA, 5000, beyond, 53).with(func(p *packet) { p.ttl = 1 }), "stack"},
 			{"IP options", udp(podA, 5000, beyond, 53).with(func(p *packet) { p.options = true }), "stack"},
 			{"to this node's address on the tunnel device", udp(podA, 5000, tunnelIP, 53), "stack"},
 		} {
+			b.answers = c.want == "drop TOO_BIG"
 			r := b.fromPod(c.p)
 			if r.what != c.want {
 				t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
@@ -55,7 +56,8 @@ func TestFromPodThroughTheTunnel(t *testing.T) {
 func TestSegmentsFitTheTunnel(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
-		for segment, want := range map[int]string{tunnelMTU - f.header() - 20: "forwarded", tunnelMTU - f.header() - 19: "stack"} {
+		for segment, want := range map[int]string{tunnelMTU - f.header() - 20: "forwarded", tunnelMTU - f.header() - 19: each(f, "stack", "drop TOO_BIG")} {
+			b.answers = want != "forwarded"
 			p := tcp(podA, 5000, beyond, 80, ack)
 			l := b.pods[podA]
 			p.macTo, p.macFrom, p.payload = l.mac, l.peer, make([]byte, 3000)
@@ -145,6 +147,7 @@ func TestPodsDoNotReachTheTunnelPort(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				b := newBed(t, f, c.options...)
+				b.answers = name == "too large"
 				if c.prepare != nil {
 					c.prepare(b)
 				}

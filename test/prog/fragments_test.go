@@ -138,7 +138,7 @@ func TestFragmentOutOfOrder(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		parts := fragmented(b, udp(podA, 5000, world, 53).with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }))
-		b.fromPod(parts[1]).is("drop FRAGMENT_UNKNOWN")
+		b.fromPod(parts[1]).is("drop FRAG_NOT_FOUND")
 		b.fromPod(parts[0]).is("forwarded")
 		b.fromPod(parts[1]).is("forwarded")
 		for name, other := range map[string]packet{
@@ -151,7 +151,7 @@ func TestFragmentOutOfOrder(t *testing.T) {
 				b.fromPod(other).is("forwarded")
 				continue
 			}
-			if r := b.fromPod(other); r.what != "drop FRAGMENT_UNKNOWN" {
+			if r := b.fromPod(other); r.what != "drop FRAG_NOT_FOUND" {
 				t.Errorf("fragment with another %s: outcome %q", name, r.what)
 			}
 		}
@@ -173,7 +173,7 @@ func TestFragmentOutOfOrderFromWorld(t *testing.T) {
 			{back.with(func(p *packet) { p.dport, p.id = 22, 6 }), "stack"},
 		} {
 			parts := fragmented(b, c.p)
-			if r := b.fromUplink(parts[1]).is("drop FRAGMENT_UNKNOWN"); !bytes.Equal(r.in, r.frame) {
+			if r := b.fromUplink(parts[1]).is("drop FRAG_NOT_FOUND"); !bytes.Equal(r.in, r.frame) {
 				t.Error("a fragment of nobody's was changed")
 			}
 			for _, f := range parts {
@@ -187,7 +187,7 @@ func TestFragmentOutOfOrderFromWorld(t *testing.T) {
 }
 
 // Fragments of a protocol that cannot be masqueraded stay here, the later ones too.
-func TestFragmentUnknownProtocol(t *testing.T) {
+func TestFragNotFoundProtocol(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		gre := packet{proto: 47, src: podA, dst: world, id: 5, payload: make([]byte, 64), fragment: moreFragments}
@@ -215,7 +215,7 @@ func TestFragmentedTCP(t *testing.T) {
 }
 
 // A flow of an unknown protocol that the world opened has its replies' fragments leave as they are.
-func TestFragmentUnknownProtocolOfWorldsFlow(t *testing.T) {
+func TestFragNotFoundProtocolOfWorldsFlow(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		esp := packet{proto: 50, src: world, dst: podA, id: 5, payload: make([]byte, 64), fragment: moreFragments}
@@ -249,7 +249,7 @@ func TestFragmentsOfOnePodPushOutNobodyElses(t *testing.T) {
 		}
 		rest := flood.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
 		b.fromPod(rest).is("forwarded")
-		b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAGMENT_UNKNOWN")
+		b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAG_NOT_FOUND")
 	})
 }
 

@@ -23,6 +23,7 @@ func TestFromPodVerdicts(t *testing.T) {
 		options := func(p *packet) { p.options = true }
 		long := func(p *packet) { p.payload = make([]byte, mtu-f.header()-19) }
 		gre := func(p *packet) { p.proto, p.payload = 47, make([]byte, 16) }
+		tooBig := each(f, "stack", "drop TOO_BIG") // IPv4 without DF may be fragmented
 		for _, c := range []struct {
 			name string
 			p    packet
@@ -40,14 +41,14 @@ func TestFromPodVerdicts(t *testing.T) {
 			{"other node, later fragment", change(remote, func(p *packet) { p.fragment = 100 }), "forwarded"},
 			{"other node, last hop", change(remote, last), "stack"},
 			{"other node, IP options", change(remote, options), "stack"},
-			{"other node, larger than the link", change(remote, long), "stack"},
+			{"other node, larger than the link", change(remote, long), tooBig},
 			{"other node, off link", tcp(podA, 40000, lost, 80, syn), "drop NODE_OFF_LINK"},
 			{"other node, does not resolve", tcp(podA, 40000, mute, 80, syn), "stack"},
 			{"address of a node", tcp(podA, 40000, node2IP, 80, syn), "forwarded"},
 			{"address of a node, last hop", change(node2IP, last), "stack"},
 			{"native", tcp(podA, 40000, native, 80, syn), "forwarded"},
 			{"native, unknown protocol", change(native, gre), "forwarded"},
-			{"native, larger than the link", change(native, long), "stack"},
+			{"native, larger than the link", change(native, long), tooBig},
 			{"the node", tcp(podA, 40000, nodeIP, 80, syn), "stack"},
 			{"the node's other address", tcp(podA, 40000, nodeOtherIP, 80, syn), "stack"},
 			{"an address on the node's loopback", udp(podA, 40000, "169.254.20.10", 53), "stack"},
@@ -60,11 +61,12 @@ func TestFromPodVerdicts(t *testing.T) {
 			{"world, unknown protocol", change(world, gre), "drop UNKNOWN_PROTOCOL"},
 			{"world, last hop", change(world, last), "stack"},
 			{"world, IP options", change(world, options), "stack"},
-			{"world, larger than the link", change(world, long), "stack"},
+			{"world, larger than the link", change(world, long), tooBig},
 			{"multicast", udp(podA, 40000, nowhere, 80), "stack"},
 			{"broadcast", udp(podA, 40000, "255.255.255.255", 67), each(f, "stack", "drop LINK_SCOPE")},
 			{"loopback", udp(podA, 40000, "127.0.0.1", 53), "stack"},
 		} {
+			b.answers = c.want == "drop TOO_BIG"
 			r := b.fromPod(c.p)
 			if r.what != c.want {
 				t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)

@@ -35,7 +35,7 @@ func TestFromUplinkVerdicts(t *testing.T) {
 			{"to the node, a port of the range", tcp(world, 4000, nodeIP, 50000, syn), "stack"},
 			{"to the node, ping", ping(world, 50000, nodeIP), "stack"},
 			{"to the node, unknown protocol", change(world, func(p *packet) { p.dst, p.proto = nodeIP, 47 }), "stack"},
-			{"to the node, later fragment", change(world, func(p *packet) { p.dst, p.fragment = nodeIP, 100 }), "drop FRAGMENT_UNKNOWN"},
+			{"to the node, later fragment", change(world, func(p *packet) { p.dst, p.fragment = nodeIP, 100 }), "drop FRAG_NOT_FOUND"},
 			{"from one of our pods' addresses", tcp(podB, 4000, podA, 80, syn), "drop SPOOFED_SOURCE"},
 			{"from our podCIDR", tcp(noPod, 4000, podA, 80, syn), "drop SPOOFED_SOURCE"},
 			{"from a pod of ours outside the podCIDR", tcp(podC, 4000, podA, 80, syn), "drop SPOOFED_SOURCE"},

@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -120,7 +121,7 @@ func (s *storm) step(d wire.Direction) {
 		s.Fatalf("%v: % x: %v", d, frame, err)
 	}
 	counted := action
-	if isReset(frame, options.DataOut) {
+	if isReset(frame, options.DataOut) || isTold(frame, options.DataOut) {
 		counted = actShot
 	}
 	n, size := s.actions[d][counted], len(frame)
@@ -173,7 +174,7 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	if action == actShot || !ok {
 		return nil
 	}
-	if isReset(in, out) {
+	if isReset(in, out) || isTold(in, out) {
 		return sumsValid(out)
 	}
 	if err := sumsKept(in, out); err != nil {
@@ -233,6 +234,18 @@ func isReset(in, out []byte) bool {
 	}
 	v, err := read(out)
 	return err == nil && len(out) == ethernet+v.family.header()+20 && v.proto == wire.TCP && v.String() == reversed(sent) && v.l4[13]&^ack == rst
+}
+
+// isTold says whether the error that a packet is too big stands in its place.
+func isTold(in, out []byte) bool {
+	sent, err := read(in)
+	if err != nil || len(sent.ip) < 128 {
+		return false
+	}
+	v, err := read(out)
+	kind := each(sent.family, []byte{3, 4}, []byte{2, 0})
+	return err == nil && v.family == sent.family && v.proto == wire.ICMP && v.dst == sent.src && len(v.l4) == 8+128 &&
+		bytes.Equal(v.l4[:2], kind) && bytes.Equal(v.l4[8:], sent.ip[:128])
 }
 
 // noPodToWorld refuses a packet to the world with a pod's address, unless the world has opened its flow.

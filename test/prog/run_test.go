@@ -167,7 +167,7 @@ var actions = map[string]uint32{
 
 // actionOf is the one action that a program returns with an outcome.
 func actionOf(d wire.Direction, what string) uint32 {
-	if d == wire.FromUplink && what == "drop FRAGMENT_UNKNOWN" {
+	if d == wire.FromUplink && what == "drop FRAG_NOT_FOUND" {
 		return actUnspec // it may be the node's own
 	}
 	if d == wire.ToTunnel && what == "drop NODE_OFF_LINK" {
@@ -184,13 +184,18 @@ func (r result) reset() bool {
 	return r.what == "drop NO_MAPPING" && !bytes.Equal(r.in, r.frame)
 }
 
+// told says whether an error about its size stands in the place of the packet.
+func (r result) told() bool {
+	return r.what == "drop TOO_BIG" && !bytes.Equal(r.in, r.frame)
+}
+
 // judge holds a run against what is true of every run.
 func (b *bed) judge(d wire.Direction, r result, action uint32) {
 	b.Helper()
 	want := actionOf(d, r.what)
-	if r.reset() {
+	if r.reset() || r.told() {
 		if action != actRedirect {
-			b.Errorf("%v: action %d with a RST in the place of the packet", d, int32(action))
+			b.Errorf("%v: action %d with an answer in the place of the packet", d, int32(action))
 		}
 		return
 	}

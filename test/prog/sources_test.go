@@ -40,7 +40,7 @@ func TestFromUplinkForwarded(t *testing.T) {
 			} {
 				b.arrive(b.other, udp(from, 4000, to, 53)).is(each(f, "stack", "drop "+why))
 				later := udp(from, 4000, to, 53).with(func(p *packet) { p.fragment = 100 })
-				b.arrive(b.other, later).is(each(f, "drop FRAGMENT_UNKNOWN", "drop "+why))
+				b.arrive(b.other, later).is(each(f, "drop FRAG_NOT_FOUND", "drop "+why))
 			}
 			b.leftToStack("the world's", b.arrive(b.other, udp(world, 4000, to, 53)))
 			b.leftToStack("by its uplink", b.arrive(b.uplink, udp(node2IP, 4000, to, 53)))

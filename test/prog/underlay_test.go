@@ -93,7 +93,7 @@ func TestOuterPacketsComeByTheWayBack(t *testing.T) {
 				b.leftToStack("by the node's link", b.fromUplink(p))
 				b.leftToStack("its first fragment", b.fromUplink(p.with(func(p *packet) { p.fragment, p.id = moreFragments, 6 })))
 				b.leftToStack("a later one", b.fromUplink(p.with(func(p *packet) { p.fragment, p.id = 1, 6 })))
-				if unknown := b.counters(wire.FromUplink)["drop FRAGMENT_UNKNOWN"]; unknown.Packets != 0 {
+				if unknown := b.counters(wire.FromUplink)["drop FRAG_NOT_FOUND"]; unknown.Packets != 0 {
 					t.Errorf("%d fragments are unknown", unknown.Packets)
 				}
 				for _, changed := range []packet{

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Answers that are sent to a pod in the place of a packet of its own, out of the link
+ * that it came by: a RST (reset.h), and that a packet is too big (too_big.h).
+ */
+#ifndef EC_LIB_ANSWER_H
+#define EC_LIB_ANSWER_H
+
+#include "bpf/lib/allowance.h"
+#include "bpf/lib/flow.h"
+#include "bpf/lib/ip.h"
+
+/* A pod gets one answer in each interval, in ns. */
+#define ANSWER_INTERVAL (NSEC_PER_SEC / 100)
+
+/* How many bytes are cut out: more than lies before any transport header but one behind long chains of IPv6. */
+#define ANSWER_CUT 128
+
+/* The pod that the owner in the scratch record is, if it may have another answer. */
+EC_INLINE struct device *answer_to(const struct scratch *s)
+{
+	struct device *dev = flow_owner(s->owner.ifindex);
+
+	return dev && allowance_take(dev, ANSWER_INTERVAL) ? dev : NULL;
+}
+
+/* Where the transport header of an answer begins, in bytes from the start of the frame. */
+EC_INLINE __u32 answer_l4_off(const struct pkt *pkt)
+{
+	return IP_OFF + (pkt->family == FAMILY_IPV6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+}
+
+/*
+ * Makes the frame so long, with no segments and no pending checksum. Of the helpers that
+ * shorten a packet, only removing the bytes where a pending checksum starts clears it;
+ * growing the packet drops a sum that the device has computed.
+ */
+EC_INLINE bool answer_resize(struct __sk_buff *ctx, __u32 frame)
+{
+	return !bpf_skb_change_tail(ctx, frame + ANSWER_CUT - 1, 0) &&
+	       !bpf_skb_change_tail(ctx, frame + ANSWER_CUT, 0) &&
+	       !bpf_skb_adjust_room(ctx, -ANSWER_CUT, BPF_ADJ_ROOM_MAC, 0);
+}
+
+EC_CALL bool answer_write_ipv4(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *from, __u8 proto,
+			       __u32 len)
+{
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(sizeof(ip) + len),
+		.frag_off = bpf_htons(IP_DONT_FRAGMENT),
+		.ttl = 64,
+		.protocol = proto,
+		.saddr = addr_v4(from),
+		.daddr = addr_v4(&pkt->tuple.src),
+	};
+
+	ip.check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&ip, sizeof(ip), 0));
+	return !bpf_skb_store_bytes(ctx, IP_OFF, &ip, sizeof(ip), 0);
+}
+
+EC_CALL bool answer_write_ipv6(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *from, __u8 proto,
+			       __u32 len)
+{
+	struct ipv6hdr ip = {
+		.version = 6,
+		.payload_len = bpf_htons(len),
+		.nexthdr = proto,
+		.hop_limit = 64,
+	};
+
+	__builtin_memcpy(&ip.saddr, from, sizeof(ip.saddr));
+	__builtin_memcpy(&ip.daddr, &pkt->tuple.src, sizeof(ip.daddr));
+	return !bpf_skb_store_bytes(ctx, IP_OFF, &ip, sizeof(ip), 0);
+}
+
+/* Turns the frame into an answer from an address, of which len bytes of a protocol are still to be written. */
+EC_INLINE bool answer_begin(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *from, __u8 proto,
+			    __u32 len)
+{
+	return answer_resize(ctx, answer_l4_off(pkt) + len) &&
+	       (pkt->family == FAMILY_IPV6 ? answer_write_ipv6(ctx, pkt, from, proto, len)
+					   : answer_write_ipv4(ctx, pkt, from, proto, len));
+}
+
+/* Sends the answer to the pod. Returns a TC action. */
+EC_INLINE int answer_send(struct __sk_buff *ctx, const struct scratch *s, const struct device *dev)
+{
+	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
+	if (bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0))
+		return EC_ACT_SHOT;
+	return bpf_redirect(s->owner.ifindex, 0);
+}
+
+#endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The exit of programs that see what pods send: some drops are answered. */
+#ifndef EC_LIB_FINISH_H
+#define EC_LIB_FINISH_H
+
+#include "bpf/lib/count.h"
+#include "bpf/lib/reset.h"
+#include "bpf/lib/too_big.h"
+
+/* finish, for a packet of a pod, which the owner in the scratch record is if the packet is answered. */
+EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
+{
+	switch ((int)verdict) {
+	case -DROP_NO_MAPPING:
+		count_drop(ctx, direction, DROP_NO_MAPPING);
+		return reset_answer(ctx);
+	case -DROP_TOO_BIG:
+		count_drop(ctx, direction, DROP_TOO_BIG);
+		return too_big_answer(ctx);
+	default:
+		return finish(ctx, direction, verdict);
+	}
+}
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * A pod's packet that does not fit its path. If nobody may fragment it, the pod is told
+ * the path's MTU: fragmentation needed (RFC 1191), or packet too big (RFC 8201).
+ */
+#ifndef EC_LIB_TOO_BIG_H
+#define EC_LIB_TOO_BIG_H
+
+#include "bpf/lib/answer.h"
+#include "bpf/lib/nf.h"
+#include "bpf/lib/path.h"
+#include "bpf/lib/scratch.h"
+
+enum {
+	TOO_BIG_CODE_IPV4 = 4, /* fragmentation needed, of ICMP_DEST_UNREACH (RFC 792) */
+	TOO_BIG_LEN = sizeof(struct complaint) - offsetof(struct complaint, icmp),
+};
+
+/* Whether the packet may be fragmented on its way: IPv4's without DF. */
+EC_INLINE bool too_big_divides(struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	__be16 flags;
+
+	return pkt->family == FAMILY_IPV4 &&
+	       !bpf_skb_load_bytes(ctx, IP_OFF + offsetof(struct iphdr, frag_off), &flags, sizeof(flags)) &&
+	       !(flags & bpf_htons(IP_DONT_FRAGMENT));
+}
+
+/* The address that the node answers from. */
+EC_INLINE const struct addr *too_big_source(const struct config *config, __u8 family)
+{
+	const struct addr *node = &config->node_addresses[family & 1];
+
+	return addr_is_zero(node) ? &config->tunnel[family & 1].address : node;
+}
+
+/* Refuses a packet of the pod with this ifindex, which will be told the MTU. */
+EC_INLINE enum verdict too_big_refuse(struct scratch *s, __u32 ifindex, __u32 mtu)
+{
+	s->owner.ifindex = ifindex;
+	s->mtu = mtu;
+	return -DROP_TOO_BIG;
+}
+
+/*
+ * A packet that does not fit the path that it would take. The stack fragments it, or, beside
+ * netfilter, knows where else it goes.
+ */
+EC_CALL enum verdict too_big_judge(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
+{
+	const struct config *config = config_get();
+
+	if (nf_translates() && path->kind != DESTINATION_POD_CIDR)
+		return VERDICT_STACK;
+	if (!path->whole && too_big_divides(ctx, &s->pkt))
+		return VERDICT_STACK;
+	if (!config || addr_is_zero(too_big_source(config, s->pkt.family)))
+		return VERDICT_STACK;
+	return too_big_refuse(s, ctx->ifindex, path->mtu);
+}
+
+/* Whether the sender may be told: no error answers an error, nor a later fragment of IPv4 (RFC 1122, section 3.2.2). */
+EC_INLINE bool too_big_may_be_told(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	return pkt_l4(ctx, pkt) && pkt->l4 != L4_ICMP_ERROR &&
+	       !(pkt->family == FAMILY_IPV4 && pkt->fragment == FRAGMENT_LATER);
+}
+
+/* Writes the error in the scratch record, with the start of the packet that it quotes. */
+EC_CALL bool too_big_write(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
+{
+	struct complaint *c = &s->complaint;
+	__u32 mtu = s->mtu;
+
+	/* What does not fit has more, but for MTUs that no network has. */
+	if (s->pkt.ip_len < sizeof(c->quote) || bpf_skb_load_bytes(ctx, IP_OFF, c->quote, sizeof(c->quote)))
+		return false;
+	__builtin_memset(c, 0, offsetof(struct complaint, quote));
+	if (s->pkt.family == FAMILY_IPV6) {
+		c->src = *from;
+		c->dst = s->pkt.tuple.src;
+		c->len = bpf_htonl(TOO_BIG_LEN);
+		c->proto = bpf_htonl(IPPROTO_ICMPV6);
+		c->icmp.type = ICMPV6_PACKET_TOO_BIG;
+		c->icmp.id = bpf_htons(mtu >> 16);
+	} else {
+		c->icmp.type = ICMP_DEST_UNREACH;
+		c->icmp.code = TOO_BIG_CODE_IPV4;
+	}
+	c->icmp.rest = bpf_htons(mtu);
+	c->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)c, sizeof(*c), 0));
+	return true;
+}
+
+/* Tells the owner in the scratch record the MTU there. Returns a TC action. */
+EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
+{
+	const struct config *config = config_get();
+	struct scratch *s = scratch_get();
+	const struct addr *from;
+	struct device *dev;
+
+	if (!s || !config || !too_big_may_be_told(ctx, &s->pkt))
+		return EC_ACT_SHOT;
+	from = too_big_source(config, s->pkt.family);
+	dev = answer_to(s);
+	if (!dev || !too_big_write(ctx, s, from) ||
+	    !answer_begin(ctx, &s->pkt, from, s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP,
+			  TOO_BIG_LEN) ||
+	    bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->complaint.icmp, TOO_BIG_LEN, 0))
+		return EC_ACT_SHOT;
+	return answer_send(ctx, s, dev);
+}
+
+#endif
