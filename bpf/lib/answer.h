@@ -9,6 +9,7 @@
 #include "bpf/lib/allowance.h"
 #include "bpf/lib/flow.h"
 #include "bpf/lib/ip.h"
+#include "bpf/lib/offload.h"
 
 /* A pod gets one answer in each interval, in ns. */
 #define ANSWER_INTERVAL (NSEC_PER_SEC / 100)
@@ -37,9 +38,14 @@ EC_INLINE __u32 answer_l4_off(const struct pkt *pkt)
  */
 EC_INLINE bool answer_resize(struct __sk_buff *ctx, __u32 frame)
 {
-	return !bpf_skb_change_tail(ctx, frame + ANSWER_CUT - 1, 0) &&
-	       !bpf_skb_change_tail(ctx, frame + ANSWER_CUT, 0) &&
-	       !bpf_skb_adjust_room(ctx, -ANSWER_CUT, BPF_ADJ_ROOM_MAC, 0);
+	__u32 cut = ANSWER_CUT;
+	struct offload o;
+
+	/* A sum may start far inside, as in a tunnel in a tunnel of the pod's own. */
+	if (offload_read(ctx, &o) && o.start > cut)
+		cut = o.start;
+	return !bpf_skb_change_tail(ctx, frame + cut - 1, 0) && !bpf_skb_change_tail(ctx, frame + cut, 0) &&
+	       !bpf_skb_adjust_room(ctx, -(__s32)cut, BPF_ADJ_ROOM_MAC, 0);
 }
 
 EC_CALL bool answer_write_ipv4(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *from, __u8 proto,
