@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -106,18 +108,25 @@ func narrowWay(t *testing.T, l *lab.Lab, node *lab.Node, family wire.Family, mtu
 
 func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
+// dontFragment is a socket whose packets nobody may fragment, whatever has been learnt of the path.
+func dontFragment(t *testing.T, from *lab.Namespace, to netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	conn, set := dialUDP(t, from, 0, to), socketOptions[wire.FamilyOf(to.Addr())]
+	set.on(t, conn, set.mtuDiscover, unix.IP_PMTUDISC_PROBE)
+	if err := conn.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
 // assertLearns sends what the pod's interface can just carry, and may not be fragmented: if the path can't carry it, the very first
 // packet of a ping and of a socket is answered, by whom it is too big for.
 func assertLearns(t *testing.T, pod *lab.Pod, to netip.AddrPort, from netip.Addr, mtu int) {
 	t.Helper()
 	family, fits := wire.FamilyOf(to.Addr()), mtuOf(t, pod.Namespace, pod.IfName)
 	size := fits - headers[family]
-	conn, set := dialUDP(t, pod.Namespace, 0, to), socketOptions[family]
+	conn := dontFragment(t, pod.Namespace, to)
 	defer conn.Close()
-	set.on(t, conn, set.mtuDiscover, unix.IP_PMTUDISC_PROBE)
-	if err := conn.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
-		t.Fatal(err)
-	}
 	if _, err := conn.Write(make([]byte, size)); err != nil {
 		t.Errorf("UDP of %d bytes from %s: %v", size, pod.Netns(), err)
 	}
@@ -236,5 +245,84 @@ func (s streams) during(t *testing.T, what string, change func()) {
 	changed.Store(true)
 	if all.Wait(); t.Failed() {
 		t.FailNow() // all that follows would wait for as long
+	}
+}
+
+// tooBigs are what the answers of a capture quote that a node has sent about packets that are too big.
+func tooBigs(packets []gopacket.Packet, from netip.Addr) (quotes []gopacket.Packet) {
+	for _, packet := range packets {
+		kind, quote, ok := icmpErrorIn(packet)
+		if ip, is := ipHeaderOf(packet.NetworkLayer()); ok && is && ip.source == from && kind == lab.TooBig[wire.FamilyOf(from)] {
+			quotes = append(quotes, quote)
+		}
+	}
+	return quotes
+}
+
+const (
+	// quoted is how much of a packet an answer quotes, in bytes.
+	quoted = 128
+	// answers is how many a pod gets at once, and then in a second.
+	answers = 100
+)
+
+// assertTold floods a path with what is too big for it: the pod is told by its node, so often and not more, of its own packets, and a
+// neighbour is told all the same.
+func assertTold(t *testing.T, pod, neighbour *lab.Pod, to netip.AddrPort) {
+	t.Helper()
+	family := wire.FamilyOf(to.Addr())
+	node, size := pod.Node.AddrOf(family), widest-headers[family]
+	conn := dontFragment(t, pod.Namespace, to)
+	capture, err := pod.Capture(pod.IfName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second) // all that it may be told at once
+	before, began := dropped(t, pod.Node, drops.TooBig), time.Now()
+	const flood = 10 * answers
+	payload, sent := make([]byte, size), 0
+	for sent < flood {
+		if _, err := conn.Write(payload); err == nil {
+			sent++
+		} else if !errors.Is(err, unix.EMSGSIZE) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := neighbour.Ping(t.Context(), to.Addr(), lab.PingOptions{Size: size, DontFragment: true}); err == nil {
+		t.Error("a neighbour's ping arrives, which is too big")
+	} else if complaint, ok := errors.AsType[*lab.ICMPError](err); !ok || complaint.From != node {
+		t.Errorf("a neighbour is told nothing: %v", err)
+	}
+	took := time.Since(began)
+	if lost := dropped(t, pod.Node, drops.TooBig) - before; lost != flood+1 {
+		t.Errorf("%d packets are counted as too big, of %d", lost, flood+1)
+	}
+	quotes := tooBigs(capture.Close(), node)
+	if most := answers + int(answers*took.Seconds()) + 2; len(quotes) < answers || len(quotes) > most {
+		t.Errorf("%d answers to %d packets in %v, want %d to %d", len(quotes), flood, took, answers, most)
+	}
+	for _, quote := range quotes {
+		ip, _ := ipHeaderOf(quote.NetworkLayer())
+		if len(quote.Data()) != quoted || ip.source != pod.AddrOf(family) || ip.destination != to.Addr() {
+			t.Fatalf("a quote of %d bytes, from %s to %s", len(quote.Data()), ip.source, ip.destination)
+		}
+	}
+}
+
+// assertSegmentsTold sends one large packet, to be cut into segments that are too big.
+func assertSegmentsTold(t *testing.T, pod *lab.Pod, to netip.AddrPort) {
+	t.Helper()
+	size := widest - headers[wire.FamilyOf(to.Addr())]
+	conn := dontFragment(t, pod.Namespace, to)
+	setOption(t, conn, unix.SOL_UDP, unix.UDP_SEGMENT, size)
+	before := dropped(t, pod.Node, drops.TooBig)
+	if _, err := conn.Write(make([]byte, 10*size)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, size)); !errors.Is(err, unix.EMSGSIZE) {
+		t.Errorf("a packet of 10 segments that are too big: error %v", err)
+	}
+	if lost := dropped(t, pod.Node, drops.TooBig) - before; lost != 1 {
+		t.Errorf("%d packets are counted as too big, want the one", lost)
 	}
 }

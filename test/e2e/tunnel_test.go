@@ -132,8 +132,13 @@ func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, ins
 // TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
 func TestTooBigForTheTunnel(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}}, drops.TooBig)
-	pod, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")
-	overEachFamily(t, l, func(t *testing.T, family wire.Family) { assertTooBig(t, pod, other, family) })
+	pod, neighbour, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "neighbour"), addPod(t, l.Nodes[1], "b")
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		assertTooBig(t, pod, other, family)
+		at := serveOver(t, other.Namespace, family)
+		assertSegmentsTold(t, pod, at)
+		assertTold(t, pod, neighbour, at)
+	})
 }
 
 func assertTooBig(t *testing.T, pod, other *lab.Pod, family wire.Family) {
