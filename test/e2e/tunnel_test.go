@@ -20,6 +20,7 @@ const (
 	tunnelDevice = "ec-vxlan"
 	tunnelPort   = 4789
 	tunnelVNI    = 4096
+	tunnelMTU    = 1450 // over IPv4, where uplinks carry 1500
 )
 
 // outer are the tunnel's packets of a capture, with what is inside.
@@ -132,10 +133,12 @@ func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, ins
 // TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
 func TestTooBigForTheTunnel(t *testing.T) {
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}}, drops.TooBig)
+	answerEveryProbe(t, l)
 	pod, neighbour, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "neighbour"), addPod(t, l.Nodes[1], "b")
 	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		at, near := serveOver(t, other.Namespace, family), l.Nodes[0].AddrOf(family)
+		assertTraced(t, pod, at, traced{[]netip.Addr{near, l.Nodes[1].AddrOf(family), at.Addr()}, tunnelMTU, near})
 		assertTooBig(t, pod, other, family)
-		at := serveOver(t, other.Namespace, family)
 		assertSegmentsTold(t, pod, at)
 		assertTold(t, pod, neighbour, at)
 	})
@@ -143,12 +146,11 @@ func TestTooBigForTheTunnel(t *testing.T) {
 
 func assertTooBig(t *testing.T, pod, other *lab.Pod, family wire.Family) {
 	t.Helper()
-	const mtu = 1450 // of the tunnel over IPv4
 	near, at := pod.Node, serveOver(t, other.Namespace, family)
-	fits := mtu - 8 - [wire.Families]int{wire.IPv4: 20, wire.IPv6: 40}[family] // into one packet, behind UDP's header or that of a ping
+	fits := tunnelMTU - 8 - [wire.Families]int{wire.IPv4: 20, wire.IPv6: 40}[family] // into one packet, behind UDP's header or that of a ping
 	_, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{Size: fits + 1, DontFragment: true})
 	assertComplaint(t, "a ping too big", err, lab.ICMPError{
-		From: near.AddrOf(family), ICMPKind: lab.TooBig[family], MTU: mtu, InnerSource: pod.AddrOf(family), InnerDestination: at.Addr(),
+		From: near.AddrOf(family), ICMPKind: lab.TooBig[family], MTU: tunnelMTU, InnerSource: pod.AddrOf(family), InnerDestination: at.Addr(),
 	})
 	if _, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{Size: fits, DontFragment: true}); err != nil {
 		t.Errorf("what just fits: %v", err)
