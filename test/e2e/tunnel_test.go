@@ -202,7 +202,7 @@ func setMode(t *testing.T, node *lab.Node, mode string, flags ...string) {
 // Nodes in different modes talk to each other, by both ways at once, also where the uplinks' reverse path filter is strict.
 func TestNodesInDifferentModes(t *testing.T) {
 	t.Parallel()
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig) // pods keep the MTU of the mode in which they came
 	for _, node := range l.Nodes {
 		if err := node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"); err != nil {
 			t.Fatal(err)
@@ -250,7 +250,7 @@ func assertAllReach(t *testing.T, all []*lab.Namespace, family wire.Family) {
 // Every flow lives on while nodes change their mode, one after the other and back, and no datagram of a steady flow is lost.
 func TestFlowsOutliveAChangeOfMode(t *testing.T) {
 	t.Parallel()
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig) // pods keep the MTU of the mode in which they came
 	startInMode(t, l, "direct")
 	near, far := l.Nodes[0], l.Nodes[1]
 	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
