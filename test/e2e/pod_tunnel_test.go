@@ -64,7 +64,7 @@ func (p podTunnel) request(local, far netip.Addr) *nl.NetlinkRequest {
 	}
 	data.AddRtAttr(nl.IFLA_VXLAN_PORT, port)
 	data.AddRtAttr(nl.IFLA_VXLAN_PORT_RANGE, binary.BigEndian.AppendUint16(port, uint16(p.port)+1)) // one source port, so that there is one flow
-	data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, []byte{0}) // which would learn no port
+	data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, []byte{0})                                               // which would learn no port
 	data.AddRtAttr(nl.IFLA_VXLAN_UDP_CSUM, []byte{sums})
 	data.AddRtAttr(nl.IFLA_VXLAN_UDP_ZERO_CSUM6_TX, []byte{none})
 	data.AddRtAttr(nl.IFLA_VXLAN_UDP_ZERO_CSUM6_RX, []byte{1})
