@@ -25,6 +25,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -32,7 +33,7 @@ import (
 // The test must stay on its goroutine: only that one is inside.
 func testLoop(t *testing.T) *loop {
 	t.Helper()
-	pins := filepath.Join(priv.Isolate(t), "ecag")
+	pinned := filepath.Join(priv.Isolate(t), "ecag")
 	dir := t.TempDir()
 	must := func(err error) {
 		t.Helper()
@@ -58,7 +59,7 @@ func testLoop(t *testing.T) *loop {
 	must(os.WriteFile(plugin, []byte("plugin"), 0o755))
 	cfg := Config{
 		Directories: Directories{
-			BPFFS: bpffs.Dir(pins), State: filepath.Join(dir, "state"), Conf: filepath.Join(dir, "conf"),
+			BPFFS: bpffs.Dir(pinned), State: filepath.Join(dir, "state"), Conf: filepath.Join(dir, "conf"),
 			Bin: filepath.Join(dir, "bin"), ProcSys: "/proc/sys", Plugin: plugin,
 		},
 		Node: "n1", Masquerade: [wire.Families]bool{true, true}, SnatLow: 50000, SnatHigh: 60000, SnatEntries: 1024, Mark: 0x00800000,
@@ -69,7 +70,7 @@ func testLoop(t *testing.T) *loop {
 	record, err := openRecord(cfg.Directories, nil)
 	must(err)
 	dp, err := datapath.Load(t.Context(), datapath.Options{
-		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(false), SnatEntries: cfg.SnatEntries, Log: cfg.Log,
+		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
 	})
 	must(err)
 	host, err := device.Open()

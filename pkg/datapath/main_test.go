@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/vishvananda/netlink"
 
@@ -68,20 +67,6 @@ func embedded(t testing.TB) *ebpf.CollectionSpec {
 	spec, err := Options{}.spec()
 	if err != nil {
 		t.Fatal(err)
-	}
-	return spec
-}
-
-// stubs are programs that do nothing, and so go with any layout of the maps.
-func stubs(t testing.TB) *ebpf.CollectionSpec {
-	t.Helper()
-	spec := embedded(t)
-	for _, p := range spec.Programs {
-		result := int32(-1)
-		if p.Type == ebpf.Syscall {
-			result = 0
-		}
-		p.Instructions = asm.Instructions{asm.Mov.Imm(asm.R0, result), asm.Return()}
 	}
 	return spec
 }

@@ -21,12 +21,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 // grown is a later build in which every map's values are larger.
 func grown(t testing.TB) *ebpf.CollectionSpec {
 	t.Helper()
-	spec := stubs(t)
+	spec := pins.Stubs(t)
 	for _, d := range registry.Pinned() {
 		grow(spec, d.Name, 16)
 	}
@@ -201,7 +202,7 @@ func TestAFailureAtAnyStepPutsEverythingBack(t *testing.T) {
 	for _, build := range []struct {
 		name string
 		spec func(testing.TB) *ebpf.CollectionSpec
-	}{{"same layout", stubs}, {"grown layout", grown}} {
+	}{{"same layout", pins.Stubs}, {"grown layout", grown}} {
 		t.Run(build.name, func(t *testing.T) {
 			n := newNode(t, isolated(t, attach.Auto))
 			before, old := n.pins(t), n.attached(t)

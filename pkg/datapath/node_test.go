@@ -25,6 +25,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 // node is a node with pods and an uplink in use: what an upgrade must not harm.
@@ -39,10 +40,14 @@ const nodeFlows = 300
 // second is one of CLOCK_MONOTONIC: a flow was seen some time after the machine's start.
 const second = uint64(time.Second)
 
-// newNode loads the programs, attaches them and fills every map.
+// newNode loads programs, stubs unless the options name others, attaches them and fills every map. What starts on it
+// next is the build that the options name, the real one without a name.
 func newNode(t *testing.T, opts Options) node {
 	t.Helper()
 	n := node{opts: opts}
+	if opts.Spec == nil {
+		opts.Spec = pins.Stubs(t)
+	}
 	dp := mustLoad(t, opts)
 	n.uplink = addVeth(t, "up")
 	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(n.uplink)}, uplinks.Value{Addresses: wire.Addresses{addr("192.0.2.9")}}))

@@ -1,11 +1,9 @@
 package e2e
 
 import (
-	"flag"
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -152,46 +150,6 @@ func isPodAddress(l *lab.Lab, addr netip.Addr) bool {
 		}
 	}
 	return false
-}
-
-var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
-
-func TestPayloadsSurviveOffloads(t *testing.T) {
-	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
-		opts.Nodes = 2
-		l := startCluster(t, opts)
-		a, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
-		targets := map[string]netip.AddrPort{}
-		for _, family := range l.Options.Families {
-			targets["same node, "+family.String()] = serveOver(t, near.Namespace, family)
-			targets["across nodes, "+family.String()] = serveOver(t, far.Namespace, family)
-			targets["outside, "+family.String()] = serveOver(t, l.Outside, family)
-			targets["own host, "+family.String()] = serveOver(t, l.Nodes[0].Namespace, family)
-		}
-		for _, offloads := range []struct {
-			name         string
-			pods, uplink bool
-		}{{"on", true, true}, {"off", false, false}, {"off in pods", false, true}, {"off on the uplinks", true, false}} {
-			for _, pod := range []*lab.Pod{a, near, far} {
-				if err := pod.SetOffloads(pod.IfName, offloads.pods); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for _, host := range []*lab.Namespace{l.Nodes[0].Namespace, l.Nodes[1].Namespace, l.Outside} {
-				if err := host.SetOffloads(lab.Uplink, offloads.uplink); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for name, at := range targets {
-				if _, err := a.Transfer(within(t, 20*time.Second), at, *payload); err != nil {
-					t.Errorf("offloads %s, %s: %v", offloads.name, name, err)
-				}
-				if _, err := a.UDP(t.Context(), at, 9000); err != nil {
-					t.Errorf("offloads %s, %s: %v", offloads.name, name, err)
-				}
-			}
-		}
-	})
 }
 
 func TestWorldOpensFlowsToPods(t *testing.T) {

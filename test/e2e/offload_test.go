@@ -6,17 +6,14 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
-	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // What a pod leaves to others to write into its packets: checksums and segments.
@@ -211,8 +208,8 @@ func TestOffloadsOfPodsAreCarriedOut(t *testing.T) {
 	}
 	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
 		outside := serveOver(t, l.Outside, family)
-		for _, to := range []netip.AddrPort{serveOver(t, near.Namespace, family), serveOver(t, far.Namespace, family), outside} {
-			assertSegments(t, pod, to)
+		for _, to := range []*lab.Namespace{near.Namespace, far.Namespace, l.Outside} {
+			assertDatagramsReturn(t, route{"", pod.Namespace, to}, family, segmented)
 		}
 		capture, err := l.Outside.Capture(lab.Uplink)
 		if err != nil {
@@ -250,83 +247,4 @@ func partialSum(frame []byte, family wire.Family) {
 	pseudo := append([]byte{0, unix.IPPROTO_UDP}, frame[f.source:f.transport]...)
 	pseudo = append(pseudo, frame[f.transport+4:f.transport+6]...)
 	binary.BigEndian.PutUint16(frame[f.transport+udpSum:], onesSum(pseudo))
-}
-
-// assertSegments has a pod send datagrams that its kernel hands on in one piece, and wants each answered.
-func assertSegments(t *testing.T, pod *lab.Pod, to netip.AddrPort) {
-	t.Helper()
-	const size, count = 1000, 5
-	conn, err := pod.DialUDP(to, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var refused error
-	err = raw.Control(func(fd uintptr) { refused = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size) })
-	if err != nil || refused != nil {
-		t.Fatal(err, refused)
-	}
-	if _, err := conn.Write(make([]byte, size*count)); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
-		t.Fatal(err)
-	}
-	for i := range count {
-		if n, err := conn.Read(make([]byte, 2*size)); err != nil || n != size {
-			t.Fatalf("segment %d to %s: an answer of %d bytes, %v", i, to, n, err)
-		}
-	}
-}
-
-// TestTunnelBetweenPods: TCP through a VXLAN that two pods have built, whose checksums stand far behind the header.
-func TestTunnelBetweenPods(t *testing.T) {
-	l := startCluster(t, lab.Options{Nodes: 2, Families: families})
-	a := addPod(t, l.Nodes[0], "a")
-	peers := []*lab.Pod{addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")}
-	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
-		for i, peer := range peers {
-			for j, sums := range []bool{true, false} {
-				id := 10*i + 2*int(family) + j
-				addTunnel(t, [2]*lab.Pod{a, peer}, family, id, sums)
-				inner := addTunnel(t, [2]*lab.Pod{peer, a}, family, id, sums)
-				server, err := peer.Serve(0)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := a.Transfer(within(t, 20*time.Second), netip.AddrPortFrom(inner, server.Port), 1<<20); err != nil {
-					t.Errorf("to %s, outer checksums %v: %v", peer.Name, sums, err)
-				}
-			}
-		}
-	})
-}
-
-// addTunnel makes the first one's end of a VXLAN between two pods, whose outer packets are of the given family, and returns its address there.
-func addTunnel(t *testing.T, ends [2]*lab.Pod, outside wire.Family, id int, sums bool) netip.Addr {
-	t.Helper()
-	pod, own := ends[0], ends[0].AddrOf(outside).AsSlice()
-	inner := netip.AddrFrom4([4]byte{192, 168, byte(id), own[len(own)-1] + 10*byte(pod.Node.Number)})
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = "tunnel"+string(rune('a'+id)), 1400
-	link := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: 100 + id, Port: 4789, UDPCSum: sums, UDP6ZeroCSumTx: !sums, UDP6ZeroCSumRx: true,
-		SrcAddr: own, Group: ends[1].AddrOf(outside).AsSlice(),
-	}
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: inner.AsSlice(), Mask: net.CIDRMask(24, 32)}}
-	nl := pod.Netlink()
-	for _, err := range []func() error{
-		func() error { return nl.LinkAdd(link) },
-		func() error { return nl.AddrAdd(link, address) },
-		func() error { return nl.LinkSetUp(link) },
-	} {
-		if err := err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return inner
 }

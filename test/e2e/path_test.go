@@ -41,14 +41,8 @@ func TestSmallerMTUOutside(t *testing.T) {
 			// Segments of 1500 bytes until the first error has been understood.
 			moved, err := pod.Transfer(within(t, 20*time.Second), at, 10<<20)
 			assertSeen(t, "a transfer through the smaller MTU", moved.Seen, err, node)
-			for _, size := range []int{1252, 1272, 1280, 9000} {
-				// The first datagram too large may be lost to path MTU discovery; what is learnt from it must help the next.
-				_, first := pod.UDP(within(t, 500*time.Millisecond), at, size)
-				if seen, err := pod.UDP(t.Context(), at, size); err != nil {
-					t.Errorf("UDP of %d bytes: %v; the try before: %v", size, err, first)
-				} else if seen.Addr() != node {
-					t.Errorf("UDP of %d bytes: seen as %s", size, seen)
-				}
+			if seen := assertUDP(t, pod.Namespace, at, 1252, 1272, 1280, 9000); seen.Addr() != node {
+				t.Errorf("UDP: seen as %s", seen)
 			}
 		})
 	})
@@ -58,6 +52,7 @@ func TestHopsEndAndSaySo(t *testing.T) {
 	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes, opts.Router = 2, true
 		l := startCluster(t, opts)
+		answerEveryProbe(t, l)
 		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 		overEachFamily(t, l, func(t *testing.T, family wire.Family) {
 			outside, near := lab.OutsideAddr[family], l.Nodes[0].AddrOf(family)
@@ -83,6 +78,13 @@ func TestHopsEndAndSaySo(t *testing.T) {
 					t.Errorf("reply from %s: TTL %d, want 62; error %v", to, reply.TTL, err)
 				}
 			}
+			narrow(t, l.Router, single(outside), netip.Addr{}, "eth1", narrowed)
+			assertTraced(t, pod, serveOver(t, l.Outside, family), traced{
+				[]netip.Addr{near, lab.GatewayAddr[family], outside}, narrowed, lab.GatewayAddr[family],
+			})
+			assertTraced(t, pod, serveOver(t, far.Namespace, family), traced{
+				[]netip.Addr{near, l.Nodes[1].AddrOf(family), far.AddrOf(family)}, mtuOf(t, pod.Namespace, pod.IfName), netip.Addr{},
+			})
 		})
 	})
 }

@@ -255,7 +255,7 @@ func talkToTheWorld(t *testing.T, l *lab.Lab, pod *lab.Pod, family wire.Family) 
 	outside, inside := listenUDP(t, l.Outside, world), dialUDP(t, pod.Namespace, 5001, world)
 	for _, socket := range []*net.UDPConn{outside, inside} {
 		for _, option := range noChecksum[family] {
-			setOption(t, socket, option[0], option[1], 1)
+			setOption(t, socket, option[0], option[1], option[2])
 		}
 	}
 	send(t, inside, "hello")
@@ -265,10 +265,10 @@ func talkToTheWorld(t *testing.T, l *lab.Lab, pod *lab.Pod, family wire.Family) 
 	receive(t, inside, "answer")
 }
 
-// noChecksum are the options, with their levels, by which a socket sends datagrams without a checksum, and takes them.
-var noChecksum = [wire.Families][][2]int{
-	wire.IPv4: {{unix.SOL_SOCKET, unix.SO_NO_CHECK}},
-	wire.IPv6: {{unix.SOL_UDP, unix.UDP_NO_CHECK6_TX}, {unix.SOL_UDP, unix.UDP_NO_CHECK6_RX}},
+// noChecksum are the options, with level and value, by which a socket sends datagrams without a checksum, and takes them.
+var noChecksum = [wire.Families][][3]int{
+	wire.IPv4: {{unix.SOL_SOCKET, unix.SO_NO_CHECK, 1}},
+	wire.IPv6: {{unix.SOL_UDP, unix.UDP_NO_CHECK6_TX, 1}, {unix.SOL_UDP, unix.UDP_NO_CHECK6_RX, 1}},
 }
 
 // sumInSoftware has every packet summed before it is on the wire, so that who receives it looks at its checksum.

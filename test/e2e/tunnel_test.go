@@ -151,14 +151,8 @@ func assertTooBig(t *testing.T, pod, other *lab.Pod, family wire.Family) {
 	if _, err := pod.Transfer(within(t, 20*time.Second), at, 10<<20); err != nil {
 		t.Error(err)
 	}
-	for _, size := range []int{fits + 1, 9000} {
-		for _, from := range []*lab.Namespace{pod.Namespace, near.Namespace} {
-			// The first one, or its echo, may be lost to path MTU discovery; what is learnt from it must help the next.
-			_, first := from.UDP(within(t, 500*time.Millisecond), at, size)
-			if _, err := from.UDP(t.Context(), at, size); err != nil {
-				t.Errorf("UDP of %d bytes from %s: %v; the try before: %v", size, from.Netns(), err, first)
-			}
-		}
+	for _, from := range []*lab.Namespace{pod.Namespace, near.Namespace} {
+		assertUDP(t, from, at, fits+1, 9000)
 	}
 	if _, err := near.Transfer(within(t, 20*time.Second), at, 10<<20); err != nil {
 		t.Errorf("from the host: %v", err)

@@ -18,9 +18,14 @@ import (
 // fragmented cuts a packet into fragments that fit the MTU, as a sender's stack does.
 func fragmented(b *bed, p packet) []packet {
 	b.Helper()
+	return cut(b, p, (mtu-b.header()-each(b.family, 0, 8*(len(p.chain)+1)))/8*8)
+}
+
+// cut cuts a packet into fragments that carry so many bytes each.
+func cut(b *bed, p packet, piece int) []packet {
+	b.Helper()
 	whole, err := read(p.bytes(b.family))
 	must(b, err)
-	piece := (mtu - b.header() - each(b.family, 0, 8*(len(p.chain)+1))) / 8 * 8
 	var out []packet
 	for at := 0; at < len(whole.l4); at += piece {
 		f := p
@@ -89,10 +94,10 @@ func (b *bed) firstFragment(key snat.Key, id uint32) (fragments.Value, error) {
 	return fragments.Value{}, ebpf.ErrKeyNotExist
 }
 
-// A datagram of 9 000 bytes goes out and comes back in fragments, and both ends could put it together.
+// A datagram as large as there are goes out and comes back in fragments, and both ends could put it together.
 func TestFragmentedBothWays(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		big := bytes.Repeat([]byte("0123456789abcde"), 600)
+		big := bytes.Repeat([]byte("0123456789abcde"), 4367)
 		for name, p := range map[string]packet{
 			"UDP":                  udp(podA, 5000, world, 53),
 			"UDP without checksum": udp(podA, 5000, world, 53).with(func(p *packet) { p.noSum = true }),
@@ -187,7 +192,7 @@ func TestFragmentOutOfOrderFromWorld(t *testing.T) {
 }
 
 // Fragments of a protocol that cannot be masqueraded stay here, the later ones too.
-func TestFragNotFoundProtocol(t *testing.T) {
+func TestFragmentUnknownProtocol(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		gre := packet{proto: 47, src: podA, dst: world, id: 5, payload: make([]byte, 64), fragment: moreFragments}
@@ -215,7 +220,7 @@ func TestFragmentedTCP(t *testing.T) {
 }
 
 // A flow of an unknown protocol that the world opened has its replies' fragments leave as they are.
-func TestFragNotFoundProtocolOfWorldsFlow(t *testing.T) {
+func TestFragmentUnknownProtocolOfWorldsFlow(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		esp := packet{proto: 50, src: world, dst: podA, id: 5, payload: make([]byte, 64), fragment: moreFragments}
@@ -225,32 +230,64 @@ func TestFragNotFoundProtocolOfWorldsFlow(t *testing.T) {
 	})
 }
 
-// However many datagrams a pod begins, those of other pods and of the world stay known until their rest has come.
-func TestFragmentsOfOnePodPushOutNobodyElses(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f)
-		large := func(p *packet) { p.payload, p.id = make([]byte, 4000), 5 }
-		out := udp(podA, 5000, world, 53).with(large)
-		back := answer(b.fromPod(udp(podA, 5000, world, 53)).is("forwarded"), out).with(large)
-		of, to := fragmented(b, out), fragmented(b, back)
-		b.fromPod(of[0]).is("forwarded")
-		b.fromUplink(to[0]).is("delivered")
+// holder is one of those who have records of their own of the datagrams that they send.
+type holder struct {
+	d      wire.Direction
+	link   func(*bed) veth
+	p      packet
+	fields map[int]uint32
+	want   string // the outcome of each piece; of a later one whose first is forgotten it is another
+}
 
-		flood := udp(podB, 5000, world, 53).with(func(p *packet) { p.fragment = moreFragments })
-		// More than all of the node's pods once shared. A slow machine has to be done before the other's are forgotten, and sends
-		// a few times the pod's own share.
-		for id := range uint32(min(9000, max(2*fragments.Each, *packets/10))) {
-			flood.id = id
-			b.fromPod(flood).is("forwarded")
+func (h holder) sends(b *bed, p packet) {
+	b.Helper()
+	l := h.link(b)
+	p.macTo = l.mac
+	b.run(h.d, l.index, p.bytes(b.family), h.fields).is(h.want)
+}
+
+// Whoever begins however many datagrams, those of the others stay known until their rest has come.
+func TestFragmentsPushOutNobodyElses(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		pod := func(name string) func(*bed) veth { return func(b *bed) veth { return b.pods[name] } }
+		uplink := func(b *bed) veth { return b.uplink }
+		holders := map[string]holder{
+			"a pod":       {wire.FromPod, pod(podA), udp(podA, 5000, world, 53), nil, "forwarded"},
+			"another pod": {wire.FromPod, pod(podB), udp(podB, 5000, world, 53), nil, "forwarded"},
+			"the world":   {wire.FromUplink, uplink, udp(world, 53, nodeIP, 5000), nil, "stack"},
+			// What the node forwards to a tunnel port is dropped.
+			"the node": {wire.ToUplink, uplink, udp(nodeIP, 5000, world, tunnelPort), map[int]uint32{skbIngressIfindex: 1}, "drop TUNNEL_PORT"},
 		}
-		for i := 1; i < len(of); i++ {
-			b.fromPod(of[i]).is("forwarded")
-			b.fromUplink(to[i]).is("delivered")
+		for _, flooder := range []string{"a pod", "the world", "the node"} {
+			t.Run(flooder, func(t *testing.T) {
+				b := newBed(t, f)
+				b.eachBut(flooder, holders, first)
+				// More than all pods have. A slow machine has to be done before the others' are forgotten, and sends a few times the
+				// flooder's own share.
+				h := holders[flooder]
+				flood := first(h.p, 0).with(func(p *packet) { p.macTo = h.link(b).mac })
+				for id := range uint32(min(9000, max(2*fragments.Each, *packets/10))) {
+					flood.id = 100 + id
+					b.act(h.d, h.link(b).index, flood.bytes(f))
+				}
+				b.eachBut(flooder, holders, later)
+				h.sends(b, later(flood, flood.id))
+				if flooder == "a pod" {
+					b.fromPod(later(flood, 100)).is("drop FRAG_NOT_FOUND")
+				}
+			})
 		}
-		rest := flood.with(func(p *packet) { p.fragment, p.payload = 8, make([]byte, 64) })
-		b.fromPod(rest).is("forwarded")
-		b.fromPod(rest.with(func(p *packet) { p.id = 0 })).is("drop FRAG_NOT_FOUND")
 	})
+}
+
+// eachBut has all holders but one send the same piece of a datagram.
+func (b *bed) eachBut(one string, holders map[string]holder, piece func(packet, uint32) packet) {
+	b.Helper()
+	for name, h := range holders {
+		if name != one {
+			h.sends(b, piece(h.p, 5))
+		}
+	}
 }
 
 // addPodAt adds a pod whose interface has a certain index.

@@ -79,10 +79,10 @@ func (l link) send(frame []byte) {
 	must(l, unix.Sendto(l.socket, frame, 0, &l.to))
 }
 
-// encapsulated waits for a packet in the tunnel whose inner flow is the one given; again is called while there is none.
-func (l link) encapsulated(flow string, again func()) outer {
+// waits says whether a frame arrives that found accepts; again is called while there is none.
+func (l link) waits(found func(frame []byte) bool, again func()) bool {
 	l.Helper()
-	frame := make([]byte, 4096)
+	frame := make([]byte, 16384)
 	for deadline := time.Now().Add(priv.Patience(5 * time.Second)); time.Now().Before(deadline); {
 		again()
 		for {
@@ -90,17 +90,27 @@ func (l link) encapsulated(flow string, again func()) outer {
 			if err != nil {
 				break
 			}
-			o, ok := readOuter(bytes.Clone(frame[:n]))
-			if !ok {
-				continue
-			}
-			if v, err := read(o.inner); err == nil && v.String() == flow {
-				return o
+			if found(bytes.Clone(frame[:n])) {
+				return true
 			}
 		}
 	}
-	l.Fatalf("no packet %q in the tunnel", flow)
-	return outer{}
+	return false
+}
+
+// encapsulated waits for a packet in the tunnel whose inner flow is the one given; again is called while there is none.
+func (l link) encapsulated(flow string, again func()) (o outer) {
+	l.Helper()
+	if !l.waits(func(frame []byte) (ok bool) {
+		if o, ok = readOuter(frame); !ok {
+			return false
+		}
+		v, err := read(o.inner)
+		return err == nil && v.String() == flow
+	}, again) {
+		l.Fatalf("no packet %q in the tunnel", flow)
+	}
+	return o
 }
 
 // is asserts what every outer packet of ours has.

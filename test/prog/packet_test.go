@@ -43,9 +43,10 @@ type packet struct {
 	payload  []byte
 	raw      bool // payload is the whole content of the IP packet
 
-	label  uint32      // IPv6: the flow label
-	chain  []extension // IPv6: the headers between the first and the content
-	atomic bool        // IPv6: a fragment header though the packet is whole
+	label    uint32      // IPv6: the flow label
+	chain    []extension // IPv6: the headers between the first and the content
+	atomic   bool        // IPv6: a fragment header though the packet is whole
+	noLength bool        // IPv6: the header says that it is 0
 
 	macTo, macFrom net.HardwareAddr
 }
@@ -114,6 +115,11 @@ const (
 
 // padded is an extension header of eight bytes that says nothing.
 func padded(next wire.Protocol) extension { return extension{next, []byte{1, 4, 0, 0, 0, 0}} }
+
+// jumbo is the option that says how long the packet is behind its header (RFC 2675).
+func jumbo(size uint32) extension {
+	return extension{hopByHop, binary.BigEndian.AppendUint32([]byte{194, 4}, size)}
+}
 
 // extensions are all headers between the first and the content.
 func (p packet) extensions() []extension {
@@ -186,7 +192,11 @@ func (p packet) bytesIPv6() []byte {
 		next = e.next
 	}
 	header := binary.BigEndian.AppendUint32(nil, 6<<28|uint32(p.tos)<<20|p.label)
-	header = binary.BigEndian.AppendUint16(header, uint16(len(content)))
+	length := len(content)
+	if p.noLength {
+		length = 0
+	}
+	header = binary.BigEndian.AppendUint16(header, uint16(length))
 	return slices.Concat(header, []byte{byte(next), p.ttl}, ip.SrcIP, ip.DstIP, content)
 }
 

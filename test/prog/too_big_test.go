@@ -1,0 +1,227 @@
+package prog
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+const dontFragment = 0x4000
+
+// quoted is how much of a packet that is too big its sender gets back.
+const quoted = 128
+
+// whole has nobody fragment the packet, which no router does in IPv6.
+func (f family) whole(p packet) packet {
+	p.fragment |= each[uint16](f, dontFragment, 0)
+	return p
+}
+
+// tooBig is what the pod is told of a frame that it has sent.
+func (b *bed) tooBig(pod string, sent []byte, mtu int) []byte {
+	l := b.pods[pod]
+	e := packet{
+		proto: wire.ICMP, src: nodeIP, dst: pod, icmpType: 3, icmpCode: 4, rest: uint16(mtu), quote: sent[ethernet:][:quoted],
+		fragment: each[uint16](b.family, dontFragment, 0), macTo: l.peer, macFrom: l.mac,
+	}
+	return e.bytes(b.family)
+}
+
+// tells asserts that the pod that has sent a packet is told how large it may be.
+func (r result) tells(pod string, mtu int) {
+	r.b.Helper()
+	r.is("drop TOO_BIG")
+	if want := r.b.tooBig(pod, r.in, mtu); !bytes.Equal(r.frame, want) {
+		r.b.Errorf("%s: told\n% x, want\n% x", describe(r.in), r.frame, want)
+	}
+}
+
+// narrow are the ways on which a pod's packet may be too big for its path, with the path's MTU.
+func narrow() map[*way]int {
+	all := make(map[*way]int)
+	for i, w := range ways {
+		beyondTunnel := w.dst == beyond || w.dst == node5IP
+		switch {
+		case w.forwarded && w.want == "forwarded", w.want == "forwarded" && beyondTunnel:
+			all[&ways[i]] = tunnelMTU
+		case w.want == "forwarded":
+			all[&ways[i]] = mtu
+		}
+	}
+	return all
+}
+
+// A packet that does not fit, and that nobody may fragment, its sender is told of at once, to the last byte, whatever it is.
+func TestTooBig(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for name, p := range map[string]packet{
+			"TCP":               tcp("", 5000, "", 80, syn),
+			"UDP":               udp("", 5000, "", 53),
+			"ping":              ping("", 7, ""),
+			"unknown protocol":  {proto: 253},
+			"extension headers": chained(udp("", 5000, "", 53), each(f, 0, 8)),
+		} {
+			for w, mtu := range narrow() {
+				p := f.whole(w.turned(p))
+				least, err := read(p.with(func(p *packet) { p.payload = nil }).bytes(f))
+				must(t, err)
+				b.answers = true
+				for _, size := range []int{mtu + 1, 3002} {
+					p.payload = bytes.Repeat([]byte{0xa5, 0x5a, 1}, 1100)[:size-len(least.ip)]
+					w.by(b, p).tells(w.src, mtu)
+				}
+				b.answers = false
+				p.payload = p.payload[:mtu-len(least.ip)]
+				if r := w.by(b, p); r.what != w.want && p.proto != 253 {
+					t.Errorf("%s %s, as large as fits: outcome %q", name, w.name, r.what)
+				}
+				if f == inIPv4 && !w.forwarded { // the stack fragments it
+					p.fragment, p.payload = 0, append(p.payload, 0)
+					b.leftToStack(name+" "+w.name, w.by(b, p))
+				}
+			}
+		}
+	})
+}
+
+// A packet that stands for many is judged by its segments, and what is told of it is one packet.
+func TestTooBigSegments(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.answers = true
+		for w, mtu := range narrow() {
+			if w.forwarded {
+				continue
+			}
+			for _, c := range []struct {
+				p      packet
+				header int
+			}{{tcp("", 5000, "", 80, syn), 20}, {udp("", 5000, "", 53), 8}, {chained(tcp("", 5000, "", 80, syn), each(f, 0, 2)), each(f, 20, 36)}} {
+				p := f.whole(w.turned(c.p))
+				p.payload = make([]byte, 3000)
+				for segment, fits := range map[int]bool{mtu - f.header() - c.header: true, mtu - f.header() - c.header + 1: false} {
+					l := b.pods[w.src]
+					p.macTo, p.macFrom = l.mac, l.peer
+					r := b.run(wire.FromPod, l.index, p.bytes(f), map[int]uint32{skbGSOSize: uint32(segment)})
+					if fits {
+						r.is(w.want)
+					} else {
+						r.tells(w.src, mtu)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Nobody is told about an error, about what many have got, or about a later fragment of IPv4 (RFC 1122, section 3.2.2).
+func TestTooBigIsNotTold(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		large := func(p *packet) { p.payload = make([]byte, mtu) }
+		for w := range narrow() {
+			e := icmpError(w.src, w.dst, 3, 1, udp(w.dst, 53, w.src, 5000).with(large).bytes(f), mtu)
+			if r := w.by(b, f.whole(e)).is("drop TOO_BIG"); r.told() {
+				t.Errorf("%s: an error was answered", w.name)
+			}
+			p := f.whole(w.turned(udp("", 5000, "", 53)).with(large))
+			p.fragment |= 100
+			if f == inIPv6 {
+				b.answers = true
+				w.by(b, p).tells(w.src, narrow()[w])
+				b.answers = false
+			} else if r := w.by(b, p).is("drop TOO_BIG"); r.told() {
+				t.Errorf("%s: a later fragment was answered", w.name)
+			}
+		}
+		b.leftToStack("multicast", b.fromPod(f.whole(udp(podA, 5000, nowhere, 53).with(large))))
+		b.leftToStack("to the node", b.fromPod(f.whole(udp(podA, 5000, nodeIP, 53).with(large))))
+		b.fromPod(f.whole(udp(podA, 5000, podB, 53).with(large))).is("delivered") // as wide as the pod's own link
+	})
+}
+
+// A first fragment is as good as a whole packet.
+func TestTooBigFirstFragment(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.answers = true
+		p := f.whole(udp(podA, 5000, world, 53))
+		p.fragment |= moreFragments
+		p.payload = make([]byte, mtu)
+		b.fromPod(p).tells(podA, mtu)
+		b.empty()
+	})
+}
+
+// Where the stack may know another way, or the node has no address to answer from, the stack answers.
+func TestTooBigLeftToStack(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		large := func(to string) packet {
+			return f.whole(udp(podA, 5000, to, 53).with(func(p *packet) { p.payload = make([]byte, mtu) }))
+		}
+		b := newBed(t, f, besideNetfilter)
+		b.answers = true
+		for _, to := range []string{world, service, node2IP, node5IP, native} {
+			b.leftToStack("beside netfilter, to "+to, b.fromPod(large(to)))
+		}
+		b.fromPod(large(remote)).tells(podA, mtu)
+		b.fromPod(large(beyond)).tells(podA, tunnelMTU)
+
+		b = newBed(t, f)
+		v, err := b.config.Get(config.Key{})
+		must(t, err)
+		v.NodeAddresses[f.Family] = wire.Addr{}
+		must(t, b.config.Put(config.Key{}, v))
+		b.answers = true
+		r := b.fromPod(large(world)).is("drop TOO_BIG")
+		if src := r.view().src; src != tunnelIP {
+			t.Errorf("told by %s, want the tunnel device's address", src)
+		}
+		b.answers = false
+		v.Tunnel[f.Family].Address = wire.Addr{}
+		must(t, b.config.Put(config.Key{}, v))
+		for _, to := range []string{world, remote, node2IP, native} {
+			b.leftToStack("without an address, to "+to, b.fromPod(large(to)))
+		}
+		b.configure(0)
+		b.leftToStack("with options", b.fromPod(large(world).with(func(p *packet) { p.options = true })))
+		b.leftToStack("last hop", b.fromPod(large(world).with(func(p *packet) { p.ttl = 1 })))
+		b.giveToStack(world+"/32", destinations.ToStack)
+		b.leftToStack("under a policy", b.fromPod(large(world)))
+	})
+}
+
+// A pod is told a hundred times at once and a hundred times a second, whatever others get.
+func TestTooBigIsLimited(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		b.answers = true
+		told := func(pod string, packets int) (n int) {
+			p := f.whole(udp(pod, 5000, world, 53).with(func(p *packet) { p.payload = make([]byte, mtu) }))
+			for range packets {
+				if b.fromPod(p).is("drop TOO_BIG").told() {
+					n++
+				}
+			}
+			return n
+		}
+		started := time.Now()
+		got := told(podA, 400)
+		// The programs' clock moves in ticks, so that it may be one further on.
+		if most := 102 + int(time.Since(started)/(10*time.Millisecond)); got < 100 || got > most {
+			t.Errorf("told of %d of 400 packets; want 100 to %d", got, most)
+		}
+		if got := told(podB, 50); got != 50 {
+			t.Errorf("another pod was told of %d of 50 packets", got)
+		}
+		b.outlast(50 * time.Millisecond)
+		if told(podA, 1) != 1 {
+			t.Error("not told after a pause")
+		}
+	})
+}
