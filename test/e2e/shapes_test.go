@@ -66,6 +66,7 @@ func shaped(t *testing.T, l *lab.Lab) shapes.Network {
 		return shapes.Width{MTU: l.Options.FabricMTU}
 	}
 	n.Hops[shapes.ToWorld] = []string{shapes.Node, shapes.Router}
+	n.Hops[shapes.Answer] = n.Hops[shapes.ToWorld]
 	n.Hops[shapes.FromWorld] = []string{shapes.Router, shapes.Node}
 	n.Hops[shapes.Reply] = n.Hops[shapes.FromWorld]
 	for _, family := range families {

@@ -80,6 +80,9 @@ func (r *run) try(t *testing.T, s shape, paths []path) {
 		}
 		all[i] = &sent{path: p, wanted: s.wanted(p), isExchange: s.exchange != nil}
 		if s.exchange == nil {
+			if p.kind == Answer {
+				r.await(t, all[i-1].fence)
+			}
 			r.send(s, all[i])
 			continue
 		}
@@ -132,6 +135,16 @@ func plain(p path, payload []byte) packet {
 	return packet{from: p.sent[0].Addr(), to: p.sent[1].Addr(), protocol: unix.IPPROTO_UDP, body: datagram(p.sent[0], p.sent[1], payload)}
 }
 
+// await waits until something is heard.
+func (r *run) await(t *testing.T, number uint32) {
+	t.Helper()
+	for deadline := time.Now().Add(priv.Patience(limit)); len(r.ears.about(number)) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a plain datagram does not arrive")
+		}
+	}
+}
+
 // reply is the path back of a masqueraded flow, which the pod opens by a datagram.
 func (r *run) reply(t *testing.T, p path) path {
 	t.Helper()
@@ -141,17 +154,10 @@ func (r *run) reply(t *testing.T, p path) path {
 	if err := forth.from.SendRaw(opening.bytes()[0]); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(priv.Patience(limit)); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		for _, h := range r.ears.about(number) {
-			if h.by == Outside {
-				port := binary.BigEndian.Uint16(h.body)
-				p.sent = [2]netip.AddrPort{forth.sent[1], netip.AddrPortFrom(h.from, port)}
-				p.received = [2]netip.AddrPort{forth.sent[1], forth.sent[0]}
-				return p
-			}
-		}
-	}
-	t.Fatal("no flow to the world could be opened")
+	r.await(t, number)
+	h := r.ears.about(number)[0]
+	p.sent = [2]netip.AddrPort{forth.sent[1], netip.AddrPortFrom(h.from, binary.BigEndian.Uint16(h.body))}
+	p.received = [2]netip.AddrPort{forth.sent[1], forth.sent[0]}
 	return p
 }
 

@@ -37,6 +37,7 @@ const (
 	ToOtherNode
 	ToWorld
 	FromWorld
+	Answer  // of the pod to the world, after FromWorld
 	Reply   // of the world to a masqueraded flow
 	ToGroup // from a pod, to many
 	kinds
@@ -50,6 +51,7 @@ var ends = [kinds]struct{ name, from, to string }{
 	ToOtherNode: {"pod to another node", Pod, OtherNode},
 	ToWorld:     {"pod to the world", Pod, Outside},
 	FromWorld:   {"world to a pod", Outside, Pod},
+	Answer:      {"answer to the world", Pod, Outside},
 	Reply:       {"reply of the world", Outside, Pod},
 	ToGroup:     {"pod to a group", Pod, Node},
 }
@@ -103,7 +105,7 @@ func NewNetwork(parties map[string]*lab.Namespace, families []wire.Family) Netwo
 		}
 	}
 	one := []string{Node}
-	n.Hops = [kinds][]string{SameNode: one, Across: {Node, OtherNode}, ToOtherNode: one, ToWorld: one, FromWorld: one, Reply: one}
+	n.Hops = [kinds][]string{SameNode: one, Across: {Node, OtherNode}, ToOtherNode: one, ToWorld: one, FromWorld: one, Answer: one, Reply: one}
 	return n
 }
 
@@ -125,6 +127,9 @@ func (n *Network) path(kind Kind, family wire.Family) path {
 	from := netip.AddrPortFrom(n.Parties[end.from].AddrOf(family), fromPort)
 	to := netip.AddrPortFrom(n.Parties[end.to].AddrOf(family), toPort)
 	p := path{kind: kind, family: family, from: n.Parties[end.from], sent: [2]netip.AddrPort{from, to}, network: n}
+	if kind == Answer {
+		p.sent[0], p.sent[1] = netip.AddrPortFrom(from.Addr(), toPort), netip.AddrPortFrom(to.Addr(), fromPort)
+	}
 	p.received = p.sent
 	if slices.Contains(n.Masqueraded, kind) {
 		p.received[0] = netip.AddrPortFrom(n.Parties[Node].AddrOf(family), 0)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,8 @@ const (
 // Which paths a shape is sent along.
 var (
 	echoed    = []Kind{SameNode, Across, ToNode, FromNode, ToOtherNode, ToWorld, FromWorld}
-	datagrams = append(echoed[:len(echoed):len(echoed)], Reply)
+	oneWay    = slices.Concat(echoed, []Kind{Answer}) // behind FromWorld, which opens the flow
+	datagrams = slices.Concat(oneWay, []Kind{Reply})
 	toGroup   = []Kind{ToGroup}
 )
 
@@ -66,12 +68,12 @@ var table = []shape{
 
 	{name: "UDP without a checksum", kinds: datagrams, packet: withoutSum},
 
-	{name: "SCTP", kinds: echoed, packet: sctp, want: unknownProtocol, classical: always(arrives), why: byAddress},
-	{name: "GRE", kinds: echoed, packet: of(unix.IPPROTO_GRE, gre), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
-	{name: "ESP", kinds: echoed, packet: of(unix.IPPROTO_ESP, esp), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
-	{name: "IPv4 within", kinds: echoed, packet: of(unix.IPPROTO_IPIP, within("192.0.2.1", "192.0.2.2")), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
-	{name: "IPv6 within", kinds: echoed, packet: of(unix.IPPROTO_IPV6, within("2001:db8::1", "2001:db8::2")), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
-	{name: "protocol 253", kinds: echoed, packet: of(experimental, func(payload []byte) []byte { return payload }), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
+	{name: "SCTP", kinds: oneWay, packet: sctp, want: unknownProtocol, classical: always(arrives), why: byAddress},
+	{name: "GRE", kinds: oneWay, packet: of(unix.IPPROTO_GRE, gre), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
+	{name: "ESP", kinds: oneWay, packet: of(unix.IPPROTO_ESP, esp), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
+	{name: "IPv4 within", kinds: oneWay, packet: of(unix.IPPROTO_IPIP, within("192.0.2.1", "192.0.2.2")), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
+	{name: "IPv6 within", kinds: oneWay, packet: of(unix.IPPROTO_IPV6, within("2001:db8::1", "2001:db8::2")), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
+	{name: "protocol 253", kinds: oneWay, packet: of(experimental, func(payload []byte) []byte { return payload }), want: unknownProtocol, classical: oneFlowOfTwo, why: byAddress},
 
 	{name: "record route", family: only4, kinds: datagrams, packet: options4(7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0)},
 	{name: "timestamp", family: only4, kinds: datagrams, packet: options4(68, 8, 5, 0, 0, 0, 0, 0)},
@@ -175,7 +177,7 @@ func fragments(order ...int) func(path, []byte) packet {
 // whose they are that come to a node from its uplink, so the stack gets them, and counted they are in any case.
 func needsPorts(p path) outcome {
 	switch {
-	case p.kind == ToWorld || p.kind == Reply:
+	case p.kind == ToWorld || p.kind == Answer || p.kind == Reply:
 		return dropped(drops.FragNotFound, 2)
 	case p.kind == ToOtherNode && !p.byTunnel():
 		return outcome{what: arrived, counted: drops.FragNotFound, packets: 2}
@@ -191,9 +193,9 @@ func needsPortsOfReplies(p path) outcome {
 	return arrives
 }
 
-func lastHops(left uint8, make func(path, []byte) packet) func(path, []byte) packet {
+func lastHops(left uint8, whole func(path, []byte) packet) func(path, []byte) packet {
 	return func(p path, payload []byte) packet {
-		d := make(p, payload)
+		d := whole(p, payload)
 		d.hops = left
 		return d
 	}
@@ -230,8 +232,11 @@ func unknownProtocol(p path) outcome {
 
 // oneFlowOfTwo: netfilter masquerades by the address alone, and then cannot tell from that flow what the world opens.
 func oneFlowOfTwo(p path) outcome {
-	if p.kind == FromWorld {
+	switch p.kind {
+	case FromWorld:
 		return isLost
+	case Answer:
+		return outcome{what: arrived + " at " + Outside + " as " + Node}
 	}
 	return arrives
 }
