@@ -5,13 +5,17 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -22,8 +26,9 @@ import (
 // TestMTUOutsideChanges: a router's MTU on nodes that carry packets in each way, for flows that pods open to the world, and the
 // world to pods.
 func TestMTUOutsideChanges(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Options{Nodes: 3, Router: true, Families: families, AgentFlags: []string{"--mtu=1500"}})
-	startEach(t, l, []string{"--routing-mode=direct"}, []string{"--routing-mode=vxlan"}, []string{"--routing-mode=direct", "--kube-proxy=on"})
+	startEach(t, l, []string{direct}, []string{byTunnel}, []string{direct, besideNetfilter})
 	world := serve(t, l.Outside)
 	var all streams
 	var pods []*lab.Pod
@@ -83,6 +88,17 @@ func startEach(t *testing.T, l *lab.Lab, flags ...[]string) {
 	}
 }
 
+// restartEach ends all agents, and starts them with other flags.
+func restartEach(t *testing.T, l *lab.Lab, flags ...string) {
+	t.Helper()
+	for _, node := range l.Nodes {
+		if _, err := node.StopAgent(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startEach(t, l, slices.Repeat([][]string{flags}, len(l.Nodes))...)
+}
+
 // narrowWay gives the router an MTU between a node and the outside host, in both directions.
 func narrowWay(t *testing.T, l *lab.Lab, node *lab.Node, family wire.Family, mtu int) {
 	t.Helper()
@@ -93,18 +109,25 @@ func narrowWay(t *testing.T, l *lab.Lab, node *lab.Node, family wire.Family, mtu
 
 func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
+// dontFragment is a socket whose packets nobody may fragment, whatever has been learnt of the path.
+func dontFragment(t *testing.T, from *lab.Namespace, to netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	conn, set := dialUDP(t, from, 0, to), socketOptions[wire.FamilyOf(to.Addr())]
+	set.on(t, conn, set.mtuDiscover, unix.IP_PMTUDISC_PROBE)
+	if err := conn.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
 // assertLearns sends what the pod's interface can just carry, and may not be fragmented: if the path can't carry it, the very first
 // packet of a ping and of a socket is answered, by whom it is too big for.
 func assertLearns(t *testing.T, pod *lab.Pod, to netip.AddrPort, from netip.Addr, mtu int) {
 	t.Helper()
 	family, fits := wire.FamilyOf(to.Addr()), mtuOf(t, pod.Namespace, pod.IfName)
 	size := fits - headers[family]
-	conn, set := dialUDP(t, pod.Namespace, 0, to), socketOptions[family]
+	conn := dontFragment(t, pod.Namespace, to)
 	defer conn.Close()
-	set.on(t, conn, set.mtuDiscover, unix.IP_PMTUDISC_PROBE)
-	if err := conn.SetDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
-		t.Fatal(err)
-	}
 	if _, err := conn.Write(make([]byte, size)); err != nil {
 		t.Errorf("UDP of %d bytes from %s: %v", size, pod.Netns(), err)
 	}
@@ -127,15 +150,25 @@ func inFamily(on *lab.Namespace, family wire.Family, at netip.AddrPort) netip.Ad
 	return netip.AddrPortFrom(on.AddrOf(family), at.Port())
 }
 
-// assertUDP exchanges datagrams, some larger than the path's MTU. The first of a size, or its echo, may be lost to path MTU
-// discovery; what is learnt from it must help the next.
+// assertUDP exchanges datagrams, some larger than the path's MTU. The first of a size, and the first echo, may be lost to path MTU
+// discovery; what is learnt from them must help the next.
 func assertUDP(t *testing.T, from *lab.Namespace, to netip.AddrPort, sizes ...int) (seen netip.AddrPort) {
 	t.Helper()
 	for _, size := range sizes {
-		_, first := from.UDP(within(t, 500*time.Millisecond), to, size)
-		var err error
-		if seen, err = from.UDP(t.Context(), to, size); err != nil {
-			t.Errorf("UDP of %d bytes from %s: %v; the try before: %v", size, from.Netns(), err, first)
+		var lost []error
+		for try := range 3 {
+			limit := 100 * time.Millisecond
+			if try == 2 {
+				limit = answerLimit
+			}
+			var err error
+			if seen, err = from.UDP(within(t, limit), to, size); err == nil {
+				break
+			}
+			lost = append(lost, err)
+		}
+		if len(lost) > 2 {
+			t.Errorf("UDP of %d bytes from %s: %v", size, from.Netns(), errors.Join(lost...))
 		}
 	}
 	return seen
@@ -171,7 +204,8 @@ func mtuOf(t *testing.T, ns *lab.Namespace, name string) int {
 
 // stream is a TCP connection that lives through changes of the path.
 type stream struct {
-	name string
+	from *lab.Namespace
+	to   netip.AddrPort
 	*lab.TCPConn
 }
 
@@ -185,28 +219,111 @@ func (s *streams) open(t *testing.T, from *lab.Namespace, to netip.AddrPort) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	*s = append(*s, stream{fmt.Sprintf("%s to %s", from.Netns(), to), conn})
+	*s = append(*s, stream{from, to, conn})
 }
 
 // stallLimit is how long a connection may take for a moment's data while the path changes: some times that TCP repeats what was lost.
 const stallLimit = 3 * time.Second
 
-// during has all connections carry data in both directions while something changes.
+// during has all connections carry data in both directions while something changes, and once more after that.
 func (s streams) during(t *testing.T, what string, change func()) {
 	t.Helper()
 	var all sync.WaitGroup
+	var changed atomic.Bool
 	for _, one := range s {
 		all.Go(func() {
-			for range 3 {
-				if err := one.Echo(within(t, stallLimit), 300_000); err != nil {
-					t.Errorf("%s: %s: %v", what, one.name, err)
+			for last := false; !last; {
+				last = changed.Load()
+				if err := one.Echo(within(t, stallLimit), 100_000); err != nil {
+					t.Errorf("%s: from %s: %v", what, one.from.Netns(), err)
 					return
 				}
+				time.Sleep(50 * time.Millisecond) // others have something to do as well
 			}
 		})
 	}
 	change()
+	changed.Store(true)
 	if all.Wait(); t.Failed() {
 		t.FailNow() // all that follows would wait for as long
+	}
+}
+
+// tooBigs are what the answers of a capture quote that a node has sent about packets that are too big.
+func tooBigs(packets []gopacket.Packet, from netip.Addr) (quotes []gopacket.Packet) {
+	for _, packet := range packets {
+		kind, quote, ok := icmpErrorIn(packet)
+		if ip, is := ipHeaderOf(packet.NetworkLayer()); ok && is && ip.source == from && kind == lab.TooBig[wire.FamilyOf(from)] {
+			quotes = append(quotes, quote)
+		}
+	}
+	return quotes
+}
+
+const (
+	// quoted is how much of a packet an answer quotes, in bytes.
+	quoted = 128
+	// answers is how many a pod gets at once, and then in a second.
+	answers = 100
+)
+
+// assertTold floods a path with what is too big for it: the pod is told by its node, so often and not more, of its own packets, and a
+// neighbour is told all the same.
+func assertTold(t *testing.T, pod, neighbour *lab.Pod, to netip.AddrPort) {
+	t.Helper()
+	family := wire.FamilyOf(to.Addr())
+	node, size := pod.Node.AddrOf(family), widest-headers[family]
+	conn := dontFragment(t, pod.Namespace, to)
+	capture, err := pod.Capture(pod.IfName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second) // all that it may be told at once
+	before, began := dropped(t, pod.Node, drops.TooBig), time.Now()
+	const flood = 10 * answers
+	payload, sent := make([]byte, size), 0
+	for sent < flood {
+		if _, err := conn.Write(payload); err == nil {
+			sent++
+		} else if !errors.Is(err, unix.EMSGSIZE) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := neighbour.Ping(t.Context(), to.Addr(), lab.PingOptions{Size: size, DontFragment: true}); err == nil {
+		t.Error("a neighbour's ping arrives, which is too big")
+	} else if complaint, ok := errors.AsType[*lab.ICMPError](err); !ok || complaint.From != node {
+		t.Errorf("a neighbour is told nothing: %v", err)
+	}
+	took := time.Since(began)
+	if lost := dropped(t, pod.Node, drops.TooBig) - before; lost != flood+1 {
+		t.Errorf("%d packets are counted as too big, of %d", lost, flood+1)
+	}
+	quotes := tooBigs(capture.Close(), node)
+	if most := answers + int(answers*took.Seconds()) + 2; len(quotes) < answers || len(quotes) > most {
+		t.Errorf("%d answers to %d packets in %v, want %d to %d", len(quotes), flood, took, answers, most)
+	}
+	for _, quote := range quotes {
+		ip, _ := ipHeaderOf(quote.NetworkLayer())
+		if len(quote.Data()) != quoted || ip.source != pod.AddrOf(family) || ip.destination != to.Addr() {
+			t.Fatalf("a quote of %d bytes, from %s to %s", len(quote.Data()), ip.source, ip.destination)
+		}
+	}
+}
+
+// assertSegmentsTold sends one large packet, to be cut into segments that are too big.
+func assertSegmentsTold(t *testing.T, pod *lab.Pod, to netip.AddrPort) {
+	t.Helper()
+	size := widest - headers[wire.FamilyOf(to.Addr())]
+	conn := dontFragment(t, pod.Namespace, to)
+	setOption(t, conn, unix.SOL_UDP, unix.UDP_SEGMENT, size)
+	before := dropped(t, pod.Node, drops.TooBig)
+	if _, err := conn.Write(make([]byte, 10*size)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, size)); !errors.Is(err, unix.EMSGSIZE) {
+		t.Errorf("a packet of 10 segments that are too big: error %v", err)
+	}
+	if lost := dropped(t, pod.Node, drops.TooBig) - before; lost != 1 {
+		t.Errorf("%d packets are counted as too big, want the one", lost)
 	}
 }

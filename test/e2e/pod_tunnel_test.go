@@ -64,7 +64,7 @@ func (p podTunnel) request(local, far netip.Addr) *nl.NetlinkRequest {
 	}
 	data.AddRtAttr(nl.IFLA_VXLAN_PORT, port)
 	data.AddRtAttr(nl.IFLA_VXLAN_PORT_RANGE, binary.BigEndian.AppendUint16(port, uint16(p.port)+1)) // one source port, so that there is one flow
-	data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, []byte{0}) // which would learn no port
+	data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, []byte{0})                                               // which would learn no port
 	data.AddRtAttr(nl.IFLA_VXLAN_UDP_CSUM, []byte{sums})
 	data.AddRtAttr(nl.IFLA_VXLAN_UDP_ZERO_CSUM6_TX, []byte{none})
 	data.AddRtAttr(nl.IFLA_VXLAN_UDP_ZERO_CSUM6_RX, []byte{1})
@@ -92,6 +92,7 @@ func (p podTunnel) device() string { return fmt.Sprintf("tunnel%d", p.id) }
 
 // TestTunnelBetweenPods: TCP through a VXLAN that two pods have built.
 func TestTunnelBetweenPods(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families})
 	a := addPod(t, l.Nodes[0], "a")
 	peers := []*lab.Pod{addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")}
@@ -115,6 +116,7 @@ func TestTunnelBetweenPods(t *testing.T) {
 
 // TestTunnelToTheWorld: TCP through a VXLAN whose outer packets are masqueraded, on their way cut by whoever is left to do it.
 func TestTunnelToTheWorld(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1, Families: families})
 	pod := addPod(t, l.Nodes[0], "a")
 	sumInSoftware(t, l) // so that what the node sends is whole on the wire

@@ -16,6 +16,7 @@ var shapesDropped = []drops.Reason{drops.UnknownProtocol, drops.FragNotFound, dr
 
 // Packets of every shape, along every path, have the outcome that the table says.
 func TestShapes(t *testing.T) {
+	t.Parallel()
 	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes, opts.OutsideMTU = 2, narrowOutside
 		shapes.Test(t, shaped(t, startCluster(t, opts, shapesDropped...)))
@@ -24,6 +25,7 @@ func TestShapes(t *testing.T) {
 
 // The same beside kube-proxy's rules.
 func TestShapesBesideNetfilter(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		opts := lab.Options{Nodes: 2, OutsideMTU: narrowOutside, Families: families, AgentFlags: []string{attach, "--kube-proxy=on"}}
 		l := startCluster(t, opts, shapesDropped...)
@@ -53,15 +55,15 @@ func shaped(t *testing.T, l *lab.Lab) shapes.Network {
 	n := shapes.NewNetwork(parties, l.Options.Families)
 	n.Drops = func() (map[drops.Reason]uint64, error) { return allDrops(l) }
 	n.Broadcast = inNetwork(lab.FabricPrefix[wire.IPv4], 255)
-	n.ByTunnel = func(kind shapes.Kind, family wire.Family) bool { return byTunnel(l, kind, family) }
+	n.ByTunnel = func(kind shapes.Kind, family wire.Family) bool { return takesTunnel(l, kind, family) }
 	n.Width = func(kind shapes.Kind, family wire.Family) shapes.Width {
 		switch {
 		case kind == shapes.ToWorld:
 			return shapes.Width{MTU: narrowOutside, Says: shapes.Router}
 		case kind == shapes.FromWorld:
 			return shapes.Width{MTU: narrowOutside}
-		case byTunnel(l, kind, family):
-			return shapes.Width{MTU: tunnelMTU(l), Says: shapes.Node}
+		case takesTunnel(l, kind, family):
+			return shapes.Width{MTU: fitsTunnel(l), Says: shapes.Node}
 		}
 		return shapes.Width{MTU: l.Options.FabricMTU}
 	}
@@ -91,14 +93,14 @@ func widen(t *testing.T, pod *lab.Pod, mtu int) {
 	}
 }
 
-// byTunnel says whether a pod's packets take the tunnel on a path: to a node itself only in the family of its far end.
-func byTunnel(l *lab.Lab, kind shapes.Kind, family wire.Family) bool {
+// takesTunnel says whether a pod's packets take the tunnel on a path: to a node itself only in the family of its far end.
+func takesTunnel(l *lab.Lab, kind shapes.Kind, family wire.Family) bool {
 	tunnelled := l.Options.Links == 2 || slices.Contains(l.Options.AgentFlags, "--routing-mode=vxlan")
 	return tunnelled && (kind == shapes.Across || kind == shapes.ToOtherNode && family == l.Options.Underlay[0])
 }
 
-// tunnelMTU is what VXLAN and its outer headers leave of the fabric's MTU.
-func tunnelMTU(l *lab.Lab) int {
+// fitsTunnel is what VXLAN and its outer headers leave of the fabric's MTU.
+func fitsTunnel(l *lab.Lab) int {
 	return l.Options.FabricMTU - [wire.Families]int{wire.IPv4: 50, wire.IPv6: 70}[l.Options.Underlay[0]]
 }
 

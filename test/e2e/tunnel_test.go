@@ -20,6 +20,7 @@ const (
 	tunnelDevice = "ec-vxlan"
 	tunnelPort   = 4789
 	tunnelVNI    = 4096
+	tunnelMTU    = 1450 // over IPv4, where uplinks carry 1500
 )
 
 // outer are the tunnel's packets of a capture, with what is inside.
@@ -62,6 +63,7 @@ func outers(t *testing.T, l *lab.Lab, packets []gopacket.Packet) (all []outer) {
 
 // TestWhatIsOnTheWire looks at the outer packets between two nodes, with and without a checksum, in each family outside and inside.
 func TestWhatIsOnTheWire(t *testing.T) {
+	t.Parallel()
 	for i, outside := range families {
 		hosts := append([]wire.Family{outside}, slices.Delete(slices.Clone(families), i, i+1)...)
 		for _, checksum := range []bool{true, false} {
@@ -131,19 +133,26 @@ func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, ins
 
 // TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
 func TestTooBigForTheTunnel(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}}, drops.TooBig)
-	pod, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")
-	overEachFamily(t, l, func(t *testing.T, family wire.Family) { assertTooBig(t, pod, other, family) })
+	answerEveryProbe(t, l)
+	pod, neighbour, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "neighbour"), addPod(t, l.Nodes[1], "b")
+	overEachFamily(t, l, func(t *testing.T, family wire.Family) {
+		at, near := serveOver(t, other.Namespace, family), l.Nodes[0].AddrOf(family)
+		assertTraced(t, pod, at, traced{[]netip.Addr{near, l.Nodes[1].AddrOf(family), at.Addr()}, tunnelMTU, near})
+		assertTooBig(t, pod, other, family)
+		assertSegmentsTold(t, pod, at)
+		assertTold(t, pod, neighbour, at)
+	})
 }
 
 func assertTooBig(t *testing.T, pod, other *lab.Pod, family wire.Family) {
 	t.Helper()
-	const mtu = 1450 // of the tunnel over IPv4
 	near, at := pod.Node, serveOver(t, other.Namespace, family)
-	fits := mtu - 8 - [wire.Families]int{wire.IPv4: 20, wire.IPv6: 40}[family] // into one packet, behind UDP's header or that of a ping
+	fits := tunnelMTU - 8 - [wire.Families]int{wire.IPv4: 20, wire.IPv6: 40}[family] // into one packet, behind UDP's header or that of a ping
 	_, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{Size: fits + 1, DontFragment: true})
 	assertComplaint(t, "a ping too big", err, lab.ICMPError{
-		From: near.AddrOf(family), ICMPKind: lab.TooBig[family], MTU: mtu, InnerSource: pod.AddrOf(family), InnerDestination: at.Addr(),
+		From: near.AddrOf(family), ICMPKind: lab.TooBig[family], MTU: tunnelMTU, InnerSource: pod.AddrOf(family), InnerDestination: at.Addr(),
 	})
 	if _, err := pod.Ping(t.Context(), at.Addr(), lab.PingOptions{Size: fits, DontFragment: true}); err != nil {
 		t.Errorf("what just fits: %v", err)
@@ -170,15 +179,10 @@ func liveFlows() int {
 // mixedLimit is how long a node may take to follow another routing mode: a start of its agent.
 const mixedLimit = readyLimit
 
-// startInMode starts all agents in a routing mode. Where the tunnel is one of IPv6, pods have its MTU from the start: nobody fragments
-// its packets, and what is too big of that which pods send to nodes' addresses is lost.
+// startInMode starts all agents in a routing mode.
 func startInMode(t *testing.T, l *lab.Lab, mode string) {
 	t.Helper()
-	flags := []string{"--routing-mode=" + mode}
-	if firstFamily(l) == wire.IPv6 {
-		flags = append(flags, "--mtu=1430")
-	}
-	if err := l.StartAgents(within(t, readyLimit), flags...); err != nil {
+	if err := l.StartAgents(within(t, readyLimit), "--routing-mode="+mode); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -199,7 +203,8 @@ func setMode(t *testing.T, node *lab.Node, mode string, flags ...string) {
 
 // Nodes in different modes talk to each other, by both ways at once, also where the uplinks' reverse path filter is strict.
 func TestNodesInDifferentModes(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	t.Parallel()
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig) // pods keep the MTU of the mode in which they came
 	for _, node := range l.Nodes {
 		if err := node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"); err != nil {
 			t.Fatal(err)
@@ -246,7 +251,8 @@ func assertAllReach(t *testing.T, all []*lab.Namespace, family wire.Family) {
 
 // Every flow lives on while nodes change their mode, one after the other and back, and no datagram of a steady flow is lost.
 func TestFlowsOutliveAChangeOfMode(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	t.Parallel()
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig) // pods keep the MTU of the mode in which they came
 	startInMode(t, l, "direct")
 	near, far := l.Nodes[0], l.Nodes[1]
 	pod, other := addPod(t, near, "a"), addPod(t, far, "b")

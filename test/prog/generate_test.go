@@ -27,6 +27,7 @@ func newGenerator(seed uint64) *generator {
 			g.addresses[f] = append(g.addresses[f], family{f}.ip(a).AsSlice())
 		}
 		g.plain(family{f})
+		g.odd(family{f})
 	}
 	mac := []byte{2, 0, 0, 0, 0, 3}
 	g.templates = append(g.templates, arp(1, mac, podA, gateway), arp(2, mac, podA, gateway))
@@ -56,6 +57,24 @@ func (g *generator) plain(f family) {
 		for _, kind := range icmpErrors {
 			e := icmpError(p.dst, p.src, kind[0], kind[1], frame, 8+g.IntN(80))
 			g.templates = append(g.templates, e.bytes(f))
+		}
+	}
+}
+
+// odd makes those about sizes: what just fits a path and what does not, and pieces that overlap, are tiny, or lie beyond the
+// largest datagram.
+func (g *generator) odd(f family) {
+	for i, size := range []int{tunnelMTU, tunnelMTU + 1, mtu, mtu + 1, mtu + 2} {
+		for _, p := range []packet{udp(podA, 50000, world, 53), {proto: wire.Protocol([]int{4, 41, 50, 51, 253}[i]), src: podA, dst: world}} {
+			p.payload = make([]byte, size-f.header()-8)
+			p.raw = p.proto != wire.UDP
+			g.templates = append(g.templates, p.bytes(f), f.whole(p).bytes(f))
+		}
+	}
+	for _, field := range []uint16{moreFragments, moreFragments | 1, 1, moreFragments | 0x1fff, 0x1fff} {
+		for _, size := range []int{0, 7, 8} {
+			p := packet{proto: wire.UDP, src: podA, dst: world, raw: true, fragment: field, payload: make([]byte, size)}
+			g.templates = append(g.templates, p.bytes(f))
 		}
 	}
 }

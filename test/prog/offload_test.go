@@ -127,10 +127,12 @@ func TestTooBigOnTheWire(t *testing.T) {
 			start, at int
 			segment   int
 		}{
-			"UDP":             {udp(podA, 5000, beyond, 53), l4, l4 + 6, 0},
-			"TCP":             {tcp(podA, 5000, beyond, 80, ack), l4, l4 + 16, 0},
-			"TCP segments":    {tcp(podA, 5001, beyond, 80, ack), l4, l4 + 16, mtu - f.header() - 20},
-			"tunnel in a pod": {udp(podA, 5000, beyond, 4789), inner, inner + 16, 0},
+			"UDP":                 {udp(podA, 5000, beyond, 53), l4, l4 + 6, 0},
+			"TCP":                 {tcp(podA, 5000, beyond, 80, ack), l4, l4 + 16, 0},
+			"TCP segments":        {tcp(podA, 5001, beyond, 80, ack), l4, l4 + 16, mtu - f.header() - 20},
+			"tunnel in a pod":     {udp(podA, 5000, beyond, 4789), inner, inner + 16, 0},
+			"tunnel in a tunnel":  {udp(podA, 5000, beyond, 4790), l4 + 140, l4 + 156, 0},
+			"far into the packet": {udp(podA, 5000, beyond, 5353), l4 + 700, l4 + 716, 0},
 		} {
 			c.p.macTo, c.p.macFrom, c.p.payload = l.mac, l.peer, make([]byte, mtu-f.header()-20)
 			if c.segment > 0 {

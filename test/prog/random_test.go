@@ -2,6 +2,7 @@ package prog
 
 import (
 	"bytes"
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -174,8 +175,11 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	if action == actShot || !ok {
 		return nil
 	}
-	if isReset(in, out) || isTold(in, out) {
+	if isReset(in, out) {
 		return sumsValid(out)
+	}
+	if isTold(in, out) {
+		return s.toldRightly(in, out)
 	}
 	if err := sumsKept(in, out); err != nil {
 		return err
@@ -186,11 +190,56 @@ func (s *storm) holds(d wire.Direction, in, out []byte, action uint32) error {
 	case wire.ToTunnel:
 		return s.goesThrough(f, out)
 	}
+	if action == actRedirect && d == wire.FromPod {
+		if err := s.fits(out); err != nil {
+			return err
+		}
+	}
 	leaves := action == actRedirect && d == wire.FromPod || action == actUnspec && d == wire.ToUplink && s.ctx.get(skbMark)&mark == 0
 	if leaves {
 		return s.noPodToWorld(out)
 	}
 	return nil
+}
+
+// pathMTU is that of the way to an address.
+func pathMTU(f family, dst string) int {
+	if f.within(f.ip(dst), "10.244.5.0/24", node5IP+"/32") {
+		return tunnelMTU
+	}
+	return mtu
+}
+
+// fits refuses a packet of a pod that has left the node and is larger than its path.
+func (s *storm) fits(out []byte) error {
+	v, err := read(out)
+	if err != nil || s.ctx.get(skbGSOSize) != 0 {
+		return nil
+	}
+	if _, here := s.pods[v.dst]; !here && len(v.ip) > pathMTU(v.family, v.dst) {
+		return fmt.Errorf("%v has left with %d bytes", v, len(v.ip))
+	}
+	return nil
+}
+
+// toldRightly refuses an error about a packet that fits, that may be fragmented, or about which none is due; and another's MTU.
+func (s *storm) toldRightly(in, out []byte) error {
+	sent, _ := read(in)
+	told, _ := read(out)
+	limit := pathMTU(sent.family, sent.dst)
+	if got := int(binary.BigEndian.Uint16(told.l4[6:])); got != limit {
+		return fmt.Errorf("%v: told of %d bytes, want %d", sent, got, limit)
+	}
+	if len(sent.ip) <= limit && s.ctx.get(skbGSOSize) == 0 {
+		return fmt.Errorf("%v is told of, and fits", sent)
+	}
+	if _, err := sent.quoted(); err == nil {
+		return fmt.Errorf("%v is an error, and is answered by one", sent)
+	}
+	if sent.family == inIPv4 && (sent.later || sent.ip[6]&0x40 == 0) {
+		return fmt.Errorf("%v may be fragmented, or is a later fragment", sent)
+	}
+	return sumsValid(out)
 }
 
 // senders are the outer sources of what comes through the tunnel, of which only the nodes' may pass.

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -193,6 +195,47 @@ func TestTooBigLeftToStack(t *testing.T) {
 		b.leftToStack("last hop", b.fromPod(large(world).with(func(p *packet) { p.ttl = 1 })))
 		b.giveToStack(world+"/32", destinations.ToStack)
 		b.leftToStack("under a policy", b.fromPod(large(world)))
+	})
+}
+
+// What the kernel has learnt of the way to the tunnel's far end over IPv6, which nobody fragments on it, the pods are told; and
+// when the way is wider again they may send more. To the lookup a route with a locked MTU is what a router has said.
+func TestTooBigForWhatTheTunnelHasLearnt(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		const learnt, outer = 1400, 70
+		b := newBed(t, f)
+		b.tunnelOver(inIPv6)
+		way := netlink.Route{LinkIndex: b.uplink.index, Dst: inIPv6.ipNet(node5IP + "/32"), Gw: inIPv6.netIP(gatewayIP), MTU: learnt, MTULock: true}
+		p := udp(podA, 5000, beyond, 53)
+		larger := f.sized(p, learnt-outer+1)
+		for range 2 {
+			b.fromPod(larger).is("forwarded")
+			must(t, netlink.RouteAdd(&way))
+			b.outlast(110 * time.Millisecond) // longer than it is kept
+			b.fromPod(f.sized(p, learnt-outer)).is("forwarded")
+			b.answers = true
+			b.fromPod(larger).tells(podA, learnt-outer)
+			b.toUplink(larger).tells(podA, learnt-outer)
+			b.answers = false
+			must(t, netlink.RouteDel(&way))
+			b.outlast(110 * time.Millisecond)
+		}
+	})
+}
+
+// As much as is quoted is the least of which anybody is told: no network's links are narrower.
+func TestTooBigForANarrowPath(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		v := b.behind(node2IP, b.uplink.index)
+		v.MTU = quoted - 2
+		must(t, b.destinations.Put(b.key("10.244.2.0/24"), v))
+		p := f.whole(udp(podA, 5000, remote, 53))
+		if r := b.fromPod(f.sized(p, quoted-1)).is("drop TOO_BIG"); r.told() {
+			t.Error("told of a packet that is shorter than what is quoted")
+		}
+		b.answers = true
+		b.fromPod(f.sized(p, quoted)).tells(podA, quoted-2)
 	})
 }
 

@@ -111,7 +111,7 @@ func TestOptionsOnEveryWay(t *testing.T) {
 }
 
 // A packet may say in an option how long it is, and not in its header (RFC 2675). Nobody sends one that large, so it is refused;
-// what says both is the stack's.
+// what says both is the stack's, and so is what a pod sends in segments, unless it is really longer than the header can say.
 func TestJumboOptionOnEveryWay(t *testing.T) {
 	b := newBed(t, inIPv6)
 	for _, w := range ways {
@@ -123,6 +123,8 @@ func TestJumboOptionOnEveryWay(t *testing.T) {
 		w.by(b, p).is(want)
 		w.by(b, p.with(func(p *packet) { p.noLength = true })).is("drop EXTENSION_HEADERS")
 	}
+	p := tcp(podA, 5000, remote, 80, ack).with(func(p *packet) { p.chain, p.noLength, p.payload = []extension{jumbo(65536)}, true, make([]byte, 3000) })
+	b.run(wire.FromPod, b.pods[podA].index, p.bytes(inIPv6), map[int]uint32{skbGSOSize: 1400}).is("stack").carried()
 }
 
 // Fragments take every way as whole packets do, in whatever order they come. Where the ports of the first are needed, those
