@@ -90,21 +90,28 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
+/* Whether the kernel may fragment the outer packet, which it does over IPv4: always, if the stack has judged for
+ * netfilter. */
+EC_INLINE bool to_uplink_divides(struct __sk_buff *ctx, const struct pkt *pkt, const struct destination *to)
+{
+	return addr_is_v4(&to->node) && (nf_translates() || too_big_divides(ctx, pkt));
+}
+
 /*
  * A pod's packet that the stack forwards inside the cluster. It has no routes through
  * the tunnel to nodes' addresses, since the host itself reaches those without.
  */
 EC_INLINE enum verdict to_uplink_to_cluster(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
-					    const struct endpoint *ep, const struct destination *to)
+					    const struct endpoint *ep, struct destination *to)
 {
 	enum verdict verdict = to->kind == DESTINATION_NODE ? tunnel_guard(ctx, &s->pkt) : VERDICT_GO_ON;
 	__u32 mtu;
 
 	if (verdict || !(to->flags & DESTINATION_BY_TUNNEL) || !config->tunnel_ifindex)
 		return verdict ?: VERDICT_STACK;
-	/* The stack has compared it with the uplink's MTU. Over IPv4 the kernel fragments the outer packet. */
-	mtu = to->learnt_mtu ?: to->mtu;
-	if (!offload_fits(ctx, &s->pkt, mtu) && !(addr_is_v4(&to->node) && too_big_divides(ctx, &s->pkt)))
+	/* The stack has compared it with the uplink's MTU. */
+	mtu = path_tunnel_mtu(ctx, config, to);
+	if (!offload_fits(ctx, &s->pkt, mtu) && !offload_uneven(ctx) && !to_uplink_divides(ctx, &s->pkt, to))
 		return too_big_refuse(s, ep->ifindex, mtu);
 	return tunnel_redirect(ctx, config->tunnel_ifindex, s->pkt.tos, &to->node, to->mac);
 }

@@ -16,7 +16,8 @@ EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, 
 		return reset_answer(ctx);
 	case -DROP_TOO_BIG:
 		count_drop(ctx, direction, DROP_TOO_BIG);
-		return too_big_answer(ctx);
+		/* Beside netfilter the pod may not know what it would be told about. */
+		return direction == DIRECTION_TO_UPLINK && nf_translates() ? too_big_return(ctx) : too_big_answer(ctx);
 	default:
 		return finish(ctx, direction, verdict);
 	}

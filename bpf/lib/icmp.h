@@ -32,14 +32,15 @@ EC_INLINE bool icmp_inner_ipv4(struct __sk_buff *ctx, struct inner *inner)
 {
 	struct iphdr ip;
 
-	inner->l4_off = inner->ip_off + sizeof(ip);
-	if (inner->l4_off > inner->end || bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) || ip.version != 4)
+	if (inner->ip_off + sizeof(ip) > inner->end || bpf_skb_load_bytes(ctx, inner->ip_off, &ip, sizeof(ip)) ||
+	    ip.version != 4)
 		return false;
+	inner->l4_off = inner->ip_off + ip.ihl * 4;
 	inner->ip_check = ip.check;
 	inner->tuple.proto = ip.protocol;
 	addr_set_v4(&inner->tuple.src, ip.saddr);
 	addr_set_v4(&inner->tuple.dst, ip.daddr);
-	return ip.ihl == 5 && !(ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET));
+	return ip.ihl >= 5 && !(ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET));
 }
 
 /* The same for IPv6, with its extension headers. */

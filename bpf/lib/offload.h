@@ -13,6 +13,7 @@
 
 /* include/linux/skbuff.h */
 #define EC_CHECKSUM_PARTIAL 3
+#define EC_GSO_BY_FRAGS 0xffff
 
 /* Fields of the kernel's packet: offsets into its buffer, except csum_offset, which counts from csum_start. */
 struct sk_buff {
@@ -131,6 +132,12 @@ EC_CALL __u32 offload_headers(struct __sk_buff *ctx, const struct pkt *pkt)
 	if (bpf_skb_load_bytes(ctx, start + 12, &doff, sizeof(doff)))
 		return 0;
 	return start - IP_OFF + (doff >> 4) * 4 - pkt->jumbo;
+}
+
+/* Whether it is a GSO packet whose segments have lengths of their own, as SCTP's: only the kernel can judge them. */
+EC_INLINE bool offload_uneven(const struct __sk_buff *ctx)
+{
+	return ctx->gso_size == EC_GSO_BY_FRAGS;
 }
 
 /* Whether the packet, or each segment of a GSO packet, fits an MTU (bytes of IP packet). */

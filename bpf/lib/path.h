@@ -214,28 +214,25 @@ EC_CALL void path_learn(struct __sk_buff *ctx, const struct config *config, stru
 	to->neighbour_checked = bpf_ktime_get_coarse_ns();
 }
 
-/* What the kernel has learnt of the MTU of the way to the tunnel's far end, in bytes of inner IP packet; 0: nothing. */
-EC_INLINE __u32 path_learnt(struct __sk_buff *ctx, const struct config *config, struct destination *to)
+/* What the tunnel carries to a far end, in bytes of inner IP packet. */
+EC_INLINE __u32 path_tunnel_mtu(struct __sk_buff *ctx, const struct config *config, struct destination *to)
 {
 	if (!addr_is_v4(&to->node) && bpf_ktime_get_coarse_ns() - to->neighbour_checked > PATH_NEIGHBOUR_NS)
 		path_learn(ctx, config, to);
-	return to->learnt_mtu;
+	return to->learnt_mtu ?: to->mtu;
 }
 
 /* To another node or its pods through the tunnel. What resolves its address is the kernel's business. */
 EC_INLINE enum verdict path_by_tunnel(struct __sk_buff *ctx, const struct config *config, struct destination *to,
 				      struct path *p)
 {
-	__u32 learnt;
-
 	if (!config->tunnel_ifindex)
 		return -DROP_NODE_OFF_LINK;
-	learnt = path_learnt(ctx, config, to);
 	p->tunnel = true;
-	p->whole = learnt;
 	p->ifindex = config->tunnel_ifindex;
 	p->node = to->node;
-	p->mtu = learnt ?: to->mtu;
+	p->mtu = path_tunnel_mtu(ctx, config, to);
+	p->whole = p->mtu < to->mtu;
 	__builtin_memcpy(p->mac, to->mac, sizeof(p->mac));
 	return VERDICT_GO_ON;
 }

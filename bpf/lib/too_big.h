@@ -43,20 +43,37 @@ EC_INLINE enum verdict too_big_refuse(struct scratch *s, __u32 ifindex, __u32 mt
 }
 
 /*
- * A packet that does not fit the path that it would take. The stack fragments it, or, beside
- * netfilter, knows where else it goes.
+ * What the path carries for certain, in bytes of IP packet; 0: not known. What the kernel's route carries less than its
+ * link, the node may have been told by anybody: the stack does not forward by that, unless its settings say so.
+ */
+EC_INLINE __u32 too_big_mtu(struct __sk_buff *ctx, const struct path *path)
+{
+	__u32 mtu = 0;
+
+	if (path->tunnel || path->kind == DESTINATION_POD_CIDR)
+		return path->mtu;
+	bpf_check_mtu(ctx, path->ifindex, &mtu, 0, 0);
+	return mtu;
+}
+
+/*
+ * A packet that does not fit the path that it would take. The stack fragments it, knows better what
+ * fits, or, beside netfilter, knows where else it goes.
  */
 EC_CALL enum verdict too_big_judge(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
 	const struct config *config = config_get();
+	__u32 mtu = too_big_mtu(ctx, path);
 
+	if (!mtu || offload_uneven(ctx) || offload_fits(ctx, &s->pkt, mtu))
+		return VERDICT_STACK;
 	if (nf_translates() && path->kind != DESTINATION_POD_CIDR)
 		return VERDICT_STACK;
 	if (!path->whole && too_big_divides(ctx, &s->pkt))
 		return VERDICT_STACK;
 	if (!config || addr_is_zero(too_big_source(config, s->pkt.family)))
 		return VERDICT_STACK;
-	return too_big_refuse(s, ctx->ifindex, path->mtu);
+	return too_big_refuse(s, ctx->ifindex, mtu);
 }
 
 /* Whether the sender may be told: no error answers an error, nor a later fragment of IPv4 (RFC 1122, section 3.2.2). */
@@ -118,19 +135,21 @@ EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 }
 
 /*
- * The same for what the stack sends through the tunnel, by way of the stack: the host's
- * own sockets learn of it, and netfilter translates it back. So it comes from where the
- * packet goes, and by the tunnel device; from the node itself it would be a martian.
+ * The same by way of the stack, for what that sends out of a device: the host's own
+ * sockets learn of it, and netfilter translates it back. So it comes in by that device,
+ * and from where the packet goes; from the node itself it would be a martian.
  */
 EC_GLOBAL int too_big_return(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
+	__u8 mac[ETH_ALEN];
 	struct addr from;
 
 	if (!s || (s->owner.ifindex && !answer_to(s)))
 		return EC_ACT_SHOT;
 	from = s->pkt.tuple.dst;
-	if (!too_big_turn(ctx, s, &from))
+	if (!too_big_turn(ctx, s, &from) || bpf_skb_load_bytes(ctx, ETH_ALEN, mac, sizeof(mac)) ||
+	    bpf_skb_store_bytes(ctx, 0, mac, sizeof(mac), 0))
 		return EC_ACT_SHOT;
 	ctx->mark |= cfg.mark;
 	return bpf_redirect(ctx->ifindex, BPF_F_INGRESS);

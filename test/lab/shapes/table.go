@@ -81,6 +81,8 @@ var table = []shape{
 	{name: "no operation", family: only4, kinds: datagrams, packet: options4(1, 1, 1, 1)},
 	{name: "loose source route", family: only4, kinds: datagrams, packet: options4(131, 7, 4, 192, 0, 2, 1, 0), want: always(isLost)},
 
+	{name: "two hops left, with options", family: only4, kinds: datagrams, packet: lastHops(2, options4(1, 1, 1, 1)), want: runsOut(2)},
+
 	{name: "hop-by-hop padding", family: only6, kinds: datagrams, packet: options6(unix.IPPROTO_HOPOPTS, 1, 4, 0, 0, 0, 0)},
 	{name: "hop-by-hop router alert", family: only6, kinds: datagrams, packet: options6(unix.IPPROTO_HOPOPTS, 5, 2, 0, 0, 1, 0)},
 	{name: "destination options", family: only6, kinds: datagrams, packet: options6(unix.IPPROTO_DSTOPTS, 1, 4, 0, 0, 0, 0)},

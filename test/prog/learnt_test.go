@@ -1,0 +1,73 @@
+package prog
+
+import (
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// leastMTU is what the kernel believes at least, whoever tells it.
+func (f family) leastMTU() int { return each(f, 552, 1280) }
+
+// learns has somebody tell the node that the way to an address carries no more.
+func (b *bed) learns(to string, mtu int) {
+	b.Helper()
+	quote := ping(to, 7, nodeIP).replied() // no socket of the node's has to know it
+	if b.family == inIPv6 {
+		quote = ping(nodeIP, 7, to)
+	}
+	e := icmpError(world, nodeIP, 3, 4, quote.bytes(b.family), 8)
+	e.rest, e.macTo, e.macFrom = uint16(mtu), b.uplink.mac, b.uplink.peer
+	b.linkTo("ecprup-p").send(e.bytes(b.family))
+	for deadline := time.Now().Add(priv.Patience(5 * time.Second)); ; time.Sleep(time.Millisecond) {
+		routes, err := netlink.RouteGet(b.netIP(to))
+		must(b, err)
+		if len(routes) > 0 && routes[0].MTU == mtu {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("the node has not learnt that the way to %s carries %d: %v", to, mtu, routes)
+		}
+	}
+}
+
+// What somebody has told the node of a way is not for pods: it may be forged, and the stack does not forward by it.
+func TestTooBigForTheNodeAlone(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		for _, to := range []string{world, native, node2IP} {
+			b.learns(to, f.leastMTU())
+			p := f.whole(udp(podA, 5000, to, 53))
+			b.fromPod(f.sized(p, f.leastMTU())).is("forwarded")
+			b.leftToStack("more, to "+to, b.fromPod(f.sized(p, f.leastMTU()+1)))
+			b.leftToStack("as much as the link carries, to "+to, b.fromPod(f.sized(p, mtu)))
+			b.answers = true
+			b.fromPod(f.sized(p, mtu+1)).tells(podA, mtu)
+			b.answers = false
+		}
+	})
+}
+
+// By what the kernel has learnt of the way to a far end over IPv6 it sends outer packets, for as long as it knows that, so the
+// pod is told on either way into the tunnel.
+func TestTooBigForTheFarEnd(t *testing.T) {
+	b := newBed(t, inIPv6)
+	const learnt = 1280 - (mtu - tunnelMTU)
+	p := udp(podA, 5000, node5IP, 53)
+	for _, by := range []func(*bed, packet) result{(*bed).fromPod, (*bed).toUplink} {
+		by(b, b.sized(p, learnt+1)).is("forwarded")
+		inIPv6.route(t, b.uplink, node5IP+"/32", gatewayIP)
+		b.learns(node5IP, 1280)
+		b.outlast(150 * time.Millisecond)
+		by(b, b.sized(p, learnt)).is("forwarded")
+		b.answers = true
+		by(b, b.sized(p, learnt+1)).tells(podA, learnt)
+		b.answers = false
+		// What has been learnt goes with the route.
+		must(t, netlink.RouteDel(&netlink.Route{LinkIndex: b.uplink.index, Dst: b.ipNet(node5IP + "/32")}))
+		b.outlast(150 * time.Millisecond)
+	}
+}
