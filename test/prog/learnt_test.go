@@ -71,3 +71,23 @@ func TestTooBigForTheFarEnd(t *testing.T) {
 		b.outlast(150 * time.Millisecond)
 	}
 }
+
+// What the stack sends through the tunnel, for its own sockets or translated for a pod, comes back to it.
+func TestTooBigFromTheStack(t *testing.T) {
+	b := newBed(t, inIPv6)
+	const learnt = 1280 - (mtu - tunnelMTU)
+	inIPv6.route(t, b.uplink, node5IP+"/32", gatewayIP)
+	for _, from := range []string{nodeIP, podA} {
+		b.answers = false
+		b.toTunnel(b.sized(udp(from, 5000, beyond, 53), tunnelMTU)).is("stack")
+	}
+	b.learns(node5IP, 1280)
+	b.outlast(150 * time.Millisecond)
+	for _, from := range []string{nodeIP, podA} {
+		p := udp(from, 5000, beyond, 53)
+		b.answers = false
+		b.toTunnel(b.sized(p, learnt)).is("stack")
+		b.answers = true
+		b.toTunnel(b.sized(p, learnt+1)).returns(learnt)
+	}
+}

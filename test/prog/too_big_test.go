@@ -23,13 +23,18 @@ func (f family) whole(p packet) packet {
 	return p
 }
 
+// complaint is what is told of a frame that has been sent, but for who tells it whom.
+func (f family) complaint(sent []byte, mtu int) packet {
+	return packet{
+		proto: wire.ICMP, icmpType: 3, icmpCode: 4, rest: uint16(mtu), quote: sent[ethernet:][:quoted],
+		fragment: each[uint16](f, dontFragment, 0),
+	}
+}
+
 // tooBig is what the pod is told of a frame that it has sent.
 func (b *bed) tooBig(pod string, sent []byte, mtu int) []byte {
-	l := b.pods[pod]
-	e := packet{
-		proto: wire.ICMP, src: nodeIP, dst: pod, icmpType: 3, icmpCode: 4, rest: uint16(mtu), quote: sent[ethernet:][:quoted],
-		fragment: each[uint16](b.family, dontFragment, 0), macTo: l.peer, macFrom: l.mac,
-	}
+	e, l := b.complaint(sent, mtu), b.pods[pod]
+	e.src, e.dst, e.macTo, e.macFrom = nodeIP, pod, l.peer, l.mac
 	return e.bytes(b.family)
 }
 
@@ -39,6 +44,19 @@ func (r result) tells(pod string, mtu int) {
 	r.is("drop TOO_BIG")
 	if want := r.b.tooBig(pod, r.in, mtu); !bytes.Equal(r.frame, want) {
 		r.b.Errorf("%s: told\n% x, want\n% x", describe(r.in), r.frame, want)
+	}
+}
+
+// returns asserts that the stack, which has sent a packet, gets the same as if its destination had told it.
+func (r result) returns(mtu int) {
+	r.b.Helper()
+	r.is("drop TOO_BIG")
+	sent, err := read(r.in)
+	must(r.b, err)
+	e := r.b.complaint(r.in, mtu)
+	e.src, e.dst, e.macTo, e.macFrom = sent.dst, sent.src, r.in[6:12], r.in[6:12]
+	if want := e.bytes(r.b.family); !bytes.Equal(r.frame, want) || r.mark&mark == 0 {
+		r.b.Errorf("%s: the stack gets, with mark %#x,\n% x, want\n% x", describe(r.in), r.mark, r.frame, want)
 	}
 }
 
@@ -183,7 +201,7 @@ func TestTooBigLeftToStack(t *testing.T) {
 		if r := b.toUplink(large(node5IP)); f == inIPv4 {
 			r.is("forwarded")
 		} else {
-			r.tells(podA, tunnelMTU)
+			r.returns(tunnelMTU)
 		}
 
 		b = newBed(t, f)
