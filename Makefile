@@ -83,7 +83,7 @@ endif
 test: build ## Run the tests; the privileged ones too when root (installs what they need)
 	@tools/setup.sh test
 ifdef ROOT
-	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 25m $(TESTFLAGS)
+	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 25m $(TESTFLAGS)
 else
 	@echo 'test: not root: the tests that need the kernel are skipped'
 	@tools/in-modules.sh '$(PACKAGES)' go test {} $(TESTFLAGS)
@@ -93,9 +93,9 @@ endif
 test-all: build ## Run the tests in their long form, those of the lab in each family and in both, in hours (root)
 	@tools/setup.sh test
 	@status=0; export TEST_LONG=1 REQUIRE_PRIVILEGED=1; \
-	tools/in-modules.sh '$(PACKAGES)' go test {} -p 1 -count 1 -timeout 60m $(TESTFLAGS) || status=1; \
+	tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 60m $(TESTFLAGS) || status=1; \
 	for family in $(if $(filter $(FAMILY)$(PACKAGES),./...),ipv6 dual); do \
-		EBPF_CNI_FAMILY=$$family tools/in-modules.sh ./test/e2e go test {} -p 1 -count 1 -timeout 60m $(TESTFLAGS) || status=1; \
+		EBPF_CNI_FAMILY=$$family tools/in-modules.sh ./test/e2e '$(CURDIR)/tools/go-test.sh' {} -timeout 60m $(TESTFLAGS) || status=1; \
 	done; exit $$status
 
 .PHONY: test-kernels

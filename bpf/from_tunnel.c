@@ -70,6 +70,8 @@ EC_INLINE enum verdict from_tunnel(struct __sk_buff *ctx)
 	/* The inner Ethernet address is any: to the kernel the packet is another host's. */
 	if (bpf_skb_change_type(ctx, EC_PACKET_HOST))
 		return -DROP_WRITE_FAILED;
+	if (tunnel_answers(ctx))
+		return VERDICT_STACK;
 	return tunnel_carries(ctx) ?: from_tunnel_ip(ctx);
 }
 

@@ -7,14 +7,17 @@
 #include "bpf/lib/count.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
+#include "bpf/lib/too_big.h"
 #include "bpf/lib/tunnel.h"
 
 EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 {
+	struct config *config = config_get();
 	struct destination *to;
 	enum verdict verdict;
 	struct endpoint *ep;
 	struct scratch *s;
+	__u32 learnt;
 
 	if (ctx->mark & cfg.mark)
 		return VERDICT_STACK;
@@ -22,7 +25,7 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	if (verdict)
 		return verdict;
 	s = scratch_new();
-	if (!s)
+	if (!s || !config)
 		return -DROP_INVALID;
 	verdict = ip_parse(ctx, s, ip_family(ctx));
 	if (verdict)
@@ -35,11 +38,20 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	/* The way to a podCIDR may change a moment before the host's route does. The far end takes either. */
 	if (!to || !(to->kind == DESTINATION_POD_CIDR || to->flags & DESTINATION_BY_TUNNEL))
 		return -DROP_NODE_OFF_LINK;
+	/* The stack knows the rest. */
+	learnt = path_learnt(ctx, config, to);
+	if (learnt && !offload_fits(ctx, &s->pkt, learnt))
+		return too_big_refuse(s, ep ? ep->ifindex : 0, learnt);
 	return tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac) ?: VERDICT_STACK;
 }
 
 SEC("tc")
 int ec_to_tunnel(struct __sk_buff *ctx)
 {
-	return finish(ctx, DIRECTION_TO_TUNNEL, to_tunnel(ctx));
+	enum verdict verdict = to_tunnel(ctx);
+
+	if (verdict != -DROP_TOO_BIG)
+		return finish(ctx, DIRECTION_TO_TUNNEL, verdict);
+	count_drop(ctx, DIRECTION_TO_TUNNEL, DROP_TOO_BIG);
+	return too_big_return(ctx);
 }

@@ -214,19 +214,28 @@ EC_CALL void path_learn(struct __sk_buff *ctx, const struct config *config, stru
 	to->neighbour_checked = bpf_ktime_get_coarse_ns();
 }
 
+/* What the kernel has learnt of the MTU of the way to the tunnel's far end, in bytes of inner IP packet; 0: nothing. */
+EC_INLINE __u32 path_learnt(struct __sk_buff *ctx, const struct config *config, struct destination *to)
+{
+	if (!addr_is_v4(&to->node) && bpf_ktime_get_coarse_ns() - to->neighbour_checked > PATH_NEIGHBOUR_NS)
+		path_learn(ctx, config, to);
+	return to->learnt_mtu;
+}
+
 /* To another node or its pods through the tunnel. What resolves its address is the kernel's business. */
 EC_INLINE enum verdict path_by_tunnel(struct __sk_buff *ctx, const struct config *config, struct destination *to,
 				      struct path *p)
 {
+	__u32 learnt;
+
 	if (!config->tunnel_ifindex)
 		return -DROP_NODE_OFF_LINK;
-	if (!addr_is_v4(&to->node) && bpf_ktime_get_coarse_ns() - to->neighbour_checked > PATH_NEIGHBOUR_NS)
-		path_learn(ctx, config, to);
+	learnt = path_learnt(ctx, config, to);
 	p->tunnel = true;
-	p->whole = to->learnt_mtu;
+	p->whole = learnt;
 	p->ifindex = config->tunnel_ifindex;
 	p->node = to->node;
-	p->mtu = to->learnt_mtu ?: to->mtu;
+	p->mtu = learnt ?: to->mtu;
 	__builtin_memcpy(p->mac, to->mac, sizeof(p->mac));
 	return VERDICT_GO_ON;
 }

@@ -92,24 +92,48 @@ EC_CALL bool too_big_write(struct __sk_buff *ctx, struct scratch *s, const struc
 	return true;
 }
 
+/* Turns the packet into the error, from an address. */
+EC_CALL bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
+{
+	__u8 proto = s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+
+	return too_big_may_be_told(ctx, &s->pkt) && too_big_write(ctx, s, from) &&
+	       answer_begin(ctx, &s->pkt, from, proto, TOO_BIG_LEN) &&
+	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->complaint.icmp, TOO_BIG_LEN, 0);
+}
+
 /* Tells the owner in the scratch record the MTU there. Returns a TC action. */
 EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 {
 	const struct config *config = config_get();
 	struct scratch *s = scratch_get();
-	const struct addr *from;
 	struct device *dev;
 
-	if (!s || !config || !too_big_may_be_told(ctx, &s->pkt))
+	if (!s || !config)
 		return EC_ACT_SHOT;
-	from = too_big_source(config, s->pkt.family);
 	dev = answer_to(s);
-	if (!dev || !too_big_write(ctx, s, from) ||
-	    !answer_begin(ctx, &s->pkt, from, s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP,
-			  TOO_BIG_LEN) ||
-	    bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->complaint.icmp, TOO_BIG_LEN, 0))
+	if (!dev || !too_big_turn(ctx, s, too_big_source(config, s->pkt.family)))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);
+}
+
+/*
+ * The same for what the stack sends through the tunnel, by way of the stack: the host's
+ * own sockets learn of it, and netfilter translates it back. So it comes from where the
+ * packet goes, and by the tunnel device; from the node itself it would be a martian.
+ */
+EC_GLOBAL int too_big_return(struct __sk_buff *ctx)
+{
+	struct scratch *s = scratch_get();
+	struct addr from;
+
+	if (!s || (s->owner.ifindex && !answer_to(s)))
+		return EC_ACT_SHOT;
+	from = s->pkt.tuple.dst;
+	if (!too_big_turn(ctx, s, &from))
+		return EC_ACT_SHOT;
+	ctx->mark |= cfg.mark;
+	return bpf_redirect(ctx->ifindex, BPF_F_INGRESS);
 }
 
 #endif

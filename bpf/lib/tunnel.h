@@ -104,6 +104,16 @@ EC_INLINE enum verdict tunnel_redirect(struct __sk_buff *ctx, __u32 ifindex, __u
 	return VERDICT_FORWARDED;
 }
 
+/* Whether a packet on the tunnel device is ec_to_tunnel's answer to the stack: what came through the tunnel has a key.
+ */
+EC_INLINE bool tunnel_answers(struct __sk_buff *ctx)
+{
+	struct bpf_tunnel_key key;
+
+	return (ctx->mark & cfg.mark) && bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), 0) &&
+	       bpf_skb_get_tunnel_key(ctx, &key, sizeof(key), BPF_F_TUNINFO_IPV6);
+}
+
 /* The outer source of a packet that came through the tunnel, and with our VNI. */
 EC_CALL enum verdict tunnel_sender(struct __sk_buff *ctx, struct addr *sender)
 {

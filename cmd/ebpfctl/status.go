@@ -36,6 +36,8 @@ when no agent runs, or one that hangs, or that is not ready, for the reason that
 its /readyz gives.
 
 degraded  which controllers have problems that keep no pod from being carried
+pods      also how many have a larger MTU than the ways to other nodes: they
+          work, and are told of what does not fit (TOO_BIG in the map drops)
 attached  how many hooks of interfaces have their program, by mechanism
 maps      the one that is fullest
 peers     how many other nodes have podCIDRs, by how their pods are reached: a
@@ -125,7 +127,7 @@ func summary(s observe.Status) [][2]string {
 		{"agent", agent},
 		{"node", dash(join(s.Node.Addresses))},
 		{"pod CIDRs", dash(join(s.Node.PodCIDRs))},
-		{"pods", strconv.Itoa(s.Node.Pods)},
+		{"pods", pods(s.Node)},
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
 		{"routing", s.Node.Routing},
 		{"netfilter", netfilter},
@@ -136,6 +138,14 @@ func summary(s observe.Status) [][2]string {
 		{"maps", fullest(s.Maps)},
 		{"peers", count(nodes(s.Peers), way)},
 	}
+}
+
+// pods are how many there are, and how many send what does not fit: such as those from before a change of the routing mode.
+func pods(n observe.Node) string {
+	if n.PodsAbove == 0 {
+		return strconv.Itoa(n.Pods)
+	}
+	return fmt.Sprintf("%d, of which %d have a larger MTU than the ways to other nodes, %d", n.Pods, n.PodsAbove, n.MTU)
 }
 
 // mechanism is by what a hook has its program.

@@ -68,6 +68,10 @@ type Node struct {
 	Addresses []netip.Addr   `json:"addresses"`
 	PodCIDRs  []netip.Prefix `json:"pod_cidrs"`
 	Pods      int            `json:"pods"`
+	// MTU is what the ways to all other nodes' pods carry, in bytes of IP packet; 0: there is no such way. PodsAbove is
+	// how many pods have an interface that sends larger packets.
+	MTU       uint32 `json:"mtu"`
+	PodsAbove int    `json:"pods_above_mtu"`
 	// Tunnel is the index of the tunnel device; 0: there is none that works.
 	Tunnel uint32 `json:"tunnel"`
 	// Routing is the routing mode, with what there is to know of the tunnel; empty where the agent has not left it.
@@ -99,7 +103,8 @@ type Peer struct {
 	Way       destinations.Way `json:"way"`
 	Ifindex   uint32           `json:"ifindex"`
 	Interface string           `json:"interface"`
-	MTU       uint32           `json:"mtu"`
+	// MTU is what the way carries, in bytes of IP packet, as far as the programs have learnt.
+	MTU uint32 `json:"mtu"`
 }
 
 // fullPercent is the fill from which on a table is a problem: the agent keeps
@@ -114,6 +119,7 @@ type survey struct {
 	devices    map[uint32]devices.Value // by index of the link
 	uplinks    []typed.Entry[uplinks.Key, uplinks.Value]
 	interfaces map[uint32]string // the names of all links, by index
+	mtus       map[uint32]uint32 // the same of their MTUs
 	names      Pods
 }
 
@@ -184,9 +190,9 @@ func (s *survey) links() error {
 	}
 	defer host.Close()
 	all, err := host.Links()
-	s.interfaces = make(map[uint32]string, len(all))
+	s.interfaces, s.mtus = make(map[uint32]string, len(all)), make(map[uint32]uint32, len(all))
 	for _, l := range all {
-		s.interfaces[uint32(l.Index)] = l.Name
+		s.interfaces[uint32(l.Index)], s.mtus[uint32(l.Index)] = l.Name, uint32(l.MTU)
 	}
 	return err
 }
@@ -276,7 +282,7 @@ func (s *survey) destinations() error {
 	return err
 }
 
-// reach looks at the way to each peer.
+// reach looks at the way to each peer, and at what fits them all.
 func (s *survey) reach() error {
 	for i, p := range s.Peers {
 		switch p.Way {
@@ -290,6 +296,14 @@ func (s *survey) reach() error {
 			s.Peers[i].Interface = s.interfaces[p.Ifindex]
 		case destinations.Tunnel:
 			s.Peers[i].Ifindex, s.Peers[i].Interface = s.Node.Tunnel, s.interfaces[s.Node.Tunnel]
+		}
+		if p.MTU != 0 && (s.Node.MTU == 0 || p.MTU < s.Node.MTU) {
+			s.Node.MTU = p.MTU
+		}
+	}
+	for index := range s.devices {
+		if s.Node.MTU != 0 && s.mtus[index] > s.Node.MTU {
+			s.Node.PodsAbove++
 		}
 	}
 	return nil
@@ -311,7 +325,8 @@ func peers(entries []typed.Entry[destinations.Key, destinations.Value]) []Peer {
 	for _, e := range entries {
 		if v := e.Value; v.Kind == destinations.PodCIDR && v.Flags&destinations.Part == 0 {
 			known[v.Node.Netip()], known[v.Alias.Netip()] = true, true
-			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Way: v.Way(), Ifindex: v.Ifindex, MTU: v.MTU})
+			mtu := cmp.Or(uint32(v.LearntMTU), v.MTU)
+			out = append(out, Peer{Node: v.Node.Netip(), PodCIDR: e.Key.Netip().String(), Way: v.Way(), Ifindex: v.Ifindex, MTU: mtu})
 		}
 	}
 	for _, e := range entries {

@@ -159,10 +159,30 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 			if diff := cmp.Diff(fills, s.Maps); diff != "" || len(fills) < 7 {
 				t.Errorf("maps (-want +got):\n%s", diff)
 			}
-			if !s.Agent.Running || s.Node.Pods != 1 || len(s.Programs) != len(attach.Hooks()) {
+			if !s.Agent.Running || s.Node.Pods != 1 || s.Node.MTU != 1500 || s.Node.PodsAbove != 0 || len(s.Programs) != len(attach.Hooks()) {
 				t.Errorf("status: %+v", s)
 			}
 		})
+	}
+}
+
+// A pod that came when the ways carried more is counted, and is no problem.
+func TestSurveyCountsPodsAboveTheMTU(t *testing.T) {
+	n := newNode(t, attach.Auto)
+	n.destination("10.244.3.0/24", destinations.Value{Kind: destinations.PodCIDR, Flags: destinations.ByTunnel, Node: addr("fd00::3"), MTU: 1430, LearntMTU: 1330})
+	n.destination("10.244.4.0/24", destinations.Value{Kind: destinations.PodCIDR, Flags: destinations.ByTunnel, Node: addr("fd00::4"), MTU: 1430})
+	s, err := n.Survey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mtus []uint32
+	for _, p := range s.Peers {
+		if p.PodCIDR != "" {
+			mtus = append(mtus, p.MTU)
+		}
+	}
+	if diff := cmp.Diff([]uint32{1500, 1330, 1430}, mtus); diff != "" || s.Node.MTU != 1330 || s.Node.PodsAbove != 1 || len(s.Problems) != 0 {
+		t.Errorf("node %+v, problems %q, MTUs of peers (-want +got):\n%s", s.Node, s.Problems, diff)
 	}
 }
 

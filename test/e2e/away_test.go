@@ -23,6 +23,7 @@ const awayFor = 1500 * time.Millisecond
 // A DHCP client that renews, or a network service that starts again, takes the uplink's address and routes away and puts
 // them back. Connections to the world live through it, and no packet leaves with a pod's address.
 func TestUplinkWithoutItsAddressForAMoment(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, drops.NoSnatAddress, drops.NodeOffLink, drops.NoMapping)
 		pod := addPod(t, l.Nodes[0], "a")
@@ -106,6 +107,7 @@ func takeAddress(t *testing.T, node *lab.Node, family wire.Family) (restore func
 
 // The host's network service puts the uplink into a bridge: pods of other nodes are there again as soon as the agent has seen it.
 func TestUplinkBecomesAPort(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2}, drops.NoSnatAddress, drops.NodeOffLink, drops.NoMapping, drops.WrongUplink)
 	node := l.Nodes[0]
 	a, b := addPod(t, node, "a"), addPod(t, l.Nodes[1], "b")

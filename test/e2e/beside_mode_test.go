@@ -35,6 +35,7 @@ func receiveAny(t *testing.T, conn *net.UDPConn) netip.AddrPort {
 // Rules come while pods talk, and the mode goes again: what was there goes on, without a loss, whether it was there before
 // the rules or came with them.
 func TestFlowsOutliveTheModeBesideNetfilter(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		p := startProxied(t, lab.Options{AgentFlags: []string{flag}})
 		direct := []string{"near", "far", "outside", "host", "kubernetes"}
@@ -110,6 +111,7 @@ func (p *proxied) open(t *testing.T, to []netip.AddrPort) (streams []*lab.TCPCon
 
 // An administrator who knows may say so, and what is said is not looked for.
 func TestModeBesideNetfilterByFlag(t *testing.T) {
+	t.Parallel()
 	p := startProxied(t, lab.Options{AgentFlags: []string{"--kube-proxy=on"}})
 	p.waitBeside(t, true) // without a rule
 	proxy(t, p.Lab, "nftables", p.services)
@@ -173,6 +175,7 @@ func box(t *testing.T, l *lab.Lab, node *lab.Node) *lab.Namespace {
 
 // Netfilter masquerades somebody else's flow to a port of our range that a pod has too, in both orders.
 func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}})
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
@@ -189,6 +192,7 @@ func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
 
 // The same with each program removed: who is then cut off, and that all keep their flows.
 func TestMasqueradeOfNetfilterWithAProgramRemoved(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}}, drops.NoMapping)
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)

@@ -191,6 +191,7 @@ func (p *proxied) waitBeside(t *testing.T, want bool) {
 
 // Services as kube-proxy makes them, in each of its modes, with agents that find out by themselves.
 func TestServicesOfKubeProxy(t *testing.T) {
+	t.Parallel()
 	forEachFamily(t, func(t *testing.T, family []wire.Family) {
 		forEachAttach(t, func(t *testing.T, flag string) {
 			p := startProxied(t, lab.Options{Families: family, AgentFlags: []string{flag}})
@@ -214,6 +215,7 @@ func TestServicesOfKubeProxy(t *testing.T) {
 
 // Services whose backends are behind the tunnel, with nodes on one link and on two. Netfilter does not track the outer packets.
 func TestServicesThroughTheTunnel(t *testing.T) {
+	t.Parallel()
 	forEachTunnel(t, func(t *testing.T, opts lab.Options) {
 		p := startProxied(t, opts)
 		proxy(t, p.Lab, "iptables-nft", p.services)
@@ -338,6 +340,7 @@ func (p *proxied) refused(name string) way {
 // Each program removed alone, with no agent to repair it, beside netfilter and rules that drop what it calls INVALID: who is
 // then cut off, and that nobody loses a connection for good. Netfilter drops the answer to a packet that it did not see.
 func TestServicesWithAProgramRemoved(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, flag string) {
 		p := startProxied(t, lab.Options{AgentFlags: []string{flag}}, drops.NoMapping)
 		proxy(t, p.Lab, "iptables-nft", p.services)

@@ -39,6 +39,7 @@ func passed(t *testing.T, node *lab.Node, direction wire.Direction, what ...even
 
 // Packets that large find their way as all others do, and reach the stack no more than others.
 func TestBigTCP(t *testing.T) {
+	t.Parallel()
 	forClusters(t, always, func(c cluster) bool { return len(c.pods) == len(families) }, func(t *testing.T, opts lab.Options) {
 		opts.Nodes = 2
 		l := startCluster(t, opts)
@@ -57,6 +58,7 @@ func TestBigTCP(t *testing.T) {
 
 // Where their segments are too big for the tunnel the pod is told, and goes on with smaller ones in packets as large.
 func TestBigTCPTooBigForTheTunnel(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}}, drops.TooBig)
 	pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 	if err := l.SetMaxSizes(bigTCP); err != nil {

@@ -96,6 +96,7 @@ type party struct {
 }
 
 func TestEverybodyReachesEverybody(t *testing.T) {
+	t.Parallel()
 	forEachCluster(t, reachOnly, func(t *testing.T, opts lab.Options) {
 		l := startCluster(t, opts)
 		var all []party
@@ -153,6 +154,7 @@ func isPodAddress(l *lab.Lab, addr netip.Addr) bool {
 }
 
 func TestWorldOpensFlowsToPods(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}})
 		node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
@@ -183,6 +185,7 @@ var strangers = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("192.0.
 var loopback = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("127.0.0.1"), wire.IPv6: netip.IPv6Loopback()}
 
 func TestSpoofedSourceIsDropped(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}}, drops.SpoofedSource)
 		liar, near, far := addPod(t, l.Nodes[0], "liar"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
@@ -227,6 +230,7 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 
 // The programs answer for the gateway, in each family by its own means.
 func TestGatewayIsAnswered(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")

@@ -19,6 +19,7 @@ import (
 
 // A pod sends ICMP errors that quote packets of others' connections. Those go on.
 func TestForgedErrorEndsNoConnection(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}}, drops.ForgedError)
 		node := l.Nodes[0]
@@ -70,6 +71,7 @@ func TestForgedErrorEndsNoConnection(t *testing.T) {
 // Beside netfilter, and a rule that drops what it calls INVALID, a pod learns from another node what it learns without:
 // netfilter has not seen the flow that the error is about.
 func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		p := startProxied(t, lab.Options{AgentFlags: []string{flag}}, drops.NoEndpoint)
 		proxy(t, p.Lab, "iptables-nft", p.services)
@@ -107,6 +109,7 @@ func TestErrorsOfAnotherNodeBesideNetfilter(t *testing.T) {
 
 // The node's stack cannot forward an answer to a pod: the world reads of the packet that it sent, and acts on it.
 func TestErrorsOfTheNodeAboutAnswers(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach, "--mtu=1400", "--kube-proxy=on"}})
 		pod := addPod(t, l.Nodes[0], "a")

@@ -109,6 +109,7 @@ func (f *foreignCounter) attachClsact(t *testing.T, node *lab.Node, ifindex int,
 
 // A program before ours sees all, one after ours sees all that we pass on, and ours goes on working between them.
 func TestForeignProgramsBesideOurs(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
@@ -156,6 +157,7 @@ func TestForeignProgramsBesideOurs(t *testing.T) {
 
 // On the way out ours passes everything on: what it masquerades, what was masqueraded before, and the host's own.
 func TestForeignProgramsOnTheWayOut(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{attach}})
 		node := l.Nodes[0]

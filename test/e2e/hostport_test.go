@@ -13,6 +13,7 @@ import (
 
 // TestHostPorts has the upstream portmap plugin, chained after ours, open a port of the node that a pod answers.
 func TestHostPorts(t *testing.T) {
+	t.Parallel()
 	const hostPort, podPort = 8080, 80
 	l := lab.ForTest(t, lab.Options{Nodes: 2})
 	node, far := l.Nodes[0], l.Nodes[1]
@@ -71,6 +72,7 @@ func reaches(t *testing.T, from *lab.Namespace, to netip.AddrPort) {
 
 // TestFindsUpstreamPortmap has the plugin that go.mod names found, and what it speaks read from it.
 func TestFindsUpstreamPortmap(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	buildPlugin(t, dir, install.Portmap)
 	if c, err := install.FindPortmap(dir); err != nil || c == nil || c.Version != "1.1.0" {

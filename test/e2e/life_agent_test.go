@@ -62,6 +62,7 @@ var kills = flag.Int("kills", 0, "points of its start at which the agent is kill
 
 // The agent is killed in the middle of its work, and at any point of its start.
 func TestLifeKilledAgentLosesNoPacket(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
@@ -119,6 +120,7 @@ func startAfterKill(t *testing.T, node *lab.Node) time.Duration {
 // The way of attaching changes under connections. That the kernel silences an interface for some milliseconds while it
 // adds or removes a clsact qdisc is not in our hands, so packets are not counted here.
 func TestLifeAttachChanges(t *testing.T) {
+	t.Parallel()
 	priv.NeedTCX(t)
 	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--attach=tcx"}})
 	node := l.Nodes[0]
@@ -152,6 +154,7 @@ func TestLifeAttachChanges(t *testing.T) {
 
 // SIGTERM ends the agent within a second, and nothing of the dataplane with it.
 func TestLifeStoppedAgentTouchesNothing(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]

@@ -105,6 +105,7 @@ func waits(t *testing.T, node *lab.Node) (all []time.Duration) {
 // Pods that come and go without end keep nobody waiting who works on all pods at once: an agent that starts, a change of
 // the mode, a GC.
 func TestLifeChurn(t *testing.T) {
+	t.Parallel()
 	rounds := 1
 	if priv.Long() {
 		rounds = 10
@@ -148,6 +149,7 @@ func TestLifeChurn(t *testing.T) {
 
 // A plugin that hangs keeps the programs from being replaced, and nothing else: routes to new Nodes are not late.
 func TestLifeHungPlugin(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2})
 	node, specs := l.Nodes[0], l.NodeSpecs()
 	far := specs[1].PodCIDRs[0].String()

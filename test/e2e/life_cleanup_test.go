@@ -160,6 +160,7 @@ func cleanup(t *testing.T, node *lab.Node) error {
 // Ours works between others' programs, through restarts of the agent; and its cleanup leaves whatever is not ours, be it
 // older or younger than we are.
 func TestLifeBesideOthers(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		s := startShared(t, attach)
 		far := addPod(t, s.Nodes[1], "far")

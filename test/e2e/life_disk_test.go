@@ -18,6 +18,7 @@ import (
 // /run is full when the agent is killed, and its next start has a new setting. The node can't be given pods, which the agent
 // says to all who ask; those that it has talk on, are looked after, and can be deleted.
 func TestAgentStartsAgainOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Options{Nodes: 2})
 	node := l.Nodes[0]
 	mountState(t, node)

@@ -41,6 +41,7 @@ func metrics(t *testing.T, node *lab.Node) string {
 // Everything that the agent tells of itself, in one life of an agent: why it is not ready, that it is, what it counts, and
 // that a second one can't join it.
 func TestLifeHealthAndMetrics(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Options{Nodes: 2})
 	node := l.Nodes[0]
 	specs := l.NodeSpecs()

@@ -16,6 +16,7 @@ import (
 
 // What repeats itself, and what there is very much of, does not fill the log; at rest there is none.
 func TestLifeLogIsShort(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1})
 	needIPv4(t, l)
 	node := l.Nodes[0]

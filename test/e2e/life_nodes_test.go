@@ -78,6 +78,7 @@ func pings(t *testing.T, from *lab.Pod, to netip.Addr) bool {
 }
 
 func TestLifeNodesChange(t *testing.T) {
+	t.Parallel()
 	f := startFollower(t)
 	node := f.Nodes[0]
 	// The flows that nothing may disturb.

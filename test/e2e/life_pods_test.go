@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -65,17 +64,11 @@ func buildDyingPlugin(t *testing.T) string {
 }
 
 func copyFile(from, to string) error {
-	source, err := os.Open(from)
+	program, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer source.Close()
-	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(target, source)
-	return errors.Join(err, target.Close())
+	return os.WriteFile(to, program, 0o755) //nolint:gosec // it is run
 }
 
 // The plugin is killed before each step of ADD. Whoever cleans up afterwards, DEL, GC or, when neither comes, the agent,
@@ -208,6 +201,7 @@ func assertUnchanged(t *testing.T, before lab.Snapshot, node *lab.Node, when str
 
 // A pod whose DEL never comes is released, and its address is free; one whose link is gone while it lives itself is not.
 func TestLifeLostDel(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	crippled, lost := addPod(t, node, "crippled"), addPod(t, node, "lost")
@@ -260,6 +254,7 @@ func deleteLink(pod *lab.Pod) error {
 // Without the agent pods come, are looked at and go. Without its pins none comes, the runtime is told to try again, and
 // those that were there still go.
 func TestLifeWithoutAgentAndWithoutPins(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	dir := bpffs.Dir(node.BPFFS())
@@ -319,6 +314,7 @@ func assertCode(t *testing.T, what string, err error, code uint, words ...string
 
 // After a reboot the runtime must not take the list of before for a node that can carry pods.
 func TestLifeRebootTakesTheListAway(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	// A new namespace has what the machine has, a reboot takes it away: what the agent finds must be the same both times.

@@ -123,6 +123,7 @@ func (d *damaged) sysctls() []string {
 
 // What the other test of repairs (TestWhatIsRemovedComesBack) does not take away. Connections live through all of it.
 func TestLifeRepairs(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		// Without its neighbour the node asks for the pod's address, and a pod's answer goes nowhere.
 		d := startDamaged(t, []string{attach}, drops.NotIP)
@@ -176,6 +177,7 @@ func TestLifeRepairs(t *testing.T) {
 
 // Map entries that somebody deletes come back, whoever made them.
 func TestLifeMapEntriesComeBack(t *testing.T) {
+	t.Parallel()
 	// Of packets that a pod without an entry sends, and of its answer when the node asks for its address.
 	d := startDamaged(t, nil, drops.SpoofedSource, drops.NotIP)
 	before := lookAt(func() lab.Snapshot { return d.state(t) })

@@ -76,6 +76,7 @@ func (a *apiServer) stop() {
 // A node that has lost the API server carries pods as before, and says so to everybody who asks. So does one whose
 // listeners' ports somebody else has.
 func TestLifeWithoutAPIServer(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	list, err := lab.NodeListJSON(l.NodeSpecs()...)

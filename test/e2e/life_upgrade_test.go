@@ -288,6 +288,7 @@ func walksStack(row map[string]any) bool {
 
 // TestLifeUpgradeInPlace upgrades under 1 000 flows: none is lost, whatever comes.
 func TestLifeUpgradeInPlace(t *testing.T) {
+	t.Parallel()
 	made := makeBuilds(t)
 	u := startUpgraded(t)
 	node := u.Nodes[0]

@@ -69,6 +69,7 @@ func footprint(t *testing.T, node *lab.Node) lab.Snapshot {
 // TestHundredPodsLeaveNothing adds all of them at once, as on a node that comes back: each gets an address of each family that
 // no other has, and reaches the next. In its long form there are two hundred.
 func TestHundredPodsLeaveNothing(t *testing.T) {
+	t.Parallel()
 	const atOnce = 10
 	pods := 100
 	if priv.Long() {
@@ -132,6 +133,7 @@ func TestHundredPodsLeaveNothing(t *testing.T) {
 
 // On a machine whose kernel is busy making and ending other network namespaces, as a node with many pods is.
 func TestFirstPacketOfAPodArrives(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1})
 	ctx, stop := context.WithCancel(t.Context())
 	var busy sync.WaitGroup
@@ -159,6 +161,7 @@ func TestFirstPacketOfAPodArrives(t *testing.T) {
 }
 
 func TestSecondAgentRefuses(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	path, err := node.AgentPath()
@@ -177,6 +180,7 @@ func TestSecondAgentRefuses(t *testing.T) {
 }
 
 func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := lab.ForTest(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
@@ -218,6 +222,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 }
 
 func TestCleanupRemovesTheTunnelsRules(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]
 	if rules := ruleset(t, node); !strings.Contains(rules, "table "+netfilters[firstFamily(l)].nft+" ebpf-cni") {
@@ -275,6 +280,7 @@ func afterForwarding(before, after lab.Snapshot) lab.Snapshot {
 }
 
 func TestWhatIsRemovedComesBack(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]

@@ -21,6 +21,7 @@ import (
 
 // A pod that says that it is a router, or another pod, or knows a better way, is heard by nobody.
 func TestPodsAreNoRouters(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}}, drops.ICMPRedirect)
 		node := l.Nodes[0]
@@ -120,6 +121,7 @@ func redirect(t *testing.T, pod, to *lab.Pod) []byte {
 // A pod asks and tells of thousands of neighbours, and somebody on the link sends to as many addresses that no pod has: the node
 // remembers none of them, and others go on. What the pod says in its own name the program answers, and nobody else hears.
 func TestFloodOfNeighbours(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		const many = 2000
 		l := startCluster(t, lab.Options{Nodes: 1, Families: only6, AgentFlags: []string{attach}}, drops.SpoofedSource, drops.NoEndpoint)
@@ -176,6 +178,7 @@ const followed = 2 * time.Second
 // A node that follows a router's advertisements goes on to follow them when it begins to forward: its default route outlives each of
 // them, and cleanup gives the setting back. One that is configured by hand keeps its setting.
 func TestFollowedRouterStays(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := lab.ForTest(t, lab.Options{Nodes: 2, Router: true, Families: only6, AgentFlags: []string{attach}})
 		follows, configured := l.Nodes[0], l.Nodes[1]

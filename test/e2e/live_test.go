@@ -68,6 +68,7 @@ func (f *steadyFlows) end(t *testing.T) {
 }
 
 func TestPodsDoNotNeedTheAgent(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
@@ -142,6 +143,7 @@ func assertStops(t *testing.T, node *lab.Node) {
 }
 
 func TestPodsOfANodeThatGoesAndReturns(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2})
 	a, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
 	at := serve(t, far.Namespace)

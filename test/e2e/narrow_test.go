@@ -11,6 +11,7 @@ import (
 // Where pods' packets could have less than what IPv6 needs, pods get none of it and all of IPv4, and the node says which interface
 // it is, once.
 func TestTooNarrowForIPv6(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		mtu   int
 		flags []string

@@ -14,6 +14,7 @@ import (
 // A pod that sends to every address of the node's link leaves the node's table of neighbours nearly as it was: it is the whole
 // host's, and the node itself needs room there.
 func TestPodSendsToSilentNeighbours(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1, Families: families}, drops.NeighbourLimit)
 	node := l.Nodes[0]
 	pod := addPod(t, node, "a")

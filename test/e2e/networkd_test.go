@@ -132,6 +132,7 @@ var ourLosses = regexp.MustCompile(`(?m)^Deleted .*(proto 142|dev ec([0-9a-f]{11
 // A networkd whose configuration adopts every link takes addresses, neighbours and routes away from ours, and asks pods for DHCP
 // leases. With the files from tools/deploy it leaves them alone, those too that come while it runs.
 func TestNetworkdLeavesOurLinksAlone(t *testing.T) {
+	t.Parallel()
 	// Without them it asks for a DHCP lease through the tunnel as well.
 	asked := []drops.Reason{drops.NotIP, drops.NodeOffLink}
 	l := startCluster(t, lab.Options{Nodes: 2}, asked...)

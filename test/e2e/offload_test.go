@@ -106,6 +106,7 @@ func forge(t *testing.T, pod *lab.Pod, to netip.AddrPort, sport uint16, at int, 
 
 // A pod has others write over its source or its port, where the programs have already looked.
 func TestOffloadForgesNothing(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}}, drops.BadOffload, drops.Invalid)
 		pod, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "far")
@@ -152,6 +153,7 @@ func assertForgesNothing(t *testing.T, l *lab.Lab, pod, far *lab.Pod, family wir
 
 // No place in a header that is read may be written later: all are tried.
 func TestOffloadWritesNoHeader(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1, Families: families}, drops.BadOffload)
 	pod, near := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near")
 	// Its payload may be a packet that is read too, and no stack leaves its checksum to others.
@@ -201,6 +203,7 @@ func writtenOver(pod *lab.Pod, frame []byte, transport, end, sum int) (sent uint
 
 // What a pod may leave to others: its packet's own checksum, and whatever stands behind the header.
 func TestOffloadsOfPodsAreCarriedOut(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families})
 	pod, near, far := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 	if err := l.Nodes[0].SetOffloads(lab.Uplink, false); err != nil {

@@ -28,6 +28,7 @@ func assertComplaint(t *testing.T, what string, err error, want lab.ICMPError) {
 }
 
 func TestSmallerMTUOutside(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, OutsideMTU: 1300, Families: families, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
@@ -49,6 +50,7 @@ func TestSmallerMTUOutside(t *testing.T) {
 }
 
 func TestHopsEndAndSaySo(t *testing.T) {
+	t.Parallel()
 	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes, opts.Router = 2, true
 		l := startCluster(t, opts)
@@ -90,6 +92,7 @@ func TestHopsEndAndSaySo(t *testing.T) {
 }
 
 func TestClosedPortsRefuse(t *testing.T) {
+	t.Parallel()
 	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes = 2
 		l := startCluster(t, opts)
@@ -110,6 +113,7 @@ func TestClosedPortsRefuse(t *testing.T) {
 
 // A pod that has closed its socket says so to the world, through the translation.
 func TestWorldLearnsOfClosedPodPort(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}})
 		pod := addPod(t, l.Nodes[0], "a")
@@ -138,6 +142,7 @@ func TestWorldLearnsOfClosedPodPort(t *testing.T) {
 }
 
 func TestAddressWithoutPod(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}}, drops.NoEndpoint)
 		pod := addPod(t, l.Nodes[0], "a")
@@ -160,6 +165,7 @@ func TestAddressWithoutPod(t *testing.T) {
 
 // A node that the cluster knows and that does not answer: the sender is told, as soon as the host has given up asking.
 func TestPodsOfANodeThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	silent := lab.NodeSpec{
 		Name: "k8s-silent", InternalIPs: []netip.Addr{netip.MustParseAddr("172.18.0.99"), netip.MustParseAddr("fd00:172:18::99")},
 		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.99.0/24"), netip.MustParsePrefix("fd00:10:244:99::/64")},

@@ -84,6 +84,7 @@ func (c offloadCase) set(t *testing.T, l *lab.Lab, pods ...*lab.Pod) {
 }
 
 func TestPayloadsSurviveOffloads(t *testing.T) {
+	t.Parallel()
 	forEachCluster(t, always, func(t *testing.T, opts lab.Options) {
 		opts.Nodes = 2
 		l := startCluster(t, opts)

@@ -26,6 +26,7 @@ import (
 // TestMTUOutsideChanges: a router's MTU on nodes that carry packets in each way, for flows that pods open to the world, and the
 // world to pods.
 func TestMTUOutsideChanges(t *testing.T) {
+	t.Parallel()
 	l := lab.ForTest(t, lab.Options{Nodes: 3, Router: true, Families: families, AgentFlags: []string{"--mtu=1500"}})
 	startEach(t, l, []string{direct}, []string{byTunnel}, []string{direct, besideNetfilter})
 	world := serve(t, l.Outside)

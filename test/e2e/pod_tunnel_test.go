@@ -92,6 +92,7 @@ func (p podTunnel) device() string { return fmt.Sprintf("tunnel%d", p.id) }
 
 // TestTunnelBetweenPods: TCP through a VXLAN that two pods have built.
 func TestTunnelBetweenPods(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families})
 	a := addPod(t, l.Nodes[0], "a")
 	peers := []*lab.Pod{addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")}
@@ -115,6 +116,7 @@ func TestTunnelBetweenPods(t *testing.T) {
 
 // TestTunnelToTheWorld: TCP through a VXLAN whose outer packets are masqueraded, on their way cut by whoever is left to do it.
 func TestTunnelToTheWorld(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 1, Families: families})
 	pod := addPod(t, l.Nodes[0], "a")
 	sumInSoftware(t, l) // so that what the node sends is whole on the wire

@@ -124,6 +124,7 @@ func (s *secured) assertOpen(t *testing.T) {
 
 // A policy of the host's without a state to fulfil it lets nothing pass, in neither direction; without it all flows again.
 func TestPolicyOfTheHost(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		s := startSecured(t, lab.Options{Families: families, AgentFlags: []string{flag}}, drops.IPsecPolicy)
 		overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) { s.in(t, family).assertPolicies(t) })
@@ -240,6 +241,7 @@ func (s *secured) secure(t *testing.T) {
 
 // With keys the pods of two nodes talk as ever, and not a packet of theirs is on the wire in clear.
 func TestPodsTalkThroughIPsec(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, flag string) {
 		all := startSecured(t, lab.Options{Families: families, AgentFlags: []string{flag}})
 		overEachFamily(t, all.Lab, func(t *testing.T, family wire.Family) {

@@ -206,6 +206,7 @@ func waitFor(t *testing.T, all []exchange, limit time.Duration) (pending []excha
 // loses a connection for good. What leaves a pod is masqueraded by either of two programs, what comes back is known to
 // one alone.
 func TestEachProgramRemovedAlone(t *testing.T) {
+	t.Parallel()
 	stands := map[attach.Hook][]string{
 		attach.FromPod:    nil,
 		attach.ToUplink:   nil,

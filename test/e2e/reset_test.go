@@ -19,6 +19,7 @@ import (
 // A pod writes to a connection that its node has forgotten, with and without offloading of checksums and segments: it is told
 // at once that the connection is gone, whichever way it went.
 func TestForgottenConnectionIsReset(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		for way, flag := range map[string]string{"past the stack": "--kube-proxy=off", "by the stack": "--kube-proxy=on"} {
 			l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach, flag}}, drops.NoMapping)

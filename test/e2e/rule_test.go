@@ -25,6 +25,7 @@ func routesDecided(t *testing.T, node *lab.Node, want bool) {
 // Where a rule asks for the mark of a packet, which the host's firewall sets, the stack decides on every packet's way. What
 // is under way lives through the rule's coming and going.
 func TestRuleThatAsksForAMark(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		all := startSecured(t, lab.Options{AgentFlags: []string{flag}})
 		family := firstFamily(all.Lab)

@@ -22,6 +22,7 @@ import (
 const inRange = 50001
 
 func TestSameSourcePortToTheSameServer(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}})
 		pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "b"), addPod(t, l.Nodes[1], "c")}
@@ -64,6 +65,7 @@ func TestSameSourcePortToTheSameServer(t *testing.T) {
 
 // Pods that want more ports towards one server than there are get their shares, and each port goes to one flow.
 func TestEveryPortInUse(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		forEachFamily(t, func(t *testing.T, family []wire.Family) {
 			const flows, ports, first = 2000, 500, 50000
@@ -118,6 +120,7 @@ func TestEveryPortInUse(t *testing.T) {
 }
 
 func TestHostSocketKeepsItsPort(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}})
 		node, pod := l.Nodes[0].Namespace, addPod(t, l.Nodes[0], "a").Namespace
@@ -163,6 +166,7 @@ func assertOwnPorts(t *testing.T, at netip.AddrPort, port uint16, seenAs netip.A
 
 // The world sends to a pod, from the very address and port that the pod talks to through the masquerade.
 func TestWorldOpensTheTupleThatIsMasqueraded(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 1, Families: families, AgentFlags: []string{attach}}, drops.FlowCollision)
 		node, pod := l.Nodes[0], addPod(t, l.Nodes[0], "a")
@@ -199,6 +203,7 @@ func TestWorldOpensTheTupleThatIsMasqueraded(t *testing.T) {
 }
 
 func TestNewOwnerOfAnAddressInheritsNothing(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		forEachFamily(t, func(t *testing.T, family []wire.Family) {
 			l := startCluster(t, lab.Options{Nodes: 1, Families: family, AgentFlags: []string{attach}}, drops.NoMapping)
@@ -247,6 +252,7 @@ func TestNewOwnerOfAnAddressInheritsNothing(t *testing.T) {
 
 // With the agent dead nothing is collected: whoever fills the table must not end another pod's connection.
 func TestFullTableSparesTheEstablished(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
 		forEachFamily(t, func(t *testing.T, family []wire.Family) {
 			const entries, attempts = 2048, 20_000

@@ -12,6 +12,7 @@ import (
 // While the program is off a pod's link, the kernel's reverse path filter keeps the pod to its own address, also on a host
 // that has made the filter of all links loose.
 func TestKernelRefusesSpoofedSourcesWithoutTheProgram(t *testing.T) {
+	t.Parallel()
 	forEachAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}})
 		needIPv4(t, l) // IPv6 has no such filter

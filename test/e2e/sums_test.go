@@ -185,6 +185,7 @@ func kindOf(packet gopacket.Packet) string {
 
 // Whatever a packet goes through on its way into a pod, the sum that its device had of it is that of the packet that arrives.
 func TestSumsFollowWhatChanges(t *testing.T) {
+	t.Parallel()
 	for _, network := range []struct {
 		name    string
 		mode    string

@@ -16,6 +16,7 @@ const followLimit = 10 * time.Second
 
 // TestTunedMACIsFollowed has the upstream plugin tuning, chained after ours, choose the Ethernet address of each pod.
 func TestTunedMACIsFollowed(t *testing.T) {
+	t.Parallel()
 	const mac = "02:00:00:00:00:77"
 	l := startCluster(t, lab.Options{Nodes: 1})
 	node := l.Nodes[0]

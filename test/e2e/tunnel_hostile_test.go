@@ -118,6 +118,7 @@ func (h *hostile) claim(t *testing.T, second netip.Addr) {
 
 // What comes to a node's tunnel port and was not sent there by a node for its own pods is dropped, each for its reason.
 func TestForgedTunnelPackets(t *testing.T) {
+	t.Parallel()
 	h := startHostile(t, drops.TunnelNode, drops.TunnelSource, drops.TunnelVni, drops.TunnelDestination, drops.NotIP, drops.Invalid)
 	family := firstFamily(h.Lab)
 	second := inNetwork(lab.FabricPrefix[family], 201)
@@ -182,6 +183,7 @@ func TestForgedTunnelPackets(t *testing.T) {
 // A pod can't speak to a tunnel's end: not as itself, nor by way of a Service or of the world, where its packet would get a node's
 // address. VXLAN between pods is nobody's business.
 func TestPodsDoNotSpeakToTunnels(t *testing.T) {
+	t.Parallel()
 	h := startHostile(t, drops.TunnelPort)
 	pod, world := h.victim, lab.OutsideAddr[firstFamily(h.Lab)]
 	for name, to := range map[string]netip.Addr{"its own node": h.node.Addr(), "another node": h.peer.Addr(), "the world": world} {
@@ -239,6 +241,7 @@ func (h *hostile) sendTranslated(t *testing.T) {
 
 // Nor by a Service whose endpoint is a node's tunnel port: netfilter gives the packet a node's address.
 func TestPodsDoNotSpeakToTunnelsByServices(t *testing.T) {
+	t.Parallel()
 	p := startProxied(t, lab.Options{AgentFlags: []string{"--routing-mode=vxlan"}}, drops.TunnelPort)
 	service := &p.services[0]
 	service.endpoint = netip.AddrPortFrom(p.Nodes[1].Addr(), tunnelPort)

@@ -19,6 +19,7 @@ const ce = 3 // congestion experienced (RFC 3168)
 // What a packet says of its class is on the outer packet too, and what routers say there of congestion arrives in the inner one (RFC
 // 2983, uniform model; RFC 6040).
 func TestClassAndCongestionPassTheTunnel(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan"}})
 	near, far := l.Nodes[0], l.Nodes[1]
 	pod, other := addPod(t, near, "a"), addPod(t, far, "b")
@@ -95,6 +96,7 @@ func (o outer) text() string {
 
 // A pod's own VXLAN passes the nodes' tunnel, with segments that the kernel cuts only behind both.
 func TestTunnelInTheTunnel(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{"--routing-mode=vxlan"}})
 	pods := []*lab.Pod{addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[1], "b")}
 	network := [wire.Families]netip.Prefix{wire.IPv4: netip.MustParsePrefix("192.168.9.0/24"), wire.IPv6: netip.MustParsePrefix("fd00:192:168:9::/64")}[firstFamily(l)]

@@ -72,6 +72,7 @@ func replaceTunnel(nl *netlink.Handle, device netlink.Link) error {
 
 // Flows through the tunnel live on whatever is done to its device.
 func TestFlowsOutliveTheTunnelsDevice(t *testing.T) {
+	t.Parallel()
 	forNewestAttach(t, testFlowsOutliveTheTunnelsDevice)
 }
 

@@ -63,6 +63,7 @@ func outers(t *testing.T, l *lab.Lab, packets []gopacket.Packet) (all []outer) {
 
 // TestWhatIsOnTheWire looks at the outer packets between two nodes, with and without a checksum, in each family outside and inside.
 func TestWhatIsOnTheWire(t *testing.T) {
+	t.Parallel()
 	for i, outside := range families {
 		hosts := append([]wire.Family{outside}, slices.Delete(slices.Clone(families), i, i+1)...)
 		for _, checksum := range []bool{true, false} {
@@ -132,6 +133,7 @@ func assertOnTheWire(t *testing.T, l *lab.Lab, pod, other *lab.Pod, outside, ins
 
 // TestTooBigForTheTunnel: a pod whose MTU is that of the link learns of the tunnel's from its own node, and TCP goes on.
 func TestTooBigForTheTunnel(t *testing.T) {
+	t.Parallel()
 	l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{"--routing-mode=vxlan", "--mtu=1500"}}, drops.TooBig)
 	answerEveryProbe(t, l)
 	pod, neighbour, other := addPod(t, l.Nodes[0], "a"), addPod(t, l.Nodes[0], "neighbour"), addPod(t, l.Nodes[1], "b")
@@ -201,7 +203,8 @@ func setMode(t *testing.T, node *lab.Node, mode string, flags ...string) {
 
 // Nodes in different modes talk to each other, by both ways at once, also where the uplinks' reverse path filter is strict.
 func TestNodesInDifferentModes(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig)
+	t.Parallel()
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig) // pods keep the MTU of the mode in which they came
 	for _, node := range l.Nodes {
 		if err := node.WriteSysctl("net/ipv4/conf/"+lab.Uplink+"/rp_filter", "1"); err != nil {
 			t.Fatal(err)
@@ -248,7 +251,8 @@ func assertAllReach(t *testing.T, all []*lab.Namespace, family wire.Family) {
 
 // Every flow lives on while nodes change their mode, one after the other and back, and no datagram of a steady flow is lost.
 func TestFlowsOutliveAChangeOfMode(t *testing.T) {
-	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig)
+	t.Parallel()
+	l := lab.ForTest(t, lab.Options{Nodes: 2}, drops.TooBig) // pods keep the MTU of the mode in which they came
 	startInMode(t, l, "direct")
 	near, far := l.Nodes[0], l.Nodes[1]
 	pod, other := addPod(t, near, "a"), addPod(t, far, "b")

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -20,9 +21,10 @@ var (
 	SecondGateway = addresses("172.19.0.1", "fd00:172:19::1")
 	// OutsideAddr is the address of the outside host.
 	OutsideAddr = addresses("203.0.113.10", "2001:db8:203:113::10")
+	// RouterOutside is the router's address on the outside host's link.
+	RouterOutside = addresses("203.0.113.1", "2001:db8:203:113::1")
 
 	outsidePrefix = prefixes("203.0.113.0/24", "2001:db8:203:113::/64")
-	routerOutside = addresses("203.0.113.1", "2001:db8:203:113::1")
 	everywhere    = prefixes("0.0.0.0/0", "::/0")
 
 	// What a node's number makes of its podCIDRs.
@@ -105,4 +107,13 @@ func (n *Node) PodCIDROf(family wire.Family) netip.Prefix {
 		}
 	}
 	return netip.Prefix{}
+}
+
+// RouteToPods has the outside host, and a router before it, find a node's pods of a family: the internet that knows them.
+func (l *Lab) RouteToPods(node *Node, family wire.Family) error {
+	pods, via := node.PodCIDROf(family), node.AddrOf(family)
+	if l.Router == nil {
+		return l.Outside.AddRoute(pods, via, "")
+	}
+	return errors.Join(l.Router.AddRoute(pods, via, ""), l.Outside.AddRoute(pods, RouterOutside[family], ""))
 }

@@ -125,7 +125,8 @@ func (ns *Namespace) SendRaw(packet []byte) error {
 			return fmt.Errorf("open a raw socket in %s: %w", ns.name, err)
 		}
 		defer unix.Close(fd)
-		if err := unix.Sendto(fd, packet, 0, to); err != nil {
+		err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1), unix.Sendto(fd, packet, 0, to))
+		if err != nil {
 			return fmt.Errorf("send a raw packet from %s: %w", ns.name, err)
 		}
 		return nil

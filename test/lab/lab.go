@@ -240,14 +240,14 @@ func outsideBits(family wire.Family) int { return outsidePrefix[family].Bits() }
 
 // route lets the router forward a family between the fabrics and the outside host.
 func (l *Lab) route(family wire.Family) error {
-	if err := l.Router.addAddresses("eth1", outsideBits, routerOutside[family]); err != nil {
+	if err := l.Router.addAddresses("eth1", outsideBits, RouterOutside[family]); err != nil {
 		return err
 	}
 	if err := l.Outside.addAddresses(Uplink, outsideBits, OutsideAddr[family]); err != nil {
 		return err
 	}
 	for _, fabric := range fabrics[:l.Options.Links] {
-		if err := l.Outside.AddRoute(fabric.prefix[family], routerOutside[family], ""); err != nil {
+		if err := l.Outside.AddRoute(fabric.prefix[family], RouterOutside[family], ""); err != nil {
 			return err
 		}
 	}

@@ -20,10 +20,11 @@ var packages = []string{
 // verifierDir has the test that writes the bounds of the verifier's work.
 const verifierDir = "pkg/datapath"
 
-// counts makes long computations short: the emulated processors are some twenty times slower than the host's.
+// counts makes long computations short: the emulated processors are some twenty times slower than the host's, and have nothing to
+// spare for a second test.
 var counts = map[string][]string{
 	"test/prog": {"-packets=5000", "-rounds=500"},
-	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2"},
+	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2", "-test.parallel=1"},
 }
 
 // selected are the tests that run where a package's all would take too long, unless -run says otherwise: on the oldest supported

@@ -120,6 +120,7 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestPolicyOfTheHost":                          walks,
 		"TestForgedErrorEndsNoConnection":              walks,
 		"TestErrorsOfTheNodeAboutAnswers":              walks,
+		"TestShapesBesideNetfilter":                    walks,
 		"TestPodsAreNoRouters":                         walks,
 		"TestFollowedRouterStays":                      "pkg/agent's tests of accept_ra, which attaches nothing",
 		"TestForeignRoutesAreLittleWork":               "test/e2e TestLifeRepairs/clsact and pkg/agent TestWhichEventsCallForAPass",
