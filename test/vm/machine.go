@@ -26,9 +26,10 @@ type machine struct {
 }
 
 // The kernel's command line. Warnings are printed, since they are failures. A processor that is emulated on a busy host may be
-// away for long, which says nothing about the kernel: its watchdogs for that are off, a real hang ends by the timeout.
+// away for long, which says nothing about the kernel: its watchdogs for that are off, a real hang ends by the timeout. Modules of tunnels
+// would otherwise put a device of theirs into every network namespace.
 const kernelArgs = "console=ttyS0 rdinit=/init loglevel=5 panic=-1 oops=panic nowatchdog rcupdate.rcu_cpu_stall_timeout=300 " +
-	"mitigations=off init_on_alloc=0 tsc=reliable no_timer_check"
+	"mitigations=off init_on_alloc=0 tsc=reliable no_timer_check fb_tunnels=none"
 
 // boot runs a kernel with its root until the machine is off, and hands each frame on. The console goes into a file.
 func (m machine) boot(ctx context.Context, image, root, console string, frame func(wire.Frame)) error {

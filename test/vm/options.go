@@ -39,7 +39,7 @@ var selected = selection{
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
 		"TestGatewayIsAnswered", "TestSmallerMTUOutside", "TestClosedPortsRefuse", "TestPodsOfANodeThatDoesNotAnswer",
 		"TestSameSourcePortToTheSameServer", "TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
-		"TestOffload.*", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods", "TestFlowsOutliveTheTunnelsDevice", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas"),
+		"TestOffload.*", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods", "TestTunnelToTheWorld", "TestGREAndSCTPBetweenPods", "TestFlowsOutliveTheTunnelsDevice", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas"),
 }
 
 // narrowed are what runs instead on a kernel that lies between two others on which more is proven, by its series.
