@@ -184,7 +184,7 @@ func dialSCTP(from *lab.Namespace, to netip.AddrPort, limit time.Duration) (net.
 	return net.FileConn(socket)
 }
 
-// returnSCTP compares messages of one packet each with what comes back.
+// returnSCTP compares messages of many packets each with what comes back.
 func returnSCTP(pod *lab.Pod, to netip.AddrPort) error {
 	conn, err := dialSCTP(pod.Namespace, to, answerLimit)
 	if err != nil {
@@ -195,7 +195,7 @@ func returnSCTP(pod *lab.Pod, to netip.AddrPort) error {
 		return err
 	}
 	for range 10 {
-		sent, got := make([]byte, 1000), make([]byte, 1000)
+		sent, got := make([]byte, 10_000), make([]byte, 10_000)
 		_, _ = rand.Read(sent) // never fails
 		_, err := conn.Write(sent)
 		if err == nil {
