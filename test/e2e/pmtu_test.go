@@ -289,6 +289,7 @@ func assertTold(t *testing.T, pod, neighbour *lab.Pod, to netip.AddrPort) {
 			t.Fatal(err)
 		}
 	}
+	defer time.Sleep(time.Second) // until it may be told again
 	if _, err := neighbour.Ping(t.Context(), to.Addr(), lab.PingOptions{Size: size, DontFragment: true}); err == nil {
 		t.Error("a neighbour's ping arrives, which is too big")
 	} else if complaint, ok := errors.AsType[*lab.ICMPError](err); !ok || complaint.From != node {
