@@ -38,9 +38,9 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	/* The way to a podCIDR may change a moment before the host's route does. The far end takes either. */
 	if (!to || !(to->kind == DESTINATION_POD_CIDR || to->flags & DESTINATION_BY_TUNNEL))
 		return -DROP_NODE_OFF_LINK;
-	/* The stack, which judges by the agent's route, does not know what has been learnt. */
+	/* The stack judges by the agent's route, which does not say what has been learnt. */
 	mtu = to->flags & DESTINATION_BY_TUNNEL ? path_tunnel_mtu(ctx, config, to) : to->mtu;
-	if (mtu < to->mtu && !offload_uneven(ctx) && !offload_fits(ctx, &s->pkt, mtu))
+	if (mtu < to->mtu && offload_exceeds(ctx, &s->pkt, mtu))
 		return too_big_refuse(s, ep ? ep->ifindex : 0, mtu);
 	return tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac) ?: VERDICT_STACK;
 }

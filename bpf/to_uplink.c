@@ -90,11 +90,14 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	return to_uplink_done(ctx, pkt, rewrite_begin(ctx, pkt, END_SOURCE, own));
 }
 
-/* Whether the kernel may fragment the outer packet, which it does over IPv4: always, if the stack has judged for
- * netfilter. */
-EC_INLINE bool to_uplink_divides(struct __sk_buff *ctx, const struct pkt *pkt, const struct destination *to)
+/*
+ * Whether what does not fit the tunnel may leave in fragments of the outer packet, which
+ * the kernel makes over IPv4. Beside netfilter it always may: its pod may not know a
+ * packet that has been translated.
+ */
+EC_INLINE bool to_uplink_may_fragment(struct __sk_buff *ctx, const struct pkt *pkt, const struct destination *to)
 {
-	return addr_is_v4(&to->node) && (nf_translates() || too_big_divides(ctx, pkt));
+	return addr_is_v4(&to->node) && (nf_translates() || too_big_may_fragment(ctx, pkt));
 }
 
 /*
@@ -109,9 +112,9 @@ EC_INLINE enum verdict to_uplink_to_cluster(struct __sk_buff *ctx, const struct 
 
 	if (verdict || !(to->flags & DESTINATION_BY_TUNNEL) || !config->tunnel_ifindex)
 		return verdict ?: VERDICT_STACK;
-	/* The stack has compared it with the uplink's MTU. */
+	/* The stack has only compared it with the uplink's MTU. */
 	mtu = path_tunnel_mtu(ctx, config, to);
-	if (!offload_fits(ctx, &s->pkt, mtu) && !offload_uneven(ctx) && !to_uplink_divides(ctx, &s->pkt, to))
+	if (offload_exceeds(ctx, &s->pkt, mtu) && !to_uplink_may_fragment(ctx, &s->pkt, to))
 		return too_big_refuse(s, ep->ifindex, mtu);
 	return tunnel_redirect(ctx, config->tunnel_ifindex, s->pkt.tos, &to->node, to->mac);
 }

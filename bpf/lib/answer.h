@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Answers that are sent to a pod in the place of a packet of its own, out of the link
- * that it came by: a RST (reset.h), and that a packet is too big (too_big.h).
+ * Answers to a pod, made of the packet that it has sent: a RST (reset.h), and the error
+ * that a packet is too big (too_big.h).
  */
 #ifndef EC_LIB_ANSWER_H
 #define EC_LIB_ANSWER_H
@@ -10,30 +10,30 @@
 #include "bpf/lib/ip.h"
 #include "bpf/lib/offload.h"
 
-/* The time of answers, in a stamp of 32 bits: 2^16 ns. */
+/* answers_until has only 32 bits, so it counts units of 2^16 ns. */
 #define ANSWER_SHIFT 16
 
-/* A pod gets one answer in each interval, and so many at once. */
+/* In such units: a pod gets one answer in each interval, and a hundred at once. */
 #define ANSWER_INTERVAL ((__u32)(NSEC_PER_SEC / 100 >> ANSWER_SHIFT) + 1)
 #define ANSWER_BURST (100 * ANSWER_INTERVAL)
 
-/* How many bytes are cut out: more than lies before any transport header but one behind long chains of IPv6. */
+/* How many bytes are cut out: more than precedes a transport header, unless that follows long extension headers. */
 #define ANSWER_CUT 128
 
-/* Takes one of the pod's answers, if they are not used up for that long (GCRA, as for its allowance). */
+/* Takes one of the pod's answers, unless they are used up for the time of a burst (GCRA, as in allowance.h). */
 EC_INLINE bool answer_take(struct device *dev, __u32 burst)
 {
 	__u32 was = *(volatile __u32 *)&dev->answers_until, now = bpf_ktime_get_coarse_ns() >> ANSWER_SHIFT;
 	__u32 ahead = was - now;
 
-	if (ahead > 2 * ANSWER_BURST + ANSWER_INTERVAL) /* further than any: it is in the past */
+	if (ahead > 2 * ANSWER_BURST + ANSWER_INTERVAL) /* further than it can be: was lies in the past */
 		ahead = 0;
 	if (ahead >= burst)
 		return false;
 	return __sync_val_compare_and_swap(&dev->answers_until, was, now + ahead + ANSWER_INTERVAL) == was;
 }
 
-/* The pod that the owner in the scratch record is, if it may have another answer of so many at once. */
+/* The owner in the scratch record, if it may have another answer of a burst. */
 EC_INLINE struct device *answer_to(const struct scratch *s, __u32 burst)
 {
 	struct device *dev = flow_owner(s->owner.ifindex);
@@ -48,16 +48,17 @@ EC_INLINE __u32 answer_l4_off(const struct pkt *pkt)
 }
 
 /*
- * Makes the frame so long, with no segments and no pending checksum. Of the helpers that
- * shorten a packet, only removing the bytes where a pending checksum starts clears it;
- * growing the packet drops a sum that the device has computed.
+ * Gives the frame this length, no segments and no pending checksum. A pending checksum
+ * goes only if the bytes at which it starts are removed, and one that the device has
+ * computed of the whole packet only if the packet grows: so its end is cut, a byte added,
+ * and the rest removed at its start.
  */
 EC_INLINE bool answer_resize(struct __sk_buff *ctx, __u32 frame)
 {
 	__u32 cut = ANSWER_CUT;
 	struct offload o;
 
-	/* A sum may start far inside, as in a tunnel in a tunnel of the pod's own. */
+	/* It may start far inside, as in a tunnel within a tunnel of the pod's own. */
 	if (offload_read(ctx, &o) && o.start > cut)
 		cut = o.start;
 	return !bpf_skb_change_tail(ctx, frame + cut - 1, 0) && !bpf_skb_change_tail(ctx, frame + cut, 0) &&
@@ -97,7 +98,7 @@ EC_CALL bool answer_write_ipv6(struct __sk_buff *ctx, const struct pkt *pkt, con
 	return !bpf_skb_store_bytes(ctx, IP_OFF, &ip, sizeof(ip), 0);
 }
 
-/* Turns the frame into an answer from an address, of which len bytes of a protocol are still to be written. */
+/* Turns the frame into an answer from an address. The len bytes above its IP header are still to be written. */
 EC_INLINE bool answer_begin(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *from, __u8 proto,
 			    __u32 len)
 {

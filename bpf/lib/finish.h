@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The exit of programs that see what pods send: some drops are answered. */
+/* The exit of programs that see what pods send: some drops are answered by a packet to the pod. */
 #ifndef EC_LIB_FINISH_H
 #define EC_LIB_FINISH_H
 
@@ -7,7 +7,7 @@
 #include "bpf/lib/reset.h"
 #include "bpf/lib/too_big.h"
 
-/* finish, for a packet of a pod, which the owner in the scratch record is if the packet is answered. */
+/* finish, for what a pod may have sent. Where a drop is answered, that pod is the owner in the scratch record. */
 EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
 {
 	switch ((int)verdict) {
@@ -16,7 +16,7 @@ EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, 
 		return reset_answer(ctx);
 	case -DROP_TOO_BIG:
 		count_drop(ctx, direction, DROP_TOO_BIG);
-		/* Beside netfilter the pod may not know what it would be told about. */
+		/* Netfilter may have translated the packet, so that its pod would not know what the error quotes. */
 		return direction == DIRECTION_TO_UPLINK && nf_translates() ? too_big_return(ctx) : too_big_answer(ctx);
 	default:
 		return finish(ctx, direction, verdict);

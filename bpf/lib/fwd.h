@@ -34,7 +34,7 @@ EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, const struct pkt *pkt, 
 	return VERDICT_DELIVERED;
 }
 
-/* Whether a pod's packet can leave along a path without the stack, which would fragment it or answer with an error. */
+/* Whether a pod's packet can leave along a path without the stack: it fits, and needs nothing that only that does. */
 EC_INLINE enum verdict fwd_fits(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
 	if (!fwd_simple(&s->pkt))

@@ -77,9 +77,9 @@ struct ipv6_walk {
 };
 
 /*
- * Whether hop-by-hop options are the one that the kernel puts into GSO packets longer
- * than the header can say (BIG TCP), and takes out of their segments again: it is for no
- * router.
+ * Whether the hop-by-hop options are the jumbo payload option alone, which the kernel puts
+ * into GSO packets that are too long for the header's length (BIG TCP), and takes out of
+ * their segments again: no router sees it.
  */
 EC_INLINE bool ipv6_is_jumbo(struct chain *c, const struct ipv6_extension *e)
 {

@@ -101,8 +101,8 @@ EC_INLINE bool offload_right(struct __sk_buff *ctx, const struct pkt *pkt)
 }
 
 /*
- * Whether the checksum that is pending is one in the payload, where a tunnel of the pod's
- * own has it: then that of the datagram itself is complete. Of a GSO packet both are pending.
+ * Whether a datagram's own checksum is complete and the pending one is in its payload, as
+ * in a tunnel of the pod's own. Of a GSO packet both are pending.
  */
 EC_INLINE bool offload_inside(struct __sk_buff *ctx, const struct pkt *pkt)
 {
@@ -113,8 +113,8 @@ EC_INLINE bool offload_inside(struct __sk_buff *ctx, const struct pkt *pkt)
 }
 
 /*
- * How many bytes precede the payload of each segment of a GSO packet, from the IP header
- * on. That of a tunnel is segmented by the transport header inside, where its sum starts.
+ * How many bytes of each segment of a GSO packet precede its payload, from the IP header
+ * on. A tunnel's packet is segmented by the inner transport header, where its sum starts.
  */
 EC_CALL __u32 offload_headers(struct __sk_buff *ctx, const struct pkt *pkt)
 {
@@ -134,18 +134,18 @@ EC_CALL __u32 offload_headers(struct __sk_buff *ctx, const struct pkt *pkt)
 	return start - IP_OFF + (doff >> 4) * 4 - pkt->jumbo;
 }
 
-/* Whether it is a GSO packet whose segments have lengths of their own, as SCTP's: only the kernel can judge them. */
-EC_INLINE bool offload_uneven(const struct __sk_buff *ctx)
-{
-	return ctx->gso_size == EC_GSO_BY_FRAGS;
-}
-
 /* Whether the packet, or each segment of a GSO packet, fits an MTU (bytes of IP packet). */
 EC_INLINE bool offload_fits(struct __sk_buff *ctx, const struct pkt *pkt, __u32 mtu)
 {
 	if (!ctx->gso_size)
 		return pkt->ip_len <= mtu;
 	return offload_headers(ctx, pkt) + ctx->gso_size <= mtu;
+}
+
+/* Whether it certainly does not. Segments of SCTP have lengths of their own, which only the kernel can judge. */
+EC_INLINE bool offload_exceeds(struct __sk_buff *ctx, const struct pkt *pkt, __u32 mtu)
+{
+	return ctx->gso_size != EC_GSO_BY_FRAGS && !offload_fits(ctx, pkt, mtu);
 }
 
 #endif

@@ -42,7 +42,7 @@ struct path {
 	struct addr snat_address; /* of the uplink, to masquerade to */
 	__u8 mac[6];              /* as in struct destination */
 	bool tunnel;              /* through the tunnel, not out of an uplink */
-	bool whole;               /* not even the stack fragments what does not fit */
+	bool learnt;              /* the tunnel's mtu is learnt_mtu, by which the stack fragments nothing */
 	bool unresolved;          /* the kernel does not know the next hop's Ethernet address yet */
 };
 
@@ -193,8 +193,9 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 }
 
 /*
- * Asks the kernel what it has learnt from routers of the MTU of the way to a far end.
- * IPv6's alone: it fragments no outer packet, and tells nobody inside.
+ * Asks the kernel what MTU it has learnt from routers on the way to a far end. Only over
+ * IPv6 does that matter, where it drops larger outer packets and tells no sender of the
+ * inner ones.
  */
 EC_CALL void path_learn(struct __sk_buff *ctx, const struct config *config, struct destination *to)
 {
@@ -232,7 +233,7 @@ EC_INLINE enum verdict path_by_tunnel(struct __sk_buff *ctx, const struct config
 	p->ifindex = config->tunnel_ifindex;
 	p->node = to->node;
 	p->mtu = path_tunnel_mtu(ctx, config, to);
-	p->whole = p->mtu < to->mtu;
+	p->learnt = p->mtu < to->mtu;
 	__builtin_memcpy(p->mac, to->mac, sizeof(p->mac));
 	return VERDICT_GO_ON;
 }
@@ -287,7 +288,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	p->found = 0;
 	p->kind = to ? to->kind : DESTINATION_WORLD;
 	p->tunnel = false;
-	p->whole = false;
+	p->learnt = false;
 	p->unresolved = false;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;

@@ -59,7 +59,7 @@ struct pkt {
 	__u8 icmp_type;
 	__u8 tos;
 	__u8 no_sum;            /* UDP without a checksum */
-	__u8 jumbo;             /* length of the jumbo option that the kernel takes out of each segment (ipv6.h) */
+	__u8 jumbo;             /* length of the kernel's own jumbo option, which no segment has (ipv6.h) */
 	__u8 rewrite;           /* enum end of an address still to be rewritten (rewrite.h), or 0 */
 	struct addr rewrite_to; /* and its new value, which is valid only then */
 };

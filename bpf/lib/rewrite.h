@@ -48,8 +48,8 @@ EC_INLINE bool rewrite_sum_address(struct __sk_buff *ctx, __u32 check, const str
 }
 
 /*
- * Changes a checksum that is complete although another one is pending in the packet, for
- * a new address and port: the helpers would take it for the pending one.
+ * Changes, for a new address and port, a checksum that is complete while another one in
+ * the packet is pending (offload_inside): the helpers would take it for the pending one.
  */
 EC_CALL enum verdict rewrite_sum_outside(struct __sk_buff *ctx, __u32 check, __u32 growth)
 {
@@ -62,7 +62,7 @@ EC_CALL enum verdict rewrite_sum_outside(struct __sk_buff *ctx, __u32 check, __u
 	return bpf_skb_store_bytes(ctx, check, &sum, sizeof(sum), 0) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
 }
 
-/* Changes a port in the transport header, where the checksum has been changed already. */
+/* Changes a port in the transport header, for which the checksum has been changed already. */
 EC_INLINE enum verdict rewrite_port(struct __sk_buff *ctx, const struct pkt *pkt, __u32 off, __be16 port)
 {
 	/* Else the checksum makes up for the port in a sum that the device has computed of the whole packet. */

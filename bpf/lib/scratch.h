@@ -33,7 +33,7 @@ struct inner_change {
 };
 
 /* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (too_big.h). */
-struct complaint {
+struct icmp_error {
 	struct addr src;
 	struct addr dst;
 	__be32 len;
@@ -101,7 +101,7 @@ struct scratch {
 	/* A flow that may have ended. */
 	struct pair pair;
 	/* What the owner is told of a packet that is too big. */
-	struct complaint complaint;
+	struct icmp_error error;
 	__u32 mtu;
 };
 

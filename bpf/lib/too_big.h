@@ -13,11 +13,11 @@
 
 enum {
 	TOO_BIG_CODE_IPV4 = 4, /* fragmentation needed, of ICMP_DEST_UNREACH (RFC 792) */
-	TOO_BIG_LEN = sizeof(struct complaint) - offsetof(struct complaint, icmp),
+	TOO_BIG_LEN = sizeof(struct icmp_error) - offsetof(struct icmp_error, icmp),
 };
 
 /* Whether the packet may be fragmented on its way: IPv4's without DF. */
-EC_INLINE bool too_big_divides(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool too_big_may_fragment(struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	__be16 flags;
 
@@ -43,8 +43,9 @@ EC_INLINE enum verdict too_big_refuse(struct scratch *s, __u32 ifindex, __u32 mt
 }
 
 /*
- * What the path carries for certain, in bytes of IP packet; 0: not known. What the kernel's route carries less than its
- * link, the node may have been told by anybody: the stack does not forward by that, unless its settings say so.
+ * The MTU that a pod may be told, in bytes of IP packet; 0: not known. Of a path that the kernel routes it is the
+ * link's: what the route has less, anybody may have told the node, and the stack does not forward by that either
+ * (unless ip_forward_use_pmtu says so).
  */
 EC_INLINE __u32 too_big_mtu(struct __sk_buff *ctx, const struct path *path)
 {
@@ -57,26 +58,26 @@ EC_INLINE __u32 too_big_mtu(struct __sk_buff *ctx, const struct path *path)
 }
 
 /*
- * A packet that does not fit the path that it would take. The stack fragments it, knows better what
- * fits, or, beside netfilter, knows where else it goes.
+ * Refuses a packet that does not fit its path, or leaves it to the stack: to be fragmented, or where that knows better
+ * what fits or, beside netfilter, where the packet goes.
  */
 EC_CALL enum verdict too_big_judge(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
 	const struct config *config = config_get();
 	__u32 mtu = too_big_mtu(ctx, path);
 
-	if (!mtu || offload_uneven(ctx) || offload_fits(ctx, &s->pkt, mtu))
+	if (!mtu || !offload_exceeds(ctx, &s->pkt, mtu))
 		return VERDICT_STACK;
 	if (nf_translates() && path->kind != DESTINATION_POD_CIDR)
 		return VERDICT_STACK;
-	if (!path->whole && too_big_divides(ctx, &s->pkt))
+	if (!path->learnt && too_big_may_fragment(ctx, &s->pkt))
 		return VERDICT_STACK;
 	if (!config || addr_is_zero(too_big_source(config, s->pkt.family)))
 		return VERDICT_STACK;
 	return too_big_refuse(s, ctx->ifindex, mtu);
 }
 
-/* Whether the sender may be told: no error answers an error, nor a later fragment of IPv4 (RFC 1122, section 3.2.2). */
+/* Whether the sender may be told: not of an error, nor of a later fragment of IPv4 (RFC 1122, section 3.2.2). */
 EC_INLINE bool too_big_may_be_told(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	return pkt_l4(ctx, pkt) && pkt->l4 != L4_ICMP_ERROR &&
@@ -86,46 +87,46 @@ EC_INLINE bool too_big_may_be_told(struct __sk_buff *ctx, struct pkt *pkt)
 /* Writes the error in the scratch record, with the start of the packet that it quotes. */
 EC_CALL bool too_big_write(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
 {
-	struct complaint *c = &s->complaint;
+	struct icmp_error *e = &s->error;
 	__u32 mtu = s->mtu;
 
-	/* What does not fit has more, but for MTUs that no network has. */
-	if (s->pkt.ip_len < sizeof(c->quote) || bpf_skb_load_bytes(ctx, IP_OFF, c->quote, sizeof(c->quote)))
+	/* What does not fit is longer than the quote, unless the MTU is one that no network has. */
+	if (s->pkt.ip_len < sizeof(e->quote) || bpf_skb_load_bytes(ctx, IP_OFF, e->quote, sizeof(e->quote)))
 		return false;
-	__builtin_memset(c, 0, offsetof(struct complaint, quote));
+	__builtin_memset(e, 0, offsetof(struct icmp_error, quote));
 	if (s->pkt.family == FAMILY_IPV6) {
-		c->src = *from;
-		c->dst = s->pkt.tuple.src;
-		c->len = bpf_htonl(TOO_BIG_LEN);
-		c->proto = bpf_htonl(IPPROTO_ICMPV6);
-		c->icmp.type = ICMPV6_PACKET_TOO_BIG;
-		c->icmp.id = bpf_htons(mtu >> 16);
+		e->src = *from;
+		e->dst = s->pkt.tuple.src;
+		e->len = bpf_htonl(TOO_BIG_LEN);
+		e->proto = bpf_htonl(IPPROTO_ICMPV6);
+		e->icmp.type = ICMPV6_PACKET_TOO_BIG;
+		e->icmp.id = bpf_htons(mtu >> 16);
 	} else {
-		c->icmp.type = ICMP_DEST_UNREACH;
-		c->icmp.code = TOO_BIG_CODE_IPV4;
+		e->icmp.type = ICMP_DEST_UNREACH;
+		e->icmp.code = TOO_BIG_CODE_IPV4;
 	}
-	c->icmp.rest = bpf_htons(mtu);
-	c->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)c, sizeof(*c), 0));
+	e->icmp.rest = bpf_htons(mtu);
+	e->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)e, sizeof(*e), 0));
 	return true;
 }
 
-/* Turns the packet into the error, from an address. */
+/* Turns the packet into the error about itself, from an address. */
 EC_CALL bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
 {
 	__u8 proto = s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
 
 	return too_big_may_be_told(ctx, &s->pkt) && too_big_write(ctx, s, from) &&
 	       answer_begin(ctx, &s->pkt, from, proto, TOO_BIG_LEN) &&
-	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->complaint.icmp, TOO_BIG_LEN, 0);
+	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, TOO_BIG_LEN, 0);
 }
 
-/* TCP does as it is told. What does not, and takes all answers of its pod, must leave some to it. */
+/* TCP heeds the answer. Other senders may not: half of what a pod may have at once is TCP's alone. */
 EC_INLINE __u32 too_big_burst(const struct scratch *s)
 {
 	return s->pkt.tuple.proto == IPPROTO_TCP ? 2 * ANSWER_BURST : ANSWER_BURST;
 }
 
-/* Tells the owner in the scratch record the MTU there. Returns a TC action. */
+/* Tells the owner in the scratch record the MTU that is there. Returns a TC action. */
 EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 {
 	const struct config *config = config_get();
@@ -141,9 +142,10 @@ EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 }
 
 /*
- * The same by way of the stack, for what that sends out of a device: the host's own
- * sockets learn of it, and netfilter translates it back. So it comes in by that device,
- * and from where the packet goes; from the node itself it would be a martian.
+ * Tells the stack, of a packet that it sends out of this device: the host's own sockets
+ * learn of it, and netfilter translates it back for a pod. The error comes in by the
+ * device as if from the packet's destination, since from the node itself it would be a
+ * martian.
  */
 EC_GLOBAL int too_big_return(struct __sk_buff *ctx)
 {

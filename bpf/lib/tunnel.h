@@ -104,8 +104,7 @@ EC_INLINE enum verdict tunnel_redirect(struct __sk_buff *ctx, __u32 ifindex, __u
 	return VERDICT_FORWARDED;
 }
 
-/* Whether a packet on the tunnel device is ec_to_tunnel's answer to the stack: what came through the tunnel has a key.
- */
+/* Whether a packet is ec_to_tunnel's own answer to the stack: what has come through the tunnel has a key. */
 EC_INLINE bool tunnel_answers(struct __sk_buff *ctx)
 {
 	struct bpf_tunnel_key key;

@@ -31,8 +31,8 @@ type Value struct {
 	Packets        uint64 `map:"counter"`
 	Bytes          uint64 `map:"counter"`
 	ConntrackFlows uint32 `map:"counter"`
-	// AnswersUntil is until when the pod has had its answers, RSTs and errors about what is too big (CLOCK_MONOTONIC, 2^16 ns);
-	// AllowanceUntil is the same of neighbours to ask for, in ns. The programs write both.
+	// AnswersUntil is until when the pod's answers, RSTs and errors about what is too big, are used up (CLOCK_MONOTONIC, 2^16 ns);
+	// AllowanceUntil is the same for neighbours to ask for, in ns. The programs write both.
 	AnswersUntil   uint32
 	AllowanceUntil uint64
 }

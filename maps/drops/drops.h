@@ -40,7 +40,7 @@ enum drop_reason {
 	DROP_TUNNEL_FAILED,      /* the kernel refused to read or write the packet's tunnel header */
 	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read, or malformed ones */
 	DROP_NEIGHBOUR_LIMIT,    /* the pod sends to too many neighbours of the node that do not answer */
-	DROP_TOO_BIG,            /* larger than the path's MTU, and nobody may fragment it (answered: the MTU) */
+	DROP_TOO_BIG,            /* larger than the path's MTU, and not to be fragmented; its sender is told the MTU */
 	DROP_REASONS,
 };
 

@@ -41,7 +41,7 @@ const (
 	TunnelFailed                    // the kernel refused to read or write the packet's tunnel header
 	ExtensionHeaders                // more IPv6 extension headers than are read, or malformed ones
 	NeighbourLimit                  // the pod sends to too many neighbours of the node that do not answer
-	TooBig                          // larger than the path's MTU, and nobody may fragment it (answered: the MTU)
+	TooBig                          // larger than the path's MTU, and not to be fragmented; its sender is told the MTU
 	Reasons
 )
 
@@ -125,7 +125,7 @@ func (v Reason) Explain() string {
 		TunnelFailed:      "the kernel refused to read or write the packet's tunnel header",
 		ExtensionHeaders:  "more IPv6 extension headers than are read, or malformed ones",
 		NeighbourLimit:    "the pod sends to too many neighbours of the node that do not answer",
-		TooBig:            "larger than the path's MTU, and nobody may fragment it (answered: the MTU)",
+		TooBig:            "larger than the path's MTU, and not to be fragmented; its sender is told the MTU",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

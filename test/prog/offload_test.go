@@ -145,7 +145,7 @@ func TestTooBigOnTheWire(t *testing.T) {
 				binary.NativeEndian.PutUint16(sent[2:], uint16(l4+20))
 				binary.NativeEndian.PutUint16(sent[4:], uint16(c.segment))
 			}
-			want := append(make([]byte, vnetHeader), b.tooBig(podA, frame, tunnelMTU)...)
+			want := append(make([]byte, vnetHeader), b.tooBigFor(podA, frame, tunnelMTU)...)
 			if !pod.waits(func(got []byte) bool { return bytes.Equal(got, want) }, func() { pod.send(sent) }) {
 				t.Errorf("%s: not told", name)
 			}

@@ -24,17 +24,17 @@ func (f family) whole(p packet) packet {
 	return p
 }
 
-// complaint is what is told of a frame that has been sent, but for who tells it whom.
-func (f family) complaint(sent []byte, mtu int) packet {
+// tooBig is the error about a frame that has been sent, without addresses.
+func (f family) tooBig(sent []byte, mtu int) packet {
 	return packet{
 		proto: wire.ICMP, icmpType: 3, icmpCode: 4, rest: uint16(mtu), quote: sent[ethernet:][:quoted],
 		fragment: each[uint16](f, dontFragment, 0),
 	}
 }
 
-// tooBig is what the pod is told of a frame that it has sent.
-func (b *bed) tooBig(pod string, sent []byte, mtu int) []byte {
-	e, l := b.complaint(sent, mtu), b.pods[pod]
+// tooBigFor is the error that a pod gets about a frame that it has sent.
+func (b *bed) tooBigFor(pod string, sent []byte, mtu int) []byte {
+	e, l := b.tooBig(sent, mtu), b.pods[pod]
 	e.src, e.dst, e.macTo, e.macFrom = nodeIP, pod, l.peer, l.mac
 	return e.bytes(b.family)
 }
@@ -43,7 +43,7 @@ func (b *bed) tooBig(pod string, sent []byte, mtu int) []byte {
 func (r result) tells(pod string, mtu int) {
 	r.b.Helper()
 	r.is("drop TOO_BIG")
-	if want := r.b.tooBig(pod, r.in, mtu); !bytes.Equal(r.frame, want) {
+	if want := r.b.tooBigFor(pod, r.in, mtu); !bytes.Equal(r.frame, want) {
 		r.b.Errorf("%s: told\n% x, want\n% x", describe(r.in), r.frame, want)
 	}
 }
@@ -54,7 +54,7 @@ func (r result) returns(mtu int) {
 	r.is("drop TOO_BIG")
 	sent, err := read(r.in)
 	must(r.b, err)
-	e := r.b.complaint(r.in, mtu)
+	e := r.b.tooBig(r.in, mtu)
 	e.src, e.dst, e.macTo, e.macFrom = sent.dst, sent.src, r.in[6:12], r.in[6:12]
 	if want := e.bytes(r.b.family); !bytes.Equal(r.frame, want) || r.mark&mark == 0 {
 		r.b.Errorf("%s: the stack gets, with mark %#x,\n% x, want\n% x", describe(r.in), r.mark, r.frame, want)
