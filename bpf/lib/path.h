@@ -195,13 +195,15 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 /*
  * Asks the kernel what it has learnt from routers of the MTU of the way to a far end.
  * IPv6's alone: it fragments no outer packet, and tells nobody inside.
+ * Asked for the tunnel device, wherever the packet is: it answers only for links that
+ * forward, which an uplink need not.
  */
 EC_CALL void path_learn(struct __sk_buff *ctx, const struct config *config, struct destination *to)
 {
 	struct bpf_fib_lookup fib = {
 		.family = EC_AF_INET6,
 		.l4_protocol = IPPROTO_UDP,
-		.ifindex = ctx->ifindex,
+		.ifindex = config->tunnel_ifindex,
 		.tot_len = to->mtu + PATH_OUTER_IPV6,
 	};
 	bool less;

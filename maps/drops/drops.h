@@ -26,7 +26,7 @@ enum drop_reason {
 	DROP_NO_SNAT_ADDRESS,    /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
 	DROP_WRITE_FAILED,       /* the kernel refused a change to the packet */
 	DROP_IPSEC_POLICY,       /* masqueraded, it would leave unencrypted where an IPsec policy of the host applies */
-	DROP_FORGED_ERROR,       /* an ICMP error that quotes a packet which the pod has not sent or received */
+	DROP_FORGED_ERROR,       /* an ICMP error about what the pod has not sent or got, or that shuts the tunnel */
 	DROP_ICMP_REDIRECT,      /* an ICMP redirect, which no pod may send or follow */
 	DROP_TABLE_BUSY,         /* the kernel could not write to a flow table at that moment */
 	DROP_BAD_OFFLOAD,        /* asks the kernel to write a checksum where none belongs */
