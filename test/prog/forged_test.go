@@ -232,3 +232,24 @@ func TestErrorsFromNobody(t *testing.T) {
 		b.fromUplink(icmpError(remote, nodeIP, 3, 3, out.frame, 8)).is("delivered")
 	})
 }
+
+// Our mark says that a packet is an answer of the node's own only where it did not come through the tunnel: who sends from
+// there may be able to have the node's own rules mark it.
+func TestFromTunnelJudgesWhatIsMarked(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		run := func(src string) result {
+			return b.run(wire.FromTunnel, b.tunnel, udp(src, 4000, podA, 53).bytes(f), map[int]uint32{skbMark: mark})
+		}
+		for _, over := range []family{f, f.opposite()} {
+			b.comesOver(over, node5IP, vni)
+			run(beyond).is("delivered")
+			run(remote).is("drop TUNNEL_SOURCE")
+			run(world).is("drop TUNNEL_SOURCE")
+			b.comesOver(over, node5IP, vni+1)
+			run(beyond).is("drop TUNNEL_VNI")
+		}
+		b.comesFrom("", 0)
+		b.leftToStack("an answer", run(beyond))
+	})
+}
