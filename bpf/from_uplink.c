@@ -126,15 +126,38 @@ EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 }
 
 /*
+ * Whether an error says that the way to a tunnel's far end is too narrow for IPv6 inside. The kernel would believe it,
+ * whoever has sent it, and for minutes no IPv6 would get through; only one that quotes TCP can it verify.
+ */
+EC_CALL bool from_uplink_shuts_tunnel(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
+{
+	struct destination *to;
+	__be32 mtu;
+
+	if (!pkt_is_icmp(FAMILY_IPV6, s->pkt.tuple.proto) || !config->pod_cidr_lens[FAMILY_IPV6] ||
+	    !pkt_l4(ctx, &s->pkt) || s->pkt.icmp_type != ICMPV6_PACKET_TOO_BIG ||
+	    bpf_skb_load_bytes(ctx, s->pkt.l4_off + offsetof(struct icmp_header, id), &mtu, sizeof(mtu)) ||
+	    bpf_ntohl(mtu) >= IPV6_LEAST_MTU + PATH_OUTER_IPV6)
+		return false;
+	/* The quoted packet may be in a later fragment. No router fragments an error. */
+	if (s->pkt.fragment != FRAGMENT_NONE)
+		return true;
+	icmp_parse_inner(ctx);
+	to = path_destination(&s->inner.tuple.dst);
+	return s->inner.tuple.proto != IPPROTO_TCP && to && to->kind == DESTINATION_NODE &&
+	       (to->flags & DESTINATION_BY_TUNNEL);
+}
+
+/*
  * What is left to the stack, if the node would forward it: a source that is the cluster's comes from there, since
  * others take this node's word for it. IPv6 alone needs that: it has no reverse path filter, and forwards even what has
- * the node's own address. A packet whose headers can't be read may be for the tunnel port.
+ * the node's own address.
  */
-EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const struct pkt *pkt, bool unread)
+EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	struct destination *to = path_destination(&pkt->tuple.dst), *from;
 
-	if (to && to->kind == DESTINATION_HOST && !unread)
+	if (to && to->kind == DESTINATION_HOST)
 		return VERDICT_STACK;
 	from = path_destination(&pkt->tuple.src);
 	if (!from)
@@ -150,9 +173,7 @@ EC_CALL enum verdict from_uplink_to_all(struct __sk_buff *ctx, struct pkt *pkt, 
 {
 	if (ctx->pkt_type == EC_PACKET_OTHERHOST)
 		return VERDICT_STACK;
-	if (parsed)
-		return from_uplink_to_stack(ctx, pkt, true);
-	return from_uplink_outer(ctx, pkt) ?: VERDICT_STACK;
+	return parsed ?: from_uplink_outer(ctx, pkt) ?: VERDICT_STACK;
 }
 
 EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
@@ -169,13 +190,16 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 		return VERDICT_STACK;
 	if (ctx->pkt_type != EC_PACKET_HOST)
 		return from_uplink_to_all(ctx, &s->pkt, verdict);
+	/* Unread it may be for the tunnel port, or shut the tunnel. A host may refuse it (RFC 8504, section 5.3). */
+	if (verdict)
+		return verdict;
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (ep)
-		return verdict ?: from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
+		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
 	if (path_is_ours(config, family, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
-	if (verdict)
-		return from_uplink_to_stack(ctx, &s->pkt, true);
+	if (family == FAMILY_IPV6 && from_uplink_shuts_tunnel(ctx, config, s))
+		return -DROP_FORGED_ERROR;
 	verdict = from_uplink_outer(ctx, &s->pkt);
 	if (verdict)
 		return verdict;
@@ -183,7 +207,7 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 	/* A fragment of nobody's goes to the stack as well, but is counted. */
 	if (family == FAMILY_IPV4 || (verdict != VERDICT_STACK && verdict != -DROP_FRAG_NOT_FOUND))
 		return verdict;
-	judged = from_uplink_to_stack(ctx, &s->pkt, false);
+	judged = from_uplink_to_stack(ctx, &s->pkt);
 	return judged == VERDICT_STACK ? verdict : judged;
 }
 

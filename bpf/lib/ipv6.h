@@ -10,7 +10,8 @@
 #include "bpf/lib/verdict.h"
 
 enum {
-	IPV6_CHAIN = 8, /* how many extension headers are read */
+	IPV6_CHAIN = 8,        /* how many extension headers are read */
+	IPV6_LEAST_MTU = 1280, /* what every link carries, in bytes (RFC 8200, section 5) */
 	IPV6_MORE_FRAGMENTS = 0x0001,
 	IPV6_FRAGMENT_OFFSET = 0xfff8,
 	IPV6_JUMBO = 0xc204, /* type and length of the jumbo payload option (RFC 2675) */

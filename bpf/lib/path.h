@@ -195,14 +195,15 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 /*
  * Asks the kernel what MTU it has learnt from routers on the way to a far end. Only over
  * IPv6 does that matter, where it drops larger outer packets and tells no sender of the
- * inner ones.
+ * inner ones. The question is asked for the tunnel device: the kernel answers only for
+ * devices that forward, which an uplink may not.
  */
 EC_CALL void path_learn(struct __sk_buff *ctx, const struct config *config, struct destination *to)
 {
 	struct bpf_fib_lookup fib = {
 		.family = EC_AF_INET6,
 		.l4_protocol = IPPROTO_UDP,
-		.ifindex = ctx->ifindex,
+		.ifindex = config->tunnel_ifindex,
 		.tot_len = to->mtu + PATH_OUTER_IPV6,
 	};
 	bool less;

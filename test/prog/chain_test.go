@@ -54,7 +54,7 @@ func TestExtensionHeaders(t *testing.T) {
 	}
 }
 
-// A ninth header hides whatever lies behind it: a packet of a pod's or to one is dropped, the node's own is not judged.
+// A ninth header hides whatever lies behind it: a packet of a pod's, or that arrives, is dropped, the node's own is not judged.
 func TestTooManyExtensionHeaders(t *testing.T) {
 	b := newBed(t, inIPv6)
 	for _, headers := range []int{9, 10, 40} {
@@ -65,7 +65,7 @@ func TestTooManyExtensionHeaders(t *testing.T) {
 		b.fromTunnel(chained(udp(beyond, 53, podA, 5000), headers)).is("drop EXTENSION_HEADERS")
 		b.toTunnel(chained(udp(podA, 53, beyond, 5000), headers)).is("drop EXTENSION_HEADERS")
 		b.toUplink(chained(udp(podA, 5000, world, 53), headers)).is("drop EXTENSION_HEADERS")
-		b.leftToStack("to the node", b.fromUplink(chained(udp(world, 53, nodeIP, 5000), headers)))
+		b.fromUplink(chained(udp(world, 53, nodeIP, 5000), headers)).is("drop EXTENSION_HEADERS")
 		b.leftToStack("of the node", b.toUplink(chained(udp(nodeIP, 50000, world, 53), headers)))
 	}
 	// The eighth may be a later fragment's: nothing is read behind that.
@@ -171,7 +171,7 @@ func unreadable(p packet) []packet {
 	}
 }
 
-// What can't be read gets past no judgement: not to a pod, nor from one, and not to or from the tunnel port.
+// What can't be read gets past no judgement: it does not arrive, nor leave a pod, nor leave for the tunnel port.
 func TestUnreadableIsJudged(t *testing.T) {
 	b := newBed(t, inIPv6)
 	forwarded := map[int]uint32{skbIngressIfindex: uint32(b.foreign.index)}
@@ -186,8 +186,7 @@ func TestUnreadableIsJudged(t *testing.T) {
 	}
 	b.leadsBy(node2IP+"/32", destinations.Node, b.uplink)
 	for _, p := range unreadable(udp(node2IP, 4000, nodeIP, tunnelPort)) {
-		b.leftToStack("from a node", b.arrive(b.uplink, p))
-		b.arrive(b.other, p).is("drop WRONG_UPLINK")
+		b.arrive(b.uplink, p).is("drop EXTENSION_HEADERS")
 	}
 	for _, p := range unreadable(udp(nodeIP, 4000, node2IP, tunnelPort)) {
 		b.leftToStack("the node's own", b.toUplink(p))

@@ -1,11 +1,14 @@
 package prog
 
 import (
+	"os"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -52,9 +55,10 @@ func TestTooBigForTheNodeAlone(t *testing.T) {
 }
 
 // By what the kernel has learnt of the way to a far end over IPv6 it sends outer packets, for as long as it knows that, so the
-// pod is told on either way into the tunnel.
+// pod is told on either way into the tunnel, though an uplink may be a host's (that the node forwards is for all to say).
 func TestTooBigForTheFarEnd(t *testing.T) {
 	b := newBed(t, inIPv6)
+	must(t, os.WriteFile("/proc/sys/net/ipv6/conf/ecprup/forwarding", []byte("0"), 0))
 	const learnt = 1280 - (mtu - tunnelMTU)
 	p := udp(podA, 5000, node5IP, 53)
 	for _, by := range []func(*bed, packet) result{(*bed).fromPod, (*bed).toUplink} {
@@ -90,4 +94,32 @@ func TestTooBigFromTheStack(t *testing.T) {
 		b.answers = true
 		b.toTunnel(b.sized(p, learnt+1)).returns(learnt)
 	}
+}
+
+// Anybody could shut the tunnel to IPv6 for minutes with one error about a packet that the kernel can't verify.
+func TestNobodyShutsTheTunnel(t *testing.T) {
+	b := newBed(t, inIPv6)
+	const least = 1280 + mtu - tunnelMTU
+	about := map[string]packet{
+		"an outer packet": udp(nodeIP, 50000, node5IP, tunnelPort), "a ping": ping(nodeIP, 7, node5IP), "another protocol": {src: nodeIP, dst: node5IP, proto: 253},
+	}
+	told := func(p packet, mtu int) packet {
+		e := icmpError(world, nodeIP, 3, 4, p.with(func(p *packet) { p.payload = make([]byte, 64) }).bytes(b.family), 64)
+		e.rest = uint16(mtu)
+		return e
+	}
+	for name, p := range about {
+		b.fromUplink(told(p, least-1)).is("drop FORGED_ERROR")
+		b.fromUplink(told(p, least-1).with(func(p *packet) { p.fragment = moreFragments })).is("drop FORGED_ERROR")
+		b.leftToStack(name+", with room for IPv6", b.fromUplink(told(p, least)))
+	}
+	b.leftToStack("TCP", b.fromUplink(told(tcp(nodeIP, 50000, node5IP, 10250, ack), 1280)))
+	b.leftToStack("a node that no tunnel leads to", b.fromUplink(told(ping(nodeIP, 7, node2IP), 1280)))
+	b.leftToStack("another error", b.fromUplink(icmpError(world, nodeIP, 3, 1, about["a ping"].bytes(b.family), 64)))
+
+	v, err := b.config.Get(config.Key{})
+	must(t, err)
+	v.PodCIDRLens[wire.IPv6] = 0
+	must(t, b.config.Put(config.Key{}, v))
+	b.leftToStack("pods have no IPv6", b.fromUplink(told(about["a ping"], 1280)))
 }
