@@ -40,17 +40,17 @@ type heard struct {
 	protocol uint8
 	body     []byte // above IP's header and IPv6's extension headers
 	options  []byte // IPv4's, and IPv6's extension headers as far as the kernel says them
-	problem  *complaint
+	problem  *icmpError
 }
 
-// complaint is an ICMP error.
-type complaint struct {
+// icmpError is an ICMP error about something that was sent.
+type icmpError struct {
 	lab.ICMPKind
 	mtu             int
 	source, quoteTo netip.Addr // as quoted
 }
 
-// ears are the raw sockets of all parties. Those hear whatever a stack delivers, before any protocol judges it.
+// ears are the raw sockets of all parties, which get whatever a stack delivers, before any protocol judges it.
 type ears struct {
 	mu    sync.Mutex
 	heard map[uint32][]heard
@@ -178,16 +178,16 @@ func (e *ears) keep(h heard, family wire.Family) {
 	}
 	h.problem = nil
 	if h.protocol == icmpOf[family] {
-		h.problem = complaintIn(h.body, family)
+		h.problem = icmpErrorIn(h.body, family)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.heard[number] = append(e.heard[number], h)
 }
 
-// complaintIn reads an ICMP message about what was sent.
-func complaintIn(message []byte, family wire.Family) *complaint {
-	c := &complaint{ICMPKind: lab.ICMPKind{Type: message[0], Code: message[1]}}
+// icmpErrorIn reads an ICMP message about what was sent.
+func icmpErrorIn(message []byte, family wire.Family) *icmpError {
+	c := &icmpError{ICMPKind: lab.ICMPKind{Type: message[0], Code: message[1]}}
 	quoted := message[8:]
 	if family == wire.IPv4 {
 		c.mtu = int(binary.BigEndian.Uint16(message[6:]))

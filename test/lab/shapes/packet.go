@@ -100,7 +100,7 @@ func onesSum(all []byte) uint16 {
 	return uint16(total)
 }
 
-// What stands before the payload in the packets of other protocols, such that whoever follows connections takes them.
+// The bodies of other protocols' packets, well formed enough for connection tracking.
 
 // sctpInit asks for an association: an INIT with one parameter that nobody knows.
 func sctpInit(from, to uint16, payload []byte) []byte {

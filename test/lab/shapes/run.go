@@ -22,7 +22,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// limit is how long to wait for what should come; what should not come is waited for by a packet that is sent after it.
+// limit is how long to wait for what should come. What should not come is given up when a packet that was sent after it has arrived.
 const limit = 3 * time.Second
 
 // Test sends every shape along every path of a network and compares what becomes of each with the table.
@@ -39,7 +39,7 @@ func Test(t *testing.T, n Network) {
 	}
 }
 
-// prepareParties has nobody hold back an error because there were others, or take an echo for a flood.
+// prepareParties lifts everybody's rate limits of ICMP errors.
 func prepareParties(n Network) error {
 	var failed []error
 	for _, party := range n.Parties {
@@ -241,7 +241,7 @@ func (r *run) told(p path, err error) string {
 		return arrived
 	}
 	if e, ok := errors.AsType[*lab.ICMPError](err); ok {
-		return r.problem(p, heard{by: ends[p.kind].from, from: e.From, problem: &complaint{e.ICMPKind, e.MTU, e.InnerSource, e.InnerDestination}})
+		return r.problem(p, heard{by: ends[p.kind].from, from: e.From, problem: &icmpError{e.ICMPKind, e.MTU, e.InnerSource, e.InnerDestination}})
 	}
 	if errors.Is(err, unix.EMSGSIZE) {
 		return tooBigHere

@@ -49,7 +49,7 @@ var (
 // Why outcomes differ from those in classical networks.
 const (
 	byAddress   = "by the address alone one flow of a protocol can be told from others, not two; which pod gets an answer must not depend on who was first"
-	reassembled = "netfilter puts datagrams together, which takes memory that any sender can fill"
+	reassembled = "netfilter reassembles datagrams, which takes memory that any sender can fill"
 	sharedLink  = "a pod is alone on its link, where a bridge lets each pod of a node reach all others"
 )
 
@@ -109,8 +109,8 @@ func ping(o lab.PingOptions) func(context.Context, path) error {
 	}
 }
 
-// learning tries again what was lost, or answered, because somebody on the way takes less: in IPv6 only the sender makes fragments, and
-// has to be told of which size, on either side.
+// learning repeats an exchange until its ends know the path's MTU: in IPv6 only a sender makes fragments, and somebody on the way has to
+// tell it how large.
 func learning(exchange func(context.Context, path) error) func(context.Context, path) error {
 	return func(ctx context.Context, p path) error {
 		for {
@@ -124,7 +124,7 @@ func learning(exchange func(context.Context, path) error) func(context.Context, 
 	}
 }
 
-// learnt: the programs themselves tell what fits the tunnel, for as many fragments as there were.
+// learnt: of what does not fit the tunnel the programs tell the pod, once or for each fragment.
 func learnt(p path) outcome {
 	if p.family == wire.IPv6 && p.byTunnel() {
 		return outcome{what: arrived, counted: drops.TooBig, packets: 1}
@@ -132,7 +132,7 @@ func learnt(p path) outcome {
 	return arrives
 }
 
-// pingOfMTU sends a packet that is so many bytes larger than the path's MTU, from a socket that does not heed what is known of it.
+// pingOfMTU sends a packet that is so many bytes larger than the path's MTU, from a socket that ignores what the host has learnt of that.
 func pingOfMTU(more int) func(context.Context, path) error {
 	return func(ctx context.Context, p path) error {
 		headers := [wire.Families]int{wire.IPv4: 28, wire.IPv6: 48}[p.family]
@@ -247,7 +247,7 @@ func sctp(p path, payload []byte) packet {
 	return of(unix.IPPROTO_SCTP, func(payload []byte) []byte { return sctpInit(p.sent[0].Port(), p.sent[1].Port(), payload) })(p, payload)
 }
 
-// onBridge: all pods of the node get what its node gets, from whom they see it.
+// onBridge: the pods of the node get it as the node does; as is whose address they see, if not the sender's.
 func onBridge(as string) func(path) outcome {
 	return func(p path) outcome {
 		if !p.network.Bridged {
