@@ -6,23 +6,39 @@
 #ifndef EC_LIB_ANSWER_H
 #define EC_LIB_ANSWER_H
 
-#include "bpf/lib/allowance.h"
 #include "bpf/lib/flow.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/offload.h"
 
-/* A pod gets one answer in each interval, in ns. */
-#define ANSWER_INTERVAL (NSEC_PER_SEC / 100)
+/* The time of answers, in a stamp of 32 bits: 2^16 ns. */
+#define ANSWER_SHIFT 16
+
+/* A pod gets one answer in each interval, and so many at once. */
+#define ANSWER_INTERVAL ((__u32)(NSEC_PER_SEC / 100 >> ANSWER_SHIFT) + 1)
+#define ANSWER_BURST (100 * ANSWER_INTERVAL)
 
 /* How many bytes are cut out: more than lies before any transport header but one behind long chains of IPv6. */
 #define ANSWER_CUT 128
 
-/* The pod that the owner in the scratch record is, if it may have another answer. */
-EC_INLINE struct device *answer_to(const struct scratch *s)
+/* Takes one of the pod's answers, if they are not used up for that long (GCRA, as for its allowance). */
+EC_INLINE bool answer_take(struct device *dev, __u32 burst)
+{
+	__u32 was = *(volatile __u32 *)&dev->answers_until, now = bpf_ktime_get_coarse_ns() >> ANSWER_SHIFT;
+	__u32 ahead = was - now;
+
+	if (ahead > 2 * ANSWER_BURST + ANSWER_INTERVAL) /* further than any: it is in the past */
+		ahead = 0;
+	if (ahead >= burst)
+		return false;
+	return __sync_val_compare_and_swap(&dev->answers_until, was, now + ahead + ANSWER_INTERVAL) == was;
+}
+
+/* The pod that the owner in the scratch record is, if it may have another answer of so many at once. */
+EC_INLINE struct device *answer_to(const struct scratch *s, __u32 burst)
 {
 	struct device *dev = flow_owner(s->owner.ifindex);
 
-	return dev && allowance_take(dev, ANSWER_INTERVAL) ? dev : NULL;
+	return dev && answer_take(dev, burst) ? dev : NULL;
 }
 
 /* Where the transport header of an answer begins, in bytes from the start of the frame. */

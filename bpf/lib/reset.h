@@ -74,7 +74,7 @@ EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 
 	if (!s || !reset_is_due(s))
 		return EC_ACT_SHOT;
-	dev = answer_to(s);
+	dev = answer_to(s, ANSWER_BURST);
 	if (!dev || !answer_begin(ctx, &s->pkt, &s->pkt.tuple.dst, IPPROTO_TCP, sizeof(struct tcphdr)) ||
 	    !reset_write_tcp(ctx, &s->pkt, answer_l4_off(&s->pkt)))
 		return EC_ACT_SHOT;

@@ -119,6 +119,12 @@ EC_CALL bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const struct
 	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->complaint.icmp, TOO_BIG_LEN, 0);
 }
 
+/* TCP does as it is told. What does not, and takes all answers of its pod, must leave some to it. */
+EC_INLINE __u32 too_big_burst(const struct scratch *s)
+{
+	return s->pkt.tuple.proto == IPPROTO_TCP ? 2 * ANSWER_BURST : ANSWER_BURST;
+}
+
 /* Tells the owner in the scratch record the MTU there. Returns a TC action. */
 EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 {
@@ -128,7 +134,7 @@ EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 
 	if (!s || !config)
 		return EC_ACT_SHOT;
-	dev = answer_to(s);
+	dev = answer_to(s, too_big_burst(s));
 	if (!dev || !too_big_turn(ctx, s, too_big_source(config, s->pkt.family)))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);
@@ -145,7 +151,7 @@ EC_GLOBAL int too_big_return(struct __sk_buff *ctx)
 	__u8 mac[ETH_ALEN];
 	struct addr from;
 
-	if (!s || (s->owner.ifindex && !answer_to(s)))
+	if (!s || (s->owner.ifindex && !answer_to(s, too_big_burst(s))))
 		return EC_ACT_SHOT;
 	from = s->pkt.tuple.dst;
 	if (!too_big_turn(ctx, s, &from) || bpf_skb_load_bytes(ctx, ETH_ALEN, mac, sizeof(mac)) ||

@@ -31,9 +31,9 @@ type Value struct {
 	Packets        uint64 `map:"counter"`
 	Bytes          uint64 `map:"counter"`
 	ConntrackFlows uint32 `map:"counter"`
-	_              uint32
-	// AllowanceUntil is until when the pod's allowance, of RSTs and of neighbours to ask for, is used up (CLOCK_MONOTONIC, ns);
-	// the programs write it.
+	// AnswersUntil is until when the pod has had its answers, RSTs and errors about what is too big (CLOCK_MONOTONIC, 2^16 ns);
+	// AllowanceUntil is the same of neighbours to ask for, in ns. The programs write both.
+	AnswersUntil   uint32
 	AllowanceUntil uint64
 }
 

@@ -24,8 +24,8 @@ struct device {
 	__u64 packets;         /* counter: what the pod has sent */
 	__u64 bytes;           /* the same, in bytes of whole frames */
 	__u32 conntrack_flows; /* counter: the pod's entries in conntrack */
-	__u32 pad;
-	__u64 allowance_until; /* the programs': until when the pod's allowance is used up (CLOCK_MONOTONIC, ns) */
+	__u32 answers_until;   /* the programs': until when the pod has had its answers (CLOCK_MONOTONIC, 2^16 ns) */
+	__u64 allowance_until; /* the same of neighbours to ask for, in ns */
 };
 _Static_assert(sizeof(struct device) == 80, "device is part of the map layout");
 

@@ -28,7 +28,7 @@ var filledJSON = map[string]string{
   {"address": "10.244.1.10", "ifindex": 43, "pod_mac": "02:00:00:00:00:03", "host_mac": "02:00:00:00:00:04", "pod_namespace": "", "pod_name": "", "pod_uid": ""}
 ]`,
 	"devices": `[
-  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "allowance_until": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "answers_until": 0, "allowance_until": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"destinations": `[
   {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""},

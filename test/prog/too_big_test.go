@@ -2,6 +2,7 @@ package prog
 
 import (
 	"bytes"
+	"strconv"
 	"testing"
 	"time"
 
@@ -269,13 +270,14 @@ func TestTooBigForANarrowPath(t *testing.T) {
 	})
 }
 
-// A pod is told a hundred times at once and a hundred times a second, whatever others get.
+// A pod is told a hundred times at once and a hundred times a second, whatever others get, and whatever neighbours it has asked
+// for. Its TCP is told all the same.
 func TestTooBigIsLimited(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
 		b.answers = true
-		told := func(pod string, packets int) (n int) {
-			p := f.whole(udp(pod, 5000, world, 53).with(func(p *packet) { p.payload = make([]byte, mtu) }))
+		told := func(p packet, packets int) (n int) {
+			p = f.whole(p.with(func(p *packet) { p.payload = make([]byte, mtu) }))
 			for range packets {
 				if b.fromPod(p).is("drop TOO_BIG").told() {
 					n++
@@ -284,16 +286,22 @@ func TestTooBigIsLimited(t *testing.T) {
 			return n
 		}
 		started := time.Now()
-		got := told(podA, 200)
+		got := told(udp(podA, 5000, world, 53), 200)
 		// The programs' clock moves in ticks, so that it may be one further on.
 		if most := 102 + int(time.Since(started)/(10*time.Millisecond)); got < 100 || got > most {
 			t.Errorf("told of %d of 200 packets; want 100 to %d", got, most)
 		}
-		if got := told(podB, 50); got != 50 {
+		if got := told(tcp(podA, 5000, remote, 80, ack), 50); got != 50 {
+			t.Errorf("TCP was told of %d of 50 segments", got)
+		}
+		for i := range 150 {
+			b.fromPod(udp(podB, 5000, "172.16.0."+strconv.Itoa(100+i), 53))
+		}
+		if got := told(udp(podB, 5000, world, 53), 50); got != 50 {
 			t.Errorf("another pod was told of %d of 50 packets", got)
 		}
-		b.outlast(50 * time.Millisecond)
-		if told(podA, 1) != 1 {
+		b.outlast(600 * time.Millisecond)
+		if told(udp(podA, 5000, world, 53), 1) != 1 {
 			t.Error("not told after a pause")
 		}
 	})
