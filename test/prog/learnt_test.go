@@ -41,7 +41,8 @@ func (b *bed) learns(to string, mtu int) {
 	}
 }
 
-// What somebody has told the node of a way is not for pods: it may be forged, and the stack does not forward by it.
+// What somebody has told the node of a way is not for pods: it may be forged, and the
+// stack does not forward IPv4 by it.
 func TestTooBigForTheNodeAlone(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
