@@ -44,7 +44,7 @@ EC_INLINE enum verdict too_big_refuse(struct scratch *s, __u32 ifindex, __u32 mt
 
 /*
  * What the path carries for certain, in bytes of IP packet; 0: not known. What the kernel's route carries less than its
- * link, the node may have been told by anybody: the stack does not forward by that, unless its settings say so.
+ * link, the node may have been told by anybody: the stack does not forward IPv4 by that, unless its settings say so.
  */
 EC_INLINE __u32 too_big_mtu(struct __sk_buff *ctx, const struct path *path)
 {
