@@ -59,8 +59,8 @@ EC_INLINE bool answer_resize(struct __sk_buff *ctx, __u32 frame)
 	struct offload o;
 
 	/* It may start far inside, as in a tunnel within a tunnel of the pod's own. */
-	if (offload_read(ctx, &o) && o.start > cut)
-		cut = o.start;
+	if (offload_read(ctx, &o) && o.start >= cut)
+		cut = o.start + 1;
 	return !bpf_skb_change_tail(ctx, frame + cut - 1, 0) && !bpf_skb_change_tail(ctx, frame + cut, 0) &&
 	       !bpf_skb_adjust_room(ctx, -(__s32)cut, BPF_ADJ_ROOM_MAC, 0);
 }

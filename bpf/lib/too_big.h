@@ -44,8 +44,8 @@ EC_INLINE enum verdict too_big_refuse(struct scratch *s, __u32 ifindex, __u32 mt
 
 /*
  * The MTU that a pod may be told, in bytes of IP packet; 0: not known. Of a path that the kernel routes it is the
- * link's: what the route has less, anybody may have told the node, and the stack does not forward by that either
- * (unless ip_forward_use_pmtu says so).
+ * link's: what the route has less, anybody may have told the node, and the stack forwards no IPv4 by that (unless
+ * ip_forward_use_pmtu says so).
  */
 EC_INLINE __u32 too_big_mtu(struct __sk_buff *ctx, const struct path *path)
 {

@@ -27,7 +27,7 @@ const (
 	NoSnatAddress                   // no address to masquerade to: the uplink has none, or the node has lost the flow's
 	WriteFailed                     // the kernel refused a change to the packet
 	IPsecPolicy                     // masqueraded, it would leave unencrypted where an IPsec policy of the host applies
-	ForgedError                     // an ICMP error about no packet of the pod's, or that would close the tunnel to IPv6
+	ForgedError                     // an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6
 	ICMPRedirect                    // an ICMP redirect, which no pod may send or follow
 	TableBusy                       // the kernel could not write to a flow table at that moment
 	BadOffload                      // asks the kernel to write a checksum where none belongs
@@ -111,7 +111,7 @@ func (v Reason) Explain() string {
 		NoSnatAddress:     "no address to masquerade to: the uplink has none, or the node has lost the flow's",
 		WriteFailed:       "the kernel refused a change to the packet",
 		IPsecPolicy:       "masqueraded, it would leave unencrypted where an IPsec policy of the host applies",
-		ForgedError:       "an ICMP error about no packet of the pod's, or that would close the tunnel to IPv6",
+		ForgedError:       "an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6",
 		ICMPRedirect:      "an ICMP redirect, which no pod may send or follow",
 		TableBusy:         "the kernel could not write to a flow table at that moment",
 		BadOffload:        "asks the kernel to write a checksum where none belongs",
