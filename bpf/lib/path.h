@@ -11,7 +11,7 @@
 #include "bpf/lib/allowance.h"
 #include "bpf/lib/ip.h"
 
-/* How long a neighbour that resolved is assumed to resolve, in ns. */
+/* How long a neighbour that resolved is assumed to resolve, and what was learnt of a tunnel to hold, in ns. */
 #define PATH_NEIGHBOUR_NS (NSEC_PER_SEC / 10)
 
 /* A pod may have the stack ask for one neighbour in each interval, in ns. */

@@ -103,7 +103,7 @@ type Peer struct {
 	Way       destinations.Way `json:"way"`
 	Ifindex   uint32           `json:"ifindex"`
 	Interface string           `json:"interface"`
-	// MTU is what the way carries, in bytes of IP packet, as far as the programs have learnt.
+	// MTU is what the way carries, in bytes of IP packet: what the programs have learnt, if it is less than the agent knows.
 	MTU uint32 `json:"mtu"`
 }
 

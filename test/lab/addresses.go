@@ -109,7 +109,7 @@ func (n *Node) PodCIDROf(family wire.Family) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// RouteToPods has the outside host, and a router before it, find a node's pods of a family: the internet that knows them.
+// RouteToPods gives the outside host, and the router before it if there is one, routes to a node's pods of a family.
 func (l *Lab) RouteToPods(node *Node, family wire.Family) error {
 	pods, via := node.PodCIDROf(family), node.AddrOf(family)
 	if l.Router == nil {

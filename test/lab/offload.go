@@ -120,7 +120,7 @@ func (e ethtool) setFeatures(wanted []string, on bool) error {
 	return e.call(unsafe.Pointer(&change))
 }
 
-// SetMaxSizes has all links of all hosts and pods carry packets of a stream as large as that in one piece, but those that can't.
+// SetMaxSizes sets how large GSO and GRO packets may be (BIG TCP), on all links of all hosts and pods that have that setting.
 func (l *Lab) SetMaxSizes(size int) error {
 	for _, ns := range l.Namespaces() {
 		links, err := retryInterrupted(ns.nl.LinkList)
