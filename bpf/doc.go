@@ -24,7 +24,7 @@
 //	 +- another node --------> by the kernel's route, or the tunnel     .
 //	 +- this node -----------> stack                                    .
 //	 +- the world ----------> masqueraded, by the route          ec_to_uplink
-//	                                                               ours (marked): pass
+//	too large for its path: the pod is told                       ours (marked): pass
 //	what the kernel must decide goes to the stack ...............  a pod's, to the world: masquerade
 //	                                                               the node's, on a pod's port: another port
 //

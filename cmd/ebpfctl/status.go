@@ -145,7 +145,7 @@ func pods(n observe.Node) string {
 	if n.PodsAbove == 0 {
 		return strconv.Itoa(n.Pods)
 	}
-	return fmt.Sprintf("%d, of which %d have a larger MTU than the ways to other nodes, %d", n.Pods, n.PodsAbove, n.MTU)
+	return fmt.Sprintf("%d, %d of them with a larger MTU than the ways to other nodes (%d)", n.Pods, n.PodsAbove, n.MTU)
 }
 
 // mechanism is by what a hook has its program.

@@ -144,7 +144,7 @@ func TestStatusTable(t *testing.T) {
 	want := `agent      running, ready
 node       172.18.0.2
 pod CIDRs  10.244.1.0/24
-pods       3, of which 2 have a larger MTU than the ways to other nodes, 1430
+pods       3, 2 of them with a larger MTU than the ways to other nodes (1430)
 uplinks    eth0 172.18.0.2
 netfilter  translates: iptables table nat
 programs   ec_from_pod 123
