@@ -150,13 +150,14 @@ func (p *livePods) assertLearns(t *testing.T, what string, flags []string, mtu i
 }
 
 // TestNarrowUnderlay: a router between the nodes carries less than their uplinks. Nobody fragments what the tunnel sends over
-// IPv6, so pods and hosts are told.
+// IPv6, so pods and hosts are told, also of what netfilter has translated.
 func TestNarrowUnderlay(t *testing.T) {
 	for _, underlay := range [][]wire.Family{families, ipv6First} {
 		t.Run("over "+underlay[0].String(), func(t *testing.T) {
 			l := lab.ForTest(t, lab.Options{Nodes: 2, Links: 2, Families: families, Underlay: underlay}, drops.TooBig)
 			startEach(t, l, nil, []string{besideNetfilter})
 			live := newLivePods(t, l)
+			live.openServices(t)
 			for _, mtu := range []int{1400, 1360, widest} {
 				what := fmt.Sprintf("with MTU %d between", mtu)
 				live.during(t, what, func() {
@@ -167,6 +168,19 @@ func TestNarrowUnderlay(t *testing.T) {
 				live.assertUDP(t, what)
 			}
 		})
+	}
+}
+
+// openServices has a pod on the second node, which is beside netfilter, talk to one on the first through a Service.
+func (p *livePods) openServices(t *testing.T) {
+	t.Helper()
+	node, at := p.Nodes[1], serve(t, p.a.Namespace)
+	for _, family := range families {
+		services := []kubeService{{
+			name: "a", cluster: netip.AddrPortFrom(serviceAddr[family], 80), endpoint: inFamily(p.a.Namespace, family, at),
+		}}
+		applyRules(t, node, kubeProxy["iptables-nft"].rules(node, services), kubeProxy["iptables-nft"].program(services[0].names())...)
+		p.open(t, p.far.Namespace, services[0].cluster)
 	}
 }
 
