@@ -20,7 +20,10 @@ import (
 
 // What arrives is what was sent, whoever computes checksums, and whoever cuts and merges what is sent.
 
-var payload = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
+var (
+	payload    = flag.Int64("payload", 8<<20+7, "bytes of each transfer with offloads on and off")
+	eachSwitch = flag.Bool("each-offload", true, "each offload is off alone, besides all together")
+)
 
 // route is a way that payloads take.
 type route struct {
@@ -60,7 +63,7 @@ func offloadCases(l *lab.Lab) []offloadCase {
 		{"on", nil, true, true, segmentSize * segmentCount}, {"off", nil, false, false, segmentSize},
 		{"off in pods", nil, false, true, 0}, {"off on the uplinks", nil, true, false, 0},
 	}
-	if len(l.Options.Families) == 1 && !priv.Long() {
+	if !*eachSwitch || len(l.Options.Families) == 1 && !priv.Long() {
 		return all
 	}
 	for _, name := range lab.Offloads {

@@ -24,7 +24,7 @@ const verifierDir = "pkg/datapath"
 // spare for a second test.
 var counts = map[string][]string{
 	"test/prog": {"-packets=5000", "-rounds=500"},
-	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2", "-test.parallel=1"},
+	"test/e2e":  {"-payload=500007", "-attach=newest", "-pace=40ms", "-kills=2", "-each-offload=false", "-test.parallel=1"},
 }
 
 // selected are the tests that run where a package's all would take too long, unless -run says otherwise: on the oldest supported
