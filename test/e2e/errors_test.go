@@ -183,11 +183,18 @@ func (o socketOption) on(t *testing.T, conn *net.UDPConn, option, value int) {
 // setOption sets an option of a socket.
 func setOption(t *testing.T, conn *net.UDPConn, level, option, value int) {
 	t.Helper()
-	raw, err := conn.SyscallConn()
-	if err != nil {
+	if err := trySetOption(conn, level, option, value); err != nil {
 		t.Fatal(err)
 	}
-	if errs := errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }), err); errs != nil {
-		t.Fatal(errs)
+}
+
+func trySetOption(conn *net.UDPConn, level, option, value int) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
 	}
+	if errs := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, value) }); errs != nil {
+		return errs
+	}
+	return err
 }

@@ -153,7 +153,7 @@ func assertDatagramsReturn(t *testing.T, r route, family wire.Family, how datagr
 	sent := make([]byte, segmentSize*segmentCount)
 	_, _ = rand.Read(sent) // never fails
 	for piece := range slices.Chunk(sent, how.atOnce) {
-		if err := sendDatagrams(piece, client.Write); err != nil {
+		if err := sendDatagrams(client, piece, client.Write); err != nil {
 			t.Error(err)
 			return 0
 		}
@@ -189,14 +189,18 @@ func returnDatagrams(socket *net.UDPConn) {
 			return
 		}
 		// Who misses them says so.
-		_ = sendDatagrams(piece[:n], func(b []byte) (int, error) { return socket.WriteToUDPAddrPort(b, from) })
+		_ = sendDatagrams(socket, piece[:n], func(b []byte) (int, error) { return socket.WriteToUDPAddrPort(b, from) })
 	}
 }
 
 // sendDatagrams sends a piece at once where the kernel cuts it: before Linux 6.11 it does so only where the link computes checksums.
-func sendDatagrams(piece []byte, write func([]byte) (int, error)) error {
+func sendDatagrams(socket *net.UDPConn, piece []byte, write func([]byte) (int, error)) error {
 	_, err := write(piece)
 	if !errors.Is(err, unix.EIO) {
+		return err
+	}
+	// Not even one datagram goes with it.
+	if err := trySetOption(socket, unix.SOL_UDP, unix.UDP_SEGMENT, 0); err != nil {
 		return err
 	}
 	for one := range slices.Chunk(piece, segmentSize) {
