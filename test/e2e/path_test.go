@@ -183,6 +183,10 @@ func TestPodsOfANodeThatDoesNotAnswer(t *testing.T) {
 				})
 			})
 			to := silent.PodCIDRs[family].Addr().Next().Next()
+			eventually(t, changeLimit, "the host has the route", func() bool { // which the stack takes, and comes after that
+				routes, err := node.Netlink().RouteGet(to.AsSlice())
+				return err == nil && len(routes) > 0 && routes[0].Gw.Equal(silent.InternalIPs[family].AsSlice())
+			})
 			_, err := pod.Ping(within(t, 10*time.Second), to, lab.PingOptions{})
 			assertComplaint(t, "ping to a pod of a node that does not answer", err, lab.ICMPError{
 				From: node.AddrOf(family), ICMPKind: lab.HostUnreachable[family], InnerSource: pod.AddrOf(family), InnerDestination: to,
