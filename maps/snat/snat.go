@@ -35,6 +35,14 @@ type Value struct {
 	Ack    uint32
 	// LastSeen is CLOCK_MONOTONIC in ns, renewed at most once a second; below flow.Marks: being removed.
 	LastSeen uint64
+	// FarAddress and FarPort are, with flow.Service, what the far side becomes: the backend's in snat, the Service's in snat_reverse.
+	FarAddress wire.Addr
+	// Set and Backend are the numbers of the Service's port and of the backend; Generation is the backend's when the flow began.
+	Set        uint32
+	Backend    uint32
+	Generation uint32
+	FarPort    wire.Port
+	_          [5]uint16
 }
 
 // Definition and Reverse define the two maps.

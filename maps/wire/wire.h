@@ -52,6 +52,7 @@ enum direction {
 	DIRECTION_TO_UPLINK,
 	DIRECTION_FROM_TUNNEL,
 	DIRECTION_TO_TUNNEL,
+	DIRECTION_TO_POD,
 	DIRECTIONS,
 };
 _Static_assert((int)DIRECTIONS <= DIRECTION_SLOTS, "drops and traffic have no room for another direction");

@@ -38,6 +38,7 @@ const (
 	ToUplink
 	FromTunnel
 	ToTunnel
+	ToPod
 	Directions
 )
 
@@ -49,6 +50,7 @@ func (v Direction) String() string {
 		ToUplink:   "to_uplink",
 		FromTunnel: "from_tunnel",
 		ToTunnel:   "to_tunnel",
+		ToPod:      "to_pod",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
