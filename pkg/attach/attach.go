@@ -108,7 +108,7 @@ func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool
 		}
 	}
 	qdisc, err = a.byFilter(ifindex, hook, prog)
-	if errors.Is(err, errForeignQdisc) && a.Mode == Auto && !a.linksFirst(hook) {
+	if errors.Is(err, errForeignQdisc) && a.Mode != Clsact && hook == ToPod {
 		return false, a.byLink(ifindex, hook, prog)
 	}
 	return qdisc, err
