@@ -9,7 +9,7 @@
 #include "bpf/lib/count.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/path.h"
-#include "bpf/lib/rewrite.h"
+#include "bpf/lib/service.h"
 
 EC_INLINE enum verdict to_pod(struct __sk_buff *ctx)
 {
@@ -25,7 +25,7 @@ EC_INLINE enum verdict to_pod(struct __sk_buff *ctx)
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (!ep || ep->ifindex != ctx->ifindex)
 		return VERDICT_STACK;
-	return VERDICT_STACK;
+	return service_back(ctx, s, ep) ?: rewrite_finish(ctx, &s->pkt) ?: VERDICT_STACK;
 }
 
 SEC("tc")
