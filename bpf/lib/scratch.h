@@ -32,7 +32,7 @@ struct inner_change {
 	enum end end;
 };
 
-/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (too_big.h). */
+/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (answer.h). */
 struct icmp_error {
 	struct addr src;
 	struct addr dst;
