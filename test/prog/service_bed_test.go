@@ -42,14 +42,17 @@ func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
 	}
 }
 
-// perSet is how many backends a set of a story has room for.
-const perSet = 64
+// How many sets, and backends in each, a story has room for.
+const (
+	maxSets = 256
+	perSet  = 16
+)
 
 // shrink leaves the arrays room for what stories need of them.
 func shrink(spec *ebpf.CollectionSpec) {
-	spec.Maps[services.SetsName].MaxEntries = 64
-	spec.Maps[backends.Name].MaxEntries = 64 * perSet
-	spec.Maps[backends.SlotsName].MaxEntries = 64 * perSet
+	spec.Maps[services.SetsName].MaxEntries = maxSets
+	spec.Maps[backends.Name].MaxEntries = maxSets * perSet
+	spec.Maps[backends.SlotsName].MaxEntries = maxSets * perSet
 }
 
 // published is a port of a Service at an address.
@@ -66,7 +69,7 @@ type published struct {
 
 // clusterPort is a port of a ClusterIP with these endpoints.
 func clusterPort(proto wire.Protocol, port uint16, endpoints ...string) published {
-	p := published{address: clusterIP, port: port, proto: proto, about: services.ClusterIp, cluster: endpoints}
+	p := published{address: clusterIP, port: port, proto: proto, about: services.ClusterIP, cluster: endpoints}
 	if len(endpoints) > 0 {
 		p.about |= services.Answers
 	}
