@@ -126,30 +126,15 @@ EC_INLINE void frontend_prepare(struct __sk_buff *ctx, struct scratch *s)
 }
 
 /* The backend that the pod keeps of a set (affinity.h), made the target; false: it keeps none. */
-EC_INLINE bool frontend_keeps(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend, __u32 seconds)
+EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend, __u32 seconds)
 {
-	__u32 number =
-		affinity_find(&s->pkt.tuple.src, ctx->ifindex, frontend->set, seconds, frontend->flags & SERVICE_LOCAL);
+	__u32 number = affinity_find(s, frontend->set, seconds, frontend->flags & SERVICE_LOCAL);
 
 	return number && backend_take(s, number, frontend->set);
 }
 
-/* Has the pod keep the target. */
-EC_INLINE void frontend_keep(struct __sk_buff *ctx, const struct scratch *s)
-{
-	struct affinity record = {
-		.client = s->pkt.tuple.src,
-		.set = s->target.set,
-		.backend = s->target.backend,
-		.generation = s->target.generation,
-		.ifindex = ctx->ifindex,
-	};
-
-	affinity_keep(&record);
-}
-
 /* Chooses the backend of a new flow. */
-EC_INLINE enum verdict frontend_choose(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
+EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *frontend)
 {
 	__u32 number = frontend->set, seconds;
 	struct service_set *set = bpf_map_lookup_elem(&sets, &number);
@@ -158,10 +143,10 @@ EC_INLINE enum verdict frontend_choose(struct __sk_buff *ctx, struct scratch *s,
 	if (!set || !number)
 		return -DROP_NO_BACKEND;
 	seconds = set->affinity;
-	if (!seconds || !frontend_keeps(ctx, s, frontend, seconds))
+	if (!seconds || !frontend_keeps(s, frontend, seconds))
 		verdict = backend_choose(s, frontend, set);
 	if (!verdict && seconds)
-		frontend_keep(ctx, s);
+		affinity_keep(s);
 	return verdict;
 }
 
@@ -177,7 +162,7 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 		s->owner.address = s->pkt.tuple.src;
 		return -DROP_NO_MAPPING;
 	}
-	verdict = frontend_choose(ctx, s, &frontend);
+	verdict = frontend_choose(s, &frontend);
 	if (!verdict)
 		frontend_prepare(ctx, s);
 	return verdict;

@@ -121,7 +121,7 @@ struct scratch {
 	struct snat_entry entry;
 	/* A flow that may have ended. */
 	struct pair pair;
-	/* What the owner is told of a packet that is too big. */
+	/* What the owner is told (answer.h). */
 	struct icmp_error error;
 	__u32 mtu;
 };
