@@ -202,13 +202,26 @@ func (ns *Namespace) DialUDP(to netip.AddrPort, localPort uint16) (*UDPConn, err
 	}
 	var conn *net.UDPConn
 	err := ns.Do(func() (err error) {
-		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: int(localPort)}, net.UDPAddrFromAddrPort(to))
+		conn, err = dialUDP(to, localPort)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("UDP from %s to %s: %w", ns.name, to, err)
 	}
 	return &UDPConn{conn}, nil
+}
+
+// dialUDP lets several sockets, of different servers, have one port if it was asked for.
+func dialUDP(to netip.AddrPort, localPort uint16) (*net.UDPConn, error) {
+	var dialer net.Dialer
+	if localPort != 0 {
+		dialer.LocalAddr, dialer.Control = &net.UDPAddr{Port: int(localPort)}, reuseAddress
+	}
+	conn, err := dialer.Dial("udp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
 }
 
 // Echo sends one datagram of the given size, at least 64 bytes, waits for its echo, compares, and returns the address

@@ -17,8 +17,8 @@ import (
 type Probe struct {
 	// Sent is when it left: a TCP probe's first SYN.
 	Sent time.Time
-	// By is who answered, at its own address; invalid when nobody did.
-	By netip.Addr
+	// By is who answered, at its own address and port; invalid when nobody did.
+	By netip.AddrPort
 	// Refused says that an error came back at once: the port is closed, or nobody serves it.
 	Refused bool
 	// Err is any other reason for which there is no answer; nil for a datagram that was lost.
@@ -41,7 +41,7 @@ func (p Probes) Between(from, to time.Time) (some Probes) {
 	return some
 }
 
-// Lost, Refused and By are how many were lost and refused, and how many each server has answered.
+// Lost is how many were lost.
 func (p Probes) Lost() (lost int) {
 	for _, probe := range p {
 		if probe.Lost() {
@@ -62,8 +62,8 @@ func (p Probes) Refused() (refused int) {
 }
 
 // By is how many each server has answered.
-func (p Probes) By() map[netip.Addr]int {
-	by := map[netip.Addr]int{}
+func (p Probes) By() map[netip.AddrPort]int {
+	by := map[netip.AddrPort]int{}
 	for _, probe := range p {
 		if probe.By.IsValid() {
 			by[probe.By]++
@@ -186,11 +186,34 @@ func (p *Prober) hear(conn *UDPConn) {
 		case err != nil:
 			return
 		case n > probeSize:
-			if by, err := netip.ParseAddr(string(packet[probeSize:n])); err == nil {
+			if by, err := netip.ParseAddrPort(string(packet[probeSize:n])); err == nil {
 				p.tell(binary.BigEndian.Uint64(packet[seenLength:]), func(probe *Probe) { probe.By = by })
 			}
 		}
 	}
+}
+
+// AskUDP sends one datagram from a port of the kernel's choice, and says who has answered.
+func (ns *Namespace) AskUDP(ctx context.Context, to netip.AddrPort) (by netip.AddrPort, err error) {
+	conn, err := ns.DialUDP(to, 0)
+	if err != nil {
+		return by, err
+	}
+	defer conn.Close()
+	packet := make([]byte, probeSize)
+	copy(packet, askWho)
+	if err := conn.SetDeadline(deadlineOf(ctx)); err != nil {
+		return by, err
+	}
+	if _, err := conn.Write(packet); err != nil {
+		return by, err
+	}
+	answer := make([]byte, 2*probeSize)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return by, fmt.Errorf("UDP from %s to %s: %w", ns.name, to, err)
+	}
+	return netip.ParseAddrPort(string(answer[min(n, probeSize):n]))
 }
 
 // ProbeTCP opens and closes connections, so many a second, each from another port. One that isn't answered within the limit is lost.
@@ -213,7 +236,7 @@ func (p *Prober) connect(ns *Namespace, to netip.AddrPort, number uint64, limit 
 	p.tell(number, func(probe *Probe) {
 		switch {
 		case err == nil:
-			probe.By = conn.By.Addr()
+			probe.By = conn.By
 		case errors.Is(err, unix.ECONNREFUSED):
 			probe.Refused = true
 		default:

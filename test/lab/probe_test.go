@@ -22,7 +22,7 @@ func TestProbers(t *testing.T) {
 			port   uint16
 			judged func(Probes) bool
 		}{
-			"answered": {server.Port, func(p Probes) bool { return p.By()[addr] == len(p) && p.Lost() == 0 }},
+			"answered": {server.Port, func(p Probes) bool { return p.By()[netip.AddrPortFrom(addr, server.Port)] == len(p) && p.Lost() == 0 }},
 			"refused":  {9, func(p Probes) bool { return p.Refused() > 0 && len(p.By()) == 0 }},
 		} {
 			to := netip.AddrPortFrom(addr, c.port)

@@ -194,12 +194,13 @@ func answerTCP(conn net.Conn) error {
 // seenLength is how much of an echoed datagram is overwritten by whom the server saw: address, port, newline, zeros.
 const seenLength = 48
 
-// askWho begins a datagram to whose echo the server adds the address that it was sent to.
+// askWho begins a datagram to whose echo the server adds the address and port that it was sent to.
 var askWho = []byte("who?")
 
 func answerUDP(udp *net.UDPConn) {
 	packet := make([]byte, 1<<16)
 	control := make([]byte, 128)
+	port := udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	for {
 		n, controlLen, _, from, err := udp.ReadMsgUDPAddrPort(packet, control)
 		if errors.Is(err, net.ErrClosed) {
@@ -214,7 +215,7 @@ func answerUDP(udp *net.UDPConn) {
 		at := sentTo(control[:controlLen])
 		answer := packet[:n]
 		if asked {
-			answer = append(answer, at.String()...)
+			answer = append(answer, netip.AddrPortFrom(at, port).String()...)
 		}
 		// An answer that cannot be sent is missed by the client.
 		_, _, _ = udp.WriteMsgUDPAddrPort(answer, answerFrom(at), from)
