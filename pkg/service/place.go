@@ -87,6 +87,12 @@ func (s *State) claim(m *Model, p *placed, w wantedSet) (mine []frontend, others
 		if owner := s.owner(f.Key); owner != nil && owner.Name != p.Name {
 			others = append(others, owner.Name)
 		}
+		// One that waits may be the older by now: this Service has been made anew.
+		for _, n := range s.contested[f.Key] {
+			if m.compareAges(n, p.Name) < 0 {
+				others = append(others, n)
+			}
+		}
 		mine = append(mine, f)
 	}
 	return mine, others
