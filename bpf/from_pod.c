@@ -7,6 +7,7 @@
  */
 #include "bpf/lib/arp.h"
 #include "bpf/lib/finish.h"
+#include "bpf/lib/frontend.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
@@ -93,7 +94,7 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, en
 
 	if (!config || !s)
 		return -DROP_INVALID;
-	verdict = from_pod_check(ctx, dev, s, family) ?: service_forward(ctx, config, s, dev);
+	verdict = from_pod_check(ctx, dev, s, family) ?: frontend_stage(ctx, config, s, dev);
 	if (verdict)
 		return verdict;
 	if (service_is_itself(s))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What Services lead to: the frontend at an address and port, its set, and a backend of that (maps/services). */
+/* Choosing a backend of a Service's port: one of its set, whose numbers stand in a block of slots (maps/backends). */
 #ifndef EC_LIB_BACKEND_H
 #define EC_LIB_BACKEND_H
 
@@ -16,41 +16,15 @@ struct backend_range {
 	__u32 count;
 };
 
-/* The entry of an address that some Service has; NULL: none has it. */
-EC_INLINE struct service *backend_address(const struct addr *address)
-{
-	struct service_key key = {.address = *address};
-
-	return bpf_map_lookup_elem(&services, &key);
-}
-
-/*
- * Copies the frontend that a packet goes to; false: there is none. The entry may be
- * deleted meanwhile and its memory be another's at once, so it is looked up again.
- */
-EC_CALL bool backend_frontend(const struct tuple *out, struct service *copy)
-{
-	struct service_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
-	struct service *found = bpf_map_lookup_elem(&services, &key);
-
-	for (int i = 0; i < 2 && found; i++) {
-		*copy = *(volatile struct service *)found;
-		if (bpf_map_lookup_elem(&services, &key) == found)
-			return true;
-		found = bpf_map_lookup_elem(&services, &key);
-	}
-	return false;
-}
-
 EC_INLINE struct backend *backend_get(__u32 number)
 {
 	return bpf_map_lookup_elem(&backends, &number);
 }
 
 /* Whether a flow may go on to its backend, or a new one may begin: it is the same, and its set names it. */
-EC_INLINE bool backend_serves(const struct backend *b, __u32 generation)
+EC_INLINE bool backend_serves(const struct backend *b, __u32 set, __u32 generation)
 {
-	return b->generation == generation && (b->flags & BACKEND_SERVING);
+	return b->set == set && b->generation == generation && (b->flags & BACKEND_SERVING);
 }
 
 /* The slots that pods choose from. */
@@ -116,15 +90,11 @@ static long backend_search_step(__u32 i, struct backend_search *b)
  * Chooses the backend of a new flow to a frontend, each with the same probability, and
  * makes it the target. While the maps name some that have just ended, the next is tried.
  */
-EC_CALL enum verdict backend_choose(struct scratch *s, const struct service *frontend)
+EC_CALL enum verdict backend_choose(struct scratch *s, const struct service *frontend, const struct service_set *set)
 {
 	struct backend_search b = {.scratch = s, .set = frontend->set};
-	struct service_set *set = bpf_map_lookup_elem(&sets, &b.set);
-	enum verdict verdict;
+	enum verdict verdict = backend_slots(frontend, set, &b.range);
 
-	if (!set || !b.set)
-		return -DROP_NO_BACKEND;
-	verdict = backend_slots(frontend, set, &b.range);
 	if (verdict)
 		return verdict;
 	b.at = (__u64)bpf_get_prandom_u32() * b.range.count >> 32;

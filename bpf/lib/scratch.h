@@ -32,7 +32,7 @@ struct inner_change {
 	enum end end;
 };
 
-/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (too_big.h). */
+/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (answer.h). */
 struct icmp_error {
 	struct addr src;
 	struct addr dst;
@@ -121,7 +121,7 @@ struct scratch {
 	struct snat_entry entry;
 	/* A flow that may have ended. */
 	struct pair pair;
-	/* What the owner is told of a packet that is too big. */
+	/* What the owner is told (answer.h). */
 	struct icmp_error error;
 	__u32 mtu;
 };

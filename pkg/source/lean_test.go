@@ -79,7 +79,7 @@ func TestPruned(t *testing.T) {
 	}
 	list := &corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}}
 	list.Items = []corev1.Node{*wholeNode(), {ObjectMeta: metav1.ObjectMeta{Name: "n2"}}}
-	pruned, err := pruneList(bytes.NewReader(encode(t, list)))
+	pruned, err := pruneList(bytes.NewReader(encode(t, list)), node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestListCutOff(t *testing.T) {
 	data := encode(t, list)
 	end := len(data) - len("\x1a\x00\x22\x00") // without the envelope's last fields, which are empty
 	for n := range end {
-		kept, err := pruneList(bytes.NewReader(data[:n]))
+		kept, err := pruneList(bytes.NewReader(data[:n]), node)
 		if err != nil {
 			continue
 		}
@@ -144,7 +144,7 @@ func TestListCutOff(t *testing.T) {
 		"JSON": []byte(`{"kind":"NodeList"}`), "a number": append(bytes.Clone(protobufMagic), 1<<3, 7),
 		"an endless field": append(bytes.Clone(protobufMagic), 1<<3|2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1),
 	} {
-		if kept, err := pruneList(bytes.NewReader(data)); err == nil {
+		if kept, err := pruneList(bytes.NewReader(data), node); err == nil {
 			t.Errorf("%s is read as %q", what, kept)
 		}
 	}
@@ -160,7 +160,7 @@ func TestListIsReadInParts(t *testing.T) {
 	took := testing.Benchmark(func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := pruneList(bytes.NewReader(data)); err != nil {
+			if _, err := pruneList(bytes.NewReader(data), node); err != nil {
 				b.Fatal(err)
 			}
 		}

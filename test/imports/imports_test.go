@@ -64,7 +64,7 @@ var rules = map[string][]string{
 	"pkg/service": {"maps/..."},
 	// For the types of the objects.
 	"pkg/source": {
-		"pkg/plan", "google.golang.org/protobuf/encoding/protowire", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
+		"maps/wire", "pkg/plan", "pkg/service", "golang.org/x/sync/errgroup", "google.golang.org/protobuf/encoding/protowire", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
 	},
 	"pkg/datapath": {
 		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",
