@@ -71,8 +71,7 @@ func (h *hash[K, V]) flush() (put Batch[K, V], gone Gone[K]) {
 			put.add(k, v)
 		}
 	}
-	clear(h.before)
-	h.gone = 0
+	h.before, h.gone = map[K]held[V]{}, 0 // not cleared: it would stay as big as the first writes were, and to walk it as slow
 	return put, gone
 }
 
@@ -105,7 +104,7 @@ func (a *array[V]) flush(write func(i uint32, before, now V)) {
 			write(i, was, a.have[i])
 		}
 	}
-	clear(a.before)
+	a.before = map[uint32]V{}
 }
 
 func (b *Batch[K, V]) add(k K, v V) {

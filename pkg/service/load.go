@@ -30,8 +30,8 @@ func Load(o Options, c Content) *State {
 	s.loadBackends()
 	s.loadBlocks()
 	s.room.sets = freeNumbers(uint32(len(s.bySet)), func(n uint32) bool {
-		_, named := s.names.have[services.SetKey{Set: n}]
-		return named || s.sets.have[n] != services.Set{}
+		_, stray := slices.BinarySearch(s.straySets, n)
+		return stray || s.bySet[n] != nil
 	})
 	s.room.backends = freeNumbers(uint32(len(s.backends.have)), func(n uint32) bool { return s.backends.have[n].Set != 0 })
 	return s
@@ -56,9 +56,14 @@ func (s *State) loadSets() {
 		p := s.placed[id.Name]
 		p.sets = append(p.sets, t)
 	}
+	mentioned := map[uint32]bool{}
+	for _, v := range s.services.have {
+		mentioned[v.Set] = true
+	}
 	for n := range s.sets.have {
 		k := services.SetKey{Set: uint32(n)}
-		if _, named := s.names.have[k]; s.bySet[n] == nil && (named || s.sets.have[n] != services.Set{}) {
+		_, named := s.names.have[k]
+		if s.bySet[n] == nil && (named || mentioned[k.Set] || s.sets.have[n] != services.Set{}) {
 			s.straySets = append(s.straySets, k.Set)
 		}
 	}

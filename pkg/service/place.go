@@ -72,20 +72,25 @@ func (s *State) placeSet(m *Model, p, was *placed, w wantedSet) (others []Name) 
 func (s *State) claim(m *Model, p *placed, w wantedSet) (mine []frontend, others []Name) {
 	need := 0
 	for _, f := range w.frontends {
-		end := fmt.Sprintf("%v %v", w.protocol, f.Address.With(f.Port))
 		if owner := s.olderOwner(m, p.Name, f.Key); owner != nil {
 			p.lost = append(p.lost, f.Key)
 			s.contested[f.Key] = append(s.contested[f.Key], p.Name)
-			p.problems = append(p.problems, Problem{p.Name, Taken, fmt.Sprintf("%s is served for Service %v, which is older", end, owner.Name)})
+			p.problems = append(p.problems, Problem{p.Name, Taken, fmt.Sprintf("%v is served for Service %v, which is older", f, owner.Name)})
 			continue
 		}
 		if need += s.keysFor(f); need > s.keysLeft() {
 			need -= s.keysFor(f)
-			s.refuse(p, services.Name, end+" is not served")
+			s.refuse(p, services.Name, fmt.Sprintf("%v is not served", f))
 			continue
 		}
 		if owner := s.owner(f.Key); owner != nil && owner.Name != p.Name {
 			others = append(others, owner.Name)
+		}
+		// One that waits may be the older by now: this Service has been made anew.
+		for _, n := range s.contested[f.Key] {
+			if m.compareAges(n, p.Name) < 0 {
+				others = append(others, n)
+			}
 		}
 		mine = append(mine, f)
 	}
