@@ -106,5 +106,9 @@ var (
 	Names = typed.Define[SetKey, ServiceName](typed.Definition{Name: NamesName, Content: typed.Configured})
 )
 
-// Map is the open map of frontends.
-type Map = typed.Map[Key, Value]
+// Map is the open map of frontends, SetsMap that of sets, NamesMap that of names.
+type (
+	Map      = typed.Map[Key, Value]
+	SetsMap  = typed.Map[SetKey, Set]
+	NamesMap = typed.Map[SetKey, ServiceName]
+)

@@ -37,10 +37,10 @@ func newDevice(t *testing.T, mode Mode) *device {
 	return d
 }
 
-// newest is what Auto chooses.
-func newest(t *testing.T) Mode {
+// chosen is what Auto chooses.
+func chosen(t *testing.T, hook Hook) Mode {
 	t.Helper()
-	if priv.HasTCX(t) {
+	if hook != ToPod && priv.HasTCX(t) {
 		return TCX
 	}
 	return Clsact
@@ -140,7 +140,7 @@ func TestAttachReplaceDetach(t *testing.T) {
 				d := newDevice(t, mode)
 				got := mode
 				if mode == Auto {
-					got = newest(t)
+					got = chosen(t, hook)
 				}
 				old, replacement := hookProgram(t, hook, 1), hookProgram(t, hook, 2)
 				d.assert(hook, "", 0)

@@ -120,6 +120,8 @@ type Input struct {
 	// --cluster-cidr, name.
 	Service []netip.Prefix
 	Native  []netip.Prefix
+	// Services says that the programs serve them.
+	Services bool
 	// MTU is what --mtu gives pods, in bytes; 0: what fits the uplinks.
 	MTU int
 }

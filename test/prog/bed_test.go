@@ -35,6 +35,7 @@ type bed struct {
 	testing.TB
 	family
 	wires
+	serviceMaps
 	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
 	collect  datapath.Collector
@@ -129,6 +130,7 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.drops = counters.Of[drops.Reason](m[drops.Name], drops.Name)
 	b.traffic = counters.Of[traffic.Event](m[traffic.Name], traffic.Name)
 	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
+	b.serviceMaps = serviceMapsOf(m)
 	b.configure(0)
 }
 
@@ -192,6 +194,7 @@ func (b *bed) fillDestinations(f family) {
 		"10.244.5.0/24":     f.byTunnel(destinations.PodCIDR),
 		tunnelIP + "/32":    {Kind: destinations.Host},
 		"10.200.0.0/16":     {Kind: destinations.Native},
+		"10.96.0.0/16":      {Kind: destinations.Service},
 		stated + "/32":      {Kind: destinations.World},
 	} {
 		must(b, b.destinations.Put(f.key(prefix), v))

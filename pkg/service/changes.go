@@ -1,0 +1,112 @@
+package service
+
+import (
+	"maps"
+	"slices"
+)
+
+// hash is what a hash map holds, and what it held before the changes that are not yet among the writes.
+type hash[K, V comparable] struct {
+	have   map[K]V
+	before map[K]held[V]
+	// gone counts the keys that are in before and no longer in have: they take room until they have been deleted.
+	gone    int
+	compare func(a, b K) int
+}
+
+type held[V any] struct {
+	value V
+	there bool
+}
+
+func newHash[K, V comparable](content map[K]V, compare func(a, b K) int) hash[K, V] {
+	have := maps.Clone(content)
+	if have == nil {
+		have = map[K]V{}
+	}
+	return hash[K, V]{have: have, before: map[K]held[V]{}, compare: compare}
+}
+
+func (h *hash[K, V]) put(k K, v V) {
+	value, there := h.have[k]
+	if there && value == v {
+		return
+	}
+	if !there && h.remember(k).there {
+		h.gone--
+	}
+	h.remember(k)
+	h.have[k] = v
+}
+
+func (h *hash[K, V]) remove(k K) {
+	if _, there := h.have[k]; !there {
+		return
+	}
+	if h.remember(k).there {
+		h.gone++
+	}
+	delete(h.have, k)
+}
+
+// remember notes what was there before the first change.
+func (h *hash[K, V]) remember(k K) held[V] {
+	was, known := h.before[k]
+	if !known {
+		was.value, was.there = h.have[k]
+		h.before[k] = was
+	}
+	return was
+}
+
+// flush returns what has changed, in order of the keys.
+func (h *hash[K, V]) flush() (put Batch[K, V], gone Gone[K]) {
+	for _, k := range slices.SortedFunc(maps.Keys(h.before), h.compare) {
+		was := h.before[k]
+		v, there := h.have[k]
+		switch {
+		case !there && was.there:
+			gone = append(gone, k)
+		case there && (!was.there || was.value != v):
+			put.add(k, v)
+		}
+	}
+	h.before, h.gone = map[K]held[V]{}, 0 // not cleared: it would stay as big as the first writes were, and to walk it as slow
+	return put, gone
+}
+
+// array is what an array map holds, and what of it has changed since the last writes.
+type array[V comparable] struct {
+	have   []V
+	before map[uint32]V
+}
+
+func newArray[V comparable](content []V, capacity uint32) array[V] {
+	have := make([]V, max(int(capacity), len(content)))
+	copy(have, content)
+	return array[V]{have, map[uint32]V{}}
+}
+
+func (a *array[V]) put(i uint32, v V) {
+	if a.have[i] == v {
+		return
+	}
+	if _, known := a.before[i]; !known {
+		a.before[i] = a.have[i]
+	}
+	a.have[i] = v
+}
+
+// flush calls write for what has changed, in order of the index.
+func (a *array[V]) flush(write func(i uint32, before, now V)) {
+	for _, i := range slices.Sorted(maps.Keys(a.before)) {
+		if was := a.before[i]; was != a.have[i] {
+			write(i, was, a.have[i])
+		}
+	}
+	a.before = map[uint32]V{}
+}
+
+func (b *Batch[K, V]) add(k K, v V) {
+	b.Keys, b.Values = append(b.Keys, k), append(b.Values, v)
+}
