@@ -31,7 +31,8 @@ type fakeServices struct {
 	objects map[string]map[string]metav1.Object // by resource and name
 	watches map[string]map[chan []byte]bool
 	refused map[string]int // statuses, by "verb resource"
-	asked   map[string]int // requests, in the same way
+	streams bool           // lists in a watch, as newer API servers do
+	listed  int            // lists that were no streams
 }
 
 // kindsOf are the apiVersions and kinds of the resources.
@@ -45,7 +46,7 @@ func newFakeServices(t *testing.T) (*fakeServices, *httptest.Server) {
 	t.Helper()
 	f := &fakeServices{
 		version: 1, objects: map[string]map[string]metav1.Object{}, watches: map[string]map[chan []byte]bool{},
-		refused: map[string]int{}, asked: map[string]int{},
+		refused: map[string]int{},
 	}
 	for resource := range kindsOf {
 		f.objects[resource], f.watches[resource] = map[string]metav1.Object{}, map[chan []byte]bool{}
@@ -68,7 +69,6 @@ func (f *fakeServices) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		want = ""
 	}
 	f.mu.Lock()
-	f.asked[verb+" "+resource]++
 	status := f.refused[verb+" "+resource]
 	switch {
 	case q.Get("labelSelector") != want:
@@ -81,12 +81,13 @@ func (f *fakeServices) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		refuse(w, status, fmt.Sprintf("agent cannot %s %s", verb, resource))
-	case q.Get("sendInitialEvents") != "":
+	case q.Get("sendInitialEvents") != "" && !f.streams:
 		f.mu.Unlock()
 		refuse(w, http.StatusUnprocessableEntity, "no lists in a watch")
 	case verb == verbWatch:
-		f.watch(w, r, f.watches[resource]) // unlocks
+		f.watch(w, r, f.watches[resource], f.initial(resource, q.Get("sendInitialEvents") != "")) // unlocks
 	default:
+		f.listed++
 		list := map[string]any{"apiVersion": kindsOf[resource][0], "kind": kindsOf[resource][1] + "List", "metadata": map[string]string{"resourceVersion": fmt.Sprint(f.version)}}
 		items := []metav1.Object{}
 		for _, o := range f.objects[resource] {
@@ -109,9 +110,31 @@ func refuse(w http.ResponseWriter, code int, message string) {
 	})
 }
 
-func (f *fakeServices) watch(w http.ResponseWriter, r *http.Request, watches map[chan []byte]bool) {
+// initial are the events with which a watch begins: all objects, and a mark of their end, if they are asked for.
+func (f *fakeServices) initial(resource string, asked bool) (events [][]byte) {
+	if !asked {
+		return nil
+	}
+	for _, o := range f.objects[resource] {
+		events = append(events, eventOf("ADDED", o))
+	}
+	return append(events, eventOf("BOOKMARK", map[string]any{
+		"apiVersion": kindsOf[resource][0], "kind": kindsOf[resource][1],
+		"metadata": map[string]any{"resourceVersion": fmt.Sprint(f.version), "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}},
+	}))
+}
+
+func eventOf(kind string, o any) []byte {
+	content, _ := json.Marshal(map[string]any{"type": kind, "object": o})
+	return append(content, '\n')
+}
+
+func (f *fakeServices) watch(w http.ResponseWriter, r *http.Request, watches map[chan []byte]bool, initial [][]byte) {
 	events := make(chan []byte, 2000)
 	watches[events] = true
+	for _, e := range initial {
+		events <- e
+	}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
@@ -154,9 +177,9 @@ func (f *fakeServices) change(event string, o metav1.Object) {
 	if event == "DELETED" {
 		delete(f.objects[resource], name)
 	}
-	content, _ := json.Marshal(map[string]any{"type": event, "object": o})
+	content := eventOf(event, o)
 	for w := range f.watches[resource] {
-		w <- append(content, '\n')
+		w <- content
 	}
 }
 
@@ -175,11 +198,11 @@ func (f *fakeServices) refuse(what string, status int) {
 func (f *fakeServices) forget(resource string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	gone, _ := json.Marshal(map[string]any{"type": "ERROR", "object": metav1.Status{
+	gone := eventOf("ERROR", metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone,
-	}})
+	})
 	for w := range f.watches[resource] {
-		w <- append(gone, '\n')
+		w <- gone
 		close(w)
 		delete(f.watches[resource], w)
 	}
@@ -350,6 +373,28 @@ func TestServicesWaitForBothLists(t *testing.T) {
 			expectServices(t, updates, "all a=[10.96.0.1] a-1=10.244.0.5,")
 		})
 	}
+}
+
+// Newer API servers stream their lists.
+func TestServicesAreStreamed(t *testing.T) {
+	f, srv := newFakeServices(t)
+	f.streams = true
+	f.change("ADDED", apiService("a", "10.96.0.1"))
+	f.change("ADDED", apiService("none", "None"))
+	f.change("ADDED", apiSlice("a", "10.244.0.5"))
+	f.change("ADDED", apiSlice("b", "10.244.0.6"))
+	f.change("ADDED", apiCIDR("kubernetes", "10.96.0.0/16"))
+	updates := servicesOf(t, srv)
+	expectServices(t, updates, "all a=[10.96.0.1] a-1=10.244.0.5, b-1=10.244.0.6, [10.96.0.0/16]")
+	f.change("MODIFIED", apiSlice("b", "10.244.0.7"))
+	expectServices(t, updates, "b-1=10.244.0.7, [10.96.0.0/16]")
+	f.forget("endpointslices")
+	f.change("DELETED", apiSlice("b"))
+	expectServices(t, updates, "all a=[10.96.0.1] a-1=10.244.0.5, [10.96.0.0/16]")
+	if f.mu.Lock(); f.listed != 0 {
+		t.Errorf("%d lists were not streamed", f.listed)
+	}
+	f.mu.Unlock()
 }
 
 // What a list that had to be read again brings is told as a whole; that it is the same as before is not told.
