@@ -49,6 +49,13 @@ func (h *hash[K, V]) remove(k K) {
 	delete(h.have, k)
 }
 
+// costs says whether a key would need room that the map has to have: not one that it has, nor one that is to go with the same
+// writes.
+func (h *hash[K, V]) costs(k K) bool {
+	_, there := h.have[k]
+	return !there && !h.before[k].there
+}
+
 // remember notes what was there before the first change.
 func (h *hash[K, V]) remember(k K) held[V] {
 	was, known := h.before[k]
