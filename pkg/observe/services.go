@@ -104,7 +104,9 @@ func readServicePorts(dir bpffs.Dir) (map[uint32]servicePort, error) {
 		return nil, err
 	}
 	defer m.Close()
-	last := slices.MaxFunc(names, func(a, b typed.Entry[services.SetKey, services.ServiceName]) int { return int(a.Key.Set) - int(b.Key.Set) })
+	last := slices.MaxFunc(names, func(a, b typed.Entry[services.SetKey, services.ServiceName]) int {
+		return int(a.Key.Set) - int(b.Key.Set)
+	})
 	sets, err := typed.New[services.SetKey, services.Set](m, services.SetsName).Values(int(last.Key.Set) + 1)
 	if err != nil {
 		return nil, err
