@@ -11,6 +11,7 @@
 #include "bpf/lib/flow.h"
 #include "bpf/lib/maps.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/scratch.h"
 #include "bpf/lib/shares.h"
 
 enum {
@@ -31,9 +32,9 @@ EC_INLINE struct affinity *affinity_slot(__u32 ifindex, __u32 hash)
 	return bpf_map_lookup_elem(&affinity, &slot);
 }
 
-EC_INLINE bool affinity_is(const struct affinity *a, const struct addr *client, __u32 ifindex, __u32 set)
+EC_INLINE bool affinity_is(const struct affinity *a, const struct scratch *s, __u32 set)
 {
-	return a->ifindex == ifindex && a->set == set && addr_equal(&a->client, client);
+	return a->ifindex == s->owner.ifindex && a->set == set && addr_equal(&a->client, &s->pkt.tuple.src);
 }
 
 /* The backend with this number, if it serves this set as it did in this generation; NULL: it does not. */
@@ -44,7 +45,7 @@ EC_INLINE const struct backend *affinity_backend(__u32 number, __u32 generation,
 	return b && b->generation == generation && b->set == set && (b->flags & BACKEND_SERVING) ? b : NULL;
 }
 
-/* Whether the record still binds a client: its pod is there, its time has not run out, and its backend serves. */
+/* Whether a record still binds its client: the pod is there, the time has not run out, and the backend serves. */
 EC_INLINE bool affinity_is_live(const struct affinity *a, __u64 stamp, __u64 now)
 {
 	__u32 number = a->set;
@@ -54,7 +55,7 @@ EC_INLINE bool affinity_is_live(const struct affinity *a, __u64 stamp, __u64 now
 	       affinity_backend(a->backend, a->generation, number);
 }
 
-/* Whether the backend is on this node: a pod, or one in the host's network. */
+/* Whether a backend is on this node: a pod, or in the host's network. */
 EC_CALL bool affinity_is_local(const struct backend *b)
 {
 	struct destination *to;
@@ -74,23 +75,22 @@ EC_INLINE __u32 affinity_usable(__u32 number, __u32 generation, __u32 set, bool 
 }
 
 /*
- * The number of the backend that a client, an address of the pod with this ifindex, keeps
- * of a set for so many seconds; 0: none. local: those of other nodes do not count.
+ * The number of the backend that the packet's source, an address of the owner, has kept of
+ * a set for less than so many seconds; 0: none. local: those of other nodes do not count.
  */
-EC_CALL __u32 affinity_find(const struct addr *client, __u32 ifindex, __u32 set, __u32 seconds, bool local)
+EC_CALL __u32 affinity_find(const struct scratch *s, __u32 set, __u32 seconds, bool local)
 {
-	__u32 hash = affinity_hash(client, set), number, generation;
+	__u32 hash = affinity_hash(&s->pkt.tuple.src, set), number, generation;
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
 	struct affinity *a;
 
 	for (int i = 0; i < AFFINITY_WAYS; i++) {
-		a = affinity_slot(ifindex, hash + i);
+		a = affinity_slot(s->owner.ifindex, hash + i);
 		if (!a)
 			return 0;
 		stamp = shares_stamp(&a->last_seen);
 		barrier();
-		if (stamp <= SHARES_BUSY || stamp + seconds * NSEC_PER_SEC <= now ||
-		    !affinity_is(a, client, ifindex, set))
+		if (stamp <= SHARES_BUSY || stamp + seconds * NSEC_PER_SEC <= now || !affinity_is(a, s, set))
 			continue;
 		number = a->backend;
 		generation = a->generation;
@@ -101,49 +101,46 @@ EC_CALL __u32 affinity_find(const struct addr *client, __u32 ifindex, __u32 set,
 	return 0;
 }
 
-/* Writes the record if its stamp is still the given one. */
-EC_INLINE void affinity_write(struct affinity *a, __u64 stamp, const struct affinity *record)
+/* Writes a record if its stamp is still the given one: that the packet's source keeps the target. */
+EC_INLINE void affinity_write(struct affinity *a, __u64 stamp, const struct scratch *s)
 {
 	if (!shares_begin(&a->last_seen, stamp))
 		return;
-	a->client = record->client;
-	a->set = record->set;
-	a->backend = record->backend;
-	a->generation = record->generation;
-	a->ifindex = record->ifindex;
+	a->client = s->pkt.tuple.src;
+	a->set = s->target.set;
+	a->backend = s->target.backend;
+	a->generation = s->target.generation;
+	a->ifindex = s->owner.ifindex;
 	shares_end(&a->last_seen);
 }
 
-/*
- * Has a client keep a backend, from now on: what is in the record but its stamp. Called
- * whenever the client opens a flow.
- */
-EC_CALL void affinity_keep(const struct affinity *record)
+/* From now on the packet's source, which opens a flow to the target, keeps that. */
+EC_CALL void affinity_keep(const struct scratch *s)
 {
-	__u32 hash = affinity_hash(&record->client, record->set);
+	__u32 hash = affinity_hash(&s->pkt.tuple.src, s->target.set);
 	__u64 stamp, found = 0, used, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
 	struct affinity *a, *chosen = NULL;
 
 	for (int i = 0; i < AFFINITY_WAYS; i++) {
-		a = affinity_slot(record->ifindex, hash + i);
+		a = affinity_slot(s->owner.ifindex, hash + i);
 		if (!a)
 			return;
 		stamp = shares_stamp(&a->last_seen);
 		if (stamp == SHARES_BUSY)
 			continue;
-		if (affinity_is(a, &record->client, record->ifindex, record->set)) {
-			affinity_write(a, stamp, record);
+		if (affinity_is(a, s, s->target.set)) {
+			affinity_write(a, stamp, s);
 			return;
 		}
 		used = affinity_is_live(a, stamp, now) ? stamp : 0;
-		if (used < oldest && (!used || a->ifindex == record->ifindex)) {
+		if (used < oldest && (!used || a->ifindex == s->owner.ifindex)) {
 			chosen = a;
 			found = stamp;
 			oldest = used;
 		}
 	}
 	if (chosen)
-		affinity_write(chosen, found, record);
+		affinity_write(chosen, found, s);
 }
 
 #endif

@@ -87,6 +87,8 @@ struct target {
 	__u32 set; /* 0: no Service, but straight to a backend */
 	__u32 backend;
 	__u32 generation;
+	bool taken_over; /* netfilter has translated the flow until now, the pod's port included (takeover.h) */
+	__be16 sport;    /* which that has become; valid only then */
 };
 
 /* What is known of a packet that may be to a Service (service.h). */
@@ -121,7 +123,7 @@ struct scratch {
 	struct snat_entry entry;
 	/* A flow that may have ended. */
 	struct pair pair;
-	/* What the owner is told of a packet that is too big. */
+	/* What the owner is told (answer.h). */
 	struct icmp_error error;
 	__u32 mtu;
 };

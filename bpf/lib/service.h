@@ -23,10 +23,16 @@ EC_INLINE enum verdict service_turn_into(struct __sk_buff *ctx, struct scratch *
 	return rewrite_tuple(ctx);
 }
 
+/* Whether the packet is no longer what the pod has sent. */
+EC_INLINE bool service_has_translated(const struct scratch *s)
+{
+	return cfg.services && s->service.translated;
+}
+
 /* Gives the packet back what the pod has sent, for an answer that quotes it. */
 EC_INLINE enum verdict service_undo(struct __sk_buff *ctx, struct scratch *s)
 {
-	if (!cfg.services || !s->service.translated)
+	if (!service_has_translated(s))
 		return VERDICT_GO_ON;
 	s->service.translated = false;
 	s->service.turns = s->service.sent;

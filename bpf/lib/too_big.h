@@ -10,6 +10,7 @@
 #include "bpf/lib/nf.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
+#include "bpf/lib/service.h"
 
 enum {
 	TOO_BIG_CODE_IPV4 = 4, /* fragmentation needed, of ICMP_DEST_UNREACH (RFC 792) */
@@ -25,7 +26,7 @@ EC_INLINE bool too_big_may_fragment(struct __sk_buff *ctx, const struct pkt *pkt
 	       !(flags & bpf_htons(IP_DONT_FRAGMENT));
 }
 
-/* The address that the node answers from. */
+/* The address that the node answers from, of what it has not translated for a Service. */
 EC_INLINE const struct addr *too_big_source(const struct config *config, __u8 family)
 {
 	const struct addr *node = &config->node_addresses[family & 1];
@@ -86,17 +87,22 @@ EC_INLINE bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const stru
 	return answer_error(ctx, s, from);
 }
 
-/* Tells the owner in the scratch record the MTU that is there. Returns a TC action. */
+/*
+ * Tells the owner in the scratch record the MTU that is there, from the node's address or,
+ * of a packet to a Service, from that. Returns a TC action.
+ */
 EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 {
 	const struct config *config = config_get();
 	struct scratch *s = scratch_get();
+	const struct addr *from;
 	struct device *dev;
 
 	if (!s || !config)
 		return EC_ACT_SHOT;
+	from = service_has_translated(s) ? &s->service.sent.dst : too_big_source(config, s->pkt.family);
 	dev = answer_to(s, answer_burst(s));
-	if (!dev || !too_big_turn(ctx, s, too_big_source(config, s->pkt.family)))
+	if (!dev || service_undo(ctx, s) || !too_big_turn(ctx, s, from))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);
 }
