@@ -11,6 +11,7 @@
 #include "bpf/lib/echo.h"
 #include "bpf/lib/open.h"
 #include "bpf/lib/service.h"
+#include "bpf/lib/takeover.h"
 
 /* In service_walk's frontend, above enum service_flags: a Service has the packet's destination. */
 #define FRONTEND_THERE (1U << 31)
@@ -133,6 +134,15 @@ EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend,
 	return number && backend_take(s, number, frontend->set);
 }
 
+/* A flow that netfilter has translated until now keeps its backend, or stays netfilter's. */
+EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
+{
+	if (!nf_translates())
+		return VERDICT_GO_ON;
+	s->target.taken_over = false;
+	return takeover_flow(ctx, s, frontend);
+}
+
 /* Chooses the backend of a new flow. */
 EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *frontend)
 {
@@ -140,6 +150,10 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	struct service_set *set = bpf_map_lookup_elem(&sets, &number);
 	enum verdict verdict = VERDICT_GO_ON;
 
+	if (!open_allowed(&s->pkt)) {
+		s->owner.address = s->pkt.tuple.src;
+		return -DROP_NO_MAPPING;
+	}
 	if (!set || !number)
 		return -DROP_NO_BACKEND;
 	seconds = set->affinity;
@@ -158,11 +172,9 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 
 	if (!frontend_find(&s->pkt.tuple, &frontend))
 		return known || (s->service.frontend & SERVICE_CLUSTER_IP) ? -DROP_NO_SERVICE_PORT : VERDICT_GO_ON;
-	if (!open_allowed(&s->pkt)) {
-		s->owner.address = s->pkt.tuple.src;
-		return -DROP_NO_MAPPING;
-	}
-	verdict = frontend_choose(s, &frontend);
+	verdict = frontend_take_over(ctx, s, &frontend);
+	if (!verdict && !open_is_taken_over(s))
+		verdict = frontend_choose(s, &frontend);
 	if (!verdict)
 		frontend_prepare(ctx, s);
 	return verdict;
@@ -294,7 +306,21 @@ EC_GLOBAL enum verdict frontend_opened(struct __sk_buff *ctx)
 	verdict = nat_find(&s->pkt.tuple, ctx->ifindex, &flow);
 	if (verdict)
 		return verdict;
-	return flow && nat_is_service(flow) ? frontend_translate(ctx, s, flow) : -DROP_NO_MAPPING;
+	if (!flow || !nat_is_service(flow))
+		return -DROP_NO_MAPPING;
+	if (open_is_taken_over(s))
+		takeover_end(ctx, s);
+	return frontend_translate(ctx, s, flow);
+}
+
+/* Opens the flow that has been prepared. What there is no room for to take it over stays netfilter's. */
+EC_INLINE enum verdict frontend_begin(struct __sk_buff *ctx, const struct scratch *s)
+{
+	enum verdict verdict = open_flow(ctx);
+
+	if (verdict)
+		return open_is_taken_over(s) ? VERDICT_STACK : verdict;
+	return frontend_opened(ctx);
 }
 
 /* Notes what the pod has, which spares lookups where it has none. */
@@ -325,7 +351,7 @@ EC_INLINE enum verdict frontend_stage(struct __sk_buff *ctx, const struct config
 		return errors_forward(ctx) ? errors_translate(ctx) : VERDICT_GO_ON;
 	verdict = frontend_leave(ctx);
 	if (!verdict && s->service.opens)
-		verdict = open_flow(ctx) ?: frontend_opened(ctx);
+		verdict = frontend_begin(ctx, s);
 	if (s->service.translated)
 		frontend_note(s, dev);
 	return verdict;

@@ -82,15 +82,25 @@ EC_INLINE bool open_pod_has_socket(struct __sk_buff *ctx, struct scratch *s, con
 	return reverse_key->proto == IPPROTO_UDP && open_pod_connected_udp(ctx, s, len, dev->netns - 1);
 }
 
+/* Whether the flow to open is one to a Service that netfilter has translated until now (takeover.h). */
+EC_INLINE bool open_is_taken_over(const struct scratch *s)
+{
+	return nf_translates() && nat_to_service(&s->owner) && s->target.taken_over;
+}
+
 /*
- * Whether replies to the port belong to another flow: of a socket, or one that netfilter has masqueraded to it. Of a
- * flow to a Service, to one of the same pod straight to the backend.
+ * Whether replies to the port belong to another flow: of a socket, or one that netfilter has translated. Of a flow to a
+ * Service, to one of the same pod straight to the backend.
  */
 EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
+	if (open_is_taken_over(s))
+		return false;
+	if (nf_holds_port(ctx, s, reverse_key))
+		return true;
 	if (nat_to_service(&s->owner))
 		return bpf_map_lookup_elem(&snat, reverse_key) || open_pod_has_socket(ctx, s, reverse_key);
-	return open_port_has_socket(ctx, s, reverse_key) || nf_holds_port(ctx, s, reverse_key);
+	return open_port_has_socket(ctx, s, reverse_key);
 }
 
 /* Fills in a half of a new pair in the scratch record: it leads to the other half's key. */
@@ -212,7 +222,7 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 /* How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. */
 EC_INLINE __u32 open_tries(const struct scratch *s, const struct owner *owner)
 {
-	return nat_to_service(owner) && s->pkt.tuple.proto == IPPROTO_SCTP ? 1 : OPEN_TRIES;
+	return open_is_taken_over(s) || (nat_to_service(owner) && s->pkt.tuple.proto == IPPROTO_SCTP) ? 1 : OPEN_TRIES;
 }
 
 /* Chooses a port and inserts the pair; returns what open_complete does. */
@@ -222,7 +232,9 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	const struct owner *owner = &scratch->owner;
 	__u32 tries = open_tries(scratch, owner);
 
-	if (tries > 1 && !open_keeps_port(scratch, owner))
+	if (open_is_taken_over(scratch))
+		s.port = scratch->target.sport;
+	else if (tries > 1 && !open_keeps_port(scratch, owner))
 		s.port = bpf_htons(nat_random_port());
 	bpf_loop(tries, open_search_step, &s, 0);
 	if (s.retried)
@@ -313,7 +325,7 @@ EC_GLOBAL enum verdict open_flow(struct __sk_buff *ctx)
 		return -DROP_INVALID;
 	if (addr_is_zero(&s->owner.address))
 		return -DROP_NO_SNAT_ADDRESS;
-	if (!open_allowed(&s->pkt))
+	if (!open_allowed(&s->pkt) && !open_is_taken_over(s))
 		return open_adopt(s);
 	return open_pair(ctx, s);
 }

@@ -87,6 +87,8 @@ struct target {
 	__u32 set; /* 0: no Service, but straight to a backend */
 	__u32 backend;
 	__u32 generation;
+	bool taken_over; /* netfilter has translated the flow until now, the pod's port included (takeover.h) */
+	__be16 sport;    /* which that has become; valid only then */
 };
 
 /* What is known of a packet that may be to a Service (service.h). */

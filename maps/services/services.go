@@ -98,7 +98,19 @@ var (
 				)
 			},
 			Cells: func(k Key, v Value) []any {
+				if k.Port == (wire.Port{}) {
+					return []any{"-", k.Address, typed.Number(v.Set), v.Flags}
+				}
 				return []any{k.Proto, k.Address.With(k.Port), typed.Number(v.Set), v.Flags}
+			},
+			Object: func(k Key, v Value) typed.Object {
+				o := typed.ObjectOf(k, v)
+				for i, f := range o {
+					if f.Name == "proto" && k.Proto == 0 { // of an address
+						o[i].Value = ""
+					}
+				}
+				return o
 			},
 		},
 	})

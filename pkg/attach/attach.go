@@ -115,7 +115,9 @@ func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool
 }
 
 // linksFirst reports whether the hook gets a tcx link if the kernel has tcx.
-func (a Attacher) linksFirst(hook Hook) bool { return a.Mode == TCX || a.Mode != Clsact && hook != ToPod }
+func (a Attacher) linksFirst(hook Hook) bool {
+	return a.Mode == TCX || a.Mode != Clsact && hook != ToPod
+}
 
 func (a Attacher) byLink(ifindex int, hook Hook, prog *ebpf.Program) error {
 	if err := a.attachTCX(ifindex, hook, prog); err != nil {

@@ -122,20 +122,20 @@ func removeFilter(ifindex int, hook Hook) error {
 	return nil
 }
 
-// RemoveQdisc deletes the interface's clsact qdisc unless it has filters. It is no
-// error if there is no qdisc, or no such interface.
-func RemoveQdisc(ifindex int) error {
+// RemoveQdisc deletes the interface's clsact qdisc, and reports true, unless it has
+// filters. It is no error if there is no qdisc, or no such interface.
+func RemoveQdisc(ifindex int) (bool, error) {
 	for _, hook := range UplinkHooks() {
 		filters, err := listFilters(ifindex, hook)
 		if err != nil || len(filters) > 0 {
-			return err
+			return false, err
 		}
 	}
 	err := netlink.QdiscDel(qdisc(ifindex))
 	if err != nil && !gone(err) {
-		return fmt.Errorf("delete clsact qdisc of interface %d: %w", ifindex, err)
+		return false, fmt.Errorf("delete clsact qdisc of interface %d: %w", ifindex, err)
 	}
-	return nil
+	return true, nil
 }
 
 func filterState(ifindex int, hook Hook) (State, error) {

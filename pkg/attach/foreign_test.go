@@ -68,7 +68,7 @@ func TestForeignFiltersAreLeftAlone(t *testing.T) {
 			if after := strings.Join(d.filterNames(), " "); after != before {
 				t.Errorf("filters before: %s; after: %s", before, after)
 			}
-			if err := RemoveQdisc(d.index); err != nil {
+			if _, err := RemoveQdisc(d.index); err != nil {
 				t.Fatal(err)
 			}
 			if after := strings.Join(d.filterNames(), " "); after != before {

@@ -83,6 +83,8 @@ type Node struct {
 	// on what policies reach; empty: it does not.
 	Routes string `json:"routes"`
 	IPsec  string `json:"ipsec"`
+	// Services says who translates what pods send to Services; empty: others do.
+	Services string `json:"services"`
 }
 
 // Uplink is an interface that leads out of the node, with the addresses that

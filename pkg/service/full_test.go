@@ -57,6 +57,16 @@ func TestFullMapsLoseWhatHasGone(t *testing.T) {
 		r.want("10.96.0.1", "10.0.0.1", "10.0.0.4", "10.0.0.5")
 		r.wantProblem("", "")
 	})
+	t.Run("both", func(t *testing.T) {
+		r := quiet(t, Capacities{Services: 16, Sets: 16, Backends: 2, Slots: 2})
+		service, slice := web(t, "a", "10.96.0.1", "10.0.0.1 @n0")
+		service.InternalLocal = true
+		r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+		r.want("10.96.0.1", "10.0.0.1")
+		slice.Endpoints = []Endpoint{ep(t, "10.0.0.1 @n0 leaving"), ep(t, "10.0.0.2 @n1")}
+		r.update(Update{Slices: []Slice{slice}})
+		r.want("10.96.0.1", []string{}...)
+	})
 	t.Run("slots", func(t *testing.T) {
 		r := quiet(t, Capacities{Services: 16, Sets: 16, Backends: 64, Slots: 4})
 		r.put("a", "10.96.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")
@@ -77,6 +87,33 @@ func TestFullMapRefusesPort(t *testing.T) {
 	r.update(Update{Services: []Service{service}})
 	r.want("10.96.0.1", "10.0.0.1")
 	r.wantProblem("a", Full, "map sets has no room", "port 81 is not served")
+}
+
+// A frontend that goes from one Service to another takes no room, even where there is none.
+func TestFullMapsPassFrontendsOn(t *testing.T) {
+	for name, c := range map[string]struct {
+		capacity uint32
+		new      bool
+	}{"none": {4, false}, "for one more": {6, true}} {
+		t.Run(name, func(t *testing.T) {
+			r := quiet(t, Capacities{Services: c.capacity, Sets: 16, Backends: 16, Slots: 16})
+			r.put("old", "10.96.0.1", "10.0.0.1")
+			service, slice := web(t, "young", "10.96.0.1", "10.0.0.2")
+			service.Created = service.Created.Add(time.Hour)
+			service.ClusterIPs = append(service.ClusterIPs, addrs("10.96.0.2")...)
+			r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+			r.wantProblem("young", Taken)
+			u := Update{GoneServices: []Name{{"ns", "old"}}}
+			if c.new {
+				other, _ := web(t, "youngest", "10.96.0.3")
+				other.Created = service.Created.Add(time.Hour)
+				u.Services = append(u.Services, other)
+			}
+			r.update(u)
+			r.want("10.96.0.1", "10.0.0.2")
+			r.wantProblem("", "")
+		})
+	}
 }
 
 func TestBuddies(t *testing.T) {

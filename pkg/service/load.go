@@ -37,7 +37,7 @@ func Load(o Options, c Content) *State {
 	return s
 }
 
-// loadSets finds the sets that have a name of their own and frontends of one family.
+// loadSets finds the sets that have frontends and a name of their own.
 func (s *State) loadSets() {
 	families := s.families()
 	taken := map[setID]bool{}
@@ -69,20 +69,14 @@ func (s *State) loadSets() {
 	}
 }
 
-// families are those of the frontends of each set that has some, all of one.
+// families are those of the frontends of each set that has some.
 func (s *State) families() map[uint32]wire.Family {
-	families, mixed := map[uint32]wire.Family{}, map[uint32]bool{}
+	families := map[uint32]wire.Family{}
 	for k, v := range s.services.have {
-		if k.Port == (wire.Port{}) {
-			continue
+		if k.Port != (wire.Port{}) {
+			families[v.Set] = wire.FamilyOf(k.Address.Netip())
 		}
-		family := wire.FamilyOf(k.Address.Netip())
-		if had, ok := families[v.Set]; ok && had != family {
-			mixed[v.Set] = true
-		}
-		families[v.Set] = family
 	}
-	maps.DeleteFunc(families, func(n uint32, _ wire.Family) bool { return mixed[n] })
 	return families
 }
 

@@ -38,6 +38,9 @@ func (m *Model) Service(n Name) *Service { return m.services[n] }
 // Slices returns the slices of a Service, sorted by name. The caller must not change them.
 func (m *Model) Slices(n Name) []*Slice { return m.of[n] }
 
+// Len is how many Services there are.
+func (m *Model) Len() int { return len(m.services) }
+
 // Names returns the names of all Services, sorted.
 func (m *Model) Names() []Name { return slices.SortedFunc(maps.Keys(m.services), Name.Compare) }
 

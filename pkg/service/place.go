@@ -58,8 +58,8 @@ func (s *State) placeSet(m *Model, p, was *placed, w wantedSet) (others []Name) 
 	for _, f := range mine {
 		p.keys = append(p.keys, f.Key)
 		s.services.put(f.Key, services.Value{Set: t.number, Flags: f.flags})
-		if address := (services.Key{Address: f.Address}); !s.has(address) {
-			s.services.put(address, services.Value{})
+		if _, there := s.services.have[services.Key{Address: f.Address}]; !there {
+			s.services.put(services.Key{Address: f.Address}, services.Value{})
 		}
 		if f.clusterIP && !slices.Contains(p.clusterIPs, f.Address) {
 			p.clusterIPs = append(p.clusterIPs, f.Address)
@@ -202,7 +202,7 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 			}
 			got++
 			keys += s.keysFor(f)
-			if addresses[f.Address] && !s.has(services.Key{Address: f.Address}) {
+			if addresses[f.Address] && s.services.costs(services.Key{Address: f.Address}) {
 				keys-- // counted already
 			}
 			addresses[f.Address] = true
@@ -227,19 +227,13 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 	return ""
 }
 
-func (s *State) has(k services.Key) bool {
-	_, there := s.services.have[k]
-	return there
-}
-
 // keysFor is how many entries a frontend would add.
 func (s *State) keysFor(f frontend) int {
 	n := 0
-	if !s.has(f.Key) {
-		n++
-	}
-	if !s.has(services.Key{Address: f.Address}) {
-		n++
+	for _, k := range []services.Key{f.Key, {Address: f.Address}} {
+		if s.services.costs(k) {
+			n++
+		}
 	}
 	return n
 }

@@ -209,7 +209,7 @@ func (r *trial) damage() {
 	k := r.kernel
 	for range 1 + r.roll(4) {
 		set, backend, slot := uint32(r.roll(len(k.Sets))), uint32(r.roll(len(k.Backends))), uint32(r.roll(len(k.Slots)))
-		switch r.roll(8) {
+		switch r.roll(9) {
 		case 0:
 			k.Slots[slot].Backend = backend
 		case 1:
@@ -228,6 +228,10 @@ func (r *trial) damage() {
 		case 7:
 			if keys := slices.SortedFunc(maps.Keys(k.Services), compareKeys); len(keys) > 0 {
 				delete(k.Services, keys[r.roll(len(keys))])
+			}
+		case 8:
+			if keys := slices.SortedFunc(maps.Keys(k.Services), compareKeys); len(keys) > 0 {
+				k.Services[keys[r.roll(len(keys))]] = services.Value{Set: set}
 			}
 		}
 	}

@@ -80,6 +80,9 @@ const (
 	Full        Reason = "Full"        // a map has no room
 )
 
+// Reasons are all of them.
+func Reasons() []Reason { return []Reason{Malformed, Unsupported, Taken, Full} }
+
 // Problem is what is wrong with a Service, and what to do about it.
 type Problem struct {
 	Service Name

@@ -194,7 +194,7 @@ func (s *store) trim(obj any) (any, error) {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
-			Annotations: watchListMarks(n.Annotations),
+			Annotations: watchListMarks(n.Annotations), Labels: zoneOf(n.Labels),
 		},
 		Spec:   corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs},
 		Status: corev1.NodeStatus{Addresses: n.Status.Addresses, Conditions: s.conditionsToKeep(n)},
@@ -210,6 +210,14 @@ func watchListMarks(annotations map[string]string) map[string]string {
 	return nil
 }
 
+// zoneOf keeps the label of the zone.
+func zoneOf(labels map[string]string) map[string]string {
+	if v, ok := labels[corev1.LabelTopologyZone]; ok {
+		return map[string]string{corev1.LabelTopologyZone: strings.Clone(v)}
+	}
+	return nil
+}
+
 func convert(obj any) (plan.Node, error) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
@@ -218,7 +226,7 @@ func convert(obj any) (plan.Node, error) {
 	if !ok {
 		return plan.Node{}, fmt.Errorf("the API sent a %T among the Nodes", obj)
 	}
-	n := plan.Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs)}
+	n := plan.Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs), Zone: o.Labels[corev1.LabelTopologyZone]}
 	if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
 		n.PodCIDRs = []string{o.Spec.PodCIDR}
 	}

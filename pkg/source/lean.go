@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -30,10 +31,12 @@ type message map[protowire.Number]message
 
 var (
 	node = message{
-		1: {1: nil, 6: nil, 8: nil, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, annotations
-		2: {1: nil, 7: nil},                  // spec: podCIDR, podCIDRs
-		3: {4: condition, 5: nil},            // status: conditions, addresses
+		1: {1: nil, 6: nil, 8: nil, 11: zone, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, labels, annotations
+		2: {1: nil, 7: nil},                            // spec: podCIDR, podCIDRs
+		3: {4: condition, 5: nil},                      // status: conditions, addresses
 	}
+	// Key and value of one label; a Node has dozens.
+	zone = message{onlyZone: nil, 1: nil, 2: nil}
 	// All but lastHeartbeatTime, by which else each of a kubelet's heartbeats would be a change.
 	condition = message{1: nil, 2: nil, 4: nil, 5: nil, 6: nil}
 
@@ -66,6 +69,15 @@ func envelope(object message) message { return message{1: nil, 2: object} }
 
 // listed is what is around a list of them: in raw are metadata and items.
 func listed(object message) message { return message{1: nil, 2: {1: nil, 2: object}} }
+
+// onlyZone is no field's number: a message that has it is an entry of a map, and kept only if its key is the label of the zone.
+const onlyZone protowire.Number = 0
+
+// isKept says of a message's content whether any of it is kept.
+func (m message) isKept(content []byte) bool {
+	_, only := m[onlyZone]
+	return !only || string(first(content, 1)) == corev1.LabelTopologyZone
+}
 
 // protobufMagic is what the API's protobuf begins with; a runtime.Unknown follows.
 var protobufMagic = []byte("k8s\x00")
@@ -114,9 +126,10 @@ func (m message) appendTo(to, data []byte) []byte {
 		case kept && (inner == nil || kind != protowire.BytesType):
 			to = append(to, data[:tag+size]...)
 		case kept:
-			content, _ := protowire.ConsumeBytes(data[tag:])
-			to = protowire.AppendTag(to, number, kind)
-			to = protowire.AppendBytes(to, inner.appendTo(nil, content))
+			if content, _ := protowire.ConsumeBytes(data[tag:]); inner.isKept(content) {
+				to = protowire.AppendTag(to, number, kind)
+				to = protowire.AppendBytes(to, inner.appendTo(nil, content))
+			}
 		}
 		data = data[tag+size:]
 	}

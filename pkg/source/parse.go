@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -182,6 +183,12 @@ func readNode(name string, d document) plan.Node {
 	}
 	if unmarshal(d.Metadata, &created) == nil {
 		n.Created, _ = time.Parse(time.RFC3339, created.CreationTimestamp)
+	}
+	var labelled struct {
+		Labels map[string]json.RawMessage `json:"labels"`
+	}
+	if unmarshal(d.Metadata, &labelled) == nil {
+		_ = unmarshal(labelled.Labels[corev1.LabelTopologyZone], &n.Zone) // what is no text is no zone
 	}
 	if err := readSpec(&n, d.Spec); err != nil {
 		n.Malformed = fmt.Sprintf("spec: %v", oneLine(err))
