@@ -134,19 +134,28 @@ EC_INLINE void answer_set_error(struct scratch *s, __u8 type, __u8 code, __u32 m
 }
 
 /*
- * Writes the error, whose kind has been set, into the scratch record, with the start of
- * the packet that it quotes. Returns how many bytes that are; 0: none could be read.
+ * How much of the packet an error quotes; 0: there is no header. The comparisons are the ones by which the verifier
+ * of Linux 6.1 knows the bounds: it learns nothing from one with 0.
  */
-EC_CALL __u32 answer_write_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
+EC_INLINE __u32 answer_quoted(const struct pkt *pkt)
+{
+	__u32 len = pkt->ip_len;
+
+	if (len > ANSWER_QUOTE)
+		len = ANSWER_QUOTE;
+	barrier_var(len);
+	return len < sizeof(struct iphdr) ? 0 : len;
+}
+
+/* Writes the error, whose kind has been set, into the scratch record, with so many bytes of the packet that it quotes.
+ */
+EC_CALL bool answer_write_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from, __u32 quoted)
 {
 	struct icmp_error *e = &s->error;
-	__u32 quoted = s->pkt.ip_len;
 
-	if (quoted > sizeof(e->quote))
-		quoted = sizeof(e->quote);
 	__builtin_memset(e->quote, 0, sizeof(e->quote));
-	if (!quoted || bpf_skb_load_bytes(ctx, IP_OFF, e->quote, quoted))
-		return 0;
+	if (bpf_skb_load_bytes(ctx, IP_OFF, e->quote, quoted))
+		return false;
 	__builtin_memset(e, 0, offsetof(struct icmp_error, icmp));
 	if (s->pkt.family == FAMILY_IPV6) {
 		e->src = *from;
@@ -156,20 +165,16 @@ EC_CALL __u32 answer_write_error(struct __sk_buff *ctx, struct scratch *s, const
 	}
 	/* What is not quoted is zero, and adds nothing. */
 	e->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)e, sizeof(*e), 0));
-	return quoted;
+	return true;
 }
 
 /* Turns the packet into the error about itself whose kind has been set, from an address. */
 EC_CALL bool answer_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
 {
 	__u8 proto = s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
-	__u32 len, quoted;
+	__u32 quoted = answer_quoted(&s->pkt), len = sizeof(s->error.icmp) + quoted;
 
-	if (!answer_permits_error(ctx, &s->pkt))
-		return false;
-	quoted = answer_write_error(ctx, s, from);
-	len = sizeof(s->error.icmp) + quoted;
-	if (!quoted || len > sizeof(s->error.icmp) + sizeof(s->error.quote))
+	if (!answer_permits_error(ctx, &s->pkt) || !quoted || !answer_write_error(ctx, s, from, quoted))
 		return false;
 	return answer_begin(ctx, &s->pkt, from, proto, len) &&
 	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, len, 0);

@@ -209,7 +209,6 @@ func (b *bed) fillDestinations(f family) {
 		"10.244.5.0/24":     f.byTunnel(destinations.PodCIDR),
 		tunnelIP + "/32":    {Kind: destinations.Host},
 		"10.200.0.0/16":     {Kind: destinations.Native},
-		"10.96.0.0/16":      {Kind: destinations.Service},
 		stated + "/32":      {Kind: destinations.World},
 	} {
 		must(b, b.destinations.Put(f.key(prefix), v))

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -65,6 +66,7 @@ func (b *bed) refusals() map[string]struct {
 	address string
 	port    uint16
 } {
+	must(b, b.destinations.Put(b.key("10.96.0.0/16"), destinations.Value{Kind: destinations.Service}))
 	for _, proto := range []wire.Protocol{wire.TCP, wire.UDP, sctpProto} {
 		b.publish(vip, 80, proto, services.ClusterIP)
 		b.publish(external, 80, proto, 0)
