@@ -134,28 +134,22 @@ EC_INLINE void answer_set_error(struct scratch *s, __u8 type, __u8 code, __u32 m
 }
 
 /*
- * How much of the packet an error quotes; 0: there is no header. The comparisons are the ones by which the verifier
- * of Linux 6.1 knows the bounds: it learns nothing from one with 0.
+ * Writes the error, whose kind has been set, into the scratch record, with the start of
+ * the packet that it quotes. Returns how many bytes that are; 0: none could be read.
  */
-EC_INLINE __u32 answer_quoted(const struct pkt *pkt)
-{
-	__u32 len = pkt->ip_len;
-
-	if (len > ANSWER_QUOTE)
-		len = ANSWER_QUOTE;
-	barrier_var(len);
-	return len < sizeof(struct iphdr) ? 0 : len;
-}
-
-/* Writes the error, whose kind has been set, into the scratch record, with so many bytes of the packet that it quotes.
- */
-EC_CALL bool answer_write_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from, __u32 quoted)
+EC_CALL __u32 answer_write_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
 {
 	struct icmp_error *e = &s->error;
+	__u32 quoted = s->pkt.ip_len;
 
+	/* No IP packet is shorter. Linux 6.1 wants to see that it is not empty. */
+	if (quoted < sizeof(struct iphdr))
+		return 0;
+	if (quoted > sizeof(e->quote))
+		quoted = sizeof(e->quote);
 	__builtin_memset(e->quote, 0, sizeof(e->quote));
 	if (bpf_skb_load_bytes(ctx, IP_OFF, e->quote, quoted))
-		return false;
+		return 0;
 	__builtin_memset(e, 0, offsetof(struct icmp_error, icmp));
 	if (s->pkt.family == FAMILY_IPV6) {
 		e->src = *from;
@@ -165,16 +159,20 @@ EC_CALL bool answer_write_error(struct __sk_buff *ctx, struct scratch *s, const 
 	}
 	/* What is not quoted is zero, and adds nothing. */
 	e->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)e, sizeof(*e), 0));
-	return true;
+	return quoted;
 }
 
 /* Turns the packet into the error about itself whose kind has been set, from an address. */
 EC_CALL bool answer_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
 {
 	__u8 proto = s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
-	__u32 quoted = answer_quoted(&s->pkt), len = sizeof(s->error.icmp) + quoted;
+	__u32 len, quoted;
 
-	if (!answer_permits_error(ctx, &s->pkt) || !quoted || !answer_write_error(ctx, s, from, quoted))
+	if (!answer_permits_error(ctx, &s->pkt))
+		return false;
+	quoted = answer_write_error(ctx, s, from);
+	len = sizeof(s->error.icmp) + quoted;
+	if (!quoted || len > sizeof(s->error.icmp) + sizeof(s->error.quote))
 		return false;
 	return answer_begin(ctx, &s->pkt, from, proto, len) &&
 	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, len, 0);

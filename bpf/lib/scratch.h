@@ -32,9 +32,6 @@ struct inner_change {
 	enum end end;
 };
 
-/* How many bytes of a packet an ICMP error quotes at most. */
-#define ANSWER_QUOTE 128
-
 /* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (answer.h). */
 struct icmp_error {
 	struct addr src;
@@ -42,7 +39,7 @@ struct icmp_error {
 	__be32 len;
 	__be32 proto;
 	struct icmp_header icmp;
-	__u8 quote[ANSWER_QUOTE];
+	__u8 quote[128];
 };
 
 /* A chain of IPv6 headers, and what has been read of it (ipv6.h). */

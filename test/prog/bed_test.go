@@ -7,8 +7,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
-	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
-	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
@@ -18,7 +16,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
-	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -38,6 +35,7 @@ type bed struct {
 	testing.TB
 	family
 	wires
+	serviceMaps
 	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
 	collect  datapath.Collector
@@ -60,11 +58,6 @@ type bed struct {
 	ports        *ports.Map
 	drops        *drops.Map
 	traffic      *traffic.Map
-	services     *services.Map
-	sets         *typed.Map[services.SetKey, services.Set]
-	backends     *backends.Map
-	slots        *typed.Map[backends.SlotKey, backends.Slot]
-	affinity     *affinity.Map
 	numbers      numbers
 }
 
@@ -140,12 +133,8 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.ports = typed.New[ports.Key, ports.Value](m[ports.Name], ports.Name)
 	b.drops = counters.Of[drops.Reason](m[drops.Name], drops.Name)
 	b.traffic = counters.Of[traffic.Event](m[traffic.Name], traffic.Name)
-	b.services = typed.New[services.Key, services.Value](m[services.Name], services.Name)
-	b.sets = typed.New[services.SetKey, services.Set](m[services.SetsName], services.SetsName)
-	b.backends = typed.New[backends.Key, backends.Value](m[backends.Name], backends.Name)
-	b.slots = typed.New[backends.SlotKey, backends.Slot](m[backends.SlotsName], backends.SlotsName)
-	b.affinity = typed.New[affinity.Key, affinity.Value](m[affinity.Name], affinity.Name)
 	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
+	b.serviceMaps = serviceMapsOf(m)
 	b.configure(0)
 }
 
@@ -209,6 +198,7 @@ func (b *bed) fillDestinations(f family) {
 		"10.244.5.0/24":     f.byTunnel(destinations.PodCIDR),
 		tunnelIP + "/32":    {Kind: destinations.Host},
 		"10.200.0.0/16":     {Kind: destinations.Native},
+		"10.96.0.0/16":      {Kind: destinations.Service},
 		stated + "/32":      {Kind: destinations.World},
 	} {
 		must(b, b.destinations.Put(f.key(prefix), v))

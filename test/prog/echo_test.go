@@ -23,7 +23,7 @@ func TestEcho(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
 		b.serve(vip, 80, wire.TCP, remote+":8080")
-		b.publish(external, 80, wire.TCP, services.Answers).swap(remote + ":8080")
+		b.declare(external, 80, wire.TCP, services.Answers).swap(remote + ":8080")
 		for _, to := range []string{vip, external} {
 			p := ping(podA, 7, to)
 			for name, p := range map[string]packet{
@@ -69,8 +69,8 @@ func TestNoEcho(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
 		b.serve(vip, 80, wire.TCP, remote+":8080")
-		b.publish(vip2, 80, wire.TCP, services.ClusterIP)
-		b.publish(external, 80, wire.TCP, 0).swap(remote + ":8080")
+		b.declare(vip2, 80, wire.TCP, services.ClusterIP)
+		b.declare(external, 80, wire.TCP, 0).swap(remote + ":8080")
 		b.answers = true
 		pong := ping(podA, 7, vip).replied().with(func(p *packet) { p.src, p.dst = podA, vip })
 		b.fromPod(pong).is("drop NO_SERVICE_PORT")

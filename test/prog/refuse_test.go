@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -66,10 +65,9 @@ func (b *bed) refusals() map[string]struct {
 	address string
 	port    uint16
 } {
-	must(b, b.destinations.Put(b.key("10.96.0.0/16"), destinations.Value{Kind: destinations.Service}))
 	for _, proto := range []wire.Protocol{wire.TCP, wire.UDP, sctpProto} {
-		b.publish(vip, 80, proto, services.ClusterIP)
-		b.publish(external, 80, proto, 0)
+		b.declare(vip, 80, proto, services.ClusterIP)
+		b.declare(external, 80, proto, 0)
 	}
 	return map[string]struct {
 		address string
