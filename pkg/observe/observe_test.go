@@ -292,6 +292,7 @@ func TestFills(t *testing.T) {
 		{"endpoints", 2, pins.Entries},
 		{"devices", 1, pins.Entries},
 		{"destinations", 4, pins.Entries},
+		{"services", 2, pins.Entries},
 		{"uplinks", 1, 256},
 		{"snat", 7, pins.Entries}, // as the programs count
 		{"snat_reverse", 3001, pins.Entries},
