@@ -54,6 +54,9 @@ EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, st
 	/* A packet without ports is never masqueraded, but its tuple looks like that of port 0. */
 	if (s->pkt.l4 == L4_FLOW) {
 		verdict = nat_find(out, s->owner.ifindex, &t->masqueraded);
+		/* A flow to a Service has been translated before, if it could be. */
+		if (t->masqueraded && nat_is_service(t->masqueraded))
+			return -DROP_NO_MAPPING;
 		if (verdict || t->masqueraded)
 			return verdict;
 	}

@@ -19,6 +19,7 @@ struct device_key {
 /* What is never taken back, and spares lookups where there cannot be a flow. */
 enum device_flags {
 	DEVICE_CLIENT = 1, /* the pod has opened a flow to a Service */
+	DEVICE_ITSELF = 2, /* or one of which it is the backend itself */
 };
 
 struct device {

@@ -9,7 +9,8 @@ import (
 // The bits of Flags: enum device_flags.
 const (
 	Client Flags = 1 // the pod has opened a flow to a Service
+	Itself Flags = 2 // or one of which it is the backend itself
 )
 
 // String lists the bits that are set, such as "client"; "-" when none is.
-func (v Flags) String() string { return wire.Bits(uint32(v), "client") }
+func (v Flags) String() string { return wire.Bits(uint32(v), "client", "itself") }

@@ -47,6 +47,7 @@ enum drop_reason {
 	DROP_NO_SERVICE,         /* no Service has this address of a service CIDR */
 	DROP_BACKEND_GONE,       /* TCP to a Service's backend that is gone (answered by a RST) */
 	DROP_SERVICE_TTL,        /* the TTL ran out where only the programs can say so (answered: time exceeded) */
+	DROP_SERVICE_OPTIONS,    /* IP options, in a packet of a pod to itself by a Service */
 	DROP_REASONS,
 };
 

@@ -48,6 +48,7 @@ const (
 	NoService                       // no Service has this address of a service CIDR
 	BackendGone                     // TCP to a Service's backend that is gone (answered by a RST)
 	ServiceTtl                      // the TTL ran out where only the programs can say so (answered: time exceeded)
+	ServiceOptions                  // IP options, in a packet of a pod to itself by a Service
 	Reasons
 )
 
@@ -94,6 +95,7 @@ func (v Reason) String() string {
 		NoService:         "NO_SERVICE",
 		BackendGone:       "BACKEND_GONE",
 		ServiceTtl:        "SERVICE_TTL",
+		ServiceOptions:    "SERVICE_OPTIONS",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -144,6 +146,7 @@ func (v Reason) Explain() string {
 		NoService:         "no Service has this address of a service CIDR",
 		BackendGone:       "TCP to a Service's backend that is gone (answered by a RST)",
 		ServiceTtl:        "the TTL ran out where only the programs can say so (answered: time exceeded)",
+		ServiceOptions:    "IP options, in a packet of a pod to itself by a Service",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -64,6 +64,9 @@ func Make(in Input) Result {
 	if in.Facts.RoutesToStack {
 		b.r.Config.Flags |= config.RoutesToStack
 	}
+	if in.Services {
+		b.r.Config.Flags |= config.Services
+	}
 	b.r.Problems, b.r.Notes = j.problems, j.notes
 	return b.r
 }

@@ -42,7 +42,7 @@ func (s *State) touchAddresses() {
 			s.services.put(k, services.Value{Flags: s.addressFlags(a)})
 		}
 	}
-	clear(s.touched)
+	s.touched = map[wire.Addr]bool{}
 }
 
 // addressFlags says what an address is. One that the node itself holds answers for itself.

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 )
@@ -49,6 +50,13 @@ func (h *hash[K, V]) remove(k K) {
 	delete(h.have, k)
 }
 
+// costs says whether a key would need room that the map has to have: not one that it has, nor one that is to go with the same
+// writes.
+func (h *hash[K, V]) costs(k K) bool {
+	_, there := h.have[k]
+	return !there && !h.before[k].there
+}
+
 // remember notes what was there before the first change.
 func (h *hash[K, V]) remember(k K) held[V] {
 	was, known := h.before[k]
@@ -71,41 +79,50 @@ func (h *hash[K, V]) flush() (put Batch[K, V], gone Gone[K]) {
 			put.add(k, v)
 		}
 	}
-	clear(h.before)
-	h.gone = 0
+	h.before, h.gone = map[K]held[V]{}, 0 // not cleared: it would stay as big as the first writes were, and to walk it as slow
 	return put, gone
 }
 
 // array is what an array map holds, and what of it has changed since the last writes.
 type array[V comparable] struct {
 	have   []V
-	before map[uint32]V
+	before []entry[V]
+	// changed has a bit for each index in before.
+	changed []uint64
+}
+
+type entry[V any] struct {
+	index uint32
+	value V
 }
 
 func newArray[V comparable](content []V, capacity uint32) array[V] {
 	have := make([]V, max(int(capacity), len(content)))
 	copy(have, content)
-	return array[V]{have, map[uint32]V{}}
+	return array[V]{have: have, changed: make([]uint64, len(have)/64+1)}
 }
 
 func (a *array[V]) put(i uint32, v V) {
 	if a.have[i] == v {
 		return
 	}
-	if _, known := a.before[i]; !known {
-		a.before[i] = a.have[i]
+	if bit := uint64(1) << (i % 64); a.changed[i/64]&bit == 0 {
+		a.changed[i/64] |= bit
+		a.before = append(a.before, entry[V]{i, a.have[i]})
 	}
 	a.have[i] = v
 }
 
 // flush calls write for what has changed, in order of the index.
 func (a *array[V]) flush(write func(i uint32, before, now V)) {
-	for _, i := range slices.Sorted(maps.Keys(a.before)) {
-		if was := a.before[i]; was != a.have[i] {
-			write(i, was, a.have[i])
+	slices.SortFunc(a.before, func(a, b entry[V]) int { return cmp.Compare(a.index, b.index) })
+	for _, was := range a.before {
+		a.changed[was.index/64] = 0
+		if now := a.have[was.index]; was.value != now {
+			write(was.index, was.value, now)
 		}
 	}
-	clear(a.before)
+	a.before = nil
 }
 
 func (b *Batch[K, V]) add(k K, v V) {

@@ -30,14 +30,14 @@ func Load(o Options, c Content) *State {
 	s.loadBackends()
 	s.loadBlocks()
 	s.room.sets = freeNumbers(uint32(len(s.bySet)), func(n uint32) bool {
-		_, named := s.names.have[services.SetKey{Set: n}]
-		return named || s.sets.have[n] != services.Set{}
+		_, stray := slices.BinarySearch(s.straySets, n)
+		return stray || s.bySet[n] != nil
 	})
 	s.room.backends = freeNumbers(uint32(len(s.backends.have)), func(n uint32) bool { return s.backends.have[n].Set != 0 })
 	return s
 }
 
-// loadSets finds the sets that have a name of their own and frontends of one family.
+// loadSets finds the sets that have frontends and a name of their own.
 func (s *State) loadSets() {
 	families := s.families()
 	taken := map[setID]bool{}
@@ -56,28 +56,27 @@ func (s *State) loadSets() {
 		p := s.placed[id.Name]
 		p.sets = append(p.sets, t)
 	}
+	mentioned := map[uint32]bool{}
+	for _, v := range s.services.have {
+		mentioned[v.Set] = true
+	}
 	for n := range s.sets.have {
 		k := services.SetKey{Set: uint32(n)}
-		if _, named := s.names.have[k]; s.bySet[n] == nil && (named || s.sets.have[n] != services.Set{}) {
+		_, named := s.names.have[k]
+		if s.bySet[n] == nil && (named || mentioned[k.Set] || s.sets.have[n] != services.Set{}) {
 			s.straySets = append(s.straySets, k.Set)
 		}
 	}
 }
 
-// families are those of the frontends of each set that has some, all of one.
+// families are those of the frontends of each set that has some.
 func (s *State) families() map[uint32]wire.Family {
-	families, mixed := map[uint32]wire.Family{}, map[uint32]bool{}
+	families := map[uint32]wire.Family{}
 	for k, v := range s.services.have {
-		if k.Port == (wire.Port{}) {
-			continue
+		if k.Port != (wire.Port{}) {
+			families[v.Set] = wire.FamilyOf(k.Address.Netip())
 		}
-		family := wire.FamilyOf(k.Address.Netip())
-		if had, ok := families[v.Set]; ok && had != family {
-			mixed[v.Set] = true
-		}
-		families[v.Set] = family
 	}
-	maps.DeleteFunc(families, func(n uint32, _ wire.Family) bool { return mixed[n] })
 	return families
 }
 

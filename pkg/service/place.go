@@ -58,8 +58,8 @@ func (s *State) placeSet(m *Model, p, was *placed, w wantedSet) (others []Name) 
 	for _, f := range mine {
 		p.keys = append(p.keys, f.Key)
 		s.services.put(f.Key, services.Value{Set: t.number, Flags: f.flags})
-		if address := (services.Key{Address: f.Address}); !s.has(address) {
-			s.services.put(address, services.Value{})
+		if _, there := s.services.have[services.Key{Address: f.Address}]; !there {
+			s.services.put(services.Key{Address: f.Address}, services.Value{})
 		}
 		if f.clusterIP && !slices.Contains(p.clusterIPs, f.Address) {
 			p.clusterIPs = append(p.clusterIPs, f.Address)
@@ -72,20 +72,25 @@ func (s *State) placeSet(m *Model, p, was *placed, w wantedSet) (others []Name) 
 func (s *State) claim(m *Model, p *placed, w wantedSet) (mine []frontend, others []Name) {
 	need := 0
 	for _, f := range w.frontends {
-		end := fmt.Sprintf("%v %v", w.protocol, f.Address.With(f.Port))
 		if owner := s.olderOwner(m, p.Name, f.Key); owner != nil {
 			p.lost = append(p.lost, f.Key)
 			s.contested[f.Key] = append(s.contested[f.Key], p.Name)
-			p.problems = append(p.problems, Problem{p.Name, Taken, fmt.Sprintf("%s is served for Service %v, which is older", end, owner.Name)})
+			p.problems = append(p.problems, Problem{p.Name, Taken, fmt.Sprintf("%v is served for Service %v, which is older", f, owner.Name)})
 			continue
 		}
 		if need += s.keysFor(f); need > s.keysLeft() {
 			need -= s.keysFor(f)
-			s.refuse(p, services.Name, end+" is not served")
+			s.refuse(p, services.Name, fmt.Sprintf("%v is not served", f))
 			continue
 		}
 		if owner := s.owner(f.Key); owner != nil && owner.Name != p.Name {
 			others = append(others, owner.Name)
+		}
+		// One that waits may be the older by now: this Service has been made anew.
+		for _, n := range s.contested[f.Key] {
+			if m.compareAges(n, p.Name) < 0 {
+				others = append(others, n)
+			}
 		}
 		mine = append(mine, f)
 	}
@@ -197,7 +202,7 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 			}
 			got++
 			keys += s.keysFor(f)
-			if addresses[f.Address] && !s.has(services.Key{Address: f.Address}) {
+			if addresses[f.Address] && s.services.costs(services.Key{Address: f.Address}) {
 				keys-- // counted already
 			}
 			addresses[f.Address] = true
@@ -222,19 +227,13 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 	return ""
 }
 
-func (s *State) has(k services.Key) bool {
-	_, there := s.services.have[k]
-	return there
-}
-
 // keysFor is how many entries a frontend would add.
 func (s *State) keysFor(f frontend) int {
 	n := 0
-	if !s.has(f.Key) {
-		n++
-	}
-	if !s.has(services.Key{Address: f.Address}) {
-		n++
+	for _, k := range []services.Key{f.Key, {Address: f.Address}} {
+		if s.services.costs(k) {
+			n++
+		}
 	}
 	return n
 }

@@ -38,6 +38,9 @@ type frontend struct {
 	clusterIP bool
 }
 
+// String is such as "10.96.0.1:443 tcp".
+func (f frontend) String() string { return f.Address.With(f.Port) + " " + f.Proto.String() }
+
 // address is one of a Service's that this node translates.
 type address struct {
 	wire.Addr

@@ -1,7 +1,6 @@
 package source
 
 import (
-	"cmp"
 	"reflect"
 	"slices"
 
@@ -74,7 +73,7 @@ func (t *table[T]) take(whole bool) (objects []T, gone []service.Name) {
 		}
 	}
 	t.news = nil
-	slices.SortFunc(names, compareNames) // a map has no order, and rules may look at the list's
+	slices.SortFunc(names, service.Name.Compare) // a map has no order, and rules may look at the list's
 	for _, name := range names {
 		if object, ok := t.have[name]; ok {
 			objects = append(objects, object)
@@ -83,8 +82,4 @@ func (t *table[T]) take(whole bool) (objects []T, gone []service.Name) {
 		}
 	}
 	return objects, gone
-}
-
-func compareNames(a, b service.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }

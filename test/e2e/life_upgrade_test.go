@@ -33,7 +33,7 @@ func makeBuilds(t *testing.T) builds {
 	grown := build(t, []edit{
 		otherPrograms(),
 		{"maps/snat/snat.go", [][2]string{{"	LastSeen uint64\n}", "	LastSeen uint64\n	Grown    uint64\n}"}}},
-		{"maps/wire/wire_gen.go", [][2]string{{"LayoutVersion  = 2 //", "LayoutVersion  = 3 //"}}},
+		{"maps/wire/wire_gen.go", [][2]string{{"LayoutVersion  = 3 //", "LayoutVersion  = 4 //"}}},
 	}, map[string]string{"bpf/other.go": programsThatGrow}, "ebpf-agent", "ebpf-cni")
 	// One program that looks at its directory's name, which saves a build.
 	refused := filepath.Join(t.TempDir(), "refused")

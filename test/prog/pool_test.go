@@ -9,9 +9,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 )
 
@@ -49,6 +51,7 @@ func load(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
 	spec.Maps[conntrack.Name].MaxEntries = c.ConntrackEntries
 	spec.Maps[journal.SnatName].MaxEntries = c.SnatEntries
 	spec.Maps[journal.ConntrackName].MaxEntries = c.ConntrackEntries
+	shrink(spec)
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		tb.Fatalf("load programs: %+v", err)
