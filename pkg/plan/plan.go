@@ -120,7 +120,7 @@ type Input struct {
 	// is what --non-masquerade-cidr and --cluster-cidr name.
 	Service []netip.Prefix
 	Native  []netip.Prefix
-	// Services says that the programs serve them; Served, that the maps hold all of them: in those ranges is nobody else.
+	// Services says that the programs serve Services, and Served that the maps have them: in those ranges is nobody else.
 	Services, Served bool
 	// MTU is what --mtu gives pods, in bytes; 0: what fits the uplinks.
 	MTU int

@@ -105,7 +105,8 @@ func TestPruned(t *testing.T) {
 	}
 }
 
-// What is not a Node, or is cut off, is refused by the decoder as it would be without pruning.
+// Whatever is sent, and can be read, is read the same when it is pruned. Only as an API server writes it: the decoder lets the
+// key of a map reach beyond its entry, into what is pruned.
 func FuzzPrune(f *testing.F) {
 	whole := encode(f, wholeNode())
 	for _, n := range []int{len(whole), len(whole) - 1, 100, 30, 5} {
@@ -113,12 +114,13 @@ func FuzzPrune(f *testing.F) {
 	}
 	decoder := codec(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		want, _, wantErr := decoder.Decode(data, nil, nil)
-		got, _, err := decoder.Decode(prune(data), nil, nil)
+		want, _, err := decoder.Decode(data, nil, nil)
+		_, _, _ = decoder.Decode(prune(data), nil, nil) // no more than an error
 		n, isNode := want.(*corev1.Node)
-		if wantErr != nil || !isNode {
+		if err != nil || !isNode {
 			return
 		}
+		got, _, err := decoder.Decode(prune(encode(t, n)), nil, nil)
 		if err != nil {
 			t.Fatalf("refused when pruned: %v", err)
 		}

@@ -6,9 +6,12 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"sort"
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -16,11 +19,70 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// changeReaches is how soon the packets follow the list.
-func changeReaches() time.Duration { return priv.Patience(50 * time.Millisecond) }
-
 // moment is long enough for many datagrams.
 const moment = 300 * time.Millisecond
+
+// changes are those of one list after the other, under traffic.
+type changes struct {
+	begun, done []time.Time
+}
+
+// make publishes a list after a moment.
+func (c *changes) make(publish func()) {
+	time.Sleep(moment)
+	c.begun = append(c.begun, time.Now())
+	publish()
+	c.done = append(c.done, time.Now())
+}
+
+// before is the newest change at a time, less than 0 if there was none.
+func (c *changes) before(at time.Time) int {
+	return sort.Search(len(c.begun), func(i int) bool { return c.begun[i].After(at) }) - 1
+}
+
+// probeNumbers are those of the datagrams of a prober in a capture.
+func probeNumbers(packets []gopacket.Packet) map[uint64]bool {
+	numbers := map[uint64]bool{}
+	for _, packet := range packets {
+		if udp, ok := packet.TransportLayer().(*layers.UDP); ok && udp.DstPort == backendPort {
+			if number, ok := lab.ProbeNumber(udp.Payload); ok {
+				numbers[number] = true
+			}
+		}
+	}
+	return numbers
+}
+
+// after are the probes between a change and the next one.
+func (c *changes) after(i int, probes lab.Probes) lab.Probes {
+	end := time.Now()
+	if i+1 < len(c.begun) {
+		end = c.begun[i+1]
+	}
+	return probes.Between(c.done[i], end)
+}
+
+// assertFollowed: after each change what was before does not last, and where the machine leaves the agent its time, no longer than 50 ms.
+func (c *changes) assertFollowed(t *testing.T, what string, probes lab.Probes, before func(change int, p lab.Probe) bool) {
+	t.Helper()
+	var lasted []time.Duration
+	for i, done := range c.done {
+		span := c.after(i, probes)
+		last := time.Duration(0)
+		for _, probe := range span {
+			if before(i, probe) {
+				last = probe.Sent.Sub(done)
+			}
+		}
+		lasted = append(lasted, last)
+		if len(span) == 0 || last > moment-100*time.Millisecond {
+			t.Errorf("%s: change %d does not reach the packets: %v", what, i, span)
+		}
+	}
+	if fastest := slices.Min(lasted); fastest > priv.Patience(50*time.Millisecond) {
+		t.Errorf("%s: the changes took %v to reach the packets, want 50 ms or less", what, lasted)
+	}
+}
 
 // A client that sends from one port loses nothing when its backend is removed, and sends it nothing more.
 func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
@@ -28,35 +90,44 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 	both := s.named("removal")
 	return func(t *testing.T, family wire.Family) {
 		s.set(t, both)
+		captures := map[*lab.Pod]*lab.Capture{}
+		for _, pod := range []*lab.Pod{s.near, s.far} {
+			capture, err := pod.Capture(pod.IfName)
+			if err != nil {
+				t.Fatal(err)
+			}
+			captures[pod] = capture
+		}
 		prober, err := s.client.ProbeUDP(s.at("removal", family), 7000, 1000)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The other of the two serves alone, in turn.
-		var published [3]time.Time
-		for i, alone := range []backer{s.near, s.far, s.near} {
-			time.Sleep(moment)
+		var turns changes
+		removed := []*lab.Pod{s.far, s.near, s.far, s.near}
+		for _, pod := range removed {
+			alone := s.near
+			if pod == s.near {
+				alone = s.far
+			}
 			spec := both
 			spec.Endpoints = s.inEachFamily(alone)
-			publish := s.stage(t, spec)
-			publish()
-			published[i] = time.Now()
+			turns.make(s.stage(t, spec))
 		}
 		time.Sleep(moment)
 		probes := prober.Stop()
-		if probes.Lost() > 0 || probes.Refused() > 0 {
-			t.Errorf("while backends are removed: %v", probes)
+		arrived := map[*lab.Pod]map[uint64]bool{}
+		for pod, capture := range captures {
+			arrived[pod] = probeNumbers(capture.Close())
 		}
-		for i, dead := range []*lab.Pod{s.far, s.near, s.far} {
-			end := time.Now()
-			if i < 2 {
-				end = published[i+1]
-			}
-			span := probes.Between(published[i].Add(changeReaches()), end)
-			if got := span.By()[dead.Endpoint(family, backendPort).At]; got > 0 || len(span) == 0 {
-				t.Errorf("removed for %v, a backend still gets datagrams: %v", changeReaches(), span)
+		for i, p := range probes {
+			// Answers of a backend that was removed meanwhile are not waited for.
+			if change := turns.before(p.Sent); p.Refused || p.Lost() && (change < 0 || !arrived[removed[change]][uint64(i)]) {
+				t.Fatalf("while backends are removed: datagram %d: %v", i, probes)
 			}
 		}
+		turns.assertFollowed(t, "a backend is removed", probes, func(i int, p lab.Probe) bool {
+			return p.By == removed[i].Endpoint(family, backendPort).At
+		})
 	}
 }
 
@@ -167,29 +238,23 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		var turns changes
+		for range 2 {
+			turns.make(s.stage(t, empty))
+			turns.make(s.stage(t, full))
+		}
 		time.Sleep(moment)
-		s.stage(t, empty)()
-		gone := time.Now()
-		time.Sleep(moment)
-		s.stage(t, full)()
-		back := time.Now()
-		time.Sleep(moment)
-		end := time.Now()
-		for what, probes := range map[string]lab.Probes{"TCP": prober.Stop(), "UDP": datagrams.Stop()} {
-			during := probes.Between(gone.Add(changeReaches()), back)
-			if len(during.By()) > 0 || len(during) == 0 {
-				t.Errorf("%s, with no backend: %v", what, during)
-			}
-			after := probes.Between(back.Add(changeReaches()), end)
-			if after.Lost() > 0 || after.Refused() > 0 || len(after) == 0 {
-				t.Errorf("%s, with all backends back: %v", what, after)
-			}
-			if before := probes.Between(time.Time{}, gone); before.Lost() > 0 || before.Refused() > 0 {
+		connections := prober.Stop()
+		if connections.Lost() > 0 {
+			t.Errorf("an attempt got no answer: %v", connections)
+		}
+		for what, probes := range map[string]lab.Probes{"TCP": connections, "UDP": datagrams.Stop()} {
+			if before := probes.Between(time.Time{}, turns.begun[0]); before.Lost() > 0 || before.Refused() > 0 {
 				t.Errorf("%s, with all backends: %v", what, before)
 			}
-			if what == "TCP" && probes.Lost() > 0 {
-				t.Errorf("attempts are silent: %v", probes)
-			}
+			turns.assertFollowed(t, what, probes, func(i int, p lab.Probe) bool {
+				return p.By.IsValid() == (i%2 == 0)
+			})
 		}
 	}
 }

@@ -115,29 +115,36 @@ func (s *served) marker() lab.ServiceSpec {
 
 var markers = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("10.96.255.254"), wire.IPv6: netip.MustParseAddr("fd00:10:96::fffe")}
 
-// wait waits until every node has the newest list. Frontends come last.
+// wait waits until every node has the newest list: its last frontends, which come last, in any order.
 func (s *served) wait(t *testing.T) {
 	t.Helper()
 	for _, node := range s.Nodes {
-		eventually(t, changeLimit, node.Name+" has the Services", func() bool {
-			return hasFrontend(t, node, netip.AddrPortFrom(markers[firstFamily(s.Lab)], s.changes))
-		})
+		eventually(t, changeLimit, node.Name+" has the Services", func() bool { return hasFrontends(t, node, append(slices.Clone(s.specs), s.marker())) })
 	}
 }
 
-// hasFrontend says whether a node has a frontend for TCP.
-func hasFrontend(t *testing.T, node *lab.Node, at netip.AddrPort) bool {
+// hasFrontends says whether a node has all of some Services.
+func hasFrontends(t *testing.T, node *lab.Node, specs []lab.ServiceSpec) bool {
 	t.Helper()
 	m, err := typed.Open[services.Key, services.Value](bpffs.Dir(node.BPFFS()).Map(services.Name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	_, err = m.Get(services.Key{Address: wire.AddrFrom(at.Addr()), Port: wire.PortFrom(at.Port()), Proto: wire.TCP})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
+	for _, spec := range specs {
+		for _, addr := range spec.ClusterIPs {
+			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+				_, err := m.Get(services.Key{Address: wire.AddrFrom(addr), Port: wire.PortFrom(spec.Port), Proto: proto})
+				if errors.Is(err, fs.ErrNotExist) {
+					return false
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
 	}
-	return err == nil
+	return true
 }
 
 // at is where a Service is in a family.
@@ -176,10 +183,13 @@ func TestServices(t *testing.T) {
 			forNewestAttach(t, func(t *testing.T, attach string) {
 				s := startServed(t, lab.Options{Families: families, AgentFlags: []string{
 					attach, "--routing-mode=" + mode, fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6]),
-				}}, drops.NoBackend, drops.NoLocalBackend, drops.NoServicePort, drops.NoService, drops.BackendGone)
+				}}, drops.NoBackend, drops.NoLocalBackend, drops.NoServicePort, drops.NoService, drops.BackendGone, drops.ServiceTtl)
 				answerEveryProbe(t, s.Lab)
 				for _, story := range serviceStories {
 					t.Run(story.name, func(t *testing.T) {
+						if !story.more {
+							s.specs = nil
+						}
 						prepared := story.prepare(t, s)
 						overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) { prepared(t, family) })
 					})
@@ -189,19 +199,20 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// serviceStories are told one after the other in one cluster: each makes Services of its own, then tells what happens in a family.
+// serviceStories are told one after the other in one cluster: each makes Services, then tells what happens in a family.
 var serviceStories = []struct {
 	name    string
 	prepare func(*testing.T, *served) func(*testing.T, wire.Family)
+	more    bool // with the Services of the one before
 }{
-	{"backends", everyBackend},
-	{"addresses", otherAddresses},
-	{"refusals", refusals},
-	{"errors", errorsOfTheWay},
-	{"one port", onePort},
-	{"local policy", localPolicy},
-	{"removal", removal},
-	{"connections outlive readiness", leavingBackends},
-	{"scale", scaling},
-	{"affinity", affinityOfClients},
+	{name: "backends", prepare: everyBackend},
+	{name: "errors", prepare: errorsOfTheWay, more: true},
+	{name: "addresses", prepare: otherAddresses},
+	{name: "refusals", prepare: refusals},
+	{name: "one port", prepare: onePort},
+	{name: "local policy", prepare: localPolicy},
+	{name: "removal", prepare: removal},
+	{name: "connections outlive readiness", prepare: leavingBackends},
+	{name: "scale", prepare: scaling},
+	{name: "affinity", prepare: affinityOfClients},
 }

@@ -164,8 +164,7 @@ func errorsOfTheWay(t *testing.T, s *served) func(*testing.T, wire.Family) {
 			{at("far"), 1, near},
 			{at("far"), 2, far},
 			{at("world"), 2, lab.GatewayAddr[family]},
-			// Whose source is no more the client's is not the stack's to answer.
-			{at("world"), 1, at("world").Addr()},
+			// Its source is the Service's, so it is not the stack's to answer.
 			{at("itself"), 1, at("itself").Addr()},
 		} {
 			assertTimeExceeded(t, s.client, tc.to, tc.ttl, tc.from)

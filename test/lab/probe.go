@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -129,6 +130,10 @@ func (ns *Namespace) ProbeUDP(to netip.AddrPort, localPort uint16, rate int) (*P
 	if err != nil {
 		return nil, err
 	}
+	// What waits while a busy machine does other things is not lost on the way.
+	if err := enlarge(conn); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Prober{cancel: cancel}
 	p.all.Go(func() { p.hear(conn) })
@@ -139,7 +144,25 @@ func (ns *Namespace) ProbeUDP(to netip.AddrPort, localPort uint16, rate int) (*P
 	return p, nil
 }
 
+func enlarge(conn *UDPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var optErr error
+	err = raw.Control(func(fd uintptr) { optErr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20) })
+	return errors.Join(err, optErr)
+}
+
 const probeSize = 64
+
+// ProbeNumber is that of a prober's datagram: its place among the probes.
+func ProbeNumber(payload []byte) (number uint64, ok bool) {
+	if len(payload) != probeSize || !bytes.HasPrefix(payload, askWho) {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(payload[seenLength:]), true
+}
 
 func (p *Prober) ask(conn *UDPConn) {
 	packet := make([]byte, probeSize)
@@ -253,8 +276,8 @@ func (p *Prober) connect(ns *Namespace, to netip.AddrPort, number uint64, limit 
 func (p Probes) String() string {
 	text := fmt.Sprintf("%d probes, %d lost, %d refused, answered by %v", len(p), p.Lost(), p.Refused(), p.By())
 	for _, probe := range p {
-		if probe.Err != nil {
-			return fmt.Sprintf("%s; first error: %v", text, probe.Err)
+		if probe.Lost() {
+			return fmt.Sprintf("%s; the first lost %v after the first, error: %v", text, probe.Sent.Sub(p[0].Sent), probe.Err)
 		}
 	}
 	return text

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
-	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -17,9 +16,6 @@ const (
 	vip3     = "10.96.0.12"
 	external = "198.51.100.99"
 )
-
-// withServices has the programs translate.
-func withServices(c *config.NodeConfig) { c.Services = 1 }
 
 // numbers are the last ones that Services of a bed have got.
 type numbers struct{ set, backend, slot uint32 }
@@ -37,13 +33,13 @@ type served struct {
 // serve writes a ClusterIP's port with its backends, such as "10.244.1.11:8080": what they are on decides the flags.
 func (b *bed) serve(address string, port uint16, proto wire.Protocol, ends ...string) *served {
 	b.Helper()
-	s := b.publish(address, port, proto, services.ClusterIP|services.Answers)
+	s := b.declare(address, port, proto, services.ClusterIP|services.Answers)
 	s.swap(ends...)
 	return s
 }
 
-// publish writes the two entries of a frontend, with these flags of the address, and no backends.
-func (b *bed) publish(address string, port uint16, proto wire.Protocol, flags services.Flags) *served {
+// declare writes the two entries of a frontend, with these flags of the address, and no backends.
+func (b *bed) declare(address string, port uint16, proto wire.Protocol, flags services.Flags) *served {
 	b.Helper()
 	b.numbers.set++
 	s := &served{b: b, set: b.numbers.set, proto: proto}
