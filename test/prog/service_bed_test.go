@@ -44,7 +44,7 @@ func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
 
 // How many sets, and backends in each, a story has room for.
 const (
-	maxSets = 256
+	maxSets = 512
 	perSet  = 16
 )
 
