@@ -4,8 +4,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -16,6 +21,35 @@ const (
 	vip3     = "10.96.0.12"
 	external = "198.51.100.99"
 )
+
+// withServices has the programs translate.
+func withServices(c *config.NodeConfig) { c.Services = 1 }
+
+// serviceMaps are the maps that the agent fills with Services, and the one of what clients keep of them.
+type serviceMaps struct {
+	services *services.Map
+	sets     *typed.Map[services.SetKey, services.Set]
+	backends *backends.Map
+	slots    *typed.Map[backends.SlotKey, backends.Slot]
+	affinity *affinity.Map
+}
+
+func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
+	return serviceMaps{
+		services: typed.New[services.Key, services.Value](m[services.Name], services.Name),
+		sets:     typed.New[services.SetKey, services.Set](m[services.SetsName], services.SetsName),
+		backends: typed.New[backends.Key, backends.Value](m[backends.Name], backends.Name),
+		slots:    typed.New[backends.SlotKey, backends.Slot](m[backends.SlotsName], backends.SlotsName),
+		affinity: typed.New[affinity.Key, affinity.Value](m[affinity.Name], affinity.Name),
+	}
+}
+
+// shrink leaves the arrays room for what stories need of them, so that they are emptied quickly.
+func shrink(spec *ebpf.CollectionSpec) {
+	for _, name := range []string{services.SetsName, backends.Name, backends.SlotsName} {
+		spec.Maps[name].MaxEntries = 1024
+	}
+}
 
 // numbers are the last ones that Services of a bed have got.
 type numbers struct{ set, backend, slot uint32 }
@@ -60,6 +94,24 @@ func (s *served) swap(ends ...string) *served {
 		s.all = append(s.all, s.add(end))
 	}
 	s.block(s.all, nil)
+	return s
+}
+
+// restrict has pods use the set Local, of which these are the backends.
+func (s *served) restrict(local ...uint32) *served {
+	s.b.Helper()
+	s.block(s.all, local)
+	must(s.b, s.b.services.Put(s.key, services.Value{Set: s.set, Flags: services.Local}))
+	return s
+}
+
+// keeps has each client keep its backend for so many seconds.
+func (s *served) keeps(seconds uint32) *served {
+	s.b.Helper()
+	v, err := s.b.sets.Get(services.SetKey{Set: s.set})
+	must(s.b, err)
+	v.Affinity = seconds
+	must(s.b, s.b.sets.Put(services.SetKey{Set: s.set}, v))
 	return s
 }
 
