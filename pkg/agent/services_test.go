@@ -429,3 +429,31 @@ func TestOneEndpointTakesFewCalls(t *testing.T) {
 		l.services.write(w)
 	}
 }
+
+// Where netfilter translates too, that is said once, and pods are served all the same.
+func TestServicesBesideNetfilter(t *testing.T) {
+	l := testServices(t)
+	l.services.place(here())
+	l.services.accept(complete([]string{"10.244.2.7"}))
+	ready(t, l)
+	if told := l.readTold(t).Services; !strings.Contains(told, "by the programs") || strings.Contains(told, "netfilter") {
+		t.Errorf("ebpfctl is told %q", told)
+	}
+	said := logged(l)
+	l.mode.beside, l.cfg.KubeProxy = true, KubeProxyOn
+	l.mode.report()
+	l.judge()
+	l.pass(t.Context())
+	if told := l.readTold(t).Services; l.mode.where() == "" || !strings.Contains(told, "netfilter") {
+		t.Errorf("ebpfctl is told %q", told)
+	}
+	if n := strings.Count(said.String(), "what pods send to Services is translated by the programs all the same"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, said)
+	}
+	assertFound(t, l, "10.96.0.1", "10.244.2.7:8080")
+	l.cfg.Services, l.services = false, nil
+	l.judge()
+	if told := l.readTold(t); told.Services != "" {
+		t.Errorf("without Services ebpfctl is told %q", told.Services)
+	}
+}
