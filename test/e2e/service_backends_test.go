@@ -20,7 +20,7 @@ import (
 )
 
 // moment is long enough for many datagrams.
-const moment = 300 * time.Millisecond
+const moment = 600 * time.Millisecond
 
 // changes are those of one list after the other, under traffic.
 type changes struct {
@@ -233,7 +233,7 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		empty := full
 		empty.Endpoints = nil
 		s.set(t, full)
-		prober := s.client.ProbeTCP(s.at("scale", family), 200, time.Second)
+		prober := s.client.ProbeTCP(s.at("scale", family), 200, 3*time.Second)
 		datagrams, err := s.client.ProbeUDP(s.at("scale", family), 7100, 1000)
 		if err != nil {
 			t.Fatal(err)
