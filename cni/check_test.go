@@ -85,8 +85,8 @@ func damages(f wire.Family) map[string]damage {
 		"pod MAC": {func(d damaged) {
 			d.setPod(func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, stranger) })
 		}, "instead of", false},
-		"pod address":     {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address " + addr, false},
-		"no program":      {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached", true},
+		"pod address": {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address " + addr, false},
+		"no program":  {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached", true},
 		"no program to the pod": {func(d damaged) {
 			v := d.config()
 			v.Flags |= mapconfig.Services

@@ -142,10 +142,13 @@ EC_CALL __u32 answer_write_error(struct __sk_buff *ctx, struct scratch *s, const
 	struct icmp_error *e = &s->error;
 	__u32 quoted = s->pkt.ip_len;
 
+	/* No IP packet is shorter. Linux 6.1 wants to see that it is not empty. */
+	if (quoted < sizeof(struct iphdr))
+		return 0;
 	if (quoted > sizeof(e->quote))
 		quoted = sizeof(e->quote);
 	__builtin_memset(e->quote, 0, sizeof(e->quote));
-	if (!quoted || bpf_skb_load_bytes(ctx, IP_OFF, e->quote, quoted))
+	if (bpf_skb_load_bytes(ctx, IP_OFF, e->quote, quoted))
 		return 0;
 	__builtin_memset(e, 0, offsetof(struct icmp_error, icmp));
 	if (s->pkt.family == FAMILY_IPV6) {

@@ -59,9 +59,8 @@ func used[V comparable](values []V) int {
 	return n
 }
 
-// write carries writes out, in the order in which packets need them. What follows a list that could not be written in full is
-// left: packets could find it and meet what is missing.
-func (m *serviceMaps) write(w service.Writes) error {
+// include counts what is to be written as in use, whether or not it comes about.
+func (m *serviceMaps) include(w service.Writes) {
 	for _, k := range w.Sets.Keys {
 		m.sets = max(m.sets, int(k.Set)+1)
 	}
@@ -71,6 +70,11 @@ func (m *serviceMaps) write(w service.Writes) error {
 	for _, k := range w.Slots.Keys {
 		m.slots = max(m.slots, int(k.Slot)+1)
 	}
+}
+
+// write carries writes out, in the order in which packets need them. What follows a list that could not be written in full is
+// left: packets could find it and meet what is missing.
+func (m *serviceMaps) write(w service.Writes) error {
 	for _, list := range []func() error{
 		putter(m.Backends, w.Backends), putter(m.Slots, w.Slots), putter(m.Sets, w.Sets), putter(m.ServiceNames, w.Names), putter(m.Services, w.Services),
 		deleter(m.Services, w.GoneServices), deleter(m.ServiceNames, w.GoneNames), putter(m.Sets, w.EmptiedSets), putter(m.Backends, w.Retired),

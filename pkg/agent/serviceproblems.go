@@ -98,9 +98,7 @@ func (e *serviceEvents) run(ctx context.Context) error {
 	if e.cfg.API == nil {
 		return nil
 	}
-	config := rest.CopyConfig(e.cfg.API)
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON // protobuf is read without UIDs
-	client, err := source.NewClient(config)
+	client, err := source.NewClient(jsonOnly(e.cfg.API))
 	if err != nil {
 		return err
 	}
@@ -120,6 +118,13 @@ func (e *serviceEvents) run(ctx context.Context) error {
 		case <-time.After(eventPause):
 		}
 	}
+}
+
+// jsonOnly is how to reach an API for what is read in full: of protobuf the UIDs are left out.
+func jsonOnly(config *rest.Config) *rest.Config {
+	c := rest.CopyConfig(config)
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	return c
 }
 
 // write writes one Event. Its name says what it says, so that of all nodes' one stands.

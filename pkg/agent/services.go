@@ -211,6 +211,7 @@ func (c *serviceController) reconcile(changed []service.Name) {
 		c.repair()
 	}
 	w := c.state.Plan(c.model, changed, time.Now())
+	c.maps.include(w)
 	if !c.failed { // else the next repair writes this as well
 		c.write(w)
 	}
@@ -353,10 +354,12 @@ func surroundingsOf(s *state, self string) surroundings {
 	}
 	held := map[netip.Addr]bool{}
 	for _, a := range s.view.addresses {
-		held[a.Prefix.Addr()] = true
+		if s.view.of(a.Prefix.Addr()) {
+			held[a.Prefix.Addr()] = true
+		}
 	}
 	for _, p := range s.view.local {
-		if p.IsSingleIP() {
+		if p.IsSingleIP() && s.view.of(p.Addr()) {
 			held[p.Addr()] = true
 		}
 	}

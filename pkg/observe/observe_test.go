@@ -69,7 +69,7 @@ var filledJSON = map[string]string{
   {"direction": "from_uplink", "event": "delivered", "packets": 5, "bytes": 500, "explanation": "redirected into a pod of this node"}
 ]`,
 	"config": `[
-  {"layout": 2, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": "", "flags": "routes_to_stack", "tunnel_ifindex": 7, "tunnel_source_ipv4": "172.18.0.2", "tunnel_address_ipv4": "10.244.1.0", "tunnel_source_ipv6": "", "tunnel_address_ipv6": ""}
+  {"layout": 3, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": "", "flags": "routes_to_stack", "tunnel_ifindex": 7, "tunnel_source_ipv4": "172.18.0.2", "tunnel_address_ipv4": "10.244.1.0", "tunnel_source_ipv6": "", "tunnel_address_ipv6": ""}
 ]`,
 	"usage": `[
   {"table": "snat", "entries": 7, "head": 0, "tail": 0, "swept": 0},
@@ -163,7 +163,7 @@ from_pod   SPOOFED_SOURCE        2    128  source is not an address that the sen
 `,
 		"config": `
 LAYOUT  NODE IPV4   NODE IPV6  POD CIDR IPV4  POD CIDR IPV6  FLAGS            TUNNEL  TUNNEL SOURCE IPV4  TUNNEL ADDRESS IPV4  TUNNEL SOURCE IPV6  TUNNEL ADDRESS IPV6
-     2  172.18.0.2  -          10.244.1.0/24  -              routes_to_stack       7  172.18.0.2          10.244.1.0           -                   -
+     3  172.18.0.2  -          10.244.1.0/24  -              routes_to_stack       7  172.18.0.2          10.244.1.0           -                   -
 `,
 	} {
 		table, err := r.Read(name)
@@ -292,6 +292,7 @@ func TestFills(t *testing.T) {
 		{"endpoints", 2, pins.Entries},
 		{"devices", 1, pins.Entries},
 		{"destinations", 4, pins.Entries},
+		{"services", 2, pins.Entries},
 		{"uplinks", 1, 256},
 		{"snat", 7, pins.Entries}, // as the programs count
 		{"snat_reverse", 3001, pins.Entries},

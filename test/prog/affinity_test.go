@@ -12,13 +12,10 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// sticky is a port of a Service with as many endpoints as a set of a story can have, of which a client keeps one for a minute.
-func sticky(address string) published {
-	p := clusterPort(wire.UDP, 53).with(func(p *published) { p.address, p.affinity = address, 60 })
-	for i := range perSet {
-		p.cluster = append(p.cluster, fmt.Sprintf("10.244.2.%d:53", 20+i))
-	}
-	return p
+// sticky writes a port of a Service with so many endpoints, of which a client keeps one for a minute.
+func (b *bed) sticky(address string, ends int) *served {
+	b.Helper()
+	return b.serve(address, 53, wire.UDP, many(53, ends)...).keeps(60)
 }
 
 // opens opens a flow from a port of a pod to the Service and returns the backend that it leads to.
@@ -74,18 +71,18 @@ func (b *bed) idle(d time.Duration) {
 func TestAffinity(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, sticky(clusterIP))
-		b.publish(2, sticky(clusterIP2).with(func(p *published) { p.affinity = 0 }))
-		if got := b.chosen(podA, clusterIP2, 1000, 40); len(got) < 5 {
+		b.sticky(vip, 16)
+		b.sticky(vip2, 16).keeps(0)
+		if got := b.chosen(podA, vip2, 1000, 40); len(got) < 5 {
 			t.Errorf("without affinity only %v were chosen", got)
 		}
-		kept := b.chosen(podA, clusterIP, 1000, 40)
+		kept := b.chosen(podA, vip, 1000, 40)
 		if len(kept) != 1 {
 			t.Fatalf("one client's flows went to %v", kept)
 		}
 		for i := range 3 { // each flow counts from its beginning
 			b.idle(59 * time.Second)
-			if got := b.opens(podA, uint16(2000+i), clusterIP); kept[got] == 0 {
+			if got := b.opens(podA, uint16(2000+i), vip); kept[got] == 0 {
 				t.Errorf("in time, another backend: %s", got)
 			}
 			if _, v := b.record(); now(b)-v.LastSeen > uint64(10*time.Second) {
@@ -95,7 +92,7 @@ func TestAffinity(t *testing.T) {
 		late := make(map[string]int)
 		for i := range 20 {
 			b.idle(61 * time.Second)
-			late[b.opens(podA, uint16(3000+i), clusterIP)]++
+			late[b.opens(podA, uint16(3000+i), vip)]++
 		}
 		if len(late) < 3 {
 			t.Errorf("after the time was up, always %v", late)
@@ -107,22 +104,22 @@ func TestAffinity(t *testing.T) {
 func TestAffinityToAnEndedBackend(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, sticky(clusterIP))
+		s := b.sticky(vip, 16)
 		port := uint16(1000)
 		for name, end := range map[string]func(*backends.Value){
 			"it terminates":      func(v *backends.Value) { v.Flags &^= backends.Serving },
 			"its number is used": func(v *backends.Value) { v.Generation++ },
 			"by another Service": func(v *backends.Value) { v.Set++ },
 		} {
-			b.publish(1, sticky(clusterIP))
+			s.swap(many(53, 16)...)
 			port++
-			b.opens(podA, port, clusterIP)
+			b.opens(podA, port, vip)
 			_, before := b.record()
-			b.changeBackend(1, int(before.Backend-backendOf(1, 0).Backend), end)
+			s.set1(before.Backend, end)
 			again := make(map[uint32]int)
 			for range 8 {
 				port++
-				b.opens(podA, port, clusterIP)
+				b.opens(podA, port, vip)
 				_, after := b.record()
 				again[after.Backend]++
 				if v, err := b.backends.Get(backends.Key{Backend: after.Backend}); err != nil || v.Generation != after.Generation {
@@ -141,9 +138,9 @@ func TestAffinityIsTheClients(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
 		differ := false
-		for set := uint32(1); set < 9; set++ {
-			address := fmt.Sprintf("10.96.1.%d", set)
-			b.publish(set, sticky(address))
+		for i := range 8 {
+			address := fmt.Sprintf("10.96.1.%d", 1+i)
+			b.sticky(address, 16)
 			a, c := b.chosen(podA, address, 1000, 5), b.chosen(podB, address, 1000, 5)
 			if len(a) != 1 || len(c) != 1 {
 				t.Errorf("%s: %v and %v", address, a, c)
@@ -165,15 +162,13 @@ func TestAffinityIsTheClients(t *testing.T) {
 func TestAffinityWithLocalPolicy(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		p := sticky(externalIP).with(func(p *published) { p.about, p.local = 0, []string{podB + ":53"} })
-		p.cluster = p.cluster[1:]
-		b.publish(1, p)
-		must(t, b.services.Put(services.Key{Address: b.addr(clusterIP)}, services.Value{Flags: services.ClusterIP}))
-		must(t, b.services.Put(services.Key{Address: b.addr(clusterIP), Port: wire.PortFrom(53), Proto: wire.UDP},
-			services.Value{Set: 1, Flags: services.Local}))
-		b.opens(podA, 1000, externalIP)
-		b.fromPod(udp(podA, 1001, clusterIP, 53)).is("delivered").flow("udp " + podA + ":1001 > " + podB + ":53")
-		b.fromPod(udp(podA, 1002, clusterIP, 53)).is("delivered")
+		s := b.sticky(vip, 16)
+		s.restrict(s.add(podB + ":53"))
+		must(t, b.services.Put(services.Key{Address: b.addr(external)}, services.Value{}))
+		must(t, b.services.Put(services.Key{Address: b.addr(external), Port: s.key.Port, Proto: s.key.Proto}, services.Value{Set: s.set}))
+		b.opens(podA, 1000, external)
+		b.fromPod(udp(podA, 1001, vip, 53)).is("delivered").flow("udp " + podA + ":1001 > " + podB + ":53")
+		b.fromPod(udp(podA, 1002, vip, 53)).is("delivered")
 	})
 }
 
@@ -193,10 +188,14 @@ func slotsOf(ifindex uint32) map[affinity.Key]bool {
 func TestAffinityIsShared(t *testing.T) {
 	inOneFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		const sets = maxSets - 2
-		for set := uint32(1); set <= sets; set++ {
-			b.publish(set, sticky(fmt.Sprintf("10.96.2.%d", set)))
-			b.opens(podA, 1000, fmt.Sprintf("10.96.2.%d", set))
+		const sets = 250
+		var first *served
+		for i := range sets {
+			s := b.sticky(fmt.Sprintf("10.96.2.%d", 1+i), 4)
+			b.opens(podA, 1000, fmt.Sprintf("10.96.2.%d", 1+i))
+			if first == nil {
+				first = s
+			}
 		}
 		own := slotsOf(uint32(b.pods[podA].index))
 		held := b.records()
@@ -213,7 +212,7 @@ func TestAffinityIsShared(t *testing.T) {
 		}
 
 		// All of another pod's places are taken by records of the first.
-		template := affinity.Value{Client: b.addr(podA), Ifindex: uint32(b.pods[podA].index), Backend: backendOf(1, 0).Backend, Generation: 1, Set: 1}
+		template := affinity.Value{Client: b.addr(podA), Ifindex: uint32(b.pods[podA].index), Backend: first.all[0], Generation: 1, Set: first.set}
 		for k := range slotsOf(uint32(b.pods[podB].index)) {
 			v := template
 			v.LastSeen = now(b)
@@ -232,12 +231,12 @@ func TestAffinityIsShared(t *testing.T) {
 		if kept() {
 			t.Error("a pod has taken another's place")
 		}
-		b.changeBackend(1, 0, func(v *backends.Value) { v.Flags = 0 })
+		first.set1(first.all[0], func(v *backends.Value) { v.Flags = 0 })
 		b.opens(podB, 1001, "10.96.2.2")
 		if !kept() {
 			t.Error("a record of a backend that has ended keeps its place")
 		}
-		b.changeBackend(1, 0, func(v *backends.Value) { v.Flags = backends.Serving })
+		first.set1(first.all[0], func(v *backends.Value) { v.Flags = backends.Serving })
 		for k, v := range b.records() {
 			if v.Ifindex == uint32(b.pods[podB].index) {
 				v = template

@@ -7,7 +7,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
-	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
@@ -17,7 +16,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
-	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -60,10 +58,6 @@ type bed struct {
 	ports        *ports.Map
 	drops        *drops.Map
 	traffic      *traffic.Map
-	services     *services.Map
-	sets         *typed.Map[services.SetKey, services.Set]
-	backends     *backends.Map
-	slots        *typed.Map[backends.SlotKey, backends.Slot]
 	numbers      numbers
 }
 
@@ -140,10 +134,6 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.ports = typed.New[ports.Key, ports.Value](m[ports.Name], ports.Name)
 	b.drops = counters.Of[drops.Reason](m[drops.Name], drops.Name)
 	b.traffic = counters.Of[traffic.Event](m[traffic.Name], traffic.Name)
-	b.services = typed.New[services.Key, services.Value](m[services.Name], services.Name)
-	b.sets = typed.New[services.SetKey, services.Set](m[services.SetsName], services.SetsName)
-	b.backends = typed.New[backends.Key, backends.Value](m[backends.Name], backends.Name)
-	b.slots = typed.New[backends.SlotKey, backends.Slot](m[backends.SlotsName], backends.SlotsName)
 	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
 	b.serviceMaps = serviceMapsOf(m)
 	b.configure(0)

@@ -22,9 +22,9 @@ func (r result) echoes(p packet) bool {
 func TestEcho(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, clusterPort(wire.TCP, 80, remote+":8080"))
-		b.publish(2, published{address: externalIP, port: 80, proto: wire.TCP, about: services.Answers, cluster: []string{remote + ":8080"}})
-		for _, to := range []string{clusterIP, externalIP} {
+		b.serve(vip, 80, wire.TCP, remote+":8080")
+		b.declare(external, 80, wire.TCP, services.Answers).swap(remote + ":8080")
+		for _, to := range []string{vip, external} {
 			p := ping(podA, 7, to)
 			for name, p := range map[string]packet{
 				"plain":           p,
@@ -51,10 +51,10 @@ func TestEcho(t *testing.T) {
 func TestEchoOfFragments(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, clusterPort(wire.TCP, 80, remote+":8080"))
-		p := ping(podA, 7, clusterIP).with(func(p *packet) { p.payload, p.id = bytes.Repeat([]byte("0123456789abcde"), 4367), 77 })
+		b.serve(vip, 80, wire.TCP, remote+":8080")
+		p := ping(podA, 7, vip).with(func(p *packet) { p.payload, p.id = bytes.Repeat([]byte("0123456789abcde"), 4367), 77 })
 		v := passed(b, p, b.fromPod, "answered")
-		if v.src != clusterIP || v.dst != podA || v.dport != 7 || !bytes.Equal(v.l4[8:], p.payload) {
+		if v.src != vip || v.dst != podA || v.dport != 7 || !bytes.Equal(v.l4[8:], p.payload) {
 			t.Errorf("came back as %v, with %d bytes", v, len(v.l4))
 		}
 		for _, piece := range fragmented(b, p)[1:] { // the same again, and of another datagram, whose first was not seen
@@ -68,22 +68,22 @@ func TestEchoOfFragments(t *testing.T) {
 func TestNoEcho(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, clusterPort(wire.TCP, 80, remote+":8080"))
-		b.publish(2, clusterPort(wire.TCP, 80).with(func(p *published) { p.address = clusterIP2 }))
-		b.publish(3, published{address: externalIP, port: 80, proto: wire.TCP, cluster: []string{remote + ":8080"}})
+		b.serve(vip, 80, wire.TCP, remote+":8080")
+		b.declare(vip2, 80, wire.TCP, services.ClusterIP)
+		b.declare(external, 80, wire.TCP, 0).swap(remote + ":8080")
 		b.answers = true
-		pong := ping(podA, 7, clusterIP).replied().with(func(p *packet) { p.src, p.dst = podA, clusterIP })
+		pong := ping(podA, 7, vip).replied().with(func(p *packet) { p.src, p.dst = podA, vip })
 		b.fromPod(pong).is("drop NO_SERVICE_PORT")
 		for i, p := range fragmented(b, pong.with(func(p *packet) { p.payload, p.id = make([]byte, 4000), 80 })) {
 			if r := b.fromPod(p).is("drop NO_SERVICE_PORT"); i > 0 && r.answered() {
 				t.Error("a later fragment was answered")
 			}
 		}
-		b.fromPod(packet{proto: wire.ICMP, src: podA, dst: clusterIP, sport: 7, icmpType: 13}).is("drop NO_SERVICE_PORT")
-		b.fromPod(ping(podA, 7, clusterIP2)).is("drop NO_SERVICE_PORT").says(portUnreachable)
+		b.fromPod(packet{proto: wire.ICMP, src: podA, dst: vip, sport: 7, icmpType: 13}).is("drop NO_SERVICE_PORT")
+		b.fromPod(ping(podA, 7, vip2)).is("drop NO_SERVICE_PORT").says(portUnreachable)
 		b.answers = false
-		b.fromPod(ping(podA, 7, externalIP)).is("forwarded") // as if there were no Service
-		b.fromPod(ping(podA, 7, clusterIP).with(func(p *packet) { p.src = podB; p.macTo = nil })).is("answered")
-		b.fromPodAt(podB, ping(podA, 7, clusterIP)).is("drop SPOOFED_SOURCE")
+		b.fromPod(ping(podA, 7, external)).is("forwarded") // as if there were no Service
+		b.fromPod(ping(podA, 7, vip).with(func(p *packet) { p.src = podB; p.macTo = nil })).is("answered")
+		b.fromPodAt(podB, ping(podA, 7, vip)).is("drop SPOOFED_SOURCE")
 	})
 }

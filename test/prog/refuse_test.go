@@ -65,16 +65,14 @@ func (b *bed) refusals() map[string]struct {
 	address string
 	port    uint16
 } {
-	b.publish(1, clusterPort(wire.TCP, 80))
-	b.publish(2, clusterPort(wire.UDP, 80))
-	b.publish(3, clusterPort(sctpProto, 80))
-	for set, proto := range []wire.Protocol{wire.TCP, wire.UDP, sctpProto} {
-		b.publish(uint32(4+set), published{address: externalIP, port: 80, proto: proto})
+	for _, proto := range []wire.Protocol{wire.TCP, wire.UDP, sctpProto} {
+		b.declare(vip, 80, proto, services.ClusterIP)
+		b.declare(external, 80, proto, 0)
 	}
 	return map[string]struct {
 		address string
 		port    uint16
-	}{"drop NO_BACKEND": {clusterIP, 80}, "drop NO_SERVICE_PORT": {clusterIP, 81}}
+	}{"drop NO_BACKEND": {vip, 80}, "drop NO_SERVICE_PORT": {vip, 81}}
 }
 
 // What a Service has no endpoints or no port for is refused at once, as the host that had its address would, to the last byte.
@@ -117,11 +115,11 @@ func TestRefused(t *testing.T) {
 				b.fromPod(data).is(why).refuses(want.seq, want.ack+1200, want.flags)
 			}
 		}
-		b.fromPod(ping(podA, 7, clusterIP)).is("drop NO_SERVICE_PORT").says(portUnreachable)
-		b.fromPod(packet{proto: 253, src: podA, dst: clusterIP}).is("drop NO_SERVICE_PORT").says(portUnreachable)
-		b.fromPod(tcp(podA, 5000, externalIP, 80, syn)).is("drop NO_BACKEND").refuses(0, 1001, rst|ack)
-		b.fromPod(udp(podA, 5000, externalIP, 80)).is("drop NO_BACKEND").says(portUnreachable)
-		b.fromPod(tcp(podA, 5000, clusterIP, 81, ack)).is("drop NO_SERVICE_PORT").refuses(2000, 0, rst)
+		b.fromPod(ping(podA, 7, vip)).is("drop NO_SERVICE_PORT").says(portUnreachable)
+		b.fromPod(packet{proto: 253, src: podA, dst: vip}).is("drop NO_SERVICE_PORT").says(portUnreachable)
+		b.fromPod(tcp(podA, 5000, external, 80, syn)).is("drop NO_BACKEND").refuses(0, 1001, rst|ack)
+		b.fromPod(udp(podA, 5000, external, 80)).is("drop NO_BACKEND").says(portUnreachable)
+		b.fromPod(tcp(podA, 5000, vip, 81, ack)).is("drop NO_SERVICE_PORT").refuses(2000, 0, rst)
 		b.empty()
 	})
 }
@@ -148,14 +146,14 @@ func TestNotRefused(t *testing.T) {
 			}
 			b.answers = false
 		}
-		lone := udp(podA, 5000, clusterIP, 80).with(func(p *packet) { p.fragment, p.id = 100, 10 })
+		lone := udp(podA, 5000, vip, 80).with(func(p *packet) { p.fragment, p.id = 100, 10 })
 		b.fromPod(lone).is("drop FRAG_NOT_FOUND")
-		about := icmpError(podA, clusterIP, 3, 3, udp(clusterIP, 80, podA, 5000).bytes(f), 16)
+		about := icmpError(podA, vip, 3, 3, udp(vip, 80, podA, 5000).bytes(f), 16)
 		b.fromPod(about).is("drop NO_SERVICE")
 		b.fromPod(tcp(podA, 5000, "10.96.7.7", 80, syn)).is("drop NO_SERVICE")
-		b.publish(7, clusterPort(wire.TCP, 90, remote+":8080").with(func(p *published) { p.flags = services.Local }))
-		b.fromPod(tcp(podA, 5000, clusterIP, 90, syn)).is("drop NO_LOCAL_BACKEND")
-		b.fromPod(tcp(podA, 5000, externalIP, 81, syn)).is("forwarded") // such an address is the Service's by its ports only
+		b.serve(vip, 90, wire.TCP, remote+":8080").restrict()
+		b.fromPod(tcp(podA, 5000, vip, 90, syn)).is("drop NO_LOCAL_BACKEND")
+		b.fromPod(tcp(podA, 5000, external, 81, syn)).is("forwarded") // such an address is the Service's by its ports only
 	})
 }
 
@@ -163,11 +161,11 @@ func TestNotRefused(t *testing.T) {
 func TestResetOfAGoneBackend(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, clusterPort(wire.TCP, 80, podB+":8080"))
-		p := tcp(podA, 5000, clusterIP, 80, syn)
+		b.serve(vip, 80, wire.TCP, podB+":8080")
+		p := tcp(podA, 5000, vip, 80, syn)
 		b.fromPod(p).is("delivered").flow("tcp " + podA + ":5000 > " + podB + ":8080").valid()
 		back := tcp(podB, 8080, podA, 5000, syn|ack)
-		b.fromPod(back).is("delivered").flow("tcp " + clusterIP + ":80 > " + podA + ":5000").valid()
+		b.fromPod(back).is("delivered").flow("tcp " + vip + ":80 > " + podA + ":5000").valid()
 		data := p.with(func(p *packet) { p.flags, p.seq, p.ack, p.payload = ack, 1001, 7777, make([]byte, 900) })
 		b.fromPod(data).is("delivered")
 		must(t, b.endpoints.Delete(endpoints.Key{Address: b.addr(podB)}))
@@ -180,12 +178,12 @@ func TestResetOfAGoneBackend(t *testing.T) {
 func TestLastHopToItself(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		b.publish(1, clusterPort(wire.TCP, 80, podA+":8080"))
-		b.publish(2, clusterPort(wire.UDP, 53, podA+":5353"))
+		b.serve(vip, 80, wire.TCP, podA+":8080")
+		b.serve(vip, 53, wire.UDP, podA+":5353")
 		b.answers = true
 		for _, p := range []packet{
-			tcp(podA, 5000, clusterIP, 80, syn), udp(podA, 5000, clusterIP, 53),
-			udp(podA, 5001, clusterIP, 53).with(func(p *packet) { p.noSum, p.payload = f == inIPv4, make([]byte, 1001) }),
+			tcp(podA, 5000, vip, 80, syn), udp(podA, 5000, vip, 53),
+			udp(podA, 5001, vip, 53).with(func(p *packet) { p.noSum, p.payload = f == inIPv4, make([]byte, 1001) }),
 		} {
 			p.ttl = 1
 			b.fromPod(p).is("drop SERVICE_TTL").says(timeExceeded)
@@ -199,7 +197,7 @@ func (r result) tellsFromService(mtu int) {
 	r.b.Helper()
 	r.is("drop TOO_BIG")
 	want, l := r.b.tooBig(r.in, mtu), r.b.pods[podA]
-	want.src, want.dst, want.macTo, want.macFrom = clusterIP, podA, l.peer, l.mac
+	want.src, want.dst, want.macTo, want.macFrom = vip, podA, l.peer, l.mac
 	if want := want.bytes(r.b.family); !bytes.Equal(r.frame, want) {
 		r.b.Errorf("%s: told\n% x, want\n% x", describe(r.in), r.frame, want)
 	}
@@ -209,19 +207,19 @@ func (r result) tellsFromService(mtu int) {
 func TestTooBigForTheWayToABackend(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
-		for set, to := range []string{remote, beyond, world} {
+		for i, to := range []string{remote, beyond, world} {
 			way := map[string]int{beyond: tunnelMTU}[to]
 			if way == 0 {
 				way = mtu
 			}
-			port := uint16(80 + set)
-			for i, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
-				b.publish(uint32(2*set+i+1), clusterPort(proto, port, fmt.Sprint(to, ":", 8080+set)))
+			port := uint16(80 + i)
+			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+				b.serve(vip, port, proto, fmt.Sprint(to, ":", 8080+i))
 			}
 			b.answers = true
 			for _, p := range []packet{
-				tcp(podA, 5000, clusterIP, port, syn), udp(podA, 5000, clusterIP, port),
-				udp(podA, 5001, clusterIP, port).with(func(p *packet) { p.noSum = f == inIPv4 }),
+				tcp(podA, 5000, vip, port, syn), udp(podA, 5000, vip, port),
+				udp(podA, 5001, vip, port).with(func(p *packet) { p.noSum = f == inIPv4 }),
 			} {
 				header := f.header() + map[wire.Protocol]int{wire.TCP: 20, wire.UDP: 8}[p.proto]
 				large := f.whole(p).with(func(p *packet) { p.payload = make([]byte, way-header+1) })
@@ -232,7 +230,7 @@ func TestTooBigForTheWayToABackend(t *testing.T) {
 			b.answers = false
 		}
 		l := b.pods[podA]
-		p := f.whole(tcp(podA, 6000, clusterIP, 81, syn)).with(func(p *packet) { p.payload, p.macTo, p.macFrom = make([]byte, 3000), l.mac, l.peer })
+		p := f.whole(tcp(podA, 6000, vip, 81, syn)).with(func(p *packet) { p.payload, p.macTo, p.macFrom = make([]byte, 3000), l.mac, l.peer })
 		b.answers = true
 		b.run(wire.FromPod, l.index, p.bytes(f), map[int]uint32{skbGSOSize: uint32(mtu - f.header() - 20)}).tellsFromService(tunnelMTU)
 	})
@@ -259,13 +257,13 @@ func TestRefusalsAreLimited(t *testing.T) {
 			}
 		}
 		started := time.Now()
-		within("UDP", started, refused(udp(podA, 5000, clusterIP, 80), 200))
-		within("TCP after that", started, refused(tcp(podA, 5000, clusterIP, 80, syn), 200))
-		if got := refused(udp(podB, 5000, clusterIP, 80), 50); got != 50 {
+		within("UDP", started, refused(udp(podA, 5000, vip, 80), 200))
+		within("TCP after that", started, refused(tcp(podA, 5000, vip, 80, syn), 200))
+		if got := refused(udp(podB, 5000, vip, 80), 50); got != 50 {
 			t.Errorf("another pod was refused %d of 50 times", got)
 		}
 		b.outlast(1200 * time.Millisecond)
-		if refused(udp(podA, 5000, clusterIP, 80), 1) != 1 {
+		if refused(udp(podA, 5000, vip, 80), 1) != 1 {
 			t.Error("not refused after a pause")
 		}
 	})
@@ -276,7 +274,7 @@ func TestRefusedOnTheWire(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
 		b.refusals()
-		b.publish(8, clusterPort(wire.UDP, 82, podA+":8080"))
+		b.serve(vip, 82, wire.UDP, podA+":8080")
 		b.attach(wire.FromPod, b.pods[podA].index)
 		pod, l := b.linkTo("ecprpod0-p"), b.pods[podA]
 		must(t, offloading(pod.socket))
@@ -287,11 +285,11 @@ func TestRefusedOnTheWire(t *testing.T) {
 			start, at int
 			says      kind
 		}{
-			"UDP":                  {udp(podA, 5000, clusterIP, 80), l4, l4 + 6, portUnreachable},
-			"UDP, much":            {udp(podA, 5000, clusterIP, 80).with(func(p *packet) { p.payload = make([]byte, 1000) }), l4, l4 + 6, portUnreachable},
-			"inside":               {udp(podA, 5000, clusterIP, 80).with(func(p *packet) { p.payload = make([]byte, 1000) }), l4 + 700, l4 + 716, portUnreachable},
-			"last hop":             {udp(podA, 5000, clusterIP, 82).with(func(p *packet) { p.ttl = 1 }), 0, 0, timeExceeded},
-			"last hop, unfinished": {udp(podA, 5000, clusterIP, 82).with(func(p *packet) { p.ttl = 1 }), l4, l4 + 6, timeExceeded},
+			"UDP":                  {udp(podA, 5000, vip, 80), l4, l4 + 6, portUnreachable},
+			"UDP, much":            {udp(podA, 5000, vip, 80).with(func(p *packet) { p.payload = make([]byte, 1000) }), l4, l4 + 6, portUnreachable},
+			"inside":               {udp(podA, 5000, vip, 80).with(func(p *packet) { p.payload = make([]byte, 1000) }), l4 + 700, l4 + 716, portUnreachable},
+			"last hop":             {udp(podA, 5000, vip, 82).with(func(p *packet) { p.ttl = 1 }), 0, 0, timeExceeded},
+			"last hop, unfinished": {udp(podA, 5000, vip, 82).with(func(p *packet) { p.ttl = 1 }), l4, l4 + 6, timeExceeded},
 		} {
 			c.p.macTo, c.p.macFrom = l.mac, l.peer
 			frame := c.p.bytes(f)
@@ -299,13 +297,13 @@ func TestRefusedOnTheWire(t *testing.T) {
 			if c.start > 0 {
 				sent = pending(frame, c.start, c.at)
 			}
-			want := append(bytes.Clone(none), b.errorFrom(c.says, clusterIP, podA, frame)...)
+			want := append(bytes.Clone(none), b.errorFrom(c.says, vip, podA, frame)...)
 			if !pod.waits(func(got []byte) bool { return bytes.Equal(got, want) }, func() { pod.send(sent) }) {
 				t.Errorf("%s: not told", name)
 			}
 		}
 		for name, segment := range map[string]int{"SYN": 0, "segments": 1000} {
-			p := tcp(podA, 5000, clusterIP, 80, syn).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
+			p := tcp(podA, 5000, vip, 80, syn).with(func(p *packet) { p.macTo, p.macFrom = l.mac, l.peer })
 			if segment > 0 {
 				p.payload = make([]byte, 5000)
 			}
@@ -317,7 +315,7 @@ func TestRefusedOnTheWire(t *testing.T) {
 			}
 			if !pod.waits(func(got []byte) bool {
 				v, err := read(got[vnetHeader:])
-				return err == nil && bytes.Equal(got[:vnetHeader], none) && v.String() == reversed(view{proto: wire.TCP, src: podA, dst: clusterIP, sport: 5000, dport: 80}) &&
+				return err == nil && bytes.Equal(got[:vnetHeader], none) && v.String() == reversed(view{proto: wire.TCP, src: podA, dst: vip, sport: 5000, dport: 80}) &&
 					v.l4[13] == rst|ack && binary.BigEndian.Uint32(v.l4[8:]) == uint32(1001+len(p.payload)) && sumsValid(got[vnetHeader:]) == nil
 			}, func() { pod.send(sent) }) {
 				t.Errorf("%s: not refused", name)

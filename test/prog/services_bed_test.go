@@ -4,9 +4,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -20,6 +24,32 @@ const (
 
 // withServices has the programs translate.
 func withServices(c *config.NodeConfig) { c.Services = 1 }
+
+// serviceMaps are the maps that the agent fills with Services, and the one of what clients keep of them.
+type serviceMaps struct {
+	services *services.Map
+	sets     *typed.Map[services.SetKey, services.Set]
+	backends *backends.Map
+	slots    *typed.Map[backends.SlotKey, backends.Slot]
+	affinity *affinity.Map
+}
+
+func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
+	return serviceMaps{
+		services: typed.New[services.Key, services.Value](m[services.Name], services.Name),
+		sets:     typed.New[services.SetKey, services.Set](m[services.SetsName], services.SetsName),
+		backends: typed.New[backends.Key, backends.Value](m[backends.Name], backends.Name),
+		slots:    typed.New[backends.SlotKey, backends.Slot](m[backends.SlotsName], backends.SlotsName),
+		affinity: typed.New[affinity.Key, affinity.Value](m[affinity.Name], affinity.Name),
+	}
+}
+
+// shrink leaves the arrays room for what stories need of them, so that they are emptied quickly.
+func shrink(spec *ebpf.CollectionSpec) {
+	for _, name := range []string{services.SetsName, backends.Name, backends.SlotsName} {
+		spec.Maps[name].MaxEntries = 1024
+	}
+}
 
 // numbers are the last ones that Services of a bed have got.
 type numbers struct{ set, backend, slot uint32 }
@@ -37,13 +67,13 @@ type served struct {
 // serve writes a ClusterIP's port with its backends, such as "10.244.1.11:8080": what they are on decides the flags.
 func (b *bed) serve(address string, port uint16, proto wire.Protocol, ends ...string) *served {
 	b.Helper()
-	s := b.publish(address, port, proto, services.ClusterIP|services.Answers)
+	s := b.declare(address, port, proto, services.ClusterIP|services.Answers)
 	s.swap(ends...)
 	return s
 }
 
-// publish writes the two entries of a frontend, with these flags of the address, and no backends.
-func (b *bed) publish(address string, port uint16, proto wire.Protocol, flags services.Flags) *served {
+// declare writes the two entries of a frontend, with these flags of the address, and no backends.
+func (b *bed) declare(address string, port uint16, proto wire.Protocol, flags services.Flags) *served {
 	b.Helper()
 	b.numbers.set++
 	s := &served{b: b, set: b.numbers.set, proto: proto}
@@ -64,6 +94,24 @@ func (s *served) swap(ends ...string) *served {
 		s.all = append(s.all, s.add(end))
 	}
 	s.block(s.all, nil)
+	return s
+}
+
+// restrict has pods use the set Local, of which these are the backends.
+func (s *served) restrict(local ...uint32) *served {
+	s.b.Helper()
+	s.block(s.all, local)
+	must(s.b, s.b.services.Put(s.key, services.Value{Set: s.set, Flags: services.Local}))
+	return s
+}
+
+// keeps has each client keep its backend for so many seconds.
+func (s *served) keeps(seconds uint32) *served {
+	s.b.Helper()
+	v, err := s.b.sets.Get(services.SetKey{Set: s.set})
+	must(s.b, err)
+	v.Affinity = seconds
+	must(s.b, s.b.sets.Put(services.SetKey{Set: s.set}, v))
 	return s
 }
 

@@ -85,6 +85,7 @@ func TestServiceFlow(t *testing.T) {
 func TestServicesOff(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f)
+		must(t, b.destinations.Delete(f.key("10.96.0.0/16")))
 		b.serve(vip, 80, wire.TCP, podB+":8080")
 		b.fromPod(tcp(podA, 50000, vip, 80, syn)).is("forwarded").flow(ends(wire.TCP, nodeIP, 50000, vip, 80))
 	})
@@ -106,6 +107,7 @@ func TestServiceToItself(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, pod := range []string{podA, podC} {
 			b := newBed(t, f, withServices)
+			b.answers = true
 			b.serve(vip, 80, wire.TCP, pod+":8080")
 			p := tcp(pod, 5000, vip, 80, syn)
 			for range 2 {
@@ -126,7 +128,7 @@ func TestServiceUnknownPort(t *testing.T) {
 		b := newBed(t, f, withServices)
 		b.answers = true
 		b.serve(vip, 80, wire.TCP, podB+":8080")
-		b.publish(external, 80, wire.TCP, 0)
+		b.declare(external, 80, wire.TCP, 0)
 		b.fromPod(tcp(podA, 5000, vip, 81, syn)).is("drop NO_SERVICE_PORT")
 		b.fromPod(udp(podA, 5000, vip, 80)).is("drop NO_SERVICE_PORT")
 		b.fromPod(tcp(podA, 50000, external, 81, syn)).is("forwarded").flow(ends(wire.TCP, nodeIP, 50000, external, 81))

@@ -7,18 +7,17 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// many is a port of a Service with as many endpoints as a set can have; the last are these.
-func many(proto wire.Protocol, port uint16, last ...string) published {
-	p := clusterPort(proto, port)
-	for i := range perSet - len(last) {
-		p.cluster = append(p.cluster, fmt.Sprintf("10.244.2.%d:8080", 100+i))
+// many are so many endpoints of pods on another node, and these.
+func many(port uint16, n int, more ...string) []string {
+	var ends []string
+	for i := range n {
+		ends = append(ends, fmt.Sprintf("10.244.2.%d:%d", 100+i, port))
 	}
-	p.cluster = append(p.cluster, last...)
-	return p
+	return append(ends, more...)
 }
 
-// ends are a Service's backends here and on another node, with the outcome of a client's packet and the way of the reply.
-var ends = []struct {
+// servers are a Service's backends here and on another node, with the outcome of a client's packet and the way of the reply.
+var servers = []struct {
 	at, want string
 	back     func(*bed, packet) result
 }{{podB, "delivered", (*bed).fromPod}, {remote, "forwarded", (*bed).fromUplink}}
@@ -26,21 +25,27 @@ var ends = []struct {
 // A flow that netfilter has translated goes on to its backend, past netfilter in both directions.
 func TestTakenOver(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		for _, end := range ends {
+		for _, end := range servers {
 			b := newBed(t, f, withServices, besideNetfilter)
-			b.publish(1, many(wire.TCP, 80, end.at+":8080"))
-			b.publish(2, many(wire.UDP, 53, end.at+":8080"))
-			for i, p := range []packet{tcp(podA, 5000, clusterIP, 80, ack), udp(podA, 5000, clusterIP, 53)} {
-				b.netfilterHas(b.tuple(p.proto, podA, 5000, clusterIP, p.dport), seenReply, translation{ctaNATDestination, end.at, 8080})
+			all := many(8080, 15, end.at+":8080")
+			for _, c := range []struct {
+				p packet
+				s *served
+			}{
+				{tcp(podA, 5000, vip, 80, ack), b.serve(vip, 80, wire.TCP, all...)},
+				{udp(podA, 5000, vip, 53), b.serve(vip, 53, wire.UDP, all...)},
+			} {
+				p := c.p
+				b.netfilterHas(b.tuple(p.proto, podA, 5000, vip, p.dport), seenReply, translation{ctaNATDestination, end.at, 8080})
 				for range 2 {
 					b.fromPod(p).is(end.want).flow(fmt.Sprintf("%v %s:5000 > %s:8080", p.proto, podA, end.at)).valid()
 					r := p.replied().with(func(r *packet) { r.src, r.sport = end.at, 8080 })
-					end.back(b, r).is("delivered").flow(fmt.Sprintf("%v %s:%d > %s:5000", p.proto, clusterIP, p.dport, podA)).valid()
+					end.back(b, r).is("delivered").flow(fmt.Sprintf("%v %s:%d > %s:5000", p.proto, vip, p.dport, podA)).valid()
 				}
-				v, err := b.snat.Get(b.tuple(p.proto, podA, 5000, clusterIP, p.dport))
+				v, err := b.snat.Get(b.tuple(p.proto, podA, 5000, vip, p.dport))
 				must(t, err)
-				if want := backendOf(uint32(i+1), perSet-1); v.Backend != want.Backend || v.Generation != 1 {
-					t.Errorf("%v: backend %d of generation %d, want %d", p.proto, v.Backend, v.Generation, want.Backend)
+				if want := c.s.all[15]; v.Backend != want || v.Generation != 1 {
+					t.Errorf("%v: backend %d of generation %d, want %d", p.proto, v.Backend, v.Generation, want)
 				}
 			}
 			b.count(2, 0)
@@ -52,16 +57,16 @@ func TestTakenOver(t *testing.T) {
 func TestTakenOverFromAnEndedBackend(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, besideNetfilter)
-		b.publish(1, clusterPort(wire.TCP, 80, "10.244.2.100:8080"))
-		b.publish(2, clusterPort(wire.UDP, 53, "10.244.2.100:8080"))
-		for _, p := range []packet{tcp(podA, 5000, clusterIP, 80, ack), udp(podA, 5000, clusterIP, 53)} {
-			b.netfilterHas(b.tuple(p.proto, podA, 5000, clusterIP, p.dport), seenReply, translation{ctaNATDestination, remote, 8080})
+		b.serve(vip, 80, wire.TCP, "10.244.2.100:8080")
+		b.serve(vip, 53, wire.UDP, "10.244.2.100:8080")
+		for _, p := range []packet{tcp(podA, 5000, vip, 80, ack), udp(podA, 5000, vip, 53)} {
+			b.netfilterHas(b.tuple(p.proto, podA, 5000, vip, p.dport), seenReply, translation{ctaNATDestination, remote, 8080})
 		}
 		for range 2 {
-			b.fromPod(tcp(podA, 5000, clusterIP, 80, ack)).is("forwarded").flow("tcp " + podA + ":5000 > " + remote + ":8080")
-			b.fromPod(udp(podA, 5000, clusterIP, 53)).is("forwarded").flow("udp " + podA + ":5000 > 10.244.2.100:8080")
+			b.fromPod(tcp(podA, 5000, vip, 80, ack)).is("forwarded").flow("tcp " + podA + ":5000 > " + remote + ":8080")
+			b.fromPod(udp(podA, 5000, vip, 53)).is("forwarded").flow("udp " + podA + ":5000 > 10.244.2.100:8080")
 		}
-		b.fromUplink(tcp(remote, 8080, podA, 5000, ack)).is("delivered").flow("tcp " + clusterIP + ":80 > " + podA + ":5000")
+		b.fromUplink(tcp(remote, 8080, podA, 5000, ack)).is("delivered").flow("tcp " + vip + ":80 > " + podA + ":5000")
 	})
 }
 
@@ -69,17 +74,17 @@ func TestTakenOverFromAnEndedBackend(t *testing.T) {
 func TestTakenOverSyn(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, besideNetfilter)
-		b.publish(1, many(wire.TCP, 80, remote+":8080"))
-		b.publish(2, clusterPort(wire.TCP, 81, "10.244.2.100:8080"))
+		b.serve(vip, 80, wire.TCP, many(8080, 15, remote+":8080")...)
+		b.serve(vip, 81, wire.TCP, "10.244.2.100:8080")
 		for port, c := range map[uint16]struct {
 			status uint32
 			to     string
 		}{80: {0, remote}, 81: {seenReply, "10.244.2.100"}} {
-			b.netfilterHas(b.tuple(wire.TCP, podA, 5000, clusterIP, port), c.status, translation{ctaNATDestination, remote, 8080})
+			b.netfilterHas(b.tuple(wire.TCP, podA, 5000, vip, port), c.status, translation{ctaNATDestination, remote, 8080})
 			for range 2 {
-				b.fromPod(tcp(podA, 5000, clusterIP, port, syn)).is("forwarded").flow("tcp " + podA + ":5000 > " + c.to + ":8080")
+				b.fromPod(tcp(podA, 5000, vip, port, syn)).is("forwarded").flow("tcp " + podA + ":5000 > " + c.to + ":8080")
 			}
-			b.fromUplink(tcp(c.to, 8080, podA, 5000, syn|ack)).is("delivered").flow(fmt.Sprintf("tcp %s:%d > %s:5000", clusterIP, port, podA))
+			b.fromUplink(tcp(c.to, 8080, podA, 5000, syn|ack)).is("delivered").flow(fmt.Sprintf("tcp %s:%d > %s:5000", vip, port, podA))
 		}
 	})
 }
@@ -88,16 +93,16 @@ func TestTakenOverSyn(t *testing.T) {
 func TestTakenOverSource(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, besideNetfilter)
-		b.publish(1, many(wire.TCP, 80, remote+":8080", podA+":8080"))
-		b.netfilterHas(b.tuple(wire.TCP, podA, 5000, clusterIP, 80), seenReply,
+		b.serve(vip, 80, wire.TCP, many(8080, 14, remote+":8080", podA+":8080")...)
+		b.netfilterHas(b.tuple(wire.TCP, podA, 5000, vip, 80), seenReply,
 			translation{ctaNATDestination, remote, 8080}, translation{ctaNATSource, podA, 6000})
-		b.fromPod(tcp(podA, 5000, clusterIP, 80, ack)).is("forwarded").flow("tcp " + podA + ":6000 > " + remote + ":8080").valid()
-		b.fromUplink(tcp(remote, 8080, podA, 6000, ack)).is("delivered").flow("tcp " + clusterIP + ":80 > " + podA + ":5000").valid()
+		b.fromPod(tcp(podA, 5000, vip, 80, ack)).is("forwarded").flow("tcp " + podA + ":6000 > " + remote + ":8080").valid()
+		b.fromUplink(tcp(remote, 8080, podA, 6000, ack)).is("delivered").flow("tcp " + vip + ":80 > " + podA + ":5000").valid()
 
-		b.netfilterHas(b.tuple(wire.TCP, podA, 5001, clusterIP, 80), seenReply,
+		b.netfilterHas(b.tuple(wire.TCP, podA, 5001, vip, 80), seenReply,
 			translation{ctaNATDestination, podA, 8080}, translation{ctaNATSource, nodeIP, 6001})
 		for range 2 {
-			b.leftToStack("masqueraded", b.fromPod(tcp(podA, 5001, clusterIP, 80, ack)))
+			b.leftToStack("masqueraded", b.fromPod(tcp(podA, 5001, vip, 80, ack)))
 		}
 		b.count(1, 0)
 	})
@@ -107,12 +112,12 @@ func TestTakenOverSource(t *testing.T) {
 func TestNotTakenOver(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, besideNetfilter)
-		b.publish(1, clusterPort(wire.TCP, 80, remote+":8080"))
+		b.serve(vip, 80, wire.TCP, remote+":8080")
 		b.answers = true
-		b.netfilterKnows(b.tuple(wire.TCP, podA, 5001, clusterIP, 80))
-		b.netfilterHas(b.tuple(wire.TCP, podB, 5002, clusterIP, 80), seenReply, translation{ctaNATDestination, remote, 8080})
+		b.netfilterKnows(b.tuple(wire.TCP, podA, 5001, vip, 80))
+		b.netfilterHas(b.tuple(wire.TCP, podB, 5002, vip, 80), seenReply, translation{ctaNATDestination, remote, 8080})
 		for port := range uint16(3) {
-			if r := b.fromPod(tcp(podA, 5000+port, clusterIP, 80, ack)).is("drop NO_MAPPING"); !r.reset() {
+			if r := b.fromPod(tcp(podA, 5000+port, vip, 80, ack)).is("drop NO_MAPPING"); !r.reset() {
 				t.Errorf("port %d: no RST", 5000+port)
 			}
 		}
@@ -123,13 +128,13 @@ func TestNotTakenOver(t *testing.T) {
 func TestPortsOfFlowsToTakeOver(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, besideNetfilter)
-		b.publish(1, clusterPort(wire.TCP, 80, remote+":8080"))
-		b.publish(2, clusterPort(wire.TCP, 80, remote+":8080").with(func(p *published) { p.address = clusterIP2 }))
-		b.netfilterHas(b.tuple(wire.TCP, podA, 5000, clusterIP, 80), seenReply, translation{ctaNATDestination, remote, 8080})
-		if v := b.fromPod(tcp(podA, 5000, clusterIP2, 80, syn)).is("forwarded").view(); v.sport == 5000 {
+		b.serve(vip, 80, wire.TCP, remote+":8080")
+		b.serve(vip2, 80, wire.TCP, remote+":8080")
+		b.netfilterHas(b.tuple(wire.TCP, podA, 5000, vip, 80), seenReply, translation{ctaNATDestination, remote, 8080})
+		if v := b.fromPod(tcp(podA, 5000, vip2, 80, syn)).is("forwarded").view(); v.sport == 5000 {
 			t.Errorf("left as %v", v)
 		}
-		b.fromPod(tcp(podA, 5000, clusterIP, 80, ack)).is("forwarded").flow("tcp " + podA + ":5000 > " + remote + ":8080")
+		b.fromPod(tcp(podA, 5000, vip, 80, ack)).is("forwarded").flow("tcp " + podA + ":5000 > " + remote + ":8080")
 		b.count(2, 0)
 	})
 }
