@@ -1,6 +1,9 @@
 package service
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // room is what of the maps is free. What has been given up is free only after Grace.
 type room struct {
@@ -91,6 +94,11 @@ func (r *room) release(now time.Time) bool {
 	r.waiting = append(r.waiting[:0], r.waiting[n:]...)
 	r.settled -= n
 	return n > 0
+}
+
+// soon says whether an extent of that order, or a larger one, will be free without anything else being given up.
+func (r *room) soon(order int8) bool {
+	return slices.ContainsFunc(r.waiting, func(w waiting) bool { return w.extent.order >= order })
 }
 
 // next is when something will be released; zero: nothing waits.
