@@ -65,8 +65,10 @@ var (
 	Slots = typed.Define[SlotKey, Slot](typed.Definition{Name: SlotsName, Content: typed.Configured})
 )
 
-// Map is the open map of backends, SlotsMap that of slots.
+// The open maps.
 type (
-	Map      = typed.Map[Key, Value]
+	// Map is that of backends.
+	Map = typed.Map[Key, Value]
+	// SlotsMap is that of slots.
 	SlotsMap = typed.Map[SlotKey, Slot]
 )

@@ -118,9 +118,12 @@ var (
 	Names = typed.Define[SetKey, ServiceName](typed.Definition{Name: NamesName, Content: typed.Configured})
 )
 
-// Map is the open map of frontends, SetsMap that of sets, NamesMap that of names.
+// The open maps.
 type (
-	Map      = typed.Map[Key, Value]
-	SetsMap  = typed.Map[SetKey, Set]
+	// Map is that of frontends.
+	Map = typed.Map[Key, Value]
+	// SetsMap is that of sets.
+	SetsMap = typed.Map[SetKey, Set]
+	// NamesMap is that of Services' names.
 	NamesMap = typed.Map[SetKey, ServiceName]
 )

@@ -142,42 +142,46 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 func leavingBackends(t *testing.T, s *served) func(*testing.T, wire.Family) {
 	return func(t *testing.T, family wire.Family) {
 		for i, node := range s.Nodes {
-			pod := addPod(t, node, fmt.Sprintf("leaving%d", family))
-			serveBackend(t, pod.Namespace)
-			name := fmt.Sprintf("leaving%d%d", i, family)
-			spec := s.spec(name, pod)
-			s.set(t, spec)
-			conn, err := s.client.DialTCP(t.Context(), s.at(name, family), 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			alive := func(when string) {
-				t.Helper()
-				if err := conn.Echo(within(t, answerLimit), 1000); err != nil {
-					t.Errorf("%s: %v", when, err)
-				}
-			}
-			s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.NotReady = true }))
-			alive("not ready")
-			s.assertRefused(t, s.at(name, family))
-			s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.Terminating = true }))
-			alive("terminating")
-			if _, err := s.client.TCP(t.Context(), s.at(name, family)); err != nil {
-				t.Errorf("all that serve are terminating: %v", err)
-			}
-			spec.Endpoints = nil
-			s.set(t, spec)
-			alive("in no slice")
-			s.assertRefused(t, s.at(name, family))
-			if err := node.DelPod(t.Context(), pod); err != nil {
-				t.Fatal(err)
-			}
-			if err := conn.Echo(within(t, time.Second), 1000); !errors.Is(err, unix.ECONNRESET) {
-				t.Errorf("its pod is gone from %s: %v, want connection reset", node.Name, err)
-			}
+			s.assertLeaves(t, node, fmt.Sprintf("leaving%d%d", i, family), family)
 		}
 		s.assertLostNode(t, family)
+	}
+}
+
+func (s *served) assertLeaves(t *testing.T, node *lab.Node, name string, family wire.Family) {
+	t.Helper()
+	pod := addPod(t, node, fmt.Sprintf("leaving%d", family))
+	serveBackend(t, pod.Namespace)
+	spec := s.spec(name, pod)
+	s.set(t, spec)
+	conn, err := s.client.DialTCP(t.Context(), s.at(name, family), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	alive := func(when string) {
+		t.Helper()
+		if err := conn.Echo(within(t, answerLimit), 1000); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.NotReady = true }))
+	alive("not ready")
+	s.assertRefused(t, s.at(name, family))
+	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.Terminating = true }))
+	alive("terminating")
+	if _, err := s.client.TCP(t.Context(), s.at(name, family)); err != nil {
+		t.Errorf("all that serve are terminating: %v", err)
+	}
+	spec.Endpoints = nil
+	s.set(t, spec)
+	alive("in no slice")
+	s.assertRefused(t, s.at(name, family))
+	if err := node.DelPod(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Echo(within(t, time.Second), 1000); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("its pod is gone from %s: %v, want connection reset", node.Name, err)
 	}
 }
 
