@@ -45,6 +45,7 @@ const (
 	DataplaneProgEcFromPod    = "ec_from_pod"
 	DataplaneProgEcFromTunnel = "ec_from_tunnel"
 	DataplaneProgEcFromUplink = "ec_from_uplink"
+	DataplaneProgEcToPod      = "ec_to_pod"
 	DataplaneProgEcToTunnel   = "ec_to_tunnel"
 	DataplaneProgEcToUplink   = "ec_to_uplink"
 	DataplaneVarCfg           = "cfg"
@@ -96,6 +97,7 @@ type DataplaneProgramSpecs struct {
 	EcFromPod    *ebpf.ProgramSpec `ebpf:"ec_from_pod"`
 	EcFromTunnel *ebpf.ProgramSpec `ebpf:"ec_from_tunnel"`
 	EcFromUplink *ebpf.ProgramSpec `ebpf:"ec_from_uplink"`
+	EcToPod      *ebpf.ProgramSpec `ebpf:"ec_to_pod"`
 	EcToTunnel   *ebpf.ProgramSpec `ebpf:"ec_to_tunnel"`
 	EcToUplink   *ebpf.ProgramSpec `ebpf:"ec_to_uplink"`
 }
@@ -230,6 +232,7 @@ type DataplanePrograms struct {
 	EcFromPod    *ebpf.Program `ebpf:"ec_from_pod"`
 	EcFromTunnel *ebpf.Program `ebpf:"ec_from_tunnel"`
 	EcFromUplink *ebpf.Program `ebpf:"ec_from_uplink"`
+	EcToPod      *ebpf.Program `ebpf:"ec_to_pod"`
 	EcToTunnel   *ebpf.Program `ebpf:"ec_to_tunnel"`
 	EcToUplink   *ebpf.Program `ebpf:"ec_to_uplink"`
 }
@@ -240,6 +243,7 @@ func (p *DataplanePrograms) Close() error {
 		p.EcFromPod,
 		p.EcFromTunnel,
 		p.EcFromUplink,
+		p.EcToPod,
 		p.EcToTunnel,
 		p.EcToUplink,
 	)

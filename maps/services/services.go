@@ -98,7 +98,19 @@ var (
 				)
 			},
 			Cells: func(k Key, v Value) []any {
+				if k.Port == (wire.Port{}) {
+					return []any{"-", k.Address, typed.Number(v.Set), v.Flags}
+				}
 				return []any{k.Proto, k.Address.With(k.Port), typed.Number(v.Set), v.Flags}
+			},
+			Object: func(k Key, v Value) typed.Object {
+				o := typed.ObjectOf(k, v)
+				for i, f := range o {
+					if f.Name == "proto" && k.Proto == 0 { // of an address
+						o[i].Value = ""
+					}
+				}
+				return o
 			},
 		},
 	})
@@ -106,5 +118,9 @@ var (
 	Names = typed.Define[SetKey, ServiceName](typed.Definition{Name: NamesName, Content: typed.Configured})
 )
 
-// Map is the open map of frontends.
-type Map = typed.Map[Key, Value]
+// Map is the open map of frontends, SetsMap that of sets, NamesMap that of names.
+type (
+	Map      = typed.Map[Key, Value]
+	SetsMap  = typed.Map[SetKey, Set]
+	NamesMap = typed.Map[SetKey, ServiceName]
+)

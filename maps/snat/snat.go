@@ -47,28 +47,36 @@ type Value struct {
 
 // Definition and Reverse define the two maps.
 var (
-	Definition = define(Name, "AS")
-	Reverse    = define(ReverseName, "POD")
+	Definition = define(Name, "AS", "BACKEND")
+	Reverse    = define(ReverseName, "POD", "SERVICE")
 )
 
-// define defines one map; to is the column's name for what the pod's side becomes.
-func define(name, to string) typed.Definition {
+// define defines one map; to and far are the columns' names for what the pod's side and the far side become.
+func define(name, to, far string) typed.Definition {
 	return typed.Define[Key, Value](typed.Definition{
 		Name:     name,
 		Content:  typed.Learned,
 		Capacity: Name,
 		Flows:    typed.JoinedBy(join, unsafe.Offsetof(Value{}.LastSeen)),
 		View: typed.View[Key, Value]{
-			Columns: typed.Columns("PROTO", "SOURCE", "DESTINATION", to, "STATE", "FLAGS", "IFINDEX#", "AGE#"),
+			Columns: typed.Columns("PROTO", "SOURCE", "DESTINATION", to, far, "STATE", "FLAGS", "IFINDEX#", "AGE#"),
 			Compare: func(a, b typed.Entry[Key, Value]) int { return a.Key.Compare(b.Key) },
 			Cells: func(k Key, v Value) []any {
 				return []any{
-					k.Proto, k.Src.With(k.Sport), k.Dst.With(k.Dport), v.ToAddress.With(v.ToPort),
+					k.Proto, k.Src.With(k.Sport), k.Dst.With(k.Dport), v.ToAddress.With(v.ToPort), farSide(v),
 					v.State, v.Flags, v.Ifindex, typed.Stamp(v.LastSeen),
 				}
 			},
 		},
 	})
+}
+
+// farSide is what the far side becomes; a dash: it stays.
+func farSide(v Value) string {
+	if v.Flags&flow.Service == 0 {
+		return "-"
+	}
+	return v.FarAddress.With(v.FarPort)
 }
 
 // join merges two copies of an entry: the later one, with the state bits that only

@@ -15,7 +15,7 @@
 #pragma clang diagnostic error "-Wpadded"
 
 enum wire_layout {
-	LAYOUT_VERSION = 2,  /* of all maps together; maps/config carries it to the node */
+	LAYOUT_VERSION = 3,  /* of all maps together; maps/config carries it to the node */
 	DIRECTION_SLOTS = 8, /* how many directions drops and traffic have room for */
 };
 

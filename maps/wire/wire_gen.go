@@ -8,7 +8,7 @@ import (
 
 // The values of enum wire_layout.
 const (
-	LayoutVersion  = 2 // of all maps together; maps/config carries it to the node
+	LayoutVersion  = 3 // of all maps together; maps/config carries it to the node
 	DirectionSlots = 8 // how many directions drops and traffic have room for
 )
 

@@ -174,6 +174,10 @@ func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 			},
 			[]string{"ec_from_pod is not attached to interface"},
 		},
+		"no program to the pod": {
+			func(n *node) { n.serveServices() },
+			[]string{"ec_to_pod is not attached to interface"},
+		},
 		"pod's interface gone, entries left": {
 			func(n *node) { n.unlink("pod") },
 			[]string{"of pod 10.244.1.9 is gone, but has entries in the maps"},

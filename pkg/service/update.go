@@ -16,8 +16,9 @@ type Update struct {
 	GoneServices, GoneSlices []Name
 	// CIDRs are the ranges of Services' addresses, always all of them; nil: the API does not tell.
 	CIDRs []netip.Prefix
-	// Changed is when the newest change was noticed.
+	// Changed is when the change that has waited longest was noticed.
 	Changed time.Time
-	// Err says why no newer state can be had; what was delivered before stays valid.
+	// Err says why no newer state can be had; what was delivered before stays valid. An update with one has no
+	// objects, and one without says that all can be read.
 	Err error
 }

@@ -128,6 +128,7 @@ func TestParseKeepsAWrongNodeToItself(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(realList(f))
+	f.Add([]byte(mixed(goodNode, goodService, goodSlice, goodCIDR)))
 	for _, s := range []string{
 		"", "{}", "[]", "items:\n- a\n- b\n", listOf(`{metadata: {name: a}}`), "a: &a [*a]\n",
 		"apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata:\n    name: \"x\n- y\"\n",
@@ -137,7 +138,8 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
-		nodes, err := Parse(content)
+		all, err := parse(content, true)
+		nodes := all.nodes
 		if (err == nil) != (len(nodes) > 0) {
 			t.Fatalf("%d nodes and error %v", len(nodes), err)
 		}
@@ -147,6 +149,11 @@ func FuzzParse(f *testing.F) {
 		for _, n := range nodes {
 			if n.Name == "" {
 				t.Error("a Node without a name")
+			}
+		}
+		for name, s := range all.slices {
+			if name != s.Name || name.Name == "" {
+				t.Errorf("%v is kept as %v", s.Name, name)
 			}
 		}
 		checkSplit(t, content)

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"flag"
 	"net/netip"
 	"slices"
 	"testing"
@@ -28,18 +29,21 @@ type cluster struct {
 type form int
 
 const (
-	always    form = iota
-	reachOnly      // in the short form, by TestEverybodyReachesEverybody alone
-	longOnly       // in the long form
+	emulatedToo form = iota // on emulated processors too
+	always
+	reachOnly // in the short form, by TestEverybodyReachesEverybody alone
+	longOnly  // in the long form
 )
+
+var fewClusters = flag.Bool("few-clusters", false, "run tests with fewer kinds of clusters, which have both families and a tunnel all the same")
 
 // clusters are all kinds, each on the links where its routing mode makes a difference.
 var clusters = []cluster{
 	{"direct", only4, only4, "direct", 1, reachOnly},
-	{"vxlan", only4, only4, "vxlan", 1, always},
+	{"vxlan", only4, only4, "vxlan", 1, emulatedToo},
 	{"auto", only4, only4, "auto", 2, always},
 
-	{"both, direct", ipv6First, families, "direct", 1, always},
+	{"both, direct", ipv6First, families, "direct", 1, emulatedToo},
 	{"both, vxlan over IPv4", families, families, "vxlan", 1, reachOnly},
 	{"both, vxlan over IPv6", families, ipv6First, "vxlan", 1, always},
 	{"both, auto", families, families, "auto", 2, longOnly},
@@ -78,6 +82,9 @@ func forEachTunnel(t *testing.T, test func(t *testing.T, opts lab.Options)) {
 func forClusters(t *testing.T, most form, chosen func(cluster) bool, test func(t *testing.T, opts lab.Options)) {
 	if priv.Long() {
 		most = longOnly
+	}
+	if *fewClusters {
+		most = emulatedToo
 	}
 	for _, c := range clusters {
 		if c.when > most || !chosen(c) {

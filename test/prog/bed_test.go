@@ -114,6 +114,7 @@ func (b *bed) load(options []option) {
 		wire.ToUplink:   coll.Programs[bpf.DataplaneProgEcToUplink],
 		wire.FromTunnel: coll.Programs[bpf.DataplaneProgEcFromTunnel],
 		wire.ToTunnel:   coll.Programs[bpf.DataplaneProgEcToTunnel],
+		wire.ToPod:      coll.Programs[bpf.DataplaneProgEcToPod],
 	}
 	b.far = b.farEnd(b.programs[wire.FromTunnel])
 	b.collect = datapath.Collector{Program: coll.Programs[bpf.DataplaneProgEcCollect], Maps: coll.Maps}

@@ -107,6 +107,8 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestErrorsOfAnotherNodeBesideNetfilter":       besides,
 		"TestManifestsRights":                          "pkg/datapath TestLoadWithFewRights/clsact",
 		"TestEveryPortInUse":                           walks,
+		"TestSameSourcePortToTheSameServer":            walks,
+		"TestFlowsOutliveTheTunnelsDevice":             "test/e2e TestLifeRepairs/clsact",
 		"TestHostSocketKeepsItsPort":                   walks,
 		"TestWorldOpensTheTupleThatIsMasqueraded":      walks,
 		"TestNewOwnerOfAnAddressInheritsNothing":       walks,

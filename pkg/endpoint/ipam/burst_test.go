@@ -187,6 +187,9 @@ func TestKilledWhileTaking(t *testing.T) {
 			if (len(freed) == 1) != linked {
 				t.Errorf("freed %v", freed)
 			}
+			if _, err := os.Stat(label); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the new label: %v, want none", err)
+			}
 			if a := take(t, s, owner(1), "IP="+address); a != address {
 				t.Errorf("took %s", a)
 			}

@@ -215,7 +215,7 @@ func (s *Store) free(e Entry) error {
 	if s.quarantine <= 0 {
 		return s.discard(e)
 	}
-	if err := remove(s.labelPath(e)); err != nil {
+	if err := s.removeLabels(e); err != nil {
 		return err
 	}
 	path, now := s.path(e.Address), s.now()
@@ -230,10 +230,16 @@ func (s *Store) free(e Entry) error {
 
 // discard frees an address without a quarantine of its own.
 func (s *Store) discard(e Entry) error {
-	if err := remove(s.labelPath(e)); err != nil {
+	if err := s.removeLabels(e); err != nil {
 		return err
 	}
 	return remove(s.path(e.Address))
+}
+
+// removeLabels removes what names the address's file as its owner's. One that a killed process has linked, and not yet
+// renamed, is still a new label.
+func (s *Store) removeLabels(e Entry) error {
+	return errors.Join(remove(s.labelPath(e)), remove(filepath.Join(s.dir, e.Owner.newLabel())))
 }
 
 func (s *Store) labelPath(e Entry) string { return filepath.Join(s.dir, e.Owner.labelOf(e.Address)) }
