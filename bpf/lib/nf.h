@@ -103,15 +103,34 @@ EC_INLINE bool nf_may_open(const struct pkt *pkt)
 }
 
 /*
+ * Whether what netfilter knows a reply by is left of a flow to a Service that has been taken over from it (takeover.h):
+ * a packet that it was just seeing then has renewed its entry. Else it has seen the flow as it is now.
+ */
+EC_INLINE bool nf_lags(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct snat_entry *half;
+
+	if (!cfg.services)
+		return false;
+	s->key = tuple_reversed(&s->pkt.tuple);
+	half = bpf_map_lookup_elem(&snat_reverse, &s->key);
+	return half && (half->flags & FLOW_SERVICE) && flow_is_live(&half->last_seen) &&
+	       !nf_knows(ctx, s, &s->key, false);
+}
+
+/*
  * A packet that may open a flow is looked up by the tuple of its replies as well: if it
  * goes straight to a backend from a port that already talks to the backend through its
  * Service, it would get that flow's replies, and netfilter must move it to another port.
+ * What we have translated has a port of its own.
  */
 EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct pkt *pkt = &s->pkt;
 
-	return nf_knows(ctx, s, &pkt->tuple, false) || (nf_may_open(pkt) && nf_knows(ctx, s, &pkt->tuple, true));
+	if (nf_knows(ctx, s, &pkt->tuple, false) && !nf_lags(ctx, s))
+		return true;
+	return nf_may_open(pkt) && !(cfg.services && s->service.translated) && nf_knows(ctx, s, &pkt->tuple, true);
 }
 
 /* An error takes the way of the flow that it quotes, which came from the other side. Nothing translates pings. */

@@ -80,16 +80,18 @@ func serviceTables(t *testing.T, node *lab.Node) (lines []string) {
 	return lines
 }
 
-// On a node with kube-proxy's rules the dataplane serves pods all the same, and kube-proxy does again once told so.
-func TestServicesBesideKubeProxy(t *testing.T) {
+// A node whose Services kube-proxy serves: the dataplane serves pods, with the flows that are there already, though its rules
+// stay; and kube-proxy does again once told so.
+func TestServicesTakenOverFromKubeProxy(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
 		p := startProxied(t, lab.Options{AgentFlags: []string{flag}})
 		proxy(t, p.Lab, "iptables-nft", p.services)
 		p.waitBeside(t, true)
+		names := []string{"near", "far", "outside", "host", "kubernetes"}
 		var specs []lab.ServiceSpec
 		var fronts []netip.AddrPort
-		for _, name := range []string{"near", "far", "outside", "host", "kubernetes"} {
+		for _, name := range names {
 			service := p.service(name)
 			fronts = append(fronts, service.cluster)
 			specs = append(specs, lab.ServiceSpec{
@@ -100,20 +102,29 @@ func TestServicesBesideKubeProxy(t *testing.T) {
 		if err := p.SetServices(specs...); err != nil {
 			t.Fatal(err)
 		}
-		p.restart(t, "--services=on")
-		eventually(t, changeLimit, "the Services are there", func() bool { return hasFrontends(t, p.Nodes[0], specs) })
-		for _, stream := range p.open(t, fronts) {
-			if err := stream.Echo(t.Context(), 100_000); err != nil {
-				t.Error(err)
+		streams, datagrams := p.open(t, fronts), startSteadyFlows(t, p.client.Namespace, fronts...)
+		alive := func(when string) {
+			t.Helper()
+			for i, stream := range streams {
+				if err := stream.Echo(within(t, answerLimit), 100_000); err != nil {
+					t.Errorf("%s: %s: %v", when, names[i%len(names)], err)
+				}
 			}
 		}
+		alive("by kube-proxy")
+		p.restart(t, "--services=on")
+		eventually(t, changeLimit, "the Services are there", func() bool { return hasFrontends(t, p.Nodes[0], specs) })
+		alive("taken over")
 		if flows := serviceFlows(t, p.Nodes[0]); flows < len(fronts) {
 			t.Errorf("%d flows to Services are the dataplane's, want %d", flows, len(fronts))
 		}
+		streams = append(streams, p.open(t, fronts)...)
+		alive("by the dataplane")
 		p.restart(t)
 		for _, at := range fronts {
 			reaches(t, p.client.Namespace, at)
 		}
+		datagrams.end(t)
 	})
 }
 
