@@ -65,8 +65,8 @@ var (
 	Slots = typed.Define[SlotKey, Slot](typed.Definition{Name: SlotsName, Content: typed.Configured})
 )
 
-// Map is the open map of backends, SlotsMap that of slots.
-type (
-	Map      = typed.Map[Key, Value]
-	SlotsMap = typed.Map[SlotKey, Slot]
-)
+// Map is the open map of backends.
+type Map = typed.Map[Key, Value]
+
+// SlotsMap is the open map of slots.
+type SlotsMap = typed.Map[SlotKey, Slot]

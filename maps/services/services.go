@@ -118,9 +118,11 @@ var (
 	Names = typed.Define[SetKey, ServiceName](typed.Definition{Name: NamesName, Content: typed.Configured})
 )
 
-// Map is the open map of frontends, SetsMap that of sets, NamesMap that of names.
-type (
-	Map      = typed.Map[Key, Value]
-	SetsMap  = typed.Map[SetKey, Set]
-	NamesMap = typed.Map[SetKey, ServiceName]
-)
+// Map is the open map of frontends.
+type Map = typed.Map[Key, Value]
+
+// SetsMap is the open map of sets.
+type SetsMap = typed.Map[SetKey, Set]
+
+// NamesMap is the open map of the names of sets.
+type NamesMap = typed.Map[SetKey, ServiceName]

@@ -85,7 +85,7 @@ func leadsTo(t *testing.T, l *loop, address string, port uint16) []string {
 	for i := range set.Block.Cluster() {
 		slot, err := m.Slots.Get(backends.SlotKey{Slot: set.Block.First() + i})
 		must(t, err)
-		b, err := m.Backends.Get(backends.Key{Backend: slot.Backend})
+		b, err := m.Backends.Get(backends.Key(slot))
 		must(t, err)
 		if b.Flags&backends.Serving == 0 || b.Set != v.Set {
 			t.Errorf("%s:%d leads to %+v", address, port, b)
