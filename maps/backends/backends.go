@@ -65,8 +65,10 @@ var (
 	Slots = typed.Define[SlotKey, Slot](typed.Definition{Name: SlotsName, Content: typed.Configured})
 )
 
-// Map is the open map of backends.
-type Map = typed.Map[Key, Value]
-
-// SlotsMap is the open map of slots.
-type SlotsMap = typed.Map[SlotKey, Slot]
+// The open maps.
+type (
+	// Map is that of backends.
+	Map = typed.Map[Key, Value]
+	// SlotsMap is that of slots.
+	SlotsMap = typed.Map[SlotKey, Slot]
+)

@@ -118,11 +118,12 @@ var (
 	Names = typed.Define[SetKey, ServiceName](typed.Definition{Name: NamesName, Content: typed.Configured})
 )
 
-// Map is the open map of frontends.
-type Map = typed.Map[Key, Value]
-
-// SetsMap is the open map of sets.
-type SetsMap = typed.Map[SetKey, Set]
-
-// NamesMap is the open map of the names of sets.
-type NamesMap = typed.Map[SetKey, ServiceName]
+// The open maps.
+type (
+	// Map is that of frontends.
+	Map = typed.Map[Key, Value]
+	// SetsMap is that of sets.
+	SetsMap = typed.Map[SetKey, Set]
+	// NamesMap is that of Services' names.
+	NamesMap = typed.Map[SetKey, ServiceName]
+)

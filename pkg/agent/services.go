@@ -166,13 +166,17 @@ func (c *serviceController) accept(u service.Update) {
 	if !began && c.model.Complete() {
 		c.log.Info("complete list of Services", "services", len(c.model.Names()))
 	}
-	c.complaints.note("services/source", nil)
+	if !u.Faulty {
+		c.complaints.note("services/source", nil)
+	}
 	c.reconcile(changed)
 	if !c.failed {
 		c.status.servicesSynced(u.Changed)
 	}
 	c.report(func(r *serviceReport) {
-		r.fault = nil
+		if !u.Faulty {
+			r.fault = nil
+		}
 		if c.model.Complete() {
 			r.cidrs = u.CIDRs
 		}

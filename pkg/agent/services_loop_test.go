@@ -69,6 +69,14 @@ func TestServicesAndReadiness(t *testing.T) {
 	if d := l.complaints.degraded(); l.status.reason() != "" || !strings.Contains(d["services/source"], "forbidden") {
 		t.Errorf("not ready %q, degraded %v", l.status.reason(), d)
 	}
+	// What of the rest changes meanwhile is applied, and changes nothing about that.
+	u := complete([]string{"10.244.2.8"})
+	u.Faulty = true
+	l.services.accept(u)
+	assertFound(t, l, "10.96.0.1", "10.244.2.8:8080")
+	if d := l.complaints.degraded(); !strings.Contains(d["services/source"], "forbidden") || l.services.read().fault == nil {
+		t.Errorf("degraded %v", d)
+	}
 	// An agent that is restarted without an API goes by what it finds.
 	restartServices(t, l)
 	l.services.accept(service.Update{Err: errors.New("forbidden")})

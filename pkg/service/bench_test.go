@@ -10,7 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-var real = Capacities{Services: 131072, Sets: 65536, Backends: 131072, Slots: 524288}
+var whole = Capacities{Services: 131072, Sets: 65536, Backends: 131072, Slots: 524288}
 
 // big is 10 000 Services of 10 endpoints each.
 func big() Update {
@@ -37,16 +37,16 @@ func BenchmarkPlanFromNothing(b *testing.B) {
 	for b.Loop() {
 		m := NewModel()
 		changed := m.Apply(u)
-		Load(Options{Capacities: real}, Content{}).Plan(m, changed, time.Unix(1, 0))
+		Load(Options{Capacities: whole}, Content{}).Plan(m, changed, time.Unix(1, 0))
 	}
 }
 
 func BenchmarkPlanAfterRestart(b *testing.B) {
-	u, k, m := big(), newKernel(real), NewModel()
+	u, k, m := big(), newKernel(whole), NewModel()
 	changed := m.Apply(u)
-	k.apply(b, Load(Options{Capacities: real}, k.Content).Plan(m, changed, time.Unix(1, 0)), func(string) {})
+	k.apply(b, Load(Options{Capacities: whole}, k.Content).Plan(m, changed, time.Unix(1, 0)), func(string) {})
 	for b.Loop() {
-		if w := Load(Options{Capacities: real}, k.Content).Plan(m, changed, time.Unix(1, 0)); !w.Empty() {
+		if w := Load(Options{Capacities: whole}, k.Content).Plan(m, changed, time.Unix(1, 0)); !w.Empty() {
 			b.Fatal("something is written")
 		}
 	}
@@ -55,7 +55,7 @@ func BenchmarkPlanAfterRestart(b *testing.B) {
 // One endpoint comes or goes, in one Service after the other.
 func BenchmarkOneEndpoint(b *testing.B) {
 	u, m := big(), NewModel()
-	s := Load(Options{Capacities: real}, Content{})
+	s := Load(Options{Capacities: whole}, Content{})
 	s.Plan(m, m.Apply(u), time.Unix(1, 0))
 	now, i := time.Unix(10, 0), 0
 	for b.Loop() {
@@ -83,7 +83,7 @@ func BenchmarkMemory(b *testing.B) {
 	for b.Loop() {
 		before := heap()
 		m := NewModel()
-		s := Load(Options{Capacities: real}, Content{})
+		s := Load(Options{Capacities: whole}, Content{})
 		s.Plan(m, m.Apply(u), time.Unix(1, 0))
 		b.ReportMetric(float64(heap()-before)/(1<<20), "MiB")
 		runtime.KeepAlive(s)

@@ -49,7 +49,11 @@ func (s *State) fill(p *placed, t *set, w wantedSet) {
 			local = append(local, numbers[i])
 		}
 	}
-	if !s.arrange(t, cluster, local) {
+	switch {
+	case s.arrange(t, cluster, local):
+	case s.room.soon(orderFor(len(cluster) + len(local))): // no lack of room: a large set changes often
+		s.pending[p.Name] = true
+	default:
 		s.refuse(p, backends.SlotsName, fmt.Sprintf("new endpoints of port %d get fewer connections than others, or none", w.port))
 	}
 }

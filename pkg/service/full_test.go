@@ -1,6 +1,8 @@
 package service
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 )
@@ -156,4 +158,34 @@ func TestBuddies(t *testing.T) {
 	if newBuddies(64).reserve(extent{3, 2}) {
 		t.Error("an extent is reserved that is none")
 	}
+}
+
+// A large Service whose endpoints change many times a second needs a new block each time, and those that it leaves are free only
+// after Grace. That is no lack of room: for that long its newest endpoints wait, and nobody is told.
+func TestRoomThatIsAboutToBeFree(t *testing.T) {
+	r := quiet(t, Capacities{Services: 64, Sets: 8, Backends: 64, Slots: 32})
+	var all []string
+	for i := range 8 {
+		all = append(all, fmt.Sprintf("10.244.0.%d", 1+i))
+	}
+	for i := range all {
+		r.put("large", "10.96.0.1", slices.Delete(slices.Clone(all), i, i+1)...)
+		if slices.Contains(r.find("10.96.0.1"), all[i]) {
+			t.Errorf("%s has gone and still gets connections", all[i])
+		}
+		r.wantProblem("", "")
+	}
+	if again := r.state.Again(); again.Sub(r.now) > Grace {
+		t.Errorf("tried again at %v, %v from now", again, again.Sub(r.now))
+	}
+	r.wait(Grace)
+	r.want("10.96.0.1", all[:7]...)
+	r.put("large", "10.96.0.1", all[:4]...)
+	r.wait(Grace)
+	r.put("other", "10.96.0.2", "10.244.1.1", "10.244.1.2", "10.244.1.3", "10.244.1.4", "10.244.1.5", "10.244.1.6", "10.244.1.7", "10.244.1.8", "10.244.1.9")
+	r.put("large", "10.96.0.1", all...)
+	r.put("large", "10.96.0.1", append(slices.Clone(all), "10.244.0.9")...)
+	r.wait(Grace)
+	r.wait(Grace)
+	r.wantProblem("large", Full, "slots") // this is one
 }

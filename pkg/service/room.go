@@ -1,6 +1,9 @@
 package service
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // room is what of the maps is free. What has been given up is free only after Grace.
 type room struct {
@@ -73,11 +76,11 @@ func (r *room) settle(now time.Time) {
 	}
 }
 
-// release frees what has waited long enough, and says whether there was any.
+// release frees what has waited long enough, and says whether there was any. What has not been written yet does not wait: packets
+// may find it.
 func (r *room) release(now time.Time) bool {
-	r.settle(now)
 	n := 0
-	for ; n < len(r.waiting) && now.Sub(r.waiting[n].since) >= Grace; n++ {
+	for ; n < r.settled && now.Sub(r.waiting[n].since) >= Grace; n++ {
 		w := r.waiting[n]
 		r.leaving -= w.frontend
 		r.slots.put(w.extent)
@@ -93,9 +96,14 @@ func (r *room) release(now time.Time) bool {
 	return n > 0
 }
 
+// soon says whether an extent of that order, or a larger one, will be free without anything else being given up.
+func (r *room) soon(order int8) bool {
+	return slices.ContainsFunc(r.waiting, func(w waiting) bool { return w.extent.order >= order })
+}
+
 // next is when something will be released; zero: nothing waits.
 func (r *room) next() time.Time {
-	if len(r.waiting) == 0 {
+	if r.settled == 0 {
 		return time.Time{}
 	}
 	return r.waiting[0].since.Add(Grace)

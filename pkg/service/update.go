@@ -19,6 +19,7 @@ type Update struct {
 	// Changed is when the change that has waited longest was noticed.
 	Changed time.Time
 	// Err says why no newer state can be had; what was delivered before stays valid. An update with one has no
-	// objects, and one without says that all can be read.
-	Err error
+	// objects, and one without says that all can be read, unless it is Faulty: then the last Err still holds.
+	Err    error
+	Faulty bool
 }

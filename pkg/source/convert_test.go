@@ -25,8 +25,6 @@ import (
 
 var byAddress = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 
-func ptr[T any](v T) *T { return &v }
-
 // wholeService has something in every part of a Service.
 func wholeService() *corev1.Service {
 	return &corev1.Service{
@@ -40,15 +38,15 @@ func wholeService() *corev1.Service {
 			Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": strings.Repeat("s", 1000)},
 			ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7", "fd00:96::7"}, ExternalIPs: []string{"192.0.2.7"},
 			Ports: []corev1.ServicePort{
-				{Name: "http", Port: 80, TargetPort: intstr.FromString("web"), NodePort: 30080, AppProtocol: ptr("h2c")},
+				{Name: "http", Port: 80, TargetPort: intstr.FromString("web"), NodePort: 30080, AppProtocol: new("h2c")},
 				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}, {Name: "sctp", Protocol: corev1.ProtocolSCTP, Port: 99},
 			},
-			SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}},
-			InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyLocal), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 31000,
+			SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(60))}},
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyLocal), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 31000,
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, LoadBalancerIP: "192.0.2.99",
 		},
 		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
-			{IP: "198.51.100.1"}, {IP: "198.51.100.2", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}, {IP: "2001:db8::1", IPMode: ptr(corev1.LoadBalancerIPModeVIP)}, {Hostname: "lb.example.org"},
+			{IP: "198.51.100.1"}, {IP: "198.51.100.2", IPMode: new(corev1.LoadBalancerIPModeProxy)}, {IP: "2001:db8::1", IPMode: new(corev1.LoadBalancerIPModeVIP)}, {Hostname: "lb.example.org"},
 		}}},
 	}
 }
@@ -75,15 +73,15 @@ func wholeSlice() *discoveryv1.EndpointSlice {
 			OwnerReferences: []metav1.OwnerReference{{Kind: "Service", Name: strings.Repeat("o", 1000)}},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr("http"), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(8080)), AppProtocol: ptr("h2c")}, {Name: ptr("any")}, {Port: ptr(int32(53))}},
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(8080)), AppProtocol: new("h2c")}, {Name: new("any")}, {Port: new(int32(53))}},
 		Endpoints: []discoveryv1.Endpoint{
 			{
-				Addresses: []string{"10.244.1.5", "10.244.1.6"}, Hostname: ptr("web-0"), NodeName: ptr("n1"), Zone: ptr("z1"), TargetRef: &corev1.ObjectReference{Name: strings.Repeat("p", 3000)},
+				Addresses: []string{"10.244.1.5", "10.244.1.6"}, Hostname: new("web-0"), NodeName: new("n1"), Zone: new("z1"), TargetRef: &corev1.ObjectReference{Name: strings.Repeat("p", 3000)},
 				DeprecatedTopology: map[string]string{"a": strings.Repeat("t", 1000)},
 				Hints:              &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1"}, {Name: "z2"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}}},
 			},
-			{Addresses: []string{"10.244.2.5"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}},
-			{Addresses: []string{"10.244.3.5"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}},
+			{Addresses: []string{"10.244.2.5"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
+			{Addresses: []string{"10.244.3.5"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}},
 		},
 	}
 }
@@ -164,7 +162,7 @@ func TestSliceIsRead(t *testing.T) {
 		{"empty", func(o *discoveryv1.EndpointSlice) { o.Endpoints, o.Ports = nil, nil }, func(s *service.Slice) { s.Endpoints, s.Ports = nil, nil }},
 		{"serving is what ready is", func(o *discoveryv1.EndpointSlice) { o.Endpoints[1].Conditions.Ready = nil }, func(s *service.Slice) { s.Endpoints[1].Ready, s.Endpoints[1].Serving = true, true }},
 		{"malformed", func(o *discoveryv1.EndpointSlice) {
-			o.Endpoints[0].Addresses[0], o.Endpoints[1].Addresses, o.Ports[0].Port = "10.244", nil, ptr(int32(-1))
+			o.Endpoints[0].Addresses[0], o.Endpoints[1].Addresses, o.Ports[0].Port = "10.244", nil, new(int32(-1))
 		}, func(s *service.Slice) {
 			s.Endpoints, s.Ports = s.Endpoints[2:], s.Ports[1:]
 			s.Malformed = `port "http" has the number -1; endpoint "10.244" is no address; an endpoint without an address`
@@ -333,7 +331,7 @@ func TestManyEndpoints(t *testing.T) {
 		for j := range each {
 			e := o.Endpoints[0]
 			e.Addresses = []string{fmt.Sprintf("10.%d.%d.%d", j, i/250, i%250)}
-			e.NodeName, e.Hints = ptr(fmt.Sprint("node-", (i+j)%10)), nil
+			e.NodeName, e.Hints = new(fmt.Sprint("node-", (i+j)%10)), nil
 			o.Endpoints = append(o.Endpoints, e)
 		}
 		o.Endpoints = o.Endpoints[3:]

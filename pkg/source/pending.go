@@ -105,8 +105,9 @@ func (p *pending) take() (all []service.Update) {
 	// Ranges that only come later must not look like none.
 	known := p.services.listed && p.slices.listed && (p.cidrs.listed || p.faults[kindCIDR] != nil)
 	if known && p.waiting {
-		all = append(all, p.update())
-		p.faulty = true // an Update without an error says that there is none
+		u := p.update()
+		u.Faulty = fault != nil
+		all = append(all, u)
 	}
 	if fault != nil && p.faulty {
 		all = append(all, service.Update{CIDRs: p.ranges(), Changed: time.Now(), Err: fault})

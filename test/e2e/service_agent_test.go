@@ -190,14 +190,12 @@ func TestServiceFlowsHaveShares(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stream.Close()
-		var conns []*lab.UDPConn
 		for range wanted {
 			conn, err := s.client.DialUDP(to, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			conns = append(conns, conn)
 			if _, err := conn.Write(make([]byte, 64)); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 				t.Fatal(err)
 			}

@@ -20,7 +20,7 @@ import (
 )
 
 // moment is long enough for many datagrams.
-const moment = 300 * time.Millisecond
+const moment = 600 * time.Millisecond
 
 // changes are those of one list after the other, under traffic.
 type changes struct {
@@ -62,26 +62,33 @@ func (c *changes) after(i int, probes lab.Probes) lab.Probes {
 	return probes.Between(c.done[i], end)
 }
 
-// assertFollowed: after each change what was before does not last, and where the machine leaves the agent its time, no longer than 50 ms.
-func (c *changes) assertFollowed(t *testing.T, what string, probes lab.Probes, before func(change int, p lab.Probe) bool) {
+// assertFollowed: what was before a change does not last, and where the machine leaves the agent its time, no longer than 50 ms. lasts
+// is how far into the probes after a change that is, negative for ever.
+func (c *changes) assertFollowed(t *testing.T, what string, probes lab.Probes, lasts func(change int, after lab.Probes) int) {
 	t.Helper()
 	var lasted []time.Duration
 	for i, done := range c.done {
 		span := c.after(i, probes)
-		last := time.Duration(0)
-		for _, probe := range span {
-			if before(i, probe) {
-				last = probe.Sent.Sub(done)
-			}
-		}
-		lasted = append(lasted, last)
-		if len(span) == 0 || last > moment-100*time.Millisecond {
+		last := lasts(i, span)
+		if last < 0 || last >= len(span) {
 			t.Errorf("%s: change %d does not reach the packets: %v", what, i, span)
+			return
 		}
+		lasted = append(lasted, max(0, span[last].Sent.Sub(done)))
 	}
-	if fastest := slices.Min(lasted); fastest > priv.Patience(50*time.Millisecond) {
+	if fastest, slowest := slices.Min(lasted), slices.Max(lasted); fastest > priv.Patience(50*time.Millisecond) || slowest > moment-100*time.Millisecond {
 		t.Errorf("%s: the changes took %v to reach the packets, want 50 ms or less", what, lasted)
 	}
+}
+
+// lastAnswer is the place behind the last probe that has been answered by one of some, 0 if none was.
+func lastAnswer(probes lab.Probes, by func(netip.AddrPort) bool) int {
+	for i, p := range slices.Backward(probes) {
+		if by(p.By) {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // A client that sends from one port loses nothing when its backend is removed, and sends it nothing more.
@@ -125,8 +132,8 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 				t.Fatalf("while backends are removed: datagram %d: %v", i, probes)
 			}
 		}
-		turns.assertFollowed(t, "a backend is removed", probes, func(i int, p lab.Probe) bool {
-			return p.By == removed[i].Endpoint(family, backendPort).At
+		turns.assertFollowed(t, "a backend is removed", probes, func(i int, after lab.Probes) int {
+			return lastAnswer(after, func(by netip.AddrPort) bool { return by == removed[i].Endpoint(family, backendPort).At })
 		})
 	}
 }
@@ -135,42 +142,46 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 func leavingBackends(t *testing.T, s *served) func(*testing.T, wire.Family) {
 	return func(t *testing.T, family wire.Family) {
 		for i, node := range s.Nodes {
-			pod := addPod(t, node, fmt.Sprintf("leaving%d", family))
-			serveBackend(t, pod.Namespace)
-			name := fmt.Sprintf("leaving%d%d", i, family)
-			spec := s.spec(name, pod)
-			s.set(t, spec)
-			conn, err := s.client.DialTCP(t.Context(), s.at(name, family), 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			alive := func(when string) {
-				t.Helper()
-				if err := conn.Echo(within(t, answerLimit), 1000); err != nil {
-					t.Errorf("%s: %v", when, err)
-				}
-			}
-			s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.NotReady = true }))
-			alive("not ready")
-			s.assertRefused(t, s.at(name, family))
-			s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.Terminating = true }))
-			alive("terminating")
-			if _, err := s.client.TCP(t.Context(), s.at(name, family)); err != nil {
-				t.Errorf("all that serve are terminating: %v", err)
-			}
-			spec.Endpoints = nil
-			s.set(t, spec)
-			alive("in no slice")
-			s.assertRefused(t, s.at(name, family))
-			if err := node.DelPod(t.Context(), pod); err != nil {
-				t.Fatal(err)
-			}
-			if err := conn.Echo(within(t, time.Second), 1000); !errors.Is(err, unix.ECONNRESET) {
-				t.Errorf("its pod is gone from %s: %v, want connection reset", node.Name, err)
-			}
+			s.assertLeaves(t, node, fmt.Sprintf("leaving%d%d", i, family), family)
 		}
 		s.assertLostNode(t, family)
+	}
+}
+
+func (s *served) assertLeaves(t *testing.T, node *lab.Node, name string, family wire.Family) {
+	t.Helper()
+	pod := addPod(t, node, fmt.Sprintf("leaving%d", family))
+	serveBackend(t, pod.Namespace)
+	spec := s.spec(name, pod)
+	s.set(t, spec)
+	conn, err := s.client.DialTCP(t.Context(), s.at(name, family), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	alive := func(when string) {
+		t.Helper()
+		if err := conn.Echo(within(t, answerLimit), 1000); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.NotReady = true }))
+	alive("not ready")
+	s.assertRefused(t, s.at(name, family))
+	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.Terminating = true }))
+	alive("terminating")
+	if _, err := s.client.TCP(t.Context(), s.at(name, family)); err != nil {
+		t.Errorf("all that serve are terminating: %v", err)
+	}
+	spec.Endpoints = nil
+	s.set(t, spec)
+	alive("in no slice")
+	s.assertRefused(t, s.at(name, family))
+	if err := node.DelPod(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Echo(within(t, time.Second), 1000); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("its pod is gone from %s: %v, want connection reset", node.Name, err)
 	}
 }
 
@@ -233,7 +244,7 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		empty := full
 		empty.Endpoints = nil
 		s.set(t, full)
-		prober := s.client.ProbeTCP(s.at("scale", family), 200, time.Second)
+		prober := s.client.ProbeTCP(s.at("scale", family), 50, 3*time.Second)
 		datagrams, err := s.client.ProbeUDP(s.at("scale", family), 7100, 1000)
 		if err != nil {
 			t.Fatal(err)
@@ -252,8 +263,11 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 			if before := probes.Between(time.Time{}, turns.begun[0]); before.Lost() > 0 || before.Refused() > 0 {
 				t.Errorf("%s, with all backends: %v", what, before)
 			}
-			turns.assertFollowed(t, what, probes, func(i int, p lab.Probe) bool {
-				return p.By.IsValid() == (i%2 == 0)
+			turns.assertFollowed(t, what, probes, func(i int, after lab.Probes) int {
+				if i%2 == 0 {
+					return lastAnswer(after, netip.AddrPort.IsValid)
+				}
+				return slices.IndexFunc(after, func(p lab.Probe) bool { return p.By.IsValid() })
 			})
 		}
 	}
