@@ -98,6 +98,8 @@ func TestParse(t *testing.T) {
 		{"empty name", listOf(`{metadata: {name: ""}}`), nil, ErrNameless},
 		{"name is a number", listOf(`{metadata: {name: 5}}`), nil, ErrNameless},
 		{"good", listOf(good), []plan.Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
+		{"zone", listOf(`{metadata: {name: a, labels: {topology.kubernetes.io/zone: west, role: r}}}`), []plan.Node{{Name: "a", Zone: "west"}}, nil},
+		{"zone is a number", listOf(`{metadata: {name: a, labels: {topology.kubernetes.io/zone: 5}}}`), []plan.Node{{Name: "a"}}, nil},
 		{"podCIDR alone", listOf(`{metadata: {name: a}, spec: {podCIDR: 10.0.0.0/24}}`), []plan.Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
 		{"addresses", listOf(`{metadata: {name: a}, status: {addresses: [{type: ExternalIP, address: 1.2.3.4}, {type: InternalIP, address: nonsense}, {type: Hostname, address: a}]}}`),
 			[]plan.Node{{Name: "a", ExternalIPs: []string{"1.2.3.4"}, InternalIPs: []string{"nonsense"}}}, nil},
