@@ -57,6 +57,8 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 
 	if (path->kind == DESTINATION_LOCAL)
 		return from_pod_to_local(ctx, s);
+	if (service_has_translated(s) && path->kind == DESTINATION_WORLD && pkt->ttl <= 1)
+		return -DROP_SERVICE_TTL;
 	/* First of all: whatever else it is, a packet that does not fit its path is refused, or goes to the stack. */
 	return fwd_fits(ctx, s, path)
 		       ?: nf_judge(ctx, pkt->family, path->kind)

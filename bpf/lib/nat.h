@@ -150,18 +150,22 @@ EC_INLINE void nat_fill_missing(struct snat_entry *e, const struct tuple *other_
  */
 EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
 {
-	struct snat_entry *there, reverse;
-	struct tuple key;
+	struct scratch *s = scratch_get();
+	struct snat_entry *there;
+	struct tuple *key;
 
-	nat_set_other_key(&key, out, forward);
-	there = bpf_map_lookup_elem(&snat_reverse, &key);
+	if (!s)
+		return false;
+	key = &s->pair.reverse_key;
+	nat_set_other_key(key, out, forward);
+	there = bpf_map_lookup_elem(&snat_reverse, key);
 	if (there && !nat_names(there, out, forward->ifindex))
 		return false;
 	if (there && flow_is_live(&there->last_seen))
 		return true;
-	nat_fill_missing(&reverse, out, forward);
+	nat_fill_missing(&s->entry, out, forward);
 	/* If there is no room the flow goes on, and this is tried again in a second. */
-	return bpf_map_update_elem(&snat_reverse, &key, &reverse, there ? BPF_ANY : BPF_NOEXIST) != -EC_EEXIST;
+	return bpf_map_update_elem(&snat_reverse, key, &s->entry, there ? BPF_ANY : BPF_NOEXIST) != -EC_EEXIST;
 }
 
 /*
@@ -170,12 +174,13 @@ EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entr
  */
 EC_CALL int nat_restore_forward(const struct tuple *reverse_key, const struct snat_entry *reverse)
 {
-	struct snat_entry forward;
-	struct tuple key;
+	struct scratch *s = scratch_get();
 
-	nat_set_other_key(&key, reverse_key, reverse);
-	nat_fill_missing(&forward, reverse_key, reverse);
-	return bpf_map_update_elem(&snat, &key, &forward, BPF_NOEXIST);
+	if (!s)
+		return -EC_EEXIST;
+	nat_set_other_key(&s->pair.forward_key, reverse_key, reverse);
+	nat_fill_missing(&s->entry, reverse_key, reverse);
+	return bpf_map_update_elem(&snat, &s->pair.forward_key, &s->entry, BPF_NOEXIST);
 }
 
 /* Whether the node still has the address, without which no reply arrives. */

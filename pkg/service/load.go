@@ -21,7 +21,7 @@ func Load(o Options, c Content) *State {
 		backends: newArray(c.Backends, o.Capacities.Backends),
 		slots:    newArray(c.Slots, o.Capacities.Slots),
 		placed:   map[Name]*placed{}, users: map[wire.Addr][]*placed{}, touched: map[wire.Addr]bool{},
-		contested: map[services.Key][]Name{}, pending: map[Name]bool{},
+		contested: map[services.Key][]Name{}, pending: map[Name]bool{}, troubled: map[Name]*placed{},
 	}
 	s.bySet = make([]*set, len(s.sets.have))
 	s.room.slots = newBuddies(uint32(len(s.slots.have)))

@@ -17,6 +17,7 @@ func (s *State) place(m *Model, n Name) (others []Name) {
 		s.placed[n] = p
 	}
 	delete(s.pending, n)
+	delete(s.troubled, n)
 	s.withdraw(p)
 	was := *p
 	p.sets, p.keys, p.clusterIPs, p.problems = nil, nil, nil, nil
@@ -35,6 +36,9 @@ func (s *State) place(m *Model, n Name) (others []Name) {
 	}
 	others = append(others, s.leave(p, &was)...)
 	s.use(p)
+	if len(p.problems) > 0 {
+		s.troubled[n] = p
+	}
 	if len(p.sets)+len(p.lost)+len(p.problems) == 0 {
 		delete(s.placed, n)
 	}

@@ -39,6 +39,8 @@ type State struct {
 	contested map[services.Key][]Name
 	// pending are the Services that a full map keeps from being served as they say.
 	pending map[Name]bool
+	// troubled are the Services with problems.
+	troubled map[Name]*placed
 
 	room room
 	// strays are what a former agent has left and no Service has: numbers of sets and of backends.
@@ -138,7 +140,7 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 
 // Problems lists what is wrong now, by the names of the Services.
 func (s *State) Problems() (all []Problem) {
-	for _, p := range s.placed {
+	for _, p := range s.troubled {
 		all = append(all, p.problems...)
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return a.Service.Compare(b.Service) })

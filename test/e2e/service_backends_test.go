@@ -20,7 +20,7 @@ import (
 )
 
 // moment is long enough for many datagrams.
-const moment = 300 * time.Millisecond
+const moment = 600 * time.Millisecond
 
 // changes are those of one list after the other, under traffic.
 type changes struct {
@@ -62,26 +62,33 @@ func (c *changes) after(i int, probes lab.Probes) lab.Probes {
 	return probes.Between(c.done[i], end)
 }
 
-// assertFollowed: after each change what was before does not last, and where the machine leaves the agent its time, no longer than 50 ms.
-func (c *changes) assertFollowed(t *testing.T, what string, probes lab.Probes, before func(change int, p lab.Probe) bool) {
+// assertFollowed: what was before a change does not last, and where the machine leaves the agent its time, no longer than 50 ms. lasts
+// is how far into the probes after a change that is, negative for ever.
+func (c *changes) assertFollowed(t *testing.T, what string, probes lab.Probes, lasts func(change int, after lab.Probes) int) {
 	t.Helper()
 	var lasted []time.Duration
 	for i, done := range c.done {
 		span := c.after(i, probes)
-		last := time.Duration(0)
-		for _, probe := range span {
-			if before(i, probe) {
-				last = probe.Sent.Sub(done)
-			}
-		}
-		lasted = append(lasted, last)
-		if len(span) == 0 || last > moment-100*time.Millisecond {
+		last := lasts(i, span)
+		if last < 0 || last >= len(span) {
 			t.Errorf("%s: change %d does not reach the packets: %v", what, i, span)
+			return
 		}
+		lasted = append(lasted, max(0, span[last].Sent.Sub(done)))
 	}
-	if fastest := slices.Min(lasted); fastest > priv.Patience(50*time.Millisecond) {
+	if fastest, slowest := slices.Min(lasted), slices.Max(lasted); fastest > priv.Patience(50*time.Millisecond) || slowest > moment-100*time.Millisecond {
 		t.Errorf("%s: the changes took %v to reach the packets, want 50 ms or less", what, lasted)
 	}
+}
+
+// lastAnswer is the place behind the last probe that has been answered by one of some, 0 if none was.
+func lastAnswer(probes lab.Probes, by func(netip.AddrPort) bool) int {
+	for i, p := range slices.Backward(probes) {
+		if by(p.By) {
+			return i + 1
+		}
+	}
+	return 0
 }
 
 // A client that sends from one port loses nothing when its backend is removed, and sends it nothing more.
@@ -125,8 +132,8 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 				t.Fatalf("while backends are removed: datagram %d: %v", i, probes)
 			}
 		}
-		turns.assertFollowed(t, "a backend is removed", probes, func(i int, p lab.Probe) bool {
-			return p.By == removed[i].Endpoint(family, backendPort).At
+		turns.assertFollowed(t, "a backend is removed", probes, func(i int, after lab.Probes) int {
+			return lastAnswer(after, func(by netip.AddrPort) bool { return by == removed[i].Endpoint(family, backendPort).At })
 		})
 	}
 }
@@ -233,7 +240,7 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		empty := full
 		empty.Endpoints = nil
 		s.set(t, full)
-		prober := s.client.ProbeTCP(s.at("scale", family), 200, time.Second)
+		prober := s.client.ProbeTCP(s.at("scale", family), 50, 3*time.Second)
 		datagrams, err := s.client.ProbeUDP(s.at("scale", family), 7100, 1000)
 		if err != nil {
 			t.Fatal(err)
@@ -252,8 +259,11 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 			if before := probes.Between(time.Time{}, turns.begun[0]); before.Lost() > 0 || before.Refused() > 0 {
 				t.Errorf("%s, with all backends: %v", what, before)
 			}
-			turns.assertFollowed(t, what, probes, func(i int, p lab.Probe) bool {
-				return p.By.IsValid() == (i%2 == 0)
+			turns.assertFollowed(t, what, probes, func(i int, after lab.Probes) int {
+				if i%2 == 0 {
+					return lastAnswer(after, netip.AddrPort.IsValid)
+				}
+				return slices.IndexFunc(after, func(p lab.Probe) bool { return p.By.IsValid() })
 			})
 		}
 	}

@@ -183,7 +183,7 @@ func TestServices(t *testing.T) {
 			forNewestAttach(t, func(t *testing.T, attach string) {
 				s := startServed(t, lab.Options{Families: families, AgentFlags: []string{
 					attach, "--routing-mode=" + mode, fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6]),
-				}}, drops.NoBackend, drops.NoLocalBackend, drops.NoServicePort, drops.NoService, drops.BackendGone, drops.ServiceTtl)
+				}}, drops.NoBackend, drops.NoLocalBackend, drops.NoServicePort, drops.NoService, drops.BackendGone, drops.ServiceTtl, drops.NoEndpoint, drops.NodeOffLink, drops.TunnelNode)
 				answerEveryProbe(t, s.Lab)
 				for _, story := range serviceStories {
 					t.Run(story.name, func(t *testing.T) {

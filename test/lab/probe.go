@@ -16,8 +16,8 @@ import (
 
 // Probe is one question to a server, and what became of it.
 type Probe struct {
-	// Sent is when it left: a TCP probe's first SYN.
-	Sent time.Time
+	// Sent is a moment before it left, Ended a moment after the answer came; zero if none did. A busy machine may take long between.
+	Sent, Ended time.Time
 	// By is who answered, at its own address and port; invalid when nobody did.
 	By netip.AddrPort
 	// Refused says that an error came back at once: the port is closed, or nobody serves it.
@@ -32,10 +32,10 @@ func (p Probe) Lost() bool { return !p.By.IsValid() && !p.Refused }
 // Probes are those of one prober, in the order in which they were sent.
 type Probes []Probe
 
-// Between are those sent in a span of time.
+// Between are those sent in a span of time, and not answered after it.
 func (p Probes) Between(from, to time.Time) (some Probes) {
 	for _, probe := range p {
-		if !probe.Sent.Before(from) && probe.Sent.Before(to) {
+		if !probe.Sent.Before(from) && probe.Sent.Before(to) && probe.Ended.Before(to) {
 			some = append(some, probe)
 		}
 	}
@@ -210,7 +210,7 @@ func (p *Prober) hear(conn *UDPConn) {
 			return
 		case n > probeSize:
 			if by, err := netip.ParseAddrPort(string(packet[probeSize:n])); err == nil {
-				p.tell(binary.BigEndian.Uint64(packet[seenLength:]), func(probe *Probe) { probe.By = by })
+				p.tell(binary.BigEndian.Uint64(packet[seenLength:]), func(probe *Probe) { probe.By, probe.Ended = by, time.Now() })
 			}
 		}
 	}
@@ -257,6 +257,7 @@ func (p *Prober) connect(ns *Namespace, to netip.AddrPort, number uint64, limit 
 	defer cancel()
 	conn, err := ns.DialTCP(ctx, to, 0)
 	p.tell(number, func(probe *Probe) {
+		probe.Ended = time.Now()
 		switch {
 		case err == nil:
 			probe.By = conn.By

@@ -1,7 +1,8 @@
 package prog
 
 import (
-	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"fmt"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -40,7 +41,7 @@ var servicePaths = []path{
 		return udp(podA, 40000, vip, 80), b.pods[podA]
 	}},
 	{name: "from_pod/service_new", d: wire.FromPod, want: "forwarded", fresh: true, options: translating, prepare: func(b *bed) (packet, veth) {
-		b.serveFresh(vip, remote+":8080")
+		b.serveFresh(vip, remote)
 		return tcp(podA, 40000, vip, 1000, syn), b.pods[podA]
 	}},
 	{name: "from_uplink/service_reply", d: wire.FromUplink, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
@@ -58,12 +59,9 @@ func (b *bed) becomeClients() {
 	}
 }
 
-// serveFresh serves every port that a repeater's fresh packets go to.
+// serveFresh serves every port that a repeater's fresh packets go to, each by a backend of its own.
 func (b *bed) serveFresh(address, end string) {
-	s := b.serve(address, 1000, wire.TCP, end)
 	for port := range uint16(256) {
-		key := s.key
-		key.Port = wire.PortFrom(1000 + port)
-		must(b, b.services.Put(key, services.Value{Set: s.set}))
+		b.serve(address, 1000+port, wire.TCP, fmt.Sprintf("%s:%d", end, 1000+port))
 	}
 }

@@ -102,6 +102,17 @@ func TestServiceOfTheHost(t *testing.T) {
 	})
 }
 
+// Nobody on the way to a backend in the world knows the pod: that the TTL runs out here, only the program can say.
+func TestServiceInTheWorldTTL(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.answers = true
+		b.serve(vip, 443, wire.TCP, world+":6443")
+		b.fromPod(tcp(podA, 5000, vip, 443, syn).with(func(p *packet) { p.ttl = 1 })).is("drop SERVICE_TTL")
+		b.fromPod(tcp(podA, 5000, vip, 443, syn).with(func(p *packet) { p.ttl = 2 })).is("forwarded")
+	})
+}
+
 // A pod that is its own backend hears its request from the Service, and its answer as well.
 func TestServiceToItself(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
