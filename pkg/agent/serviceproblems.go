@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -65,8 +66,9 @@ func toldProblems(all []service.Problem) (told []observe.ServiceProblem) {
 func reasonOf(r service.Reason) string { return strings.ToLower(string(r)) }
 
 const (
-	// eventPause is between two Events, of which no more than mostEvents wait: all nodes find the same problem.
-	eventPause = time.Second
+	// eventPause is before each Event on average, of which no more than mostEvents wait: all nodes find the same problem at the same
+	// moment.
+	eventPause = 10 * time.Second
 	mostEvents = 100
 	// eventTimeout bounds the requests for one of them.
 	eventTimeout = 5 * time.Second
@@ -76,10 +78,11 @@ const (
 type serviceEvents struct {
 	*node
 	waiting chan service.Problem
+	pause   time.Duration // on average
 }
 
 func newServiceEvents(n *node) *serviceEvents {
-	return &serviceEvents{n, make(chan service.Problem, mostEvents)}
+	return &serviceEvents{n, make(chan service.Problem, mostEvents), eventPause}
 }
 
 // put has a problem written some time; of too many at once the log and ebpfctl know.
@@ -107,17 +110,24 @@ func (e *serviceEvents) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case p := <-e.waiting:
-			err := e.write(ctx, client, p, time.Now())
-			if ctx.Err() == nil {
-				e.complaints.note("services/Events", err)
+			if err := e.writeLater(ctx, client, p); err != nil {
+				return err
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(eventPause):
-		}
 	}
+}
+
+// writeLater writes an Event after a while. It returns an error when ctx ends.
+func (e *serviceEvents) writeLater(ctx context.Context, client *rest.RESTClient, p service.Problem) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(rand.N(2 * e.pause)): //nolint:gosec // nobody is to guess it
+	}
+	if err := e.write(ctx, client, p, time.Now()); err != nil && ctx.Err() == nil {
+		e.log.Warn("an Event can't be written", "error", err)
+	}
+	return ctx.Err()
 }
 
 // jsonOnly is how to reach an API for what is read in full: of protobuf the UIDs are left out.

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -74,6 +76,42 @@ func TestEventsAboutServices(t *testing.T) {
 			event.Reason != "Taken" || len(event.Message) > 1024 || event.Source.Host != "n1" {
 			t.Errorf("%+v", event)
 		}
+	}
+}
+
+// All nodes meet a problem at the same moment, and say so one after the other.
+func TestEventsAreNotWrittenAtOnce(t *testing.T) {
+	for _, c := range []struct {
+		pause time.Duration
+		want  bool
+	}{{time.Hour, false}, {time.Millisecond, true}} {
+		asked := make(chan bool, 10)
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked <- true
+			w.WriteHeader(http.StatusForbidden)
+		}))
+		quiet := slog.New(slog.DiscardHandler)
+		e := newServiceEvents(&node{cfg: Config{API: &rest.Config{Host: srv.URL}}, log: quiet, complaints: newComplaints(quiet)})
+		e.pause = c.pause
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.run(ctx) }()
+		e.put(service.Problem{Service: service.Name{Namespace: "shop", Name: "web"}})
+		got := false
+		select {
+		case got = <-asked:
+		case <-time.After(500 * time.Millisecond):
+		}
+		if got != c.want {
+			t.Errorf("with a pause of %v the API was asked soon: %v", c.pause, got)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if d := e.complaints.degraded(); len(d) > 0 { // no later Event may come to end that
+			t.Errorf("degraded: %v", d)
+		}
+		cancel()
+		<-ended
+		srv.Close()
 	}
 }
 

@@ -177,7 +177,7 @@ func (c *serviceController) accept(u service.Update) {
 		if !u.Faulty {
 			r.fault = nil
 		}
-		if c.model.Complete() {
+		if c.model.Complete() && (u.CIDRs != nil || !u.Faulty) { // else they may be what can't be read
 			r.cidrs = u.CIDRs
 		}
 	})

@@ -119,8 +119,14 @@ func TestRangesOfServices(t *testing.T) {
 	if !isService("10.100.0.0/16") {
 		t.Error("a restart took away a range of the API")
 	}
-	u.CIDRs = nil
+	u.CIDRs, u.Faulty = nil, true
 	l.services.place(<-l.services.around)
+	l.services.accept(u)
+	l.replan(t.Context())
+	if !isService("10.100.0.0/16") {
+		t.Error("ranges that can't be read are taken away")
+	}
+	u.Faulty = false
 	l.services.accept(u)
 	l.replan(t.Context())
 	if !isService("10.96.0.0/16") || isService("10.100.0.0/16") || isService("10.244.3.0/24") {
