@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -120,4 +121,21 @@ func TestServicePortsUsedUp(t *testing.T) {
 	}
 	b.fromPod(udp(podA, 49999, vip2, 53)).is("forwarded")
 	b.count(ports+1, 0)
+}
+
+// What is left of a flow when Services have been turned off does not stand in the way of another from its port.
+func TestServicesTurnedOff(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		half := snat.Value{
+			ToAddress: b.addr(podA), ToPort: wire.PortFrom(50000), Flags: flow.Service, Ifindex: uint32(b.pods[podA].index),
+			LastSeen: now(b), State: flow.ACK, Set: 1, Backend: 1,
+		}
+		forward, reverse := half, half
+		forward.FarAddress, forward.FarPort = b.addr(remote), wire.PortFrom(8080)
+		reverse.FarAddress, reverse.FarPort = b.addr(external), wire.PortFrom(80)
+		must(t, b.snat.Put(b.tuple(wire.TCP, podA, 50000, external, 80), forward))
+		must(t, b.reverse.Put(b.tuple(wire.TCP, podA, 50000, remote, 8080), reverse))
+		b.fromPod(tcp(podA, 50000, external, 80, syn)).is("forwarded").flow(ends(wire.TCP, nodeIP, 50000, external, 80))
+	})
 }
