@@ -28,7 +28,7 @@ EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, struct scratch *
 	return nf_judge(ctx, s->pkt.family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, s, ep);
 }
 
-/* A packet of a pod to itself, by a Service. The stack must not see it. */
+/* A packet of a pod to itself, and to nobody else, by a Service. The stack must not see it. */
 EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct endpoint *ep = path_endpoint(&s->pkt.tuple.dst);
@@ -37,7 +37,7 @@ EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s
 		return -DROP_SERVICE_OPTIONS;
 	if (!fwd_simple(&s->pkt))
 		return -DROP_SERVICE_TTL;
-	return ep ? fwd_to_pod(ctx, s, ep) : service_unreached(s);
+	return ep && ep->ifindex == ctx->ifindex ? fwd_to_pod(ctx, s, ep) : service_unreached(s);
 }
 
 /*

@@ -104,19 +104,39 @@ EC_INLINE bool errors_bury(struct __sk_buff *ctx, const struct scratch *s)
 	       (addr_equal(&s->pkt.tuple.src, &to->node) || addr_equal(&s->pkt.tuple.src, &to->alias));
 }
 
+/*
+ * Whether a quoted segment may be under way: not acknowledged yet, or asking whether the
+ * backend lives, from one before that. Anybody may have sent the error, but only who has
+ * seen the segment knows its number (RFC 5927).
+ */
+EC_INLINE bool errors_in_flight(struct __sk_buff *ctx, const struct scratch *s, const struct snat_entry *forward,
+				const struct snat_entry *reverse)
+{
+	__u32 least = forward->seq_end - TCP_RESET_WINDOW;
+	__be32 seq;
+
+	if (s->inner.tuple.proto != IPPROTO_TCP)
+		return true;
+	if (bpf_skb_load_bytes(ctx, s->inner.l4_off + offsetof(struct tcphdr, seq), &seq, sizeof(seq)))
+		return false;
+	if (reverse->state & (FLOW_SYN | FLOW_ACK))
+		least = reverse->ack - 1;
+	return bpf_ntohl(seq) - least <= forward->seq_end - least;
+}
+
 /* Finds what an error becomes that quotes what the pod's flow has sent to its backend; false: there is no such flow. */
 EC_INLINE bool errors_find_sent(struct __sk_buff *ctx, struct scratch *s, __u32 ifindex)
 {
-	struct snat_entry *half = errors_half(&snat_reverse, &s->inner.tuple, ifindex);
+	struct snat_entry *half = errors_half(&snat_reverse, &s->inner.tuple, ifindex), *forward;
 
 	if (!half)
 		return false;
 	nat_set_other_key(&s->service.turns, &s->inner.tuple, half);
 	if (!errors_bury(ctx, s))
 		return true;
-	half = errors_half(&snat, &s->service.turns, ifindex);
-	if (half)
-		half->flags |= FLOW_DEAD;
+	forward = errors_half(&snat, &s->service.turns, ifindex);
+	if (forward && errors_in_flight(ctx, s, forward, half))
+		forward->flags |= FLOW_DEAD;
 	return true;
 }
 
@@ -143,12 +163,15 @@ EC_GLOBAL int errors_back(struct __sk_buff *ctx, __u32 ifindex)
 	return s && cfg.services && errors_read(ctx, s) && errors_find_sent(ctx, s, ifindex);
 }
 
-/* The same for one that the pod sends. Of a flow to itself it may be about either direction. */
+/*
+ * The same for one that the pod sends, to the quoted source: to others it would say what
+ * it says as the Service. Of a flow to itself it may be about either direction.
+ */
 EC_GLOBAL int errors_forward(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
 
-	return s && cfg.services && errors_read(ctx, s) &&
+	return s && cfg.services && errors_read(ctx, s) && addr_equal(&s->pkt.tuple.dst, &s->inner.tuple.src) &&
 	       (errors_find_received(s, ctx->ifindex) || errors_find_sent(ctx, s, ctx->ifindex));
 }
 

@@ -99,11 +99,12 @@ EC_INLINE enum frontend_turn frontend_judge(struct scratch *s, const struct snat
 		return FRONTEND_ANEW;
 	if (serves)
 		return FRONTEND_GOES_ON;
-	if (proto == IPPROTO_TCP)
-		return frontend_backend_gone(flow, b) ? FRONTEND_GONE : FRONTEND_GOES_ON;
-	if (proto == IPPROTO_SCTP)
-		return frontend_backend_gone(flow, b) ? FRONTEND_ANEW : FRONTEND_GOES_ON;
-	return FRONTEND_ANEW;
+	if (proto == IPPROTO_UDP)
+		return FRONTEND_ANEW;
+	if (!frontend_backend_gone(flow, b))
+		return FRONTEND_GOES_ON;
+	/* A SYN is of another connection: this one cannot go on. */
+	return proto == IPPROTO_SCTP || tcp_is_opening(&s->pkt) ? FRONTEND_ANEW : FRONTEND_GONE;
 }
 
 /* Turns the packet into that of its flow, of which this is the forward half. */
@@ -228,6 +229,17 @@ EC_INLINE enum verdict frontend_unknown(struct __sk_buff *ctx, struct scratch *s
 	return (s->service.frontend || known) ? frontend_open(ctx, s, known) : frontend_beside(ctx, s);
 }
 
+/* Whether a Service takes, or refuses, what a masqueraded flow to its address begins with. Other ports are the world's.
+ */
+EC_INLINE bool frontend_claims(const struct scratch *s)
+{
+	struct service frontend;
+
+	if (!s->service.frontend || !open_allowed(&s->pkt))
+		return false;
+	return (s->service.frontend & SERVICE_CLUSTER_IP) || frontend_find(&s->pkt.tuple, &frontend);
+}
+
 /* Finds the packet's flow. */
 EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s)
 {
@@ -239,7 +251,7 @@ EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s
 		return verdict;
 	if (flow && !nat_is_service(flow)) {
 		/* A masqueraded flow that is older than the Service ends with its connection. */
-		if (!s->service.frontend || !open_allowed(&s->pkt))
+		if (!frontend_claims(s))
 			return VERDICT_GO_ON;
 		nat_end(&s->pkt.tuple, flow);
 		known = false;
@@ -248,6 +260,8 @@ EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s
 		case FRONTEND_GOES_ON:
 			return frontend_translate(ctx, s, flow);
 		case FRONTEND_GONE:
+			/* It ends with the RST that answers this. */
+			flow->state |= FLOW_RESET;
 			return -DROP_BACKEND_GONE;
 		default:
 			nat_end(&s->pkt.tuple, flow);
@@ -332,6 +346,14 @@ EC_INLINE void frontend_note(const struct scratch *s, struct device *dev)
 		__sync_fetch_and_or(&dev->flags, flags);
 }
 
+/* A pod's error about a flow to a Service. If the pod is its own backend, so is the error's source another. */
+EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
+{
+	s->service.sent = s->pkt.tuple;
+	s->service.translated = true;
+	return errors_translate(ctx);
+}
+
 /* The stage. Nothing in this node's podCIDR is a frontend. */
 EC_INLINE enum verdict frontend_stage(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 				      struct device *dev)
@@ -348,7 +370,7 @@ EC_INLINE enum verdict frontend_stage(struct __sk_buff *ctx, const struct config
 	s->service.frontend = frontend ? frontend->flags | FRONTEND_THERE : 0;
 	s->service.device = dev->flags;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
-		return errors_forward(ctx) ? errors_translate(ctx) : VERDICT_GO_ON;
+		return errors_forward(ctx) ? frontend_error(ctx, s) : VERDICT_GO_ON;
 	verdict = frontend_leave(ctx);
 	if (!verdict && s->service.opens)
 		verdict = frontend_begin(ctx, s);

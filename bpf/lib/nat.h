@@ -252,6 +252,11 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 		nat_end(out, e);
 		return VERDICT_GO_ON;
 	}
+	/* Left when Services were turned off: what it leads to would be taken for an address of the node. */
+	if (!cfg.services && (e->flags & FLOW_SERVICE)) {
+		nat_end(out, e);
+		return VERDICT_GO_ON;
+	}
 	switch (flow_age(&e->last_seen)) {
 	case FLOW_GONE:
 		return VERDICT_GO_ON;

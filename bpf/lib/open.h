@@ -14,6 +14,12 @@
  */
 #define OPEN_TRIES 1024
 
+/*
+ * The same for a flow to a Service. It shares its ports with flows of the same pod alone,
+ * which has no quota of them: a pod that has used them up must not make each packet dear.
+ */
+#define OPEN_TRIES_SERVICE 128
+
 /* The result of trying a port. */
 enum open_try {
 	OPEN_IN_USE, /* it is another flow's or a socket's */
@@ -222,7 +228,9 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 /* How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. */
 EC_INLINE __u32 open_tries(const struct scratch *s, const struct owner *owner)
 {
-	return open_is_taken_over(s) || (nat_to_service(owner) && s->pkt.tuple.proto == IPPROTO_SCTP) ? 1 : OPEN_TRIES;
+	if (!nat_to_service(owner))
+		return OPEN_TRIES;
+	return open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP ? 1 : OPEN_TRIES_SERVICE;
 }
 
 /* Chooses a port and inserts the pair; returns what open_complete does. */
