@@ -82,7 +82,8 @@ func farSide(v Value) string {
 // join merges two copies of an entry: the later one, with the state bits that only
 // the other has, since each may have been written for different packets.
 func join(ours, theirs Value) Value {
-	same := ours.Ifindex == theirs.Ifindex && ours.ToAddress == theirs.ToAddress && ours.ToPort == theirs.ToPort
+	same := ours.Ifindex == theirs.Ifindex && ours.ToAddress == theirs.ToAddress && ours.ToPort == theirs.ToPort &&
+		ours.FarAddress == theirs.FarAddress && ours.FarPort == theirs.FarPort
 	if flow.Stale(ours.LastSeen, theirs.LastSeen, same) {
 		return ours
 	}
