@@ -22,12 +22,22 @@ func (m *serviceMaps) capacities() service.Capacities {
 	}
 }
 
-// readAll reads everything, as another agent may have left it.
+// readAll reads everything, as another agent may have left it. Of the slots, by far the most, that is as far as blocks reach:
+// what lies beyond is written before a set names it.
 func (m *serviceMaps) readAll() (service.Content, error) {
-	all := m.capacities()
-	m.sets, m.backends, m.slots = int(all.Sets), int(all.Backends), int(all.Slots)
+	sets, err := m.Sets.Values(int(m.Sets.MaxEntries()))
+	if err != nil {
+		return service.Content{}, err
+	}
+	m.sets, m.backends, m.slots = used(sets), int(m.Backends.MaxEntries()), 0
+	for _, s := range sets {
+		if of := s.Block.Cluster() + s.Block.Local(); of > 0 {
+			m.slots = max(m.slots, int(s.Block.First()+of))
+		}
+	}
+	m.slots = min(m.slots, int(m.Slots.MaxEntries()))
 	c, err := m.read()
-	m.sets, m.backends, m.slots = used(c.Sets), used(c.Backends), used(c.Slots)
+	m.backends = used(c.Backends)
 	return c, err
 }
 

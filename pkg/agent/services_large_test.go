@@ -27,12 +27,13 @@ func TestManyServices(t *testing.T) {
 		}
 	}
 	u := complete(all...)
+	// By processor time: by the clock a busy machine is judged as well.
 	within := func(what string, most time.Duration, do func()) {
 		t.Helper()
-		began := time.Now()
+		began, spent := time.Now(), processorTime()
 		do()
-		took := time.Since(began)
-		t.Logf("%s: %v", what, took)
+		took := processorTime() - spent
+		t.Logf("%s: %v, by the clock %v", what, took, time.Since(began))
 		if took > priv.Patience(most) {
 			t.Errorf("%s took %v, want at most %v", what, took, most)
 		}
