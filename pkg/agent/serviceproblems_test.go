@@ -110,7 +110,7 @@ func TestEventsAreNotWrittenAtOnce(t *testing.T) {
 			t.Errorf("degraded: %v", d)
 		}
 		cancel()
-		<-ended
+		_ = <-ended
 		srv.Close()
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 // toPods returns how the program for what is sent to pods is attached, by pod; all of them run the pinned one.
@@ -47,7 +46,7 @@ func TestServicesAreTurnedOnAndOff(t *testing.T) {
 	for mode, want := range map[attach.Mode]attach.Mode{attach.Auto: attach.Clsact, attach.Clsact: attach.Clsact, attach.TCX: attach.TCX} {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t, isolated(t, mode))
-			n.opts.Spec = pins.Stubs(t)
+			n.opts.Spec = stubs(t)
 			for _, on := range []bool{false, true, true, false, true} {
 				dp := mustLoad(t, n.serving(on))
 				if on {
@@ -87,7 +86,7 @@ func (n node) assertToPods(t *testing.T, mode attach.Mode) {
 // TestServicesThatCouldNotBeTurnedOn fails each step of a start that turns them on, before and after all pods have the program.
 func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
 	n := newNode(t, isolated(t, attach.Auto))
-	n.opts.Spec = pins.Stubs(t)
+	n.opts.Spec = stubs(t)
 	before, old := n.pins(t), n.attached(t)
 	broken := errors.New("broken")
 	var attached int
@@ -126,7 +125,7 @@ func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
 // TestPodThatIsGoneGetsNoProgram: its entry in the map may be left.
 func TestPodThatIsGoneGetsNoProgram(t *testing.T) {
 	n := newNode(t, isolated(t, attach.Auto))
-	n.opts.Spec = pins.Stubs(t)
+	n.opts.Spec = stubs(t)
 	removeVeth(t, "pod2")
 	mustLoad(t, n.serving(true))
 	if got, want := n.toPods(t), []attach.Mode{attach.Clsact, "", attach.Clsact}; !slices.Equal(got, want) {

@@ -60,7 +60,6 @@ type served struct {
 	set   uint32
 	proto wire.Protocol
 	key   services.Key
-	local bool // pods use the set Local
 	all   []uint32
 }
 
