@@ -28,9 +28,9 @@ func mapRows(t *testing.T, programs []string) map[string][]string {
 		said := columns[2] + "," + columns[3]
 		var named []string
 		for _, user := range programs {
-			tunnel := user == DataplaneProgEcFromTunnel || user == DataplaneProgEcToTunnel
+			most := user == DataplaneProgEcFromPod || user == DataplaneProgEcFromUplink || user == DataplaneProgEcToUplink
 			all := user != DataplaneProgEcCollect && strings.Contains(said, "all programs")
-			most := user != DataplaneProgEcCollect && !tunnel && strings.Contains(said, "pods' and uplinks' programs")
+			most = most && strings.Contains(said, "`ec_from_pod` and uplinks' programs")
 			if all || most || strings.Contains(said, "`"+user+"`") {
 				named = append(named, user)
 			}

@@ -16,6 +16,8 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	DataplaneMapAffinity      = "affinity"
+	DataplaneMapBackends      = "backends"
 	DataplaneMapCandidates    = "candidates"
 	DataplaneMapConfig        = "config"
 	DataplaneMapConntrack     = "conntrack"
@@ -29,6 +31,10 @@ const (
 	DataplaneMapPorts         = "ports"
 	DataplaneMapRefusals      = "refusals"
 	DataplaneMapScratch       = "scratch"
+	DataplaneMapServiceNames  = "service_names"
+	DataplaneMapServices      = "services"
+	DataplaneMapSets          = "sets"
+	DataplaneMapSlots         = "slots"
 	DataplaneMapSnat          = "snat"
 	DataplaneMapSnatJournal   = "snat_journal"
 	DataplaneMapSnatReverse   = "snat_reverse"
@@ -39,6 +45,7 @@ const (
 	DataplaneProgEcFromPod    = "ec_from_pod"
 	DataplaneProgEcFromTunnel = "ec_from_tunnel"
 	DataplaneProgEcFromUplink = "ec_from_uplink"
+	DataplaneProgEcToPod      = "ec_to_pod"
 	DataplaneProgEcToTunnel   = "ec_to_tunnel"
 	DataplaneProgEcToUplink   = "ec_to_uplink"
 	DataplaneVarCfg           = "cfg"
@@ -90,6 +97,7 @@ type DataplaneProgramSpecs struct {
 	EcFromPod    *ebpf.ProgramSpec `ebpf:"ec_from_pod"`
 	EcFromTunnel *ebpf.ProgramSpec `ebpf:"ec_from_tunnel"`
 	EcFromUplink *ebpf.ProgramSpec `ebpf:"ec_from_uplink"`
+	EcToPod      *ebpf.ProgramSpec `ebpf:"ec_to_pod"`
 	EcToTunnel   *ebpf.ProgramSpec `ebpf:"ec_to_tunnel"`
 	EcToUplink   *ebpf.ProgramSpec `ebpf:"ec_to_uplink"`
 }
@@ -98,6 +106,8 @@ type DataplaneProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DataplaneMapSpecs struct {
+	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
+	Backends     *ebpf.MapSpec `ebpf:"backends"`
 	Candidates   *ebpf.MapSpec `ebpf:"candidates"`
 	Config       *ebpf.MapSpec `ebpf:"config"`
 	Conntrack    *ebpf.MapSpec `ebpf:"conntrack"`
@@ -111,6 +121,10 @@ type DataplaneMapSpecs struct {
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
 	Scratch      *ebpf.MapSpec `ebpf:"scratch"`
+	ServiceNames *ebpf.MapSpec `ebpf:"service_names"`
+	Services     *ebpf.MapSpec `ebpf:"services"`
+	Sets         *ebpf.MapSpec `ebpf:"sets"`
+	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
 	SnatJournal  *ebpf.MapSpec `ebpf:"snat_journal"`
 	SnatReverse  *ebpf.MapSpec `ebpf:"snat_reverse"`
@@ -146,6 +160,8 @@ func (o *DataplaneObjects) Close() error {
 //
 // It can be passed to LoadDataplaneObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DataplaneMaps struct {
+	Affinity     *ebpf.Map `ebpf:"affinity"`
+	Backends     *ebpf.Map `ebpf:"backends"`
 	Candidates   *ebpf.Map `ebpf:"candidates"`
 	Config       *ebpf.Map `ebpf:"config"`
 	Conntrack    *ebpf.Map `ebpf:"conntrack"`
@@ -159,6 +175,10 @@ type DataplaneMaps struct {
 	Ports        *ebpf.Map `ebpf:"ports"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
 	Scratch      *ebpf.Map `ebpf:"scratch"`
+	ServiceNames *ebpf.Map `ebpf:"service_names"`
+	Services     *ebpf.Map `ebpf:"services"`
+	Sets         *ebpf.Map `ebpf:"sets"`
+	Slots        *ebpf.Map `ebpf:"slots"`
 	Snat         *ebpf.Map `ebpf:"snat"`
 	SnatJournal  *ebpf.Map `ebpf:"snat_journal"`
 	SnatReverse  *ebpf.Map `ebpf:"snat_reverse"`
@@ -169,6 +189,8 @@ type DataplaneMaps struct {
 
 func (m *DataplaneMaps) Close() error {
 	return _DataplaneClose(
+		m.Affinity,
+		m.Backends,
 		m.Candidates,
 		m.Config,
 		m.Conntrack,
@@ -182,6 +204,10 @@ func (m *DataplaneMaps) Close() error {
 		m.Ports,
 		m.Refusals,
 		m.Scratch,
+		m.ServiceNames,
+		m.Services,
+		m.Sets,
+		m.Slots,
 		m.Snat,
 		m.SnatJournal,
 		m.SnatReverse,
@@ -206,6 +232,7 @@ type DataplanePrograms struct {
 	EcFromPod    *ebpf.Program `ebpf:"ec_from_pod"`
 	EcFromTunnel *ebpf.Program `ebpf:"ec_from_tunnel"`
 	EcFromUplink *ebpf.Program `ebpf:"ec_from_uplink"`
+	EcToPod      *ebpf.Program `ebpf:"ec_to_pod"`
 	EcToTunnel   *ebpf.Program `ebpf:"ec_to_tunnel"`
 	EcToUplink   *ebpf.Program `ebpf:"ec_to_uplink"`
 }
@@ -216,6 +243,7 @@ func (p *DataplanePrograms) Close() error {
 		p.EcFromPod,
 		p.EcFromTunnel,
 		p.EcFromUplink,
+		p.EcToPod,
 		p.EcToTunnel,
 		p.EcToUplink,
 	)

@@ -3,6 +3,7 @@
 //
 //	program         hook                                sees
 //	ec_from_pod     tc ingress of a host-side veth      packets that the pod sends
+//	ec_to_pod       tc egress of a host-side veth       packets that the host's stack sends to the pod, where Services are served
 //	ec_from_uplink  tc ingress of an uplink             packets that reach the node
 //	ec_to_uplink    tc egress of an uplink              packets that the host's stack sends
 //	ec_from_tunnel  tc ingress of the tunnel device     packets that other nodes send through the tunnel

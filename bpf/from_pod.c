@@ -7,6 +7,7 @@
  */
 #include "bpf/lib/arp.h"
 #include "bpf/lib/finish.h"
+#include "bpf/lib/frontend.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
@@ -14,16 +15,29 @@
 #include "bpf/lib/nf.h"
 #include "bpf/lib/offload.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/service.h"
 #include "bpf/lib/translate.h"
 #include "bpf/lib/tunnel.h"
 
-EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct endpoint *ep = path_endpoint(&pkt->tuple.dst);
+	struct endpoint *ep = path_endpoint(&s->pkt.tuple.dst);
 
 	if (!ep)
-		return -DROP_NO_ENDPOINT;
-	return nf_judge(ctx, pkt->family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, pkt, ep);
+		return service_unreached(s);
+	return nf_judge(ctx, s->pkt.family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, s, ep);
+}
+
+/* A packet of a pod to itself, and to nobody else, by a Service. The stack must not see it. */
+EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct endpoint *ep = path_endpoint(&s->pkt.tuple.dst);
+
+	if (s->pkt.options)
+		return -DROP_SERVICE_OPTIONS;
+	if (!fwd_simple(&s->pkt))
+		return -DROP_SERVICE_TTL;
+	return ep && ep->ifindex == ctx->ifindex ? fwd_to_pod(ctx, s, ep) : service_unreached(s);
 }
 
 /*
@@ -42,7 +56,9 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 	const struct pkt *pkt = &s->pkt;
 
 	if (path->kind == DESTINATION_LOCAL)
-		return from_pod_to_local(ctx, pkt);
+		return from_pod_to_local(ctx, s);
+	if (service_has_translated(s) && path->kind == DESTINATION_WORLD && pkt->ttl <= 1)
+		return -DROP_SERVICE_TTL;
 	/* First of all: whatever else it is, a packet that does not fit its path is refused, or goes to the stack. */
 	return fwd_fits(ctx, s, path)
 		       ?: nf_judge(ctx, pkt->family, path->kind)
@@ -71,7 +87,7 @@ EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device
 	return pkt_is_icmp(family, pkt->tuple.proto) ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;
 }
 
-EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *dev, enum family family)
+EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, enum family family)
 {
 	struct config *config = config_get();
 	struct scratch *s = scratch_new();
@@ -80,11 +96,13 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, const struct device *d
 
 	if (!config || !s)
 		return -DROP_INVALID;
-	verdict = from_pod_check(ctx, dev, s, family);
+	verdict = from_pod_check(ctx, dev, s, family) ?: frontend_stage(ctx, config, s, dev);
 	if (verdict)
 		return verdict;
+	if (service_is_itself(s))
+		return from_pod_to_itself(ctx, s);
 	if (path_is_ours(config, family, &s->pkt.tuple.dst))
-		return config->flags & CONFIG_POD_CIDR_TO_STACK ? VERDICT_STACK : from_pod_to_local(ctx, &s->pkt);
+		return config->flags & CONFIG_POD_CIDR_TO_STACK ? VERDICT_STACK : from_pod_to_local(ctx, s);
 	if (ip_not_routed(family, &s->pkt.tuple.dst))
 		return VERDICT_STACK;
 	path = path_slot(ctx, &s->pkt);

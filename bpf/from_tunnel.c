@@ -62,7 +62,7 @@ EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (!ep)
 		return from_tunnel_to_node(ctx, config, &s->pkt);
-	return arrive_judge(ctx, config, s, ep, from) ?: fwd_to_pod(ctx, &s->pkt, ep);
+	return arrive_judge(ctx, config, s, ep, from) ?: fwd_to_pod(ctx, s, ep);
 }
 
 EC_INLINE enum verdict from_tunnel(struct __sk_buff *ctx)

@@ -78,17 +78,17 @@ EC_CALL bool from_uplink_under_policy(const struct pkt *pkt)
  * the stack is marked: during an upgrade the program of another build runs behind
  * this one, and must not take it for a packet that the world sends to the pod.
  */
-EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, const struct pkt *pkt,
-					   const struct snat_entry *reverse, const struct endpoint *ep)
+EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, struct scratch *s, const struct snat_entry *reverse,
+					   const struct endpoint *ep)
 {
 	enum verdict verdict = VERDICT_STACK;
 
-	if (ep && !(reverse->flags & FLOW_VIA_STACK) && !from_uplink_under_policy(pkt))
-		verdict = fwd_to_pod(ctx, pkt, ep);
+	if (ep && !(reverse->flags & FLOW_VIA_STACK) && !from_uplink_under_policy(&s->pkt))
+		verdict = fwd_to_pod(ctx, s, ep);
 	if (verdict != VERDICT_STACK)
 		return verdict;
 	ctx->mark |= cfg.mark;
-	return rewrite_finish(ctx, pkt) ?: VERDICT_STACK;
+	return rewrite_finish(ctx, &s->pkt) ?: VERDICT_STACK;
 }
 
 /* A packet to the node: a reply to a masqueraded flow, or else for the stack. */
@@ -107,7 +107,7 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 						   arrive_kind(config, pkt->family, &pkt->tuple.src, from))
 				  ?: icmp_check(ctx, END_DESTINATION);
 	}
-	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, pkt, reverse, ep);
+	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, s, reverse, ep);
 }
 
 /*
@@ -195,7 +195,7 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 		return verdict;
 	ep = path_endpoint(&s->pkt.tuple.dst);
 	if (ep)
-		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, &s->pkt, ep);
+		return from_uplink_judge(ctx, config, s, ep) ?: fwd_to_pod(ctx, s, ep);
 	if (path_is_ours(config, family, &s->pkt.tuple.dst))
 		return -DROP_NO_ENDPOINT;
 	if (family == FAMILY_IPV6 && from_uplink_shuts_tunnel(ctx, config, s))

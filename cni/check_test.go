@@ -13,6 +13,7 @@ import (
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	mapconfig "github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -84,8 +85,13 @@ func damages(f wire.Family) map[string]damage {
 		"pod MAC": {func(d damaged) {
 			d.setPod(func(l netlink.Link) error { return netlink.LinkSetHardwareAddr(l, stranger) })
 		}, "instead of", false},
-		"pod address":     {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address " + addr, false},
-		"no program":      {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached", true},
+		"pod address": {func(d damaged) { dropAddress(d.t, d.pod.ns, d.addr) }, "lacks address " + addr, false},
+		"no program":  {func(d damaged) { d.must(attach.Attacher{Dir: d.pins}.Detach(d.link.Index, attach.FromPod)) }, "no program is attached", true},
+		"no program to the pod": {func(d damaged) {
+			v := d.config()
+			v.Flags |= mapconfig.Services
+			d.setConfig(v)
+		}, "no program that sees what is sent to the pod is attached", true},
 		"endpoints entry": {func(d damaged) { d.must(d.endpoints.Delete(endpoints.Key{Address: wire.AddrFrom(d.addr)})) }, "endpoints entry of " + addr, true},
 		"devices entry":   {func(d damaged) { d.must(d.devices.Delete(devices.Key{Ifindex: uint32(d.link.Index)})) }, "devices", true},
 		"another's endpoints entry": {func(d damaged) {

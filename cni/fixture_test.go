@@ -106,14 +106,19 @@ func (w *fixture) pinDataplane() {
 			spec.Maps[name].MaxEntries = 4096
 		}
 	}
-	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != attach.FromPod.Program() })
+	hooks := attach.PodHooks()
+	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool {
+		return !slices.ContainsFunc(hooks, func(h attach.Hook) bool { return h.Program() == name })
+	})
 	all, err := ebpf.NewCollection(spec)
 	w.must(err)
 	defer all.Close()
 	for _, name := range []string{endpoints.Name, devices.Name, destinations.Name, mapconfig.Name} {
 		w.must(all.Maps[name].Pin(w.pins.Map(name)))
 	}
-	w.must(all.Programs[attach.FromPod.Program()].Pin(w.pins.Program(attach.FromPod.Program())))
+	for _, hook := range hooks {
+		w.must(all.Programs[hook.Program()].Pin(w.pins.Program(hook.Program())))
+	}
 	w.setConfig(w.config())
 }
 

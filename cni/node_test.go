@@ -62,8 +62,8 @@ func TestAnotherLayoutIsNotTouched(t *testing.T) {
 	w := newFixture(t)
 	w.setConfig(mapconfig.Value{Layout: wire.LayoutVersion + 1})
 	before := w.everything()
-	w.refused(11, "ADD", w.newPod(), nil, "layout 3", "layout 2")
-	w.refused(50, "STATUS", nil, nil, "layout 2")
+	w.refused(11, "ADD", w.newPod(), nil, "layout 4", "layout 3")
+	w.refused(50, "STATUS", nil, nil, "layout 3")
 	w.unchanged(before)
 	w.setConfig(mapconfig.Value{}) // no agent has got so far
 	w.refused(11, "ADD", w.newPod(), nil, "layout 0")

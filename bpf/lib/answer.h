@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Answers to a pod, made of the packet that it has sent: a RST (reset.h), and the error
- * that a packet is too big (too_big.h).
+ * Answers to a pod, made of the packet that it has sent: an ICMP error that quotes it, or
+ * a RST (reset.h). Which packets are answered, and how, is in too_big.h, refuse.h and
+ * reset.h.
  */
 #ifndef EC_LIB_ANSWER_H
 #define EC_LIB_ANSWER_H
@@ -31,6 +32,12 @@ EC_INLINE bool answer_take(struct device *dev, __u32 burst)
 	if (ahead >= burst)
 		return false;
 	return __sync_val_compare_and_swap(&dev->answers_until, was, now + ahead + ANSWER_INTERVAL) == was;
+}
+
+/* TCP heeds an answer. Other senders may not: half of what a pod may have at once is TCP's alone. */
+EC_INLINE __u32 answer_burst(const struct scratch *s)
+{
+	return s->pkt.tuple.proto == IPPROTO_TCP ? 2 * ANSWER_BURST : ANSWER_BURST;
 }
 
 /* The owner in the scratch record, if it may have another answer of a burst. */
@@ -105,6 +112,70 @@ EC_INLINE bool answer_begin(struct __sk_buff *ctx, const struct pkt *pkt, const 
 	return answer_resize(ctx, answer_l4_off(pkt) + len) &&
 	       (pkt->family == FAMILY_IPV6 ? answer_write_ipv6(ctx, pkt, from, proto, len)
 					   : answer_write_ipv4(ctx, pkt, from, proto, len));
+}
+
+/* Whether an error about the packet may be sent: none about an error, nor about a later fragment of IPv4 (RFC 1122,
+ * section 3.2.2). */
+EC_INLINE bool answer_permits_error(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	return pkt_l4(ctx, pkt) && pkt->l4 != L4_ICMP_ERROR &&
+	       !(pkt->family == FAMILY_IPV4 && pkt->fragment == FRAGMENT_LATER);
+}
+
+/* The kind of the error that is to be written: its type and code, and the MTU that it tells, or 0. */
+EC_INLINE void answer_set_error(struct scratch *s, __u8 type, __u8 code, __u32 mtu)
+{
+	s->error.icmp = (struct icmp_header){
+		.type = type,
+		.code = code,
+		.id = bpf_htons(mtu >> 16),
+		.rest = bpf_htons(mtu),
+	};
+}
+
+/*
+ * Writes the error, whose kind has been set, into the scratch record, with the start of
+ * the packet that it quotes. Returns how many bytes that are; 0: none could be read.
+ */
+EC_CALL __u32 answer_write_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
+{
+	struct icmp_error *e = &s->error;
+	__u32 quoted = s->pkt.ip_len;
+
+	/* No IP packet is shorter. Linux 6.1 wants to see that it is not empty. */
+	if (quoted < sizeof(struct iphdr))
+		return 0;
+	if (quoted > sizeof(e->quote))
+		quoted = sizeof(e->quote);
+	__builtin_memset(e->quote, 0, sizeof(e->quote));
+	if (bpf_skb_load_bytes(ctx, IP_OFF, e->quote, quoted))
+		return 0;
+	__builtin_memset(e, 0, offsetof(struct icmp_error, icmp));
+	if (s->pkt.family == FAMILY_IPV6) {
+		e->src = *from;
+		e->dst = s->pkt.tuple.src;
+		e->len = bpf_htonl(sizeof(e->icmp) + quoted);
+		e->proto = bpf_htonl(IPPROTO_ICMPV6);
+	}
+	/* What is not quoted is zero, and adds nothing. */
+	e->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)e, sizeof(*e), 0));
+	return quoted;
+}
+
+/* Turns the packet into the error about itself whose kind has been set, from an address. */
+EC_CALL bool answer_error(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
+{
+	__u8 proto = s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
+	__u32 len, quoted;
+
+	if (!answer_permits_error(ctx, &s->pkt))
+		return false;
+	quoted = answer_write_error(ctx, s, from);
+	len = sizeof(s->error.icmp) + quoted;
+	if (!quoted || len > sizeof(s->error.icmp) + sizeof(s->error.quote))
+		return false;
+	return answer_begin(ctx, &s->pkt, from, proto, len) &&
+	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, len, 0);
 }
 
 /* Sends the answer to the pod. Returns a TC action. */

@@ -4,12 +4,18 @@
 #define EC_LIB_FINISH_H
 
 #include "bpf/lib/count.h"
+#include "bpf/lib/refuse.h"
 #include "bpf/lib/reset.h"
 #include "bpf/lib/too_big.h"
 
 /* finish, for what a pod may have sent. Where a drop is answered, that pod is the owner in the scratch record. */
 EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
 {
+	/* Only there are packets translated for Services. */
+	if (direction == DIRECTION_FROM_POD && refuse_answers(verdict)) {
+		count_drop(ctx, direction, -verdict);
+		return refuse_answer(ctx, -verdict);
+	}
 	switch ((int)verdict) {
 	case -DROP_NO_MAPPING:
 		count_drop(ctx, direction, DROP_NO_MAPPING);

@@ -9,6 +9,7 @@
 
 #include "bpf/lib/addr.h"
 #include "bpf/lib/maps.h"
+#include "bpf/lib/shares.h"
 
 /* The kernel gives up reassembling a datagram after the same time. */
 #define FRAGMENT_LIFETIME (30 * NSEC_PER_SEC)
@@ -16,8 +17,6 @@
 enum {
 	/* How many of its holder's slots a datagram can take. */
 	FRAGMENT_WAYS = 4,
-	/* A value of last_seen: a program is writing the record. */
-	FRAGMENT_BUSY = 1,
 };
 
 /* The protocol, if it tells a datagram from others: of IPv6 a later fragment may name any (RFC 8200, section 4.5). */
@@ -35,25 +34,14 @@ EC_INLINE __u32 frag_hash(const struct tuple *t, __u32 id)
 	return hash >> 32;
 }
 
-/*
- * One of the holder's slots. Each is found by a hash of its own, so two pods may share
- * some, but not all of those that one datagram can take.
- */
+/* One of the holder's slots. */
 EC_INLINE struct fragment *frag_slot(__u32 holder, __u32 hash)
 {
-	__u64 own = ((__u64)holder * FRAGMENTS_EACH + hash % FRAGMENTS_EACH) * 0x9e3779b97f4a7c15ULL;
 	__u32 slot = hash % FRAGMENTS_OF_WORLD;
 
-	own = (own ^ (own >> 32)) * 0xbf58476d1ce4e5b9ULL;
-	own = (own ^ (own >> 29)) * 0x94d049bb133111ebULL;
 	if (holder != FRAGMENTS_WORLD)
-		slot = FRAGMENTS_OF_WORLD + ((own >> 32) * FRAGMENTS_OF_OTHERS >> 32);
+		slot = FRAGMENTS_OF_WORLD + shares_slot(holder, hash, FRAGMENTS_EACH, FRAGMENTS_OF_OTHERS);
 	return bpf_map_lookup_elem(&fragments, &slot);
-}
-
-EC_INLINE __u64 frag_stamp(const struct fragment *f)
-{
-	return *(const volatile __u64 *)&f->last_seen;
 }
 
 EC_INLINE bool frag_is_live(__u64 stamp, __u64 now)
@@ -70,7 +58,7 @@ EC_INLINE bool frag_is(const struct fragment *f, const struct tuple *t, __u32 id
 /* Writes a record if its stamp is still the given one: of two CPUs only one does. */
 EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t, __u32 id, __u32 holder)
 {
-	if (__sync_val_compare_and_swap(&f->last_seen, stamp, FRAGMENT_BUSY) != stamp)
+	if (!shares_begin(&f->last_seen, stamp))
 		return;
 	f->src = t->src;
 	f->dst = t->dst;
@@ -79,7 +67,7 @@ EC_INLINE void frag_write(struct fragment *f, __u64 stamp, const struct tuple *t
 	f->sport = t->sport;
 	f->dport = t->dport;
 	f->ifindex = holder;
-	__sync_lock_test_and_set(&f->last_seen, bpf_ktime_get_coarse_ns());
+	shares_end(&f->last_seen);
 }
 
 /* Remembers a first fragment's ports, under its tuple as the packet arrived. */
@@ -94,8 +82,8 @@ EC_CALL void frag_remember(const struct tuple *t, __u32 id, __u32 holder)
 		f = frag_slot(holder, hash + i);
 		if (!f)
 			return;
-		stamp = frag_stamp(f);
-		if (stamp == FRAGMENT_BUSY || (f->ifindex != holder && frag_is_live(stamp, now)))
+		stamp = shares_stamp(&f->last_seen);
+		if (stamp == SHARES_BUSY || (f->ifindex != holder && frag_is_live(stamp, now)))
 			continue;
 		known = frag_is(f, t, id, holder);
 		if (known || stamp < oldest) {
@@ -120,15 +108,15 @@ EC_CALL bool frag_recall(struct tuple *t, __u32 id, __u32 holder)
 		f = frag_slot(holder, hash + i);
 		if (!f)
 			return false;
-		stamp = frag_stamp(f);
+		stamp = shares_stamp(&f->last_seen);
 		barrier();
-		if (stamp == FRAGMENT_BUSY || !frag_is_live(stamp, now) || !frag_is(f, t, id, holder))
+		if (stamp == SHARES_BUSY || !frag_is_live(stamp, now) || !frag_is(f, t, id, holder))
 			continue;
 		t->proto = f->proto;
 		t->sport = f->sport;
 		t->dport = f->dport;
 		barrier();
-		if (frag_stamp(f) != stamp)
+		if (shares_stamp(&f->last_seen) != stamp)
 			return false; /* another CPU has begun to write it */
 		return true;
 	}

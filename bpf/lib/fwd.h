@@ -9,6 +9,7 @@
 #include "bpf/lib/ip.h"
 #include "bpf/lib/offload.h"
 #include "bpf/lib/path.h"
+#include "bpf/lib/service.h"
 #include "bpf/lib/too_big.h"
 #include "bpf/lib/tunnel.h"
 
@@ -19,15 +20,15 @@ EC_INLINE bool fwd_simple(const struct pkt *pkt)
 }
 
 /* Into a pod of this node, past its host-side veth. */
-EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, const struct pkt *pkt, const struct endpoint *ep)
+EC_INLINE enum verdict fwd_to_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
 {
 	__u32 ifindex = ep->ifindex;
 	enum verdict verdict;
 
-	if (!fwd_simple(pkt))
+	if (!fwd_simple(&s->pkt))
 		return VERDICT_STACK;
 	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
-	verdict = ip_hop(ctx, pkt, ep->pod_mac);
+	verdict = service_back(ctx, s, ep) ?: ip_hop(ctx, &s->pkt, ep->pod_mac);
 	if (verdict)
 		return verdict;
 	bpf_redirect_peer(ifindex, 0);

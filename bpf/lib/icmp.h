@@ -154,6 +154,8 @@ EC_CALL enum verdict icmp_patch_inner_check(struct __sk_buff *ctx, __u32 icmp_of
 		return VERDICT_GO_ON;
 	if (inner->tuple.proto == IPPROTO_UDP && !check)
 		return VERDICT_GO_ON;
+	if (cfg.services && inner->tuple.proto == IPPROTO_SCTP)
+		return VERDICT_GO_ON;
 	growth = csum_growth(c->old_port, c->port);
 	if (rewrite_covers_addresses(inner->tuple.proto))
 		growth += csum_growth_address(&c->from, &c->to);

@@ -7,6 +7,8 @@
 #define EC_LIB_MAPS_H
 
 #include "bpf/lib/compiler.h"
+#include "maps/affinity/affinity.h"
+#include "maps/backends/backends.h"
 #include "maps/config/config.h"
 #include "maps/conntrack/conntrack.h"
 #include "maps/destinations/destinations.h"
@@ -16,6 +18,7 @@
 #include "maps/fragments/fragments.h"
 #include "maps/journal/journal.h"
 #include "maps/ports/ports.h"
+#include "maps/services/services.h"
 #include "maps/snat/snat.h"
 #include "maps/traffic/traffic.h"
 #include "maps/uplinks/uplinks.h"

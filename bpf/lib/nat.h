@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Masquerading: the tables of pairs. The reverse half of a pair is inserted first
- * (open.h), so that a port is taken before it is used; reap.h removes both together.
+ * Masquerading, and flows to Services: the tables of pairs. The reverse half of a pair is
+ * inserted first (open.h), so that a port is taken before it is used; reap.h removes both
+ * together.
  */
 #ifndef EC_LIB_NAT_H
 #define EC_LIB_NAT_H
@@ -30,18 +31,53 @@ EC_INLINE struct tuple nat_reverse_key(const struct tuple *out, const struct add
 	return key;
 }
 
+/*
+ * Whether a half is of a flow to a Service. Only where an entry is judged or removed do the flags alone decide: what is
+ * left of such flows when Services have been turned off is still removed in pairs.
+ */
+EC_INLINE bool nat_is_service(const struct snat_entry *half)
+{
+	return cfg.services && (half->flags & FLOW_SERVICE);
+}
+
+/* Whether the owner opens a flow to a Service. */
+EC_INLINE bool nat_to_service(const struct owner *owner)
+{
+	return cfg.services && (owner->flags & FLOW_SERVICE);
+}
+
+/* Writes the key of a half's other half; key is the half's own. */
+EC_INLINE void nat_set_other_key(struct tuple *other, const struct tuple *key, const struct snat_entry *half)
+{
+	bool both = half->flags & FLOW_SERVICE;
+
+	other->src = half->to_address;
+	other->dst = both ? half->far_address : key->dst;
+	other->sport = half->to_port;
+	other->dport = both ? half->far_port : key->dport;
+	other->proto = key->proto;
+	__builtin_memset(other->pad, 0, sizeof(other->pad));
+}
+
+/* Whether a half's far side becomes that of the other half's key. Where it has none of its own, both have the same. */
+EC_INLINE bool nat_far_is(const struct snat_entry *half, const struct tuple *other)
+{
+	return !(half->flags & FLOW_SERVICE) ||
+	       (half->far_port == other->dport && addr_equal(&half->far_address, &other->dst));
+}
+
 /* Whether a reverse half belongs to this flow: to the tuple as the pod sends it, and to its generation. */
 EC_INLINE bool nat_names(const struct snat_entry *reverse, const struct tuple *out, __u32 ifindex)
 {
 	return reverse->ifindex == ifindex && reverse->to_port == out->sport &&
-	       addr_equal(&reverse->to_address, &out->src);
+	       addr_equal(&reverse->to_address, &out->src) && nat_far_is(reverse, out);
 }
 
 /* Whether a forward half belongs to the reverse half with this key. */
 EC_INLINE bool nat_leads_to(const struct snat_entry *forward, const struct tuple *reverse_key, __u32 ifindex)
 {
 	return forward->ifindex == ifindex && forward->to_port == reverse_key->sport &&
-	       addr_equal(&forward->to_address, &reverse_key->src);
+	       addr_equal(&forward->to_address, &reverse_key->src) && nat_far_is(forward, reverse_key);
 }
 
 EC_INLINE bool nat_port_in_range(__be16 port)
@@ -76,15 +112,36 @@ EC_INLINE void nat_uncount(const struct tuple *reverse_key, __u32 ifindex, __u8 
  */
 EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forward)
 {
-	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
-	struct snat_entry *reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	__u32 ifindex = *(volatile __u32 *)&forward->ifindex;
 	__u8 flags = *(volatile __u8 *)&forward->flags;
+	struct snat_entry *reverse;
+	struct tuple key;
 
+	nat_set_other_key(&key, out, forward);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &key);
 	if (reverse && nat_names(reverse, out, ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	if (!bpf_map_delete_elem(&snat, out))
 		nat_uncount(&key, ifindex, flags);
+}
+
+/* Fills in a half that is missing: it leads to the other half's key. */
+EC_INLINE void nat_fill_missing(struct snat_entry *e, const struct tuple *other_key, const struct snat_entry *other)
+{
+	*e = (struct snat_entry){
+		.to_address = other_key->src,
+		.to_port = other_key->sport,
+		.flags = other->flags,
+		.ifindex = other->ifindex,
+		.last_seen = bpf_ktime_get_coarse_ns(),
+	};
+	if (!(other->flags & FLOW_SERVICE))
+		return;
+	e->far_address = other_key->dst;
+	e->far_port = other_key->dport;
+	e->set = other->set;
+	e->backend = other->backend;
+	e->generation = other->generation;
 }
 
 /*
@@ -93,22 +150,22 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
  */
 EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entry *forward)
 {
-	struct tuple key = nat_reverse_key(out, &forward->to_address, forward->to_port);
-	struct snat_entry reverse = {
-		.to_address = out->src,
-		.to_port = out->sport,
-		.flags = forward->flags,
-		.ifindex = forward->ifindex,
-		.last_seen = bpf_ktime_get_coarse_ns(),
-	};
-	struct snat_entry *there = bpf_map_lookup_elem(&snat_reverse, &key);
+	struct scratch *s = scratch_get();
+	struct snat_entry *there;
+	struct tuple *key;
 
+	if (!s)
+		return false;
+	key = &s->pair.reverse_key;
+	nat_set_other_key(key, out, forward);
+	there = bpf_map_lookup_elem(&snat_reverse, key);
 	if (there && !nat_names(there, out, forward->ifindex))
 		return false;
 	if (there && flow_is_live(&there->last_seen))
 		return true;
+	nat_fill_missing(&s->entry, out, forward);
 	/* If there is no room the flow goes on, and this is tried again in a second. */
-	return bpf_map_update_elem(&snat_reverse, &key, &reverse, there ? BPF_ANY : BPF_NOEXIST) != -EC_EEXIST;
+	return bpf_map_update_elem(&snat_reverse, key, &s->entry, there ? BPF_ANY : BPF_NOEXIST) != -EC_EEXIST;
 }
 
 /*
@@ -117,22 +174,13 @@ EC_CALL bool nat_restore_reverse(const struct tuple *out, const struct snat_entr
  */
 EC_CALL int nat_restore_forward(const struct tuple *reverse_key, const struct snat_entry *reverse)
 {
-	struct tuple key = {
-		.src = reverse->to_address,
-		.dst = reverse_key->dst,
-		.sport = reverse->to_port,
-		.dport = reverse_key->dport,
-		.proto = reverse_key->proto,
-	};
-	struct snat_entry forward = {
-		.to_address = reverse_key->src,
-		.to_port = reverse_key->sport,
-		.flags = reverse->flags,
-		.ifindex = reverse->ifindex,
-		.last_seen = bpf_ktime_get_coarse_ns(),
-	};
+	struct scratch *s = scratch_get();
 
-	return bpf_map_update_elem(&snat, &key, &forward, BPF_NOEXIST);
+	if (!s)
+		return -EC_EEXIST;
+	nat_set_other_key(&s->pair.forward_key, reverse_key, reverse);
+	nat_fill_missing(&s->entry, reverse_key, reverse);
+	return bpf_map_update_elem(&snat, &s->pair.forward_key, &s->entry, BPF_NOEXIST);
 }
 
 /* Whether the node still has the address, without which no reply arrives. */
@@ -169,7 +217,7 @@ EC_INLINE struct snat_entry *nat_peek(const struct tuple *out, __u32 ifindex)
 EC_INLINE enum verdict nat_renew(const struct tuple *out, __u32 ifindex, struct snat_entry *forward,
 				 struct snat_entry **found)
 {
-	if (!nat_address_held(&forward->to_address))
+	if (!nat_is_service(forward) && !nat_address_held(&forward->to_address))
 		return -DROP_NO_SNAT_ADDRESS;
 	switch (flow_touch(&forward->last_seen)) {
 	case FLOW_GONE:
@@ -201,6 +249,11 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 	if (e->ifindex != ifindex) {
 		if (flow_owner_lives(e->ifindex))
 			return -DROP_NO_MAPPING;
+		nat_end(out, e);
+		return VERDICT_GO_ON;
+	}
+	/* Left when Services were turned off: what it leads to would be taken for an address of the node. */
+	if (!cfg.services && (e->flags & FLOW_SERVICE)) {
 		nat_end(out, e);
 		return VERDICT_GO_ON;
 	}
@@ -243,6 +296,10 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 
 	key.src = own->to_address;
 	key.sport = own->to_port;
+	if (nat_is_service(own)) {
+		key.dst = own->far_address;
+		key.dport = own->far_port;
+	}
 	peer = by_pod ? bpf_map_lookup_elem(&snat_reverse, &key) : bpf_map_lookup_elem(&snat, &key);
 	if (!peer)
 		return 0;

@@ -12,8 +12,36 @@
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
 
-/* The kernel's record of a connection: only whether there is one matters, no field is read. */
+/* The kernel's record of a connection, as far as it is read (takeover.h). */
+union nf_inet_addr {
+	__u32 all[4];
+} __attribute__((preserve_access_index));
+
+union nf_conntrack_man_proto {
+	__be16 all;
+} __attribute__((preserve_access_index));
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+} __attribute__((preserve_access_index));
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+	struct {
+		union nf_inet_addr u3;
+		union {
+			__be16 all;
+		} u;
+	} dst;
+} __attribute__((preserve_access_index));
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+} __attribute__((preserve_access_index));
+
 struct nf_conn {
+	struct nf_conntrack_tuple_hash tuplehash[2]; /* by direction: the opener's, and that of the replies */
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
@@ -30,11 +58,25 @@ _Static_assert(sizeof(struct nf_options) == 12, "the length tells the kernel whi
 extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_tuple *tuple, __u32 tuple_size,
 					 struct nf_options *options, __u32 options_size) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
+extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 timeout) __ksym __weak;
 
 /* A constant: where it is false, the verifier removes the code that depends on it. */
 EC_INLINE bool nf_translates(void)
 {
 	return cfg.netfilter_nat;
+}
+
+/* Netfilter's record of a TCP or UDP flow, by a tuple or by that of its replies, which is to be released; NULL: none.
+ */
+EC_INLINE struct nf_conn *nf_lookup(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t, bool of_replies,
+				    struct nf_options *options)
+{
+	struct bpf_sock_tuple *lookup = (void *)&s->lookup;
+
+	/* The kernel wants a length that the verifier knows. */
+	return ip_set_lookup(s, t, of_replies) == sizeof(s->lookup.v6)
+		       ? bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v6), options, sizeof(*options))
+		       : bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v4), options, sizeof(*options));
 }
 
 /*
@@ -44,13 +86,8 @@ EC_INLINE bool nf_translates(void)
 EC_CALL bool nf_knows(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t, bool of_replies)
 {
 	struct nf_options options = {.netns_id = -1, .l4proto = t->proto};
-	struct bpf_sock_tuple *lookup = (void *)&s->lookup;
-	struct nf_conn *ct;
+	struct nf_conn *ct = nf_lookup(ctx, s, t, of_replies, &options);
 
-	/* The kernel wants a length that the verifier knows. */
-	ct = ip_set_lookup(s, t, of_replies) == sizeof(s->lookup.v6)
-		     ? bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v6), &options, sizeof(options))
-		     : bpf_skb_ct_lookup(ctx, lookup, sizeof(s->lookup.v4), &options, sizeof(options));
 	if (!ct)
 		return options.error != -EC_ENOENT;
 	bpf_ct_release(ct);
@@ -66,15 +103,34 @@ EC_INLINE bool nf_may_open(const struct pkt *pkt)
 }
 
 /*
+ * Whether what netfilter knows a reply by is left of a flow to a Service that has been taken over from it (takeover.h):
+ * a packet that it was just seeing then has renewed its entry. Else it has seen the flow as it is now.
+ */
+EC_INLINE bool nf_lags(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct snat_entry *half;
+
+	if (!cfg.services)
+		return false;
+	s->key = tuple_reversed(&s->pkt.tuple);
+	half = bpf_map_lookup_elem(&snat_reverse, &s->key);
+	return half && (half->flags & FLOW_SERVICE) && flow_is_live(&half->last_seen) &&
+	       !nf_knows(ctx, s, &s->key, false);
+}
+
+/*
  * A packet that may open a flow is looked up by the tuple of its replies as well: if it
  * goes straight to a backend from a port that already talks to the backend through its
  * Service, it would get that flow's replies, and netfilter must move it to another port.
+ * What we have translated has a port of its own.
  */
 EC_INLINE bool nf_knows_flow(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct pkt *pkt = &s->pkt;
 
-	return nf_knows(ctx, s, &pkt->tuple, false) || (nf_may_open(pkt) && nf_knows(ctx, s, &pkt->tuple, true));
+	if (nf_knows(ctx, s, &pkt->tuple, false) && !nf_lags(ctx, s))
+		return true;
+	return nf_may_open(pkt) && !(cfg.services && s->service.translated) && nf_knows(ctx, s, &pkt->tuple, true);
 }
 
 /* An error takes the way of the flow that it quotes, which came from the other side. Nothing translates pings. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Opening a masqueraded flow: choosing a port, and inserting both halves. */
+/* Opening a flow that is masqueraded, or to a Service: choosing a port, and inserting both halves. */
 #ifndef EC_LIB_OPEN_H
 #define EC_LIB_OPEN_H
 
@@ -13,6 +13,12 @@
  * use, one flow in 10^46 finds none.
  */
 #define OPEN_TRIES 1024
+
+/*
+ * The same for a flow to a Service. It shares its ports with flows of the same pod alone,
+ * which has no quota of them: a pod that has used them up must not make each packet dear.
+ */
+#define OPEN_TRIES_SERVICE 128
 
 /* The result of trying a port. */
 enum open_try {
@@ -40,21 +46,97 @@ EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct scratch *s, co
 	return true;
 }
 
-/* Whether replies to the port belong to a socket, or to a flow that netfilter has masqueraded to it. */
-EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
+/* Whether TCP in a pod's namespace has a connection, of which the lookup of this length is a packet's tuple. */
+EC_CALL bool open_pod_connected_tcp(struct __sk_buff *ctx, struct scratch *s, __u32 len, __u32 netns)
 {
-	return open_port_has_socket(ctx, s, reverse_key) || nf_holds_port(ctx, s, reverse_key);
+	struct bpf_sock *sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, netns, 0);
+	__u32 state;
+
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state != BPF_TCP_LISTEN;
 }
 
-/* Fills in a half of a new pair; address and port are what the pod's side becomes. */
-EC_INLINE void open_fill(struct snat_entry *e, const struct addr *address, __be16 port, const struct owner *owner)
+/* The same for UDP. */
+EC_CALL bool open_pod_connected_udp(struct __sk_buff *ctx, struct scratch *s, __u32 len, __u32 netns)
 {
+	struct bpf_sock *sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, netns, 0);
+	__u32 state;
+
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state == BPF_TCP_ESTABLISHED;
+}
+
+/*
+ * Whether the pod has a socket that is connected past the Service, straight to the backend, from the port. Its
+ * listeners, and sockets for datagrams from anywhere, get no other replies than they would without a Service.
+ */
+EC_INLINE bool open_pod_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
+{
+	struct device *dev = flow_owner(s->owner.ifindex);
+	__u32 len = ip_set_lookup(s, reverse_key, true);
+
+	if (!dev || !dev->netns)
+		return false;
+	if (reverse_key->proto == IPPROTO_TCP)
+		return open_pod_connected_tcp(ctx, s, len, dev->netns - 1);
+	return reverse_key->proto == IPPROTO_UDP && open_pod_connected_udp(ctx, s, len, dev->netns - 1);
+}
+
+/* Whether the flow to open is one to a Service that netfilter has translated until now (takeover.h). */
+EC_INLINE bool open_is_taken_over(const struct scratch *s)
+{
+	return nf_translates() && nat_to_service(&s->owner) && s->target.taken_over;
+}
+
+/*
+ * Whether replies to the port belong to another flow: of a socket, or one that netfilter has translated. Of a flow to a
+ * Service, to one of the same pod straight to the backend.
+ */
+EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
+{
+	if (open_is_taken_over(s))
+		return false;
+	if (nf_holds_port(ctx, s, reverse_key))
+		return true;
+	if (nat_to_service(&s->owner))
+		return bpf_map_lookup_elem(&snat, reverse_key) || open_pod_has_socket(ctx, s, reverse_key);
+	return open_port_has_socket(ctx, s, reverse_key);
+}
+
+/* Fills in a half of a new pair in the scratch record: it leads to the other half's key. */
+EC_INLINE void open_fill(struct scratch *s, const struct tuple *other_key)
+{
+	struct snat_entry *e = &s->entry;
+
 	__builtin_memset(e, 0, sizeof(*e));
-	e->to_address = *address;
-	e->to_port = port;
-	e->flags = owner->flags;
-	e->ifindex = owner->ifindex;
+	e->to_address = other_key->src;
+	e->to_port = other_key->sport;
+	e->flags = s->owner.flags;
+	e->ifindex = s->owner.ifindex;
 	e->last_seen = bpf_ktime_get_coarse_ns();
+	if (!nat_to_service(&s->owner))
+		return;
+	e->far_address = other_key->dst;
+	e->far_port = other_key->dport;
+	e->set = s->target.set;
+	e->backend = s->target.backend;
+	e->generation = s->target.generation;
+}
+
+/* Writes the key of the new pair's reverse half, with this port. */
+EC_INLINE void open_set_key(struct scratch *s, __be16 port)
+{
+	nat_set_reverse_key(&s->key, &s->pkt.tuple, &s->owner.address, port);
+	if (!nat_to_service(&s->owner))
+		return;
+	s->key.dst = s->target.address;
+	s->key.dport = s->target.port;
 }
 
 /*
@@ -63,20 +145,19 @@ EC_INLINE void open_fill(struct snat_entry *e, const struct addr *address, __be1
  */
 EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 port)
 {
-	const struct owner *owner = &s->owner;
 	const struct tuple *out = &s->pkt.tuple;
 	struct snat_entry *there;
 	int ret;
 
-	nat_set_reverse_key(&s->key, out, &owner->address, port);
+	open_set_key(s, port);
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
-	if (there && nat_names(there, out, owner->ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
+	if (there && nat_names(there, out, s->owner.ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
 	if (there && !room_reclaim_port(there))
 		return OPEN_IN_USE;
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
-	open_fill(&s->entry, &out->src, out->sport, owner);
+	open_fill(s, out);
 	ret = flow_insert(&snat_reverse, &s->key, &s->entry);
 	if (ret == -EC_EEXIST)
 		return OPEN_IN_USE;
@@ -91,11 +172,10 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
  */
 EC_CALL int open_complete(struct scratch *s, bool taken)
 {
-	const struct owner *owner = &s->owner;
 	struct snat_entry *there;
 	int ret;
 
-	open_fill(&s->entry, &s->key.src, s->key.sport, owner);
+	open_fill(s, &s->key);
 	ret = flow_insert(&snat, &s->pkt.tuple, &s->entry);
 	if (!ret)
 		return taken;
@@ -106,7 +186,7 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 	there = bpf_map_lookup_elem(&snat, &s->pkt.tuple);
 	if (there && !flow_is_live(&there->last_seen))
 		nat_end(&s->pkt.tuple, there);
-	else if (taken && there && nat_leads_to(there, &s->key, owner->ifindex))
+	else if (taken && there && nat_leads_to(there, &s->key, s->owner.ifindex))
 		return 1;
 	if (taken)
 		bpf_map_delete_elem(&snat_reverse, &s->key);
@@ -133,16 +213,38 @@ static long open_search_step(__u32 i, struct open_search *s)
 	return 0;
 }
 
+/*
+ * Whether a flow begins with the pod's own port. A flow of the node itself is here because a pod has its port, and one
+ * straight to a backend because the Service's flow has it. To a backend in the world, a flow is masqueraded as if the
+ * pod had opened it straight, and so leaves the pod's own port to one that does.
+ */
+EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owner)
+{
+	if (nat_to_service(owner))
+		return s->target.set && ((owner->flags & FLOW_ON_NODE) || !ip_masqueraded(s->pkt.family));
+	return nat_port_in_range(s->pkt.tuple.sport) && !(owner->flags & FLOW_HOST);
+}
+
+/* How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. */
+EC_INLINE __u32 open_tries(const struct scratch *s, const struct owner *owner)
+{
+	if (!nat_to_service(owner))
+		return OPEN_TRIES;
+	return open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP ? 1 : OPEN_TRIES_SERVICE;
+}
+
 /* Chooses a port and inserts the pair; returns what open_complete does. */
 EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 {
 	struct open_search s = {.ctx = ctx, .scratch = scratch, .port = scratch->pkt.tuple.sport};
 	const struct owner *owner = &scratch->owner;
+	__u32 tries = open_tries(scratch, owner);
 
-	/* A flow of the node itself is here because a pod has its port. */
-	if (!nat_port_in_range(s.port) || (owner->flags & FLOW_HOST))
+	if (open_is_taken_over(scratch))
+		s.port = scratch->target.sport;
+	else if (tries > 1 && !open_keeps_port(scratch, owner))
 		s.port = bpf_htons(nat_random_port());
-	bpf_loop(OPEN_TRIES, open_search_step, &s, 0);
+	bpf_loop(tries, open_search_step, &s, 0);
 	if (s.retried)
 		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
 	if (s.result == OPEN_IN_USE)
@@ -175,6 +277,19 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 	return !pkt_is_icmp(pkt->family, pkt->tuple.proto) || pkt_is_echo(pkt->family, pkt->icmp_type);
 }
 
+/* Counts a port of the node's for the owner. A flow to a Service uses one of the pod's own address. */
+EC_INLINE enum verdict open_count_port(struct scratch *s)
+{
+	enum verdict verdict;
+
+	if (nat_to_service(&s->owner))
+		return VERDICT_GO_ON;
+	verdict = quota_reserve(s);
+	if (!verdict)
+		s->owner.flags |= FLOW_COUNTED;
+	return verdict;
+}
+
 /* Counts a pair for its owner, and inserts it. */
 EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 {
@@ -189,16 +304,17 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 	verdict = room_reserve(u, USAGE_SNAT, held);
 	if (verdict)
 		return verdict;
-	verdict = quota_reserve(s);
+	verdict = open_count_port(s);
 	if (!verdict) {
-		s->owner.flags |= FLOW_COUNTED;
 		made = open_allocate(ctx, s);
 		if (made > 0) {
 			journal_note(u, USAGE_SNAT, &s->pkt.tuple);
-			count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
+			if (s->owner.flags & FLOW_COUNTED)
+				count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
 			return VERDICT_GO_ON;
 		}
-		ports_release(&s->key, s->owner.ifindex);
+		if (s->owner.flags & FLOW_COUNTED)
+			ports_release(&s->key, s->owner.ifindex);
 		verdict = made;
 	}
 	flow_release(USAGE_SNAT, held);
@@ -206,8 +322,8 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 }
 
 /*
- * Opens a masqueraded flow for a packet that belongs to none, on behalf of the owner in
- * the scratch record. VERDICT_GO_ON: its pair is in the tables.
+ * Opens a flow for a packet that belongs to none, on behalf of the owner in the scratch
+ * record: masqueraded or, with FLOW_SERVICE, to the target there. VERDICT_GO_ON: its pair is in the tables.
  */
 EC_GLOBAL enum verdict open_flow(struct __sk_buff *ctx)
 {
@@ -217,7 +333,7 @@ EC_GLOBAL enum verdict open_flow(struct __sk_buff *ctx)
 		return -DROP_INVALID;
 	if (addr_is_zero(&s->owner.address))
 		return -DROP_NO_SNAT_ADDRESS;
-	if (!open_allowed(&s->pkt))
+	if (!open_allowed(&s->pkt) && !open_is_taken_over(s))
 		return open_adopt(s);
 	return open_pair(ctx, s);
 }

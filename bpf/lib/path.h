@@ -291,6 +291,8 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	p->tunnel = false;
 	p->learnt = false;
 	p->unresolved = false;
+	if (cfg.services && p->kind == DESTINATION_SERVICE)
+		return -DROP_NO_SERVICE;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;
 	/* Between pods of this node there is no route for the stack to decide on, even outside the podCIDR. */

@@ -53,7 +53,7 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 
 	if (!forward)
 		return REAP_NONE;
-	nat_set_reverse_key(&p->reverse_key, &p->forward_key, &forward->to_address, forward->to_port);
+	nat_set_other_key(&p->reverse_key, &p->forward_key, forward);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &p->reverse_key);
 	seen = latest = forward->last_seen;
 	if (reverse && nat_names(reverse, &p->forward_key, forward->ifindex)) {
@@ -94,7 +94,7 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 
 	if (!reverse)
 		return REAP_NONE;
-	nat_set_reverse_key(&p->forward_key, &p->reverse_key, &reverse->to_address, reverse->to_port);
+	nat_set_other_key(&p->forward_key, &p->reverse_key, reverse);
 	forward = bpf_map_lookup_elem(&snat, &p->forward_key);
 	if (forward && nat_leads_to(forward, &p->reverse_key, reverse->ifindex))
 		return pairs ? reap_pair(p, r) : REAP_KEPT;

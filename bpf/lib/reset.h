@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Answers a pod's TCP segment that belongs to no flow with a RST (RFC 9293, section
- * 3.10.7.1): the connection cannot go on, and its socket learns that at once.
+ * Answers a pod's TCP segment with a RST (RFC 9293, section 3.10.7.1): its connection
+ * cannot begin or go on, and its socket learns that at once.
  */
 #ifndef EC_LIB_RESET_H
 #define EC_LIB_RESET_H
 
 #include "bpf/lib/answer.h"
 #include "bpf/lib/nat.h"
+#include "bpf/lib/service.h"
 
 /* A TCP header behind its pseudo header, which adds up to the same in either family. */
 struct reset_tcp {
@@ -66,7 +67,15 @@ EC_CALL bool reset_write_tcp(struct __sk_buff *ctx, const struct pkt *pkt, __u32
 	return !bpf_skb_store_bytes(ctx, off, &l4.tcp, sizeof(l4.tcp), 0);
 }
 
-/* Answers a segment of the owner in the scratch record, if a RST is due. Returns a TC action. */
+/* Turns the segment into the RST that its destination would send. */
+EC_CALL bool reset_turn(struct __sk_buff *ctx, const struct scratch *s)
+{
+	return answer_begin(ctx, &s->pkt, &s->pkt.tuple.dst, IPPROTO_TCP, sizeof(struct tcphdr)) &&
+	       reset_write_tcp(ctx, &s->pkt, answer_l4_off(&s->pkt));
+}
+
+/* Answers a segment of the owner in the scratch record that belongs to no flow, if a RST is due. Returns a TC action.
+ */
 EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 {
 	struct scratch *s = scratch_get();
@@ -75,8 +84,7 @@ EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 	if (!s || !reset_is_due(s))
 		return EC_ACT_SHOT;
 	dev = answer_to(s, ANSWER_BURST);
-	if (!dev || !answer_begin(ctx, &s->pkt, &s->pkt.tuple.dst, IPPROTO_TCP, sizeof(struct tcphdr)) ||
-	    !reset_write_tcp(ctx, &s->pkt, answer_l4_off(&s->pkt)))
+	if (!dev || service_undo(ctx, s) || !reset_turn(ctx, s))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);
 }

@@ -71,6 +71,15 @@ EC_INLINE enum verdict rewrite_port(struct __sk_buff *ctx, const struct pkt *pkt
 	return bpf_skb_store_bytes(ctx, off, &port, sizeof(port), recompute) ? -DROP_WRITE_FAILED : VERDICT_GO_ON;
 }
 
+/* The tuple has the port at once, and the address when that is written: what comes next may be to a Service. */
+EC_INLINE void rewrite_note_port(struct pkt *pkt, enum end end, __be16 port)
+{
+	if (end == END_SOURCE)
+		pkt->tuple.sport = port;
+	else
+		pkt->tuple.dport = port;
+}
+
 /*
  * Changes the port of one end of a flow's packet, and the transport checksum for the
  * new port and address. The address in the IP header is left to ip_hop, or to
@@ -87,6 +96,8 @@ EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum 
 
 	pkt->rewrite = end;
 	pkt->rewrite_to = e->to_address;
+	if (cfg.services)
+		rewrite_note_port(pkt, end, port);
 	if (pkt->fragment == FRAGMENT_LATER)
 		return VERDICT_GO_ON;
 	if (offload_inside(ctx, pkt))
@@ -106,6 +117,89 @@ EC_CALL enum verdict rewrite_begin(struct __sk_buff *ctx, struct pkt *pkt, enum 
 EC_INLINE enum verdict rewrite_finish(struct __sk_buff *ctx, const struct pkt *pkt)
 {
 	return pkt->rewrite ? ip_rewrite(ctx, pkt, pkt->rewrite, &pkt->rewrite_to) : VERDICT_GO_ON;
+}
+
+/* Writes the address that rewrite_begin left, so that another change can follow. */
+EC_INLINE enum verdict rewrite_settle(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	enum verdict verdict = rewrite_finish(ctx, pkt);
+
+	if (pkt->rewrite == END_SOURCE)
+		pkt->tuple.src = pkt->rewrite_to;
+	else if (pkt->rewrite)
+		pkt->tuple.dst = pkt->rewrite_to;
+	pkt->rewrite = 0;
+	return verdict;
+}
+
+/* Writes both addresses of a tuple into the header, with what covers them there. */
+EC_INLINE enum verdict rewrite_addresses(struct __sk_buff *ctx, const struct pkt *pkt, const struct tuple *to,
+					 __u32 growth)
+{
+	__be32 v4[2] = {addr_v4(&to->src), addr_v4(&to->dst)};
+
+	/* They are adjacent, in a tuple as in the headers. */
+	if (pkt->family == FAMILY_IPV6)
+		return bpf_skb_store_bytes(ctx, IP_OFF + offsetof(struct ipv6hdr, saddr), to, 2 * sizeof(struct addr),
+					   BPF_F_RECOMPUTE_CSUM)
+			       ? -DROP_WRITE_FAILED
+			       : VERDICT_GO_ON;
+	if (bpf_l3_csum_replace(ctx, IP_OFF + offsetof(struct iphdr, check), 0, growth, 0) ||
+	    bpf_skb_store_bytes(ctx, IP_OFF + offsetof(struct iphdr, saddr), v4, sizeof(v4), 0))
+		return -DROP_WRITE_FAILED;
+	return VERDICT_GO_ON;
+}
+
+/*
+ * Writes both ports of a tuple into the transport header of TCP or UDP, with the checksum,
+ * whose sum the addresses have made grow by so much.
+ */
+EC_INLINE enum verdict rewrite_transport(struct __sk_buff *ctx, const struct pkt *pkt, const struct tuple *to,
+					 __u32 growth)
+{
+	const struct tuple *from = &pkt->tuple;
+	__u32 check = pkt->l4_off + rewrite_check_offset(from->proto);
+	__u32 ports = csum_growth(from->sport, to->sport) + csum_growth(from->dport, to->dport);
+	__u64 flags = from->proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	__u64 recompute = pkt->no_sum ? BPF_F_RECOMPUTE_CSUM : 0;
+
+	if (offload_inside(ctx, pkt)) {
+		if (rewrite_sum_outside(ctx, check, growth + ports))
+			return -DROP_WRITE_FAILED;
+	} else if (bpf_l4_csum_replace(ctx, check, 0, growth, flags | BPF_F_PSEUDO_HDR) ||
+		   bpf_l4_csum_replace(ctx, check, 0, ports, flags)) {
+		return -DROP_WRITE_FAILED;
+	}
+	/* They are adjacent, in a tuple as in the headers. */
+	return bpf_skb_store_bytes(ctx, pkt->l4_off, &to->sport, 2 * sizeof(to->sport), recompute) ? -DROP_WRITE_FAILED
+												   : VERDICT_GO_ON;
+}
+
+/*
+ * Makes the packet, of TCP, UDP or SCTP, at once that of another tuple, which is in the
+ * scratch record. The checksum of SCTP covers no addresses, and its ports stay.
+ */
+EC_GLOBAL enum verdict rewrite_tuple(struct __sk_buff *ctx)
+{
+	struct scratch *s = scratch_get();
+	enum verdict verdict;
+	struct tuple *to;
+	struct pkt *pkt;
+	__u32 growth;
+
+	if (!s)
+		return -DROP_INVALID;
+	pkt = &s->pkt;
+	to = &s->service.turns;
+	growth = csum_growth_address(&pkt->tuple.src, &to->src) + csum_growth_address(&pkt->tuple.dst, &to->dst);
+	if (pkt->fragment != FRAGMENT_LATER && pkt->tuple.proto != IPPROTO_SCTP) {
+		verdict = rewrite_transport(ctx, pkt, to, growth);
+		if (verdict)
+			return verdict;
+	}
+	verdict = rewrite_addresses(ctx, pkt, to, growth);
+	pkt->tuple = *to;
+	return verdict;
 }
 
 #endif

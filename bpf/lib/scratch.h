@@ -32,7 +32,7 @@ struct inner_change {
 	enum end end;
 };
 
-/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (too_big.h). */
+/* An ICMP error behind the pseudo header of ICMPv6, which is zero for ICMP (answer.h). */
 struct icmp_error {
 	struct addr src;
 	struct addr dst;
@@ -80,6 +80,27 @@ struct owner {
 	enum direction direction; /* of the program that opens the flow, for counters */
 };
 
+/* What a flow to a Service leads to (backend.h). */
+struct target {
+	struct addr address;
+	__be16 port;
+	__u32 set; /* 0: no Service, but straight to a backend */
+	__u32 backend;
+	__u32 generation;
+	bool taken_over; /* netfilter has translated the flow until now, the pod's port included (takeover.h) */
+	__be16 sport;    /* which that has become; valid only then */
+};
+
+/* What is known of a packet that may be to a Service (service.h). */
+struct service_walk {
+	__u32 frontend;     /* enum service_flags of the destination, with SERVICE_FRONTEND if it is a Service's */
+	__u32 device;       /* enum device_flags of the pod */
+	bool opens;         /* a flow is to be opened, to the target */
+	bool translated;    /* the packet is no longer what the pod has sent */
+	struct tuple sent;  /* what it was then; valid only then */
+	struct tuple turns; /* what it becomes */
+};
+
 /* A masqueraded flow: the keys of its halves (nat.h), and the owner and flags of a half that was deleted (reap.h). */
 struct pair {
 	struct tuple forward_key;
@@ -95,12 +116,14 @@ struct scratch {
 	union lookup lookup;
 	struct inner_change change;
 	struct owner owner;
+	struct target target;
+	struct service_walk service;
 	/* The half that is being inserted, in either table. */
 	struct tuple key;
 	struct snat_entry entry;
 	/* A flow that may have ended. */
 	struct pair pair;
-	/* What the owner is told of a packet that is too big. */
+	/* What the owner is told (answer.h). */
 	struct icmp_error error;
 	__u32 mtu;
 };
@@ -129,6 +152,8 @@ EC_INLINE struct scratch *scratch_new(void)
 		return NULL;
 	__builtin_memset(&s->pkt, 0, offsetof(struct pkt, rewrite_to));
 	s->owner.ifindex = 0;
+	if (cfg.services)
+		s->service.translated = false;
 	return s;
 }
 

@@ -10,10 +10,10 @@
 #include "bpf/lib/nf.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
+#include "bpf/lib/service.h"
 
 enum {
 	TOO_BIG_CODE_IPV4 = 4, /* fragmentation needed, of ICMP_DEST_UNREACH (RFC 792) */
-	TOO_BIG_LEN = sizeof(struct icmp_error) - offsetof(struct icmp_error, icmp),
 };
 
 /* Whether the packet may be fragmented on its way: IPv4's without DF. */
@@ -26,7 +26,7 @@ EC_INLINE bool too_big_may_fragment(struct __sk_buff *ctx, const struct pkt *pkt
 	       !(flags & bpf_htons(IP_DONT_FRAGMENT));
 }
 
-/* The address that the node answers from. */
+/* The address that the node answers from, of what it has not translated for a Service. */
 EC_INLINE const struct addr *too_big_source(const struct config *config, __u8 family)
 {
 	const struct addr *node = &config->node_addresses[family & 1];
@@ -77,66 +77,32 @@ EC_CALL enum verdict too_big_judge(struct __sk_buff *ctx, struct scratch *s, con
 	return too_big_refuse(s, ctx->ifindex, mtu);
 }
 
-/* Whether the sender may be told: not of an error, nor of a later fragment of IPv4 (RFC 1122, section 3.2.2). */
-EC_INLINE bool too_big_may_be_told(struct __sk_buff *ctx, struct pkt *pkt)
-{
-	return pkt_l4(ctx, pkt) && pkt->l4 != L4_ICMP_ERROR &&
-	       !(pkt->family == FAMILY_IPV4 && pkt->fragment == FRAGMENT_LATER);
-}
-
-/* Writes the error in the scratch record, with the start of the packet that it quotes. */
-EC_CALL bool too_big_write(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
-{
-	struct icmp_error *e = &s->error;
-	__u32 mtu = s->mtu;
-
-	/* What does not fit is longer than the quote, unless the MTU is one that no network has. */
-	if (s->pkt.ip_len < sizeof(e->quote) || bpf_skb_load_bytes(ctx, IP_OFF, e->quote, sizeof(e->quote)))
-		return false;
-	__builtin_memset(e, 0, offsetof(struct icmp_error, quote));
-	if (s->pkt.family == FAMILY_IPV6) {
-		e->src = *from;
-		e->dst = s->pkt.tuple.src;
-		e->len = bpf_htonl(TOO_BIG_LEN);
-		e->proto = bpf_htonl(IPPROTO_ICMPV6);
-		e->icmp.type = ICMPV6_PACKET_TOO_BIG;
-		e->icmp.id = bpf_htons(mtu >> 16);
-	} else {
-		e->icmp.type = ICMP_DEST_UNREACH;
-		e->icmp.code = TOO_BIG_CODE_IPV4;
-	}
-	e->icmp.rest = bpf_htons(mtu);
-	e->icmp.checksum = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)e, sizeof(*e), 0));
-	return true;
-}
-
 /* Turns the packet into the error about itself, from an address. */
-EC_CALL bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
+EC_INLINE bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const struct addr *from)
 {
-	__u8 proto = s->pkt.family == FAMILY_IPV6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP;
-
-	return too_big_may_be_told(ctx, &s->pkt) && too_big_write(ctx, s, from) &&
-	       answer_begin(ctx, &s->pkt, from, proto, TOO_BIG_LEN) &&
-	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, TOO_BIG_LEN, 0);
+	if (s->pkt.family == FAMILY_IPV6)
+		answer_set_error(s, ICMPV6_PACKET_TOO_BIG, 0, s->mtu);
+	else
+		answer_set_error(s, ICMP_DEST_UNREACH, TOO_BIG_CODE_IPV4, s->mtu);
+	return answer_error(ctx, s, from);
 }
 
-/* TCP heeds the answer. Other senders may not: half of what a pod may have at once is TCP's alone. */
-EC_INLINE __u32 too_big_burst(const struct scratch *s)
-{
-	return s->pkt.tuple.proto == IPPROTO_TCP ? 2 * ANSWER_BURST : ANSWER_BURST;
-}
-
-/* Tells the owner in the scratch record the MTU that is there. Returns a TC action. */
+/*
+ * Tells the owner in the scratch record the MTU that is there, from the node's address or,
+ * of a packet to a Service, from that. Returns a TC action.
+ */
 EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 {
 	const struct config *config = config_get();
 	struct scratch *s = scratch_get();
+	const struct addr *from;
 	struct device *dev;
 
 	if (!s || !config)
 		return EC_ACT_SHOT;
-	dev = answer_to(s, too_big_burst(s));
-	if (!dev || !too_big_turn(ctx, s, too_big_source(config, s->pkt.family)))
+	from = service_has_translated(s) ? &s->service.sent.dst : too_big_source(config, s->pkt.family);
+	dev = answer_to(s, answer_burst(s));
+	if (!dev || service_undo(ctx, s) || !too_big_turn(ctx, s, from))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);
 }
@@ -153,7 +119,7 @@ EC_GLOBAL int too_big_return(struct __sk_buff *ctx)
 	__u8 mac[ETH_ALEN];
 	struct addr from;
 
-	if (!s || (s->owner.ifindex && !answer_to(s, too_big_burst(s))))
+	if (!s || (s->owner.ifindex && !answer_to(s, answer_burst(s))))
 		return EC_ACT_SHOT;
 	from = s->pkt.tuple.dst;
 	if (!too_big_turn(ctx, s, &from) || bpf_skb_load_bytes(ctx, ETH_ALEN, mac, sizeof(mac)) ||

@@ -34,6 +34,9 @@ EC_CALL enum verdict translate_find_of_error(struct __sk_buff *ctx, struct scrat
 		return -DROP_NO_MAPPING;
 	s->key = tuple_reversed(&s->inner.tuple);
 	t->masqueraded = nat_peek(&s->key, s->owner.ifindex);
+	/* An error about a flow to a Service has been translated before, unless it goes elsewhere. */
+	if (t->masqueraded && nat_is_service(t->masqueraded))
+		return -DROP_NO_MAPPING;
 	if (!t->masqueraded)
 		t->recorded = ct_peek(&s->key, s->owner.ifindex);
 	return t->masqueraded || t->recorded ? VERDICT_GO_ON : -DROP_NO_MAPPING;
@@ -54,6 +57,9 @@ EC_CALL enum verdict translate_find(struct __sk_buff *ctx, struct scratch *s, st
 	/* A packet without ports is never masqueraded, but its tuple looks like that of port 0. */
 	if (s->pkt.l4 == L4_FLOW) {
 		verdict = nat_find(out, s->owner.ifindex, &t->masqueraded);
+		/* A flow to a Service has been translated before, if it could be. */
+		if (t->masqueraded && nat_is_service(t->masqueraded))
+			return -DROP_NO_MAPPING;
 		if (verdict || t->masqueraded)
 			return verdict;
 	}

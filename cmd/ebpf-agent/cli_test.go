@@ -106,7 +106,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, ExternalIPs: true, Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Portmap: agent.PortmapAuto, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -119,7 +119,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
 		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
-		"--kube-proxy=off", "--portmap=off", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--kube-proxy=off", "--portmap=off", "--services=on", "--external-ips=false", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
 		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
@@ -143,7 +143,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	}
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
-		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
@@ -164,6 +164,7 @@ func TestRefusals(t *testing.T) {
 		{"--vxlan-port=50000", "--snat-ports"},
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
+		{"--services=auto", "on or off"}, {"--external-ips=some", "true or false"},
 		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=maybe", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},

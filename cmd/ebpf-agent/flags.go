@@ -56,6 +56,8 @@ func (o *options) flags() []cli.Flag {
 		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
 		{Name: "kube-proxy", Default: "auto", Help: "whether netfilter translates addresses on this node, as rules of kube-proxy, portmap and your own do; auto: find out, and follow changes",
 			Value: cli.OneOf(&c.KubeProxy, agent.KubeProxyAuto, agent.KubeProxyOn, agent.KubeProxyOff)},
+		{Name: "services", Default: "off", Help: "whether the programs translate what pods send to Services' addresses; off: netfilter does, by kube-proxy's rules", Value: cli.OnOff(&c.Services)},
+		{Name: "external-ips", Default: "true", Help: "with --services=on, whether externalIPs that Services claim are served; anybody who may write a Service can claim any address", Value: cli.Bool(&c.ExternalIPs)},
 		{Name: "snat-ports", Default: "49152-65535", Help: "ports of the node that masqueraded flows get", Value: snatPorts(&c.SnatLow, &c.SnatHigh)},
 		{Name: "snat-entries", Default: "262144", Help: "how many flows can be masqueraded at a time: the capacity of the tables", Value: cli.Number(&c.SnatEntries, "FLOWS", 16, 1<<24)},
 		{Name: "service-cidr", Help: "the range of Services' addresses; a podCIDR that overlaps it is refused", Value: o.prefixes(&c.Service)},

@@ -174,8 +174,11 @@ func TestManifestRights(t *testing.T) {
 	for _, r := range m.role.Rules {
 		rights = append(rights, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
 	}
-	if want := []string{"get,list,watch nodes", "patch nodes/status"}; !slices.Equal(rights, want) {
-		t.Errorf("the account may %v, want %v", rights, want)
+	few := []string{
+		"get,list,watch nodes", "patch nodes/status", "list,watch services", "list,watch endpointslices", "list,watch servicecidrs", "create events",
+	}
+	if !slices.Equal(rights, few) {
+		t.Errorf("the account may %v, want %v", rights, few)
 	}
 	if m.applied.Spec.PolicyName != m.policy.Name || !slices.Equal(m.applied.Spec.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
 		t.Errorf("the policy %s is applied by %+v", m.policy.Name, m.applied.Spec)

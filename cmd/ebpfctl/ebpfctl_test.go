@@ -264,7 +264,7 @@ func TestWriteErrorIsReported(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	got := call(t, "version")
-	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl version "+version+" (map layout 2, go") {
+	if got.status != cli.Fine || !strings.HasPrefix(got.stdout, "ebpfctl version "+version+" (map layout 3, go") {
 		t.Errorf("%+v", got)
 	}
 	if flag := call(t, "--version"); flag != got {

@@ -130,6 +130,7 @@ func summary(s observe.Status) [][2]string {
 		{"pods", pods(s.Node)},
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
 		{"routing", s.Node.Routing},
+		{"services", s.Node.Services},
 		{"netfilter", netfilter},
 		{"routes", s.Node.Routes},
 		{"ipsec", s.Node.IPsec},

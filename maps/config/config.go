@@ -92,6 +92,8 @@ type NodeConfig struct {
 	TunnelVNI uint32
 	// TunnelChecksum is 1 when the outer UDP checksum over IPv4 is computed, not 0; over IPv6 it always is.
 	TunnelChecksum uint32
+	// Services is 1 when the programs translate pods' packets to Services.
+	Services uint32
 }
 
 // Definition defines the map.

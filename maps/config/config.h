@@ -18,6 +18,7 @@ enum config_flags {
 	CONFIG_ROUTES_TO_STACK = 2,   /* the host's routes depend on more than bpf_fib_lookup knows */
 	CONFIG_POLICIES = 4,          /* a destination has DESTINATION_TO_STACK */
 	CONFIG_FLOWS_MOVE = 8, /* flow tables are being moved: a flow may be in a table that a program does not see */
+	CONFIG_SERVICES = 16,  /* pods' packets to Services are translated here: pods' links carry ec_to_pod as well */
 };
 
 /* What the tunnel has of a family. */
@@ -51,6 +52,7 @@ struct node_config {
 	__u32 tunnel_port;     /* UDP port of all nodes' tunnels, in host order */
 	__u32 tunnel_vni;      /* VXLAN network identifier of the cluster, 24 bits (RFC 7348) */
 	__u32 tunnel_checksum; /* 1: the outer UDP checksum over IPv4 is computed, not 0; over IPv6 it always is */
+	__u32 services;        /* 1: pods' packets to Services are translated by the programs */
 };
 
 #pragma clang diagnostic pop

@@ -8,13 +8,14 @@ import (
 
 // The bits of Flags: enum config_flags.
 const (
-	PodCIDRToStack Flags = 1 // an IPsec policy of the host covers this node's podCIDR
-	RoutesToStack  Flags = 2 // the host's routes depend on more than bpf_fib_lookup knows
-	Policies       Flags = 4 // a destination has DESTINATION_TO_STACK
-	FlowsMove      Flags = 8 // flow tables are being moved: a flow may be in a table that a program does not see
+	PodCIDRToStack Flags = 1  // an IPsec policy of the host covers this node's podCIDR
+	RoutesToStack  Flags = 2  // the host's routes depend on more than bpf_fib_lookup knows
+	Policies       Flags = 4  // a destination has DESTINATION_TO_STACK
+	FlowsMove      Flags = 8  // flow tables are being moved: a flow may be in a table that a program does not see
+	Services       Flags = 16 // pods' packets to Services are translated here: pods' links carry ec_to_pod as well
 )
 
 // String lists the bits that are set, such as "pod_cidr_to_stack"; "-" when none is.
 func (v Flags) String() string {
-	return wire.Bits(uint32(v), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move")
+	return wire.Bits(uint32(v), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move", "services")
 }

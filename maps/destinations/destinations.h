@@ -25,6 +25,7 @@ enum destination_kind {
 	DESTINATION_POD_CIDR, /* another node's podCIDR */
 	DESTINATION_NODE,     /* another node's address */
 	DESTINATION_NATIVE,   /* never masqueraded: cluster CIDR, --non-masquerade-cidr */
+	DESTINATION_SERVICE,  /* a range of Services' addresses: what is there and no frontend is nobody */
 };
 
 enum destination_flags {

@@ -16,6 +16,7 @@ const (
 	PodCIDR             // another node's podCIDR
 	Node                // another node's address
 	Native              // never masqueraded: cluster CIDR, --non-masquerade-cidr
+	Service             // a range of Services' addresses: what is there and no frontend is nobody
 )
 
 // String is the name in dumps and metrics.
@@ -27,6 +28,7 @@ func (v Kind) String() string {
 		PodCIDR: "pod_cidr",
 		Node:    "node",
 		Native:  "native",
+		Service: "service",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

@@ -3,6 +3,8 @@
 // writes an entry, the programs its counters.
 package devices
 
+//go:generate go run ../../tools/enums
+
 import (
 	"cmp"
 
@@ -35,7 +37,14 @@ type Value struct {
 	// AllowanceUntil is the same for neighbours to ask for, in ns. The programs write both.
 	AnswersUntil   uint32
 	AllowanceUntil uint64
+	// Netns is 1 more than the number of the pod's namespace in the host's (NETNSA_NSID); 0: it has none.
+	Netns uint32
+	// Flags are the programs'.
+	Flags Flags
 }
+
+// Flags are what programs have learnt of a pod: enum device_flags.
+type Flags uint32
 
 // Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{

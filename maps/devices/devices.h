@@ -16,6 +16,12 @@ struct device_key {
 	__u32 ifindex;
 };
 
+/* What is never taken back, and spares lookups where there cannot be a flow. */
+enum device_flags {
+	DEVICE_CLIENT = 1, /* the pod has opened a flow to a Service */
+	DEVICE_ITSELF = 2, /* or one of which it is the backend itself */
+};
+
 struct device {
 	struct addr addresses[FAMILIES]; /* zero: the pod has none of the family */
 	__u8 pod_mac[6];                 /* in the order of an Ethernet header, with host_mac */
@@ -26,8 +32,10 @@ struct device {
 	__u32 conntrack_flows; /* counter: the pod's entries in conntrack */
 	__u32 answers_until;   /* the programs': until when its answers are used up (CLOCK_MONOTONIC, 2^16 ns) */
 	__u64 allowance_until; /* the same for neighbours to ask for, in ns */
+	__u32 netns;           /* 1 more than the number of the pod's namespace in the host's; 0: it has none */
+	__u32 flags;           /* enum device_flags, which the programs set */
 };
-_Static_assert(sizeof(struct device) == 80, "device is part of the map layout");
+_Static_assert(sizeof(struct device) == 88, "device is part of the map layout");
 
 #pragma clang diagnostic pop
 

@@ -41,6 +41,13 @@ enum drop_reason {
 	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read, or malformed ones */
 	DROP_NEIGHBOUR_LIMIT,    /* the pod sends to too many neighbours of the node that do not answer */
 	DROP_TOO_BIG,            /* larger than the path's MTU, and not to be fragmented; its sender is told the MTU */
+	DROP_NO_BACKEND,         /* the Service has no endpoints (pods are answered: connection refused) */
+	DROP_NO_LOCAL_BACKEND,   /* the Service's traffic policy is Local, and no endpoint is on this node */
+	DROP_NO_SERVICE_PORT,    /* no Service has this port at the address (pods are answered: connection refused) */
+	DROP_NO_SERVICE,         /* no Service has this address of a service CIDR */
+	DROP_BACKEND_GONE,       /* TCP to a Service's backend that is gone (answered by a RST) */
+	DROP_SERVICE_TTL,        /* the TTL ran out where only the programs can say so (answered: time exceeded) */
+	DROP_SERVICE_OPTIONS,    /* IP options, in a packet of a pod to itself by a Service */
 	DROP_REASONS,
 };
 

@@ -42,6 +42,13 @@ const (
 	ExtensionHeaders                // more IPv6 extension headers than are read, or malformed ones
 	NeighbourLimit                  // the pod sends to too many neighbours of the node that do not answer
 	TooBig                          // larger than the path's MTU, and not to be fragmented; its sender is told the MTU
+	NoBackend                       // the Service has no endpoints (pods are answered: connection refused)
+	NoLocalBackend                  // the Service's traffic policy is Local, and no endpoint is on this node
+	NoServicePort                   // no Service has this port at the address (pods are answered: connection refused)
+	NoService                       // no Service has this address of a service CIDR
+	BackendGone                     // TCP to a Service's backend that is gone (answered by a RST)
+	ServiceTtl                      // the TTL ran out where only the programs can say so (answered: time exceeded)
+	ServiceOptions                  // IP options, in a packet of a pod to itself by a Service
 	Reasons
 )
 
@@ -82,6 +89,13 @@ func (v Reason) String() string {
 		ExtensionHeaders:  "EXTENSION_HEADERS",
 		NeighbourLimit:    "NEIGHBOUR_LIMIT",
 		TooBig:            "TOO_BIG",
+		NoBackend:         "NO_BACKEND",
+		NoLocalBackend:    "NO_LOCAL_BACKEND",
+		NoServicePort:     "NO_SERVICE_PORT",
+		NoService:         "NO_SERVICE",
+		BackendGone:       "BACKEND_GONE",
+		ServiceTtl:        "SERVICE_TTL",
+		ServiceOptions:    "SERVICE_OPTIONS",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -126,6 +140,13 @@ func (v Reason) Explain() string {
 		ExtensionHeaders:  "more IPv6 extension headers than are read, or malformed ones",
 		NeighbourLimit:    "the pod sends to too many neighbours of the node that do not answer",
 		TooBig:            "larger than the path's MTU, and not to be fragmented; its sender is told the MTU",
+		NoBackend:         "the Service has no endpoints (pods are answered: connection refused)",
+		NoLocalBackend:    "the Service's traffic policy is Local, and no endpoint is on this node",
+		NoServicePort:     "no Service has this port at the address (pods are answered: connection refused)",
+		NoService:         "no Service has this address of a service CIDR",
+		BackendGone:       "TCP to a Service's backend that is gone (answered by a RST)",
+		ServiceTtl:        "the TTL ran out where only the programs can say so (answered: time exceeded)",
+		ServiceOptions:    "IP options, in a packet of a pod to itself by a Service",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

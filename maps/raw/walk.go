@@ -19,7 +19,7 @@ const batchSize = 1024
 func Each(m *ebpf.Map, fn func(key []byte, v Value) error) error {
 	var err error
 	switch {
-	case IsHash(m):
+	case IsHash(m), m.Type() == ebpf.Array:
 		err = eachInBatches(m, fn)
 	case IsArray(m):
 		err = eachIndex(m, fn)

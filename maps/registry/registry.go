@@ -5,6 +5,8 @@ package registry
 import (
 	"slices"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -14,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -27,6 +30,12 @@ func All() []typed.Definition {
 		endpoints.Definition,
 		devices.Definition,
 		destinations.Definition,
+		services.Definition,
+		services.Sets,
+		services.Names,
+		backends.Definition,
+		backends.Slots,
+		affinity.Definition,
 		uplinks.Definition,
 		snat.Definition,
 		snat.Reverse,

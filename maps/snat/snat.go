@@ -35,27 +35,35 @@ type Value struct {
 	Ack    uint32
 	// LastSeen is CLOCK_MONOTONIC in ns, renewed at most once a second; below flow.Marks: being removed.
 	LastSeen uint64
+	// FarAddress and FarPort are, with flow.Service, what the far side becomes: the backend's in snat, the Service's in snat_reverse.
+	FarAddress wire.Addr
+	// Set and Backend are the numbers of the Service's port and of the backend; Generation is the backend's when the flow began.
+	Set        uint32
+	Backend    uint32
+	Generation uint32
+	FarPort    wire.Port
+	_          [5]uint16
 }
 
 // Definition and Reverse define the two maps.
 var (
-	Definition = define(Name, "AS")
-	Reverse    = define(ReverseName, "POD")
+	Definition = define(Name, "AS", "BACKEND")
+	Reverse    = define(ReverseName, "POD", "SERVICE")
 )
 
-// define defines one map; to is the column's name for what the pod's side becomes.
-func define(name, to string) typed.Definition {
+// define defines one map; to and far are the columns' names for what the pod's side and the far side become.
+func define(name, to, far string) typed.Definition {
 	return typed.Define[Key, Value](typed.Definition{
 		Name:     name,
 		Content:  typed.Learned,
 		Capacity: Name,
 		Flows:    typed.JoinedBy(join, unsafe.Offsetof(Value{}.LastSeen)),
 		View: typed.View[Key, Value]{
-			Columns: typed.Columns("PROTO", "SOURCE", "DESTINATION", to, "STATE", "FLAGS", "IFINDEX#", "AGE#"),
+			Columns: typed.Columns("PROTO", "SOURCE", "DESTINATION", to, far, "STATE", "FLAGS", "IFINDEX#", "AGE#"),
 			Compare: func(a, b typed.Entry[Key, Value]) int { return a.Key.Compare(b.Key) },
 			Cells: func(k Key, v Value) []any {
 				return []any{
-					k.Proto, k.Src.With(k.Sport), k.Dst.With(k.Dport), v.ToAddress.With(v.ToPort),
+					k.Proto, k.Src.With(k.Sport), k.Dst.With(k.Dport), v.ToAddress.With(v.ToPort), farSide(v),
 					v.State, v.Flags, v.Ifindex, typed.Stamp(v.LastSeen),
 				}
 			},
@@ -63,10 +71,19 @@ func define(name, to string) typed.Definition {
 	})
 }
 
+// farSide is what the far side becomes; a dash: it stays.
+func farSide(v Value) string {
+	if v.Flags&flow.Service == 0 {
+		return "-"
+	}
+	return v.FarAddress.With(v.FarPort)
+}
+
 // join merges two copies of an entry: the later one, with the state bits that only
 // the other has, since each may have been written for different packets.
 func join(ours, theirs Value) Value {
-	same := ours.Ifindex == theirs.Ifindex && ours.ToAddress == theirs.ToAddress && ours.ToPort == theirs.ToPort
+	same := ours.Ifindex == theirs.Ifindex && ours.ToAddress == theirs.ToAddress && ours.ToPort == theirs.ToPort &&
+		ours.FarAddress == theirs.FarAddress && ours.FarPort == theirs.FarPort
 	if flow.Stale(ours.LastSeen, theirs.LastSeen, same) {
 		return ours
 	}

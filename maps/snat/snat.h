@@ -27,8 +27,15 @@ struct snat_entry {
 	 * being removed: 0, or the second in which a program first met it so.
 	 */
 	__u64 last_seen;
+	/* Of FLOW_SERVICE, what the far side becomes: the backend's in snat, the Service's in snat_reverse. */
+	struct addr far_address;
+	__u32 set; /* the Service's port (maps/services); 0: a flow past the Service, straight to a backend */
+	__u32 backend;
+	__u32 generation; /* the backend's when the flow began */
+	__be16 far_port;
+	__u16 pad[5];
 };
-_Static_assert(sizeof(struct snat_entry) == 40, "snat_entry is part of the map layout");
+_Static_assert(sizeof(struct snat_entry) == 80, "snat_entry is part of the map layout");
 
 #pragma clang diagnostic pop
 

@@ -1,13 +1,10 @@
 package typed
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/cilium/ebpf"
 )
 
 // Sync brings a map to the content that is wanted, with the fewest writes, in
@@ -34,9 +31,7 @@ func (s Sync[K, V]) Add(want map[K]V) error {
 			keys, values = append(keys, k), append(values, v)
 		}
 	}
-	return s.inBatches(keys, "write", "to", func(from int) (int, error) {
-		return s.Map.BatchUpdate(keys[from:], values[from:], nil)
-	}, func(i int) { s.Have[keys[i]] = values[i] })
+	return s.Map.putAll(keys, values, func(i int) { s.Have[keys[i]] = values[i] })
 }
 
 // Remove deletes every entry for which keep is false. The error is an Errors of
@@ -48,13 +43,7 @@ func (s Sync[K, V]) Remove(keep func(K, V) bool) error {
 			keys = append(keys, k)
 		}
 	}
-	return s.inBatches(keys, "delete", "from", func(from int) (int, error) {
-		n, err := s.Map.BatchDelete(keys[from:], nil)
-		if errors.Is(err, ErrKeyNotExist) && n < len(keys)-from {
-			return n + 1, nil
-		}
-		return n, err
-	}, func(i int) { delete(s.Have, keys[i]) })
+	return s.Map.deleteAll(keys, func(i int) { delete(s.Have, keys[i]) })
 }
 
 func (s Sync[K, V]) same(have, want V) bool {
@@ -62,31 +51,6 @@ func (s Sync[K, V]) same(have, want V) bool {
 		return any(have) == any(want)
 	}
 	return s.Same(have, want)
-}
-
-// inBatches calls batch until it has processed all keys, each time with the index
-// to go on from. The key at which batch stops with an error has failed; done is
-// called for each of the others.
-func (s Sync[K, V]) inBatches(keys []K, verb, preposition string, batch func(from int) (int, error), done func(i int)) error {
-	failed := make(Errors[K])
-	for at := 0; at < len(keys); {
-		n, err := batch(at)
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return fmt.Errorf("write map %s in batches: %w", s.Map.name, err)
-		}
-		for i := range n {
-			done(at + i)
-		}
-		at += n
-		if err != nil && at < len(keys) {
-			failed[keys[at]] = s.Map.explain(verb, keys[at], preposition, err)
-			at++
-		}
-	}
-	if len(failed) == 0 {
-		return nil
-	}
-	return failed
 }
 
 // Errors are the errors of the keys that failed.

@@ -93,7 +93,7 @@ func (m *Map[K, V]) explain(verb string, key K, preposition string, err error) e
 
 // All iterates over a copy of the entries, each key once. A hash is read bucket by
 // bucket, which writers cannot disturb; other maps are walked from key to key, and
-// once more if a writer has disturbed that. An error ends the iteration and comes
+// once more if a writer has disturbed that. Arrays have all of their entries at any time. An error ends the iteration and comes
 // with the zero entry.
 func (m *Map[K, V]) All() iter.Seq2[Entry[K, V], error] {
 	return func(yield func(Entry[K, V], error) bool) {
@@ -139,7 +139,7 @@ func (m *Map[K, V]) read() ([]Entry[K, V], error) {
 	switch {
 	case raw.IsHash(m.Map):
 		return m.readBatches()
-	case m.Type() == ebpf.LPMTrie:
+	case m.Type() == ebpf.LPMTrie, m.Type() == ebpf.Array:
 		once = m.readBatches
 	}
 	for try := 1; ; try++ {

@@ -15,7 +15,7 @@
 #pragma clang diagnostic error "-Wpadded"
 
 enum wire_layout {
-	LAYOUT_VERSION = 2,  /* of all maps together; maps/config carries it to the node */
+	LAYOUT_VERSION = 3,  /* of all maps together; maps/config carries it to the node */
 	DIRECTION_SLOTS = 8, /* how many directions drops and traffic have room for */
 };
 
@@ -52,6 +52,7 @@ enum direction {
 	DIRECTION_TO_UPLINK,
 	DIRECTION_FROM_TUNNEL,
 	DIRECTION_TO_TUNNEL,
+	DIRECTION_TO_POD,
 	DIRECTIONS,
 };
 _Static_assert((int)DIRECTIONS <= DIRECTION_SLOTS, "drops and traffic have no room for another direction");

@@ -8,7 +8,7 @@ import (
 
 // The values of enum wire_layout.
 const (
-	LayoutVersion  = 2 // of all maps together; maps/config carries it to the node
+	LayoutVersion  = 3 // of all maps together; maps/config carries it to the node
 	DirectionSlots = 8 // how many directions drops and traffic have room for
 )
 
@@ -38,6 +38,7 @@ const (
 	ToUplink
 	FromTunnel
 	ToTunnel
+	ToPod
 	Directions
 )
 
@@ -49,6 +50,7 @@ func (v Direction) String() string {
 		ToUplink:   "to_uplink",
 		FromTunnel: "from_tunnel",
 		ToTunnel:   "to_tunnel",
+		ToPod:      "to_pod",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

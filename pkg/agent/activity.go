@@ -18,6 +18,7 @@ const (
 	repairedSysctl      = "host sysctl"
 	repairedList        = "network configuration list"
 	repairedPlugin      = "plugin"
+	repairedService     = "service entry"
 )
 
 // activity is how much the agent itself has to do. Unlike what the programs count it begins anew with each start.
@@ -25,6 +26,7 @@ type activity struct {
 	rounds  *prometheus.HistogramVec
 	repairs *prometheus.CounterVec
 	locks   *prometheus.HistogramVec
+	synced  prometheus.Histogram
 }
 
 func newActivity() activity {
@@ -35,26 +37,30 @@ func newActivity() activity {
 			Help: "How long the agent took to look at the node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
 		}, []string{"kind"}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, pins, programs of uplinks, the tunnel, the plugin and the list.",
+			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, entries of Services, pins, programs of uplinks, the tunnel, the plugin and the list.",
 		}, []string{"what"}),
 		locks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: prefix + "lock_wait_seconds", Buckets: buckets,
 			Help: "How long the agent waited for the lock that it shares with the plugin, by the work that needed it, also in vain.",
 		}, []string{"work"}),
+		synced: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: prefix + "service_sync_duration_seconds", Buckets: buckets,
+			Help: "How long changes of Services and their endpoints took from when the agent heard of them to the programs' maps.",
+		}),
 	}
 	// A counter that appears with its first event would hide that one from a rate.
 	for _, kind := range []string{kindPass, kindReplan, kindInspect} {
 		a.rounds.WithLabelValues(kind)
 	}
 	for _, what := range append(endpoint.Repairable(), repairedPin, repairedUplink, repairedTunnel, repairedRoute,
-		repairedDestination, repairedSysctl, repairedList, repairedPlugin) {
+		repairedDestination, repairedSysctl, repairedList, repairedPlugin, repairedService) {
 		a.repairs.WithLabelValues(what)
 	}
 	return a
 }
 
 func (a activity) collectors() []prometheus.Collector {
-	return []prometheus.Collector{a.rounds, a.repairs, a.locks}
+	return []prometheus.Collector{a.rounds, a.repairs, a.locks, a.synced}
 }
 
 // The kinds of rounds.
@@ -68,6 +74,9 @@ const (
 func (a activity) took(kind string, since time.Time) {
 	a.rounds.WithLabelValues(kind).Observe(time.Since(since).Seconds())
 }
+
+// servicesSynced notes that the maps hold the Services of that change.
+func (a activity) servicesSynced(changed time.Time) { a.synced.Observe(time.Since(changed).Seconds()) }
 
 // repaired notes that n things of a kind have been put right.
 func (a activity) repaired(what string, n int) { a.repairs.WithLabelValues(what).Add(float64(n)) }

@@ -190,7 +190,11 @@ func (a *agent) work(ctx context.Context) error {
 	defer l.tunnel.closeTables()
 	nodes := newLatest()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return a.followNodes(ctx, nodes.put) })
+	file, err := a.startServices(ctx, g, l)
+	if err != nil {
+		return err
+	}
+	g.Go(func() error { return a.followNodes(ctx, nodes.put, file) })
 	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, l.alarm) })
 	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, l.alarm) })
 	g.Go(func() error { return l.run(ctx, nodes) })
@@ -206,10 +210,10 @@ func (a *agent) work(ctx context.Context) error {
 
 // followNodes passes on what the source says, and with an API says there whether
 // this node carries pods.
-func (a *agent) followNodes(ctx context.Context, put func(source.Update)) error {
+func (a *agent) followNodes(ctx context.Context, put func(source.Update), others *source.FileServices) error {
 	heard := func() { a.status.set(func(f *figures) { f.heard = time.Now() }) }
 	if a.cfg.NodesFile != "" {
-		return source.File{Path: a.cfg.NodesFile, Log: a.log, Heard: heard}.Run(ctx, put)
+		return source.File{Path: a.cfg.NodesFile, Log: a.log, Services: others, Heard: heard}.Run(ctx, put)
 	}
 	c, err := a.newCondition()
 	if err != nil {

@@ -100,6 +100,8 @@ type Config struct {
 	VXLANChecksum bool
 	// Uplinks are the names of the interfaces that lead out; none: found by routes.
 	Uplinks []string
+	// Services says whether the programs translate what pods send to Services; ExternalIPs, whether that includes Services' externalIPs.
+	Services, ExternalIPs bool
 	// Masquerade says of each family whether what pods send to the world is masqueraded.
 	Masquerade [wire.Families]bool
 	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.
@@ -141,6 +143,9 @@ func (c Config) nodeConfig(beside bool) config.NodeConfig {
 	}
 	if beside {
 		n.NetfilterNat = 1
+	}
+	if c.Services {
+		n.Services = 1
 	}
 	if c.VXLANChecksum {
 		n.TunnelChecksum = 1

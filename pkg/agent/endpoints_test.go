@@ -13,6 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
@@ -162,6 +163,36 @@ func TestEndpointIsRepaired(t *testing.T) {
 		}
 		if have, err := l.dp.Maps.Devices.Get(dev); have.Addresses[wire.IPv4] != entry.Address || have.PodMAC != e.PodMAC {
 			t.Errorf("%s: the devices entry is %+v, error %v", what, have, err)
+		}
+	}
+}
+
+// Where Services are served, a program sees what is sent to the pod. A filter that somebody removes is told of by the kernel.
+func TestProgramToThePodIsRepaired(t *testing.T) {
+	l, e := withPod(t)
+	attached := func() bool {
+		ok, err := l.dp.Attached(e.HostIndex, attach.ToPod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	if attached() {
+		t.Error("it is there without Services")
+	}
+	l.cfg.Services, l.planned = true, nil
+	for range 2 {
+		l.pass(t.Context())
+		l.assertReady(t)
+		l.assertWhole(t, e)
+		if v, err := l.dp.Maps.Config.Get(config.Key{}); v.Flags&config.Services == 0 || !attached() {
+			t.Errorf("config %+v, %v; attached: %v", v, err, attached())
+		}
+		if l.alarm.outline.Load().weigh(device.Event{Kind: device.FilterEvent, Index: e.HostIndex, Gone: true})&urgent == 0 {
+			t.Error("a filter that goes calls for no pass")
+		}
+		if err := (attach.Attacher{Dir: l.cfg.BPFFS}).Detach(e.HostIndex, attach.ToPod); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -47,7 +47,7 @@ type outline struct {
 	*intent
 	// used are the families that were looked at.
 	used plan.FamilySet
-	// told says that the kernel tells when a program is taken away.
+	// told says that the kernel tells when a program is taken away, at least one of those that see what is sent to pods.
 	told bool
 }
 

@@ -41,6 +41,7 @@ type loop struct {
 	tunnel    *tunnelController
 	endpoints *endpointController
 	mode      *modeController
+	services  *serviceController // nil: others serve Services
 	files     *fileController
 	sysctls   *sysctls
 	steps     []step
@@ -57,6 +58,7 @@ type basis struct {
 	facts  plan.Facts
 	before plan.Standing
 	known  bool
+	ranges ranges
 }
 
 // run works until ctx ends: after every change of the Nodes and of the network,
@@ -77,6 +79,12 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 				due.within(0)
 			}
 			due.within(l.next)
+		case <-l.services.changes():
+			if l.view == nil || l.rangesOfServices().equal(l.plannedRanges()) {
+				l.judge()
+			} else if !l.replan(ctx) {
+				due.within(0)
+			}
 		case <-l.alarm.rings:
 			due.called(l.alarm.called())
 		case <-tick.C:
@@ -140,6 +148,7 @@ func (l *loop) passOver(ctx context.Context, whole bool) time.Duration {
 		l.doSteps(ctx, onPass)
 	}
 	l.judge()
+	l.services.surround(&l.state, l.cfg.Node)
 	l.status.took(kindPass, started)
 	l.log.Debug("pass", "took", time.Since(started), "whole", l.whole, "pods", l.pods, "destinations", len(l.cluster.entries), "routes", len(l.cluster.routes))
 	return l.next
@@ -153,6 +162,7 @@ func (l *loop) replan(ctx context.Context) bool {
 	l.makePlan()
 	well := l.doSteps(ctx, onNodes)
 	l.judge()
+	l.services.surround(&l.state, l.cfg.Node)
 	return well
 }
 
@@ -209,14 +219,14 @@ func (l *loop) look(s *state) error {
 
 // makePlan plans for the newest look and the newest Nodes, unless the same would come out again.
 func (l *loop) makePlan() {
-	now := &basis{l.view.facts(), l.standing, l.known}
-	if p := l.planned; p == nil || p.known != now.known || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
+	now := &basis{l.view.facts(), l.standing, l.known, l.rangesOfServices()}
+	if p := l.planned; p == nil || p.known != now.known || !p.ranges.equal(now.ranges) || !p.before.Equal(now.before) || !p.facts.Equal(now.facts) {
 		l.state.plan = plan.Make(plan.Input{
 			Self: l.cfg.Node, Mode: l.cfg.RoutingMode, Known: l.known, Nodes: l.nodes, Facts: now.facts, Before: l.standing,
-			MTU: l.cfg.MTU, Service: l.cfg.Service, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
+			MTU: l.cfg.MTU, Services: l.cfg.Services, Service: now.ranges.all, Served: now.ranges.served, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
 		defer l.alarm.planned()
 	}
-	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold(), l.endpoints.released))
+	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold() || l.cfg.Services, l.endpoints.released))
 }

@@ -10,15 +10,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
 // prefix begins the name of each metric.
@@ -84,9 +87,37 @@ func (m metrics) describe(gauge sample) {
 	for _, way := range []destinations.Way{destinations.Direct, destinations.Tunnel, destinations.None} {
 		gauge("node_ways", float64(now.ways[way]), "Other nodes, by the way to their pods, in the family of their first podCIDR: direct, tunnel, or none.", "way", string(way))
 	}
+	m.describeServices(gauge, now.services)
 	for _, reason := range append(plan.Reasons(), neighbourTable) {
 		gauge("node_problems", float64(now.problems[reason]),
 			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))
+	}
+}
+
+// describeServices tells of the Services that are served. The maps of sets, backends and slots are arrays, whose fill the agent knows alone.
+func (m metrics) describeServices(gauge sample, now serviceReport) {
+	if !m.cfg.Services {
+		return
+	}
+	gauge("services", float64(now.services), "Services that have an address of their own.")
+	gauge("service_backends", float64(now.used.Backends), "Endpoints of Services' ports, each counted once for a port.")
+	for _, f := range []struct {
+		name           string
+		used, capacity uint32
+	}{
+		{services.SetsName, now.used.Sets, now.capacities.Sets},
+		{backends.Name, now.used.Backends, now.capacities.Backends},
+		{backends.SlotsName, now.used.Slots, now.capacities.Slots},
+	} {
+		m.fill(gauge, observe.Fill{Name: f.name, Entries: uint64(f.used), Capacity: uint64(f.capacity)})
+	}
+	problems := map[service.Reason]int{}
+	for _, p := range now.problems {
+		problems[p.Reason]++
+	}
+	for _, reason := range service.Reasons() {
+		gauge("service_problems", float64(problems[reason]),
+			"What is wrong with Services, by reason; the log, Events and ebpfctl status name them.", "reason", reasonOf(reason))
 	}
 }
 
@@ -107,10 +138,14 @@ func revision() string {
 func (m metrics) countEntries(gauge sample) error {
 	fills, err := observe.Fills(m.cfg.BPFFS)
 	for _, f := range fills {
-		gauge("map_entries", float64(f.Entries), "Entries in a map.", "map", f.Name)
-		gauge("map_capacity", float64(f.Capacity), "Entries that a map can hold.", "map", f.Name)
+		m.fill(gauge, f)
 	}
 	return err
+}
+
+func (m metrics) fill(gauge sample, f observe.Fill) {
+	gauge("map_entries", float64(f.Entries), "Entries in a map.", "map", f.Name)
+	gauge("map_capacity", float64(f.Capacity), "Entries that a map can hold.", "map", f.Name)
 }
 
 func (m metrics) countPods(gauge sample) error {

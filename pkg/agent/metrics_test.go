@@ -94,7 +94,9 @@ const page = "../../tools/deploy/metrics.md"
 
 // TestMetricsAreExplained holds the page to what is registered: a row for each metric, with its labels, its type and its meaning.
 func TestMetricsAreExplained(t *testing.T) {
-	l := testLoop(t)
+	l := testServices(t)
+	l.services.place(here())
+	l.services.accept(complete([]string{"10.244.2.7"}))
 	ready(t, l)
 	l.status.waited("start", time.Second)
 	l.status.set(func(f *figures) { f.heard = time.Now() })

@@ -152,6 +152,9 @@ func (c *modeController) report() {
 		c.log.Info("nothing translates addresses on this node; packets bypass netfilter")
 	} else {
 		c.log.Info("working beside netfilter's translation of addresses", "found", where)
+		if c.cfg.Services {
+			c.log.Info("what pods send to Services is translated by the programs all the same; netfilter's rules serve the host and the world")
+		}
 	}
 }
 

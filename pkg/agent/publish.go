@@ -22,7 +22,7 @@ import (
 func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
 		NotReady: notReady, Degraded: listed(degraded), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
-		Nodes: l.published.Nodes, Problems: l.published.Problems,
+		Nodes: l.published.Nodes, Problems: l.published.Problems, Services: l.whoServes(), ServiceProblems: toldProblems(l.services.read().problems),
 	}
 	if l.known && l.sourceErr != nil {
 		c.Lost = l.lost
@@ -56,6 +56,18 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 	}
 	l.published, l.left = c, stampOf(path)
 	return nil
+}
+
+// whoServes says who translates what pods send to Services; empty: others do.
+func (l *loop) whoServes() string {
+	if l.services == nil {
+		return ""
+	}
+	const ours = "what pods send to Services is translated by the programs"
+	if where := l.mode.where(); where != "" {
+		return ours + "; what netfilter translates beside them serves the host and the world"
+	}
+	return ours
 }
 
 func (l *loop) publishedPath() string { return filepath.Join(l.cfg.State, observe.ClusterFile) }

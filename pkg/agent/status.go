@@ -38,6 +38,7 @@ type figures struct {
 	connected bool                     // the source of Nodes has delivered them, and answers
 	heard     time.Time                // when it last said anything
 	lastSync  time.Time                // when the packets' way last agreed with all Nodes; zero: not by this agent
+	services  serviceReport            // of the Services that are served
 }
 
 // starting is why an agent is not ready before it has looked at anything.

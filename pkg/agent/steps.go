@@ -182,6 +182,8 @@ func (l *loop) obstacle() string {
 		return enumerate(append([]string{"the node has not been looked at yet"}, causes(l.failures(onLook))...))
 	case l.plan.NotReady != "":
 		return enumerate([]string{l.plan.NotReady})
+	case l.services.obstacle() != "":
+		return l.services.obstacle()
 	}
 	failed := l.failures(onLook | onPass | onTick)
 	for controller, err := range failed {

@@ -37,10 +37,10 @@ func newDevice(t *testing.T, mode Mode) *device {
 	return d
 }
 
-// newest is what Auto chooses.
-func newest(t *testing.T) Mode {
+// chosen is what Auto chooses.
+func chosen(t *testing.T, hook Hook) Mode {
 	t.Helper()
-	if priv.HasTCX(t) {
+	if hook != ToPod && priv.HasTCX(t) {
 		return TCX
 	}
 	return Clsact
@@ -140,7 +140,7 @@ func TestAttachReplaceDetach(t *testing.T) {
 				d := newDevice(t, mode)
 				got := mode
 				if mode == Auto {
-					got = newest(t)
+					got = chosen(t, hook)
 				}
 				old, replacement := hookProgram(t, hook, 1), hookProgram(t, hook, 2)
 				d.assert(hook, "", 0)
@@ -277,15 +277,15 @@ func TestDeviceGone(t *testing.T) {
 
 func TestRemoveQdisc(t *testing.T) {
 	d := newDevice(t, Clsact)
-	if err := RemoveQdisc(d.index); err != nil {
+	if _, err := RemoveQdisc(d.index); err != nil {
 		t.Errorf("no qdisc: %v", err)
 	}
-	if err := RemoveQdisc(9999); err != nil {
+	if _, err := RemoveQdisc(9999); err != nil {
 		t.Errorf("no interface: %v", err)
 	}
 	d.attach(ToUplink, hookProgram(t, ToUplink, 1))
-	if err := RemoveQdisc(d.index); err != nil {
-		t.Fatal(err)
+	if removed, err := RemoveQdisc(d.index); removed || err != nil {
+		t.Fatal(removed, err)
 	}
 	if !d.hasQdisc() {
 		t.Error("a qdisc with a filter of ours was removed")
@@ -296,8 +296,8 @@ func TestRemoveQdisc(t *testing.T) {
 	if !d.hasQdisc() {
 		t.Error("Detach has removed the qdisc")
 	}
-	if err := RemoveQdisc(d.index); err != nil {
-		t.Fatal(err)
+	if removed, err := RemoveQdisc(d.index); !removed || err != nil {
+		t.Fatal(removed, err)
 	}
 	if d.hasQdisc() {
 		t.Error("an empty qdisc is left")

@@ -15,6 +15,10 @@ const (
 	filterHandle   = 0xec
 )
 
+// errForeignQdisc is returned (wrapped) when somebody else's qdisc has the place of clsact: their ingress qdisc, in which
+// filters for both directions would see what arrives.
+var errForeignQdisc = errors.New("another qdisc is in the way")
+
 func (h Hook) parent() uint32 {
 	if h.egress() {
 		return netlink.HANDLE_MIN_EGRESS
@@ -84,7 +88,26 @@ func ensureQdisc(ifindex int) (bool, error) {
 	if !errors.Is(err, unix.EEXIST) {
 		return false, fmt.Errorf("add clsact qdisc: %w", err)
 	}
-	return false, nil
+	return false, checkClsact(ifindex)
+}
+
+// checkClsact fails unless the qdisc that has the place of clsact is one.
+func checkClsact(ifindex int) error {
+	all, err := netlink.QdiscList(byIndex(ifindex))
+	if err != nil {
+		return fmt.Errorf("list qdiscs of interface %d: %w", ifindex, err)
+	}
+	for _, q := range all {
+		if q.Attrs().Parent == netlink.HANDLE_CLSACT && q.Type() != "clsact" {
+			return fmt.Errorf("add clsact qdisc: %w: %s", errForeignQdisc, q.Type())
+		}
+	}
+	return nil
+}
+
+// byIndex is an interface by its index alone, for requests.
+func byIndex(ifindex int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
 }
 
 // removeFilter deletes our filter, not the qdisc.
@@ -99,20 +122,20 @@ func removeFilter(ifindex int, hook Hook) error {
 	return nil
 }
 
-// RemoveQdisc deletes the interface's clsact qdisc unless it has filters. It is no
-// error if there is no qdisc, or no such interface.
-func RemoveQdisc(ifindex int) error {
+// RemoveQdisc deletes the interface's clsact qdisc, and reports true, unless it has
+// filters. It is no error if there is no qdisc, or no such interface.
+func RemoveQdisc(ifindex int) (bool, error) {
 	for _, hook := range UplinkHooks() {
 		filters, err := listFilters(ifindex, hook)
 		if err != nil || len(filters) > 0 {
-			return err
+			return false, err
 		}
 	}
 	err := netlink.QdiscDel(qdisc(ifindex))
 	if err != nil && !gone(err) {
-		return fmt.Errorf("delete clsact qdisc of interface %d: %w", ifindex, err)
+		return false, fmt.Errorf("delete clsact qdisc of interface %d: %w", ifindex, err)
 	}
-	return nil
+	return true, nil
 }
 
 func filterState(ifindex int, hook Hook) (State, error) {
@@ -128,24 +151,23 @@ func findFilter(ifindex int, hook Hook) (*netlink.BpfFilter, error) {
 	if err != nil {
 		return nil, err
 	}
+	return ours(filters, hook), nil
+}
+
+// ours finds our filter for the hook; nil: there is none.
+func ours(filters []netlink.Filter, hook Hook) *netlink.BpfFilter {
 	for _, f := range filters {
 		b, ok := f.(*netlink.BpfFilter)
 		if ok && b.Priority == filterPriority && b.Handle == filterHandle && b.Name == hook.Program() {
-			return b, nil
+			return b
 		}
 	}
-	return nil, nil
+	return nil
 }
 
+// listFilters lists those of the hook's direction; of an interface that does not exist none.
 func listFilters(ifindex int, hook Hook) ([]netlink.Filter, error) {
-	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		if errors.As(err, new(netlink.LinkNotFoundError)) {
-			return nil, nil
-		}
-		return nil, fmt.Errorf("find interface %d: %w", ifindex, err)
-	}
-	filters, err := netlink.FilterList(l, hook.parent())
+	filters, err := netlink.FilterList(byIndex(ifindex), hook.parent())
 	if err != nil && !gone(err) {
 		return nil, fmt.Errorf("list filters of interface %d: %w", ifindex, err)
 	}
@@ -160,13 +182,15 @@ func Filters() ([]Place, error) {
 	}
 	var out []Place
 	for _, i := range indexes {
-		for _, hook := range Hooks() {
-			f, err := findFilter(i, hook)
+		for _, direction := range PodHooks() { // one of each
+			filters, err := listFilters(i, direction)
 			if err != nil {
 				return nil, err
 			}
-			if f != nil {
-				out = append(out, Place{i, hook})
+			for _, hook := range Hooks() {
+				if hook.parent() == direction.parent() && ours(filters, hook) != nil {
+					out = append(out, Place{i, hook})
+				}
 			}
 		}
 	}

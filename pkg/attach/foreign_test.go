@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // foreignFilter adds somebody else's clsact filter.
@@ -67,7 +68,7 @@ func TestForeignFiltersAreLeftAlone(t *testing.T) {
 			if after := strings.Join(d.filterNames(), " "); after != before {
 				t.Errorf("filters before: %s; after: %s", before, after)
 			}
-			if err := RemoveQdisc(d.index); err != nil {
+			if _, err := RemoveQdisc(d.index); err != nil {
 				t.Fatal(err)
 			}
 			if after := strings.Join(d.filterNames(), " "); after != before {
@@ -121,4 +122,38 @@ func (d *device) tcx() (ids []ebpf.ProgramID) {
 		ids = append(ids, p.ID)
 	}
 	return ids
+}
+
+// TestForeignIngressQdisc is where clsact would be; a filter for what leaves would see there what arrives.
+func TestForeignIngressQdisc(t *testing.T) {
+	for _, mode := range []Mode{Auto, Clsact} {
+		t.Run(string(mode), func(t *testing.T) {
+			d := newDevice(t, mode)
+			foreign := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+				LinkIndex: d.index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
+			}}
+			if err := netlink.QdiscAdd(foreign); err != nil {
+				t.Fatal(err)
+			}
+			p := hookProgram(t, ToPod, 1)
+			_, err := d.Attach(d.index, ToPod, p)
+			if mode == Clsact || !priv.HasTCX(t) {
+				if err == nil || !strings.Contains(err.Error(), "ingress") {
+					t.Errorf("error must name the qdisc in the way: %v", err)
+				}
+				d.assert(ToPod, "", 0)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.assert(ToPod, TCX, pins.ID(t, p))
+			if err := netlink.QdiscDel(foreign); err != nil {
+				t.Fatal(err)
+			}
+			next := hookProgram(t, ToPod, 2)
+			d.attach(ToPod, next)
+			d.assert(ToPod, Clsact, pins.ID(t, next))
+		})
+	}
 }

@@ -19,7 +19,7 @@ import (
 // attachment is a program of ours on a hook, and what is needed to restore it.
 type attachment struct {
 	attach.Place
-	mode attach.Mode
+	mode attach.Mode // empty: there is none yet
 	id   ebpf.ProgramID
 	// prog is nil if this process may not open it: then it can be replaced, but not
 	// restored.
@@ -116,8 +116,11 @@ func knownPlaces(opts Options) ([]attach.Place, error) {
 		return nil, err
 	}
 	for _, i := range pods {
-		out = append(out, attach.Place{Ifindex: i, Hook: attach.FromPod})
+		for _, hook := range attach.PodHooks() {
+			out = append(out, attach.Place{Ifindex: i, Hook: hook})
+		}
 	}
+	made = slices.DeleteFunc(made, func(i int) bool { return slices.Contains(pods, i) })
 	for _, i := range append(ups, made...) {
 		for _, hook := range attach.UplinkHooks() {
 			out = append(out, attach.Place{Ifindex: i, Hook: hook})

@@ -12,14 +12,13 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
-	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 // While flow tables move, programs of both kinds know it, whether the config itself moves or not; nobody does afterwards,
 // however it ends.
 func TestProgramsKnowThatFlowsMove(t *testing.T) {
 	larger := func(t testing.TB) *ebpf.CollectionSpec {
-		spec := pins.Stubs(t)
+		spec := stubs(t)
 		grow(spec, snat.Name, 16)
 		return spec
 	}
@@ -32,7 +31,7 @@ func TestProgramsKnowThatFlowsMove(t *testing.T) {
 	}{
 		{"everything moves", grown, config.FlowsMove, nil},
 		{"a flow table moves", larger, config.FlowsMove, nil},
-		{"nothing moves", pins.Stubs, 0, nil},
+		{"nothing moves", stubs, 0, nil},
 		{"everything moves, and fails", grown, config.FlowsMove, broken},
 		{"a flow table moves, and fails", larger, config.FlowsMove, broken},
 	} {

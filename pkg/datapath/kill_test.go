@@ -20,7 +20,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
-	"github.com/ebpf-cni/ebpf-cni/test/pins"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
@@ -105,7 +104,7 @@ func TestKilledAtAnyStep(t *testing.T) {
 			published := false
 			for number := 0; ; number += stride {
 				opts := base
-				opts.StateDir, opts.Spec = t.TempDir(), pins.Stubs(t)
+				opts.StateDir, opts.Spec = t.TempDir(), stubs(t)
 				n := newNode(t, opts)
 				name, killed := killedAt(t, opts, number)
 				if !killed {
@@ -140,7 +139,7 @@ func (n node) afterKill(t *testing.T, where, name string) {
 
 	if name != string(stepPublished) {
 		before := n.opts
-		before.Spec = pins.Stubs(t)
+		before.Spec = stubs(t)
 		dp, err := Load(context.Background(), before)
 		if err != nil {
 			t.Fatalf("%s: the build of before: %+v", where, err)
@@ -205,7 +204,7 @@ func killedWhenCommitted(t *testing.T, opts Options) {
 // after an upgrade was killed.
 func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
 	opts := isolated(t, attach.Auto)
-	opts.Spec = pins.Stubs(t)
+	opts.Spec = stubs(t)
 	n := newNode(t, opts)
 	killedWhenCommitted(t, opts)
 	check(t, os.RemoveAll(opts.Dir.Maps()))
@@ -219,7 +218,7 @@ func TestMapsOfAnInterruptedUpgradeAlone(t *testing.T) {
 // build of before, by the new one, and by a third.
 func TestWhatWasWrittenAfterAKillStays(t *testing.T) {
 	for name, build := range map[string]func(testing.TB) *ebpf.CollectionSpec{
-		"the build of before": pins.Stubs, "the new build": grown,
+		"the build of before": stubs, "the new build": grown,
 		"a third build": func(t testing.TB) *ebpf.CollectionSpec {
 			spec := grown(t)
 			for _, d := range registry.Pinned() {
@@ -230,7 +229,7 @@ func TestWhatWasWrittenAfterAKillStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			opts := isolated(t, attach.Auto)
-			opts.Spec = pins.Stubs(t)
+			opts.Spec = stubs(t)
 			n := newNode(t, opts)
 			killedWhenCommitted(t, opts)
 			added, changed, gone := addr("10.244.1.77"), addr("10.244.1.2"), addr("10.244.1.3")
@@ -266,7 +265,7 @@ func TestLoadWithFewRights(t *testing.T) {
 	for _, mode := range []attach.Mode{attach.TCX, attach.Clsact} {
 		t.Run(string(mode), func(t *testing.T) {
 			opts := isolated(t, mode)
-			opts.Spec = pins.Stubs(t)
+			opts.Spec = stubs(t)
 			n := newNode(t, opts)
 			check(t, os.RemoveAll(opts.Dir.Programs()))
 			self, err := os.Executable()

@@ -20,7 +20,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
-	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 func modes() []attach.Mode { return []attach.Mode{attach.TCX, attach.Clsact} }
@@ -58,7 +57,7 @@ func TestUpgradeReplacesEveryAttachment(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t, isolated(t, mode))
 			before, old := n.pins(t), n.attached(t)
-			n.opts.Spec = pins.Stubs(t)
+			n.opts.Spec = stubs(t)
 			mustLoad(t, n.opts)
 			n.verify(t)
 			for p, state := range n.attached(t) {
@@ -128,7 +127,7 @@ func TestBadBuildsLeaveEverythingAsItWas(t *testing.T) {
 	before, old := n.pins(t), n.attached(t)
 	for _, b := range badBuilds() {
 		opts := n.opts
-		opts.Spec = pins.Stubs(t)
+		opts.Spec = stubs(t)
 		b.change(&opts, opts.Spec)
 		_, err := Load(context.Background(), opts)
 		refused(t, b.name, err, b.matches, b.says...)

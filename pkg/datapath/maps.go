@@ -5,12 +5,14 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -20,11 +22,16 @@ import (
 // Maps are the open pinned maps of a node. Those that the agent reads and writes are
 // fields with their types.
 type Maps struct {
+	Backends     *backends.Map
 	Config       *config.Map
 	Destinations *destinations.Map
 	Devices      *devices.Map
 	Drops        *drops.Map
 	Endpoints    *endpoints.Map
+	ServiceNames *services.NamesMap
+	Services     *services.Map
+	Sets         *services.SetsMap
+	Slots        *backends.SlotsMap
 	Traffic      *traffic.Map
 	Uplinks      *uplinks.Map
 	Usage        *usage.Map
@@ -39,10 +46,15 @@ func wrapMaps(all map[string]*ebpf.Map) *Maps {
 		Traffic: counters.Of[traffic.Event](all[traffic.Name], traffic.Name),
 		all:     all,
 	}
+	wrap(&m.Backends, all, backends.Name)
 	wrap(&m.Config, all, config.Name)
 	wrap(&m.Destinations, all, destinations.Name)
 	wrap(&m.Devices, all, devices.Name)
 	wrap(&m.Endpoints, all, endpoints.Name)
+	wrap(&m.ServiceNames, all, services.NamesName)
+	wrap(&m.Services, all, services.Name)
+	wrap(&m.Sets, all, services.SetsName)
+	wrap(&m.Slots, all, backends.SlotsName)
 	wrap(&m.Uplinks, all, uplinks.Name)
 	wrap(&m.Usage, all, usage.Name)
 	return m

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +11,16 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -24,10 +29,20 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
+// stubs are pins.Stubs with smaller arrays for Services, since tests read maps whole.
+func stubs(t testing.TB) *ebpf.CollectionSpec {
+	t.Helper()
+	spec := pins.Stubs(t)
+	for _, name := range []string{services.SetsName, backends.Name, backends.SlotsName, affinity.Name} {
+		spec.Maps[name].MaxEntries = 1024
+	}
+	return spec
+}
+
 // grown is a later build in which every map's values are larger.
 func grown(t testing.TB) *ebpf.CollectionSpec {
 	t.Helper()
-	spec := pins.Stubs(t)
+	spec := stubs(t)
 	for _, d := range registry.Pinned() {
 		grow(spec, d.Name, 16)
 	}
@@ -72,6 +87,52 @@ func TestGrownLayoutKeepsEveryEntry(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// older is the build before flows named their far ends and pods their namespaces, whose values are shorter.
+func older(t testing.TB) *ebpf.CollectionSpec {
+	t.Helper()
+	spec := stubs(t)
+	for name, size := range map[string]uint32{snat.Name: 40, snat.ReverseName: 40, devices.Name: 80} {
+		m := spec.Maps[name]
+		m.Key, m.Value, m.ValueSize = nil, nil, size
+	}
+	return spec
+}
+
+// TestRecordsOfAnOlderBuildAreExtended with zeros: its flows are to no Service.
+func TestRecordsOfAnOlderBuildAreExtended(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	opts.Spec = older(t)
+	dp := mustLoad(t, opts)
+	short := []string{snat.Name, snat.ReverseName, devices.Name}
+	for _, name := range short {
+		m := dp.Maps.all[name]
+		for i := range byte(nodeFlows % 256) {
+			value := bytes.Repeat([]byte{i + 1}, int(m.ValueSize()))
+			check(t, raw.Update(m, bytes.Repeat([]byte{i}, int(m.KeySize())), raw.Value{value}, ebpf.UpdateAny))
+		}
+	}
+	opts.Spec = stubs(t)
+	dp = mustLoad(t, opts)
+	for _, name := range short {
+		m, was := dp.Maps.all[name], older(t).Maps[name].ValueSize
+		if m.ValueSize() <= was {
+			t.Fatalf("%s: a value has %d bytes, had %d: this shows nothing", name, m.ValueSize(), was)
+		}
+		var entries int
+		check(t, raw.Each(m, func(key []byte, v raw.Value) error {
+			entries++
+			want := append(bytes.Repeat([]byte{key[0] + 1}, int(was)), make([]byte, m.ValueSize()-was)...)
+			if !bytes.Equal(v[0], want) {
+				t.Errorf("%s: % x, want % x", name, v[0], want)
+			}
+			return nil
+		}))
+		if entries != nodeFlows%256 {
+			t.Errorf("%s: %d entries, want %d", name, entries, nodeFlows%256)
+		}
 	}
 }
 
@@ -202,7 +263,7 @@ func TestAFailureAtAnyStepPutsEverythingBack(t *testing.T) {
 	for _, build := range []struct {
 		name string
 		spec func(testing.TB) *ebpf.CollectionSpec
-	}{{"same layout", pins.Stubs}, {"grown layout", grown}} {
+	}{{"same layout", stubs}, {"grown layout", grown}} {
 		t.Run(build.name, func(t *testing.T) {
 			n := newNode(t, isolated(t, attach.Auto))
 			before, old := n.pins(t), n.attached(t)

@@ -25,7 +25,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
-	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 // node is a node with pods and an uplink in use: what an upgrade must not harm.
@@ -46,7 +45,7 @@ func newNode(t *testing.T, opts Options) node {
 	t.Helper()
 	n := node{opts: opts}
 	if opts.Spec == nil {
-		opts.Spec = pins.Stubs(t)
+		opts.Spec = stubs(t)
 	}
 	dp := mustLoad(t, opts)
 	n.uplink = addVeth(t, "up")

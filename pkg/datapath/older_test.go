@@ -18,7 +18,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
-	"github.com/ebpf-cni/ebpf-cni/test/pins"
 )
 
 // TestAnOlderBuildIsRefusedBeforeItChangesAnything has the build of before meet a node on which a record has grown, of one map of each
@@ -29,7 +28,7 @@ func TestAnOlderBuildIsRefusedBeforeItChangesAnything(t *testing.T) {
 		t.Run(d.Name, func(t *testing.T) {
 			n := newNode(t, isolated(t, attach.Auto))
 			older := n.opts
-			n.opts.Spec = pins.Stubs(t)
+			n.opts.Spec = stubs(t)
 			grow(n.opts.Spec, d.Name, 16)
 			mustLoad(t, n.opts)
 			for _, other := range registry.Pinned() {

@@ -50,7 +50,7 @@ func (q qdiscs) remove(ifindex int) error {
 	if err != nil || !slices.Contains(made, ifindex) {
 		return err
 	}
-	if err := attach.RemoveQdisc(ifindex); err != nil {
+	if removed, err := attach.RemoveQdisc(ifindex); err != nil || !removed {
 		return err
 	}
 	return q.drop(ifindex)

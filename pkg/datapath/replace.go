@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
@@ -40,13 +41,17 @@ func (l *loader) replace() (err error) {
 	if err := l.at(stepCommitted); err != nil {
 		return err
 	}
+	news, err := l.newPlaces(olds)
+	if err != nil {
+		return err
+	}
 	bridge, err := l.bridge(olds)
 	defer bridge.close()
 	if err != nil {
 		return err
 	}
 	arrivals, others := splitArrivals(olds)
-	for _, group := range [][]attachment{others, arrivals} {
+	for _, group := range [][]attachment{append(news, others...), arrivals} {
 		for _, old := range group {
 			// Before attaching, so that a failure halfway is undone too.
 			done = append(done, old)
@@ -67,11 +72,31 @@ func (l *loader) replace() (err error) {
 	return l.tables.Done()
 }
 
-// attach replaces one program. An interface that is gone meanwhile is no error.
+// newPlaces lists the pods whose packets to Services these programs translate, and that have no program for the replies
+// yet. They get it first.
+func (l *loader) newPlaces(olds []attachment) (news []attachment, err error) {
+	if l.opts.NodeConfig.Services == 0 {
+		return nil, nil
+	}
+	pods, err := ifindexes(l.opts.Dir.Map(devices.Name))
+	has := map[attach.Place]bool{}
+	for _, old := range olds {
+		has[old.Place] = true
+	}
+	for _, i := range pods {
+		if at := (attach.Place{Ifindex: i, Hook: attach.ToPod}); !has[at] && interfaceExists(i) {
+			news = append(news, attachment{Place: at})
+		}
+	}
+	return news, err
+}
+
+// attach replaces one program, or takes it off where these programs have no use for it. An interface that is gone
+// meanwhile is no error.
 func (l *loader) attach(old attachment) error {
 	prog := l.programs[old.Hook.Program()]
-	if prog == nil {
-		return l.opts.attacher().Detach(old.Ifindex, old.Hook)
+	if prog == nil || old.Hook == attach.ToPod && l.opts.NodeConfig.Services == 0 {
+		return errors.Join(l.opts.attacher().Detach(old.Ifindex, old.Hook), l.qdiscs.remove(old.Ifindex))
 	}
 	err := l.qdiscs.attach(l.opts.attacher(), old.Ifindex, old.Hook, prog)
 	if err != nil && !interfaceExists(old.Ifindex) {
@@ -85,6 +110,10 @@ func (l *loader) attach(old attachment) error {
 func (l *loader) restore(done []attachment) error {
 	var errs []error
 	for _, old := range slices.Backward(done) {
+		if old.mode == "" {
+			errs = append(errs, l.opts.attacher().Detach(old.Ifindex, old.Hook), l.qdiscs.remove(old.Ifindex))
+			continue
+		}
 		if old.prog == nil {
 			errs = append(errs, fmt.Errorf("restore the old program on interface %d as %s: "+
 				"it is not pinned, and opening it needs CAP_SYS_ADMIN", old.Ifindex, old.Hook))
@@ -96,7 +125,8 @@ func (l *loader) restore(done []attachment) error {
 		}
 	}
 	// After an error new programs may still run: their maps stay for the next start.
-	return errors.Join(append(errs, l.tables.Rollback(len(errs) > 0))...)
+	failed := errors.Join(errs...)
+	return errors.Join(failed, l.tables.Rollback(failed != nil))
 }
 
 // splitArrivals separates the attachments that see packets arriving at uplinks. They

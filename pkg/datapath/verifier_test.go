@@ -30,8 +30,13 @@ func configurations() map[string]config.NodeConfig {
 	narrow.SnatPortLow = narrow.SnatPortHigh
 	beside := node(1)
 	beside.NetfilterNat = 1
+	services := node(3)
+	services.Services = 1
+	both := services
+	both.NetfilterNat = 1
 	return map[string]config.NodeConfig{
 		"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow, "beside-netfilter": beside,
+		"services": services, "services-beside-netfilter": both,
 	}
 }
 

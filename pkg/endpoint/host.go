@@ -136,6 +136,25 @@ func (w *Work) haveProgram() error {
 
 func (w *Work) attachProgram() error { return w.Programs.Attach(w.HostIndex, attach.FromPod) }
 
+// haveProgramToPod asks for nothing where Services are not served: a start without them takes the program off all pods.
+func (w *Work) haveProgramToPod() error {
+	if !w.servesServices() {
+		return nil
+	}
+	ok, err := w.Programs.Attached(w.HostIndex, attach.ToPod)
+	if !ok {
+		w.Wrong("no program that sees what is sent to the pod is attached to %s", w.HostName)
+	}
+	return err
+}
+
+func (w *Work) attachProgramToPod() error {
+	if !w.servesServices() {
+		return nil
+	}
+	return w.Programs.Attach(w.HostIndex, attach.ToPod)
+}
+
 // detach runs after the link was deleted: what was attached is gone with the device, and removing the pin that is left
 // takes no grace period.
 func (w *Work) detach() error {
@@ -143,7 +162,7 @@ func (w *Work) detach() error {
 		return w.removeDead()
 	}
 	return forAll(w.indexes, func(index int) error {
-		return attach.Attacher{Dir: w.Pins}.Detach(index, attach.FromPod)
+		return forAll(attach.PodHooks(), func(hook attach.Hook) error { return attach.Attacher{Dir: w.Pins}.Detach(index, hook) })
 	})
 }
 
@@ -153,6 +172,7 @@ func (w *Work) deviceKey() devices.Key { return devices.Key{Ifindex: uint32(w.Ho
 func (w *Work) device(have devices.Value) devices.Value {
 	have.PodMAC, have.HostMAC = w.PodMAC, w.HostMAC
 	have.Addresses = wire.AddressesFrom(w.Addresses...)
+	have.Netns = uint32(w.Link.PeerNS + 1)
 	return have
 }
 

@@ -75,7 +75,7 @@ func (n *Node) Ready(mode attach.Mode) error {
 		err = n.openTables(true)
 	}
 	if err == nil {
-		err = n.openProgram(mode)
+		err = n.openPrograms(mode)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", ErrNoDataplane, err)
@@ -100,25 +100,35 @@ func (n *Node) readConfig() error {
 	return nil
 }
 
-func (n *Node) openProgram(mode attach.Mode) error {
-	path := n.Pins.Program(attach.FromPod.Program())
-	program, err := ebpf.LoadPinnedProgram(path, nil)
-	if err != nil {
-		return fmt.Errorf("open pinned program %s: %w", path, err)
+// servesServices reports whether pods' links carry the program for what is sent to pods as well.
+func (n *Node) servesServices() bool { return n.Config.Flags&config.Services != 0 }
+
+func (n *Node) openPrograms(mode attach.Mode) error {
+	programs := pinned{attach.Attacher{Dir: n.Pins, Mode: mode, New: true}, map[attach.Hook]*ebpf.Program{}}
+	for _, hook := range attach.PodHooks() {
+		if hook == attach.ToPod && !n.servesServices() {
+			continue
+		}
+		path := n.Pins.Program(hook.Program())
+		program, err := ebpf.LoadPinnedProgram(path, nil)
+		if err != nil {
+			return fmt.Errorf("open pinned program %s: %w", path, err)
+		}
+		n.pins = append(n.pins, program)
+		programs.programs[hook] = program
 	}
-	n.pins = append(n.pins, program)
-	n.Programs = pinned{attach.Attacher{Dir: n.Pins, Mode: mode, New: true}, program}
+	n.Programs = programs
 	return nil
 }
 
-// pinned attaches the program that the agent has pinned to links that have just been made.
+// pinned attaches the programs that the agent has pinned to links that have just been made.
 type pinned struct {
 	attacher attach.Attacher
-	program  *ebpf.Program
+	programs map[attach.Hook]*ebpf.Program
 }
 
 func (p pinned) Attach(ifindex int, hook attach.Hook) error {
-	_, err := p.attacher.Attach(ifindex, hook, p.program)
+	_, err := p.attacher.Attach(ifindex, hook, p.programs[hook])
 	return err
 }
 

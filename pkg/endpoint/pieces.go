@@ -41,6 +41,7 @@ func pieces() []piece {
 		{name: "pod", present: (*Work).havePod, make: (*Work).configurePod},
 		{name: "sysctl", onHost: true, present: (*Work).haveSysctls, make: (*Work).setSysctls},
 		{name: "program", onHost: true, present: (*Work).haveProgram, make: (*Work).attachProgram, remove: (*Work).detach},
+		{name: "program to the pod", onHost: true, present: (*Work).haveProgramToPod, make: (*Work).attachProgramToPod},
 		{name: "device entry", onHost: true, vital: true, present: (*Work).haveDevice, make: (*Work).writeDevice, remove: (*Work).forgetDevices},
 		{name: "Ethernet address", onHost: true, present: (*Work).haveMAC, make: (*Work).setMAC},
 		// DEL does not set the link down but deletes it: program and routes go with it, and no drop is counted because

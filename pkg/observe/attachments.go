@@ -132,6 +132,7 @@ func (s *survey) judge(a Attachment, wanted bool) {
 		s.problem("%s is not attached to interface %s; a running agent attaches it again", program, where)
 	case a.Mode == "":
 		s.problem("link %s is severed, its interface is gone; a running agent removes it", pin)
+	case !wanted && a.Hook == attach.ToPod && a.Pod != "": // it does nothing there
 	case !wanted && slices.Contains(attach.TunnelHooks(), a.Hook): // on a tunnel device that does not work, which the agent says
 	case !wanted:
 		s.problem("%s is attached to interface %s, which belongs to no pod and is neither uplink nor tunnel; a running agent removes it", program, where)
@@ -149,8 +150,14 @@ func addressOf(v devices.Value) string {
 // wanted lists where programs of ours belong.
 func (s *survey) wanted() []attach.Place {
 	var out []attach.Place
+	hooks := []attach.Hook{attach.FromPod}
+	if s.services {
+		hooks = attach.PodHooks()
+	}
 	for index := range s.devices {
-		out = append(out, attach.Place{Ifindex: int(index), Hook: attach.FromPod})
+		for _, hook := range hooks {
+			out = append(out, attach.Place{Ifindex: int(index), Hook: hook})
+		}
 	}
 	for _, u := range s.uplinks {
 		for _, hook := range attach.UplinkHooks() {

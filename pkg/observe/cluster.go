@@ -42,10 +42,13 @@ type Cluster struct {
 	Lost time.Time `json:"lost,omitzero"`
 	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
 	// on what policies reach; empty: it does not.
-	Routes   string           `json:"routes"`
-	IPsec    string           `json:"ipsec"`
-	Nodes    []ClusterNode    `json:"nodes"`
-	Problems []ClusterProblem `json:"problems"`
+	Routes string `json:"routes"`
+	IPsec  string `json:"ipsec"`
+	// Services says who translates what pods send to Services; empty: others do.
+	Services        string           `json:"services"`
+	Nodes           []ClusterNode    `json:"nodes"`
+	Problems        []ClusterProblem `json:"problems"`
+	ServiceProblems []ServiceProblem `json:"service_problems"`
 }
 
 // AboutNodes is what the loss of the source of Nodes is about.
@@ -69,6 +72,16 @@ type ClusterNode struct {
 type ClusterProblem struct {
 	Node string `json:"node"`
 	// Reason is off_link, podcidr_conflict or refused, as in metrics.
+	Reason string `json:"reason"`
+	// Text is a sentence for people.
+	Text string `json:"text"`
+}
+
+// ServiceProblem is one thing that is wrong with a Service.
+type ServiceProblem struct {
+	// Service is "namespace/name".
+	Service string `json:"service"`
+	// Reason is malformed, unsupported, taken or full, as in metrics.
 	Reason string `json:"reason"`
 	// Text is a sentence for people.
 	Text string `json:"text"`
@@ -127,6 +140,9 @@ func (s *survey) cluster() Cluster {
 			s.problemOf(fmt.Sprintf("node %s %s", p.Node, p.Reason), "node %s: %s (%s)", p.Node, p.Text, p.Reason)
 		}
 	}
+	for _, p := range c.ServiceProblems {
+		s.problemOf(fmt.Sprintf("service %s %s %s", p.Service, p.Reason, p.Text), "Service %s: %s (%s)", p.Service, p.Text, p.Reason)
+	}
 	return c
 }
 
@@ -149,6 +165,7 @@ func (s *survey) degraded(c Cluster) {
 // name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
 	s.Node.Routing, s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Routing), typed.Printable(c.Netfilter), typed.Printable(c.Routes), typed.Printable(c.IPsec)
+	s.Node.Services = typed.Printable(c.Services)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {
 		names[n.Address] = n.Name

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
@@ -17,6 +19,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -118,6 +121,13 @@ func fillAll(t *testing.T, r Reader) {
 			LastSeen: now - uint64(90*time.Second),
 		},
 	})
+	put(t, r, snat.Name, typed.Entry[snat.Key, snat.Value]{
+		Key: tuple("10.244.1.9", 40001, "10.96.0.10", 53, wire.UDP),
+		Value: snat.Value{
+			ToAddress: addr("10.244.1.9"), ToPort: wire.PortFrom(40001), Flags: flow.Service, Ifindex: 42, LastSeen: now - uint64(time.Second),
+			FarAddress: addr("10.244.2.7"), FarPort: wire.PortFrom(5353), Set: 5, Backend: 9, Generation: 2,
+		},
+	})
 	put(t, r, snat.ReverseName, typed.Entry[snat.Key, snat.Value]{
 		Key: tuple("172.18.0.2", 50000, "192.0.2.80", 443, wire.TCP),
 		Value: snat.Value{
@@ -136,6 +146,7 @@ func fillAll(t *testing.T, r Reader) {
 			Sport: wire.PortFrom(4000), Dport: wire.PortFrom(53), Ifindex: 42, LastSeen: now - 1,
 		},
 	})
+	fillServices(t, r)
 	count(t, r, drops.Name, wire.FromPod, drops.SpoofedSource, counters.Value{Packets: 2, Bytes: 128})
 	count(t, r, traffic.Name, wire.FromUplink, traffic.Delivered, counters.Value{Packets: 5, Bytes: 500})
 	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
@@ -146,4 +157,36 @@ func fillAll(t *testing.T, r Reader) {
 		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: 7}},
 		typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Conntrack}, Value: usage.Value{Entries: 1}},
 	)
+}
+
+// fillServices makes a Service with two endpoints, one of them on this node, which a client keeps.
+func fillServices(t *testing.T, r Reader) {
+	t.Helper()
+	dns := services.ServiceName{Port: wire.PortFrom(53), Proto: wire.UDP}
+	copy(dns.Namespace[:], "kube-system")
+	copy(dns.Name[:], "kube-dns")
+	copy(dns.PortName[:], "dns")
+	put(t, r, services.NamesName, typed.Entry[services.SetKey, services.ServiceName]{Key: services.SetKey{Set: 5}, Value: dns})
+	put(t, r, services.SetsName, typed.Entry[services.SetKey, services.Set]{
+		Key: services.SetKey{Set: 5}, Value: services.Set{Block: services.BlockOf(64, 2, 1), Affinity: 600},
+	})
+	put(t, r, services.Name,
+		typed.Entry[services.Key, services.Value]{
+			Key: services.Key{Address: addr("10.96.0.10"), Port: wire.PortFrom(53), Proto: wire.UDP}, Value: services.Value{Set: 5, Flags: services.Local},
+		},
+		typed.Entry[services.Key, services.Value]{
+			Key: services.Key{Address: addr("10.96.0.10")}, Value: services.Value{Flags: services.ClusterIP | services.Answers},
+		},
+	)
+	put(t, r, backends.Name,
+		typed.Entry[backends.Key, backends.Value]{Key: backends.Key{Backend: 9}, Value: backends.Value{
+			Address: addr("10.244.2.7"), Port: wire.PortFrom(5353), Proto: wire.UDP, Flags: backends.Serving | backends.OnNode, Generation: 2, Set: 5,
+		}},
+		typed.Entry[backends.Key, backends.Value]{Key: backends.Key{Backend: 11}, Value: backends.Value{
+			Address: addr("10.244.2.8"), Port: wire.PortFrom(5353), Proto: wire.UDP, Generation: 4, // of nobody any more
+		}},
+	)
+	put(t, r, affinity.Name, typed.Entry[affinity.Key, affinity.Value]{Key: affinity.Key{Slot: 70}, Value: affinity.Value{
+		Client: addr("10.244.1.9"), Set: 5, Backend: 9, Generation: 2, Ifindex: 42, LastSeen: now - uint64(time.Minute),
+	}})
 }

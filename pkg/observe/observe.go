@@ -40,7 +40,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Read returns the content of the named map, with the names of pods where it has their links. The error matches ErrNoPin when
+// Read returns the content of the named map, with the names of pods where it has their links, and of Services where it is about them. The error matches ErrNoPin when
 // there is no such map on this node, and says what to do.
 func (r Reader) Read(name string) (typed.Table, error) {
 	for _, d := range registry.All() {
@@ -60,6 +60,9 @@ func (r Reader) show(d typed.Definition) (typed.Table, error) {
 	defer m.Close()
 	t, err := d.View.Show(m, d.Name, r.now())
 	pods, _ := ReadPods(r.StateDir) // what can't be read has no name
+	if err == nil {
+		t, err = r.withServices(t)
+	}
 	return pods.named(t), err
 }
 

@@ -28,7 +28,7 @@ var filledJSON = map[string]string{
   {"address": "10.244.1.10", "ifindex": 43, "pod_mac": "02:00:00:00:00:03", "host_mac": "02:00:00:00:00:04", "pod_namespace": "", "pod_name": "", "pod_uid": ""}
 ]`,
 	"devices": `[
-  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "answers_until": 0, "allowance_until": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+  {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "answers_until": 0, "allowance_until": 0, "netns": 0, "flags": "", "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"destinations": `[
   {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""},
@@ -36,14 +36,25 @@ var filledJSON = map[string]string{
   {"prefix": "172.18.0.2/32", "kind": "host", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""},
   {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""}
 ]`,
+	"services": `[
+  {"address": "10.96.0.10", "port": 0, "proto": "", "set": 0, "flags": "cluster_ip|answers", "service_namespace": "", "service_name": "", "service_port_name": "", "cluster": 0, "local": 0},
+  {"address": "10.96.0.10", "port": 53, "proto": "udp", "set": 5, "flags": "local", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1}
+]`,
+	"backends": `[
+  {"backend": 9, "address": "10.244.2.7", "port": 5353, "proto": "udp", "flags": "serving|on_node", "generation": 2, "set": 5, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
+]`,
+	"affinity": `[
+  {"client": "10.244.1.9", "set": 5, "backend": 9, "generation": 2, "ifindex": 42, "last_seen": 35940000000000, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+]`,
 	"uplinks": `[
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
 ]`,
 	"snat": `[
-  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
+  {"src": "10.244.1.9", "dst": "10.96.0.10", "sport": 40001, "dport": 53, "proto": "udp", "to_address": "10.244.1.9", "to_port": 40001, "state": "", "flags": "service", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35999000000000, "far_address": "10.244.2.7", "set": 5, "backend": 9, "generation": 2, "far_port": 5353, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"snat_reverse": `[
-  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"conntrack": `[
   {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "flags": "", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
@@ -58,7 +69,7 @@ var filledJSON = map[string]string{
   {"direction": "from_uplink", "event": "delivered", "packets": 5, "bytes": 500, "explanation": "redirected into a pod of this node"}
 ]`,
 	"config": `[
-  {"layout": 2, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": "", "flags": "routes_to_stack", "tunnel_ifindex": 7, "tunnel_source_ipv4": "172.18.0.2", "tunnel_address_ipv4": "10.244.1.0", "tunnel_source_ipv6": "", "tunnel_address_ipv6": ""}
+  {"layout": 3, "node_ipv4": "172.18.0.2", "node_ipv6": "", "pod_cidr_ipv4": "10.244.1.0/24", "pod_cidr_ipv6": "", "flags": "routes_to_stack", "tunnel_ifindex": 7, "tunnel_source_ipv4": "172.18.0.2", "tunnel_address_ipv4": "10.244.1.0", "tunnel_source_ipv6": "", "tunnel_address_ipv6": ""}
 ]`,
 	"usage": `[
   {"table": "snat", "entries": 7, "head": 0, "tail": 0, "swept": 0},
@@ -124,13 +135,27 @@ PREFIX         KIND      NODE        IFINDEX   MTU  FLAGS     UPLINKS  MAC  ALIA
 172.18.0.2/32  host      -                 -     -  -         -        -    -               -        -
 fd00::/48      native    -                 -     -  -         -        -    -               -        -
 `,
+		"services": `
+PROTO  FRONTEND       SET  FLAGS               SERVICE               PORT NAME  CLUSTER  LOCAL
+-      10.96.0.10       -  cluster_ip|answers  -                     -                -      -
+udp    10.96.0.10:53    5  local               kube-system/kube-dns  dns              2      1
+`,
+		"backends": `
+BACKEND  PROTO  ENDPOINT         SET  FLAGS            GENERATION  SERVICE               PORT NAME
+      9  udp    10.244.2.7:5353    5  serving|on_node           2  kube-system/kube-dns  dns
+`,
+		"affinity": `
+CLIENT      SET  BACKEND  IFINDEX  AGE  SERVICE               PORT NAME  POD NAME
+10.244.1.9    5        9       42  60s  kube-system/kube-dns  dns        shop/web
+`,
 		"snat": `
-PROTO  SOURCE            DESTINATION     AS                STATE    FLAGS  IFINDEX  AGE  POD NAME
-tcp    10.244.1.9:40000  192.0.2.80:443  172.18.0.2:50000  syn|ack  -           42  90s  shop/web
+PROTO  SOURCE            DESTINATION     AS                BACKEND          STATE    FLAGS    IFINDEX  AGE  POD NAME
+tcp    10.244.1.9:40000  192.0.2.80:443  172.18.0.2:50000  -                syn|ack  -             42  90s  shop/web
+udp    10.244.1.9:40001  10.96.0.10:53   10.244.1.9:40001  10.244.2.7:5353  -        service       42   1s  shop/web
 `,
 		"snat_reverse": `
-PROTO  SOURCE            DESTINATION     POD               STATE  FLAGS      IFINDEX  AGE  POD NAME
-tcp    172.18.0.2:50000  192.0.2.80:443  10.244.1.9:40000  ack    via_stack       42   5m  shop/web
+PROTO  SOURCE            DESTINATION     POD               SERVICE  STATE  FLAGS      IFINDEX  AGE  POD NAME
+tcp    172.18.0.2:50000  192.0.2.80:443  10.244.1.9:40000  -        ack    via_stack       42   5m  shop/web
 `,
 		"drops": `
 DIRECTION  REASON          PACKETS  BYTES  EXPLANATION
@@ -138,7 +163,7 @@ from_pod   SPOOFED_SOURCE        2    128  source is not an address that the sen
 `,
 		"config": `
 LAYOUT  NODE IPV4   NODE IPV6  POD CIDR IPV4  POD CIDR IPV6  FLAGS            TUNNEL  TUNNEL SOURCE IPV4  TUNNEL ADDRESS IPV4  TUNNEL SOURCE IPV6  TUNNEL ADDRESS IPV6
-     2  172.18.0.2  -          10.244.1.0/24  -              routes_to_stack       7  172.18.0.2          10.244.1.0           -                   -
+     3  172.18.0.2  -          10.244.1.0/24  -              routes_to_stack       7  172.18.0.2          10.244.1.0           -                   -
 `,
 	} {
 		table, err := r.Read(name)
@@ -267,6 +292,7 @@ func TestFills(t *testing.T) {
 		{"endpoints", 2, pins.Entries},
 		{"devices", 1, pins.Entries},
 		{"destinations", 4, pins.Entries},
+		{"services", 2, pins.Entries},
 		{"uplinks", 1, 256},
 		{"snat", 7, pins.Entries}, // as the programs count
 		{"snat_reverse", 3001, pins.Entries},

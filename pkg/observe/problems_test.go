@@ -76,6 +76,12 @@ func TestSurveyFindsProblemsOfTheCluster(t *testing.T) {
 			},
 			[]string{"node twin: claims 10.244.2.0/24, which worker has (podcidr_conflict)"},
 		},
+		"a Service that can't be served": {
+			func(n *node) {
+				n.cluster(Cluster{ServiceProblems: []ServiceProblem{{"shop/web", "taken", "tcp 192.0.2.9:80 is served for Service shop/api, which is older"}}})
+			},
+			[]string{"Service shop/web: tcp 192.0.2.9:80 is served for Service shop/api, which is older (taken)"},
+		},
 		"unreadable names": {
 			func(n *node) {
 				if err := os.WriteFile(filepath.Join(n.StateDir, ClusterFile), []byte("{"), 0o600); err != nil {
@@ -173,6 +179,10 @@ func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 				}
 			},
 			[]string{"ec_from_pod is not attached to interface"},
+		},
+		"no program to the pod": {
+			func(n *node) { n.serveServices() },
+			[]string{"ec_to_pod is not attached to interface"},
 		},
 		"pod's interface gone, entries left": {
 			func(n *node) { n.unlink("pod") },

@@ -83,6 +83,8 @@ type Node struct {
 	// on what policies reach; empty: it does not.
 	Routes string `json:"routes"`
 	IPsec  string `json:"ipsec"`
+	// Services says who translates what pods send to Services; empty: others do.
+	Services string `json:"services"`
 }
 
 // Uplink is an interface that leads out of the node, with the addresses that
@@ -121,6 +123,7 @@ type survey struct {
 	interfaces map[uint32]string // the names of all links, by index
 	mtus       map[uint32]uint32 // the same of their MTUs
 	names      Pods
+	services   bool // the programs serve Services
 }
 
 // Survey looks at the node. What is wrong with the node is no error but one of
@@ -251,6 +254,7 @@ func (s *survey) node() error {
 	for _, e := range entries {
 		s.Node.Layout, s.Node.Tunnel = e.Value.Layout, e.Value.TunnelIfindex
 		s.Node.Addresses = e.Value.NodeAddresses.All()
+		s.services = e.Value.Flags&config.Services != 0
 		s.Node.PodCIDRs = append(s.Node.PodCIDRs, e.Value.PodCIDRs()...)
 	}
 	if s.Node.Layout != wire.LayoutVersion {

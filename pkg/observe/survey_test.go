@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,15 +65,25 @@ func newNode(t *testing.T, mode attach.Mode) *node {
 	put(t, n.Reader, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{
 		Key: uplinks.Key{Ifindex: uint32(n.uplink)}, Value: uplinks.Value{Addresses: wire.Addresses{addr("172.18.0.2")}},
 	})
-	put(t, n.Reader, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
-		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr("172.18.0.2")}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24},
-	}})
+	n.configure(0)
 	n.destination("10.244.2.0/24", destinations.Value{Kind: destinations.PodCIDR, Ifindex: uint32(n.uplink), Node: addr("172.18.0.3"), MTU: 1500})
 	n.destination("172.18.0.3/32", destinations.Value{Kind: destinations.Node})
 	n.destination("172.18.0.9/32", destinations.Value{Kind: destinations.Node})
 	n.cluster(Cluster{Nodes: []ClusterNode{{Name: "worker", Address: netip.MustParseAddr("172.18.0.3")}}})
 	return n
 }
+
+// configure writes the agent's record of the node.
+func (n *node) configure(flags config.Flags) {
+	n.t.Helper()
+	put(n.t, n.Reader, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
+		Layout: wire.LayoutVersion, NodeAddresses: wire.Addresses{addr("172.18.0.2")}, PodCIDRAddresses: wire.Addresses{addr("10.244.1.0")}, PodCIDRLens: [wire.Families]uint32{24},
+		Flags: flags,
+	}})
+}
+
+// serveServices has the programs serve Services, as far as config says so.
+func (n *node) serveServices() { n.configure(config.Services) }
 
 // cluster leaves what an agent leaves.
 func (n *node) cluster(c Cluster) {
@@ -163,6 +174,29 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 				t.Errorf("status: %+v", s)
 			}
 		})
+	}
+}
+
+func TestSurveyOfProgramsToPods(t *testing.T) {
+	for mode, want := range map[attach.Mode]attach.Mode{attach.Auto: attach.Clsact, attach.Clsact: attach.Clsact, attach.TCX: attach.TCX} {
+		n := newNode(t, mode)
+		n.attach(mode, attach.ToPod, n.pod)
+		for _, on := range []bool{false, true} { // turned off, a link may be left for a moment
+			if on {
+				n.serveServices()
+			}
+			s, err := n.Survey()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.Problems) != 0 {
+				t.Errorf("%s: %q", mode, s.Problems)
+			}
+			shown := slices.ContainsFunc(s.Attachments, func(a Attachment) bool { return a.Hook == attach.ToPod && a.Mode == want && a.Pod == "10.244.1.9" })
+			if on && !shown {
+				t.Errorf("%s: attachments %+v", mode, s.Attachments)
+			}
+		}
 	}
 }
 

@@ -102,7 +102,7 @@ func (j *judge) parse(n *Node, index int) candidate {
 		if q, service := overlapsAny(host(a), j.in.Service); err == nil && service {
 			err = fmt.Errorf("InternalIP %s is in the service CIDR %s", a, q)
 			if j.inForce[a] {
-				j.problem(n.Name, Refused, "%v; it is in force and stays: is --service-cidr wrong?", err)
+				j.problem(n.Name, Refused, "%v; it is in force and stays: is --service-cidr or the ServiceCIDR wrong?", err)
 				err = nil
 			}
 		}
@@ -124,7 +124,7 @@ func (j *judge) parse(n *Node, index int) candidate {
 		standing := claimed && slices.Contains(c.internal, via)
 		switch {
 		case errors.As(err, new(serviceError)) && standing:
-			j.problem(n.Name, PodCIDRConflict, "%v; it is in force and stays: is --service-cidr wrong?", err)
+			j.problem(n.Name, PodCIDRConflict, "%v; it is in force and stays: is --service-cidr or the ServiceCIDR wrong?", err)
 		case err != nil:
 			j.problem(n.Name, Refused, "%v", err)
 			continue

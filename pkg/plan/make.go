@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -51,6 +52,7 @@ func Make(in Input) Result {
 	}
 	// Later ones win where two say something about the same prefix.
 	b.native()
+	b.services()
 	for _, c := range winners {
 		b.peer(c)
 	}
@@ -61,6 +63,9 @@ func Make(in Input) Result {
 	b.policies()
 	if in.Facts.RoutesToStack {
 		b.r.Config.Flags |= config.RoutesToStack
+	}
+	if in.Services {
+		b.r.Config.Flags |= config.Services
 	}
 	b.r.Problems, b.r.Notes = j.problems, j.notes
 	return b.r
@@ -123,6 +128,21 @@ func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 func (b *builder) native() {
 	for _, p := range b.in.Native {
 		b.destination(p, destinations.Value{Kind: destinations.Native, Uplinks: b.masks.around(p) | b.masks.within(p)})
+	}
+}
+
+// services adds the ranges of Services, where what is no frontend of one is nobody. A range that says more than a podCIDR in force
+// would take pods from it: which of the two is wrong stands among the problems.
+func (b *builder) services() {
+	if !b.in.Served {
+		return
+	}
+	inForce := slices.Concat(b.r.Standing.Own, slices.Collect(maps.Keys(b.in.Before.Claims)))
+	for _, p := range b.in.Service {
+		within := slices.ContainsFunc(inForce, func(pods netip.Prefix) bool { return pods.Overlaps(p) && pods.Bits() <= p.Bits() })
+		if !within && p.Bits() >= widest[wire.FamilyOf(p.Addr())] {
+			b.destination(p, destinations.Value{Kind: destinations.Service})
+		}
 	}
 }
 

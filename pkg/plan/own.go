@@ -34,7 +34,7 @@ func (j *judge) own(n *Node, others []candidate) (s Standing, none [wire.Familie
 	for _, own := range s.Own {
 		// Its pods talk on; but with that setting it would not have begun, and another node's agent should not either.
 		if err := j.inService(own); err != nil {
-			wrong = fmt.Sprintf("%v, and pods of this node have addresses in it: --service-cidr is wrong", err)
+			wrong = fmt.Sprintf("%v, and pods of this node have addresses in it: --service-cidr or the ServiceCIDR is wrong", err)
 		}
 	}
 	return s, none, wrong

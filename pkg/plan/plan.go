@@ -116,10 +116,12 @@ type Input struct {
 	Facts Facts
 	// Before is what stood before; the zero value on a node that is new.
 	Before Standing
-	// Service and Native are what --service-cidr, and --non-masquerade-cidr and
-	// --cluster-cidr, name.
+	// Service are the ranges of Services' addresses, which --service-cidr or ServiceCIDRs name; Native
+	// is what --non-masquerade-cidr and --cluster-cidr name.
 	Service []netip.Prefix
 	Native  []netip.Prefix
+	// Services says that the programs serve Services, and Served that the maps have them: in those ranges is nobody else.
+	Services, Served bool
 	// MTU is what --mtu gives pods, in bytes; 0: what fits the uplinks.
 	MTU int
 }

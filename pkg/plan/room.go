@@ -10,11 +10,11 @@ import (
 const notOfPolicies = destinations.Part | destinations.ByTunnel
 
 // Essential reports whether packets go the wrong way without a destination, whatever else is there: an address or pod of
-// this node, what is never masqueraded, and what a policy applies to that does not apply to the next wider destination. A POD_CIDR or
+// this node, what is never masqueraded, the ranges of Services, and what a policy applies to that does not apply to the next wider destination. A POD_CIDR or
 // NODE that is missing is treated as what contains it is, most often the world: packets to it are masqueraded.
 func Essential(all map[destinations.Key]destinations.Value, k destinations.Key) bool {
 	switch v := all[k]; {
-	case v.Kind == destinations.Host, v.Kind == destinations.Local, v.Kind == destinations.Native:
+	case v.Kind == destinations.Host, v.Kind == destinations.Local, v.Kind == destinations.Native, v.Kind == destinations.Service:
 		return true
 	case v.Flags&^notOfPolicies == 0:
 		return false

@@ -1,13 +1,10 @@
 package source
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -15,10 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -68,49 +62,22 @@ func LoadConfig(kubeconfig string) (*rest.Config, error) {
 // the API can't be reached it goes on trying and says so with an Update that has
 // an error; what was delivered before is never taken back for that.
 func (a API) Run(ctx context.Context, deliver func(Update)) error {
-	s := &store{host: a.Config.Host, deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
-	client, err := NewClient(a.attentive(s))
+	s := &store{deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
+	s.reach = s.reachOf(a.Config.Host)
+	client, err := server{a.Config, a.Heard, a.limits}.client(nodeResource.group, s.reach)
 	if err != nil {
 		return err
 	}
-	nodes := cache.NewListWatchFromClient(client, "nodes", metav1.NamespaceAll, fields.Everything())
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			l, err := nodes.ListWithContext(ctx, o)
-			s.noteError("list Nodes", err)
-			return l, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := nodes.WatchWithContext(ctx, o)
-			if err == nil || o.SendInitialEvents == nil { // an API server that can't stream the list is asked for one
-				s.noteError("watch Nodes", err)
-			}
-			return w, err
-		},
-	}
-	cache.NewReflectorWithOptions(lw, &corev1.Node{}, s, cache.ReflectorOptions{
-		Name:    "nodes",
-		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 10 * time.Second},
-	}).RunWithContext(ctx)
+	nodeResource.follow(ctx, client, s.reach, s)
 	return ctx.Err()
 }
 
-// attentive is how to reach an API that may not be silent for long.
-func (a API) attentive(s *store) *rest.Config {
-	heard := a.Heard
-	if heard == nil {
-		heard = func() {}
-	}
-	most := cmp.Or(a.limits, usualLimits())
-	config := rest.CopyConfig(a.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return attentive{next, most, heard, s.noteAnswer} })
-	return config
-}
+var nodeResource = resource{group: core, name: "nodes", title: "Nodes", object: &corev1.Node{}}
 
 // store is what the reflector writes to. It keeps the few fields that matter
 // and delivers a new state for each change of one of them.
 type store struct {
-	host     string
+	reach    *reach
 	deliver  func(Update)
 	self     string
 	observed func(*Condition)
@@ -118,10 +85,23 @@ type store struct {
 	mu       sync.Mutex
 	nodes    map[string]plan.Node
 	complete bool // a whole list has arrived
-	lastErr  string
-	// unanswered: the newest request was not answered. client-go repeats a watch that times out ten times, and then says
-	// that it is an empty one.
-	unanswered bool
+}
+
+// reachOf is what knows of the Nodes whether they can be read.
+func (s *store) reachOf(host string) *reach {
+	return &reach{
+		host: host, resource: nodeResource.title,
+		failed: func(err *failure) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.deliver(Update{Err: err, Changed: time.Now()})
+		},
+		recovered: func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.publish()
+		},
+	}
 }
 
 // Transformer makes the reflector shed what is not needed of each object before
@@ -174,13 +154,14 @@ func (s *store) Replace(objs []any, _ string) error {
 		}
 		nodes[n.Name] = n
 	}
+	s.reach.noteList()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.observeAbsence(s.self) // unless it is among them
 	for _, obj := range objs {
 		s.observe(obj)
 	}
-	s.nodes, s.complete, s.lastErr = nodes, true, ""
+	s.nodes, s.complete = nodes, true
 	s.publish()
 	return nil
 }
@@ -204,43 +185,6 @@ func (s *store) publish() {
 	s.deliver(Update{Nodes: list, Changed: time.Now()})
 }
 
-// noteAnswer notes that a request was answered, or why it was not.
-func (s *store) noteAnswer(r *http.Request, err error) {
-	s.mu.Lock()
-	s.unanswered = err != nil
-	s.mu.Unlock()
-	if err == nil {
-		return // what it says is for the caller to note
-	}
-	what := "list Nodes"
-	if r.URL.Query().Get("watch") != "" {
-		what = "watch Nodes"
-	}
-	s.noteError(what, err)
-}
-
-// noteError reports a failed request, once, and delivers again after the first that works.
-func (s *store) noteError(what string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err == nil {
-		if s.lastErr != "" && !s.unanswered {
-			s.lastErr = ""
-			s.publish()
-		}
-		return
-	}
-	// The request's address is the same but for a random parameter.
-	if request, ok := errors.AsType[*url.Error](err); ok {
-		err = request.Err
-	}
-	if errors.Is(err, context.Canceled) || err.Error() == s.lastErr {
-		return
-	}
-	s.lastErr = err.Error()
-	s.deliver(Update{Err: fmt.Errorf("%s from %s: %w", what, s.host, err), Changed: time.Now()})
-}
-
 // trim keeps of an object only what convert and observe read.
 func (s *store) trim(obj any) (any, error) {
 	n, ok := obj.(*corev1.Node)
@@ -250,7 +194,7 @@ func (s *store) trim(obj any) (any, error) {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
-			Annotations: watchListMarks(n.Annotations),
+			Annotations: watchListMarks(n.Annotations), Labels: zoneOf(n.Labels),
 		},
 		Spec:   corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs},
 		Status: corev1.NodeStatus{Addresses: n.Status.Addresses, Conditions: s.conditionsToKeep(n)},
@@ -266,6 +210,14 @@ func watchListMarks(annotations map[string]string) map[string]string {
 	return nil
 }
 
+// zoneOf keeps the label of the zone.
+func zoneOf(labels map[string]string) map[string]string {
+	if v, ok := labels[corev1.LabelTopologyZone]; ok {
+		return map[string]string{corev1.LabelTopologyZone: strings.Clone(v)}
+	}
+	return nil
+}
+
 func convert(obj any) (plan.Node, error) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
@@ -274,7 +226,7 @@ func convert(obj any) (plan.Node, error) {
 	if !ok {
 		return plan.Node{}, fmt.Errorf("the API sent a %T among the Nodes", obj)
 	}
-	n := plan.Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs)}
+	n := plan.Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs), Zone: o.Labels[corev1.LabelTopologyZone]}
 	if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
 		n.PodCIDRs = []string{o.Spec.PodCIDR}
 	}

@@ -293,9 +293,9 @@ func TestLoadConfig(t *testing.T) {
 
 func TestUnreachableIsToldOnce(t *testing.T) {
 	var told []Update
-	s := &store{host: "https://api", deliver: func(u Update) { told = append(told, u) }}
+	r := (&store{deliver: func(u Update) { told = append(told, u) }}).reachOf("https://api")
 	for _, timeout := range []string{"6m", "7m"} {
-		s.noteError("list Nodes", &url.Error{Op: "Get", URL: "https://api/?timeout=" + timeout, Err: errors.New("connection refused")})
+		r.noteError(verbList, &url.Error{Op: "Get", URL: "https://api/?timeout=" + timeout, Err: errors.New("connection refused")})
 	}
 	if len(told) != 1 || told[0].Err.Error() != "list Nodes from https://api: connection refused" {
 		t.Errorf("told %+v", told)

@@ -8,10 +8,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 const (
@@ -30,6 +33,8 @@ const (
 type File struct {
 	Path string
 	Log  *slog.Logger
+	// Services gets what else the file contains; nil: nobody asks.
+	Services *FileServices
 	// Heard is called each time the file has been looked at and is fine; nil: nobody asks.
 	Heard func()
 }
@@ -38,7 +43,7 @@ type File struct {
 // ends. Content that is no list of Nodes is reported once as an Update with an
 // error. Run itself fails only with the context's error.
 func (f File) Run(ctx context.Context, deliver func(Update)) error {
-	w := &fileWatch{path: f.Path, deliver: deliver, heard: f.Heard}
+	w := &fileWatch{path: f.Path, deliver: deliver, heard: f.Heard, services: f.Services}
 	var events <-chan fsnotify.Event
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -79,14 +84,16 @@ func (f File) Run(ctx context.Context, deliver func(Update)) error {
 
 // fileWatch is the state of one Run.
 type fileWatch struct {
-	path    string
-	watcher *fsnotify.Watcher
-	deliver func(Update)
-	heard   func()
-	lookups map[string]bool   // paths at which a change may change the file
-	seen    [sha256.Size]byte // of the content that was last judged
-	stamp   stamp
-	lastErr string
+	path     string
+	watcher  *fsnotify.Watcher
+	deliver  func(Update)
+	heard    func()
+	services *FileServices
+	lookups  map[string]bool   // paths at which a change may change the file
+	seen     [sha256.Size]byte // of the content that was last judged
+	stamp    stamp
+	lastErr  string
+	nodes    []plan.Node // that were delivered last
 }
 
 // stamp identifies a file's content without reading it.
@@ -157,13 +164,18 @@ func (w *fileWatch) read() {
 		return
 	}
 	w.seen = sum
-	nodes, err := Parse(content)
+	all, err := parse(content, w.services != nil)
 	if err != nil {
 		w.fail(fmt.Errorf("%s: %w", w.path, err))
 		return
 	}
-	w.lastErr = ""
-	w.deliver(Update{Nodes: nodes, Changed: time.Now()})
+	if w.lastErr != "" || !slices.EqualFunc(all.nodes, w.nodes, plan.Node.Equal) {
+		w.nodes, w.lastErr = all.nodes, ""
+		w.deliver(Update{Nodes: all.nodes, Changed: time.Now()})
+	}
+	if w.services != nil {
+		w.services.replace(all)
+	}
 }
 
 // fail reports a state that can't be used, once.
@@ -173,6 +185,9 @@ func (w *fileWatch) fail(err error) {
 	}
 	w.lastErr = err.Error()
 	w.deliver(Update{Err: err, Changed: time.Now()})
+	if w.services != nil {
+		w.services.fail(err)
+	}
 }
 
 func readAll(path string) ([]byte, error) {

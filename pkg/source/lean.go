@@ -4,12 +4,13 @@ import (
 	"bytes"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// lean decodes of Nodes in protobuf only what the agent reads. Most of a Node is images and managed fields, of which a
-// large cluster sends megabytes a minute.
+// lean decodes of objects in protobuf only what the agent reads. Most of a Node is images and managed fields, of which a
+// large cluster sends megabytes a minute; of a large EndpointSlice most is references to pods.
 type lean struct{ runtime.NegotiatedSerializer }
 
 // DecoderToVersion implements runtime.NegotiatedSerializer.
@@ -30,16 +31,53 @@ type message map[protowire.Number]message
 
 var (
 	node = message{
-		1: {1: nil, 6: nil, 8: nil, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, annotations
-		2: {1: nil, 7: nil},                  // spec: podCIDR, podCIDRs
-		3: {4: condition, 5: nil},            // status: conditions, addresses
+		1: {1: nil, 6: nil, 8: nil, 11: zone, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, labels, annotations
+		2: {1: nil, 7: nil},                            // spec: podCIDR, podCIDRs
+		3: {4: condition, 5: nil},                      // status: conditions, addresses
 	}
+	// Key and value of one label; a Node has dozens.
+	zone = message{onlyZone: nil, 1: nil, 2: nil}
 	// All but lastHeartbeatTime, by which else each of a kubelet's heartbeats would be a change.
 	condition = message{1: nil, 2: nil, 4: nil, 5: nil, 6: nil}
 
-	envelope = message{1: nil, 2: node}              // of a Node: typeMeta, raw
-	listed   = message{1: nil, 2: {1: nil, 2: node}} // of a list of them: in raw are metadata and items
+	aService = message{
+		1: {1: nil, 3: nil, 6: nil, 8: nil, 12: nil}, // metadata: name, namespace, resourceVersion, creationTimestamp, annotations
+		2: { // spec: clusterIP and clusterIPs, type, externalIPs, sessionAffinity and its config, externalTrafficPolicy and internalTrafficPolicy
+			1: {1: nil, 2: nil, 3: nil, 5: nil}, // ports: name, protocol, port, nodePort
+			3: nil, 18: nil, 4: nil, 5: nil, 7: nil, 14: nil, 11: nil, 22: nil,
+		},
+		3: {1: {1: {1: nil, 3: nil}}}, // status: loadBalancer: ingress: ip, ipMode
+	}
+	aSlice = message{
+		1: {1: nil, 3: nil, 6: nil, 11: nil, 12: nil}, // metadata: name, namespace, resourceVersion, labels, annotations
+		2: {1: nil, 2: nil, 6: nil, 7: nil, 8: nil},   // endpoints: addresses, conditions, nodeName, zone, hints
+		3: {1: nil, 2: nil, 3: nil},                   // ports: name, protocol, port
+		4: nil,                                        // addressType
+	}
+	aServiceCIDR = message{
+		1: {1: nil, 6: nil, 12: nil}, // metadata: name, resourceVersion, annotations
+		2: {1: nil},                  // spec: cidrs
+	}
+
+	// By the kinds of objects, and by the resources whose lists contain them.
+	leanKinds = map[string]message{"Node": node, "Service": aService, "EndpointSlice": aSlice, "ServiceCIDR": aServiceCIDR}
+	leanItems = map[string]message{"nodes": node, "services": aService, "endpointslices": aSlice, "servicecidrs": aServiceCIDR}
 )
+
+// envelope is what is around an object: typeMeta, raw.
+func envelope(object message) message { return message{1: nil, 2: object} }
+
+// listed is what is around a list of them: in raw are metadata and items.
+func listed(object message) message { return message{1: nil, 2: {1: nil, 2: object}} }
+
+// onlyZone is no field's number: a message that has it is an entry of a map, and kept only if its key is the label of the zone.
+const onlyZone protowire.Number = 0
+
+// isKept says of a message's content whether any of it is kept.
+func (m message) isKept(content []byte) bool {
+	_, only := m[onlyZone]
+	return !only || string(first(content, 1)) == corev1.LabelTopologyZone
+}
 
 // protobufMagic is what the API's protobuf begins with; a runtime.Unknown follows.
 var protobufMagic = []byte("k8s\x00")
@@ -49,13 +87,14 @@ func cutMagic(data []byte) (unknown []byte, ok bool) { return bytes.CutPrefix(da
 // kindOf is the kind of the object that a runtime.Unknown contains.
 func kindOf(unknown []byte) []byte { return first(first(unknown, 1), 2) } // typeMeta: kind
 
-// prune leaves out of an encoded Node what nobody reads. Anything else stays as it is.
+// prune leaves out of an encoded object what nobody reads. What is none that is read stays as it is.
 func prune(data []byte) []byte {
 	unknown, ok := cutMagic(data)
-	if !ok || string(kindOf(unknown)) != "Node" {
+	object, known := leanKinds[string(kindOf(unknown))]
+	if !ok || !known {
 		return data
 	}
-	return envelope.appendTo(bytes.Clone(protobufMagic), unknown)
+	return envelope(object).appendTo(bytes.Clone(protobufMagic), unknown)
 }
 
 // first is the first field with that number, of bytes; empty: there is none.
@@ -87,9 +126,10 @@ func (m message) appendTo(to, data []byte) []byte {
 		case kept && (inner == nil || kind != protowire.BytesType):
 			to = append(to, data[:tag+size]...)
 		case kept:
-			content, _ := protowire.ConsumeBytes(data[tag:])
-			to = protowire.AppendTag(to, number, kind)
-			to = protowire.AppendBytes(to, inner.appendTo(nil, content))
+			if content, _ := protowire.ConsumeBytes(data[tag:]); inner.isKept(content) {
+				to = protowire.AppendTag(to, number, kind)
+				to = protowire.AppendBytes(to, inner.appendTo(nil, content))
+			}
 		}
 		data = data[tag+size:]
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 
@@ -16,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// leanLists has lists of Nodes in protobuf read Node by Node, and passes on only what the agent reads. API servers that can't
+// leanLists has lists in protobuf read object by object, and passes on only what the agent reads. API servers that can't
 // stream a list in a watch send it in one piece, which in a large cluster takes more memory than all else that an agent has.
 type leanLists struct{ next http.RoundTripper }
 
@@ -26,9 +27,11 @@ func (l leanLists) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	lists := r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/nodes") && r.URL.Query().Get("watch") == ""
+	resource := path.Base(r.URL.Path)
+	object, known := leanItems[resource]
+	lists := known && r.Method == http.MethodGet && r.URL.Query().Get("watch") == ""
 	if lists && response.StatusCode == http.StatusOK && strings.HasPrefix(response.Header.Get("Content-Type"), runtime.ContentTypeProtobuf) {
-		response.Body = &leanList{ReadCloser: response.Body}
+		response.Body = &leanList{ReadCloser: response.Body, resource: resource, object: object}
 		response.ContentLength = -1
 		response.Header.Del("Content-Length")
 	}
@@ -38,23 +41,25 @@ func (l leanLists) RoundTrip(r *http.Request) (*http.Response, error) {
 // leanList is the body of an answer, of which what is kept is known with the first Read.
 type leanList struct {
 	io.ReadCloser
-	kept io.Reader
+	resource string
+	object   message
+	kept     io.Reader
 }
 
 // Read implements io.Reader.
 func (l *leanList) Read(into []byte) (int, error) {
 	if l.kept == nil {
-		kept, err := pruneList(l.ReadCloser)
+		kept, err := pruneList(l.ReadCloser, l.object)
 		if err != nil {
-			return 0, fmt.Errorf("read the list of Nodes: %w", err)
+			return 0, fmt.Errorf("read the list of %s: %w", l.resource, err)
 		}
 		l.kept = bytes.NewReader(kept)
 	}
 	return l.kept.Read(into)
 }
 
-// pruneList reads an encoded list of Nodes, and leaves out what nobody reads.
-func pruneList(from io.Reader) ([]byte, error) {
+// pruneList reads an encoded list of objects, and leaves out what nobody reads.
+func pruneList(from io.Reader, object message) ([]byte, error) {
 	magic := make([]byte, len(protobufMagic))
 	if _, err := io.ReadFull(from, magic); err != nil {
 		return nil, err
@@ -62,10 +67,10 @@ func pruneList(from io.Reader) ([]byte, error) {
 	if !bytes.Equal(magic, protobufMagic) {
 		return nil, fmt.Errorf("it begins with %q, want %q", magic, protobufMagic)
 	}
-	const levels = 1 // of messages above the Nodes, within the envelope
-	kept, err := listed.read(from, levels)
+	const levels = 1 // of messages above the objects, within the envelope
+	kept, err := listed(object).read(from, levels)
 	if err == nil && first(kept, 2) == nil {
-		err = io.ErrUnexpectedEOF // else it would be a list of no Nodes
+		err = io.ErrUnexpectedEOF // else it would be a list of none
 	}
 	return slices.Concat(magic, kept), err
 }

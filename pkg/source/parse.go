@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
 // maxContent bounds what is read of a file: a list of 5000 full Node objects is
@@ -20,7 +23,7 @@ const maxContent = 256 << 20
 // Reasons for which a list as a whole is refused.
 var (
 	ErrEmpty     = errors.New("no Node in it")
-	ErrKind      = errors.New("not a v1 NodeList or List of Nodes")
+	ErrKind      = errors.New("not a v1 NodeList, or List of Nodes, Services, EndpointSlices and ServiceCIDRs")
 	ErrNameless  = errors.New("item without metadata.name")
 	ErrMalformed = errors.New("neither YAML nor JSON")
 )
@@ -39,30 +42,47 @@ type list struct {
 // `kubectl get nodes -o yaml` prints it. The error wraps ErrEmpty, ErrKind,
 // ErrNameless or ErrMalformed. An object that has a name but is otherwise
 // unreadable is delivered with Malformed set, so that it hurts no other.
+// Services, EndpointSlices and ServiceCIDRs in a List are passed over.
 func Parse(content []byte) ([]plan.Node, error) {
+	c, err := parse(content, false)
+	return c.nodes, err
+}
+
+// contents are the objects in a file.
+type contents struct {
+	nodes    []plan.Node
+	services map[service.Name]service.Service
+	slices   map[service.Name]service.Slice
+	cidrs    map[service.Name]cidrs
+}
+
+// parse does what Parse says, and reads whatever belongs to Services as well if that is asked for.
+func parse(content []byte, withServices bool) (contents, error) {
 	content = bytes.TrimSpace(content)
 	if len(content) == 0 {
-		return nil, fmt.Errorf("the content is empty: %w", ErrEmpty)
+		return contents{}, fmt.Errorf("the content is empty: %w", ErrEmpty)
 	}
 	l, err := decodeList(content)
 	if err != nil {
-		return nil, err
+		return contents{}, err
 	}
 	if l.APIVersion != "v1" || (l.Kind != "NodeList" && l.Kind != "List") {
-		return nil, fmt.Errorf("kind %.80q, apiVersion %.80q: %w", l.Kind, l.APIVersion, ErrKind)
+		return contents{}, fmt.Errorf("kind %.80q, apiVersion %.80q: %w", l.Kind, l.APIVersion, ErrKind)
 	}
-	if len(l.Items) == 0 {
-		return nil, fmt.Errorf("the list has no items: %w", ErrEmpty)
+	all := contents{nodes: make([]plan.Node, 0, len(l.Items))}
+	var others others
+	if withServices {
+		others = newOthers(&all)
 	}
-	nodes := make([]plan.Node, 0, len(l.Items))
 	for i, raw := range l.Items {
-		n, err := decodeItem(raw, l.Kind == "List")
-		if err != nil {
-			return nil, fmt.Errorf("items[%d]: %w", i, err)
+		if err := all.add(raw, l.Kind == "List", others); err != nil {
+			return contents{}, fmt.Errorf("items[%d]: %w", i, err)
 		}
-		nodes = append(nodes, n)
 	}
-	return nodes, nil
+	if len(all.nodes) == 0 {
+		return contents{}, fmt.Errorf("the list has %d items: %w", len(l.Items), ErrEmpty)
+	}
+	return all, nil
 }
 
 func decodeList(content []byte) (list, error) {
@@ -118,9 +138,9 @@ func oneDocument(content []byte) error {
 	return nil
 }
 
-// object is the part of a Node that matters. Fields that may be of a wrong type
+// document is the part of an object that matters. Fields that may be of a wrong type
 // stay raw, so that the name can be read whatever the rest looks like.
-type object struct {
+type document struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
 	Metadata   json.RawMessage `json:"metadata"`
@@ -128,37 +148,55 @@ type object struct {
 	Status     json.RawMessage `json:"status"`
 }
 
-func decodeItem(raw json.RawMessage, kindNeeded bool) (plan.Node, error) {
-	var o object
-	if err := json.Unmarshal(raw, &o); err != nil {
-		return plan.Node{}, fmt.Errorf("%w: %v", ErrKind, oneLine(err))
-	}
-	if kindNeeded || o.Kind != "" || o.APIVersion != "" {
-		if o.Kind != "Node" || o.APIVersion != "v1" {
-			return plan.Node{}, fmt.Errorf("kind %.80q, apiVersion %.80q: %w", o.Kind, o.APIVersion, ErrKind)
-		}
+// add reads an item of a list. In a List it has to say what it is; in a NodeList it is a Node.
+func (c *contents) add(raw json.RawMessage, mixed bool, others others) error {
+	var d document
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return fmt.Errorf("%w: %v", ErrKind, oneLine(err))
 	}
 	var meta struct {
-		Name string `json:"name"`
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
 	}
+	kind := d.APIVersion + " " + d.Kind
+	isNode := kind == "v1 Node" || !mixed && kind == " "
+	isOther := mixed && slices.Contains(otherKinds, kind)
+	if !isNode && !isOther {
+		return fmt.Errorf("kind %.80q, apiVersion %.80q: %w", d.Kind, d.APIVersion, ErrKind)
+	}
+	// What is not there stays raw nil, which is as good as an empty object.
+	if err := unmarshal(d.Metadata, &meta); err != nil || meta.Name == "" {
+		return ErrNameless
+	}
+	if isNode {
+		c.nodes = append(c.nodes, readNode(meta.Name, d))
+	} else if read := others[kind]; read != nil {
+		read(service.Name{Namespace: meta.Namespace, Name: meta.Name}, raw)
+	}
+	return nil
+}
+
+func readNode(name string, d document) plan.Node {
+	n := plan.Node{Name: name}
 	var created struct {
 		CreationTimestamp string `json:"creationTimestamp"`
 	}
-	// What is not there stays raw nil, which is as good as an empty object.
-	if err := unmarshal(o.Metadata, &meta); err != nil || meta.Name == "" {
-		return plan.Node{}, ErrNameless
-	}
-	n := plan.Node{Name: meta.Name}
-	if unmarshal(o.Metadata, &created) == nil {
+	if unmarshal(d.Metadata, &created) == nil {
 		n.Created, _ = time.Parse(time.RFC3339, created.CreationTimestamp)
 	}
-	if err := readSpec(&n, o.Spec); err != nil {
+	var labelled struct {
+		Labels map[string]json.RawMessage `json:"labels"`
+	}
+	if unmarshal(d.Metadata, &labelled) == nil {
+		_ = unmarshal(labelled.Labels[corev1.LabelTopologyZone], &n.Zone) // what is no text is no zone
+	}
+	if err := readSpec(&n, d.Spec); err != nil {
 		n.Malformed = fmt.Sprintf("spec: %v", oneLine(err))
 	}
-	if err := readStatus(&n, o.Status); err != nil {
+	if err := readStatus(&n, d.Status); err != nil {
 		n.Malformed = fmt.Sprintf("status: %v", oneLine(err))
 	}
-	return n, nil
+	return n
 }
 
 func readSpec(n *plan.Node, raw json.RawMessage) error {

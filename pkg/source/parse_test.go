@@ -98,6 +98,8 @@ func TestParse(t *testing.T) {
 		{"empty name", listOf(`{metadata: {name: ""}}`), nil, ErrNameless},
 		{"name is a number", listOf(`{metadata: {name: 5}}`), nil, ErrNameless},
 		{"good", listOf(good), []plan.Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
+		{"zone", listOf(`{metadata: {name: a, labels: {topology.kubernetes.io/zone: west, role: r}}}`), []plan.Node{{Name: "a", Zone: "west"}}, nil},
+		{"zone is a number", listOf(`{metadata: {name: a, labels: {topology.kubernetes.io/zone: 5}}}`), []plan.Node{{Name: "a"}}, nil},
 		{"podCIDR alone", listOf(`{metadata: {name: a}, spec: {podCIDR: 10.0.0.0/24}}`), []plan.Node{{Name: "a", PodCIDRs: []string{"10.0.0.0/24"}}}, nil},
 		{"addresses", listOf(`{metadata: {name: a}, status: {addresses: [{type: ExternalIP, address: 1.2.3.4}, {type: InternalIP, address: nonsense}, {type: Hostname, address: a}]}}`),
 			[]plan.Node{{Name: "a", ExternalIPs: []string{"1.2.3.4"}, InternalIPs: []string{"nonsense"}}}, nil},
@@ -128,6 +130,7 @@ func TestParseKeepsAWrongNodeToItself(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(realList(f))
+	f.Add([]byte(mixed(goodNode, goodService, goodSlice, goodCIDR)))
 	for _, s := range []string{
 		"", "{}", "[]", "items:\n- a\n- b\n", listOf(`{metadata: {name: a}}`), "a: &a [*a]\n",
 		"apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Node\n  metadata:\n    name: \"x\n- y\"\n",
@@ -137,7 +140,8 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, content []byte) {
-		nodes, err := Parse(content)
+		all, err := parse(content, true)
+		nodes := all.nodes
 		if (err == nil) != (len(nodes) > 0) {
 			t.Fatalf("%d nodes and error %v", len(nodes), err)
 		}
@@ -147,6 +151,11 @@ func FuzzParse(f *testing.F) {
 		for _, n := range nodes {
 			if n.Name == "" {
 				t.Error("a Node without a name")
+			}
+		}
+		for name, s := range all.slices {
+			if name != s.Name || name.Name == "" {
+				t.Errorf("%v is kept as %v", s.Name, name)
 			}
 		}
 		checkSplit(t, content)

@@ -60,10 +60,11 @@ var rules = map[string][]string{
 		"github.com/cilium/ebpf/...", "github.com/vishvananda/netlink/...", "golang.org/x/sys/unix",
 	},
 	// Plain values in, plain values out.
-	"pkg/plan": {"maps/...", "github.com/gaissmai/bart"},
+	"pkg/plan":    {"maps/...", "github.com/gaissmai/bart"},
+	"pkg/service": {"maps/..."},
 	// For the types of the objects.
 	"pkg/source": {
-		"pkg/plan", "google.golang.org/protobuf/encoding/protowire", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
+		"maps/wire", "pkg/plan", "pkg/service", "golang.org/x/sync/errgroup", "google.golang.org/protobuf/encoding/protowire", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
 	},
 	"pkg/datapath": {
 		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",
@@ -131,10 +132,12 @@ func TestModuleNeedsNoOtherOfOurs(t *testing.T) {
 	}
 }
 
-func TestPlanHasNoClock(t *testing.T) {
-	for _, file := range goFiles(t, "../../pkg/plan", noTest) {
-		for _, finding := range file.uses("time", clock) {
-			t.Errorf("pkg/plan: %s; the plan is a function of its input, pass the time in", finding)
+func TestPlansHaveNoClock(t *testing.T) {
+	for _, dir := range []string{"pkg/plan", "pkg/service"} {
+		for _, file := range goFiles(t, "../../"+dir, noTest) {
+			for _, finding := range file.uses("time", clock) {
+				t.Errorf("%s: %s; a plan is a function of its input, pass the time in", dir, finding)
+			}
 		}
 	}
 }

@@ -42,6 +42,8 @@ type TCPConn struct {
 	net.Conn
 	// Seen is the client's address and port as the server sees them.
 	Seen netip.AddrPort
+	// By is the server's address and port as itself sees them: behind a Service, whose backend it is.
+	By netip.AddrPort
 
 	in *bufio.Reader
 }
@@ -84,15 +86,23 @@ func (ns *Namespace) dial(ctx context.Context, to netip.AddrPort, localPort uint
 		return nil, err
 	}
 	in := bufio.NewReader(conn)
+	seen, by, err := readEnds(in)
+	if err != nil {
+		return nil, fmt.Errorf("read whom the server sees: %w", err)
+	}
+	return &TCPConn{Conn: conn, Seen: seen, By: by, in: in}, nil
+}
+
+// readEnds reads the line with which a server's answer begins.
+func readEnds(in *bufio.Reader) (client, server netip.AddrPort, err error) {
 	line, err := in.ReadString('\n')
 	if err != nil {
-		return nil, fmt.Errorf("read whom the server sees: %w", err)
+		return client, server, err
 	}
-	seen, err := netip.ParseAddrPort(strings.TrimSpace(line))
-	if err != nil {
-		return nil, fmt.Errorf("read whom the server sees: %w", err)
-	}
-	return &TCPConn{Conn: conn, Seen: unmapped(seen), in: in}, nil
+	first, second, _ := strings.Cut(strings.TrimSpace(line), " ")
+	client, clientErr := netip.ParseAddrPort(first)
+	server, serverErr := netip.ParseAddrPort(second)
+	return unmapped(client), unmapped(server), errors.Join(clientErr, serverErr)
 }
 
 // reuseAddress lets tests take a fixed local port again while the kernel remembers its last connection.
@@ -192,13 +202,26 @@ func (ns *Namespace) DialUDP(to netip.AddrPort, localPort uint16) (*UDPConn, err
 	}
 	var conn *net.UDPConn
 	err := ns.Do(func() (err error) {
-		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: int(localPort)}, net.UDPAddrFromAddrPort(to))
+		conn, err = dialUDP(to, localPort)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("UDP from %s to %s: %w", ns.name, to, err)
 	}
 	return &UDPConn{conn}, nil
+}
+
+// dialUDP lets several sockets, of different servers, have one port if it was asked for.
+func dialUDP(to netip.AddrPort, localPort uint16) (*net.UDPConn, error) {
+	var dialer net.Dialer
+	if localPort != 0 {
+		dialer.LocalAddr, dialer.Control = &net.UDPAddr{Port: int(localPort)}, reuseAddress
+	}
+	conn, err := dialer.Dial("udp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UDPConn), nil
 }
 
 // Echo sends one datagram of the given size, at least 64 bytes, waits for its echo, compares, and returns the address

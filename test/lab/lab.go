@@ -112,6 +112,7 @@ type Lab struct {
 
 	mu         sync.Mutex
 	namespaces []*Namespace // every one that is still there
+	told       told         // to the agents
 }
 
 // New sweeps what labs of dead owners have left, then builds the hosts and the links between them. No agent runs yet.
@@ -253,9 +254,6 @@ func (l *Lab) route(family wire.Family) error {
 	}
 	return l.Router.WriteSysctl(Forwarding[family], "1")
 }
-
-// Forwarding is the sysctl that makes a router of a host.
-var Forwarding = [wire.Families]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}
 
 func (l *Lab) buildNode(number int) error {
 	ns, err := l.newNamespace(fmt.Sprintf("n%d", number))

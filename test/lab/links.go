@@ -181,3 +181,6 @@ func (ns *Namespace) Links() ([]string, error) {
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
+
+// Forwarding is the sysctl that makes a router of a host.
+var Forwarding = [wire.Families]string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}

@@ -25,6 +25,12 @@ type NodeSpec struct {
 	Created time.Time
 }
 
+// told is what the agents' list has, as it was last written.
+type told struct {
+	nodes    []NodeSpec
+	services []ServiceSpec
+}
+
 // defaultSpec is node number 1, 2, ... of a lab: with IPv4 alone and one fabric, as test/testdata/nodes.yaml has it.
 func (o Options) defaultSpec(number int) NodeSpec {
 	spec := NodeSpec{Name: fmt.Sprintf("k8s-n%d", number)}
@@ -50,13 +56,16 @@ func (l *Lab) NodeSpecs() []NodeSpec {
 // NodesFile is the list that every agent of the lab reads (--nodes-file).
 func (l *Lab) NodesFile() string { return filepath.Join(l.Dir, "nodes.yaml") }
 
-// WriteNodes replaces the list that the agents read, by rename.
+// WriteNodes replaces the Nodes in the list that the agents read, by rename. Its Services stay.
 func (l *Lab) WriteNodes(specs ...NodeSpec) error {
-	raw, err := NodeList(specs...)
+	l.mu.Lock()
+	l.told.nodes = slices.Clone(specs)
+	l.mu.Unlock()
+	publish, err := l.stageCluster()
 	if err != nil {
 		return err
 	}
-	return l.WriteNodesFile(raw)
+	return publish()
 }
 
 // WriteNodesFile replaces the list that the agents read by any content, by rename.

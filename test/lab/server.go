@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -20,7 +21,7 @@ import (
 )
 
 // What a client of the server asks for with the first byte of a TCP connection. Either way the server's answer begins
-// with a line that says whom it sees at the other end.
+// with a line that says whom it sees at the other end, and at which of its addresses.
 const (
 	askEcho     = 'e' // every byte comes back
 	askTransfer = 't' // a length of 8 bytes and that many bytes; the answer is their SHA-256
@@ -167,7 +168,7 @@ func answerTCP(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(conn, "%s\n", conn.RemoteAddr()); err != nil {
+	if _, err := fmt.Fprintf(conn, "%s %s\n", conn.RemoteAddr(), conn.LocalAddr()); err != nil {
 		return err
 	}
 	switch ask {
@@ -193,9 +194,13 @@ func answerTCP(conn net.Conn) error {
 // seenLength is how much of an echoed datagram is overwritten by whom the server saw: address, port, newline, zeros.
 const seenLength = 48
 
+// askWho begins a datagram to whose echo the server adds the address and port that it was sent to.
+var askWho = []byte("who?")
+
 func answerUDP(udp *net.UDPConn) {
 	packet := make([]byte, 1<<16)
 	control := make([]byte, 128)
+	port := udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	for {
 		n, controlLen, _, from, err := udp.ReadMsgUDPAddrPort(packet, control)
 		if errors.Is(err, net.ErrClosed) {
@@ -204,31 +209,48 @@ func answerUDP(udp *net.UDPConn) {
 		if err != nil || n < seenLength {
 			continue // an ICMP error about an earlier answer, or not from our client
 		}
+		asked := bytes.HasPrefix(packet[:n], askWho)
 		clear(packet[:seenLength])
 		copy(packet, unmapped(from).String()+"\n")
+		at := sentTo(control[:controlLen])
+		answer := packet[:n]
+		if asked {
+			answer = append(answer, netip.AddrPortFrom(at, port).String()...)
+		}
 		// An answer that cannot be sent is missed by the client.
-		_, _, _ = udp.WriteMsgUDPAddrPort(packet[:n], answerFrom(control[:controlLen]), from)
+		_, _, _ = udp.WriteMsgUDPAddrPort(answer, answerFrom(at), from)
 	}
 }
 
-// answerFrom turns the control message of a received datagram into one that sends the answer from the address that
-// the datagram was sent to.
-func answerFrom(control []byte) []byte {
+// sentTo is the address that a datagram was sent to, as the control message beside it says.
+func sentTo(control []byte) (at netip.Addr) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
-		return nil
+		return at
 	}
 	for _, message := range messages {
 		switch {
 		case message.Header.Level == unix.IPPROTO_IP && message.Header.Type == unix.IP_PKTINFO && len(message.Data) >= unix.SizeofInet4Pktinfo:
 			// struct in_pktinfo: the interface's index, the local address, the destination in the header.
-			return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(message.Data[4:8])})
+			at = netip.AddrFrom4([4]byte(message.Data[4:8]))
 		case message.Header.Level == unix.IPPROTO_IPV6 && message.Header.Type == unix.IPV6_PKTINFO && len(message.Data) >= unix.SizeofInet6Pktinfo:
 			// struct in6_pktinfo: the destination in the header, the interface's index.
-			return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: [16]byte(message.Data[:16])})
+			at = netip.AddrFrom16([16]byte(message.Data[:16]))
 		}
 	}
-	return nil
+	return at
+}
+
+// answerFrom is the control message by which a datagram is sent from an address.
+func answerFrom(at netip.Addr) []byte {
+	switch {
+	case at.Is4():
+		return unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: at.As4()})
+	case at.Is6():
+		return unix.PktInfo6(&unix.Inet6Pktinfo{Addr: at.As16()})
+	default:
+		return nil
+	}
 }
 
 func unmapped(ap netip.AddrPort) netip.AddrPort {

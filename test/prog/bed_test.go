@@ -35,12 +35,15 @@ type bed struct {
 	testing.TB
 	family
 	wires
+	serviceMaps
 	born     uint64 // when it was made, by the programs' clock
 	programs map[wire.Direction]*ebpf.Program
 	collect  datapath.Collector
 	far      *ebpf.Program // calls ec_from_tunnel, with a key
 	sender   *ebpf.Map     // the key
 	answers  bool          // programs answer a packet with one of their own, whose sum nobody knows
+
+	translates bool // Services are on: the stack gets packets to backends
 
 	config       *config.Map
 	endpoints    *endpoints.Map
@@ -55,6 +58,7 @@ type bed struct {
 	ports        *ports.Map
 	drops        *drops.Map
 	traffic      *traffic.Map
+	numbers      numbers
 }
 
 // option changes the constants that the programs are loaded with.
@@ -102,6 +106,7 @@ func (b *bed) load(options []option) {
 	for _, o := range options {
 		o(&c)
 	}
+	b.translates = c.Services != 0
 	coll := take(b, c)
 	b.programs = map[wire.Direction]*ebpf.Program{
 		wire.FromPod:    coll.Programs[bpf.DataplaneProgEcFromPod],
@@ -109,6 +114,7 @@ func (b *bed) load(options []option) {
 		wire.ToUplink:   coll.Programs[bpf.DataplaneProgEcToUplink],
 		wire.FromTunnel: coll.Programs[bpf.DataplaneProgEcFromTunnel],
 		wire.ToTunnel:   coll.Programs[bpf.DataplaneProgEcToTunnel],
+		wire.ToPod:      coll.Programs[bpf.DataplaneProgEcToPod],
 	}
 	b.far = b.farEnd(b.programs[wire.FromTunnel])
 	b.collect = datapath.Collector{Program: coll.Programs[bpf.DataplaneProgEcCollect], Maps: coll.Maps}
@@ -129,6 +135,7 @@ func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.drops = counters.Of[drops.Reason](m[drops.Name], drops.Name)
 	b.traffic = counters.Of[traffic.Event](m[traffic.Name], traffic.Name)
 	b.config = typed.New[config.Key, config.Value](m[config.Name], config.Name)
+	b.serviceMaps = serviceMapsOf(m)
 	b.configure(0)
 }
 
@@ -192,6 +199,7 @@ func (b *bed) fillDestinations(f family) {
 		"10.244.5.0/24":     f.byTunnel(destinations.PodCIDR),
 		tunnelIP + "/32":    {Kind: destinations.Host},
 		"10.200.0.0/16":     {Kind: destinations.Native},
+		"10.96.0.0/16":      {Kind: destinations.Service},
 		stated + "/32":      {Kind: destinations.World},
 	} {
 		must(b, b.destinations.Put(f.key(prefix), v))

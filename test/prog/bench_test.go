@@ -125,7 +125,7 @@ var paths = []path{
 // BenchmarkPath gives the run time of each program per packet on each path, in ns/packet. A run changes its packet, so a
 // small program writes it anew before each and calls ours; what that takes is measured in turn with it and taken off.
 func BenchmarkPath(b *testing.B) {
-	for _, p := range paths {
+	for _, p := range slices.Concat(paths, servicePaths) {
 		for _, f := range []family{inIPv4, inIPv6} {
 			b.Run(p.name+each(f, "", "/ipv6"), func(b *testing.B) {
 				options := []option{withTables(262144, 262144), withPaths(10 * time.Millisecond)}

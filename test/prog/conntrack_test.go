@@ -25,6 +25,26 @@ func (b *bed) netfilterKnows(flow wire.Tuple) { b.Helper(); b.netfilterTranslate
 // Service; change is the attribute that says which.
 func (b *bed) netfilterTranslates(flow wire.Tuple, change int, to string, port uint16) {
 	b.Helper()
+	if change == 0 {
+		b.netfilterHas(flow, 0)
+		return
+	}
+	b.netfilterHas(flow, 0, translation{change, to, port})
+}
+
+// translation is one end's of a flow in netfilter's table: the attribute that says which, and what it becomes.
+type translation struct {
+	change int
+	to     string
+	port   uint16
+}
+
+// seenReply is the status there of a flow that has been answered: IPS_SEEN_REPLY, with IPS_CONFIRMED, which every entry has.
+const seenReply = 2 | 8
+
+// netfilterHas puts a flow into netfilter's table, with a status unless 0.
+func (b *bed) netfilterHas(flow wire.Tuple, status uint32, translations ...translation) {
+	b.Helper()
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: each[uint8](b.family, unix.AF_INET, unix.AF_INET6), Version: nl.NFNETLINK_V0})
 	reply := flow
@@ -32,13 +52,16 @@ func (b *bed) netfilterTranslates(flow wire.Tuple, change int, to string, port u
 	req.AddData(b.netfilterTuple(nl.CTA_TUPLE_ORIG, flow))
 	req.AddData(b.netfilterTuple(nl.CTA_TUPLE_REPLY, reply))
 	req.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, 120)))
-	if change != 0 {
-		nat := nl.NewRtAttr(change|unix.NLA_F_NESTED, nil)
+	if status != 0 {
+		req.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status)))
+	}
+	for _, t := range translations {
+		nat := nl.NewRtAttr(t.change|unix.NLA_F_NESTED, nil)
 		minIP := each(b.family, 1, 4) // CTA_NAT_V4_MINIP, CTA_NAT_V6_MINIP
-		nat.AddRtAttr(minIP, b.netIP(to))
+		nat.AddRtAttr(minIP, b.netIP(t.to))
 		proto := nat.AddRtAttr(ctaNATProto|unix.NLA_F_NESTED, nil)
-		proto.AddRtAttr(ctaNATPortMin, binary.BigEndian.AppendUint16(nil, port))
-		proto.AddRtAttr(ctaNATPortMax, binary.BigEndian.AppendUint16(nil, port))
+		proto.AddRtAttr(ctaNATPortMin, binary.BigEndian.AppendUint16(nil, t.port))
+		proto.AddRtAttr(ctaNATPortMax, binary.BigEndian.AppendUint16(nil, t.port))
 		req.AddData(nat)
 	}
 	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)

@@ -49,6 +49,7 @@ func load(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
 	spec.Maps[conntrack.Name].MaxEntries = c.ConntrackEntries
 	spec.Maps[journal.SnatName].MaxEntries = c.SnatEntries
 	spec.Maps[journal.ConntrackName].MaxEntries = c.ConntrackEntries
+	shrink(spec)
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		tb.Fatalf("load programs: %+v", err)

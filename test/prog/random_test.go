@@ -288,13 +288,14 @@ func isReset(in, out []byte) bool {
 // isTold says whether the error that a packet is too big stands in its place.
 func isTold(in, out []byte) bool {
 	sent, err := read(in)
-	if err != nil || len(sent.ip) < 128 {
+	if err != nil {
 		return false
 	}
+	quoted := min(len(sent.ip), 128)
 	v, err := read(out)
 	kind := each(sent.family, []byte{3, 4}, []byte{2, 0})
-	return err == nil && v.family == sent.family && v.proto == wire.ICMP && v.dst == sent.src && len(v.l4) == 8+128 &&
-		bytes.Equal(v.l4[:2], kind) && bytes.Equal(v.l4[8:], sent.ip[:128])
+	return err == nil && v.family == sent.family && v.proto == wire.ICMP && v.dst == sent.src && len(v.l4) == 8+quoted &&
+		bytes.Equal(v.l4[:2], kind) && bytes.Equal(v.l4[8:], sent.ip[:quoted])
 }
 
 // noPodToWorld refuses a packet to the world with a pod's address, unless the world has opened its flow.

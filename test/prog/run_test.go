@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -43,6 +44,7 @@ type result struct {
 	in    []byte
 	frame []byte // the packet as the program left it
 	mark  uint32
+	act   uint32 // the action
 	what  string // the counter that moved: a traffic event, or "drop REASON"
 }
 
@@ -81,9 +83,9 @@ func (b *bed) run(d wire.Direction, ifindex int, frame []byte, fields map[int]ui
 	if err != nil {
 		b.Fatalf("run %v on % x: %v", d, frame, err)
 	}
-	r := result{b: b, in: frame, frame: options.DataOut, mark: (*skb)(out).get(skbMark)}
+	r := result{b: b, in: frame, frame: options.DataOut, mark: (*skb)(out).get(skbMark), act: action}
 	r.what = b.account(before, b.counters(d), r)
-	b.judge(d, r, action)
+	b.judge(d, r)
 	return r
 }
 
@@ -179,23 +181,27 @@ func actionOf(d wire.Direction, what string) uint32 {
 	return actShot
 }
 
-// reset says whether a RST stands in the place of the packet.
-func (r result) reset() bool {
-	return r.what == "drop NO_MAPPING" && !bytes.Equal(r.in, r.frame)
+// answerable are the drops of which a pod may be told by a packet in the place of its own.
+var answerable = []string{
+	"drop NO_MAPPING", "drop TOO_BIG", "drop NO_BACKEND", "drop NO_SERVICE_PORT", "drop BACKEND_GONE", "drop SERVICE_TTL",
 }
+
+// answered says whether an answer stands in the place of a packet that was dropped.
+func (r result) answered() bool { return r.act == actRedirect && slices.Contains(answerable, r.what) }
+
+// reset says whether a RST stands in the place of the packet.
+func (r result) reset() bool { return r.what == "drop NO_MAPPING" && r.answered() }
 
 // told says whether an error about its size stands in the place of the packet.
-func (r result) told() bool {
-	return r.what == "drop TOO_BIG" && !bytes.Equal(r.in, r.frame)
-}
+func (r result) told() bool { return r.what == "drop TOO_BIG" && r.answered() }
 
 // judge holds a run against what is true of every run.
-func (b *bed) judge(d wire.Direction, r result, action uint32) {
+func (b *bed) judge(d wire.Direction, r result) {
 	b.Helper()
-	want := actionOf(d, r.what)
-	if r.reset() || r.told() {
-		if action != actRedirect {
-			b.Errorf("%v: action %d with an answer in the place of the packet", d, int32(action))
+	action, want := r.act, actionOf(d, r.what)
+	if r.answered() {
+		if bytes.Equal(r.in, r.frame) {
+			b.Errorf("%v: a packet that is dropped is sent as it came", d)
 		}
 		return
 	}
@@ -211,7 +217,7 @@ func (b *bed) judge(d wire.Direction, r result, action uint32) {
 	if marked := r.mark&mark != 0; r.what == "forwarded" && !marked {
 		b.Errorf("%v: a packet was sent out of an uplink without our mark", d)
 	}
-	if d == wire.FromPod && r.what == "stack" && !bytes.Equal(r.in, r.frame) {
+	if d == wire.FromPod && r.what == "stack" && !bytes.Equal(r.in, r.frame) && !b.translates {
 		b.Errorf("%v: the stack gets a changed packet:\n% x\n% x", d, r.in, r.frame)
 	}
 }

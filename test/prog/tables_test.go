@@ -35,11 +35,17 @@ func (b *bed) pair(out wire.Tuple) (forward, reverse snat.Value) {
 	if reverse.ToAddress != out.Src || reverse.ToPort != out.Sport || reverse.Ifindex != forward.Ifindex {
 		b.Errorf("%v: reverse half %+v does not name it", out, reverse)
 	}
+	if forward.Flags&flow.Service != 0 && (reverse.FarAddress != out.Dst || reverse.FarPort != out.Dport) {
+		b.Errorf("%v: reverse half %+v names another far side", out, reverse)
+	}
 	return forward, reverse
 }
 
 func reverseKey(out wire.Tuple, forward snat.Value) wire.Tuple {
 	out.Src, out.Sport = forward.ToAddress, forward.ToPort
+	if forward.Flags&flow.Service != 0 {
+		out.Dst, out.Dport = forward.FarAddress, forward.FarPort
+	}
 	return out
 }
 

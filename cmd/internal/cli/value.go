@@ -31,6 +31,17 @@ func Bool(into *bool) Value {
 	}}
 }
 
+// OnOff is a switch of which other settings than these two may come.
+func OnOff(into *bool) Value {
+	return Value{Arg: "on|off", Takes: "on or off", Set: func(s string) error {
+		if s != "on" && s != "off" {
+			return ErrTakes
+		}
+		*into = s == "on"
+		return nil
+	}}
+}
+
 // Number is a decimal number of the unit that arg names, within bounds.
 func Number(into *uint32, arg string, low, high uint32) Value {
 	return Value{Arg: arg, Takes: fmt.Sprintf("a number from %d to %d", low, high), Set: func(s string) error {

@@ -52,8 +52,12 @@ func (t *table) fill() error {
 
 // mirror makes the map a copy of the source.
 func (t *table) mirror(s *source) error {
+	first := s.base == nil
 	s.base = make(map[string]raw.Value)
 	err := raw.Each(s.m, func(key []byte, v raw.Value) error {
+		if first && raw.IsArray(t.m) && v.Zero() && len(t.counters) == 0 { // as it is in a new map
+			return nil
+		}
 		if len(t.counters) > 0 {
 			s.base[string(key)] = v.Resized(len(v[0]))
 		}
@@ -151,6 +155,9 @@ type merging struct {
 // overwriting one that a program inserts at that moment.
 func (m merging) into(dst, src *ebpf.Map) error {
 	err := raw.Each(src, func(key []byte, v raw.Value) error {
+		if m.configured() && raw.IsArray(src) && v.Zero() { // most of a large one is unused
+			return nil
+		}
 		if m.counted != nil && len(m.counters) > 0 {
 			m.counted[string(key)] = v.Resized(len(v[0]))
 		}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Choosing a backend of a Service's port: one of its set, whose numbers stand in a block of slots (maps/backends). */
+#ifndef EC_LIB_BACKEND_H
+#define EC_LIB_BACKEND_H
+
+#include "bpf/lib/maps.h"
+#include "bpf/lib/path.h"
+#include "bpf/lib/scratch.h"
+
+/* How many backends of a set are tried when those that are chosen serve no more. */
+#define BACKEND_TRIES 8
+
+/* A range of slots. */
+struct backend_range {
+	__u32 first;
+	__u32 count;
+};
+
+EC_INLINE struct backend *backend_get(__u32 number)
+{
+	return bpf_map_lookup_elem(&backends, &number);
+}
+
+/* Whether a flow may go on to its backend, or a new one may begin: it is the same, and its set names it. */
+EC_INLINE bool backend_serves(const struct backend *b, __u32 set, __u32 generation)
+{
+	return b->set == set && b->generation == generation && (b->flags & BACKEND_SERVING);
+}
+
+/* The slots that pods choose from. */
+EC_INLINE enum verdict backend_slots(const struct service *frontend, const struct service_set *set,
+				     struct backend_range *range)
+{
+	__u64 block = *(const volatile __u64 *)&set->block;
+	__u32 cluster = block >> SET_CLUSTER_SHIFT & SET_COUNT_MASK, local = block & SET_COUNT_MASK;
+
+	range->first = block >> SET_FIRST_SHIFT;
+	range->count = cluster;
+	if (frontend->flags & SERVICE_LOCAL) {
+		range->first += cluster;
+		range->count = local;
+	}
+	if (range->count)
+		return VERDICT_GO_ON;
+	return cluster ? -DROP_NO_LOCAL_BACKEND : -DROP_NO_BACKEND;
+}
+
+/* Makes a backend the target; false: it serves no more, or it is a pod of this node that is gone. */
+EC_CALL bool backend_take(struct scratch *s, __u32 number, __u32 set)
+{
+	const struct config *config = config_get();
+	const struct backend *b = backend_get(number);
+	struct target *t = &s->target;
+
+	if (!b || !config || b->set != set || !(b->flags & BACKEND_SERVING))
+		return false;
+	if (path_is_ours(config, s->pkt.family, &b->address) && !path_endpoint(&b->address))
+		return false;
+	t->address = b->address;
+	t->port = b->port;
+	t->set = set;
+	t->backend = number;
+	t->generation = b->generation;
+	s->owner.flags = FLOW_SERVICE | (b->flags & BACKEND_ON_NODE ? FLOW_ON_NODE : 0);
+	return true;
+}
+
+/* A search for a backend among the slots of a set. */
+struct backend_search {
+	struct scratch *scratch;
+	struct backend_range range;
+	__u32 set;
+	__u32 at; /* the slot's number in the range */
+	bool found;
+};
+
+/* One try: 1 ends the search. */
+static long backend_search_step(__u32 i, struct backend_search *b)
+{
+	__u32 at = b->range.first + b->at;
+	struct slot *slot = bpf_map_lookup_elem(&slots, &at);
+
+	b->found = slot && backend_take(b->scratch, slot->backend, b->set);
+	if (++b->at >= b->range.count)
+		b->at = 0;
+	return b->found;
+}
+
+/*
+ * Chooses the backend of a new flow to a frontend, each with the same probability, and
+ * makes it the target. While the maps name some that have just ended, the next is tried.
+ */
+EC_CALL enum verdict backend_choose(struct scratch *s, const struct service *frontend, const struct service_set *set)
+{
+	struct backend_search b = {.scratch = s, .set = frontend->set};
+	enum verdict verdict = backend_slots(frontend, set, &b.range);
+
+	if (verdict)
+		return verdict;
+	b.at = (__u64)bpf_get_prandom_u32() * b.range.count >> 32;
+	bpf_loop(BACKEND_TRIES, backend_search_step, &b, 0);
+	return b.found ? VERDICT_GO_ON : -DROP_NO_BACKEND;
+}
+
+#endif

@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// eventServer is an API server with one Service, that takes each Event once.
+type eventServer struct {
+	t      *testing.T
+	events map[string]corev1.Event
+	posts  int
+}
+
+func (s *eventServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	switch r.Method + " " + r.URL.Path {
+	case "GET /api/v1/namespaces/shop/services":
+		list := corev1.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}}
+		if r.URL.Query().Get("fieldSelector") == "metadata.name=web" {
+			list.Items = []corev1.Service{{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1-2-3"}}}
+		}
+		_ = json.NewEncoder(w).Encode(list)
+	case "POST /api/v1/namespaces/shop/events":
+		s.posts++
+		var e corev1.Event
+		if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
+			s.t.Errorf("an Event that can't be read: %v", err)
+		}
+		if _, there := s.events[e.Name]; there {
+			w.WriteHeader(http.StatusConflict)
+			_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"AlreadyExists","code":409}`))
+			return
+		}
+		s.events[e.Name] = e
+		w.WriteHeader(http.StatusCreated)
+		_ = json.NewEncoder(w).Encode(e)
+	default:
+		s.t.Errorf("%s %s", r.Method, r.URL)
+	}
+}
+
+func TestEventsAboutServices(t *testing.T) {
+	s := &eventServer{t: t, events: map[string]corev1.Event{}}
+	srv := httptest.NewServer(s)
+	t.Cleanup(srv.Close)
+	client, err := source.NewClient(jsonOnly(&rest.Config{Host: srv.URL, QPS: -1}))
+	must(t, err)
+	e := newServiceEvents(&node{cfg: Config{Node: "n1"}})
+	web := service.Problem{Service: service.Name{Namespace: "shop", Name: "web"}, Reason: service.Taken, Text: strings.Repeat("long ", 1000)}
+	must(t, e.write(t.Context(), client, web, time.Unix(1000, 0)))
+	must(t, e.write(t.Context(), client, web, time.Unix(2000, 0))) // as another node does
+	gone := web
+	gone.Service.Name = "gone"
+	must(t, e.write(t.Context(), client, gone, time.Unix(1000, 0)))
+	if len(s.events) != 1 || s.posts != 2 {
+		t.Fatalf("%d Events after %d attempts", len(s.events), s.posts)
+	}
+	for name, event := range s.events {
+		of := event.InvolvedObject
+		if !strings.HasPrefix(name, "web.") || of.Kind != "Service" || of.Name != "web" || of.UID != "1-2-3" || event.Type != "Warning" ||
+			event.Reason != "Taken" || len(event.Message) > 1024 || event.Source.Host != "n1" {
+			t.Errorf("%+v", event)
+		}
+	}
+}
+
+// All nodes meet a problem at the same moment, and say so one after the other.
+func TestEventsAreNotWrittenAtOnce(t *testing.T) {
+	for _, c := range []struct {
+		pause time.Duration
+		want  bool
+	}{{time.Hour, false}, {time.Millisecond, true}} {
+		asked := make(chan bool, 10)
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked <- true
+			w.WriteHeader(http.StatusForbidden)
+		}))
+		quiet := slog.New(slog.DiscardHandler)
+		e := newServiceEvents(&node{cfg: Config{API: &rest.Config{Host: srv.URL}}, log: quiet, complaints: newComplaints(quiet)})
+		e.pause = c.pause
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.run(ctx) }()
+		e.put(service.Problem{Service: service.Name{Namespace: "shop", Name: "web"}})
+		got := false
+		select {
+		case got = <-asked:
+		case <-time.After(500 * time.Millisecond):
+		}
+		if got != c.want {
+			t.Errorf("with a pause of %v the API was asked soon: %v", c.pause, got)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if d := e.complaints.degraded(); len(d) > 0 { // no later Event may come to end that
+			t.Errorf("degraded: %v", d)
+		}
+		cancel()
+		_ = <-ended
+		srv.Close()
+	}
+}
+
+// Without an API, and when too many wait, a problem is only logged.
+func TestEventsThatNobodyTakes(t *testing.T) {
+	for _, api := range []*rest.Config{nil, {}} {
+		e := newServiceEvents(&node{cfg: Config{API: api}})
+		for range 2 * mostEvents {
+			e.put(service.Problem{})
+		}
+		if waiting := len(e.waiting); waiting > mostEvents || api == nil && waiting > 0 {
+			t.Errorf("%d wait", waiting)
+		}
+	}
+}

@@ -1,0 +1,394 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
+)
+
+// serviceController owns the maps of Services. It has a goroutine of its own: endpoints change more often than Nodes, and packets
+// to them wait for no look at the network. The loop tells it where it is (surround), and learns from it what else depends on
+// Services (read).
+type serviceController struct {
+	*node
+	maps    serviceMaps
+	events  *serviceEvents
+	updates chan service.Update
+	around  chan surroundings
+	// news is readable while there is a report that the loop has not heard of.
+	news chan struct{}
+
+	// Owned by the loop's goroutine.
+	told surroundings
+
+	// Owned by the goroutine of run.
+	model *service.Model
+	state *service.State
+	// placed says that the surroundings are known, failed that a write was not carried out.
+	placed, failed bool
+	compared       time.Time // when the maps were last read
+	reported       map[service.Problem]bool
+
+	mu  sync.Mutex
+	now serviceReport
+}
+
+// surroundings are what this node's choice of endpoints depends on beside Services.
+type surroundings struct {
+	known bool
+	zone  string
+	// held are the node's own addresses, sorted.
+	held []netip.Addr
+}
+
+func (s surroundings) equal(o surroundings) bool {
+	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held)
+}
+
+// serviceReport is what others ask of Services. Its lists are never changed once they are set.
+type serviceReport struct {
+	// filled says that the maps hold all Services, as this agent or an earlier one has known them; fault is why not, or why
+	// not those of now.
+	filled bool
+	fault  error
+	// cidrs are the ranges of their addresses that the API names.
+	cidrs            []netip.Prefix
+	services         int
+	used, capacities service.Capacities
+	problems         []service.Problem
+}
+
+// newServices reads what an earlier agent has left.
+func newServices(n *node) (*serviceController, error) {
+	c := &serviceController{
+		node: n, maps: serviceMaps{Maps: n.dp.Maps}, model: service.NewModel(), reported: map[service.Problem]bool{}, compared: time.Now(),
+		updates: make(chan service.Update), around: make(chan surroundings, 1), news: make(chan struct{}, 1),
+	}
+	content, err := c.maps.readAll()
+	if err != nil {
+		return nil, err
+	}
+	ranges, err := c.standingRanges()
+	if err != nil {
+		return nil, err
+	}
+	c.state = service.Load(c.options(surroundings{}), content)
+	c.now = serviceReport{filled: len(content.Services) > 0, cidrs: ranges, capacities: c.maps.capacities(), used: c.state.Used()}
+	c.events = newServiceEvents(n)
+	c.status.set(func(f *figures) { f.services = c.now })
+	return c, nil
+}
+
+// standingRanges are the ranges that an earlier agent has written, until the source says what they are.
+func (c *serviceController) standingRanges() (all []netip.Prefix, err error) {
+	for e, err := range c.dp.Maps.Destinations.All() {
+		if err != nil {
+			return nil, err
+		}
+		if e.Value.Kind == destinations.Service && e.Value.Flags&destinations.Part == 0 && !slices.Contains(c.cfg.Service, e.Key.Netip()) {
+			all = append(all, e.Key.Netip())
+		}
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return all, nil
+}
+
+func (c *serviceController) options(s surroundings) service.Options {
+	held := make(map[netip.Addr]bool, len(s.held))
+	for _, a := range s.held {
+		held[a] = true
+	}
+	return service.Options{NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: held, ExternalIPs: c.cfg.ExternalIPs, Capacities: c.maps.capacities()}
+}
+
+// deliver is for the source. It waits while the goroutine of run is at work, so that what happens meanwhile comes as one update.
+func (c *serviceController) deliver(ctx context.Context) func(service.Update) {
+	return func(u service.Update) {
+		select {
+		case c.updates <- u:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// run works until ctx ends: after each change, and periodically.
+func (c *serviceController) run(ctx context.Context) error {
+	timer := time.NewTimer(resync)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case u := <-c.updates:
+			c.accept(u)
+		case s := <-c.around:
+			c.place(s)
+		case <-timer.C:
+			c.again()
+		}
+		timer.Reset(time.Until(c.due()))
+	}
+}
+
+// due is when there is something to do without a reason: what has failed is tried again, the maps are compared, and what was
+// refused may have room.
+func (c *serviceController) due() time.Time {
+	at := c.compared.Add(resync)
+	if c.failed {
+		at = c.compared.Add(retry)
+	}
+	if again := c.state.Again(); !again.IsZero() && again.Before(at) {
+		return again
+	}
+	return at
+}
+
+// accept takes what the source says.
+func (c *serviceController) accept(u service.Update) {
+	if u.Err != nil {
+		c.complaints.note("services/source", c.weigh(u.Err))
+		c.report(func(r *serviceReport) { r.fault = u.Err })
+		return
+	}
+	began := c.model.Complete()
+	changed := c.model.Apply(u)
+	if !began && c.model.Complete() {
+		c.log.Info("complete list of Services", "services", len(c.model.Names()))
+	}
+	if !u.Faulty {
+		c.complaints.note("services/source", nil)
+	}
+	c.reconcile(changed)
+	if !c.failed {
+		c.status.servicesSynced(u.Changed)
+	}
+	c.report(func(r *serviceReport) {
+		if !u.Faulty {
+			r.fault = nil
+		}
+		if c.model.Complete() && (u.CIDRs != nil || !u.Faulty) { // else they may be what can't be read
+			r.cidrs = u.CIDRs
+		}
+	})
+}
+
+// weigh makes an obstacle of an error while this node has never known all Services: new pods could reach none of them.
+func (c *serviceController) weigh(err error) error {
+	if c.read().filled {
+		return err
+	}
+	return hinder(err)
+}
+
+// place takes where this node is.
+func (c *serviceController) place(s surroundings) {
+	changed := c.state.Configure(c.options(s), c.model)
+	c.placed = true
+	c.reconcile(changed)
+}
+
+// again does what is due.
+func (c *serviceController) again() {
+	if time.Since(c.compared) >= resync || c.failed {
+		c.repair()
+	}
+	c.reconcile(nil)
+}
+
+// reconcile plans for the named Services, and writes what that changes. Nothing is written before all is known.
+func (c *serviceController) reconcile(changed []service.Name) {
+	if !c.placed || !c.model.Complete() {
+		return
+	}
+	if c.failed { // what has been given up must not be used again while packets may find it
+		c.repair()
+	}
+	w := c.state.Plan(c.model, changed, time.Now())
+	c.maps.include(w)
+	if !c.failed { // else the next repair writes this as well
+		c.write(w)
+	}
+	problems := c.state.Problems()
+	c.reportProblems(problems)
+	c.report(func(r *serviceReport) { r.filled, r.problems = r.filled || !c.failed, problems })
+}
+
+// repair compares the maps with what they should hold, and writes what differs.
+func (c *serviceController) repair() {
+	c.compared = time.Now()
+	if !c.placed || !c.model.Complete() {
+		return
+	}
+	content, err := c.maps.read()
+	if err != nil {
+		c.note(err)
+		return
+	}
+	w := c.state.Repair(content)
+	if n := sizeOf(w); n > 0 && !c.failed {
+		c.status.repaired(repairedService, n)
+		c.log.Warn("entries of the maps of Services restored", "number", n)
+	}
+	c.write(w)
+}
+
+// write carries writes out; what fails is repaired later.
+func (c *serviceController) write(w service.Writes) {
+	err := c.maps.write(w)
+	c.note(err)
+	if err == nil {
+		c.state.Written(time.Now())
+	}
+}
+
+func (c *serviceController) note(err error) {
+	c.failed = err != nil
+	if err != nil {
+		err = c.weigh(fmt.Errorf("Services that have changed may not be served as they say: %w", err)) //nolint:staticcheck // a name
+	}
+	c.complaints.note("services/maps", err)
+}
+
+// ranges are those of Services' addresses; served says that the maps hold all Services, so that nobody else is there.
+type ranges struct {
+	all    []netip.Prefix
+	served bool
+}
+
+func (r ranges) equal(o ranges) bool { return r.served == o.served && slices.Equal(r.all, o.all) }
+
+// rangesOfServices are those that --service-cidr and the API name.
+func (l *loop) rangesOfServices() ranges {
+	r := l.services.read()
+	all := slices.Concat(l.cfg.Service, r.cidrs)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return ranges{slices.Compact(all), r.filled}
+}
+
+// plannedRanges are those that the newest plan was made with.
+func (l *loop) plannedRanges() ranges {
+	if l.planned == nil {
+		return ranges{}
+	}
+	return l.planned.ranges
+}
+
+// changes is readable when there is something new to read; never without a controller.
+func (c *serviceController) changes() <-chan struct{} {
+	if c == nil {
+		return nil
+	}
+	return c.news
+}
+
+// report changes what others are told, and has the loop hear of what is more than a count.
+func (c *serviceController) report(change func(*serviceReport)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.now
+	change(&c.now)
+	c.now.services, c.now.used = c.model.Len(), c.state.Used()
+	is := c.now
+	c.status.set(func(f *figures) { f.services = is })
+	if was.filled == is.filled && errors.Is(is.fault, was.fault) && slices.Equal(was.cidrs, is.cidrs) && slices.Equal(was.problems, is.problems) {
+		return
+	}
+	select {
+	case c.news <- struct{}{}:
+	default:
+	}
+}
+
+// read returns what others are told. Nobody serves Services where there is no controller.
+func (c *serviceController) read() serviceReport {
+	if c == nil {
+		return serviceReport{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+// obstacle is why new pods could reach no Service; empty: they can.
+func (c *serviceController) obstacle() string {
+	switch r := c.read(); {
+	case c == nil || r.filled:
+		return ""
+	case r.fault != nil:
+		return enumerate([]string{"no list of Services: " + r.fault.Error()})
+	}
+	return "no complete list of Services yet"
+}
+
+// surround tells where this node is, for the loop.
+func (c *serviceController) surround(s *state, self string) {
+	if c == nil || !s.known || s.view == nil {
+		return
+	}
+	now := surroundingsOf(s, self)
+	if now.equal(c.told) {
+		return
+	}
+	c.told = now
+	select { // what has not been taken yet is not needed any more
+	case <-c.around:
+	default:
+	}
+	c.around <- now
+}
+
+// surroundingsOf reads this node's zone from its Node, and its own addresses from the newest look.
+func surroundingsOf(s *state, self string) surroundings {
+	now := surroundings{known: true}
+	for _, n := range s.nodes {
+		if n.Name == self {
+			now.zone = n.Zone
+		}
+	}
+	held := map[netip.Addr]bool{}
+	for _, a := range s.view.addresses {
+		if s.view.of(a.Prefix.Addr()) {
+			held[a.Prefix.Addr()] = true
+		}
+	}
+	for _, p := range s.view.local {
+		if p.IsSingleIP() && s.view.of(p.Addr()) {
+			held[p.Addr()] = true
+		}
+	}
+	now.held = slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
+	return now
+}
+
+// startServices has goroutines serve Services, or removes what an agent has left that did. It returns what else the file of Nodes
+// is to be read for; nil: nothing.
+func (a *agent) startServices(ctx context.Context, g *errgroup.Group, l *loop) (file *source.FileServices, err error) {
+	if !a.cfg.Services {
+		return nil, emptyServices(a.dp.Maps)
+	}
+	if l.services, err = newServices(a.node); err != nil {
+		return nil, err
+	}
+	g.Go(func() error { return l.services.run(ctx) })
+	g.Go(func() error { return l.services.events.run(ctx) })
+	if a.cfg.NodesFile != "" {
+		file = source.NewFileServices()
+		g.Go(func() error { return file.Run(ctx, l.services.deliver(ctx)) })
+		return file, nil
+	}
+	heard := func() { a.status.set(func(f *figures) { f.heard = time.Now() }) }
+	follow := source.Services{Config: a.cfg.API, Log: a.log, Heard: heard}
+	g.Go(func() error { return follow.Run(ctx, l.services.deliver(ctx)) })
+	return file, nil
+}

@@ -1,0 +1,134 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+)
+
+// toPods returns how the program for what is sent to pods is attached, by pod; all of them run the pinned one.
+func (n node) toPods(t *testing.T) []attach.Mode {
+	t.Helper()
+	var modes []attach.Mode
+	for _, pod := range n.pods {
+		state, err := n.opts.attacher().Attached(pod, attach.ToPod)
+		check(t, err)
+		if state.Mode != "" && state.ProgramID != pinnedID(t, n.opts, attach.ToPod.Program()) {
+			t.Errorf("interface %d runs program %d, which is not the pinned one", pod, state.ProgramID)
+		}
+		modes = append(modes, state.Mode)
+	}
+	return modes
+}
+
+// all is a mode for each pod.
+func (n node) all(mode attach.Mode) []attach.Mode {
+	return slices.Repeat([]attach.Mode{mode}, len(n.pods))
+}
+
+// serving are the options with which the programs serve Services, or not.
+func (n node) serving(on bool) Options {
+	opts := n.opts
+	opts.NodeConfig.Services = 0
+	if on {
+		opts.NodeConfig.Services = 1
+	}
+	return opts
+}
+
+// TestServicesAreTurnedOnAndOff at starts and by a change of mode, with pods on the node.
+func TestServicesAreTurnedOnAndOff(t *testing.T) {
+	for mode, want := range map[attach.Mode]attach.Mode{attach.Auto: attach.Clsact, attach.Clsact: attach.Clsact, attach.TCX: attach.TCX} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, isolated(t, mode))
+			n.opts.Spec = stubs(t)
+			for _, on := range []bool{false, true, true, false, true} {
+				dp := mustLoad(t, n.serving(on))
+				if on {
+					n.assertToPods(t, want)
+					check(t, dp.Reconfigure(context.Background(), n.serving(on).NodeConfig))
+					n.assertToPods(t, want)
+				} else {
+					n.assertToPods(t, "")
+				}
+				n.verify(t)
+				for _, pod := range n.pods {
+					if ours := mode == attach.Clsact || on && want == attach.Clsact; hasClsact(t, pod) != ours {
+						t.Errorf("Services on: %v; interface %d has a clsact qdisc: %v", on, pod, !ours)
+					}
+				}
+			}
+			check(t, Remove(context.Background(), n.opts))
+			n.opts.Spec = nil
+			for _, pod := range n.pods {
+				state, err := n.opts.attacher().Attached(pod, attach.ToPod)
+				check(t, err)
+				if state.Mode != "" || hasClsact(t, pod) {
+					t.Errorf("interface %d still carries %+v, or the qdisc", pod, state)
+				}
+			}
+		})
+	}
+}
+
+func (n node) assertToPods(t *testing.T, mode attach.Mode) {
+	t.Helper()
+	if diff := cmp.Diff(n.all(mode), n.toPods(t)); diff != "" {
+		t.Errorf("programs of pods (-want +got):\n%s", diff)
+	}
+}
+
+// TestServicesThatCouldNotBeTurnedOn fails each step of a start that turns them on, before and after all pods have the program.
+func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Auto))
+	n.opts.Spec = stubs(t)
+	before, old := n.pins(t), n.attached(t)
+	broken := errors.New("broken")
+	var attached int
+	for fail := 1; ; fail++ {
+		attached = 0
+		dp, err := load(context.Background(), n.serving(true), func(s step) error {
+			if s == stepAttached {
+				attached++
+			}
+			if attached == fail {
+				return broken
+			}
+			return nil
+		})
+		if err == nil {
+			check(t, dp.Close())
+			break
+		}
+		if !errors.Is(err, broken) {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, n.pins(t)); diff != "" {
+			t.Errorf("attachment %d: pins (-before +after):\n%s", fail, diff)
+		}
+		if diff := cmp.Diff(old, n.attached(t)); diff != "" {
+			t.Errorf("attachment %d: (-before +after):\n%s", fail, diff)
+		}
+		n.assertToPods(t, "")
+	}
+	if want := 2*len(n.pods) + len(attach.UplinkHooks()); attached != want {
+		t.Errorf("%d programs were attached, want %d", attached, want)
+	}
+	n.assertToPods(t, attach.Clsact)
+}
+
+// TestPodThatIsGoneGetsNoProgram: its entry in the map may be left.
+func TestPodThatIsGoneGetsNoProgram(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Auto))
+	n.opts.Spec = stubs(t)
+	removeVeth(t, "pod2")
+	mustLoad(t, n.serving(true))
+	if got, want := n.toPods(t), []attach.Mode{attach.Clsact, "", attach.Clsact}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

@@ -1,0 +1,279 @@
+package service
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// quiet is a trial in which nothing happens by chance.
+func quiet(t *testing.T, c Capacities) *trial {
+	r := newTrial(t, c, func(int) int { return 0 })
+	r.roomy = c == roomy
+	r.model.Apply(Update{Complete: true})
+	return r
+}
+
+// update returns what has been written.
+func (r *trial) update(u Update) Writes {
+	r.Helper()
+	was := r.kernel.copy()
+	r.plan(r.model.Apply(u))
+	return r.state.Repair(was)
+}
+
+func (r *trial) wait(d time.Duration) {
+	r.Helper()
+	r.now = r.now.Add(d)
+	r.plan(nil)
+}
+
+// web is a Service of one TCP port, 80, at an address, and its slice with endpoints that listen on port 8080.
+func web(t testing.TB, name, address string, endpoints ...string) (Service, Slice) {
+	t.Helper()
+	s := slice(t, 8080, endpoints...)
+	s.Name, s.Service = Name{"ns", name}, name
+	return Service{
+		Name: s.Name, Created: time.Unix(100, 0), ClusterIPs: []netip.Addr{netip.MustParseAddr(address)},
+		Ports: []Port{{Protocol: wire.TCP, Port: 80}},
+	}, *s
+}
+
+func (r *trial) put(name, address string, endpoints ...string) Writes {
+	r.Helper()
+	service, slice := web(r, name, address, endpoints...)
+	return r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+}
+
+func (r *trial) delete(name string) Writes {
+	r.Helper()
+	n := []Name{{"ns", name}}
+	return r.update(Update{GoneServices: n, GoneSlices: n})
+}
+
+// find returns where a frontend on port 80 leads; nil: there is none.
+func (r *trial) find(address string) []string {
+	r.Helper()
+	key := services.Key{Address: wire.AddrFrom(netip.MustParseAddr(address)), Port: wire.PortFrom(80), Proto: wire.TCP}
+	v, there := r.kernel.Services[key]
+	if !there {
+		return nil
+	}
+	found := []string{}
+	for _, target := range r.kernel.set(v.Set).cluster {
+		found = append(found, target.Address.String())
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+func (r *trial) want(address string, endpoints ...string) {
+	r.Helper()
+	if found := r.find(address); (found == nil) != (endpoints == nil) || !slices.Equal(found, endpoints) {
+		r.Errorf("%s leads to %v, want %v", address, found, endpoints)
+	}
+}
+
+// wantProblem checks that the only problem is of a Service and has all the words; no name: there is none.
+func (r *trial) wantProblem(name string, reason Reason, words ...string) {
+	r.Helper()
+	all := r.state.Problems()
+	if name == "" {
+		if len(all) > 0 {
+			r.Errorf("problems: %v", all)
+		}
+		return
+	}
+	if len(all) != 1 || all[0].Service.Name != name || all[0].Reason != reason {
+		r.Fatalf("problems: %+v, want one of %s, %s", all, name, reason)
+	}
+	for _, w := range words {
+		if !strings.Contains(all[0].Text, w) {
+			r.Errorf("%q does not say %q", all[0].Text, w)
+		}
+	}
+}
+
+func (r *trial) backend(address string) (uint32, backends.Value) {
+	r.Helper()
+	for i, b := range r.kernel.Backends {
+		if b.Set != 0 && b.Address.String() == address {
+			return uint32(i), b
+		}
+	}
+	r.Fatalf("no backend has address %s", address)
+	return 0, backends.Value{}
+}
+
+// lists counts the batches that are not empty.
+func (w Writes) lists() (n int) {
+	for _, length := range []int{
+		len(w.Backends.Keys), len(w.Slots.Keys), len(w.Sets.Keys), len(w.Names.Keys), len(w.Services.Keys),
+		len(w.GoneServices), len(w.GoneNames), len(w.EmptiedSets.Keys), len(w.Retired.Keys),
+	} {
+		if length > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func TestOneEndpointIsFewWrites(t *testing.T) {
+	r := quiet(t, roomy)
+	r.put("a", "10.96.0.1")
+	for _, step := range []struct {
+		name      string
+		endpoints []string
+		lists     int
+	}{
+		{"the first one", []string{"10.0.0.1"}, 4}, // backend, slot, set, address (it answers now)
+		{"another", []string{"10.0.0.1", "10.0.0.2"}, 3},
+		{"one replaces another", []string{"10.0.0.1", "10.0.0.3"}, 4},
+		{"one is not ready", []string{"10.0.0.1", "10.0.0.3 dead"}, 3},
+		{"it is again", []string{"10.0.0.1", "10.0.0.3"}, 3},
+		{"one goes", []string{"10.0.0.3"}, 3},
+		{"the last one goes", nil, 3},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			_, slice := web(t, "a", "10.96.0.1", step.endpoints...)
+			w := r.state.Plan(r.model, r.model.Apply(Update{Slices: []Slice{slice}}), r.now)
+			if n := w.lists(); n != step.lists {
+				t.Errorf("%d lists, want %d: %+v", n, step.lists, w)
+			}
+		})
+	}
+}
+
+func TestNothingBeforeTheLists(t *testing.T) {
+	r := quiet(t, roomy)
+	r.put("a", "10.96.0.1", "10.0.0.1")
+	state, model := Load(r.options, r.kernel.copy()), NewModel()
+	service, slice := web(t, "b", "10.96.0.2", "10.0.0.2")
+	for _, u := range []Update{
+		{Services: []Service{service}, Slices: []Slice{slice}},
+		{Err: errors.New("no API"), Complete: true},
+	} {
+		if w := state.Plan(model, model.Apply(u), r.now); !w.Empty() {
+			t.Errorf("before the lists are complete this is written: %+v", w)
+		}
+	}
+	w := state.Plan(model, model.Apply(Update{Complete: true}), r.now)
+	if len(w.GoneServices) != 2 || len(w.GoneNames) != 1 || len(w.EmptiedSets.Keys) != 1 || len(w.Retired.Keys) != 1 {
+		t.Errorf("a Service that is in no list is not removed: %+v", w)
+	}
+}
+
+func TestLastEndpointsOfTheAPIServerStay(t *testing.T) {
+	r := quiet(t, Capacities{Services: 64, Sets: 16, Backends: 16, Slots: 64})
+	service, slice := web(t, "kubernetes", "10.96.0.1", "192.0.2.1", "192.0.2.2")
+	service.Name, slice.Name = apiServer, apiServer
+	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	slice.Endpoints = slice.Endpoints[:1]
+	plan := func(u Update) {
+		r.kernel.apply(t, r.state.Plan(r.model, r.model.Apply(u), r.now), func(string) {})
+		r.state.Written(r.now)
+	}
+	plan(Update{Slices: []Slice{slice}})
+	r.want("10.96.0.1", "192.0.2.1")
+	plan(Update{GoneSlices: []Name{apiServer}})
+	r.want("10.96.0.1", "192.0.2.1")
+
+	r.state = Load(r.options, r.kernel.copy())
+	plan(Update{Complete: true, Services: []Service{service}})
+	r.want("10.96.0.1", "192.0.2.1")
+	if _, b := r.backend("192.0.2.1"); b.Flags&backends.Serving == 0 {
+		t.Error("it serves no more")
+	}
+
+	_, other := web(t, "kubernetes", "10.96.0.1", "192.0.2.3")
+	other.Name = apiServer
+	plan(Update{Slices: []Slice{other}})
+	r.want("10.96.0.1", "192.0.2.3")
+	plan(Update{GoneServices: []Name{apiServer}})
+	if len(r.kernel.Services) > 0 {
+		t.Error("a Service that is gone stays")
+	}
+}
+
+func TestTwoServicesOneFrontend(t *testing.T) {
+	r := quiet(t, roomy)
+	young, youngs := web(t, "a", "10.96.0.1", "10.0.0.1")
+	old, olds := web(t, "b", "10.96.0.1", "10.0.0.2")
+	old.Created = young.Created.Add(-time.Hour)
+	r.update(Update{Services: []Service{young}, Slices: []Slice{youngs}})
+	r.wantProblem("", "")
+	r.update(Update{Services: []Service{old}, Slices: []Slice{olds}})
+	r.want("10.96.0.1", "10.0.0.2")
+	r.wantProblem("a", Taken, "10.96.0.1:80 tcp", "ns/b")
+	r.delete("b")
+	r.want("10.96.0.1", "10.0.0.1")
+	r.wantProblem("", "")
+	r.update(Update{Services: []Service{old}, Slices: []Slice{olds}})
+	old.Created = young.Created.Add(time.Hour) // it has been made anew, and both are seen at once
+	r.update(Update{Services: []Service{old}})
+	r.want("10.96.0.1", "10.0.0.1")
+	r.wantProblem("b", Taken, "ns/a")
+}
+
+func TestHeldAddresses(t *testing.T) {
+	r := quiet(t, roomy)
+	service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+	service.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.9")}
+	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	flags := func(a string) services.Flags {
+		return r.kernel.Services[services.Key{Address: wire.AddrFrom(netip.MustParseAddr(a))}].Flags
+	}
+	if flags("10.96.0.1") != services.ClusterIP|services.Answers || flags("192.0.2.9") != services.Answers {
+		t.Errorf("flags %v and %v", flags("10.96.0.1"), flags("192.0.2.9"))
+	}
+	r.options.HeldAddresses = map[netip.Addr]bool{service.ClusterIPs[0]: true, service.LoadBalancerIPs[0]: true}
+	r.plan(r.state.Configure(r.options, r.model))
+	r.want("10.96.0.1")
+	r.want("192.0.2.9", "10.0.0.1")
+	if flags("192.0.2.9") != 0 {
+		t.Errorf("an address of the node's has flags %v", flags("192.0.2.9"))
+	}
+	r.options.HeldAddresses = nil
+	r.plan(r.state.Configure(r.options, r.model))
+	r.want("10.96.0.1", "10.0.0.1")
+}
+
+// A backend keeps its number as long as an EndpointSlice has it; when it comes back it is another.
+func TestGenerations(t *testing.T) {
+	r := quiet(t, roomy)
+	r.put("a", "10.96.0.1", "10.0.0.1", "10.0.0.2")
+	n, first := r.backend("10.0.0.1")
+	r.put("a", "10.96.0.1", "10.0.0.1 dead", "10.0.0.2")
+	if m, b := r.backend("10.0.0.1"); m != n || b.Generation != first.Generation || b.Flags&backends.Serving != 0 {
+		t.Errorf("not ready: number %d, %+v; was %d, %+v", m, b, n, first)
+	}
+	r.put("a", "10.96.0.1", "10.0.0.2")
+	if gone := r.kernel.Backends[n]; gone.Generation != first.Generation+1 || gone.Set != 0 || gone.Address != first.Address {
+		t.Errorf("gone: %+v; was %+v", gone, first)
+	}
+	r.put("a", "10.96.0.1", "10.0.0.1", "10.0.0.2")
+	if m, _ := r.backend("10.0.0.1"); m == n {
+		t.Errorf("number %d is used again at once", m)
+	}
+	r.wait(Grace)
+	r.put("b", "10.96.0.2", "10.0.0.3")
+	if m, b := r.backend("10.0.0.3"); m != n || b.Generation != first.Generation+1 {
+		t.Errorf("number %d, %+v; want %d with the next generation", m, b, n)
+	}
+}
+
+func TestPlanTakesNewZone(t *testing.T) {
+	r := quiet(t, roomy)
+	r.put("a", "10.96.0.1", "10.0.0.1 ~z0", "10.0.0.2 ~z1")
+	r.want("10.96.0.1", "10.0.0.1")
+	r.options.Zone = "z1"
+	r.plan(r.state.Configure(r.options, r.model))
+	r.want("10.96.0.1", "10.0.0.2")
+}

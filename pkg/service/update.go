@@ -1,0 +1,25 @@
+package service
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Update is one element of the stream of Services that a source delivers. The first one that has no Err is Complete: nothing
+// is known of Services before all of them and all EndpointSlices are.
+type Update struct {
+	// Complete says that Services and Slices are all there are. Otherwise they are those that are new or have changed.
+	Complete bool
+	Services []Service
+	Slices   []Slice
+	// GoneServices and GoneSlices have been deleted; empty when Complete.
+	GoneServices, GoneSlices []Name
+	// CIDRs are the ranges of Services' addresses, always all of them; nil: the API does not tell.
+	CIDRs []netip.Prefix
+	// Changed is when the change that has waited longest was noticed.
+	Changed time.Time
+	// Err says why no newer state can be had; what was delivered before stays valid. An update with one has no
+	// objects, and one without says that all can be read, unless it is Faulty: then the last Err still holds.
+	Err    error
+	Faulty bool
+}

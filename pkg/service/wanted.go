@@ -1,0 +1,161 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// sctp is the only one of the three protocols of Services whose checksum does not follow an address.
+const sctp wire.Protocol = 132
+
+// setID says whose set it is. Backends are of the frontend's family, so a port of a Service of both families has two sets.
+type setID struct {
+	Name
+	port     string
+	protocol wire.Protocol
+	family   wire.Family
+}
+
+// wantedSet is a port of a Service as the maps should have it.
+type wantedSet struct {
+	setID
+	port      uint16
+	affinity  uint32
+	backends  []Backend
+	frontends []frontend
+}
+
+// frontend is an address and port at which pods find a set.
+type frontend struct {
+	services.Key
+	flags services.Flags
+	// clusterIP says that the address is one.
+	clusterIP bool
+}
+
+// String is such as "10.96.0.1:443 tcp".
+func (f frontend) String() string { return f.Address.With(f.Port) + " " + f.Proto.String() }
+
+// address is one of a Service's that this node translates.
+type address struct {
+	wire.Addr
+	clusterIP bool
+}
+
+// wanted says what the maps should have of a Service, and what of it can't be served.
+func wanted(s *Service, all []*Slice, o Options) (sets []wantedSet, problems []Problem) {
+	problem := func(r Reason, format string, args ...any) {
+		problems = append(problems, Problem{s.Name, r, fmt.Sprintf(format, args...)})
+	}
+	if s.Malformed != "" {
+		problem(Malformed, "%s", s.Malformed)
+	}
+	for _, slice := range all {
+		if slice.Malformed != "" {
+			problem(Malformed, "EndpointSlice %s: %s", slice.Name, slice.Malformed)
+		}
+	}
+	addresses := addressesOf(s, o)
+	for i, p := range s.Ports {
+		if reason, text := refusal(s, i); text != "" {
+			problem(reason, "%s", text)
+			continue
+		}
+		for _, family := range []wire.Family{wire.IPv4, wire.IPv6} {
+			w := wantedSet{
+				setID: setID{s.Name, p.Name, p.Protocol, family}, port: p.Port, affinity: s.Affinity,
+				frontends: frontendsOf(s, p, family, addresses),
+			}
+			if len(w.frontends) == 0 {
+				continue
+			}
+			w.backends = Choose(s, p, family, all, o)
+			if other := slices.IndexFunc(w.backends, func(b Backend) bool { return b.Port != p.Port }); p.Protocol == sctp && other >= 0 {
+				problem(Unsupported, "port %d is SCTP and its endpoints listen on port %d: the two have to be the same", p.Port, w.backends[other].Port)
+				continue
+			}
+			sets = append(sets, w)
+		}
+	}
+	return sets, problems
+}
+
+// refusal says why a port of a Service is not served; empty when it is.
+func refusal(s *Service, i int) (Reason, string) {
+	p := s.Ports[i]
+	twin := slices.IndexFunc(s.Ports[:i], func(o Port) bool {
+		return o.Protocol == p.Protocol && (o.Port == p.Port || o.Name == p.Name)
+	})
+	switch {
+	case p.Protocol != wire.TCP && p.Protocol != wire.UDP && p.Protocol != sctp:
+		return Unsupported, fmt.Sprintf("port %d has protocol %v; TCP, UDP and SCTP can be served", p.Port, p.Protocol)
+	case p.Port == 0:
+		return Malformed, fmt.Sprintf("port %q has no number", p.Name)
+	case max(len(s.Namespace), len(s.Name.Name), len(p.Name)) >= services.NameLen:
+		return Malformed, fmt.Sprintf("a name is longer than %d characters, so port %d is left out", services.NameLen-1, p.Port)
+	case twin >= 0:
+		return Malformed, fmt.Sprintf("port %d %v is there twice, or its name %q is", p.Port, p.Protocol, p.Name)
+	}
+	return "", ""
+}
+
+// addressesOf lists the addresses of a Service that this node translates, each once. A ClusterIP that the node itself holds is
+// not among them: whoever listens there gets the packets.
+func addressesOf(s *Service, o Options) (all []address) {
+	seen := map[netip.Addr]bool{}
+	add := func(a netip.Addr, clusterIP bool) {
+		a = a.Unmap()
+		if !a.IsValid() || a.IsUnspecified() || seen[a] {
+			return
+		}
+		seen[a] = true
+		if !clusterIP || !o.HeldAddresses[a] {
+			all = append(all, address{wire.AddrFrom(a), clusterIP})
+		}
+	}
+	for _, a := range s.ClusterIPs {
+		add(a, true)
+	}
+	if o.ExternalIPs {
+		for _, a := range s.ExternalIPs {
+			add(a, false)
+		}
+	}
+	for _, a := range s.LoadBalancerIPs {
+		add(a, false)
+	}
+	return all
+}
+
+// frontendsOf are those of a port in one family. Pods that use an external address have the Cluster set whatever the policy.
+func frontendsOf(s *Service, p Port, family wire.Family, addresses []address) (all []frontend) {
+	for _, a := range addresses {
+		if wire.FamilyOf(a.Netip()) != family {
+			continue
+		}
+		f := frontend{Key: services.Key{Address: a.Addr, Port: wire.PortFrom(p.Port), Proto: p.Protocol}, clusterIP: a.clusterIP}
+		if a.clusterIP && s.InternalLocal {
+			f.flags = services.Local
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+func compareKeys(a, b services.Key) int {
+	return cmp.Or(slices.Compare(a.Address[:], b.Address[:]), slices.Compare(a.Port[:], b.Port[:]), cmp.Compare(a.Proto, b.Proto))
+}
+
+// record is what the map of names has of a set.
+func (w wantedSet) record() services.ServiceName {
+	r := services.ServiceName{Port: wire.PortFrom(w.port), Proto: w.protocol}
+	copy(r.Namespace[:], w.Namespace)
+	copy(r.Name[:], w.Name.Name)
+	copy(r.PortName[:], w.setID.port)
+	return r
+}

@@ -1,0 +1,224 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// Services are served without an agent; one that starts again finds all in place, follows what it has missed, and disturbs nobody.
+func TestServicesOutliveTheAgent(t *testing.T) {
+	t.Parallel()
+	forNewestAttach(t, func(t *testing.T, attach string) {
+		s := startServed(t, lab.Options{AgentFlags: []string{attach}}, drops.NoBackend)
+		node, family := s.Nodes[0], firstFamily(s.Lab)
+		s.set(t, s.spec("near", s.near), s.spec("far", s.far), s.spec("other", s.near, s.far))
+		flows := startSteadyFlows(t, s.client.Namespace, s.at("near", family), s.at("far", family), s.at("other", family))
+		streams := connect(t, s.client.Namespace, s.at("other", family), 1, 3)
+		before := serviceTables(t, node)
+
+		for range 3 {
+			if err := node.KillAgent(); err != nil {
+				t.Fatal(err)
+			}
+			streams.assertAlive(t, "without an agent")
+			if err := errors.Join(node.StartAgent(), node.WaitReady(within(t, readyLimit))); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, serviceTables(t, node)); diff != "" {
+				t.Errorf("an agent that finds nothing changed has changed the maps:\n%s", diff)
+			}
+		}
+		flows.end(t)
+
+		if err := node.KillAgent(); err != nil {
+			t.Fatal(err)
+		}
+		moved := s.spec("moved", s.far)
+		gone := s.named("other")
+		gone.Endpoints = nil
+		s.stage(t, moved, gone)()
+		if err := errors.Join(node.StartAgent(), node.WaitReady(within(t, readyLimit))); err != nil {
+			t.Fatal(err)
+		}
+		s.wait(t)
+		if by := s.servedBy(t, s.at("moved", family)); by.Addr() != s.far.AddrOf(family) {
+			t.Errorf("a Service that came meanwhile is served by %s", by)
+		}
+		s.assertRefused(t, s.at("other", family))
+		streams.assertAlive(t, "with a backend that is in no slice")
+		streams.close()
+		s.set(t, s.spec("last", s.near)) // by an agent that knows all by now
+	})
+}
+
+// serviceTables are the Services of a node as an operator sees them.
+func serviceTables(t *testing.T, node *lab.Node) (lines []string) {
+	t.Helper()
+	for _, table := range []string{"services", "backends"} {
+		for _, row := range dump(t, node, table) {
+			lines = append(lines, fmt.Sprintf("%s %v", table, row))
+		}
+	}
+	slices.Sort(lines)
+	if len(lines) == 0 {
+		t.Error("the dumps of Services are empty")
+	}
+	return lines
+}
+
+// A node whose Services kube-proxy serves: the dataplane serves pods, with the flows that are there already, though its rules
+// stay; and kube-proxy does again once told so.
+func TestServicesTakenOverFromKubeProxy(t *testing.T) {
+	t.Parallel()
+	forNewestAttach(t, func(t *testing.T, flag string) {
+		p := startProxied(t, lab.Options{AgentFlags: []string{flag}})
+		proxy(t, p.Lab, "iptables-nft", p.services)
+		p.waitBeside(t, true)
+		names := []string{"near", "far", "outside", "host", "kubernetes"}
+		var specs []lab.ServiceSpec
+		var fronts []netip.AddrPort
+		for _, name := range names {
+			service := p.service(name)
+			fronts = append(fronts, service.cluster)
+			specs = append(specs, lab.ServiceSpec{
+				Name: name, ClusterIPs: []netip.Addr{service.cluster.Addr()}, Port: service.cluster.Port(),
+				Endpoints: []lab.EndpointSpec{{At: service.endpoint, Node: p.nodeOf(service.endpoint.Addr())}},
+			})
+		}
+		if err := p.SetServices(specs...); err != nil {
+			t.Fatal(err)
+		}
+		streams, datagrams := p.open(t, fronts), startSteadyFlows(t, p.client.Namespace, fronts...)
+		alive := func(when string) {
+			t.Helper()
+			for i, stream := range streams {
+				if err := stream.Echo(within(t, answerLimit), 100_000); err != nil {
+					t.Errorf("%s: %s: %v", when, names[i%len(names)], err)
+				}
+			}
+		}
+		alive("by kube-proxy")
+		p.restart(t, "--services=on")
+		eventually(t, changeLimit, "the Services are there", func() bool { return hasFrontends(t, p.Nodes[0], specs) })
+		alive("taken over")
+		if flows := serviceFlows(t, p.Nodes[0]); flows < len(fronts) {
+			t.Errorf("%d flows to Services are the dataplane's, want %d", flows, len(fronts))
+		}
+		streams = append(streams, p.open(t, fronts)...)
+		alive("by the dataplane")
+		p.restart(t)
+		for _, at := range fronts {
+			reaches(t, p.client.Namespace, at)
+		}
+		datagrams.end(t)
+	})
+}
+
+// nodeOf is the name of the node that has an address, or the pod that has it.
+func (p *proxied) nodeOf(addr netip.Addr) string {
+	for _, node := range p.Nodes {
+		if node.Addr() == addr || node.PodCIDR().Contains(addr) {
+			return node.Name
+		}
+	}
+	return ""
+}
+
+// serviceFlows is how many flows to Services a node has.
+func serviceFlows(t *testing.T, node *lab.Node) (flows int) {
+	t.Helper()
+	m, err := typed.Open[snat.Key, snat.Value](bpffs.Dir(node.BPFFS()).Map(snat.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for entry, err := range m.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if entry.Value.Flags&flow.Service != 0 {
+			flows++
+		}
+	}
+	return flows
+}
+
+// Switched off, Services are nobody's, and what was never one goes on.
+func TestServicesSwitchedOff(t *testing.T) {
+	t.Parallel()
+	forNewestAttach(t, func(t *testing.T, attach string) {
+		s := startServed(t, lab.Options{AgentFlags: []string{attach}})
+		family := firstFamily(s.Lab)
+		s.set(t, s.spec("far", s.far))
+		reaches(t, s.client.Namespace, s.at("far", family))
+		direct := connect(t, s.client.Namespace, s.far.Endpoint(family, backendPort).At, 1, 1)
+		s.Options.AgentFlags = slices.DeleteFunc(s.Options.AgentFlags, func(flag string) bool { return flag == "--services=on" })
+		restartEach(t, s.Lab)
+		direct.assertAlive(t, "with Services off")
+		direct.close()
+		if _, err := s.client.TCP(within(t, refusedAtOnce), s.at("far", family)); err == nil {
+			t.Error("Services are off, and one is served")
+		}
+		if _, err := s.client.TCP(t.Context(), s.far.Endpoint(family, backendPort).At); err != nil {
+			t.Error(err)
+		}
+		later := addPod(t, s.Nodes[0], "later")
+		if _, err := later.TCP(t.Context(), s.far.Endpoint(family, backendPort).At); err != nil {
+			t.Error(err)
+		}
+		restartEach(t, s.Lab, "--services=on")
+		s.wait(t)
+		for _, pod := range []*lab.Pod{s.client, later} {
+			reaches(t, pod.Namespace, s.at("far", family))
+		}
+	})
+}
+
+// A pod that has used up its share of the flow table opens no more flows; those that it has go on, as do other pods'.
+func TestServiceFlowsHaveShares(t *testing.T) {
+	t.Parallel()
+	forNewestAttach(t, func(t *testing.T, attach string) {
+		const entries, wanted = 256, 400
+		s := startServed(t, lab.Options{AgentFlags: []string{attach, fmt.Sprintf("--snat-entries=%d", entries)}}, drops.SnatLimit, drops.SnatFull)
+		s.set(t, s.spec("near", s.near))
+		to := s.at("near", firstFamily(s.Lab))
+		stream, err := s.client.DialTCP(t.Context(), to, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stream.Close()
+		for range wanted {
+			conn, err := s.client.DialUDP(to, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := conn.Write(make([]byte, 64)); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+		limited := dropped(t, s.Nodes[0], drops.SnatLimit) + dropped(t, s.Nodes[0], drops.SnatFull)
+		if flows := serviceFlows(t, s.Nodes[0]); flows == 0 || flows >= entries || limited == 0 {
+			t.Errorf("%d flows in a table of %d, %d packets refused", flows, entries, limited)
+		}
+		if err := stream.Echo(t.Context(), 1000); err != nil {
+			t.Error(err)
+		}
+		reaches(t, addPod(t, s.Nodes[0], "another").Namespace, to)
+	})
+}

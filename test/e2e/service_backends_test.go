@@ -1,0 +1,357 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"sort"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
+)
+
+// moment is long enough for many datagrams.
+const moment = 600 * time.Millisecond
+
+// changes are those of one list after the other, under traffic.
+type changes struct {
+	begun, done []time.Time
+}
+
+// make publishes a list after a moment.
+func (c *changes) make(publish func()) {
+	time.Sleep(moment)
+	c.begun = append(c.begun, time.Now())
+	publish()
+	c.done = append(c.done, time.Now())
+}
+
+// before is the newest change at a time, less than 0 if there was none.
+func (c *changes) before(at time.Time) int {
+	return sort.Search(len(c.begun), func(i int) bool { return c.begun[i].After(at) }) - 1
+}
+
+// probeNumbers are those of the datagrams of a prober in a capture.
+func probeNumbers(packets []gopacket.Packet) map[uint64]bool {
+	numbers := map[uint64]bool{}
+	for _, packet := range packets {
+		if udp, ok := packet.TransportLayer().(*layers.UDP); ok && udp.DstPort == backendPort {
+			if number, ok := lab.ProbeNumber(udp.Payload); ok {
+				numbers[number] = true
+			}
+		}
+	}
+	return numbers
+}
+
+// after are the probes between a change and the next one.
+func (c *changes) after(i int, probes lab.Probes) lab.Probes {
+	end := time.Now()
+	if i+1 < len(c.begun) {
+		end = c.begun[i+1]
+	}
+	return probes.Between(c.done[i], end)
+}
+
+// assertFollowed: what was before a change does not last, and where the machine leaves the agent its time, no longer than 50 ms. lasts
+// is how far into the probes after a change that is, negative for ever.
+func (c *changes) assertFollowed(t *testing.T, what string, probes lab.Probes, lasts func(change int, after lab.Probes) int) {
+	t.Helper()
+	var lasted []time.Duration
+	for i, done := range c.done {
+		span := c.after(i, probes)
+		last := lasts(i, span)
+		if last < 0 || last >= len(span) {
+			t.Errorf("%s: change %d does not reach the packets: %v", what, i, span)
+			return
+		}
+		lasted = append(lasted, max(0, span[last].Sent.Sub(done)))
+	}
+	if fastest, slowest := slices.Min(lasted), slices.Max(lasted); fastest > priv.Patience(50*time.Millisecond) || slowest > moment-100*time.Millisecond {
+		t.Errorf("%s: the changes took %v to reach the packets, want 50 ms or less", what, lasted)
+	}
+}
+
+// lastAnswer is the place behind the last probe that has been answered by one of some, 0 if none was.
+func lastAnswer(probes lab.Probes, by func(netip.AddrPort) bool) int {
+	for i, p := range slices.Backward(probes) {
+		if by(p.By) {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// A client that sends from one port loses nothing when its backend is removed, and sends it nothing more.
+func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
+	s.set(t, s.spec("removal", s.near, s.far))
+	both := s.named("removal")
+	return func(t *testing.T, family wire.Family) {
+		s.set(t, both)
+		captures := map[*lab.Pod]*lab.Capture{}
+		for _, pod := range []*lab.Pod{s.near, s.far} {
+			capture, err := pod.Capture(pod.IfName)
+			if err != nil {
+				t.Fatal(err)
+			}
+			captures[pod] = capture
+		}
+		prober, err := s.client.ProbeUDP(s.at("removal", family), 7000, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var turns changes
+		removed := []*lab.Pod{s.far, s.near, s.far, s.near}
+		for _, pod := range removed {
+			alone := s.near
+			if pod == s.near {
+				alone = s.far
+			}
+			spec := both
+			spec.Endpoints = s.inEachFamily(alone)
+			turns.make(s.stage(t, spec))
+		}
+		time.Sleep(moment)
+		probes := prober.Stop()
+		arrived := map[*lab.Pod]map[uint64]bool{}
+		for pod, capture := range captures {
+			arrived[pod] = probeNumbers(capture.Close())
+		}
+		for i, p := range probes {
+			// Answers of a backend that was removed meanwhile are not waited for.
+			if change := turns.before(p.Sent); p.Refused || p.Lost() && (change < 0 || !arrived[removed[change]][uint64(i)]) {
+				t.Fatalf("while backends are removed: datagram %d: %v", i, probes)
+			}
+		}
+		turns.assertFollowed(t, "a backend is removed", probes, func(i int, after lab.Probes) int {
+			return lastAnswer(after, func(by netip.AddrPort) bool { return by == removed[i].Endpoint(family, backendPort).At })
+		})
+	}
+}
+
+// Connections go on to a backend that is not ready, terminating, or in no slice, and are reset when it is known to be gone.
+func leavingBackends(t *testing.T, s *served) func(*testing.T, wire.Family) {
+	return func(t *testing.T, family wire.Family) {
+		for i, node := range s.Nodes {
+			s.assertLeaves(t, node, fmt.Sprintf("leaving%d%d", i, family), family)
+		}
+		s.assertLostNode(t, family)
+	}
+}
+
+func (s *served) assertLeaves(t *testing.T, node *lab.Node, name string, family wire.Family) {
+	t.Helper()
+	pod := addPod(t, node, fmt.Sprintf("leaving%d", family))
+	serveBackend(t, pod.Namespace)
+	spec := s.spec(name, pod)
+	s.set(t, spec)
+	conn, err := s.client.DialTCP(t.Context(), s.at(name, family), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	alive := func(when string) {
+		t.Helper()
+		if err := conn.Echo(within(t, answerLimit), 1000); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.NotReady = true }))
+	alive("not ready")
+	s.assertRefused(t, s.at(name, family))
+	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.Terminating = true }))
+	alive("terminating")
+	if _, err := s.client.TCP(t.Context(), s.at(name, family)); err != nil {
+		t.Errorf("all that serve are terminating: %v", err)
+	}
+	spec.Endpoints = nil
+	s.set(t, spec)
+	alive("in no slice")
+	s.assertRefused(t, s.at(name, family))
+	if err := node.DelPod(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Echo(within(t, time.Second), 1000); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("its pod is gone from %s: %v, want connection reset", node.Name, err)
+	}
+}
+
+// changed is a Service whose endpoints are all changed.
+func changed(spec lab.ServiceSpec, change func(*lab.EndpointSpec)) lab.ServiceSpec {
+	spec.Endpoints = slices.Clone(spec.Endpoints)
+	for i := range spec.Endpoints {
+		change(&spec.Endpoints[i])
+	}
+	return spec
+}
+
+// assertLostNode: a connection to a backend of a node that the cluster has no more ends at once.
+func (s *served) assertLostNode(t *testing.T, family wire.Family) {
+	t.Helper()
+	spec := s.spec("lost", s.far)
+	s.set(t, spec)
+	conn, err := s.client.DialTCP(t.Context(), s.at("lost", family), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	spec.Endpoints = nil
+	s.set(t, spec)
+	nodes := s.NodeSpecs()
+	if err := s.WriteNodes(nodes[0]); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.WriteNodes(nodes...); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, changeLimit, "the node is back", func() bool {
+			_, err := s.client.Ping(within(t, 100*time.Millisecond), s.far.AddrOf(family), lab.PingOptions{})
+			return err == nil
+		})
+	}()
+	eventually(t, changeLimit, "the connection is reset", func() bool {
+		return errors.Is(conn.Echo(within(t, 100*time.Millisecond), 100), unix.ECONNRESET)
+	})
+}
+
+// From 50 backends to none and back: every attempt is answered or refused.
+func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
+	const perPod, first = 25, 9000
+	full := s.spec("scale")
+	for _, pod := range []*lab.Pod{s.near, s.far} {
+		for i := range perPod {
+			server, err := pod.Serve(uint16(first + i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(server.Close)
+			for _, family := range s.Options.Families {
+				full.Endpoints = append(full.Endpoints, pod.Endpoint(family, uint16(first+i)))
+			}
+		}
+	}
+	return func(t *testing.T, family wire.Family) {
+		empty := full
+		empty.Endpoints = nil
+		s.set(t, full)
+		prober := s.client.ProbeTCP(s.at("scale", family), 50, 3*time.Second)
+		datagrams, err := s.client.ProbeUDP(s.at("scale", family), 7100, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var turns changes
+		for range 2 {
+			turns.make(s.stage(t, empty))
+			turns.make(s.stage(t, full))
+		}
+		time.Sleep(moment)
+		connections := prober.Stop()
+		if connections.Lost() > 0 {
+			t.Errorf("an attempt got no answer: %v", connections)
+		}
+		for what, probes := range map[string]lab.Probes{"TCP": connections, "UDP": datagrams.Stop()} {
+			if before := probes.Between(time.Time{}, turns.begun[0]); before.Lost() > 0 || before.Refused() > 0 {
+				t.Errorf("%s, with all backends: %v", what, before)
+			}
+			turns.assertFollowed(t, what, probes, func(i int, after lab.Probes) int {
+				if i%2 == 0 {
+					return lastAnswer(after, netip.AddrPort.IsValid)
+				}
+				return slices.IndexFunc(after, func(p lab.Probe) bool { return p.By.IsValid() })
+			})
+		}
+	}
+}
+
+// A client keeps its backend as long as it comes back in time, and as the backend serves.
+func affinityOfClients(t *testing.T, s *served) func(*testing.T, wire.Family) {
+	const seconds = 1
+	spec := s.spec("affinity", s.near, s.far, s.Nodes[1])
+	spec.Affinity = seconds
+	return func(t *testing.T, family wire.Family) {
+		s.set(t, spec)
+		to := s.at("affinity", family)
+		chosen := s.servedBy(t, to)
+		for range 20 { // others would be met, but for one of 3^20 times
+			if by := s.servedBy(t, to); by != chosen {
+				t.Fatalf("a client of %s is served by %s", chosen, by)
+			}
+		}
+		smaller := spec
+		smaller.Endpoints = slices.DeleteFunc(slices.Clone(spec.Endpoints), func(e lab.EndpointSpec) bool { return e.At == chosen })
+		s.set(t, smaller)
+		second := s.servedBy(t, to)
+		if second == chosen {
+			t.Errorf("a backend that is gone serves: %s", second)
+		}
+		for range 20 {
+			if by := s.servedBy(t, to); by != second {
+				t.Fatalf("a client of %s is served by %s", second, by)
+			}
+		}
+		eventually(t, 30*time.Second, "a client that was away meets another", func() bool {
+			time.Sleep((seconds*1000 + 100) * time.Millisecond)
+			return s.servedBy(t, to) != second
+		})
+	}
+}
+
+// servedBy is who answers a new connection of the client's.
+func (s *served) servedBy(t *testing.T, to netip.AddrPort) netip.AddrPort {
+	t.Helper()
+	conn, err := s.client.DialTCP(t.Context(), to, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	return conn.By
+}
+
+// Clients that send from many pods and ports spread over the backends as chance has it.
+func TestServiceSpread(t *testing.T) {
+	t.Parallel()
+	forNewestAttach(t, func(t *testing.T, attach string) {
+		const pods, ports, backends, first = 100, 20, 5, 9000
+		s := startServed(t, lab.Options{AgentFlags: []string{attach}})
+		spec := s.spec("spread")
+		for i := range backends {
+			if _, err := s.near.Serve(first + uint16(i)); err != nil {
+				t.Fatal(err)
+			}
+			spec.Endpoints = append(spec.Endpoints, s.near.Endpoint(firstFamily(s.Lab), first+uint16(i)))
+		}
+		s.set(t, spec)
+		to := s.at("spread", firstFamily(s.Lab))
+		counts := map[netip.AddrPort]int{}
+		for i := range pods {
+			pod := addPod(t, s.Nodes[0], fmt.Sprintf("client%d", i))
+			for range ports {
+				by, err := pod.AskUDP(within(t, answerLimit), to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts[by]++
+			}
+		}
+		// The probability that chance alone is as uneven: that of chi-square with 4 degrees of freedom.
+		const expected = float64(pods*ports) / backends
+		var chi float64
+		for _, endpoint := range spec.Endpoints {
+			off := float64(counts[endpoint.At]) - expected
+			chi += off * off / expected
+		}
+		if p := math.Exp(-chi/2) * (1 + chi/2); p < 1e-6 {
+			t.Errorf("%d clients are spread like %v, which happens by chance once in %.0f times", pods, counts, 1/p)
+		}
+	})
+}

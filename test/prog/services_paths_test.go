@@ -1,0 +1,67 @@
+package prog
+
+import (
+	"fmt"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// translating has the programs translate.
+var translating = []option{withServices}
+
+// servicePaths are those of a packet to a Service, and of one that is none while there are some.
+var servicePaths = []path{
+	{name: "from_pod/same_node_services", d: wire.FromPod, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, podB, 80), b.pods[podA]
+	}},
+	{name: "from_pod/same_node_clients", d: wire.FromPod, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.becomeClients()
+		return udp(podA, 40000, podB, 80), b.pods[podA]
+	}},
+	{name: "from_pod/other_node_services", d: wire.FromPod, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		return udp(podA, 40000, remote, 80), b.pods[podA]
+	}},
+	{name: "from_pod/other_node_clients", d: wire.FromPod, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.becomeClients()
+		return udp(podA, 40000, remote, 80), b.pods[podA]
+	}},
+	{name: "from_uplink/other_node_services", d: wire.FromUplink, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		return udp(remote, 40000, podA, 80), b.uplink
+	}},
+	{name: "from_uplink/other_node_clients", d: wire.FromUplink, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.becomeClients()
+		return udp(remote, 40000, podA, 80), b.uplink
+	}},
+	{name: "from_pod/service_same_node", d: wire.FromPod, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serve(vip, 80, wire.UDP, podB+":8080")
+		return udp(podA, 40000, vip, 80), b.pods[podA]
+	}},
+	{name: "from_pod/service_other_node", d: wire.FromPod, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serve(vip, 80, wire.UDP, remote+":8080")
+		return udp(podA, 40000, vip, 80), b.pods[podA]
+	}},
+	{name: "from_pod/service_new", d: wire.FromPod, want: "forwarded", fresh: true, options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serveFresh(vip, remote)
+		return tcp(podA, 40000, vip, 1000, syn), b.pods[podA]
+	}},
+	{name: "from_uplink/service_reply", d: wire.FromUplink, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serve(vip, 80, wire.UDP, remote+":8080")
+		b.fromPod(udp(podA, 40000, vip, 80))
+		return udp(remote, 8080, podA, 40000), b.uplink
+	}},
+}
+
+// becomeClients has two pods open a flow to a Service each.
+func (b *bed) becomeClients() {
+	b.serve(vip, 80, wire.UDP, remote+":8080")
+	for _, pod := range []string{podA, podB} {
+		b.fromPod(udp(pod, 30000, vip, 80))
+	}
+}
+
+// serveFresh serves every port that a repeater's fresh packets go to, each by a backend of its own.
+func (b *bed) serveFresh(address, end string) {
+	for port := range uint16(256) {
+		b.serve(address, 1000+port, wire.TCP, fmt.Sprintf("%s:%d", end, 1000+port))
+	}
+}
