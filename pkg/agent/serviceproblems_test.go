@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -110,7 +111,9 @@ func TestEventsAreNotWrittenAtOnce(t *testing.T) {
 			t.Errorf("degraded: %v", d)
 		}
 		cancel()
-		_ = <-ended
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("ended with %v", err)
+		}
 		srv.Close()
 	}
 }
