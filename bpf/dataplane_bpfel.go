@@ -31,8 +31,8 @@ const (
 	DataplaneMapPorts         = "ports"
 	DataplaneMapRefusals      = "refusals"
 	DataplaneMapScratch       = "scratch"
-	DataplaneMapServiceNames  = "service_names"
 	DataplaneMapServices      = "services"
+	DataplaneMapSetNames      = "set_names"
 	DataplaneMapSets          = "sets"
 	DataplaneMapSlots         = "slots"
 	DataplaneMapSnat          = "snat"
@@ -121,8 +121,8 @@ type DataplaneMapSpecs struct {
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
 	Scratch      *ebpf.MapSpec `ebpf:"scratch"`
-	ServiceNames *ebpf.MapSpec `ebpf:"service_names"`
 	Services     *ebpf.MapSpec `ebpf:"services"`
+	SetNames     *ebpf.MapSpec `ebpf:"set_names"`
 	Sets         *ebpf.MapSpec `ebpf:"sets"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
@@ -175,8 +175,8 @@ type DataplaneMaps struct {
 	Ports        *ebpf.Map `ebpf:"ports"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
 	Scratch      *ebpf.Map `ebpf:"scratch"`
-	ServiceNames *ebpf.Map `ebpf:"service_names"`
 	Services     *ebpf.Map `ebpf:"services"`
+	SetNames     *ebpf.Map `ebpf:"set_names"`
 	Sets         *ebpf.Map `ebpf:"sets"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	Snat         *ebpf.Map `ebpf:"snat"`
@@ -204,8 +204,8 @@ func (m *DataplaneMaps) Close() error {
 		m.Ports,
 		m.Refusals,
 		m.Scratch,
-		m.ServiceNames,
 		m.Services,
+		m.SetNames,
 		m.Sets,
 		m.Slots,
 		m.Snat,

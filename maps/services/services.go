@@ -17,7 +17,7 @@ import (
 const (
 	Name      = "services"
 	SetsName  = "sets"
-	NamesName = "service_names"
+	NamesName = "set_names"
 )
 
 // Key is struct service_key: a frontend or, with port and protocol 0, an address that some Service has.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * services: frontends, by address, port and protocol, and whose they are. sets: for each
- * port of a Service, the slots in which its backends stand (maps/backends). service_names:
+ * port of a Service, the slots in which its backends stand (maps/backends). set_names:
  * which Service that is, for operators and for an agent that starts. The agent writes them.
  */
 #ifndef EC_MAPS_SERVICES_H
@@ -87,6 +87,6 @@ struct {
 	__type(value, struct service_name);
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-} service_names SEC(".maps");
+} set_names SEC(".maps");
 
 #endif

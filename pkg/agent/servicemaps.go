@@ -46,7 +46,7 @@ func (m *serviceMaps) read() (c service.Content, err error) {
 	if c.Services, err = m.Services.Content(); err != nil {
 		return c, err
 	}
-	if c.Names, err = m.ServiceNames.Content(); err != nil {
+	if c.Names, err = m.SetNames.Content(); err != nil {
 		return c, err
 	}
 	if c.Sets, err = m.Sets.Values(m.sets); err != nil {
@@ -86,8 +86,8 @@ func (m *serviceMaps) include(w service.Writes) {
 // left: packets could find it and meet what is missing.
 func (m *serviceMaps) write(w service.Writes) error {
 	for _, list := range []func() error{
-		putter(m.Backends, w.Backends), putter(m.Slots, w.Slots), putter(m.Sets, w.Sets), putter(m.ServiceNames, w.Names), putter(m.Services, w.Services),
-		deleter(m.Services, w.GoneServices), deleter(m.ServiceNames, w.GoneNames), putter(m.Sets, w.EmptiedSets), putter(m.Backends, w.Retired),
+		putter(m.Backends, w.Backends), putter(m.Slots, w.Slots), putter(m.Sets, w.Sets), putter(m.SetNames, w.Names), putter(m.Services, w.Services),
+		deleter(m.Services, w.GoneServices), deleter(m.SetNames, w.GoneNames), putter(m.Sets, w.EmptiedSets), putter(m.Backends, w.Retired),
 	} {
 		if err := list(); err != nil {
 			return fmt.Errorf("write the maps of Services: %w", err)

@@ -115,7 +115,7 @@ func badBuilds() []bad {
 		{"an unknown action", program("ec_to_uplink", asm.Mov.Imm(asm.R0, 5), asm.Return()), ErrSelfTest, []string{"ec_to_uplink", "action 5"}},
 		{"the chain is ended", program("ec_from_pod", asm.Mov.Imm(asm.R0, 0), asm.Return()), ErrSelfTest, []string{"ec_from_pod", "action 0"}},
 		{"the collector fails", program("ec_collect", asm.Mov.Imm(asm.R0, 1), asm.Return()), ErrSelfTest, []string{"ec_collect"}},
-		{"a value shrinks", layout("snat", func(m *ebpf.MapSpec) { m.ValueSize -= 8 }), ErrLayout, []string{"snat", "value is 32, was 40", "drain the node and reboot"}},
+		{"a value shrinks", layout("snat", func(m *ebpf.MapSpec) { m.ValueSize -= 8 }), ErrLayout, []string{"snat", "value is 72, was 80", "drain the node and reboot"}},
 		{"a key changes", layout("conntrack", func(m *ebpf.MapSpec) { m.KeySize += 4 }), ErrLayout, []string{"conntrack", "key is 44, was 40"}},
 		{"a type changes", layout("snat", func(m *ebpf.MapSpec) { m.Type = ebpf.LRUHash }), ErrLayout, []string{"snat", "type is LRUHash, was Hash"}},
 		{"too small a table", func(o *Options, _ *ebpf.CollectionSpec) { o.SnatEntries = nodeFlows - 50 }, ErrLayout, []string{"snat", "250"}},

@@ -28,7 +28,7 @@ type Maps struct {
 	Devices      *devices.Map
 	Drops        *drops.Map
 	Endpoints    *endpoints.Map
-	ServiceNames *services.NamesMap
+	SetNames     *services.NamesMap
 	Services     *services.Map
 	Sets         *services.SetsMap
 	Slots        *backends.SlotsMap
@@ -51,7 +51,7 @@ func wrapMaps(all map[string]*ebpf.Map) *Maps {
 	wrap(&m.Destinations, all, destinations.Name)
 	wrap(&m.Devices, all, devices.Name)
 	wrap(&m.Endpoints, all, endpoints.Name)
-	wrap(&m.ServiceNames, all, services.NamesName)
+	wrap(&m.SetNames, all, services.NamesName)
 	wrap(&m.Services, all, services.Name)
 	wrap(&m.Sets, all, services.SetsName)
 	wrap(&m.Slots, all, backends.SlotsName)

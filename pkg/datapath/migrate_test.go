@@ -245,10 +245,11 @@ func (n node) newProgramsWrite(t *testing.T) {
 		4:    {ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(4), Ifindex: uint32(n.pods[0]), LastSeen: 4000 * second, State: flow.FIN},
 		6000: {ToAddress: addr("192.0.2.9"), ToPort: wire.PortFrom(6000), Ifindex: uint32(n.pods[0]), LastSeen: 2500 * second, State: flow.SYN},
 	} {
-		check(t, raw.Update(m, raw.Encode(make([]byte, 40), flowKey(port)), raw.Value{raw.Encode(make([]byte, 56), v)}, ebpf.UpdateAny))
+		check(t, raw.Update(m, raw.Encode(make([]byte, 40), flowKey(port)), raw.Value{raw.Encode(make([]byte, m.ValueSize()), v)}, ebpf.UpdateAny))
 	}
-	use := raw.Value{raw.Encode(make([]byte, 48), usage.Value{Entries: nodeFlows + 1})}
-	check(t, raw.Update(n.newMap(t, usage.Name), make([]byte, 4), use, ebpf.UpdateAny))
+	u := n.newMap(t, usage.Name)
+	use := raw.Value{raw.Encode(make([]byte, u.ValueSize()), usage.Value{Entries: nodeFlows + 1})}
+	check(t, raw.Update(u, make([]byte, 4), use, ebpf.UpdateAny))
 	each := make(raw.Value, ebpf.MustPossibleCPU())
 	for cpu := range each {
 		each[cpu] = raw.Encode(make([]byte, 32), counters.Value{Packets: 5 + 4})
