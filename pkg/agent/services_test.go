@@ -74,25 +74,34 @@ func complete(all ...[]string) service.Update {
 // leadsTo is what packets find: the endpoints that a frontend leads to.
 func leadsTo(t *testing.T, l *loop, address string, port uint16) []string {
 	t.Helper()
-	m := l.dp.Maps
-	v, err := m.Services.Get(services.Key{Address: wire.AddrFrom(netip.MustParseAddr(address)), Port: wire.PortFrom(port), Proto: wire.TCP})
+	v, err := l.dp.Maps.Services.Get(services.Key{Address: wire.AddrFrom(netip.MustParseAddr(address)), Port: wire.PortFrom(port), Proto: wire.TCP})
 	if err != nil {
 		return nil
 	}
-	set, err := m.Sets.Get(services.SetKey{Set: v.Set})
-	must(t, err)
 	all := []string{}
-	for i := range set.Block.Cluster() {
-		slot, err := m.Slots.Get(backends.SlotKey{Slot: set.Block.First() + i})
-		must(t, err)
-		b, err := m.Backends.Get(backends.Key(slot))
-		must(t, err)
+	for _, b := range members(t, l, v.Set) {
 		if b.Flags&backends.Serving == 0 || b.Set != v.Set {
 			t.Errorf("%s:%d leads to %+v", address, port, b)
 		}
 		all = append(all, b.Address.With(b.Port))
 	}
 	slices.Sort(all)
+	return all
+}
+
+// members are the backends that a set names for any node.
+func members(t *testing.T, l *loop, number uint32) (all []backends.Value) {
+	t.Helper()
+	m := l.dp.Maps
+	set, err := m.Sets.Get(services.SetKey{Set: number})
+	must(t, err)
+	for i := range set.Block.Cluster() {
+		slot, err := m.Slots.Get(backends.SlotKey{Slot: set.Block.First() + i})
+		must(t, err)
+		b, err := m.Backends.Get(backends.Key(slot))
+		must(t, err)
+		all = append(all, b)
+	}
 	return all
 }
 

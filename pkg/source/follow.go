@@ -3,11 +3,13 @@ package source
 import (
 	"cmp"
 	"context"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -47,20 +49,43 @@ func (of resource) follow(ctx context.Context, client cache.Getter, r *reach, s 
 	requests := cache.NewFilteredListWatchFromClient(client, of.name, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.LabelSelector = of.selector })
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			l, err := requests.ListWithContext(ctx, o)
-			r.noteError(verbList, err)
-			return l, err
+			return onceHeard(ctx, func() (runtime.Object, error) {
+				l, err := requests.ListWithContext(ctx, o)
+				r.noteError(verbList, err)
+				return l, err
+			})
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := requests.WatchWithContext(ctx, o)
-			if err == nil || o.SendInitialEvents == nil { // an API server that can't stream the list is asked for one
-				r.noteError(verbWatch, err)
-			}
-			return w, err
+			return onceHeard(ctx, func() (watch.Interface, error) {
+				w, err := requests.WatchWithContext(ctx, o)
+				if err == nil || o.SendInitialEvents == nil { // an API server that can't stream the list is asked for one
+					r.noteError(verbWatch, err)
+				}
+				return w, err
+			})
 		},
 	}
 	cache.NewReflectorWithOptions(lw, of.object, s, cache.ReflectorOptions{
 		Name:    of.name,
-		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 10 * time.Second},
+		Backoff: &wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 7, Cap: 10 * time.Second},
 	}).RunWithContext(ctx)
+}
+
+// refusedAgain is after how long a refused connection is tried again, at most twice as late.
+const refusedAgain = 150 * time.Millisecond
+
+// onceHeard repeats a request as long as nobody listens for it. That costs both ends next to nothing, and an API server that
+// has been away is followed again at once; the reflector would wait longer each time, as it does after answers that are errors.
+func onceHeard[T any](ctx context.Context, request func() (T, error)) (T, error) {
+	for {
+		answer, err := request()
+		if !utilnet.IsConnectionRefused(err) {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return answer, err
+		case <-time.After(refusedAgain + rand.N(refusedAgain)): //nolint:gosec // nobody is to guess it
+		}
+	}
 }
