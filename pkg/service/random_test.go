@@ -5,15 +5,14 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"reflect"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // dice decides what happens next: by chance, or as a fuzzer says.
@@ -371,17 +370,12 @@ var (
 	tight = Capacities{Services: 24, Sets: 9, Backends: 14, Slots: 37}
 )
 
-// changes is how many of them the random test makes: SERVICE_CHANGES.
-func changes(t *testing.T) int {
-	text := os.Getenv("SERVICE_CHANGES")
-	if text == "" {
-		return 20_000
+// changes is how many of them the random test makes: a million in its long form.
+func changes() int {
+	if priv.Long() {
+		return 1_000_000
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
+	return 20_000
 }
 
 func TestRandomChanges(t *testing.T) {
@@ -389,7 +383,7 @@ func TestRandomChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const length = 500
-			for seed := range changes(t) / length / 2 {
+			for seed := range changes() / length / 2 {
 				random := rand.New(rand.NewPCG(uint64(seed), 17))
 				r := newTrial(t, c, random.IntN)
 				r.roomy = name == "roomy"
