@@ -37,7 +37,8 @@ func (m *Map[K, V]) inBatches(keys []K, verb, preposition string, batch func(fro
 	failed := make(Errors[K])
 	for at := 0; at < len(keys); {
 		n, err := batch(at)
-		if errors.Is(err, ebpf.ErrNotSupported) {
+		// An error behind the last key is the kernel's that has not begun, and so has not said how far it has come.
+		if errors.Is(err, ebpf.ErrNotSupported) || err != nil && n == len(keys)-at {
 			return fmt.Errorf("write map %s in batches: %w", m.name, err)
 		}
 		for i := range n {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -25,6 +26,26 @@ func TestPutAllAndDeleteAll(t *testing.T) {
 		t.Errorf("delete missing keys too: %v", err)
 	}
 	if got := content(t, m); len(got) != 2 || got[key{1}].Wanted != 11 || got[key{2}].Wanted != 12 {
+		t.Errorf("the map holds %v", got)
+	}
+}
+
+// A batch that the kernel refuses as a whole has written nothing, and does not say so by its count.
+func TestBatchRefused(t *testing.T) {
+	m := newMap(t, 4)
+	if err := m.PutAll([]key{{1}}, []value{{Wanted: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.PutAll([]key{{1}, {2}}, []value{{Wanted: 11}, {Wanted: 12}}); !errors.Is(err, unix.EPERM) {
+		t.Errorf("writing: error %v", err)
+	}
+	if err := m.DeleteAll([]key{{1}}); !errors.Is(err, unix.EPERM) {
+		t.Errorf("deleting: error %v", err)
+	}
+	if got := content(t, m); len(got) != 1 || got[key{1}].Wanted != 1 {
 		t.Errorf("the map holds %v", got)
 	}
 }
