@@ -124,5 +124,12 @@ func emptyServices(maps *datapath.Maps) error {
 	nothing := service.NewModel()
 	nothing.Apply(service.Update{Complete: true})
 	state := service.Load(service.Options{Capacities: m.capacities()}, content)
-	return m.write(state.Plan(nothing, nil, time.Now()))
+	w := state.Plan(nothing, nil, time.Now())
+	frontends := w.GoneServices
+	w.GoneServices = nil
+	if err := m.write(w); err != nil {
+		return err
+	}
+	// Last, though no program looks for them: should this start not get through, another sees that something is left.
+	return m.write(service.Writes{GoneServices: frontends})
 }
