@@ -36,9 +36,9 @@ func (s *State) fill(p *placed, t *set, w wantedSet) {
 	if t.Name == apiServer && !serves && content.Block.Cluster() > 0 && !t.unreadable {
 		return
 	}
-	numbers, refused := s.number(t, w.backends)
-	if refused > 0 {
-		s.refuse(p, backends.Name, fmt.Sprintf("%d endpoints of port %d get no connections", refused, w.port))
+	numbers, complete := s.number(t, w.backends)
+	if !complete { // not how many: with each change it would be another problem
+		s.refuse(p, backends.Name, fmt.Sprintf("some endpoints of port %d get no connections", w.port))
 	}
 	var cluster, local []uint32
 	for i, b := range w.backends {
@@ -59,9 +59,9 @@ func (s *State) fill(p *placed, t *set, w wantedSet) {
 }
 
 // number brings the members of a set in line with what is wanted and returns each one's number; 0 for those that there was no
-// room for, which it counts.
-func (s *State) number(t *set, want []Backend) (numbers []uint32, refused int) {
-	numbers = make([]uint32, len(want))
+// room for.
+func (s *State) number(t *set, want []Backend) (numbers []uint32, complete bool) {
+	numbers, complete = make([]uint32, len(want)), true
 	members := make([]member, 0, len(want))
 	had := t.members
 	for i, b := range want {
@@ -73,7 +73,7 @@ func (s *State) number(t *set, want []Backend) (numbers []uint32, refused int) {
 		} else if n, ok := s.room.backends.take(); ok {
 			numbers[i] = n
 		} else {
-			refused++
+			complete = false
 			continue
 		}
 		members = append(members, member{b.Target, numbers[i]})
@@ -86,7 +86,7 @@ func (s *State) number(t *set, want []Backend) (numbers []uint32, refused int) {
 		s.retire(m.number)
 	}
 	t.members = members
-	return numbers, refused
+	return numbers, complete
 }
 
 func flagsOf(b Backend) (f backends.Flags) {

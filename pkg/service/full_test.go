@@ -54,7 +54,7 @@ func TestFullMapsLoseWhatHasGone(t *testing.T) {
 		r.put("a", "10.96.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")
 		r.put("a", "10.96.0.1", "10.0.0.1", "10.0.0.4", "10.0.0.5")
 		r.want("10.96.0.1", "10.0.0.1")
-		r.wantProblem("a", Full, "map backends has no room", "2 endpoints of port 80")
+		r.wantProblem("a", Full, "map backends has no room", "some endpoints of port 80")
 		r.wait(Grace)
 		r.want("10.96.0.1", "10.0.0.1", "10.0.0.4", "10.0.0.5")
 		r.wantProblem("", "")
@@ -116,6 +116,35 @@ func TestFullMapsPassFrontendsOn(t *testing.T) {
 			r.wantProblem("", "")
 		})
 	}
+}
+
+// Where others change all the time something becomes free all the time. Those that wait for room are not all tried with each
+// change, and have it soon all the same.
+func TestFullMapsUnderChanges(t *testing.T) {
+	r := quiet(t, Capacities{Services: 64, Sets: 16, Backends: 12, Slots: 64})
+	r.put("busy", "10.96.0.1", "10.0.0.1", "10.0.0.2")
+	r.put("old", "10.96.0.2", "10.0.1.1", "10.0.1.2", "10.0.1.3")
+	r.put("waiting", "10.96.0.3", "10.0.2.1", "10.0.2.2", "10.0.2.3", "10.0.2.4", "10.0.2.5", "10.0.2.6", "10.0.2.7")
+	r.wantProblem("waiting", Full)
+	change := func(i int) {
+		r.now = r.now.Add(Grace / 4)
+		r.put("busy", "10.96.0.1", "10.0.0.1", fmt.Sprintf("10.0.0.%d", 2+i%2))
+	}
+	tries, last := 0, r.state.tried
+	for i := range 40 {
+		if change(i); r.state.tried != last {
+			tries, last = tries+1, r.state.tried
+		}
+	}
+	if tries < 9 || tries > 11 {
+		t.Errorf("in ten times Grace what waits is tried %d times", tries)
+	}
+	r.put("waiting", "10.96.0.3", "10.0.2.1", "10.0.2.2", "10.0.2.3", "10.0.2.4")
+	r.delete("old")
+	for i := range 8 {
+		change(i)
+	}
+	r.want("10.96.0.3", "10.0.2.1", "10.0.2.2", "10.0.2.3", "10.0.2.4")
 }
 
 func TestBuddies(t *testing.T) {

@@ -37,8 +37,11 @@ type State struct {
 	touched map[wire.Addr]bool
 	// contested are the Services that want a frontend that an older one has.
 	contested map[services.Key][]Name
-	// pending are the Services that a full map keeps from being served as they say.
+	// pending are the Services that a full map keeps from being served as they say. They were last tried at that time; freed
+	// says that there is more room since.
 	pending map[Name]bool
+	tried   time.Time
+	freed   bool
 	// troubled are the Services with problems.
 	troubled map[Name]*placed
 
@@ -84,10 +87,7 @@ func (s *State) Plan(m *Model, changed []Name, now time.Time) Writes {
 	if !m.Complete() {
 		return Writes{}
 	}
-	names := slices.Clone(changed)
-	if s.room.release(now) {
-		names = slices.AppendSeq(names, maps.Keys(s.pending))
-	}
+	names := append(slices.Clone(changed), s.due(now)...)
 	if !s.started {
 		names = slices.AppendSeq(names, maps.Keys(m.services))
 		names = slices.AppendSeq(names, maps.Keys(s.placed))
@@ -104,13 +104,27 @@ func (s *State) Plan(m *Model, changed []Name, now time.Time) Writes {
 	return s.flush()
 }
 
+// due frees what has waited long enough and returns the Services to try again, if that has made room. Where others change all
+// the time something is freed all the time: then all that wait are tried after each Grace, not with each change.
+func (s *State) due(now time.Time) []Name {
+	s.freed = s.room.release(now) || s.freed
+	if !s.freed || now.Sub(s.tried) < Grace {
+		return nil
+	}
+	s.freed, s.tried = false, now
+	return slices.Collect(maps.Keys(s.pending))
+}
+
 // Written tells that the writes of the last Plan have been carried out: from then on Grace counts.
 func (s *State) Written(now time.Time) { s.room.settle(now) }
 
 // Again is when Plan has to be called though nothing has changed, since what is refused may have room then; zero: it need not.
 func (s *State) Again() time.Time {
-	if len(s.pending) == 0 {
+	switch {
+	case len(s.pending) == 0:
 		return time.Time{}
+	case s.freed:
+		return s.tried.Add(Grace)
 	}
 	return s.room.next()
 }
