@@ -59,9 +59,9 @@ func (s surroundings) equal(o surroundings) bool {
 // serviceReport is what others ask of Services. Its lists are never changed once they are set.
 type serviceReport struct {
 	// filled says that the maps hold all Services, as this agent or an earlier one has known them; fault is why not, or why
-	// not those of now.
-	filled bool
-	fault  error
+	// not those of now, and unwritten why not what they should of those that are known.
+	filled           bool
+	fault, unwritten error
 	// cidrs are the ranges of their addresses that the API names.
 	cidrs            []netip.Prefix
 	services         int
@@ -211,12 +211,12 @@ func (c *serviceController) reconcile(changed []service.Name) {
 	if !c.placed || !c.model.Complete() {
 		return
 	}
-	if c.failed { // what has been given up must not be used again while packets may find it
+	if c.failed && time.Since(c.compared) >= retry {
 		c.repair()
 	}
 	w := c.state.Plan(c.model, changed, time.Now())
 	c.maps.include(w)
-	if !c.failed { // else the next repair writes this as well
+	if !c.failed { // else the next repair writes this as well, and until then nothing that is given up is used again
 		c.write(w)
 	}
 	problems := c.state.Problems()
@@ -257,6 +257,7 @@ func (c *serviceController) note(err error) {
 	if err != nil {
 		err = c.weigh(fmt.Errorf("Services that have changed may not be served as they say: %w", err)) //nolint:staticcheck // a name
 	}
+	c.report(func(r *serviceReport) { r.unwritten = err })
 	c.complaints.note("services/maps", err)
 }
 
@@ -327,6 +328,8 @@ func (c *serviceController) obstacle() string {
 		return ""
 	case r.fault != nil:
 		return enumerate([]string{"no list of Services: " + r.fault.Error()})
+	case r.unwritten != nil:
+		return enumerate([]string{r.unwritten.Error()})
 	}
 	return "no complete list of Services yet"
 }

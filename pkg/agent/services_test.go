@@ -276,8 +276,16 @@ func TestServicesThatCannotBeWritten(t *testing.T) {
 	if due := time.Until(l.services.due()); due > retry {
 		t.Errorf("tried again after %v", due)
 	}
+	if l.judge(); !strings.Contains(l.status.reason(), "write the maps of Services") {
+		t.Errorf("not ready because %q", l.status.reason())
+	}
+	l.services.again()
+	compared := l.services.compared
 	s, slice := webService(2, "10.244.2.8")
 	l.services.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, Changed: time.Now()})
+	if l.services.compared != compared {
+		t.Error("with each change all is compared with the maps")
+	}
 	l.dp.Maps.Services = room
 	l.services.again()
 	assertFound(t, l, "10.96.0.1", "10.244.2.7:8080")
