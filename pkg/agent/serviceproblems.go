@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -34,17 +35,10 @@ func (c *serviceController) reportProblems(all []service.Problem) {
 			full[p.Service] = true
 		}
 	}
-	over := 0
 	for p := range c.reported {
-		if now[p] {
-			continue
+		if !now[p] {
+			c.log.Info("a problem with a Service is over", "service", p.Service.String(), "reason", string(p.Reason), "detail", p.Text)
 		}
-		if over++; over <= mostLines {
-			c.log.Info("no longer the case", "about", fmt.Sprintf("Service %s: %s: %s", p.Service, p.Reason, p.Text))
-		}
-	}
-	if over > mostLines {
-		c.log.Info("nor are other problems with Services", "more", over-mostLines)
 	}
 	c.reported = now
 	var err error
@@ -66,10 +60,13 @@ func toldProblems(all []service.Problem) (told []observe.ServiceProblem) {
 func reasonOf(r service.Reason) string { return strings.ToLower(string(r)) }
 
 const (
-	// eventPause is before each Event on average, of which no more than mostEvents wait: all nodes find the same problem at the same
-	// moment.
-	eventPause = 10 * time.Second
-	mostEvents = 100
+	// eventPause is before each Event on average, or eventSpacing for each node if that is more: all nodes find the same problem
+	// at the same moment, and together ask the API server for no more than one Event in eventSpacing. No more than mostEvents wait.
+	eventPause   = 10 * time.Second
+	eventSpacing = 40 * time.Millisecond
+	mostEvents   = 100
+	// eventLife is for how long the API keeps one. So long it is not written again, also if the problem comes and goes.
+	eventLife = time.Hour
 	// eventTimeout bounds the requests for one of them.
 	eventTimeout = 5 * time.Second
 )
@@ -78,11 +75,14 @@ const (
 type serviceEvents struct {
 	*node
 	waiting chan service.Problem
-	pause   time.Duration // on average
+	pause   time.Duration // on average, of few nodes
+
+	// Owned by the goroutine of run: when those of the last eventLife were written.
+	written map[service.Problem]time.Time
 }
 
 func newServiceEvents(n *node) *serviceEvents {
-	return &serviceEvents{n, make(chan service.Problem, mostEvents), eventPause}
+	return &serviceEvents{node: n, waiting: make(chan service.Problem, mostEvents), pause: eventPause, written: map[service.Problem]time.Time{}}
 }
 
 // put has a problem written some time; of too many at once the log and ebpfctl know.
@@ -110,6 +110,9 @@ func (e *serviceEvents) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case p := <-e.waiting:
+			if e.stands(p, time.Now()) {
+				continue
+			}
 			if err := e.writeLater(ctx, client, p); err != nil {
 				return err
 			}
@@ -117,14 +120,25 @@ func (e *serviceEvents) run(ctx context.Context) error {
 	}
 }
 
+// stands says whether the API still has the Event about a problem.
+func (e *serviceEvents) stands(p service.Problem, now time.Time) bool {
+	maps.DeleteFunc(e.written, func(_ service.Problem, at time.Time) bool { return now.Sub(at) >= eventLife })
+	_, there := e.written[p]
+	return there
+}
+
 // writeLater writes an Event after a while. It returns an error when ctx ends.
 func (e *serviceEvents) writeLater(ctx context.Context, client *rest.RESTClient, p service.Problem) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(rand.N(2 * e.pause)): //nolint:gosec // nobody is to guess it
+	case <-time.After(rand.N(2 * max(e.pause, time.Duration(e.status.read().nodes)*eventSpacing))): //nolint:gosec // nobody is to guess it
 	}
-	if err := e.write(ctx, client, p, time.Now()); err != nil && ctx.Err() == nil {
+	err := e.write(ctx, client, p, time.Now())
+	switch {
+	case err == nil:
+		e.written[p] = time.Now()
+	case ctx.Err() == nil:
 		e.log.Warn("an Event can't be written", "error", err)
 	}
 	return ctx.Err()

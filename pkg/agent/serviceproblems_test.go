@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -84,16 +86,18 @@ func TestEventsAboutServices(t *testing.T) {
 func TestEventsAreNotWrittenAtOnce(t *testing.T) {
 	for _, c := range []struct {
 		pause time.Duration
+		nodes int
 		want  bool
-	}{{time.Hour, false}, {time.Millisecond, true}} {
+	}{{time.Hour, 1, false}, {time.Millisecond, 1, true}, {time.Millisecond, 1_000_000, false}} {
 		asked := make(chan bool, 10)
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			asked <- true
 			w.WriteHeader(http.StatusForbidden)
 		}))
 		quiet := slog.New(slog.DiscardHandler)
-		e := newServiceEvents(&node{cfg: Config{API: &rest.Config{Host: srv.URL}}, log: quiet, complaints: newComplaints(quiet)})
+		e := newServiceEvents(&node{cfg: Config{API: &rest.Config{Host: srv.URL}}, log: quiet, complaints: newComplaints(quiet), status: newStatus(quiet)})
 		e.pause = c.pause
+		e.status.set(func(f *figures) { f.nodes = c.nodes })
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- e.run(ctx) }()
@@ -104,7 +108,7 @@ func TestEventsAreNotWrittenAtOnce(t *testing.T) {
 		case <-time.After(500 * time.Millisecond):
 		}
 		if got != c.want {
-			t.Errorf("with a pause of %v the API was asked soon: %v", c.pause, got)
+			t.Errorf("with a pause of %v and %d nodes the API was asked soon: %v", c.pause, c.nodes, got)
 		}
 		time.Sleep(100 * time.Millisecond)
 		if d := e.complaints.degraded(); len(d) > 0 { // no later Event may come to end that
@@ -115,6 +119,44 @@ func TestEventsAreNotWrittenAtOnce(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 		srv.Close()
+	}
+}
+
+// A problem that comes and goes is written once while its Event stands.
+func TestEventsAreNotRepeated(t *testing.T) {
+	s := &eventServer{t: t, events: map[string]corev1.Event{}}
+	srv := httptest.NewServer(s)
+	t.Cleanup(srv.Close)
+	client, err := source.NewClient(jsonOnly(&rest.Config{Host: srv.URL, QPS: -1}))
+	must(t, err)
+	log := slog.New(slog.DiscardHandler)
+	e := newServiceEvents(&node{cfg: Config{Node: "n1"}, log: log, status: newStatus(log)})
+	e.pause = time.Millisecond
+	web := service.Problem{Service: service.Name{Namespace: "shop", Name: "web"}, Reason: service.Full}
+	if e.stands(web, time.Now()) {
+		t.Error("it stands before it was written")
+	}
+	must(t, e.writeLater(t.Context(), client, web))
+	if !e.stands(web, time.Now()) {
+		t.Error("it is written again though it stands")
+	}
+	if e.stands(web, time.Now().Add(eventLife+time.Second)) || len(e.written) > 0 {
+		t.Error("it is remembered when the API has forgotten it")
+	}
+}
+
+// However fast a problem comes and goes, and of however many Services, the log stays readable.
+func TestProblemsThatComeAndGo(t *testing.T) {
+	l := testServices(t)
+	var said bytes.Buffer
+	l.log = slog.New(newQuiet(slog.NewTextHandler(&said, nil)))
+	for i := range 1000 {
+		name := service.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}
+		l.services.reportProblems([]service.Problem{{Service: name, Reason: service.Full, Text: "no room"}})
+	}
+	l.services.reportProblems(nil)
+	if n := strings.Count(said.String(), "a Service"); n != 2*mostLines {
+		t.Errorf("%d lines:\n%s", n, said.String())
 	}
 }
 

@@ -220,7 +220,9 @@ func (c *serviceController) reconcile(changed []service.Name) {
 		c.write(w)
 	}
 	problems := c.state.Problems()
-	c.reportProblems(problems)
+	if !slices.Equal(problems, c.read().problems) {
+		c.reportProblems(problems)
+	}
 	c.report(func(r *serviceReport) { r.filled, r.problems = r.filled || !c.failed, problems })
 }
 

@@ -39,6 +39,7 @@ func (s *State) place(m *Model, n Name) (others []Name) {
 	if len(p.problems) > 0 {
 		s.troubled[n] = p
 	}
+	s.stale = s.stale || !slices.Equal(p.problems, was.problems)
 	if len(p.sets)+len(p.lost)+len(p.problems) == 0 {
 		delete(s.placed, n)
 	}

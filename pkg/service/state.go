@@ -42,8 +42,10 @@ type State struct {
 	pending map[Name]bool
 	tried   time.Time
 	freed   bool
-	// troubled are the Services with problems.
+	// troubled are the Services with problems, and problems all of these unless they are stale.
 	troubled map[Name]*placed
+	problems []Problem
+	stale    bool
 
 	room room
 	// strays are what a former agent has left and no Service has: numbers of sets and of backends.
@@ -152,13 +154,17 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 	return slices.Compact(changed)
 }
 
-// Problems lists what is wrong now, by the names of the Services.
-func (s *State) Problems() (all []Problem) {
-	for _, p := range s.troubled {
-		all = append(all, p.problems...)
+// Problems lists what is wrong now, by the names of the Services. The caller must not change it.
+func (s *State) Problems() []Problem {
+	if !s.stale {
+		return s.problems
 	}
-	slices.SortStableFunc(all, func(a, b Problem) int { return a.Service.Compare(b.Service) })
-	return all
+	s.stale, s.problems = false, nil
+	for _, p := range s.troubled {
+		s.problems = append(s.problems, p.problems...)
+	}
+	slices.SortStableFunc(s.problems, func(a, b Problem) int { return a.Service.Compare(b.Service) })
+	return s.problems
 }
 
 // flush turns what has changed into writes.
