@@ -37,7 +37,11 @@ EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s
 		return -DROP_SERVICE_OPTIONS;
 	if (!fwd_simple(&s->pkt))
 		return -DROP_SERVICE_TTL;
-	return ep && ep->ifindex == ctx->ifindex ? fwd_to_pod(ctx, s, ep) : service_unreached(s);
+	if (ep && ep->ifindex == ctx->ifindex)
+		return fwd_to_pod(ctx, s, ep);
+	/* The pod is about to end. The unreachable route, which answers for other backends, is in the stack. */
+	service_unreached(s);
+	return -DROP_NO_BACKEND;
 }
 
 /*

@@ -37,8 +37,9 @@ EC_INLINE bool from_uplink_has_route(const struct __sk_buff *ctx, const struct d
 EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
 						const struct destination *from, enum destination_kind kind)
 {
-	/* What this node owns cannot come from outside. */
-	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || ip_martian(pkt->family, &pkt->tuple.src))
+	/* What this node owns cannot come from outside, nor a Service's answer, which has a backend's address there. */
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || (cfg.services && kind == DESTINATION_SERVICE) ||
+	    ip_martian(pkt->family, &pkt->tuple.src))
 		return -DROP_SPOOFED_SOURCE;
 	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
 }

@@ -174,7 +174,8 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 		reverse_key = tuple_reversed(&pkt->tuple);
 		*found = nat_lookup_reverse(&reverse_key);
 	}
-	return *found ? VERDICT_GO_ON : VERDICT_STACK;
+	/* Nobody outside answers a pod's flow to itself, which has a Service's address there. */
+	return *found && !nat_is_service(*found) ? VERDICT_GO_ON : VERDICT_STACK;
 }
 
 /*
