@@ -225,12 +225,18 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 	return nat_port_in_range(s->pkt.tuple.sport) && !(owner->flags & FLOW_HOST);
 }
 
-/* How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. */
-EC_INLINE __u32 open_tries(const struct scratch *s, const struct owner *owner)
+/*
+ * How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. Where a pod has just
+ * been refused, after many tries, one is enough: mostly its own.
+ */
+EC_INLINE __u32 open_tries(struct scratch *s, const struct owner *owner)
 {
 	if (!nat_to_service(owner))
 		return OPEN_TRIES;
-	return open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP ? 1 : OPEN_TRIES_SERVICE;
+	if (open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP)
+		return 1;
+	open_set_key(s, 0);
+	return quota_refused(s, false) ? 1 : OPEN_TRIES_SERVICE;
 }
 
 /* Chooses a port and inserts the pair; returns what open_complete does. */
@@ -242,13 +248,16 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 
 	if (open_is_taken_over(scratch))
 		s.port = scratch->target.sport;
-	else if (tries > 1 && !open_keeps_port(scratch, owner))
+	else if (scratch->pkt.tuple.proto != IPPROTO_SCTP && !open_keeps_port(scratch, owner))
 		s.port = bpf_htons(nat_random_port());
 	bpf_loop(tries, open_search_step, &s, 0);
 	if (s.retried)
 		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
-	if (s.result == OPEN_IN_USE)
+	if (s.result == OPEN_IN_USE) {
+		if (tries == OPEN_TRIES_SERVICE)
+			quota_refused(scratch, true);
 		return -DROP_SNAT_EXHAUSTED;
+	}
 	return s.result < 0 ? s.result : open_complete(scratch, s.result == OPEN_TAKEN);
 }
 
