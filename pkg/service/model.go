@@ -22,11 +22,15 @@ type Model struct {
 	slices   map[Name]*Slice
 	// of has the slices of each Service, whether or not the Service is there, sorted by name.
 	of map[Name][]*Slice
+	// clusterIPs are the Services by their ClusterIPs, claimed by their other addresses.
+	clusterIPs, claimed claims
 }
 
 // NewModel is a model of which nothing is known.
 func NewModel() *Model {
-	return &Model{services: map[Name]*Service{}, slices: map[Name]*Slice{}, of: map[Name][]*Slice{}}
+	return &Model{
+		services: map[Name]*Service{}, slices: map[Name]*Slice{}, of: map[Name][]*Slice{}, clusterIPs: claims{}, claimed: claims{},
+	}
 }
 
 // Complete says whether all objects have been delivered once.
@@ -57,7 +61,8 @@ func (m *Model) Apply(u Update) []Name {
 		u.GoneSlices = missing(m.slices, u.Slices, func(s *Slice) Name { return s.Name })
 	}
 	for _, n := range u.GoneServices {
-		if m.services[n] != nil {
+		if s := m.services[n]; s != nil {
+			m.index(s, claims.remove, changed)
 			delete(m.services, n)
 			changed[n] = true
 		}
@@ -75,11 +80,16 @@ func (m *Model) Apply(u Update) []Name {
 }
 
 func (m *Model) putService(s *Service, changed map[Name]bool) {
-	if have := m.services[s.Name]; have != nil && reflect.DeepEqual(have, s) {
+	have := m.services[s.Name]
+	if have != nil && reflect.DeepEqual(have, s) {
 		return
+	}
+	if have != nil {
+		m.index(have, claims.remove, changed)
 	}
 	kept := *s
 	m.services[s.Name] = &kept
+	m.index(&kept, claims.add, changed)
 	changed[s.Name] = true
 }
 

@@ -23,7 +23,7 @@ func (s *State) place(m *Model, n Name) (others []Name) {
 	p.sets, p.keys, p.clusterIPs, p.problems = nil, nil, nil, nil
 	var sets []wantedSet
 	if service := m.Service(n); service != nil {
-		sets, p.problems = wanted(service, m.Slices(n), s.options)
+		sets, p.problems = wanted(service, m, s.options)
 	}
 	if len(was.sets) == 0 {
 		if full := s.fullFor(m, n, sets); full != "" {

@@ -111,7 +111,7 @@ func (r *trial) expected() (frontends map[services.Key]reading, owners map[servi
 	names := r.model.Names()
 	slices.SortFunc(names, r.model.compareAges)
 	for _, n := range names {
-		sets, _ := wanted(r.model.Service(n), r.model.Slices(n), r.options)
+		sets, _ := wanted(r.model.Service(n), r.model, r.options)
 		for _, w := range sets {
 			want := reading{}
 			for _, b := range w.backends {

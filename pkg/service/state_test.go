@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -220,6 +221,45 @@ func TestTwoServicesOneFrontend(t *testing.T) {
 	r.update(Update{Services: []Service{old}})
 	r.want("10.96.0.1", "10.0.0.1")
 	r.wantProblem("b", Taken, "ns/a")
+}
+
+// A ClusterIP is the API's to give: who names another Service's as an address from outside gets no port of it, though older, and
+// though the Service is not served because the node has the address itself.
+func TestOthersClusterIP(t *testing.T) {
+	held := netip.MustParseAddr("10.96.0.3")
+	for name, claim := range map[string]func(*Service, netip.Addr){
+		"externalIP":    func(s *Service, a netip.Addr) { s.ExternalIPs = []netip.Addr{a} },
+		"load balancer": func(s *Service, a netip.Addr) { s.LoadBalancerIPs = []netip.Addr{a} },
+	} {
+		for _, a := range []netip.Addr{netip.MustParseAddr("10.96.0.2"), held} {
+			t.Run(fmt.Sprint(name, " ", a), func(t *testing.T) {
+				r := quiet(t, roomy)
+				r.options.HeldAddresses = map[netip.Addr]bool{held: true}
+				r.plan(r.state.Configure(r.options, r.model))
+				thief, thiefs := web(t, "a", "10.96.0.1", "10.0.0.1")
+				claim(&thief, a)
+				thief.Ports = append(thief.Ports, Port{Name: "other", Protocol: wire.TCP, Port: 81})
+				r.update(Update{Services: []Service{thief}, Slices: []Slice{thiefs}})
+				r.want(a.String(), "10.0.0.1")
+				owner, owners := web(t, "b", a.String(), "10.0.0.2")
+				owner.Created = thief.Created.Add(time.Hour)
+				r.update(Update{Services: []Service{owner}, Slices: []Slice{owners}})
+				if a == held {
+					r.want(a.String())
+				} else {
+					r.want(a.String(), "10.0.0.2")
+				}
+				if _, there := r.kernel.Services[services.Key{Address: wire.AddrFrom(a), Port: wire.PortFrom(81), Proto: wire.TCP}]; there {
+					t.Error("it has another port there")
+				}
+				r.want("10.96.0.1", "10.0.0.1")
+				r.wantProblem("a", Taken, a.String(), "ClusterIP", "ns/b")
+				r.delete("b")
+				r.want(a.String(), "10.0.0.1")
+				r.wantProblem("", "")
+			})
+		}
+	}
 }
 
 func TestHeldAddresses(t *testing.T) {

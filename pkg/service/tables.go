@@ -76,7 +76,7 @@ type Reason string
 const (
 	Malformed   Reason = "Malformed"   // what of the object could not be read
 	Unsupported Reason = "Unsupported" // a port asks for what can't be done
-	Taken       Reason = "Taken"       // an older Service has the address and the port
+	Taken       Reason = "Taken"       // an older Service has the address and the port, or the address is another's ClusterIP
 	Full        Reason = "Full"        // a map has no room
 )
 

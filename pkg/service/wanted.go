@@ -48,7 +48,8 @@ type address struct {
 }
 
 // wanted says what the maps should have of a Service, and what of it can't be served.
-func wanted(s *Service, all []*Slice, o Options) (sets []wantedSet, problems []Problem) {
+func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Problem) {
+	all := m.Slices(s.Name)
 	problem := func(r Reason, format string, args ...any) {
 		problems = append(problems, Problem{s.Name, r, fmt.Sprintf(format, args...)})
 	}
@@ -60,7 +61,13 @@ func wanted(s *Service, all []*Slice, o Options) (sets []wantedSet, problems []P
 			problem(Malformed, "EndpointSlice %s: %s", slice.Name, slice.Malformed)
 		}
 	}
-	addresses := addressesOf(s, o)
+	addresses := slices.DeleteFunc(addressesOf(s, o), func(a address) bool {
+		owner, other := m.otherClusterIP(a.Netip(), s.Name)
+		if other && !a.clusterIP {
+			problem(Taken, "%v is the ClusterIP of Service %v", a.Netip(), owner)
+		}
+		return other && !a.clusterIP
+	})
 	for i, p := range s.Ports {
 		if reason, text := refusal(s, i); text != "" {
 			problem(reason, "%s", text)

@@ -64,7 +64,9 @@ func TestWanted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.service.Name = name
-			sets, problems := wanted(&tt.service, tt.slices, tt.options)
+			m := NewModel()
+			m.of[name] = tt.slices
+			sets, problems := wanted(&tt.service, m, tt.options)
 			var got []string
 			for _, w := range sets {
 				var frontends []string
