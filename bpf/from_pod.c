@@ -45,19 +45,21 @@ EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s
 }
 
 /*
- * Of a neighbour that does not resolve yet. The stack queues the packet, asks for the
- * neighbour, and answers host unreachable. But beside netfilter it would drop, as
- * invalid, what belongs to a flow that began past it, and never ask: redirection
- * queues and asks as well.
+ * To a neighbour that does not resolve yet. The stack queues the packet, asks for the
+ * neighbour, and answers host unreachable. But a firewall there may drop, as invalid,
+ * what belongs to a flow that began past it, before anybody asks: redirection queues
+ * and asks as well.
  */
-EC_INLINE enum verdict from_pod_waits(const struct pkt *pkt, const struct path *path)
+EC_INLINE enum verdict from_pod_waits(struct __sk_buff *ctx, struct pkt *pkt, const struct path *path)
 {
-	return path->unresolved && (!nf_translates() || nf_may_open(pkt)) ? VERDICT_STACK : VERDICT_GO_ON;
+	if (!path->unresolved)
+		return VERDICT_GO_ON;
+	return !pkt_l4(ctx, pkt) || nf_may_open(pkt) ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
 EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, const struct path *path)
 {
-	const struct pkt *pkt = &s->pkt;
+	struct pkt *pkt = &s->pkt;
 
 	if (path->kind == DESTINATION_LOCAL)
 		return from_pod_to_local(ctx, s);
@@ -66,7 +68,7 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 	/* First of all: whatever else it is, a packet that does not fit its path is refused, or goes to the stack. */
 	return fwd_fits(ctx, s, path)
 		       ?: nf_judge(ctx, pkt->family, path->kind)
-		       ?: from_pod_waits(pkt, path)
+		       ?: from_pod_waits(ctx, pkt, path)
 		       ?: translate_out(ctx, s, path)
 		       ?: fwd_along(ctx, pkt, path);
 }

@@ -21,24 +21,25 @@ func sctp(src, dst string) packet {
 	return packet{proto: 132, src: src, dst: dst, payload: make([]byte, 12)}
 }
 
-// What began past netfilter goes on past it, also to a neighbour that does not resolve yet: the stack would drop it as invalid, before it asks
-// for the neighbour. What may begin there is the stack's.
-func TestBesideNetfilterUnresolved(t *testing.T) {
+// What began past the stack goes on past it, also to a neighbour that does not resolve yet: a firewall would drop it as invalid, before
+// anybody asks for the neighbour. What may begin there is the stack's.
+func TestFlowsToUnresolved(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f, besideNetfilter)
-		for _, c := range []struct {
-			p    packet
-			want string
-		}{
-			{tcp(podA, 80, mute, 5000, syn|ack), "forwarded"},
-			{ping(podA, 7, mute), "stack"},
-			{ping(mute, 7, podA).replied(), "forwarded"},
-			{tcp(podA, 5000, mute, 80, syn), "stack"},
-			{udp(podA, 5000, mute, 53), "stack"},
-		} {
-			b.fromPod(c.p).is(c.want)
+		for _, with := range []option{besideNetfilter, func(*config.NodeConfig) {}} {
+			b := newBed(t, f, with)
+			for _, c := range []struct {
+				p    packet
+				want string
+			}{
+				{tcp(podA, 80, mute, 5000, syn|ack), "forwarded"},
+				{ping(podA, 7, mute), "stack"},
+				{ping(mute, 7, podA).replied(), "forwarded"},
+				{tcp(podA, 5000, mute, 80, syn), "stack"},
+				{udp(podA, 5000, mute, 53), "stack"},
+			} {
+				b.fromPod(c.p).is(c.want)
+			}
 		}
-		newBed(t, f).fromPod(tcp(podA, 80, mute, 5000, syn|ack)).is("stack")
 	})
 }
 
