@@ -156,9 +156,11 @@ func (c *serviceController) due() time.Time {
 
 // accept takes what the source says.
 func (c *serviceController) accept(u service.Update) {
-	if u.Err != nil {
-		c.complaints.note("services/source", c.weigh(u.Err))
+	if u.Err != nil || !u.Faulty {
 		c.report(func(r *serviceReport) { r.fault = u.Err })
+		c.complaints.note("services/source", c.weigh(u.Err))
+	}
+	if u.Err != nil {
 		return
 	}
 	began := c.model.Complete()
@@ -166,17 +168,11 @@ func (c *serviceController) accept(u service.Update) {
 	if !began && c.model.Complete() {
 		c.log.Info("complete list of Services", "services", len(c.model.Names()))
 	}
-	if !u.Faulty {
-		c.complaints.note("services/source", nil)
-	}
 	c.reconcile(changed)
 	if !c.failed {
 		c.status.servicesSynced(u.Changed)
 	}
 	c.report(func(r *serviceReport) {
-		if !u.Faulty {
-			r.fault = nil
-		}
 		if c.model.Complete() && (u.CIDRs != nil || !u.Faulty) { // else they may be what can't be read
 			r.cidrs = u.CIDRs
 		}
@@ -223,7 +219,11 @@ func (c *serviceController) reconcile(changed []service.Name) {
 	if !slices.Equal(problems, c.read().problems) {
 		c.reportProblems(problems)
 	}
+	was := c.read()
 	c.report(func(r *serviceReport) { r.filled, r.problems = r.filled || !c.failed, problems })
+	if !was.filled && was.fault != nil { // which may be no obstacle any more
+		c.complaints.note("services/source", c.weigh(was.fault))
+	}
 }
 
 // repair compares the maps with what they should hold, and writes what differs.
@@ -328,10 +328,10 @@ func (c *serviceController) obstacle() string {
 	switch r := c.read(); {
 	case c == nil || r.filled:
 		return ""
-	case r.fault != nil:
-		return enumerate([]string{"no list of Services: " + r.fault.Error()})
 	case r.unwritten != nil:
 		return enumerate([]string{r.unwritten.Error()})
+	case r.fault != nil:
+		return enumerate([]string{"no list of Services: " + r.fault.Error()})
 	}
 	return "no complete list of Services yet"
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
@@ -83,6 +84,29 @@ func TestServicesAndReadiness(t *testing.T) {
 	l.judge()
 	if why := l.status.reason(); why != "" {
 		t.Errorf("after a restart: %s", why)
+	}
+}
+
+// A kind without which Services are served, and that can't be read from the start on, keeps no pod from being carried. It is told
+// for as long as it lasts.
+func TestFaultFromTheStart(t *testing.T) {
+	l := testServices(t)
+	l.accept(list(n1(), n2()))
+	l.pass(t.Context())
+	l.services.place(<-l.services.around)
+	l.services.accept(service.Update{Err: errors.New("forbidden")})
+	u := complete([]string{"10.244.2.7"})
+	u.Faulty = true
+	l.services.accept(u)
+	l.judge()
+	if told := l.readTold(t); told.NotReady != "" || !slices.ContainsFunc(told.Degraded, func(d observe.Degraded) bool { return d.About == "services/source" }) {
+		t.Errorf("not ready %q, degraded %v", told.NotReady, told.Degraded)
+	}
+	u.Faulty = false
+	l.services.accept(u)
+	l.judge()
+	if told := l.readTold(t); told.NotReady != "" || len(told.Degraded) > 0 {
+		t.Errorf("then: not ready %q, degraded %v", told.NotReady, told.Degraded)
 	}
 }
 
