@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
+	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
@@ -161,13 +163,21 @@ func serviceFlows(t *testing.T, node *lab.Node) (flows int) {
 func TestServicesSwitchedOff(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, attach string) {
-		s := startServed(t, lab.Options{AgentFlags: []string{attach}})
+		s := startServed(t, lab.Options{AgentFlags: []string{attach, serviceCIDRs}})
 		family := firstFamily(s.Lab)
 		s.set(t, s.spec("far", s.far))
 		reaches(t, s.client.Namespace, s.at("far", family))
 		direct := connect(t, s.client.Namespace, s.far.Endpoint(family, backendPort).At, 1, 1)
+		for _, of := range []string{"services", "backends", "destinations", "to_pod"} {
+			if there := ofServices(t, s.client); !slices.ContainsFunc(there, func(line string) bool { return strings.HasPrefix(line, of+" ") }) {
+				t.Errorf("with Services on there is %q", there)
+			}
+		}
 		s.Options.AgentFlags = slices.DeleteFunc(s.Options.AgentFlags, func(flag string) bool { return flag == "--services=on" })
 		restartEach(t, s.Lab)
+		if left := ofServices(t, s.client); len(left) > 0 {
+			t.Errorf("with Services off there is %q", left)
+		}
 		direct.assertAlive(t, "with Services off")
 		direct.close()
 		if _, err := s.client.TCP(within(t, refusedAtOnce), s.at("far", family)); err == nil {
@@ -186,6 +196,32 @@ func TestServicesSwitchedOff(t *testing.T) {
 			reaches(t, pod.Namespace, s.at("far", family))
 		}
 	})
+}
+
+// ofServices is all that a pod's node has for Services alone: what is in maps, and what is attached to the pod's link.
+func ofServices(t *testing.T, pod *lab.Pod) (all []string) {
+	t.Helper()
+	node := pod.Node
+	for _, table := range []string{"services", "backends", "destinations"} {
+		for _, row := range dump(t, node, table) {
+			if table != "destinations" || row["kind"] == "service" {
+				all = append(all, fmt.Sprintf("%s %v", table, row))
+			}
+		}
+	}
+	link, err := node.Netlink().LinkByName(pod.Result.Interfaces[0].Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there attach.State
+	attacher := attach.Attacher{Dir: bpffs.Dir(node.BPFFS())}
+	if err := node.Do(func() (err error) { there, err = attacher.Attached(link.Attrs().Index, attach.ToPod); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if there.Mode != "" {
+		all = append(all, fmt.Sprintf("to_pod %+v", there))
+	}
+	return all
 }
 
 // A pod that has used up its share of the flow table opens no more flows; those that it has go on, as do other pods'.

@@ -109,6 +109,7 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		connect := s.connects(t, s.at("removal", family))
 		var turns changes
 		removed := []*lab.Pod{s.far, s.near, s.far, s.near}
 		for _, pod := range removed {
@@ -132,9 +133,39 @@ func removal(t *testing.T, s *served) func(*testing.T, wire.Family) {
 				t.Fatalf("while backends are removed: datagram %d: %v", i, probes)
 			}
 		}
-		turns.assertFollowed(t, "a backend is removed", probes, func(i int, after lab.Probes) int {
+		byRemoved := func(i int, after lab.Probes) int {
 			return lastAnswer(after, func(by netip.AddrPort) bool { return by == removed[i].Endpoint(family, backendPort).At })
-		})
+		}
+		turns.assertFollowed(t, "datagrams", probes, byRemoved)
+		for _, connections := range connect() {
+			if connections.Lost()+connections.Refused() > 0 {
+				t.Errorf("while backends are removed: %v", connections)
+			}
+			turns.assertFollowed(t, "connections", connections, byRemoved)
+		}
+	}
+}
+
+// connects has clients open connections to a Service until the function returned is called: fifty a second, or, in the long form, a
+// thousand from twenty pods, of which each is refused as often as it asks.
+func (s *served) connects(t *testing.T, to netip.AddrPort) (stop func() []lab.Probes) {
+	t.Helper()
+	const each, crowd = 50, 20
+	if s.clients == nil {
+		s.clients = []*lab.Pod{s.client}
+		for priv.Long() && len(s.clients) < crowd {
+			s.clients = append(s.clients, addPod(t, s.Nodes[0], fmt.Sprintf("client%d", len(s.clients))))
+		}
+	}
+	var probers []*lab.Prober
+	for _, client := range s.clients {
+		probers = append(probers, client.ProbeTCP(to, each, 3*time.Second))
+	}
+	return func() (all []lab.Probes) {
+		for _, prober := range probers {
+			all = append(all, prober.Stop())
+		}
+		return all
 	}
 }
 
@@ -244,7 +275,7 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		empty := full
 		empty.Endpoints = nil
 		s.set(t, full)
-		prober := s.client.ProbeTCP(s.at("scale", family), 50, 3*time.Second)
+		connect := s.connects(t, s.at("scale", family))
 		datagrams, err := s.client.ProbeUDP(s.at("scale", family), 7100, 1000)
 		if err != nil {
 			t.Fatal(err)
@@ -255,20 +286,22 @@ func scaling(t *testing.T, s *served) func(*testing.T, wire.Family) {
 			turns.make(s.stage(t, full))
 		}
 		time.Sleep(moment)
-		connections := prober.Stop()
-		if connections.Lost() > 0 {
-			t.Errorf("an attempt got no answer: %v", connections)
-		}
-		for what, probes := range map[string]lab.Probes{"TCP": connections, "UDP": datagrams.Stop()} {
+		connections := connect()
+		for _, probes := range append(connections, datagrams.Stop()) {
 			if before := probes.Between(time.Time{}, turns.begun[0]); before.Lost() > 0 || before.Refused() > 0 {
-				t.Errorf("%s, with all backends: %v", what, before)
+				t.Errorf("with all backends: %v", before)
 			}
-			turns.assertFollowed(t, what, probes, func(i int, after lab.Probes) int {
+			turns.assertFollowed(t, "scaling", probes, func(i int, after lab.Probes) int {
 				if i%2 == 0 {
 					return lastAnswer(after, netip.AddrPort.IsValid)
 				}
 				return slices.IndexFunc(after, func(p lab.Probe) bool { return p.By.IsValid() })
 			})
+		}
+		for _, probes := range connections {
+			if probes.Lost() > 0 {
+				t.Errorf("an attempt got no answer: %v", probes)
+			}
 		}
 	}
 }

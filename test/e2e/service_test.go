@@ -21,11 +21,15 @@ import (
 // backendPort is where all backends answer; their Services have servicePort.
 const backendPort = 8080
 
+// serviceCIDRs names the ranges of ClusterIPs.
+var serviceCIDRs = fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6])
+
 // served is a cluster of two nodes, behind a router, whose agents serve Services.
 type served struct {
 	*lab.Lab
 	// client and near are on the first node, far is on the second.
 	client, near, far *lab.Pod
+	clients           []*lab.Pod // those that connect together (connects)
 
 	specs   []lab.ServiceSpec
 	last    [wire.Families]netip.Addr // given to a Service
@@ -182,9 +186,12 @@ func TestServices(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			forNewestAttach(t, func(t *testing.T, attach string) {
 				s := startServed(t, lab.Options{Families: families, AgentFlags: []string{
-					attach, "--routing-mode=" + mode, fmt.Sprintf("--service-cidr=%s,%s", lab.ServiceCIDR[wire.IPv4], lab.ServiceCIDR[wire.IPv6]),
+					attach, "--routing-mode=" + mode, serviceCIDRs,
 				}}, drops.NoBackend, drops.NoLocalBackend, drops.NoServicePort, drops.NoService, drops.BackendGone, drops.ServiceTtl, drops.NoEndpoint, drops.NodeOffLink, drops.TunnelNode)
 				answerEveryProbe(t, s.Lab)
+				if mode == "direct" {
+					dropInvalid(t, s.Lab)
+				}
 				for _, story := range serviceStories {
 					t.Run(story.name, func(t *testing.T) {
 						if !story.more {
@@ -199,6 +206,19 @@ func TestServices(t *testing.T) {
 	}
 }
 
+// dropInvalid has a firewall on each node drop what does not fit what it has seen before. It does if both directions of a flow go
+// one way.
+func dropInvalid(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	rules := "table inet strict {\n"
+	for _, hook := range []string{"input", "forward", "output"} {
+		rules += fmt.Sprintf("chain %s { type filter hook %[1]s priority 0; ct state invalid drop; }\n", hook)
+	}
+	for _, node := range l.Nodes {
+		applyRules(t, node, rules+"}\n", "nft", "-f")
+	}
+}
+
 // serviceStories are told one after the other in one cluster: each makes Services, then tells what happens in a family.
 var serviceStories = []struct {
 	name    string
@@ -208,6 +228,7 @@ var serviceStories = []struct {
 	{name: "backends", prepare: everyBackend},
 	{name: "errors", prepare: errorsOfTheWay, more: true},
 	{name: "addresses", prepare: otherAddresses},
+	{name: "addresses of the node", prepare: heldAddresses},
 	{name: "refusals", prepare: refusals},
 	{name: "one port", prepare: onePort},
 	{name: "local policy", prepare: localPolicy},

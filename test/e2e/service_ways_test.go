@@ -4,12 +4,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
@@ -109,6 +111,59 @@ func otherAddresses(t *testing.T, s *served) func(*testing.T, wire.Family) {
 		defer conn.Close()
 		if want := netip.AddrPortFrom(own, backendPort); conn.By != want {
 			t.Errorf("the node's address, on its own port, is answered by %s", conn.By)
+		}
+	}
+}
+
+// A ClusterIP that the node itself holds is the node's, as that of DNS is where a cache listens on it, and the Service's again later. So is
+// any other address of the node's.
+func heldAddresses(t *testing.T, s *served) func(*testing.T, wire.Family) {
+	s.set(t, s.spec("held", s.far))
+	local := [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("169.254.20.10"), wire.IPv6: netip.MustParseAddr("fd00:169:254:20::10")}
+	return func(t *testing.T, family wire.Family) {
+		to := s.at("held", family)
+		far := s.far.Endpoint(family, backendPort).At
+		answers := func(at, by netip.AddrPort) {
+			t.Helper()
+			eventually(t, changeLimit, fmt.Sprintf("%s is answered by %s", at, by), func() bool {
+				conn, err := s.client.DialTCP(within(t, refusedAtOnce), at, 0)
+				if err != nil {
+					return false
+				}
+				_ = conn.Conn.(*net.TCPConn).SetLinger(0) // nothing is left to say when the address has gone
+				conn.Close()
+				return conn.By == by
+			})
+		}
+		answers(to, far)
+		for _, addr := range []netip.Addr{to.Addr(), local[family]} {
+			release := hold(t, s.Nodes[0], addr)
+			own := netip.AddrPortFrom(addr, backendPort)
+			answers(own, own)
+			if seen, err := s.client.UDP(t.Context(), own, 64); err != nil || seen.Addr() != s.client.AddrOf(family) {
+				t.Errorf("UDP to %s: seen as %s, %v", own, seen, err)
+			}
+			release()
+		}
+		answers(to, far)
+		s.assertRefused(t, netip.AddrPortFrom(to.Addr(), backendPort))
+	}
+}
+
+// hold gives a node an address, until release is called.
+func hold(t *testing.T, node *lab.Node, addr netip.Addr) (release func()) {
+	t.Helper()
+	lo, err := node.Netlink().LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := &netlink.Addr{IPNet: prefix(single(addr).String()), Flags: unix.IFA_F_NODAD}
+	if err := node.Netlink().AddrAdd(lo, address); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := node.Netlink().AddrDel(lo, address); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
