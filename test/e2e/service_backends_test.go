@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -167,92 +165,6 @@ func (s *served) connects(t *testing.T, to netip.AddrPort) (stop func() []lab.Pr
 		}
 		return all
 	}
-}
-
-// Connections go on to a backend that is not ready, terminating, or in no slice, and are reset when it is known to be gone.
-func leavingBackends(t *testing.T, s *served) func(*testing.T, wire.Family) {
-	return func(t *testing.T, family wire.Family) {
-		for i, node := range s.Nodes {
-			s.assertLeaves(t, node, fmt.Sprintf("leaving%d%d", i, family), family)
-		}
-		s.assertLostNode(t, family)
-	}
-}
-
-func (s *served) assertLeaves(t *testing.T, node *lab.Node, name string, family wire.Family) {
-	t.Helper()
-	pod := addPod(t, node, fmt.Sprintf("leaving%d", family))
-	serveBackend(t, pod.Namespace)
-	spec := s.spec(name, pod)
-	s.set(t, spec)
-	conn, err := s.client.DialTCP(t.Context(), s.at(name, family), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	alive := func(when string) {
-		t.Helper()
-		if err := conn.Echo(within(t, answerLimit), 1000); err != nil {
-			t.Errorf("%s: %v", when, err)
-		}
-	}
-	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.NotReady = true }))
-	alive("not ready")
-	s.assertRefused(t, s.at(name, family))
-	s.set(t, changed(spec, func(e *lab.EndpointSpec) { e.Terminating = true }))
-	alive("terminating")
-	if _, err := s.client.TCP(t.Context(), s.at(name, family)); err != nil {
-		t.Errorf("all that serve are terminating: %v", err)
-	}
-	spec.Endpoints = nil
-	s.set(t, spec)
-	alive("in no slice")
-	s.assertRefused(t, s.at(name, family))
-	if err := node.DelPod(t.Context(), pod); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Echo(within(t, time.Second), 1000); !errors.Is(err, unix.ECONNRESET) {
-		t.Errorf("its pod is gone from %s: %v, want connection reset", node.Name, err)
-	}
-}
-
-// changed is a Service whose endpoints are all changed.
-func changed(spec lab.ServiceSpec, change func(*lab.EndpointSpec)) lab.ServiceSpec {
-	spec.Endpoints = slices.Clone(spec.Endpoints)
-	for i := range spec.Endpoints {
-		change(&spec.Endpoints[i])
-	}
-	return spec
-}
-
-// assertLostNode: a connection to a backend of a node that the cluster has no more ends at once.
-func (s *served) assertLostNode(t *testing.T, family wire.Family) {
-	t.Helper()
-	spec := s.spec("lost", s.far)
-	s.set(t, spec)
-	conn, err := s.client.DialTCP(t.Context(), s.at("lost", family), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	spec.Endpoints = nil
-	s.set(t, spec)
-	nodes := s.NodeSpecs()
-	if err := s.WriteNodes(nodes[0]); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := s.WriteNodes(nodes...); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, changeLimit, "the node is back", func() bool {
-			_, err := s.client.Ping(within(t, 100*time.Millisecond), s.far.AddrOf(family), lab.PingOptions{})
-			return err == nil
-		})
-	}()
-	eventually(t, changeLimit, "the connection is reset", func() bool {
-		return errors.Is(conn.Echo(within(t, 100*time.Millisecond), 100), unix.ECONNRESET)
-	})
 }
 
 // From 50 backends to none and back: every attempt is answered or refused.

@@ -43,6 +43,19 @@ type Node struct {
 	pods  []*Pod
 }
 
+// Unplug takes the node off its fabric until plug is called: whatever it is sent vanishes, and its link stays up, so nobody is told.
+func (n *Node) Unplug() (plug func() error, err error) {
+	fabric, port := n.lab.fabric, fmt.Sprintf("n%d", n.Number)
+	link, err := fabric.nl.LinkByName(port)
+	if err != nil {
+		return nil, fmt.Errorf("find link %s in %s: %w", port, fabric.name, err)
+	}
+	if err := fabric.nl.LinkSetNoMaster(link); err != nil {
+		return nil, fmt.Errorf("unplug %s in %s: %w", port, fabric.name, err)
+	}
+	return func() error { return fabric.plug(port, fabrics[n.lab.Options.fabricOf(n.Number)].bridge) }, nil
+}
+
 // BPFFS is the node's pin directory, on a bpffs of its own. The agent makes it.
 func (n *Node) BPFFS() string { return filepath.Join(n.bpffsMount(), "ebpf-cni") }
 
