@@ -161,7 +161,8 @@ func TestServicesMoveWhileTheAPIServerIsAway(t *testing.T) {
 	server.hold("1", endpointsAt(1))
 	server.come(t)
 	defer func() { server.leave() }()
-	defer followServer(t, l, server)()
+	stop := followServer(t, l, server)
+	defer stop()
 	assertFollows(t, l, 1, 20*time.Second)
 	// A watch that has lasted is resumed, by a server that does not know its version; another one begins with a list.
 	for i, c := range []struct{ stays, away time.Duration }{{0, 2500 * time.Millisecond}, {1200 * time.Millisecond, 200 * time.Millisecond}} {
