@@ -112,7 +112,7 @@ test-cluster: build ## Run the tests on a real Kubernetes on this machine (root;
 	cd test/cluster && REQUIRE_PRIVILEGED=1 go test -count 1 -p 1 -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: cluster
-cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network (root); FAMILY=dual or ipv6; MODE=vxlan; PROXY=nftables
+cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network (root); FAMILY=dual or ipv6; MODE=vxlan; PROXY=nftables or none
 	@tools/setup.sh cluster
 	@cd test/cluster && go run ./play up $(if $(FAMILY),-family=$(FAMILY)) $(if $(MODE),-mode=$(MODE)) $(if $(PROXY),-proxy=$(PROXY))
 

@@ -93,7 +93,7 @@ func (c *Cluster) InstallClassical(ctx context.Context, m *Machine) error {
 
 // leaveOut has the cluster's copy of the manifest select all nodes but one.
 func (c *Cluster) leaveOut(ctx context.Context, m *Machine) error {
-	path, err := c.manifest()
+	path, err := c.manifest(ctx)
 	if err != nil {
 		return err
 	}

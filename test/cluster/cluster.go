@@ -32,7 +32,7 @@ type Options struct {
 	Nodes int // default 2
 	// Families are those of nodes, pods and Services, in the order of the Nodes' podCIDRs; default IPv4. The control plane speaks the first.
 	Families []core.IPFamily
-	// KubeProxy is the mode of kube-proxy: IPTables, the default, or NFTables.
+	// KubeProxy is the mode of kube-proxy: IPTables, the default, NFTables, or NoProxy.
 	KubeProxy string
 	// CNIConf and CNIBin are where containerd looks for lists and plugins; default /etc/cni/net.d and /opt/cni/bin.
 	CNIConf, CNIBin string
@@ -301,6 +301,9 @@ func copyFile(from, to string) error {
 	_, err = io.Copy(target, source)
 	return errors.Join(err, target.Close())
 }
+
+// apiPort is where the API server answers.
+const apiPort = 6443
 
 // apiAddr is the API server's: the first node's.
 func (c *Cluster) apiAddr() netip.Addr { return c.addresses(firstNode)[0] }

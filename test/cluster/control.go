@@ -86,8 +86,12 @@ func (c *Cluster) RestartClients(ctx context.Context) error {
 	if err := c.startControllers(ctx); err != nil {
 		return err
 	}
+	programs := []string{"kubelet", "kube-proxy"}
+	if c.Options.KubeProxy == NoProxy {
+		programs = programs[:1]
+	}
 	for _, m := range c.Nodes {
-		for _, name := range []string{"kubelet", "kube-proxy"} {
+		for _, name := range programs {
 			if err := m.Stop(ctx, name, syscall.SIGTERM); err != nil {
 				return err
 			}
@@ -95,7 +99,7 @@ func (c *Cluster) RestartClients(ctx context.Context) error {
 		if err := c.StartKubelet(ctx, m); err != nil {
 			return err
 		}
-		if err := startKubeProxy(ctx, m); err != nil {
+		if err := c.startKubeProxy(ctx, m); err != nil {
 			return err
 		}
 	}
@@ -110,7 +114,7 @@ func (c *Cluster) Authority() string { return c.file("ca.crt") }
 // StartAPIServer starts the API server, also again, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	err := c.Nodes[0].Start(ctx, "kube-apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
-		"--advertise-address="+c.apiAddr().String(), "--secure-port=6443", "--service-cluster-ip-range="+c.serviceCIDRs(),
+		"--advertise-address="+c.apiAddr().String(), fmt.Sprint("--secure-port=", apiPort), "--service-cluster-ip-range="+c.serviceCIDRs(),
 		"--client-ca-file="+c.file("ca.crt"), "--tls-cert-file="+c.file("apiserver.crt"), "--tls-private-key-file="+c.file("apiserver.key"),
 		"--kubelet-client-certificate="+c.file("apiserver.crt"), "--kubelet-client-key="+c.file("apiserver.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.file("service-accounts.key"),

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,9 +31,9 @@ var coreDNS string
 // installLimit is how long the nodes and what runs on them may take to become ready.
 const installLimit = 5 * time.Minute
 
-// Install applies the project's manifest, as it is, and waits until every agent and every node is ready.
+// Install applies the project's manifest, as it is unless there is no kube-proxy, and waits until every agent and every node is ready.
 func (c *Cluster) Install(ctx context.Context) error {
-	manifest, err := c.manifest()
+	manifest, err := c.manifest(ctx)
 	if err != nil {
 		return err
 	}
@@ -57,7 +59,7 @@ func (c *Cluster) SetRoutingMode(ctx context.Context, mode string) error {
 
 // Uninstall deletes what Install has applied, and waits until it is gone.
 func (c *Cluster) Uninstall(ctx context.Context) error {
-	manifest, err := c.manifest()
+	manifest, err := c.manifest(ctx)
 	if err != nil {
 		return err
 	}
@@ -65,17 +67,38 @@ func (c *Cluster) Uninstall(ctx context.Context) error {
 	return err
 }
 
-// manifest is the cluster's copy of the project's manifest: machines see the files of the checkout as they were.
-func (c *Cluster) manifest() (string, error) {
-	path := c.file("ebpf-cni.yaml")
+// manifest is the cluster's copy of the project's manifest: machines see the files of the checkout as they were. Where no kube-proxy makes
+// the API server's Service reachable for a host, it is what the chart makes of settings for that.
+func (c *Cluster) manifest(ctx context.Context) (string, error) {
+	const name = "ebpf-cni"
+	path := c.file(name + ".yaml")
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
+	}
+	if c.Options.KubeProxy == NoProxy {
+		return c.Chart(ctx, name, "settings.services=on", "apiServer.host="+c.apiAddr().String(), fmt.Sprint("apiServer.port=", apiPort))
 	}
 	root, err := checkout()
 	if err != nil {
 		return "", err
 	}
 	return path, copyFile(filepath.Join(root, "tools/deploy/ebpf-cni.yaml"), path)
+}
+
+// Chart writes what the project's chart makes of values, as Helm takes them, to a file that the nodes see.
+func (c *Cluster) Chart(ctx context.Context, name string, values ...string) (file string, err error) {
+	root, err := checkout()
+	if err != nil {
+		return "", err
+	}
+	render := exec.CommandContext(ctx, "go", "run", "./render", "-set", strings.Join(values, ","))
+	render.Dir = filepath.Join(root, "tools/deploy")
+	text, err := render.Output()
+	if err != nil {
+		return "", fmt.Errorf("render the chart with %q: %w", values, err)
+	}
+	file = c.file(name + ".yaml")
+	return file, os.WriteFile(file, text, 0o600)
 }
 
 // WaitReady waits until the DaemonSet has rolled out and every node is ready.

@@ -55,7 +55,7 @@ conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeou
 // Manifests is the directory of the node's static pods.
 func (m *Machine) Manifests() string { return m.path("manifests") }
 
-// startNode starts containerd, the kubelet and kube-proxy on a machine.
+// startNode starts containerd, the kubelet and, unless there is none, kube-proxy on a machine.
 func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 	if err := c.prepareContainerd(ctx, m); err != nil {
 		return err
@@ -69,16 +69,21 @@ func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 	if err := c.StartKubelet(ctx, m); err != nil {
 		return err
 	}
+	if c.Options.KubeProxy == NoProxy {
+		return nil
+	}
 	if err := c.configureKubeProxy(m, c.Options.KubeProxy); err != nil {
 		return err
 	}
-	return startKubeProxy(ctx, m)
+	return c.startKubeProxy(ctx, m)
 }
 
 // The modes of kube-proxy.
 const (
 	IPTables = "iptables"
 	NFTables = "nftables"
+	// NoProxy is that there is none: the agents have their programs translate what pods send to Services.
+	NoProxy = "none"
 )
 
 func (c *Cluster) configureKubeProxy(m *Machine, mode string) error {
@@ -97,10 +102,14 @@ func (c *Cluster) SwitchKubeProxy(ctx context.Context, m *Machine, mode string) 
 	if err := c.configureKubeProxy(m, mode); err != nil {
 		return err
 	}
-	return startKubeProxy(ctx, m)
+	return c.startKubeProxy(ctx, m)
 }
 
-func startKubeProxy(ctx context.Context, m *Machine) error {
+// startKubeProxy starts a node's kube-proxy, also again after Stop, where the cluster has one.
+func (c *Cluster) startKubeProxy(ctx context.Context, m *Machine) error {
+	if c.Options.KubeProxy == NoProxy {
+		return nil
+	}
 	return m.Start(ctx, "kube-proxy", "kube-proxy", "--config="+m.path("kube-proxy.yaml"))
 }
 

@@ -116,6 +116,6 @@ func (c *Cluster) writeKubeconfig(file, user string, groups ...string) (string, 
 	}
 	text := base64.StdEncoding.EncodeToString
 	path := filepath.Join(c.Dir, file+".kubeconfig")
-	content := fmt.Sprintf(kubeconfigText, netip.AddrPortFrom(c.apiAddr(), 6443), text(c.ca.pem), text(cert), text(key))
+	content := fmt.Sprintf(kubeconfigText, netip.AddrPortFrom(c.apiAddr(), apiPort), text(c.ca.pem), text(cert), text(key))
 	return path, os.WriteFile(path, []byte(content), 0o600)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -102,17 +101,11 @@ func valuesFor(t *testing.T, kind string) []string {
 	return values
 }
 
-// chart writes what the chart renders with values to a file that the nodes see.
+// chart is a file of what the chart makes of values.
 func chart(t *testing.T, s *standing, name string, values ...string) (file string) {
 	t.Helper()
-	render := exec.CommandContext(t.Context(), "go", "run", "./render", "-set", strings.Join(values, ","))
-	render.Dir = filepath.Join(root, "tools/deploy")
-	text, err := render.Output()
+	file, err := s.Chart(t.Context(), name, values...)
 	if err != nil {
-		t.Fatalf("render the chart with %q: %v", values, err)
-	}
-	file = filepath.Join(s.Dir, name+".yaml")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return file

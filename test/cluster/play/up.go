@@ -12,7 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-const story = `%d nodes are ready, with ebpf-cni from tools/deploy/ebpf-cni.yaml.
+const story = `%d nodes are ready, with ebpf-cni from %s.
 
 kubeconfig  %s
             The API server's address is one on the cluster's own network; these go there:
@@ -34,7 +34,7 @@ func upOptions(args []string) (o cluster.Options, mode string, err error) {
 	flags := flag.NewFlagSet("up", flag.ContinueOnError)
 	family := flags.String("family", "ipv4", "the addresses of nodes, pods and Services: ipv4, ipv6 or dual")
 	flags.StringVar(&mode, "mode", "auto", "routing mode of the agents: auto, direct or vxlan")
-	flags.StringVar(&o.KubeProxy, "proxy", cluster.IPTables, "mode of kube-proxy: iptables or nftables")
+	flags.StringVar(&o.KubeProxy, "proxy", cluster.IPTables, "mode of kube-proxy: iptables or nftables; none: there is none, and the agents serve what pods send to Services")
 	if err := flags.Parse(args); err != nil {
 		return o, "", err
 	}
@@ -46,8 +46,8 @@ func upOptions(args []string) (o cluster.Options, mode string, err error) {
 		err = fmt.Errorf("up: family %q: takes ipv4, ipv6 or dual", *family)
 	case !slices.Contains([]string{"auto", "direct", "vxlan"}, mode):
 		err = fmt.Errorf("up: mode %q: takes auto, direct or vxlan", mode)
-	case o.KubeProxy != cluster.IPTables && o.KubeProxy != cluster.NFTables:
-		err = fmt.Errorf("up: proxy %q: takes iptables or nftables", o.KubeProxy)
+	case !slices.Contains([]string{cluster.IPTables, cluster.NFTables, cluster.NoProxy}, o.KubeProxy):
+		err = fmt.Errorf("up: proxy %q: takes iptables, nftables or none", o.KubeProxy)
 	}
 	return o, mode, err
 }
@@ -84,8 +84,16 @@ func up(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Printf(story, len(c.Nodes), c.Kubeconfig, kubectl, on, c.Dir, cluster.AgnhostImage, outside(c))
+	fmt.Printf(story, len(c.Nodes), source(options), c.Kubeconfig, kubectl, on, c.Dir, cluster.AgnhostImage, outside(c))
 	return nil
+}
+
+// source is what the network has been installed from, and what that means for Services.
+func source(options cluster.Options) string {
+	if options.KubeProxy == cluster.NoProxy {
+		return "tools/deploy/chart: pods reach Services, without kube-proxy; nodes themselves, and their ports, don't yet"
+	}
+	return "tools/deploy/ebpf-cni.yaml"
 }
 
 // outside are the addresses of the world, by which all families are seen.
