@@ -18,8 +18,8 @@ var abreast = []struct {
 	shared, own []test
 }{
 	{
-		[]test{{"APIServerAway", testAPIServerAway}},
-		[]test{{"InstallAsOnK3s", testInstallAsOnK3s}},
+		[]test{{"APIServerAway", testAPIServerAway}, {"NodeComesAndGoes", testNodeComesAndGoes}},
+		[]test{{"InstallAsOnK3s", testInstallAsOnK3s}, {"ServicesWithoutKubeProxy", testServicesWithoutKubeProxy}},
 	},
 	{
 		[]test{{"UpgradeFromThePreviousCommit", testUpgradeFromThePreviousCommit}, {"BadUpdates", testBadUpdates}},

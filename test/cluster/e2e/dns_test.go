@@ -28,7 +28,9 @@ func resolver(from dialer, network, server string) *net.Resolver {
 	}}
 }
 
-func testDNS(t *testing.T, s *stage) {
+// dnsServer is the address of a pod of CoreDNS.
+func dnsServer(t *testing.T, s *stage) string {
+	t.Helper()
 	api, err := s.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +39,11 @@ func testDNS(t *testing.T, s *stage) {
 	if err != nil || len(servers.Items) == 0 {
 		t.Fatalf("%d pods of CoreDNS, error %v", len(servers.Items), err)
 	}
-	for _, server := range []string{servers.Items[0].Status.PodIP, "10.96.0.10"} {
+	return servers.Items[0].Status.PodIP
+}
+
+func testDNS(t *testing.T, s *stage) {
+	for _, server := range []string{dnsServer(t, s), serviceDNS} {
 		for _, from := range clients(s.standing) {
 			for _, network := range []string{"udp", "tcp"} {
 				found, err := resolver(from, network, net.JoinHostPort(server, "53")).

@@ -63,9 +63,10 @@ func testLoadBalancers(t *testing.T, s *stage) {
 		addrs := addLoadBalancer(t, s, "balanced-"+backend.Name, first, behind(backend.Name))
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its load balancer", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addrs[0]), s.masqueraded(from.node, backend)})
+			to := servicePorts(addrs[0])
+			visits = append(visits, visit{what, from, to, s.seenOutside(from, backend, to)})
 		}
-		for j, node := range s.Nodes {
+		for j, node := range s.entrances() {
 			what := fmt.Sprintf("the world to %s by its load balancer and %s", backend.Name, node.Name)
 			visits = append(visits, visit{what, s.Fabric, servicePorts(addrs[j]), s.masqueraded(node, backend)})
 		}
@@ -84,10 +85,11 @@ func testLoadBalancersOfLocalPods(t *testing.T, s *stage) {
 		})
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its load balancer, policy Local", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addrs[0]), s.seen(from, backend)})
+			to := servicePorts(addrs[0])
+			visits = append(visits, visit{what, from, to, s.seen(from, backend, to)})
 		}
 		world := outside(s.standing)
-		for j, node := range s.Nodes {
+		for j, node := range s.entrances() {
 			v := visit{fmt.Sprintf("the world to %s by its load balancer and %s, policy Local", backend.Name, node.Name), world, servicePorts(addrs[j]), world.addr}
 			if node == backend.Node {
 				visits = append(visits, v)

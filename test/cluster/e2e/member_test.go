@@ -53,7 +53,7 @@ spec:
 
 // A node joins, is drained and deleted, comes back with another podCIDR, and leaves for good. The others talk on, and
 // soon know nothing of it.
-func TestNodeComesAndGoes(t *testing.T) {
+func testNodeComesAndGoes(t *testing.T) {
 	s := running(t)
 	undisturbed(t, s, func() {
 		node, err := s.AddNode(within(t, stepLimit))

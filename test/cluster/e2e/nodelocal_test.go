@@ -61,25 +61,17 @@ func untracked() (rules [][]string) {
 
 // Pods ask the DNS cache of their node by either address, past netfilter.
 func testNodeLocalDNS(t *testing.T, s *stage) {
-	upstream := createService(t, s.standing, &core.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns-upstream", Namespace: cluster.Namespace},
-		Spec: core.ServiceSpec{
-			Selector: map[string]string{"k8s-app": "kube-dns"},
-			Ports: []core.ServicePort{
-				{Name: "dns", Port: 53, Protocol: core.ProtocolUDP}, {Name: "dns-tcp", Port: 53, Protocol: core.ProtocolTCP},
-			},
-		},
-	})
+	upstream := cacheUpstream(t, s)
 	for _, node := range s.Nodes {
 		// A cache would keep for a while that nobody has answered.
-		asker := resolver(fresh{node}, "tcp", net.JoinHostPort(upstream.Spec.ClusterIP, "53"))
-		err := cluster.Poll(within(t, stepLimit), node.Name+" reaches CoreDNS by another Service", func(ctx context.Context) error {
+		asker := resolver(fresh{node}, "tcp", net.JoinHostPort(upstream, "53"))
+		err := cluster.Poll(within(t, stepLimit), node.Name+" reaches CoreDNS by "+upstream, func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
 			return resolves(ctx, asker, clusterName, netip.MustParseAddr(apiService))
 		})
 		if err == nil {
-			err = startCache(t.Context(), s, node, upstream.Spec.ClusterIP)
+			err = startCache(t.Context(), s, node, upstream)
 		}
 		if err != nil {
 			t.Fatalf("%v\n%s", err, node.LogTail("node-cache", 20))
@@ -94,6 +86,23 @@ func testNodeLocalDNS(t *testing.T, s *stage) {
 	for _, node := range s.Nodes {
 		pastNetfilter(t, node)
 	}
+}
+
+// cacheUpstream is whom a node's cache asks: CoreDNS by another Service, or where nobody serves nodes by its own address.
+func cacheUpstream(t *testing.T, s *stage) string {
+	t.Helper()
+	if !s.hasProxy() {
+		return dnsServer(t, s)
+	}
+	return createService(t, s.standing, &core.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns-upstream", Namespace: cluster.Namespace},
+		Spec: core.ServiceSpec{
+			Selector: map[string]string{"k8s-app": "kube-dns"},
+			Ports: []core.ServicePort{
+				{Name: "dns", Port: 53, Protocol: core.ProtocolUDP}, {Name: "dns-tcp", Port: 53, Protocol: core.ProtocolTCP},
+			},
+		},
+	}).Spec.ClusterIP
 }
 
 // startCache starts a node's cache on addresses of the node.

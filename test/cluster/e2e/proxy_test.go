@@ -15,7 +15,7 @@ import (
 
 // kube-proxy changes its mode while pods talk, and Services work in the other mode as they did.
 func TestServicesInNftablesMode(t *testing.T) {
-	s := newStage(t)
+	s := newStage(t, running(t))
 	t.Cleanup(func() { switchKubeProxy(t, s.standing, cluster.IPTables) })
 	connections := throughServices(t, s)
 	undisturbedOn(t, s.standing, slices.Concat(direct(s.standing), overOthers(t, s.standing)), func() { switchKubeProxy(t, s.standing, cluster.NFTables) })

@@ -31,7 +31,7 @@ const (
 // Each program removed alone, with no agent to repair it, beside kube-proxy and its rule against what netfilter calls
 // INVALID: who is then cut off, and that nobody loses a connection for good.
 func TestServicesWithAProgramRemoved(t *testing.T) {
-	s := newStage(t)
+	s := newStage(t, running(t))
 	ways := waysToServices(t, s)
 	for _, w := range ways { // the rules are there, and neighbours are known
 		if w.to == (target{}) {

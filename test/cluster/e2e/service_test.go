@@ -105,12 +105,25 @@ type client struct {
 	node *cluster.Machine
 }
 
+// clients are pods, and where kube-proxy serves them the nodes too.
 func clients(s *standing) []client {
 	one, two := s.Nodes[0], s.Nodes[1]
-	return []client{
-		{"a pod of node-1", s.client, s.client.Addr, one}, {"a pod of node-2", s.far, s.far.Addr, two},
-		{"node-1", one, one.Addr, one}, {"node-2", two, two.Addr, two},
+	all := []client{{"a pod of node-1", s.client, s.client.Addr, one}, {"a pod of node-2", s.far, s.far.Addr, two}}
+	if s.hasProxy() {
+		all = append(all, client{"node-1", one, one.Addr, one}, client{"node-2", two, two.Addr, two})
 	}
+	return all
+}
+
+// hasProxy says whether kube-proxy serves nodes, their ports and what comes from the world. The programs serve pods alone.
+func (s *standing) hasProxy() bool { return s.Options.KubeProxy != cluster.NoProxy }
+
+// entrances are the nodes that serve what comes to them for a Service.
+func (s *standing) entrances() []*cluster.Machine {
+	if !s.hasProxy() {
+		return nil
+	}
+	return s.Nodes
 }
 
 // outside is a client that is no part of the cluster.
@@ -124,12 +137,24 @@ func (s *standing) seenBy(from client, backend *cluster.Pod) netip.Addr {
 	return from.addr
 }
 
-// seen is seenBy where it is the client's own node that translates: a node's own packets are masqueraded there.
-func (s *standing) seen(from client, backend *cluster.Pod) netip.Addr {
-	if from.dialer == dialer(from.node) {
+// seen is seenBy where it is the client's own node that translates: a node's own packets are masqueraded there. A pod that asks itself has
+// from the programs the address that it has asked.
+func (s *standing) seen(from client, backend *cluster.Pod, to target) netip.Addr {
+	switch {
+	case from.dialer == dialer(from.node):
 		return s.masqueraded(from.node, backend)
+	case from.dialer == dialer(backend) && !s.hasProxy():
+		return netip.MustParseAddrPort(to.tcp).Addr()
 	}
 	return s.seenBy(from, backend)
+}
+
+// seenOutside is seen by an address from outside of the cluster, for which kube-proxy masquerades everybody, and the programs nobody.
+func (s *standing) seenOutside(from client, backend *cluster.Pod, to target) netip.Addr {
+	if s.hasProxy() {
+		return s.masqueraded(from.node, backend)
+	}
+	return s.seen(from, backend, to)
 }
 
 // visit is a way to a Service, and as whom the one who answers has to see the client.
@@ -166,7 +191,7 @@ func concurrently[T any](all []T, f func(T)) {
 	}
 }
 
-// reaches waits until a Service answers, since kube-proxy takes a moment, then asks it over TCP and UDP several times. It
+// reaches waits until a Service answers, since whoever serves it takes a moment, then asks it over TCP and UDP several times. It
 // has to see the client as want.
 func reaches(t *testing.T, what string, from dialer, to target, want netip.Addr) {
 	t.Helper()
@@ -245,9 +270,9 @@ type stage struct {
 }
 
 // newStage adds those pods, each the only one with its name as label.
-func newStage(t *testing.T) *stage {
+func newStage(t *testing.T, on *standing) *stage {
 	t.Helper()
-	s := &stage{standing: running(t)}
+	s := &stage{standing: on}
 	t.Cleanup(func() {
 		if err := s.DeletePods(context.Background(), s.hosts...); err != nil {
 			t.Error(err)

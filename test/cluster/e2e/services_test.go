@@ -10,20 +10,22 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// serviceTests hold in every mode of kube-proxy. Those at the end change more than what they make themselves.
+// serviceTests hold in every mode of kube-proxy, and where there is none, but for what the programs leave to it. Those at the end change more than
+// what they make themselves.
 var serviceTests = []struct {
 	name  string
 	test  func(*testing.T, *stage)
 	alone bool
 	every bool // in every family, not in the first alone: what differs is the translation
+	proxy bool // kube-proxy has to be there: for nodes' ports, the world and the nodes' own processes, of which the API server is one
 }{
 	{name: "ClusterIPs", test: testClusterIPs, every: true},
-	{name: "NodePorts", test: testNodePorts, every: true},
-	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods, every: true},
+	{name: "NodePorts", test: testNodePorts, every: true, proxy: true},
+	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods, every: true, proxy: true},
 	{name: "ExternalIPs", test: testExternalIPs},
 	{name: "LoadBalancers", test: testLoadBalancers},
 	{name: "LoadBalancersOfLocalPods", test: testLoadBalancersOfLocalPods},
-	{name: "LoadBalancerForSome", test: testLoadBalancerForSome},
+	{name: "LoadBalancerForSome", test: testLoadBalancerForSome, proxy: true},
 	{name: "SamePort", test: testSamePort, every: true},
 	{name: "ForeignEndpoints", test: testForeignEndpoints},
 	{name: "Refusals", test: testRefusals, every: true},
@@ -34,8 +36,8 @@ var serviceTests = []struct {
 	{name: "DNS", test: testDNS},
 	{name: "ByName", test: testServicesByName},
 	{name: "Headless", test: testHeadlessService},
-	{name: "HostPorts", test: testHostPorts},
-	{name: "Webhooks", test: testWebhooks},
+	{name: "HostPorts", test: testHostPorts, proxy: true},
+	{name: "Webhooks", test: testWebhooks, proxy: true},
 	{name: "NodeLocalDNS", test: testNodeLocalDNS, alone: true},
 	// With the caches gone it is CoreDNS again that answers.
 	{name: "DNSWithoutCache", test: testDNS, alone: true},
@@ -43,7 +45,7 @@ var serviceTests = []struct {
 }
 
 // Who reaches whom through Services, and as whom they are seen: as the classical network shows them.
-func TestServices(t *testing.T) { runServiceTests(t, newStage(t), true) }
+func TestServices(t *testing.T) { runServiceTests(t, newStage(t, running(t)), true) }
 
 // runServiceTests runs all of them, or, unless exclusive, those that run beside each other.
 func runServiceTests(t *testing.T, s *stage, exclusive bool) {
@@ -52,7 +54,7 @@ func runServiceTests(t *testing.T, s *stage, exclusive bool) {
 		seen := s.in(t, family)
 		t.Run(string(family), func(t *testing.T) {
 			for _, c := range serviceTests {
-				if c.alone && !exclusive || i > 0 && !c.every {
+				if c.alone && !exclusive || i > 0 && !c.every || c.proxy && !s.hasProxy() {
 					continue
 				}
 				t.Run(c.name, func(t *testing.T) {
@@ -73,7 +75,7 @@ func testClusterIPs(t *testing.T, s *stage) {
 		to := addService(t, s.standing, "address-"+backend.Name, behind(backend.Name)).byAddr(t)
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its Service", from.name, backend.Name)
-			visits = append(visits, visit{what, from, to, s.seen(from, backend)})
+			visits = append(visits, visit{what, from, to, s.seen(from, backend, to)})
 		}
 	}
 	makeVisits(t, visits)
@@ -108,11 +110,11 @@ func testNodePortsOfLocalPods(t *testing.T, s *stage) {
 		})
 		for _, from := range append(clients(s.standing), outside(s.standing)) {
 			what := fmt.Sprintf("%s to %s by the ports of its node", from.name, backend.Name)
-			seen := s.seenBy(from, backend)
+			to, seen := ports.byPorts(backend.Node), s.seenBy(from, backend)
 			if from.node == backend.Node {
-				seen = s.seen(from, backend)
+				seen = s.seen(from, backend, to)
 			}
-			visits = append(visits, visit{what, from, ports.byPorts(backend.Node), seen})
+			visits = append(visits, visit{what, from, to, seen})
 		}
 		what := fmt.Sprintf("the world to %s by the ports of the other node", backend.Name)
 		vain = append(vain, visit{what: what, from: s.Fabric, to: ports.byPorts(s.Nodes[1-i])})
@@ -135,9 +137,10 @@ func testExternalIPs(t *testing.T, s *stage) {
 		})
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by an external address", from.name, backend.Name)
-			visits = append(visits, visit{what, from, servicePorts(addrs[0]), s.masqueraded(from.node, backend)})
+			to := servicePorts(addrs[0])
+			visits = append(visits, visit{what, from, to, s.seenOutside(from, backend, to)})
 		}
-		for j, node := range s.Nodes {
+		for j, node := range s.entrances() {
 			what := fmt.Sprintf("the world to %s by an external address and %s", backend.Name, node.Name)
 			visits = append(visits, visit{what, outside(s.standing), servicePorts(addrs[j]), s.masqueraded(node, backend)})
 		}

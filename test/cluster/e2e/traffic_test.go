@@ -62,22 +62,28 @@ func startTrafficAt(t *testing.T, every time.Duration, paths ...path) *traffic {
 	t.Helper()
 	tr := newTraffic(t)
 	for _, w := range paths {
-		datagrams, err := w.from.Dial(t.Context(), "udp", w.to.udp)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tr.repeat("datagrams to "+w.what, every, datagrams, echo)
+		tr.moving(t, every, w)
 		tr.connection(t, w)
-		// A message that is under way when all ends is answered nonetheless.
-		ctx := context.WithoutCancel(t.Context())
-		tr.repeat("new connections to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
-			return connectAnew(ctx, w.from, w.to.tcp, message)
-		})
-		tr.repeat("first datagrams to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
-			return sendAnew(ctx, w.from, w.to.udp, message)
-		})
 	}
 	return tr
+}
+
+// moving keeps busy what may go to another backend with each message: datagrams in one flow, and new flows.
+func (tr *traffic) moving(t *testing.T, every time.Duration, w path) {
+	t.Helper()
+	datagrams, err := w.from.Dial(t.Context(), "udp", w.to.udp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.repeat("datagrams to "+w.what, every, datagrams, echo)
+	// A message that is under way when all ends is answered nonetheless.
+	ctx := context.WithoutCancel(t.Context())
+	tr.repeat("new connections to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
+		return connectAnew(ctx, w.from, w.to.tcp, message)
+	})
+	tr.repeat("first datagrams to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
+		return sendAnew(ctx, w.from, w.to.udp, message)
+	})
 }
 
 func newTraffic(t *testing.T) *traffic {
@@ -288,9 +294,11 @@ func direct(s *standing) []path {
 // everywhere are paths of all kinds. Those by a Service lead to a pod that nobody speaks to otherwise: to the same pod from the
 // same port, by chance, would be another story.
 func everywhere(s *standing) []path {
-	return append(direct(s),
-		path{"a Service", s.client, s.behind.byAddr}, path{"a Service of another node", s.far, s.behind.byAddr},
-		path{"a Service from the world", s.Fabric, s.behind.byPorts})
+	paths := append(direct(s), path{"a Service", s.client, s.behind.byAddr}, path{"a Service of another node", s.far, s.behind.byAddr})
+	if s.hasProxy() {
+		paths = append(paths, path{"a Service from the world", s.Fabric, s.behind.byPorts})
+	}
+	return paths
 }
 
 // undisturbed is undisturbedOn everywhere, in each family.

@@ -17,7 +17,7 @@ import (
 // Node by node the network goes over to the tunnel, and back, by a change of its DaemonSet. Flows that are older than a change live through
 // it, new ones come, and no node is without a network for a moment. In between everybody reaches everybody through Services, as ever.
 func TestRoutingModeChanged(t *testing.T) {
-	s := newStage(t)
+	s := newStage(t, running(t))
 	goBy(t, s.standing, "direct")
 	since := available(t, s.standing)
 	afterFailure(t, s.standing, func(ctx context.Context) error { return s.SetRoutingMode(ctx, "") })

@@ -1,0 +1,109 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
+
+// A cluster that has never had a kube-proxy: the agents come up by the API server's own address, pods reach Services, and netfilter has
+// nothing to translate. What the programs leave to kube-proxy is not asked for: what nodes' own processes send, as the API server does to webhooks,
+// nodes' ports, host ports, what comes from the world, and whom alone a load balancer is for.
+func testServicesWithoutKubeProxy(t *testing.T) {
+	isInPage(t, "services.md", "settings.services=on,apiServer.host=ADDRESS,apiServer.port=6443")
+	s := site(t, cluster.Options{Families: dual, KubeProxy: cluster.NoProxy})
+	if err := s.Install(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.InstallDNS(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	inhabit(t, s)
+	if err := s.addBehind(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	serveAlone(t, s)
+	runServiceTests(t, newStage(t, s), true)
+	rolledUnderLoad(t, s)
+	serveAlone(t, s)
+}
+
+// serveAlone checks that the programs serve pods, and that netfilter translates for nobody.
+func serveAlone(t *testing.T, s *standing) {
+	t.Helper()
+	for _, node := range s.Nodes {
+		out, err := ebpfctl(t.Context(), s.Cluster, node, "status")
+		for _, line := range []string{"what pods send to Services is translated by the programs\n", "netfilter  does not translate", "No problems."} {
+			if err != nil || !strings.Contains(out, line) {
+				t.Errorf("the status of %s does not say %q, error %v:\n%s", node.Name, line, err, out)
+			}
+		}
+	}
+}
+
+// rolled are pods that answer for as long as anybody may still send to them.
+const rolled = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: rolled}
+spec:
+  replicas: 4
+  selector: {matchLabels: {app: rolled}}
+  strategy: {rollingUpdate: {maxSurge: 100%%, maxUnavailable: 0}}
+  template:
+    metadata: {labels: {app: rolled}}
+    spec:
+      terminationGracePeriodSeconds: 12
+      containers:
+        - name: netexec
+          image: "%s"
+          imagePullPolicy: Never
+          args: [netexec, --http-port=%d, --udp-port=%d]
+          readinessProbe: {httpGet: {path: /readyz, port: %[2]d}, periodSeconds: 1}
+          lifecycle: {preStop: {sleep: {seconds: 10}}}
+`
+
+// All backends of a Service are exchanged while pods of both nodes ask it, and both agents are killed meanwhile. Nobody loses anything.
+func rolledUnderLoad(t *testing.T, s *standing) {
+	t.Helper()
+	applied(t, s, fmt.Sprintf(rolled, cluster.AgnhostImage, cluster.HTTPPort, cluster.UDPPort))
+	to := addService(t, s, "rolled", func(spec *core.ServiceSpec) { spec.Type = core.ServiceTypeClusterIP }).byAddr(t)
+	lodged(t, s, "app=rolled", nil, 4)
+	before := podNames(t, s, "app=rolled")
+	concurrently(clients(s), func(from client) { settled(t, from, to, before) })
+	undisturbedOn(t, s, slices.Concat(everywhere(s), overOthers(t, s)), func() {
+		tr := newTraffic(t)
+		for _, from := range clients(s) {
+			tr.moving(t, dense, path{"the pods that are exchanged, from " + from.name, from, to})
+		}
+		kubectl(t, s, "rollout", "restart", "deployment/rolled")
+		killed := map[*cluster.Machine]core.ContainerStatus{}
+		for _, node := range s.Nodes {
+			killed[node] = agentPod(t, s, node).Status.ContainerStatuses[0]
+			kill(t, node, killed[node])
+		}
+		kubectl(t, s, "rollout", "status", "deployment/rolled", "--timeout="+stepLimit.String())
+		lodged(t, s, "app=rolled", nil, 4)
+		for node, agent := range killed {
+			restarted(t, s, node, agent)
+		}
+		tr.end(t)
+	})
+	after := podNames(t, s, "app=rolled")
+	if slices.ContainsFunc(before, func(name string) bool { return slices.Contains(after, name) }) {
+		t.Errorf("there were %v, and are %v: they have not been exchanged", before, after)
+	}
+	concurrently(clients(s), func(from client) { settled(t, from, to, after) })
+}
+
+// podNames are those of the pods of a kind, in order.
+func podNames(t *testing.T, s *standing, selector string) (names []string) {
+	t.Helper()
+	names = strings.Fields(kubectl(t, s, "get", "pods", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}"))
+	slices.Sort(names)
+	return names
+}
