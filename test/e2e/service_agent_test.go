@@ -117,6 +117,9 @@ func TestServicesTakenOverFromKubeProxy(t *testing.T) {
 		p.restart(t, "--services=on")
 		eventually(t, changeLimit, "the Services are there", func() bool { return hasFrontends(t, p.Nodes[0], specs) })
 		alive("taken over")
+		if out, err := p.Nodes[0].Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "translated by the programs; what netfilter translates beside them") {
+			t.Errorf("error %v, the status says nothing of both:\n%s", err, out)
+		}
 		if flows := serviceFlows(t, p.Nodes[0]); flows < len(fronts) {
 			t.Errorf("%d flows to Services are the dataplane's, want %d", flows, len(fronts))
 		}
