@@ -89,6 +89,10 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 			sets = append(sets, w)
 		}
 	}
+	sets, tooLarge := keepToShare(sets, o.Capacities)
+	if tooLarge != "" {
+		problem(Unsupported, "%s", tooLarge)
+	}
 	return sets, problems
 }
 
