@@ -300,16 +300,16 @@ func TestAgentWithoutServicesRemovesThem(t *testing.T) {
 	l.services.place(here())
 	l.services.accept(complete([]string{"10.244.2.7"}))
 	before := readServices(t, l)
-	names := l.dp.Maps.ServiceNames
-	l.dp.Maps.ServiceNames = small(t, names, services.NamesName, 8)
+	names := l.dp.Maps.SetNames
+	l.dp.Maps.SetNames = small(t, names, services.NamesName, 8)
 	for k, v := range before.Names {
-		must(t, l.dp.Maps.ServiceNames.Put(k, v))
+		must(t, l.dp.Maps.SetNames.Put(k, v))
 	}
-	must(t, l.dp.Maps.ServiceNames.Freeze())
+	must(t, l.dp.Maps.SetNames.Freeze())
 	if emptyServices(l.dp.Maps) == nil {
 		t.Error("nothing failed")
 	}
-	l.dp.Maps.ServiceNames = names
+	l.dp.Maps.SetNames = names
 	must(t, emptyServices(l.dp.Maps)) // which goes on where the last one had to end
 	left := readServices(t, l)
 	if len(left.Services)+len(left.Names) > 0 || slices.ContainsFunc(left.Sets, func(s services.Set) bool { return s != services.Set{} }) {
