@@ -74,6 +74,9 @@ func Known(node *lab.Node) (n int) {
 // longer than any flow lives.
 const longer = 48 * time.Hour
 
+// sweeps is how often the tables are swept until they are empty: a sweep of the agent's at the same time writes its candidates over ours.
+const sweeps = 10
+
 // sweepAll has the agent's own sweep believe that it is two days later, when every flow has ended.
 func sweepAll(node *lab.Node) (err error) {
 	dir := bpffs.Dir(node.BPFFS())
@@ -92,20 +95,32 @@ func sweepAll(node *lab.Node) (err error) {
 			return fmt.Errorf("open map %s: %w", name, err)
 		}
 	}
+	for range sweeps {
+		if empty, err := sweepOnce(node, c); err != nil || empty {
+			return err
+		}
+	}
+	return fmt.Errorf("flows are left in table %s after %d sweeps", usage.Snat, sweeps)
+}
+
+// sweepOnce says whether the tables of flows that are translated are empty afterwards.
+func sweepOnce(node *lab.Node, c datapath.Collector) (empty bool, err error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("read the clock: %w", err)
+		return false, fmt.Errorf("read the clock: %w", err)
 	}
 	for table := range usage.Tables {
 		if _, err := c.SweepAt(table, uint64(now.Nano()+int64(longer)), false); err != nil {
-			return fmt.Errorf("sweep table %s: %w", table, err)
+			return false, fmt.Errorf("sweep table %s: %w", table, err)
 		}
 	}
-	left, err := entries(node, usage.Snat)
-	if err == nil && left > 0 {
-		err = fmt.Errorf("%d flows are left in table %s", left, usage.Snat)
+	counted, err := entries(node, usage.Snat)
+	empty = counted == 0
+	for _, name := range []string{snat.Name, snat.ReverseName} {
+		var key []byte
+		empty = empty && errors.Is(c.Maps[name].NextKey(nil, &key), ebpf.ErrKeyNotExist)
 	}
-	return err
+	return empty, err
 }
 
 // entries is how many flows the programs say that a table has.
