@@ -147,9 +147,9 @@ func (c *client) open(slot int) error {
 	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 		return err
 	}
-	port := c.port + c.next
+	to := c.to(c.next)
 	c.next = (c.next + 1) % c.ports
-	if err := unix.Connect(fd, sockaddr(c.Server.Addr(), port)); err != nil && err != unix.EINPROGRESS {
+	if err := unix.Connect(fd, sockaddr(to)); err != nil && err != unix.EINPROGRESS {
 		return err
 	}
 	return c.poll.add(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLET&0xffffffff, slot)

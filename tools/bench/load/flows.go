@@ -35,7 +35,7 @@ func openFlows(e *end) error {
 	unix.Close(first)
 	f := &flows{end: e, out: newBatch(flowPorts, requestSize).named(), in: newBatch(flowPorts, requestSize+1)}
 	for i := range f.out.names {
-		f.out.names[i] = encode(e.Server.Addr(), e.port+i)
+		f.out.names[i] = encode(e.to(i))
 	}
 	defer func() { closeAll(f.fds) }()
 	for range flowSockets {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -11,7 +12,11 @@ import (
 
 // Target says between which two places a sample is taken, on which CPUs, and for how long.
 type Target struct {
-	Client, Server       *lab.Namespace
+	Client, Server *lab.Namespace
+	// FirstPort is the server's first port, and Ports is how many it has at most; 0: the workload chooses.
+	FirstPort, Ports int
+	// Via is where the client sends in place of the server's address and first port: to a Service.
+	Via                  netip.AddrPort
 	ClientCPU, ServerCPU int // both 0 on a machine with one CPU
 	Duration             time.Duration
 	Warmup               time.Duration // traffic flows, nothing is counted

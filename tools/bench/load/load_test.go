@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -83,6 +84,22 @@ func sendsDatagrams(t *testing.T, target Target) {
 				t.Errorf("rate %.0f of %d packets in %s, want %.0f", r.Rate, r.Counted, r.Usage.Window, want)
 			}
 		})
+	}
+}
+
+// A server listens at the ports that it is given, and a client sends where it is told to: here to these ports, or past them.
+func TestVia(t *testing.T) {
+	target := pair(t)
+	target.FirstPort, target.Ports = 8080, 2
+	target.Via = netip.AddrPortFrom(target.Server.Addr(), 8080)
+	again(t, func() (Result, error) { return UDP(t.Context(), target, 64) })
+	again(t, func() (Result, error) { return Connect(t.Context(), target) })
+	target.Via = netip.AddrPortFrom(target.Server.Addr(), 8081)
+	if _, err := UDP(t.Context(), target, 64); err == nil || !strings.Contains(err.Error(), "did not answer a first datagram") {
+		t.Errorf("datagrams past the server's only port: %v", err)
+	}
+	if _, err := Connect(t.Context(), target); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("connections past the second of two ports: %v", err)
 	}
 }
 

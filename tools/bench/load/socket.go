@@ -25,14 +25,14 @@ type mmsghdr struct {
 // name is a socket address as the kernel reads it, with room for one of either family.
 type name [unix.SizeofSockaddrInet6]byte
 
-func encode(address netip.Addr, port int) (n name) {
+func encode(to netip.AddrPort) (n name) {
 	at := 4
-	if address.Is6() {
+	if to.Addr().Is6() {
 		at = 8 // the flow's label comes before it
 	}
-	binary.NativeEndian.PutUint16(n[:], uint16(domain(address)))
-	binary.BigEndian.PutUint16(n[2:], uint16(port))
-	copy(n[at:], address.AsSlice())
+	binary.NativeEndian.PutUint16(n[:], uint16(domain(to.Addr())))
+	binary.BigEndian.PutUint16(n[2:], to.Port())
+	copy(n[at:], to.Addr().AsSlice())
 	return n
 }
 
@@ -155,11 +155,23 @@ func (e *end) newSocket(kind int) (int, error) {
 	return fd, nil
 }
 
-func sockaddr(address netip.Addr, port int) unix.Sockaddr {
-	if address.Is6() {
-		return &unix.SockaddrInet6{Port: port, Addr: address.As16()}
+func sockaddr(at netip.AddrPort) unix.Sockaddr {
+	port := int(at.Port())
+	if at.Addr().Is6() {
+		return &unix.SockaddrInet6{Port: port, Addr: at.Addr().As16()}
 	}
-	return &unix.SockaddrInet4{Port: port, Addr: address.As4()}
+	return &unix.SockaddrInet4{Port: port, Addr: at.Addr().As4()}
+}
+
+// at is where the server has port number i, from 0, of those that it has chosen.
+func (e *end) at(i int) netip.AddrPort { return netip.AddrPortFrom(e.Server.Addr(), uint16(e.port+i)) }
+
+// to is where the client sends what is for that port.
+func (e *end) to(i int) netip.AddrPort {
+	if e.Via.IsValid() {
+		return netip.AddrPortFrom(e.Via.Addr(), e.Via.Port()+uint16(i))
+	}
+	return e.at(i)
 }
 
 // open makes a socket that is connected to the server.
@@ -168,12 +180,12 @@ func (e *end) open(kind int) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Connect(fd, sockaddr(e.Server.Addr(), e.port)); err != nil {
+	if err := unix.Connect(fd, sockaddr(e.to(0))); err != nil {
 		unix.Close(fd)
 		if errors.Is(err, unix.EINPROGRESS) {
 			err = fmt.Errorf("no answer within %s", answerTimeout)
 		}
-		return -1, fmt.Errorf("connect to %s port %d: %w", e.Server.Addr(), e.port, err)
+		return -1, fmt.Errorf("connect to %s: %w", e.to(0), err)
 	}
 	return fd, nil
 }
@@ -185,8 +197,12 @@ const (
 )
 
 // serve makes sockets that are bound to so many successive ports, which it chooses. Another sample uses other ports, so that its flows are
-// new to every dataplane.
+// new to every dataplane; but where the ports are a Service's.
 func (e *end) serve(kind, ports int) (fds []int, err error) {
+	if e.FirstPort != 0 {
+		e.port, e.ports = e.FirstPort, min(ports, e.Ports)
+		return e.bind(kind)
+	}
 	e.ports = ports
 	for range 20 {
 		e.port = firstPort + rand.IntN((lastPort-firstPort)/ports)*ports
@@ -203,14 +219,14 @@ func (e *end) bind(kind int) (fds []int, err error) {
 			closeAll(fds)
 		}
 	}()
-	for port := e.port; port < e.port+e.ports; port++ {
+	for i := range e.ports {
 		fd, err := e.newSocket(kind)
 		if err != nil {
 			return fds, err
 		}
 		fds = append(fds, fd)
-		if err := unix.Bind(fd, sockaddr(e.Server.Addr(), port)); err != nil {
-			return fds, fmt.Errorf("bind to %s port %d: %w", e.Server.Addr(), port, err)
+		if err := unix.Bind(fd, sockaddr(e.at(i))); err != nil {
+			return fds, fmt.Errorf("bind to %s: %w", e.at(i), err)
 		}
 		if kind&unix.SOCK_STREAM != 0 {
 			err = unix.Listen(fd, 1024)
@@ -218,7 +234,7 @@ func (e *end) bind(kind int) (fds []int, err error) {
 			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20)
 		}
 		if err != nil {
-			return fds, fmt.Errorf("listen at %s port %d: %w", e.Server.Addr(), port, err)
+			return fds, fmt.Errorf("listen at %s: %w", e.at(i), err)
 		}
 	}
 	return fds, nil
