@@ -127,9 +127,10 @@ func (p profile) groups(w result.Workload, modes []string, named bool) (groups [
 	if points == nil {
 		points = []int{0}
 	}
-	if !named && !slices.Contains(p.ipv6, w.Name) {
-		modes = slices.DeleteFunc(modes, func(mode string) bool { return mode == result.IPv6 || mode == result.IPTablesIPv6 })
-	}
+	modes = slices.DeleteFunc(modes, func(mode string) bool {
+		ipv6 := mode == result.IPv6 || mode == result.IPTablesIPv6
+		return !named && (ipv6 && !slices.Contains(p.ipv6, w.Name) || mode == result.Services && w.Modes == nil)
+	})
 	of := func(path string, points []int, modes []string) {
 		var g group
 		for _, point := range points {

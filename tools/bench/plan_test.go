@@ -75,7 +75,7 @@ func TestJudgedModesAreNeighbours(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, iptables; udp64, same node, ebpf+ipv6; udp64, same node, iptables+ipv6; " +
+	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, ebpf+services; udp64, same node, iptables; udp64, same node, ebpf+ipv6; udp64, same node, iptables+ipv6; " +
 		"udp64, same node, ebpf+kube-proxy; udp64, same node, ptp; udp64, same node, nftables"
 	if got := described(p)[0]; got != want {
 		t.Errorf("%s, want %s", got, want)

@@ -99,12 +99,12 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 
 // grow brings a network to the size that a task wants.
 func grow(ctx context.Context, network *modes.Network, t task) error {
-	nodes, services := 2, 0
+	nodes, services := 2, modes.Services{}
 	switch t.Axis {
 	case "nodes":
 		nodes = t.point
 	case "Services":
-		services = t.point
+		services.Number = t.point
 	}
 	changed, err := network.Resize(ctx, nodes, services)
 	if err != nil || !changed {

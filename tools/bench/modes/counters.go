@@ -13,6 +13,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
@@ -97,6 +98,14 @@ func countDrops(into Counters, node *lab.Node) error {
 			into[droppedName(nodeName(node))+fmt.Sprintf("%v %v", counter.Direction, counter.Slot)] = counter.Packets
 		}
 	}
+	return err
+}
+
+// heldFlows is how many flows the programs have in the table of those that are translated: masqueraded, and to Services.
+const heldFlows = "flows"
+
+func countFlows(into Counters, node *lab.Node) (err error) {
+	into[nodeName(node)+" "+heldFlows], err = entries(node, usage.Snat)
 	return err
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -121,6 +122,21 @@ func sweepOnce(node *lab.Node, c datapath.Collector) (empty bool, err error) {
 		empty = empty && errors.Is(c.Maps[name].NextKey(nil, &key), ebpf.ErrKeyNotExist)
 	}
 	return empty, err
+}
+
+// forgetClients has the programs take no pod for one that has sent to a Service: its packets are spared lookups until it has.
+func forgetClients(node *lab.Node) error {
+	m, err := devices.Open(bpffs.Dir(node.BPFFS()).Map(devices.Name))
+	if err != nil {
+		return fmt.Errorf("devices of %s: %w", node.Name, err)
+	}
+	defer m.Close()
+	all, err := m.Content()
+	for k, v := range all {
+		v.Flags = 0
+		err = errors.Join(err, m.Put(k, v))
+	}
+	return err
 }
 
 // entries is how many flows the programs say that a table has.

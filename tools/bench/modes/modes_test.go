@@ -55,8 +55,15 @@ var exchanged = Traffic{Forth: exchanges, Back: exchanges, Exact: true, Flows: 1
 // exchange sends packets along a path and says what the counters said before and after, and whom the server saw.
 func exchange(t *testing.T, n *Network, path string) (before, after Counters, seen netip.Addr) {
 	t.Helper()
+	_, to := n.Ends(path)
+	return exchangeVia(t, n, path, netip.AddrPortFrom(to.Addr(), TargetPort))
+}
+
+// exchangeVia is exchange with a client that sends there.
+func exchangeVia(t *testing.T, n *Network, path string, via netip.AddrPort) (before, after Counters, seen netip.Addr) {
+	t.Helper()
 	from, to := n.Ends(path)
-	serve, err := to.Serve(8080)
+	serve, err := to.Serve(TargetPort)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +76,7 @@ func exchange(t *testing.T, n *Network, path string) (before, after Counters, se
 	if before, err = n.Count(); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := from.DialUDP(netip.AddrPortFrom(to.Addr(), 8080), 0)
+	conn, err := from.DialUDP(via, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,15 +125,43 @@ func TestModes(t *testing.T) {
 					}
 				}
 			}
+			servesAService(t, n)
 			flowsAreForgotten(t, n)
 			podsComeAndGo(t, n)
 			sizesChange(t, n)
 			map[string]func(*testing.T, *Network){
 				result.Direct: seesDroppedPackets, result.EBPF: seesADetachedProgram, result.IPTables: seesABridgeWithoutNetfilter, result.KubeProxy: chainsPortmap,
 				result.PTP: func(*testing.T, *Network) {}, result.NFTables: func(t *testing.T, n *Network) { everyPacketMeetsNftables(t, n); seesABridgeWithoutNetfilter(t, n) },
-				result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay, result.IPv6: seesADetachedProgram, result.IPTablesIPv6: seesABridgeWithoutNetfilter,
+				result.Services: seesADetachedProgram, result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay, result.IPv6: seesADetachedProgram, result.IPTablesIPv6: seesABridgeWithoutNetfilter,
 			}[mode](t, n)
 		})
+	}
+}
+
+// servesAService: what goes to a Service arrives at the server under the client's address, and what goes straight to it does not pass for that.
+func servesAService(t *testing.T, n *Network) {
+	t.Helper()
+	if n.setup.rules == "" && !n.setup.services {
+		return
+	}
+	translated := exchanged
+	translated.Served = true
+	for _, path := range []string{result.SameNode, result.AcrossNodes} {
+		if _, err := n.Resize(t.Context(), 2, Services{20, path}); err != nil {
+			t.Fatal(err)
+		}
+		before, after, seen := exchangeVia(t, n, path, n.Frontend())
+		if client, _ := n.Ends(path); seen != client.Addr() {
+			t.Errorf("%s, through a Service: the server saw %s", path, seen)
+		}
+		if err := n.Carried(before, after, path, translated); err != nil {
+			t.Error(err)
+		}
+		before, after, _ = exchange(t, n, path)
+		complains(t, n.Carried(before, after, path, translated), "rose by 0")
+	}
+	if _, err := n.Resize(t.Context(), 2, Services{}); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -172,11 +207,11 @@ func sizesChange(t *testing.T, n *Network) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	for _, k := range []int{100, 2} {
-		if _, err := n.Resize(ended, k+10, 0); (err == nil) != (n.Mode == result.Direct) {
+		if _, err := n.Resize(ended, k+10, Services{}); (err == nil) != (n.Mode == result.Direct) {
 			t.Errorf("%d nodes, when there is no time: %v", k+10, err)
 		}
 		for _, changes := range []bool{true, false} {
-			if changed, err := n.Resize(t.Context(), k, k-2); err != nil || changed != changes {
+			if changed, err := n.Resize(t.Context(), k, Services{Number: k - 2}); err != nil || changed != changes {
 				t.Errorf("%d nodes and %d Services: changed %v, %v", k, k-2, changed, err)
 			}
 		}

@@ -45,6 +45,8 @@ type setup struct {
 	family wire.Family
 	// tunnel is the device by which nodes reach each other's pods; empty: directly.
 	tunnel string
+	// services: the agents serve Services.
+	services bool
 }
 
 const (
@@ -65,6 +67,7 @@ var setups = map[string]setup{
 	// Both have a tunnel though their nodes share a link, on which it is compared with the other networks' direct way.
 	result.VXLAN:         {agent: true, flags: []string{"--routing-mode", "vxlan"}, tunnel: ownTunnel},
 	result.IPTablesVXLAN: {plugin: "bridge", rules: iptables, masquerade: "flannel", tunnel: flannelDevice},
+	result.Services:      {agent: true, flags: []string{"--services", "on", "--service-cidr", serviceCIDR[wire.IPv4].String()}, services: true},
 	result.IPv6:          {agent: true, family: wire.IPv6},
 	result.IPTablesIPv6:  {plugin: "bridge", rules: iptables, masquerade: "flannel", family: wire.IPv6},
 }
@@ -92,7 +95,8 @@ type Network struct {
 	// hosts are those at the ends of paths.
 	hosts map[string]*lab.Namespace
 	// nodes and services are its size.
-	nodes, services int
+	nodes    int
+	services Services
 }
 
 // Build builds a mode. Whatever it has made before an error is removed again.
@@ -124,7 +128,7 @@ func (n *Network) furnish(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, priv.Patience(buildLimit))
 	defer cancel()
-	if err := errors.Join(n.configure(), n.setServices(ctx, 0)); err != nil {
+	if err := errors.Join(n.configure(), n.writeRules(ctx, n.services)); err != nil {
 		return err
 	}
 	if n.setup.agent {
@@ -191,11 +195,9 @@ func (n *Network) Count() (Counters, error) {
 		if n.setup.rules != "" {
 			err = errors.Join(err, countTracking(counters, node))
 		}
-		if n.setup.plugin != "" {
-			err = errors.Join(err, n.setup.countRules(ctx, counters, node))
-		}
+		err = errors.Join(err, n.countRules(ctx, counters, node))
 		if n.setup.agent {
-			err = errors.Join(err, countTraffic(counters, node), countDrops(counters, node), countPrograms(counters, node))
+			err = errors.Join(err, countTraffic(counters, node), countDrops(counters, node), countPrograms(counters, node), countFlows(counters, node))
 		}
 	}
 	if err != nil {
@@ -207,7 +209,7 @@ func (n *Network) Count() (Counters, error) {
 // Carried is an error unless the traffic went the path's way between two counts, all of it and as far as its generator knows not more; none
 // of it went another way, and nothing at all was dropped.
 func (n *Network) Carried(before, after Counters, path string, t Traffic) error {
-	if err := n.proof(path).judge(before, after, t); err != nil {
+	if err := n.proof(path, t.Served).judge(before, after, t); err != nil {
 		return fmt.Errorf("mode %s, %s: the traffic did not go the way of this network: %w", n.Mode, path, err)
 	}
 	return nil
@@ -215,15 +217,15 @@ func (n *Network) Carried(before, after Counters, path string, t Traffic) error 
 
 // Intact is the part of Carried that holds of any traffic: an error when a program, a link or connection tracking has dropped something.
 func (n *Network) Intact(before, after Counters, path string) error {
-	if err := n.proof(path).intact(before, after); err != nil {
+	if err := n.proof(path, false).intact(before, after); err != nil {
 		return fmt.Errorf("mode %s, %s: %w", n.Mode, path, err)
 	}
 	return nil
 }
 
-// Resize makes the network know so many nodes, its own two among them, and have so many Services of one endpoint each, and returns when every node's
-// tables are complete. A mode that has no such tables is left as it is.
-func (n *Network) Resize(ctx context.Context, nodes, services int) (changed bool, err error) {
+// Resize makes the network know so many nodes, its own two among them, and have these Services, and returns when every node's tables are complete. A mode
+// that has no such tables is left as it is.
+func (n *Network) Resize(ctx context.Context, nodes int, s Services) (changed bool, err error) {
 	if nodes < len(n.lab.Nodes) || nodes > maxNodes {
 		return false, fmt.Errorf("mode %s with %d nodes: want %d to %d", n.Mode, nodes, len(n.lab.Nodes), maxNodes)
 	}
@@ -233,14 +235,22 @@ func (n *Network) Resize(ctx context.Context, nodes, services int) (changed bool
 			return changed, fmt.Errorf("mode %s with %d nodes: %w", n.Mode, nodes, err)
 		}
 	}
-	if services != n.services {
-		changed, n.services = true, unknown
-		if err := n.setServices(ctx, services); err != nil {
-			return changed, fmt.Errorf("mode %s with %d Services: %w", n.Mode, services, err)
+	if s != n.services {
+		changed, n.services = true, Services{Number: unknown}
+		if err := n.setServices(ctx, s); err != nil {
+			return changed, fmt.Errorf("mode %s with %d Services: %w", n.Mode, s.Number, err)
 		}
-		n.services = services
+		n.services = s
 	}
 	return changed, nil
+}
+
+// setServices has the network serve these Services. None does where neither agents nor rules do.
+func (n *Network) setServices(ctx context.Context, s Services) error {
+	if n.setup.services {
+		return n.tellServices(ctx, s)
+	}
+	return n.writeRules(ctx, s)
 }
 
 // unknown is the size of what failed on the way to another one.
@@ -262,7 +272,7 @@ func (n *Network) setNodes(ctx context.Context, k int) error {
 }
 
 func (n *Network) setPeers(ctx context.Context, k int) error {
-	raw, err := lab.NodeListJSON(FarNodes(n.lab.NodeSpecs(), k, n.setup.family)...)
+	raw, err := n.list(k, n.services)
 	if err != nil {
 		return err
 	}
@@ -306,6 +316,9 @@ func (n *Network) Forget() (err error) {
 		}
 		if n.setup.agent {
 			err = errors.Join(err, sweepAll(node))
+		}
+		if n.setup.services {
+			err = errors.Join(err, forgetClients(node))
 		}
 	}
 	if err != nil {

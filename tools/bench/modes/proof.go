@@ -21,6 +21,8 @@ type Traffic struct {
 	Bytes uint64
 	// Flows were new: connections, or datagrams of which each is a flow.
 	Flows uint64
+	// Served says that the client sent to the Service, and not to the server.
+	Served bool
 }
 
 // proof says how the counters of a network tell that traffic took a path.
@@ -37,8 +39,8 @@ type proof struct {
 	held []string
 }
 
-// proof of a path: the links on the way, and what stands between them.
-func (n *Network) proof(path string) proof {
+// proof of a path: the links on the way, and what stands between them. served: the client sends to the Service of which the server is the endpoint.
+func (n *Network) proof(path string, served bool) proof {
 	p := proof{none: []string{linkDrops}}
 	switch path {
 	case result.SameNode:
@@ -58,20 +60,38 @@ func (n *Network) proof(path string) proof {
 		p.through = append(p.through, "n1 "+n.setup.tunnel+" tx", "n2 "+n.setup.tunnel+" rx")
 	}
 	if n.setup.agent {
-		n.programs(&p, path)
+		n.programs(&p, path, served)
 	}
 	if n.setup.plugin != "" {
 		n.netfilter(&p, path)
 	}
+	if served {
+		p.opened = append(p.opened, n.translations())
+	}
 	return p
 }
 
+// translations is the counter that tells a flow to the Service from one that goes straight to the server: of the flows that the programs have in their table
+// where they serve Services, and else of netfilter's rules.
+func (n *Network) translations() string {
+	if n.setup.services {
+		return "n1 " + heldFlows
+	}
+	return "n1 " + translated
+}
+
 // programs adds what this project's programs count. Beside kube-proxy what leaves goes by the stack, and is masqueraded on its way out.
-func (n *Network) programs(p *proof, path string) {
+func (n *Network) programs(p *proof, path string, served bool) {
 	p.none = append(p.none, droppedName("n1"), droppedName("n2"))
 	event := func(direction wire.Direction, event traffic.Event) string { return carriedName("n1", direction, event) }
 	delivered, sent, stack := event(wire.FromPod, traffic.Delivered), event(wire.FromPod, traffic.Forwarded), event(wire.FromPod, traffic.Stack)
 	switch {
+	case served && n.setup.rules != "" && path == result.SameNode: // netfilter translates, so both directions are the stack's
+		p.both = append(p.both, stack)
+		p.few = append(p.few, delivered, event(wire.FromUplink, traffic.Stack))
+	case served && n.setup.rules != "":
+		p.through = append(p.through, stack, event(wire.ToUplink, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Delivered))
+		p.few = append(p.few, sent, carriedName("n2", wire.FromPod, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Stack))
 	case path == result.SameNode:
 		p.both = append(p.both, delivered)
 		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack))

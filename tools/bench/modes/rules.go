@@ -3,10 +3,8 @@ package modes
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"embed"
-	"encoding/base32"
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -49,41 +47,6 @@ func FarNodes(specs []lab.NodeSpec, k int, family wire.Family) []lab.NodeSpec {
 	return specs
 }
 
-// service is a Service with one ready endpoint, on a far node. What a packet that is for none of them costs does not depend on the number of endpoints.
-type service struct {
-	Name         string // namespace/name
-	IP, Endpoint netip.Addr
-}
-
-func services(k int, family wire.Family) []service {
-	plus := func(a netip.Addr, n int) netip.Addr {
-		raw := a.AsSlice()
-		last := raw[len(raw)-4:]
-		binary.BigEndian.PutUint32(last, binary.BigEndian.Uint32(last)+uint32(n))
-		sum, _ := netip.AddrFromSlice(raw) // as long as it was
-		return sum
-	}
-	all := make([]service, k)
-	for i := range all {
-		all[i] = service{fmt.Sprintf("default/service-%d", i), plus(serviceCIDR[family].Addr(), i+10), plus(clusterCIDR[family].Addr(), i+10)}
-	}
-	return all
-}
-
-// Backend is where the endpoint listens.
-func (s service) Backend() netip.AddrPort { return netip.AddrPortFrom(s.Endpoint, 8080) }
-
-// Hash names a Service's chain as kube-proxy does: so many letters and digits that depend on what the chain is for.
-func (s service) Hash(length int) string { return hash(s.Name, length) }
-
-// EndpointHash names the chain of its endpoint.
-func (s service) EndpointHash(length int) string { return hash(s.Name+s.Endpoint.String(), length) }
-
-func hash(of string, length int) string {
-	sum := sha256.Sum256([]byte(of))
-	return base32.StdEncoding.EncodeToString(sum[:])[:length]
-}
-
 // ruleFiles are what kube-proxy and the networks write into a node's tables, as the programs that they feed read it.
 //
 //go:embed rules
@@ -95,7 +58,7 @@ type ruleset struct {
 	PodCIDR, Cluster netip.Prefix
 	// Masquerade is whose masquerading it is: flannel, kind; empty: the programs'.
 	Masquerade string
-	Services   []service
+	Services   []Service
 }
 
 // text is everything in the tables of a node: for iptables-restore or for nft -f.
@@ -109,15 +72,14 @@ func (r ruleset) text(file string) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// setServices writes the whole set of rules anew, in one transaction per node as kube-proxy does. None of the benchmark's traffic is for one of the Services.
-func (n *Network) setServices(ctx context.Context, k int) error {
+// writeRules writes the whole set of rules anew, in one transaction per node as kube-proxy does.
+func (n *Network) writeRules(ctx context.Context, s Services) error {
 	if n.setup.rules == "" {
 		return nil
 	}
 	return n.forAll(func(node *lab.Node) error {
 		rules := ruleset{
-			Node: node.Addr(), PodCIDR: node.PodCIDR(), Cluster: clusterCIDR[n.setup.family], Masquerade: n.setup.masquerade,
-			Services: services(k, n.setup.family),
+			Node: node.Addr(), PodCIDR: node.PodCIDR(), Cluster: clusterCIDR[n.setup.family], Masquerade: n.setup.masquerade, Services: n.all(s),
 		}
 		text, err := rules.text(n.setup.rules)
 		if err != nil {
@@ -157,35 +119,51 @@ func apply(ctx context.Context, node *lab.Node, rules []byte, command []string) 
 }
 
 // The counters of rules. forwarded are all packets that met the FORWARD chain: the jump that each of them reaches. opened are the first ones of new
-// connections, by the jump that no other packet takes.
+// connections, by the jump that no other packet takes; translated are those that were for the Service that traffic is for.
 const (
-	forwarded = "FORWARD"
-	opened    = "new"
-	invalid   = "INVALID"
+	forwarded  = "FORWARD"
+	opened     = "new"
+	invalid    = "INVALID"
+	translated = "translated"
 )
 
 // nftNew is what a new connection's first packet meets in the forward hook.
 const nftNew = "jump service-endpoints-check"
 
-// countRules reads the rules that count, each chain by itself: iptables-save would list 20 000 Services in another table first. A rule is known by a
-// part of its text.
-func (s setup) countRules(ctx context.Context, into Counters, node *lab.Node) error {
-	type chain struct {
-		list     []string
-		counters map[string]string
+// chain is a part of a node's tables that can be listed by itself, and parts of the texts of its rules that count.
+type chain struct {
+	list     []string
+	counters map[string]string
+}
+
+// chains are those that tell which way packets went: iptables-save would list 20 000 Services in another table first.
+func (n *Network) chains(node *lab.Node) (all []chain) {
+	list := func(table, name string) []string {
+		return []string{programs[n.setup.family].list, "-w", "10", "-t", table, "-v", "-S", name}
 	}
-	list := func(chain string) []string {
-		return []string{programs[s.family].list, "-w", "10", "-t", "filter", "-v", "-S", chain}
+	if n.setup.plugin != "" {
+		all = map[string][]chain{
+			iptables: {
+				{list("filter", "FORWARD"), map[string]string{forwarded: "-j KUBE-FORWARD", opened: "-j KUBE-SERVICES"}},
+				{list("filter", "KUBE-FORWARD"), map[string]string{invalid: "--ctstate INVALID"}},
+			},
+			// Neither kube-proxy's nor flannel's nft rules count. One that sees new connections only can, and costs their packets nothing.
+			nftables: {{[]string{"nft", "list", "chain", "ip", "kube-proxy", "filter-forward"}, map[string]string{opened: nftNew}}},
+		}[n.setup.rules]
 	}
-	chains := map[string][]chain{
-		iptables: {
-			{list("FORWARD"), map[string]string{forwarded: "-j KUBE-FORWARD", opened: "-j KUBE-SERVICES"}},
-			{list("KUBE-FORWARD"), map[string]string{invalid: "--ctstate INVALID"}},
-		},
-		// Neither kube-proxy's nor flannel's nft rules count. One that sees new connections only can, and costs their packets nothing.
-		nftables: {{[]string{"nft", "list", "chain", "ip", "kube-proxy", "filter-forward"}, map[string]string{opened: nftNew}}},
-	}[s.rules]
-	for _, c := range chains {
+	if n.setup.rules != "" && n.services.Served != "" && node == n.lab.Nodes[0] { // where the client is
+		of := map[string]chain{
+			iptables: {list("nat", "KUBE-SERVICES"), map[string]string{translated: fmt.Sprintf("-d %s/", n.Frontend().Addr())}},
+			nftables: {[]string{"nft", "list", "chain", "ip", "kube-proxy", "services"}, map[string]string{translated: fmt.Sprintf("ip daddr %s counter", n.Frontend().Addr())}},
+		}
+		all = append(all, of[n.setup.rules])
+	}
+	return all
+}
+
+// countRules reads the rules that count.
+func (n *Network) countRules(ctx context.Context, into Counters, node *lab.Node) error {
+	for _, c := range n.chains(node) {
 		listing, err := node.Exec(ctx, c.list[0], c.list[1:]...)
 		if err != nil {
 			return err
@@ -204,8 +182,9 @@ func (s setup) countRules(ctx context.Context, into Counters, node *lab.Node) er
 // counted finds a rule's counter as `iptables -v -S` and `nft list` print it.
 var counted = regexp.MustCompile(`(?:-c|counter packets) (\d+)(?: bytes)? (\d+)`)
 
-// ruleCounter is how many packets and bytes a rule has seen, in a chain as it is listed. The rule is the one whose line contains the text.
+// ruleCounter is how many packets and bytes some rules have seen, in a chain as it is listed: all whose lines contain the text.
 func ruleCounter(listing, text string) (packets, bytes uint64, err error) {
+	found := false
 	for line := range strings.Lines(listing) {
 		if !strings.Contains(line, text) {
 			continue
@@ -214,11 +193,15 @@ func ruleCounter(listing, text string) (packets, bytes uint64, err error) {
 		if numbers == nil {
 			return 0, 0, fmt.Errorf("rule %q has no counter", strings.TrimSpace(line))
 		}
-		packets, err = strconv.ParseUint(numbers[1], 10, 64)
-		if err == nil {
-			bytes, err = strconv.ParseUint(numbers[2], 10, 64)
+		p, err1 := strconv.ParseUint(numbers[1], 10, 64)
+		b, err2 := strconv.ParseUint(numbers[2], 10, 64)
+		if err := errors.Join(err1, err2); err != nil {
+			return 0, 0, err
 		}
-		return packets, bytes, err
+		packets, bytes, found = packets+p, bytes+b, true
 	}
-	return 0, 0, fmt.Errorf("no rule with %q in %q", text, listing)
+	if !found {
+		return 0, 0, fmt.Errorf("no rule with %q in %q", text, listing)
+	}
+	return packets, bytes, nil
 }

@@ -168,37 +168,56 @@ func TestServices(t *testing.T) { inEachFamily(t, servicesAreApart) }
 func servicesAreApart(t *testing.T, family wire.Family) {
 	t.Helper()
 	const maxServices = 50_000
-	all := services(maxServices, family)
-	clusters, chains := map[netip.Addr]bool{}, map[string]bool{}
+	all := farServices(maxServices, family)
+	frontend := (&Network{setup: setup{family: family}}).Frontend().Addr()
+	clusters, chains := map[netip.Addr]bool{frontend: true}, map[string]bool{}
 	for _, s := range all {
-		clusters[s.IP], chains[s.Hash(16)], chains[s.EndpointHash(16)] = true, true, true
-		if !serviceCIDR[family].Contains(s.IP) || !clusterCIDR[family].Contains(s.Endpoint) {
+		clusters[s.IP], chains[s.Hash(s.Ports[0], 16)], chains[s.EndpointHash(s.Ports[0], 16)] = true, true, true
+		if !serviceCIDR[family].Contains(s.IP) || !clusterCIDR[family].Contains(s.Endpoint()) {
 			t.Fatalf("service %+v is out of the Services' or the pods' network", s)
 		}
 	}
-	if len(clusters) != maxServices || len(chains) != 2*maxServices {
-		t.Errorf("%d Services have %d addresses and %d chains", maxServices, len(clusters), len(chains))
+	if len(clusters) != maxServices+1 || len(chains) != 2*maxServices || !serviceCIDR[family].Contains(frontend) {
+		t.Errorf("%d Services and the one that traffic is for, %s, have %d addresses; the others %d chains", maxServices, frontend, len(clusters), len(chains))
 	}
 }
 
-// The list that the first packet of a connection walks grows by one rule per Service, before its last rule.
+// The list that the first packet of a connection walks grows by one rule per Service's port, before its last rule. That of the Service that traffic is for is in
+// its middle.
 func TestServiceRules(t *testing.T) {
-	for _, k := range []int{0, 1, 7} {
+	ip, server := netip.MustParseAddr("10.96.0.5"), Endpoint{Addr: netip.MustParseAddr("10.244.1.2")}
+	for name, c := range map[string]struct {
+		services             []Service
+		ports, before, count int
+	}{
+		"none":             {nil, 0, 0, 0},
+		"seven":            {farServices(7, wire.IPv4), 7, 0, 0},
+		"one, with server": {withServed(nil, ip, server), 5, 0, 1},
+		"with server":      {withServed(farServices(6, wire.IPv4), ip, server), 11, 3, 1},
+	} {
 		rules := ruleset{Node: netip.MustParseAddr("172.18.0.11"), PodCIDR: netip.MustParsePrefix("10.244.0.0/24"), Cluster: clusterCIDR[wire.IPv4], Masquerade: "flannel",
-			Services: services(k, wire.IPv4)}
+			Services: c.services}
 		text := rendered(t, rules, iptables)
-		if got := strings.Count(text, "-A KUBE-SERVICES "); got != k+1 {
-			t.Errorf("%d Services: %d rules in KUBE-SERVICES, want %d", k, got, k+1)
+		if got := strings.Count(text, "-A KUBE-SERVICES "); got != c.ports+1 {
+			t.Errorf("%s: %d rules in KUBE-SERVICES, want %d", name, got, c.ports+1)
 		}
 		last := text[strings.LastIndex(text, "-A KUBE-SERVICES "):]
 		if !strings.Contains(strings.SplitN(last, "\n", 2)[0], "KUBE-NODEPORTS") {
-			t.Errorf("%d Services: node ports are not last", k)
+			t.Errorf("%s: node ports are not last", name)
 		}
-		if got := strings.Count(text, "-j DNAT"); got != k {
-			t.Errorf("%d Services: %d translations", k, got)
+		before, _, _ := strings.Cut(text, "-A KUBE-SERVICES -d "+ip.String()+" ")
+		if got := strings.Count(before, "-A KUBE-SERVICES "); c.count > 0 && got != c.before {
+			t.Errorf("%s: the Service that traffic is for comes after %d others, want %d", name, got, c.before)
 		}
-		if got := strings.Count(rendered(t, rules, nftables), "add element ip kube-proxy service-ips"); got != k {
-			t.Errorf("%d Services: %d elements of service-ips", k, got)
+		if got := strings.Count(text, "-j DNAT"); got != c.ports {
+			t.Errorf("%s: %d translations, want %d", name, got, c.ports)
+		}
+		text = rendered(t, rules, nftables)
+		if got := strings.Count(text, "add element ip kube-proxy service-ips"); got != c.ports {
+			t.Errorf("%s: %d elements of service-ips, want %d", name, got, c.ports)
+		}
+		if got := strings.Count(text, "ip daddr "+ip.String()+" counter"); got != c.count {
+			t.Errorf("%s: %d rules count what is for the Service, want %d", name, got, c.count)
 		}
 	}
 }

@@ -13,6 +13,8 @@ const (
 	IPTables  = "iptables"
 	PTP       = "ptp"
 	NFTables  = "nftables"
+	// Services is this project with --services on.
+	Services = "ebpf+services"
 	// VXLAN is this project, and IPTablesVXLAN flannel, with a tunnel between the nodes.
 	VXLAN         = "ebpf+vxlan"
 	IPTablesVXLAN = "iptables+vxlan"
@@ -23,7 +25,7 @@ const (
 
 // Modes are all of them, in the order of the tables and in that of measuring: those that are divided by each other stand side by side.
 func Modes() []string {
-	return []string{Direct, EBPF, IPTables, IPv6, IPTablesIPv6, KubeProxy, PTP, NFTables, VXLAN, IPTablesVXLAN}
+	return []string{Direct, EBPF, Services, IPTables, IPv6, IPTablesIPv6, KubeProxy, PTP, NFTables, VXLAN, IPTablesVXLAN}
 }
 
 // The places between which packets are sent, as samples name them.
