@@ -13,7 +13,7 @@ import (
 )
 
 func TestProfilesEndInTime(t *testing.T) {
-	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 33 * time.Minute} {
+	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 42 * time.Minute} {
 		p, err := newPlan(map[string]profile{"quick": quick(), "full": full()}[name], nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -106,6 +106,31 @@ func TestPlanOfIPv6(t *testing.T) {
 				t.Errorf("got\n%s", strings.Join(got, "\n"))
 			}
 		})
+	}
+}
+
+// Where Services are served is measured with what goes to Services, and in whatever was asked for by name.
+func TestPlanOfServices(t *testing.T) {
+	for name, c := range map[string]struct {
+		profile profile
+		named   []string
+		want    []string
+	}{
+		"full":    {full(), nil, []string{"service-udp64", "service-many", "service-crr"}},
+		"by name": {quick(), []string{"udp64", "service-crr"}, []string{"udp64", "service-crr"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := newPlan(c.profile, []string{result.Services}, c.named)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := p.workloads(); !slices.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+	if p, err := newPlan(quick(), []string{result.Services}, nil); err == nil {
+		t.Errorf("a quick run has %v", p.workloads())
 	}
 }
 

@@ -105,6 +105,9 @@ func grow(ctx context.Context, network *modes.Network, t task) error {
 		nodes = t.point
 	case "Services":
 		services.Number = t.point
+		if t.served() {
+			services.Served = t.path
+		}
 	}
 	changed, err := network.Resize(ctx, nodes, services)
 	if err != nil || !changed {
@@ -129,10 +132,8 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("before the sample: %w", err)
 	}
-	client, server := network.Ends(t.path)
-	sample, carried, disturbed := generate(ctx, t.Workload, load.Target{
-		Client: client, Server: server, ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1), Duration: m.profile.duration, Warmup: m.profile.warmup,
-	})
+	sample, carried, disturbed := generate(ctx, t.Workload, m.target(network, t))
+	carried.Served = t.served()
 	if disturbed != nil && !errors.Is(disturbed, load.ErrNotMeasured) {
 		return result.Sample{}, disturbed
 	}
@@ -155,6 +156,21 @@ func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (
 		sample.Values = took
 	}
 	return sample, err
+}
+
+// target is between which ends a sample is taken. Where there is a Service, the server has its ports, also when the client does not send to it.
+func (m *machine) target(network *modes.Network, t task) load.Target {
+	client, server := network.Ends(t.path)
+	target := load.Target{
+		Client: client, Server: server, ClientCPU: 0, ServerCPU: min(1, runtime.NumCPU()-1), Duration: m.profile.duration, Warmup: m.profile.warmup,
+	}
+	if t.Served {
+		target.FirstPort, target.Ports = modes.TargetPort, modes.ServicePorts
+	}
+	if t.served() {
+		target.Via = network.Frontend()
+	}
+	return target
 }
 
 func sum(values map[string]float64) (sum float64) {

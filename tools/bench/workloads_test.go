@@ -42,13 +42,13 @@ func tiny(t *testing.T) plan {
 	for n, g := range made.groups {
 		made.groups[n] = slices.DeleteFunc(g, func(t task) bool {
 			switch points := t.Points; {
-			case slices.Contains([]string{"udp1400", "bpf"}, t.Name) && t.path != result.AcrossNodes, t.Axis != "" && !slices.Contains(points[:2], t.point):
+			case (t.Served || slices.Contains([]string{"udp1400", "bpf"}, t.Name)) && t.path != result.AcrossNodes, t.Axis != "" && !slices.Contains(points[:2], t.point):
 				return true
 			case t.Name == "flows" || t.Name == "udp64" && t.path == result.AcrossNodes || t.Kind == result.Changes:
 				return false
 			}
 			// TestModes has each mode tell its paths apart; here all of them meet the generators on one.
-			return t.mode != result.EBPF && t.mode != result.IPTables
+			return t.mode != result.EBPF && t.mode != result.IPTables && t.mode != result.Services
 		})
 		for i := range made.groups[n] {
 			t := &made.groups[n][i]

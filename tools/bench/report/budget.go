@@ -44,7 +44,7 @@ func budgets() (all []budget) {
 	nodes := result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: result.Nodes}
 	all = append(all,
 		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.EBPF, base: result.IPTables}, bound: 0.5},
-		budget{subject: subject{row: nodes, mode: result.EBPF, from: 2}, bound: 1.03, how: "busy flow"})
+		budget{subject: subject{row: nodes, mode: result.EBPF, itself: true, from: 2}, bound: 1.03, how: "busy flow"})
 	itself := func(workload, metric string, bound float64, how string) {
 		all = append(all, budget{subject: subject{row: result.Row{Workload: workload, Metric: metric}, mode: result.EBPF}, bound: bound, how: how})
 	}
@@ -60,8 +60,8 @@ func budgets() (all []budget) {
 	itself("agent-routes", "cpu", 5, "")
 	itself("status", "took", 1, "")
 	last := result.Row{Workload: "pods", Metric: "add-p50", Point: result.Pods}
-	all = append(all, budget{subject: subject{row: last, mode: result.EBPF, from: 1}, bound: 1.2})
-	return slices.Concat(all, ipv6Budgets(), tunnelBudgets())
+	all = append(all, budget{subject: subject{row: last, mode: result.EBPF, itself: true, from: 1}, bound: 1.2})
+	return slices.Concat(all, ipv6Budgets(), tunnelBudgets(), serviceBudgets())
 }
 
 // ipv6Budgets hold IPv6 to be about as fast as IPv4.
@@ -90,11 +90,37 @@ func tunnelBudgets() (all []budget) {
 		all = append(all, budget{subject: over, bound: 1.2})
 	}
 	nodes := of("nodes", result.AcrossNodes, result.Cost)
-	nodes.row.Point, nodes.from = result.Nodes, 2
+	nodes.row.Point, nodes.itself, nodes.from = result.Nodes, true, 2
 	return append(all,
 		budget{subject: nodes, bound: 1.03, how: "busy flow, VXLAN"},
 		budget{subject: of("agent-api", "", "memory"), bound: 80, how: "VXLAN"},
 		budget{subject: of("change-api", "", result.P99), bound: 50, how: "an agent at rest, VXLAN"})
+}
+
+// serviceBudgets are those of Services: faster than kube-proxy, hardly slower than without them, and as fast with many as with one.
+func serviceBudgets() (all []budget) {
+	of := func(workload, path, metric string, point int) subject {
+		return subject{row: result.Row{Workload: workload, Path: path, Metric: metric, Point: point}, mode: result.Services}
+	}
+	through := func(s subject, base string, bound float64) {
+		s.base = base
+		all = append(all, budget{subject: s, bound: bound, how: "through a ClusterIP"})
+	}
+	itself := func(s subject, from int, bound float64) {
+		s.itself, s.from = true, from
+		all = append(all, budget{subject: s, bound: bound, how: "through a ClusterIP"})
+	}
+	for _, path := range []string{result.SameNode, result.AcrossNodes} {
+		one := of("service-udp64", path, result.Rate, 1)
+		through(one, result.IPTables, 1.5)
+		through(one, result.NFTables, 1.5)
+		itself(one, 0, 0.95)
+		itself(of("service-many", path, result.Cost, result.ManyServices), 1, 1.03)
+	}
+	many := of("service-crr", result.AcrossNodes, result.Rate, result.ManyServices)
+	through(many, result.IPTables, 2)
+	itself(many, 0, 0.93)
+	return all
 }
 
 // clusterBudgets are those that hold on a real cluster too.
@@ -115,7 +141,7 @@ func (b budget) key() string {
 	switch {
 	case b.base != "":
 		return key + " / " + b.base
-	case b.from != 0:
+	case b.itself:
 		return fmt.Sprintf("%s, %d / %d", key, b.row.Point, b.from)
 	}
 	return key + ": " + b.row.Metric
@@ -163,7 +189,7 @@ func judge(run *result.Run, b budget) judgement {
 		return j
 	}
 	j.measured = r.withUnit()
-	if b.mode == result.EBPF {
+	if b.mode == result.EBPF || b.mode == result.Services {
 		other := b.subject
 		other.mode = result.KubeProxy
 		if beside, ok := other.read(run); ok {

@@ -98,7 +98,7 @@ func headline(run *result.Run) string {
 	e := run.Environment
 	return table([]string{"", "bridge + iptables", "ebpf-cni", "ebpf-cni beside kube-proxy", "ebpf-cni, of the machine's limit"}, lines) +
 		"Beside ebpf-cni's figures stands their ratio to bridge + iptables, which has kube-proxy's rules always. The second column is a cluster without " +
-		"kube-proxy, the third one with it, such as kubeadm makes: what leaves for the world walks the host's stack there. Traffic to Services is not measured.\n\n" +
+		"kube-proxy, the third one with it, such as kubeadm makes: what leaves for the world walks the host's stack there. None of this goes to Services.\n\n" +
 		fmt.Sprintf("Medians of %s on %s (%s), Linux %s, commit %s; ratios with their spread. Budgets, plots and how all was measured: [BENCHMARKS.md](BENCHMARKS.md).\n",
 			plural(run.Rounds, "round"), e.CPU, plural(e.Cores, "core"), e.Kernel, commit(e))
 }
@@ -153,7 +153,7 @@ func figures(run *result.Run, w result.Workload) string {
 	points := pointsOf(run, w.Name)
 	head, bases := []string{"path", "mode", w.Axis}, []subject{{base: result.IPTables}, {base: result.IPTablesVXLAN}, {base: result.Direct}}
 	if w.Axis != "" {
-		bases = []subject{{from: points[0]}}
+		bases = []subject{{itself: true, from: points[0]}}
 	}
 	for _, m := range w.Metrics {
 		head = append(head, m.Title+", "+m.Unit)

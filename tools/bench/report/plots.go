@@ -134,11 +134,16 @@ func plotsOf(run *result.Run) (all []figure) {
 		{"ADD p50", result.Row{Workload: "cni", Metric: "add-p50"}}, {"DEL p50", result.Row{Workload: "cni", Metric: "del-p50"}},
 		{"ADD + DEL p50", result.Row{Workload: "cni", Metric: "pair-p50"}},
 	})
-	var services []group
-	for _, point := range pointsOf(run, "services") {
-		services = append(services, group{fmt.Sprintf("%d Services", point), result.Row{Workload: "services", Path: result.AcrossNodes, Metric: result.Cost, Point: point}})
+	sweep := func(name, workload, title string) {
+		w, _ := result.Find(workload)
+		var groups []group
+		for _, point := range pointsOf(run, workload) {
+			groups = append(groups, group{fmt.Sprintf("%d %s", point, w.Axis), result.Row{Workload: workload, Path: result.AcrossNodes, Metric: result.Cost, Point: point}})
+		}
+		add(name, title, groups)
 	}
-	add("services", "Service rules: time per connection", services)
+	sweep("services", "services", "Service rules: time per connection")
+	sweep("clusterip", "service-crr", "Through a ClusterIP: time per connection")
 	return all
 }
 

@@ -52,12 +52,14 @@ type subject struct {
 	row  result.Row
 	mode string
 	base string
-	from int
+	// itself says that it is divided by itself at the point from.
+	itself bool
+	from   int
 }
 
 // over is what the row is divided by, if anything.
 func (s subject) over() string {
-	if s.from != 0 {
+	if s.itself {
 		return fmt.Sprintf("itself with %d", s.from)
 	}
 	return s.base
@@ -69,7 +71,7 @@ func (s subject) values(run *result.Run) []float64 {
 	switch {
 	case s.base != "":
 		return result.Pairs(own, run.Values(s.row, s.base))
-	case s.from != 0:
+	case s.itself:
 		first := s.row
 		first.Point = s.from
 		return result.Pairs(own, run.Values(first, s.mode))

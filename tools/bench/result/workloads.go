@@ -90,6 +90,8 @@ type Workload struct {
 	Points []int
 	// Itself says that each mode of a sweep is compared with itself: it goes through all points before the next mode does.
 	Itself bool
+	// Served says that packets go to the ClusterIP of a Service, of which the server is the only endpoint; at 0 Services, straight to the server.
+	Served bool
 	// Pods are those of a node that is full, and Changes how often a second a foreign route comes or goes there.
 	Pods    int
 	Changes float64
@@ -127,12 +129,15 @@ const (
 // Nodes is how many Nodes a large cluster has, here.
 const Nodes = 5000
 
+// ManyServices is how many Services a large cluster has, here.
+const ManyServices = 10_000
+
 // Pods is how many pods a full node has, here.
 const Pods = 250
 
 // Workloads is the table of everything that is measured, in the order of measuring and of the report.
 func Workloads() []Workload {
-	return slices.Concat(traffic(), sweeps(), agents(), crowds(), clusters())
+	return slices.Concat(traffic(), sweeps(), throughServices(), agents(), crowds(), clusters())
 }
 
 func traffic() []Workload {
@@ -205,6 +210,26 @@ func sweeps() []Workload {
 		{Name: "services", Title: "Service rules", Kind: Connections, Paths: across, Modes: []string{EBPF, IPTables, KubeProxy, NFTables},
 			Axis: "Services", Points: []int{0, 1000, 10000, 20000}, Takes: grown, Metrics: cost("connection", "µs"),
 			Note: "Each connection's first packet walks the rules. ebpf has no Service rules at all: its line is the same network at each point."},
+	}
+}
+
+// throughServices are the sweeps of what goes to a Service.
+func throughServices() []Workload {
+	const (
+		grown = 700 * time.Millisecond
+		note  = "The client sends to the ClusterIP of a Service, and the server is its only endpoint; with 0 Services it sends straight to the server. All other Services have one " +
+			"endpoint each on a node that does not exist. netfilter has the Service in the middle of its list, as kube-proxy's order is any."
+	)
+	modes, pods := []string{Services, IPTables, KubeProxy, NFTables}, Paths()[:2]
+	return []Workload{
+		{Name: "service-udp64", Title: "UDP, 64 bytes, through a ClusterIP", Kind: Datagrams, Size: 64, Paths: pods, Modes: modes, Served: true,
+			Axis: "Services", Points: []int{0, 1}, Itself: true, Takes: grown, Metrics: perSecond("packet", "packets/s", "kpps", 1e3, "ns", 1e-9), Note: "One flow. " + note},
+		{Name: "service-many", Title: "UDP, 64 bytes, through one of many ClusterIPs", Kind: Datagrams, Size: 64, Paths: pods, Modes: modes[:1], Served: true,
+			Axis: "Services", Points: []int{1, ManyServices}, Itself: true, Takes: 2 * grown, Metrics: cost("packet", "ns"), Note: "The same flow. " + note},
+		{Name: "service-crr", Title: "TCP connect-request-response-close, through a ClusterIP", Kind: Connections, Paths: []string{AcrossNodes}, Modes: modes, Served: true,
+			Axis: "Services", Points: []int{0, 1, 1000, ManyServices}, Itself: true, Takes: 2 * grown,
+			Metrics: append(perSecond("connection", "connections/s", "1/s", 1, "µs", 1e-6), cost("connection", "µs")[0]),
+			Note:    "The Service has four ports, which the connections take in turn: towards one the client has too few of its own. " + note},
 	}
 }
 
