@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -17,22 +16,17 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-const (
-	// renewal is how often a kubelet writes its Node's status when nothing changes.
-	renewal = 5 * time.Minute
-	// betweenBookmarks is how often a watch is told of the version that it has reached.
-	betweenBookmarks = time.Minute
-)
+// betweenBookmarks is how often a watch is told of the version that it has reached.
+const betweenBookmarks = time.Minute
 
-// apiServer is as much of a Kubernetes API server as an agent's view of Nodes takes: a list, watches that begin with what is there or resume, bookmarks, and
-// the writing of a condition. It speaks protobuf only, and each Node's status is renewed as by a kubelet.
+// apiServer is as much of a Kubernetes API server as an agent's view of a cluster takes: lists, watches that begin with what is there or resume, bookmarks, and
+// the writing of a Node's conditions. It speaks protobuf only, and each Node's status is renewed as by a kubelet.
 type apiServer struct {
 	lab    *lab.Lab
 	addr   string // the same on the loopback of each node; empty before the first listen
@@ -40,36 +34,64 @@ type apiServer struct {
 	end    context.CancelFunc
 	ended  sync.WaitGroup
 
-	index map[string]int // of the Nodes, by name
+	// resources are by the path of their list; those that the server does not have, it does not know.
+	resources map[string]*resource
+	nodes     *resource
 
-	mu       sync.Mutex
-	nodes    []served
-	version  int
-	changed  chan struct{} // closed with the next version
-	watching int
-	streams  int // how often all Nodes were sent
+	mu      sync.Mutex
+	version int
+	changed chan struct{} // closed with the next version
 }
 
-// served is a Node as it is now.
+// resource are all objects of a kind.
+type resource struct {
+	kind     metav1.TypeMeta
+	index    map[string]int // by name
+	objects  []served
+	watching int
+	streams  int // how often all objects were sent
+}
+
+// object is one of the API.
+type object interface {
+	metav1.Object
+	Marshal() ([]byte, error)
+}
+
+// served is an object as it is now.
 type served struct {
-	node    *corev1.Node
+	object  object
 	version int
 	encoded []byte
 }
 
 func newAPIServer(specs []lab.NodeSpec) (*apiServer, error) {
-	s := &apiServer{changed: make(chan struct{}), nodes: make([]served, len(specs)), index: map[string]int{}}
+	s := &apiServer{changed: make(chan struct{}), resources: map[string]*resource{}}
 	nodes, err := nodeObjects(specs...)
 	if err != nil {
 		return nil, err
 	}
+	all := make([]object, len(nodes))
 	for i := range nodes {
-		s.index[nodes[i].Name] = i
-		if err := s.set(i, &nodes[i]); err != nil {
+		all[i] = &nodes[i]
+	}
+	s.nodes, err = s.add(nodesPath, metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, all)
+	return s, err
+}
+
+// add has the server know objects of another kind.
+func (s *apiServer) add(path string, kind metav1.TypeMeta, objects []object) (*resource, error) {
+	r := &resource{kind: kind, index: map[string]int{}, objects: make([]served, len(objects))}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, o := range objects {
+		r.index[o.GetName()] = i
+		if err := s.set(r, i, o); err != nil {
 			return nil, err
 		}
 	}
-	return s, nil
+	s.resources[path] = r
+	return r, nil
 }
 
 // serveNodes serves the Nodes on the loopback of the lab's nodes, and has their agents ask there until it is closed.
@@ -132,63 +154,28 @@ func (s *apiServer) listen() error {
 // lose ends all connections, and has new ones refused.
 func (s *apiServer) lose() error { return s.server.Close() }
 
-// renew renews the status of one Node after the other.
-func (s *apiServer) renew(ctx context.Context) {
-	tick := time.NewTicker(renewal / time.Duration(len(s.nodes)))
-	defer tick.Stop()
-	for i := 0; ; i = (i + 1) % len(s.nodes) {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			_, _ = s.update(i, func(status *corev1.NodeStatus) { // what was encoded once is encoded again
-				for c := range status.Conditions {
-					status.Conditions[c].LastHeartbeatTime = metav1.NewTime(now)
-				}
-			})
-		}
-	}
-}
-
-// update changes the status of a Node, and returns the Node encoded.
-func (s *apiServer) update(i int, change func(*corev1.NodeStatus)) ([]byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	node := *s.nodes[i].node
-	node.Status.Conditions = slices.Clone(node.Status.Conditions)
-	change(&node.Status)
-	err := s.set(i, &node)
-	return s.nodes[i].encoded, err
-}
-
-// set makes a Node what it is from now on. The caller holds the lock.
-func (s *apiServer) set(i int, node *corev1.Node) error {
-	node.ResourceVersion = strconv.Itoa(s.version + 1)
-	encoded, err := encode("Node", node)
+// set makes an object what it is from now on. The caller holds the lock.
+func (s *apiServer) set(r *resource, i int, o object) error {
+	o.SetResourceVersion(strconv.Itoa(s.version + 1))
+	encoded, err := encode(r.kind, o)
 	if err != nil {
 		return err
 	}
 	s.version++
-	s.nodes[i] = served{node, s.version, encoded}
+	r.objects[i] = served{o, s.version, encoded}
 	close(s.changed)
 	s.changed = make(chan struct{})
 	return nil
 }
 
-// stage prepares a Node's change. The function returned sends it.
-func (s *apiServer) stage(i int, spec lab.NodeSpec) (publish func() error, err error) {
-	nodes, err := nodeObjects(spec)
-	if err != nil {
-		return nil, err
+// publish sends an object's change, if anybody hears of it.
+func (s *apiServer) publish(r *resource, i int, o object) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.watching == 0 {
+		return fmt.Errorf("the agent does not watch objects of kind %s", r.kind.Kind)
 	}
-	return func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.watching == 0 {
-			return errors.New("the agent does not watch the Nodes")
-		}
-		return s.set(i, &nodes[0])
-	}, nil
+	return s.set(r, i, o)
 }
 
 const protobuf = runtime.ContentTypeProtobuf
@@ -196,54 +183,34 @@ const protobuf = runtime.ContentTypeProtobuf
 // ServeHTTP implements http.Handler.
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", protobuf)
-	name, ofNode := strings.CutPrefix(strings.TrimSuffix(r.URL.Path, "/status"), "/api/v1/nodes/")
+	name, ofNode := strings.CutPrefix(strings.TrimSuffix(r.URL.Path, "/status"), nodesPath+"/")
+	of := s.resource(r.URL.Path)
 	switch {
 	case !strings.Contains(r.Header.Get("Accept"), protobuf):
 		http.Error(w, "only protobuf is spoken here", http.StatusNotAcceptable)
 	case r.Method == http.MethodPatch && ofNode:
 		s.patch(w, r, name)
-	case r.Method != http.MethodGet || r.URL.Path != "/api/v1/nodes":
+	case r.Method != http.MethodGet || of == nil:
 		http.NotFound(w, r)
 	case r.URL.Query().Get("watch") != "":
 		w.Header().Set("Content-Type", protobuf+";stream=watch")
-		s.watch(w, r)
+		s.watch(w, r, of)
 	default:
-		s.list(w)
+		s.list(w, of)
 	}
 }
 
-// patch writes the conditions that a patch names.
-func (s *apiServer) patch(w http.ResponseWriter, r *http.Request, name string) {
-	var body struct {
-		Status struct{ Conditions []corev1.NodeCondition }
-	}
-	i, known := s.index[name]
-	err := json.NewDecoder(r.Body).Decode(&body)
-	if !known || err != nil {
-		http.Error(w, fmt.Sprintf("no Node %q, or no patch: %v", name, err), http.StatusBadRequest)
-		return
-	}
-	encoded, err := s.update(i, func(status *corev1.NodeStatus) {
-		for _, condition := range body.Status.Conditions {
-			status.Conditions = slices.DeleteFunc(status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == condition.Type })
-			status.Conditions = append(status.Conditions, condition)
-		}
-	})
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	_, _ = w.Write(encoded) // who does not wait for it does not want it
+// resource is what is listed at a path; nil where there is none.
+func (s *apiServer) resource(path string) *resource {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.resources[path]
 }
 
-func (s *apiServer) list(w http.ResponseWriter) {
-	newer, version, _ := s.since(0)
-	s.sends()
-	list := &corev1.NodeList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}}
-	for _, n := range newer {
-		list.Items = append(list.Items, *n.node)
-	}
-	encoded, err := encode("NodeList", list)
+func (s *apiServer) list(w http.ResponseWriter, of *resource) {
+	newer, version, _ := s.since(of, 0)
+	s.sends(of)
+	encoded, err := of.list(newer, version)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -251,13 +218,13 @@ func (s *apiServer) list(w http.ResponseWriter) {
 	_, _ = w.Write(encoded)
 }
 
-// since are the Nodes that have changed since a version, in that order.
-func (s *apiServer) since(known int) (newer []served, version int, changed <-chan struct{}) {
+// since are the objects that have changed since a version, in that order.
+func (s *apiServer) since(of *resource, known int) (newer []served, version int, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, n := range s.nodes {
-		if n.version > known {
-			newer = append(newer, n)
+	for _, o := range of.objects {
+		if o.version > known {
+			newer = append(newer, o)
 		}
 	}
 	slices.SortFunc(newer, func(a, b served) int { return a.version - b.version })
@@ -265,7 +232,7 @@ func (s *apiServer) since(known int) (newer []served, version int, changed <-cha
 }
 
 // watch sends what is there, where it is asked for, and then what changes until the client has enough.
-func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
+func (s *apiServer) watch(w http.ResponseWriter, r *http.Request, of *resource) {
 	query := r.URL.Query()
 	ctx := r.Context()
 	if seconds, _ := strconv.Atoi(query.Get("timeoutSeconds")); seconds > 0 {
@@ -273,11 +240,11 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(seconds)*time.Second)
 		defer cancel()
 	}
-	s.watches(1)
-	defer s.watches(-1)
+	s.watches(of, 1)
+	defer s.watches(of, -1)
 	known, kind := 0, "ADDED"
 	if query.Get("sendInitialEvents") != "" {
-		s.sends()
+		s.sends(of)
 	} else {
 		known, _ = strconv.Atoi(query.Get("resourceVersion"))
 		kind = "MODIFIED"
@@ -285,12 +252,12 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	bookmark := time.NewTicker(betweenBookmarks)
 	defer bookmark.Stop()
 	for err := error(nil); err == nil; {
-		newer, version, changed := s.since(known)
+		newer, version, changed := s.since(of, known)
 		for _, n := range newer {
 			err = errors.Join(err, event(w, kind, n.encoded))
 		}
 		if kind == "ADDED" {
-			err = errors.Join(err, mark(w, version, map[string]string{metav1.InitialEventsAnnotationKey: "true"}))
+			err = errors.Join(err, of.mark(w, version, map[string]string{metav1.InitialEventsAnnotationKey: "true"}))
 		}
 		known, kind = version, "MODIFIED"
 		if err = errors.Join(err, http.NewResponseController(w).Flush()); err != nil {
@@ -301,30 +268,59 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 			return
 		case <-changed:
 		case <-bookmark.C:
-			err = mark(w, known, nil)
+			err = of.mark(w, known, nil)
 		}
 	}
 }
 
-func (s *apiServer) watches(more int) {
+func (s *apiServer) watches(of *resource, more int) {
 	s.mu.Lock()
-	s.watching += more
+	of.watching += more
 	s.mu.Unlock()
 }
 
-func (s *apiServer) sends() {
+func (s *apiServer) sends(of *resource) {
 	s.mu.Lock()
-	s.streams++
+	of.streams++
 	s.mu.Unlock()
 }
 
-// mark sends a bookmark.
-func mark(w http.ResponseWriter, version int, annotations map[string]string) error {
-	encoded, err := encode("Node", &corev1.Node{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version), Annotations: annotations}})
+// mark sends a bookmark: an object of the kind without anything but metadata, which is the first field of each.
+func (r *resource) mark(w http.ResponseWriter, version int, annotations map[string]string) error {
+	raw, err := (&metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version), Annotations: annotations}).Marshal()
+	if err != nil {
+		return err
+	}
+	encoded, err := envelope(r.kind, appendField(nil, 1, raw))
 	if err != nil {
 		return err
 	}
 	return event(w, "BOOKMARK", encoded)
+}
+
+// list encodes a list: its metadata are the first field of each kind's, and its items the second.
+func (r *resource) list(all []served, version int) ([]byte, error) {
+	metadata, err := (&metav1.ListMeta{ResourceVersion: strconv.Itoa(version)}).Marshal()
+	if err != nil {
+		return nil, err
+	}
+	list := appendField(nil, 1, metadata)
+	for _, o := range all {
+		raw, err := o.object.Marshal()
+		if err != nil {
+			return nil, err
+		}
+		list = appendField(list, 2, raw)
+	}
+	kind := r.kind
+	kind.Kind += "List"
+	return envelope(kind, list)
+}
+
+// appendField appends a field of protobuf that has a size.
+func appendField(to []byte, number byte, content []byte) []byte {
+	const sized = 2
+	return append(binary.AppendUvarint(append(to, number<<3|sized), uint64(len(content))), content...)
 }
 
 // event sends an event of a watch, with its length before it.
@@ -336,15 +332,20 @@ func event(w http.ResponseWriter, kind string, encoded []byte) error {
 	return err
 }
 
-// encode is an object as protobuf has it in the API: after four bytes that say so, in an envelope with its kind.
-func encode(kind string, object interface{ Marshal() ([]byte, error) }) ([]byte, error) {
-	raw, err := object.Marshal()
+// encode is an object as protobuf has it in the API.
+func encode(kind metav1.TypeMeta, o object) ([]byte, error) {
+	raw, err := o.Marshal()
 	if err != nil {
-		return nil, fmt.Errorf("encode a %s: %w", kind, err)
+		return nil, fmt.Errorf("encode a %s: %w", kind.Kind, err)
 	}
-	envelope, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: "v1", Kind: kind}, Raw: raw}).Marshal()
+	return envelope(kind, raw)
+}
+
+// envelope is an encoded object with its kind, after four bytes that say so.
+func envelope(kind metav1.TypeMeta, raw []byte) ([]byte, error) {
+	with, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: kind.APIVersion, Kind: kind.Kind}, Raw: raw}).Marshal()
 	if err != nil {
-		return nil, fmt.Errorf("encode a %s: %w", kind, err)
+		return nil, fmt.Errorf("encode a %s: %w", kind.Kind, err)
 	}
-	return append([]byte("k8s\x00"), envelope...), nil
+	return append([]byte("k8s\x00"), with...), nil
 }

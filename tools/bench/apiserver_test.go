@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	nodeplan "github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	nodesource "github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -23,23 +28,36 @@ import (
 // read has the agent's own client read the Nodes of a server.
 func read(t *testing.T, server *httptest.Server) <-chan nodesource.Update {
 	t.Helper()
+	updates := make(chan nodesource.Update, 100)
+	config, err := nodesource.LoadConfig(kubeconfigOf(t, server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := nodesource.API{Config: config, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Self: "far-0", Observed: func(*nodesource.Condition) {}}
+	untilTheEnd(t, func(ctx context.Context) error { return api.Run(ctx, func(u nodesource.Update) { updates <- u }) })
+	return updates
+}
+
+// kubeconfigOf is a file that leads a client there.
+func kubeconfigOf(t *testing.T, server *httptest.Server) string {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(file, []byte(kubeconfig(server.Listener.Addr().String())), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config, err := nodesource.LoadConfig(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	updates, ended := make(chan nodesource.Update, 100), make(chan struct{})
+	return file
+}
+
+// untilTheEnd has a client follow a server for the length of the test.
+func untilTheEnd(t *testing.T, follow func(context.Context) error) {
+	t.Helper()
+	ended := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() { cancel(); <-ended })
 	go func() {
 		defer close(ended)
-		api := nodesource.API{Config: config, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Self: "far-0", Observed: func(*nodesource.Condition) {}}
-		_ = api.Run(ctx, func(u nodesource.Update) { updates <- u }) // it ends by its context
+		_ = follow(ctx) // it ends by its context
 	}()
-	return updates
 }
 
 // until waits for the Nodes that an agent has to learn of.
@@ -88,11 +106,11 @@ func TestAgentReadsTheServer(t *testing.T) {
 	change("10.9.1.0/24")
 	server.CloseClientConnections()
 	change("10.9.2.0/24")
-	if size := len(s.nodes[3].encoded); size < 10_000 || size > 30_000 {
+	if size := len(s.nodes.objects[3].encoded); size < 10_000 || size > 30_000 {
 		t.Errorf("a Node has %d bytes, and those of clusters in use have 10 to 30 KB", size)
 	}
-	if s.mu.Lock(); s.streams != 1 {
-		t.Errorf("all Nodes were sent %d times", s.streams)
+	if s.mu.Lock(); s.nodes.streams != 1 {
+		t.Errorf("all Nodes were sent %d times", s.nodes.streams)
 	}
 	s.mu.Unlock()
 }
@@ -103,15 +121,37 @@ func TestStatusIsRenewed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := s.nodes[1].node.DeepCopy()
+	before := s.node(1).DeepCopy()
 	request := httptest.NewRequest(http.MethodPatch, "/api/v1/nodes/far-1/status", strings.NewReader(
 		`{"status": {"conditions": [{"type": "NetworkUnavailable", "status": "False"}, {"type": "Ready", "status": "Unknown"}]}}`))
 	request.Header.Set("Accept", protobuf)
 	answer := httptest.NewRecorder()
 	s.ServeHTTP(answer, request)
-	after := s.nodes[1].node
+	after := s.node(1)
 	if answer.Code != 200 || len(after.Status.Conditions) != len(before.Status.Conditions)+1 || after.ResourceVersion == before.ResourceVersion ||
 		len(after.Status.Images) == 0 || !reflect.DeepEqual(after.Status.Images, before.Status.Images) || after.Spec.PodCIDR != before.Spec.PodCIDR {
 		t.Errorf("status %d: %+v", answer.Code, after.Status.Conditions)
+	}
+}
+
+// A list has every object with its version, for clients that don't have it streamed.
+func TestListOfTheServer(t *testing.T) {
+	specs := modes.FarNodes(nil, 3, wire.IPv4)
+	s, err := newAPIServer(specs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := httptest.NewRequest(http.MethodGet, nodesPath, nil)
+	request.Header.Set("Accept", protobuf)
+	answer := httptest.NewRecorder()
+	s.ServeHTTP(answer, request)
+	var envelope runtime.Unknown
+	var list corev1.NodeList
+	raw, magic := bytes.CutPrefix(answer.Body.Bytes(), []byte("k8s\x00"))
+	if err := errors.Join(envelope.Unmarshal(raw), list.Unmarshal(envelope.Raw)); err != nil || !magic || envelope.Kind != "NodeList" {
+		t.Fatalf("kind %q, error %v", envelope.Kind, err)
+	}
+	if len(list.Items) != len(specs) || list.Items[2].Name != "far-2" || list.Items[2].ResourceVersion != list.ResourceVersion {
+		t.Errorf("version %s of %d Nodes", list.ResourceVersion, len(list.Items))
 	}
 }

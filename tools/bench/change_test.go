@@ -44,7 +44,7 @@ func TestChangeOfNothing(t *testing.T) {
 	if err := p.close(); err != nil {
 		t.Error(err)
 	}
-	deaf := &apiServer{}
+	deaf := &apiServer{nodes: &resource{}}
 	if publish, err := deaf.stage(nodes-1, a.specs(nodes, 1)[nodes-1]); err != nil || publish() == nil {
 		t.Errorf("an event was sent to nobody, error %v", err)
 	}
