@@ -98,6 +98,9 @@ func (a *agents) measure(ctx context.Context, w result.Workload, mode string) (s
 			return result.Sample{}, fmt.Errorf("build a node for the agent: %w", err)
 		}
 	}
+	if w.Services > 0 {
+		return a.measureServices(ctx, w, mode)
+	}
 	node := a.lab.Nodes[0]
 	nodes, err := a.feed(w)
 	if err != nil {

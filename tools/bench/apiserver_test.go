@@ -21,6 +21,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	nodeplan "github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 	nodesource "github.com/ebpf-cni/ebpf-cni/pkg/source"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
 )
@@ -154,4 +155,71 @@ func TestListOfTheServer(t *testing.T) {
 	if len(list.Items) != len(specs) || list.Items[2].Name != "far-2" || list.Items[2].ResourceVersion != list.ResourceVersion {
 		t.Errorf("version %s of %d Nodes", list.ResourceVersion, len(list.Items))
 	}
+}
+
+// The agent's client reads Services, their endpoints and their range from the server, and a change of one endpoint.
+func TestAgentReadsServices(t *testing.T) {
+	nodes := modes.FarNodes(nil, 4, wire.IPv4)
+	all := manyServices(20, nodes)
+	s, err := newAPIServer(nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices, err := serveMany(s, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	model, updates := service.NewModel(), readServices(t, server)
+	next := func(what string) service.Update {
+		select {
+		case u := <-updates:
+			model.Apply(u)
+			return u
+		case <-time.After(20 * time.Second):
+			t.Fatalf("an agent never learns of %s", what)
+			return service.Update{}
+		}
+	}
+	first := next("Services")
+	if first.Err != nil || !first.Complete || len(first.Services) != len(all) || len(first.Slices) != len(all) || len(first.CIDRs) != 1 || first.CIDRs[0] != rangeOfMany {
+		t.Fatalf("%d Services, %d EndpointSlices, ranges %v, complete %v, %v", len(first.Services), len(first.Slices), first.CIDRs, first.Complete, first.Err)
+	}
+	for _, slice := range first.Slices {
+		addresses := map[netip.Addr]bool{}
+		for _, e := range slice.Endpoints {
+			addresses[e.Address] = e.Ready
+		}
+		if len(addresses) != endpointsEach {
+			t.Errorf("%s has %d endpoints", slice.Name.Name, len(addresses))
+		}
+	}
+	for _, o := range slices.objects {
+		if size := len(o.encoded); size < 2000 || size > 4000 {
+			t.Errorf("an EndpointSlice has %d bytes, and one of ten endpoints in a cluster in use has 2 to 4 KB", size)
+		}
+	}
+	changed := all[7]
+	changed.Endpoints = changed.Endpoints[1:]
+	_, slice := objectsOf(changed)
+	for err = s.publish(slices, 7, slice); err != nil; err = s.publish(slices, 7, slice) { // until it watches
+		time.Sleep(time.Millisecond)
+	}
+	if u := next("a change"); len(u.Services) != 0 || len(u.Slices) != 1 || len(u.Slices[0].Endpoints) != endpointsEach-1 {
+		t.Errorf("%d Services and %d EndpointSlices have changed, want one slice of %d endpoints", len(u.Services), len(u.Slices), endpointsEach-1)
+	}
+}
+
+// readServices has the agent's own client read the Services of a server.
+func readServices(t *testing.T, server *httptest.Server) <-chan service.Update {
+	t.Helper()
+	updates := make(chan service.Update, 100)
+	config, err := nodesource.LoadConfig(kubeconfigOf(t, server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := nodesource.Services{Config: config, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	untilTheEnd(t, func(ctx context.Context) error { return api.Run(ctx, func(u service.Update) { updates <- u }) })
+	return updates
 }

@@ -116,7 +116,7 @@ func TestPlanOfServices(t *testing.T) {
 		named   []string
 		want    []string
 	}{
-		"full":    {full(), nil, []string{"service-udp64", "service-many", "service-crr"}},
+		"full":    {full(), nil, []string{"service-udp64", "service-many", "service-crr", "agent-services", "change-services"}},
 		"by name": {quick(), []string{"udp64", "service-crr"}, []string{"udp64", "service-crr"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func tiny(t *testing.T) plan {
 		})
 		for i := range made.groups[n] {
 			t := &made.groups[n][i]
-			t.Pods = min(t.Pods, 3)
+			t.Pods, t.Services = min(t.Pods, 3), min(t.Services, 50)
 			switch {
 			case t.Kind == result.Plugins:
 				t.Size = min(t.Size, 12)

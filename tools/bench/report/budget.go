@@ -120,7 +120,12 @@ func serviceBudgets() (all []budget) {
 	many := of("service-crr", result.AcrossNodes, result.Rate, result.ManyServices)
 	through(many, result.IPTables, 2)
 	itself(many, 0, 0.93)
-	return all
+	return append(all,
+		budget{subject: of("agent-services", "", "maps", 0), bound: 20},
+		budget{subject: of("agent-services", "", "memory", 0), bound: 150},
+		budget{subject: of("agent-services", "", "complete", 0), bound: 2},
+		budget{subject: of("change-services", "", result.P99, 0), bound: 50},
+		budget{subject: of("change-services", "", "calls", 0), bound: 4})
 }
 
 // clusterBudgets are those that hold on a real cluster too.

@@ -95,6 +95,8 @@ type Workload struct {
 	// Pods are those of a node that is full, and Changes how often a second a foreign route comes or goes there.
 	Pods    int
 	Changes float64
+	// Services are those that the agent has to serve, ten endpoints each.
+	Services int
 	// API says that the agent learns of Nodes from an API server, in place of a file.
 	API bool
 	// Takes is how long a sample is expected to take beside the time for which packets are sent.
@@ -234,7 +236,7 @@ func throughServices() []Workload {
 }
 
 func agents() []Workload {
-	once, ours, tunnel := []string{""}, []string{EBPF}, []string{EBPF, VXLAN}
+	once, ours, tunnel, served := []string{""}, []string{EBPF}, []string{EBPF, VXLAN}, []string{Services}
 	start := []Metric{
 		lower("memory", "resident memory", "MiB"), lower("peak", "peak of resident memory", "MiB"), lower("complete", "time from start to a complete map", "s"),
 	}
@@ -258,6 +260,16 @@ func agents() []Workload {
 			Note: "The same with the benchmark's own API server, measured from the sending of the event. Changes are 0.3 s apart, and the agent is at rest when one comes: " +
 				"after each it looks at its routes again, and one that came meanwhile would wait for that. Bursts of changes are not measured. In ebpf+vxlan all Nodes are " +
 				"reached through the tunnel, and the packet leaves in it."},
+		{Name: "agent-services", Title: "agent, 10 000 Services with 100 000 endpoints", Kind: Starts, Size: 10, Services: ManyServices, API: true, Paths: once,
+			Modes: served, Takes: 5 * time.Second, Metrics: append([]Metric{lower("maps", "maps without flow tables", "MiB")}, append(start, lower("cpu", "CPU time until then", "s"))...),
+			Note: "The agent of one of ten nodes learns of Services and EndpointSlices, some 1 and 2 KB each, from the benchmark's own API server, in protobuf. The maps are complete when they have all " +
+				"of the Services and the agent has said so by the range of their addresses; that each leads to its ten endpoints is looked at then. Maps are what the kernel " +
+				"keeps for those that agent and plugin write, and for clients' affinity; not for flows, their fragments and ports."},
+		{Name: "change-services", Title: "an endpoint's change, 10 000 Services with 100 000 endpoints", Kind: Changes, Size: 10, Services: ManyServices, API: true, Paths: once,
+			Modes: served, Takes: 18 * time.Second, Metrics: append(change, lower("calls", "system calls", "a change")),
+			Note: "From the sending of an EndpointSlice without the endpoint that a pod's flow of datagrams goes to, until the flow goes to another one; 0.3 s later the endpoint " +
+				"comes back, and so on. System calls are those by which the agent writes maps in either 0.3 s, a batch being one: a median, since what it does at intervals " +
+				"falls into some. That it looks at maps, programs and links at intervals is not counted."},
 	}
 }
 
