@@ -109,7 +109,9 @@ func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool
 	}
 	qdisc, err = a.byFilter(ifindex, hook, prog)
 	if errors.Is(err, errForeignQdisc) && a.Mode != Clsact && hook == ToPod {
-		return false, a.byLink(ifindex, hook, prog)
+		if linkErr := a.byLink(ifindex, hook, prog); !errors.Is(linkErr, ebpf.ErrNotSupported) {
+			return false, linkErr
+		}
 	}
 	return qdisc, err
 }

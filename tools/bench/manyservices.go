@@ -60,9 +60,9 @@ func manyServices(number int, nodes []lab.NodeSpec) []modes.Service {
 func objectsOf(s modes.Service) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	service, slice := s.Objects()
 	labels := map[string]string{"app.kubernetes.io/name": service.Name, "app.kubernetes.io/part-of": service.Namespace, "app.kubernetes.io/managed-by": "Helm"}
-	fields := &metav1.FieldsV1{Raw: []byte(`{"f:addressType":{},"f:endpoints":{},"f:metadata":{"f:annotations":{".":{},"f:endpoints.kubernetes.io/last-change-trigger-time":{}},` +
+	fields := metav1.NewFieldsV1(`{"f:addressType":{},"f:endpoints":{},"f:metadata":{"f:annotations":{".":{},"f:endpoints.kubernetes.io/last-change-trigger-time":{}},` +
 		`"f:generateName":{},"f:labels":{".":{},"f:app.kubernetes.io/name":{},"f:endpointslice.kubernetes.io/managed-by":{},"f:kubernetes.io/service-name":{}},` +
-		`"f:ownerReferences":{".":{},"k:{\"uid\":\"0e8a3c0e-6c1f-4bcb-9d5c-5d2f5f3c1b7a\"}":{}}},"f:ports":{}}`)}
+		`"f:ownerReferences":{".":{},"k:{\"uid\":\"0e8a3c0e-6c1f-4bcb-9d5c-5d2f5f3c1b7a\"}":{}}},"f:ports":{}}`)
 	filled := func(o *metav1.ObjectMeta, manager string) {
 		o.UID, o.CreationTimestamp = types.UID("0e8a3c0e-6c1f-4bcb-9d5c-5d2f5f3c1b7a"), metav1.NewTime(time.Unix(1_700_000_000, 0))
 		o.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: fields}}
