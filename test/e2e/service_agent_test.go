@@ -125,11 +125,11 @@ func TestServicesTakenOverFromKubeProxy(t *testing.T) {
 		}
 		streams = append(streams, p.open(t, fronts)...)
 		alive("by the dataplane")
-		p.restart(t)
+		datagrams.end(t)
+		p.restart(t) // which ends flows to Services
 		for _, at := range fronts {
 			reaches(t, p.client.Namespace, at)
 		}
-		datagrams.end(t)
 	})
 }
 
