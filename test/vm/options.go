@@ -40,6 +40,28 @@ var selected = selection{
 		"TestGatewayIsAnswered", "TestSmallerMTUOutside", "TestPodsOfANodeThatDoesNotAnswer",
 		"TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
 		"TestOffload.*", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods", "TestTunnelToTheWorld", "TestGREAndSCTPBetweenPods", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas"),
+	"test/prog": tests(slices.Concat(mainPaths, helpersOfTheKernel)...),
+}
+
+// mainPaths are the tests of test/prog that walk each program's main path.
+var mainPaths = []string{
+	"TestFromPodVerdicts", "TestFromUplinkVerdicts", "TestToUplinkVerdicts", "TestWorldByRoute", "TestWorldOpensFlow",
+	"TestMasqueradedFlow", "TestSamePortOfTwoPods", "TestHostSocketsAvoided", "TestFlowViaStack", "TestNodeFlowGivesWay",
+	"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
+	"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
+	"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire",
+	"TestPodThroughTheTunnelOnTheWire", "TestGatewaySolicited", "TestExtensionHeaders", "TestFromTunnelOverEitherFamily",
+}
+
+// helpersOfTheKernel are those that ask more of the kernel than tables: its checksums and segments, changes of a packet's size,
+// its sockets and neighbours, netfilter's table, long searches, and tables that are full.
+var helpersOfTheKernel = []string{
+	"Test.*OnTheWire", "Test.*Checksums?", "TestMasqueradedWithPendingChecksumInside", "TestSegmentsFit.*", "TestTooBig", "Test.*Segments",
+	"TestTooBigFromTheStack", "TestTooBigForTheWayToABackend", "TestJumboOptionOnEveryWay", "TestFragmentsOfIPv6", "TestFlowLabelKept",
+	"TestHostSockets.*", "TestServiceBesideSockets", "TestSilentNeighbours", "TestManyFlows", "TestSnatFull", "TestSearchOfFullRange",
+	"TestServicePortsUsedUp", "TestServiceFlow", "TestServiceFragments", "TestServiceToItself", "TestServiceErrorsToClient", "TestServiceErrorsFromClient",
+	"TestServiceOfTheHost", "TestServicesOfOneBackend", "TestServiceWithoutBackends", "TestAffinity", "TestEcho", "TestEchoOfFragments",
+	"TestRefused", "TestTakenOver.*", "TestToPodErrors", "TestToPodTranslatesBack", "TestThroughTheTunnelBesideNetfilter", "TestTwoProgramsBehindEachOther",
 }
 
 // narrowed are what runs instead on a kernel that lies between two others on which more is proven, by its series.
@@ -54,12 +76,7 @@ var narrowed = map[string]selection{"6.12": {
 	"cni": tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestForeignProgramsBesideOurs",
 		"TestPodsTalkThroughIPsec", "TestOffloadForgesNothing", "TestSumsFollowWhatChanges", "TestLifeKilledAgentLosesNoPacket"),
-	"test/prog": tests("TestFromPodVerdicts", "TestFromUplinkVerdicts", "TestToUplinkVerdicts", "TestWorldByRoute", "TestWorldOpensFlow",
-		"TestMasqueradedFlow", "TestSamePortOfTwoPods", "TestHostSocketsAvoided", "TestFlowViaStack", "TestNodeFlowGivesWay",
-		"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
-		"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
-		"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire",
-		"TestPodThroughTheTunnelOnTheWire", "TestGatewaySolicited", "TestExtensionHeaders", "TestFromTunnelOverEitherFamily"),
+	"test/prog": tests(mainPaths...),
 }}
 
 // selection says by directory which of a package's tests run, as -run does; a package that is not named runs all of its own.
