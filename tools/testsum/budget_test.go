@@ -8,7 +8,7 @@ import (
 )
 
 // wholeGate is what the gate may take on a cold machine of two cores, in seconds.
-const wholeGate = 56 * 60
+const wholeGate = 58 * 60
 
 // Each stage of .ci/run has a budget in CONTRIBUTING's table, which it prints, and together they are what the gate may take.
 func TestEachStageHasABudget(t *testing.T) {
