@@ -60,7 +60,7 @@ var helpersOfTheKernel = []string{
 	"TestTooBigFromTheStack", "TestTooBigForTheWayToABackend", "TestJumboOptionOnEveryWay", "TestFragmentsOfIPv6", "TestFlowLabelKept",
 	"TestHostSockets.*", "TestServiceBesideSockets", "TestSilentNeighbours", "TestManyFlows", "TestSnatFull", "TestSearchOfFullRange",
 	"TestServicePortsUsedUp", "TestServiceFlow", "TestServiceFragments", "TestServiceToItself", "TestServiceErrorsToClient", "TestServiceErrorsFromClient",
-	"TestServiceOfTheHost", "TestServicesOfOneBackend", "TestServiceWithoutBackends", "TestAffinity", "TestEcho", "TestEchoOfFragments",
+	"TestServiceOfTheHost", "TestServicesOfOneBackend", "TestServiceWithoutBackends", "TestEcho", "TestEchoOfFragments",
 	"TestRefused", "TestTakenOver.*", "TestToPodErrors", "TestToPodTranslatesBack", "TestThroughTheTunnelBesideNetfilter", "TestTwoProgramsBehindEachOther",
 }
 
