@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -77,16 +79,28 @@ func worldSeesTheNode(t *testing.T, s *standing) {
 	sees(t, s.far, at(s.World(), cluster.HTTPPort), s.far.Node.Addr)
 }
 
-// The kubelet of each node execs in pods and reads their logs, over the API server.
+// The kubelet of each node execs in pods and reads their logs, over the API server. The runtime says that a container runs before all
+// that it prints is in its log.
 func TestExecAndLogs(t *testing.T) {
 	s := running(t)
 	for _, pod := range []*cluster.Pod{s.client, s.far} {
-		ctx := within(t, stepLimit)
-		if out, err := s.Kubectl(ctx, "exec", pod.Name, "--", "/agnhost", "--version"); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-		if out, err := s.Kubectl(ctx, "logs", pod.Name); err != nil || !strings.Contains(out, "Started UDP server") {
-			t.Errorf("logs of %s: %v: %s", pod.Name, err, out)
+		for _, ask := range []struct {
+			args []string
+			want string
+		}{
+			{[]string{"exec", pod.Name, "--", "/agnhost", "--version"}, "version"},
+			{[]string{"logs", pod.Name}, "Started UDP server"},
+		} {
+			err := cluster.Poll(within(t, stepLimit), "kubectl "+strings.Join(ask.args, " ")+" answers", func(ctx context.Context) error {
+				out, err := s.Kubectl(ctx, ask.args...)
+				if err == nil && !strings.Contains(out, ask.want) {
+					err = fmt.Errorf("%q is not in %q", ask.want, out)
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
