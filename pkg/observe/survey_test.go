@@ -179,24 +179,26 @@ func TestSurveyOfHealthyNode(t *testing.T) {
 
 func TestSurveyOfProgramsToPods(t *testing.T) {
 	for mode, want := range map[attach.Mode]attach.Mode{attach.Auto: attach.Clsact, attach.Clsact: attach.Clsact, attach.TCX: attach.TCX} {
-		n := newNode(t, mode)
-		n.attach(mode, attach.ToPod, n.pod)
-		for _, on := range []bool{false, true} { // turned off, a link may be left for a moment
-			if on {
-				n.serveServices()
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNode(t, mode)
+			n.attach(mode, attach.ToPod, n.pod)
+			for _, on := range []bool{false, true} { // turned off, a link may be left for a moment
+				if on {
+					n.serveServices()
+				}
+				s, err := n.Survey()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(s.Problems) != 0 {
+					t.Errorf("%q", s.Problems)
+				}
+				shown := slices.ContainsFunc(s.Attachments, func(a Attachment) bool { return a.Hook == attach.ToPod && a.Mode == want && a.Pod == "10.244.1.9" })
+				if on && !shown {
+					t.Errorf("attachments %+v", s.Attachments)
+				}
 			}
-			s, err := n.Survey()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(s.Problems) != 0 {
-				t.Errorf("%s: %q", mode, s.Problems)
-			}
-			shown := slices.ContainsFunc(s.Attachments, func(a Attachment) bool { return a.Hook == attach.ToPod && a.Mode == want && a.Pod == "10.244.1.9" })
-			if on && !shown {
-				t.Errorf("%s: attachments %+v", mode, s.Attachments)
-			}
-		}
+		})
 	}
 }
 
