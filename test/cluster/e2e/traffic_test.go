@@ -323,11 +323,34 @@ func undisturbedAt(t *testing.T, s *standing, every time.Duration, paths []path,
 	time.Sleep(time.Second)
 	f()
 	time.Sleep(time.Second)
+	tr.lostAtLast()
+	after := unforeseenDrops(t, s)
+	tr.excuse(t, before, after)
 	tr.end(t)
-	if after := unforeseenDrops(t, s); !maps.Equal(before, after) {
+	if !maps.Equal(before, after) {
 		t.Errorf("dropped %v, before %v", after, before)
 	}
 }
+
+// excuse takes a first datagram off what was lost for each that the programs have dropped on its way to a tunnel's port, and adds it to the
+// drops before. kube-proxy masquerades to any port (--random-fully), rarely the tunnel's: the answer looks like an outer packet, and
+// a node's kernel would take it for one.
+func (tr *traffic) excuse(t *testing.T, before, after map[string]float64) {
+	t.Helper()
+	for what, packets := range after {
+		for strings.HasSuffix(what, " TUNNEL_PORT") && before[what] < packets {
+			i := slices.IndexFunc(tr.lost, isFirstDatagram)
+			if i < 0 {
+				return
+			}
+			t.Logf("kube-proxy has masqueraded to the tunnel's port: %s", tr.lost[i])
+			tr.lost = slices.Delete(tr.lost, i, i+1)
+			before[what]++
+		}
+	}
+}
+
+func isFirstDatagram(line string) bool { return strings.Contains(line, " first datagrams to ") }
 
 // What proves that nothing is lost must see a loss, however late it comes.
 func TestLossesAreSeen(t *testing.T) {
@@ -347,5 +370,10 @@ func TestLossesAreSeen(t *testing.T) {
 		if !slices.ContainsFunc(lost, func(line string) bool { return strings.Contains(line, " "+name) }) {
 			t.Errorf("%s: no loss was seen: %q", name, lost)
 		}
+	}
+	seen := len(lost)
+	tr.excuse(t, map[string]float64{"n TUNNEL_PORT": 2}, map[string]float64{"n TUNNEL_PORT": 3, "n INVALID": 9})
+	if excused := seen - len(tr.lost); excused != 1 {
+		t.Errorf("%d losses are excused by one datagram to the tunnel's port", excused)
 	}
 }
