@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
 )
 
 // mapRows reads the table of maps: for each map which of the programs write or read it, as the two columns say.
-func mapRows(t *testing.T, programs []string) map[string][]string {
+func mapRows(t *testing.T, types map[string]ebpf.ProgramType) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("../ARCHITECTURE.md")
 	if err != nil {
@@ -27,11 +29,12 @@ func mapRows(t *testing.T, programs []string) map[string][]string {
 		columns := strings.Split(line, "|")
 		said := columns[2] + "," + columns[3]
 		var named []string
-		for _, user := range programs {
+		for _, user := range slices.Sorted(maps.Keys(types)) {
 			most := user == DataplaneProgEcFromPod || user == DataplaneProgEcFromUplink || user == DataplaneProgEcToUplink
-			all := user != DataplaneProgEcCollect && strings.Contains(said, "all programs")
+			all := types[user] == ebpf.SchedCLS && strings.Contains(said, "all programs")
 			most = most && strings.Contains(said, "`ec_from_pod` and uplinks' programs")
-			if all || most || strings.Contains(said, "`"+user+"`") {
+			// Those on sockets are named without their family.
+			if all || most || strings.Contains(said, "`"+strings.TrimRight(user, "46")+"`") {
 				named = append(named, user)
 			}
 		}
@@ -48,16 +51,16 @@ func TestArchitectureNamesTheUsersOfMaps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	programs := slices.Sorted(maps.Keys(spec.Programs))
-	use := map[string][]string{}
-	for _, user := range programs {
+	types, use := map[string]ebpf.ProgramType{}, map[string][]string{}
+	for _, user := range slices.Sorted(maps.Keys(spec.Programs)) {
+		types[user] = spec.Programs[user].Type
 		for _, in := range spec.Programs[user].Instructions {
 			if name := in.Reference(); spec.Maps[name] != nil && !slices.Contains(use[name], user) {
 				use[name] = append(use[name], user)
 			}
 		}
 	}
-	rows := mapRows(t, programs)
+	rows := mapRows(t, types)
 	for _, private := range []string{DataplaneMapPaths, DataplaneMapRefusals, DataplaneMapScratch, ".rodata"} {
 		delete(use, private)
 	}

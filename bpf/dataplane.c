@@ -5,6 +5,7 @@
 #include "bpf/from_pod.c"
 #include "bpf/from_tunnel.c"
 #include "bpf/from_uplink.c"
+#include "bpf/sock.c"
 #include "bpf/to_pod.c"
 #include "bpf/to_tunnel.c"
 #include "bpf/to_uplink.c"

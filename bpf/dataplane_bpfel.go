@@ -16,39 +16,51 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	DataplaneMapAffinity      = "affinity"
-	DataplaneMapBackends      = "backends"
-	DataplaneMapCandidates    = "candidates"
-	DataplaneMapConfig        = "config"
-	DataplaneMapConntrack     = "conntrack"
-	DataplaneMapCtJournal     = "ct_journal"
-	DataplaneMapDestinations  = "destinations"
-	DataplaneMapDevices       = "devices"
-	DataplaneMapDrops         = "drops"
-	DataplaneMapEndpoints     = "endpoints"
-	DataplaneMapFragments     = "fragments"
-	DataplaneMapPaths         = "paths"
-	DataplaneMapPorts         = "ports"
-	DataplaneMapRefusals      = "refusals"
-	DataplaneMapScratch       = "scratch"
-	DataplaneMapServices      = "services"
-	DataplaneMapSetNames      = "set_names"
-	DataplaneMapSets          = "sets"
-	DataplaneMapSlots         = "slots"
-	DataplaneMapSnat          = "snat"
-	DataplaneMapSnatJournal   = "snat_journal"
-	DataplaneMapSnatReverse   = "snat_reverse"
-	DataplaneMapTraffic       = "traffic"
-	DataplaneMapUplinks       = "uplinks"
-	DataplaneMapUsage         = "usage"
-	DataplaneProgEcCollect    = "ec_collect"
-	DataplaneProgEcFromPod    = "ec_from_pod"
-	DataplaneProgEcFromTunnel = "ec_from_tunnel"
-	DataplaneProgEcFromUplink = "ec_from_uplink"
-	DataplaneProgEcToPod      = "ec_to_pod"
-	DataplaneProgEcToTunnel   = "ec_to_tunnel"
-	DataplaneProgEcToUplink   = "ec_to_uplink"
-	DataplaneVarCfg           = "cfg"
+	DataplaneMapAffinity        = "affinity"
+	DataplaneMapBackends        = "backends"
+	DataplaneMapCandidates      = "candidates"
+	DataplaneMapClients         = "clients"
+	DataplaneMapConfig          = "config"
+	DataplaneMapConntrack       = "conntrack"
+	DataplaneMapCtJournal       = "ct_journal"
+	DataplaneMapDestinations    = "destinations"
+	DataplaneMapDevices         = "devices"
+	DataplaneMapDrops           = "drops"
+	DataplaneMapEndpoints       = "endpoints"
+	DataplaneMapFragments       = "fragments"
+	DataplaneMapPaths           = "paths"
+	DataplaneMapPorts           = "ports"
+	DataplaneMapRefusals        = "refusals"
+	DataplaneMapScratch         = "scratch"
+	DataplaneMapServices        = "services"
+	DataplaneMapSetNames        = "set_names"
+	DataplaneMapSets            = "sets"
+	DataplaneMapSlots           = "slots"
+	DataplaneMapSnat            = "snat"
+	DataplaneMapSnatJournal     = "snat_journal"
+	DataplaneMapSnatReverse     = "snat_reverse"
+	DataplaneMapSockets         = "sockets"
+	DataplaneMapSourceRange     = "source_range"
+	DataplaneMapTraffic         = "traffic"
+	DataplaneMapUplinks         = "uplinks"
+	DataplaneMapUsage           = "usage"
+	DataplaneProgEcCollect      = "ec_collect"
+	DataplaneProgEcConnect4     = "ec_connect4"
+	DataplaneProgEcConnect6     = "ec_connect6"
+	DataplaneProgEcFromPod      = "ec_from_pod"
+	DataplaneProgEcFromTunnel   = "ec_from_tunnel"
+	DataplaneProgEcFromUplink   = "ec_from_uplink"
+	DataplaneProgEcGetpeername4 = "ec_getpeername4"
+	DataplaneProgEcGetpeername6 = "ec_getpeername6"
+	DataplaneProgEcRecvmsg4     = "ec_recvmsg4"
+	DataplaneProgEcRecvmsg6     = "ec_recvmsg6"
+	DataplaneProgEcSendmsg4     = "ec_sendmsg4"
+	DataplaneProgEcSendmsg6     = "ec_sendmsg6"
+	DataplaneProgEcSockRelease  = "ec_sock_release"
+	DataplaneProgEcToPod        = "ec_to_pod"
+	DataplaneProgEcToTunnel     = "ec_to_tunnel"
+	DataplaneProgEcToUplink     = "ec_to_uplink"
+	DataplaneVarCfg             = "cfg"
 )
 
 // LoadDataplane returns the embedded CollectionSpec for Dataplane.
@@ -93,13 +105,22 @@ type DataplaneSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type DataplaneProgramSpecs struct {
-	EcCollect    *ebpf.ProgramSpec `ebpf:"ec_collect"`
-	EcFromPod    *ebpf.ProgramSpec `ebpf:"ec_from_pod"`
-	EcFromTunnel *ebpf.ProgramSpec `ebpf:"ec_from_tunnel"`
-	EcFromUplink *ebpf.ProgramSpec `ebpf:"ec_from_uplink"`
-	EcToPod      *ebpf.ProgramSpec `ebpf:"ec_to_pod"`
-	EcToTunnel   *ebpf.ProgramSpec `ebpf:"ec_to_tunnel"`
-	EcToUplink   *ebpf.ProgramSpec `ebpf:"ec_to_uplink"`
+	EcCollect      *ebpf.ProgramSpec `ebpf:"ec_collect"`
+	EcConnect4     *ebpf.ProgramSpec `ebpf:"ec_connect4"`
+	EcConnect6     *ebpf.ProgramSpec `ebpf:"ec_connect6"`
+	EcFromPod      *ebpf.ProgramSpec `ebpf:"ec_from_pod"`
+	EcFromTunnel   *ebpf.ProgramSpec `ebpf:"ec_from_tunnel"`
+	EcFromUplink   *ebpf.ProgramSpec `ebpf:"ec_from_uplink"`
+	EcGetpeername4 *ebpf.ProgramSpec `ebpf:"ec_getpeername4"`
+	EcGetpeername6 *ebpf.ProgramSpec `ebpf:"ec_getpeername6"`
+	EcRecvmsg4     *ebpf.ProgramSpec `ebpf:"ec_recvmsg4"`
+	EcRecvmsg6     *ebpf.ProgramSpec `ebpf:"ec_recvmsg6"`
+	EcSendmsg4     *ebpf.ProgramSpec `ebpf:"ec_sendmsg4"`
+	EcSendmsg6     *ebpf.ProgramSpec `ebpf:"ec_sendmsg6"`
+	EcSockRelease  *ebpf.ProgramSpec `ebpf:"ec_sock_release"`
+	EcToPod        *ebpf.ProgramSpec `ebpf:"ec_to_pod"`
+	EcToTunnel     *ebpf.ProgramSpec `ebpf:"ec_to_tunnel"`
+	EcToUplink     *ebpf.ProgramSpec `ebpf:"ec_to_uplink"`
 }
 
 // DataplaneMapSpecs contains maps before they are loaded into the kernel.
@@ -109,6 +130,7 @@ type DataplaneMapSpecs struct {
 	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
 	Backends     *ebpf.MapSpec `ebpf:"backends"`
 	Candidates   *ebpf.MapSpec `ebpf:"candidates"`
+	Clients      *ebpf.MapSpec `ebpf:"clients"`
 	Config       *ebpf.MapSpec `ebpf:"config"`
 	Conntrack    *ebpf.MapSpec `ebpf:"conntrack"`
 	CtJournal    *ebpf.MapSpec `ebpf:"ct_journal"`
@@ -128,6 +150,8 @@ type DataplaneMapSpecs struct {
 	Snat         *ebpf.MapSpec `ebpf:"snat"`
 	SnatJournal  *ebpf.MapSpec `ebpf:"snat_journal"`
 	SnatReverse  *ebpf.MapSpec `ebpf:"snat_reverse"`
+	Sockets      *ebpf.MapSpec `ebpf:"sockets"`
+	SourceRange  *ebpf.MapSpec `ebpf:"source_range"`
 	Traffic      *ebpf.MapSpec `ebpf:"traffic"`
 	Uplinks      *ebpf.MapSpec `ebpf:"uplinks"`
 	Usage        *ebpf.MapSpec `ebpf:"usage"`
@@ -163,6 +187,7 @@ type DataplaneMaps struct {
 	Affinity     *ebpf.Map `ebpf:"affinity"`
 	Backends     *ebpf.Map `ebpf:"backends"`
 	Candidates   *ebpf.Map `ebpf:"candidates"`
+	Clients      *ebpf.Map `ebpf:"clients"`
 	Config       *ebpf.Map `ebpf:"config"`
 	Conntrack    *ebpf.Map `ebpf:"conntrack"`
 	CtJournal    *ebpf.Map `ebpf:"ct_journal"`
@@ -182,6 +207,8 @@ type DataplaneMaps struct {
 	Snat         *ebpf.Map `ebpf:"snat"`
 	SnatJournal  *ebpf.Map `ebpf:"snat_journal"`
 	SnatReverse  *ebpf.Map `ebpf:"snat_reverse"`
+	Sockets      *ebpf.Map `ebpf:"sockets"`
+	SourceRange  *ebpf.Map `ebpf:"source_range"`
 	Traffic      *ebpf.Map `ebpf:"traffic"`
 	Uplinks      *ebpf.Map `ebpf:"uplinks"`
 	Usage        *ebpf.Map `ebpf:"usage"`
@@ -192,6 +219,7 @@ func (m *DataplaneMaps) Close() error {
 		m.Affinity,
 		m.Backends,
 		m.Candidates,
+		m.Clients,
 		m.Config,
 		m.Conntrack,
 		m.CtJournal,
@@ -211,6 +239,8 @@ func (m *DataplaneMaps) Close() error {
 		m.Snat,
 		m.SnatJournal,
 		m.SnatReverse,
+		m.Sockets,
+		m.SourceRange,
 		m.Traffic,
 		m.Uplinks,
 		m.Usage,
@@ -228,21 +258,39 @@ type DataplaneVariables struct {
 //
 // It can be passed to LoadDataplaneObjects or ebpf.CollectionSpec.LoadAndAssign.
 type DataplanePrograms struct {
-	EcCollect    *ebpf.Program `ebpf:"ec_collect"`
-	EcFromPod    *ebpf.Program `ebpf:"ec_from_pod"`
-	EcFromTunnel *ebpf.Program `ebpf:"ec_from_tunnel"`
-	EcFromUplink *ebpf.Program `ebpf:"ec_from_uplink"`
-	EcToPod      *ebpf.Program `ebpf:"ec_to_pod"`
-	EcToTunnel   *ebpf.Program `ebpf:"ec_to_tunnel"`
-	EcToUplink   *ebpf.Program `ebpf:"ec_to_uplink"`
+	EcCollect      *ebpf.Program `ebpf:"ec_collect"`
+	EcConnect4     *ebpf.Program `ebpf:"ec_connect4"`
+	EcConnect6     *ebpf.Program `ebpf:"ec_connect6"`
+	EcFromPod      *ebpf.Program `ebpf:"ec_from_pod"`
+	EcFromTunnel   *ebpf.Program `ebpf:"ec_from_tunnel"`
+	EcFromUplink   *ebpf.Program `ebpf:"ec_from_uplink"`
+	EcGetpeername4 *ebpf.Program `ebpf:"ec_getpeername4"`
+	EcGetpeername6 *ebpf.Program `ebpf:"ec_getpeername6"`
+	EcRecvmsg4     *ebpf.Program `ebpf:"ec_recvmsg4"`
+	EcRecvmsg6     *ebpf.Program `ebpf:"ec_recvmsg6"`
+	EcSendmsg4     *ebpf.Program `ebpf:"ec_sendmsg4"`
+	EcSendmsg6     *ebpf.Program `ebpf:"ec_sendmsg6"`
+	EcSockRelease  *ebpf.Program `ebpf:"ec_sock_release"`
+	EcToPod        *ebpf.Program `ebpf:"ec_to_pod"`
+	EcToTunnel     *ebpf.Program `ebpf:"ec_to_tunnel"`
+	EcToUplink     *ebpf.Program `ebpf:"ec_to_uplink"`
 }
 
 func (p *DataplanePrograms) Close() error {
 	return _DataplaneClose(
 		p.EcCollect,
+		p.EcConnect4,
+		p.EcConnect6,
 		p.EcFromPod,
 		p.EcFromTunnel,
 		p.EcFromUplink,
+		p.EcGetpeername4,
+		p.EcGetpeername6,
+		p.EcRecvmsg4,
+		p.EcRecvmsg6,
+		p.EcSendmsg4,
+		p.EcSendmsg6,
+		p.EcSockRelease,
 		p.EcToPod,
 		p.EcToTunnel,
 		p.EcToUplink,

@@ -10,6 +10,14 @@
 //	ec_to_tunnel    tc egress of the tunnel device      packets that the host's stack sends through it
 //	ec_collect      syscall, run by the agent           slices of the flow tables, to remove ended flows
 //
+// Those on the cgroup of the node's processes see what these do with sockets, where Services are served:
+//
+//	ec_connect4, ec_connect6            connect, and the first datagram of TCP Fast Open
+//	ec_sendmsg4, ec_sendmsg6            datagrams of sockets that are connected to nobody
+//	ec_recvmsg4, ec_recvmsg6            from whom a datagram is
+//	ec_getpeername4, ec_getpeername6    to whom a socket is connected
+//	ec_sock_release                     the end of a socket
+//
 // The walk of a packet:
 //
 //	    pod                                                      world, other nodes

@@ -7,13 +7,13 @@
  */
 #include "bpf/lib/arp.h"
 #include "bpf/lib/finish.h"
-#include "bpf/lib/frontend.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/nd.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/offload.h"
+#include "bpf/lib/outside.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/service.h"
 #include "bpf/lib/translate.h"
@@ -93,6 +93,17 @@ EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device
 	return pkt_is_icmp(family, pkt->tuple.proto) ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;
 }
 
+/* What the pod sends to a Service, or as the backend of a client outside. */
+EC_INLINE enum verdict from_pod_services(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+					 struct device *dev)
+{
+	if (!cfg.services)
+		return VERDICT_GO_ON;
+	s->owner.ifindex = ctx->ifindex;
+	s->owner.direction = DIRECTION_FROM_POD;
+	return outside_answer(ctx, s, dev) ?: frontend_stage(ctx, config, s, dev);
+}
+
 EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, enum family family)
 {
 	struct config *config = config_get();
@@ -102,7 +113,7 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, en
 
 	if (!config || !s)
 		return -DROP_INVALID;
-	verdict = from_pod_check(ctx, dev, s, family) ?: frontend_stage(ctx, config, s, dev);
+	verdict = from_pod_check(ctx, dev, s, family) ?: from_pod_services(ctx, config, s, dev);
 	if (verdict)
 		return verdict;
 	if (service_is_itself(s))

@@ -8,41 +8,16 @@
  * there.
  */
 #include "bpf/lib/arrive.h"
-#include "bpf/lib/count.h"
 #include "bpf/lib/ct.h"
+#include "bpf/lib/finish.h"
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/nf.h"
+#include "bpf/lib/outside.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/translate.h"
 #include "bpf/lib/tunnel.h"
-
-/*
- * Whether the host has a route to the source through this uplink. An empty mask, as
- * left by an older agent that kept none, refuses nothing.
- */
-EC_INLINE bool from_uplink_has_route(const struct __sk_buff *ctx, const struct destination *source)
-{
-	struct uplink_key key = {.ifindex = ctx->ifindex};
-	struct uplink *uplink;
-
-	if (source->ifindex == ctx->ifindex || !source->uplinks)
-		return true;
-	uplink = bpf_map_lookup_elem(&uplinks, &key);
-	return uplink && (source->uplinks & (1ULL << (uplink->bit & 63)));
-}
-
-/* Whether a packet to a pod may have this source on this uplink; from and kind describe the source. */
-EC_INLINE enum verdict from_uplink_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
-						const struct destination *from, enum destination_kind kind)
-{
-	/* What this node owns cannot come from outside, nor a Service's answer, which has a backend's address there. */
-	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || (cfg.services && kind == DESTINATION_SERVICE) ||
-	    ip_martian(pkt->family, &pkt->tuple.src))
-		return -DROP_SPOOFED_SOURCE;
-	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
-}
 
 /* Whether a packet may go straight into the pod. */
 EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
@@ -53,7 +28,7 @@ EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct confi
 	enum destination_kind kind = arrive_kind(config, pkt->family, &pkt->tuple.src, from);
 	enum verdict verdict;
 
-	verdict = from_uplink_judge_source(ctx, pkt, from, kind) ?: arrive_check_icmp(ctx, pkt);
+	verdict = arrive_judge_source(ctx, pkt, from, kind) ?: arrive_check_icmp(ctx, pkt);
 	if (verdict)
 		return verdict;
 	/* A flow that the world opens is recorded, so that its replies leave the same way, unmasqueraded. */
@@ -92,7 +67,7 @@ EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, struct scratch
 	return rewrite_finish(ctx, &s->pkt) ?: VERDICT_STACK;
 }
 
-/* A packet to the node: a reply to a masqueraded flow, or else for the stack. */
+/* A packet to the node: a reply to a masqueraded flow, or else for the stack. GO_ON: it may be a Service's. */
 EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
 {
 	const struct pkt *pkt = &s->pkt;
@@ -102,10 +77,11 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	struct endpoint *ep;
 
 	verdict = translate_find_reply(ctx, s, &reverse);
+	if (cfg.services && (verdict == VERDICT_STACK || (!verdict && nat_is_service(reverse))))
+		return VERDICT_GO_ON;
 	if (!verdict && pkt->l4 == L4_ICMP_ERROR) {
 		from = path_destination(&pkt->tuple.src);
-		verdict = from_uplink_judge_source(ctx, pkt, from,
-						   arrive_kind(config, pkt->family, &pkt->tuple.src, from))
+		verdict = arrive_judge_source(ctx, pkt, from, arrive_kind(config, pkt->family, &pkt->tuple.src, from))
 				  ?: icmp_check(ctx, END_DESTINATION);
 	}
 	return verdict ?: translate_destination(ctx, s, reverse, &ep) ?: from_uplink_deliver(ctx, s, reverse, ep);
@@ -123,7 +99,7 @@ EC_INLINE enum verdict from_uplink_outer(struct __sk_buff *ctx, struct pkt *pkt)
 	    !tunnel_is_outer(pkt))
 		return VERDICT_GO_ON;
 	from = path_destination(&pkt->tuple.src);
-	return from && !from_uplink_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_STACK;
+	return from && !arrive_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_STACK;
 }
 
 /*
@@ -163,7 +139,7 @@ EC_CALL enum verdict from_uplink_to_stack(const struct __sk_buff *ctx, const str
 	from = path_destination(&pkt->tuple.src);
 	if (!from)
 		return VERDICT_STACK;
-	return from_uplink_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK;
+	return arrive_judge_source(ctx, pkt, from, from->kind) ?: VERDICT_STACK;
 }
 
 /*
@@ -204,9 +180,13 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 	verdict = from_uplink_outer(ctx, &s->pkt);
 	if (verdict)
 		return verdict;
-	verdict = ip_masqueraded(family) ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
-	/* A fragment of nobody's goes to the stack as well, but is counted. */
-	if (family == FAMILY_IPV4 || (verdict != VERDICT_STACK && verdict != -DROP_FRAG_NOT_FOUND))
+	verdict = ip_masqueraded(family) || cfg.services ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
+	if (cfg.services && !verdict)
+		verdict = outside_arrive(ctx, s, DIRECTION_FROM_UPLINK) ?: VERDICT_STACK;
+	/* What has been translated has been judged. A fragment of nobody's goes to the stack as well, but is counted.
+	 */
+	if (family == FAMILY_IPV4 || service_has_translated(s) ||
+	    (verdict != VERDICT_STACK && verdict != -DROP_FRAG_NOT_FOUND))
 		return verdict;
 	judged = from_uplink_to_stack(ctx, &s->pkt);
 	return judged == VERDICT_STACK ? verdict : judged;
@@ -214,6 +194,9 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 
 EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
+	/* What outside_to_client hands to the stack has the Ethernet addresses of another link. */
+	if (cfg.services && (ctx->mark & cfg.mark) && ctx->pkt_type == EC_PACKET_OTHERHOST)
+		bpf_skb_change_type(ctx, EC_PACKET_HOST);
 	if ((ctx->mark & cfg.mark) || pkt_in_vlan(ctx))
 		return VERDICT_STACK;
 	/* As in ec_from_pod, each family has code of its own. */
@@ -230,5 +213,8 @@ EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 SEC("tc")
 int ec_from_uplink(struct __sk_buff *ctx)
 {
-	return finish(ctx, DIRECTION_FROM_UPLINK, from_uplink(ctx));
+	enum verdict verdict = from_uplink(ctx);
+
+	return cfg.services ? answer_or_finish(ctx, DIRECTION_FROM_UPLINK, verdict)
+			    : finish(ctx, DIRECTION_FROM_UPLINK, verdict);
 }

@@ -5,6 +5,7 @@
  * our programs send there has its key; what the host's stack sends gets it here.
  */
 #include "bpf/lib/count.h"
+#include "bpf/lib/outside.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
 #include "bpf/lib/too_big.h"
@@ -42,6 +43,11 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	mtu = to->flags & DESTINATION_BY_TUNNEL ? path_tunnel_mtu(ctx, config, to) : to->mtu;
 	if (mtu < to->mtu && offload_exceeds(ctx, &s->pkt, mtu))
 		return too_big_refuse(s, ep ? ep->ifindex : 0, mtu);
+	if (cfg.services && !ep) {
+		verdict = outside_of_host(ctx, s, flow_owner(0), DIRECTION_TO_TUNNEL);
+		if (verdict)
+			return verdict;
+	}
 	return tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac) ?: VERDICT_STACK;
 }
 

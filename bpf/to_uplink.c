@@ -7,6 +7,7 @@
  */
 #include "bpf/lib/finish.h"
 #include "bpf/lib/ip.h"
+#include "bpf/lib/outside.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/too_big.h"
 #include "bpf/lib/translate.h"
@@ -60,12 +61,18 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 	return to_uplink_done(ctx, &s->pkt, translate_source(ctx, s, &t));
 }
 
+/* Whether a datagram comes from a port on which a Service answers: the reply must not go there. TCP's opens nothing. */
+EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
+{
+	return cfg.services && pkt->tuple.proto == IPPROTO_UDP && open_is_node_port(&pkt->tuple);
+}
+
 /*
- * A packet of the node itself from a port of the masquerade range, such as one that a
- * program has bound explicitly and that the choice of a pod's port could not see. If a
- * pod's flow has that port towards that destination, the node's gets another.
+ * A packet of the node itself from a port of the masquerade range or of a Service, such as
+ * one that a program has bound explicitly and that the choice of a pod's port could not see.
+ * If a pod's flow has that port towards that destination, the node's gets another.
  */
-EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
+EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s, bool noted)
 {
 	struct pkt *pkt = &s->pkt;
 	struct snat_entry *own, *other;
@@ -75,8 +82,8 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s)
 	if (verdict)
 		return verdict;
 	if (!own) {
-		other = bpf_map_lookup_elem(&snat_reverse, &pkt->tuple);
-		if (!other || !flow_is_live(&other->last_seen))
+		other = nat_peek_reverse(&pkt->tuple);
+		if (!other && !noted)
 			return VERDICT_STACK;
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;
@@ -110,6 +117,9 @@ EC_INLINE enum verdict to_uplink_to_cluster(struct __sk_buff *ctx, const struct 
 	enum verdict verdict = to->kind == DESTINATION_NODE ? tunnel_guard(ctx, &s->pkt) : VERDICT_GO_ON;
 	__u32 mtu;
 
+	/* It has met no program of ours where the pod sent it. */
+	if (cfg.services && to->kind == DESTINATION_SERVICE)
+		return -DROP_NO_SERVICE;
 	if (verdict || !(to->flags & DESTINATION_BY_TUNNEL) || !config->tunnel_ifindex)
 		return verdict ?: VERDICT_STACK;
 	/* The stack has only compared it with the uplink's MTU. */
@@ -174,26 +184,47 @@ EC_INLINE enum verdict to_uplink_outer(struct __sk_buff *ctx, const struct pkt *
 										     : VERDICT_STACK;
 }
 
+/* What answers a client outside, or goes to a Service past every hook. */
+EC_CALL enum verdict to_uplink_services(struct __sk_buff *ctx, struct scratch *s)
+{
+	struct device *world = flow_owner(0);
+	enum verdict verdict;
+
+	if (!pkt_l4(ctx, &s->pkt))
+		return outside_is_service(&s->pkt.tuple.dst) ? -DROP_INVALID : VERDICT_STACK;
+	verdict = outside_of_host(ctx, s, world, DIRECTION_TO_UPLINK);
+	if (verdict || s->service.translated)
+		return to_uplink_done(ctx, &s->pkt, verdict);
+	return outside_caught(ctx, s, world);
+}
+
 /* A packet from an address that no pod has. */
 EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct config *config, struct scratch *s)
 {
 	struct pkt *pkt = &s->pkt;
+	enum verdict verdict;
+	bool noted;
 
-	if (path_is_ours(config, pkt->family, &pkt->tuple.src))
-		return ip_masqueraded(pkt->family) && to_uplink_is_world(pkt, path_destination(&pkt->tuple.dst))
-			       ? -DROP_SPOOFED_SOURCE
-			       : VERDICT_STACK;
+	if (path_is_ours(config, pkt->family, &pkt->tuple.src)) {
+		if (ip_masqueraded(pkt->family) && to_uplink_is_world(pkt, path_destination(&pkt->tuple.dst)))
+			return -DROP_SPOOFED_SOURCE;
+		return cfg.services && outside_is_service(&pkt->tuple.dst) ? -DROP_SPOOFED_SOURCE : VERDICT_STACK;
+	}
+	verdict = cfg.services ? to_uplink_services(ctx, s) : VERDICT_GO_ON;
+	if (verdict)
+		return verdict;
 	if (!pkt_proto_known(pkt->family, pkt->tuple.proto) || pkt_flow(ctx, pkt, FRAGMENTS_NODE))
 		return VERDICT_STACK;
 	if (tunnel_is_outer(pkt))
 		return to_uplink_outer(ctx, pkt);
-	if (!ip_masqueraded(pkt->family))
+	if (!ip_masqueraded(pkt->family) && !cfg.services)
 		return VERDICT_STACK;
 	if (pkt->l4 == L4_ICMP_ERROR)
 		return to_uplink_error(ctx, s);
-	if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.sport))
+	if (pkt->l4 != L4_FLOW)
 		return VERDICT_STACK;
-	return to_uplink_of_node(ctx, s);
+	noted = to_uplink_noted(pkt);
+	return noted || nat_port_in_range(pkt->tuple.sport) ? to_uplink_of_node(ctx, s, noted) : VERDICT_STACK;
 }
 
 EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
@@ -215,9 +246,12 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 	ep = path_endpoint(&s->pkt.tuple.src);
 	if (ep && path_foreign(ctx, ep))
 		return -DROP_SPOOFED_SOURCE;
-	/* It may be for a tunnel port. */
+	/* It may be for a tunnel port, or a Service. */
 	if (verdict)
-		return ep || to_uplink_outer(ctx, &s->pkt) < 0 ? verdict : VERDICT_STACK;
+		return ep || to_uplink_outer(ctx, &s->pkt) < 0 ||
+				       (cfg.services && outside_is_service(&s->pkt.tuple.dst))
+			       ? verdict
+			       : VERDICT_STACK;
 	return ep ? to_uplink_forwarded(ctx, config, s, ep) : to_uplink_from_host(ctx, config, s);
 }
 

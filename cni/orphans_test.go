@@ -33,6 +33,8 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 	w.must(err)
 	defer d.Close()
 	w.must(d.Put(devices.Key{Ifindex: dead}, devices.Value{}))
+	world := devices.Key{Ifindex: devices.World} // of no link, and the agent's
+	w.must(d.Put(world, devices.Value{}))
 	w.must(os.WriteFile(filepath.Join(endpoint.Dir(w.stateDir), p.id.String()+".json.tmp"), []byte("{"), 0o600))
 	link, err := w.host.CreateVeth(device.Veth{
 		Name: p.id.HostLinkName(), MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PeerName: "eth0",
@@ -52,6 +54,9 @@ func TestSweepTakesWhatBelongsToNothing(t *testing.T) {
 	if _, err := os.Lstat(uplink); !os.IsNotExist(err) {
 		t.Errorf("the pin of an uplink that is gone: %v, want none", err)
 	}
+	_, err = d.Get(world)
+	w.must(err)
+	w.must(d.Delete(world))
 	w.unchanged(before)
 }
 

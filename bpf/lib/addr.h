@@ -30,6 +30,16 @@ EC_INLINE void addr_set_v4(struct addr *a, __be32 v4)
 	w[3] = v4;
 }
 
+/* The address of the same family that is all zero, which stands for any. */
+EC_INLINE struct addr addr_any_like(const struct addr *a)
+{
+	struct addr any = {};
+
+	if (addr_is_v4(a))
+		addr_set_v4(&any, 0);
+	return any;
+}
+
 EC_INLINE bool addr_equal(const struct addr *a, const struct addr *b)
 {
 	const __u32 *x = (const __u32 *)a->bytes, *y = (const __u32 *)b->bytes;

@@ -74,6 +74,30 @@ EC_INLINE __u32 affinity_usable(__u32 number, __u32 generation, __u32 set, bool 
 	return b && (!local || affinity_is_local(b)) ? number : 0;
 }
 
+/* affinity_find for a client that is no pod. */
+EC_INLINE __u32 affinity_find_client(const struct addr *client, __u32 set, __u32 seconds, bool local)
+{
+	struct client_key key = {.client = *client, .set = set};
+	const struct client *c = bpf_map_lookup_elem(&clients, &key);
+
+	if (!c || c->last_seen + seconds * NSEC_PER_SEC <= bpf_ktime_get_coarse_ns())
+		return 0;
+	return affinity_usable(c->backend, c->generation, set, local);
+}
+
+/* affinity_keep for a client that is no pod. */
+EC_INLINE void affinity_keep_client(const struct addr *client, const struct target *t)
+{
+	struct client_key key = {.client = *client, .set = t->set};
+	struct client c = {
+		.backend = t->backend,
+		.generation = t->generation,
+		.last_seen = bpf_ktime_get_coarse_ns(),
+	};
+
+	bpf_map_update_elem(&clients, &key, &c, BPF_ANY);
+}
+
 /*
  * The number of the backend that the packet's source, an address of the owner, has kept of
  * a set for less than so many seconds; 0: none. local: those of other nodes do not count.
@@ -84,6 +108,8 @@ EC_CALL __u32 affinity_find(const struct scratch *s, __u32 set, __u32 seconds, b
 	__u64 stamp, now = bpf_ktime_get_coarse_ns();
 	struct affinity *a;
 
+	if (!s->owner.ifindex)
+		return affinity_find_client(&s->pkt.tuple.src, set, seconds, local);
 	for (int i = 0; i < AFFINITY_WAYS; i++) {
 		a = affinity_slot(s->owner.ifindex, hash + i);
 		if (!a)
@@ -121,6 +147,10 @@ EC_CALL void affinity_keep(const struct scratch *s)
 	__u64 stamp, found = 0, used, oldest = ~0ULL, now = bpf_ktime_get_coarse_ns();
 	struct affinity *a, *chosen = NULL;
 
+	if (!s->owner.ifindex) {
+		affinity_keep_client(&s->pkt.tuple.src, &s->target);
+		return;
+	}
 	for (int i = 0; i < AFFINITY_WAYS; i++) {
 		a = affinity_slot(s->owner.ifindex, hash + i);
 		if (!a)

@@ -10,6 +10,8 @@
 #include "bpf/lib/flow.h"
 #include "bpf/lib/ip.h"
 #include "bpf/lib/offload.h"
+#include "bpf/lib/path.h"
+#include "bpf/lib/tunnel.h"
 
 /* answers_until has only 32 bits, so it counts units of 2^16 ns. */
 #define ANSWER_SHIFT 16
@@ -178,9 +180,33 @@ EC_CALL bool answer_error(struct __sk_buff *ctx, struct scratch *s, const struct
 	       !bpf_skb_store_bytes(ctx, answer_l4_off(&s->pkt), &s->error.icmp, len, 0);
 }
 
-/* Sends the answer to the pod. Returns a TC action. */
+/*
+ * Sends the answer to where the packet came from, which is no pod: the neighbour on an uplink, the far end of the
+ * tunnel, or the host's stack, as if it arrived by the uplink that the packet was leaving by. Returns a TC action.
+ */
+EC_CALL int answer_back(struct __sk_buff *ctx, const struct scratch *s)
+{
+	const struct config *config = config_get();
+	struct destination *to;
+	__u8 macs[2 * ETH_ALEN];
+
+	if (!config || bpf_skb_load_bytes(ctx, 0, macs + ETH_ALEN, ETH_ALEN) ||
+	    bpf_skb_load_bytes(ctx, ETH_ALEN, macs, ETH_ALEN) || bpf_skb_store_bytes(ctx, 0, macs, sizeof(macs), 0))
+		return EC_ACT_SHOT;
+	ctx->mark |= cfg.mark;
+	if (s->owner.direction == DIRECTION_FROM_TUNNEL) {
+		to = path_destination(&s->pkt.tuple.src);
+		if (!to || tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac))
+			return EC_ACT_SHOT;
+	}
+	return bpf_redirect(ctx->ifindex, s->owner.direction == DIRECTION_TO_UPLINK ? BPF_F_INGRESS : 0);
+}
+
+/* Sends the answer to the owner in the scratch record. Returns a TC action. */
 EC_INLINE int answer_send(struct __sk_buff *ctx, const struct scratch *s, const struct device *dev)
 {
+	if (!s->owner.ifindex)
+		return answer_back(ctx, s);
 	/* pod_mac and host_mac are adjacent, in the order of the Ethernet header. */
 	if (bpf_skb_store_bytes(ctx, 0, dev->pod_mac, 12, 0))
 		return EC_ACT_SHOT;

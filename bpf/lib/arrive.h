@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What arrives for a pod from another node or the world, by an uplink or through the
- * tunnel. Whether its source may be there has been judged before.
+ * What arrives from another node or the world, by an uplink or through the tunnel:
+ * whether its source may be there, and whether a pod may get it.
  */
 #ifndef EC_LIB_ARRIVE_H
 #define EC_LIB_ARRIVE_H
@@ -18,6 +18,32 @@ EC_INLINE enum destination_kind arrive_kind(const struct config *config, __u8 fa
 	if (path_is_ours(config, family, address))
 		return DESTINATION_LOCAL;
 	return found ? found->kind : DESTINATION_WORLD;
+}
+
+/*
+ * Whether the host has a route to the source through this uplink. An empty mask, as
+ * left by an older agent that kept none, refuses nothing.
+ */
+EC_INLINE bool arrive_has_route(const struct __sk_buff *ctx, const struct destination *source)
+{
+	struct uplink_key key = {.ifindex = ctx->ifindex};
+	struct uplink *uplink;
+
+	if (source->ifindex == ctx->ifindex || !source->uplinks)
+		return true;
+	uplink = bpf_map_lookup_elem(&uplinks, &key);
+	return uplink && (source->uplinks & (1ULL << (uplink->bit & 63)));
+}
+
+/* Whether a packet may have this source on this uplink; from and kind describe the source. */
+EC_INLINE enum verdict arrive_judge_source(const struct __sk_buff *ctx, const struct pkt *pkt,
+					   const struct destination *from, enum destination_kind kind)
+{
+	/* What this node owns cannot come from outside, nor a Service's answer, which has a backend's address there. */
+	if (kind == DESTINATION_LOCAL || kind == DESTINATION_HOST || (cfg.services && kind == DESTINATION_SERVICE) ||
+	    ip_martian(pkt->family, &pkt->tuple.src))
+		return -DROP_SPOOFED_SOURCE;
+	return from && !arrive_has_route(ctx, from) ? -DROP_WRONG_UPLINK : VERDICT_GO_ON;
 }
 
 /* Whether packets from there to a pod go to the stack, as the pod's packets in the other direction do. */

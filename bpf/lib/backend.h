@@ -27,47 +27,47 @@ EC_INLINE bool backend_serves(const struct backend *b, __u32 set, __u32 generati
 	return b->set == set && b->generation == generation && (b->flags & BACKEND_SERVING);
 }
 
-/* The slots that pods choose from. */
-EC_INLINE enum verdict backend_slots(const struct service *frontend, const struct service_set *set,
-				     struct backend_range *range)
+/* The slots to choose from; local: those of this node's endpoints. */
+EC_INLINE enum verdict backend_slots(const struct service_set *set, bool local, struct backend_range *range)
 {
 	__u64 block = *(const volatile __u64 *)&set->block;
-	__u32 cluster = block >> SET_CLUSTER_SHIFT & SET_COUNT_MASK, local = block & SET_COUNT_MASK;
+	__u32 all = block >> SET_CLUSTER_SHIFT & SET_COUNT_MASK, locals = block & SET_COUNT_MASK;
 
 	range->first = block >> SET_FIRST_SHIFT;
-	range->count = cluster;
-	if (frontend->flags & SERVICE_LOCAL) {
-		range->first += cluster;
-		range->count = local;
+	range->count = all;
+	if (local) {
+		range->first += all;
+		range->count = locals;
 	}
 	if (range->count)
 		return VERDICT_GO_ON;
-	return cluster ? -DROP_NO_LOCAL_BACKEND : -DROP_NO_BACKEND;
+	return all ? -DROP_NO_LOCAL_BACKEND : -DROP_NO_BACKEND;
 }
 
 /* Makes a backend the target; false: it serves no more, or it is a pod of this node that is gone. */
-EC_CALL bool backend_take(struct scratch *s, __u32 number, __u32 set)
+EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 {
 	const struct config *config = config_get();
 	const struct backend *b = backend_get(number);
-	struct target *t = &s->target;
+	__u8 family;
 
 	if (!b || !config || b->set != set || !(b->flags & BACKEND_SERVING))
 		return false;
-	if (path_is_ours(config, s->pkt.family, &b->address) && !path_endpoint(&b->address))
+	family = addr_is_v4(&b->address) ? FAMILY_IPV4 : FAMILY_IPV6;
+	if (path_is_ours(config, family, &b->address) && !path_endpoint(&b->address))
 		return false;
 	t->address = b->address;
 	t->port = b->port;
 	t->set = set;
 	t->backend = number;
 	t->generation = b->generation;
-	s->owner.flags = FLOW_SERVICE | (b->flags & BACKEND_ON_NODE ? FLOW_ON_NODE : 0);
+	t->flags = FLOW_SERVICE | (b->flags & BACKEND_ON_NODE ? FLOW_ON_NODE : 0);
 	return true;
 }
 
 /* A search for a backend among the slots of a set. */
 struct backend_search {
-	struct scratch *scratch;
+	struct target *target;
 	struct backend_range range;
 	__u32 set;
 	__u32 at; /* the slot's number in the range */
@@ -80,20 +80,20 @@ static long backend_search_step(__u32 i, struct backend_search *b)
 	__u32 at = b->range.first + b->at;
 	struct slot *slot = bpf_map_lookup_elem(&slots, &at);
 
-	b->found = slot && backend_take(b->scratch, slot->backend, b->set);
+	b->found = slot && backend_take(b->target, slot->backend, b->set);
 	if (++b->at >= b->range.count)
 		b->at = 0;
 	return b->found;
 }
 
 /*
- * Chooses the backend of a new flow to a frontend, each with the same probability, and
- * makes it the target. While the maps name some that have just ended, the next is tried.
+ * Chooses the backend of a new flow to a set, each with the same probability, and makes it
+ * the target. While the maps name some that have just ended, the next is tried.
  */
-EC_CALL enum verdict backend_choose(struct scratch *s, const struct service *frontend, const struct service_set *set)
+EC_CALL enum verdict backend_choose(struct target *t, __u32 number, const struct service_set *set, bool local)
 {
-	struct backend_search b = {.scratch = s, .set = frontend->set};
-	enum verdict verdict = backend_slots(frontend, set, &b.range);
+	struct backend_search b = {.target = t, .set = number};
+	enum verdict verdict = backend_slots(set, local, &b.range);
 
 	if (verdict)
 		return verdict;

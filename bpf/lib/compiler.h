@@ -75,11 +75,12 @@ struct icmp_header {
 	__be16 rest;
 };
 
-/* errno values: nothing found; the map is full; the key is in the map already */
+/* errno values: nothing found; the map is full; the key is in the map already; a port nobody listens on */
 enum {
 	EC_ENOENT = 2,
 	EC_E2BIG = 7,
 	EC_EEXIST = 17,
+	EC_ECONNREFUSED = 111,
 };
 
 #endif

@@ -125,6 +125,9 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
 	if (masqueraded && masqueraded->ifindex == ifindex && flow_is_live(&masqueraded->last_seen))
 		return -DROP_FLOW_COLLISION;
+	/* The client talks to the pod from there already, by a Service. */
+	if (cfg.services && bpf_map_lookup_elem(&snat_reverse, &pkt->tuple))
+		return -DROP_FLOW_COLLISION;
 	verdict = room_reserve(u, USAGE_CONNTRACK, &dev->conntrack_flows);
 	if (verdict)
 		return verdict;

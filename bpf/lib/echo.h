@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * A pod's echo request to the address of a Service. Nobody there would reply to it, so it
+ * An echo request to the address of a Service. Nobody there would reply to it, so it
  * is turned into its reply in place, with whatever headers it has, and never leaves the
  * node.
  */
@@ -43,15 +43,14 @@ EC_INLINE bool echo_turn_addresses(struct __sk_buff *ctx, const struct pkt *pkt)
 	return !bpf_skb_store_bytes(ctx, IP_OFF + offsetof(struct iphdr, saddr), ipv4, sizeof(ipv4), 0);
 }
 
-/* Answers an echo request of the pod that the packet comes from; GO_ON: it is none. */
+/* Answers an echo request of the owner in the scratch record; GO_ON: it is none. */
 EC_CALL enum verdict echo_answer(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct device *dev = flow_owner(ctx->ifindex);
+	struct device *dev = flow_owner(s->owner.ifindex);
 	const struct pkt *pkt = &s->pkt;
 
 	if (!dev || !echo_asks(pkt))
 		return VERDICT_GO_ON;
-	s->owner.ifindex = ctx->ifindex;
 	if ((pkt->fragment != FRAGMENT_LATER && !echo_turn_message(ctx, pkt)) || !echo_turn_addresses(ctx, pkt) ||
 	    answer_send(ctx, s, dev) == EC_ACT_SHOT)
 		return -DROP_WRITE_FAILED;

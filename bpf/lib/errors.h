@@ -65,7 +65,9 @@ EC_GLOBAL enum verdict errors_translate(struct __sk_buff *ctx)
 	if (!s)
 		return -DROP_INVALID;
 	to = &s->service.turns;
-	from_far = addr_equal(&s->pkt.tuple.src, &s->inner.tuple.dst);
+	/* Who has no address that the backend knows speaks as the client that it knows. */
+	from_far = addr_equal(&s->pkt.tuple.src, &s->inner.tuple.dst) ||
+		   (s->service.received && !addr_equal(&to->dst, &s->inner.tuple.dst));
 	to_near = addr_equal(&s->pkt.tuple.dst, &s->inner.tuple.src);
 	verdict = errors_quote(ctx, s, END_SOURCE, &to->src, to->sport);
 	if (verdict)
@@ -131,6 +133,7 @@ EC_INLINE bool errors_find_sent(struct __sk_buff *ctx, struct scratch *s, __u32 
 
 	if (!half)
 		return false;
+	s->service.received = false;
 	nat_set_other_key(&s->service.turns, &s->inner.tuple, half);
 	if (!errors_bury(ctx, s))
 		return true;
@@ -152,6 +155,7 @@ EC_INLINE bool errors_find_received(struct scratch *s, __u32 ifindex)
 		return false;
 	nat_set_other_key(turns, &s->key, half);
 	*turns = tuple_reversed(turns);
+	s->service.received = true;
 	return true;
 }
 
@@ -172,7 +176,7 @@ EC_GLOBAL int errors_forward(struct __sk_buff *ctx)
 	struct scratch *s = scratch_get();
 
 	return s && cfg.services && errors_read(ctx, s) && addr_equal(&s->pkt.tuple.dst, &s->inner.tuple.src) &&
-	       (errors_find_received(s, ctx->ifindex) || errors_find_sent(ctx, s, ctx->ifindex));
+	       (errors_find_received(s, s->owner.ifindex) || errors_find_sent(ctx, s, s->owner.ifindex));
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The exit of programs that see what pods send: some drops are answered by a packet to the pod. */
+/* The exit of programs that see what pods send, or ask Services from outside: some drops are answered by a packet to
+ * the sender. */
 #ifndef EC_LIB_FINISH_H
 #define EC_LIB_FINISH_H
 
@@ -8,11 +9,10 @@
 #include "bpf/lib/reset.h"
 #include "bpf/lib/too_big.h"
 
-/* finish, for what a pod may have sent. Where a drop is answered, that pod is the owner in the scratch record. */
+/* finish, for what may be answered. Where a drop is, the owner in the scratch record is told. */
 EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
 {
-	/* Only there are packets translated for Services. */
-	if (direction == DIRECTION_FROM_POD && refuse_answers(verdict)) {
+	if (refuse_answers(verdict)) {
 		count_drop(ctx, direction, -verdict);
 		return refuse_answer(ctx, -verdict);
 	}

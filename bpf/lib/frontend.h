@@ -1,27 +1,24 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * The stage frontend, the first of a pod's packet: one to a Service becomes one to a
- * backend before anything else looks at it (service.h).
+ * backend before anything else looks at it (service.h). What comes from outside meets it
+ * as well (outside.h). Whose packet it is, the owner in the scratch record says.
  */
 #ifndef EC_LIB_FRONTEND_H
 #define EC_LIB_FRONTEND_H
 
 #include "bpf/lib/affinity.h"
+#include "bpf/lib/asked.h"
 #include "bpf/lib/backend.h"
 #include "bpf/lib/echo.h"
 #include "bpf/lib/open.h"
 #include "bpf/lib/service.h"
 #include "bpf/lib/takeover.h"
+#include "bpf/lib/turn.h"
+#include "bpf/lib/way.h"
 
 /* In service_walk's frontend, above enum service_flags: a Service has the packet's destination. */
 #define FRONTEND_THERE (1U << 31)
-
-/* What becomes of a packet whose flow is known. */
-enum frontend_turn {
-	FRONTEND_GOES_ON,
-	FRONTEND_ANEW, /* its backend serves no more, and another is chosen */
-	FRONTEND_GONE, /* its backend is gone, and TCP has to be told */
-};
 
 /* The entry of an address that some Service has; NULL: none has it. */
 EC_INLINE struct service *frontend_at(const struct addr *address)
@@ -32,21 +29,38 @@ EC_INLINE struct service *frontend_at(const struct addr *address)
 }
 
 /*
- * Copies the frontend that a packet goes to; false: there is none. The entry may be
- * deleted meanwhile and its memory be another's at once, so it is looked up again.
+ * Copies the frontend with this key; false: there is none. The entry may be deleted
+ * meanwhile and its memory be another's at once, so it is looked up again.
  */
-EC_CALL bool frontend_find(const struct tuple *out, struct service *copy)
+EC_CALL bool frontend_copy(const struct service_key *key, struct service *copy)
 {
-	struct service_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
-	struct service *found = bpf_map_lookup_elem(&services, &key);
+	struct service *found = bpf_map_lookup_elem(&services, key);
 
 	for (int i = 0; i < 2 && found; i++) {
 		*copy = *(volatile struct service *)found;
-		if (bpf_map_lookup_elem(&services, &key) == found)
+		if (bpf_map_lookup_elem(&services, key) == found)
 			return true;
-		found = bpf_map_lookup_elem(&services, &key);
+		found = bpf_map_lookup_elem(&services, key);
 	}
 	return false;
+}
+
+/*
+ * Copies the frontend that a packet without a flow goes to; false: there is none. An address
+ * of the node has sockets of the host's too: a segment of no flow is theirs.
+ */
+EC_CALL bool frontend_find(const struct scratch *s, struct service *copy)
+{
+	const struct tuple *out = &s->pkt.tuple;
+	struct service_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
+	bool of_node = s->service.frontend & SERVICE_NODE;
+
+	if (of_node && !open_allowed(&s->pkt))
+		return false;
+	if (frontend_copy(&key, copy))
+		return true;
+	key.address = addr_any_like(&out->dst);
+	return of_node && frontend_copy(&key, copy);
 }
 
 /* For later steps, SCTP has no ports. */
@@ -58,55 +72,6 @@ EC_INLINE void frontend_forget_ports(struct pkt *pkt)
 	pkt->tuple.dport = 0;
 }
 
-/* Whether a TCP flow's backend is known to be gone, and not only not to serve. */
-EC_CALL bool frontend_backend_gone(const struct snat_entry *flow, const struct backend *b)
-{
-	struct destination *to;
-
-	if (flow->flags & FLOW_DEAD)
-		return true;
-	if (!(flow->flags & FLOW_ON_NODE) || (b && b->generation == flow->generation))
-		return false;
-	to = path_destination(&flow->far_address);
-	return !to || (to->kind != DESTINATION_HOST && to->kind != DESTINATION_LOCAL &&
-		       to->kind != DESTINATION_POD_CIDR && to->kind != DESTINATION_NODE);
-}
-
-/* Whether a SYN begins another connection: the last is closed, or none was answered and the backend serves no more. */
-EC_CALL bool frontend_syn_anew(struct scratch *s, const struct snat_entry *flow, bool serves)
-{
-	struct snat_entry *reverse;
-	__u8 answered;
-
-	nat_set_other_key(&s->key, &s->pkt.tuple, flow);
-	reverse = bpf_map_lookup_elem(&snat_reverse, &s->key);
-	answered = reverse ? reverse->state : 0;
-	return answered ? tcp_opens_anew(flow->state, answered, true) : !serves || (flow->state & FLOW_RESET);
-}
-
-/* Whether a known flow may go on to its backend. One past its Service has none. */
-EC_INLINE enum frontend_turn frontend_judge(struct scratch *s, const struct snat_entry *flow)
-{
-	__u8 proto = s->pkt.tuple.proto;
-	const struct backend *b;
-	bool serves;
-
-	if (!flow->set)
-		return FRONTEND_GOES_ON;
-	b = backend_get(flow->backend);
-	serves = b && backend_serves(b, flow->set, flow->generation) && !(flow->flags & FLOW_DEAD);
-	if (proto == IPPROTO_TCP && tcp_is_opening(&s->pkt) && frontend_syn_anew(s, flow, serves))
-		return FRONTEND_ANEW;
-	if (serves)
-		return FRONTEND_GOES_ON;
-	if (proto == IPPROTO_UDP)
-		return FRONTEND_ANEW;
-	if (!frontend_backend_gone(flow, b))
-		return FRONTEND_GOES_ON;
-	/* A SYN is of another connection: this one cannot go on. */
-	return proto == IPPROTO_SCTP || tcp_is_opening(&s->pkt) ? FRONTEND_ANEW : FRONTEND_GONE;
-}
-
 /* Turns the packet into that of its flow, of which this is the forward half. */
 EC_INLINE enum verdict frontend_translate(struct __sk_buff *ctx, struct scratch *s, struct snat_entry *flow)
 {
@@ -115,32 +80,39 @@ EC_INLINE enum verdict frontend_translate(struct __sk_buff *ctx, struct scratch 
 	return service_turn_into(ctx, s);
 }
 
-/* Prepares a flow for open_flow, to the target, on behalf of the pod. */
-EC_INLINE void frontend_prepare(struct __sk_buff *ctx, struct scratch *s)
+/* Prepares a flow for open_flow, to the target, on behalf of the owner. */
+EC_INLINE enum verdict frontend_prepare(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct tuple *out = &s->pkt.tuple;
 
+	s->service.opens = true;
+	if (!s->owner.ifindex)
+		return way_source(ctx, s);
 	/* With its own address a pod would not take the packet that it has sent. */
 	s->owner.address = addr_equal(&s->target.address, &out->src) ? out->dst : out->src;
-	s->owner.ifindex = ctx->ifindex;
-	s->owner.direction = DIRECTION_FROM_POD;
-	s->service.opens = true;
+	s->target.masqueraded = false;
+	return VERDICT_GO_ON;
 }
 
-/* The backend that the pod keeps of a set (affinity.h), made the target; false: it keeps none. */
-EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend, __u32 seconds)
+/* The backend that the client keeps of a set (affinity.h), made the target; false: it keeps none. */
+EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend, __u32 seconds, bool local)
 {
-	__u32 number = affinity_find(s, frontend->set, seconds, frontend->flags & SERVICE_LOCAL);
+	__u32 number = affinity_find(s, frontend->set, seconds, local);
 
-	return number && backend_take(s, number, frontend->set);
+	return number && backend_take(&s->target, number, frontend->set);
 }
 
-/* A flow that netfilter has translated until now keeps its backend, or stays netfilter's. */
+/* A flow that netfilter has translated until now keeps its backend, or stays netfilter's: a client outside has both
+ * there. */
 EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
 {
 	if (!nf_translates())
 		return VERDICT_GO_ON;
 	s->target.taken_over = false;
+	if (!s->owner.ifindex)
+		return takeover_asks(&s->pkt) && !tcp_is_opening(&s->pkt) && nf_knows(ctx, s, &s->pkt.tuple, false)
+			       ? VERDICT_STACK
+			       : VERDICT_GO_ON;
 	return takeover_flow(ctx, s, frontend);
 }
 
@@ -150,6 +122,7 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	__u32 number = frontend->set, seconds;
 	struct service_set *set = bpf_map_lookup_elem(&sets, &number);
 	enum verdict verdict = VERDICT_GO_ON;
+	bool local;
 
 	if (!open_allowed(&s->pkt)) {
 		s->owner.address = s->pkt.tuple.src;
@@ -158,11 +131,15 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	if (!set || !number)
 		return -DROP_NO_BACKEND;
 	seconds = set->affinity;
-	if (!seconds || !frontend_keeps(s, frontend, seconds))
-		verdict = backend_choose(s, frontend, set);
-	if (!verdict && seconds)
+	local = asked_is_local(s, frontend);
+	if (!seconds || !frontend_keeps(s, frontend, seconds, local))
+		verdict = backend_choose(&s->target, number, set, local);
+	if (verdict)
+		return verdict;
+	s->owner.flags = s->target.flags;
+	if (seconds)
 		affinity_keep(s);
-	return verdict;
+	return VERDICT_GO_ON;
 }
 
 /* A packet without a flow, to a frontend. known: it had one until now. */
@@ -171,18 +148,24 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 	struct service frontend;
 	enum verdict verdict;
 
-	if (!frontend_find(&s->pkt.tuple, &frontend))
-		return known || (s->service.frontend & SERVICE_CLUSTER_IP) ? -DROP_NO_SERVICE_PORT : VERDICT_GO_ON;
-	verdict = frontend_take_over(ctx, s, &frontend);
+	if (!frontend_find(s, &frontend))
+		return known || (s->service.frontend & SERVICE_CLUSTER_IP)
+			       ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
+			       : VERDICT_GO_ON;
+	if (asked_answers_host(s))
+		return VERDICT_STACK;
+	verdict = asked_judge_source(ctx, s);
+	if (!verdict && !asked_admits(s, &frontend))
+		verdict = -DROP_SOURCE_RANGE;
+	if (!verdict)
+		verdict = frontend_take_over(ctx, s, &frontend);
 	if (!verdict && !open_is_taken_over(s))
 		verdict = frontend_choose(s, &frontend);
-	if (!verdict)
-		frontend_prepare(ctx, s);
-	return verdict;
+	return verdict ?: frontend_prepare(ctx, s);
 }
 
 /*
- * A packet that goes straight to an address that may be a backend's: if a flow of the pod
+ * A packet that goes straight to an address that may be a backend's: if a flow of the owner
  * to a Service has its tuple already, it gets another port, or the backend would take the
  * two for one.
  */
@@ -194,14 +177,13 @@ EC_CALL enum verdict frontend_beside(struct __sk_buff *ctx, struct scratch *s)
 	if (!open_allowed(&s->pkt) || out->proto == IPPROTO_SCTP)
 		return VERDICT_GO_ON;
 	there = nat_peek_reverse(out);
-	if (!there || !nat_is_service(there) || there->ifindex != ctx->ifindex)
+	if (!there || !nat_is_service(there) || there->ifindex != s->owner.ifindex)
 		return VERDICT_GO_ON;
 	__builtin_memset(&s->target, 0, sizeof(s->target));
 	s->target.address = out->dst;
 	s->target.port = out->dport;
 	s->owner.flags = FLOW_SERVICE;
-	frontend_prepare(ctx, s);
-	return VERDICT_GO_ON;
+	return frontend_prepare(ctx, s);
 }
 
 /* What a pod that is its own backend sends to the Service's address, where its request seems to come from. */
@@ -212,7 +194,7 @@ EC_CALL enum verdict frontend_to_itself(struct __sk_buff *ctx, struct scratch *s
 	if (!(s->service.device & DEVICE_ITSELF))
 		return VERDICT_GO_ON;
 	s->key = tuple_reversed(&s->pkt.tuple);
-	reverse = service_reverse(&s->key, ctx->ifindex);
+	reverse = service_reverse(&s->key, s->owner.ifindex);
 	if (!reverse)
 		return VERDICT_GO_ON;
 	service_reply(s, reverse);
@@ -224,9 +206,10 @@ EC_INLINE enum verdict frontend_unknown(struct __sk_buff *ctx, struct scratch *s
 {
 	enum verdict verdict = frontend_to_itself(ctx, s);
 
-	if (verdict || s->service.translated)
-		return verdict;
-	return (s->service.frontend || known) ? frontend_open(ctx, s, known) : frontend_beside(ctx, s);
+	if (!verdict && !s->service.translated && (s->service.frontend || known))
+		verdict = frontend_open(ctx, s, known);
+	/* The address of a Service may be a backend's as well, on another port. */
+	return verdict || s->service.translated || s->service.opens ? verdict : frontend_beside(ctx, s);
 }
 
 /* Whether a Service takes, or refuses, what a masqueraded flow to its address begins with. Other ports are the world's.
@@ -237,16 +220,18 @@ EC_INLINE bool frontend_claims(const struct scratch *s)
 
 	if (!s->service.frontend || !open_allowed(&s->pkt))
 		return false;
-	return (s->service.frontend & SERVICE_CLUSTER_IP) || frontend_find(&s->pkt.tuple, &frontend);
+	return (s->service.frontend & SERVICE_CLUSTER_IP) || frontend_find(s, &frontend);
 }
 
 /* Finds the packet's flow. */
 EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct snat_entry *flow;
-	enum verdict verdict = nat_find(&s->pkt.tuple, ctx->ifindex, &flow);
+	enum verdict verdict = nat_find(&s->pkt.tuple, s->owner.ifindex, &flow);
 	bool known = flow;
 
+	if (!verdict && flow)
+		verdict = asked_judge_source(ctx, s);
 	if (verdict)
 		return verdict;
 	if (flow && !nat_is_service(flow)) {
@@ -256,10 +241,10 @@ EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s
 		nat_end(&s->pkt.tuple, flow);
 		known = false;
 	} else if (flow) {
-		switch (frontend_judge(s, flow)) {
-		case FRONTEND_GOES_ON:
+		switch (turn_judge(s, flow)) {
+		case TURN_GOES_ON:
 			return frontend_translate(ctx, s, flow);
-		case FRONTEND_GONE:
+		case TURN_GONE:
 			/* It ends with the RST that answers this. */
 			flow->state |= FLOW_RESET;
 			return -DROP_BACKEND_GONE;
@@ -273,16 +258,29 @@ EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s
 /* What has no ports, to a frontend: a ping, or what no Service takes. */
 EC_INLINE enum verdict frontend_without_ports(struct __sk_buff *ctx, struct scratch *s)
 {
-	enum verdict verdict = s->service.frontend & SERVICE_ANSWERS ? echo_answer(ctx, s) : VERDICT_GO_ON;
+	enum verdict verdict = VERDICT_GO_ON;
 
+	if (s->service.frontend & (SERVICE_ANSWERS | SERVICE_CLUSTER_IP))
+		verdict = asked_judge_source(ctx, s);
+	/* The node answers for its own addresses. */
+	if (!verdict && (s->service.frontend & (SERVICE_ANSWERS | SERVICE_NODE)) == SERVICE_ANSWERS)
+		verdict = echo_answer(ctx, s);
 	if (verdict)
 		return verdict;
 	return s->service.frontend & SERVICE_CLUSTER_IP ? -DROP_NO_SERVICE_PORT : VERDICT_GO_ON;
 }
 
+/* Whose fragments those of the packet are (frag.h). */
+EC_INLINE __u32 frontend_holder(const struct scratch *s)
+{
+	if (s->owner.ifindex)
+		return s->owner.ifindex;
+	return s->owner.direction == DIRECTION_TO_UPLINK ? FRAGMENTS_NODE : FRAGMENTS_WORLD;
+}
+
 /*
- * A pod's packet to a frontend, or of a pod that has opened flows to Services:
- * translated, or left as it is, or refused. opens says that open_flow is next.
+ * A packet to a frontend, or of an owner that has opened flows to Services: translated, or
+ * left as it is, or refused. opens says that open_flow is next.
  */
 EC_GLOBAL enum verdict frontend_leave(struct __sk_buff *ctx)
 {
@@ -294,10 +292,10 @@ EC_GLOBAL enum verdict frontend_leave(struct __sk_buff *ctx)
 	if (!cfg.services)
 		return VERDICT_GO_ON;
 	s->service.opens = false;
-	s->owner.ifindex = ctx->ifindex;
-	verdict = service_ports(ctx, &s->pkt, ctx->ifindex);
+	verdict = service_ports(ctx, &s->pkt, frontend_holder(s));
+	/* The node's own addresses get what is no Service's, too. */
 	if (verdict)
-		return s->service.frontend ? verdict : VERDICT_GO_ON;
+		return s->service.frontend && !(s->service.frontend & SERVICE_NODE) ? verdict : VERDICT_GO_ON;
 	if (!service_has_ports(&s->pkt))
 		return frontend_without_ports(ctx, s);
 	verdict = frontend_of_flow(ctx, s);
@@ -317,7 +315,7 @@ EC_GLOBAL enum verdict frontend_opened(struct __sk_buff *ctx)
 		return -DROP_INVALID;
 	if (!cfg.services)
 		return VERDICT_GO_ON;
-	verdict = nat_find(&s->pkt.tuple, ctx->ifindex, &flow);
+	verdict = nat_find(&s->pkt.tuple, s->owner.ifindex, &flow);
 	if (verdict)
 		return verdict;
 	if (!flow || !nat_is_service(flow))
@@ -337,46 +335,59 @@ EC_INLINE enum verdict frontend_begin(struct __sk_buff *ctx, const struct scratc
 	return frontend_opened(ctx);
 }
 
-/* Notes what the pod has, which spares lookups where it has none. */
+/* Notes what the owner has, which spares lookups where it has none. */
 EC_INLINE void frontend_note(const struct scratch *s, struct device *dev)
 {
-	__u32 flags = DEVICE_CLIENT | (service_is_itself(s) ? DEVICE_ITSELF : 0);
+	__u32 flags = DEVICE_CLIENT | (s->owner.ifindex && service_is_itself(s) ? DEVICE_ITSELF : 0);
 
 	if ((dev->flags & flags) != flags)
 		__sync_fetch_and_or(&dev->flags, flags);
 }
 
-/* A pod's error about a flow to a Service. If the pod is its own backend, so is the error's source another. */
+/* An error, of which a flow to a Service is known. If a pod is its own backend, so is the error's source another. */
 EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
 {
+	enum verdict verdict;
+
+	/* Of redirects and pieces of errors the stack knows what they are worth. Pods send none. */
+	if (s->pkt.fragment != FRAGMENT_NONE || icmp_is_redirect(s->pkt.family, s->pkt.icmp_type) ||
+	    !errors_forward(ctx))
+		return VERDICT_GO_ON;
+	verdict = asked_judge_source(ctx, s);
+	if (verdict)
+		return verdict;
 	s->service.sent = s->pkt.tuple;
 	s->service.translated = true;
 	return errors_translate(ctx);
 }
 
-/* The stage. Nothing in this node's podCIDR is a frontend. */
-EC_INLINE enum verdict frontend_stage(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
-				      struct device *dev)
+/* The stage, for a packet of the owner in the scratch record, of which dev is the entry. */
+EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, struct device *dev,
+				     const struct service *frontend)
 {
-	struct service *frontend = NULL;
 	enum verdict verdict;
 
-	if (!cfg.services)
-		return VERDICT_GO_ON;
-	if (!path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
-		frontend = frontend_at(&s->pkt.tuple.dst);
 	if (!frontend && !(dev->flags & DEVICE_CLIENT))
 		return VERDICT_GO_ON;
 	s->service.frontend = frontend ? frontend->flags | FRONTEND_THERE : 0;
 	s->service.device = dev->flags;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
-		return errors_forward(ctx) ? frontend_error(ctx, s) : VERDICT_GO_ON;
+		return frontend_error(ctx, s);
 	verdict = frontend_leave(ctx);
 	if (!verdict && s->service.opens)
 		verdict = frontend_begin(ctx, s);
 	if (s->service.translated)
 		frontend_note(s, dev);
 	return verdict;
+}
+
+/* The stage for what a pod sends. Nothing in this node's podCIDR is a frontend. */
+EC_INLINE enum verdict frontend_stage(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
+				      struct device *dev)
+{
+	const struct addr *to = &s->pkt.tuple.dst;
+
+	return frontend_walk(ctx, s, dev, path_is_ours(config, s->pkt.family, to) ? NULL : frontend_at(to));
 }
 
 #endif

@@ -20,6 +20,7 @@
 #include "maps/ports/ports.h"
 #include "maps/services/services.h"
 #include "maps/snat/snat.h"
+#include "maps/sockets/sockets.h"
 #include "maps/traffic/traffic.h"
 #include "maps/uplinks/uplinks.h"
 #include "maps/usage/usage.h"

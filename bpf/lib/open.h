@@ -79,9 +79,10 @@ EC_CALL bool open_pod_connected_udp(struct __sk_buff *ctx, struct scratch *s, __
 EC_INLINE bool open_pod_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
 	struct device *dev = flow_owner(s->owner.ifindex);
-	__u32 len = ip_set_lookup(s, reverse_key, true);
+	/* Of a client outside, the host is the backend. Its namespace has no number: 0 less one is the current one. */
+	__u32 len = ip_set_lookup(s, reverse_key, s->owner.ifindex);
 
-	if (!dev || !dev->netns)
+	if (!dev || (!dev->netns && s->owner.ifindex))
 		return false;
 	if (reverse_key->proto == IPPROTO_TCP)
 		return open_pod_connected_tcp(ctx, s, len, dev->netns - 1);
@@ -94,19 +95,53 @@ EC_INLINE bool open_is_taken_over(const struct scratch *s)
 	return nf_translates() && nat_to_service(&s->owner) && s->target.taken_over;
 }
 
+/* Whether the flow to open takes a port of the node's. One to a Service mostly uses one of its client's. */
+EC_INLINE bool open_masquerades(const struct scratch *s)
+{
+	return !nat_to_service(&s->owner) || s->target.masqueraded;
+}
+
+/* Whether a Service answers on the port, on every address of the node: then no flow may take it. */
+EC_CALL bool open_is_node_port(const struct tuple *reverse_key)
+{
+	struct service_key key = {
+		.address = addr_any_like(&reverse_key->src),
+		.port = reverse_key->sport,
+		.proto = reverse_key->proto,
+	};
+
+	return cfg.services && bpf_map_lookup_elem(&services, &key);
+}
+
+/* Whether the flow to open is a socket's of the host that keeps its port, although a Service answers there. */
+EC_INLINE bool open_is_noted(const struct scratch *s, const struct tuple *reverse_key)
+{
+	return cfg.services && (s->owner.flags & FLOW_HOST) && !nat_to_service(&s->owner) &&
+	       reverse_key->sport == s->pkt.tuple.sport;
+}
+
+/* Whether a client outside has opened a flow of the same tuple straight to the backend, a pod of this node. */
+EC_CALL bool open_is_recorded(const struct scratch *s, const struct tuple *reverse_key)
+{
+	struct tuple replies = tuple_reversed(reverse_key);
+
+	return !s->owner.ifindex && bpf_map_lookup_elem(&conntrack, &replies);
+}
+
 /*
  * Whether replies to the port belong to another flow: of a socket, or one that netfilter has translated. Of a flow to a
  * Service, to one of the same pod straight to the backend.
  */
 EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	if (open_is_taken_over(s))
+	if (open_is_taken_over(s) || open_is_noted(s, reverse_key))
 		return false;
 	if (nf_holds_port(ctx, s, reverse_key))
 		return true;
-	if (nat_to_service(&s->owner))
-		return bpf_map_lookup_elem(&snat, reverse_key) || open_pod_has_socket(ctx, s, reverse_key);
-	return open_port_has_socket(ctx, s, reverse_key);
+	if (!open_masquerades(s))
+		return bpf_map_lookup_elem(&snat, reverse_key) || open_is_recorded(s, reverse_key) ||
+		       open_pod_has_socket(ctx, s, reverse_key);
+	return open_is_node_port(reverse_key) || open_port_has_socket(ctx, s, reverse_key);
 }
 
 /* Fills in a half of a new pair in the scratch record: it leads to the other half's key. */
@@ -139,6 +174,13 @@ EC_INLINE void open_set_key(struct scratch *s, __be16 port)
 	s->key.dport = s->target.port;
 }
 
+/* Whether a reverse half is of the flow to open, and not of one that goes straight to the same far end. */
+EC_INLINE bool open_is_own(const struct scratch *s, const struct snat_entry *reverse)
+{
+	return nat_names(reverse, &s->pkt.tuple, s->owner.ifindex) &&
+	       nat_is_service(reverse) == nat_to_service(&s->owner);
+}
+
 /*
  * Takes a port for a new flow by inserting its reverse half. Returns an enum open_try,
  * or a negated drop reason.
@@ -151,7 +193,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 
 	open_set_key(s, port);
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
-	if (there && nat_names(there, out, s->owner.ifindex) && flow_touch(&there->last_seen) != FLOW_GONE)
+	if (there && open_is_own(s, there) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
 	if (there && !room_reclaim_port(there))
 		return OPEN_IN_USE;
@@ -214,27 +256,32 @@ static long open_search_step(__u32 i, struct open_search *s)
 }
 
 /*
- * Whether a flow begins with the pod's own port. A flow of the node itself is here because a pod has its port, and one
+ * Whether a flow begins with the sender's own port. A flow of the node itself is here because a pod has its port, or to
+ * keep it from a Service (open_is_noted); one
  * straight to a backend because the Service's flow has it. To a backend in the world, a flow is masqueraded as if the
  * pod had opened it straight, and so leaves the pod's own port to one that does.
  */
 EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owner)
 {
-	if (nat_to_service(owner))
+	if (!open_masquerades(s) && !owner->ifindex)
+		return s->target.set;
+	if (!open_masquerades(s))
 		return s->target.set && ((owner->flags & FLOW_ON_NODE) || !ip_masqueraded(s->pkt.family));
-	return nat_port_in_range(s->pkt.tuple.sport) && !(owner->flags & FLOW_HOST);
+	if (owner->flags & FLOW_HOST)
+		return !nat_to_service(owner) && open_is_node_port(&s->pkt.tuple);
+	return nat_port_in_range(s->pkt.tuple.sport);
 }
 
 /*
- * How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. Where a pod has just
- * been refused, after many tries, one is enough: mostly its own.
+ * How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. Where an owner has just
+ * been refused one of its own, after many tries, one is enough: mostly the packet's.
  */
-EC_INLINE __u32 open_tries(struct scratch *s, const struct owner *owner)
+EC_INLINE __u32 open_tries(struct scratch *s)
 {
-	if (!nat_to_service(owner))
-		return OPEN_TRIES;
-	if (open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP)
+	if (nat_to_service(&s->owner) && (open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP))
 		return 1;
+	if (open_masquerades(s))
+		return OPEN_TRIES;
 	open_set_key(s, 0);
 	return quota_refused(s, false) ? 1 : OPEN_TRIES_SERVICE;
 }
@@ -244,7 +291,7 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 {
 	struct open_search s = {.ctx = ctx, .scratch = scratch, .port = scratch->pkt.tuple.sport};
 	const struct owner *owner = &scratch->owner;
-	__u32 tries = open_tries(scratch, owner);
+	__u32 tries = open_tries(scratch);
 
 	if (open_is_taken_over(scratch))
 		s.port = scratch->target.sport;
@@ -286,13 +333,14 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 	return !pkt_is_icmp(pkt->family, pkt->tuple.proto) || pkt_is_echo(pkt->family, pkt->icmp_type);
 }
 
-/* Counts a port of the node's for the owner. A flow to a Service uses one of the pod's own address. */
+/* Counts a port of the node's for the owner, if the flow takes one. */
 EC_INLINE enum verdict open_count_port(struct scratch *s)
 {
 	enum verdict verdict;
 
-	if (nat_to_service(&s->owner))
+	if (!open_masquerades(s))
 		return VERDICT_GO_ON;
+	open_set_key(s, 0);
 	verdict = quota_reserve(s);
 	if (!verdict)
 		s->owner.flags |= FLOW_COUNTED;

@@ -40,6 +40,7 @@ struct path {
 	__u64 asked;              /* the same: when the stack was last to ask for the address as a neighbour */
 	struct addr node;         /* the next hop, or the tunnel's far end */
 	struct addr snat_address; /* of the uplink, to masquerade to */
+	struct addr source;       /* of packets that are no pod's (way.h) */
 	__u8 mac[6];              /* as in struct destination */
 	bool tunnel;              /* through the tunnel, not out of an uplink */
 	bool learnt;              /* the tunnel's mtu is learnt_mtu, by which the stack fragments nothing */
@@ -118,6 +119,14 @@ EC_INLINE struct endpoint *path_endpoint(const struct addr *address)
 EC_INLINE bool path_foreign(const struct __sk_buff *ctx, const struct endpoint *ep)
 {
 	return ctx->ingress_ifindex && ctx->ingress_ifindex != ep->ifindex;
+}
+
+/* The address of the node within the cluster. */
+EC_INLINE const struct addr *path_node_address(const struct config *config, __u8 family)
+{
+	const struct addr *node = &config->node_addresses[family & 1];
+
+	return addr_is_zero(node) ? &config->tunnel[family & 1].address : node;
 }
 
 /* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device. */

@@ -85,13 +85,11 @@ EC_INLINE enum verdict quota_verify(struct scratch *scratch, enum verdict refusa
 	return refusal;
 }
 
-/* Counts a port towards the destination for the owner. */
+/* Counts a port for the owner, towards the destination that the scratch record's key has. */
 EC_INLINE enum verdict quota_reserve(struct scratch *s)
 {
-	enum verdict verdict;
+	enum verdict verdict = ports_reserve(&s->key, s->owner.ifindex, false);
 
-	nat_set_reverse_key(&s->key, &s->pkt.tuple, &s->owner.address, 0);
-	verdict = ports_reserve(&s->key, s->owner.ifindex, false);
 	return verdict ? quota_verify(s, verdict) : VERDICT_GO_ON;
 }
 

@@ -87,8 +87,10 @@ struct target {
 	__u32 set; /* 0: no Service, but straight to a backend */
 	__u32 backend;
 	__u32 generation;
-	bool taken_over; /* netfilter has translated the flow until now, the pod's port included (takeover.h) */
-	__be16 sport;    /* which that has become; valid only then */
+	__u32 flags;      /* enum flow_flags of a flow to it */
+	bool taken_over;  /* netfilter has translated the flow until now, the pod's port included (takeover.h) */
+	bool masqueraded; /* the source becomes the node's address, so the flow needs a port of that (way.h) */
+	__be16 sport;     /* which the port has become; valid only where it is taken over */
 };
 
 /* What is known of a packet that may be to a Service (service.h). */
@@ -97,6 +99,8 @@ struct service_walk {
 	__u32 device;       /* enum device_flags of the pod */
 	bool opens;         /* a flow is to be opened, to the target */
 	bool translated;    /* the packet is no longer what the pod has sent */
+	bool to_host;       /* it answers what the host's stack has sent (outside.h) */
+	bool received;      /* of an error: it is about what the client has received, not about what that has sent */
 	struct tuple sent;  /* what it was then; valid only then */
 	struct tuple turns; /* what it becomes */
 };

@@ -29,11 +29,13 @@ EC_INLINE bool service_has_translated(const struct scratch *s)
 	return cfg.services && s->service.translated;
 }
 
-/* Gives the packet back what the pod has sent, for an answer that quotes it. */
+/* Gives the packet back what its sender has sent, for an answer that quotes it. Nothing answers an error. */
 EC_INLINE enum verdict service_undo(struct __sk_buff *ctx, struct scratch *s)
 {
 	if (!service_has_translated(s))
 		return VERDICT_GO_ON;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return -DROP_INVALID;
 	s->service.translated = false;
 	s->service.turns = s->service.sent;
 	return rewrite_tuple(ctx);

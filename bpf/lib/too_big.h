@@ -26,14 +26,6 @@ EC_INLINE bool too_big_may_fragment(struct __sk_buff *ctx, const struct pkt *pkt
 	       !(flags & bpf_htons(IP_DONT_FRAGMENT));
 }
 
-/* The address that the node answers from, of what it has not translated for a Service. */
-EC_INLINE const struct addr *too_big_source(const struct config *config, __u8 family)
-{
-	const struct addr *node = &config->node_addresses[family & 1];
-
-	return addr_is_zero(node) ? &config->tunnel[family & 1].address : node;
-}
-
 /* Refuses a packet of the pod with this ifindex, which will be told the MTU. */
 EC_INLINE enum verdict too_big_refuse(struct scratch *s, __u32 ifindex, __u32 mtu)
 {
@@ -72,7 +64,7 @@ EC_CALL enum verdict too_big_judge(struct __sk_buff *ctx, struct scratch *s, con
 		return VERDICT_STACK;
 	if (!path->learnt && too_big_may_fragment(ctx, &s->pkt))
 		return VERDICT_STACK;
-	if (!config || addr_is_zero(too_big_source(config, s->pkt.family)))
+	if (!config || addr_is_zero(path_node_address(config, s->pkt.family)))
 		return VERDICT_STACK;
 	return too_big_refuse(s, ctx->ifindex, mtu);
 }
@@ -100,7 +92,7 @@ EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 
 	if (!s || !config)
 		return EC_ACT_SHOT;
-	from = service_has_translated(s) ? &s->service.sent.dst : too_big_source(config, s->pkt.family);
+	from = service_has_translated(s) ? &s->service.sent.dst : path_node_address(config, s->pkt.family);
 	dev = answer_to(s, answer_burst(s));
 	if (!dev || service_undo(ctx, s) || !too_big_turn(ctx, s, from))
 		return EC_ACT_SHOT;

@@ -23,6 +23,7 @@ type env struct {
 	lookup         func(string) (string, bool)
 	hostname       func() (string, error)
 	executable     func() (string, error)
+	findCgroup     func() (string, error)
 	run            func(context.Context, agent.Config) error
 	cleanup        func(context.Context, agent.Directories, *slog.Logger) error
 }
@@ -114,6 +115,9 @@ func (o *options) complete(e env) error {
 	if p := o.config.VXLANPort; o.config.SnatLow <= p && p <= o.config.SnatHigh {
 		return cli.Misuse("--vxlan-port %d: is one of --snat-ports, which masqueraded flows get; takes another one", p)
 	}
+	if err := o.findCgroup(e); err != nil {
+		return err
+	}
 	if err := o.findPlugin(e); err != nil {
 		return err
 	}
@@ -137,6 +141,23 @@ func readable(err error, path string) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	line, _, _ = strings.Cut(line, " into Go ")
 	return strings.TrimPrefix(line, fmt.Sprintf("error loading config file %q: ", path))
+}
+
+// findCgroup checks the cgroup of the node's processes, or finds it; it is not asked for where Services are not served.
+func (o *options) findCgroup(e env) (err error) {
+	const takes = "takes a cgroup2 directory that holds all of the node's processes, such as the host's /sys/fs/cgroup, mounted into a container"
+	switch at := o.config.Cgroup; {
+	case !o.config.Services:
+	case at != "":
+		if o.config.Cgroup, err = agent.CheckCgroup(at); err != nil {
+			return cli.Misuse("--cgroup %q: %s; %s", at, err, takes)
+		}
+	default:
+		if o.config.Cgroup, err = e.findCgroup(); err != nil {
+			return cli.Misuse("--cgroup: not given, and --services=on needs it: %s; %s", err, takes)
+		}
+	}
+	return nil
 }
 
 // findPlugin looks for the plugin beside our own executable.

@@ -48,6 +48,7 @@ func call(t *testing.T, result error, variables map[string]string, args ...strin
 		lookup:     func(name string) (string, bool) { v, ok := variables[name]; return v, ok },
 		hostname:   func() (string, error) { return "Host-Name", nil },
 		executable: func() (string, error) { return "/image/ebpf-agent", nil },
+		findCgroup: func() (string, error) { return "/found", nil },
 		run: func(_ context.Context, cfg agent.Config) error {
 			c.config = &cfg
 			return result
@@ -119,12 +120,12 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
 		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
-		"--kube-proxy=off", "--portmap=off", "--services=on", "--external-ips=false", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--kube-proxy=off", "--portmap=off", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
 		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
 	for _, f := range new(options).flags() {
-		elsewhere := f.Name == "kubeconfig" || f.Name == "uplink" // these need a file and an interface
+		elsewhere := slices.Contains([]string{"kubeconfig", "uplink", "cgroup"}, f.Name) // these need a file, an interface, a cgroup
 		if !elsewhere && !slices.ContainsFunc(args, func(a string) bool { name, _, _ := strings.Cut(a, "="); return name == "--"+f.Name }) {
 			t.Errorf("--%s is not among the flags given here", f.Name)
 		}
@@ -143,8 +144,8 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	}
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
-		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
-		Service: prefixes("10.96.0.0/12", "fd00::/108"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
+		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
 	}
@@ -165,6 +166,7 @@ func TestRefusals(t *testing.T) {
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "auto, on or off"},
 		{"--services=auto", "on or off"}, {"--external-ips=some", "true or false"},
+		{"--nodeport-addresses=192.0.2.1", "not a prefix"}, {"--nodeport-addresses=::ffff:10.0.0.0/104", "refused"},
 		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=maybe", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
 		{"--service-cidr=::ffff:10.0.0.0/104", "refused"},
@@ -203,6 +205,28 @@ func TestPortmapNeedsADirectory(t *testing.T) {
 	}
 	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cni-bin-dir="); c.status != 0 {
 		t.Errorf("auto: status %d, %q", c.status, c.stderr)
+	}
+}
+
+// The cgroup is looked at where Services are served alone, and given or found.
+func TestCgroup(t *testing.T) {
+	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cgroup=/proc"); c.status != 0 || c.config.Cgroup != "/proc" {
+		t.Errorf("without Services: status %d, %q", c.status, c.stderr)
+	}
+	for _, arg := range []string{"--cgroup=/proc", "--cgroup=/nowhere", "--cgroup=relative"} {
+		c := call(t, nil, nil, "--nodes-file=$NODES", "--services=on", arg)
+		if c.status != 2 || !strings.HasPrefix(c.stderr, "ebpf-agent: --cgroup ") || strings.Count(c.stderr, "\n") != 1 {
+			t.Errorf("%s: status %d, %q", arg, c.status, c.stderr)
+		}
+	}
+	var stderr bytes.Buffer
+	status := run(t.Context(), env{
+		stdout: io.Discard, stderr: &stderr, args: []string{"--node-name=n1", "--nodes-file=cli_test.go", "--services=on"},
+		lookup:     func(string) (string, bool) { return "", false },
+		findCgroup: func() (string, error) { return "", agent.ErrNoCgroup },
+	})
+	if says := stderr.String(); status != 2 || !strings.HasPrefix(says, "ebpf-agent: --cgroup: not given") || strings.Count(says, "\n") != 1 {
+		t.Errorf("none is found: status %d, %q", status, says)
 	}
 }
 

@@ -19,7 +19,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	status := run(ctx, env{
 		stdout: os.Stdout, stderr: os.Stderr, args: os.Args[1:], lookup: os.LookupEnv, hostname: os.Hostname,
-		executable: os.Executable, run: agent.Run, cleanup: agent.Cleanup,
+		executable: os.Executable, findCgroup: agent.FindCgroup, run: agent.Run, cleanup: agent.Cleanup,
 	})
 	stop()
 	os.Exit(status)

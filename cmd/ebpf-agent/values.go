@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -61,13 +62,30 @@ func existingFile(into *string, takes string) cli.Value {
 // prefixes is a list of prefixes. Bits beyond a prefix's length are dropped, as in
 // podCIDRs, with a warning later.
 func (o *options) prefixes(into *[]netip.Prefix) cli.Value {
-	return cli.Value{Arg: "CIDR,...", Takes: "prefixes such as 10.0.0.0/8, comma-separated, but not 0.0.0.0/0 or ::/0", Set: func(s string) error {
+	v := o.ranges(into)
+	v.Takes += ", but not 0.0.0.0/0 or ::/0"
+	set := v.Set
+	v.Set = func(s string) error {
+		if err := set(s); err != nil {
+			return err
+		}
+		if i := slices.IndexFunc(*into, func(p netip.Prefix) bool { return p.Bits() == 0 }); i >= 0 {
+			return fmt.Errorf("%s is refused", (*into)[i])
+		}
+		return nil
+	}
+	return v
+}
+
+// ranges is a list of prefixes, of any length.
+func (o *options) ranges(into *[]netip.Prefix) cli.Value {
+	return cli.Value{Arg: "CIDR,...", Takes: "prefixes such as 10.0.0.0/8, comma-separated", Set: func(s string) error {
 		for _, one := range list(s) {
 			p, err := netip.ParsePrefix(one)
 			if err != nil {
 				return fmt.Errorf("%q is not a prefix", one)
 			}
-			if p.Bits() == 0 || p.Addr().Is4In6() {
+			if p.Addr().Is4In6() {
 				return fmt.Errorf("%s is refused", one)
 			}
 			if p != p.Masked() {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * affinity: which backend a client keeps (sessionAffinity: ClientIP). The programs write
- * it. Each pod overwrites only records of its own, as in fragments.
+ * affinity: which backend a client keeps (sessionAffinity: ClientIP). Each pod overwrites
+ * only records of its own, as in fragments. clients: the same for clients in the world and
+ * the node itself, where the one that has been used the longest ago goes. The programs
+ * write both.
  */
 #ifndef EC_MAPS_AFFINITY_H
 #define EC_MAPS_AFFINITY_H
@@ -21,11 +23,22 @@ struct affinity {
 	__u32 set;
 	__u32 backend;
 	__u32 generation; /* of the backend */
-	__u32 ifindex;    /* the pod that holds the record; 0: a client in the world */
+	__u32 ifindex;    /* the pod that holds the record */
 	__u64 last_seen;  /* when the client was last to open a flow (CLOCK_MONOTONIC, ns); 1: being written, 0: never
 			     used */
 };
 _Static_assert(sizeof(struct affinity) == 40, "affinity is part of the map layout");
+
+struct client_key {
+	struct addr client; /* zero: the node's own processes */
+	__u32 set;
+};
+
+struct client {
+	__u32 backend;
+	__u32 generation; /* of the backend */
+	__u64 last_seen;  /* when the client was last to open a flow (CLOCK_MONOTONIC, ns) */
+};
 
 #pragma clang diagnostic pop
 
@@ -35,5 +48,12 @@ struct {
 	__type(value, struct affinity);
 	__uint(max_entries, AFFINITY_SLOTS);
 } affinity SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct client_key);
+	__type(value, struct client);
+	__uint(max_entries, 32768);
+} clients SEC(".maps");
 
 #endif

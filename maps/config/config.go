@@ -94,6 +94,8 @@ type NodeConfig struct {
 	TunnelChecksum uint32
 	// Services is 1 when the programs translate pods' packets to Services.
 	Services uint32
+	// HostNetns is the cookie of the host's network namespace, whose sockets reach Services; 0: none do. Load fills it in.
+	HostNetns uint64
 }
 
 // Definition defines the map.

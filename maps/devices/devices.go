@@ -1,6 +1,6 @@
 // Package devices is the map of this node's pods by the index of their
 // host-side veth: the addresses each may send from, and its counters. The plugin
-// writes an entry, the programs its counters.
+// writes an entry, the programs its counters. World is no pod.
 package devices
 
 //go:generate go run ../../tools/enums
@@ -14,6 +14,9 @@ import (
 
 // Name is the map's name in the object and below the pin directory.
 const Name = "devices"
+
+// World is the index under which the world and the node itself hold flows to Services: no pod's. The agent makes that entry.
+const World = 0
 
 // Key is struct device_key.
 type Key struct {

@@ -2,7 +2,9 @@
 /*
  * devices: the pods of this node by the index of their host-side veth: which source
  * addresses the pod may use, and counters of what it sends and holds. The plugin writes
- * an entry during ADD; the programs add to its counters, atomically.
+ * an entry during ADD; the programs add to its counters, atomically. Index 0 is no pod but
+ * the world and the node itself, as the holder of their flows to Services; the agent makes
+ * that entry.
  */
 #ifndef EC_MAPS_DEVICES_H
 #define EC_MAPS_DEVICES_H
@@ -18,8 +20,9 @@ struct device_key {
 
 /* What is never taken back, and spares lookups where there cannot be a flow. */
 enum device_flags {
-	DEVICE_CLIENT = 1, /* the pod has opened a flow to a Service */
-	DEVICE_ITSELF = 2, /* or one of which it is the backend itself */
+	DEVICE_CLIENT = 1,  /* the pod has opened a flow to a Service */
+	DEVICE_ITSELF = 2,  /* or one of which it is the backend itself */
+	DEVICE_BACKEND = 4, /* the pod, or for index 0 the host's own stack, is backend of a flow from outside */
 };
 
 struct device {

@@ -8,9 +8,10 @@ import (
 
 // The bits of Flags: enum device_flags.
 const (
-	Client Flags = 1 // the pod has opened a flow to a Service
-	Itself Flags = 2 // or one of which it is the backend itself
+	Client  Flags = 1 // the pod has opened a flow to a Service
+	Itself  Flags = 2 // or one of which it is the backend itself
+	Backend Flags = 4 // the pod, or for index 0 the host's own stack, is backend of a flow from outside
 )
 
 // String lists the bits that are set, such as "client"; "-" when none is.
-func (v Flags) String() string { return wire.Bits(uint32(v), "client", "itself") }
+func (v Flags) String() string { return wire.Bits(uint32(v), "client", "itself", "backend") }

@@ -47,7 +47,9 @@ enum drop_reason {
 	DROP_NO_SERVICE,         /* no Service has this address of a service CIDR */
 	DROP_BACKEND_GONE,       /* TCP to a Service's backend that is gone (answered by a RST) */
 	DROP_SERVICE_TTL,        /* the TTL ran out where only the programs can say so (answered: time exceeded) */
-	DROP_SERVICE_OPTIONS,    /* IP options, in a packet of a pod to itself by a Service */
+	DROP_SERVICE_OPTIONS,    /* IP options, in a Service's packet that the programs have to send themselves */
+	DROP_SOURCE_RANGE,       /* the load balancer's address is not for this source (loadBalancerSourceRanges) */
+	DROP_SERVICE_ROUTE,      /* no route for a Service's packet that the programs have to send themselves */
 	DROP_REASONS,
 };
 

@@ -48,7 +48,9 @@ const (
 	NoService                       // no Service has this address of a service CIDR
 	BackendGone                     // TCP to a Service's backend that is gone (answered by a RST)
 	ServiceTtl                      // the TTL ran out where only the programs can say so (answered: time exceeded)
-	ServiceOptions                  // IP options, in a packet of a pod to itself by a Service
+	ServiceOptions                  // IP options, in a Service's packet that the programs have to send themselves
+	SourceRange                     // the load balancer's address is not for this source (loadBalancerSourceRanges)
+	ServiceRoute                    // no route for a Service's packet that the programs have to send themselves
 	Reasons
 )
 
@@ -96,6 +98,8 @@ func (v Reason) String() string {
 		BackendGone:       "BACKEND_GONE",
 		ServiceTtl:        "SERVICE_TTL",
 		ServiceOptions:    "SERVICE_OPTIONS",
+		SourceRange:       "SOURCE_RANGE",
+		ServiceRoute:      "SERVICE_ROUTE",
 	}
 	if int(v) < len(texts) {
 		return texts[v]
@@ -146,7 +150,9 @@ func (v Reason) Explain() string {
 		NoService:         "no Service has this address of a service CIDR",
 		BackendGone:       "TCP to a Service's backend that is gone (answered by a RST)",
 		ServiceTtl:        "the TTL ran out where only the programs can say so (answered: time exceeded)",
-		ServiceOptions:    "IP options, in a packet of a pod to itself by a Service",
+		ServiceOptions:    "IP options, in a Service's packet that the programs have to send themselves",
+		SourceRange:       "the load balancer's address is not for this source (loadBalancerSourceRanges)",
+		ServiceRoute:      "no route for a Service's packet that the programs have to send themselves",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

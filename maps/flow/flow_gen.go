@@ -21,9 +21,9 @@ func (v State) String() string { return wire.Bits(uint32(v), "syn", "ack", "fin"
 // The bits of Flags: enum flow_flags.
 const (
 	ViaStack Flags = 1  // both directions walk the host's stack
-	Host     Flags = 2  // a flow of the node itself, moved to another port for a pod's
+	Host     Flags = 2  // a flow of the node itself, moved to another port for a pod's, or concerning a Service
 	Counted  Flags = 4  // its port is counted in the map ports
-	Service  Flags = 8  // a pod's flow to a Service, or beside one: the far side has an address of its own as well
+	Service  Flags = 8  // a flow to a Service, or beside one: the far side has an address of its own as well
 	OnNode   Flags = 16 // its backend was on a node of the cluster when the flow began (enum backend_flags)
 	Dead     Flags = 32 // its backend is known to be gone: TCP is reset
 )

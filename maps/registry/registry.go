@@ -18,6 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -33,9 +34,12 @@ func All() []typed.Definition {
 		services.Definition,
 		services.Sets,
 		services.Names,
+		services.SourceRanges,
 		backends.Definition,
 		backends.Slots,
 		affinity.Definition,
+		affinity.Clients,
+		sockets.Definition,
 		uplinks.Definition,
 		snat.Definition,
 		snat.Reverse,

@@ -2,7 +2,8 @@
 /*
  * services: frontends, by address, port and protocol, and whose they are. sets: for each
  * port of a Service, the slots in which its backends stand (maps/backends). set_names:
- * which Service that is, for operators and for an agent that starts. The agent writes them.
+ * which Service that is, for operators and for an agent that starts. source_range: who may
+ * ask a set's load balancer, where not everybody may. The agent writes them.
  */
 #ifndef EC_MAPS_SERVICES_H
 #define EC_MAPS_SERVICES_H
@@ -12,7 +13,10 @@
 #pragma clang diagnostic push
 #pragma clang diagnostic error "-Wpadded"
 
-/* With port and protocol 0 it is the entry of an address: that some Service has it. */
+/*
+ * With port and protocol 0 it is the entry of an address: that some Service has it, or this node. A NodePort is one
+ * frontend for each family, whose address is :: or ::ffff:0.0.0.0: it stands for the addresses with SERVICE_NODE.
+ */
 struct service_key {
 	struct addr address;
 	__be16 port;
@@ -21,9 +25,12 @@ struct service_key {
 };
 
 enum service_flags {
-	SERVICE_CLUSTER_IP = 1, /* of an address: a ClusterIP, where there is nothing but Services */
-	SERVICE_ANSWERS = 2,    /* of an address: a port of it has backends, so echo requests are answered */
-	SERVICE_LOCAL = 4,      /* of a port: pods use the set Local (internalTrafficPolicy) */
+	SERVICE_CLUSTER_IP = 1,      /* of an address: a ClusterIP, where there is nothing but Services */
+	SERVICE_ANSWERS = 2,         /* of an address: a port of it has backends, so echo requests are answered */
+	SERVICE_LOCAL = 4,           /* of a port: pods use the set Local (internalTrafficPolicy) */
+	SERVICE_NODE = 8,            /* of an address: the node's own, on which NodePorts answer */
+	SERVICE_EXTERNAL_LOCAL = 16, /* of a port: clients outside use the set Local (externalTrafficPolicy) */
+	SERVICE_RANGES = 32,         /* of a port: only sources in source_range may ask (loadBalancerSourceRanges) */
 };
 
 struct service {
@@ -64,6 +71,17 @@ struct service_name {
 	__u8 pad;
 };
 
+/* prefix_len counts the 32 bits of the set, then those of the 16-byte address: an IPv4 /24 is 152. */
+struct source_range_key {
+	__u32 prefix_len;
+	__u32 set;
+	struct addr source;
+};
+
+struct source_range {
+	__u32 set; /* as in the key */
+};
+
 #pragma clang diagnostic pop
 
 struct {
@@ -88,5 +106,14 @@ struct {
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } set_names SEC(".maps");
+
+/* The agent writes a set's ranges before the frontend that asks for them, and removes them after it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct source_range_key);
+	__type(value, struct source_range);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} source_range SEC(".maps");
 
 #endif

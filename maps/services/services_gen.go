@@ -8,13 +8,18 @@ import (
 
 // The bits of Flags: enum service_flags.
 const (
-	ClusterIP Flags = 1 // of an address: a ClusterIP, where there is nothing but Services
-	Answers   Flags = 2 // of an address: a port of it has backends, so echo requests are answered
-	Local     Flags = 4 // of a port: pods use the set Local (internalTrafficPolicy)
+	ClusterIP     Flags = 1  // of an address: a ClusterIP, where there is nothing but Services
+	Answers       Flags = 2  // of an address: a port of it has backends, so echo requests are answered
+	Local         Flags = 4  // of a port: pods use the set Local (internalTrafficPolicy)
+	Node          Flags = 8  // of an address: the node's own, on which NodePorts answer
+	ExternalLocal Flags = 16 // of a port: clients outside use the set Local (externalTrafficPolicy)
+	Ranges        Flags = 32 // of a port: only sources in source_range may ask (loadBalancerSourceRanges)
 )
 
 // String lists the bits that are set, such as "cluster_ip"; "-" when none is.
-func (v Flags) String() string { return wire.Bits(uint32(v), "cluster_ip", "answers", "local") }
+func (v Flags) String() string {
+	return wire.Bits(uint32(v), "cluster_ip", "answers", "local", "node", "external_local", "ranges")
+}
 
 // The values of enum set_layout.
 const (

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * snat and snat_reverse: the forward and the reverse half of a masqueraded flow,
- * together a pair. Both keys are tuples of packets on their way out: in snat as the pod
- * sends them, in snat_reverse as the world sees them. The programs write both, reverse
+ * snat and snat_reverse: the forward and the reverse half of a masqueraded flow, or of one
+ * to a Service, together a pair. Both keys are tuples of packets on their way out: in snat
+ * as the pod or client sends them, in snat_reverse as the world or backend sees them. The programs write both, reverse
  * first; ec_collect removes both together.
  */
 #ifndef EC_MAPS_SNAT_H
@@ -19,7 +19,8 @@ struct snat_entry {
 	__be16 to_port;
 	__u8 state;    /* enum flow_state of this direction */
 	__u8 flags;    /* enum flow_flags, written when the flow opens; VIA_STACK may be set later */
-	__u32 ifindex; /* the pod's generation (see endpoints), 0 for a flow of the node */
+	__u32 ifindex; /* the pod's generation (see endpoints), 0 for a flow of the node, or of the world to a Service
+			*/
 	__u32 seq_end; /* highest TCP numbers sent in this direction, host order */
 	__u32 ack;
 	/*

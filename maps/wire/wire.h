@@ -45,7 +45,8 @@ struct tuple {
 };
 _Static_assert(sizeof(struct tuple) == 40, "tuple is part of the map layout");
 
-/* Where a packet was seen: one value per program on interfaces. Append only, up to DIRECTION_SLOTS. */
+/* Where a packet was seen: one value per program on interfaces, and one for the node's own sockets. Append only, up to
+ * DIRECTION_SLOTS. */
 enum direction {
 	DIRECTION_FROM_POD,
 	DIRECTION_FROM_UPLINK,
@@ -53,6 +54,7 @@ enum direction {
 	DIRECTION_FROM_TUNNEL,
 	DIRECTION_TO_TUNNEL,
 	DIRECTION_TO_POD,
+	DIRECTION_SOCKET, /* of a process of the node, before there is a packet */
 	DIRECTIONS,
 };
 _Static_assert((int)DIRECTIONS <= DIRECTION_SLOTS, "drops and traffic have no room for another direction");

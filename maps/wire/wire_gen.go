@@ -39,6 +39,7 @@ const (
 	FromTunnel
 	ToTunnel
 	ToPod
+	Socket // of a process of the node, before there is a packet
 	Directions
 )
 
@@ -51,6 +52,7 @@ func (v Direction) String() string {
 		FromTunnel: "from_tunnel",
 		ToTunnel:   "to_tunnel",
 		ToPod:      "to_pod",
+		Socket:     "socket",
 	}
 	if int(v) < len(texts) {
 		return texts[v]

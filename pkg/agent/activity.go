@@ -19,6 +19,7 @@ const (
 	repairedList        = "network configuration list"
 	repairedPlugin      = "plugin"
 	repairedService     = "service entry"
+	repairedSocket      = "socket program"
 )
 
 // activity is how much the agent itself has to do. Unlike what the programs count it begins anew with each start.
@@ -37,7 +38,7 @@ func newActivity() activity {
 			Help: "How long the agent took to look at the node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
 		}, []string{"kind"}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, entries of Services, pins, programs of uplinks, the tunnel, the plugin and the list.",
+			Name: prefix + "repairs_total", Help: "What the agent found missing or changed by others and put right: pieces of pods, routes to pods of other nodes, destinations, sysctls of the host, entries of Services, pins, programs of uplinks and of the node's sockets, the tunnel, the plugin and the list.",
 		}, []string{"what"}),
 		locks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: prefix + "lock_wait_seconds", Buckets: buckets,
@@ -53,7 +54,7 @@ func newActivity() activity {
 		a.rounds.WithLabelValues(kind)
 	}
 	for _, what := range append(endpoint.Repairable(), repairedPin, repairedUplink, repairedTunnel, repairedRoute,
-		repairedDestination, repairedSysctl, repairedList, repairedPlugin, repairedService) {
+		repairedDestination, repairedSysctl, repairedList, repairedPlugin, repairedService, repairedSocket) {
 		a.repairs.WithLabelValues(what)
 	}
 	return a

@@ -156,7 +156,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 func (a *agent) load(ctx context.Context) (err error) {
 	a.mode.begin(time.Now())
 	a.dp, err = datapath.Load(ctx, datapath.Options{
-		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, NodeConfig: a.cfg.nodeConfig(a.mode.beside),
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.cfg.nodeConfig(a.mode.beside),
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	})
 	return explainMode(err, a.mode.beside)

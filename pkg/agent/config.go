@@ -102,6 +102,10 @@ type Config struct {
 	Uplinks []string
 	// Services says whether the programs translate what pods send to Services; ExternalIPs, whether that includes Services' externalIPs.
 	Services, ExternalIPs bool
+	// NodePortAddresses narrow the node's addresses on which NodePorts answer; none: all do.
+	NodePortAddresses []netip.Prefix
+	// Cgroup is the directory of the cgroup of all of the node's processes, which reach Services by programs on it; empty: they do not.
+	Cgroup string
 	// Masquerade says of each family whether what pods send to the world is masqueraded.
 	Masquerade [wire.Families]bool
 	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.

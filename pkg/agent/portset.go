@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -15,15 +16,27 @@ func parsePorts(s string) (p ports, err error) {
 		if part == "" {
 			continue
 		}
-		var low, high uint16
-		if n, err := fmt.Sscanf(part, "%d-%d", &low, &high); n == 1 {
-			high = low
-		} else if err != nil {
-			return p, fmt.Errorf("%q is not a list of ports", s)
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
 		}
-		p.add(low, high)
+		low, err1 := strconv.ParseUint(first, 10, 16)
+		high, err2 := strconv.ParseUint(last, 10, 16)
+		if err1 != nil || err2 != nil {
+			return p, fmt.Errorf("%q is not a list of ports", shorten(s, maxValue))
+		}
+		p.add(uint16(low), uint16(high))
 	}
 	return p, nil
+}
+
+// portsOf is a set of those.
+func portsOf(all []uint16) *ports {
+	var p ports
+	for _, port := range all {
+		p.add(port, port)
+	}
+	return &p
 }
 
 func (p *ports) add(low, high uint16) {
@@ -32,11 +45,18 @@ func (p *ports) add(low, high uint16) {
 	}
 }
 
-func (p ports) has(i int) bool { return p[i/64]&(1<<(i%64)) != 0 }
+func (p *ports) has(i int) bool { return p[i/64]&(1<<(i%64)) != 0 }
 
 func (p ports) without(q ports) ports {
 	for i := range p {
 		p[i] &^= q[i]
+	}
+	return p
+}
+
+func (p ports) with(q ports) ports {
+	for i := range p {
+		p[i] |= q[i]
 	}
 	return p
 }

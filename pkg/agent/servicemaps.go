@@ -18,7 +18,7 @@ type serviceMaps struct {
 
 func (m *serviceMaps) capacities() service.Capacities {
 	return service.Capacities{
-		Services: m.Services.MaxEntries(), Sets: m.Sets.MaxEntries(), Backends: m.Backends.MaxEntries(), Slots: m.Slots.MaxEntries(),
+		Services: m.Services.MaxEntries(), Ranges: m.SourceRanges.MaxEntries(), Sets: m.Sets.MaxEntries(), Backends: m.Backends.MaxEntries(), Slots: m.Slots.MaxEntries(),
 	}
 }
 
@@ -44,6 +44,9 @@ func (m *serviceMaps) readAll() (service.Content, error) {
 // read reads all that has been in use.
 func (m *serviceMaps) read() (c service.Content, err error) {
 	if c.Services, err = m.Services.Content(); err != nil {
+		return c, err
+	}
+	if c.Ranges, err = m.SourceRanges.Content(); err != nil {
 		return c, err
 	}
 	if c.Names, err = m.SetNames.Content(); err != nil {
@@ -86,8 +89,8 @@ func (m *serviceMaps) include(w service.Writes) {
 // left: packets could find it and meet what is missing.
 func (m *serviceMaps) write(w service.Writes) error {
 	for _, list := range []func() error{
-		putter(m.Backends, w.Backends), putter(m.Slots, w.Slots), putter(m.Sets, w.Sets), putter(m.SetNames, w.Names), putter(m.Services, w.Services),
-		deleter(m.Services, w.GoneServices), deleter(m.SetNames, w.GoneNames), putter(m.Sets, w.EmptiedSets), putter(m.Backends, w.Retired),
+		putter(m.Backends, w.Backends), putter(m.Slots, w.Slots), putter(m.Sets, w.Sets), putter(m.SetNames, w.Names), putter(m.SourceRanges, w.Ranges),
+		putter(m.Services, w.Services), deleter(m.Services, w.GoneServices), deleter(m.SourceRanges, w.GoneRanges), deleter(m.SetNames, w.GoneNames), putter(m.Sets, w.EmptiedSets), putter(m.Backends, w.Retired),
 	} {
 		if err := list(); err != nil {
 			return fmt.Errorf("write the maps of Services: %w", err)
@@ -102,12 +105,6 @@ func putter[K comparable, V any](m *typed.Map[K, V], b service.Batch[K, V]) func
 
 func deleter[K comparable, V any](m *typed.Map[K, V], gone service.Gone[K]) func() error {
 	return func() error { return m.DeleteAll(gone) }
-}
-
-// sizeOf is how many entries writes are about.
-func sizeOf(w service.Writes) int {
-	return len(w.Backends.Keys) + len(w.Slots.Keys) + len(w.Sets.Keys) + len(w.Names.Keys) + len(w.Services.Keys) +
-		len(w.GoneServices) + len(w.GoneNames) + len(w.EmptiedSets.Keys) + len(w.Retired.Keys)
 }
 
 // emptyServices removes what an agent has left that served Services, where this one does not: programs that translate again one

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -13,6 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -26,8 +27,8 @@ type serviceController struct {
 	events  *serviceEvents
 	updates chan service.Update
 	around  chan surroundings
-	// news is readable while there is a report that the loop has not heard of.
-	news chan struct{}
+	// news is readable while there is a report that the loop has not heard of, ceased while backends have ceased to serve.
+	news, ceased chan struct{}
 
 	// Owned by the loop's goroutine.
 	told surroundings
@@ -44,18 +45,6 @@ type serviceController struct {
 	now serviceReport
 }
 
-// surroundings are what this node's choice of endpoints depends on beside Services.
-type surroundings struct {
-	known bool
-	zone  string
-	// held are the node's own addresses, sorted.
-	held []netip.Addr
-}
-
-func (s surroundings) equal(o surroundings) bool {
-	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held)
-}
-
 // serviceReport is what others ask of Services. Its lists are never changed once they are set.
 type serviceReport struct {
 	// filled says that the maps hold all Services, as this agent or an earlier one has known them; fault is why not, or why
@@ -67,6 +56,8 @@ type serviceReport struct {
 	services         int
 	used, capacities service.Capacities
 	problems         []service.Problem
+	// nodePorts are in use by the programs: the kernel must give them to no socket that asks for any.
+	nodePorts *ports
 }
 
 // newServices reads what an earlier agent has left.
@@ -74,6 +65,7 @@ func newServices(n *node) (*serviceController, error) {
 	c := &serviceController{
 		node: n, maps: serviceMaps{Maps: n.dp.Maps}, model: service.NewModel(), reported: map[service.Problem]bool{}, compared: time.Now(),
 		updates: make(chan service.Update), around: make(chan surroundings, 1), news: make(chan struct{}, 1),
+		ceased: make(chan struct{}, 1),
 	}
 	content, err := c.maps.readAll()
 	if err != nil {
@@ -84,10 +76,24 @@ func newServices(n *node) (*serviceController, error) {
 		return nil, err
 	}
 	c.state = service.Load(c.options(surroundings{}), content)
-	c.now = serviceReport{filled: len(content.Services) > 0, cidrs: ranges, capacities: c.maps.capacities(), used: c.state.Used()}
+	c.now = serviceReport{
+		filled: len(content.Services) > 0, cidrs: ranges, capacities: c.maps.capacities(), used: c.state.Used(), nodePorts: portsOf(c.state.NodePorts()),
+	}
+	if err := c.holdWorld(); err != nil {
+		return nil, err
+	}
 	c.events = newServiceEvents(n)
 	c.status.set(func(f *figures) { f.services = c.now })
 	return c, nil
+}
+
+// holdWorld makes the entry by which flows of the world and of the node itself are counted.
+func (c *serviceController) holdWorld() error {
+	err := c.dp.Maps.Devices.Insert(devices.Key{Ifindex: devices.World}, devices.Value{})
+	if errors.Is(err, typed.ErrKeyExist) {
+		return nil
+	}
+	return err
 }
 
 // standingRanges are the ranges that an earlier agent has written, until the source says what they are.
@@ -102,14 +108,6 @@ func (c *serviceController) standingRanges() (all []netip.Prefix, err error) {
 	}
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return all, nil
-}
-
-func (c *serviceController) options(s surroundings) service.Options {
-	held := make(map[netip.Addr]bool, len(s.held))
-	for _, a := range s.held {
-		held[a] = true
-	}
-	return service.Options{NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: held, ExternalIPs: c.cfg.ExternalIPs, Capacities: c.maps.capacities()}
 }
 
 // deliver is for the source. It waits while the goroutine of run is at work, so that what happens meanwhile comes as one update.
@@ -220,7 +218,12 @@ func (c *serviceController) reconcile(changed []service.Name) {
 		c.reportProblems(problems)
 	}
 	was := c.read()
-	c.report(func(r *serviceReport) { r.filled, r.problems = r.filled || !c.failed, problems })
+	c.report(func(r *serviceReport) {
+		r.filled, r.problems = r.filled || !c.failed, problems
+		if w.HasNodePorts() {
+			r.nodePorts = portsOf(c.state.NodePorts())
+		}
+	})
 	if !was.filled && was.fault != nil { // which may be no obstacle any more
 		c.complaints.note("services/source", c.weigh(was.fault))
 	}
@@ -233,12 +236,15 @@ func (c *serviceController) repair() {
 		return
 	}
 	content, err := c.maps.read()
+	if err == nil {
+		err = c.holdWorld()
+	}
 	if err != nil {
 		c.note(err)
 		return
 	}
 	w := c.state.Repair(content)
-	if n := sizeOf(w); n > 0 && !c.failed {
+	if n := w.Len(); n > 0 && !c.failed {
 		c.status.repaired(repairedService, n)
 		c.log.Warn("entries of the maps of Services restored", "number", n)
 	}
@@ -251,6 +257,9 @@ func (c *serviceController) write(w service.Writes) {
 	c.note(err)
 	if err == nil {
 		c.state.Written(time.Now())
+	}
+	if len(w.Retired.Keys) > 0 {
+		poke(c.ceased)
 	}
 }
 
@@ -307,10 +316,7 @@ func (c *serviceController) report(change func(*serviceReport)) {
 	if was.filled == is.filled && errors.Is(is.fault, was.fault) && slices.Equal(was.cidrs, is.cidrs) && slices.Equal(was.problems, is.problems) {
 		return
 	}
-	select {
-	case c.news <- struct{}{}:
-	default:
-	}
+	poke(c.news)
 }
 
 // read returns what others are told. Nobody serves Services where there is no controller.
@@ -336,46 +342,6 @@ func (c *serviceController) obstacle() string {
 	return "no complete list of Services yet"
 }
 
-// surround tells where this node is, for the loop.
-func (c *serviceController) surround(s *state, self string) {
-	if c == nil || !s.known || s.view == nil {
-		return
-	}
-	now := surroundingsOf(s, self)
-	if now.equal(c.told) {
-		return
-	}
-	c.told = now
-	select { // what has not been taken yet is not needed any more
-	case <-c.around:
-	default:
-	}
-	c.around <- now
-}
-
-// surroundingsOf reads this node's zone from its Node, and its own addresses from the newest look.
-func surroundingsOf(s *state, self string) surroundings {
-	now := surroundings{known: true}
-	for _, n := range s.nodes {
-		if n.Name == self {
-			now.zone = n.Zone
-		}
-	}
-	held := map[netip.Addr]bool{}
-	for _, a := range s.view.addresses {
-		if s.view.of(a.Prefix.Addr()) {
-			held[a.Prefix.Addr()] = true
-		}
-	}
-	for _, p := range s.view.local {
-		if p.IsSingleIP() && s.view.of(p.Addr()) {
-			held[p.Addr()] = true
-		}
-	}
-	now.held = slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
-	return now
-}
-
 // startServices has goroutines serve Services, or removes what an agent has left that did. It returns what else the file of Nodes
 // is to be read for; nil: nothing.
 func (a *agent) startServices(ctx context.Context, g *errgroup.Group, l *loop) (file *source.FileServices, err error) {
@@ -387,6 +353,7 @@ func (a *agent) startServices(ctx context.Context, g *errgroup.Group, l *loop) (
 	}
 	g.Go(func() error { return l.services.run(ctx) })
 	g.Go(func() error { return l.services.events.run(ctx) })
+	g.Go(func() error { return l.services.endSockets(ctx) })
 	if a.cfg.NodesFile != "" {
 		file = source.NewFileServices()
 		g.Go(func() error { return file.Run(ctx, l.services.deliver(ctx)) })

@@ -36,6 +36,9 @@ func rpFilterOf(link string) string { return "net/ipv4/conf/" + link + "/rp_filt
 
 func forwardingOf(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
+// maxValue is how much of a value is logged: thousands of ports are a long list.
+const maxValue = 200
+
 // settledAfter is for how long a sysctl must have been left alone until nobody is said to fight over it.
 const settledAfter = time.Minute
 
@@ -50,9 +53,11 @@ type sysctls struct {
 	routing bool
 	// disputed are the sysctls that somebody else has changed within settledAfter, with when he last did.
 	disputed map[string]time.Time
-	// ports is reservedPorts, kept open since nothing tells of a change, and kept is what it was when it last was as it should be.
+	// ports is reservedPorts, kept open since nothing tells of a change, and kept is what it was when it last was as it should be, with
+	// ours among it.
 	ports *device.OpenSysctl
 	kept  string
+	ours  ports
 }
 
 func newSysctls(n *node, r *record) *sysctls {
@@ -88,7 +93,7 @@ func (c *sysctls) change(name, have string, to setting, held bool) error {
 		return err
 	}
 	if !held || !c.dispute(name) {
-		c.log.Info("sysctl set", "name", name, "value", to.Ours, "was", have)
+		c.log.Info("sysctl set", "name", name, "value", shorten(to.Ours, maxValue), "was", shorten(have, maxValue))
 	}
 	return nil
 }
@@ -228,26 +233,31 @@ func (c *sysctls) loosen(s *state) error {
 	return errors.Join(errs...)
 }
 
-// inspect looks for what the kernel does not tell of.
-func (c *sysctls) inspect(*state) error {
+// inspect looks for what the kernel does not tell of. Packets to our ports are the programs': those of the range to masquerade to,
+// and NodePorts.
+func (c *sysctls) inspect(nodePorts *ports) error {
 	c.settle()
-	return c.ensurePorts(c.cfg.SnatLow, c.cfg.SnatHigh)
+	var ours ports
+	if nodePorts != nil {
+		ours = *nodePorts
+	}
+	ours.add(c.cfg.SnatLow, c.cfg.SnatHigh)
+	return c.ensurePorts(ours)
 }
 
-// reserve keeps the kernel from giving ports of the range to sockets that ask
-// for any. What else is reserved stays; an earlier range of ours goes.
-func (c *sysctls) reserve(low, high uint16) error {
+// reserve keeps the kernel from giving our ports to sockets that ask for any.
+// What else is reserved stays; what was ours before goes.
+func (c *sysctls) reserve(ours ports) error {
 	have, now, err := c.reserved()
 	if err != nil {
 		return err
 	}
 	others := now.without(addedBy(c.record.Sysctls[reservedPorts]))
-	want := others
-	want.add(low, high)
+	want := others.with(ours)
 	if want == now {
 		return nil
 	}
-	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept != "")
+	return c.change(reservedPorts, have, setting{Before: others.String(), Ours: want.String()}, c.kept != "" && have != c.kept)
 }
 
 // reserved reads the ports that are reserved now.
@@ -261,21 +271,22 @@ func (c *sysctls) reserved() (text string, p ports, err error) {
 	return text, p, nil
 }
 
-// ensurePorts reserves the range again when somebody has written another list: a
+// ensurePorts reserves our ports again when they are others, or somebody has written another list: a
 // service that applies its own settings does not know of ours.
-func (c *sysctls) ensurePorts(low, high uint16) (err error) {
+func (c *sysctls) ensurePorts(ours ports) (err error) {
 	if c.ports == nil {
 		if c.ports, err = c.Open(reservedPorts); err != nil {
 			return err
 		}
 	}
 	have, err := c.ports.Get()
-	if err != nil || have == c.kept && have != "" {
+	if err != nil || have == c.kept && have != "" && ours == c.ours {
 		return err // as before, as it nearly always is
 	}
-	if err := c.reserve(low, high); err != nil {
+	if err := c.reserve(ours); err != nil {
 		return err
 	}
+	c.ours = ours
 	c.kept, err = c.ports.Get()
 	return err
 }

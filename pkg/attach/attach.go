@@ -1,6 +1,7 @@
 // Package attach attaches programs to interfaces and replaces them in place: as
 // pinned tcx links where the kernel has tcx (6.6), otherwise as clsact filters.
-// It touches no attachment but our own.
+// Those on sockets are pinned links on a cgroup (cgroup.go). It touches no
+// attachment but our own.
 //
 // What each costs: the kernel waits for an RCU grace period when a tcx link is
 // made and for another when the link or its device is removed, 8 to 16 ms each at
@@ -72,13 +73,15 @@ func TunnelHooks() []Hook { return []Hook{ToTunnel, FromTunnel} }
 // PodHooks are the hooks of a pod's host-side veth.
 func PodHooks() []Hook { return []Hook{ToPod, FromPod} }
 
-// Hooks are all of them.
+// Hooks are all of interfaces.
 func Hooks() []Hook { return slices.Concat(UplinkHooks(), TunnelHooks(), PodHooks()) }
 
 // Attacher attaches programs on one node. The zero Mode is Auto.
 type Attacher struct {
 	Dir  bpffs.Dir
 	Mode Mode
+	// Cgroup is the directory of the cgroup to whose processes' sockets programs are attached.
+	Cgroup string
 	// New says that the caller has just created the interfaces, so that Attach
 	// need not look for a filter of ours on them. That look would wait for RTNL,
 	// which a tcx attach elsewhere holds for a grace period.
@@ -87,7 +90,7 @@ type Attacher struct {
 
 // State is what is attached to a hook of an interface.
 type State struct {
-	// Mode is TCX or Clsact, empty when nothing of ours is attached.
+	// Mode is TCX, Clsact or Cgroup, empty when nothing of ours is attached.
 	Mode Mode
 	// ProgramID is the kernel's ID of the attached program.
 	ProgramID ebpf.ProgramID
@@ -97,7 +100,14 @@ type State struct {
 // that is there already is replaced atomically; one that is attached by the other
 // mechanism is removed afterwards. qdisc says that the interface had no clsact
 // qdisc before and has one now.
+// The hooks of sockets have the index 0.
 func (a Attacher) Attach(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bool, err error) {
+	if hook.OnSockets() && ifindex == 0 {
+		if err = a.attachCgroup(hook, prog); err != nil {
+			err = fmt.Errorf("attach %s to cgroup %s: %w", hook, a.Cgroup, err)
+		}
+		return false, err
+	}
 	if !slices.Contains(Hooks(), hook) || ifindex <= 0 {
 		return false, fmt.Errorf("attach to interface %d: no hook %q", ifindex, hook)
 	}
@@ -142,12 +152,15 @@ func (a Attacher) byFilter(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bo
 // Detach removes what we attached to the hook, by either mechanism. It is no
 // error if there is nothing, or no such interface.
 func (a Attacher) Detach(ifindex int, hook Hook) error {
+	if hook.OnSockets() {
+		return a.removeLink(ifindex, hook)
+	}
 	return errors.Join(a.removeLink(ifindex, hook), removeFilter(ifindex, hook))
 }
 
 // Attached returns which program of ours is on the hook of the interface.
 func (a Attacher) Attached(ifindex int, hook Hook) (State, error) {
-	if s, err := a.linkState(ifindex, hook); err != nil || s.Mode != "" {
+	if s, err := a.linkState(ifindex, hook); err != nil || s.Mode != "" || hook.OnSockets() {
 		return s, err
 	}
 	return filterState(ifindex, hook)

@@ -8,8 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkTCX is BPF_LINK_TYPE_TCX.
-const linkTCX = 11
+// BPF_LINK_TYPE_CGROUP and BPF_LINK_TYPE_TCX.
+const (
+	linkCgroup = 3
+	linkTCX    = 11
+)
 
 // linkInfo is the beginning of struct bpf_link_info, for a tcx link.
 type linkInfo struct {
@@ -19,6 +22,10 @@ type linkInfo struct {
 	ifindex  uint32 // 0: the device is gone, or somebody has detached the link
 	hook     uint32
 }
+
+// cgroup is, of a link on a cgroup, the inode of that: 64 bits in the place of the last two fields. 0: it is gone, or
+// somebody has detached the link.
+func (i linkInfo) cgroup() uint64 { return uint64(i.hook)<<32 | uint64(i.ifindex) }
 
 // readLink asks for a pinned link. The error matches fs.ErrNotExist when nothing is pinned at path.
 func readLink(path string) (linkInfo, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
 
-// Place is a hook of an interface.
+// Place is a hook of an interface; Ifindex is 0 for those of sockets.
 type Place struct {
 	Ifindex int
 	Hook    Hook
@@ -21,7 +21,7 @@ func (p Place) Compare(o Place) int {
 	return cmp.Or(cmp.Compare(p.Ifindex, o.Ifindex), cmp.Compare(p.Hook, o.Hook))
 }
 
-// PinnedLinks lists the places of the pinned tcx links.
+// PinnedLinks lists the places of the pinned tcx links, not those of sockets.
 func PinnedLinks(dir bpffs.Dir) (places []Place, err error) {
 	files, err := os.ReadDir(dir.Links())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -18,13 +18,19 @@ func (h Hook) attachType() ebpf.AttachType {
 	return ebpf.AttachTCXIngress
 }
 
-// attachTCX updates the pinned link, or makes and pins one.
 func (a Attacher) attachTCX(ifindex int, hook Hook, prog *ebpf.Program) error {
+	return a.attachLink(ifindex, hook, prog, func() (link.Link, error) {
+		return link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: prog, Attach: hook.attachType()})
+	})
+}
+
+// attachLink updates the pinned link, or makes and pins one.
+func (a Attacher) attachLink(ifindex int, hook Hook, prog *ebpf.Program, attach func() (link.Link, error)) error {
 	done, err := a.updateLink(ifindex, hook, prog)
 	if done || err != nil {
 		return err
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: prog, Attach: hook.attachType()})
+	l, err := attach()
 	if err != nil {
 		return fmt.Errorf("make link: %w", err)
 	}
@@ -87,6 +93,12 @@ func (a Attacher) linkState(ifindex int, hook Hook) (State, error) {
 	}
 	if err != nil {
 		return State{}, fmt.Errorf("read link %s: %w", path, err)
+	}
+	if hook.OnSockets() {
+		if ours, err := a.isCgroup(info); !ours || err != nil {
+			return State{}, err
+		}
+		return State{Mode: Cgroup, ProgramID: info.program}, nil
 	}
 	if info.kind != linkTCX || int(info.ifindex) != ifindex {
 		return State{}, nil

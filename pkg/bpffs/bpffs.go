@@ -28,7 +28,7 @@ func (d Dir) Maps() string { return filepath.Join(string(d), "maps") }
 // Programs is the directory of the pinned programs.
 func (d Dir) Programs() string { return filepath.Join(string(d), "progs") }
 
-// Links is the directory of the pinned tcx links.
+// Links is the directory of the pinned links.
 func (d Dir) Links() string { return filepath.Join(string(d), "links") }
 
 // Map is where the map of that name is pinned.
@@ -38,12 +38,16 @@ func (d Dir) Map(name string) string { return filepath.Join(d.Maps(), name) }
 func (d Dir) Program(name string) string { return filepath.Join(d.Programs(), name) }
 
 // Link is where the tcx link of a hook, such as from_pod, on an interface is
-// pinned.
+// pinned, or with 0 in its place the link of a hook on the cgroup of the node's
+// processes.
 func (d Dir) Link(hook string, ifindex int) string {
+	if ifindex == 0 {
+		return filepath.Join(d.Links(), "cgroup_"+hook)
+	}
 	return filepath.Join(d.Links(), hook+"_"+strconv.Itoa(ifindex))
 }
 
-// ParseLink splits the file name of a link into hook and ifindex.
+// ParseLink splits the file name of an interface's link into hook and ifindex.
 func ParseLink(name string) (hook string, ifindex int, ok bool) {
 	hook, number, found := cutLast(name, "_")
 	ifindex, err := strconv.Atoi(number)

@@ -63,9 +63,9 @@ func findAttachments(opts Options) (out []attachment, err error) {
 	return out, nil
 }
 
-// unpinDead unpins the link of a device that is gone.
+// unpinDead unpins the link of a device, or of the cgroup, that is gone.
 func unpinDead(opts Options, p attach.Place) error {
-	if interfaceExists(p.Ifindex) {
+	if p.Ifindex > 0 && !gone(p) {
 		return nil
 	}
 	return opts.attacher().Detach(p.Ifindex, p.Hook)
@@ -105,7 +105,7 @@ func closeAttachments(all []attachment) {
 // knownPlaces lists where programs of ours may be attached: the places of pinned
 // links, the interfaces of pods and uplinks, those on which we made a qdisc, and
 // those with a filter of ours, which a process may have attached and been killed
-// before it could record that.
+// before it could record that; and the sockets.
 func knownPlaces(opts Options) ([]attach.Place, error) {
 	out, err := attach.PinnedLinks(opts.Dir)
 	pods, err1 := ifindexes(opts.Dir.Map(devices.Name))
@@ -127,11 +127,14 @@ func knownPlaces(opts Options) ([]attach.Place, error) {
 		}
 	}
 	out = append(out, filters...)
+	for _, hook := range attach.SocketHooks() {
+		out = append(out, attach.Place{Hook: hook})
+	}
 	slices.SortFunc(out, attach.Place.Compare)
 	return slices.Compact(out), nil
 }
 
-// ifindexes lists the keys of a pinned map, of any build, whose key is an ifindex.
+// ifindexes lists the keys of a pinned map, of any build, whose key is an ifindex. Entry 0 is no interface's.
 func ifindexes(path string) ([]int, error) {
 	m, err := raw.Open(path)
 	if m == nil || err != nil {
@@ -140,7 +143,9 @@ func ifindexes(path string) ([]int, error) {
 	defer m.Close()
 	var out []int
 	err = raw.Each(m, func(key []byte, _ raw.Value) error {
-		out = append(out, int(raw.Decode[uint32](key)))
+		if i := int(raw.Decode[uint32](key)); i != 0 {
+			out = append(out, i)
+		}
 		return nil
 	})
 	return out, err
@@ -150,3 +155,6 @@ func interfaceExists(ifindex int) bool {
 	_, err := net.InterfaceByIndex(ifindex)
 	return err == nil
 }
+
+// gone reports whether a place is on an interface that does not exist any more.
+func gone(p attach.Place) bool { return p.Ifindex > 0 && !interfaceExists(p.Ifindex) }

@@ -53,8 +53,11 @@ type Options struct {
 	StateDir string
 	// Attach is how programs are attached; the zero value is attach.Auto.
 	Attach attach.Mode
-	// NodeConfig is the programs' constants. The capacities and the lifetime of
-	// paths in it are filled in by Load.
+	// Cgroup is the directory of the cgroup of the node's processes, whose sockets
+	// reach Services; empty: they do not.
+	Cgroup string
+	// NodeConfig is the programs' constants. The capacities, the lifetime of paths
+	// and the host's network namespace in it are filled in by Load.
 	NodeConfig config.NodeConfig
 	// SnatEntries is the capacity of the tables snat and snat_reverse, and
 	// ConntrackEntries that of conntrack; 0: as compiled.
@@ -89,7 +92,7 @@ func (o Options) withDefaults() Options {
 }
 
 func (o Options) attacher() attach.Attacher {
-	return attach.Attacher{Dir: o.Dir, Mode: o.Attach}
+	return attach.Attacher{Dir: o.Dir, Mode: o.Attach, Cgroup: o.Cgroup}
 }
 
 // lock takes the node's lock for a change to all pods at once.

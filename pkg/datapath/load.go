@@ -46,7 +46,7 @@ func Load(ctx context.Context, opts Options) (*Datapath, error) {
 
 // load is Load, which calls at after each step; an error of at fails the load.
 func load(ctx context.Context, opts Options, at func(step) error) (*Datapath, error) {
-	found, err := Probe(opts.Attach)
+	found, err := Probe(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -168,6 +168,9 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 	node := opts.NodeConfig
 	node.SnatEntries, node.ConntrackEntries = spec.Maps[snat.Name].MaxEntries, spec.Maps[conntrack.Name].MaxEntries
 	node.PathLifetime = uint32(pathLifetime)
+	if node.HostNetns, err = hostNetns(node); err != nil {
+		return nil, err
+	}
 	v, ok := spec.Variables["cfg"]
 	if !ok {
 		return nil, errors.New("configure programs: they have no constant cfg")

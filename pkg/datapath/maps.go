@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -29,9 +30,11 @@ type Maps struct {
 	Drops        *drops.Map
 	Endpoints    *endpoints.Map
 	SetNames     *services.NamesMap
+	SourceRanges *services.RangesMap
 	Services     *services.Map
 	Sets         *services.SetsMap
 	Slots        *backends.SlotsMap
+	Sockets      *sockets.Map
 	Traffic      *traffic.Map
 	Uplinks      *uplinks.Map
 	Usage        *usage.Map
@@ -52,9 +55,11 @@ func wrapMaps(all map[string]*ebpf.Map) *Maps {
 	wrap(&m.Devices, all, devices.Name)
 	wrap(&m.Endpoints, all, endpoints.Name)
 	wrap(&m.SetNames, all, services.NamesName)
+	wrap(&m.SourceRanges, all, services.RangesName)
 	wrap(&m.Services, all, services.Name)
 	wrap(&m.Sets, all, services.SetsName)
 	wrap(&m.Slots, all, backends.SlotsName)
+	wrap(&m.Sockets, all, sockets.Name)
 	wrap(&m.Uplinks, all, uplinks.Name)
 	wrap(&m.Usage, all, usage.Name)
 	return m

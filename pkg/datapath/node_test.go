@@ -51,6 +51,7 @@ func newNode(t *testing.T, opts Options) node {
 	n.uplink = addVeth(t, "up")
 	check(t, dp.Maps.Uplinks.Put(uplinks.Key{Ifindex: uint32(n.uplink)}, uplinks.Value{Addresses: wire.Addresses{addr("192.0.2.9")}}))
 	check(t, dp.AttachUplink(n.uplink))
+	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: devices.World}, devices.Value{})) // no pod
 	for i, name := range []string{"pod1", "pod2", "pod3"} {
 		pod := addVeth(t, name)
 		n.pods = append(n.pods, pod)
@@ -127,7 +128,7 @@ func (n node) verify(t *testing.T) {
 	}
 	want := map[string]int{
 		snat.Name: nodeFlows, snat.ReverseName: nodeFlows, conntrack.Name: nodeFlows, destinations.Name: 40,
-		devices.Name: 3, endpoints.Name: 3, uplinks.Name: 1,
+		devices.Name: 4, endpoints.Name: 3, uplinks.Name: 1,
 	}
 	got := make(map[string]int)
 	for name := range want {

@@ -20,17 +20,22 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// spec returns a copy of the programs, which the caller may change.
-func (o Options) spec() (*ebpf.CollectionSpec, error) {
+// spec returns a copy of the programs, which the caller may change. Those for sockets are left out where Services are not
+// served, since they would do nothing and want more of the kernel.
+func (o Options) spec() (spec *ebpf.CollectionSpec, err error) {
 	if o.Spec != nil {
-		return o.Spec.Copy(), nil
-	}
-	spec, err := bpf.LoadDataplane()
-	if err != nil {
+		spec = o.Spec.Copy()
+	} else if spec, err = bpf.LoadDataplane(); err != nil {
 		return nil, fmt.Errorf("read embedded programs: %w", err)
+	}
+	if o.NodeConfig.Services == 0 {
+		maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
 	}
 	return spec, nil
 }
+
+// isOnSockets reports whether a program is for a cgroup. Such a one can't be run on a test packet.
+func isOnSockets(t ebpf.ProgramType) bool { return t == ebpf.CGroupSockAddr || t == ebpf.CGroupSock }
 
 // kernel reports what the kernel supports, in tests a made-up one. An error other than
 // ebpf.ErrNotSupported means that it could not be found out.
@@ -105,15 +110,15 @@ type Kernel struct {
 	TCX bool
 }
 
-// Probe checks that the kernel supports everything that the embedded programs use,
-// and mode. An error that matches ErrKernelTooOld names all that is missing; one that
+// Probe checks that the kernel supports everything that the embedded programs use, as
+// opts says, and how they are attached. An error that matches ErrKernelTooOld names all that is missing; one that
 // matches ErrRealtime means that the programs cannot run on this kernel.
-func Probe(mode attach.Mode) (Kernel, error) {
-	spec, err := Options{}.spec()
+func Probe(opts Options) (Kernel, error) {
+	spec, err := Options{NodeConfig: opts.NodeConfig}.spec()
 	if err != nil {
 		return Kernel{}, err
 	}
-	return probe(spec, mode, runningKernel())
+	return probe(spec, opts.Attach, runningKernel())
 }
 
 func probe(spec *ebpf.CollectionSpec, mode attach.Mode, k kernel) (Kernel, error) {

@@ -132,7 +132,7 @@ func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {
 		asked[n.what] = true
 	}
 	for _, what := range []string{
-		"maps of type Hash", "maps of type LPMTrie", "maps of type Array", "maps of type PerCPUArray",
+		"maps of type Hash", "maps of type LRUHash", "maps of type LPMTrie", "maps of type Array", "maps of type PerCPUArray",
 		"programs of type SchedCLS", "programs of type Syscall", "bpf_fib_lookup for SchedCLS programs",
 		"bpf_skc_lookup_tcp for SchedCLS programs", "bpf_redirect_neigh for SchedCLS programs",
 	} {
@@ -144,7 +144,7 @@ func TestProbeAsksForWhatTheProgramsUse(t *testing.T) {
 
 func TestProbeOfTheRunningKernel(t *testing.T) {
 	priv.Require(t)
-	found, err := Probe(attach.Auto)
+	found, err := Probe(Options{Attach: attach.Auto})
 	if err != nil || found.TCX != kernelHasTCX(t) || found.Release == "" {
 		t.Errorf("%+v, %v", found, err)
 	}

@@ -28,7 +28,7 @@ func (q qdiscs) path() string { return filepath.Join(q.stateDir, "qdiscs") }
 // attach attaches a program and records a qdisc that this creates. It does so
 // beforehand, so that a killed process leaves none unrecorded.
 func (q qdiscs) attach(a attach.Attacher, ifindex int, hook attach.Hook, prog *ebpf.Program) error {
-	if a.Mode == attach.TCX {
+	if a.Mode == attach.TCX || hook.OnSockets() {
 		_, err := a.Attach(ifindex, hook, prog)
 		return err
 	}

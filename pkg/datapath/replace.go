@@ -72,8 +72,8 @@ func (l *loader) replace() (err error) {
 	return l.tables.Done()
 }
 
-// newPlaces lists the pods whose packets to Services these programs translate, and that have no program for the replies
-// yet. They get it first.
+// newPlaces lists where programs that serve Services have to be and are not yet: pods that have none for the replies, which
+// get it first, and the sockets of the node's own processes.
 func (l *loader) newPlaces(olds []attachment) (news []attachment, err error) {
 	if l.opts.NodeConfig.Services == 0 {
 		return nil, nil
@@ -88,6 +88,11 @@ func (l *loader) newPlaces(olds []attachment) (news []attachment, err error) {
 			news = append(news, attachment{Place: at})
 		}
 	}
+	for _, hook := range attach.SocketHooks() {
+		if at := (attach.Place{Hook: hook}); !has[at] && l.opts.Cgroup != "" {
+			news = append(news, attachment{Place: at})
+		}
+	}
 	return news, err
 }
 
@@ -99,7 +104,7 @@ func (l *loader) attach(old attachment) error {
 		return errors.Join(l.opts.attacher().Detach(old.Ifindex, old.Hook), l.qdiscs.remove(old.Ifindex))
 	}
 	err := l.qdiscs.attach(l.opts.attacher(), old.Ifindex, old.Hook, prog)
-	if err != nil && !interfaceExists(old.Ifindex) {
+	if err != nil && gone(old.Place) {
 		return l.opts.attacher().Detach(old.Ifindex, old.Hook)
 	}
 	return err
@@ -119,8 +124,9 @@ func (l *loader) restore(done []attachment) error {
 				"it is not pinned, and opening it needs CAP_SYS_ADMIN", old.Ifindex, old.Hook))
 			continue
 		}
-		back := attach.Attacher{Dir: l.opts.Dir, Mode: old.mode}
-		if _, err := back.Attach(old.Ifindex, old.Hook, old.prog); err != nil && interfaceExists(old.Ifindex) {
+		back := l.opts.attacher()
+		back.Mode = old.mode
+		if _, err := back.Attach(old.Ifindex, old.Hook, old.prog); err != nil && !gone(old.Place) {
 			errs = append(errs, fmt.Errorf("restore the old program: %w", err))
 		}
 	}

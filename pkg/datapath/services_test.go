@@ -3,12 +3,14 @@ package datapath
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // toPods returns how the program for what is sent to pods is attached, by pod; all of them run the pinned one.
@@ -46,13 +48,15 @@ func TestServicesAreTurnedOnAndOff(t *testing.T) {
 	for mode, want := range map[attach.Mode]attach.Mode{attach.Auto: attach.Clsact, attach.Clsact: attach.Clsact, attach.TCX: attach.TCX} {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNode(t, isolated(t, mode))
-			n.opts.Spec = stubs(t)
+			n.opts.Spec, n.opts.Cgroup = stubs(t), priv.Cgroup(t)
 			for _, on := range []bool{false, true, true, false, true} {
 				dp := mustLoad(t, n.serving(on))
+				n.assertSockets(t, on)
 				if on {
 					n.assertToPods(t, want)
 					check(t, dp.Reconfigure(context.Background(), n.serving(on).NodeConfig))
 					n.assertToPods(t, want)
+					n.assertSockets(t, true)
 				} else {
 					n.assertToPods(t, "")
 				}
@@ -65,6 +69,7 @@ func TestServicesAreTurnedOnAndOff(t *testing.T) {
 			}
 			check(t, Remove(context.Background(), n.opts))
 			n.opts.Spec = nil
+			n.assertSockets(t, false)
 			for _, pod := range n.pods {
 				state, err := n.opts.attacher().Attached(pod, attach.ToPod)
 				check(t, err)
@@ -83,10 +88,26 @@ func (n node) assertToPods(t *testing.T, mode attach.Mode) {
 	}
 }
 
+// assertSockets says whether the programs for sockets are on the cgroup, all of them the pinned ones.
+func (n node) assertSockets(t *testing.T, on bool) {
+	t.Helper()
+	for _, hook := range attach.SocketHooks() {
+		state, err := n.opts.attacher().Attached(0, hook)
+		check(t, err)
+		var want attach.State
+		if on {
+			want = attach.State{Mode: attach.Cgroup, ProgramID: pinnedID(t, n.opts, hook.Program())}
+		}
+		if state != want {
+			t.Errorf("%s: %+v, want %+v", hook, state, want)
+		}
+	}
+}
+
 // TestServicesThatCouldNotBeTurnedOn fails each step of a start that turns them on, before and after all pods have the program.
 func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
 	n := newNode(t, isolated(t, attach.Auto))
-	n.opts.Spec = stubs(t)
+	n.opts.Spec, n.opts.Cgroup = stubs(t), priv.Cgroup(t)
 	before, old := n.pins(t), n.attached(t)
 	broken := errors.New("broken")
 	var attached int
@@ -115,11 +136,44 @@ func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
 			t.Errorf("attachment %d: (-before +after):\n%s", fail, diff)
 		}
 		n.assertToPods(t, "")
+		n.assertSockets(t, false)
 	}
-	if want := 2*len(n.pods) + len(attach.UplinkHooks()); attached != want {
+	if want := 2*len(n.pods) + len(attach.UplinkHooks()) + len(attach.SocketHooks()); attached != want {
 		t.Errorf("%d programs were attached, want %d", attached, want)
 	}
 	n.assertToPods(t, attach.Clsact)
+	n.assertSockets(t, true)
+
+	// An upgrade that fails leaves the old programs in their place.
+	_, err := load(context.Background(), n.serving(true), func(s step) error {
+		if s == stepMerged {
+			return broken
+		}
+		return nil
+	})
+	if !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	n.assertSockets(t, true)
+}
+
+// TestSocketsAreAttachedAgain after somebody has removed some.
+func TestSocketsAreAttachedAgain(t *testing.T) {
+	n := newNode(t, isolated(t, attach.Auto))
+	n.opts.Spec, n.opts.Cgroup = stubs(t), priv.Cgroup(t)
+	dp := mustLoad(t, n.serving(true))
+	gone := []attach.Hook{attach.Recvmsg6, attach.Connect4}
+	for _, hook := range gone {
+		check(t, os.Remove(n.opts.Dir.Link(string(hook), 0)))
+	}
+	for _, want := range [][]attach.Hook{gone, nil} {
+		attached, err := dp.AttachSockets()
+		check(t, err)
+		if !slices.Equal(attached, want) {
+			t.Errorf("attached to %v, want %v", attached, want)
+		}
+		n.assertSockets(t, true)
+	}
 }
 
 // TestPodThatIsGoneGetsNoProgram: its entry in the map may be left.

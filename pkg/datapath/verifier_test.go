@@ -31,7 +31,7 @@ func configurations() map[string]config.NodeConfig {
 	beside := node(1)
 	beside.NetfilterNat = 1
 	services := node(3)
-	services.Services = 1
+	services.Services, services.HostNetns = 1, 1
 	both := services
 	both.NetfilterNat = 1
 	return map[string]config.NodeConfig{

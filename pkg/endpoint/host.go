@@ -205,8 +205,9 @@ func (w *Work) writeDevice() error {
 
 func (w *Work) forgetDevices() error { return forAll(w.indexes, w.forgetDevice) }
 
+// forgetDevice removes a link's entry. That of the world, which is no link, is the agent's.
 func (n *Node) forgetDevice(index int) error {
-	if n.Devices == nil {
+	if n.Devices == nil || index == devices.World {
 		return nil
 	}
 	return n.Devices.Delete(devices.Key{Ifindex: uint32(index)})

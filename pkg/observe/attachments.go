@@ -24,7 +24,8 @@ type Program struct {
 	Tag  string         `json:"tag"`
 }
 
-// Attachment is a hook of an interface that has our program, or should.
+// Attachment is a hook of an interface that has our program, or should; or, with the index 0, one of the cgroup of the node's
+// processes.
 type Attachment struct {
 	Hook      attach.Hook `json:"hook"`
 	Ifindex   int         `json:"ifindex"`
@@ -32,7 +33,7 @@ type Attachment struct {
 	// Pod is the address of the pod whose interface it is, empty on an uplink; PodName what it is called.
 	Pod string `json:"pod"`
 	PodName
-	// Mode is tcx or clsact, empty when nothing of ours is attached.
+	// Mode is tcx, clsact or cgroup, empty when nothing of ours is attached.
 	Mode      attach.Mode    `json:"mode"`
 	ProgramID ebpf.ProgramID `json:"program_id"`
 }
@@ -124,6 +125,8 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	}
 	pin := s.Dir.Link(string(a.Hook), a.Ifindex)
 	switch {
+	case a.Hook.OnSockets():
+		s.judgeSockets(a)
 	case wanted && a.Interface == "" && slices.Contains(attach.TunnelHooks(), a.Hook):
 		s.problemOf("tunnel", "the tunnel device, interface %s, is gone: what other nodes send through it is lost, and so is what they are sent; a running agent makes it again", where)
 	case wanted && a.Interface == "":
@@ -139,6 +142,18 @@ func (s *survey) judge(a Attachment, wanted bool) {
 	case s.pinned(program) != 0 && a.ProgramID != s.pinned(program):
 		s.problem("interface %s runs program %d, not %d, which is pinned as %s: an update has not reached it; restart the agent",
 			where, a.ProgramID, s.pinned(program), program)
+	}
+}
+
+// judgeSockets says what is wrong with a program on the cgroup.
+func (s *survey) judgeSockets(a Attachment) {
+	program := a.Hook.Program()
+	switch pinned := s.pinned(program); {
+	case a.Mode == "":
+		s.problem("%s is not attached to the cgroup of the node's processes, which do not reach Services; a running agent attaches it again", program)
+	case a.ProgramID != pinned:
+		s.problem("the cgroup of the node's processes runs program %d, not %d, which is pinned as %s: an update has not reached it; restart the agent",
+			a.ProgramID, pinned, program)
 	}
 }
 
@@ -167,6 +182,11 @@ func (s *survey) wanted() []attach.Place {
 	if index := s.Node.Tunnel; index != 0 {
 		for _, hook := range attach.TunnelHooks() {
 			out = append(out, attach.Place{Ifindex: int(index), Hook: hook})
+		}
+	}
+	for _, hook := range attach.SocketHooks() {
+		if s.services && s.pinned(hook.Program()) != 0 {
+			out = append(out, attach.Place{Hook: hook})
 		}
 	}
 	return out

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -25,7 +27,7 @@ func (f Fill) Percent() uint64 {
 }
 
 // Fills tells how full each pinned map is, in the order of Names. Arrays, which
-// are always full, are left out.
+// are always full, are left out, and so are tables that make room by themselves.
 func Fills(dir bpffs.Dir) ([]Fill, error) {
 	counted, err := flowTables(dir)
 	if err != nil {
@@ -66,7 +68,7 @@ func fill(dir bpffs.Dir, name string, counted map[string]uint64) (f Fill, hashed
 		return f, false, err
 	}
 	defer m.Close()
-	if raw.IsArray(m) {
+	if raw.IsArray(m) || m.Type() == ebpf.LRUHash {
 		return f, false, nil
 	}
 	f = Fill{Name: name, Capacity: uint64(m.MaxEntries())}

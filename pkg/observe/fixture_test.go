@@ -21,6 +21,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -177,6 +178,17 @@ func fillServices(t *testing.T, r Reader) {
 		typed.Entry[services.Key, services.Value]{
 			Key: services.Key{Address: addr("10.96.0.10")}, Value: services.Value{Flags: services.ClusterIP | services.Answers},
 		},
+		typed.Entry[services.Key, services.Value]{
+			Key: services.Key{Address: addr("0.0.0.0"), Port: wire.PortFrom(30053), Proto: wire.UDP}, Value: services.Value{Set: 5, Flags: services.ExternalLocal},
+		},
+		typed.Entry[services.Key, services.Value]{
+			Key: services.Key{Port: wire.PortFrom(30053), Proto: wire.UDP}, Value: services.Value{Set: 5},
+		},
+		typed.Entry[services.Key, services.Value]{Key: services.Key{Address: addr("172.18.0.2")}, Value: services.Value{Flags: services.Node}},
+	)
+	put(t, r, services.RangesName,
+		typed.Entry[services.RangeKey, services.Range]{Key: services.RangeKeyFrom(5, netip.MustParsePrefix("192.0.2.0/24")), Value: services.Range{Set: 5}},
+		typed.Entry[services.RangeKey, services.Range]{Key: services.RangeKeyFrom(5, netip.MustParsePrefix("2001:db8::/32")), Value: services.Range{Set: 5}},
 	)
 	put(t, r, backends.Name,
 		typed.Entry[backends.Key, backends.Value]{Key: backends.Key{Backend: 9}, Value: backends.Value{
@@ -189,4 +201,18 @@ func fillServices(t *testing.T, r Reader) {
 	put(t, r, affinity.Name, typed.Entry[affinity.Key, affinity.Value]{Key: affinity.Key{Slot: 70}, Value: affinity.Value{
 		Client: addr("10.244.1.9"), Set: 5, Backend: 9, Generation: 2, Ifindex: 42, LastSeen: now - uint64(time.Minute),
 	}})
+	put(t, r, affinity.ClientsName, typed.Entry[affinity.ClientKey, affinity.Client]{
+		Key: affinity.ClientKey{Client: addr("192.0.2.80"), Set: 5}, Value: affinity.Client{Backend: 9, Generation: 2, LastSeen: now - uint64(time.Minute)},
+	})
+	frontend, backend := addr("10.96.0.10"), addr("10.244.2.7")
+	put(t, r, sockets.Name,
+		typed.Entry[sockets.Key, sockets.Value]{
+			Key:   sockets.Key{Cookie: 77, Address: backend, Port: wire.PortFrom(5353), Proto: wire.UDP, End: sockets.Backend},
+			Value: sockets.Value{OtherAddress: frontend, OtherPort: wire.PortFrom(53), Connected: 1, Set: 5, Backend: 9, Generation: 2},
+		},
+		typed.Entry[sockets.Key, sockets.Value]{
+			Key:   sockets.Key{Cookie: 78, Address: frontend, Port: wire.PortFrom(53), Proto: wire.UDP, End: sockets.Frontend},
+			Value: sockets.Value{OtherAddress: backend, OtherPort: wire.PortFrom(5353), Set: 5, Backend: 9, Generation: 2},
+		},
+	)
 }

@@ -37,14 +37,28 @@ var filledJSON = map[string]string{
   {"prefix": "fd00::/48", "kind": "native", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""}
 ]`,
 	"services": `[
+  {"address": "::", "port": 30053, "proto": "udp", "set": 5, "flags": "", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1},
+  {"address": "0.0.0.0", "port": 30053, "proto": "udp", "set": 5, "flags": "external_local", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1},
   {"address": "10.96.0.10", "port": 0, "proto": "", "set": 0, "flags": "cluster_ip|answers", "service_namespace": "", "service_name": "", "service_port_name": "", "cluster": 0, "local": 0},
-  {"address": "10.96.0.10", "port": 53, "proto": "udp", "set": 5, "flags": "local", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1}
+  {"address": "10.96.0.10", "port": 53, "proto": "udp", "set": 5, "flags": "local", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1},
+  {"address": "172.18.0.2", "port": 0, "proto": "", "set": 0, "flags": "node", "service_namespace": "", "service_name": "", "service_port_name": "", "cluster": 0, "local": 0}
+]`,
+	"source_range": `[
+  {"set": 5, "source": "192.0.2.0/24", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"},
+  {"set": 5, "source": "2001:db8::/32", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
 ]`,
 	"backends": `[
   {"backend": 9, "address": "10.244.2.7", "port": 5353, "proto": "udp", "flags": "serving|on_node", "generation": 2, "set": 5, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
 ]`,
 	"affinity": `[
   {"client": "10.244.1.9", "set": 5, "backend": 9, "generation": 2, "ifindex": 42, "last_seen": 35940000000000, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+]`,
+	"clients": `[
+  {"client": "192.0.2.80", "set": 5, "backend": 9, "generation": 2, "last_seen": 35940000000000, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
+]`,
+	"sockets": `[
+  {"cookie": 77, "address": "10.244.2.7", "port": 5353, "proto": "udp", "end": "backend", "other_address": "10.96.0.10", "other_port": 53, "connected": 1, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"},
+  {"cookie": 78, "address": "10.96.0.10", "port": 53, "proto": "udp", "end": "frontend", "other_address": "10.244.2.7", "other_port": 5353, "connected": 0, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
 ]`,
 	"uplinks": `[
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
@@ -137,8 +151,16 @@ fd00::/48      native    -                 -     -  -         -        -    -   
 `,
 		"services": `
 PROTO  FRONTEND       SET  FLAGS               SERVICE               PORT NAME  CLUSTER  LOCAL
+udp    *:30053          5  -                   kube-system/kube-dns  dns              2      1
+udp    *:30053          5  external_local      kube-system/kube-dns  dns              2      1
 -      10.96.0.10       -  cluster_ip|answers  -                     -                -      -
 udp    10.96.0.10:53    5  local               kube-system/kube-dns  dns              2      1
+-      172.18.0.2       -  node                -                     -                -      -
+`,
+		"source_range": `
+SET  SOURCE         SERVICE               PORT NAME
+  5  192.0.2.0/24   kube-system/kube-dns  dns
+  5  2001:db8::/32  kube-system/kube-dns  dns
 `,
 		"backends": `
 BACKEND  PROTO  ENDPOINT         SET  FLAGS            GENERATION  SERVICE               PORT NAME
@@ -147,6 +169,15 @@ BACKEND  PROTO  ENDPOINT         SET  FLAGS            GENERATION  SERVICE      
 		"affinity": `
 CLIENT      SET  BACKEND  IFINDEX  AGE  SERVICE               PORT NAME  POD NAME
 10.244.1.9    5        9       42  60s  kube-system/kube-dns  dns        shop/web
+`,
+		"clients": `
+CLIENT      SET  BACKEND  AGE  SERVICE               PORT NAME
+192.0.2.80    5        9  60s  kube-system/kube-dns  dns
+`,
+		"sockets": `
+COOKIE  PROTO  FRONTEND       ENDPOINT         SET  BACKEND  SERVICE               PORT NAME
+    77  udp    10.96.0.10:53  10.244.2.7:5353    5        9  kube-system/kube-dns  dns
+    78  udp    10.96.0.10:53  10.244.2.7:5353    5        9  kube-system/kube-dns  dns
 `,
 		"snat": `
 PROTO  SOURCE            DESTINATION     AS                BACKEND          STATE    FLAGS    IFINDEX  AGE  POD NAME
@@ -292,7 +323,8 @@ func TestFills(t *testing.T) {
 		{"endpoints", 2, pins.Entries},
 		{"devices", 1, pins.Entries},
 		{"destinations", 4, pins.Entries},
-		{"services", 2, pins.Entries},
+		{"services", 5, pins.Entries},
+		{"source_range", 2, pins.Entries},
 		{"uplinks", 1, 256},
 		{"snat", 7, pins.Entries}, // as the programs count
 		{"snat_reverse", 3001, pins.Entries},

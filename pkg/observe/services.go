@@ -7,6 +7,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 )
@@ -47,7 +48,7 @@ func (p servicePort) counts() typed.Object {
 
 // withServices adds the names of Services to the rows of a table about them, and to frontends how many endpoints serve.
 func (r Reader) withServices(t typed.Table) (typed.Table, error) {
-	if !slices.Contains([]string{services.Name, backends.Name, affinity.Name}, t.Name) {
+	if !slices.Contains([]string{services.Name, services.RangesName, backends.Name, affinity.Name, affinity.ClientsName, sockets.Name}, t.Name) {
 		return t, nil
 	}
 	ports, err := readServicePorts(r.Dir)

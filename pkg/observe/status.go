@@ -215,7 +215,9 @@ func (s *survey) pods() (err error) {
 	}
 	s.devices = make(map[uint32]devices.Value, len(entries))
 	for _, e := range entries {
-		s.devices[e.Key.Ifindex] = e.Value
+		if e.Key.Ifindex != devices.World {
+			s.devices[e.Key.Ifindex] = e.Value
+		}
 	}
 	slices.SortFunc(s.endpoints, func(a, b typed.Entry[endpoints.Key, endpoints.Value]) int {
 		return a.Key.Address.Compare(b.Key.Address)

@@ -59,9 +59,10 @@ func newNode(t *testing.T, mode attach.Mode) *node {
 	put(t, n.Reader, endpoints.Name, typed.Entry[endpoints.Key, endpoints.Value]{
 		Key: endpoints.Key{Address: addr("10.244.1.9")}, Value: endpoints.Value{Ifindex: uint32(n.pod)},
 	})
-	put(t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{
-		Key: devices.Key{Ifindex: uint32(n.pod)}, Value: devices.Value{Addresses: wire.Addresses{addr("10.244.1.9")}},
-	})
+	put(t, n.Reader, devices.Name,
+		typed.Entry[devices.Key, devices.Value]{Key: devices.Key{Ifindex: devices.World}}, // no pod
+		typed.Entry[devices.Key, devices.Value]{Key: devices.Key{Ifindex: uint32(n.pod)}, Value: devices.Value{Addresses: wire.Addresses{addr("10.244.1.9")}}},
+	)
 	put(t, n.Reader, uplinks.Name, typed.Entry[uplinks.Key, uplinks.Value]{
 		Key: uplinks.Key{Ifindex: uint32(n.uplink)}, Value: uplinks.Value{Addresses: wire.Addresses{addr("172.18.0.2")}},
 	})

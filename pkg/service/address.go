@@ -12,7 +12,7 @@ import (
 func (s *State) use(p *placed) {
 	var now []wire.Addr
 	for _, k := range p.keys {
-		if !slices.Contains(now, k.Address) {
+		if !k.IsNodePort() && !slices.Contains(now, k.Address) {
 			now = append(now, k.Address)
 		}
 	}
@@ -31,22 +31,32 @@ func (s *State) use(p *placed) {
 	p.addresses = now
 }
 
-// touchAddresses brings the entries of addresses in line with who uses them.
+// touchAddresses brings the entries of addresses in line with who uses them. One of this node's that finds no room has it looked
+// for again.
 func (s *State) touchAddresses() {
+	left := map[wire.Addr]bool{}
 	for a := range s.touched {
 		k := services.Key{Address: a}
 		if len(s.users[a]) == 0 {
 			delete(s.users, a)
+		}
+		switch {
+		case len(s.users[a]) == 0 && !s.options.NodeAddresses[a.Netip()]:
 			s.services.remove(k)
-		} else {
+		case s.services.costs(k) && s.keysLeft() < 1:
+			left[a] = true
+		default:
 			s.services.put(k, services.Value{Flags: s.addressFlags(a)})
 		}
 	}
-	s.touched = map[wire.Addr]bool{}
+	s.touched = left
 }
 
 // addressFlags says what an address is. One that the node itself holds answers for itself.
 func (s *State) addressFlags(a wire.Addr) (f services.Flags) {
+	if s.options.NodeAddresses[a.Netip()] {
+		f = services.Node
+	}
 	for _, p := range s.users[a] {
 		if slices.Contains(p.clusterIPs, a) {
 			f |= services.ClusterIP

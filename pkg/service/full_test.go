@@ -2,9 +2,13 @@ package service
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // A full map refuses a new Service by name, leaves the others, and has room when one has gone.
@@ -217,4 +221,29 @@ func TestRoomThatIsAboutToBeFree(t *testing.T) {
 	r.wait(Grace)
 	r.wait(Grace)
 	r.wantProblem("large", Full, "slots") // this is one
+}
+
+// Ranges that find no room keep who is in them out, and nobody in, until there is.
+func TestFullRanges(t *testing.T) {
+	r := quiet(t, Capacities{Services: 16, Ranges: 2, Sets: 16, Backends: 16, Slots: 16})
+	put := func(name, address string, ranges ...netip.Prefix) {
+		service, slice := web(t, name, "10.96.0.1", "10.0.0.1")
+		service.ClusterIPs, service.LoadBalancerIPs, service.SourceRanges = nil, addrs(address), ranges
+		r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	}
+	asks := func(address string) []string {
+		return r.kernel.rangesOf(r.kernel.Services[services.Key{Address: wire.AddrFrom(addrs(address)[0]), Port: wire.PortFrom(80), Proto: wire.TCP}])
+	}
+	put("a", "192.0.2.1", prefixes("198.51.100.0/24")...)
+	put("b", "192.0.2.2", prefixes("198.51.100.0/24", "203.0.113.0/24")...)
+	r.wantProblem("b", Full, "map source_range has no room", "1 of the loadBalancerSourceRanges")
+	if got := asks("192.0.2.2"); !slices.Equal(got, []string{"198.51.100.0/24"}) {
+		t.Errorf("%v may ask", got)
+	}
+	put("a", "192.0.2.1")
+	r.wait(Grace)
+	if got := asks("192.0.2.2"); len(got) != 2 {
+		t.Errorf("%v may ask", got)
+	}
+	r.wantProblem("", "")
 }

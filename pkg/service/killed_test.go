@@ -36,7 +36,7 @@ func (r *trial) kill() {
 		r.change(&u)
 	}
 	w := r.state.Plan(r.model, r.model.Apply(u), r.now)
-	left := r.roll(1 + w.size())
+	left := r.roll(1 + w.Len())
 	r.kernel.apply(r, w.upTo(left), func(string) {})
 	r.kernel.lookups(r)
 	r.state = Load(r.options, r.kernel.copy())
@@ -69,19 +69,16 @@ func TestNothingUnwrittenIsUsedAgain(t *testing.T) {
 	r.want("10.96.0.2", "10.244.0.3", "10.244.0.4")
 }
 
-func (w Writes) size() int {
-	return len(w.Backends.Keys) + len(w.Slots.Keys) + len(w.Sets.Keys) + len(w.Names.Keys) + len(w.Services.Keys) +
-		len(w.GoneServices) + len(w.GoneNames) + len(w.EmptiedSets.Keys) + len(w.Retired.Keys)
-}
-
 // upTo is the first n entries.
 func (w Writes) upTo(n int) Writes {
 	upTo(&w.Backends, &n)
 	upTo(&w.Slots, &n)
 	upTo(&w.Sets, &n)
 	upTo(&w.Names, &n)
+	upTo(&w.Ranges, &n)
 	upTo(&w.Services, &n)
 	goneUpTo(&w.GoneServices, &n)
+	goneUpTo(&w.GoneRanges, &n)
 	goneUpTo(&w.GoneNames, &n)
 	upTo(&w.EmptiedSets, &n)
 	upTo(&w.Retired, &n)

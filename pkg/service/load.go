@@ -12,10 +12,10 @@ import (
 // set, address and port, and keep their numbers. What does not fit together is nobody's: the first Plan removes it. What is not
 // in use is free at once: to start an agent takes longer than any program runs.
 func Load(o Options, c Content) *State {
-	o.HeldAddresses = maps.Clone(o.HeldAddresses)
 	s := &State{
-		options:  o,
+		options:  o.clone(),
 		services: newHash(c.Services, compareKeys),
+		ranges:   newHash(c.Ranges, compareRanges),
 		names:    newHash(c.Names, func(a, b services.SetKey) int { return int(a.Set) - int(b.Set) }),
 		sets:     newArray(c.Sets, o.Capacities.Sets),
 		backends: newArray(c.Backends, o.Capacities.Backends),
@@ -29,6 +29,8 @@ func Load(o Options, c Content) *State {
 	s.loadFrontends()
 	s.loadBackends()
 	s.loadBlocks()
+	s.loadRanges()
+	s.touchNodeAddresses(nil, o.NodeAddresses)
 	s.room.sets = freeNumbers(uint32(len(s.bySet)), func(n uint32) bool {
 		_, stray := slices.BinarySearch(s.straySets, n)
 		return stray || s.bySet[n] != nil
@@ -98,11 +100,8 @@ func (s *State) loadBackends() {
 		if b.Set == 0 {
 			continue
 		}
-		var t *set
-		if int(b.Set) < len(s.bySet) && i != 0 {
-			t = s.bySet[b.Set]
-		}
-		if t == nil || wire.FamilyOf(b.Address.Netip()) != t.family {
+		t := s.setAt(b.Set)
+		if t == nil || i == 0 || wire.FamilyOf(b.Address.Netip()) != t.family {
 			s.strayBackends = append(s.strayBackends, uint32(i))
 			continue
 		}
@@ -144,6 +143,26 @@ func (s *State) loadBlocks() {
 	}
 }
 
+// loadRanges gives the sets the ranges that are there. Those of no set are among the first writes: the next Service that gets the
+// number must not find them.
+func (s *State) loadRanges() {
+	for _, k := range slices.SortedFunc(maps.Keys(s.ranges.have), compareRanges) {
+		if t := s.setAt(k.Set); t != nil {
+			t.ranges = append(t.ranges, k)
+		} else {
+			s.ranges.remove(k)
+		}
+	}
+}
+
+// setAt is the set of a number; nil: nobody's.
+func (s *State) setAt(n uint32) *set {
+	if int(n) >= len(s.bySet) {
+		return nil
+	}
+	return s.bySet[n]
+}
+
 // removeStrays removes what nobody has recognised.
 func (s *State) removeStrays() {
 	for k := range s.services.have {
@@ -161,7 +180,7 @@ func (s *State) removeStrays() {
 		}
 	}
 	for k := range s.names.have { // beyond the array, or of no set
-		if int(k.Set) >= len(s.bySet) || s.bySet[k.Set] == nil {
+		if s.setAt(k.Set) == nil {
 			s.names.remove(k)
 		}
 	}
@@ -174,10 +193,10 @@ func (s *State) removeStrays() {
 // owner is the set that a frontend leads to; nil: the key is an address, or nobody's.
 func (s *State) owner(k services.Key) *set {
 	v, there := s.services.have[k]
-	if !there || k.Port == (wire.Port{}) || int(v.Set) >= len(s.bySet) {
+	if !there || k.Port == (wire.Port{}) {
 		return nil
 	}
-	return s.bySet[v.Set]
+	return s.setAt(v.Set)
 }
 
 func idOf(r services.ServiceName, family wire.Family) setID {

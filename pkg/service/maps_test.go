@@ -15,7 +15,7 @@ import (
 // kernel is the maps as programs see them.
 type kernel struct {
 	Content
-	limit int
+	limit, rangesLimit int
 	// read is when a program could last read each slot, set and backend.
 	read map[any]time.Time
 }
@@ -23,16 +23,16 @@ type kernel struct {
 func newKernel(c Capacities) *kernel {
 	return &kernel{
 		Content: Content{
-			Services: map[services.Key]services.Value{}, Names: map[services.SetKey]services.ServiceName{},
+			Services: map[services.Key]services.Value{}, Ranges: map[services.RangeKey]services.Range{}, Names: map[services.SetKey]services.ServiceName{},
 			Sets: make([]services.Set, c.Sets), Backends: make([]backends.Value, c.Backends), Slots: make([]backends.Slot, c.Slots),
 		},
-		limit: int(c.Services), read: map[any]time.Time{},
+		limit: int(c.Services), rangesLimit: int(c.Ranges), read: map[any]time.Time{},
 	}
 }
 
 func (k *kernel) copy() Content {
 	return Content{
-		maps.Clone(k.Services), maps.Clone(k.Names), slices.Clone(k.Sets), slices.Clone(k.Backends), slices.Clone(k.Slots),
+		maps.Clone(k.Services), maps.Clone(k.Ranges), maps.Clone(k.Names), slices.Clone(k.Sets), slices.Clone(k.Backends), slices.Clone(k.Slots),
 	}
 }
 
@@ -49,8 +49,10 @@ func (k *kernel) apply(t testing.TB, w Writes, after func(list string)) {
 	write("slots", len(w.Slots.Keys), func() { put(t, k.Slots, w.Slots, func(b backends.SlotKey) uint32 { return b.Slot }) })
 	write("sets", len(w.Sets.Keys), func() { put(t, k.Sets, w.Sets, func(b services.SetKey) uint32 { return b.Set }) })
 	write("names", len(w.Names.Keys), func() { insert(t, k.Names, w.Names, len(k.Sets)) })
+	write("ranges", len(w.Ranges.Keys), func() { insert(t, k.Ranges, w.Ranges, k.rangesLimit) })
 	write("services", len(w.Services.Keys), func() { insert(t, k.Services, w.Services, k.limit) })
 	write("gone services", len(w.GoneServices), func() { remove(t, k.Services, w.GoneServices) })
+	write("gone ranges", len(w.GoneRanges), func() { remove(t, k.Ranges, w.GoneRanges) })
 	write("gone names", len(w.GoneNames), func() { remove(t, k.Names, w.GoneNames) })
 	write("emptied sets", len(w.EmptiedSets.Keys), func() { put(t, k.Sets, w.EmptiedSets, func(b services.SetKey) uint32 { return b.Set }) })
 	write("retired", len(w.Retired.Keys), func() { put(t, k.Backends, w.Retired, func(b backends.Key) uint32 { return b.Backend }) })
@@ -90,6 +92,8 @@ func remove[K, V comparable](t testing.TB, hash map[K]V, gone Gone[K]) {
 type reading struct {
 	services.Value
 	content
+	// ranges are who may ask, sorted, where not everybody may.
+	ranges []string
 }
 
 // content is the backends of a set.
@@ -139,8 +143,19 @@ func (k *kernel) lookups(t testing.TB) map[services.Key]reading {
 				t.Fatalf("%v leads to backend %+v, set %d", key, b, v.Set)
 			}
 		}
-		all[key] = reading{v, k.set(v.Set)}
+		all[key] = reading{v, k.set(v.Set), k.rangesOf(v)}
 	}
+	return all
+}
+
+// rangesOf is who may ask a frontend.
+func (k *kernel) rangesOf(v services.Value) (all []string) {
+	for key := range k.Ranges {
+		if v.Flags&services.Ranges != 0 && key.Set == v.Set {
+			all = append(all, key.Netip().String())
+		}
+	}
+	slices.Sort(all)
 	return all
 }
 
@@ -220,6 +235,15 @@ func (k *kernel) checkTidy(t testing.TB) {
 	if len(used) != len(k.Names) {
 		t.Fatalf("%d sets have frontends and %d names", len(used), len(k.Names))
 	}
+	restricted := map[uint32]bool{}
+	for _, v := range k.Services {
+		restricted[v.Set] = restricted[v.Set] || v.Flags&services.Ranges != 0
+	}
+	for key, v := range k.Ranges {
+		if !restricted[key.Set] || v.Set != key.Set {
+			t.Fatalf("range %v of set %d is %+v, and no frontend asks for it", key.Netip(), key.Set, v)
+		}
+	}
 	for n, set := range k.Sets {
 		if !used[uint32(n)] && (set != services.Set{}) {
 			t.Fatalf("set %d has content and no frontend", n)
@@ -235,7 +259,7 @@ func (k *kernel) checkTidy(t testing.TB) {
 func sameContent(t testing.TB, is, should Content) {
 	t.Helper()
 	for name, pair := range map[string][2]any{
-		"services": {is.Services, should.Services}, "names": {is.Names, should.Names}, "sets": {is.Sets, should.Sets},
+		"services": {is.Services, should.Services}, "ranges": {is.Ranges, should.Ranges}, "names": {is.Names, should.Names}, "sets": {is.Sets, should.Sets},
 		"backends": {is.Backends, should.Backends}, "slots": {is.Slots, should.Slots},
 	} {
 		if !reflect.DeepEqual(pair[0], pair[1]) {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // place brings what the maps have of a Service in line with the model, and returns the Services that gain or lose by it.
@@ -60,11 +59,14 @@ func (s *State) placeSet(m *Model, p, was *placed, w wantedSet) (others []Name) 
 	p.sets = append(p.sets, t)
 	s.names.put(services.SetKey{Set: t.number}, w.record())
 	s.fill(p, t, w)
+	s.restrict(p, t, w, mine)
 	for _, f := range mine {
 		p.keys = append(p.keys, f.Key)
 		s.services.put(f.Key, services.Value{Set: t.number, Flags: f.flags})
-		if _, there := s.services.have[services.Key{Address: f.Address}]; !there {
-			s.services.put(services.Key{Address: f.Address}, services.Value{})
+		for _, k := range f.keys()[1:] {
+			if _, there := s.services.have[k]; !there { // what it says is seen to later
+				s.services.put(k, services.Value{})
+			}
 		}
 		if f.clusterIP && !slices.Contains(p.clusterIPs, f.Address) {
 			p.clusterIPs = append(p.clusterIPs, f.Address)
@@ -160,6 +162,9 @@ func (s *State) drop(t *set) {
 	for _, m := range t.members {
 		s.retire(m.number)
 	}
+	for _, k := range t.ranges {
+		s.ranges.remove(k)
+	}
 	s.room.giveExtent(t.extent)
 	s.room.giveSet(t.number)
 }
@@ -188,6 +193,8 @@ func (s *State) capacity(mapName string) int {
 		return int(s.options.Capacities.Services)
 	case services.SetsName:
 		return len(s.sets.have)
+	case services.RangesName:
+		return int(s.options.Capacities.Ranges)
 	case backends.Name:
 		return len(s.backends.have)
 	}
@@ -196,9 +203,9 @@ func (s *State) capacity(mapName string) int {
 
 // fullFor names a map that has no room for a Service that has nothing yet; empty: all of it fits.
 func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
-	keys, members, count := 0, 0, 0
+	members, count := 0, 0
 	var orders []int8
-	addresses := map[wire.Addr]bool{}
+	keys := map[services.Key]bool{}
 	for _, w := range sets {
 		got := 0
 		for _, f := range w.frontends {
@@ -206,11 +213,11 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 				continue
 			}
 			got++
-			keys += s.keysFor(f)
-			if addresses[f.Address] && s.services.costs(services.Key{Address: f.Address}) {
-				keys-- // counted already
+			for _, k := range f.keys() {
+				if s.services.costs(k) {
+					keys[k] = true
+				}
 			}
-			addresses[f.Address] = true
 		}
 		if got == 0 {
 			continue
@@ -220,7 +227,7 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 		orders = append(orders, orderFor(len(layoutOf(w.backends))))
 	}
 	switch {
-	case keys > s.keysLeft():
+	case len(keys) > s.keysLeft():
 		return services.Name
 	case count > len(s.room.sets):
 		return services.SetsName
@@ -235,7 +242,7 @@ func (s *State) fullFor(m *Model, n Name, sets []wantedSet) string {
 // keysFor is how many entries a frontend would add.
 func (s *State) keysFor(f frontend) int {
 	n := 0
-	for _, k := range []services.Key{f.Key, {Address: f.Address}} {
+	for _, k := range f.keys() {
 		if s.services.costs(k) {
 			n++
 		}

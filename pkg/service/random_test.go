@@ -34,7 +34,7 @@ type trial struct {
 }
 
 func newTrial(t testing.TB, c Capacities, roll dice) *trial {
-	o := Options{NodeName: "n0", Zone: "z0", HeldAddresses: map[netip.Addr]bool{}, ExternalIPs: true, Capacities: c}
+	o := Options{NodeName: "n0", Zone: "z0", HeldAddresses: map[netip.Addr]bool{}, NodeAddresses: map[netip.Addr]bool{}, ExternalIPs: true, Capacities: c}
 	k := newKernel(c)
 	r := &trial{TB: t, roll: roll, options: o, model: NewModel(), state: Load(o, k.copy()), kernel: k, now: time.Unix(1000, 0)}
 	return r
@@ -75,7 +75,7 @@ func (r *trial) plan(changed []Name) {
 		r.state.Written(r.now)
 		return
 	}
-	before, after := &kernel{Content: r.kernel.copy()}, &kernel{Content: r.kernel.copy(), limit: r.kernel.limit}
+	before, after := &kernel{Content: r.kernel.copy()}, &kernel{Content: r.kernel.copy(), limit: r.kernel.limit, rangesLimit: r.kernel.rangesLimit}
 	after.apply(r, w, func(string) {})
 	r.kernel.apply(r, w, func(list string) { r.compare(list, before, after) })
 	r.now = r.now.Add(time.Duration(r.roll(50)) * time.Millisecond)
@@ -102,6 +102,23 @@ func (r *trial) compare(list string, before, after *kernel) {
 		if !whole && r.roomy || !is.content.within(was, will) { // in full maps slots are written where they stand
 			r.Fatalf("after list %s, %v leads to %+v: before %+v, then %+v", list, key, is.content, was, will)
 		}
+		r.compareRanges(list, is, before.rangesOf(is.Value), after.rangesOf(is.Value))
+	}
+}
+
+// compareRanges fails when a client is let in between two lists whom the same Service lets ask neither before nor afterwards, or
+// one is kept out whom it does both times.
+func (r *trial) compareRanges(list string, is reading, was, will []string) {
+	r.Helper()
+	for _, one := range is.ranges {
+		if !slices.Contains(was, one) && !slices.Contains(will, one) {
+			r.Fatalf("after list %s, %v may ask: before %v, then %v", list, one, was, will)
+		}
+	}
+	for _, one := range was {
+		if slices.Contains(will, one) && !slices.Contains(is.ranges, one) {
+			r.Fatalf("after list %s, %v may not ask: before %v, then %v", list, one, was, will)
+		}
 	}
 }
 
@@ -124,13 +141,24 @@ func (r *trial) expected() (frontends map[services.Key]reading, owners map[servi
 			}
 			for _, f := range w.frontends {
 				if _, taken := owners[f.Key]; !taken {
-					want.Flags = f.flags
+					want.Flags, want.ranges = f.flags, nil
+					if f.flags&services.Ranges != 0 {
+						want.ranges = textsOf(w.ranges)
+					}
 					frontends[f.Key], owners[f.Key] = want, n
 				}
 			}
 		}
 	}
 	return frontends, owners
+}
+
+func textsOf(ranges []netip.Prefix) (texts []string) {
+	for _, one := range ranges {
+		texts = append(texts, one.String())
+	}
+	slices.Sort(texts)
+	return slices.Compact(texts)
 }
 
 // checkWanted fails when the maps do not say what the objects say, or say it of another Service.
@@ -145,6 +173,11 @@ func (r *trial) checkWanted(is map[services.Key]reading) {
 		case r.roomy && (owner != owners[key] || !reflect.DeepEqual(reading, want)):
 			r.Fatalf("%v of %v leads to %+v, should be of %v: %+v", key, owner, reading, owners[key], want)
 		case owner == owners[key]:
+			for _, one := range reading.ranges {
+				if !slices.Contains(want.ranges, one) {
+					r.Fatalf("%v of %v may be asked by %v, should be one of %v", key, owner, one, want.ranges)
+				}
+			}
 			for _, target := range reading.cluster {
 				if !slices.Contains(want.cluster, target) {
 					r.Fatalf("%v of %v leads to %v, should be one of %+v", key, owner, target, want)
@@ -165,7 +198,16 @@ func (r *trial) checkWanted(is map[services.Key]reading) {
 func (r *trial) checkAddresses(is map[services.Key]reading) {
 	r.Helper()
 	want := map[services.Key]services.Value{}
+	for a, on := range r.options.NodeAddresses {
+		key := services.Key{Address: wire.AddrFrom(a)}
+		if _, there := r.kernel.Services[key]; on && (there || r.roomy) { // else there is no room
+			want[key] = services.Value{Flags: services.Node}
+		}
+	}
 	for key, reading := range is {
+		if key.IsNodePort() {
+			continue
+		}
 		address := services.Key{Address: key.Address}
 		flags := want[address].Flags
 		if len(reading.cluster) > 0 && !r.options.HeldAddresses[key.Address.Netip()] {
@@ -199,16 +241,16 @@ func (r *trial) restart() {
 }
 
 func (s *State) content() Content {
-	return Content{s.services.have, s.names.have, s.sets.have, s.backends.have, s.slots.have}
+	return Content{s.services.have, s.ranges.have, s.names.have, s.sets.have, s.backends.have, s.slots.have}
 }
 
 // damage writes anything anywhere, and either repairs that or begins anew.
 func (r *trial) damage() {
 	r.Helper()
-	k := r.kernel
+	k, more := r.kernel, false
 	for range 1 + r.roll(4) {
 		set, backend, slot := uint32(r.roll(len(k.Sets))), uint32(r.roll(len(k.Backends))), uint32(r.roll(len(k.Slots)))
-		switch r.roll(9) {
+		switch r.roll(11) {
 		case 0:
 			k.Slots[slot].Backend = backend
 		case 1:
@@ -229,12 +271,19 @@ func (r *trial) damage() {
 				delete(k.Services, keys[r.roll(len(keys))])
 			}
 		case 8:
+			k.Ranges[services.RangeKeyFrom(set, r.sourceRange())] = services.Range{Set: backend}
+			more = !r.roomy // what a full map lacks would not fit before that has gone
+		case 9:
+			if keys := slices.SortedFunc(maps.Keys(k.Ranges), compareRanges); len(keys) > 0 {
+				delete(k.Ranges, keys[r.roll(len(keys))])
+			}
+		case 10:
 			if keys := slices.SortedFunc(maps.Keys(k.Services), compareKeys); len(keys) > 0 {
 				k.Services[keys[r.roll(len(keys))]] = services.Value{Set: set}
 			}
 		}
 	}
-	if r.roll.one(2) {
+	if r.roll.one(2) && !more {
 		w := r.state.Repair(k.copy())
 		k.apply(r, w, func(string) {})
 		sameContent(r, k.Content, r.state.content())
@@ -256,12 +305,15 @@ func (r *trial) damage() {
 // reconfigure changes the node.
 func (r *trial) reconfigure() []Name {
 	o := r.options
-	o.HeldAddresses = maps.Clone(o.HeldAddresses)
-	switch r.roll(4) {
+	o.HeldAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.NodeAddresses)
+	switch r.roll(5) {
 	case 0:
 		o.Zone = fmt.Sprint("z", r.roll(2))
 	case 1:
 		o.ExternalIPs = !o.ExternalIPs
+	case 2:
+		a := r.serviceAddress()
+		o.NodeAddresses[a] = !o.NodeAddresses[a]
 	default:
 		a := r.serviceAddress()
 		o.HeldAddresses[a] = !o.HeldAddresses[a]
@@ -340,11 +392,29 @@ func (r *trial) service() Service {
 	}
 	if r.roll.one(4) {
 		s.LoadBalancerIPs = append(s.LoadBalancerIPs, r.serviceAddress())
+		if r.roll.one(2) {
+			s.SourceRanges = []netip.Prefix{}
+		}
+		for range r.roll(4) {
+			s.SourceRanges = append(s.SourceRanges, r.sourceRange())
+		}
 	}
+	nodePorts := r.roll.one(2)
 	for range 1 + r.roll(3) {
-		s.Ports = append(s.Ports, Port{Name: r.portName(), Protocol: r.protocol(), Port: uint16(80 + r.roll(2))})
+		p := Port{Name: r.portName(), Protocol: r.protocol(), Port: uint16(80 + r.roll(2))}
+		if nodePorts {
+			p.NodePort = uint16(79 + r.roll(4))
+		}
+		s.Ports = append(s.Ports, p)
 	}
 	return s
+}
+
+func (r *trial) sourceRange() netip.Prefix {
+	if r.roll.one(3) {
+		return netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfe, 1: byte(r.roll(3))}), 16)
+	}
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, byte(r.roll(4)), 0}), 22+r.roll(3)).Masked()
 }
 
 func (r *trial) slice() Slice {
@@ -366,8 +436,8 @@ func (r *trial) slice() Slice {
 }
 
 var (
-	roomy = Capacities{Services: 256, Sets: 160, Backends: 1024, Slots: 2048}
-	tight = Capacities{Services: 24, Sets: 9, Backends: 14, Slots: 37}
+	roomy = Capacities{Services: 256, Ranges: 256, Sets: 160, Backends: 1024, Slots: 2048}
+	tight = Capacities{Services: 24, Ranges: 5, Sets: 9, Backends: 14, Slots: 37}
 )
 
 // changes is how many of them the random test makes: a million in its long form.

@@ -9,6 +9,7 @@ import (
 // wrote. It changes no State.
 func (s *State) Repair(c Content) (w Writes) {
 	w.Services, w.GoneServices = differences(&s.services, c.Services)
+	w.Ranges, w.GoneRanges = differences(&s.ranges, c.Ranges)
 	w.Names, w.GoneNames = differences(&s.names, c.Names)
 	compareArrays(s.slots.have, c.Slots, func(i uint32, v backends.Slot) { w.Slots.add(backends.SlotKey{Slot: i}, v) })
 	compareArrays(s.sets.have, c.Sets, func(i uint32, v services.Set) { w.addSet(i, v, s.bySet[i] != nil) })

@@ -9,8 +9,8 @@ import (
 type room struct {
 	sets, backends numbers
 	slots          *buddies
-	// leaving counts keys of the map services that have been deleted a short while ago.
-	leaving int
+	// leaving and leavingRanges count keys of the maps services and source_range that have been deleted a short while ago.
+	leaving, leavingRanges int
 	// waiting are what has been given up, the oldest first; those from settled on have not been written yet.
 	waiting []waiting
 	settled int
@@ -18,11 +18,11 @@ type room struct {
 
 // waiting is one thing that has been given up: the zero value of what it is not.
 type waiting struct {
-	since    time.Time // when the maps had lost it
-	set      uint32
-	backend  uint32
-	extent   extent
-	frontend int
+	since            time.Time // when the maps had lost it
+	set              uint32
+	backend          uint32
+	extent           extent
+	frontend, ranges int
 }
 
 // numbers are free ones, those to be given first at the end.
@@ -62,10 +62,10 @@ func (r *room) giveExtent(e extent) {
 	}
 }
 
-func (r *room) leave(keys int) {
-	if keys > 0 {
-		r.leaving += keys
-		r.waiting = append(r.waiting, waiting{extent: noExtent, frontend: keys})
+func (r *room) leave(keys, ranges int) {
+	if keys+ranges > 0 {
+		r.leaving, r.leavingRanges = r.leaving+keys, r.leavingRanges+ranges
+		r.waiting = append(r.waiting, waiting{extent: noExtent, frontend: keys, ranges: ranges})
 	}
 }
 
@@ -82,7 +82,7 @@ func (r *room) release(now time.Time) bool {
 	n := 0
 	for ; n < r.settled && now.Sub(r.waiting[n].since) >= Grace; n++ {
 		w := r.waiting[n]
-		r.leaving -= w.frontend
+		r.leaving, r.leavingRanges = r.leaving-w.frontend, r.leavingRanges-w.ranges
 		r.slots.put(w.extent)
 		if w.set != 0 {
 			r.sets = append(r.sets, w.set)

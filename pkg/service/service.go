@@ -28,6 +28,10 @@ type Service struct {
 	// ClusterIPs, ExternalIPs and LoadBalancerIPs are its addresses. Of a load balancer only those with ipMode VIP.
 	ClusterIPs, ExternalIPs, LoadBalancerIPs []netip.Addr
 	Ports                                    []Port
+	// SourceRanges are who may ask its load balancer: nobody else if it is not nil.
+	SourceRanges []netip.Prefix
+	// HealthCheckPort is the healthCheckNodePort; 0: it has none.
+	HealthCheckPort uint16
 	// InternalLocal and ExternalLocal say that a traffic policy is Local.
 	InternalLocal, ExternalLocal bool
 	// Affinity is for how many seconds a client keeps its backend; 0: it does not.

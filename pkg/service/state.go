@@ -24,6 +24,7 @@ type State struct {
 	options Options
 
 	services hash[services.Key, services.Value]
+	ranges   hash[services.RangeKey, services.Range]
 	names    hash[services.SetKey, services.ServiceName]
 	sets     array[services.Set]
 	backends array[backends.Value]
@@ -75,6 +76,8 @@ type set struct {
 	unreadable bool
 	// members are all its backends, serving or not, sorted.
 	members []member
+	// ranges are who may ask its load balancer, sorted.
+	ranges []services.RangeKey
 }
 
 type member struct {
@@ -134,8 +137,8 @@ func (s *State) Again() time.Time {
 // Configure changes the options and returns the Services that have to be planned anew. The capacities stay.
 func (s *State) Configure(o Options, m *Model) (changed []Name) {
 	was := s.options
-	o.Capacities, o.HeldAddresses = was.Capacities, maps.Clone(o.HeldAddresses)
-	s.options = o
+	o.Capacities = was.Capacities
+	s.options = o.clone()
 	if was.NodeName != o.NodeName || was.Zone != o.Zone || was.ExternalIPs != o.ExternalIPs {
 		changed = m.Names()
 	}
@@ -145,6 +148,7 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 			s.touched[a] = true
 		}
 	}
+	s.touchNodeAddresses(was.NodeAddresses, o.NodeAddresses)
 	for n, service := range m.services {
 		if slices.ContainsFunc(service.ClusterIPs, differs) {
 			changed = append(changed, n)
@@ -152,6 +156,33 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 	}
 	slices.SortFunc(changed, Name.Compare)
 	return slices.Compact(changed)
+}
+
+func (o Options) clone() Options {
+	o.HeldAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.NodeAddresses)
+	return o
+}
+
+// touchNodeAddresses notes which of the node's addresses differ.
+func (s *State) touchNodeAddresses(was, is map[netip.Addr]bool) {
+	for _, all := range []map[netip.Addr]bool{was, is} {
+		for a := range all {
+			if was[a] != is[a] {
+				s.touched[wire.AddrFrom(a)] = true
+			}
+		}
+	}
+}
+
+// NodePorts are those of all frontends, sorted, each once.
+func (s *State) NodePorts() (all []uint16) {
+	for k := range s.services.have {
+		if k.IsNodePort() {
+			all = append(all, k.Port.Host())
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // Problems lists what is wrong now, by the names of the Services. The caller must not change it.
@@ -170,8 +201,9 @@ func (s *State) Problems() []Problem {
 // flush turns what has changed into writes.
 func (s *State) flush() (w Writes) {
 	w.Services, w.GoneServices = s.services.flush()
+	w.Ranges, w.GoneRanges = s.ranges.flush()
 	w.Names, w.GoneNames = s.names.flush()
-	s.room.leave(len(w.GoneServices))
+	s.room.leave(len(w.GoneServices), len(w.GoneRanges))
 	s.slots.flush(func(i uint32, _, now backends.Slot) { w.Slots.add(backends.SlotKey{Slot: i}, now) })
 	s.sets.flush(func(i uint32, _, now services.Set) { w.addSet(i, now, s.bySet[i] != nil) })
 	s.backends.flush(func(i uint32, before, now backends.Value) {

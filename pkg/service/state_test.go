@@ -116,8 +116,8 @@ func (r *trial) backend(address string) (uint32, backends.Value) {
 // lists counts the batches that are not empty.
 func (w Writes) lists() (n int) {
 	for _, length := range []int{
-		len(w.Backends.Keys), len(w.Slots.Keys), len(w.Sets.Keys), len(w.Names.Keys), len(w.Services.Keys),
-		len(w.GoneServices), len(w.GoneNames), len(w.EmptiedSets.Keys), len(w.Retired.Keys),
+		len(w.Backends.Keys), len(w.Slots.Keys), len(w.Sets.Keys), len(w.Names.Keys), len(w.Ranges.Keys), len(w.Services.Keys),
+		len(w.GoneServices), len(w.GoneRanges), len(w.GoneNames), len(w.EmptiedSets.Keys), len(w.Retired.Keys),
 	} {
 		if length > 0 {
 			n++
@@ -316,4 +316,64 @@ func TestPlanTakesNewZone(t *testing.T) {
 	r.options.Zone = "z1"
 	r.plan(r.state.Configure(r.options, r.model))
 	r.want("10.96.0.1", "10.0.0.2")
+}
+
+// What NodePorts answer on is the node's to say; a Service may have such an address as well.
+func TestNodeAddresses(t *testing.T) {
+	r := quiet(t, roomy)
+	own := netip.MustParseAddr("192.0.2.1")
+	r.options.NodeAddresses = map[netip.Addr]bool{own: true}
+	r.options.HeldAddresses = r.options.NodeAddresses
+	r.plan(r.state.Configure(r.options, r.model))
+	is := func(when string, want services.Flags, there bool) {
+		t.Helper()
+		if v, ok := r.kernel.Services[services.Key{Address: wire.AddrFrom(own)}]; ok != there || v.Flags != want {
+			t.Errorf("%s: there %v with %v, want %v with %v", when, ok, v.Flags, there, want)
+		}
+	}
+	is("the node's alone", services.Node, true)
+	service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+	service.ExternalIPs, service.Ports[0].NodePort = []netip.Addr{own}, 30080
+	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	is("a Service's too", services.Node, true)
+	r.want("192.0.2.1", "10.0.0.1")
+	wild := services.NodePort(wire.IPv4, wire.PortFrom(30080), wire.TCP)
+	if v := r.kernel.Services[wild]; v.Set == 0 || v.Set != r.kernel.Services[services.Key{Address: wire.AddrFrom(own), Port: wire.PortFrom(80), Proto: wire.TCP}].Set {
+		t.Errorf("the NodePort leads to set %d", v.Set)
+	}
+	if all := r.state.NodePorts(); !slices.Equal(all, []uint16{30080}) {
+		t.Errorf("NodePorts %v", all)
+	}
+	r.restart()
+	r.options.NodeAddresses, r.options.HeldAddresses = nil, nil
+	r.plan(r.state.Configure(r.options, r.model))
+	is("the Service's alone", services.Answers, true)
+	r.delete("a")
+	is("nobody's", 0, false)
+	if len(r.kernel.Services)+len(r.state.NodePorts()) > 0 {
+		t.Errorf("left: %v", r.kernel.Services)
+	}
+}
+
+func TestNodePortOfTwo(t *testing.T) {
+	r := quiet(t, roomy)
+	key := services.NodePort(wire.IPv4, wire.PortFrom(30080), wire.TCP)
+	owner := func() string {
+		return services.Text(r.kernel.Names[services.SetKey{Set: r.kernel.Services[key].Set}].Name)
+	}
+	old, olds := web(t, "old", "10.96.0.1", "10.0.0.1")
+	young, youngs := web(t, "young", "10.96.0.2", "10.0.0.2")
+	old.Ports[0].NodePort, young.Ports[0].NodePort, young.Created = 30080, 30080, old.Created.Add(time.Second)
+	r.update(Update{Services: []Service{young}, Slices: []Slice{youngs}})
+	r.update(Update{Services: []Service{old}, Slices: []Slice{olds}})
+	if owner() != "old" {
+		t.Errorf("it is %s's", owner())
+	}
+	r.wantProblem("young", Taken, "*:30080 tcp is served for Service ns/old")
+	r.want("10.96.0.2", "10.0.0.2")
+	r.delete("old")
+	r.wantProblem("", "")
+	if owner() != "young" {
+		t.Errorf("it is %s's", owner())
+	}
 }

@@ -2,6 +2,7 @@ package service
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
@@ -18,6 +19,8 @@ type Options struct {
 	NodeName, Zone string
 	// HeldAddresses are the node's own: a ClusterIP among them is left to whoever listens there.
 	HeldAddresses map[netip.Addr]bool
+	// NodeAddresses are those of the node's own on which NodePorts answer.
+	NodeAddresses map[netip.Addr]bool
 	// ExternalIPs says that externalIPs are served.
 	ExternalIPs bool
 	// Capacities are those of the maps.
@@ -26,12 +29,13 @@ type Options struct {
 
 // Capacities are the maps' numbers of entries, as they have been made.
 type Capacities struct {
-	Services, Sets, Backends, Slots uint32
+	Services, Ranges, Sets, Backends, Slots uint32
 }
 
 // Content is what the maps hold. The index in Sets, Backends and Slots is the number.
 type Content struct {
 	Services map[services.Key]services.Value
+	Ranges   map[services.RangeKey]services.Range
 	Names    map[services.SetKey]services.ServiceName
 	Sets     []services.Set
 	Backends []backends.Value
@@ -54,9 +58,11 @@ type Writes struct {
 	Slots    Batch[backends.SlotKey, backends.Slot]
 	Sets     Batch[services.SetKey, services.Set]
 	Names    Batch[services.SetKey, services.ServiceName]
+	Ranges   Batch[services.RangeKey, services.Range]
 	Services Batch[services.Key, services.Value]
 
 	GoneServices Gone[services.Key]
+	GoneRanges   Gone[services.RangeKey]
 	GoneNames    Gone[services.SetKey]
 	// EmptiedSets are those of Services that are gone, Retired the backends that no set names any more.
 	EmptiedSets Batch[services.SetKey, services.Set]
@@ -64,9 +70,17 @@ type Writes struct {
 }
 
 // Empty says that there is nothing to write.
-func (w Writes) Empty() bool {
-	return len(w.Backends.Keys)+len(w.Slots.Keys)+len(w.Sets.Keys)+len(w.Names.Keys)+len(w.Services.Keys)+
-		len(w.GoneServices)+len(w.GoneNames)+len(w.EmptiedSets.Keys)+len(w.Retired.Keys) == 0
+func (w Writes) Empty() bool { return w.Len() == 0 }
+
+// Len is how many entries the writes are about.
+func (w Writes) Len() int {
+	return len(w.Backends.Keys) + len(w.Slots.Keys) + len(w.Sets.Keys) + len(w.Names.Keys) + len(w.Ranges.Keys) + len(w.Services.Keys) +
+		len(w.GoneServices) + len(w.GoneRanges) + len(w.GoneNames) + len(w.EmptiedSets.Keys) + len(w.Retired.Keys)
+}
+
+// HasNodePorts says whether any are about NodePorts.
+func (w Writes) HasNodePorts() bool {
+	return slices.ContainsFunc(w.Services.Keys, services.Key.IsNodePort) || slices.ContainsFunc(w.GoneServices, services.Key.IsNodePort)
 }
 
 // Reason is why a Service is not served, or not as it says: a word for Events and metrics.

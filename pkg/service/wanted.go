@@ -28,9 +28,11 @@ type wantedSet struct {
 	affinity  uint32
 	backends  []Backend
 	frontends []frontend
+	// ranges are who may use the frontends with the flag Ranges.
+	ranges []netip.Prefix
 }
 
-// frontend is an address and port at which pods find a set.
+// frontend is an address and port, or a NodePort, at which a set is found.
 type frontend struct {
 	services.Key
 	flags services.Flags
@@ -39,12 +41,20 @@ type frontend struct {
 }
 
 // String is such as "10.96.0.1:443 tcp".
-func (f frontend) String() string { return f.Address.With(f.Port) + " " + f.Proto.String() }
+func (f frontend) String() string { return f.Frontend() + " " + f.Proto.String() }
+
+// keys are its entries in the map services. A NodePort has none of its address, which stands for all of this node's.
+func (f frontend) keys() []services.Key {
+	if f.IsNodePort() {
+		return []services.Key{f.Key}
+	}
+	return []services.Key{f.Key, {Address: f.Address}}
+}
 
 // address is one of a Service's that this node translates.
 type address struct {
 	wire.Addr
-	clusterIP bool
+	clusterIP, loadBalancer bool
 }
 
 // wanted says what the maps should have of a Service, and what of it can't be served.
@@ -76,17 +86,17 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 		for _, family := range []wire.Family{wire.IPv4, wire.IPv6} {
 			w := wantedSet{
 				setID: setID{s.Name, p.Name, p.Protocol, family}, port: p.Port, affinity: s.Affinity,
-				frontends: frontendsOf(s, p, family, addresses),
+				backends: Choose(s, p, family, all, o), frontends: frontendsOf(s, p, family, addresses),
+				ranges: ofFamily(s.SourceRanges, family),
 			}
-			if len(w.frontends) == 0 {
-				continue
+			if p.Protocol == sctp {
+				if text := w.keepPort(); text != "" {
+					problem(Unsupported, "%s", text)
+				}
 			}
-			w.backends = Choose(s, p, family, all, o)
-			if other := slices.IndexFunc(w.backends, func(b Backend) bool { return b.Port != p.Port }); p.Protocol == sctp && other >= 0 {
-				problem(Unsupported, "port %d is SCTP and its endpoints listen on port %d: the two have to be the same", p.Port, w.backends[other].Port)
-				continue
+			if len(w.frontends) > 0 {
+				sets = append(sets, w)
 			}
-			sets = append(sets, w)
 		}
 	}
 	sets, tooLarge := keepToShare(sets, o.Capacities)
@@ -96,11 +106,33 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 	return sets, problems
 }
 
+// keepPort takes the frontends away whose port is not that of all backends, and says so: where it can't be changed.
+func (w *wantedSet) keepPort() (text string) {
+	w.frontends = slices.DeleteFunc(w.frontends, func(f frontend) bool {
+		other := slices.IndexFunc(w.backends, func(b Backend) bool { return b.Port != f.Port.Host() })
+		if other >= 0 && text == "" {
+			text = fmt.Sprintf("port %v is SCTP and its endpoints listen on port %d: the two have to be the same", f.Port, w.backends[other].Port)
+		}
+		return other >= 0
+	})
+	return text
+}
+
+// ofFamily are the ranges of a family.
+func ofFamily(ranges []netip.Prefix, family wire.Family) (of []netip.Prefix) {
+	for _, r := range ranges {
+		if wire.FamilyOf(r.Addr()) == family {
+			of = append(of, r)
+		}
+	}
+	return of
+}
+
 // refusal says why a port of a Service is not served; empty when it is.
 func refusal(s *Service, i int) (Reason, string) {
 	p := s.Ports[i]
 	twin := slices.IndexFunc(s.Ports[:i], func(o Port) bool {
-		return o.Protocol == p.Protocol && (o.Port == p.Port || o.Name == p.Name)
+		return o.Protocol == p.Protocol && (o.Port == p.Port || o.Name == p.Name || o.NodePort == p.NodePort && p.NodePort != 0)
 	})
 	switch {
 	case p.Protocol != wire.TCP && p.Protocol != wire.UDP && p.Protocol != sctp:
@@ -110,7 +142,7 @@ func refusal(s *Service, i int) (Reason, string) {
 	case max(len(s.Namespace), len(s.Name.Name), len(p.Name)) >= services.NameLen:
 		return Malformed, fmt.Sprintf("a name is longer than %d characters, so port %d is left out", services.NameLen-1, p.Port)
 	case twin >= 0:
-		return Malformed, fmt.Sprintf("port %d %v is there twice, or its name %q is", p.Port, p.Protocol, p.Name)
+		return Malformed, fmt.Sprintf("port %d %v is there twice, or its name %q or its NodePort is", p.Port, p.Protocol, p.Name)
 	}
 	return "", ""
 }
@@ -119,31 +151,27 @@ func refusal(s *Service, i int) (Reason, string) {
 // not among them: whoever listens there gets the packets.
 func addressesOf(s *Service, o Options) (all []address) {
 	seen := map[netip.Addr]bool{}
-	add := func(a netip.Addr, clusterIP bool) {
-		a = a.Unmap()
-		if !a.IsValid() || a.IsUnspecified() || seen[a] {
-			return
-		}
-		seen[a] = true
-		if !clusterIP || !o.HeldAddresses[a] {
-			all = append(all, address{wire.AddrFrom(a), clusterIP})
+	add := func(addresses []netip.Addr, kind address) {
+		for _, a := range addresses {
+			a = a.Unmap()
+			if !a.IsValid() || a.IsUnspecified() || seen[a] {
+				continue
+			}
+			seen[a] = true
+			if kind.Addr = wire.AddrFrom(a); !kind.clusterIP || !o.HeldAddresses[a] {
+				all = append(all, kind)
+			}
 		}
 	}
-	for _, a := range s.ClusterIPs {
-		add(a, true)
-	}
+	add(s.ClusterIPs, address{clusterIP: true})
+	add(s.LoadBalancerIPs, address{loadBalancer: true}) // before externalIPs: not everybody may ask what is both
 	if o.ExternalIPs {
-		for _, a := range s.ExternalIPs {
-			add(a, false)
-		}
-	}
-	for _, a := range s.LoadBalancerIPs {
-		add(a, false)
+		add(s.ExternalIPs, address{})
 	}
 	return all
 }
 
-// frontendsOf are those of a port in one family. Pods that use an external address have the Cluster set whatever the policy.
+// frontendsOf are those of a port in one family. A NodePort answers in the families that the Service has.
 func frontendsOf(s *Service, p Port, family wire.Family, addresses []address) (all []frontend) {
 	for _, a := range addresses {
 		if wire.FamilyOf(a.Netip()) != family {
@@ -151,7 +179,21 @@ func frontendsOf(s *Service, p Port, family wire.Family, addresses []address) (a
 		}
 		f := frontend{Key: services.Key{Address: a.Addr, Port: wire.PortFrom(p.Port), Proto: p.Protocol}, clusterIP: a.clusterIP}
 		if a.clusterIP && s.InternalLocal {
-			f.flags = services.Local
+			f.flags |= services.Local
+		}
+		if !a.clusterIP && s.ExternalLocal {
+			f.flags |= services.ExternalLocal
+		}
+		if a.loadBalancer && s.SourceRanges != nil {
+			f.flags |= services.Ranges
+		}
+		all = append(all, f)
+	}
+	has := slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return wire.FamilyOf(a.Unmap()) == family })
+	if p.NodePort != 0 && has {
+		f := frontend{Key: services.NodePort(family, wire.PortFrom(p.NodePort), p.Protocol)}
+		if s.ExternalLocal {
+			f.flags = services.ExternalLocal
 		}
 		all = append(all, f)
 	}
@@ -160,6 +202,10 @@ func frontendsOf(s *Service, p Port, family wire.Family, addresses []address) (a
 
 func compareKeys(a, b services.Key) int {
 	return cmp.Or(slices.Compare(a.Address[:], b.Address[:]), slices.Compare(a.Port[:], b.Port[:]), cmp.Compare(a.Proto, b.Proto))
+}
+
+func compareRanges(a, b services.RangeKey) int {
+	return cmp.Or(cmp.Compare(a.Set, b.Set), slices.Compare(a.Source[:], b.Source[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))
 }
 
 // record is what the map of names has of a set.

@@ -18,8 +18,16 @@ func addrs(texts ...string) (all []netip.Addr) {
 	return all
 }
 
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
 func TestWanted(t *testing.T) {
 	tcp := []Port{{Protocol: wire.TCP, Port: 80}}
+	np := []Port{{Protocol: wire.TCP, Port: 80, NodePort: 30080}}
 	name := Name{"ns", "a"}
 	for _, tt := range []struct {
 		name    string
@@ -27,6 +35,7 @@ func TestWanted(t *testing.T) {
 		slices  []*Slice
 		options Options
 		want    string
+		ranges  string
 		problem Reason
 		says    string
 	}{
@@ -36,12 +45,30 @@ func TestWanted(t *testing.T) {
 		{name: "one number, two protocols", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"a", wire.TCP, 53, 0}, {"a", wire.UDP, 53, 0}}},
 			want: "10.96.0.1:53 tcp cluster; 10.96.0.1:53 udp cluster"},
 		{name: "addresses from outside", service: Service{ClusterIPs: addrs("10.96.0.1"), ExternalIPs: addrs("192.0.2.1"), LoadBalancerIPs: addrs("192.0.2.2", "192.0.2.1"), Ports: tcp},
-			options: Options{ExternalIPs: true}, want: "10.96.0.1:80 tcp cluster, 192.0.2.1:80 tcp, 192.0.2.2:80 tcp"},
+			options: Options{ExternalIPs: true}, want: "10.96.0.1:80 tcp cluster, 192.0.2.2:80 tcp, 192.0.2.1:80 tcp"},
 		{name: "externalIPs are not wanted", service: Service{ExternalIPs: addrs("192.0.2.1"), LoadBalancerIPs: addrs("192.0.2.2"), Ports: tcp}, want: "192.0.2.2:80 tcp"},
 		{name: "internal policy Local", service: Service{ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2"), InternalLocal: true, Ports: tcp},
 			want: "10.96.0.1:80 tcp cluster local, 192.0.2.2:80 tcp"},
-		{name: "external policy Local", service: Service{ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2"), ExternalLocal: true, Ports: tcp},
-			want: "10.96.0.1:80 tcp cluster, 192.0.2.2:80 tcp"},
+		{name: "external policy Local", service: Service{ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2"), ExternalIPs: addrs("192.0.2.1"), ExternalLocal: true, Ports: np},
+			options: Options{ExternalIPs: true}, want: "10.96.0.1:80 tcp cluster, 192.0.2.2:80 tcp external_local, 192.0.2.1:80 tcp external_local, *:30080 tcp external_local"},
+		{name: "NodePorts, in the Service's families", service: Service{ClusterIPs: addrs("10.96.0.1", "fd00::1"), ExternalIPs: addrs("192.0.2.1"), Ports: np},
+			want: "10.96.0.1:80 tcp cluster, *:30080 tcp; [fd00::1]:80 tcp cluster, *:30080 tcp"},
+		{name: "a NodePort of a ClusterIP that the node has", service: Service{ClusterIPs: addrs("10.96.0.1"), ExternalIPs: addrs("2001:db8::1"), Ports: np},
+			options: Options{ExternalIPs: true, HeldAddresses: map[netip.Addr]bool{netip.MustParseAddr("10.96.0.1"): true}}, want: "*:30080 tcp; [2001:db8::1]:80 tcp"},
+		{name: "a NodePort twice", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"a", wire.TCP, 80, 30080}, {"b", wire.UDP, 80, 30080}, {"c", wire.TCP, 81, 30080}}},
+			want: "10.96.0.1:80 tcp cluster, *:30080 tcp; 10.96.0.1:80 udp cluster, *:30080 udp", problem: Malformed, says: "or its NodePort is"},
+		{name: "source ranges", service: Service{
+			ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2", "192.0.2.3"), ExternalIPs: addrs("192.0.2.1", "192.0.2.3"), Ports: np,
+			SourceRanges: prefixes("198.51.100.0/24", "2001:db8::/32"),
+		}, options: Options{ExternalIPs: true}, ranges: "198.51.100.0/24",
+			want: "10.96.0.1:80 tcp cluster, 192.0.2.2:80 tcp ranges, 192.0.2.3:80 tcp ranges, 192.0.2.1:80 tcp, *:30080 tcp"},
+		{name: "source ranges of the other family", service: Service{ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2"), Ports: tcp, SourceRanges: prefixes("2001:db8::/32")},
+			want: "10.96.0.1:80 tcp cluster, 192.0.2.2:80 tcp ranges"},
+		{name: "no source range that can be read", service: Service{ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2"), Ports: tcp, SourceRanges: []netip.Prefix{}},
+			want: "10.96.0.1:80 tcp cluster, 192.0.2.2:80 tcp ranges"},
+		{name: "an SCTP NodePort", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"", sctp, 80, 30080}}},
+			slices: []*Slice{{Ports: []SlicePort{{"", sctp, 80}}, Endpoints: []Endpoint{ep(t, "10.0.0.1")}}}, want: "10.96.0.1:80 132 cluster",
+			problem: Unsupported, says: "port 30080 is SCTP and its endpoints listen on port 80"},
 		{name: "a ClusterIP of the node's", service: Service{ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("10.96.0.1", "192.0.2.2"), Ports: tcp},
 			options: Options{HeldAddresses: map[netip.Addr]bool{netip.MustParseAddr("10.96.0.1"): true, netip.MustParseAddr("192.0.2.2"): true}}, want: "192.0.2.2:80 tcp"},
 		{name: "SCTP", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"", sctp, 80, 0}, {"other", wire.TCP, 80, 0}}},
@@ -54,7 +81,7 @@ func TestWanted(t *testing.T) {
 		{name: "a port twice", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"a", wire.TCP, 80, 0}, {"b", wire.TCP, 80, 0}}},
 			want: "10.96.0.1:80 tcp cluster", problem: Malformed, says: "port 80 tcp is there twice"},
 		{name: "a name twice", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"a", wire.TCP, 80, 0}, {"a", wire.TCP, 81, 0}}},
-			want: "10.96.0.1:80 tcp cluster", problem: Malformed, says: `its name "a" is`},
+			want: "10.96.0.1:80 tcp cluster", problem: Malformed, says: `its name "a"`},
 		{name: "a long name", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{strings.Repeat("x", 64), wire.TCP, 80, 0}, {strings.Repeat("x", 63), wire.TCP, 81, 0}}},
 			want: "10.96.0.1:81 tcp cluster", problem: Malformed, says: "longer than 63"},
 		{name: "what the source could not read", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: tcp, Malformed: "an address is none"},
@@ -84,6 +111,13 @@ func TestWanted(t *testing.T) {
 			}
 			if all := strings.Join(got, "; "); all != tt.want {
 				t.Errorf("frontends: %s\n     want: %s", all, tt.want)
+			}
+			var ranges []string
+			for _, w := range sets {
+				ranges = append(ranges, textsOf(w.ranges)...)
+			}
+			if all := strings.Join(ranges, ", "); all != tt.ranges {
+				t.Errorf("ranges: %s, want %s", all, tt.ranges)
 			}
 			if tt.problem == "" {
 				if len(problems) > 0 {

@@ -60,6 +60,26 @@ func (f *faults) addresses(what string, texts []string) (all []netip.Addr) {
 	return all
 }
 
+// ranges reads who may ask a load balancer; nil: everybody may. Of texts none of which can be read it is nobody.
+func (f *faults) ranges(texts []string) (all []netip.Prefix) {
+	if len(texts) == 0 {
+		return nil
+	}
+	all = make([]netip.Prefix, 0, len(texts))
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err == nil && p.Addr().Is4In6() {
+			p, err = p.Addr().Unmap().Prefix(p.Bits() - 96)
+		}
+		if err != nil {
+			f.add("loadBalancerSourceRange %.60q is no range of addresses", text)
+			continue
+		}
+		all = append(all, p.Masked())
+	}
+	return all
+}
+
 // protocols are those that the API has.
 var protocols = map[corev1.Protocol]wire.Protocol{"": wire.TCP, corev1.ProtocolTCP: wire.TCP, corev1.ProtocolUDP: wire.UDP, corev1.ProtocolSCTP: 132}
 
@@ -92,7 +112,10 @@ func (in *interner) serviceOf(o *corev1.Service) (s service.Service, ok bool) {
 		ClusterIPs: f.addresses("clusterIP", addresses), ExternalIPs: f.addresses("externalIP", o.Spec.ExternalIPs),
 		InternalLocal: o.Spec.InternalTrafficPolicy != nil && *o.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		ExternalLocal: o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
-		Affinity:      affinity(&o.Spec),
+		Affinity:      affinity(&o.Spec), SourceRanges: f.ranges(o.Spec.LoadBalancerSourceRanges),
+	}
+	if p := o.Spec.HealthCheckNodePort; p > 0 && p <= 65535 {
+		s.HealthCheckPort = uint16(p)
 	}
 	for _, i := range o.Status.LoadBalancer.Ingress {
 		if i.IP != "" && (i.IPMode == nil || *i.IPMode == corev1.LoadBalancerIPModeVIP) {

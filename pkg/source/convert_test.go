@@ -44,6 +44,7 @@ func wholeService() *corev1.Service {
 			SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(60))}},
 			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyLocal), ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 31000,
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, LoadBalancerIP: "192.0.2.99",
+			LoadBalancerSourceRanges: []string{"203.0.113.7/24", " 2001:db8::/32", "::ffff:192.0.2.0/120"},
 		},
 		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
 			{IP: "198.51.100.1"}, {IP: "198.51.100.2", IPMode: new(corev1.LoadBalancerIPModeProxy)}, {IP: "2001:db8::1", IPMode: new(corev1.LoadBalancerIPModeVIP)}, {Hostname: "lb.example.org"},
@@ -60,7 +61,8 @@ func wantService() service.Service {
 		Ports: []service.Port{
 			{Name: "http", Protocol: wire.TCP, Port: 80, NodePort: 30080}, {Name: "dns", Protocol: wire.UDP, Port: 53}, {Name: "sctp", Protocol: 132, Port: 99},
 		},
-		InternalLocal: true, ExternalLocal: true, Affinity: 60,
+		InternalLocal: true, ExternalLocal: true, Affinity: 60, HealthCheckPort: 31000,
+		SourceRanges: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("192.0.2.0/24")},
 	}
 }
 
@@ -121,6 +123,11 @@ func TestServiceIsRead(t *testing.T) {
 			s.ExternalIPs, s.Malformed = nil, `externalIP "fe80::1%eth0" is no address`
 		}},
 		{"mapped address", func(o *corev1.Service) { o.Spec.ExternalIPs[0] = "::ffff:192.0.2.7" }, func(*service.Service) {}},
+		{"no source ranges", func(o *corev1.Service) { o.Spec.LoadBalancerSourceRanges = nil }, func(s *service.Service) { s.SourceRanges = nil }},
+		{"malformed source ranges", func(o *corev1.Service) { o.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0", "::ffff:0.0.0.0/90"} }, func(s *service.Service) {
+			s.SourceRanges = []netip.Prefix{} // nobody
+			s.Malformed = `loadBalancerSourceRange "10.0.0.0" is no range of addresses; loadBalancerSourceRange "::ffff:0.0.0.0/90" is no range of addresses`
+		}},
 		{"malformed ports", func(o *corev1.Service) {
 			o.Spec.Ports[0].Port, o.Spec.Ports[1].Protocol, o.Spec.Ports[2].Port = 65536, "RAW", 0
 			o.Spec.ExternalIPs = []string{"a"}

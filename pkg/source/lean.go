@@ -42,9 +42,11 @@ var (
 
 	aService = message{
 		1: {1: nil, 3: nil, 6: nil, 8: nil, 12: nil}, // metadata: name, namespace, resourceVersion, creationTimestamp, annotations
-		2: { // spec: clusterIP and clusterIPs, type, externalIPs, sessionAffinity and its config, externalTrafficPolicy and internalTrafficPolicy
+		// spec: clusterIP and clusterIPs, type, externalIPs, sessionAffinity and its config, externalTrafficPolicy and internalTrafficPolicy,
+		// loadBalancerSourceRanges, healthCheckNodePort
+		2: {
 			1: {1: nil, 2: nil, 3: nil, 5: nil}, // ports: name, protocol, port, nodePort
-			3: nil, 18: nil, 4: nil, 5: nil, 7: nil, 14: nil, 11: nil, 22: nil,
+			3: nil, 18: nil, 4: nil, 5: nil, 7: nil, 14: nil, 11: nil, 22: nil, 9: nil, 12: nil,
 		},
 		3: {1: {1: {1: nil, 3: nil}}}, // status: loadBalancer: ingress: ip, ipMode
 	}

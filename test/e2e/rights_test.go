@@ -97,6 +97,11 @@ func TestManifestsRights(t *testing.T) {
 		assertReaches(t, a.Namespace, inside, a.Addr())
 		assertReaches(t, a.Namespace, outside, node.Addr())
 		stop()
+		start("--services=on")
+		if pins := socketPins(t, node); len(pins) != 9 {
+			t.Errorf("on the cgroup are %v", pins)
+		}
+		stop()
 		start("--snat-entries=100000") // the maps move
 		assertReaches(t, a.Namespace, outside, node.Addr())
 

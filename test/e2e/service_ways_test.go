@@ -58,7 +58,13 @@ func everyBackend(t *testing.T, s *served) func(*testing.T, wire.Family) {
 // assertServed exchanges TCP and UDP, fragments among it, with a Service, and echo requests; bulk data too.
 func (s *served) assertServed(t *testing.T, to, backend netip.AddrPort, seenAs netip.Addr) {
 	t.Helper()
-	conn, err := s.client.DialTCP(t.Context(), to, 0)
+	assertServedTo(t, s.client.Namespace, to, backend, seenAs)
+}
+
+// assertServedTo does so for anybody.
+func assertServedTo(t *testing.T, client *lab.Namespace, to, backend netip.AddrPort, seenAs netip.Addr) {
+	t.Helper()
+	conn, err := client.DialTCP(t.Context(), to, 0)
 	if err != nil {
 		t.Error(err)
 		return
@@ -71,13 +77,13 @@ func (s *served) assertServed(t *testing.T, to, backend netip.AddrPort, seenAs n
 		t.Error(err)
 	}
 	for _, size := range []int{64, 1400, 9000} {
-		seen, err := s.client.UDP(t.Context(), to, size)
+		seen, err := client.UDP(t.Context(), to, size)
 		assertSeen(t, fmt.Sprintf("UDP of %d bytes to %s", size, to), seen, err, seenAs)
 	}
-	if _, err := s.client.Transfer(t.Context(), to, 4<<20); err != nil {
+	if _, err := client.Transfer(t.Context(), to, 4<<20); err != nil {
 		t.Error(err)
 	}
-	if reply, err := s.client.Ping(t.Context(), to.Addr(), lab.PingOptions{}); err != nil || reply.From != to.Addr() {
+	if reply, err := client.Ping(t.Context(), to.Addr(), lab.PingOptions{}); err != nil || reply.From != to.Addr() {
 		t.Errorf("echo from %s: %v", reply.From, err)
 	}
 }

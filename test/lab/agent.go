@@ -72,9 +72,14 @@ func (n *Node) StartAgentBinary(path string, flags ...string) error {
 	defer log.Close()
 	cmd := exec.Command(path, n.AgentArgs(flags...)...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), n.cgroupVariable()}
 	// A group of its own: an interrupt at the terminal is for us, and we stop the agents in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	started, err := n.inCgroup(cmd.SysProcAttr)
+	if err != nil {
+		return err
+	}
+	defer started()
 	if err := n.Do(cmd.Start); err != nil {
 		return fmt.Errorf("start the agent of %s: %w", n.Name, err)
 	}

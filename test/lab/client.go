@@ -79,18 +79,22 @@ func (ns *Namespace) dial(ctx context.Context, to netip.AddrPort, localPort uint
 			conn.Close()
 		}
 	}()
-	if err := conn.SetDeadline(deadlineOf(ctx)); err != nil {
-		return nil, err
+	c = &TCPConn{Conn: conn, in: bufio.NewReader(conn)}
+	return c, c.greet(ctx, ask)
+}
+
+// greet asks the server for what it is to do, and reads whom it sees.
+func (c *TCPConn) greet(ctx context.Context, ask byte) (err error) {
+	if err := c.SetDeadline(deadlineOf(ctx)); err != nil {
+		return err
 	}
-	if _, err := conn.Write([]byte{ask}); err != nil {
-		return nil, err
+	if _, err := c.Write([]byte{ask}); err != nil {
+		return err
 	}
-	in := bufio.NewReader(conn)
-	seen, by, err := readEnds(in)
-	if err != nil {
-		return nil, fmt.Errorf("read whom the server sees: %w", err)
+	if c.Seen, c.By, err = readEnds(c.in); err != nil {
+		return fmt.Errorf("read whom the server sees: %w", err)
 	}
-	return &TCPConn{Conn: conn, Seen: seen, By: by, in: in}, nil
+	return nil
 }
 
 // readEnds reads the line with which a server's answer begins.

@@ -39,7 +39,7 @@ func demolish(id string) error {
 			failed = append(failed, fmt.Errorf("unmount %s: %w", mount, err))
 		}
 	}
-	return errors.Join(failed...)
+	return errors.Join(append(failed, removeCgroups(id))...)
 }
 
 // removeFiles removes the directory of a lab that has been demolished: nothing may be mounted in it. The registry must be

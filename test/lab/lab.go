@@ -275,7 +275,7 @@ func (l *Lab) buildNode(number int) error {
 			return err
 		}
 	}
-	return node.makeDirectories()
+	return errors.Join(node.makeCgroup(), node.makeDirectories())
 }
 
 // joinFabric wires a link of a namespace to the bridge of a fabric, where the port carries the host's name.

@@ -299,7 +299,7 @@ func TestSweepAfterKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = owner.Wait()
-	if got, want := kinds(), []string{"namespace", "process", "mount", "directory"}; !slices.Equal(got, want) {
+	if got, want := kinds(), []string{"namespace", "process", "mount", "cgroup", "directory"}; !slices.Equal(got, want) {
 		t.Errorf("a killed owner leaves %q, want %q, else this test tests nothing", got, want)
 	}
 	// Another process that starts a lab at this moment may be quicker: what counts is that nothing is left.

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,7 +37,8 @@ type Node struct {
 	// NetworkConfig is the network configuration list that pods are added by; default Conflist.
 	NetworkConfig string
 
-	lab *Lab
+	lab    *Lab
+	cgroup string
 
 	mu    sync.Mutex
 	agent *agent
@@ -119,12 +121,18 @@ func (n *Node) Reboot() error {
 	return n.makeDirectories()
 }
 
-// Exec runs a program in the node's network namespace and returns what it wrote to stdout. An error carries what it
+// Exec runs a program in the node's network namespace and cgroup, and returns what it wrote to stdout. An error carries what it
 // wrote to stderr, and wraps *exec.ExitError when it ran.
 func (n *Node) Exec(ctx context.Context, program string, args ...string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env, cmd.SysProcAttr = append(os.Environ(), n.cgroupVariable()), &syscall.SysProcAttr{}
+	started, err := n.inCgroup(cmd.SysProcAttr)
+	if err != nil {
+		return nil, err
+	}
+	defer started()
 	if err := n.Do(cmd.Run); err != nil {
 		return stdout.Bytes(), fmt.Errorf("run %s %q on %s: %w: %s", program, args, n.Name, err, bytes.TrimSpace(stderr.Bytes()))
 	}

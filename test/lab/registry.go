@@ -125,7 +125,7 @@ func namesIn(dir string, wanted func(fs.DirEntry) bool) ([]string, error) {
 	return names, nil
 }
 
-// Remains lists what exists of a lab on this machine: namespaces, processes, mounts and its directory. It is empty
+// Remains lists what exists of a lab on this machine: namespaces, processes, mounts, cgroups and its directory. It is empty
 // once the lab is closed.
 func Remains(id string) ([]string, error) {
 	names, err := namespacesOf(id)
@@ -149,6 +149,13 @@ func Remains(id string) ([]string, error) {
 	}
 	for _, mount := range mounts {
 		found = append(found, "mount "+mount)
+	}
+	cgroups, err := cgroupsOf(id)
+	if err != nil {
+		return nil, err
+	}
+	for _, cgroup := range cgroups {
+		found = append(found, "cgroup "+cgroup)
 	}
 	if _, err := os.Stat(filepath.Join(registryDir, id)); err == nil {
 		found = append(found, "directory "+filepath.Join(registryDir, id))

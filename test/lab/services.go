@@ -23,8 +23,14 @@ type ServiceSpec struct {
 	ClusterIPs, ExternalIPs, LoadBalancerIPs []netip.Addr
 	// Port is the Service's, for TCP and UDP alike.
 	Port uint16
-	// InternalLocal is that the internalTrafficPolicy is Local.
-	InternalLocal bool
+	// NodePort is the port of nodes that leads to it; 0: it has none.
+	NodePort uint16
+	// InternalLocal and ExternalLocal are that a traffic policy is Local.
+	InternalLocal, ExternalLocal bool
+	// SourceRanges are who may ask its load balancer; none: everybody may.
+	SourceRanges []netip.Prefix
+	// HealthCheckPort is its healthCheckNodePort; 0: it has none.
+	HealthCheckPort uint16
 	// Affinity is for how many seconds a client keeps its backend; 0: it does not.
 	Affinity int32
 	// Endpoints are of any family, and have ports of their own.
@@ -127,16 +133,10 @@ func (s ServiceSpec) service() core.Service {
 	}
 	for _, protocol := range protocols {
 		object.Spec.Ports = append(object.Spec.Ports, core.ServicePort{
-			Name: portName(protocol), Protocol: protocol, Port: int32(s.Port), TargetPort: intstr.FromInt32(int32(s.Port)),
+			Name: portName(protocol), Protocol: protocol, Port: int32(s.Port), TargetPort: intstr.FromInt32(int32(s.Port)), NodePort: int32(s.NodePort),
 		})
 	}
-	if len(s.LoadBalancerIPs) > 0 {
-		object.Spec.Type = core.ServiceTypeLoadBalancer
-	}
-	for _, addr := range s.LoadBalancerIPs {
-		ingress := core.LoadBalancerIngress{IP: addr.String(), IPMode: new(core.LoadBalancerIPModeVIP)}
-		object.Status.LoadBalancer.Ingress = append(object.Status.LoadBalancer.Ingress, ingress)
-	}
+	s.openOutside(&object)
 	if s.InternalLocal {
 		object.Spec.InternalTrafficPolicy = new(core.ServiceInternalTrafficPolicyLocal)
 	}
@@ -147,9 +147,27 @@ func (s ServiceSpec) service() core.Service {
 	return object
 }
 
-func texts(addrs []netip.Addr) (all []string) {
-	for _, addr := range addrs {
-		all = append(all, addr.String())
+// openOutside writes what is about clients outside.
+func (s ServiceSpec) openOutside(object *core.Service) {
+	if s.NodePort != 0 {
+		object.Spec.Type = core.ServiceTypeNodePort
+	}
+	if len(s.LoadBalancerIPs) > 0 {
+		object.Spec.Type = core.ServiceTypeLoadBalancer
+	}
+	for _, addr := range s.LoadBalancerIPs {
+		ingress := core.LoadBalancerIngress{IP: addr.String(), IPMode: new(core.LoadBalancerIPModeVIP)}
+		object.Status.LoadBalancer.Ingress = append(object.Status.LoadBalancer.Ingress, ingress)
+	}
+	if s.ExternalLocal {
+		object.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
+	}
+	object.Spec.LoadBalancerSourceRanges, object.Spec.HealthCheckNodePort = texts(s.SourceRanges), int32(s.HealthCheckPort)
+}
+
+func texts[T fmt.Stringer](values []T) (all []string) {
+	for _, value := range values {
+		all = append(all, value.String())
 	}
 	return all
 }

@@ -47,7 +47,7 @@ func pin(tb testing.TB, dir bpffs.Dir, name string, spec *ebpf.MapSpec) {
 }
 
 // Stubs are programs that do nothing, in the place of the real ones: they go with any layout of the maps, and are verified
-// in no time. Those on interfaces pass every packet on, TC_ACT_UNSPEC.
+// in no time. Those on interfaces pass every packet on, TC_ACT_UNSPEC, those on sockets every call.
 func Stubs(tb testing.TB) *ebpf.CollectionSpec {
 	tb.Helper()
 	spec, err := bpf.LoadDataplane()
@@ -56,8 +56,11 @@ func Stubs(tb testing.TB) *ebpf.CollectionSpec {
 	}
 	for _, p := range spec.Programs {
 		result := int32(-1)
-		if p.Type == ebpf.Syscall {
+		switch p.Type {
+		case ebpf.Syscall:
 			result = 0
+		case ebpf.CGroupSockAddr, ebpf.CGroupSock:
+			result = 1
 		}
 		p.Instructions = asm.Instructions{asm.Mov.Imm(asm.R0, result), asm.Return()}
 	}

@@ -163,6 +163,9 @@ func (b *bed) fillNode() {
 	for f := range wire.Families {
 		b.fillDestinations(family{f})
 	}
+	if b.translates {
+		b.fillServices()
+	}
 }
 
 // behind is another node's podCIDR by an uplink, or by none.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -50,12 +51,12 @@ func (r result) refuses(seq, ackSeq uint32, flags byte) {
 		r.b.Fatalf("%s: no RST", describe(r.in))
 	}
 	r.flow(reversed(sent)).valid()
-	v, l := r.view(), r.b.pods[sent.src]
+	v := r.view()
 	got := [2]uint32{binary.BigEndian.Uint32(v.l4[4:]), binary.BigEndian.Uint32(v.l4[8:])}
 	if len(r.frame) != ethernet+r.b.header()+20 || v.ttl != 64 || got != [2]uint32{seq, ackSeq} || v.l4[13] != flags {
 		r.b.Errorf("%s: %d bytes, TTL %d, numbers %d, flags %#x", describe(r.in), len(r.frame), v.ttl, got, v.l4[13])
 	}
-	if want := append(append([]byte{}, l.peer...), l.mac...); !bytes.Equal(r.frame[:12], want) {
+	if want := slices.Concat(r.in[6:12], r.in[:6]); !bytes.Equal(r.frame[:12], want) {
 		r.b.Errorf("%s: a RST for % x, want % x", describe(r.in), r.frame[:12], want)
 	}
 }

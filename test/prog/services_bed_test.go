@@ -9,6 +9,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -32,6 +33,8 @@ type serviceMaps struct {
 	backends *backends.Map
 	slots    *typed.Map[backends.SlotKey, backends.Slot]
 	affinity *affinity.Map
+	clients  *typed.Map[affinity.ClientKey, affinity.Client]
+	ranges   *typed.Map[services.RangeKey, services.Range]
 }
 
 func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
@@ -41,6 +44,8 @@ func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
 		backends: typed.New[backends.Key, backends.Value](m[backends.Name], backends.Name),
 		slots:    typed.New[backends.SlotKey, backends.Slot](m[backends.SlotsName], backends.SlotsName),
 		affinity: typed.New[affinity.Key, affinity.Value](m[affinity.Name], affinity.Name),
+		clients:  typed.New[affinity.ClientKey, affinity.Client](m[affinity.ClientsName], affinity.ClientsName),
+		ranges:   typed.New[services.RangeKey, services.Range](m[services.RangesName], services.RangesName),
 	}
 }
 
@@ -48,6 +53,18 @@ func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
 func shrink(spec *ebpf.CollectionSpec) {
 	for _, name := range []string{services.SetsName, backends.Name, backends.SlotsName} {
 		spec.Maps[name].MaxEntries = 1024
+	}
+}
+
+// fillServices writes what the agent writes before any Service: the holder of the world's flows, and the addresses on which
+// NodePorts answer.
+func (b *bed) fillServices() {
+	b.Helper()
+	must(b, b.devices.Put(devices.Key{}, devices.Value{}))
+	for _, own := range []string{nodeIP, nodeOtherIP} {
+		for _, a := range both(own) {
+			must(b, b.services.Put(services.Key{Address: a}, services.Value{Flags: services.Node}))
+		}
 	}
 }
 
@@ -80,6 +97,29 @@ func (b *bed) declare(address string, port uint16, proto wire.Protocol, flags se
 	must(b, b.services.Put(services.Key{Address: s.key.Address}, services.Value{Flags: flags}))
 	must(b, b.services.Put(s.key, services.Value{Set: s.set}))
 	return s
+}
+
+// anyOwn stands for all addresses on which NodePorts answer.
+const anyOwn = "0.0.0.0"
+
+// also has the port answer at another frontend as well, with these flags.
+func (s *served) also(address string, port uint16, flags services.Flags) *served {
+	s.b.Helper()
+	at := services.Key{Address: s.b.addr(address), Port: wire.PortFrom(port), Proto: s.b.family.proto(s.proto)}
+	must(s.b, s.b.services.Put(at, services.Value{Set: s.set, Flags: flags}))
+	return s
+}
+
+// nodePort has it answer on the node's addresses.
+func (s *served) nodePort(port uint16, flags services.Flags) *served {
+	return s.also(anyOwn, port, flags)
+}
+
+// loadBalancer has it answer at an address that the node does not have.
+func (s *served) loadBalancer(address string, port uint16, flags services.Flags) *served {
+	s.b.Helper()
+	must(s.b, s.b.services.Put(services.Key{Address: s.b.addr(address)}, services.Value{Flags: services.Answers}))
+	return s.also(address, port, flags)
 }
 
 // swap gives the port other backends, in a new block: what is not among them any more serves no more.

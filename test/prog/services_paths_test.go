@@ -49,6 +49,46 @@ var servicePaths = []path{
 		b.fromPod(udp(podA, 40000, vip, 80))
 		return udp(remote, 8080, podA, 40000), b.uplink
 	}},
+	{name: "from_uplink/to_host_services", d: wire.FromUplink, want: "stack", options: translating, prepare: func(b *bed) (packet, veth) {
+		return tcp(world, 4000, nodeIP, 22, ack), b.uplink
+	}},
+	{name: "from_uplink/node_port_near", d: wire.FromUplink, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
+		return udp(world, 5000, nodeIP, 30080), b.uplink
+	}},
+	{name: "from_uplink/node_port_far", d: wire.FromUplink, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serve(vip, 80, wire.UDP, remote+":8080").nodePort(30080, 0)
+		return udp(world, 5000, nodeIP, 30080), b.uplink
+	}},
+	{name: "from_uplink/node_port_far_reply", d: wire.FromUplink, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serve(vip, 80, wire.UDP, remote+":8080").nodePort(30080, 0)
+		v := b.fromUplink(udp(world, 5000, nodeIP, 30080)).view()
+		return udp(remote, 8080, v.src, v.sport), b.uplink
+	}},
+	{name: "from_uplink/node_port_new", d: wire.FromUplink, want: "forwarded", fresh: true, options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serveFresh(external, remote)
+		return tcp(world, 40000, external, 1000, syn), b.uplink
+	}},
+	{name: "from_pod/node_port_reply", d: wire.FromPod, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.becomeBackend()
+		return udp(podB, 8080, world, 5000), b.pods[podB]
+	}},
+	{name: "from_pod/same_node_backend", d: wire.FromPod, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.becomeBackend()
+		return udp(podB, 40000, podA, 80), b.pods[podB]
+	}},
+	{name: "from_pod/to_host_services", d: wire.FromPod, want: "stack", options: translating, prepare: func(b *bed) (packet, veth) {
+		return tcp(podA, 40000, nodeIP, 80, ack), b.pods[podA]
+	}},
+	{name: "to_uplink/host_services", d: wire.ToUplink, want: "stack", options: translating, prepare: func(b *bed) (packet, veth) {
+		return tcp(nodeIP, 40000, world, 80, ack), b.uplink
+	}},
+}
+
+// becomeBackend has a pod be asked by the world.
+func (b *bed) becomeBackend() {
+	b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
+	b.fromUplink(udp(world, 5000, nodeIP, 30080))
 }
 
 // becomeClients has two pods open a flow to a Service each.

@@ -28,6 +28,10 @@ func (b *bed) back(out result, p packet) result {
 	switch {
 	case b.pods[r.src].index != 0:
 		return b.fromPod(r)
+	case r.src == nodeIP && b.family.within(b.ip(r.dst), "10.244.5.0/24"):
+		return b.toTunnel(r)
+	case r.src == nodeIP:
+		return b.toUplink(r)
 	case b.family.within(b.ip(r.src), "10.244.5.0/24"):
 		return b.fromTunnel(r)
 	default:

@@ -20,6 +20,8 @@ var wanted = []string{
 	// For the tests through IPsec, and what the kernel's own tools would load for them.
 	"?xfrm_user", "?xfrm_algo", "?esp4", "?esp6", "?gcm", "?ctr", "?ghash_generic", "?aes_generic", "?crypto_null", "?seqiv",
 	"?hmac", "?sha512_generic", "?sha256_generic", "?drbg",
+	// By which the agent ends sockets.
+	"udp_diag",
 	// For pods that speak them.
 	"?ip_gre", "?ip6_gre", "?sctp",
 }

@@ -28,7 +28,8 @@ securityContext:
     add:
       # Load programs, make maps.
       - BPF
-      # Attach programs, read rules and IPsec policies, write routes, neighbours and the sysctls below net.
+      # Attach programs, to cgroups as well, end UDP sockets, read rules and IPsec policies, write routes, neighbours and the
+      # sysctls below net.
       - NET_ADMIN
       # The verifier's full rules, which the programs need.
       - PERFMON
@@ -75,6 +76,11 @@ volumeMounts:
   - name: sysctls
     mountPath: /host/proc/sys/net
     mountPropagation: HostToContainer
+  # The cgroup of all of the node's processes, which get programs to reach Services. The container sees its own at /sys/fs/cgroup.
+  - name: cgroup
+    mountPath: /host/sys/fs/cgroup
+    mountPropagation: HostToContainer
+    readOnly: true
 {{- end -}}
 
 {{- define "ebpf-cni.volumes" -}}
@@ -103,5 +109,9 @@ volumes:
   - name: sysctls
     hostPath:
       path: /proc/sys/net
+      type: Directory
+  - name: cgroup
+    hostPath:
+      path: {{ .Values.host.cgroup }}
       type: Directory
 {{- end -}}

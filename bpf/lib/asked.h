@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Who asks a Service: whether it may have the packet's source, and what it gets. */
+#ifndef EC_LIB_ASKED_H
+#define EC_LIB_ASKED_H
+
+#include "bpf/lib/arrive.h"
+#include "bpf/lib/nat.h"
+
+/*
+ * Whether who asks may have the packet's source, which no Service does. Those of pods, and of what comes through the
+ * tunnel, have been judged.
+ */
+EC_CALL enum verdict asked_judge_source(struct __sk_buff *ctx, const struct scratch *s)
+{
+	const struct addr *src = &s->pkt.tuple.src;
+	const struct config *config = config_get();
+	struct destination *from;
+
+	if (s->owner.direction != DIRECTION_FROM_UPLINK && s->owner.direction != DIRECTION_TO_UPLINK)
+		return VERDICT_GO_ON;
+	if (!config)
+		return -DROP_INVALID;
+	from = path_destination(src);
+	if (from && from->kind == DESTINATION_SERVICE)
+		return -DROP_SPOOFED_SOURCE;
+	if (s->owner.direction == DIRECTION_TO_UPLINK)
+		return VERDICT_GO_ON;
+	return arrive_judge_source(ctx, &s->pkt, from, arrive_kind(config, s->pkt.family, src, from));
+}
+
+/* Whether the frontend is for the packet's source. */
+EC_CALL bool asked_admits(const struct scratch *s, const struct service *frontend)
+{
+	struct source_range_key key = {
+		.prefix_len = 8 * (sizeof(key) - sizeof(key.prefix_len)),
+		.set = frontend->set,
+		.source = s->pkt.tuple.src,
+	};
+
+	return !(frontend->flags & SERVICE_RANGES) || bpf_map_lookup_elem(&source_range, &key);
+}
+
+/* Whether only this node's endpoints count: by the policy for pods and nodes or, for the world, the external one. */
+EC_CALL bool asked_is_local(const struct scratch *s, const struct service *frontend)
+{
+	struct destination *from;
+
+	if (frontend->flags & SERVICE_LOCAL)
+		return true;
+	if (!(frontend->flags & SERVICE_EXTERNAL_LOCAL) || s->owner.ifindex ||
+	    s->owner.direction == DIRECTION_TO_UPLINK)
+		return false;
+	from = path_destination(&s->pkt.tuple.src);
+	return !from || (from->kind != DESTINATION_POD_CIDR && from->kind != DESTINATION_LOCAL);
+}
+
+/*
+ * Whether a datagram answers the host, which has sent from a port on which a Service answers (ec_to_uplink). Those of a
+ * known client are that Service's.
+ */
+EC_CALL bool asked_answers_host(struct scratch *s)
+{
+	struct snat_entry *half;
+
+	if (s->owner.ifindex || !(s->service.frontend & SERVICE_NODE) || s->pkt.tuple.proto != IPPROTO_UDP)
+		return false;
+	s->key = tuple_reversed(&s->pkt.tuple);
+	half = nat_lookup_reverse(&s->key);
+	if (!half || nat_is_service(half))
+		return false;
+	nat_note(half, &s->pkt, false);
+	return true;
+}
+
+#endif

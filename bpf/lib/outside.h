@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Services for those who are no pod of this node. Their packets meet the stage of pods
+ * (frontend.h) where they arrive or, sent by the host's stack past every hook, where they
+ * leave. All their flows have one owner, 0: the world.
+ *
+ * A backend on this node sees the client, and what it answers is translated where it
+ * passes: in ec_from_pod, or on its way out of the stack. To any other backend the client is
+ * this node, on a port of its own, and the answer comes back here. What has been translated
+ * mostly has a source that the stack would take for a martian, so it takes a way of its own
+ * (way.h), or none.
+ */
+#ifndef EC_LIB_OUTSIDE_H
+#define EC_LIB_OUTSIDE_H
+
+#include "bpf/lib/frontend.h"
+#include "bpf/lib/fwd.h"
+
+/* Whether the packet may answer a flow of the world's: to where it arrives, those have ports of the node's. */
+EC_INLINE bool outside_may_answer(const struct scratch *s)
+{
+	const struct tuple *t = &s->pkt.tuple;
+
+	if (!service_has_ports(&s->pkt))
+		return false;
+	if (s->owner.direction != DIRECTION_FROM_UPLINK && s->owner.direction != DIRECTION_FROM_TUNNEL)
+		return true;
+	return t->proto == IPPROTO_SCTP || nat_port_in_range(t->dport);
+}
+
+/* What a backend sends to a client outside becomes the Service's: an answer, or an error about a question. */
+EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
+{
+	struct scratch *s = scratch_get();
+	struct snat_entry *reverse;
+	enum verdict verdict;
+
+	if (!s)
+		return -DROP_INVALID;
+	if (!cfg.services)
+		return VERDICT_GO_ON;
+	s->owner.ifindex = 0;
+	s->service.to_host = false;
+	if (s->pkt.l4 == L4_ICMP_ERROR)
+		return frontend_error(ctx, s);
+	if (service_ports(ctx, &s->pkt, holder) || !outside_may_answer(s))
+		return VERDICT_GO_ON;
+	s->key = tuple_reversed(&s->pkt.tuple);
+	reverse = service_reverse(&s->key, 0);
+	if (!reverse) {
+		frontend_forget_ports(&s->pkt);
+		return VERDICT_GO_ON;
+	}
+	verdict = asked_judge_source(ctx, s);
+	if (verdict)
+		return verdict;
+	s->service.to_host = reverse->flags & FLOW_HOST;
+	service_reply(s, reverse);
+	return service_turn_into(ctx, s);
+}
+
+/* Notes that a pod, or with 0 the host's stack, has answers for clients outside. */
+EC_INLINE void outside_note(__u32 ifindex)
+{
+	struct device *dev = flow_owner(ifindex);
+
+	if (dev && !(dev->flags & DEVICE_BACKEND))
+		__sync_fetch_and_or(&dev->flags, DEVICE_BACKEND);
+}
+
+/* Whether the packet can go on without the stack. */
+EC_INLINE enum verdict outside_simple(const struct pkt *pkt)
+{
+	if (pkt->options)
+		return -DROP_SERVICE_OPTIONS;
+	return pkt->ttl <= 1 ? -DROP_SERVICE_TTL : VERDICT_GO_ON;
+}
+
+/* Into a backend. What the stack was sending out of an uplink cannot pass the pod's link by. */
+EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
+{
+	enum verdict verdict = outside_simple(&s->pkt);
+	__u32 ifindex = ep->ifindex;
+
+	if (verdict)
+		return verdict;
+	outside_note(ifindex);
+	if (s->owner.direction != DIRECTION_TO_UPLINK)
+		return fwd_to_pod(ctx, s, ep);
+	verdict = ip_hop(ctx, &s->pkt, ep->pod_mac);
+	if (verdict)
+		return verdict;
+	bpf_redirect(ifindex, 0);
+	return VERDICT_DELIVERED;
+}
+
+/* To a backend of the host's stack, which has the packet only where it comes from outside. */
+EC_INLINE enum verdict outside_to_host(struct __sk_buff *ctx, const struct scratch *s)
+{
+	if (s->owner.direction == DIRECTION_TO_UPLINK || s->owner.direction == DIRECTION_FROM_POD)
+		return -DROP_SERVICE_ROUTE;
+	outside_note(0);
+	ctx->mark |= cfg.mark;
+	return VERDICT_STACK;
+}
+
+/*
+ * An answer to what the host's stack has sent: to that, as if it came by the uplink that leads to the Service's
+ * address, where the stack expects it.
+ */
+EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *s, struct path *p)
+{
+	enum verdict verdict;
+
+	ctx->mark |= cfg.mark;
+	if (s->owner.direction == DIRECTION_FROM_UPLINK)
+		return VERDICT_STACK;
+	way_begin(p, NULL);
+	verdict = way_by_route(ctx, &s->pkt, &s->pkt.tuple.src, p);
+	if (verdict)
+		return verdict;
+	bpf_redirect(p->ifindex, BPF_F_INGRESS);
+	return VERDICT_DELIVERED;
+}
+
+/* A backend of this node that is no pod's any more: its flow ends, so that the next packet chooses another. */
+EC_INLINE enum verdict outside_unreached(struct scratch *s)
+{
+	struct snat_entry *flow = nat_peek(&s->service.sent, 0);
+
+	if (!flow || !flow->set)
+		return -DROP_SERVICE_ROUTE;
+	nat_end(&s->service.sent, flow);
+	return s->pkt.tuple.proto == IPPROTO_TCP ? -DROP_BACKEND_GONE : -DROP_SERVICE_ROUTE;
+}
+
+/* Whether the packet fits its way. What does not fit the tunnel may leave in fragments of the outer packet, which the
+ * kernel makes over IPv4. */
+EC_INLINE enum verdict outside_fits(struct __sk_buff *ctx, struct scratch *s, const struct path *p)
+{
+	__u32 mtu;
+
+	if (!offload_exceeds(ctx, &s->pkt, p->mtu))
+		return VERDICT_GO_ON;
+	mtu = too_big_mtu(ctx, p);
+	if (!mtu || !offload_exceeds(ctx, &s->pkt, mtu))
+		return VERDICT_GO_ON;
+	if (p->tunnel && addr_is_v4(&p->node) && too_big_may_fragment(ctx, &s->pkt))
+		return VERDICT_GO_ON;
+	return too_big_refuse(s, s->owner.ifindex, mtu);
+}
+
+/* Sends what has been translated to where it goes now. Its owner is whom a refusal is told. */
+EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
+{
+	const struct config *config = config_get();
+	struct scratch *s = scratch_get();
+	enum verdict verdict;
+	struct endpoint *ep;
+	struct path *p;
+
+	if (!s || !config || !cfg.services)
+		return -DROP_INVALID;
+	p = path_slot(ctx, &s->pkt);
+	if (!p)
+		return -DROP_INVALID;
+	if (s->service.to_host)
+		return outside_to_client(ctx, s, p);
+	ep = path_endpoint(&s->pkt.tuple.dst);
+	if (ep)
+		return outside_to_pod(ctx, s, ep);
+	if (path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
+		return outside_unreached(s);
+	verdict = way_find(ctx, config, &s->pkt, p);
+	if (verdict)
+		return verdict;
+	if (p->kind == DESTINATION_HOST)
+		return outside_to_host(ctx, s);
+	return outside_simple(&s->pkt) ?: outside_fits(ctx, s, p) ?: fwd_along(ctx, &s->pkt, p);
+}
+
+/* What a pod sends that has been the backend of a client outside, if it answers one. */
+EC_INLINE enum verdict outside_answer(struct __sk_buff *ctx, struct scratch *s, const struct device *dev)
+{
+	enum verdict verdict;
+
+	if (!cfg.services || !(dev->flags & DEVICE_BACKEND))
+		return VERDICT_GO_ON;
+	verdict = outside_back(ctx, ctx->ifindex);
+	s->owner.ifindex = ctx->ifindex;
+	return verdict || !s->service.translated ? verdict : outside_send(ctx);
+}
+
+/* What arrives for no pod: to a Service, or of one's backend, or neither. */
+EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s, enum direction direction)
+{
+	struct device *world = flow_owner(0);
+	enum verdict verdict;
+
+	/* The agent makes it. */
+	if (!world)
+		return VERDICT_GO_ON;
+	s->owner.direction = direction;
+	verdict = outside_back(ctx, FRAGMENTS_WORLD);
+	if (!verdict && !s->service.translated)
+		verdict = frontend_walk(ctx, s, world, frontend_at(&s->pkt.tuple.dst));
+	return verdict || !s->service.translated ? verdict : outside_send(ctx);
+}
+
+/* What the host's stack answers to a client outside. It leaves the way it has. */
+EC_INLINE enum verdict outside_of_host(struct __sk_buff *ctx, struct scratch *s, const struct device *world,
+				       enum direction direction)
+{
+	s->owner.direction = direction;
+	return world && (world->flags & DEVICE_BACKEND) ? outside_back(ctx, FRAGMENTS_NODE) : VERDICT_GO_ON;
+}
+
+/* Whether the address can only be a Service's. */
+EC_CALL bool outside_is_service(const struct addr *address)
+{
+	const struct service *frontend = frontend_at(address);
+	struct destination *to = path_destination(address);
+
+	return (frontend && (frontend->flags & SERVICE_CLUSTER_IP)) || (to && to->kind == DESTINATION_SERVICE);
+}
+
+/* What the host's stack sends to a Service, past every hook. Nothing leaves the node with such a destination. */
+EC_INLINE enum verdict outside_caught(struct __sk_buff *ctx, struct scratch *s, struct device *world)
+{
+	enum verdict verdict;
+
+	if (!world)
+		return VERDICT_GO_ON;
+	s->service.to_host = false;
+	verdict = frontend_walk(ctx, s, world, frontend_at(&s->pkt.tuple.dst));
+	if (verdict || s->service.translated)
+		return verdict ?: outside_send(ctx);
+	return outside_is_service(&s->pkt.tuple.dst) ? -DROP_NO_SERVICE : VERDICT_GO_ON;
+}
+
+#endif

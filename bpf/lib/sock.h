@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Services for the node's own processes: where one sends to a Service, its socket gets the
+ * address of a backend, and what it is told about its peer is the Service's again. The
+ * packets are to the backend from the beginning. The map sockets remembers both ends.
+ *
+ * These programs run in process context, where others may interrupt them: they have no
+ * scratch record.
+ */
+#ifndef EC_LIB_SOCK_H
+#define EC_LIB_SOCK_H
+
+#include "bpf/lib/affinity.h"
+#include "bpf/lib/backend.h"
+#include "bpf/lib/frontend.h"
+
+/* What a program on a cgroup returns. */
+enum sock_result {
+	SOCK_REFUSED, /* the system call fails, with EPERM unless the program says otherwise */
+	SOCK_PASSED,
+};
+
+/* An address and port that a socket is to be connected to, or to send to, or is told. */
+struct sock_peer {
+	struct addr address;
+	__be16 port;
+	__u8 proto;
+	bool connects;
+	__u64 cookie;
+};
+
+/* Whether the socket is one of the node's own, and its protocol one that is translated. */
+EC_INLINE bool sock_is_ours(struct bpf_sock_addr *ctx)
+{
+	return cfg.services && cfg.host_netns && (ctx->protocol == IPPROTO_TCP || ctx->protocol == IPPROTO_UDP) &&
+	       bpf_get_netns_cookie(ctx) == cfg.host_netns;
+}
+
+/* Reads the address that the program is about. One of IPv6 may be IPv4's: the form is the maps' (::ffff:a.b.c.d). */
+EC_INLINE void sock_read(struct bpf_sock_addr *ctx, enum family family, struct sock_peer *peer)
+{
+	__u32 *w = (__u32 *)peer->address.bytes;
+
+	if (family == FAMILY_IPV4) {
+		addr_set_v4(&peer->address, ctx->user_ip4);
+	} else {
+		w[0] = ctx->user_ip6[0];
+		w[1] = ctx->user_ip6[1];
+		w[2] = ctx->user_ip6[2];
+		w[3] = ctx->user_ip6[3];
+	}
+	peer->port = ctx->user_port;
+	peer->proto = ctx->protocol;
+	peer->cookie = bpf_get_socket_cookie(ctx);
+}
+
+/* Replaces it. */
+EC_INLINE void sock_write(struct bpf_sock_addr *ctx, enum family family, const struct addr *address, __be16 port)
+{
+	const __u32 *w = (const __u32 *)address->bytes;
+
+	if (family == FAMILY_IPV4) {
+		ctx->user_ip4 = w[3];
+	} else {
+		ctx->user_ip6[0] = w[0];
+		ctx->user_ip6[1] = w[1];
+		ctx->user_ip6[2] = w[2];
+		ctx->user_ip6[3] = w[3];
+	}
+	ctx->user_port = port;
+}
+
+/* Whether an address is the loopback interface's; the unspecified one means that as well. */
+EC_INLINE bool sock_is_loopback(const struct addr *a)
+{
+	const __u32 *w = (const __u32 *)a->bytes;
+
+	if (addr_is_v4(a))
+		return a->bytes[12] == 127 || !w[3];
+	return !(w[0] | w[1] | w[2]) && (w[3] & ~bpf_htonl(1)) == 0;
+}
+
+/* Finds the frontend that a process asks for. VERDICT_STACK: it asks for no Service. */
+EC_CALL enum verdict sock_frontend(const struct sock_peer *peer, struct service *frontend)
+{
+	struct service_key key = {.address = peer->address, .port = peer->port, .proto = peer->proto};
+	const struct service *at;
+	__u32 flags = SERVICE_NODE;
+
+	if (!sock_is_loopback(&peer->address)) {
+		at = frontend_at(&peer->address);
+		if (!at)
+			return VERDICT_STACK;
+		flags = at->flags;
+		if (frontend_copy(&key, frontend))
+			return VERDICT_GO_ON;
+	}
+	key.address = addr_any_like(&peer->address);
+	if ((flags & SERVICE_NODE) && frontend_copy(&key, frontend))
+		return VERDICT_GO_ON;
+	return flags & SERVICE_CLUSTER_IP ? -DROP_NO_SERVICE_PORT : VERDICT_STACK;
+}
+
+/* Whether the node is among the sources that a load balancer's address is for: its InternalIP stands for it. */
+EC_CALL bool sock_in_range(const struct addr *address, __u32 set)
+{
+	const struct config *config = config_get();
+	struct source_range_key key = {.prefix_len = 8 * (sizeof(key.set) + sizeof(key.source)), .set = set};
+
+	if (!config)
+		return false;
+	key.source = config->node_addresses[addr_is_v4(address) ? FAMILY_IPV4 : FAMILY_IPV6];
+	return bpf_map_lookup_elem(&source_range, &key);
+}
+
+/* Chooses a backend for the node. */
+EC_CALL enum verdict sock_choose(struct target *t, const struct service *frontend)
+{
+	__u32 number = frontend->set, kept = 0;
+	struct service_set *set = bpf_map_lookup_elem(&sets, &number);
+	bool local = frontend->flags & SERVICE_LOCAL;
+	const struct addr node = {};
+	enum verdict verdict = VERDICT_GO_ON;
+
+	if (!set || !number)
+		return -DROP_NO_BACKEND;
+	if (set->affinity)
+		kept = affinity_find_client(&node, number, set->affinity, local);
+	if (!kept || !backend_take(t, kept, number))
+		verdict = backend_choose(t, number, set, local);
+	if (!verdict && set->affinity)
+		affinity_keep_client(&node, t);
+	return verdict;
+}
+
+/* The key of an end of the socket. */
+EC_INLINE struct socket_key sock_key(const struct sock_peer *peer, const struct addr *address, __be16 port,
+				     enum socket_end end)
+{
+	struct socket_key key = {
+		.cookie = peer->cookie,
+		.address = *address,
+		.port = port,
+		.proto = peer->proto,
+		.end = end,
+	};
+
+	return key;
+}
+
+/* The backend of earlier datagrams to the same frontend, while it serves; false: there is none. */
+EC_CALL bool sock_goes_on(const struct sock_peer *peer, __u32 set, struct target *t)
+{
+	struct socket_key key = sock_key(peer, &peer->address, peer->port, SOCKET_FRONTEND);
+	const struct socket_entry *e = bpf_map_lookup_elem(&sockets, &key);
+	const struct backend *b;
+
+	if (!e || e->set != set)
+		return false;
+	b = backend_get(e->backend);
+	return b && backend_serves(b, set, e->generation) && backend_take(t, e->backend, set);
+}
+
+/* Remembers the end of a socket that has an address; the other one is in the entry. */
+EC_INLINE void sock_note(const struct sock_peer *peer, const struct addr *address, __be16 port, enum socket_end end,
+			 const struct socket_entry *entry)
+{
+	struct socket_key key = sock_key(peer, address, port, end);
+	const struct socket_entry *e = bpf_map_lookup_elem(&sockets, &key);
+
+	/* Most datagrams are to where the last one was. */
+	if (!e || e->connected < entry->connected || e->backend != entry->backend ||
+	    e->generation != entry->generation || e->other_port != entry->other_port ||
+	    !addr_equal(&e->other_address, &entry->other_address))
+		bpf_map_update_elem(&sockets, &key, entry, BPF_ANY);
+}
+
+/* Remembers that the socket's peer is the target, which a Service stands for. */
+EC_CALL void sock_remember(const struct sock_peer *peer, const struct target *t)
+{
+	struct socket_entry entry = {
+		.other_address = peer->address,
+		.other_port = peer->port,
+		.connected = peer->connects,
+		.set = t->set,
+		.backend = t->backend,
+		.generation = t->generation,
+	};
+
+	sock_note(peer, &t->address, t->port, SOCKET_BACKEND, &entry);
+	if (peer->connects)
+		return;
+	entry.other_address = t->address;
+	entry.other_port = t->port;
+	sock_note(peer, &peer->address, peer->port, SOCKET_FRONTEND, &entry);
+}
+
+/*
+ * A process connects, or sends a datagram. VERDICT_FORWARDED: to the target; VERDICT_STACK:
+ * to the address that it has named.
+ */
+EC_CALL enum verdict sock_turn(const struct sock_peer *peer, struct target *t)
+{
+	struct service frontend;
+	enum verdict verdict = sock_frontend(peer, &frontend);
+
+	/* Resolvers connect datagram sockets to an address only to learn which of their own they would have. */
+	if (verdict == -DROP_NO_SERVICE_PORT && peer->connects && peer->proto == IPPROTO_UDP)
+		return VERDICT_STACK;
+	if (verdict)
+		return verdict;
+	if ((frontend.flags & SERVICE_RANGES) && !sock_in_range(&peer->address, frontend.set))
+		return -DROP_SOURCE_RANGE;
+	if (peer->connects || !sock_goes_on(peer, frontend.set, t))
+		verdict = sock_choose(t, &frontend);
+	if (verdict)
+		return verdict;
+	sock_remember(peer, t);
+	return VERDICT_FORWARDED;
+}
+
+/* Counts a refusal, and says what the process is told: as by packets, which some refuse and others drop. */
+EC_CALL enum sock_result sock_refuse(__u32 reason)
+{
+	__u32 key = DIRECTION_SOCKET * DROP_SLOTS + (reason & (DROP_SLOTS - 1));
+	struct counter *c = bpf_map_lookup_elem(&drops, &key);
+
+	/* Another process on this CPU may be here at the same time. */
+	if (c)
+		__sync_fetch_and_add(&c->packets, 1);
+	if (reason == DROP_NO_BACKEND || reason == DROP_NO_SERVICE_PORT)
+		bpf_set_retval(-EC_ECONNREFUSED);
+	return SOCK_REFUSED;
+}
+
+/* A process connects, or sends a datagram. */
+EC_INLINE enum sock_result sock_send(struct bpf_sock_addr *ctx, enum family family, bool connects)
+{
+	struct sock_peer peer = {.connects = connects};
+	struct target t = {};
+	enum verdict verdict;
+
+	if (!sock_is_ours(ctx))
+		return SOCK_PASSED;
+	sock_read(ctx, family, &peer);
+	verdict = sock_turn(&peer, &t);
+	if (verdict < 0)
+		return sock_refuse(-verdict);
+	if (verdict == VERDICT_FORWARDED)
+		sock_write(ctx, family, &t.address, t.port);
+	return SOCK_PASSED;
+}
+
+/* A process is told who has sent a datagram, or who its peer is: the Service, if one stands for that. */
+EC_INLINE enum sock_result sock_tell(struct bpf_sock_addr *ctx, enum family family)
+{
+	struct sock_peer peer = {};
+	const struct socket_entry *e;
+	struct socket_key key;
+
+	if (!sock_is_ours(ctx))
+		return SOCK_PASSED;
+	sock_read(ctx, family, &peer);
+	key = sock_key(&peer, &peer.address, peer.port, SOCKET_BACKEND);
+	e = bpf_map_lookup_elem(&sockets, &key);
+	if (e)
+		sock_write(ctx, family, &e->other_address, e->other_port);
+	return SOCK_PASSED;
+}
+
+/* A socket is closed: what is known of its peer is forgotten. The rest makes room when that is needed. */
+EC_INLINE void sock_forget(struct bpf_sock *ctx)
+{
+	const volatile struct bpf_sock *sk = ctx;
+	struct socket_key key = {.end = SOCKET_BACKEND};
+	__u32 *w = (__u32 *)key.address.bytes;
+	__be32 v4;
+
+	if (!cfg.services || !cfg.host_netns || bpf_get_netns_cookie(ctx) != cfg.host_netns)
+		return;
+	/* Volatile, and first: else the compiler makes one read of this and dst_ip6[3], which the verifier refuses. */
+	v4 = sk->dst_ip4;
+	if (sk->family == EC_AF_INET6) {
+		w[0] = sk->dst_ip6[0];
+		w[1] = sk->dst_ip6[1];
+		w[2] = sk->dst_ip6[2];
+		w[3] = sk->dst_ip6[3];
+	} else {
+		addr_set_v4(&key.address, v4);
+	}
+	key.cookie = bpf_get_socket_cookie(ctx);
+	key.port = sk->dst_port;
+	key.proto = sk->protocol;
+	bpf_map_delete_elem(&sockets, &key);
+}
+
+#endif

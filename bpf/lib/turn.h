@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Whether a known flow to a Service goes on to its backend, now that another packet has come. */
+#ifndef EC_LIB_TURN_H
+#define EC_LIB_TURN_H
+
+#include "bpf/lib/backend.h"
+#include "bpf/lib/nat.h"
+
+/* What becomes of a packet whose flow is known. */
+enum turn {
+	TURN_GOES_ON,
+	TURN_ANEW, /* its backend serves no more, and another is chosen */
+	TURN_GONE, /* its backend is gone, and TCP has to be told */
+};
+
+/* Whether a TCP flow's backend is known to be gone, and not only not to serve. */
+EC_CALL bool turn_backend_gone(const struct snat_entry *flow, const struct backend *b)
+{
+	struct destination *to;
+
+	if (flow->flags & FLOW_DEAD)
+		return true;
+	if (!(flow->flags & FLOW_ON_NODE) || (b && b->generation == flow->generation))
+		return false;
+	to = path_destination(&flow->far_address);
+	return !to || (to->kind != DESTINATION_HOST && to->kind != DESTINATION_LOCAL &&
+		       to->kind != DESTINATION_POD_CIDR && to->kind != DESTINATION_NODE);
+}
+
+/* Whether a SYN begins another connection: the last is closed, or none was answered and the backend serves no more. */
+EC_CALL bool turn_syn_anew(struct scratch *s, const struct snat_entry *flow, bool serves)
+{
+	struct snat_entry *reverse;
+	__u8 answered;
+
+	nat_set_other_key(&s->key, &s->pkt.tuple, flow);
+	reverse = bpf_map_lookup_elem(&snat_reverse, &s->key);
+	answered = reverse ? reverse->state : 0;
+	return answered ? tcp_opens_anew(flow->state, answered, true) : !serves || (flow->state & FLOW_RESET);
+}
+
+/* Whether a known flow may go on to its backend. One past its Service has none. */
+EC_INLINE enum turn turn_judge(struct scratch *s, const struct snat_entry *flow)
+{
+	__u8 proto = s->pkt.tuple.proto;
+	const struct backend *b;
+	bool serves;
+
+	if (!flow->set)
+		return TURN_GOES_ON;
+	b = backend_get(flow->backend);
+	serves = b && backend_serves(b, flow->set, flow->generation) && !(flow->flags & FLOW_DEAD);
+	if (proto == IPPROTO_TCP && tcp_is_opening(&s->pkt) && turn_syn_anew(s, flow, serves))
+		return TURN_ANEW;
+	if (serves)
+		return TURN_GOES_ON;
+	if (proto == IPPROTO_UDP)
+		return TURN_ANEW;
+	if (!turn_backend_gone(flow, b))
+		return TURN_GOES_ON;
+	/* A SYN is of another connection: this one cannot go on. */
+	return proto == IPPROTO_SCTP || tcp_is_opening(&s->pkt) ? TURN_ANEW : TURN_GONE;
+}
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The way of a packet that the stack must not see, since it has an address of the node, or a
+ * Service's, as its source: the stack would take it for a martian. And where a client
+ * outside seems to come from. The ways are those of pods' packets (path.h), but what keeps a
+ * packet from leaving is decided here.
+ */
+#ifndef EC_LIB_WAY_H
+#define EC_LIB_WAY_H
+
+#include "bpf/lib/path.h"
+#include "bpf/lib/scratch.h"
+
+/* What a slot has as its interface if it holds a way, which is no path of what a pod sends. */
+#define WAY_FROM(ctx) (~(ctx)->ifindex)
+
+/* By the kernel's routing table, whether or not the neighbour resolves: redirection queues and asks as the stack does.
+ */
+EC_INLINE enum verdict way_by_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *to, struct path *p)
+{
+	enum verdict verdict = path_route(ctx, pkt, to, p);
+	struct uplink_key key = {.ifindex = p->ifindex};
+	struct uplink *uplink;
+
+	if (verdict < 0)
+		return verdict;
+	uplink = bpf_map_lookup_elem(&uplinks, &key);
+	if ((verdict && !p->unresolved) || !uplink)
+		return -DROP_SERVICE_ROUTE;
+	p->snat_address = uplink->addresses[pkt->family & 1];
+	return VERDICT_GO_ON;
+}
+
+/* Begins a path to a destination of which this is the entry. */
+EC_INLINE void way_begin(struct path *p, const struct destination *to)
+{
+	p->found = 0;
+	p->kind = to ? to->kind : DESTINATION_WORLD;
+	p->tunnel = false;
+	p->learnt = false;
+	p->unresolved = false;
+}
+
+/*
+ * Finds a way and caches it. A host is reached by the node's own routes, as from the node itself: what has an address
+ * of the node does not arrive where its own tunnel leads. Where rules decide on routes that programs cannot ask about,
+ * the kernel's answer without them has to do.
+ */
+EC_CALL enum verdict way_search(struct __sk_buff *ctx, const struct config *config, const struct pkt *pkt,
+				struct path *p)
+{
+	struct destination *to = path_destination(&pkt->tuple.dst);
+	enum verdict verdict = VERDICT_GO_ON;
+
+	way_begin(p, to);
+	/* Unencrypted where a policy of the host's may apply it must not leave. */
+	if (p->kind == DESTINATION_SERVICE || p->kind == DESTINATION_LOCAL ||
+	    (to && (to->flags & DESTINATION_TO_STACK)))
+		return -DROP_SERVICE_ROUTE;
+	if (to && p->kind == DESTINATION_POD_CIDR)
+		verdict = to->flags & DESTINATION_BY_TUNNEL ? path_by_tunnel(ctx, config, to, p)
+							    : path_by_uplink(ctx, pkt, to, p);
+	else if (p->kind != DESTINATION_HOST)
+		verdict = way_by_route(ctx, pkt, &pkt->tuple.dst, p);
+	if (verdict)
+		return verdict == -DROP_NEIGHBOUR_LIMIT ? verdict : -DROP_SERVICE_ROUTE;
+	path_keep(p, ctx, pkt);
+	p->from = WAY_FROM(ctx);
+	p->source = pkt->tuple.src;
+	return VERDICT_GO_ON;
+}
+
+/* Whether the slot holds the packet's way. Rules may depend on its source, which is not its interface's. */
+EC_INLINE bool way_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	return p->from == WAY_FROM(ctx) && p->proto == pkt->tuple.proto && addr_equal(&p->address, &pkt->tuple.dst) &&
+	       addr_equal(&p->source, &pkt->tuple.src) && bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
+}
+
+/* The way of the packet; p is its slot. */
+EC_INLINE enum verdict way_find(struct __sk_buff *ctx, const struct config *config, const struct pkt *pkt,
+				struct path *p)
+{
+	return way_holds(p, ctx, pkt) ? VERDICT_GO_ON : way_search(ctx, config, pkt, p);
+}
+
+/*
+ * Whom a new flow's target takes for the client: the client itself, if the target is on this node and its replies
+ * pass here anyway; else the node.
+ */
+EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
+{
+	const struct addr *to = &s->target.address;
+	const struct config *config = config_get();
+	struct destination *there = path_destination(to);
+	struct path *p = path_slot(ctx, &s->pkt);
+	enum verdict verdict;
+
+	s->owner.address = s->pkt.tuple.src;
+	s->target.masqueraded = false;
+	if (s->owner.direction == DIRECTION_TO_UPLINK)
+		s->owner.flags |= FLOW_HOST;
+	if (path_endpoint(to) || (there && there->kind == DESTINATION_HOST))
+		return VERDICT_GO_ON;
+	if (!config || !p)
+		return -DROP_INVALID;
+	s->target.masqueraded = true;
+	if (there && (there->kind == DESTINATION_POD_CIDR || there->kind == DESTINATION_NODE)) {
+		s->owner.address = *path_node_address(config, s->pkt.family);
+		return VERDICT_GO_ON;
+	}
+	way_begin(p, there);
+	verdict = way_by_route(ctx, &s->pkt, to, p);
+	s->owner.address = p->snat_address;
+	return verdict;
+}
+
+#endif

@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+)
+
+// attachSockets puts programs for the node's own processes back that somebody has removed.
+func (l *loop) attachSockets(*state) error {
+	if l.services == nil || l.cfg.Cgroup == "" {
+		return nil
+	}
+	attached, err := l.dp.AttachSockets()
+	if len(attached) > 0 {
+		l.status.repaired(repairedSocket, len(attached))
+		l.log.Warn("programs for sockets of the node's own processes attached again", "hooks", attached, "cgroup", l.cfg.Cgroup)
+	}
+	return err
+}
+
+// endSockets frees processes of the node that wait on a UDP socket for a backend that serves no more: after each change of that
+// kind, and now and then, since a process may just have connected to what was about to cease.
+func (c *serviceController) endSockets(ctx context.Context) error {
+	for {
+		err := c.endSocketsNow()
+		if errors.Is(err, device.ErrNoSocketDiag) {
+			c.log.Warn("processes of the node that have connected a UDP socket to a Service's backend are not told when that serves no more", "error", err)
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		c.complaints.note("services/sockets", err)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.ceased:
+		case <-time.After(resync):
+		}
+	}
+}
+
+// endSocketsNow ends the sockets that our programs have connected to backends that serve no more, and forgets them.
+func (c *serviceController) endSocketsNow() error {
+	stale, err := c.staleSockets()
+	if len(stale) == 0 || err != nil {
+		return err
+	}
+	all, err := device.UDPSockets()
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if _, is := stale[socketAt(s.Cookie, s.Peer)]; is {
+			err = errors.Join(err, s.End())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	c.log.Debug("UDP sockets to backends that serve no more ended", "number", len(stale))
+	for k := range stale {
+		err = errors.Join(err, c.dp.Maps.Sockets.Delete(k))
+	}
+	return err
+}
+
+// socketAt is the key of a connected UDP socket.
+func socketAt(cookie uint64, peer netip.AddrPort) sockets.Key {
+	return sockets.Key{Cookie: cookie, Address: wire.AddrFrom(peer.Addr()), Port: wire.PortFrom(peer.Port()), Proto: wire.UDP, End: sockets.Backend}
+}
+
+// staleSockets are the connected UDP sockets whose backend serves no more.
+func (c *serviceController) staleSockets() (map[sockets.Key]struct{}, error) {
+	stale := map[sockets.Key]struct{}{}
+	known := map[uint32]backends.Value{}
+	for e, err := range c.dp.Maps.Sockets.All() {
+		if err != nil {
+			return nil, err
+		}
+		if e.Key.Proto != wire.UDP || e.Key.End != sockets.Backend || e.Value.Connected == 0 {
+			continue
+		}
+		b, read := known[e.Value.Backend]
+		if !read {
+			if b, err = c.dp.Maps.Backends.Get(backends.Key{Backend: e.Value.Backend}); err != nil {
+				return nil, err
+			}
+			known[e.Value.Backend] = b
+		}
+		if b.Set != e.Value.Set || b.Generation != e.Value.Generation || b.Flags&backends.Serving == 0 {
+			stale[e.Key] = struct{}{}
+		}
+	}
+	return stale, nil
+}
+
+// poke makes a channel with room for one readable.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

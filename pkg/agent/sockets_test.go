@@ -1,0 +1,105 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// connectedTo makes a socket that waits for a backend, and notes it as the programs do.
+func connectedTo(t *testing.T, l *loop, peer string, v sockets.Value) *net.UDPConn {
+	t.Helper()
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(peer)))
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	raw, err := conn.SyscallConn()
+	must(t, err)
+	must(t, raw.Control(func(fd uintptr) {
+		cookie, err := unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE)
+		must(t, err)
+		must(t, l.dp.Maps.Sockets.Put(socketAt(cookie, netip.MustParseAddrPort(peer)), v))
+	}))
+	return conn
+}
+
+// isEnded reports whether a socket's owner has been freed.
+func isEnded(t *testing.T, conn *net.UDPConn) bool {
+	t.Helper()
+	must(t, conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	_, err := conn.Read(make([]byte, 1))
+	return errors.Is(err, unix.ECONNABORTED)
+}
+
+// TestSocketsAreEnded whose backend serves no more, and no others.
+func TestSocketsAreEnded(t *testing.T) {
+	l := testServices(t)
+	put := func(number uint32, b backends.Value) {
+		t.Helper()
+		must(t, l.dp.Maps.Backends.Put(backends.Key{Backend: number}, b))
+	}
+	put(7, backends.Value{Set: 5, Generation: 2, Flags: backends.Serving})
+	put(8, backends.Value{Set: 5, Generation: 2})
+	put(9, backends.Value{Set: 6, Generation: 2, Flags: backends.Serving})
+	value := func(backend, generation uint32, connected uint16) sockets.Value {
+		return sockets.Value{OtherAddress: wire.AddrFrom(netip.MustParseAddr("10.96.0.1")), OtherPort: wire.PortFrom(53), Connected: connected, Set: 5, Backend: backend, Generation: generation}
+	}
+	for name, c := range map[string]struct {
+		peer  string
+		value sockets.Value
+		ends  bool
+	}{
+		"it serves":                         {"127.0.0.1:5001", value(7, 2, 1), false},
+		"it is not ready":                   {"127.0.0.1:5002", value(8, 2, 1), true},
+		"its number has another generation": {"127.0.0.1:5003", value(7, 1, 1), true},
+		"its number is another set's":       {"[::1]:5004", value(9, 2, 1), true},
+		"it was asked by a datagram":        {"127.0.0.1:5005", value(8, 2, 0), false},
+	} {
+		// Not in a test of its own, which would be in another network namespace.
+		conn := connectedTo(t, l, c.peer, c.value)
+		plain, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(c.peer)))
+		must(t, err)
+		must(t, l.services.endSocketsNow())
+		if isEnded(t, conn) != c.ends {
+			t.Errorf("%s: ended: %v, want %v", name, !c.ends, c.ends)
+		}
+		if isEnded(t, plain) {
+			t.Errorf("%s: ended is a socket that no program has connected", name)
+		}
+		must(t, plain.Close())
+	}
+	left, err := l.dp.Maps.Sockets.Content()
+	must(t, err)
+	if len(left) != 2 {
+		t.Errorf("remembered are %v", left)
+	}
+}
+
+// A change that takes a backend away has sockets looked at; others have not.
+func TestRetiredBackendsWakeTheEndOfSockets(t *testing.T) {
+	l := testServices(t)
+	woken := func() bool {
+		select {
+		case <-l.services.ceased:
+			return true
+		default:
+			return false
+		}
+	}
+	l.services.place(here())
+	l.services.accept(complete([]string{"10.244.2.7"}, []string{"10.244.2.8"}))
+	if woken() {
+		t.Error("by backends that have come")
+	}
+	l.services.accept(complete([]string{}, []string{"10.244.2.8"}))
+	if !woken() {
+		t.Error("not by one that has gone")
+	}
+}

@@ -1,0 +1,82 @@
+package agent
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
+)
+
+// surroundings are what this node's choice of endpoints depends on beside Services.
+type surroundings struct {
+	known bool
+	zone  string
+	// held are the node's own addresses, sorted.
+	held []netip.Addr
+}
+
+func (s surroundings) equal(o surroundings) bool {
+	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held)
+}
+
+func (c *serviceController) options(s surroundings) service.Options {
+	held, answers := make(map[netip.Addr]bool, len(s.held)), map[netip.Addr]bool{}
+	for _, a := range s.held {
+		held[a] = true
+		if c.cfg.answersNodePorts(a) {
+			answers[a] = true
+		}
+	}
+	return service.Options{
+		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: held, NodeAddresses: answers, ExternalIPs: c.cfg.ExternalIPs, Capacities: c.maps.capacities(),
+	}
+}
+
+// answersNodePorts says whether NodePorts answer on an address of the node's. Those of loopback are the node's own processes' alone.
+func (c Config) answersNodePorts(a netip.Addr) bool {
+	if a.IsLoopback() || isOfLink(a) {
+		return false
+	}
+	return len(c.NodePortAddresses) == 0 || slices.ContainsFunc(c.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// surround tells where this node is, for the loop.
+func (c *serviceController) surround(s *state, self string) {
+	if c == nil || !s.known || s.view == nil {
+		return
+	}
+	now := surroundingsOf(s, self)
+	if now.equal(c.told) {
+		return
+	}
+	c.told = now
+	select { // what has not been taken yet is not needed any more
+	case <-c.around:
+	default:
+	}
+	c.around <- now
+}
+
+// surroundingsOf reads this node's zone from its Node, and its own addresses from the newest look.
+func surroundingsOf(s *state, self string) surroundings {
+	now := surroundings{known: true}
+	for _, n := range s.nodes {
+		if n.Name == self {
+			now.zone = n.Zone
+		}
+	}
+	held := map[netip.Addr]bool{}
+	for _, a := range s.view.addresses {
+		if s.view.of(a.Prefix.Addr()) {
+			held[a.Prefix.Addr()] = true
+		}
+	}
+	for _, p := range s.view.local {
+		if p.IsSingleIP() && s.view.of(p.Addr()) {
+			held[p.Addr()] = true
+		}
+	}
+	now.held = slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
+	return now
+}

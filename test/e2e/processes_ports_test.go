@@ -1,0 +1,88 @@
+package e2e
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/drops"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// TestProcessesAskNodePorts on the node's addresses and on those of the loopback interface. No externalTrafficPolicy binds them.
+func TestProcessesAskNodePorts(t *testing.T) {
+	t.Parallel()
+	const nodePort = 30080
+	s := startServed(t, lab.Options{Families: families})
+	node := s.Nodes[0]
+	p := startProcess(t, node, node.Namespace)
+	web := s.spec("web", s.far)
+	web.NodePort, web.ExternalLocal = nodePort, true
+	s.set(t, web)
+	loopbacks := [wire.Families][]string{wire.IPv4: {"127.0.0.1", "127.8.9.10", "0.0.0.0"}, wire.IPv6: {"::1", "::"}}
+	overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) {
+		own := []netip.Addr{node.AddrOf(family)}
+		for _, text := range loopbacks[family] {
+			own = append(own, netip.MustParseAddr(text))
+		}
+		for _, at := range own {
+			to := netip.AddrPortFrom(at, nodePort)
+			for how, by := range map[string]netip.AddrPort{"TCP": asTCP(t, p, to), "UDP": asUDP(t, p, to), "datagram": openLoose(t, p, at).ask(t, to)} {
+				if by.Addr() != s.far.AddrOf(family) {
+					t.Errorf("the NodePort at %s is answered by %v, %s", at, by, how)
+				}
+			}
+		}
+		// Other ports are whose they were.
+		for _, at := range own[:2] {
+			conn, err := p.DialTCP(t.Context(), netip.AddrPortFrom(at, backendPort))
+			if err != nil || conn.By.Addr() != at {
+				t.Fatalf("another port of %s: %+v, %v", at, conn, err)
+			}
+			conn.Close()
+			if conn, err := p.Dial(unix.SOCK_STREAM, netip.AddrPortFrom(at, closedPort)); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("a closed port of %s: %v, %v", at, conn, err)
+			}
+		}
+	})
+}
+
+// TestProcessesAskLoadBalancers that are not for everybody: the node's InternalIP counts.
+func TestProcessesAskLoadBalancers(t *testing.T) {
+	t.Parallel()
+	s := startServed(t, lab.Options{Families: families}, drops.SourceRange)
+	node := s.Nodes[0]
+	p := startProcess(t, node, node.Namespace)
+	balancers := [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("192.0.2.77"), wire.IPv6: netip.MustParseAddr("2001:db8:77::1")}
+	web := s.spec("web", s.far)
+	web.LoadBalancerIPs = balancers[:]
+	for _, c := range []struct {
+		who  string
+		of   func(wire.Family) netip.Addr
+		want error
+	}{
+		{"others", func(f wire.Family) netip.Addr { return s.Nodes[1].AddrOf(f) }, unix.EPERM},
+		{"the node", node.AddrOf, nil},
+	} {
+		web.SourceRanges = nil
+		for family := range wire.Families {
+			web.SourceRanges = append(web.SourceRanges, netip.PrefixFrom(c.of(family), c.of(family).BitLen()))
+		}
+		s.set(t, web)
+		overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) {
+			conn, err := p.Dial(unix.SOCK_STREAM, netip.AddrPortFrom(balancers[family], servicePort))
+			if !errors.Is(err, c.want) {
+				t.Errorf("for %s alone: %v, want %v", c.who, err, c.want)
+			}
+			if conn != nil {
+				conn.Close()
+			}
+			if by := asTCP(t, p, s.at("web", family)); by.Addr() != s.far.AddrOf(family) {
+				t.Errorf("the ClusterIP is answered by %v", by)
+			}
+		})
+	}
+}

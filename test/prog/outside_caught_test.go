@@ -1,0 +1,114 @@
+package prog
+
+import (
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/flow"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// container is an address of a network of the host's own that is no pod's.
+const container = "172.19.0.7"
+
+// What the host's stack sends to a Service past every hook goes to a backend, and the stack gets the answer from the Service.
+func TestCaught(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+			for end, want := range map[string]string{podB: "delivered", remote: "forwarded", beyond: "forwarded", node2IP: "forwarded", world2: "forwarded"} {
+				for _, from := range []string{nodeIP, nodeOtherIP, container} {
+					b := newBed(t, f, withServices)
+					b.serve(vip, 80, proto, end+":8080").loadBalancer(external, 443, services.ExternalLocal)
+					p := initial(proto, from, 50000, vip, 80)
+					for range 3 {
+						r := b.toUplink(p).is(want).valid()
+						if v := r.view(); v.dst != end || v.dport != 8080 || (want == "delivered" && (v.src != from || v.sport != 50000)) {
+							t.Fatalf("left as %v", v)
+						}
+						answered := map[bool]string{true: "delivered", false: "stack"}[end == podB || end == beyond]
+						back := b.backFrom(end, r, p).is(answered).valid().flow(ends(proto, vip, 80, from, 50000))
+						if back.mark&mark == 0 {
+							t.Error("an answer is not marked")
+						}
+					}
+					b.toUplink(initial(proto, from, 50000, external, 443)).is(want)
+					b.count(2, 0)
+					for k, v := range all(b, b.snat) {
+						if v.Flags&flow.Host == 0 || v.Ifindex != 0 {
+							t.Errorf("%v: %+v", k, v)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// backFrom is what a backend sends back to a packet as it left, wherever that seemed to come from.
+func (b *bed) backFrom(end string, out result, p packet) result {
+	b.Helper()
+	v := out.view()
+	r := p.replied().with(func(p *packet) {
+		p.src, p.sport, p.dst, p.dport, p.seq, p.ack = v.dst, v.dport, v.src, v.sport, 5000, p.seq+1
+		if p.proto == wire.TCP {
+			p.flags = syn | ack
+		}
+	})
+	return b.sentBack(end, end, r)
+}
+
+// Nothing leaves a node with the address of a Service.
+func TestCaughtAndRefused(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		must(t, b.destinations.Put(f.key("10.96.0.0/16"), destinations.Value{Kind: destinations.Service}))
+		b.serve(vip, 80, wire.UDP, nodeIP+":8080")
+		b.toUplink(udp(nodeIP, 5000, vip2, 80)).is("drop NO_SERVICE")
+		b.toUplink(packet{proto: 47, src: nodeIP, dst: vip2, raw: true, payload: make([]byte, 16)}).is("drop NO_SERVICE")
+		b.toUplink(udp(nodeIP, 5000, vip, 80)).is("drop SERVICE_ROUTE") // its own stack is the backend
+		b.toUplink(udp(nodeIP, 5000, vip, 80).with(func(p *packet) { p.fragment = 100 })).is("drop FRAG_NOT_FOUND")
+		b.answers = true
+		b.toUplink(tcp(nodeIP, 5000, vip, 81, syn)).is("drop NO_SERVICE_PORT").refuses(0, 1001, rst|ack)
+		b.toUplink(udp(nodeIP, 5000, vip, 81)).is("drop NO_SERVICE_PORT").toldOutside(portUnreachable, 0)
+		b.toUplink(ping(nodeIP, 7, vip)).is("answered").turned(ping(nodeIP, 7, vip).replied())
+		b.toUplink(packet{proto: 47, src: nodeIP, dst: vip, raw: true, payload: make([]byte, 16)}).is("drop NO_SERVICE_PORT")
+		b.answers = false
+		b.leftToStack("another node's", b.toUplink(tcp(nodeIP, 5000, node2IP, 30080, syn)))
+		b.leftToStack("the world's", b.toUplink(tcp(nodeIP, 5000, world, 80, syn)))
+	})
+}
+
+// What the host asks from a port on which a Service answers is answered to the host; others who ask that port get the Service.
+func TestHostOnANodePort(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		for _, port := range []uint16{30053, 50053} {
+			b.serve(vip, 53, wire.UDP, podB+":53").nodePort(port, 0)
+			b.serve(vip, 53, wire.TCP, podB+":53").nodePort(port, 0)
+			for _, proto := range []wire.Protocol{wire.UDP, wire.TCP} {
+				p := initial(proto, nodeIP, port, world, 53)
+				b.leftToStack("a question", b.toUplink(p))
+				for range 2 {
+					r := p.replied()
+					r.flags = syn | ack
+					b.leftToStack("its answer", b.fromUplink(r))
+				}
+				b.fromUplink(initial(proto, world, 54, nodeIP, port)).is("delivered")
+			}
+		}
+		b.toUplink(udp(nodeIP, 30054, world, 53)).is("stack")
+		b.count(6, 0)
+	})
+}
+
+// What the host has sent from there is no flow to a Service, though it goes to the same backend.
+func TestHostOnANodePortBesideAService(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, withPorts(50053, 50054))
+		b.serve(vip, 53, wire.UDP, world+":53").nodePort(50053, 0).nodePort(50054, 0)
+		b.leftToStack("straight", b.toUplink(udp(nodeIP, 50053, world, 53)))
+		b.toUplink(udp(nodeIP, 50053, vip, 53)).is("drop SNAT_EXHAUSTED")
+		b.count(1, 0)
+	})
+}

@@ -1,0 +1,184 @@
+package prog
+
+import (
+	"bytes"
+	"cmp"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// turned asserts that a packet stands in the place of the one that came, and goes back to the neighbour that has sent it.
+func (r result) turned(want packet) {
+	r.b.Helper()
+	want.macTo, want.macFrom = r.in[6:12], r.in[:6]
+	if r.act != actRedirect || r.mark&mark == 0 || !bytes.Equal(r.frame, want.bytes(r.b.family)) {
+		r.b.Errorf("%s: action %d, mark %#x, answer\n% x, want\n% x", describe(r.in), r.act, r.mark, r.frame, want.bytes(r.b.family))
+	}
+}
+
+// toldOutside asserts that a dropped packet's sender is told so, from where it had sent it.
+func (r result) toldOutside(k kind, mtu int) {
+	r.b.Helper()
+	sent, err := read(r.in)
+	must(r.b, err)
+	e := r.b.tooBig(r.in[:ethernet+len(sent.ip)], mtu)
+	e.icmpType, e.icmpCode, e.src, e.dst = k[0], k[1], sent.dst, sent.src
+	r.turned(e)
+}
+
+// Who asks from outside is refused as a pod is, by whichever way it has come.
+func TestRefusedOutside(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.answers = true
+		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+			b.declare(vip, 80, proto, services.ClusterIP).nodePort(30080, 0)
+		}
+		for _, client := range outsiders {
+			for at, port := range map[string]uint16{nodeIP: 30080, vip: 80} {
+				if client == beyond && at == vip {
+					continue
+				}
+				b.asks(udp(client, 5000, at, port)).is("drop NO_BACKEND").toldOutside(portUnreachable, 0)
+				b.asks(tcp(client, 5000, at, port, syn)).is("drop NO_BACKEND").refuses(0, 1001, rst|ack)
+			}
+		}
+		b.fromUplink(tcp(world, 5000, vip, 81, ack)).is("drop NO_SERVICE_PORT").refuses(2000, 0, rst)
+		b.empty()
+	})
+}
+
+// Nobody is answered who cannot have sent the packet, or has sent it to all; nothing of theirs opens a flow.
+func TestOutsideFromNobody(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.UDP, podB+":8080", remote+":8080").nodePort(30080, 0)
+		b.declare(vip2, 80, wire.UDP, services.ClusterIP|services.Answers)
+		for _, from := range []string{podA, noPod, podC, nodeIP, nodeOtherIP, "127.0.0.1", nowhere, "0.0.0.0"} {
+			for what, p := range map[string]packet{
+				"to a NodePort": udp(from, 5000, nodeIP, 30080), "to a ClusterIP": udp(from, 5000, vip, 80),
+				"without backends": udp(from, 5000, vip2, 80), "to no port": udp(from, 5000, vip, 81), "a ping": ping(from, 7, vip2),
+			} {
+				if r := b.fromUplink(p); r.what != "drop SPOOFED_SOURCE" {
+					t.Errorf("%s from %s: outcome %q", what, from, r.what)
+				}
+			}
+		}
+		b.leftToStack("to all", b.fromUplink(udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.macTo = bytes.Repeat([]byte{0xff}, 6) })))
+		b.leftToStack("to a group", b.fromUplink(udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.macTo = []byte{1, 0, 0x5e, 0, 0, 1} })))
+		b.empty()
+	})
+}
+
+// A packet whose TTL runs out here, that does not fit or that only the stack could send on is never the stack's; whoever sent it is told.
+func TestOutsideLimits(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for end, way := range map[string]int{podB: 0, remote: mtu, beyond: tunnelMTU, world2: mtu} {
+			t.Run(end, func(t *testing.T) {
+				b := newBed(t, f, withServices)
+				b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
+				want := map[bool]string{true: "delivered", false: "forwarded"}[end == podB]
+				p := udp(world, 5000, nodeIP, 30080)
+				r := b.fromUplink(p).is(want)
+				back := udp(end, 8080, r.view().src, r.view().sport)
+				from := map[bool]func(packet) result{true: b.fromPod, false: b.fromUplink}[end == podB]
+				if end == beyond {
+					from = b.fromTunnel
+				}
+				b.answers = true
+				last := func(p *packet) { p.ttl = 1 }
+				b.fromUplink(p.with(last)).is("drop SERVICE_TTL").toldOutside(timeExceeded, 0)
+				b.fromUplink(p.with(func(p *packet) { p.options = true })).is("drop SERVICE_OPTIONS")
+				if r := from(back.with(last)).is("drop SERVICE_TTL"); !r.answered() {
+					t.Error("the backend is not told")
+				}
+				from(back.with(func(p *packet) { p.options = true })).is("drop SERVICE_OPTIONS")
+				if end != podB {
+					large := f.whole(p).with(func(p *packet) { p.payload = make([]byte, way-f.header()-8+1) })
+					b.fromUplink(large).is("drop TOO_BIG").toldOutside(kind{3, 4}, way)
+					large.payload = large.payload[1:]
+					b.fromUplink(large).is("forwarded")
+				}
+				large := f.whole(back).with(func(p *packet) { p.payload = make([]byte, mtu-f.header()-8+1) })
+				if r := from(large).is("drop TOO_BIG"); !r.answered() {
+					t.Error("the backend is not told how large its answers may be")
+				}
+				from(back).is("forwarded").flow(ends(wire.UDP, nodeIP, 30080, world, 5000))
+				b.count(1, 0)
+			})
+		}
+	})
+}
+
+// What may be fragmented and does not fit the tunnel over IPv4 leaves through it in fragments of the outer packet.
+func TestOutsideFragmentsOuterPackets(t *testing.T) {
+	b := newBed(t, inIPv4, withServices)
+	b.serve(vip, 80, wire.UDP, beyond+":8080").nodePort(30080, 0)
+	b.fromUplink(udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.payload = make([]byte, 1460) })).is("forwarded")
+}
+
+// Where no way of ours leads, the packet goes nowhere.
+func TestOutsideWithoutRoute(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, end := range []string{lost, foreign, vip3, bare} {
+			b := newBed(t, f, withServices)
+			b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
+			want := map[string]string{bare: "drop NO_SNAT_ADDRESS"}[end]
+			b.fromUplink(udp(world, 5000, nodeIP, 30080)).is(cmp.Or(want, "drop SERVICE_ROUTE"))
+		}
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.UDP, podB+":8080", podB+":8080").nodePort(30080, 0)
+		b.fromUplink(udp(foreign, 5000, nodeIP, 30080)).is("delivered")
+		b.fromPod(udp(podB, 8080, foreign, 5000)).is("drop SERVICE_ROUTE")
+		b.serve(vip2, 80, wire.UDP, mute+":8080").nodePort(30081, 0)
+		b.fromUplink(udp(world, 5000, nodeIP, 30081)).is("forwarded") // the kernel asks for the neighbour
+	})
+}
+
+// The world has a hundred answers a second, and pods have theirs whatever it does.
+func TestRefusalsOutsideAreLimited(t *testing.T) {
+	b := newBed(t, inIPv4, withServices)
+	b.answers = true
+	b.declare(vip, 80, wire.UDP, services.ClusterIP)
+	told := 0
+	for range 300 {
+		if b.fromUplink(udp(world, 5000, vip, 80)).is("drop NO_BACKEND").answered() {
+			told++
+		}
+	}
+	if told < 100 || told > 140 {
+		t.Errorf("%d of 300 were answered", told)
+	}
+	if r := b.fromPod(udp(podA, 5000, vip, 80)); !r.answered() {
+		t.Error("a pod was not")
+	}
+}
+
+// Without the agent's record of the world nobody outside is served.
+func TestOutsideWithoutRecord(t *testing.T) {
+	b := newBed(t, inIPv4, withServices)
+	b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
+	must(t, b.devices.Delete(devices.Key{}))
+	b.leftToStack("to a NodePort", b.fromUplink(udp(world, 5000, nodeIP, 30080)))
+	b.leftToStack("to a ClusterIP", b.fromUplink(udp(world, 5000, vip, 80)))
+	b.leftToStack("by the host", b.toUplink(udp(nodeIP, 5000, vip, 80)))
+}
+
+// The world's share of the flows is one holder's.
+func TestOutsideFillsNoTable(t *testing.T) {
+	b := newBed(t, inIPv4, withServices, withTables(256, 256))
+	b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
+	refused := 0
+	for port := range uint16(300) {
+		if b.fromUplink(udp(world, 5000+port, nodeIP, 30080)).what == "drop SNAT_LIMIT" {
+			refused++
+		}
+	}
+	if refused < 150 || refused > 172 {
+		t.Errorf("%d of 300 flows were refused", refused)
+	}
+	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
+}
