@@ -68,18 +68,10 @@ EC_INLINE void outside_note(__u32 ifindex)
 		__sync_fetch_and_or(&dev->flags, DEVICE_BACKEND);
 }
 
-/* Whether the packet can go on without the stack. */
-EC_INLINE enum verdict outside_simple(const struct pkt *pkt)
-{
-	if (pkt->options)
-		return -DROP_SERVICE_OPTIONS;
-	return pkt->ttl <= 1 ? -DROP_SERVICE_TTL : VERDICT_GO_ON;
-}
-
 /* Into a backend. What the stack was sending out of an uplink cannot pass the pod's link by. */
 EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
 {
-	enum verdict verdict = outside_simple(&s->pkt);
+	enum verdict verdict = way_judge(&s->pkt, DESTINATION_LOCAL, s->pkt.tuple.dport);
 	__u32 ifindex = ep->ifindex;
 
 	if (verdict)
@@ -171,12 +163,12 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 		return outside_to_pod(ctx, s, ep);
 	if (path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
 		return outside_unreached(s);
-	verdict = way_find(ctx, config, &s->pkt, p);
+	verdict = way_find(ctx, config, &s->pkt, p) ?: way_judge(&s->pkt, p->kind, s->pkt.tuple.dport);
 	if (verdict)
 		return verdict;
 	if (p->kind == DESTINATION_HOST)
 		return outside_to_host(ctx, s);
-	return outside_simple(&s->pkt) ?: outside_fits(ctx, s, p) ?: fwd_along(ctx, &s->pkt, p);
+	return outside_fits(ctx, s, p) ?: fwd_along(ctx, &s->pkt, p);
 }
 
 /* What a pod sends that has been the backend of a client outside, if it answers one. */

@@ -85,27 +85,45 @@ EC_INLINE enum verdict way_find(struct __sk_buff *ctx, const struct config *conf
 }
 
 /*
- * Whom a new flow's target takes for the client: the client itself, if the target is on this node and its replies
- * pass here anyway; else the node.
+ * Whether the packet may go to this port of what is of this kind. With this node's address another node, or this one,
+ * would take it for what the tunnel carries. The host's stack judges what it gets by itself.
+ */
+EC_CALL enum verdict way_judge(const struct pkt *pkt, enum destination_kind kind, __be16 port)
+{
+	if (kind != DESTINATION_LOCAL && pkt->tuple.proto == IPPROTO_UDP && port == bpf_htons(cfg.tunnel_port))
+		return -DROP_TUNNEL_PORT;
+	if (kind == DESTINATION_HOST)
+		return VERDICT_GO_ON;
+	if (pkt->options)
+		return -DROP_SERVICE_OPTIONS;
+	return pkt->ttl <= 1 ? -DROP_SERVICE_TTL : VERDICT_GO_ON;
+}
+
+/*
+ * Judges a new flow before anything of it is written, and says whom its target takes for the client: the client itself,
+ * if the target is on this node and its replies pass here anyway; else the node.
  */
 EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct addr *to = &s->target.address;
 	const struct config *config = config_get();
 	struct destination *there = path_destination(to);
+	enum destination_kind kind = there ? there->kind : DESTINATION_WORLD;
 	struct path *p = path_slot(ctx, &s->pkt);
-	enum verdict verdict;
+	enum verdict verdict = way_judge(&s->pkt, kind, s->target.port);
 
+	if (verdict)
+		return verdict;
 	s->owner.address = s->pkt.tuple.src;
 	s->target.masqueraded = false;
 	if (s->owner.direction == DIRECTION_TO_UPLINK)
 		s->owner.flags |= FLOW_HOST;
-	if (path_endpoint(to) || (there && there->kind == DESTINATION_HOST))
+	if (path_endpoint(to) || kind == DESTINATION_HOST)
 		return VERDICT_GO_ON;
 	if (!config || !p)
 		return -DROP_INVALID;
 	s->target.masqueraded = true;
-	if (there && (there->kind == DESTINATION_POD_CIDR || there->kind == DESTINATION_NODE)) {
+	if (kind == DESTINATION_POD_CIDR || kind == DESTINATION_NODE) {
 		s->owner.address = *path_node_address(config, s->pkt.family);
 		return VERDICT_GO_ON;
 	}

@@ -7,35 +7,35 @@
 
 /* Append only: the numbers are part of the map layout. The comments are what ebpfctl prints. */
 enum drop_reason {
-	DROP_NONE,               /* not a drop */
-	DROP_INVALID,            /* malformed or truncated headers */
-	DROP_NOT_IP,             /* neither IP nor an ARP request for the gateway, or with a VLAN tag */
-	DROP_LINK_SCOPE,         /* IPv6 of the link alone, other than a neighbour solicitation for the gateway */
-	DROP_SPOOFED_SOURCE,     /* source is not an address that the sender can have */
-	DROP_NO_ENDPOINT,        /* no pod has this address (answered: host unreachable) */
-	DROP_NODE_OFF_LINK,      /* no link and no tunnel leads to the node (pods are answered: host unreachable) */
-	DROP_UNKNOWN_PROTOCOL,   /* a protocol that cannot be masqueraded */
-	DROP_NO_MAPPING,         /* belongs to no masqueraded flow and cannot open one */
-	DROP_SNAT_EXHAUSTED,     /* no free port towards this destination */
-	DROP_SNAT_LIMIT,         /* the pod has used up its share of the snat table */
-	DROP_SNAT_FULL,          /* the snat table is full */
-	DROP_CONNTRACK_LIMIT,    /* the pod has used up its share of the conntrack table */
-	DROP_CONNTRACK_FULL,     /* the conntrack table is full */
-	DROP_FLOW_COLLISION,     /* the world opens a flow whose tuple another flow has */
-	DROP_FRAG_NOT_FOUND,     /* a later fragment without its first (from an uplink: passed to the stack) */
-	DROP_NO_SNAT_ADDRESS,    /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
-	DROP_WRITE_FAILED,       /* the kernel refused a change to the packet */
-	DROP_IPSEC_POLICY,       /* masqueraded, it would leave unencrypted where an IPsec policy of the host applies */
-	DROP_FORGED_ERROR,       /* an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6 */
-	DROP_ICMP_REDIRECT,      /* an ICMP redirect, which no pod may send or follow */
-	DROP_TABLE_BUSY,         /* the kernel could not write to a flow table at that moment */
-	DROP_BAD_OFFLOAD,        /* asks the kernel to write a checksum where none belongs */
-	DROP_WRONG_UPLINK,       /* the host has no route to the source through the uplink that it arrived on */
-	DROP_PORT_LIMIT,         /* the pod has used up its share of the ports towards this destination */
-	DROP_TUNNEL_PORT,        /* to a tunnel port: by a pod or container with the node's address, or by the tunnel */
-	DROP_TUNNEL_VNI,         /* came through the tunnel for another network: the VNI is not ours */
-	DROP_TUNNEL_NODE,        /* came through the tunnel from an address that is no known node's */
-	DROP_TUNNEL_SOURCE,      /* came through the tunnel from a node whose pod or address the source is not */
+	DROP_NONE,             /* not a drop */
+	DROP_INVALID,          /* malformed or truncated headers */
+	DROP_NOT_IP,           /* neither IP nor an ARP request for the gateway, or with a VLAN tag */
+	DROP_LINK_SCOPE,       /* IPv6 of the link alone, other than a neighbour solicitation for the gateway */
+	DROP_SPOOFED_SOURCE,   /* source is not an address that the sender can have */
+	DROP_NO_ENDPOINT,      /* no pod has this address (answered: host unreachable) */
+	DROP_NODE_OFF_LINK,    /* no link and no tunnel leads to the node (pods are answered: host unreachable) */
+	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded */
+	DROP_NO_MAPPING,       /* belongs to no masqueraded flow and cannot open one */
+	DROP_SNAT_EXHAUSTED,   /* no free port towards this destination */
+	DROP_SNAT_LIMIT,       /* the pod has used up its share of the snat table */
+	DROP_SNAT_FULL,        /* the snat table is full */
+	DROP_CONNTRACK_LIMIT,  /* the pod has used up its share of the conntrack table */
+	DROP_CONNTRACK_FULL,   /* the conntrack table is full */
+	DROP_FLOW_COLLISION,   /* the world opens a flow whose tuple another flow has */
+	DROP_FRAG_NOT_FOUND,   /* a later fragment without its first (from an uplink: passed to the stack) */
+	DROP_NO_SNAT_ADDRESS,  /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
+	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */
+	DROP_IPSEC_POLICY,     /* masqueraded, it would leave unencrypted where an IPsec policy of the host applies */
+	DROP_FORGED_ERROR,     /* an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6 */
+	DROP_ICMP_REDIRECT,    /* an ICMP redirect, which no pod may send or follow */
+	DROP_TABLE_BUSY,       /* the kernel could not write to a flow table at that moment */
+	DROP_BAD_OFFLOAD,      /* asks the kernel to write a checksum where none belongs */
+	DROP_WRONG_UPLINK,     /* the host has no route to the source through the uplink that it arrived on */
+	DROP_PORT_LIMIT,       /* the pod has used up its share of the ports towards this destination */
+	DROP_TUNNEL_PORT,   /* to a tunnel port: with the node's address, by others than its host, or by the tunnel */
+	DROP_TUNNEL_VNI,    /* came through the tunnel for another network: the VNI is not ours */
+	DROP_TUNNEL_NODE,   /* came through the tunnel from an address that is no known node's */
+	DROP_TUNNEL_SOURCE, /* came through the tunnel from a node whose pod or address the source is not */
 	DROP_TUNNEL_DESTINATION, /* came through the tunnel for what is neither a pod nor an address of this node */
 	DROP_TUNNEL_FAILED,      /* the kernel refused to read or write the packet's tunnel header */
 	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read, or malformed ones */

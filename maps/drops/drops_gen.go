@@ -33,7 +33,7 @@ const (
 	BadOffload                      // asks the kernel to write a checksum where none belongs
 	WrongUplink                     // the host has no route to the source through the uplink that it arrived on
 	PortLimit                       // the pod has used up its share of the ports towards this destination
-	TunnelPort                      // to a tunnel port: by a pod or container with the node's address, or by the tunnel
+	TunnelPort                      // to a tunnel port: with the node's address, by others than its host, or by the tunnel
 	TunnelVni                       // came through the tunnel for another network: the VNI is not ours
 	TunnelNode                      // came through the tunnel from an address that is no known node's
 	TunnelSource                    // came through the tunnel from a node whose pod or address the source is not
@@ -135,7 +135,7 @@ func (v Reason) Explain() string {
 		BadOffload:        "asks the kernel to write a checksum where none belongs",
 		WrongUplink:       "the host has no route to the source through the uplink that it arrived on",
 		PortLimit:         "the pod has used up its share of the ports towards this destination",
-		TunnelPort:        "to a tunnel port: by a pod or container with the node's address, or by the tunnel",
+		TunnelPort:        "to a tunnel port: with the node's address, by others than its host, or by the tunnel",
 		TunnelVni:         "came through the tunnel for another network: the VNI is not ours",
 		TunnelNode:        "came through the tunnel from an address that is no known node's",
 		TunnelSource:      "came through the tunnel from a node whose pod or address the source is not",

@@ -182,3 +182,26 @@ func TestOutsideFillsNoTable(t *testing.T) {
 	}
 	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
 }
+
+// What could not go on opens no flow.
+func TestOutsideJudgedFirst(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.answers = true
+		for end := range away {
+			b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
+			last := udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.ttl = 1 })
+			strange := udp(world, 5001, nodeIP, 30080).with(func(p *packet) { p.options = true })
+			if end == nodeIP { // whose stack judges
+				b.fromUplink(last).is("stack")
+				b.fromUplink(strange).is("stack")
+				b.sweep(0, 86401e9, false)
+				continue
+			}
+			b.fromUplink(last).is("drop SERVICE_TTL").toldOutside(timeExceeded, 0)
+			b.fromUplink(strange).is("drop SERVICE_OPTIONS")
+			b.toUplink(last.with(func(p *packet) { p.src, p.dst, p.dport = container, vip, 80 })).is("drop SERVICE_TTL")
+			b.empty()
+		}
+	})
+}
