@@ -63,7 +63,7 @@ func (s *served) replaceAgent(t *testing.T, dead time.Duration) {
 	if !priv.Long() {
 		return
 	}
-	dir := build(t, []edit{otherPrograms()}, map[string]string{"bpf/changed.go": programsThatDiffer}, "ebpf-agent")
+	dir := build(t, []edit{otherPrograms()}, map[string]string{"bpf/changed.go": programsThatDiffer}, "ebpf-agent", "ebpf-cni")
 	if _, err := node.StopAgent(); err != nil {
 		t.Fatal(err)
 	}
