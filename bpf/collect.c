@@ -56,6 +56,7 @@ static long collect_step(__u32 i, struct collect_args *args)
 	if (!candidate)
 		return 1;
 	key = *candidate;
+	r.world = reap_world_presses();
 	switch (args->stage) {
 	case COLLECT_PAIRS:
 		p.forward_key = key;

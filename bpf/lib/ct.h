@@ -31,8 +31,8 @@ EC_INLINE struct conntrack_entry *ct_lookup(const struct tuple *replies, __u32 i
 }
 
 /*
- * Notes a FIN or RST, which may end the connection, or an ACK after a RST. Returns the
- * flow_state bits that the packet must not set.
+ * Notes a FIN or RST, which may end the connection, an ACK after a RST, or one of the
+ * world's that may be its first. Returns the flow_state bits that the packet must not set.
  */
 EC_CALL __u8 ct_note_turn(struct conntrack_entry *e, const struct pkt *pkt, bool of_pod)
 {
@@ -40,7 +40,7 @@ EC_CALL __u8 ct_note_turn(struct conntrack_entry *e, const struct pkt *pkt, bool
 	struct tcp_side world = {&e->from_world, &e->world_seq_end, &e->world_ack};
 
 	tcp_note_reset(pkt, of_pod ? &pod : &world, of_pod ? &world : &pod);
-	return tcp_doubted(pkt, of_pod ? &world : &pod);
+	return tcp_doubted(pkt, of_pod ? &world : &pod, !of_pod && !(e->from_world & FLOW_ACK));
 }
 
 EC_INLINE bool ct_may_turn(const struct pkt *pkt, __u8 state)
@@ -79,7 +79,7 @@ EC_INLINE void ct_note_from_world(struct conntrack_entry *e, const struct pkt *p
 		e->from_world = 0;
 		e->from_pod = 0;
 	}
-	if (ct_may_turn(pkt, e->from_world))
+	if (ct_may_turn(pkt, e->from_world) || (tcp_is_segment(pkt) && !(e->from_world & FLOW_ACK)))
 		bits &= ~ct_note_turn(e, pkt, false);
 	bits |= e->from_world;
 	tcp_note_edges(pkt, e->from_world, &e->world_seq_end, &e->world_ack);

@@ -204,6 +204,23 @@ EC_INLINE struct device *flow_owner(__u32 ifindex)
 	return bpf_map_lookup_elem(&devices, &key);
 }
 
+/* The holder of what the world has, as a pod's ifindex is of what that has. */
+#define FLOW_WORLD (~0U)
+
+/* In whose share a pair is, by its flags: a pod's or the world's. What the node sends for itself is in nobody's: 0. */
+EC_INLINE __u32 flow_holder(__u32 ifindex, __u32 flags)
+{
+	return ifindex ?: (flags & FLOW_SERVICE ? FLOW_WORLD : 0);
+}
+
+/* How many pairs their holder has; NULL: nobody counts them. */
+EC_INLINE __u32 *flow_held(__u32 ifindex, __u32 flags)
+{
+	struct device *dev = flow_holder(ifindex, flags) ? flow_owner(ifindex) : NULL;
+
+	return dev ? &dev->snat_flows : NULL;
+}
+
 /* Whether the pod's generation that opened a flow still exists; the node, 0, always does. */
 EC_INLINE bool flow_owner_lives(__u32 ifindex)
 {

@@ -99,11 +99,9 @@ EC_INLINE __u32 nat_random_port(void)
  */
 EC_INLINE void nat_uncount(const struct tuple *reverse_key, __u32 ifindex, __u8 flags)
 {
-	struct device *dev = flow_owner(ifindex);
-
-	flow_release(USAGE_SNAT, dev ? &dev->snat_flows : NULL);
+	flow_release(USAGE_SNAT, flow_held(ifindex, flags));
 	if (flags & FLOW_COUNTED)
-		ports_release(reverse_key, ifindex);
+		ports_release(reverse_key, flow_holder(ifindex, flags));
 }
 
 /*
@@ -282,10 +280,16 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *reverse_key)
 	return seen == FLOW_GONE ? NULL : e;
 }
 
+/* Whether who opens the flow is outside, and has not proved yet that it has the address: a half of no pod's. */
+EC_INLINE bool nat_unproved(const struct snat_entry *own, bool by_pod)
+{
+	return by_pod && !own->ifindex && !(own->state & FLOW_ACK);
+}
+
 /*
- * Notes a SYN, which may open a new connection, a FIN or RST, which may end one, or an
- * ACK after a RST; own is the half of the packet's direction. Returns the flow_state
- * bits that the packet must not set.
+ * Notes a SYN, which may open a new connection, a FIN or RST, which may end one, an ACK
+ * after a RST, or one that may be the first; own is the half of the packet's direction.
+ * Returns the flow_state bits that the packet must not set.
  */
 EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool by_pod)
 {
@@ -309,7 +313,7 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 		peer->state = 0;
 	}
 	tcp_note_reset(pkt, &from, &to);
-	return tcp_doubted(pkt, &to);
+	return tcp_doubted(pkt, &to, nat_unproved(own, by_pod));
 }
 
 /* Notes a packet in its direction's half: the forward one for what the pod sends. */
@@ -317,7 +321,8 @@ EC_INLINE void nat_note(struct snat_entry *own, const struct pkt *pkt, bool by_p
 {
 	__u8 bits = flow_bits(pkt);
 
-	if (tcp_is_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET)))
+	if (tcp_is_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET) ||
+				    nat_unproved(own, by_pod)))
 		bits &= ~nat_note_turn(own, pkt, by_pod);
 	tcp_note_edges(pkt, own->state, &own->seq_end, &own->ack);
 	bits |= own->state;

@@ -15,8 +15,8 @@
 #define OPEN_TRIES 1024
 
 /*
- * The same for a flow to a Service. It shares its ports with flows of the same pod alone,
- * which has no quota of them: a pod that has used them up must not make each packet dear.
+ * The same for a flow to a Service. It shares its ports with flows of the same client alone,
+ * which has no quota of them: one that has used them up must not make each packet dear.
  */
 #define OPEN_TRIES_SERVICE 128
 
@@ -257,9 +257,9 @@ static long open_search_step(__u32 i, struct open_search *s)
 
 /*
  * Whether a flow begins with the sender's own port. A flow of the node itself is here because a pod has its port, or to
- * keep it from a Service (open_is_noted); one
- * straight to a backend because the Service's flow has it. To a backend in the world, a flow is masqueraded as if the
- * pod had opened it straight, and so leaves the pod's own port to one that does.
+ * keep it from a Service (open_is_noted); one straight to a backend because the Service's flow has it. To a backend in
+ * the world, a flow is masqueraded as if the pod had opened it straight, and so leaves the pod's own port to one that
+ * does.
  */
 EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owner)
 {
@@ -273,17 +273,26 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 }
 
 /*
- * How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. Where an owner has just
- * been refused one of its own, after many tries, one is enough: mostly the packet's.
+ * Where what a search has come to is remembered (quota.h): of the node's ports, for all who need one towards the same
+ * destination; the scratch record has the key.
+ */
+EC_INLINE __u32 open_cell(const struct scratch *s)
+{
+	return ports_cell(&s->key, open_masquerades(s) ? 0 : s->owner.ifindex);
+}
+
+/*
+ * How many ports are tried. That of SCTP is covered by a checksum that programs cannot change. Where many tries have
+ * just found none, one is enough: mostly the packet's.
  */
 EC_INLINE __u32 open_tries(struct scratch *s)
 {
 	if (nat_to_service(&s->owner) && (open_is_taken_over(s) || s->pkt.tuple.proto == IPPROTO_SCTP))
 		return 1;
-	if (open_masquerades(s))
-		return OPEN_TRIES;
 	open_set_key(s, 0);
-	return quota_refused(s, false) ? 1 : OPEN_TRIES_SERVICE;
+	if (quota_refused(open_cell(s), false))
+		return 1;
+	return open_masquerades(s) ? OPEN_TRIES : OPEN_TRIES_SERVICE;
 }
 
 /* Chooses a port and inserts the pair; returns what open_complete does. */
@@ -301,8 +310,8 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	if (s.retried)
 		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
 	if (s.result == OPEN_IN_USE) {
-		if (tries == OPEN_TRIES_SERVICE)
-			quota_refused(scratch, true);
+		if (tries > 1)
+			quota_refused(open_cell(scratch), true);
 		return -DROP_SNAT_EXHAUSTED;
 	}
 	return s.result < 0 ? s.result : open_complete(scratch, s.result == OPEN_TAKEN);
@@ -333,7 +342,7 @@ EC_INLINE bool open_allowed(const struct pkt *pkt)
 	return !pkt_is_icmp(pkt->family, pkt->tuple.proto) || pkt_is_echo(pkt->family, pkt->icmp_type);
 }
 
-/* Counts a port of the node's for the owner, if the flow takes one. */
+/* Counts a port of the node's for its holder, if the flow takes one. */
 EC_INLINE enum verdict open_count_port(struct scratch *s)
 {
 	enum verdict verdict;
@@ -347,18 +356,36 @@ EC_INLINE enum verdict open_count_port(struct scratch *s)
 	return verdict;
 }
 
-/* Counts a pair for its owner, and inserts it. */
+/* Whether the flow to open is in the world's share. */
+EC_INLINE bool open_is_worlds(const struct scratch *s)
+{
+	return flow_holder(s->owner.ifindex, s->owner.flags) == FLOW_WORLD;
+}
+
+/* Counts a pair for its holder. A refusal of the world, which is everybody, is remembered. */
+EC_INLINE enum verdict open_reserve(const struct scratch *s, struct usage *u, __u32 *held)
+{
+	enum verdict verdict;
+
+	if (open_is_worlds(s) && quota_refused(QUOTA_WORLD, false))
+		return -DROP_SNAT_LIMIT;
+	verdict = room_reserve(u, USAGE_SNAT, held);
+	if (verdict == -DROP_SNAT_LIMIT && open_is_worlds(s))
+		quota_refused(QUOTA_WORLD, true);
+	return verdict;
+}
+
+/* Counts a pair for its holder, and inserts it. */
 EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct device *dev = flow_owner(s->owner.ifindex);
-	__u32 *held = dev ? &dev->snat_flows : NULL;
+	__u32 *held = flow_held(s->owner.ifindex, s->owner.flags);
 	struct usage *u = flow_usage(USAGE_SNAT);
 	enum verdict verdict;
 	int made;
 
 	if (!u)
 		return -DROP_SNAT_FULL;
-	verdict = room_reserve(u, USAGE_SNAT, held);
+	verdict = open_reserve(s, u, held);
 	if (verdict)
 		return verdict;
 	verdict = open_count_port(s);
@@ -371,7 +398,7 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 			return VERDICT_GO_ON;
 		}
 		if (s->owner.flags & FLOW_COUNTED)
-			ports_release(&s->key, s->owner.ifindex);
+			ports_release(&s->key, flow_holder(s->owner.ifindex, s->owner.flags));
 		verdict = made;
 	}
 	flow_release(USAGE_SNAT, held);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Each pod's share of the ports towards one destination. The counts (ports.h) may be
+ * Each holder's share of the ports towards one destination. The counts (ports.h) may be
  * too high, so before a flow is refused some of the ports themselves are looked at.
  */
 #ifndef EC_LIB_QUOTA_H
@@ -32,9 +32,12 @@ static long quota_sample_step(__u32 i, struct quota_sample *s)
 	return 0;
 }
 
-/* The last refusal that a look at the ports has confirmed. */
+/* Instead of a cell: the world has used up its share of the table of pairs. */
+#define QUOTA_WORLD (1U << PORTS_BITS)
+
+/* The last refusal that a look at the ports, or the table, has confirmed. */
 struct quota_refusal {
-	__u32 cell; /* the owner's (ports.h) */
+	__u32 cell; /* the holder's (ports.h), that of all where nobody finds a port, or QUOTA_WORLD */
 	__u32 pad;
 	__u64 at; /* CLOCK_MONOTONIC, ns */
 };
@@ -53,9 +56,9 @@ struct {
 } refusals SEC(".maps");
 
 /* Whether a refusal has just been confirmed; confirmed notes that it has. */
-EC_CALL bool quota_refused(const struct scratch *s, bool confirmed)
+EC_CALL bool quota_refused(__u32 cell, bool confirmed)
 {
-	__u32 cell = ports_cell(&s->key, s->owner.ifindex), slot = cell % QUOTA_REFUSALS;
+	__u32 slot = cell % QUOTA_REFUSALS;
 	struct quota_refusal *last = bpf_map_lookup_elem(&refusals, &slot);
 	__u64 now = bpf_ktime_get_coarse_ns();
 
@@ -72,25 +75,27 @@ EC_CALL bool quota_refused(const struct scratch *s, bool confirmed)
  * half as many belong to the owner as are free, the counts are too high and the flow is
  * opened. Otherwise it is refused.
  */
-EC_INLINE enum verdict quota_verify(struct scratch *scratch, enum verdict refusal)
+EC_INLINE enum verdict quota_verify(struct scratch *scratch, __u32 holder, enum verdict refusal)
 {
 	struct quota_sample s = {.scratch = scratch};
+	__u32 cell = ports_cell(&scratch->key, holder);
 
-	if (quota_refused(scratch, false))
+	if (quota_refused(cell, false))
 		return refusal;
 	bpf_loop(QUOTA_SAMPLES, quota_sample_step, &s, 0);
-	if (!ports_reserve(&scratch->key, scratch->owner.ifindex, s.own * 2 < s.free))
+	if (!ports_reserve(&scratch->key, holder, s.own * 2 < s.free))
 		return VERDICT_GO_ON;
-	quota_refused(scratch, true);
+	quota_refused(cell, true);
 	return refusal;
 }
 
 /* Counts a port for the owner, towards the destination that the scratch record's key has. */
 EC_INLINE enum verdict quota_reserve(struct scratch *s)
 {
-	enum verdict verdict = ports_reserve(&s->key, s->owner.ifindex, false);
+	__u32 holder = flow_holder(s->owner.ifindex, s->owner.flags);
+	enum verdict verdict = ports_reserve(&s->key, holder, false);
 
-	return verdict ? quota_verify(s, verdict) : VERDICT_GO_ON;
+	return verdict ? quota_verify(s, holder, verdict) : VERDICT_GO_ON;
 }
 
 #endif

@@ -22,17 +22,34 @@ enum reaped {
 /* What entries are judged by. */
 struct reaper {
 	__u64 now;      /* CLOCK_MONOTONIC, ns */
-	__u64 pressure; /* not 0: the table is nearly full, and flows end earlier */
+	__u32 pressure; /* not 0: the table is nearly full, and flows end earlier */
+	__u32 world;    /* the same of the world's share of pairs, and its flows */
 };
 
-/* Under pressure all but established TCP connections live a quarter of their time. */
-EC_INLINE bool reap_expired(const struct reaper *r, __u8 proto, __u8 out, __u8 in, __u64 last_seen)
+/* Whether the world has taken seven tenths of the pairs that it may have at the moment. */
+EC_CALL bool reap_world_presses(void)
+{
+	struct usage *u = flow_usage(USAGE_SNAT);
+	struct device *world = flow_owner(0);
+	__u64 held = world ? world->snat_flows : 0;
+
+	return u && held * 2 * 10 > (flow_capacity(USAGE_SNAT) - u->entries + held) * 7;
+}
+
+/* Whether a pair with this half lives a quarter of its time. */
+EC_INLINE bool reap_is_pressed(const struct reaper *r, const struct snat_entry *half)
+{
+	return r->pressure || (r->world && flow_holder(half->ifindex, half->flags) == FLOW_WORLD);
+}
+
+/* Under pressure all but established TCP connections live a quarter of their time. age is in ns. */
+EC_INLINE bool reap_expired(bool pressed, __u8 proto, __u8 out, __u8 in, __u64 age)
 {
 	__u64 lifetime = flow_lifetime_s(proto, out, in) * NSEC_PER_SEC;
 
-	if (r->pressure && !flow_established(proto, out, in))
+	if (pressed && !flow_established(proto, out, in))
 		lifetime /= 4;
-	return (__s64)(r->now - last_seen) > (__s64)lifetime;
+	return (__s64)age > (__s64)lifetime;
 }
 
 /*
@@ -64,7 +81,8 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	}
 	if (!reap_may(r, &forward->last_seen, seen,
 		      !flow_owner_lives(forward->ifindex) ||
-			      reap_expired(r, p->forward_key.proto, forward->state, in, latest)))
+			      reap_expired(reap_is_pressed(r, forward), p->forward_key.proto, forward->state, in,
+					   r->now - latest)))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))
 		return REAP_KEPT;
@@ -101,7 +119,8 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	seen = reverse->last_seen;
 	if (!reap_may(r, &reverse->last_seen, seen,
 		      !flow_owner_lives(reverse->ifindex) ||
-			      reap_expired(r, p->reverse_key.proto, 0, reverse->state, seen)))
+			      reap_expired(reap_is_pressed(r, reverse), p->reverse_key.proto, 0, reverse->state,
+					   r->now - seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return REAP_KEPT;
@@ -132,7 +151,7 @@ EC_CALL enum reaped reap_recorded(const struct tuple *replies, const struct reap
 	seen = e->last_seen;
 	owner = flow_owner(e->ifindex);
 	if (!reap_may(r, &e->last_seen, seen,
-		      !owner || reap_expired(r, replies->proto, e->from_world, e->from_pod, seen)))
+		      !owner || reap_expired(r->pressure, replies->proto, e->from_world, e->from_pod, r->now - seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&e->last_seen, seen))
 		return REAP_KEPT;

@@ -17,6 +17,14 @@ struct room {
 	__u32 gone;
 };
 
+/* By what flows are judged now. */
+EC_CALL void room_begin(struct reaper *r, const struct usage *u, __u32 table)
+{
+	r->now = bpf_ktime_get_coarse_ns();
+	r->pressure = journal_pressure(u, table);
+	r->world = reap_world_presses();
+}
+
 static long room_step(__u32 i, struct room *r)
 {
 	struct pair *pair = &r->scratch->pair;
@@ -38,8 +46,7 @@ EC_GLOBAL int room_make(__u32 table, __u32 steps)
 
 	if (!r.scratch || !r.usage)
 		return 0;
-	r.reaper.now = bpf_ktime_get_coarse_ns();
-	r.reaper.pressure = journal_pressure(r.usage, table);
+	room_begin(&r.reaper, r.usage, table);
 	bpf_loop(steps, room_step, &r, 0);
 	return r.gone;
 }
@@ -60,13 +67,13 @@ EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, __u32 *held)
 /* Removes the flow whose reverse half has the scratch record's key, if it has ended; true if it had. */
 EC_GLOBAL int room_reap_port(__u32 table)
 {
-	struct reaper r = {.now = bpf_ktime_get_coarse_ns()};
+	struct reaper r;
 	struct usage *u = flow_usage(table);
 	struct scratch *s = scratch_get();
 
 	if (!u || !s)
 		return false;
-	r.pressure = journal_pressure(u, table);
+	room_begin(&r, u, table);
 	s->pair.reverse_key = s->key;
 	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
 }

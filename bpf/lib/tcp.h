@@ -57,9 +57,23 @@ struct tcp_side {
 /* How far from what its receiver has acknowledged, either way, a FIN is believed: more than can be in flight. */
 #define TCP_FIN_WINDOW (1U << 24)
 
-/* The flow_state bits that a packet must not set: a FIN far from what its receiver has acknowledged is not believed. */
-EC_INLINE __u8 tcp_doubted(const struct pkt *pkt, const struct tcp_side *peer)
+/*
+ * Whether an opener from outside is believed: it has acknowledged all that the other side has sent, which nobody else
+ * has received. Until then anybody may have sent a segment, with any source; the other side does not say so.
+ */
+EC_INLINE bool tcp_proves(const struct pkt *pkt, const struct tcp_side *peer)
 {
+	return (pkt->tcp_flags & TCP_ACK) && (*peer->state & (FLOW_SYN | FLOW_ACK)) && pkt->ack == *peer->seq_end;
+}
+
+/*
+ * The flow_state bits that a packet must not set: a FIN far from what its receiver has acknowledged is not believed.
+ * unproved: it is of an opener that was not believed yet.
+ */
+EC_INLINE __u8 tcp_doubted(const struct pkt *pkt, const struct tcp_side *peer, bool unproved)
+{
+	if (unproved && !tcp_proves(pkt, peer))
+		return FLOW_ACK | FLOW_FIN;
 	if (!(pkt->tcp_flags & TCP_FIN) || !(*peer->state & FLOW_ACK))
 		return 0;
 	return pkt->seq_end - *peer->ack + TCP_FIN_WINDOW < 2 * TCP_FIN_WINDOW ? 0 : FLOW_FIN;

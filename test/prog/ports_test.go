@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
+	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -37,6 +38,50 @@ func TestPortShare(t *testing.T) {
 			}
 		}
 		b.fromPod(udp(podA, 30000, world, 54)).is("forwarded") // to another server
+	})
+}
+
+// The same of all clients outside of a Service whose backend is elsewhere.
+func TestPortShareOfTheWorld(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, withPorts(60000, 60999), withTables(16384, 64))
+		b.serve(vip, 53, wire.UDP, world+":53").nodePort(30053, 0)
+		if n, why := b.askFrom(1000, 30053); n < 490 || n > 560 || why != "drop PORT_LIMIT" {
+			t.Errorf("the world opened %d flows, then %q", n, why)
+		}
+		if n, why := b.spread(podB, 200); n != 200 {
+			t.Errorf("%d of a pod's 200 flows were opened, then %q", n, why)
+		}
+		b.toUplink(udp(nodeIP, 30053, world, 53)).is("stack") // the node's own is in nobody's share
+		if n := b.sweep(usage.Snat, time.Hour, false); n < 690 {
+			t.Errorf("%d flows ended", n)
+		}
+		if n := b.portsCounted(); n != 0 {
+			t.Errorf("%d ports are counted that nobody holds", n)
+		}
+	})
+}
+
+// That no port was found is remembered, so that not each packet makes the search, of a pod or from outside.
+func TestSearchIsRemembered(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, withPorts(60000, 60003), withPaths(time.Second))
+		s := b.serve(vip, 53, wire.UDP, world+":53").nodePort(30053, 0)
+		for port := range uint16(4) {
+			s.nodePort(60000+port, 0)
+		}
+		for range 3 {
+			b.fromUplink(udp(world2, 5000, nodeIP, 30053)).is("drop SNAT_EXHAUSTED")
+			b.fromPod(udp(podA, 5000, world, 53)).is("drop SNAT_EXHAUSTED")
+		}
+		tried := func(d wire.Direction) uint64 {
+			v, err := b.traffic.Sum(d, traffic.SnatRetried)
+			must(t, err)
+			return v.Packets
+		}
+		if out, in := tried(wire.FromPod), tried(wire.FromUplink); in < 1024 || in+out > 1024+5*2 {
+			t.Errorf("%d ports were tried for the world, %d for a pod", in, out)
+		}
 	})
 }
 

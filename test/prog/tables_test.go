@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
@@ -66,7 +67,9 @@ func (b *bed) count(masqueraded, recorded int) {
 	}
 	snats, tracks := make(map[uint32]uint32), make(map[uint32]uint32)
 	for _, v := range forward {
-		snats[v.Ifindex]++
+		if v.Ifindex != devices.World || v.Flags&flow.Service != 0 { // the node's own are nobody's share
+			snats[v.Ifindex]++
+		}
 	}
 	for _, v := range tracked {
 		tracks[v.Ifindex]++

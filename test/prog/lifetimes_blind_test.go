@@ -1,0 +1,67 @@
+package prog
+
+import (
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// outsideOpeners are those that anybody may be who sends with whatever source.
+var outsideOpeners = []opener{
+	openers[1],
+	{
+		name: "to a backend here", table: usage.Snat,
+		opens: func(b *bed, p packet) result {
+			p.src, p.sport, p.dst, p.dport = world, 50000, nodeIP, 30080
+			return b.fromUplink(p).is("delivered")
+		},
+		closes: func(b *bed, p packet) result {
+			p.src, p.sport, p.dst, p.dport = podB, 8080, world, 50000
+			return b.fromPod(p).is("forwarded")
+		},
+	},
+	{
+		name: "to a backend elsewhere", table: usage.Snat,
+		opens: func(b *bed, p packet) result {
+			p.src, p.sport, p.dst, p.dport = world, 50000, nodeIP, 30081
+			return b.fromUplink(p).is("forwarded")
+		},
+		closes: func(b *bed, p packet) result {
+			flow, err := b.snat.Get(b.tuple(p.proto, world, 50000, nodeIP, 30081))
+			must(b, err)
+			p.src, p.sport, p.dst, p.dport = remote, 8080, nodeIP, flow.ToPort.Host()
+			return b.fromUplink(p).is("forwarded")
+		},
+	},
+}
+
+// Who has not seen what the other side has sent keeps no flow longer than a SYN does, whatever else it sends; who has seen it does.
+func TestBlindSegments(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, o := range outsideOpeners {
+			t.Run(o.name, func(t *testing.T) {
+				for what, blind := range map[string]packet{
+					"no flags":                    segment(0, 1001, 5001, 0),
+					"another number acknowledged": segment(ack, 1001, 5002, 0),
+					"an older one":                segment(ack, 1001, 5000, 0),
+					"a FIN":                       segment(fin, 1001, 5001, 0),
+					"a FIN with such a number":    segment(fin|ack, 1001, 5002, 0),
+				} {
+					b := newBed(t, f, withServices)
+					b.serve(vip, 80, wire.TCP, podB+":8080").nodePort(30080, 0)
+					b.serve(vip2, 80, wire.TCP, remote+":8080").nodePort(30081, 0)
+					o.opens(b, segment(syn, 1000, 0, 0))
+					o.closes(b, segment(syn|ack, 5000, 1001, 0))
+					o.opens(b, blind)
+					_, last := b.seen()
+					if b.sweepAt(o.table, last+uint64(opening)+1, false) != 1 {
+						t.Errorf("%s keeps the flow", what)
+					}
+					o.established(b)
+					o.lives(b, day)
+				}
+			})
+		}
+	})
+}
