@@ -3,6 +3,7 @@ package cluster
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -117,6 +118,14 @@ func TestMachine(t *testing.T) {
 		if err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %q, error %v, want %q", command, out, err, want)
 		}
+	}
+	if _, err := node.Dial(t.Context(), "tcp", "127.0.0.1:9"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("connect to a closed port: error %v, want it refused", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := node.Dial(ctx, "tcp", "198.51.100.1:9"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("connect to nobody: error %v, want that it takes too long", err)
 	}
 	if out, err := node.Run(t.Context(), "false"); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("a program that fails: %q, error %v", out, err)

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -16,16 +15,6 @@ import (
 // Do calls f in the machine's network. f must not start goroutines that use it.
 func (m *Machine) Do(f func() error) error {
 	return inNetwork(m.Name, fmt.Sprintf("/proc/%d/ns/net", m.pid), f)
-}
-
-// Dial connects from the machine to an address (not a name: that would be looked up outside).
-func (m *Machine) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return dialIn(ctx, m.Do, network, address)
-}
-
-// DialFrom is Dial from a port, which others that it was called for may have too.
-func (m *Machine) DialFrom(ctx context.Context, port uint16, network, address string) (net.Conn, error) {
-	return dialFrom(ctx, m.Do, port, network, address)
 }
 
 // inNetwork calls f in the network namespace at path.
@@ -49,16 +38,16 @@ func inNetwork(name, path string, f func() error) error {
 	return <-done
 }
 
-func dialIn(ctx context.Context, do func(func() error) error, network, address string) (net.Conn, error) {
-	return dialBy(ctx, do, net.Dialer{}, network, address)
-}
-
-func dialFrom(ctx context.Context, do func(func() error) error, port uint16, network, address string) (net.Conn, error) {
-	dialer := net.Dialer{Control: shared, LocalAddr: &net.TCPAddr{Port: int(port)}}
-	if network == "udp" {
-		dialer.LocalAddr = &net.UDPAddr{Port: int(port)}
+// dialerFrom is one who connects from a port, which others may have too; from any if that is 0.
+func dialerFrom(port uint16, network string) net.Dialer {
+	switch {
+	case port == 0:
+		return net.Dialer{}
+	case network == "udp":
+		return net.Dialer{Control: shared, LocalAddr: &net.UDPAddr{Port: int(port)}}
+	default:
+		return net.Dialer{Control: shared, LocalAddr: &net.TCPAddr{Port: int(port)}}
 	}
-	return dialBy(ctx, do, dialer, network, address)
 }
 
 // shared lets a socket have a port that others have.
@@ -70,13 +59,11 @@ func shared(_, _ string, raw syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-func dialBy(ctx context.Context, do func(func() error) error, dialer net.Dialer, network, address string) (conn net.Conn, err error) {
-	if _, err := netip.ParseAddrPort(address); err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+// isNoName keeps names from being looked up outside.
+func isNoName(address string) error {
+	_, err := netip.ParseAddrPort(address)
+	if err != nil {
+		err = fmt.Errorf("connect: %w", err)
 	}
-	err = do(func() error {
-		conn, err = dialer.DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
+	return err
 }

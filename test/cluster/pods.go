@@ -49,9 +49,11 @@ func (c *Cluster) AddPod(ctx context.Context, name string, node *Machine, labels
 	return c.AddPodWith(ctx, name, node, labels, func(*core.PodSpec) {})
 }
 
-// AddHostPod is AddPod for a pod in its node's network.
+// AddHostPod is AddPod for a pod in its node's network, which asks the cluster's DNS all the same.
 func (c *Cluster) AddHostPod(ctx context.Context, name string, node *Machine, labels map[string]string) (*Pod, error) {
-	return c.AddPodWith(ctx, name, node, labels, func(spec *core.PodSpec) { spec.HostNetwork = true })
+	return c.AddPodWith(ctx, name, node, labels, func(spec *core.PodSpec) {
+		spec.HostNetwork, spec.DNSPolicy = true, core.DNSClusterFirstWithHostNet
+	})
 }
 
 // AddPodWith is AddPod for one that has something changed.
@@ -243,12 +245,23 @@ func (p *Pod) Do(f func() error) error {
 
 // Dial connects from the pod to an address.
 func (p *Pod) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return dialIn(ctx, p.Do, network, address)
+	return p.DialFrom(ctx, 0, network, address)
 }
 
 // DialFrom is Machine.DialFrom in the pod's network.
-func (p *Pod) DialFrom(ctx context.Context, port uint16, network, address string) (net.Conn, error) {
-	return dialFrom(ctx, p.Do, port, network, address)
+func (p *Pod) DialFrom(ctx context.Context, port uint16, network, address string) (conn net.Conn, err error) {
+	if p.HostNetwork {
+		return p.Node.DialFrom(ctx, port, network, address)
+	}
+	if err := isNoName(address); err != nil {
+		return nil, err
+	}
+	dialer := dialerFrom(port, network)
+	err = p.Do(func() error {
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
 }
 
 // Run runs a program of the node in the pod's network.

@@ -28,6 +28,7 @@ const (
 	verbStatus verb = "status" // whether a program runs
 	verbWait   verb = "wait"   // until a program has ended
 	verbRun    verb = "run"    // a program that ends, for its output
+	verbDial   verb = "dial"   // a connection
 )
 
 type request struct {
@@ -37,12 +38,16 @@ type request struct {
 	Env    []string
 	Log    string // a file
 	Signal syscall.Signal
+	// To is what a connection is to, From its port; 0: any.
+	Network, To string
+	From        uint16
 }
 
 type response struct {
 	Error  string
-	PID    int // in the machine; 0: the program has ended
-	Status int // of one that has ended
+	Errno  syscall.Errno // why there is no connection, if the kernel has said so
+	PID    int           // in the machine; 0: the program has ended
+	Status int           // of one that has ended
 	Output []byte
 }
 
@@ -105,6 +110,10 @@ func (s *supervisor) answer(conn net.Conn) {
 	defer conn.Close()
 	var r request
 	if err := json.NewDecoder(conn).Decode(&r); err != nil {
+		return
+	}
+	if r.Verb == verbDial {
+		handOver(conn.(*net.UnixConn), r)
 		return
 	}
 	answer, err := s.do(r)
