@@ -82,7 +82,7 @@ func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 const (
 	IPTables = "iptables"
 	NFTables = "nftables"
-	// NoProxy is that there is none: the agents have their programs translate what pods send to Services.
+	// NoProxy is that there is none: the agents have their programs serve Services.
 	NoProxy = "none"
 )
 

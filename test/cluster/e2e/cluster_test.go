@@ -72,8 +72,8 @@ func bare(t *testing.T) *cluster.Cluster {
 type standing struct {
 	*cluster.Cluster
 	client, near, far *cluster.Pod
-	// behind is a Service, by its own address and by the other node's ports, of a pod on the first node.
-	behind struct{ byAddr, byPorts target }
+	// behind is a Service, by its own address and by the ports of the other node and of who asks itself, of a pod on the first node.
+	behind struct{ byAddr, byPorts, onLoopback target }
 	// tunnel has the addresses of the nodes' tunnel devices while packets between nodes go through them; nil: they go direct.
 	tunnel map[*cluster.Machine]netip.Addr
 	// alike has those addresses where they are the ones that are most like pods', and a node masquerades to its own pods as them: in IPv6.
@@ -152,7 +152,7 @@ func (s *standing) findBehind(ctx context.Context) error {
 	}
 	for _, text := range made.Spec.ClusterIPs {
 		if addr, err := netip.ParseAddr(text); err == nil && cluster.FamilyOf(addr) == s.Family() {
-			s.behind.byAddr, s.behind.byPorts = servicePorts(addr), service{made}.byPorts(s.Nodes[1])
+			s.behind.byAddr, s.behind.byPorts, s.behind.onLoopback = servicePorts(addr), service{made}.byPorts(s.Nodes[1]), service{made}.onLoopback(s.Family())
 			return nil
 		}
 	}

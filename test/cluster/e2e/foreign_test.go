@@ -57,7 +57,7 @@ func testForeignEndpoints(t *testing.T, s *stage) {
 		visits = append(visits, visit{what, from, foreign.byAddr(t), from.node.Addr})
 	}
 	for _, from := range append(clients(s.standing), outside(s.standing)) {
-		for _, node := range s.entrances() {
+		for _, node := range s.Nodes {
 			what := fmt.Sprintf("%s to an endpoint outside by the ports of %s", from.name, node.Name)
 			visits = append(visits, visit{what, from, foreign.byPorts(node), node.Addr})
 		}
@@ -77,7 +77,7 @@ func testRefusals(t *testing.T, s *stage) {
 		for _, from := range clients(s.standing) {
 			visits = append(visits, visit{what: from.name + " to a closed port of " + backend.Name, from: from, to: closed.byAddr(t)})
 		}
-		for _, node := range s.entrances() {
+		for _, node := range s.Nodes {
 			visits = append(visits, visit{
 				what: fmt.Sprintf("the world to a closed port of %s by %s", backend.Name, node.Name), from: s.Fabric, to: closed.byPorts(node),
 			})

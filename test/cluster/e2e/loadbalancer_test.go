@@ -12,12 +12,20 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// routedByNodes are addresses of no machine from the first one on, one by each node in their order: the world sends there
+// nobodys are addresses that no machine has: these, and as many as a last byte tells after them.
+var nobodys = map[core.IPFamily]netip.Addr{
+	core.IPv4Protocol: netip.MustParseAddr("198.51.100.0"), core.IPv6Protocol: netip.MustParseAddr("2001:db8:198:51::"),
+}
+
+// routedByNodes are addresses of no machine from the one with that last byte on, one by each node in their order: the world sends there
 // what goes to that address.
-func routedByNodes(t *testing.T, s *stage, first netip.Addr) (addrs []netip.Addr) {
+func routedByNodes(t *testing.T, s *stage, first byte) (addrs []netip.Addr) {
 	t.Helper()
-	for _, node := range s.Nodes {
-		route := []string{first.String() + "/32", "via", node.Addr.String()}
+	for i, node := range s.Nodes {
+		raw := nobodys[s.Family()].AsSlice()
+		raw[len(raw)-1] = first + byte(i)
+		addr, _ := netip.AddrFromSlice(raw) // as long as it was
+		route := []string{addr.String(), "via", node.Addr.String()}
 		if out, err := s.Fabric.Run(t.Context(), append([]string{"ip", "route", "add"}, route...)...); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -26,15 +34,14 @@ func routedByNodes(t *testing.T, s *stage, first netip.Addr) (addrs []netip.Addr
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
-		addrs = append(addrs, first)
-		first = first.Next()
+		addrs = append(addrs, addr)
 	}
 	return addrs
 }
 
 // addLoadBalancer makes a Service of that type in front of a pod. What a cloud would do is done here: the Service gets an
 // address by each node.
-func addLoadBalancer(t *testing.T, s *stage, name string, first netip.Addr, change func(*core.ServiceSpec)) (addrs []netip.Addr) {
+func addLoadBalancer(t *testing.T, s *stage, name string, first byte, change func(*core.ServiceSpec)) (addrs []netip.Addr) {
 	t.Helper()
 	made := addService(t, s.standing, name, func(spec *core.ServiceSpec) {
 		spec.Type = core.ServiceTypeLoadBalancer
@@ -59,16 +66,15 @@ func addLoadBalancer(t *testing.T, s *stage, name string, first netip.Addr, chan
 func testLoadBalancers(t *testing.T, s *stage) {
 	var visits []visit
 	for i, backend := range []*cluster.Pod{s.near, s.far} {
-		first := netip.AddrFrom4([4]byte{198, 51, 100, byte(16 + 2*i)})
-		addrs := addLoadBalancer(t, s, "balanced-"+backend.Name, first, behind(backend.Name))
+		addrs := addLoadBalancer(t, s, "balanced-"+backend.Name, byte(16+2*i), behind(backend.Name))
 		for _, from := range clients(s.standing) {
 			what := fmt.Sprintf("%s to %s by its load balancer", from.name, backend.Name)
 			to := servicePorts(addrs[0])
 			visits = append(visits, visit{what, from, to, s.seenOutside(from, backend, to)})
 		}
-		for j, node := range s.entrances() {
-			what := fmt.Sprintf("the world to %s by its load balancer and %s", backend.Name, node.Name)
-			visits = append(visits, visit{what, s.Fabric, servicePorts(addrs[j]), s.masqueraded(node, backend)})
+		for j, node := range s.Nodes {
+			what, world, to := fmt.Sprintf("the world to %s by its load balancer and %s", backend.Name, node.Name), outside(s.standing), servicePorts(addrs[j])
+			visits = append(visits, visit{what, world, to, s.seenBehind(node, world, backend, to)})
 		}
 	}
 	makeVisits(t, visits)
@@ -78,8 +84,7 @@ func testLoadBalancers(t *testing.T, s *stage) {
 func testLoadBalancersOfLocalPods(t *testing.T, s *stage) {
 	var visits, vain []visit
 	for i, backend := range []*cluster.Pod{s.near, s.far} {
-		first := netip.AddrFrom4([4]byte{198, 51, 100, byte(24 + 2*i)})
-		addrs := addLoadBalancer(t, s, "balanced-local-"+backend.Name, first, func(spec *core.ServiceSpec) {
+		addrs := addLoadBalancer(t, s, "balanced-local-"+backend.Name, byte(24+2*i), func(spec *core.ServiceSpec) {
 			behind(backend.Name)(spec)
 			spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
 		})
@@ -89,7 +94,7 @@ func testLoadBalancersOfLocalPods(t *testing.T, s *stage) {
 			visits = append(visits, visit{what, from, to, s.seen(from, backend, to)})
 		}
 		world := outside(s.standing)
-		for j, node := range s.entrances() {
+		for j, node := range s.Nodes {
 			v := visit{fmt.Sprintf("the world to %s by its load balancer and %s, policy Local", backend.Name, node.Name), world, servicePorts(addrs[j]), world.addr}
 			if node == backend.Node {
 				visits = append(visits, v)
@@ -106,15 +111,16 @@ func testLoadBalancersOfLocalPods(t *testing.T, s *stage) {
 func testLoadBalancerForSome(t *testing.T, s *stage) {
 	all := clients(s.standing)
 	welcome, others := []client{all[0], all[3]}, []client{all[1], outside(s.standing)}
-	addrs := addLoadBalancer(t, s, "balanced-for-some", netip.AddrFrom4([4]byte{198, 51, 100, 32}), func(spec *core.ServiceSpec) {
+	addrs := addLoadBalancer(t, s, "balanced-for-some", 32, func(spec *core.ServiceSpec) {
 		behind(s.near.Name)(spec)
 		for _, from := range welcome {
-			spec.LoadBalancerSourceRanges = append(spec.LoadBalancerSourceRanges, from.addr.String()+"/32")
+			spec.LoadBalancerSourceRanges = append(spec.LoadBalancerSourceRanges, netip.PrefixFrom(from.addr, from.addr.BitLen()).String())
 		}
 	})
 	var visits, vain []visit
 	for _, from := range welcome {
-		visits = append(visits, visit{from.name + ", who is welcome", from, servicePorts(addrs[0]), s.masqueraded(from.node, s.near)})
+		to := servicePorts(addrs[0])
+		visits = append(visits, visit{from.name + ", who is welcome", from, to, s.seenOutside(from, s.near, to)})
 	}
 	for _, from := range others {
 		vain = append(vain, visit{what: from.name + ", who is not welcome", from: from, to: servicePorts(addrs[0])})

@@ -88,12 +88,9 @@ func testNodeLocalDNS(t *testing.T, s *stage) {
 	}
 }
 
-// cacheUpstream is whom a node's cache asks: CoreDNS by another Service, or where nobody serves nodes by its own address.
+// cacheUpstream is whom a node's cache asks: CoreDNS by another Service.
 func cacheUpstream(t *testing.T, s *stage) string {
 	t.Helper()
-	if !s.hasProxy() {
-		return dnsServer(t, s)
-	}
 	return createService(t, s.standing, &core.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "kube-dns-upstream", Namespace: cluster.Namespace},
 		Spec: core.ServiceSpec{

@@ -11,9 +11,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// A cluster that has never had a kube-proxy: the agents come up by the API server's own address, pods reach Services, and netfilter has
-// nothing to translate. What the programs leave to kube-proxy is not asked for: what nodes' own processes send, as the API server does to webhooks,
-// nodes' ports, host ports, what comes from the world, and whom alone a load balancer is for.
+// A cluster that has never had a kube-proxy: the agents come up by the API server's own address, Services serve everybody, and netfilter
+// has nothing to translate.
 func testServicesWithoutKubeProxy(t *testing.T) {
 	isInPage(t, "services.md", "settings.services=on,apiServer.host=ADDRESS,apiServer.port=6443")
 	s := site(t, cluster.Options{Families: dual, KubeProxy: cluster.NoProxy})
@@ -28,6 +27,7 @@ func testServicesWithoutKubeProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	serveAlone(t, s)
+	ownProcessesOnly(t, s)
 	runServiceTests(t, newStage(t, s), true)
 	rolledUnderLoad(t, s)
 	serveAlone(t, s)
@@ -67,18 +67,28 @@ spec:
           lifecycle: {preStop: {sleep: {seconds: 10}}}
 `
 
-// All backends of a Service are exchanged while pods of both nodes ask it, and both agents are killed meanwhile. Nobody loses anything.
+// All backends of a Service are exchanged while pods and processes of both nodes and the world ask it, and both agents are killed meanwhile.
+// Nobody loses anything.
 func rolledUnderLoad(t *testing.T, s *standing) {
 	t.Helper()
 	applied(t, s, fmt.Sprintf(rolled, cluster.AgnhostImage, cluster.HTTPPort, cluster.UDPPort))
-	to := addService(t, s, "rolled", func(spec *core.ServiceSpec) { spec.Type = core.ServiceTypeClusterIP }).byAddr(t)
+	made := addService(t, s, "rolled", nil)
+	to := made.byAddr(t)
 	lodged(t, s, "app=rolled", nil, 4)
 	before := podNames(t, s, "app=rolled")
 	concurrently(clients(s), func(from client) { settled(t, from, to, before) })
-	undisturbedOn(t, s, slices.Concat(everywhere(s), overOthers(t, s)), func() {
+	undisturbedOn(t, s, slices.Concat(everywhere(s), overOthers(t, s), byThePrograms(t, s)), func() {
 		tr := newTraffic(t)
 		for _, from := range clients(s) {
-			tr.moving(t, dense, path{"the pods that are exchanged, from " + from.name, from, to})
+			w := path{"the pods that are exchanged, from " + from.name, from, to}
+			if from.dialer == dialer(from.node) {
+				tr.anew(t, w) // the datagrams of a node's socket end with the endpoint
+			} else {
+				tr.moving(t, dense, w)
+			}
+		}
+		for _, node := range s.Nodes {
+			tr.moving(t, dense, path{"the pods that are exchanged, from the world by " + node.Name, s.Fabric, made.byPorts(node)})
 		}
 		kubectl(t, s, "rollout", "restart", "deployment/rolled")
 		killed := map[*cluster.Machine]core.ContainerStatus{}
@@ -98,6 +108,16 @@ func rolledUnderLoad(t *testing.T, s *standing) {
 		t.Errorf("there were %v, and are %v: they have not been exchanged", before, after)
 	}
 	concurrently(clients(s), func(from client) { settled(t, from, to, after) })
+}
+
+// byThePrograms are paths by the Service that all tests have in common: what everywhere does not have, and what is the programs' alone.
+func byThePrograms(t *testing.T, s *standing) []path {
+	t.Helper()
+	other := seenIn(t, s, core.IPv6Protocol)
+	return []path{
+		{"a Service from a node", s.Nodes[1], s.behind.byAddr}, {"a Service from a node by its loopback address", s.Nodes[1], s.behind.onLoopback},
+		{"a Service from a node over IPv6", s.Nodes[1], other.behind.byAddr}, {"a Service from the world over IPv6", other.Fabric, other.behind.byPorts},
+	}
 }
 
 // podNames are those of the pods of a kind, in order.

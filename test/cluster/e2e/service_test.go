@@ -105,26 +105,17 @@ type client struct {
 	node *cluster.Machine
 }
 
-// clients are pods, and where kube-proxy serves them the nodes too.
+// clients are pods and the nodes' own processes.
 func clients(s *standing) []client {
 	one, two := s.Nodes[0], s.Nodes[1]
-	all := []client{{"a pod of node-1", s.client, s.client.Addr, one}, {"a pod of node-2", s.far, s.far.Addr, two}}
-	if s.hasProxy() {
-		all = append(all, client{"node-1", one, one.Addr, one}, client{"node-2", two, two.Addr, two})
+	return []client{
+		{"a pod of node-1", s.client, s.client.Addr, one}, {"a pod of node-2", s.far, s.far.Addr, two},
+		{"node-1", one, one.Addr, one}, {"node-2", two, two.Addr, two},
 	}
-	return all
 }
 
-// hasProxy says whether kube-proxy serves nodes, their ports and what comes from the world. The programs serve pods alone.
+// hasProxy says whether it is kube-proxy that serves; else it is the programs.
 func (s *standing) hasProxy() bool { return s.Options.KubeProxy != cluster.NoProxy }
-
-// entrances are the nodes that serve what comes to them for a Service.
-func (s *standing) entrances() []*cluster.Machine {
-	if !s.hasProxy() {
-		return nil
-	}
-	return s.Nodes
-}
 
 // outside is a client that is no part of the cluster.
 func outside(s *standing) client { return client{"the world", s.Fabric, s.Fabric.Addr, nil} }
@@ -137,11 +128,11 @@ func (s *standing) seenBy(from client, backend *cluster.Pod) netip.Addr {
 	return from.addr
 }
 
-// seen is seenBy where it is the client's own node that translates: a node's own packets are masqueraded there. A pod that asks itself has
-// from the programs the address that it has asked.
+// seen is seenBy where it is the client's own node that translates: kube-proxy masquerades the node's own packets there. A pod that asks
+// itself has from the programs the address that it has asked.
 func (s *standing) seen(from client, backend *cluster.Pod, to target) netip.Addr {
 	switch {
-	case from.dialer == dialer(from.node):
+	case from.dialer == dialer(from.node) && s.hasProxy():
 		return s.masqueraded(from.node, backend)
 	case from.dialer == dialer(backend) && !s.hasProxy():
 		return netip.MustParseAddrPort(to.tcp).Addr()
@@ -155,6 +146,18 @@ func (s *standing) seenOutside(from client, backend *cluster.Pod, to target) net
 		return s.masqueraded(from.node, backend)
 	}
 	return s.seen(from, backend, to)
+}
+
+// seenBehind is the address that a backend sees of a client who has asked a node: by its ports, or as the world by any other address. kube-proxy
+// masquerades all but what goes to the node's own processes, the programs what they send to other nodes.
+func (s *standing) seenBehind(node *cluster.Machine, from client, backend *cluster.Pod, to target) netip.Addr {
+	switch {
+	case from.node == node && !s.hasProxy():
+		return s.seen(from, backend, to)
+	case backend.Node == node && (backend.HostNetwork || !s.hasProxy()):
+		return from.addr
+	}
+	return s.masqueraded(node, backend)
 }
 
 // visit is a way to a Service, and as whom the one who answers has to see the client.

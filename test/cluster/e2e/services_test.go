@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"net/netip"
 	"testing"
 
 	core "k8s.io/api/core/v1"
@@ -10,22 +9,23 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
-// serviceTests hold in every mode of kube-proxy, and where there is none, but for what the programs leave to it. Those at the end change more than
-// what they make themselves.
+// serviceTests hold in every mode of kube-proxy, and where there is none, but for what the programs leave to others. Those at the end change
+// more than what they make themselves.
 var serviceTests = []struct {
 	name  string
 	test  func(*testing.T, *stage)
 	alone bool
 	every bool // in every family, not in the first alone: what differs is the translation
-	proxy bool // kube-proxy has to be there: for nodes' ports, the world and the nodes' own processes, of which the API server is one
+	proxy bool // kube-proxy has to be there
+	ours  bool // it must not
 }{
 	{name: "ClusterIPs", test: testClusterIPs, every: true},
-	{name: "NodePorts", test: testNodePorts, every: true, proxy: true},
-	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods, every: true, proxy: true},
-	{name: "ExternalIPs", test: testExternalIPs},
-	{name: "LoadBalancers", test: testLoadBalancers},
-	{name: "LoadBalancersOfLocalPods", test: testLoadBalancersOfLocalPods},
-	{name: "LoadBalancerForSome", test: testLoadBalancerForSome, proxy: true},
+	{name: "NodePorts", test: testNodePorts, every: true},
+	{name: "NodePortsOfLocalPods", test: testNodePortsOfLocalPods, every: true},
+	{name: "ExternalIPs", test: testExternalIPs, every: true},
+	{name: "LoadBalancers", test: testLoadBalancers, every: true},
+	{name: "LoadBalancersOfLocalPods", test: testLoadBalancersOfLocalPods, every: true},
+	{name: "LoadBalancerForSome", test: testLoadBalancerForSome, every: true},
 	{name: "SamePort", test: testSamePort, every: true},
 	{name: "ForeignEndpoints", test: testForeignEndpoints},
 	{name: "Refusals", test: testRefusals, every: true},
@@ -37,7 +37,9 @@ var serviceTests = []struct {
 	{name: "ByName", test: testServicesByName},
 	{name: "Headless", test: testHeadlessService},
 	{name: "HostPorts", test: testHostPorts, proxy: true},
-	{name: "Webhooks", test: testWebhooks, proxy: true},
+	{name: "Webhooks", test: testWebhooks},
+	{name: "ByTheAPIServer", test: testByTheAPIServer},
+	{name: "Loopback", test: testNodePortsOnLoopback, every: true, ours: true},
 	{name: "NodeLocalDNS", test: testNodeLocalDNS, alone: true},
 	// With the caches gone it is CoreDNS again that answers.
 	{name: "DNSWithoutCache", test: testDNS, alone: true},
@@ -54,7 +56,7 @@ func runServiceTests(t *testing.T, s *stage, exclusive bool) {
 		seen := s.in(t, family)
 		t.Run(string(family), func(t *testing.T) {
 			for _, c := range serviceTests {
-				if c.alone && !exclusive || i > 0 && !c.every || c.proxy && !s.hasProxy() {
+				if c.alone && !exclusive || i > 0 && !c.every || c.proxy && !s.hasProxy() || c.ours && s.hasProxy() {
 					continue
 				}
 				t.Run(c.name, func(t *testing.T) {
@@ -81,19 +83,15 @@ func testClusterIPs(t *testing.T, s *stage) {
 	makeVisits(t, visits)
 }
 
-// The node whose port is used translates, and masquerades what it sends on as its own. What stays there it does not send.
+// The node whose port is used translates.
 func testNodePorts(t *testing.T, s *stage) {
 	var visits []visit
 	for _, backend := range s.backends() {
 		ports := addService(t, s.standing, "ports-"+backend.Name, behind(backend.Name))
 		for _, from := range append(clients(s.standing), outside(s.standing)) {
 			for _, node := range s.Nodes {
-				seen := s.masqueraded(node, backend)
-				if backend.HostNetwork && backend.Node == node {
-					seen = from.addr
-				}
-				what := fmt.Sprintf("%s to %s by the ports of %s", from.name, backend.Name, node.Name)
-				visits = append(visits, visit{what, from, ports.byPorts(node), seen})
+				what, to := fmt.Sprintf("%s to %s by the ports of %s", from.name, backend.Name, node.Name), ports.byPorts(node)
+				visits = append(visits, visit{what, from, to, s.seenBehind(node, from, backend, to)})
 			}
 		}
 	}
@@ -128,7 +126,7 @@ func testNodePortsOfLocalPods(t *testing.T, s *stage) {
 func testExternalIPs(t *testing.T, s *stage) {
 	var visits []visit
 	for i, backend := range []*cluster.Pod{s.near, s.far} {
-		addrs := routedByNodes(t, s, netip.AddrFrom4([4]byte{198, 51, 100, byte(8 + 2*i)}))
+		addrs := routedByNodes(t, s, byte(8+2*i))
 		addService(t, s.standing, "external-"+backend.Name, func(spec *core.ServiceSpec) {
 			behind(backend.Name)(spec)
 			for _, addr := range addrs {
@@ -140,9 +138,9 @@ func testExternalIPs(t *testing.T, s *stage) {
 			to := servicePorts(addrs[0])
 			visits = append(visits, visit{what, from, to, s.seenOutside(from, backend, to)})
 		}
-		for j, node := range s.entrances() {
-			what := fmt.Sprintf("the world to %s by an external address and %s", backend.Name, node.Name)
-			visits = append(visits, visit{what, outside(s.standing), servicePorts(addrs[j]), s.masqueraded(node, backend)})
+		for j, node := range s.Nodes {
+			what, world, to := fmt.Sprintf("the world to %s by an external address and %s", backend.Name, node.Name), outside(s.standing), servicePorts(addrs[j])
+			visits = append(visits, visit{what, world, to, s.seenBehind(node, world, backend, to)})
 		}
 	}
 	makeVisits(t, visits)

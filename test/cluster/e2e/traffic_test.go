@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,13 +78,23 @@ func (tr *traffic) moving(t *testing.T, every time.Duration, w path) {
 		t.Fatal(err)
 	}
 	tr.repeat("datagrams to "+w.what, every, datagrams, echo)
+	tr.anew(t, w)
+}
+
+// anew keeps busy what begins with each message.
+func (tr *traffic) anew(t *testing.T, w path) {
+	t.Helper()
 	// A message that is under way when all ends is answered nonetheless.
 	ctx := context.WithoutCancel(t.Context())
 	tr.repeat("new connections to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
 		return connectAnew(ctx, w.from, w.to.tcp, message)
 	})
 	tr.repeat("first datagrams to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
-		return sendAnew(ctx, w.from, w.to.udp, message)
+		err := sendAnew(ctx, w.from, w.to.udp, message)
+		if errors.Is(err, syscall.ECONNABORTED) { // a node's socket, to an endpoint that serves no more
+			err = sendAnew(ctx, w.from, w.to.udp, message)
+		}
+		return err
 	})
 }
 
@@ -294,11 +306,8 @@ func direct(s *standing) []path {
 // everywhere are paths of all kinds. Those by a Service lead to a pod that nobody speaks to otherwise: to the same pod from the
 // same port, by chance, would be another story.
 func everywhere(s *standing) []path {
-	paths := append(direct(s), path{"a Service", s.client, s.behind.byAddr}, path{"a Service of another node", s.far, s.behind.byAddr})
-	if s.hasProxy() {
-		paths = append(paths, path{"a Service from the world", s.Fabric, s.behind.byPorts})
-	}
-	return paths
+	return append(direct(s), path{"a Service", s.client, s.behind.byAddr}, path{"a Service of another node", s.far, s.behind.byAddr},
+		path{"a Service from the world", s.Fabric, s.behind.byPorts})
 }
 
 // undisturbed is undisturbedOn everywhere, in each family.

@@ -68,6 +68,24 @@ func testWebhooks(t *testing.T, s *stage) {
 	concurrently(names, func(name string) { judges(t, s, name) })
 }
 
+// Whoever may asks a Service over the API server.
+func testByTheAPIServer(t *testing.T, s *stage) {
+	for _, backend := range []*cluster.Pod{s.near, s.far} {
+		name := "proxied-" + backend.Name
+		addService(t, s.standing, name, behind(backend.Name))
+		err := cluster.Poll(within(t, stepLimit), "the API server asks "+name, func(ctx context.Context) error {
+			got, err := s.Kubectl(ctx, "get", "--raw", "/api/v1/namespaces/default/services/"+name+":http/proxy/hostname")
+			if err == nil && got != backend.Name {
+				err = fmt.Errorf("%q answers", got)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // connects waits until one can.
 func connects(ctx context.Context, from dialer, to string) error {
 	return cluster.Poll(ctx, "somebody listens at "+to, func(ctx context.Context) error {

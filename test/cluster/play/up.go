@@ -34,7 +34,7 @@ func upOptions(args []string) (o cluster.Options, mode string, err error) {
 	flags := flag.NewFlagSet("up", flag.ContinueOnError)
 	family := flags.String("family", "ipv4", "the addresses of nodes, pods and Services: ipv4, ipv6 or dual")
 	flags.StringVar(&mode, "mode", "auto", "routing mode of the agents: auto, direct or vxlan")
-	flags.StringVar(&o.KubeProxy, "proxy", cluster.IPTables, "mode of kube-proxy: iptables or nftables; none: there is none, and the agents serve what pods send to Services")
+	flags.StringVar(&o.KubeProxy, "proxy", cluster.IPTables, "mode of kube-proxy: iptables or nftables; none: there is none, and the agents serve Services")
 	if err := flags.Parse(args); err != nil {
 		return o, "", err
 	}
@@ -91,7 +91,7 @@ func up(ctx context.Context, args []string) (err error) {
 // source is what the network has been installed from, and what that means for Services.
 func source(options cluster.Options) string {
 	if options.KubeProxy == cluster.NoProxy {
-		return "tools/deploy/chart: pods reach Services, without kube-proxy; nodes themselves, and their ports, don't yet"
+		return "tools/deploy/chart: it serves Services, without kube-proxy"
 	}
 	return "tools/deploy/ebpf-cni.yaml"
 }
