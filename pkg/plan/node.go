@@ -17,13 +17,15 @@ type Node struct {
 	ExternalIPs []string
 	// Zone is the label topology.kubernetes.io/zone; empty when there is none.
 	Zone string
+	// Leaving says that the Node is being deleted, or that the cluster autoscaler is about to do so.
+	Leaving bool
 	// Malformed says what of the object could not be read; empty when all could.
 	Malformed string
 }
 
 // Equal reports whether two Nodes say the same.
 func (n Node) Equal(o Node) bool {
-	return n.Name == o.Name && n.Created.Equal(o.Created) && n.Zone == o.Zone && n.Malformed == o.Malformed &&
+	return n.Name == o.Name && n.Created.Equal(o.Created) && n.Zone == o.Zone && n.Leaving == o.Leaving && n.Malformed == o.Malformed &&
 		slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.InternalIPs, o.InternalIPs) &&
 		slices.Equal(n.ExternalIPs, o.ExternalIPs)

@@ -194,9 +194,9 @@ func (s *store) trim(obj any) (any, error) {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp,
-			Annotations: watchListMarks(n.Annotations), Labels: zoneOf(n.Labels),
+			DeletionTimestamp: n.DeletionTimestamp, Annotations: watchListMarks(n.Annotations), Labels: zoneOf(n.Labels),
 		},
-		Spec:   corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs},
+		Spec:   corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs, Taints: leavingTaints(n.Spec.Taints)},
 		Status: corev1.NodeStatus{Addresses: n.Status.Addresses, Conditions: s.conditionsToKeep(n)},
 	}, nil
 }
@@ -218,6 +218,17 @@ func zoneOf(labels map[string]string) map[string]string {
 	return nil
 }
 
+// leavingTaint is what the cluster autoscaler gives to a Node that it is about to delete.
+const leavingTaint = "ToBeDeletedByClusterAutoscaler"
+
+// leavingTaints keeps that taint.
+func leavingTaints(taints []corev1.Taint) []corev1.Taint {
+	if slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.Key == leavingTaint }) {
+		return []corev1.Taint{{Key: leavingTaint}}
+	}
+	return nil
+}
+
 func convert(obj any) (plan.Node, error) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
@@ -226,7 +237,10 @@ func convert(obj any) (plan.Node, error) {
 	if !ok {
 		return plan.Node{}, fmt.Errorf("the API sent a %T among the Nodes", obj)
 	}
-	n := plan.Node{Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs), Zone: o.Labels[corev1.LabelTopologyZone]}
+	n := plan.Node{
+		Name: o.Name, Created: o.CreationTimestamp.Time, PodCIDRs: slices.Clone(o.Spec.PodCIDRs), Zone: o.Labels[corev1.LabelTopologyZone],
+		Leaving: o.DeletionTimestamp != nil || leavingTaints(o.Spec.Taints) != nil,
+	}
 	if len(n.PodCIDRs) == 0 && o.Spec.PodCIDR != "" {
 		n.PodCIDRs = []string{o.Spec.PodCIDR}
 	}

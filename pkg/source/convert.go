@@ -114,7 +114,7 @@ func (in *interner) serviceOf(o *corev1.Service) (s service.Service, ok bool) {
 		ExternalLocal: o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		Affinity:      affinity(&o.Spec), SourceRanges: f.ranges(o.Spec.LoadBalancerSourceRanges),
 	}
-	if p := o.Spec.HealthCheckNodePort; p > 0 && p <= 65535 {
+	if p := o.Spec.HealthCheckNodePort; p > 0 && p <= 65535 && s.ExternalLocal && o.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		s.HealthCheckPort = uint16(p)
 	}
 	for _, i := range o.Status.LoadBalancer.Ingress {

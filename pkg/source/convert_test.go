@@ -115,7 +115,10 @@ func TestServiceIsRead(t *testing.T) {
 		{"clusterIP alone", func(o *corev1.Service) { o.Spec.ClusterIPs = nil }, func(s *service.Service) { s.ClusterIPs = s.ClusterIPs[:1] }},
 		{"no affinity", func(o *corev1.Service) { o.Spec.SessionAffinity = corev1.ServiceAffinityNone }, func(s *service.Service) { s.Affinity = 0 }},
 		{"usual affinity", func(o *corev1.Service) { o.Spec.SessionAffinityConfig = nil }, func(s *service.Service) { s.Affinity = 10800 }},
-		{"no policies", func(o *corev1.Service) { o.Spec.InternalTrafficPolicy, o.Spec.ExternalTrafficPolicy = nil, "" }, func(s *service.Service) { s.InternalLocal, s.ExternalLocal = false, false }},
+		{"no policies", func(o *corev1.Service) { o.Spec.InternalTrafficPolicy, o.Spec.ExternalTrafficPolicy = nil, "" }, func(s *service.Service) {
+			s.InternalLocal, s.ExternalLocal, s.HealthCheckPort = false, false, 0
+		}},
+		{"no load balancer", func(o *corev1.Service) { o.Spec.Type = corev1.ServiceTypeNodePort }, func(s *service.Service) { s.HealthCheckPort = 0 }},
 		{"malformed address", func(o *corev1.Service) { o.Spec.ClusterIPs[0] = "10.96.0" }, func(s *service.Service) {
 			s.ClusterIPs, s.Malformed = s.ClusterIPs[1:], `clusterIP "10.96.0" is no address`
 		}},

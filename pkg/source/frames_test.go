@@ -87,6 +87,11 @@ func TestHeartbeatsEndInTheStream(t *testing.T) {
 		{"annotation", watch.Modified, beat(func(n *corev1.Node) { n.Annotations["a"] = "b" }), true},
 		{"condition", watch.Modified, beat(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }), true},
 		{"age", watch.Modified, beat(func(n *corev1.Node) { n.CreationTimestamp = metav1.Unix(5, 0) }), true},
+		{"another taint", watch.Modified, beat(func(n *corev1.Node) { n.CreationTimestamp, n.Spec.Taints[0].Key = metav1.Unix(5, 0), "other" }), false},
+		{"the taint of a Node that leaves", watch.Modified, beat(func(n *corev1.Node) { n.CreationTimestamp, n.Spec.Taints = metav1.Unix(5, 0), nil }), true},
+		{"deletion", watch.Modified, beat(func(n *corev1.Node) {
+			n.CreationTimestamp, n.Spec.Taints, n.DeletionTimestamp = metav1.Unix(5, 0), nil, new(metav1.Unix(6, 0))
+		}), true},
 		{"the end", watch.Deleted, beat(), true},
 		{"the end again", watch.Deleted, beat(), true},
 		{"a new beginning", watch.Added, beat(), true},

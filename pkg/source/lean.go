@@ -31,12 +31,12 @@ type message map[protowire.Number]message
 
 var (
 	node = message{
-		1: {1: nil, 6: nil, 8: nil, 11: zone, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, labels, annotations
-		2: {1: nil, 7: nil},                            // spec: podCIDR, podCIDRs
-		3: {4: condition, 5: nil},                      // status: conditions, addresses
+		1: {1: nil, 6: nil, 8: nil, 9: nil, 11: keyed, 12: nil}, // metadata: name, resourceVersion, creationTimestamp, deletionTimestamp, labels, annotations
+		2: {1: nil, 5: keyed, 7: nil},                           // spec: podCIDR, taints, podCIDRs
+		3: {4: condition, 5: nil},                               // status: conditions, addresses
 	}
-	// Key and value of one label; a Node has dozens.
-	zone = message{onlyZone: nil, 1: nil, 2: nil}
+	// Key and value of one label, or taint; a Node has dozens.
+	keyed = message{onlyRead: nil, 1: nil, 2: nil}
 	// All but lastHeartbeatTime, by which else each of a kubelet's heartbeats would be a change.
 	condition = message{1: nil, 2: nil, 4: nil, 5: nil, 6: nil}
 
@@ -72,13 +72,14 @@ func envelope(object message) message { return message{1: nil, 2: object} }
 // listed is what is around a list of them: in raw are metadata and items.
 func listed(object message) message { return message{1: nil, 2: {1: nil, 2: object}} }
 
-// onlyZone is no field's number: a message that has it is an entry of a map, and kept only if its key is the label of the zone.
-const onlyZone protowire.Number = 0
+// onlyRead is no field's number: a message that has it begins with a key, and is kept only if that is one that is read.
+const onlyRead protowire.Number = 0
 
 // isKept says of a message's content whether any of it is kept.
 func (m message) isKept(content []byte) bool {
-	_, only := m[onlyZone]
-	return !only || string(first(content, 1)) == corev1.LabelTopologyZone
+	_, only := m[onlyRead]
+	key := string(first(content, 1))
+	return !only || key == corev1.LabelTopologyZone || key == leavingTaint
 }
 
 // protobufMagic is what the API's protobuf begins with; a runtime.Unknown follows.

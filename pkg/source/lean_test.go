@@ -43,7 +43,10 @@ func wholeNode() *corev1.Node {
 			Annotations:   map[string]string{metav1.InitialEventsAnnotationKey: "true"},
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 5000))}},
 		},
-		Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}, ProviderID: "cloud://1", Unschedulable: true},
+		Spec: corev1.NodeSpec{
+			PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}, ProviderID: "cloud://1", Unschedulable: true,
+			Taints: []corev1.Taint{{Key: strings.Repeat("t", 60), Effect: corev1.TaintEffectNoSchedule}, {Key: leavingTaint, Value: "1700000000", Effect: corev1.TaintEffectNoSchedule}},
+		},
 		Status: corev1.NodeStatus{
 			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeHostName, Address: "n1"}},
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Unix(1_700_000_001, 0))}},
@@ -78,8 +81,11 @@ func TestPruned(t *testing.T) {
 	if diff := cmp.Diff(trimmed(wholeNode()), trimmed(decode(pruned).(*corev1.Node))); diff != "" {
 		t.Errorf("read of the whole and of the pruned Node:\n%s", diff)
 	}
-	if n, err := convert(decode(pruned)); err != nil || n.Zone != "west" {
-		t.Errorf("the zone is read as %q, error %v", n.Zone, err)
+	if n, err := convert(decode(pruned)); err != nil || n.Zone != "west" || !n.Leaving {
+		t.Errorf("the zone is read as %q, leaving as %t, error %v", n.Zone, n.Leaving, err)
+	}
+	if kept := decode(pruned).(*corev1.Node).Spec.Taints; len(kept) != 1 {
+		t.Errorf("taints are kept that nobody reads: %v", kept)
 	}
 	if kept := decode(pruned).(*corev1.Node).Labels; len(kept) != 1 {
 		t.Errorf("labels are kept that nobody reads: %v", kept)

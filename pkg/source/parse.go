@@ -190,6 +190,7 @@ func readNode(name string, d document) plan.Node {
 	if unmarshal(d.Metadata, &labelled) == nil {
 		_ = unmarshal(labelled.Labels[corev1.LabelTopologyZone], &n.Zone) // what is no text is no zone
 	}
+	n.Leaving = isLeaving(d)
 	if err := readSpec(&n, d.Spec); err != nil {
 		n.Malformed = fmt.Sprintf("spec: %v", oneLine(err))
 	}
@@ -197,6 +198,20 @@ func readNode(name string, d document) plan.Node {
 		n.Malformed = fmt.Sprintf("status: %v", oneLine(err))
 	}
 	return n
+}
+
+// isLeaving reads what says so; where that can't be read, the Node stays.
+func isLeaving(d document) bool {
+	var deleted struct {
+		DeletionTimestamp string `json:"deletionTimestamp"`
+	}
+	if unmarshal(d.Metadata, &deleted) == nil && deleted.DeletionTimestamp != "" {
+		return true
+	}
+	var spec struct {
+		Taints []corev1.Taint `json:"taints"`
+	}
+	return unmarshal(d.Spec, &spec) == nil && leavingTaints(spec.Taints) != nil
 }
 
 func readSpec(n *plan.Node, raw json.RawMessage) error {
