@@ -92,10 +92,11 @@ const (
 	Unsupported Reason = "Unsupported" // a port asks for what can't be done
 	Taken       Reason = "Taken"       // an older Service has the address and the port, or the address is another's ClusterIP
 	Full        Reason = "Full"        // a map has no room
+	HealthCheck Reason = "HealthCheck" // this node can't answer its load balancer's health checks
 )
 
 // Reasons are all of them.
-func Reasons() []Reason { return []Reason{Malformed, Unsupported, Taken, Full} }
+func Reasons() []Reason { return []Reason{Malformed, Unsupported, Taken, Full, HealthCheck} }
 
 // Problem is what is wrong with a Service, and what to do about it.
 type Problem struct {

@@ -47,6 +47,7 @@ var rules = map[string][]string{
 		"golang.org/x/sys/unix",
 	},
 	"pkg/install":   {"golang.org/x/sys/unix"},
+	"pkg/health":    {},
 	"pkg/netfilter": {"github.com/vishvananda/netlink/...", "golang.org/x/sys/unix"},
 	"pkg/endpoint": {
 		"pkg/endpoint/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
