@@ -8,11 +8,11 @@ import (
 	"sync"
 )
 
-// maxConnections are kept open to one listener. Scrapes and probes are a few, but a connection lives only until so many others
+// maxConnections are kept open to one listener, or to all for health checks. Scrapes and probes are a few, but a connection lives only until so many others
 // have come: long enough for its answer, also in a flood of thousands a second. Each costs some 20 KiB.
 const maxConnections = 512
 
-// connections are those that are open to one listener. When there is one too many, whoever has the most loses the oldest
+// connections are those that are open to one listener, or to several together. When there is one too many, whoever has the most loses the oldest
 // of them. So a flood costs no more memory than that, and keeps nobody else from being answered; not even who comes
 // from the flood's own address, as a probe from the node itself does, which needs its connection for a moment only.
 type connections struct {

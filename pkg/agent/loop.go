@@ -127,6 +127,8 @@ func (l *loop) accept(said ...source.Update) (news bool) {
 		l.nodes, l.known, l.changed, l.sourceErr, news = u.Nodes, true, u.Changed, nil, true
 		l.planned = nil
 		l.status.pending(u.Changed)
+		stays := slices.ContainsFunc(u.Nodes, func(n plan.Node) bool { return n.Name == l.cfg.Node && !n.Leaving })
+		l.status.set(func(f *figures) { f.stays = stays })
 	}
 	l.status.set(func(f *figures) { f.connected = l.known && l.sourceErr == nil })
 	return news

@@ -63,11 +63,14 @@ func (l *loop) whoServes() string {
 	if l.services == nil {
 		return ""
 	}
-	const ours = "what pods send to Services is translated by the programs"
+	who := "what pods send to Services is translated by the programs"
 	if where := l.mode.where(); where != "" {
-		return ours + "; what netfilter translates beside them serves the host and the world"
+		who += "; what netfilter translates beside them serves the host and the world"
 	}
-	return ours
+	if left := l.status.read().left; len(left) > 0 {
+		who += "; kube-proxy answers on " + strings.Join(left, " and ")
+	}
+	return who
 }
 
 func (l *loop) publishedPath() string { return filepath.Join(l.cfg.State, observe.ClusterFile) }

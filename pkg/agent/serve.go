@@ -2,35 +2,50 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/health"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
 // server is one listener of the agent: the one for everything, or the one for metrics alone.
 type server struct {
-	flag, address string
+	name, address string
 	handler       http.Handler
 	refuse        func(own net.Listener) net.Listener // whom; nil: nobody
+	kubeProxys    bool                                // its port is kube-proxy's, which has it while it runs
 }
 
-// serversFor are those that the flags name.
+// Where kube-proxy answers, unless it is told otherwise: others on the first, the node's own processes on the second.
+const (
+	healthAddress = ":10256"
+	modeAddress   = "127.0.0.1:10249"
+)
+
+// serversFor are those that the flags name, and those that kube-proxy would have where we are in its place.
 func (a *agent) serversFor(metrics http.Handler) (all []server) {
+	restricted := func(l net.Listener) net.Listener { return restrict(l, a.status.isPod) }
 	if a.cfg.Listen != "" {
-		restricted := func(l net.Listener) net.Listener { return restrict(l, a.status.isPod) }
-		all = append(all, server{"listen", a.cfg.Listen, a.status.handler(metrics, true), restricted})
+		all = append(all, server{"--listen", a.cfg.Listen, a.status.handler(metrics, true), restricted, false})
 	}
 	if a.cfg.MetricsListen != "" {
-		all = append(all, server{"metrics-listen", a.cfg.MetricsListen, a.status.handler(metrics, false), nil})
+		all = append(all, server{"--metrics-listen", a.cfg.MetricsListen, a.status.handler(metrics, false), nil, false})
+	}
+	if a.cfg.Services {
+		all = append(all,
+			server{"health of Services", healthAddress, health.Node(a.status.health), nil, true},
+			server{"mode of Services", modeAddress, health.Mode("ebpf", metrics), restricted, true})
 	}
 	return all
 }
@@ -115,9 +130,13 @@ func (s *status) handler(metrics http.Handler, all bool) http.Handler {
 // serve answers until ctx ends. While the address is not to be had, or not there yet, it tries again: no packet and no pod
 // depends on it.
 func (a *agent) serve(ctx context.Context, s server) error {
-	about := "listeners/--" + s.flag
+	about := "listeners/" + s.name
 	return repeat(ctx, func() time.Duration {
 		l, err := net.Listen("tcp", s.address)
+		if a.leave(s, err) {
+			a.complaints.note(about, nil)
+			return portRetry
+		}
 		if err == nil {
 			a.complaints.note(about, nil)
 			if s.refuse != nil {
@@ -132,17 +151,35 @@ func (a *agent) serve(ctx context.Context, s server) error {
 	})
 }
 
+// leave says whether a port is left to kube-proxy, which has it. Its answers are as good, and nothing is wrong.
+func (a *agent) leave(s server, err error) bool {
+	leaves := s.kubeProxys && errors.Is(err, syscall.EADDRINUSE) && a.status.read().beside
+	if a.status.leave(s.address, leaves) {
+		if leaves {
+			a.log.Info("the port of an address where kube-proxy answers is in use, and left to it until it is free", "address", s.address)
+		} else {
+			a.log.Info("an address where kube-proxy answered is not left to it any more", "address", s.address)
+		}
+	}
+	return leaves
+}
+
 // answer answers on a listener until ctx ends, or the listener fails.
 func (s server) answer(ctx context.Context, l net.Listener, log *slog.Logger) error {
-	const requestTimeout = 5 * time.Second
-	srv := &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout,
-		IdleTimeout: 6 * requestTimeout, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-		ConnState: new(connections).follow,
-	}
+	srv := httpServer(s.handler, log, new(connections))
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
 	return srv.Serve(l)
+}
+
+// httpServer is a server that costs little, whoever asks.
+func httpServer(handler http.Handler, log *slog.Logger, open *connections) *http.Server {
+	const requestTimeout = 5 * time.Second
+	return &http.Server{
+		Handler: handler, ReadHeaderTimeout: requestTimeout, ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout,
+		IdleTimeout: 6 * requestTimeout, MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ConnState: open.follow,
+	}
 }
 
 // restrictedListener closes connections from those it is not for: on a loopback

@@ -49,7 +49,7 @@ func serving(t *testing.T, cfg Config) (*agent, *syncedBuffer) {
 	for _, s := range a.serversFor(serveMetrics(prometheus.NewRegistry())) {
 		ended.Go(func() {
 			if err := a.serve(ctx, s); !errors.Is(err, context.Canceled) {
-				t.Errorf("--%s ended with %v", s.flag, err)
+				t.Errorf("%s ended with %v", s.name, err)
 			}
 		})
 	}

@@ -25,6 +25,7 @@ type serviceController struct {
 	*node
 	maps    serviceMaps
 	events  *serviceEvents
+	checks  *healthChecks
 	updates chan service.Update
 	around  chan surroundings
 	// news is readable while there is a report that the loop has not heard of, ceased while backends have ceased to serve.
@@ -82,8 +83,8 @@ func newServices(n *node) (*serviceController, error) {
 	if err := c.holdWorld(); err != nil {
 		return nil, err
 	}
-	c.events = newServiceEvents(n)
-	c.status.set(func(f *figures) { f.services = c.now })
+	c.events, c.checks = newServiceEvents(n), newHealthChecks(n)
+	c.status.set(func(f *figures) { f.services, f.inStep = c.now, time.Now() })
 	return c, nil
 }
 
@@ -124,6 +125,7 @@ func (c *serviceController) deliver(ctx context.Context) func(service.Update) {
 func (c *serviceController) run(ctx context.Context) error {
 	timer := time.NewTimer(resync)
 	defer timer.Stop()
+	defer c.checks.end()
 	for {
 		select {
 		case <-ctx.Done():
@@ -145,6 +147,9 @@ func (c *serviceController) due() time.Time {
 	at := c.compared.Add(resync)
 	if c.failed {
 		at = c.compared.Add(retry)
+	}
+	if again := c.checks.tried.Add(portRetry); c.checks.failing && again.Before(at) {
+		at = again
 	}
 	if again := c.state.Again(); !again.IsZero() && again.Before(at) {
 		return again
@@ -188,6 +193,7 @@ func (c *serviceController) weigh(err error) error {
 // place takes where this node is.
 func (c *serviceController) place(s surroundings) {
 	changed := c.state.Configure(c.options(s), c.model)
+	c.checks.place(s)
 	c.placed = true
 	c.reconcile(changed)
 }
@@ -202,7 +208,9 @@ func (c *serviceController) again() {
 
 // reconcile plans for the named Services, and writes what that changes. Nothing is written before all is known.
 func (c *serviceController) reconcile(changed []service.Name) {
+	c.checks.follow(c.model, changed)
 	if !c.placed || !c.model.Complete() {
+		c.noteStep(!c.model.Complete()) // what is not known does not wait
 		return
 	}
 	if c.failed && time.Since(c.compared) >= retry {
@@ -213,7 +221,9 @@ func (c *serviceController) reconcile(changed []service.Name) {
 	if !c.failed { // else the next repair writes this as well, and until then nothing that is given up is used again
 		c.write(w)
 	}
-	problems := c.state.Problems()
+	c.noteStep(!c.failed)
+	c.checks.listen()
+	problems := c.problems()
 	if !slices.Equal(problems, c.read().problems) {
 		c.reportProblems(problems)
 	}
@@ -227,6 +237,23 @@ func (c *serviceController) reconcile(changed []service.Name) {
 	if !was.filled && was.fault != nil { // which may be no obstacle any more
 		c.complaints.note("services/source", c.weigh(was.fault))
 	}
+}
+
+// noteStep notes whether the maps hold what is known of Services.
+func (c *serviceController) noteStep(in bool) {
+	if in {
+		c.status.set(func(f *figures) { f.inStep = time.Now() })
+	}
+}
+
+// problems are those of Services, by their names.
+func (c *serviceController) problems() []service.Problem {
+	all := c.state.Problems()
+	if more := c.checks.problems(); len(more) > 0 {
+		all = slices.Concat(all, more)
+		slices.SortStableFunc(all, func(a, b service.Problem) int { return a.Service.Compare(b.Service) })
+	}
+	return all
 }
 
 // repair compares the maps with what they should hold, and writes what differs.

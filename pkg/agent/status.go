@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/health"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -39,6 +40,9 @@ type figures struct {
 	heard     time.Time                // when it last said anything
 	lastSync  time.Time                // when the packets' way last agreed with all Nodes; zero: not by this agent
 	services  serviceReport            // of the Services that are served
+	inStep    time.Time                // when nothing of what is known of Services waited to be written
+	stays     bool                     // this node's Node is there, and nobody is about to delete it
+	left      []string                 // our listeners whose ports kube-proxy has; never changed once it is set
 }
 
 // starting is why an agent is not ready before it has looked at anything.
@@ -127,6 +131,30 @@ func (s *status) countWays(peers []plan.Peer) {
 		}
 	}
 	s.set(func(f *figures) { f.ways = ways })
+}
+
+// leave notes whether a listener's port is left to kube-proxy. It reports whether that is new.
+func (s *status) leave(address string, leaves bool) (changed bool) {
+	s.set(func(f *figures) {
+		if changed = slices.Contains(f.left, address) != leaves; !changed {
+			return
+		}
+		f.left = slices.DeleteFunc(slices.Clone(f.left), func(other string) bool { return other == address })
+		if leaves {
+			f.left = append(f.left, address)
+			slices.Sort(f.left)
+		}
+	})
+	return changed
+}
+
+// maxBehind is for how long changes of Services may wait until the node counts as unhealthy, as kube-proxy has it.
+const maxBehind = time.Minute
+
+// health is what kube-proxy would say of this node.
+func (s *status) health() health.State {
+	f := s.read()
+	return health.State{Healthy: f.services.filled && time.Since(f.inStep) < maxBehind, Updated: f.inStep, Eligible: f.stays}
 }
 
 // isPod reports whether an address is a pod's, of this node or another.

@@ -38,7 +38,12 @@ func (c Config) answersNodePorts(a netip.Addr) bool {
 	if a.IsLoopback() || isOfLink(a) {
 		return false
 	}
-	return len(c.NodePortAddresses) == 0 || slices.ContainsFunc(c.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
+	return len(c.NodePortAddresses) == 0 || c.narrows(a)
+}
+
+// narrows says whether --nodeport-addresses names an address.
+func (c Config) narrows(a netip.Addr) bool {
+	return slices.ContainsFunc(c.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // surround tells where this node is, for the loop.

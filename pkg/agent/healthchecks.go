@@ -1,0 +1,141 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/health"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
+)
+
+// portRetry is when another attempt is made at a port that somebody else has.
+const portRetry = 5 * time.Second
+
+// healthChecks answers load balancers that ask whether this node has endpoints of theirs: on the healthCheckNodePort of each Service that
+// has one. The goroutine of the controller of Services owns it; those that answer read counts.
+type healthChecks struct {
+	*node
+	// addresses are those of the node on which NodePorts answer, the unspecified one for all; none: not known yet.
+	addresses []netip.Addr
+	checks    map[service.Name]*healthCheck
+	tried     time.Time // when it was last tried to listen
+	failing   bool      // on some address
+
+	open    connections // of all of them together
+	serving sync.WaitGroup
+}
+
+// healthCheck is what answers for one Service.
+type healthCheck struct {
+	port  uint16
+	ready atomic.Int64
+	open  map[netip.Addr]*openCheck
+	err   error // why there is not one for each address; nil: there is
+}
+
+type openCheck struct {
+	listener net.Listener
+	server   *http.Server
+}
+
+func newHealthChecks(n *node) *healthChecks {
+	return &healthChecks{node: n, checks: map[service.Name]*healthCheck{}}
+}
+
+// place takes the addresses of this node.
+func (h *healthChecks) place(s surroundings) {
+	h.addresses = []netip.Addr{netip.IPv4Unspecified()} // to Go, of both families
+	if len(h.cfg.NodePortAddresses) > 0 {
+		h.addresses = slices.DeleteFunc(slices.Clone(s.held), func(a netip.Addr) bool { return isOfLink(a) || !h.cfg.narrows(a) })
+	}
+}
+
+// follow takes in what is new of the named Services.
+func (h *healthChecks) follow(m *service.Model, changed []service.Name) {
+	for _, name := range changed {
+		s, have := m.Service(name), h.checks[name]
+		if have != nil && (s == nil || s.HealthCheckPort != have.port) {
+			have.close(nil)
+			delete(h.checks, name)
+		}
+		if s == nil || s.HealthCheckPort == 0 {
+			continue
+		}
+		if h.checks[name] == nil {
+			h.checks[name] = &healthCheck{port: s.HealthCheckPort, open: map[netip.Addr]*openCheck{}}
+		}
+		h.checks[name].ready.Store(int64(service.ReadyOn(h.cfg.Node, m.Slices(name))))
+	}
+}
+
+// listen opens and closes ports, and tries again those that could not be opened.
+func (h *healthChecks) listen() {
+	h.tried, h.failing = time.Now(), false
+	for name, c := range h.checks {
+		c.close(h.addresses)
+		c.err = nil
+		for _, at := range h.addresses {
+			if c.open[at] == nil {
+				c.err = errors.Join(c.err, h.serve(name, c, at))
+			}
+		}
+		h.failing = h.failing || c.err != nil
+	}
+}
+
+// serve answers for a Service on one address.
+func (h *healthChecks) serve(name service.Name, c *healthCheck, at netip.Addr) error {
+	l, err := net.Listen("tcp", net.JoinHostPort(at.String(), strconv.Itoa(int(c.port))))
+	if err != nil {
+		return err
+	}
+	ready := func() int { return int(c.ready.Load()) }
+	server := httpServer(health.Service(name.Namespace, name.Name, ready, h.status.health), h.log, &h.open)
+	c.open[at] = &openCheck{l, server}
+	h.serving.Go(func() {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			h.log.Warn("health checks of a Service are not answered any more", "service", name.String(), "error", err)
+		}
+	})
+	return nil
+}
+
+// close closes ports on all addresses but some.
+func (c *healthCheck) close(but []netip.Addr) {
+	for at, o := range c.open {
+		if !slices.Contains(but, at) {
+			_ = o.server.Close()
+			_ = o.listener.Close() // which the server closes only once it has begun
+			delete(c.open, at)
+		}
+	}
+}
+
+// end closes all ports, and waits until nobody is answered any more.
+func (h *healthChecks) end() {
+	for _, c := range h.checks {
+		c.close(nil)
+	}
+	h.serving.Wait()
+}
+
+// problems are those of Services whose load balancer gets no answer here. Beside kube-proxy it has them from kube-proxy.
+func (h *healthChecks) problems() (all []service.Problem) {
+	for name, c := range h.checks {
+		if c.err == nil || errors.Is(c.err, syscall.EADDRINUSE) && h.status.read().beside {
+			continue
+		}
+		text := fmt.Sprintf("node %s can't answer its load balancer's health checks on healthCheckNodePort %d: %v", h.cfg.Node, c.port, c.err)
+		all = append(all, service.Problem{Service: name, Reason: service.HealthCheck, Text: enumerate([]string{text})})
+	}
+	return all
+}
