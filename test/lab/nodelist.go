@@ -21,6 +21,8 @@ type NodeSpec struct {
 	Name        string
 	InternalIPs []netip.Addr
 	PodCIDRs    []netip.Prefix
+	// Leaving is that the cluster autoscaler is about to delete it.
+	Leaving bool
 	// Created is the creationTimestamp; zero: that of the list in test/testdata.
 	Created time.Time
 }
@@ -164,6 +166,9 @@ func (s NodeSpec) fill(node map[string]any, extra bool, index int) {
 			cidrs[i] = cidr.String()
 		}
 		spec["podCIDR"], spec["podCIDRs"] = cidrs[0], cidrs
+	}
+	if s.Leaving {
+		spec["taints"] = []any{map[string]any{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}}
 	}
 	node["spec"] = spec
 
