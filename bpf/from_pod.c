@@ -122,7 +122,7 @@ EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, en
 		return config->flags & CONFIG_POD_CIDR_TO_STACK ? VERDICT_STACK : from_pod_to_local(ctx, s);
 	if (ip_not_routed(family, &s->pkt.tuple.dst))
 		return VERDICT_STACK;
-	path = path_slot(ctx, &s->pkt);
+	path = path_slot(ctx->ifindex, &s->pkt);
 	if (!path)
 		return -DROP_INVALID;
 	verdict = path_find(ctx, config, &s->pkt, path);

@@ -356,23 +356,10 @@ EC_INLINE enum verdict open_count_port(struct scratch *s)
 	return verdict;
 }
 
-/* Whether the flow to open is in the world's share. */
-EC_INLINE bool open_is_worlds(const struct scratch *s)
+/* Whether the world, which is everybody, has just been refused another pair; confirmed notes that it has. */
+EC_CALL bool open_refused(const struct scratch *s, bool confirmed)
 {
-	return flow_holder(s->owner.ifindex, s->owner.flags) == FLOW_WORLD;
-}
-
-/* Counts a pair for its holder. A refusal of the world, which is everybody, is remembered. */
-EC_INLINE enum verdict open_reserve(const struct scratch *s, struct usage *u, __u32 *held)
-{
-	enum verdict verdict;
-
-	if (open_is_worlds(s) && quota_refused(QUOTA_WORLD, false))
-		return -DROP_SNAT_LIMIT;
-	verdict = room_reserve(u, USAGE_SNAT, held);
-	if (verdict == -DROP_SNAT_LIMIT && open_is_worlds(s))
-		quota_refused(QUOTA_WORLD, true);
-	return verdict;
+	return quota_holder(s) == FLOW_WORLD && quota_refused(QUOTA_WORLD, confirmed);
 }
 
 /* Counts a pair for its holder, and inserts it. */
@@ -385,7 +372,11 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 
 	if (!u)
 		return -DROP_SNAT_FULL;
-	verdict = open_reserve(s, u, held);
+	if (open_refused(s, false))
+		return -DROP_SNAT_LIMIT;
+	verdict = room_reserve(u, USAGE_SNAT, held);
+	if (verdict == -DROP_SNAT_LIMIT)
+		open_refused(s, true);
 	if (verdict)
 		return verdict;
 	verdict = open_count_port(s);
@@ -398,7 +389,7 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 			return VERDICT_GO_ON;
 		}
 		if (s->owner.flags & FLOW_COUNTED)
-			ports_release(&s->key, flow_holder(s->owner.ifindex, s->owner.flags));
+			ports_release(&s->key, quota_holder(s));
 		verdict = made;
 	}
 	flow_release(USAGE_SNAT, held);

@@ -107,7 +107,7 @@ EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *
 	ctx->mark |= cfg.mark;
 	if (s->owner.direction == DIRECTION_FROM_UPLINK)
 		return VERDICT_STACK;
-	way_begin(p, NULL);
+	path_begin(p, NULL);
 	verdict = way_by_route(ctx, &s->pkt, &s->pkt.tuple.src, p);
 	if (verdict)
 		return verdict;
@@ -153,7 +153,7 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 
 	if (!s || !config || !cfg.services)
 		return -DROP_INVALID;
-	p = path_slot(ctx, &s->pkt);
+	p = path_slot(WAY_FROM(ctx), &s->pkt);
 	if (!p)
 		return -DROP_INVALID;
 	if (s->service.to_host)

@@ -30,7 +30,7 @@
  * apart from the source address, which follows from the pod's interface.
  */
 struct path {
-	__u32 from; /* interface that the packets come from */
+	__u32 from; /* interface that the packets come from, or that of a way (way.h) */
 	__u32 proto;
 	struct addr address;
 	enum destination_kind kind;
@@ -58,11 +58,11 @@ struct {
 	__uint(max_entries, 1 << PATH_BITS);
 } paths SEC(".maps");
 
-/* The one slot that can hold the packet's path. */
-EC_INLINE struct path *path_slot(const struct __sk_buff *ctx, const struct pkt *pkt)
+/* The one slot that can hold the path of a packet from there. */
+EC_INLINE struct path *path_slot(__u32 from, const struct pkt *pkt)
 {
 	/* Multiplied by odd constants, each bit of the key affects the uppermost bits. */
-	__u32 hash = (addr_v4(&pkt->tuple.dst) ^ pkt->tuple.proto) * 0x9e3779b1U + ctx->ifindex * 0x85ebca6bU;
+	__u32 hash = (addr_v4(&pkt->tuple.dst) ^ pkt->tuple.proto) * 0x9e3779b1U + from * 0x85ebca6bU;
 	const __u32 *w = (const __u32 *)pkt->tuple.dst.bytes;
 	__u32 slot;
 
@@ -73,21 +73,31 @@ EC_INLINE struct path *path_slot(const struct __sk_buff *ctx, const struct pkt *
 }
 
 /* Whether the slot is that of the packet's path, however old. */
-EC_INLINE bool path_names(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool path_names(const struct path *p, __u32 from, const struct pkt *pkt)
 {
-	return addr_equal(&p->address, &pkt->tuple.dst) && p->from == ctx->ifindex && p->proto == pkt->tuple.proto;
+	return addr_equal(&p->address, &pkt->tuple.dst) && p->from == from && p->proto == pkt->tuple.proto;
 }
 
 /* Whether the slot holds the packet's path, and it is not too old. */
-EC_INLINE bool path_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE bool path_holds(const struct path *p, __u32 from, const struct pkt *pkt)
 {
-	return path_names(p, ctx, pkt) && bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
+	return path_names(p, from, pkt) && bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
+}
+
+/* Begins a path to a destination of which this is the entry. */
+EC_INLINE void path_begin(struct path *p, const struct destination *to)
+{
+	p->found = 0;
+	p->kind = to ? to->kind : DESTINATION_WORLD;
+	p->tunnel = false;
+	p->learnt = false;
+	p->unresolved = false;
 }
 
 /* Makes the slot the packet's path, as found now. */
-EC_INLINE void path_keep(struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
+EC_INLINE void path_keep(struct path *p, __u32 from, const struct pkt *pkt)
 {
-	p->from = ctx->ifindex;
+	p->from = from;
 	p->address = pkt->tuple.dst;
 	p->proto = pkt->tuple.proto;
 	p->found = bpf_ktime_get_coarse_ns();
@@ -139,22 +149,24 @@ EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const stru
 }
 
 /*
- * To a neighbour that does not resolve. For each one that is asked for, the stack keeps an entry in a table that the
- * whole host shares, so a pod that sends to all addresses of a link could leave no room for the node's own neighbours.
- * A stream to one that is down must not take the others' share.
+ * To a next hop that does not resolve. If that is the destination itself, the stack keeps an entry for it, in a table
+ * that the whole host shares, so a pod that sends to all addresses of a link, or the world (0), could leave no room for
+ * the node's own neighbours. Routers on the way to others, and nodes, are few. A stream to one that is down must not
+ * take the others' share.
  */
-EC_CALL enum verdict path_ask(const struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
+EC_CALL enum verdict path_ask(__u32 owner, __u32 from, const struct pkt *pkt, struct path *p)
 {
-	struct device_key key = {.ifindex = ctx->ifindex};
+	struct device_key key = {.ifindex = owner};
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct device *dev;
 
-	if (path_names(p, ctx, pkt) && now - p->asked < PATH_ASKED_NS)
+	if (p->kind == DESTINATION_NODE || !addr_equal(&p->node, &pkt->tuple.dst) ||
+	    (path_names(p, from, pkt) && now - p->asked < PATH_ASKED_NS))
 		return VERDICT_STACK;
 	dev = bpf_map_lookup_elem(&devices, &key);
 	if (dev && !allowance_take(dev, PATH_ASK_INTERVAL))
 		return -DROP_NEIGHBOUR_LIMIT;
-	path_keep(p, ctx, pkt);
+	path_keep(p, from, pkt);
 	p->found = 0;
 	p->asked = now;
 	return VERDICT_STACK;
@@ -163,7 +175,8 @@ EC_CALL enum verdict path_ask(const struct __sk_buff *ctx, const struct pkt *pkt
 /*
  * Asks the kernel's routing table where a packet that arrived on this interface goes: out
  * of p->ifindex to the neighbour p->node, which resolves, with p->mtu; else the stack
- * decides. p->unresolved says whether it would only have to ask for the neighbour.
+ * decides. p->unresolved says whether it would only have to ask for the neighbour. The
+ * kernel answers only for devices that forward, as the tunnel's does and an uplink may not.
  */
 EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *dst, struct path *p)
 {
@@ -173,6 +186,7 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		.tot_len = 1, /* for the route's MTU; 0 would give the device's */
 	};
 	__u8 af = pkt->family == FAMILY_IPV6 ? EC_AF_INET6 : EC_AF_INET;
+	const struct config *config;
 	long found;
 
 	fib.family = af;
@@ -184,6 +198,10 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 		fib.ipv4_dst = addr_v4(dst);
 	}
 	found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	if (found == BPF_FIB_LKUP_RET_FWD_DISABLED && (config = config_get())) {
+		fib.ifindex = config->tunnel_ifindex;
+		found = bpf_fib_lookup(ctx, &fib, sizeof(fib), 0);
+	}
 	/* The route may name an IPv6 neighbour for IPv4 (RFC 5549). */
 	if ((found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH) || fib.family != af)
 		return VERDICT_STACK;
@@ -194,11 +212,7 @@ EC_CALL enum verdict path_route(struct __sk_buff *ctx, const struct pkt *pkt, co
 	else
 		addr_set_v4(&p->node, fib.ipv4_dst);
 	p->mtu = fib.mtu_result;
-	if (!p->unresolved)
-		return VERDICT_GO_ON;
-	/* Routers on the way to others, and nodes, are few. */
-	return p->kind != DESTINATION_NODE && addr_equal(&p->node, &pkt->tuple.dst) ? path_ask(ctx, pkt, p)
-										    : VERDICT_STACK;
+	return p->unresolved ? VERDICT_STACK : VERDICT_GO_ON;
 }
 
 /*
@@ -271,21 +285,25 @@ EC_INLINE enum verdict path_by_uplink(struct __sk_buff *ctx, const struct pkt *p
 	return VERDICT_GO_ON;
 }
 
+/* Whether the path leads out of an uplink of ours, which has the address to masquerade to. */
+EC_INLINE bool path_leaves(const struct pkt *pkt, struct path *p)
+{
+	struct uplink_key key = {.ifindex = p->ifindex};
+	struct uplink *uplink = bpf_map_lookup_elem(&uplinks, &key);
+
+	if (uplink)
+		p->snat_address = uplink->addresses[pkt->family & 1];
+	return uplink;
+}
+
 /* By the kernel's routing table, if that leads out of an uplink of ours. */
 EC_INLINE enum verdict path_by_route(struct __sk_buff *ctx, const struct pkt *pkt, struct path *p)
 {
 	enum verdict verdict = path_route(ctx, pkt, &pkt->tuple.dst, p);
-	struct uplink_key key;
-	struct uplink *uplink;
 
-	if (verdict)
-		return verdict;
-	key.ifindex = p->ifindex;
-	uplink = bpf_map_lookup_elem(&uplinks, &key);
-	if (!uplink)
-		return VERDICT_STACK;
-	p->snat_address = uplink->addresses[pkt->family & 1];
-	return VERDICT_GO_ON;
+	if (p->unresolved)
+		return path_ask(ctx->ifindex, ctx->ifindex, pkt, p);
+	return verdict || path_leaves(pkt, p) ? verdict : VERDICT_STACK;
 }
 
 /* Finds a path and caches it, except one that ends the walk. */
@@ -295,11 +313,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	struct destination *to = path_destination(&pkt->tuple.dst);
 	enum verdict verdict = VERDICT_GO_ON;
 
-	p->found = 0;
-	p->kind = to ? to->kind : DESTINATION_WORLD;
-	p->tunnel = false;
-	p->learnt = false;
-	p->unresolved = false;
+	path_begin(p, to);
 	if (cfg.services && p->kind == DESTINATION_SERVICE)
 		return -DROP_NO_SERVICE;
 	if (to && (to->flags & DESTINATION_TO_STACK))
@@ -314,7 +328,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 	else if (p->kind != DESTINATION_HOST && p->kind != DESTINATION_LOCAL)
 		verdict = path_by_route(ctx, pkt, p);
 	if (!verdict)
-		path_keep(p, ctx, pkt);
+		path_keep(p, ctx->ifindex, pkt);
 	return verdict;
 }
 
@@ -325,7 +339,7 @@ EC_INLINE enum verdict path_find(struct __sk_buff *ctx, const struct config *con
 	enum verdict verdict;
 
 	/* Where the stack decides on routes now, nothing that was cached before is valid. */
-	if ((config->flags & CONFIG_ROUTES_TO_STACK) || !path_holds(p, ctx, pkt)) {
+	if ((config->flags & CONFIG_ROUTES_TO_STACK) || !path_holds(p, ctx->ifindex, pkt)) {
 		verdict = path_search(ctx, config, pkt, p);
 		if (verdict)
 			return verdict;

@@ -55,6 +55,12 @@ struct {
 	__uint(max_entries, QUOTA_REFUSALS);
 } refusals SEC(".maps");
 
+/* Whose share the flow to open is in. */
+EC_INLINE __u32 quota_holder(const struct scratch *s)
+{
+	return flow_holder(s->owner.ifindex, s->owner.flags);
+}
+
 /* Whether a refusal has just been confirmed; confirmed notes that it has. */
 EC_CALL bool quota_refused(__u32 cell, bool confirmed)
 {
@@ -75,27 +81,25 @@ EC_CALL bool quota_refused(__u32 cell, bool confirmed)
  * half as many belong to the owner as are free, the counts are too high and the flow is
  * opened. Otherwise it is refused.
  */
-EC_INLINE enum verdict quota_verify(struct scratch *scratch, __u32 holder, enum verdict refusal)
+EC_INLINE enum verdict quota_verify(struct scratch *scratch, enum verdict refusal)
 {
 	struct quota_sample s = {.scratch = scratch};
-	__u32 cell = ports_cell(&scratch->key, holder);
 
-	if (quota_refused(cell, false))
+	if (quota_refused(ports_cell(&scratch->key, quota_holder(scratch)), false))
 		return refusal;
 	bpf_loop(QUOTA_SAMPLES, quota_sample_step, &s, 0);
-	if (!ports_reserve(&scratch->key, holder, s.own * 2 < s.free))
+	if (!ports_reserve(&scratch->key, quota_holder(scratch), s.own * 2 < s.free))
 		return VERDICT_GO_ON;
-	quota_refused(cell, true);
+	quota_refused(ports_cell(&scratch->key, quota_holder(scratch)), true);
 	return refusal;
 }
 
-/* Counts a port for the owner, towards the destination that the scratch record's key has. */
+/* Counts a port for its holder, towards the destination that the scratch record's key has. */
 EC_INLINE enum verdict quota_reserve(struct scratch *s)
 {
-	__u32 holder = flow_holder(s->owner.ifindex, s->owner.flags);
-	enum verdict verdict = ports_reserve(&s->key, holder, false);
+	enum verdict verdict = ports_reserve(&s->key, quota_holder(s), false);
 
-	return verdict ? quota_verify(s, holder, verdict) : VERDICT_GO_ON;
+	return verdict ? quota_verify(s, verdict) : VERDICT_GO_ON;
 }
 
 #endif

@@ -11,7 +11,7 @@
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
 
-/* What a slot has as its interface if it holds a way, which is no path of what a pod sends. */
+/* In place of the interface that packets come from, for a way: no path of what a pod sends is there. */
 #define WAY_FROM(ctx) (~(ctx)->ifindex)
 
 /* By the kernel's routing table, whether or not the neighbour resolves: redirection queues and asks as the stack does.
@@ -19,26 +19,8 @@
 EC_INLINE enum verdict way_by_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *to, struct path *p)
 {
 	enum verdict verdict = path_route(ctx, pkt, to, p);
-	struct uplink_key key = {.ifindex = p->ifindex};
-	struct uplink *uplink;
 
-	if (verdict < 0)
-		return verdict;
-	uplink = bpf_map_lookup_elem(&uplinks, &key);
-	if ((verdict && !p->unresolved) || !uplink)
-		return -DROP_SERVICE_ROUTE;
-	p->snat_address = uplink->addresses[pkt->family & 1];
-	return VERDICT_GO_ON;
-}
-
-/* Begins a path to a destination of which this is the entry. */
-EC_INLINE void way_begin(struct path *p, const struct destination *to)
-{
-	p->found = 0;
-	p->kind = to ? to->kind : DESTINATION_WORLD;
-	p->tunnel = false;
-	p->learnt = false;
-	p->unresolved = false;
+	return (!verdict || p->unresolved) && path_leaves(pkt, p) ? VERDICT_GO_ON : -DROP_SERVICE_ROUTE;
 }
 
 /*
@@ -52,7 +34,7 @@ EC_CALL enum verdict way_search(struct __sk_buff *ctx, const struct config *conf
 	struct destination *to = path_destination(&pkt->tuple.dst);
 	enum verdict verdict = VERDICT_GO_ON;
 
-	way_begin(p, to);
+	path_begin(p, to);
 	/* Unencrypted where a policy of the host's may apply it must not leave. */
 	if (p->kind == DESTINATION_SERVICE || p->kind == DESTINATION_LOCAL ||
 	    (to && (to->flags & DESTINATION_TO_STACK)))
@@ -63,9 +45,11 @@ EC_CALL enum verdict way_search(struct __sk_buff *ctx, const struct config *conf
 	else if (p->kind != DESTINATION_HOST)
 		verdict = way_by_route(ctx, pkt, &pkt->tuple.dst, p);
 	if (verdict)
-		return verdict == -DROP_NEIGHBOUR_LIMIT ? verdict : -DROP_SERVICE_ROUTE;
-	path_keep(p, ctx, pkt);
-	p->from = WAY_FROM(ctx);
+		return -DROP_SERVICE_ROUTE;
+	/* On behalf of clients outside, of which each pod and each uplink may have any number. */
+	if (p->unresolved && path_ask(0, WAY_FROM(ctx), pkt, p) < 0)
+		return -DROP_NEIGHBOUR_LIMIT;
+	path_keep(p, WAY_FROM(ctx), pkt);
 	p->source = pkt->tuple.src;
 	return VERDICT_GO_ON;
 }
@@ -73,8 +57,7 @@ EC_CALL enum verdict way_search(struct __sk_buff *ctx, const struct config *conf
 /* Whether the slot holds the packet's way. Rules may depend on its source, which is not its interface's. */
 EC_INLINE bool way_holds(const struct path *p, const struct __sk_buff *ctx, const struct pkt *pkt)
 {
-	return p->from == WAY_FROM(ctx) && p->proto == pkt->tuple.proto && addr_equal(&p->address, &pkt->tuple.dst) &&
-	       addr_equal(&p->source, &pkt->tuple.src) && bpf_ktime_get_coarse_ns() - p->found < cfg.path_lifetime;
+	return path_holds(p, WAY_FROM(ctx), pkt) && addr_equal(&p->source, &pkt->tuple.src);
 }
 
 /* The way of the packet; p is its slot. */
@@ -109,7 +92,7 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 	const struct config *config = config_get();
 	struct destination *there = path_destination(to);
 	enum destination_kind kind = there ? there->kind : DESTINATION_WORLD;
-	struct path *p = path_slot(ctx, &s->pkt);
+	struct path *p = path_slot(WAY_FROM(ctx), &s->pkt);
 	enum verdict verdict = way_judge(&s->pkt, kind, s->target.port);
 
 	if (verdict)
@@ -127,7 +110,7 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 		s->owner.address = *path_node_address(config, s->pkt.family);
 		return VERDICT_GO_ON;
 	}
-	way_begin(p, there);
+	path_begin(p, there);
 	verdict = way_by_route(ctx, &s->pkt, to, p);
 	s->owner.address = p->snat_address;
 	return verdict;

@@ -3,6 +3,8 @@ package prog
 import (
 	"bytes"
 	"cmp"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -137,6 +139,46 @@ func TestOutsideWithoutRoute(t *testing.T) {
 		b.fromPod(udp(podB, 8080, foreign, 5000)).is("drop SERVICE_ROUTE")
 		b.serve(vip2, 80, wire.UDP, mute+":8080").nodePort(30081, 0)
 		b.fromUplink(udp(world, 5000, nodeIP, 30081)).is("forwarded") // the kernel asks for the neighbour
+	})
+}
+
+// Where an uplink's interface does not forward, as that of a host of IPv6 need not, what goes out of it is sent all the same.
+func TestOutsideOfAnUplinkThatDoesNotForward(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		for _, ip := range []string{"ipv4", "ipv6"} {
+			must(t, os.WriteFile("/proc/sys/net/"+ip+"/conf/ecprup/forwarding", []byte("0"), 0))
+		}
+		for end, want := range away {
+			b.serve(vip, 80, wire.TCP, end+":8080").nodePort(30080, 0)
+			p := tcp(world, 5000, nodeIP, 30080, syn)
+			b.back(b.fromUplink(p).is(want), p).flow(ends(wire.TCP, nodeIP, 30080, world, 5000))
+			b.sweep(0, 86401e9, false)
+		}
+	})
+}
+
+// Of neighbours that do not answer, the stack is made to ask for few on behalf of the world, and none of them is a pod's.
+func TestSilentClients(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, end := range []string{podB, remote} {
+			b := newBed(t, f, withServices)
+			b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
+			began, asked := time.Now(), 0
+			for i := range 150 {
+				p := udp("172.16.0."+strconv.Itoa(100+i), 5000, nodeIP, 30080)
+				out := b.fromUplink(p).view()
+				if r := b.sentBack(end, end, udp(end, 8080, out.src, out.sport)); r.what == "forwarded" {
+					asked++
+				} else {
+					r.is("drop NEIGHBOUR_LIMIT")
+				}
+			}
+			if most := 102 + int(time.Since(began).Seconds()*20); asked < 100 || asked > most {
+				t.Errorf("%d clients of %s were asked for, want 100 to %d", asked, end, most)
+			}
+			b.leftToStack("from the pod itself", b.fromPod(udp(podB, 5000, "172.16.0.99", 53)))
+		}
 	})
 }
 
