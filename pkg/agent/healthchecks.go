@@ -39,7 +39,7 @@ type healthCheck struct {
 	port  uint16
 	ready atomic.Int64
 	open  map[netip.Addr]*openCheck
-	err   error // why there is not one for each address; nil: there is
+	err   error // why there is none for an address of the node's
 }
 
 type openCheck struct {
@@ -84,11 +84,15 @@ func (h *healthChecks) listen() {
 		c.close(h.addresses)
 		c.err = nil
 		for _, at := range h.addresses {
-			if c.open[at] == nil {
-				c.err = errors.Join(c.err, h.serve(name, c, at))
+			if c.open[at] != nil {
+				continue
+			}
+			err := h.serve(name, c, at)
+			h.failing = h.failing || err != nil
+			if !errors.Is(err, syscall.EADDRNOTAVAIL) { // else the address is gone, or not quite there
+				c.err = errors.Join(c.err, err)
 			}
 		}
-		h.failing = h.failing || c.err != nil
 	}
 }
 

@@ -114,12 +114,15 @@ func TestHealthChecksOnNodePortAddresses(t *testing.T) {
 	}{
 		{[]string{"127.0.0.1", "192.0.2.1"}, asked{200, 1}, asked{}},
 		{[]string{"127.0.0.1", "172.18.0.11"}, asked{200, 1}, asked{200, 1}},
-		{[]string{"172.18.0.11"}, asked{}, asked{200, 1}},
+		{[]string{"172.18.0.11", "172.18.0.99"}, asked{}, asked{200, 1}},
 	} {
 		c.place(here(step.held...))
 		assertAsked(t, strings.Join(step.held, ","), "127.0.0.1:32000", step.loopback)
 		assertAsked(t, strings.Join(step.held, ","), "172.18.0.11:32000", step.node)
 		assertAsked(t, strings.Join(step.held, ","), "127.0.0.2:32000", asked{})
+	}
+	if found := c.read().problems; len(found) > 0 || time.Until(c.due()) > portRetry {
+		t.Errorf("an address that is not there: %v, due in %s", found, time.Until(c.due()))
 	}
 }
 
@@ -179,6 +182,9 @@ func TestHealthOfServices(t *testing.T) {
 		if got.Updated = want.Updated; got != want {
 			t.Errorf("%s: %+v, want %+v", when, got, want)
 		}
+		if said := l.whoServes(); strings.Contains(said, "this node serves none") == want.Healthy {
+			t.Errorf("%s: ebpfctl is told %q", when, said)
+		}
 	}
 	is("nothing is known", health.State{})
 	leaving := n1()
@@ -210,6 +216,15 @@ func TestHealthOfServices(t *testing.T) {
 	late()
 	l.services.again()
 	is("which has heard of nothing new", health.State{Healthy: true})
+	l.status.leave(healthAddress, true)
+	l.status.leave(modeAddress, true)
+	if said := l.whoServes(); !strings.HasSuffix(said, "; kube-proxy answers on 127.0.0.1:10249 and :10256") {
+		t.Errorf("ebpfctl is told %q", said)
+	}
+	l.status.leave(modeAddress, false)
+	if said := l.whoServes(); !strings.HasSuffix(said, "; kube-proxy answers on :10256") {
+		t.Errorf("ebpfctl is told %q", said)
+	}
 }
 
 // The addresses where kube-proxy answers are its while it runs. Nobody is bothered with that.

@@ -70,6 +70,9 @@ func (l *loop) whoServes() string {
 	if left := l.status.read().left; len(left) > 0 {
 		who += "; kube-proxy answers on " + strings.Join(left, " and ")
 	}
+	if !l.status.health().Healthy {
+		who += "; load balancers are told that this node serves none"
+	}
 	return who
 }
 
