@@ -35,30 +35,31 @@ int ec_sendmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int ec_recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return sock_tell(ctx, FAMILY_IPV4);
+	return sock_tell(ctx, FAMILY_IPV4, false);
 }
 
 SEC("cgroup/recvmsg6")
 int ec_recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return sock_tell(ctx, FAMILY_IPV6);
+	return sock_tell(ctx, FAMILY_IPV6, false);
 }
 
 SEC("cgroup/getpeername4")
 int ec_getpeername4(struct bpf_sock_addr *ctx)
 {
-	return sock_tell(ctx, FAMILY_IPV4);
+	return sock_tell(ctx, FAMILY_IPV4, true);
 }
 
 SEC("cgroup/getpeername6")
 int ec_getpeername6(struct bpf_sock_addr *ctx)
 {
-	return sock_tell(ctx, FAMILY_IPV6);
+	return sock_tell(ctx, FAMILY_IPV6, true);
 }
 
 SEC("cgroup/sock_release")
 int ec_sock_release(struct bpf_sock *ctx)
 {
-	sock_forget(ctx);
+	if (cfg.services && cfg.host_netns && bpf_get_netns_cookie(ctx) == cfg.host_netns)
+		sock_forget(bpf_get_socket_cookie(ctx));
 	return SOCK_PASSED;
 }

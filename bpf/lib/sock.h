@@ -133,26 +133,32 @@ EC_CALL enum verdict sock_choose(struct target *t, const struct service *fronten
 	return verdict;
 }
 
-/* The key of an end of the socket. */
-EC_INLINE struct socket_key sock_key(const struct sock_peer *peer, const struct addr *address, __be16 port,
-				     enum socket_end end)
+/*
+ * Finds what is known of the socket and a Service, by its frontend, or else by the backend's
+ * address and port. The key is that, or where it is to be noted.
+ */
+EC_CALL const struct socket_entry *sock_find(const struct sock_peer *peer, bool frontend, struct socket_key *key)
 {
-	struct socket_key key = {
-		.cookie = peer->cookie,
-		.address = *address,
-		.port = port,
-		.proto = peer->proto,
-		.end = end,
-	};
+	const struct socket_entry *e;
 
-	return key;
+	key->cookie = peer->cookie;
+	for (int i = 0; i < SOCKET_PEERS; i++) {
+		key->number = i;
+		e = bpf_map_lookup_elem(&sockets, key);
+		if (!e)
+			return NULL;
+		if (peer->port == (frontend ? e->frontend_port : e->backend_port) &&
+		    addr_equal(&peer->address, frontend ? &e->frontend_address : &e->backend_address))
+			return e;
+	}
+	/* The first may be of a connected socket, to which it is worth more. */
+	key->number = 1 + bpf_get_prandom_u32() % (SOCKET_PEERS - 1);
+	return NULL;
 }
 
 /* The backend of earlier datagrams to the same frontend, while it serves; false: there is none. */
-EC_CALL bool sock_goes_on(const struct sock_peer *peer, __u32 set, struct target *t)
+EC_CALL bool sock_goes_on(const struct socket_entry *e, __u32 set, struct target *t)
 {
-	struct socket_key key = sock_key(peer, &peer->address, peer->port, SOCKET_FRONTEND);
-	const struct socket_entry *e = bpf_map_lookup_elem(&sockets, &key);
 	const struct backend *b;
 
 	if (!e || e->set != set)
@@ -161,38 +167,34 @@ EC_CALL bool sock_goes_on(const struct sock_peer *peer, __u32 set, struct target
 	return b && backend_serves(b, set, e->generation) && backend_take(t, e->backend, set);
 }
 
-/* Remembers the end of a socket that has an address; the other one is in the entry. */
-EC_INLINE void sock_note(const struct sock_peer *peer, const struct addr *address, __be16 port, enum socket_end end,
-			 const struct socket_entry *entry)
-{
-	struct socket_key key = sock_key(peer, address, port, end);
-	const struct socket_entry *e = bpf_map_lookup_elem(&sockets, &key);
-
-	/* Most datagrams are to where the last one was. */
-	if (!e || e->connected < entry->connected || e->backend != entry->backend ||
-	    e->generation != entry->generation || e->other_port != entry->other_port ||
-	    !addr_equal(&e->other_address, &entry->other_address))
-		bpf_map_update_elem(&sockets, &key, entry, BPF_ANY);
-}
-
-/* Remembers that the socket's peer is the target, which a Service stands for. */
-EC_CALL void sock_remember(const struct sock_peer *peer, const struct target *t)
+/* Remembers that the target is behind what the process has named. */
+EC_CALL void sock_remember(const struct sock_peer *peer, const struct target *t, const struct socket_key *key)
 {
 	struct socket_entry entry = {
-		.other_address = peer->address,
-		.other_port = peer->port,
+		.frontend_address = peer->address,
+		.frontend_port = peer->port,
+		.backend_address = t->address,
+		.backend_port = t->port,
+		.proto = peer->proto,
 		.connected = peer->connects,
 		.set = t->set,
 		.backend = t->backend,
 		.generation = t->generation,
 	};
 
-	sock_note(peer, &t->address, t->port, SOCKET_BACKEND, &entry);
-	if (peer->connects)
-		return;
-	entry.other_address = t->address;
-	entry.other_port = t->port;
-	sock_note(peer, &peer->address, peer->port, SOCKET_FRONTEND, &entry);
+	bpf_map_update_elem(&sockets, key, &entry, BPF_ANY);
+}
+
+/* Forgets a socket. */
+EC_CALL void sock_forget(__u64 cookie)
+{
+	struct socket_key key = {.cookie = cookie};
+
+	for (int i = 0; i < SOCKET_PEERS; i++) {
+		key.number = i;
+		if (bpf_map_delete_elem(&sockets, &key))
+			return;
+	}
 }
 
 /*
@@ -201,21 +203,28 @@ EC_CALL void sock_remember(const struct sock_peer *peer, const struct target *t)
  */
 EC_CALL enum verdict sock_turn(const struct sock_peer *peer, struct target *t)
 {
+	const struct socket_entry *e = NULL;
+	struct socket_key key = {.cookie = peer->cookie};
 	struct service frontend;
 	enum verdict verdict = sock_frontend(peer, &frontend);
 
 	/* Resolvers connect datagram sockets to an address only to learn which of their own they would have. */
 	if (verdict == -DROP_NO_SERVICE_PORT && peer->connects && peer->proto == IPPROTO_UDP)
-		return VERDICT_STACK;
+		verdict = VERDICT_STACK;
+	if (verdict == VERDICT_STACK && peer->connects)
+		sock_forget(peer->cookie);
 	if (verdict)
 		return verdict;
 	if ((frontend.flags & SERVICE_RANGES) && !sock_in_range(&peer->address, frontend.set))
 		return -DROP_SOURCE_RANGE;
-	if (peer->connects || !sock_goes_on(peer, frontend.set, t))
-		verdict = sock_choose(t, &frontend);
+	if (!peer->connects)
+		e = sock_find(peer, true, &key);
+	if (sock_goes_on(e, frontend.set, t))
+		return VERDICT_FORWARDED;
+	verdict = sock_choose(t, &frontend);
 	if (verdict)
 		return verdict;
-	sock_remember(peer, t);
+	sock_remember(peer, t, &key);
 	return VERDICT_FORWARDED;
 }
 
@@ -251,47 +260,23 @@ EC_INLINE enum sock_result sock_send(struct bpf_sock_addr *ctx, enum family fami
 	return SOCK_PASSED;
 }
 
-/* A process is told who has sent a datagram, or who its peer is: the Service, if one stands for that. */
-EC_INLINE enum sock_result sock_tell(struct bpf_sock_addr *ctx, enum family family)
+/*
+ * A process is told who has sent a datagram, or whom its socket is connected to: the Service,
+ * if one stands for that.
+ */
+EC_INLINE enum sock_result sock_tell(struct bpf_sock_addr *ctx, enum family family, bool connected)
 {
 	struct sock_peer peer = {};
 	const struct socket_entry *e;
-	struct socket_key key;
+	struct socket_key key = {};
 
 	if (!sock_is_ours(ctx))
 		return SOCK_PASSED;
 	sock_read(ctx, family, &peer);
-	key = sock_key(&peer, &peer.address, peer.port, SOCKET_BACKEND);
-	e = bpf_map_lookup_elem(&sockets, &key);
-	if (e)
-		sock_write(ctx, family, &e->other_address, e->other_port);
+	e = sock_find(&peer, false, &key);
+	if (e && e->connected >= connected)
+		sock_write(ctx, family, &e->frontend_address, e->frontend_port);
 	return SOCK_PASSED;
-}
-
-/* A socket is closed: what is known of its peer is forgotten. The rest makes room when that is needed. */
-EC_INLINE void sock_forget(struct bpf_sock *ctx)
-{
-	const volatile struct bpf_sock *sk = ctx;
-	struct socket_key key = {.end = SOCKET_BACKEND};
-	__u32 *w = (__u32 *)key.address.bytes;
-	__be32 v4;
-
-	if (!cfg.services || !cfg.host_netns || bpf_get_netns_cookie(ctx) != cfg.host_netns)
-		return;
-	/* Volatile, and first: else the compiler makes one read of this and dst_ip6[3], which the verifier refuses. */
-	v4 = sk->dst_ip4;
-	if (sk->family == EC_AF_INET6) {
-		w[0] = sk->dst_ip6[0];
-		w[1] = sk->dst_ip6[1];
-		w[2] = sk->dst_ip6[2];
-		w[3] = sk->dst_ip6[3];
-	} else {
-		addr_set_v4(&key.address, v4);
-	}
-	key.cookie = bpf_get_socket_cookie(ctx);
-	key.port = sk->dst_port;
-	key.proto = sk->protocol;
-	bpf_map_delete_elem(&sockets, &key);
 }
 
 #endif

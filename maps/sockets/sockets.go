@@ -2,8 +2,6 @@
 // processes talk to. The programs write it.
 package sockets
 
-//go:generate go run ../../tools/enums
-
 import (
 	"cmp"
 
@@ -17,28 +15,27 @@ const Name = "sockets"
 // Key is struct socket_key.
 type Key struct {
 	// Cookie is the kernel's number of the socket.
-	Cookie  uint64
-	Address wire.Addr
-	Port    wire.Port
-	Proto   wire.Protocol
-	End     End
-	_       uint32
+	Cookie uint64
+	// Number is the Service's among those of the socket.
+	Number uint32
+	_      uint32
 }
 
 // Value is struct socket_entry.
 type Value struct {
-	OtherAddress wire.Addr
-	OtherPort    wire.Port
+	FrontendAddress wire.Addr
+	BackendAddress  wire.Addr
+	FrontendPort    wire.Port
+	BackendPort     wire.Port
+	Proto           wire.Protocol
 	// Connected is 1 when the socket has been connected, else it has sent a datagram.
-	Connected uint16
+	Connected uint8
+	_         uint16
 	// Set and Backend are numbers of the maps sets and backends.
 	Set        uint32
 	Backend    uint32
 	Generation uint32
 }
-
-// End says which of the two addresses is the key's: enum socket_end.
-type End uint8
 
 // Definition defines the map.
 var Definition = typed.Define[Key, Value](typed.Definition{
@@ -47,14 +44,10 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	View: typed.View[Key, Value]{
 		Columns: typed.Columns("COOKIE#", "PROTO", "FRONTEND", "ENDPOINT", "SET#", "BACKEND#"),
 		Compare: func(a, b typed.Entry[Key, Value]) int {
-			return cmp.Or(cmp.Compare(a.Key.Cookie, b.Key.Cookie), a.Key.Address.Compare(b.Key.Address), cmp.Compare(a.Key.End, b.Key.End))
+			return cmp.Or(cmp.Compare(a.Key.Cookie, b.Key.Cookie), cmp.Compare(a.Key.Number, b.Key.Number))
 		},
 		Cells: func(k Key, v Value) []any {
-			frontend, backend := v.OtherAddress.With(v.OtherPort), k.Address.With(k.Port)
-			if k.End == Frontend {
-				frontend, backend = backend, frontend
-			}
-			return []any{k.Cookie, k.Proto, frontend, backend, v.Set, v.Backend}
+			return []any{k.Cookie, v.Proto, v.FrontendAddress.With(v.FrontendPort), v.BackendAddress.With(v.BackendPort), v.Set, v.Backend}
 		},
 	},
 })

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
@@ -45,7 +44,7 @@ func (c *serviceController) endSockets(ctx context.Context) error {
 	}
 }
 
-// endSocketsNow ends the sockets that our programs have connected to backends that serve no more, and forgets them.
+// endSocketsNow ends the sockets that our programs have connected to backends that serve no more.
 func (c *serviceController) endSocketsNow() error {
 	stale, err := c.staleSockets()
 	if len(stale) == 0 || err != nil {
@@ -56,34 +55,24 @@ func (c *serviceController) endSocketsNow() error {
 		return err
 	}
 	for _, s := range all {
-		if _, is := stale[socketAt(s.Cookie, s.Peer)]; is {
+		// One that has another peer by now, or none, is known until it is closed or connected again.
+		if v, is := stale[s.Cookie]; is && v.BackendAddress == wire.AddrFrom(s.Peer.Addr()) && v.BackendPort == wire.PortFrom(s.Peer.Port()) {
 			err = errors.Join(err, s.End())
+			c.log.Debug("UDP socket to a backend that serves no more ended", "cookie", s.Cookie, "backend", s.Peer)
 		}
-	}
-	if err != nil {
-		return err
-	}
-	c.log.Debug("UDP sockets to backends that serve no more ended", "number", len(stale))
-	for k := range stale {
-		err = errors.Join(err, c.dp.Maps.Sockets.Delete(k))
 	}
 	return err
 }
 
-// socketAt is the key of a connected UDP socket.
-func socketAt(cookie uint64, peer netip.AddrPort) sockets.Key {
-	return sockets.Key{Cookie: cookie, Address: wire.AddrFrom(peer.Addr()), Port: wire.PortFrom(peer.Port()), Proto: wire.UDP, End: sockets.Backend}
-}
-
-// staleSockets are the connected UDP sockets whose backend serves no more.
-func (c *serviceController) staleSockets() (map[sockets.Key]struct{}, error) {
-	stale := map[sockets.Key]struct{}{}
+// staleSockets are the connected UDP sockets whose backend serves no more, by their cookies.
+func (c *serviceController) staleSockets() (map[uint64]sockets.Value, error) {
+	stale := map[uint64]sockets.Value{}
 	known := map[uint32]backends.Value{}
 	for e, err := range c.dp.Maps.Sockets.All() {
 		if err != nil {
 			return nil, err
 		}
-		if e.Key.Proto != wire.UDP || e.Key.End != sockets.Backend || e.Value.Connected == 0 {
+		if e.Value.Proto != wire.UDP || e.Value.Connected == 0 {
 			continue
 		}
 		b, read := known[e.Value.Backend]
@@ -94,7 +83,7 @@ func (c *serviceController) staleSockets() (map[sockets.Key]struct{}, error) {
 			known[e.Value.Backend] = b
 		}
 		if b.Set != e.Value.Set || b.Generation != e.Value.Generation || b.Flags&backends.Serving == 0 {
-			stale[e.Key] = struct{}{}
+			stale[e.Key.Cookie] = e.Value
 		}
 	}
 	return stale, nil

@@ -204,15 +204,12 @@ func fillServices(t *testing.T, r Reader) {
 	put(t, r, affinity.ClientsName, typed.Entry[affinity.ClientKey, affinity.Client]{
 		Key: affinity.ClientKey{Client: addr("192.0.2.80"), Set: 5}, Value: affinity.Client{Backend: 9, Generation: 2, LastSeen: now - uint64(time.Minute)},
 	})
-	frontend, backend := addr("10.96.0.10"), addr("10.244.2.7")
+	to := sockets.Value{
+		FrontendAddress: addr("10.96.0.10"), FrontendPort: wire.PortFrom(53), BackendAddress: addr("10.244.2.7"), BackendPort: wire.PortFrom(5353),
+		Proto: wire.UDP, Connected: 1, Set: 5, Backend: 9, Generation: 2,
+	}
 	put(t, r, sockets.Name,
-		typed.Entry[sockets.Key, sockets.Value]{
-			Key:   sockets.Key{Cookie: 77, Address: backend, Port: wire.PortFrom(5353), Proto: wire.UDP, End: sockets.Backend},
-			Value: sockets.Value{OtherAddress: frontend, OtherPort: wire.PortFrom(53), Connected: 1, Set: 5, Backend: 9, Generation: 2},
-		},
-		typed.Entry[sockets.Key, sockets.Value]{
-			Key:   sockets.Key{Cookie: 78, Address: frontend, Port: wire.PortFrom(53), Proto: wire.UDP, End: sockets.Frontend},
-			Value: sockets.Value{OtherAddress: backend, OtherPort: wire.PortFrom(5353), Set: 5, Backend: 9, Generation: 2},
-		},
+		typed.Entry[sockets.Key, sockets.Value]{Key: sockets.Key{Cookie: 77}, Value: to},
+		typed.Entry[sockets.Key, sockets.Value]{Key: sockets.Key{Cookie: 77, Number: 1}, Value: to},
 	)
 }

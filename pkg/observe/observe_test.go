@@ -57,8 +57,8 @@ var filledJSON = map[string]string{
   {"client": "192.0.2.80", "set": 5, "backend": 9, "generation": 2, "last_seen": 35940000000000, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
 ]`,
 	"sockets": `[
-  {"cookie": 77, "address": "10.244.2.7", "port": 5353, "proto": "udp", "end": "backend", "other_address": "10.96.0.10", "other_port": 53, "connected": 1, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"},
-  {"cookie": 78, "address": "10.96.0.10", "port": 53, "proto": "udp", "end": "frontend", "other_address": "10.244.2.7", "other_port": 5353, "connected": 0, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
+  {"cookie": 77, "number": 0, "frontend_address": "10.96.0.10", "backend_address": "10.244.2.7", "frontend_port": 53, "backend_port": 5353, "proto": "udp", "connected": 1, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"},
+  {"cookie": 77, "number": 1, "frontend_address": "10.96.0.10", "backend_address": "10.244.2.7", "frontend_port": 53, "backend_port": 5353, "proto": "udp", "connected": 1, "set": 5, "backend": 9, "generation": 2, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
 ]`,
 	"uplinks": `[
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
@@ -177,7 +177,7 @@ CLIENT      SET  BACKEND  AGE  SERVICE               PORT NAME
 		"sockets": `
 COOKIE  PROTO  FRONTEND       ENDPOINT         SET  BACKEND  SERVICE               PORT NAME
     77  udp    10.96.0.10:53  10.244.2.7:5353    5        9  kube-system/kube-dns  dns
-    78  udp    10.96.0.10:53  10.244.2.7:5353    5        9  kube-system/kube-dns  dns
+    77  udp    10.96.0.10:53  10.244.2.7:5353    5        9  kube-system/kube-dns  dns
 `,
 		"snat": `
 PROTO  SOURCE            DESTINATION     AS                BACKEND          STATE    FLAGS    IFINDEX  AGE  POD NAME

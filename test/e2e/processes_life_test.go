@@ -37,8 +37,10 @@ func TestProcessesLeaveABackend(t *testing.T) {
 		return conn
 	}
 	waits, stays, straight := open(to), open(other), open(s.near.Endpoint(family, backendPort).At)
-	loose := openLoose(t, p, to.Addr())
+	loose, turned := openLoose(t, p, to.Addr()), openLoose(t, p, to.Addr())
 	loose.ask(t, to)
+	turned.connect(t, to)
+	turned.connect(t, s.near.Endpoint(family, backendPort).At)
 	stream, err := p.DialTCP(t.Context(), to)
 	if err != nil {
 		t.Fatal(err)
@@ -59,6 +61,7 @@ func TestProcessesLeaveABackend(t *testing.T) {
 			t.Errorf("a socket connected to %s is answered by %v", what, by)
 		}
 	}
+	turned.connected(t, s.near.Endpoint(family, backendPort).At)
 	if by := loose.ask(t, to); by.Addr() != s.far.AddrOf(family) {
 		t.Errorf("a socket connected to nobody is answered by %v", by)
 	}

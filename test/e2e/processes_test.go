@@ -18,149 +18,6 @@ import (
 
 // Services that the node's own processes reach, by the programs on its cgroup.
 
-// startProcess starts one of a node's own, in a network namespace.
-func startProcess(t *testing.T, node *lab.Node, in *lab.Namespace) *lab.Process {
-	t.Helper()
-	p, err := node.StartProcess(in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p
-}
-
-// asTCP connects and returns who has answered. The process is told that its peer is the Service.
-func asTCP(t *testing.T, p *lab.Process, to netip.AddrPort) (by netip.AddrPort) {
-	t.Helper()
-	conn, err := p.DialTCP(t.Context(), to)
-	if err != nil {
-		t.Error(err)
-		return by
-	}
-	defer conn.Close()
-	assertPeer(t, conn, to)
-	if err := conn.Echo(t.Context(), 10_000); err != nil {
-		t.Error(err)
-	}
-	return conn.By
-}
-
-func assertPeer(t *testing.T, conn net.Conn, want netip.AddrPort) {
-	t.Helper()
-	got, err := netip.ParseAddrPort(conn.RemoteAddr().String())
-	if err != nil || got.Port() != want.Port() || got.Addr().Unmap() != want.Addr().Unmap() {
-		t.Errorf("the peer is %v, want %v; %v", got, want, err)
-	}
-}
-
-// who is a question of which a server adds to the echo at which of its addresses it was asked.
-var who = append([]byte("who?"), make([]byte, 60)...)
-
-// asUDP asks by a datagram of a connected socket.
-func asUDP(t *testing.T, p *lab.Process, to netip.AddrPort) (by netip.AddrPort) {
-	t.Helper()
-	conn, err := p.Dial(unix.SOCK_DGRAM, to)
-	if err != nil {
-		t.Error(err)
-		return by
-	}
-	defer conn.Close()
-	assertPeer(t, conn, to)
-	return ask(t, conn, to)
-}
-
-// ask asks by a datagram of a connected socket. It is told that the Service has answered.
-func ask(t *testing.T, conn net.Conn, to netip.AddrPort) (by netip.AddrPort) {
-	t.Helper()
-	answer := make([]byte, 200)
-	err := conn.SetDeadline(time.Now().Add(3 * time.Second))
-	if err == nil {
-		_, err = conn.Write(who)
-	}
-	if err != nil {
-		t.Error(err)
-		return by
-	}
-	n, from, err := conn.(*net.UDPConn).ReadFromUDPAddrPort(answer)
-	if err != nil || from.Addr().Unmap() != to.Addr().Unmap() || from.Port() != to.Port() {
-		t.Errorf("the answer is from %v, want %v; %v", from, to, err)
-		return by
-	}
-	return answeredBy(t, answer[:n])
-}
-
-func answeredBy(t *testing.T, answer []byte) netip.AddrPort {
-	t.Helper()
-	by, err := netip.ParseAddrPort(string(answer[min(len(who), len(answer)):]))
-	if err != nil {
-		t.Error(err)
-	}
-	return by
-}
-
-// looseSocket is a socket that is connected to nobody.
-type looseSocket struct{ fd int }
-
-func openLoose(t *testing.T, p *lab.Process, to netip.Addr) looseSocket {
-	t.Helper()
-	fd, err := p.Socket(!to.Is4(), unix.SOCK_DGRAM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	limit := unix.NsecToTimeval((3 * time.Second).Nanoseconds())
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		t.Fatal(err)
-	}
-	return looseSocket{fd}
-}
-
-// ask asks by a datagram. It is told that the Service has answered.
-func (d looseSocket) ask(t *testing.T, to netip.AddrPort) (by netip.AddrPort) {
-	t.Helper()
-	if err := unix.Sendto(d.fd, who, 0, lab.Sockaddr(to)); err != nil {
-		t.Errorf("send to %s: %v", to, err)
-		return by
-	}
-	answer := make([]byte, 200)
-	n, from, err := unix.Recvfrom(d.fd, answer, 0)
-	if err != nil {
-		t.Errorf("no answer from %s: %v", to, err)
-		return by
-	}
-	if got, want := fmt.Sprint(from), fmt.Sprint(lab.Sockaddr(to)); got != want {
-		t.Errorf("the answer is from %s, want %s", got, want)
-	}
-	return answeredBy(t, answer[:n])
-}
-
-// cookies are the sockets that a node's programs know.
-func cookies(t *testing.T, node *lab.Node) (all []uint64) {
-	t.Helper()
-	for _, row := range dump(t, node, "sockets") {
-		all = append(all, uint64(row["cookie"].(float64)))
-	}
-	return all
-}
-
-func cookieOf(t *testing.T, fd int) uint64 {
-	t.Helper()
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cookie
-}
-
-// mapped is an address of IPv4 as a socket of IPv6 has it.
-func mapped(to netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom16(to.Addr().As16()), to.Port())
-}
-
 // TestProcessesReachServices of every kind of backend, by every kind of socket.
 func TestProcessesReachServices(t *testing.T) {
 	t.Parallel()
@@ -190,9 +47,69 @@ func TestProcessesReachServices(t *testing.T) {
 			}
 		}
 	})
-	// Of those that were connected to nobody it is not known where they have sent: both entries stay.
-	if left, want := cookies(t, s.Nodes[0]), 2*3*len(backers); len(left) != want {
-		t.Errorf("%d entries are left of sockets, want %d: %v", len(left), want, left)
+	if left := cookies(t, s.Nodes[0]); len(left) > 0 {
+		t.Errorf("sockets that are closed are known: %v", left)
+	}
+}
+
+// TestProcessesAskManyServices by one socket, as resolvers do: each answer is the Service's that was asked, and one socket takes
+// the room of few.
+func TestProcessesAskManyServices(t *testing.T) {
+	t.Parallel()
+	s := startServed(t, lab.Options{})
+	node, family := s.Nodes[0], firstFamily(s.Lab)
+	p := startProcess(t, node, node.Namespace)
+	backers := []backer{s.near, s.far, node, s.Nodes[1]}
+	var specs []lab.ServiceSpec
+	for i := range 12 {
+		specs = append(specs, s.spec(fmt.Sprintf("s%d", i), backers[i%len(backers)]))
+	}
+	s.set(t, specs...)
+	at := func(i int) netip.AddrPort { return s.at(fmt.Sprintf("s%d", i), family) }
+	socket := openLoose(t, p, at(0).Addr())
+	var asked, answered []string
+	for i := range backers {
+		asked = append(asked, fmt.Sprint(lab.Sockaddr(at(i))))
+		socket.send(t, at(i))
+	}
+	for range backers {
+		answered = append(answered, socket.sender(t))
+	}
+	slices.Sort(asked)
+	slices.Sort(answered)
+	if !slices.Equal(asked, answered) {
+		t.Errorf("of %v have answered %v", asked, answered)
+	}
+	for i := range specs {
+		socket.send(t, at(i))
+	}
+	if known := cookies(t, node); len(known) != len(backers) {
+		t.Errorf("one socket has %d entries: %v", len(known), known)
+	}
+}
+
+// TestProcessesGoStraight to a backend by a socket that has talked to its Service: then nothing stands for the backend.
+func TestProcessesGoStraight(t *testing.T) {
+	t.Parallel()
+	s := startServed(t, lab.Options{})
+	node, family := s.Nodes[0], firstFamily(s.Lab)
+	p := startProcess(t, node, node.Namespace)
+	s.set(t, s.spec("near", s.near))
+	to, straight := s.at("near", family), s.near.Endpoint(family, backendPort).At
+	for how, begin := range map[string]func(looseSocket){
+		"connected": func(d looseSocket) { d.connect(t, to) },
+		"asked":     func(d looseSocket) { d.ask(t, to) },
+	} {
+		socket := openLoose(t, p, to.Addr())
+		begin(socket)
+		socket.connect(t, straight)
+		if cookie := cookieOf(t, socket.fd); slices.Contains(cookies(t, node), cookie) {
+			t.Errorf("a socket that has %s a Service is known still", how)
+		}
+		// And one that is connected straight may ask the Service by a datagram.
+		socket.send(t, to)
+		socket.connected(t, straight)
+		socket.connect(t, to)
 	}
 }
 
