@@ -44,7 +44,11 @@ EC_INLINE enum verdict backend_slots(const struct service_set *set, bool local, 
 	return all ? -DROP_NO_LOCAL_BACKEND : -DROP_NO_BACKEND;
 }
 
-/* Makes a backend the target; false: it serves no more, or it is a pod of this node that is gone. */
+/*
+ * Makes a backend the target; false: it serves no more, or it is a pod of this node that is
+ * gone. A process may sleep here for longer than numbers wait to be used again, so it is
+ * looked at again after the copy.
+ */
 EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 {
 	const struct config *config = config_get();
@@ -53,6 +57,8 @@ EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 
 	if (!b || !config || b->set != set || !(b->flags & BACKEND_SERVING))
 		return false;
+	t->generation = b->generation;
+	barrier();
 	family = addr_is_v4(&b->address) ? FAMILY_IPV4 : FAMILY_IPV6;
 	if (path_is_ours(config, family, &b->address) && !path_endpoint(&b->address))
 		return false;
@@ -60,9 +66,9 @@ EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 	t->port = b->port;
 	t->set = set;
 	t->backend = number;
-	t->generation = b->generation;
 	t->flags = FLOW_SERVICE | (b->flags & BACKEND_ON_NODE ? FLOW_ON_NODE : 0);
-	return true;
+	barrier();
+	return backend_serves(b, set, t->generation);
 }
 
 /* A search for a backend among the slots of a set. */

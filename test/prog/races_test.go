@@ -14,7 +14,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -260,6 +262,50 @@ func TestRaceCounts(t *testing.T) {
 		b.empty()
 		if a, c, n := b.device(podA).SnatFlows, b.device(podB).SnatFlows, b.portsCounted(); a != 0 || c != 0 || n != 0 {
 			t.Errorf("nothing is left, but %s counts %d flows, %s %d, and %d ports are counted", podA, a, podB, c, n)
+		}
+	})
+}
+
+// A backend's number is another Service's by the time that a new flow has chosen it: none goes there by the first one's frontend.
+func TestRaceBackendOfAnother(t *testing.T) {
+	inOneFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, withTables(uint32(4**rounds), 64))
+		first, second := b.serve(vip, 53, wire.UDP, podB+":53"), b.declare(vip2, 53, wire.UDP, services.ClusterIP)
+		key := backends.Key{Backend: first.all[0]}
+		ours, err := b.backends.Get(key)
+		must(t, err)
+		write := func(address wire.Addr, set uint32, flags backends.Flags) error {
+			v := ours
+			ours.Generation++
+			v.Address, v.Set, v.Flags, v.Generation = address, set, flags, ours.Generation
+			return b.backends.Put(key, v)
+		}
+		theirs := b.addr(remote)
+		open := func(round int) error {
+			for i := range uint16(10) {
+				if _, err := b.send(wire.FromPod, b.pods[podA].index, udp(podA, 2000+uint16(round)*10+i, vip, 53).bytes(f)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		b.beside(*rounds, open, func(int) error {
+			for range 20 {
+				err := errors.Join(write(ours.Address, first.set, ours.Flags), write(ours.Address, first.set, 0), write(theirs, second.set, ours.Flags))
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}, func(int) {})
+		opened := all(b, b.snat)
+		for tuple, flow := range opened {
+			if flow.FarAddress == theirs {
+				t.Fatalf("%v goes to %v", tuple, flow.FarAddress)
+			}
+		}
+		if len(opened) == 0 {
+			t.Error("no flow was opened")
 		}
 	})
 }
