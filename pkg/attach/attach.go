@@ -149,11 +149,12 @@ func (a Attacher) byFilter(ifindex int, hook Hook, prog *ebpf.Program) (qdisc bo
 	return qdisc, a.removeLink(ifindex, hook)
 }
 
-// Detach removes what we attached to the hook, by either mechanism. It is no
-// error if there is nothing, or no such interface.
+// Detach removes what we attached to the hook, by either mechanism; what is on
+// another cgroup than Cgroup stays, until Attach has moved it. It is no error if
+// there is nothing, or no such interface.
 func (a Attacher) Detach(ifindex int, hook Hook) error {
 	if hook.OnSockets() {
-		return a.removeLink(ifindex, hook)
+		return a.detachCgroup(hook)
 	}
 	return errors.Join(a.removeLink(ifindex, hook), removeFilter(ifindex, hook))
 }

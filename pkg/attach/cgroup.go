@@ -1,7 +1,9 @@
 package attach
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -42,18 +44,42 @@ var socketTypes = map[Hook]ebpf.AttachType{
 }
 
 // attachCgroup has the pinned link run prog, or makes one. One that is on another cgroup than ours, or whose cgroup is gone,
-// is removed.
+// is removed afterwards.
 func (a Attacher) attachCgroup(hook Hook, prog *ebpf.Program) error {
 	state, err := a.linkState(0, hook)
-	if err == nil && state.Mode == "" {
-		err = a.removeLink(0, hook)
-	}
 	if err != nil {
 		return err
 	}
-	return a.attachLink(0, hook, prog, func() (link.Link, error) {
-		return link.AttachCgroup(link.CgroupOptions{Path: a.Cgroup, Attach: socketTypes[hook], Program: prog})
+	if state.Mode != "" {
+		_, err = a.updateLink(0, hook, prog)
+		return err
+	}
+	return a.newLink(0, hook, func() (link.Link, error) {
+		l, err := link.AttachCgroup(link.CgroupOptions{Path: a.Cgroup, Attach: socketTypes[hook], Program: prog})
+		if err != nil {
+			return nil, err
+		}
+		if err := a.removeLink(0, hook); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		return l, nil
 	})
+}
+
+// detachCgroup removes the pinned link, but not from another cgroup than ours.
+func (a Attacher) detachCgroup(hook Hook) error {
+	path := a.Dir.Link(string(hook), 0)
+	info, err := readLink(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read link %s: %w", path, err)
+	}
+	if ours, err := a.isCgroup(info); err != nil || !ours && info.cgroup() != 0 {
+		return err
+	}
+	return a.removeLink(0, hook)
 }
 
 // isCgroup reports whether a link is on our cgroup; without one of ours, on any.

@@ -77,6 +77,15 @@ func TestSockets(t *testing.T) {
 		is(b, Cgroup, oldID)
 		is(a, "", 0)
 		is(Attacher{Dir: dir}, Cgroup, oldID) // who asks for none sees any
+		if err := a.Detach(0, hook); err != nil {
+			t.Errorf("%s: %v", hook, err)
+		}
+		is(b, Cgroup, oldID)
+		// What can't be attached leaves the other where it is.
+		if _, err := (Attacher{Dir: dir, Cgroup: t.TempDir()}).Attach(0, hook, next); err == nil {
+			t.Errorf("%s: attached to what is no cgroup", hook)
+		}
+		is(b, Cgroup, oldID)
 		for range 2 {
 			if err := b.Detach(0, hook); err != nil {
 				t.Errorf("%s: %v", hook, err)

@@ -30,6 +30,11 @@ func (a Attacher) attachLink(ifindex int, hook Hook, prog *ebpf.Program, attach 
 	if done || err != nil {
 		return err
 	}
+	return a.newLink(ifindex, hook, attach)
+}
+
+// newLink makes a link and pins it.
+func (a Attacher) newLink(ifindex int, hook Hook, attach func() (link.Link, error)) error {
 	l, err := attach()
 	if err != nil {
 		return fmt.Errorf("make link: %w", err)

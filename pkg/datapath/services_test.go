@@ -157,6 +157,30 @@ func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
 	n.assertSockets(t, true)
 }
 
+// TestSocketsMoveToAnotherCgroup when a start names one, and stay on the old one if that start fails before they have.
+func TestSocketsMoveToAnotherCgroup(t *testing.T) {
+	old := newNode(t, isolated(t, attach.Auto))
+	old.opts.Spec, old.opts.Cgroup = stubs(t), priv.Cgroup(t)
+	mustLoad(t, old.serving(true))
+	moved := old
+	moved.opts.Cgroup = priv.Cgroup(t)
+	broken := errors.New("broken")
+	_, err := load(context.Background(), moved.serving(true), func(s step) error {
+		if s == stepCommitted {
+			return broken
+		}
+		return nil
+	})
+	if !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	old.assertSockets(t, true)
+	moved.assertSockets(t, false)
+	mustLoad(t, moved.serving(true))
+	old.assertSockets(t, false)
+	moved.assertSockets(t, true)
+}
+
 // TestSocketsAreAttachedAgain after somebody has removed some.
 func TestSocketsAreAttachedAgain(t *testing.T) {
 	n := newNode(t, isolated(t, attach.Auto))
