@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,16 @@ func FindCgroup() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	all := cgroupMounts(string(mounts))
+	return findAmong(cgroupMounts(string(mounts)), own, first)
+}
+
+// findAmong looks among mounts, given the cgroups of this process and of process 1.
+func findAmong(all []cgroupMount, own, first string) (string, error) {
+	// Others may be mounted over it, or out of reach.
+	all = slices.DeleteFunc(all, func(m cgroupMount) bool {
+		at, err := CheckCgroup(m.dir)
+		return err != nil || at != m.dir
+	})
 	for _, m := range all {
 		// Every cgroup but the first of all has this file.
 		if _, err := os.Stat(filepath.Join(m.dir, "cgroup.events")); errors.Is(err, fs.ErrNotExist) || m.holds(own, first) {
@@ -59,12 +69,15 @@ func FindCgroup() (string, error) {
 // cgroupMount is where a cgroup of version 2 is mounted, and its path as this process's cgroup namespace has it.
 type cgroupMount struct{ dir, root string }
 
+// unescape gives the characters back that separate fields in a list of mounts.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
 // cgroupMounts reads them from a list of mounts.
 func cgroupMounts(mountinfo string) (all []cgroupMount) {
 	for line := range strings.Lines(mountinfo) {
 		before, after, _ := strings.Cut(line, " - ")
 		if fields := strings.Fields(before); len(fields) >= 5 && strings.HasPrefix(after, "cgroup2 ") {
-			all = append(all, cgroupMount{dir: fields[4], root: fields[3]})
+			all = append(all, cgroupMount{dir: unescape.Replace(fields[4]), root: unescape.Replace(fields[3])})
 		}
 	}
 	return all

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,8 +15,9 @@ func TestCgroupMounts(t *testing.T) {
 25 24 0:23 / /sys/fs/cgroup/unified rw,relatime shared:10 - cgroup2 cgroup2 rw
 26 24 0:24 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu
 90 80 0:23 /../../.. /host/sys/fs/cgroup ro,relatime - cgroup2 cgroup rw
+91 80 0:23 / /mnt/a\040b\134 rw - cgroup2 cgroup rw
 `
-	want := []cgroupMount{{"/sys/fs/cgroup/unified", "/"}, {"/host/sys/fs/cgroup", "/../../.."}}
+	want := []cgroupMount{{"/sys/fs/cgroup/unified", "/"}, {"/host/sys/fs/cgroup", "/../../.."}, {`/mnt/a b\`, "/"}}
 	if got := cgroupMounts(mounts); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -60,5 +62,24 @@ func TestCgroupHoldsTheFirstProcess(t *testing.T) {
 		if got := (cgroupMount{root: c.root}).holds(c.own, c.first); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
+	}
+}
+
+// What is mounted may be out of reach, or something else over it: then it is not the first cgroup, though it lacks the file that
+// all others have.
+func TestCgroupThatIsHidden(t *testing.T) {
+	ours, hidden := priv.Cgroup(t), t.TempDir()
+	if err := os.Symlink(ours, filepath.Join(hidden, "unified")); err != nil {
+		t.Fatal(err)
+	}
+	behind := []cgroupMount{{"/nowhere", "/"}, {hidden, "/"}}
+	if got, err := findAmong(behind, "/agent", "/init"); !errors.Is(err, ErrNoCgroup) {
+		t.Errorf("found is %q, %v", got, err)
+	}
+	if got, err := findAmong(append(behind, cgroupMount{ours, "/"}), "/agent", "/init"); got != ours || err != nil {
+		t.Errorf("found is %q, %v; want %q", got, err, ours)
+	}
+	if got, err := findAmong([]cgroupMount{{ours, "/"}}, "/", "/"); !errors.Is(err, ErrNoCgroup) {
+		t.Errorf("of a container alone: %q, %v", got, err)
 	}
 }
