@@ -61,10 +61,14 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 	return to_uplink_done(ctx, &s->pkt, translate_source(ctx, s, &t));
 }
 
-/* Whether a datagram comes from a port on which a Service answers: the reply must not go there. TCP's opens nothing. */
+/*
+ * Whether a datagram of the node itself comes from a port on which a Service answers: the reply must not go there.
+ * TCP's opens nothing.
+ */
 EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
 {
-	return cfg.services && pkt->tuple.proto == IPPROTO_UDP && open_is_node_port(&pkt->tuple);
+	return cfg.services && pkt->tuple.proto == IPPROTO_UDP && open_is_node_port(&pkt->tuple) &&
+	       nat_address_held(&pkt->tuple.src);
 }
 
 /*

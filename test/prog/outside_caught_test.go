@@ -112,3 +112,17 @@ func TestHostOnANodePortBesideAService(t *testing.T) {
 		b.count(1, 0)
 	})
 }
+
+// What the stack sends on for others from such a port is not the node's, and holds no entry.
+func TestOthersOnANodePort(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 53, wire.UDP, podB+":53").nodePort(30053, 0)
+		for _, from := range []string{container, world2} {
+			for range 2 {
+				b.leftToStack("from "+from, b.toUplink(udp(from, 30053, world, 53)))
+			}
+		}
+		b.empty()
+	})
+}
