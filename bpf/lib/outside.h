@@ -207,13 +207,29 @@ EC_INLINE enum verdict outside_of_host(struct __sk_buff *ctx, struct scratch *s,
 	return world && (world->flags & DEVICE_BACKEND) ? outside_back(ctx, FRAGMENTS_NODE) : VERDICT_GO_ON;
 }
 
-/* Whether the address can only be a Service's. */
-EC_CALL bool outside_is_service(const struct addr *address)
+/* Whether the packet has come in by an uplink. */
+EC_INLINE bool outside_passes(const struct __sk_buff *ctx)
+{
+	struct uplink_key key = {.ifindex = ctx->ingress_ifindex};
+
+	return ctx->ingress_ifindex && bpf_map_lookup_elem(&uplinks, &key);
+}
+
+/*
+ * Whether nothing that is no Service's may leave to the address: it can only be one's or, of what has come by an
+ * uplink, is one that routers send here. They would send it here again, until its TTL ran out.
+ */
+EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *address)
 {
 	const struct service *frontend = frontend_at(address);
-	struct destination *to = path_destination(address);
+	struct destination *to;
 
-	return (frontend && (frontend->flags & SERVICE_CLUSTER_IP)) || (to && to->kind == DESTINATION_SERVICE);
+	if (frontend && (frontend->flags & SERVICE_CLUSTER_IP))
+		return true;
+	if (frontend && !(frontend->flags & SERVICE_NODE) && outside_passes(ctx))
+		return true;
+	to = path_destination(address);
+	return to && to->kind == DESTINATION_SERVICE;
 }
 
 /* What the host's stack sends to a Service, past every hook. Nothing leaves the node with such a destination. */
@@ -227,7 +243,7 @@ EC_INLINE enum verdict outside_caught(struct __sk_buff *ctx, struct scratch *s, 
 	verdict = frontend_walk(ctx, s, world, frontend_at(&s->pkt.tuple.dst));
 	if (verdict || s->service.translated)
 		return verdict ?: outside_send(ctx);
-	return outside_is_service(&s->pkt.tuple.dst) ? -DROP_NO_SERVICE : VERDICT_GO_ON;
+	return outside_keeps(ctx, &s->pkt.tuple.dst) ? -DROP_NO_SERVICE : VERDICT_GO_ON;
 }
 
 #endif

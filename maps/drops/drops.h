@@ -44,7 +44,7 @@ enum drop_reason {
 	DROP_NO_BACKEND,         /* the Service has no endpoints (pods are answered: connection refused) */
 	DROP_NO_LOCAL_BACKEND,   /* the Service's traffic policy is Local, and no endpoint is on this node */
 	DROP_NO_SERVICE_PORT,    /* no Service has this port at the address (pods are answered: connection refused) */
-	DROP_NO_SERVICE,         /* no Service has this address of a service CIDR */
+	DROP_NO_SERVICE,         /* no Service has this address of a service CIDR, or this port of a load balancer's */
 	DROP_BACKEND_GONE,       /* TCP to a Service's backend that is gone (answered by a RST) */
 	DROP_SERVICE_TTL,        /* the TTL ran out where only the programs can say so (answered: time exceeded) */
 	DROP_SERVICE_OPTIONS,    /* IP options, in a Service's packet that the programs have to send themselves */

@@ -45,7 +45,7 @@ const (
 	NoBackend                       // the Service has no endpoints (pods are answered: connection refused)
 	NoLocalBackend                  // the Service's traffic policy is Local, and no endpoint is on this node
 	NoServicePort                   // no Service has this port at the address (pods are answered: connection refused)
-	NoService                       // no Service has this address of a service CIDR
+	NoService                       // no Service has this address of a service CIDR, or this port of a load balancer's
 	BackendGone                     // TCP to a Service's backend that is gone (answered by a RST)
 	ServiceTtl                      // the TTL ran out where only the programs can say so (answered: time exceeded)
 	ServiceOptions                  // IP options, in a Service's packet that the programs have to send themselves
@@ -147,7 +147,7 @@ func (v Reason) Explain() string {
 		NoBackend:         "the Service has no endpoints (pods are answered: connection refused)",
 		NoLocalBackend:    "the Service's traffic policy is Local, and no endpoint is on this node",
 		NoServicePort:     "no Service has this port at the address (pods are answered: connection refused)",
-		NoService:         "no Service has this address of a service CIDR",
+		NoService:         "no Service has this address of a service CIDR, or this port of a load balancer's",
 		BackendGone:       "TCP to a Service's backend that is gone (answered by a RST)",
 		ServiceTtl:        "the TTL ran out where only the programs can say so (answered: time exceeded)",
 		ServiceOptions:    "IP options, in a Service's packet that the programs have to send themselves",

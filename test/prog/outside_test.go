@@ -144,10 +144,38 @@ func TestLoadBalancer(t *testing.T) {
 			b.fromUplink(ping(world, 7, at)).is("answered").turned(ping(world, 7, at).replied())
 			b.answers = false
 		}
-		b.leftToStack("another port", b.fromUplink(tcp(world, 5000, external, 80, syn)))
 		b.answers = true
 		b.fromUplink(tcp(world, 5000, vip, 81, syn)).is("drop NO_SERVICE_PORT")
 		b.fromUplink(tcp(world, 5000, external, 443, ack)).is("drop NO_MAPPING")
+	})
+}
+
+// What routers send to a load balancer's address and no Service takes is not sent back to them; what begins here, or comes from
+// other networks of the node, is the world's.
+func TestLoadBalancerSendsNothingBack(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.TCP, podB+":8080").loadBalancer(external, 443, 0)
+		must(t, b.services.Put(services.Key{Address: b.addr(external)}, services.Value{})) // no port has endpoints
+		for what, p := range map[string]packet{
+			"another port":            tcp(world, 5000, external, 80, syn),
+			"the middle of something": tcp(world, 5000, external, 80, ack),
+			"another protocol":        udp(world, 5000, external, 443),
+			"a ping":                  ping(world, 7, external),
+			"another kind of packet":  {proto: 47, src: world, dst: external, raw: true, payload: make([]byte, 16)},
+		} {
+			b.leftToStack(what, b.fromUplink(p)) // whose own the address may be
+			for _, l := range []veth{b.uplink, b.other} {
+				b.forwarded(p, l.index).is("drop NO_SERVICE")
+			}
+			p.src = nodeIP
+			b.leftToStack(what, b.forwarded(p, 0))
+			p.src = container
+			b.leftToStack(what, b.forwarded(p, b.foreign.index))
+		}
+		b.forwarded(tcp(world, 5000, external, 443, syn), b.uplink.index).is("delivered")
+		b.leftToStack("to the node", b.forwarded(tcp(world, 5000, nodeOtherIP, 80, syn), b.uplink.index))
+		b.leftToStack("to others", b.forwarded(tcp(world, 5000, world2, 80, syn), b.uplink.index))
 	})
 }
 
