@@ -42,10 +42,12 @@ EC_INLINE __u32 answer_burst(const struct scratch *s)
 	return s->pkt.tuple.proto == IPPROTO_TCP ? 2 * ANSWER_BURST : ANSWER_BURST;
 }
 
-/* The owner in the scratch record, if it may have another answer of a burst. */
+/* The owner in the scratch record, if it may have another answer of a burst. What the node sends for itself has none.
+ */
 EC_INLINE struct device *answer_to(const struct scratch *s, __u32 burst)
 {
-	struct device *dev = flow_owner(s->owner.ifindex);
+	bool of_node = !s->owner.ifindex && (s->owner.flags & FLOW_HOST) && !(s->owner.flags & FLOW_SERVICE);
+	struct device *dev = of_node ? NULL : flow_owner(s->owner.ifindex);
 
 	return dev && answer_take(dev, burst) ? dev : NULL;
 }

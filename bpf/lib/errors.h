@@ -134,6 +134,7 @@ EC_INLINE bool errors_find_sent(struct __sk_buff *ctx, struct scratch *s, __u32 
 	if (!half)
 		return false;
 	s->service.received = false;
+	s->service.to_host = half->flags & FLOW_HOST;
 	nat_set_other_key(&s->service.turns, &s->inner.tuple, half);
 	if (!errors_bury(ctx, s))
 		return true;
@@ -156,6 +157,7 @@ EC_INLINE bool errors_find_received(struct scratch *s, __u32 ifindex)
 	nat_set_other_key(turns, &s->key, half);
 	*turns = tuple_reversed(turns);
 	s->service.received = true;
+	s->service.to_host = false;
 	return true;
 }
 

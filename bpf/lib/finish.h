@@ -9,6 +9,17 @@
 #include "bpf/lib/reset.h"
 #include "bpf/lib/too_big.h"
 
+/*
+ * Whether netfilter may have translated what leaves by the stack: its pod would not know what the error quotes. What
+ * the programs have translated they give back themselves.
+ */
+EC_INLINE bool finish_returns(void)
+{
+	struct scratch *s = scratch_get();
+
+	return nf_translates() && s && !service_has_translated(s);
+}
+
 /* finish, for what may be answered. Where a drop is, the owner in the scratch record is told. */
 EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, enum verdict verdict)
 {
@@ -22,8 +33,7 @@ EC_INLINE int answer_or_finish(struct __sk_buff *ctx, enum direction direction, 
 		return reset_answer(ctx);
 	case -DROP_TOO_BIG:
 		count_drop(ctx, direction, DROP_TOO_BIG);
-		/* Netfilter may have translated the packet, so that its pod would not know what the error quotes. */
-		return direction == DIRECTION_TO_UPLINK && nf_translates() ? too_big_return(ctx) : too_big_answer(ctx);
+		return direction == DIRECTION_TO_UPLINK && finish_returns() ? too_big_return(ctx) : too_big_answer(ctx);
 	default:
 		return finish(ctx, direction, verdict);
 	}

@@ -102,17 +102,12 @@ EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend,
 	return number && backend_take(&s->target, number, frontend->set);
 }
 
-/* A flow that netfilter has translated until now keeps its backend, or stays netfilter's: a client outside has both
- * there. */
+/* A flow that netfilter has translated until now keeps its backend, or stays netfilter's. */
 EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
 {
 	if (!nf_translates())
 		return VERDICT_GO_ON;
 	s->target.taken_over = false;
-	if (!s->owner.ifindex)
-		return takeover_asks(&s->pkt) && !tcp_is_opening(&s->pkt) && nf_knows(ctx, s, &s->pkt.tuple, false)
-			       ? VERDICT_STACK
-			       : VERDICT_GO_ON;
 	return takeover_flow(ctx, s, frontend);
 }
 

@@ -156,6 +156,7 @@ EC_INLINE struct scratch *scratch_new(void)
 		return NULL;
 	__builtin_memset(&s->pkt, 0, offsetof(struct pkt, rewrite_to));
 	s->owner.ifindex = 0;
+	s->owner.flags = 0;
 	if (cfg.services)
 		s->service.translated = false;
 	return s;

@@ -137,8 +137,9 @@ EC_INLINE bool takeover_target(struct scratch *s, const struct service *frontend
 /*
  * A packet to a frontend, of no flow of ours. If netfilter translates its flow, which can
  * go on here, that leads to the target in the scratch record (open_is_taken_over); else it
- * stays netfilter's, by the stack. A SYN after replies opens another connection, which an
- * entry of the last one must not meet; and datagrams leave a backend that serves no more.
+ * stays netfilter's, by the stack: so does all that a client outside has there, but for a
+ * SYN. One after replies opens another connection, which an entry of the last one must not
+ * meet; and datagrams leave a backend that serves no more.
  */
 EC_CALL enum verdict takeover_flow(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
 {
@@ -146,6 +147,8 @@ EC_CALL enum verdict takeover_flow(struct __sk_buff *ctx, struct scratch *s, con
 
 	if (!takeover_asks(&s->pkt) || !takeover_read(ctx, s, &flow))
 		return VERDICT_GO_ON;
+	if (!s->owner.ifindex)
+		return tcp_is_opening(&s->pkt) ? VERDICT_GO_ON : VERDICT_STACK;
 	if (tcp_is_opening(&s->pkt) && flow.answered) {
 		takeover_end(ctx, s);
 		return VERDICT_GO_ON;

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -107,9 +109,21 @@ func deleter[K comparable, V any](m *typed.Map[K, V], gone service.Gone[K]) func
 	return func() error { return m.DeleteAll(gone) }
 }
 
+// forgetWorld removes the entry by which flows of the world are counted: without it, programs know no such holder.
+func forgetWorld(maps *datapath.Maps) error {
+	err := maps.Devices.Delete(devices.Key{Ifindex: devices.World})
+	if errors.Is(err, typed.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
 // emptyServices removes what an agent has left that served Services, where this one does not: programs that translate again one
 // day must not begin with it.
 func emptyServices(maps *datapath.Maps) error {
+	if err := forgetWorld(maps); err != nil {
+		return err
+	}
 	m := serviceMaps{Maps: maps}
 	if left, err := m.Services.Content(); err != nil || len(left) == 0 {
 		return err

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,7 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -319,6 +322,9 @@ func TestAgentWithoutServicesRemovesThem(t *testing.T) {
 		if was := before.Backends[i]; b.Set != 0 || was.Set != 0 && b.Generation == was.Generation {
 			t.Errorf("backend %d is %+v, was %+v: a flow of it would go on with whoever gets the number", i, b, was)
 		}
+	}
+	if _, err := l.dp.Maps.Devices.Get(devices.Key{Ifindex: devices.World}); !errors.Is(err, typed.ErrKeyNotExist) {
+		t.Errorf("the world's entry: %v", err)
 	}
 	must(t, emptyServices(l.dp.Maps)) // nothing to do
 }

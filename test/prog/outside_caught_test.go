@@ -3,7 +3,9 @@ package prog
 import (
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -124,5 +126,48 @@ func TestOthersOnANodePort(t *testing.T) {
 			}
 		}
 		b.empty()
+	})
+}
+
+// Errors about what has been caught reach the stack, about what that has sent; they make no backend of the host.
+func TestCaughtErrors(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for end, want := range map[string]string{podB: "delivered", remote: "forwarded", beyond: "forwarded", node2IP: "forwarded", world2: "forwarded"} {
+			b := newBed(t, f, withServices)
+			b.serve(vip, 80, wire.UDP, end+":8080")
+			p := udp(nodeIP, 50000, vip, 80).with(func(p *packet) { p.payload = make([]byte, 64) })
+			out := b.toUplink(p).is(want)
+			e := icmpError(end, out.view().src, 3, 3, out.frame, 20)
+			answered := map[bool]string{true: "delivered", false: "stack"}[end == podB || end == beyond]
+			checkError(t, "from "+end, b.sentBack(end, end, e).is(answered), e, vip, nodeIP, p.flowOf())
+			if v, err := b.devices.Get(devices.Key{}); err != nil || v.Flags&devices.Backend != 0 {
+				t.Errorf("the host is %v, error %v", v.Flags, err)
+			}
+		}
+	})
+}
+
+// What has been caught and does not fit is refused as the packet that the stack knows, also beside netfilter.
+func TestCaughtTooBig(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, with := range []option{besideNetfilter, func(*config.NodeConfig) {}} {
+			b := newBed(t, f, withServices, with)
+			b.answers = true
+			b.serve(vip, 80, wire.UDP, beyond+":8080")
+			large := f.whole(udp(nodeIP, 5000, vip, 80)).with(func(p *packet) { p.payload = make([]byte, tunnelMTU-f.header()-8+1) })
+			b.toUplink(large).is("drop TOO_BIG").toldOutside(kind{3, 4}, tunnelMTU)
+		}
+	})
+}
+
+// Nobody resets a connection of the host's own whose port a pod's flow has: it goes on when that has ended.
+func TestHostIsNotReset(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.answers = true
+		b.fromPod(tcp(podA, 50000, world, 80, syn)).is("forwarded")
+		if r := b.toUplink(tcp(nodeIP, 50000, world, 80, ack)).is("drop NO_MAPPING"); r.answered() {
+			t.Error("the host is answered")
+		}
 	})
 }

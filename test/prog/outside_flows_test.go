@@ -264,3 +264,18 @@ func TestOutsideBesideNetfilter(t *testing.T) {
 		}
 	})
 }
+
+// Beside netfilter a flow stays its own only if it translates it: it knows every flow that has passed the stack, also one from
+// before the Service, and one that leaves the node untranslated.
+func TestOutsideOfWhatNetfilterKnows(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, besideNetfilter)
+		b.serve(vip, 80, wire.UDP, remote+":8080").nodePort(30080, 0)
+		b.netfilterKnows(b.tuple(wire.UDP, world, 5000, nodeIP, 30080))
+		b.fromUplink(udp(world, 5000, nodeIP, 30080)).is("forwarded")
+		b.netfilterKnows(b.tuple(wire.UDP, nodeIP, 5000, vip, 80))
+		b.toUplink(udp(nodeIP, 5000, vip, 80)).is("forwarded")
+		b.netfilterTranslates(b.tuple(wire.UDP, world, 5001, nodeIP, 30080), ctaNATDestination, remote, 8080)
+		b.leftToStack("what it translates", b.fromUplink(udp(world, 5001, nodeIP, 30080)))
+	})
+}
