@@ -22,7 +22,7 @@ func TestProcessesAskNodePorts(t *testing.T) {
 	web := s.spec("web", s.far)
 	web.NodePort, web.ExternalLocal = nodePort, true
 	s.set(t, web)
-	loopbacks := [wire.Families][]string{wire.IPv4: {"127.0.0.1", "127.8.9.10", "0.0.0.0"}, wire.IPv6: {"::1", "::"}}
+	loopbacks := [wire.Families][]string{wire.IPv4: {"127.0.0.1", "127.8.9.10", "0.0.0.0", "::ffff:127.0.0.1"}, wire.IPv6: {"::1", "::"}}
 	overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) {
 		own := []netip.Addr{node.AddrOf(family)}
 		for _, text := range loopbacks[family] {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // Services that the node's own processes reach, by the programs on its cgroup.
@@ -113,7 +116,8 @@ func TestProcessesGoStraight(t *testing.T) {
 	}
 }
 
-// TestProcessesOfOthers are untouched: of the machine, beside the node's cgroup; and in it, but in another network namespace.
+// TestProcessesOfOthers are untouched: of the machine, beside the node's cgroup; and in it, but in another network namespace. Those
+// of pods in the host's network are the node's own.
 func TestProcessesOfOthers(t *testing.T) {
 	t.Parallel()
 	s := startServed(t, lab.Options{})
@@ -137,16 +141,34 @@ func TestProcessesOfOthers(t *testing.T) {
 		}
 		return cookie
 	}
+	pod := filepath.Join(node.Cgroup(), "pod")
+	if err := os.Mkdir(pod, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := priv.RemoveCgroup(pod); err != nil {
+			t.Error(err)
+		}
+	})
+	below := startProcess(t, node, node.Namespace)
+	if err := below.Join(pod); err != nil {
+		t.Fatal(err)
+	}
 	inside, elsewhere := startProcess(t, node, node.Namespace), startProcess(t, node, s.client.Namespace)
-	ours := connected(func() (net.Conn, error) { return inside.Dial(unix.SOCK_DGRAM, to) })
+	ours := map[string]uint64{
+		"a process of the node's":            connected(func() (net.Conn, error) { return inside.Dial(unix.SOCK_DGRAM, to) }),
+		"one of a pod in the host's network": connected(func() (net.Conn, error) { return below.Dial(unix.SOCK_DGRAM, to) }),
+	}
 	others := map[string]uint64{
 		"a process beside the cgroup":      connected(func() (net.Conn, error) { c, err := node.DialUDP(to, 0); return c.UDPConn, err }),
 		"one in another network namespace": connected(func() (net.Conn, error) { return elsewhere.Dial(unix.SOCK_DGRAM, to) }),
 		"one of another node":              connected(func() (net.Conn, error) { return startProcess(t, s.Nodes[1], node.Namespace).Dial(unix.SOCK_DGRAM, to) }),
 	}
 	known := cookies(t, node)
-	if !slices.Contains(known, ours) {
-		t.Errorf("the node's own process is not among those known: %v", known)
+	for what, cookie := range ours {
+		if !slices.Contains(known, cookie) {
+			t.Errorf("%s is not among those known: %v", what, known)
+		}
 	}
 	for what, cookie := range others {
 		if slices.Contains(known, cookie) {

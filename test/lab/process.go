@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +76,11 @@ func (n *Node) StartProcess(in *Namespace) (*Process, error) {
 		return nil, fmt.Errorf("start a process of %s: %w", n.Name, err)
 	}
 	return p, nil
+}
+
+// Join moves the process to another cgroup, such as that of a pod, below the node's.
+func (p *Process) Join(cgroup string) error {
+	return os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(p.cmd.Process.Pid)), 0)
 }
 
 // Close ends the process. Sockets that it has made go on.
