@@ -99,8 +99,12 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 		return verdict;
 	s->owner.address = s->pkt.tuple.src;
 	s->target.masqueraded = false;
-	if (s->owner.direction == DIRECTION_TO_UPLINK)
+	if (s->owner.direction == DIRECTION_TO_UPLINK) {
+		/* What the stack is sending out of an uplink cannot be given back to it. */
+		if (kind == DESTINATION_HOST)
+			return -DROP_NO_BACKEND;
 		s->owner.flags |= FLOW_HOST;
+	}
 	if (path_endpoint(to) || kind == DESTINATION_HOST)
 		return VERDICT_GO_ON;
 	if (!config || !p)

@@ -68,9 +68,10 @@ func TestCaughtAndRefused(t *testing.T) {
 		b.serve(vip, 80, wire.UDP, nodeIP+":8080")
 		b.toUplink(udp(nodeIP, 5000, vip2, 80)).is("drop NO_SERVICE")
 		b.toUplink(packet{proto: 47, src: nodeIP, dst: vip2, raw: true, payload: make([]byte, 16)}).is("drop NO_SERVICE")
-		b.toUplink(udp(nodeIP, 5000, vip, 80)).is("drop SERVICE_ROUTE") // its own stack is the backend
 		b.toUplink(udp(nodeIP, 5000, vip, 80).with(func(p *packet) { p.fragment = 100 })).is("drop FRAG_NOT_FOUND")
 		b.answers = true
+		b.toUplink(udp(nodeIP, 5000, vip, 80)).is("drop NO_BACKEND").toldOutside(portUnreachable, 0) // its own stack is the backend
+		b.empty()
 		b.toUplink(tcp(nodeIP, 5000, vip, 81, syn)).is("drop NO_SERVICE_PORT").refuses(0, 1001, rst|ack)
 		b.toUplink(udp(nodeIP, 5000, vip, 81)).is("drop NO_SERVICE_PORT").toldOutside(portUnreachable, 0)
 		b.toUplink(ping(nodeIP, 7, vip)).is("answered").turned(ping(nodeIP, 7, vip).replied())
