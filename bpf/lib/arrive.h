@@ -9,6 +9,7 @@
 #include "bpf/lib/ct.h"
 #include "bpf/lib/icmp.h"
 #include "bpf/lib/nf.h"
+#include "bpf/lib/open.h"
 #include "bpf/lib/path.h"
 
 /* The kind of an address, of which found is the entry; all of this node's podCIDR is LOCAL. */
@@ -74,6 +75,15 @@ EC_INLINE enum verdict arrive_check_icmp(struct __sk_buff *ctx, const struct pkt
 	return pkt_is_icmp(pkt->family, pkt->tuple.proto) ? icmp_check(ctx, END_DESTINATION) : VERDICT_GO_ON;
 }
 
+/* Whether what a client of the cluster opens straight to the pod meets its flow to the pod by a Service. */
+EC_CALL bool arrive_beside(struct __sk_buff *ctx, struct scratch *s, __u32 ifindex)
+{
+	struct device *dev = flow_owner(ifindex);
+
+	return dev && (dev->flags & DEVICE_BACKEND) && s->pkt.fragment == FRAGMENT_NONE && pkt_l4(ctx, &s->pkt) &&
+	       s->pkt.l4 == L4_FLOW && open_allowed(&s->pkt) && nat_beside_service(&s->pkt);
+}
+
 /*
  * Whether a packet whose source and ICMP message may be there may go straight into the
  * pod; from is what destinations says of its source.
@@ -85,6 +95,8 @@ EC_INLINE enum verdict arrive_judge(struct __sk_buff *ctx, const struct config *
 		return VERDICT_STACK;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return arrive_judge_error(ctx, config, s, ep);
+	if (cfg.services && arrive_beside(ctx, s, ep->ifindex))
+		return -DROP_FLOW_COLLISION;
 	return nf_judge(ctx, s->pkt.family, arrive_kind(config, s->pkt.family, &s->pkt.tuple.src, from));
 }
 

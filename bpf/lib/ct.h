@@ -125,8 +125,7 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 	masqueraded = bpf_map_lookup_elem(&snat, replies);
 	if (masqueraded && masqueraded->ifindex == ifindex && flow_is_live(&masqueraded->last_seen))
 		return -DROP_FLOW_COLLISION;
-	/* The client talks to the pod from there already, by a Service. */
-	if (cfg.services && bpf_map_lookup_elem(&snat_reverse, &pkt->tuple))
+	if (cfg.services && nat_beside_service(pkt))
 		return -DROP_FLOW_COLLISION;
 	verdict = room_reserve(u, USAGE_CONNTRACK, &dev->conntrack_flows);
 	if (verdict)

@@ -349,4 +349,23 @@ EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *reverse_key)
 	return e && flow_is_live(&e->last_seen) ? e : NULL;
 }
 
+/*
+ * Whether the packet, which opens a flow straight to a pod, comes from where its client already talks to that by a
+ * Service: the pod could not tell the two apart. A connection that has ended makes way.
+ */
+EC_CALL bool nat_beside_service(const struct pkt *pkt)
+{
+	struct snat_entry *reverse = nat_peek_reverse(&pkt->tuple), *forward;
+	struct scratch *s = scratch_get();
+
+	if (!s || !reverse || !nat_is_service(reverse) || reverse->ifindex)
+		return false;
+	nat_set_other_key(&s->key, &pkt->tuple, reverse);
+	forward = nat_peek(&s->key, 0);
+	if (!forward || pkt->tuple.proto != IPPROTO_TCP || !tcp_opens_anew(forward->state, reverse->state, true))
+		return true;
+	nat_end(&s->key, forward);
+	return false;
+}
+
 #endif

@@ -73,16 +73,20 @@ EC_CALL bool open_pod_connected_udp(struct __sk_buff *ctx, struct scratch *s, __
 }
 
 /*
- * Whether the pod has a socket that is connected past the Service, straight to the backend, from the port. Its
+ * Whether the pod has a socket that is connected past the Service, straight to the backend, from the port. Or, of a
+ * client outside, whether the backend has one that is connected to that. Its
  * listeners, and sockets for datagrams from anywhere, get no other replies than they would without a Service.
  */
 EC_INLINE bool open_pod_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	struct device *dev = flow_owner(s->owner.ifindex);
-	/* Of a client outside, the host is the backend. Its namespace has no number: 0 less one is the current one. */
+	/* Of a client outside, the backend: a pod, or the host, whose namespace has no number: 0 less one is the
+	 * current. */
+	struct endpoint *backend = s->owner.ifindex ? NULL : path_endpoint(&s->target.address);
+	__u32 pod = backend ? backend->ifindex : s->owner.ifindex;
+	struct device *dev = flow_owner(pod);
 	__u32 len = ip_set_lookup(s, reverse_key, s->owner.ifindex);
 
-	if (!dev || (!dev->netns && s->owner.ifindex))
+	if (!dev || (!dev->netns && pod))
 		return false;
 	if (reverse_key->proto == IPPROTO_TCP)
 		return open_pod_connected_tcp(ctx, s, len, dev->netns - 1);

@@ -177,6 +177,28 @@ func TestOutsideStraightFlowBeside(t *testing.T) {
 		b.fromUplink(udp(world, 5000, nodeIP, 30080)).is("delivered")
 		b.fromUplink(udp(world, 5000, podB, 8080)).is("drop FLOW_COLLISION")
 		b.fromUplink(udp(world, 5001, podB, 8080)).is("delivered")
+		b.asks(udp(remote, 5000, nodeIP, 30080)).is("delivered")
+		b.asks(udp(beyond, 5000, nodeIP, 30080)).is("delivered")
+		b.asks(udp(remote, 5000, podB, 8080)).is("drop FLOW_COLLISION")
+		b.asks(udp(beyond, 5000, podB, 8080)).is("drop FLOW_COLLISION")
+		b.asks(udp(remote, 5001, podB, 8080)).is("delivered")
+	})
+}
+
+// A connection that has ended leaves its tuple to one that goes straight to the pod.
+func TestOutsideStraightFlowAfterwards(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, client := range []string{world, remote, beyond} {
+			b := newBed(t, f, withServices)
+			b.serve(vip, 80, wire.TCP, podB+":8080").nodePort(30080, 0)
+			straight := tcp(client, 5000, podB, 8080, syn)
+			p := tcp(client, 5000, nodeIP, 30080, syn)
+			b.back(b.asks(p).is("delivered"), p).is("forwarded")
+			b.asks(straight).is("drop FLOW_COLLISION")
+			b.asks(p.with(func(p *packet) { p.flags, p.seq, p.ack = ack|fin, p.seq+1, 5001 })).is("delivered")
+			b.asks(straight).is("delivered")
+			b.fromPod(tcp(podB, 8080, client, 5000, syn|ack)).is("forwarded").flow(ends(wire.TCP, podB, 8080, client, 5000))
+		}
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // ownsSockets has the node's namespace be the one of podA's sockets, with podA's address.
@@ -54,6 +55,24 @@ func TestServiceBesideSockets(t *testing.T) {
 				}
 				b.back(r, c.p).is("delivered").flow(ends(c.p.proto, vip, 80, podA, 50000))
 			})
+		}
+	})
+}
+
+// The same of a backend that has a socket connected to the client; one of the host's on the same tuple is not its own.
+func TestNodePortBesideSockets(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, own := range []bool{false, true} {
+			b := newBed(t, f, withServices)
+			b.ownsSockets()
+			if !own {
+				b.addPod(podA)
+			}
+			b.serve(vip, 80, wire.UDP, podA+":8080").nodePort(30080, 0)
+			b.dialUDPFrom(podA, 8080, world, 5000)
+			if v := b.fromUplink(udp(world, 5000, nodeIP, 30080)).is("delivered").view(); (v.sport != 5000) != own {
+				t.Errorf("the pod's own %t: left as %v", own, v)
+			}
 		}
 	})
 }
