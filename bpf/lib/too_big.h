@@ -80,6 +80,16 @@ EC_INLINE bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const stru
 }
 
 /*
+ * The owner in the scratch record, if it may be told another MTU. All clients outside are one owner, whose answers
+ * anybody can use up, and without this one a connection hangs: as the kernel does, nobody counts them. They are
+ * smaller than what they are about.
+ */
+EC_INLINE struct device *too_big_to(const struct scratch *s)
+{
+	return s->owner.ifindex ? answer_to(s, answer_burst(s)) : flow_owner(0);
+}
+
+/*
  * Tells the owner in the scratch record the MTU that is there, from the node's address or,
  * of a packet to a Service, from that. Returns a TC action.
  */
@@ -93,7 +103,7 @@ EC_GLOBAL int too_big_answer(struct __sk_buff *ctx)
 	if (!s || !config)
 		return EC_ACT_SHOT;
 	from = service_has_translated(s) ? &s->service.sent.dst : path_node_address(config, s->pkt.family);
-	dev = answer_to(s, answer_burst(s));
+	dev = too_big_to(s);
 	if (!dev || service_undo(ctx, s) || !too_big_turn(ctx, s, from))
 		return EC_ACT_SHOT;
 	return answer_send(ctx, s, dev);

@@ -201,6 +201,23 @@ func TestRefusalsOutsideAreLimited(t *testing.T) {
 	}
 }
 
+// How large a packet may be the world is told however much of it has been refused.
+func TestRefusalsOutsideLeaveSizes(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.answers = true
+		b.declare(vip, 80, wire.UDP, services.ClusterIP)
+		b.serve(vip2, 80, wire.TCP, beyond+":8080").nodePort(30080, 0)
+		large := f.whole(tcp(world, 5000, nodeIP, 30080, syn)).with(func(p *packet) { p.payload = make([]byte, tunnelMTU) })
+		for range 300 {
+			b.fromUplink(udp(world, 5000, vip, 80)).is("drop NO_BACKEND")
+		}
+		for range 300 {
+			b.fromUplink(large).is("drop TOO_BIG").toldOutside(kind{3, 4}, tunnelMTU)
+		}
+	})
+}
+
 // Without the agent's record of the world nobody outside is served.
 func TestOutsideWithoutRecord(t *testing.T) {
 	b := newBed(t, inIPv4, withServices)
