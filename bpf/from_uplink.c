@@ -37,18 +37,6 @@ EC_CALL enum verdict from_uplink_judge(struct __sk_buff *ctx, const struct confi
 	return arrive_judge(ctx, config, s, ep, from);
 }
 
-/* Whether an IPsec policy of the host gives packets from this source to the stack, older flows included. */
-EC_CALL bool from_uplink_under_policy(const struct pkt *pkt)
-{
-	struct config *config = config_get();
-	struct destination *from;
-
-	if (!config || !(config->flags & CONFIG_POLICIES))
-		return false;
-	from = path_destination(&pkt->tuple.src);
-	return from && (from->flags & DESTINATION_TO_STACK);
-}
-
 /*
  * The last step of a translated packet: it takes the way of its flow. What goes to
  * the stack is marked: during an upgrade the program of another build runs behind
@@ -59,7 +47,7 @@ EC_INLINE enum verdict from_uplink_deliver(struct __sk_buff *ctx, struct scratch
 {
 	enum verdict verdict = VERDICT_STACK;
 
-	if (ep && !(reverse->flags & FLOW_VIA_STACK) && !from_uplink_under_policy(&s->pkt))
+	if (ep && !(reverse->flags & FLOW_VIA_STACK) && !arrive_under_policy(&s->pkt.tuple.src))
 		verdict = fwd_to_pod(ctx, s, ep);
 	if (verdict != VERDICT_STACK)
 		return verdict;

@@ -54,6 +54,18 @@ EC_INLINE bool arrive_to_stack(const struct config *config, const struct destina
 	       (from && (from->flags & DESTINATION_TO_STACK));
 }
 
+/* Whether an IPsec policy of the host gives packets from this source to the stack, older flows included. */
+EC_CALL bool arrive_under_policy(const struct addr *src)
+{
+	struct config *config = config_get();
+	struct destination *from;
+
+	if (!config || !(config->flags & CONFIG_POLICIES))
+		return false;
+	from = path_destination(src);
+	return from && (from->flags & DESTINATION_TO_STACK);
+}
+
 /* An ICMP error takes the way of the flow that it quotes, whoever sent it: the pod's to inner->dst. */
 EC_CALL enum verdict arrive_judge_error(struct __sk_buff *ctx, const struct config *config, const struct scratch *s,
 					const struct endpoint *ep)

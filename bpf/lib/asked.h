@@ -5,6 +5,7 @@
 
 #include "bpf/lib/arrive.h"
 #include "bpf/lib/nat.h"
+#include "bpf/lib/open.h"
 
 /*
  * Whether who asks may have the packet's source, which no Service does. Those of pods, and of what comes through the
@@ -26,6 +27,24 @@ EC_CALL enum verdict asked_judge_source(struct __sk_buff *ctx, const struct scra
 	if (s->owner.direction == DIRECTION_TO_UPLINK)
 		return VERDICT_GO_ON;
 	return arrive_judge_source(ctx, &s->pkt, from, arrive_kind(config, s->pkt.family, src, from));
+}
+
+/*
+ * Whether what answers the packet would be served as a question again: a Service has its source, port included, or it
+ * is another node's NodePort. Two that answer each other would do so for ever.
+ */
+EC_CALL bool asked_by_service(const struct scratch *s)
+{
+	const struct tuple *t = &s->pkt.tuple;
+	struct service_key key = {.address = t->src, .port = t->sport, .proto = t->proto};
+	struct destination *from;
+
+	if (s->owner.direction != DIRECTION_FROM_UPLINK)
+		return false;
+	if (bpf_map_lookup_elem(&services, &key))
+		return true;
+	from = path_destination(&t->src);
+	return from && from->kind == DESTINATION_NODE && open_is_node_port(t);
 }
 
 /* Whether the frontend is for the packet's source. */
@@ -56,19 +75,20 @@ EC_CALL bool asked_is_local(const struct scratch *s, const struct service *front
 
 /*
  * Whether a datagram answers the host, which has sent from a port on which a Service answers (ec_to_uplink). Those of a
- * known client are that Service's.
+ * known client are that Service's. The stack judges its source; one that cannot be there renews no flow.
  */
-EC_CALL bool asked_answers_host(struct scratch *s)
+EC_CALL bool asked_answers_host(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct snat_entry *half;
 
 	if (s->owner.ifindex || !(s->service.frontend & SERVICE_NODE) || s->pkt.tuple.proto != IPPROTO_UDP)
 		return false;
 	s->key = tuple_reversed(&s->pkt.tuple);
-	half = nat_lookup_reverse(&s->key);
+	half = nat_peek_reverse(&s->key);
 	if (!half || nat_is_service(half))
 		return false;
-	nat_note(half, &s->pkt, false);
+	if (!asked_judge_source(ctx, s) && nat_lookup_reverse(&s->key) == half)
+		nat_note(half, &s->pkt, false);
 	return true;
 }
 

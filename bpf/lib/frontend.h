@@ -147,9 +147,11 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 		return known || (s->service.frontend & SERVICE_CLUSTER_IP)
 			       ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
 			       : VERDICT_GO_ON;
-	if (asked_answers_host(s))
+	if (asked_answers_host(ctx, s))
 		return VERDICT_STACK;
 	verdict = asked_judge_source(ctx, s);
+	if (!verdict && asked_by_service(s))
+		verdict = -DROP_SPOOFED_SOURCE;
 	if (!verdict && !asked_admits(s, &frontend))
 		verdict = -DROP_SOURCE_RANGE;
 	if (!verdict)
@@ -218,17 +220,18 @@ EC_INLINE bool frontend_claims(const struct scratch *s)
 	return (s->service.frontend & SERVICE_CLUSTER_IP) || frontend_find(s, &frontend);
 }
 
-/* Finds the packet's flow. */
+/* Finds the packet's flow, which who cannot have sent it neither renews nor learns of. */
 EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct snat_entry *flow;
-	enum verdict verdict = nat_find(&s->pkt.tuple, s->owner.ifindex, &flow);
-	bool known = flow;
+	struct snat_entry *flow = bpf_map_lookup_elem(&snat, &s->pkt.tuple);
+	enum verdict verdict = VERDICT_GO_ON;
+	bool known;
 
-	if (!verdict && flow)
-		verdict = asked_judge_source(ctx, s);
+	if (flow)
+		verdict = asked_judge_source(ctx, s) ?: nat_use(&s->pkt.tuple, s->owner.ifindex, flow, &flow);
 	if (verdict)
 		return verdict;
+	known = flow;
 	if (flow && !nat_is_service(flow)) {
 		/* A masqueraded flow that is older than the Service ends with its connection. */
 		if (!frontend_claims(s))

@@ -233,17 +233,10 @@ EC_INLINE enum verdict nat_renew(const struct tuple *out, __u32 ifindex, struct 
 	return VERDICT_GO_ON;
 }
 
-/*
- * Finds the live forward half of this owner, and renews it; NULL: there is none. A
- * packet whose flow exists but cannot be used is dropped.
- */
-EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct snat_entry **found)
+/* nat_find, of a half that has been looked up. */
+EC_INLINE enum verdict nat_use(const struct tuple *out, __u32 ifindex, struct snat_entry *e, struct snat_entry **found)
 {
-	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
-
 	*found = NULL;
-	if (!e)
-		return VERDICT_GO_ON;
 	if (e->ifindex != ifindex) {
 		if (flow_owner_lives(e->ifindex))
 			return -DROP_NO_MAPPING;
@@ -264,6 +257,18 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 	default:
 		return nat_renew(out, ifindex, e, found);
 	}
+}
+
+/*
+ * Finds the live forward half of this owner, and renews it; NULL: there is none. A
+ * packet whose flow exists but cannot be used is dropped.
+ */
+EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct snat_entry **found)
+{
+	struct snat_entry *e = bpf_map_lookup_elem(&snat, out);
+
+	*found = NULL;
+	return e ? nat_use(out, ifindex, e, found) : VERDICT_GO_ON;
 }
 
 /* The live reverse half with this key, renewed; NULL: there is none. */

@@ -46,14 +46,14 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 	if (service_ports(ctx, &s->pkt, holder) || !outside_may_answer(s))
 		return VERDICT_GO_ON;
 	s->key = tuple_reversed(&s->pkt.tuple);
-	reverse = service_reverse(&s->key, 0);
-	if (!reverse) {
+	reverse = errors_half(&snat_reverse, &s->key, 0);
+	verdict = reverse ? asked_judge_source(ctx, s) : VERDICT_GO_ON;
+	if (verdict)
+		return verdict;
+	if (!reverse || !service_renew(&s->key, reverse)) {
 		frontend_forget_ports(&s->pkt);
 		return VERDICT_GO_ON;
 	}
-	verdict = asked_judge_source(ctx, s);
-	if (verdict)
-		return verdict;
 	s->service.to_host = reverse->flags & FLOW_HOST;
 	service_reply(s, reverse);
 	return service_turn_into(ctx, s);
@@ -71,7 +71,7 @@ EC_INLINE void outside_note(__u32 ifindex)
 /* Into a backend. What the stack was sending out of an uplink cannot pass the pod's link by. */
 EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
 {
-	enum verdict verdict = way_judge(&s->pkt, DESTINATION_LOCAL, s->pkt.tuple.dport);
+	enum verdict verdict = way_judge(s, &s->service.sent.src, DESTINATION_LOCAL, s->pkt.tuple.dport);
 	__u32 ifindex = ep->ifindex;
 
 	if (verdict)
@@ -163,7 +163,7 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 		return outside_to_pod(ctx, s, ep);
 	if (path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
 		return outside_unreached(s);
-	verdict = way_find(ctx, config, &s->pkt, p) ?: way_judge(&s->pkt, p->kind, s->pkt.tuple.dport);
+	verdict = way_find(ctx, config, &s->pkt, p) ?: way_judge(s, &s->service.sent.src, p->kind, s->pkt.tuple.dport);
 	if (verdict)
 		return verdict;
 	if (p->kind == DESTINATION_HOST)

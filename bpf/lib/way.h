@@ -8,6 +8,7 @@
 #ifndef EC_LIB_WAY_H
 #define EC_LIB_WAY_H
 
+#include "bpf/lib/arrive.h"
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
 
@@ -68,15 +69,21 @@ EC_INLINE enum verdict way_find(struct __sk_buff *ctx, const struct config *conf
 }
 
 /*
- * Whether the packet may go to this port of what is of this kind. With this node's address another node, or this one,
- * would take it for what the tunnel carries. The host's stack judges what it gets by itself.
+ * Whether the packet, which has come from there, may go to this port of what is of this kind. With this node's address
+ * another node, or this one, would take it for what the tunnel carries. The host's stack judges what it gets by itself;
+ * past it, what a policy wants encrypted may have come as it is.
  */
-EC_CALL enum verdict way_judge(const struct pkt *pkt, enum destination_kind kind, __be16 port)
+EC_CALL enum verdict way_judge(const struct scratch *s, const struct addr *from, enum destination_kind kind,
+			       __be16 port)
 {
+	const struct pkt *pkt = &s->pkt;
+
 	if (kind != DESTINATION_LOCAL && pkt->tuple.proto == IPPROTO_UDP && port == bpf_htons(cfg.tunnel_port))
 		return -DROP_TUNNEL_PORT;
 	if (kind == DESTINATION_HOST)
 		return VERDICT_GO_ON;
+	if (s->owner.direction != DIRECTION_TO_UPLINK && arrive_under_policy(from))
+		return -DROP_IPSEC_POLICY;
 	if (pkt->options)
 		return -DROP_SERVICE_OPTIONS;
 	return pkt->ttl <= 1 ? -DROP_SERVICE_TTL : VERDICT_GO_ON;
@@ -93,7 +100,7 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 	struct destination *there = path_destination(to);
 	enum destination_kind kind = there ? there->kind : DESTINATION_WORLD;
 	struct path *p = path_slot(WAY_FROM(ctx), &s->pkt);
-	enum verdict verdict = way_judge(&s->pkt, kind, s->target.port);
+	enum verdict verdict = way_judge(s, &s->pkt.tuple.src, kind, s->target.port);
 
 	if (verdict)
 		return verdict;

@@ -25,7 +25,7 @@ enum drop_reason {
 	DROP_FRAG_NOT_FOUND,   /* a later fragment without its first (from an uplink: passed to the stack) */
 	DROP_NO_SNAT_ADDRESS,  /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
 	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */
-	DROP_IPSEC_POLICY,     /* masqueraded, it would leave unencrypted where an IPsec policy of the host applies */
+	DROP_IPSEC_POLICY,     /* unencrypted where an IPsec policy of the host applies: masqueraded, or to a Service */
 	DROP_FORGED_ERROR,     /* an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6 */
 	DROP_ICMP_REDIRECT,    /* an ICMP redirect, which no pod may send or follow */
 	DROP_TABLE_BUSY,       /* the kernel could not write to a flow table at that moment */

@@ -26,7 +26,7 @@ const (
 	FragNotFound                    // a later fragment without its first (from an uplink: passed to the stack)
 	NoSnatAddress                   // no address to masquerade to: the uplink has none, or the node has lost the flow's
 	WriteFailed                     // the kernel refused a change to the packet
-	IPsecPolicy                     // masqueraded, it would leave unencrypted where an IPsec policy of the host applies
+	IPsecPolicy                     // unencrypted where an IPsec policy of the host applies: masqueraded, or to a Service
 	ForgedError                     // an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6
 	ICMPRedirect                    // an ICMP redirect, which no pod may send or follow
 	TableBusy                       // the kernel could not write to a flow table at that moment
@@ -128,7 +128,7 @@ func (v Reason) Explain() string {
 		FragNotFound:      "a later fragment without its first (from an uplink: passed to the stack)",
 		NoSnatAddress:     "no address to masquerade to: the uplink has none, or the node has lost the flow's",
 		WriteFailed:       "the kernel refused a change to the packet",
-		IPsecPolicy:       "masqueraded, it would leave unencrypted where an IPsec policy of the host applies",
+		IPsecPolicy:       "unencrypted where an IPsec policy of the host applies: masqueraded, or to a Service",
 		ForgedError:       "an ICMP error about no packet of the pod's, or that closes the tunnel to IPv6",
 		ICMPRedirect:      "an ICMP redirect, which no pod may send or follow",
 		TableBusy:         "the kernel could not write to a flow table at that moment",

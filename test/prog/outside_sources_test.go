@@ -1,0 +1,93 @@
+package prog
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Services do not ask each other: what seems to come from one would be answered to it, and that answer served again.
+func TestServicesDoNotAskServices(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 53, wire.UDP, podB+":53").nodePort(30053, 0).loadBalancer(external, 53, 0)
+		b.fromUplink(udp(external, 53, nodeIP, 30053)).is("drop SPOOFED_SOURCE")
+		b.fromUplink(udp(node2IP, 30053, nodeIP, 30053)).is("drop SPOOFED_SOURCE")
+		b.empty()
+		for _, p := range []packet{
+			udp(external, 5000, nodeIP, 30053), // the host that has the address outside
+			udp(node2IP, 30054, nodeIP, 30053),
+			udp(world, 30053, nodeIP, 30053),
+		} {
+			b.back(b.fromUplink(p).is("delivered"), p).is("forwarded")
+		}
+	})
+}
+
+// What a policy of the host's wants encrypted does not pass it by to a backend; what the stack gets it judges itself.
+func TestOutsideUnderPolicy(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for end, want := range away {
+			b := newBed(t, f, withServices)
+			b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
+			b.fromUplink(udp(world, 5000, nodeIP, 30080)).is(want)
+			b.giveToStack(world+"/32", destinations.ToStack)
+			b.configure(config.Policies)
+			if end == nodeIP {
+				b.fromUplink(udp(world, 5001, nodeIP, 30080)).is("stack")
+				continue
+			}
+			for port := range uint16(2) { // the first is known
+				b.fromUplink(udp(world, 5000+port, nodeIP, 30080)).is("drop IPSEC_POLICY")
+			}
+			b.count(1, 0)
+			b.giveToStack(beyond+"/32", destinations.ToStack|destinations.ByTunnel)
+			b.fromTunnel(udp(beyond, 5000, nodeIP, 30080)).is("drop IPSEC_POLICY")
+			if end == remote {
+				b.giveToStack(world+"/32", 0)
+				v := b.fromUplink(udp(world, 5000, nodeIP, 30080)).is("forwarded").view()
+				b.giveToStack(remote+"/32", destinations.ToStack)
+				b.fromUplink(udp(v.dst, v.dport, v.src, v.sport)).is("drop IPSEC_POLICY")
+			}
+		}
+	})
+}
+
+// Who cannot have the source of a packet neither learns of the flow that has its tuple nor renews it.
+func TestOutsideJudgedBeforeItsFlow(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.answers = true
+		b.serve(vip, 80, wire.TCP, remote+":8080").nodePort(30080, 0)
+		b.serve(vip, 53, wire.UDP, podB+":53").nodePort(30053, 0)
+		own := tcp(podA, 5000, vip, 80, syn)
+		b.fromPod(own).is("forwarded")
+		own.flags = ack
+		if r := b.fromUplink(own).is("drop SPOOFED_SOURCE"); r.answered() {
+			t.Error("whoever has sent it is told of the pod's flow")
+		}
+		must(t, b.destinations.Put(f.key(node2IP+"/32"), destinations.Value{
+			Kind: destinations.Node, Node: b.addr(node2IP), Ifindex: uint32(b.uplink.index), Uplinks: 1 << 1,
+		}))
+		b.toUplink(udp(nodeIP, 30053, node2IP, 53)).is("stack") // noted
+		age := func(m *snat.Map) {
+			for k, v := range all(b, m) {
+				v.LastSeen = past(v.LastSeen, 10*time.Second)
+				must(t, m.Put(k, v))
+			}
+		}
+		age(b.snat)
+		age(b.reverse)
+		before := all(b, b.reverse)
+		b.leftToStack("by another uplink than leads there", b.arrive(b.other, udp(node2IP, 53, nodeIP, 30053)))
+		for k, v := range all(b, b.reverse) {
+			if v != before[k] {
+				t.Errorf("%v was %+v, is %+v", k, before[k], v)
+			}
+		}
+	})
+}
