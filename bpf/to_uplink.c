@@ -67,8 +67,7 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
  */
 EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
 {
-	return cfg.services && pkt->tuple.proto == IPPROTO_UDP && open_is_node_port(&pkt->tuple) &&
-	       nat_address_held(&pkt->tuple.src);
+	return pkt->tuple.proto == IPPROTO_UDP && open_is_node_port(&pkt->tuple) && nat_address_held(&pkt->tuple.src);
 }
 
 /*
@@ -195,7 +194,8 @@ EC_CALL enum verdict to_uplink_services(struct __sk_buff *ctx, struct scratch *s
 	enum verdict verdict;
 
 	if (!pkt_l4(ctx, &s->pkt))
-		return outside_keeps(ctx, &s->pkt.tuple.dst) ? -DROP_INVALID : VERDICT_STACK;
+		return outside_keeps(ctx, &s->pkt.tuple.dst, frontend_flags(&s->pkt.tuple.dst)) ? -DROP_INVALID
+												: VERDICT_STACK;
 	verdict = outside_of_host(ctx, s, world, DIRECTION_TO_UPLINK);
 	if (verdict || s->service.translated)
 		return to_uplink_done(ctx, &s->pkt, verdict);
@@ -212,7 +212,9 @@ EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct c
 	if (path_is_ours(config, pkt->family, &pkt->tuple.src)) {
 		if (ip_masqueraded(pkt->family) && to_uplink_is_world(pkt, path_destination(&pkt->tuple.dst)))
 			return -DROP_SPOOFED_SOURCE;
-		return cfg.services && outside_keeps(ctx, &pkt->tuple.dst) ? -DROP_SPOOFED_SOURCE : VERDICT_STACK;
+		return cfg.services && outside_keeps(ctx, &pkt->tuple.dst, frontend_flags(&pkt->tuple.dst))
+			       ? -DROP_SPOOFED_SOURCE
+			       : VERDICT_STACK;
 	}
 	verdict = cfg.services ? to_uplink_services(ctx, s) : VERDICT_GO_ON;
 	if (verdict)
@@ -253,7 +255,8 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 	/* It may be for a tunnel port, or a Service. */
 	if (verdict)
 		return ep || to_uplink_outer(ctx, &s->pkt) < 0 ||
-				       (cfg.services && outside_keeps(ctx, &s->pkt.tuple.dst))
+				       (cfg.services &&
+					outside_keeps(ctx, &s->pkt.tuple.dst, frontend_flags(&s->pkt.tuple.dst)))
 			       ? verdict
 			       : VERDICT_STACK;
 	return ep ? to_uplink_forwarded(ctx, config, s, ep) : to_uplink_from_host(ctx, config, s);

@@ -17,15 +17,16 @@
 #include "bpf/lib/turn.h"
 #include "bpf/lib/way.h"
 
-/* In service_walk's frontend, above enum service_flags: a Service has the packet's destination. */
+/* Above enum service_flags: there is an entry of the address. */
 #define FRONTEND_THERE (1U << 31)
 
-/* The entry of an address that some Service has; NULL: none has it. */
-EC_INLINE struct service *frontend_at(const struct addr *address)
+/* What an address is to Services: enum service_flags and FRONTEND_THERE; 0: nothing. */
+EC_INLINE __u32 frontend_flags(const struct addr *address)
 {
 	struct service_key key = {.address = *address};
+	struct service *found = bpf_map_lookup_elem(&services, &key);
 
-	return bpf_map_lookup_elem(&services, &key);
+	return found ? found->flags | FRONTEND_THERE : 0;
 }
 
 /*
@@ -171,7 +172,7 @@ EC_CALL enum verdict frontend_beside(struct __sk_buff *ctx, struct scratch *s)
 	const struct tuple *out = &s->pkt.tuple;
 	struct snat_entry *there;
 
-	if (!open_allowed(&s->pkt) || out->proto == IPPROTO_SCTP)
+	if (!(s->service.device & DEVICE_CLIENT) || !open_allowed(&s->pkt) || out->proto == IPPROTO_SCTP)
 		return VERDICT_GO_ON;
 	there = nat_peek_reverse(out);
 	if (!there || !nat_is_service(there) || there->ifindex != s->owner.ifindex)
@@ -220,10 +221,21 @@ EC_INLINE bool frontend_claims(const struct scratch *s)
 	return (s->service.frontend & SERVICE_CLUSTER_IP) || frontend_find(s, &frontend);
 }
 
+/*
+ * The entry of the packet's tuple among flows. Who has opened none to a Service has none to the node's own addresses,
+ * to which nothing is masqueraded.
+ */
+EC_INLINE struct snat_entry *frontend_entry(const struct scratch *s)
+{
+	if ((s->service.frontend & SERVICE_NODE) && !(s->service.device & DEVICE_CLIENT))
+		return NULL;
+	return bpf_map_lookup_elem(&snat, &s->pkt.tuple);
+}
+
 /* Finds the packet's flow, which who cannot have sent it neither renews nor learns of. */
 EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct snat_entry *flow = bpf_map_lookup_elem(&snat, &s->pkt.tuple);
+	struct snat_entry *flow = frontend_entry(s);
 	enum verdict verdict = VERDICT_GO_ON;
 	bool known;
 
@@ -359,15 +371,15 @@ EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
 	return errors_translate(ctx);
 }
 
-/* The stage, for a packet of the owner in the scratch record, of which dev is the entry. */
-EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, struct device *dev,
-				     const struct service *frontend)
+/* The stage, for a packet of the owner in the scratch record, of which dev is the entry, to a frontend with these
+ * flags. */
+EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, struct device *dev, __u32 frontend)
 {
 	enum verdict verdict;
 
 	if (!frontend && !(dev->flags & DEVICE_CLIENT))
 		return VERDICT_GO_ON;
-	s->service.frontend = frontend ? frontend->flags | FRONTEND_THERE : 0;
+	s->service.frontend = frontend;
 	s->service.device = dev->flags;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return frontend_error(ctx, s);
@@ -385,7 +397,7 @@ EC_INLINE enum verdict frontend_stage(struct __sk_buff *ctx, const struct config
 {
 	const struct addr *to = &s->pkt.tuple.dst;
 
-	return frontend_walk(ctx, s, dev, path_is_ours(config, s->pkt.family, to) ? NULL : frontend_at(to));
+	return frontend_walk(ctx, s, dev, path_is_ours(config, s->pkt.family, to) ? 0 : frontend_flags(to));
 }
 
 #endif

@@ -105,8 +105,8 @@ EC_INLINE bool open_masquerades(const struct scratch *s)
 	return !nat_to_service(&s->owner) || s->target.masqueraded;
 }
 
-/* Whether a Service answers on the port, on every address of the node: then no flow may take it. */
-EC_CALL bool open_is_node_port(const struct tuple *reverse_key)
+/* Whether a Service answers on a port of every address of the node. */
+EC_CALL bool open_answers(const struct tuple *reverse_key)
 {
 	struct service_key key = {
 		.address = addr_any_like(&reverse_key->src),
@@ -114,7 +114,13 @@ EC_CALL bool open_is_node_port(const struct tuple *reverse_key)
 		.proto = reverse_key->proto,
 	};
 
-	return cfg.services && bpf_map_lookup_elem(&services, &key);
+	return bpf_map_lookup_elem(&services, &key);
+}
+
+/* Whether the port is a Service's: then no flow may take it. */
+EC_INLINE bool open_is_node_port(const struct tuple *reverse_key)
+{
+	return cfg.services && open_answers(reverse_key);
 }
 
 /* Whether the flow to open is a socket's of the host that keeps its port, although a Service answers there. */

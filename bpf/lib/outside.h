@@ -195,7 +195,7 @@ EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s, 
 	s->owner.direction = direction;
 	verdict = outside_back(ctx, FRAGMENTS_WORLD);
 	if (!verdict && !s->service.translated)
-		verdict = frontend_walk(ctx, s, world, frontend_at(&s->pkt.tuple.dst));
+		verdict = frontend_walk(ctx, s, world, frontend_flags(&s->pkt.tuple.dst));
 	return verdict || !s->service.translated ? verdict : outside_send(ctx);
 }
 
@@ -217,16 +217,16 @@ EC_INLINE bool outside_passes(const struct __sk_buff *ctx)
 
 /*
  * Whether nothing that is no Service's may leave to the address: it can only be one's or, of what has come by an
- * uplink, is one that routers send here. They would send it here again, until its TTL ran out.
+ * uplink, is one that routers send here. They would send it here again, until its TTL ran out. flags are those of the
+ * frontend that is there (frontend_flags).
  */
-EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *address)
+EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *address, __u32 flags)
 {
-	const struct service *frontend = frontend_at(address);
 	struct destination *to;
 
-	if (frontend && (frontend->flags & SERVICE_CLUSTER_IP))
+	if (flags & SERVICE_CLUSTER_IP)
 		return true;
-	if (frontend && !(frontend->flags & SERVICE_NODE) && outside_passes(ctx))
+	if (flags && !(flags & SERVICE_NODE) && outside_passes(ctx))
 		return true;
 	to = path_destination(address);
 	return to && to->kind == DESTINATION_SERVICE;
@@ -235,15 +235,16 @@ EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *addre
 /* What the host's stack sends to a Service, past every hook. Nothing leaves the node with such a destination. */
 EC_INLINE enum verdict outside_caught(struct __sk_buff *ctx, struct scratch *s, struct device *world)
 {
+	__u32 flags = frontend_flags(&s->pkt.tuple.dst);
 	enum verdict verdict;
 
 	if (!world)
 		return VERDICT_GO_ON;
 	s->service.to_host = false;
-	verdict = frontend_walk(ctx, s, world, frontend_at(&s->pkt.tuple.dst));
+	verdict = frontend_walk(ctx, s, world, flags);
 	if (verdict || s->service.translated)
 		return verdict ?: outside_send(ctx);
-	return outside_keeps(ctx, &s->pkt.tuple.dst) ? -DROP_NO_SERVICE : VERDICT_GO_ON;
+	return outside_keeps(ctx, &s->pkt.tuple.dst, flags) ? -DROP_NO_SERVICE : VERDICT_GO_ON;
 }
 
 #endif

@@ -95,7 +95,7 @@ struct target {
 
 /* What is known of a packet that may be to a Service (service.h). */
 struct service_walk {
-	__u32 frontend;     /* enum service_flags of the destination, with SERVICE_FRONTEND if it is a Service's */
+	__u32 frontend;     /* what the destination is to Services (frontend_flags) */
 	__u32 device;       /* enum device_flags of the pod */
 	bool opens;         /* a flow is to be opened, to the target */
 	bool translated;    /* the packet is no longer what the pod has sent */

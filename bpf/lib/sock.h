@@ -84,14 +84,12 @@ EC_INLINE bool sock_is_loopback(const struct addr *a)
 EC_CALL enum verdict sock_frontend(const struct sock_peer *peer, struct service *frontend)
 {
 	struct service_key key = {.address = peer->address, .port = peer->port, .proto = peer->proto};
-	const struct service *at;
 	__u32 flags = SERVICE_NODE;
 
 	if (!sock_is_loopback(&peer->address)) {
-		at = frontend_at(&peer->address);
-		if (!at)
+		flags = frontend_flags(&peer->address);
+		if (!flags)
 			return VERDICT_STACK;
-		flags = at->flags;
 		if (frontend_copy(&key, frontend))
 			return VERDICT_GO_ON;
 	}
