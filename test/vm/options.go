@@ -39,7 +39,7 @@ var selected = selection{
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
 		"TestGatewayIsAnswered", "TestSmallerMTUOutside", "TestPodsOfANodeThatDoesNotAnswer",
 		"TestForeignPrograms.*", "TestEachProgramRemovedAlone", "TestPodsTalkThroughIPsec",
-		"TestOffload.*", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods", "TestTunnelToTheWorld", "TestGREAndSCTPBetweenPods", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas"),
+		"TestOffload.*", "TestSumsFollowWhatChanges", "TestTunnelBetweenPods", "TestTunnelToTheWorld", "TestGREAndSCTPBetweenPods", "TestForgedTunnelPackets", "TestLifeKilledAgentLosesNoPacket", "TestCleanupLeavesTheNodeAsItWas", "TestProcessesReachServices"),
 	"test/prog": tests(slices.Concat(mainPaths, helpersOfTheKernel)...),
 }
 
@@ -49,7 +49,7 @@ var mainPaths = []string{
 	"TestMasqueradedFlow", "TestSamePortOfTwoPods", "TestHostSocketsAvoided", "TestFlowViaStack", "TestNodeFlowGivesWay",
 	"TestFragmentedBothWays", "TestICMPErrorFromWorld", "TestICMPErrorFromPod", "TestResetOfUnknownConnection", "TestBesideNetfilter",
 	"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
-	"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire",
+	"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire", "TestNodePort", "TestCaught",
 	"TestPodThroughTheTunnelOnTheWire", "TestGatewaySolicited", "TestExtensionHeaders", "TestFromTunnelOverEitherFamily",
 }
 
@@ -62,6 +62,8 @@ var helpersOfTheKernel = []string{
 	"TestServicePortsUsedUp", "TestServiceFlow", "TestServiceFragments", "TestServiceToItself", "TestServiceErrorsToClient", "TestServiceErrorsFromClient",
 	"TestServiceOfTheHost", "TestServicesOfOneBackend", "TestServiceWithoutBackends", "TestEcho", "TestEchoOfFragments",
 	"TestRefused", "TestTakenOver.*", "TestToPodErrors", "TestToPodTranslatesBack", "TestThroughTheTunnelBesideNetfilter", "TestTwoProgramsBehindEachOther",
+	"TestNodePortAskedByPods", "TestNodePortBesideSockets", "TestHostOnANodePort", "TestSourceRanges", "TestRefusedOutside", "TestOutsidePorts", "TestOutsideFragments.*",
+	"TestOutsideErrorsToClient", "TestOutsideErrorsFromClient", "TestOutsideBesideNetfilter", "TestOutsideOfAnUplinkThatDoesNotForward",
 }
 
 // narrowed are what runs instead on a kernel that lies between two others on which more is proven, by its series.
