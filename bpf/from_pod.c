@@ -24,7 +24,7 @@ EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, struct scratch *
 	struct endpoint *ep = path_endpoint(&s->pkt.tuple.dst);
 
 	if (!ep)
-		return service_unreached(s);
+		return service_unreached(s, DROP_NO_ENDPOINT);
 	return nf_judge(ctx, s->pkt.family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, s, ep);
 }
 
@@ -40,7 +40,7 @@ EC_CALL enum verdict from_pod_to_itself(struct __sk_buff *ctx, struct scratch *s
 	if (ep && ep->ifindex == ctx->ifindex)
 		return fwd_to_pod(ctx, s, ep);
 	/* The pod is about to end. The unreachable route, which answers for other backends, is in the stack. */
-	service_unreached(s);
+	service_unreached(s, DROP_NO_ENDPOINT);
 	return -DROP_NO_BACKEND;
 }
 

@@ -65,7 +65,7 @@ EC_CALL enum verdict from_uplink_to_node(struct __sk_buff *ctx, const struct con
 	struct endpoint *ep;
 
 	verdict = translate_find_reply(ctx, s, &reverse);
-	if (cfg.services && (verdict == VERDICT_STACK || (!verdict && nat_is_service(reverse))))
+	if (cfg.services && verdict == VERDICT_STACK)
 		return VERDICT_GO_ON;
 	if (!verdict && pkt->l4 == L4_ICMP_ERROR) {
 		from = path_destination(&pkt->tuple.src);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Answers to a pod, made of the packet that it has sent: an ICMP error that quotes it, or
+ * Answers to a pod, or a client outside, made of the packet that it has sent: an ICMP error that quotes it, or
  * a RST (reset.h). Which packets are answered, and how, is in too_big.h, refuse.h and
  * reset.h.
  */

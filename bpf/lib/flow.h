@@ -204,6 +204,13 @@ EC_INLINE struct device *flow_owner(__u32 ifindex)
 	return bpf_map_lookup_elem(&devices, &key);
 }
 
+/* Notes what an owner has, which spares lookups where it has none; flags are enum device_flags. */
+EC_INLINE void flow_note(struct device *owner, __u32 flags)
+{
+	if (owner && (owner->flags & flags) != flags)
+		__sync_fetch_and_or(&owner->flags, flags);
+}
+
 /* The holder of what the world has, as a pod's ifindex is of what that has. */
 #define FLOW_WORLD (~0U)
 

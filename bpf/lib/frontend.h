@@ -17,35 +17,6 @@
 #include "bpf/lib/turn.h"
 #include "bpf/lib/way.h"
 
-/* Above enum service_flags: there is an entry of the address. */
-#define FRONTEND_THERE (1U << 31)
-
-/* What an address is to Services: enum service_flags and FRONTEND_THERE; 0: nothing. */
-EC_INLINE __u32 frontend_flags(const struct addr *address)
-{
-	struct service_key key = {.address = *address};
-	struct service *found = bpf_map_lookup_elem(&services, &key);
-
-	return found ? found->flags | FRONTEND_THERE : 0;
-}
-
-/*
- * Copies the frontend with this key; false: there is none. The entry may be deleted
- * meanwhile and its memory be another's at once, so it is looked up again.
- */
-EC_CALL bool frontend_copy(const struct service_key *key, struct service *copy)
-{
-	struct service *found = bpf_map_lookup_elem(&services, key);
-
-	for (int i = 0; i < 2 && found; i++) {
-		*copy = *(volatile struct service *)found;
-		if (bpf_map_lookup_elem(&services, key) == found)
-			return true;
-		found = bpf_map_lookup_elem(&services, key);
-	}
-	return false;
-}
-
 /*
  * Copies the frontend that a packet without a flow goes to; false: there is none. An address
  * of the node has sockets of the host's too: a segment of no flow is theirs.
@@ -112,6 +83,18 @@ EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch 
 	return takeover_flow(ctx, s, frontend);
 }
 
+/*
+ * A packet that may open no flow. Of a client outside it is the next program's while flow tables are being moved: one
+ * of another build has its flow.
+ */
+EC_CALL enum verdict frontend_of_none(struct scratch *s)
+{
+	const struct config *config = config_get();
+
+	s->owner.address = s->pkt.tuple.src;
+	return !s->owner.ifindex && config && (config->flags & CONFIG_FLOWS_MOVE) ? VERDICT_STACK : -DROP_NO_MAPPING;
+}
+
 /* Chooses the backend of a new flow. */
 EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *frontend)
 {
@@ -120,10 +103,8 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	enum verdict verdict = VERDICT_GO_ON;
 	bool local;
 
-	if (!open_allowed(&s->pkt)) {
-		s->owner.address = s->pkt.tuple.src;
-		return -DROP_NO_MAPPING;
-	}
+	if (!open_allowed(&s->pkt))
+		return frontend_of_none(s);
 	if (!set || !number)
 		return -DROP_NO_BACKEND;
 	seconds = set->affinity;
@@ -345,15 +326,6 @@ EC_INLINE enum verdict frontend_begin(struct __sk_buff *ctx, const struct scratc
 	return frontend_opened(ctx);
 }
 
-/* Notes what the owner has, which spares lookups where it has none. */
-EC_INLINE void frontend_note(const struct scratch *s, struct device *dev)
-{
-	__u32 flags = DEVICE_CLIENT | (s->owner.ifindex && service_is_itself(s) ? DEVICE_ITSELF : 0);
-
-	if ((dev->flags & flags) != flags)
-		__sync_fetch_and_or(&dev->flags, flags);
-}
-
 /* An error, of which a flow to a Service is known. If a pod is its own backend, so is the error's source another. */
 EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
 {
@@ -387,7 +359,7 @@ EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, s
 	if (!verdict && s->service.opens)
 		verdict = frontend_begin(ctx, s);
 	if (s->service.translated)
-		frontend_note(s, dev);
+		flow_note(dev, DEVICE_CLIENT | (s->owner.ifindex && service_is_itself(s) ? DEVICE_ITSELF : 0));
 	return verdict;
 }
 

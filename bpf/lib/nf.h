@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Beside netfilter's NAT (cfg.netfilter_nat): flows that the rules of kube-proxy,
- * portmap or others translate to pods must pass netfilter in both directions. Its
+ * portmap or others translate to pods must pass netfilter in both directions. Where rules
+ * only masquerade others' packets, all that matters is which ports that takes. Netfilter's
  * connection table knows which flows those are, and programs can look up TCP and UDP
  * there (bpf_skb_ct_lookup of the module nf_conntrack, Linux 5.18).
  */
@@ -60,10 +61,11 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 timeout) __ksym __weak;
 
-/* A constant: where it is false, the verifier removes the code that depends on it. */
+/* Whether pods' packets may be translated. A constant: where it is false, the verifier removes the code that depends on
+ * it. */
 EC_INLINE bool nf_translates(void)
 {
-	return cfg.netfilter_nat;
+	return cfg.netfilter_nat == NETFILTER_TRANSLATES;
 }
 
 /* Netfilter's record of a TCP or UDP flow, by a tuple or by that of its replies, which is to be released; NULL: none.
@@ -195,7 +197,8 @@ EC_INLINE bool nf_holds_port(struct __sk_buff *ctx, struct scratch *s, const str
 {
 	__u8 proto = reverse_key->proto;
 
-	return nf_translates() && (proto == IPPROTO_TCP || proto == IPPROTO_UDP) && nf_knows(ctx, s, reverse_key, true);
+	return cfg.netfilter_nat && (proto == IPPROTO_TCP || proto == IPPROTO_UDP) &&
+	       nf_knows(ctx, s, reverse_key, true);
 }
 
 #endif

@@ -7,6 +7,7 @@
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/quota.h"
+#include "bpf/lib/socket.h"
 
 /*
  * How many ports are tried before a new flow is refused. With nine tenths of them in
@@ -26,72 +27,6 @@ enum open_try {
 	OPEN_TAKEN,  /* the reverse half was inserted */
 	OPEN_FOUND,  /* the reverse half of this very flow is there already */
 };
-
-/*
- * Whether a socket of the node would get the replies. The lookup for TCP finds
- * TIME_WAIT sockets as well; ICMP identifiers have no sockets.
- */
-EC_INLINE bool open_port_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
-{
-	__u32 len = ip_set_lookup(s, reverse_key, true);
-	struct bpf_sock *sk = NULL;
-
-	if (reverse_key->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
-	else if (reverse_key->proto == IPPROTO_UDP)
-		sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
-}
-
-/* Whether TCP in a pod's namespace has a connection, of which the lookup of this length is a packet's tuple. */
-EC_CALL bool open_pod_connected_tcp(struct __sk_buff *ctx, struct scratch *s, __u32 len, __u32 netns)
-{
-	struct bpf_sock *sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, netns, 0);
-	__u32 state;
-
-	if (!sk)
-		return false;
-	state = sk->state;
-	bpf_sk_release(sk);
-	return state != BPF_TCP_LISTEN;
-}
-
-/* The same for UDP. */
-EC_CALL bool open_pod_connected_udp(struct __sk_buff *ctx, struct scratch *s, __u32 len, __u32 netns)
-{
-	struct bpf_sock *sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, netns, 0);
-	__u32 state;
-
-	if (!sk)
-		return false;
-	state = sk->state;
-	bpf_sk_release(sk);
-	return state == BPF_TCP_ESTABLISHED;
-}
-
-/*
- * Whether the pod has a socket that is connected past the Service, straight to the backend, from the port. Or, of a
- * client outside, whether the backend has one that is connected to that. Its
- * listeners, and sockets for datagrams from anywhere, get no other replies than they would without a Service.
- */
-EC_INLINE bool open_pod_has_socket(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
-{
-	/* Of a client outside, the backend: a pod, or the host, whose namespace has no number: 0 less one is the
-	 * current. */
-	struct endpoint *backend = s->owner.ifindex ? NULL : path_endpoint(&s->target.address);
-	__u32 pod = backend ? backend->ifindex : s->owner.ifindex;
-	struct device *dev = flow_owner(pod);
-	__u32 len = ip_set_lookup(s, reverse_key, s->owner.ifindex);
-
-	if (!dev || (!dev->netns && pod))
-		return false;
-	if (reverse_key->proto == IPPROTO_TCP)
-		return open_pod_connected_tcp(ctx, s, len, dev->netns - 1);
-	return reverse_key->proto == IPPROTO_UDP && open_pod_connected_udp(ctx, s, len, dev->netns - 1);
-}
 
 /* Whether the flow to open is one to a Service that netfilter has translated until now (takeover.h). */
 EC_INLINE bool open_is_taken_over(const struct scratch *s)
@@ -150,8 +85,8 @@ EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, con
 		return true;
 	if (!open_masquerades(s))
 		return bpf_map_lookup_elem(&snat, reverse_key) || open_is_recorded(s, reverse_key) ||
-		       open_pod_has_socket(ctx, s, reverse_key);
-	return open_is_node_port(reverse_key) || open_port_has_socket(ctx, s, reverse_key);
+		       socket_is_connected(ctx, s, reverse_key);
+	return open_is_node_port(reverse_key) || socket_has_port(ctx, s, reverse_key);
 }
 
 /* Fills in a half of a new pair in the scratch record: it leads to the other half's key. */

@@ -59,15 +59,6 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 	return service_turn_into(ctx, s);
 }
 
-/* Notes that a pod, or with 0 the host's stack, has answers for clients outside. */
-EC_INLINE void outside_note(__u32 ifindex)
-{
-	struct device *dev = flow_owner(ifindex);
-
-	if (dev && !(dev->flags & DEVICE_BACKEND))
-		__sync_fetch_and_or(&dev->flags, DEVICE_BACKEND);
-}
-
 /* Into a backend. What the stack was sending out of an uplink cannot pass the pod's link by. */
 EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, const struct endpoint *ep)
 {
@@ -76,7 +67,7 @@ EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, 
 
 	if (verdict)
 		return verdict;
-	outside_note(ifindex);
+	flow_note(flow_owner(ifindex), DEVICE_BACKEND);
 	if (s->owner.direction != DIRECTION_TO_UPLINK)
 		return fwd_to_pod(ctx, s, ep);
 	verdict = ip_hop(ctx, &s->pkt, ep->pod_mac);
@@ -91,7 +82,7 @@ EC_INLINE enum verdict outside_to_host(struct __sk_buff *ctx, const struct scrat
 {
 	if (s->owner.direction == DIRECTION_TO_UPLINK || s->owner.direction == DIRECTION_FROM_POD)
 		return -DROP_SERVICE_ROUTE;
-	outside_note(0);
+	flow_note(flow_owner(0), DEVICE_BACKEND);
 	ctx->mark |= cfg.mark;
 	return VERDICT_STACK;
 }
@@ -113,17 +104,6 @@ EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *
 		return verdict;
 	bpf_redirect(p->ifindex, BPF_F_INGRESS);
 	return VERDICT_DELIVERED;
-}
-
-/* A backend of this node that is no pod's any more: its flow ends, so that the next packet chooses another. */
-EC_INLINE enum verdict outside_unreached(struct scratch *s)
-{
-	struct snat_entry *flow = nat_peek(&s->service.sent, 0);
-
-	if (!flow || !flow->set)
-		return -DROP_SERVICE_ROUTE;
-	nat_end(&s->service.sent, flow);
-	return s->pkt.tuple.proto == IPPROTO_TCP ? -DROP_BACKEND_GONE : -DROP_SERVICE_ROUTE;
 }
 
 /* Whether the packet fits its way. What does not fit the tunnel may leave in fragments of the outer packet, which the
@@ -162,7 +142,7 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 	if (ep)
 		return outside_to_pod(ctx, s, ep);
 	if (path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
-		return outside_unreached(s);
+		return service_unreached(s, DROP_SERVICE_ROUTE);
 	verdict = way_find(ctx, config, &s->pkt, p) ?: way_judge(s, &s->service.sent.src, p->kind, s->pkt.tuple.dport);
 	if (verdict)
 		return verdict;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Tells a pod that what it has sent to a Service gets no further, as the host that has
+ * Tells who asks a Service that the packet gets no further, as the host that has
  * the Service's address would: a RST, port unreachable, or time exceeded.
  */
 #ifndef EC_LIB_REFUSE_H
@@ -16,7 +16,7 @@ enum {
 	REFUSE_PORT_IPV6 = 4,
 };
 
-/* Whether pods are told of the drop. */
+/* Whether the sender is told of the drop. */
 EC_INLINE bool refuse_answers(enum verdict verdict)
 {
 	switch ((int)verdict) {

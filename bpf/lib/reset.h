@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Answers a pod's TCP segment with a RST (RFC 9293, section 3.10.7.1): its connection
+ * Answers a TCP segment, a pod's or to a Service, with a RST (RFC 9293, section 3.10.7.1): its connection
  * cannot begin or go on, and its socket learns that at once.
  */
 #ifndef EC_LIB_RESET_H

@@ -75,7 +75,7 @@ _Static_assert(sizeof(union lookup) == sizeof(struct bpf_sock_tuple), "lookup is
 /* Whom a flow is masqueraded for, and how (open.h). */
 struct owner {
 	struct addr address;      /* the new source address */
-	__u32 ifindex;            /* the pod's generation, 0 for the node itself */
+	__u32 ifindex;            /* the pod's generation, 0 for the world or the node itself */
 	__u32 flags;              /* enum flow_flags */
 	enum direction direction; /* of the program that opens the flow, for counters */
 };
@@ -98,7 +98,7 @@ struct service_walk {
 	__u32 frontend;     /* what the destination is to Services (frontend_flags) */
 	__u32 device;       /* enum device_flags of the pod */
 	bool opens;         /* a flow is to be opened, to the target */
-	bool translated;    /* the packet is no longer what the pod has sent */
+	bool translated;    /* the packet is no longer what its sender has sent */
 	bool to_host;       /* it answers what the host's stack has sent (outside.h) */
 	bool received;      /* of an error: it is about what the client has received, not about what that has sent */
 	struct tuple sent;  /* what it was then; valid only then */

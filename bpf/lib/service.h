@@ -15,7 +15,36 @@
 #include "bpf/lib/nat.h"
 #include "bpf/lib/rewrite.h"
 
-/* Makes the packet that of the tuple in the scratch record, and remembers what the pod has sent. */
+/* Above enum service_flags: there is an entry of the address. */
+#define FRONTEND_THERE (1U << 31)
+
+/* What an address is to Services: enum service_flags and FRONTEND_THERE; 0: nothing. */
+EC_INLINE __u32 frontend_flags(const struct addr *address)
+{
+	struct service_key key = {.address = *address};
+	struct service *found = bpf_map_lookup_elem(&services, &key);
+
+	return found ? found->flags | FRONTEND_THERE : 0;
+}
+
+/*
+ * Copies the frontend with this key; false: there is none. The entry may be deleted
+ * meanwhile and its memory be another's at once, so it is looked up again.
+ */
+EC_CALL bool frontend_copy(const struct service_key *key, struct service *copy)
+{
+	struct service *found = bpf_map_lookup_elem(&services, key);
+
+	for (int i = 0; i < 2 && found; i++) {
+		*copy = *(volatile struct service *)found;
+		if (bpf_map_lookup_elem(&services, key) == found)
+			return true;
+		found = bpf_map_lookup_elem(&services, key);
+	}
+	return false;
+}
+
+/* Makes the packet that of the tuple in the scratch record, and remembers what its sender has sent. */
 EC_INLINE enum verdict service_turn_into(struct __sk_buff *ctx, struct scratch *s)
 {
 	s->service.sent = s->pkt.tuple;
@@ -23,7 +52,7 @@ EC_INLINE enum verdict service_turn_into(struct __sk_buff *ctx, struct scratch *
 	return rewrite_tuple(ctx);
 }
 
-/* Whether the packet is no longer what the pod has sent. */
+/* Whether the packet is no longer what its sender has sent. */
 EC_INLINE bool service_has_translated(const struct scratch *s)
 {
 	return cfg.services && s->service.translated;
@@ -145,19 +174,19 @@ EC_INLINE bool service_is_itself(const struct scratch *s)
 
 /*
  * A backend of this node that is no pod's any more. Its flow ends, so that the next packet chooses another; a
- * connection is reset.
+ * connection is reset. What else is dropped has the other reason.
  */
-EC_CALL enum verdict service_unreached(struct scratch *s)
+EC_CALL enum verdict service_unreached(struct scratch *s, enum drop_reason otherwise)
 {
 	struct snat_entry *flow;
 
 	if (!cfg.services || !s->service.translated || s->pkt.l4 == L4_ICMP_ERROR)
-		return -DROP_NO_ENDPOINT;
+		return -otherwise;
 	flow = nat_peek(&s->service.sent, s->owner.ifindex);
 	if (!flow || !flow->set)
-		return -DROP_NO_ENDPOINT;
+		return -otherwise;
 	nat_end(&s->service.sent, flow);
-	return s->pkt.tuple.proto == IPPROTO_TCP ? -DROP_BACKEND_GONE : -DROP_NO_ENDPOINT;
+	return s->pkt.tuple.proto == IPPROTO_TCP ? -DROP_BACKEND_GONE : -otherwise;
 }
 
 #endif

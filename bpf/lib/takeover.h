@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Taking over from netfilter (cfg.netfilter_nat): a flow to a Service that its rules have
+ * Taking over from netfilter (nf_translates): a flow to a Service that its rules have
  * translated before this node's programs did goes on to the same backend, as a pair in our
  * tables. Netfilter's entry then expires, so that both directions pass it by. What it has
  * masqueraded besides stays with it, since the backend knows the flow by another address.

@@ -174,7 +174,7 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 		reverse_key = tuple_reversed(&pkt->tuple);
 		*found = nat_lookup_reverse(&reverse_key);
 	}
-	/* Nobody outside answers a pod's flow to itself, which has a Service's address there. */
+	/* What answers a Service's flow is not for a masqueraded one (outside.h). */
 	return *found && !nat_is_service(*found) ? VERDICT_GO_ON : VERDICT_STACK;
 }
 

@@ -121,7 +121,7 @@ func summary(s observe.Status) [][2]string {
 	}
 	netfilter := "does not translate"
 	if s.Node.Netfilter != "" {
-		netfilter = "translates: " + s.Node.Netfilter
+		netfilter = map[bool]string{true: "masquerades, but no pod's packets: ", false: "translates: "}[s.Node.NetfilterLevel == observe.Masquerades] + s.Node.Netfilter
 	}
 	return [][2]string{
 		{"agent", agent},

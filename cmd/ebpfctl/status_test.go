@@ -162,6 +162,20 @@ PROBLEMS
 	}
 }
 
+func TestStatusOfNetfilter(t *testing.T) {
+	for want, node := range map[string]observe.Node{
+		"netfilter  does not translate":                                   {},
+		"netfilter  masquerades, but no pod's packets: chain POSTROUTING": {Netfilter: "chain POSTROUTING", NetfilterLevel: observe.Masquerades},
+		"netfilter  translates: chain PREROUTING":                         {Netfilter: "chain PREROUTING", NetfilterLevel: observe.Translates},
+	} {
+		var b strings.Builder
+		o := options{env: env{stdout: &b}}
+		if err := o.writeStatus(observe.Status{Node: node}); err != nil || !strings.Contains(b.String(), "\n"+want+"\n") {
+			t.Errorf("error %v, want %q in:\n%s", err, want, b.String())
+		}
+	}
+}
+
 // The line about the agent says what an operator has to know first.
 func TestStatusOfTheAgent(t *testing.T) {
 	for want, agent := range map[string]observe.Agent{

@@ -84,7 +84,7 @@ type NodeConfig struct {
 	ConntrackEntries uint32
 	// PathLifetime is how long a path is cached, in ns; 0: not at all.
 	PathLifetime uint32
-	// NetfilterNat is 1 when netfilter translates flows on this node, for kube-proxy, portmap or other rules.
+	// NetfilterNat is Masquerades or Translates where netfilter does that on this node, for kube-proxy, Docker or others; 0: it does not.
 	NetfilterNat uint32
 	// TunnelPort is the UDP port of all nodes' tunnels, in host order.
 	TunnelPort uint32

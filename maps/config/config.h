@@ -21,6 +21,12 @@ enum config_flags {
 	CONFIG_SERVICES = 16,  /* pods' packets to Services are translated here: pods' links carry ec_to_pod as well */
 };
 
+/* What netfilter's rules may translate on this node; 0: nothing. */
+enum netfilter_nat {
+	NETFILTER_MASQUERADES = 1, /* others' packets, which take ports of the node's addresses */
+	NETFILTER_TRANSLATES = 2,  /* pods' packets as well */
+};
+
 /* What the tunnel has of a family. */
 struct tunnel_addresses {
 	struct addr source;  /* of outer packets of the family; zero: the kernel chooses */
@@ -48,7 +54,7 @@ struct node_config {
 	__u32 snat_entries; /* capacities of the flow tables */
 	__u32 conntrack_entries;
 	__u32 path_lifetime;   /* how long a path is cached, in ns; 0: not at all */
-	__u32 netfilter_nat;   /* 1: netfilter translates flows on this node */
+	__u32 netfilter_nat;   /* enum netfilter_nat */
 	__u32 tunnel_port;     /* UDP port of all nodes' tunnels, in host order */
 	__u32 tunnel_vni;      /* VXLAN network identifier of the cluster, 24 bits (RFC 7348) */
 	__u32 tunnel_checksum; /* 1: the outer UDP checksum over IPv4 is computed, not 0; over IPv6 it always is */

@@ -19,3 +19,9 @@ const (
 func (v Flags) String() string {
 	return wire.Bits(uint32(v), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move", "services")
 }
+
+// The values of enum netfilter_nat.
+const (
+	Masquerades = 1 // others' packets, which take ports of the node's addresses
+	Translates  = 2 // pods' packets as well
+)

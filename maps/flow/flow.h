@@ -16,7 +16,7 @@ enum flow_state {
 
 enum flow_flags {
 	FLOW_VIA_STACK = 1, /* both directions walk the host's stack */
-	FLOW_HOST = 2,      /* a flow of the node itself, moved to another port for a pod's, or concerning a Service */
+	FLOW_HOST = 2,      /* of the host's stack: off a pod's port, kept from a Service, or caught (outside.h) */
 	FLOW_COUNTED = 4,   /* its port is counted in the map ports */
 	FLOW_SERVICE = 8,   /* a flow to a Service, or beside one: the far side has an address of its own as well */
 	FLOW_ON_NODE = 16,  /* its backend was on a node of the cluster when the flow began (enum backend_flags) */

@@ -21,7 +21,7 @@ func (v State) String() string { return wire.Bits(uint32(v), "syn", "ack", "fin"
 // The bits of Flags: enum flow_flags.
 const (
 	ViaStack Flags = 1  // both directions walk the host's stack
-	Host     Flags = 2  // a flow of the node itself, moved to another port for a pod's, or concerning a Service
+	Host     Flags = 2  // of the host's stack: off a pod's port, kept from a Service, or caught (outside.h)
 	Counted  Flags = 4  // its port is counted in the map ports
 	Service  Flags = 8  // a flow to a Service, or beside one: the far side has an address of its own as well
 	OnNode   Flags = 16 // its backend was on a node of the cluster when the flow began (enum backend_flags)

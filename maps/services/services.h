@@ -27,7 +27,7 @@ struct service_key {
 enum service_flags {
 	SERVICE_CLUSTER_IP = 1,      /* of an address: a ClusterIP, where there is nothing but Services */
 	SERVICE_ANSWERS = 2,         /* of an address: a port of it has backends, so echo requests are answered */
-	SERVICE_LOCAL = 4,           /* of a port: pods use the set Local (internalTrafficPolicy) */
+	SERVICE_LOCAL = 4,           /* of a port: everybody uses the set Local (internalTrafficPolicy) */
 	SERVICE_NODE = 8,            /* of an address: the node's own, on which NodePorts answer */
 	SERVICE_EXTERNAL_LOCAL = 16, /* of a port: clients outside use the set Local (externalTrafficPolicy) */
 	SERVICE_RANGES = 32,         /* of a port: only sources in source_range may ask (loadBalancerSourceRanges) */

@@ -10,7 +10,7 @@ import (
 const (
 	ClusterIP     Flags = 1  // of an address: a ClusterIP, where there is nothing but Services
 	Answers       Flags = 2  // of an address: a port of it has backends, so echo requests are answered
-	Local         Flags = 4  // of a port: pods use the set Local (internalTrafficPolicy)
+	Local         Flags = 4  // of a port: everybody uses the set Local (internalTrafficPolicy)
 	Node          Flags = 8  // of an address: the node's own, on which NodePorts answer
 	ExternalLocal Flags = 16 // of a port: clients outside use the set Local (externalTrafficPolicy)
 	Ranges        Flags = 32 // of a port: only sources in source_range may ask (loadBalancerSourceRanges)

@@ -156,10 +156,10 @@ func (a *agent) start(ctx context.Context) (err error) {
 func (a *agent) load(ctx context.Context) (err error) {
 	a.mode.begin(time.Now())
 	a.dp, err = datapath.Load(ctx, datapath.Options{
-		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.cfg.nodeConfig(a.mode.beside),
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.cfg.nodeConfig(a.mode.level),
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	})
-	return explainMode(err, a.mode.beside)
+	return explainMode(err, a.mode.level)
 }
 
 // removeLeftover removes a list from before the reboot: it says that this node can

@@ -12,6 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -135,8 +136,8 @@ type Config struct {
 	Version string
 }
 
-// nodeConfig is for programs that work beside netfilter's translation, or not.
-func (c Config) nodeConfig(beside bool) config.NodeConfig {
+// nodeConfig is for programs that work beside netfilter, which may translate so much.
+func (c Config) nodeConfig(level netfilter.Level) config.NodeConfig {
 	n := config.NodeConfig{
 		Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
 	}
@@ -145,8 +146,12 @@ func (c Config) nodeConfig(beside bool) config.NodeConfig {
 			n.Masquerade |= 1 << f
 		}
 	}
-	if beside {
-		n.NetfilterNat = 1
+	switch level {
+	case netfilter.Nothing:
+	case netfilter.Masquerades:
+		n.NetfilterNat = config.Masquerades
+	case netfilter.Translates:
+		n.NetfilterNat = config.Translates
 	}
 	if c.Services {
 		n.Services = 1

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
@@ -135,7 +136,7 @@ func (h *healthChecks) end() {
 // problems are those of Services whose load balancer gets no answer here. Beside kube-proxy it has them from kube-proxy.
 func (h *healthChecks) problems() (all []service.Problem) {
 	for name, c := range h.checks {
-		if c.err == nil || errors.Is(c.err, syscall.EADDRINUSE) && h.status.read().beside {
+		if c.err == nil || errors.Is(c.err, syscall.EADDRINUSE) && h.status.read().netfilter == netfilter.Translates {
 			continue
 		}
 		text := fmt.Sprintf("node %s can't answer its load balancer's health checks on healthCheckNodePort %d: %v", h.cfg.Node, c.port, c.err)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
@@ -140,13 +141,13 @@ func TestHealthCheckPortThatIsTaken(t *testing.T) {
 	s, slice := webService(2, "10.244.1.8")
 	s.ExternalLocal, s.HealthCheckPort, slice.Endpoints[0].Node = true, 32002, "n1"
 	u.Services, u.Slices = append(u.Services, s), append(u.Slices, slice)
-	c.status.set(func(f *figures) { f.beside = true })
+	c.status.set(func(f *figures) { f.netfilter = netfilter.Translates })
 	c.accept(u)
 	c.place(here())
 	if found := c.read().problems; len(found) > 0 || strings.Contains(log.String(), "WARN") {
 		t.Errorf("beside kube-proxy, which answers: %v, logged %s", found, log)
 	}
-	c.status.set(func(f *figures) { f.beside = false })
+	c.status.set(func(f *figures) { f.netfilter = netfilter.Nothing })
 	for range 3 {
 		c.again()
 	}
@@ -237,7 +238,9 @@ func TestPortThatKubeProxyHas(t *testing.T) {
 	log := &syncedBuffer{}
 	text := slog.New(slog.NewTextHandler(log, nil))
 	a := &agent{node: &node{log: text, status: newStatus(text), complaints: newComplaints(text)}}
-	a.status.set(func(f *figures) { f.beside, f.services.filled, f.stays, f.inStep = true, true, true, time.Now() })
+	a.status.set(func(f *figures) {
+		f.netfilter, f.services.filled, f.stays, f.inStep = netfilter.Translates, true, true, time.Now()
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
 	ended.Go(func() { _ = a.serve(ctx, server{"health", address, health.Node(a.status.health), nil, true}) })
@@ -251,7 +254,7 @@ func TestPortThatKubeProxyHas(t *testing.T) {
 	if left := a.status.read().left; len(left) > 0 || strings.Contains(log.String(), "level=ERROR") {
 		t.Errorf("left to kube-proxy: %v, logged %s", left, log)
 	}
-	a.status.set(func(f *figures) { f.beside = false })
+	a.status.set(func(f *figures) { f.netfilter = netfilter.Nothing })
 	if a.leave(server{address: address, kubeProxys: true}, unix.EADDRINUSE) {
 		t.Error("left to kube-proxy where there is none")
 	}

@@ -215,7 +215,7 @@ func (l *loop) look(s *state) error {
 	}
 	l.tunnel.complete(v)
 	l.cluster.found(have, v)
-	s.view, l.mode.used = v, v.used
+	s.view = v
 	return nil
 }
 
@@ -228,6 +228,7 @@ func (l *loop) makePlan() {
 			MTU: l.cfg.MTU, Services: l.cfg.Services, Service: now.ranges.all, Served: now.ranges.served, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
+		l.mode.watch.Among(l.cfg.amid(&l.state, l.standing.Own, l.plan.Destinations))
 		defer l.alarm.planned()
 	}
 	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold() || l.cfg.Services, l.endpoints.released))

@@ -22,6 +22,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -70,7 +71,7 @@ func testLoop(t *testing.T) *loop {
 	record, err := openRecord(cfg.Directories, nil)
 	must(err)
 	dp, err := datapath.Load(t.Context(), datapath.Options{
-		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
+		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(netfilter.Nothing), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
 	})
 	must(err)
 	host, err := device.Open()

@@ -19,6 +19,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -82,7 +83,8 @@ func (m metrics) describe(gauge sample) {
 		"How long the newest change of a Node took to reach the packets' way, or has been waiting to.")
 	gauge("endpoint_conflicts", float64(now.conflicts), "Pods of this node whose address another pod has.")
 	gauge("ready", oneIf(now.notReady == ""), "1 when this node can carry a pod.")
-	gauge("beside_netfilter", oneIf(now.beside), "1 while packets meet netfilter because it translates addresses on this node.")
+	gauge("beside_netfilter", oneIf(now.netfilter == netfilter.Translates), "1 while packets meet netfilter because it may translate pods' addresses on this node.")
+	gauge("beside_masquerading", oneIf(now.netfilter == netfilter.Masquerades), "1 while netfilter translates others' packets alone, so that pods' bypass it.")
 	m.collectSource(gauge, now)
 	for _, way := range []destinations.Way{destinations.Direct, destinations.Tunnel, destinations.None} {
 		gauge("node_ways", float64(now.ways[way]), "Other nodes, by the way to their pods, in the family of their first podCIDR: direct, tunnel, or none.", "way", string(way))

@@ -7,11 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/config"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
-	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
 // retryMode is when another attempt is made at a mode that did not come about:
@@ -23,64 +19,49 @@ const retryMode = 15 * time.Second
 type modeController struct {
 	*node
 	watch *netfilter.Watch
-	// beside says that the programs work beside netfilter's translation.
-	beside bool
-	// used are the families that the cluster uses: in others nobody minds what translates.
-	used plan.FamilySet
-	// translates says that netfilter does, as was found last: the programs may not have followed yet.
-	translates bool
+	// level is whose packets netfilter may translate, as the programs have it.
+	level netfilter.Level
+	// found is that as it was found last: the programs may not have followed yet.
+	found netfilter.Level
 	// again is when to look again, after a failure.
 	again time.Time
 	// changing says that the programs are being replaced, by another goroutine: routes
 	// and pods must not wait for the verifier, nor for the plugin's work to end. Nothing
 	// more is wanted before its outcome has been taken.
 	changing bool
-	wanted   chan bool
+	wanted   chan netfilter.Level
 	outcomes chan outcome
 }
 
 // outcome is how a change of the programs went.
 type outcome struct {
-	beside bool
-	err    error
+	level netfilter.Level
+	err   error
 }
 
 func newMode(n *node) *modeController {
-	return &modeController{node: n, watch: netfilter.New(), used: plan.FamilySet{wire.IPv4: true}, wanted: make(chan bool, 1), outcomes: make(chan outcome, 1)}
+	return &modeController{node: n, watch: netfilter.New(), wanted: make(chan netfilter.Level, 1), outcomes: make(chan outcome, 1)}
 }
 
 // begin decides on the mode of the first programs.
 func (c *modeController) begin(now time.Time) {
-	c.used = usedBefore(c.cfg.BPFFS)
+	c.watch.Among(c.surroundingsBefore())
 	var err error
-	if c.beside, err = c.find(func() (bool, error) { return c.watch.Begin(now) }); err != nil { // follow tries again
+	if c.level, err = c.find(func() (netfilter.Level, error) { return c.watch.Begin(now) }); err != nil { // follow tries again
 		c.log.Warn("netfilter's rules can't be read", "error", err)
 	}
-	c.translates = c.beside
+	c.found = c.level
 }
 
-// find asks whether netfilter translates, unless --kube-proxy says.
-func (c *modeController) find(ask func() (bool, error)) (beside bool, err error) {
-	if c.cfg.KubeProxy != KubeProxyAuto {
-		return c.cfg.KubeProxy == KubeProxyOn, nil
+// find asks what netfilter translates, unless --kube-proxy says.
+func (c *modeController) find(ask func() (netfilter.Level, error)) (netfilter.Level, error) {
+	switch c.cfg.KubeProxy {
+	case KubeProxyOn:
+		return netfilter.Translates, nil
+	case KubeProxyOff:
+		return netfilter.Nothing, nil
 	}
-	c.watch.Of(numbersOf(c.used))
 	return ask()
-}
-
-// usedBefore are the families in which an earlier agent's pods have addresses, and that of IPv4.
-func usedBefore(dir bpffs.Dir) plan.FamilySet {
-	used := plan.FamilySet{wire.IPv4: true}
-	m, err := config.Open(dir.Map(config.Name))
-	if err != nil {
-		return used // there was none
-	}
-	defer m.Close()
-	have, err := m.Get(config.Key{})
-	for f := range wire.Families {
-		used[f] = used[f] || err == nil && have.PodCIDR(f).IsValid()
-	}
-	return used
 }
 
 // follow looks at netfilter and has the programs replaced if they need another mode.
@@ -88,12 +69,12 @@ func (c *modeController) follow(now time.Time) {
 	if c.changing || now.Before(c.again) {
 		return
 	}
-	beside, err := c.find(func() (bool, error) { return c.watch.Look(now, c.beside) })
+	level, err := c.find(func() (netfilter.Level, error) { return c.watch.Look(now, c.level) })
 	c.complaints.note("mode/netfilter's rules", err)
-	c.translates = beside
-	if beside != c.beside {
+	c.found = level
+	if level != c.level {
 		c.changing = true
-		c.wanted <- beside
+		c.wanted <- level
 	}
 }
 
@@ -104,15 +85,15 @@ func (c *modeController) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case beside := <-c.wanted:
-			c.replace(ctx, beside)
+		case level := <-c.wanted:
+			c.replace(ctx, level)
 		}
 	}
 }
 
-func (c *modeController) replace(ctx context.Context, beside bool) {
-	err := c.dp.Reconfigure(ctx, c.cfg.nodeConfig(beside))
-	c.outcomes <- outcome{beside, explainMode(err, beside)}
+func (c *modeController) replace(ctx context.Context, level netfilter.Level) {
+	err := c.dp.Reconfigure(ctx, c.cfg.nodeConfig(level))
+	c.outcomes <- outcome{level, explainMode(err, level)}
 }
 
 // changed takes the outcome.
@@ -129,29 +110,31 @@ func (c *modeController) changed(ctx context.Context, o outcome, now time.Time) 
 		c.again = now.Add(retryMode)
 		return
 	}
-	c.beside = o.beside
+	c.level = o.level
 	c.report()
 }
 
 // where says beside what the programs work; empty: netfilter does not translate.
 func (c *modeController) where() string {
 	switch {
-	case !c.beside:
+	case c.level == netfilter.Nothing:
 		return ""
 	case c.cfg.KubeProxy == KubeProxyOn:
 		return "--kube-proxy=on"
 	}
-	return c.watch.Where()
+	return c.watch.Where(c.level)
 }
 
 // report logs beside what the programs work now, and has it in the metrics.
 func (c *modeController) report() {
-	where := c.where()
-	c.status.set(func(f *figures) { f.beside = where != "" })
-	if where == "" {
+	c.status.set(func(f *figures) { f.netfilter = c.level })
+	switch c.level {
+	case netfilter.Nothing:
 		c.log.Info("nothing translates addresses on this node; packets bypass netfilter")
-	} else {
-		c.log.Info("working beside netfilter's translation of addresses", "found", where)
+	case netfilter.Masquerades:
+		c.log.Info("netfilter translates no pod's packets, which bypass it; its table of connections is asked for the ports that others' have", "found", c.where())
+	case netfilter.Translates:
+		c.log.Info("working beside netfilter's translation of addresses", "found", c.where())
 		if c.cfg.Services {
 			c.log.Info("what pods send to Services is translated by the programs all the same; netfilter's rules serve the host and the world")
 		}
@@ -160,8 +143,8 @@ func (c *modeController) report() {
 
 // explainMode says what to do when the programs don't load because the kernel
 // does not let them ask netfilter's connection table.
-func explainMode(err error, beside bool) error {
-	if err == nil || !beside || !strings.Contains(err.Error(), "unknown kfunc") {
+func explainMode(err error, level netfilter.Level) error {
+	if err == nil || level == netfilter.Nothing || !strings.Contains(err.Error(), "unknown kfunc") {
 		return err
 	}
 	const module = "/sys/kernel/btf/nf_conntrack"

@@ -30,11 +30,11 @@ func run(t *testing.T, command string) {
 func TestModeThatIsGivenIsNotLookedFor(t *testing.T) {
 	priv.Isolate(t)
 	run(t, "iptables-nft -t nat -A POSTROUTING -j MASQUERADE")
-	for mode, want := range map[KubeProxyMode]bool{KubeProxyOn: true, KubeProxyOff: false, KubeProxyAuto: true} {
+	for mode, want := range map[KubeProxyMode]netfilter.Level{KubeProxyOn: netfilter.Translates, KubeProxyOff: netfilter.Nothing, KubeProxyAuto: netfilter.Translates} {
 		log := slog.New(slog.DiscardHandler)
 		c := newMode(&node{cfg: Config{KubeProxy: mode}, log: log, complaints: newComplaints(log)})
-		if c.begin(time.Now()); c.beside != want {
-			t.Errorf("%s: begins beside netfilter: %v", mode, c.beside)
+		if c.begin(time.Now()); c.level != want {
+			t.Errorf("%s: begins at level %d", mode, c.level)
 		}
 		if c.follow(time.Now()); c.changing {
 			t.Errorf("%s: the programs are replaced", mode)
@@ -47,8 +47,8 @@ func (l *loop) follow(t *testing.T, now time.Time) bool {
 	t.Helper()
 	l.mode.follow(now)
 	select {
-	case beside := <-l.mode.wanted:
-		l.mode.replace(t.Context(), beside)
+	case level := <-l.mode.wanted:
+		l.mode.replace(t.Context(), level)
 		o := <-l.mode.outcomes
 		l.mode.changed(t.Context(), o, now)
 		return o.err == nil
@@ -62,7 +62,7 @@ func TestFollowTranslation(t *testing.T) {
 	l := testLoop(t)
 	l.cfg.KubeProxy = KubeProxyAuto
 	now := time.Now()
-	expect := func(when string, after time.Duration, changed, beside bool) {
+	expect := func(when string, after time.Duration, changed bool, level netfilter.Level) {
 		t.Helper()
 		before := l.dp.Program(attach.FromPod.Program())
 		if got := l.follow(t, now.Add(after)); got != changed {
@@ -71,14 +71,19 @@ func TestFollowTranslation(t *testing.T) {
 		if replaced := l.dp.Program(attach.FromPod.Program()) != before; replaced != changed {
 			t.Errorf("%s: programs replaced: %v", when, replaced)
 		}
-		if l.mode.beside != beside || (l.mode.where() != "") != beside {
-			t.Errorf("%s: beside netfilter: %v, %q", when, l.mode.beside, l.mode.where())
+		if l.mode.level != level || (l.mode.where() != "") != (level > netfilter.Nothing) {
+			t.Errorf("%s: level %d, %q", when, l.mode.level, l.mode.where())
 		}
 	}
-	expect("no rules", 0, false, false)
+	ready(t, l)
+	const nothing, masquerades, translates = netfilter.Nothing, netfilter.Masquerades, netfilter.Translates
+	expect("no rules", 0, false, nothing)
+	run(t, "iptables-nft -t nat -A POSTROUTING -s 192.168.7.0/24 -j MASQUERADE")
+	expect("somebody else's rule", time.Second, true, masquerades)
+	run(t, "iptables-nft -t nat -A PREROUTING -d 172.18.0.99 -p udp -j DNAT --to-destination 172.18.0.11:9")
 	run(t, "iptables-nft -t nat -A OUTPUT -d 172.18.0.99 -p udp -j DNAT --to-destination 172.18.0.11:9")
-	expect("rules", time.Second, true, true)
-	expect("the same rules", 2*time.Second, false, true)
+	expect("rules", time.Second, true, translates)
+	expect("the same rules", 2*time.Second, false, translates)
 	socket, err := net.Dial("udp", "172.18.0.99:9")
 	if err != nil {
 		t.Fatal(err)
@@ -87,14 +92,44 @@ func TestFollowTranslation(t *testing.T) {
 	if _, err := socket.Write([]byte("translated")); err != nil {
 		t.Fatal(err)
 	}
+	run(t, "iptables-nft -t nat -F PREROUTING")
 	run(t, "iptables-nft -t nat -F OUTPUT")
-	expect("rules just gone", 3*time.Second, false, true)
-	expect("rules gone, a flow is there", 3*time.Second+netfilter.Linger, false, true)
+	const gone = 2*time.Second + 10*time.Second
+	expect("rules just gone", gone, false, translates)
+	expect("rules gone, others' flow is there", gone+netfilter.Linger, true, masquerades)
+	run(t, "iptables-nft -t nat -F POSTROUTING")
+	expect("no rule left", gone+netfilter.Linger+time.Second, false, masquerades)
+	expect("a flow is there", gone+2*netfilter.Linger+time.Second, false, masquerades)
 	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 		t.Fatal(err)
 	}
-	expect("flow just gone", 4*time.Second+netfilter.Linger, false, true)
-	expect("all gone", 5*time.Second+2*netfilter.Linger, true, false)
+	expect("flow just gone", gone+2*netfilter.Linger+2*time.Second, false, masquerades)
+	expect("all gone", gone+4*netfilter.Linger, true, nothing)
+}
+
+// Where an earlier agent has worked, its successor knows at once whose packets rules are about. What was in doubt before
+// anybody knew of pods does not linger.
+func TestModeBeginsWhereItWas(t *testing.T) {
+	l := testLoop(t)
+	l.cfg.KubeProxy = KubeProxyAuto
+	run(t, "iptables-nft -t nat -A POSTROUTING -s 192.168.7.0/24 -j MASQUERADE")
+	begin := func(when string, want netfilter.Level) *modeController {
+		t.Helper()
+		c := newMode(l.node)
+		t.Cleanup(c.watch.Close)
+		if c.begin(time.Now()); c.level != want || c.where() == "" {
+			t.Errorf("%s: begins at level %d, %q, want level %d", when, c.level, c.where(), want)
+		}
+		return c
+	}
+	l.mode = begin("on a new node", netfilter.Translates)
+	ready(t, l)
+	if !l.follow(t, time.Now()) || l.mode.level != netfilter.Masquerades {
+		t.Errorf("once pods are known: level %d, %q", l.mode.level, l.mode.where())
+	}
+	begin("after an agent", netfilter.Masquerades)
+	run(t, "iptables-nft -t nat -A POSTROUTING -s 10.244.2.0/24 -j MASQUERADE")
+	begin("another node's pods", netfilter.Translates)
 }
 
 // TestTranslationIsFollowedAgain has the change fail at first.
@@ -112,7 +147,7 @@ func TestTranslationIsFollowedAgain(t *testing.T) {
 	}
 	now := time.Now()
 	before := l.dp.Program(attach.FromPod.Program())
-	if l.follow(t, now) || l.mode.beside || l.dp.Program(attach.FromPod.Program()) != before {
+	if l.follow(t, now) || l.mode.level != netfilter.Nothing || l.dp.Program(attach.FromPod.Program()) != before {
 		t.Error("the mode has changed without the lock")
 	}
 	if err := errors.Join(os.Remove(lock), os.Rename(aside, lock)); err != nil {
@@ -121,22 +156,22 @@ func TestTranslationIsFollowedAgain(t *testing.T) {
 	if l.follow(t, now.Add(time.Second)) {
 		t.Error("tried again at once: the verifier's work is not free")
 	}
-	if !l.follow(t, now.Add(retryMode)) || !l.mode.beside {
+	if !l.follow(t, now.Add(retryMode)) || l.mode.level != netfilter.Translates {
 		t.Error("not tried again")
 	}
 }
 
 func TestModeThatDoesNotLoadIsExplained(t *testing.T) {
 	kernel := errors.New("load programs: program ec_from_pod: load program: unknown kfunc")
-	if err := explainMode(kernel, true); !errors.Is(err, kernel) || !strings.Contains(err.Error(), "nf_conntrack") || !strings.Contains(err.Error(), "--kube-proxy=off") {
+	if err := explainMode(kernel, netfilter.Translates); !errors.Is(err, kernel) || !strings.Contains(err.Error(), "nf_conntrack") || !strings.Contains(err.Error(), "--kube-proxy=off") {
 		t.Errorf("%v", err)
 	}
-	for err, beside := range map[error]bool{kernel: false, errors.New("other"): true} {
-		if got := explainMode(err, beside); !errors.Is(err, got) {
-			t.Errorf("beside %v: %v became %v", beside, err, got)
+	for err, level := range map[error]netfilter.Level{kernel: netfilter.Nothing, errors.New("other"): netfilter.Masquerades} {
+		if got := explainMode(err, level); !errors.Is(err, got) {
+			t.Errorf("level %d: %v became %v", level, err, got)
 		}
 	}
-	if err := explainMode(nil, true); err != nil {
+	if err := explainMode(nil, netfilter.Translates); err != nil {
 		t.Error(err)
 	}
 }
@@ -146,7 +181,7 @@ func TestFailureOfAModeIsTold(t *testing.T) {
 	l := testLoop(t)
 	ready(t, l)
 	for _, err := range []error{errors.New("somebody holds the lock"), nil} {
-		l.mode.changed(t.Context(), outcome{beside: true, err: err}, time.Now())
+		l.mode.changed(t.Context(), outcome{level: netfilter.Translates, err: err}, time.Now())
 		l.judge()
 		told := l.readTold(t).Degraded
 		if want := err != nil; len(told) == 1 != want || want && !strings.HasSuffix(told[0].Text, "may not work: "+err.Error()) {
@@ -164,9 +199,9 @@ func TestOneChangeOfTheModeAtATime(t *testing.T) {
 		t.Helper()
 		c.follow(now.Add(after))
 		select {
-		case beside := <-c.wanted:
-			if !wanted || !beside {
-				t.Errorf("%s: wanted: beside netfilter %v", when, beside)
+		case level := <-c.wanted:
+			if !wanted || level != netfilter.Translates {
+				t.Errorf("%s: wanted: level %d", when, level)
 			}
 		default:
 			if wanted {
@@ -176,14 +211,14 @@ func TestOneChangeOfTheModeAtATime(t *testing.T) {
 	}
 	expect("at first", 0, true)
 	expect("while it is under way", time.Second, false)
-	c.changed(t.Context(), outcome{true, errors.New("refused")}, now)
-	if c.beside || len(c.complaints.degraded()) == 0 || c.where() != "" {
-		t.Errorf("after a failure: beside netfilter %v, failure %v, %q", c.beside, c.complaints.degraded(), c.where())
+	c.changed(t.Context(), outcome{netfilter.Translates, errors.New("refused")}, now)
+	if c.level != netfilter.Nothing || len(c.complaints.degraded()) == 0 || c.where() != "" {
+		t.Errorf("after a failure: level %d, failure %v, %q", c.level, c.complaints.degraded(), c.where())
 	}
 	expect("just failed", retryMode-1, false)
 	expect("after the pause", retryMode, true)
-	c.changed(t.Context(), outcome{true, nil}, now)
-	if !c.status.read().beside || len(c.complaints.degraded()) != 0 || c.where() != "--kube-proxy=on" {
+	c.changed(t.Context(), outcome{netfilter.Translates, nil}, now)
+	if c.status.read().netfilter != netfilter.Translates || len(c.complaints.degraded()) != 0 || c.where() != "--kube-proxy=on" {
 		t.Errorf("after it came about: %+v, failure %v, %q", c.status.read(), c.complaints.degraded(), c.where())
 	}
 	expect("as it should be", time.Hour, false)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -21,7 +22,7 @@ import (
 // stays, as the maps do.
 func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
-		NotReady: notReady, Degraded: listed(degraded), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
+		NotReady: notReady, Degraded: listed(degraded), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), NetfilterLevel: levelNames[l.mode.level], Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
 		Nodes: l.published.Nodes, Problems: l.published.Problems, Services: l.whoServes(), ServiceProblems: toldProblems(l.services.read().problems),
 	}
 	if l.known && l.sourceErr != nil {
@@ -58,13 +59,16 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 	return nil
 }
 
+// levelNames are what the levels are called in the file for ebpfctl.
+var levelNames = map[netfilter.Level]string{netfilter.Masquerades: observe.Masquerades, netfilter.Translates: observe.Translates}
+
 // whoServes says who translates what pods send to Services; empty: others do.
 func (l *loop) whoServes() string {
 	if l.services == nil {
 		return ""
 	}
 	who := "what pods send to Services is translated by the programs"
-	if where := l.mode.where(); where != "" {
+	if l.mode.level == netfilter.Translates {
 		who += "; what netfilter translates beside them serves the host and the world"
 	}
 	if left := l.status.read().left; len(left) > 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -153,7 +154,7 @@ func (a *agent) serve(ctx context.Context, s server) error {
 
 // leave says whether a port is left to kube-proxy, which has it. Its answers are as good, and nothing is wrong.
 func (a *agent) leave(s server, err error) bool {
-	leaves := s.kubeProxys && errors.Is(err, syscall.EADDRINUSE) && a.status.read().beside
+	leaves := s.kubeProxys && errors.Is(err, syscall.EADDRINUSE) && a.status.read().netfilter == netfilter.Translates
 	if a.status.leave(s.address, leaves) {
 		if leaves {
 			a.log.Info("the port of an address where kube-proxy answers is in use, and left to it until it is free", "address", s.address)

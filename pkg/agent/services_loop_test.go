@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -168,7 +169,7 @@ func TestServicesBesideNetfilter(t *testing.T) {
 		t.Errorf("ebpfctl is told %q", told)
 	}
 	said := logged(l)
-	l.mode.beside, l.cfg.KubeProxy = true, KubeProxyOn
+	l.mode.level, l.cfg.KubeProxy = netfilter.Translates, KubeProxyOn
 	l.mode.report()
 	l.judge()
 	l.pass(t.Context())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
+	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
@@ -34,7 +35,7 @@ type figures struct {
 	waiting   time.Time                // since when Nodes wait to be applied; zero: none do
 	lag       time.Duration            // from the newest change of Nodes that was applied until it was
 	conflicts int                      // endpoints whose address somebody else has
-	beside    bool                     // the programs work beside netfilter's translation
+	netfilter netfilter.Level          // whose packets it may translate, as the programs have it
 	degraded  map[string]bool          // of each controller; never changed once it is set
 	connected bool                     // the source of Nodes has delivered them, and answers
 	heard     time.Time                // when it last said anything

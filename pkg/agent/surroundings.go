@@ -71,17 +71,22 @@ func surroundingsOf(s *state, self string) surroundings {
 			now.zone = n.Zone
 		}
 	}
+	now.held = heldBy(s.view)
+	return now
+}
+
+// heldBy are the node's own addresses, sorted.
+func heldBy(v *view) []netip.Addr {
 	held := map[netip.Addr]bool{}
-	for _, a := range s.view.addresses {
-		if s.view.of(a.Prefix.Addr()) {
+	for _, a := range v.addresses {
+		if v.of(a.Prefix.Addr()) {
 			held[a.Prefix.Addr()] = true
 		}
 	}
-	for _, p := range s.view.local {
-		if p.IsSingleIP() && s.view.of(p.Addr()) {
+	for _, p := range v.local {
+		if p.IsSingleIP() && v.of(p.Addr()) {
 			held[p.Addr()] = true
 		}
 	}
-	now.held = slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
-	return now
+	return slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
 }

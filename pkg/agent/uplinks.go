@@ -160,9 +160,12 @@ func uplinkErrors(s *state, all []plan.Link, failed map[uint32]error) error {
 }
 
 // neededUplinks are those that lead to pods of other nodes, or to the whole world.
-func (s *state) neededUplinks() map[uint32]bool {
+func (s *state) neededUplinks() map[uint32]bool { return s.uplinksFor(s.plan.Destinations) }
+
+// uplinksFor are those that pods' packets to these destinations and to the world take.
+func (s *state) uplinksFor(to map[destinations.Key]destinations.Value) map[uint32]bool {
 	needed := map[uint32]bool{}
-	for _, d := range s.plan.Destinations {
+	for _, d := range to {
 		if d.Kind == destinations.PodCIDR {
 			needed[d.Ifindex] = true
 		}

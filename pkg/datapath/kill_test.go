@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
@@ -47,7 +48,7 @@ func child() int {
 	if few == "" {
 		opts.Spec = grown(t)
 	} else {
-		opts.NodeConfig.NetfilterNat = 1 // which takes the most rights
+		opts.NodeConfig.NetfilterNat = config.Translates // which takes the most rights
 	}
 	kill, err := strconv.Atoi(os.Getenv(childStep))
 	if err != nil {

@@ -300,8 +300,8 @@ func TestFlowOpenedInAChangeOfLayoutIsAnswered(t *testing.T) {
 	}
 }
 
-// TestLiveFlowsOutliveAChangeOfMode begins and ceases to work beside netfilter's address translation, several times,
-// while flows run and others are opened. Nothing is lost at all: no table moves.
+// TestLiveFlowsOutliveAChangeOfMode begins and ceases to work beside netfilter's address translation, from each level to
+// each other, while flows run and others are opened. Nothing is lost at all: no table moves.
 func TestLiveFlowsOutliveAChangeOfMode(t *testing.T) {
 	for _, mode := range modes() {
 		t.Run(string(mode), func(t *testing.T) {
@@ -310,8 +310,9 @@ func TestLiveFlowsOutliveAChangeOfMode(t *testing.T) {
 			l := newLive(t)
 			dp := l.start(t, opts)
 			before := dp.Program(attach.FromPod.Program())
-			connections, datagrams := l.outlive(t, 4, func() {
-				opts.NodeConfig.NetfilterNat ^= 1
+			levels := []uint32{config.Masquerades, config.Translates, config.Masquerades, 0, config.Translates, 0}
+			connections, datagrams := l.outlive(t, len(levels), func() {
+				opts.NodeConfig.NetfilterNat, levels = levels[0], levels[1:]
 				check(t, dp.Reconfigure(context.Background(), opts.NodeConfig))
 				if _, _, err := dp.Sweep(); err != nil {
 					t.Errorf("sweep after the change: %v", err)

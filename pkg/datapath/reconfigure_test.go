@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
@@ -16,7 +17,7 @@ func TestReconfigureKeepsMapsWithoutPins(t *testing.T) {
 	key, want := endpoints.Key{Address: addr("10.244.1.9")}, endpoints.Value{Ifindex: 7}
 	check(t, dp.Maps.Endpoints.Put(key, want))
 	check(t, os.Remove(opts.Dir.Map(endpoints.Name)))
-	opts.NodeConfig.NetfilterNat = 1
+	opts.NodeConfig.NetfilterNat = config.Translates
 	check(t, dp.Reconfigure(context.Background(), opts.NodeConfig))
 	pinned, err := endpoints.Open(opts.Dir.Map(endpoints.Name))
 	check(t, err)

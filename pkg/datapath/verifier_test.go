@@ -29,13 +29,15 @@ func configurations() map[string]config.NodeConfig {
 	narrow := node(1)
 	narrow.SnatPortLow = narrow.SnatPortHigh
 	beside := node(1)
-	beside.NetfilterNat = 1
+	beside.NetfilterNat = config.Translates
+	masquerading := node(1)
+	masquerading.NetfilterNat = config.Masquerades
 	services := node(3)
 	services.Services, services.HostNetns = 1, 1
 	both := services
-	both.NetfilterNat = 1
+	both.NetfilterNat = config.Translates
 	return map[string]config.NodeConfig{
-		"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow, "beside-netfilter": beside,
+		"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow, "beside-netfilter": beside, "beside-masquerading": masquerading,
 		"services": services, "services-beside-netfilter": both,
 	}
 }

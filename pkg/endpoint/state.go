@@ -58,10 +58,13 @@ func (id ID) Validate() error {
 	return nil
 }
 
+// HostLinkPrefix begins the name of each host-side veth.
+const HostLinkPrefix = "ec"
+
 // HostLinkName is the name of the host-side veth.
 func (id ID) HostLinkName() string {
 	sum := sha256.Sum256([]byte(id.ContainerID + "/" + id.IfName))
-	return "ec" + hex.EncodeToString(sum[:])[:11]
+	return HostLinkPrefix + hex.EncodeToString(sum[:])[:11]
 }
 
 var hostLinkName = regexp.MustCompile(`^ec[0-9a-f]{11}$`)

@@ -11,15 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftables finds rules in nftables, which has those of the newer iptables as
-// well. It remembers what it saw: to look again costs next to nothing while
-// nobody changes rules, and little while there are some that translate.
+// nftables has the rules of nftables, which are those of the newer iptables as well. It remembers what it found: to look again
+// costs next to nothing while nobody changes rules.
 type nftables struct {
 	questions
-	generation uint32    // of the rules at the newest look, which is never 0
-	of         []uint8   // the families of that look
-	chain      natChain  // that translated then; the zero value: none
+	generation uint32    // of the rules at the newest look; 0: there were none to look at
+	newest     uint32    // and now
 	absent     time.Time // when the kernel said that it has no nftables
+	chains     [][]byte  // what the kernel says of all chains, during a look
 }
 
 // questions are put to nftables through one socket, since they are put all the time. The zero value is ready for use.
@@ -31,46 +30,81 @@ type questions struct {
 // makes it look for a module.
 const askAbsent = time.Minute
 
-// natChain is a chain that translates addresses.
-type natChain struct {
-	family      uint8
-	table, name string
-}
+const nftablesName = "nftables"
 
-func (c natChain) String() string {
-	family := map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}[c.family]
-	return fmt.Sprintf("nftables table %s %s, chain %s", family, c.table, c.name)
-}
+var familyNames = map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}
 
-// find says where a rule stands that translates addresses of these families; empty: nowhere.
-func (n *nftables) find(now time.Time, of []uint8) (string, error) {
-	if !slices.Equal(of, n.of) {
-		n.of, n.generation, n.chain = slices.Clone(of), 0, natChain{}
-	}
+// changed implements ruleset.
+func (n *nftables) changed(now time.Time) (bool, error) {
 	if now.Sub(n.absent) < askAbsent {
-		return "", nil
+		return n.generation != 0, nil
 	}
 	// The generation first: what changes during the look is for the next one.
 	generation, err := n.newestGeneration()
 	if noNftables(err) {
-		n.absent, n.chain = now, natChain{}
-		return "", nil
+		n.absent, generation, err = now, 0, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask for the generation of nftables: %w", err)
+		return false, fmt.Errorf("ask for the generation of nftables: %w", err)
 	}
-	if generation != n.generation {
-		if n.chain == (natChain{}) || !n.translates() {
-			if n.chain, err = n.findNATChain(); err != nil {
-				return "", fmt.Errorf("list nftables chains: %w", err)
-			}
+	n.newest = generation
+	return n.newest != n.generation, nil
+}
+
+// begin implements ruleset.
+func (n *nftables) begin(time.Time) { n.generation = n.newest }
+
+// listed has what the kernel says of all chains, once a look.
+func (n *nftables) listed() (_ [][]byte, err error) {
+	if n.chains != nil || n.newest == 0 {
+		return n.chains, nil
+	}
+	if n.chains, err = n.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.AF_UNSPEC); err != nil {
+		return nil, fmt.Errorf("list nftables chains: %w", err)
+	}
+	return n.chains, nil
+}
+
+// end implements ruleset.
+func (n *nftables) end() { n.chains = nil }
+
+// bases implements ruleset.
+func (n *nftables) bases(families []int, all bool) (found []base, err error) {
+	chains, err := n.listed()
+	for _, m := range chains {
+		if b, ok := readBase(m); ok && (b.nat || all) && (b.family == unix.NFPROTO_INET || slices.Contains(families, int(b.family))) {
+			found = append(found, b) // NFPROTO_IPV4 is AF_INET, and so on
 		}
-		n.generation = generation
 	}
-	if n.chain == (natChain{}) {
-		return "", nil
+	return found, err
+}
+
+// rules implements ruleset.
+func (n *nftables) rules(c chainID) (all []rule, err error) {
+	answer, err := n.ask(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, c.family,
+		nl.NewRtAttr(unix.NFTA_RULE_TABLE, nl.ZeroTerminated(c.table)), nl.NewRtAttr(unix.NFTA_RULE_CHAIN, nl.ZeroTerminated(c.name)))
+	if err != nil {
+		return nil, err
 	}
-	return n.chain.String(), nil
+	for _, m := range answer {
+		// A kernel that does not filter sends those of others too.
+		if a := attributes(m); text(a[unix.NFTA_RULE_TABLE]) == c.table && text(a[unix.NFTA_RULE_CHAIN]) == c.name && m[0] == c.family {
+			all = append(all, readRule(m))
+		}
+	}
+	return all, nil
+}
+
+// siblings implements ruleset.
+func (n *nftables) siblings(c chainID) (all []chainID, err error) {
+	chains, err := n.listed()
+	for _, m := range chains {
+		a := attributes(m)
+		if len(a) > 0 && m[0] == c.family && text(a[unix.NFTA_CHAIN_TABLE]) == c.table && a[unix.NFTA_CHAIN_HOOK] == nil {
+			all = append(all, chainID{nftablesName, c.family, c.table, text(a[unix.NFTA_CHAIN_NAME])})
+		}
+	}
+	return all, err
 }
 
 // noNftables reports whether err says that the kernel has no nftables.
@@ -92,26 +126,17 @@ func (q *questions) newestGeneration() (uint32, error) {
 	return 0, errors.New("the kernel's answer has none")
 }
 
-// translates reports whether the chain that translated still does.
-func (n *nftables) translates() bool {
-	c := n.chain
-	answer, err := n.ask(unix.NFT_MSG_GETCHAIN, 0, c.family,
-		nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(c.table)), nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(c.name)))
-	return err == nil && len(answer) == 1 && readNATChain(answer[0]) == c
-}
-
-// findNATChain looks through all chains, and at no rule.
-func (n *nftables) findNATChain() (natChain, error) {
-	answer, err := n.ask(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.AF_UNSPEC)
-	for _, m := range answer {
-		if c := readNATChain(m); c.concerns(n.of) {
-			return c, nil // also from a list that somebody's change has cut short
+// ask returns the kernel's answer. One that changes of rules have cut short is asked for again, a few times.
+func (q *questions) ask(message, flags int, family uint8, attrs ...*nl.RtAttr) (answer [][]byte, err error) {
+	for range 5 {
+		if answer, err = q.askOnce(message, flags, family, attrs...); !errors.Is(err, nl.ErrDumpInterrupted) {
+			return answer, err
 		}
 	}
-	return natChain{}, err
+	return answer, err
 }
 
-func (q *questions) ask(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
+func (q *questions) askOnce(message, flags int, family uint8, attrs ...*nl.RtAttr) ([][]byte, error) {
 	if q.socket == nil {
 		s, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to no group
 		if err != nil {
@@ -139,25 +164,14 @@ func (q *questions) close() {
 	}
 }
 
-// readNATChain reads one chain's message. It returns the zero value for a chain
-// that does not translate: one of another type, and one without rules, as listing
-// the rules of iptables leaves them.
-func readNATChain(m []byte) natChain {
-	attrs := attributes(m)
-	uses := attrs[unix.NFTA_CHAIN_USE]
-	// Nothing can jump to a base chain: what uses it are its rules.
-	if text(attrs[unix.NFTA_CHAIN_TYPE]) != "nat" || attrs[unix.NFTA_CHAIN_HOOK] == nil || len(uses) != 4 || binary.BigEndian.Uint32(uses) == 0 {
-		return natChain{}
+// readBase reads one chain's message, if that is one that packets come to.
+func readBase(m []byte) (b base, ok bool) {
+	a := attributes(m)
+	if a[unix.NFTA_CHAIN_HOOK] == nil || familyNames[m[0]] == "" {
+		return base{}, false
 	}
-	if family := m[0]; family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6 || family == unix.NFPROTO_INET {
-		return natChain{family, text(attrs[unix.NFTA_CHAIN_TABLE]), text(attrs[unix.NFTA_CHAIN_NAME])}
-	}
-	return natChain{}
-}
-
-// concerns says that a chain translates addresses of one of these families.
-func (c natChain) concerns(families []uint8) bool {
-	return c.family == unix.NFPROTO_INET || c != natChain{} && slices.Contains(families, c.family) // NFPROTO_IPV4 is AF_INET, and so on
+	hook := long(nested(a[unix.NFTA_CHAIN_HOOK])[unix.NFTA_HOOK_HOOKNUM])
+	return base{chainID{nftablesName, m[0], text(a[unix.NFTA_CHAIN_TABLE]), text(a[unix.NFTA_CHAIN_NAME])}, hook, text(a[unix.NFTA_CHAIN_TYPE]) == "nat"}, true
 }
 
 func text(raw []byte) string { return unix.ByteSliceToString(raw) }

@@ -75,7 +75,7 @@ func TestTableIsKept(t *testing.T) {
 		t.Errorf("where nothing translates:\n%s", now)
 	}
 	ensure(moved, false)
-	if found, err := New().Look(time.Now(), false); found || err != nil {
+	if found, err := New().Look(time.Now(), Nothing); found > Nothing || err != nil {
 		t.Errorf("the rules are taken for translation: %v, %v", found, err)
 	}
 	for range 2 {

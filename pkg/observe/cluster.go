@@ -25,6 +25,12 @@ const ClusterFile = "cluster.json"
 // counts as stuck. It touches the file after each look at the node, which it takes at least every 28 s.
 const MaxSilence = time.Minute
 
+// Whose packets netfilter may translate: others' than pods', or pods' as well.
+const (
+	Masquerades = "masquerades"
+	Translates  = "translates"
+)
+
 // Cluster is the content of ClusterFile.
 type Cluster struct {
 	// NotReady says in a sentence why this node can't carry a pod, as /readyz does;
@@ -32,9 +38,10 @@ type Cluster struct {
 	NotReady string `json:"not_ready"`
 	// Routing is the routing mode, with what there is to know of the tunnel.
 	Routing string `json:"routing"`
-	// Netfilter says what translates addresses in the node's netfilter, so that the
-	// programs work beside it; empty: nothing does.
-	Netfilter string `json:"netfilter"`
+	// Netfilter names the rule that translates addresses in the node's netfilter, so that the
+	// programs work beside it; empty: nothing does. NetfilterLevel is then Masquerades or Translates.
+	Netfilter      string `json:"netfilter"`
+	NetfilterLevel string `json:"netfilter_level"`
 	// Degraded is what is wrong with this node but keeps no pod from being carried. It
 	// holds for as long as the agent that wrote it runs, as does Lost.
 	Degraded []Degraded `json:"degraded"`
@@ -164,7 +171,7 @@ func (s *survey) degraded(c Cluster) {
 
 // name says what the agent has left of this node, and gives the peers their names.
 func (s *survey) name(c Cluster) {
-	s.Node.Routing, s.Node.Netfilter, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Routing), typed.Printable(c.Netfilter), typed.Printable(c.Routes), typed.Printable(c.IPsec)
+	s.Node.Routing, s.Node.Netfilter, s.Node.NetfilterLevel, s.Node.Routes, s.Node.IPsec = typed.Printable(c.Routing), typed.Printable(c.Netfilter), typed.Printable(c.NetfilterLevel), typed.Printable(c.Routes), typed.Printable(c.IPsec)
 	s.Node.Services = typed.Printable(c.Services)
 	names := map[netip.Addr]string{}
 	for _, n := range c.Nodes {

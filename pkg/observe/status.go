@@ -76,9 +76,10 @@ type Node struct {
 	Tunnel uint32 `json:"tunnel"`
 	// Routing is the routing mode, with what there is to know of the tunnel; empty where the agent has not left it.
 	Routing string `json:"routing"`
-	// Netfilter says what translates addresses here, beside which the programs work;
-	// empty: nothing does.
-	Netfilter string `json:"netfilter"`
+	// Netfilter names the rule that translates addresses here, beside which the programs work;
+	// empty: nothing does. NetfilterLevel is then Masquerades or Translates.
+	Netfilter      string `json:"netfilter"`
+	NetfilterLevel string `json:"netfilter_level"`
 	// Routes and IPsec say that, and why, the host's stack decides on packets' ways, and
 	// on what policies reach; empty: it does not.
 	Routes string `json:"routes"`

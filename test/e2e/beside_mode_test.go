@@ -181,7 +181,7 @@ func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
 		other := box(t, l, node)
 		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
-		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
+		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBesideMasquerading(t, node) })
 		for i, order := range [][]*lab.Namespace{{other, pod.Namespace}, {pod.Namespace, other}} {
 			t.Run(fmt.Sprint("order ", i), func(t *testing.T) {
 				assertBothKeepTheirFlows(t, order, at, uint16(inRange+i), node.Addr())
@@ -194,7 +194,7 @@ func TestMasqueradeOfNetfilterOnAPodsPort(t *testing.T) {
 func TestMasqueradeOfNetfilterWithAProgramRemoved(t *testing.T) {
 	t.Parallel()
 	forNewestAttach(t, func(t *testing.T, flag string) {
-		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag}}, drops.NoMapping)
+		l := startCluster(t, lab.Options{Nodes: 1, AgentFlags: []string{flag, "--kube-proxy=on"}}, drops.NoMapping)
 		node, pod, at := l.Nodes[0], addPod(t, l.Nodes[0], "a"), serve(t, l.Outside)
 		other := box(t, l, node)
 		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")

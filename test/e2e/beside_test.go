@@ -178,8 +178,19 @@ func (p *proxied) assertVisits(t *testing.T) {
 // isBeside says what the node's agent says.
 func isBeside(t *testing.T, node *lab.Node) bool {
 	t.Helper()
+	return isOne(t, node, "ebpf_cni_beside_netfilter")
+}
+
+// isBesideMasquerading says that for the agent netfilter translates others' packets than pods'.
+func isBesideMasquerading(t *testing.T, node *lab.Node) bool {
+	t.Helper()
+	return isOne(t, node, "ebpf_cni_beside_masquerading")
+}
+
+func isOne(t *testing.T, node *lab.Node, metric string) bool {
+	t.Helper()
 	_, body, err := node.HTTPGet(t.Context(), "/metrics")
-	return err == nil && strings.Contains(string(body), "\nebpf_cni_beside_netfilter 1\n")
+	return err == nil && strings.Contains(string(body), "\n"+metric+" 1\n")
 }
 
 func (p *proxied) waitBeside(t *testing.T, want bool) {

@@ -118,7 +118,7 @@ func TestLifeChurn(t *testing.T) {
 		"1 restart": func() { startAfterKill(t, node) },
 		"2 change of mode": func() {
 			applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
-			eventually(t, churnLimit, "the agent works beside netfilter", func() bool { return isBeside(t, node) })
+			eventually(t, churnLimit, "the agent works beside netfilter", func() bool { return isBesideMasquerading(t, node) })
 		},
 		"3 GC": func() {
 			if err := node.GC(t.Context(), node.Pods()...); err != nil {
@@ -175,9 +175,9 @@ func TestLifeHungPlugin(t *testing.T) {
 		want := len(list) == len(specs)
 		eventually(t, lockLimit, fmt.Sprintf("the route to the other node is there: %v", want), func() bool { return hasRoute() == want })
 	}
-	if isBeside(t, node) {
+	if isBesideMasquerading(t, node) {
 		t.Error("the programs were replaced while a plugin was at work")
 	}
 	hung.Release()
-	eventually(t, switchLimit, "the agent works beside netfilter", func() bool { return isBeside(t, node) })
+	eventually(t, switchLimit, "the agent works beside netfilter", func() bool { return isBesideMasquerading(t, node) })
 }

@@ -93,7 +93,7 @@ func TestManifestsRights(t *testing.T) {
 			}
 		}
 		applyRules(t, node, masqueradeRule(firstFamily(l)), "nft", "-f")
-		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBeside(t, node) })
+		eventually(t, switchLimit, "the agent has followed the rule", func() bool { return isBesideMasquerading(t, node) })
 		assertReaches(t, a.Namespace, inside, a.Addr())
 		assertReaches(t, a.Namespace, outside, node.Addr())
 		stop()

@@ -67,6 +67,9 @@ func TestServicesHealth(t *testing.T) {
 	if err := has.StartAgent(); err != nil {
 		t.Fatal(err)
 	}
+	if err := has.WaitReady(within(t, readyLimit)); err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, changeLimit, "another agent answers", func() bool {
 		conn, err := process(t.Context(), "tcp", netip.AddrPortFrom(to, healthCheckPort).String())
 		if err == nil {

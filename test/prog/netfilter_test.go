@@ -14,7 +14,10 @@ import (
 const service = "172.30.0.10"
 
 // besideNetfilter has the programs work beside netfilter's address translation.
-func besideNetfilter(c *config.NodeConfig) { c.NetfilterNat = 1 }
+func besideNetfilter(c *config.NodeConfig) { c.NetfilterNat = config.Translates }
+
+// besideMasquerading has netfilter masquerade others' packets alone.
+func besideMasquerading(c *config.NodeConfig) { c.NetfilterNat = config.Masquerades }
 
 // sctp is a packet of a protocol that only netfilter translates.
 func sctp(src, dst string) packet {
@@ -160,6 +163,38 @@ func TestPortsOfNetfilterAreAvoided(t *testing.T) {
 					t.Errorf("a free port was not kept: %d", v.sport)
 				}
 			})
+		}
+	})
+}
+
+// Where netfilter masquerades others' packets alone, pods' take the ways that they have without it, but for the ports.
+func TestBesideMasquerading(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, besideMasquerading)
+		b.netfilterKnows(b.tuple(wire.UDP, podA, 5000, podB, 53))
+		for _, c := range []struct {
+			p    packet
+			want string
+		}{
+			{udp(podA, 5000, podB, 53), "delivered"},
+			{sctp(podA, remote), "forwarded"},
+			{udp(podA, 5000, native, 53), "forwarded"},
+			{udp(podA, 5000, world, 53), "forwarded"},
+			{udp(podA, 5000, nodeIP, 53), "stack"},
+		} {
+			b.fromPod(c.p).is(c.want)
+		}
+		b.fromUplink(tcp(world, 5000, podA, 80, syn)).is("delivered")
+		for _, open := range []packet{tcp(podA, 50000, world, 80, syn), udp(podA, 50000, world, 80)} {
+			b.netfilterTranslates(b.tuple(wire.Protocol(open.proto), "192.168.7.7", 999, world, 80), ctaNATSource, nodeIP, 50000)
+			v := b.fromPod(open).is("forwarded").view()
+			if v.src != nodeIP || v.sport == 50000 || v.sport < 49152 {
+				t.Errorf("masqueraded to %s port %d", v.src, v.sport)
+			}
+			free := open.with(func(p *packet) { p.sport = 50001 })
+			if v := b.fromPod(free).is("forwarded").view(); v.sport != 50001 {
+				t.Errorf("a free port was not kept: %d", v.sport)
+			}
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
@@ -216,6 +217,15 @@ func TestRefusalsOutsideLeaveSizes(t *testing.T) {
 			b.fromUplink(large).is("drop TOO_BIG").toldOutside(kind{3, 4}, tunnelMTU)
 		}
 	})
+}
+
+// While flow tables are being moved, a segment without a flow is left to the program of the other build, which may have it.
+func TestOutsideWhileFlowsMove(t *testing.T) {
+	b := newBed(t, inIPv4, withServices)
+	b.serve(vip, 80, wire.TCP, podB+":8080").loadBalancer(external, 443, 0)
+	b.configure(config.FlowsMove)
+	b.leftToStack("a segment", b.fromUplink(tcp(world, 5000, external, 443, ack)))
+	b.fromUplink(tcp(world, 5000, external, 443, syn)).is("delivered")
 }
 
 // Without the agent's record of the world nobody outside is served.

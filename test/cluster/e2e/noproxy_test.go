@@ -28,9 +28,25 @@ func testServicesWithoutKubeProxy(t *testing.T) {
 	}
 	serveAlone(t, s)
 	ownProcessesOnly(t, s)
-	runServiceTests(t, newStage(t, s), true)
+	st := newStage(t, s)
+	runServiceTests(t, st, true)
 	rolledUnderLoad(t, s)
 	serveAlone(t, s)
+	if isLong() {
+		t.Run("Tunnel", func(t *testing.T) { servesThroughTheTunnel(t, st) })
+	}
+}
+
+// servesThroughTheTunnel has the nodes go over to the tunnel while everybody asks, and everything asked once more.
+func servesThroughTheTunnel(t *testing.T, s *stage) {
+	t.Helper()
+	undisturbedOn(t, s.standing, slices.Concat(everywhere(s.standing), overOthers(t, s.standing), byThePrograms(t, s.standing)), func() {
+		if err := s.SetRoutingMode(t.Context(), "vxlan"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	goBy(t, s.standing, "tunnel")
+	runServiceTests(t, s, false)
 }
 
 // serveAlone checks that the programs serve pods, and that netfilter translates for nobody.

@@ -91,7 +91,8 @@ func (tr *traffic) anew(t *testing.T, w path) {
 	})
 	tr.repeat("first datagrams to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
 		err := sendAnew(ctx, w.from, w.to.udp, message)
-		if errors.Is(err, syscall.ECONNABORTED) { // a node's socket, to an endpoint that serves no more
+		// A node's socket, to an endpoint that has just ceased to serve, is told so by what it does next: it reads, or writes.
+		if errors.Is(err, syscall.ECONNABORTED) || errors.Is(err, syscall.EDESTADDRREQ) {
 			err = sendAnew(ctx, w.from, w.to.udp, message)
 		}
 		return err

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Sockets, of the node or of a pod, that have the tuple of a flow to open already. */
+#ifndef EC_LIB_SOCKET_H
+#define EC_LIB_SOCKET_H
+
+#include "bpf/lib/flow.h"
+#include "bpf/lib/ip.h"
+#include "bpf/lib/path.h"
+#include "bpf/lib/scratch.h"
+
+/*
+ * Whether a socket of the node would get the replies. The lookup for TCP finds
+ * TIME_WAIT sockets as well; ICMP identifiers have no sockets.
+ */
+EC_INLINE bool socket_has_port(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
+{
+	__u32 len = ip_set_lookup(s, reverse_key, true);
+	struct bpf_sock *sk = NULL;
+
+	if (reverse_key->proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
+	else if (reverse_key->proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+/* Whether TCP in a pod's namespace has a connection, of which the lookup of this length is a packet's tuple. */
+EC_CALL bool socket_connected_tcp(struct __sk_buff *ctx, struct scratch *s, __u32 len, __u32 netns)
+{
+	struct bpf_sock *sk = bpf_skc_lookup_tcp(ctx, (void *)&s->lookup, len, netns, 0);
+	__u32 state;
+
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state != BPF_TCP_LISTEN;
+}
+
+/* The same for UDP. */
+EC_CALL bool socket_connected_udp(struct __sk_buff *ctx, struct scratch *s, __u32 len, __u32 netns)
+{
+	struct bpf_sock *sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, netns, 0);
+	__u32 state;
+
+	if (!sk)
+		return false;
+	state = sk->state;
+	bpf_sk_release(sk);
+	return state == BPF_TCP_ESTABLISHED;
+}
+
+/*
+ * Whether the pod has a socket that is connected past the Service, straight to the backend, from the port. Or, of a
+ * client outside, whether the backend has one that is connected to that. Its
+ * listeners, and sockets for datagrams from anywhere, get no other replies than they would without a Service.
+ */
+EC_INLINE bool socket_is_connected(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
+{
+	/* Of a client outside, the backend: a pod, or the host, whose namespace has no number: 0 less one is the
+	 * current. */
+	struct endpoint *backend = s->owner.ifindex ? NULL : path_endpoint(&s->target.address);
+	__u32 pod = backend ? backend->ifindex : s->owner.ifindex;
+	struct device *dev = flow_owner(pod);
+	__u32 len = ip_set_lookup(s, reverse_key, s->owner.ifindex);
+
+	if (!dev || (!dev->netns && pod))
+		return false;
+	if (reverse_key->proto == IPPROTO_TCP)
+		return socket_connected_tcp(ctx, s, len, dev->netns - 1);
+	return reverse_key->proto == IPPROTO_UDP && socket_connected_udp(ctx, s, len, dev->netns - 1);
+}
+
+#endif
