@@ -21,10 +21,11 @@
 
 EC_INLINE enum verdict from_pod_to_local(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct endpoint *ep = path_endpoint(&s->pkt.tuple.dst);
+	struct endpoint *ep = service_endpoint(s);
 
+	/* The stack would send it to whoever has the address now. */
 	if (!ep)
-		return service_unreached(s, DROP_NO_ENDPOINT);
+		return service_unreached(s, path_endpoint(&s->pkt.tuple.dst) ? DROP_NO_BACKEND : DROP_NO_ENDPOINT);
 	return nf_judge(ctx, s->pkt.family, DESTINATION_LOCAL) ?: fwd_to_pod(ctx, s, ep);
 }
 

@@ -53,6 +53,7 @@ EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 {
 	const struct config *config = config_get();
 	const struct backend *b = backend_get(number);
+	const struct endpoint *ep;
 	__u8 family;
 
 	if (!b || !config || b->set != set || !(b->flags & BACKEND_SERVING))
@@ -60,8 +61,10 @@ EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 	t->generation = b->generation;
 	barrier();
 	family = addr_is_v4(&b->address) ? FAMILY_IPV4 : FAMILY_IPV6;
-	if (path_is_ours(config, family, &b->address) && !path_endpoint(&b->address))
+	ep = path_endpoint(&b->address);
+	if (!ep && path_is_ours(config, family, &b->address))
 		return false;
+	t->pod = ep ? ep->ifindex : 0;
 	t->address = b->address;
 	t->port = b->port;
 	t->set = set;

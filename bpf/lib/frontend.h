@@ -48,6 +48,7 @@ EC_INLINE void frontend_forget_ports(struct pkt *pkt)
 EC_INLINE enum verdict frontend_translate(struct __sk_buff *ctx, struct scratch *s, struct snat_entry *flow)
 {
 	nat_note(flow, &s->pkt, true);
+	s->service.pod = flow->pod;
 	nat_set_other_key(&s->service.turns, &s->pkt.tuple, flow);
 	return service_turn_into(ctx, s);
 }

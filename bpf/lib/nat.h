@@ -140,6 +140,7 @@ EC_INLINE void nat_fill_missing(struct snat_entry *e, const struct tuple *other_
 	e->set = other->set;
 	e->backend = other->backend;
 	e->generation = other->generation;
+	e->pod = other->pod;
 }
 
 /*

@@ -107,6 +107,7 @@ EC_INLINE void open_fill(struct scratch *s, const struct tuple *other_key)
 	e->set = s->target.set;
 	e->backend = s->target.backend;
 	e->generation = s->target.generation;
+	e->pod = s->target.pod;
 }
 
 /* Writes the key of the new pair's reverse half, with this port. */

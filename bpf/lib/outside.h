@@ -47,6 +47,9 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 		return VERDICT_GO_ON;
 	s->key = tuple_reversed(&s->pkt.tuple);
 	reverse = errors_half(&snat_reverse, &s->key, 0);
+	/* Who has the address of an earlier pod does not speak for it. */
+	if (reverse && reverse->pod && s->owner.direction == DIRECTION_FROM_POD && reverse->pod != ctx->ifindex)
+		reverse = NULL;
 	verdict = reverse ? asked_judge_source(ctx, s) : VERDICT_GO_ON;
 	if (verdict)
 		return verdict;
@@ -138,10 +141,10 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 		return -DROP_INVALID;
 	if (s->service.to_host)
 		return outside_to_client(ctx, s, p);
-	ep = path_endpoint(&s->pkt.tuple.dst);
+	ep = service_endpoint(s);
 	if (ep)
 		return outside_to_pod(ctx, s, ep);
-	if (path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
+	if (s->service.pod || path_is_ours(config, s->pkt.family, &s->pkt.tuple.dst))
 		return service_unreached(s, DROP_SERVICE_ROUTE);
 	verdict = way_find(ctx, config, &s->pkt, p) ?: way_judge(s, &s->service.sent.src, p->kind, s->pkt.tuple.dport);
 	if (verdict)

@@ -87,6 +87,7 @@ struct target {
 	__u32 set; /* 0: no Service, but straight to a backend */
 	__u32 backend;
 	__u32 generation;
+	__u32 pod;        /* its own, if it is a pod of this node (see endpoints) */
 	__u32 flags;      /* enum flow_flags of a flow to it */
 	bool taken_over;  /* netfilter has translated the flow until now, the pod's port included (takeover.h) */
 	bool masqueraded; /* the source becomes the node's address, so the flow needs a port of that (way.h) */
@@ -97,6 +98,7 @@ struct target {
 struct service_walk {
 	__u32 frontend;     /* what the destination is to Services (frontend_flags) */
 	__u32 device;       /* enum device_flags of the pod */
+	__u32 pod;          /* to which pod of this node alone the packet may go; 0: to any */
 	bool opens;         /* a flow is to be opened, to the target */
 	bool translated;    /* the packet is no longer what its sender has sent */
 	bool to_host;       /* it answers what the host's stack has sent (outside.h) */
@@ -157,8 +159,10 @@ EC_INLINE struct scratch *scratch_new(void)
 	__builtin_memset(&s->pkt, 0, offsetof(struct pkt, rewrite_to));
 	s->owner.ifindex = 0;
 	s->owner.flags = 0;
-	if (cfg.services)
+	if (cfg.services) {
 		s->service.translated = false;
+		s->service.pod = 0;
+	}
 	return s;
 }
 

@@ -166,6 +166,14 @@ EC_INLINE enum verdict service_back(struct __sk_buff *ctx, struct scratch *s, co
 		       : VERDICT_GO_ON;
 }
 
+/* The pod that has the packet's destination; NULL: none, or not the one that its flow has led to. */
+EC_INLINE struct endpoint *service_endpoint(const struct scratch *s)
+{
+	struct endpoint *ep = path_endpoint(&s->pkt.tuple.dst);
+
+	return ep && cfg.services && s->service.pod && s->service.pod != ep->ifindex ? NULL : ep;
+}
+
 /* Whether the pod is its own backend: the packet has a source that the stack would take for a martian. */
 EC_INLINE bool service_is_itself(const struct scratch *s)
 {

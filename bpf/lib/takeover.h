@@ -129,6 +129,7 @@ EC_INLINE bool takeover_target(struct scratch *s, const struct service *frontend
 	s->target.set = number;
 	s->target.backend = search.found;
 	s->target.generation = search.generation;
+	s->target.pod = 0;
 	s->target.sport = flow->sport;
 	s->owner.flags = FLOW_SERVICE | (search.flags & BACKEND_ON_NODE ? FLOW_ON_NODE : 0);
 	return search.found;

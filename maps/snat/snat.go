@@ -42,7 +42,9 @@ type Value struct {
 	Backend    uint32
 	Generation uint32
 	FarPort    wire.Port
-	_          [5]uint16
+	_          [3]uint16
+	// Pod is the generation of the backend, if that is a pod of this node; 0: none, or not known.
+	Pod uint32
 }
 
 // Definition and Reverse define the two maps.

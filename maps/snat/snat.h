@@ -34,7 +34,9 @@ struct snat_entry {
 	__u32 backend;
 	__u32 generation; /* the backend's when the flow began */
 	__be16 far_port;
-	__u16 pad[5];
+	__u16 pad[3];
+	__u32 pod; /* the generation (see endpoints) of the backend, if that is a pod of this node; 0: none, or not
+		      known */
 };
 _Static_assert(sizeof(struct snat_entry) == 80, "snat_entry is part of the map layout");
 

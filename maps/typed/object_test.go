@@ -48,7 +48,7 @@ func TestFlatten(t *testing.T) {
 	}
 	want := `{"src":"10.244.1.7","dst":"2001:db8::1","sport":4000,"dport":443,"proto":"tcp",` +
 		`"to_address":"172.18.0.2","to_port":50001,"state":"syn|ack","flags":"","ifindex":42,` +
-		`"seq_end":4294967295,"ack":1,"last_seen":9007199254740993,"far_address":"","set":0,"backend":0,"generation":0,"far_port":0}`
+		`"seq_end":4294967295,"ack":1,"last_seen":9007199254740993,"far_address":"","set":0,"backend":0,"generation":0,"far_port":0,"pod":0}`
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Error(diff)
 	}

@@ -64,11 +64,11 @@ var filledJSON = map[string]string{
   {"ifindex": 2, "ipv4": "172.18.0.2", "ipv6": "", "bit": 3}
 ]`,
 	"snat": `[
-  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
-  {"src": "10.244.1.9", "dst": "10.96.0.10", "sport": 40001, "dport": 53, "proto": "udp", "to_address": "10.244.1.9", "to_port": 40001, "state": "", "flags": "service", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35999000000000, "far_address": "10.244.2.7", "set": 5, "backend": 9, "generation": 2, "far_port": 5353, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+  {"src": "10.244.1.9", "dst": "192.0.2.80", "sport": 40000, "dport": 443, "proto": "tcp", "to_address": "172.18.0.2", "to_port": 50000, "state": "syn|ack", "flags": "", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35910000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
+  {"src": "10.244.1.9", "dst": "10.96.0.10", "sport": 40001, "dport": 53, "proto": "udp", "to_address": "10.244.1.9", "to_port": 40001, "state": "", "flags": "service", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35999000000000, "far_address": "10.244.2.7", "set": 5, "backend": 9, "generation": 2, "far_port": 5353, "pod": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"snat_reverse": `[
-  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
+  {"src": "172.18.0.2", "dst": "192.0.2.80", "sport": 50000, "dport": 443, "proto": "tcp", "to_address": "10.244.1.9", "to_port": 40000, "state": "ack", "flags": "via_stack", "ifindex": 42, "seq_end": 0, "ack": 0, "last_seen": 35700000000000, "far_address": "", "set": 0, "backend": 0, "generation": 0, "far_port": 0, "pod": 0, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"conntrack": `[
   {"src": "10.244.1.9", "dst": "192.0.2.81", "sport": 80, "dport": 5555, "proto": "tcp", "ifindex": 42, "from_pod": "ack", "from_world": "syn", "flags": "", "pod_seq_end": 0, "pod_ack": 0, "world_seq_end": 0, "world_ack": 0, "last_seen": 35999999999999, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
