@@ -28,7 +28,6 @@ type expressions struct {
 	written
 	family    uint8 // of the table
 	registers map[uint32]loaded
-	port      string
 	proto     string
 }
 

@@ -186,7 +186,7 @@ func TestBesideMasquerading(t *testing.T) {
 		}
 		b.fromUplink(tcp(world, 5000, podA, 80, syn)).is("delivered")
 		for _, open := range []packet{tcp(podA, 50000, world, 80, syn), udp(podA, 50000, world, 80)} {
-			b.netfilterTranslates(b.tuple(wire.Protocol(open.proto), "192.168.7.7", 999, world, 80), ctaNATSource, nodeIP, 50000)
+			b.netfilterTranslates(b.tuple(open.proto, "192.168.7.7", 999, world, 80), ctaNATSource, nodeIP, 50000)
 			v := b.fromPod(open).is("forwarded").view()
 			if v.src != nodeIP || v.sport == 50000 || v.sport < 49152 {
 				t.Errorf("masqueraded to %s port %d", v.src, v.sport)
