@@ -16,7 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// serveServices says that the programs translate what pods send to Services, or not.
+// serveServices says that the programs serve Services, or not.
 func (w *fixture) serveServices(on bool) {
 	w.t.Helper()
 	v := w.config()

@@ -56,7 +56,7 @@ func (o *options) flags() []cli.Flag {
 		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
 		{Name: "kube-proxy", Default: "auto", Help: "whether netfilter translates addresses on this node, as rules of kube-proxy, portmap and your own do; auto: find out, and follow changes",
 			Value: cli.OneOf(&c.KubeProxy, agent.KubeProxyAuto, agent.KubeProxyOn, agent.KubeProxyOff)},
-		{Name: "services", Default: "off", Help: "whether the programs translate what pods send to Services' addresses; off: netfilter does, by kube-proxy's rules", Value: cli.OnOff(&c.Services)},
+		{Name: "services", Default: "off", Help: "whether the programs serve Services: of pods, of the node's own processes and from outside; off: netfilter does, by kube-proxy's rules", Value: cli.OnOff(&c.Services)},
 		{Name: "external-ips", Default: "true", Help: "with --services=on, whether externalIPs that Services claim are served; anybody who may write a Service can claim any address", Value: cli.Bool(&c.ExternalIPs)},
 		{Name: "nodeport-addresses", Help: "with --services=on, on which addresses of this node NodePorts answer, and load balancers' health checks; default: all of them", Value: o.ranges(&c.NodePortAddresses)},
 		{Name: "cgroup", Help: "cgroup2 directory of all of the node's processes, which reach Services by programs on it with --services=on; default: where cgroup2 is mounted, if that has the node's first process",

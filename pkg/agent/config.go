@@ -101,7 +101,7 @@ type Config struct {
 	VXLANChecksum bool
 	// Uplinks are the names of the interfaces that lead out; none: found by routes.
 	Uplinks []string
-	// Services says whether the programs translate what pods send to Services; ExternalIPs, whether that includes Services' externalIPs.
+	// Services says whether the programs serve Services; ExternalIPs, whether that includes Services' externalIPs.
 	Services, ExternalIPs bool
 	// NodePortAddresses narrow the node's addresses on which NodePorts answer; none: all do.
 	NodePortAddresses []netip.Prefix

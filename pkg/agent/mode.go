@@ -136,7 +136,7 @@ func (c *modeController) report() {
 	case netfilter.Translates:
 		c.log.Info("working beside netfilter's translation of addresses", "found", c.where())
 		if c.cfg.Services {
-			c.log.Info("what pods send to Services is translated by the programs all the same; netfilter's rules serve the host and the world")
+			c.log.Info("Services are served by the programs all the same; connections that netfilter translates already stay with it")
 		}
 	}
 }

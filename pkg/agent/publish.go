@@ -62,14 +62,14 @@ func (l *loop) publish(notReady string, degraded map[string]string) error {
 // levelNames are what the levels are called in the file for ebpfctl.
 var levelNames = map[netfilter.Level]string{netfilter.Masquerades: observe.Masquerades, netfilter.Translates: observe.Translates}
 
-// whoServes says who translates what pods send to Services; empty: others do.
+// whoServes says who serves Services; empty: others do.
 func (l *loop) whoServes() string {
 	if l.services == nil {
 		return ""
 	}
-	who := "what pods send to Services is translated by the programs"
+	who := "served by the programs"
 	if l.mode.level == netfilter.Translates {
-		who += "; what netfilter translates beside them serves the host and the world"
+		who += "; connections that netfilter translates already stay with it"
 	}
 	if left := l.status.read().left; len(left) > 0 {
 		who += "; kube-proxy answers on " + strings.Join(left, " and ")

@@ -176,7 +176,7 @@ func TestServicesBesideNetfilter(t *testing.T) {
 	if told := l.readTold(t).Services; l.mode.where() == "" || !strings.Contains(told, "netfilter") {
 		t.Errorf("ebpfctl is told %q", told)
 	}
-	if n := strings.Count(said.String(), "what pods send to Services is translated by the programs all the same"); n != 1 {
+	if n := strings.Count(said.String(), "Services are served by the programs all the same"); n != 1 {
 		t.Errorf("said %d times:\n%s", n, said)
 	}
 	assertFound(t, l, "10.96.0.1", "10.244.2.7:8080")

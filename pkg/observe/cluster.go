@@ -51,7 +51,7 @@ type Cluster struct {
 	// on what policies reach; empty: it does not.
 	Routes string `json:"routes"`
 	IPsec  string `json:"ipsec"`
-	// Services says who translates what pods send to Services; empty: others do.
+	// Services says who serves Services; empty: others do.
 	Services        string           `json:"services"`
 	Nodes           []ClusterNode    `json:"nodes"`
 	Problems        []ClusterProblem `json:"problems"`

@@ -117,7 +117,7 @@ func TestServicesTakenOverFromKubeProxy(t *testing.T) {
 		p.restart(t, "--services=on")
 		eventually(t, changeLimit, "the Services are there", func() bool { return hasFrontends(t, p.Nodes[0], specs) })
 		alive("taken over")
-		if out, err := p.Nodes[0].Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "translated by the programs; what netfilter translates beside them") {
+		if out, err := p.Nodes[0].Ebpfctl(t.Context(), "status"); err != nil || !strings.Contains(string(out), "served by the programs; connections that netfilter translates already") {
 			t.Errorf("error %v, the status says nothing of both:\n%s", err, out)
 		}
 		if flows := serviceFlows(t, p.Nodes[0]); flows < len(fronts) {

@@ -54,7 +54,7 @@ func serveAlone(t *testing.T, s *standing) {
 	t.Helper()
 	for _, node := range s.Nodes {
 		out, err := ebpfctl(t.Context(), s.Cluster, node, "status")
-		for _, line := range []string{"what pods send to Services is translated by the programs\n", "netfilter  does not translate", "No problems."} {
+		for _, line := range []string{"served by the programs\n", "netfilter  does not translate", "No problems."} {
 			if err != nil || !strings.Contains(out, line) {
 				t.Errorf("the status of %s does not say %q, error %v:\n%s", node.Name, line, err, out)
 			}
