@@ -18,7 +18,9 @@ func TestPlacesAreOfLinks(t *testing.T) {
 			t.Errorf("pod %d is not among %v", pod, places)
 		}
 	}
-	if slices.ContainsFunc(places, func(p attach.Place) bool { return p.Ifindex == devices.World && !slices.Contains(attach.SocketHooks(), p.Hook) }) {
+	if slices.ContainsFunc(places, func(p attach.Place) bool {
+		return p.Ifindex == devices.World && !slices.Contains(attach.SocketHooks(), p.Hook)
+	}) {
 		t.Errorf("the world is among %v", places)
 	}
 }
