@@ -187,7 +187,7 @@ func TestHealthOfServices(t *testing.T) {
 			t.Errorf("%s: ebpfctl is told %q", when, said)
 		}
 	}
-	is("nothing is known", health.State{})
+	is("nothing is known", health.State{Eligible: true})
 	leaving := n1()
 	leaving.Leaving = true
 	for _, c := range []struct {

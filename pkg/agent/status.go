@@ -42,7 +42,7 @@ type figures struct {
 	lastSync  time.Time                // when the packets' way last agreed with all Nodes; zero: not by this agent
 	services  serviceReport            // of the Services that are served
 	inStep    time.Time                // when nothing of what is known of Services waited to be written
-	stays     bool                     // this node's Node is there, and nobody is about to delete it
+	stays     bool                     // this node's Node is there, and nobody is about to delete it, as far as is known
 	left      []string                 // our listeners whose ports kube-proxy has; never changed once it is set
 }
 
@@ -50,7 +50,7 @@ type figures struct {
 const starting = "the agent is starting"
 
 func newStatus(log *slog.Logger) *status {
-	return &status{log: log, activity: newActivity(), now: figures{notReady: starting, alive: time.Now(), degraded: controllersOf(nil)}}
+	return &status{log: log, activity: newActivity(), now: figures{notReady: starting, alive: time.Now(), degraded: controllersOf(nil), stays: true}}
 }
 
 func (s *status) read() figures {

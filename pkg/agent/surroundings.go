@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
@@ -12,7 +13,7 @@ import (
 type surroundings struct {
 	known bool
 	zone  string
-	// held are the node's own addresses, sorted.
+	// held are the node's own addresses but for the tunnel's, sorted.
 	held []netip.Addr
 }
 
@@ -71,8 +72,15 @@ func surroundingsOf(s *state, self string) surroundings {
 			now.zone = n.Zone
 		}
 	}
-	now.held = heldBy(s.view)
+	now.held = slices.DeleteFunc(heldBy(s.view), s.view.isTunnels)
 	return now
+}
+
+// isTunnels says whether an address is one of the tunnel device's, where nobody asks for a Service.
+func (v *view) isTunnels(addr netip.Addr) bool {
+	return slices.ContainsFunc(v.addresses, func(a device.Address) bool {
+		return a.Prefix.Addr() == addr && v.links[a.Index].Name == tunnelName
+	})
 }
 
 // heldBy are the node's own addresses, sorted.

@@ -32,7 +32,7 @@ func makeBuilds(t *testing.T) builds {
 	differing := build(t, []edit{otherPrograms()}, map[string]string{"bpf/other.go": programsThatDiffer}, "ebpf-agent", "ebpf-cni")
 	grown := build(t, []edit{
 		otherPrograms(),
-		{"maps/snat/snat.go", [][2]string{{"	_          [5]uint16\n}", "	_          [5]uint16\n	Grown      uint64\n}"}}},
+		{"maps/snat/snat.go", [][2]string{{"	Pod uint32\n}", "	Pod   uint32\n	Grown uint64\n}"}}},
 		{"maps/wire/wire_gen.go", [][2]string{{"LayoutVersion  = 3 //", "LayoutVersion  = 4 //"}}},
 	}, map[string]string{"bpf/other.go": programsThatGrow}, "ebpf-agent", "ebpf-cni")
 	// One program that looks at its directory's name, which saves a build.
