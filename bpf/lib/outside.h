@@ -15,6 +15,7 @@
 
 #include "bpf/lib/frontend.h"
 #include "bpf/lib/fwd.h"
+#include "bpf/lib/tunnel.h"
 
 /* Whether the packet may answer a flow of the world's: to where it arrives, those have ports of the node's. */
 EC_INLINE bool outside_may_answer(const struct scratch *s)
@@ -92,12 +93,14 @@ EC_INLINE enum verdict outside_to_host(struct __sk_buff *ctx, const struct scrat
 
 /*
  * An answer to what the host's stack has sent: to that, as if it came by the uplink that leads to the Service's
- * address, where the stack expects it.
+ * address, where the stack expects it. Its tunnel's socket would take what another node's address has as that node's.
  */
 EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *s, struct path *p)
 {
 	enum verdict verdict;
 
+	if (tunnel_is_outer(&s->pkt))
+		return -DROP_TUNNEL_PORT;
 	ctx->mark |= cfg.mark;
 	if (s->owner.direction == DIRECTION_FROM_UPLINK)
 		return VERDICT_STACK;
