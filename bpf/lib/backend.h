@@ -10,6 +10,9 @@
 /* How many backends of a set are tried when those that are chosen serve no more. */
 #define BACKEND_TRIES 8
 
+/* Flags, one of which a backend needs so that datagrams go on to it. */
+#define BACKEND_GOES_ON (BACKEND_SERVING | BACKEND_ANSWERS)
+
 /* A range of slots. */
 struct backend_range {
 	__u32 first;
@@ -21,10 +24,10 @@ EC_INLINE struct backend *backend_get(__u32 number)
 	return bpf_map_lookup_elem(&backends, &number);
 }
 
-/* Whether a flow may go on to its backend, or a new one may begin: it is the same, and its set names it. */
-EC_INLINE bool backend_serves(const struct backend *b, __u32 set, __u32 generation)
+/* Whether a backend is the same as it was, and has one of the flags. */
+EC_INLINE bool backend_is(const struct backend *b, __u32 set, __u32 generation, __u8 flags)
 {
-	return b->set == set && b->generation == generation && (b->flags & BACKEND_SERVING);
+	return b->set == set && b->generation == generation && (b->flags & flags);
 }
 
 /* The slots to choose from; local: those of this node's endpoints. */
@@ -45,18 +48,18 @@ EC_INLINE enum verdict backend_slots(const struct service_set *set, bool local, 
 }
 
 /*
- * Makes a backend the target; false: it serves no more, or it is a pod of this node that is
+ * Makes a backend the target; false: it has none of the flags any more, or it is a pod of this node that is
  * gone. A process may sleep here for longer than numbers wait to be used again, so it is
  * looked at again after the copy.
  */
-EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
+EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set, __u8 flags)
 {
 	const struct config *config = config_get();
 	const struct backend *b = backend_get(number);
 	const struct endpoint *ep;
 	__u8 family;
 
-	if (!b || !config || b->set != set || !(b->flags & BACKEND_SERVING))
+	if (!b || !config || b->set != set || !(b->flags & flags))
 		return false;
 	t->generation = b->generation;
 	barrier();
@@ -71,7 +74,7 @@ EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set)
 	t->backend = number;
 	t->flags = FLOW_SERVICE | (b->flags & BACKEND_ON_NODE ? FLOW_ON_NODE : 0);
 	barrier();
-	return backend_serves(b, set, t->generation);
+	return backend_is(b, set, t->generation, flags);
 }
 
 /* A search for a backend among the slots of a set. */
@@ -89,7 +92,7 @@ static long backend_search_step(__u32 i, struct backend_search *b)
 	__u32 at = b->range.first + b->at;
 	struct slot *slot = bpf_map_lookup_elem(&slots, &at);
 
-	b->found = slot && backend_take(b->target, slot->backend, b->set);
+	b->found = slot && backend_take(b->target, slot->backend, b->set, BACKEND_SERVING);
 	if (++b->at >= b->range.count)
 		b->at = 0;
 	return b->found;

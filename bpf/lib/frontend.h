@@ -72,7 +72,7 @@ EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend,
 {
 	__u32 number = affinity_find(s, frontend->set, seconds, local);
 
-	return number && backend_take(&s->target, number, frontend->set);
+	return number && backend_take(&s->target, number, frontend->set, BACKEND_SERVING);
 }
 
 /* A flow that netfilter has translated until now keeps its backend, or stays netfilter's. */

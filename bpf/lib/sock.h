@@ -124,7 +124,7 @@ EC_CALL enum verdict sock_choose(struct target *t, const struct service *fronten
 		return -DROP_NO_BACKEND;
 	if (set->affinity)
 		kept = affinity_find_client(&node, number, set->affinity, local);
-	if (!kept || !backend_take(t, kept, number))
+	if (!kept || !backend_take(t, kept, number, BACKEND_SERVING))
 		verdict = backend_choose(t, number, set, local);
 	if (!verdict && set->affinity)
 		affinity_keep_client(&node, t);
@@ -154,7 +154,7 @@ EC_CALL const struct socket_entry *sock_find(const struct sock_peer *peer, bool 
 	return NULL;
 }
 
-/* The backend of earlier datagrams to the same frontend, while it serves; false: there is none. */
+/* The backend of earlier datagrams to the same frontend, while it answers; false: there is none. */
 EC_CALL bool sock_goes_on(const struct socket_entry *e, __u32 set, struct target *t)
 {
 	const struct backend *b;
@@ -162,7 +162,8 @@ EC_CALL bool sock_goes_on(const struct socket_entry *e, __u32 set, struct target
 	if (!e || e->set != set)
 		return false;
 	b = backend_get(e->backend);
-	return b && backend_serves(b, set, e->generation) && backend_take(t, e->backend, set);
+	return b && backend_is(b, set, e->generation, BACKEND_GOES_ON) &&
+	       backend_take(t, e->backend, set, BACKEND_GOES_ON);
 }
 
 /* Remembers that the target is behind what the process has named. */

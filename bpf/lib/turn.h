@@ -9,7 +9,7 @@
 /* What becomes of a packet whose flow is known. */
 enum turn {
 	TURN_GOES_ON,
-	TURN_ANEW, /* its backend serves no more, and another is chosen */
+	TURN_ANEW, /* its backend serves no more, or does not even answer, and another is chosen */
 	TURN_GONE, /* its backend is gone, and TCP has to be told */
 };
 
@@ -44,12 +44,13 @@ EC_INLINE enum turn turn_judge(struct scratch *s, const struct snat_entry *flow)
 {
 	__u8 proto = s->pkt.tuple.proto;
 	const struct backend *b;
-	bool serves;
+	bool serves; /* or, where there is nothing to begin, answers */
 
 	if (!flow->set)
 		return TURN_GOES_ON;
 	b = backend_get(flow->backend);
-	serves = b && backend_serves(b, flow->set, flow->generation) && !(flow->flags & FLOW_DEAD);
+	serves = b && !(flow->flags & FLOW_DEAD) &&
+		 backend_is(b, flow->set, flow->generation, proto == IPPROTO_UDP ? BACKEND_GOES_ON : BACKEND_SERVING);
 	if (proto == IPPROTO_TCP && tcp_is_opening(&s->pkt) && turn_syn_anew(s, flow, serves))
 		return TURN_ANEW;
 	if (serves)

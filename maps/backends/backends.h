@@ -14,8 +14,9 @@
 #pragma clang diagnostic error "-Wpadded"
 
 enum backend_flags {
-	BACKEND_SERVING = 1, /* its set names it: new flows may choose it, and datagrams go on */
+	BACKEND_SERVING = 1, /* its set names it: new flows may choose it */
 	BACKEND_ON_NODE = 2, /* it runs on a node of the cluster, not in the world */
+	BACKEND_ANSWERS = 4, /* it answers: datagrams go on, also if its set does not name it */
 };
 
 /* Number 0 is no backend. A number belongs to one port of one Service. */

@@ -8,9 +8,10 @@ import (
 
 // The bits of Flags: enum backend_flags.
 const (
-	Serving Flags = 1 // its set names it: new flows may choose it, and datagrams go on
+	Serving Flags = 1 // its set names it: new flows may choose it
 	OnNode  Flags = 2 // it runs on a node of the cluster, not in the world
+	Answers Flags = 4 // it answers: datagrams go on, also if its set does not name it
 )
 
 // String lists the bits that are set, such as "serving"; "-" when none is.
-func (v Flags) String() string { return wire.Bits(uint32(v), "serving", "on_node") }
+func (v Flags) String() string { return wire.Bits(uint32(v), "serving", "on_node", "answers") }

@@ -24,13 +24,13 @@ func (l *loop) attachSockets(*state) error {
 	return err
 }
 
-// endSockets frees processes of the node that wait on a UDP socket for a backend that serves no more: after each change of that
+// endSockets frees processes of the node that wait on a UDP socket for a backend that answers no more: after each change of that
 // kind, and now and then, since a process may just have connected to what was about to cease.
 func (c *serviceController) endSockets(ctx context.Context) error {
 	for {
 		err := c.endSocketsNow()
 		if errors.Is(err, device.ErrNoSocketDiag) {
-			c.log.Warn("processes of the node that have connected a UDP socket to a Service's backend are not told when that serves no more", "error", err)
+			c.log.Warn("processes of the node that have connected a UDP socket to a Service's backend are not told when that answers no more", "error", err)
 			<-ctx.Done()
 			return ctx.Err()
 		}
@@ -44,7 +44,7 @@ func (c *serviceController) endSockets(ctx context.Context) error {
 	}
 }
 
-// endSocketsNow ends the sockets that our programs have connected to backends that serve no more.
+// endSocketsNow ends the sockets that our programs have connected to backends that answer no more.
 func (c *serviceController) endSocketsNow() error {
 	stale, err := c.staleSockets()
 	if len(stale) == 0 || err != nil {
@@ -58,13 +58,13 @@ func (c *serviceController) endSocketsNow() error {
 		// One that has another peer by now, or none, is known until it is closed or connected again.
 		if v, is := stale[s.Cookie]; is && v.BackendAddress == wire.AddrFrom(s.Peer.Addr()) && v.BackendPort == wire.PortFrom(s.Peer.Port()) {
 			err = errors.Join(err, s.End())
-			c.log.Debug("UDP socket to a backend that serves no more ended", "cookie", s.Cookie, "backend", s.Peer)
+			c.log.Debug("UDP socket to a backend that answers no more ended", "cookie", s.Cookie, "backend", s.Peer)
 		}
 	}
 	return err
 }
 
-// staleSockets are the connected UDP sockets whose backend serves no more, by their cookies.
+// staleSockets are the connected UDP sockets whose backend answers no more, by their cookies.
 func (c *serviceController) staleSockets() (map[uint64]sockets.Value, error) {
 	stale := map[uint64]sockets.Value{}
 	known := map[uint32]backends.Value{}
@@ -82,7 +82,7 @@ func (c *serviceController) staleSockets() (map[uint64]sockets.Value, error) {
 			}
 			known[e.Value.Backend] = b
 		}
-		if b.Set != e.Value.Set || b.Generation != e.Value.Generation || b.Flags&backends.Serving == 0 {
+		if b.Set != e.Value.Set || b.Generation != e.Value.Generation || b.Flags&(backends.Serving|backends.Answers) == 0 {
 			stale[e.Key.Cookie] = e.Value
 		}
 	}

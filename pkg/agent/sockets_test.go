@@ -38,7 +38,7 @@ func isEnded(t *testing.T, conn *net.UDPConn) bool {
 	return errors.Is(err, unix.ECONNABORTED)
 }
 
-// TestSocketsAreEnded whose backend serves no more, and no others.
+// TestSocketsAreEnded whose backend answers no more, and no others.
 func TestSocketsAreEnded(t *testing.T) {
 	l := testServices(t)
 	put := func(number uint32, b backends.Value) {
@@ -47,6 +47,7 @@ func TestSocketsAreEnded(t *testing.T) {
 	}
 	put(7, backends.Value{Set: 5, Generation: 2, Flags: backends.Serving})
 	put(8, backends.Value{Set: 5, Generation: 2})
+	put(10, backends.Value{Set: 5, Generation: 2, Flags: backends.Answers})
 	put(9, backends.Value{Set: 6, Generation: 2, Flags: backends.Serving})
 	value := func(peer string, backend, generation uint32, connected uint8) sockets.Value {
 		at := netip.MustParseAddrPort(peer)
@@ -62,6 +63,7 @@ func TestSocketsAreEnded(t *testing.T) {
 	}{
 		"it serves":                         {"127.0.0.1:5001", value("127.0.0.1:5001", 7, 2, 1), false},
 		"it is not ready":                   {"127.0.0.1:5002", value("127.0.0.1:5002", 8, 2, 1), true},
+		"it terminates, others are nearer":  {"127.0.0.1:5008", value("127.0.0.1:5008", 10, 2, 1), false},
 		"its number has another generation": {"127.0.0.1:5003", value("127.0.0.1:5003", 7, 1, 1), true},
 		"its number is another set's":       {"[::1]:5004", value("[::1]:5004", 9, 2, 1), true},
 		"it was asked by a datagram":        {"127.0.0.1:5005", value("127.0.0.1:5005", 8, 2, 0), false},

@@ -24,8 +24,9 @@ type Backend struct {
 	Target
 	// Cluster and Local are the sets that it is in.
 	Cluster, Local bool
-	// OnNode says that it runs on a node of the cluster.
-	OnNode bool
+	// OnNode says that it runs on a node of the cluster; Answers, that what has begun may go on to it. As kube-proxy has it,
+	// no traffic policy, no hint and no end of a pod that still serves matters to that.
+	OnNode, Answers bool
 }
 
 // candidate is an endpoint as a port of a Service sees it.
@@ -53,7 +54,7 @@ func Choose(s *Service, p Port, family wire.Family, all []*Slice, o Options) []B
 	}
 	chosen := make([]Backend, len(candidates))
 	for i, c := range candidates {
-		chosen[i] = Backend{Target: c.Target, Cluster: inCluster(c), Local: inLocal(c), OnNode: c.Node != ""}
+		chosen[i] = Backend{Target: c.Target, Cluster: inCluster(c), Local: inLocal(c), OnNode: c.Node != "", Answers: c.Ready || c.Serving}
 	}
 	return chosen
 }

@@ -48,7 +48,8 @@ func slice(t testing.TB, port uint16, endpoints ...string) *Slice {
 	return s
 }
 
-// show is a text of what was chosen: the sets that each backend is in, "-" for none, and "world" for one without a node.
+// show is a text of what was chosen: the sets that each backend is in, "-" for none, "answers" for none if it may go on all the same,
+// and "world" for one without a node.
 func show(all []Backend) string {
 	var out []string
 	for _, b := range all {
@@ -59,8 +60,13 @@ func show(all []Backend) string {
 		if b.Local {
 			sets += "L"
 		}
-		if sets == "" {
+		switch {
+		case sets == "" && b.Answers:
+			sets = "answers"
+		case sets == "":
 			sets = "-"
+		case !b.Answers:
+			sets += " dead"
 		}
 		if !b.OnNode {
 			sets += " world"
@@ -85,7 +91,7 @@ func TestChoose(t *testing.T) {
 		// Ready, serving, terminating.
 		{"ready ones", Service{}, one("10.0.0.1 @me", "10.0.0.2 @n2"), "10.0.0.1:80 C, 10.0.0.2:80 C"},
 		{"one is not ready", Service{}, one("10.0.0.1 @me", "10.0.0.2 @n2 dead"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
-		{"one terminates", Service{}, one("10.0.0.1 @me", "10.0.0.2 @n2 leaving"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
+		{"one terminates", Service{}, one("10.0.0.1 @me", "10.0.0.2 @n2 leaving"), "10.0.0.1:80 C, 10.0.0.2:80 answers"},
 		{"all terminate", Service{}, one("10.0.0.1 @me leaving", "10.0.0.2 @n2 leaving"), "10.0.0.1:80 C, 10.0.0.2:80 C"},
 		{"all terminate and one serves no more", Service{}, one("10.0.0.1 @me leaving", "10.0.0.2 @n2 left"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
 		{"none serves", Service{}, one("10.0.0.1 @me left", "10.0.0.2 @n2 dead"), "10.0.0.1:80 -, 10.0.0.2:80 -"},
@@ -98,21 +104,21 @@ func TestChoose(t *testing.T) {
 		{"none here", local, one("10.0.0.2 @n2"), "10.0.0.2:80 C"},
 		{"Local falls back alone", local, one("10.0.0.1 @me leaving", "10.0.0.2 @n2"), "10.0.0.1:80 L, 10.0.0.2:80 C"},
 		{"Cluster and Local fall back", local, one("10.0.0.1 @me leaving", "10.0.0.2 @n2 leaving"), "10.0.0.1:80 CL, 10.0.0.2:80 C"},
-		{"neither falls back", local, one("10.0.0.1 @me", "10.0.0.2 @me leaving", "10.0.0.3 @n2 leaving"), "10.0.0.1:80 CL, 10.0.0.2:80 -, 10.0.0.3:80 -"},
+		{"neither falls back", local, one("10.0.0.1 @me", "10.0.0.2 @me leaving", "10.0.0.3 @n2 leaving"), "10.0.0.1:80 CL, 10.0.0.2:80 answers, 10.0.0.3:80 answers"},
 		{"the one here serves no more", local, one("10.0.0.1 @me left", "10.0.0.2 @n2"), "10.0.0.1:80 -, 10.0.0.2:80 C"},
 		{"without a node it is nowhere near", local, one("10.0.0.1", "192.0.2.1"), "10.0.0.1:80 C world, 192.0.2.1:80 C world"},
 
 		// Hints.
-		{"hints for this zone", Service{}, one("10.0.0.1 @n1 ~here", "10.0.0.2 @n2 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
-		{"hints for several zones", Service{}, one("10.0.0.1 @n1 ~there ~here", "10.0.0.2 @n2 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
+		{"hints for this zone", Service{}, one("10.0.0.1 @n1 ~here", "10.0.0.2 @n2 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 answers"},
+		{"hints for several zones", Service{}, one("10.0.0.1 @n1 ~there ~here", "10.0.0.2 @n2 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 answers"},
 		{"no hint for this zone", Service{}, one("10.0.0.1 @n1 ~there", "10.0.0.2 @n2 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 C"},
 		{"one has no hint", Service{}, one("10.0.0.1 @n1 ~here", "10.0.0.2 @n2"), "10.0.0.1:80 C, 10.0.0.2:80 C"},
-		{"the one without a hint is not ready", Service{}, one("10.0.0.1 @n1 ~here", "10.0.0.2 @n2 dead", "10.0.0.3 @n3 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 -, 10.0.0.3:80 -"},
+		{"the one without a hint is not ready", Service{}, one("10.0.0.1 @n1 ~here", "10.0.0.2 @n2 dead", "10.0.0.3 @n3 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 -, 10.0.0.3:80 answers"},
 		{"the one for this zone is not ready", Service{}, one("10.0.0.1 @n1 ~here dead", "10.0.0.2 @n2 ~there"), "10.0.0.1:80 -, 10.0.0.2:80 C"},
 		{"terminating ones have no zone", Service{}, one("10.0.0.1 @n1 ~here leaving", "10.0.0.2 @n2 ~there leaving"), "10.0.0.1:80 C, 10.0.0.2:80 C"},
-		{"hints for this node", Service{}, one("10.0.0.1 @me ~here ^me", "10.0.0.2 @n2 ~here ^n2"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
-		{"none for this node, the zone's are next", Service{}, one("10.0.0.1 @n1 ~here ^n1", "10.0.0.2 @n2 ~there ^n2"), "10.0.0.1:80 C, 10.0.0.2:80 -"},
-		{"one has no hint for a node", Service{}, one("10.0.0.1 @me ~here ^me", "10.0.0.2 @n2 ~here", "10.0.0.3 @n3 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 C, 10.0.0.3:80 -"},
+		{"hints for this node", Service{}, one("10.0.0.1 @me ~here ^me", "10.0.0.2 @n2 ~here ^n2"), "10.0.0.1:80 C, 10.0.0.2:80 answers"},
+		{"none for this node, the zone's are next", Service{}, one("10.0.0.1 @n1 ~here ^n1", "10.0.0.2 @n2 ~there ^n2"), "10.0.0.1:80 C, 10.0.0.2:80 answers"},
+		{"one has no hint for a node", Service{}, one("10.0.0.1 @me ~here ^me", "10.0.0.2 @n2 ~here", "10.0.0.3 @n3 ~there"), "10.0.0.1:80 C, 10.0.0.2:80 C, 10.0.0.3:80 answers"},
 		{"hints leave Local alone", local, one("10.0.0.1 @me ~there", "10.0.0.2 @n2 ~here"), "10.0.0.1:80 L, 10.0.0.2:80 C"},
 
 		// Slices.

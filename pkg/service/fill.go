@@ -93,6 +93,9 @@ func flagsOf(b Backend) (f backends.Flags) {
 	if b.Cluster || b.Local {
 		f |= backends.Serving
 	}
+	if b.Answers {
+		f |= backends.Answers
+	}
 	if b.OnNode {
 		f |= backends.OnNode
 	}

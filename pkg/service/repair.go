@@ -14,7 +14,7 @@ func (s *State) Repair(c Content) (w Writes) {
 	compareArrays(s.slots.have, c.Slots, func(i uint32, v backends.Slot) { w.Slots.add(backends.SlotKey{Slot: i}, v) })
 	compareArrays(s.sets.have, c.Sets, func(i uint32, v services.Set) { w.addSet(i, v, s.bySet[i] != nil) })
 	compareArrays(s.backends.have, c.Backends, func(i uint32, v backends.Value) {
-		w.addBackend(i, v, c.Backends[i].Flags&backends.Serving != 0)
+		w.addBackend(i, v, c.Backends[i].Flags)
 	})
 	return w
 }

@@ -207,7 +207,7 @@ func (s *State) flush() (w Writes) {
 	s.slots.flush(func(i uint32, _, now backends.Slot) { w.Slots.add(backends.SlotKey{Slot: i}, now) })
 	s.sets.flush(func(i uint32, _, now services.Set) { w.addSet(i, now, s.bySet[i] != nil) })
 	s.backends.flush(func(i uint32, before, now backends.Value) {
-		w.addBackend(i, now, before.Flags&backends.Serving != 0)
+		w.addBackend(i, now, before.Flags)
 	})
 	return w
 }
@@ -221,9 +221,9 @@ func (w *Writes) addSet(i uint32, v services.Set, named bool) {
 	}
 }
 
-// addBackend says that a backend serves before a set names it, and ceases after.
-func (w *Writes) addBackend(i uint32, v backends.Value, served bool) {
-	if v.Set == 0 || served && v.Flags&backends.Serving == 0 {
+// addBackend says that a backend serves before a set names it, and ceases after, as it ceases to answer.
+func (w *Writes) addBackend(i uint32, v backends.Value, before backends.Flags) {
+	if v.Set == 0 || before&^v.Flags&(backends.Serving|backends.Answers) != 0 {
 		w.Retired.add(backends.Key{Backend: i}, v)
 	} else {
 		w.Backends.add(backends.Key{Backend: i}, v)

@@ -294,6 +294,14 @@ func TestGenerations(t *testing.T) {
 	if m, b := r.backend("10.0.0.1"); m != n || b.Generation != first.Generation || b.Flags&backends.Serving != 0 {
 		t.Errorf("not ready: number %d, %+v; was %d, %+v", m, b, n, first)
 	}
+	r.put("a", "10.96.0.1", "10.0.0.1 leaving", "10.0.0.2")
+	if m, b := r.backend("10.0.0.1"); m != n || b.Generation != first.Generation || b.Flags&(backends.Serving|backends.Answers) != backends.Answers {
+		t.Errorf("terminating beside another: number %d, %+v; was %d, %+v", m, b, n, first)
+	}
+	w := r.put("a", "10.96.0.1", "10.0.0.1 left", "10.0.0.2")
+	if want := []backends.Key{{Backend: n}}; !slices.Equal(w.Retired.Keys, want) {
+		t.Errorf("retired when it does not serve any more: %v, want %v", w.Retired.Keys, want)
+	}
 	r.put("a", "10.96.0.1", "10.0.0.2")
 	if gone := r.kernel.Backends[n]; gone.Generation != first.Generation+1 || gone.Set != 0 || gone.Address != first.Address {
 		t.Errorf("gone: %+v; was %+v", gone, first)

@@ -18,7 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// TestProcessesLeaveABackend that serves no more: one that waits on a connected socket is freed, the next datagram of another
+// TestProcessesLeaveABackend that answers no more, and not before: one that waits on a connected socket is freed, the next datagram of another
 // goes elsewhere, and a connection goes on.
 func TestProcessesLeaveABackend(t *testing.T) {
 	t.Parallel()
@@ -47,7 +47,14 @@ func TestProcessesLeaveABackend(t *testing.T) {
 	}
 	defer stream.Close()
 
-	moved := s.named("web")
+	moved := changed(s.named("web"), func(e *lab.EndpointSpec) { e.Terminating = true })
+	moved.Endpoints = append(moved.Endpoints, s.inEachFamily(s.far)...)
+	s.set(t, moved)
+	for what, by := range map[string]netip.AddrPort{"connected": ask(t, waits, to), "loose": loose.ask(t, to)} {
+		if by.Addr() != s.near.AddrOf(family) {
+			t.Errorf("while its backend terminates, a %s socket is answered by %v", what, by)
+		}
+	}
 	moved.Endpoints = s.inEachFamily(s.far)
 	s.set(t, moved)
 	if err := waits.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {

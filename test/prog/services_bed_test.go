@@ -193,6 +193,12 @@ func (s *served) set1(number uint32, change func(*backends.Value)) {
 	must(s.b, s.b.backends.Put(backends.Key{Backend: number}, v))
 }
 
+// linger has a backend be in none of the port's sets, though it answers: others are nearer, or it terminates beside others.
+func (s *served) linger(number uint32) {
+	s.b.Helper()
+	s.set1(number, func(v *backends.Value) { v.Flags |= backends.Answers })
+}
+
 // stop has all backends serve no more, though they live: not ready, or terminating.
 func (s *served) stop() *served {
 	s.b.Helper()

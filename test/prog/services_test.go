@@ -238,6 +238,27 @@ func TestServiceBackendServesNoMore(t *testing.T) {
 	})
 }
 
+// UDP goes on to a backend that no set names any more as long as that answers; what begins goes to another.
+func TestServiceBackendAnswers(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		s := b.serve(vip, 53, wire.UDP, podB+":53").nodePort(30053, 0)
+		old := s.all[0]
+		query, outside := udp(podA, 5000, vip, 53), udp(world, 5000, nodeIP, 30053)
+		b.fromPod(query).is("delivered")
+		b.fromUplink(outside).is("delivered")
+		s.swap(remote + ":53")
+		s.linger(old)
+		b.fromPod(query).is("delivered").flow(ends(wire.UDP, podA, 5000, podB, 53))
+		b.fromUplink(outside).is("delivered").flow(ends(wire.UDP, world, 5000, podB, 53))
+		b.fromPod(udp(podA, 5001, vip, 53)).is("forwarded").flow(ends(wire.UDP, podA, 5001, remote, 53))
+		s.gone(old)
+		s.linger(old) // another one, which has its number
+		b.fromPod(query).is("forwarded").flow(ends(wire.UDP, podA, 5000, remote, 53))
+		b.fromUplink(outside).is("forwarded")
+	})
+}
+
 // TCP is reset once its backend is known to be gone.
 func TestServiceBackendGone(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
