@@ -145,7 +145,7 @@ func readable(err error, path string) string {
 
 // findCgroup checks the cgroup of the node's processes, or finds it; it is not asked for where Services are not served.
 func (o *options) findCgroup(e env) (err error) {
-	const takes = "takes a cgroup2 directory that holds all of the node's processes, such as the host's /sys/fs/cgroup, mounted into a container"
+	const takes = "takes a cgroup2 directory that holds all of the node's processes, such as the host's /sys/fs/cgroup, mounted into a container as the release's manifest does"
 	switch at := o.config.Cgroup; {
 	case !o.config.Services:
 	case at != "":

@@ -47,10 +47,11 @@ names that bpftool prints; several maps are an object by map name. What is
 absent, such as an IPv6 address that a pod does not have, is an empty string.
 What is a pod's also has what Kubernetes calls that pod: pod_namespace, pod_name
 and pod_uid, as the container runtime has passed them to the plugin.
-services, backends and affinity also have service_namespace, service_name and
-service_port_name, and services how many endpoints pods anywhere (cluster) and
-of this node's alone (local) may use. An address without a port stands for all
-ports of it that no Service has.
+What is a Service's also has service_namespace, service_name and
+service_port_name, and services how many endpoints there are anywhere (cluster)
+and on this node alone (local), of those that may be used. An address without a
+port stands for all ports of it that no Service has; a NodePort has the address
+0.0.0.0 or ::, in tables *.
 JSON has the fields in the record's order, YAML by name.
 last_seen and neighbour_checked are CLOCK_MONOTONIC in ns, 0 for never; tables
 show last_seen as an age.`,

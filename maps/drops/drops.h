@@ -15,9 +15,9 @@ enum drop_reason {
 	DROP_NO_ENDPOINT,      /* no pod has this address (answered: host unreachable) */
 	DROP_NODE_OFF_LINK,    /* no link and no tunnel leads to the node (pods are answered: host unreachable) */
 	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded */
-	DROP_NO_MAPPING,       /* belongs to no masqueraded flow and cannot open one */
+	DROP_NO_MAPPING,       /* belongs to no flow that is masqueraded or to a Service, and cannot open one */
 	DROP_SNAT_EXHAUSTED,   /* no free port towards this destination */
-	DROP_SNAT_LIMIT,       /* the pod has used up its share of the snat table */
+	DROP_SNAT_LIMIT,       /* the pod, or the world, has used up its share of the snat table */
 	DROP_SNAT_FULL,        /* the snat table is full */
 	DROP_CONNTRACK_LIMIT,  /* the pod has used up its share of the conntrack table */
 	DROP_CONNTRACK_FULL,   /* the conntrack table is full */
@@ -31,7 +31,7 @@ enum drop_reason {
 	DROP_TABLE_BUSY,       /* the kernel could not write to a flow table at that moment */
 	DROP_BAD_OFFLOAD,      /* asks the kernel to write a checksum where none belongs */
 	DROP_WRONG_UPLINK,     /* the host has no route to the source through the uplink that it arrived on */
-	DROP_PORT_LIMIT,       /* the pod has used up its share of the ports towards this destination */
+	DROP_PORT_LIMIT,       /* the pod, or the world, has used up its share of the ports towards this destination */
 	DROP_TUNNEL_PORT,   /* to a tunnel port: with the node's address, by others than its host, or by the tunnel */
 	DROP_TUNNEL_VNI,    /* came through the tunnel for another network: the VNI is not ours */
 	DROP_TUNNEL_NODE,   /* came through the tunnel from an address that is no known node's */
@@ -41,9 +41,9 @@ enum drop_reason {
 	DROP_EXTENSION_HEADERS,  /* more IPv6 extension headers than are read, or malformed ones */
 	DROP_NEIGHBOUR_LIMIT,    /* the pod sends to too many neighbours of the node that do not answer */
 	DROP_TOO_BIG,            /* larger than the path's MTU, and not to be fragmented; its sender is told the MTU */
-	DROP_NO_BACKEND,         /* the Service has no endpoints (pods are answered: connection refused) */
+	DROP_NO_BACKEND,         /* the Service has no endpoints (answered: connection refused) */
 	DROP_NO_LOCAL_BACKEND,   /* the Service's traffic policy is Local, and no endpoint is on this node */
-	DROP_NO_SERVICE_PORT,    /* no Service has this port at the address (pods are answered: connection refused) */
+	DROP_NO_SERVICE_PORT,    /* no Service has this port at the address (answered: connection refused) */
 	DROP_NO_SERVICE,         /* no Service has this address of a service CIDR, or this port of a load balancer's */
 	DROP_BACKEND_GONE,       /* TCP to a Service's backend that is gone (answered by a RST) */
 	DROP_SERVICE_TTL,        /* the TTL ran out where only the programs can say so (answered: time exceeded) */

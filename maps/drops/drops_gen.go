@@ -16,9 +16,9 @@ const (
 	NoEndpoint                      // no pod has this address (answered: host unreachable)
 	NodeOffLink                     // no link and no tunnel leads to the node (pods are answered: host unreachable)
 	UnknownProtocol                 // a protocol that cannot be masqueraded
-	NoMapping                       // belongs to no masqueraded flow and cannot open one
+	NoMapping                       // belongs to no flow that is masqueraded or to a Service, and cannot open one
 	SnatExhausted                   // no free port towards this destination
-	SnatLimit                       // the pod has used up its share of the snat table
+	SnatLimit                       // the pod, or the world, has used up its share of the snat table
 	SnatFull                        // the snat table is full
 	ConntrackLimit                  // the pod has used up its share of the conntrack table
 	ConntrackFull                   // the conntrack table is full
@@ -32,7 +32,7 @@ const (
 	TableBusy                       // the kernel could not write to a flow table at that moment
 	BadOffload                      // asks the kernel to write a checksum where none belongs
 	WrongUplink                     // the host has no route to the source through the uplink that it arrived on
-	PortLimit                       // the pod has used up its share of the ports towards this destination
+	PortLimit                       // the pod, or the world, has used up its share of the ports towards this destination
 	TunnelPort                      // to a tunnel port: with the node's address, by others than its host, or by the tunnel
 	TunnelVni                       // came through the tunnel for another network: the VNI is not ours
 	TunnelNode                      // came through the tunnel from an address that is no known node's
@@ -42,9 +42,9 @@ const (
 	ExtensionHeaders                // more IPv6 extension headers than are read, or malformed ones
 	NeighbourLimit                  // the pod sends to too many neighbours of the node that do not answer
 	TooBig                          // larger than the path's MTU, and not to be fragmented; its sender is told the MTU
-	NoBackend                       // the Service has no endpoints (pods are answered: connection refused)
+	NoBackend                       // the Service has no endpoints (answered: connection refused)
 	NoLocalBackend                  // the Service's traffic policy is Local, and no endpoint is on this node
-	NoServicePort                   // no Service has this port at the address (pods are answered: connection refused)
+	NoServicePort                   // no Service has this port at the address (answered: connection refused)
 	NoService                       // no Service has this address of a service CIDR, or this port of a load balancer's
 	BackendGone                     // TCP to a Service's backend that is gone (answered by a RST)
 	ServiceTtl                      // the TTL ran out where only the programs can say so (answered: time exceeded)
@@ -118,9 +118,9 @@ func (v Reason) Explain() string {
 		NoEndpoint:        "no pod has this address (answered: host unreachable)",
 		NodeOffLink:       "no link and no tunnel leads to the node (pods are answered: host unreachable)",
 		UnknownProtocol:   "a protocol that cannot be masqueraded",
-		NoMapping:         "belongs to no masqueraded flow and cannot open one",
+		NoMapping:         "belongs to no flow that is masqueraded or to a Service, and cannot open one",
 		SnatExhausted:     "no free port towards this destination",
-		SnatLimit:         "the pod has used up its share of the snat table",
+		SnatLimit:         "the pod, or the world, has used up its share of the snat table",
 		SnatFull:          "the snat table is full",
 		ConntrackLimit:    "the pod has used up its share of the conntrack table",
 		ConntrackFull:     "the conntrack table is full",
@@ -134,7 +134,7 @@ func (v Reason) Explain() string {
 		TableBusy:         "the kernel could not write to a flow table at that moment",
 		BadOffload:        "asks the kernel to write a checksum where none belongs",
 		WrongUplink:       "the host has no route to the source through the uplink that it arrived on",
-		PortLimit:         "the pod has used up its share of the ports towards this destination",
+		PortLimit:         "the pod, or the world, has used up its share of the ports towards this destination",
 		TunnelPort:        "to a tunnel port: with the node's address, by others than its host, or by the tunnel",
 		TunnelVni:         "came through the tunnel for another network: the VNI is not ours",
 		TunnelNode:        "came through the tunnel from an address that is no known node's",
@@ -144,9 +144,9 @@ func (v Reason) Explain() string {
 		ExtensionHeaders:  "more IPv6 extension headers than are read, or malformed ones",
 		NeighbourLimit:    "the pod sends to too many neighbours of the node that do not answer",
 		TooBig:            "larger than the path's MTU, and not to be fragmented; its sender is told the MTU",
-		NoBackend:         "the Service has no endpoints (pods are answered: connection refused)",
+		NoBackend:         "the Service has no endpoints (answered: connection refused)",
 		NoLocalBackend:    "the Service's traffic policy is Local, and no endpoint is on this node",
-		NoServicePort:     "no Service has this port at the address (pods are answered: connection refused)",
+		NoServicePort:     "no Service has this port at the address (answered: connection refused)",
 		NoService:         "no Service has this address of a service CIDR, or this port of a load balancer's",
 		BackendGone:       "TCP to a Service's backend that is gone (answered by a RST)",
 		ServiceTtl:        "the TTL ran out where only the programs can say so (answered: time exceeded)",

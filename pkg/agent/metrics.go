@@ -147,7 +147,7 @@ func (m metrics) countEntries(gauge sample) error {
 }
 
 func (m metrics) fill(gauge sample, f observe.Fill) {
-	gauge("map_entries", float64(f.Entries), "Entries in a map.", "map", f.Name)
+	gauge("map_entries", float64(f.Entries), "Entries in a map; not of clients and sockets, which make room for what is new.", "map", f.Name)
 	gauge("map_capacity", float64(f.Capacity), "Entries that a map can hold.", "map", f.Name)
 }
 
@@ -230,7 +230,7 @@ func (m metrics) sumTraffic(counter sample) error {
 	}
 	for d := range t.packets {
 		direction := wire.Direction(d).String()
-		counter("packets_total", float64(t.packets[d]), "Packets that a program saw, by direction.", "direction", direction)
+		counter("packets_total", float64(t.packets[d]), "Packets that a program saw, by direction; of socket, refusals of the node's own processes, before there is a packet.", "direction", direction)
 		counter("bytes_total", float64(t.bytes[d]), "Bytes of whole frames that a program saw, by direction.", "direction", direction)
 	}
 	counter("snat_allocations_total", float64(t.allocations), "Ports chosen for new masqueraded flows.")
