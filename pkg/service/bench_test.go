@@ -10,7 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-var whole = Capacities{Services: 131072, Sets: 65536, Backends: 131072, Slots: 524288}
+var whole = Capacities{Services: 131072, Ranges: 16384, Sets: 65536, Backends: 131072, Slots: 524288}
 
 // big is 10 000 Services of 10 endpoints each.
 func big() Update {

@@ -236,7 +236,7 @@ func TestFullRanges(t *testing.T) {
 	}
 	put("a", "192.0.2.1", prefixes("198.51.100.0/24")...)
 	put("b", "192.0.2.2", prefixes("198.51.100.0/24", "203.0.113.0/24")...)
-	r.wantProblem("b", Full, "map source_range has no room", "1 of the loadBalancerSourceRanges")
+	r.wantProblem("b", Full, "map source_range has no room", "1 of the loadBalancerSourceRanges", "fewer ranges")
 	if got := asks("192.0.2.2"); !slices.Equal(got, []string{"198.51.100.0/24"}) {
 		t.Errorf("%v may ask", got)
 	}

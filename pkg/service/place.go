@@ -182,9 +182,12 @@ func (s *State) retire(n uint32) {
 // refuse notes that a map has no room.
 func (s *State) refuse(p *placed, mapName, what string) {
 	s.pending[p.Name] = true
+	remedy := "it will be when other Services have gone or have fewer endpoints"
+	if mapName == services.RangesName {
+		remedy = "they can when other Services have gone or have fewer ranges; give wider ones"
+	}
 	p.problems = append(p.problems, Problem{p.Name, Full, fmt.Sprintf(
-		"map %s has no room (%d entries), so %s; it will be when other Services have gone or have fewer endpoints",
-		mapName, s.capacity(mapName), what)})
+		"map %s has no room (%d entries), so %s; %s", mapName, s.capacity(mapName), what, remedy)})
 }
 
 func (s *State) capacity(mapName string) int {

@@ -10,7 +10,7 @@ import (
 // restrict gives a set the ranges of who may use its frontends with the flag Ranges. One that finds no room is kept out.
 func (s *State) restrict(p *placed, t *set, w wantedSet, frontends []frontend) {
 	var want []services.RangeKey
-	if slices.ContainsFunc(frontends, func(f frontend) bool { return f.flags&services.Ranges != 0 }) {
+	if restricted(frontends) {
 		for _, r := range w.ranges {
 			want = append(want, services.RangeKeyFrom(t.number, r))
 		}
@@ -33,7 +33,7 @@ func (s *State) restrict(p *placed, t *set, w wantedSet, frontends []frontend) {
 		t.ranges = append(t.ranges, k)
 	}
 	if refused > 0 {
-		s.refuse(p, services.RangesName, fmt.Sprintf("%d of the loadBalancerSourceRanges are kept out of port %d", refused, w.port))
+		s.refuse(p, services.RangesName, fmt.Sprintf("who is in %d of the loadBalancerSourceRanges can't use port %d", refused, w.port))
 	}
 }
 

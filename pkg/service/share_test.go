@@ -42,3 +42,47 @@ func TestOneServiceLeavesRoomForOthers(t *testing.T) {
 	r.put("another", "10.96.0.3", "10.0.0.3")
 	r.want("10.96.0.3", "10.0.0.3")
 }
+
+// One of very many ranges leaves others theirs, and of its own keeps the first.
+func TestOneServiceLeavesRoomForRanges(t *testing.T) {
+	r := quiet(t, Capacities{Services: 64, Ranges: 2 * shareFloor, Sets: 64, Backends: 64, Slots: 64})
+	put := func(name, address string, ranges []netip.Prefix, ports ...uint16) {
+		service, slice := web(t, name, address, "10.0.0.1")
+		service.LoadBalancerIPs, service.SourceRanges = addrs(address), ranges
+		service.ClusterIPs, service.Ports, slice.Ports = nil, nil, nil
+		for i, port := range ports {
+			p := Port{Name: fmt.Sprint("p", i), Protocol: wire.TCP, Port: port}
+			service.Ports, slice.Ports = append(service.Ports, p), append(slice.Ports, SlicePort{Name: p.Name, Protocol: p.Protocol, Port: 8080})
+		}
+		r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	}
+	var many []netip.Prefix
+	for i := range shareFloor {
+		many = append(many, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32))
+	}
+	put("large", "192.0.2.1", many, 80)
+	r.wantProblem("", "")
+	put("large", "192.0.2.1", many, 80, 443)
+	r.wantProblem("large", Unsupported, "loadBalancerSourceRanges can't use port 443 and others", "1024")
+	if n := len(r.kernel.Ranges); n != shareFloor {
+		t.Errorf("one Service has %d ranges", n)
+	}
+	put("small", "192.0.2.2", many[:shareFloor/2], 80)
+	r.wantProblem("large", Unsupported)
+	put("large", "192.0.2.1", nil, 80, 443)
+	r.wantProblem("", "")
+}
+
+// One of very many ports leaves others theirs.
+func TestOneServiceLeavesRoomForPorts(t *testing.T) {
+	r := quiet(t, Capacities{Services: 8 * shareFloor, Sets: 2 * shareFloor, Backends: 64, Slots: 64})
+	large, _ := web(t, "large", "10.96.0.1")
+	large.Ports = nil
+	for i := range shareFloor + 1 {
+		large.Ports = append(large.Ports, Port{Name: fmt.Sprint("p", i), Protocol: wire.TCP, Port: uint16(1000 + i)})
+	}
+	r.update(Update{Services: []Service{large}})
+	r.wantProblem("large", Unsupported, "port 2024 and others are not served", "1024 ports")
+	r.put("small", "10.96.0.2", "10.0.0.1")
+	r.want("10.96.0.2", "10.0.0.1")
+}
