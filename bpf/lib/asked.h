@@ -47,6 +47,21 @@ EC_CALL bool asked_by_service(const struct scratch *s)
 	return from && from->kind == DESTINATION_NODE && open_is_node_port(t);
 }
 
+/*
+ * Whether the packet goes on an exchange that has not been the Service's. Anybody may give a Service an address of
+ * somebody else's, but a ClusterIP: what pods and the host have there goes on, only what begins is for the Service. Of
+ * the host's datagrams that is none that has a socket, which would have had a backend's address (sock.h).
+ */
+EC_CALL bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
+{
+	if ((s->service.frontend & SERVICE_CLUSTER_IP) || s->owner.direction == DIRECTION_FROM_UPLINK)
+		return false;
+	if (!open_allowed(&s->pkt))
+		return true;
+	return s->owner.direction == DIRECTION_TO_UPLINK && s->pkt.tuple.proto == IPPROTO_UDP &&
+	       socket_has_port(ctx, s, &s->pkt.tuple);
+}
+
 /* Whether the frontend is for the packet's source. */
 EC_CALL bool asked_admits(const struct scratch *s, const struct service *frontend)
 {

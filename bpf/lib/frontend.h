@@ -139,9 +139,11 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 		verdict = -DROP_SOURCE_RANGE;
 	if (!verdict)
 		verdict = frontend_take_over(ctx, s, &frontend);
-	if (!verdict && !open_is_taken_over(s))
-		verdict = frontend_choose(s, &frontend);
-	return verdict ?: frontend_prepare(ctx, s);
+	if (verdict || open_is_taken_over(s))
+		return verdict ?: frontend_prepare(ctx, s);
+	if (asked_goes_past(ctx, s))
+		return VERDICT_GO_ON;
+	return frontend_choose(s, &frontend) ?: frontend_prepare(ctx, s);
 }
 
 /*

@@ -172,3 +172,32 @@ func TestHostIsNotReset(t *testing.T) {
 		}
 	})
 }
+
+// Anybody may have a Service claim an address of somebody else's. What the host and pods have with that goes on.
+func TestClaimedAddress(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, claimed := range []string{node2IP, world} {
+			b := newBed(t, f, withServices)
+			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+				b.serve(vip, 80, proto, podB+":8080").loadBalancer(claimed, 6443, 0)
+			}
+			b.answers = true
+			b.leftToStack("a connection", b.toUplink(tcp(nodeIP, 40000, claimed, 6443, ack)))
+			b.leftToStack("its end", b.toUplink(tcp(nodeIP, 40000, claimed, 6443, ack|fin)))
+			b.leftToStack("an answer", b.toUplink(tcp(nodeIP, 443, claimed, 6443, syn|ack)))
+			b.openUDP(nodeIP, 51820)
+			b.leftToStack("a datagram of a socket", b.toUplink(udp(nodeIP, 51820, claimed, 6443)))
+			b.empty()
+			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+				b.toUplink(initial(proto, nodeIP, 40000, claimed, 6443)).is("delivered")
+			}
+		}
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.TCP, podB+":8080").loadBalancer(remote, 40000, 0)
+		b.fromPod(tcp(podA, 8080, remote, 40000, syn|ack)).is("forwarded").flow(ends(wire.TCP, podA, 8080, remote, 40000))
+		b.fromPod(tcp(podA, 8080, remote, 40000, ack)).is("forwarded").flow(ends(wire.TCP, podA, 8080, remote, 40000))
+		b.openUDP(nodeIP, 51821)
+		b.serve(vip, 53, wire.UDP, podB+":53")
+		b.toUplink(udp(nodeIP, 51821, vip, 53)).is("delivered") // a ClusterIP is nobody else's
+	})
+}
