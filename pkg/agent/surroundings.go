@@ -1,9 +1,13 @@
 package agent
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -30,8 +34,23 @@ func (c *serviceController) options(s surroundings) service.Options {
 		}
 	}
 	return service.Options{
-		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: held, NodeAddresses: answers, ExternalIPs: c.cfg.ExternalIPs, Capacities: c.maps.capacities(),
+		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: held, NodeAddresses: answers, ExternalIPs: c.cfg.ExternalIPs,
+		APIServer: c.cfg.apiServer(), Capacities: c.maps.capacities(),
 	}
+}
+
+// apiServer is the address and port of the API server; not valid: it is reached by a name, or not at all.
+func (c Config) apiServer() netip.AddrPort {
+	if c.API == nil {
+		return netip.AddrPort{}
+	}
+	at, _, err := rest.DefaultServerUrlFor(c.API)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	host, _ := netip.ParseAddr(at.Hostname())
+	port, _ := strconv.ParseUint(cmp.Or(at.Port(), "443"), 10, 16)
+	return netip.AddrPortFrom(host.Unmap(), uint16(port))
 }
 
 // answersNodePorts says whether NodePorts answer on an address of the node's. Those of loopback are the node's own processes' alone.

@@ -3,6 +3,8 @@ package service
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // claims are the Services that have an address.
@@ -31,6 +33,31 @@ func (m *Model) index(s *Service, change func(claims, netip.Addr, Name), changed
 			changed[n] = true
 		}
 	}
+}
+
+// noteSlice says that a slice is new or gone: its Service has changed and, if it is the API server's, who claims an address of it.
+func (m *Model) noteSlice(s *Slice, changed map[Name]bool) {
+	changed[s.owner()] = true
+	if s.owner() != apiServer {
+		return
+	}
+	for _, e := range s.Endpoints {
+		for _, n := range m.claimed[e.Address] {
+			changed[n] = true
+		}
+	}
+}
+
+// isAPIServers says whether the API server answers at a frontend, by its own word or because the agent reaches it there.
+func (m *Model) isAPIServers(f frontend, o Options) bool {
+	at := netip.AddrPortFrom(f.Address.Netip(), f.Port.Host())
+	if f.Proto == wire.TCP && at == o.APIServer {
+		return true
+	}
+	return slices.ContainsFunc(m.Slices(apiServer), func(s *Slice) bool {
+		return slices.ContainsFunc(s.Ports, func(p SlicePort) bool { return p.Port == at.Port() && p.Protocol == f.Proto }) &&
+			slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Address.Unmap() == at.Addr() })
+	})
 }
 
 // otherClusterIP returns another Service whose ClusterIP the address is.

@@ -102,7 +102,7 @@ func (m *Model) putSlice(s *Slice, changed map[Name]bool) {
 	m.slices[s.Name] = &kept
 	at, _ := slices.BinarySearchFunc(m.of[kept.owner()], &kept, compareSlices)
 	m.of[kept.owner()] = slices.Insert(m.of[kept.owner()], at, &kept)
-	changed[kept.owner()] = true
+	m.noteSlice(&kept, changed)
 }
 
 // take removes a slice, if it is there.
@@ -117,7 +117,7 @@ func (m *Model) take(n Name, changed map[Name]bool) {
 	if len(m.of[owner]) == 0 {
 		delete(m.of, owner)
 	}
-	changed[owner] = true
+	m.noteSlice(s, changed)
 }
 
 // owner is the Service that the slice belongs to.

@@ -23,6 +23,8 @@ type Options struct {
 	NodeAddresses map[netip.Addr]bool
 	// ExternalIPs says that externalIPs are served.
 	ExternalIPs bool
+	// APIServer is where this node reaches the API server; not valid: at a name, or nowhere.
+	APIServer netip.AddrPort
 	// Capacities are those of the maps.
 	Capacities Capacities
 }
@@ -90,7 +92,7 @@ type Reason string
 const (
 	Malformed   Reason = "Malformed"   // what of the object could not be read
 	Unsupported Reason = "Unsupported" // a port asks for what can't be done
-	Taken       Reason = "Taken"       // an older Service has the address and the port, or the address is another's ClusterIP
+	Taken       Reason = "Taken"       // an older Service has the address and the port, or the address is another's ClusterIP, or the API server's
 	Full        Reason = "Full"        // a map has no room
 	HealthCheck Reason = "HealthCheck" // this node can't answer its load balancer's health checks
 )

@@ -89,6 +89,14 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 				backends: Choose(s, p, family, all, o), frontends: frontendsOf(s, p, family, addresses),
 				ranges: ofFamily(s.SourceRanges, family),
 			}
+			// Nodes would lose the API server, and never hear that the Service is gone.
+			w.frontends = slices.DeleteFunc(w.frontends, func(f frontend) bool {
+				theirs := !f.clusterIP && m.isAPIServers(f, o)
+				if theirs {
+					problem(Taken, "%v is where the API server answers", f)
+				}
+				return theirs
+			})
 			if p.Protocol == sctp {
 				if text := w.keepPort(); text != "" {
 					problem(Unsupported, "%s", text)

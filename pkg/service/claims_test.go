@@ -1,0 +1,42 @@
+package service
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Where the API server answers no Service does, whichever of them comes first, and whatever else it has there.
+func TestAPIServerIsNoServices(t *testing.T) {
+	for name, claim := range map[string]func(*Service, netip.Addr){
+		"externalIP":    func(s *Service, a netip.Addr) { s.ExternalIPs = []netip.Addr{a} },
+		"load balancer": func(s *Service, a netip.Addr) { s.LoadBalancerIPs = []netip.Addr{a} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := quiet(t, roomy)
+			r.options.APIServer = netip.MustParseAddrPort("192.0.2.9:80")
+			r.plan(r.state.Configure(r.options, r.model))
+			thief, thiefs := web(t, "a", "10.96.0.1", "10.0.0.1")
+			claim(&thief, netip.MustParseAddr("192.0.2.1"))
+			r.update(Update{Services: []Service{thief}, Slices: []Slice{thiefs}})
+			r.want("192.0.2.1", "10.0.0.1")
+
+			service, slice := web(t, "kubernetes", "10.96.0.2", "192.0.2.2", "192.0.2.1")
+			service.Name, slice.Name = apiServer, apiServer
+			slice.Ports = append(slice.Ports, SlicePort{Protocol: wire.TCP, Port: 80})
+			r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+			r.want("192.0.2.1")
+			r.want("10.96.0.1", "10.0.0.1")
+			r.wantProblem("a", Taken, "192.0.2.1:80 tcp", "API server")
+			slice.Ports = slice.Ports[:1]
+			r.update(Update{Slices: []Slice{slice}})
+			r.want("192.0.2.1", "10.0.0.1")
+
+			claim(&thief, netip.MustParseAddr("192.0.2.9"))
+			r.update(Update{Services: []Service{thief}})
+			r.want("192.0.2.9")
+			r.wantProblem("a", Taken, "192.0.2.9:80 tcp", "API server")
+		})
+	}
+}
