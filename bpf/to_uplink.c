@@ -71,6 +71,17 @@ EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
 }
 
 /*
+ * Whether the node itself may have one more entry only to be noted. Nobody counts those, so they are none of the half
+ * that is pods' and the world's; without one, a Service may take what is answered.
+ */
+EC_INLINE bool to_uplink_has_room(void)
+{
+	const struct usage *u = flow_usage(USAGE_SNAT);
+
+	return u && u->entries < flow_capacity(USAGE_SNAT) / 2;
+}
+
+/*
  * A packet of the node itself from a port of the masquerade range or of a Service, such as
  * one that a program has bound explicitly and that the choice of a pod's port could not see.
  * If a pod's flow has that port towards that destination, the node's gets another.
@@ -86,7 +97,7 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s,
 		return verdict;
 	if (!own) {
 		other = nat_peek_reverse(&pkt->tuple);
-		if (!other && !noted)
+		if (!other && !(noted && to_uplink_has_room()))
 			return VERDICT_STACK;
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;
