@@ -102,7 +102,7 @@ EC_INLINE enum verdict from_pod_services(struct __sk_buff *ctx, const struct con
 		return VERDICT_GO_ON;
 	s->owner.ifindex = ctx->ifindex;
 	s->owner.direction = DIRECTION_FROM_POD;
-	return outside_answer(ctx, s, dev) ?: frontend_stage(ctx, config, s, dev);
+	return outside_of_pod(ctx, s, dev) ?: frontend_stage(ctx, config, s, dev);
 }
 
 EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, enum family family)

@@ -44,7 +44,7 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	if (mtu < to->mtu && offload_exceeds(ctx, &s->pkt, mtu))
 		return too_big_refuse(s, ep ? ep->ifindex : 0, mtu);
 	if (cfg.services && !ep) {
-		verdict = outside_of_host(ctx, s, flow_owner(0), DIRECTION_TO_TUNNEL);
+		verdict = outside_of_host(ctx, s, flow_world(), DIRECTION_TO_TUNNEL);
 		if (verdict)
 			return verdict;
 	}

@@ -201,7 +201,7 @@ EC_INLINE enum verdict to_uplink_outer(struct __sk_buff *ctx, const struct pkt *
 /* What answers a client outside, or goes to a Service past every hook. */
 EC_CALL enum verdict to_uplink_services(struct __sk_buff *ctx, struct scratch *s)
 {
-	struct device *world = flow_owner(0);
+	struct device *world = flow_world();
 	enum verdict verdict;
 
 	if (!pkt_l4(ctx, &s->pkt))

@@ -74,7 +74,7 @@ EC_CALL bool asked_admits(const struct scratch *s, const struct service *fronten
 	return !(frontend->flags & SERVICE_RANGES) || bpf_map_lookup_elem(&source_range, &key);
 }
 
-/* Whether only this node's endpoints count: by the policy for pods and nodes or, for the world, the external one. */
+/* Whether only this node's endpoints count: by the internal policy or, for who asks from outside, the external one. */
 EC_CALL bool asked_is_local(const struct scratch *s, const struct service *frontend)
 {
 	struct destination *from;

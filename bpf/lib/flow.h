@@ -204,6 +204,12 @@ EC_INLINE struct device *flow_owner(__u32 ifindex)
 	return bpf_map_lookup_elem(&devices, &key);
 }
 
+/* The entry of the world, as an owner, and of the node itself; NULL: nobody outside is served. */
+EC_INLINE struct device *flow_world(void)
+{
+	return flow_owner(0);
+}
+
 /* Notes what an owner has, which spares lookups where it has none; flags are enum device_flags. */
 EC_INLINE void flow_note(struct device *owner, __u32 flags)
 {

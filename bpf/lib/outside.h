@@ -17,7 +17,7 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/tunnel.h"
 
-/* Whether the packet may answer a flow of the world's: to where it arrives, those have ports of the node's. */
+/* Whether the packet may answer a flow of the world's. What arrives answers one that has a port of the node's. */
 EC_INLINE bool outside_may_answer(const struct scratch *s)
 {
 	const struct tuple *t = &s->pkt.tuple;
@@ -86,14 +86,14 @@ EC_INLINE enum verdict outside_to_host(struct __sk_buff *ctx, const struct scrat
 {
 	if (s->owner.direction == DIRECTION_TO_UPLINK || s->owner.direction == DIRECTION_FROM_POD)
 		return -DROP_SERVICE_ROUTE;
-	flow_note(flow_owner(0), DEVICE_BACKEND);
+	flow_note(flow_world(), DEVICE_BACKEND);
 	ctx->mark |= cfg.mark;
 	return VERDICT_STACK;
 }
 
 /*
- * An answer to what the host's stack has sent: to that, as if it came by the uplink that leads to the Service's
- * address, where the stack expects it. Its tunnel's socket would take what another node's address has as that node's.
+ * An answer to what the host's stack has sent. It gets it by the uplink that leads to the Service's address, where it
+ * expects it. One to the tunnel's port would be taken for a packet of the node that has the source's address.
  */
 EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *s, struct path *p)
 {
@@ -112,8 +112,10 @@ EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *
 	return VERDICT_DELIVERED;
 }
 
-/* Whether the packet fits its way. What does not fit the tunnel may leave in fragments of the outer packet, which the
- * kernel makes over IPv4. */
+/*
+ * Whether the packet fits its way. What does not fit the tunnel may leave in fragments of the outer packet, which the
+ * kernel makes over IPv4.
+ */
 EC_INLINE enum verdict outside_fits(struct __sk_buff *ctx, struct scratch *s, const struct path *p)
 {
 	__u32 mtu;
@@ -128,7 +130,7 @@ EC_INLINE enum verdict outside_fits(struct __sk_buff *ctx, struct scratch *s, co
 	return too_big_refuse(s, s->owner.ifindex, mtu);
 }
 
-/* Sends what has been translated to where it goes now. Its owner is whom a refusal is told. */
+/* Sends what has been translated to where it goes now. If that is refused, its owner is told. */
 EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 {
 	const struct config *config = config_get();
@@ -158,7 +160,7 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 }
 
 /* What a pod sends that has been the backend of a client outside, if it answers one. */
-EC_INLINE enum verdict outside_answer(struct __sk_buff *ctx, struct scratch *s, const struct device *dev)
+EC_INLINE enum verdict outside_of_pod(struct __sk_buff *ctx, struct scratch *s, const struct device *dev)
 {
 	enum verdict verdict;
 
@@ -172,10 +174,9 @@ EC_INLINE enum verdict outside_answer(struct __sk_buff *ctx, struct scratch *s, 
 /* What arrives for no pod: to a Service, or of one's backend, or neither. */
 EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s, enum direction direction)
 {
-	struct device *world = flow_owner(0);
+	struct device *world = flow_world();
 	enum verdict verdict;
 
-	/* The agent makes it. */
 	if (!world)
 		return VERDICT_GO_ON;
 	s->owner.direction = direction;

@@ -30,7 +30,7 @@ struct reaper {
 EC_CALL bool reap_world_presses(void)
 {
 	struct usage *u = flow_usage(USAGE_SNAT);
-	struct device *world = flow_owner(0);
+	struct device *world = flow_world();
 	__u64 held = world ? world->snat_flows : 0;
 
 	return u && held * 2 * 10 > (flow_capacity(USAGE_SNAT) - u->entries + held) * 7;

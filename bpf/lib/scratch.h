@@ -72,7 +72,7 @@ union lookup {
 };
 _Static_assert(sizeof(union lookup) == sizeof(struct bpf_sock_tuple), "lookup is the kernel's");
 
-/* Whom a flow is masqueraded for, and how (open.h). */
+/* Whom a flow is opened for, and how (open.h). */
 struct owner {
 	struct addr address;      /* the new source address */
 	__u32 ifindex;            /* the pod's generation, 0 for the world or the node itself */
@@ -97,7 +97,7 @@ struct target {
 /* What is known of a packet that may be to a Service (service.h). */
 struct service_walk {
 	__u32 frontend;     /* what the destination is to Services (frontend_flags) */
-	__u32 device;       /* enum device_flags of the pod */
+	__u32 device;       /* enum device_flags of the owner */
 	__u32 pod;          /* to which pod of this node alone the packet may go; 0: to any */
 	bool opens;         /* a flow is to be opened, to the target */
 	bool translated;    /* the packet is no longer what its sender has sent */

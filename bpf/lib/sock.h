@@ -20,6 +20,13 @@ enum sock_result {
 	SOCK_PASSED,
 };
 
+/* Where what a process sends goes; less than SOCK_STRAIGHT is a refusal, by its negated reason (enum drop_reason). */
+enum sock_course {
+	SOCK_LEAST = -DROP_REASONS,
+	SOCK_STRAIGHT = 0, /* to the address that the process has named */
+	SOCK_TO_SERVICE,   /* to a backend of the Service that has that address */
+};
+
 /* An address and port that a socket is to be connected to, or to send to, or is told. */
 struct sock_peer {
 	struct addr address;
@@ -54,7 +61,7 @@ EC_INLINE void sock_read(struct bpf_sock_addr *ctx, enum family family, struct s
 	peer->cookie = bpf_get_socket_cookie(ctx);
 }
 
-/* Replaces it. */
+/* Replaces the address that the program is about. */
 EC_INLINE void sock_write(struct bpf_sock_addr *ctx, enum family family, const struct addr *address, __be16 port)
 {
 	const __u32 *w = (const __u32 *)address->bytes;
@@ -80,8 +87,8 @@ EC_INLINE bool sock_is_loopback(const struct addr *a)
 	return !(w[0] | w[1] | w[2]) && (w[3] & ~bpf_htonl(1)) == 0;
 }
 
-/* Finds the frontend that a process asks for. VERDICT_STACK: it asks for no Service. */
-EC_CALL enum verdict sock_frontend(const struct sock_peer *peer, struct service *frontend)
+/* Finds the frontend that a process asks for, if it asks for a Service. */
+EC_CALL enum sock_course sock_frontend(const struct sock_peer *peer, struct service *frontend)
 {
 	struct service_key key = {.address = peer->address, .port = peer->port, .proto = peer->proto};
 	__u32 flags = SERVICE_NODE;
@@ -89,14 +96,14 @@ EC_CALL enum verdict sock_frontend(const struct sock_peer *peer, struct service 
 	if (!sock_is_loopback(&peer->address)) {
 		flags = frontend_flags(&peer->address);
 		if (!flags)
-			return VERDICT_STACK;
+			return SOCK_STRAIGHT;
 		if (frontend_copy(&key, frontend))
-			return VERDICT_GO_ON;
+			return SOCK_TO_SERVICE;
 	}
 	key.address = addr_any_like(&peer->address);
 	if ((flags & SERVICE_NODE) && frontend_copy(&key, frontend))
-		return VERDICT_GO_ON;
-	return flags & SERVICE_CLUSTER_IP ? -DROP_NO_SERVICE_PORT : VERDICT_STACK;
+		return SOCK_TO_SERVICE;
+	return flags & SERVICE_CLUSTER_IP ? -DROP_NO_SERVICE_PORT : SOCK_STRAIGHT;
 }
 
 /* Whether the node is among the sources that a load balancer's address is for: its InternalIP stands for it. */
@@ -196,38 +203,36 @@ EC_CALL void sock_forget(__u64 cookie)
 	}
 }
 
-/*
- * A process connects, or sends a datagram. VERDICT_FORWARDED: to the target; VERDICT_STACK:
- * to the address that it has named.
- */
-EC_CALL enum verdict sock_turn(const struct sock_peer *peer, struct target *t)
+/* A process connects, or sends a datagram. If that goes to a Service, its backend is the target. */
+EC_CALL enum sock_course sock_turn(const struct sock_peer *peer, struct target *t)
 {
 	const struct socket_entry *e = NULL;
 	struct socket_key key = {.cookie = peer->cookie};
 	struct service frontend;
-	enum verdict verdict = sock_frontend(peer, &frontend);
+	enum sock_course course = sock_frontend(peer, &frontend);
+	int refusal;
 
 	/* Resolvers connect datagram sockets to an address only to learn which of their own they would have. */
-	if (verdict == -DROP_NO_SERVICE_PORT && peer->connects && peer->proto == IPPROTO_UDP)
-		verdict = VERDICT_STACK;
-	if (verdict == VERDICT_STACK && peer->connects)
+	if (course == -DROP_NO_SERVICE_PORT && peer->connects && peer->proto == IPPROTO_UDP)
+		course = SOCK_STRAIGHT;
+	if (course == SOCK_STRAIGHT && peer->connects)
 		sock_forget(peer->cookie);
-	if (verdict)
-		return verdict;
+	if (course != SOCK_TO_SERVICE)
+		return course;
 	if ((frontend.flags & SERVICE_RANGES) && !sock_in_range(&peer->address, frontend.set))
 		return -DROP_SOURCE_RANGE;
 	if (!peer->connects)
 		e = sock_find(peer, true, &key);
 	if (sock_goes_on(e, frontend.set, t))
-		return VERDICT_FORWARDED;
-	verdict = sock_choose(t, &frontend);
-	if (verdict)
-		return verdict;
+		return SOCK_TO_SERVICE;
+	refusal = sock_choose(t, &frontend);
+	if (refusal)
+		return refusal;
 	sock_remember(peer, t, &key);
-	return VERDICT_FORWARDED;
+	return SOCK_TO_SERVICE;
 }
 
-/* Counts a refusal, and says what the process is told: as by packets, which some refuse and others drop. */
+/* Counts a refusal, and says what the process is told: ECONNREFUSED where a packet would be answered, else EPERM. */
 EC_CALL enum sock_result sock_refuse(__u32 reason)
 {
 	__u32 key = DIRECTION_SOCKET * DROP_SLOTS + (reason & (DROP_SLOTS - 1));
@@ -246,15 +251,15 @@ EC_INLINE enum sock_result sock_send(struct bpf_sock_addr *ctx, enum family fami
 {
 	struct sock_peer peer = {.connects = connects};
 	struct target t = {};
-	enum verdict verdict;
+	enum sock_course course;
 
 	if (!sock_is_ours(ctx))
 		return SOCK_PASSED;
 	sock_read(ctx, family, &peer);
-	verdict = sock_turn(&peer, &t);
-	if (verdict < 0)
-		return sock_refuse(-verdict);
-	if (verdict == VERDICT_FORWARDED)
+	course = sock_turn(&peer, &t);
+	if (course < 0)
+		return sock_refuse(-course);
+	if (course == SOCK_TO_SERVICE)
 		sock_write(ctx, family, &t.address, t.port);
 	return SOCK_PASSED;
 }

@@ -54,14 +54,13 @@ EC_CALL bool socket_connected_udp(struct __sk_buff *ctx, struct scratch *s, __u3
 }
 
 /*
- * Whether the pod has a socket that is connected past the Service, straight to the backend, from the port. Or, of a
- * client outside, whether the backend has one that is connected to that. Its
- * listeners, and sockets for datagrams from anywhere, get no other replies than they would without a Service.
+ * Whether the tuple is that of a connection past the Service already: of a pod that asks, from the port straight to the
+ * backend; of a client outside, of the backend straight to the client. Listeners, and sockets for datagrams from
+ * anywhere, get no other replies than they would without a Service.
  */
 EC_INLINE bool socket_is_connected(struct __sk_buff *ctx, struct scratch *s, const struct tuple *reverse_key)
 {
-	/* Of a client outside, the backend: a pod, or the host, whose namespace has no number: 0 less one is the
-	 * current. */
+	/* Of a client outside, the backend: a pod or, 0, the host, whose namespace is the current one (0 less one). */
 	struct endpoint *backend = s->owner.ifindex ? NULL : path_endpoint(&s->target.address);
 	__u32 pod = backend ? backend->ifindex : s->owner.ifindex;
 	struct device *dev = flow_owner(pod);

@@ -86,7 +86,7 @@ EC_INLINE bool too_big_turn(struct __sk_buff *ctx, struct scratch *s, const stru
  */
 EC_INLINE struct device *too_big_to(const struct scratch *s)
 {
-	return s->owner.ifindex ? answer_to(s, answer_burst(s)) : flow_owner(0);
+	return s->owner.ifindex ? answer_to(s, answer_burst(s)) : flow_world();
 }
 
 /*

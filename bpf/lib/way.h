@@ -12,10 +12,11 @@
 #include "bpf/lib/path.h"
 #include "bpf/lib/scratch.h"
 
-/* In place of the interface that packets come from, for a way: no path of what a pod sends is there. */
+/* A way's key among cached paths, in place of the interface that the packet comes from: no path of a pod's has it. */
 #define WAY_FROM(ctx) (~(ctx)->ifindex)
 
-/* By the kernel's routing table, whether or not the neighbour resolves: redirection queues and asks as the stack does.
+/*
+ * By the kernel's routing table, whether or not the neighbour resolves: redirection queues and asks as the stack does.
  */
 EC_INLINE enum verdict way_by_route(struct __sk_buff *ctx, const struct pkt *pkt, const struct addr *to, struct path *p)
 {
@@ -36,7 +37,7 @@ EC_CALL enum verdict way_search(struct __sk_buff *ctx, const struct config *conf
 	enum verdict verdict = VERDICT_GO_ON;
 
 	path_begin(p, to);
-	/* Unencrypted where a policy of the host's may apply it must not leave. */
+	/* Where a policy of the host's may apply, it must not leave unencrypted. */
 	if (p->kind == DESTINATION_SERVICE || p->kind == DESTINATION_LOCAL ||
 	    (to && (to->flags & DESTINATION_TO_STACK)))
 		return -DROP_SERVICE_ROUTE;
@@ -47,7 +48,7 @@ EC_CALL enum verdict way_search(struct __sk_buff *ctx, const struct config *conf
 		verdict = way_by_route(ctx, pkt, &pkt->tuple.dst, p);
 	if (verdict)
 		return -DROP_SERVICE_ROUTE;
-	/* On behalf of clients outside, of which each pod and each uplink may have any number. */
+	/* The world has one allowance of these, as a pod has. */
 	if (p->unresolved && path_ask(0, WAY_FROM(ctx), pkt, p) < 0)
 		return -DROP_NEIGHBOUR_LIMIT;
 	path_keep(p, WAY_FROM(ctx), pkt);
