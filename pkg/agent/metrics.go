@@ -12,6 +12,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
@@ -67,6 +68,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 		"the maps' fill":          func() error { return m.countEntries(gauge) },
 		"the number of endpoints": func() error { return m.countPods(gauge) },
 		"the addresses":           func() error { return m.countAddresses(gauge) },
+		"flows from outside":      func() error { return m.countOutside(gauge) },
 		"the programs' counters":  func() error { return m.sumTraffic(counter) },
 	} {
 		m.complaints.note("metrics/"+about, collect())
@@ -178,6 +180,18 @@ func (m metrics) countAddresses(gauge sample) error {
 	return nil
 }
 
+// countOutside counts the flows that clients outside hold.
+func (m metrics) countOutside(gauge sample) error {
+	if !m.cfg.Services {
+		return nil
+	}
+	world, err := m.dp.Maps.Devices.Get(devices.Key{Ifindex: devices.World})
+	if err == nil {
+		gauge("outside_flows", float64(world.SnatFlows), "Flows of clients outside to Services, all of which have one share of the map snat.")
+	}
+	return err
+}
+
 // collectSource says whether what the node goes by is what the cluster says, and what is not as it should be.
 func (m metrics) collectSource(gauge sample, now figures) {
 	gauge("source_connected", oneIf(now.connected), "1 while the API server, or the file, of which the Nodes come can be read.")
@@ -235,7 +249,10 @@ func (m metrics) sumTraffic(counter sample) error {
 	}
 	counter("snat_allocations_total", float64(t.allocations), "Ports chosen for new masqueraded flows.")
 	counter("snat_retries_total", float64(t.retries), "Ports that were tried and found taken.")
-	counter("snat_failures_total", float64(t.failures()), "Packets dropped because their flow could not be masqueraded.")
+	counter("snat_failures_total", float64(t.refused), "Packets of pods, or of the node, dropped because their flow could not be masqueraded, or opened to a Service.")
+	if m.cfg.Services {
+		counter("outside_failures_total", float64(t.refusedOutside), "Packets of clients outside dropped because their flow to a Service could not be opened.")
+	}
 	return nil
 }
 
@@ -245,6 +262,9 @@ type totals struct {
 	drops                [drops.Reasons]uint64
 	packets, bytes       [wire.Directions]uint64
 	allocations, retries uint64
+	// refused are the packets whose flow could not be opened, whatever the table or the range lacked; those of clients outside
+	// are by themselves, as anybody can send too many of them.
+	refused, refusedOutside uint64
 }
 
 func addUp(dropped []drops.Counter, passed []traffic.Counter) (t totals) {
@@ -254,6 +274,13 @@ func addUp(dropped []drops.Counter, passed []traffic.Counter) (t totals) {
 		}
 		t.packets[c.Direction] += c.Packets
 		t.bytes[c.Direction] += c.Bytes
+		switch {
+		case !slices.Contains(noFlow, c.Slot):
+		case c.Direction == wire.FromUplink || c.Direction == wire.FromTunnel:
+			t.refusedOutside += c.Packets
+		default:
+			t.refused += c.Packets
+		}
 	}
 	for _, c := range passed {
 		switch c.Slot {
@@ -269,9 +296,5 @@ func addUp(dropped []drops.Counter, passed []traffic.Counter) (t totals) {
 	return t
 }
 
-// failures are the packets whose flow could not be masqueraded, whatever the table
-// or the range lacked.
-func (t totals) failures() uint64 {
-	return t.drops[drops.SnatExhausted] + t.drops[drops.PortLimit] + t.drops[drops.SnatLimit] + t.drops[drops.SnatFull] +
-		t.drops[drops.NoSnatAddress]
-}
+// noFlow are why a flow can't be opened.
+var noFlow = []drops.Reason{drops.SnatExhausted, drops.PortLimit, drops.SnatLimit, drops.SnatFull, drops.NoSnatAddress}

@@ -43,6 +43,8 @@ func TestAddUp(t *testing.T) {
 		{Direction: wire.FromPod, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 2, Bytes: 20}},
 		{Direction: wire.ToUplink, Slot: drops.SnatExhausted, Value: counters.Value{Packets: 1, Bytes: 10}},
 		{Direction: wire.FromPod, Slot: drops.PortLimit, Value: counters.Value{Packets: 6, Bytes: 60}},
+		{Direction: wire.FromUplink, Slot: drops.SnatLimit, Value: counters.Value{Packets: 16, Bytes: 160}},
+		{Direction: wire.FromTunnel, Slot: drops.PortLimit, Value: counters.Value{Packets: 32, Bytes: 320}},
 		{Direction: wire.FromPod, Slot: drops.NotIP, Value: counters.Value{Packets: 4, Bytes: 40}},
 		{Direction: wire.FromPod, Slot: drops.Slots - 1, Value: counters.Value{Packets: 8, Bytes: 80}},
 	}, []traffic.Counter{
@@ -50,7 +52,7 @@ func TestAddUp(t *testing.T) {
 		{Direction: wire.FromPod, Slot: traffic.SnatAllocated, Value: counters.Value{Packets: 3, Bytes: 7}},
 		{Direction: wire.ToUplink, Slot: traffic.SnatRetried, Value: counters.Value{Packets: 5, Bytes: 7}},
 	})
-	if total.drops[drops.SnatExhausted] != 3 || total.failures() != 9 || total.allocations != 3 || total.retries != 5 {
+	if total.drops[drops.SnatExhausted] != 3 || total.refused != 9 || total.refusedOutside != 48 || total.allocations != 3 || total.retries != 5 {
 		t.Errorf("%+v", total)
 	}
 	// Each packet once: passed, and dropped for whatever reason.
