@@ -183,7 +183,7 @@ func TestHealthOfServices(t *testing.T) {
 		if got.Updated = want.Updated; got != want {
 			t.Errorf("%s: %+v, want %+v", when, got, want)
 		}
-		if said := l.whoServes(); strings.Contains(said, "this node serves none") == want.Healthy {
+		if said := l.whoServes(); strings.Contains(said, "this node serves none") == (want.Healthy && want.Eligible) {
 			t.Errorf("%s: ebpfctl is told %q", when, said)
 		}
 	}
@@ -217,6 +217,8 @@ func TestHealthOfServices(t *testing.T) {
 	late()
 	l.services.again()
 	is("which has heard of nothing new", health.State{Healthy: true})
+	l.accept(list(n1()))
+	is("and the Node is back", health.State{Healthy: true, Eligible: true})
 	l.status.leave(healthAddress, true)
 	l.status.leave(modeAddress, true)
 	if said := l.whoServes(); !strings.HasSuffix(said, "; kube-proxy answers on 127.0.0.1:10249 and :10256") {

@@ -104,7 +104,7 @@ func (m metrics) describeServices(gauge sample, now serviceReport) {
 		return
 	}
 	gauge("services", float64(now.services), "Services that have an address of their own.")
-	gauge("services_healthy", oneIf(m.status.health().Healthy), "1 while load balancers are told that this node serves Services.")
+	gauge("services_healthy", oneIf(m.status.health().Serves()), "1 while load balancers are told that this node serves Services.")
 	gauge("service_backends", float64(now.used.Backends), "Endpoints of Services' ports, each counted once for a port.")
 	for _, f := range []struct {
 		name           string

@@ -74,7 +74,7 @@ func (l *loop) whoServes() string {
 	if left := l.status.read().left; len(left) > 0 {
 		who += "; kube-proxy answers on " + strings.Join(left, " and ")
 	}
-	if !l.status.health().Healthy {
+	if !l.status.health().Serves() {
 		who += "; load balancers are told that this node serves none"
 	}
 	return who

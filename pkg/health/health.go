@@ -22,6 +22,9 @@ type State struct {
 	Eligible bool
 }
 
+// Serves says whether new connections are to come to the node.
+func (s State) Serves() bool { return s.Healthy && s.Eligible }
+
 // family is how one family of addresses is served. The maps hold both, so both are served alike.
 type family struct {
 	LastUpdated time.Time `json:"lastUpdated"`
@@ -42,7 +45,7 @@ func Node(state func() State) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()
-		answerNode(w, s, s.Healthy && s.Eligible, &s.Eligible)
+		answerNode(w, s, s.Serves(), &s.Eligible)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()
