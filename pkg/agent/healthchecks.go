@@ -53,7 +53,7 @@ func newHealthChecks(n *node) *healthChecks {
 }
 
 // place takes the addresses of this node.
-func (h *healthChecks) place(s surroundings) {
+func (h *healthChecks) place(s whereabouts) {
 	h.addresses = []netip.Addr{netip.IPv4Unspecified()} // to Go, of both families
 	if len(h.cfg.NodePortAddresses) > 0 {
 		h.addresses = slices.DeleteFunc(slices.Clone(s.held), func(a netip.Addr) bool { return isOfLink(a) || !h.cfg.narrows(a) })

@@ -150,7 +150,7 @@ func (l *loop) passOver(ctx context.Context, whole bool) time.Duration {
 		l.doSteps(ctx, onPass)
 	}
 	l.judge()
-	l.services.surround(&l.state, l.cfg.Node)
+	l.services.locate(&l.state, l.cfg.Node)
 	l.status.took(kindPass, started)
 	l.log.Debug("pass", "took", time.Since(started), "whole", l.whole, "pods", l.pods, "destinations", len(l.cluster.entries), "routes", len(l.cluster.routes))
 	return l.next
@@ -164,7 +164,7 @@ func (l *loop) replan(ctx context.Context) bool {
 	l.makePlan()
 	well := l.doSteps(ctx, onNodes)
 	l.judge()
-	l.services.surround(&l.state, l.cfg.Node)
+	l.services.locate(&l.state, l.cfg.Node)
 	return well
 }
 

@@ -27,17 +27,17 @@ type serviceController struct {
 	events  *serviceEvents
 	checks  *healthChecks
 	updates chan service.Update
-	around  chan surroundings
+	around  chan whereabouts
 	// news is readable while there is a report that the loop has not heard of, ceased while backends have ceased to serve.
 	news, ceased chan struct{}
 
 	// Owned by the loop's goroutine.
-	told surroundings
+	told whereabouts
 
 	// Owned by the goroutine of run.
 	model *service.Model
 	state *service.State
-	// placed says that the surroundings are known, failed that a write was not carried out.
+	// placed says that the whereabouts are known, failed that a write was not carried out.
 	placed, failed bool
 	compared       time.Time // when the maps were last read
 	reported       map[service.Problem]bool
@@ -65,7 +65,7 @@ type serviceReport struct {
 func newServices(n *node) (*serviceController, error) {
 	c := &serviceController{
 		node: n, maps: serviceMaps{Maps: n.dp.Maps}, model: service.NewModel(), reported: map[service.Problem]bool{}, compared: time.Now(),
-		updates: make(chan service.Update), around: make(chan surroundings, 1), news: make(chan struct{}, 1),
+		updates: make(chan service.Update), around: make(chan whereabouts, 1), news: make(chan struct{}, 1),
 		ceased: make(chan struct{}, 1),
 	}
 	content, err := c.maps.readAll()
@@ -76,7 +76,7 @@ func newServices(n *node) (*serviceController, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.state = service.Load(c.options(surroundings{}), content)
+	c.state = service.Load(c.options(whereabouts{}), content)
 	c.now = serviceReport{
 		filled: len(content.Services) > 0, cidrs: ranges, capacities: c.maps.capacities(), used: c.state.Used(), nodePorts: portsOf(c.state.NodePorts()),
 	}
@@ -191,7 +191,7 @@ func (c *serviceController) weigh(err error) error {
 }
 
 // place takes where this node is.
-func (c *serviceController) place(s surroundings) {
+func (c *serviceController) place(s whereabouts) {
 	changed := c.state.Configure(c.options(s), c.model)
 	c.checks.place(s)
 	c.placed = true

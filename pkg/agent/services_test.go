@@ -39,8 +39,8 @@ func restartServices(t *testing.T, l *loop) {
 }
 
 // here is where the node is, without a look at it.
-func here(held ...string) surroundings {
-	s := surroundings{known: true}
+func here(held ...string) whereabouts {
+	s := whereabouts{known: true}
 	for _, a := range held {
 		s.held = append(s.held, netip.MustParseAddr(a))
 	}

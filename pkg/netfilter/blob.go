@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 	"net/netip"
 	"unsafe"
 
@@ -187,13 +186,9 @@ func (b *blob) target(w *written, e entry) {
 func (b *blob) prefix(address, mask []byte) netip.Prefix {
 	length := entryLayouts[b.ipv6].address
 	a, _ := netip.AddrFromSlice(address[:length])
-	ones := 0
-	for i, m := range mask[:length] {
-		n := bits.LeadingZeros8(^m)
-		if m<<n != 0 || n > 0 && ones < 8*i {
-			return netip.Prefix{}
-		}
-		ones += n
+	ones := prefixLength(mask[:length])
+	if ones < 0 {
+		return netip.Prefix{}
 	}
 	return netip.PrefixFrom(a, ones)
 }

@@ -238,17 +238,24 @@ func (v loaded) prefix(data []byte) netip.Prefix {
 		return netip.Prefix{}
 	}
 	if v.mask != nil {
-		length = 0
-		for i, b := range v.mask {
-			ones := bits.LeadingZeros8(^b)
-			if b<<ones != 0 || ones > 0 && length < 8*i {
-				return netip.Prefix{} // no prefix
-			}
-			length += ones
+		if length = prefixLength(v.mask); length < 0 {
+			return netip.Prefix{}
 		}
 	}
 	address, _ := netip.AddrFromSlice(append(bytes.Clone(data), make([]byte, whole-len(data))...))
 	return netip.PrefixFrom(address, length)
+}
+
+// prefixLength is that of a mask; negative: the mask is none of a prefix's.
+func prefixLength(mask []byte) (length int) {
+	for i, b := range mask {
+		ones := bits.LeadingZeros8(^b)
+		if b<<ones != 0 || ones > 0 && length < 8*i {
+			return -1
+		}
+		length += ones
+	}
+	return length
 }
 
 // immediate is a verdict, or a constant.

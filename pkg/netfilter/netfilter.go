@@ -1,7 +1,7 @@
 // Package netfilter finds out whose packets netfilter translates on this node: by rules of iptables and nftables, or,
 // when those are gone, by flows that they have translated. It only looks at those. And it keeps a table of ours in
-// nftables for each family, ebpf-cni: the rules by which netfilter does not track
-// a tunnel's outer packets, and drops what it has translated to their port.
+// nftables for each family, ebpf-cni: the rules by which netfilter does not track a tunnel's outer packets, and drops what
+// it has translated to their port.
 //
 //	w := netfilter.New()
 //	w.Among(surroundings)

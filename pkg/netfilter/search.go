@@ -16,7 +16,7 @@ const (
 	hookPostrouting = 4
 )
 
-// chain is one of a table, which a program keeps.
+// chainID names a chain of a table, which a program keeps.
 type chainID struct {
 	program     string // "nftables", "iptables" or "ip6tables"
 	family      uint8
@@ -64,10 +64,10 @@ type search struct {
 	*Surroundings
 	sets  []ruleset
 	found Found
-	marks map[uint32]bool // whether who sets these bits sets them in no pod's packet
+	marks map[uint32]bool // by bits of marks, what marksOthers has found
 }
 
-// search looks through a ruleset until it finds a rule that translates pods' packets. What has been found in others stays.
+// in looks through a ruleset until it finds a rule that translates pods' packets. What has been found in others stays.
 func (s *search) in(set ruleset) error {
 	bases, err := set.bases(s.Families, false)
 	if err != nil {

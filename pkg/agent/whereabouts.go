@@ -13,19 +13,19 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
-// surroundings are what this node's choice of endpoints depends on beside Services.
-type surroundings struct {
+// whereabouts are what this node's choice of endpoints depends on beside Services: where it is, and what addresses it has.
+type whereabouts struct {
 	known bool
 	zone  string
 	// held are the node's own addresses but for the tunnel's, sorted.
 	held []netip.Addr
 }
 
-func (s surroundings) equal(o surroundings) bool {
+func (s whereabouts) equal(o whereabouts) bool {
 	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held)
 }
 
-func (c *serviceController) options(s surroundings) service.Options {
+func (c *serviceController) options(s whereabouts) service.Options {
 	held, answers := make(map[netip.Addr]bool, len(s.held)), map[netip.Addr]bool{}
 	for _, a := range s.held {
 		held[a] = true
@@ -66,12 +66,12 @@ func (c Config) narrows(a netip.Addr) bool {
 	return slices.ContainsFunc(c.NodePortAddresses, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// surround tells where this node is, for the loop.
-func (c *serviceController) surround(s *state, self string) {
+// locate tells where this node is, for the loop.
+func (c *serviceController) locate(s *state, self string) {
 	if c == nil || !s.known || s.view == nil {
 		return
 	}
-	now := surroundingsOf(s, self)
+	now := whereaboutsOf(s, self)
 	if now.equal(c.told) {
 		return
 	}
@@ -83,9 +83,9 @@ func (c *serviceController) surround(s *state, self string) {
 	c.around <- now
 }
 
-// surroundingsOf reads this node's zone from its Node, and its own addresses from the newest look.
-func surroundingsOf(s *state, self string) surroundings {
-	now := surroundings{known: true}
+// whereaboutsOf reads this node's zone from its Node, and its own addresses from the newest look.
+func whereaboutsOf(s *state, self string) whereabouts {
+	now := whereabouts{known: true}
 	for _, n := range s.nodes {
 		if n.Name == self {
 			now.zone = n.Zone
