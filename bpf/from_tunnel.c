@@ -13,7 +13,8 @@
 #include "bpf/lib/outside.h"
 #include "bpf/lib/tunnel.h"
 
-/* Whether the source, of which from is the entry, belongs to the node that has sent the outer packet, in our network.
+/*
+ * Whether the source, of which from is the entry, belongs to the node that has sent the outer packet, in our network.
  */
 EC_CALL enum verdict from_tunnel_judge_source(struct __sk_buff *ctx, const struct destination *from)
 {

@@ -171,7 +171,8 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 	verdict = ip_masqueraded(family) || cfg.services ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
 	if (cfg.services && !verdict)
 		verdict = outside_arrive(ctx, s, DIRECTION_FROM_UPLINK) ?: VERDICT_STACK;
-	/* What has been translated has been judged. A fragment of nobody's goes to the stack as well, but is counted.
+	/*
+	 * What has been translated has been judged. A fragment of nobody's goes to the stack as well, but is counted.
 	 */
 	if (family == FAMILY_IPV4 || service_has_translated(s) ||
 	    (verdict != VERDICT_STACK && verdict != -DROP_FRAG_NOT_FOUND))

@@ -42,7 +42,8 @@ EC_INLINE __u32 answer_burst(const struct scratch *s)
 	return s->pkt.tuple.proto == IPPROTO_TCP ? 2 * ANSWER_BURST : ANSWER_BURST;
 }
 
-/* The owner in the scratch record, if it may have another answer of a burst. What the node sends for itself has none.
+/*
+ * The owner in the scratch record, if it may have another answer of a burst. What the node sends for itself has none.
  */
 EC_INLINE struct device *answer_to(const struct scratch *s, __u32 burst)
 {
@@ -118,8 +119,10 @@ EC_INLINE bool answer_begin(struct __sk_buff *ctx, const struct pkt *pkt, const 
 					   : answer_write_ipv4(ctx, pkt, from, proto, len));
 }
 
-/* Whether an error about the packet may be sent: none about an error, nor about a later fragment of IPv4 (RFC 1122,
- * section 3.2.2). */
+/*
+ * Whether an error about the packet may be sent: none about an error, nor about a later fragment of IPv4 (RFC 1122,
+ * section 3.2.2).
+ */
 EC_INLINE bool answer_permits_error(struct __sk_buff *ctx, struct pkt *pkt)
 {
 	return pkt_l4(ctx, pkt) && pkt->l4 != L4_ICMP_ERROR &&

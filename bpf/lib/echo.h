@@ -10,8 +10,10 @@
 #include "bpf/lib/answer.h"
 #include "bpf/lib/rewrite.h"
 
-/* Whether it is a request. Of a later fragment (pkt_flow) that is not known, but requests have their identifier in
- * sport. */
+/*
+ * Whether it is a request. Of a later fragment (pkt_flow) that is not known, but requests have their identifier in
+ * sport.
+ */
 EC_INLINE bool echo_asks(const struct pkt *pkt)
 {
 	if (pkt->l4 != L4_FLOW || !pkt_is_icmp(pkt->family, pkt->tuple.proto))

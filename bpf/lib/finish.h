@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The exit of programs that see what pods send, or ask Services from outside: some drops are answered by a packet to
- * the sender. */
+/*
+ * The exit of programs that see what pods send, or ask Services from outside: some drops are answered by a packet to
+ * the sender.
+ */
 #ifndef EC_LIB_FINISH_H
 #define EC_LIB_FINISH_H
 

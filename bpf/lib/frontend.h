@@ -194,7 +194,8 @@ EC_INLINE enum verdict frontend_unknown(struct __sk_buff *ctx, struct scratch *s
 	return verdict || s->service.translated || s->service.opens ? verdict : frontend_beside(ctx, s);
 }
 
-/* Whether a Service takes, or refuses, what a masqueraded flow to its address begins with. Other ports are the world's.
+/*
+ * Whether a Service takes, or refuses, what a masqueraded flow to its address begins with. Other ports are the world's.
  */
 EC_INLINE bool frontend_claims(const struct scratch *s)
 {
@@ -346,8 +347,10 @@ EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
 	return errors_translate(ctx);
 }
 
-/* The stage, for a packet of the owner in the scratch record, of which dev is the entry, to a frontend with these
- * flags. */
+/*
+ * The stage, for a packet of the owner in the scratch record, of which dev is the entry, to a frontend with these
+ * flags.
+ */
 EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, struct device *dev, __u32 frontend)
 {
 	enum verdict verdict;

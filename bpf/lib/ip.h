@@ -75,7 +75,8 @@ EC_INLINE enum verdict ip_hop(struct __sk_buff *ctx, const struct pkt *pkt, cons
 	return pkt->family == FAMILY_IPV6 ? ipv6_hop(ctx, pkt, macs) : ipv4_hop(ctx, pkt, macs);
 }
 
-/* Writes a tuple, or that of its replies, as the kernel's lookups want it into the scratch record; returns its length.
+/*
+ * Writes a tuple, or that of its replies, as the kernel's lookups want it into the scratch record; returns its length.
  */
 EC_INLINE __u32 ip_set_lookup(struct scratch *s, const struct tuple *t, bool of_replies)
 {

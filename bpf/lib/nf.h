@@ -61,14 +61,17 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *ctx, struct bpf_sock_
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 timeout) __ksym __weak;
 
-/* Whether pods' packets may be translated. A constant: where it is false, the verifier removes the code that depends on
- * it. */
+/*
+ * Whether pods' packets may be translated. A constant: where it is false, the verifier removes the code that depends on
+ * it.
+ */
 EC_INLINE bool nf_translates(void)
 {
 	return cfg.netfilter_nat == NETFILTER_TRANSLATES;
 }
 
-/* Netfilter's record of a TCP or UDP flow, by a tuple or by that of its replies, which is to be released; NULL: none.
+/*
+ * Netfilter's record of a TCP or UDP flow, by a tuple or by that of its replies, which is to be released; NULL: none.
  */
 EC_INLINE struct nf_conn *nf_lookup(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t, bool of_replies,
 				    struct nf_options *options)

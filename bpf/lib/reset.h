@@ -74,7 +74,8 @@ EC_CALL bool reset_turn(struct __sk_buff *ctx, const struct scratch *s)
 	       reset_write_tcp(ctx, &s->pkt, answer_l4_off(&s->pkt));
 }
 
-/* Answers a segment of the owner in the scratch record that belongs to no flow, if a RST is due. Returns a TC action.
+/*
+ * Answers a segment of the owner in the scratch record that belongs to no flow, if a RST is due. Returns a TC action.
  */
 EC_GLOBAL int reset_answer(struct __sk_buff *ctx)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Services, on the node of the pod that sends to one: the packet becomes one to a backend
- * before anything else looks at it (frontend.h), and a reply is translated back as the
- * last step before it enters the pod.
+ * Services. What a pod sends to one becomes a packet to a backend on its own node, before
+ * anything else looks at it (frontend.h), and a reply is translated back as the last step
+ * before it enters the pod. What clients outside send is translated where it arrives
+ * (outside.h).
  *
  * A flow is a pair of halves in the tables of masquerading (nat.h), with FLOW_SERVICE.
- * There the forward key is the tuple as the pod sends it, and the reverse key the tuple as
- * the backend sees it.
+ * There the forward key is the tuple as the client sends it, and the reverse key the tuple
+ * as the backend sees it.
  */
 #ifndef EC_LIB_SERVICE_H
 #define EC_LIB_SERVICE_H
@@ -106,8 +107,10 @@ EC_INLINE struct snat_entry *service_reverse(const struct tuple *reverse_key, __
 	return e && service_renew(reverse_key, e) ? e : NULL;
 }
 
-/* Notes a packet that answers a flow of the pod, whose reverse half has the scratch record's key, and says what it
- * becomes. */
+/*
+ * Notes a packet that answers a flow of the pod, whose reverse half has the scratch record's key, and says what it
+ * becomes.
+ */
 EC_INLINE void service_reply(struct scratch *s, struct snat_entry *reverse)
 {
 	struct tuple *turns = &s->service.turns;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * A pod's packet that does not fit its path. If nobody may fragment it, the pod is told
- * the path's MTU: fragmentation needed (RFC 1191), or packet too big (RFC 8201).
+ * A packet that does not fit its path. If nobody may fragment it, its sender is told the
+ * path's MTU: fragmentation needed (RFC 1191), or packet too big (RFC 8201).
  */
 #ifndef EC_LIB_TOO_BIG_H
 #define EC_LIB_TOO_BIG_H

@@ -24,8 +24,7 @@ struct affinity {
 	__u32 backend;
 	__u32 generation; /* of the backend */
 	__u32 ifindex;    /* the pod that holds the record */
-	__u64 last_seen;  /* when the client was last to open a flow (CLOCK_MONOTONIC, ns); 1: being written, 0: never
-			     used */
+	__u64 last_seen; /* when the client last opened a flow (CLOCK_MONOTONIC, ns); 1: being written, 0: never used */
 };
 _Static_assert(sizeof(struct affinity) == 40, "affinity is part of the map layout");
 
@@ -37,7 +36,7 @@ struct client_key {
 struct client {
 	__u32 backend;
 	__u32 generation; /* of the backend */
-	__u64 last_seen;  /* when the client was last to open a flow (CLOCK_MONOTONIC, ns) */
+	__u64 last_seen;  /* when the client last opened a flow (CLOCK_MONOTONIC, ns) */
 };
 
 #pragma clang diagnostic pop

@@ -42,8 +42,10 @@ struct destination {
 	struct addr node;
 	__u32 mtu;   /* in bytes of IP packet: the uplink's, less what the tunnel adds */
 	__u32 flags; /* enum destination_flags */
-	/* When node was last seen to resolve, or learnt_mtu was asked for (CLOCK_MONOTONIC, ns). Only the programs
-	 * write it, the agent 0. */
+	/*
+	 * When node was last seen to resolve, or learnt_mtu was asked for (CLOCK_MONOTONIC, ns). Only the programs
+	 * write it, the agent 0.
+	 */
 	__u64 neighbour_checked;
 	/* Bits (struct uplink) of the uplinks through which the host has a route to a POD_CIDR, NODE or NATIVE. */
 	__u64 uplinks;

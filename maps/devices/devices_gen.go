@@ -8,7 +8,7 @@ import (
 
 // The bits of Flags: enum device_flags.
 const (
-	Client  Flags = 1 // the pod has opened a flow to a Service
+	Client  Flags = 1 // the pod, or for index 0 the world, has opened a flow to a Service
 	Itself  Flags = 2 // or one of which it is the backend itself
 	Backend Flags = 4 // the pod, or for index 0 the host's own stack, is backend of a flow from outside
 )

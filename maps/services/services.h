@@ -38,8 +38,10 @@ struct service {
 	__u32 flags; /* enum service_flags */
 };
 
-/* Where a set's block is: the first slot, then how many backends are in the sets Cluster and Local, one behind the
- * other. */
+/*
+ * Where a set's block is: the first slot, then how many backends are in the sets Cluster and Local, one behind the
+ * other.
+ */
 enum set_layout {
 	SET_FIRST_SHIFT = 40, /* 24 bits */
 	SET_CLUSTER_SHIFT = 20,

@@ -2,8 +2,8 @@
 /*
  * snat and snat_reverse: the forward and the reverse half of a masqueraded flow, or of one
  * to a Service, together a pair. Both keys are tuples of packets on their way out: in snat
- * as the pod or client sends them, in snat_reverse as the world or backend sees them. The programs write both, reverse
- * first; ec_collect removes both together.
+ * as the pod or client sends them, in snat_reverse as the world or backend sees them. The
+ * programs write both, reverse first; ec_collect removes both together.
  */
 #ifndef EC_MAPS_SNAT_H
 #define EC_MAPS_SNAT_H
@@ -19,8 +19,7 @@ struct snat_entry {
 	__be16 to_port;
 	__u8 state;    /* enum flow_state of this direction */
 	__u8 flags;    /* enum flow_flags, written when the flow opens; VIA_STACK may be set later */
-	__u32 ifindex; /* the pod's generation (see endpoints), 0 for a flow of the node, or of the world to a Service
-			*/
+	__u32 ifindex; /* the pod's generation (see endpoints), 0 for a flow of the node, or of the world's */
 	__u32 seq_end; /* highest TCP numbers sent in this direction, host order */
 	__u32 ack;
 	/*
@@ -35,8 +34,7 @@ struct snat_entry {
 	__u32 generation; /* the backend's when the flow began */
 	__be16 far_port;
 	__u16 pad[3];
-	__u32 pod; /* the generation (see endpoints) of the backend, if that is a pod of this node; 0: none, or not
-		      known */
+	__u32 pod; /* the generation (see endpoints) of a backend that is a pod of this node; 0: not known, or none */
 };
 _Static_assert(sizeof(struct snat_entry) == 80, "snat_entry is part of the map layout");
 

@@ -45,8 +45,10 @@ struct tuple {
 };
 _Static_assert(sizeof(struct tuple) == 40, "tuple is part of the map layout");
 
-/* Where a packet was seen: one value per program on interfaces, and one for the node's own sockets. Append only, up to
- * DIRECTION_SLOTS. */
+/*
+ * Where a packet was seen: one value per program on interfaces, and one for the node's own sockets. Append only, up to
+ * DIRECTION_SLOTS.
+ */
 enum direction {
 	DIRECTION_FROM_POD,
 	DIRECTION_FROM_UPLINK,
