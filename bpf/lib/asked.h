@@ -62,6 +62,20 @@ EC_CALL bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
 	       socket_has_port(ctx, s, &s->pkt.tuple);
 }
 
+/*
+ * Whether the packet asks a ClusterIP in the name of another node or its pods. Those have asked at home already, where
+ * it was translated: so anybody may have sent this.
+ */
+EC_CALL bool asked_away_from_home(const struct scratch *s)
+{
+	struct destination *from;
+
+	if (s->owner.direction != DIRECTION_FROM_UPLINK || !(s->service.frontend & SERVICE_CLUSTER_IP))
+		return false;
+	from = path_destination(&s->pkt.tuple.src);
+	return from && (from->kind == DESTINATION_POD_CIDR || from->kind == DESTINATION_NODE);
+}
+
 /* Whether the frontend is for the packet's source. */
 EC_CALL bool asked_admits(const struct scratch *s, const struct service *frontend)
 {

@@ -109,7 +109,8 @@ EC_INLINE bool errors_bury(struct __sk_buff *ctx, const struct scratch *s)
 /*
  * Whether a quoted segment may be under way: not acknowledged yet, or asking whether the
  * backend lives, from one before that. Anybody may have sent the error, but only who has
- * seen the segment knows its number (RFC 5927).
+ * seen the segment knows its number (RFC 5927). What a client outside seems to have sent far
+ * beyond what is acknowledged may be forged.
  */
 EC_INLINE bool errors_in_flight(struct __sk_buff *ctx, const struct scratch *s, const struct snat_entry *forward,
 				const struct snat_entry *reverse)
@@ -123,7 +124,7 @@ EC_INLINE bool errors_in_flight(struct __sk_buff *ctx, const struct scratch *s, 
 		return false;
 	if (reverse->state & (FLOW_SYN | FLOW_ACK))
 		least = reverse->ack - 1;
-	return bpf_ntohl(seq) - least <= forward->seq_end - least;
+	return bpf_ntohl(seq) - least <= forward->seq_end - least && bpf_ntohl(seq) - least <= TCP_RESET_WINDOW;
 }
 
 /* Finds what an error becomes that quotes what the pod's flow has sent to its backend; false: there is no such flow. */

@@ -133,7 +133,7 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 	if (asked_answers_host(ctx, s))
 		return VERDICT_STACK;
 	verdict = asked_judge_source(ctx, s);
-	if (!verdict && asked_by_service(s))
+	if (!verdict && (asked_by_service(s) || asked_away_from_home(s)))
 		verdict = -DROP_SPOOFED_SOURCE;
 	if (!verdict && !asked_admits(s, &frontend))
 		verdict = -DROP_SOURCE_RANGE;

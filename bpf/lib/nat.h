@@ -314,7 +314,7 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 	if (!peer)
 		return 0;
 	to = (struct tcp_side){&peer->state, &peer->seq_end, &peer->ack};
-	if (tcp_is_opening(pkt) && tcp_opens_anew(own->state, peer->state, by_pod)) {
+	if (tcp_is_opening(pkt) && tcp_opens_anew(own->state, peer->state, by_pod && own->ifindex)) {
 		own->state = 0;
 		peer->state = 0;
 	}
@@ -356,8 +356,23 @@ EC_INLINE struct snat_entry *nat_peek_reverse(const struct tuple *reverse_key)
 }
 
 /*
+ * Whether a flow to a Service makes way for one of the same client's straight to the backend: a connection that the
+ * backend has ended, or that anybody may have opened, and datagrams of pods and nodes, which mostly go straight, as
+ * their own nodes see to it.
+ */
+EC_CALL bool nat_makes_way(const struct pkt *pkt, const struct snat_entry *forward, const struct snat_entry *reverse)
+{
+	struct destination *from;
+
+	if (pkt->tuple.proto == IPPROTO_TCP)
+		return !(forward->state & FLOW_ACK) || (reverse->state & FLOW_FIN);
+	from = path_destination(&pkt->tuple.src);
+	return from && (from->kind == DESTINATION_POD_CIDR || from->kind == DESTINATION_NODE);
+}
+
+/*
  * Whether the packet, which opens a flow straight to a pod, comes from where its client already talks to that by a
- * Service: the pod could not tell the two apart. A connection that has ended makes way.
+ * Service: the pod could not tell the two apart.
  */
 EC_CALL bool nat_beside_service(const struct pkt *pkt)
 {
@@ -368,7 +383,7 @@ EC_CALL bool nat_beside_service(const struct pkt *pkt)
 		return false;
 	nat_set_other_key(&s->key, &pkt->tuple, reverse);
 	forward = nat_peek(&s->key, 0);
-	if (!forward || pkt->tuple.proto != IPPROTO_TCP || !tcp_opens_anew(forward->state, reverse->state, true))
+	if (!forward || !nat_makes_way(pkt, forward, reverse))
 		return true;
 	nat_end(&s->key, forward);
 	return false;

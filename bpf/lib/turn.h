@@ -27,7 +27,11 @@ EC_CALL bool turn_backend_gone(const struct snat_entry *flow, const struct backe
 		       to->kind != DESTINATION_POD_CIDR && to->kind != DESTINATION_NODE);
 }
 
-/* Whether a SYN begins another connection: the last is closed, or none was answered and the backend serves no more. */
+/*
+ * Whether a SYN begins another connection: the last is closed, or none was answered and the backend serves no more. What
+ * a client outside has sent anybody may have: while its backend serves, only that closes one that it has accepted. A SYN
+ * after another end goes to the same backend.
+ */
 EC_CALL bool turn_syn_anew(struct scratch *s, const struct snat_entry *flow, bool serves)
 {
 	struct snat_entry *reverse;
@@ -36,7 +40,11 @@ EC_CALL bool turn_syn_anew(struct scratch *s, const struct snat_entry *flow, boo
 	nat_set_other_key(&s->key, &s->pkt.tuple, flow);
 	reverse = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	answered = reverse ? reverse->state : 0;
-	return answered ? tcp_opens_anew(flow->state, answered, true) : !serves || (flow->state & FLOW_RESET);
+	if (!answered)
+		return !serves || (flow->state & FLOW_RESET);
+	if (!s->owner.ifindex && serves && (answered & (FLOW_SYN | FLOW_ACK)))
+		return answered & FLOW_FIN;
+	return tcp_opens_anew(flow->state, answered, s->owner.ifindex);
 }
 
 /* Whether a known flow may go on to its backend. One past its Service has none. */

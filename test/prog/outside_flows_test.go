@@ -179,13 +179,43 @@ func TestOutsideStraightFlowBeside(t *testing.T) {
 		b.fromUplink(udp(world, 5001, podB, 8080)).is("delivered")
 		b.asks(udp(remote, 5000, nodeIP, 30080)).is("delivered")
 		b.asks(udp(beyond, 5000, nodeIP, 30080)).is("delivered")
-		b.asks(udp(remote, 5000, podB, 8080)).is("drop FLOW_COLLISION")
-		b.asks(udp(beyond, 5000, podB, 8080)).is("drop FLOW_COLLISION")
 		b.asks(udp(remote, 5001, podB, 8080)).is("delivered")
 	})
 }
 
-// A connection that has ended leaves its tuple to one that goes straight to the pod.
+// Pods and nodes talk straight to backends: who asks a Service with their address stops none of that, nor turns an answer away.
+func TestOutsideStraightFlowGoesFirst(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		for _, proto := range []wire.Protocol{wire.UDP, wire.TCP} {
+			b.serve(vip, 80, proto, podB+":8080").nodePort(30080, 0)
+			for _, client := range []string{remote, beyond, node2IP} {
+				spoofed, straight := initial(proto, client, 5000, nodeIP, 30080), initial(proto, client, 5000, podB, 8080)
+				for range 2 {
+					b.asks(spoofed).is("delivered")
+					b.back(b.asks(straight).is("delivered"), straight).is("forwarded").flow(ends(proto, podB, 8080, client, 5000))
+				}
+			}
+		}
+		spoofed := tcp(world, 5000, nodeIP, 30080, syn)
+		b.fromUplink(spoofed).is("delivered")
+		b.fromUplink(tcp(world, 5000, podB, 8080, syn)).is("delivered")
+	})
+}
+
+// A ClusterIP is not for whom it is translated for elsewhere.
+func TestOutsideClusterIPOfOtherNodes(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.UDP, podB+":8080", remote+":8080")
+		for _, client := range []string{remote, node2IP} {
+			b.fromUplink(udp(client, 5000, vip, 80)).is("drop SPOOFED_SOURCE")
+		}
+		b.empty()
+	})
+}
+
+// A connection that its backend has ended leaves its tuple to one that goes straight to the pod.
 func TestOutsideStraightFlowAfterwards(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, client := range []string{world, remote, beyond} {
@@ -194,8 +224,11 @@ func TestOutsideStraightFlowAfterwards(t *testing.T) {
 			straight := tcp(client, 5000, podB, 8080, syn)
 			p := tcp(client, 5000, nodeIP, 30080, syn)
 			b.back(b.asks(p).is("delivered"), p).is("forwarded")
+			b.asks(p.with(func(p *packet) { p.flags, p.seq, p.ack = ack, p.seq+1, 5001 })).is("delivered")
 			b.asks(straight).is("drop FLOW_COLLISION")
 			b.asks(p.with(func(p *packet) { p.flags, p.seq, p.ack = ack|fin, p.seq+1, 5001 })).is("delivered")
+			b.asks(straight).is("drop FLOW_COLLISION") // anybody may have sent that
+			b.fromPod(tcp(podB, 8080, client, 5000, ack|fin).with(func(p *packet) { p.seq, p.ack = 5001, 1002 })).is("forwarded")
 			b.asks(straight).is("delivered")
 			b.fromPod(tcp(podB, 8080, client, 5000, syn|ack)).is("forwarded").flow(ends(wire.TCP, podB, 8080, client, 5000))
 		}
