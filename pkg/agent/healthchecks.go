@@ -40,7 +40,8 @@ type healthCheck struct {
 	port  uint16
 	ready atomic.Int64
 	open  map[netip.Addr]*openCheck
-	err   error // why there is none for an address of the node's
+	err   error     // why there is none for an address of the node's
+	until time.Time // it is left to kube-proxy, if that has it
 }
 
 type openCheck struct {
@@ -100,8 +101,14 @@ func (h *healthChecks) listen() {
 // serve answers for a Service on one address.
 func (h *healthChecks) serve(name service.Name, c *healthCheck, at netip.Addr) error {
 	l, err := net.Listen("tcp", net.JoinHostPort(at.String(), strconv.Itoa(int(c.port))))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		c.until = time.Now().Add(maxRestart)
+	}
 	if err != nil {
 		return err
+	}
+	if h.status.leaves(c.until) {
+		return errors.Join(syscall.EADDRINUSE, l.Close()) // as it will be
 	}
 	ready := func() int { return int(c.ready.Load()) }
 	server := httpServer(health.Service(name.Namespace, name.Name, ready, h.status.health), h.log, &h.open)

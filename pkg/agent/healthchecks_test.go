@@ -141,13 +141,23 @@ func TestHealthCheckPortThatIsTaken(t *testing.T) {
 	s, slice := webService(2, "10.244.1.8")
 	s.ExternalLocal, s.HealthCheckPort, slice.Endpoints[0].Node = true, 32002, "n1"
 	u.Services, u.Slices = append(u.Services, s), append(u.Slices, slice)
-	c.status.set(func(f *figures) { f.netfilter = netfilter.Translates })
+	level := func(is netfilter.Level) { c.status.set(func(f *figures) { f.netfilter = is }) }
+	level(netfilter.Translates)
 	c.accept(u)
 	c.place(here())
 	if found := c.read().problems; len(found) > 0 || strings.Contains(log.String(), "WARN") {
 		t.Errorf("beside kube-proxy, which answers: %v, logged %s", found, log)
 	}
-	c.status.set(func(f *figures) { f.netfilter = netfilter.Nothing })
+	_ = other.Close()
+	c.again()
+	assertAsked(t, "kube-proxy may be back in a moment", "127.0.0.1:32000", asked{})
+	if found := c.read().problems; len(found) > 0 || time.Until(c.due()) > portRetry {
+		t.Errorf("meanwhile: %v, due in %s", found, time.Until(c.due()))
+	}
+	other, err = net.Listen("tcp", "0.0.0.0:32000")
+	must(t, err)
+	defer other.Close()
+	level(netfilter.Nothing)
 	for range 3 {
 		c.again()
 	}
@@ -163,6 +173,8 @@ func TestHealthCheckPortThatIsTaken(t *testing.T) {
 	}
 	assertFound(t, l, "10.96.0.1", "10.244.1.7:8080")
 	assertAsked(t, "another Service", "127.0.0.1:32002", asked{200, 1})
+	level(netfilter.Translates)
+	c.checks.checks[u.Services[0].Name].until = time.Now() // it has been away for long
 	_ = other.Close()
 	c.again()
 	assertAsked(t, "the port is free", "127.0.0.1:32000", asked{200, 1})
@@ -245,19 +257,23 @@ func TestPortThatKubeProxyHas(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
-	ended.Go(func() { _ = a.serve(ctx, server{"health", address, health.Node(a.status.health), nil, true}) })
+	ended.Go(func() { _ = a.serve(ctx, server{"health", address, health.Node(a.status.health), nil, maxRestart}) })
 	defer func() { cancel(); ended.Wait() }()
 	eventually(t, "it is left to kube-proxy", func() bool { return len(a.status.read().left) == 1 })
-	if a.leave(server{address: address, kubeProxys: true}, unix.EADDRINUSE); strings.Count(log.String(), "level=INFO") != 1 || len(a.complaints.degraded()) > 0 {
+	if a.leave(address, time.Now().Add(time.Minute)); strings.Count(log.String(), "level=INFO") != 1 || len(a.complaints.degraded()) > 0 {
 		t.Errorf("degraded by %v, logged %s", a.complaints.degraded(), log)
 	}
 	_ = other.Close()
+	time.Sleep(portRetry + time.Second)
+	if answers("http://" + address + "/healthz") {
+		t.Error("it answers while kube-proxy may be about to come back")
+	}
+	a.status.set(func(f *figures) { f.netfilter = netfilter.Nothing })
 	eventually(t, "it answers", func() bool { return answers("http://" + address + "/healthz") })
 	if left := a.status.read().left; len(left) > 0 || strings.Contains(log.String(), "level=ERROR") {
 		t.Errorf("left to kube-proxy: %v, logged %s", left, log)
 	}
-	a.status.set(func(f *figures) { f.netfilter = netfilter.Nothing })
-	if a.leave(server{address: address, kubeProxys: true}, unix.EADDRINUSE) {
+	if a.leave(address, time.Now().Add(time.Minute)) {
 		t.Error("left to kube-proxy where there is none")
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/health"
-	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
 
@@ -25,8 +24,11 @@ type server struct {
 	name, address string
 	handler       http.Handler
 	refuse        func(own net.Listener) net.Listener // whom; nil: nobody
-	kubeProxys    bool                                // its port is kube-proxy's, which has it while it runs
+	kubeProxys    time.Duration                       // for how long that may be away from the port, which is its; 0: it is not
 }
+
+// maxRestart is for how long kube-proxy may be away while it restarts. It has its ports again if nobody else takes them.
+const maxRestart = time.Minute
 
 // Where kube-proxy answers, unless it is told otherwise: others on the first, the node's own processes on the second.
 const (
@@ -38,15 +40,15 @@ const (
 func (a *agent) serversFor(metrics http.Handler) (all []server) {
 	restricted := func(l net.Listener) net.Listener { return restrict(l, a.status.isPod) }
 	if a.cfg.Listen != "" {
-		all = append(all, server{"--listen", a.cfg.Listen, a.status.handler(metrics, true), restricted, false})
+		all = append(all, server{"--listen", a.cfg.Listen, a.status.handler(metrics, true), restricted, 0})
 	}
 	if a.cfg.MetricsListen != "" {
-		all = append(all, server{"--metrics-listen", a.cfg.MetricsListen, a.status.handler(metrics, false), nil, false})
+		all = append(all, server{"--metrics-listen", a.cfg.MetricsListen, a.status.handler(metrics, false), nil, 0})
 	}
 	if a.cfg.Services {
 		all = append(all,
-			server{"health of Services", healthAddress, health.Node(a.status.health), nil, true},
-			server{"mode of Services", modeAddress, health.Mode("ebpf", metrics), restricted, true})
+			server{"health of Services", healthAddress, health.Node(a.status.health), nil, maxRestart},
+			server{"mode of Services", modeAddress, health.Mode("ebpf", metrics), restricted, maxRestart})
 	}
 	return all
 }
@@ -132,9 +134,16 @@ func (s *status) handler(metrics http.Handler, all bool) http.Handler {
 // depends on it.
 func (a *agent) serve(ctx context.Context, s server) error {
 	about := "listeners/" + s.name
+	var until time.Time // it is left to kube-proxy
 	return repeat(ctx, func() time.Duration {
 		l, err := net.Listen("tcp", s.address)
-		if a.leave(s, err) {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			until = time.Now().Add(s.kubeProxys)
+		}
+		if a.leave(s.address, until) {
+			if err == nil {
+				_ = l.Close()
+			}
 			a.complaints.note(about, nil)
 			return portRetry
 		}
@@ -152,14 +161,14 @@ func (a *agent) serve(ctx context.Context, s server) error {
 	})
 }
 
-// leave says whether a port is left to kube-proxy, which has it. Its answers are as good, and nothing is wrong.
-func (a *agent) leave(s server, err error) bool {
-	leaves := s.kubeProxys && errors.Is(err, syscall.EADDRINUSE) && a.status.read().netfilter == netfilter.Translates
-	if a.status.leave(s.address, leaves) {
+// leave says whether an address is left to kube-proxy, which has had its port a moment ago. Its answers are as good, and nothing is wrong.
+func (a *agent) leave(address string, until time.Time) bool {
+	leaves := a.status.leaves(until)
+	if a.status.leave(address, leaves) {
 		if leaves {
-			a.log.Info("the port of an address where kube-proxy answers is in use, and left to it until it is free", "address", s.address)
+			a.log.Info("the port of an address where kube-proxy answers is in use, and left to it until it has been free for a while", "address", address)
 		} else {
-			a.log.Info("an address where kube-proxy answered is not left to it any more", "address", s.address)
+			a.log.Info("an address where kube-proxy answered is not left to it any more", "address", address)
 		}
 	}
 	return leaves

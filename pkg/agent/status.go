@@ -134,6 +134,11 @@ func (s *status) countWays(peers []plan.Peer) {
 	s.set(func(f *figures) { f.ways = ways })
 }
 
+// leaves says whether a port is left to kube-proxy until then: only while one may run.
+func (s *status) leaves(until time.Time) bool {
+	return time.Now().Before(until) && s.read().netfilter == netfilter.Translates
+}
+
 // leave notes whether a listener's port is left to kube-proxy. It reports whether that is new.
 func (s *status) leave(address string, leaves bool) (changed bool) {
 	s.set(func(f *figures) {
