@@ -151,6 +151,15 @@ func jsonOnly(config *rest.Config) *rest.Config {
 	return c
 }
 
+// eventText is what an Event says of a problem, on all nodes alike.
+func eventText(p service.Problem) string {
+	if p.Reason == service.HealthCheck { // its text is about this node
+		return "some nodes, such as the one that this Event is from, can't answer its load balancer's health checks on its healthCheckNodePort; " +
+			"the agent's log and ebpfctl status say why there"
+	}
+	return p.Text
+}
+
 // write writes one Event. Its name says what it says, so that of all nodes' one stands.
 func (e *serviceEvents) write(ctx context.Context, client *rest.RESTClient, p service.Problem, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
@@ -164,13 +173,13 @@ func (e *serviceEvents) write(ctx context.Context, client *rest.RESTClient, p se
 	if at < 0 {
 		return nil // it has gone, and the problem with it
 	}
-	of := found.Items[at]
-	sum := sha256.Sum256([]byte(string(of.UID) + string(p.Reason) + p.Text))
+	of, text := found.Items[at], eventText(p)
+	sum := sha256.Sum256([]byte(string(of.UID) + string(p.Reason) + text))
 	stamp := metav1.NewTime(now)
 	event := corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: p.Service.Namespace, Name: p.Service.Name + "." + hex.EncodeToString(sum[:8])},
 		InvolvedObject: corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: p.Service.Namespace, Name: p.Service.Name, UID: of.UID},
-		Type:           corev1.EventTypeWarning, Reason: string(p.Reason), Message: shorten(p.Text, maxReason), Count: 1,
+		Type:           corev1.EventTypeWarning, Reason: string(p.Reason), Message: shorten(text, maxReason), Count: 1,
 		FirstTimestamp: stamp, LastTimestamp: stamp,
 		Source: corev1.EventSource{Component: "ebpf-cni", Host: e.cfg.Node},
 	}

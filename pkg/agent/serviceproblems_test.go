@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -79,6 +80,29 @@ func TestEventsAboutServices(t *testing.T) {
 			event.Reason != "Taken" || len(event.Message) > 1024 || event.Source.Host != "n1" {
 			t.Errorf("%+v", event)
 		}
+	}
+}
+
+// What names a node is told in one Event for all of them.
+func TestEventOfAllNodes(t *testing.T) {
+	s := &eventServer{t: t, events: map[string]corev1.Event{}}
+	srv := httptest.NewServer(s)
+	t.Cleanup(srv.Close)
+	client, err := source.NewClient(jsonOnly(&rest.Config{Host: srv.URL, QPS: -1}))
+	must(t, err)
+	for _, name := range []string{"n1", "n2"} {
+		n := &node{cfg: Config{Node: name}, status: newStatus(slog.New(slog.DiscardHandler))}
+		h := newHealthChecks(n)
+		h.checks[service.Name{Namespace: "shop", Name: "web"}] = &healthCheck{port: 32000, err: unix.EADDRINUSE}
+		for _, p := range h.problems() {
+			if !strings.Contains(p.Text, name) {
+				t.Errorf("%s logs %q", name, p.Text)
+			}
+			must(t, newServiceEvents(n).write(t.Context(), client, p, time.Unix(1000, 0)))
+		}
+	}
+	if len(s.events) != 1 || s.posts != 2 {
+		t.Errorf("%d Events after %d attempts", len(s.events), s.posts)
 	}
 }
 
