@@ -51,6 +51,7 @@ type loop struct {
 	alarm   *alarm
 	intent  *intent // of the newest plan
 	planned *basis  // what the newest plan was made from; nil: make one
+	moved   bool    // netfilter's rules are to be judged by the newest plan
 }
 
 // basis is what a plan was made from.
@@ -89,7 +90,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 			due.called(l.alarm.called())
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
-			l.mode.follow(time.Now())
+			l.followMode(time.Now())
 			if l.complaints.hasChanged() || !l.isAsLeft() {
 				l.judge()
 			}
@@ -168,6 +169,15 @@ func (l *loop) replan(ctx context.Context) bool {
 	return well
 }
 
+// followMode looks at netfilter. What is around its rules is gathered here, where no new Node waits for it.
+func (l *loop) followMode(now time.Time) {
+	if l.moved {
+		l.mode.watch.Among(l.cfg.amid(&l.state, l.standing.Own, l.plan.Destinations))
+		l.moved = false
+	}
+	l.mode.follow(now)
+}
+
 // inspect looks for what can be taken away without a notice and puts it back. It
 // reports whether the whole node should be looked at. Pods that come and go are seen here as well.
 func (l *loop) inspect(ctx context.Context) bool {
@@ -228,7 +238,7 @@ func (l *loop) makePlan() {
 			MTU: l.cfg.MTU, Services: l.cfg.Services, Service: now.ranges.all, Served: now.ranges.served, Native: slices.Concat(l.cfg.NonMasquerade, l.cfg.Cluster),
 		})
 		l.planned, l.standing, l.intent, l.applied = now, l.plan.Standing, newIntent(l.state.plan), false
-		l.mode.watch.Among(l.cfg.amid(&l.state, l.standing.Own, l.plan.Destinations))
+		l.moved = true
 		defer l.alarm.planned()
 	}
 	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold() || l.cfg.Services, l.endpoints.released))

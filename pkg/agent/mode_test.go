@@ -45,7 +45,7 @@ func TestModeThatIsGivenIsNotLookedFor(t *testing.T) {
 // follow looks and, when the mode has to change, does that too, which it reports.
 func (l *loop) follow(t *testing.T, now time.Time) bool {
 	t.Helper()
-	l.mode.follow(now)
+	l.followMode(now)
 	select {
 	case level := <-l.mode.wanted:
 		l.mode.replace(t.Context(), level)

@@ -80,8 +80,17 @@ func (i *iptables) changed(now time.Time) (bool, error) {
 			return false, fmt.Errorf("read %s: %w", i.name(), err)
 		}
 	}
-	small := i.newest.TotalSize <= smallTable
-	return i.newest != i.info || i.newest.hasRules() && (small || now.Sub(i.read) >= readLarge), nil
+	return i.newest != i.info || i.newest.hasRules() && (i.isSmall() || now.Sub(i.read) >= readLarge), nil
+}
+
+func (i *iptables) isSmall() bool { return i.newest.TotalSize <= smallTable }
+
+// pause implements ruleset.
+func (i *iptables) pause() time.Duration {
+	if i.isSmall() {
+		return lookAgain
+	}
+	return readLarge
 }
 
 // begin implements ruleset.

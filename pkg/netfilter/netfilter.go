@@ -122,16 +122,26 @@ const lookAgain = 5 * time.Second
 // rules are those of all programs, with what was found in them.
 type rules struct {
 	around *Surroundings
-	among  Surroundings // as they were at the newest look
-	marks  bool         // something depended on who sets marks, so the programs' rules concern each other
+	marks  bool // something depended on who sets marks, so the programs' rules concern each other
 	sets   []*looked
 }
 
-// looked is a ruleset with what was found in it, and when.
+// looked is a ruleset with what was found in it, when, and among what; nil: nothing yet, or not all.
 type looked struct {
 	ruleset
 	found Found
 	at    time.Time
+	among *Surroundings
+}
+
+// due says whether to look again. A rule that translates stays one for a while, whatever changes: Nodes come and go all the time, and
+// to read all of kube-proxy's rules for each is dear. But what was found when no pod was known may not be so.
+func (l *looked) due(now time.Time, changed bool, around *Surroundings) bool {
+	if l.among == nil || l.found.Level < Translates || len(l.among.Pods) == 0 {
+		return changed || l.among == nil || !l.among.equal(around)
+	}
+	since := now.Sub(l.at)
+	return changed && since >= lookAgain || since >= l.pause() && !l.among.equal(around)
 }
 
 func newRules(around *Surroundings) *rules {
@@ -144,12 +154,11 @@ func newRules(around *Surroundings) *rules {
 
 // find says what rules translate. It looks at them anew only if they may have changed, or what is around them has.
 func (r *rules) find(now time.Time) (worst Found, err error) {
-	all := !r.among.equal(r.around)
 	var changed []*looked
 	for _, set := range r.sets {
 		yes, setErr := set.changed(now)
 		err = errors.Join(err, setErr)
-		if all || yes && (set.found.Level < Translates || now.Sub(set.at) >= lookAgain) {
+		if set.due(now, yes, r.around) {
 			changed = append(changed, set)
 		}
 	}
@@ -176,17 +185,18 @@ func (r *rules) look(now time.Time, changed []*looked) (err error) {
 	for _, set := range r.sets {
 		s.sets = append(s.sets, set)
 	}
+	among := r.around.clone()
 	for _, set := range changed {
 		set.begin(now)
 		s.found = Found{}
-		err = errors.Join(err, s.in(set))
-		set.found, set.at = s.found, now
+		setErr := s.in(set)
+		if set.found, set.at, set.among = s.found, now, &among; setErr != nil {
+			set.among = nil
+		}
+		err = errors.Join(err, setErr)
 	}
 	for _, set := range r.sets {
 		set.end()
-	}
-	if r.among = r.around.clone(); err != nil {
-		r.among = Surroundings{}
 	}
 	r.marks = len(s.marks) > 0
 	return err

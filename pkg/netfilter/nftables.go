@@ -54,6 +54,9 @@ func (n *nftables) changed(now time.Time) (bool, error) {
 // begin implements ruleset.
 func (n *nftables) begin(time.Time) { n.generation = n.newest }
 
+// pause implements ruleset.
+func (n *nftables) pause() time.Duration { return lookAgain }
+
 // listed has what the kernel says of all chains, once a look.
 func (n *nftables) listed() (_ [][]byte, err error) {
 	if n.chains != nil || n.newest == 0 {

@@ -1,7 +1,10 @@
 package netfilter
 
 import (
+	"fmt"
+	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -402,4 +405,44 @@ func TestLargeTable(t *testing.T) {
 	run(t, "iptables-legacy -t nat -D POSTROUTING 1")
 	step("just found", readLarge+time.Second, Translates)
 	step("a rule less", readLarge+lookAgain, Masquerades)
+}
+
+// Rules that translate are not read anew for each Node that comes or goes, large tables least of all; others are.
+func TestRulesAmongOtherPods(t *testing.T) {
+	const dnat = "-p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.1.9"
+	for _, c := range []struct {
+		command string
+		set     int
+		rules   int
+		pause   time.Duration
+	}{
+		{"iptables-nft-restore", 0, 1, lookAgain},
+		{"iptables-legacy-restore", 1, 1, lookAgain},
+		{"iptables-legacy-restore", 1, 600, readLarge},
+	} {
+		t.Run(fmt.Sprint(c.command, c.rules), func(t *testing.T) {
+			priv.Isolate(t)
+			write(t, "*nat\n"+strings.Repeat("-A PREROUTING "+dnat+"\n", c.rules)+"COMMIT\n", c.command)
+			among := around.clone()
+			among.Pods = nil
+			r := newRules(&among)
+			defer r.close()
+			now := time.Now()
+			assert := func(when string, after time.Duration, looks bool) {
+				t.Helper()
+				at := now.Add(after)
+				if f, err := r.find(at); f.Level != Translates || err != nil || r.sets[c.set].at.Equal(at) != looks {
+					t.Errorf("%s: level %d, error %v, looked at after %v", when, f.Level, err, r.sets[c.set].at.Sub(now))
+				}
+			}
+			assert("no pod is known", 0, true)
+			among.Pods = around.Pods
+			assert("pods are", time.Second, true)
+			among.Pods = append(slices.Clone(around.Pods), netip.MustParsePrefix("10.244.3.0/24"))
+			assert("a Node comes", 2*time.Second, false)
+			assert("later", time.Second+c.pause, true)
+			run(t, strings.Replace(c.command, "-restore", "", 1)+" -t nat -I PREROUTING 1 "+dnat)
+			assert("a rule comes", time.Second+2*c.pause, true)
+		})
+	}
 }

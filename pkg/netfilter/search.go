@@ -41,6 +41,8 @@ type base struct {
 type ruleset interface {
 	// changed says whether the rules may have changed since begin was called.
 	changed(now time.Time) (bool, error)
+	// pause is for how long a rule that translates is taken to be there whatever is around it.
+	pause() time.Duration
 	// begin and end are around a look at it, end also after one that only asked who sets marks.
 	begin(now time.Time)
 	end()
