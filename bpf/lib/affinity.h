@@ -8,6 +8,7 @@
 #define EC_LIB_AFFINITY_H
 
 #include "bpf/lib/addr.h"
+#include "bpf/lib/backend.h"
 #include "bpf/lib/flow.h"
 #include "bpf/lib/maps.h"
 #include "bpf/lib/path.h"
@@ -40,9 +41,9 @@ EC_INLINE bool affinity_is(const struct affinity *a, const struct scratch *s, __
 /* The backend with this number, if it serves this set as it did in this generation; NULL: it does not. */
 EC_INLINE const struct backend *affinity_backend(__u32 number, __u32 generation, __u32 set)
 {
-	const struct backend *b = bpf_map_lookup_elem(&backends, &number);
+	const struct backend *b = backend_get(number);
 
-	return b && b->generation == generation && b->set == set && (b->flags & BACKEND_SERVING) ? b : NULL;
+	return b && backend_is(b, set, generation, BACKEND_SERVING) ? b : NULL;
 }
 
 /* Whether a record still binds its client: the pod is there, the time has not run out, and the backend serves. */

@@ -48,9 +48,9 @@ EC_CALL bool asked_by_service(const struct scratch *s)
 }
 
 /*
- * Whether the packet goes on an exchange that has not been the Service's. Anybody may give a Service an address of
- * somebody else's, but a ClusterIP: what pods and the host have there goes on, only what begins is for the Service. Of
- * the host's datagrams that is none that has a socket, which would have had a backend's address (sock.h).
+ * Whether the packet belongs to an exchange that is not the Service's. A Service may be given somebody else's address,
+ * unless that is a ClusterIP: what pods and the host have there goes on, and only what begins is for the Service. A
+ * datagram of a socket of the host's begins nothing: for the Service it would have a backend's address (sock.h).
  */
 EC_CALL bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
 {

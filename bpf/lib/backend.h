@@ -10,7 +10,7 @@
 /* How many backends of a set are tried when those that are chosen serve no more. */
 #define BACKEND_TRIES 8
 
-/* Flags, one of which a backend needs so that datagrams go on to it. */
+/* A backend to which datagrams go on has one of these flags. */
 #define BACKEND_GOES_ON (BACKEND_SERVING | BACKEND_ANSWERS)
 
 /* A range of slots. */
@@ -48,9 +48,9 @@ EC_INLINE enum verdict backend_slots(const struct service_set *set, bool local, 
 }
 
 /*
- * Makes a backend the target; false: it has none of the flags any more, or it is a pod of this node that is
- * gone. A process may sleep here for longer than numbers wait to be used again, so it is
- * looked at again after the copy.
+ * Makes a backend the target; false: it has none of the flags any more, or it is a pod of
+ * this node that is gone. A process may sleep here for longer than numbers wait to be used
+ * again, so it is looked at again after the copy.
  */
 EC_CALL bool backend_take(struct target *t, __u32 number, __u32 set, __u8 flags)
 {

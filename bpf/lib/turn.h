@@ -9,7 +9,7 @@
 /* What becomes of a packet whose flow is known. */
 enum turn {
 	TURN_GOES_ON,
-	TURN_ANEW, /* its backend serves no more, or does not even answer, and another is chosen */
+	TURN_ANEW, /* another backend is chosen */
 	TURN_GONE, /* its backend is gone, and TCP has to be told */
 };
 
@@ -28,9 +28,9 @@ EC_CALL bool turn_backend_gone(const struct snat_entry *flow, const struct backe
 }
 
 /*
- * Whether a SYN begins another connection: the last is closed, or none was answered and the backend serves no more. What
- * a client outside has sent anybody may have: while its backend serves, only that closes one that it has accepted. A SYN
- * after another end goes to the same backend.
+ * Whether a SYN begins another connection: the last is closed, or none was answered and the backend serves no more.
+ * What a client outside has sent anybody may have: while its backend serves, only that closes one that it has accepted.
+ * A SYN after another end goes to the same backend.
  */
 EC_CALL bool turn_syn_anew(struct scratch *s, const struct snat_entry *flow, bool serves)
 {

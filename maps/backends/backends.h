@@ -25,8 +25,7 @@ struct backend {
 	__be16 port;
 	__u8 proto;
 	__u8 flags;       /* enum backend_flags */
-	__u32 generation; /* rises when the backend is in no EndpointSlice any more; a flow with another is of an
-			     earlier one */
+	__u32 generation; /* rises when it is in no EndpointSlice any more: a flow with another is of an earlier one */
 	__u32 set;        /* of whose set it is */
 };
 _Static_assert(sizeof(struct backend) == 28, "backend is part of the map layout");
