@@ -146,6 +146,17 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 	return frontend_choose(s, &frontend) ?: frontend_prepare(ctx, s);
 }
 
+/* Whether the packet has arrived for others, to whom the stack sends it or does not. */
+EC_INLINE bool frontend_passes_on(const struct scratch *s)
+{
+	struct destination *to;
+
+	if (s->owner.direction != DIRECTION_FROM_UPLINK && s->owner.direction != DIRECTION_FROM_TUNNEL)
+		return false;
+	to = path_destination(&s->pkt.tuple.dst);
+	return !to || to->kind != DESTINATION_HOST;
+}
+
 /*
  * A packet that goes straight to an address that may be a backend's: if a flow of the owner
  * to a Service has its tuple already, it gets another port, or the backend would take the
@@ -159,13 +170,13 @@ EC_CALL enum verdict frontend_beside(struct __sk_buff *ctx, struct scratch *s)
 	if (!(s->service.device & DEVICE_CLIENT) || !open_allowed(&s->pkt) || out->proto == IPPROTO_SCTP)
 		return VERDICT_GO_ON;
 	there = nat_peek_reverse(out);
-	if (!there || !nat_is_service(there) || there->ifindex != s->owner.ifindex)
+	if (!there || !nat_is_service(there) || there->ifindex != s->owner.ifindex || frontend_passes_on(s))
 		return VERDICT_GO_ON;
 	__builtin_memset(&s->target, 0, sizeof(s->target));
 	s->target.address = out->dst;
 	s->target.port = out->dport;
 	s->owner.flags = FLOW_SERVICE;
-	return frontend_prepare(ctx, s);
+	return asked_judge_source(ctx, s) ?: frontend_prepare(ctx, s);
 }
 
 /* What a pod that is its own backend sends to the Service's address, where its request seems to come from. */

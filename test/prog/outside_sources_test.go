@@ -91,3 +91,21 @@ func TestOutsideJudgedBeforeItsFlow(t *testing.T) {
 		}
 	})
 }
+
+// Nor does who goes straight to a backend, from where a client of a Service has asked it, open a flow with a source that it
+// cannot have, or for what only the stack may send on.
+func TestOutsideStraightJudged(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.UDP, remote+":8080").nodePort(30080, 0)
+		b.serve(vip2, 80, wire.UDP, nodeIP+":8080").nodePort(30081, 0)
+		v := b.fromUplink(udp(world, 5000, nodeIP, 30080)).is("forwarded").view()
+		b.fromUplink(udp(nodeIP, v.sport, remote, 8080)).is(map[family]string{inIPv4: "stack", inIPv6: "drop SPOOFED_SOURCE"}[f])
+		b.fromUplink(udp(node2IP, 5000, nodeIP, 30081)).is("stack")
+		must(t, b.destinations.Put(f.key(node2IP+"/32"), destinations.Value{
+			Kind: destinations.Node, Node: b.addr(node2IP), Ifindex: uint32(b.uplink.index), Uplinks: 1 << 1,
+		}))
+		b.arrive(b.other, udp(node2IP, 5000, nodeIP, 8080)).is("drop WRONG_UPLINK")
+		b.count(2, 0)
+	})
+}
