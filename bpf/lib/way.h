@@ -91,6 +91,29 @@ EC_CALL enum verdict way_judge(const struct scratch *s, const struct addr *from,
 }
 
 /*
+ * Whether what is at the target is served again where it arrives, which might lead here, each time as a new flow, until
+ * the TTL runs out. What a pod has is not, nor is what a node has that is the Service's backend itself
+ * (pkg/service has no frontend there).
+ */
+EC_CALL bool way_is_served(const struct scratch *s, enum destination_kind kind)
+{
+	struct service_key key = {
+		.address = s->target.address,
+		.port = s->target.port,
+		.proto = s->pkt.tuple.proto,
+	};
+	struct service *there;
+
+	if (!s->target.set || kind == DESTINATION_HOST || kind == DESTINATION_LOCAL || kind == DESTINATION_POD_CIDR)
+		return false;
+	there = bpf_map_lookup_elem(&services, &key);
+	if (there)
+		return kind != DESTINATION_NODE || there->set != s->target.set;
+	key.address = addr_any_like(&s->target.address);
+	return kind == DESTINATION_NODE && bpf_map_lookup_elem(&services, &key);
+}
+
+/*
  * Judges a new flow before anything of it is written, and says whom its target takes for the client: the client itself,
  * if the target is on this node and its replies pass here anyway; else the node.
  */
@@ -103,6 +126,8 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 	struct path *p = path_slot(WAY_FROM(ctx), &s->pkt);
 	enum verdict verdict = way_judge(s, &s->pkt.tuple.src, kind, s->target.port);
 
+	if (!verdict && way_is_served(s, kind))
+		verdict = -DROP_NO_BACKEND;
 	if (verdict)
 		return verdict;
 	s->owner.address = s->pkt.tuple.src;

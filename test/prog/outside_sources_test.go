@@ -28,6 +28,38 @@ func TestServicesDoNotAskServices(t *testing.T) {
 	})
 }
 
+// Nor does one lead to another: two that do might send each packet to and fro until its TTL has run out.
+func TestServicesDoNotLeadToServices(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for end, want := range map[string]string{
+			node2IP + ":30002": "drop NO_BACKEND", // a NodePort
+			node2IP + ":443":   "drop NO_BACKEND",
+			world2 + ":443":    "drop NO_BACKEND",
+			world2 + ":444":    "forwarded",
+			node2IP + ":30003": "forwarded",
+			node2IP + ":8443":  "forwarded", // where only the Service itself is
+			nodeIP + ":30002":  "stack",     // whose sockets are asked
+			remote + ":443":    "forwarded", // anybody may claim a pod's address, but there it is the pod's
+		} {
+			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+				b := newBed(t, f, withServices)
+				b.answers = true
+				other := b.serve(vip2, 80, proto, podB+":8080").nodePort(30002, 0)
+				for _, claimed := range []string{node2IP, world2, remote} {
+					other.loadBalancer(claimed, 443, 0)
+				}
+				b.serve(vip, 80, proto, end).nodePort(30001, 0).also(node2IP, 8443, 0)
+				if r := b.fromUplink(initial(proto, world, 5000, nodeIP, 30001)); r.what != want {
+					t.Errorf("%v to %s: outcome %q, want %q", proto, end, r.what, want)
+				}
+				if want == "drop NO_BACKEND" {
+					b.empty()
+				}
+			}
+		}
+	})
+}
+
 // What a policy of the host's wants encrypted does not pass it by to a backend; what the stack gets it judges itself.
 func TestOutsideUnderPolicy(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
