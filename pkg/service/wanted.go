@@ -95,7 +95,7 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 				if theirs {
 					problem(Taken, "%v is where the API server answers", f)
 				}
-				return theirs
+				return theirs || w.endsAt(f, o)
 			})
 			if p.Protocol == sctp {
 				if text := w.keepPort(); text != "" {
@@ -112,6 +112,13 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 		problem(Unsupported, "%s", tooLarge)
 	}
 	return sets, problems
+}
+
+// endsAt says whether what goes to a frontend is to stay there: the node's own socket has that address and port, and is an
+// endpoint. Nodes might send it on to each other otherwise.
+func (w *wantedSet) endsAt(f frontend, o Options) bool {
+	return !f.clusterIP && f.flags&services.Ranges == 0 && o.HeldAddresses[f.Address.Netip()] &&
+		slices.ContainsFunc(w.backends, func(b Backend) bool { return (b.Cluster || b.Local) && b.Address == f.Address && b.Port == f.Port.Host() })
 }
 
 // keepPort takes the frontends away whose port is not that of all backends, and says so: where it can't be changed.

@@ -57,6 +57,12 @@ func TestWanted(t *testing.T) {
 			options: Options{ExternalIPs: true, HeldAddresses: map[netip.Addr]bool{netip.MustParseAddr("10.96.0.1"): true}}, want: "*:30080 tcp; [2001:db8::1]:80 tcp"},
 		{name: "a NodePort twice", service: Service{ClusterIPs: addrs("10.96.0.1"), Ports: []Port{{"a", wire.TCP, 80, 30080}, {"b", wire.UDP, 80, 30080}, {"c", wire.TCP, 81, 30080}}},
 			want: "10.96.0.1:80 tcp cluster, *:30080 tcp; 10.96.0.1:80 udp cluster, *:30080 udp", problem: Malformed, says: "or its NodePort is"},
+		{name: "endpoints that are the node's own sockets", service: Service{
+			ClusterIPs: addrs("10.96.0.1"), ExternalIPs: addrs("192.0.2.1", "192.0.2.3", "192.0.2.4"), LoadBalancerIPs: addrs("192.0.2.2"), Ports: tcp,
+		}, slices: []*Slice{{Ports: []SlicePort{{"", wire.TCP, 80}}, Endpoints: []Endpoint{ep(t, "192.0.2.1"), ep(t, "192.0.2.2"), ep(t, "192.0.2.3")}}},
+			options: Options{ExternalIPs: true, HeldAddresses: map[netip.Addr]bool{
+				netip.MustParseAddr("192.0.2.1"): true, netip.MustParseAddr("192.0.2.2"): true, netip.MustParseAddr("192.0.2.4"): true,
+			}}, want: "10.96.0.1:80 tcp cluster, 192.0.2.3:80 tcp, 192.0.2.4:80 tcp"},
 		{name: "source ranges", service: Service{
 			ClusterIPs: addrs("10.96.0.1"), LoadBalancerIPs: addrs("192.0.2.2", "192.0.2.3"), ExternalIPs: addrs("192.0.2.1", "192.0.2.3"), Ports: np,
 			SourceRanges: prefixes("198.51.100.0/24", "2001:db8::/32"),
