@@ -112,12 +112,9 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	local = asked_is_local(s, frontend);
 	if (!seconds || !frontend_keeps(s, frontend, seconds, local))
 		verdict = backend_choose(&s->target, number, set, local);
-	if (verdict)
-		return verdict;
-	s->owner.flags = s->target.flags;
-	if (seconds)
-		affinity_keep(s);
-	return VERDICT_GO_ON;
+	if (!verdict)
+		s->owner.flags = s->target.flags;
+	return verdict;
 }
 
 /* A packet without a flow, to a frontend. known: it had one until now. */
@@ -310,6 +307,16 @@ EC_GLOBAL enum verdict frontend_leave(struct __sk_buff *ctx)
 	return verdict;
 }
 
+/* The packet's source keeps the target of the flow that has been opened. What has been refused pushes out no record. */
+EC_CALL void frontend_keep(const struct scratch *s)
+{
+	__u32 number = s->target.set;
+	struct service_set *set = bpf_map_lookup_elem(&sets, &number);
+
+	if (number && set && set->affinity)
+		affinity_keep(s);
+}
+
 /* Translates the packet for whose flow a pair has just been opened. */
 EC_GLOBAL enum verdict frontend_opened(struct __sk_buff *ctx)
 {
@@ -328,6 +335,8 @@ EC_GLOBAL enum verdict frontend_opened(struct __sk_buff *ctx)
 		return -DROP_NO_MAPPING;
 	if (open_is_taken_over(s))
 		takeover_end(ctx, s);
+	else
+		frontend_keep(s);
 	return frontend_translate(ctx, s, flow);
 }
 

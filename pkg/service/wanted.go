@@ -118,7 +118,9 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 // endpoint. Nodes might send it on to each other otherwise.
 func (w *wantedSet) endsAt(f frontend, o Options) bool {
 	return !f.clusterIP && f.flags&services.Ranges == 0 && o.HeldAddresses[f.Address.Netip()] &&
-		slices.ContainsFunc(w.backends, func(b Backend) bool { return (b.Cluster || b.Local) && b.Address == f.Address && b.Port == f.Port.Host() })
+		slices.ContainsFunc(w.backends, func(b Backend) bool {
+			return (b.Cluster || b.Local) && b.Address == f.Address && b.Port == f.Port.Host()
+		})
 }
 
 // keepPort takes the frontends away whose port is not that of all backends, and says so: where it can't be changed.

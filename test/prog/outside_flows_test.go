@@ -2,6 +2,7 @@ package prog
 
 import (
 	"bytes"
+	"strconv"
 	"testing"
 	"time"
 
@@ -275,6 +276,18 @@ func TestOutsideBackendsChange(t *testing.T) {
 		must(t, b.services.Delete(services.Key{Address: b.addr(anyOwn), Port: wire.PortFrom(30080), Proto: wire.TCP}))
 		b.fromUplink(segment).is("forwarded")
 	})
+}
+
+// Who is refused pushes out no record of others.
+func TestOutsideAffinityOfTheRefused(t *testing.T) {
+	b := newBed(t, inIPv4, withServices, withTables(64, 64))
+	b.serve(vip, 53, wire.UDP, podB+":53").nodePort(30053, 0).keeps(60)
+	for i := range 64 {
+		b.fromUplink(udp("198.51.100."+strconv.Itoa(1+i), 5000, nodeIP, 30053))
+	}
+	if n := len(all(b, b.clients)); n != 32 {
+		t.Errorf("%d clients keep a backend, want the 32 whose flows have room", n)
+	}
 }
 
 // A client outside keeps its backend, if the Service asks for that, as long as it is told to.
