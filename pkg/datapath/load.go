@@ -10,9 +10,11 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath/migrate"
@@ -164,6 +166,9 @@ func configure(opts Options) (*ebpf.CollectionSpec, error) {
 		if entries := options[d.Capacity]; entries > 0 {
 			m.MaxEntries = entries
 		}
+	}
+	if opts.NodeConfig.Services == 0 { // nobody writes to them then, and all of their room is memory
+		spec.Maps[sockets.Name].MaxEntries, spec.Maps[affinity.ClientsName].MaxEntries = 1, 1
 	}
 	node := opts.NodeConfig
 	node.SnatEntries, node.ConntrackEntries = spec.Maps[snat.Name].MaxEntries, spec.Maps[conntrack.Name].MaxEntries

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
+	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
@@ -52,6 +54,11 @@ func TestServicesAreTurnedOnAndOff(t *testing.T) {
 			for _, on := range []bool{false, true, true, false, true} {
 				dp := mustLoad(t, n.serving(on))
 				n.assertSockets(t, on)
+				for _, name := range []string{sockets.Name, affinity.ClientsName} {
+					if got := dp.Maps.Capacity(name); got == 1 == on {
+						t.Errorf("Services on: %v; map %s has room for %d", on, name, got)
+					}
+				}
 				if on {
 					n.assertToPods(t, want)
 					check(t, dp.Reconfigure(context.Background(), n.serving(on).NodeConfig))
