@@ -109,6 +109,29 @@ func deleter[K comparable, V any](m *typed.Map[K, V], gone service.Gone[K]) func
 	return func() error { return m.DeleteAll(gone) }
 }
 
+// holdWorld makes the entry by which flows of the world and of the node itself are counted, and says whether it had to.
+func (n *node) holdWorld() (made bool, err error) {
+	err = n.dp.Maps.Devices.Insert(devices.Key{Ifindex: devices.World}, devices.Value{})
+	if errors.Is(err, typed.ErrKeyExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// inspectWorld puts that entry back: without it nobody outside is served, and the plugin of a build that does not know it takes it
+// for a pod's that is gone.
+func (l *loop) inspectWorld(*state) error {
+	if l.services == nil {
+		return nil
+	}
+	made, err := l.holdWorld()
+	if made {
+		l.status.repaired(repairedService, 1)
+		l.log.Warn("the entry of the world in the map of devices restored")
+	}
+	return err
+}
+
 // forgetWorld removes the entry by which flows of the world are counted: without it, programs know no such holder.
 func forgetWorld(maps *datapath.Maps) error {
 	err := maps.Devices.Delete(devices.Key{Ifindex: devices.World})

@@ -12,8 +12,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
-	"github.com/ebpf-cni/ebpf-cni/maps/devices"
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -80,21 +78,12 @@ func newServices(n *node) (*serviceController, error) {
 	c.now = serviceReport{
 		filled: len(content.Services) > 0, cidrs: ranges, capacities: c.maps.capacities(), used: c.state.Used(), nodePorts: portsOf(c.state.NodePorts()),
 	}
-	if err := c.holdWorld(); err != nil {
+	if _, err := n.holdWorld(); err != nil {
 		return nil, err
 	}
 	c.events, c.checks = newServiceEvents(n), newHealthChecks(n)
 	c.status.set(func(f *figures) { f.services, f.inStep = c.now, time.Now() })
 	return c, nil
-}
-
-// holdWorld makes the entry by which flows of the world and of the node itself are counted.
-func (c *serviceController) holdWorld() error {
-	err := c.dp.Maps.Devices.Insert(devices.Key{Ifindex: devices.World}, devices.Value{})
-	if errors.Is(err, typed.ErrKeyExist) {
-		return nil
-	}
-	return err
 }
 
 // standingRanges are the ranges that an earlier agent has written, until the source says what they are.
@@ -263,9 +252,6 @@ func (c *serviceController) repair() {
 		return
 	}
 	content, err := c.maps.read()
-	if err == nil {
-		err = c.holdWorld()
-	}
 	if err != nil {
 		c.note(err)
 		return

@@ -108,9 +108,15 @@ func TestWorldHoldsFlows(t *testing.T) {
 	}
 	l.services.place(here())
 	l.services.accept(complete())
+	ready(t, l)
 	must(t, l.dp.Maps.Devices.Delete(key))
-	l.services.repair()
+	for range 2 {
+		l.inspect(t.Context())
+	}
 	if _, err := l.dp.Maps.Devices.Get(key); err != nil {
 		t.Error(err)
+	}
+	if n := l.repairs(t, repairedService); n != 1 {
+		t.Errorf("%v repairs are counted", n)
 	}
 }

@@ -91,6 +91,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
 		{"services", onPass | onTick, l.attachSockets},
+		{"services", onTick, l.inspectWorld},
 		{"tunnel", onTick, l.tunnel.inspect},
 		{"files", onTick, vital(l.files.inspect)},
 		{"endpoints", onTick, l.endpoints.inspect},
