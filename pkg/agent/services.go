@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
@@ -26,7 +28,7 @@ type serviceController struct {
 	checks  *healthChecks
 	updates chan service.Update
 	around  chan whereabouts
-	// news is readable while there is a report that the loop has not heard of, ceased while backends have ceased to serve.
+	// news is readable while there is a report that the loop has not heard of, ceased while backends of UDP have ceased to serve.
 	news, ceased chan struct{}
 
 	// Owned by the loop's goroutine.
@@ -271,7 +273,7 @@ func (c *serviceController) write(w service.Writes) {
 	if err == nil {
 		c.state.Written(time.Now())
 	}
-	if len(w.Retired.Keys) > 0 {
+	if slices.ContainsFunc(w.Retired.Values, func(b backends.Value) bool { return b.Proto == wire.UDP }) {
 		poke(c.ceased)
 	}
 }

@@ -11,6 +11,10 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
 
+// socketsPause is the least time between two looks at the sockets: there may be tens of thousands, and in a large cluster
+// backends cease all the time.
+const socketsPause = time.Second
+
 // attachSockets puts programs for the node's own processes back that somebody has removed.
 func (l *loop) attachSockets(*state) error {
 	if l.services == nil || l.cfg.Cgroup == "" {
@@ -35,13 +39,26 @@ func (c *serviceController) endSockets(ctx context.Context) error {
 			return ctx.Err()
 		}
 		c.complaints.note("services/sockets", err)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-c.ceased:
-		case <-time.After(resync):
+		if err := awaitPoke(ctx, c.ceased); err != nil {
+			return err
 		}
 	}
+}
+
+// awaitPoke waits for a poke, or for resync, and for socketsPause in any case; its error is ctx's.
+func awaitPoke(ctx context.Context, poked <-chan struct{}) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(socketsPause):
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-poked:
+	case <-time.After(resync - socketsPause):
+	}
+	return nil
 }
 
 // endSocketsNow ends the sockets that our programs have connected to backends that answer no more.

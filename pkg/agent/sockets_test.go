@@ -1,10 +1,12 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
 // connectedTo makes a socket that waits for a backend, and notes it as the programs do.
@@ -85,7 +88,7 @@ func TestSocketsAreEnded(t *testing.T) {
 	}
 }
 
-// A change that takes a backend away has sockets looked at; others have not.
+// A change that takes a backend of UDP away has sockets looked at; others have not.
 func TestRetiredBackendsWakeTheEndOfSockets(t *testing.T) {
 	l := testServices(t)
 	woken := func() bool {
@@ -96,13 +99,49 @@ func TestRetiredBackendsWakeTheEndOfSockets(t *testing.T) {
 			return false
 		}
 	}
+	of := func(proto wire.Protocol, all ...[]string) service.Update {
+		u := complete(all...)
+		for i := range u.Services {
+			u.Services[i].Ports[0].Protocol, u.Slices[i].Ports[0].Protocol = proto, proto
+		}
+		return u
+	}
 	l.services.place(here())
-	l.services.accept(complete([]string{"10.244.2.7"}, []string{"10.244.2.8"}))
-	if woken() {
-		t.Error("by backends that have come")
+	for proto, wakes := range map[wire.Protocol]bool{wire.TCP: false, wire.UDP: true} {
+		l.services.accept(of(proto, []string{"10.244.2.7"}, []string{"10.244.2.8"}))
+		woken() // by those of the other protocol, which have gone
+		l.services.accept(of(proto, []string{"10.244.2.7", "10.244.2.9"}, []string{"10.244.2.8"}))
+		if woken() {
+			t.Errorf("%v: by a backend that has come", proto)
+		}
+		l.services.accept(of(proto, []string{}, []string{"10.244.2.8"}))
+		if woken() != wakes {
+			t.Errorf("%v: by one that has gone: %v, want %v", proto, !wakes, wakes)
+		}
 	}
-	l.services.accept(complete([]string{}, []string{"10.244.2.8"}))
-	if !woken() {
-		t.Error("not by one that has gone")
-	}
+}
+
+// However often backends cease, there is a second between two looks.
+func TestSocketsAreLookedAtNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		poked := make(chan struct{}, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for want, prepare := range map[time.Duration]func(){
+			time.Second:     func() { poke(poked) },
+			3 * time.Second: func() { time.AfterFunc(3*time.Second, func() { poke(poked) }) },
+			resync:          func() {},
+		} {
+			prepare()
+			began := time.Now()
+			must(t, awaitPoke(ctx, poked))
+			if took := time.Since(began); took != want {
+				t.Errorf("looked after %v, want %v", took, want)
+			}
+		}
+		cancel()
+		if awaitPoke(ctx, poked) == nil {
+			t.Error("goes on")
+		}
+	})
 }
