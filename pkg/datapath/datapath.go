@@ -92,7 +92,11 @@ func (o Options) withDefaults() Options {
 }
 
 func (o Options) attacher() attach.Attacher {
-	return attach.Attacher{Dir: o.Dir, Mode: o.Attach, Cgroup: o.Cgroup}
+	a := attach.Attacher{Dir: o.Dir, Mode: o.Attach, Cgroup: o.Cgroup}
+	if o.NodeConfig.Services == 0 { // what is attached is to go, whatever cgroup it is on
+		a.Cgroup = ""
+	}
+	return a
 }
 
 // lock takes the node's lock for a change to all pods at once.

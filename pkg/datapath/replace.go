@@ -125,7 +125,7 @@ func (l *loader) restore(done []attachment) error {
 			continue
 		}
 		back := l.opts.attacher()
-		back.Mode = old.mode
+		back.Mode, back.Cgroup = old.mode, l.opts.Cgroup
 		if _, err := back.Attach(old.Ifindex, old.Hook, old.prog); err != nil && !gone(old.Place) {
 			errs = append(errs, fmt.Errorf("restore the old program: %w", err))
 		}

@@ -35,12 +35,12 @@ func (n node) all(mode attach.Mode) []attach.Mode {
 	return slices.Repeat([]attach.Mode{mode}, len(n.pods))
 }
 
-// serving are the options with which the programs serve Services, or not.
+// serving are the options with which the programs serve Services, or not, where no cgroup is needed.
 func (n node) serving(on bool) Options {
 	opts := n.opts
-	opts.NodeConfig.Services = 0
+	opts.NodeConfig.Services, opts.Cgroup = 0, "/nowhere"
 	if on {
-		opts.NodeConfig.Services = 1
+		opts.NodeConfig.Services, opts.Cgroup = 1, n.opts.Cgroup
 	}
 	return opts
 }
@@ -99,7 +99,7 @@ func (n node) assertToPods(t *testing.T, mode attach.Mode) {
 func (n node) assertSockets(t *testing.T, on bool) {
 	t.Helper()
 	for _, hook := range attach.SocketHooks() {
-		state, err := n.opts.attacher().Attached(0, hook)
+		state, err := n.serving(true).attacher().Attached(0, hook)
 		check(t, err)
 		var want attach.State
 		if on {
@@ -151,17 +151,21 @@ func TestServicesThatCouldNotBeTurnedOn(t *testing.T) {
 	n.assertToPods(t, attach.Clsact)
 	n.assertSockets(t, true)
 
-	// An upgrade that fails leaves the old programs in their place.
-	_, err := load(context.Background(), n.serving(true), func(s step) error {
-		if s == stepMerged {
-			return broken
+	// An upgrade that fails leaves the old programs in their place, and so does a start that turns Services off.
+	off := n.serving(false)
+	off.Cgroup = n.opts.Cgroup
+	for _, opts := range []Options{n.serving(true), off} {
+		_, err := load(context.Background(), opts, func(s step) error {
+			if s == stepMerged {
+				return broken
+			}
+			return nil
+		})
+		if !errors.Is(err, broken) {
+			t.Fatal(err)
 		}
-		return nil
-	})
-	if !errors.Is(err, broken) {
-		t.Fatal(err)
+		n.assertSockets(t, true)
 	}
-	n.assertSockets(t, true)
 }
 
 // TestSocketsMoveToAnotherCgroup when a start names one, and stay on the old one if that start fails before they have.
