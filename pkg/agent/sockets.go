@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
@@ -32,13 +33,7 @@ func (l *loop) attachSockets(*state) error {
 // kind, and now and then, since a process may just have connected to what was about to cease.
 func (c *serviceController) endSockets(ctx context.Context) error {
 	for {
-		err := c.endSocketsNow()
-		if errors.Is(err, device.ErrNoSocketDiag) {
-			c.log.Warn("processes of the node that have connected a UDP socket to a Service's backend are not told when that answers no more", "error", err)
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		c.complaints.note("services/sockets", err)
+		c.noteSockets(c.endSocketsNow())
 		if err := awaitPoke(ctx, c.ceased); err != nil {
 			return err
 		}
@@ -59,6 +54,16 @@ func awaitPoke(ctx context.Context, poked <-chan struct{}) error {
 	case <-time.After(resync - socketsPause):
 	}
 	return nil
+}
+
+// noteSockets notes how that went. What a kernel can't do it may learn to, by a module.
+func (c *serviceController) noteSockets(err error) {
+	const about = "services/sockets"
+	if errors.Is(err, device.ErrNoSocketDiag) {
+		c.complaints.warn(about, fmt.Errorf("processes of the node that have connected a UDP socket to a Service's backend are not told that it answers no more: %w", err))
+		return
+	}
+	c.complaints.note(about, err)
 }
 
 // endSocketsNow ends the sockets that our programs have connected to backends that answer no more.

@@ -3,8 +3,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
@@ -144,4 +148,24 @@ func TestSocketsAreLookedAtNowAndThen(t *testing.T) {
 			t.Error("goes on")
 		}
 	})
+}
+
+// Sockets that can't be ended are shown as long as that is so, and make no noise.
+func TestSocketsThatCannotBeEnded(t *testing.T) {
+	log := &syncedBuffer{}
+	text := slog.New(slog.NewTextHandler(log, nil))
+	c := &serviceController{node: &node{log: text, complaints: newComplaints(text)}}
+	for range 2 {
+		c.noteSockets(fmt.Errorf("list UDP sockets: %w", device.ErrNoSocketDiag))
+		if is := c.complaints.degraded(); len(is) != 1 {
+			t.Errorf("degraded by %v", is)
+		}
+	}
+	if said := log.String(); strings.Count(said, "level=WARN") != 1 || strings.Contains(said, "level=ERROR") {
+		t.Errorf("logged %s", said)
+	}
+	c.noteSockets(nil)
+	if is := c.complaints.degraded(); len(is) > 0 {
+		t.Errorf("still degraded by %v", is)
+	}
 }
