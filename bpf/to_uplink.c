@@ -71,14 +71,14 @@ EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
 }
 
 /*
- * Whether the node itself may have one more entry only to be noted. Nobody counts those, so they are none of the half
- * that is pods' and the world's; without one, a Service may take what is answered.
+ * Whether the node itself may have one more entry only to be noted. Nobody counts those, so that they would leave pods
+ * none; without one, a Service may take what is answered.
  */
 EC_INLINE bool to_uplink_has_room(void)
 {
 	const struct usage *u = flow_usage(USAGE_SNAT);
 
-	return u && u->entries < flow_capacity(USAGE_SNAT) / 2;
+	return u && u->entries < flow_capacity(USAGE_SNAT) / 4 * 3;
 }
 
 /*

@@ -60,8 +60,8 @@ func TestNoAnswerIsTheHostsTunnel(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for end, want := range map[string]string{podB: "delivered", remote: "forwarded", beyond: "forwarded", world2: "forwarded"} {
 			b := newBed(t, f, withServices)
-			b.serve(vip, 80, wire.UDP, end+":8080").loadBalancer(node2IP, 80, 0)
-			v := b.toUplink(udp(nodeIP, tunnelPort, node2IP, 80)).is(want).view()
+			b.serve(vip, 80, wire.UDP, end+":8080")
+			v := b.toUplink(udp(nodeIP, tunnelPort, vip, 80)).is(want).view()
 			for _, r := range append(halves(udp(v.dst, v.dport, v.src, v.sport)), udp(v.dst, v.dport, v.src, v.sport)) {
 				b.sentBack(end, end, r).is("drop TUNNEL_PORT")
 			}
