@@ -117,6 +117,7 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 	struct device *dev = flow_owner(ifindex);
 	struct usage *u = flow_usage(USAGE_CONNTRACK);
 	struct snat_entry *masqueraded;
+	struct holding held = {};
 	enum verdict verdict;
 	int err;
 
@@ -127,7 +128,8 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 		return -DROP_FLOW_COLLISION;
 	if (cfg.services && nat_beside_service(pkt))
 		return -DROP_FLOW_COLLISION;
-	verdict = room_reserve(u, USAGE_CONNTRACK, &dev->conntrack_flows);
+	held.own = &dev->conntrack_flows;
+	verdict = room_reserve(u, USAGE_CONNTRACK, &held);
 	if (verdict)
 		return verdict;
 	err = flow_insert(&conntrack, replies, &e);
@@ -135,7 +137,7 @@ EC_CALL enum verdict ct_create(const struct tuple *replies, const struct pkt *pk
 		journal_note(u, USAGE_CONNTRACK, replies);
 		return VERDICT_GO_ON;
 	}
-	flow_release(USAGE_CONNTRACK, &dev->conntrack_flows);
+	flow_release(USAGE_CONNTRACK, &held);
 	return err == -EC_EEXIST ? ct_resolve_conflict(replies, ifindex) : flow_refusal(err, USAGE_CONNTRACK);
 }
 

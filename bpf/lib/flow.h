@@ -6,6 +6,7 @@
 #ifndef EC_LIB_FLOW_H
 #define EC_LIB_FLOW_H
 
+#include "bpf/lib/holder.h"
 #include "bpf/lib/maps.h"
 #include "bpf/lib/tcp.h"
 #include "bpf/lib/verdict.h"
@@ -107,6 +108,9 @@ EC_INLINE __u8 flow_bits(const struct pkt *pkt)
 	return bits;
 }
 
+/* How long an idle connection lives, whose time pressure must not shorten. */
+#define FLOW_ESTABLISHED_S 86400
+
 /* How long an idle flow lives, in seconds; out is the state of the opener's direction, in of the other. */
 EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 {
@@ -120,14 +124,26 @@ EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 		return 3600;
 	/* A RST alone is no answer: else a port scan would fill the table for a day. */
 	if ((out & FLOW_ACK) && (in & (FLOW_SYN | FLOW_ACK)))
-		return 86400;
+		return FLOW_ESTABLISHED_S;
 	return 60;
 }
 
-/* Whether the flow is an established connection, whose lifetime pressure must not shorten. */
-EC_INLINE bool flow_established(__u8 proto, __u8 out, __u8 in)
+/*
+ * The same of a flow of a client outside to a Service: what costs it nothing ends early, as in netfilter. It must have
+ * proved that it has its address, what its backend has closed must not wait for it long, and datagrams have to be
+ * answered more than once.
+ */
+EC_INLINE __u64 flow_lifetime_outside_s(__u8 proto, __u8 out, __u8 in)
 {
-	return proto == IPPROTO_TCP && flow_lifetime_s(proto, out, in) == 86400;
+	__u64 lifetime = flow_lifetime_s(proto, out, in), most = lifetime;
+
+	if (proto == IPPROTO_UDP && !(in & FLOW_STREAM))
+		most = 30;
+	if (proto == IPPROTO_TCP && (in & FLOW_FIN))
+		most = 120;
+	if (proto == IPPROTO_TCP && !(out & FLOW_ACK))
+		most = 20;
+	return lifetime < most ? lifetime : most;
 }
 
 EC_INLINE struct usage *flow_usage(__u32 table)
@@ -141,38 +157,28 @@ EC_INLINE __u64 flow_capacity(__u32 table)
 	return table == USAGE_SNAT ? cfg.snat_entries : cfg.conntrack_entries;
 }
 
-/*
- * Counts one more entry of a table for its holder, before it is made; held is the
- * holder's count, NULL for the node itself. A holder gets one only while it has fewer
- * than are free: so one pod never fills more than half of a table, two not more than two
- * thirds, and there is always room for a pod with few flows.
- */
-EC_INLINE enum verdict flow_reserve(struct usage *u, __u32 table, __u32 *held)
+/* Counts one more entry of a table for its holder, before it is made. */
+EC_INLINE enum verdict flow_reserve(struct usage *u, __u32 table, const struct holding *held)
 {
 	__u64 capacity = flow_capacity(table);
 
 	if (u->entries >= capacity)
 		return table == USAGE_SNAT ? -DROP_SNAT_FULL : -DROP_CONNTRACK_FULL;
-	if (held && *held >= capacity - u->entries)
+	if (!holder_may(held, capacity - u->entries))
 		return table == USAGE_SNAT ? -DROP_SNAT_LIMIT : -DROP_CONNTRACK_LIMIT;
 	__sync_fetch_and_add(&u->entries, 1);
-	if (held)
-		__sync_fetch_and_add(held, 1);
+	holder_more(held);
 	return VERDICT_GO_ON;
 }
 
-/*
- * Counts one entry less. A count that was lost and restarted stays at 0: if it wrapped
- * around, every flow would be refused.
- */
-EC_INLINE void flow_release(__u32 table, __u32 *held)
+/* Counts one entry less. */
+EC_INLINE void flow_release(__u32 table, const struct holding *held)
 {
 	struct usage *u = flow_usage(table);
 
 	if (u && !__sync_fetch_and_add(&u->entries, -1))
 		__sync_fetch_and_add(&u->entries, 1);
-	if (held && !__sync_fetch_and_add(held, -1))
-		__sync_fetch_and_add(held, 1);
+	holder_less(held);
 }
 
 /*
@@ -215,23 +221,6 @@ EC_INLINE void flow_note(struct device *owner, __u32 flags)
 {
 	if (owner && (owner->flags & flags) != flags)
 		__sync_fetch_and_or(&owner->flags, flags);
-}
-
-/* The holder of what the world has, as a pod's ifindex is of what that has. */
-#define FLOW_WORLD (~0U)
-
-/* In whose share a pair is, by its flags: a pod's or the world's. What the node sends for itself is in nobody's: 0. */
-EC_INLINE __u32 flow_holder(__u32 ifindex, __u32 flags)
-{
-	return ifindex ?: (flags & FLOW_SERVICE ? FLOW_WORLD : 0);
-}
-
-/* How many pairs their holder has; NULL: nobody counts them. */
-EC_INLINE __u32 *flow_held(__u32 ifindex, __u32 flags)
-{
-	struct device *dev = flow_holder(ifindex, flags) ? flow_owner(ifindex) : NULL;
-
-	return dev ? &dev->snat_flows : NULL;
 }
 
 /* Whether the pod's generation that opened a flow still exists; the node, 0, always does. */

@@ -94,14 +94,17 @@ EC_INLINE __u32 nat_random_port(void)
 }
 
 /*
- * Takes a pair off the counts. ifindex and flags are either half's, read before it was
- * deleted, since its memory may hold another flow at once.
+ * Takes a pair off the counts, that of a client with this address. ifindex and flags are
+ * either half's, read before it was deleted, since its memory may hold another flow at once.
  */
-EC_INLINE void nat_uncount(const struct tuple *reverse_key, __u32 ifindex, __u8 flags)
+EC_INLINE void nat_uncount(const struct tuple *reverse_key, const struct addr *client, __u32 ifindex, __u8 flags)
 {
-	flow_release(USAGE_SNAT, flow_held(ifindex, flags));
+	__u32 holder = holder_of(ifindex, flags, client);
+	struct holding held = ports_pairs(holder);
+
+	flow_release(USAGE_SNAT, &held);
 	if (flags & FLOW_COUNTED)
-		ports_release(reverse_key, flow_holder(ifindex, flags));
+		ports_release(reverse_key, holder);
 }
 
 /*
@@ -120,7 +123,7 @@ EC_CALL void nat_remove(const struct tuple *out, const struct snat_entry *forwar
 	if (reverse && nat_names(reverse, out, ifindex) && flow_claim(&reverse->last_seen, reverse->last_seen))
 		bpf_map_delete_elem(&snat_reverse, &key);
 	if (!bpf_map_delete_elem(&snat, out))
-		nat_uncount(&key, ifindex, flags);
+		nat_uncount(&key, &out->src, ifindex, flags);
 }
 
 /* Fills in a half that is missing: it leads to the other half's key. */
@@ -272,18 +275,26 @@ EC_INLINE enum verdict nat_find(const struct tuple *out, __u32 ifindex, struct s
 	return e ? nat_use(out, ifindex, e, found) : VERDICT_GO_ON;
 }
 
+/* Renews a reverse half for a packet that answers; false: it is being removed. */
+EC_INLINE bool nat_renew_reverse(const struct tuple *reverse_key, struct snat_entry *e)
+{
+	enum flow_seen seen = flow_touch(&e->last_seen);
+
+	if (seen == FLOW_DUE) {
+		if (reverse_key->proto == IPPROTO_UDP && holder_is_outside(e->ifindex, e->flags) &&
+		    (e->state & FLOW_PACKET))
+			e->state |= FLOW_STREAM;
+		nat_restore_forward(reverse_key, e);
+	}
+	return seen != FLOW_GONE;
+}
+
 /* The live reverse half with this key, renewed; NULL: there is none. */
 EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *reverse_key)
 {
 	struct snat_entry *e = bpf_map_lookup_elem(&snat_reverse, reverse_key);
-	enum flow_seen seen;
 
-	if (!e)
-		return NULL;
-	seen = flow_touch(&e->last_seen);
-	if (seen == FLOW_DUE)
-		nat_restore_forward(reverse_key, e);
-	return seen == FLOW_GONE ? NULL : e;
+	return e && nat_renew_reverse(reverse_key, e) ? e : NULL;
 }
 
 /* Whether who opens the flow is outside, and has not proved yet that it has the address: a half of no pod's. */

@@ -141,7 +141,7 @@ EC_INLINE int open_try_port(struct __sk_buff *ctx, struct scratch *s, __be16 por
 	there = bpf_map_lookup_elem(&snat_reverse, &s->key);
 	if (there && open_is_own(s, there) && flow_touch(&there->last_seen) != FLOW_GONE)
 		return OPEN_FOUND;
-	if (there && !room_reclaim_port(there))
+	if (there && !room_reclaim_port(there, false))
 		return OPEN_IN_USE;
 	if (open_port_is_others(ctx, s, &s->key))
 		return OPEN_IN_USE;
@@ -224,7 +224,7 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
  */
 EC_INLINE __u32 open_cell(const struct scratch *s)
 {
-	return ports_cell(&s->key, open_masquerades(s) ? 0 : s->owner.ifindex);
+	return ports_cell(ports_destination(&s->key), open_masquerades(s) ? 0 : s->owner.ifindex);
 }
 
 /*
@@ -302,27 +302,21 @@ EC_INLINE enum verdict open_count_port(struct scratch *s)
 	return verdict;
 }
 
-/* Whether the world, which is everybody, has just been refused another pair; confirmed notes that it has. */
-EC_CALL bool open_refused(const struct scratch *s, bool confirmed)
-{
-	return quota_holder(s) == FLOW_WORLD && quota_refused(QUOTA_WORLD, confirmed);
-}
-
 /* Counts a pair for its holder, and inserts it. */
 EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 {
-	__u32 *held = flow_held(s->owner.ifindex, s->owner.flags);
+	struct holding held = ports_pairs(quota_holder(s));
 	struct usage *u = flow_usage(USAGE_SNAT);
 	enum verdict verdict;
 	int made;
 
 	if (!u)
 		return -DROP_SNAT_FULL;
-	if (open_refused(s, false))
+	if (quota_pair_refused(s, NULL))
 		return -DROP_SNAT_LIMIT;
-	verdict = room_reserve(u, USAGE_SNAT, held);
+	verdict = room_reserve(u, USAGE_SNAT, &held);
 	if (verdict == -DROP_SNAT_LIMIT)
-		open_refused(s, true);
+		quota_pair_refused(s, u);
 	if (verdict)
 		return verdict;
 	verdict = open_count_port(s);
@@ -338,7 +332,7 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 			ports_release(&s->key, quota_holder(s));
 		verdict = made;
 	}
-	flow_release(USAGE_SNAT, held);
+	flow_release(USAGE_SNAT, &held);
 	return verdict;
 }
 

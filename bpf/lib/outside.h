@@ -54,7 +54,7 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 	verdict = reverse ? asked_judge_source(ctx, s) : VERDICT_GO_ON;
 	if (verdict)
 		return verdict;
-	if (!reverse || !service_renew(&s->key, reverse)) {
+	if (!reverse || !nat_renew_reverse(&s->key, reverse)) {
 		frontend_forget_ports(&s->pkt);
 		return VERDICT_GO_ON;
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Each holder's share of the ports towards one destination. The counts (ports.h) may be
+ * Each holder's share of the ports towards one destination (holder.h). The counts (ports.h) may be
  * too high, so before a flow is refused some of the ports themselves are looked at.
  */
 #ifndef EC_LIB_QUOTA_H
@@ -14,7 +14,9 @@
 /* What the ports that were looked at are. */
 struct quota_sample {
 	struct scratch *scratch;
-	__u32 own; /* the owner's */
+	__u32 holder;
+	__u32 own; /* the holder's */
+	__u32 world;
 	__u32 free;
 };
 
@@ -22,22 +24,23 @@ static long quota_sample_step(__u32 i, struct quota_sample *s)
 {
 	struct scratch *scratch = s->scratch;
 	struct snat_entry *there;
+	__u32 holder;
 
 	scratch->key.sport = bpf_htons(nat_random_port());
 	there = bpf_map_lookup_elem(&snat_reverse, &scratch->key);
-	if (!there || room_reclaim_port(there))
+	if (!there || room_reclaim_port(there, true)) {
 		s->free++;
-	else if (there->ifindex == scratch->owner.ifindex)
-		s->own++;
+		return 0;
+	}
+	holder = holder_of(there->ifindex, there->flags, &there->to_address);
+	s->own += holder == s->holder;
+	s->world += holder >= HOLDER_WORLD;
 	return 0;
 }
 
-/* Instead of a cell: the world has used up its share of the table of pairs. */
-#define QUOTA_WORLD (1U << PORTS_BITS)
-
 /* The last refusal that a look at the ports, or the table, has confirmed. */
 struct quota_refusal {
-	__u32 cell; /* the holder's (ports.h), that of all where nobody finds a port, or QUOTA_WORLD */
+	__u32 cell; /* the holder's (ports.h), that of all where nobody finds a port, or of all the world */
 	__u32 pad;
 	__u64 at; /* CLOCK_MONOTONIC, ns */
 };
@@ -58,7 +61,7 @@ struct {
 /* Whose share the flow to open is in. */
 EC_INLINE __u32 quota_holder(const struct scratch *s)
 {
-	return flow_holder(s->owner.ifindex, s->owner.flags);
+	return holder_of(s->owner.ifindex, s->owner.flags, &s->pkt.tuple.src);
 }
 
 /* Whether a refusal has just been confirmed; confirmed notes that it has. */
@@ -76,21 +79,45 @@ EC_CALL bool quota_refused(__u32 cell, bool confirmed)
 }
 
 /*
- * The counts say that the owner may take no port towards this destination. So some of
- * its ports are looked at: flows that have ended there are removed, and if fewer than
- * half as many belong to the owner as are free, the counts are too high and the flow is
- * opened. Otherwise it is refused.
+ * Whether a holder has just been refused, for itself or with all the world; confirmed: notes that it has, with all the
+ * world if nothing is left to that.
+ */
+EC_CALL bool quota_holder_refused(__u64 destination, __u32 holder, bool confirmed, bool left)
+{
+	if (confirmed)
+		return quota_refused(ports_cell(destination, left ? holder : HOLDER_WORLD), true);
+	return quota_refused(ports_cell(destination, holder), false) ||
+	       (holder >= HOLDER_WORLD && quota_refused(ports_cell(destination, HOLDER_WORLD), false));
+}
+
+/* Whether the ports that were looked at say clearly that the holder may have one more: even if half as many were free.
+ */
+EC_INLINE bool quota_sample_allows(struct quota_sample *s)
+{
+	struct holding held = {.own = &s->own, .world = s->holder >= HOLDER_WORLD ? &s->world : NULL};
+
+	return s->free && holder_may(&held, s->free / 2);
+}
+
+/*
+ * The counts say that the holder may take no port towards this destination. So some of
+ * its ports are looked at: flows that have ended there are removed, those of the world as
+ * under pressure, and if fewer than half as many belong to the holder as it may have, the counts are too high and the
+ * flow is opened. Otherwise it is refused.
  */
 EC_INLINE enum verdict quota_verify(struct scratch *scratch, enum verdict refusal)
 {
-	struct quota_sample s = {.scratch = scratch};
+	struct quota_sample s = {.scratch = scratch, .holder = quota_holder(scratch)};
+	__u64 destination = ports_destination(&scratch->key);
+	bool left;
 
-	if (quota_refused(ports_cell(&scratch->key, quota_holder(scratch)), false))
+	if (quota_holder_refused(destination, s.holder, false, false))
 		return refusal;
 	bpf_loop(QUOTA_SAMPLES, quota_sample_step, &s, 0);
-	if (!ports_reserve(&scratch->key, quota_holder(scratch), s.own * 2 < s.free))
+	if (!ports_reserve(&scratch->key, s.holder, quota_sample_allows(&s)))
 		return VERDICT_GO_ON;
-	quota_refused(ports_cell(&scratch->key, quota_holder(scratch)), true);
+	left = s.holder < HOLDER_WORLD || holder_left_to_world(s.free, s.world);
+	quota_holder_refused(destination, s.holder, true, left);
 	return refusal;
 }
 
@@ -100,6 +127,20 @@ EC_INLINE enum verdict quota_reserve(struct scratch *s)
 	enum verdict verdict = ports_reserve(&s->key, quota_holder(s), false);
 
 	return verdict ? quota_verify(s, verdict) : VERDICT_GO_ON;
+}
+
+/* Whether a client outside has just been refused another pair; full notes that it has. */
+EC_CALL bool quota_pair_refused(const struct scratch *s, const struct usage *full)
+{
+	struct device *world = flow_owner(0);
+	__u32 holder = quota_holder(s);
+	bool left = false;
+
+	if (holder < HOLDER_WORLD || !world)
+		return false;
+	if (full)
+		left = holder_left_to_world(flow_capacity(USAGE_SNAT) - full->entries, world->snat_flows);
+	return quota_holder_refused(PORTS_PAIRS, holder, full, left);
 }
 
 #endif

@@ -26,30 +26,37 @@ struct reaper {
 	__u32 world;    /* the same of the world's share of pairs, and its flows */
 };
 
-/* Whether the world has taken seven tenths of the pairs that it may have at the moment. */
+/* Whether the world has taken seven tenths of the pairs that it may have at the moment, which no client does alone. */
 EC_CALL bool reap_world_presses(void)
 {
 	struct usage *u = flow_usage(USAGE_SNAT);
 	struct device *world = flow_world();
 	__u64 held = world ? world->snat_flows : 0;
 
-	return u && held * 2 * 10 > (flow_capacity(USAGE_SNAT) - u->entries + held) * 7;
+	return u && held * 10 > (holder_left_to_world(flow_capacity(USAGE_SNAT) - u->entries, held) + held) * 7;
 }
 
 /* Whether a pair with this half lives a quarter of its time. */
 EC_INLINE bool reap_is_pressed(const struct reaper *r, const struct snat_entry *half)
 {
-	return r->pressure || (r->world && flow_holder(half->ifindex, half->flags) == FLOW_WORLD);
+	return r->pressure || (r->world && holder_is_outside(half->ifindex, half->flags));
 }
 
 /* Under pressure all but established TCP connections live a quarter of their time. age is in ns. */
-EC_INLINE bool reap_expired(bool pressed, __u8 proto, __u8 out, __u8 in, __u64 age)
+EC_INLINE bool reap_expired(bool pressed, __u64 lifetime_s, __u64 age)
 {
-	__u64 lifetime = flow_lifetime_s(proto, out, in) * NSEC_PER_SEC;
+	__u64 lifetime = lifetime_s * NSEC_PER_SEC;
 
-	if (pressed && !flow_established(proto, out, in))
+	if (pressed && lifetime_s != FLOW_ESTABLISHED_S)
 		lifetime /= 4;
 	return (__s64)age > (__s64)lifetime;
+}
+
+/* How long a pair with this half lives, by the states of both. */
+EC_INLINE __u64 reap_lifetime_s(const struct snat_entry *half, __u8 proto, __u8 out, __u8 in)
+{
+	return holder_is_outside(half->ifindex, half->flags) ? flow_lifetime_outside_s(proto, out, in)
+							     : flow_lifetime_s(proto, out, in);
 }
 
 /*
@@ -81,7 +88,8 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	}
 	if (!reap_may(r, &forward->last_seen, seen,
 		      !flow_owner_lives(forward->ifindex) ||
-			      reap_expired(reap_is_pressed(r, forward), p->forward_key.proto, forward->state, in,
+			      reap_expired(reap_is_pressed(r, forward),
+					   reap_lifetime_s(forward, p->forward_key.proto, forward->state, in),
 					   r->now - latest)))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))
@@ -97,7 +105,7 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	if (answered && reverse)
 		bpf_map_delete_elem(&snat_reverse, &p->reverse_key);
 	if (!bpf_map_delete_elem(&snat, &p->forward_key))
-		nat_uncount(&p->reverse_key, p->ifindex, p->flags);
+		nat_uncount(&p->reverse_key, &p->forward_key.src, p->ifindex, p->flags);
 	return REAP_GONE;
 }
 
@@ -119,7 +127,8 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	seen = reverse->last_seen;
 	if (!reap_may(r, &reverse->last_seen, seen,
 		      !flow_owner_lives(reverse->ifindex) ||
-			      reap_expired(reap_is_pressed(r, reverse), p->reverse_key.proto, 0, reverse->state,
+			      reap_expired(reap_is_pressed(r, reverse),
+					   reap_lifetime_s(reverse, p->reverse_key.proto, 0, reverse->state),
 					   r->now - seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&reverse->last_seen, seen))
@@ -128,15 +137,17 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	p->flags = reverse->flags;
 	/* A tombstone that was left behind is no longer counted. */
 	if (!bpf_map_delete_elem(&snat_reverse, &p->reverse_key) && seen >= FLOW_MARKS)
-		nat_uncount(&p->reverse_key, p->ifindex, p->flags);
+		nat_uncount(&p->reverse_key, &p->forward_key.src, p->ifindex, p->flags);
 	return REAP_GONE;
 }
 
 /* Removes a recorded flow that was claimed, and takes it off the counts; owner is NULL if it is gone. */
 EC_INLINE void reap_remove_recorded(const struct tuple *replies, struct device *owner)
 {
+	struct holding held = {.own = owner ? &owner->conntrack_flows : NULL};
+
 	if (!bpf_map_delete_elem(&conntrack, replies))
-		flow_release(USAGE_CONNTRACK, owner ? &owner->conntrack_flows : NULL);
+		flow_release(USAGE_CONNTRACK, &held);
 }
 
 /* Judges a recorded flow by its key. */
@@ -151,7 +162,8 @@ EC_CALL enum reaped reap_recorded(const struct tuple *replies, const struct reap
 	seen = e->last_seen;
 	owner = flow_owner(e->ifindex);
 	if (!reap_may(r, &e->last_seen, seen,
-		      !owner || reap_expired(r->pressure, replies->proto, e->from_world, e->from_pod, r->now - seen)))
+		      !owner || reap_expired(r->pressure, flow_lifetime_s(replies->proto, e->from_world, e->from_pod),
+					     r->now - seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&e->last_seen, seen))
 		return REAP_KEPT;

@@ -52,7 +52,7 @@ EC_GLOBAL int room_make(__u32 table, __u32 steps)
 }
 
 /* flow_reserve, which removes ended flows if the table is full or the agent has stopped sweeping it. */
-EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, __u32 *held)
+EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, const struct holding *held)
 {
 	enum verdict verdict;
 
@@ -64,16 +64,20 @@ EC_INLINE enum verdict room_reserve(struct usage *u, __u32 table, __u32 *held)
 	return verdict;
 }
 
-/* Removes the flow whose reverse half has the scratch record's key, if it has ended; true if it had. */
-EC_GLOBAL int room_reap_port(__u32 table)
+/*
+ * Removes the flow whose reverse half has the scratch record's key, if it has ended; true if it had. pressed: the ports
+ * are used up, and the world's flows end earlier.
+ */
+EC_GLOBAL int room_reap_port(__u32 pressed)
 {
 	struct reaper r;
-	struct usage *u = flow_usage(table);
+	struct usage *u = flow_usage(USAGE_SNAT);
 	struct scratch *s = scratch_get();
 
 	if (!u || !s)
 		return false;
-	room_begin(&r, u, table);
+	room_begin(&r, u, USAGE_SNAT);
+	r.world |= pressed;
 	s->pair.reverse_key = s->key;
 	return reap_reverse(&s->pair, &r, true) == REAP_GONE;
 }
@@ -82,13 +86,13 @@ EC_GLOBAL int room_reap_port(__u32 table)
  * Whether a port that is in use has become free, because its flow had ended and was
  * removed; there is its reverse half, found by the scratch record's key.
  */
-EC_INLINE bool room_reclaim_port(const struct snat_entry *there)
+EC_INLINE bool room_reclaim_port(const struct snat_entry *there, bool pressed)
 {
 	__u64 age = bpf_ktime_get_coarse_ns() - there->last_seen;
 
 	if ((__s64)age < (__s64)ROOM_YOUNG && flow_owner_lives(there->ifindex))
 		return false;
-	return room_reap_port(USAGE_SNAT);
+	return room_reap_port(pressed);
 }
 
 #endif

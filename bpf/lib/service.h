@@ -89,22 +89,12 @@ EC_INLINE bool service_has_ports(const struct pkt *pkt)
 	return pkt->tuple.proto == IPPROTO_TCP || pkt->tuple.proto == IPPROTO_UDP || pkt->tuple.proto == IPPROTO_SCTP;
 }
 
-/* Renews a reverse half; false: it is being removed. */
-EC_INLINE bool service_renew(const struct tuple *reverse_key, struct snat_entry *e)
-{
-	enum flow_seen seen = flow_touch(&e->last_seen);
-
-	if (seen == FLOW_DUE)
-		nat_restore_forward(reverse_key, e);
-	return seen != FLOW_GONE;
-}
-
 /* The live reverse half with this key, renewed, if it is of a flow of this pod to a Service; NULL: there is none. */
 EC_INLINE struct snat_entry *service_reverse(const struct tuple *reverse_key, __u32 ifindex)
 {
 	struct snat_entry *e = errors_half(&snat_reverse, reverse_key, ifindex);
 
-	return e && service_renew(reverse_key, e) ? e : NULL;
+	return e && nat_renew_reverse(reverse_key, e) ? e : NULL;
 }
 
 /*

@@ -12,6 +12,7 @@ enum flow_state {
 	FLOW_FIN = 4,     /* TCP FIN */
 	FLOW_RESET = 8,   /* TCP RST inside the window, in either direction */
 	FLOW_PACKET = 16, /* any packet */
+	FLOW_STREAM = 32, /* UDP of a Service to a client outside: answered again, after a second or more */
 };
 
 enum flow_flags {

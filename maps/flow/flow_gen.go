@@ -13,10 +13,13 @@ const (
 	FIN    State = 4  // TCP FIN
 	Reset  State = 8  // TCP RST inside the window, in either direction
 	Packet State = 16 // any packet
+	Stream State = 32 // UDP of a Service to a client outside: answered again, after a second or more
 )
 
 // String lists the bits that are set, such as "syn"; "-" when none is.
-func (v State) String() string { return wire.Bits(uint32(v), "syn", "ack", "fin", "reset", "packet") }
+func (v State) String() string {
+	return wire.Bits(uint32(v), "syn", "ack", "fin", "reset", "packet", "stream")
+}
 
 // The bits of Flags: enum flow_flags.
 const (

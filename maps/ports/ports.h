@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * ports: how many ports the pairs in snat use towards each destination, in total and for
- * each pod. The programs add, they and ec_collect subtract. A cell is found by a hash:
- * where two share one its count is too high, so the programs look at the ports
- * themselves before they refuse a flow.
+ * ports: how many ports the pairs in snat use towards each destination, in total, for each
+ * pod, for all clients outside and for each of them; and how many pairs each client outside has. The programs add, they
+ * and ec_collect subtract. A cell is found by a hash: where two share one its count is too high, so the programs look
+ * at the ports themselves before they refuse a flow.
  */
 #ifndef EC_MAPS_PORTS_H
 #define EC_MAPS_PORTS_H

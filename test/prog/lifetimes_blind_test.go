@@ -2,6 +2,7 @@ package prog
 
 import (
 	"testing"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -62,6 +63,53 @@ func TestBlindSegments(t *testing.T) {
 					o.lives(b, day)
 				}
 			})
+		}
+	})
+}
+
+// A client of a Service keeps no flow for long that costs it nothing.
+func TestLifetimesOutside(t *testing.T) {
+	inOneFamily(t, func(t *testing.T, f family) {
+		datagram := packet{proto: wire.UDP}
+		for what, c := range map[string]struct {
+			story func(b *bed, o opener)
+			want  time.Duration
+		}{
+			"a datagram": {func(b *bed, o opener) { o.opens(b, datagram) }, 30 * time.Second},
+			"answered at once": {func(b *bed, o opener) {
+				o.opens(b, datagram)
+				o.closes(b, datagram)
+				o.closes(b, datagram)
+			}, 30 * time.Second},
+			"answered again": {func(b *bed, o opener) {
+				o.opens(b, datagram)
+				o.closes(b, datagram)
+				b.age(2 * time.Second)
+				o.closes(b, datagram)
+			}, 3 * time.Minute},
+			"a SYN":        {func(b *bed, o opener) { o.opens(b, segment(syn, 1000, 0, 0)) }, 20 * time.Second},
+			"a connection": {func(b *bed, o opener) { o.established(b) }, day},
+			"closed by the backend": {func(b *bed, o opener) {
+				o.established(b)
+				o.closes(b, segment(fin|ack, 5001, 1001, 0))
+				o.opens(b, segment(ack, 1001, 5002, 0))
+			}, 2 * time.Minute},
+			"closed by the client": {func(b *bed, o opener) {
+				o.established(b)
+				o.opens(b, segment(fin|ack, 1001, 5001, 0))
+			}, time.Hour},
+		} {
+			for _, o := range outsideOpeners[1:] {
+				t.Run(what+" "+o.name, func(t *testing.T) {
+					b := newBed(t, f, withServices)
+					for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+						b.serve(vip, 80, proto, podB+":8080").nodePort(30080, 0)
+						b.serve(vip2, 80, proto, remote+":8080").nodePort(30081, 0)
+					}
+					c.story(b, o)
+					o.lives(b, c.want)
+				})
+			}
 		}
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
-	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -237,53 +236,6 @@ func TestOutsideWithoutRecord(t *testing.T) {
 	b.leftToStack("to a NodePort", b.fromUplink(udp(world, 5000, nodeIP, 30080)))
 	b.leftToStack("to a ClusterIP", b.fromUplink(udp(world, 5000, vip, 80)))
 	b.leftToStack("by the host", b.toUplink(udp(nodeIP, 5000, vip, 80)))
-}
-
-// The world's share of the flows is one holder's: neither pods nor the node have less for it. While it is nearly used up, what
-// nobody has answered ends earlier.
-func TestOutsideFillsNoTable(t *testing.T) {
-	b := newBed(t, inIPv4, withServices, withTables(256, 256))
-	b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
-	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
-	if n, why := b.askFrom(200, 30080); n != 128 || why != "drop SNAT_LIMIT" {
-		t.Errorf("%d flows were opened, then %q", n, why)
-	}
-	b.fromPod(udp(podA, 50001, world, 53)).is("forwarded")
-	b.toUplink(udp(nodeIP, 30080, world, 53)).is("stack")
-	b.count(128+3, 0)
-	b.age(20 * time.Second)
-	if n, _ := b.askFrom(40, 30080); n != 40 {
-		t.Errorf("%d of 40 flows were opened", n)
-	}
-	if n := b.sweep(usage.Snat, 0, false); n < 20 {
-		t.Errorf("%d flows ended with a sweep", n)
-	}
-	b.pair(b.tuple(wire.UDP, podA, 50000, world, 53))
-	b.pair(b.tuple(wire.UDP, nodeIP, 30080, world, 53))
-}
-
-// askFrom has one client ask a NodePort from so many ports, and returns how often it was let through.
-func (b *bed) askFrom(clients, port uint16) (opened int, last string) {
-	b.Helper()
-	for i := range clients {
-		last = b.fromUplink(udp(world, 5000+i, nodeIP, port)).what
-		if last == "delivered" || last == "forwarded" {
-			opened++
-		}
-	}
-	return opened, last
-}
-
-// A refusal of the world is remembered as long as a path.
-func TestRefusalOfTheWorldIsRemembered(t *testing.T) {
-	b := newBed(t, inIPv4, withServices, withTables(64, 64), withPaths(time.Second))
-	b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
-	b.askFrom(33, 30080)
-	b.age(2 * time.Minute)
-	b.fromUplink(udp(world, 6000, nodeIP, 30080)).is("drop SNAT_LIMIT")
-	b.fromPod(udp(podA, 50000, world, 53)).is("forwarded")
-	time.Sleep(time.Second)
-	b.fromUplink(udp(world, 6000, nodeIP, 30080)).is("delivered")
 }
 
 // What could not go on opens no flow.

@@ -41,27 +41,6 @@ func TestPortShare(t *testing.T) {
 	})
 }
 
-// The same of all clients outside of a Service whose backend is elsewhere.
-func TestPortShareOfTheWorld(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, f family) {
-		b := newBed(t, f, withServices, withPorts(60000, 60999), withTables(16384, 64))
-		b.serve(vip, 53, wire.UDP, world+":53").nodePort(30053, 0)
-		if n, why := b.askFrom(1000, 30053); n < 490 || n > 560 || why != "drop PORT_LIMIT" {
-			t.Errorf("the world opened %d flows, then %q", n, why)
-		}
-		if n, why := b.spread(podB, 200); n != 200 {
-			t.Errorf("%d of a pod's 200 flows were opened, then %q", n, why)
-		}
-		b.toUplink(udp(nodeIP, 30053, world, 53)).is("stack") // the node's own is in nobody's share
-		if n := b.sweep(usage.Snat, time.Hour, false); n < 690 {
-			t.Errorf("%d flows ended", n)
-		}
-		if n := b.portsCounted(); n != 0 {
-			t.Errorf("%d ports are counted that nobody holds", n)
-		}
-	})
-}
-
 // That no port was found is remembered, so that not each packet makes the search, of a pod or from outside.
 func TestSearchIsRemembered(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
