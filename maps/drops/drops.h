@@ -17,7 +17,7 @@ enum drop_reason {
 	DROP_UNKNOWN_PROTOCOL, /* a protocol that cannot be masqueraded */
 	DROP_NO_MAPPING,       /* belongs to no flow that is masqueraded or to a Service, and cannot open one */
 	DROP_SNAT_EXHAUSTED,   /* no free port towards this destination */
-	DROP_SNAT_LIMIT,       /* the pod, or the world, has used up its share of the snat table */
+	DROP_SNAT_LIMIT,       /* the pod, client outside or all the world has used up its share of the snat table */
 	DROP_SNAT_FULL,        /* the snat table is full */
 	DROP_CONNTRACK_LIMIT,  /* the pod has used up its share of the conntrack table */
 	DROP_CONNTRACK_FULL,   /* the conntrack table is full */
@@ -31,7 +31,7 @@ enum drop_reason {
 	DROP_TABLE_BUSY,       /* the kernel could not write to a flow table at that moment */
 	DROP_BAD_OFFLOAD,      /* asks the kernel to write a checksum where none belongs */
 	DROP_WRONG_UPLINK,     /* the host has no route to the source through the uplink that it arrived on */
-	DROP_PORT_LIMIT,       /* the pod, or the world, has used up its share of the ports towards this destination */
+	DROP_PORT_LIMIT,       /* the pod, client outside or all the world has used up its share of the ports there */
 	DROP_TUNNEL_PORT,   /* to a tunnel port: with the node's address, by others than its host, or by the tunnel */
 	DROP_TUNNEL_VNI,    /* came through the tunnel for another network: the VNI is not ours */
 	DROP_TUNNEL_NODE,   /* came through the tunnel from an address that is no known node's */

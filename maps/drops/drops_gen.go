@@ -18,7 +18,7 @@ const (
 	UnknownProtocol                 // a protocol that cannot be masqueraded
 	NoMapping                       // belongs to no flow that is masqueraded or to a Service, and cannot open one
 	SnatExhausted                   // no free port towards this destination
-	SnatLimit                       // the pod, or the world, has used up its share of the snat table
+	SnatLimit                       // the pod, client outside or all the world has used up its share of the snat table
 	SnatFull                        // the snat table is full
 	ConntrackLimit                  // the pod has used up its share of the conntrack table
 	ConntrackFull                   // the conntrack table is full
@@ -32,7 +32,7 @@ const (
 	TableBusy                       // the kernel could not write to a flow table at that moment
 	BadOffload                      // asks the kernel to write a checksum where none belongs
 	WrongUplink                     // the host has no route to the source through the uplink that it arrived on
-	PortLimit                       // the pod, or the world, has used up its share of the ports towards this destination
+	PortLimit                       // the pod, client outside or all the world has used up its share of the ports there
 	TunnelPort                      // to a tunnel port: with the node's address, by others than its host, or by the tunnel
 	TunnelVni                       // came through the tunnel for another network: the VNI is not ours
 	TunnelNode                      // came through the tunnel from an address that is no known node's
@@ -120,7 +120,7 @@ func (v Reason) Explain() string {
 		UnknownProtocol:   "a protocol that cannot be masqueraded",
 		NoMapping:         "belongs to no flow that is masqueraded or to a Service, and cannot open one",
 		SnatExhausted:     "no free port towards this destination",
-		SnatLimit:         "the pod, or the world, has used up its share of the snat table",
+		SnatLimit:         "the pod, client outside or all the world has used up its share of the snat table",
 		SnatFull:          "the snat table is full",
 		ConntrackLimit:    "the pod has used up its share of the conntrack table",
 		ConntrackFull:     "the conntrack table is full",
@@ -134,7 +134,7 @@ func (v Reason) Explain() string {
 		TableBusy:         "the kernel could not write to a flow table at that moment",
 		BadOffload:        "asks the kernel to write a checksum where none belongs",
 		WrongUplink:       "the host has no route to the source through the uplink that it arrived on",
-		PortLimit:         "the pod, or the world, has used up its share of the ports towards this destination",
+		PortLimit:         "the pod, client outside or all the world has used up its share of the ports there",
 		TunnelPort:        "to a tunnel port: with the node's address, by others than its host, or by the tunnel",
 		TunnelVni:         "came through the tunnel for another network: the VNI is not ours",
 		TunnelNode:        "came through the tunnel from an address that is no known node's",
