@@ -219,13 +219,17 @@ EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *addre
 	return to && to->kind == DESTINATION_SERVICE;
 }
 
-/* What the host's stack sends to a Service, past every hook. Nothing leaves the node with such a destination. */
+/*
+ * What the host's stack sends to a Service, past every hook. Nothing leaves the node with such a destination. It would
+ * not take an answer from an address of its own; nor does it send anything there, but for sockets bound to another
+ * link.
+ */
 EC_INLINE enum verdict outside_caught(struct __sk_buff *ctx, struct scratch *s, struct device *world)
 {
 	__u32 flags = frontend_flags(&s->pkt.tuple.dst);
 	enum verdict verdict;
 
-	if (!world)
+	if (!world || (flags && nat_address_held(&s->pkt.tuple.dst)))
 		return VERDICT_GO_ON;
 	s->service.to_host = false;
 	verdict = frontend_walk(ctx, s, world, flags);

@@ -82,6 +82,21 @@ func TestCaughtAndRefused(t *testing.T) {
 	})
 }
 
+// The stack would take no answer from an address of the node's own, so nothing is served that leaves to one.
+func TestNothingCaughtToTheNodeItself(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
+			b.serve(vip, 80, proto, remote+":8080").nodePort(30080, 0).loadBalancer(nodeOtherIP, 443, 0)
+			for _, from := range []string{nodeIP, container, world2} {
+				b.leftToStack("a NodePort", b.toUplink(initial(proto, from, 5000, nodeIP, 30080)))
+				b.leftToStack("a load balancer's address", b.toUplink(initial(proto, from, 5000, nodeOtherIP, 443)))
+			}
+		}
+		b.empty()
+	})
+}
+
 // What the host asks from a port on which a Service answers is answered to the host; others who ask that port get the Service.
 func TestHostOnANodePort(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
