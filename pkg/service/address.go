@@ -31,6 +31,17 @@ func (s *State) use(p *placed) {
 	p.addresses = now
 }
 
+// admitNodeAddresses gives this node's own addresses their room before Services have any: without one's entry no NodePort
+// answers there.
+func (s *State) admitNodeAddresses() {
+	for a := range s.touched {
+		k := services.Key{Address: a}
+		if s.options.NodeAddresses[a.Netip()] && s.services.costs(k) && s.keysLeft() > 0 {
+			s.services.put(k, services.Value{Flags: services.Node})
+		}
+	}
+}
+
 // touchAddresses brings the entries of addresses in line with who uses them. One of this node's that finds no room has it looked
 // for again.
 func (s *State) touchAddresses() {

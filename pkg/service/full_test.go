@@ -51,6 +51,23 @@ func TestFullMaps(t *testing.T) {
 	}
 }
 
+// Where Services fill the map from the start, as after a reboot, NodePorts answer all the same.
+func TestFullMapHasTheNodesAddresses(t *testing.T) {
+	r := quiet(t, Capacities{Services: 5, Sets: 16, Backends: 16, Slots: 16})
+	own := netip.MustParseAddr("192.0.2.1")
+	r.options.NodeAddresses = map[netip.Addr]bool{own: true}
+	r.state.Configure(r.options, r.model)
+	service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+	service.Ports[0].NodePort = 30080
+	second, seconds := web(t, "b", "10.96.0.2", "10.0.0.2")
+	r.update(Update{Services: []Service{service, second}, Slices: []Slice{slice, seconds}})
+	if v := r.kernel.Services[services.Key{Address: wire.AddrFrom(own)}]; v.Flags&services.Node == 0 {
+		t.Errorf("the node's address has %v", r.kernel.Services)
+	}
+	r.want("10.96.0.1", "10.0.0.1")
+	r.wantProblem("b", Full, "map services has no room")
+}
+
 // A Service that is there loses what has gone at once, even if nothing can come in its place yet.
 func TestFullMapsLoseWhatHasGone(t *testing.T) {
 	t.Run("backends", func(t *testing.T) {

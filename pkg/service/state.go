@@ -97,6 +97,7 @@ func (s *State) Plan(m *Model, changed []Name, now time.Time) Writes {
 		names = slices.AppendSeq(names, maps.Keys(m.services))
 		names = slices.AppendSeq(names, maps.Keys(s.placed))
 	}
+	s.admitNodeAddresses()
 	queue := newQueue(m, names)
 	for n, ok := queue.next(); ok; n, ok = queue.next() {
 		queue.add(s.place(m, n))
