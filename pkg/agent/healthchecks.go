@@ -28,8 +28,7 @@ type healthChecks struct {
 	// addresses are those of the node on which NodePorts answer, the unspecified one for all; none: not known yet.
 	addresses []netip.Addr
 	checks    map[service.Name]*healthCheck
-	tried     time.Time // when it was last tried to listen
-	failing   bool      // on some address
+	again     time.Time // when a port that could not be opened is tried again; zero: all are open
 
 	open    connections // of all of them together
 	serving sync.WaitGroup
@@ -41,6 +40,7 @@ type healthCheck struct {
 	ready atomic.Int64
 	open  map[netip.Addr]*openCheck
 	err   error     // why there is none for an address of the node's
+	again time.Time // when that is tried again; zero: all are open
 	until time.Time // it is left to kube-proxy, if that has it
 }
 
@@ -58,6 +58,9 @@ func (h *healthChecks) place(s whereabouts) {
 	h.addresses = []netip.Addr{netip.IPv4Unspecified()} // to Go, of both families
 	if len(h.cfg.NodePortAddresses) > 0 {
 		h.addresses = slices.DeleteFunc(slices.Clone(s.held), func(a netip.Addr) bool { return isOfLink(a) || !h.cfg.narrows(a) })
+	}
+	for _, c := range h.checks {
+		c.again = time.Time{}
 	}
 }
 
@@ -79,21 +82,34 @@ func (h *healthChecks) follow(m *service.Model, changed []service.Name) {
 	}
 }
 
-// listen opens and closes ports, and tries again those that could not be opened.
+// listen opens and closes ports. Those that could not be opened are tried again after a while, however often Services change.
 func (h *healthChecks) listen() {
-	h.tried, h.failing = time.Now(), false
+	now := time.Now()
+	h.again = time.Time{}
 	for name, c := range h.checks {
 		c.close(h.addresses)
-		c.err = nil
-		for _, at := range h.addresses {
-			if c.open[at] != nil {
-				continue
-			}
-			err := h.serve(name, c, at)
-			h.failing = h.failing || err != nil
-			if !errors.Is(err, syscall.EADDRNOTAVAIL) { // else the address is gone, or not quite there
-				c.err = errors.Join(c.err, err)
-			}
+		if !now.Before(c.again) {
+			h.listenFor(name, c, now)
+		}
+		if !c.again.IsZero() && (h.again.IsZero() || c.again.Before(h.again)) {
+			h.again = c.again
+		}
+	}
+}
+
+// listenFor opens the port of a Service where it is not open.
+func (h *healthChecks) listenFor(name service.Name, c *healthCheck, now time.Time) {
+	c.err, c.again = nil, time.Time{}
+	for _, at := range h.addresses {
+		if c.open[at] != nil {
+			continue
+		}
+		err := h.serve(name, c, at)
+		if err != nil {
+			c.again = now.Add(portRetry)
+		}
+		if !errors.Is(err, syscall.EADDRNOTAVAIL) { // else the address is gone, or not quite there
+			c.err = errors.Join(c.err, err)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func (c *serviceController) due() time.Time {
 	if c.failed {
 		at = c.compared.Add(retry)
 	}
-	if again := c.checks.tried.Add(portRetry); c.checks.failing && again.Before(at) {
+	if again := c.checks.again; !again.IsZero() && again.Before(at) {
 		at = again
 	}
 	if again := c.state.Again(); !again.IsZero() && again.Before(at) {
