@@ -303,6 +303,14 @@ func TestSurveyFindsProblemsOfMaps(t *testing.T) {
 			},
 			[]string{"map conntrack is 94 % full"},
 		},
+		"clients outside have all their room": {
+			func(n *node) {
+				const has = pins.Entries * 85 / 100
+				put(n.t, n.Reader, devices.Name, typed.Entry[devices.Key, devices.Value]{Key: devices.Key{Ifindex: devices.World}, Value: devices.Value{SnatFlows: has}})
+				put(n.t, n.Reader, usage.Name, typed.Entry[usage.Key, usage.Value]{Key: usage.Key{Table: usage.Snat}, Value: usage.Value{Entries: has}})
+			},
+			[]string{"clients outside hold 3481 of the 3584 flows"},
+		},
 		"nothing pinned": {
 			func(n *node) { n.Dir += "/elsewhere" },
 			[]string{"the dataplane is not pinned below"},

@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -120,6 +121,7 @@ type survey struct {
 	Reader
 	endpoints  []typed.Entry[endpoints.Key, endpoints.Value]
 	devices    map[uint32]devices.Value // by index of the link
+	world      devices.Value            // of all clients outside together
 	uplinks    []typed.Entry[uplinks.Key, uplinks.Value]
 	interfaces map[uint32]string // the names of all links, by index
 	mtus       map[uint32]uint32 // the same of their MTUs
@@ -216,7 +218,9 @@ func (s *survey) pods() (err error) {
 	}
 	s.devices = make(map[uint32]devices.Value, len(entries))
 	for _, e := range entries {
-		if e.Key.Ifindex != devices.World {
+		if e.Key.Ifindex == devices.World {
+			s.world = e.Value
+		} else {
 			s.devices[e.Key.Ifindex] = e.Value
 		}
 	}
@@ -357,6 +361,19 @@ func (s *survey) fills() error {
 		if f.Percent() >= fullPercent {
 			s.problemOf("map "+f.Name, "map %s is %d %% full (%d of %d): at 100 %% new entries are refused; ebpfctl dump %s shows whose they are", f.Name, f.Percent(), f.Entries, f.Capacity, f.Name)
 		}
+		if f.Name == snat.Name {
+			s.outside(f)
+		}
 	}
 	return err
+}
+
+// outside looks at what clients outside hold, who leave an eighth to pods of what those do not have (bpf/lib/holder.h).
+func (s *survey) outside(f Fill) {
+	has := uint64(s.world.SnatFlows)
+	most := (f.Capacity - min(f.Entries, f.Capacity) + has) / 8 * 7
+	if has > 0 && has*100 >= most*fullPercent {
+		s.problemOf("clients outside", "clients outside hold %d of the %d flows to Services that all of them together may have: beyond, new ones are dropped as SNAT_LIMIT; a larger --snat-entries makes room, and ebpfctl dump %s shows whose they are",
+			has, most, f.Name)
+	}
 }
