@@ -151,7 +151,7 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 	}
 	s.touchNodeAddresses(was.NodeAddresses, o.NodeAddresses)
 	for n, service := range m.services {
-		if slices.ContainsFunc(service.ClusterIPs, differs) {
+		if slices.ContainsFunc(service.ClusterIPs, differs) || slices.ContainsFunc(service.external(), differs) {
 			changed = append(changed, n)
 		}
 	}
