@@ -67,7 +67,8 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
  */
 EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
 {
-	return pkt->tuple.proto == IPPROTO_UDP && open_is_node_port(&pkt->tuple) && nat_address_held(&pkt->tuple.src);
+	return cfg.services && pkt->tuple.proto == IPPROTO_UDP && open_is_from_service(&pkt->tuple) &&
+	       nat_address_held(&pkt->tuple.src);
 }
 
 /*

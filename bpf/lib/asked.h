@@ -48,18 +48,40 @@ EC_CALL bool asked_by_service(const struct scratch *s)
 }
 
 /*
- * Whether the packet belongs to an exchange that is not the Service's. A Service may be given somebody else's address,
- * unless that is a ClusterIP: what pods and the host have there goes on, and only what begins is for the Service. A
- * datagram of a socket of the host's begins nothing: for the Service it would have a backend's address (sock.h).
+ * Whether a datagram belongs to an exchange that is not the Service's: a socket of the host's has sent it, or is
+ * connected to who has; the pod that has sent it answers a client outside; or it goes to a pod or another node. Those
+ * have the address, and may have asked: whoever asks a Service there gets it from that node.
  */
-EC_CALL bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
+EC_CALL bool asked_has_begun(struct __sk_buff *ctx, struct scratch *s)
 {
-	if ((s->service.frontend & SERVICE_CLUSTER_IP) || s->owner.direction == DIRECTION_FROM_UPLINK)
+	const struct tuple *t = &s->pkt.tuple;
+	struct destination *to = path_destination(&t->dst);
+	const struct conntrack_entry *recorded;
+
+	if (to && to->kind == DESTINATION_HOST)
+		return t->proto == IPPROTO_UDP && socket_expects(ctx, s, t);
+	if (s->owner.direction == DIRECTION_FROM_UPLINK)
 		return false;
-	if (!open_allowed(&s->pkt))
+	if (to && (to->kind == DESTINATION_NODE || to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_LOCAL))
 		return true;
-	return s->owner.direction == DIRECTION_TO_UPLINK && s->pkt.tuple.proto == IPPROTO_UDP &&
-	       socket_has_port(ctx, s, &s->pkt.tuple);
+	if (s->owner.direction == DIRECTION_TO_UPLINK)
+		return t->proto == IPPROTO_UDP && socket_has_port(ctx, s, t);
+	recorded = bpf_map_lookup_elem(&conntrack, t);
+	return recorded && recorded->ifindex == s->owner.ifindex;
+}
+
+/*
+ * Whether the packet belongs to an exchange that is not the Service's. A Service may be given somebody else's address,
+ * unless that is a ClusterIP: what pods and hosts have there goes on, and only what begins is for the Service.
+ */
+EC_INLINE bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
+{
+	if (s->service.frontend & SERVICE_CLUSTER_IP)
+		return false;
+	if (s->pkt.tuple.proto != IPPROTO_TCP)
+		return asked_has_begun(ctx, s);
+	return !tcp_is_opening(&s->pkt) &&
+	       (s->owner.direction != DIRECTION_FROM_UPLINK || nat_address_held(&s->pkt.tuple.dst));
 }
 
 /*
@@ -110,7 +132,7 @@ EC_CALL bool asked_answers_host(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct snat_entry *half;
 
-	if (s->owner.ifindex || !(s->service.frontend & SERVICE_NODE) || s->pkt.tuple.proto != IPPROTO_UDP)
+	if (s->owner.ifindex || s->pkt.tuple.proto != IPPROTO_UDP)
 		return false;
 	s->key = tuple_reversed(&s->pkt.tuple);
 	half = nat_peek_reverse(&s->key);

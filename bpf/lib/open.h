@@ -58,6 +58,14 @@ EC_INLINE bool open_is_node_port(const struct tuple *reverse_key)
 	return cfg.services && open_answers(reverse_key);
 }
 
+/* Whether the packet's source is a Service's, on all addresses of the node or that one. */
+EC_CALL bool open_is_from_service(const struct tuple *t)
+{
+	struct service_key key = {.address = t->src, .port = t->sport, .proto = t->proto};
+
+	return bpf_map_lookup_elem(&services, &key) || open_answers(t);
+}
+
 /* Whether the flow to open is a socket's of the host that keeps its port, although a Service answers there. */
 EC_INLINE bool open_is_noted(const struct scratch *s, const struct tuple *reverse_key)
 {
@@ -214,7 +222,7 @@ EC_INLINE bool open_keeps_port(const struct scratch *s, const struct owner *owne
 	if (!open_masquerades(s))
 		return s->target.set && ((owner->flags & FLOW_ON_NODE) || !ip_masqueraded(s->pkt.family));
 	if (owner->flags & FLOW_HOST)
-		return !nat_to_service(owner) && open_is_node_port(&s->pkt.tuple);
+		return !nat_to_service(owner) && cfg.services && open_is_from_service(&s->pkt.tuple);
 	return nat_port_in_range(s->pkt.tuple.sport);
 }
 

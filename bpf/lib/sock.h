@@ -87,6 +87,21 @@ EC_INLINE bool sock_is_loopback(const struct addr *a)
 	return !(w[0] | w[1] | w[2]) && (w[3] & ~bpf_htonl(1)) == 0;
 }
 
+/*
+ * Whether a datagram that no socket is connected for may be an answer, though the address is a Service's: pods and
+ * other nodes have theirs, whoever claims it. Who asks a Service there gets it from that node.
+ */
+EC_CALL bool sock_may_answer(const struct sock_peer *peer, __u32 flags)
+{
+	struct destination *to;
+
+	if (peer->connects || (flags & SERVICE_CLUSTER_IP))
+		return false;
+	to = path_destination(&peer->address);
+	return to &&
+	       (to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_LOCAL || to->kind == DESTINATION_NODE);
+}
+
 /* Finds the frontend that a process asks for, if it asks for a Service. */
 EC_CALL enum sock_course sock_frontend(const struct sock_peer *peer, struct service *frontend)
 {
@@ -95,7 +110,7 @@ EC_CALL enum sock_course sock_frontend(const struct sock_peer *peer, struct serv
 
 	if (!sock_is_loopback(&peer->address)) {
 		flags = frontend_flags(&peer->address);
-		if (!flags)
+		if (!flags || sock_may_answer(peer, flags))
 			return SOCK_STRAIGHT;
 		if (frontend_copy(&key, frontend))
 			return SOCK_TO_SERVICE;

@@ -53,6 +53,12 @@ EC_CALL bool socket_connected_udp(struct __sk_buff *ctx, struct scratch *s, __u3
 	return state == BPF_TCP_ESTABLISHED;
 }
 
+/* Whether a socket of the node's is connected to who has sent the packet with this tuple. */
+EC_INLINE bool socket_expects(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t)
+{
+	return socket_connected_udp(ctx, s, ip_set_lookup(s, t, false), BPF_F_CURRENT_NETNS);
+}
+
 /*
  * Whether the tuple is that of a connection past the Service already: of a pod that asks, from the port straight to the
  * backend; of a client outside, of the backend straight to the client. Listeners, and sockets for datagrams from

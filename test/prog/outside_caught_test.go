@@ -216,9 +216,8 @@ func TestClaimedAddress(t *testing.T) {
 			b.openUDP(nodeIP, 51820)
 			b.leftToStack("a datagram of a socket", b.toUplink(udp(nodeIP, 51820, claimed, 6443)))
 			b.empty()
-			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
-				b.toUplink(initial(proto, nodeIP, 40000, claimed, 6443)).is("delivered")
-			}
+			b.toUplink(tcp(nodeIP, 40000, claimed, 6443, syn)).is("delivered")
+			b.toUplink(udp(nodeIP, 40000, claimed, 6443)).is(map[string]string{world: "delivered", node2IP: "stack"}[claimed])
 		}
 		b := newBed(t, f, withServices)
 		b.serve(vip, 80, wire.TCP, podB+":8080").loadBalancer(remote, 40000, 0)
@@ -227,5 +226,44 @@ func TestClaimedAddress(t *testing.T) {
 		b.openUDP(nodeIP, 51821)
 		b.serve(vip, 53, wire.UDP, podB+":53")
 		b.toUplink(udp(nodeIP, 51821, vip, 53)).is("delivered") // a ClusterIP is nobody else's
+	})
+}
+
+// Nor does such a Service get what answers datagrams of the host's or of pods', which nothing but their ports tells from questions.
+func TestAnswersAtClaimedAddresses(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		s := b.serve(vip, 53, wire.UDP, podC+":53").also(nodeIP, 123, 0)
+		for _, claimed := range []string{remote, beyond, node2IP, world} {
+			s.loadBalancer(claimed, 40000, 0)
+		}
+		b.toUplink(udp(nodeIP, 123, world, 123)).is("stack")
+		b.leftToStack("what the host has asked from that port", b.fromUplink(udp(world, 123, nodeIP, 123)))
+		b.fromUplink(udp(world2, 123, nodeIP, 123)).is("delivered")
+
+		for i, from := range []string{world, beyond, podB} {
+			port := 40000 + uint16(i)
+			s.also(nodeIP, port, 0)
+			b.dialUDPFrom(nodeIP, int(port), from, 53)
+			for sport, want := range map[uint16]string{53: "stack", 54: "delivered"} {
+				b.sentBack(from, from, udp(from, sport, nodeIP, port)).is(want)
+			}
+		}
+		for _, to := range []string{remote, beyond, node2IP} {
+			b.fromPod(udp(podA, 53, to, 40000)).is("forwarded").flow(ends(wire.UDP, podA, 53, to, 40000))
+		}
+		b.fromUplink(udp(world, 40000, podA, 53)).is("delivered")
+		b.fromPod(udp(podA, 53, world, 40000)).is("forwarded").flow(ends(wire.UDP, podA, 53, world, 40000))
+		b.fromPod(udp(podA, 54, world, 40000)).is("delivered")
+	})
+}
+
+// A connection to an address of the node's that a Service claims, and where no NodePort answers, goes on.
+func TestConnectionsToAClaimedAddress(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 22, wire.TCP, podC+":22").loadBalancer(nodeOtherIP, 22, 0)
+		b.leftToStack("a segment", b.fromUplink(tcp(world, 5000, nodeOtherIP, 22, ack)))
+		b.fromUplink(tcp(world, 5001, nodeOtherIP, 22, syn)).is("delivered")
 	})
 }
