@@ -16,11 +16,17 @@ enum collect_stage {
 	COLLECT_END,
 };
 
-/* The agent writes all fields but scanned and deleted, which are results, in flows. */
+/* Whose flows end earlier (holder.h). */
+enum collect_pressure {
+	COLLECT_ALL = 1,
+	COLLECT_WORLD = 2,
+};
+
+/* The agent passes on what the last run has returned. scanned and deleted are results, in flows. */
 struct collect_args {
 	__u64 now;      /* CLOCK_MONOTONIC, ns */
 	__u32 table;    /* enum usage_table */
-	__u32 pressure; /* not 0: flows end earlier (reap.h) */
+	__u32 pressure; /* enum collect_pressure, to which BEGIN adds what there is */
 	__u32 stage;    /* enum collect_stage */
 	__u32 count;    /* candidates */
 	__u64 head;     /* of the journal when the sweep began: BEGIN returns it, END takes it */
@@ -48,7 +54,7 @@ EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, cons
 /* Judges one candidate; 1: there are no more. */
 static long collect_step(__u32 i, struct collect_args *args)
 {
-	struct reaper r = {.now = args->now, .pressure = args->pressure};
+	struct reaper r = {.now = args->now, .pressure = args->pressure & COLLECT_ALL};
 	struct tuple *candidate = bpf_map_lookup_elem(&candidates, &i);
 	struct tuple key;
 	struct pair p;
@@ -56,7 +62,7 @@ static long collect_step(__u32 i, struct collect_args *args)
 	if (!candidate)
 		return 1;
 	key = *candidate;
-	r.world = reap_world_presses();
+	r.world = flow_world_pressure();
 	switch (args->stage) {
 	case COLLECT_PAIRS:
 		p.forward_key = key;
@@ -91,6 +97,8 @@ int ec_collect(struct collect_args *args)
 	switch (a.stage) {
 	case COLLECT_BEGIN:
 		a.head = u->head;
+		a.pressure |= flow_pressure(u, a.table) ? COLLECT_ALL : 0;
+		a.pressure |= flow_world_pressure() ? COLLECT_WORLD : 0;
 		break;
 	case COLLECT_END:
 		collect_end(&a, u);
@@ -99,6 +107,7 @@ int ec_collect(struct collect_args *args)
 		bpf_loop(a.count, collect_step, &a, 0);
 	}
 	args->head = a.head;
+	args->pressure = a.pressure;
 	args->scanned = a.scanned;
 	args->deleted = a.deleted;
 	return 0;

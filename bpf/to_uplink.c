@@ -79,7 +79,7 @@ EC_INLINE bool to_uplink_has_room(void)
 {
 	const struct usage *u = flow_usage(USAGE_SNAT);
 
-	return u && u->entries < flow_capacity(USAGE_SNAT) / 4 * 3;
+	return u && !flow_pressure(u, USAGE_SNAT);
 }
 
 /*

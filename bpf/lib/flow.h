@@ -216,6 +216,35 @@ EC_INLINE struct device *flow_world(void)
 	return flow_owner(0);
 }
 
+/* How many entries of a table are the world's. */
+EC_INLINE __u64 flow_of_world(__u32 table)
+{
+	struct device *world = cfg.services && table == USAGE_SNAT ? flow_world() : NULL;
+
+	return world ? world->snat_flows : 0;
+}
+
+/*
+ * Whether all but the world are under pressure in a table (holder.h): their flows end earlier, and the node has no more
+ * entries than it needs.
+ */
+EC_CALL bool flow_pressure(const struct usage *u, __u32 table)
+{
+	__u64 world = flow_of_world(table), entries = u->entries, capacity = flow_capacity(table);
+
+	return entries > world && capacity > world && holder_pressed(entries - world, capacity - world);
+}
+
+/* The same of the world, which no client is alone. */
+EC_CALL bool flow_world_pressure(void)
+{
+	__u64 held = flow_of_world(USAGE_SNAT);
+	struct usage *u = flow_usage(USAGE_SNAT);
+
+	return u && held &&
+	       holder_pressed(held, held + holder_left_to_world(flow_capacity(USAGE_SNAT) - u->entries, held));
+}
+
 /* Notes what an owner has, which spares lookups where it has none; flags are enum device_flags. */
 EC_INLINE void flow_note(struct device *owner, __u32 flags)
 {

@@ -9,6 +9,10 @@
  * The world, which is all clients outside that ask Services, leaves an eighth to pods of
  * what they do not have. Of what is then left to it, a client may have one more while it has fewer
  * than twice that: alone it has two thirds at most, and leaves room for many others.
+ *
+ * Under pressure flows end earlier: all, while pods and the node have more than seven tenths of what
+ * the world does not have; the world's alone, while it has more than that of what it may have, which
+ * no client has. So what floods in from outside does not shorten the lives of pods' flows.
  */
 #ifndef EC_LIB_HOLDER_H
 #define EC_LIB_HOLDER_H
@@ -48,6 +52,12 @@ EC_INLINE __u64 holder_left_to_world(__u64 free, __u64 world)
 	__u64 pods = (free + world) / 8;
 
 	return free > pods ? free - pods : 0;
+}
+
+/* Whether who has so many, and could have so many at most, is under pressure. */
+EC_INLINE bool holder_pressed(__u64 has, __u64 most)
+{
+	return has * 10 > most * 7;
 }
 
 /* Whether the holder may have one more. */

@@ -72,10 +72,4 @@ EC_INLINE bool journal_unswept(const struct usage *u, __u64 now)
 	return (__s64)(now - u->swept) > (__s64)JOURNAL_SILENCE;
 }
 
-/* Whether a table is so full that flows end earlier; the agent uses the same threshold. */
-EC_INLINE bool journal_pressure(const struct usage *u, __u32 table)
-{
-	return u->entries * 10 > flow_capacity(table) * 7;
-}
-
 #endif

@@ -22,19 +22,9 @@ enum reaped {
 /* What entries are judged by. */
 struct reaper {
 	__u64 now;      /* CLOCK_MONOTONIC, ns */
-	__u32 pressure; /* not 0: the table is nearly full, and flows end earlier */
-	__u32 world;    /* the same of the world's share of pairs, and its flows */
+	__u32 pressure; /* not 0: flows end earlier */
+	__u32 world;    /* the same of the world's alone */
 };
-
-/* Whether the world has taken seven tenths of the pairs that it may have at the moment, which no client does alone. */
-EC_CALL bool reap_world_presses(void)
-{
-	struct usage *u = flow_usage(USAGE_SNAT);
-	struct device *world = flow_world();
-	__u64 held = world ? world->snat_flows : 0;
-
-	return u && held * 10 > (holder_left_to_world(flow_capacity(USAGE_SNAT) - u->entries, held) + held) * 7;
-}
 
 /* Whether a pair with this half lives a quarter of its time. */
 EC_INLINE bool reap_is_pressed(const struct reaper *r, const struct snat_entry *half)

@@ -21,8 +21,8 @@ struct room {
 EC_CALL void room_begin(struct reaper *r, const struct usage *u, __u32 table)
 {
 	r->now = bpf_ktime_get_coarse_ns();
-	r->pressure = journal_pressure(u, table);
-	r->world = reap_world_presses();
+	r->pressure = flow_pressure(u, table);
+	r->world = flow_world_pressure();
 }
 
 static long room_step(__u32 i, struct room *r)

@@ -15,10 +15,9 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
 )
 
-// A table that is fuller than pressurePercent is under pressure: flows that are not
+// Under pressure, of which the program says whether there is any, flows that are not
 // established end earlier, and sweeps are more frequent.
 const (
-	pressurePercent  = 70
 	sweepInterval    = 5 * time.Second
 	pressureInterval = time.Second
 )
@@ -53,20 +52,14 @@ type collectArgs struct {
 // Swept counts what a sweep did in one flow table, in flows.
 type Swept struct {
 	Scanned, Deleted uint64
+	// Pressure is whether flows of somebody's have ended earlier.
+	Pressure bool
 }
 
 // SweepResult is what a sweep of both flow tables did.
 type SweepResult struct {
 	Snat, Conntrack Swept
 }
-
-// Fill is how full a flow table is.
-type Fill struct {
-	Entries, Capacity uint64
-}
-
-// pressure reports whether the table is so full that flows end earlier.
-func (f Fill) pressure() bool { return f.Entries*100 > f.Capacity*pressurePercent }
 
 // Sweep removes flows that have ended or have been idle for too long from both
 // tables, and returns after how long to call it again: sooner under pressure.
@@ -82,12 +75,10 @@ func (d *Datapath) Sweep() (SweepResult, time.Duration, error) {
 func (d *Datapath) SweepAt(now time.Duration) (result SweepResult, again time.Duration, err error) {
 	again = sweepInterval
 	for t, swept := range map[usage.Table]*Swept{usage.Snat: &result.Snat, usage.Conntrack: &result.Conntrack} {
-		fill, failed := d.Fill(t)
-		if failed == nil {
-			*swept, failed = d.SweepTable(now, t, fill.pressure())
-		}
+		var failed error
+		*swept, failed = d.SweepTable(now, t)
 		err = errors.Join(err, failed)
-		if failed == nil && fill.pressure() {
+		if swept.Pressure {
 			again = pressureInterval
 		}
 	}
@@ -95,19 +86,19 @@ func (d *Datapath) SweepAt(now time.Duration) (result SweepResult, again time.Du
 }
 
 // SweepTable removes the flows of one table that have ended by now, a time of
-// CLOCK_MONOTONIC. Under pressure, those that are not established end earlier.
-func (d *Datapath) SweepTable(now time.Duration, t usage.Table, pressure bool) (Swept, error) {
+// CLOCK_MONOTONIC.
+func (d *Datapath) SweepTable(now time.Duration, t usage.Table) (Swept, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	p := d.programs[collectProgram]
 	if p == nil {
 		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", t, collectProgram)
 	}
-	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(t, uint64(now), pressure)
+	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(t, uint64(now), false)
 	if err != nil {
 		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
 	}
-	return Swept{Scanned: out.Scanned, Deleted: out.Deleted}, nil
+	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: out.Pressure != 0}, nil
 }
 
 // Collector runs ec_collect over a table in slices.
@@ -118,7 +109,7 @@ type Collector struct {
 }
 
 // SweepAt removes the flows of a table that have ended by now (CLOCK_MONOTONIC, ns),
-// and returns how many they were.
+// and returns how many they were. pressure: as if the table was under pressure.
 func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error) {
 	out, err := c.sweep(t, now, pressure)
 	return int(out.Deleted), err
@@ -198,15 +189,6 @@ func collect(p *ebpf.Program, args collectArgs) (collectArgs, error) {
 		return out, fmt.Errorf("program returned %d", int32(ret))
 	}
 	return out, nil
-}
-
-// Fill returns how full a flow table is, as the programs count.
-func (d *Datapath) Fill(t usage.Table) (Fill, error) {
-	v, err := d.Maps.Usage.Get(usage.Key{Table: t})
-	if err != nil {
-		return Fill{}, err
-	}
-	return Fill{Entries: v.Entries, Capacity: uint64(d.Maps.Capacity(t.String()))}, nil
 }
 
 // monotonic reads the clock of the programs' time stamps.

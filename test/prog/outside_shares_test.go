@@ -57,17 +57,48 @@ func TestOutsideFillsNoTable(t *testing.T) {
 	})
 }
 
+// fill has a hundred clients, from this one on, ask a NodePort, and returns how many flows they have opened.
+func (b *bed) fill(first int, port uint16) (opened int, why string) {
+	b.Helper()
+	for n := range 100 {
+		var some int
+		some, why = b.askFrom(b.client(first+n), 3, port)
+		opened += some
+	}
+	return opened, why
+}
+
+// A flood from outside does not shorten the lives of others' flows, whoever looks for room; nor does it keep the node from
+// noting its own.
+func TestOutsidePressesNobodyElse(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices, withTables(256, 256))
+		b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
+		for port := range uint16(30) {
+			b.fromPod(udp(podA, 50000+port, world, 53)).is("forwarded")
+		}
+		if n, _ := b.fill(0, 30080); n != 198 { // seven eighths of 226
+			t.Errorf("%d flows were opened", n)
+		}
+		b.toUplink(udp(nodeIP, 30080, world, 53)).is("stack")
+		b.age(20 * time.Second) // longer than datagrams of the world's live under pressure, or pods' would
+		if n, _ := b.fill(100, 30080); n != 197 {
+			t.Errorf("%d flows were opened in place of those that have ended", n)
+		}
+		b.sweep(usage.Snat, 0, false)
+		for port := range uint16(30) {
+			b.pair(b.tuple(wire.UDP, podA, 50000+port, world, 53))
+		}
+		b.pair(b.tuple(wire.UDP, nodeIP, 30080, world, 53))
+	})
+}
+
 // Many clients outside have nearly all of the table together; an eighth is left to pods.
 func TestOutsideSharesTheTable(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices, withTables(256, 256))
 		b.serve(vip, 80, wire.UDP, podB+":8080").nodePort(30080, 0)
-		opened, why := 0, ""
-		for n := range 100 {
-			var some int
-			some, why = b.askFrom(b.client(n), 3, 30080)
-			opened += some
-		}
+		opened, why := b.fill(0, 30080)
 		if opened != 224 || why != "drop SNAT_LIMIT" {
 			t.Errorf("%d flows were opened, then %q", opened, why)
 		}
