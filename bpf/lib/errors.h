@@ -128,21 +128,29 @@ EC_INLINE bool errors_in_flight(struct __sk_buff *ctx, const struct scratch *s, 
 }
 
 /* Finds what an error becomes that quotes what the pod's flow has sent to its backend; false: there is no such flow. */
-EC_INLINE bool errors_find_sent(struct __sk_buff *ctx, struct scratch *s, __u32 ifindex)
+EC_INLINE bool errors_find_sent(struct scratch *s, __u32 ifindex)
 {
-	struct snat_entry *half = errors_half(&snat_reverse, &s->inner.tuple, ifindex), *forward;
+	struct snat_entry *half = errors_half(&snat_reverse, &s->inner.tuple, ifindex);
 
 	if (!half)
 		return false;
 	s->service.received = false;
 	s->service.to_host = half->flags & FLOW_HOST;
 	nat_set_other_key(&s->service.turns, &s->inner.tuple, half);
-	if (!errors_bury(ctx, s))
-		return true;
-	forward = errors_half(&snat, &s->service.turns, ifindex);
-	if (forward && errors_in_flight(ctx, s, forward, half))
-		forward->flags |= FLOW_DEAD;
 	return true;
+}
+
+/* Heeds what an error that has been found says of its flow. Its source must have been judged. */
+EC_CALL void errors_heed(struct __sk_buff *ctx, struct scratch *s, __u32 ifindex)
+{
+	struct snat_entry *half, *forward;
+
+	if (s->service.received || !errors_bury(ctx, s))
+		return;
+	half = errors_half(&snat_reverse, &s->inner.tuple, ifindex);
+	forward = errors_half(&snat, &s->service.turns, ifindex);
+	if (half && forward && errors_in_flight(ctx, s, forward, half))
+		forward->flags |= FLOW_DEAD;
 }
 
 /* The same for one that quotes what the pod has received from its flow's backend. */
@@ -167,7 +175,10 @@ EC_GLOBAL int errors_back(struct __sk_buff *ctx, __u32 ifindex)
 {
 	struct scratch *s = scratch_get();
 
-	return s && cfg.services && errors_read(ctx, s) && errors_find_sent(ctx, s, ifindex);
+	if (!s || !cfg.services || !errors_read(ctx, s) || !errors_find_sent(s, ifindex))
+		return false;
+	errors_heed(ctx, s, ifindex);
+	return true;
 }
 
 /*
@@ -179,7 +190,7 @@ EC_GLOBAL int errors_forward(struct __sk_buff *ctx)
 	struct scratch *s = scratch_get();
 
 	return s && cfg.services && errors_read(ctx, s) && addr_equal(&s->pkt.tuple.dst, &s->inner.tuple.src) &&
-	       (errors_find_received(s, s->owner.ifindex) || errors_find_sent(ctx, s, s->owner.ifindex));
+	       (errors_find_received(s, s->owner.ifindex) || errors_find_sent(s, s->owner.ifindex));
 }
 
 #endif

@@ -362,6 +362,7 @@ EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
 	verdict = asked_judge_source(ctx, s);
 	if (verdict)
 		return verdict;
+	errors_heed(ctx, s, s->owner.ifindex);
 	s->service.sent = s->pkt.tuple;
 	s->service.translated = true;
 	return errors_translate(ctx);

@@ -172,9 +172,11 @@ EC_INLINE enum verdict translate_find_reply(struct __sk_buff *ctx, struct scratc
 		if (pkt->l4 != L4_FLOW || !nat_port_in_range(pkt->tuple.dport))
 			return VERDICT_STACK;
 		reverse_key = tuple_reversed(&pkt->tuple);
-		*found = nat_lookup_reverse(&reverse_key);
+		*found = bpf_map_lookup_elem(&snat_reverse, &reverse_key);
+		if (*found && !nat_is_service(*found) && !nat_renew_reverse(&reverse_key, *found))
+			*found = NULL;
 	}
-	/* What answers a Service's flow is not for a masqueraded one (outside.h). */
+	/* What answers a Service's flow is not for a masqueraded one, and is judged first (outside.h). */
 	return *found && !nat_is_service(*found) ? VERDICT_GO_ON : VERDICT_STACK;
 }
 

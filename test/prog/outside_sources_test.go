@@ -106,6 +106,8 @@ func TestOutsideJudgedBeforeItsFlow(t *testing.T) {
 			Kind: destinations.Node, Node: b.addr(node2IP), Ifindex: uint32(b.uplink.index), Uplinks: 1 << 1,
 		}))
 		b.toUplink(udp(nodeIP, 30053, node2IP, 53)).is("stack") // noted
+		b.serve(vip, 54, wire.UDP, node2IP+":54").nodePort(30054, 0)
+		v := b.fromUplink(udp(world, 5000, nodeIP, 30054)).is("forwarded").view()
 		age := func(m *snat.Map) {
 			for k, v := range all(b, m) {
 				v.LastSeen = past(v.LastSeen, 10*time.Second)
@@ -116,6 +118,7 @@ func TestOutsideJudgedBeforeItsFlow(t *testing.T) {
 		age(b.reverse)
 		before := all(b, b.reverse)
 		b.leftToStack("by another uplink than leads there", b.arrive(b.other, udp(node2IP, 53, nodeIP, 30053)))
+		b.arrive(b.other, udp(node2IP, 54, nodeIP, v.sport)).is("drop WRONG_UPLINK")
 		for k, v := range all(b, b.reverse) {
 			if v != before[k] {
 				t.Errorf("%v was %+v, is %+v", k, before[k], v)

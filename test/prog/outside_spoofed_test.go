@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -78,5 +79,23 @@ func TestOutsideBackendGoneForged(t *testing.T) {
 		quoted.seq = 1001
 		b.fromUplink(icmpError(node2IP, nodeIP, 3, 1, quoted.bytes(f), 8)).is("forwarded")
 		b.fromUplink(segment).is("drop BACKEND_GONE")
+	})
+}
+
+// Nor does one that cannot come from the node in whose name it is, of datagrams either.
+func TestOutsideBackendGoneFromElsewhere(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f, withServices)
+		b.serve(vip, 80, wire.UDP, manyAt(remote)...).nodePort(30080, 0)
+		must(t, b.destinations.Put(f.key(node2IP+"/32"), destinations.Value{
+			Kind: destinations.Node, Node: b.addr(node2IP), Ifindex: uint32(b.uplink.index), Uplinks: 1 << 1,
+		}))
+		p := udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.payload = make([]byte, 64) })
+		r := b.fromUplink(p).is("forwarded")
+		b.arrive(b.other, icmpError(node2IP, nodeIP, 3, 1, r.frame, 20)).is("drop WRONG_UPLINK")
+		v := b.fromUplink(p).is("forwarded").view()
+		if v.dport != r.view().dport {
+			t.Errorf("it was %v, is %v", r.view(), v)
+		}
 	})
 }
