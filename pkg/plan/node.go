@@ -17,7 +17,8 @@ type Node struct {
 	ExternalIPs []string
 	// Zone is the label topology.kubernetes.io/zone; empty when there is none.
 	Zone string
-	// Leaving says that the Node is being deleted, or that the cluster autoscaler is about to do so.
+	// Leaving says that the Node is being deleted, or that the cluster autoscaler is about to do so. Of others than this
+	// node's own a source need not say it.
 	Leaving bool
 	// Malformed says what of the object could not be read; empty when all could.
 	Malformed string

@@ -111,9 +111,16 @@ func (s *store) Transformer() cache.TransformFunc { return s.trim }
 // Add implements cache.ReflectorStore.
 func (s *store) Add(obj any) error { return s.Update(obj) }
 
+// read is convert. That another Node leaves is no news here, or an autoscaler would have every agent plan anew for each.
+func (s *store) read(obj any) (plan.Node, error) {
+	n, err := convert(obj)
+	n.Leaving = n.Leaving && n.Name == s.self
+	return n, err
+}
+
 // Update implements cache.ReflectorStore.
 func (s *store) Update(obj any) error {
-	n, err := convert(obj)
+	n, err := s.read(obj)
 	if err != nil {
 		return err
 	}
@@ -148,7 +155,7 @@ func (s *store) Delete(obj any) error {
 func (s *store) Replace(objs []any, _ string) error {
 	nodes := make(map[string]plan.Node, len(objs))
 	for _, obj := range objs {
-		n, err := convert(obj)
+		n, err := s.read(obj)
 		if err != nil {
 			return err
 		}

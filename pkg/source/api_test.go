@@ -136,7 +136,7 @@ func follow(t *testing.T, srv *httptest.Server) <-chan Update {
 	updates := make(chan Update, 100)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	api := API{Config: &rest.Config{Host: srv.URL}, Log: slog.New(slog.DiscardHandler)}
+	api := API{Config: &rest.Config{Host: srv.URL}, Log: slog.New(slog.DiscardHandler), Self: "a"}
 	go func() { done <- api.Run(ctx, func(u Update) { updates <- u }) }()
 	t.Cleanup(func() {
 		cancel()
@@ -185,6 +185,14 @@ func TestAPIListsThenFollows(t *testing.T) {
 	f.change("ADDED", apiNode("c", "10.0.3.0/24"))
 	if u := next(t, updates); names(u.Nodes) != "a c" {
 		t.Errorf("a heartbeat was delivered: %+v", u)
+	}
+	for _, name := range []string{"c", "a"} {
+		leaves := apiNode(name, map[string]string{"a": "10.0.9.0/24", "c": "10.0.3.0/24"}[name])
+		leaves.Spec.Taints = []corev1.Taint{{Key: leavingTaint}}
+		f.change("MODIFIED", leaves)
+	}
+	if u := next(t, updates); !u.Nodes[0].Leaving || u.Nodes[1].Leaving {
+		t.Errorf("two Nodes leave, one of them this node's, and what is delivered is %+v", u)
 	}
 }
 
