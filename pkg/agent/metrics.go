@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
@@ -186,6 +188,9 @@ func (m metrics) countOutside(gauge sample) error {
 		return nil
 	}
 	world, err := m.dp.Maps.Devices.Get(devices.Key{Ifindex: devices.World})
+	if errors.Is(err, typed.ErrKeyNotExist) { // before the controller of Services has made it, as when metrics are registered
+		err = nil
+	}
 	if err == nil {
 		gauge("outside_flows", float64(world.SnatFlows), "Flows of clients outside to Services, all of which have one share of the map snat.")
 	}

@@ -110,6 +110,10 @@ func TestWorldHoldsFlows(t *testing.T) {
 	l.services.accept(complete())
 	ready(t, l)
 	must(t, l.dp.Maps.Devices.Delete(key))
+	registered(l)
+	if found := l.complaints.degraded(); len(found) > 0 {
+		t.Errorf("metrics are asked for before the entry is made: %v", found)
+	}
 	for range 2 {
 		l.inspect(t.Context())
 	}
