@@ -285,22 +285,6 @@ func TestHeldAddresses(t *testing.T) {
 	r.want("10.96.0.1", "10.0.0.1")
 }
 
-// What goes to an address stays there as soon as the node has that, where its own socket is the endpoint, and as long as it has it.
-func TestAddressThatBecomesTheNodes(t *testing.T) {
-	r := quiet(t, roomy)
-	service, slice := web(t, "a", "10.96.0.1", "192.0.2.1")
-	service.ExternalIPs, service.Ports[0].Port = addrs("192.0.2.1"), 8080
-	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
-	frontend := services.Key{Address: wire.AddrFrom(service.ExternalIPs[0]), Port: wire.PortFrom(8080), Proto: wire.TCP}
-	for _, held := range []bool{false, true, false} {
-		r.options.HeldAddresses = map[netip.Addr]bool{service.ExternalIPs[0]: held}
-		r.plan(r.state.Configure(r.options, r.model))
-		if _, there := r.kernel.Services[frontend]; there == held {
-			t.Errorf("the node has the address: %v, its frontend is there: %v", held, there)
-		}
-	}
-}
-
 // A backend keeps its number as long as an EndpointSlice has it; when it comes back it is another.
 func TestGenerations(t *testing.T) {
 	r := quiet(t, roomy)
