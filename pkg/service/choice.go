@@ -39,7 +39,7 @@ type candidate struct {
 // Choose decides which endpoints serve a port of a Service in a family, as kube-proxy does: those that are ready and, if there
 // is none, those that still serve while they terminate. The sets Cluster and Local fall back one without the other. Hints
 // narrow Cluster only. Local is empty unless a traffic policy asks for it. The result is sorted, each target once.
-func Choose(s *Service, p Port, family wire.Family, all []*Slice, o Options) []Backend {
+func Choose(s *Service, p Port, family wire.Family, all mentions, o Options) []Backend {
 	candidates := candidatesOf(p, family, all, o.NodeName)
 	near := nearness(candidates, o)
 	ready := func(c candidate) bool { return c.Ready }
@@ -59,19 +59,45 @@ func Choose(s *Service, p Port, family wire.Family, all []*Slice, o Options) []B
 	return chosen
 }
 
-// candidatesOf lists the endpoints of a port, sorted, each target once.
-func candidatesOf(p Port, family wire.Family, all []*Slice, node string) (candidates []candidate) {
+// mention is a slice that has a port, and its number there.
+type mention struct {
+	*Slice
+	port uint16
+}
+
+// portID is what a Service's port and a slice's have in common.
+type portID struct {
+	name     string
+	protocol wire.Protocol
+}
+
+// mentions are the slices of a Service by the ports that they have.
+type mentions map[portID][]mention
+
+func byPort(all []*Slice) mentions {
+	of := mentions{}
 	for _, s := range all {
-		for _, sp := range s.Ports {
-			if sp.Name != p.Name || sp.Protocol != p.Protocol || sp.Port == 0 {
-				continue
+		for _, p := range s.Ports {
+			if p.Port != 0 {
+				id := portID{p.Name, p.Protocol}
+				of[id] = append(of[id], mention{s, p.Port})
 			}
-			for i := range s.Endpoints {
-				e := &s.Endpoints[i]
-				if e.Address.IsValid() && wire.FamilyOf(e.Address.Unmap()) == family {
-					t := Target{wire.AddrFrom(e.Address), sp.Port}
-					candidates = append(candidates, candidate{t, e, e.Node != "" && e.Node == node})
-				}
+		}
+	}
+	return of
+}
+
+// of are the slices that have a port of the Service.
+func (m mentions) of(p Port) []mention { return m[portID{p.Name, p.Protocol}] }
+
+// candidatesOf lists the endpoints of a port, sorted, each target once.
+func candidatesOf(p Port, family wire.Family, all mentions, node string) (candidates []candidate) {
+	for _, s := range all.of(p) {
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			if e.Address.IsValid() && wire.FamilyOf(e.Address.Unmap()) == family {
+				t := Target{wire.AddrFrom(e.Address), s.port}
+				candidates = append(candidates, candidate{t, e, e.Node != "" && e.Node == node})
 			}
 		}
 	}

@@ -135,7 +135,7 @@ func TestChoose(t *testing.T) {
 		}, "10.0.0.1:54 C"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := Choose(&tt.service, Port{Protocol: wire.TCP, Port: 80}, wire.IPv4, tt.slices, Options{NodeName: "me", Zone: "here"})
+			got := Choose(&tt.service, Port{Protocol: wire.TCP, Port: 80}, wire.IPv4, byPort(tt.slices), Options{NodeName: "me", Zone: "here"})
 			if show(got) != tt.want {
 				t.Errorf("chosen: %s\n  want: %s", show(got), tt.want)
 			}
@@ -147,14 +147,14 @@ func TestChoose(t *testing.T) {
 func TestChooseWithoutPlace(t *testing.T) {
 	all := []*Slice{slice(t, 80, "10.0.0.1 ~ ^", "10.0.0.2 ~a ^b")}
 	want := "10.0.0.1:80 C world, 10.0.0.2:80 C world"
-	if got := show(Choose(&Service{InternalLocal: true}, Port{Protocol: wire.TCP}, wire.IPv4, all, Options{})); got != want {
+	if got := show(Choose(&Service{InternalLocal: true}, Port{Protocol: wire.TCP}, wire.IPv4, byPort(all), Options{})); got != want {
 		t.Errorf("chosen: %s, want %s", got, want)
 	}
 }
 
 func TestChooseIPv6(t *testing.T) {
 	all := []*Slice{slice(t, 80, "10.0.0.1 @n1", "fd00::1 @n1")}
-	if got := show(Choose(&Service{}, Port{Protocol: wire.TCP}, wire.IPv6, all, Options{})); got != "[fd00::1]:80 C" {
+	if got := show(Choose(&Service{}, Port{Protocol: wire.TCP}, wire.IPv6, byPort(all), Options{})); got != "[fd00::1]:80 C" {
 		t.Errorf("chosen: %s", got)
 	}
 }

@@ -14,37 +14,76 @@ const shareFloor = 1024
 // would leave no room for those of others.
 func share(capacity uint32) int { return max(int(capacity)/4, shareFloor) }
 
-// keepToShare takes from a Service's sets what exceeds its share, the last ports first, and says from which port on; empty: nothing.
-func keepToShare(sets []wantedSet, c Capacities) (kept []wantedSet, refused string) {
-	frontends, members, ranges := share(c.Services), share(c.Backends), share(c.Ranges)
-	refuse := func(format string, args ...any) {
-		if refused == "" {
-			refused = fmt.Sprintf(format, args...)
-		}
+// looks is how many endpoints are looked at for each that a Service may have: most are not of the port's family, or are
+// there twice. It has to do with time, and what has been refused costs none.
+const looks = 8
+
+// allowance is what is left of the share that a Service may have. Its last ports are refused.
+type allowance struct {
+	capacities                              Capacities
+	sets, frontends, backends, ranges, look int
+	// refused says what is refused, from which port on; empty: nothing is.
+	refused string
+}
+
+func newAllowance(c Capacities) *allowance {
+	return &allowance{
+		capacities: c, sets: share(c.Sets), frontends: share(c.Services),
+		backends: share(c.Backends), ranges: share(c.Ranges), look: looks * share(c.Backends),
 	}
-	for _, w := range sets {
-		if len(kept) == share(c.Sets) {
-			refuse("port %d and others are not served: a Service may have %d ports, counted for each family", w.port, share(c.Sets))
-			break
-		}
-		if len(w.frontends) > frontends {
-			refuse("port %d and others are not served: a Service may have %d frontends, one for each port of each address", w.port, share(c.Services))
-			continue
-		}
-		if len(w.backends) > members {
-			refuse("some endpoints of port %d and others get no connections: a Service may have %d, counted for each port", w.port, share(c.Backends))
-			w.backends = w.backends[:members]
-		}
-		if !restricted(w.frontends) {
-			w.ranges = nil
-		} else if len(w.ranges) > ranges {
-			refuse("who is in some of the loadBalancerSourceRanges can't use port %d and others: a Service may have %d, counted for each port", w.port, share(c.Ranges))
-			w.ranges = w.ranges[:ranges]
-		}
-		frontends, members, ranges = frontends-len(w.frontends), members-len(w.backends), ranges-len(w.ranges)
-		kept = append(kept, w)
+}
+
+func (a *allowance) refuse(format string, args ...any) {
+	if a.refused == "" {
+		a.refused = fmt.Sprintf(format, args...)
 	}
-	return kept, refused
+}
+
+// admits says whether a port may have another set, with so many frontends.
+func (a *allowance) admits(p Port, frontends int) bool {
+	switch {
+	case a.sets == 0:
+		a.refuse("port %d and others are not served: a Service may have %d ports, counted for each family", p.Port, share(a.capacities.Sets))
+	case frontends > a.frontends:
+		a.refuse("port %d and others are not served: a Service may have %d frontends, one for each port of each address", p.Port, share(a.capacities.Services))
+	default:
+		return true
+	}
+	return false
+}
+
+// looksAt says whether the endpoints of a port are to be looked at.
+func (a *allowance) looksAt(p Port, all mentions) bool {
+	n := 0
+	for _, s := range all.of(p) {
+		n += len(s.Endpoints)
+	}
+	if n > 0 && (a.backends == 0 || n > a.look) {
+		a.refuseBackends(p.Port)
+		return false
+	}
+	a.look -= n
+	return true
+}
+
+func (a *allowance) refuseBackends(port uint16) {
+	a.refuse("some endpoints of port %d and others get no connections: a Service may have %d, counted for each port", port, share(a.capacities.Backends))
+}
+
+// take gives a set what is left, and less than that to the next.
+func (a *allowance) take(w *wantedSet) {
+	if len(w.backends) > a.backends {
+		a.refuseBackends(w.port)
+		w.backends = slices.Clone(w.backends[:a.backends])
+	}
+	if !restricted(w.frontends) {
+		w.ranges = nil
+	} else if len(w.ranges) > a.ranges {
+		a.refuse("who is in some of the loadBalancerSourceRanges can't use port %d and others: a Service may have %d, counted for each port", w.port, share(a.capacities.Ranges))
+		w.ranges = w.ranges[:a.ranges]
+	}
+	a.sets--
+	a.frontends, a.backends, a.ranges = a.frontends-len(w.frontends), a.backends-len(w.backends), a.ranges-len(w.ranges)
 }
 
 // restricted says whether ranges matter to any of the frontends.

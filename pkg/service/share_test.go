@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -85,4 +86,37 @@ func TestOneServiceLeavesRoomForPorts(t *testing.T) {
 	r.wantProblem("large", Unsupported, "port 2024 and others are not served", "1024 ports")
 	r.put("small", "10.96.0.2", "10.0.0.1")
 	r.want("10.96.0.2", "10.0.0.1")
+}
+
+// However many ports one has, and its slices, what is refused costs neither time nor memory; endpoints that are there many times, or
+// of no family that it has, end with it.
+func TestOneServiceCostsNoMoreThanItsShare(t *testing.T) {
+	large, slice := web(t, "large", "10.96.0.1")
+	large.Ports, slice.Ports = nil, nil
+	for i := range uint16(4000) {
+		p := Port{Name: fmt.Sprint("p", i), Protocol: wire.TCP, Port: 1000 + i}
+		large.Ports, slice.Ports = append(large.Ports, p), append(slice.Ports, SlicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
+	}
+	for what, address := range map[string]func(i int) string{
+		"different": func(i int) string { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String() },
+		"the same":  func(int) string { return "10.1.0.1" },
+		"of IPv6":   func(int) string { return "fd00::1" },
+	} {
+		slice.Endpoints = nil
+		for i := range 1000 {
+			slice.Endpoints = append(slice.Endpoints, ep(t, address(i)))
+		}
+		m := NewModel()
+		m.Apply(Update{Complete: true, Services: []Service{large}, Slices: []Slice{slice}})
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		sets, problems := wanted(m.Service(large.Name), m, Options{Capacities: whole})
+		runtime.ReadMemStats(&after)
+		if len(sets) != 4000 || len(problems) != 1 {
+			t.Errorf("%s: %d sets, problems %v", what, len(sets), problems)
+		}
+		if grown := (after.TotalAlloc - before.TotalAlloc) >> 20; grown > 64 {
+			t.Errorf("%s: %d MiB", what, grown)
+		}
+	}
 }

@@ -71,47 +71,63 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 			problem(Malformed, "EndpointSlice %s: %s", slice.Name, slice.Malformed)
 		}
 	}
-	addresses := slices.DeleteFunc(addressesOf(s, o), func(a address) bool {
+	addresses := byFamily(slices.DeleteFunc(addressesOf(s, o), func(a address) bool {
 		owner, other := m.otherClusterIP(a.Netip(), s.Name)
 		if other && !a.clusterIP {
 			problem(Taken, "%v is the ClusterIP of Service %v", a.Netip(), owner)
 		}
 		return other && !a.clusterIP
-	})
-	for i, p := range s.Ports {
-		if reason, text := refusal(s, i); text != "" {
+	}))
+	endpoints, left, seen := byPort(all), newAllowance(o.Capacities), twins{}
+	for _, p := range s.Ports {
+		if reason, text := refusal(s, p, seen.has(p)); text != "" {
 			problem(reason, "%s", text)
 			continue
 		}
 		for _, family := range []wire.Family{wire.IPv4, wire.IPv6} {
+			n := len(addresses[family])
+			if s.answersOnNodes(p, family) {
+				n++
+			}
+			if n == 0 || !left.admits(p, n) {
+				continue
+			}
 			w := wantedSet{
 				setID: setID{s.Name, p.Name, p.Protocol, family}, port: p.Port, affinity: s.Affinity,
-				backends: Choose(s, p, family, all, o), frontends: frontendsOf(s, p, family, addresses),
-				ranges: ofFamily(s.SourceRanges, family),
+				frontends: frontendsOf(s, p, family, addresses[family]), ranges: ofFamily(s.SourceRanges, family),
 			}
-			// Nodes would lose the API server, and never hear that the Service is gone.
-			w.frontends = slices.DeleteFunc(w.frontends, func(f frontend) bool {
-				theirs := !f.clusterIP && m.isAPIServers(f, o)
-				if theirs {
-					problem(Taken, "%v is where the API server answers", f)
-				}
-				return theirs || w.endsAt(f, o)
-			})
-			if p.Protocol == sctp {
-				if text := w.keepPort(); text != "" {
-					problem(Unsupported, "%s", text)
-				}
+			if left.looksAt(p, endpoints) {
+				w.backends = Choose(s, p, family, endpoints, o)
 			}
+			w.refuse(m, o, problem)
 			if len(w.frontends) > 0 {
+				left.take(&w)
 				sets = append(sets, w)
 			}
 		}
 	}
-	sets, tooLarge := keepToShare(sets, o.Capacities)
-	if tooLarge != "" {
-		problem(Unsupported, "%s", tooLarge)
+	if left.refused != "" {
+		problem(Unsupported, "%s", left.refused)
 	}
 	return sets, problems
+}
+
+// refuse takes the frontends away that can't be served, and says so.
+func (w *wantedSet) refuse(m *Model, o Options, problem func(r Reason, format string, args ...any)) {
+	// Nodes would lose the API server, and never hear that the Service is gone.
+	w.frontends = slices.DeleteFunc(w.frontends, func(f frontend) bool {
+		theirs := !f.clusterIP && m.isAPIServers(f, o)
+		if theirs {
+			problem(Taken, "%v is where the API server answers", f)
+		}
+		return theirs || w.endsAt(f, o)
+	})
+	if w.protocol != sctp {
+		return
+	}
+	if text := w.keepPort(); text != "" {
+		problem(Unsupported, "%s", text)
+	}
 }
 
 // endsAt says whether what goes to a frontend is to stay there: the node's own socket has that address and port, and is an
@@ -145,12 +161,24 @@ func ofFamily(ranges []netip.Prefix, family wire.Family) (of []netip.Prefix) {
 	return of
 }
 
+// twins are the ports that have been there, by one of number, name and NodePort each.
+type twins map[Port]bool
+
+// has says whether a port like this one has been there, and notes it.
+func (t twins) has(p Port) (twin bool) {
+	keys := []Port{{Protocol: p.Protocol, Port: p.Port}, {Protocol: p.Protocol, Name: "name " + p.Name}}
+	if p.NodePort != 0 {
+		keys = append(keys, Port{Protocol: p.Protocol, NodePort: p.NodePort})
+	}
+	for _, k := range keys {
+		twin = twin || t[k]
+		t[k] = true
+	}
+	return twin
+}
+
 // refusal says why a port of a Service is not served; empty when it is.
-func refusal(s *Service, i int) (Reason, string) {
-	p := s.Ports[i]
-	twin := slices.IndexFunc(s.Ports[:i], func(o Port) bool {
-		return o.Protocol == p.Protocol && (o.Port == p.Port || o.Name == p.Name || o.NodePort == p.NodePort && p.NodePort != 0)
-	})
+func refusal(s *Service, p Port, twin bool) (Reason, string) {
 	switch {
 	case p.Protocol != wire.TCP && p.Protocol != wire.UDP && p.Protocol != sctp:
 		return Unsupported, fmt.Sprintf("port %d has protocol %v; TCP, UDP and SCTP can be served", p.Port, p.Protocol)
@@ -158,7 +186,7 @@ func refusal(s *Service, i int) (Reason, string) {
 		return Malformed, fmt.Sprintf("port %q has no number", p.Name)
 	case max(len(s.Namespace), len(s.Name.Name), len(p.Name)) >= services.NameLen:
 		return Malformed, fmt.Sprintf("a name is longer than %d characters, so port %d is left out", services.NameLen-1, p.Port)
-	case twin >= 0:
+	case twin:
 		return Malformed, fmt.Sprintf("port %d %v is there twice, or its name %q or its NodePort is", p.Port, p.Protocol, p.Name)
 	}
 	return "", ""
@@ -188,12 +216,23 @@ func addressesOf(s *Service, o Options) (all []address) {
 	return all
 }
 
-// frontendsOf are those of a port in one family. A NodePort answers in the families that the Service has.
+func byFamily(all []address) map[wire.Family][]address {
+	of := map[wire.Family][]address{}
+	for _, a := range all {
+		family := wire.FamilyOf(a.Netip())
+		of[family] = append(of[family], a)
+	}
+	return of
+}
+
+// answersOnNodes says whether a port has a NodePort in a family: one that the Service has.
+func (s *Service) answersOnNodes(p Port, family wire.Family) bool {
+	return p.NodePort != 0 && slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return wire.FamilyOf(a.Unmap()) == family })
+}
+
+// frontendsOf are those of a port in one family, of which these are the addresses.
 func frontendsOf(s *Service, p Port, family wire.Family, addresses []address) (all []frontend) {
 	for _, a := range addresses {
-		if wire.FamilyOf(a.Netip()) != family {
-			continue
-		}
 		f := frontend{Key: services.Key{Address: a.Addr, Port: wire.PortFrom(p.Port), Proto: p.Protocol}, clusterIP: a.clusterIP}
 		if a.clusterIP && s.InternalLocal {
 			f.flags |= services.Local
@@ -206,8 +245,7 @@ func frontendsOf(s *Service, p Port, family wire.Family, addresses []address) (a
 		}
 		all = append(all, f)
 	}
-	has := slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return wire.FamilyOf(a.Unmap()) == family })
-	if p.NodePort != 0 && has {
+	if s.answersOnNodes(p, family) {
 		f := frontend{Key: services.NodePort(family, wire.PortFrom(p.NodePort), p.Protocol)}
 		if s.ExternalLocal {
 			f.flags = services.ExternalLocal
