@@ -83,7 +83,7 @@ endif
 test: build ## Run the tests; the privileged ones too when root (installs what they need)
 	@tools/setup.sh test
 ifdef ROOT
-	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 25m $(TESTFLAGS)
+	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 35m $(TESTFLAGS)
 else
 	@echo 'test: not root: the tests that need the kernel are skipped'
 	@tools/in-modules.sh '$(PACKAGES)' go test {} $(TESTFLAGS)

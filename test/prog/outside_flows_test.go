@@ -285,8 +285,8 @@ func TestOutsideAffinityOfTheRefused(t *testing.T) {
 	for i := range 64 {
 		b.fromUplink(udp("198.51.100."+strconv.Itoa(1+i), 5000, nodeIP, 30053))
 	}
-	if n := len(all(b, b.clients)); n != 32 {
-		t.Errorf("%d clients keep a backend, want the 32 whose flows have room", n)
+	if n := len(all(b, b.clients)); n != 56 {
+		t.Errorf("%d clients keep a backend, want the 56 whose flows have room", n)
 	}
 }
 
