@@ -26,10 +26,12 @@ const testIfindex = 1
 
 // selfTest runs every program once on each test packet. It uses copies of the
 // programs with maps of their own, so that test packets are not counted on the node.
+// They are small, since for a moment they take memory beside the node's: what counts
+// is whole, and no test packet gets as far as to a flow, a fragment or a Service.
 func (l *loader) selfTest() error {
 	spec := l.spec.Copy()
 	for _, d := range registry.All() {
-		if m := spec.Maps[d.Name]; m.Type != ebpf.Array && m.Type != ebpf.PerCPUArray {
+		if m := spec.Maps[d.Name]; m.Type != ebpf.PerCPUArray {
 			m.MaxEntries = min(m.MaxEntries, 16)
 		}
 	}
