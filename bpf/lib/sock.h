@@ -114,6 +114,8 @@ EC_CALL enum sock_course sock_frontend(const struct sock_peer *peer, struct serv
 			return SOCK_STRAIGHT;
 		if (frontend_copy(&key, frontend))
 			return SOCK_TO_SERVICE;
+	} else if (!(cfg.loopback & 1U << (addr_is_v4(&peer->address) ? FAMILY_IPV4 : FAMILY_IPV6))) {
+		return SOCK_STRAIGHT;
 	}
 	key.address = addr_any_like(&peer->address);
 	if ((flags & SERVICE_NODE) && frontend_copy(&key, frontend))

@@ -94,6 +94,9 @@ type NodeConfig struct {
 	TunnelChecksum uint32
 	// Services is 1 when the programs translate pods' packets to Services.
 	Services uint32
+	// Loopback has a bit for each wire.Family in which NodePorts answer the node's own processes on loopback addresses.
+	Loopback uint32
+	_        uint32
 	// HostNetns is the cookie of the host's network namespace, whose sockets reach Services; 0: none do. Load fills it in.
 	HostNetns uint64
 }

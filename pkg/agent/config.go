@@ -156,6 +156,11 @@ func (c Config) nodeConfig(level netfilter.Level) config.NodeConfig {
 	if c.Services {
 		n.Services = 1
 	}
+	for f, loopback := range [wire.Families]netip.Addr{wire.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), wire.IPv6: netip.IPv6Loopback()} {
+		if len(c.NodePortAddresses) == 0 || c.narrows(loopback) {
+			n.Loopback |= 1 << f
+		}
+	}
 	if c.VXLANChecksum {
 		n.TunnelChecksum = 1
 	}

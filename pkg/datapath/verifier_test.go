@@ -33,7 +33,7 @@ func configurations() map[string]config.NodeConfig {
 	masquerading := node(1)
 	masquerading.NetfilterNat = config.Masquerades
 	services := node(3)
-	services.Services, services.HostNetns = 1, 1
+	services.Services, services.Loopback, services.HostNetns = 1, 3, 1
 	both := services
 	both.NetfilterNat = config.Translates
 	return map[string]config.NodeConfig{

@@ -12,11 +12,12 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// TestProcessesAskNodePorts on the node's addresses and on those of the loopback interface. No externalTrafficPolicy binds them.
+// TestProcessesAskNodePorts on the node's addresses and on those of the loopback interface that --nodeport-addresses names. No
+// externalTrafficPolicy binds them.
 func TestProcessesAskNodePorts(t *testing.T) {
 	t.Parallel()
 	const nodePort = 30080
-	s := startServed(t, lab.Options{Families: families})
+	s := startServed(t, lab.Options{Families: families, AgentFlags: []string{"--nodeport-addresses=0.0.0.0/0,fd00::/8"}})
 	node := s.Nodes[0]
 	p := startProcess(t, node, node.Namespace)
 	web := s.spec("web", s.far)
@@ -29,6 +30,10 @@ func TestProcessesAskNodePorts(t *testing.T) {
 			own = append(own, netip.MustParseAddr(text))
 		}
 		for _, at := range own {
+			if family == wire.IPv6 && at != node.AddrOf(family) {
+				assertClosed(t, p, at, nodePort)
+				continue
+			}
 			to := netip.AddrPortFrom(at, nodePort)
 			for how, by := range map[string]netip.AddrPort{"TCP": asTCP(t, p, to), "UDP": asUDP(t, p, to), "datagram": openLoose(t, p, at).ask(t, to)} {
 				if by.Addr() != s.far.AddrOf(family) {
@@ -43,11 +48,17 @@ func TestProcessesAskNodePorts(t *testing.T) {
 				t.Fatalf("another port of %s: %+v, %v", at, conn, err)
 			}
 			conn.Close()
-			if conn, err := p.Dial(unix.SOCK_STREAM, netip.AddrPortFrom(at, closedPort)); !errors.Is(err, unix.ECONNREFUSED) {
-				t.Errorf("a closed port of %s: %v, %v", at, conn, err)
-			}
+			assertClosed(t, p, at, closedPort)
 		}
 	})
+}
+
+// assertClosed asserts that nobody listens on a port, as a process sees it.
+func assertClosed(t *testing.T, p *lab.Process, at netip.Addr, port uint16) {
+	t.Helper()
+	if conn, err := p.Dial(unix.SOCK_STREAM, netip.AddrPortFrom(at, port)); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("port %d of %s: %v, %v", port, at, conn, err)
+	}
 }
 
 // TestProcessesAskLoadBalancers that are not for everybody: the node's InternalIP counts.
