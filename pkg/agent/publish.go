@@ -71,7 +71,7 @@ func (l *loop) whoServes() string {
 	if l.mode.level == netfilter.Translates {
 		who += "; connections that netfilter translates already stay with it"
 	}
-	if at := l.services.told; at.known && len(l.cfg.NodePortAddresses) > 0 && !slices.ContainsFunc(at.held, l.cfg.answersNodePorts) {
+	if at := l.services.told; at.known && len(l.cfg.NodePortAddresses) > 0 && !slices.ContainsFunc(at.held, l.cfg.narrows) {
 		who += "; NodePorts answer on no address of this node: --nodeport-addresses has none of them"
 	}
 	if left := l.status.read().left; len(left) > 0 {

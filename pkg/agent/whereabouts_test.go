@@ -25,14 +25,17 @@ func TestAPIServerAddress(t *testing.T) {
 // A prefix that is not this node's leaves its NodePorts without an answer, which ebpfctl says.
 func TestNodePortsThatAnswerNowhere(t *testing.T) {
 	l := testServices(t)
-	l.cfg.NodePortAddresses = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("127.0.0.0/8")}
 	for _, c := range []struct {
 		at      whereabouts
+		flag    string
 		nowhere bool
-	}{{whereabouts{}, false}, {here("127.0.0.1", "198.51.100.1"), true}, {here("198.51.100.1", "192.0.2.1"), false}} {
-		l.services.told = c.at
+	}{
+		{whereabouts{}, "192.0.2.0/24", false}, {here("127.0.0.1", "198.51.100.1"), "192.0.2.0/24", true},
+		{here("127.0.0.1", "192.0.2.1"), "192.0.2.0/24", false}, {here("127.0.0.1", "192.0.2.1"), "127.0.0.0/8", false},
+	} {
+		l.services.told, l.cfg.NodePortAddresses = c.at, []netip.Prefix{netip.MustParsePrefix(c.flag)}
 		if said := l.whoServes(); strings.Contains(said, "NodePorts answer on no address") != c.nowhere {
-			t.Errorf("with %v ebpfctl is told %q", c.at.held, said)
+			t.Errorf("with %v and %s ebpfctl is told %q", c.at.held, c.flag, said)
 		}
 	}
 }
