@@ -213,9 +213,12 @@ EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *addre
 
 	if (flags & SERVICE_CLUSTER_IP)
 		return true;
+	to = path_destination(address);
+	/* It is there, whoever claims it. */
+	if (to && (to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_NODE))
+		return false;
 	if (flags && !(flags & SERVICE_NODE) && outside_passes(ctx))
 		return true;
-	to = path_destination(address);
 	return to && to->kind == DESTINATION_SERVICE;
 }
 

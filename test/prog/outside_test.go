@@ -174,6 +174,10 @@ func TestLoadBalancerSendsNothingBack(t *testing.T) {
 			b.leftToStack(what, b.forwarded(p, b.foreign.index))
 		}
 		b.forwarded(tcp(world, 5000, external, 443, syn), b.uplink.index).is("delivered")
+		for _, there := range []string{remote, node2IP} {
+			b.serve(vip2, 80, wire.TCP, podB+":8080").loadBalancer(there, 443, 0)
+			b.leftToStack("to who has the address", b.forwarded(tcp(world, 5000, there, 80, syn), b.uplink.index))
+		}
 		b.leftToStack("to the node", b.forwarded(tcp(world, 5000, nodeOtherIP, 80, syn), b.uplink.index))
 		b.leftToStack("to others", b.forwarded(tcp(world, 5000, world2, 80, syn), b.uplink.index))
 	})
