@@ -245,11 +245,11 @@ func TestHealthOfServices(t *testing.T) {
 	is("and the Node is back", health.State{Healthy: true, Eligible: true})
 	l.status.leave(healthAddress, true)
 	l.status.leave(modeAddress, true)
-	if said := l.whoServes(); !strings.HasSuffix(said, "; kube-proxy answers on 127.0.0.1:10249 and :10256") {
+	if said := l.whoServes(); !strings.HasSuffix(said, "; 127.0.0.1:10249 and :10256 left to kube-proxy") {
 		t.Errorf("ebpfctl is told %q", said)
 	}
 	l.status.leave(modeAddress, false)
-	if said := l.whoServes(); !strings.HasSuffix(said, "; kube-proxy answers on :10256") {
+	if said := l.whoServes(); !strings.HasSuffix(said, "; :10256 left to kube-proxy") {
 		t.Errorf("ebpfctl is told %q", said)
 	}
 }

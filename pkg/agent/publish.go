@@ -75,7 +75,7 @@ func (l *loop) whoServes() string {
 		who += "; NodePorts answer on no address of this node: --nodeport-addresses has none of them"
 	}
 	if left := l.status.read().left; len(left) > 0 {
-		who += "; kube-proxy answers on " + strings.Join(left, " and ")
+		who += "; " + strings.Join(left, " and ") + " left to kube-proxy"
 	}
 	if !l.status.health().Serves() {
 		who += "; load balancers are told that this node serves none"
