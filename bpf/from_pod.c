@@ -101,14 +101,13 @@ EC_INLINE enum verdict from_pod_services(struct __sk_buff *ctx, const struct con
 	if (!cfg.services)
 		return VERDICT_GO_ON;
 	s->owner.ifindex = ctx->ifindex;
-	s->owner.direction = DIRECTION_FROM_POD;
 	return outside_of_pod(ctx, s, dev) ?: frontend_stage(ctx, config, s, dev);
 }
 
 EC_INLINE enum verdict from_pod_ip(struct __sk_buff *ctx, struct device *dev, enum family family)
 {
 	struct config *config = config_get();
-	struct scratch *s = scratch_new();
+	struct scratch *s = scratch_new(DIRECTION_FROM_POD);
 	enum verdict verdict;
 	struct path *path;
 

@@ -47,14 +47,14 @@ EC_INLINE enum verdict from_tunnel_to_node(struct __sk_buff *ctx, const struct c
 		return -DROP_TUNNEL_DESTINATION;
 	verdict = tunnel_guard(ctx, pkt);
 	if (cfg.services && !verdict)
-		verdict = outside_arrive(ctx, s, DIRECTION_FROM_TUNNEL);
+		verdict = outside_arrive(ctx, s);
 	return verdict ?: VERDICT_STACK;
 }
 
 EC_INLINE enum verdict from_tunnel_ip(struct __sk_buff *ctx)
 {
 	struct config *config = config_get();
-	struct scratch *s = scratch_new();
+	struct scratch *s = scratch_new(DIRECTION_FROM_TUNNEL);
 	struct destination *from;
 	enum verdict verdict;
 	struct endpoint *ep;

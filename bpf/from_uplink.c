@@ -144,7 +144,7 @@ EC_CALL enum verdict from_uplink_to_all(struct __sk_buff *ctx, struct pkt *pkt, 
 EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 {
 	struct config *config = config_get();
-	struct scratch *s = scratch_new();
+	struct scratch *s = scratch_new(DIRECTION_FROM_UPLINK);
 	enum verdict verdict, judged;
 	struct endpoint *ep;
 
@@ -170,7 +170,7 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 		return verdict;
 	verdict = ip_masqueraded(family) || cfg.services ? from_uplink_to_node(ctx, config, s) : VERDICT_STACK;
 	if (cfg.services && !verdict)
-		verdict = outside_arrive(ctx, s, DIRECTION_FROM_UPLINK) ?: VERDICT_STACK;
+		verdict = outside_arrive(ctx, s) ?: VERDICT_STACK;
 	/*
 	 * What has been translated has been judged. A fragment of nobody's goes to the stack as well, but is counted.
 	 */

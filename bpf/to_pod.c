@@ -19,7 +19,7 @@ EC_INLINE enum verdict to_pod(struct __sk_buff *ctx)
 
 	if (family == FAMILIES || pkt_in_vlan(ctx))
 		return VERDICT_STACK;
-	s = scratch_new();
+	s = scratch_new(DIRECTION_TO_POD);
 	if (!s || ip_parse(ctx, s, family))
 		return VERDICT_STACK;
 	ep = path_endpoint(&s->pkt.tuple.dst);

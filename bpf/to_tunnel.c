@@ -25,7 +25,7 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	verdict = tunnel_carries(ctx);
 	if (verdict)
 		return verdict;
-	s = scratch_new();
+	s = scratch_new(DIRECTION_TO_TUNNEL);
 	if (!s || !config)
 		return -DROP_INVALID;
 	verdict = ip_parse(ctx, s, ip_family(ctx));
@@ -44,7 +44,7 @@ EC_INLINE enum verdict to_tunnel(struct __sk_buff *ctx)
 	if (mtu < to->mtu && offload_exceeds(ctx, &s->pkt, mtu))
 		return too_big_refuse(s, ep ? ep->ifindex : 0, mtu);
 	if (cfg.services && !ep) {
-		verdict = outside_of_host(ctx, s, flow_world(), DIRECTION_TO_TUNNEL);
+		verdict = outside_of_host(ctx, s, flow_world());
 		if (verdict)
 			return verdict;
 	}

@@ -50,7 +50,6 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 		s->owner.address = uplink->addresses[s->pkt.family & 1];
 	s->owner.ifindex = ep->ifindex;
 	s->owner.flags = FLOW_VIA_STACK;
-	s->owner.direction = DIRECTION_TO_UPLINK;
 	verdict = translate_find(ctx, s, &t);
 	if (verdict)
 		return verdict;
@@ -103,7 +102,6 @@ EC_CALL enum verdict to_uplink_of_node(struct __sk_buff *ctx, struct scratch *s,
 		s->owner.address = pkt->tuple.src;
 		s->owner.ifindex = 0;
 		s->owner.flags = FLOW_VIA_STACK | FLOW_HOST;
-		s->owner.direction = DIRECTION_TO_UPLINK;
 		verdict = translate_open(ctx, s, &own);
 		if (verdict)
 			return verdict;
@@ -208,7 +206,7 @@ EC_CALL enum verdict to_uplink_services(struct __sk_buff *ctx, struct scratch *s
 	if (!pkt_l4(ctx, &s->pkt))
 		return outside_keeps(ctx, &s->pkt.tuple.dst, frontend_flags(&s->pkt.tuple.dst)) ? -DROP_INVALID
 												: VERDICT_STACK;
-	verdict = outside_of_host(ctx, s, world, DIRECTION_TO_UPLINK);
+	verdict = outside_of_host(ctx, s, world);
 	if (verdict || s->service.translated)
 		return to_uplink_done(ctx, &s->pkt, verdict);
 	return outside_caught(ctx, s, world);
@@ -255,7 +253,7 @@ EC_INLINE enum verdict to_uplink(struct __sk_buff *ctx)
 
 	if ((ctx->mark & cfg.mark) || family == FAMILIES || pkt_in_vlan(ctx))
 		return VERDICT_STACK;
-	s = scratch_new();
+	s = scratch_new(DIRECTION_TO_UPLINK);
 	if (!config || !s)
 		return VERDICT_STACK;
 	verdict = ip_parse(ctx, s, family);

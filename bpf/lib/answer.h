@@ -199,12 +199,12 @@ EC_CALL int answer_back(struct __sk_buff *ctx, const struct scratch *s)
 	    bpf_skb_load_bytes(ctx, ETH_ALEN, macs, ETH_ALEN) || bpf_skb_store_bytes(ctx, 0, macs, sizeof(macs), 0))
 		return EC_ACT_SHOT;
 	ctx->mark |= cfg.mark;
-	if (s->owner.direction == DIRECTION_FROM_TUNNEL) {
+	if (s->direction == DIRECTION_FROM_TUNNEL) {
 		to = path_destination(&s->pkt.tuple.src);
 		if (!to || tunnel_encap(ctx, s->pkt.tos, &to->node, to->mac))
 			return EC_ACT_SHOT;
 	}
-	return bpf_redirect(ctx->ifindex, s->owner.direction == DIRECTION_TO_UPLINK ? BPF_F_INGRESS : 0);
+	return bpf_redirect(ctx->ifindex, s->direction == DIRECTION_TO_UPLINK ? BPF_F_INGRESS : 0);
 }
 
 /* Sends the answer to the owner in the scratch record. Returns a TC action. */

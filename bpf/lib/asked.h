@@ -17,14 +17,14 @@ EC_CALL enum verdict asked_judge_source(struct __sk_buff *ctx, const struct scra
 	const struct config *config = config_get();
 	struct destination *from;
 
-	if (s->owner.direction != DIRECTION_FROM_UPLINK && s->owner.direction != DIRECTION_TO_UPLINK)
+	if (s->direction != DIRECTION_FROM_UPLINK && s->direction != DIRECTION_TO_UPLINK)
 		return VERDICT_GO_ON;
 	if (!config)
 		return -DROP_INVALID;
 	from = path_destination(src);
 	if (from && from->kind == DESTINATION_SERVICE)
 		return -DROP_SPOOFED_SOURCE;
-	if (s->owner.direction == DIRECTION_TO_UPLINK)
+	if (s->direction == DIRECTION_TO_UPLINK)
 		return VERDICT_GO_ON;
 	return arrive_judge_source(ctx, &s->pkt, from, arrive_kind(config, s->pkt.family, src, from));
 }
@@ -39,7 +39,7 @@ EC_CALL bool asked_by_service(const struct scratch *s)
 	struct service_key key = {.address = t->src, .port = t->sport, .proto = t->proto};
 	struct destination *from;
 
-	if (s->owner.direction != DIRECTION_FROM_UPLINK)
+	if (s->direction != DIRECTION_FROM_UPLINK)
 		return false;
 	if (bpf_map_lookup_elem(&services, &key))
 		return true;
@@ -60,11 +60,11 @@ EC_CALL bool asked_has_begun(struct __sk_buff *ctx, struct scratch *s)
 
 	if (to && to->kind == DESTINATION_HOST)
 		return t->proto == IPPROTO_UDP && socket_expects(ctx, s, t);
-	if (s->owner.direction == DIRECTION_FROM_UPLINK)
+	if (s->direction == DIRECTION_FROM_UPLINK)
 		return false;
 	if (to && (to->kind == DESTINATION_NODE || to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_LOCAL))
 		return true;
-	if (s->owner.direction == DIRECTION_TO_UPLINK)
+	if (s->direction == DIRECTION_TO_UPLINK)
 		return t->proto == IPPROTO_UDP && socket_has_port(ctx, s, t);
 	recorded = bpf_map_lookup_elem(&conntrack, t);
 	return recorded && recorded->ifindex == s->owner.ifindex;
@@ -81,7 +81,7 @@ EC_INLINE bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
 	if (s->pkt.tuple.proto != IPPROTO_TCP)
 		return asked_has_begun(ctx, s);
 	return !tcp_is_opening(&s->pkt) &&
-	       (s->owner.direction != DIRECTION_FROM_UPLINK || nat_address_held(&s->pkt.tuple.dst));
+	       (s->direction != DIRECTION_FROM_UPLINK || nat_address_held(&s->pkt.tuple.dst));
 }
 
 /*
@@ -92,7 +92,7 @@ EC_CALL bool asked_away_from_home(const struct scratch *s)
 {
 	struct destination *from;
 
-	if (s->owner.direction != DIRECTION_FROM_UPLINK || !(s->service.frontend & SERVICE_CLUSTER_IP))
+	if (s->direction != DIRECTION_FROM_UPLINK || !(s->service.frontend & SERVICE_CLUSTER_IP))
 		return false;
 	from = path_destination(&s->pkt.tuple.src);
 	return from && (from->kind == DESTINATION_POD_CIDR || from->kind == DESTINATION_NODE);
@@ -117,8 +117,7 @@ EC_CALL bool asked_is_local(const struct scratch *s, const struct service *front
 
 	if (frontend->flags & SERVICE_LOCAL)
 		return true;
-	if (!(frontend->flags & SERVICE_EXTERNAL_LOCAL) || s->owner.ifindex ||
-	    s->owner.direction == DIRECTION_TO_UPLINK)
+	if (!(frontend->flags & SERVICE_EXTERNAL_LOCAL) || s->owner.ifindex || s->direction == DIRECTION_TO_UPLINK)
 		return false;
 	from = path_destination(&s->pkt.tuple.src);
 	return !from || (from->kind != DESTINATION_POD_CIDR && from->kind != DESTINATION_LOCAL);

@@ -148,7 +148,7 @@ EC_INLINE bool frontend_passes_on(const struct scratch *s)
 {
 	struct destination *to;
 
-	if (s->owner.direction != DIRECTION_FROM_UPLINK && s->owner.direction != DIRECTION_FROM_TUNNEL)
+	if (s->direction != DIRECTION_FROM_UPLINK && s->direction != DIRECTION_FROM_TUNNEL)
 		return false;
 	to = path_destination(&s->pkt.tuple.dst);
 	return !to || to->kind != DESTINATION_HOST;
@@ -278,7 +278,7 @@ EC_INLINE __u32 frontend_holder(const struct scratch *s)
 {
 	if (s->owner.ifindex)
 		return s->owner.ifindex;
-	return s->owner.direction == DIRECTION_TO_UPLINK ? FRAGMENTS_NODE : FRAGMENTS_WORLD;
+	return s->direction == DIRECTION_TO_UPLINK ? FRAGMENTS_NODE : FRAGMENTS_WORLD;
 }
 
 /*

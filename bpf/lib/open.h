@@ -262,7 +262,7 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 		s.port = bpf_htons(nat_random_port());
 	bpf_loop(tries, open_search_step, &s, 0);
 	if (s.retried)
-		count_traffic(owner->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
+		count_traffic(scratch->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
 	if (s.result == OPEN_IN_USE) {
 		if (tries > 1)
 			quota_refused(open_cell(scratch), true);
@@ -333,7 +333,7 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 		if (made > 0) {
 			journal_note(u, USAGE_SNAT, &s->pkt.tuple);
 			if (s->owner.flags & FLOW_COUNTED)
-				count_traffic(s->owner.direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
+				count_traffic(s->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
 			return VERDICT_GO_ON;
 		}
 		if (s->owner.flags & FLOW_COUNTED)

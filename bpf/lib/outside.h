@@ -24,7 +24,7 @@ EC_INLINE bool outside_may_answer(const struct scratch *s)
 
 	if (!service_has_ports(&s->pkt))
 		return false;
-	if (s->owner.direction != DIRECTION_FROM_UPLINK && s->owner.direction != DIRECTION_FROM_TUNNEL)
+	if (s->direction != DIRECTION_FROM_UPLINK && s->direction != DIRECTION_FROM_TUNNEL)
 		return true;
 	return t->proto == IPPROTO_SCTP || nat_port_in_range(t->dport);
 }
@@ -49,7 +49,7 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 	s->key = tuple_reversed(&s->pkt.tuple);
 	reverse = errors_half(&snat_reverse, &s->key, 0);
 	/* Who has the address of an earlier pod does not speak for it. */
-	if (reverse && reverse->pod && s->owner.direction == DIRECTION_FROM_POD && reverse->pod != ctx->ifindex)
+	if (reverse && reverse->pod && s->direction == DIRECTION_FROM_POD && reverse->pod != ctx->ifindex)
 		reverse = NULL;
 	verdict = reverse ? asked_judge_source(ctx, s) : VERDICT_GO_ON;
 	if (verdict)
@@ -72,7 +72,7 @@ EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, 
 	if (verdict)
 		return verdict;
 	flow_note(flow_owner(ifindex), DEVICE_BACKEND);
-	if (s->owner.direction != DIRECTION_TO_UPLINK)
+	if (s->direction != DIRECTION_TO_UPLINK)
 		return fwd_to_pod(ctx, s, ep);
 	verdict = ip_hop(ctx, &s->pkt, ep->pod_mac);
 	if (verdict)
@@ -84,7 +84,7 @@ EC_INLINE enum verdict outside_to_pod(struct __sk_buff *ctx, struct scratch *s, 
 /* To a backend of the host's stack, which has the packet only where it comes from outside. */
 EC_INLINE enum verdict outside_to_host(struct __sk_buff *ctx, const struct scratch *s)
 {
-	if (s->owner.direction == DIRECTION_TO_UPLINK || s->owner.direction == DIRECTION_FROM_POD)
+	if (s->direction == DIRECTION_TO_UPLINK || s->direction == DIRECTION_FROM_POD)
 		return -DROP_SERVICE_ROUTE;
 	flow_note(flow_world(), DEVICE_BACKEND);
 	ctx->mark |= cfg.mark;
@@ -102,7 +102,7 @@ EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *
 	if (tunnel_is_outer(&s->pkt))
 		return -DROP_TUNNEL_PORT;
 	ctx->mark |= cfg.mark;
-	if (s->owner.direction == DIRECTION_FROM_UPLINK)
+	if (s->direction == DIRECTION_FROM_UPLINK)
 		return VERDICT_STACK;
 	path_begin(p, NULL);
 	verdict = way_by_route(ctx, &s->pkt, &s->pkt.tuple.src, p);
@@ -172,14 +172,13 @@ EC_INLINE enum verdict outside_of_pod(struct __sk_buff *ctx, struct scratch *s, 
 }
 
 /* What arrives for no pod: to a Service, or of one's backend, or neither. */
-EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s, enum direction direction)
+EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct device *world = flow_world();
 	enum verdict verdict;
 
 	if (!world)
 		return VERDICT_GO_ON;
-	s->owner.direction = direction;
 	verdict = outside_back(ctx, FRAGMENTS_WORLD);
 	if (!verdict && !s->service.translated)
 		verdict = frontend_walk(ctx, s, world, frontend_flags(&s->pkt.tuple.dst));
@@ -187,10 +186,8 @@ EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s, 
 }
 
 /* What the host's stack answers to a client outside. It leaves the way it has. */
-EC_INLINE enum verdict outside_of_host(struct __sk_buff *ctx, struct scratch *s, const struct device *world,
-				       enum direction direction)
+EC_INLINE enum verdict outside_of_host(struct __sk_buff *ctx, struct scratch *s, const struct device *world)
 {
-	s->owner.direction = direction;
 	return world && (world->flags & DEVICE_BACKEND) ? outside_back(ctx, FRAGMENTS_NODE) : VERDICT_GO_ON;
 }
 

@@ -74,10 +74,9 @@ _Static_assert(sizeof(union lookup) == sizeof(struct bpf_sock_tuple), "lookup is
 
 /* Whom a flow is opened for, and how (open.h). */
 struct owner {
-	struct addr address;      /* the new source address */
-	__u32 ifindex;            /* the pod's generation, 0 for the world or the node itself */
-	__u32 flags;              /* enum flow_flags */
-	enum direction direction; /* of the program that opens the flow, for counters */
+	struct addr address; /* the new source address */
+	__u32 ifindex;       /* the pod's generation, 0 for the world or the node itself */
+	__u32 flags;         /* enum flow_flags */
 };
 
 /* What a flow to a Service leads to (backend.h). */
@@ -117,6 +116,7 @@ struct pair {
 
 struct scratch {
 	struct pkt pkt;
+	enum direction direction; /* of the program */
 	struct chain chain;
 	struct inner inner;
 	union lookup lookup;
@@ -150,13 +150,14 @@ EC_INLINE struct scratch *scratch_get(void)
 }
 
 /* The record for a new packet, of which nothing is known yet. */
-EC_INLINE struct scratch *scratch_new(void)
+EC_INLINE struct scratch *scratch_new(enum direction direction)
 {
 	struct scratch *s = scratch_get();
 
 	if (!s)
 		return NULL;
 	__builtin_memset(&s->pkt, 0, offsetof(struct pkt, rewrite_to));
+	s->direction = direction;
 	s->owner.ifindex = 0;
 	s->owner.flags = 0;
 	if (cfg.services) {

@@ -138,7 +138,6 @@ EC_INLINE enum verdict translate_out(struct __sk_buff *ctx, struct scratch *s, c
 	s->owner.address = path->snat_address;
 	s->owner.ifindex = ctx->ifindex;
 	s->owner.flags = 0;
-	s->owner.direction = DIRECTION_FROM_POD;
 	verdict = translate_find(ctx, s, &t);
 	/* What looks like the world may be a Service. */
 	if (nf_translates() && (verdict || !translate_is_older(&s->pkt, &t)))

@@ -83,7 +83,7 @@ EC_CALL enum verdict way_judge(const struct scratch *s, const struct addr *from,
 		return -DROP_TUNNEL_PORT;
 	if (kind == DESTINATION_HOST)
 		return VERDICT_GO_ON;
-	if (s->owner.direction != DIRECTION_TO_UPLINK && arrive_under_policy(from))
+	if (s->direction != DIRECTION_TO_UPLINK && arrive_under_policy(from))
 		return -DROP_IPSEC_POLICY;
 	if (pkt->options)
 		return -DROP_SERVICE_OPTIONS;
@@ -132,7 +132,7 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 		return verdict;
 	s->owner.address = s->pkt.tuple.src;
 	s->target.masqueraded = false;
-	if (s->owner.direction == DIRECTION_TO_UPLINK) {
+	if (s->direction == DIRECTION_TO_UPLINK) {
 		/* What the stack is sending out of an uplink cannot be given back to it. */
 		if (kind == DESTINATION_HOST)
 			return -DROP_NO_BACKEND;
