@@ -183,7 +183,7 @@ EC_INLINE enum verdict from_uplink_ip(struct __sk_buff *ctx, enum family family)
 
 EC_INLINE enum verdict from_uplink(struct __sk_buff *ctx)
 {
-	/* What outside_to_client hands to the stack has the Ethernet addresses of another link. */
+	/* What outside_answer_host hands to the stack has the Ethernet addresses of another link. */
 	if (cfg.services && (ctx->mark & cfg.mark) && ctx->pkt_type == EC_PACKET_OTHERHOST)
 		bpf_skb_change_type(ctx, EC_PACKET_HOST);
 	if ((ctx->mark & cfg.mark) || pkt_in_vlan(ctx))

@@ -76,7 +76,7 @@ EC_CALL bool asked_has_begun(struct __sk_buff *ctx, struct scratch *s)
  */
 EC_INLINE bool asked_goes_past(struct __sk_buff *ctx, struct scratch *s)
 {
-	if (s->service.frontend & SERVICE_CLUSTER_IP)
+	if (s->service.flags & SERVICE_CLUSTER_IP)
 		return false;
 	if (s->pkt.tuple.proto != IPPROTO_TCP)
 		return asked_has_begun(ctx, s);
@@ -92,7 +92,7 @@ EC_CALL bool asked_away_from_home(const struct scratch *s)
 {
 	struct destination *from;
 
-	if (s->direction != DIRECTION_FROM_UPLINK || !(s->service.frontend & SERVICE_CLUSTER_IP))
+	if (s->direction != DIRECTION_FROM_UPLINK || !(s->service.flags & SERVICE_CLUSTER_IP))
 		return false;
 	from = path_destination(&s->pkt.tuple.src);
 	return from && (from->kind == DESTINATION_POD_CIDR || from->kind == DESTINATION_NODE);

@@ -135,7 +135,7 @@ EC_INLINE bool errors_find_sent(struct scratch *s, __u32 ifindex)
 	if (!half)
 		return false;
 	s->service.received = false;
-	s->service.to_host = half->flags & FLOW_HOST;
+	s->service.answers_host = half->flags & FLOW_HOST;
 	nat_set_other_key(&s->service.turns, &s->inner.tuple, half);
 	return true;
 }
@@ -166,7 +166,7 @@ EC_INLINE bool errors_find_received(struct scratch *s, __u32 ifindex)
 	nat_set_other_key(turns, &s->key, half);
 	*turns = tuple_reversed(turns);
 	s->service.received = true;
-	s->service.to_host = false;
+	s->service.answers_host = false;
 	return true;
 }
 

@@ -25,7 +25,7 @@ EC_CALL bool frontend_find(const struct scratch *s, struct service *copy)
 {
 	const struct tuple *out = &s->pkt.tuple;
 	struct service_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
-	bool of_node = s->service.frontend & SERVICE_NODE;
+	bool of_node = s->service.flags & SERVICE_NODE;
 
 	if (of_node && !open_allowed(&s->pkt))
 		return false;
@@ -124,7 +124,7 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 	enum verdict verdict;
 
 	if (!frontend_find(s, &frontend))
-		return known || (s->service.frontend & SERVICE_CLUSTER_IP)
+		return known || (s->service.flags & SERVICE_CLUSTER_IP)
 			       ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
 			       : VERDICT_GO_ON;
 	if (asked_answers_host(ctx, s))
@@ -196,7 +196,7 @@ EC_INLINE enum verdict frontend_unknown(struct __sk_buff *ctx, struct scratch *s
 {
 	enum verdict verdict = frontend_to_itself(ctx, s);
 
-	if (!verdict && !s->service.translated && (s->service.frontend || known))
+	if (!verdict && !s->service.translated && (s->service.flags || known))
 		verdict = frontend_open(ctx, s, known);
 	/* The address of a Service may be a backend's as well, on another port. */
 	return verdict || s->service.translated || s->service.opens ? verdict : frontend_beside(ctx, s);
@@ -209,9 +209,9 @@ EC_INLINE bool frontend_claims(const struct scratch *s)
 {
 	struct service frontend;
 
-	if (!s->service.frontend || !open_allowed(&s->pkt))
+	if (!s->service.flags || !open_allowed(&s->pkt))
 		return false;
-	return (s->service.frontend & SERVICE_CLUSTER_IP) || frontend_find(s, &frontend);
+	return (s->service.flags & SERVICE_CLUSTER_IP) || frontend_find(s, &frontend);
 }
 
 /*
@@ -220,7 +220,7 @@ EC_INLINE bool frontend_claims(const struct scratch *s)
  */
 EC_INLINE struct snat_entry *frontend_entry(const struct scratch *s)
 {
-	if ((s->service.frontend & SERVICE_NODE) && !(s->service.device & DEVICE_CLIENT))
+	if ((s->service.flags & SERVICE_NODE) && !(s->service.device & DEVICE_CLIENT))
 		return NULL;
 	return bpf_map_lookup_elem(&snat, &s->pkt.tuple);
 }
@@ -263,14 +263,14 @@ EC_INLINE enum verdict frontend_without_ports(struct __sk_buff *ctx, struct scra
 {
 	enum verdict verdict = VERDICT_GO_ON;
 
-	if (s->service.frontend & (SERVICE_ANSWERS | SERVICE_CLUSTER_IP))
+	if (s->service.flags & (SERVICE_ANSWERS | SERVICE_CLUSTER_IP))
 		verdict = asked_judge_source(ctx, s);
 	/* The node answers for its own addresses. */
-	if (!verdict && (s->service.frontend & (SERVICE_ANSWERS | SERVICE_NODE)) == SERVICE_ANSWERS)
+	if (!verdict && (s->service.flags & (SERVICE_ANSWERS | SERVICE_NODE)) == SERVICE_ANSWERS)
 		verdict = echo_answer(ctx, s);
 	if (verdict)
 		return verdict;
-	return s->service.frontend & SERVICE_CLUSTER_IP ? -DROP_NO_SERVICE_PORT : VERDICT_GO_ON;
+	return s->service.flags & SERVICE_CLUSTER_IP ? -DROP_NO_SERVICE_PORT : VERDICT_GO_ON;
 }
 
 /* Whose fragments those of the packet are (frag.h). */
@@ -298,7 +298,7 @@ EC_GLOBAL enum verdict frontend_leave(struct __sk_buff *ctx)
 	verdict = service_ports(ctx, &s->pkt, frontend_holder(s));
 	/* The node's own addresses get what is no Service's, too. */
 	if (verdict)
-		return s->service.frontend && !(s->service.frontend & SERVICE_NODE) ? verdict : VERDICT_GO_ON;
+		return s->service.flags && !(s->service.flags & SERVICE_NODE) ? verdict : VERDICT_GO_ON;
 	if (!service_has_ports(&s->pkt))
 		return frontend_without_ports(ctx, s);
 	verdict = frontend_of_flow(ctx, s);
@@ -372,13 +372,13 @@ EC_INLINE enum verdict frontend_error(struct __sk_buff *ctx, struct scratch *s)
  * The stage, for a packet of the owner in the scratch record, of which dev is the entry, to a frontend with these
  * flags.
  */
-EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, struct device *dev, __u32 frontend)
+EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, struct device *dev, __u32 flags)
 {
 	enum verdict verdict;
 
-	if (!frontend && !(dev->flags & DEVICE_CLIENT))
+	if (!flags && !(dev->flags & DEVICE_CLIENT))
 		return VERDICT_GO_ON;
-	s->service.frontend = frontend;
+	s->service.flags = flags;
 	s->service.device = dev->flags;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return frontend_error(ctx, s);

@@ -297,10 +297,10 @@ EC_INLINE struct snat_entry *nat_lookup_reverse(const struct tuple *reverse_key)
 	return e && nat_renew_reverse(reverse_key, e) ? e : NULL;
 }
 
-/* Whether who opens the flow is outside, and has not proved yet that it has the address: a half of no pod's. */
-EC_INLINE bool nat_unproved(const struct snat_entry *own, bool by_pod)
+/* Whether who has opened the flow is outside, and has not proved yet that it has the address. */
+EC_INLINE bool nat_unproved(const struct snat_entry *own, bool by_opener)
 {
-	return by_pod && !own->ifindex && !(own->state & FLOW_ACK);
+	return by_opener && !own->ifindex && !(own->state & FLOW_ACK);
 }
 
 /*
@@ -308,10 +308,10 @@ EC_INLINE bool nat_unproved(const struct snat_entry *own, bool by_pod)
  * after a RST, or one that may be the first; own is the half of the packet's direction.
  * Returns the flow_state bits that the packet must not set.
  */
-EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool by_pod)
+EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool by_opener)
 {
 	struct tcp_side from = {&own->state, &own->seq_end, &own->ack};
-	struct tuple key = by_pod ? pkt->tuple : tuple_reversed(&pkt->tuple);
+	struct tuple key = by_opener ? pkt->tuple : tuple_reversed(&pkt->tuple);
 	struct snat_entry *peer;
 	struct tcp_side to;
 
@@ -321,26 +321,26 @@ EC_CALL __u8 nat_note_turn(struct snat_entry *own, const struct pkt *pkt, bool b
 		key.dst = own->far_address;
 		key.dport = own->far_port;
 	}
-	peer = by_pod ? bpf_map_lookup_elem(&snat_reverse, &key) : bpf_map_lookup_elem(&snat, &key);
+	peer = by_opener ? bpf_map_lookup_elem(&snat_reverse, &key) : bpf_map_lookup_elem(&snat, &key);
 	if (!peer)
 		return 0;
 	to = (struct tcp_side){&peer->state, &peer->seq_end, &peer->ack};
-	if (tcp_is_opening(pkt) && tcp_opens_anew(own->state, peer->state, by_pod && own->ifindex)) {
+	if (tcp_is_opening(pkt) && tcp_opens_anew(own->state, peer->state, by_opener && own->ifindex)) {
 		own->state = 0;
 		peer->state = 0;
 	}
 	tcp_note_reset(pkt, &from, &to);
-	return tcp_doubted(pkt, &to, nat_unproved(own, by_pod));
+	return tcp_doubted(pkt, &to, nat_unproved(own, by_opener));
 }
 
-/* Notes a packet in its direction's half: the forward one for what the pod sends. */
-EC_INLINE void nat_note(struct snat_entry *own, const struct pkt *pkt, bool by_pod)
+/* Notes a packet in its direction's half: the forward one for what the opener sends. */
+EC_INLINE void nat_note(struct snat_entry *own, const struct pkt *pkt, bool by_opener)
 {
 	__u8 bits = flow_bits(pkt);
 
 	if (tcp_is_segment(pkt) && ((pkt->tcp_flags & (TCP_RST | TCP_SYN | TCP_FIN)) || (own->state & FLOW_RESET) ||
-				    nat_unproved(own, by_pod)))
-		bits &= ~nat_note_turn(own, pkt, by_pod);
+				    nat_unproved(own, by_opener)))
+		bits &= ~nat_note_turn(own, pkt, by_opener);
 	tcp_note_edges(pkt, own->state, &own->seq_end, &own->ack);
 	bits |= own->state;
 	if (bits != own->state)

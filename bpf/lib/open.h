@@ -41,7 +41,7 @@ EC_INLINE bool open_masquerades(const struct scratch *s)
 }
 
 /* Whether a Service answers on a port of every address of the node. */
-EC_CALL bool open_answers(const struct tuple *reverse_key)
+EC_CALL bool open_has_node_port(const struct tuple *reverse_key)
 {
 	struct service_key key = {
 		.address = addr_any_like(&reverse_key->src),
@@ -55,7 +55,7 @@ EC_CALL bool open_answers(const struct tuple *reverse_key)
 /* Whether the port is a Service's: then no flow may take it. */
 EC_INLINE bool open_is_node_port(const struct tuple *reverse_key)
 {
-	return cfg.services && open_answers(reverse_key);
+	return cfg.services && open_has_node_port(reverse_key);
 }
 
 /* Whether the packet's source is a Service's, on all addresses of the node or that one. */
@@ -63,7 +63,7 @@ EC_CALL bool open_is_from_service(const struct tuple *t)
 {
 	struct service_key key = {.address = t->src, .port = t->sport, .proto = t->proto};
 
-	return bpf_map_lookup_elem(&services, &key) || open_answers(t);
+	return bpf_map_lookup_elem(&services, &key) || open_has_node_port(t);
 }
 
 /* Whether the flow to open is a socket's of the host that keeps its port, although a Service answers there. */

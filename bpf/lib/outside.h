@@ -41,7 +41,7 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 	if (!cfg.services)
 		return VERDICT_GO_ON;
 	s->owner.ifindex = 0;
-	s->service.to_host = false;
+	s->service.answers_host = false;
 	if (s->pkt.l4 == L4_ICMP_ERROR)
 		return frontend_error(ctx, s);
 	if (service_ports(ctx, &s->pkt, holder) || !outside_may_answer(s))
@@ -58,7 +58,7 @@ EC_GLOBAL enum verdict outside_back(struct __sk_buff *ctx, __u32 holder)
 		frontend_forget_ports(&s->pkt);
 		return VERDICT_GO_ON;
 	}
-	s->service.to_host = reverse->flags & FLOW_HOST;
+	s->service.answers_host = reverse->flags & FLOW_HOST;
 	service_reply(s, reverse);
 	return service_turn_into(ctx, s);
 }
@@ -95,7 +95,7 @@ EC_INLINE enum verdict outside_to_host(struct __sk_buff *ctx, const struct scrat
  * An answer to what the host's stack has sent. It gets it by the uplink that leads to the Service's address, where it
  * expects it. One to the tunnel's port would be taken for a packet of the node that has the source's address.
  */
-EC_INLINE enum verdict outside_to_client(struct __sk_buff *ctx, struct scratch *s, struct path *p)
+EC_INLINE enum verdict outside_answer_host(struct __sk_buff *ctx, struct scratch *s, struct path *p)
 {
 	enum verdict verdict;
 
@@ -144,8 +144,8 @@ EC_GLOBAL enum verdict outside_send(struct __sk_buff *ctx)
 	p = path_slot(WAY_FROM(ctx), &s->pkt);
 	if (!p)
 		return -DROP_INVALID;
-	if (s->service.to_host)
-		return outside_to_client(ctx, s, p);
+	if (s->service.answers_host)
+		return outside_answer_host(ctx, s, p);
 	ep = service_endpoint(s);
 	if (ep)
 		return outside_to_pod(ctx, s, ep);
@@ -231,7 +231,7 @@ EC_INLINE enum verdict outside_caught(struct __sk_buff *ctx, struct scratch *s, 
 
 	if (!world || (flags && nat_address_held(&s->pkt.tuple.dst)))
 		return VERDICT_GO_ON;
-	s->service.to_host = false;
+	s->service.answers_host = false;
 	verdict = frontend_walk(ctx, s, world, flags);
 	if (verdict || s->service.translated)
 		return verdict ?: outside_send(ctx);

@@ -132,7 +132,7 @@ EC_INLINE enum verdict quota_reserve(struct scratch *s)
 /* Whether a client outside has just been refused another pair; full notes that it has. */
 EC_CALL bool quota_pair_refused(const struct scratch *s, const struct usage *full)
 {
-	struct device *world = flow_owner(0);
+	struct device *world = flow_world();
 	__u32 holder = quota_holder(s);
 	bool left = false;
 

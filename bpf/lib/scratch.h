@@ -95,12 +95,12 @@ struct target {
 
 /* What is known of a packet that may be to a Service (service.h). */
 struct service_walk {
-	__u32 frontend;     /* what the destination is to Services (frontend_flags) */
+	__u32 flags;        /* what the destination's address is to Services (frontend_flags) */
 	__u32 device;       /* enum device_flags of the owner */
 	__u32 pod;          /* to which pod of this node alone the packet may go; 0: to any */
 	bool opens;         /* a flow is to be opened, to the target */
 	bool translated;    /* the packet is no longer what its sender has sent */
-	bool to_host;       /* it answers what the host's stack has sent (outside.h) */
+	bool answers_host;  /* it answers what the host's stack has sent (outside.h) */
 	bool received;      /* of an error: it is about what the client has received, not about what that has sent */
 	struct tuple sent;  /* what it was then; valid only then */
 	struct tuple turns; /* what it becomes */
