@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -123,19 +124,29 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
-// testAll tests the kernels all at once, since a machine whose processors are emulated by one thread leaves the others idle.
-// What they say is printed kernel by kernel: the first one's as it comes, the others' at the end.
+// testAll tests the kernels, on as many machines at once as there are processors, since one whose processors are emulated by one thread
+// leaves the others idle. What they say is printed machine by machine: the first one's as it comes, the others' at the end.
 func (s *session) testAll(ctx context.Context, kernels []kernel) error {
+	var reports []*report
+	for _, k := range kernels {
+		suites, err := s.options.suites(s.workshop.suites, k.series)
+		if err != nil {
+			return fmt.Errorf("kernel %s: %w", k.name, err)
+		}
+		for _, part := range machines(suites) {
+			reports = append(reports, &report{session: s, kernel: k, suites: part})
+		}
+	}
 	var running errgroup.Group
-	reports := make([]*report, len(kernels))
-	said := make([]bytes.Buffer, len(kernels))
-	for i, k := range kernels {
-		reports[i] = &report{session: s, out: &said[i], kernel: k}
+	running.SetLimit(runtime.NumCPU())
+	said := make([]bytes.Buffer, len(reports))
+	for i, r := range reports {
+		r.out = &said[i]
 		if i == 0 {
-			reports[i].out = os.Stdout
+			r.out = os.Stdout
 		}
 		running.Go(func() error {
-			return s.test(ctx, reports[i])
+			return s.test(ctx, r)
 		})
 	}
 	err := running.Wait()
@@ -146,12 +157,8 @@ func (s *session) testAll(ctx context.Context, kernels []kernel) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// test runs a kernel's suites on it.
+// test runs suites on a machine.
 func (s *session) test(ctx context.Context, r *report) error {
-	var err error
-	if r.suites, err = s.options.suites(s.workshop.suites, r.kernel.series); err != nil {
-		return fmt.Errorf("kernel %s: %w", r.kernel.name, err)
-	}
 	root, err := s.workshop.image(r.kernel, r.suites)
 	if err != nil {
 		return fmt.Errorf("kernel %s: %w", r.kernel.name, err)

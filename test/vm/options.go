@@ -162,6 +162,19 @@ func (o testOptions) suites(all []suite, series string) ([]suite, error) {
 	return out, nil
 }
 
+// machines are the suites by the machine that runs them: the lab's take as long as all others.
+func machines(all []suite) (parts [][]suite) {
+	var lab, others []suite
+	for _, s := range all {
+		if s.Dir == "test/e2e" {
+			lab = append(lab, s)
+		} else {
+			others = append(others, s)
+		}
+	}
+	return slices.DeleteFunc([][]suite{others, lab}, func(part []suite) bool { return len(part) == 0 })
+}
+
 // args is the command line of one package's binary.
 func (o testOptions) args(dir, pattern string) []string {
 	args := []string{"-test.v", "-test.count=1", fmt.Sprintf("-test.timeout=%ds", max(1, o.seconds-10)), "-test.run=" + pattern}

@@ -30,6 +30,25 @@ func TestParseTestFlags(t *testing.T) {
 	}
 }
 
+func TestTheLabHasAMachineOfItsOwn(t *testing.T) {
+	at := func(dir string) suite { return suite{Suite: wire.Suite{Dir: dir}} }
+	for want, all := range map[string][]suite{
+		"pkg/a pkg/b; test/e2e": {at("pkg/a"), at("test/e2e"), at("pkg/b")}, "pkg/a": {at("pkg/a")}, "test/e2e": {at("test/e2e")},
+	} {
+		var got []string
+		for _, part := range machines(all) {
+			var dirs []string
+			for _, s := range part {
+				dirs = append(dirs, s.Dir)
+			}
+			got = append(got, strings.Join(dirs, " "))
+		}
+		if got := strings.Join(got, "; "); got != want {
+			t.Errorf("the machines run %q, want %q", got, want)
+		}
+	}
+}
+
 // What -run says holds on every kernel; else each has its own, and a package of which it runs nothing is not started.
 func TestEachKernelHasItsTests(t *testing.T) {
 	dir, narrow := "test/lab", narrowed["6.12"]
