@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -119,19 +118,6 @@ func askAPI(ctx context.Context, s *standing, from dialer) error {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority)
-	client := http.Client{Transport: &http.Transport{
-		DialContext: from.Dial, DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots},
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+apiService+"/readyz", http.NoBody)
-	if err != nil {
-		return err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		err = errors.New(response.Status)
-	}
-	return errors.Join(err, response.Body.Close())
+	_, err = fetch(ctx, from, &tls.Config{RootCAs: roots}, "https://"+apiService+"/readyz", http.StatusOK)
+	return err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"testing"
 	"time"
@@ -52,19 +51,6 @@ func installWatched(ctx context.Context, c *cluster.Cluster) (readiness, err err
 
 // agentReady asks a node's agent.
 func agentReady(ctx context.Context, node *cluster.Machine) error {
-	client := http.Client{Transport: &http.Transport{DialContext: node.Dial, DisableKeepAlives: true}, Timeout: answerLimit}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9965/readyz", http.NoBody)
-	if err != nil {
-		return err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(response.Body)
-		return errors.New(response.Status + ": " + string(body))
-	}
-	return nil
+	_, err := fetch(ctx, node, nil, "http://127.0.0.1:9965/readyz", http.StatusOK)
+	return err
 }

@@ -26,7 +26,7 @@ var serviceTests = []struct {
 	{name: "LoadBalancers", test: testLoadBalancers, every: true},
 	{name: "LoadBalancersOfLocalPods", test: testLoadBalancersOfLocalPods, every: true},
 	{name: "LoadBalancerForSome", test: testLoadBalancerForSome, every: true},
-	{name: "HealthChecks", test: testHealthChecks, every: true, ours: true},
+	{name: "HealthChecks", test: testHealthChecks, every: true},
 	{name: "SamePort", test: testSamePort, every: true},
 	{name: "ForeignEndpoints", test: testForeignEndpoints},
 	{name: "Refusals", test: testRefusals, every: true},
