@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -40,6 +41,25 @@ func (n *Node) inCgroup(attr *syscall.SysProcAttr) (started func(), err error) {
 	}
 	attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
 	return func() { dir.Close() }, nil
+}
+
+// EnterCgroup has the caller's process be one of the node's until it leaves: programs on the node's cgroup see the sockets that it makes.
+func (n *Node) EnterCgroup() (leave func() error, err error) {
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("find the own cgroup: %w", err)
+	}
+	_, before, _ := strings.Cut("\n"+string(own), "\n0::")
+	before, _, _ = strings.Cut(before, "\n")
+	if err := joinCgroup(os.Getpid(), n.cgroup); err != nil {
+		return nil, fmt.Errorf("enter the cgroup of %s: %w", n.Name, err)
+	}
+	return func() error { return joinCgroup(os.Getpid(), filepath.Join(filepath.Dir(n.cgroup), before)) }, nil
+}
+
+// joinCgroup moves a process, with all of its threads.
+func joinCgroup(process int, cgroup string) error {
+	return os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(process)), 0)
 }
 
 // Cgroup is the directory of the cgroup of the node's processes; empty where cgroup2 is not mounted.

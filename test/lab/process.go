@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -79,9 +77,7 @@ func (n *Node) StartProcess(in *Namespace) (*Process, error) {
 }
 
 // Join moves the process to another cgroup, such as that of a pod, below the node's.
-func (p *Process) Join(cgroup string) error {
-	return os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(p.cmd.Process.Pid)), 0)
-}
+func (p *Process) Join(cgroup string) error { return joinCgroup(p.cmd.Process.Pid, cgroup) }
 
 // Close ends the process. Sockets that it has made go on.
 func (p *Process) Close() error { return errors.Join(p.conn.Close(), p.cmd.Wait()) }

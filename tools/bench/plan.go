@@ -35,7 +35,7 @@ func (t task) String() string {
 func (t task) row() result.Row { return result.Row{Workload: t.Name, Path: t.path, Point: t.point} }
 
 // served says that the client sends to a Service, of which the server is the endpoint.
-func (t task) served() bool { return t.Served && t.point > 0 }
+func (t task) served() bool { return t.Served && (t.Axis == "" || t.point > 0) }
 
 // group are tasks whose samples are divided by each other: they are taken right one after the other, in the opposite order in every other round.
 type group []task

@@ -116,7 +116,9 @@ func TestPlanOfServices(t *testing.T) {
 		named   []string
 		want    []string
 	}{
-		"full":    {full(), nil, []string{"service-udp64", "service-many", "service-crr", "agent-services", "change-services"}},
+		"full": {full(), nil, []string{
+			"service-udp64", "service-many", "service-crr", "nodeport-udp64", "nodeport-crr", "host-udp64", "host-crr", "agent-services", "change-services",
+		}},
 		"by name": {quick(), []string{"udp64", "service-crr"}, []string{"udp64", "service-crr"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -105,9 +105,9 @@ func grow(ctx context.Context, network *modes.Network, t task) error {
 		nodes = t.point
 	case "Services":
 		services.Number = t.point
-		if t.served() {
-			services.Served = t.path
-		}
+	}
+	if t.served() {
+		services = modes.Services{Number: max(services.Number, 1), Served: t.path}
 	}
 	changed, err := network.Resize(ctx, nodes, services)
 	if err != nil || !changed {
@@ -127,7 +127,12 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // traffic runs a generator, and has the network prove that all of its packets went where they should, and nothing else did. An error that matches
 // load.ErrStarved has a sample beside it, which is proven too.
-func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (result.Sample, error) {
+func (m *machine) traffic(ctx context.Context, network *modes.Network, t task) (sample result.Sample, err error) {
+	leave, err := network.Enter(t.path)
+	if err != nil {
+		return result.Sample{}, err
+	}
+	defer func() { err = errors.Join(err, leave()) }()
 	before, err := network.Count()
 	if err != nil {
 		return result.Sample{}, fmt.Errorf("before the sample: %w", err)
@@ -168,7 +173,7 @@ func (m *machine) target(network *modes.Network, t task) load.Target {
 		target.FirstPort, target.Ports = modes.TargetPort, modes.ServicePorts
 	}
 	if t.served() {
-		target.Via = network.Frontend()
+		target.Via = network.Frontend(t.path)
 	}
 	return target
 }

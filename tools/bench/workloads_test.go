@@ -42,7 +42,7 @@ func tiny(t *testing.T) plan {
 	for n, g := range made.groups {
 		made.groups[n] = slices.DeleteFunc(g, func(t task) bool {
 			switch points := t.Points; {
-			case (t.Served || slices.Contains([]string{"udp1400", "bpf"}, t.Name)) && t.path != result.AcrossNodes, t.Axis != "" && !slices.Contains(points[:2], t.point):
+			case t.Served && t.path == result.SameNode, slices.Contains([]string{"udp1400", "bpf"}, t.Name) && t.path != result.AcrossNodes, t.Axis != "" && !slices.Contains(points[:2], t.point):
 				return true
 			case t.Name == "flows" || t.Name == "udp64" && t.path == result.AcrossNodes || t.Kind == result.Changes:
 				return false

@@ -225,6 +225,11 @@ func (e *end) bind(kind int) (fds []int, err error) {
 			return fds, err
 		}
 		fds = append(fds, fd)
+		if e.FirstPort != 0 { // a reset that was lost leaves an earlier sample's connection there
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+				return fds, fmt.Errorf("share a port with connections that have ended: %w", err)
+			}
+		}
 		if err := unix.Bind(fd, sockaddr(e.at(i))); err != nil {
 			return fds, fmt.Errorf("bind to %s: %w", e.at(i), err)
 		}

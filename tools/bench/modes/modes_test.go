@@ -138,33 +138,6 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// servesAService: what goes to a Service arrives at the server under the client's address, and what goes straight to it does not pass for that.
-func servesAService(t *testing.T, n *Network) {
-	t.Helper()
-	if n.setup.rules == "" && !n.setup.services {
-		return
-	}
-	translated := exchanged
-	translated.Served = true
-	for _, path := range []string{result.SameNode, result.AcrossNodes} {
-		if _, err := n.Resize(t.Context(), 2, Services{20, path}); err != nil {
-			t.Fatal(err)
-		}
-		before, after, seen := exchangeVia(t, n, path, n.Frontend())
-		if client, _ := n.Ends(path); seen != client.Addr() {
-			t.Errorf("%s, through a Service: the server saw %s", path, seen)
-		}
-		if err := n.Carried(before, after, path, translated); err != nil {
-			t.Error(err)
-		}
-		before, after, _ = exchange(t, n, path)
-		complains(t, n.Carried(before, after, path, translated), "rose by 0")
-	}
-	if _, err := n.Resize(t.Context(), 2, Services{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // flowsAreForgotten: a flow is tracked, forgotten, and opened anew.
 func flowsAreForgotten(t *testing.T, n *Network) {
 	t.Helper()

@@ -179,10 +179,24 @@ func (n *Network) addHosts(ctx context.Context) (err error) {
 // Ends are the two ends of a path.
 func (n *Network) Ends(path string) (from, to *lab.Namespace) {
 	from, remote := n.hosts[client], n.hosts[remote]
+	switch path {
+	case result.Inbound:
+		return n.lab.Outside, remote
+	case result.FromNode:
+		return n.lab.Nodes[0].Namespace, remote
+	}
 	if n.Mode == result.Direct && path != result.SameNode {
 		from, remote = n.lab.Nodes[0].Namespace, n.lab.Nodes[1].Namespace
 	}
 	return from, map[string]*lab.Namespace{result.SameNode: n.hosts[server], result.AcrossNodes: remote, result.Egress: n.lab.Outside}[path]
+}
+
+// Enter has this process be one of the node's while packets are sent on a path that begins at one, where programs on the node's cgroup are to see its sockets.
+func (n *Network) Enter(path string) (leave func() error, err error) {
+	if path != result.FromNode || !n.setup.services {
+		return func() error { return nil }, nil
+	}
+	return n.lab.Nodes[0].EnterCgroup()
 }
 
 // Count reads the counters.

@@ -48,6 +48,10 @@ func (n *Network) proof(path string, served bool) proof {
 		p.few = []string{"n1 eth0 tx"}
 	case result.AcrossNodes:
 		p.through = []string{"client eth0 tx", "n1 eth0 tx", "n2 eth0 rx", "remote eth0 rx"}
+	case result.Inbound: // by the first node's one link in and out, there and back
+		p.through, p.both = []string{"n2 eth0 rx", "remote eth0 rx"}, []string{"n1 eth0 rx", "n1 eth0 tx"}
+	case result.FromNode:
+		p.through = []string{"n1 eth0 tx", "n2 eth0 rx", "remote eth0 rx"}
 	default:
 		p.through = []string{"client eth0 tx", "n1 eth0 tx"}
 		p.few = []string{"n2 eth0 rx"}
@@ -65,7 +69,12 @@ func (n *Network) proof(path string, served bool) proof {
 	if n.setup.plugin != "" {
 		n.netfilter(&p, path)
 	}
-	if served {
+	switch {
+	case served && path == result.FromNode && n.setup.services: // the socket is translated, and no packet of it
+		p.few = append(p.few, n.translations())
+	case served && path == result.Inbound && n.setup.services: // each flow has got a port of the node's
+		p.opened = append(p.opened, carriedName("n1", wire.FromUplink, traffic.SnatAllocated))
+	case served:
 		p.opened = append(p.opened, n.translations())
 	}
 	return p
@@ -92,6 +101,13 @@ func (n *Network) programs(p *proof, path string, served bool) {
 	case served && n.setup.rules != "":
 		p.through = append(p.through, stack, event(wire.ToUplink, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Delivered))
 		p.few = append(p.few, sent, carriedName("n2", wire.FromPod, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Stack))
+	case path == result.Inbound:
+		p.both = append(p.both, event(wire.FromUplink, traffic.Forwarded))
+		p.through = append(p.through, carriedName("n2", wire.FromUplink, traffic.Delivered))
+		p.few = append(p.few, sent, stack, event(wire.FromUplink, traffic.Stack))
+	case path == result.FromNode:
+		p.through = append(p.through, event(wire.ToUplink, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Delivered))
+		p.few = append(p.few, sent, stack, event(wire.ToUplink, traffic.Forwarded))
 	case path == result.SameNode:
 		p.both = append(p.both, delivered)
 		p.few = append(p.few, stack, event(wire.FromUplink, traffic.Stack))
@@ -118,15 +134,20 @@ func (n *Network) programs(p *proof, path string, served bool) {
 // netfilter adds what the classical networks count. Every new flow met the FORWARD chain (also between ports of a bridge) and is tracked since. Where its
 // rules count, so did every packet.
 func (n *Network) netfilter(p *proof, path string) {
-	nodes := []string{"n1"}
-	if path == result.AcrossNodes {
-		nodes = append(nodes, "n2")
+	nodes := []string{"n1", "n2"}
+	switch path {
+	case result.SameNode, result.Egress:
+		nodes = nodes[:1]
+	case result.FromNode: // what a node sends itself is not forwarded there
+		nodes = nodes[1:]
 	}
-	if n.setup.bridged() && path != result.SameNode {
+	if n.setup.bridged() && (path == result.AcrossNodes || path == result.Egress) {
 		p.through = append(p.through, "n1 "+bridge+" rx")
 	}
 	for _, node := range nodes {
-		p.opened = append(p.opened, node+" "+opened)
+		if node == "n2" || path != result.Inbound { // there kube-proxy's mark lets the first packets pass before
+			p.opened = append(p.opened, node+" "+opened)
+		}
 		p.held = append(p.held, node+" tracked")
 		p.none = append(p.none, trackingFaults(node))
 		if n.setup.rules == iptables {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // The addresses of the whole cluster, in each family. They are one network (flannel's Network, kube-proxy's --cluster-cidr), wide enough
@@ -152,9 +153,13 @@ func (n *Network) chains(node *lab.Node) (all []chain) {
 		}[n.setup.rules]
 	}
 	if n.setup.rules != "" && n.services.Served != "" && node == n.lab.Nodes[0] { // where the client is
+		ip := n.Frontend("").Addr()
 		of := map[string]chain{
-			iptables: {list("nat", "KUBE-SERVICES"), map[string]string{translated: fmt.Sprintf("-d %s/", n.Frontend().Addr())}},
-			nftables: {[]string{"nft", "list", "chain", "ip", "kube-proxy", "services"}, map[string]string{translated: fmt.Sprintf("ip daddr %s counter", n.Frontend().Addr())}},
+			iptables: {list("nat", "KUBE-SERVICES"), map[string]string{translated: fmt.Sprintf("-d %s/", ip)}},
+			nftables: {[]string{"nft", "list", "chain", "ip", "kube-proxy", "services"}, map[string]string{translated: fmt.Sprintf("ip daddr %s counter", ip)}},
+		}
+		if n.services.Served == result.Inbound {
+			of[iptables] = chain{list("nat", "KUBE-NODEPORTS"), map[string]string{translated: "-j KUBE-EXT-"}}
 		}
 		all = append(all, of[n.setup.rules])
 	}

@@ -169,7 +169,7 @@ func servicesAreApart(t *testing.T, family wire.Family) {
 	t.Helper()
 	const maxServices = 50_000
 	all := farServices(maxServices, family)
-	frontend := (&Network{setup: setup{family: family}}).Frontend().Addr()
+	frontend := (&Network{setup: setup{family: family}}).Frontend("").Addr()
 	clusters, chains := map[netip.Addr]bool{frontend: true}, map[string]bool{}
 	for _, s := range all {
 		clusters[s.IP], chains[s.Hash(s.Ports[0], 16)], chains[s.EndpointHash(s.Ports[0], 16)] = true, true, true
@@ -211,6 +211,9 @@ func TestServiceRules(t *testing.T) {
 		}
 		if got := strings.Count(text, "-j DNAT"); got != c.ports {
 			t.Errorf("%s: %d translations, want %d", name, got, c.ports)
+		}
+		if got := strings.Count(text, "-A KUBE-NODEPORTS "); got != c.count*(ServicePorts+1) {
+			t.Errorf("%s: %d rules of node ports, want those of the Service that traffic is for", name, got)
 		}
 		text = rendered(t, rules, nftables)
 		if got := strings.Count(text, "add element ip kube-proxy service-ips"); got != c.ports {

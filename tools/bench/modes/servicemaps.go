@@ -33,7 +33,12 @@ func compareServices(node *lab.Node, all []Service) error {
 	maps.DeleteFunc(frontends, func(_ services.Key, v services.Value) bool { return v.Flags&services.Node != 0 })
 	want := len(all) // each has an entry of its address
 	for _, s := range all {
-		want += len(s.Ports)
+		for _, p := range s.Ports {
+			want++
+			if p.NodePort != 0 {
+				want++
+			}
+		}
 	}
 	if len(frontends) != want {
 		return fmt.Errorf("%d frontends and addresses of Services, want %d", len(frontends), want)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // Services are those that a network has.
@@ -28,7 +29,7 @@ type Services struct {
 	Served string
 }
 
-// Service is a ClusterIP Service. Those of networks have one endpoint: the fewer there are, the less netfilter has to do.
+// Service is a Service. Those of networks have one endpoint: the fewer there are, the less netfilter has to do.
 type Service struct {
 	Name      string // namespace/name
 	IP        netip.Addr
@@ -42,6 +43,7 @@ type Service struct {
 type ServicePort struct {
 	Protocol     string // tcp, udp
 	Port, Target uint16
+	NodePort     uint16 // 0: none
 }
 
 // Endpoint is a ready one, on a node of that name.
@@ -53,12 +55,16 @@ type Endpoint struct {
 // The ports of the Service that traffic is for. The client of a sample opens more connections than it has ports towards one port.
 const (
 	servicePort  = 80
+	nodePort     = 30080
 	TargetPort   = 8080
 	ServicePorts = 4
 )
 
-// Frontend is the address of that Service, and its first port.
-func (n *Network) Frontend() netip.AddrPort {
+// Frontend is where the client of a path sends what is for that Service: its ClusterIP or, from outside, its NodePort on the first node; and its first port.
+func (n *Network) Frontend(path string) netip.AddrPort {
+	if path == result.Inbound {
+		return netip.AddrPortFrom(n.lab.Nodes[0].Addr(), nodePort)
+	}
 	return netip.AddrPortFrom(after(serviceCIDR[n.setup.family].Addr(), 5), servicePort)
 }
 
@@ -77,7 +83,7 @@ func farServices(k int, family wire.Family) []Service {
 	for i := range all {
 		all[i] = Service{
 			Name: fmt.Sprintf("default/service-%d", i), IP: after(serviceCIDR[family].Addr(), i+10),
-			Ports: []ServicePort{{"tcp", servicePort, TargetPort}}, Endpoints: []Endpoint{{Addr: after(clusterCIDR[family].Addr(), i+10)}},
+			Ports: []ServicePort{{"tcp", servicePort, TargetPort, 0}}, Endpoints: []Endpoint{{Addr: after(clusterCIDR[family].Addr(), i+10)}},
 		}
 	}
 	return all
@@ -89,14 +95,14 @@ func (n *Network) all(s Services) []Service {
 		return farServices(max(s.Number, 0), n.setup.family)
 	}
 	_, server := n.Ends(s.Served)
-	return withServed(farServices(s.Number-1, n.setup.family), n.Frontend().Addr(), Endpoint{server.Addr(), n.nodeOf(server)})
+	return withServed(farServices(s.Number-1, n.setup.family), n.Frontend("").Addr(), Endpoint{server.Addr(), n.nodeOf(server)})
 }
 
 // withServed has the one that traffic is for among others: in the middle, since kube-proxy's order is any.
 func withServed(others []Service, ip netip.Addr, server Endpoint) []Service {
-	served := Service{Name: "default/served", IP: ip, Endpoints: []Endpoint{server}, Served: true, Ports: []ServicePort{{"udp", servicePort, TargetPort}}}
+	served := Service{Name: "default/served", IP: ip, Endpoints: []Endpoint{server}, Served: true, Ports: []ServicePort{{"udp", servicePort, TargetPort, nodePort}}}
 	for i := range uint16(ServicePorts) {
-		served.Ports = append(served.Ports, ServicePort{"tcp", servicePort + i, TargetPort + i})
+		served.Ports = append(served.Ports, ServicePort{"tcp", servicePort + i, TargetPort + i, nodePort + i})
 	}
 	return slices.Insert(others, len(others)/2, served)
 }
@@ -150,7 +156,12 @@ func (s Service) Objects() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	}
 	for _, p := range s.Ports {
 		protocol, target := corev1.Protocol(strings.ToUpper(p.Protocol)), int32(p.Target)
-		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: p.Title(), Protocol: protocol, Port: int32(p.Port), TargetPort: intstr.FromInt32(target)})
+		service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{
+			Name: p.Title(), Protocol: protocol, Port: int32(p.Port), TargetPort: intstr.FromInt32(target), NodePort: int32(p.NodePort),
+		})
+		if p.NodePort != 0 {
+			service.Spec.Type = corev1.ServiceTypeNodePort
+		}
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(p.Title()), Protocol: &protocol, Port: &target})
 	}
 	for _, e := range s.Endpoints {

@@ -162,7 +162,7 @@ func figures(run *result.Run, w result.Workload) string {
 		head = append(head, "/ "+base.over())
 	}
 	var lines [][]string
-	for _, path := range append(result.Paths(), "") {
+	for _, path := range slices.Concat(result.Paths(), result.ServicePaths(), []string{""}) {
 		for _, mode := range run.Modes {
 			for _, point := range points {
 				line := []string{path, mode, ""}

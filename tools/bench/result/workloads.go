@@ -33,10 +33,16 @@ const (
 	SameNode    = "same node"
 	AcrossNodes = "across nodes"
 	Egress      = "egress"
+	// Inbound begins at the host outside and goes to a Service by way of a node without an endpoint of it, FromNode at a process of such a node.
+	Inbound  = "inbound"
+	FromNode = "from a node"
 )
 
-// Paths are all of them, in the order of the tables.
+// Paths are those that begin at pods, in the order of the tables.
 func Paths() []string { return []string{SameNode, AcrossNodes, Egress} }
+
+// ServicePaths are the others, of which what goes to Services is measured alone; they stand after those of pods.
+func ServicePaths() []string { return []string{Inbound, FromNode} }
 
 // Measured says that a mode's packets are measured on a path: those of a tunnel only where it makes a difference.
 func Measured(mode, path string) bool {
@@ -90,7 +96,8 @@ type Workload struct {
 	Points []int
 	// Itself says that each mode of a sweep is compared with itself: it goes through all points before the next mode does.
 	Itself bool
-	// Served says that packets go to the ClusterIP of a Service, of which the server is the only endpoint; at 0 Services, straight to the server.
+	// Served says that packets go to a Service, of which the server is the only endpoint: to its ClusterIP, or inbound to its NodePort; at 0 Services, straight
+	// to the server.
 	Served bool
 	// Pods are those of a node that is full, and Changes how often a second a foreign route comes or goes there.
 	Pods    int
@@ -139,7 +146,7 @@ const Pods = 250
 
 // Workloads is the table of everything that is measured, in the order of measuring and of the report.
 func Workloads() []Workload {
-	return slices.Concat(traffic(), sweeps(), throughServices(), agents(), crowds(), clusters())
+	return slices.Concat(traffic(), sweeps(), throughServices(), servicesForOthers(), agents(), crowds(), clusters())
 }
 
 func traffic() []Workload {
@@ -212,26 +219,6 @@ func sweeps() []Workload {
 		{Name: "services", Title: "Service rules", Kind: Connections, Paths: across, Modes: []string{EBPF, IPTables, KubeProxy, NFTables},
 			Axis: "Services", Points: []int{0, 1000, 10000, 20000}, Takes: grown, Metrics: cost("connection", "µs"),
 			Note: "Each connection's first packet walks the rules. ebpf has no Service rules at all: its line is the same network at each point."},
-	}
-}
-
-// throughServices are the sweeps of what goes to a Service.
-func throughServices() []Workload {
-	const (
-		grown = 700 * time.Millisecond
-		note  = "The client sends to the ClusterIP of a Service, and the server is its only endpoint; with 0 Services it sends straight to the server. All other Services have one " +
-			"endpoint each on a node that does not exist. netfilter has the Service in the middle of its list, as kube-proxy's order is any."
-	)
-	modes, pods := []string{Services, IPTables, KubeProxy, NFTables}, Paths()[:2]
-	return []Workload{
-		{Name: "service-udp64", Title: "UDP, 64 bytes, through a ClusterIP", Kind: Datagrams, Size: 64, Paths: pods, Modes: modes, Served: true,
-			Axis: "Services", Points: []int{0, 1}, Itself: true, Takes: grown, Metrics: perSecond("packet", "packets/s", "kpps", 1e3, "ns", 1e-9), Note: "One flow. " + note},
-		{Name: "service-many", Title: "UDP, 64 bytes, through one of many ClusterIPs", Kind: Datagrams, Size: 64, Paths: pods, Modes: modes[:1], Served: true,
-			Axis: "Services", Points: []int{1, ManyServices}, Itself: true, Takes: 2 * grown, Metrics: cost("packet", "ns"), Note: "The same flow. " + note},
-		{Name: "service-crr", Title: "TCP connect-request-response-close, through a ClusterIP", Kind: Connections, Paths: []string{AcrossNodes}, Modes: modes, Served: true,
-			Axis: "Services", Points: []int{0, 1, 1000, ManyServices}, Itself: true, Takes: 2 * grown,
-			Metrics: append(perSecond("connection", "connections/s", "1/s", 1, "µs", 1e-6), cost("connection", "µs")[0]),
-			Note:    "The Service has four ports, which the connections take in turn: towards one the client has too few of its own. " + note},
 	}
 }
 
