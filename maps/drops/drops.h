@@ -21,7 +21,7 @@ enum drop_reason {
 	DROP_SNAT_FULL,        /* the snat table is full */
 	DROP_CONNTRACK_LIMIT,  /* the pod has used up its share of the conntrack table */
 	DROP_CONNTRACK_FULL,   /* the conntrack table is full */
-	DROP_FLOW_COLLISION,   /* the world opens a flow whose tuple another flow has */
+	DROP_FLOW_COLLISION,   /* opens a flow straight to a pod that has another with its tuple */
 	DROP_FRAG_NOT_FOUND,   /* a later fragment without its first (from an uplink: passed to the stack) */
 	DROP_NO_SNAT_ADDRESS,  /* no address to masquerade to: the uplink has none, or the node has lost the flow's */
 	DROP_WRITE_FAILED,     /* the kernel refused a change to the packet */

@@ -22,7 +22,7 @@ const (
 	SnatFull                        // the snat table is full
 	ConntrackLimit                  // the pod has used up its share of the conntrack table
 	ConntrackFull                   // the conntrack table is full
-	FlowCollision                   // the world opens a flow whose tuple another flow has
+	FlowCollision                   // opens a flow straight to a pod that has another with its tuple
 	FragNotFound                    // a later fragment without its first (from an uplink: passed to the stack)
 	NoSnatAddress                   // no address to masquerade to: the uplink has none, or the node has lost the flow's
 	WriteFailed                     // the kernel refused a change to the packet
@@ -124,7 +124,7 @@ func (v Reason) Explain() string {
 		SnatFull:          "the snat table is full",
 		ConntrackLimit:    "the pod has used up its share of the conntrack table",
 		ConntrackFull:     "the conntrack table is full",
-		FlowCollision:     "the world opens a flow whose tuple another flow has",
+		FlowCollision:     "opens a flow straight to a pod that has another with its tuple",
 		FragNotFound:      "a later fragment without its first (from an uplink: passed to the stack)",
 		NoSnatAddress:     "no address to masquerade to: the uplink has none, or the node has lost the flow's",
 		WriteFailed:       "the kernel refused a change to the packet",
