@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -145,6 +146,9 @@ func (d looseSocket) receive(t *testing.T) (answer []byte, from string) {
 	t.Helper()
 	answer = make([]byte, 200)
 	n, by, err := unix.Recvfrom(d.fd, answer, 0)
+	for errors.Is(err, unix.EINTR) { // by a signal of the runtime's
+		n, by, err = unix.Recvfrom(d.fd, answer, 0)
+	}
 	if err != nil {
 		t.Errorf("no answer: %v", err)
 		return nil, ""

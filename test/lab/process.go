@@ -119,7 +119,12 @@ func (p *Process) Dial(kind int, to netip.AddrPort) (net.Conn, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
 		return nil, fmt.Errorf("limit a connection's time: %w", err)
 	}
-	if err := unix.Connect(fd, Sockaddr(to)); err != nil {
+	err = unix.Connect(fd, Sockaddr(to))
+	// The runtime's signals interrupt it; asked again it waits on.
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Connect(fd, Sockaddr(to))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", to, err)
 	}
 	return net.FileConn(file)
