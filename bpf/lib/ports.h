@@ -90,7 +90,7 @@ EC_CALL enum verdict ports_reserve(const struct tuple *reverse_key, __u32 holder
 }
 
 /* Takes a pair's port off the counts. */
-EC_CALL void ports_release(const struct tuple *reverse_key, __u32 holder)
+EC_INLINE void ports_release(const struct tuple *reverse_key, __u32 holder)
 {
 	__u64 destination = ports_destination(reverse_key);
 	struct holding held = ports_held(destination, holder);

@@ -3,6 +3,7 @@ package datapath
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 
 	"github.com/cilium/ebpf"
 
@@ -30,6 +31,8 @@ const testIfindex = 1
 // is whole, and no test packet gets as far as to a flow, a fragment or a Service.
 func (l *loader) selfTest() error {
 	spec := l.spec.Copy()
+	// Those on a cgroup can't be run, and the verifier has seen them already.
+	maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
 	for _, d := range registry.All() {
 		if m := spec.Maps[d.Name]; m.Type != ebpf.PerCPUArray {
 			m.MaxEntries = min(m.MaxEntries, 16)
@@ -62,9 +65,6 @@ func addTestPod(m *ebpf.Map) error {
 }
 
 func testProgram(name string, p *ebpf.Program) error {
-	if isOnSockets(p.Type()) {
-		return nil
-	}
 	if p.Type() == ebpf.Syscall {
 		for t := range usage.Tables {
 			for stage := CollectBegin; stage <= CollectEnd; stage++ {
