@@ -193,7 +193,6 @@ EC_CALL int open_complete(struct scratch *s, bool taken)
 struct open_search {
 	struct __sk_buff *ctx;
 	struct scratch *scratch;
-	__u32 retried;
 	int result; /* of the last try */
 	__be16 port;
 };
@@ -204,7 +203,6 @@ static long open_search_step(__u32 i, struct open_search *s)
 	s->result = open_try_port(s->ctx, s->scratch, s->port);
 	if (s->result != OPEN_IN_USE)
 		return 1;
-	s->retried++;
 	s->port = bpf_htons(nat_random_port());
 	return 0;
 }
@@ -255,14 +253,15 @@ EC_INLINE int open_allocate(struct __sk_buff *ctx, struct scratch *scratch)
 	struct open_search s = {.ctx = ctx, .scratch = scratch, .port = scratch->pkt.tuple.sport};
 	const struct owner *owner = &scratch->owner;
 	__u32 tries = open_tries(scratch);
+	long tried;
 
 	if (open_is_taken_over(scratch))
 		s.port = scratch->target.sport;
 	else if (scratch->pkt.tuple.proto != IPPROTO_SCTP && !open_keeps_port(scratch, owner))
 		s.port = bpf_htons(nat_random_port());
-	bpf_loop(tries, open_search_step, &s, 0);
-	if (s.retried)
-		count_traffic(scratch->direction, TRAFFIC_SNAT_RETRIED, s.retried, 0);
+	tried = bpf_loop(tries, open_search_step, &s, 0) - (s.result != OPEN_IN_USE);
+	if (tried > 0)
+		count_traffic(scratch->direction, TRAFFIC_SNAT_RETRIED, tried, 0);
 	if (s.result == OPEN_IN_USE) {
 		if (tries > 1)
 			quota_refused(open_cell(scratch), true);
@@ -310,13 +309,12 @@ EC_INLINE enum verdict open_count_port(struct scratch *s)
 	return verdict;
 }
 
-/* Counts a pair for its holder, and inserts it. */
-EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
+/* Counts a pair for its holder. */
+EC_INLINE enum verdict open_count_pair(struct scratch *s)
 {
 	struct holding held = ports_pairs(quota_holder(s));
 	struct usage *u = flow_usage(USAGE_SNAT);
 	enum verdict verdict;
-	int made;
 
 	if (!u)
 		return -DROP_SNAT_FULL;
@@ -325,23 +323,47 @@ EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
 	verdict = room_reserve(u, USAGE_SNAT, &held);
 	if (verdict == -DROP_SNAT_LIMIT)
 		quota_pair_refused(s, u);
+	return verdict;
+}
+
+/* Notes a pair that is new. */
+EC_INLINE enum verdict open_note(struct scratch *s)
+{
+	struct usage *u = flow_usage(USAGE_SNAT);
+
+	if (u)
+		journal_note(u, USAGE_SNAT, &s->pkt.tuple);
+	if (s->owner.flags & FLOW_COUNTED)
+		count_traffic(s->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
+	return VERDICT_GO_ON;
+}
+
+/* Takes what was counted for a pair that was not made off the counts. */
+EC_INLINE void open_uncount(struct scratch *s)
+{
+	struct holding held = ports_pairs(quota_holder(s));
+
+	if (s->owner.flags & FLOW_COUNTED)
+		ports_release(&s->key, quota_holder(s));
+	flow_release(USAGE_SNAT, &held);
+}
+
+/*
+ * Counts a pair for its holder, and inserts it. What the counts are in is looked up before and after: on the chain of
+ * calls between, each word of the stack counts.
+ */
+EC_INLINE enum verdict open_pair(struct __sk_buff *ctx, struct scratch *s)
+{
+	enum verdict verdict = open_count_pair(s);
+	int made;
+
 	if (verdict)
 		return verdict;
-	verdict = open_count_port(s);
-	if (!verdict) {
-		made = open_allocate(ctx, s);
-		if (made > 0) {
-			journal_note(u, USAGE_SNAT, &s->pkt.tuple);
-			if (s->owner.flags & FLOW_COUNTED)
-				count_traffic(s->direction, TRAFFIC_SNAT_ALLOCATED, 1, 0);
-			return VERDICT_GO_ON;
-		}
-		if (s->owner.flags & FLOW_COUNTED)
-			ports_release(&s->key, quota_holder(s));
-		verdict = made;
-	}
-	flow_release(USAGE_SNAT, &held);
-	return verdict;
+	made = open_count_port(s) ?: open_allocate(ctx, s);
+	if (made > 0)
+		return open_note(s);
+	open_uncount(s);
+	return made;
 }
 
 /*
