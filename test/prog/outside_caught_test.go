@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
@@ -20,31 +21,38 @@ func TestCaught(t *testing.T) {
 		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
 			for end, want := range map[string]string{podB: "delivered", remote: "forwarded", beyond: "forwarded", node2IP: "forwarded", world2: "forwarded"} {
 				for _, from := range []string{nodeIP, nodeOtherIP, container} {
-					b := newBed(t, f, withServices)
-					b.serve(vip, 80, proto, end+":8080").loadBalancer(external, 443, services.ExternalLocal)
-					p := initial(proto, from, 50000, vip, 80)
-					for range 3 {
-						r := b.toUplink(p).is(want).valid()
-						if v := r.view(); v.dst != end || v.dport != 8080 || (want == "delivered" && (v.src != from || v.sport != 50000)) {
-							t.Fatalf("left as %v", v)
+					t.Run(fmt.Sprintf("%v %s to %s", proto, from, end), func(t *testing.T) {
+						b := newBed(t, f, withServices)
+						b.serve(vip, 80, proto, end+":8080").loadBalancer(external, 443, services.ExternalLocal)
+						tellCaught(b, initial(proto, from, 50000, vip, 80), end, want)
+						b.toUplink(initial(proto, from, 50000, external, 443)).is(want)
+						b.count(2, 0)
+						for k, v := range all(b, b.snat) {
+							if v.Flags&flow.Host == 0 || v.Ifindex != 0 {
+								t.Errorf("%v: %+v", k, v)
+							}
 						}
-						answered := map[bool]string{true: "delivered", false: "stack"}[end == podB || end == beyond]
-						back := b.backFrom(end, r, p).is(answered).valid().flow(ends(proto, vip, 80, from, 50000))
-						if back.mark&mark == 0 {
-							t.Error("an answer is not marked")
-						}
-					}
-					b.toUplink(initial(proto, from, 50000, external, 443)).is(want)
-					b.count(2, 0)
-					for k, v := range all(b, b.snat) {
-						if v.Flags&flow.Host == 0 || v.Ifindex != 0 {
-							t.Errorf("%v: %+v", k, v)
-						}
-					}
+					})
 				}
 			}
 		}
 	})
+}
+
+// tellCaught has the host and a backend exchange packets.
+func tellCaught(b *bed, p packet, end, want string) {
+	b.Helper()
+	for range 3 {
+		r := b.toUplink(p).is(want).valid()
+		if v := r.view(); v.dst != end || v.dport != 8080 || (want == "delivered" && (v.src != p.src || v.sport != p.sport)) {
+			b.Fatalf("left as %v", v)
+		}
+		answered := map[bool]string{true: "delivered", false: "stack"}[end == podB || end == beyond]
+		back := b.backFrom(end, r, p).is(answered).valid().flow(ends(p.proto, p.dst, p.dport, p.src, p.sport))
+		if back.mark&mark == 0 {
+			b.Error("an answer is not marked")
+		}
+	}
 }
 
 // backFrom is what a backend sends back to a packet as it left, wherever that seemed to come from.
@@ -162,16 +170,18 @@ func TestOthersOnANodePort(t *testing.T) {
 func TestCaughtErrors(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for end, want := range map[string]string{podB: "delivered", remote: "forwarded", beyond: "forwarded", node2IP: "forwarded", world2: "forwarded"} {
-			b := newBed(t, f, withServices)
-			b.serve(vip, 80, wire.UDP, end+":8080")
-			p := udp(nodeIP, 50000, vip, 80).with(func(p *packet) { p.payload = make([]byte, 64) })
-			out := b.toUplink(p).is(want)
-			e := icmpError(end, out.view().src, 3, 3, out.frame, 20)
-			answered := map[bool]string{true: "delivered", false: "stack"}[end == podB || end == beyond]
-			checkError(t, "from "+end, b.sentBack(end, end, e).is(answered), e, vip, nodeIP, p.flowOf())
-			if v, err := b.devices.Get(devices.Key{}); err != nil || v.Flags&devices.Backend != 0 {
-				t.Errorf("the host is %v, error %v", v.Flags, err)
-			}
+			t.Run(end, func(t *testing.T) {
+				b := newBed(t, f, withServices)
+				b.serve(vip, 80, wire.UDP, end+":8080")
+				p := udp(nodeIP, 50000, vip, 80).with(func(p *packet) { p.payload = make([]byte, 64) })
+				out := b.toUplink(p).is(want)
+				e := icmpError(end, out.view().src, 3, 3, out.frame, 20)
+				answered := map[bool]string{true: "delivered", false: "stack"}[end == podB || end == beyond]
+				checkError(t, "from "+end, b.sentBack(end, end, e).is(answered), e, vip, nodeIP, p.flowOf())
+				if v, err := b.devices.Get(devices.Key{}); err != nil || v.Flags&devices.Backend != 0 {
+					t.Errorf("the host is %v, error %v", v.Flags, err)
+				}
+			})
 		}
 	})
 }

@@ -2,6 +2,7 @@ package prog
 
 import (
 	"bytes"
+	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -19,23 +20,25 @@ func TestOutsideErrorsToClient(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
 			for end, want := range away {
-				b := newBed(t, f, withServices)
-				b.serve(vip, 80, proto, end+":8080").nodePort(30080, 0)
-				p := initial(proto, world, 5000, nodeIP, 30080).with(func(p *packet) { p.payload = bytes.Repeat([]byte{7}, 64) })
-				out := b.fromUplink(p).is(want)
-				for what, k := range icmpErrors {
-					for _, beyond := range []int{8, 20, 1000} {
-						for from, seen := range map[string]string{end: nodeIP, "192.0.2.1": "192.0.2.1"} {
-							e := icmpError(from, out.view().src, k[0], k[1], out.frame, beyond)
-							if from != end && want != "forwarded" {
-								continue
+				t.Run(fmt.Sprintf("%v to %s", proto, end), func(t *testing.T) {
+					b := newBed(t, f, withServices)
+					b.serve(vip, 80, proto, end+":8080").nodePort(30080, 0)
+					p := initial(proto, world, 5000, nodeIP, 30080).with(func(p *packet) { p.payload = bytes.Repeat([]byte{7}, 64) })
+					out := b.fromUplink(p).is(want)
+					for what, k := range icmpErrors {
+						for _, beyond := range []int{8, 20, 1000} {
+							for from, seen := range map[string]string{end: nodeIP, "192.0.2.1": "192.0.2.1"} {
+								e := icmpError(from, out.view().src, k[0], k[1], out.frame, beyond)
+								if from != end && want != "forwarded" {
+									continue
+								}
+								answered := map[bool]string{true: "stack", false: "forwarded"}[end == nodeIP]
+								checkError(t, what+" from "+from, b.sentBack(end, from, e).is(answered), e, seen, world, p.flowOf())
 							}
-							answered := map[bool]string{true: "stack", false: "forwarded"}[end == nodeIP]
-							checkError(t, what+" from "+from, b.sentBack(end, from, e).is(answered), e, seen, world, p.flowOf())
 						}
 					}
-				}
-				b.count(1, 0)
+					b.count(1, 0)
+				})
 			}
 		}
 	})

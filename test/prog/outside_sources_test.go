@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -42,19 +43,21 @@ func TestServicesDoNotLeadToServices(t *testing.T) {
 			remote + ":443":    "forwarded", // anybody may claim a pod's address, but there it is the pod's
 		} {
 			for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
-				b := newBed(t, f, withServices)
-				b.answers = true
-				other := b.serve(vip2, 80, proto, podB+":8080").nodePort(30002, 0)
-				for _, claimed := range []string{node2IP, world2, remote} {
-					other.loadBalancer(claimed, 443, 0)
-				}
-				b.serve(vip, 80, proto, end).nodePort(30001, 0).also(node2IP, 8443, 0)
-				if r := b.fromUplink(initial(proto, world, 5000, nodeIP, 30001)); r.what != want {
-					t.Errorf("%v to %s: outcome %q, want %q", proto, end, r.what, want)
-				}
-				if want == "drop NO_BACKEND" {
-					b.empty()
-				}
+				t.Run(fmt.Sprintf("%v to %s", proto, end), func(t *testing.T) {
+					b := newBed(t, f, withServices)
+					b.answers = true
+					other := b.serve(vip2, 80, proto, podB+":8080").nodePort(30002, 0)
+					for _, claimed := range []string{node2IP, world2, remote} {
+						other.loadBalancer(claimed, 443, 0)
+					}
+					b.serve(vip, 80, proto, end).nodePort(30001, 0).also(node2IP, 8443, 0)
+					if r := b.fromUplink(initial(proto, world, 5000, nodeIP, 30001)); r.what != want {
+						t.Errorf("outcome %q, want %q", r.what, want)
+					}
+					if want == "drop NO_BACKEND" {
+						b.empty()
+					}
+				})
 			}
 		}
 	})

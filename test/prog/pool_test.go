@@ -3,10 +3,10 @@ package prog
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
@@ -19,7 +19,8 @@ import (
 // longer than most tests, and on an emulated processor much longer.
 var pool = make(map[config.NodeConfig][]*ebpf.Collection)
 
-// take returns programs with empty maps, and has them given back when the test ends.
+// take returns programs with empty maps, and has them given back when the test ends: cases that each have a bed are subtests, or
+// all of them load programs.
 func take(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
 	tb.Helper()
 	var coll *ebpf.Collection
@@ -50,6 +51,11 @@ func load(tb testing.TB, c config.NodeConfig) *ebpf.Collection {
 	spec.Maps[journal.SnatName].MaxEntries = c.SnatEntries
 	spec.Maps[journal.ConntrackName].MaxEntries = c.ConntrackEntries
 	shrink(spec)
+	for name, m := range spec.Maps {
+		if m.Type == ebpf.Array && name[0] != '.' {
+			m.Flags |= unix.BPF_F_MMAPABLE // to be emptied at once
+		}
+	}
 	coll, err := ebpf.NewCollection(spec)
 	if err != nil {
 		tb.Fatalf("load programs: %+v", err)
@@ -84,12 +90,11 @@ func emptyMap(m *ebpf.Map) error {
 		}
 		return nil
 	case ebpf.Array:
-		keys := make([]uint32, m.MaxEntries())
-		for i := range keys {
-			keys[i] = uint32(i)
+		all, err := m.Memory()
+		if err != nil {
+			return err
 		}
-		value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
-		_, err := m.BatchUpdate(keys, reflect.MakeSlice(reflect.SliceOf(value), len(keys), len(keys)).Interface(), nil)
+		_, err = all.WriteAt(make([]byte, all.Size()), 0)
 		return err
 	}
 	return deleteAll(m)
