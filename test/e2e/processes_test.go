@@ -21,18 +21,46 @@ import (
 
 // Services that the node's own processes reach, by the programs on its cgroup.
 
-// TestProcessesReachServices of every kind of backend, by every kind of socket.
+// TestProcessesReachServices tells each story in one cluster, in each family.
 func TestProcessesReachServices(t *testing.T) {
 	t.Parallel()
-	s := startServed(t, lab.Options{Families: families})
-	p := startProcess(t, s.Nodes[0], s.Nodes[0].Namespace)
+	s := startServed(t, lab.Options{Families: families, AgentFlags: []string{"--nodeport-addresses=0.0.0.0/0,fd00::/8"}},
+		drops.NoBackend, drops.NoServicePort, drops.NoLocalBackend, drops.SourceRange)
+	for _, story := range processStories {
+		t.Run(story.name, func(t *testing.T) {
+			overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) {
+				s.specs = nil
+				story.tell(t, s, startProcess(t, s.Nodes[0], s.Nodes[0].Namespace), family)
+			})
+		})
+	}
+}
+
+// processStories are of a process of the first node's.
+var processStories = []struct {
+	name string
+	tell func(*testing.T, *served, *lab.Process, wire.Family)
+}{
+	{"every backend", askEveryBackend},
+	{"many Services", askManyServices},
+	{"straight", goStraight},
+	{"others", processesOfOthers},
+	{"refused", areRefused},
+	{"one backend", keepTheirBackend},
+	{"node ports", askNodePorts},
+	{"load balancers", askLoadBalancers},
+	{"backends that go", leaveABackend},
+}
+
+// askEveryBackend of a Service, of every kind, by every kind of socket.
+func askEveryBackend(t *testing.T, s *served, p *lab.Process, family wire.Family) {
 	backers := map[string]backer{"near": s.near, "far": s.far, "own": s.Nodes[0], "node": s.Nodes[1], "outside": outside{s.Outside}}
 	var specs []lab.ServiceSpec
 	for name, b := range backers {
 		specs = append(specs, s.spec(name, b))
 	}
 	s.set(t, specs...)
-	overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) {
+	t.Run("sockets", func(t *testing.T) { // which are closed at its end
 		for name, b := range backers {
 			to, want := s.at(name, family), b.Endpoint(family, backendPort).At
 			targets := []netip.AddrPort{to}
@@ -55,13 +83,10 @@ func TestProcessesReachServices(t *testing.T) {
 	}
 }
 
-// TestProcessesAskManyServices by one socket, as resolvers do: each answer is the Service's that was asked, and one socket takes
+// askManyServices asks them by one socket, as resolvers do: each answer is the Service's that was asked, and one socket takes
 // the room of few.
-func TestProcessesAskManyServices(t *testing.T) {
-	t.Parallel()
-	s := startServed(t, lab.Options{})
-	node, family := s.Nodes[0], firstFamily(s.Lab)
-	p := startProcess(t, node, node.Namespace)
+func askManyServices(t *testing.T, s *served, p *lab.Process, family wire.Family) {
+	node := s.Nodes[0]
 	backers := []backer{s.near, s.far, node, s.Nodes[1]}
 	var specs []lab.ServiceSpec
 	for i := range 12 {
@@ -91,12 +116,9 @@ func TestProcessesAskManyServices(t *testing.T) {
 	}
 }
 
-// TestProcessesGoStraight to a backend by a socket that has talked to its Service: then nothing stands for the backend.
-func TestProcessesGoStraight(t *testing.T) {
-	t.Parallel()
-	s := startServed(t, lab.Options{})
-	node, family := s.Nodes[0], firstFamily(s.Lab)
-	p := startProcess(t, node, node.Namespace)
+// goStraight goes to a backend by a socket that has talked to its Service: then nothing stands for the backend.
+func goStraight(t *testing.T, s *served, p *lab.Process, family wire.Family) {
+	node := s.Nodes[0]
 	s.set(t, s.spec("near", s.near))
 	to, straight := s.at("near", family), s.near.Endpoint(family, backendPort).At
 	for how, begin := range map[string]func(looseSocket){
@@ -116,12 +138,10 @@ func TestProcessesGoStraight(t *testing.T) {
 	}
 }
 
-// TestProcessesOfOthers are untouched: of the machine, beside the node's cgroup; and in it, but in another network namespace. Those
+// processesOfOthers are untouched: of the machine, beside the node's cgroup; and in it, but in another network namespace. Those
 // of pods in the host's network are the node's own.
-func TestProcessesOfOthers(t *testing.T) {
-	t.Parallel()
-	s := startServed(t, lab.Options{})
-	node, family := s.Nodes[0], firstFamily(s.Lab)
+func processesOfOthers(t *testing.T, s *served, p *lab.Process, family wire.Family) {
+	node := s.Nodes[0]
 	s.set(t, s.spec("near", s.near))
 	to := s.at("near", family)
 	connected := func(dial func() (net.Conn, error)) uint64 {
@@ -154,9 +174,9 @@ func TestProcessesOfOthers(t *testing.T) {
 	if err := below.Join(pod); err != nil {
 		t.Fatal(err)
 	}
-	inside, elsewhere := startProcess(t, node, node.Namespace), startProcess(t, node, s.client.Namespace)
+	elsewhere := startProcess(t, node, s.client.Namespace)
 	ours := map[string]uint64{
-		"a process of the node's":            connected(func() (net.Conn, error) { return inside.Dial(unix.SOCK_DGRAM, to) }),
+		"a process of the node's":            connected(func() (net.Conn, error) { return p.Dial(unix.SOCK_DGRAM, to) }),
 		"one of a pod in the host's network": connected(func() (net.Conn, error) { return below.Dial(unix.SOCK_DGRAM, to) }),
 	}
 	others := map[string]uint64{
@@ -181,58 +201,49 @@ func TestProcessesOfOthers(t *testing.T) {
 	}
 }
 
-// TestProcessesAreRefused at once, and are told why.
-func TestProcessesAreRefused(t *testing.T) {
-	t.Parallel()
-	s := startServed(t, lab.Options{Families: families}, drops.NoBackend, drops.NoServicePort, drops.NoLocalBackend)
+// areRefused: who cannot be served is told so at once, and why.
+func areRefused(t *testing.T, s *served, p *lab.Process, family wire.Family) {
 	node := s.Nodes[0]
-	p := startProcess(t, node, node.Namespace)
 	local := s.spec("local", s.far)
 	local.InternalLocal = true
 	s.set(t, s.spec("empty"), local)
-	overEachFamily(t, s.Lab, func(t *testing.T, family wire.Family) {
-		empty, away := s.at("empty", family), s.at("local", family)
-		other := netip.AddrPortFrom(empty.Addr(), closedPort)
-		for _, c := range []struct {
-			what   string
-			to     netip.AddrPort
-			kind   int
-			want   error
-			reason drops.Reason
-		}{
-			{"no endpoints", empty, unix.SOCK_STREAM, unix.ECONNREFUSED, drops.NoBackend},
-			{"no endpoints", empty, unix.SOCK_DGRAM, unix.ECONNREFUSED, drops.NoBackend},
-			{"no such port", other, unix.SOCK_STREAM, unix.ECONNREFUSED, drops.NoServicePort},
-			{"no such port", other, unix.SOCK_DGRAM, nil, drops.NoServicePort},
-			{"no local endpoint", away, unix.SOCK_STREAM, unix.EPERM, drops.NoLocalBackend},
-			{"no local endpoint", away, unix.SOCK_DGRAM, unix.EPERM, drops.NoLocalBackend},
-		} {
-			before, began := dropped(t, node, c.reason), time.Now()
-			conn, err := p.Dial(c.kind, c.to)
-			if conn != nil {
-				conn.Close()
-			}
-			if !errors.Is(err, c.want) || time.Since(began) > time.Second {
-				t.Errorf("%s, socket of type %d: %v after %v, want %v", c.what, c.kind, err, time.Since(began), c.want)
-			}
-			if counted := dropped(t, node, c.reason) - before; (counted == 1) != (c.want != nil) {
-				t.Errorf("%s, socket of type %d: %d counted as %s", c.what, c.kind, counted, c.reason)
-			}
+	empty, away := s.at("empty", family), s.at("local", family)
+	other := netip.AddrPortFrom(empty.Addr(), closedPort)
+	for _, c := range []struct {
+		what   string
+		to     netip.AddrPort
+		kind   int
+		want   error
+		reason drops.Reason
+	}{
+		{"no endpoints", empty, unix.SOCK_STREAM, unix.ECONNREFUSED, drops.NoBackend},
+		{"no endpoints", empty, unix.SOCK_DGRAM, unix.ECONNREFUSED, drops.NoBackend},
+		{"no such port", other, unix.SOCK_STREAM, unix.ECONNREFUSED, drops.NoServicePort},
+		{"no such port", other, unix.SOCK_DGRAM, nil, drops.NoServicePort},
+		{"no local endpoint", away, unix.SOCK_STREAM, unix.EPERM, drops.NoLocalBackend},
+		{"no local endpoint", away, unix.SOCK_DGRAM, unix.EPERM, drops.NoLocalBackend},
+	} {
+		before, began := dropped(t, node, c.reason), time.Now()
+		conn, err := p.Dial(c.kind, c.to)
+		if conn != nil {
+			conn.Close()
 		}
-		for to, want := range map[netip.AddrPort]error{empty: unix.ECONNREFUSED, other: unix.ECONNREFUSED, away: unix.EPERM} {
-			if err := unix.Sendto(openLoose(t, p, to.Addr()).fd, who, 0, lab.Sockaddr(to)); !errors.Is(err, want) {
-				t.Errorf("a datagram to %s: %v, want %v", to, err, want)
-			}
+		if !errors.Is(err, c.want) || time.Since(began) > time.Second {
+			t.Errorf("%s, socket of type %d: %v after %v, want %v", c.what, c.kind, err, time.Since(began), c.want)
 		}
-	})
+		if counted := dropped(t, node, c.reason) - before; (counted == 1) != (c.want != nil) {
+			t.Errorf("%s, socket of type %d: %d counted as %s", c.what, c.kind, counted, c.reason)
+		}
+	}
+	for to, want := range map[netip.AddrPort]error{empty: unix.ECONNREFUSED, other: unix.ECONNREFUSED, away: unix.EPERM} {
+		if err := unix.Sendto(openLoose(t, p, to.Addr()).fd, who, 0, lab.Sockaddr(to)); !errors.Is(err, want) {
+			t.Errorf("a datagram to %s: %v, want %v", to, err, want)
+		}
+	}
 }
 
-// TestProcessesKeepTheirBackend by sessionAffinity, and each socket that is connected to nobody.
-func TestProcessesKeepTheirBackend(t *testing.T) {
-	t.Parallel()
-	s := startServed(t, lab.Options{})
-	family := firstFamily(s.Lab)
-	p := startProcess(t, s.Nodes[0], s.Nodes[0].Namespace)
+// keepTheirBackend: by sessionAffinity, and by each socket that is connected to nobody.
+func keepTheirBackend(t *testing.T, s *served, p *lab.Process, family wire.Family) {
 	keeps := s.spec("keeps", s.near, s.far, s.Nodes[0], s.Nodes[1])
 	keeps.Affinity = 600
 	s.set(t, keeps, s.spec("any", s.near, s.far, s.Nodes[0], s.Nodes[1]))

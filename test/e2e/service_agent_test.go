@@ -19,6 +19,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // Services are served without an agent; one that starts again finds all in place, follows what it has missed, and disturbs nobody.
@@ -32,7 +33,11 @@ func TestServicesOutliveTheAgent(t *testing.T) {
 		streams := connect(t, s.client.Namespace, s.at("other", family), 1, 3)
 		before := serviceTables(t, node)
 
-		for range 3 {
+		starts := 1
+		if priv.Long() {
+			starts = 3
+		}
+		for range starts {
 			if err := node.KillAgent(); err != nil {
 				t.Fatal(err)
 			}
@@ -171,7 +176,7 @@ func TestServicesSwitchedOff(t *testing.T) {
 		s.set(t, s.spec("far", s.far))
 		reaches(t, s.client.Namespace, s.at("far", family))
 		direct := connect(t, s.client.Namespace, s.far.Endpoint(family, backendPort).At, 1, 1)
-		for _, of := range []string{"services", "backends", "destinations", "to_pod"} {
+		for _, of := range []string{"services", "backends", "destinations", "to_pod", "cgroup"} {
 			if there := ofServices(t, s.client); !slices.ContainsFunc(there, func(line string) bool { return strings.HasPrefix(line, of+" ") }) {
 				t.Errorf("with Services on there is %q", there)
 			}
@@ -201,7 +206,8 @@ func TestServicesSwitchedOff(t *testing.T) {
 	})
 }
 
-// ofServices is all that a pod's node has for Services alone: what is in maps, and what is attached to the pod's link.
+// ofServices is all that a pod's node has for Services alone: what is in maps, and what is attached to the pod's link and to the
+// node's cgroup.
 func ofServices(t *testing.T, pod *lab.Pod) (all []string) {
 	t.Helper()
 	node := pod.Node
@@ -223,6 +229,9 @@ func ofServices(t *testing.T, pod *lab.Pod) (all []string) {
 	}
 	if there.Mode != "" {
 		all = append(all, fmt.Sprintf("to_pod %+v", there))
+	}
+	for _, pin := range socketPins(t, node) {
+		all = append(all, "cgroup "+pin)
 	}
 	return all
 }
