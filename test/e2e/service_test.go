@@ -14,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // Services that the dataplane serves by itself, to pods.
@@ -193,6 +194,9 @@ func TestServices(t *testing.T) {
 					dropInvalid(t, s.Lab)
 				}
 				for _, story := range serviceStories {
+					if story.once && mode != "direct" && !priv.Long() {
+						continue
+					}
 					t.Run(story.name, func(t *testing.T) {
 						if !story.more {
 							s.specs = nil
@@ -224,6 +228,7 @@ var serviceStories = []struct {
 	name    string
 	prepare func(*testing.T, *served) func(*testing.T, wire.Family)
 	more    bool // with the Services of the one before
+	once    bool // in one mode, since none of it is about the way to a backend; in the long form in both
 }{
 	{name: "backends", prepare: everyBackend},
 	{name: "errors", prepare: errorsOfTheWay, more: true},
@@ -232,8 +237,8 @@ var serviceStories = []struct {
 	{name: "refusals", prepare: refusals},
 	{name: "one port", prepare: onePort},
 	{name: "local policy", prepare: localPolicy},
-	{name: "removal", prepare: removal},
+	{name: "removal", prepare: removal, once: true},
 	{name: "connections outlive readiness", prepare: leavingBackends},
-	{name: "scale", prepare: scaling},
-	{name: "affinity", prepare: affinityOfClients},
+	{name: "scale", prepare: scaling, once: true},
+	{name: "affinity", prepare: affinityOfClients, once: true},
 }
