@@ -20,6 +20,7 @@ import (
 )
 
 // What load balancers, and whoever knows kube-proxy, are answered: from everywhere, and while endpoints, the agent and the Node come and go.
+// NodePorts do without the agent.
 func TestServicesHealth(t *testing.T) {
 	t.Parallel()
 	s := startServed(t, lab.Options{Families: families})
@@ -58,18 +59,11 @@ func TestServicesHealth(t *testing.T) {
 	s.set(t, web)
 	assertChecked(t, "it is back", process, to, 1)
 
-	if _, err := has.StopAgent(); err != nil {
-		t.Fatal(err)
-	}
-	if conn, err := process(t.Context(), "tcp", netip.AddrPortFrom(to, healthCheckPort).String()); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("without an agent: %v, %v", conn, err)
-	}
-	if err := has.StartAgent(); err != nil {
-		t.Fatal(err)
-	}
-	if err := has.WaitReady(within(t, readyLimit)); err != nil {
-		t.Fatal(err)
-	}
+	s.assertNodePortsOutlive(t, func() {
+		if conn, err := process(t.Context(), "tcp", netip.AddrPortFrom(to, healthCheckPort).String()); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("without an agent: %v, %v", conn, err)
+		}
+	})
 	eventually(t, changeLimit, "another agent answers", func() bool {
 		conn, err := process(t.Context(), "tcp", netip.AddrPortFrom(to, healthCheckPort).String())
 		if err == nil {

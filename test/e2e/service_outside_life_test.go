@@ -11,16 +11,15 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
-// Clients outside go on to open connections through a node, to backends of another one, while the first node's agent is killed,
-// stays dead, comes back, and in the long form is upgraded: a thousand a second then, and dead for five minutes.
-func TestNodePortsOutliveTheAgent(t *testing.T) {
-	t.Parallel()
+// assertNodePortsOutlive the agent: clients outside go on to open connections through a node, to backends of another one, while the
+// first node's agent is killed, stays dead, comes back, and in the long form is upgraded: a thousand a second then, and dead for five minutes.
+func (s *served) assertNodePortsOutlive(t *testing.T, assertDead func()) {
+	t.Helper()
 	rate, dead := 50, time.Second
 	if priv.Long() {
 		rate, dead = 1000, 5*time.Minute
 	}
-	s := startServed(t, lab.Options{Families: families})
-	spec := s.spec("web", s.far)
+	spec := s.spec("far", s.far)
 	for port := uint16(backendPort + 1); port < backendPort+4; port++ {
 		server, err := s.far.Serve(port)
 		if err != nil {
@@ -39,21 +38,21 @@ func TestNodePortsOutliveTheAgent(t *testing.T) {
 		probers = append(probers, s.Outside.ProbeTCP(to, rate/len(families), 3*time.Second))
 	}
 	time.Sleep(moment)
-	s.replaceAgent(t, dead)
+	s.replaceAgent(t, func() { assertDead(); time.Sleep(dead) })
 	time.Sleep(moment)
 	for i, prober := range probers {
 		assertAllAnswered(t, families[i], prober.Stop(), len(spec.Endpoints)/len(families))
 	}
 }
 
-// replaceAgent kills the first node's agent, starts it after a time, and in the long form starts that of another build.
-func (s *served) replaceAgent(t *testing.T, dead time.Duration) {
+// replaceAgent kills the first node's agent, does something, starts it again, and in the long form starts that of another build.
+func (s *served) replaceAgent(t *testing.T, meanwhile func()) {
 	t.Helper()
 	node := s.Nodes[0]
 	if err := node.KillAgent(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(dead)
+	meanwhile()
 	if err := node.StartAgent(); err != nil {
 		t.Fatal(err)
 	}
