@@ -62,23 +62,25 @@ func (b *bed) sentBack(end, from string, p packet) result {
 func TestOutsideErrorsFromClient(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for end, want := range away {
-			b := newBed(t, f, withServices)
-			b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
-			p := udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.payload = bytes.Repeat([]byte{7}, 64) })
-			out := b.fromUplink(p).is(want)
-			in := b.back(out, p)
-			for what, k := range icmpErrors {
-				for _, beyond := range []int{8, 20, 1000} {
-					for _, from := range []string{world, "192.0.2.1"} {
-						e := icmpError(from, nodeIP, k[0], k[1], in.frame, beyond)
-						seen := from
-						if want == "forwarded" || from == world {
-							seen = out.view().src
+			t.Run(end, func(t *testing.T) {
+				b := newBed(t, f, withServices)
+				b.serve(vip, 80, wire.UDP, end+":8080").nodePort(30080, 0)
+				p := udp(world, 5000, nodeIP, 30080).with(func(p *packet) { p.payload = bytes.Repeat([]byte{7}, 64) })
+				out := b.fromUplink(p).is(want)
+				in := b.back(out, p)
+				for what, k := range icmpErrors {
+					for _, beyond := range []int{8, 20, 1000} {
+						for _, from := range []string{world, "192.0.2.1"} {
+							e := icmpError(from, nodeIP, k[0], k[1], in.frame, beyond)
+							seen := from
+							if want == "forwarded" || from == world {
+								seen = out.view().src
+							}
+							checkError(t, what+" from "+from, b.fromUplink(e).is(want), e, seen, end, reversed(out.view()))
 						}
-						checkError(t, what+" from "+from, b.fromUplink(e).is(want), e, seen, end, reversed(out.view()))
 					}
 				}
-			}
+			})
 		}
 	})
 }
@@ -105,24 +107,26 @@ func TestOutsideErrorsOfNobody(t *testing.T) {
 func TestOutsideFragments(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for end, want := range away {
-			b := newBed(t, f, withServices)
-			b.serve(vip, 53, wire.UDP, end+":5353").nodePort(30053, 0)
-			p := udp(world, 5000, nodeIP, 30053).with(func(p *packet) { p.payload, p.id = bytes.Repeat([]byte("long"), 1000), 77 })
-			if end == beyond && f == inIPv6 { // whose fragments do not fit the tunnel
-				continue
-			}
-			v := passed(b, p, b.fromUplink, want)
-			if v.dst != end || v.dport != 5353 {
-				t.Errorf("left as %v", v)
-			}
-			r := p.replied()
-			r.src, r.sport, r.dst, r.dport = v.dst, v.dport, v.src, v.sport
-			got := passed(b, r, func(p packet) result { return b.sentBack(end, end, p) }, map[bool]string{true: "stack", false: "forwarded"}[end == nodeIP])
-			if got.String() != ends(wire.UDP, nodeIP, 30053, world, 5000) {
-				t.Errorf("came back as %q", got)
-			}
-			lone := udp(world, 5000, nodeIP, 30053).with(func(p *packet) { p.fragment, p.id = 100, 78 })
-			b.fromUplink(lone).is("drop FRAG_NOT_FOUND") // which the stack gets, as it may be its own
+			t.Run(end, func(t *testing.T) {
+				b := newBed(t, f, withServices)
+				b.serve(vip, 53, wire.UDP, end+":5353").nodePort(30053, 0)
+				p := udp(world, 5000, nodeIP, 30053).with(func(p *packet) { p.payload, p.id = bytes.Repeat([]byte("long"), 1000), 77 })
+				if end == beyond && f == inIPv6 { // whose fragments do not fit the tunnel
+					return
+				}
+				v := passed(b, p, b.fromUplink, want)
+				if v.dst != end || v.dport != 5353 {
+					t.Errorf("left as %v", v)
+				}
+				r := p.replied()
+				r.src, r.sport, r.dst, r.dport = v.dst, v.dport, v.src, v.sport
+				got := passed(b, r, func(p packet) result { return b.sentBack(end, end, p) }, map[bool]string{true: "stack", false: "forwarded"}[end == nodeIP])
+				if got.String() != ends(wire.UDP, nodeIP, 30053, world, 5000) {
+					t.Errorf("came back as %q", got)
+				}
+				lone := udp(world, 5000, nodeIP, 30053).with(func(p *packet) { p.fragment, p.id = 100, 78 })
+				b.fromUplink(lone).is("drop FRAG_NOT_FOUND") // which the stack gets, as it may be its own
+			})
 		}
 	})
 }

@@ -300,27 +300,29 @@ func TestServicesOfOneBackend(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, end := range []string{podB, remote, world} {
 			for first := range 4 {
-				b := newBed(t, f, withServices)
-				to := []string{vip, vip2, vip3, end}
-				for _, v := range to[:3] {
-					b.serve(v, 80, wire.UDP, end+":80")
-				}
-				for round := range 2 { // a datagram straight to the backend, of no socket, is known only from the second time on
-					seen := make(map[uint16]string)
-					for i := range to {
-						p := udp(podA, 50000, to[(first+i)%4], 80)
-						r := b.fromPod(p).valid()
-						if v := r.view(); (seen[v.sport] != "" && round > 0) || v.dst != end {
-							t.Errorf("to %s: left as %v, beside %v", p.dst, v, seen)
-						} else {
-							seen[v.sport] = p.dst
+				t.Run(fmt.Sprintf("%s from %d", end, first), func(t *testing.T) {
+					b := newBed(t, f, withServices)
+					to := []string{vip, vip2, vip3, end}
+					for _, v := range to[:3] {
+						b.serve(v, 80, wire.UDP, end+":80")
+					}
+					for round := range 2 { // a datagram straight to the backend, of no socket, is known only from the second time on
+						seen := make(map[uint16]string)
+						for i := range to {
+							p := udp(podA, 50000, to[(first+i)%4], 80)
+							r := b.fromPod(p).valid()
+							if v := r.view(); (seen[v.sport] != "" && round > 0) || v.dst != end {
+								t.Errorf("to %s: left as %v, beside %v", p.dst, v, seen)
+							} else {
+								seen[v.sport] = p.dst
+							}
 						}
 					}
-				}
-				for i := range to {
-					p := udp(podA, 50000, to[i], 80)
-					b.back(b.fromPod(p), p).is("delivered").flow(ends(wire.UDP, to[i], 80, podA, 50000)).valid()
-				}
+					for i := range to {
+						p := udp(podA, 50000, to[i], 80)
+						b.back(b.fromPod(p), p).is("delivered").flow(ends(wire.UDP, to[i], 80, podA, 50000)).valid()
+					}
+				})
 			}
 		}
 	})
