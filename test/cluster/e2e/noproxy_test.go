@@ -62,7 +62,7 @@ func serveAlone(t *testing.T, s *standing) {
 	}
 }
 
-// rolled are pods that answer for as long as anybody may still send to them.
+// rolled are pods that say when they are about to end, and answer for as long as anybody may still send to them.
 const rolled = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: rolled}
@@ -78,9 +78,8 @@ spec:
         - name: netexec
           image: "%s"
           imagePullPolicy: Never
-          args: [netexec, --http-port=%d, --udp-port=%d]
-          readinessProbe: {httpGet: {path: /readyz, port: %[2]d}, periodSeconds: 1}
-          lifecycle: {preStop: {sleep: {seconds: 10}}}
+          args: [netexec, --http-port=%d, --udp-port=%d, --delay-shutdown=10]
+          readinessProbe: {httpGet: {path: /readyz, port: %[2]d}, periodSeconds: 1, failureThreshold: 1}
 `
 
 // All backends of a Service are exchanged while pods and processes of both nodes and the world ask it, and both agents are killed meanwhile.
