@@ -49,7 +49,7 @@ const defaultLockTimeout = 30 * time.Second
 type Options struct {
 	// Dir is the pin directory.
 	Dir bpffs.Dir
-	// StateDir holds the node's lock and the record of the qdiscs that we made.
+	// StateDir holds the node's lock, and the records of the qdiscs that we made and of what the programs were made of.
 	StateDir string
 	// Attach is how programs are attached; the zero value is attach.Auto.
 	Attach attach.Mode

@@ -55,13 +55,15 @@ func TestFailedLoadClosesItsFiles(t *testing.T) {
 func TestFailedReconfigurationClosesItsFiles(t *testing.T) {
 	n := newNode(t, isolated(t, attach.Auto))
 	dp := mustLoad(t, n.opts)
+	other := n.opts.NodeConfig
+	other.SnatPortLow++
 	// Where the last pod's link should be pinned stands something that can't be opened.
 	broken := n.opts.Dir.Link(string(attach.FromPod), 1<<30)
 	check(t, os.Mkdir(broken, 0o700))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	before := openFiles(t)
 	for range 2 {
-		if err := dp.Reconfigure(context.Background(), n.opts.NodeConfig); err == nil {
+		if err := dp.Reconfigure(context.Background(), other); err == nil {
 			t.Fatal("succeeded although an attachment can't be looked at")
 		}
 	}
@@ -69,7 +71,7 @@ func TestFailedReconfigurationClosesItsFiles(t *testing.T) {
 		t.Errorf("%d files are still open after two tries", left)
 	}
 	check(t, os.Remove(broken))
-	check(t, dp.Reconfigure(context.Background(), n.opts.NodeConfig))
+	check(t, dp.Reconfigure(context.Background(), other))
 	if left := openFiles(t) - before; left != 0 {
 		t.Errorf("%d files more are open after one that succeeded", left)
 	}

@@ -39,7 +39,8 @@ const (
 
 // Load loads the programs, attaches them to every interface that has a program of
 // ours, and pins them. It is used to start, to restart and to upgrade: pinned maps
-// are used as they are, or their content is moved to new ones. After an error the
+// are used as they are, or their content is moved to new ones, and so are pinned
+// programs, if they are the same. After an error the
 // old programs keep running with the old maps. If the process is killed at any
 // point, the next call goes on from there.
 func Load(ctx context.Context, opts Options) (*Datapath, error) {
@@ -89,6 +90,7 @@ type loader struct {
 	tables   *migrate.Tables
 	programs map[string]*ebpf.Program
 	ids      map[string]ebpf.ProgramID
+	reused   bool        // the programs were pinned already
 	pods     *bpffs.Lock // the node's lock, which excludes the plugin; nil: not held
 }
 
@@ -191,9 +193,13 @@ func (l *loader) openTables() (err error) {
 	return err
 }
 
-// loadPrograms loads the programs, which runs the verifier. What identifies them is read once: the kernel's answer has
-// a whole program in it.
+// loadPrograms loads the programs, which runs the verifier, unless they are pinned. What identifies them is read once: the
+// kernel's answer has a whole program in it.
 func (l *loader) loadPrograms() (err error) {
+	if l.reuse() {
+		l.opts.Log.Info("the programs of the last start are used on")
+		return nil
+	}
 	if l.programs, err = l.loadCollection(l.spec); err != nil {
 		return err
 	}
@@ -235,7 +241,5 @@ func (l *loader) close() {
 	if l.tables != nil {
 		l.tables.Close()
 	}
-	for _, p := range l.programs {
-		_ = p.Close()
-	}
+	closePrograms(l.programs)
 }

@@ -40,7 +40,7 @@ const nodeFlows = 300
 const second = uint64(time.Second)
 
 // newNode loads programs, stubs unless the options name others, attaches them and fills every map. What starts on it
-// next is the build that the options name, the real one without a name.
+// next is the build that the options name, the real one without a name, and is loaded also where it is the same.
 func newNode(t *testing.T, opts Options) node {
 	t.Helper()
 	n := node{opts: opts}
@@ -68,6 +68,7 @@ func newNode(t *testing.T, opts Options) node {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(10 + i), 0}), 24)
 		check(t, dp.Maps.Destinations.Put(destinations.KeyFrom(p), destinations.Value{Kind: destinations.PodCIDR, MTU: 1500}))
 	}
+	check(t, opts.forget())
 	n.setDrops(t, dp.Maps.Drops.Map, 5)
 	return n
 }

@@ -15,6 +15,22 @@ func (l *loader) publish() error {
 	if err := l.tables.Publish(func() error { return l.at(stepPublished) }); err != nil {
 		return err
 	}
+	if err := l.publishPrograms(); err != nil {
+		return err
+	}
+	if err := removeUnknown(l.opts.Dir, l.programs); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(migrate.Dir(l.opts.Dir)); err != nil {
+		return fmt.Errorf("remove pins of the upgrade: %w", err)
+	}
+	return nil
+}
+
+func (l *loader) publishPrograms() error {
+	if l.reused {
+		return nil
+	}
 	for name, p := range l.programs {
 		if err := p.Pin(migrate.Path(l.opts.Dir, name)); err != nil {
 			return fmt.Errorf("pin program %s: %w", name, err)
@@ -26,13 +42,7 @@ func (l *loader) publish() error {
 			return err
 		}
 	}
-	if err := removeUnknown(l.opts.Dir, l.programs); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(migrate.Dir(l.opts.Dir)); err != nil {
-		return fmt.Errorf("remove pins of the upgrade: %w", err)
-	}
-	return nil
+	return l.remember()
 }
 
 // removeUnknown deletes pins of programs that this build does not have.

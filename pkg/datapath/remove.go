@@ -55,5 +55,5 @@ func remove(opts Options) error {
 	if err := os.Remove(q.path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record of qdiscs: %w", err)
 	}
-	return nil
+	return opts.forget()
 }

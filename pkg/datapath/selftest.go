@@ -30,6 +30,9 @@ const testIfindex = 1
 // They are small, since for a moment they take memory beside the node's: what counts
 // is whole, and no test packet gets as far as to a flow, a fragment or a Service.
 func (l *loader) selfTest() error {
+	if l.reused {
+		return nil
+	}
 	spec := l.spec.Copy()
 	// Those on a cgroup can't be run, and the verifier has seen them already.
 	maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
