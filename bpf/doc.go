@@ -24,9 +24,10 @@
 //	     |                                                              |
 //	ec_from_pod                                                  ec_from_uplink
 //	     |                                                              |
-//	not IPv4: ARP for the gateway is answered                    not for this host: stack
+//	not IP: ARP for the gateway is answered                      not for this host: stack
 //	source not the pod's: drop                                   destination a pod? -----> into the pod
-//	destination                                                    (the world's flow is recorded)
+//	to a Service: from here on, to its backend                     (the world's flow is recorded)
+//	destination                                                  to a Service, or of its backend: translated, sent on
 //	 +- this node's pod -----> into the pod                      answers a masqueraded flow? -> into the pod
 //	 +- another node's pod --> that node, over the uplink        all else: stack
 //	 |                         or through the tunnel                    .

@@ -19,8 +19,8 @@ import (
 // record says what the pinned programs were made of. Where nothing of that has changed, a start goes on with them instead of
 // asking the verifier anew, which takes seconds on a busy node, and all of them the node is behind the cluster.
 //
-// Whatever a killed process leaves, the record speaks of pinned programs alone: IDs are unique from boot to boot, and no state
-// directory survives a boot.
+// Whatever a killed process leaves, no other program is taken for one of the record: the kernel gives no ID twice during a boot,
+// and no state directory outlives one.
 type record struct {
 	Source   string                    // a digest of the programs' instructions and constants, and of their maps
 	Maps     map[string]ebpf.MapID     // that have pins

@@ -3,7 +3,7 @@
 //
 // Which endpoints serve is a function of the objects and of this node's name and
 // zone (choice.go). Which numbers the maps give them, and what has to be written
-// where, is another (tables.go), which a restarted agent feeds with what stands
+// where, is another (state.go), which a restarted agent feeds with what stands
 // in the maps already. Neither touches the kernel or asks for the time.
 package service
 
