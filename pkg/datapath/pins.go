@@ -42,7 +42,8 @@ func (l *loader) publishPrograms() error {
 			return err
 		}
 	}
-	return l.remember()
+	l.remember()
+	return nil
 }
 
 // removeUnknown deletes pins of programs that this build does not have.

@@ -72,21 +72,24 @@ func openPinned(path string, id ebpf.ProgramID) (*ebpf.Program, error) {
 	return nil, errors.Join(err, fmt.Errorf("%s is not program %d", path, id), p.Close())
 }
 
-// remember writes the record of the programs that have just been published.
-func (l *loader) remember() error {
+// remember writes the record of the programs that have just been published. Without one, or with one that was cut off, the next
+// start loads them anew, which is no reason for this one to fail.
+func (l *loader) remember() {
 	now, err := l.describe()
+	if err == nil {
+		err = now.write(l.opts.recordPath())
+	}
+	if err != nil {
+		l.opts.Log.Warn("the next start will load all programs anew", "error", err)
+	}
+}
+
+func (r record) write(path string) error {
+	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(now)
-	if err != nil {
-		return fmt.Errorf("record programs: %w", err)
-	}
-	// What is cut off by a full disk or a crash is no record, and costs the next start a load.
-	if err := os.WriteFile(l.opts.recordPath(), text, 0o600); err != nil {
-		l.opts.Log.Warn("the next start will load all programs anew", "err", err)
-	}
-	return nil
+	return os.WriteFile(path, text, 0o600)
 }
 
 // describe is the record of the programs that are loaded, or are to be.
@@ -110,7 +113,7 @@ func source(spec *ebpf.CollectionSpec) string {
 		fmt.Fprintln(h, name, m.Type, m.KeySize, m.ValueSize, m.MaxEntries, m.Flags)
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Variables)) {
-		fmt.Fprintln(h, name, spec.Variables[name].Value)
+		fmt.Fprintf(h, "%s %x\n", name, spec.Variables[name].Value)
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
 		fmt.Fprintln(h, name)
