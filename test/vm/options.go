@@ -34,6 +34,7 @@ var selected = selection{
 	"pkg/datapath": tests("TestVerifier", "TestStackLeft.*", "TestProbe.*", "TestLoadOnAFreshNode", "TestUpgradeReplacesEveryAttachment",
 		"TestLoadChangesHowProgramsAreAttached", "TestGrownLayoutKeepsEveryEntry", "TestSweepEndsWhatIsIdle",
 		"TestRemoveLeavesNothingOfOurs", "TestUplinksComeAndGo", "TestLoadWithFewRights"),
+	"pkg/observe": tests("TestReadJSON", "TestReadOfChangingHash", "TestSurveyFinds.*", "TestSurveyOfHealthyNode", "TestSurveyOfProgramsToPods"),
 	"cni": tests("TestAddMakesAPodAndDelUnmakesIt", "TestHostReachesThePod", "TestOrderOfAdd", "TestClsact", "TestKilledAddLeavesNothing",
 		"TestKilledDelIsFinishedByTheNext", "TestGC", "TestReboot", "TestInTheHandsOfLibcni", "TestInTheHandsOfCnitool"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestWorldOpensFlowsToPods",
