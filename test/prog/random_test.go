@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	packets = flag.Int("packets", amount(100_000, 250_000), "random packets into each program")
+	packets = flag.Int("packets", amount(60_000, 250_000), "random packets into each program")
 	seed    = flag.Uint64("seed", 1, "of the random packets; 0: another one each time")
 )
 

@@ -149,6 +149,8 @@ func TestClsactIsProvenElsewhere(t *testing.T) {
 		"TestErrorsOfTheNodeAboutAnswers":              walks,
 		"TestShapesBesideNetfilter":                    walks,
 		"TestPodsAreNoRouters":                         walks,
+		"TestGatewayIsAnswered":                        "test/prog TestGatewaySolicited, on Linux 6.1",
+		"TestPodsOfANodeThatDoesNotAnswer":             "test/prog TestSilentNeighbours, on Linux 6.1",
 		"TestFollowedRouterStays":                      "pkg/agent's tests of accept_ra, which attaches nothing",
 		"TestForeignRoutesAreLittleWork":               "test/e2e TestLifeRepairs/clsact and pkg/agent TestWhichEventsCallForAPass",
 	}
