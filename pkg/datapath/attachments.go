@@ -75,17 +75,10 @@ func unpinDead(opts Options, p attach.Place) error {
 // read that, or else by its ID, which needs CAP_SYS_ADMIN. Without that capability
 // it returns nil for a program that is not pinned, as after a killed upgrade.
 func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Program, error) {
-	p, err := ebpf.LoadPinnedProgram(dir.Program(hook.Program()), nil)
-	if err == nil {
-		info, err := p.Info()
-		if err == nil {
-			if is, ok := info.ID(); ok && is == id {
-				return p, nil
-			}
-		}
-		_ = p.Close()
+	if p, err := openPinned(dir.Program(hook.Program()), id); err == nil {
+		return p, nil
 	}
-	p, err = ebpf.NewProgramFromID(id)
+	p, err := ebpf.NewProgramFromID(id)
 	if errors.Is(err, unix.EPERM) {
 		return nil, nil
 	}
@@ -93,6 +86,21 @@ func openProgram(dir bpffs.Dir, hook attach.Hook, id ebpf.ProgramID) (*ebpf.Prog
 		return nil, fmt.Errorf("open program %d that is attached as %s: %w", id, hook, err)
 	}
 	return p, nil
+}
+
+// openPinned opens a pinned program if it has that ID.
+func openPinned(path string, id ebpf.ProgramID) (*ebpf.Program, error) {
+	p, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	info, err := p.Info()
+	if err == nil {
+		if is, ok := info.ID(); ok && is == id {
+			return p, nil
+		}
+	}
+	return nil, errors.Join(err, fmt.Errorf("%s is not program %d", path, id), p.Close())
 }
 
 func closeAttachments(all []attachment) {

@@ -57,21 +57,6 @@ func (l *loader) reuse() bool {
 	return true
 }
 
-// openPinned opens a pinned program if it has that ID.
-func openPinned(path string, id ebpf.ProgramID) (*ebpf.Program, error) {
-	p, err := ebpf.LoadPinnedProgram(path, nil)
-	if err != nil {
-		return nil, err
-	}
-	info, err := p.Info()
-	if err == nil {
-		if is, ok := info.ID(); ok && is == id {
-			return p, nil
-		}
-	}
-	return nil, errors.Join(err, fmt.Errorf("%s is not program %d", path, id), p.Close())
-}
-
 // remember writes the record of the programs that have just been published. Without one, or with one that was cut off, the next
 // start loads them anew, which is no reason for this one to fail.
 func (l *loader) remember() {
