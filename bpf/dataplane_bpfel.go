@@ -28,6 +28,7 @@ const (
 	DataplaneMapDrops           = "drops"
 	DataplaneMapEndpoints       = "endpoints"
 	DataplaneMapFragments       = "fragments"
+	DataplaneMapHostports       = "hostports"
 	DataplaneMapPaths           = "paths"
 	DataplaneMapPorts           = "ports"
 	DataplaneMapRefusals        = "refusals"
@@ -139,6 +140,7 @@ type DataplaneMapSpecs struct {
 	Drops        *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints    *ebpf.MapSpec `ebpf:"endpoints"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
+	Hostports    *ebpf.MapSpec `ebpf:"hostports"`
 	Paths        *ebpf.MapSpec `ebpf:"paths"`
 	Ports        *ebpf.MapSpec `ebpf:"ports"`
 	Refusals     *ebpf.MapSpec `ebpf:"refusals"`
@@ -196,6 +198,7 @@ type DataplaneMaps struct {
 	Drops        *ebpf.Map `ebpf:"drops"`
 	Endpoints    *ebpf.Map `ebpf:"endpoints"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
+	Hostports    *ebpf.Map `ebpf:"hostports"`
 	Paths        *ebpf.Map `ebpf:"paths"`
 	Ports        *ebpf.Map `ebpf:"ports"`
 	Refusals     *ebpf.Map `ebpf:"refusals"`
@@ -228,6 +231,7 @@ func (m *DataplaneMaps) Close() error {
 		m.Drops,
 		m.Endpoints,
 		m.Fragments,
+		m.Hostports,
 		m.Paths,
 		m.Ports,
 		m.Refusals,

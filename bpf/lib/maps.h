@@ -16,6 +16,7 @@
 #include "maps/drops/drops.h"
 #include "maps/endpoints/endpoints.h"
 #include "maps/fragments/fragments.h"
+#include "maps/hostports/hostports.h"
 #include "maps/journal/journal.h"
 #include "maps/ports/ports.h"
 #include "maps/services/services.h"

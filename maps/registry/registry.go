@@ -14,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/journal"
 	"github.com/ebpf-cni/ebpf-cni/maps/ports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
@@ -37,6 +38,7 @@ func All() []typed.Definition {
 		services.SourceRanges,
 		backends.Definition,
 		backends.Slots,
+		hostports.Definition,
 		affinity.Definition,
 		affinity.Clients,
 		sockets.Definition,

@@ -31,6 +31,12 @@ enum service_flags {
 	SERVICE_NODE = 8,            /* of an address: the node's own, on which NodePorts answer */
 	SERVICE_EXTERNAL_LOCAL = 16, /* of a port: clients outside use the set Local (externalTrafficPolicy) */
 	SERVICE_RANGES = 32,         /* of a port: only sources in source_range may ask (loadBalancerSourceRanges) */
+	SERVICE_OWN = 64,            /* of an address: the node's own, on which host ports answer */
+};
+
+/* In place of a set's number: a host port, which has one backend (maps/hostports). */
+enum set_number {
+	SET_HOST_PORT = 65536, /* sets has no such index */
 };
 
 struct service {

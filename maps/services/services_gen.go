@@ -14,12 +14,18 @@ const (
 	Node          Flags = 8  // of an address: the node's own, on which NodePorts answer
 	ExternalLocal Flags = 16 // of a port: clients outside use the set Local (externalTrafficPolicy)
 	Ranges        Flags = 32 // of a port: only sources in source_range may ask (loadBalancerSourceRanges)
+	Own           Flags = 64 // of an address: the node's own, on which host ports answer
 )
 
 // String lists the bits that are set, such as "cluster_ip"; "-" when none is.
 func (v Flags) String() string {
-	return wire.Bits(uint32(v), "cluster_ip", "answers", "local", "node", "external_local", "ranges")
+	return wire.Bits(uint32(v), "cluster_ip", "answers", "local", "node", "external_local", "ranges", "own")
 }
+
+// The values of enum set_number.
+const (
+	HostPort = 65536 // sets has no such index
+)
 
 // The values of enum set_layout.
 const (

@@ -12,6 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/traffic"
@@ -29,6 +30,7 @@ type Maps struct {
 	Devices      *devices.Map
 	Drops        *drops.Map
 	Endpoints    *endpoints.Map
+	HostPorts    *hostports.Map
 	SetNames     *services.NamesMap
 	SourceRanges *services.RangesMap
 	Services     *services.Map
@@ -54,6 +56,7 @@ func wrapMaps(all map[string]*ebpf.Map) *Maps {
 	wrap(&m.Destinations, all, destinations.Name)
 	wrap(&m.Devices, all, devices.Name)
 	wrap(&m.Endpoints, all, endpoints.Name)
+	wrap(&m.HostPorts, all, hostports.Name)
 	wrap(&m.SetNames, all, services.NamesName)
 	wrap(&m.SourceRanges, all, services.RangesName)
 	wrap(&m.Services, all, services.Name)
