@@ -44,7 +44,7 @@ EC_CALL bool asked_by_service(const struct scratch *s)
 	if (bpf_map_lookup_elem(&services, &key))
 		return true;
 	from = path_destination(&t->src);
-	return from && from->kind == DESTINATION_NODE && open_is_node_port(t);
+	return from && from->kind == DESTINATION_NODE && open_has_node_port(t);
 }
 
 /*

@@ -11,6 +11,7 @@
 #include "bpf/lib/asked.h"
 #include "bpf/lib/backend.h"
 #include "bpf/lib/echo.h"
+#include "bpf/lib/hostport.h"
 #include "bpf/lib/open.h"
 #include "bpf/lib/service.h"
 #include "bpf/lib/takeover.h"
@@ -18,21 +19,27 @@
 #include "bpf/lib/way.h"
 
 /*
- * Copies the frontend that a packet without a flow goes to; false: there is none. An address
- * of the node has sockets of the host's too: a segment of no flow is theirs.
+ * Copies the frontend that a packet without a flow goes to; false: there is none. That of a
+ * host port has one backend, the target. An address of the node has sockets of the host's
+ * too: a segment of no flow is theirs. Where a NodePort is a pod's host port as well, the pod
+ * was first (pkg/endpoint).
  */
-EC_CALL bool frontend_find(const struct scratch *s, struct service *copy)
+EC_CALL bool frontend_find(struct __sk_buff *ctx, struct scratch *s, struct service *copy)
 {
 	const struct tuple *out = &s->pkt.tuple;
 	struct service_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
-	bool of_node = s->service.flags & SERVICE_NODE;
+	__u32 flags = s->service.flags;
 
-	if (of_node && !open_allowed(&s->pkt))
+	if ((flags & SERVICE_OWN) && !open_allowed(&s->pkt))
 		return false;
 	if (frontend_copy(&key, copy))
 		return true;
+	if (hostport_may_be(flags) && hostport_find(ctx, s)) {
+		*copy = (struct service){.set = SET_HOST_PORT};
+		return true;
+	}
 	key.address = addr_any_like(&out->dst);
-	return of_node && frontend_copy(&key, copy);
+	return (flags & SERVICE_NODE) && frontend_copy(&key, copy);
 }
 
 /* For later steps, SCTP has no ports. */
@@ -78,9 +85,9 @@ EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend,
 /* A flow that netfilter has translated until now keeps its backend, or stays netfilter's. */
 EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
 {
-	if (!nf_translates())
-		return VERDICT_GO_ON;
 	s->target.taken_over = false;
+	if (!nf_translates() || frontend->set == SET_HOST_PORT)
+		return VERDICT_GO_ON;
 	return takeover_flow(ctx, s, frontend);
 }
 
@@ -106,6 +113,10 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 
 	if (!open_allowed(&s->pkt))
 		return frontend_of_none(s);
+	if (number == SET_HOST_PORT) {
+		s->owner.flags = s->target.flags;
+		return VERDICT_GO_ON;
+	}
 	if (!set || !number)
 		return -DROP_NO_BACKEND;
 	seconds = set->affinity;
@@ -117,16 +128,21 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	return verdict;
 }
 
+/* Whether what no Service has is refused; known: it had one until now. The node answers for its own addresses. */
+EC_INLINE bool frontend_is_refused(const struct scratch *s, bool known)
+{
+	return (s->service.flags & SERVICE_CLUSTER_IP) || (known && !(s->service.flags & SERVICE_OWN));
+}
+
 /* A packet without a flow, to a frontend. known: it had one until now. */
 EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, bool known)
 {
 	struct service frontend;
 	enum verdict verdict;
 
-	if (!frontend_find(s, &frontend))
-		return known || (s->service.flags & SERVICE_CLUSTER_IP)
-			       ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
-			       : VERDICT_GO_ON;
+	if (!frontend_find(ctx, s, &frontend))
+		return frontend_is_refused(s, known) ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
+						     : VERDICT_GO_ON;
 	if (asked_answers_host(ctx, s))
 		return VERDICT_STACK;
 	verdict = asked_judge_source(ctx, s);
@@ -205,13 +221,13 @@ EC_INLINE enum verdict frontend_unknown(struct __sk_buff *ctx, struct scratch *s
 /*
  * Whether a Service takes, or refuses, what a masqueraded flow to its address begins with. Other ports are the world's.
  */
-EC_INLINE bool frontend_claims(const struct scratch *s)
+EC_INLINE bool frontend_claims(struct __sk_buff *ctx, struct scratch *s)
 {
 	struct service frontend;
 
 	if (!s->service.flags || !open_allowed(&s->pkt))
 		return false;
-	return (s->service.flags & SERVICE_CLUSTER_IP) || frontend_find(s, &frontend);
+	return (s->service.flags & SERVICE_CLUSTER_IP) || frontend_find(ctx, s, &frontend);
 }
 
 /*
@@ -220,7 +236,7 @@ EC_INLINE bool frontend_claims(const struct scratch *s)
  */
 EC_INLINE struct snat_entry *frontend_entry(const struct scratch *s)
 {
-	if ((s->service.flags & SERVICE_NODE) && !(s->service.device & DEVICE_CLIENT))
+	if ((s->service.flags & SERVICE_OWN) && !(s->service.device & DEVICE_CLIENT))
 		return NULL;
 	return bpf_map_lookup_elem(&snat, &s->pkt.tuple);
 }
@@ -239,7 +255,7 @@ EC_INLINE enum verdict frontend_of_flow(struct __sk_buff *ctx, struct scratch *s
 	known = flow;
 	if (flow && !nat_is_service(flow)) {
 		/* A masqueraded flow that is older than the Service ends with its connection. */
-		if (!frontend_claims(s))
+		if (!frontend_claims(ctx, s))
 			return VERDICT_GO_ON;
 		nat_end(&s->pkt.tuple, flow);
 		known = false;
@@ -266,7 +282,7 @@ EC_INLINE enum verdict frontend_without_ports(struct __sk_buff *ctx, struct scra
 	if (s->service.flags & (SERVICE_ANSWERS | SERVICE_CLUSTER_IP))
 		verdict = asked_judge_source(ctx, s);
 	/* The node answers for its own addresses. */
-	if (!verdict && (s->service.flags & (SERVICE_ANSWERS | SERVICE_NODE)) == SERVICE_ANSWERS)
+	if (!verdict && (s->service.flags & (SERVICE_ANSWERS | SERVICE_OWN)) == SERVICE_ANSWERS)
 		verdict = echo_answer(ctx, s);
 	if (verdict)
 		return verdict;
@@ -298,7 +314,7 @@ EC_GLOBAL enum verdict frontend_leave(struct __sk_buff *ctx)
 	verdict = service_ports(ctx, &s->pkt, frontend_holder(s));
 	/* The node's own addresses get what is no Service's, too. */
 	if (verdict)
-		return s->service.flags && !(s->service.flags & SERVICE_NODE) ? verdict : VERDICT_GO_ON;
+		return s->service.flags && !(s->service.flags & SERVICE_OWN) ? verdict : VERDICT_GO_ON;
 	if (!service_has_ports(&s->pkt))
 		return frontend_without_ports(ctx, s);
 	verdict = frontend_of_flow(ctx, s);

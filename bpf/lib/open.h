@@ -4,6 +4,7 @@
 #define EC_LIB_OPEN_H
 
 #include "bpf/lib/count.h"
+#include "bpf/lib/hostport.h"
 #include "bpf/lib/nat.h"
 #include "bpf/lib/nf.h"
 #include "bpf/lib/quota.h"
@@ -40,7 +41,7 @@ EC_INLINE bool open_masquerades(const struct scratch *s)
 	return !nat_to_service(&s->owner) || s->target.masqueraded;
 }
 
-/* Whether a Service answers on a port of every address of the node. */
+/* Whether a Service answers on the port of every address of the node. */
 EC_CALL bool open_has_node_port(const struct tuple *reverse_key)
 {
 	struct service_key key = {
@@ -52,18 +53,18 @@ EC_CALL bool open_has_node_port(const struct tuple *reverse_key)
 	return bpf_map_lookup_elem(&services, &key);
 }
 
-/* Whether the port is a Service's: then no flow may take it. */
-EC_INLINE bool open_is_node_port(const struct tuple *reverse_key)
+/* Whether the port of this node is a NodePort or a host port: then no flow may take it. */
+EC_INLINE bool open_is_claimed(const struct tuple *reverse_key)
 {
-	return cfg.services && open_has_node_port(reverse_key);
+	return cfg.services && (open_has_node_port(reverse_key) || hostport_is_source(reverse_key));
 }
 
-/* Whether the packet's source is a Service's, on all addresses of the node or that one. */
+/* Whether the packet's source is a Service's, on all addresses of the node or that one, or a host port. */
 EC_CALL bool open_is_from_service(const struct tuple *t)
 {
 	struct service_key key = {.address = t->src, .port = t->sport, .proto = t->proto};
 
-	return bpf_map_lookup_elem(&services, &key) || open_has_node_port(t);
+	return bpf_map_lookup_elem(&services, &key) || open_has_node_port(t) || hostport_is_source(t);
 }
 
 /* Whether the flow to open is a socket's of the host that keeps its port, although a Service answers there. */
@@ -94,7 +95,7 @@ EC_INLINE bool open_port_is_others(struct __sk_buff *ctx, struct scratch *s, con
 	if (!open_masquerades(s))
 		return bpf_map_lookup_elem(&snat, reverse_key) || open_is_recorded(s, reverse_key) ||
 		       socket_is_connected(ctx, s, reverse_key);
-	return open_is_node_port(reverse_key) || socket_has_port(ctx, s, reverse_key);
+	return open_is_claimed(reverse_key) || socket_has_port(ctx, s, reverse_key);
 }
 
 /* Fills in a half of a new pair in the scratch record: it leads to the other half's key. */

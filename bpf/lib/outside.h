@@ -214,7 +214,7 @@ EC_CALL bool outside_keeps(const struct __sk_buff *ctx, const struct addr *addre
 	/* It is there, whoever claims it. */
 	if (to && (to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_NODE))
 		return false;
-	if (flags && !(flags & SERVICE_NODE) && outside_passes(ctx))
+	if (flags && !(flags & SERVICE_OWN) && outside_passes(ctx))
 		return true;
 	return to && to->kind == DESTINATION_SERVICE;
 }

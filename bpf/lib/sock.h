@@ -13,6 +13,7 @@
 #include "bpf/lib/affinity.h"
 #include "bpf/lib/backend.h"
 #include "bpf/lib/frontend.h"
+#include "bpf/lib/hostport.h"
 
 /* What a program on a cgroup returns. */
 enum sock_result {
@@ -102,11 +103,60 @@ EC_CALL bool sock_may_answer(const struct sock_peer *peer, __u32 flags)
 	       (to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_LOCAL || to->kind == DESTINATION_NODE);
 }
 
-/* Finds the frontend that a process asks for, if it asks for a Service. */
-EC_CALL enum sock_course sock_frontend(const struct sock_peer *peer, struct service *frontend)
+/* Whether a socket of the node's is bound to the very address that a process asks for (socket_is_bound). */
+EC_CALL bool sock_is_bound(struct bpf_sock_addr *ctx, const struct sock_peer *peer)
+{
+	const __u32 *w = (const __u32 *)peer->address.bytes;
+	enum family family = addr_is_v4(&peer->address) ? FAMILY_IPV4 : FAMILY_IPV6;
+	union lookup lookup = {};
+	__u32 len = sizeof(lookup.v6);
+	struct bpf_sock *sk;
+	bool bound;
+
+	if (family == FAMILY_IPV4) {
+		lookup.v4.dst = w[3];
+		lookup.v4.dport = peer->port;
+		len = sizeof(lookup.v4);
+	} else {
+		lookup.v6.dst = peer->address;
+		lookup.v6.dport = peer->port;
+	}
+	if (peer->proto == IPPROTO_TCP)
+		sk = bpf_sk_lookup_tcp(ctx, (void *)&lookup, len, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(ctx, (void *)&lookup, len, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bound = socket_has_address(sk, family);
+	bpf_sk_release(sk);
+	return bound;
+}
+
+/*
+ * Finds the host port that a process asks for, and makes its pod the target. Of loopback, ports of all addresses have
+ * the usual address alone: others, like that of a resolver, are for who is bound to them.
+ */
+EC_CALL bool sock_host_port(struct bpf_sock_addr *ctx, const struct sock_peer *peer, struct target *t)
+{
+	const struct addr any = addr_any_like(&peer->address);
+	struct host_port_key key = {.address = peer->address, .port = peer->port, .proto = peer->proto};
+	const __u8 *v4 = &peer->address.bytes[12];
+
+	if (!addr_equal(&key.address, &any) && hostport_take(t, &key))
+		return true;
+	if (addr_is_v4(&peer->address) && v4[0] == 127 && (v4[1] | v4[2] | (v4[3] ^ 1)))
+		return false;
+	key.address = any;
+	return hostport_take(t, &key) && !sock_is_bound(ctx, peer);
+}
+
+/* Finds the frontend that a process asks for, if it asks for a Service or a host port; the latter's pod is the target.
+ */
+EC_CALL enum sock_course sock_frontend(struct bpf_sock_addr *ctx, const struct sock_peer *peer,
+				       struct service *frontend, struct target *t)
 {
 	struct service_key key = {.address = peer->address, .port = peer->port, .proto = peer->proto};
-	__u32 flags = SERVICE_NODE;
+	__u32 flags = SERVICE_OWN;
 
 	if (!sock_is_loopback(&peer->address)) {
 		flags = frontend_flags(&peer->address);
@@ -114,8 +164,12 @@ EC_CALL enum sock_course sock_frontend(const struct sock_peer *peer, struct serv
 			return SOCK_STRAIGHT;
 		if (frontend_copy(&key, frontend))
 			return SOCK_TO_SERVICE;
-	} else if (!(cfg.loopback & 1U << (addr_is_v4(&peer->address) ? FAMILY_IPV4 : FAMILY_IPV6))) {
-		return SOCK_STRAIGHT;
+	} else if (cfg.loopback & 1U << (addr_is_v4(&peer->address) ? FAMILY_IPV4 : FAMILY_IPV6)) {
+		flags |= SERVICE_NODE;
+	}
+	if (hostport_may_be(flags) && sock_host_port(ctx, peer, t)) {
+		*frontend = (struct service){.set = SET_HOST_PORT};
+		return SOCK_TO_SERVICE;
 	}
 	key.address = addr_any_like(&peer->address);
 	if ((flags & SERVICE_NODE) && frontend_copy(&key, frontend))
@@ -135,7 +189,7 @@ EC_CALL bool sock_in_range(const struct addr *address, __u32 set)
 	return bpf_map_lookup_elem(&source_range, &key);
 }
 
-/* Chooses a backend for the node. */
+/* Chooses a backend for the node. That of a host port is the target already. */
 EC_CALL enum verdict sock_choose(struct target *t, const struct service *frontend)
 {
 	__u32 number = frontend->set, kept = 0;
@@ -144,6 +198,8 @@ EC_CALL enum verdict sock_choose(struct target *t, const struct service *fronten
 	const struct addr node = {};
 	enum verdict verdict = VERDICT_GO_ON;
 
+	if (number == SET_HOST_PORT)
+		return VERDICT_GO_ON;
 	if (!set || !number)
 		return -DROP_NO_BACKEND;
 	if (set->affinity)
@@ -185,6 +241,8 @@ EC_CALL bool sock_goes_on(const struct socket_entry *e, __u32 set, struct target
 
 	if (!e || e->set != set)
 		return false;
+	if (set == SET_HOST_PORT)
+		return e->generation == t->generation && e->backend_port == t->port;
 	b = backend_get(e->backend);
 	return b && backend_is(b, set, e->generation, BACKEND_GOES_ON) &&
 	       backend_take(t, e->backend, set, BACKEND_GOES_ON);
@@ -220,13 +278,13 @@ EC_CALL void sock_forget(__u64 cookie)
 	}
 }
 
-/* A process connects, or sends a datagram. If that goes to a Service, its backend is the target. */
-EC_CALL enum sock_course sock_turn(const struct sock_peer *peer, struct target *t)
+/* A process connects, or sends a datagram. If that goes to a Service or a host port, its backend is the target. */
+EC_CALL enum sock_course sock_turn(struct bpf_sock_addr *ctx, const struct sock_peer *peer, struct target *t)
 {
 	const struct socket_entry *e = NULL;
 	struct socket_key key = {.cookie = peer->cookie};
 	struct service frontend;
-	enum sock_course course = sock_frontend(peer, &frontend);
+	enum sock_course course = sock_frontend(ctx, peer, &frontend, t);
 	int refusal;
 
 	/* Resolvers connect datagram sockets to an address only to learn which of their own they would have. */
@@ -273,7 +331,7 @@ EC_INLINE enum sock_result sock_send(struct bpf_sock_addr *ctx, enum family fami
 	if (!sock_is_ours(ctx))
 		return SOCK_PASSED;
 	sock_read(ctx, family, &peer);
-	course = sock_turn(&peer, &t);
+	course = sock_turn(ctx, &peer, &t);
 	if (course < 0)
 		return sock_refuse(-course);
 	if (course == SOCK_TO_SERVICE)

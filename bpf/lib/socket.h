@@ -53,6 +53,33 @@ EC_CALL bool socket_connected_udp(struct __sk_buff *ctx, struct scratch *s, __u3
 	return state == BPF_TCP_ESTABLISHED;
 }
 
+/* Whether a socket has an address of its own, and not all of its family. */
+EC_INLINE bool socket_has_address(const struct bpf_sock *sk, enum family family)
+{
+	if (family == FAMILY_IPV4)
+		return sk->src_ip4;
+	return sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3];
+}
+
+/* Whether a socket of the node's is bound to the very address that the packet with this tuple goes to. */
+EC_CALL bool socket_is_bound(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t)
+{
+	__u32 len = ip_set_lookup(s, t, false);
+	enum family family = s->pkt.family;
+	struct bpf_sock *sk = NULL;
+	bool bound;
+
+	if (t->proto == IPPROTO_TCP)
+		sk = bpf_sk_lookup_tcp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
+	else if (t->proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(ctx, (void *)&s->lookup, len, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	bound = socket_has_address(sk, family);
+	bpf_sk_release(sk);
+	return bound;
+}
+
 /* Whether a socket of the node's is connected to who has sent the packet with this tuple. */
 EC_INLINE bool socket_expects(struct __sk_buff *ctx, struct scratch *s, const struct tuple *t)
 {

@@ -4,6 +4,7 @@
 #define EC_LIB_TURN_H
 
 #include "bpf/lib/backend.h"
+#include "bpf/lib/hostport.h"
 #include "bpf/lib/nat.h"
 
 /* What becomes of a packet whose flow is known. */
@@ -13,12 +14,23 @@ enum turn {
 	TURN_GONE, /* its backend is gone, and TCP has to be told */
 };
 
-/* Whether a TCP flow's backend is known to be gone, and not only not to serve. */
+/* Whether the backend of a flow serves or, where there is nothing to begin, answers. */
+EC_INLINE bool turn_serves(const struct snat_entry *flow, const struct backend *b, __u8 proto)
+{
+	if (flow->flags & FLOW_DEAD)
+		return false;
+	if (flow->set == SET_HOST_PORT)
+		return hostport_serves(flow);
+	return b &&
+	       backend_is(b, flow->set, flow->generation, proto == IPPROTO_UDP ? BACKEND_GOES_ON : BACKEND_SERVING);
+}
+
+/* Whether a TCP flow's backend, which does not serve, is known to be gone. A host port's is. */
 EC_CALL bool turn_backend_gone(const struct snat_entry *flow, const struct backend *b)
 {
 	struct destination *to;
 
-	if (flow->flags & FLOW_DEAD)
+	if ((flow->flags & FLOW_DEAD) || flow->set == SET_HOST_PORT)
 		return true;
 	if (!(flow->flags & FLOW_ON_NODE) || (b && b->generation == flow->generation))
 		return false;
@@ -52,13 +64,12 @@ EC_INLINE enum turn turn_judge(struct scratch *s, const struct snat_entry *flow)
 {
 	__u8 proto = s->pkt.tuple.proto;
 	const struct backend *b;
-	bool serves; /* or, where there is nothing to begin, answers */
+	bool serves;
 
 	if (!flow->set)
 		return TURN_GOES_ON;
 	b = backend_get(flow->backend);
-	serves = b && !(flow->flags & FLOW_DEAD) &&
-		 backend_is(b, flow->set, flow->generation, proto == IPPROTO_UDP ? BACKEND_GOES_ON : BACKEND_SERVING);
+	serves = turn_serves(flow, b, proto);
 	if (proto == IPPROTO_TCP && tcp_is_opening(&s->pkt) && turn_syn_anew(s, flow, serves))
 		return TURN_ANEW;
 	if (serves)

@@ -31,7 +31,7 @@ enum service_flags {
 	SERVICE_NODE = 8,            /* of an address: the node's own, on which NodePorts answer */
 	SERVICE_EXTERNAL_LOCAL = 16, /* of a port: clients outside use the set Local (externalTrafficPolicy) */
 	SERVICE_RANGES = 32,         /* of a port: only sources in source_range may ask (loadBalancerSourceRanges) */
-	SERVICE_OWN = 64,            /* of an address: the node's own, on which host ports answer */
+	SERVICE_OWN = 64, /* of an address: the node's own, on which host ports answer; NODE is never without */
 };
 
 /* In place of a set's number: a host port, which has one backend (maps/hostports). */

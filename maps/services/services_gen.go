@@ -14,7 +14,7 @@ const (
 	Node          Flags = 8  // of an address: the node's own, on which NodePorts answer
 	ExternalLocal Flags = 16 // of a port: clients outside use the set Local (externalTrafficPolicy)
 	Ranges        Flags = 32 // of a port: only sources in source_range may ask (loadBalancerSourceRanges)
-	Own           Flags = 64 // of an address: the node's own, on which host ports answer
+	Own           Flags = 64 // of an address: the node's own, on which host ports answer; NODE is never without
 )
 
 // String lists the bits that are set, such as "cluster_ip"; "-" when none is.

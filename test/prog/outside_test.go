@@ -125,7 +125,7 @@ func TestExternalIPOfTheNode(t *testing.T) {
 		b.fromUplink(tcp(world, 5001, nodeIP, 30080, syn)).is("delivered").flow(ends(wire.TCP, world, 5001, podC, 8081))
 		b.fromUplink(tcp(world, 5000, nodeOtherIP, 30080, syn)).is("delivered").flow(ends(wire.TCP, world, 5000, podB, 8080))
 		b.leftToStack("another port", b.fromUplink(tcp(world, 5000, nodeIP, 22, syn)))
-		must(t, b.services.Put(services.Key{Address: b.addr(nodeIP)}, services.Value{Flags: services.Node | services.Answers}))
+		must(t, b.services.Put(services.Key{Address: b.addr(nodeIP)}, services.Value{Flags: services.Node | services.Own | services.Answers}))
 		b.leftToStack("a ping", b.fromUplink(ping(world, 7, nodeIP)))
 		b.leftToStack("a pod's ping", b.fromPod(ping(podA, 7, nodeIP)))
 	})

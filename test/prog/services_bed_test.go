@@ -10,6 +10,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -35,6 +36,8 @@ type serviceMaps struct {
 	affinity *affinity.Map
 	clients  *typed.Map[affinity.ClientKey, affinity.Client]
 	ranges   *typed.Map[services.RangeKey, services.Range]
+
+	hostPorts *hostports.Map
 }
 
 func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
@@ -46,6 +49,8 @@ func serviceMapsOf(m map[string]*ebpf.Map) serviceMaps {
 		affinity: typed.New[affinity.Key, affinity.Value](m[affinity.Name], affinity.Name),
 		clients:  typed.New[affinity.ClientKey, affinity.Client](m[affinity.ClientsName], affinity.ClientsName),
 		ranges:   typed.New[services.RangeKey, services.Range](m[services.RangesName], services.RangesName),
+
+		hostPorts: typed.New[hostports.Key, hostports.Value](m[hostports.Name], hostports.Name),
 	}
 }
 
@@ -63,7 +68,7 @@ func (b *bed) fillServices() {
 	must(b, b.devices.Put(devices.Key{}, devices.Value{}))
 	for _, own := range []string{nodeIP, nodeOtherIP} {
 		for _, a := range both(own) {
-			must(b, b.services.Put(services.Key{Address: a}, services.Value{Flags: services.Node}))
+			must(b, b.services.Put(services.Key{Address: a}, services.Value{Flags: services.Node | services.Own}))
 		}
 	}
 }
@@ -120,6 +125,18 @@ func (s *served) loadBalancer(address string, port uint16, flags services.Flags)
 	s.b.Helper()
 	must(s.b, s.b.services.Put(services.Key{Address: s.b.addr(address)}, services.Value{Flags: services.Answers}))
 	return s.also(address, port, flags)
+}
+
+// hostPort gives a pod a port of an address of the node's, or of all of them, as the plugin does.
+func (b *bed) hostPort(address string, port uint16, proto wire.Protocol, pod string) {
+	b.Helper()
+	must(b, b.hostPorts.Put(b.hostPortKey(address, port, proto), hostports.Value{
+		PodAddress: b.addr(pod), PodPort: wire.PortFrom(8080), Ifindex: uint32(b.pods[pod].index),
+	}))
+}
+
+func (b *bed) hostPortKey(address string, port uint16, proto wire.Protocol) hostports.Key {
+	return hostports.KeyFrom(b.ip(address), port, b.family.proto(proto))
 }
 
 // swap gives the port other backends, in a new block: what is not among them any more serves no more.

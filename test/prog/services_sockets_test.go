@@ -77,11 +77,12 @@ func TestNodePortBesideSockets(t *testing.T) {
 	})
 }
 
-func (b *bed) openUDP(src string, sport int) {
+func (b *bed) openUDP(src string, sport int) net.PacketConn {
 	b.Helper()
 	c, err := net.ListenPacket(b.network("udp"), b.end(src, sport))
 	must(b, err)
 	b.Cleanup(func() { c.Close() })
+	return c
 }
 
 func (b *bed) dialUDPFrom(src string, sport int, dst string, dport int) {
