@@ -129,7 +129,7 @@ func (c *endpointController) work(s *state, e endpoint.Endpoint) *endpoint.Work 
 	w := &endpoint.Work{
 		Node: &endpoint.Node{
 			Releaser: c.cfg.releaser(), Host: c.host, Sysctl: device.Sysctl{Dir: c.cfg.ProcSys}, Programs: c.dp,
-			Tables: endpoint.Tables{Endpoints: m.Endpoints, Devices: m.Devices, Destinations: m.Destinations},
+			Tables: endpoint.Tables{Endpoints: m.Endpoints, Devices: m.Devices, Destinations: m.Destinations, HostPorts: m.HostPorts},
 			Config: s.plan.Config, Sources: s.plan.Sources,
 		},
 		Endpoint: e, Planned: s.plan.Destinations, Held: map[netip.Addr]error{}, Link: s.view.links[e.HostIndex],

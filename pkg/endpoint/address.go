@@ -42,7 +42,10 @@ func (w *Work) takeAddresses() error {
 	if err := w.CheckFree(); err != nil {
 		return err
 	}
-	return w.OnAddresses()
+	if err := w.OnAddresses(); err != nil {
+		return err
+	}
+	return w.freeHostPorts()
 }
 
 func (w *Work) allocate() error {

@@ -49,8 +49,10 @@ func (w *Work) claim(a netip.Addr) error {
 	return w.Endpoints.Put(entryKey(a), w.Entry())
 }
 
+// forgetEntries removes host ports first, so that none leads to an address that is nobody's.
 func (w *Work) forgetEntries() error {
-	return forAll(w.Addresses, func(a netip.Addr) error { return w.forgetAddress(a, w.indexes) })
+	ports := w.deleteHostPorts()
+	return errors.Join(ports, forAll(w.Addresses, func(a netip.Addr) error { return w.forgetAddress(a, w.indexes) }))
 }
 
 // forgetAddress removes the address's entries from both maps, unless they lead to a link other than these: the address

@@ -159,7 +159,7 @@ func (w *Work) attachProgramToPod() error {
 // takes no grace period.
 func (w *Work) detach() error {
 	if len(w.indexes) == 0 { // the link's index is not known
-		return w.removeDead()
+		return w.removeDead(w.ctx)
 	}
 	return forAll(w.indexes, func(index int) error {
 		return forAll(attach.PodHooks(), func(hook attach.Hook) error { return attach.Attacher{Dir: w.Pins}.Detach(index, hook) })

@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
@@ -49,6 +50,8 @@ type Tables struct {
 	Endpoints    *endpoints.Map
 	Devices      *devices.Map
 	Destinations *destinations.Map
+	// HostPorts is not pinned by agents of earlier versions.
+	HostPorts *hostports.Map
 }
 
 // Open opens the host's network; Ready opens the rest.
@@ -77,6 +80,11 @@ func (n *Node) Ready(mode attach.Mode) error {
 	if err == nil {
 		err = n.openPrograms(mode)
 	}
+	return noDataplane(err)
+}
+
+// noDataplane is ErrNoDataplane for a pin that is not there.
+func noDataplane(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %w", ErrNoDataplane, err)
 	}
@@ -137,12 +145,13 @@ func (p pinned) Attached(ifindex int, hook attach.Hook) (bool, error) {
 	return s.Mode != "", err
 }
 
-// openTables opens the maps: all of them, or those that are pinned.
+// openTables opens the maps: all that every endpoint needs, or those that are pinned.
 func (n *Node) openTables(all bool) error {
 	return errors.Join(
 		openMap(n, &n.Endpoints, endpoints.Open, n.Pins.Map(endpoints.Name), all),
 		openMap(n, &n.Devices, devices.Open, n.Pins.Map(devices.Name), all),
 		openMap(n, &n.Destinations, destinations.Open, n.Pins.Map(destinations.Name), all),
+		openMap(n, &n.Tables.HostPorts, hostports.Open, n.Pins.Map(hostports.Name), false),
 	)
 }
 

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,7 +26,7 @@ func (r Releaser) RemoveOrphans(keep map[ID]bool) error {
 	}
 	defer n.Close()
 	if err = n.openTables(false); err == nil {
-		err = errors.Join(n.removeTemporary(), n.removeOrphanLinks(keep), n.removeDead())
+		err = errors.Join(n.removeTemporary(), n.removeOrphanLinks(keep), n.removeDead(context.Background()))
 	}
 	if err != nil {
 		return fmt.Errorf("remove orphans: %w", err)
@@ -101,9 +102,9 @@ func (r Releaser) knownNames(keep map[ID]bool) (map[string]bool, error) {
 	return known, nil
 }
 
-// removeDead removes the pins and devices entries of links that are gone. It may run at the same time as an ADD, since it
+// removeDead removes the pins, devices entries and host ports of links that are gone. It may run at the same time as an ADD, since it
 // lists them before the links, and an ADD creates its link first.
-func (n *Node) removeDead() error {
+func (n *Node) removeDead(ctx context.Context) error {
 	pinned, err := attach.PinnedLinks(n.Pins)
 	if err != nil {
 		return err
@@ -117,11 +118,19 @@ func (n *Node) removeDead() error {
 			listed = append(listed, int(e.Key.Ifindex))
 		}
 	}
+	ports, err := n.hostPortsOf(func(int) bool { return true })
+	if err != nil {
+		return err
+	}
 	links, err := n.links()
 	if err != nil {
 		return err
 	}
-	var errs []error
+	ports = slices.DeleteFunc(ports, func(e hostPortEntry) bool {
+		_, there := links[int(e.Value.Ifindex)]
+		return there
+	})
+	errs := []error{n.forgetHostPorts(ctx, ports)}
 	for _, index := range listed {
 		if _, there := links[index]; !there {
 			errs = append(errs, n.forgetDevice(index))

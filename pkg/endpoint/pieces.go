@@ -49,7 +49,8 @@ func pieces() []piece {
 		{name: "link state", onHost: true, present: (*Work).haveUp, make: (*Work).setUp, remove: (*Work).deleteLink},
 		{name: "neighbour", onHost: true, present: (*Work).haveNeighbours, make: (*Work).writeNeighbours},
 		{name: "route", onHost: true, present: (*Work).haveRoutes, make: (*Work).writeRoutes, remove: (*Work).deleteRoutes},
-		{name: "state file", present: (*Work).haveState, make: (*Work).writeState}, // removed last
+		{name: "state file", present: (*Work).haveState, make: (*Work).writeState},                            // removed last
+		{name: "host port entry", onHost: true, present: (*Work).haveHostPorts, make: (*Work).writeHostPorts}, // removed with the endpoint entry
 		{name: "destination entry", onHost: true, present: (*Work).haveDestinations, make: (*Work).writeDestinations},
 		{name: "endpoint entry", onHost: true, vital: true, present: (*Work).haveEntries, make: (*Work).writeEntries, remove: (*Work).forgetEntries},
 	}
@@ -79,7 +80,7 @@ type Work struct {
 
 	// Pool is what ADD allocates addresses from; nil: another ipam plugin has allocated Addresses.
 	Pool *ipam.Config
-	// OnAddresses is called when ADD has its addresses, to set Routes and Result.
+	// OnAddresses is called when ADD has its addresses, to set HostPorts, Routes and Result.
 	OnAddresses func() error
 	// WasUp is set by ADD when a packet of the pod may have left.
 	WasUp bool

@@ -90,6 +90,10 @@ type Endpoint struct {
 	MTU        int      `json:"mtu"`
 	// Addresses of the pod, at most one of each family.
 	Addresses []netip.Addr `json:"addresses"`
+	// HostPorts are the node's ports that lead to the pod.
+	HostPorts []HostPort `json:"host_ports,omitempty"`
+	// Portmap says that the portmap plugin was chained when ADD ran, and may have made rules for the pod.
+	Portmap bool `json:"portmap,omitempty"`
 	// IPAM is the ipam type; only host-local's addresses are in our store.
 	IPAM string `json:"ipam"`
 	// IPAMConf is the network configuration that another ipam plugin was called with, and has to be called with to free
@@ -255,6 +259,11 @@ func decode(content []byte) (Endpoint, error) {
 	for _, a := range e.Addresses {
 		if !a.IsValid() || a.Zone() != "" {
 			return Endpoint{}, fmt.Errorf("address %q is not an address", a)
+		}
+	}
+	for _, h := range e.HostPorts {
+		if err := h.validate(); err != nil {
+			return Endpoint{}, err
 		}
 	}
 	e.Pod, e.PodUID, _ = CheckPod(e.Pod, e.PodUID) // an earlier version wrote whatever it was given

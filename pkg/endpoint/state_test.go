@@ -26,8 +26,9 @@ func example() Endpoint {
 	return Endpoint{
 		ID: id, Network: "net1", NetNS: "/run/netns/x", NetNSInode: 4026532000, HostName: id.HostLinkName(), HostIndex: 42,
 		HostMAC: wire.MAC{2, 0, 0, 0, 0, 1}, Pod: "shop/web", PodUID: "6ba7", PodMAC: wire.MAC{2, 0, 0, 0, 0, 2}, MTU: 1400,
-		Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd00::2")}, IPAM: HostLocal,
-		Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Result: json.RawMessage(`{"cniVersion":"1.1.0"}`),
+		Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd00::2")}, IPAM: HostLocal, Portmap: true,
+		HostPorts: []HostPort{{netip.IPv4Unspecified(), 8080, "tcp", 80}, {netip.MustParseAddr("2001:db8::1"), 53, "udp", 5353}},
+		Created:   time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Result: json.RawMessage(`{"cniVersion":"1.1.0"}`),
 	}
 }
 
@@ -252,6 +253,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(good)
 	f.Add([]byte(`{"container_id":"a","ifname":"eth0","addresses":["fe80::1%x"]}`))
 	f.Add([]byte(`{"container_id":"../a","ifname":"eth0"}`))
+	f.Add([]byte(`{"container_id":"a","ifname":"eth0","host_ports":[{"address":"::","port":1,"protocol":"sctp","pod_port":1}]}`))
 	f.Add([]byte(`{"container_id":"a","ifname":"eth0","result":{"a":[1]},"created":"x"}`))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -269,6 +271,9 @@ func FuzzDecode(f *testing.F) {
 		e.Result, again.Result = nil, nil // spaced anew
 		if len(e.Addresses) == 0 {
 			e.Addresses, again.Addresses = nil, nil // null and [] mean the same
+		}
+		if len(e.HostPorts) == 0 {
+			e.HostPorts, again.HostPorts = nil, nil
 		}
 		if diff := cmp.Diff(e, again, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 			t.Errorf("(-first +again):\n%s", diff)
