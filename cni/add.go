@@ -23,6 +23,9 @@ func (c *call) add() error {
 	if err := a.open(); err != nil {
 		return err
 	}
+	if err := a.awaitHostPorts(); err != nil {
+		return err
+	}
 	if c.hostLocal() {
 		return c.shared(a.build)
 	}
@@ -46,6 +49,9 @@ func (a *addition) open() error {
 	}
 	if prev != nil {
 		return fieldError("prevResult", "must be absent: this plugin creates the interface, so it must be the first of the list")
+	}
+	if err := a.readRuntime(); err != nil {
+		return err
 	}
 	if a.bandwidth {
 		a.log.Warn("bandwidth limit ignored: traffic shaping is not supported yet")
@@ -101,7 +107,8 @@ func (a *addition) describe() error {
 	}
 	a.work.Endpoint = endpoint.Endpoint{
 		ID: a.id, Network: a.network, NetNS: a.args.Netns, NetNSInode: ns, HostName: a.id.HostLinkName(),
-		HostMAC: wire.MAC(host), PodMAC: wire.MAC(pod), MTU: a.mtu, IPAM: a.ipamType, Pod: a.pod, PodUID: a.podUID,
+		HostMAC: wire.MAC(host), PodMAC: wire.MAC(pod), MTU: a.mtu, IPAM: a.ipamType, Portmap: a.portmap,
+		Pod: a.pod, PodUID: a.podUID,
 	}
 	if !a.hostLocal() {
 		a.work.IPAMConf = a.raw
@@ -194,6 +201,9 @@ func (a *addition) refusal(err error) error {
 		return types.NewError(codeNoAddress, taken.Error()+"; "+
 			"remove that, or make sure that no two networks of this node allocate the same addresses", "")
 	}
+	if taken, ok := errors.AsType[*endpoint.HostPortTakenError](err); ok {
+		return types.NewError(codeHostPort, taken.Error()+"; ask for another port, or run the pod on another node", "")
+	}
 	switch {
 	case errors.Is(err, ipam.ErrExhausted):
 		return types.NewError(codeNoAddress, err.Error(), "")
@@ -212,8 +222,11 @@ func inode(ns *device.NetNS) (uint64, error) {
 	return st.Ino, nil
 }
 
-// answer makes the result, which a repeated ADD returns again, and the pod's routes.
+// answer makes the result, which a repeated ADD returns again, and the pod's routes and host ports.
 func (a *addition) answer() (err error) {
+	if a.work.HostPorts, err = a.hostPorts(a.work.Addresses); err != nil {
+		return err
+	}
 	a.result = a.makeResult()
 	for _, r := range a.result.Routes {
 		a.work.Routes = append(a.work.Routes, toRoute(r))

@@ -46,12 +46,20 @@ type conf struct {
 	logLevel   slog.Level
 	ipamType   string
 	dns        types.DNS
-	mac        net.HardwareAddr // requested by the runtime; nil: random
-	bandwidth  bool             // requested by the runtime
+	portmap    bool // the portmap plugin is chained after ours, for host ports
 	unknown    []string
+
+	requested // by readRuntime
 
 	fields fields // for those that only some operations decode
 	raw    []byte
+}
+
+// requested is what the runtime asks for by capabilities, beside addresses.
+type requested struct {
+	mac       net.HardwareAddr // nil: random
+	bandwidth bool
+	ports     []portMapping
 }
 
 type fields map[string]json.RawMessage
@@ -60,7 +68,7 @@ type fields map[string]json.RawMessage
 var known = []string{
 	"cniVersion", "cniVersions", "name", "type", "bpffs", "stateDir", "mtu", "attach", "addressQuarantine",
 	"capabilities", "ipam", "logFile", "logLevel", "dns", "runtimeConfig", "prevResult", "args", gcKey,
-	"cni.dev/attachments", "disableCheck", "disableGC",
+	"cni.dev/attachments", "disableCheck", "disableGC", "portmap",
 }
 
 // parseConf parses what every operation needs. Its errors have codes for the runtime.
@@ -77,7 +85,7 @@ func parseConf(stdin []byte) (*conf, error) {
 		}
 	}
 	slices.Sort(c.unknown)
-	for _, read := range []func() error{c.readNames, c.readPaths, c.readValues, c.readLog, c.readIPAMType, c.readRuntime} {
+	for _, read := range []func() error{c.readNames, c.readPaths, c.readValues, c.readLog, c.readIPAMType} {
 		if err := read(); err != nil {
 			return nil, err
 		}
@@ -91,13 +99,16 @@ func fieldError(field, reason string) error {
 }
 
 // decode decodes a field; if it is absent or null, the default stays.
-func (f fields) decode(name, what string, into any) error {
+func (f fields) decode(name, what string, into any) error { return f.decodeIn("", name, what, into) }
+
+// decodeIn is decode for a field of the object at that path, such as "runtimeConfig.".
+func (f fields) decodeIn(path, name, what string, into any) error {
 	raw, ok := f[name]
 	if !ok || string(raw) == "null" {
 		return nil
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		return fieldError(name, fmt.Sprintf("%.100s: must be %s", raw, what))
+		return fieldError(path+name, fmt.Sprintf("%.100s: must be %s", raw, what))
 	}
 	return nil
 }
@@ -161,6 +172,9 @@ func (c *conf) readValues() error {
 			return fieldError("addressQuarantine", fmt.Sprintf("%.100q: must be a duration such as \"60s\"", rest))
 		}
 	}
+	if err := c.fields.decode("portmap", "true or false", &c.portmap); err != nil {
+		return err
+	}
 	return c.fields.decode("dns", "an object of nameservers, domain, search and options", &c.dns)
 }
 
@@ -195,6 +209,7 @@ func (c *conf) readIPAMType() error {
 	return nil
 }
 
+// readRuntime reads what only ADD needs: no DEL fails because of it.
 func (c *conf) readRuntime() error {
 	var runtime fields
 	if err := c.fields.decode("runtimeConfig", "an object", &runtime); err != nil {
@@ -203,12 +218,12 @@ func (c *conf) readRuntime() error {
 	if raw, ok := runtime["bandwidth"]; ok && string(raw) != "null" && string(raw) != "{}" {
 		c.bandwidth = true
 	}
-	var mac string
-	if json.Unmarshal(runtime["mac"], &mac) != nil && runtime["mac"] != nil {
-		return fieldError("runtimeConfig.mac", "must be an Ethernet address in text")
+	if err := c.readPortMappings(runtime); err != nil {
+		return err
 	}
-	if mac == "" {
-		return nil
+	var mac string
+	if err := runtime.decodeIn(runtimePath, "mac", "an Ethernet address in text", &mac); err != nil || mac == "" {
+		return err
 	}
 	parsed, err := net.ParseMAC(mac)
 	if err != nil || len(parsed) != 6 || parsed[0]&1 != 0 || isZero(parsed) {

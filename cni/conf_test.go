@@ -46,6 +46,8 @@ func FuzzConf(f *testing.F) {
 	f.Add([]byte(`{"name":"n","ipam":{"type":"host-local","subnet":"fd00::/64"},"runtimeConfig":{"mac":"02:00:00:00:00:01","ips":["fd00::7"]}}`), "")
 	f.Add([]byte(`{"name":"n","ipam":{"type":"x"},"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`), "")
 	f.Add([]byte(`{"name":"n","ipam":{"type":"x"},"cniVersion":"0.4.0","prevResult":{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.0.0.1/24","interface":3}],"routes":[{"dst":"0.0.0.0/0"}],"interfaces":[null]}}`), ";;=")
+	f.Add([]byte(`{"name":"n","ipam":{"type":"x"},"runtimeConfig":{"portMappings":[{"hostPort":80,"containerPort":8080,"protocol":"UDP","hostIP":"::ffff:192.0.2.1"},
+		{"hostPort":80,"containerPort":80},{"hostPort":0},null,{"hostPort":7,"containerPort":7,"protocol":"sctp","hostIP":"::"}]}}`), "")
 	f.Add([]byte(`{"name":null,"mtu":null,"ipam":null,"bpffs":"/../..","runtimeConfig":{"mac":null,"bandwidth":{}}}`), "IP")
 	f.Fuzz(func(t *testing.T, stdin []byte, args string) {
 		c, err := parseConf(stdin)
@@ -63,9 +65,11 @@ func FuzzConf(f *testing.F) {
 				t.Errorf("name %q was accepted", name)
 			}
 		}
+		checkRefusal(t, c.readRuntime())
 		if c.mtu < endpoint.MinMTU(netip.IPv4Unspecified()) || c.mtu > maxMTU || c.quarantine < 0 || (c.mac != nil && (len(c.mac) != 6 || c.mac[0]&1 != 0)) {
 			t.Errorf("accepted %+v", c)
 		}
+		checkHostPorts(t, c)
 		_, err = c.parseIPAM(args, podInterface)
 		checkRefusal(t, err)
 		valid, err := c.validAttachments()
@@ -81,6 +85,27 @@ func FuzzConf(f *testing.F) {
 			checkResult(&endpoint.Work{}, prev) // reads all that the runtime says
 		}
 	})
+}
+
+// checkHostPorts: what is accepted can be written down, and no two of one pod meet with different targets.
+func checkHostPorts(t *testing.T, c *conf) {
+	t.Helper()
+	pod := firstPods[:]
+	ports, err := c.hostPorts(pod)
+	checkRefusal(t, err)
+	if err != nil {
+		return
+	}
+	if err := endpoint.Write(t.TempDir(), endpoint.Endpoint{ID: endpoint.ID{ContainerID: "a", IfName: "eth0"}, Addresses: pod, HostPorts: ports}); err != nil {
+		t.Errorf("%+v: %v", ports, err)
+	}
+	for i, a := range ports {
+		for _, b := range ports[:i] {
+			if a == b || a.PodPort != b.PodPort && a.Key().Meets(b.Key()) {
+				t.Errorf("accepted %+v and %+v", a, b)
+			}
+		}
+	}
 }
 
 func checkRefusal(t *testing.T, err error) {

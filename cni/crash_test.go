@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -26,19 +25,21 @@ func (w *fixture) steps() (add, release []string) {
 		}
 		return nil
 	}}
-	args := &skel.CmdArgs{ContainerID: p.id.ContainerID, Netns: p.path(), IfName: p.id.IfName, StdinData: conf}
+	args := p.skelArgs(conf)
 	w.must(pl.funcs().Add(args))
 	w.must(pl.funcs().Del(args))
 	return add, release
 }
 
-// neighboured is a node with a pod that no clean-up may touch.
+// neighboured is a node with a pod that no clean-up may touch. It and each further pod have host ports.
 func neighboured(t *testing.T) (*fixture, *pod, []string) {
 	t.Helper()
 	w := newDual(t)
 	w.conf["addressQuarantine"] = "0s"
+	w.serveServices(true)
 	other := w.newPod()
-	w.add(other, nil)
+	w.add(other, mapped(hostPort(8081, 80)))
+	w.conf["runtimeConfig"] = mapped(hostPort(8080, 80), hostPort(8080, 53, "udp", nodeIPs[0].String()))["runtimeConfig"]
 	return w, other, w.everything()
 }
 

@@ -27,6 +27,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
@@ -113,7 +115,9 @@ func (w *fixture) pinDataplane() {
 	all, err := ebpf.NewCollection(spec)
 	w.must(err)
 	defer all.Close()
-	for _, name := range []string{endpoints.Name, devices.Name, destinations.Name, mapconfig.Name} {
+	for _, name := range []string{
+		endpoints.Name, devices.Name, destinations.Name, hostports.Name, mapconfig.Name, services.Name, services.NamesName,
+	} {
 		w.must(all.Maps[name].Pin(w.pins.Map(name)))
 	}
 	for _, hook := range hooks {
@@ -323,6 +327,7 @@ func (w *fixture) everything() []string {
 	all = append(all, entriesOf(w, endpoints.Open, endpoints.Name)...)
 	all = append(all, entriesOf(w, devices.Open, devices.Name)...)
 	all = append(all, entriesOf(w, destinations.Open, destinations.Name)...)
+	all = append(all, entriesOf(w, hostports.Open, hostports.Name)...)
 	all = append(all, w.files()...)
 	slices.Sort(all)
 	return all
@@ -334,7 +339,7 @@ func (w *fixture) files() []string {
 	var all []string
 	w.must(filepath.WalkDir(w.stateDir, func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
-		if err != nil || d.IsDir() || name == "lock" || name == "gate" || name == ".lock" || strings.HasPrefix(name, "last_reserved_ip.") ||
+		if err != nil || d.IsDir() || name == "lock" || name == "gate" || name == ".lock" || name == endpoint.HostPortsFile || strings.HasPrefix(name, "last_reserved_ip.") ||
 			strings.HasPrefix(name, "quarantine.") || filepath.Base(filepath.Dir(path)) == "holders" {
 			return err
 		}

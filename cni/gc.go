@@ -46,8 +46,7 @@ func (c *call) returnAll(ctx context.Context, given map[endpoint.ID]ipamSource) 
 	asked, failed := 0, 0
 	var first error
 	for id, src := range given {
-		args := &invoke.Args{Command: "DEL", ContainerID: id.ContainerID, IfName: id.IfName, Path: c.args.Path}
-		err := c.returnAddresses(ctx, src, id, args)
+		err := c.returnAddresses(ctx, src, id, c.delArgs(id))
 		asked++
 		if err == nil {
 			continue
@@ -105,10 +104,12 @@ func (c *call) findStale(valid map[endpoint.ID]bool) (map[endpoint.ID]time.Time,
 // releaseStale releases stale attachments, one by one, so that ADDs come in between, and returns those whose addresses an
 // ipam plugin has allocated.
 func (c *call) releaseStale(stale map[endpoint.ID]time.Time) (map[endpoint.ID]ipamSource, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.delegateWait) // for portmap, with all of them
+	defer cancel()
 	given := map[endpoint.ID]ipamSource{}
 	var errs []error
 	for id, created := range stale {
-		src, released, err := c.releaseOne(id, created)
+		src, released, err := c.releaseOne(ctx, id, created)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -125,7 +126,8 @@ func (c *call) releaseStale(stale map[endpoint.ID]time.Time) (map[endpoint.ID]ip
 }
 
 // releaseOne releases a stale attachment, unless a later ADD has made it anew.
-func (c *call) releaseOne(id endpoint.ID, created time.Time) (src ipamSource, released bool, err error) {
+func (c *call) releaseOne(ctx context.Context, id endpoint.ID, created time.Time) (src ipamSource, released bool, err error) {
+	portmap := false
 	err = c.sharedFor(id, func(ctx context.Context) (err error) {
 		if e, err := endpoint.Read(c.stateDir, id); err == nil && !e.Created.Equal(created) {
 			return nil
@@ -133,12 +135,21 @@ func (c *call) releaseOne(id endpoint.ID, created time.Time) (src ipamSource, re
 		if src, err = c.findSource(id); err != nil {
 			return err
 		}
+		portmap = c.hadPortmap(id)
 		r := c.releaser()
 		r.KeepState = !src.hostLocal()
 		released = true
 		return r.ReleaseLocked(ctx, id, c.network)
 	})
+	if err == nil && portmap {
+		c.removePortmap(ctx, c.delArgs(id))
+	}
 	return src, released, err
+}
+
+// delArgs are those of DEL for another plugin, on an attachment whose pod is gone.
+func (c *call) delArgs(id endpoint.ID) *invoke.Args {
+	return &invoke.Args{Command: "DEL", ContainerID: id.ContainerID, IfName: id.IfName, Path: c.args.Path}
 }
 
 // stale returns the attachments of this network that are not valid, of those with a state file, and of those that have

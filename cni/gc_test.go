@@ -73,14 +73,14 @@ func TestGCSparesWhatALaterAddHasMade(t *testing.T) {
 		t.Fatalf("what the killed ADD has left is not stale: %v", stale)
 	}
 	r := w.add(p, nil)
-	if _, released, err := c.releaseOne(p.id, created); err != nil || released {
+	if _, released, err := c.releaseOne(t.Context(), p.id, created); err != nil || released {
 		t.Errorf("released: %v, %v", released, err)
 	}
 	w.ok("CHECK", p, prevResult(t, r))
 	if stale, err = c.findStale(nobody); err != nil || len(stale) != 1 {
 		t.Fatalf("stale: %v, %v", stale, err)
 	}
-	if _, released, err := c.releaseOne(p.id, stale[p.id]); err != nil || !released {
+	if _, released, err := c.releaseOne(t.Context(), p.id, stale[p.id]); err != nil || !released {
 		t.Errorf("released: %v, %v", released, err)
 	}
 	if used := w.used(); len(used) != 0 {

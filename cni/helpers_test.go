@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/vishvananda/netlink"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -41,4 +42,9 @@ func dropAddress(t testing.TB, ns *device.NetNS, a netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// skelArgs are those of a call within the test's process.
+func (p *pod) skelArgs(conf []byte) *skel.CmdArgs {
+	return &skel.CmdArgs{ContainerID: p.id.ContainerID, Netns: p.path(), IfName: p.id.IfName, StdinData: conf}
 }

@@ -3,6 +3,7 @@ package cni
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,7 +17,8 @@ const (
 	failAt   = "ECCNI_FAIL_AT"   // step of ADD that fails
 	waitTime = "ECCNI_WAIT"      // how long to wait for locks
 	ipamWait = "ECCNI_IPAM_WAIT" // how long to wait for another ipam plugin
-	fakeIPAM = "ECCNI_IPAM_DIR"  // where the fake ipam plugin keeps what it was asked
+	portWait = "ECCNI_PORT_WAIT" // how long to wait for programs that serve host ports
+	fakeIPAM = "ECCNI_IPAM_DIR"  // where the fake ipam plugin keeps what it was asked, and so does a fake portmap
 )
 
 // TestMain lets the test binary be the plugin: executed by the name of one and with a command, it does what the
@@ -25,16 +27,19 @@ func TestMain(m *testing.M) {
 	if os.Getenv("CNI_COMMAND") == "" {
 		os.Exit(m.Run())
 	}
-	if len(os.Args[0]) >= len(ipamName) && os.Args[0][len(os.Args[0])-len(ipamName):] == ipamName {
+	if name := filepath.Base(os.Args[0]); name == ipamName || name == portmapPlugin {
 		runFakeIPAM()
 		return
 	}
-	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, wait: lockWait, delegateWait: delegateWait, step: injected}
+	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, wait: lockWait, delegateWait: delegateWait, hostPortWait: hostPortWait, step: injected}
 	if d, err := time.ParseDuration(os.Getenv(waitTime)); err == nil {
 		p.wait = d
 	}
 	if d, err := time.ParseDuration(os.Getenv(ipamWait)); err == nil {
 		p.delegateWait = d
+	}
+	if d, err := time.ParseDuration(os.Getenv(portWait)); err == nil {
+		p.hostPortWait = d
 	}
 	if e := skel.PluginMainFuncsWithError(p.funcs(), versions(), "test"); e != nil {
 		_ = e.Print()

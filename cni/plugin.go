@@ -25,7 +25,8 @@ import (
 const (
 	codeNoAddress   uint = 100 // no address is left, or the requested or allocated one is taken
 	codeCheckFailed uint = 101 // CHECK found differences
-	codeExists      uint = 102 // ADD of an attachment that exists, in another namespace or incomplete
+	codeExists      uint = 102 // ADD of an attachment that exists, in another namespace, with other host ports or incomplete
+	codeHostPort    uint = 103 // a host port is another pod's, or a NodePort
 )
 
 // lockWait bounds the wait for the node's lock. An upgrade holds it for milliseconds, while it replaces the program of
@@ -41,6 +42,9 @@ const undoWait = 5 * time.Second
 // delegateWait bounds the wait for another ipam plugin; runtimes wait for a pod's network for two minutes and more.
 const delegateWait = 50 * time.Second
 
+// hostPortWait bounds the wait for the agent to have the programs serve host ports, which takes it a start.
+const hostPortWait = 30 * time.Second
+
 // errNoRoom is returned (wrapped) when a full file system has no room for a lock file, which does not exist.
 var errNoRoom = errors.New("no room for a lock file")
 
@@ -52,7 +56,7 @@ func versions() version.PluginInfo {
 // Main runs the operation that the environment and standard input ask for, and ends the process with status 1 if that
 // fails. release is the build's version.
 func Main(release string) {
-	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, delegateWait: delegateWait, wait: lockWait}
+	p := &plugin{stdout: os.Stdout, stderr: os.Stderr, delegateWait: delegateWait, wait: lockWait, hostPortWait: hostPortWait}
 	skel.PluginMainFuncs(p.funcs(), versions(), "CNI plugin ebpf-cni "+release)
 }
 
@@ -60,6 +64,7 @@ type plugin struct {
 	stdout, stderr io.Writer
 	wait           time.Duration // for locks
 	delegateWait   time.Duration // for another ipam plugin
+	hostPortWait   time.Duration // for programs that serve host ports
 	// step is for tests, see endpoint.Releaser; ADD's last one is "result".
 	step func(name string) error
 }

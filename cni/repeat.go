@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
@@ -14,8 +15,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 )
 
-// repeat answers an ADD for an attachment that exists: with the same result if it is complete and in the same namespace,
-// else with an error. If it is known to be incomplete it is released, and ADD goes on (false).
+// repeat answers an ADD for an attachment that exists: with the same result if it is complete, in the same namespace and
+// with the same host ports, else with an error. If it is known to be incomplete it is released, and ADD goes on (false).
 func (a *addition) repeat(ctx context.Context) (bool, error) {
 	e, err := endpoint.Read(a.stateDir, a.id)
 	switch {
@@ -42,6 +43,13 @@ func (a *addition) repeat(ctx context.Context) (bool, error) {
 			return false, a.refusal(err)
 		}
 		return false, a.releaseLeftovers(ctx, e, gap)
+	}
+	asked, err := a.hostPorts(e.Addresses)
+	if err != nil {
+		return false, err
+	}
+	if !slices.Equal(asked, e.HostPorts) {
+		return false, a.exists("with other host ports")
 	}
 	a.result = &current.Result{}
 	if err := json.Unmarshal(e.Result, a.result); err != nil {
