@@ -109,8 +109,8 @@ func (o *options) complete(e env) error {
 		}
 		o.config.Node = strings.ToLower(name) // as the kubelet does
 	}
-	if o.config.Portmap == agent.PortmapOn && o.config.Bin == "" {
-		return cli.Misuse(`--portmap "on": --cni-bin-dir is empty, where the portmap plugin is looked for; takes auto or off then`)
+	if o.config.Portmap && o.config.Bin == "" {
+		return cli.Misuse(`--portmap "on": --cni-bin-dir is empty, where the portmap plugin is looked for; takes off then`)
 	}
 	if p := o.config.VXLANPort; o.config.SnatLow <= p && p <= o.config.SnatHigh {
 		return cli.Misuse("--vxlan-port %d: is one of --snat-ports, which masqueraded flows get; takes another one", p)
@@ -185,6 +185,9 @@ func (o *options) logger(w io.Writer) *slog.Logger {
 func (o *options) remark() {
 	for _, p := range o.masked {
 		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())
+	}
+	if o.portmapAuto {
+		o.config.Log.Warn("--portmap=auto is off now: host ports are served by the programs; take the flag away, or chain the portmap plugin with --portmap=on")
 	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)

@@ -108,7 +108,7 @@ func TestDefaults(t *testing.T) {
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
 		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, ExternalIPs: true, Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
-		Quarantine: time.Minute, Portmap: agent.PortmapAuto, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
+		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -120,9 +120,9 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
 		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
-		"--kube-proxy=off", "--portmap=off", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
+		"--kube-proxy=off", "--portmap=on", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
-		"--cni-bin-dir=", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
+		"--cni-bin-dir=/o", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
 	for _, f := range new(options).flags() {
 		elsewhere := slices.Contains([]string{"kubeconfig", "uplink", "cgroup"}, f.Name) // these need a file, an interface, a cgroup
@@ -143,10 +143,10 @@ func TestFlagsReachTheConfig(t *testing.T) {
 		return out
 	}
 	want := agent.Config{
-		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
+		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", Bin: "/o", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
 		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
-		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: agent.PortmapOff, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
+		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: true, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" {
@@ -164,7 +164,7 @@ func TestRefusals(t *testing.T) {
 		{"--vxlan-vni=0", "a number"}, {"--vxlan-vni=16777216", "a number"}, {"--vxlan-udp-checksum=maybe", "true or false"},
 		{"--vxlan-port=50000", "--snat-ports"},
 		{"--kube-proxy=maybe", "auto, on or off"},
-		{"--portmap=1", "auto, on or off"},
+		{"--portmap=1", "on or off"},
 		{"--services=auto", "on or off"}, {"--external-ips=some", "true or false"},
 		{"--nodeport-addresses=192.0.2.1", "not a prefix"}, {"--nodeport-addresses=::ffff:10.0.0.0/104", "refused"},
 		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=maybe", "true or false"},
@@ -203,8 +203,20 @@ func TestPortmapNeedsADirectory(t *testing.T) {
 	if c.status != 2 || !strings.Contains(c.stderr, "--cni-bin-dir is empty") {
 		t.Errorf("status %d, %q", c.status, c.stderr)
 	}
-	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cni-bin-dir="); c.status != 0 {
+	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cni-bin-dir="); c.status != 0 || c.config.Bin != "" {
+		t.Errorf("off: status %d, %q", c.status, c.stderr)
+	}
+}
+
+// What manifests of earlier versions say is no reason not to start.
+func TestPortmapAuto(t *testing.T) {
+	const warning = "--portmap=auto is off now"
+	c := call(t, nil, nil, "--nodes-file=$NODES", "--portmap=auto")
+	if c.status != 0 || c.config.Portmap || strings.Count(c.stderr, warning) != 1 {
 		t.Errorf("auto: status %d, %q", c.status, c.stderr)
+	}
+	if c := call(t, nil, nil, "--nodes-file=$NODES", "--portmap=off"); c.status != 0 || strings.Contains(c.stderr, warning) {
+		t.Errorf("off: status %d, %q", c.status, c.stderr)
 	}
 }
 

@@ -16,6 +16,8 @@ type options struct {
 	logFormat  string
 	masked     []netip.Prefix // as they were given
 	stay       bool           // after a cleanup
+	// portmapAuto says that --portmap is auto, as manifests of earlier versions have it.
+	portmapAuto bool
 }
 
 // directoryFlags are the flags that say where things are; cleanup has these and stayFlag alone.
@@ -70,7 +72,6 @@ func (o *options) flags() []cli.Flag {
 		{Name: "mark", Default: "0x00800000", Help: "the bit of packets' marks that the dataplane uses, and nothing else on the node", Value: mark(&c.Mark)},
 		{Name: "listen", Default: "127.0.0.1:9965", Help: "where /healthz, /readyz and /metrics are served over HTTP; empty: nowhere", Value: listener(&c.Listen), EmptyCounts: true},
 		{Name: "metrics-listen", Help: "where /metrics alone is served as well, as for a Prometheus outside the node; default: nowhere", Value: listener(&c.MetricsListen)},
-		{Name: "portmap", Default: "auto", Help: "whether the portmap plugin, which opens host ports, is chained after ours; auto: when it is in --cni-bin-dir",
-			Value: cli.OneOf(&c.Portmap, agent.PortmapAuto, agent.PortmapOn, agent.PortmapOff)},
+		{Name: "portmap", Default: "off", Help: "whether host ports are left to the portmap plugin, which is in --cni-bin-dir and chained after ours; off: the programs serve them", Value: o.portmap()},
 	}, o.directoryFlags())
 }

@@ -27,6 +27,19 @@ func optional(v cli.Value) cli.Value {
 	return v
 }
 
+// portmap also takes auto, for off, with a warning later.
+func (o *options) portmap() cli.Value {
+	v := cli.OnOff(&o.config.Portmap)
+	set := v.Set
+	v.Set = func(s string) error {
+		if o.portmapAuto = s == "auto"; o.portmapAuto {
+			s = "off"
+		}
+		return set(s)
+	}
+	return v
+}
+
 func existingDirectory(into *string) cli.Value {
 	return cli.Value{Arg: "DIR", Takes: "a directory that exists", Set: func(s string) error {
 		info, err := os.Stat(s)

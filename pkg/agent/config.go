@@ -30,16 +30,6 @@ const (
 	AttachClsact = attach.Clsact
 )
 
-// PortmapMode says whether the portmap plugin is chained after ours.
-type PortmapMode string
-
-// The ways to chain it: if it is in Directories.Bin; always, and there it must be; never.
-const (
-	PortmapAuto PortmapMode = "auto"
-	PortmapOn   PortmapMode = "on"
-	PortmapOff  PortmapMode = "off"
-)
-
 // KubeProxyMode says whether netfilter translates addresses on this node.
 type KubeProxyMode string
 
@@ -119,8 +109,8 @@ type Config struct {
 	Quarantine time.Duration
 	// KubeProxy says whether netfilter translates addresses on this node.
 	KubeProxy KubeProxyMode
-	// Portmap says whether host ports are opened, by the portmap plugin.
-	Portmap PortmapMode
+	// Portmap says whether the portmap plugin, in Directories.Bin, is chained after ours and opens host ports in our place.
+	Portmap bool
 	// MTU of pods, in bytes; 0: the uplinks'.
 	MTU int
 	// Attach is how programs are attached to interfaces.

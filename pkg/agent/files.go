@@ -89,13 +89,9 @@ func (c *fileController) writeList(s *state) error {
 	return err
 }
 
-func (c *fileController) mayChainPortmap() bool {
-	return c.cfg.Portmap != PortmapOff && c.cfg.Bin != ""
-}
-
 // findPortmap returns the plugin that is to be chained for host ports, if any.
 func (c *fileController) findPortmap() (*install.Chained, error) {
-	if !c.mayChainPortmap() {
+	if !c.cfg.Portmap {
 		return nil, nil
 	}
 	if now := stampOf(c.portmapPath()); now == (stamp{}) || now != c.portmap.stamp {
@@ -105,15 +101,15 @@ func (c *fileController) findPortmap() (*install.Chained, error) {
 		}
 		c.portmap.stamp, c.portmap.found = now, found
 	}
-	if c.portmap.found == nil && c.cfg.Portmap == PortmapOn {
-		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or do without host ports: --portmap off", c.portmapPath())
+	if c.portmap.found == nil {
+		return nil, fmt.Errorf("--portmap on: there is no %s; put it there, or leave host ports to our own programs: --portmap off", c.portmapPath())
 	}
 	return c.portmap.found, nil
 }
 
 // inspect writes the list again when somebody else has changed it, or when the plugin
-// for host ports has come or gone, or is another: no pod starts while the list names
-// one that is not there. Our own plugin that is gone is for the next pass.
+// for host ports is another, which may speak other versions. Our own plugin that is
+// gone is for the next pass.
 func (c *fileController) inspect(s *state) error {
 	if c.cfg.Bin != "" {
 		if _, err := os.Stat(c.pluginPath()); errors.Is(err, os.ErrNotExist) {
@@ -127,7 +123,7 @@ func (c *fileController) inspect(s *state) error {
 	if changed {
 		c.log.Warn("network configuration list was changed or removed, writing it again", "file", c.listPath())
 	}
-	if changed || c.mayChainPortmap() && stampOf(c.portmapPath()) != c.portmap.stamp {
+	if changed || c.cfg.Portmap && stampOf(c.portmapPath()) != c.portmap.stamp {
 		if err := c.writeList(s); err != nil {
 			return err
 		}

@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPortmapComesAndGoes follows the plugin in the directory, as the modes say.
-func TestPortmapComesAndGoes(t *testing.T) {
+// TestPortmapIsChained where that is asked for, and there it must be.
+func TestPortmapIsChained(t *testing.T) {
 	l := testLoop(t)
 	path := filepath.Join(l.cfg.Bin, install.Portmap)
-	expect := func(when string, mode PortmapMode, there, chained bool, refusal string) {
+	expect := func(when string, on, there, chained bool, refusal string) {
 		t.Helper()
 		_ = os.Remove(path)
 		if there {
@@ -28,52 +28,50 @@ func TestPortmapComesAndGoes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		l.cfg.Portmap = mode
+		l.cfg.Portmap = on
 		l.accept(list(n1(), n2()))
 		l.pass(t.Context())
 		if why := l.status.reason(); (why == "") != (refusal == "") || !strings.Contains(why, refusal) {
 			t.Errorf("%s: not ready because of %q, want %q", when, why, refusal)
 		}
-		content, err := os.ReadFile(l.files.listPath())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(content, []byte(`"portmap"`)) != chained {
-			t.Errorf("%s: want it chained: %v, the list is\n%s", when, chained, content)
-		}
+		l.assertChained(t, when, chained)
 	}
-	expect("auto, absent", PortmapAuto, false, false, "")
-	expect("auto, there", PortmapAuto, true, true, "")
-	expect("off, there", PortmapOff, true, false, "")
-	expect("on, there", PortmapOn, true, true, "")
-	expect("on, absent", PortmapOn, false, true, "there is no "+path)
-	expect("auto, gone", PortmapAuto, false, false, "")
+	expect("off, absent", false, false, false, "")
+	expect("off, there", false, true, false, "")
+	expect("on, there", true, true, true, "")
+	expect("on, gone", true, false, true, "there is no "+path)
+	expect("off, gone", false, false, false, "")
 }
 
-// Between two passes, pods would not start with a plugin that is gone.
-func TestPortmapIsNoticed(t *testing.T) {
+// assertChained compares the list with whether portmap is to be in it; our plugin then serves no host ports.
+func (l *loop) assertChained(t *testing.T, when string, want bool) {
+	t.Helper()
+	content, err := os.ReadFile(l.files.listPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	chained, own := bytes.Contains(content, []byte(`"type": "portmap"`)), bytes.Contains(content, []byte(`"portMappings": true
+      },
+      "ipam"`))
+	if chained != want || own == want {
+		t.Errorf("%s: want it chained: %v, the list is\n%s", when, want, content)
+	}
+}
+
+// Between two passes, another portmap may speak other versions.
+func TestAnotherPortmapIsNoticed(t *testing.T) {
 	l := testLoop(t)
-	ready(t, l)
+	l.cfg.Portmap = true
 	path := filepath.Join(l.cfg.Bin, install.Portmap)
-	inspected := func(when string, chained bool) {
-		t.Helper()
-		l.inspect(t.Context())
-		content, err := os.ReadFile(l.files.listPath())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.Contains(content, []byte(`"portmap"`)) != chained {
-			t.Errorf("%s: want it chained: %v, the list is\n%s", when, chained, content)
-		}
+	must(t, os.WriteFile(path, []byte("#!/bin/sh"), 0o700)) //nolint:gosec // a program
+	ready(t, l)
+	seen := l.files.portmap.stamp
+	must(t, os.WriteFile(path, []byte("#!/bin/sh -e"), 0o700)) //nolint:gosec // a program
+	l.inspect(t.Context())
+	l.assertChained(t, "another", true)
+	if now := l.files.portmap.stamp; now == seen || now != stampOf(path) {
+		t.Errorf("the other one was not looked at: %+v", now)
 	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh"), 0o700); err != nil { //nolint:gosec // a program
-		t.Fatal(err)
-	}
-	inspected("there", true)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	inspected("gone", false)
 }
 
 // What others do to our files is put right, or seen to in a pass. Before the node is ready there is no list.

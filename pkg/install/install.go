@@ -38,7 +38,7 @@ type List struct {
 	// PodCIDRs are this node's. Each becomes a range of addresses.
 	PodCIDRs []netip.Prefix
 	LogLevel string
-	// Portmap is the plugin that is chained after ours for host ports; nil: none.
+	// Portmap is the plugin that is chained after ours for host ports; nil: none, ours serves them.
 	Portmap *Chained
 }
 
@@ -58,14 +58,16 @@ type (
 		Attach            string       `json:"attach"`
 		AddressQuarantine string       `json:"addressQuarantine"`
 		Capabilities      capabilities `json:"capabilities"`
+		Portmap           bool         `json:"portmap,omitempty"`
 		IPAM              ipam         `json:"ipam"`
 		LogFile           string       `json:"logFile"`
 		LogLevel          string       `json:"logLevel"`
 	}
 	capabilities struct {
-		IPs       bool `json:"ips"`
-		MAC       bool `json:"mac"`
-		Bandwidth bool `json:"bandwidth"`
+		IPs          bool `json:"ips"`
+		MAC          bool `json:"mac"`
+		Bandwidth    bool `json:"bandwidth"`
+		PortMappings bool `json:"portMappings"`
 	}
 	ipam struct {
 		Type   string    `json:"type"`
@@ -81,7 +83,8 @@ func (l List) Encode() []byte {
 	p := plugin{
 		Type: Plugin, BPFFS: l.BPFFS, StateDir: l.StateDir, MTU: l.MTU, Attach: l.Attach,
 		AddressQuarantine: seconds(l.Quarantine),
-		Capabilities:      capabilities{IPs: true, MAC: true, Bandwidth: true},
+		Capabilities:      capabilities{IPs: true, MAC: true, Bandwidth: true, PortMappings: l.Portmap == nil},
+		Portmap:           l.Portmap != nil,
 		IPAM:              ipam{Type: "host-local"},
 		LogLevel:          l.LogLevel,
 	}

@@ -22,7 +22,7 @@ func TestEncode(t *testing.T) {
 	const want = `{ "cniVersion": "1.0.0", "cniVersions": ["0.4.0", "1.0.0", "1.1.0"], "name": "ebpf-cni",
 	  "plugins": [ { "type": "ebpf-cni",
 	    "bpffs": "/sys/fs/bpf/ebpf-cni", "stateDir": "/run/ebpf-cni", "mtu": 1500, "attach": "auto",
-	    "addressQuarantine": "60s", "capabilities": { "ips": true, "mac": true, "bandwidth": true },
+	    "addressQuarantine": "60s", "capabilities": { "ips": true, "mac": true, "bandwidth": true, "portMappings": true },
 	    "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.244.1.0/24" }]] },
 	    "logFile": "", "logLevel": "info" } ] }`
 	var w, g any

@@ -31,6 +31,9 @@ func TestPortmapIsChained(t *testing.T) {
 		if got.CNIVersion != want.usual || !cmp.Equal(got.CNIVersions, want.all) {
 			t.Errorf("beside one that speaks %s the list offers %v, usually %s", speaks, got.CNIVersions, got.CNIVersion)
 		}
+		if ours := got.Plugins[0]; ours["portmap"] != true || ours["capabilities"].(map[string]any)["portMappings"] != false {
+			t.Errorf("beside portmap our plugin has %v", ours)
+		}
 		chained := map[string]any{"type": "portmap", "capabilities": map[string]any{"portMappings": true}}
 		if len(got.Plugins) != 2 || got.Plugins[0]["type"] != "ebpf-cni" || !cmp.Equal(got.Plugins[1], chained) {
 			t.Errorf("plugins %v", got.Plugins)

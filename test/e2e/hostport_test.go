@@ -11,13 +11,15 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
-// TestHostPorts has the upstream portmap plugin, chained after ours, open a port of the node that a pod answers.
-func TestHostPorts(t *testing.T) {
+// TestPortmap has the upstream portmap plugin, chained after ours, open a port of the node that a pod answers.
+func TestPortmap(t *testing.T) {
 	t.Parallel()
 	const hostPort, podPort = 8080, 80
-	l := lab.ForTest(t, lab.Options{Nodes: 2})
+	l := lab.ForTest(t, lab.Options{Nodes: 2, AgentFlags: []string{"--portmap=on"}})
 	node, far := l.Nodes[0], l.Nodes[1]
-	buildPlugin(t, node.CNIBinDir(), install.Portmap)
+	for _, n := range l.Nodes {
+		buildPlugin(t, n.CNIBinDir(), install.Portmap)
+	}
 	startAgents(t, l)
 	web, err := node.AddPod(t.Context(), "web", lab.PodOptions{Capabilities: map[string]any{"portMappings": []map[string]any{
 		{"hostPort": hostPort, "containerPort": podPort, "protocol": "tcp"},

@@ -58,9 +58,9 @@ const (
 var setups = map[string]setup{
 	result.Direct: {},
 	result.EBPF:   {agent: true},
-	// Each packet between pods is looked up in the kernel's table of connections, and what leaves walks the stack. As on kubeadm's nodes upstream's
-	// plugins are there, so that the agent chains portmap after ours.
-	result.KubeProxy: {agent: true, flags: []string{"--kube-proxy", "on"}, rules: iptables},
+	// Each packet between pods is looked up in the kernel's table of connections, and what leaves walks the stack. Host ports are left to
+	// portmap, whose rules stand beside kube-proxy's in the classical networks.
+	result.KubeProxy: {agent: true, flags: []string{"--kube-proxy", "on", "--portmap", "on"}, rules: iptables},
 	result.IPTables:  {plugin: "bridge", rules: iptables, masquerade: "flannel"},
 	result.PTP:       {plugin: "ptp", rules: iptables, masquerade: "kind"},
 	result.NFTables:  {plugin: "bridge", rules: nftables, masquerade: "flannel"},
