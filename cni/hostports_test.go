@@ -79,10 +79,9 @@ func TestHostPorts(t *testing.T) {
 		r := w.add(p, conf)
 		var want []string
 		for _, f := range w.families {
-			any := [wire.Families]string{"0.0.0.0", "[::]"}[f]
-			pod := netip.AddrPortFrom(firstPods[f], 0).String()
-			pod = strings.TrimSuffix(pod, "0")
-			want = append(want, any+":8080/tcp "+pod+"80", any+":8080/udp "+pod+"53", any+":9090/132 "+pod+"9090")
+			host := [wire.Families]string{"0.0.0.0", "[::]"}[f]
+			pod := [wire.Families]string{"10.9.0.2", "[fd00:9::2]"}[f]
+			want = append(want, host+":8080/tcp "+pod+":80", host+":8080/udp "+pod+":53", host+":9090/132 "+pod+":9090")
 		}
 		slices.Sort(want)
 		if diff := cmp.Diff(want, w.hostPorts(p)); diff != "" {

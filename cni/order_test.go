@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/test/priv"
@@ -22,6 +23,8 @@ func TestOrderOfAdd(t *testing.T) {
 			}
 			w := newDual(t)
 			w.conf["attach"] = mode
+			w.serveServices(true)
+			w.conf["runtimeConfig"] = mapped(hostPort(8080, 80))["runtimeConfig"]
 			before := w.everything()
 			names, _ := w.steps()
 			for i, step := range names {
@@ -36,6 +39,7 @@ func TestOrderOfAdd(t *testing.T) {
 					"link up":         {w.hostLink(p).up, done("link state")},
 					"route":           {slices.ContainsFunc(w.everything(), isRoute), done("route")},
 					"state file":      {w.hasState(p), done("state file")},
+					"host port entry": {len(entriesOf(w, hostports.Open, hostports.Name)) > 0, done("host port entry")},
 					"endpoints entry": {len(entriesOf(w, endpoints.Open, endpoints.Name)) > 0, done("endpoint entry")},
 				} {
 					if is.got != is.want {
