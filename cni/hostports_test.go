@@ -157,11 +157,12 @@ func TestMalformedPortMappings(t *testing.T) {
 	w.unchanged(before)
 }
 
-// refusedPort is an ADD whose host port is somebody else's: it leaves no trace and names the holder.
+// refusedPort is an ADD whose host port is somebody else's: it makes no link, leaves no trace and names the holder.
 func (w *fixture) refusedPort(conf map[string]any, words ...string) {
 	w.t.Helper()
 	before := w.everything()
-	w.refused(codeHostPort, "ADD", w.newPod(), conf, words...)
+	_, e := w.call("ADD", w.newPod(), conf, killAt+"=link")
+	w.isError(e, codeHostPort, words...)
 	w.unchanged(before)
 }
 
