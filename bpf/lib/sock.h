@@ -283,7 +283,7 @@ EC_CALL enum sock_course sock_turn(struct bpf_sock_addr *ctx, const struct sock_
 {
 	const struct socket_entry *e = NULL;
 	struct socket_key key = {.cookie = peer->cookie};
-	struct service frontend;
+	struct service frontend = {}; /* for verifiers that do not see that a course to it has set it */
 	enum sock_course course = sock_frontend(ctx, peer, &frontend, t);
 	int refusal;
 

@@ -143,12 +143,15 @@ func readable(err error, path string) string {
 	return strings.TrimPrefix(line, fmt.Sprintf("error loading config file %q: ", path))
 }
 
-// findCgroup checks the cgroup of the node's processes, or finds it. Where Services are not served none is needed.
+// findCgroup checks the cgroup of the node's processes, or finds it. Where Services are not served the node does without, if need be:
+// then its own processes alone do not reach host ports.
 func (o *options) findCgroup(e env) (err error) {
 	const takes = "takes a cgroup2 directory that holds all of the node's processes, such as the host's /sys/fs/cgroup, mounted into a container as the release's manifest does"
 	switch at := o.config.Cgroup; {
-	case !o.config.Services:
+	case !o.config.Services && at != "":
 		o.config.Cgroup, _ = agent.CheckCgroup(at)
+	case !o.config.Services:
+		o.config.Cgroup, _ = e.findCgroup()
 	case at != "":
 		if o.config.Cgroup, err = agent.CheckCgroup(at); err != nil {
 			return cli.Misuse("--cgroup %q: %s; %s", at, err, takes)

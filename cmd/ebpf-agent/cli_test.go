@@ -107,7 +107,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, ExternalIPs: true, Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -220,10 +220,18 @@ func TestPortmapAuto(t *testing.T) {
 	}
 }
 
-// The cgroup is looked at where Services are served alone, and given or found.
+// The cgroup is given or found. Only with Services it has to be there.
 func TestCgroup(t *testing.T) {
-	if c := call(t, nil, nil, "--nodes-file=$NODES", "--cgroup=/proc"); c.status != 0 || c.config.Cgroup != "" {
-		t.Errorf("without Services: status %d, %q", c.status, c.stderr)
+	for _, arg := range []string{"--cgroup=/proc", "--cgroup=/nowhere"} {
+		if c := call(t, nil, nil, "--nodes-file=$NODES", arg); c.status != 0 || c.config.Cgroup != "" {
+			t.Errorf("without Services, %s: status %d, %q", arg, c.status, c.stderr)
+		}
+	}
+	for found, err := range map[string]error{"": agent.ErrNoCgroup, "/found": nil} {
+		o := options{}
+		if failed := o.findCgroup(env{findCgroup: func() (string, error) { return found, err }}); failed != nil || o.config.Cgroup != found {
+			t.Errorf("without Services, %q is found, %v: %q is taken, %v", found, err, o.config.Cgroup, failed)
+		}
 	}
 	for _, arg := range []string{"--cgroup=/proc", "--cgroup=/nowhere", "--cgroup=relative"} {
 		c := call(t, nil, nil, "--nodes-file=$NODES", "--services=on", arg)

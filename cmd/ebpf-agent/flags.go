@@ -61,7 +61,7 @@ func (o *options) flags() []cli.Flag {
 		{Name: "services", Default: "off", Help: "whether the programs serve Services: of pods, of the node's own processes and from outside; off: netfilter does, by kube-proxy's rules", Value: cli.OnOff(&c.Services)},
 		{Name: "external-ips", Default: "true", Help: "with --services=on, whether externalIPs that Services claim are served; anybody who may write a Service can claim any address", Value: cli.Bool(&c.ExternalIPs)},
 		{Name: "nodeport-addresses", Help: "with --services=on, on which addresses of this node NodePorts answer, and load balancers' health checks; 127.0.0.1 and ::1 are for the node's own processes; default: all of them", Value: o.ranges(&c.NodePortAddresses)},
-		{Name: "cgroup", Help: "cgroup2 directory of all of the node's processes, which reach Services by programs on it with --services=on; default: where cgroup2 is mounted, if that has the node's first process",
+		{Name: "cgroup", Help: "cgroup2 directory of all of the node's processes, which reach Services and host ports by programs on it; default: where cgroup2 is mounted, if that has the node's first process",
 			Value: optional(cli.Directory(&c.Cgroup))},
 		{Name: "snat-ports", Default: "49152-65535", Help: "ports of the node that masqueraded flows get", Value: snatPorts(&c.SnatLow, &c.SnatHigh)},
 		{Name: "snat-entries", Default: "262144", Help: "how many flows can be masqueraded at a time: the capacity of the tables", Value: cli.Number(&c.SnatEntries, "FLOWS", 16, 1<<24)},

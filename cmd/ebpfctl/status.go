@@ -131,6 +131,7 @@ func summary(s observe.Status) [][2]string {
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
 		{"routing", s.Node.Routing},
 		{"services", s.Node.Services},
+		{"host ports", hostPorts(s.Node)},
 		{"netfilter", netfilter},
 		{"routes", s.Node.Routes},
 		{"ipsec", s.Node.IPsec},
@@ -147,6 +148,14 @@ func pods(n observe.Node) string {
 		return strconv.Itoa(n.Pods)
 	}
 	return fmt.Sprintf("%d, %d of them with a larger MTU than the ways to other nodes (%d)", n.Pods, n.PodsAbove, n.MTU)
+}
+
+// hostPorts are how many pods have; empty: none, as on most nodes.
+func hostPorts(n observe.Node) string {
+	if n.HostPorts == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d, served by the programs; ebpfctl dump hostports lists them", n.HostPorts)
 }
 
 // mechanism is by what a hook has its program.

@@ -30,7 +30,7 @@ func KeyFrom(host netip.Addr, port uint16, proto wire.Protocol) Key {
 // Host is the host's address, unspecified for all of its family.
 func (k Key) Host() netip.Addr { return netip.AddrFrom16(k.Address).Unmap() }
 
-// String is such as "192.0.2.1:80/TCP" or, of all addresses, "0.0.0.0:80/TCP".
+// String is such as "192.0.2.1:80/tcp" or, of all addresses, "0.0.0.0:80/tcp".
 func (k Key) String() string {
 	return fmt.Sprintf("%s/%v", netip.AddrPortFrom(k.Host(), k.Port.Host()), k.Proto)
 }
@@ -39,6 +39,11 @@ func (k Key) String() string {
 func (k Key) Meets(o Key) bool {
 	a, b := k.Host(), o.Host()
 	return k.Port == o.Port && k.Proto == o.Proto && a.Is4() == b.Is4() && (a == b || a.IsUnspecified() || b.IsUnspecified())
+}
+
+// Compare sorts by port, then protocol, then address.
+func (k Key) Compare(o Key) int {
+	return cmp.Or(cmp.Compare(k.Port.Host(), o.Port.Host()), cmp.Compare(k.Proto, o.Proto), k.Address.Compare(o.Address))
 }
 
 // Value is struct host_port. Ifindex is the generation of the pod, as in the map endpoints.
@@ -55,12 +60,7 @@ var Definition = typed.Define[Key, Value](typed.Definition{
 	Content: typed.Configured,
 	View: typed.View[Key, Value]{
 		Columns: typed.Columns("PROTO", "HOST", "POD", "IFINDEX#"),
-		Compare: func(a, b typed.Entry[Key, Value]) int {
-			return cmp.Or(
-				cmp.Compare(a.Key.Port.Host(), b.Key.Port.Host()), cmp.Compare(a.Key.Proto, b.Key.Proto),
-				a.Key.Address.Compare(b.Key.Address),
-			)
-		},
+		Compare: func(a, b typed.Entry[Key, Value]) int { return a.Key.Compare(b.Key) },
 		Cells: func(k Key, v Value) []any {
 			return []any{k.Proto, netip.AddrPortFrom(k.Host(), k.Port.Host()), v.PodAddress.With(v.PodPort), v.Ifindex}
 		},

@@ -34,6 +34,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -47,6 +48,11 @@ var ErrRunning = errors.New("an agent is running")
 func Run(ctx context.Context, cfg Config) error {
 	quiet := newQuiet(cfg.Log.Handler())
 	cfg.Log = slog.New(quiet)
+	return anew(cfg.Log, func() error { return runOnce(ctx, cfg, quiet) })
+}
+
+// runOnce is the agent from one start to its end, or until it has to start anew.
+func runOnce(ctx context.Context, cfg Config, quiet *quiet) error {
 	n := &node{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
 	a := &agent{node: n, mode: newMode(n), quiet: quiet}
 	ctx = bpffs.WithWaits(ctx, n.status.waited)
@@ -62,7 +68,7 @@ func Run(ctx context.Context, cfg Config) error {
 	case errors.Is(err, errCutOff):
 		cfg.Log.Info("stopping in the middle of something; the dataplane goes on")
 		return nil
-	case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, bpffs.ErrLocked)):
+	case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, errAnew) || errors.Is(err, bpffs.ErrLocked)):
 		cfg.Log.Info("stopping; the dataplane goes on")
 		return nil
 	}
@@ -105,6 +111,7 @@ type agent struct {
 }
 
 func (a *agent) close() {
+	a.scrapes.end()
 	if a.dp != nil {
 		_ = a.dp.Close()
 	}
@@ -128,6 +135,7 @@ func (a *agent) start(ctx context.Context) (err error) {
 		removeMade(a.cfg.State, made)
 		return err
 	}
+	a.hostPortsAsked = endpoint.HostPortsAsked(a.cfg.State)
 	record, err := openRecord(a.cfg.Directories, made)
 	if err != nil {
 		return err
@@ -155,10 +163,11 @@ func (a *agent) start(ctx context.Context) (err error) {
 // load starts the dataplane in the mode that this node needs.
 func (a *agent) load(ctx context.Context) (err error) {
 	a.mode.begin(time.Now())
-	a.dp, err = datapath.Load(ctx, datapath.Options{
-		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.cfg.nodeConfig(a.mode.level),
+	o := datapath.Options{
+		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.nodeConfig(a.mode.level),
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
-	})
+	}
+	a.dp, err = a.withoutCgroup(ctx, o, datapath.Load)
 	return explainMode(err, a.mode.level)
 }
 
@@ -201,7 +210,9 @@ func (a *agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.mode.run(ctx) })
 	g.Go(func() error { return a.quiet.run(ctx) })
 	g.Go(func() error { return a.releaseLeftovers(ctx) })
+	g.Go(func() error { return a.sweepPortmap(ctx) })
 	g.Go(func() error { return a.sweepFlows(ctx) })
+	g.Go(func() error { return a.awaitHostPorts(ctx) })
 	for _, s := range a.servers {
 		g.Go(func() error { return a.serve(ctx, s) })
 	}

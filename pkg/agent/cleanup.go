@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,6 +56,7 @@ type cleaner struct {
 	log    *slog.Logger
 	host   *device.Handle
 	record *record
+	pods   []netip.Prefix // the addresses of those that were released
 }
 
 // run goes from what makes new things to what remembers the old ones.
@@ -71,6 +73,7 @@ func (c *cleaner) run(ctx context.Context) error {
 		}},
 		// A plugin that was at work until then finds no pins any more.
 		{"late endpoints", c.releaseEndpoints},
+		{"host ports", c.sweepPortmap},
 		{"routes", c.deleteRoutes},
 		{"plugin", c.removePlugin},
 		{"sysctls", func(context.Context) error {
@@ -104,6 +107,9 @@ func (c *cleaner) releaseEndpoints(ctx context.Context) error {
 	r := endpoint.Releaser{StateDir: c.State, Pins: c.BPFFS, Log: c.log}
 	var errs []error
 	for _, e := range list {
+		for _, a := range e.Addresses {
+			c.pods = append(c.pods, netip.PrefixFrom(a, a.BitLen()))
+		}
 		errs = append(errs, r.Release(ctx, e.ID, e.Network))
 	}
 	// Without their files all links of ours are orphans.
@@ -124,6 +130,16 @@ func (c *cleaner) deleteLinks() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// sweepPortmap removes what the portmap plugin made for pods of ours. It is no fault of ours where that can't be done.
+func (c *cleaner) sweepPortmap(context.Context) error {
+	rules := netfilter.Portmap{Network: install.Network, Pods: c.pods, Living: c.containers}
+	defer rules.Close()
+	if _, err := rules.Sweep(time.Now()); err != nil {
+		c.log.Warn("rules that the portmap plugin made for pods are left", "error", err)
+	}
+	return nil
 }
 
 func (c *cleaner) deleteRoutes(context.Context) error {
@@ -164,7 +180,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
 	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, "qdiscs", "qdiscs.next",
-		recordName, recordName+".next", observe.ClusterFile, observe.ClusterFile+".next")
+		recordName, recordName+".next", endpoint.HostPortsFile, observe.ClusterFile, observe.ClusterFile+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.State, name)))

@@ -95,7 +95,7 @@ type Config struct {
 	Services, ExternalIPs bool
 	// NodePortAddresses narrow the node's addresses on which NodePorts answer; none: all do.
 	NodePortAddresses []netip.Prefix
-	// Cgroup is the directory of the cgroup of all of the node's processes, which reach Services by programs on it; empty: they do not.
+	// Cgroup is the directory of the cgroup of all of the node's processes, which reach Services and host ports by programs on it; empty: they do not.
 	Cgroup string
 	// Masquerade says of each family whether what pods send to the world is masqueraded.
 	Masquerade [wire.Families]bool
@@ -126,8 +126,8 @@ type Config struct {
 	Version string
 }
 
-// nodeConfig is for programs that work beside netfilter, which may translate so much.
-func (c Config) nodeConfig(level netfilter.Level) config.NodeConfig {
+// nodeConfig is for programs that work beside netfilter, which may translate so much. frontends says that they translate to backends.
+func (c Config) nodeConfig(level netfilter.Level, frontends bool) config.NodeConfig {
 	n := config.NodeConfig{
 		Mark: c.Mark, SnatPortLow: uint32(c.SnatLow), SnatPortHigh: uint32(c.SnatHigh), TunnelPort: uint32(c.VXLANPort), TunnelVNI: c.VXLANVNI,
 	}
@@ -143,7 +143,7 @@ func (c Config) nodeConfig(level netfilter.Level) config.NodeConfig {
 	case netfilter.Translates:
 		n.NetfilterNat = config.Translates
 	}
-	if c.Services {
+	if frontends {
 		n.Services = 1
 	}
 	for f, loopback := range [wire.Families]netip.Addr{wire.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), wire.IPv6: netip.IPv6Loopback()} {

@@ -180,7 +180,7 @@ func TestProgramToThePodIsRepaired(t *testing.T) {
 	if attached() {
 		t.Error("it is there without Services")
 	}
-	l.cfg.Services, l.planned = true, nil
+	l.hostPortsAsked, l.planned = true, nil
 	for range 2 {
 		l.pass(t.Context())
 		l.assertReady(t)

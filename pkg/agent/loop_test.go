@@ -71,7 +71,7 @@ func testLoop(t *testing.T) *loop {
 	record, err := openRecord(cfg.Directories, nil)
 	must(err)
 	dp, err := datapath.Load(t.Context(), datapath.Options{
-		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(netfilter.Nothing), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
+		Dir: cfg.BPFFS, StateDir: cfg.State, NodeConfig: cfg.nodeConfig(netfilter.Nothing, false), SnatEntries: cfg.SnatEntries, Log: cfg.Log, Spec: pins.Stubs(t),
 	})
 	must(err)
 	host, err := device.Open()

@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,6 +36,24 @@ const prefix = "ebpf_cni_"
 // a restart of the agent sets no counter back.
 type metrics struct{ *node }
 
+// scrapes are what reads the maps for whoever asks for metrics. A request may outlive its listener, but none reads them once they have
+// ended: where the agent starts anew, other maps have their descriptors then.
+type scrapes struct {
+	mu    sync.Mutex
+	ended bool
+}
+
+func (s *scrapes) read(maps func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		maps()
+	}
+}
+
+// end returns when nothing reads the maps any more.
+func (s *scrapes) end() { s.read(func() { s.ended = true }) }
+
 // newRegistry registers all metrics of a node. Gathering is for one goroutine at a time.
 func newRegistry(n *node) *prometheus.Registry {
 	reg := prometheus.NewRegistry()
@@ -63,7 +82,9 @@ func samples(ch chan<- prometheus.Metric, of prometheus.ValueType) sample {
 }
 
 // Collect implements prometheus.Collector.
-func (m metrics) Collect(ch chan<- prometheus.Metric) {
+func (m metrics) Collect(ch chan<- prometheus.Metric) { m.scrapes.read(func() { m.collect(ch) }) }
+
+func (m metrics) collect(ch chan<- prometheus.Metric) {
 	gauge, counter := samples(ch, prometheus.GaugeValue), samples(ch, prometheus.CounterValue)
 	m.describe(gauge)
 	for about, collect := range map[string]func() error{
@@ -184,7 +205,7 @@ func (m metrics) countAddresses(gauge sample) error {
 
 // countOutside counts the flows that clients outside hold.
 func (m metrics) countOutside(gauge sample) error {
-	if !m.cfg.Services {
+	if !m.frontends() {
 		return nil
 	}
 	world, err := m.dp.Maps.Devices.Get(devices.Key{Ifindex: devices.World})
@@ -192,7 +213,7 @@ func (m metrics) countOutside(gauge sample) error {
 		err = nil
 	}
 	if err == nil {
-		gauge("outside_flows", float64(world.SnatFlows), "Flows of clients outside to Services, all of which have one share of the map snat.")
+		gauge("outside_flows", float64(world.SnatFlows), "Flows of clients outside to Services and host ports, all of which have one share of the map snat.")
 	}
 	return err
 }
@@ -255,8 +276,8 @@ func (m metrics) sumTraffic(counter sample) error {
 	counter("snat_allocations_total", float64(t.allocations), "Ports chosen for new masqueraded flows.")
 	counter("snat_retries_total", float64(t.retries), "Ports that were tried and found taken.")
 	counter("snat_failures_total", float64(t.refused), "Packets of pods, or of the node, dropped because their flow could not be masqueraded, or opened to a Service.")
-	if m.cfg.Services {
-		counter("outside_failures_total", float64(t.refusedOutside), "Packets of clients outside dropped because their flow to a Service could not be opened.")
+	if m.frontends() {
+		counter("outside_failures_total", float64(t.refusedOutside), "Packets of clients outside dropped because their flow to a Service or a host port could not be opened.")
 	}
 	return nil
 }

@@ -78,6 +78,22 @@ func (c collected) Collect(ch chan<- prometheus.Metric) {
 }
 
 // registered is what newRegistry registers, but for what any Go program has.
+// Where the agent starts anew a request may still be under way, which must not read maps that are closed.
+func TestScrapesEndBeforeTheMaps(t *testing.T) {
+	l := testLoop(t)
+	gather := newRegistry(l.node).Gather
+	if all, err := gather(); err != nil || len(all) < 10 {
+		t.Fatalf("%d metrics, %v", len(all), err)
+	}
+	maps := l.dp.Maps
+	defer func() { l.dp.Maps = maps }()
+	l.scrapes.end()
+	l.dp.Maps = nil // who reads them now panics
+	if _, err := gather(); err != nil {
+		t.Error(err)
+	}
+}
+
 func registered(l *loop) *prometheus.Registry {
 	ch := make(chan prometheus.Metric, 10_000)
 	metrics{l.node}.Collect(ch)

@@ -92,7 +92,7 @@ func (c *modeController) run(ctx context.Context) error {
 }
 
 func (c *modeController) replace(ctx context.Context, level netfilter.Level) {
-	err := c.dp.Reconfigure(ctx, c.cfg.nodeConfig(level))
+	err := c.dp.Reconfigure(ctx, c.nodeConfig(level))
 	c.outcomes <- outcome{level, explainMode(err, level)}
 }
 

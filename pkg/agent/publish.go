@@ -64,7 +64,7 @@ var levelNames = map[netfilter.Level]string{netfilter.Masquerades: observe.Masqu
 
 // whoServes says who serves Services; empty: others do.
 func (l *loop) whoServes() string {
-	if l.services == nil {
+	if !l.cfg.Services {
 		return ""
 	}
 	who := "served by the programs"

@@ -153,9 +153,12 @@ func jsonOnly(config *rest.Config) *rest.Config {
 
 // eventText is what an Event says of a problem, on all nodes alike.
 func eventText(p service.Problem) string {
-	if p.Reason == service.HealthCheck { // its text is about this node
-		return "some nodes, such as the one that this Event is from, can't answer its load balancer's health checks on its healthCheckNodePort; " +
-			"the agent's log and ebpfctl status say why there"
+	const where = "; the agent's log and ebpfctl status say why there"
+	switch p.Reason { // those whose text is about this node
+	case service.HealthCheck:
+		return "some nodes, such as the one that this Event is from, can't answer its load balancer's health checks on its healthCheckNodePort" + where
+	case service.HostPort:
+		return "a NodePort of it does not answer on some nodes, such as the one that this Event is from, where it is the host port of a pod" + where
 	}
 	return p.Text
 }

@@ -61,7 +61,8 @@ type serviceReport struct {
 	nodePorts *ports
 }
 
-// newServices reads what an earlier agent has left.
+// newServices reads what an earlier agent has left. Where others serve Services there is none, and this node's own addresses are
+// all that is written.
 func newServices(n *node) (*serviceController, error) {
 	c := &serviceController{
 		node: n, maps: serviceMaps{Maps: n.dp.Maps}, model: service.NewModel(), reported: map[service.Problem]bool{}, compared: time.Now(),
@@ -77,6 +78,9 @@ func newServices(n *node) (*serviceController, error) {
 		return nil, err
 	}
 	c.state = service.Load(c.options(whereabouts{}), content)
+	if !n.cfg.Services {
+		c.model.Apply(service.Update{Complete: true})
+	}
 	c.now = serviceReport{
 		filled: len(content.Services) > 0, cidrs: ranges, capacities: c.maps.capacities(), used: c.state.Used(), nodePorts: portsOf(c.state.NodePorts()),
 	}
@@ -175,7 +179,7 @@ func (c *serviceController) accept(u service.Update) {
 
 // weigh makes an obstacle of an error while this node has never known all Services: new pods could reach none of them.
 func (c *serviceController) weigh(err error) error {
-	if c.read().filled {
+	if c.read().filled || !c.cfg.Services {
 		return err
 	}
 	return hinder(err)
@@ -280,8 +284,10 @@ func (c *serviceController) write(w service.Writes) {
 
 func (c *serviceController) note(err error) {
 	c.failed = err != nil
-	if err != nil {
+	if err != nil && c.cfg.Services {
 		err = c.weigh(fmt.Errorf("Services that have changed may not be served as they say: %w", err)) //nolint:staticcheck // a name
+	} else if err != nil {
+		err = fmt.Errorf("host ports may not answer on all of this node's addresses: %w", err)
 	}
 	c.report(func(r *serviceReport) { r.unwritten = err })
 	c.complaints.note("services/maps", err)
@@ -297,7 +303,10 @@ func (r ranges) equal(o ranges) bool { return r.served == o.served && slices.Equ
 
 // rangesOfServices are those that --service-cidr and the API name.
 func (l *loop) rangesOfServices() ranges {
-	r := l.services.read()
+	var r serviceReport
+	if l.cfg.Services {
+		r = l.services.read()
+	}
 	all := slices.Concat(l.cfg.Service, r.cidrs)
 	slices.SortFunc(all, netip.Prefix.Compare)
 	return ranges{slices.Compact(all), r.filled}
@@ -334,7 +343,7 @@ func (c *serviceController) report(change func(*serviceReport)) {
 	poke(c.news)
 }
 
-// read returns what others are told. Nobody serves Services where there is no controller.
+// read returns what others are told: nothing where there is no controller.
 func (c *serviceController) read() serviceReport {
 	if c == nil {
 		return serviceReport{}
@@ -347,7 +356,7 @@ func (c *serviceController) read() serviceReport {
 // obstacle is why new pods could reach no Service; empty: they can.
 func (c *serviceController) obstacle() string {
 	switch r := c.read(); {
-	case c == nil || r.filled:
+	case c == nil || !c.cfg.Services || r.filled:
 		return ""
 	case r.unwritten != nil:
 		return enumerate([]string{r.unwritten.Error()})
@@ -357,18 +366,21 @@ func (c *serviceController) obstacle() string {
 	return "no complete list of Services yet"
 }
 
-// startServices has goroutines serve Services, or removes what an agent has left that did. It returns what else the file of Nodes
-// is to be read for; nil: nothing.
+// startServices has goroutines serve Services, or host ports alone, or removes what an agent has left that did. It returns what
+// else the file of Nodes is to be read for; nil: nothing.
 func (a *agent) startServices(ctx context.Context, g *errgroup.Group, l *loop) (file *source.FileServices, err error) {
-	if !a.cfg.Services {
+	if !a.frontends() {
 		return nil, emptyServices(a.dp.Maps)
 	}
 	if l.services, err = newServices(a.node); err != nil {
 		return nil, err
 	}
 	g.Go(func() error { return l.services.run(ctx) })
-	g.Go(func() error { return l.services.events.run(ctx) })
 	g.Go(func() error { return l.services.endSockets(ctx) })
+	if !a.cfg.Services {
+		return nil, nil
+	}
+	g.Go(func() error { return l.services.events.run(ctx) })
 	if a.cfg.NodesFile != "" {
 		file = source.NewFileServices()
 		g.Go(func() error { return file.Run(ctx, l.services.deliver(ctx)) })

@@ -42,7 +42,11 @@ func restartServices(t *testing.T, l *loop) {
 func here(held ...string) whereabouts {
 	s := whereabouts{known: true}
 	for _, a := range held {
-		s.held = append(s.held, netip.MustParseAddr(a))
+		addr := netip.MustParseAddr(a)
+		s.held = append(s.held, addr)
+		if !addr.IsLoopback() {
+			s.own = append(s.own, addr)
+		}
 	}
 	return s
 }

@@ -7,7 +7,10 @@ import (
 	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
+	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 )
@@ -86,7 +89,7 @@ func (c *serviceController) endSocketsNow() error {
 	return err
 }
 
-// staleSockets are the connected UDP sockets whose backend answers no more, by their cookies.
+// staleSockets are the connected UDP sockets whose backend answers no more, by their cookies. That of a host port is a pod.
 func (c *serviceController) staleSockets() (map[uint64]sockets.Value, error) {
 	stale := map[uint64]sockets.Value{}
 	known := map[uint32]backends.Value{}
@@ -97,18 +100,41 @@ func (c *serviceController) staleSockets() (map[uint64]sockets.Value, error) {
 		if e.Value.Proto != wire.UDP || e.Value.Connected == 0 {
 			continue
 		}
-		b, read := known[e.Value.Backend]
-		if !read {
-			if b, err = c.dp.Maps.Backends.Get(backends.Key{Backend: e.Value.Backend}); err != nil {
-				return nil, err
-			}
-			known[e.Value.Backend] = b
+		ask := c.podAnswers
+		if e.Value.Set != services.HostPort {
+			ask = func(s sockets.Value) (bool, error) { return c.backendAnswers(s, known) }
 		}
-		if b.Set != e.Value.Set || b.Generation != e.Value.Generation || b.Flags&(backends.Serving|backends.Answers) == 0 {
+		answers, err := ask(e.Value)
+		if err != nil {
+			return nil, err
+		}
+		if !answers {
 			stale[e.Key.Cookie] = e.Value
 		}
 	}
 	return stale, nil
+}
+
+// podAnswers says whether the pod is still there to whose host port a socket is connected. Its generation is the index of its link.
+func (c *serviceController) podAnswers(s sockets.Value) (bool, error) {
+	pod, err := c.dp.Maps.Endpoints.Get(endpoints.Key{Address: s.BackendAddress})
+	if errors.Is(err, typed.ErrKeyNotExist) {
+		return false, nil
+	}
+	return pod.Ifindex == s.Generation, err
+}
+
+// backendAnswers says whether a Service's backend answers still to which a socket is connected; known are those that have been read.
+func (c *serviceController) backendAnswers(s sockets.Value, known map[uint32]backends.Value) (bool, error) {
+	b, read := known[s.Backend]
+	if !read {
+		var err error
+		if b, err = c.dp.Maps.Backends.Get(backends.Key{Backend: s.Backend}); err != nil {
+			return false, err
+		}
+		known[s.Backend] = b
+	}
+	return b.Set == s.Set && b.Generation == s.Generation && b.Flags&(backends.Serving|backends.Answers) != 0, nil
 }
 
 // poke makes a channel with room for one readable.

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -63,11 +65,20 @@ func TestSocketsAreEnded(t *testing.T) {
 			BackendAddress: wire.AddrFrom(at.Addr()), BackendPort: wire.PortFrom(at.Port()), Set: 5, Backend: backend, Generation: generation,
 		}
 	}
+	must(t, l.dp.Maps.Endpoints.Put(endpoints.Key{Address: wire.AddrFrom(netip.MustParseAddr("127.0.0.3"))}, endpoints.Value{Ifindex: 42}))
+	hostPort := func(peer string, ifindex uint32) sockets.Value {
+		v := value(peer, 0, ifindex, 1)
+		v.Set = services.HostPort
+		return v
+	}
 	for name, c := range map[string]struct {
 		peer  string
 		value sockets.Value
 		ends  bool
 	}{
+		"it is a pod with a host port":      {"127.0.0.3:5009", hostPort("127.0.0.3:5009", 42), false},
+		"another pod has its address":       {"127.0.0.3:5010", hostPort("127.0.0.3:5010", 41), true},
+		"no pod has its address":            {"127.0.0.4:5011", hostPort("127.0.0.4:5011", 42), true},
 		"it serves":                         {"127.0.0.1:5001", value("127.0.0.1:5001", 7, 2, 1), false},
 		"it is not ready":                   {"127.0.0.1:5002", value("127.0.0.1:5002", 8, 2, 1), true},
 		"it terminates, others are nearer":  {"127.0.0.1:5008", value("127.0.0.1:5008", 10, 2, 1), false},

@@ -23,6 +23,9 @@ type node struct {
 	dp         *datapath.Datapath
 	status     *status
 	complaints *complaints
+	scrapes    scrapes
+	// hostPortsAsked says that a pod had asked for a host port when this agent started.
+	hostPortsAsked bool
 }
 
 // state is what the controllers go by. The loop writes it; they read it.
@@ -33,6 +36,7 @@ type state struct {
 	sourceErr error     // why there is no newer list; nil: there is none newer
 	lost      time.Time // since when there has been a sourceErr
 	view      *view     // of the newest look that succeeded; nil: none has
+	hostPorts hostPorts // as last seen
 	plan      plan.Result
 	applied   bool          // destinations and routes have been written as this plan has them
 	next      time.Duration // until the next pass over the whole node; steps bring it forward by lookAgain
@@ -74,6 +78,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
 	l.steps = []step{
 		{"network", onLook, l.look}, // which makes the tunnel's device: plans depend on its number
+		{"services", onPass | onTick, l.lookAtHostPorts},
 		{"tunnel", onPass | onNodes, l.tunnel.configure},
 		{"uplinks", onPass, l.uplinks.attach},
 		{"sysctls", onPass | onNodes, l.sysctls.loosen},
@@ -84,7 +89,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"sysctls", onPass, l.sysctls.route},
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
-		{"sysctls", onPass | onTick, func(*state) error { return l.sysctls.inspect(l.services.read().nodePorts) }},
+		{"sysctls", onPass | onTick, func(s *state) error { return l.sysctls.inspect(l.services.read().nodePorts, &s.hostPorts.numbers) }},
 		{"files", onPass, vital(l.files.installPlugin)},
 		{"files", onPass | onTick, vital(room)},
 

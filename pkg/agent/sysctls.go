@@ -234,12 +234,14 @@ func (c *sysctls) loosen(s *state) error {
 }
 
 // inspect looks for what the kernel does not tell of. Packets to our ports are the programs': those of the range to masquerade to,
-// and NodePorts.
-func (c *sysctls) inspect(nodePorts *ports) error {
+// NodePorts and host ports.
+func (c *sysctls) inspect(used ...*ports) error {
 	c.settle()
 	var ours ports
-	if nodePorts != nil {
-		ours = *nodePorts
+	for _, p := range used {
+		if p != nil {
+			ours = ours.with(*p)
+		}
 	}
 	ours.add(c.cfg.SnatLow, c.cfg.SnatHigh)
 	return c.ensurePorts(ours)

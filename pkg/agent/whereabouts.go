@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/ebpf-cni/ebpf-cni/pkg/device"
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
@@ -17,26 +17,33 @@ import (
 type whereabouts struct {
 	known bool
 	zone  string
-	// held are the node's own addresses but for the tunnel's, sorted.
-	held []netip.Addr
+	// held are the node's own addresses but for the tunnel's, own those of them that others may ask, both sorted.
+	held, own []netip.Addr
+	// hostPorts are who has a NodePort as a host port.
+	hostPorts map[services.Key]string
 }
 
 func (s whereabouts) equal(o whereabouts) bool {
-	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held)
+	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held) && slices.Equal(s.own, o.own) && maps.Equal(s.hostPorts, o.hostPorts)
 }
 
 func (c *serviceController) options(s whereabouts) service.Options {
-	held, answers := make(map[netip.Addr]bool, len(s.held)), map[netip.Addr]bool{}
-	for _, a := range s.held {
-		held[a] = true
-		if c.cfg.answersNodePorts(a) {
-			answers[a] = true
-		}
+	o := service.Options{
+		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: setOf(s.held), OwnAddresses: setOf(s.own), NodeAddresses: setOf(nil), HostPorts: s.hostPorts,
+		ExternalIPs: c.cfg.ExternalIPs, APIServer: c.cfg.apiServer(), Capacities: c.maps.capacities(),
 	}
-	return service.Options{
-		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: held, NodeAddresses: answers, ExternalIPs: c.cfg.ExternalIPs,
-		APIServer: c.cfg.apiServer(), Capacities: c.maps.capacities(),
+	for _, a := range s.own {
+		o.NodeAddresses[a] = len(c.cfg.NodePortAddresses) == 0 || c.cfg.narrows(a)
 	}
+	return o
+}
+
+func setOf(all []netip.Addr) map[netip.Addr]bool {
+	set := make(map[netip.Addr]bool, len(all))
+	for _, a := range all {
+		set[a] = true
+	}
+	return set
 }
 
 // apiServer is the address and port of the API server; not valid: it is reached by a name, or not at all.
@@ -51,14 +58,6 @@ func (c Config) apiServer() netip.AddrPort {
 	host, _ := netip.ParseAddr(at.Hostname())
 	port, _ := strconv.ParseUint(cmp.Or(at.Port(), "443"), 10, 16)
 	return netip.AddrPortFrom(host.Unmap(), uint16(port))
-}
-
-// answersNodePorts says whether NodePorts answer on an address of the node's. Those of loopback are the node's own processes' alone.
-func (c Config) answersNodePorts(a netip.Addr) bool {
-	if a.IsLoopback() || isOfLink(a) {
-		return false
-	}
-	return len(c.NodePortAddresses) == 0 || c.narrows(a)
 }
 
 // narrows says whether --nodeport-addresses names an address.
@@ -91,15 +90,29 @@ func whereaboutsOf(s *state, self string) whereabouts {
 			now.zone = n.Zone
 		}
 	}
-	now.held = slices.DeleteFunc(heldBy(s.view), s.view.isTunnels)
+	tunnels, ipvs := s.view.onlyOn(tunnelName), s.view.onlyOn(ipvsName) // where nobody asks for a Service, and where each has its addresses
+	now.held = slices.DeleteFunc(heldBy(s.view), func(a netip.Addr) bool { return tunnels[a] })
+	// Those of loopback are the node's own processes' alone.
+	now.own = slices.DeleteFunc(slices.Clone(now.held), func(a netip.Addr) bool { return a.IsLoopback() || isOfLink(a) || ipvs[a] })
+	now.hostPorts = s.inTheWay()
 	return now
 }
 
-// isTunnels says whether an address is one of the tunnel device's, where nobody asks for a Service.
-func (v *view) isTunnels(addr netip.Addr) bool {
-	return slices.ContainsFunc(v.addresses, func(a device.Address) bool {
-		return a.Prefix.Addr() == addr && v.links[a.Index].Name == tunnelName
-	})
+// ipvsName is the link on which kube-proxy, in its mode ipvs, puts the addresses of all Services.
+const ipvsName = "kube-ipvs0"
+
+// onlyOn are the addresses of a link that no other one has.
+func (v *view) onlyOn(name string) map[netip.Addr]bool {
+	on, elsewhere := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, a := range v.addresses {
+		if v.links[a.Index].Name == name {
+			on[a.Prefix.Addr()] = true
+		} else {
+			elsewhere[a.Prefix.Addr()] = true
+		}
+	}
+	maps.DeleteFunc(on, func(a netip.Addr, _ bool) bool { return elsewhere[a] })
+	return on
 }
 
 // heldBy are the node's own addresses, sorted.

@@ -91,9 +91,12 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// onSockets reports whether there are programs for the sockets of the node's processes.
+func (o Options) onSockets() bool { return o.NodeConfig.Services != 0 && o.Cgroup != "" }
+
 func (o Options) attacher() attach.Attacher {
 	a := attach.Attacher{Dir: o.Dir, Mode: o.Attach, Cgroup: o.Cgroup}
-	if o.NodeConfig.Services == 0 { // what is attached is to go, whatever cgroup it is on
+	if !o.onSockets() { // what is attached is to go, whatever cgroup it is on
 		a.Cgroup = ""
 	}
 	return a

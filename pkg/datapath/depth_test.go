@@ -38,7 +38,7 @@ func TestStackLeftCanFail(t *testing.T) {
 
 func loadBelow(t *testing.T, node config.NodeConfig, held int16) error {
 	t.Helper()
-	spec, err := configure(Options{NodeConfig: node})
+	spec, err := configure(Options{NodeConfig: node, Cgroup: "/any"})
 	check(t, err)
 	for name, p := range spec.Programs {
 		below(t, name, p, held)

@@ -20,15 +20,15 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 )
 
-// spec returns a copy of the programs, which the caller may change. Those for sockets are left out where Services are not
-// served, since they would do nothing and want more of the kernel.
+// spec returns a copy of the programs, which the caller may change. Those for sockets are left out where they are not attached,
+// since they would do nothing and want more of the kernel.
 func (o Options) spec() (spec *ebpf.CollectionSpec, err error) {
 	if o.Spec != nil {
 		spec = o.Spec.Copy()
 	} else if spec, err = bpf.LoadDataplane(); err != nil {
 		return nil, fmt.Errorf("read embedded programs: %w", err)
 	}
-	if o.NodeConfig.Services == 0 {
+	if !o.onSockets() {
 		maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
 	}
 	return spec, nil

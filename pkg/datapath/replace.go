@@ -89,7 +89,7 @@ func (l *loader) newPlaces(olds []attachment) (news []attachment, err error) {
 		}
 	}
 	for _, hook := range attach.SocketHooks() {
-		if at := (attach.Place{Hook: hook}); !has[at] && l.opts.Cgroup != "" {
+		if at := (attach.Place{Hook: hook}); !has[at] && l.opts.onSockets() {
 			news = append(news, attachment{Place: at})
 		}
 	}

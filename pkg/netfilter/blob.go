@@ -36,7 +36,10 @@ var entryLayouts = map[bool]entryLayout{
 }
 
 const (
-	getEntries   = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
+	getEntries = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
+	// errorTarget is what an entry that begins a chain has, and the last one.
+	errorTarget  = "ERROR"
+	commentMatch = "comment"
 	targetHeader = 32 // struct xt_entry_target, and struct xt_entry_match
 	nameAt       = 2
 	revisionAt   = 31
@@ -103,7 +106,7 @@ func (b *blob) parse() error {
 		}
 	}
 	for _, e := range all {
-		if e.name == "ERROR" { // struct xt_error_target
+		if e.name == errorTarget { // struct xt_error_target
 			b.names[e.at+len(e.raw)] = text(e.target[targetHeader:])
 		}
 	}
@@ -112,7 +115,7 @@ func (b *blob) parse() error {
 		if name, begins := b.names[e.at]; begins {
 			chain = name
 		}
-		if e.name != "ERROR" {
+		if e.name != errorTarget {
 			b.chains[chain] = append(b.chains[chain], e)
 		}
 	}
@@ -149,17 +152,33 @@ func (b *blob) rule(e entry) rule {
 	if proto := map[uint16]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[binary.NativeEndian.Uint16(e.raw[l.proto:])]; proto != "" {
 		w.also("-p " + proto)
 	}
-	for at := l.elements; at+targetHeader <= len(e.raw)-len(e.target); {
-		m := e.raw[at : len(e.raw)-len(e.target)]
-		size := int(binary.NativeEndian.Uint16(m))
-		if size < targetHeader || size > len(m) {
-			break // what is left out can only make the packets fewer
-		}
-		w.extension(text(m[nameAt:revisionAt]), uint32(m[revisionAt]), m[targetHeader:size])
-		at += size
+	for _, m := range e.matches(b.ipv6) {
+		w.extension(text(m[nameAt:revisionAt]), uint32(m[revisionAt]), m[targetHeader:])
 	}
 	b.target(w, e)
 	return w.rule
+}
+
+// matches are its extensions, each with its header. What is left out can only make the packets fewer.
+func (e entry) matches(ipv6 bool) (all [][]byte) {
+	for rest := e.raw[entryLayouts[ipv6].elements : len(e.raw)-len(e.target)]; len(rest) >= targetHeader; {
+		size := int(binary.NativeEndian.Uint16(rest))
+		if size < targetHeader || size > len(rest) {
+			break
+		}
+		all, rest = append(all, rest[:size]), rest[size:]
+	}
+	return all
+}
+
+// comment is what somebody has noted beside a rule; empty: nothing.
+func (e entry) comment(ipv6 bool) string {
+	for _, m := range e.matches(ipv6) {
+		if text(m[nameAt:revisionAt]) == commentMatch {
+			return text(m[targetHeader:])
+		}
+	}
+	return ""
 }
 
 // target reads what a rule does: by a name that is empty, a verdict or a jump.

@@ -23,6 +23,9 @@ type iptables struct {
 	blobs  map[string]*blob // the tables of this look
 }
 
+// natTable is the one that translates.
+const natTable = "nat"
+
 // ipv6 says that it is about ip6tables.
 func (i *iptables) ipv6() bool { return i.family == unix.AF_INET6 }
 
@@ -75,8 +78,8 @@ const (
 // changed implements ruleset. It looks at the nat table.
 func (i *iptables) changed(now time.Time) (bool, error) {
 	i.newest = tableInfo{}
-	if slices.Contains(i.has(), "nat") {
-		if err := i.withSocket(func(fd, level int) error { return getTableInfo(fd, level, "nat", &i.newest) }); err != nil {
+	if slices.Contains(i.has(), natTable) {
+		if err := i.withSocket(func(fd, level int) error { return getTableInfo(fd, level, natTable, &i.newest) }); err != nil {
 			return false, fmt.Errorf("read %s: %w", i.name(), err)
 		}
 	}
@@ -119,7 +122,7 @@ func (i *iptables) bases(families []int, all bool) (found []base, err error) {
 		return nil, nil
 	}
 	for _, table := range i.has() {
-		if table != "nat" && !all {
+		if table != natTable && !all {
 			continue
 		}
 		b, err := i.table(table)
@@ -128,7 +131,7 @@ func (i *iptables) bases(families []int, all bool) (found []base, err error) {
 		}
 		for hook, name := range hookNames {
 			if b.info.ValidHooks&(1<<hook) != 0 {
-				found = append(found, base{chainID{i.name(), i.family, table, name}, uint32(hook), table == "nat"})
+				found = append(found, base{chainID{i.name(), i.family, table, name}, uint32(hook), table == natTable})
 			}
 		}
 	}

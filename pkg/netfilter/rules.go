@@ -11,17 +11,20 @@ import (
 
 // nftBatch is a transaction of nftables: all of its changes come about, or none.
 type nftBatch struct {
-	messages []byte
-	last     uint32 // sequence number of the newest message
+	generation uint32 // of the rules that it is meant for, else the kernel answers ERESTART; 0: whatever they are
+	messages   []byte
+	last       uint32 // sequence number of the newest message
+	newest     int    // where that begins
 }
 
 // add appends a change.
 func (b *nftBatch) add(message, flags int, family uint8, attrs ...*nl.RtAttr) {
-	b.message(unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_ACK|flags, family, 0, attrs...)
+	b.message(unix.NFNL_SUBSYS_NFTABLES<<8|message, flags, family, 0, attrs...)
 }
 
 func (b *nftBatch) message(kind, flags int, family uint8, resource uint16, attrs ...*nl.RtAttr) {
 	b.last++
+	b.newest = len(b.messages)
 	req := nl.NewNetlinkRequest(kind, flags)
 	req.Seq = b.last
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0, ResId: resource})
@@ -35,8 +38,16 @@ func (b *nftBatch) message(kind, flags int, family uint8, resource uint16, attrs
 func (b *nftBatch) commit() (err error) {
 	var whole nftBatch
 	ofNftables := nl.Swap16(unix.NFNL_SUBSYS_NFTABLES) // big-endian
-	whole.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, ofNftables)
+	var meant []*nl.RtAttr
+	if b.generation != 0 {
+		const generation = 1 // NFNL_BATCH_GENID
+		meant = []*nl.RtAttr{number(generation, b.generation)}
+	}
+	whole.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, ofNftables, meant...)
+	newest := len(whole.messages) + b.newest
 	whole.messages = append(whole.messages, b.messages...)
+	// An answer to each would be more than the socket holds. An error is answered in any case.
+	binary.NativeEndian.PutUint16(whole.messages[newest+flagsAt:], binary.NativeEndian.Uint16(whole.messages[newest+flagsAt:])|unix.NLM_F_ACK)
 	whole.message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, ofNftables)
 
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
@@ -44,6 +55,7 @@ func (b *nftBatch) commit() (err error) {
 		return fmt.Errorf("open netlink socket: %w", err)
 	}
 	defer unix.Close(fd)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*len(whole.messages)) // many are more than a socket takes
 	if err := unix.Sendto(fd, whole.messages, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
@@ -67,6 +79,9 @@ func (b *nftBatch) commit() (err error) {
 		}
 	}
 }
+
+// flagsAt is where the flags are in struct nlmsghdr.
+const flagsAt = 6
 
 // firstError reads acknowledgements.
 func firstError(b []byte) unix.Errno {

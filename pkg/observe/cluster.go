@@ -88,7 +88,7 @@ type ClusterProblem struct {
 type ServiceProblem struct {
 	// Service is "namespace/name".
 	Service string `json:"service"`
-	// Reason is malformed, unsupported, taken or full, as in metrics.
+	// Reason is malformed, unsupported, taken, full, healthcheck or hostport, as in metrics.
 	Reason string `json:"reason"`
 	// Text is a sentence for people.
 	Text string `json:"text"`

@@ -19,6 +19,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/sockets"
@@ -148,6 +149,11 @@ func fillAll(t *testing.T, r Reader) {
 		},
 	})
 	fillServices(t, r)
+	toPod := hostports.Value{PodAddress: addr("10.244.1.9"), PodPort: wire.PortFrom(80), Ifindex: 42}
+	for _, host := range []string{"[::]:8080", "0.0.0.0:8080", "172.18.0.2:443"} {
+		at := netip.MustParseAddrPort(host)
+		put(t, r, hostports.Name, typed.Entry[hostports.Key, hostports.Value]{Key: hostports.KeyFrom(at.Addr(), at.Port(), wire.TCP), Value: toPod})
+	}
 	count(t, r, drops.Name, wire.FromPod, drops.SpoofedSource, counters.Value{Packets: 2, Bytes: 128})
 	count(t, r, traffic.Name, wire.FromUplink, traffic.Delivered, counters.Value{Packets: 5, Bytes: 500})
 	put(t, r, config.Name, typed.Entry[config.Key, config.Value]{Value: config.Value{
@@ -184,7 +190,7 @@ func fillServices(t *testing.T, r Reader) {
 		typed.Entry[services.Key, services.Value]{
 			Key: services.Key{Port: wire.PortFrom(30053), Proto: wire.UDP}, Value: services.Value{Set: 5},
 		},
-		typed.Entry[services.Key, services.Value]{Key: services.Key{Address: addr("172.18.0.2")}, Value: services.Value{Flags: services.Node}},
+		typed.Entry[services.Key, services.Value]{Key: services.Key{Address: addr("172.18.0.2")}, Value: services.Value{Flags: services.Node | services.Own}},
 	)
 	put(t, r, services.RangesName,
 		typed.Entry[services.RangeKey, services.Range]{Key: services.RangeKeyFrom(5, netip.MustParsePrefix("192.0.2.0/24")), Value: services.Range{Set: 5}},

@@ -41,7 +41,7 @@ var filledJSON = map[string]string{
   {"address": "0.0.0.0", "port": 30053, "proto": "udp", "set": 5, "flags": "external_local", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1},
   {"address": "10.96.0.10", "port": 0, "proto": "", "set": 0, "flags": "cluster_ip|answers", "service_namespace": "", "service_name": "", "service_port_name": "", "cluster": 0, "local": 0},
   {"address": "10.96.0.10", "port": 53, "proto": "udp", "set": 5, "flags": "local", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "cluster": 2, "local": 1},
-  {"address": "172.18.0.2", "port": 0, "proto": "", "set": 0, "flags": "node", "service_namespace": "", "service_name": "", "service_port_name": "", "cluster": 0, "local": 0}
+  {"address": "172.18.0.2", "port": 0, "proto": "", "set": 0, "flags": "node|own", "service_namespace": "", "service_name": "", "service_port_name": "", "cluster": 0, "local": 0}
 ]`,
 	"source_range": `[
   {"set": 5, "source": "192.0.2.0/24", "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"},
@@ -49,6 +49,11 @@ var filledJSON = map[string]string{
 ]`,
 	"backends": `[
   {"backend": 9, "address": "10.244.2.7", "port": 5353, "proto": "udp", "flags": "serving|on_node", "generation": 2, "set": 5, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns"}
+]`,
+	"hostports": `[
+  {"address": "172.18.0.2", "port": 443, "proto": "tcp", "pod_address": "10.244.1.9", "pod_port": 80, "ifindex": 42, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
+  {"address": "::", "port": 8080, "proto": "tcp", "pod_address": "10.244.1.9", "pod_port": 80, "ifindex": 42, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"},
+  {"address": "0.0.0.0", "port": 8080, "proto": "tcp", "pod_address": "10.244.1.9", "pod_port": 80, "ifindex": 42, "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
 	"affinity": `[
   {"client": "10.244.1.9", "set": 5, "backend": 9, "generation": 2, "ifindex": 42, "last_seen": 35940000000000, "service_namespace": "kube-system", "service_name": "kube-dns", "service_port_name": "dns", "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
@@ -155,7 +160,7 @@ udp    *:30053          5  -                   kube-system/kube-dns  dns        
 udp    *:30053          5  external_local      kube-system/kube-dns  dns              2      1
 -      10.96.0.10       -  cluster_ip|answers  -                     -                -      -
 udp    10.96.0.10:53    5  local               kube-system/kube-dns  dns              2      1
--      172.18.0.2       -  node                -                     -                -      -
+-      172.18.0.2       -  node|own            -                     -                -      -
 `,
 		"source_range": `
 SET  SOURCE         SERVICE               PORT NAME
@@ -165,6 +170,12 @@ SET  SOURCE         SERVICE               PORT NAME
 		"backends": `
 BACKEND  PROTO  ENDPOINT         SET  FLAGS            GENERATION  SERVICE               PORT NAME
       9  udp    10.244.2.7:5353    5  serving|on_node           2  kube-system/kube-dns  dns
+`,
+		"hostports": `
+PROTO  HOST            POD            IFINDEX  POD NAME
+tcp    172.18.0.2:443  10.244.1.9:80       42  shop/web
+tcp    [::]:8080       10.244.1.9:80       42  shop/web
+tcp    0.0.0.0:8080    10.244.1.9:80       42  shop/web
 `,
 		"affinity": `
 CLIENT      SET  BACKEND  IFINDEX  AGE  SERVICE               PORT NAME  POD NAME
@@ -325,6 +336,7 @@ func TestFills(t *testing.T) {
 		{"destinations", 4, pins.Entries},
 		{"services", 5, pins.Entries},
 		{"source_range", 2, pins.Entries},
+		{"hostports", 3, pins.Entries},
 		{"uplinks", 1, 256},
 		{"snat", 7, pins.Entries}, // as the programs count
 		{"snat_reverse", 3001, pins.Entries},

@@ -170,6 +170,34 @@ func (n *node) silence() {
 	}
 }
 
+func TestSurveyFindsProblemsOfHostPorts(t *testing.T) {
+	serve := func(n *node) {
+		n.attach(attach.Auto, attach.ToPod, n.pod)
+		n.serveServices()
+	}
+	findProblems(t, map[string]spoilt{
+		"not served": {
+			func(n *node) { n.hostPort("0.0.0.0:8080", "10.244.1.9", n.pod) },
+			[]string{"the programs serve no host ports, and pods of this node have 1"},
+		},
+		"its pod is gone": {
+			func(n *node) {
+				serve(n)
+				n.hostPort("192.0.2.1:8080", "10.244.1.77", 4711)
+				n.hostPort("0.0.0.0:8081", "10.244.1.9", n.pod)
+			},
+			[]string{"host port 192.0.2.1:8080/tcp is of pod 10.244.1.77, which is gone"},
+		},
+		"another pod has its address": {
+			func(n *node) {
+				serve(n)
+				n.hostPort("[::]:8080", "10.244.1.9", n.pod+1)
+			},
+			[]string{"host port [::]:8080/tcp is of pod 10.244.1.9, which is gone"},
+		},
+	})
+}
+
 func TestSurveyFindsProblemsOfAttachments(t *testing.T) {
 	findProblems(t, map[string]spoilt{
 		"pod detached": {

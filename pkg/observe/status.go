@@ -87,6 +87,8 @@ type Node struct {
 	IPsec  string `json:"ipsec"`
 	// Services says who serves Services; empty: others do.
 	Services string `json:"services"`
+	// HostPorts is how many host ports this node's pods have.
+	HostPorts int `json:"host_ports"`
 }
 
 // Uplink is an interface that leads out of the node, with the addresses that
@@ -126,7 +128,7 @@ type survey struct {
 	interfaces map[uint32]string // the names of all links, by index
 	mtus       map[uint32]uint32 // the same of their MTUs
 	names      Pods
-	services   bool // the programs serve Services
+	services   bool // the programs translate to backends
 }
 
 // Survey looks at the node. What is wrong with the node is no error but one of
@@ -148,7 +150,7 @@ func (r Reader) Survey() (Status, error) {
 	}
 	left := s.cluster()
 	for _, step := range []func() error{
-		s.links, s.pods, s.node, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
+		s.links, s.pods, s.node, s.hostPorts, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
 	} {
 		err := step()
 		if missing(err) {

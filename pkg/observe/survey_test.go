@@ -18,6 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -133,6 +134,15 @@ func (n *node) attach(mode attach.Mode, h attach.Hook, ifindex int) {
 	}
 }
 
+// hostPort writes what the plugin does of a pod's host port.
+func (n *node) hostPort(host, pod string, ifindex int) {
+	n.t.Helper()
+	at := netip.MustParseAddrPort(host)
+	put(n.t, n.Reader, hostports.Name, typed.Entry[hostports.Key, hostports.Value]{
+		Key: hostports.KeyFrom(at.Addr(), at.Port(), wire.TCP), Value: hostports.Value{PodAddress: addr(pod), PodPort: wire.PortFrom(80), Ifindex: uint32(ifindex)},
+	})
+}
+
 func (n *node) destination(prefix string, v destinations.Value) {
 	n.t.Helper()
 	put(n.t, n.Reader, destinations.Name, typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey(prefix), Value: v})
@@ -200,6 +210,23 @@ func TestSurveyOfProgramsToPods(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestSurveyCountsHostPorts(t *testing.T) {
+	n := newNode(t, attach.Auto)
+	n.attach(attach.Auto, attach.ToPod, n.pod)
+	n.serveServices()
+	n.hostPort("0.0.0.0:8080", "10.244.1.9", n.pod)
+	n.hostPort("[::]:8080", "10.244.1.9", n.pod)
+	if s, err := n.Survey(); err != nil || s.Node.HostPorts != 2 || len(s.Problems) > 0 {
+		t.Errorf("%d host ports, problems %q, error %v", s.Node.HostPorts, s.Problems, err)
+	}
+	if err := os.Remove(n.Dir.Map(hostports.Name)); err != nil { // as with an older agent
+		t.Fatal(err)
+	}
+	if s, err := n.Survey(); err != nil || s.Node.HostPorts != 0 || len(s.Problems) > 0 {
+		t.Errorf("without the map: %d host ports, problems %q, error %v", s.Node.HostPorts, s.Problems, err)
 	}
 }
 

@@ -31,15 +31,26 @@ func (s *State) use(p *placed) {
 	p.addresses = now
 }
 
-// admitNodeAddresses gives this node's own addresses their room before Services have any: without one's entry no NodePort
-// answers there.
+// admitNodeAddresses gives this node's own addresses their room before Services have any: without one's entry no NodePort and no
+// host port answers there.
 func (s *State) admitNodeAddresses() {
 	for a := range s.touched {
 		k := services.Key{Address: a}
-		if s.options.NodeAddresses[a.Netip()] && s.services.costs(k) && s.keysLeft() > 0 {
-			s.services.put(k, services.Value{Flags: services.Node})
+		if own := s.options.ownFlags(a); own != 0 && s.services.costs(k) && s.keysLeft() > 0 {
+			s.services.put(k, services.Value{Flags: own})
 		}
 	}
+}
+
+// ownFlags says what answers on an address because it is the node's own.
+func (o *Options) ownFlags(a wire.Addr) services.Flags {
+	switch addr := a.Netip(); {
+	case o.NodeAddresses[addr]:
+		return services.Node | services.Own
+	case o.OwnAddresses[addr]:
+		return services.Own
+	}
+	return 0
 }
 
 // touchAddresses brings the entries of addresses in line with who uses them. One of this node's that finds no room has it looked
@@ -52,7 +63,7 @@ func (s *State) touchAddresses() {
 			delete(s.users, a)
 		}
 		switch {
-		case len(s.users[a]) == 0 && !s.options.NodeAddresses[a.Netip()]:
+		case len(s.users[a]) == 0 && s.options.ownFlags(a) == 0:
 			s.services.remove(k)
 		case s.services.costs(k) && s.keysLeft() < 1:
 			left[a] = true
@@ -65,9 +76,7 @@ func (s *State) touchAddresses() {
 
 // addressFlags says what an address is. One that the node itself holds answers for itself.
 func (s *State) addressFlags(a wire.Addr) (f services.Flags) {
-	if s.options.NodeAddresses[a.Netip()] {
-		f = services.Node
-	}
+	f = s.options.ownFlags(a)
 	for _, p := range s.users[a] {
 		if slices.Contains(p.clusterIPs, a) {
 			f |= services.ClusterIP

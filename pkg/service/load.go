@@ -30,7 +30,7 @@ func Load(o Options, c Content) *State {
 	s.loadBackends()
 	s.loadBlocks()
 	s.loadRanges()
-	s.touchNodeAddresses(nil, o.NodeAddresses)
+	s.touchOwnAddresses(&Options{}, &o)
 	s.room.sets = freeNumbers(uint32(len(s.bySet)), func(n uint32) bool {
 		_, stray := slices.BinarySearch(s.straySets, n)
 		return stray || s.bySet[n] != nil

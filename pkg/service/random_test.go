@@ -34,7 +34,7 @@ type trial struct {
 }
 
 func newTrial(t testing.TB, c Capacities, roll dice) *trial {
-	o := Options{NodeName: "n0", Zone: "z0", HeldAddresses: map[netip.Addr]bool{}, NodeAddresses: map[netip.Addr]bool{}, ExternalIPs: true, Capacities: c}
+	o := Options{NodeName: "n0", Zone: "z0", HeldAddresses: map[netip.Addr]bool{}, OwnAddresses: map[netip.Addr]bool{}, NodeAddresses: map[netip.Addr]bool{}, ExternalIPs: true, Capacities: c}
 	k := newKernel(c)
 	r := &trial{TB: t, roll: roll, options: o, model: NewModel(), state: Load(o, k.copy()), kernel: k, now: time.Unix(1000, 0)}
 	return r
@@ -198,12 +198,16 @@ func (r *trial) checkWanted(is map[services.Key]reading) {
 func (r *trial) checkAddresses(is map[services.Key]reading) {
 	r.Helper()
 	want := map[services.Key]services.Value{}
-	for a, on := range r.options.NodeAddresses {
-		key := services.Key{Address: wire.AddrFrom(a)}
-		if _, there := r.kernel.Services[key]; on && (there || r.roomy) { // else there is no room
-			want[key] = services.Value{Flags: services.Node}
+	note := func(all map[netip.Addr]bool, flags services.Flags) {
+		for a, on := range all {
+			key := services.Key{Address: wire.AddrFrom(a)}
+			if _, there := r.kernel.Services[key]; on && (there || r.roomy) { // else there is no room
+				want[key] = services.Value{Flags: flags}
+			}
 		}
 	}
+	note(r.options.OwnAddresses, services.Own)
+	note(r.options.NodeAddresses, services.Node|services.Own)
 	for key, reading := range is {
 		if key.IsNodePort() {
 			continue
@@ -305,8 +309,8 @@ func (r *trial) damage() {
 // reconfigure changes the node.
 func (r *trial) reconfigure() []Name {
 	o := r.options
-	o.HeldAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.NodeAddresses)
-	switch r.roll(5) {
+	o.HeldAddresses, o.OwnAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.OwnAddresses), maps.Clone(o.NodeAddresses)
+	switch r.roll(6) {
 	case 0:
 		o.Zone = fmt.Sprint("z", r.roll(2))
 	case 1:
@@ -314,6 +318,9 @@ func (r *trial) reconfigure() []Name {
 	case 2:
 		a := r.serviceAddress()
 		o.NodeAddresses[a] = !o.NodeAddresses[a]
+	case 3:
+		a := r.serviceAddress()
+		o.OwnAddresses[a] = !o.OwnAddresses[a]
 	default:
 		a := r.serviceAddress()
 		o.HeldAddresses[a] = !o.HeldAddresses[a]

@@ -149,9 +149,9 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 			s.touched[a] = true
 		}
 	}
-	s.touchNodeAddresses(was.NodeAddresses, o.NodeAddresses)
+	s.touchOwnAddresses(&was, &o)
 	for n, service := range m.services {
-		if slices.ContainsFunc(service.ClusterIPs, differs) || slices.ContainsFunc(service.external(), differs) {
+		if slices.ContainsFunc(service.ClusterIPs, differs) || slices.ContainsFunc(service.external(), differs) || service.meetsOthers(was.HostPorts, o.HostPorts) {
 			changed = append(changed, n)
 		}
 	}
@@ -160,16 +160,17 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 }
 
 func (o Options) clone() Options {
-	o.HeldAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.NodeAddresses)
+	o.HeldAddresses, o.OwnAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.OwnAddresses), maps.Clone(o.NodeAddresses)
+	o.HostPorts = maps.Clone(o.HostPorts)
 	return o
 }
 
-// touchNodeAddresses notes which of the node's addresses differ.
-func (s *State) touchNodeAddresses(was, is map[netip.Addr]bool) {
-	for _, all := range []map[netip.Addr]bool{was, is} {
-		for a := range all {
-			if was[a] != is[a] {
-				s.touched[wire.AddrFrom(a)] = true
+// touchOwnAddresses notes on which of the node's addresses something else answers.
+func (s *State) touchOwnAddresses(was, is *Options) {
+	for _, all := range []map[netip.Addr]bool{was.OwnAddresses, was.NodeAddresses, is.OwnAddresses, is.NodeAddresses} {
+		for of := range all {
+			if a := wire.AddrFrom(of); was.ownFlags(a) != is.ownFlags(a) {
+				s.touched[a] = true
 			}
 		}
 	}

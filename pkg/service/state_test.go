@@ -3,6 +3,7 @@ package service
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -339,11 +340,11 @@ func TestNodeAddresses(t *testing.T) {
 			t.Errorf("%s: there %v with %v, want %v with %v", when, ok, v.Flags, there, want)
 		}
 	}
-	is("the node's alone", services.Node, true)
+	is("the node's alone", services.Node|services.Own, true)
 	service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
 	service.ExternalIPs, service.Ports[0].NodePort = []netip.Addr{own}, 30080
 	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
-	is("a Service's too", services.Node, true)
+	is("a Service's too", services.Node|services.Own, true)
 	r.want("192.0.2.1", "10.0.0.1")
 	wild := services.NodePort(wire.IPv4, wire.PortFrom(30080), wire.TCP)
 	if v := r.kernel.Services[wild]; v.Set == 0 || v.Set != r.kernel.Services[services.Key{Address: wire.AddrFrom(own), Port: wire.PortFrom(80), Proto: wire.TCP}].Set {
@@ -361,6 +362,63 @@ func TestNodeAddresses(t *testing.T) {
 	if len(r.kernel.Services)+len(r.state.NodePorts()) > 0 {
 		t.Errorf("left: %v", r.kernel.Services)
 	}
+}
+
+// Host ports answer on all of the node's own addresses, also where NodePorts do not.
+func TestOwnAddresses(t *testing.T) {
+	r := quiet(t, roomy)
+	first, second := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	is := func(when string, want map[netip.Addr]services.Flags) {
+		t.Helper()
+		r.plan(r.state.Configure(r.options, r.model))
+		got := map[netip.Addr]services.Flags{}
+		for k, v := range r.kernel.Services {
+			got[k.Address.Netip()] = v.Flags
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", when, got, want)
+		}
+	}
+	r.update(Update{Complete: true}) // no Services, as where others serve them
+	r.options.OwnAddresses = map[netip.Addr]bool{first: true, second: true}
+	is("both", map[netip.Addr]services.Flags{first: services.Own, second: services.Own})
+	r.restart()
+	r.options.NodeAddresses = map[netip.Addr]bool{first: true}
+	is("NodePorts on one", map[netip.Addr]services.Flags{first: services.Own | services.Node, second: services.Own})
+	delete(r.kernel.Services, services.Key{Address: wire.AddrFrom(second)})
+	r.kernel.apply(r, r.state.Repair(r.kernel.copy()), func(string) {})
+	is("somebody has deleted one", map[netip.Addr]services.Flags{first: services.Own | services.Node, second: services.Own})
+	r.options.NodeAddresses = nil
+	is("on none", map[netip.Addr]services.Flags{first: services.Own, second: services.Own})
+	r.options.OwnAddresses = map[netip.Addr]bool{second: true}
+	is("one is gone", map[netip.Addr]services.Flags{second: services.Own})
+}
+
+// A NodePort that a pod had before as its host port is a problem of the Service, as long as that is so. It is written all the same:
+// the programs look at host ports first, and on single addresses only.
+func TestHostPortsInTheWay(t *testing.T) {
+	r := quiet(t, roomy)
+	taken, other := services.NodePort(wire.IPv4, wire.PortFrom(30080), wire.TCP), services.NodePort(wire.IPv4, wire.PortFrom(30080), wire.UDP)
+	in := func(has map[services.Key]string) {
+		t.Helper()
+		r.options.HostPorts = has
+		r.plan(r.state.Configure(r.options, r.model))
+	}
+	service, slice := web(t, "a", "10.96.0.1", "10.0.0.1")
+	service.Ports[0].NodePort = 30080
+	in(map[services.Key]string{other: "host port 0.0.0.0:30080/udp of pod ns/dns"})
+	r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
+	r.wantProblem("", "")
+	in(map[services.Key]string{taken: "host port 0.0.0.0:30080/tcp of pod ns/proxy", other: "host port 0.0.0.0:30080/udp of pod ns/dns"})
+	r.wantProblem("a", HostPort, "*:30080 tcp does not answer on this node where it is host port 0.0.0.0:30080/tcp of pod ns/proxy")
+	if v := r.kernel.Services[taken]; v.Set == 0 {
+		t.Error("the NodePort is not written")
+	}
+	r.want("10.96.0.1", "10.0.0.1")
+	in(map[services.Key]string{taken: "host port 192.0.2.1:30080/tcp of pod ns/later"})
+	r.wantProblem("a", HostPort, "of pod ns/later")
+	in(nil)
+	r.wantProblem("", "")
 }
 
 func TestNodePortOfTwo(t *testing.T) {

@@ -19,8 +19,10 @@ type Options struct {
 	NodeName, Zone string
 	// HeldAddresses are the node's own: a ClusterIP among them is left to whoever listens there.
 	HeldAddresses map[netip.Addr]bool
-	// NodeAddresses are those of the node's own on which NodePorts answer.
-	NodeAddresses map[netip.Addr]bool
+	// OwnAddresses are those of the node's own on which host ports answer, NodeAddresses those of them on which NodePorts do.
+	OwnAddresses, NodeAddresses map[netip.Addr]bool
+	// HostPorts are what this node's pods have of NodePorts' keys, in words. There a NodePort does not answer.
+	HostPorts map[services.Key]string
 	// ExternalIPs says that externalIPs are served.
 	ExternalIPs bool
 	// APIServer is where this node reaches the API server; not valid: at a name, or nowhere.
@@ -95,10 +97,11 @@ const (
 	Taken       Reason = "Taken"       // an older Service has the address and the port, or the address is another's ClusterIP, or the API server's
 	Full        Reason = "Full"        // a map has no room
 	HealthCheck Reason = "HealthCheck" // this node can't answer its load balancer's health checks
+	HostPort    Reason = "HostPort"    // a pod of this node has a NodePort as its host port
 )
 
 // Reasons are all of them.
-func Reasons() []Reason { return []Reason{Malformed, Unsupported, Taken, Full, HealthCheck} }
+func Reasons() []Reason { return []Reason{Malformed, Unsupported, Taken, Full, HealthCheck, HostPort} }
 
 // Problem is what is wrong with a Service, and what to do about it.
 type Problem struct {

@@ -100,6 +100,7 @@ func wanted(s *Service, m *Model, o Options) (sets []wantedSet, problems []Probl
 				w.backends = Choose(s, p, family, endpoints, o)
 			}
 			w.refuse(m, o, problem)
+			w.noteHostPort(o, problem)
 			if len(w.frontends) > 0 {
 				left.take(&w)
 				sets = append(sets, w)
@@ -128,6 +129,29 @@ func (w *wantedSet) refuse(m *Model, o Options, problem func(r Reason, format st
 	if text := w.keepPort(); text != "" {
 		problem(Unsupported, "%s", text)
 	}
+}
+
+// noteHostPort says where the NodePort does not answer on this node, since a pod has it as its host port. That was there first: no pod
+// gets one that is a NodePort.
+func (w *wantedSet) noteHostPort(o Options, problem func(r Reason, format string, args ...any)) {
+	for _, f := range w.frontends {
+		if has := o.HostPorts[f.Key]; f.IsNodePort() && has != "" {
+			problem(HostPort, "the NodePort %v does not answer on this node where it is %s, which was there first; it will when that pod has gone", f, has)
+		}
+	}
+}
+
+// meetsOthers says whether other host ports than before are in the way of a NodePort.
+func (s *Service) meetsOthers(before, now map[services.Key]string) bool {
+	if len(before)+len(now) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return slices.ContainsFunc([]wire.Family{wire.IPv4, wire.IPv6}, func(f wire.Family) bool {
+			k := services.NodePort(f, wire.PortFrom(p.NodePort), p.Protocol)
+			return s.answersOnNodes(p, f) && before[k] != now[k]
+		})
+	})
 }
 
 // endsAt says whether what goes to a frontend is to stay there: the node's own socket has that address and port, and is an

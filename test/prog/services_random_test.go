@@ -31,6 +31,8 @@ func TestRandomServices(t *testing.T) {
 					s.swap(all...)
 					s.nodePort(port, 0).nodePort(50001, 0).loadBalancer(external, port, 0)
 				}
+				b.hostPort(nodeOtherIP, 53, wire.UDP, podB)
+				b.hostPort(nodeOtherIP, 80, wire.TCP, podC)
 				b.rain(*packets / 8)
 			}
 		})

@@ -28,8 +28,8 @@ securityContext:
     add:
       # Load programs, make maps.
       - BPF
-      # Attach programs, to cgroups as well, end UDP sockets, read rules and IPsec policies, write routes, neighbours and the
-      # sysctls below net.
+      # Attach programs, to cgroups as well, end UDP sockets, read rules and IPsec policies, remove those that portmap leaves, write
+      # routes, neighbours and the sysctls below net.
       - NET_ADMIN
       # The verifier's full rules, which the programs need.
       - PERFMON
@@ -81,6 +81,9 @@ volumeMounts:
     mountPath: /host/sys/fs/cgroup
     mountPropagation: HostToContainer
     readOnly: true
+  # What iptables locks in its older form, and whoever takes rules out of its tables.
+  - name: xtables-lock
+    mountPath: /run/xtables.lock
 {{- end -}}
 
 {{- define "ebpf-cni.volumes" -}}
@@ -114,4 +117,8 @@ volumes:
     hostPath:
       path: {{ .Values.host.cgroup }}
       type: Directory
+  - name: xtables-lock
+    hostPath:
+      path: /run/xtables.lock
+      type: FileOrCreate
 {{- end -}}

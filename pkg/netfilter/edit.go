@@ -1,0 +1,107 @@
+package netfilter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// listing is what somebody who takes rules out of a table has to know of it.
+type listing struct {
+	chains []string
+	rules  []placed
+}
+
+// placed is a rule in its place.
+type placed struct {
+	chain   string
+	at      uint64 // what names it: the handle of nftables, or where it begins in a table of the older iptables
+	comment string
+	rule
+}
+
+// leadsTo says that a rule jumps to one of these chains.
+func (p placed) leadsTo(chains map[string]bool) bool {
+	return slices.ContainsFunc(p.steps, func(s step) bool { return s.act.does == jumps && chains[s.act.chain] })
+}
+
+// removal is what is taken out of a table in one step: chains with all that they have, and rules of chains that stay.
+type removal struct {
+	chains []string
+	rules  []placed
+	of     []string // whose they were, for people
+}
+
+func (r removal) isEmpty() bool { return len(r.chains)+len(r.rules) == 0 }
+
+// without removes chains, and the rules that lead to them.
+func (l listing) without(chains []string) removal {
+	r, goes := removal{chains: chains}, setOf(chains)
+	for _, p := range l.rules {
+		if !goes[p.chain] && p.leadsTo(goes) {
+			r.rules = append(r.rules, p)
+		}
+	}
+	return r
+}
+
+// there are those of some chains that the table has, each once.
+func (l listing) there(chains []string) []string {
+	has, all := setOf(l.chains), slices.Clone(chains)
+	slices.Sort(all)
+	return slices.Compact(slices.DeleteFunc(all, func(chain string) bool { return !has[chain] }))
+}
+
+func setOf[T comparable](all []T) map[T]bool {
+	set := make(map[T]bool, len(all))
+	for _, one := range all {
+		set[one] = true
+	}
+	return set
+}
+
+// editable is a table that rules are taken out of, while others may be writing to it.
+type editable interface {
+	fmt.Stringer
+	// keep keeps others from writing, if that takes anything, until done is called.
+	keep() (done func(), err error)
+	// list reads the table; of one that is not there, nothing.
+	list() (listing, error)
+	// remove takes something out of the table as it was listed last; errChanged: it is no longer that.
+	remove(removal) error
+}
+
+// errChanged says that somebody else was faster.
+var errChanged = errors.New("others change it all the time")
+
+// edit takes out of a table what choose wants, of what is in it now. What is there for nothing is not kept from others.
+func edit(t editable, choose func(listing) (removal, error)) (removal, error) {
+	want := func() (removal, error) {
+		l, err := t.list()
+		if err != nil {
+			return removal{}, fmt.Errorf("read %s: %w", t, err)
+		}
+		return choose(l)
+	}
+	r, err := want()
+	if err != nil || r.isEmpty() {
+		return removal{}, err
+	}
+	done, err := t.keep()
+	if err != nil {
+		return removal{}, fmt.Errorf("remove rules from %s: %w", t, err)
+	}
+	defer done()
+	for range 5 {
+		if r, err = want(); err != nil || r.isEmpty() {
+			return removal{}, err
+		}
+		if err = t.remove(r); !errors.Is(err, errChanged) {
+			break
+		}
+	}
+	if err != nil {
+		return removal{}, fmt.Errorf("remove rules from %s: %w", t, err)
+	}
+	return r, nil
+}
