@@ -147,20 +147,20 @@ func readable(err error, path string) string {
 // then its own processes alone do not reach host ports.
 func (o *options) findCgroup(e env) (err error) {
 	const takes = "takes a cgroup2 directory that holds all of the node's processes, such as the host's /sys/fs/cgroup, mounted into a container as the release's manifest does"
-	switch at := o.config.Cgroup; {
-	case !o.config.Services && at != "":
-		o.config.Cgroup, _ = agent.CheckCgroup(at)
-	case !o.config.Services:
-		o.config.Cgroup, _ = e.findCgroup()
-	case at != "":
-		if o.config.Cgroup, err = agent.CheckCgroup(at); err != nil {
-			return cli.Misuse("--cgroup %q: %s; %s", at, err, takes)
-		}
-	default:
-		if o.config.Cgroup, err = e.findCgroup(); err != nil {
-			return cli.Misuse("--cgroup: not given, and --services=on needs it: %s; %s", err, takes)
-		}
+	said := "--cgroup: not given"
+	if at := o.config.Cgroup; at != "" {
+		said = fmt.Sprintf("--cgroup %q", at)
+		o.config.Cgroup, err = agent.CheckCgroup(at)
+	} else {
+		o.config.Cgroup, err = e.findCgroup()
 	}
+	switch {
+	case err == nil:
+		return nil
+	case o.config.Services:
+		return cli.Misuse("%s, and --services=on needs it: %s; %s", said, err, takes)
+	}
+	o.config.NoCgroup = fmt.Errorf("%s: %w; %s", said, err, takes)
 	return nil
 }
 

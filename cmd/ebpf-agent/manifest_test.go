@@ -202,13 +202,14 @@ func TestManifestRights(t *testing.T) {
 func TestManifestPaths(t *testing.T) {
 	m := readManifest(t)
 	pod := m.daemons.Spec.Template.Spec
-	host := map[string]string{}
+	host, isFile := map[string]string{}, map[string]bool{}
 	for _, v := range pod.Volumes {
 		host[v.Name] = v.HostPath.Path
+		isFile[v.Name] = *v.HostPath.Type == corev1.HostPathFileOrCreate // nothing is mounted below
 	}
 	mounted := map[string]string{}
 	for _, v := range pod.Containers[0].VolumeMounts {
-		if v.MountPropagation == nil || *v.MountPropagation != corev1.MountPropagationHostToContainer {
+		if !isFile[v.Name] && (v.MountPropagation == nil || *v.MountPropagation != corev1.MountPropagationHostToContainer) {
 			t.Errorf("%s is mounted without HostToContainer", v.MountPath)
 		}
 		mounted[v.MountPath] = host[v.Name]
@@ -217,6 +218,7 @@ func TestManifestPaths(t *testing.T) {
 		"/sys/fs/bpf": "/sys/fs/bpf", m.config.Data[cli.Variable("state-dir")]: "/run/ebpf-cni",
 		m.config.Data[cli.Variable("cni-conf-dir")]: "/etc/cni/net.d", m.config.Data[cli.Variable("cni-bin-dir")]: "/opt/cni/bin",
 		m.config.Data[cli.Variable("proc-sys")] + "/net": "/proc/sys/net", "/run/netns": "/run/netns", "/var/run/netns": "/run/netns",
+		"/run/xtables.lock": "/run/xtables.lock",
 	} {
 		if mounted[in] != want {
 			t.Errorf("%s of the container is %q of the host, want %q", in, mounted[in], want)

@@ -97,6 +97,8 @@ type Config struct {
 	NodePortAddresses []netip.Prefix
 	// Cgroup is the directory of the cgroup of all of the node's processes, which reach Services and host ports by programs on it; empty: they do not.
 	Cgroup string
+	// NoCgroup is why Cgroup is empty.
+	NoCgroup error
 	// Masquerade says of each family whether what pods send to the world is masqueraded.
 	Masquerade [wire.Families]bool
 	// NonMasquerade and Cluster are never masqueraded; no podCIDR may overlap Service.

@@ -180,7 +180,10 @@ func TestProgramToThePodIsRepaired(t *testing.T) {
 	if attached() {
 		t.Error("it is there without Services")
 	}
-	l.hostPortsAsked, l.planned = true, nil
+	l.hostPortsAsked = true
+	restartServices(t, l)
+	l.pass(t.Context())
+	l.services.place(told(t, l))
 	for range 2 {
 		l.pass(t.Context())
 		l.assertReady(t)

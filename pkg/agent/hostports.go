@@ -71,7 +71,7 @@ func (a *agent) withoutCgroup(
 	switch {
 	case a.cfg.Services || !a.hostPortsAsked:
 	case o.Cgroup == "":
-		a.complaints.warn("services/cgroup", errors.New(lack+": no cgroup2 directory is known that holds all of them; give the agent --cgroup"))
+		a.complaints.warn("services/cgroup", fmt.Errorf("%s: %w", lack, a.cfg.NoCgroup))
 	case err != nil && ctx.Err() == nil:
 		cgroup := o.Cgroup
 		o.Cgroup = ""

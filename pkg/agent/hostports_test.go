@@ -98,7 +98,11 @@ func TestHostPortsWithoutServices(t *testing.T) {
 	for range 2 {
 		l.pass(t.Context()) // now the tunnel has its address
 	}
+	if flags, _ := l.flags(t); flags&config.Services != 0 {
+		t.Error("ADD need not wait any more, and no address of the node's has host ports yet")
+	}
 	l.services.place(told(t, l))
+	l.pass(t.Context())
 	l.judge()
 	l.assertReady(t)
 	if flags, told := l.flags(t); flags&config.Services == 0 || !strings.Contains(told, `"services":""`) {
@@ -240,14 +244,14 @@ func TestHostPortsDoWithoutACgroup(t *testing.T) {
 		says         string // that it is degraded by; empty: it is not
 	}{
 		"all is well":          {cgroup: "/cgroup", tries: 1},
-		"there is no cgroup":   {tries: 1, says: "give the agent --cgroup"},
+		"there is no cgroup":   {tries: 1, says: "--cgroup: not given: there is none"},
 		"it is of no use":      {cgroup: "/cgroup", broken: true, tries: 2, says: "--cgroup /cgroup"},
 		"nothing loads":        {cgroup: "/cgroup", broken: true, none: true, tries: 2},
 		"Services need it":     {services: true, cgroup: "/cgroup", broken: true, tries: 1},
 		"neither is asked for": {cgroup: "/cgroup", broken: true, tries: 1},
 	} {
 		log := slog.New(slog.DiscardHandler)
-		a := &agent{node: &node{cfg: Config{Services: c.services, Cgroup: c.cgroup}, log: log, complaints: newComplaints(log), hostPortsAsked: name != "neither is asked for"}}
+		a := &agent{node: &node{cfg: Config{Services: c.services, Cgroup: c.cgroup, NoCgroup: errors.New("--cgroup: not given: there is none")}, log: log, complaints: newComplaints(log), hostPortsAsked: name != "neither is asked for"}}
 		tries := 0
 		dp, err := a.withoutCgroup(t.Context(), datapath.Options{Cgroup: c.cgroup}, func(_ context.Context, o datapath.Options) (*datapath.Datapath, error) {
 			tries++

@@ -293,23 +293,28 @@ func (c *serviceController) note(err error) {
 	c.complaints.note("services/maps", err)
 }
 
-// ranges are those of Services' addresses; served says that the maps hold all Services, so that nobody else is there.
+// ranges are those of Services' addresses; served says that the maps hold all Services, so that nobody else is there. turned says that
+// the programs translate: where they serve host ports alone, as soon as the maps have the addresses at which those answer, for which ADD waits.
 type ranges struct {
-	all    []netip.Prefix
-	served bool
+	all            []netip.Prefix
+	served, turned bool
 }
 
-func (r ranges) equal(o ranges) bool { return r.served == o.served && slices.Equal(r.all, o.all) }
+func (r ranges) equal(o ranges) bool {
+	return r.served == o.served && r.turned == o.turned && slices.Equal(r.all, o.all)
+}
 
 // rangesOfServices are those that --service-cidr and the API name.
 func (l *loop) rangesOfServices() ranges {
-	var r serviceReport
-	if l.cfg.Services {
-		r = l.services.read()
+	r := l.services.read()
+	is := ranges{served: l.cfg.Services && r.filled, turned: l.cfg.Services || r.filled}
+	if !l.cfg.Services {
+		r.cidrs = nil
 	}
-	all := slices.Concat(l.cfg.Service, r.cidrs)
-	slices.SortFunc(all, netip.Prefix.Compare)
-	return ranges{slices.Compact(all), r.filled}
+	is.all = slices.Concat(l.cfg.Service, r.cidrs)
+	slices.SortFunc(is.all, netip.Prefix.Compare)
+	is.all = slices.Compact(is.all)
+	return is
 }
 
 // plannedRanges are those that the newest plan was made with.

@@ -254,3 +254,33 @@ func TestPortmapIsSweptAmongWriters(t *testing.T) {
 		})
 	}
 }
+
+// What was decided by rules that have changed since is not carried out.
+func TestOldDecisionIsRefused(t *testing.T) {
+	priv.Isolate(t)
+	for _, variant := range []string{"nft", "legacy"} {
+		write(t, portmapRules("net x"), "iptables-"+variant+"-restore")
+	}
+	var q questions
+	defer q.close()
+	newer := &nftTable{questions: &q, family: unix.NFPROTO_IPV4, name: natTable}
+	older := &legacyTable{iptables: iptables{family: unix.AF_INET}, table: natTable}
+	defer older.close()
+	for variant, table := range map[string]editable{"nft": newer, "legacy": older} {
+		l, err := table.list()
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, "iptables-"+variant+" -t nat -A OTHERS -j RETURN")
+		before := saved(t, variant)
+		if err := table.remove(l.without(l.there(portmapShared[1:]))); !errors.Is(err, errChanged) {
+			t.Errorf("%s: %v", variant, err)
+		}
+		if after := saved(t, variant); after != before {
+			t.Errorf("%s: left:\n%s\nwant\n%s", variant, after, before)
+		}
+	}
+	if err := newer.drop(); !errors.Is(err, errChanged) {
+		t.Errorf("drop: %v", err)
+	}
+}

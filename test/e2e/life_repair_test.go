@@ -22,6 +22,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
 	"github.com/ebpf-cni/ebpf-cni/maps/endpoints"
+	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
@@ -180,9 +181,12 @@ func TestLifeMapEntriesComeBack(t *testing.T) {
 	t.Parallel()
 	// Of packets that a pod without an entry sends, and of its answer when the node asks for its address.
 	d := startDamaged(t, nil, drops.SpoofedSource, drops.NotIP)
-	before := lookAt(func() lab.Snapshot { return d.state(t) })
+	addHosted(t, d.node, "hosted", ports(anyPort, both)...)
+	eventually(t, changeLimit, "the host port is reserved", func() bool { return isReserved(t, d.node, anyPort) })
+	before := lookAt(func() lab.Snapshot { return append(d.state(t), fmt.Sprint(dump(t, d.node, "hostports"))) })
 	for name, err := range map[string]error{
 		endpoints.Name:    emptyMap(d.dir, endpoints.Open, endpoints.Name),
+		hostports.Name:    emptyMap(d.dir, hostports.Open, hostports.Name),
 		devices.Name:      emptyMap(d.dir, devices.Open, devices.Name),
 		destinations.Name: emptyMap(d.dir, destinations.Open, destinations.Name),
 		uplinks.Name:      emptyMap(d.dir, uplinks.Open, uplinks.Name),

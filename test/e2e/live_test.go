@@ -109,9 +109,9 @@ func startAgainAndStop(t *testing.T, node *lab.Node) {
 	assertStops(t, node)
 }
 
-func startAgain(t *testing.T, node *lab.Node) {
+func startAgain(t *testing.T, node *lab.Node, flags ...string) {
 	t.Helper()
-	if err := node.StartAgent(); err != nil {
+	if err := node.StartAgent(flags...); err != nil {
 		t.Fatal(err)
 	}
 	if err := node.WaitReady(within(t, readyLimit)); err != nil {

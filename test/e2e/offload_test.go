@@ -40,6 +40,12 @@ func frameOf(t *testing.T, pod *lab.Pod, to netip.Addr, header gopacket.Serializ
 	if err != nil {
 		t.Fatal(err)
 	}
+	return frameFrom(t, &layers.Ethernet{SrcMAC: pod.MAC, DstMAC: gateway}, pod.AddrOf(wire.FamilyOf(to)), to, header, payload)
+}
+
+// frameFrom is one of anybody's, on a link between two Ethernet addresses.
+func frameFrom(t *testing.T, link *layers.Ethernet, from, to netip.Addr, header gopacket.SerializableLayer, payload []byte) []byte {
+	t.Helper()
 	protocol := layers.IPProtocolICMPv4
 	switch header.(type) {
 	case *layers.UDP:
@@ -49,7 +55,7 @@ func frameOf(t *testing.T, pod *lab.Pod, to netip.Addr, header gopacket.Serializ
 	case *layers.ICMPv6:
 		protocol = layers.IPProtocolICMPv6
 	}
-	ip := ipLayer(pod.AddrOf(wire.FamilyOf(to)), to, protocol)
+	ip := ipLayer(from, to, protocol)
 	if covering, ok := header.(interface {
 		SetNetworkLayerForChecksum(gopacket.NetworkLayer) error
 	}); ok {
@@ -57,11 +63,8 @@ func frameOf(t *testing.T, pod *lab.Pod, to netip.Addr, header gopacket.Serializ
 			t.Fatal(err)
 		}
 	}
-	kind := layers.EthernetTypeIPv6
-	if to.Is4() {
-		kind = layers.EthernetTypeIPv4
-	}
-	return serialised(t, &layers.Ethernet{SrcMAC: pod.MAC, DstMAC: gateway, EthernetType: kind}, ip, header, gopacket.Payload(payload))
+	link.EthernetType = etherTypes[wire.FamilyOf(to)]
+	return serialised(t, link, ip, header, gopacket.Payload(payload))
 }
 
 // onesSum is the ones' complement sum of a piece of a packet.

@@ -115,13 +115,8 @@ func (s *served) assertBalancer(t *testing.T, family wire.Family) {
 func (s *served) assertRefusedOutside(t *testing.T, family wire.Family) {
 	t.Helper()
 	to := netip.AddrPortFrom(s.Nodes[0].AddrOf(family), nodePorts+21)
-	for name, client := range map[string]*lab.Namespace{"the world": s.Outside, "another node's pod": s.far.Namespace} {
-		if _, err := client.TCP(within(t, refusedAtOnce), to); !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("TCP of %s: %v, want connection refused", name, err)
-		}
-		if _, err := client.UDP(within(t, refusedAtOnce), to, 64); !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("UDP of %s: %v, want connection refused", name, err)
-		}
+	for _, client := range []*lab.Namespace{s.Outside, s.far.Namespace} {
+		assertRefusedTo(t, client, to)
 	}
 }
 

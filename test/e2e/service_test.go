@@ -42,13 +42,19 @@ func startServed(t *testing.T, opts lab.Options, expected ...drops.Reason) *serv
 	t.Helper()
 	opts.Nodes, opts.Router = 2, true
 	opts.AgentFlags = append(opts.AgentFlags, "--services=on")
-	s := &served{Lab: startCluster(t, opts, expected...)}
-	for family, cidr := range lab.ServiceCIDR {
-		s.last[family] = cidr.Addr()
-	}
+	s := newServed(startCluster(t, opts, expected...))
 	s.client, s.near, s.far = addPod(t, s.Nodes[0], "client"), addPod(t, s.Nodes[0], "near"), addPod(t, s.Nodes[1], "far")
 	for _, on := range []*lab.Namespace{s.client.Namespace, s.near.Namespace, s.far.Namespace, s.Nodes[0].Namespace, s.Nodes[1].Namespace, s.Outside} {
 		serveBackend(t, on)
+	}
+	return s
+}
+
+// newServed is a cluster without Services yet.
+func newServed(l *lab.Lab) *served {
+	s := &served{Lab: l}
+	for family, cidr := range lab.ServiceCIDR {
+		s.last[family] = cidr.Addr()
 	}
 	return s
 }

@@ -203,11 +203,17 @@ func refusals(t *testing.T, s *served) func(*testing.T, wire.Family) {
 // assertRefused wants an answer at once, from the address that was asked: an error of anybody else's finds no socket.
 func (s *served) assertRefused(t *testing.T, to netip.AddrPort) {
 	t.Helper()
-	if _, err := s.client.TCP(within(t, refusedAtOnce), to); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("TCP to %s: %v, want connection refused", to, err)
+	assertRefusedTo(t, s.client.Namespace, to)
+}
+
+// assertRefusedTo is for anybody.
+func assertRefusedTo(t *testing.T, client *lab.Namespace, to netip.AddrPort) {
+	t.Helper()
+	if _, err := client.TCP(within(t, refusedAtOnce), to); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("TCP from %s to %s: %v, want connection refused", client.Netns(), to, err)
 	}
-	if _, err := s.client.UDP(within(t, refusedAtOnce), to, 64); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("UDP to %s: %v, want connection refused", to, err)
+	if _, err := client.UDP(within(t, refusedAtOnce), to, 64); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("UDP from %s to %s: %v, want connection refused", client.Netns(), to, err)
 	}
 }
 

@@ -31,10 +31,23 @@ type PodOptions struct {
 	IPs []string
 	// MAC is asked for by the capability `mac`.
 	MAC string
+	// HostPorts are asked for by the capability `portMappings`.
+	HostPorts []HostPort
 	// Capabilities are further runtime configuration ("bandwidth", ...).
 	Capabilities map[string]any
 	// Args are further CNI_ARGS.
 	Args [][2]string
+}
+
+// HostPort is a port of the node's behind which a pod is asked.
+type HostPort struct {
+	// Host is the address of the node that is asked; the zero one: any.
+	Host netip.Addr `json:"hostIP,omitzero"`
+	// Port is the node's, PodPort the pod's.
+	Port    uint16 `json:"hostPort"`
+	PodPort uint16 `json:"containerPort"`
+	// Protocol is tcp, udp or sctp.
+	Protocol string `json:"protocol"`
 }
 
 // Pod is a pod of a node, with the addresses that the plugin gave it.
@@ -86,6 +99,9 @@ func (n *Node) NewPod(name string, opts PodOptions) (*Pod, error) {
 	maps.Copy(pod.runtime.CapabilityArgs, opts.Capabilities)
 	if opts.IPs != nil {
 		pod.runtime.CapabilityArgs["ips"] = opts.IPs
+	}
+	if opts.HostPorts != nil {
+		pod.runtime.CapabilityArgs["portMappings"] = opts.HostPorts
 	}
 	if opts.MAC != "" {
 		pod.runtime.CapabilityArgs["mac"] = opts.MAC

@@ -27,8 +27,7 @@ const (
 	askTransfer = 't' // a length of 8 bytes and that many bytes; the answer is their SHA-256
 )
 
-// Server answers TCP and UDP on one port in one namespace, in every family of the lab, and tells each client which
-// address it sees it under.
+// Server answers TCP and UDP on one port in one namespace, and tells each client which address it sees it under.
 type Server struct {
 	// Port that it listens on.
 	Port uint16
@@ -44,8 +43,17 @@ type Server struct {
 // Serve answers TCP and UDP on a port of every address of the namespace until Close; 0 lets the kernel choose the port.
 // It ends with the namespace at the latest.
 func (ns *Namespace) Serve(port uint16) (*Server, error) {
+	var all []netip.Addr
+	for _, family := range ns.families {
+		all = append(all, everywhere[family].Addr())
+	}
+	return ns.ServeAt(port, all...)
+}
+
+// ServeAt is Serve on some addresses alone.
+func (ns *Namespace) ServeAt(port uint16, addrs ...netip.Addr) (*Server, error) {
 	s := &Server{Port: port, conns: map[net.Conn]struct{}{}}
-	listen := func() error { return s.listen(ns.families) }
+	listen := func() error { return s.listen(addrs) }
 	err := ns.Do(listen)
 	// A child that has just been forked has the sockets of a server that has ended until it executes its program; and the
 	// kernel's choice for one family may be taken in the other.
@@ -68,23 +76,24 @@ func (ns *Namespace) Serve(port uint16) (*Server, error) {
 	return s, nil
 }
 
-// listen opens the sockets of every family, on the port that the first one gets.
-func (s *Server) listen(families []wire.Family) (err error) {
+// listen opens the sockets of every address, on the port that the first one gets.
+func (s *Server) listen(addrs []netip.Addr) (err error) {
 	defer func() {
 		if err != nil {
 			s.closeSockets()
 			s.tcp, s.udp = nil, nil
 		}
 	}()
-	for _, family := range families {
-		tcp, err := net.Listen(sockets[family].tcp, s.at(family))
+	for _, addr := range addrs {
+		kind := sockets[wire.FamilyOf(addr)]
+		tcp, err := net.Listen(kind.tcp, s.at(addr))
 		if err != nil {
 			return err
 		}
 		s.tcp = append(s.tcp, tcp)
 		s.Port = tcp.Addr().(*net.TCPAddr).AddrPort().Port()
-		config := net.ListenConfig{Control: sockets[family].wantPacketInfo}
-		udp, err := config.ListenPacket(context.Background(), sockets[family].udp, s.at(family))
+		config := net.ListenConfig{Control: kind.wantPacketInfo}
+		udp, err := config.ListenPacket(context.Background(), kind.udp, s.at(addr))
 		if err != nil {
 			return err
 		}
@@ -93,10 +102,8 @@ func (s *Server) listen(families []wire.Family) (err error) {
 	return nil
 }
 
-// at is every address of a family, with the server's port.
-func (s *Server) at(family wire.Family) string {
-	return netip.AddrPortFrom(everywhere[family].Addr(), s.Port).String()
-}
+// at is an address with the server's port.
+func (s *Server) at(addr netip.Addr) string { return netip.AddrPortFrom(addr, s.Port).String() }
 
 // sockets are what the families' sockets are called, and how they are asked to which address a datagram was sent.
 var sockets = [wire.Families]socketKind{

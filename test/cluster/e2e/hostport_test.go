@@ -2,12 +2,10 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
-	"slices"
+	"strings"
 	"testing"
-	"time"
 
 	core "k8s.io/api/core/v1"
 
@@ -15,12 +13,12 @@ import (
 )
 
 // The ports of the node behind which a pod answers.
-const hostPort, hostPortUDP = 18080, 18081
+const hostPort, hostPortUDP, hostPortOfTwo = 18080, 18081, 18082
 
-// The plugin portmap, found where kubeadm's packages put it, opens the host ports that pods ask for, and closes them.
+// The plugin opens the host ports that pods ask for, and closes them. Nobody who asks by them is masqueraded: a pod that asks itself sees
+// the address that it has asked.
 func testHostPorts(t *testing.T, s *stage) {
 	node := s.Nodes[0]
-	installPortmap(t, s, node)
 	departs(t, s.standing, "hosted")
 	pod, err := s.AddPodWith(t.Context(), "hosted", node, nil, func(spec *core.PodSpec) {
 		spec.Containers[0].Ports = []core.ContainerPort{
@@ -31,13 +29,11 @@ func testHostPorts(t *testing.T, s *stage) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := target{at(node.Addr, hostPort), at(node.Addr, hostPortUDP)}
-	loopback := netip.MustParseAddr("127.0.0.1")
+	to, local := target{at(node.Addr, hostPort), at(node.Addr, hostPortUDP)}, loopbacks[s.Family()]
 	visits := []visit{
 		{"the pod itself by its host port", pod, to, node.Addr},
-		{"its node by the loopback address", node, target{at(loopback, hostPort), at(loopback, hostPortUDP)}, node.Addr},
+		{"its node by the loopback address", node, target{at(local, hostPort), at(local, hostPortUDP)}, node.Addr},
 	}
-	// It masquerades nobody else.
 	for _, from := range append(clients(s.standing), outside(s.standing)) {
 		visits = append(visits, visit{from.name + " by the host port", from, to, from.addr})
 	}
@@ -51,58 +47,43 @@ func testHostPorts(t *testing.T, s *stage) {
 	mustBeVain(t, visits[1:])
 }
 
-// installPortmap gives a node the plugin for as long as the test takes, and waits until the agent chains it.
-func installPortmap(t *testing.T, s *stage, node *cluster.Machine) {
-	t.Helper()
-	const file = "/opt/cni/bin/portmap"
-	chained := func(ctx context.Context, want ...string) error {
-		return cluster.Poll(ctx, fmt.Sprintf("the plugins of %s are %v", node.Name, want), func(ctx context.Context) error {
-			got, err := chain(ctx, node)
-			if err == nil && !slices.Equal(got, want) {
-				err = fmt.Errorf("they are %v", got)
-			}
-			return err
+// Two pods ask for one port, of which Kubernetes notices nothing: all addresses of a family are for it another one than any of them. The
+// second waits, its event names the first, and it starts once that is gone.
+func testHostPortOfTwo(t *testing.T, s *stage) {
+	const first, second = "has-the-port", "wants-the-port"
+	node := seenIn(t, s.standing, core.IPv6Protocol).Nodes[1]
+	departs(t, s.standing, first, second)
+	add := func(name string, host netip.Addr) (*cluster.Pod, error) {
+		return s.AddPodWith(t.Context(), name, node, nil, func(spec *core.PodSpec) {
+			spec.Containers[0].Ports = []core.ContainerPort{{ContainerPort: cluster.HTTPPort, HostPort: hostPortOfTwo, HostIP: host.String()}}
 		})
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if out, err := node.Run(ctx, "rm", file); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
-		if err := chained(ctx, "ebpf-cni"); err != nil {
-			t.Error(err)
-		}
-	})
-	if out, err := node.Run(t.Context(), "install", "-D", s.Program("portmap"), file); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	if err := chained(within(t, stepLimit), "ebpf-cni", "portmap of portMappings"); err != nil {
+	has, err := add(first, netip.IPv6Unspecified())
+	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// chain is what the node's list has plugged pods in: each plugin, and whether it is told of port mappings.
-func chain(ctx context.Context, node *cluster.Machine) (plugins []string, err error) {
-	raw, err := node.Run(ctx, "cat", "/etc/cni/net.d/10-ebpf-cni.conflist")
+	started := make(chan error, 1)
+	go func() {
+		_, err := add(second, node.Addr)
+		started <- err
+	}()
+	err = cluster.Poll(within(t, stepLimit), "an event of "+second+" names "+first, func(ctx context.Context) error {
+		events, err := s.Kubectl(ctx, "get", "events", "--field-selector=involvedObject.name="+second, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(events, "default/"+first) {
+			err = fmt.Errorf("there are %q", events)
+		}
+		return err
+	})
 	if err != nil {
-		return nil, err
+		t.Error(err)
 	}
-	var list struct {
-		Plugins []struct {
-			Type         string
-			Capabilities map[string]bool
-		}
+	if err := s.DeletePods(t.Context(), has); err != nil {
+		t.Error(err)
 	}
-	if err := json.Unmarshal([]byte(raw), &list); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, raw)
+	if err := <-started; err != nil {
+		t.Error(err)
 	}
-	for _, plugin := range list.Plugins {
-		name := plugin.Type
-		if plugin.Capabilities["portMappings"] {
-			name += " of portMappings"
-		}
-		plugins = append(plugins, name)
+	if got, err := ask(t.Context(), s.Fabric, at(node.Addr, hostPortOfTwo), "/hostname"); err != nil || got != second {
+		t.Errorf("the port is answered by %q, want %s; %v", got, second, err)
 	}
-	return plugins, nil
 }

@@ -16,8 +16,7 @@ var serviceTests = []struct {
 	test  func(*testing.T, *stage)
 	alone bool
 	every bool // in every family, not in the first alone: what differs is the translation
-	proxy bool // kube-proxy has to be there
-	ours  bool // it must not
+	ours  bool // kube-proxy must not be there
 }{
 	{name: "ClusterIPs", test: testClusterIPs, every: true},
 	{name: "NodePorts", test: testNodePorts, every: true},
@@ -37,7 +36,8 @@ var serviceTests = []struct {
 	{name: "DNS", test: testDNS},
 	{name: "ByName", test: testServicesByName},
 	{name: "Headless", test: testHeadlessService},
-	{name: "HostPorts", test: testHostPorts, proxy: true},
+	{name: "HostPorts", test: testHostPorts, every: true},
+	{name: "HostPortOfTwo", test: testHostPortOfTwo},
 	{name: "Webhooks", test: testWebhooks},
 	{name: "ByTheAPIServer", test: testByTheAPIServer},
 	{name: "Loopback", test: testNodePortsOnLoopback, every: true, ours: true},
@@ -57,7 +57,7 @@ func runServiceTests(t *testing.T, s *stage, exclusive bool) {
 		seen := s.in(t, family)
 		t.Run(string(family), func(t *testing.T) {
 			for _, c := range serviceTests {
-				if c.alone && !exclusive || i > 0 && !c.every || c.proxy && !s.hasProxy() || c.ours && s.hasProxy() {
+				if c.alone && !exclusive || i > 0 && !c.every || c.ours && s.hasProxy() {
 					continue
 				}
 				t.Run(c.name, func(t *testing.T) {

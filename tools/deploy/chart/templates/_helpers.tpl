@@ -84,6 +84,7 @@ volumeMounts:
   # What iptables locks in its older form, and whoever takes rules out of its tables.
   - name: xtables-lock
     mountPath: /run/xtables.lock
+    mountPropagation: HostToContainer
 {{- end -}}
 
 {{- define "ebpf-cni.volumes" -}}
