@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -132,7 +133,33 @@ func (o *options) complete(e env) error {
 	if err != nil && o.kubeconfig != "" {
 		return cli.Misuse("--kubeconfig %q: %s; takes a kubeconfig file", o.kubeconfig, readable(err, o.kubeconfig))
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return o.checkServers(e)
+}
+
+// checkServers looks at the addresses of API servers beside what the API is otherwise reached at.
+func (o *options) checkServers(e env) error {
+	service, _ := e.lookup("KUBERNETES_SERVICE_HOST")
+	o.config.APIOfService = o.kubeconfig == "" && e.isService(service)
+	for _, at := range o.config.APIServers {
+		if strings.HasPrefix(at, "http:") && !strings.HasPrefix(o.config.API.Host, "http:") {
+			return cli.Misuse("--api-server %q: would be sent unencrypted what the agent is known by; takes an https URL", at)
+		}
+		if u, _ := url.Parse(at); o.config.Services && service != "" && u.Hostname() == service && e.isService(service) {
+			return cli.Misuse("--api-server %q: is a Service's address, which the agent itself translates; takes the API servers' own", at)
+		}
+	}
+	return nil
+}
+
+// isService says whether pods are told an address of the API server that is its Service's. The kubelet tells that twice, and whoever
+// replaces it, as by an address of the API server's own, does so in the first place.
+func (e env) isService(host string) bool {
+	text, told := e.lookup("KUBERNETES_PORT") // such as tcp://10.96.0.1:443
+	at, err := url.Parse(text)
+	return !told || err != nil || at.Hostname() == host
 }
 
 // readable takes out of client-go's error on a kubeconfig what was said already
@@ -194,5 +221,8 @@ func (o *options) remark() {
 	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)
+	}
+	if len(o.config.APIServers) > 0 && o.config.NodesFile != "" {
+		o.config.Log.Warn("--api-server is not used: --nodes-file is given", "file", o.config.NodesFile)
 	}
 }

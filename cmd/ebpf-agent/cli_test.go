@@ -118,7 +118,7 @@ func TestDefaults(t *testing.T) {
 
 func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
-		"--nodes-file=$NODES", "--node-name", "n1", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
+		"--nodes-file=$NODES", "--node-name", "n1", "--api-server=https://10.0.0.1:6443, https://[2001:db8::1]:6443,https://api.example,https://10.0.0.1:6443/", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
 		"--kube-proxy=off", "--portmap=on", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
@@ -144,7 +144,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	}
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", Bin: "/o", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
-		Node:        "n1", RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: true, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
@@ -160,6 +160,8 @@ func TestRefusals(t *testing.T) {
 		{"--kubeconfig=", "a kubeconfig file"}, {"--nodes-file=", "a file that exists"},
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
+		{"--api-server=", "URLs such as"}, {"--api-server=,", "URLs such as"}, {"--api-server=10.0.0.1:6443", "no URL"}, {"--api-server=https://10.0.0.1,nonsense", "no URL"},
+		{"--api-server=https://10.0.0.1/k8s", "more than a host"}, {"--api-server=https://me:secret@10.0.0.1", "more than a host"}, {"--api-server=https://10.0.0.1:0", "no port"},
 		{"--routing-mode=ipip", "direct, vxlan or auto"}, {"--vxlan-port=0", "a number"}, {"--vxlan-port=65536", "a number"},
 		{"--vxlan-vni=0", "a number"}, {"--vxlan-vni=16777216", "a number"}, {"--vxlan-udp-checksum=maybe", "true or false"},
 		{"--vxlan-port=50000", "--snat-ports"},
@@ -287,16 +289,51 @@ func TestWithoutAnySource(t *testing.T) {
 	}
 }
 
+// Addresses of API servers beside the configuration that has the credentials.
+func TestAPIServers(t *testing.T) {
+	dir := t.TempDir()
+	kubeconfig := func(server string) string {
+		path := filepath.Join(dir, "kubeconfig")
+		content := "{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a}}], clusters: [{name: a, cluster: {server: \"" + server + "\"}}]}"
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return "--kubeconfig=" + path
+	}
+	c := call(t, nil, nil, kubeconfig("https://192.0.2.1:6443"), "--api-server=https://192.0.2.2:6443", "--services=on")
+	if c.status != 0 || !slices.Equal(c.config.APIServers, []string{"https://192.0.2.2:6443"}) || c.config.APIOfService {
+		t.Errorf("status %d, %+v, %s", c.status, c.config, c.stderr)
+	}
+	c = call(t, nil, nil, kubeconfig("https://192.0.2.1:6443"), "--api-server=http://192.0.2.2:6443")
+	if c.status != 2 || !strings.HasPrefix(c.stderr, "ebpf-agent: --api-server ") || strings.Count(c.stderr, "\n") != 1 {
+		t.Errorf("http beside https: status %d, %s", c.status, c.stderr)
+	}
+	if c := call(t, nil, nil, kubeconfig("http://192.0.2.1:6443"), "--api-server=http://192.0.2.2:6443"); c.status != 0 {
+		t.Errorf("http beside http: status %d, %s", c.status, c.stderr)
+	}
+	c = call(t, nil, map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}, kubeconfig("https://192.0.2.1:6443"),
+		"--api-server=https://10.96.0.1", "--services=on")
+	if c.status != 2 || !strings.HasPrefix(c.stderr, "ebpf-agent: --api-server ") || !strings.Contains(c.stderr, "Service's address") {
+		t.Errorf("a Service's address: status %d, %s", c.status, c.stderr)
+	}
+	for service, port := range map[string]string{"10.96.0.1": "tcp://10.96.0.1:443", "fd00::1": "tcp://[fd00::1]:443", "10.96.0.2": ""} {
+		e := env{lookup: func(string) (string, bool) { return port, port != "" }}
+		if !e.isService(service) || port != "" && e.isService("192.0.2.1") {
+			t.Errorf("%s of %q is not told apart from another address", service, port)
+		}
+	}
+}
+
 func TestRemarks(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "kubeconfig")
 	if err := os.WriteFile(other, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := call(t, nil, nil, "--nodes-file=$NODES", "--kubeconfig="+other, "--cluster-cidr=10.0.0.1/8", "--service-cidr=10.96.0.0/12,fd00::1/108")
-	if c.status != 0 || strings.Count(c.stderr, "\n") != 3 {
+	c := call(t, nil, nil, "--nodes-file=$NODES", "--kubeconfig="+other, "--api-server=https://192.0.2.1", "--cluster-cidr=10.0.0.1/8", "--service-cidr=10.96.0.0/12,fd00::1/108")
+	if c.status != 0 || strings.Count(c.stderr, "\n") != 4 {
 		t.Fatalf("status %d: %q", c.status, c.stderr)
 	}
-	for _, says := range []string{"given=10.0.0.1/8 taken=10.0.0.0/8", "given=fd00::1/108 taken=fd00::/108", "--kubeconfig is not used"} {
+	for _, says := range []string{"given=10.0.0.1/8 taken=10.0.0.0/8", "given=fd00::1/108 taken=fd00::/108", "--kubeconfig is not used", "--api-server is not used"} {
 		if !strings.Contains(c.stderr, says) {
 			t.Errorf("%q is not said: %s", says, c.stderr)
 		}

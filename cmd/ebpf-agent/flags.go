@@ -44,6 +44,7 @@ func (o *options) flags() []cli.Flag {
 	return slices.Concat([]cli.Flag{
 		{Name: "node-name", Help: "name of this host's Node; default: $NODE_NAME, else the host name in lower case", Value: nodeName(&c.Node)},
 		{Name: "kubeconfig", Help: "how to reach the Kubernetes API; default: as pods of the cluster do", Value: existingFile(&o.kubeconfig, "a kubeconfig file")},
+		{Name: "api-server", Help: "addresses of API servers to use instead of the kubeconfig's or the Service's; any that is ready is used, until it fails", Value: apiServers(&c.APIServers)},
 		{Name: "nodes-file", Help: "read Nodes from this file instead of the API, again whenever it changes: what kubectl get nodes prints with -o yaml or -o json",
 			Value: existingFile(&c.NodesFile, "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON")},
 		{Name: "uplink", Help: "interfaces that lead out of the node; default: all that routes lead out of, followed as routes change", Value: uplinks(&c.Uplinks)},

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/cmd/internal/cli"
+	"github.com/ebpf-cni/ebpf-cni/pkg/agent"
 )
 
 // optional also takes the empty value, which sets nothing.
@@ -105,6 +106,25 @@ func (o *options) ranges(into *[]netip.Prefix) cli.Value {
 				o.masked = append(o.masked, p)
 			}
 			*into = append(*into, p.Masked())
+		}
+		return nil
+	}}
+}
+
+// apiServers are addresses of API servers, each once.
+func apiServers(into *[]string) cli.Value {
+	return cli.Value{Arg: "URL,...", Takes: "URLs such as https://10.0.0.1:6443, comma-separated", Set: func(s string) error {
+		for _, one := range list(s) {
+			at, err := agent.ParseAPIServer(one)
+			if err != nil {
+				return err
+			}
+			if !slices.Contains(*into, at) {
+				*into = append(*into, at)
+			}
+		}
+		if len(*into) == 0 {
+			return cli.ErrTakes
 		}
 		return nil
 	}}

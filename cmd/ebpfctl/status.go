@@ -36,6 +36,7 @@ when no agent runs, or one that hangs, or that is not ready, for the reason that
 its /readyz gives.
 
 degraded  which controllers have problems that keep no pod from being carried
+api server the one that the agent goes by, and of how many
 pods      also how many have a larger MTU than the ways to other nodes: they
           work, and are told of what does not fit (TOO_BIG in the map drops)
 attached  how many hooks of interfaces have their program, by mechanism
@@ -125,6 +126,7 @@ func summary(s observe.Status) [][2]string {
 	}
 	return [][2]string{
 		{"agent", agent},
+		{"api server", s.Agent.APIServer},
 		{"node", dash(join(s.Node.Addresses))},
 		{"pod CIDRs", dash(join(s.Node.PodCIDRs))},
 		{"pods", pods(s.Node)},

@@ -140,6 +140,9 @@ func (a *agent) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := a.reachAPI(); err != nil {
+		return err
+	}
 	if a.published, err = publishStarting(a.cfg.State); err != nil { // no packet and no pod depends on it
 		a.log.Warn("the file for ebpfctl can't be written", "error", err)
 	}
@@ -199,6 +202,9 @@ func (a *agent) work(ctx context.Context) error {
 	defer l.tunnel.closeTables()
 	nodes := newLatest()
 	g, ctx := errgroup.WithContext(ctx)
+	if a.api != nil {
+		g.Go(func() error { return a.api.Run(ctx) })
+	}
 	file, err := a.startServices(ctx, g, l)
 	if err != nil {
 		return err

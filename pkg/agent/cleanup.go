@@ -180,7 +180,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
 	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, "qdiscs", "qdiscs.next",
-		recordName, recordName+".next", endpoint.HostPortsFile, observe.ClusterFile, observe.ClusterFile+".next")
+		recordName, recordName+".next", endpoint.HostPortsFile, observe.ClusterFile, observe.ClusterFile+".next", apiServersName, apiServersName+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.State, name)))

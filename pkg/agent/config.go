@@ -80,6 +80,10 @@ type Config struct {
 	Node string
 	// API is how to reach the Kubernetes API; nil with a NodesFile.
 	API *rest.Config
+	// APIServers are addresses of API servers to use instead of that of API, as ParseAPIServer returns them. APIOfService says that
+	// that is the address of a Service.
+	APIServers   []string
+	APIOfService bool
 	// NodesFile is read instead of the API.
 	NodesFile string
 	// RoutingMode says how packets get to other nodes' pods.

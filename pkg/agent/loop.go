@@ -91,7 +91,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.followMode(time.Now())
-			if l.complaints.hasChanged() || !l.isAsLeft() {
+			if l.complaints.hasChanged() || !l.isAsLeft() || l.describeAPI() != l.published.APIServer {
 				l.judge()
 			}
 			if l.view != nil && l.inspect(ctx) {

@@ -87,6 +87,7 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) { m.scrapes.read(func() { 
 func (m metrics) collect(ch chan<- prometheus.Metric) {
 	gauge, counter := samples(ch, prometheus.GaugeValue), samples(ch, prometheus.CounterValue)
 	m.describe(gauge)
+	m.describeAPI(gauge, counter)
 	for about, collect := range map[string]func() error{
 		"the maps' fill":          func() error { return m.countEntries(gauge) },
 		"the number of endpoints": func() error { return m.countPods(gauge) },
@@ -118,6 +119,19 @@ func (m metrics) describe(gauge sample) {
 	for _, reason := range append(plan.Reasons(), neighbourTable) {
 		gauge("node_problems", float64(now.problems[reason]),
 			"What is wrong with Nodes, by reason; the log and ebpfctl status name them.", "reason", string(reason))
+	}
+}
+
+// describeAPI tells which API server the agent goes by.
+func (m metrics) describeAPI(gauge, counter sample) {
+	if m.api == nil {
+		return
+	}
+	s := m.api.State()
+	gauge("api_servers", float64(s.Known), "Addresses of API servers that the agent knows.")
+	counter("api_server_failovers_total", float64(s.Failovers), "How often the API server in use has failed and another one was taken.")
+	if s.InUse != "" {
+		gauge("api_server_in_use", 1, "Always 1; the label names the API server that the agent goes by. Of several, none while none answers.", "server", s.InUse)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
@@ -116,6 +117,8 @@ func TestMetricsAreExplained(t *testing.T) {
 	l.services.place(here())
 	l.services.accept(complete([]string{"10.244.2.7"}))
 	ready(t, l)
+	l.cfg.API = &rest.Config{Host: "https://192.0.2.1:6443"}
+	must(t, l.reachAPI())
 	l.status.waited("start", time.Second)
 	l.status.set(func(f *figures) { f.heard = time.Now() })
 	families, err := registered(l).Gather()

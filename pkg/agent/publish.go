@@ -22,7 +22,7 @@ import (
 // stays, as the maps do.
 func (l *loop) publish(notReady string, degraded map[string]string) error {
 	c := observe.Cluster{
-		NotReady: notReady, Degraded: listed(degraded), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), NetfilterLevel: levelNames[l.mode.level], Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
+		NotReady: notReady, Degraded: listed(degraded), APIServer: l.describeAPI(), Routing: l.tunnel.describe(), Netfilter: l.mode.where(), NetfilterLevel: levelNames[l.mode.level], Routes: l.cluster.stack[0], IPsec: l.cluster.stack[1],
 		Nodes: l.published.Nodes, Problems: l.published.Problems, Services: l.whoServes(), ServiceProblems: toldProblems(l.services.read().problems),
 	}
 	if l.known && l.sourceErr != nil {
@@ -111,7 +111,7 @@ func publishStarting(stateDir string) (c observe.Cluster, err error) {
 	if err != nil || json.Unmarshal(content, &c) != nil {
 		c = observe.Cluster{} // none yet, or none that can be used: it will be written anew
 	}
-	c.NotReady, c.Degraded, c.Lost = starting, nil, time.Time{}
+	c.NotReady, c.Degraded, c.Lost, c.APIServer = starting, nil, time.Time{}, ""
 	return c, writeCluster(path, c)
 }
 

@@ -163,6 +163,9 @@ func (c *serviceController) accept(u service.Update) {
 	}
 	began := c.model.Complete()
 	changed := c.model.Apply(u)
+	if slices.Contains(changed, service.APIServer()) {
+		c.api.Learn(c.model.APIServers())
+	}
 	if !began && c.model.Complete() {
 		c.log.Info("complete list of Services", "services", len(c.model.Names()))
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+	"github.com/ebpf-cni/ebpf-cni/pkg/source"
 )
 
 // node is what all controllers work with.
@@ -21,6 +22,7 @@ type node struct {
 	log        *slog.Logger
 	host       *device.Handle
 	dp         *datapath.Datapath
+	api        *source.Servers // nil: Nodes come of a file
 	status     *status
 	complaints *complaints
 	scrapes    scrapes

@@ -1,13 +1,9 @@
 package agent
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
-
-	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -30,7 +26,7 @@ func (s whereabouts) equal(o whereabouts) bool {
 func (c *serviceController) options(s whereabouts) service.Options {
 	o := service.Options{
 		NodeName: c.cfg.Node, Zone: s.zone, HeldAddresses: setOf(s.held), OwnAddresses: setOf(s.own), NodeAddresses: setOf(nil), HostPorts: s.hostPorts,
-		ExternalIPs: c.cfg.ExternalIPs, APIServer: c.cfg.apiServer(), Capacities: c.maps.capacities(),
+		ExternalIPs: c.cfg.ExternalIPs, APIServers: c.addressesOfAPI(), Capacities: c.maps.capacities(),
 	}
 	for _, a := range s.own {
 		o.NodeAddresses[a] = len(c.cfg.NodePortAddresses) == 0 || c.cfg.narrows(a)
@@ -44,20 +40,6 @@ func setOf(all []netip.Addr) map[netip.Addr]bool {
 		set[a] = true
 	}
 	return set
-}
-
-// apiServer is the address and port of the API server; not valid: it is reached by a name, or not at all.
-func (c Config) apiServer() netip.AddrPort {
-	if c.API == nil {
-		return netip.AddrPort{}
-	}
-	at, _, err := rest.DefaultServerUrlFor(c.API)
-	if err != nil {
-		return netip.AddrPort{}
-	}
-	host, _ := netip.ParseAddr(at.Hostname())
-	port, _ := strconv.ParseUint(cmp.Or(at.Port(), "443"), 10, 16)
-	return netip.AddrPortFrom(host.Unmap(), uint16(port))
 }
 
 // narrows says whether --nodeport-addresses names an address.

@@ -4,23 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-
-	"k8s.io/client-go/rest"
 )
-
-func TestAPIServerAddress(t *testing.T) {
-	for host, want := range map[string]string{
-		"https://192.0.2.1:6443": "192.0.2.1:6443", "https://[2001:db8::1]:6443": "[2001:db8::1]:6443", "https://192.0.2.1": "192.0.2.1:443",
-		"https://api.example:6443": "invalid AddrPort", ":": "invalid AddrPort",
-	} {
-		if got := (Config{API: &rest.Config{Host: host}}).apiServer().String(); got != want {
-			t.Errorf("%s: %s, want %s", host, got, want)
-		}
-	}
-	if got := (Config{}).apiServer(); got.IsValid() {
-		t.Errorf("without an API: %v", got)
-	}
-}
 
 // A prefix that is not this node's leaves its NodePorts without an answer, which ebpfctl says.
 func TestNodePortsThatAnswerNowhere(t *testing.T) {

@@ -36,6 +36,8 @@ type Cluster struct {
 	// NotReady says in a sentence why this node can't carry a pod, as /readyz does;
 	// empty: it can. It holds for as long as the agent that wrote it runs.
 	NotReady string `json:"not_ready"`
+	// APIServer is the API server that the agent goes by; empty: it goes by a file.
+	APIServer string `json:"api_server"`
 	// Routing is the routing mode, with what there is to know of the tunnel.
 	Routing string `json:"routing"`
 	// Netfilter names the rule that translates addresses in the node's netfilter, so that the
@@ -140,6 +142,7 @@ func (s *survey) cluster() Cluster {
 		s.problemOf("ready", "this node is not ready: %s", c.NotReady)
 	}
 	if s.Agent.Running {
+		s.Agent.APIServer = typed.Printable(c.APIServer)
 		s.degraded(c)
 	}
 	for _, p := range c.Problems {

@@ -59,6 +59,8 @@ type Agent struct {
 	NotReady string `json:"not_ready"`
 	// Degraded are the controllers with problems that keep no pod from being carried.
 	Degraded []string `json:"degraded"`
+	// APIServer is the API server that it goes by, and how many it knows; empty: it goes by a file, or does not run.
+	APIServer string `json:"api_server"`
 	// Lost is since when the agent can't read Nodes that it could read before; zero: it can.
 	Lost time.Time `json:"lost,omitzero"`
 }

@@ -51,13 +51,33 @@ func (m *Model) noteSlice(s *Slice, changed map[Name]bool) {
 // isAPIServers says whether the API server answers at a frontend, by its own word or because the agent reaches it there.
 func (m *Model) isAPIServers(f frontend, o Options) bool {
 	at := netip.AddrPortFrom(f.Address.Netip(), f.Port.Host())
-	if f.Proto == wire.TCP && at == o.APIServer {
+	if f.Proto == wire.TCP && slices.Contains(o.APIServers, at) {
 		return true
 	}
 	return slices.ContainsFunc(m.Slices(apiServer), func(s *Slice) bool {
 		return slices.ContainsFunc(s.Ports, func(p SlicePort) bool { return p.Port == at.Port() && p.Protocol == f.Proto }) &&
 			slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Address.Unmap() == at.Addr() })
 	})
+}
+
+// APIServer is the name of the API server's Service.
+func APIServer() Name { return apiServer }
+
+// APIServers are where the API server is ready, as its Service has it.
+func (m *Model) APIServers() (all []netip.AddrPort) {
+	for _, s := range m.Slices(apiServer) {
+		for _, p := range s.Ports {
+			if p.Protocol != wire.TCP || p.Name != "https" {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				if e.Ready {
+					all = append(all, netip.AddrPortFrom(e.Address.Unmap(), p.Port))
+				}
+			}
+		}
+	}
+	return all
 }
 
 // otherClusterIP returns another Service whose ClusterIP the address is.

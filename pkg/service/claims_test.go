@@ -16,7 +16,7 @@ func TestAPIServerIsNoServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := quiet(t, roomy)
-			r.options.APIServer = netip.MustParseAddrPort("192.0.2.9:80")
+			r.options.APIServers = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.8:80"), netip.MustParseAddrPort("192.0.2.9:80")}
 			r.plan(r.state.Configure(r.options, r.model))
 			thief, thiefs := web(t, "a", "10.96.0.1", "10.0.0.1")
 			claim(&thief, netip.MustParseAddr("192.0.2.1"))

@@ -162,6 +162,7 @@ func (s *State) Configure(o Options, m *Model) (changed []Name) {
 func (o Options) clone() Options {
 	o.HeldAddresses, o.OwnAddresses, o.NodeAddresses = maps.Clone(o.HeldAddresses), maps.Clone(o.OwnAddresses), maps.Clone(o.NodeAddresses)
 	o.HostPorts = maps.Clone(o.HostPorts)
+	o.APIServers = slices.Clone(o.APIServers)
 	return o
 }
 

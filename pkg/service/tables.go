@@ -25,8 +25,8 @@ type Options struct {
 	HostPorts map[services.Key]string
 	// ExternalIPs says that externalIPs are served.
 	ExternalIPs bool
-	// APIServer is where this node reaches the API server; not valid: at a name, or nowhere.
-	APIServer netip.AddrPort
+	// APIServers are where this node reaches API servers.
+	APIServers []netip.AddrPort
 	// Capacities are those of the maps.
 	Capacities Capacities
 }

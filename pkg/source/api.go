@@ -63,7 +63,7 @@ func LoadConfig(kubeconfig string) (*rest.Config, error) {
 // an error; what was delivered before is never taken back for that.
 func (a API) Run(ctx context.Context, deliver func(Update)) error {
 	s := &store{deliver: deliver, self: a.Self, observed: a.Observed, nodes: map[string]plan.Node{}}
-	s.reach = s.reachOf(a.Config.Host)
+	s.reach = s.reachOf(a.Config)
 	client, err := server{a.Config, a.Heard, a.limits}.client(nodeResource.group, s.reach)
 	if err != nil {
 		return err
@@ -88,9 +88,9 @@ type store struct {
 }
 
 // reachOf is what knows of the Nodes whether they can be read.
-func (s *store) reachOf(host string) *reach {
+func (s *store) reachOf(config *rest.Config) *reach {
 	return &reach{
-		host: host, resource: nodeResource.title,
+		host: func() string { return nameOf(config) }, resource: nodeResource.title,
 		failed: func(err *failure) {
 			s.mu.Lock()
 			defer s.mu.Unlock()

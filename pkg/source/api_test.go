@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -67,6 +68,13 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request) {
 	events := make(chan []byte, 100)
 	f.events[events] = true
+	since, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	for _, n := range f.nodes { // what has changed since then; whoever follows misses nothing in between
+		if version, _ := strconv.Atoi(n.ResourceVersion); since > 0 && version > since {
+			object, _ := json.Marshal(n)
+			events <- []byte(`{"type":"MODIFIED","object":` + string(object) + "}\n")
+		}
+	}
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
@@ -301,7 +309,7 @@ func TestLoadConfig(t *testing.T) {
 
 func TestUnreachableIsToldOnce(t *testing.T) {
 	var told []Update
-	r := (&store{deliver: func(u Update) { told = append(told, u) }}).reachOf("https://api")
+	r := (&store{deliver: func(u Update) { told = append(told, u) }}).reachOf(&rest.Config{Host: "https://api"})
 	for _, timeout := range []string{"6m", "7m"} {
 		r.noteError(verbList, &url.Error{Op: "Get", URL: "https://api/?timeout=" + timeout, Err: errors.New("connection refused")})
 	}

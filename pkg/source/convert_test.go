@@ -18,6 +18,7 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/rest"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
@@ -326,7 +327,7 @@ func TestManyEndpoints(t *testing.T) {
 	const services, each = 1000, 10 // a tenth of what a large cluster has
 	p := newPending()
 	in := &interner{}
-	kept := &kept[service.Slice, *discoveryv1.EndpointSlice]{pending: p, table: &p.slices, reach: p.reach("", sliceResource, kindSlice), read: in.sliceOf}
+	kept := &kept[service.Slice, *discoveryv1.EndpointSlice]{pending: p, table: &p.slices, reach: p.reach(&rest.Config{}, sliceResource, kindSlice), read: in.sliceOf}
 	c := servicesCodec(t)
 	used := func() uint64 {
 		runtime.GC()

@@ -20,7 +20,9 @@ const (
 
 // reach knows whether a resource of the API can be read, and tells why it can't once.
 type reach struct {
-	host, resource string
+	// host is what the API server is called.
+	host     func() string
+	resource string
 	// failed is told of each new error, recovered when the last one is over.
 	failed    func(*failure)
 	recovered func()
@@ -67,7 +69,11 @@ func (r *reach) noteError(verb string, err error) {
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err
 	}
-	text := err.Error()
+	host := r.host()
+	if one, ok := errors.AsType[*serverError](err); ok {
+		host, err = one.at, one.err
+	}
+	text := host + err.Error()
 	if errors.Is(err, context.Canceled) || text == r.errs[verb] {
 		return
 	}
@@ -77,7 +83,7 @@ func (r *reach) noteError(verb string, err error) {
 	}
 	r.errs[verb] = text
 	if !known {
-		r.failed(&failure{verb: verb, resource: r.resource, host: r.host, err: err})
+		r.failed(&failure{verb: verb, resource: r.resource, host: host, err: err})
 	}
 }
 

@@ -47,9 +47,9 @@ func (s Services) Run(ctx context.Context, deliver func(service.Update)) error {
 	services := kept[service.Service, *corev1.Service]{pending: p, table: &p.services, read: new(interner).serviceOf}
 	endpoints := kept[service.Slice, *discoveryv1.EndpointSlice]{pending: p, table: &p.slices, read: new(interner).sliceOf}
 	ranges := kept[cidrs, *networkingv1.ServiceCIDR]{pending: p, table: &p.cidrs, read: new(interner).cidrsOf}
-	services.reach = p.reach(s.Config.Host, serviceResource, kindService)
-	endpoints.reach = p.reach(s.Config.Host, sliceResource, kindSlice)
-	ranges.reach = p.reach(s.Config.Host, cidrResource, kindCIDR)
+	services.reach = p.reach(s.Config, serviceResource, kindService)
+	endpoints.reach = p.reach(s.Config, sliceResource, kindSlice)
+	ranges.reach = p.reach(s.Config, cidrResource, kindCIDR)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.follow(ctx, serviceResource, services.reach, &services) })
 	g.Go(func() error { return s.follow(ctx, sliceResource, endpoints.reach, &endpoints) })
@@ -59,9 +59,9 @@ func (s Services) Run(ctx context.Context, deliver func(service.Update)) error {
 }
 
 // reach is what tells of a kind that it can't be read.
-func (p *pending) reach(host string, of resource, kind kind) *reach {
+func (p *pending) reach(config *rest.Config, of resource, kind kind) *reach {
 	return &reach{
-		host: host, resource: of.title,
+		host: func() string { return nameOf(config) }, resource: of.title,
 		failed:    func(err *failure) { p.fail(kind, err) },
 		recovered: func() { p.fail(kind, nil) },
 	}

@@ -5,6 +5,7 @@ import (
 	_ "embed" // the manifest of CoreDNS
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,7 +77,7 @@ func (c *Cluster) manifest(ctx context.Context) (string, error) {
 		return path, nil
 	}
 	if c.Options.KubeProxy == NoProxy {
-		return c.Chart(ctx, name, "settings.services=on", "apiServer.host="+c.apiAddr().String(), fmt.Sprint("apiServer.port=", apiPort))
+		return c.Chart(ctx, name, "settings.services=on", fmt.Sprintf("settings.api-server=https://%s", netip.AddrPortFrom(c.apiAddr(), apiPort)))
 	}
 	root, err := checkout()
 	if err != nil {

@@ -59,17 +59,16 @@ func TestChartRendersOneOrTheOther(t *testing.T) {
 
 func TestChartValues(t *testing.T) {
 	text := render(t, "agent.yaml", map[string]any{
-		"image":     map[string]any{"name": "registry.example/ebpf-cni:v1"},
-		"settings":  map[string]any{"mtu": 1400, "cluster-cidr": "10.244.0.0/16"},
-		"apiServer": map[string]any{"host": "192.0.2.1", "port": 6443},
-		"host":      map[string]any{"cniBin": "/var/lib/rancher/k3s/data/cni", "bpffs": "/bpf"},
-		"port":      9000,
+		"image":    map[string]any{"name": "registry.example/ebpf-cni:v1"},
+		"settings": map[string]any{"mtu": 1400, "cluster-cidr": "10.244.0.0/16", "api-server": "https://192.0.2.1:6443,https://[2001:db8::1]:6443"},
+		"host":     map[string]any{"cniBin": "/var/lib/rancher/k3s/data/cni", "bpffs": "/bpf"},
+		"port":     9000,
 		// More than the one that is there.
 		"nodeSelector": map[string]any{"pod-network": "ebpf-cni"},
 	})
 	for _, want := range []string{
 		"image: registry.example/ebpf-cni:v1\n", `EBPF_AGENT_MTU: "1400"`, `EBPF_AGENT_CLUSTER_CIDR: "10.244.0.0/16"`, `EBPF_AGENT_ATTACH: "auto"`,
-		"- name: KUBERNETES_SERVICE_HOST\n              value: \"192.0.2.1\"\n", "value: \"6443\"\n",
+		`EBPF_AGENT_API_SERVER: "https://192.0.2.1:6443,https://[2001:db8::1]:6443"`,
 		"path: /var/lib/rancher/k3s/data/cni\n", `EBPF_AGENT_BPFFS: "/bpf/ebpf-cni"`, "mountPath: /bpf\n",
 		`EBPF_AGENT_LISTEN: "127.0.0.1:9000"`, "checksum/settings: ",
 		"nodeSelector:\n        kubernetes.io/os: linux\n        pod-network: ebpf-cni\n",
