@@ -38,7 +38,7 @@ func (c *conf) readPortMappings(runtime fields) error {
 		if err := json.Unmarshal(raw, &f); err != nil {
 			return fieldError(m.field, fmt.Sprintf("%.100s: must be an object", raw))
 		}
-		if err := m.read(f); err != nil {
+		if err := m.read(f.folded("hostPort", "containerPort", "protocol", "hostIP")); err != nil {
 			return err
 		}
 		if m.Port != 0 {
@@ -46,6 +46,17 @@ func (c *conf) readPortMappings(runtime fields) error {
 		}
 	}
 	return nil
+}
+
+// folded are the fields with these names, in whichever case: containerd writes HostPort.
+func (f fields) folded(names ...string) fields {
+	out := fields{}
+	for written, raw := range f {
+		if i := slices.IndexFunc(names, func(name string) bool { return strings.EqualFold(name, written) }); i >= 0 {
+			out[names[i]] = raw
+		}
+	}
+	return out
 }
 
 // read reads a mapping. With host port 0, which asks for none, the rest does not matter.
@@ -111,6 +122,7 @@ func (m portMapping) hosts(addresses []netip.Addr) (hosts []netip.Addr, err erro
 
 // hostPorts are those that are asked for, for a pod with these addresses.
 func (c *conf) hostPorts(addresses []netip.Addr) (all []endpoint.HostPort, err error) {
+	have := endpoint.NewHostPorts()
 	for _, m := range c.ports {
 		hosts, err := m.hosts(addresses)
 		if err != nil {
@@ -119,10 +131,12 @@ func (c *conf) hostPorts(addresses []netip.Addr) (all []endpoint.HostPort, err e
 		for _, host := range hosts {
 			p := m.HostPort
 			p.Address = host
-			if i := slices.IndexFunc(all, func(o endpoint.HostPort) bool { return o.PodPort != p.PodPort && o.Key().Meets(p.Key()) }); i >= 0 {
-				return nil, fieldError(m.field+".hostPort", fmt.Sprintf("%d: %s leads to port %d of the pod already", m.Port, all[i], all[i].PodPort))
+			met := have.Meeting(p.Key())
+			if i := slices.IndexFunc(met, func(o endpoint.HostPort) bool { return o.PodPort != p.PodPort }); i >= 0 {
+				return nil, fieldError(m.field+".hostPort", fmt.Sprintf("%d: %s leads to port %d of the pod already", m.Port, met[i], met[i].PodPort))
 			}
-			if !slices.Contains(all, p) {
+			if !have.Has(p) {
+				have.Add(p)
 				all = append(all, p)
 			}
 		}

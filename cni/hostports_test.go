@@ -75,13 +75,14 @@ func TestHostPorts(t *testing.T) {
 		conf := mapped(
 			hostPort(8080, 80), hostPort(8080, 80, "TCP", ""), // the same
 			hostPort(8080, 53, "Udp"), hostPort(9090, 9090, "SCTP"), hostPort(0, 80), hostPort(0, 0, "nonsense"),
+			map[string]any{"HostPort": 7070, "ContainerPort": 70, "Protocol": "tcp", "HostIP": ""}, // as containerd writes it
 		)
 		r := w.add(p, conf)
 		var want []string
 		for _, f := range w.families {
 			host := [wire.Families]string{"0.0.0.0", "[::]"}[f]
 			pod := [wire.Families]string{"10.9.0.2", "[fd00:9::2]"}[f]
-			want = append(want, host+":8080/tcp "+pod+":80", host+":8080/udp "+pod+":53", host+":9090/132 "+pod+":9090")
+			want = append(want, host+":8080/tcp "+pod+":80", host+":8080/udp "+pod+":53", host+":9090/132 "+pod+":9090", host+":7070/tcp "+pod+":70")
 		}
 		slices.Sort(want)
 		if diff := cmp.Diff(want, w.hostPorts(p)); diff != "" {
@@ -234,6 +235,40 @@ func TestHostPortOfADeadPodIsTaken(t *testing.T) {
 		t.Errorf("entries %v", got)
 	}
 	w.ok("CHECK", p, prevResult(t, r))
+}
+
+// A pod may have a port for each of many calls, or name one address after the other: what ADD takes for that, others wait for.
+func TestManyHostPorts(t *testing.T) {
+	const many = 8000
+	c := &conf{}
+	addresses := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}
+	for i := range uint16(many) {
+		h := endpoint.HostPort{Port: 10000 + i, PodPort: 10000 + i, Protocol: "udp"}
+		single := endpoint.HostPort{Address: netip.AddrFrom4([4]byte{127, 1, byte(i >> 8), byte(i)}), Port: 80, PodPort: 80, Protocol: "tcp"}
+		c.ports = append(c.ports, portMapping{HostPort: h}, portMapping{HostPort: single})
+	}
+	began := time.Now()
+	if all, err := c.hostPorts(addresses); err != nil || len(all) != 3*many {
+		t.Errorf("%d, %v", len(all), err)
+	}
+	if took := time.Since(began); took > 2*time.Second { // it is some tens of milliseconds; one by one it was half a minute
+		t.Errorf("took %s", took)
+	}
+}
+
+// A pod that wants more host ports than there is room for leaves none behind, and a message that people can read.
+func TestNoRoomForHostPorts(t *testing.T) {
+	w := newServing(t)
+	before, room := w.everything(), int(w.openHostPorts().MaxEntries())
+	var list []map[string]any
+	for i := range room + 20 {
+		list = append(list, hostPort(1+i, 1+i))
+	}
+	_, err := w.call("ADD", w.newPod(), merged(mapped(list...), w.conf))
+	if err == nil || !strings.Contains(err.Msg+err.Details, "map hostports is full") || len(err.Msg+err.Details) > 200 {
+		t.Errorf("ADD: %.1000v", err)
+	}
+	w.unchanged(before)
 }
 
 // Of two at once one gets it, and is whole.

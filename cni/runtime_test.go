@@ -27,7 +27,7 @@ func realPlugin(t *testing.T, w *fixture) *libcni.NetworkConfigList {
 	plugin := filepath.Join(w.plugins, "ebpf-cni")
 	w.must(os.Remove(plugin))
 	build(t, plugin, "../cmd/ebpf-cni")
-	w.conf["capabilities"] = map[string]bool{"ips": true, "mac": true, "bandwidth": true}
+	w.conf["capabilities"] = map[string]bool{"ips": true, "mac": true, "bandwidth": true, "portMappings": true}
 	raw, err := json.Marshal(map[string]any{
 		"cniVersion": "1.1.0", "name": w.conf["name"], "plugins": []any{w.conf},
 	})
@@ -55,6 +55,7 @@ func build(t *testing.T, out, pkg string) {
 
 func TestInTheHandsOfLibcni(t *testing.T) {
 	w := newDual(t)
+	w.serveServices(true)
 	before := w.everything()
 	list := realPlugin(t, w)
 	runtime := libcni.NewCNIConfigWithCacheDir([]string{w.plugins}, t.TempDir(), nil)
@@ -71,13 +72,19 @@ func TestInTheHandsOfLibcni(t *testing.T) {
 		}}
 	}
 	first := conf(p)
-	first.CapabilityArgs = map[string]any{"ips": []string{"fd00:9::50/64", "10.9.0.50/24"}, "mac": "02:00:00:00:00:50"}
+	first.CapabilityArgs = map[string]any{
+		"ips": []string{"fd00:9::50/64", "10.9.0.50/24"}, "mac": "02:00:00:00:00:50",
+		"portMappings": []map[string]any{hostPort(8080, 80, "TCP", "")},
+	}
 	r, err := runtime.AddNetworkList(ctx, list, first)
 	w.must(err)
 	got, err := current.NewResultFromResult(r)
 	w.must(err)
 	if got.IPs[0].Address.String() != "10.9.0.50/32" || got.IPs[1].Address.String() != "fd00:9::50/128" || got.Interfaces[1].Mac != "02:00:00:00:00:50" {
 		t.Errorf("result %+v", got)
+	}
+	if got := w.hostPorts(p); !slices.Equal(got, []string{"0.0.0.0:8080/tcp 10.9.0.50:80", "[::]:8080/tcp [fd00:9::50]:80"}) {
+		t.Errorf("host ports %v", got)
 	}
 	w.must(runtime.CheckNetworkList(ctx, list, first))
 	_, err = runtime.AddNetworkList(ctx, list, conf(q))

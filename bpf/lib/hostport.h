@@ -51,18 +51,20 @@ EC_INLINE bool hostport_may_be(__u32 flags)
 
 /*
  * Finds the host port that a packet to an address of the node's goes to, and makes its pod the target. As among
- * sockets, the more specific comes first: a port of this address, a socket of the node that is bound to it, a port of
- * all addresses.
+ * sockets, a port of this address comes before one of all addresses. A socket of the node that is bound to this very
+ * address keeps it from pods: whoever may write a Pod would have what the node's own processes are told there.
  */
 EC_CALL bool hostport_find(struct __sk_buff *ctx, struct scratch *s)
 {
 	const struct tuple *out = &s->pkt.tuple;
 	struct host_port_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
+	bool found = hostport_take(&s->target, &key);
 
-	if (hostport_take(&s->target, &key))
-		return true;
-	key.address = addr_any_like(&out->dst);
-	return hostport_take(&s->target, &key) && !socket_is_bound(ctx, s, out);
+	if (!found) {
+		key.address = addr_any_like(&out->dst);
+		found = hostport_take(&s->target, &key);
+	}
+	return found && !socket_is_bound(ctx, s, out);
 }
 
 /* Whether the tuple's source is a host port, if that is an address of the node's. */

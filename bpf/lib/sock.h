@@ -133,8 +133,8 @@ EC_CALL bool sock_is_bound(struct bpf_sock_addr *ctx, const struct sock_peer *pe
 }
 
 /*
- * Finds the host port that a process asks for, and makes its pod the target. Of loopback, ports of all addresses have
- * the usual address alone: others, like that of a resolver, are for who is bound to them.
+ * Finds the host port that a process asks for, and makes its pod the target (hostport_find). Of loopback, ports of all
+ * addresses have the usual address alone: others, like that of a resolver, are for who is bound to them.
  */
 EC_CALL bool sock_host_port(struct bpf_sock_addr *ctx, const struct sock_peer *peer, struct target *t)
 {
@@ -142,12 +142,14 @@ EC_CALL bool sock_host_port(struct bpf_sock_addr *ctx, const struct sock_peer *p
 	struct host_port_key key = {.address = peer->address, .port = peer->port, .proto = peer->proto};
 	const __u8 *v4 = &peer->address.bytes[12];
 
-	if (!addr_equal(&key.address, &any) && hostport_take(t, &key))
-		return true;
-	if (addr_is_v4(&peer->address) && v4[0] == 127 && (v4[1] | v4[2] | (v4[3] ^ 1)))
-		return false;
-	key.address = any;
-	return hostport_take(t, &key) && !sock_is_bound(ctx, peer);
+	if (addr_equal(&key.address, &any) || !hostport_take(t, &key)) {
+		if (addr_is_v4(&peer->address) && v4[0] == 127 && (v4[1] | v4[2] | (v4[3] ^ 1)))
+			return false;
+		key.address = any;
+		if (!hostport_take(t, &key))
+			return false;
+	}
+	return !sock_is_bound(ctx, peer);
 }
 
 /* Finds the frontend that a process asks for, if it asks for a Service or a host port; the latter's pod is the target.

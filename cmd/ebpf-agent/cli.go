@@ -217,7 +217,7 @@ func (o *options) remark() {
 		o.config.Log.Warn("a prefix of a flag has bits beyond its length", "given", p.String(), "taken", p.Masked().String())
 	}
 	if o.portmapAuto {
-		o.config.Log.Warn("--portmap=auto is off now: host ports are served by the programs; take the flag away, or chain the portmap plugin with --portmap=on")
+		o.config.Log.Warn("--portmap=auto is off now: host ports are served by the programs; take the setting away (EBPF_AGENT_PORTMAP in the ConfigMap), or chain the portmap plugin with --portmap=on")
 	}
 	if o.kubeconfig != "" && o.config.NodesFile != "" {
 		o.config.Log.Warn("--kubeconfig is not used: --nodes-file is given", "file", o.config.NodesFile)

@@ -35,10 +35,12 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s/%v", netip.AddrPortFrom(k.Host(), k.Port.Host()), k.Proto)
 }
 
-// Meets reports whether the two are of one port, at an address that both have.
-func (k Key) Meets(o Key) bool {
-	a, b := k.Host(), o.Host()
-	return k.Port == o.Port && k.Proto == o.Proto && a.Is4() == b.Is4() && (a == b || a.IsUnspecified() || b.IsUnspecified())
+// Everywhere is the same port at all addresses of the family.
+func (k Key) Everywhere() Key {
+	if k.Host().Is4() {
+		return KeyFrom(netip.IPv4Unspecified(), k.Port.Host(), k.Proto)
+	}
+	return KeyFrom(netip.IPv6Unspecified(), k.Port.Host(), k.Proto)
 }
 
 // Compare sorts by port, then protocol, then address.

@@ -289,7 +289,7 @@ func (m metrics) sumTraffic(counter sample) error {
 	}
 	counter("snat_allocations_total", float64(t.allocations), "Ports chosen for new masqueraded flows.")
 	counter("snat_retries_total", float64(t.retries), "Ports that were tried and found taken.")
-	counter("snat_failures_total", float64(t.refused), "Packets of pods, or of the node, dropped because their flow could not be masqueraded, or opened to a Service.")
+	counter("snat_failures_total", float64(t.refused), "Packets of pods, or of the node, dropped because their flow could not be masqueraded, or opened to a Service or a host port.")
 	if m.frontends() {
 		counter("outside_failures_total", float64(t.refusedOutside), "Packets of clients outside dropped because their flow to a Service or a host port could not be opened.")
 	}

@@ -28,8 +28,13 @@ func (a *agent) sweepPortmap(ctx context.Context) error {
 		if is == pods && now.Sub(swept) < leftoversInterval {
 			return releaseDelay
 		}
-		pods, swept = is, now
-		a.complaints.note("endpoints/portmap's rules", a.sweepPortmapNow(&rules, now))
+		err := a.sweepPortmapNow(&rules, now)
+		if err != nil || !rules.Late() { // what is wrong with a table is not over because it has not been looked at
+			a.complaints.note("endpoints/portmap's rules", err)
+		}
+		if !rules.Late() {
+			pods, swept = is, now
+		}
 		return releaseDelay
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -20,7 +22,7 @@ type HostPort struct {
 }
 
 // HostPortProtocols are the protocols of host ports, by name.
-var HostPortProtocols = map[string]wire.Protocol{"tcp": wire.TCP, "udp": wire.UDP, "sctp": 132}
+var HostPortProtocols = map[string]wire.Protocol{"tcp": wire.TCP, "udp": wire.UDP, "sctp": unix.IPPROTO_SCTP}
 
 // Key is the host port's key in the map hostports.
 func (h HostPort) Key() hostports.Key {
@@ -34,6 +36,49 @@ func (h HostPort) String() string {
 		where = "all " + wire.FamilyOf(h.Address).Name() + " addresses"
 	}
 	return fmt.Sprintf("host port %d/%s of %s", h.Port, h.Protocol, where)
+}
+
+// HostPorts finds among host ports of one pod, which may be thousands, those that another one meets: of the same port, at
+// an address that both have.
+type HostPorts struct {
+	at map[hostports.Key]HostPort
+	// of has, by the key of all addresses, those of a port: of each that leads to the same port of the pod the first, and
+	// no more than two.
+	of map[hostports.Key][]HostPort
+}
+
+// NewHostPorts is of these.
+func NewHostPorts(all ...HostPort) HostPorts {
+	p := HostPorts{make(map[hostports.Key]HostPort, len(all)), make(map[hostports.Key][]HostPort, len(all))}
+	for _, h := range all {
+		p.Add(h)
+	}
+	return p
+}
+
+// Add adds another one.
+func (p HostPorts) Add(h HostPort) {
+	key, port := h.Key(), h.Key().Everywhere()
+	p.at[key] = h
+	if of := p.of[port]; len(of) == 0 || len(of) == 1 && of[0].PodPort != h.PodPort {
+		p.of[port] = append(of, h)
+	}
+}
+
+// Has reports whether it is one of them.
+func (p HostPorts) Has(h HostPort) bool { return p.at[h.Key()] == h }
+
+// Meeting are those that one with this key meets: none, or as many as tell whether all lead to the same port of the pod.
+func (p HostPorts) Meeting(key hostports.Key) (met []HostPort) {
+	if key == key.Everywhere() {
+		return p.of[key]
+	}
+	for _, k := range []hostports.Key{key, key.Everywhere()} {
+		if h, there := p.at[k]; there {
+			met = append(met, h)
+		}
+	}
+	return met
 }
 
 func (h HostPort) validate() error {

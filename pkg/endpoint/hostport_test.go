@@ -35,6 +35,38 @@ func TestHostPortEntry(t *testing.T) {
 	}
 }
 
+// Two meet on one port, at an address that both have.
+func TestHostPortsMeet(t *testing.T) {
+	var all []HostPort
+	for _, host := range []string{"0.0.0.0", "192.0.2.1", "192.0.2.2", "::", "2001:db8::1"} {
+		for _, protocol := range []string{"tcp", "udp"} {
+			for port := uint16(1); port <= 2; port++ {
+				all = append(all, HostPort{Address: netip.MustParseAddr(host), Port: port, Protocol: protocol, PodPort: 80})
+			}
+		}
+	}
+	meet := func(a, b HostPort) bool {
+		return a.Port == b.Port && a.Protocol == b.Protocol && a.Address.Is4() == b.Address.Is4() &&
+			(a.Address == b.Address || a.Address.IsUnspecified() || b.Address.IsUnspecified())
+	}
+	none := NewHostPorts()
+	for _, a := range all {
+		for _, b := range all {
+			if one := NewHostPorts(a); (len(one.Meeting(b.Key())) > 0) != meet(a, b) || one.Has(b) != (a == b) || len(none.Meeting(b.Key())) > 0 {
+				t.Errorf("%v and %v: %v", a, b, one.Meeting(b.Key()))
+			}
+		}
+	}
+	// That of all addresses meets all, and hears of one that leads elsewhere.
+	first, other := all[4], all[8]
+	other.PodPort = 81
+	for _, add := range [][]HostPort{{first, first, other}, {other, first, first}} {
+		if met := NewHostPorts(add...).Meeting(all[0].Key()); len(met) != 2 || met[0].PodPort == met[1].PodPort {
+			t.Errorf("met %v", met)
+		}
+	}
+}
+
 func TestMalformedHostPorts(t *testing.T) {
 	dir := t.TempDir()
 	e := example()

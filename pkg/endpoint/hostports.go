@@ -108,19 +108,19 @@ func (w *Work) deadHostPorts() (dead []hostPortEntry, err error) {
 	if w.Tables.HostPorts == nil {
 		return nil, errNoHostPorts
 	}
+	own := NewHostPorts(w.HostPorts...)
 	for e, err := range w.Tables.HostPorts.All() {
 		if err != nil {
 			return nil, err
 		}
-		i := slices.IndexFunc(w.HostPorts, func(h HostPort) bool { return h.Key().Meets(e.Key) })
-		index := int(e.Value.Ifindex)
-		if i < 0 || index == w.HostIndex {
+		met, index := own.Meeting(e.Key), int(e.Value.Ifindex)
+		if len(met) == 0 || index == w.HostIndex {
 			continue
 		}
 		_, err := w.Host.LinkByIndex(index)
 		switch {
 		case err == nil:
-			return nil, &HostPortTakenError{HostPort: w.HostPorts[i], Holder: w.holder(index)}
+			return nil, &HostPortTakenError{HostPort: met[0], Holder: w.holder(index)}
 		case !errors.Is(err, device.ErrNotFound):
 			return nil, err
 		}
@@ -146,7 +146,12 @@ func (w *Work) writeHostPorts() error {
 	if err := forAll(dead, func(e hostPortEntry) error { return w.Tables.HostPorts.Delete(e.Key) }); err != nil {
 		return err
 	}
-	return forAll(w.HostPorts, func(h HostPort) error { return w.Tables.HostPorts.Put(h.Key(), w.HostPortEntry(h)) })
+	for _, h := range w.HostPorts { // where the map is full, one of thousands says it
+		if err := w.Tables.HostPorts.Put(h.Key(), w.HostPortEntry(h)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lockHostPorts locks all host ports of the node, since that of all addresses meets each other one. No endpoint has this ID.

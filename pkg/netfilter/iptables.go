@@ -83,14 +83,12 @@ func (i *iptables) changed(now time.Time) (bool, error) {
 			return false, fmt.Errorf("read %s: %w", i.name(), err)
 		}
 	}
-	return i.newest != i.info || i.newest.hasRules() && (i.isSmall() || now.Sub(i.read) >= readLarge), nil
+	return i.newest != i.info || i.newest.hasRules() && (i.newest.isSmall() || now.Sub(i.read) >= readLarge), nil
 }
-
-func (i *iptables) isSmall() bool { return i.newest.TotalSize <= smallTable }
 
 // pause implements ruleset.
 func (i *iptables) pause() time.Duration {
-	if i.isSmall() {
+	if i.newest.isSmall() {
 		return lookAgain
 	}
 	return readLarge
@@ -191,6 +189,8 @@ type tableInfo struct {
 	HookEntry, Underflow  [5]uint32
 	NumEntries, TotalSize uint32
 }
+
+func (i *tableInfo) isSmall() bool { return i.TotalSize <= smallTable }
 
 // hasRules says whether a chain that packets come to begins with anything but its
 // policy. Other chains are for rules to jump to.

@@ -36,6 +36,8 @@ type Portmap struct {
 	nothing  uint32    // the generation of nftables in which there was nothing of portmap's; 0: there may be
 	iptables [2]legacyTable
 	without  [2]tableInfo // of each, as it was when there was nothing of portmap's
+	read     [2]time.Time // when that was, or when it was swept
+	late     bool         // one is not read again yet
 }
 
 // What portmap calls its chains of iptables. Each pod has one, the older versions' another one; the rules that lead there name it.
@@ -64,13 +66,17 @@ var families = [2]uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}
 // swept in one place does not keep the others from being swept.
 func (p *Portmap) Sweep(now time.Time) (swept []string, err error) {
 	swept, err = p.sweepNftables(now)
+	p.late = false
 	for i := range families {
-		more, moreErr := p.sweepIptables(i)
+		more, moreErr := p.sweepIptables(i, now)
 		swept, err = append(swept, more...), errors.Join(err, moreErr)
 	}
 	slices.Sort(swept)
 	return slices.Compact(swept), err
 }
+
+// Late says that the newest sweep has left out a large table, which takes long to read, since another one had read it shortly before.
+func (p *Portmap) Late() bool { return p.late }
 
 // Close closes what is kept open.
 func (p *Portmap) Close() {
@@ -132,7 +138,7 @@ func (p *Portmap) sweepNat(t editable) ([]string, error) {
 }
 
 // sweepIptables sweeps the table of a family's older iptables.
-func (p *Portmap) sweepIptables(i int) ([]string, error) {
+func (p *Portmap) sweepIptables(i int, now time.Time) ([]string, error) {
 	t := &p.iptables[i]
 	t.family, t.table, t.only, t.lock = families[i], natTable, portmapPlaces, cmp.Or(p.Lock, xtablesLock)
 	if !slices.Contains(t.has(), natTable) {
@@ -145,6 +151,11 @@ func (p *Portmap) sweepIptables(i int) ([]string, error) {
 	if info == p.without[i] { // as good as surely nobody has written there
 		return nil, nil
 	}
+	if !info.isSmall() && now.Sub(p.read[i]) < readLarge {
+		p.late = true
+		return nil, nil
+	}
+	p.read[i] = now
 	swept, err := p.sweepNat(t)
 	if p.without[i] = (tableInfo{}); err == nil && t.blob != nil && !slices.ContainsFunc(slices.Collect(maps.Values(t.blob.names)), isPortmaps) {
 		p.without[i] = t.blob.info

@@ -284,3 +284,33 @@ func TestOldDecisionIsRefused(t *testing.T) {
 		t.Errorf("drop: %v", err)
 	}
 }
+
+// A large table is not read for every pod that ends, since kube-proxy changes it all the time.
+func TestPortmapInALargeTableIsSweptNowAndThen(t *testing.T) {
+	priv.Isolate(t)
+	others := strings.Repeat("-A OTHERS -m comment --comment another -j RETURN\n", 1000)
+	write(t, strings.Replace(portmapRules("net a", "net b"), "COMMIT", others+"COMMIT", 1), "iptables-legacy-restore", "-c")
+	living := map[string]bool{"a": true, "b": true}
+	p := portmapOf(t, "net")
+	p.Living = func() (map[string]bool, error) { return living, nil }
+	start := time.Now()
+	for _, step := range []struct {
+		after time.Duration
+		ends  string
+		swept []string
+		late  bool
+	}{
+		{after: 0},
+		{after: 5 * time.Second, ends: "a", late: true},
+		{after: readLarge, swept: []string{"a"}},
+		{after: readLarge + 5*time.Second, ends: "b", late: true},
+		{after: 2 * readLarge, swept: []string{"b"}},
+		{after: 3 * readLarge},
+		{after: 3*readLarge + 5*time.Second}, // there was nothing of portmap's, and nobody has changed it
+	} {
+		delete(living, step.ends)
+		if swept, err := p.Sweep(start.Add(step.after)); err != nil || !slices.Equal(swept, step.swept) || p.Late() != step.late {
+			t.Errorf("after %s: swept %v, late %t, error %v", step.after, swept, p.Late(), err)
+		}
+	}
+}

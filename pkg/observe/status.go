@@ -377,7 +377,7 @@ func (s *survey) outside(f Fill) {
 	has := uint64(s.world.SnatFlows)
 	most := (f.Capacity - min(f.Entries, f.Capacity) + has) / 8 * 7
 	if has > 0 && has*100 >= most*fullPercent {
-		s.problemOf("clients outside", "clients outside hold %d of the %d flows to Services that all of them together may have: beyond, new ones are dropped as SNAT_LIMIT; a larger --snat-entries makes room, and ebpfctl dump %s shows whose they are",
+		s.problemOf("clients outside", "clients outside hold %d of the %d flows to Services and host ports that all of them together may have: beyond, new ones are dropped as SNAT_LIMIT; a larger --snat-entries makes room, and ebpfctl dump %s shows whose they are",
 			has, most, f.Name)
 	}
 }

@@ -65,7 +65,7 @@ func (c *Cluster) InstallClassical(ctx context.Context, m *Machine) error {
 	if err := c.leaveOut(ctx, m); err != nil {
 		return err
 	}
-	if err := c.InstallPlugins(ctx, m, "bridge", "host-local", "portmap"); err != nil {
+	if err := c.installPlugins(ctx, m, "bridge", "host-local", "portmap"); err != nil {
 		return err
 	}
 	for _, name := range []string{"net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"} {
@@ -148,8 +148,8 @@ func (c *Cluster) routeClassically(ctx context.Context, m *Machine) (own string,
 	return own, nil
 }
 
-// InstallPlugins gives a node some of containernetworking's plugins, as the package kubernetes-cni would.
-func (c *Cluster) InstallPlugins(ctx context.Context, m *Machine, names ...string) error {
+// installPlugins gives a node some of containernetworking's plugins, as the package kubernetes-cni would.
+func (c *Cluster) installPlugins(ctx context.Context, m *Machine, names ...string) error {
 	dir, err := buildUpstream(ctx)
 	if err != nil {
 		return err

@@ -19,6 +19,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/test/priv"
 )
 
 // assertConflicts: a port that somebody has is not given away, and who has it is named.
@@ -136,9 +137,12 @@ func (h *hosted) outliveTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	var probers []*lab.Prober
+	var all []netip.AddrPort
 	for _, family := range families {
-		probers = append(probers, h.Outside.ProbeTCP(netip.AddrPortFrom(h.node.AddrOf(family), anyPort), rate, answerLimit))
+		all = append(all, netip.AddrPortFrom(h.node.AddrOf(family), anyPort))
+		probers = append(probers, h.Outside.ProbeTCP(all[family], rate, answerLimit))
 	}
+	streams, datagrams := connect(t, h.beyond.Namespace, all[0], 1, 3), startSteadyFlows(t, h.Outside, all...)
 	started := time.Now()
 	h.succeedEachOther(t)
 	m, err := hostports.Open(bpffs.Dir(h.node.BPFFS()).Map(hostports.Name))
@@ -162,31 +166,31 @@ func (h *hosted) outliveTheAgent(t *testing.T) {
 	for i, prober := range probers {
 		assertAllAnswered(t, families[i], prober.Stop(), 1)
 	}
+	datagrams.end(t)
+	streams.assertAlive(t, "with another agent")
+	streams.close()
+}
+
+// succession is who asks by a port that goes from one pod to another, in a family.
+type succession struct {
+	to     netip.AddrPort
+	stream *lab.TCPConn
+	flow   *lab.Prober // from one port
+	loose  looseSocket // of a process of the node's
 }
 
 // succeedEachOther has two pods have a port one right after the other, and a client's flow of datagrams go over.
 func (h *hosted) succeedEachOther(t *testing.T) {
 	t.Helper()
-	const port, clientPort = 8090, 7000
+	const port = 8090
 	former := addHosted(t, h.node, "former", ports(port, both)...)
 	if err := former.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	var streams []*lab.TCPConn
-	var flows []*lab.Prober
+	var all []succession
 	for _, family := range families {
-		at := h.node.AddrOf(family)
-		answering{port: {former, former}}.assertFrom(t, h.Outside, at, h.Outside.AddrOf(family))
-		stream, err := h.Outside.DialTCP(within(t, answerLimit), netip.AddrPortFrom(at, port), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stream.Close()
-		flow, err := h.Outside.ProbeUDP(netip.AddrPortFrom(at, port), clientPort, 200)
-		if err != nil {
-			t.Fatal(err)
-		}
-		streams, flows = append(streams, stream), append(flows, flow)
+		all = append(all, h.startSuccession(t, netip.AddrPortFrom(h.node.AddrOf(family), port)))
+		h.assertAnsweredBy(t, former, all[family])
 	}
 	time.Sleep(100 * time.Millisecond)
 	ending := time.Now()
@@ -194,22 +198,23 @@ func (h *hosted) succeedEachOther(t *testing.T) {
 	if err := h.node.DelPod(t.Context(), former); err != nil {
 		t.Fatal(err)
 	}
-	for i, family := range families {
+	for _, s := range all {
 		// The kernel's refusals of the flow are all that it has for who sends it.
-		assertRefusedTo(t, h.direct.Namespace, netip.AddrPortFrom(h.node.AddrOf(family), port))
-		if err := streams[i].Echo(within(t, answerLimit), 100); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%v: a connection to a pod that is gone: %v, want it reset", family, err)
+		assertRefusedTo(t, h.direct.Namespace, s.to)
+		if err := s.stream.Echo(within(t, answerLimit), 100); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s: a connection to a pod that is gone: %v, want it reset", s.to, err)
 		}
 	}
 	latter := addHosted(t, h.node, "latter", ports(port, both)...)
 	begun := time.Now()
-	for i, family := range families {
-		answering{port: {latter, latter}}.assertFrom(t, h.Outside, h.node.AddrOf(family), h.Outside.AddrOf(family))
+	for _, s := range all {
+		h.assertAnsweredBy(t, latter, s)
 		time.Sleep(100 * time.Millisecond)
-		probes := flows[i].Stop()
+		probes := s.flow.Stop()
 		for from, span := range map[*lab.Pod]lab.Probes{former: probes.Between(time.Time{}, ending), latter: probes.Between(begun, time.Now())} {
-			if by := span.By(); span.Lost()+span.Refused() > 0 || len(span) == 0 || by[from.Endpoint(family, webPort).At] != len(span) {
-				t.Errorf("%v: of a flow of datagrams, while the port is %s's: %v", family, from.Name, span)
+			at := from.Endpoint(wire.FamilyOf(s.to.Addr()), webPort).At
+			if span.Lost()+span.Refused() > 0 || len(span) == 0 || span.By()[at] != len(span) {
+				t.Errorf("of a flow of datagrams, while the port is that of pod %s at %s: %v", from.Name, at, span)
 			}
 		}
 	}
@@ -218,10 +223,41 @@ func (h *hosted) succeedEachOther(t *testing.T) {
 	}
 }
 
-// loseAPod: what a pod has left that nobody has ended is in nobody's way, and GC takes it away.
+func (h *hosted) startSuccession(t *testing.T, to netip.AddrPort) succession {
+	t.Helper()
+	s := succession{to: to, loose: openLoose(t, startProcess(t, h.node, h.node.Namespace), to.Addr())}
+	var err error
+	if s.stream, err = h.Outside.DialTCP(within(t, answerLimit), to, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.stream.Close() })
+	if s.flow, err = h.Outside.ProbeUDP(to, 7000, 200); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// assertAnsweredBy asks from outside, and by the socket that may have asked another pod before.
+func (h *hosted) assertAnsweredBy(t *testing.T, pod *lab.Pod, s succession) {
+	t.Helper()
+	family := wire.FamilyOf(s.to.Addr())
+	answering{s.to.Port(): {pod, pod}}.assertFrom(t, h.Outside, s.to.Addr(), h.Outside.AddrOf(family))
+	if by := s.loose.ask(t, s.to); by.Addr() != pod.AddrOf(family) {
+		t.Errorf("a datagram of a process to %s is answered by %s, want pod %s", s.to, by, pod.Name)
+	}
+}
+
+// loseAPod: what a pod has left that nobody has ended is in nobody's way, and GC takes it away. A process that waits for it is freed.
 func (h *hosted) loseAPod(t *testing.T) {
 	const port = 8091
 	lost := addHosted(t, h.node, "lost", append(ports(port, both), ports(port+1, both)...)...)
+	to := netip.AddrPortFrom(h.node.AddrOf(wire.IPv4), port)
+	waits, err := startProcess(t, h.node, h.node.Namespace).Dial(unix.SOCK_DGRAM, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waits.Close()
+	ask(t, waits, to)
 	if err := h.node.LosePod(lost); err != nil {
 		t.Fatal(err)
 	}
@@ -235,6 +271,12 @@ func (h *hosted) loseAPod(t *testing.T) {
 	}
 	for _, family := range families {
 		answering{port: {next, next}}.assertFrom(t, h.Outside, h.node.AddrOf(family), h.Outside.AddrOf(family))
+	}
+	if err := waits.SetReadDeadline(time.Now().Add(priv.Patience(answerLimit))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := waits.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("who waits for the pod that is gone is told: %v", err)
 	}
 	for _, row := range dump(t, h.node, "hostports") {
 		if row["port"] == float64(port+1) {
@@ -250,6 +292,7 @@ func (h *hosted) loseAPod(t *testing.T) {
 func (h *hosted) meetNodePorts(t *testing.T) {
 	const taken = 30099
 	eventually(t, changeLimit, "host ports are reserved", func() bool { return isReserved(t, h.node, anyPort) && isReserved(t, h.node, boundPort) })
+	streams := connect(t, h.Outside, netip.AddrPortFrom(h.node.AddrOf(wire.IPv4), anyPort), 1, 3)
 	if _, err := h.node.StopAgent(); err != nil {
 		t.Fatal(err)
 	}
@@ -274,6 +317,8 @@ func (h *hosted) meetNodePorts(t *testing.T) {
 	for _, family := range families {
 		answering{anyPort: {h.web, h.web}}.assertFrom(t, h.Outside, h.node.AddrOf(family), h.Outside.AddrOf(family))
 	}
+	streams.assertAlive(t, "with Services")
+	streams.close()
 	if err := h.node.DelPod(t.Context(), h.web); err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -88,10 +89,16 @@ func addHosted(t *testing.T, node *lab.Node, name string, ports ...lab.HostPort)
 	return pod
 }
 
-// askFirst: with the first host port of a node its programs translate, and what is under way goes on.
+// askFirst: with the first host port of a node its programs translate, by a start of the agent within its process. What is under way goes
+// on, and the runtime notices nothing.
 func (h *hosted) askFirst(t *testing.T) {
 	if serves(t, h.node) {
 		t.Error("the programs translate although no pod has asked for it")
+	}
+	agent := h.node.AgentPID()
+	list, err := os.Stat(h.node.Conflist())
+	if err != nil {
+		t.Fatal(err)
 	}
 	tr := startTraffic(t, h.old, h.beside.Namespace, h.direct.Namespace, h.beyond.Namespace, h.Outside)
 	in := connect(t, h.beyond.Namespace, serve(t, h.old.Namespace), 1, 3)
@@ -106,6 +113,12 @@ func (h *hosted) askFirst(t *testing.T) {
 	tr.end(t)
 	in.assertAlive(t, "with the first host port")
 	in.close()
+	if now, err := os.Stat(h.node.Conflist()); err != nil || !os.SameFile(now, list) || h.node.AgentPID() != agent {
+		t.Errorf("the list for the runtime is another one, or gone: %v; or the agent is: %d, %d before", err, h.node.AgentPID(), agent)
+	}
+	if log, err := os.ReadFile(h.node.AgentLog()); err != nil || strings.Count(string(log), "starting anew") != 1 || strings.Contains(string(log), "level=ERROR") {
+		t.Errorf("the agent has not started anew once, or with errors: %v\n%s", err, log)
+	}
 	h.other = addHosted(t, h.node, "other", slices.Concat(ports(protoPort, udp), ports(eachPort, both, loopback[:]...))...)
 	for i, node := range h.Nodes {
 		if serves(t, node) != (i == 0) {

@@ -39,15 +39,15 @@ type PodOptions struct {
 	Args [][2]string
 }
 
-// HostPort is a port of the node's behind which a pod is asked.
+// HostPort is a port of the node's behind which a pod is asked, written as containerd does.
 type HostPort struct {
 	// Host is the address of the node that is asked; the zero one: any.
-	Host netip.Addr `json:"hostIP,omitzero"`
+	Host netip.Addr `json:"HostIP"`
 	// Port is the node's, PodPort the pod's.
-	Port    uint16 `json:"hostPort"`
-	PodPort uint16 `json:"containerPort"`
+	Port    uint16 `json:"HostPort"`
+	PodPort uint16 `json:"ContainerPort"`
 	// Protocol is tcp, udp or sctp.
-	Protocol string `json:"protocol"`
+	Protocol string `json:"Protocol"`
 }
 
 // Pod is a pod of a node, with the addresses that the plugin gave it.

@@ -65,8 +65,8 @@ func TestHostPortOfSCTP(t *testing.T) {
 	})
 }
 
-// Of what an address has on one port the more specific comes first: a Service's own, the host port of that address, a socket
-// bound to it, the host port of all addresses; and that before a NodePort, which has come later.
+// Of what an address has on one port the more specific comes first: a Service's own, a socket bound to that address, the host
+// port of it, that of all addresses; and that before a NodePort, which has come later.
 func TestHostPortOrder(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		for _, proto := range []wire.Protocol{wire.TCP, wire.UDP} {
@@ -93,10 +93,12 @@ func TestHostPortOrder(t *testing.T) {
 			all := b.occupy(proto, "0.0.0.0", 80)
 			want("of which a socket on all addresses is none", podC)
 			must(t, all.Close())
-			b.occupy(proto, nodeIP, 80)
-			want("but one on this address", "")
 			b.hostPort(nodeIP, 80, proto, podB)
 			want("before that, the host port of the address", podB)
+			b.occupy(proto, nodeIP, 80)
+			want("but a socket on this address has it", "")
+			must(t, b.hostPorts.Delete(b.hostPortKey(nodeIP, 80, proto)))
+			want("whatever else there is", "")
 			b.serve(vip2, 80, proto, podC+":8080").also(nodeIP, 80, 0)
 			want("and the Service's own", podC)
 		}

@@ -33,10 +33,6 @@ func sideBySide(ctx context.Context, o Options, p *printer, exchanged int, round
 		if err := c.InstallClassical(ctx, sides[1].node); err != nil {
 			return err
 		}
-		// Both chains end in portmap, as on nodes that a package has made.
-		if err := c.InstallPlugins(ctx, sides[0].node, "portmap"); err != nil {
-			return err
-		}
 		if err := c.Install(ctx); err != nil {
 			return err
 		}
