@@ -110,7 +110,7 @@ generate)
 	;;
 lint) need clang-format-19=clang-format-19 git=git ;;
 test)
-	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables conntrack=conntrack setpriv=util-linux \
+	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables ipset=ipset conntrack=conntrack setpriv=util-linux \
 		/usr/lib/systemd/systemd-networkd=systemd traceroute=traceroute tracepath=iputils-tracepath
 	bpffs
 	modules

@@ -27,6 +27,7 @@ type env struct {
 	findCgroup     func() (string, error)
 	run            func(context.Context, agent.Config) error
 	cleanup        func(context.Context, agent.Directories, *slog.Logger) error
+	cleanKubeProxy func(context.Context, io.Writer) error
 }
 
 // run is the whole program; it returns the exit status.
@@ -48,7 +49,10 @@ func run(ctx context.Context, e env) int {
 		Long: "cleanup removes everything that agent and plugin ever made on this node: programs, maps, live pods' links,\n" +
 			"routes, addresses, files. It refuses while an agent runs. Sysctls are put back where they still have our\n" +
 			"value; ip_forward stays on.\n\n" +
-			"Of the agent's flags it takes those that say where things are, and they must say the same.",
+			"Of the agent's flags it takes those that say where things are, and they must say the same.\n\n" +
+			"cleanup --kube-proxy removes instead what a kube-proxy has left that runs on this node no more: rules of its\n" +
+			"iptables and nftables modes, and of its IPVS mode rules, ipsets and the link kube-ipvs0. Nothing of the kubelet's\n" +
+			"goes, and nothing of ours; an agent may run. It prints a line for each thing.",
 		Args: e.noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.clean(cmd.Context(), &cleaning) },
 	}
@@ -58,6 +62,7 @@ func run(ctx context.Context, e env) int {
 	root.SetErr(e.stderr)
 	cli.Define(root.Flags(), cli.Variable, serving.flags()...)
 	cli.Define(cleanup.Flags(), cli.Variable, append(cleaning.directoryFlags(), cleaning.stayFlag())...)
+	cli.Define(cleanup.Flags(), nil, cleaning.kubeProxyFlag()) // the agent's flag of that name has the variable
 	return cli.Run(ctx, root, e.lookup)
 }
 
@@ -89,7 +94,11 @@ func (e env) clean(ctx context.Context, o *options) error {
 		return err
 	}
 	log := o.logger(e.stderr)
-	if err := e.cleanup(ctx, o.config.Directories, log); err != nil || !o.stay {
+	work := func() error { return e.cleanup(ctx, o.config.Directories, log) }
+	if o.ofKubeProxy {
+		work = func() error { return e.cleanKubeProxy(ctx, e.stdout) }
+	}
+	if err := work(); err != nil || !o.stay {
 		return err
 	}
 	log.Info("waiting for SIGTERM, as --stay says")

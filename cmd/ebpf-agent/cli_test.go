@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -31,6 +32,7 @@ type called struct {
 	stdout, stderr string
 	config         *agent.Config
 	cleaned        *agent.Directories
+	ofKubeProxy    bool // it was kube-proxy's that was cleaned up
 }
 
 // call runs a command line in a world with these variables and a nodes file at
@@ -55,6 +57,11 @@ func call(t *testing.T, result error, variables map[string]string, args ...strin
 		},
 		cleanup: func(_ context.Context, d agent.Directories, _ *slog.Logger) error {
 			c.cleaned = &d
+			return result
+		},
+		cleanKubeProxy: func(_ context.Context, out io.Writer) error {
+			c.ofKubeProxy = true
+			_, _ = fmt.Fprintln(out, "removed something")
 			return result
 		},
 	}
@@ -349,6 +356,20 @@ func TestCleanup(t *testing.T) {
 	want := agent.Directories{BPFFS: "/b", State: "/s", Conf: "/etc/cni/net.d", Bin: "/bin", ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni"}
 	if c.status != 0 || c.cleaned == nil || *c.cleaned != want {
 		t.Errorf("status %d, %+v, %s", c.status, c.cleaned, c.stderr)
+	}
+}
+
+// The agent's flag of that name is another one, and so is its variable.
+func TestCleanupOfKubeProxy(t *testing.T) {
+	c := call(t, nil, map[string]string{"EBPF_AGENT_KUBE_PROXY": "auto"}, "cleanup", "--kube-proxy")
+	if c.status != 0 || !c.ofKubeProxy || c.cleaned != nil || c.stdout != "removed something\n" {
+		t.Errorf("%+v", c)
+	}
+	if c := call(t, nil, map[string]string{"EBPF_AGENT_KUBE_PROXY": "on"}, "cleanup"); c.status != 0 || c.ofKubeProxy || c.cleaned == nil {
+		t.Errorf("without the flag: %+v", c)
+	}
+	if c := call(t, agent.ErrKubeProxy, nil, "cleanup", "--kube-proxy"); c.status != cli.Failed || !strings.Contains(c.stderr, agent.ErrKubeProxy.Error()) {
+		t.Errorf("a failure: %+v", c)
 	}
 }
 

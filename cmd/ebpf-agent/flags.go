@@ -18,9 +18,11 @@ type options struct {
 	stay       bool           // after a cleanup
 	// portmapAuto says that --portmap is auto, as manifests of earlier versions have it.
 	portmapAuto bool
+	// ofKubeProxy says that a cleanup is about what kube-proxy has left, and nothing else.
+	ofKubeProxy bool
 }
 
-// directoryFlags are the flags that say where things are; cleanup has these and stayFlag alone.
+// directoryFlags are the flags that say where things are; cleanup has these, stayFlag and kubeProxyFlag alone.
 func (o *options) directoryFlags() []cli.Flag {
 	c := &o.config
 	return []cli.Flag{
@@ -36,6 +38,10 @@ func (o *options) directoryFlags() []cli.Flag {
 
 func (o *options) stayFlag() cli.Flag {
 	return cli.Flag{Name: "stay", Default: "false", Help: "wait for SIGTERM afterwards, as the container of a DaemonSet must", Value: cli.Bool(&o.stay)}
+}
+
+func (o *options) kubeProxyFlag() cli.Flag {
+	return cli.Flag{Name: "kube-proxy", Default: "false", Help: "remove what a kube-proxy has left, and nothing of ours; refuses while one runs on this node", Value: cli.Bool(&o.ofKubeProxy)}
 }
 
 // flags are all flags of the agent, in the order of the help.

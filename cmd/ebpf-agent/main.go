@@ -20,6 +20,7 @@ func main() {
 	status := run(ctx, env{
 		stdout: os.Stdout, stderr: os.Stderr, args: os.Args[1:], lookup: os.LookupEnv, hostname: os.Hostname,
 		executable: os.Executable, findCgroup: agent.FindCgroup, run: agent.Run, cleanup: agent.Cleanup,
+		cleanKubeProxy: agent.CleanupKubeProxy,
 	})
 	stop()
 	os.Exit(status)
