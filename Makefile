@@ -30,7 +30,7 @@ MODULES   ?=
 # What the image is called. That of a release has the version as its tag.
 TAG       ?= latest
 IMAGE     ?= localhost/ebpf-cni:$(TAG)
-# More arguments for the benchmark; PUBLISH=1 writes the project's documents from a whole run.
+# More arguments for the benchmark or for conformance; PUBLISH=1 writes the project's documents from a whole run.
 ARGS      ?=
 bench_out  = $(if $(OUT),--out $(OUT)) $(if $(PUBLISH),--publish '$(CURDIR)')
 
@@ -110,6 +110,11 @@ test-cluster: build ## Run the tests on a real Kubernetes on this machine (root;
 	cd test/cluster && go run ./play programs
 # One package after the other: clusters leave nothing of the processors to others.
 	cd test/cluster && REQUIRE_PRIVILEGED=1 go test -count 1 -p 1 -timeout 40m $(TESTFLAGS) ./...
+
+.PHONY: conformance
+conformance: build ## Run Kubernetes' own tests of the network without kube-proxy, in an hour or more (root); ARGS='-families=dual -nodes=2 -focus=REGEXP'; PUBLISH=1 writes the page of a whole run
+	@tools/setup.sh cluster
+	@cd test/cluster && go run ./conform -version='$(VERSION)' $(if $(PUBLISH),-publish) $(ARGS)
 
 .PHONY: cluster
 cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network (root); FAMILY=dual or ipv6; MODE=vxlan; PROXY=nftables or none

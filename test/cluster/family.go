@@ -35,6 +35,11 @@ var networks = map[core.IPFamily]network{
 	},
 }
 
+// FamilyChoices are the families that a cluster may have, by the names that people give them.
+var FamilyChoices = map[string][]core.IPFamily{
+	"ipv4": {core.IPv4Protocol}, "ipv6": {core.IPv6Protocol}, "dual": {core.IPv4Protocol, core.IPv6Protocol},
+}
+
 // FamilyOf is the family of an address.
 func FamilyOf(addr netip.Addr) core.IPFamily {
 	if addr.Is4() {

@@ -27,8 +27,14 @@ func (m *Machine) Stop(ctx context.Context, name string, signal syscall.Signal) 
 	if _, err := m.ask(ctx, request{Verb: verbSignal, Name: name, Signal: signal}); err != nil {
 		return err
 	}
-	_, err := m.ask(ctx, request{Verb: verbWait, Name: name})
+	_, err := m.Wait(ctx, name)
 	return err
+}
+
+// Wait waits until a program has ended, and is its exit status.
+func (m *Machine) Wait(ctx context.Context, name string) (status int, err error) {
+	answer, err := m.ask(ctx, request{Verb: verbWait, Name: name})
+	return answer.Status, err
 }
 
 // Running is the process id of a program, as the machine sees it; an error when it has ended.

@@ -54,28 +54,36 @@ var packaged = map[string]string{
 // PreparePrograms makes the cache hold every program and returns the directories that they are in, for a PATH. The first
 // time it compiles Kubernetes, which takes minutes.
 func PreparePrograms(ctx context.Context) ([]string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return nil, fmt.Errorf("find the cache for Kubernetes' programs: %w", err)
-	}
-	cache = filepath.Join(cache, "ebpf-cni")
-	kubernetes := filepath.Join(cache, "kubernetes-"+KubernetesVersion)
-	if err := os.MkdirAll(kubernetes, 0o755); err != nil {
-		return nil, fmt.Errorf("make the cache for Kubernetes' programs: %w", err)
-	}
-	unlock, err := lockCache(cache)
+	cache, unlock, err := openCache()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if err := buildAll(ctx, kubernetes); err != nil {
+	if err := buildAll(ctx, cache.programs); err != nil {
 		return nil, err
 	}
-	debian := filepath.Join(cache, "debian")
-	if err := unpackDebian(ctx, debian); err != nil {
+	if err := unpackDebian(ctx, cache.debian); err != nil {
 		return nil, err
 	}
-	return []string{kubernetes, filepath.Join(debian, "usr/bin"), filepath.Join(debian, "usr/sbin")}, nil
+	return []string{cache.programs, filepath.Join(cache.debian, "usr/bin"), filepath.Join(cache.debian, "usr/sbin")}, nil
+}
+
+// cacheDirs are where programs are kept.
+type cacheDirs struct{ programs, debian string }
+
+// openCache makes the cache's directories, and keeps others from building in them.
+func openCache() (dirs cacheDirs, unlock func(), err error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return dirs, nil, fmt.Errorf("find the cache for Kubernetes' programs: %w", err)
+	}
+	cache = filepath.Join(cache, "ebpf-cni")
+	dirs = cacheDirs{programs: filepath.Join(cache, "kubernetes-"+KubernetesVersion), debian: filepath.Join(cache, "debian")}
+	if err := os.MkdirAll(dirs.programs, 0o755); err != nil {
+		return dirs, nil, fmt.Errorf("make the cache for Kubernetes' programs: %w", err)
+	}
+	unlock, err = lockCache(cache)
+	return dirs, unlock, err
 }
 
 // lockCache makes builders wait for each other.
@@ -116,6 +124,11 @@ func buildAll(ctx context.Context, dir string) error {
 // come from the same requirements: a file beside each says from which. All at once, so that one is linked while another's
 // packages are compiled. By rename, so that what is there is whole.
 func build(ctx context.Context, module, dir string, programs map[string]string) error {
+	return compile(ctx, module, dir, programs, "build")
+}
+
+// compile is build by a command of go, with its flags.
+func compile(ctx context.Context, module, dir string, programs map[string]string, command ...string) error {
 	keys := map[string]string{}
 	for name, pkg := range programs {
 		key, err := sourceKey(module, pkg)
@@ -136,7 +149,7 @@ func build(ctx context.Context, module, dir string, programs map[string]string) 
 	defer os.RemoveAll(fresh)
 	names := slices.Sorted(maps.Keys(keys))
 	fmt.Fprintln(os.Stderr, "building", strings.Join(names, ", "))
-	args := []string{"build", "-ldflags", linkerFlags(), "-o", fresh + "/"}
+	args := slices.Concat(command, []string{"-ldflags", linkerFlags(), "-o", fresh + "/"})
 	for _, name := range names {
 		args = append(args, programs[name])
 	}

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	core "k8s.io/api/core/v1"
-
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
 
@@ -24,11 +22,6 @@ outside     %s answers HTTP on port 8080
 end it      make cluster-down
 `
 
-// families are those that a cluster may have, by the name that people give them.
-var families = map[string][]core.IPFamily{
-	"ipv4": {core.IPv4Protocol}, "ipv6": {core.IPv6Protocol}, "dual": {core.IPv4Protocol, core.IPv6Protocol},
-}
-
 // upOptions are the cluster that the arguments ask for, and the routing mode of its agents.
 func upOptions(args []string) (o cluster.Options, mode string, err error) {
 	flags := flag.NewFlagSet("up", flag.ContinueOnError)
@@ -38,7 +31,7 @@ func upOptions(args []string) (o cluster.Options, mode string, err error) {
 	if err := flags.Parse(args); err != nil {
 		return o, "", err
 	}
-	o.Keep, o.Families = true, families[*family]
+	o.Keep, o.Families = true, cluster.FamilyChoices[*family]
 	switch {
 	case flags.NArg() > 0:
 		err = fmt.Errorf("up: unexpected argument %q", flags.Arg(0))

@@ -1,0 +1,69 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// upstream are the programs, by package, that only Kubernetes' own tests take: who runs them, and what they want in an image.
+var upstream = map[string]string{
+	"ginkgo":                 "github.com/onsi/ginkgo/v2/ginkgo",
+	"regression-issue-74839": "k8s.io/kubernetes/test/images/regression-issue-74839",
+}
+
+// UpstreamTests is the program that holds Kubernetes' own tests.
+const UpstreamTests = "e2e.test"
+
+// imagePackages are Debian's, of which images of more than one program consist.
+var imagePackages = []string{
+	"bash", "bind9-dnsutils", "busybox", "coreutils", "curl", "dash", "grep", "hostname", "iproute2", "libc-bin", "netcat-openbsd",
+	"nginx-light", "sed",
+}
+
+// PrepareUpstream makes the cache hold what Kubernetes' own tests take beside a cluster's programs, and returns the directory of
+// their programs and a base for images, with the commands that tests call in pods. The first time it compiles, for minutes.
+func PrepareUpstream(ctx context.Context) (programs, base string, err error) {
+	cache, unlock, err := openCache()
+	if err != nil {
+		return "", "", err
+	}
+	defer unlock()
+	module, err := moduleDir()
+	if err != nil {
+		return "", "", err
+	}
+	if err := build(ctx, module, cache.programs, upstream); err != nil {
+		return "", "", err
+	}
+	tests := map[string]string{UpstreamTests: "k8s.io/kubernetes/test/e2e"}
+	if err := compile(ctx, module, cache.programs, tests, "test", "-c"); err != nil {
+		return "", "", err
+	}
+	base = filepath.Join(cache.programs, "base.tar")
+	return cache.programs, base, packBase(ctx, filepath.Join(module, "base.sh"), base)
+}
+
+// packBase makes the base of images from Debian's packages, unless it is there from the same script and packages.
+func packBase(ctx context.Context, script, target string) error {
+	content, err := os.ReadFile(script)
+	if err != nil {
+		return fmt.Errorf("make the base of images: %w", err)
+	}
+	key := strings.Join(imagePackages, " ") + "\n" + string(content)
+	if isBuilt(target, key) {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, script, slices.Concat([]string{target}, imagePackages)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make the base of images from Debian's packages: %w\n%s", err, out)
+	}
+	if err := os.WriteFile(stampOf(target), []byte(key), 0o644); err != nil {
+		return fmt.Errorf("note what the base of images was made from: %w", err)
+	}
+	return nil
+}
