@@ -102,8 +102,7 @@ func TestHostPortsWithoutServices(t *testing.T) {
 		t.Error("ADD need not wait any more, and no address of the node's has host ports yet")
 	}
 	l.services.place(told(t, l))
-	l.pass(t.Context())
-	l.judge()
+	l.pass(t.Context()) // by what the maps hold now
 	l.assertReady(t)
 	if flags, told := l.flags(t); flags&config.Services == 0 || !strings.Contains(told, `"services":""`) {
 		t.Errorf("flags %v, told %s", flags, told)
@@ -168,6 +167,9 @@ func TestHostPortsAreReserved(t *testing.T) {
 	web := openHostPort(t, l, "0.0.0.0:8080", wire.TCP, 42)
 	openHostPort(t, l, "[2001:db8::1]:8081", wire.UDP, 42)
 	reserved("8080-8081,50000-60000")
+	if s := told(t, l); len(s.hostPorts) != 2 {
+		t.Errorf("Services are told of %v", s.hostPorts)
+	}
 	select {
 	case <-l.services.ceased:
 	default:
