@@ -41,8 +41,8 @@ EC_CALL bool hostport_take(struct target *t, const struct host_port_key *key)
 }
 
 /*
- * Whether an address of the node's, with these flags (frontend_flags), has host ports. A ClusterIP that the node holds,
- * as for a cache of DNS, has none.
+ * Whether an address of the node's, with these flags (frontend_flags), has host ports. What is a ClusterIP has none;
+ * one that the node holds itself, as for a cache of DNS, is told from its own by the socket that is bound to it.
  */
 EC_INLINE bool hostport_may_be(__u32 flags)
 {

@@ -19,13 +19,18 @@
 /* Above enum service_flags: there is an entry of the address. */
 #define FRONTEND_THERE (1U << 31)
 
-/* What an address is to Services: enum service_flags and FRONTEND_THERE; 0: nothing. */
+/*
+ * What an address is to Services: enum service_flags and FRONTEND_THERE; 0: nothing. Agents before host ports wrote
+ * NODE alone.
+ */
 EC_INLINE __u32 frontend_flags(const struct addr *address)
 {
 	struct service_key key = {.address = *address};
 	struct service *found = bpf_map_lookup_elem(&services, &key);
 
-	return found ? found->flags | FRONTEND_THERE : 0;
+	if (!found)
+		return 0;
+	return found->flags | FRONTEND_THERE | (found->flags & SERVICE_NODE ? SERVICE_OWN : 0);
 }
 
 /*
