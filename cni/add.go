@@ -227,6 +227,7 @@ func (a *addition) answer() (err error) {
 	if a.work.HostPorts, err = a.hostPorts(a.work.Addresses); err != nil {
 		return err
 	}
+	a.tellUnanswered(a.work.Addresses)
 	a.result = a.makeResult()
 	for _, r := range a.result.Routes {
 		a.work.Routes = append(a.work.Routes, toRoute(r))

@@ -99,36 +99,33 @@ func (m *portMapping) readHostIP(f fields, path string) error {
 	if err != nil || a.Zone() != "" || a.IsMulticast() || a.Is6() && a.IsLinkLocalUnicast() {
 		return fieldError(path+"hostIP", fmt.Sprintf("%.100q: must be an address of the node, 0.0.0.0 or ::, and none of a link alone", text))
 	}
+	// A resolver's stub has another one, bound to the interface too, where programs can't see it.
+	if a.IsLoopback() && a != netip.AddrFrom4([4]byte{127, 0, 0, 1}) && a != netip.IPv6Loopback() {
+		return fieldError(path+"hostIP", fmt.Sprintf("%s: must be 127.0.0.1 or ::1, of loopback", a))
+	}
 	m.Address = a
 	return nil
 }
 
-// hosts are the addresses of the node that a pod with these answers at.
-func (m portMapping) hosts(addresses []netip.Addr) (hosts []netip.Addr, err error) {
+// hosts are the addresses of the node that a pod with these answers at: none where it has none of the family that is asked for.
+func (m portMapping) hosts(addresses []netip.Addr) (hosts []netip.Addr) {
 	for _, a := range addresses {
 		family := wire.FamilyOf(a)
 		switch {
 		case !m.Address.IsValid():
 			hosts = append(hosts, [wire.Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[family])
 		case wire.FamilyOf(m.Address) == family:
-			return []netip.Addr{m.Address}, nil
+			return []netip.Addr{m.Address}
 		}
 	}
-	if len(hosts) == 0 {
-		err = fieldError(m.field+".hostIP", fmt.Sprintf("%s: the pod has no %s address", m.Address, wire.FamilyOf(m.Address).Name()))
-	}
-	return hosts, err
+	return hosts
 }
 
 // hostPorts are those that are asked for, for a pod with these addresses.
 func (c *conf) hostPorts(addresses []netip.Addr) (all []endpoint.HostPort, err error) {
 	have := endpoint.NewHostPorts()
 	for _, m := range c.ports {
-		hosts, err := m.hosts(addresses)
-		if err != nil {
-			return nil, err
-		}
-		for _, host := range hosts {
+		for _, host := range m.hosts(addresses) {
 			p := m.HostPort
 			p.Address = host
 			met := have.Meeting(p.Key())
@@ -145,6 +142,15 @@ func (c *conf) hostPorts(addresses []netip.Addr) (all []endpoint.HostPort, err e
 		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return all, nil
+}
+
+// tellUnanswered logs which host ports nobody will answer, as with portmap: the pod has no address of that family.
+func (a *addition) tellUnanswered(addresses []netip.Addr) {
+	for _, m := range a.ports {
+		if len(m.hosts(addresses)) == 0 {
+			a.log.Warn("the pod has no address of the hostIP's family, its host port stays closed", "field", m.field, "hostIP", m.Address)
+		}
+	}
 }
 
 // hostPortPoll is how often is looked whether the programs serve host ports.

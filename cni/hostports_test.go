@@ -117,6 +117,16 @@ func TestHostAddresses(t *testing.T) {
 	}
 }
 
+// A hostIP of a family that the pod has not opens nothing, as with portmap.
+func TestHostAddressOfAnotherFamily(t *testing.T) {
+	w := newServing(t)
+	p := w.newPod()
+	w.add(p, mapped(hostPort(80, 80, "tcp", "::"), hostPort(81, 80, "tcp", "2001:db8::1"), hostPort(82, 80, "tcp", "0.0.0.0")))
+	if diff := cmp.Diff([]string{"0.0.0.0:82/tcp 10.9.0.2:80"}, w.hostPorts(p)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
 func TestMalformedPortMappings(t *testing.T) {
 	w := newServing(t)
 	before := w.everything()
@@ -141,14 +151,12 @@ func TestMalformedPortMappings(t *testing.T) {
 		"hostIP": {
 			hostPort(90, 80, "tcp", "localhost"), hostPort(90, 80, "tcp", "fe80::1%eth0"), hostPort(90, 80, "tcp", "fe80::1"), hostPort(90, 80, "tcp", "224.0.0.1"),
 			hostPort(90, 80, "tcp", "ff02::1"), hostPort(90, 80, "tcp", "192.0.2.0/24"), {"hostPort": 90, "containerPort": 80, "hostIP": 7},
+			hostPort(90, 80, "tcp", "127.0.0.53"),
 		},
 	} {
 		for _, bad := range list {
 			refused("[1]."+field, []any{good, bad})
 		}
-	}
-	for _, ip := range []string{"::", "2001:db8::1"} {
-		refused("[0].hostIP", []any{hostPort(80, 80, "tcp", ip)}, "the pod has no IPv6 address")
 	}
 	for _, bad := range []any{"x", 7, map[string]any{"mac": 7, "portMappings": 7}} {
 		w.ok("DEL", p, map[string]any{"runtimeConfig": bad})

@@ -103,7 +103,10 @@ EC_CALL bool sock_may_answer(const struct sock_peer *peer, __u32 flags)
 	       (to->kind == DESTINATION_POD_CIDR || to->kind == DESTINATION_LOCAL || to->kind == DESTINATION_NODE);
 }
 
-/* Whether a socket of the node's is bound to the very address that a process asks for (socket_is_bound). */
+/*
+ * Whether a socket of the node's is bound to the very address that a process asks for (socket_is_bound). The kernel
+ * takes the unspecified one for loopback's.
+ */
 EC_CALL bool sock_is_bound(struct bpf_sock_addr *ctx, const struct sock_peer *peer)
 {
 	const __u32 *w = (const __u32 *)peer->address.bytes;
@@ -114,11 +117,13 @@ EC_CALL bool sock_is_bound(struct bpf_sock_addr *ctx, const struct sock_peer *pe
 	bool bound;
 
 	if (family == FAMILY_IPV4) {
-		lookup.v4.dst = w[3];
+		lookup.v4.dst = w[3] ?: bpf_htonl(0x7f000001);
 		lookup.v4.dport = peer->port;
 		len = sizeof(lookup.v4);
 	} else {
 		lookup.v6.dst = peer->address;
+		if (addr_is_zero(&lookup.v6.dst))
+			lookup.v6.dst.bytes[sizeof(lookup.v6.dst) - 1] = 1;
 		lookup.v6.dport = peer->port;
 	}
 	if (peer->proto == IPPROTO_TCP)

@@ -171,6 +171,10 @@ func (a *agent) load(ctx context.Context) (err error) {
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	}
 	a.dp, err = a.withoutCgroup(ctx, o, datapath.Load)
+	if err != nil && a.forgoHostPorts(ctx, err) {
+		o.NodeConfig = a.nodeConfig(a.mode.level)
+		a.dp, err = datapath.Load(ctx, o)
+	}
 	return explainMode(err, a.mode.level)
 }
 
@@ -228,9 +232,8 @@ func (a *agent) work(ctx context.Context) error {
 // followNodes passes on what the source says, and with an API says there whether
 // this node carries pods.
 func (a *agent) followNodes(ctx context.Context, put func(source.Update), others *source.FileServices) error {
-	heard := func() { a.status.set(func(f *figures) { f.heard = time.Now() }) }
 	if a.cfg.NodesFile != "" {
-		return source.File{Path: a.cfg.NodesFile, Log: a.log, Services: others, Heard: heard}.Run(ctx, put)
+		return source.File{Path: a.cfg.NodesFile, Log: a.log, Services: others, Heard: a.noteHeard}.Run(ctx, put)
 	}
 	c, err := a.newCondition()
 	if err != nil {
@@ -239,10 +242,13 @@ func (a *agent) followNodes(ctx context.Context, put func(source.Update), others
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.run(ctx) })
 	g.Go(func() error {
-		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.seen.Store, Heard: heard}.Run(ctx, put)
+		return source.API{Config: a.cfg.API, Log: a.log, Self: a.cfg.Node, Observed: c.seen.Store, Heard: a.noteHeard}.Run(ctx, put)
 	})
 	return g.Wait()
 }
+
+// noteHeard notes that the source of Nodes or Services has just been heard of.
+func (a *agent) noteHeard() { a.status.set(func(f *figures) { f.heard = time.Now() }) }
 
 // followNetwork has the loop hear what changes in the network. A subscription that breaks is made anew, and then says
 // that events may have been lost. While it can't be, the loop looks again and again.

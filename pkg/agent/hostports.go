@@ -44,7 +44,7 @@ func (n *node) nodeConfig(level netfilter.Level) config.NodeConfig {
 // awaitHostPorts ends the run when a pod asks for this node's first host port. To turn on what serves them takes what a start
 // does anyway: other programs, more of them, and maps of another size.
 func (a *agent) awaitHostPorts(ctx context.Context) error {
-	if a.frontends() {
+	if a.frontends() || a.hostPortsForgone {
 		return nil
 	}
 	tick := time.NewTicker(inspectInterval)
@@ -84,6 +84,17 @@ func (a *agent) withoutCgroup(
 		return without, nil
 	}
 	return dp, err
+}
+
+// forgoHostPorts says whether programs that serve no host ports are to be loaded, because those that do can't be: a pod that asks for
+// a host port must not take the node's agent away.
+func (a *agent) forgoHostPorts(ctx context.Context, err error) bool {
+	if a.cfg.Services || !a.hostPortsAsked || ctx.Err() != nil {
+		return false
+	}
+	a.hostPortsAsked, a.hostPortsForgone = false, true
+	a.complaints.warn("services/host ports", fmt.Errorf("host ports are not served: programs that serve them can't be loaded: %w", err))
+	return true
 }
 
 // hostPorts are those of this node's pods as the map has them, and the numbers of their ports.

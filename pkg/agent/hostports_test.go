@@ -275,6 +275,33 @@ func TestHostPortsDoWithoutACgroup(t *testing.T) {
 	}
 }
 
+// Programs that serve host ports and can't be loaded take no agent away: it goes on without them, says so, and does not start anew again.
+func TestHostPortsAreForgone(t *testing.T) {
+	failure := errors.New("failure")
+	for name, c := range map[string]struct{ services, asked, forgone bool }{
+		"host ports alone":     {asked: true, forgone: true},
+		"Services as well":     {services: true, asked: true},
+		"neither is asked for": {},
+	} {
+		a := &agent{node: &node{
+			cfg: Config{Services: c.services, Directories: Directories{State: t.TempDir()}}, complaints: newComplaints(slog.New(slog.DiscardHandler)), hostPortsAsked: c.asked,
+		}}
+		must(t, endpoint.AskForHostPorts(a.cfg.State))
+		if got := a.forgoHostPorts(t.Context(), failure); got != c.forgone || a.frontends() != c.services {
+			t.Errorf("%s: forgone %t, frontends %t", name, got, a.frontends())
+		}
+		if !c.forgone {
+			continue
+		}
+		if says := a.complaints.degraded()["services/host ports"]; !strings.Contains(says, "failure") {
+			t.Errorf("%s: degraded by %q", name, says)
+		}
+		if err := a.awaitHostPorts(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestCleanupForgetsHostPorts(t *testing.T) {
 	c := &cleaner{Directories: Directories{State: t.TempDir()}, log: slog.New(slog.DiscardHandler), record: &record{}}
 	must(t, endpoint.AskForHostPorts(c.State))

@@ -394,8 +394,7 @@ func (a *agent) startServices(ctx context.Context, g *errgroup.Group, l *loop) (
 		g.Go(func() error { return file.Run(ctx, l.services.deliver(ctx)) })
 		return file, nil
 	}
-	heard := func() { a.status.set(func(f *figures) { f.heard = time.Now() }) }
-	follow := source.Services{Config: a.cfg.API, Log: a.log, Heard: heard}
+	follow := source.Services{Config: a.cfg.API, Log: a.log, Heard: a.noteHeard}
 	g.Go(func() error { return follow.Run(ctx, l.services.deliver(ctx)) })
 	return file, nil
 }

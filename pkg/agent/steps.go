@@ -28,6 +28,8 @@ type node struct {
 	scrapes    scrapes
 	// hostPortsAsked says that a pod had asked for a host port when this agent started.
 	hostPortsAsked bool
+	// hostPortsForgone says that the programs that serve them can't be loaded here.
+	hostPortsForgone bool
 }
 
 // state is what the controllers go by. The loop writes it; they read it.

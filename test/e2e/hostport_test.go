@@ -47,6 +47,7 @@ func TestHostPorts(t *testing.T) {
 		{"ways", (*hosted).assertWays},
 		{"processes", (*hosted).assertProcesses},
 		{"sockets of the node", (*hosted).assertBesideSockets},
+		{"sockets of loopback", (*hosted).assertBesideLoopback},
 		{"conflicts", (*hosted).assertConflicts},
 		{"from the link to loopback", (*hosted).assertLoopbackIsClosed},
 		{"ports of masquerading", (*hosted).assertNotMasqueradedTo},
@@ -187,7 +188,8 @@ func (a answering) assertFrom(t *testing.T, from *lab.Namespace, at, seen netip.
 func (h *hosted) assertOtherAddress(t *testing.T, family wire.Family) {
 	t.Helper()
 	more := [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("192.0.2.44"), wire.IPv6: netip.MustParseAddr("2001:db8:44::1")}[family]
-	defer hold(t, h.node, more)()
+	release := hold(t, h.node, more)
+	defer release()
 	eventually(t, changeLimit, "host ports are open at an address that is new", func() bool {
 		_, err := h.old.TCP(within(t, refusedAtOnce), netip.AddrPortFrom(more, anyPort))
 		return err == nil
@@ -241,6 +243,11 @@ func (h *hosted) assertBesideSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer one.Close()
+	named, err := h.node.ServeAt(ownPort, h.node.Addrs()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer named.Close()
 	for _, family := range families {
 		own := h.node.AddrOf(family)
 		web := answering{anyPort: {h.web, h.web}}
@@ -250,29 +257,68 @@ func (h *hosted) assertBesideSockets(t *testing.T) {
 		web[boundPort] = web[anyPort]
 		web.assertAsked(t, p, loopback[family], family)
 
-		to := netip.AddrPortFrom(own, boundPort)
-		for _, from := range []*lab.Namespace{h.Outside, h.old.Namespace, h.beyond.Namespace} {
-			conn, err := from.DialTCP(within(t, answerLimit), to, 0)
+		h.assertBound(t, p, netip.AddrPortFrom(own, boundPort))
+		h.assertBound(t, p, netip.AddrPortFrom(own, ownPort))
+	}
+	one.Close()
+	named.Close()
+	for _, family := range families {
+		answering{boundPort: {h.web, h.web}, ownPort: {h.web, h.web}}.assertFrom(t, h.Outside, h.node.AddrOf(family), h.Outside.AddrOf(family))
+	}
+	another := netip.MustParseAddrPort("127.8.9.10:8080") // is no host port's
+	if by := asTCP(t, p, another); by != another {
+		t.Errorf("%s is answered by %s", another, by)
+	}
+}
+
+// assertBound asks, from everywhere, where a socket of the node's is bound to the very address.
+func (h *hosted) assertBound(t *testing.T, p *lab.Process, to netip.AddrPort) {
+	t.Helper()
+	for _, from := range []*lab.Namespace{h.Outside, h.old.Namespace, h.beyond.Namespace} {
+		conn, err := from.DialTCP(within(t, answerLimit), to, 0)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		conn.Close()
+		by, err := from.AskUDP(within(t, answerLimit), to)
+		if conn.By != to || by != to || err != nil {
+			t.Errorf("%s, where a socket of the node's is bound, is answered by %s and %s; %v", to, conn.By, by, err)
+		}
+	}
+	assertBoundFor(t, p, to)
+}
+
+// assertBoundFor has a process of the node's ask there.
+func assertBoundFor(t *testing.T, p *lab.Process, to netip.AddrPort) {
+	t.Helper()
+	if stream, packet := asTCP(t, p, to), asUDP(t, p, to); stream != to || packet != to {
+		t.Errorf("%s, where a socket of the node's is bound, is answered by %s and %s to a process", to, stream, packet)
+	}
+}
+
+// assertBesideLoopback: what listens on loopback, as kubelet and agents do, no pod takes over, whatever address it names.
+func (h *hosted) assertBesideLoopback(t *testing.T) {
+	p := startProcess(t, h.node, h.node.Namespace)
+	for _, port := range []uint16{loopPort, boundPort} {
+		s, err := h.node.ServeAt(port, loopback[:]...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			bound := netip.AddrPortFrom(loopback[family], port)
+			assertBoundFor(t, p, bound)
+			conn, err := p.DialTCP(t.Context(), netip.AddrPortFrom(everywhere[family].Addr(), port)) // which is loopback's
 			if err != nil {
 				t.Error(err)
 				continue
 			}
 			conn.Close()
-			by, err := from.AskUDP(within(t, answerLimit), to)
-			if conn.By != to || by != to || err != nil {
-				t.Errorf("%s, where a socket of the node's is bound, is answered by %s and %s; %v", to, conn.By, by, err)
+			if conn.By != bound {
+				t.Errorf("the unspecified address is answered by %s, want %s", conn.By, bound)
 			}
 		}
-		if stream, packet := asTCP(t, p, to), asUDP(t, p, to); stream != to || packet != to {
-			t.Errorf("%s, where a socket of the node's is bound, is answered by %s and %s to a process", to, stream, packet)
-		}
-	}
-	one.Close()
-	for _, family := range families {
-		answering{boundPort: {h.web, h.web}}.assertFrom(t, h.Outside, h.node.AddrOf(family), h.Outside.AddrOf(family))
-	}
-	another := netip.MustParseAddrPort("127.8.9.10:8080") // is no host port's
-	if by := asTCP(t, p, another); by != another {
-		t.Errorf("%s is answered by %s", another, by)
+		s.Close()
+		answering{port: {h.web, h.web}}.assertAsked(t, p, loopback[wire.IPv4], wire.IPv4)
 	}
 }

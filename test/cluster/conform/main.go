@@ -105,11 +105,10 @@ func run(ctx context.Context, args []string) error {
 	if err := enoughInotify(o.nodes); err != nil {
 		return err
 	}
-	out, err := filepath.Abs(o.out)
-	if err != nil {
+	if o.out, err = filepath.Abs(o.out); err != nil {
 		return fmt.Errorf("find -out: %w", err)
 	}
-	s, err := prepare(ctx, out)
+	s, err := prepare(ctx, o.out)
 	if err != nil {
 		return err
 	}

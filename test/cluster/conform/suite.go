@@ -162,19 +162,23 @@ func follow(ctx context.Context, m *cluster.Machine, program, file string) (stat
 		return 0, fmt.Errorf("follow the tests' log: %w", err)
 	}
 	defer log.Close()
-	ended := make(chan struct{})
+	type exit struct {
+		status int
+		err    error
+	}
+	ended := make(chan exit, 1)
 	go func() {
-		defer close(ended)
-		status, err = m.Wait(ctx, program)
+		status, err := m.Wait(ctx, program)
+		ended <- exit{status, err}
 	}()
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		_, _ = io.Copy(os.Stderr, log) // for whoever looks on; the file is kept
 		select {
-		case <-ended:
+		case how := <-ended:
 			_, _ = io.Copy(os.Stderr, log)
-			return status, err
+			return how.status, how.err
 		case <-tick.C:
 		}
 	}

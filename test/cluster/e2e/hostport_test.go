@@ -13,7 +13,7 @@ import (
 )
 
 // The ports of the node behind which a pod answers.
-const hostPort, hostPortUDP, hostPortOfTwo = 18080, 18081, 18082
+const hostPort, hostPortUDP, hostPortOfTwo, hostPortAndNodePort = 18080, 18081, 18082, 31980
 
 // The plugin opens the host ports that pods ask for, and closes them. Nobody who asks by them is masqueraded: a pod that asks itself sees
 // the address that it has asked.
@@ -67,16 +67,7 @@ func testHostPortOfTwo(t *testing.T, s *stage) {
 		_, err := add(second, node.Addr)
 		started <- err
 	}()
-	err = cluster.Poll(within(t, stepLimit), "an event of "+second+" names "+first, func(ctx context.Context) error {
-		events, err := s.Kubectl(ctx, "get", "events", "--field-selector=involvedObject.name="+second, "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(events, "default/"+first) {
-			err = fmt.Errorf("there are %q", events)
-		}
-		return err
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	awaitEvent(t, s, second, "default/"+first)
 	if err := s.DeletePods(t.Context(), has); err != nil {
 		t.Error(err)
 	}
@@ -85,5 +76,42 @@ func testHostPortOfTwo(t *testing.T, s *stage) {
 	}
 	if got, err := ask(t.Context(), s.Fabric, at(node.Addr, hostPortOfTwo), "/hostname"); err != nil || got != second {
 		t.Errorf("the port is answered by %q, want %s; %v", got, second, err)
+	}
+}
+
+// awaitEvent waits for one about an object that says so.
+func awaitEvent(t *testing.T, s *stage, about, says string) {
+	t.Helper()
+	err := cluster.Poll(within(t, stepLimit), "an event of "+about+" says "+says, func(ctx context.Context) error {
+		events, err := s.Kubectl(ctx, "get", "events", "--field-selector=involvedObject.name="+about, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(events, says) {
+			err = fmt.Errorf("there are %q", events)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A Service gets a port that a pod has: on the pod's node it does not answer, as an event of it says, elsewhere it does.
+func testHostPortBeforeNodePort(t *testing.T, s *stage) {
+	const name = "before-the-service"
+	departs(t, s.standing, name)
+	pod, err := s.AddPodWith(t.Context(), name, s.Nodes[0], nil, func(spec *core.PodSpec) {
+		spec.Containers[0].Ports = []core.ContainerPort{{ContainerPort: cluster.HTTPPort, HostPort: hostPortAndNodePort}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := addService(t, s.standing, "after-the-pod", func(spec *core.ServiceSpec) {
+		behind(s.far.Name)(spec)
+		spec.Ports[0].NodePort = hostPortAndNodePort
+	})
+	awaitEvent(t, s, made.Name, "the host port of a pod")
+	for node, want := range map[*cluster.Machine]string{s.Nodes[0]: pod.Name, s.Nodes[1]: s.far.Name} {
+		if got, err := ask(t.Context(), s.Fabric, at(node.Addr, hostPortAndNodePort), "/hostname"); err != nil || got != want {
+			t.Errorf("%s answers by %q, want %s; %v", node.Name, got, want, err)
+		}
 	}
 }

@@ -16,7 +16,7 @@ var serviceTests = []struct {
 	test  func(*testing.T, *stage)
 	alone bool
 	every bool // in every family, not in the first alone: what differs is the translation
-	ours  bool // kube-proxy must not be there
+	ours  bool // not where kube-proxy is: it would be in the way, or nothing to do with it
 }{
 	{name: "ClusterIPs", test: testClusterIPs, every: true},
 	{name: "NodePorts", test: testNodePorts, every: true},
@@ -37,7 +37,8 @@ var serviceTests = []struct {
 	{name: "ByName", test: testServicesByName},
 	{name: "Headless", test: testHeadlessService},
 	{name: "HostPorts", test: testHostPorts, every: true},
-	{name: "HostPortOfTwo", test: testHostPortOfTwo},
+	{name: "HostPortOfTwo", test: testHostPortOfTwo, ours: true},
+	{name: "HostPortBeforeNodePort", test: testHostPortBeforeNodePort, ours: true},
 	{name: "Webhooks", test: testWebhooks},
 	{name: "ByTheAPIServer", test: testByTheAPIServer},
 	{name: "Loopback", test: testNodePortsOnLoopback, every: true, ours: true},
