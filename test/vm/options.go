@@ -64,7 +64,7 @@ var helpersOfTheKernel = []string{
 	"TestServicePortsUsedUp", "TestServiceFlow", "TestServiceFragments", "TestServiceToItself", "TestServiceErrorsToClient",
 	"TestServiceOfTheHost", "TestEcho", "TestEchoOfFragments",
 	"TestRefused", "TestTakenOver", "TestToPodErrors", "TestToPodTranslatesBack", "TestThroughTheTunnelBesideNetfilter", "TestTwoProgramsBehindEachOther",
-	"TestNodePortBesideSockets", "TestSourceRanges", "TestRefusedOutside", "TestOutsideFragments.*",
+	"TestNodePortBesideSockets", "TestHostPortOrder", "TestSourceRanges", "TestRefusedOutside", "TestOutsideFragments.*",
 	"TestOutsideErrorsFromClient", "TestOutsideBesideNetfilter", "TestOutsideOfAnUplinkThatDoesNotForward",
 }
 
