@@ -121,6 +121,11 @@ func (h *hosted) askFirst(t *testing.T) {
 		t.Errorf("the agent has not started anew once, or with errors: %v\n%s", err, log)
 	}
 	h.other = addHosted(t, h.node, "other", slices.Concat(ports(protoPort, udp), ports(eachPort, both, loopback[:]...))...)
+	for _, pod := range []*lab.Pod{h.old, h.beside, h.web} {
+		if err := pod.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
 	for i, node := range h.Nodes {
 		if serves(t, node) != (i == 0) {
 			t.Errorf("that the programs of %s translate: %v", node.Name, i != 0)
