@@ -49,7 +49,7 @@ func dieAtStep() func(string) error {
 // buildDyingPlugin makes a directory with the product's programs, in which the plugin is the one that dies.
 func buildDyingPlugin(t *testing.T) string {
 	t.Helper()
-	dir := build(t, []edit{{"cni/plugin.go", [][2]string{{"wait: lockWait}", "wait: lockWait, step: dieAtStep()}"}}}},
+	dir := build(t, []edit{{"cni/plugin.go", [][2]string{{"hostPortWait: hostPortWait}", "hostPortWait: hostPortWait, step: dieAtStep()}"}}}},
 		map[string]string{"cni/step.go": pluginThatDies}, "ebpf-cni")
 	bin := os.Getenv("EBPF_CNI_BIN")
 	if bin == "" {
