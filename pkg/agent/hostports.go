@@ -41,13 +41,20 @@ func (n *node) nodeConfig(level netfilter.Level) config.NodeConfig {
 	return n.cfg.nodeConfig(level, n.frontends())
 }
 
+// retryForgone is when programs that serve host ports are tried once more after they could not be loaded: memory may have been short.
+const retryForgone = 10 * time.Minute
+
 // awaitHostPorts ends the run when a pod asks for this node's first host port. To turn on what serves them takes what a start
 // does anyway: other programs, more of them, and maps of another size.
 func (a *agent) awaitHostPorts(ctx context.Context) error {
-	if a.frontends() || a.hostPortsForgone {
+	if a.frontends() {
 		return nil
 	}
-	tick := time.NewTicker(inspectInterval)
+	interval := inspectInterval
+	if a.hostPortsForgone {
+		interval = retryForgone
+	}
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {

@@ -275,7 +275,7 @@ func TestHostPortsDoWithoutACgroup(t *testing.T) {
 	}
 }
 
-// Programs that serve host ports and can't be loaded take no agent away: it goes on without them, says so, and does not start anew again.
+// Programs that serve host ports and can't be loaded take no agent away: it goes on without them, says so, and does not start anew at once.
 func TestHostPortsAreForgone(t *testing.T) {
 	failure := errors.New("failure")
 	for name, c := range map[string]struct{ services, asked, forgone bool }{
@@ -296,9 +296,11 @@ func TestHostPortsAreForgone(t *testing.T) {
 		if says := a.complaints.degraded()["services/host ports"]; !strings.Contains(says, "failure") {
 			t.Errorf("%s: degraded by %q", name, says)
 		}
-		if err := a.awaitHostPorts(t.Context()); err != nil {
-			t.Errorf("%s: %v", name, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*inspectInterval)
+		if err := a.awaitHostPorts(ctx); errors.Is(err, errAnew) {
+			t.Errorf("%s: it starts anew at once", name)
 		}
+		cancel()
 	}
 }
 

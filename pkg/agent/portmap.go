@@ -44,7 +44,7 @@ func (a *agent) sweepPortmapNow(rules *netfilter.Portmap, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	rules.Pods = append(c.PodCIDRs(), a.cfg.Cluster...)
+	rules.Pods = c.PodCIDRs() // other networks' containers may have addresses of a wider range
 	gone, err := rules.Sweep(now)
 	if len(gone) > 0 {
 		a.log.Info("rules of portmap's removed: their pods are gone", "containers", gone)

@@ -60,7 +60,9 @@ func (v *Servers) choice(ctx context.Context) (*instance, error) {
 	if i := v.current(); i != nil {
 		return i, nil
 	}
-	return nil, cmp.Or(v.justFailed(), ctx.Err())
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return nil, cmp.Or(ctx.Err(), v.away) // however long ago that was by now
 }
 
 // justFailed is why no API server answered a moment ago.
@@ -229,7 +231,7 @@ func (v *Servers) choose(tried []*instance, failures error) {
 	case before == nil:
 		log.Info("API server chosen", "server", next.String(), "of", len(v.all))
 	case before.err == nil: // the last resort
-		log.Info("the API server is reached at an address of its own from now on", "server", next.String(), "before", before.String())
+		log.Info("the API server is reached at another address from now on", "server", next.String(), "before", before.String())
 		v.left = append(v.left, before)
 	default:
 		v.failovers++

@@ -66,8 +66,9 @@ type instance struct {
 }
 
 // newInstance makes one that is reached with the credentials of a configuration. Its certificate has to be valid for the address,
-// or for what the configuration names: where that is a Service's address, each API server behind it has to have it.
-func newInstance(config *rest.Config, at, named string) (*instance, error) {
+// or for what the configuration names. Where the address was learnt, the latter alone counts: whoever may write an EndpointSlice
+// chooses the address, and kubelets have certificates for theirs, while each API server has one for its Service's address.
+func newInstance(config *rest.Config, at, named string, learnt bool) (*instance, error) {
 	u, err := url.Parse(at)
 	if err != nil {
 		return nil, fmt.Errorf("read an API server's address: %w", err)
@@ -77,6 +78,9 @@ func newInstance(config *rest.Config, at, named string) (*instance, error) {
 	names := []string{config.ServerName}
 	if config.ServerName == "" && u.Scheme == "https" && !config.Insecure && named != u.Hostname() {
 		names = append(names, named)
+		if learnt {
+			names = names[1:]
+		}
 	}
 	for _, name := range names {
 		c := rest.CopyConfig(config)
@@ -109,9 +113,11 @@ func (i *instance) RoundTrip(r *http.Request) (*http.Response, error) {
 	way := i.way.Load()
 	response, err := i.ways[way].RoundTrip(sent)
 	if _, other := errors.AsType[x509.HostnameError](err); other && len(i.ways) > 1 {
-		i.way.CompareAndSwap(way, (way+1)%int32(len(i.ways))) //nolint:gosec // two
-		if onlyReads(r) && way == 0 {
+		if way != 0 {
+			i.way.Store(0)
+		} else if onlyReads(r) {
 			if again, err := i.ways[1].RoundTrip(sent); err == nil {
+				i.way.Store(1)
 				return i.listened(again), nil
 			}
 		}
@@ -154,6 +160,7 @@ var errUnready = errors.New("not ready")
 func (i *instance) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, checkTimeout, fmt.Errorf("no answer within %v", checkTimeout))
 	defer cancel()
+	began := time.Now().UnixNano()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, i.at.JoinPath("readyz").String(), http.NoBody)
 	if err != nil {
 		return err
@@ -162,6 +169,9 @@ func (i *instance) check(ctx context.Context) error {
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
+			if i.heard.Load() >= began { // it is slow, but it talks: what goes on there is not to be cut
+				err = fmt.Errorf("%w, %w", errUnready, err)
+			}
 		}
 		return fmt.Errorf("%v: %w", i, terse(err))
 	}

@@ -35,6 +35,8 @@ func (v *Servers) Learn(addresses []netip.AddrPort) {
 
 // take has instances for these addresses. What is in use stays until another one is, as the last resort.
 func (v *Servers) take(addresses []string) {
+	v.choosing.Lock() // nobody is to choose one of those that go
+	defer v.choosing.Unlock()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if sameServers(addresses, v.own()) {

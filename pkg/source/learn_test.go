@@ -106,6 +106,27 @@ func TestLearning(t *testing.T) {
 	}
 }
 
+// What has a certificate of the cluster's for its own address, as a kubelet has, is no API server, whoever says that it is one.
+func TestLearntAddressesNeedTheServicesCertificate(t *testing.T) {
+	c := newCluster(t, 0)
+	c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, serviceAddress)))
+	kubelet := newFront(t, c.nodes, c.ca.certify(t, "127.0.0.1"))
+	service := translation(t, c.fronts[0].address)
+	c.config.Host = "https://" + service.Addr().String()
+	f := followServers(t, c.config, ServersOptions{OfService: true})
+	c.nodes.change("ADDED", named("n1"))
+	f.hears(t, "n1")
+	f.Learn([]netip.AddrPort{kubelet.addrPort()})
+	time.Sleep(5 * quick.trust) // it is tried
+	if in := f.State().InUse; in != c.config.Host || kubelet.checked() > 0 {
+		t.Errorf("in use is %s; the kubelet was asked %d times", in, kubelet.checked())
+	}
+	c.nodes.change("ADDED", named("n2"))
+	if err := f.hears(t, "n2").errs; err != nil {
+		t.Errorf("errors: %v", err)
+	}
+}
+
 // What is kept may be anything.
 func TestWhatIsKeptMayBeWrong(t *testing.T) {
 	c := newCluster(t, 1)

@@ -103,7 +103,7 @@ func (v *Servers) instances(addresses []string) (all []*instance, err error) {
 	for _, at := range addresses {
 		i := have[at]
 		if i == nil {
-			if i, err = newInstance(v.config, at, v.base.Hostname()); err != nil {
+			if i, err = newInstance(v.config, at, v.base.Hostname(), v.learns()); err != nil {
 				return nil, err
 			}
 		}
