@@ -38,10 +38,7 @@ func testHealthChecks(t *testing.T, s *stage) {
 		port       uint16
 		path, want string
 	}{{port, "/", ofService}, {10256, "/healthz", ofNode}, {10256, "/livez", strings.Replace(ofNode, stays, "", 1)}} {
-		said := isTold(t, s.Fabric, at(s.near.Node.Addr, c.port), c.path, http.StatusOK)
-		if got := timesAndSpace.ReplaceAllString(said, ""); got != c.want {
-			t.Errorf("port %d answers %s to %s, want %s", c.port, got, c.path, c.want)
-		}
+		isToldThis(t, s.Fabric, at(s.near.Node.Addr, c.port), c.path, c.want)
 	}
 	if mode := isTold(t, s.Nodes[0], at(loopbacks[core.IPv4Protocol], 10249), "/proxyMode", http.StatusOK); (mode != "ebpf") != s.hasProxy() {
 		t.Errorf("the mode of kube-proxy is %q", mode)
@@ -59,6 +56,22 @@ func isTold(t *testing.T, from dialer, to, path string, want int) (body string) 
 		t.Error(err)
 	}
 	return body
+}
+
+// isToldThis waits for an answer that is this, but for times and white space: kube-proxy may have rules left of a NodePort of another
+// Service, which the port was a moment ago.
+func isToldThis(t *testing.T, from dialer, to, path, want string) {
+	t.Helper()
+	err := cluster.Poll(within(t, stepLimit), fmt.Sprintf("%s%s answers %s", to, path, want), func(ctx context.Context) error {
+		said, err := fetch(ctx, from, nil, "http://"+to+path, http.StatusOK)
+		if got := timesAndSpace.ReplaceAllString(said, ""); err == nil && got != want {
+			err = fmt.Errorf("it answers %s", got)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // fetch asks by HTTP, and takes no other status than the one that it wants.
