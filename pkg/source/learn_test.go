@@ -129,8 +129,9 @@ func TestLearntAddressesNeedTheServicesCertificate(t *testing.T) {
 
 // What is kept may be anything.
 func TestWhatIsKeptMayBeWrong(t *testing.T) {
-	c := newCluster(t, 1)
-	other := newFront(t, newNodes(), newAuthority(t).certify(t, "127.0.0.1"))
+	c := newCluster(t, 0)
+	c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, serviceAddress)))
+	other := newFront(t, newNodes(), newAuthority(t).certify(t, serviceAddress))
 	c.nodes.change("ADDED", named("n1"))
 	f := followServers(t, c.config, ServersOptions{OfService: true, Kept: []string{"", "\x00", "http://127.0.0.1:1", "https://a/b", other.url(), c.fronts[0].url(), c.fronts[0].url()}})
 	if err := f.hears(t, "n1").errs; err != nil || f.State().Known != 3 || other.asked("secret") > 0 {
