@@ -22,9 +22,6 @@ import (
 // ErrKubeProxy is returned (wrapped) while a kube-proxy runs on this node.
 var ErrKubeProxy = errors.New("a kube-proxy runs on this node, which would make anew what is removed: end it first")
 
-// kubeProxyLink has the addresses of Services in kube-proxy's IPVS mode.
-const kubeProxyLink = "kube-ipvs0"
-
 // CleanupKubeProxy removes what a kube-proxy of any mode has left on this node, and writes a line about each thing to out. An agent may run
 // meanwhile. What can't be removed does not keep the rest from being removed.
 func CleanupKubeProxy(ctx context.Context, out io.Writer) error {
@@ -48,19 +45,19 @@ func removeKubeProxyLink(tell func(string)) error {
 		return err
 	}
 	defer host.Close()
-	link, err := host.LinkByName(kubeProxyLink)
+	link, err := host.LinkByName(ipvsName)
 	switch {
 	case errors.Is(err, device.ErrNotFound):
 		return nil
 	case err != nil:
 		return err
 	case link.Kind != "dummy":
-		return fmt.Errorf("remove link %s: it is no dummy but a %s, so not kube-proxy's", kubeProxyLink, link.Kind)
+		return fmt.Errorf("remove link %s: it is no dummy but a %s, so not kube-proxy's", ipvsName, link.Kind)
 	}
 	if err := host.DeleteLink(link.Index); err != nil {
 		return err
 	}
-	tell("link " + kubeProxyLink)
+	tell("link " + ipvsName)
 	return nil
 }
 

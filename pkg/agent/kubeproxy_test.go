@@ -20,7 +20,7 @@ import (
 func TestCleanupOfKubeProxy(t *testing.T) {
 	priv.Isolate(t)
 	link := "removed link kube-ipvs0\n"
-	err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: kubeProxyLink}})
+	err := netlink.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: ipvsName}})
 	if errors.Is(err, unix.EOPNOTSUPP) { // no such link on this kernel, so no IPVS mode either
 		link, err = "", nil
 	}
