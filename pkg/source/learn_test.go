@@ -57,10 +57,7 @@ func translation(t *testing.T, to string) net.Listener {
 // The whole story: the Service's address works, the addresses behind it are learnt, and a restart does without it. The certificates
 // are for the Service's address only.
 func TestLearning(t *testing.T) {
-	c := newCluster(t, 0)
-	for range 3 {
-		c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, serviceAddress)))
-	}
+	c := newClusterAs(t, serviceAddress, 3)
 	service := translation(t, c.fronts[0].address)
 	c.config.Host = "https://" + service.Addr().String()
 	var k keeper
@@ -108,8 +105,7 @@ func TestLearning(t *testing.T) {
 
 // What has a certificate of the cluster's for its own address, as a kubelet has, is no API server, whoever says that it is one.
 func TestLearntAddressesNeedTheServicesCertificate(t *testing.T) {
-	c := newCluster(t, 0)
-	c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, serviceAddress)))
+	c := newClusterAs(t, serviceAddress, 1)
 	kubelet := newFront(t, c.nodes, c.ca.certify(t, "127.0.0.1"))
 	service := translation(t, c.fronts[0].address)
 	c.config.Host = "https://" + service.Addr().String()
@@ -129,8 +125,7 @@ func TestLearntAddressesNeedTheServicesCertificate(t *testing.T) {
 
 // What is kept may be anything.
 func TestWhatIsKeptMayBeWrong(t *testing.T) {
-	c := newCluster(t, 0)
-	c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, serviceAddress)))
+	c := newClusterAs(t, serviceAddress, 1)
 	other := newFront(t, newNodes(), newAuthority(t).certify(t, serviceAddress))
 	c.nodes.change("ADDED", named("n1"))
 	f := followServers(t, c.config, ServersOptions{OfService: true, Kept: []string{"", "\x00", "http://127.0.0.1:1", "https://a/b", other.url(), c.fronts[0].url(), c.fronts[0].url()}})
@@ -141,8 +136,7 @@ func TestWhatIsKeptMayBeWrong(t *testing.T) {
 
 // Nobody translates, and nothing is known: that is said in one line, and is over by itself.
 func TestServiceThatNobodyTranslates(t *testing.T) {
-	c := newCluster(t, 0)
-	c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, serviceAddress)))
+	c := newClusterAs(t, serviceAddress, 1)
 	service := translation(t, c.fronts[0].address)
 	address := service.Addr().String()
 	_ = service.Close()

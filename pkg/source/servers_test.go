@@ -26,9 +26,15 @@ const serviceAddress = "127.7.7.7"
 
 func newCluster(t *testing.T, fronts int) *cluster {
 	t.Helper()
+	return newClusterAs(t, "127.0.0.1", fronts)
+}
+
+// newClusterAs is one whose API servers have a certificate for that address.
+func newClusterAs(t *testing.T, address string, fronts int) *cluster {
+	t.Helper()
 	c := &cluster{nodes: newNodes(), ca: newAuthority(t)}
 	for range fronts {
-		c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, "127.0.0.1")))
+		c.fronts = append(c.fronts, newFront(t, c.nodes, c.ca.certify(t, address)))
 	}
 	c.config = &rest.Config{Host: "https://" + serviceAddress + ":1", BearerToken: "secret", TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem}}
 	return c
