@@ -92,8 +92,8 @@ func (f *frames) next() error {
 	}
 }
 
-// facts are what is read of a Node, apart from its resource version.
-var facts = message{1: {1: nil, 8: nil, 9: nil, 12: nil}, 2: node[2], 3: node[3]}
+// facts are all that is read of a Node but its resource version, which every event changes.
+var facts = message{1: node[1].without(6), 2: node[2], 3: node[3]}
 
 // heartbeat reports whether an event changes nothing, and remembers what it says.
 func (f *frames) heartbeat(event []byte) bool {

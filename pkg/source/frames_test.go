@@ -64,6 +64,7 @@ func TestHeartbeatsEndInTheStream(t *testing.T) {
 	}
 	second := func(n *corev1.Node) { n.Name = "n2" }
 	moved := func(n *corev1.Node) { n.Status.Addresses[0].Address = "192.0.2.9" }
+	zoned := func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "another" }
 	big := func(n *corev1.Node) { n.Status.Images[0].Names[0] = strings.Repeat("i", 100_000) }
 	failed := &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Message: "gone"}
 	bookmark := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{ResourceVersion: "bookmark"}}
@@ -86,6 +87,10 @@ func TestHeartbeatsEndInTheStream(t *testing.T) {
 		{"the former podCIDR, big", watch.Modified, beat(big), true},
 		{"annotation", watch.Modified, beat(func(n *corev1.Node) { n.Annotations["a"] = "b" }), true},
 		{"condition", watch.Modified, beat(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }), true},
+		{"the condition as before", watch.Modified, beat(), true},
+		{"zone", watch.Modified, beat(zoned), true},
+		{"a heartbeat from the new zone", watch.Modified, beat(zoned), false},
+		{"no zone any more", watch.Modified, beat(func(n *corev1.Node) { delete(n.Labels, corev1.LabelTopologyZone) }), true},
 		{"age", watch.Modified, beat(func(n *corev1.Node) { n.CreationTimestamp = metav1.Unix(5, 0) }), true},
 		{"another taint", watch.Modified, beat(func(n *corev1.Node) { n.CreationTimestamp, n.Spec.Taints[0].Key = metav1.Unix(5, 0), "other" }), false},
 		{"the taint of a Node that leaves", watch.Modified, beat(func(n *corev1.Node) { n.CreationTimestamp, n.Spec.Taints = metav1.Unix(5, 0), nil }), true},

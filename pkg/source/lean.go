@@ -2,6 +2,7 @@ package source
 
 import (
 	"bytes"
+	"maps"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
@@ -65,6 +66,13 @@ var (
 	leanKinds = map[string]message{"Node": node, "Service": aService, "EndpointSlice": aSlice, "ServiceCIDR": aServiceCIDR}
 	leanItems = map[string]message{"nodes": node, "services": aService, "endpointslices": aSlice, "servicecidrs": aServiceCIDR}
 )
+
+// without leaves a field out.
+func (m message) without(field protowire.Number) message {
+	rest := maps.Clone(m)
+	delete(rest, field)
+	return rest
+}
 
 // envelope is what is around an object: typeMeta, raw.
 func envelope(object message) message { return message{1: nil, 2: object} }
