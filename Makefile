@@ -112,7 +112,7 @@ test-cluster: build ## Run the tests on a real Kubernetes on this machine (root;
 	cd test/cluster && REQUIRE_PRIVILEGED=1 go test -count 1 -p 1 -timeout 40m $(TESTFLAGS) ./...
 
 .PHONY: conformance
-conformance: build ## Run Kubernetes' own tests of the network without kube-proxy, in an hour or more (root); ARGS='-families=dual -nodes=2 -focus=REGEXP'; PUBLISH=1 writes the page of a whole run
+conformance: build ## Run Kubernetes' own tests of the network without kube-proxy, in an hour or more (root); ARGS='-families=dual -nodes=2 -focus=REGEXP'; PUBLISH=1 writes the page of whole runs
 	@tools/setup.sh cluster
 	@cd test/cluster && go run ./conform -version='$(VERSION)' $(if $(PUBLISH),-publish) $(ARGS)
 

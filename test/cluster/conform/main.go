@@ -1,10 +1,10 @@
 // Command conform runs Kubernetes' own tests of the network on clusters of its own without kube-proxy, one for each choice of
 // families: all of [sig-network] but what left-out.yaml names with its reason.
 //
-//	conform [-families=ipv4,dual] [-nodes=6] [-procs=4] [-focus=REGEXP] [-out=DIR] [-publish]
+//	conform [-families=ipv4,dual] [-nodes=6] [-procs=8] [-focus=REGEXP] [-out=DIR] [-kept] [-publish]
 //
-// It prints what passed and what did not, and leaves the tests' own log and report in DIR. With -publish a whole run becomes
-// test/cluster/CONFORMANCE.md.
+// It prints what passed and what did not, and leaves that in DIR, beside the tests' own log and report. With -kept nothing runs:
+// it prints what earlier runs have left there. With -publish whole runs become test/cluster/CONFORMANCE.md.
 package main
 
 import (
@@ -16,11 +16,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/test/cluster"
 )
@@ -36,9 +33,10 @@ func main() {
 	}
 }
 
-// wholeFamilies and wholeNodes are what a whole run has: tests of zones want three, with two nodes each.
-var wholeFamilies = []string{"ipv4", "dual"}
+// usual are the clusters that are tested unless others are named.
+const usual = "ipv4,dual"
 
+// wholeNodes are those of a whole run: tests of zones want three, with two nodes each.
 const (
 	wholeNodes = 6
 	zones      = 3
@@ -53,18 +51,20 @@ type options struct {
 	nodes, procs int
 	focus        *regexp.Regexp
 	out, version string
+	kept         bool
 	publish      bool
 }
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("conform", flag.ContinueOnError)
-	list := flags.String("families", strings.Join(wholeFamilies, ","), "the clusters to test, one after the other: ipv4, ipv6, dual")
+	list := flags.String("families", usual, "the clusters to test, one after the other: ipv4, ipv6, dual")
 	focus := flags.String("focus", "", "only the tests whose names match this regular expression")
 	flags.IntVar(&o.nodes, "nodes", wholeNodes, "nodes of each cluster")
-	flags.IntVar(&o.procs, "procs", 4, "tests at a time")
+	flags.IntVar(&o.procs, "procs", 8, "tests at a time")
 	flags.StringVar(&o.out, "out", "../../bin/conformance", "directory for the tests' own logs and reports")
 	flags.StringVar(&o.version, "version", "unknown", "this project's version, for the page")
-	flags.BoolVar(&o.publish, "publish", false, "write test/cluster/"+page+", from a whole run")
+	flags.BoolVar(&o.kept, "kept", false, "run nothing: read what earlier runs have left in -out")
+	flags.BoolVar(&o.publish, "publish", false, "write test/cluster/"+page+", from whole runs")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -82,16 +82,11 @@ func parse(args []string) (o options, err error) {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case o.nodes < 1 || o.procs < 1:
 		return o, errors.New("nodes and procs: at least one")
-	case o.publish && !o.whole():
-		return o, fmt.Errorf("publish: only a whole run is published, without -focus, with -families=%s and at least %d nodes",
-			strings.Join(wholeFamilies, ","), wholeNodes)
+	// Said before hours have passed, and not only when the page is written.
+	case o.publish && !o.kept:
+		return o, subject{Nodes: o.nodes, Focus: o.focus.String()}.whole()
 	}
 	return o, nil
-}
-
-// whole says whether nothing that could run is left out.
-func (o options) whole() bool {
-	return o.focus.String() == "" && o.nodes >= wholeNodes && slices.Equal(o.families, wholeFamilies)
 }
 
 func run(ctx context.Context, args []string) error {
@@ -99,49 +94,59 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if os.Geteuid() != 0 {
-		return errors.New("needs root, for namespaces and cgroups")
-	}
-	if err := enoughInotify(o.nodes); err != nil {
-		return err
-	}
 	if o.out, err = filepath.Abs(o.out); err != nil {
 		return fmt.Errorf("find -out: %w", err)
 	}
-	s, err := prepare(ctx, o.out)
+	test := testAll
+	if o.kept {
+		test = keptRuns
+	}
+	runs, err := test(ctx, o)
 	if err != nil {
 		return err
 	}
-	var runs []runOf
-	for _, family := range o.families {
-		one, err := s.run(ctx, o, family)
-		if err != nil {
-			return fmt.Errorf("%s: %w", family, err)
-		}
-		runs = append(runs, one)
-	}
 	fmt.Print(table(runs))
 	if o.publish {
-		if err := publish(o, runs); err != nil {
+		if err := publish(runs); err != nil {
 			return err
 		}
 	}
 	return judge(runs, o.out)
 }
 
-// publish writes the page of runs that came to their end.
-func publish(o options, runs []runOf) error {
+// testAll runs the tests on one cluster after the other, and keeps what came of each at once.
+func testAll(ctx context.Context, o options) (runs []runOf, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("needs root, for namespaces and cgroups")
+	}
+	if err := enoughInotify(o.nodes); err != nil {
+		return nil, err
+	}
+	s, err := prepare(ctx, o.out)
+	if err != nil {
+		return nil, err
+	}
+	for _, family := range o.families {
+		one, err := s.run(ctx, o, family)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", family, err)
+		}
+		if err := one.keep(o.out); err != nil {
+			return nil, err
+		}
+		runs = append(runs, one)
+	}
+	return runs, nil
+}
+
+// publish writes the page of whole runs that came to their end.
+func publish(runs []runOf) error {
 	for _, one := range runs {
-		if n := one.count(notRun); n > 0 {
-			return fmt.Errorf("publish: %d tests of %s did not run: see %s/%s/%s", n, one.family, o.out, one.family, logFile)
+		if err := one.whole(); err != nil {
+			return fmt.Errorf("%s: %w", one.Family, err)
 		}
 	}
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return fmt.Errorf("read the kernel's release: %w", err)
-	}
-	about := subject{version: o.version, kubernetes: cluster.KubernetesVersion, kernel: unix.ByteSliceToString(name.Release[:]), nodes: o.nodes}
-	if err := os.WriteFile(page, []byte(document(about, runs)), 0o644); err != nil {
+	if err := os.WriteFile(page, []byte(document(runs)), 0o644); err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}
 	return nil

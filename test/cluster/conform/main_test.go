@@ -6,20 +6,21 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	o, err := parse(nil)
-	if err != nil || !o.whole() || !slices.Equal(o.families, wholeFamilies) {
-		t.Errorf("without arguments: %+v, %v; want a whole run", o, err)
+	o, err := parse([]string{"-publish"})
+	if want := []string{"ipv4", "dual"}; err != nil || !slices.Equal(o.families, want) {
+		t.Errorf("without other arguments: %+v, %v; want a whole run", o, err)
 	}
-	for name, args := range map[string][]string{
-		"focus":    {"-focus=DNS"},
-		"families": {"-families=dual"},
-		"nodes":    {"-nodes=2"},
-	} {
-		if o, err := parse(args); err != nil || o.whole() {
-			t.Errorf("%s: %v; whole: %v; want a part of a run", name, err, o.whole())
+	for _, arg := range []string{"-families=dual", "-nodes=7", "-kept"} {
+		if _, err := parse([]string{arg, "-publish"}); err != nil {
+			t.Errorf("%s: a whole run is not published: %v", arg, err)
 		}
-		if _, err := parse(append(args, "-publish")); err == nil {
-			t.Errorf("%s: a part of a run may be published", name)
+	}
+	for _, arg := range []string{"-focus=DNS", "-nodes=2"} {
+		if _, err := parse([]string{arg}); err != nil {
+			t.Errorf("%s: %v", arg, err)
+		}
+		if _, err := parse([]string{arg, "-publish"}); err == nil {
+			t.Errorf("%s: a part of a run may be published", arg)
 		}
 	}
 	for _, args := range [][]string{{"-families=ipv5"}, {"-families="}, {"-nodes=0"}, {"-procs=0"}, {"-focus=("}, {"more"}} {

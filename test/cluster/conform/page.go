@@ -7,25 +7,24 @@ import (
 	"strings"
 
 	upstream "k8s.io/kubernetes/test/utils/image"
-)
 
-// subject is what was tested, on what.
-type subject struct {
-	version, kubernetes, kernel string
-	nodes                       int
-}
+	"github.com/ebpf-cni/ebpf-cni/test/cluster"
+)
 
 const head = `# Kubernetes' own tests
 
-All of ` + "`[sig-network]`" + ` in e2e.test of Kubernetes %s but what is [left out](#left-out), on clusters without kube-proxy: this network serves
-Services. It is version %s, on Linux %s, with %d nodes in %d zones. Made by ` + "`make conformance PUBLISH=1`" + `.
+All of ` + "`[sig-network]`" + ` in e2e.test of Kubernetes %s but what is [left out](#left-out), on clusters of %d zones without kube-proxy: this network
+serves Services. Made by ` + "`make conformance PUBLISH=1`" + `.
 
 `
 
 // document is the page about whole runs.
-func document(about subject, runs []runOf) string {
+func document(runs []runOf) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, head, about.kubernetes, about.version, about.kernel, about.nodes, zones)
+	fmt.Fprintf(&b, head, cluster.KubernetesVersion, zones)
+	if missing := unseen(runs); len(missing) > 0 {
+		fmt.Fprintf(&b, "Of these clusters there is no such run: %s.\n\n", strings.Join(missing, ", "))
+	}
 	b.WriteString(summary(runs))
 	b.WriteString(reasons("Failed", runs, failed))
 	b.WriteString(reasons("Skipped by themselves", runs, skipped))
@@ -48,11 +47,19 @@ func table(runs []runOf) string {
 	return all + "\n" + summary(runs)
 }
 
-// summary counts.
+// unseen are the usual clusters that no run was made on.
+func unseen(runs []runOf) []string {
+	return slices.DeleteFunc(strings.Split(usual, ","), func(family string) bool {
+		return slices.ContainsFunc(runs, func(r runOf) bool { return r.Family == family })
+	})
+}
+
+// summary counts, and says what was tested.
 func summary(runs []runOf) string {
-	all := "| cluster | passed | failed | skipped by themselves | left out |\n|---|---:|---:|---:|---:|\n"
+	all := "| cluster | version | Linux | nodes | passed | failed | skipped by themselves | left out |\n|---|---|---|---:|---:|---:|---:|---:|\n"
 	for _, r := range runs {
-		all += fmt.Sprintf("| %s | %d | %d | %d | %d |\n", r.family, r.count(passed), r.count(failed), r.count(skipped), r.count(left))
+		all += fmt.Sprintf("| %s | %s | %s | %d | %d | %d | %d | %d |\n", r.Family, r.Version, r.Kernel, r.Nodes,
+			r.count(passed), r.count(failed), r.count(skipped), r.count(left))
 	}
 	return all
 }
@@ -61,14 +68,14 @@ func summary(runs []runOf) string {
 func reasons(title string, runs []runOf, what outcome) string {
 	clusters := map[string]map[string][]string{} // by reason and test
 	for _, r := range runs {
-		for _, one := range r.results {
-			if one.outcome != what {
+		for _, one := range r.Results {
+			if one.Outcome != what {
 				continue
 			}
-			if clusters[one.reason] == nil {
-				clusters[one.reason] = map[string][]string{}
+			if clusters[one.Reason] == nil {
+				clusters[one.Reason] = map[string][]string{}
 			}
-			clusters[one.reason][one.name] = append(clusters[one.reason][one.name], r.family)
+			clusters[one.Reason][one.Name] = append(clusters[one.Reason][one.Name], r.Family)
 		}
 	}
 	if len(clusters) == 0 {
@@ -88,18 +95,18 @@ func reasons(title string, runs []runOf, what outcome) string {
 func matrix(runs []runOf) string {
 	cells, ran := map[string][]string{}, map[string]bool{}
 	for i, r := range runs {
-		for _, one := range r.results {
-			if cells[one.name] == nil {
-				cells[one.name] = make([]string, len(runs))
+		for _, one := range r.Results {
+			if cells[one.Name] == nil {
+				cells[one.Name] = make([]string, len(runs))
 			}
 			// A few tests of upstream's have the same name: the cell tells of each.
-			cells[one.name][i] = strings.TrimPrefix(cells[one.name][i]+", "+string(one.outcome), ", ")
-			ran[one.name] = ran[one.name] || one.outcome != left
+			cells[one.Name][i] = strings.TrimPrefix(cells[one.Name][i]+", "+string(one.Outcome), ", ")
+			ran[one.Name] = ran[one.Name] || one.Outcome != left
 		}
 	}
 	all, rule := "| test |", "|---|"
 	for _, r := range runs {
-		all, rule = all+" "+r.family+" |", rule+"---|"
+		all, rule = all+" "+r.Family+" |", rule+"---|"
 	}
 	all += "\n" + rule + "\n"
 	for _, test := range slices.Sorted(maps.Keys(cells)) {

@@ -29,20 +29,21 @@ const (
 
 // result is one test's, without the prefix that all have. The reason says why it did not pass.
 type result struct {
-	name    string
-	outcome outcome
-	reason  string
+	Name    string  `json:"name"`
+	Outcome outcome `json:"outcome"`
+	Reason  string  `json:"reason,omitempty"`
 }
 
 // runOf is what came of the tests on one cluster, by name.
 type runOf struct {
-	family  string
-	results []result
+	subject
+	Family  string   `json:"family"`
+	Results []result `json:"results"`
 }
 
 func (r runOf) count(what outcome) (n int) {
-	for _, one := range r.results {
-		if one.outcome == what {
+	for _, one := range r.Results {
+		if one.Outcome == what {
 			n++
 		}
 	}
@@ -85,13 +86,13 @@ func results(report types.Report, wanted func(name string) bool, reason func(nam
 		switch {
 		case isTest(spec) && wanted(name):
 			one := resultOf(spec, reason(name))
-			one.name = strings.TrimPrefix(name, prefix)
+			one.Name = strings.TrimPrefix(name, prefix)
 			all = append(all, one)
 		case spec.LeafNodeType != types.NodeTypeIt && spec.Failed():
-			all = append(all, result{name: spec.LeafNodeType.String(), outcome: failed, reason: firstLine(spec.FailureMessage())})
+			all = append(all, result{Name: spec.LeafNodeType.String(), Outcome: failed, Reason: firstLine(spec.FailureMessage())})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b result) int { return strings.Compare(a.name, b.name) })
+	slices.SortStableFunc(all, func(a, b result) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
 
@@ -99,18 +100,18 @@ func results(report types.Report, wanted func(name string) bool, reason func(nam
 func resultOf(spec types.SpecReport, reason string) result {
 	switch said := firstLine(spec.FailureMessage()); {
 	case reason != "":
-		return result{outcome: left, reason: reason}
+		return result{Outcome: left, Reason: reason}
 	case spec.State == types.SpecStatePassed:
-		return result{outcome: passed}
+		return result{Outcome: passed}
 	case spec.Failed():
-		return result{outcome: failed, reason: said}
+		return result{Outcome: failed, Reason: said}
 	// Ginkgo gives no message where it skips by itself.
 	case spec.State == types.SpecStateSkipped && said != "":
-		return result{outcome: skipped, reason: said}
+		return result{Outcome: skipped, Reason: said}
 	case spec.State == types.SpecStatePending:
-		return result{outcome: skipped, reason: "pending"}
+		return result{Outcome: skipped, Reason: "pending"}
 	default:
-		return result{outcome: notRun, reason: "the run ended before"}
+		return result{Outcome: notRun, Reason: "the run ended before"}
 	}
 }
 

@@ -65,7 +65,7 @@ func TestResults(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%q\nwant\n%q", got, want)
 	}
-	if n := (runOf{results: got}).count(failed); n != 3 {
+	if n := (runOf{Results: got}).count(failed); n != 3 {
 		t.Errorf("%d have failed, want 3", n)
 	}
 }

@@ -88,8 +88,9 @@ func (s suite) run(ctx context.Context, o options, family string) (all runOf, er
 	if err != nil {
 		return all, err
 	}
+	about, err := subjectOf(o)
 	of := func(test string) string { return s.leftOut.reason(family, test) }
-	return runOf{family: family, results: results(report, o.focus.MatchString, of)}, nil
+	return runOf{about, family, results(report, o.focus.MatchString, of)}, err
 }
 
 // furnish gives a cluster this network, DNS, the tests' images and, where the nodes suffice for them, zones.
