@@ -19,10 +19,11 @@ var upstream = map[string]string{
 // UpstreamTests is the program that holds Kubernetes' own tests.
 const UpstreamTests = "e2e.test"
 
-// imagePackages are Debian's, of which images of more than one program consist.
+// imagePackages are Debian's, of which images of more than one program consist. Of those that busybox has as well, wget is here
+// since Debian 12's busybox dies of its option -T.
 var imagePackages = []string{
 	"bash", "bind9-dnsutils", "busybox", "coreutils", "curl", "dash", "grep", "hostname", "iproute2", "libc-bin", "netcat-openbsd",
-	"nginx-light", "sed",
+	"nginx-light", "sed", "wget",
 }
 
 // PrepareUpstream makes the cache hold what Kubernetes' own tests take beside a cluster's programs, and returns the directory of

@@ -14,7 +14,7 @@ type standIn struct {
 
 // standIns are the images that the tests pull, for the page.
 var standIns = []standIn{
-	{upstream.Agnhost, "agnhost and upstream's extra CoreDNS built from source, the latter at another release; on Debian's curl, dig, nc, ip and shell instead of Alpine's, so that names are looked up by glibc, not by musl"},
+	{upstream.Agnhost, "agnhost and upstream's extra CoreDNS built from source, the latter at another release; on Debian's curl, wget, dig, nc, ip and shell instead of Alpine's, so that names are looked up by glibc, not by musl"},
 	{upstream.BusyBox, "Debian's busybox"},
 	{upstream.GlibcDnsTesting, "Debian's dig and glibc, of another release"},
 	{upstream.Nginx, "Debian's nginx"},
