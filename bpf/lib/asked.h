@@ -110,17 +110,15 @@ EC_CALL bool asked_admits(const struct scratch *s, const struct service *fronten
 	return !(frontend->flags & SERVICE_RANGES) || bpf_map_lookup_elem(&source_range, &key);
 }
 
-/* Whether only this node's endpoints count: by the internal policy or, for who asks from outside, the external one. */
+/*
+ * Whether only this node's endpoints count: by the internal policy or, for all but the node's own pods and processes,
+ * the external one. Other nodes' pods ask a NodePort of this node from outside.
+ */
 EC_CALL bool asked_is_local(const struct scratch *s, const struct service *frontend)
 {
-	struct destination *from;
-
 	if (frontend->flags & SERVICE_LOCAL)
 		return true;
-	if (!(frontend->flags & SERVICE_EXTERNAL_LOCAL) || s->owner.ifindex || s->direction == DIRECTION_TO_UPLINK)
-		return false;
-	from = path_destination(&s->pkt.tuple.src);
-	return !from || (from->kind != DESTINATION_POD_CIDR && from->kind != DESTINATION_LOCAL);
+	return (frontend->flags & SERVICE_EXTERNAL_LOCAL) && !s->owner.ifindex && s->direction != DIRECTION_TO_UPLINK;
 }
 
 /*

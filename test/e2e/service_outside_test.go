@@ -76,20 +76,22 @@ func (s *served) assertBackends(t *testing.T, client *lab.Namespace, asked netip
 	}
 }
 
-// assertExternalLocal asks both nodes for what only the first one has.
+// assertExternalLocal asks both nodes for what only the first one has. Other nodes' pods are outside as well.
 func (s *served) assertExternalLocal(t *testing.T, family wire.Family) {
 	t.Helper()
 	has, lacks := s.Nodes[0].AddrOf(family), s.Nodes[1].AddrOf(family)
 	backend := s.near.Endpoint(family, backendPort).At
 	assertServedTo(t, s.Outside, netip.AddrPortFrom(has, nodePorts+20), backend, s.Outside.AddrOf(family))
-	before := dropped(t, s.Nodes[1], drops.NoLocalBackend)
-	if _, err := s.Outside.UDP(within(t, refusedAtOnce), netip.AddrPortFrom(lacks, nodePorts+20), 64); err == nil || errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("a node without an endpoint: %v", err)
+	for _, client := range []*lab.Namespace{s.Outside, s.client.Namespace} {
+		before := dropped(t, s.Nodes[1], drops.NoLocalBackend)
+		if _, err := client.UDP(within(t, refusedAtOnce), netip.AddrPortFrom(lacks, nodePorts+20), 64); err == nil || errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a node without an endpoint, asked by %s: %v", client.Netns(), err)
+		}
+		if got := dropped(t, s.Nodes[1], drops.NoLocalBackend); got != before+1 {
+			t.Errorf("of %s %d packets counted as NO_LOCAL_BACKEND, want 1", client.Netns(), got-before)
+		}
 	}
-	if got := dropped(t, s.Nodes[1], drops.NoLocalBackend); got != before+1 {
-		t.Errorf("%d packets counted as NO_LOCAL_BACKEND, want 1", got-before)
-	}
-	assertServedTo(t, s.client.Namespace, netip.AddrPortFrom(lacks, nodePorts+20), backend, lacks) // from within the cluster
+	assertServedTo(t, s.far.Namespace, netip.AddrPortFrom(lacks, nodePorts+20), backend, s.far.AddrOf(family)) // a pod of the node that is asked
 }
 
 // assertBalancer asks a load balancer's address, which leads to the first node, from a source that may and one that may not.

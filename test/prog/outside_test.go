@@ -183,15 +183,15 @@ func TestLoadBalancerSendsNothingBack(t *testing.T) {
 	})
 }
 
-// Who asks from outside the cluster gets the endpoints of this node where the external policy says so; who asks from within, all.
+// Whoever asks from outside gets the endpoints of this node where the external policy says so, other nodes' pods as well; this node's pods, all.
 func TestExternalTrafficPolicyLocal(t *testing.T) {
 	inEachFamily(t, func(t *testing.T, f family) {
 		b := newBed(t, f, withServices)
 		s := b.serve(vip, 80, wire.UDP, remote+":8080").nodePort(30080, services.ExternalLocal)
 		b.fromUplink(udp(world, 5000, nodeIP, 30080)).is("drop NO_LOCAL_BACKEND")
 		b.fromUplink(udp(node2IP, 5000, nodeIP, 30080)).is("drop NO_LOCAL_BACKEND")
-		b.fromUplink(udp(remote, 5000, nodeIP, 30080)).is("forwarded")
-		b.fromTunnel(udp(beyond, 5000, nodeIP, 30080)).is("forwarded")
+		b.fromUplink(udp(remote, 5000, nodeIP, 30080)).is("drop NO_LOCAL_BACKEND")
+		b.fromTunnel(udp(beyond, 5000, nodeIP, 30080)).is("drop NO_LOCAL_BACKEND")
 		b.fromPod(udp(podA, 5000, nodeIP, 30080)).is("forwarded")
 		b.fromUplink(udp(world, 5000, vip, 80)).is("forwarded")
 		near := s.add(podB + ":8080")
