@@ -92,7 +92,7 @@ func (c *Cluster) importEverywhere(ctx context.Context, file string) error {
 type Image struct {
 	// Base is a file of tar that the image stands on; without one there is nothing but Programs.
 	Base string
-	// Programs are files that lie in the image's root. The first is its entry point.
+	// Programs are files that lie in the image's root, those that they read among them. The first is its entry point.
 	Programs []string
 	// Command is what a container runs, or its entry point's arguments, unless the pod has others.
 	Command []string

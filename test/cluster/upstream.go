@@ -26,8 +26,11 @@ var imagePackages = []string{
 	"nginx-light", "sed", "wget",
 }
 
+// Certificate are the files by which agnhost serves TLS, as upstream's image has them.
+var Certificate = []string{"localhost.crt", "localhost.key"}
+
 // PrepareUpstream makes the cache hold what Kubernetes' own tests take beside a cluster's programs, and returns the directory of
-// their programs and a base for images, with the commands that tests call in pods. The first time it compiles, for minutes.
+// their programs and Certificate, and a base for images, with the commands that tests call in pods. The first time it compiles, for minutes.
 func PrepareUpstream(ctx context.Context) (programs, base string, err error) {
 	cache, unlock, err := openCache()
 	if err != nil {
@@ -45,8 +48,29 @@ func PrepareUpstream(ctx context.Context) (programs, base string, err error) {
 	if err := compile(ctx, module, cache.programs, tests, "test", "-c"); err != nil {
 		return "", "", err
 	}
+	if err := copyCertificate(ctx, module, cache.programs); err != nil {
+		return "", "", err
+	}
 	base = filepath.Join(cache.programs, "base.tar")
 	return cache.programs, base, packBase(ctx, filepath.Join(module, "base.sh"), base)
+}
+
+// copyCertificate puts the files beside the programs.
+func copyCertificate(ctx context.Context, module, dir string) error {
+	source, err := goIn(ctx, module, "list", "-m", "-f", "{{.Dir}}/test/images/agnhost/porter", "k8s.io/kubernetes")
+	if err != nil {
+		return err
+	}
+	for _, name := range Certificate {
+		content, err := os.ReadFile(filepath.Join(strings.TrimSpace(source), name))
+		if err != nil {
+			return fmt.Errorf("read what agnhost serves TLS by: %w", err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return fmt.Errorf("keep what agnhost serves TLS by: %w", err)
+		}
+	}
+	return nil
 }
 
 // packBase makes the base of images from Debian's packages, unless it is there from the same script and packages.

@@ -31,10 +31,12 @@ const (
 // images are all that the tests pull, by upstream's names.
 func (s suite) images(c *cluster.Cluster) map[string]cluster.Image {
 	name := upstream.GetE2EImage
+	agnhost := []string{c.Program("agnhost"), c.Program("coredns")}
+	for _, file := range cluster.Certificate {
+		agnhost = append(agnhost, s.program(file))
+	}
 	return map[string]cluster.Image{
-		name(upstream.Agnhost): {
-			Base: s.base, Programs: []string{c.Program("agnhost"), c.Program("coredns")}, Command: []string{"pause"}, Path: debianPath,
-		},
+		name(upstream.Agnhost):              {Base: s.base, Programs: agnhost, Command: []string{"pause"}, Path: debianPath},
 		name(upstream.BusyBox):              {Base: s.base, Command: []string{"sh"}, Path: busyboxPath},
 		name(upstream.GlibcDnsTesting):      {Base: s.base, Command: []string{"bash"}, Path: debianPath},
 		name(upstream.Nginx):                {Base: s.base, Command: []string{"nginx", "-g", "daemon off;"}, Path: debianPath},
