@@ -116,6 +116,11 @@ conformance: build ## Run Kubernetes' own tests of the network without kube-prox
 	@tools/setup.sh cluster
 	@cd test/cluster && go run ./conform -version='$(VERSION)' $(if $(PUBLISH),-publish) $(ARGS)
 
+.PHONY: conformance-short
+conformance-short: build ## Run those of them that test/cluster/conform/short.txt names, on two nodes, in minutes (root)
+	@tools/setup.sh cluster
+	@cd test/cluster && go run ./conform -version='$(VERSION)' -families=dual -nodes=2 -tests=conform/short.txt -out=../../bin/conformance-short $(ARGS)
+
 .PHONY: cluster
 cluster: build ## Start a real Kubernetes of two nodes on this machine, with this network (root); FAMILY=dual or ipv6; MODE=vxlan; PROXY=nftables or none
 	@tools/setup.sh cluster

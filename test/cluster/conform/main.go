@@ -1,7 +1,7 @@
 // Command conform runs Kubernetes' own tests of the network on clusters of its own without kube-proxy, one for each choice of
 // families: all of [sig-network] but what left-out.yaml names with its reason.
 //
-//	conform [-families=ipv4,dual] [-nodes=6] [-procs=8] [-focus=REGEXP] [-out=DIR] [-kept] [-publish]
+//	conform [-families=ipv4,dual] [-nodes=6] [-procs=8] [-focus=REGEXP | -tests=FILE] [-out=DIR] [-kept] [-publish]
 //
 // It prints what passed and what did not, and leaves that in DIR, beside the tests' own log and report. With -kept nothing runs:
 // it prints what earlier runs have left there. With -publish whole runs become test/cluster/CONFORMANCE.md.
@@ -50,6 +50,7 @@ type options struct {
 	families     []string
 	nodes, procs int
 	focus        *regexp.Regexp
+	chosen       chosen // what focus is made of; none: it is what the flag says
 	out, version string
 	kept         bool
 	publish      bool
@@ -59,6 +60,7 @@ func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("conform", flag.ContinueOnError)
 	list := flags.String("families", usual, "the clusters to test, one after the other: ipv4, ipv6, dual")
 	focus := flags.String("focus", "", "only the tests whose names match this regular expression")
+	file := flags.String("tests", "", "only the tests that this file names, by regular expressions, one a line")
 	flags.IntVar(&o.nodes, "nodes", wholeNodes, "nodes of each cluster")
 	flags.IntVar(&o.procs, "procs", 8, "tests at a time")
 	flags.StringVar(&o.out, "out", "../../bin/conformance", "directory for the tests' own logs and reports")
@@ -69,7 +71,10 @@ func parse(args []string) (o options, err error) {
 		return o, err
 	}
 	o.families = strings.Split(*list, ",")
-	if o.focus, err = regexp.Compile(*focus); err != nil {
+	if o.chosen, err = readChosen(*file); err != nil {
+		return o, err
+	}
+	if o.focus, err = regexp.Compile(*focus + o.chosen.expression()); err != nil {
 		return o, fmt.Errorf("read -focus: %w", err)
 	}
 	for _, name := range o.families {
@@ -80,6 +85,8 @@ func parse(args []string) (o options, err error) {
 	switch {
 	case flags.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case *focus != "" && *file != "":
+		return o, errors.New("focus and tests: one or the other")
 	case o.nodes < 1 || o.procs < 1:
 		return o, errors.New("nodes and procs: at least one")
 	// Said before hours have passed, and not only when the page is written.
@@ -122,7 +129,7 @@ func testAll(ctx context.Context, o options) (runs []runOf, err error) {
 	if err := enoughInotify(o.nodes); err != nil {
 		return nil, err
 	}
-	s, err := prepare(ctx, o.out)
+	s, err := prepare(ctx, o)
 	if err != nil {
 		return nil, err
 	}

@@ -33,9 +33,9 @@ type suite struct {
 	leftOut        leftOut
 }
 
-// prepare builds the tests, and checks what is left out against the names that they have today.
-func prepare(ctx context.Context, out string) (s suite, err error) {
-	s.out = out
+// prepare builds the tests, and checks what is left out, or chosen, against the names that they have today.
+func prepare(ctx context.Context, o options) (s suite, err error) {
+	s.out = o.out
 	if s.leftOut, err = readLeftOut(leftOutYAML); err != nil {
 		return s, err
 	}
@@ -46,7 +46,7 @@ func prepare(ctx context.Context, out string) (s suite, err error) {
 	if err != nil {
 		return s, err
 	}
-	return s, s.leftOut.check(names)
+	return s, errors.Join(s.leftOut.check(names), o.chosen.check(names))
 }
 
 // list names all tests of the network. None runs for that.
