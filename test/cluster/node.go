@@ -38,7 +38,6 @@ clusterDomain: cluster.local
 enforceNodeAllocatable: []
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
-localStorageCapacityIsolation: false
 staticPodPath: %s
 `
 
