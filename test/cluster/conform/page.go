@@ -83,7 +83,7 @@ func reasons(title string, runs []runOf, what outcome) string {
 	}
 	all := "\n## " + title + "\n"
 	for _, reason := range slices.Sorted(maps.Keys(clusters)) {
-		all += fmt.Sprintf("\n%s:\n\n", plain(reason))
+		all += fmt.Sprintf("\n%s:\n\n", plain(strings.TrimRight(reason, ".:")))
 		for _, test := range slices.Sorted(maps.Keys(clusters[reason])) {
 			all += fmt.Sprintf("- %s (%s)\n", plain(test), strings.Join(slices.Compact(clusters[reason][test]), ", "))
 		}

@@ -15,10 +15,10 @@ var aSubject = subject{Version: "v1.2.3", Kubernetes: cluster.KubernetesVersion,
 
 var someRuns = []runOf{
 	{subject: aSubject, Family: "ipv4", Results: []result{
-		{"DNS works", passed, ""}, {"Services a<b|c", failed, "want 1"}, {"dual", left, "wants both"}, {"sctp", left, "no SCTP"}, {"zones", skipped, "one zone"},
+		{"DNS works", passed, ""}, {"Services a<b|c", failed, "want 1"}, {"dual", left, "wants both"}, {"sctp", left, "no SCTP"}, {"zones", skipped, "one zone."},
 	}},
 	{subject: aSubject, Family: "dual", Results: []result{
-		{"DNS works", passed, ""}, {"Services a<b|c", passed, ""}, {"dual", passed, ""}, {"sctp", left, "no SCTP"}, {"zones", skipped, "one zone"},
+		{"DNS works", passed, ""}, {"Services a<b|c", passed, ""}, {"dual", passed, ""}, {"sctp", left, "no SCTP"}, {"zones", skipped, "one zone."},
 	}},
 }
 
