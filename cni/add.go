@@ -204,6 +204,9 @@ func (a *addition) refusal(err error) error {
 	if taken, ok := errors.AsType[*endpoint.HostPortTakenError](err); ok {
 		return types.NewError(codeHostPort, taken.Error()+"; ask for another port, or run the pod on another node", "")
 	}
+	if share, ok := errors.AsType[*endpoint.HostPortShareError](err); ok {
+		return types.NewError(codeHostPort, share.Error()+"; ask for fewer, or run the pod on another node", "")
+	}
 	switch {
 	case errors.Is(err, ipam.ErrExhausted):
 		return types.NewError(codeNoAddress, err.Error(), "")

@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -264,19 +265,43 @@ func TestManyHostPorts(t *testing.T) {
 	}
 }
 
-// A pod that wants more host ports than there is room for leaves none behind, and a message that people can read.
-func TestNoRoomForHostPorts(t *testing.T) {
-	w := newServing(t)
-	before, room := w.everything(), int(w.openHostPorts().MaxEntries())
-	var list []map[string]any
-	for i := range room + 20 {
-		list = append(list, hostPort(1+i, 1+i))
+// A pod leaves others half of what it finds. One that asks for more leaves nothing behind, and a message that people can read.
+func TestShareOfHostPorts(t *testing.T) {
+	w := newServing(t, wire.IPv4, wire.IPv6)
+	m := w.openHostPorts()
+	room := int(m.MaxEntries())
+	from := func(first, n int) (list []map[string]any) {
+		for port := first; port < first+n; port++ {
+			list = append(list, hostPort(port, port))
+		}
+		return list
 	}
-	_, err := w.call("ADD", w.newPod(), merged(mapped(list...), w.conf))
-	if err == nil || !strings.Contains(err.Msg+err.Details, "map hostports is full") || len(err.Msg+err.Details) > 200 {
-		t.Errorf("ADD: %.1000v", err)
+	half := room / 2 / int(wire.Families)
+	w.refusedPort(mapped(from(1, half+1)...), fmt.Sprintf("asks for %d host ports", room/2+2), fmt.Sprintf("may have %d at most", room/2), fmt.Sprintf("%d of %d;", room, room))
+	greedy := w.newPod()
+	r := w.add(greedy, mapped(from(1, half)...))
+	w.refusedPort(mapped(from(20000, half/2+1)...), fmt.Sprintf("may have %d at most", room/4), fmt.Sprintf("%d of %d;", room/2, room))
+
+	// Of the last three one has a pod's port of both families, and what is left one family's; then there are none.
+	all, err := m.Content()
+	w.must(err)
+	for port := uint16(30000); len(all) < room-3; port++ {
+		key := hostports.KeyFrom(nodeIPs[0], port, wire.TCP)
+		all[key] = hostports.Value{Ifindex: 1}
+		w.must(m.Put(key, all[key]))
 	}
-	w.unchanged(before)
+	w.add(w.newPod(), mapped(hostPort(20000, 80)))
+	w.add(w.newPod(), mapped(hostPort(20000, 80, "udp", "0.0.0.0")))
+	w.refusedPort(mapped(hostPort(20001, 80)), "asks for 2 host ports", "may have 0 at most", fmt.Sprintf("0 of %d;", room))
+
+	// What a pod was given is made again, however few are free.
+	lost := hostports.KeyFrom(netip.IPv4Unspecified(), 1, wire.TCP)
+	w.must(m.Delete(lost))
+	w.repair(greedy)
+	if v, err := m.Get(lost); err != nil || v != all[lost] {
+		t.Errorf("repaired to %+v, %v", v, err)
+	}
+	w.ok("CHECK", greedy, prevResult(t, r))
 }
 
 // Of two at once one gets it, and is whole.

@@ -26,7 +26,7 @@ const (
 	codeNoAddress   uint = 100 // no address is left, or the requested or allocated one is taken
 	codeCheckFailed uint = 101 // CHECK found differences
 	codeExists      uint = 102 // ADD of an attachment that exists, in another namespace, with other host ports or incomplete
-	codeHostPort    uint = 103 // a host port is another pod's, or a NodePort
+	codeHostPort    uint = 103 // a host port is another pod's, or a NodePort, or they are more than the pod may have
 )
 
 // lockWait bounds the wait for the node's lock. An upgrade holds it for milliseconds, while it replaces the program of
