@@ -26,6 +26,7 @@ type fakeAPI struct {
 	mu      sync.Mutex
 	nodes   map[string]corev1.Node
 	version int
+	lists   int // that were sent
 	broken  bool
 	events  map[chan []byte]bool
 }
@@ -54,6 +55,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case q.Get("watch") != "":
 		f.watch(w, r) // unlocks
 	default:
+		f.lists++
 		list := corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
 		list.ResourceVersion = fmt.Sprint(f.version)
 		for _, n := range f.nodes {
@@ -115,6 +117,12 @@ func (f *fakeAPI) change(kind string, n corev1.Node) {
 	for w := range f.events {
 		w <- event
 	}
+}
+
+func (f *fakeAPI) listed() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lists
 }
 
 func (f *fakeAPI) setBroken(broken bool) {

@@ -21,10 +21,13 @@ type times struct {
 	delay time.Duration
 	// away is for how long requests fail at once after no API server has answered, before all are tried again.
 	away time.Duration
+	// spread is after how long one is drawn anew among those that are ready, and at most twice as late: what failures have made
+	// uneven among many agents is even again then.
+	spread time.Duration
 }
 
 func usualTimes() times {
-	return times{interval: 5 * time.Second, trust: 45 * time.Second, delay: time.Second, away: time.Second}
+	return times{interval: 5 * time.Second, trust: 45 * time.Second, delay: time.Second, away: time.Second, spread: 2 * time.Hour}
 }
 
 // jittered is a duration, at most twice as long.
@@ -116,8 +119,8 @@ func (v *Servers) look(ctx context.Context) {
 	}
 }
 
-// dueBeside are those that have never been checked, and whether to try all although the one in use may be ready: it is the last
-// resort, and there are new ones, or it is time.
+// dueBeside are those that have never been checked, and whether to try all although the one in use may be ready: it is time to draw
+// one anew; or it is the last resort, and there are new ones, or it is time to look for others.
 func (v *Servers) dueBeside() (unknown []*instance, better bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -126,11 +129,15 @@ func (v *Servers) dueBeside() (unknown []*instance, better bool) {
 			unknown = append(unknown, i)
 		}
 	}
+	better = v.drawsAnew()
 	if v.inUse != nil && v.inUse.lastResort {
-		better = v.leaving || len(unknown) > 0 || time.Since(v.tried) >= v.options.times.trust
+		better = better || v.leaving || len(unknown) > 0 || time.Since(v.tried) >= v.options.times.trust
 	}
 	return unknown, better
 }
+
+// drawsAnew says that it is time to draw anew among the API servers, whichever is in use. The caller holds the lock.
+func (v *Servers) drawsAnew() bool { return v.inUse != nil && !time.Now().Before(v.draw) }
 
 // isTrusted says that an API server needs no check: something was just heard from it.
 func (v *Servers) isTrusted(i *instance) bool {
@@ -193,14 +200,14 @@ func (v *Servers) try(ctx context.Context) {
 }
 
 // best is the API server to use of those that have just been checked: one that is ready, rather than one that only answers; one
-// with an address of its own, rather than the last resort; the one in use, rather than another, and of others any, so that agents
+// with an address of its own, rather than the last resort; the one to keep, rather than another, and of others any, so that agents
 // which lose the same one do not all come to the same next one. nil: none answers.
-func best(all []*instance, inUse *instance) *instance {
+func best(all []*instance, keep *instance) *instance {
 	all = slices.DeleteFunc(slices.Clone(all), func(i *instance) bool { return i.err != nil && !errors.Is(i.err, errUnready) })
 	rand.Shuffle(len(all), func(a, b int) { all[a], all[b] = all[b], all[a] })
 	rank := func(i *instance) int {
 		n := 0
-		for weight, worse := range []bool{i != inUse, i.lastResort, i.err != nil} {
+		for weight, worse := range []bool{i != keep, i.lastResort, i.err != nil} {
 			if worse {
 				n |= 1 << weight
 			}
@@ -218,7 +225,11 @@ func (v *Servers) choose(tried []*instance, failures error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.tried, v.leaving = time.Now(), false
-	next := best(tried, v.inUse)
+	keep := v.inUse
+	if keep == nil || v.drawsAnew() {
+		keep, v.draw = nil, v.tried.Add(jittered(v.options.times.spread))
+	}
+	next := best(tried, keep)
 	if next == nil {
 		v.away = &serverError{"any API server", enumerated{failures}}
 		return
@@ -230,7 +241,7 @@ func (v *Servers) choose(tried []*instance, failures error) {
 		return
 	case before == nil:
 		log.Info("API server chosen", "server", next.String(), "of", len(v.all))
-	case before.err == nil: // the last resort
+	case before.err == nil: // it was the last resort, or another one was drawn
 		log.Info("the API server is reached at another address from now on", "server", next.String(), "before", before.String())
 		v.left = append(v.left, before)
 	default:

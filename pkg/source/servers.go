@@ -31,8 +31,8 @@ type ServersOptions struct {
 	times times
 }
 
-// Servers are the API servers of a cluster, of which one is in use: any that is ready, until it fails. Where there is but one, it
-// is reached, and nothing else is done.
+// Servers are the API servers of a cluster, of which one is in use: any that is ready, until it fails, or one is drawn anew, which is
+// every few hours. Where there is but one, it is reached, and nothing else is done.
 type Servers struct {
 	options ServersOptions
 	config  *rest.Config  // has the credentials for all
@@ -46,6 +46,7 @@ type Servers struct {
 	inUse     *instance   // nil: none has been chosen
 	away      error       // why none answers; nil: one does
 	tried     time.Time   // when all were last tried
+	draw      time.Time   // when one is to be drawn anew
 	leaving   bool        // the one in use is none of those that were learnt last
 	left      []*instance // were in use until a moment ago, and did not fail
 	failovers uint64

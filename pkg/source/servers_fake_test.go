@@ -194,7 +194,7 @@ func (f *front) take(token string) {
 }
 
 // quick are times for a test.
-var quick = times{interval: 100 * time.Millisecond, trust: 400 * time.Millisecond, delay: 5 * time.Millisecond, away: 50 * time.Millisecond}
+var quick = times{interval: 100 * time.Millisecond, trust: 400 * time.Millisecond, delay: 5 * time.Millisecond, away: 50 * time.Millisecond, spread: time.Hour}
 
 // following is a source of Nodes that goes by Servers.
 type following struct {

@@ -2,6 +2,7 @@ package source
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -234,6 +235,69 @@ func TestFlapping(t *testing.T) {
 	}
 	if s := f.State(); s.InUse != others[0].url() || s.Failovers != 1 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// Those that were away are used again, by one of many agents or the other: each draws anew now and then. Its watch goes on where it
+// was, without a new list, and nobody calls that a failure.
+func TestOneIsDrawnAnew(t *testing.T) {
+	t.Parallel()
+	often := quick
+	often.spread = 1500 * time.Millisecond // client-go makes a list after a watch of less than a second
+	c := newCluster(t, 9)
+	for _, one := range c.fronts[1:] {
+		one.kill()
+	}
+	f := followServers(t, c.config, ServersOptions{Given: c.given(), times: often})
+	c.nodes.change("ADDED", named("n1"))
+	f.hears(t, "n1")
+	first, others := c.used(t, f)
+	lists := c.nodes.listed()
+	for _, one := range others {
+		one.start()
+	}
+	for end := time.Now().Add(15 * time.Second); f.State().InUse == first.url(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the only one that was there at first is still in use")
+		}
+	}
+	second, _ := c.used(t, f)
+	for end := time.Now().Add(5 * time.Second); second.asked("secret") == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the watch has not moved")
+		}
+	}
+	c.nodes.change("ADDED", named("n2"))
+	if err := f.hears(t, "n2").errs; err != nil || c.nodes.listed() != lists || f.State().Failovers > 0 {
+		t.Errorf("%v; %d lists instead of %d; %+v", err, c.nodes.listed(), lists, f.State())
+	}
+}
+
+// Of many draws each that is ready has its part; between two of them nothing moves.
+func TestDrawsAreEven(t *testing.T) {
+	c := newCluster(t, 4)
+	v, err := NewServers(c.config, ServersOptions{Given: c.given(), Log: slog.New(slog.DiscardHandler), times: quick})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.all[3].err = errUnready
+	chosen := map[string]int{}
+	for range 300 {
+		v.choose(v.all, nil)
+		drawn := v.State().InUse
+		chosen[drawn]++
+		for range 3 {
+			v.choose(v.all, nil)
+		}
+		if s := v.State(); s.InUse != drawn || s.Failovers > 0 {
+			t.Fatalf("%s was drawn; %+v", drawn, s)
+		}
+		v.draw = time.Now()
+	}
+	for _, one := range v.all[:3] {
+		if n := chosen[one.String()]; n < 60 || n > 140 {
+			t.Errorf("drawn were %v", chosen)
+		}
 	}
 }
 
