@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
 
 // What the agent puts right, beside the pieces of endpoints, as a label says it.
@@ -24,15 +25,24 @@ const (
 
 // activity is how much the agent itself has to do. Unlike what the programs count it begins anew with each start.
 type activity struct {
-	rounds  *prometheus.HistogramVec
-	repairs *prometheus.CounterVec
-	locks   *prometheus.HistogramVec
-	synced  prometheus.Histogram
+	began              time.Time
+	rounds             *prometheus.HistogramVec
+	repairs            *prometheus.CounterVec
+	locks              *prometheus.HistogramVec
+	synced, programmed prometheus.Histogram
 }
+
+// The buckets of changes of Services: an agent takes milliseconds, and seconds only where something is wrong; what a cluster
+// takes as a whole is asked to be below 30 s.
+var (
+	syncBuckets    = []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60}
+	programBuckets = []float64{.25, .5, 1, 1.5, 2, 3, 4, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300}
+)
 
 func newActivity() activity {
 	buckets := prometheus.ExponentialBuckets(0.001, 4, 8)
 	a := activity{
+		began: time.Now(),
 		rounds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: prefix + "pass_duration_seconds", Buckets: buckets,
 			Help: "How long the agent took to look at the node and put it right (pass), to apply new Nodes (replan), and to look for what vanishes without a notice (inspect).",
@@ -45,8 +55,12 @@ func newActivity() activity {
 			Help: "How long the agent waited for the lock that it shares with the plugin, by the work that needed it, also in vain.",
 		}, []string{"work"}),
 		synced: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: prefix + "service_sync_duration_seconds", Buckets: buckets,
-			Help: "How long changes of Services and their endpoints took from when the agent heard of them to the programs' maps.",
+			Name: prefix + "service_sync_duration_seconds", Buckets: syncBuckets,
+			Help: "How long each change of a Service or an EndpointSlice took from when the agent heard of it to the programs' maps, by which the next packet goes; whole lists count once.",
+		}),
+		programmed: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: prefix + "network_programming_duration_seconds", Buckets: programBuckets,
+			Help: "How long it took from when a pod became ready, or a Service was made, to the programs' maps, as kube-proxy's metric of that name: from the time that EndpointSlices say, by another clock and in whole seconds.",
 		}),
 	}
 	// A counter that appears with its first event would hide that one from a rate.
@@ -61,7 +75,7 @@ func newActivity() activity {
 }
 
 func (a activity) collectors() []prometheus.Collector {
-	return []prometheus.Collector{a.rounds, a.repairs, a.locks, a.synced}
+	return []prometheus.Collector{a.rounds, a.repairs, a.locks, a.synced, a.programmed}
 }
 
 // The kinds of rounds.
@@ -76,8 +90,15 @@ func (a activity) took(kind string, since time.Time) {
 	a.rounds.WithLabelValues(kind).Observe(time.Since(since).Seconds())
 }
 
-// servicesSynced notes that the maps hold the Services of that change.
-func (a activity) servicesSynced(changed time.Time) { a.synced.Observe(time.Since(changed).Seconds()) }
+// servicesSynced notes that the maps hold Services as they are after these changes. What happened before this agent says nothing of it.
+func (a activity) servicesSynced(changes []service.Change) {
+	for _, c := range changes {
+		a.synced.Observe(time.Since(c.Noticed).Seconds())
+		if c.Triggered.After(a.began) {
+			a.programmed.Observe(max(0, time.Since(c.Triggered).Seconds())) // two clocks
+		}
+	}
+}
 
 // repaired notes that n things of a kind have been put right.
 func (a activity) repaired(what string, n int) { a.repairs.WithLabelValues(what).Add(float64(n)) }

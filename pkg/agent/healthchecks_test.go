@@ -63,7 +63,7 @@ func checked(port uint16, endpoints ...string) service.Update {
 	for i := range slice.Endpoints {
 		slice.Endpoints[i].Node = "n1"
 	}
-	return service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, Complete: true, Changed: time.Now()}
+	return service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, Complete: true}
 }
 
 func TestHealthChecksOfServices(t *testing.T) {

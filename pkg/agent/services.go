@@ -39,7 +39,8 @@ type serviceController struct {
 	state *service.State
 	// placed says that the whereabouts are known, failed that a write was not carried out.
 	placed, failed bool
-	compared       time.Time // when the maps were last read
+	unsynced       []service.Change // which the maps do not hold yet
+	compared       time.Time        // when the maps were last read
 	reported       map[service.Problem]bool
 
 	mu  sync.Mutex
@@ -169,10 +170,8 @@ func (c *serviceController) accept(u service.Update) {
 	if !began && c.model.Complete() {
 		c.log.Info("complete list of Services", "services", len(c.model.Names()))
 	}
+	c.await(u.Changes)
 	c.reconcile(changed)
-	if !c.failed {
-		c.status.servicesSynced(u.Changed)
-	}
 	c.report(func(r *serviceReport) {
 		if c.model.Complete() && (u.CIDRs != nil || !u.Faulty) { // else they may be what can't be read
 			r.cidrs = u.CIDRs
@@ -220,6 +219,7 @@ func (c *serviceController) reconcile(changed []service.Name) {
 		c.write(w)
 	}
 	c.noteStep(!c.failed)
+	c.noteSynced()
 	c.checks.listen()
 	problems := c.problems()
 	if !slices.Equal(problems, c.read().problems) {
@@ -234,13 +234,6 @@ func (c *serviceController) reconcile(changed []service.Name) {
 	})
 	if !was.filled && was.fault != nil { // which may be no obstacle any more
 		c.complaints.note("services/source", c.weigh(was.fault))
-	}
-}
-
-// noteStep notes whether the maps hold what is known of Services.
-func (c *serviceController) noteStep(in bool) {
-	if in {
-		c.status.set(func(f *figures) { f.inStep = time.Now() })
 	}
 }
 

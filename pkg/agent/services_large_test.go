@@ -52,7 +52,7 @@ func TestManyServices(t *testing.T) {
 		i := rand.IntN(number) + 1
 		began := time.Now()
 		s, slice := webService(i, all[i-1][:1+rand.IntN(each)]...)
-		l.services.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, Changed: began})
+		l.services.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}})
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)

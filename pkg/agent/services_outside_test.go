@@ -3,7 +3,6 @@ package agent
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -90,7 +89,7 @@ func TestNodePortsAreReserved(t *testing.T) {
 	restartServices(t, l)
 	reserved("another agent", "30080,")
 	l.services.place(here())
-	l.services.accept(service.Update{Complete: true, Changed: time.Now()})
+	l.services.accept(service.Update{Complete: true})
 	reserved("the Service is gone", "")
 	if n := l.repairs(t, repairedSysctl); n != 0 {
 		t.Errorf("%v repairs are counted, and nobody has changed anything", n)

@@ -70,7 +70,7 @@ func webService(i int, endpoints ...string) (service.Service, service.Slice) {
 
 // complete is all there is: each Service with its endpoints.
 func complete(all ...[]string) service.Update {
-	u := service.Update{Complete: true, Changed: time.Now()}
+	u := service.Update{Complete: true}
 	for i, endpoints := range all {
 		s, slice := webService(i+1, endpoints...)
 		u.Services, u.Slices = append(u.Services, s), append(u.Slices, slice)
@@ -143,7 +143,7 @@ func TestServicesReachTheMaps(t *testing.T) {
 		t.Errorf("a Service without endpoints leads to %v, want a set of none", got)
 	}
 	s, slice := webService(1, "10.244.2.8", "10.244.2.9")
-	c.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, GoneServices: []service.Name{{Namespace: "shop", Name: "web-2"}}, Changed: time.Now()})
+	c.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, GoneServices: []service.Name{{Namespace: "shop", Name: "web-2"}}})
 	assertFound(t, l, "10.96.0.1", "10.244.2.8:8080", "10.244.2.9:8080")
 	if leadsTo(t, l, "10.96.0.2", 80) != nil {
 		t.Error("a Service that is gone still has its frontend")
@@ -252,7 +252,7 @@ func TestServicesThatDoNotFit(t *testing.T) {
 	if n := sampleOf(t, l, "service_problems", "full"); n != 1 {
 		t.Errorf("%v problems in the metric", n)
 	}
-	l.services.accept(service.Update{GoneServices: []service.Name{{Namespace: "shop", Name: "web-1"}}, Changed: time.Now()})
+	l.services.accept(service.Update{GoneServices: []service.Name{{Namespace: "shop", Name: "web-1"}}})
 	if due := time.Until(l.services.due()); due > service.Grace {
 		t.Errorf("what was refused is tried again %v from now", due)
 	}
@@ -289,7 +289,7 @@ func TestServicesThatCannotBeWritten(t *testing.T) {
 	l.services.again()
 	compared := l.services.compared
 	s, slice := webService(2, "10.244.2.8")
-	l.services.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}, Changed: time.Now()})
+	l.services.accept(service.Update{Services: []service.Service{s}, Slices: []service.Slice{slice}})
 	if l.services.compared != compared {
 		t.Error("with each change all is compared with the maps")
 	}

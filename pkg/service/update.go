@@ -5,6 +5,15 @@ import (
 	"time"
 )
 
+// Change is one of an object.
+type Change struct {
+	// Noticed is when the source heard of it.
+	Noticed time.Time
+	// Triggered is when a pod became ready, or a Service was made, of which an EndpointSlice tells since, by the clock of who wrote
+	// that; zero: nobody says.
+	Triggered time.Time
+}
+
 // Update is one element of the stream of Services that a source delivers. The first one that has no Err is Complete: nothing
 // is known of Services before all of them and all EndpointSlices are.
 type Update struct {
@@ -16,8 +25,8 @@ type Update struct {
 	GoneServices, GoneSlices []Name
 	// CIDRs are the ranges of Services' addresses, always all of them; nil: the API does not tell.
 	CIDRs []netip.Prefix
-	// Changed is when the change that has waited longest was noticed.
-	Changed time.Time
+	// Changes are those that have led to this, the oldest first. Of all that comes with whole lists there is one.
+	Changes []Change
 	// Err says why no newer state can be had; what was delivered before stays valid. An update with one has no
 	// objects, and one without says that all can be read, unless it is Faulty: then the last Err still holds.
 	Err    error

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/pkg/service"
 )
@@ -23,7 +24,7 @@ func (f *FileServices) Run(ctx context.Context, deliver func(service.Update)) er
 // replace takes what the file contains now.
 func (f *FileServices) replace(c contents) {
 	p := f.pending
-	p.change(func() bool {
+	p.change(time.Time{}, func() bool {
 		changed := p.services.replace(c.services)
 		changed = p.slices.replace(c.slices) || changed
 		changed = p.cidrs.replace(c.cidrs) || changed

@@ -2,7 +2,9 @@ package source
 
 import (
 	"fmt"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
@@ -30,6 +32,8 @@ type item[T any] struct {
 	name   service.Name
 	object T
 	ours   bool
+	// triggered is when the API says that something happened which the object tells of; zero: it does not say.
+	triggered time.Time
 }
 
 // GetObjectMeta implements metav1.ObjectMetaAccessor, by which the reflector learns the name.
@@ -56,6 +60,7 @@ func (k *kept[T, O]) item(o any) (*item[T], error) {
 	}
 	i := &item[T]{name: service.Name{Namespace: sent.GetNamespace(), Name: sent.GetName()}}
 	i.object, i.ours = k.read(sent)
+	i.triggered, _ = time.Parse(time.RFC3339Nano, sent.GetAnnotations()[corev1.EndpointsLastChangeTriggerTime]) // zero where it is none
 	return i, nil
 }
 
@@ -68,7 +73,7 @@ func (k *kept[T, O]) Update(o any) error {
 	if err != nil {
 		return err
 	}
-	k.pending.change(func() bool {
+	k.pending.change(i.triggered, func() bool {
 		if !i.ours {
 			return k.table.remove(i.name)
 		}
@@ -83,7 +88,7 @@ func (k *kept[T, O]) Delete(o any) error {
 	if err != nil {
 		return err
 	}
-	k.pending.change(func() bool { return k.table.remove(i.name) })
+	k.pending.change(time.Time{}, func() bool { return k.table.remove(i.name) })
 	return nil
 }
 
@@ -101,7 +106,7 @@ func (k *kept[T, O]) Replace(objects []any, _ string) error {
 		objects[n] = nil // what was read of it is enough
 	}
 	k.reach.noteList()
-	k.pending.change(func() bool {
+	k.pending.change(time.Time{}, func() bool {
 		changed := k.table.replace(all)
 		k.pending.whole = k.pending.whole || changed
 		return changed

@@ -25,8 +25,8 @@ type pending struct {
 	cidrs    table[cidrs]
 	// begun: the consumer has heard of everything once; whole: it is to hear of everything, not of changes alone.
 	begun, whole bool
-	waiting      bool      // there are changes, or an error is over
-	changed      time.Time // the change that has waited longest
+	waiting      bool // there are changes, or an error is over
+	changes      []service.Change
 	faults       [kinds]error
 	faulty       bool // the faults have not been told
 }
@@ -57,20 +57,28 @@ func (p *pending) run(ctx context.Context, deliver func(service.Update)) error {
 	}
 }
 
-// change carries out what changes the tables and reports whether it did.
-func (p *pending) change(do func() (changed bool)) {
+// change carries out what changes the tables and reports whether it did. It was triggered at that time; zero: nobody says.
+func (p *pending) change(triggered time.Time, do func() (changed bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if do() {
+		p.note(service.Change{Noticed: time.Now(), Triggered: triggered})
 		p.wake()
+	}
+}
+
+// note has a change count. Until the consumer has heard of everything, nobody can tell what of that is new.
+func (p *pending) note(c service.Change) {
+	if p.begun && !p.whole {
+		p.changes = append(p.changes, c)
+	} else if len(p.changes) == 0 {
+		p.changes = append(p.changes, service.Change{Noticed: c.Noticed})
 	}
 }
 
 // wake has the consumer hear of changes. The caller holds the lock.
 func (p *pending) wake() {
-	if !p.waiting {
-		p.waiting, p.changed = true, time.Now()
-	}
+	p.waiting = true
 	p.signal()
 }
 
@@ -110,7 +118,7 @@ func (p *pending) take() (all []service.Update) {
 		all = append(all, u)
 	}
 	if fault != nil && p.faulty {
-		all = append(all, service.Update{CIDRs: p.ranges(), Changed: time.Now(), Err: fault})
+		all = append(all, service.Update{CIDRs: p.ranges(), Err: fault})
 	}
 	p.faulty = false
 	return all
@@ -118,11 +126,11 @@ func (p *pending) take() (all []service.Update) {
 
 // update is what the consumer has not heard yet.
 func (p *pending) update() service.Update {
-	u := service.Update{Complete: p.whole || !p.begun, CIDRs: p.ranges(), Changed: p.changed}
+	u := service.Update{Complete: p.whole || !p.begun, CIDRs: p.ranges(), Changes: p.changes}
 	u.Services, u.GoneServices = p.services.take(u.Complete)
 	u.Slices, u.GoneSlices = p.slices.take(u.Complete)
 	p.cidrs.take(true)
-	p.begun, p.whole, p.waiting = true, false, false
+	p.begun, p.whole, p.waiting, p.changes = true, false, false, nil
 	return u
 }
 

@@ -90,8 +90,8 @@ func summary(u service.Update) string {
 
 func expectServices(t *testing.T, updates <-chan service.Update, want string) {
 	t.Helper()
-	if u := nextServices(t, updates); summary(u) != want || u.Changed.IsZero() {
-		t.Fatalf("got %q at %v, error %v, want %q", summary(u), u.Changed, u.Err, want)
+	if u := nextServices(t, updates); summary(u) != want {
+		t.Fatalf("got %q, error %v, want %q", summary(u), u.Err, want)
 	}
 }
 
@@ -209,7 +209,11 @@ func TestServicesPileUp(t *testing.T) {
 	if got := summary(u); got != "b=[10.96.0.2] a-1=10.244.9.9, -a" {
 		t.Errorf("got %q", got)
 	}
-	if late := arrived.Sub(u.Changed); u.Changed.Before(began) || late < 400*time.Millisecond {
+	if len(u.Changes) != 1003 {
+		t.Fatalf("%d changes have led to it, want 1003", len(u.Changes))
+	}
+	first := u.Changes[0].Noticed
+	if late := arrived.Sub(first); first.Before(began) || late < 400*time.Millisecond {
 		t.Errorf("the change that has waited longest was %v ago, which began %v ago", late, arrived.Sub(began))
 	}
 	noServices(t, updates, 100*time.Millisecond, "after everything")

@@ -1,0 +1,63 @@
+package source
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/service"
+)
+
+// Each change says when it was heard of and what for, so that how long it took can be told. What comes with a whole list says only
+// the first.
+func TestChangesSayWhen(t *testing.T) {
+	f, srv := newFakeServices(t)
+	since := func(text string, addresses ...string) *discoveryv1.EndpointSlice {
+		s := apiSlice("a", addresses...)
+		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: text}
+		return s
+	}
+	f.change("ADDED", apiService("a", "10.96.0.1"))
+	f.change("ADDED", since("2026-01-02T03:04:04Z", "10.244.0.5"))
+	updates := servicesOf(t, srv)
+	expect := func(what string, triggered time.Time, began time.Time) {
+		t.Helper()
+		u := nextServices(t, updates)
+		if len(u.Changes) != 1 || !u.Changes[0].Triggered.Equal(triggered) || u.Changes[0].Noticed.Before(began) || time.Since(u.Changes[0].Noticed) < 0 {
+			t.Errorf("%s: %+v, want one, triggered %v, noticed since %v", what, u.Changes, triggered, began)
+		}
+	}
+	expect("the first lists", time.Time{}, time.Time{})
+	f.watched(t, "services", "endpointslices", "servicecidrs")
+	for text, want := range map[string]time.Time{
+		"2026-01-02T03:04:05Z":           time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		"2026-01-02T03:04:05.123456789Z": time.Date(2026, 1, 2, 3, 4, 5, 123456789, time.UTC),
+		"yesterday":                      {},
+	} {
+		began := time.Now()
+		f.change("MODIFIED", since(text, "10.244.0.5", "10.244.1.7"))
+		expect(text, want, began)
+		f.change("MODIFIED", since(text, "10.244.0.5", "10.244.1.7")) // which changes nothing
+		f.change("DELETED", apiSlice("a"))
+		expect("deleted", time.Time{}, began)
+	}
+
+	f.refuse("list endpointslices", http.StatusServiceUnavailable)
+	f.forget("endpointslices")
+	f.change("MODIFIED", since("2026-01-02T03:04:09Z", "10.244.0.8"))
+	expectFault(t, updates)
+	began := time.Now()
+	f.refuse("list endpointslices", 0)
+	expect("a list that was read again", time.Time{}, began)
+}
+
+// expectFault waits until the consumer has been told that something can't be read.
+func expectFault(t *testing.T, updates <-chan service.Update) {
+	t.Helper()
+	if u := nextServices(t, updates); u.Err == nil || len(u.Changes) > 0 {
+		t.Fatalf("got %q, %+v, want an error", summary(u), u.Changes)
+	}
+}
