@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -90,8 +91,9 @@ type loader struct {
 	tables   *migrate.Tables
 	programs map[string]*ebpf.Program
 	ids      map[string]ebpf.ProgramID
-	reused   bool        // the programs were pinned already
-	pods     *bpffs.Lock // the node's lock, which excludes the plugin; nil: not held
+	tested   *ebpf.Collection // what the self-test runs; nil: nothing
+	reused   bool             // the programs were pinned already
+	pods     *bpffs.Lock      // the node's lock, which excludes the plugin; nil: not held
 }
 
 // run does everything that takes the verifier long before it excludes the plugin.
@@ -193,14 +195,22 @@ func (l *loader) openTables() (err error) {
 	return err
 }
 
-// loadPrograms loads the programs, which runs the verifier, unless they are pinned. What identifies them is read once: the
-// kernel's answer has a whole program in it.
+// loadPrograms loads the programs, which runs the verifier, unless they are pinned; and beside them, on another processor, those of
+// the self-test, as it takes most of a start. What identifies them is read once: the kernel's answer has a whole program in it.
 func (l *loader) loadPrograms() (err error) {
 	if l.reuse() {
 		l.opts.Log.Info("the programs of the last start are used on")
 		return nil
 	}
-	if l.programs, err = l.loadCollection(l.spec); err != nil {
+	var beside sync.WaitGroup
+	var other error
+	spec := l.spec.Copy()
+	beside.Go(func() { other = l.loadTested(spec) })
+	l.programs, err = l.loadCollection(l.spec)
+	if beside.Wait(); err == nil { // else both say the same
+		err = other
+	}
+	if err != nil {
 		return err
 	}
 	l.ids = make(map[string]ebpf.ProgramID, len(l.programs))
@@ -241,5 +251,6 @@ func (l *loader) close() {
 	if l.tables != nil {
 		l.tables.Close()
 	}
+	l.closeTested()
 	closePrograms(l.programs)
 }

@@ -25,15 +25,10 @@ const (
 // A test packet comes from the loopback interface, which always has index 1.
 const testIfindex = 1
 
-// selfTest runs every program once on each test packet. It uses copies of the
-// programs with maps of their own, so that test packets are not counted on the node.
-// They are small, since for a moment they take memory beside the node's: what counts
+// loadTested loads copies of the programs with maps of their own, so that test packets are not counted on the node.
+// The maps are small, since for a moment they take memory beside the node's: what counts
 // is whole, and no test packet gets as far as to a flow, a fragment or a Service.
-func (l *loader) selfTest() error {
-	if l.reused {
-		return nil
-	}
-	spec := l.spec.Copy()
+func (l *loader) loadTested(spec *ebpf.CollectionSpec) (err error) {
 	// Those on a cgroup can't be run, and the verifier has seen them already.
 	maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
 	for _, d := range registry.All() {
@@ -41,15 +36,30 @@ func (l *loader) selfTest() error {
 			m.MaxEntries = min(m.MaxEntries, 16)
 		}
 	}
-	twin, err := ebpf.NewCollection(spec)
-	if err != nil {
+	if l.tested, err = ebpf.NewCollection(spec); err != nil {
 		return fmt.Errorf("load programs for their self-test: %w", err)
 	}
-	defer twin.Close()
-	if err := addTestPod(twin.Maps[devices.Name]); err != nil {
+	return nil
+}
+
+// closeTested gives up what the self-test has run.
+func (l *loader) closeTested() {
+	if l.tested != nil {
+		l.tested.Close()
+	}
+	l.tested = nil
+}
+
+// selfTest runs every program once on each test packet. Programs that are used on have been tested before.
+func (l *loader) selfTest() error {
+	if l.reused {
+		return nil
+	}
+	defer l.closeTested()
+	if err := addTestPod(l.tested.Maps[devices.Name]); err != nil {
 		return err
 	}
-	for name, p := range twin.Programs {
+	for name, p := range l.tested.Programs {
 		if err := testProgram(name, p); err != nil {
 			return err
 		}
