@@ -3,6 +3,7 @@ package prog
 import (
 	"fmt"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
@@ -40,7 +41,22 @@ var servicePaths = []path{
 		b.serve(vip, 80, wire.UDP, remote+":8080")
 		return udp(podA, 40000, vip, 80), b.pods[podA]
 	}},
+	{name: "from_pod/service_same_node_10000", d: wire.FromPod, want: "delivered", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serveMany()
+		b.serve(vip, 80, wire.UDP, podB+":8080")
+		return udp(podA, 40000, vip, 80), b.pods[podA]
+	}},
+	{name: "from_pod/service_other_node_10000", d: wire.FromPod, want: "forwarded", options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serveMany()
+		b.serve(vip, 80, wire.UDP, remote+":8080")
+		return udp(podA, 40000, vip, 80), b.pods[podA]
+	}},
 	{name: "from_pod/service_new", d: wire.FromPod, want: "forwarded", fresh: true, options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serveFresh(vip, remote)
+		return tcp(podA, 40000, vip, 1000, syn), b.pods[podA]
+	}},
+	{name: "from_pod/service_new_10000", d: wire.FromPod, want: "forwarded", fresh: true, options: translating, prepare: func(b *bed) (packet, veth) {
+		b.serveMany()
 		b.serveFresh(vip, remote)
 		return tcp(podA, 40000, vip, 1000, syn), b.pods[podA]
 	}},
@@ -83,6 +99,17 @@ var servicePaths = []path{
 	{name: "to_uplink/host_services", d: wire.ToUplink, want: "stack", options: translating, prepare: func(b *bed) (packet, veth) {
 		return tcp(nodeIP, 40000, world, 80, ack), b.uplink
 	}},
+}
+
+// serveMany writes the frontends of 10 000 other Services. They share a set: what a packet has to be told from is their addresses.
+func (b *bed) serveMany() {
+	b.Helper()
+	s := b.serve(vip3, 80, wire.UDP, remote+":8080")
+	for i := range 9999 {
+		address := fmt.Sprintf("10.97.%d.%d", i>>8, i&0xff)
+		must(b, b.services.Put(services.Key{Address: b.addr(address)}, services.Value{Flags: services.ClusterIP | services.Answers}))
+		s.also(address, 80, 0)
+	}
 }
 
 // becomeBackend has a pod be asked by the world.
