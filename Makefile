@@ -83,7 +83,7 @@ endif
 test: build ## Run the tests; the privileged ones too when root (installs what they need)
 	@tools/setup.sh test
 ifdef ROOT
-	@REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 35m $(TESTFLAGS)
+	@BESIDE=./test/prog REQUIRE_PRIVILEGED=1 tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 35m $(TESTFLAGS)
 else
 	@echo 'test: not root: the tests that need the kernel are skipped'
 	@tools/in-modules.sh '$(PACKAGES)' go test {} $(TESTFLAGS)
@@ -92,7 +92,7 @@ endif
 .PHONY: test-all
 test-all: build ## Run the tests in their long form, those of the lab in each family and in both, in hours (root)
 	@tools/setup.sh test
-	@status=0; export TEST_LONG=1 REQUIRE_PRIVILEGED=1; \
+	@status=0; export TEST_LONG=1 REQUIRE_PRIVILEGED=1 BESIDE=./test/prog; \
 	tools/in-modules.sh '$(PACKAGES)' '$(CURDIR)/tools/go-test.sh' {} -timeout 60m $(TESTFLAGS) || status=1; \
 	for family in $(if $(filter $(FAMILY)$(PACKAGES),./...),ipv6 dual); do \
 		EBPF_CNI_FAMILY=$$family tools/in-modules.sh ./test/e2e '$(CURDIR)/tools/go-test.sh' {} -timeout 60m $(TESTFLAGS) || status=1; \
