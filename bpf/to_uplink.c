@@ -64,10 +64,12 @@ EC_CALL enum verdict to_uplink_of_pod(struct __sk_buff *ctx, struct scratch *s, 
  * Whether a datagram of the node itself comes from a port on which a Service answers: the reply must not go there.
  * TCP's opens nothing.
  */
-EC_INLINE bool to_uplink_noted(const struct pkt *pkt)
+EC_INLINE bool to_uplink_noted(struct __sk_buff *ctx, struct scratch *s)
 {
-	return cfg.services && pkt->tuple.proto == IPPROTO_UDP && open_is_from_service(&pkt->tuple) &&
-	       nat_address_held(&pkt->tuple.src);
+	const struct tuple *t = &s->pkt.tuple;
+
+	return cfg.services && t->proto == IPPROTO_UDP && open_is_from_service(t) && nat_address_held(&t->src) &&
+	       !takeover_is_answer(ctx, s);
 }
 
 /*
@@ -142,6 +144,13 @@ EC_INLINE enum verdict to_uplink_to_cluster(struct __sk_buff *ctx, const struct 
 	return tunnel_redirect(ctx, config->tunnel_ifindex, s->pkt.tos, &to->node, to->mac);
 }
 
+/* Whether kube-proxy was to translate the packet, and has not, as while its rules go: it must not reach the world. */
+EC_CALL bool to_uplink_missed(const struct config *config, const struct pkt *pkt)
+{
+	return cfg.services && config_yields(config, pkt->family) &&
+	       (frontend_flags(&pkt->tuple.dst) & SERVICE_CLUSTER_IP);
+}
+
 /* A pod's packet that the stack forwards. Where the stack decides on routes, it does so for every destination. */
 EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct config *config, struct scratch *s,
 					   const struct endpoint *ep)
@@ -151,6 +160,8 @@ EC_INLINE enum verdict to_uplink_forwarded(struct __sk_buff *ctx, const struct c
 
 	if (!to_uplink_is_world(&s->pkt, to))
 		return to ? to_uplink_to_cluster(ctx, config, s, ep, to) : VERDICT_STACK;
+	if (to_uplink_missed(config, &s->pkt))
+		return -DROP_NO_SERVICE;
 	if (!ip_masqueraded(s->pkt.family))
 		return VERDICT_STACK;
 	if (config->flags & CONFIG_ROUTES_TO_STACK)
@@ -239,7 +250,7 @@ EC_INLINE enum verdict to_uplink_from_host(struct __sk_buff *ctx, const struct c
 		return to_uplink_error(ctx, s);
 	if (pkt->l4 != L4_FLOW)
 		return VERDICT_STACK;
-	noted = to_uplink_noted(pkt);
+	noted = to_uplink_noted(ctx, s);
 	return noted || nat_port_in_range(pkt->tuple.sport) ? to_uplink_of_node(ctx, s, noted) : VERDICT_STACK;
 }
 

@@ -21,20 +21,21 @@
 /*
  * Copies the frontend that a packet without a flow goes to; false: there is none. That of a
  * host port has one backend, the target. An address of the node has sockets of the host's
- * too: a segment of no flow is theirs. Where a NodePort is a pod's host port as well, the pod
- * was first (pkg/endpoint).
+ * too: a segment of no flow is theirs, or netfilter's (frontend_resume). Where a NodePort is a pod's host port as well,
+ * the pod was first (pkg/endpoint).
  */
 EC_CALL bool frontend_find(struct __sk_buff *ctx, struct scratch *s, struct service *copy)
 {
 	const struct tuple *out = &s->pkt.tuple;
 	struct service_key key = {.address = out->dst, .port = out->dport, .proto = out->proto};
 	__u32 flags = s->service.flags;
+	bool opens = open_allowed(&s->pkt);
 
-	if ((flags & SERVICE_OWN) && !open_allowed(&s->pkt))
+	if ((flags & SERVICE_OWN) && !opens && !nf_translates())
 		return false;
 	if (frontend_copy(&key, copy))
-		return true;
-	if (hostport_may_be(flags) && hostport_find(ctx, s)) {
+		return flags & FRONTEND_THERE;
+	if (opens && hostport_may_be(flags) && hostport_find(ctx, s)) {
 		*copy = (struct service){.set = SET_HOST_PORT};
 		return true;
 	}
@@ -66,6 +67,8 @@ EC_INLINE enum verdict frontend_prepare(struct __sk_buff *ctx, struct scratch *s
 	const struct tuple *out = &s->pkt.tuple;
 
 	s->service.opens = true;
+	if (open_is_taken_over(s))
+		return VERDICT_GO_ON;
 	if (!s->owner.ifindex)
 		return way_source(ctx, s);
 	/* With its own address a pod would not take the packet that it has sent. */
@@ -85,10 +88,24 @@ EC_INLINE bool frontend_keeps(struct scratch *s, const struct service *frontend,
 /* A flow that netfilter has translated until now keeps its backend, or stays netfilter's. */
 EC_INLINE enum verdict frontend_take_over(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
 {
+	enum verdict verdict;
+
 	s->target.taken_over = false;
-	if (!nf_translates() || frontend->set == SET_HOST_PORT)
+	if (frontend->set == SET_HOST_PORT)
+		return takeover_answers(ctx, s) ? VERDICT_STACK : VERDICT_GO_ON;
+	if (!nf_translates())
 		return VERDICT_GO_ON;
-	return takeover_flow(ctx, s, frontend);
+	verdict = takeover_flow(ctx, s, frontend);
+	/* Asked here: on the chain of calls below, each word of the stack counts. */
+	return !verdict && s->target.taken_over && !s->owner.ifindex && !way_goes_on(ctx, s) ? VERDICT_STACK : verdict;
+}
+
+/* A segment of no flow of ours, to an address of the node. What netfilter does not translate is a socket's. */
+EC_INLINE enum verdict frontend_resume(struct __sk_buff *ctx, struct scratch *s, const struct service *frontend)
+{
+	enum verdict verdict = asked_judge_source(ctx, s) ? VERDICT_GO_ON : frontend_take_over(ctx, s, frontend);
+
+	return verdict || !open_is_taken_over(s) ? verdict : frontend_prepare(ctx, s);
 }
 
 /*
@@ -128,10 +145,15 @@ EC_INLINE enum verdict frontend_choose(struct scratch *s, const struct service *
 	return verdict;
 }
 
-/* Whether what no Service has is refused; known: it had one until now. The node answers for its own addresses. */
+/*
+ * Whether what no Service has is refused; known: it had one until now, and kube-proxy has none for it. The node answers
+ * for its own addresses.
+ */
 EC_INLINE bool frontend_is_refused(const struct scratch *s, bool known)
 {
-	return (s->service.flags & SERVICE_CLUSTER_IP) || (known && !(s->service.flags & SERVICE_OWN));
+	if (s->service.flags & (SERVICE_CLUSTER_IP | SERVICE_OWN))
+		return s->service.flags & SERVICE_CLUSTER_IP;
+	return known && !config_yields(config_get(), s->pkt.family);
 }
 
 /* A packet without a flow, to a frontend. known: it had one until now. */
@@ -143,6 +165,8 @@ EC_CALL enum verdict frontend_open(struct __sk_buff *ctx, struct scratch *s, boo
 	if (!frontend_find(ctx, s, &frontend))
 		return frontend_is_refused(s, known) ? asked_judge_source(ctx, s) ?: -DROP_NO_SERVICE_PORT
 						     : VERDICT_GO_ON;
+	if ((s->service.flags & SERVICE_OWN) && !open_allowed(&s->pkt))
+		return frontend_resume(ctx, s, &frontend);
 	if (asked_answers_host(ctx, s))
 		return VERDICT_STACK;
 	verdict = asked_judge_source(ctx, s);
@@ -350,7 +374,7 @@ EC_GLOBAL enum verdict frontend_opened(struct __sk_buff *ctx)
 	if (!flow || !nat_is_service(flow))
 		return -DROP_NO_MAPPING;
 	if (open_is_taken_over(s))
-		takeover_end(ctx, s);
+		takeover_done(ctx, s, flow);
 	else
 		frontend_keep(s);
 	return frontend_translate(ctx, s, flow);
@@ -392,6 +416,7 @@ EC_INLINE enum verdict frontend_walk(struct __sk_buff *ctx, struct scratch *s, s
 {
 	enum verdict verdict;
 
+	flags = frontend_serves(s->pkt.family, flags);
 	if (!flags && !(dev->flags & DEVICE_CLIENT))
 		return VERDICT_GO_ON;
 	s->service.flags = flags;

@@ -47,4 +47,10 @@ EC_INLINE struct config *config_get(void)
 	return bpf_map_lookup_elem(&config, &key);
 }
 
+/* Whether what is new to a Service of the family is kube-proxy's. */
+EC_INLINE bool config_yields(const struct config *config, __u8 family)
+{
+	return config && (config->flags & (family == FAMILY_IPV6 ? CONFIG_YIELDS_IPV6 : CONFIG_YIELDS_IPV4));
+}
+
 #endif

@@ -41,9 +41,25 @@ struct nf_conntrack_tuple_hash {
 	struct nf_conntrack_tuple tuple;
 } __attribute__((preserve_access_index));
 
+/* What one side of a TCP connection has sent and acknowledged. */
+struct ip_ct_tcp_state {
+	__u32 td_end;
+	__u32 td_maxack;
+} __attribute__((preserve_access_index));
+
+struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
+	__u8 state;
+} __attribute__((preserve_access_index));
+
+union nf_conntrack_proto {
+	struct ip_ct_tcp tcp;
+} __attribute__((preserve_access_index));
+
 struct nf_conn {
 	struct nf_conntrack_tuple_hash tuplehash[2]; /* by direction: the opener's, and that of the replies */
 	unsigned long status;
+	union nf_conntrack_proto proto;
 } __attribute__((preserve_access_index));
 
 /* struct bpf_ct_opts in the version that every kernel takes; netns_id -1 is the packet's namespace. */

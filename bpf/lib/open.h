@@ -301,7 +301,8 @@ EC_INLINE enum verdict open_count_port(struct scratch *s)
 {
 	enum verdict verdict;
 
-	if (!open_masquerades(s))
+	/* One that netfilter has chosen may be none of the range. */
+	if (!open_masquerades(s) || (open_is_taken_over(s) && !nat_port_in_range(s->target.sport)))
 		return VERDICT_GO_ON;
 	open_set_key(s, 0);
 	verdict = quota_reserve(s);

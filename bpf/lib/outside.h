@@ -17,7 +17,10 @@
 #include "bpf/lib/fwd.h"
 #include "bpf/lib/tunnel.h"
 
-/* Whether the packet may answer a flow of the world's. What arrives answers one that has a port of the node's. */
+/*
+ * Whether the packet may answer a flow of the world's, which the scratch record knows. What arrives answers one that
+ * has a port of the node's: one of its own, unless netfilter has chosen it.
+ */
 EC_INLINE bool outside_may_answer(const struct scratch *s)
 {
 	const struct tuple *t = &s->pkt.tuple;
@@ -26,7 +29,7 @@ EC_INLINE bool outside_may_answer(const struct scratch *s)
 		return false;
 	if (s->direction != DIRECTION_FROM_UPLINK && s->direction != DIRECTION_FROM_TUNNEL)
 		return true;
-	return t->proto == IPPROTO_SCTP || nat_port_in_range(t->dport);
+	return t->proto == IPPROTO_SCTP || nat_port_in_range(t->dport) || (s->service.device & DEVICE_ANY_PORT);
 }
 
 /* What a backend sends to a client outside becomes the Service's: an answer, or an error about a question. */
@@ -179,6 +182,7 @@ EC_INLINE enum verdict outside_arrive(struct __sk_buff *ctx, struct scratch *s)
 
 	if (!world)
 		return VERDICT_GO_ON;
+	s->service.device = world->flags;
 	verdict = outside_back(ctx, FRAGMENTS_WORLD);
 	if (!verdict && !s->service.translated)
 		verdict = frontend_walk(ctx, s, world, frontend_flags(&s->pkt.tuple.dst));

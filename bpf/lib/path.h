@@ -315,7 +315,7 @@ EC_CALL enum verdict path_search(struct __sk_buff *ctx, const struct config *con
 
 	path_begin(p, to);
 	if (cfg.services && p->kind == DESTINATION_SERVICE)
-		return -DROP_NO_SERVICE;
+		return config_yields(config, pkt->family) ? VERDICT_STACK : -DROP_NO_SERVICE;
 	if (to && (to->flags & DESTINATION_TO_STACK))
 		return VERDICT_STACK;
 	/* Between pods of this node there is no route for the stack to decide on, even outside the podCIDR. */

@@ -13,6 +13,7 @@
 #define EC_LIB_SERVICE_H
 
 #include "bpf/lib/errors.h"
+#include "bpf/lib/hostport.h"
 #include "bpf/lib/nat.h"
 #include "bpf/lib/rewrite.h"
 
@@ -31,6 +32,17 @@ EC_INLINE __u32 frontend_flags(const struct addr *address)
 	if (!found)
 		return 0;
 	return found->flags | FRONTEND_THERE | (found->flags & SERVICE_NODE ? SERVICE_OWN : 0);
+}
+
+/*
+ * What an address with these flags (frontend_flags) is to what begins: where kube-proxy has that, no Service's, but the
+ * node's own, on which pods have their host ports all the same.
+ */
+EC_INLINE __u32 frontend_serves(__u8 family, __u32 flags)
+{
+	if (!flags || !config_yields(config_get(), family))
+		return flags;
+	return hostport_may_be(flags) ? SERVICE_OWN : 0;
 }
 
 /*

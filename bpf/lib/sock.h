@@ -285,6 +285,13 @@ EC_CALL void sock_forget(__u64 cookie)
 	}
 }
 
+/* Whether kube-proxy has what is new to the frontend, if there is one. It has no host ports. */
+EC_CALL bool sock_yields(const struct sock_peer *peer, const struct service *frontend)
+{
+	return frontend->set != SET_HOST_PORT &&
+	       config_yields(config_get(), addr_is_v4(&peer->address) ? FAMILY_IPV4 : FAMILY_IPV6);
+}
+
 /* A process connects, or sends a datagram. If that goes to a Service or a host port, its backend is the target. */
 EC_CALL enum sock_course sock_turn(struct bpf_sock_addr *ctx, const struct sock_peer *peer, struct target *t)
 {
@@ -292,8 +299,11 @@ EC_CALL enum sock_course sock_turn(struct bpf_sock_addr *ctx, const struct sock_
 	struct socket_key key = {.cookie = peer->cookie};
 	struct service frontend = {}; /* for verifiers that do not see that a course to it has set it */
 	enum sock_course course = sock_frontend(ctx, peer, &frontend, t);
+	bool yields = course != SOCK_STRAIGHT && sock_yields(peer, &frontend);
 	int refusal;
 
+	if (yields && (peer->connects || course != SOCK_TO_SERVICE))
+		course = SOCK_STRAIGHT;
 	/* Resolvers connect datagram sockets to an address only to learn which of their own they would have. */
 	if (course == -DROP_NO_SERVICE_PORT && peer->connects && peer->proto == IPPROTO_UDP)
 		course = SOCK_STRAIGHT;
@@ -301,12 +311,14 @@ EC_CALL enum sock_course sock_turn(struct bpf_sock_addr *ctx, const struct sock_
 		sock_forget(peer->cookie);
 	if (course != SOCK_TO_SERVICE)
 		return course;
-	if ((frontend.flags & SERVICE_RANGES) && !sock_in_range(&peer->address, frontend.set))
+	if (!yields && (frontend.flags & SERVICE_RANGES) && !sock_in_range(&peer->address, frontend.set))
 		return -DROP_SOURCE_RANGE;
 	if (!peer->connects)
 		e = sock_find(peer, true, &key);
 	if (sock_goes_on(e, frontend.set, t))
 		return SOCK_TO_SERVICE;
+	if (yields)
+		return SOCK_STRAIGHT;
 	refusal = sock_choose(t, &frontend);
 	if (refusal)
 		return refusal;

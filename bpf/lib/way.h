@@ -153,4 +153,30 @@ EC_CALL enum verdict way_source(struct __sk_buff *ctx, struct scratch *s)
 	return verdict;
 }
 
+/*
+ * Whether the flow of a client outside that netfilter has led to the target until now can go on past it, from the
+ * source that it has chosen.
+ */
+EC_CALL bool way_goes_on(struct __sk_buff *ctx, struct scratch *s)
+{
+	const struct addr *to = &s->target.address;
+	struct destination *there = path_destination(to);
+	enum destination_kind kind = there ? there->kind : DESTINATION_WORLD;
+	struct path *p = path_slot(WAY_FROM(ctx), &s->pkt);
+	bool here = kind == DESTINATION_LOCAL || path_endpoint(to);
+
+	if (!p || way_judge(s, &s->pkt.tuple.src, kind, s->target.port))
+		return false;
+	/* Elsewhere, or in a pod, only what comes from the node is answered to it. */
+	if (s->target.masqueraded ? kind == DESTINATION_HOST || !nat_address_held(&s->owner.address)
+				  : kind != DESTINATION_HOST && !here)
+		return false;
+	if (here || kind == DESTINATION_HOST)
+		return true;
+	if (there && (there->flags & DESTINATION_TO_STACK))
+		return false;
+	path_begin(p, there);
+	return kind == DESTINATION_POD_CIDR || !way_by_route(ctx, &s->pkt, to, p);
+}
+
 #endif

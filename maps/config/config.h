@@ -19,6 +19,8 @@ enum config_flags {
 	CONFIG_POLICIES = 4,          /* a destination has DESTINATION_TO_STACK */
 	CONFIG_FLOWS_MOVE = 8, /* flow tables are being moved: a flow may be in a table that a program does not see */
 	CONFIG_SERVICES = 16,  /* pods' packets to Services are translated here: pods' links carry ec_to_pod as well */
+	CONFIG_YIELDS_IPV4 = 32, /* what is new to a Service is netfilter's, as long as kube-proxy's rules stand */
+	CONFIG_YIELDS_IPV6 = 64, /* the same of IPv6, for which kube-proxy has rules of its own */
 };
 
 /* What netfilter's rules may translate on this node; 0: nothing. */

@@ -13,11 +13,13 @@ const (
 	Policies       Flags = 4  // a destination has DESTINATION_TO_STACK
 	FlowsMove      Flags = 8  // flow tables are being moved: a flow may be in a table that a program does not see
 	Services       Flags = 16 // pods' packets to Services are translated here: pods' links carry ec_to_pod as well
+	YieldsIPv4     Flags = 32 // what is new to a Service is netfilter's, as long as kube-proxy's rules stand
+	YieldsIPv6     Flags = 64 // the same of IPv6, for which kube-proxy has rules of its own
 )
 
 // String lists the bits that are set, such as "pod_cidr_to_stack"; "-" when none is.
 func (v Flags) String() string {
-	return wire.Bits(uint32(v), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move", "services")
+	return wire.Bits(uint32(v), "pod_cidr_to_stack", "routes_to_stack", "policies", "flows_move", "services", "yields_ipv4", "yields_ipv6")
 }
 
 // The values of enum netfilter_nat.

@@ -20,9 +20,10 @@ struct device_key {
 
 /* What is never taken back, and spares lookups where there cannot be a flow. */
 enum device_flags {
-	DEVICE_CLIENT = 1,  /* the pod, or for index 0 the world, has opened a flow to a Service */
-	DEVICE_ITSELF = 2,  /* or one of which it is the backend itself */
-	DEVICE_BACKEND = 4, /* the pod, or for index 0 the host's own stack, is backend of a flow from outside */
+	DEVICE_CLIENT = 1,   /* the pod, or for index 0 the world, has opened a flow to a Service */
+	DEVICE_ITSELF = 2,   /* or one of which it is the backend itself */
+	DEVICE_BACKEND = 4,  /* the pod, or for index 0 the host's own stack, is backend of a flow from outside */
+	DEVICE_ANY_PORT = 8, /* of index 0: a flow taken over from netfilter has a port beyond those to masquerade to */
 };
 
 struct device {

@@ -11,7 +11,10 @@ const (
 	Client  Flags = 1 // the pod, or for index 0 the world, has opened a flow to a Service
 	Itself  Flags = 2 // or one of which it is the backend itself
 	Backend Flags = 4 // the pod, or for index 0 the host's own stack, is backend of a flow from outside
+	AnyPort Flags = 8 // of index 0: a flow taken over from netfilter has a port beyond those to masquerade to
 )
 
 // String lists the bits that are set, such as "client"; "-" when none is.
-func (v Flags) String() string { return wire.Bits(uint32(v), "client", "itself", "backend") }
+func (v Flags) String() string {
+	return wire.Bits(uint32(v), "client", "itself", "backend", "any_port")
+}

@@ -39,11 +39,28 @@ type translation struct {
 	port   uint16
 }
 
-// seenReply is the status there of a flow that has been answered: IPS_SEEN_REPLY, with IPS_CONFIRMED, which every entry has.
-const seenReply = 2 | 8
+// The status there of a flow that has been answered: IPS_SEEN_REPLY, with IPS_CONFIRMED, which every entry has; and of one
+// that has been answered for a while: IPS_ASSURED.
+const (
+	seenReply = 2 | 8
+	assured   = seenReply | 4
+)
+
+// The states there of TCP connections (include/uapi/linux/netfilter/nf_conntrack_tcp.h).
+const (
+	tcpSynSent     = 1
+	tcpEstablished = 3
+	tcpFinWait     = 4
+)
 
 // netfilterHas puts a flow into netfilter's table, with a status unless 0.
 func (b *bed) netfilterHas(flow wire.Tuple, status uint32, translations ...translation) {
+	b.Helper()
+	b.netfilterHasAt(0, flow, status, translations...)
+}
+
+// netfilterHasAt does so with a state of TCP, unless 0.
+func (b *bed) netfilterHasAt(state uint8, flow wire.Tuple, status uint32, translations ...translation) {
 	b.Helper()
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: each[uint8](b.family, unix.AF_INET, unix.AF_INET6), Version: nl.NFNETLINK_V0})
@@ -54,6 +71,11 @@ func (b *bed) netfilterHas(flow wire.Tuple, status uint32, translations ...trans
 	req.AddData(nl.NewRtAttr(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, 120)))
 	if status != 0 {
 		req.AddData(nl.NewRtAttr(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status)))
+	}
+	if state != 0 {
+		info := nl.NewRtAttr(nl.CTA_PROTOINFO|unix.NLA_F_NESTED, nil)
+		info.AddRtAttr(nl.CTA_PROTOINFO_TCP|unix.NLA_F_NESTED, nil).AddRtAttr(nl.CTA_PROTOINFO_TCP_STATE, []byte{state})
+		req.AddData(info)
 	}
 	for _, t := range translations {
 		nat := nl.NewRtAttr(t.change|unix.NLA_F_NESTED, nil)
