@@ -20,11 +20,6 @@ type placed struct {
 	rule
 }
 
-// leadsTo says that a rule jumps to one of these chains.
-func (p placed) leadsTo(chains map[string]bool) bool {
-	return slices.ContainsFunc(p.steps, func(s step) bool { return s.act.does == jumps && chains[s.act.chain] })
-}
-
 // removal is what is taken out of a table in one step: chains with all that they have, and rules of chains that stay.
 type removal struct {
 	chains []string

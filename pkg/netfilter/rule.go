@@ -3,6 +3,7 @@ package netfilter
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -11,6 +12,11 @@ import (
 type rule struct {
 	steps []step
 	text  string // for people
+}
+
+// leadsTo says that a rule jumps to one of these chains.
+func (r rule) leadsTo(chains map[string]bool) bool {
+	return slices.ContainsFunc(r.steps, func(s step) bool { return s.act.does == jumps && chains[s.act.chain] })
 }
 
 // step is a match or, if that is nothing, an act.

@@ -105,7 +105,7 @@ func TestRulesThatAreRefused(t *testing.T) {
 			t.Errorf("after %s: wrote %v, error %v; want %v, and a failure: %v", step.after, wrote, err, step.wrote, step.fail)
 		}
 	}
-	if err := explainRules(unix.ENOENT); !errors.Is(err, ErrNoExpression) || !errors.Is(err, unix.ENOENT) {
+	if err := (layout{}).explain(unix.ENOENT, ErrNoExpression); !errors.Is(err, ErrNoExpression) || !errors.Is(err, unix.ENOENT) {
 		t.Error(err)
 	}
 }
