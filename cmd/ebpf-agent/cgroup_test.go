@@ -19,7 +19,7 @@ func TestCgroup(t *testing.T) {
 		}
 	}
 	for found, err := range map[string]error{"": agent.ErrNoCgroup, "/found": nil} {
-		o := options{}
+		o := options{config: agent.Config{Services: agent.ServicesOff}}
 		if failed := o.findCgroup(env{findCgroup: func() (string, error) { return found, err }}); failed != nil || o.config.Cgroup != found || !errors.Is(o.config.NoCgroup, err) {
 			t.Errorf("without Services, %q is found, %v: %q is taken, %v", found, err, o.config.Cgroup, failed)
 		}

@@ -27,7 +27,7 @@ type env struct {
 	findCgroup     func() (string, error)
 	run            func(context.Context, agent.Config) error
 	cleanup        func(context.Context, agent.Directories, *slog.Logger) error
-	cleanKubeProxy func(context.Context, io.Writer) error
+	cleanKubeProxy func(context.Context, agent.Directories, bool, io.Writer) error
 }
 
 // run is the whole program; it returns the exit status.
@@ -52,7 +52,9 @@ func run(ctx context.Context, e env) int {
 			"Of the agent's flags it takes those that say where things are, and they must say the same.\n\n" +
 			"cleanup --kube-proxy removes instead what a kube-proxy has left that runs on this node no more: rules of its\n" +
 			"iptables and nftables modes, and of its IPVS mode rules, ipsets and the link kube-ipvs0. Nothing of the kubelet's\n" +
-			"goes, and nothing of ours; an agent may run. It prints a line for each thing.",
+			"goes, and nothing of ours. It prints a line for each thing. An agent with --services auto or on may run, and has\n" +
+			"to where the rules still translate: it serves Services before they go, and connections go on. Where nobody would\n" +
+			"serve them the rules stay, unless you say --force.",
 		Args: e.noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return e.clean(cmd.Context(), &cleaning) },
 	}
@@ -62,7 +64,7 @@ func run(ctx context.Context, e env) int {
 	root.SetErr(e.stderr)
 	cli.Define(root.Flags(), cli.Variable, serving.flags()...)
 	cli.Define(cleanup.Flags(), cli.Variable, append(cleaning.directoryFlags(), cleaning.stayFlag())...)
-	cli.Define(cleanup.Flags(), nil, cleaning.kubeProxyFlag()) // the agent's flag of that name has the variable
+	cli.Define(cleanup.Flags(), nil, cleaning.kubeProxyFlag(), cleaning.forceFlag()) // the agent's flag of the first name has the variable
 	return cli.Run(ctx, root, e.lookup)
 }
 
@@ -95,8 +97,11 @@ func (e env) clean(ctx context.Context, o *options) error {
 	}
 	log := o.logger(e.stderr)
 	work := func() error { return e.cleanup(ctx, o.config.Directories, log) }
-	if o.ofKubeProxy {
-		work = func() error { return e.cleanKubeProxy(ctx, e.stdout) }
+	switch {
+	case o.ofKubeProxy:
+		work = func() error { return e.cleanKubeProxy(ctx, o.config.Directories, o.force, e.stdout) }
+	case o.force:
+		return cli.Misuse("--force: is for --kube-proxy alone")
 	}
 	if err := work(); err != nil || !o.stay {
 		return err
@@ -156,7 +161,7 @@ func (o *options) checkServers(e env) error {
 		if strings.HasPrefix(at, "http:") && !strings.HasPrefix(o.config.API.Host, "http:") {
 			return cli.Misuse("--api-server %q: would be sent unencrypted what the agent is known by; takes an https URL", at)
 		}
-		if u, _ := url.Parse(at); o.config.Services && service != "" && u.Hostname() == service && e.isService(service) {
+		if u, _ := url.Parse(at); o.config.Services != agent.ServicesOff && service != "" && u.Hostname() == service && e.isService(service) {
 			return cli.Misuse("--api-server %q: is a Service's address, which the agent itself translates; takes the API servers' own", at)
 		}
 	}
@@ -179,8 +184,8 @@ func readable(err error, path string) string {
 	return strings.TrimPrefix(line, fmt.Sprintf("error loading config file %q: ", path))
 }
 
-// findCgroup checks the cgroup of the node's processes, or finds it. Where Services are not served the node does without, if need be:
-// then its own processes alone do not reach host ports.
+// findCgroup checks the cgroup of the node's processes, or finds it. Where nobody insists on Services the node does without, if need be:
+// then its own processes alone do not reach them and host ports by the programs.
 func (o *options) findCgroup(e env) (err error) {
 	const takes = "takes a cgroup2 directory that holds all of the node's processes, such as the host's /sys/fs/cgroup, mounted into a container as the release's manifest does"
 	said := "--cgroup: not given"
@@ -193,7 +198,7 @@ func (o *options) findCgroup(e env) (err error) {
 	switch {
 	case err == nil:
 		return nil
-	case o.config.Services:
+	case o.config.Services == agent.ServicesOn:
 		return cli.Misuse("%s, and --services=on needs it: %s; %s", said, err, takes)
 	}
 	o.config.NoCgroup = fmt.Errorf("%s: %w; %s", said, err, takes)

@@ -33,6 +33,7 @@ type called struct {
 	config         *agent.Config
 	cleaned        *agent.Directories
 	ofKubeProxy    bool // it was kube-proxy's that was cleaned up
+	forced         bool
 }
 
 // call runs a command line in a world with these variables and a nodes file at
@@ -59,8 +60,8 @@ func call(t *testing.T, result error, variables map[string]string, args ...strin
 			c.cleaned = &d
 			return result
 		},
-		cleanKubeProxy: func(_ context.Context, out io.Writer) error {
-			c.ofKubeProxy = true
+		cleanKubeProxy: func(_ context.Context, d agent.Directories, force bool, out io.Writer) error {
+			c.ofKubeProxy, c.forced, c.cleaned = true, force, &d
 			_, _ = fmt.Fprintln(out, "removed something")
 			return result
 		},
@@ -114,7 +115,7 @@ func TestDefaults(t *testing.T) {
 			BPFFS: "/sys/fs/bpf/ebpf-cni", State: "/run/ebpf-cni", Conf: "/etc/cni/net.d", Bin: "/opt/cni/bin",
 			ProcSys: "/proc/sys", Plugin: "/image/ebpf-cni",
 		},
-		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
+		Node: "host-name", RoutingMode: agent.RouteAuto, VXLANPort: 4789, VXLANVNI: 4096, VXLANChecksum: true, Services: agent.ServicesAuto, ExternalIPs: true, Cgroup: "/found", Masquerade: [wire.Families]bool{true, true}, KubeProxy: agent.KubeProxyAuto, SnatLow: 49152, SnatHigh: 65535, SnatEntries: 262144,
 		Quarantine: time.Minute, Attach: agent.AttachAuto, Mark: 0x00800000, Listen: "127.0.0.1:9965",
 		LogLevel: "info", Version: version,
 	}
@@ -151,7 +152,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	}
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", Bin: "/o", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
-		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: true, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: agent.ServicesOn, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: true, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
@@ -174,7 +175,7 @@ func TestRefusals(t *testing.T) {
 		{"--vxlan-port=50000", "--snat-ports"},
 		{"--kube-proxy=maybe", "auto, on or off"},
 		{"--portmap=1", "on or off"},
-		{"--services=auto", "on or off"}, {"--external-ips=some", "true or false"},
+		{"--services=some", "auto, on or off"}, {"--external-ips=some", "true or false"},
 		{"--nodeport-addresses=192.0.2.1", "not a prefix"}, {"--nodeport-addresses=::ffff:10.0.0.0/104", "refused"},
 		{"--masquerade=maybe", "true or false"}, {"--masquerade-ipv6=maybe", "true or false"},
 		{"--non-masquerade-cidr=0.0.0.0/0", "refused"}, {"--cluster-cidr=::/0", "refused"}, {"--service-cidr=10.0.0.0", "not a prefix"},
@@ -361,12 +362,18 @@ func TestCleanup(t *testing.T) {
 
 // The agent's flag of that name is another one, and so is its variable.
 func TestCleanupOfKubeProxy(t *testing.T) {
-	c := call(t, nil, map[string]string{"EBPF_AGENT_KUBE_PROXY": "auto"}, "cleanup", "--kube-proxy")
-	if c.status != 0 || !c.ofKubeProxy || c.cleaned != nil || c.stdout != "removed something\n" {
+	c := call(t, nil, map[string]string{"EBPF_AGENT_KUBE_PROXY": "auto", "EBPF_AGENT_FORCE": "true"}, "cleanup", "--kube-proxy", "--state-dir=/s", "--bpffs=/b")
+	if c.status != 0 || !c.ofKubeProxy || c.forced || c.cleaned.State != "/s" || c.cleaned.BPFFS != "/b" || c.stdout != "removed something\n" {
 		t.Errorf("%+v", c)
 	}
 	if c := call(t, nil, map[string]string{"EBPF_AGENT_KUBE_PROXY": "on"}, "cleanup"); c.status != 0 || c.ofKubeProxy || c.cleaned == nil {
 		t.Errorf("without the flag: %+v", c)
+	}
+	if c := call(t, nil, nil, "cleanup", "--kube-proxy", "--force"); c.status != 0 || !c.ofKubeProxy || !c.forced {
+		t.Errorf("by force: %+v", c)
+	}
+	if c := call(t, nil, nil, "cleanup", "--force"); c.status != cli.Misused || !strings.Contains(c.stderr, "--force: is for --kube-proxy alone") || c.cleaned != nil {
+		t.Errorf("of ours by force: %+v", c)
 	}
 	if c := call(t, agent.ErrKubeProxy, nil, "cleanup", "--kube-proxy"); c.status != cli.Failed || !strings.Contains(c.stderr, agent.ErrKubeProxy.Error()) {
 		t.Errorf("a failure: %+v", c)

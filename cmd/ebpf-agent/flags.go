@@ -20,9 +20,11 @@ type options struct {
 	portmapAuto bool
 	// ofKubeProxy says that a cleanup is about what kube-proxy has left, and nothing else.
 	ofKubeProxy bool
+	// force says that it is done though nobody else would serve Services.
+	force bool
 }
 
-// directoryFlags are the flags that say where things are; cleanup has these, stayFlag and kubeProxyFlag alone.
+// directoryFlags are the flags that say where things are; cleanup has these, stayFlag, kubeProxyFlag and forceFlag alone.
 func (o *options) directoryFlags() []cli.Flag {
 	c := &o.config
 	return []cli.Flag{
@@ -41,7 +43,11 @@ func (o *options) stayFlag() cli.Flag {
 }
 
 func (o *options) kubeProxyFlag() cli.Flag {
-	return cli.Flag{Name: "kube-proxy", Default: "false", Help: "remove what a kube-proxy has left, and nothing of ours; refuses while one runs on this node", Value: cli.Bool(&o.ofKubeProxy)}
+	return cli.Flag{Name: "kube-proxy", Default: "false", Help: "remove what a kube-proxy has left, and nothing of ours; refuses while one runs on this node, or nobody else would serve Services", Value: cli.Bool(&o.ofKubeProxy)}
+}
+
+func (o *options) forceFlag() cli.Flag {
+	return cli.Flag{Name: "force", Default: "false", Help: "with --kube-proxy, remove it though nobody else serves Services", Value: cli.Bool(&o.force)}
 }
 
 // flags are all flags of the agent, in the order of the help.
@@ -65,9 +71,10 @@ func (o *options) flags() []cli.Flag {
 		{Name: "cluster-cidr", Help: "the range that podCIDRs are taken from; it is never masqueraded to, even where a Node is not known yet", Value: o.prefixes(&c.Cluster)},
 		{Name: "kube-proxy", Default: "auto", Help: "whether netfilter translates addresses on this node, as rules of kube-proxy, portmap and your own do; auto: find out, and follow changes",
 			Value: cli.OneOf(&c.KubeProxy, agent.KubeProxyAuto, agent.KubeProxyOn, agent.KubeProxyOff)},
-		{Name: "services", Default: "off", Help: "whether the programs serve Services: of pods, of the node's own processes and from outside; off: netfilter does, by kube-proxy's rules", Value: cli.OnOff(&c.Services)},
-		{Name: "external-ips", Default: "true", Help: "with --services=on, whether externalIPs that Services claim are served; anybody who may write a Service can claim any address", Value: cli.Bool(&c.ExternalIPs)},
-		{Name: "nodeport-addresses", Help: "with --services=on, on which addresses of this node NodePorts answer, and load balancers' health checks; 127.0.0.1 and ::1 are for the node's own processes; default: all of them", Value: o.ranges(&c.NodePortAddresses)},
+		{Name: "services", Default: "auto", Help: "whether the programs serve Services: of pods, of the node's own processes and from outside; off: netfilter does, by kube-proxy's rules; auto: they do unless such rules stand on the node",
+			Value: cli.OneOf(&c.Services, agent.ServicesAuto, agent.ServicesOn, agent.ServicesOff)},
+		{Name: "external-ips", Default: "true", Help: "with --services on or auto, whether externalIPs that Services claim are served; anybody who may write a Service can claim any address", Value: cli.Bool(&c.ExternalIPs)},
+		{Name: "nodeport-addresses", Help: "with --services on or auto, on which addresses of this node NodePorts answer, and load balancers' health checks; 127.0.0.1 and ::1 are for the node's own processes; default: all of them", Value: o.ranges(&c.NodePortAddresses)},
 		{Name: "cgroup", Help: "cgroup2 directory of all of the node's processes, which reach Services and host ports by programs on it; default: where cgroup2 is mounted, if that has the node's first process",
 			Value: optional(cli.Directory(&c.Cgroup))},
 		{Name: "snat-ports", Default: "49152-65535", Help: "ports of the node that masqueraded flows get", Value: snatPorts(&c.SnatLow, &c.SnatHigh)},

@@ -171,7 +171,7 @@ func (a *agent) load(ctx context.Context) (err error) {
 		SnatEntries: a.cfg.SnatEntries, Log: a.log,
 	}
 	a.dp, err = a.withoutCgroup(ctx, o, datapath.Load)
-	if err != nil && a.forgoHostPorts(ctx, err) {
+	if err != nil && a.forgo(ctx, err) {
 		o.NodeConfig = a.nodeConfig(a.mode.level)
 		a.dp, err = datapath.Load(ctx, o)
 	}
@@ -204,6 +204,11 @@ func (a *agent) work(ctx context.Context) error {
 	a.mode.report()
 	l := newLoop(a.node, a.mode, a.sysctls, standing, a.published)
 	defer l.tunnel.closeTables()
+	defer l.bridge.table.Close()
+	defer l.handover.close()
+	if err := l.handover.begin(); err != nil {
+		return err
+	}
 	nodes := newLatest()
 	g, ctx := errgroup.WithContext(ctx)
 	if a.api != nil {

@@ -35,7 +35,7 @@ func (n *node) reachAPI() error {
 		n.log.Warn("the kept addresses of API servers can't be used", "error", err)
 	}
 	n.api, err = source.NewServers(n.cfg.API, source.ServersOptions{
-		Given: n.cfg.APIServers, OfService: n.cfg.Services && n.cfg.APIOfService, Kept: kept, Log: n.log,
+		Given: n.cfg.APIServers, OfService: n.cfg.servesServices() && n.cfg.APIOfService, Kept: kept, Log: n.log,
 		Keep: func(all []string) error {
 			err := writeServers(path, all)
 			n.complaints.note("source/API servers to keep", err)

@@ -83,12 +83,12 @@ func TestKeptServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			must(t, os.WriteFile(filepath.Join(dir, apiServersName), []byte(c.content), 0o600))
-			n, log := reaching(t, Config{Directories: Directories{State: dir}, API: config(), Services: true, APIOfService: true})
+			n, log := reaching(t, Config{Directories: Directories{State: dir}, API: config(), Services: ServicesOn, APIOfService: true})
 			if got := n.api.State().Known; got != c.known || strings.Contains(log.String(), "kept addresses") != c.warns {
 				t.Errorf("%d are known, want %d; the log: %s", got, c.known, log)
 			}
 			for _, other := range []Config{
-				{Services: true, APIOfService: true, APIServers: []string{"https://192.0.2.9:6443"}}, {Services: true}, {APIOfService: true},
+				{Services: ServicesOn, APIOfService: true, APIServers: []string{"https://192.0.2.9:6443"}}, {Services: ServicesOn}, {APIOfService: true},
 			} {
 				other.State, other.API = dir, config()
 				if n, _ := reaching(t, other); n.api.State().Known != 1 {

@@ -74,6 +74,7 @@ func (c *cleaner) run(ctx context.Context) error {
 		// A plugin that was at work until then finds no pins any more.
 		{"late endpoints", c.releaseEndpoints},
 		{"host ports", c.sweepPortmap},
+		{"connections of netfilter's", func(context.Context) error { return netfilter.RemoveBridge() }},
 		{"routes", c.deleteRoutes},
 		{"plugin", c.removePlugin},
 		{"sysctls", func(context.Context) error {
@@ -179,7 +180,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // removeFiles empties the state directory of what is ours, and removes the
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
-	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, "qdiscs", "qdiscs.next",
+	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, kubeProxyLock, "qdiscs", "qdiscs.next",
 		recordName, recordName+".next", endpoint.HostPortsFile, observe.ClusterFile, observe.ClusterFile+".next", apiServersName, apiServersName+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {

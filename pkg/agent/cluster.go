@@ -48,17 +48,19 @@ func (c *clusterController) writeConfig(s *state) error {
 	if err != nil {
 		return err
 	}
-	if have == s.plan.Config {
+	want := s.plan.Config
+	want.Flags |= s.yields.flags()
+	if have == want {
 		return nil
 	}
-	known := s.plan.Config
+	known := want
 	known.PodCIDRAddresses, known.PodCIDRLens, known.NodeAddresses = have.PodCIDRAddresses, have.PodCIDRLens, have.NodeAddresses
-	if known != s.plan.Config {
+	if known != want {
 		for _, own := range s.plan.Standing.Own {
-			c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", s.plan.Config.NodeAddresses[wire.FamilyOf(own.Addr())])
+			c.log.Info("this node's podCIDR", "podCIDR", own.String(), "address", want.NodeAddresses[wire.FamilyOf(own.Addr())])
 		}
 	}
-	return c.dp.Maps.Config.Put(config.Key{}, s.plan.Config)
+	return c.dp.Maps.Config.Put(config.Key{}, want)
 }
 
 // reconcile writes destinations and routes in the order in which packets need

@@ -40,6 +40,16 @@ const (
 	KubeProxyOff  KubeProxyMode = "off"
 )
 
+// ServicesMode says whether the programs serve Services.
+type ServicesMode string
+
+// The modes: they do, but for what rules of kube-proxy's that stand on the node translate; they always do; they never do.
+const (
+	ServicesAuto ServicesMode = "auto"
+	ServicesOn   ServicesMode = "on"
+	ServicesOff  ServicesMode = "off"
+)
+
 // RoutingMode says how packets get to the pods of other nodes.
 type RoutingMode = plan.RoutingMode
 
@@ -95,8 +105,10 @@ type Config struct {
 	VXLANChecksum bool
 	// Uplinks are the names of the interfaces that lead out; none: found by routes.
 	Uplinks []string
-	// Services says whether the programs serve Services; ExternalIPs, whether that includes Services' externalIPs.
-	Services, ExternalIPs bool
+	// Services says whether the programs serve Services.
+	Services ServicesMode
+	// ExternalIPs says whether that includes Services' externalIPs.
+	ExternalIPs bool
 	// NodePortAddresses narrow the node's addresses on which NodePorts answer; none: all do.
 	NodePortAddresses []netip.Prefix
 	// Cgroup is the directory of the cgroup of all of the node's processes, which reach Services and host ports by programs on it; empty: they do not.
@@ -131,6 +143,9 @@ type Config struct {
 	// Version of the build.
 	Version string
 }
+
+// servesServices says whether the programs can serve Services at all, though they may leave them to kube-proxy.
+func (c Config) servesServices() bool { return c.Services == ServicesOn || c.Services == ServicesAuto }
 
 // nodeConfig is for programs that work beside netfilter, which may translate so much. frontends says that they translate to backends.
 func (c Config) nodeConfig(level netfilter.Level, frontends bool) config.NodeConfig {

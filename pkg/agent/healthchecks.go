@@ -27,8 +27,10 @@ type healthChecks struct {
 	*node
 	// addresses are those of the node on which NodePorts answer, the unspecified one for all; none: not known yet.
 	addresses []netip.Addr
-	checks    map[service.Name]*healthCheck
-	again     time.Time // when a port that could not be opened is tried again; zero: all are open
+	// yields says that all are left to kube-proxy.
+	yields bool
+	checks map[service.Name]*healthCheck
+	again  time.Time // when a port that could not be opened is tried again; zero: all are open
 
 	open    connections // of all of them together
 	serving sync.WaitGroup
@@ -58,6 +60,9 @@ func (h *healthChecks) place(s whereabouts) {
 	h.addresses = []netip.Addr{netip.IPv4Unspecified()} // to Go, of both families
 	if len(h.cfg.NodePortAddresses) > 0 {
 		h.addresses = slices.DeleteFunc(slices.Clone(s.held), func(a netip.Addr) bool { return isOfLink(a) || !h.cfg.narrows(a) })
+	}
+	if h.yields = s.yields; h.yields {
+		h.addresses = nil
 	}
 	for _, c := range h.checks {
 		c.again = time.Time{}

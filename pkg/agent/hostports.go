@@ -28,30 +28,30 @@ func anew(log *slog.Logger, run func() error) error {
 		if err := run(); !errors.Is(err, errAnew) {
 			return err
 		}
-		log.Info("a pod has asked for a host port: starting anew with the programs that serve them")
+		log.Info("a pod has asked for a host port, or what serves them is tried once more: starting anew with those programs")
 	}
 }
 
 // frontends says whether the programs translate to backends: of Services, or of host ports. Those cost each packet something, so
 // that a node which has neither does without. It stays the same from a start to the end.
-func (n *node) frontends() bool { return n.cfg.Services || n.hostPortsAsked }
+func (n *node) frontends() bool { return n.cfg.servesServices() || n.hostPortsAsked }
 
 // nodeConfig is for programs that work beside netfilter, which may translate so much.
 func (n *node) nodeConfig(level netfilter.Level) config.NodeConfig {
 	return n.cfg.nodeConfig(level, n.frontends())
 }
 
-// retryForgone is when programs that serve host ports are tried once more after they could not be loaded: memory may have been short.
+// retryForgone is when programs that translate to backends are tried once more after they could not be loaded: memory may have been short.
 const retryForgone = 10 * time.Minute
 
 // awaitHostPorts ends the run when a pod asks for this node's first host port. To turn on what serves them takes what a start
-// does anyway: other programs, more of them, and maps of another size.
+// does anyway: other programs, more of them, and maps of another size. So it does if they could not be loaded.
 func (a *agent) awaitHostPorts(ctx context.Context) error {
 	if a.frontends() {
 		return nil
 	}
 	interval := inspectInterval
-	if a.hostPortsForgone {
+	if a.forgone {
 		interval = retryForgone
 	}
 	tick := time.NewTicker(interval)
@@ -61,25 +61,55 @@ func (a *agent) awaitHostPorts(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			if endpoint.HostPortsAsked(a.cfg.State) {
+			if a.forgone || endpoint.HostPortsAsked(a.cfg.State) {
 				return errAnew
 			}
 		}
 	}
 }
 
-// withoutCgroup loads the dataplane; where it serves host ports alone also without the programs on the cgroup, if they are what is
-// wrong: a pod that asks for a host port must not take the others' agent away.
+// translated are what the programs translate to backends for.
+func (n *node) translated() string {
+	if n.cfg.servesServices() {
+		return "Services and host ports"
+	}
+	return "host ports"
+}
+
+// spared says that nobody insists on what the programs translate to backends for: a pod that asks for a host port must not take the
+// others' agent away, nor must a default where kube-proxy's rules serve.
+func (n *node) spared() bool {
+	switch n.cfg.Services {
+	case ServicesAuto:
+		return n.rulesServe()
+	case ServicesOn:
+		return false
+	}
+	return n.hostPortsAsked
+}
+
+// rulesServe says whether rules of kube-proxy's stand. Where that is not known, they do not.
+func (n *node) rulesServe() bool {
+	if n.cfg.KubeProxy != KubeProxyAuto {
+		return n.cfg.KubeProxy == KubeProxyOn
+	}
+	var rules netfilter.KubeProxy
+	defer rules.Close()
+	standing, _ := rules.Look(time.Now())
+	return standing != netfilter.Standing{}
+}
+
+// withoutCgroup loads the dataplane, if nobody insists also without the programs on the cgroup, if they are what is wrong.
 func (a *agent) withoutCgroup(
 	ctx context.Context, o datapath.Options, load func(context.Context, datapath.Options) (*datapath.Datapath, error),
 ) (*datapath.Datapath, error) {
-	const lack = "this node's own processes do not reach host ports, others do"
+	lack := fmt.Sprintf("this node's own processes do not reach %s by the programs, others do", a.translated())
 	dp, err := load(ctx, o)
 	switch {
-	case a.cfg.Services || !a.hostPortsAsked:
+	case !a.frontends():
 	case o.Cgroup == "":
 		a.complaints.warn("services/cgroup", fmt.Errorf("%s: %w", lack, a.cfg.NoCgroup))
-	case err != nil && ctx.Err() == nil:
+	case err != nil && ctx.Err() == nil && a.spared():
 		cgroup := o.Cgroup
 		o.Cgroup = ""
 		without, failed := load(ctx, o)
@@ -93,14 +123,13 @@ func (a *agent) withoutCgroup(
 	return dp, err
 }
 
-// forgoHostPorts says whether programs that serve no host ports are to be loaded, because those that do can't be: a pod that asks for
-// a host port must not take the node's agent away.
-func (a *agent) forgoHostPorts(ctx context.Context, err error) bool {
-	if a.cfg.Services || !a.hostPortsAsked || ctx.Err() != nil {
+// forgo says whether programs that translate to no backends are to be loaded, because those that do can't be, and nobody insists.
+func (a *agent) forgo(ctx context.Context, err error) bool {
+	if !a.frontends() || ctx.Err() != nil || !a.spared() {
 		return false
 	}
-	a.hostPortsAsked, a.hostPortsForgone = false, true
-	a.complaints.warn("services/host ports", fmt.Errorf("host ports are not served: programs that serve them can't be loaded: %w", err))
+	a.complaints.warn("services/programs", fmt.Errorf("%s are not served by the programs, which can't be loaded for that: %w", a.translated(), err))
+	a.hostPortsAsked, a.cfg.Services, a.forgone = false, ServicesOff, true
 	return true
 }
 

@@ -60,7 +60,7 @@ func TestFirstHostPortIsAwaited(t *testing.T) {
 		if err := <-ended; !errors.Is(err, errAnew) {
 			t.Errorf("ended with %v", err)
 		}
-		for _, is := range []*node{{hostPortsAsked: true}, {cfg: Config{Services: true}}} {
+		for _, is := range []*node{{hostPortsAsked: true}, {cfg: Config{Services: ServicesOn}}} {
 			is.cfg.State = state
 			if err := (&agent{node: is}).awaitHostPorts(ctx); err != nil {
 				t.Errorf("where they are served already: %v", err)
@@ -132,7 +132,7 @@ func TestHostPortsAfterServices(t *testing.T) {
 	l := testServices(t)
 	l.services.place(here("192.0.2.1"))
 	l.services.accept(complete([]string{"10.244.2.7"}))
-	l.cfg.Services, l.hostPortsAsked = false, true
+	l.cfg.Services, l.hostPortsAsked = ServicesOff, true
 	restartServices(t, l)
 	l.services.place(here("192.0.2.1"))
 	content := readServices(t, l)
@@ -239,7 +239,8 @@ func TestOwnAddresses(t *testing.T) {
 func TestHostPortsDoWithoutACgroup(t *testing.T) {
 	failure := errors.New("failure")
 	for name, c := range map[string]struct {
-		services     bool
+		services     ServicesMode
+		kubeProxy    KubeProxyMode
 		cgroup       string
 		broken, none bool // with the cgroup, and at all
 		tries        int
@@ -249,11 +250,14 @@ func TestHostPortsDoWithoutACgroup(t *testing.T) {
 		"there is no cgroup":   {tries: 1, says: "--cgroup: not given: there is none"},
 		"it is of no use":      {cgroup: "/cgroup", broken: true, tries: 2, says: "--cgroup /cgroup"},
 		"nothing loads":        {cgroup: "/cgroup", broken: true, none: true, tries: 2},
-		"Services need it":     {services: true, cgroup: "/cgroup", broken: true, tries: 1},
+		"Services need it":     {services: ServicesOn, cgroup: "/cgroup", broken: true, tries: 1},
+		"kube-proxy serves":    {services: ServicesAuto, kubeProxy: KubeProxyOn, cgroup: "/cgroup", broken: true, tries: 2, says: "own processes do not reach Services and host ports"},
+		"nobody else serves":   {services: ServicesAuto, kubeProxy: KubeProxyOff, cgroup: "/cgroup", broken: true, tries: 1},
+		"no cgroup by default": {services: ServicesAuto, kubeProxy: KubeProxyOff, tries: 1, says: "--cgroup: not given: there is none"},
 		"neither is asked for": {cgroup: "/cgroup", broken: true, tries: 1},
 	} {
 		log := slog.New(slog.DiscardHandler)
-		a := &agent{node: &node{cfg: Config{Services: c.services, Cgroup: c.cgroup, NoCgroup: errors.New("--cgroup: not given: there is none")}, log: log, complaints: newComplaints(log), hostPortsAsked: name != "neither is asked for"}}
+		a := &agent{node: &node{cfg: Config{Services: c.services, KubeProxy: c.kubeProxy, Cgroup: c.cgroup, NoCgroup: errors.New("--cgroup: not given: there is none")}, log: log, complaints: newComplaints(log), hostPortsAsked: name != "neither is asked for"}}
 		tries := 0
 		dp, err := a.withoutCgroup(t.Context(), datapath.Options{Cgroup: c.cgroup}, func(_ context.Context, o datapath.Options) (*datapath.Datapath, error) {
 			tries++
@@ -275,25 +279,31 @@ func TestHostPortsDoWithoutACgroup(t *testing.T) {
 	}
 }
 
-// Programs that serve host ports and can't be loaded take no agent away: it goes on without them, says so, and does not start anew at once.
-func TestHostPortsAreForgone(t *testing.T) {
+// Programs that nobody insists on, and that can't be loaded, take no agent away: it goes on without them, says so, and does not start anew at once.
+func TestBackendsAreForgone(t *testing.T) {
 	failure := errors.New("failure")
-	for name, c := range map[string]struct{ services, asked, forgone bool }{
+	for name, c := range map[string]struct {
+		services       ServicesMode
+		kubeProxy      KubeProxyMode
+		asked, forgone bool
+	}{
 		"host ports alone":     {asked: true, forgone: true},
-		"Services as well":     {services: true, asked: true},
+		"Services as well":     {services: ServicesOn, asked: true},
+		"kube-proxy serves":    {services: ServicesAuto, kubeProxy: KubeProxyOn, forgone: true},
+		"nobody else serves":   {services: ServicesAuto, kubeProxy: KubeProxyOff},
 		"neither is asked for": {},
 	} {
 		a := &agent{node: &node{
-			cfg: Config{Services: c.services, Directories: Directories{State: t.TempDir()}}, complaints: newComplaints(slog.New(slog.DiscardHandler)), hostPortsAsked: c.asked,
+			cfg: Config{Services: c.services, KubeProxy: c.kubeProxy, Directories: Directories{State: t.TempDir()}}, complaints: newComplaints(slog.New(slog.DiscardHandler)), hostPortsAsked: c.asked,
 		}}
 		must(t, endpoint.AskForHostPorts(a.cfg.State))
-		if got := a.forgoHostPorts(t.Context(), failure); got != c.forgone || a.frontends() != c.services {
+		if got := a.forgo(t.Context(), failure); got != c.forgone || a.frontends() != (c.services != "" && !c.forgone) {
 			t.Errorf("%s: forgone %t, frontends %t", name, got, a.frontends())
 		}
 		if !c.forgone {
 			continue
 		}
-		if says := a.complaints.degraded()["services/host ports"]; !strings.Contains(says, "failure") {
+		if says := a.complaints.degraded()["services/programs"]; !strings.Contains(says, "failure") {
 			t.Errorf("%s: degraded by %q", name, says)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 2*inspectInterval)

@@ -28,13 +28,13 @@ func TestCleanupOfKubeProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	restore := exec.Command("iptables-nft-restore")
-	restore.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n")
+	restore.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n-A KUBE-SERVICES -j KUBE-NODEPORTS\nCOMMIT\n") // which translate nothing
 	if out, err := restore.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, want := range []string{"removed nftables table ip nat: 1 chains, and 1 rules that led there\n" + link, ""} {
+	for _, want := range []string{"removed nftables table ip nat: 2 chains, and 0 rules that led there\n" + link, ""} {
 		var out bytes.Buffer
-		if err := CleanupKubeProxy(t.Context(), &out); err != nil || out.String() != want {
+		if err := CleanupKubeProxy(t.Context(), Directories{State: t.TempDir()}, false, &out); err != nil || out.String() != want {
 			t.Errorf("%q, error %v; want %q", out.String(), err, want)
 		}
 	}
@@ -59,13 +59,13 @@ func TestCleanupBesideKubeProxy(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	err = CleanupKubeProxy(t.Context(), io.Discard)
+	err = CleanupKubeProxy(t.Context(), Directories{}, false, io.Discard)
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	if !errors.Is(err, ErrKubeProxy) {
 		t.Errorf("beside one: %v", err)
 	}
-	if err := CleanupKubeProxy(t.Context(), io.Discard); err != nil {
+	if err := CleanupKubeProxy(t.Context(), Directories{}, false, io.Discard); err != nil {
 		t.Errorf("after it: %v", err)
 	}
 }

@@ -41,6 +41,8 @@ type loop struct {
 	tunnel    *tunnelController
 	endpoints *endpointController
 	mode      *modeController
+	bridge    *bridgeController
+	handover  *handover
 	services  *serviceController // nil: the programs translate to no backends
 	files     *fileController
 	sysctls   *sysctls
@@ -91,7 +93,7 @@ func (l *loop) run(ctx context.Context, nodes *latest) error {
 		case <-tick.C:
 			l.status.set(func(f *figures) { f.alive = time.Now() })
 			l.followMode(time.Now())
-			if l.complaints.hasChanged() || !l.isAsLeft() || l.describeAPI() != l.published.APIServer {
+			if l.complaints.hasChanged() || !l.isAsLeft() || l.describeAPI() != l.published.APIServer || l.whoServes() != l.published.Services {
 				l.judge()
 			}
 			if l.view != nil && l.inspect(ctx) {
@@ -186,7 +188,11 @@ func (l *loop) inspect(ctx context.Context) bool {
 	if l.endpoints.changed() {
 		l.alarm.ring(casual | ofPods)
 	}
-	return !l.doSteps(ctx, onTick) || l.next == 0
+	well := l.doSteps(ctx, onTick)
+	if l.services != nil && l.services.told.known && l.services.told.yields != l.status.waits() {
+		l.services.locate(&l.state, l.cfg.Node)
+	}
+	return !well || l.next == 0
 }
 
 // used are the families that the next look is about.

@@ -137,11 +137,17 @@ func (m metrics) describeAPI(gauge, counter sample) {
 
 // describeServices tells of the Services that are served. The maps of sets, backends and slots are arrays, whose fill the agent knows alone.
 func (m metrics) describeServices(gauge sample, now serviceReport) {
-	if !m.cfg.Services {
+	if !m.cfg.servesServices() {
 		return
 	}
 	gauge("services", float64(now.services), "Services that have an address of their own.")
-	gauge("services_healthy", oneIf(m.status.health().Serves()), "1 while load balancers are told that this node serves Services.")
+	left := m.status.read().yields
+	if !left.any() { // else load balancers ask others
+		gauge("services_healthy", oneIf(m.status.health().Serves()), "1 while load balancers are told that this node serves Services; none where those ask kube-proxy.")
+	}
+	for family, where := range left {
+		gauge("services_yielded", oneIf(where != ""), "1 while Services of the family are left to kube-proxy's rules (--services auto).", "family", wire.Family(family).Name())
+	}
 	gauge("service_backends", float64(now.used.Backends), "Endpoints of Services' ports, each counted once for a port.")
 	for _, f := range []struct {
 		name           string

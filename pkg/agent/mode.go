@@ -135,7 +135,7 @@ func (c *modeController) report() {
 		c.log.Info("netfilter translates no pod's packets, which bypass it; its table of connections is asked for the ports that others' have", "found", c.where())
 	case netfilter.Translates:
 		c.log.Info("working beside netfilter's translation of addresses", "found", c.where())
-		if c.cfg.Services {
+		if c.cfg.Services == ServicesOn {
 			c.log.Info("Services are served by the programs all the same; connections that netfilter translates already stay with it")
 		}
 	}

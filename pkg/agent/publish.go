@@ -64,10 +64,13 @@ var levelNames = map[netfilter.Level]string{netfilter.Masquerades: observe.Masqu
 
 // whoServes says who serves Services; empty: others do.
 func (l *loop) whoServes() string {
-	if !l.cfg.Services {
+	if !l.cfg.servesServices() {
 		return ""
 	}
-	who := "served by the programs"
+	who := l.yields.String()
+	if l.yields.any() {
+		return who + "; connections that the programs translate already go on"
+	}
 	if l.mode.level == netfilter.Translates {
 		who += "; connections that netfilter translates already stay with it"
 	}

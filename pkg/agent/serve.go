@@ -45,7 +45,7 @@ func (a *agent) serversFor(metrics http.Handler) (all []server) {
 	if a.cfg.MetricsListen != "" {
 		all = append(all, server{"--metrics-listen", a.cfg.MetricsListen, a.status.handler(metrics, false), nil, 0})
 	}
-	if a.cfg.Services {
+	if a.cfg.servesServices() {
 		all = append(all,
 			server{"health of Services", healthAddress, health.Node(a.status.health), nil, maxRestart},
 			server{"mode of Services", modeAddress, health.Mode("ebpf", metrics), restricted, maxRestart})
@@ -136,6 +136,10 @@ func (a *agent) serve(ctx context.Context, s server) error {
 	about := "listeners/" + s.name
 	var until time.Time // it is left to kube-proxy
 	return repeat(ctx, func() time.Duration {
+		if s.kubeProxys > 0 && a.status.waits() {
+			a.complaints.note(about, nil)
+			return inspectInterval
+		}
 		l, err := net.Listen("tcp", s.address)
 		if errors.Is(err, syscall.EADDRINUSE) {
 			until = time.Now().Add(s.kubeProxys)
@@ -152,9 +156,9 @@ func (a *agent) serve(ctx context.Context, s server) error {
 			if s.refuse != nil {
 				l = s.refuse(l)
 			}
-			err = s.answer(ctx, l, a.log)
+			err = s.answer(ctx, l, a.log, a.status.waits)
 		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) {
 			a.complaints.note(about, err)
 		}
 		return retry
@@ -174,11 +178,24 @@ func (a *agent) leave(address string, until time.Time) bool {
 	return leaves
 }
 
-// answer answers on a listener until ctx ends, or the listener fails.
-func (s server) answer(ctx context.Context, l net.Listener, log *slog.Logger) error {
+// answer answers on a listener until ctx ends, or the listener fails, or it is kube-proxy's.
+func (s server) answer(ctx context.Context, l net.Listener, log *slog.Logger, kubeProxys func() bool) error {
 	srv := httpServer(s.handler, log, new(connections))
-	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
-	defer stop()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = srv.Close() })
+	if s.kubeProxys > 0 {
+		watching.Go(func() {
+			_ = repeat(ctx, func() time.Duration {
+				if kubeProxys() {
+					cancel()
+				}
+				return inspectInterval
+			})
+		})
+	}
 	return srv.Serve(l)
 }
 

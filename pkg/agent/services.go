@@ -79,7 +79,7 @@ func newServices(n *node) (*serviceController, error) {
 		return nil, err
 	}
 	c.state = service.Load(c.options(whereabouts{}), content)
-	if !n.cfg.Services {
+	if !n.cfg.servesServices() {
 		c.model.Apply(service.Update{Complete: true})
 	}
 	c.now = serviceReport{
@@ -181,7 +181,7 @@ func (c *serviceController) accept(u service.Update) {
 
 // weigh makes an obstacle of an error while this node has never known all Services: new pods could reach none of them.
 func (c *serviceController) weigh(err error) error {
-	if c.read().filled || !c.cfg.Services {
+	if c.read().filled || !c.needed() {
 		return err
 	}
 	return hinder(err)
@@ -280,7 +280,7 @@ func (c *serviceController) write(w service.Writes) {
 
 func (c *serviceController) note(err error) {
 	c.failed = err != nil
-	if err != nil && c.cfg.Services {
+	if err != nil && c.cfg.servesServices() {
 		err = c.weigh(fmt.Errorf("Services that have changed may not be served as they say: %w", err)) //nolint:staticcheck // a name
 	} else if err != nil {
 		err = fmt.Errorf("host ports may not answer on all of this node's addresses: %w", err)
@@ -303,8 +303,8 @@ func (r ranges) equal(o ranges) bool {
 // rangesOfServices are those that --service-cidr and the API name.
 func (l *loop) rangesOfServices() ranges {
 	r := l.services.read()
-	is := ranges{served: l.cfg.Services && r.filled, turned: l.cfg.Services || r.filled}
-	if !l.cfg.Services {
+	is := ranges{served: l.cfg.servesServices() && r.filled, turned: l.cfg.servesServices() || r.filled}
+	if !l.cfg.servesServices() {
 		r.cidrs = nil
 	}
 	is.all = slices.Concat(l.cfg.Service, r.cidrs)
@@ -357,7 +357,7 @@ func (c *serviceController) read() serviceReport {
 // obstacle is why new pods could reach no Service; empty: they can.
 func (c *serviceController) obstacle() string {
 	switch r := c.read(); {
-	case c == nil || !c.cfg.Services || r.filled:
+	case c == nil || !c.needed() || r.filled:
 		return ""
 	case r.unwritten != nil:
 		return enumerate([]string{r.unwritten.Error()})
@@ -378,7 +378,7 @@ func (a *agent) startServices(ctx context.Context, g *errgroup.Group, l *loop) (
 	}
 	g.Go(func() error { return l.services.run(ctx) })
 	g.Go(func() error { return l.services.endSockets(ctx) })
-	if !a.cfg.Services {
+	if !a.cfg.servesServices() {
 		return nil, nil
 	}
 	g.Go(func() error { return l.services.events.run(ctx) })

@@ -180,7 +180,7 @@ func TestServicesBesideNetfilter(t *testing.T) {
 		t.Errorf("said %d times:\n%s", n, said)
 	}
 	assertFound(t, l, "10.96.0.1", "10.244.2.7:8080")
-	l.cfg.Services, l.services = false, nil
+	l.cfg.Services, l.services = ServicesOff, nil
 	l.judge()
 	if told := l.readTold(t); told.Services != "" {
 		t.Errorf("without Services ebpfctl is told %q", told.Services)

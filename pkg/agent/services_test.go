@@ -25,7 +25,7 @@ import (
 func testServices(t *testing.T) *loop {
 	t.Helper()
 	l := testLoop(t)
-	l.cfg.Services, l.cfg.ExternalIPs = true, true
+	l.cfg.Services, l.cfg.ExternalIPs = ServicesOn, true
 	restartServices(t, l)
 	return l
 }

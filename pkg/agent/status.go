@@ -43,6 +43,8 @@ type figures struct {
 	services  serviceReport            // of the Services that are served
 	inStep    time.Time                // when nothing of what is known of Services waited to be written
 	stays     bool                     // this node's Node is there, and nobody is about to delete it, as far as is known
+	yields    yields                   // to what Services are left
+	served    time.Time                // with --services auto: since when the programs have served them; counts while they do
 	left      []string                 // our listeners whose ports kube-proxy has; never changed once it is set
 }
 
@@ -137,6 +139,12 @@ func (s *status) countWays(peers []plan.Peer) {
 // leaves says whether a port is left to kube-proxy until then: only while one may run.
 func (s *status) leaves(until time.Time) bool {
 	return time.Now().Before(until) && s.read().netfilter == netfilter.Translates
+}
+
+// waits says whether the ports on which kube-proxy answers are not ours: one serves, or may be about to.
+func (s *status) waits() bool {
+	f := s.read()
+	return f.yields.any() || time.Since(f.served) < settle
 }
 
 // leave notes whether a listener's port is left to kube-proxy. It reports whether that is new.

@@ -28,8 +28,8 @@ type node struct {
 	scrapes    scrapes
 	// hostPortsAsked says that a pod had asked for a host port when this agent started.
 	hostPortsAsked bool
-	// hostPortsForgone says that the programs that serve them can't be loaded here.
-	hostPortsForgone bool
+	// forgone says that programs that serve Services or host ports can't be loaded here, and nobody insists.
+	forgone bool
 }
 
 // state is what the controllers go by. The loop writes it; they read it.
@@ -42,6 +42,7 @@ type state struct {
 	view      *view     // of the newest look that succeeded; nil: none has
 	hostPorts hostPorts // as last seen
 	plan      plan.Result
+	yields    yields        // to what Services are left
 	applied   bool          // destinations and routes have been written as this plan has them
 	next      time.Duration // until the next pass over the whole node; steps bring it forward by lookAgain
 	// whole says that this pass looks at everything, pods that it looks at pods. Else it goes by what an earlier one found.
@@ -76,8 +77,10 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		tunnel:    &tunnelController{node: n, sysctl: s.Sysctl, mode: m},
 		endpoints: &endpointController{node: n, orphans: newOrphans()},
 		files:     &fileController{node: n},
+		bridge:    &bridgeController{node: n, mode: m},
 		alarm:     newAlarm(),
 	}
+	l.handover = newHandover(n, m, func() bool { return l.services.read().filled })
 	room := func(*state) error { return endpoint.HaveRoom(l.cfg.State) }
 	// In the order in which packets need them. The list for the runtime comes after all of them: judge.
 	l.steps = []step{
@@ -86,7 +89,10 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"tunnel", onPass | onNodes, l.tunnel.configure},
 		{"uplinks", onPass, l.uplinks.attach},
 		{"sysctls", onPass | onNodes, l.sysctls.loosen},
+		{"mode", onPass | onTick, l.bridge.follow},
+		{"services", onPass | onTick, l.handover.follow},
 		{"cluster", onPass | onNodes, vital(l.cluster.writeConfig)},
+		{"services", onTick, vital(l.cluster.writeConfig)}, // of which who serves is a part
 		{"uplinks", onPass | onNodes, l.uplinks.writeAddresses},
 		{"cluster", onPass | onNodes, l.cluster.reconcile}, // what is new before what is gone
 		{"sysctls", onPass, vital(l.sysctls.forward)},      // of pods' links as well

@@ -17,10 +17,12 @@ type whereabouts struct {
 	held, own []netip.Addr
 	// hostPorts are who has a NodePort as a host port.
 	hostPorts map[services.Key]string
+	// yields says that kube-proxy has the ports of Services, or may be about to.
+	yields bool
 }
 
 func (s whereabouts) equal(o whereabouts) bool {
-	return s.known == o.known && s.zone == o.zone && slices.Equal(s.held, o.held) && slices.Equal(s.own, o.own) && maps.Equal(s.hostPorts, o.hostPorts)
+	return s.known == o.known && s.yields == o.yields && s.zone == o.zone && slices.Equal(s.held, o.held) && slices.Equal(s.own, o.own) && maps.Equal(s.hostPorts, o.hostPorts)
 }
 
 func (c *serviceController) options(s whereabouts) service.Options {
@@ -53,6 +55,7 @@ func (c *serviceController) locate(s *state, self string) {
 		return
 	}
 	now := whereaboutsOf(s, self)
+	now.yields = c.status.waits()
 	if now.equal(c.told) {
 		return
 	}

@@ -77,7 +77,7 @@ func (c *Cluster) manifest(ctx context.Context) (string, error) {
 		return path, nil
 	}
 	if c.Options.KubeProxy == NoProxy {
-		return c.Chart(ctx, name, "settings.services=on", fmt.Sprintf("settings.api-server=https://%s", netip.AddrPortFrom(c.apiAddr(), apiPort)))
+		return c.Chart(ctx, name, fmt.Sprintf("settings.api-server=https://%s", netip.AddrPortFrom(c.apiAddr(), apiPort)))
 	}
 	root, err := checkout()
 	if err != nil {

@@ -41,6 +41,7 @@ func (n *Node) AgentArgs(flags ...string) []string {
 		"--state-dir=" + n.StateDir(),
 		"--cni-conf-dir=" + n.ConfDir(),
 		"--cni-bin-dir=" + n.CNIBinDir(),
+		"--services=off", // by default: most tests are about what pods do without
 	}
 	args = append(args, n.lab.Options.AgentFlags...)
 	return append(args, flags...)

@@ -14,7 +14,7 @@ import (
 // A cluster that has never had a kube-proxy: the agents come up by the API server's own address, Services serve everybody, and netfilter
 // has nothing to translate.
 func testServicesWithoutKubeProxy(t *testing.T) {
-	isInPage(t, "services.md", "settings.services=on,settings.api-server=https://ADDRESS:6443")
+	isInPage(t, "install.md", "--set settings.api-server=https://ADDRESS:6443")
 	s := site(t, cluster.Options{Families: dual, KubeProxy: cluster.NoProxy})
 	if err := s.Install(t.Context()); err != nil {
 		t.Fatal(err)
