@@ -99,7 +99,7 @@ func (c *Cluster) RestartClients(ctx context.Context) error {
 		if err := c.StartKubelet(ctx, m); err != nil {
 			return err
 		}
-		if err := c.startKubeProxy(ctx, m); err != nil {
+		if err := c.StartKubeProxy(ctx, m); err != nil {
 			return err
 		}
 	}

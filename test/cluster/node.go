@@ -74,7 +74,7 @@ func (c *Cluster) startNode(ctx context.Context, m *Machine) error {
 	if err := c.configureKubeProxy(m, c.Options.KubeProxy); err != nil {
 		return err
 	}
-	return c.startKubeProxy(ctx, m)
+	return c.StartKubeProxy(ctx, m)
 }
 
 // The modes of kube-proxy.
@@ -101,11 +101,11 @@ func (c *Cluster) SwitchKubeProxy(ctx context.Context, m *Machine, mode string) 
 	if err := c.configureKubeProxy(m, mode); err != nil {
 		return err
 	}
-	return c.startKubeProxy(ctx, m)
+	return c.StartKubeProxy(ctx, m)
 }
 
-// startKubeProxy starts a node's kube-proxy, also again after Stop, where the cluster has one.
-func (c *Cluster) startKubeProxy(ctx context.Context, m *Machine) error {
+// StartKubeProxy starts a node's kube-proxy, also again after Stop, where the cluster has one.
+func (c *Cluster) StartKubeProxy(ctx context.Context, m *Machine) error {
 	if c.Options.KubeProxy == NoProxy {
 		return nil
 	}

@@ -26,7 +26,7 @@ func (c *Cluster) Reboot(ctx context.Context, m *Machine) error {
 	if err := c.StartKubelet(ctx, m); err != nil {
 		return err
 	}
-	return c.startKubeProxy(ctx, m)
+	return c.StartKubeProxy(ctx, m)
 }
 
 // powerCycle is Reboot without the programs.

@@ -53,6 +53,22 @@ func (ns *Namespace) DialTCP(ctx context.Context, to netip.AddrPort, localPort u
 	return ns.dial(ctx, to, localPort, askEcho)
 }
 
+// DialPushed opens a connection to a Server on which the client never speaks again: see Pushed.
+func (ns *Namespace) DialPushed(ctx context.Context, to netip.AddrPort) (*TCPConn, error) {
+	return ns.dial(ctx, to, 0, askPushes)
+}
+
+// Pushed waits for what the server's Push sends.
+func (c *TCPConn) Pushed(ctx context.Context) error {
+	if err := c.SetDeadline(deadlineOf(ctx)); err != nil {
+		return err
+	}
+	if _, err := c.in.ReadByte(); err != nil {
+		return fmt.Errorf("TCP from %s to %s, waiting for the server: %w", c.LocalAddr(), c.RemoteAddr(), err)
+	}
+	return nil
+}
+
 func (ns *Namespace) dial(ctx context.Context, to netip.AddrPort, localPort uint16, ask byte) (c *TCPConn, err error) {
 	defer func() {
 		if err != nil {

@@ -151,3 +151,12 @@ func (p *Process) DialTCP(ctx context.Context, to netip.AddrPort) (*TCPConn, err
 	}
 	return c, nil
 }
+
+// DialUDP makes a UDP socket that talks to one Server.
+func (p *Process) DialUDP(to netip.AddrPort) (*UDPConn, error) {
+	conn, err := p.Dial(unix.SOCK_DGRAM, to)
+	if err != nil {
+		return nil, err
+	}
+	return &UDPConn{conn.(*net.UDPConn)}, nil
+}

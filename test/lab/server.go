@@ -25,6 +25,7 @@ import (
 const (
 	askEcho     = 'e' // every byte comes back
 	askTransfer = 't' // a length of 8 bytes and that many bytes; the answer is their SHA-256
+	askPushes   = 'p' // nothing; each Push sends a byte
 )
 
 // Server answers TCP and UDP on one port in one namespace, and tells each client which address it sees it under.
@@ -35,9 +36,10 @@ type Server struct {
 	tcp []net.Listener
 	udp []*net.UDPConn
 
-	mu    sync.Mutex
-	conns map[net.Conn]struct{}
-	all   sync.WaitGroup
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	pushed map[net.Conn]struct{} // those of conns that have asked for pushes
+	all    sync.WaitGroup
 }
 
 // Serve answers TCP and UDP on a port of every address of the namespace until Close; 0 lets the kernel choose the port.
@@ -52,7 +54,7 @@ func (ns *Namespace) Serve(port uint16) (*Server, error) {
 
 // ServeAt is Serve on some addresses alone.
 func (ns *Namespace) ServeAt(port uint16, addrs ...netip.Addr) (*Server, error) {
-	s := &Server{Port: port, conns: map[net.Conn]struct{}{}}
+	s := &Server{Port: port, conns: map[net.Conn]struct{}{}, pushed: map[net.Conn]struct{}{}}
 	listen := func() error { return s.listen(addrs) }
 	err := ns.Do(listen)
 	// A child that has just been forked has the sockets of a server that has ended until it executes its program; and the
@@ -160,16 +162,26 @@ func (s *Server) acceptTCP(tcp net.Listener) {
 		s.mu.Unlock()
 		s.all.Go(func() {
 			// What goes wrong here is seen, and reported, at the client's end.
-			_ = answerTCP(conn)
+			_ = s.answerTCP(conn)
 			conn.Close()
 			s.mu.Lock()
 			delete(s.conns, conn)
+			delete(s.pushed, conn)
 			s.mu.Unlock()
 		})
 	}
 }
 
-func answerTCP(conn net.Conn) error {
+// Push sends a byte to each client that waits for pushes: a server speaks first, of its own accord.
+func (s *Server) Push() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for conn := range s.pushed {
+		_, _ = conn.Write([]byte{askPushes}) // what goes wrong is seen at the client's end
+	}
+}
+
+func (s *Server) answerTCP(conn net.Conn) error {
 	in := bufio.NewReaderSize(conn, 1<<18)
 	ask, err := in.ReadByte()
 	if err != nil {
@@ -192,6 +204,12 @@ func answerTCP(conn net.Conn) error {
 			return err
 		}
 		_, err = conn.Write(hash.Sum(nil))
+		return err
+	case askPushes:
+		s.mu.Lock()
+		s.pushed[conn] = struct{}{}
+		s.mu.Unlock()
+		_, err = io.Copy(io.Discard, in)
 		return err
 	default:
 		return fmt.Errorf("asked for %q", ask)

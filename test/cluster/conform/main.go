@@ -53,6 +53,7 @@ type options struct {
 	chosen       chosen // what focus is made of; none: it is what the flag says
 	out, version string
 	kept         bool
+	prepare      bool
 	publish      bool
 }
 
@@ -66,6 +67,7 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.out, "out", "../../bin/conformance", "directory for the tests' own logs and reports")
 	flags.StringVar(&o.version, "version", "unknown", "this project's version, for the page")
 	flags.BoolVar(&o.kept, "kept", false, "run nothing: read what earlier runs have left in -out")
+	flags.BoolVar(&o.prepare, "prepare", false, "run nothing: only compile what is not there yet")
 	flags.BoolVar(&o.publish, "publish", false, "write test/cluster/"+page+", from whole runs")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -103,6 +105,10 @@ func run(ctx context.Context, args []string) error {
 	}
 	if o.out, err = filepath.Abs(o.out); err != nil {
 		return fmt.Errorf("find -out: %w", err)
+	}
+	if o.prepare {
+		_, err := prepare(ctx, o)
+		return err
 	}
 	test := testAll
 	if o.kept {
