@@ -25,12 +25,10 @@ const portRetry = 5 * time.Second
 // has one. The goroutine of the controller of Services owns it; those that answer read counts.
 type healthChecks struct {
 	*node
-	// addresses are those of the node on which NodePorts answer, the unspecified one for all; none: not known yet.
+	// addresses are those of the node on which NodePorts answer, the unspecified one for all; none: not known yet, or all is left to kube-proxy.
 	addresses []netip.Addr
-	// yields says that all are left to kube-proxy.
-	yields bool
-	checks map[service.Name]*healthCheck
-	again  time.Time // when a port that could not be opened is tried again; zero: all are open
+	checks    map[service.Name]*healthCheck
+	again     time.Time // when a port that could not be opened is tried again; zero: all are open
 
 	open    connections // of all of them together
 	serving sync.WaitGroup
@@ -61,7 +59,7 @@ func (h *healthChecks) place(s whereabouts) {
 	if len(h.cfg.NodePortAddresses) > 0 {
 		h.addresses = slices.DeleteFunc(slices.Clone(s.held), func(a netip.Addr) bool { return isOfLink(a) || !h.cfg.narrows(a) })
 	}
-	if h.yields = s.yields; h.yields {
+	if s.yields {
 		h.addresses = nil
 	}
 	for _, c := range h.checks {

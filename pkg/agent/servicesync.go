@@ -13,12 +13,9 @@ func (c *serviceController) noteStep(in bool) {
 	}
 }
 
-// mostUnsynced bounds how many changes are remembered while the maps can't be written: of more, those that have waited longest count.
-const mostUnsynced = 10_000
-
 // await has changes waited for until the maps hold them, however often that is tried.
 func (c *serviceController) await(changes []service.Change) {
-	room := mostUnsynced - len(c.unsynced)
+	room := service.MostChanges - len(c.unsynced)
 	c.unsynced = append(c.unsynced, changes[:min(len(changes), room)]...)
 }
 

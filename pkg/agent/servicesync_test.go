@@ -59,10 +59,10 @@ func TestChangesTakeUntilPacketsFindThem(t *testing.T) {
 	assert("once", 4, 5*3600)
 
 	l.services.failed = true
-	change(4, make([]service.Change, mostUnsynced+5)...)
+	change(4, make([]service.Change, service.MostChanges+5)...)
 	change(5, ago(0))
-	if n := len(l.services.unsynced); n != mostUnsynced {
-		t.Errorf("%d changes wait, want %d", n, mostUnsynced)
+	if n := len(l.services.unsynced); n != service.MostChanges {
+		t.Errorf("%d changes wait, want %d", n, service.MostChanges)
 	}
 }
 

@@ -14,6 +14,9 @@ type Change struct {
 	Triggered time.Time
 }
 
+// MostChanges bounds how many are remembered for whoever measures how long they take: of more, those that have waited longest count.
+const MostChanges = 10_000
+
 // Update is one element of the stream of Services that a source delivers. The first one that has no Err is Complete: nothing
 // is known of Services before all of them and all EndpointSlices are.
 type Update struct {

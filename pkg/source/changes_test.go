@@ -116,3 +116,14 @@ func TestReplacedEndpointsAreForgotten(t *testing.T) {
 	}
 	runtime.KeepAlive(k)
 }
+
+// A consumer that takes nothing for long costs no more memory for each further change.
+func TestChangesThatWaitAreBounded(t *testing.T) {
+	p := &pending{begun: true}
+	for n := range service.MostChanges + 5 {
+		p.note(service.Change{Noticed: time.Unix(int64(n), 0)})
+	}
+	if n := len(p.changes); n != service.MostChanges || !p.changes[0].Noticed.Equal(time.Unix(0, 0)) {
+		t.Errorf("%d changes wait, the first of %v", n, p.changes[0].Noticed)
+	}
+}

@@ -69,7 +69,7 @@ func (p *pending) change(triggered time.Time, do func() (changed bool)) {
 
 // note has a change count. Until the consumer has heard of everything, nobody can tell what of that is new.
 func (p *pending) note(c service.Change) {
-	if p.begun && !p.whole {
+	if p.begun && !p.whole && len(p.changes) < service.MostChanges {
 		p.changes = append(p.changes, c)
 	} else if len(p.changes) == 0 {
 		p.changes = append(p.changes, service.Change{Noticed: c.Noticed})
