@@ -14,9 +14,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -117,17 +115,9 @@ var toService = regexp.MustCompile(fmt.Sprintf(`^.*?dport=(%d|3001\d) `, service
 // openConnections are those to Services that the programs, or netfilter, take for open.
 func openConnections(t *testing.T, node *lab.Node) (all []string) {
 	t.Helper()
-	m, err := typed.Open[snat.Key, snat.Value](bpffs.Dir(node.BPFFS()).Map(snat.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	for entry, err := range m.All() {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if entry.Key.Proto == wire.TCP && entry.Value.Flags&flow.Service != 0 && entry.Value.State&(flow.FIN|flow.Reset) == 0 {
-			all = append(all, fmt.Sprintf("ours: %v %+v", entry.Key, entry.Value))
+	for key, value := range content[snat.Key, snat.Value](t, node, snat.Name) {
+		if key.Proto == wire.TCP && value.Flags&flow.Service != 0 && value.State&(flow.FIN|flow.Reset) == 0 {
+			all = append(all, fmt.Sprintf("ours: %v %+v", key, value))
 		}
 	}
 	for _, family := range []string{"ipv4", "ipv6"} {

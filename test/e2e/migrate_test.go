@@ -12,9 +12,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/drops"
-	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
-	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 )
 
@@ -237,15 +235,7 @@ func (m *migration) waitServed(t *testing.T, node *lab.Node, ours bool) {
 	t.Helper()
 	what := map[bool]string{true: "the programs serve on ", false: "kube-proxy serves on "}[ours] + node.Name
 	eventually(t, takeLimit, what, func() bool {
-		m, err := typed.Open[config.Key, config.Value](bpffs.Dir(node.BPFFS()).Map(config.Name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.Close()
-		now, err := m.Get(config.Key{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		now := content[config.Key, config.Value](t, node, config.Name)[config.Key{}]
 		yields := now.Flags & (config.YieldsIPv4 | config.YieldsIPv6)
 		return now.Flags&config.Services != 0 && (yields == 0) == ours && (ours || yields == config.YieldsIPv4|config.YieldsIPv6)
 	})

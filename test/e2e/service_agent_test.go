@@ -148,19 +148,26 @@ func (p *proxied) nodeOf(addr netip.Addr) string {
 	return ""
 }
 
-// serviceFlows is how many flows to Services a node has.
-func serviceFlows(t *testing.T, node *lab.Node) (flows int) {
+// content is what a map of a node's programs has.
+func content[K comparable, V any](t *testing.T, node *lab.Node, name string) map[K]V {
 	t.Helper()
-	m, err := typed.Open[snat.Key, snat.Value](bpffs.Dir(node.BPFFS()).Map(snat.Name))
+	m, err := typed.Open[K, V](bpffs.Dir(node.BPFFS()).Map(name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	for entry, err := range m.All() {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if entry.Value.Flags&flow.Service != 0 {
+	all, err := m.Content()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// serviceFlows is how many flows to Services a node has.
+func serviceFlows(t *testing.T, node *lab.Node) (flows int) {
+	t.Helper()
+	for _, value := range content[snat.Key, snat.Value](t, node, snat.Name) {
+		if value.Flags&flow.Service != 0 {
 			flows++
 		}
 	}
