@@ -309,3 +309,32 @@ func TestRaceBackendOfAnother(t *testing.T) {
 		}
 	})
 }
+
+// redirected is the TC action of an answer that is sent (TC_ACT_REDIRECT).
+const redirected = 7
+
+// Two CPUs meet packets of one pod that do not fit, at once, as when it sends to two others: it is told of both.
+func TestRaceAnswering(t *testing.T) {
+	inOneFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		p := f.whole(udp(podA, 5000, remote, 53)) // nobody may fragment it
+		p.payload = make([]byte, mtu)
+		frame := p.bytes(f)
+		var told atomic.Int64
+		answer := func(int) error {
+			action, err := b.send(wire.FromPod, b.pods[podA].index, frame)
+			if action == redirected {
+				told.Add(1)
+			}
+			return err
+		}
+		b.beside(*rounds, answer, answer, func(round int) {
+			if round%40 == 0 { // a pod may be told a hundred at once
+				b.addPod(podA)
+			}
+		})
+		if want := int64(2 * *rounds); told.Load() != want {
+			t.Errorf("the pod is told of %d packets of %d", told.Load(), want)
+		}
+	})
+}
