@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // betweenBookmarks is how often a watch is told of the version that it has reached.
@@ -94,13 +95,16 @@ func (s *apiServer) add(path string, kind metav1.TypeMeta, objects []object) (*r
 	return r, nil
 }
 
-// serveNodes serves the Nodes on the loopback of the lab's nodes, and has their agents ask there until it is closed.
+// serveNodes serves the Nodes, and an ordinary number of Services, on the loopback of the lab's nodes, and has their agents ask there until it is closed.
 func serveNodes(l *lab.Lab, specs []lab.NodeSpec) (*apiServer, error) {
 	s, err := newAPIServer(specs)
 	if err != nil {
 		return nil, err
 	}
 	s.lab = l
+	if _, err := serveMany(s, manyServices(result.OrdinaryServices, specs)); err != nil {
+		return nil, err
+	}
 	if err := s.listen(); err != nil {
 		return nil, err
 	}

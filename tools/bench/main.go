@@ -211,7 +211,7 @@ func publishable(run *result.Run, into string) error {
 	if into == "" {
 		return nil
 	}
-	whole := result.Names(run.Profile == result.ClusterProfile)
+	whole := result.Whole(run.Profile == result.ClusterProfile)
 	if run.Profile != result.ClusterProfile {
 		whole = append(result.Modes(), whole...)
 	}

@@ -62,8 +62,8 @@ func quick() profile {
 // full has a hundred of each in five rounds: the least that has a p99.
 func full() profile {
 	return profile{
-		name: "full", rounds: 5, duration: 850 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 20, rest: 10 * time.Second, changes: 20,
-		ipv6: []string{"udp64", "tcp1", "crr", "flows"},
+		name: "full", rounds: 5, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 20, rest: 10 * time.Second, changes: 20,
+		ipv6: []string{"udp64", "tcp1", "crr", "flows", "service-udp64"},
 	}
 }
 
@@ -123,6 +123,9 @@ func known(what string, names, all []string) error {
 
 // groups are a workload's: all modes at one point, or all points in one mode. One that was asked for by name is measured in any profile.
 func (p profile) groups(w result.Workload, modes []string, named bool) (groups []group) {
+	if w.Named && !named {
+		return nil
+	}
 	paths, points := w.Paths, w.Points
 	if p.name == quick().name && (w.Quick != nil || !named) {
 		paths = w.Quick
@@ -132,7 +135,7 @@ func (p profile) groups(w result.Workload, modes []string, named bool) (groups [
 	}
 	modes = slices.DeleteFunc(modes, func(mode string) bool {
 		ipv6 := mode == result.IPv6 || mode == result.IPTablesIPv6
-		return !named && (ipv6 && !slices.Contains(p.ipv6, w.Name) || mode == result.Services && w.Modes == nil)
+		return !named && ipv6 && !slices.Contains(p.ipv6, w.Name)
 	})
 	of := func(path string, points []int, modes []string) {
 		var g group

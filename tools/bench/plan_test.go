@@ -13,7 +13,7 @@ import (
 )
 
 func TestProfilesEndInTime(t *testing.T) {
-	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 42 * time.Minute} {
+	for name, limit := range map[string]time.Duration{"quick": 7 * time.Minute, "full": 25 * time.Minute} {
 		p, err := newPlan(map[string]profile{"quick": quick(), "full": full()}[name], nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -29,7 +29,7 @@ func TestFullProfileMeasuresEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range result.Names(false) {
+	for _, name := range result.Whole(false) {
 		if !slices.Contains(p.workloads(), name) {
 			t.Errorf("%s is in the table and not in the full profile", name)
 		}
@@ -40,7 +40,7 @@ func TestFullProfileMeasuresEverything(t *testing.T) {
 }
 
 func TestPlanSelects(t *testing.T) {
-	p, err := newPlan(full(), []string{result.IPTables, result.Direct}, []string{"udp64", "cni", "nodes", "agent"})
+	p, err := newPlan(full(), []string{result.IPTables, result.Direct}, []string{"udp64", "cni", "service-udp64", "agent"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,8 +49,8 @@ func TestPlanSelects(t *testing.T) {
 		"udp64, same node, direct; udp64, same node, iptables", "udp64, across nodes, direct; udp64, across nodes, iptables",
 		"udp64, egress, direct; udp64, egress, iptables",
 		"cni, iptables", // no plugin in direct, and no agent in either
-		"nodes, across nodes, 2 nodes, iptables; nodes, across nodes, 5000 nodes, iptables; " +
-			"nodes, across nodes, 1000 nodes, iptables; nodes, across nodes, 100 nodes, iptables",
+		"service-udp64, same node, 0 Services, iptables; service-udp64, same node, 1 Services, iptables",
+		"service-udp64, across nodes, 0 Services, iptables; service-udp64, across nodes, 1 Services, iptables",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s", strings.Join(got, "\n"))
@@ -75,7 +75,7 @@ func TestJudgedModesAreNeighbours(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, ebpf+services; udp64, same node, iptables; udp64, same node, ebpf+ipv6; udp64, same node, iptables+ipv6; " +
+	want := "udp64, same node, direct; udp64, same node, ebpf; udp64, same node, iptables; udp64, same node, ebpf+ipv6; udp64, same node, iptables+ipv6; " +
 		"udp64, same node, ebpf+kube-proxy; udp64, same node, ptp; udp64, same node, nftables"
 	if got := described(p)[0]; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -92,8 +92,10 @@ func TestPlanOfIPv6(t *testing.T) {
 		"quick": {quick(), nil, []string{"crr, across nodes, ebpf+ipv6"}},
 		"full": {full(), nil, []string{
 			"udp64, same node, ebpf+ipv6", "udp64, across nodes, ebpf+ipv6", "udp64, egress, ebpf+ipv6",
-			"tcp1, same node, ebpf+ipv6", "tcp1, across nodes, ebpf+ipv6", "tcp1, egress, ebpf+ipv6",
-			"crr, same node, ebpf+ipv6", "crr, across nodes, ebpf+ipv6", "crr, egress, ebpf+ipv6", "flows, across nodes, ebpf+ipv6", "flows, egress, ebpf+ipv6",
+			"tcp1, same node, ebpf+ipv6", "tcp1, across nodes, ebpf+ipv6",
+			"crr, across nodes, ebpf+ipv6", "flows, across nodes, ebpf+ipv6", "flows, egress, ebpf+ipv6",
+			"service-udp64, same node, 0 Services, ebpf+ipv6; service-udp64, same node, 1 Services, ebpf+ipv6",
+			"service-udp64, across nodes, 0 Services, ebpf+ipv6; service-udp64, across nodes, 1 Services, ebpf+ipv6",
 		}},
 		"by name": {quick(), []string{"rr", "cni"}, []string{"rr, across nodes, ebpf+ipv6"}},
 	} {
@@ -109,30 +111,21 @@ func TestPlanOfIPv6(t *testing.T) {
 	}
 }
 
-// Where Services are served is measured with what goes to Services, and in whatever was asked for by name.
-func TestPlanOfServices(t *testing.T) {
+// What only a name asks for is in no profile.
+func TestPlanOfNamed(t *testing.T) {
 	for name, c := range map[string]struct {
-		profile profile
-		named   []string
-		want    []string
-	}{
-		"full": {full(), nil, []string{
-			"service-udp64", "service-many", "service-crr", "nodeport-udp64", "nodeport-crr", "host-udp64", "host-crr", "agent-services", "change-services",
-		}},
-		"by name": {quick(), []string{"udp64", "service-crr"}, []string{"udp64", "service-crr"}},
-	} {
+		named []string
+		want  bool
+	}{"whole": {nil, false}, "by name": {[]string{"udp64", "cni10"}, true}} {
 		t.Run(name, func(t *testing.T) {
-			p, err := newPlan(c.profile, []string{result.Services}, c.named)
+			p, err := newPlan(full(), nil, c.named)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := p.workloads(); !slices.Equal(got, c.want) {
-				t.Errorf("got %v, want %v", got, c.want)
+			if got := slices.Contains(p.workloads(), "cni10"); got != c.want {
+				t.Errorf("the plan has %v", p.workloads())
 			}
 		})
-	}
-	if p, err := newPlan(quick(), []string{result.Services}, nil); err == nil {
-		t.Errorf("a quick run has %v", p.workloads())
 	}
 }
 
@@ -161,9 +154,9 @@ func TestPointsTakeTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	for round, want := range map[int]string{
-		1: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; services ebpf 0; services iptables 0; ",
-		2: "nodes ebpf 100, 1000, 5000, 2; nodes iptables 100, 1000, 5000, 2; services iptables 0; services ebpf 0; ",
-		3: "nodes ebpf 2, 5000, 1000, 100; nodes iptables 2, 5000, 1000, 100; services ebpf 0; services iptables 0; ",
+		1: "nodes ebpf 2, 5000; services ebpf 0; services iptables 0; ",
+		2: "nodes ebpf 5000, 2; services iptables 0; services ebpf 0; ",
+		3: "nodes ebpf 2, 5000; services ebpf 0; services iptables 0; ",
 	} {
 		var got strings.Builder
 		last := ""

@@ -35,7 +35,7 @@ func TestPublish(t *testing.T) {
 		"short":          {"full", func(r *result.Run) { r.Indicative = true }, "it is a short one"},
 		"interrupted":    {"full", func(r *result.Run) { r.Interrupted = "got interrupt" }, "it was interrupted: got interrupt"},
 		"changed":        {"full", func(r *result.Run) { r.Environment.Dirty = true }, "the checkout has changes that no commit has"},
-		"partial":        {"full", func(r *result.Run) { r.Modes, r.Workloads = r.Modes[1:], r.Workloads[:1] }, "it leaves out direct, udp1400, tcp1"},
+		"partial":        {"full", func(r *result.Run) { r.Modes, r.Workloads = r.Modes[1:], r.Workloads[:1] }, "it leaves out direct, tcp1, rr"},
 		"part, cluster":  {result.ClusterProfile, func(r *result.Run) { r.Workloads = r.Workloads[1:] }, "it leaves out first-packet"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -99,7 +99,7 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 
 // grow brings a network to the size that a task wants.
 func grow(ctx context.Context, network *modes.Network, t task) error {
-	nodes, services := 2, modes.Services{}
+	nodes, services := 2, modes.Services{Number: result.OrdinaryServices}
 	switch t.Axis {
 	case "nodes":
 		nodes = t.point

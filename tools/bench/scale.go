@@ -16,6 +16,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/modes"
+	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 const (
@@ -69,7 +70,7 @@ func (s *scale) close() (err error) {
 
 // start starts the agent of a node, and waits until it knows all Nodes.
 func (s *scale) start(ctx context.Context, node *lab.Node) error {
-	if err := node.StartAgent(); err != nil {
+	if err := node.StartAgent(modes.AgentFlags(result.EBPF)...); err != nil {
 		return err
 	}
 	if err := node.WaitReady(ctx); err != nil {

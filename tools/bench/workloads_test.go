@@ -35,7 +35,7 @@ func tiny(t *testing.T) plan {
 	t.Helper()
 	p := full()
 	p.rounds, p.duration, p.warmup, p.pods, p.rest, p.changes = 1, 60*time.Millisecond, 20*time.Millisecond, 1, time.Second, 2
-	made, err := newPlan(p, nil, nil)
+	made, err := newPlan(p, nil, result.Names(false))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func tiny(t *testing.T) plan {
 				return false
 			}
 			// TestModes has each mode tell its paths apart; here all of them meet the generators on one.
-			return t.mode != result.EBPF && t.mode != result.IPTables && t.mode != result.Services
+			return t.mode != result.EBPF && t.mode != result.IPTables
 		})
 		for i := range made.groups[n] {
 			t := &made.groups[n][i]

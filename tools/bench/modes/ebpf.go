@@ -124,8 +124,9 @@ func sweepOnce(node *lab.Node, c datapath.Collector) (empty bool, err error) {
 	return empty, err
 }
 
-// forgetClients has the programs take no pod for one that has sent to a Service: its packets are spared lookups until it has.
-func forgetClients(node *lab.Node) error {
+// makeClients has the programs take every pod, but not the world, for one that has sent to a Service, as each has that ever asked for a name: from then on
+// they look for its packets among flows to Services.
+func makeClients(node *lab.Node) error {
 	m, err := devices.Open(bpffs.Dir(node.BPFFS()).Map(devices.Name))
 	if err != nil {
 		return fmt.Errorf("devices of %s: %w", node.Name, err)
@@ -133,7 +134,10 @@ func forgetClients(node *lab.Node) error {
 	defer m.Close()
 	all, err := m.Content()
 	for k, v := range all {
-		v.Flags = 0
+		v.Flags = devices.Client
+		if k.Ifindex == devices.World {
+			v.Flags = 0
+		}
 		err = errors.Join(err, m.Put(k, v))
 	}
 	return err

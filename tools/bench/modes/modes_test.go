@@ -132,7 +132,7 @@ func TestModes(t *testing.T) {
 			map[string]func(*testing.T, *Network){
 				result.Direct: seesDroppedPackets, result.EBPF: seesADetachedProgram, result.IPTables: seesABridgeWithoutNetfilter, result.KubeProxy: chainsPortmap,
 				result.PTP: func(*testing.T, *Network) {}, result.NFTables: func(t *testing.T, n *Network) { everyPacketMeetsNftables(t, n); seesABridgeWithoutNetfilter(t, n) },
-				result.Services: seesADetachedProgram, result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay, result.IPv6: seesADetachedProgram, result.IPTablesIPv6: seesABridgeWithoutNetfilter,
+				result.VXLAN: seesADirectWay, result.IPTablesVXLAN: seesADirectWay, result.IPv6: seesADetachedProgram, result.IPTablesIPv6: seesABridgeWithoutNetfilter,
 			}[mode](t, n)
 		})
 	}

@@ -57,7 +57,7 @@ const (
 // setups are all modes. The one without any is the machine's own limit.
 var setups = map[string]setup{
 	result.Direct: {},
-	result.EBPF:   {agent: true},
+	result.EBPF:   {agent: true, services: true},
 	// Each packet between pods is looked up in the kernel's table of connections, and what leaves walks the stack. Host ports are left to
 	// portmap, whose rules stand beside kube-proxy's in the classical networks.
 	result.KubeProxy: {agent: true, flags: []string{"--kube-proxy", "on", "--portmap", "on"}, rules: iptables},
@@ -65,15 +65,22 @@ var setups = map[string]setup{
 	result.PTP:       {plugin: "ptp", rules: iptables, masquerade: "kind"},
 	result.NFTables:  {plugin: "bridge", rules: nftables, masquerade: "flannel"},
 	// Both have a tunnel though their nodes share a link, on which it is compared with the other networks' direct way.
-	result.VXLAN:         {agent: true, flags: []string{"--routing-mode", "vxlan"}, tunnel: ownTunnel},
+	result.VXLAN:         {agent: true, flags: []string{"--routing-mode", "vxlan"}, tunnel: ownTunnel, services: true},
 	result.IPTablesVXLAN: {plugin: "bridge", rules: iptables, masquerade: "flannel", tunnel: flannelDevice},
-	result.Services:      {agent: true, flags: []string{"--services", "on", "--service-cidr", serviceCIDR[wire.IPv4].String()}, services: true},
-	result.IPv6:          {agent: true, family: wire.IPv6},
+	result.IPv6:          {agent: true, family: wire.IPv6, services: true},
 	result.IPTablesIPv6:  {plugin: "bridge", rules: iptables, masquerade: "flannel", family: wire.IPv6},
 }
 
 // AgentFlags are those of a mode's agents.
-func AgentFlags(mode string) []string { return setups[mode].flags }
+func AgentFlags(mode string) []string { return setups[mode].agentFlags() }
+
+// agentFlags are those that differ from the lab's: there Services are off unless a flag says so, and nothing tells of their range.
+func (s setup) agentFlags() []string {
+	if !s.services {
+		return s.flags
+	}
+	return append([]string{"--services", "auto", "--service-cidr", serviceCIDR[s.family].String()}, s.flags...)
+}
 
 func (s setup) bridged() bool { return s.plugin == "bridge" }
 
@@ -132,7 +139,7 @@ func (n *Network) furnish(ctx context.Context) error {
 		return err
 	}
 	if n.setup.agent {
-		if err := n.lab.StartAgents(ctx, n.setup.flags...); err != nil {
+		if err := n.lab.StartAgents(ctx, n.setup.agentFlags()...); err != nil {
 			return err
 		}
 	}
@@ -173,7 +180,9 @@ func (n *Network) addHosts(ctx context.Context) (err error) {
 		}
 		n.hosts[name] = pod.Namespace
 	}
-	return nil
+	// The world as a cloud's network: it knows the way to a pod, for what it sends straight to one.
+	pod := n.hosts[server].Addr()
+	return n.lab.Outside.AddRoute(netip.PrefixFrom(pod, pod.BitLen()), n.lab.Nodes[0].Addr(), "")
 }
 
 // Ends are the two ends of a path.
@@ -182,6 +191,8 @@ func (n *Network) Ends(path string) (from, to *lab.Namespace) {
 	switch path {
 	case result.Inbound:
 		return n.lab.Outside, remote
+	case result.InboundLocal:
+		return n.lab.Outside, n.hosts[server]
 	case result.FromNode:
 		return n.lab.Nodes[0].Namespace, remote
 	}
@@ -332,7 +343,7 @@ func (n *Network) Forget() (err error) {
 			err = errors.Join(err, sweepAll(node))
 		}
 		if n.setup.services {
-			err = errors.Join(err, forgetClients(node))
+			err = errors.Join(err, makeClients(node))
 		}
 	}
 	if err != nil {

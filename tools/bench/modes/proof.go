@@ -50,6 +50,8 @@ func (n *Network) proof(path string, served bool) proof {
 		p.through = []string{"client eth0 tx", "n1 eth0 tx", "n2 eth0 rx", "remote eth0 rx"}
 	case result.Inbound: // by the first node's one link in and out, there and back
 		p.through, p.both = []string{"n2 eth0 rx", "remote eth0 rx"}, []string{"n1 eth0 rx", "n1 eth0 tx"}
+	case result.InboundLocal:
+		p.through = []string{"n1 eth0 rx", "server eth0 rx"}
 	case result.FromNode:
 		p.through = []string{"n1 eth0 tx", "n2 eth0 rx", "remote eth0 rx"}
 	default:
@@ -67,7 +69,7 @@ func (n *Network) proof(path string, served bool) proof {
 		n.programs(&p, path, served)
 	}
 	if n.setup.plugin != "" {
-		n.netfilter(&p, path)
+		n.netfilter(&p, path, served)
 	}
 	switch {
 	case served && path == result.FromNode && n.setup.services: // the socket is translated, and no packet of it
@@ -105,6 +107,9 @@ func (n *Network) programs(p *proof, path string, served bool) {
 		p.both = append(p.both, event(wire.FromUplink, traffic.Forwarded))
 		p.through = append(p.through, carriedName("n2", wire.FromUplink, traffic.Delivered))
 		p.few = append(p.few, sent, stack, event(wire.FromUplink, traffic.Stack))
+	case path == result.InboundLocal:
+		p.through = append(p.through, event(wire.FromUplink, traffic.Delivered))
+		p.few = append(p.few, stack, delivered, event(wire.FromUplink, traffic.Stack))
 	case path == result.FromNode:
 		p.through = append(p.through, event(wire.ToUplink, traffic.Stack), carriedName("n2", wire.FromUplink, traffic.Delivered))
 		p.few = append(p.few, sent, stack, event(wire.ToUplink, traffic.Forwarded))
@@ -133,10 +138,10 @@ func (n *Network) programs(p *proof, path string, served bool) {
 
 // netfilter adds what the classical networks count. Every new flow met the FORWARD chain (also between ports of a bridge) and is tracked since. Where its
 // rules count, so did every packet.
-func (n *Network) netfilter(p *proof, path string) {
+func (n *Network) netfilter(p *proof, path string, served bool) {
 	nodes := []string{"n1", "n2"}
 	switch path {
-	case result.SameNode, result.Egress:
+	case result.SameNode, result.Egress, result.InboundLocal:
 		nodes = nodes[:1]
 	case result.FromNode: // what a node sends itself is not forwarded there
 		nodes = nodes[1:]
@@ -145,7 +150,7 @@ func (n *Network) netfilter(p *proof, path string) {
 		p.through = append(p.through, "n1 "+bridge+" rx")
 	}
 	for _, node := range nodes {
-		if node == "n2" || path != result.Inbound { // there kube-proxy's mark lets the first packets pass before
+		if node == "n2" || !served || !inbound(path) { // there kube-proxy's mark lets the first packets pass before
 			p.opened = append(p.opened, node+" "+opened)
 		}
 		p.held = append(p.held, node+" tracked")

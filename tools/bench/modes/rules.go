@@ -18,7 +18,6 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/test/lab"
-	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
 // The addresses of the whole cluster, in each family. They are one network (flannel's Network, kube-proxy's --cluster-cidr), wide enough
@@ -158,8 +157,9 @@ func (n *Network) chains(node *lab.Node) (all []chain) {
 			iptables: {list("nat", "KUBE-SERVICES"), map[string]string{translated: fmt.Sprintf("-d %s/", ip)}},
 			nftables: {[]string{"nft", "list", "chain", "ip", "kube-proxy", "services"}, map[string]string{translated: fmt.Sprintf("ip daddr %s counter", ip)}},
 		}
-		if n.services.Served == result.Inbound {
+		if inbound(n.services.Served) {
 			of[iptables] = chain{list("nat", "KUBE-NODEPORTS"), map[string]string{translated: "-j KUBE-EXT-"}}
+			of[nftables] = chain{of[nftables].list, map[string]string{translated: "ip daddr @nodeport-ips counter"}}
 		}
 		all = append(all, of[n.setup.rules])
 	}

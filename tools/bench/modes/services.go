@@ -62,11 +62,14 @@ const (
 
 // Frontend is where the client of a path sends what is for that Service: its ClusterIP or, from outside, its NodePort on the first node; and its first port.
 func (n *Network) Frontend(path string) netip.AddrPort {
-	if path == result.Inbound {
+	if inbound(path) {
 		return netip.AddrPortFrom(n.lab.Nodes[0].Addr(), nodePort)
 	}
 	return netip.AddrPortFrom(after(serviceCIDR[n.setup.family].Addr(), 5), servicePort)
 }
+
+// inbound says that a path begins at the host outside.
+func inbound(path string) bool { return path == result.Inbound || path == result.InboundLocal }
 
 // after is the address n after another one.
 func after(a netip.Addr, n int) netip.Addr {

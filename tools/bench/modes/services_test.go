@@ -1,8 +1,10 @@
 package modes
 
 import (
+	"net/netip"
 	"testing"
 
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
 
@@ -28,7 +30,7 @@ func servesAService(t *testing.T, n *Network) {
 		before, after, _ = exchange(t, n, path)
 		complains(t, n.Carried(before, after, path, translated), "rose by 0")
 	}
-	if n.Mode == result.IPTables || n.Mode == result.Services {
+	if n.Mode == result.IPTables || n.Mode == result.EBPF || n.Mode == result.NFTables {
 		servesOthers(t, n)
 	}
 	if _, err := n.Resize(t.Context(), 2, Services{}); err != nil {
@@ -36,7 +38,19 @@ func servesAService(t *testing.T, n *Network) {
 	}
 }
 
-// servesOthers: what the world and the node's own processes send to a Service arrives in the node's name, and the two are told apart; so is a process outside the
+// seenVia is the address under which a client on a path of a Service arrives. On the node that has the endpoint kube-proxy's rules masquerade to the bridge, and
+// the programs to nothing.
+func (n *Network) seenVia(path string) netip.Addr {
+	switch {
+	case path == result.InboundLocal && n.setup.services:
+		return lab.GatewayAddr[n.setup.family]
+	case path == result.InboundLocal:
+		return n.lab.Nodes[0].PodCIDR().Addr().Next()
+	}
+	return n.lab.Nodes[0].Addr()
+}
+
+// servesOthers: what the world and the node's own processes send to a Service arrives in the node's name, or the bridge's, or its own, and they are told apart; so is a process outside the
 // node's cgroup, which the programs serve packet by packet.
 func servesOthers(t *testing.T, n *Network) {
 	t.Helper()
@@ -54,7 +68,7 @@ func servesOthers(t *testing.T, n *Network) {
 		if err := leave(); err != nil {
 			t.Fatal(err)
 		}
-		if seen != n.lab.Nodes[0].Addr() {
+		if seen != n.seenVia(path) {
 			t.Errorf("%s, through a Service: the server saw %s", path, seen)
 		}
 		for _, claimed := range append(result.ServicePaths(), result.AcrossNodes) {
@@ -67,7 +81,7 @@ func servesOthers(t *testing.T, n *Network) {
 			}
 		}
 	}
-	if n.Mode == result.Services {
+	if n.Mode == result.EBPF {
 		before, after, _ := exchangeVia(t, n, result.FromNode, n.Frontend(result.FromNode))
 		complains(t, n.Carried(before, after, result.FromNode, translated), "to_uplink forwarded")
 	}

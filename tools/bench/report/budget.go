@@ -43,24 +43,18 @@ func budgets() (all []budget) {
 	rate("flows", result.Egress, result.IPTables, 1.3)
 	nodes := result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: result.Nodes}
 	all = append(all,
-		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.EBPF, base: result.IPTables}, bound: 0.5},
+		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.KubeProxy, base: result.IPTables}, bound: 1.0, how: "without Services"},
+		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.EBPF, base: result.IPTables}, bound: 1.2},
 		budget{subject: subject{row: nodes, mode: result.EBPF, itself: true, from: 2}, bound: 1.03, how: "busy flow"})
 	itself := func(workload, metric string, bound float64, how string) {
 		all = append(all, budget{subject: subject{row: result.Row{Workload: workload, Metric: metric}, mode: result.EBPF}, bound: bound, how: how})
 	}
-	itself("agent", "memory", 80, "")
-	itself("agent", "complete", 2, "")
 	itself("agent-api", "memory", 80, "")
 	itself("agent-api", "complete", 2, "")
 	itself("change-api", result.P99, 50, "an agent at rest")
-	itself("change", result.P99, 50, "")
-	itself("change5000", result.P99, 50, "")
 	itself("agent-rest", "cpu", 1, "")
 	itself("agent-rest", "memory", 80, "")
 	itself("agent-routes", "cpu", 5, "")
-	itself("status", "took", 1, "")
-	last := result.Row{Workload: "pods", Metric: "add-p50", Point: result.Pods}
-	all = append(all, budget{subject: subject{row: last, mode: result.EBPF, itself: true, from: 1}, bound: 1.2})
 	return slices.Concat(all, ipv6Budgets(), tunnelBudgets(), serviceBudgets())
 }
 
@@ -76,6 +70,10 @@ func ipv6Budgets() (all []budget) {
 	of("tcp1", result.SameNode, result.AcrossNodes)
 	of("crr", result.AcrossNodes)
 	of("flows", result.Egress)
+	for _, path := range []string{result.SameNode, result.AcrossNodes} {
+		row := result.Row{Workload: "service-udp64", Path: path, Metric: result.Rate, Point: 1}
+		all = append(all, budget{subject: subject{row: row, mode: result.IPv6, base: result.EBPF}, bound: 0.95, how: throughClusterIP + ", IPv6"})
+	}
 	return all
 }
 
@@ -97,24 +95,30 @@ func tunnelBudgets() (all []budget) {
 		budget{subject: of("change-api", "", result.P99), bound: 50, how: "an agent at rest, VXLAN"})
 }
 
+// throughClusterIP is what the rows of a sweep by the number of Services leave out of their titles.
+const throughClusterIP = "through a ClusterIP"
+
 // serviceBudgets are those of Services: faster than kube-proxy, hardly slower than without them, and as fast with many as with one.
 func serviceBudgets() (all []budget) {
 	of := func(workload, path, metric string, point int) subject {
-		return subject{row: result.Row{Workload: workload, Path: path, Metric: metric, Point: point}, mode: result.Services}
+		return subject{row: result.Row{Workload: workload, Path: path, Metric: metric, Point: point}, mode: result.EBPF}
 	}
 	through := func(s subject, base string, bound float64) {
 		s.base = base
-		all = append(all, budget{subject: s, bound: bound, how: "through a ClusterIP"})
+		all = append(all, budget{subject: s, bound: bound, how: howServed(s.row)})
 	}
 	itself := func(s subject, from int, bound float64) {
 		s.itself, s.from = true, from
-		all = append(all, budget{subject: s, bound: bound, how: "through a ClusterIP"})
+		all = append(all, budget{subject: s, bound: bound, how: howServed(s.row)})
 	}
-	for _, path := range []string{result.SameNode, result.AcrossNodes} {
-		one := of("service-udp64", path, result.Rate, 1)
+	packets := func(one subject) {
 		through(one, result.IPTables, 1.5)
 		through(one, result.NFTables, 1.5)
 		itself(one, 0, 0.95)
+	}
+	packets(of("nodeport-local-udp64", result.InboundLocal, result.Rate, 1))
+	for _, path := range []string{result.SameNode, result.AcrossNodes} {
+		packets(of("service-udp64", path, result.Rate, 1))
 		itself(of("service-many", path, result.Cost, result.ManyServices), 1, 1.03)
 	}
 	many := of("service-crr", result.AcrossNodes, result.Rate, result.ManyServices)
@@ -126,6 +130,14 @@ func serviceBudgets() (all []budget) {
 		budget{subject: of("agent-services", "", "complete", 0), bound: 2},
 		budget{subject: of("change-services", "", result.P99, 0), bound: 50},
 		budget{subject: of("change-services", "", "calls", 0), bound: 4})
+}
+
+// howServed says by which of a Service's addresses packets went.
+func howServed(row result.Row) string {
+	if row.Path == result.InboundLocal {
+		return "through a NodePort"
+	}
+	return throughClusterIP
 }
 
 // clusterBudgets are those that hold on a real cluster too.
@@ -140,7 +152,7 @@ func clusterBudgets() []budget {
 // key names a budget in the file of reasons.
 func (b budget) key() string {
 	key := join(b.row.Workload, b.row.Path)
-	if b.mode == result.VXLAN || b.mode == result.IPv6 {
+	if b.mode == result.VXLAN || b.mode == result.IPv6 || b.mode == result.KubeProxy && b.base != "" {
 		key = join(key, b.mode)
 	}
 	switch {
@@ -194,7 +206,7 @@ func judge(run *result.Run, b budget) judgement {
 		return j
 	}
 	j.measured = r.withUnit()
-	if b.mode == result.EBPF || b.mode == result.Services {
+	if b.mode == result.EBPF {
 		other := b.subject
 		other.mode = result.KubeProxy
 		if beside, ok := other.read(run); ok {

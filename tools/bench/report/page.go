@@ -20,7 +20,11 @@ func section(run *result.Run, files []figure, plots string) string {
 	for _, b := range asked {
 		verdicts = append(verdicts, judge(run, b))
 	}
-	text := origin(run) + verdictTable(verdicts)
+	text := origin(run)
+	if run.Profile != result.ClusterProfile {
+		text += "### An ordinary cluster with Services\n\n" + ordinary(run, verdicts) + "### Budgets\n\n"
+	}
+	text += verdictTable(verdicts)
 	for _, f := range files {
 		text += fmt.Sprintf("![%s](%s/%s.svg)\n\n", f.title, plots, f.name)
 	}
@@ -59,14 +63,18 @@ func verdictTable(verdicts []judgement) string {
 	counts := map[string]int{}
 	for _, j := range verdicts {
 		counts[j.verdict]++
-		verdict := j.verdict
-		if verdict == met || verdict == missed {
-			verdict = "**" + verdict + "**"
-		}
-		lines = append(lines, []string{j.title(), dash(j.over()), j.text(), dash(j.measured), verdict, j.beside})
+		lines = append(lines, []string{j.title(), dash(j.over()), j.text(), dash(j.measured), emphasised(j.verdict), j.beside})
 	}
 	return fmt.Sprintf("%d budgets met, %d missed, %d not judged or not measured.\n\n", counts[met], counts[missed], len(verdicts)-counts[met]-counts[missed]) +
 		table([]string{"what", "against", "asked", "measured", "verdict", "beside kube-proxy"}, lines)
+}
+
+// emphasised is a verdict as tables have it.
+func emphasised(verdict string) string {
+	if verdict == met || verdict == missed {
+		return "**" + verdict + "**"
+	}
+	return verdict
 }
 
 // misses are the reasons of what is missed, and what else is to be said of a verdict.
@@ -77,30 +85,6 @@ func misses(verdicts []judgement) (text string) {
 		}
 	}
 	return text
-}
-
-// headline is three of a run's figures for the first page of the project: packets, connections, and flows to the world.
-func headline(run *result.Run) string {
-	row := func(workload, path, metric string) result.Row {
-		return result.Row{Workload: workload, Path: path, Metric: metric}
-	}
-	var lines [][]string
-	for _, r := range []result.Row{
-		row("udp64", result.AcrossNodes, result.Rate), row("crr", result.AcrossNodes, result.Rate), row("flows", result.Egress, result.Rate),
-	} {
-		figure := func(mode string) string {
-			return strings.TrimSuffix(median(run, r, mode)+": "+ratio(run, r, mode, result.IPTables), ": ")
-		}
-		if figure(result.EBPF) != "" {
-			lines = append(lines, []string{rowTitle(r), median(run, r, result.IPTables), figure(result.EBPF), figure(result.KubeProxy), ratio(run, r, result.EBPF, result.Direct)})
-		}
-	}
-	e := run.Environment
-	return table([]string{"", "bridge + iptables", "ebpf-cni", "ebpf-cni beside kube-proxy", "ebpf-cni, of the machine's limit"}, lines) +
-		"Beside ebpf-cni's figures stands their ratio to bridge + iptables, which has kube-proxy's rules always. The second column is a cluster without " +
-		"kube-proxy, the third one with it, such as kubeadm makes: what leaves for the world walks the host's stack there. None of this goes to Services.\n\n" +
-		fmt.Sprintf("Medians of %s on %s (%s), Linux %s, commit %s; ratios with their spread. Budgets, plots and how all was measured: [BENCHMARKS.md](BENCHMARKS.md).\n",
-			plural(run.Rounds, "round"), e.CPU, plural(e.Cores, "core"), e.Kernel, commit(e))
 }
 
 // clusterHeadline is one sentence for each thing that somebody asks who looks for a network.

@@ -16,7 +16,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 	run := &result.Run{
 		Schema: result.Schema, Profile: "full", Command: "bench --profile full", Rounds: rounds, Duration: 1, Warmup: 0.2,
 		Started: started, Finished: started.Add(20 * time.Minute),
-		Workloads: []string{"udp64", "rr", "bpf", "cni", "nodes", "agent", "change"},
+		Workloads: []string{"udp64", "rr", "bpf", "cni", "nodes", "agent-api", "change"},
 		Modes:     []string{"direct", "ebpf", "iptables"},
 		Environment: result.Environment{
 			Kernel: "6.18.0 x86_64", CPU: "Synthetic | 3000", Cores: 2, MemoryMB: 4096, Commit: "0123456789abcdef0123", Dirty: true,
@@ -59,7 +59,7 @@ func synthetic(rounds int, noise float64, seed uint64) *result.Run {
 			result.BPFPer: 300e-9, "ec_from_pod": 200e-9, "ec_from_uplink": 100e-9}})
 		add(result.Sample{Workload: "change", Mode: "ebpf", Values: map[string]float64{result.P50: 0.030},
 			Durations: map[string][]float64{"delay": append(slices.Repeat([]float64{0.030}, 20), 0.045, 0.045)}})
-		add(result.Sample{Workload: "agent", Mode: "ebpf", Values: map[string]float64{"memory": 100 << 20, "peak": 120 << 20, "complete": 1.5}})
+		add(result.Sample{Workload: "agent-api", Mode: "ebpf", Values: map[string]float64{"memory": 100 << 20, "peak": 120 << 20, "complete": 1.5}})
 	}
 	return run
 }

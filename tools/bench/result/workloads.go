@@ -7,14 +7,13 @@ import (
 
 // The networks that are compared, as samples name them.
 const (
-	Direct    = "direct"
+	Direct = "direct"
+	// EBPF is this project with its default flags, and serves Services.
 	EBPF      = "ebpf"
 	KubeProxy = "ebpf+kube-proxy"
 	IPTables  = "iptables"
 	PTP       = "ptp"
 	NFTables  = "nftables"
-	// Services is this project with --services on.
-	Services = "ebpf+services"
 	// VXLAN is this project, and IPTablesVXLAN flannel, with a tunnel between the nodes.
 	VXLAN         = "ebpf+vxlan"
 	IPTablesVXLAN = "iptables+vxlan"
@@ -25,7 +24,7 @@ const (
 
 // Modes are all of them, in the order of the tables and in that of measuring: those that are divided by each other stand side by side.
 func Modes() []string {
-	return []string{Direct, EBPF, Services, IPTables, IPv6, IPTablesIPv6, KubeProxy, PTP, NFTables, VXLAN, IPTablesVXLAN}
+	return []string{Direct, EBPF, IPTables, IPv6, IPTablesIPv6, KubeProxy, PTP, NFTables, VXLAN, IPTablesVXLAN}
 }
 
 // The places between which packets are sent, as samples name them.
@@ -33,16 +32,18 @@ const (
 	SameNode    = "same node"
 	AcrossNodes = "across nodes"
 	Egress      = "egress"
-	// Inbound begins at the host outside and goes to a Service by way of a node without an endpoint of it, FromNode at a process of such a node.
-	Inbound  = "inbound"
-	FromNode = "from a node"
+	// Inbound begins at the host outside and goes to a Service by way of a node without an endpoint of it, FromNode at a process of such a node;
+	// InboundLocal begins at that host too, and goes by way of the node that has the endpoint.
+	Inbound      = "inbound"
+	InboundLocal = "inbound, same node"
+	FromNode     = "from a node"
 )
 
 // Paths are those that begin at pods, in the order of the tables.
 func Paths() []string { return []string{SameNode, AcrossNodes, Egress} }
 
 // ServicePaths are the others, of which what goes to Services is measured alone; they stand after those of pods.
-func ServicePaths() []string { return []string{Inbound, FromNode} }
+func ServicePaths() []string { return []string{InboundLocal, Inbound, FromNode} }
 
 // Measured says that a mode's packets are measured on a path: those of a tunnel only where it makes a difference.
 func Measured(mode, path string) bool {
@@ -91,6 +92,8 @@ type Workload struct {
 	Paths, Modes []string
 	// Quick are the paths of a quick run; none: not part of it.
 	Quick []string
+	// Named says that it is measured only where it is asked for by name.
+	Named bool
 	// Axis names what a sweep varies, and Points are its values.
 	Axis   string
 	Points []int
@@ -138,6 +141,9 @@ const (
 // Nodes is how many Nodes a large cluster has, here.
 const Nodes = 5000
 
+// OrdinaryServices is how many Services every cluster has, unless it is about their number.
+const OrdinaryServices = 100
+
 // ManyServices is how many Services a large cluster has, here.
 const ManyServices = 10_000
 
@@ -155,17 +161,17 @@ func traffic() []Workload {
 	once := []string{""}
 	return []Workload{
 		{Name: "udp64", Title: "UDP, 64 bytes", Kind: Datagrams, Size: 64, Paths: all, Quick: all, Metrics: perSecond("packet", "packets/s", "kpps", 1e3, "ns", 1e-9)},
-		{Name: "udp1400", Title: "UDP, 1400 bytes", Kind: Datagrams, Size: 1400, Paths: all, Metrics: perSecond("packet", "packets/s", "kpps", 1e3, "ns", 1e-9)},
-		{Name: "tcp1", Title: "TCP stream, 1 connection", Kind: Stream, Paths: all, Quick: all[:2],
+		{Name: "udp1400", Title: "UDP, 1400 bytes", Kind: Datagrams, Size: 1400, Paths: all, Named: true, Metrics: perSecond("packet", "packets/s", "kpps", 1e3, "ns", 1e-9)},
+		{Name: "tcp1", Title: "TCP stream, 1 connection", Kind: Stream, Paths: all[:2], Quick: all[:2],
 			Metrics: perSecond("GB", "throughput", "Gbit/s", 1e9/8, "s", 1e-9)},
-		{Name: "rr", Title: "TCP request-response", Kind: Requests, Paths: all, Quick: across,
+		{Name: "rr", Title: "TCP request-response", Kind: Requests, Paths: across, Quick: across,
 			Metrics: append(perSecond("transaction", "transactions/s", "1/s", 1, "µs", 1e-6),
 				lower(P50, "p50", "µs"), lower(P99, "p99", "µs"), lower(P999, "p99.9", "µs"))},
-		{Name: "crr", Title: "TCP connect-request-response-close", Kind: Connections, Paths: all, Quick: across,
+		{Name: "crr", Title: "TCP connect-request-response-close", Kind: Connections, Paths: across, Quick: across,
 			Metrics: perSecond("connection", "connections/s", "1/s", 1, "µs", 1e-6)},
 		{Name: "flows", Title: "new UDP flows", Kind: Flows, Paths: all[1:], Quick: all[2:], Metrics: perSecond("flow", "flows/s", "1/s", 1, "µs", 1e-6),
 			Note: "Each flow is one datagram from a port of its own, and its answer; those to the outside are masqueraded. Its CPU time is that of the two ends, all included."},
-		{Name: "bpf", Title: "BPF run time, UDP, 64 bytes", Kind: Programs, Size: 64, Paths: all, Modes: []string{EBPF, KubeProxy, VXLAN},
+		{Name: "bpf", Title: "BPF run time, UDP, 64 bytes", Kind: Programs, Size: 64, Paths: all, Named: true, Modes: []string{EBPF, KubeProxy, VXLAN},
 			Metrics: []Metric{lower(BPFPer, "all programs", "ns"), lower("ec_from_pod", "ec_from_pod", "ns"), lower("ec_to_uplink", "ec_to_uplink", "ns"),
 				lower("ec_from_uplink", "ec_from_uplink", "ns"), lower("ec_to_tunnel", "ec_to_tunnel", "ns"), lower("ec_from_tunnel", "ec_from_tunnel", "ns")},
 			Note: "Run time per packet, on both nodes. The kernel measures each program, which slows the packets down: samples of their own."},
@@ -173,8 +179,8 @@ func traffic() []Workload {
 			Note: "From libcni's call until it returns: the plugins' processes and all that they do. Every mode's binaries are static and its addresses on a tmpfs. " +
 				"The chain of ebpf is its plugin alone, as on a node that has no portmap; beside kube-proxy portmap comes after it, as on a kubeadm node; the classical " +
 				"chains are bridge or ptp with host-local, and portmap. No pod asks for a port."},
-		{Name: "cni10", Title: "CNI, ten pods at once", Kind: Plugins, Size: 10, Paths: once, Modes: plugged, Takes: 2 * time.Second, Metrics: plugin()},
-		{Name: "cni100", Title: "CNI, a hundred pods at once", Kind: Plugins, Size: 100, Paths: once, Modes: []string{EBPF, IPTables}, Takes: 8 * time.Second,
+		{Name: "cni10", Title: "CNI, ten pods at once", Kind: Plugins, Size: 10, Paths: once, Named: true, Modes: plugged, Takes: 2 * time.Second, Metrics: plugin()},
+		{Name: "cni100", Title: "CNI, a hundred pods at once", Kind: Plugins, Size: 100, Paths: once, Named: true, Modes: []string{EBPF, IPTables}, Takes: 8 * time.Second,
 			Metrics: append([]Metric{lower("last", "until the last one has its network", "s")}, plugin()...),
 			Note:    "All hundred ADDs begin at once, on a node of few processors. Each has to succeed."},
 	}
@@ -197,9 +203,9 @@ func crowds() []Workload {
 		{Name: "agent-routes", Title: "agent under 100 route changes a second, 250 pods, 5000 nodes", Kind: Rests, Size: Nodes, Pods: Pods, Changes: 100, Paths: once, Modes: ours,
 			Takes: ready + 12*time.Second, Metrics: rest,
 			Note: "The same while routes of another daemon, by way of the node's gateway, come and go a hundred times a second in all."},
-		{Name: "status", Title: "ebpfctl status, 250 pods, 5000 nodes", Kind: Status, Size: Nodes, Pods: Pods, Paths: once, Modes: ours, Takes: ready + time.Second,
+		{Name: "status", Title: "ebpfctl status, 250 pods, 5000 nodes", Kind: Status, Size: Nodes, Pods: Pods, Paths: once, Named: true, Modes: ours, Takes: ready + time.Second,
 			Metrics: []Metric{lower("took", "time", "s")}},
-		{Name: "pods", Title: "CNI, by the pods of the node", Kind: Crowd, Size: Nodes, Pods: Pods, Paths: once, Modes: ours,
+		{Name: "pods", Title: "CNI, by the pods of the node", Kind: Crowd, Size: Nodes, Pods: Pods, Paths: once, Named: true, Modes: ours,
 			Axis: "pods", Points: []int{1, Pods}, Itself: true, Takes: ready + 12*time.Second,
 			Metrics: []Metric{lower("add-p50", "ADD p50", "ms"), p99("add", "ADD p99"), lower("del-p50", "DEL p50", "ms"), p99("del", "DEL p99")},
 			Note: "A pod comes as a node's only one, and as the 250th of another one, and goes again; each node's agent knows 5000 nodes. One ADD or DEL follows the other after " +
@@ -211,49 +217,49 @@ func sweeps() []Workload {
 	const grown = 700 * time.Millisecond
 	across := []string{AcrossNodes}
 	return []Workload{
-		{Name: "nodes", Title: "nodes in the cluster, a busy flow", Kind: Datagrams, Size: 64, Paths: across, Modes: []string{EBPF, IPTables, VXLAN},
-			// The two points that are compared stand side by side.
-			Axis: "nodes", Points: []int{2, Nodes, 1000, 100}, Itself: true, Takes: grown, Metrics: cost("packet", "ns"),
+		{Name: "nodes", Title: "nodes in the cluster, a busy flow", Kind: Datagrams, Size: 64, Paths: across, Modes: []string{EBPF, VXLAN},
+			Axis: "nodes", Points: []int{2, Nodes}, Itself: true, Takes: grown, Metrics: cost("packet", "ns"),
 			Note: "One busy flow of 64-byte datagrams while the network knows so many nodes. The path of such a flow is kept for 10 ms, so that the table of prefixes is " +
 				"hardly asked, however long it is. What a packet costs whose path is asked for stands in ARCHITECTURE.md's table of run times."},
-		{Name: "services", Title: "Service rules", Kind: Connections, Paths: across, Modes: []string{EBPF, IPTables, KubeProxy, NFTables},
+		{Name: "services", Title: "Service rules", Kind: Connections, Paths: across, Named: true, Modes: []string{EBPF, IPTables, KubeProxy, NFTables},
 			Axis: "Services", Points: []int{0, 1000, 10000, 20000}, Takes: grown, Metrics: cost("connection", "µs"),
-			Note: "Each connection's first packet walks the rules. ebpf has no Service rules at all: its line is the same network at each point."},
+			Note: "From pod to pod, straight. In the classical networks each connection's first packet walks the rules all the same."},
 	}
 }
 
 func agents() []Workload {
-	once, ours, tunnel, served := []string{""}, []string{EBPF}, []string{EBPF, VXLAN}, []string{Services}
+	once, ours, tunnel := []string{""}, []string{EBPF}, []string{EBPF, VXLAN}
 	start := []Metric{
 		lower("memory", "resident memory", "MiB"), lower("peak", "peak of resident memory", "MiB"), lower("complete", "time from start to a complete map", "s"),
 	}
 	change := []Metric{lower(P50, "p50", "ms"), p99("delay", "p99")}
 	return []Workload{
-		{Name: "agent", Title: "agent, 5000 nodes", Kind: Starts, Size: Nodes, Paths: once, Quick: once, Modes: ours, Takes: 3 * time.Second, Metrics: start,
+		{Name: "agent", Title: "agent, 5000 nodes", Kind: Starts, Size: Nodes, Paths: once, Named: true, Modes: ours, Takes: 3 * time.Second, Metrics: start,
 			Note: "The nodes come from a file. Memory is the process's resident set a second after the map was complete; complete is the map that programs " +
 				"read, the routes for the nodes' own traffic may follow it."},
 		{Name: "agent-api", Title: "agent, 5000 nodes from an API server", Kind: Starts, Size: Nodes, API: true, Paths: once, Quick: once, Modes: tunnel,
 			Takes: 4 * time.Second, Metrics: start,
-			Note: "The same with an API server of the benchmark's own on the node's loopback: Nodes of some 13 KB of protobuf, streamed as today's servers do, and renewed as by " +
-				"kubelets. It has no TLS."},
-		{Name: "change", Title: "a Node's change, 10 nodes, until a packet takes the new way", Kind: Changes, Size: 10, Paths: once, Quick: once, Modes: ours,
+			Note: "The nodes come from an API server of the benchmark's own on the node's loopback, beside a hundred Services: Nodes of some 13 KB of protobuf, streamed as today's servers " +
+				"do, and renewed as by kubelets. It has no TLS. Memory is the process's resident set a second after the map was complete; complete is the map that programs read, the " +
+				"routes for the nodes' own traffic may follow it."},
+		{Name: "change", Title: "a Node's change, 10 nodes, until a packet takes the new way", Kind: Changes, Size: 10, Paths: once, Named: true, Modes: ours,
 			Takes: 2 * time.Second, Metrics: change,
 			Note: "From the list's rename until a pod's packet leaves for that node under the pod's own address. A file is read whole, while an API server " +
 				"sends the one Node that has changed: for that the short list stands."},
-		{Name: "change5000", Title: "a Node's change, 5000 nodes, until a packet takes the new way", Kind: Changes, Size: Nodes, Paths: once, Quick: once, Modes: ours,
+		{Name: "change5000", Title: "a Node's change, 5000 nodes, until a packet takes the new way", Kind: Changes, Size: Nodes, Paths: once, Named: true, Modes: ours,
 			Takes: 13 * time.Second, Metrics: change, Note: "The same with all 5000 nodes in the file that is read."},
 		{Name: "change-api", Title: "a Node's change, 5000 nodes, from an API server", Kind: Changes, Size: Nodes, API: true, Paths: once, Quick: once, Modes: tunnel,
 			Takes: 10 * time.Second, Metrics: change,
-			Note: "The same with the benchmark's own API server, measured from the sending of the event. Changes are 0.3 s apart, and the agent is at rest when one comes: " +
+			Note: "From the sending of the event, by such an API server, until a pod's packet leaves for that node under the pod's own address. Changes are 0.3 s apart, and the agent is at rest when one comes: " +
 				"after each it looks at its routes again, and one that came meanwhile would wait for that. Bursts of changes are not measured. In ebpf+vxlan all Nodes are " +
 				"reached through the tunnel, and the packet leaves in it."},
 		{Name: "agent-services", Title: "agent, 10 000 Services with 100 000 endpoints", Kind: Starts, Size: 10, Services: ManyServices, API: true, Paths: once,
-			Modes: served, Takes: 5 * time.Second, Metrics: append([]Metric{lower("maps", "maps without flow tables", "MiB")}, append(start, lower("cpu", "CPU time until then", "s"))...),
+			Modes: ours, Takes: 5 * time.Second, Metrics: append([]Metric{lower("maps", "maps without flow tables", "MiB")}, append(start, lower("cpu", "CPU time until then", "s"))...),
 			Note: "The agent of one of ten nodes learns of Services and EndpointSlices, some 1 and 2 KB each, from the benchmark's own API server, in protobuf. The maps are complete when they have all " +
 				"of the Services and the agent has said so by the range of their addresses; that each leads to its ten endpoints is looked at then. Maps are what the kernel " +
 				"keeps for those that agent and plugin write, and for clients' affinity; not for flows, their fragments and ports."},
 		{Name: "change-services", Title: "an endpoint's change, 10 000 Services with 100 000 endpoints", Kind: Changes, Size: 10, Services: ManyServices, API: true, Paths: once,
-			Modes: served, Takes: 18 * time.Second, Metrics: append(change, lower("calls", "system calls", "a change")),
+			Modes: ours, Takes: 18 * time.Second, Metrics: append(change, lower("calls", "system calls", "a change")),
 			Note: "From the sending of an EndpointSlice without the endpoint that a pod's flow of datagrams goes to, until the flow goes to another one; 0.3 s later the endpoint " +
 				"comes back, and so on. System calls are those by which the agent writes maps in either 0.3 s, a batch being one: a median, since what it does at intervals " +
 				"falls into some. That it looks at maps, programs and links at intervals is not counted."},
@@ -363,6 +369,14 @@ func Names(cluster bool) (names []string) {
 		}
 	}
 	return names
+}
+
+// Whole are those that a whole run has: the others are measured only by name.
+func Whole(cluster bool) []string {
+	return slices.DeleteFunc(Names(cluster), func(name string) bool {
+		w, _ := Find(name)
+		return w.Named
+	})
 }
 
 // Metric is the workload's metric of that name.
