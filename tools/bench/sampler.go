@@ -84,7 +84,7 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 	case result.Rests, result.Status, result.Crowd:
 		return m.crowd(ctx, t)
 	}
-	if err := network.Forget(); err != nil {
+	if err := errors.Join(network.Forget(), network.Resolve(ctx)); err != nil {
 		return result.Sample{}, err
 	}
 	if t.Kind == result.Programs { // which costs them some of their speed

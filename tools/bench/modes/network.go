@@ -202,6 +202,19 @@ func (n *Network) Ends(path string) (from, to *lab.Namespace) {
 	return from, map[string]*lab.Namespace{result.SameNode: n.hosts[server], result.AcrossNodes: remote, result.Egress: n.lab.Outside}[path]
 }
 
+// Resolve has the nodes know their neighbours' addresses. The kernel forgets those that nobody has used for a minute, as while other networks are measured, and a
+// flow that begins before they resolve is another story.
+func (n *Network) Resolve(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, priv.Patience(5*time.Second))
+	defer cancel()
+	for _, to := range []*lab.Namespace{n.lab.Nodes[1].Namespace, n.lab.Outside} {
+		if _, err := n.lab.Nodes[0].Ping(ctx, to.Addr(), lab.PingOptions{}); err != nil {
+			return fmt.Errorf("have the nodes of mode %s know their neighbours: %w", n.Mode, err)
+		}
+	}
+	return nil
+}
+
 // Enter has this process be one of the node's while packets are sent on a path that begins at one, where programs on the node's cgroup are to see its sockets.
 func (n *Network) Enter(path string) (leave func() error, err error) {
 	if path != result.FromNode || !n.setup.services {
