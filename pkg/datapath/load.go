@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
@@ -91,7 +95,7 @@ type loader struct {
 	tables   *migrate.Tables
 	programs map[string]*ebpf.Program
 	ids      map[string]ebpf.ProgramID
-	tested   *ebpf.Collection // what the self-test runs; nil: nothing
+	tested   *ebpf.Collection // what the self-test runs; nil: the programs themselves
 	reused   bool             // the programs were pinned already
 	pods     *bpffs.Lock      // the node's lock, which excludes the plugin; nil: not held
 }
@@ -195,19 +199,20 @@ func (l *loader) openTables() (err error) {
 	return err
 }
 
-// loadPrograms loads the programs, which runs the verifier, unless they are pinned; and beside them, on another processor, those of
-// the self-test, as it takes most of a start. What identifies them is read once: the kernel's answer has a whole program in it.
+// loadPrograms loads the programs, unless they are pinned; and beside them those of the self-test, where there are some. What identifies
+// them is read once: the kernel's answer has a whole program in it.
 func (l *loader) loadPrograms() (err error) {
 	if l.reuse() {
 		l.opts.Log.Info("the programs of the last start are used on")
 		return nil
 	}
-	var beside sync.WaitGroup
-	var other error
-	spec := l.spec.Copy()
-	beside.Go(func() { other = l.loadTested(spec) })
+	var beside errgroup.Group
+	if !l.tables.New() {
+		spec := l.spec.Copy()
+		beside.Go(func() error { return l.loadTested(spec) })
+	}
 	l.programs, err = l.loadCollection(l.spec)
-	if beside.Wait(); err == nil { // else both say the same
+	if other := beside.Wait(); err == nil { // else both say the same
 		err = other
 	}
 	if err != nil {
@@ -224,16 +229,46 @@ func (l *loader) loadPrograms() (err error) {
 	return nil
 }
 
-// loadCollection loads programs with the maps of tables.
+// loadCollection loads programs with the maps of tables, on all processors: the verifier takes most of a start.
 func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: l.tables.Maps()})
+	shared, err := ebpf.NewCollectionWithOptions(with(spec, nil), ebpf.CollectionOptions{MapReplacements: l.tables.Maps()})
 	if err != nil {
-		return nil, fmt.Errorf("load programs: %w", err)
+		return nil, fmt.Errorf("make the programs' maps: %w", err)
 	}
-	defer coll.Close()
-	programs := coll.Programs
-	coll.Programs = nil
+	defer shared.Close()
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
+	var mu sync.Mutex
+	programs := make(map[string]*ebpf.Program, len(spec.Programs))
+	// What takes long is begun first.
+	for _, name := range slices.SortedFunc(maps.Keys(spec.Programs), func(a, b string) int {
+		return len(spec.Programs[b].Instructions) - len(spec.Programs[a].Instructions)
+	}) {
+		one := with(spec, map[string]*ebpf.ProgramSpec{name: spec.Programs[name]})
+		all.Go(func() error {
+			coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: shared.Maps})
+			if err != nil {
+				return fmt.Errorf("load programs: %w", err)
+			}
+			defer coll.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			programs[name] = coll.DetachProgram(name)
+			return nil
+		})
+	}
+	if err := all.Wait(); err != nil {
+		closePrograms(programs)
+		return nil, err
+	}
 	return programs, nil
+}
+
+// with is a collection with other programs, which shares nothing that loading it changes.
+func with(spec *ebpf.CollectionSpec, programs map[string]*ebpf.ProgramSpec) *ebpf.CollectionSpec {
+	other := *spec
+	other.Programs = programs
+	return other.Copy()
 }
 
 // fill copies the content of maps that move, before any new program runs.

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 
@@ -25,7 +26,7 @@ const (
 // A test packet comes from the loopback interface, which always has index 1.
 const testIfindex = 1
 
-// loadTested loads copies of the programs with maps of their own, so that test packets are not counted on the node.
+// loadTested loads copies of the programs with maps of their own, so that test packets are not counted on a node that has programs at work.
 // The maps are small, since for a moment they take memory beside the node's: what counts
 // is whole, and no test packet gets as far as to a flow, a fragment or a Service.
 func (l *loader) loadTested(spec *ebpf.CollectionSpec) (err error) {
@@ -50,16 +51,28 @@ func (l *loader) closeTested() {
 	l.tested = nil
 }
 
-// selfTest runs every program once on each test packet. Programs that are used on have been tested before.
+// selfTest runs every program once on each test packet. Programs that are used on have been tested before. On a node that had no maps they are tested as
+// they are, and what comes of that is removed.
 func (l *loader) selfTest() error {
-	if l.reused {
+	switch {
+	case l.reused:
 		return nil
+	case l.tested == nil:
+		tables := l.tables.Maps()
+		return errors.Join(runTests(l.programs, tables), forgetTests(tables))
 	}
 	defer l.closeTested()
-	if err := addTestPod(l.tested.Maps[devices.Name]); err != nil {
+	return runTests(l.tested.Programs, l.tested.Maps)
+}
+
+func runTests(programs map[string]*ebpf.Program, tables map[string]*ebpf.Map) error {
+	if err := addTestPod(tables[devices.Name]); err != nil {
 		return err
 	}
-	for name, p := range l.tested.Programs {
+	for name, p := range programs {
+		if isOnSockets(p.Type()) {
+			continue
+		}
 		if err := testProgram(name, p); err != nil {
 			return err
 		}
@@ -67,12 +80,42 @@ func (l *loader) selfTest() error {
 	return nil
 }
 
+// testKey is the test interface's in the map devices.
+func testKey(m *ebpf.Map) []byte {
+	return raw.Encode(make([]byte, m.KeySize()), devices.Key{Ifindex: testIfindex})
+}
+
 // addTestPod makes the test interface a pod's.
 func addTestPod(m *ebpf.Map) error {
 	dev := devices.Value{Addresses: wire.Addresses{wire.Addr{10: 0xff, 11: 0xff, 12: 192, 13: 0, 14: 2, 15: 1}}}
-	key := raw.Encode(make([]byte, m.KeySize()), devices.Key{Ifindex: testIfindex})
-	if err := raw.Update(m, key, raw.Value{raw.Encode(make([]byte, m.ValueSize()), dev)}, ebpf.UpdateAny); err != nil {
+	if err := raw.Update(m, testKey(m), raw.Value{raw.Encode(make([]byte, m.ValueSize()), dev)}, ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("write map %s for the self-test: %w", devices.Name, err)
+	}
+	return nil
+}
+
+// forgetTests removes the test interface, and what test packets were counted as.
+func forgetTests(tables map[string]*ebpf.Map) error {
+	m := tables[devices.Name]
+	if err := m.Delete(testKey(m)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove the self-test's interface from map %s: %w", devices.Name, err)
+	}
+	for name, m := range tables {
+		if m.Type() != ebpf.PerCPUArray {
+			continue
+		}
+		err := raw.Each(m, func(key []byte, v raw.Value) error {
+			if v.Zero() {
+				return nil
+			}
+			for _, one := range v {
+				clear(one)
+			}
+			return raw.Update(m, key, v, ebpf.UpdateAny)
+		})
+		if err != nil {
+			return fmt.Errorf("forget what the self-test has counted in map %s: %w", name, err)
+		}
 	}
 	return nil
 }

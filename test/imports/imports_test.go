@@ -69,7 +69,7 @@ var rules = map[string][]string{
 	},
 	"pkg/datapath": {
 		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",
-		"github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
+		"github.com/cilium/ebpf/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix",
 	},
 	// Knows no program: the specs of the maps are passed in.
 	"pkg/datapath/migrate": {"maps/...", "pkg/bpffs", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix"},

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -86,6 +87,11 @@ func (all *Tables) Maps() map[string]*ebpf.Map {
 		out[t.Name] = t.m
 	}
 	return out
+}
+
+// New reports whether the node had none of the maps before: no program runs with them.
+func (all *Tables) New() bool {
+	return !slices.ContainsFunc(all.tables, func(t *table) bool { return !t.created })
 }
 
 // FlowsMove reports whether a flow table moves to a new map.

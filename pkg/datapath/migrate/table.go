@@ -28,6 +28,8 @@ type table struct {
 	live bool
 	// pinned: m is pinned at its final path.
 	pinned bool
+	// created: the node did not have the map.
+	created bool
 }
 
 // moves reports whether m replaces another map.
@@ -87,7 +89,7 @@ func (t *table) create(dir bpffs.Dir) error {
 	if err := t.make(); err != nil {
 		return err
 	}
-	t.pinned = true
+	t.pinned, t.created = true, true
 	if err := t.m.Pin(dir.Map(t.Name)); err != nil {
 		return fmt.Errorf("pin map %s: %w", t.Name, err)
 	}
