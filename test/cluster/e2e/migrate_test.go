@@ -28,26 +28,38 @@ const (
 )
 
 // The nodes of a cluster are taken from kube-proxy and given back to it, one after the other, as the page says, and nobody loses a
-// connection, a datagram or an attempt.
+// connection, a datagram or an attempt. With -load the programs serve for that long in between, and packets go between nodes by either way.
 func TestMigration(t *testing.T) {
 	s := running(t)
 	isInPage(t, "migration.md", serveByTurns, labelNodes, goByLabel, endProxy, waitForItsEnd, removeItsRules, proxyAgain, deleteProxy, unlabelNodes)
 	proxyByDaemonSet(t, s)
-	auto := chart(t, s, "auto", strings.ReplaceAll(serveByTurns, "ADDRESS", s.Nodes[0].Addr.String()))
-	kubectl(t, s, "apply", "--server-side", "--force-conflicts", "-f", auto)
 	t.Cleanup(func() {
 		if err := s.Install(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := s.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	shell(t, s, labelNodes)
 	shell(t, s, goByLabel)
 	if err := s.RolledOut(t.Context(), "daemonset/kube-proxy"); err != nil {
 		t.Fatal(err)
 	}
+	if *loadFor == 0 {
+		byTurns(t, s, "auto", func(string) {})
+		return
+	}
+	for _, mode := range []string{"direct", "vxlan"} {
+		t.Run(mode, func(t *testing.T) {
+			to := loaded(t, s)
+			byTurns(t, s, mode, func(manifest string) { underLoad(t, s, manifest, to) })
+		})
+	}
+}
+
+// byTurns has the programs serve, does something that gets the agents' manifest, and has kube-proxy serve again.
+func byTurns(t *testing.T, s *standing, mode string, meanwhile func(manifest string)) {
+	t.Helper()
+	auto := chart(t, s, "auto", strings.ReplaceAll(serveByTurns, "ADDRESS", s.Nodes[0].Addr.String()), "settings.routing-mode="+mode)
+	installed(t, s, auto)
 	for _, node := range s.Nodes {
 		servedBy(t, s, node, "left to kube-proxy's rules")
 	}
@@ -60,6 +72,7 @@ func TestMigration(t *testing.T) {
 			servedBy(t, s, node, "served by the programs")
 		}
 		ours := connectionsOn(t, paths)
+		meanwhile(auto)
 		for _, node := range s.Nodes {
 			shell(t, s, strings.ReplaceAll(proxyAgain, "NODE", node.Name))
 			servedBy(t, s, node, "left to kube-proxy's rules")
@@ -67,6 +80,15 @@ func TestMigration(t *testing.T) {
 		translateBy(within(t, stepLimit), t, s, s.Options.KubeProxy)
 		ours.end(t)
 	})
+}
+
+// installed applies a manifest of the agents and waits until they have followed.
+func installed(t *testing.T, s *standing, manifest string) {
+	t.Helper()
+	kubectl(t, s, "apply", "--server-side", "--force-conflicts", "-f", manifest)
+	if err := s.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // byEither are paths by the Service that all tests have in common, as whoever serves it has them, beyond those that everywhere has.

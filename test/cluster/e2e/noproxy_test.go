@@ -73,20 +73,26 @@ spec:
   template:
     metadata: {labels: {app: rolled}}
     spec:
+      nodeSelector: %s
       terminationGracePeriodSeconds: 12
       containers:
         - name: netexec
           image: "%s"
           imagePullPolicy: Never
           args: [netexec, --http-port=%d, --udp-port=%d, --delay-shutdown=10]
-          readinessProbe: {httpGet: {path: /readyz, port: %[2]d}, periodSeconds: 1, failureThreshold: 1}
+          readinessProbe: {httpGet: {path: /readyz, port: %[3]d}, periodSeconds: 1, failureThreshold: 1}
 `
+
+// rolledOn are those pods, on nodes of some labels.
+func rolledOn(labels string) string {
+	return fmt.Sprintf(rolled, labels, cluster.AgnhostImage, cluster.HTTPPort, cluster.UDPPort)
+}
 
 // All backends of a Service are exchanged while pods and processes of both nodes and the world ask it, and both agents are killed meanwhile.
 // Nobody loses anything.
 func rolledUnderLoad(t *testing.T, s *standing) {
 	t.Helper()
-	applied(t, s, fmt.Sprintf(rolled, cluster.AgnhostImage, cluster.HTTPPort, cluster.UDPPort))
+	applied(t, s, rolledOn("{}"))
 	made := addService(t, s, "rolled", nil)
 	to := made.byAddr(t)
 	lodged(t, s, "app=rolled", nil, 4)
