@@ -32,7 +32,7 @@ TAG       ?= latest
 IMAGE     ?= localhost/ebpf-cni:$(TAG)
 # More arguments for the benchmark or for conformance; PUBLISH=1 writes the project's documents from a whole run.
 ARGS      ?=
-bench_out  = $(if $(OUT),--out $(OUT)) $(if $(PUBLISH),--publish '$(CURDIR)')
+bench_out  = $(if $(OUT),--out $(OUT)) $(if $(PUBLISH),--publish .)
 
 ##@ Build
 
