@@ -17,10 +17,11 @@
  */
 EC_INLINE bool allowance_take(struct device *dev, __u64 interval)
 {
-	__u64 was, at, now = bpf_ktime_get_coarse_ns();
+	__u64 was, now, at;
 
 	for (int i = 0; i < ALLOWANCE_TRIES; i++) {
 		was = *(volatile __u64 *)&dev->allowance_until;
+		now = bpf_ktime_get_coarse_ns();
 		at = was > now ? was : now;
 		if (at - now >= ALLOWANCE_BURST * interval)
 			return false;

@@ -21,20 +21,18 @@
 #define ANSWER_INTERVAL ((__u32)(NSEC_PER_SEC / 100 >> ANSWER_SHIFT) + 1)
 #define ANSWER_BURST (100 * ANSWER_INTERVAL)
 
-/* How often an answer is tried to be taken: a flood from all of a pod's processors may have none, a few packets at once
- * do. */
-#define ANSWER_TRIES 4
-
 /* How many bytes are cut out: more than precedes a transport header, unless that follows long extension headers. */
 #define ANSWER_CUT 128
 
 /* Takes one of the pod's answers, unless they are used up for the time of a burst (GCRA, as in allowance.h). */
 EC_INLINE bool answer_take(struct device *dev, __u32 burst)
 {
-	__u32 was, ahead, now = bpf_ktime_get_coarse_ns() >> ANSWER_SHIFT;
+	__u32 was, now, ahead;
 
 	for (int i = 0; i < ALLOWANCE_TRIES; i++) {
 		was = *(volatile __u32 *)&dev->answers_until;
+		now = bpf_ktime_get_coarse_ns() >>
+		      ANSWER_SHIFT; /* read after was, which is no further ahead then than it may be */
 		ahead = was - now;
 		if (ahead > 2 * ANSWER_BURST + ANSWER_INTERVAL) /* further than it can be: was lies in the past */
 			ahead = 0;

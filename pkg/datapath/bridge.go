@@ -65,9 +65,10 @@ func (l *loader) bridge(olds []attachment) (*bridge, error) {
 func (l *loader) loadTwin(name string) (*ebpf.Program, error) {
 	spec := l.spec.Copy()
 	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
-	programs, err := l.loadCollection(spec)
+	coll, err := loadCollection(spec, l.tables.Maps())
 	if err != nil {
 		return nil, err
 	}
-	return programs[name], nil
+	defer coll.Close()
+	return coll.DetachProgram(name), nil
 }

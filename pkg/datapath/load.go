@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -112,6 +113,7 @@ func (l *loader) run(ctx context.Context) error {
 		{l.selfTest, stepTested},
 		{func() error { return l.begin(ctx) }, ""},
 		{l.fill, stepFilled},
+		{l.forgetTestPod, ""},
 		{l.replace, ""},
 		{l.publish, ""},
 	}
@@ -199,24 +201,23 @@ func (l *loader) openTables() (err error) {
 	return err
 }
 
-// loadPrograms loads the programs, unless they are pinned; and beside them those of the self-test, where there are some. What identifies
-// them is read once: the kernel's answer has a whole program in it.
-func (l *loader) loadPrograms() (err error) {
+// loadPrograms loads the programs, unless they are pinned, and those of the self-test, where there are some. What identifies them is read once: the kernel's
+// answer has a whole program in it.
+func (l *loader) loadPrograms() error {
 	if l.reuse() {
 		l.opts.Log.Info("the programs of the last start are used on")
 		return nil
 	}
-	var beside errgroup.Group
-	if !l.tables.New() {
-		spec := l.spec.Copy()
-		beside.Go(func() error { return l.loadTested(spec) })
-	}
-	l.programs, err = l.loadCollection(l.spec)
-	if other := beside.Wait(); err == nil { // else both say the same
-		err = other
-	}
+	coll, err := loadCollection(l.spec, l.tables.Maps())
 	if err != nil {
 		return err
+	}
+	defer coll.Close()
+	l.programs, coll.Programs = coll.Programs, nil
+	if !l.tables.New() {
+		if err := l.loadTested(); err != nil {
+			return err
+		}
 	}
 	l.ids = make(map[string]ebpf.ProgramID, len(l.programs))
 	for name, p := range l.programs {
@@ -229,39 +230,44 @@ func (l *loader) loadPrograms() (err error) {
 	return nil
 }
 
-// loadCollection loads programs with the maps of tables, on all processors: the verifier takes most of a start.
-func (l *loader) loadCollection(spec *ebpf.CollectionSpec) (map[string]*ebpf.Program, error) {
-	shared, err := ebpf.NewCollectionWithOptions(with(spec, nil), ebpf.CollectionOptions{MapReplacements: l.tables.Maps()})
+// mostVerified is how many programs are loaded at once: the kernel takes some megabytes for each, and four take most of the time.
+const mostVerified = 4
+
+// loadCollection loads programs with those maps, and others that it makes, several at a time: the verifier takes most of a start.
+func loadCollection(spec *ebpf.CollectionSpec, replacements map[string]*ebpf.Map) (*ebpf.Collection, error) {
+	coll, err := ebpf.NewCollectionWithOptions(with(spec, nil), ebpf.CollectionOptions{MapReplacements: replacements})
 	if err != nil {
-		return nil, fmt.Errorf("make the programs' maps: %w", err)
+		return nil, fmt.Errorf("load programs: %w", err)
 	}
-	defer shared.Close()
-	var all errgroup.Group
-	all.SetLimit(runtime.GOMAXPROCS(0))
+	all, ctx := errgroup.WithContext(context.Background())
+	all.SetLimit(min(runtime.GOMAXPROCS(0), mostVerified))
+	opts := ebpf.CollectionOptions{MapReplacements: coll.Maps, Cache: btf.NewCache()}
 	var mu sync.Mutex
-	programs := make(map[string]*ebpf.Program, len(spec.Programs))
 	// What takes long is begun first.
 	for _, name := range slices.SortedFunc(maps.Keys(spec.Programs), func(a, b string) int {
 		return len(spec.Programs[b].Instructions) - len(spec.Programs[a].Instructions)
 	}) {
 		one := with(spec, map[string]*ebpf.ProgramSpec{name: spec.Programs[name]})
 		all.Go(func() error {
-			coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: shared.Maps})
+			if ctx.Err() != nil {
+				return nil // another one has been refused
+			}
+			alone, err := ebpf.NewCollectionWithOptions(one, opts)
 			if err != nil {
 				return fmt.Errorf("load programs: %w", err)
 			}
-			defer coll.Close()
+			defer alone.Close()
 			mu.Lock()
 			defer mu.Unlock()
-			programs[name] = coll.DetachProgram(name)
+			coll.Programs[name] = alone.DetachProgram(name)
 			return nil
 		})
 	}
 	if err := all.Wait(); err != nil {
-		closePrograms(programs)
+		coll.Close()
 		return nil, err
 	}
-	return programs, nil
+	return coll, nil
 }
 
 // with is a collection with other programs, which shares nothing that loading it changes.

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/fragments"
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/registry"
@@ -57,6 +58,23 @@ func TestLoadOnAFreshNode(t *testing.T) {
 	}
 	if got := dp.Maps.Capacity(snat.ReverseName); got != opts.SnatEntries {
 		t.Errorf("capacity %d, want %d", got, opts.SnatEntries)
+	}
+}
+
+// A first start that is killed in its self-test leaves the test interface among the pods'. The next one removes it, whatever it loads.
+func TestTestPodOfAKilledStart(t *testing.T) {
+	opts := isolated(t, attach.Auto)
+	mustLoad(t, opts)
+	for range 2 { // the second time the programs are other ones
+		m, err := raw.Open(opts.Dir.Map(devices.Name))
+		check(t, err)
+		check(t, addTestPod(m))
+		mustLoad(t, opts)
+		if v, err := raw.Lookup(m, testKey(m)); err != nil || v != nil {
+			t.Errorf("the test interface is still there: %x, error %v", v, err)
+		}
+		check(t, m.Close())
+		opts.Spec = stubs(t)
 	}
 }
 

@@ -29,7 +29,8 @@ const testIfindex = 1
 // loadTested loads copies of the programs with maps of their own, so that test packets are not counted on a node that has programs at work.
 // The maps are small, since for a moment they take memory beside the node's: what counts
 // is whole, and no test packet gets as far as to a flow, a fragment or a Service.
-func (l *loader) loadTested(spec *ebpf.CollectionSpec) (err error) {
+func (l *loader) loadTested() (err error) {
+	spec := l.spec.Copy()
 	// Those on a cgroup can't be run, and the verifier has seen them already.
 	maps.DeleteFunc(spec.Programs, func(_ string, p *ebpf.ProgramSpec) bool { return isOnSockets(p.Type) })
 	for _, d := range registry.All() {
@@ -37,8 +38,8 @@ func (l *loader) loadTested(spec *ebpf.CollectionSpec) (err error) {
 			m.MaxEntries = min(m.MaxEntries, 16)
 		}
 	}
-	if l.tested, err = ebpf.NewCollection(spec); err != nil {
-		return fmt.Errorf("load programs for their self-test: %w", err)
+	if l.tested, err = loadCollection(spec, nil); err != nil {
+		return fmt.Errorf("for the self-test: %w", err)
 	}
 	return nil
 }
@@ -59,12 +60,13 @@ func (l *loader) selfTest() error {
 		return nil
 	case l.tested == nil:
 		tables := l.tables.Maps()
-		return errors.Join(runTests(l.programs, tables), forgetTests(tables))
+		return errors.Join(runTests(l.programs, tables), forgetCounts(tables))
 	}
 	defer l.closeTested()
 	return runTests(l.tested.Programs, l.tested.Maps)
 }
 
+// runTests sends each program all test packets. In the maps, be they copies or new, is nothing that one could get as far as: no endpoint, destination or uplink.
 func runTests(programs map[string]*ebpf.Program, tables map[string]*ebpf.Map) error {
 	if err := addTestPod(tables[devices.Name]); err != nil {
 		return err
@@ -94,12 +96,17 @@ func addTestPod(m *ebpf.Map) error {
 	return nil
 }
 
-// forgetTests removes the test interface, and what test packets were counted as.
-func forgetTests(tables map[string]*ebpf.Map) error {
-	m := tables[devices.Name]
+// forgetTestPod removes the test interface, be it from the first start of a node that was killed in its self-test. What that has counted stays.
+func (l *loader) forgetTestPod() error {
+	m := l.tables.Maps()[devices.Name]
 	if err := m.Delete(testKey(m)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove the self-test's interface from map %s: %w", devices.Name, err)
 	}
+	return nil
+}
+
+// forgetCounts removes what test packets were counted as.
+func forgetCounts(tables map[string]*ebpf.Map) error {
 	for name, m := range tables {
 		if m.Type() != ebpf.PerCPUArray {
 			continue
