@@ -16,8 +16,10 @@ import (
 var loadFor = flag.Duration("load", 0, "how long TestMigration has the programs serve under load, for each way between nodes; 0: it is a matter of minutes, and without load")
 
 const (
-	// perSecond is how many connections the load opens, by so many at once.
+	// perSecond is how many connections the load opens where the processors have time for them, by so many at once.
 	perSecond, atOnce = 1000, 50
+	// leastPerSecond is what two processors have left beside two clusters.
+	leastPerSecond = 100
 	// deadFor is how long the agents stay dead.
 	deadFor = 5 * time.Minute
 )
@@ -36,8 +38,9 @@ func underLoad(t *testing.T, s *standing, manifest string, to target) {
 	t.Helper()
 	previous := manifestOfPrevious(t, s, manifest)
 	tr := newTraffic(t)
+	var name string
 	for range atOnce {
-		tr.connections(t, time.Second*atOnce/perSecond, path{"a Service from the world under load", s.Fabric, to})
+		name = tr.newConnections(t, time.Second*atOnce/perSecond, path{"a Service from the world under load", resetting{s.Fabric}, to})
 	}
 	started, rounds := time.Now(), 0
 	for ; rounds == 0 || time.Since(started) < *loadFor; rounds++ {
@@ -45,19 +48,15 @@ func underLoad(t *testing.T, s *standing, manifest string, to target) {
 		backendsExchanged(t, s)
 		agentsDead(t, s, manifest)
 		installed(t, s, previous)
+		rolledTo(t, s, previousImage)
 		installed(t, s, manifest)
+		rolledTo(t, s, cluster.AgentImage)
 	}
 	t.Logf("%d rounds in %v", rounds, time.Since(started).Round(time.Second))
 	tr.end(t)
-}
-
-// connections are opened, and reset when they have been answered, so that none keeps a port.
-func (tr *traffic) connections(t *testing.T, every time.Duration, w path) {
-	t.Helper()
-	ctx := context.WithoutCancel(t.Context())
-	tr.repeat("new connections to "+w.what, every, nil, func(_ net.Conn, message string) error {
-		return connectAnew(ctx, resetting{w.from}, w.to.tcp, message)
-	})
+	if opened := float64(tr.counts[name]) / time.Since(started).Seconds(); opened < leastPerSecond {
+		t.Errorf("%.0f connections a second, which is no load", opened)
+	}
 }
 
 // resetting is a client whose connections end by a reset, and wait for nothing then.

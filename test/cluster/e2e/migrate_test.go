@@ -60,6 +60,11 @@ func byTurns(t *testing.T, s *standing, mode string, meanwhile func(manifest str
 	t.Helper()
 	auto := chart(t, s, "auto", strings.ReplaceAll(serveByTurns, "ADDRESS", s.Nodes[0].Addr.String()), "settings.routing-mode="+mode)
 	installed(t, s, auto)
+	if mode == "vxlan" {
+		goBy(t, s, "tunnel")
+	} else {
+		goBy(t, s, "direct")
+	}
 	for _, node := range s.Nodes {
 		servedBy(t, s, node, "left to kube-proxy's rules")
 	}

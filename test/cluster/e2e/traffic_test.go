@@ -84,11 +84,9 @@ func (tr *traffic) moving(t *testing.T, every time.Duration, w path) {
 // anew keeps busy what begins with each message.
 func (tr *traffic) anew(t *testing.T, w path) {
 	t.Helper()
+	tr.newConnections(t, 100*time.Millisecond, w)
 	// A message that is under way when all ends is answered nonetheless.
 	ctx := context.WithoutCancel(t.Context())
-	tr.repeat("new connections to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
-		return connectAnew(ctx, w.from, w.to.tcp, message)
-	})
 	tr.repeat("first datagrams to "+w.what, 100*time.Millisecond, nil, func(_ net.Conn, message string) error {
 		err := sendAnew(ctx, w.from, w.to.udp, message)
 		// A node's socket, to an endpoint that has just ceased to serve, is told so by what it does next: it reads, or writes.
@@ -97,6 +95,17 @@ func (tr *traffic) anew(t *testing.T, w path) {
 		}
 		return err
 	})
+}
+
+// newConnections opens one after the other; it returns by which name they are counted.
+func (tr *traffic) newConnections(t *testing.T, every time.Duration, w path) (name string) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	name = "new connections to " + w.what
+	tr.repeat(name, every, nil, func(_ net.Conn, message string) error {
+		return connectAnew(ctx, w.from, w.to.tcp, message)
+	})
+	return name
 }
 
 func newTraffic(t *testing.T) *traffic {
