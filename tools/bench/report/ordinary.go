@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/tools/bench/result"
 )
@@ -11,7 +10,7 @@ import (
 type line struct {
 	result.Row
 
-	// served says that packets go to a Service; its limit is then the same server addressed straight.
+	// served says that packets go to a Service.
 	served bool
 }
 
@@ -50,12 +49,9 @@ func (l line) title() string {
 // over is this network's row divided by another one's.
 func (l line) over(base string) subject { return subject{row: l.Row, mode: result.EBPF, base: base} }
 
-// limit is the row divided by what nothing in between would leave: the machine's limit, or the same server addressed straight.
-func (l line) limit() subject {
-	if l.served {
-		return subject{row: l.Row, mode: result.EBPF, itself: true}
-	}
-	return l.over(result.Direct)
+// without is the row divided by the same server addressed straight; false: the row goes to no Service.
+func (l line) without() (subject, bool) {
+	return subject{row: l.Row, mode: result.EBPF, itself: true}, l.served
 }
 
 // divisor is the subject whose values this one's are divided by.
@@ -99,36 +95,35 @@ func ordinary(run *result.Run, judged []judgement) string {
 		if j, asked := verdicts[own]; asked {
 			figure += fmt.Sprintf(", %s %s", j.text(), emphasised(j.verdict))
 		}
+		straight := ""
+		if without, served := l.without(); served {
+			straight = beside(run, without, verdicts)
+		}
 		lines = append(lines, []string{
-			l.title(), figure, beside(run, l.over(result.IPTables), verdicts), beside(run, l.over(result.NFTables), verdicts), beside(run, l.limit(), verdicts),
+			l.title(), figure, beside(run, l.over(result.IPTables), verdicts), beside(run, l.over(result.NFTables), verdicts), beside(run, l.over(result.Direct), verdicts), straight,
 		})
 	}
-	return table([]string{"what", result.EBPF, result.IPTables, result.NFTables, "limit"}, lines) +
+	return table([]string{"what", result.EBPF, result.IPTables, result.NFTables, result.Direct, "without the Service"}, lines) +
 		fmt.Sprintf("`%s` is this project as a user gets it: default flags, no kube-proxy, and Services served by the programs, to pods that have asked a Service before. Each cluster has %d Services "+
 			"where a row names no other number; in iptables and nftables they are kube-proxy's rules. Beside another network's figure stands the ratio of %s to it, what is asked of that, and the "+
-			"verdict. The limit is direct, and for what goes to a Service the same server addressed straight.\n\n", result.EBPF, result.OrdinaryServices, result.EBPF)
+			"verdict. The last column is what %[1]s does where the same server is addressed straight.\n\n", result.EBPF, result.OrdinaryServices, result.EBPF)
 }
 
 // headline is some of these figures for the first page of the project: packets, connections and flows to the world, and what goes to Services.
 func headline(run *result.Run) string {
 	var rows [][]string
 	for _, l := range ordinaryLines() {
-		figure := func(mode string) string {
-			return strings.TrimSuffix(median(run, l.Row, mode)+": "+ratio(run, l.Row, mode, result.IPTables), ": ")
-		}
-		across := l.Path == result.AcrossNodes && l.Workload != "tcp1" || l.Path == result.Egress && l.Workload == "flows" || l.Path == result.InboundLocal
-		if limit, ok := l.limit().read(run); across && figure(result.EBPF) != "" {
-			if !ok {
-				limit.text = ""
-			}
-			rows = append(rows, []string{l.title(), median(run, l.Row, result.IPTables), figure(result.EBPF), figure(result.KubeProxy), limit.text})
+		shown := l.Path == result.AcrossNodes && l.Workload != "tcp1" || l.Path == result.Egress && l.Workload == "flows" || l.Path == result.InboundLocal
+		over := func(base string) string { return ratio(run, l.Row, result.EBPF, base) }
+		figure := median(run, l.Row, result.EBPF)
+		if shown && figure != "" && over(result.IPTables) != "" {
+			rows = append(rows, []string{l.title(), figure, over(result.IPTables), over(result.NFTables), over(result.Direct), ratio(run, l.Row, result.KubeProxy, result.IPTables)})
 		}
 	}
 	e := run.Environment
-	return table([]string{"", "bridge + iptables", "ebpf-cni", "ebpf-cni beside kube-proxy", "ebpf-cni, of the limit"}, rows) +
-		"Beside ebpf-cni's figures stands their ratio to bridge + iptables, which has kube-proxy's rules always. The second column is a cluster without kube-proxy, where the programs " +
-		"serve Services, which is the default; the third one a cluster with it, such as kubeadm makes: what leaves for the world walks the host's stack there, and so does what goes to " +
-		"Services. The limit is the machine's, without pods; of what goes to a Service it is the same server addressed straight. " +
+	return table([]string{"", "ebpf-cni", "of bridge + iptables", "of bridge + nftables", "of the machine's limit", "beside kube-proxy, of bridge + iptables"}, rows) +
+		"The first column is a cluster without kube-proxy, where the programs serve Services, which is the default; beside it stand its ratios to the classical networks, which have kube-proxy's rules, and to " +
+		"the machine's limit, without pods and Services. The last column is a cluster with kube-proxy, such as kubeadm makes: what leaves for the world walks the host's stack there, and so does what goes to Services. " +
 		fmt.Sprintf("Where a row names no other number, each cluster has %d Services.\n\n", result.OrdinaryServices) +
 		fmt.Sprintf("Medians of %s on %s (%s), Linux %s, commit %s; ratios with their spread. Budgets, plots and how all was measured: [BENCHMARKS.md](BENCHMARKS.md).\n",
 			plural(run.Rounds, "round"), e.CPU, plural(e.Cores, "core"), e.Kernel, commit(e))
