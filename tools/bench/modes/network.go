@@ -125,8 +125,7 @@ func Build(ctx context.Context, mode string, log *slog.Logger) (n *Network, err 
 	return n, nil
 }
 
-// furnish puts the network into the hosts, and pods into the network, and has each path's hosts find their neighbours. In a cluster
-// that runs they know them; a flow that opens while a neighbour is still being asked for is the stack's for as long as it lives.
+// furnish puts the network into the hosts, and pods into the network, and has each path's hosts find their neighbours.
 func (n *Network) furnish(ctx context.Context) error {
 	if n.setup.rules != "" {
 		if err := n.installPlugins(ctx); err != nil {
@@ -146,13 +145,7 @@ func (n *Network) furnish(ctx context.Context) error {
 	if err := n.addHosts(ctx); err != nil {
 		return err
 	}
-	for _, path := range result.Paths() {
-		client, server := n.Ends(path)
-		if _, err := client.Ping(ctx, server.Addr(), lab.PingOptions{}); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-	}
-	return nil
+	return n.Resolve(ctx)
 }
 
 // The hosts at the ends of the paths.
@@ -202,14 +195,15 @@ func (n *Network) Ends(path string) (from, to *lab.Namespace) {
 	return from, map[string]*lab.Namespace{result.SameNode: n.hosts[server], result.AcrossNodes: remote, result.Egress: n.lab.Outside}[path]
 }
 
-// Resolve has the nodes know their neighbours' addresses. The kernel forgets those that nobody has used for a minute, as while other networks are measured, and a
-// flow that begins before they resolve is another story.
+// Resolve has each path's hosts find their neighbours, which the kernel forgets when nobody has used them for a minute, as while other networks are measured. In a
+// cluster that runs they know them; a flow that opens while a neighbour is still being asked for is the stack's for as long as it lives.
 func (n *Network) Resolve(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, priv.Patience(5*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, priv.Patience(buildLimit))
 	defer cancel()
-	for _, to := range []*lab.Namespace{n.lab.Nodes[1].Namespace, n.lab.Outside} {
-		if _, err := n.lab.Nodes[0].Ping(ctx, to.Addr(), lab.PingOptions{}); err != nil {
-			return fmt.Errorf("have the nodes of mode %s know their neighbours: %w", n.Mode, err)
+	for _, path := range result.Paths() {
+		client, server := n.Ends(path)
+		if _, err := client.Ping(ctx, server.Addr(), lab.PingOptions{}); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
 	return nil

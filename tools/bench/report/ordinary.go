@@ -54,16 +54,6 @@ func (l line) without() (subject, bool) {
 	return subject{row: l.Row, mode: result.EBPF, itself: true}, l.served
 }
 
-// divisor is the subject whose values this one's are divided by.
-func (s subject) divisor() subject {
-	if s.itself {
-		row := s.row
-		row.Point = s.from
-		return subject{row: row, mode: s.mode}
-	}
-	return subject{row: s.row, mode: s.base}
-}
-
 // beside is a figure of another network, this network's ratio to it, and the verdict where a budget asks for one; empty where there is none.
 func beside(run *result.Run, s subject, verdicts map[subject]judgement) string {
 	there, ok1 := s.divisor().read(run)

@@ -68,15 +68,21 @@ func (s subject) over() string {
 // values are a subject's, one for each round that has it.
 func (s subject) values(run *result.Run) []float64 {
 	own := run.Values(s.row, s.mode)
-	switch {
-	case s.base != "":
-		return result.Pairs(own, run.Values(s.row, s.base))
-	case s.itself:
-		first := s.row
-		first.Point = s.from
-		return result.Pairs(own, run.Values(first, s.mode))
+	if s.base == "" && !s.itself {
+		return slices.Collect(maps.Values(own))
 	}
-	return slices.Collect(maps.Values(own))
+	by := s.divisor()
+	return result.Pairs(own, run.Values(by.row, by.mode))
+}
+
+// divisor is the subject whose values this one's are divided by.
+func (s subject) divisor() subject {
+	if s.itself {
+		row := s.row
+		row.Point = s.from
+		return subject{row: row, mode: s.mode}
+	}
+	return subject{row: s.row, mode: s.base}
 }
 
 // reading is what a run says of a subject, in the unit of its metric.
