@@ -142,7 +142,7 @@ bench: build ## Measure the main rows against the classical networks, in minutes
 	@bin/bench $(bench_out) $(ARGS)
 
 .PHONY: bench-full
-bench-full: build ## Measure everything, judged by the budgets (root); PUBLISH=1 writes BENCHMARKS.md, its plots and tables, and README's figures
+bench-full: build ## Measure all that budgets ask for (root); PUBLISH=1 writes BENCHMARKS.md, its plots and tables, and README's figures
 	@tools/setup.sh bench
 	@go -C tools/bench build -o ../../bin/bench .
 	@bin/bench --profile full $(bench_out) $(ARGS)

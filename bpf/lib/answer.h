@@ -31,8 +31,8 @@ EC_INLINE bool answer_take(struct device *dev, __u32 burst)
 
 	for (int i = 0; i < ALLOWANCE_TRIES; i++) {
 		was = *(volatile __u32 *)&dev->answers_until;
-		now = bpf_ktime_get_coarse_ns() >>
-		      ANSWER_SHIFT; /* read after was, which is no further ahead then than it may be */
+		/* Read after was, which is no further ahead then than it may be. */
+		now = bpf_ktime_get_coarse_ns() >> ANSWER_SHIFT;
 		ahead = was - now;
 		if (ahead > 2 * ANSWER_BURST + ANSWER_INTERVAL) /* further than it can be: was lies in the past */
 			ahead = 0;

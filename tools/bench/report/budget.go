@@ -43,7 +43,7 @@ func budgets() (all []budget) {
 	rate("flows", result.Egress, result.IPTables, 1.3)
 	nodes := result.Row{Workload: "nodes", Path: result.AcrossNodes, Metric: result.Cost, Point: result.Nodes}
 	all = append(all,
-		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.KubeProxy, base: result.IPTables}, bound: 1.0, how: "without Services"},
+		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.KubeProxy, base: result.IPTables}, bound: 1.0, how: "beside kube-proxy, portmap chained"},
 		budget{subject: subject{row: result.Row{Workload: "cni", Metric: "pair-p50"}, mode: result.EBPF, base: result.IPTables}, bound: 1.2},
 		budget{subject: subject{row: nodes, mode: result.EBPF, itself: true, from: 2}, bound: 1.03, how: "busy flow"})
 	itself := func(workload, metric string, bound float64, how string) {
