@@ -17,6 +17,7 @@ func whole(profile string) *result.Run {
 		run.Samples = append(run.Samples,
 			result.Sample{Workload: "cni", Mode: result.EBPF, Round: round, Values: map[string]float64{"pair-p50": 0.01, "add-p50": 0.005, "del-p50": 0.005}},
 			result.Sample{Workload: "udp64", Path: result.AcrossNodes, Mode: result.EBPF, Round: round, Values: map[string]float64{result.Rate: 450_000}},
+			result.Sample{Workload: "udp64", Path: result.AcrossNodes, Mode: result.IPTables, Round: round, Values: map[string]float64{result.Rate: 300_000}},
 			result.Sample{Workload: result.Image, Mode: result.KubeProxy, Round: round, Values: map[string]float64{"compressed": 18 << 20}})
 	}
 	return run
