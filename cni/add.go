@@ -56,11 +56,14 @@ func (a *addition) open() error {
 	if a.bandwidth {
 		a.log.Warn("bandwidth limit ignored: traffic shaping is not supported yet")
 	}
+	ignored := a.unknown
 	if a.hostLocal() {
 		if err := a.readPool(); err != nil {
 			return err
 		}
+		ignored = append(ignored, a.work.Pool.Unknown...)
 	}
+	a.tellIgnored(ignored)
 	if err := device.CheckName(a.id.IfName); err != nil {
 		return types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_IFNAME: no interface can be called %s: it %s", a.id.IfName, err), "")
 	}
@@ -82,9 +85,6 @@ func (a *addition) readPool() error {
 	pool, err := a.parseIPAM(a.args.Args, a.id.IfName)
 	if err != nil {
 		return err
-	}
-	for _, name := range pool.Unknown {
-		a.log.Warn("unknown field of the network configuration ignored", "field", name)
 	}
 	if pool.ResolvConf != "" {
 		if a.resolv, err = ipam.ReadResolvConf(pool.ResolvConf); err != nil {

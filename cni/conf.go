@@ -47,7 +47,9 @@ type conf struct {
 	ipamType   string
 	dns        types.DNS
 	portmap    bool // the portmap plugin is chained after ours, for host ports
-	unknown    []string
+	// defaultRoutes are given to pods also beside other routes.
+	defaultRoutes bool
+	unknown       []string
 
 	requested // by readRuntime
 
@@ -69,6 +71,7 @@ var known = []string{
 	"cniVersion", "cniVersions", "name", "type", "bpffs", "stateDir", "mtu", "attach", "addressQuarantine",
 	"capabilities", "ipam", "logFile", "logLevel", "dns", "runtimeConfig", "prevResult", "args", gcKey,
 	"cni.dev/attachments", "disableCheck", "disableGC", "portmap",
+	"isDefaultGateway", "ipMasq", "isGateway", "hairpinMode",
 }
 
 // parseConf parses what every operation needs. Its errors have codes for the runtime.
@@ -84,12 +87,12 @@ func parseConf(stdin []byte) (*conf, error) {
 			c.unknown = append(c.unknown, name)
 		}
 	}
-	slices.Sort(c.unknown)
-	for _, read := range []func() error{c.readNames, c.readPaths, c.readValues, c.readLog, c.readIPAMType} {
+	for _, read := range []func() error{c.readNames, c.readPaths, c.readValues, c.readLog, c.readIPAMType, c.readBridge} {
 		if err := read(); err != nil {
 			return nil, err
 		}
 	}
+	slices.Sort(c.unknown)
 	return c, nil
 }
 

@@ -339,7 +339,7 @@ func (w *fixture) files() []string {
 	var all []string
 	w.must(filepath.WalkDir(w.stateDir, func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
-		if err != nil || d.IsDir() || name == "lock" || name == "gate" || name == ".lock" || name == endpoint.HostPortsFile || strings.HasPrefix(name, "last_reserved_ip.") ||
+		if err != nil || d.IsDir() || name == "lock" || name == "gate" || name == ".lock" || name == endpoint.HostPortsFile || name == endpoint.IgnoredFile || strings.HasPrefix(name, "last_reserved_ip.") ||
 			strings.HasPrefix(name, "quarantine.") || filepath.Base(filepath.Dir(path)) == "holders" {
 			return err
 		}

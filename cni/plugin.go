@@ -124,9 +124,6 @@ func (p *plugin) begin(verb string, args *skel.CmdArgs) (c *call, done func(), e
 	if unnamed != nil { // it is for people: no reason to refuse the pod
 		c.log.Warn("CNI_ARGS: what the pod is called is left out", "error", unnamed)
 	}
-	for _, name := range parsed.unknown {
-		c.log.Warn("unknown field of the network configuration ignored", "field", name)
-	}
 	start := time.Now()
 	return c, func() {
 		c.log.Debug("done", "duration", time.Since(start))

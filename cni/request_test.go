@@ -213,8 +213,22 @@ func TestUnknownFieldsAreLogged(t *testing.T) {
 	conf := hostLocal(map[string]any{"novelty": 1})
 	conf["tomorrow"] = map[string]any{"a": 1}
 	out, e := w.call("ADD", w.newPod(), conf)
-	if e != nil || !strings.Contains(out, "field=tomorrow") || !strings.Contains(out, "field=ipam.novelty") {
+	const said = "fields=\"[tomorrow ipam.novelty]\""
+	if e != nil || !strings.Contains(out, said) {
 		t.Errorf("%v, log: %s", e, out)
+	}
+
+	// Every pod's configuration has them, so they are said once; others are another matter, and so are they in another network.
+	if out, e = w.call("ADD", w.newPod(), conf); e != nil || strings.Contains(out, said) {
+		t.Errorf("said again: %v, log: %s", e, out)
+	}
+	conf["name"], conf["ipam"].(map[string]any)["ranges"] = "net2", []any{[]any{map[string]any{"subnet": "10.9.0.0/24", "rangeStart": "10.9.0.100"}}}
+	if out, e = w.call("ADD", w.newPod(), conf); e != nil || !strings.Contains(out, said) {
+		t.Errorf("of another network: %v, log: %s", e, out)
+	}
+	conf["yesterday"] = 1
+	if out, e = w.call("ADD", w.newPod(), conf); e != nil || !strings.Contains(out, "fields=\"[tomorrow yesterday ipam.novelty]\"") {
+		t.Errorf("of other fields: %v, log: %s", e, out)
 	}
 }
 

@@ -38,17 +38,15 @@ func (a *addition) makeResult() *current.Result {
 	return r
 }
 
-// podRoutes are the requested routes or, without any, a default route for each family. All use the only gateway.
+// podRoutes are the requested routes and, without any or if they are asked for, a default route for each family. All use the only gateway.
 func (a *addition) podRoutes() []*types.Route {
 	var out []*types.Route
 	for _, addr := range a.work.Addresses {
-		asked := a.routes
-		if len(asked) == 0 {
-			zero := netip.IPv4Unspecified()
-			if addr.Is6() {
-				zero = netip.IPv6Unspecified()
-			}
-			asked = []*types.Route{{Dst: net.IPNet{IP: zero.AsSlice(), Mask: net.CIDRMask(0, zero.BitLen())}}}
+		asked := slices.Clone(a.routes)
+		everywhere := defaultRoute(addr)
+		same := func(r *types.Route) bool { return toPrefix(&r.Dst) == toPrefix(&everywhere.Dst) }
+		if len(asked) == 0 || a.defaultRoutes && !slices.ContainsFunc(asked, same) {
+			asked = append(asked, everywhere)
 		}
 		for _, r := range asked {
 			if (r.Dst.IP.To4() != nil) != addr.Is4() {
@@ -64,6 +62,15 @@ func (a *addition) podRoutes() []*types.Route {
 		}
 	}
 	return out
+}
+
+// defaultRoute is that of an address's family.
+func defaultRoute(addr netip.Addr) *types.Route {
+	zero := netip.IPv4Unspecified()
+	if addr.Is6() {
+		zero = netip.IPv6Unspecified()
+	}
+	return &types.Route{Dst: net.IPNet{IP: zero.AsSlice(), Mask: net.CIDRMask(0, zero.BitLen())}}
 }
 
 func toRoute(r *types.Route) device.Route {

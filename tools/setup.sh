@@ -3,14 +3,15 @@
 #
 #   tools/setup.sh generate       the pinned clang and the headers that the programs are compiled against
 #   tools/setup.sh lint           clang-format
-#   tools/setup.sh test           what the tests run beside the project's own binaries; bpffs; netfilter's modules
+#   tools/setup.sh test           what the tests run beside the project's own binaries; etcd; bpffs; netfilter's modules
 #   tools/setup.sh test-kernels   what boots other kernels, and unpacks their modules
 #   tools/setup.sh demo           bpffs
-#   tools/setup.sh cluster        what nodes of a real Kubernetes run beside what test/cluster gets for them itself; bpffs
+#   tools/setup.sh cluster        what nodes of a real Kubernetes run beside what test/cluster compiles for them; bpffs
 #   tools/setup.sh bench          what the classical networks are made with; bpffs; netfilter's modules
 #
 # Missing packages are installed with apt-get when it can be used (Debian, root). Elsewhere the
-# script says what is missing and exits 1.
+# script says what is missing and exits 1. Servers are unpacked below the cache and not installed, since their packages'
+# scripts would start them.
 set -euo pipefail
 
 # Where the machine's /proc and /sys are: somewhere else in this script's test only.
@@ -24,15 +25,17 @@ die() { say "$*"; exit 1; }
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# missing COMMAND-OR-FILE=PACKAGE...: the packages whose command or file is not there.
+# missing COMMAND-OR-FILE=PACKAGE...: the packages whose command or file is not there, each once.
 missing() {
-	local pair
+	local pair packages=' '
 	for pair in "$@"; do
 		case "${pair%%=*}" in
-		/*) [ -e "${pair%%=*}" ] || printf '%s ' "${pair#*=}" ;;
-		*) have "${pair%%=*}" || printf '%s ' "${pair#*=}" ;;
+		/*) [ ! -e "${pair%%=*}" ] || continue ;;
+		*) ! have "${pair%%=*}" || continue ;;
 		esac
+		[[ $packages == *" ${pair#*=} "* ]] || packages+="${pair#*=} "
 	done
+	printf '%s' "${packages# }"
 }
 
 # apt ARG...: apt-get without questions or chatter; its output is shown when it fails.
@@ -61,6 +64,30 @@ need() {
 	apt install --no-install-recommends $packages ||
 		{ apt update && apt install --no-install-recommends $packages; } ||
 		die "apt-get cannot install ${packages% }; its last words stand above"
+}
+
+# unpack COMMAND=PACKAGE...: has Debian's packages of missing commands below the cache, in debian/usr/bin and debian/usr/sbin.
+unpack() {
+	local cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/ebpf-cni
+	local PATH=$PATH:$cache/debian/usr/bin:$cache/debian/usr/sbin
+	[ -n "$(missing "$@")" ] || return 0
+	mkdir -p "$cache/debian"
+	# One at a time: whoever waited finds the packages there.
+	exec 9>"$cache/debian.lock"
+	flock 9
+	local packages temp
+	packages=$(missing "$@")
+	if [ -n "$packages" ]; then
+		have apt-get || die "missing: ${packages% } (Debian's package names); install them, and end what they start"
+		say "unpacking ${packages% } into $cache/debian"
+		temp=$(mktemp -d)
+		trap "rm -rf '$temp'" EXIT
+		# shellcheck disable=SC2086 # a list of names
+		(cd "$temp" && { apt download $packages || { apt update && apt download $packages; }; } &&
+			for package in ./*.deb; do dpkg -x "$package" "$cache/debian"; done) ||
+			die "apt-get cannot get ${packages% }; its last words stand above"
+	fi
+	exec 9>&-
 }
 
 # bpffs mounts the BPF file system where the kernel's tools expect it.
@@ -112,6 +139,7 @@ lint) need clang-format-19=clang-format-19 git=git ;;
 test)
 	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables ipset=ipset conntrack=conntrack setpriv=util-linux \
 		/usr/lib/systemd/systemd-networkd=systemd traceroute=traceroute tracepath=iputils-tracepath
+	unpack etcd=etcd-server
 	bpffs
 	modules
 	;;
@@ -123,6 +151,7 @@ demo) bpffs ;;
 cluster)
 	need git=git ip=iproute2 iptables-restore=iptables nft=nftables conntrack=conntrack nsenter=util-linux mount=mount \
 		ping=iputils-ping sysctl=procps
+	unpack containerd=containerd containerd-shim-runc-v2=containerd ctr=containerd runc=runc etcd=etcd-server
 	bpffs
 	;;
 bench)

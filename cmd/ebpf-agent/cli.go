@@ -130,19 +130,22 @@ func (o *options) complete(e env) error {
 	if p := o.config.VXLANPort; o.config.SnatLow <= p && p <= o.config.SnatHigh {
 		return cli.Misuse("--vxlan-port %d: is one of --snat-ports, which masqueraded flows get; takes another one", p)
 	}
+	if err := o.completeRegistry(); err != nil {
+		return err
+	}
 	if err := o.findCgroup(e); err != nil {
 		return err
 	}
 	if err := o.findPlugin(e); err != nil {
 		return err
 	}
-	if o.config.NodesFile != "" {
+	if o.config.NodesFile != "" || o.config.Registry != nil {
 		return nil
 	}
 	var err error
 	o.config.API, err = agent.LoadAPI(o.kubeconfig)
 	if errors.Is(err, agent.ErrNotInCluster) {
-		return cli.Misuse("--kubeconfig: not given, and this is no pod of a cluster; takes a kubeconfig file (or give --nodes-file)")
+		return cli.Misuse("--kubeconfig: not given, and this is no pod of a cluster; takes a kubeconfig file (or give --nodes-file, or --registry=etcd)")
 	}
 	if err != nil && o.kubeconfig != "" {
 		return cli.Misuse("--kubeconfig %q: %s; takes a kubeconfig file", o.kubeconfig, readable(err, o.kubeconfig))

@@ -133,7 +133,8 @@ func TestFlagsReachTheConfig(t *testing.T) {
 		"--cni-bin-dir=/o", "--proc-sys=/proc", "--log-level=debug", "--log-format=json",
 	}
 	for _, f := range new(options).flags() {
-		elsewhere := slices.Contains([]string{"kubeconfig", "uplink", "cgroup"}, f.Name) // these need a file, an interface, a cgroup
+		elsewhere := slices.Contains([]string{"kubeconfig", "uplink", "cgroup"}, f.Name) || // these need a file, an interface, a cgroup
+			ofRegistry(f) // TestRegistry
 		if !elsewhere && !slices.ContainsFunc(args, func(a string) bool { name, _, _ := strings.Cut(a, "="); return name == "--"+f.Name }) {
 			t.Errorf("--%s is not among the flags given here", f.Name)
 		}
@@ -164,6 +165,10 @@ func TestFlagsReachTheConfig(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	for _, tt := range []struct{ arg, says string }{
+		{"--registry=zookeeper", "kubernetes or etcd"}, {"--etcd-endpoints=", "URLs such as"}, {"--etcd-endpoints=10.0.0.1:2379", "no such URL"}, {"--etcd-endpoints=http://a,https://b", "all https or all http"},
+		{"--etcd-endpoints=http://a/v2", "no such URL"}, {"--etcd-prefix=coreos.com", "the beginning of a key"}, {"--etcd-prefix=/", "the beginning of a key"}, {"--etcd-cafile=/nowhere", "no such file"},
+		{"--etcd-certfile=/nowhere", "no such file"}, {"--etcd-keyfile=/nowhere", "no such file"}, {"--etcd-username=", "the name of a user"}, {"--etcd-password-file=/nowhere", "no such file"},
+		{"--public-ip=", "an address of this node"}, {"--public-ip=10.0.0.1,10.0.0.2", "of one family"}, {"--public-ip=127.0.0.1", "no address"}, {"--subnet-file=subnet.env", "absolute path"},
 		{"--node-name=", "name of a Node"}, {"--node-name=a b", "name of a Node"},
 		{"--kubeconfig=", "a kubeconfig file"}, {"--nodes-file=", "a file that exists"},
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},

@@ -11,11 +11,14 @@ import (
 
 // options is what the command line says, checked.
 type options struct {
-	config     agent.Config
-	kubeconfig string
-	logFormat  string
-	masked     []netip.Prefix // as they were given
-	stay       bool           // after a cleanup
+	config       agent.Config
+	kubeconfig   string
+	registry     string
+	etcd         agent.Registry
+	passwordFile string // of etcd's user
+	logFormat    string
+	masked       []netip.Prefix // as they were given
+	stay         bool           // after a cleanup
 	// portmapAuto says that --portmap is auto, as manifests of earlier versions have it.
 	portmapAuto bool
 	// ofKubeProxy says that a cleanup is about what kube-proxy has left, and nothing else.
@@ -53,17 +56,19 @@ func (o *options) forceFlag() cli.Flag {
 // flags are all flags of the agent, in the order of the help.
 func (o *options) flags() []cli.Flag {
 	c := &o.config
-	return slices.Concat([]cli.Flag{
+	sources := []cli.Flag{
 		{Name: "node-name", Help: "name of this host's Node; default: $NODE_NAME, else the host name in lower case", Value: nodeName(&c.Node)},
 		{Name: "kubeconfig", Help: "how to reach the Kubernetes API; default: as pods of the cluster do", Value: existingFile(&o.kubeconfig, "a kubeconfig file")},
 		{Name: "api-server", Help: "addresses of API servers to use instead of the kubeconfig's or the Service's; any that is ready is used, until it fails", Value: apiServers(&c.APIServers)},
 		{Name: "nodes-file", Help: "read Nodes from this file instead of the API, again whenever it changes: what kubectl get nodes prints with -o yaml or -o json",
 			Value: existingFile(&c.NodesFile, "a file that exists: a v1 NodeList or List of Nodes, YAML or JSON")},
+	}
+	return slices.Concat(sources, o.registryFlags(), []cli.Flag{
 		{Name: "uplink", Help: "interfaces that lead out of the node; default: all that routes lead out of, followed as routes change", Value: uplinks(&c.Uplinks)},
-		{Name: "routing-mode", Default: "auto", Help: "how packets get to other nodes' pods: direct, to nodes on the same link; vxlan, encapsulated; auto, direct where that is possible, else encapsulated",
+		{Name: "routing-mode", Default: defaultRoutingMode, Help: "how packets get to other nodes' pods: direct, to nodes on the same link; vxlan, encapsulated; auto, direct where that is possible, else encapsulated",
 			Value: cli.OneOf(&c.RoutingMode, agent.RouteDirect, agent.RouteVXLAN, agent.RouteAuto)},
-		{Name: "vxlan-port", Default: "4789", Help: "UDP port of the tunnel, the same on all nodes", Value: port(&c.VXLANPort)},
-		{Name: "vxlan-vni", Default: "4096", Help: "VXLAN network identifier of the tunnel, the same on all nodes", Value: cli.Number(&c.VXLANVNI, "VNI", 1, 1<<24-1)},
+		{Name: "vxlan-port", Default: defaultPort, Help: "UDP port of the tunnel, the same on all nodes", Value: port(&c.VXLANPort)},
+		{Name: "vxlan-vni", Default: defaultVNI, Help: "VXLAN network identifier of the tunnel, the same on all nodes", Value: cli.Number(&c.VXLANVNI, "VNI", 1, 1<<24-1)},
 		{Name: "vxlan-udp-checksum", Default: "true", Help: "give outer packets a UDP checksum; false where a network card spoils it", Value: cli.Bool(&c.VXLANChecksum)},
 		{Name: "masquerade", Default: "true", Help: "masquerade what pods send to the world by IPv4: it leaves with the node's address", Value: cli.Bool(&c.Masquerade[wire.IPv4])},
 		{Name: "masquerade-ipv6", Default: "true", Help: "the same for IPv6", Value: cli.Bool(&c.Masquerade[wire.IPv6])},

@@ -110,10 +110,15 @@ func agentsProcSys(t *testing.T) string {
 // shipped: what stands there is a choice.
 var notInManifest = []string{"node-name", "kubeconfig", "nodes-file", "routing-mode", "vxlan-port", "vxlan-vni"}
 
+// ofRegistry says that a flag is for networks without Kubernetes.
+func ofRegistry(f cli.Flag) bool {
+	return slices.ContainsFunc(new(options).registryFlags(), func(r cli.Flag) bool { return r.Name == f.Name })
+}
+
 func TestManifestHasEverySetting(t *testing.T) {
 	data := readManifest(t).config.Data
 	for _, f := range new(options).flags() {
-		if slices.Contains(notInManifest, f.Name) {
+		if slices.Contains(notInManifest, f.Name) || ofRegistry(f) {
 			continue
 		}
 		value, ok := data[cli.Variable(f.Name)]

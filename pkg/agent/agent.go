@@ -31,6 +31,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
@@ -120,6 +121,9 @@ func (a *agent) close() {
 	}
 	a.sysctls.close()
 	a.mode.watch.Close()
+	if a.registry != nil {
+		a.registry.Close()
+	}
 	a.locks.release()
 }
 
@@ -147,6 +151,9 @@ func (a *agent) start(ctx context.Context) (err error) {
 		a.log.Warn("the file for ebpfctl can't be written", "error", err)
 	}
 	if err := a.removeLeftover(); err != nil {
+		return err
+	}
+	if err := a.reachRegistry(ctx); err != nil {
 		return err
 	}
 	if a.host, err = device.Open(); err != nil {
@@ -218,7 +225,11 @@ func (a *agent) work(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.Go(func() error { return a.followNodes(ctx, nodes.put, file) })
+	follow, err := a.nodesOf(l, file)
+	if err != nil {
+		return err
+	}
+	g.Go(func() error { return follow(ctx, nodes.put) })
 	g.Go(func() error { return a.followNetwork(ctx, "network", device.Watch, l.alarm) })
 	g.Go(func() error { return a.followNetwork(ctx, "IPsec policies", device.WatchPolicies, l.alarm) })
 	g.Go(func() error { return l.run(ctx, nodes) })
@@ -234,12 +245,19 @@ func (a *agent) work(ctx context.Context) error {
 	return g.Wait()
 }
 
-// followNodes passes on what the source says, and with an API says there whether
-// this node carries pods.
-func (a *agent) followNodes(ctx context.Context, put func(source.Update), others *source.FileServices) error {
-	if a.cfg.NodesFile != "" {
-		return source.File{Path: a.cfg.NodesFile, Log: a.log, Services: others, Heard: a.noteHeard}.Run(ctx, put)
+// nodesOf is what delivers Nodes; others is what else a file of them is read for.
+func (a *agent) nodesOf(l *loop, others *source.FileServices) (func(context.Context, func(source.Update)) error, error) {
+	switch {
+	case a.registry != nil:
+		return a.followLeases(l)
+	case a.cfg.NodesFile != "":
+		return source.File{Path: a.cfg.NodesFile, Log: a.log, Services: others, Heard: a.noteHeard}.Run, nil
 	}
+	return a.followAPI, nil
+}
+
+// followAPI passes on what the API says, and says there whether this node carries pods.
+func (a *agent) followAPI(ctx context.Context, put func(source.Update)) error {
 	c, err := a.newCondition()
 	if err != nil {
 		return err
@@ -335,7 +353,7 @@ func orderAs(list []byte, own []netip.Prefix) {
 
 // readStanding reads from the maps what an earlier agent has left in force.
 func readStanding(m *datapath.Maps) (plan.Standing, error) {
-	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}, Aliases: map[netip.Addr]netip.Addr{}}
+	s := plan.Standing{Claims: map[netip.Prefix]netip.Addr{}, Aliases: map[netip.Addr]netip.Addr{}, MACs: map[netip.Addr]wire.MAC{}}
 	c, err := m.Config.Get(config.Key{})
 	if err != nil {
 		return s, err
@@ -351,6 +369,9 @@ func readStanding(m *datapath.Maps) (plan.Standing, error) {
 			s.Claims[e.Key.Netip()] = via
 			if alias := e.Value.Alias.Netip(); alias.IsValid() {
 				s.Aliases[via] = alias
+			}
+			if e.Value.MAC != (wire.MAC{}) {
+				s.MACs[via] = e.Value.MAC
 			}
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint/ipam"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/lease"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 )
@@ -181,7 +182,7 @@ func (c *cleaner) removePlugin(context.Context) error {
 // directories that were not there before us.
 func (c *cleaner) removeFiles(context.Context) error {
 	names := append(bpffs.LockFiles(), datapath.LoadLock, bpffs.AgentLock, kubeProxyLock, "qdiscs", "qdiscs.next",
-		recordName, recordName+".next", endpoint.HostPortsFile, observe.ClusterFile, observe.ClusterFile+".next", apiServersName, apiServersName+".next")
+		recordName, recordName+".next", endpoint.HostPortsFile, endpoint.IgnoredFile, observe.ClusterFile, observe.ClusterFile+".next", apiServersName, apiServersName+".next", lease.KeptFile, lease.KeptFile+".next")
 	errs := []error{os.RemoveAll(endpoint.Dir(c.State)), os.RemoveAll(ipam.Dir(c.State))}
 	for _, name := range names {
 		errs = append(errs, os.RemoveAll(filepath.Join(c.State, name)))

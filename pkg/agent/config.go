@@ -12,6 +12,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/attach"
 	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/lease"
 	"github.com/ebpf-cni/ebpf-cni/pkg/netfilter"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -60,6 +61,12 @@ const (
 	RouteAuto   = plan.RouteAuto
 )
 
+// Registry says how flannel's registry in etcd is reached.
+type Registry = lease.Options
+
+// DefaultRegistryPrefix is what its keys begin with.
+const DefaultRegistryPrefix = lease.DefaultPrefix
+
 // ErrNotInCluster is returned by LoadAPI outside a cluster without a kubeconfig.
 var ErrNotInCluster = source.ErrNotInCluster
 
@@ -88,7 +95,7 @@ type Config struct {
 	Directories
 	// Node is the name of this node.
 	Node string
-	// API is how to reach the Kubernetes API; nil with a NodesFile.
+	// API is how to reach the Kubernetes API; nil with a NodesFile or a Registry.
 	API *rest.Config
 	// APIServers are addresses of API servers to use instead of that of API, as ParseAPIServer returns them. APIOfService says that
 	// that is the address of a Service.
@@ -96,6 +103,9 @@ type Config struct {
 	APIOfService bool
 	// NodesFile is read instead of the API.
 	NodesFile string
+	// Registry is flannel's registry in etcd, where this node leases its subnet, instead of the API; it says what RoutingMode,
+	// VXLANPort and VXLANVNI are. Services are not known there: they are ServicesOff. nil: another source is used.
+	Registry *Registry
 	// RoutingMode says how packets get to other nodes' pods.
 	RoutingMode RoutingMode
 	// VXLANPort is the UDP port of the tunnel, VXLANVNI its network identifier of 24 bits; they are the same on all nodes.

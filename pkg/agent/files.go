@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -8,7 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/install"
+	"github.com/ebpf-cni/ebpf-cni/pkg/lease"
 )
 
 // fileController owns the files by which the runtime finds us: the plugin, and the
@@ -21,6 +24,7 @@ type fileController struct {
 		found *install.Chained
 	}
 	plugin [2]stamp // of what is installed, and of what it was installed from
+	subnet stamp    // of the subnet file as written
 }
 
 // stamp identifies a file's content without reading it. The time is that of the
@@ -67,15 +71,44 @@ func (c *fileController) pluginStamps() [2]stamp {
 	return [2]stamp{stampOf(c.pluginPath()), stampOf(c.cfg.Plugin)}
 }
 
+// publish writes what says that this node carries pods: first for container engines, then for the runtime.
+func (c *fileController) publish(s *state) error {
+	if err := c.writeSubnet(s); err != nil {
+		return err
+	}
+	return c.writeList(s)
+}
+
+// mtu is that of new pods, in bytes of IP packet.
+func (c *fileController) mtu(s *state) int { return cmp.Or(c.cfg.MTU, s.plan.MTU) }
+
+// writeSubnet writes the subnet file, where the subnet comes of a registry.
+func (c *fileController) writeSubnet(s *state) error {
+	if c.registry == nil {
+		return nil
+	}
+	e := lease.Environment{MTU: c.mtu(s), Masquerade: c.cfg.Masquerade[wire.IPv4]}
+	for f, r := range c.network.Ranges {
+		e.Networks[f] = r.Prefix
+	}
+	for _, p := range s.plan.PodCIDRs {
+		e.Subnets[wire.FamilyOf(p.Addr())] = p
+	}
+	path := c.cfg.Registry.SubnetFile
+	wrote, err := e.Write(path)
+	if wrote {
+		c.log.Info("subnet file written", "file", path, "subnet", listOf(s.plan.PodCIDRs), "mtu", e.MTU)
+	}
+	c.subnet = stampOf(path)
+	return err
+}
+
 // writeList writes the list, by which the runtime knows that this node carries pods.
 func (c *fileController) writeList(s *state) error {
 	l := install.List{
-		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.cfg.MTU, Attach: string(c.cfg.Attach),
+		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.mtu(s), Attach: string(c.cfg.Attach),
 		Quarantine: c.cfg.Quarantine, LogLevel: c.cfg.LogLevel,
 		PodCIDRs: s.plan.PodCIDRs,
-	}
-	if l.MTU == 0 {
-		l.MTU = s.plan.MTU
 	}
 	var err error
 	if l.Portmap, err = c.findPortmap(); err != nil {
@@ -118,6 +151,12 @@ func (c *fileController) inspect(s *state) error {
 	}
 	if !c.status.isReady() {
 		return nil
+	}
+	if c.registry != nil && stampOf(c.cfg.Registry.SubnetFile) != c.subnet {
+		c.log.Warn("subnet file was changed or removed, writing it again", "file", c.cfg.Registry.SubnetFile)
+		if err := c.writeSubnet(s); err != nil {
+			return err
+		}
 	}
 	changed := stampOf(c.listPath()) != c.list
 	if changed {

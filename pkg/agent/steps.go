@@ -11,6 +11,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
+	"github.com/ebpf-cni/ebpf-cni/pkg/lease"
 	"github.com/ebpf-cni/ebpf-cni/pkg/observe"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 	"github.com/ebpf-cni/ebpf-cni/pkg/source"
@@ -22,7 +23,9 @@ type node struct {
 	log        *slog.Logger
 	host       *device.Handle
 	dp         *datapath.Datapath
-	api        *source.Servers // nil: Nodes come of a file
+	api        *source.Servers // nil: Nodes come of a file, or of a registry
+	registry   *lease.Registry // nil: they do not come of it
+	network    lease.Network   // of the registry
 	status     *status
 	complaints *complaints
 	scrapes    scrapes
@@ -228,7 +231,7 @@ func causes(failed map[string]error) (lines []string) {
 func (l *loop) judge() {
 	why := l.obstacle()
 	if why == "" {
-		if err := l.files.writeList(&l.state); err != nil {
+		if err := l.files.publish(&l.state); err != nil {
 			why = enumerate([]string{"files: " + err.Error()})
 			l.lookAgain(retry)
 		}

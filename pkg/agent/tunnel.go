@@ -84,7 +84,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 		c.unset, err = err, nil
 	}
 	if err != nil {
-		return link, explainPort(err)
+		return link, c.explainPort(err)
 	}
 	resized := wish.MTU != c.wished.MTU // since the uplinks are
 	if c.wished = wish; changed || !link.Up() {
@@ -107,7 +107,7 @@ func (c *tunnelController) ensure(v *view) (device.Link, error) {
 	if link.Up() {
 		return link, nil
 	}
-	return link, explainPort(c.host.StartTunnel(link))
+	return link, c.explainPort(c.host.StartTunnel(link))
 }
 
 // set sets sysctls of the device, which end with it. known says that they were as they should be when it was last seen.
@@ -138,15 +138,19 @@ func (c *tunnelController) set(used plan.FamilySet, known bool) error {
 	return errors.Join(errs...)
 }
 
-func explainPort(err error) error {
-	if errors.Is(err, device.ErrPortTaken) {
+func (c *tunnelController) explainPort(err error) error {
+	switch {
+	case !errors.Is(err, device.ErrPortTaken):
+	case c.cfg.Registry != nil:
+		return fmt.Errorf("tunnel device %s: %w: free it; a device that flanneld has left goes by ip link delete flannel.%d", tunnelName, err, c.cfg.VXLANVNI)
+	default:
 		return fmt.Errorf("tunnel device %s: %w: free it, or set another --vxlan-port on every node", tunnelName, err)
 	}
 	return err
 }
 
-// recall finds what an earlier agent has left. A device keeps its MAC address. It is random: nobody needs to know it, since
-// ec_from_tunnel makes every packet this host's; without that program only who guesses it would reach the stack; and the
+// recall finds what an earlier agent has left. A device keeps its MAC address. It is random: none of ours needs to know it, since
+// ec_from_tunnel makes every packet this host's, and flanneld reads it in the lease; without that program only who guesses it would reach the stack; and the
 // kernel drops what has the receiving device's own address as its source, so no two nodes may have the same.
 func (c *tunnelController) recall() error {
 	had, err := c.dp.Maps.Config.Get(config.Key{})

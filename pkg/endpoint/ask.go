@@ -14,6 +14,10 @@ import (
 // booted: from then on the agent's programs serve them.
 const HostPortsFile = "host-ports"
 
+// IgnoredFile is the file in the state directory in which ADD notes which fields of which network's configuration it has
+// said that it ignores, since the node booted.
+const IgnoredFile = "ignored-fields"
+
 // AskForHostPorts asks the agent to have the programs serve host ports, for as long as the node is up. The error matches
 // ErrNoDataplane where there is no state directory.
 func AskForHostPorts(stateDir string) error {

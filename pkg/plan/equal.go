@@ -24,7 +24,7 @@ func (r KernelRoute) equal(o KernelRoute) bool {
 // Equal reports whether the same is in force.
 func (s Standing) Equal(o Standing) bool {
 	return slices.Equal(s.Own, o.Own) && slices.Equal(s.NodeIPs, o.NodeIPs) && maps.Equal(s.Claims, o.Claims) &&
-		maps.Equal(s.Aliases, o.Aliases) && s.Ways.equal(o.Ways)
+		maps.Equal(s.Aliases, o.Aliases) && maps.Equal(s.MACs, o.MACs) && s.Ways.equal(o.Ways)
 }
 
 func (w Ways) equal(o Ways) bool {

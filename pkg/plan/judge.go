@@ -26,6 +26,7 @@ type candidate struct {
 	internal []netip.Addr
 	external []netip.Addr
 	pods     []netip.Prefix
+	macs     [wire.Families]wire.MAC // of the tunnel's end, by the family of outer packets
 }
 
 func (c candidate) hasPods(f wire.Family) bool {
@@ -93,7 +94,7 @@ func (j *judge) split() (own *Node, others []candidate) {
 
 // parse reads the values of another node's object, without a look at the others'.
 func (j *judge) parse(n *Node, index int) candidate {
-	c := candidate{name: n.Name, created: n.Created, index: index}
+	c := candidate{name: n.Name, created: n.Created, index: index, macs: n.TunnelMACs}
 	if len(n.InternalIPs) > mostAddresses {
 		j.problem(n.Name, Refused, "%d InternalIPs: only the first %d count", len(n.InternalIPs), mostAddresses)
 	}

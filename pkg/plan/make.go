@@ -46,7 +46,7 @@ func Make(in Input) Result {
 	}
 	b.tunnel()
 	b.r.Standing.Claims = make(map[netip.Prefix]netip.Addr, len(in.Nodes))
-	b.r.Standing.Aliases = map[netip.Addr]netip.Addr{}
+	b.r.Standing.Aliases, b.r.Standing.MACs = map[netip.Addr]netip.Addr{}, map[netip.Addr]wire.MAC{}
 	if !in.Known {
 		b.keepClaims()
 	}
@@ -148,7 +148,7 @@ func (b *builder) services() {
 
 // peer adds another node: its addresses, its podCIDRs and the routes there.
 func (b *builder) peer(c candidate) {
-	ways := b.ways(c.internal)
+	ways := b.ways(c.internal, c.macs)
 	first := b.mainFamily(c)
 	peer := Peer{Name: c.name, Address: ways[first].via, Way: ways[first].kind, PodCIDRs: c.pods}
 	for f, w := range ways {
@@ -185,7 +185,7 @@ func (b *builder) node(a netip.Addr, w way) {
 		Kind: destinations.Node, Node: wire.AddrFrom(w.via), Alias: wire.AddrFrom(w.alias), Uplinks: b.masks.around(host(a)),
 	}
 	if a == w.via && w.kind == destinations.Tunnel {
-		v.Flags, v.MTU = destinations.ByTunnel, w.mtu
+		v.Flags, v.MTU, v.MAC = destinations.ByTunnel, w.mtu, w.mac
 	} else {
 		link, _ := b.reach(a)
 		v.Ifindex = link.Index
@@ -200,6 +200,9 @@ func (b *builder) podCIDR(p netip.Prefix, w way) {
 	b.r.Standing.Claims[p] = w.via
 	if w.alias.IsValid() {
 		b.r.Standing.Aliases[w.via] = w.alias
+	}
+	if w.mac != (wire.MAC{}) {
+		b.r.Standing.MACs[w.via] = w.mac
 	}
 	if !b.used[f] {
 		return
@@ -218,7 +221,7 @@ func (b *builder) podCIDR(p netip.Prefix, w way) {
 		v.Ifindex = w.index
 		r.Via, r.Src, r.Index = w.via, b.r.Sources[f].Netip(), w.index
 	case destinations.Tunnel:
-		v.Flags = destinations.ByTunnel
+		v.Flags, v.MAC = destinations.ByTunnel, w.mac
 		if int(w.mtu) >= leastMTUOf[f] { // the kernel has no IPv6 on a device with less
 			r.Src, r.Index, r.MTU = b.r.Sources[f].Netip(), w.index, w.mtu
 		}
@@ -240,7 +243,9 @@ func (b *builder) keepClaims() {
 		if alias := b.in.Before.Aliases[via]; alias.IsValid() {
 			internal = append(internal, alias)
 		}
-		b.reached(internal, []netip.Prefix{p}, b.ways(internal))
+		var macs [wire.Families]wire.MAC
+		macs[wire.FamilyOf(via)] = b.in.Before.MACs[via]
+		b.reached(internal, []netip.Prefix{p}, b.ways(internal, macs))
 	}
 	slices.SortFunc(b.r.Routes, func(x, y Route) int { return x.Dst.Addr().Compare(y.Dst.Addr()) })
 }

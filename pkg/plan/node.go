@@ -3,6 +3,8 @@ package plan
 import (
 	"slices"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // Node is what is kept of a Node object. Sources fill it in; prefixes and addresses are text until Make has judged them.
@@ -20,13 +22,15 @@ type Node struct {
 	// Leaving says that the Node is being deleted, or that the cluster autoscaler is about to do so. Of others than this
 	// node's own a source need not say it.
 	Leaving bool
+	// TunnelMACs are what inner frames to the node are addressed to, by the family of the outer packet; zero: it takes any.
+	TunnelMACs [wire.Families]wire.MAC
 	// Malformed says what of the object could not be read; empty when all could.
 	Malformed string
 }
 
 // Equal reports whether two Nodes say the same.
 func (n Node) Equal(o Node) bool {
-	return n.Name == o.Name && n.Created.Equal(o.Created) && n.Zone == o.Zone && n.Leaving == o.Leaving && n.Malformed == o.Malformed &&
+	return n.Name == o.Name && n.Created.Equal(o.Created) && n.Zone == o.Zone && n.Leaving == o.Leaving && n.Malformed == o.Malformed && n.TunnelMACs == o.TunnelMACs &&
 		slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.InternalIPs, o.InternalIPs) &&
 		slices.Equal(n.ExternalIPs, o.ExternalIPs)

@@ -92,6 +92,8 @@ type Standing struct {
 	Claims map[netip.Prefix]netip.Addr
 	// Aliases has, for such an address, the same node's one of the other family.
 	Aliases map[netip.Addr]netip.Addr
+	// MACs are what inner frames to the node with such an address are addressed to; of one without, any is taken.
+	MACs map[netip.Addr]wire.MAC
 	// Ways are those that the MTU was planned for.
 	Ways Ways
 }

@@ -17,10 +17,11 @@ type way struct {
 	// via is the InternalIP that packets are sent to, the next hop or the far end; without a way the one that they would be.
 	// alias is the node's one of the other family; it may be invalid.
 	via, alias netip.Addr
+	mac        wire.MAC // what inner frames are addressed to, through the tunnel; zero: anything
 }
 
-// ways finds how to get to the node with these InternalIPs, of which there is at least one.
-func (b *builder) ways(internal []netip.Addr) (all [wire.Families]way) {
+// ways finds how to get to the node with these InternalIPs, of which there is at least one, and MAC addresses of the tunnel's end.
+func (b *builder) ways(internal []netip.Addr, macs [wire.Families]wire.MAC) (all [wire.Families]way) {
 	for f := range wire.Families {
 		if !b.used[f] {
 			continue
@@ -30,6 +31,7 @@ func (b *builder) ways(internal []netip.Addr) (all [wire.Families]way) {
 		if w.alias.IsValid() && !b.used[wire.FamilyOf(w.alias)] {
 			w.alias = netip.Addr{}
 		}
+		w.mac = macs[wire.FamilyOf(w.via)]
 		all[f] = w
 	}
 	return all

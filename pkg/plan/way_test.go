@@ -220,3 +220,23 @@ func TestMTUWithoutAWayForAMoment(t *testing.T) {
 		t.Errorf("the first node of a cluster gives its pods MTU %d", r.MTU)
 	}
 }
+
+// A node whose end of the tunnel takes no frame but to its own address keeps that while Nodes are not known, too.
+func TestTunnelMACs(t *testing.T) {
+	mac := wire.MAC{2, 0, 0, 0, 0, 7}
+	in := apart(RouteAuto)
+	for i := range in.Nodes {
+		in.Nodes[i].TunnelMACs[wire.IPv4] = mac
+	}
+	known := Make(in)
+	in.Known, in.Before = false, known.Standing
+	for name, r := range map[string]Result{"known": known, "not known": Make(in)} {
+		for i, want := range []wire.MAC{{}, mac} { // directly, the kernel knows the neighbour's
+			peer := known.Peers[i]
+			pods, node := r.Destinations[destinations.KeyFrom(peer.PodCIDRs[0])], r.Destinations[destinations.KeyFrom(host(peer.Address))]
+			if pods.MAC != want || node.MAC != want || pods.Kind != destinations.PodCIDR || node.Kind != destinations.Node {
+				t.Errorf("%s: frames to node %s go to %s, to its pods to %s, want %s", name, peer.Name, node.MAC, pods.MAC, want)
+			}
+		}
+	}
+}

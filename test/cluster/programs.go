@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -45,11 +46,8 @@ var ownModules = map[string]string{
 	"flanneld": "flannel", "flannel": "flannel", "bridge": "flannel", "host-local": "flannel", "portmap": "flannel",
 }
 
-// packaged are those that come from Debian unless they are installed, and by which package.
-var packaged = map[string]string{
-	"containerd": "containerd", "containerd-shim-runc-v2": "containerd", "ctr": "containerd",
-	"runc": "runc", "etcd": "etcd-server",
-}
+// packaged are those that are installed, or that tools/setup.sh has unpacked into the cache.
+var packaged = []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "etcd"}
 
 // PreparePrograms makes the cache hold every program and returns the directories that they are in, for a PATH. The first
 // time it compiles Kubernetes, which takes minutes.
@@ -62,10 +60,24 @@ func PreparePrograms(ctx context.Context) ([]string, error) {
 	if err := buildAll(ctx, cache.programs); err != nil {
 		return nil, err
 	}
-	if err := unpackDebian(ctx, cache.debian); err != nil {
-		return nil, err
+	unpacked := []string{filepath.Join(cache.debian, "usr/bin"), filepath.Join(cache.debian, "usr/sbin")}
+	return append([]string{cache.programs}, unpacked...), checkPackaged(unpacked)
+}
+
+// checkPackaged looks for packaged programs in those directories and in the PATH.
+func checkPackaged(dirs []string) error {
+	for _, name := range packaged {
+		_, err := exec.LookPath(name)
+		for _, dir := range dirs {
+			if err != nil {
+				_, err = exec.LookPath(filepath.Join(dir, name))
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("find %s: it is neither installed nor in %s: run tools/setup.sh cluster", name, strings.Join(dirs, " or "))
+		}
 	}
-	return []string{cache.programs, filepath.Join(cache.debian, "usr/bin"), filepath.Join(cache.debian, "usr/sbin")}, nil
+	return nil
 }
 
 // cacheDirs are where programs are kept.
@@ -184,7 +196,7 @@ func isBuilt(path, key string) bool {
 func sourceKey(module, pkg string) (string, error) {
 	files := []string{filepath.Join(module, "go.mod")}
 	if strings.HasPrefix(pkg, "./") {
-		own, err := filepath.Glob(filepath.Join(module, pkg, "*.go"))
+		own, err := goFiles(filepath.Join(module, pkg))
 		if err != nil {
 			return "", err
 		}
@@ -205,6 +217,17 @@ func sourceKey(module, pkg string) (string, error) {
 		fmt.Fprintln(sum, lines)
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// goFiles are those in and below a directory, in order.
+func goFiles(dir string) (files []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && filepath.Ext(path) == ".go" {
+			files = append(files, path)
+		}
+		return err
+	})
+	return files, err
 }
 
 // linkerFlags tell the programs their version.
@@ -244,33 +267,4 @@ func ReadTestdata(name string) ([]byte, error) {
 		return nil, err
 	}
 	return os.ReadFile(filepath.Join(root, "test/testdata", name))
-}
-
-// unpackDebian gets what Debian has, without installing it: the packages' scripts would start services.
-func unpackDebian(ctx context.Context, dir string) error {
-	missing := map[string]bool{}
-	for name, pkg := range packaged {
-		_, inBin := os.Stat(filepath.Join(dir, "usr/bin", name))
-		_, inSbin := os.Stat(filepath.Join(dir, "usr/sbin", name))
-		if _, installed := exec.LookPath(name); installed != nil && inBin != nil && inSbin != nil {
-			missing[pkg] = true
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	temp, err := os.MkdirTemp("", "ebpf-cni-debian-")
-	if err != nil {
-		return fmt.Errorf("get Debian's packages: %w", err)
-	}
-	defer os.RemoveAll(temp)
-	for pkg := range missing {
-		script := `apt-get -q download "$1" || { apt-get -q update && apt-get -q download "$1"; } && dpkg -x "$1"_*.deb "$2"`
-		cmd := exec.CommandContext(ctx, "sh", "-c", script, "sh", pkg, dir)
-		cmd.Dir = temp
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("get Debian's %s: %w\n%s", pkg, err, out)
-		}
-	}
-	return nil
 }

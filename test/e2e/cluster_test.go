@@ -155,6 +155,30 @@ func assertReaches(t *testing.T, from *lab.Namespace, to netip.AddrPort, seenAs 
 	}
 }
 
+// meet has pods reach each other, once their nodes know of each other, also with more than fits one packet.
+func meet(t *testing.T, pods ...*lab.Namespace) {
+	t.Helper()
+	for _, to := range pods {
+		at := serve(t, to)
+		for _, from := range pods {
+			if from == to {
+				continue
+			}
+			eventually(t, answerLimit, from.Netns()+" reaches "+to.Netns(), func() bool {
+				_, err := from.UDP(within(t, time.Second), at, 64)
+				return err == nil
+			})
+			assertReaches(t, from, at, from.Addr())
+			if _, err := from.Ping(t.Context(), to.Addr(), lab.PingOptions{Size: 4000}); err != nil {
+				t.Error(err)
+			}
+			if _, err := from.Transfer(within(t, 4*answerLimit), at, 4<<20); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 func assertSeen(t *testing.T, what string, seen netip.AddrPort, err error, want netip.Addr) {
 	t.Helper()
 	if err != nil {

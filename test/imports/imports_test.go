@@ -67,6 +67,10 @@ var rules = map[string][]string{
 	"pkg/source": {
 		"maps/wire", "pkg/plan", "pkg/service", "golang.org/x/sync/errgroup", "google.golang.org/protobuf/encoding/protowire", "k8s.io/...", "sigs.k8s.io/yaml/...", "github.com/fsnotify/fsnotify",
 	},
+	// A source of Nodes that writes as well: its own lease.
+	"pkg/lease": {
+		"maps/wire", "pkg/plan", "pkg/source", "go.etcd.io/etcd/...", "go.uber.org/zap", "google.golang.org/grpc/...",
+	},
 	"pkg/datapath": {
 		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",
 		"github.com/cilium/ebpf/...", "golang.org/x/sync/errgroup", "golang.org/x/sys/unix",

@@ -30,21 +30,27 @@ type agent struct {
 
 // AgentArgs is the command line that StartAgent gives to the agent, for tests that run one by themselves.
 func (n *Node) AgentArgs(flags ...string) []string {
-	source := "--nodes-file=" + n.lab.NodesFile()
-	if n.Kubeconfig != "" {
-		source = "--kubeconfig=" + n.Kubeconfig
-	}
-	args := []string{
-		"--node-name=" + n.Name,
-		source,
-		"--bpffs=" + n.BPFFS(),
-		"--state-dir=" + n.StateDir(),
-		"--cni-conf-dir=" + n.ConfDir(),
-		"--cni-bin-dir=" + n.CNIBinDir(),
+	args := append(n.sourceFlags(),
+		"--node-name="+n.Name,
+		"--bpffs="+n.BPFFS(),
+		"--state-dir="+n.StateDir(),
+		"--cni-conf-dir="+n.ConfDir(),
+		"--cni-bin-dir="+n.CNIBinDir(),
 		"--services=off", // by default: most tests are about what pods do without
-	}
+	)
 	args = append(args, n.lab.Options.AgentFlags...)
 	return append(args, flags...)
+}
+
+// sourceFlags say where the agent learns of Nodes.
+func (n *Node) sourceFlags() []string {
+	switch {
+	case n.Etcd != "":
+		return []string{"--registry=etcd", "--etcd-endpoints=" + n.Etcd, "--subnet-file=" + n.SubnetFile()}
+	case n.Kubeconfig != "":
+		return []string{"--kubeconfig=" + n.Kubeconfig}
+	}
+	return []string{"--nodes-file=" + n.lab.NodesFile()}
 }
 
 // AgentPath is the agent's executable.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -20,8 +21,11 @@ func (l *Lab) Diagnose(ctx context.Context, w io.Writer) {
 	for _, node := range l.Nodes {
 		fmt.Fprintf(w, "==== node %s (%s, pods %s), agent running: %v\n", node.Name, node.Addrs(), node.PodCIDRs, node.AgentRunning())
 		fmt.Fprintf(w, "-- %s\n%s\n", node.AgentLog(), node.LogTail(40))
-		if plugin, err := os.ReadFile(node.PluginLog()); err == nil && len(plugin) > 0 {
-			fmt.Fprintf(w, "-- %s\n%s\n", node.PluginLog(), plugin)
+		others, _ := filepath.Glob(filepath.Join(node.Dir, "*.log")) // the plugin's, and those of programs
+		for _, path := range others {
+			if said, err := os.ReadFile(path); err == nil && len(said) > 0 && path != node.AgentLog() {
+				fmt.Fprintf(w, "-- %s\n%s\n", path, said)
+			}
 		}
 		for _, args := range [][]string{{"status"}, {"dump", "all"}} {
 			out, err := node.Ebpfctl(ctx, args...)

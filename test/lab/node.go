@@ -34,6 +34,8 @@ type Node struct {
 	PluginEnv []string
 	// Kubeconfig has the node's agents ask an API server for the Nodes, in place of the lab's list.
 	Kubeconfig string
+	// Etcd has them lease subnets from the etcd at that URL, in place of the lab's list.
+	Etcd string
 	// NetworkConfig is the network configuration list that pods are added by; default Conflist.
 	NetworkConfig string
 
@@ -74,6 +76,9 @@ func (n *Node) Conflist() string { return filepath.Join(n.ConfDir(), "10-ebpf-cn
 
 // CNIBinDir is where the agent installs the plugin.
 func (n *Node) CNIBinDir() string { return filepath.Join(n.Dir, "cni-bin") }
+
+// SubnetFile is where whoever leases the node's subnet from etcd writes it.
+func (n *Node) SubnetFile() string { return filepath.Join(n.Dir, "flannel", "subnet.env") }
 
 // AgentLog is what the agents of the node have written to stderr, one after the other.
 func (n *Node) AgentLog() string { return filepath.Join(n.Dir, "agent.log") }

@@ -1,0 +1,192 @@
+package lease
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
+)
+
+// entry is a lease of a subnet as it stands in the registry.
+type entry struct {
+	key    string // what of the key is behind subnets/
+	subnet Subnet
+	record record
+	macs   [wire.Families]wire.MAC
+	wrong  error            // what of it can't be read
+	lease  clientv3.LeaseID // of etcd's; 0: a reservation, which has no end
+	// created and modified are etcd's revisions.
+	created, modified int64
+	// node is what it says; all are asked for after each change of one.
+	node *plan.Node
+	// until is when it ends, of one that vanished together with others; zero: it stands in the registry.
+	until time.Time
+}
+
+// holder is who has leased a subnet, as our agents note it beside the lease.
+type holder struct {
+	MachineID string `json:"machineID"`
+	Node      string `json:"node"`
+}
+
+// holding is a holder as it stands in the registry.
+type holding struct {
+	holder
+	lease    clientv3.LeaseID
+	modified int64
+}
+
+// table is what is known of the leases.
+//
+// One that is gone is dropped when a complete list lacks it, and not before. That is no reason to drop it where the list lacks our
+// own lease as well, which we have renewed, or is of another etcd: somebody has emptied the registry, and nodes whose pods go on
+// have yet to lease anew. Then each lease that is gone lives for as long as if its node had just renewed it; until the node has
+// another one, or another node has the subnet.
+type table struct {
+	entries map[string]*entry // by what of the key is behind subnets/
+	holders map[netip.Addr]holding
+}
+
+// leasesOf are the leases that other nodes have had, by what stands on this one.
+func leasesOf(s plan.Standing, kind Kind) map[string]*entry {
+	nodes := map[netip.Addr]*entry{}
+	for p, via := range s.Claims {
+		var public [wire.Families]netip.Addr
+		for _, a := range []netip.Addr{via, s.Aliases[via]} {
+			if a.IsValid() {
+				public[wire.FamilyOf(a)] = a
+			}
+		}
+		ipv4, ipv6 := public[wire.IPv4], public[wire.IPv6]
+		if nodes[ipv4] == nil {
+			nodes[ipv4] = &entry{record: record{PublicIP: ipv4, BackendType: kind}}
+		}
+		e := nodes[ipv4]
+		if ipv6.IsValid() {
+			e.record.PublicIPv6 = &ipv6
+		}
+		e.subnet[wire.FamilyOf(p.Addr())] = p
+		if mac := s.MACs[via]; mac != (wire.MAC{}) {
+			e.macs[wire.FamilyOf(via)] = mac
+		}
+	}
+	entries := map[string]*entry{}
+	for ipv4, e := range nodes {
+		if ipv4.IsValid() && e.subnet[wire.IPv4].IsValid() {
+			e.key = e.subnet.String()
+			entries[e.key] = e
+		}
+	}
+	return entries
+}
+
+// replace takes a complete list.
+func (t *table) replace(l *list, emptied bool, end, now time.Time) {
+	had := t.entries
+	t.entries, t.holders = l.entries, l.holders
+	nodes := map[netip.Addr]bool{}
+	var listed []Subnet
+	for _, e := range l.entries {
+		nodes[e.record.PublicIP] = true
+		listed = append(listed, e.subnet)
+	}
+	for key, e := range had {
+		if t.entries[key] != nil || e.wrong != nil || nodes[e.record.PublicIP] || slices.ContainsFunc(listed, e.subnet.overlaps) {
+			continue
+		}
+		if e.until.IsZero() && emptied {
+			e.until = end
+		}
+		if now.Before(e.until) {
+			t.entries[key] = e
+		}
+	}
+}
+
+// put takes one that is new, or has changed, in the place of what has vanished of its node, or had its subnet.
+func (t *table) put(key string, e *entry) {
+	maps.DeleteFunc(t.entries, func(_ string, o *entry) bool {
+		return !o.until.IsZero() && (o.record.PublicIP == e.record.PublicIP || o.subnet.overlaps(e.subnet))
+	})
+	t.entries[key] = e
+}
+
+// nextEnd is when the first lease ends that has vanished; zero: none has.
+func (t *table) nextEnd() (first time.Time) {
+	for _, e := range t.entries {
+		if !e.until.IsZero() && (first.IsZero() || e.until.Before(first)) {
+			first = e.until
+		}
+	}
+	return first
+}
+
+// inOrder are the entries, the older first, in the same order each time.
+func (t *table) inOrder() []*entry {
+	return slices.SortedFunc(maps.Values(t.entries), func(a, b *entry) int {
+		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.key, b.key))
+	})
+}
+
+// nodes are the nodes of the network, this one first, and what is worth a line in the log. Of a node that has two leases the newer
+// one counts: the older is of a network's former configuration, and nobody renews it.
+func (t *table) nodes(self plan.Node, own Subnet, public netip.Addr, kind Kind) (all []plan.Node, remarks []string) {
+	all = append(make([]plan.Node, 0, len(t.entries)+1), self)
+	names, at := map[string]bool{self.Name: true}, map[netip.Addr]int{}
+	for _, e := range t.inOrder() {
+		a := e.record.PublicIP
+		switch {
+		case e.wrong != nil:
+			remarks = append(remarks, fmt.Sprintf("lease %s is ignored: %v", e.subnet, e.wrong))
+			continue
+		case a == public:
+			if e.subnet != own {
+				remarks = append(remarks, fmt.Sprintf("lease %s has this node's public address %s as well, and is ignored", e.subnet, a))
+			}
+			continue
+		case e.record.BackendType != kind:
+			remarks = append(remarks, fmt.Sprintf("lease %s of %s is ignored: its backend is %q, and the network's %s", e.subnet, a, e.record.BackendType, kind))
+			continue
+		}
+		node := *e.asNode()
+		if i, twice := at[a]; twice {
+			remarks = append(remarks, fmt.Sprintf("leases %s and %s have the same public address %s: the newer one counts", listOf(all[i].PodCIDRs), e.subnet, a))
+			node.Name = all[i].Name
+			all[i] = node
+			continue
+		}
+		if h, ours := t.holders[a]; ours && h.Node != "" && !names[h.Node] {
+			node.Name = h.Node
+		}
+		names[node.Name], at[a] = true, len(all)
+		all = append(all, node)
+	}
+	return all, remarks
+}
+
+// asNode is what a lease says.
+func (e *entry) asNode() *plan.Node {
+	if e.node != nil {
+		return e.node
+	}
+	n := plan.Node{Name: e.record.PublicIP.String(), TunnelMACs: e.macs}
+	for _, p := range e.subnet.all() {
+		n.PodCIDRs = append(n.PodCIDRs, p.String())
+	}
+	for _, a := range e.record.public() {
+		if a.IsValid() {
+			n.InternalIPs = append(n.InternalIPs, a.String())
+		}
+	}
+	e.node = &n
+	return e.node
+}
+
+func listOf(texts []string) string { return fmt.Sprint(texts) }
