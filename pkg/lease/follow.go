@@ -36,6 +36,8 @@ const (
 	listPause = time.Second
 	// checkInterval is how often the registry is asked whether it is what it was.
 	checkInterval = 15 * time.Second
+	// returnPause is how long a node has to lease again what has vanished, before a list without it counts: its pods are there.
+	returnPause = time.Second
 	// inStep is how far apart nodes try again that have tried at once.
 	inStep = 50 * time.Millisecond
 	// mostRaces is how often others may be faster before that is worth a word.
@@ -240,10 +242,16 @@ func (f *follower) watch(ctx context.Context, from int64) error {
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	var due <-chan time.Time
-	if first := f.table.nextEnd(); !first.IsZero() {
-		due = time.After(max(listPause, time.Until(first)))
+	var at time.Time // when that is
+	until := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at, due = t, time.After(time.Until(t))
+		}
 	}
-	soon := func() { due = time.After(listPause - time.Since(f.listed)) }
+	if first := f.table.nextEnd(); !first.IsZero() {
+		until(f.listed.Add(max(listPause, first.Sub(f.listed))))
+	}
+	soon := func() { until(f.listed.Add(listPause)) }
 	renewed := f.own.renewed
 	for {
 		select {
@@ -257,8 +265,12 @@ func (f *follower) watch(ctx context.Context, from int64) error {
 			}
 			f.Heard()
 			now := time.Now()
-			if f.apply(answer) {
+			again, gone := f.apply(answer)
+			if again {
 				soon()
+			}
+			if gone {
+				until(now.Add(returnPause))
 			}
 			f.tell(now)
 		case _, ok := <-renewed:
@@ -329,14 +341,15 @@ func (f *follower) check(ctx context.Context) (again bool, err error) {
 	return again, err
 }
 
-// apply takes changes into the table. It reports whether everything has to be listed: a lease has vanished, or something is about
-// this node's own.
-func (f *follower) apply(answer clientv3.WatchResponse) (again bool) {
+// apply takes changes into the table. It reports whether everything has to be listed again because something is about this node's
+// own lease, and whether others have gone.
+func (f *follower) apply(answer clientv3.WatchResponse) (again, gone bool) {
 	f.revision = max(f.revision, answer.Header.Revision)
 	changed := newList()
 	for _, e := range answer.Events {
 		if e.Type == clientv3.EventTypeDelete {
-			again = true
+			own := string(e.Kv.Key) == f.subnetKey(f.own.subnet) || string(e.Kv.Key) == f.holderKey(f.public[wire.IPv4])
+			again, gone = again || own, gone || !own
 			continue
 		}
 		f.put(changed, e.Kv)
@@ -356,5 +369,5 @@ func (f *follower) apply(answer clientv3.WatchResponse) (again bool) {
 		again = again || a == f.public[wire.IPv4] && h.holder != f.holder()
 		f.table.holders[a] = h
 	}
-	return again
+	return again, gone
 }

@@ -94,7 +94,7 @@ type tunnelled struct {
 }
 
 func (b *builder) throughTunnel() (t tunnelled) {
-	t.any = b.in.Mode == RouteVXLAN
+	t.any = b.in.Mode == RouteVXLAN || b.in.Tunnelled
 	for _, v := range b.r.Destinations {
 		switch {
 		case v.Kind != destinations.PodCIDR:

@@ -37,6 +37,7 @@ func TestMTU(t *testing.T) {
 		"nodes and world; the bridge does not count": {func(*Input) {}, 1450},
 		"the way to the nodes is narrower":           {func(in *Input) { in.Facts.Uplinks[0].MTU = 1400 }, 1400},
 		"no default route":                           {routes(1, 2, 3), 1500},
+		"room for a tunnel that nobody needs yet":    {func(in *Input) { in.Tunnelled = true }, 1400},
 		"no other node":                              {func(in *Input) { in.Nodes, in.Facts.Uplinks[0].MTU = in.Nodes[:1], 1400 }, 1450},
 		"no other node and no default route":         {func(in *Input) { in.Nodes = in.Nodes[:1]; routes(1, 2, 3)(in) }, 1280},
 		"no uplink":                                  {func(in *Input) { in.Facts.Uplinks = nil }, 1500},

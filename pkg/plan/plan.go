@@ -126,6 +126,8 @@ type Input struct {
 	Services, Served bool
 	// MTU is what --mtu gives pods, in bytes; 0: what fits the uplinks.
 	MTU int
+	// Tunnelled says that pods' packets leave room for the tunnel whichever nodes there are, as in flannel's network.
+	Tunnelled bool
 }
 
 // Reason says in one word what is wrong with a Node.
