@@ -18,6 +18,7 @@ import (
 const (
 	DataplaneMapAffinity        = "affinity"
 	DataplaneMapBackends        = "backends"
+	DataplaneMapBridges         = "bridges"
 	DataplaneMapCandidates      = "candidates"
 	DataplaneMapClients         = "clients"
 	DataplaneMapConfig          = "config"
@@ -130,6 +131,7 @@ type DataplaneProgramSpecs struct {
 type DataplaneMapSpecs struct {
 	Affinity     *ebpf.MapSpec `ebpf:"affinity"`
 	Backends     *ebpf.MapSpec `ebpf:"backends"`
+	Bridges      *ebpf.MapSpec `ebpf:"bridges"`
 	Candidates   *ebpf.MapSpec `ebpf:"candidates"`
 	Clients      *ebpf.MapSpec `ebpf:"clients"`
 	Config       *ebpf.MapSpec `ebpf:"config"`
@@ -188,6 +190,7 @@ func (o *DataplaneObjects) Close() error {
 type DataplaneMaps struct {
 	Affinity     *ebpf.Map `ebpf:"affinity"`
 	Backends     *ebpf.Map `ebpf:"backends"`
+	Bridges      *ebpf.Map `ebpf:"bridges"`
 	Candidates   *ebpf.Map `ebpf:"candidates"`
 	Clients      *ebpf.Map `ebpf:"clients"`
 	Config       *ebpf.Map `ebpf:"config"`
@@ -221,6 +224,7 @@ func (m *DataplaneMaps) Close() error {
 	return _DataplaneClose(
 		m.Affinity,
 		m.Backends,
+		m.Bridges,
 		m.Candidates,
 		m.Clients,
 		m.Config,

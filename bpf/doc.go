@@ -2,7 +2,7 @@
 // pkg/datapath loads them; the maps that they read and write are in maps.
 //
 //	program         hook                                sees
-//	ec_from_pod     tc ingress of a host-side veth      packets that the pod sends
+//	ec_from_pod     tc ingress of a host-side veth      packets that the pod sends; on a bridge, those that its containers send past it
 //	ec_to_pod       tc egress of a host-side veth       packets that the host's stack sends to the pod, where Services are served
 //	ec_from_uplink  tc ingress of an uplink             packets that reach the node
 //	ec_to_uplink    tc egress of an uplink              packets that the host's stack sends

@@ -3,7 +3,8 @@
 /*
  * tc ingress of a pod's host-side veth: everything that the pod sends. No packet
  * leaves with a source that is not the pod's, nor with a pending checksum that could
- * overwrite it.
+ * overwrite it. Also of a bridge that containers are behind, where they are one pod; what
+ * they say on their link is between them and the host.
  */
 #include "bpf/lib/arp.h"
 #include "bpf/lib/finish.h"
@@ -74,24 +75,53 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 		       ?: fwd_along(ctx, pkt, path);
 }
 
+/*
+ * What a container says on its link, to the host or to all: neighbour discovery, multicast, broadcast. The stack
+ * forwards none of it, but a tunnel's socket takes what is to its port.
+ */
+EC_CALL enum verdict from_pod_on_bridge(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	return tunnel_guard(ctx, pkt) ?: VERDICT_STACK;
+}
+
+/* Whether the pod has the address, or a container of the bridge may have it. */
+EC_INLINE bool from_pod_has(const struct __sk_buff *ctx, const struct device *dev, enum family family,
+			    const struct addr *address)
+{
+	const struct addr *own = &dev->addresses[family];
+	struct endpoint *ep;
+
+	if (path_is_bridge(dev->pod_mac)) {
+		ep = path_endpoint(address);
+		return ep && ep->ifindex == ctx->ifindex;
+	}
+	/* A pod without IPv6 has :: there, which a packet may have too; no address of IPv4 is all zero. */
+	return addr_equal(address, own) && (family != FAMILY_IPV6 || !addr_is_zero(own));
+}
+
 /* Whether the pod may send the packet, wherever it goes. */
 EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device *dev, struct scratch *s,
 				      enum family family)
 {
-	const struct addr *own = &dev->addresses[family];
 	enum verdict verdict = ip_parse_arrived(ctx, s, family);
-	const struct pkt *pkt = &s->pkt;
+	bool bridge = path_is_bridge(dev->pod_mac);
+	struct pkt *pkt = &s->pkt;
 
 	if (verdict)
 		return verdict;
+	if (bridge && ctx->pkt_type != EC_PACKET_HOST)
+		return from_pod_on_bridge(ctx, pkt);
 	if (!offload_right(ctx, pkt))
 		return -DROP_BAD_OFFLOAD;
 	if (family == FAMILY_IPV6 && (ipv6_of_link(&pkt->tuple.dst) || ipv6_link_local(&pkt->tuple.src)))
-		return nd_answer(ctx, dev, pkt);
-	/* A pod without IPv6 has :: there, which a packet may have too; no address of IPv4 is all zero. */
-	if (!addr_equal(&pkt->tuple.src, own) || (family == FAMILY_IPV6 && addr_is_zero(own)))
+		return bridge ? from_pod_on_bridge(ctx, pkt) : nd_answer(ctx, dev, pkt);
+	if (!from_pod_has(ctx, dev, family, &pkt->tuple.src))
 		return -DROP_SPOOFED_SOURCE;
-	return pkt_is_icmp(family, pkt->tuple.proto) ? icmp_check(ctx, END_SOURCE) : VERDICT_GO_ON;
+	if (!pkt_is_icmp(family, pkt->tuple.proto))
+		return VERDICT_GO_ON;
+	verdict = icmp_check(ctx, END_SOURCE);
+	/* Neighbour discovery between a container and an address of the host. */
+	return bridge && verdict == -DROP_LINK_SCOPE ? VERDICT_STACK : verdict;
 }
 
 /* What the pod sends to a Service, or as the backend of a client outside. */
@@ -151,6 +181,8 @@ EC_INLINE enum verdict from_pod(struct __sk_buff *ctx)
 	case FAMILY_IPV6:
 		return from_pod_ip(ctx, dev, FAMILY_IPV6);
 	default:
+		if (path_is_bridge(dev->pod_mac))
+			return VERDICT_STACK;
 		return ctx->protocol == bpf_htons(ETH_P_ARP) ? arp_answer(ctx, dev) : -DROP_NOT_IP;
 	}
 }

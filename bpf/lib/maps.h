@@ -9,6 +9,7 @@
 #include "bpf/lib/compiler.h"
 #include "maps/affinity/affinity.h"
 #include "maps/backends/backends.h"
+#include "maps/bridges/bridges.h"
 #include "maps/config/config.h"
 #include "maps/conntrack/conntrack.h"
 #include "maps/destinations/destinations.h"

@@ -114,12 +114,31 @@ EC_INLINE struct destination *path_destination(const struct addr *address)
 	return bpf_map_lookup_elem(&destinations, &key);
 }
 
-/* The pod that has an address; NULL: none of this node. */
+/* The bridge that containers with such an address are behind, with index 0 if the host itself has it; NULL: none. */
+EC_INLINE struct endpoint *path_bridge(const struct addr *address)
+{
+	struct bridge_key key = {.prefix_len = 128, .prefix = *address};
+
+	return bpf_map_lookup_elem(&bridges, &key);
+}
+
+/* The pod that has an address, or the bridge that it is behind; NULL: none of this node. */
 EC_INLINE struct endpoint *path_endpoint(const struct addr *address)
 {
-	struct endpoint_key key = {.address = *address};
+	/* One key for both maps, since there is little stack. */
+	struct bridge_key key = {.prefix_len = 128, .prefix = *address};
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoints, &key.prefix);
 
-	return bpf_map_lookup_elem(&endpoints, &key);
+	if (!cfg.bridges || ep)
+		return ep;
+	ep = bpf_map_lookup_elem(&bridges, &key);
+	return ep && ep->ifindex ? ep : NULL;
+}
+
+/* Whether what has this as its pod_mac is no pod, but a bridge with containers. */
+EC_INLINE bool path_is_bridge(const __u8 *pod_mac)
+{
+	return cfg.bridges && !(pod_mac[0] | pod_mac[1] | pod_mac[2] | pod_mac[3] | pod_mac[4] | pod_mac[5]);
 }
 
 /*
@@ -139,13 +158,17 @@ EC_INLINE const struct addr *path_node_address(const struct config *config, __u8
 	return addr_is_zero(node) ? &config->tunnel[family & 1].address : node;
 }
 
-/* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device. */
+/* Whether an address is in this node's podCIDR, and not the host's own on the tunnel device or on a bridge. */
 EC_INLINE bool path_is_ours(const struct config *config, __u8 family, const struct addr *address)
 {
+	struct endpoint *bridge;
 	__u32 f = family & 1;
 
-	return ip_in(f, address, &config->pod_cidr_addresses[f], config->pod_cidr_lens[f]) &&
-	       !addr_equal(address, &config->tunnel[f].address);
+	if (!ip_in(f, address, &config->pod_cidr_addresses[f], config->pod_cidr_lens[f]) ||
+	    addr_equal(address, &config->tunnel[f].address))
+		return false;
+	bridge = cfg.bridges ? path_bridge(address) : NULL;
+	return !bridge || bridge->ifindex;
 }
 
 /*

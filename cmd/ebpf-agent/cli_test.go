@@ -126,7 +126,7 @@ func TestDefaults(t *testing.T) {
 
 func TestFlagsReachTheConfig(t *testing.T) {
 	args := []string{
-		"--nodes-file=$NODES", "--node-name", "n1", "--api-server=https://10.0.0.1:6443, https://[2001:db8::1]:6443,https://api.example,https://10.0.0.1:6443/", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
+		"--nodes-file=$NODES", "--node-name", "n1", "--api-server=https://10.0.0.1:6443, https://[2001:db8::1]:6443,https://api.example,https://10.0.0.1:6443/", "--attach-bridge=ecag-br0,docker0", "--routing-mode=vxlan", "--vxlan-port=8472", "--vxlan-vni=1", "--vxlan-udp-checksum=false", "--masquerade=false", "--masquerade-ipv6=false",
 		"--non-masquerade-cidr", "10.0.0.0/8, 192.168.7.1/16", "--cluster-cidr=10.244.0.0/16", "--service-cidr=10.96.0.0/12,fd00::/108",
 		"--kube-proxy=off", "--portmap=on", "--services=on", "--external-ips=false", "--nodeport-addresses=192.0.2.0/24,::/0", "--snat-ports=1000-1999", "--snat-entries=5000",
 		"--address-quarantine=5m", "--mtu=1400", "--attach=clsact", "--mark=0x10", "--listen=[::1]:9", "--metrics-listen=:9100", "--bpffs=/b/", "--state-dir=/s", "--cni-conf-dir=/c",
@@ -153,7 +153,7 @@ func TestFlagsReachTheConfig(t *testing.T) {
 	}
 	want := agent.Config{
 		Directories: agent.Directories{BPFFS: "/b", State: "/s", Conf: "/c", Bin: "/o", ProcSys: "/proc", Plugin: "/image/ebpf-cni"},
-		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: agent.ServicesOn, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
+		Node:        "n1", APIServers: []string{"https://10.0.0.1:6443", "https://[2001:db8::1]:6443", "https://api.example:443"}, Bridges: []string{"ecag-br0", "docker0"}, RoutingMode: agent.RouteVXLAN, VXLANPort: 8472, VXLANVNI: 1, Services: agent.ServicesOn, Cgroup: "/found", NonMasquerade: prefixes("10.0.0.0/8", "192.168.0.0/16"), Cluster: prefixes("10.244.0.0/16"),
 		Service: prefixes("10.96.0.0/12", "fd00::/108"), NodePortAddresses: prefixes("192.0.2.0/24", "::/0"), SnatLow: 1000, SnatHigh: 1999, SnatEntries: 5000,
 		Quarantine: 5 * time.Minute, KubeProxy: agent.KubeProxyOff, Portmap: true, MTU: 1400, Attach: agent.AttachClsact, Mark: 0x10, Listen: "[::1]:9", MetricsListen: ":9100",
 		LogLevel: "debug", Version: version,
@@ -173,6 +173,7 @@ func TestRefusals(t *testing.T) {
 		{"--kubeconfig=", "a kubeconfig file"}, {"--nodes-file=", "a file that exists"},
 		{"--kubeconfig=/nowhere", "no such file"}, {"--nodes-file=/nowhere", "no such file"}, {"--nodes-file=/proc", "a file that exists"},
 		{"--uplink=ecag-none", `no interface "ecag-none"`}, {"--uplink=lo", "lo is not"}, {"--uplink=,", "comma-separated"},
+		{"--attach-bridge=lo", "lo is no bridge"}, {"--attach-bridge=a/b", "must not contain"}, {"--attach-bridge=,", "comma-separated"},
 		{"--api-server=", "URLs such as"}, {"--api-server=,", "URLs such as"}, {"--api-server=10.0.0.1:6443", "no URL"}, {"--api-server=https://10.0.0.1,nonsense", "no URL"},
 		{"--api-server=https://10.0.0.1/k8s", "more than a host"}, {"--api-server=https://me:secret@10.0.0.1", "more than a host"}, {"--api-server=https://10.0.0.1:0", "no port"},
 		{"--routing-mode=ipip", "direct, vxlan or auto"}, {"--vxlan-port=0", "a number"}, {"--vxlan-port=65536", "a number"},

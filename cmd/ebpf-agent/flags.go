@@ -65,6 +65,7 @@ func (o *options) flags() []cli.Flag {
 	}
 	return slices.Concat(sources, o.registryFlags(), []cli.Flag{
 		{Name: "uplink", Help: "interfaces that lead out of the node; default: all that routes lead out of, followed as routes change", Value: uplinks(&c.Uplinks)},
+		{Name: "attach-bridge", Help: "bridges, such as docker0, whose containers are treated as pods: those that have addresses within this node's podCIDR; no pod is then made here by the plugin", Value: bridges(&c.Bridges)},
 		{Name: "routing-mode", Default: defaultRoutingMode, Help: "how packets get to other nodes' pods: direct, to nodes on the same link; vxlan, encapsulated; auto, direct where that is possible, else encapsulated",
 			Value: cli.OneOf(&c.RoutingMode, agent.RouteDirect, agent.RouteVXLAN, agent.RouteAuto)},
 		{Name: "vxlan-port", Default: defaultPort, Help: "UDP port of the tunnel, the same on all nodes", Value: port(&c.VXLANPort)},

@@ -189,6 +189,22 @@ func uplinks(into *[]string) cli.Value {
 	}}
 }
 
+// bridges takes those that do not exist yet, too: somebody else makes them.
+func bridges(into *[]string) cli.Value {
+	return cli.Value{Arg: "IFACE,...", Takes: "names of bridges, comma-separated", Set: func(s string) error {
+		*into = list(s)
+		for _, name := range *into {
+			if err := agent.CheckBridge(name); err != nil {
+				return err
+			}
+		}
+		if len(*into) == 0 {
+			return cli.ErrTakes
+		}
+		return nil
+	}}
+}
+
 func port(into *uint16) cli.Value {
 	var n uint32
 	v := cli.Number(&n, "PORT", 1, 1<<16-1)

@@ -113,9 +113,12 @@ func summary(s observe.Status) [][2]string {
 	if len(s.Agent.Degraded) > 0 {
 		agent += ", degraded: " + strings.Join(s.Agent.Degraded, ", ")
 	}
-	var uplinks, programs []string
+	var uplinks, bridges, programs []string
 	for _, u := range s.Uplinks {
 		uplinks = append(uplinks, strings.TrimSpace(u.Interface+" "+join(u.Addresses)))
+	}
+	for _, b := range s.Bridges {
+		bridges = append(bridges, strings.TrimSpace(b.Interface+" "+join(b.Subnets)))
 	}
 	for _, p := range s.Programs {
 		programs = append(programs, fmt.Sprintf("%s %d", p.Name, p.ID))
@@ -131,6 +134,7 @@ func summary(s observe.Status) [][2]string {
 		{"pod CIDRs", dash(join(s.Node.PodCIDRs))},
 		{"pods", pods(s.Node)},
 		{"uplinks", dash(strings.Join(uplinks, ", "))},
+		{"bridges", strings.Join(bridges, ", ")},
 		{"routing", s.Node.Routing},
 		{"services", s.Node.Services},
 		{"host ports", hostPorts(s.Node)},

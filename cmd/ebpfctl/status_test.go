@@ -121,6 +121,7 @@ func TestStatusTable(t *testing.T) {
 		Agent:    observe.Agent{Running: true, Ready: true},
 		Node:     observe.Node{Addresses: []netip.Addr{addr("172.18.0.2")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Pods: 3, MTU: 1430, PodsAbove: 2, Netfilter: "iptables table nat", Services: "by the programs", HostPorts: 2},
 		Uplinks:  []observe.Uplink{{Ifindex: 2, Interface: "eth0", Addresses: []netip.Addr{addr("172.18.0.2")}}},
+		Bridges:  []observe.Bridge{{Ifindex: 5, Interface: "docker0", Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}},
 		Programs: []observe.Program{{Name: "ec_from_pod", ID: 123, Tag: "bbfdd1d66c843c1c"}},
 		Attachments: []observe.Attachment{
 			{Hook: attach.FromUplink, Ifindex: 2, Interface: "eth0", Mode: attach.TCX, ProgramID: 124},
@@ -146,6 +147,7 @@ node       172.18.0.2
 pod CIDRs  10.244.1.0/24
 pods       3, 2 of them with a larger MTU than the ways to other nodes (1430)
 uplinks    eth0 172.18.0.2
+bridges    docker0 10.244.1.0/24
 services   by the programs
 host ports 2, served by the programs; ebpfctl dump hostports lists them
 netfilter  translates: iptables table nat

@@ -96,7 +96,8 @@ type NodeConfig struct {
 	Services uint32
 	// Loopback has a bit for each wire.Family in which NodePorts answer the node's own processes on loopback addresses.
 	Loopback uint32
-	_        uint32
+	// Bridges is 1 when containers behind bridges of somebody else's are endpoints as well.
+	Bridges uint32
 	// HostNetns is the cookie of the host's network namespace, whose sockets reach Services; 0: none do. Load fills it in.
 	HostNetns uint64
 }

@@ -62,7 +62,7 @@ struct node_config {
 	__u32 tunnel_checksum; /* 1: the outer UDP checksum over IPv4 is computed, not 0; over IPv6 it always is */
 	__u32 services;        /* 1: the programs serve Services, or host ports alone: they translate to backends */
 	__u32 loopback;        /* bits by enum family: NodePorts answer on its loopback addresses */
-	__u32 pad;
+	__u32 bridges;    /* 1: containers behind bridges of somebody else's are endpoints as well (maps/bridges) */
 	__u64 host_netns; /* cookie of the host's network namespace, whose sockets reach Services; 0: none do */
 };
 

@@ -4,7 +4,7 @@
  * addresses the pod may use, and counters of what it sends and holds. The plugin writes
  * an entry during ADD; the programs add to its counters, atomically. Index 0 is no pod but
  * the world and the node itself, as the holder of their flows to Services; the agent makes
- * that entry.
+ * that entry, and those of bridges (see there), which have neither addresses nor a pod_mac.
  */
 #ifndef EC_MAPS_DEVICES_H
 #define EC_MAPS_DEVICES_H

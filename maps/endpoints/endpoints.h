@@ -22,7 +22,7 @@ struct endpoint_key {
  */
 struct endpoint {
 	__u32 ifindex;
-	__u8 pod_mac[6]; /* in the order of an Ethernet header, with host_mac */
+	__u8 pod_mac[6]; /* in the order of an Ethernet header, with host_mac; zero: a bridge (see bridges) */
 	__u8 host_mac[6];
 };
 _Static_assert(sizeof(struct endpoint) == 16, "endpoint is part of the map layout");

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -31,6 +32,7 @@ func All() []typed.Definition {
 	return []typed.Definition{
 		endpoints.Definition,
 		devices.Definition,
+		bridges.Definition,
 		destinations.Definition,
 		services.Definition,
 		services.Sets,

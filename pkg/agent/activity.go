@@ -13,6 +13,7 @@ import (
 const (
 	repairedPin         = "pin"
 	repairedUplink      = "uplink program"
+	repairedBridge      = "bridge program"
 	repairedTunnel      = "tunnel"
 	repairedRoute       = "cluster route"
 	repairedDestination = "cluster destination"
@@ -67,7 +68,7 @@ func newActivity() activity {
 	for _, kind := range []string{kindPass, kindReplan, kindInspect} {
 		a.rounds.WithLabelValues(kind)
 	}
-	for _, what := range append(endpoint.Repairable(), repairedPin, repairedUplink, repairedTunnel, repairedRoute,
+	for _, what := range append(endpoint.Repairable(), repairedPin, repairedUplink, repairedBridge, repairedTunnel, repairedRoute,
 		repairedDestination, repairedSysctl, repairedList, repairedPlugin, repairedService, repairedSocket) {
 		a.repairs.WithLabelValues(what)
 	}

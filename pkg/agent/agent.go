@@ -238,6 +238,7 @@ func (a *agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.releaseLeftovers(ctx) })
 	g.Go(func() error { return a.sweepPortmap(ctx) })
 	g.Go(func() error { return a.sweepFlows(ctx) })
+	g.Go(func() error { return l.containers.run(ctx) })
 	g.Go(func() error { return a.awaitHostPorts(ctx) })
 	for _, s := range a.servers {
 		g.Go(func() error { return a.serve(ctx, s) })

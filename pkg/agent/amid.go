@@ -39,7 +39,7 @@ func (c Config) amid(s *state, own []netip.Prefix, to map[destinations.Key]desti
 		asTheyAre[p.Masked()] = true
 	}
 	n.Pods, n.Unmasqueraded = slices.SortedFunc(maps.Keys(pods), netip.Prefix.Compare), slices.SortedFunc(maps.Keys(asTheyAre), netip.Prefix.Compare)
-	n.Links = []string{tunnelName, endpoint.HostLinkPrefix + "*"}
+	n.Links = append([]string{tunnelName, endpoint.HostLinkPrefix + "*"}, c.Bridges...)
 	for index := range s.uplinksFor(to) {
 		if l, there := s.view.links[int(index)]; there {
 			n.Links = append(n.Links, l.Name)
@@ -65,7 +65,7 @@ func (c *modeController) surroundingsBefore() netfilter.Surroundings {
 	if err != nil {
 		return nowhere
 	}
-	v, err := look(c.host, c.cfg.State, c.cfg.Uplinks, used, &podView{})
+	v, err := look(c.host, c.cfg, used, &podView{})
 	if err != nil {
 		return nowhere
 	}

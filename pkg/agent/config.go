@@ -115,6 +115,8 @@ type Config struct {
 	VXLANChecksum bool
 	// Uplinks are the names of the interfaces that lead out; none: found by routes.
 	Uplinks []string
+	// Bridges are the names of bridges whose containers are treated as pods, whether or not they exist yet.
+	Bridges []string
 	// Services says whether the programs serve Services.
 	Services ServicesMode
 	// ExternalIPs says whether that includes Services' externalIPs.
@@ -181,6 +183,9 @@ func (c Config) nodeConfig(level netfilter.Level, frontends bool) config.NodeCon
 		if len(c.NodePortAddresses) == 0 || c.narrows(loopback) {
 			n.Loopback |= 1 << f
 		}
+	}
+	if len(c.Bridges) > 0 {
+		n.Bridges = 1
 	}
 	if c.VXLANChecksum {
 		n.TunnelChecksum = 1

@@ -35,6 +35,9 @@ const (
 type outline struct {
 	links   map[int]device.Link
 	uplinks map[int]bool
+	// bridges are those whose containers are treated as pods, bridgeNames those that are or may come.
+	bridges     map[int]bool
+	bridgeNames []string
 	// addresses are those of uplinks.
 	addresses map[device.Address]bool
 	// pods says whose a link is, podAddresses whose an address is.
@@ -91,7 +94,7 @@ func (o *outline) weighOwn(index int) trigger {
 	if pod, ofPod := o.pods[index]; ofPod {
 		return o.weighPod(pod)
 	}
-	if o.uplinks[index] {
+	if o.uplinks[index] || o.bridges[index] {
 		return urgent
 	}
 	return 0
@@ -135,7 +138,9 @@ func (o *outline) weighLink(l device.Link, gone bool) trigger {
 	switch {
 	case known && !gone && sameLink(have, l), !known && (gone || endpoint.IsHostLinkName(l.Name)):
 		return 0
-	case o.uplinks[l.Index]:
+	case o.uplinks[l.Index], o.bridges[l.Index], slices.Contains(o.bridgeNames, l.Name):
+		return urgent
+	case o.bridges[l.Master], o.bridges[have.Master]: // a container comes or goes
 		return urgent
 	case ofPod:
 		return o.weighPod(pod)
@@ -152,7 +157,7 @@ func (o *outline) weighAddress(a device.Address, gone bool) trigger {
 	switch {
 	case !o.used[wire.FamilyOf(a.Prefix.Addr())], isOfLink(a.Prefix.Addr()), !gone && o.addresses[a]: // a lease was renewed
 		return 0
-	case o.uplinks[a.Index]:
+	case o.uplinks[a.Index], o.bridges[a.Index]:
 		return urgent
 	}
 	return casual // without a route the link is no way out
@@ -247,6 +252,15 @@ func newOutline(v *view, i *intent, told bool, released func(endpoint.ID) bool) 
 		for _, a := range e.Addresses {
 			o.podAddresses[a] = e.ID
 		}
+	}
+	return o
+}
+
+// withBridges adds the bridges whose containers are treated as pods.
+func (o *outline) withBridges(all []plan.Bridge, names []string) *outline {
+	o.bridges, o.bridgeNames = map[int]bool{}, names
+	for _, b := range all {
+		o.bridges[int(b.Index)] = true
 	}
 	return o
 }

@@ -103,8 +103,14 @@ func (c *fileController) writeSubnet(s *state) error {
 	return err
 }
 
-// writeList writes the list, by which the runtime knows that this node carries pods.
+// writeList writes the list, by which the runtime knows that this node carries pods. There is none where bridges have the podCIDR,
+// since their containers get its addresses by somebody else.
 func (c *fileController) writeList(s *state) error {
+	if len(c.cfg.Bridges) > 0 {
+		_, err := install.RemoveList(c.cfg.Conf)
+		c.list = stampOf(c.listPath())
+		return err
+	}
 	l := install.List{
 		BPFFS: string(c.cfg.BPFFS), StateDir: c.cfg.State, MTU: c.mtu(s), Attach: string(c.cfg.Attach),
 		Quarantine: c.cfg.Quarantine, LogLevel: c.cfg.LogLevel,

@@ -36,19 +36,20 @@ type loop struct {
 	published observe.Cluster // what the file for ebpfctl contains
 	left      stamp           // of that file, as this agent left it; zero: it has not yet
 
-	cluster   *clusterController
-	uplinks   *uplinkController
-	tunnel    *tunnelController
-	endpoints *endpointController
-	mode      *modeController
-	bridge    *bridgeController
-	handover  *handover
-	services  *serviceController // nil: the programs translate to no backends
-	files     *fileController
-	sysctls   *sysctls
-	steps     []step
-	errs      []error   // of each step, the newest time it was taken
-	failing   time.Time // since when there has always been one; zero: there is none
+	cluster    *clusterController
+	uplinks    *uplinkController
+	tunnel     *tunnelController
+	endpoints  *endpointController
+	mode       *modeController
+	bridge     *bridgeController
+	containers *containerController
+	handover   *handover
+	services   *serviceController // nil: the programs translate to no backends
+	files      *fileController
+	sysctls    *sysctls
+	steps      []step
+	errs       []error   // of each step, the newest time it was taken
+	failing    time.Time // since when there has always been one; zero: there is none
 
 	alarm   *alarm
 	intent  *intent // of the newest plan
@@ -216,7 +217,7 @@ func (l *loop) look(s *state) error {
 		known = nil
 		l.endpoints.begin()
 	}
-	v, err := look(l.host, l.cfg.State, l.cfg.Uplinks, l.used(), known)
+	v, err := look(l.host, l.cfg, l.used(), known)
 	if err != nil {
 		return err
 	}
@@ -247,5 +248,5 @@ func (l *loop) makePlan() {
 		l.moved = true
 		defer l.alarm.planned()
 	}
-	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold() || l.frontends(), l.endpoints.released))
+	l.alarm.found(newOutline(l.view, l.intent, l.dp.RemovalIsTold() || l.frontends(), l.endpoints.released).withBridges(l.view.bridges, l.cfg.Bridges))
 }

@@ -75,13 +75,14 @@ type step struct {
 func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, published observe.Cluster) *loop {
 	l := &loop{
 		node: n, state: state{next: resync}, standing: standing, published: published, mode: m, sysctls: s,
-		cluster:   &clusterController{node: n, reported: map[string]bool{}},
-		uplinks:   &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
-		tunnel:    &tunnelController{node: n, sysctl: s.Sysctl, mode: m},
-		endpoints: &endpointController{node: n, orphans: newOrphans()},
-		files:     &fileController{node: n},
-		bridge:    &bridgeController{node: n, mode: m},
-		alarm:     newAlarm(),
+		cluster:    &clusterController{node: n, reported: map[string]bool{}},
+		uplinks:    &uplinkController{node: n, attached: map[uint32]string{}, absences: newAbsences(n.log)},
+		tunnel:     &tunnelController{node: n, sysctl: s.Sysctl, mode: m},
+		endpoints:  &endpointController{node: n, orphans: newOrphans()},
+		files:      &fileController{node: n},
+		bridge:     &bridgeController{node: n, mode: m},
+		containers: newContainers(n),
+		alarm:      newAlarm(),
 	}
 	l.handover = newHandover(n, m, func() bool { return l.services.read().filled })
 	room := func(*state) error { return endpoint.HaveRoom(l.cfg.State) }
@@ -91,6 +92,7 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"services", onPass | onTick, l.lookAtHostPorts},
 		{"tunnel", onPass | onNodes, l.tunnel.configure},
 		{"uplinks", onPass, l.uplinks.attach},
+		{"bridges", onPass | onNodes, l.containers.attach},
 		{"sysctls", onPass | onNodes, l.sysctls.loosen},
 		{"mode", onPass | onTick, l.bridge.follow},
 		{"services", onPass | onTick, l.handover.follow},
@@ -102,12 +104,14 @@ func newLoop(n *node, m *modeController, s *sysctls, standing plan.Standing, pub
 		{"sysctls", onPass, l.sysctls.route},
 		{"endpoints", onPass, l.endpoints.reconcile},
 		{"uplinks", onPass, l.uplinks.detach},
+		{"bridges", onPass, l.containers.detach},
 		{"sysctls", onPass | onTick, func(s *state) error { return l.sysctls.inspect(l.services.read().nodePorts, &s.hostPorts.numbers) }},
 		{"files", onPass, vital(l.files.installPlugin)},
 		{"files", onPass | onTick, vital(room)},
 
 		{"pins", onTick, vital(l.restorePins)},
 		{"uplinks", onTick, l.uplinks.inspect},
+		{"bridges", onTick, l.containers.inspect},
 		{"services", onPass | onTick, l.attachSockets},
 		{"services", onTick, l.inspectWorld},
 		{"tunnel", onTick, l.tunnel.inspect},

@@ -25,6 +25,8 @@ type view struct {
 	settings  map[int]device.Settings // of IPv4, of each link and of all
 	podView
 	uplinks []plan.Link
+	// bridges are those of the named ones that there are, and that are up.
+	bridges []plan.Bridge
 	// away is how many of the uplinks lead out no more, for a moment; recent are addresses that they had.
 	away   int
 	recent []netip.Addr
@@ -61,7 +63,7 @@ func lookAtPods(host *device.Handle, stateDir string) (v podView, err error) {
 }
 
 // look lists everything anew, or takes over what is known of pods.
-func look(host *device.Handle, stateDir string, named []string, used plan.FamilySet, known *podView) (*view, error) {
+func look(host *device.Handle, cfg Config, used plan.FamilySet, known *podView) (*view, error) {
 	v := &view{used: used, links: map[int]device.Link{}, podRoutes: map[int][]device.Route{}}
 	var links []device.Link
 	var errs [6]error
@@ -69,7 +71,7 @@ func look(host *device.Handle, stateDir string, named []string, used plan.Family
 	if known != nil {
 		v.podView = *known
 	} else {
-		v.podView, errs[0] = lookAtPods(host, stateDir)
+		v.podView, errs[0] = lookAtPods(host, cfg.State)
 	}
 	links, errs[1] = host.Links()
 	v.addresses, errs[2] = host.Addresses()
@@ -87,7 +89,8 @@ func look(host *device.Handle, stateDir string, named []string, used plan.Family
 			v.podRoutes[r.Index] = append(v.podRoutes[r.Index], r)
 		}
 	}
-	v.uplinks = v.findUplinks(named)
+	v.uplinks = v.findUplinks(cfg.Uplinks, cfg.Bridges...)
+	v.bridges = v.findBridges(cfg.Bridges)
 	return v, nil
 }
 
@@ -148,8 +151,8 @@ func (v *view) stackRoutes() string {
 // findUplinks returns the interfaces that lead out of the node, by index: the
 // named ones, or all Ethernet interfaces that routes lead to. One that has only
 // routes to single addresses is no way out: it leads to another network's pod or guest. Nor are those of a link's own
-// prefix of IPv6, which each has.
-func (v *view) findUplinks(named []string) []plan.Link {
+// prefix of IPv6, which each has. Nor are bridges whose containers are treated as pods.
+func (v *view) findUplinks(named []string, bridges ...string) []plan.Link {
 	chosen := map[int]bool{}
 	if len(named) > 0 {
 		for _, l := range v.links {
@@ -167,11 +170,29 @@ func (v *view) findUplinks(named []string) []plan.Link {
 	}
 	var out []plan.Link
 	for index, yes := range chosen {
-		if yes {
+		if yes && !slices.Contains(bridges, v.links[index].Name) {
 			out = append(out, v.uplink(v.links[index]))
 		}
 	}
 	slices.SortFunc(out, func(a, b plan.Link) int { return int(a.Index) - int(b.Index) })
+	return out
+}
+
+// findBridges returns those of the named bridges that are up, with what the host itself has there, by index.
+func (v *view) findBridges(named []string) (out []plan.Bridge) {
+	for _, l := range v.links {
+		if l.Kind != device.KindBridge || !l.Up() || !slices.Contains(named, l.Name) {
+			continue
+		}
+		b := plan.Bridge{Index: uint32(l.Index), Name: l.Name}
+		for _, a := range v.addresses {
+			if a.Index == l.Index && v.of(a.Prefix.Addr()) && !a.Host && !a.Link {
+				b.Addresses = append(b.Addresses, a.Prefix)
+			}
+		}
+		out = append(out, b)
+	}
+	slices.SortFunc(out, func(a, b plan.Bridge) int { return int(a.Index) - int(b.Index) })
 	return out
 }
 
@@ -204,7 +225,7 @@ func (v *view) uplink(l device.Link) plan.Link {
 
 // facts is the view as the planner wants it.
 func (v *view) facts() plan.Facts {
-	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
+	f := plan.Facts{Local: v.local, Uplinks: v.uplinks, Bridges: v.bridges, Recent: v.recent, Broadcast: v.everybodys(), RoutesToStack: v.stackRoutes() != "", Tunnel: uint32(v.tunnel), Lacks: v.lacks}
 	f.Holders = map[netip.Addr]string{}
 	for _, a := range v.addresses {
 		if v.of(a.Prefix.Addr()) {

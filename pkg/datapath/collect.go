@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -13,6 +14,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // Under pressure, of which the program says whether there is any, flows that are not
@@ -47,6 +49,10 @@ type collectArgs struct {
 	Head     uint64
 	Scanned  uint64
 	Deleted  uint64
+	// Container is the address of one whose flows end, Bridge what it was behind.
+	Container wire.Addr
+	Bridge    uint32
+	_         uint32
 }
 
 // Swept counts what a sweep did in one flow table, in flows.
@@ -85,18 +91,37 @@ func (d *Datapath) SweepAt(now time.Duration) (result SweepResult, again time.Du
 	return result, again, err
 }
 
+// EndFlows ends what a container behind a bridge has of an address that another one may get: its flows, and those that it is
+// the backend of.
+func (d *Datapath) EndFlows(bridge int, address netip.Addr) error {
+	now, err := monotonic()
+	for t := range usage.Tables {
+		if err == nil {
+			_, err = d.sweepTable(collectArgs{Now: uint64(now), Table: t, Container: wire.AddrFrom(address), Bridge: uint32(bridge)})
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("end the flows of %s behind bridge %d: %w", address, bridge, err)
+	}
+	return nil
+}
+
 // SweepTable removes the flows of one table that have ended by now, a time of
 // CLOCK_MONOTONIC.
 func (d *Datapath) SweepTable(now time.Duration, t usage.Table) (Swept, error) {
+	return d.sweepTable(collectArgs{Now: uint64(now), Table: t})
+}
+
+func (d *Datapath) sweepTable(args collectArgs) (Swept, error) {
 	d.running.RLock()
 	defer d.running.RUnlock()
 	p := d.programs[collectProgram]
 	if p == nil {
-		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", t, collectProgram)
+		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", args.Table, collectProgram)
 	}
-	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(t, uint64(now), false)
+	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(args)
 	if err != nil {
-		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
+		return Swept{}, fmt.Errorf("sweep table %s: %w", args.Table, err)
 	}
 	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: out.Pressure != 0}, nil
 }
@@ -111,7 +136,17 @@ type Collector struct {
 // SweepAt removes the flows of a table that have ended by now (CLOCK_MONOTONIC, ns),
 // and returns how many they were. pressure: as if the table was under pressure.
 func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error) {
-	out, err := c.sweep(t, now, pressure)
+	args := collectArgs{Now: now, Table: t}
+	if pressure {
+		args.Pressure = 1
+	}
+	out, err := c.sweep(args)
+	return int(out.Deleted), err
+}
+
+// EndFlows ends those of a container in a table: what Datapath's function of that name does for both.
+func (c Collector) EndFlows(t usage.Table, now uint64, bridge uint32, container wire.Addr) (int, error) {
+	out, err := c.sweep(collectArgs{Now: now, Table: t, Container: container, Bridge: bridge})
 	return int(out.Deleted), err
 }
 
@@ -121,11 +156,7 @@ var stages = [usage.Tables]map[CollectStage]string{
 	usage.Conntrack: {CollectRecorded: conntrack.Name},
 }
 
-func (c Collector) sweep(t usage.Table, now uint64, pressure bool) (collectArgs, error) {
-	args := collectArgs{Now: now, Table: t}
-	if pressure {
-		args.Pressure = 1
-	}
+func (c Collector) sweep(args collectArgs) (collectArgs, error) {
 	args, err := collect(c.Program, args)
 	if err != nil {
 		return args, err

@@ -6,6 +6,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
@@ -25,6 +26,7 @@ import (
 // fields with their types.
 type Maps struct {
 	Backends     *backends.Map
+	Bridges      *bridges.Map
 	Config       *config.Map
 	Destinations *destinations.Map
 	Devices      *devices.Map
@@ -52,6 +54,7 @@ func wrapMaps(all map[string]*ebpf.Map) *Maps {
 		all:     all,
 	}
 	wrap(&m.Backends, all, backends.Name)
+	wrap(&m.Bridges, all, bridges.Name)
 	wrap(&m.Config, all, config.Name)
 	wrap(&m.Destinations, all, destinations.Name)
 	wrap(&m.Devices, all, devices.Name)

@@ -26,11 +26,16 @@ func (d *Datapath) attachAll(ifindex int, hooks []attach.Hook) error {
 
 // DetachUplink removes the programs, and a qdisc that we created, from an interface.
 // It is no error if there is nothing, or no such interface.
-func (d *Datapath) DetachUplink(ifindex int) error {
+func (d *Datapath) DetachUplink(ifindex int) error { return d.detachAll(ifindex, attach.UplinkHooks()) }
+
+// DetachBridge removes the programs from a bridge, as DetachUplink does from an uplink.
+func (d *Datapath) DetachBridge(ifindex int) error { return d.detachAll(ifindex, attach.PodHooks()) }
+
+func (d *Datapath) detachAll(ifindex int, hooks []attach.Hook) error {
 	d.changes.Lock()
 	defer d.changes.Unlock()
 	var errs []error
-	for _, hook := range slices.Backward(attach.UplinkHooks()) {
+	for _, hook := range slices.Backward(hooks) {
 		errs = append(errs, d.opts.attacher().Detach(ifindex, hook))
 	}
 	errs = append(errs, d.qdiscs.remove(ifindex))

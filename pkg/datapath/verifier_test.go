@@ -36,9 +36,11 @@ func configurations() map[string]config.NodeConfig {
 	services.Services, services.Loopback, services.HostNetns = 1, 3, 1
 	both := services
 	both.NetfilterNat = config.Translates
+	bridges := both
+	bridges.Bridges = 1
 	return map[string]config.NodeConfig{
 		"masquerade": node(1), "no-masquerade": node(0), "one-port": narrow, "beside-netfilter": beside, "beside-masquerading": masquerading,
-		"services": services, "services-beside-netfilter": both,
+		"services": services, "services-beside-netfilter": both, "bridges": bridges,
 	}
 }
 

@@ -32,6 +32,9 @@ type Link struct {
 	VXLAN     VXLAN // of a link of that kind
 }
 
+// KindBridge is the Kind of a bridge.
+const KindBridge = "bridge"
+
 // Up reports whether the link is administratively up.
 func (l Link) Up() bool { return l.Flags&net.FlagUp != 0 }
 

@@ -93,6 +93,15 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	return neighbours, nil
 }
 
+// BridgeEntries lists what all bridges have learnt.
+func (h *Handle) BridgeEntries() ([]BridgeEntry, error) {
+	entries, err := list(h, unix.RTM_GETNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE}, decodeBridgeEntry)
+	if err != nil {
+		return nil, fmt.Errorf("list what bridges have learnt: %w", err)
+	}
+	return entries, nil
+}
+
 // Settings lists the IPv4 settings of each link, by index, and those of AllLinks: one request instead of a file for each.
 func (h *Handle) Settings() (map[int]Settings, error) {
 	head := &nl.RtGenMsg{RtGenmsg: unix.RtGenmsg{Family: unix.AF_INET}} // the same as struct netconfmsg

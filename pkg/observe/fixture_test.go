@@ -10,6 +10,7 @@ import (
 
 	"github.com/ebpf-cni/ebpf-cni/maps/affinity"
 	"github.com/ebpf-cni/ebpf-cni/maps/backends"
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
@@ -106,6 +107,10 @@ func fillAll(t *testing.T, r Reader) {
 		Key:   devices.Key{Ifindex: 42},
 		Value: devices.Value{Addresses: wire.Addresses{addr("10.244.1.9")}, PodMAC: mac(1), HostMAC: mac(2), SnatFlows: 3, ConntrackFlows: 1, Packets: 12345, Bytes: 9876543210},
 	})
+	put(t, r, bridges.Name,
+		typed.Entry[bridges.Key, bridges.Value]{Key: bridges.Key(prefixKey("10.244.1.128/25")), Value: bridges.Value{Ifindex: 44}},
+		typed.Entry[bridges.Key, bridges.Value]{Key: bridges.Key(prefixKey("10.244.1.129/32"))},
+	)
 	put(t, r, destinations.Name,
 		typed.Entry[destinations.Key, destinations.Value]{Key: prefixKey("10.244.2.0/24"), Value: destinations.Value{
 			Kind: destinations.PodCIDR, Ifindex: 2, Node: addr("172.18.0.3"), MTU: 1500, NeighbourChecked: now - uint64(3*time.Second),

@@ -30,6 +30,10 @@ var filledJSON = map[string]string{
 	"devices": `[
   {"ifindex": 42, "ipv4": "10.244.1.9", "ipv6": "", "pod_mac": "02:00:00:00:00:01", "host_mac": "02:00:00:00:00:02", "snat_flows": 3, "packets": 12345, "bytes": 9876543210, "conntrack_flows": 1, "answers_until": 0, "allowance_until": 0, "netns": 0, "flags": "", "pod_namespace": "shop", "pod_name": "web", "pod_uid": "6ba7-1"}
 ]`,
+	"bridges": `[
+  {"prefix": "10.244.1.128/25", "ifindex": 44, "pod_mac": "", "host_mac": ""},
+  {"prefix": "10.244.1.129/32", "ifindex": 0, "pod_mac": "", "host_mac": ""}
+]`,
 	"destinations": `[
   {"prefix": "10.244.1.0/24", "kind": "local", "ifindex": 0, "node": "", "mtu": 0, "flags": "", "neighbour_checked": 0, "uplinks": 0, "mac": "", "learnt_mtu": 0, "alias": ""},
   {"prefix": "10.244.2.0/24", "kind": "pod_cidr", "ifindex": 2, "node": "172.18.0.3", "mtu": 1500, "flags": "to_stack", "neighbour_checked": 35997000000000, "uplinks": 9, "mac": "", "learnt_mtu": 0, "alias": ""},
@@ -333,6 +337,7 @@ func TestFills(t *testing.T) {
 	want := []Fill{
 		{"endpoints", 2, pins.Entries},
 		{"devices", 1, pins.Entries},
+		{"bridges", 2, 1024},
 		{"destinations", 4, pins.Entries},
 		{"services", 5, pins.Entries},
 		{"source_range", 2, pins.Entries},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/typed"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -57,7 +58,7 @@ func (p Pods) Of(containerID, ifName string) PodName {
 // named adds the pods' names to the rows of a table that has their links' indexes. Those of the uplinks' maps are of
 // other links.
 func (p Pods) named(t typed.Table) typed.Table {
-	if t.Name == uplinks.Name || t.Name == destinations.Name {
+	if t.Name == uplinks.Name || t.Name == destinations.Name || t.Name == bridges.Name {
 		return t
 	}
 	texts := map[string]string{} // as the column has the indexes

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
@@ -26,6 +27,7 @@ type Status struct {
 	Agent       Agent        `json:"agent"`
 	Node        Node         `json:"node"`
 	Uplinks     []Uplink     `json:"uplinks"`
+	Bridges     []Bridge     `json:"bridges"`
 	Programs    []Program    `json:"programs"`
 	Attachments []Attachment `json:"attachments"`
 	Maps        []Fill       `json:"maps"`
@@ -101,6 +103,13 @@ type Uplink struct {
 	Addresses []netip.Addr `json:"addresses"`
 }
 
+// Bridge is one whose containers are treated as pods, with their subnets.
+type Bridge struct {
+	Ifindex   uint32         `json:"ifindex"`
+	Interface string         `json:"interface"`
+	Subnets   []netip.Prefix `json:"subnets"`
+}
+
 // Peer is another node; without a podCIDR, PodCIDR is empty.
 type Peer struct {
 	// Name of the Node; empty where the agent has not left it.
@@ -141,6 +150,7 @@ func (r Reader) Survey() (Status, error) {
 		Agent:       Agent{Degraded: []string{}},
 		Node:        Node{Addresses: []netip.Addr{}, PodCIDRs: []netip.Prefix{}},
 		Uplinks:     []Uplink{},
+		Bridges:     []Bridge{},
 		Programs:    []Program{},
 		Attachments: []Attachment{},
 		Maps:        []Fill{},
@@ -152,7 +162,7 @@ func (r Reader) Survey() (Status, error) {
 	}
 	left := s.cluster()
 	for _, step := range []func() error{
-		s.links, s.pods, s.node, s.hostPorts, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
+		s.links, s.pods, s.bridges, s.node, s.hostPorts, s.destinations, func() error { s.name(left); return nil }, s.reach, s.programs, s.attachments, s.fills,
 	} {
 		err := step()
 		if missing(err) {
@@ -240,6 +250,27 @@ func (s *survey) pods() (err error) {
 	}
 	s.conflicts()
 	return nil
+}
+
+// bridges reads what is behind bridges. They have entries as devices, and are no pods.
+func (s *survey) bridges() error {
+	entries, err := load[bridges.Key, bridges.Value](s.Dir, bridges.Name)
+	slices.SortFunc(entries, func(a, b typed.Entry[bridges.Key, bridges.Value]) int {
+		return cmp.Or(cmp.Compare(a.Value.Ifindex, b.Value.Ifindex), a.Key.Prefix.Compare(b.Key.Prefix))
+	})
+	for _, e := range entries {
+		index := e.Value.Ifindex
+		if index == 0 {
+			continue // an address of the host's
+		}
+		if n := len(s.Bridges); n == 0 || s.Bridges[n-1].Ifindex != index {
+			s.Bridges = append(s.Bridges, Bridge{Ifindex: index, Interface: s.interfaces[index]})
+		}
+		b := &s.Bridges[len(s.Bridges)-1]
+		b.Subnets = append(b.Subnets, e.Key.Netip())
+	}
+	s.Node.Pods -= len(s.Bridges)
+	return err
 }
 
 func errorText(err error) string {

@@ -188,11 +188,12 @@ func (j *judge) inService(p netip.Prefix) error {
 	return nil
 }
 
-// held says which addresses of this node a podCIDR overlaps, and on which links they are.
+// held says which addresses of this node a podCIDR overlaps, and on which links they are: but for those of bridges whose containers
+// have addresses of it.
 func (j *judge) held(p netip.Prefix) string {
 	var all []string
 	for _, q := range j.in.Facts.Local {
-		if p.Overlaps(q) {
+		if p.Overlaps(q) && !j.bridged(p, q.Addr()) {
 			all = append(all, cmp.Or(j.in.Facts.Holders[q.Addr()], "it")+" has "+q.Addr().String())
 		}
 	}
@@ -202,7 +203,9 @@ func (j *judge) held(p netip.Prefix) string {
 // allowed refuses a podCIDR that does not go with this node's own network. A serviceError is the last to be found.
 func (j *judge) allowed(p netip.Prefix) error {
 	if j.local.OverlapsPrefix(p) {
-		return fmt.Errorf("podCIDR %s contains addresses of this node: %s; delete what another network has left, or give the Node another podCIDR", p, j.held(p))
+		if held := j.held(p); held != "" {
+			return fmt.Errorf("podCIDR %s contains addresses of this node: %s; delete what another network has left, or give the Node another podCIDR", p, held)
+		}
 	}
 	if slices.Contains(j.in.Before.Own, p) {
 		return j.inService(p) // a pod of this node may be somebody's gateway

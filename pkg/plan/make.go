@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -33,6 +34,7 @@ func Make(in Input) Result {
 		Config:       nodeConfig(standing),
 		Destinations: make(map[destinations.Key]destinations.Value, 2*len(in.Nodes)),
 		Uplinks:      map[uplinks.Key]uplinks.Value{},
+		Bridges:      map[bridges.Key]bridges.Value{},
 		Crossed:      map[string]bool{},
 		Standing:     standing,
 	}, masks: newRouteMasks(in.Facts)}
@@ -56,7 +58,9 @@ func Make(in Input) Result {
 	for _, c := range winners {
 		b.peer(c)
 	}
+	b.bridges()
 	b.local()
+	b.onBridges()
 	b.uplinks()
 	b.mtu()
 	b.missing(none)
@@ -255,7 +259,7 @@ func (b *builder) keepClaims() {
 func (b *builder) local() {
 	for _, own := range b.r.Standing.Own {
 		b.destination(own, destinations.Value{Kind: destinations.Local})
-		if b.used[wire.FamilyOf(own.Addr())] {
+		if b.used[wire.FamilyOf(own.Addr())] && !b.leadsToBridge(own) {
 			b.r.Routes = append(b.r.Routes, Route{Dst: own})
 		}
 	}

@@ -13,6 +13,7 @@ package plan
 import (
 	"net/netip"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/uplinks"
@@ -63,6 +64,8 @@ type Facts struct {
 	// Holders names the link that has each address, for messages.
 	Holders map[netip.Addr]string
 	Uplinks []Link
+	// Bridges are those whose containers are treated as pods.
+	Bridges []Bridge
 	Routes  []KernelRoute
 	// Others are the routes of other tables.
 	Others []KernelRoute
@@ -189,6 +192,7 @@ type Result struct {
 	Config       config.Value
 	Destinations map[destinations.Key]destinations.Value
 	Uplinks      map[uplinks.Key]uplinks.Value
+	Bridges      map[bridges.Key]bridges.Value
 	Routes       []Route
 	Peers        []Peer
 	// Crossed are the uplinks, by name, on whose links nodes are that are reached by tunnel nevertheless: what those send

@@ -162,11 +162,8 @@ func (f *flannelNode) addPod(t *testing.T) {
 	if _, err := fmt.Sscan(said["FLANNEL_MTU"], &mtu); err != nil {
 		t.Fatalf("%s: FLANNEL_MTU=%s", f.SubnetFile(), said["FLANNEL_MTU"])
 	}
-	bridge, err := f.AddBridge("cni0", mtu, netip.MustParsePrefix(said["FLANNEL_SUBNET"]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f.pod, err = bridge.AddContainer(fmt.Sprintf("n%d-flannel", f.Number), inNetwork(f.PodCIDR(), 2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.AddBridge("cni0", mtu, netip.MustParsePrefix(said["FLANNEL_SUBNET"])))
+	pod, err := f.AddContainer("cni0", "flannel", 2)
+	must(t, err)
+	f.pod = pod
 }

@@ -196,7 +196,7 @@ func (n *Node) notReady(ctx context.Context) error {
 	if status != http.StatusOK {
 		return fmt.Errorf("/readyz answers %d: %s", status, bytes.TrimSpace(body))
 	}
-	if _, err := os.Stat(n.Conflist()); err != nil {
+	if _, err := os.Stat(n.Conflist()); err != nil && !n.Bridged {
 		return fmt.Errorf("/readyz answers 200, but: %w", err)
 	}
 	return nil

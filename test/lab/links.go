@@ -85,12 +85,25 @@ func (ns *Namespace) AddRoute(to netip.Prefix, via netip.Addr, link string) erro
 
 // SetMTU changes the MTU of a link.
 func (ns *Namespace) SetMTU(link string, mtu int) error {
+	return ns.change(link, fmt.Sprintf("set MTU to %d", mtu), func(l netlink.Link) error { return ns.nl.LinkSetMTU(l, mtu) })
+}
+
+// DeleteLink deletes a link of the namespace.
+func (ns *Namespace) DeleteLink(link string) error { return ns.change(link, "delete", ns.nl.LinkDel) }
+
+// setMAC changes the Ethernet address of a link.
+func (ns *Namespace) setMAC(link string, mac net.HardwareAddr) error {
+	return ns.change(link, "set address to "+mac.String(), func(l netlink.Link) error { return ns.nl.LinkSetHardwareAddr(l, mac) })
+}
+
+// change does to a link of the namespace what it says.
+func (ns *Namespace) change(link, what string, do func(netlink.Link) error) error {
 	l, err := ns.nl.LinkByName(link)
 	if err != nil {
 		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
 	}
-	if err := ns.nl.LinkSetMTU(l, mtu); err != nil {
-		return fmt.Errorf("set MTU of %s in %s to %d: %w", link, ns.name, mtu, err)
+	if err := do(l); err != nil {
+		return fmt.Errorf("%s: link %s in %s: %w", what, link, ns.name, err)
 	}
 	return nil
 }
@@ -144,14 +157,7 @@ func (ns *Namespace) plug(link, bridge string) error {
 	if err != nil {
 		return fmt.Errorf("find bridge %s in %s: %w", bridge, ns.name, err)
 	}
-	l, err := ns.nl.LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find link %s in %s: %w", link, ns.name, err)
-	}
-	if err := ns.nl.LinkSetMaster(l, b); err != nil {
-		return fmt.Errorf("plug %s into %s in %s: %w", link, bridge, ns.name, err)
-	}
-	return nil
+	return ns.change(link, "plug into "+bridge, func(l netlink.Link) error { return ns.nl.LinkSetMaster(l, b) })
 }
 
 // retryInterrupted repeats a netlink listing that the kernel says was torn by a change while it ran.

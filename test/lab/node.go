@@ -38,6 +38,8 @@ type Node struct {
 	Etcd string
 	// NetworkConfig is the network configuration list that pods are added by; default Conflist.
 	NetworkConfig string
+	// Bridged says that the node's agents treat containers behind bridges as pods, so that there is no network configuration list.
+	Bridged bool
 
 	lab    *Lab
 	cgroup string

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/ebpf-cni/ebpf-cni/bpf"
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/counters"
@@ -48,6 +49,7 @@ type bed struct {
 	config       *config.Map
 	endpoints    *endpoints.Map
 	devices      *devices.Map
+	bridges      *bridges.Map
 	destinations *destinations.Map
 	uplinks      *uplinks.Map
 	snat         *snat.Map
@@ -124,6 +126,7 @@ func (b *bed) load(options []option) {
 func (b *bed) wrap(m map[string]*ebpf.Map) {
 	b.endpoints = typed.New[endpoints.Key, endpoints.Value](m[endpoints.Name], endpoints.Name)
 	b.devices = typed.New[devices.Key, devices.Value](m[devices.Name], devices.Name)
+	b.bridges = typed.New[bridges.Key, bridges.Value](m[bridges.Name], bridges.Name)
 	b.destinations = typed.New[destinations.Key, destinations.Value](m[destinations.Name], destinations.Name)
 	b.uplinks = typed.New[uplinks.Key, uplinks.Value](m[uplinks.Name], uplinks.Name)
 	b.snat = typed.New[snat.Key, snat.Value](m[snat.Name], snat.Name)

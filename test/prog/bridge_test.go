@@ -1,0 +1,170 @@
+package prog
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
+	"github.com/ebpf-cni/ebpf-cni/maps/config"
+	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
+	"github.com/ebpf-cni/ebpf-cni/maps/devices"
+	"github.com/ebpf-cni/ebpf-cni/maps/usage"
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+)
+
+// Behind the bridge, in the podCIDR, which has pods as well.
+const (
+	bridgeIP   = "10.244.1.1"
+	lodger     = "10.244.1.50"
+	neighbourL = "10.244.1.51"
+	silentL    = "10.244.1.52" // does not resolve
+)
+
+// withBridges turns on what bridges need.
+func withBridges(c *config.NodeConfig) { c.Bridges = 1 }
+
+// newBridgedBed is a bed with containers behind a bridge.
+func newBridgedBed(t *testing.T, f family, options ...option) (*bed, veth) {
+	t.Helper()
+	b := newBed(t, f, append(options, withBridges)...)
+	l := newLink(b, "br", bridgeIP+"/24")
+	for f := range wire.Families {
+		f := family{f}
+		f.neighbour(b, l, lodger)
+		f.neighbour(b, l, neighbourL)
+		must(t, b.destinations.Put(f.key(bridgeIP+"/32"), destinations.Value{Kind: destinations.Host}))
+		for prefix, index := range map[string]int{"10.244.1.0/24": l.index, bridgeIP + "/32": 0, tunnelIP + "/32": 0} {
+			must(t, b.bridges.Put(bridges.Key(f.key(prefix)), bridges.Value{Ifindex: uint32(index)}))
+		}
+	}
+	must(t, b.devices.Put(devices.Key{Ifindex: uint32(l.index)}, devices.Value{}))
+	for _, a := range []string{lodger, neighbourL, silentL} {
+		b.pods[a] = l
+	}
+	return b, l
+}
+
+// Every verdict on what a container sends past its bridge, and on what is sent to one.
+func TestBridgeVerdicts(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b, _ := newBridgedBed(t, f)
+		last := func(p *packet) { p.ttl = 1 }
+		long := func(p *packet) { p.payload = make([]byte, mtu+1) }
+		for _, c := range []struct {
+			name string
+			p    packet
+			want string
+		}{
+			{"to a pod", tcp(lodger, 40000, podA, 80, syn), "delivered"},
+			{"to a container", tcp(lodger, 40000, neighbourL, 80, syn), "delivered"},
+			{"of a pod to a container", tcp(podA, 40000, lodger, 80, syn), "delivered"},
+			{"of a pod to a container, last hop", tcp(podA, 40000, lodger, 80, syn).with(last), "stack"},
+			{"of a pod to a container, larger than the bridge", udp(podA, 40000, lodger, 80).with(long), "stack"},
+			{"of a pod to a container that does not resolve", tcp(podA, 40000, silentL, 80, syn), "delivered"},
+			{"to the bridge's own address", tcp(lodger, 40000, bridgeIP, 80, syn), "stack"},
+			{"of a pod to the bridge's own address", tcp(podA, 40000, bridgeIP, 80, syn), "stack"},
+			{"to another node's pod", tcp(lodger, 40000, remote, 80, syn), "forwarded"},
+			{"to a node", tcp(lodger, 40000, node2IP, 80, syn), "forwarded"},
+			{"to a node's tunnel", udp(lodger, 40000, node2IP, tunnelPort), "drop TUNNEL_PORT"},
+			{"to this node's tunnel", udp(lodger, 40000, bridgeIP, tunnelPort), "drop TUNNEL_PORT"},
+			{"to the world", tcp(lodger, 40000, world, 80, syn), "forwarded"},
+			{"to nobody's node", tcp(lodger, 40000, lost, 80, syn), "drop NODE_OFF_LINK"},
+		} {
+			if r := b.fromPod(c.p); r.what != c.want {
+				t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
+			}
+		}
+		for _, c := range []struct {
+			name string
+			p    packet
+			want string
+		}{
+			{"another node's pod", tcp(remote, 40000, lodger, 80, syn), "delivered"},
+			{"the world", tcp(world, 40000, lodger, 80, syn), "delivered"},
+			{"to the bridge's own address", tcp(remote, 40000, bridgeIP, 80, syn), "stack"},
+			{"a container's own address", tcp(neighbourL, 40000, lodger, 80, syn), "drop SPOOFED_SOURCE"},
+			{"the bridge's address", tcp(bridgeIP, 40000, lodger, 80, syn), "drop SPOOFED_SOURCE"},
+		} {
+			if r := b.fromUplink(c.p); r.what != c.want {
+				t.Errorf("from an uplink, %s: outcome %q, want %q", c.name, r.what, c.want)
+			}
+		}
+	})
+}
+
+// What a container sends past its bridge has an address that is behind it; neither the host's own nor a pod's is.
+func TestBridgeSpoofedSource(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b, l := newBridgedBed(t, f)
+		for _, src := range []string{bridgeIP, tunnelIP, remote, nodeIP, world, "0.0.0.0", "127.0.0.1", podA, podC} {
+			for _, dst := range []string{podB, remote, node2IP, bridgeIP, world} {
+				p := udp(src, 40000, dst, 80)
+				p.macTo, p.macFrom = l.mac, l.peer
+				b.run(wire.FromPod, l.index, p.bytes(f), nil).is("drop SPOOFED_SOURCE")
+			}
+		}
+		// A pod does not become a container by an address of the bridge's.
+		b.run(wire.FromPod, b.pods[podA].index, udp(lodger, 40000, remote, 80).bytes(f), nil).is("drop SPOOFED_SOURCE")
+	})
+}
+
+// What is said on the bridge's link is the host's to hear, but for what a tunnel's socket would take.
+func TestBridgeLink(t *testing.T) {
+	b, l := newBridgedBed(t, inIPv6)
+	everybody := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	b.run(wire.FromPod, l.index, arp(layers.ARPRequest, l.peer, lodger, bridgeIP), nil).is("stack")
+	gateway := inIPv6.ip(bridgeIP).String()
+	for _, from := range []string{inIPv6.ip(lodger).String(), "fe80::50"} {
+		for name, p := range map[string]packet{
+			"solicitation":  solicitation(from, gateway, linkLayer(1, l.peer)...),
+			"advertisement": linkMessage(from, gateway, layers.ICMPv6TypeNeighborAdvertisement, b.ip(lodger).AsSlice()),
+		} {
+			p.macTo, p.macFrom = l.mac, l.peer
+			if r := b.run(wire.FromPod, l.index, p.bytes(inIPv6), nil); r.what != "stack" {
+				t.Errorf("%s from %s: %s", name, from, r.what)
+			}
+		}
+	}
+	for _, c := range []struct {
+		p    packet
+		want string
+	}{
+		{udp("0.0.0.0", 68, "255.255.255.255", 67), "stack"},
+		{udp(remote, 40000, bridgeIP, 80), "stack"}, // the stack forwards none of these
+		{udp(remote, 40000, bridgeIP, tunnelPort), "drop TUNNEL_PORT"},
+	} {
+		c.p.macTo, c.p.macFrom = everybody, l.peer
+		for _, f := range []family{inIPv4, inIPv6} {
+			b.run(wire.FromPod, l.index, c.p.bytes(f), nil).is(c.want)
+		}
+	}
+}
+
+// A container is masqueraded, and gets what answers it; the flows of one that has left its address end, and no other's.
+func TestBridgeFlows(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b, l := newBridgedBed(t, f)
+		for i, a := range []string{lodger, neighbourL} {
+			out := b.fromPod(udp(a, 50000, world, uint16(53+i))).is("forwarded").valid().view()
+			b.fromUplink(udp(world, uint16(53+i), nodeIP, out.sport)).is("delivered").valid().flow(fmt.Sprintf("udp %s:%d > %s:50000", world, 53+i, a))
+			b.fromUplink(udp(world, 4000, a, 53)).is("delivered")
+		}
+		if got := b.device(lodger); got.SnatFlows != 2 || got.ConntrackFlows != 2 || got.Packets != 2 {
+			t.Errorf("the bridge has %+v, want all flows of both", got)
+		}
+		for table := range usage.Tables {
+			n, err := b.collect.EndFlows(table, now(b), uint32(l.index), f.addr(lodger))
+			must(t, err)
+			if n != 1 {
+				t.Errorf("table %v: %d flows ended, want 1", table, n)
+			}
+		}
+		b.count(1, 1)
+		if n := b.sweep(usage.Snat, time.Second, false); n != 0 {
+			t.Errorf("%d more flows ended", n)
+		}
+	})
+}
