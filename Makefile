@@ -133,8 +133,9 @@ cluster-down: ## End what make cluster started
 	@cd test/cluster && go run ./play down
 
 .PHONY: demo
-demo: build ## Three nodes, their pods and a host outside on this machine (root); FAMILY=dual or ipv6; MODE=vxlan, LINKS=2: through the tunnel; KEEP=1 leaves them running
-	@tools/setup.sh demo
+demo: build ## Three nodes, their pods and a host outside on this machine (root); FAMILY=dual or ipv6; MODE=vxlan, LINKS=2: through the tunnel; MODE=docker: without Kubernetes; KEEP=1 leaves them running
+	@tools/setup.sh $(if $(filter docker,$(MODE)),docker,demo)
+	$(if $(filter docker,$(MODE)),go -C test/cluster/flannel build -o '$(CURDIR)/bin/' ./flanneld-etcd)
 	KEEP=$(KEEP) FAMILY=$(FAMILY) MODE=$(MODE) LINKS=$(LINKS) go -C tools/demo run .
 
 .PHONY: bench

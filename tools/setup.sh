@@ -3,9 +3,10 @@
 #
 #   tools/setup.sh generate       the pinned clang and the headers that the programs are compiled against
 #   tools/setup.sh lint           clang-format
-#   tools/setup.sh test           what the tests run beside the project's own binaries; etcd; bpffs; netfilter's modules
+#   tools/setup.sh test           what the tests run beside the project's own binaries; etcd; Docker; bpffs; netfilter's modules
 #   tools/setup.sh test-kernels   what boots other kernels, and unpacks their modules
 #   tools/setup.sh demo           bpffs
+#   tools/setup.sh docker         what nodes without Kubernetes run: etcd, Docker; bpffs
 #   tools/setup.sh cluster        what nodes of a real Kubernetes run beside what test/cluster compiles for them; bpffs
 #   tools/setup.sh bench          what the classical networks are made with; bpffs; netfilter's modules
 #
@@ -66,10 +67,10 @@ need() {
 		die "apt-get cannot install ${packages% }; its last words stand above"
 }
 
-# unpack COMMAND=PACKAGE...: has Debian's packages of missing commands below the cache, in debian/usr/bin and debian/usr/sbin.
+# unpack COMMAND=PACKAGE...: has Debian's packages of missing commands below the cache, in debian/usr/bin, debian/usr/sbin or debian/bin.
 unpack() {
 	local cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/ebpf-cni
-	local PATH=$PATH:$cache/debian/usr/bin:$cache/debian/usr/sbin
+	local PATH=$PATH:$cache/debian/usr/bin:$cache/debian/usr/sbin:$cache/debian/bin
 	[ -n "$(missing "$@")" ] || return 0
 	mkdir -p "$cache/debian"
 	# One at a time: whoever waited finds the packages there.
@@ -122,6 +123,12 @@ load() {
 		die "cannot load the kernel module $1, which the classical networks are made with: install your kernel's modules; in a container, load it on the host"
 }
 
+# servers has etcd, Docker and what a container of its is made from.
+servers() {
+	unpack etcd=etcd-server dockerd=docker.io docker-proxy=docker.io docker=docker.io containerd=containerd containerd-shim-runc-v2=containerd runc=runc \
+		busybox=busybox-static
+}
+
 pinned_clang() {
 	local found
 	found=$(clang-19 --version | sed -n 's/.*version \([0-9.]*\).*/\1/p')
@@ -139,7 +146,7 @@ lint) need clang-format-19=clang-format-19 git=git ;;
 test)
 	need git=git ip=iproute2 ping=iputils-ping tcpdump=tcpdump iptables-legacy=iptables nft=nftables ipset=ipset conntrack=conntrack setpriv=util-linux \
 		/usr/lib/systemd/systemd-networkd=systemd traceroute=traceroute tracepath=iputils-tracepath
-	unpack etcd=etcd-server
+	servers
 	bpffs
 	modules
 	;;
@@ -148,6 +155,11 @@ test-kernels)
 	need qemu-system-x86_64=qemu-system-x86 xz=xz-utils /bin/busybox=busybox-static
 	;;
 demo) bpffs ;;
+docker)
+	need git=git iptables=iptables mount=mount
+	servers
+	bpffs
+	;;
 cluster)
 	need git=git ip=iproute2 iptables-restore=iptables nft=nftables conntrack=conntrack nsenter=util-linux mount=mount \
 		ping=iputils-ping sysctl=procps
@@ -159,5 +171,5 @@ bench)
 	bpffs
 	modules
 	;;
-*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo|cluster|bench" ;;
+*) die "usage: tools/setup.sh generate|lint|test|test-kernels|demo|docker|cluster|bench" ;;
 esac

@@ -114,6 +114,7 @@ func (e env) clean(ctx context.Context, o *options) error {
 // complete adds what is not in the flags alone.
 func (o *options) complete(e env) error {
 	o.config.Version = version
+	o.config.NotifySocket, _ = e.lookup("NOTIFY_SOCKET") // by systemd
 	if o.config.Node == "" {
 		o.config.Node, _ = e.lookup("NODE_NAME")
 	}

@@ -246,9 +246,9 @@ func TestUnknown(t *testing.T) {
 }
 
 func TestEnvironment(t *testing.T) {
-	vars := map[string]string{"EBPF_AGENT_MTU": "1300", "EBPF_AGENT_SERVICE_CIDR": "10.96.0.0/12,10.97.0.0/16", "NODE_NAME": "from-pod", "EBPF_AGENT_ATTACH": ""}
+	vars := map[string]string{"EBPF_AGENT_MTU": "1300", "EBPF_AGENT_SERVICE_CIDR": "10.96.0.0/12,10.97.0.0/16", "NODE_NAME": "from-pod", "EBPF_AGENT_ATTACH": "", "NOTIFY_SOCKET": "/run/notify"}
 	c := call(t, nil, vars, "--nodes-file=$NODES")
-	if c.status != 0 || c.config.MTU != 1300 || len(c.config.Service) != 2 || c.config.Node != "from-pod" || c.config.Attach != agent.AttachAuto {
+	if c.status != 0 || c.config.MTU != 1300 || len(c.config.Service) != 2 || c.config.Node != "from-pod" || c.config.Attach != agent.AttachAuto || c.config.NotifySocket != "/run/notify" {
 		t.Errorf("status %d, config %+v, %s", c.status, c.config, c.stderr)
 	}
 	vars["EBPF_AGENT_NODE_NAME"] = "from-variable"

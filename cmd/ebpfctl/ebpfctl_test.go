@@ -96,6 +96,8 @@ func TestWrongUsage(t *testing.T) {
 		"unknown shell":      {[]string{"completion", "tcsh"}, []string{`invalid argument "tcsh"`}},
 		"watch is no time":   {[]string{"dump", "drops", "--watch=5"}, []string{`--watch "5": takes no value, true or false; --interval says how often; `}},
 		"interval is none":   {[]string{"dump", "drops", "--interval", "5"}, []string{`--interval "5": takes a duration of 1ms or more, such as`}},
+		"no variable":        {[]string{"docker-opts", "-k", "DOCKER-OPTS"}, []string{`--combined-key "DOCKER-OPTS": takes the name of`}},
+		"no file":            {[]string{"docker-opts", "-d", ""}, []string{`--docker-file "": takes the path of a file`}},
 		"interval":           {[]string{"dump", "all", "--watch", "--interval", "0s"}, []string{`--interval "0s": takes a duration`}},
 	} {
 		t.Run(name, func(t *testing.T) {

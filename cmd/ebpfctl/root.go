@@ -53,6 +53,6 @@ Exit status: 0 fine, 1 something is wrong (and it says what), 2 wrong usage.`,
 	cli.Define(root.PersistentFlags(), nil,
 		cli.Flag{Name: "output", Short: "o", Default: formatTable, Help: "format of the output", Value: cli.OneOf(&o.output, formats...)})
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
-	root.AddCommand(newDump(o), newStatus(o), newVersion(o), newCompletion(o))
+	root.AddCommand(newDump(o), newStatus(o), newDockerOpts(o), newVersion(o), newCompletion(o))
 	return cli.Run(ctx, root, e.lookup)
 }

@@ -55,6 +55,7 @@ func Run(ctx context.Context, cfg Config) error {
 // runOnce is the agent from one start to its end, or until it has to start anew.
 func runOnce(ctx context.Context, cfg Config, quiet *quiet) error {
 	n := &node{cfg: cfg, log: cfg.Log, status: newStatus(cfg.Log), complaints: newComplaints(cfg.Log)}
+	n.status.notify = cfg.NotifySocket
 	a := &agent{node: n, mode: newMode(n), quiet: quiet}
 	ctx = bpffs.WithWaits(ctx, n.status.waited)
 	err := bounded(ctx, stopGrace, func() error {

@@ -149,6 +149,9 @@ type Config struct {
 	Mark uint32
 	// Listen serves health and metrics, MetricsListen metrics alone; empty: not served.
 	Listen, MetricsListen string
+	// NotifySocket is where a service manager waits to hear that the node is ready, as systemd gives it to a unit of Type=notify; empty:
+	// nobody does.
+	NotifySocket string
 	// LogLevel is the plugin's; Log is the agent's own.
 	LogLevel string
 	Log      *slog.Logger

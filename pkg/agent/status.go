@@ -15,7 +15,8 @@ import (
 
 // status is what the agent says of itself. Every goroutine may ask; the loop's sets it.
 type status struct {
-	log *slog.Logger
+	log    *slog.Logger
+	notify string // socket of the service manager that waits until the node is ready; empty: none
 	activity
 
 	mu  sync.Mutex
@@ -75,6 +76,9 @@ func (s *status) setNotReady(why string) {
 	case before:
 	case "":
 		s.log.Info("ready")
+		if err := notifyReady(s.notify); err != nil {
+			s.log.Warn("what waits for this agent is not told that the node is ready", "error", err)
+		}
 	default:
 		s.log.Warn("not ready", "reason", why)
 	}

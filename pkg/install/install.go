@@ -121,7 +121,7 @@ func WriteList(dir string, l List) (bool, error) {
 		return false, fmt.Errorf("write network configuration list: %w", err)
 	}
 	// The runtime reads *.conf, *.conflist and *.json, so not the temporary file.
-	if err := replace(path, 0o644, bytes.NewReader(want)); err != nil {
+	if err := Replace(path, 0o644, bytes.NewReader(want)); err != nil {
 		return false, fmt.Errorf("write network configuration list: %w", err)
 	}
 	return true, nil
@@ -156,7 +156,7 @@ func writePlugin(source, path string) (bool, error) {
 		err = os.MkdirAll(filepath.Dir(path), 0o755)
 	}
 	if err == nil {
-		err = replace(path, 0o755, from)
+		err = Replace(path, 0o755, from)
 	}
 	return err == nil, err
 }
@@ -218,9 +218,9 @@ func removeTemporary(path string) error {
 	return nil
 }
 
-// replace writes a file beside path and renames it. It does not sync to disk: the
+// Replace writes a file beside path and renames it. It does not sync to disk: the
 // agent compares the content at every start.
-func replace(path string, mode fs.FileMode, content io.Reader) (err error) {
+func Replace(path string, mode fs.FileMode, content io.Reader) (err error) {
 	name := temporary(path)
 	if err := removeTemporary(path); err != nil {
 		return err

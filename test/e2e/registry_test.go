@@ -24,7 +24,10 @@ func startRegistry(t *testing.T, l *lab.Lab, config string) *etcd.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inRegistry(t, server, func(ctx context.Context, c *clientv3.Client) error { _, err := c.Put(ctx, registryConfig, config); return err })
+	inRegistry(t, server, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.Put(ctx, registryConfig, config)
+		return err
+	})
 	for _, node := range l.Nodes {
 		node.Etcd = server.URL()
 	}

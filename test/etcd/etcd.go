@@ -29,7 +29,7 @@ type Server struct {
 // Start starts a server. Without the program the test is skipped, or fails where nothing may be skipped.
 func Start(tb testing.TB) *Server {
 	tb.Helper()
-	if _, err := program(); err != nil {
+	if _, err := priv.Program("etcd"); err != nil {
 		if os.Getenv("REQUIRE_PRIVILEGED") == "1" {
 			tb.Fatal(err)
 		}

@@ -42,22 +42,6 @@ func New(dir string, addr netip.AddrPort, in func(func() error) error) *Process 
 	return &Process{Addr: addr, dir: dir, in: in}
 }
 
-// program is the path of etcd.
-func program() (string, error) {
-	if path, err := exec.LookPath("etcd"); err == nil {
-		return path, nil
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("find etcd: %w", err)
-	}
-	path, err := exec.LookPath(filepath.Join(cache, "ebpf-cni/debian/usr/bin/etcd"))
-	if err != nil {
-		return "", fmt.Errorf("find etcd: %w; run `tools/setup.sh test`", err)
-	}
-	return path, nil
-}
-
 // URL is what clients take for an endpoint.
 func (s *Process) URL() string { return "http://" + s.Addr.String() }
 
@@ -66,7 +50,7 @@ func (s *Process) Start(ctx context.Context) error {
 	if s.running() {
 		return errors.New("start etcd: it runs")
 	}
-	path, err := program()
+	path, err := priv.Program("etcd")
 	if err != nil {
 		return err
 	}

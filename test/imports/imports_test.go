@@ -46,9 +46,10 @@ var rules = map[string][]string{
 		"github.com/containernetworking/cni/...", "github.com/containernetworking/plugins/...",
 		"golang.org/x/sys/unix",
 	},
-	"pkg/install":   {"golang.org/x/sys/unix"},
-	"pkg/health":    {},
-	"pkg/netfilter": {"github.com/vishvananda/netlink/...", "golang.org/x/sys/unix"},
+	"pkg/dockeropts": {"pkg/install"},
+	"pkg/install":    {"golang.org/x/sys/unix"},
+	"pkg/health":     {},
+	"pkg/netfilter":  {"github.com/vishvananda/netlink/...", "golang.org/x/sys/unix"},
 	"pkg/endpoint": {
 		"pkg/endpoint/ipam", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/device",
 		"github.com/containernetworking/cni/...", "github.com/cilium/ebpf/...", "golang.org/x/sys/unix",
@@ -90,7 +91,7 @@ var rules = map[string][]string{
 	"cmd/ebpf-agent":   {"cmd/internal/cli", "maps/wire", "pkg/agent/...", "github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/sys/unix"},
 	"cmd/ebpf-cni":     {"cni"},
 	"cmd/ebpfctl": {
-		"cmd/internal/cli", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/endpoint/ipam", "pkg/observe",
+		"cmd/internal/cli", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/dockeropts", "pkg/endpoint/ipam", "pkg/observe",
 		"github.com/spf13/cobra", "sigs.k8s.io/yaml/...",
 	},
 }

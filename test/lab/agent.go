@@ -241,14 +241,4 @@ func (n *Node) endAgent() error {
 }
 
 // LogTail is the end of the agent's log, indented, for error messages.
-func (n *Node) LogTail(lines int) string {
-	raw, err := os.ReadFile(n.AgentLog())
-	if err != nil {
-		return "    (no agent log: " + err.Error() + ")"
-	}
-	all := bytes.Split(bytes.TrimRight(raw, "\n"), []byte("\n"))
-	if len(all) > lines {
-		all = all[len(all)-lines:]
-	}
-	return "    " + string(bytes.Join(all, []byte("\n    ")))
-}
+func (n *Node) LogTail(lines int) string { return tail(n.AgentLog(), lines) }

@@ -82,13 +82,35 @@ func cgroupsOf(id string) ([]string, error) {
 	return names, err
 }
 
-// removeCgroups removes the cgroups of a lab whose processes have ended.
+// removeCgroups removes the cgroups of a lab whose nodes' own processes have ended.
 func removeCgroups(id string) error {
 	all, err := cgroupsOf(id)
 	for _, dir := range all {
-		if failed := priv.RemoveCgroup(dir); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+		if failed := removeTree(dir); failed != nil && !errors.Is(failed, fs.ErrNotExist) {
 			err = errors.Join(err, fmt.Errorf("remove a cgroup: %w", failed))
 		}
 	}
 	return err
+}
+
+// removeTree removes a cgroup and those below it, as containers have. Their processes, which no namespace of the lab's tells to be
+// its, end with them.
+func removeTree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !entry.IsDir() {
+			continue
+		}
+		below := filepath.Join(dir, entry.Name())
+		if err := os.WriteFile(filepath.Join(below, "cgroup.kill"), []byte("1"), 0); err != nil {
+			return err
+		}
+		if err := removeTree(below); err != nil {
+			return err
+		}
+	}
+	return priv.RemoveCgroup(dir)
 }

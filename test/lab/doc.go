@@ -16,7 +16,7 @@
 // fd00:172:18::11 is k8s-n1, its pods are in fd00:10:244:0::/64, and 2001:db8:203:113::10 is the outside host.
 //
 // Nothing of it is wired to the machine's own interfaces: every link is born inside the lab's namespaces, and the lab's
-// default routes end at the outside host.
+// default routes end at the outside host. Where a test asks for them, a real etcd-server and a real dockerd run in it.
 //
 // Several labs can run at once. Each has an id, which is part of its namespaces' names, and a directory
 // /run/ebpf-cni-lab/ID that holds all its files and a lock. The lock is free once the owner is dead, however it died;

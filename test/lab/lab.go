@@ -319,43 +319,6 @@ func (l *Lab) Wire(a, b *Namespace, bits int) error {
 	return b.addAddresses(Uplink, same, b.addrs...)
 }
 
-// newNamespace makes a namespace that Close will close.
-func (l *Lab) newNamespace(role string) (*Namespace, error) {
-	ns, err := newNamespace(prefix + l.ID + "-" + role)
-	if err != nil {
-		return nil, err
-	}
-	ns.families = l.Options.families()
-	l.mu.Lock()
-	l.namespaces = append(l.namespaces, ns)
-	l.mu.Unlock()
-	// The kernel hands the machine's own value on, and a machine may forward.
-	for _, family := range ns.families {
-		if err := ns.WriteSysctl(Forwarding[family], "0"); err != nil {
-			return ns, err
-		}
-	}
-	return ns, nil
-}
-
-// Namespaces are all that the lab has now: its hosts, its pods and the fabric.
-func (l *Lab) Namespaces() []*Namespace {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.namespaces)
-}
-
-// dropNamespace ends one namespace before the lab ends.
-func (l *Lab) dropNamespace(ns *Namespace) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i := slices.Index(l.namespaces, ns); i >= 0 {
-		l.namespaces = slices.Delete(l.namespaces, i, i+1)
-		return ns.remove()
-	}
-	return nil // has been dropped before
-}
-
 // Close ends the lab: agents, namespaces, mounts, pins, files. Nothing is left behind.
 func (l *Lab) Close() error {
 	var failed []error

@@ -35,7 +35,40 @@ type Namespace struct {
 }
 
 // newNamespace makes a namespace and names it under /run/netns. Its loopback interface is up, nothing else is in it.
-func newNamespace(name string) (ns *Namespace, err error) {
+func newNamespace(name string) (*Namespace, error) {
+	ns, err := nameNamespace(name, func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare the network: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := ns.up("lo"); err != nil {
+		ns.close()
+		return nil, errors.Join(err, removeNamespace(name))
+	}
+	return ns, nil
+}
+
+// namespaceOfProcess names the namespace of a process that somebody else has started.
+func namespaceOfProcess(name string, pid int) (*Namespace, error) {
+	return nameNamespace(name, func() error {
+		file, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if err := unix.Setns(int(file.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter the network of process %d: %w", pid, err)
+		}
+		return nil
+	})
+}
+
+// nameNamespace names the namespace that enter takes the caller's thread to.
+func nameNamespace(name string, enter func() error) (ns *Namespace, err error) {
 	path := filepath.Join(netnsDir, name)
 	target, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
 	if err != nil {
@@ -49,8 +82,8 @@ func newNamespace(name string) (ns *Namespace, err error) {
 	}()
 
 	err = onOwnThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("unshare the network: %w", err)
+		if err := enter(); err != nil {
+			return err
 		}
 		if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("bind the namespace to %s: %w", path, err)
@@ -60,14 +93,7 @@ func newNamespace(name string) (ns *Namespace, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make namespace %s: %w", name, err)
 	}
-	if ns, err = openNamespace(name); err != nil {
-		return nil, err
-	}
-	if err := ns.up("lo"); err != nil {
-		ns.close()
-		return nil, err
-	}
-	return ns, nil
+	return openNamespace(name)
 }
 
 // prepareNetnsDir makes the directory for names a shared mount point, as `ip netns add` does when it is none yet. Were it

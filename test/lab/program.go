@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -13,13 +14,15 @@ import (
 // Program runs on a node beside what this project brings, such as another network's daemon. The lab's end ends it.
 type Program struct {
 	name string
+	log  string
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has been reaped
 }
 
 // StartProgram starts a program in the node's network namespace and cgroup. What it says goes to NAME.log in the node's directory.
 func (n *Node) StartProgram(name, path string, args ...string) (*Program, error) {
-	log, err := os.OpenFile(filepath.Join(n.Dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	p := &Program{name: name, log: filepath.Join(n.Dir, name+".log"), done: make(chan struct{})}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s on %s: %w", name, n.Name, err)
 	}
@@ -35,12 +38,22 @@ func (n *Node) StartProgram(name, path string, args ...string) (*Program, error)
 	if err := n.Do(cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s on %s: %w", name, n.Name, err)
 	}
-	p := &Program{name: name, cmd: cmd, done: make(chan struct{})}
+	p.cmd = cmd
 	go func() {
 		_ = cmd.Wait() // how it ended, its log says
 		close(p.done)
 	}()
 	return p, nil
+}
+
+// tail is the end of a log, indented, for error messages.
+func tail(log string, lines int) string {
+	raw, err := os.ReadFile(log)
+	if err != nil {
+		return "    (no log: " + err.Error() + ")"
+	}
+	all := bytes.Split(bytes.TrimRight(raw, "\n"), []byte("\n"))
+	return "    " + string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n    ")))
 }
 
 // Ended is closed once the program has ended.

@@ -29,7 +29,7 @@ func setup(t *testing.T, target, modprobe string, has ...string) (loaded, said s
 		write(file, "1\n")
 	}
 	says := map[string]string{"id": "echo 0", "stat": "echo bpf_fs", "modprobe": `echo "$@" >>` + root + "/loaded; " + modprobe}
-	for _, program := range []string{"git", "ip", "ping", "tcpdump", "iptables-legacy", "iptables-restore", "nft", "ipset", "conntrack", "setpriv", "traceroute", "tracepath", "etcd", "id", "stat", "modprobe"} {
+	for _, program := range []string{"git", "ip", "ping", "tcpdump", "iptables-legacy", "iptables-restore", "nft", "ipset", "conntrack", "setpriv", "traceroute", "tracepath", "etcd", "dockerd", "docker-proxy", "docker", "containerd", "containerd-shim-runc-v2", "runc", "busybox", "id", "stat", "modprobe"} {
 		write("path/"+program, "#!"+bash+"\n"+says[program]+"\n")
 	}
 	cmd := exec.CommandContext(t.Context(), bash, "../setup.sh", target)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
@@ -16,7 +17,7 @@ import (
 // setting is what packets there are, and how they get from node to node.
 type setting struct {
 	family string // ipv4, ipv6 or dual
-	mode   string // --routing-mode of the agents
+	mode   string // --routing-mode of the agents, or docker
 	links  string // 1; 2: nodes of even number are on another link than the rest, behind a router
 }
 
@@ -25,8 +26,11 @@ func (s setting) check() error {
 	switch {
 	case lab.FamiliesByName[s.family] == nil:
 		return fmt.Errorf("FAMILY=%s: takes ipv4, ipv6 or dual", s.family)
+	case s.mode == docker && (s.family != "ipv4" || s.links != "1"):
+		return fmt.Errorf("MODE=docker: takes FAMILY=ipv4 and LINKS=1")
+	case s.mode == docker:
 	case s.mode != "auto" && s.mode != "direct" && s.mode != "vxlan":
-		return fmt.Errorf("MODE=%s: takes auto, direct or vxlan", s.mode)
+		return fmt.Errorf("MODE=%s: takes auto, direct, vxlan or docker", s.mode)
 	case s.links != "1" && s.links != "2":
 		return fmt.Errorf("LINKS=%s: takes 1 or 2", s.links)
 	case s.mode == "direct" && s.links == "2":
@@ -35,7 +39,18 @@ func (s setting) check() error {
 	return nil
 }
 
+// limit is what the demo may take; everything in it waits for at most that.
+func (s setting) limit() time.Duration {
+	if s.mode == docker {
+		return dockerLimit
+	}
+	return timeLimit
+}
+
 func (s setting) options() lab.Options {
+	if s.mode == docker {
+		return lab.Options{Nodes: 3, Families: lab.FamiliesByName[s.family], AgentFlags: []string{"--attach-bridge=" + bridge}}
+	}
 	options := lab.Options{Nodes: 3, Families: lab.FamiliesByName[s.family], AgentFlags: []string{"--routing-mode=" + s.mode}}
 	if s.links == "2" {
 		options.Links = 2
@@ -44,6 +59,9 @@ func (s setting) options() lab.Options {
 }
 
 func (s setting) String() string {
+	if s.mode == docker {
+		return "Docker, subnets from etcd"
+	}
 	text := "routing mode " + s.mode
 	if s.links == "2" {
 		text += ", nodes on two links"

@@ -33,16 +33,21 @@ type demo struct {
 	pods    []party
 	hosts   []party
 	outside party
+	// add adds a pod to a node, or a container of Docker's.
+	add     func(ctx context.Context, node *lab.Node, name string) (party, error)
+	dockers *dockers // nil in other modes than docker
 }
 
 func newDemo(e env, between setting, keep bool) *demo {
-	return &demo{screen: &screen{out: e.stdout, colour: e.colour}, env: e, setting: between, keep: keep}
+	d := &demo{screen: &screen{out: e.stdout, colour: e.colour}, env: e, setting: between, keep: keep}
+	d.add = d.addPod
+	return d
 }
 
 // run shows everything and cleans up, and returns the exit status.
 func (d *demo) run(ctx context.Context) int {
 	started := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, timeLimit)
+	ctx, cancel := context.WithTimeout(ctx, d.setting.limit())
 	defer cancel()
 	release, err := kernelRelease()
 	if err != nil {
@@ -74,9 +79,15 @@ func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context
 
 // show is the demo itself. An error is what makes going on senseless; what merely did not hold is counted.
 func (d *demo) show(ctx context.Context) error {
-	for _, part := range []func(context.Context) error{
+	parts := []func(context.Context) error{
 		d.build, d.each(d.matrix), d.each(d.sources), d.each(d.transfer), d.between, d.liveWithoutAgent, d.inspect,
-	} {
+	}
+	if d.setting.mode == docker {
+		parts = []func(context.Context) error{
+			d.buildDocker, d.each(d.matrix), d.each(d.sources), d.each(d.transfer), d.withoutEtcd, d.liveWithoutAgent, d.etcdComesBack, d.inspect,
+		}
+	}
+	for _, part := range parts {
 		if err := part(ctx); err != nil {
 			return err
 		}
@@ -113,7 +124,7 @@ func (d *demo) addPods(ctx context.Context) error {
 	for _, node := range d.lab.Nodes {
 		d.hosts = append(d.hosts, party{Namespace: node.Namespace, name: fmt.Sprintf("n%d", node.Number), node: node.Name})
 		for _, name := range []string{"a", "b"} {
-			if _, err := d.addPod(ctx, node, name); err != nil {
+			if _, err := d.add(ctx, node, name); err != nil {
 				return err
 			}
 		}
@@ -131,9 +142,14 @@ func (d *demo) addPod(ctx context.Context, node *lab.Node, name string) (party, 
 	if err != nil {
 		return party{}, err
 	}
-	p := party{Namespace: pod.Namespace, name: fmt.Sprintf("n%d/%s", node.Number, name), node: node.Name, pod: true}
+	return d.addParty(pod.Namespace, node, name), nil
+}
+
+// addParty has a pod, or a container, take part from now on.
+func (d *demo) addParty(in *lab.Namespace, node *lab.Node, name string) party {
+	p := party{Namespace: in, name: fmt.Sprintf("n%d/%s", node.Number, name), node: node.Name, pod: true}
 	d.pods = append(d.pods, p)
-	return p, nil
+	return p
 }
 
 func (d *demo) introduce() {
@@ -146,16 +162,30 @@ func (d *demo) introduce() {
 					pods = append(pods, fmt.Sprintf("%s %s", p.name, p.AddrOf(family)))
 				}
 			}
-			d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.AddrOf(family).String(), 23), pad(node.PodCIDROf(family).String(), 19),
+			d.line("    %s %s %s %s", pad(d.hosts[i].name, 9), pad(node.Name+" "+node.AddrOf(family).String(), 23), pad(d.networkOf(node, family).String(), 19),
 				strings.Join(pods, "   "))
 		}
 		d.line("    %s %s", pad(d.outside.name, 9), d.outside.AddrOf(family))
 	}
 }
 
+// networkOf is where a node's pods have their addresses from.
+func (d *demo) networkOf(node *lab.Node, family wire.Family) netip.Prefix {
+	if d.dockers != nil {
+		return d.dockers.subnets[node.Name].Masked()
+	}
+	return node.PodCIDROf(family)
+}
+
 // expect is the source that a receiver has to see: the sender's own address, but the node's for a pod that leaves the
 // cluster.
 func (d *demo) expect(family wire.Family, from, to party) netip.Addr {
+	if d.dockers != nil {
+		if seen := d.dockers.seenOf(from, to, d.hostOf(from).AddrOf(family)); seen.IsValid() {
+			return seen
+		}
+		return from.AddrOf(family)
+	}
 	if from.pod && to.node == "" {
 		return d.hostOf(from).AddrOf(family)
 	}
@@ -260,7 +290,7 @@ func (d *demo) liveWithoutAgent(ctx context.Context) error {
 	d.statusWhileDead(ctx, node)
 
 	started := time.Now()
-	pod, err := d.addPod(ctx, node, "c")
+	pod, err := d.add(ctx, node, "c")
 	d.held(err, "a pod is added without the agent, in %s", seconds(time.Since(started)))
 	if err != nil {
 		return nil

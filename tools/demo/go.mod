@@ -6,6 +6,7 @@ require (
 	github.com/ebpf-cni/ebpf-cni v0.0.0
 	github.com/ebpf-cni/ebpf-cni/test/lab v0.0.0
 	github.com/google/go-cmp v0.7.0
+	go.etcd.io/etcd/client/v3 v3.7.0
 	golang.org/x/sys v0.49.0
 )
 
@@ -30,7 +31,6 @@ require (
 	github.com/x448/float16 v0.8.4 // indirect
 	go.etcd.io/etcd/api/v3 v3.7.0 // indirect
 	go.etcd.io/etcd/client/pkg/v3 v3.7.0 // indirect
-	go.etcd.io/etcd/client/v3 v3.7.0 // indirect
 	go.opentelemetry.io/otel v1.43.0 // indirect
 	go.opentelemetry.io/otel/trace v1.43.0 // indirect
 	go.uber.org/automaxprocs v1.6.0 // indirect

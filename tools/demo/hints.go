@@ -43,6 +43,9 @@ func (d *demo) hints() ([]hint, error) {
 			hint{"from a pod to the outside" + over, fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.outside.AddrOf(family))},
 		)
 	}
+	if d.dockers != nil && d.dockers.hint != "" {
+		hints = append(hints, hint{"containers on that node", d.dockers.hint + " ps"}, hint{"in one of them", d.dockers.hint + " exec -it demo-a sh"})
+	}
 	return append(hints,
 		hint{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp or icmp6 or udp port 4789"},
 		hint{"status", ctl + "status"},

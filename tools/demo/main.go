@@ -3,13 +3,15 @@
 //
 //	make demo                           build, show, clean up
 //	make demo MODE=vxlan                with VXLAN between all nodes (or MODE=direct; auto is the default)
+//	make demo MODE=docker               without Kubernetes: Docker on the nodes, subnets from etcd, flannel's daemon on one node
 //	make demo FAMILY=dual               both families, each with a table of its own (or FAMILY=ipv6; ipv4 is the default)
 //	make demo LINKS=2                   nodes on two links, with a router between them
 //	make demo KEEP=1                    leave the cluster running, and say how to look around
 //	go -C tools/demo run . -clean ID    end that cluster
 //	go -C tools/demo run . -clean       end all that were kept from this checkout, or that a killed demo left
 //
-// It needs root, Linux 6.1 or newer and the binaries in bin/, no other program.
+// It needs root, Linux 6.1 or newer and the binaries in bin/; with MODE=docker what tools/setup.sh docker gets, otherwise no other
+// program.
 package main
 
 import (
@@ -51,7 +53,7 @@ func run(ctx context.Context, e env) int {
 	keep := flags.Bool("keep", e.getenv("KEEP") == "1", "leave the cluster running (or KEEP=1)")
 	var between setting
 	flags.StringVar(&between.family, "family", cmp.Or(e.getenv("FAMILY"), "ipv4"), "the pods' addresses: ipv4, ipv6 or dual (or FAMILY=...)")
-	flags.StringVar(&between.mode, "mode", cmp.Or(e.getenv("MODE"), "auto"), "routing mode of the agents: auto, direct or vxlan (or MODE=...)")
+	flags.StringVar(&between.mode, "mode", cmp.Or(e.getenv("MODE"), "auto"), "routing mode of the agents: auto, direct or vxlan; or docker (or MODE=...)")
 	flags.StringVar(&between.links, "links", cmp.Or(e.getenv("LINKS"), "1"), "on how many links the nodes are: 1 or 2 (or LINKS=...)")
 	if err := flags.Parse(e.args); err != nil {
 		return 2

@@ -100,7 +100,7 @@ func TestWrongArgumentsAreUsage(t *testing.T) {
 
 func TestSettingsAreChecked(t *testing.T) {
 	for _, c := range []struct{ family, mode, links, says string }{
-		{"", "ipip", "", "auto, direct or vxlan"}, {"", "", "3", "1 or 2"}, {"", "direct", "2", "auto or vxlan only"}, {"ipv5", "", "", "ipv4, ipv6 or dual"},
+		{"", "ipip", "", "auto, direct, vxlan or docker"}, {"dual", "docker", "", "FAMILY=ipv4 and LINKS=1"}, {"", "docker", "2", "FAMILY=ipv4 and LINKS=1"}, {"", "", "3", "1 or 2"}, {"", "direct", "2", "auto or vxlan only"}, {"ipv5", "", "", "ipv4, ipv6 or dual"},
 	} {
 		var out, problems bytes.Buffer
 		set := map[string]string{"FAMILY": c.family, "MODE": c.mode, "LINKS": c.links}

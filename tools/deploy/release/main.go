@@ -1,5 +1,5 @@
 // Command release writes what a release has beside the image: the manifests and the chart, which name that image, the files
-// for a host's /etc, and an archive of the binaries for each architecture. It runs in tools/deploy, and makes the same bytes from the same files.
+// for the /etc of a host and of one with Docker, and an archive of the binaries for each architecture. It runs in tools/deploy, and makes the same bytes from the same files.
 //
 //	release -image registry.example/ebpf-cni:v1.0.0 -version v1.0.0 -out DIRECTORY .../amd64 .../arm64
 //
@@ -67,11 +67,13 @@ func run(args []string) error {
 	if err := archive(filepath.Join(*out, "ebpf-cni-chart.tgz"), files); err != nil {
 		return err
 	}
-	if files, err = tree(filepath.Join(*from, "host"), ""); err != nil {
-		return err
-	}
-	if err := archive(filepath.Join(*out, "ebpf-cni-host.tgz"), files); err != nil {
-		return err
+	for _, name := range []string{"host", "docker"} {
+		if files, err = tree(filepath.Join(*from, name), ""); err != nil {
+			return err
+		}
+		if err := archive(filepath.Join(*out, "ebpf-cni-"+name+".tgz"), files); err != nil {
+			return err
+		}
 	}
 	for _, dir := range flags.Args() {
 		if files, err = binaries(dir); err != nil {

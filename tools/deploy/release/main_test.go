@@ -121,25 +121,29 @@ func TestBinaries(t *testing.T) {
 	}
 }
 
-// The host's files are unpacked over its root: nothing but files goes there, and those that it has to read.
+// A host's files are unpacked over its root: nothing but files goes there, and those that it has to read.
 func TestHostFiles(t *testing.T) {
-	heads, contents := entries(t, read(t, release(t, "v1.2.3"), "ebpf-cni-host.tgz"))
-	for _, name := range []string{
-		"etc/systemd/network/00-ebpf-cni.network", "etc/systemd/networkd.conf.d/ebpf-cni.conf", "etc/NetworkManager/conf.d/ebpf-cni.conf",
+	out := release(t, "v1.2.3")
+	for archive, names := range map[string][]string{
+		"host":   {"etc/systemd/network/00-ebpf-cni.network", "etc/systemd/networkd.conf.d/ebpf-cni.conf", "etc/NetworkManager/conf.d/ebpf-cni.conf"},
+		"docker": {"etc/systemd/system/ebpf-agent.service", "etc/systemd/system/docker.service.d/ebpf-cni.conf", "etc/default/ebpf-agent"},
 	} {
-		if heads[name] == nil || heads[name].Mode != 0o644 || contents[name] != string(read(t, "../host", name)) {
-			t.Errorf("%s: %+v, %q", name, heads[name], contents[name])
+		heads, contents := entries(t, read(t, out, "ebpf-cni-"+archive+".tgz"))
+		for _, name := range names {
+			if heads[name] == nil || heads[name].Mode != 0o644 || contents[name] != string(read(t, filepath.Join("..", archive), name)) {
+				t.Errorf("%s of %s: %+v, %q", name, archive, heads[name], contents[name])
+			}
+			delete(heads, name)
 		}
-		delete(heads, name)
-	}
-	if len(heads) > 0 {
-		t.Errorf("it also holds %v", slices.Collect(maps.Keys(heads)))
+		if len(heads) > 0 {
+			t.Errorf("%s also holds %v", archive, slices.Collect(maps.Keys(heads)))
+		}
 	}
 }
 
 func TestSameBytes(t *testing.T) {
 	first, second := release(t, "v1.2.3"), release(t, "v1.2.3")
-	for _, name := range []string{"ebpf-cni-chart.tgz", "ebpf-cni-host.tgz", "ebpf-cni-linux-amd64.tgz"} {
+	for _, name := range []string{"ebpf-cni-chart.tgz", "ebpf-cni-host.tgz", "ebpf-cni-docker.tgz", "ebpf-cni-linux-amd64.tgz"} {
 		if !bytes.Equal(read(t, first, name), read(t, second, name)) {
 			t.Errorf("two releases of the same files differ in %s", name)
 		}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/test/etcd"
+	"github.com/ebpf-cni/ebpf-cni/test/lab"
+)
+
+// docker is the mode without Kubernetes: subnets are leased from etcd, and containers are Docker's.
+const docker = "docker"
+
+const (
+	// network is what the registry says: as for a network of flannel's.
+	network    = `{"Network": "10.5.0.0/16", "Backend": {"Type": "vxlan"}}`
+	networkKey = "/coreos.com/network/config"
+	// bridge is Docker's.
+	bridge = "docker0"
+	// dockerLimit is what the demo may take in this mode: three dockerds start.
+	dockerLimit = 4 * time.Minute
+	// leaseLimit is how long nodes may take to be ready.
+	leaseLimit = time.Minute
+)
+
+// engine runs the containers of a node.
+type engine func(ctx context.Context, name string) (*lab.Namespace, error)
+
+// dockers is what the demo has without Kubernetes.
+type dockers struct {
+	registry *etcd.Process
+	// flannels is the node on which flanneld runs in the agent's place.
+	flannels *lab.Node
+	// subnets are what nodes have leased, by name: the bridge's address, with the length of its prefix.
+	subnets map[string]netip.Prefix
+	engines map[string]engine // likewise
+	hint    string            // how a person runs docker on the first node; empty: bridges stand in
+}
+
+func (d *demo) buildDocker(ctx context.Context) error {
+	d.heading("The nodes")
+	err := d.step("network namespaces: three nodes and the outside host", func() (err error) {
+		d.lab, err = lab.New(ctx, d.setting.options())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	d.outside = party{Namespace: d.lab.Outside, name: "outside"}
+	d.dockers = &dockers{flannels: d.lab.Nodes[2], subnets: map[string]netip.Prefix{}, engines: map[string]engine{}}
+	d.add = d.addContainer
+	for _, step := range []struct {
+		name string
+		work func(context.Context) error
+	}{
+		{"etcd, with the configuration of a network of flannel's", d.startRegistry},
+		{"agents on two nodes, flanneld on the third: subnets leased", d.startDaemons},
+	} {
+		if err := d.step(step.name, func() error { return step.work(ctx) }); err != nil {
+			return err
+		}
+	}
+	if err := d.startEngines(ctx); err != nil {
+		return err
+	}
+	if err := d.step("two containers per node", func() error { return d.addPods(ctx) }); err != nil {
+		return err
+	}
+	d.introduce()
+	return nil
+}
+
+func (d *demo) startRegistry(ctx context.Context) (err error) {
+	if d.dockers.registry, err = d.lab.StartEtcd(ctx); err != nil {
+		return err
+	}
+	client, err := d.dockers.registry.Client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	_, err = client.Put(ctx, networkKey, network)
+	return err
+}
+
+// startDaemons has every node lease a subnet.
+func (d *demo) startDaemons(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
+	defer cancel()
+	for _, node := range d.lab.Nodes {
+		if node == d.dockers.flannels {
+			if err := d.startFlanneld(node); err != nil {
+				return err
+			}
+			continue
+		}
+		node.Etcd, node.Bridged = d.dockers.registry.URL(), true
+		if err := node.StartAgent(); err != nil {
+			return err
+		}
+	}
+	for _, node := range d.lab.Nodes {
+		if node != d.dockers.flannels {
+			if err := node.WaitReady(ctx); err != nil {
+				return err
+			}
+		}
+		for {
+			if _, err := os.Stat(node.SubnetFile()); err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%s leases no subnet: %w", node.Name, ctx.Err())
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+func (d *demo) startFlanneld(node *lab.Node) error {
+	flanneld, err := d.lab.Binary("flanneld-etcd")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(node.SubnetFile()), 0o755); err != nil {
+		return err
+	}
+	_, err = node.StartProgram("flanneld", flanneld, "-etcd-endpoints", d.dockers.registry.URL(), "-subnet-file", node.SubnetFile())
+	return err
+}
+
+// startEngines starts what runs containers: Docker, or where that can't run, a bridge.
+func (d *demo) startEngines(ctx context.Context) error {
+	for _, node := range d.lab.Nodes {
+		options, err := dockerOptions(ctx, node)
+		if err != nil {
+			return err
+		}
+		values := map[string]string{}
+		for _, option := range options {
+			name, value, _ := strings.Cut(option, "=")
+			values[name] = value
+		}
+		leased, err := netip.ParsePrefix(values["--bip"])
+		if err != nil {
+			return fmt.Errorf("read the subnet of %s: %w", node.Name, err)
+		}
+		d.dockers.subnets[node.Name] = leased
+		var why error
+		err = d.step("dockerd on "+node.Name+" "+strings.Join(options, " "), func() (err error) {
+			d.dockers.engines[node.Name], why, err = d.startEngine(ctx, node, leased, values["--mtu"], options)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if why != nil {
+			d.line("    %s", d.paint(dim, fmt.Sprintf("a bridge with namespaces stands in for it: %v", why)))
+		}
+	}
+	return nil
+}
+
+// dockerOptions are those that a unit of Docker's would get.
+func dockerOptions(ctx context.Context, node *lab.Node) ([]string, error) {
+	file := filepath.Join(node.Dir, "docker_opts.env")
+	if _, err := node.Ebpfctl(ctx, "docker-opts", "--combined", "-f", node.SubnetFile(), "-d", file); err != nil {
+		return nil, err
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	_, value, _ := strings.Cut(strings.TrimSpace(string(content)), "=")
+	return strings.Fields(strings.Trim(value, `"`)), nil
+}
+
+// startEngine returns why a bridge stands in for Docker; nil: none does.
+func (d *demo) startEngine(ctx context.Context, node *lab.Node, leased netip.Prefix, mtu string, options []string) (run engine, why, err error) {
+	dockerd, why := node.StartDocker(ctx, options...)
+	if why == nil {
+		if d.dockers.hint == "" {
+			d.dockers.hint = dockerd.Hint()
+		}
+		return func(ctx context.Context, name string) (*lab.Namespace, error) { return dockerd.Run(ctx, "demo-"+name) }, nil, nil
+	}
+	if ctx.Err() != nil {
+		return nil, nil, why
+	}
+	size, err := strconv.Atoi(mtu)
+	if err != nil {
+		return nil, nil, errors.Join(why, err)
+	}
+	last := byte(1)
+	return func(_ context.Context, name string) (*lab.Namespace, error) {
+		last++
+		return node.AddContainer(bridge, name, last)
+	}, why, node.AddBridge(bridge, size, leased)
+}
+
+func (d *demo) addContainer(ctx context.Context, node *lab.Node, name string) (party, error) {
+	container, err := d.dockers.engines[node.Name](ctx, name)
+	if err != nil {
+		return party{}, err
+	}
+	return d.addParty(container, node, name), nil
+}
+
+// seenOf is the source that a receiver has to see where it is not the sender's own address; the zero one: it is.
+func (ds *dockers) seenOf(from, to party, host netip.Addr) netip.Addr {
+	flannels := from.node == ds.flannels.Name
+	switch {
+	case from.pod && to.node == "":
+		return host
+	case from.pod && flannels && !to.pod && to.node != from.node:
+		return host // flanneld's rules masquerade what leaves the network
+	case !from.pod && to.pod && to.node == from.node:
+		return ds.subnets[from.node].Addr() // the bridge's
+	case !from.pod && to.pod && flannels:
+		return ds.subnets[from.node].Masked().Addr() // of flannel's device
+	}
+	return netip.Addr{}
+}
+
+// withoutEtcd: what is leased stays, and so does all traffic.
+func (d *demo) withoutEtcd(ctx context.Context) error {
+	d.heading("etcd is killed")
+	if err := d.dockers.registry.Kill(); err != nil {
+		return err
+	}
+	d.check(true, "it is away for what follows")
+	all := d.meet(ctx, wire.IPv4, d.pods, d.pods)
+	d.drawKinds(all)
+	d.drawProblems(all)
+	return nil
+}
+
+func (d *demo) etcdComesBack(ctx context.Context) error {
+	d.heading("etcd comes back")
+	err := d.step("started, and asked for what is leased", func() error { return d.dockers.registry.Start(ctx) })
+	if err != nil {
+		return err
+	}
+	client, err := d.dockers.registry.Client()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	leases, err := client.Get(ctx, "/coreos.com/network/subnets/", clientv3.WithPrefix())
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, lease := range leases.Kvs {
+		names = append(names, filepath.Base(string(lease.Key)))
+	}
+	d.check(len(names) == len(d.lab.Nodes), "leases: %s", strings.Join(names, ", "))
+	return nil
+}
