@@ -173,6 +173,10 @@ func (a *agent) start(ctx context.Context) (err error) {
 
 // load starts the dataplane in the mode that this node needs.
 func (a *agent) load(ctx context.Context) (err error) {
+	// What is wrong here may be put right any moment, and is nothing that other programs could do without.
+	if err := a.cfg.BPFFS.Prepare(); err != nil {
+		return err
+	}
 	a.mode.begin(time.Now())
 	o := datapath.Options{
 		Dir: a.cfg.BPFFS, StateDir: a.cfg.State, Attach: a.cfg.Attach, Cgroup: a.cfg.Cgroup, NodeConfig: a.nodeConfig(a.mode.level),

@@ -20,6 +20,7 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/hostports"
 	"github.com/ebpf-cni/ebpf-cni/maps/services"
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/bpffs"
 	"github.com/ebpf-cni/ebpf-cni/pkg/datapath"
 	"github.com/ebpf-cni/ebpf-cni/pkg/device"
 	"github.com/ebpf-cni/ebpf-cni/pkg/endpoint"
@@ -276,6 +277,17 @@ func TestHostPortsDoWithoutACgroup(t *testing.T) {
 		if gone := c.says != "" && a.cfg.Cgroup != ""; gone {
 			t.Errorf("%s: programs are looked for on %s", name, a.cfg.Cgroup)
 		}
+	}
+}
+
+// What is wrong with the pin directory is put right while the agent starts anew, with all that it is to serve.
+func TestNothingIsForgoneForThePinDirectory(t *testing.T) {
+	a := &agent{node: &node{
+		cfg:        Config{Services: ServicesAuto, KubeProxy: KubeProxyOn, Directories: Directories{BPFFS: bpffs.Dir(t.TempDir()), State: t.TempDir()}},
+		complaints: newComplaints(slog.New(slog.DiscardHandler)),
+	}}
+	if err := a.load(t.Context()); !errors.Is(err, bpffs.ErrNotBPFFS) || a.forgone || len(a.complaints.degraded()) > 0 {
+		t.Errorf("error %v, forgone %t, degraded %v", err, a.forgone, a.complaints.degraded())
 	}
 }
 
