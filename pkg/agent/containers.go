@@ -154,12 +154,13 @@ func (c *containerController) detach(s *state) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return errors.Join(entries.Remove(func(k bridges.Key, _ bridges.Value) bool { _, stays := s.plan.Bridges[k]; return stays }), c.follow(s))
+	return errors.Join(entries.Remove(func(k bridges.Key, _ bridges.Value) bool { _, stays := s.plan.Bridges[k]; return stays }), c.follow(s, s.view.links))
 }
 
-// inspect attaches again what has been taken off a bridge.
-func (c *containerController) inspect(*state) error {
-	var errs []error
+// inspect attaches again what has been taken off a bridge, and looks who has come behind it: nothing tells, and with a container a
+// bridge may forget all neighbours.
+func (c *containerController) inspect(s *state) error {
+	errs := []error{c.follow(s, nil)} // which ports have gone, a look at the network says
 	for index, name := range c.attached {
 		for _, hook := range c.hooks() {
 			errs = append(errs, c.attachAgain(index, name, hook, repairedBridge))
@@ -169,13 +170,9 @@ func (c *containerController) inspect(*state) error {
 }
 
 // follow looks at who is behind the bridges, and hands over who has gone.
-func (c *containerController) follow(s *state) error {
+func (c *containerController) follow(s *state, links map[int]device.Link) error {
 	if len(c.attached) == 0 {
 		return nil
-	}
-	known, err := c.host.BridgeEntries()
-	if err != nil {
-		return err
 	}
 	var found []device.Neighbour
 	for index := range c.attached {
@@ -185,11 +182,15 @@ func (c *containerController) follow(s *state) error {
 		}
 		found = append(found, neighbours...)
 	}
+	known, err := c.host.BridgeEntries() // after the neighbours: a bridge learns first
+	if err != nil {
+		return err
+	}
 	behind := func(n device.Neighbour) bool {
 		return len(n.MAC) > 0 && !n.Permanent && plan.Contains(s.plan.Standing.Own, n.Addr)
 	}
 	found = slices.DeleteFunc(found, func(n device.Neighbour) bool { return !behind(n) })
-	for _, d := range c.lodgers.look(found, known, s.view.links) {
+	for _, d := range c.lodgers.look(found, known, links) {
 		c.log.Debug("a container has left its address", "bridge", c.attached[d.bridge], "address", d.address)
 		select {
 		case c.left <- d:

@@ -27,7 +27,7 @@ const nowhere = 0
 type lodgers map[netip.Addr]lodging
 
 // look learns from the neighbours on bridges who has which Ethernet address, and from the bridges behind which port that is. It
-// returns who has left.
+// returns who has left. Without links it is not known which ports have gone.
 func (l *lodgers) look(neighbours []device.Neighbour, known []device.BridgeEntry, links map[int]device.Link) (left []departure) {
 	first := *l == nil
 	type station struct {
@@ -40,7 +40,7 @@ func (l *lodgers) look(neighbours []device.Neighbour, known []device.BridgeEntry
 	}
 	now, gone := lodgers{}, map[netip.Addr]bool{}
 	for address, was := range *l {
-		if was.port == nowhere && links[was.bridge].Index != 0 || links[was.port].Master == was.bridge {
+		if links == nil || was.port == nowhere && links[was.bridge].Index != 0 || links[was.port].Master == was.bridge {
 			now[address] = was // silent perhaps
 		} else {
 			left, gone[address] = append(left, departure{was.bridge, address}), true

@@ -48,9 +48,14 @@ func TestLodgersLeave(t *testing.T) {
 			{"the next one", neighbours, learnt(8), links(8), leaves},
 			{"moved", neighbours, learnt(9), links(8, 9), leaves},
 		},
+		"seen between two looks at links": {
+			{"first", neighbours, learnt(7), nil, nil},
+			{"gone, perhaps", nil, nil, nil, nil},
+			{"gone", nil, nil, links(), leaves},
+		},
 		"the bridge goes": {
 			{"first", neighbours, learnt(7), links(7), nil},
-			{"gone", nil, nil, nil, []netip.Addr{address, other}},
+			{"gone", nil, nil, map[int]device.Link{}, []netip.Addr{address, other}},
 		},
 		"silent before the agent": {
 			{"first", neighbours, nil, links(7), nil},

@@ -113,6 +113,8 @@ func (d *Datapath) SweepTable(now time.Duration, t usage.Table) (Swept, error) {
 }
 
 func (d *Datapath) sweepTable(args collectArgs) (Swept, error) {
+	d.sweeping.Lock()
+	defer d.sweeping.Unlock()
 	d.running.RLock()
 	defer d.running.RUnlock()
 	p := d.programs[collectProgram]

@@ -132,6 +132,8 @@ type Datapath struct {
 	programs map[string]*ebpf.Program
 	ids      map[string]ebpf.ProgramID // of programs
 	running  sync.RWMutex
+	// sweeping is held by who has the map of candidates to himself.
+	sweeping sync.Mutex
 	// changes serialises attaching, detaching and replacing.
 	changes sync.Mutex
 	qdiscs  qdiscs

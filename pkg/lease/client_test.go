@@ -56,6 +56,7 @@ func certificate(t *testing.T, name string, authority *tls.Certificate) (pair tl
 }
 
 func TestCertificates(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	authority, caFile, _ := certificate(t, "authority", nil)
@@ -87,6 +88,7 @@ func TestCertificates(t *testing.T) {
 
 // With a password, and the rights to the network's keys alone.
 func TestPassword(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	s.Do(func(ctx context.Context) error {

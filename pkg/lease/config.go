@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 )
 
 // KeptFile is the file of the state directory that has the configuration of the network as it was last read, so that a node goes on
@@ -82,7 +85,7 @@ func (r *Registry) keep(path string, text []byte) error {
 	if err != nil {
 		return fmt.Errorf("encode the network's configuration: %w", err)
 	}
-	if err := errors.Join(os.WriteFile(path+".next", content, 0o600), os.Rename(path+".next", path)); err != nil {
+	if err := install.Replace(path, 0o600, bytes.NewReader(content)); err != nil {
 		r.log.Warn("the network's configuration can't be kept for a start without etcd", "error", err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
+	"github.com/ebpf-cni/ebpf-cni/pkg/install"
 )
 
 // Environment is what a container engine is told of the network, in a file of settings as flanneld writes it.
@@ -43,14 +44,10 @@ func (e Environment) Write(path string) (changed bool, err error) {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, content) {
 		return false, nil
 	}
-	next := path + ".next"
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return false, fmt.Errorf("make the directory of the subnet file: %w", err)
 	}
-	if err := os.WriteFile(next, content, 0o644); err != nil { //nolint:gosec // container engines read it
-		return false, fmt.Errorf("write the subnet file: %w", err)
-	}
-	if err := os.Rename(next, path); err != nil {
+	if err := install.Replace(path, 0o644, bytes.NewReader(content)); err != nil {
 		return false, fmt.Errorf("write the subnet file: %w", err)
 	}
 	return true, nil

@@ -36,8 +36,8 @@ const (
 	listPause = time.Second
 	// checkInterval is how often the registry is asked whether it is what it was.
 	checkInterval = 15 * time.Second
-	// returnPause is how long a node has to lease again what has vanished, before a list without it counts: its pods are there.
-	returnPause = time.Second
+	// returnPause is how long a node has to lease again what a list lacks, before it counts as gone: its pods are there.
+	returnPause = 3 * time.Second
 	// inStep is how far apart nodes try again that have tried at once.
 	inStep = 50 * time.Millisecond
 	// mostRaces is how often others may be faster before that is worth a word.
@@ -126,7 +126,11 @@ func (f *follower) round(ctx context.Context) error {
 		f.log.Warn("the registry has been emptied, or is another one: what stands of other nodes stays until they have leased anew, or their leases would have ended", "revision", l.revision, "leases", len(l.entries))
 	}
 	failed := f.ensure(ctx, l)
-	f.table.replace(l, f.emptied, f.listed.Add(f.ttl()), f.listed)
+	end := f.listed.Add(returnPause)
+	if f.emptied {
+		end = f.listed.Add(f.ttl())
+	}
+	f.table.replace(l, end, f.listed)
 	f.revision, f.cluster, f.last = l.revision, l.cluster, nil
 	if failed == nil && f.own.chosen && f.own.subnet[wire.IPv6].IsValid() {
 		f.own.chosen = false
@@ -174,9 +178,10 @@ func sourceOfDefaultRoute(f wire.Family) (netip.Addr, error) {
 	return netip.MustParseAddrPort(c.LocalAddr().String()).Addr(), nil
 }
 
-// refuseUDP refuses to serve by VXLAN a network that names no backend, while a node of it goes by what that means to flannel.
+// refuseUDP refuses to serve by VXLAN a network that names no backend, while a node of it goes by what that means to flannel. A node
+// that is served already goes on.
 func (f *follower) refuseUDP(l *list) error {
-	if !f.network.Backend.Absent {
+	if !f.network.Backend.Absent || f.own != nil {
 		return nil
 	}
 	for _, e := range l.entries {
@@ -207,7 +212,7 @@ func (f *follower) isEmptied(l *list) bool {
 		return len(f.Standing.Own) > 0 && len(f.mine(l)) == 0
 	}
 	e := l.entries[f.own.subnet.String()]
-	return e == nil || e.record.PublicIP != f.public[wire.IPv4]
+	return e == nil || !f.isMine(e)
 }
 
 // tell delivers what is known, if this node has a lease and it is something new.
@@ -235,7 +240,8 @@ func (f *follower) tell(changed time.Time) {
 func (f *follower) watch(ctx context.Context, from int64) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	changes := f.client.Watch(clientv3.WithRequireLeader(ctx), f.Prefix+"/", clientv3.WithPrefix(), clientv3.WithRev(from))
+	var changes clientv3.WatchChan
+	opened := f.open(ctx, from)
 	connection, wait := f.followConnection(ctx)
 	defer wait()
 	defer cancel()
@@ -259,18 +265,15 @@ func (f *follower) watch(ctx context.Context, from int64) error {
 			return ctx.Err()
 		case <-due:
 			return nil
+		case changes = <-opened:
 		case answer, ok := <-changes:
 			if err := answer.Err(); !ok || err != nil {
 				return f.isLost(err)
 			}
 			f.Heard()
 			now := time.Now()
-			again, gone := f.apply(answer)
-			if again {
+			if f.apply(answer) {
 				soon()
-			}
-			if gone {
-				until(now.Add(returnPause))
 			}
 			f.tell(now)
 		case _, ok := <-renewed:
@@ -293,6 +296,15 @@ func (f *follower) watch(ctx context.Context, from int64) error {
 			}
 		}
 	}
+}
+
+// open asks for changes, and returns at once: etcd may be away, and answers when it is there.
+func (f *follower) open(ctx context.Context, from int64) <-chan clientv3.WatchChan {
+	opened := make(chan clientv3.WatchChan, 1)
+	go func() {
+		opened <- f.client.Watch(clientv3.WithRequireLeader(ctx), f.Prefix+"/", clientv3.WithPrefix(), clientv3.WithRev(from))
+	}()
+	return opened
 }
 
 // isLost judges the end of a watch. A complete list puts right what has been compacted meanwhile.
@@ -341,15 +353,14 @@ func (f *follower) check(ctx context.Context) (again bool, err error) {
 	return again, err
 }
 
-// apply takes changes into the table. It reports whether everything has to be listed again because something is about this node's
-// own lease, and whether others have gone.
-func (f *follower) apply(answer clientv3.WatchResponse) (again, gone bool) {
+// apply takes changes into the table. It reports whether everything has to be listed again: something is about this node's own lease,
+// or a lease has gone.
+func (f *follower) apply(answer clientv3.WatchResponse) (again bool) {
 	f.revision = max(f.revision, answer.Header.Revision)
 	changed := newList()
 	for _, e := range answer.Events {
 		if e.Type == clientv3.EventTypeDelete {
-			own := string(e.Kv.Key) == f.subnetKey(f.own.subnet) || string(e.Kv.Key) == f.holderKey(f.public[wire.IPv4])
-			again, gone = again || own, gone || !own
+			again = true
 			continue
 		}
 		f.put(changed, e.Kv)
@@ -369,5 +380,5 @@ func (f *follower) apply(answer clientv3.WatchResponse) (again, gone bool) {
 		again = again || a == f.public[wire.IPv4] && h.holder != f.holder()
 		f.table.holders[a] = h
 	}
-	return again, gone
+	return again
 }

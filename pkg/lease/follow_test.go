@@ -19,6 +19,7 @@ import (
 )
 
 func TestChanges(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	a := start(t, s.URL)
@@ -46,6 +47,7 @@ func TestChanges(t *testing.T) {
 }
 
 func TestEtcdAway(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	s.Put(subnetKey("10.5.1.0-24"), recordOf("192.0.2.2"))
@@ -66,6 +68,7 @@ func TestEtcdAway(t *testing.T) {
 
 // Whoever comes back after the changes that it has missed are forgotten lists all.
 func TestCompaction(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	s.Put(subnetKey("10.5.1.0-24"), recordOf("192.0.2.2"))
@@ -86,6 +89,7 @@ func TestCompaction(t *testing.T) {
 }
 
 func TestEmptied(t *testing.T) {
+	t.Parallel()
 	for what, empty := range map[string]func(*etcd.Server){
 		"all keys deleted": func(s *etcd.Server) {
 			s.Do(func(ctx context.Context) error {
@@ -120,6 +124,7 @@ func TestEmptied(t *testing.T) {
 
 // An agent that starts knows by what stands whether the registry has been emptied, and what stood.
 func TestEmptiedBeforeAStart(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	mac := wire.MAC{2, 0, 0, 0, 0, 2}
@@ -142,6 +147,7 @@ func TestEmptiedBeforeAStart(t *testing.T) {
 }
 
 func TestConfigIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	a := start(t, s.URL)
 	a.expectError(configKey, "is missing; waiting for it")
@@ -158,9 +164,16 @@ func TestConfigIsWaitedFor(t *testing.T) {
 		nodes, _, failing := a.now()
 		return strings.Contains(nodes, "192.0.2.2=10.5.1.0/24") && !failing
 	})
+	s.Put(subnetKey("10.5.2.0-24"), `{"PublicIP":"192.0.2.3","BackendType":"udp"}`) // too late to be refused
+	s.Put(subnetKey("10.5.3.0-24"), recordOf("192.0.2.4"))
+	until(t, "that it goes on", func() bool {
+		nodes, _, failing := a.now()
+		return strings.Contains(nodes, "192.0.2.4=10.5.3.0/24") && !failing && strings.Contains(a.log.String(), `its backend is \"udp\"`)
+	})
 }
 
 func TestConfigIsKept(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, vxlan)
 	dir := t.TempDir()
@@ -193,6 +206,7 @@ func TestConfigIsKept(t *testing.T) {
 
 // Nodes that start at once get different subnets.
 func TestAllAtOnce(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, `{"Network": "10.5.0.0/20", "SubnetLen": 26, "EnableIPv6": true, "IPv6Network": "fc00::/58", "Backend": {"Type": "host-gw"}}`)
 	const nodes = 30 // of 63 subnets

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -28,12 +29,12 @@ type list struct {
 func newList() *list { return &list{entries: map[string]*entry{}, holders: map[netip.Addr]holding{}} }
 
 // list reads all that is in the registry.
-func (r *Registry) list(ctx context.Context) (*list, error) {
+func (f *follower) list(ctx context.Context) (*list, error) {
 	l := newList()
-	from, end := r.Prefix+"/", clientv3.GetPrefixRangeEnd(r.Prefix+"/")
+	from, end := f.Prefix+"/", clientv3.GetPrefixRangeEnd(f.Prefix+"/")
 	for more := true; more; {
-		err := r.asked(ctx, func(ctx context.Context) error {
-			page, err := r.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(l.revision))
+		err := f.asked(ctx, func(ctx context.Context) error {
+			page, err := f.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(l.revision))
 			if err != nil {
 				return err
 			}
@@ -41,7 +42,7 @@ func (r *Registry) list(ctx context.Context) (*list, error) {
 				l.revision, l.cluster = page.Header.Revision, page.Header.ClusterId
 			}
 			for _, kv := range page.Kvs {
-				r.put(l, kv)
+				f.put(l, kv)
 				from = string(kv.Key) + "\x00"
 			}
 			more = page.More
@@ -55,19 +56,17 @@ func (r *Registry) list(ctx context.Context) (*list, error) {
 }
 
 // put takes a key and its value into a list.
-func (r *Registry) put(l *list, kv *mvccpb.KeyValue) {
+func (f *follower) put(l *list, kv *mvccpb.KeyValue) {
 	key := string(kv.Key)
-	if key == r.configKey() {
+	if key == f.configKey() {
 		l.config = kv.Value
 		return
 	}
-	if text, ok := strings.CutPrefix(key, r.subnetsKey()); ok {
-		if e, ok := readEntry(text, kv); ok {
-			l.entries[text] = e
-		}
+	if text, ok := strings.CutPrefix(key, f.subnetsKey()); ok {
+		l.entries[text] = f.network.readEntry(text, kv)
 		return
 	}
-	if text, ok := strings.CutPrefix(key, r.holdersKey()); ok {
+	if text, ok := strings.CutPrefix(key, f.holdersKey()); ok {
 		if a, err := netip.ParseAddr(text); err == nil {
 			h := holding{lease: clientv3.LeaseID(kv.Lease), modified: kv.ModRevision}
 			_ = json.Unmarshal(kv.Value, &h.holder) // one that is unreadable is nobody's, and nobody is we
@@ -76,13 +75,15 @@ func (r *Registry) put(l *list, kv *mvccpb.KeyValue) {
 	}
 }
 
-// readEntry reads a lease; false: its key is none of a subnet.
-func readEntry(text string, kv *mvccpb.KeyValue) (*entry, bool) {
+// readEntry reads a lease of the network. What is wrong with it is noted.
+func (n Network) readEntry(text string, kv *mvccpb.KeyValue) *entry {
+	e := &entry{key: text, lease: clientv3.LeaseID(kv.Lease), created: kv.CreateRevision, modified: kv.ModRevision}
 	subnet, ok := parseSubnet(text)
-	if !ok {
-		return nil, false
+	if !ok || subnet.String() != text {
+		e.wrong = errors.New("its key names no subnet")
+		return e
 	}
-	e := &entry{key: text, subnet: subnet, lease: clientv3.LeaseID(kv.Lease), created: kv.CreateRevision, modified: kv.ModRevision}
+	e.subnet = subnet
 	if e.wrong = json.Unmarshal(kv.Value, &e.record); e.wrong == nil {
 		e.macs, e.wrong = e.record.macs()
 	}
@@ -91,5 +92,8 @@ func readEntry(text string, kv *mvccpb.KeyValue) (*entry, bool) {
 			e.wrong = fmt.Errorf("%q is no public %s address", a, wire.Family(f).Name())
 		}
 	}
-	return e, true
+	if e.wrong == nil && n.isIn(subnet) {
+		e.wrong = errors.New("the whole network is no node's subnet")
+	}
+	return e
 }

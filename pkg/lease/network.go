@@ -176,3 +176,13 @@ func (r Range) fits(p netip.Prefix) bool {
 	}
 	return p.IsValid() && p.Bits() == r.Bits && !p.Addr().Less(r.First) && !r.Last.Less(p.Addr()) && r.Prefix.Contains(p.Addr())
 }
+
+// isIn reports whether a subnet has all addresses of the network, or of one of its families.
+func (n Network) isIn(s Subnet) bool {
+	for f, r := range n.Ranges {
+		if r.Prefix.IsValid() && s[f].Bits() <= r.Prefix.Bits() && s[f].Overlaps(r.Prefix) {
+			return true
+		}
+	}
+	return false
+}

@@ -51,7 +51,7 @@ func (f *follower) ensure(ctx context.Context, l *list) error {
 // mine are the leases with this node's public address: the one that is held, then the newer ones.
 func (f *follower) mine(l *list) (mine []*entry) {
 	for _, e := range l.entries {
-		if e.record.PublicIP == f.public[wire.IPv4] {
+		if f.isMine(e) {
 			mine = append(mine, e)
 		}
 	}
@@ -67,6 +67,12 @@ func (f *follower) mine(l *list) (mine []*entry) {
 	return mine
 }
 
+// isMine reports whether a lease has this node's public address, or is unreadable and in the place of what this node has had.
+func (f *follower) isMine(e *entry) bool {
+	had := e.subnet == f.standing || f.own != nil && e.subnet == f.own.subnet
+	return e.record.PublicIP == f.public[wire.IPv4] || e.wrong != nil && had && e.subnet != Subnet{}
+}
+
 // isWhole reports whether a lease, with its holder's key, is as this node would write it.
 func (f *follower) isWhole(e *entry, h holding) bool {
 	has, err := json.Marshal(e.record)
@@ -79,7 +85,7 @@ func (f *follower) isWhole(e *entry, h holding) bool {
 // that choose at once may get the same subnet of one family.
 func (f *follower) overlapped(l *list, e *entry) *entry {
 	for _, o := range l.entries {
-		if o != e && o.record.PublicIP != e.record.PublicIP && o.created < e.created && o.subnet.overlaps(e.subnet) {
+		if o != e && o.wrong == nil && f.network.fits(o.subnet) && o.record.PublicIP != e.record.PublicIP && o.created < e.created && o.subnet.overlaps(e.subnet) {
 			return o
 		}
 	}
@@ -127,13 +133,12 @@ func (f *follower) take(ctx context.Context, l *list, mine []*entry) error {
 // takenBy are the subnets that this node can't have: those of other nodes, also of such as have vanished, and reservations.
 func (f *follower) takenBy(l *list) (taken []Subnet) {
 	for _, e := range l.entries {
-		if e.lease == 0 || e.record.PublicIP != f.public[wire.IPv4] {
+		if (e.lease == 0 || e.record.PublicIP != f.public[wire.IPv4]) && !f.network.isIn(e.subnet) {
 			taken = append(taken, e.subnet)
 		}
 	}
 	for key, e := range f.table.entries {
-		kept := f.emptied || !e.until.IsZero()
-		if kept && l.entries[key] == nil && e.record.PublicIP != f.public[wire.IPv4] {
+		if l.entries[key] == nil && e.wrong == nil && e.record.PublicIP != f.public[wire.IPv4] {
 			taken = append(taken, e.subnet)
 		}
 	}
@@ -158,7 +163,7 @@ func (f *follower) write(ctx context.Context, l *list, subnet Subnet, others []*
 	if had != nil {
 		modified = had.modified
 	}
-	if had != nil && had.lease == 0 {
+	if had != nil && had.lease == 0 && had.wrong == nil {
 		with = nil
 	}
 	ops := []clientv3.Op{clientv3.OpPut(key, string(value), with...), clientv3.OpPut(holderKey, string(holder), clientv3.WithLease(lease))}

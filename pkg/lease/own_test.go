@@ -16,6 +16,7 @@ import (
 )
 
 func TestLeaseIsWritten(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, `{"Network": "10.5.0.0/16", "SubnetMin": "10.5.9.0", "SubnetMax": "10.5.9.0", "EnableIPv6": true, "IPv6Network": "fc00::/48",
 		"IPv6SubnetMin": "fc00:0:0:34::", "IPv6SubnetMax": "fc00:0:0:34::", "Backend": {"Type": "vxlan", "VNI": 7}}`)
@@ -53,6 +54,7 @@ func TestLeaseIsWritten(t *testing.T) {
 }
 
 func TestLeaseOfFlanneldIsTakenOver(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, vxlan)
 	s.Lease(subnetKey("10.5.77.0-24"), recordOf("192.0.2.1"), time.Minute)
@@ -69,6 +71,7 @@ func TestLeaseOfFlanneldIsTakenOver(t *testing.T) {
 }
 
 func TestOrderOfChoice(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, vxlan)
 	file := func(subnet string) option {
@@ -94,6 +97,7 @@ func TestOrderOfChoice(t *testing.T) {
 }
 
 func TestReservationStays(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, vxlan)
 	s.Put(subnetKey("10.5.66.0-24"), `{"PublicIP":"192.0.2.1"}`)
@@ -113,6 +117,7 @@ func TestReservationStays(t *testing.T) {
 }
 
 func TestAnotherHolderIsRefused(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, vxlan)
 	first := start(t, s.URL)
@@ -142,6 +147,7 @@ func TestAnotherHolderIsRefused(t *testing.T) {
 }
 
 func TestRevokedLeaseIsTakenAgain(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, vxlan)
 	s.Lease(subnetKey("10.5.77.0-24"), recordOf("192.0.2.1"), time.Minute)
@@ -166,16 +172,24 @@ func TestRevokedLeaseIsTakenAgain(t *testing.T) {
 	a.always("192.0.2.2=10.5.78.0/24")
 }
 
-// A lease that nobody renews ends; ours does not.
+// A lease that nobody renews ends; ours does not, and is taken again where etcd was out of reach for so long that it has run out.
 func TestLeaseIsRenewed(t *testing.T) {
+	t.Parallel()
 	s := etcd.Start(t)
 	s.Put(configKey, narrow)
 	s.Lease(subnetKey("10.5.78.0-24"), recordOf("192.0.2.2"), 2*time.Second)
-	a := start(t, s.URL, func(o *Options, _ *Self) { o.TTL = 2 * time.Second })
+	wall := newWall(t, strings.TrimPrefix(s.URL, "http://"))
+	a := start(t, "http://"+wall.address, func(o *Options, _ *Self) { o.TTL = 2 * time.Second })
 	a.expect("n1=10.5.9.0/24 192.0.2.2=10.5.78.0/24")
 	a.expect("n1=10.5.9.0/24")
-	a.always("n1=10.5.9.0/24")
 	if strings.Count(a.log.String(), "subnet leased") != 1 {
 		t.Error("the lease was made again")
 	}
+	there := func() bool { _, there := s.Get(subnetKey("10.5.9.0-24")); return there }
+	wall.close()
+	until(t, "the lease runs out", func() bool { return !there() })
+	wall.open()
+	until(t, "it is taken again", there)
+	a.expect("n1=10.5.9.0/24")
+	a.always("n1=10.5.9.0/24")
 }

@@ -20,13 +20,14 @@ type entry struct {
 	subnet Subnet
 	record record
 	macs   [wire.Families]wire.MAC
-	wrong  error            // what of it can't be read
+	wrong  error            // why it is of no use
+	kept   bool             // it says what it said before it went wrong
 	lease  clientv3.LeaseID // of etcd's; 0: a reservation, which has no end
 	// created and modified are etcd's revisions.
 	created, modified int64
 	// node is what it says; all are asked for after each change of one.
 	node *plan.Node
-	// until is when it ends, of one that vanished together with others; zero: it stands in the registry.
+	// until is when it ends, of one that has vanished; zero: it stands in the registry.
 	until time.Time
 }
 
@@ -45,8 +46,8 @@ type holding struct {
 
 // table is what is known of the leases.
 //
-// One that is gone is dropped when a complete list lacks it, and not before. That is no reason to drop it where the list lacks our
-// own lease as well, which we have renewed, or is of another etcd: somebody has emptied the registry, and nodes whose pods go on
+// One that is gone is dropped when a complete list lacks it for the second time, and not before: a node whose lease was revoked takes
+// it again meanwhile. That is no reason to drop it where the list lacks our own lease as well, which we have renewed, or is of another etcd: somebody has emptied the registry, and nodes whose pods go on
 // have yet to lease anew. Then each lease that is gone lives for as long as if its node had just renewed it; until the node has
 // another one, or another node has the subnet.
 type table struct {
@@ -87,21 +88,24 @@ func leasesOf(s plan.Standing, kind Kind) map[string]*entry {
 	return entries
 }
 
-// replace takes a complete list.
-func (t *table) replace(l *list, emptied bool, end, now time.Time) {
+// replace takes a complete list. What it lacks for the first time lives until end.
+func (t *table) replace(l *list, end, now time.Time) {
 	had := t.entries
 	t.entries, t.holders = l.entries, l.holders
 	nodes := map[netip.Addr]bool{}
 	var listed []Subnet
-	for _, e := range l.entries {
-		nodes[e.record.PublicIP] = true
-		listed = append(listed, e.subnet)
+	for key, e := range l.entries {
+		e.keep(had[key])
+		if e.wrong == nil {
+			nodes[e.record.PublicIP] = true
+			listed = append(listed, e.subnet)
+		}
 	}
 	for key, e := range had {
 		if t.entries[key] != nil || e.wrong != nil || nodes[e.record.PublicIP] || slices.ContainsFunc(listed, e.subnet.overlaps) {
 			continue
 		}
-		if e.until.IsZero() && emptied {
+		if e.until.IsZero() {
 			e.until = end
 		}
 		if now.Before(e.until) {
@@ -110,10 +114,18 @@ func (t *table) replace(l *list, emptied bool, end, now time.Time) {
 	}
 }
 
+// keep has a lease that has gone wrong say what it said before, if that was of use: a bad value takes no node away.
+func (e *entry) keep(had *entry) {
+	if e.wrong != nil && had != nil && (had.wrong == nil || had.kept) {
+		e.record, e.macs, e.kept = had.record, had.macs, true
+	}
+}
+
 // put takes one that is new, or has changed, in the place of what has vanished of its node, or had its subnet.
 func (t *table) put(key string, e *entry) {
+	e.keep(t.entries[key])
 	maps.DeleteFunc(t.entries, func(_ string, o *entry) bool {
-		return !o.until.IsZero() && (o.record.PublicIP == e.record.PublicIP || o.subnet.overlaps(e.subnet))
+		return e.wrong == nil && !o.until.IsZero() && (o.record.PublicIP == e.record.PublicIP || o.subnet.overlaps(e.subnet))
 	})
 	t.entries[key] = e
 }
@@ -135,40 +147,66 @@ func (t *table) inOrder() []*entry {
 	})
 }
 
-// nodes are the nodes of the network, this one first, and what is worth a line in the log. Of a node that has two leases the newer
-// one counts: the older is of a network's former configuration, and nobody renews it.
+// nodes are the nodes of the network, this one first, and what is worth a line in the log. Of a node that has two leases the one counts
+// that it is known to renew, else the newer: the older is of a network's former configuration, and nobody renews it.
 func (t *table) nodes(self plan.Node, own Subnet, public netip.Addr, kind Kind) (all []plan.Node, remarks []string) {
 	all = append(make([]plan.Node, 0, len(t.entries)+1), self)
-	names, at := map[string]bool{self.Name: true}, map[netip.Addr]int{}
+	names, at, counts := map[string]bool{self.Name: true}, map[netip.Addr]int{}, map[netip.Addr]*entry{}
 	for _, e := range t.inOrder() {
 		a := e.record.PublicIP
-		switch {
-		case e.wrong != nil:
-			remarks = append(remarks, fmt.Sprintf("lease %s is ignored: %v", e.subnet, e.wrong))
-			continue
-		case a == public:
-			if e.subnet != own {
-				remarks = append(remarks, fmt.Sprintf("lease %s has this node's public address %s as well, and is ignored", e.subnet, a))
-			}
-			continue
-		case e.record.BackendType != kind:
-			remarks = append(remarks, fmt.Sprintf("lease %s of %s is ignored: its backend is %q, and the network's %s", e.subnet, a, e.record.BackendType, kind))
+		if remark := e.remark(own, public, kind); remark != "" {
+			remarks = append(remarks, remark)
+		}
+		if e.wrong != nil && !e.kept || a == public || e.record.BackendType != kind {
 			continue
 		}
 		node := *e.asNode()
 		if i, twice := at[a]; twice {
-			remarks = append(remarks, fmt.Sprintf("leases %s and %s have the same public address %s: the newer one counts", listOf(all[i].PodCIDRs), e.subnet, a))
-			node.Name = all[i].Name
-			all[i] = node
+			remark := fmt.Sprintf("leases %s and %s have the same public address %s: ", listOf(all[i].PodCIDRs), e.subnet, a)
+			if !t.renews(counts[a]) {
+				node.Name, counts[a] = all[i].Name, e
+				all[i] = node
+			}
+			remarks = append(remarks, fmt.Sprintf("%s%s counts", remark, counts[a].subnet))
 			continue
 		}
-		if h, ours := t.holders[a]; ours && h.Node != "" && !names[h.Node] {
+		if h := t.holders[a]; isName(h.Node) && !names[h.Node] {
 			node.Name = h.Node
 		}
-		names[node.Name], at[a] = true, len(all)
+		names[node.Name], at[a], counts[a] = true, len(all), e
 		all = append(all, node)
 	}
 	return all, remarks
+}
+
+// remark is what there is to be said about a lease; a broken one may be of any length.
+func (e *entry) remark(own Subnet, public netip.Addr, kind Kind) string {
+	switch a := e.record.PublicIP; {
+	case e.kept:
+		return fmt.Sprintf("lease %.80s is what it was: %.200v", e.key, e.wrong)
+	case e.wrong != nil:
+		return fmt.Sprintf("lease %.80s is ignored: %.200v", e.key, e.wrong)
+	case a == public && e.subnet != own:
+		return fmt.Sprintf("lease %s has this node's public address %s as well, and is ignored", e.subnet, a)
+	case a != public && e.record.BackendType != kind:
+		return fmt.Sprintf("lease %s of %s is ignored: its backend is %.40q, and the network's %s", e.subnet, a, e.record.BackendType, kind)
+	}
+	return ""
+}
+
+// renews reports whether the lease is the one that its node renews, as our agents note.
+func (t *table) renews(e *entry) bool {
+	h := t.holders[e.record.PublicIP]
+	return h.lease != 0 && h.lease == e.lease
+}
+
+// longestName is that of a host.
+const longestName = 253
+
+// isName reports whether a node may be called like that. Those without a name are called by their addresses.
+func isName(s string) bool {
+	_, err := netip.ParseAddr(s)
+	return err != nil && s != "" && len(s) <= longestName
 }
 
 // asNode is what a lease says.

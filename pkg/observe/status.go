@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
@@ -101,13 +100,6 @@ type Uplink struct {
 	Ifindex   uint32       `json:"ifindex"`
 	Interface string       `json:"interface"`
 	Addresses []netip.Addr `json:"addresses"`
-}
-
-// Bridge is one whose containers are treated as pods, with their subnets.
-type Bridge struct {
-	Ifindex   uint32         `json:"ifindex"`
-	Interface string         `json:"interface"`
-	Subnets   []netip.Prefix `json:"subnets"`
 }
 
 // Peer is another node; without a podCIDR, PodCIDR is empty.
@@ -250,27 +242,6 @@ func (s *survey) pods() (err error) {
 	}
 	s.conflicts()
 	return nil
-}
-
-// bridges reads what is behind bridges. They have entries as devices, and are no pods.
-func (s *survey) bridges() error {
-	entries, err := load[bridges.Key, bridges.Value](s.Dir, bridges.Name)
-	slices.SortFunc(entries, func(a, b typed.Entry[bridges.Key, bridges.Value]) int {
-		return cmp.Or(cmp.Compare(a.Value.Ifindex, b.Value.Ifindex), a.Key.Prefix.Compare(b.Key.Prefix))
-	})
-	for _, e := range entries {
-		index := e.Value.Ifindex
-		if index == 0 {
-			continue // an address of the host's
-		}
-		if n := len(s.Bridges); n == 0 || s.Bridges[n-1].Ifindex != index {
-			s.Bridges = append(s.Bridges, Bridge{Ifindex: index, Interface: s.interfaces[index]})
-		}
-		b := &s.Bridges[len(s.Bridges)-1]
-		b.Subnets = append(b.Subnets, e.Key.Netip())
-	}
-	s.Node.Pods -= len(s.Bridges)
-	return err
 }
 
 func errorText(err error) string {

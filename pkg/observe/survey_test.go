@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/config"
 	"github.com/ebpf-cni/ebpf-cni/maps/destinations"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
@@ -222,11 +223,13 @@ func TestSurveyCountsHostPorts(t *testing.T) {
 	if s, err := n.Survey(); err != nil || s.Node.HostPorts != 2 || len(s.Problems) > 0 {
 		t.Errorf("%d host ports, problems %q, error %v", s.Node.HostPorts, s.Problems, err)
 	}
-	if err := os.Remove(n.Dir.Map(hostports.Name)); err != nil { // as with an older agent
-		t.Fatal(err)
+	for _, name := range []string{hostports.Name, bridges.Name} { // as with an older agent
+		if err := os.Remove(n.Dir.Map(name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if s, err := n.Survey(); err != nil || s.Node.HostPorts != 0 || len(s.Problems) > 0 {
-		t.Errorf("without the map: %d host ports, problems %q, error %v", s.Node.HostPorts, s.Problems, err)
+		t.Errorf("without the maps: %d host ports, problems %q, error %v", s.Node.HostPorts, s.Problems, err)
 	}
 }
 

@@ -95,11 +95,15 @@ func signal(t *testing.T, process *os.Process, s os.Signal) {
 	}
 }
 
-// Nodes that start at once lease different subnets, and reach each other.
+// Nodes that start at once lease different subnets, and reach each other. One whose agent was killed with a lease just made has that.
 func TestAllNodesLeaseAtOnce(t *testing.T) {
 	t.Parallel()
 	r := startRegistered(t, lab.Options{Nodes: 6}, backends["host-gw"])
+	leased := r.killAtLease(t, r.Nodes[0])
 	r.startOurs(t, r.Nodes...)
+	if has := subnetKey(r.Nodes[0].PodCIDR()); has != leased {
+		t.Errorf("%s had leased %s, and has %s", r.Nodes[0].Name, leased, has)
+	}
 	had := map[netip.Prefix]string{}
 	var pods []*lab.Pod
 	for _, node := range r.Nodes {
@@ -114,25 +118,66 @@ func TestAllNodesLeaseAtOnce(t *testing.T) {
 	}
 }
 
-// A lease that somebody revokes is taken again, with the same subnet, and no packet is lost meanwhile.
-func TestRevokedLease(t *testing.T) {
+// killAtLease starts a node's agent, and kills it as soon as it has a lease, of which it returns the key.
+func (r *registered) killAtLease(t *testing.T, node *lab.Node) string {
+	t.Helper()
+	changes := r.client.Watch(within(t, readyLimit), registryPrefix+"subnets/", clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+	<-changes // it has begun
+	must(t, node.StartAgent())
+	leased := <-changes
+	must(t, node.KillAgent())
+	if len(leased.Events) != 1 {
+		t.Fatalf("the agent has made the leases %v, error %v", leased.Events, leased.Err())
+	}
+	if _, err := os.Stat(node.SubnetFile()); err == nil {
+		t.Log("it was killed too late: the subnet file is there")
+	}
+	return string(leased.Events[0].Kv.Key)
+}
+
+// Leases that are revoked, deleted, or that a new and empty etcd does not have, are made anew for the same subnets, and no packet is
+// lost meanwhile.
+func TestLeasesAreLost(t *testing.T) {
 	t.Parallel()
-	r := startRegistered(t, lab.Options{Nodes: 2}, backends["host-gw"])
-	r.startOurs(t, r.Nodes...)
-	a, b := addPod(t, r.Nodes[0], "a"), addPod(t, r.Nodes[1], "b")
-	tr := startTraffic(t, a, b.Namespace)
-	for _, node := range r.Nodes {
-		_, id := r.leaseOf(t, node)
-		if _, err := r.client.Revoke(within(t, answerLimit), id); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, etcdLimit, node.Name+" leases its subnet again", func() bool {
-			_, again := r.leaseOf(t, node)
-			return again != clientv3.NoLease && again != id
+	for _, name := range []string{"host-gw", "vxlan"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startRegistered(t, lab.Options{Nodes: 2}, backends[name])
+			r.startOurs(t, r.Nodes...)
+			a, b := addPod(t, r.Nodes[0], "a"), addPod(t, r.Nodes[1], "b")
+			tr := startTraffic(t, a, b.Namespace)
+			for _, node := range r.Nodes {
+				r.lose(t, func() error {
+					_, id := r.leaseOf(t, node)
+					_, err := r.client.Revoke(within(t, answerLimit), id)
+					return err
+				}, node)
+			}
+			r.lose(t, func() error {
+				_, err := r.client.Delete(within(t, answerLimit), registryPrefix, clientv3.WithPrefix())
+				return err
+			}, r.Nodes...)
+			r.lose(t, func() error { return r.etcd.Empty(within(t, readyLimit)) }, r.Nodes...)
+			time.Sleep(etcdAway) // until whoever lists everything because of it has done so
+			tr.end(t)
 		})
 	}
-	time.Sleep(etcdAway) // until whoever lists everything because of it has done so
-	tr.end(t)
+}
+
+// lose has nodes lose their leases, and waits until they have leased their subnets again.
+func (r *registered) lose(t *testing.T, how func() error, nodes ...*lab.Node) {
+	t.Helper()
+	had := map[*lab.Node]clientv3.LeaseID{}
+	for _, node := range nodes {
+		_, had[node] = r.leaseOf(t, node)
+	}
+	must(t, how())
+	for _, node := range nodes {
+		eventually(t, etcdLimit, node.Name+" leases its subnet again", func() bool {
+			_, again := r.leaseOf(t, node)
+			return again != clientv3.NoLease && again != had[node]
+		})
+	}
 }
 
 // Of two nodes of ours with one public address the second is refused, and told who has it.

@@ -133,15 +133,20 @@ type flannelNode struct {
 	pod *lab.Namespace
 }
 
-// startFlannel starts flannel's daemon on a node.
+// startFlannel starts flannel's daemon on a node, and makes a container.
 func (r *registered) startFlannel(t *testing.T, node *lab.Node) *flannelNode {
+	t.Helper()
+	f := &flannelNode{Node: node, daemon: r.startFlanneld(t, node)}
+	f.addPod(t)
+	return f
+}
+
+// startFlanneld starts flannel's daemon on a node, and has the lab know what it has leased.
+func (r *registered) startFlanneld(t *testing.T, node *lab.Node) *lab.Program {
 	t.Helper()
 	daemon, err := node.StartProgram("flanneld", flannelProgram(t, "flanneld-etcd"),
 		"-etcd-endpoints="+r.etcd.URL(), "-etcd-prefix="+strings.TrimSuffix(registryPrefix, "/"), "-subnet-file="+node.SubnetFile())
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &flannelNode{Node: node, daemon: daemon}
+	must(t, err)
 	eventually(t, readyLimit, "flanneld writes "+node.SubnetFile(), func() bool {
 		_, err := os.Stat(node.SubnetFile())
 		return err == nil
@@ -150,8 +155,7 @@ func (r *registered) startFlannel(t *testing.T, node *lab.Node) *flannelNode {
 		t.FailNow()
 	}
 	takeSubnet(t, node)
-	f.addPod(t)
-	return f
+	return daemon
 }
 
 // addPod makes the bridge with the first address of the node's subnet, and a container with the next.

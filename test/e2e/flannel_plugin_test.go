@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,9 +56,7 @@ func delegate(t *testing.T, node *lab.Node, fields map[string]any) {
 	t.Helper()
 	env := fmt.Sprintf("FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=%s/24\nFLANNEL_MTU=%d\nFLANNEL_IPMASQ=true\n", inNetwork(node.PodCIDR(), 1), flannelMTU)
 	delegated := map[string]any{"type": "ebpf-cni", "bpffs": node.BPFFS(), "stateDir": node.StateDir()}
-	for name, value := range fields {
-		delegated[name] = value
-	}
+	maps.Copy(delegated, fields)
 	list, err := json.Marshal(map[string]any{"cniVersion": "0.4.0", "name": "cbr0", "plugins": []any{map[string]any{
 		"type": "flannel", "subnetFile": node.SubnetFile(), "dataDir": filepath.Join(node.Dir, "flannel/data"), "delegate": delegated,
 	}}})

@@ -29,6 +29,8 @@ const startTimeout = 20 * time.Second
 type Process struct {
 	// Addr is where its clients find it.
 	Addr netip.AddrPort
+	// Stays has it outlive the process that starts it. Somebody else then sees to its end.
+	Stays bool
 
 	dir string                   // of its data and its log
 	in  func(func() error) error // runs a function in its network namespace, on one thread
@@ -62,7 +64,10 @@ func (s *Process) Start(ctx context.Context) error {
 	cmd := exec.Command(path, "--data-dir="+s.data(), "--unsafe-no-fsync",
 		"--listen-client-urls="+s.URL(), "--advertise-client-urls="+s.URL(), "--listen-peer-urls=http://127.0.0.1:0")
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if !s.Stays {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	}
 	if err := s.run(cmd); err != nil {
 		return fmt.Errorf("start etcd: %w", err)
 	}
@@ -72,7 +77,8 @@ func (s *Process) Start(ctx context.Context) error {
 	return nil
 }
 
-// run starts the process, from a thread that lives as long: the kernel ends it with the thread, so also when a test is killed.
+// run starts the process, from a thread that lives as long: unless it stays, the kernel ends it with the thread, so also when a test is
+// killed.
 func (s *Process) run(cmd *exec.Cmd) error {
 	started, ended := make(chan error, 1), make(chan struct{})
 	go func() {

@@ -33,6 +33,7 @@ var rules = map[string][]string{
 	"maps/flow":     {"maps/wire"},
 	"maps/counters": {"maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
 	"maps/...":      {"maps/counters", "maps/flow", "maps/typed", "maps/wire", "github.com/cilium/ebpf/..."},
+	"maps/bridges":  {"maps/destinations", "maps/endpoints", "maps/typed", "maps/wire"}, // an endpoint for a destination
 	"maps/registry": {"maps/..."},
 
 	// The plugin links what stands here: no Kubernetes, no BPF objects.
@@ -70,7 +71,7 @@ var rules = map[string][]string{
 	},
 	// A source of Nodes that writes as well: its own lease.
 	"pkg/lease": {
-		"maps/wire", "pkg/plan", "pkg/source", "go.etcd.io/etcd/...", "go.uber.org/zap", "google.golang.org/grpc/...",
+		"maps/wire", "pkg/install", "pkg/plan", "pkg/source", "go.etcd.io/etcd/...", "go.uber.org/zap", "google.golang.org/grpc/...",
 	},
 	"pkg/datapath": {
 		"bpf", "maps/...", "pkg/attach", "pkg/bpffs", "pkg/datapath/migrate",

@@ -11,9 +11,13 @@ import (
 )
 
 // AddBridge makes a bridge on the node as Docker and the plugin bridge make one: it is the gateway of the containers behind it, in the
-// networks of these addresses, by default with the first one of each of the node's podCIDRs, and the node forwards from then on.
+// networks of these addresses, by default with the first one of each of the node's podCIDRs, and the node forwards from then on. Its
+// Ethernet address is its own: else it changes with its ports, and then the kernel forgets all neighbours.
 func (n *Node) AddBridge(name string, mtu int, addrs ...netip.Prefix) error {
 	if err := n.addBridge(name, mtu); err != nil {
+		return err
+	}
+	if err := n.setMAC(name, net.HardwareAddr{2, 0x42, 0, 0, byte(n.Number), 1}); err != nil {
 		return err
 	}
 	if addrs == nil {

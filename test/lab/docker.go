@@ -49,40 +49,88 @@ exec "$@"
 // StartDocker starts the node's dockerd with options, such as --bip, and waits until it can run containers.
 func (n *Node) StartDocker(ctx context.Context, options ...string) (*Docker, error) {
 	d := &Docker{node: n, dir: filepath.Join(n.Dir, "docker")}
-	if err := d.start(options); err != nil {
-		return nil, fmt.Errorf("start dockerd on %s: %w", n.Name, err)
+	err := d.prepare()
+	if err == nil {
+		err = d.start(ctx, []string{"unshare", "--mount", "--cgroup", "sh", "-c", ownMounts, "sh", d.dir}, options)
 	}
-	if err := d.answers(ctx); err != nil {
-		return nil, fmt.Errorf("start dockerd on %s: %w\n%s", n.Name, err, tail(d.program.log, 20))
+	if err != nil {
+		return nil, fmt.Errorf("start dockerd on %s: %w", n.Name, err)
 	}
 	return d, d.makeImage(ctx)
 }
 
-func (d *Docker) start(options []string) error {
+// DockerOptions are those of a dockerd whose bridge has the node's subnet, as a unit of Docker's gets them.
+func (n *Node) DockerOptions(ctx context.Context) ([]string, error) {
+	file := filepath.Join(n.Dir, "docker_opts.env")
+	if _, err := n.Ebpfctl(ctx, "docker-opts", "--combined", "-f", n.SubnetFile(), "-d", file); err != nil {
+		return nil, err
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read Docker's options: %w", err)
+	}
+	_, value, _ := strings.Cut(strings.TrimSpace(string(content)), "=")
+	return strings.Fields(strings.Trim(value, `"`)), nil
+}
+
+func (d *Docker) prepare() error {
 	if d.node.cgroup == "" {
 		return errors.New("cgroup2 is not mounted on this machine, which it needs to leave others' cgroups alone")
-	}
-	dockerd, err := priv.Program("dockerd")
-	if err != nil {
-		return err
 	}
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
 		return err
 	}
-	config := d.path("daemon.json") // and not the machine's
-	if err := os.WriteFile(config, []byte("{}\n"), 0o600); err != nil {
-		return err
-	}
-	environ, err := d.environ()
+	return os.WriteFile(d.config(), []byte("{}\n"), 0o600)
+}
+
+// start starts dockerd by a command that has it be in namespaces of its own, and waits until it answers.
+func (d *Docker) start(ctx context.Context, inside, options []string) error {
+	dockerd, err := priv.Program("dockerd")
 	if err != nil {
 		return err
 	}
-	args := append(environ, "unshare", "--mount", "--cgroup", "sh", "-c", ownMounts, "sh", d.dir,
-		dockerd, "--config-file", config, "--data-root", d.path("data"), "--exec-root", d.path("exec"), "--pidfile", d.path("pid"),
+	args, err := d.environ()
+	if err != nil {
+		return err
+	}
+	args = append(append(args, inside...),
+		dockerd, "--config-file", d.config(), "--data-root", d.path("data"), "--exec-root", d.path("exec"), "--pidfile", d.path("pid"),
 		"--host", d.host(), "--exec-opt", "native.cgroupdriver=cgroupfs")
-	d.program, err = d.node.StartProgram("dockerd", "env", append(args, options...)...)
-	return err
+	if d.program, err = d.node.StartProgram("dockerd", "env", append(args, options...)...); err != nil {
+		return err
+	}
+	if err := d.answers(ctx); err != nil {
+		return fmt.Errorf("%w\n%s", errors.Join(err, d.program.Stop()), tail(d.program.log, 20))
+	}
+	return nil
 }
+
+// Restart ends dockerd, and starts it with other options. If it had --live-restore, its containers run on.
+func (d *Docker) Restart(ctx context.Context, options ...string) error {
+	if err := d.restart(ctx, options); err != nil {
+		return fmt.Errorf("restart dockerd on %s: %w", d.node.Name, err)
+	}
+	return nil
+}
+
+func (d *Docker) restart(ctx context.Context, options []string) error {
+	inside := []string{"nsenter"}
+	for flag, kind := range map[string]string{"--mount": "mnt", "--cgroup": "cgroup"} {
+		held, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", d.program.cmd.Process.Pid, kind))
+		if err != nil {
+			return err
+		}
+		defer held.Close()
+		inside = append(inside, fmt.Sprintf("%s=/proc/%d/fd/%d", flag, os.Getpid(), held.Fd()))
+	}
+	if err := d.program.Stop(); err != nil {
+		return err
+	}
+	return d.start(ctx, inside, options)
+}
+
+// config is a file, so that the machine's own is not read.
+func (d *Docker) config() string { return d.path("daemon.json") }
 
 func (d *Docker) path(name string) string { return filepath.Join(d.dir, name) }
 
@@ -154,7 +202,7 @@ func (d *Docker) makeImage(ctx context.Context) error {
 
 // Run starts a container with options, such as --publish, whose network is the namespace returned.
 func (d *Docker) Run(ctx context.Context, name string, options ...string) (*Namespace, error) {
-	args := append([]string{"run", "--detach", "--name", name}, options...)
+	args := append([]string{"run", "--detach", "--stop-signal", "KILL", "--name", name}, options...)
 	if _, err := d.Command(ctx, append(args, image, "sleep", "1000000")...); err != nil {
 		return nil, err
 	}
@@ -202,5 +250,8 @@ func (d *Docker) docker(ctx context.Context, stdin *bytes.Buffer, args ...string
 	return stdout.Bytes(), nil
 }
 
-// Hint is how a person runs docker against it.
-func (d *Docker) Hint() string { return "docker -H " + d.host() }
+// Client is the command by which a person runs docker against it.
+func (d *Docker) Client() ([]string, error) {
+	path, err := priv.Program("docker")
+	return []string{path, "-H", d.host()}, err
+}

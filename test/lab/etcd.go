@@ -14,7 +14,7 @@ import (
 // EtcdAddr is where agents and others find the lab's etcd-server.
 var EtcdAddr = netip.MustParseAddrPort("172.18.0.2:2379")
 
-// StartEtcd adds a host to the fabric on which a real etcd-server runs, until the lab ends.
+// StartEtcd adds a host to the fabric on which a real etcd-server runs, until the lab ends: also that of a lab that is kept.
 func (l *Lab) StartEtcd(ctx context.Context) (*etcd.Process, error) {
 	host, err := l.NewHost("etcd", EtcdAddr.Addr())
 	if err != nil {
@@ -31,5 +31,6 @@ func (l *Lab) StartEtcd(ctx context.Context) (*etcd.Process, error) {
 		return nil, fmt.Errorf("make etcd's directory: %w", err)
 	}
 	server := etcd.New(dir, EtcdAddr, host.Do)
+	server.Stays = true
 	return server, server.Start(ctx)
 }

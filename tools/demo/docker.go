@@ -25,6 +25,7 @@ const (
 	// network is what the registry says: as for a network of flannel's.
 	network    = `{"Network": "10.5.0.0/16", "Backend": {"Type": "vxlan"}}`
 	networkKey = "/coreos.com/network/config"
+	leasesKey  = "/coreos.com/network/subnets/"
 	// bridge is Docker's.
 	bridge = "docker0"
 	// dockerLimit is what the demo may take in this mode: three dockerds start.
@@ -44,7 +45,7 @@ type dockers struct {
 	// subnets are what nodes have leased, by name: the bridge's address, with the length of its prefix.
 	subnets map[string]netip.Prefix
 	engines map[string]engine // likewise
-	hint    string            // how a person runs docker on the first node; empty: bridges stand in
+	first   *lab.Docker       // of the first node; nil: bridges stand in
 }
 
 func (d *demo) buildDocker(ctx context.Context) error {
@@ -115,18 +116,27 @@ func (d *demo) startDaemons(ctx context.Context) error {
 				return err
 			}
 		}
-		for {
-			if _, err := os.Stat(node.SubnetFile()); err == nil {
-				break
-			}
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("%s leases no subnet: %w", node.Name, ctx.Err())
-			case <-time.After(20 * time.Millisecond):
-			}
+		err := until(ctx, func() error { _, err := os.Stat(node.SubnetFile()); return err })
+		if err != nil {
+			return fmt.Errorf("%s leases no subnet: %w", node.Name, err)
 		}
 	}
 	return nil
+}
+
+// until waits for what has no error any more.
+func until(ctx context.Context, what func() error) error {
+	for {
+		err := what()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 func (d *demo) startFlanneld(node *lab.Node) error {
@@ -144,7 +154,7 @@ func (d *demo) startFlanneld(node *lab.Node) error {
 // startEngines starts what runs containers: Docker, or where that can't run, a bridge.
 func (d *demo) startEngines(ctx context.Context) error {
 	for _, node := range d.lab.Nodes {
-		options, err := dockerOptions(ctx, node)
+		options, err := node.DockerOptions(ctx)
 		if err != nil {
 			return err
 		}
@@ -173,41 +183,45 @@ func (d *demo) startEngines(ctx context.Context) error {
 	return nil
 }
 
-// dockerOptions are those that a unit of Docker's would get.
-func dockerOptions(ctx context.Context, node *lab.Node) ([]string, error) {
-	file := filepath.Join(node.Dir, "docker_opts.env")
-	if _, err := node.Ebpfctl(ctx, "docker-opts", "--combined", "-f", node.SubnetFile(), "-d", file); err != nil {
-		return nil, err
-	}
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	_, value, _ := strings.Cut(strings.TrimSpace(string(content)), "=")
-	return strings.Fields(strings.Trim(value, `"`)), nil
-}
-
 // startEngine returns why a bridge stands in for Docker; nil: none does.
 func (d *demo) startEngine(ctx context.Context, node *lab.Node, leased netip.Prefix, mtu string, options []string) (run engine, why, err error) {
 	dockerd, why := node.StartDocker(ctx, options...)
 	if why == nil {
-		if d.dockers.hint == "" {
-			d.dockers.hint = dockerd.Hint()
+		if d.dockers.first == nil {
+			d.dockers.first = dockerd
 		}
 		return func(ctx context.Context, name string) (*lab.Namespace, error) { return dockerd.Run(ctx, "demo-"+name) }, nil, nil
 	}
 	if ctx.Err() != nil {
 		return nil, nil, why
 	}
+	if run, err = d.standIn(ctx, node, leased, mtu); err != nil {
+		return nil, nil, errors.Join(why, err)
+	}
+	return run, why, nil
+}
+
+// standIn makes a bridge for containers, and waits until the node's agent carries them: they come sooner than Docker's.
+func (d *demo) standIn(ctx context.Context, node *lab.Node, leased netip.Prefix, mtu string) (engine, error) {
 	size, err := strconv.Atoi(mtu)
 	if err != nil {
-		return nil, nil, errors.Join(why, err)
+		return nil, err
+	}
+	if err := node.AddBridge(bridge, size, leased); err != nil {
+		return nil, err
+	}
+	if node != d.dockers.flannels {
+		ctx, cancel := context.WithTimeout(ctx, leaseLimit)
+		defer cancel()
+		if err := until(ctx, func() error { _, err := node.Ebpfctl(ctx, "status"); return err }); err != nil {
+			return nil, err
+		}
 	}
 	last := byte(1)
 	return func(_ context.Context, name string) (*lab.Namespace, error) {
 		last++
 		return node.AddContainer(bridge, name, last)
-	}, why, node.AddBridge(bridge, size, leased)
+	}, nil
 }
 
 func (d *demo) addContainer(ctx context.Context, node *lab.Node, name string) (party, error) {
@@ -234,6 +248,18 @@ func (ds *dockers) seenOf(from, to party, host netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
+// dockerHints are those that only this mode has.
+func (d *demo) dockerHints() ([]hint, error) {
+	hints := []hint{{"the leases, by Debian's etcd-client", fmt.Sprintf("ip netns exec %s etcdctl --endpoints=%s get --prefix %s",
+		d.lab.Nodes[0].Netns(), d.dockers.registry.URL(), leasesKey)}}
+	if d.dockers.first == nil {
+		return hints, nil
+	}
+	client, err := d.dockers.first.Client()
+	docker := quoted(client[0]) + " " + strings.Join(client[1:], " ")
+	return append(hints, hint{"containers on that node", docker + " ps"}, hint{"in one of them", docker + " exec -it demo-a sh"}), err
+}
+
 // withoutEtcd: what is leased stays, and so does all traffic.
 func (d *demo) withoutEtcd(ctx context.Context) error {
 	d.heading("etcd is killed")
@@ -258,7 +284,7 @@ func (d *demo) etcdComesBack(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	leases, err := client.Get(ctx, "/coreos.com/network/subnets/", clientv3.WithPrefix())
+	leases, err := client.Get(ctx, leasesKey, clientv3.WithPrefix())
 	if err != nil {
 		return err
 	}

@@ -43,15 +43,19 @@ func (d *demo) hints() ([]hint, error) {
 			hint{"from a pod to the outside" + over, fmt.Sprintf("%sping -c 3 %s", on(d.pods[0].Netns()), d.outside.AddrOf(family))},
 		)
 	}
-	if d.dockers != nil && d.dockers.hint != "" {
-		hints = append(hints, hint{"containers on that node", d.dockers.hint + " ps"}, hint{"in one of them", d.dockers.hint + " exec -it demo-a sh"})
+	own, port := []hint{{"change the nodes that the agents see", "vi " + d.lab.NodesFile()}}, 4789
+	if d.dockers != nil {
+		port = 8472
+		if own, err = d.dockerHints(); err != nil {
+			return nil, err
+		}
 	}
+	hints = append(hints, own...)
 	return append(hints,
-		hint{"what leaves the node meanwhile", on(node.Netns()) + "tcpdump -ni " + lab.Uplink + " icmp or icmp6 or udp port 4789"},
+		hint{"what leaves the node meanwhile", fmt.Sprintf("%stcpdump -ni %s icmp or icmp6 or udp port %d", on(node.Netns()), lab.Uplink, port)},
 		hint{"status", ctl + "status"},
 		hint{"the maps", ctl + "dump all"},
 		hint{"drops as they come", ctl + "dump drops --watch"},
-		hint{"change the nodes that the agents see", "vi " + d.lab.NodesFile()},
 		hint{"kill the agent of that node", fmt.Sprintf("kill -9 %d; tail %s", node.AgentPID(), node.AgentLog())},
 		hint{"end it", "go -C tools/demo run . -clean " + d.lab.ID},
 		hint{"end all that were kept from here", "make clean"},

@@ -4,15 +4,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
 
-const (
-	agentUnit    = "etc/systemd/system/ebpf-agent.service"
-	dockersShare = "etc/systemd/system/docker.service.d/ebpf-cni.conf"
-)
+const agentUnit = "etc/systemd/system/ebpf-agent.service"
 
 // dockersUnit is as much of Docker's unit as Debian's has for what the agent's unit is about.
 const dockersUnit = "[Service]\nType=notify\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n"
@@ -24,7 +20,7 @@ func TestUnits(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ old, now, want string }{
 		"a key that is none":    {"RestartSec", "RestartSek", "Unknown key"},
-		"no such program":       {"ebpfctl docker-opts", "ebpfctl2 docker-opts", "is not executable"},
+		"no such program":       {"bin/ebpf-agent", "bin/ebpf-agent2", "is not executable"},
 		"each after the other":  {"Before=docker", "After=docker", "ordering cycle"},
 		"the wrong type":        {"=notify", "=notifies", "Failed to parse"},
 		"time in words":         {"infinity", "forever", "Failed to parse"},
@@ -61,7 +57,7 @@ func verify(t *testing.T, change func(unit string) string) string {
 			t.Fatal(err)
 		}
 	}
-	for _, program := range []string{"usr/local/bin/ebpf-agent", "usr/local/bin/ebpfctl", "usr/sbin/dockerd"} {
+	for _, program := range []string{"bin/sh", "usr/local/bin/ebpf-agent", "usr/sbin/dockerd"} {
 		write(program, "", 0o755)
 	}
 	for _, target := range []string{"sysinit", "basic", "shutdown", "multi-user", "network-online"} {
@@ -83,42 +79,4 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(content)
-}
-
-// settings are the lines of a unit that say something, by section and key: "Unit.After".
-func settings(unit string) map[string][]string {
-	all, section := map[string][]string{}, ""
-	for line := range strings.Lines(unit) {
-		line = strings.TrimSpace(line)
-		if key, value, found := strings.Cut(line, "="); found && !strings.HasPrefix(line, "#") {
-			all[section+"."+key] = append(all[section+"."+key], strings.Fields(value)...)
-		} else if strings.HasPrefix(line, "[") {
-			section = strings.Trim(line, "[]")
-		}
-	}
-	return all
-}
-
-// TestDockerStartsWithWhatTheAgentHasWritten: not before it, never without it, and it does not end with the agent.
-func TestDockerStartsWithWhatTheAgentHasWritten(t *testing.T) {
-	agent, docker := settings(read(t, agentUnit)), settings(read(t, dockersShare))
-	for _, c := range []struct {
-		of   map[string][]string
-		key  string
-		want []string
-	}{
-		{agent, "Unit.Before", []string{"docker.service"}},
-		{agent, "Service.Type", []string{"notify"}},
-		{agent, "Service.ExecStartPost", []string{"/usr/local/bin/ebpfctl", "docker-opts"}},
-		{docker, "Unit.After", []string{"ebpf-agent.service"}},
-		{docker, "Unit.Wants", []string{"ebpf-agent.service"}},
-		{docker, "Unit.Requires", nil},
-		{docker, "Unit.BindsTo", nil},
-		{docker, "Unit.PartOf", nil},
-		{docker, "Service.EnvironmentFile", []string{"/run/docker_opts.env"}}, // without a - before it
-	} {
-		if got := c.of[c.key]; !slices.Equal(got, c.want) {
-			t.Errorf("%s is %q, want %q", c.key, got, c.want)
-		}
-	}
 }
