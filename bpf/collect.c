@@ -32,9 +32,7 @@ struct collect_args {
 	__u64 head;     /* of the journal when the sweep began: BEGIN returns it, END takes it */
 	__u64 scanned;
 	__u64 deleted;
-	struct addr container; /* whose flows end, since another container may get its address; zero: nobody's */
-	__u32 bridge;          /* which it was behind */
-	__u32 pad;
+	__u64 left; /* not 0: all candidates end, since containers have left their addresses, which others may get */
 };
 
 /* Later than any flow lives, in ns. */
@@ -57,34 +55,6 @@ EC_INLINE void collect_count(struct collect_args *args, enum reaped reaped, cons
 	}
 }
 
-/* Whether a half of a pair is of the container whose flows end, which has this address there. */
-EC_INLINE bool collect_half_is_left(const struct collect_args *args, const struct snat_entry *half,
-				    const struct addr *address)
-{
-	if (!half)
-		return false;
-	return (half->ifindex == args->bridge && addr_equal(address, &args->container)) ||
-	       (half->pod == args->bridge && addr_equal(&half->far_address, &args->container));
-}
-
-/* Whether a candidate is a flow of the container whose flows end. */
-EC_CALL bool collect_is_left(const struct collect_args *args, const struct tuple *key)
-{
-	struct conntrack_entry *recorded;
-	struct snat_entry *half;
-
-	switch (args->stage) {
-	case COLLECT_PAIRS:
-		return collect_half_is_left(args, bpf_map_lookup_elem(&snat, key), &key->src);
-	case COLLECT_REVERSE:
-		half = bpf_map_lookup_elem(&snat_reverse, key);
-		return half && collect_half_is_left(args, half, &half->to_address);
-	default:
-		recorded = bpf_map_lookup_elem(&conntrack, key);
-		return recorded && recorded->ifindex == args->bridge && addr_equal(&key->src, &args->container);
-	}
-}
-
 /* Judges one candidate; 1: there are no more. */
 static long collect_step(__u32 i, struct collect_args *args)
 {
@@ -96,7 +66,7 @@ static long collect_step(__u32 i, struct collect_args *args)
 	if (!candidate)
 		return 1;
 	key = *candidate;
-	if (cfg.bridges && args->bridge && collect_is_left(args, &key))
+	if (cfg.bridges && args->left)
 		r.now += COLLECT_FOREVER;
 	r.world = flow_world_pressure();
 	switch (args->stage) {

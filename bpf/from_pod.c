@@ -75,13 +75,12 @@ EC_INLINE enum verdict from_pod_along(struct __sk_buff *ctx, struct scratch *s, 
 		       ?: fwd_along(ctx, pkt, path);
 }
 
-/*
- * What a container says on its link, to the host or to all: neighbour discovery, multicast, broadcast. The stack
- * forwards none of it, but a tunnel's socket takes what is to its port.
- */
-EC_CALL enum verdict from_pod_on_bridge(struct __sk_buff *ctx, struct pkt *pkt)
+/* Whether a container behind the bridge that the packet comes from may have the address. */
+EC_INLINE bool from_pod_behind(const struct __sk_buff *ctx, const struct addr *address)
 {
-	return tunnel_guard(ctx, pkt) ?: VERDICT_STACK;
+	struct endpoint *ep = path_endpoint(address);
+
+	return ep && ep->ifindex == ctx->ifindex;
 }
 
 /* Whether the pod has the address, or a container of the bridge may have it. */
@@ -89,14 +88,48 @@ EC_INLINE bool from_pod_has(const struct __sk_buff *ctx, const struct device *de
 			    const struct addr *address)
 {
 	const struct addr *own = &dev->addresses[family];
-	struct endpoint *ep;
 
-	if (path_is_bridge(dev->pod_mac)) {
-		ep = path_endpoint(address);
-		return ep && ep->ifindex == ctx->ifindex;
-	}
+	if (path_is_bridge(dev->pod_mac))
+		return from_pod_behind(ctx, address);
 	/* A pod without IPv6 has :: there, which a packet may have too; no address of IPv4 is all zero. */
 	return addr_equal(address, own) && (family != FAMILY_IPV6 || !addr_is_zero(own));
+}
+
+/* Whether the host itself has the address. */
+EC_INLINE bool from_pod_is_host(const struct addr *address)
+{
+	struct destination *to = path_destination(address);
+
+	return to && to->kind == DESTINATION_HOST;
+}
+
+/*
+ * Whether a container may say something on its link with this source: its own or, to the link or the host, one of the
+ * link; or none yet, to groups. The stack would take any other for what has come by way of a router.
+ */
+EC_INLINE bool from_pod_on_link(const struct __sk_buff *ctx, const struct pkt *pkt)
+{
+	const struct addr *src = &pkt->tuple.src, *dst = &pkt->tuple.dst;
+	bool link = ip_not_routed(pkt->family, dst), v6 = pkt->family == FAMILY_IPV6;
+
+	if (v6 && ipv6_link_local(src))
+		return link || from_pod_is_host(dst);
+	if (v6 ? addr_is_zero(src) : !addr_v4(src))
+		return link;
+	return from_pod_behind(ctx, src);
+}
+
+/*
+ * What a container says on its link, to the host or to all: neighbour discovery, multicast, broadcast. The stack
+ * forwards none of it, but a tunnel's socket takes what is to its port.
+ */
+EC_CALL enum verdict from_pod_on_bridge(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	if (!from_pod_on_link(ctx, pkt))
+		return -DROP_SPOOFED_SOURCE;
+	if (pkt_is_icmp(pkt->family, pkt->tuple.proto))
+		return icmp_check_link(ctx, pkt);
+	return tunnel_guard(ctx, pkt) ?: VERDICT_STACK;
 }
 
 /* Whether the pod may send the packet, wherever it goes. */
@@ -121,7 +154,7 @@ EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device
 		return VERDICT_GO_ON;
 	verdict = icmp_check(ctx, END_SOURCE);
 	/* Neighbour discovery between a container and an address of the host. */
-	return bridge && verdict == -DROP_LINK_SCOPE ? VERDICT_STACK : verdict;
+	return bridge && verdict == -DROP_LINK_SCOPE && from_pod_is_host(&pkt->tuple.dst) ? VERDICT_STACK : verdict;
 }
 
 /* What the pod sends to a Service, or as the backend of a client outside. */

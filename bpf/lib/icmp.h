@@ -131,6 +131,26 @@ EC_GLOBAL enum verdict icmp_check(struct __sk_buff *ctx, enum end pod)
 	return addr_equal(&s->inner.tuple.src, &s->pkt.tuple.dst) ? VERDICT_GO_ON : -DROP_FORGED_ERROR;
 }
 
+/*
+ * Whether the stack may get an ICMP packet from a container on its link: no error, which would tell it something about
+ * packets to anybody, as that the way to another node is narrow. Whatever is not known to be none is taken for one.
+ */
+EC_INLINE enum verdict icmp_check_link(struct __sk_buff *ctx, struct pkt *pkt)
+{
+	__u8 family = pkt->family, type;
+
+	if (!pkt_l4(ctx, pkt))
+		return -DROP_INVALID;
+	type = pkt->icmp_type;
+	if (pkt->fragment == FRAGMENT_LATER)
+		return VERDICT_STACK;
+	if (icmp_is_redirect(family, type))
+		return -DROP_ICMP_REDIRECT;
+	if (icmp_of_link(family, type) || pkt_is_echo(family, type) || pkt_is_echo_reply(family, type))
+		return VERDICT_STACK;
+	return -DROP_FORGED_ERROR;
+}
+
 /* Writes one 16-bit word of an ICMP message, with the message's checksum. */
 EC_CALL enum verdict icmp_patch(struct __sk_buff *ctx, __u32 icmp_off, __u32 off, __be16 from, __be16 to)
 {

@@ -3,8 +3,9 @@
  * devices: the pods of this node by the index of their host-side veth: which source
  * addresses the pod may use, and counters of what it sends and holds. The plugin writes
  * an entry during ADD; the programs add to its counters, atomically. Index 0 is no pod but
- * the world and the node itself, as the holder of their flows to Services; the agent makes
- * that entry, and those of bridges (see there), which have neither addresses nor a pod_mac.
+ * the world and the node itself, as the holder of their flows to Services, and of an
+ * allowance of containers behind bridges; the agent makes that entry, and those of bridges
+ * (see there), which have neither addresses nor a pod_mac.
  */
 #ifndef EC_MAPS_DEVICES_H
 #define EC_MAPS_DEVICES_H

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
@@ -14,13 +15,16 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
 )
 
+// mostQuestions is how many Ethernet addresses bridges are asked for at a time.
+const mostQuestions = 1024
+
 // containerController owns what bridges of somebody else's have of ours: entries in the maps, programs, and the end of the flows of
 // containers that have gone.
 type containerController struct {
 	*node
 	attached map[int]string // the names of bridges that have our programs, by index
 	lodgers  lodgers
-	left     chan departure
+	left     chan departures // of which one waits
 }
 
 // CheckBridge returns why no containers can be behind a bridge of that name; nil: they can, if there is one some day.
@@ -45,7 +49,7 @@ func noBridge(l device.Link) error {
 }
 
 func newContainers(n *node) *containerController {
-	return &containerController{node: n, attached: map[int]string{}, left: make(chan departure, mostDepartures)}
+	return &containerController{node: n, attached: map[int]string{}, left: make(chan departures, 1)}
 }
 
 func (c *containerController) entries() (typed.Sync[bridges.Key, bridges.Value], error) {
@@ -80,6 +84,9 @@ func (c *containerController) attach(s *state) error {
 }
 
 func (c *containerController) attachTo(index int) error {
+	if _, err := c.holdWorld(); err != nil { // what comes for addresses that no container has costs an allowance
+		return err
+	}
 	err := c.dp.Maps.Devices.Insert(devices.Key{Ifindex: uint32(index)}, devices.Value{})
 	if err != nil && !errors.Is(err, typed.ErrKeyExist) {
 		return err
@@ -182,23 +189,52 @@ func (c *containerController) follow(s *state, links map[int]device.Link) error 
 		}
 		found = append(found, neighbours...)
 	}
-	known, err := c.host.BridgeEntries() // after the neighbours: a bridge learns first
-	if err != nil {
-		return err
-	}
 	behind := func(n device.Neighbour) bool {
 		return len(n.MAC) > 0 && !n.Permanent && plan.Contains(s.plan.Standing.Own, n.Addr)
 	}
 	found = slices.DeleteFunc(found, func(n device.Neighbour) bool { return !behind(n) })
-	for _, d := range c.lodgers.look(found, known, links) {
-		c.log.Debug("a container has left its address", "bridge", c.attached[d.bridge], "address", d.address)
-		select {
-		case c.left <- d:
-		default:
-			return errors.New("too many containers have left their addresses at once: the flows of some go on")
-		}
+	where, err := c.stations(found) // after the neighbours: a bridge learns first
+	if err != nil {
+		return err
 	}
+	crowded := len(c.lodgers.crowded)
+	left := c.lodgers.look(found, where, links)
+	if len(c.lodgers.crowded) > crowded {
+		c.log.Warn("a port of a bridge has more addresses behind it than are remembered: when it goes, so do the bridge's flows that are not of known containers",
+			"remembered", mostAddresses)
+	}
+	if left.empty() {
+		return nil
+	}
+	c.log.Debug("containers have left their addresses", "addresses", len(left.addresses), "bridges", len(left.bridges))
+	select {
+	case waiting := <-c.left:
+		left = waiting.and(left)
+	default:
+	}
+	c.left <- left // nobody else sends, so there is room
 	return nil
+}
+
+// stations asks the bridges behind which ports neighbours are. A container can have as many Ethernet addresses as it likes, so only
+// so many are asked for, in a map's order, which is another one each time.
+func (c *containerController) stations(neighbours []device.Neighbour) (map[station]int, error) {
+	all := map[station]bool{}
+	for _, n := range neighbours {
+		all[station{n.Index, string(n.MAC)}] = true
+	}
+	where := map[station]int{}
+	for s := range all {
+		if len(where) == mostQuestions {
+			break
+		}
+		port, err := c.host.BridgePort(s.bridge, net.HardwareAddr(s.mac))
+		if err != nil {
+			return nil, err
+		}
+		where[s] = port
+	}
+	return where, nil
 }
 
 // run ends the flows of containers that have left, until ctx ends.
@@ -207,8 +243,8 @@ func (c *containerController) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case d := <-c.left:
-			c.complaints.note("flows/of former containers", c.dp.EndFlows(d.bridge, d.address))
+		case left := <-c.left:
+			c.complaints.note("flows/of former containers", c.dp.EndFlows(left.include))
 		}
 	}
 }

@@ -109,7 +109,8 @@ func deleter[K comparable, V any](m *typed.Map[K, V], gone service.Gone[K]) func
 	return func() error { return m.DeleteAll(gone) }
 }
 
-// holdWorld makes the entry by which flows of the world and of the node itself are counted, and says whether it had to.
+// holdWorld makes the entry by which flows of the world and of the node itself are counted, and neighbours that are asked for because
+// of what comes from elsewhere; it says whether it had to.
 func (n *node) holdWorld() (made bool, err error) {
 	err = n.dp.Maps.Devices.Insert(devices.Key{Ifindex: devices.World}, devices.Value{})
 	if errors.Is(err, typed.ErrKeyExist) {

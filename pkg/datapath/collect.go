@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -14,7 +13,6 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/raw"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
 	"github.com/ebpf-cni/ebpf-cni/maps/usage"
-	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
 // Under pressure, of which the program says whether there is any, flows that are not
@@ -49,10 +47,8 @@ type collectArgs struct {
 	Head     uint64
 	Scanned  uint64
 	Deleted  uint64
-	// Container is the address of one whose flows end, Bridge what it was behind.
-	Container wire.Addr
-	Bridge    uint32
-	_         uint32
+	// Left, not 0: all candidates end, whatever their age.
+	Left uint64
 }
 
 // Swept counts what a sweep did in one flow table, in flows.
@@ -91,41 +87,32 @@ func (d *Datapath) SweepAt(now time.Duration) (result SweepResult, again time.Du
 	return result, again, err
 }
 
-// EndFlows ends what a container behind a bridge has of an address that another one may get: its flows, and those that it is
-// the backend of.
-func (d *Datapath) EndFlows(bridge int, address netip.Addr) error {
-	now, err := monotonic()
-	for t := range usage.Tables {
-		if err == nil {
-			_, err = d.sweepTable(collectArgs{Now: uint64(now), Table: t, Container: wire.AddrFrom(address), Bridge: uint32(bridge)})
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("end the flows of %s behind bridge %d: %w", address, bridge, err)
-	}
-	return nil
-}
-
 // SweepTable removes the flows of one table that have ended by now, a time of
 // CLOCK_MONOTONIC.
 func (d *Datapath) SweepTable(now time.Duration, t usage.Table) (Swept, error) {
-	return d.sweepTable(collectArgs{Now: uint64(now), Table: t})
+	args := collectArgs{Now: uint64(now), Table: t}
+	var out collectArgs
+	err := d.collect(func(c Collector) (err error) {
+		out, err = c.sweep(args)
+		return err
+	})
+	if err != nil {
+		return Swept{}, fmt.Errorf("sweep table %s: %w", t, err)
+	}
+	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: out.Pressure != 0}, nil
 }
 
-func (d *Datapath) sweepTable(args collectArgs) (Swept, error) {
+// collect uses the collector, which one at a time can.
+func (d *Datapath) collect(use func(Collector) error) error {
 	d.sweeping.Lock()
 	defer d.sweeping.Unlock()
 	d.running.RLock()
 	defer d.running.RUnlock()
 	p := d.programs[collectProgram]
 	if p == nil {
-		return Swept{}, fmt.Errorf("sweep table %s: no program %s is loaded", args.Table, collectProgram)
+		return fmt.Errorf("no program %s is loaded", collectProgram)
 	}
-	out, err := Collector{Program: p, Maps: d.Maps.all}.sweep(args)
-	if err != nil {
-		return Swept{}, fmt.Errorf("sweep table %s: %w", args.Table, err)
-	}
-	return Swept{Scanned: out.Scanned, Deleted: out.Deleted, Pressure: out.Pressure != 0}, nil
+	return use(Collector{Program: p, Maps: d.Maps.all})
 }
 
 // Collector runs ec_collect over a table in slices.
@@ -143,12 +130,6 @@ func (c Collector) SweepAt(t usage.Table, now uint64, pressure bool) (int, error
 		args.Pressure = 1
 	}
 	out, err := c.sweep(args)
-	return int(out.Deleted), err
-}
-
-// EndFlows ends those of a container in a table: what Datapath's function of that name does for both.
-func (c Collector) EndFlows(t usage.Table, now uint64, bridge uint32, container wire.Addr) (int, error) {
-	out, err := c.sweep(collectArgs{Now: now, Table: t, Container: container, Bridge: bridge})
 	return int(out.Deleted), err
 }
 
@@ -181,10 +162,7 @@ func (c Collector) sweep(args collectArgs) (collectArgs, error) {
 // has room for.
 func (c Collector) slices(m *ebpf.Map, args *collectArgs) error {
 	to := c.Maps[journal.CandidatesName]
-	indexes := make([]uint32, to.MaxEntries())
-	for i := range indexes {
-		indexes[i] = uint32(i)
-	}
+	indexes := candidateIndexes(to)
 	keys := raw.Records(len(indexes), m.KeySize())
 	args.Count = 0
 	flush := func() (err error) {
@@ -210,6 +188,14 @@ func (c Collector) slices(m *ebpf.Map, args *collectArgs) error {
 		return err
 	}
 	return flush()
+}
+
+func candidateIndexes(to *ebpf.Map) []uint32 {
+	indexes := make([]uint32, to.MaxEntries())
+	for i := range indexes {
+		indexes[i] = uint32(i)
+	}
+	return indexes
 }
 
 func collect(p *ebpf.Program, args collectArgs) (collectArgs, error) {

@@ -30,6 +30,7 @@ func TestCollectArgsAreThoseOfTheProgram(t *testing.T) {
 		"now": uint32(unsafe.Offsetof(a.Now)), "table": uint32(unsafe.Offsetof(a.Table)), "pressure": uint32(unsafe.Offsetof(a.Pressure)),
 		"stage": uint32(unsafe.Offsetof(a.Stage)), "count": uint32(unsafe.Offsetof(a.Count)), "head": uint32(unsafe.Offsetof(a.Head)),
 		"scanned": uint32(unsafe.Offsetof(a.Scanned)), "deleted": uint32(unsafe.Offsetof(a.Deleted)),
+		"left": uint32(unsafe.Offsetof(a.Left)),
 	}
 	if diff := cmp.Diff(want, got); diff != "" || c.Size != uint32(unsafe.Sizeof(a)) {
 		t.Errorf("size %d, want %d; offsets (-C +Go):\n%s", unsafe.Sizeof(a), c.Size, diff)

@@ -218,21 +218,12 @@ func decodeNeighbour(m []byte) (n Neighbour, ok bool) {
 	return n, n.Addr.IsValid()
 }
 
-// decodeBridgeEntry reads struct ndmsg of a bridge; false: nobody has learnt it.
-func decodeBridgeEntry(m []byte) (e BridgeEntry, ok bool) {
+// decodeBridgePort reads struct ndmsg of a bridge; false: it has not learnt the entry.
+func decodeBridgePort(m []byte) (port int, ok bool) {
 	if len(m) < unix.SizeofNdMsg || m[0] != unix.AF_BRIDGE || native.Uint16(m[8:])&unix.NUD_PERMANENT != 0 {
-		return e, false
+		return 0, false
 	}
-	e.Port = number(m[4:])
-	for kind, v := range attributes(m[unix.SizeofNdMsg:]) {
-		switch kind {
-		case unix.NDA_MASTER:
-			e.Bridge = number(v)
-		case unix.NDA_LLADDR:
-			e.MAC = slices.Clone(v)
-		}
-	}
-	return e, e.Bridge != 0
+	return number(m[4:]), true
 }
 
 // Attributes of struct netconfmsg.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -93,13 +94,26 @@ func (h *Handle) Neighbours(index int) ([]Neighbour, error) {
 	return neighbours, nil
 }
 
-// BridgeEntries lists what all bridges have learnt.
-func (h *Handle) BridgeEntries() ([]BridgeEntry, error) {
-	entries, err := list(h, unix.RTM_GETNEIGH, &netlink.Ndmsg{Family: unix.AF_BRIDGE}, decodeBridgeEntry)
-	if err != nil {
-		return nil, fmt.Errorf("list what bridges have learnt: %w", err)
+// defaultVLAN is that of the ports of a bridge that filters VLANs; one that does not has 0 alone.
+const defaultVLAN = 1
+
+// BridgePort returns behind which port a bridge has learnt an Ethernet address to be; 0: it does not know, or is gone. It is asked for
+// that alone, since whoever is behind it can have it learn a million.
+func (h *Handle) BridgePort(bridge int, mac net.HardwareAddr) (int, error) {
+	for _, vlan := range []uint16{0, defaultVLAN} {
+		attributes := []nl.NetlinkRequestData{nl.NewRtAttr(unix.NDA_LLADDR, mac), nl.NewRtAttr(unix.NDA_MASTER, nl.Uint32Attr(uint32(bridge)))}
+		if vlan != 0 {
+			attributes = append(attributes, nl.NewRtAttr(unix.NDA_VLAN, nl.Uint16Attr(vlan)))
+		}
+		ports, err := ask(h, unix.RTM_GETNEIGH, 0, &netlink.Ndmsg{Family: unix.AF_BRIDGE}, decodeBridgePort, attributes...)
+		if len(ports) > 0 {
+			return ports[0], nil
+		}
+		if err != nil && !isErrno(err, unix.ENOENT, unix.EINVAL, unix.ENODEV) {
+			return 0, fmt.Errorf("ask bridge %d for the port of %s: %w", bridge, mac, err)
+		}
 	}
-	return entries, nil
+	return 0, nil
 }
 
 // Settings lists the IPv4 settings of each link, by index, and those of AllLinks: one request instead of a file for each.

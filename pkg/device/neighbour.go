@@ -18,12 +18,6 @@ type Neighbour struct {
 	Permanent bool
 }
 
-// BridgeEntry is an Ethernet address that a bridge has learnt, and the port behind which it is.
-type BridgeEntry struct {
-	Bridge, Port int
-	MAC          net.HardwareAddr
-}
-
 // ReplaceNeighbour writes a permanent entry.
 func (h *Handle) ReplaceNeighbour(index int, a netip.Addr, mac net.HardwareAddr) error {
 	n := netlink.Neigh{

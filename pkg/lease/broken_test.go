@@ -44,11 +44,13 @@ func TestBrokenLeases(t *testing.T) {
 		{"10.5.22.0-24", `{"PublicIP":"192.0.2.22","BackendType":"vxlan","BackendData":"garbage"}`, "lease 10.5.22.0-24 is ignored"},
 		{"10.5.23.0-24/x", recordOf("192.0.2.23"), "lease 10.5.23.0-24/x is ignored"},
 		{"../config", recordOf("192.0.2.24"), "lease ../config is ignored"},
-		{"10.5.7.0-24", recordOf("192.0.2.2"), "10.5.2.0-24 counts"}, // which its node renews
-		{"10.5.6.0-24", recordOf("192.0.2.1"), "lease 10.5.6.0-24 has this node's public address"},
+		{"127.0.0.0-24", recordOf("192.0.2.25"), "lease 127.0.0.0-24 is ignored"}, // etcd's address is there
+		{"8.8.8.0-24", recordOf("192.0.2.26"), "lease 8.8.8.0-24 is ignored"},
 		{"10.5.3.0-24", "garbage", "lease 10.5.3.0-24 is what it was"},
 		{"10.5.9.0-24", "garbage", "subnet leased"},
 	}
+	s.Put(subnetKey("10.5.7.0-24"), recordOf("192.0.2.2")) // another one is that which its node renews
+	s.Put(subnetKey("10.5.6.0-24"), recordOf("192.0.2.1"))
 	for _, b := range broken {
 		if b.value != "" {
 			s.Put(subnetKey(b.key), b.value)
@@ -59,6 +61,8 @@ func TestBrokenLeases(t *testing.T) {
 		return strings.Contains(got, "02:00:00:00:00:09")
 	})
 	a.expect(mine + " 192.0.2.3=10.5.3.0/24 192.0.2.5=10.5.5.0/24 192.0.2.68=10.5.8.0/23 n2=10.5.2.0/24")
+	a.expectDoubt("n2: lease 10.5.7.0-24 has the same public address 192.0.2.2 as lease 10.5.2.0-24, and does not count")
+	a.expectDoubt("n1: lease 10.5.6.0-24 has this node's public address 192.0.2.1 as well")
 	for _, has := range append(others, mine) {
 		a.always(has)
 	}

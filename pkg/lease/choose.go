@@ -10,7 +10,8 @@ import (
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
 
-// mostChoices bounds from how many free subnets one is drawn. By chance, since nodes that start at once would all take the first.
+// mostChoices bounds how often a subnet is drawn, and where few are free from how many. By chance, since nodes that start at once would
+// all take the first.
 const mostChoices = 100
 
 // errFull says that no subnet is free.
@@ -23,9 +24,12 @@ func (n Network) choose(prefer []Subnet, taken []Subnet) (s Subnet, err error) {
 			continue
 		}
 		t := newTaken(wire.Family(f), r.Bits, taken)
-		i := slices.IndexFunc(prefer, func(p Subnet) bool { return r.fits(p[f]) && !t.overlaps(p[f]) })
+		i := slices.IndexFunc(prefer, func(p Subnet) bool { _, is := t.overlap(p[f]); return r.fits(p[f]) && !is })
 		if i >= 0 {
 			s[f] = prefer[i][f]
+			continue
+		}
+		if s[f] = r.draw(t); s[f].IsValid() {
 			continue
 		}
 		free := r.free(t)
@@ -37,15 +41,36 @@ func (n Network) choose(prefer []Subnet, taken []Subnet) (s Subnet, err error) {
 	return s, nil
 }
 
+// draw returns a subnet of all that are free; none if that takes too long, since few are.
+func (r Range) draw(t taken) netip.Prefix {
+	for range mostChoices {
+		octets := r.Prefix.Addr().AsSlice()
+		for i := r.Prefix.Bits(); i < r.Bits; i++ {
+			octets[i/8] |= byte(rand.IntN(2)) << (7 - i%8) //nolint:gosec // no secret
+		}
+		a, _ := netip.AddrFromSlice(octets)
+		p := netip.PrefixFrom(a, r.Bits)
+		if _, over := t.overlap(p); !over && r.fits(p) {
+			return p
+		}
+	}
+	return netip.Prefix{}
+}
+
 // free are the first subnets of a range that nobody has.
 func (r Range) free(t taken) (free []netip.Prefix) {
-	for a := r.First; len(free) < mostChoices; a = next(a, r.Bits) {
-		if p := netip.PrefixFrom(a, r.Bits); !t.overlaps(p) {
+	for a := r.First; len(free) < mostChoices; {
+		p := netip.PrefixFrom(a, r.Bits)
+		over, is := t.overlap(p)
+		if !is {
 			free = append(free, p)
+		} else if over.Bits() < r.Bits {
+			a = lastSubnet(over, r.Bits) // one step over a prefix that has room for a great many
 		}
-		if a == r.Last {
+		if !a.Less(r.Last) {
 			break
 		}
+		a = next(a, r.Bits)
 	}
 	return free
 }
@@ -80,6 +105,13 @@ func newTaken(f wire.Family, bits int, all []Subnet) taken {
 	return t
 }
 
-func (t taken) overlaps(p netip.Prefix) bool {
-	return t.usual[p] || slices.ContainsFunc(t.odd, p.Overlaps)
+// overlap returns the prefix that a subnet of the usual length overlaps.
+func (t taken) overlap(p netip.Prefix) (over netip.Prefix, is bool) {
+	if t.usual[p] {
+		return p, true
+	}
+	if i := slices.IndexFunc(t.odd, p.Overlaps); i >= 0 {
+		return t.odd[i], true
+	}
+	return netip.Prefix{}, false
 }

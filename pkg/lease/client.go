@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 )
@@ -108,6 +109,11 @@ func atOnce(ctx context.Context, method string, request, answer any, c *grpc.Cli
 	return ask(ctx, method, request, answer, c, append(opts, grpc.WaitForReady(false))...)
 }
 
+// isAway reports whether there is no connection.
+func (r *Registry) isAway() bool {
+	return r.client == nil || r.client.ActiveConnection().GetState() != connectivity.Ready
+}
+
 // Close ends the connection. The lease lives on.
 func (r *Registry) Close() {
 	if r.client != nil {
@@ -151,6 +157,9 @@ func (r *Registry) subnetKey(s Subnet) string          { return r.subnetsKey() +
 func (r *Registry) holdersKey() string                 { return r.Prefix + "/ebpf-cni/" }
 func (r *Registry) holderKey(public netip.Addr) string { return r.holdersKey() + public.String() }
 
+// errNoAnswer says that etcd is there, and too slow.
+var errNoAnswer = fmt.Errorf("no answer within %v", answerTimeout)
+
 // asked bounds the wait for one answer, and says which registry has not given it.
 func (r *Registry) asked(ctx context.Context, ask func(context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, answerTimeout)
@@ -159,11 +168,11 @@ func (r *Registry) asked(ctx context.Context, ask func(context.Context) error) e
 	if err == nil {
 		err = ask(bounded)
 	}
-	switch {
-	case err == nil || ctx.Err() != nil:
+	if err == nil || ctx.Err() != nil {
 		return err
-	case errors.Is(err, context.DeadlineExceeded) || bounded.Err() != nil:
-		return fmt.Errorf("etcd at %s: no answer within %v", strings.Join(r.Endpoints, ","), answerTimeout)
+	}
+	if errors.Is(err, context.DeadlineExceeded) || bounded.Err() != nil {
+		err = errNoAnswer
 	}
 	return fmt.Errorf("etcd at %s: %w", strings.Join(r.Endpoints, ","), err)
 }

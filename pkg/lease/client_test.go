@@ -20,6 +20,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/ebpf-cni/ebpf-cni/test/etcd"
 )
@@ -103,7 +104,8 @@ func TestPassword(t *testing.T) {
 		_, err8 := c.AuthEnable(ctx)
 		return errors.Join(err, err2, err3, err4, err5, err6, err7, err8)
 	})
-	a := start(t, s.URL, func(o *Options, _ *Self) { o.Username, o.Password = "flannel", "secret" })
+	wall := newWall(t, strings.TrimPrefix(s.URL, "http://"))
+	a := start(t, "http://"+wall.address, func(o *Options, _ *Self) { o.Username, o.Password = "flannel", "secret" })
 	a.expect("n1=10.5.9.0/24")
 	for _, password := range []string{"", "wrong"} {
 		b := start(t, s.URL, func(o *Options, _ *Self) {
@@ -114,4 +116,31 @@ func TestPassword(t *testing.T) {
 		b.expectError("etcd at " + s.URL)
 		b.stop()
 	}
+	// It may read its own keys by now, and not follow those of others: that stays an error.
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, Username: "root", Password: "r", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	end := clientv3.GetPrefixRangeEnd(prefix + "/")
+	for _, key := range []string{subnetKey("10.5.9.0-24"), prefix + "/ebpf-cni/192.0.2.1"} {
+		if _, err := root.RoleGrantPermission(t.Context(), "network", key, "", clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := root.RoleRevokePermission(t.Context(), "network", prefix+"/", end); err != nil {
+		t.Fatal(err)
+	}
+	wall.close()
+	wall.open()
+	a.expectError("follow changes of leases", "permission denied")
+	for began := time.Now(); time.Since(began) < 4*listPause; time.Sleep(5 * time.Millisecond) {
+		if _, _, failing := a.now(); !failing {
+			t.Fatal("changes are not heard of, and that is no error any more")
+		}
+	}
+	if _, err := root.RoleGrantPermission(t.Context(), "network", prefix+"/", end, clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
+		t.Fatal(err)
+	}
+	a.expect("n1=10.5.9.0/24")
 }

@@ -1,18 +1,18 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/connectivity"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/wire"
 	"github.com/ebpf-cni/ebpf-cni/pkg/plan"
@@ -34,8 +34,8 @@ type Self struct {
 const (
 	// listPause is the least time between two complete lists, leases that vanish in a crowd have one made for all.
 	listPause = time.Second
-	// checkInterval is how often the registry is asked whether it is what it was.
-	checkInterval = 15 * time.Second
+	// longestPause is the longest time between two tries in vain.
+	longestPause = time.Minute
 	// returnPause is how long a node has to lease again what a list lacks, before it counts as gone: its pods are there.
 	returnPause = 3 * time.Second
 	// inStep is how far apart nodes try again that have tried at once.
@@ -50,16 +50,25 @@ type follower struct {
 	Self
 	network  Network
 	public   [wire.Families]netip.Addr
+	guarded  []netip.Addr // see guards
 	record   record
 	written  Subnet // of the subnet file
 	standing Subnet
 	deliver  func(source.Update)
 	table    table
-	own      *held       // nil: there has been none
-	last     []plan.Node // as delivered
+	own      *held            // nil: there has been none
+	spare    clientv3.LeaseID // of etcd's, with nothing on it; 0: there is none
+	last     []plan.Node      // as delivered
+	said     string           // which error was delivered since; empty: none
+	failures int              // tries in vain, in a row
+	doubt    string           // why this node's lease is not as it should be
 	remarks  []string
-	listed   time.Time // when everything was listed last
-	emptied  bool      // the newest list was of a registry that has been emptied
+	config   *[]byte // what was last listed of it
+	begun    *list   // one that had no end, because etcd did not answer
+	// listed is when everything was listed last, looked when this node's own keys were asked for.
+	listed, looked time.Time
+	missed         bool // this node's lease was missing since
+	emptied        bool // the newest list was of a registry that has been emptied
 	// revision and cluster are of what was last heard.
 	revision int64
 	cluster  uint64
@@ -71,7 +80,6 @@ func (f *follower) holder() holder { return holder{f.MachineID, f.Node} }
 // ends. What goes wrong is told by an Update with an error, once, and tried again.
 func (r *Registry) Run(ctx context.Context, network Network, self Self, deliver func(source.Update)) error {
 	f := &follower{Registry: r, Self: self, network: network, standing: parts(self.Standing.Own), deliver: deliver}
-	f.table.entries = leasesOf(self.Standing, network.Backend.Kind)
 	if f.Heard == nil {
 		f.Heard = func() {}
 	}
@@ -80,24 +88,24 @@ func (r *Registry) Run(ctx context.Context, network Network, self Self, deliver 
 		r.log.Warn("the subnet file of before can't be read", "error", err)
 	}
 	defer f.release()
-	said, races := "", 0
-	for {
+	for races := 0; ; {
 		err := f.round(ctx)
-		pause := listPause
+		pause := rand.N(inStep) //nolint:gosec // no secret
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
-			said, races = "", 0
+			races = 0
 			continue
 		case errors.Is(err, errRaced) && races < mostRaces:
 			races++
-			pause = 0
-		case err.Error() != said:
-			said = err.Error()
-			deliver(source.Update{Err: err, Changed: time.Now()})
+		default:
+			f.say(err)
+			if pause = listPause + f.drawTurn(); !f.isAway() {
+				f.failures++
+				pause = f.pause()
+			}
 		}
-		pause += time.Duration(rand.Int64N(int64(inStep))) //nolint:gosec // no secret
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -106,42 +114,80 @@ func (r *Registry) Run(ctx context.Context, network Network, self Self, deliver 
 	}
 }
 
+// pause is how long to wait after tries in vain of an etcd that is there: longer each time, and by chance, since what fails for one
+// mostly fails for all.
+func (f *follower) pause() time.Duration {
+	least := min(listPause<<min(max(f.failures, 1)-1, 10), longestPause/2)
+	return least + rand.N(least) //nolint:gosec // no secret
+}
+
+// drawTurn returns how long to wait before a list that all nodes have a reason for.
+func (f *follower) drawTurn() time.Duration {
+	return rand.N(time.Duration(len(f.table.entries)+1) * time.Second / listsPerSecond) //nolint:gosec // no secret
+}
+
+// say tells an error, once. It stays until there is something else to tell.
+func (f *follower) say(err error) {
+	if text := err.Error(); text != f.said {
+		f.said = text
+		f.deliver(source.Update{Err: err, Changed: time.Now()})
+	}
+}
+
 // round lists everything, has this node hold a lease, delivers, and follows changes until there is a reason to list again.
 func (f *follower) round(ctx context.Context) error {
 	if err := f.introduce(); err != nil {
 		return err
 	}
-	f.listed = time.Now()
 	l, err := f.list(ctx)
 	if err != nil {
 		return err
 	}
+	f.listed, f.looked = l.began, time.Now()
 	f.Heard()
 	if err := f.refuseUDP(l); err != nil {
 		return err
 	}
 	f.compare(l.config)
-	known := f.emptied
-	if f.emptied = f.isEmptied(l); f.emptied && !known {
-		f.log.Warn("the registry has been emptied, or is another one: what stands of other nodes stays until they have leased anew, or their leases would have ended", "revision", l.revision, "leases", len(l.entries))
-	}
+	known, another := f.emptied, f.isAnother(l)
+	f.emptied = f.isEmptied(l)
 	failed := f.ensure(ctx, l)
 	end := f.listed.Add(returnPause)
 	if f.emptied {
 		end = f.listed.Add(f.ttl())
 	}
-	f.table.replace(l, end, f.listed)
-	f.revision, f.cluster, f.last = l.revision, l.cluster, nil
+	missing := f.table.replace(l, end, f.listed, f.emptied)
+	if f.emptied && !known && (another || missing > 0) {
+		f.log.Warn("the registry has been emptied, or is another one: what stands of other nodes stays until they have leased anew, or their leases would have ended", "revision", l.revision, "leases", len(l.entries), "missing", missing)
+	}
+	f.revision, f.cluster, f.missed = l.revision, l.cluster, false
 	if failed == nil && f.own.chosen && f.own.subnet[wire.IPv6].IsValid() {
 		f.own.chosen = false
 		return errRaced // perhaps: of a subnet of both families another node may have got a part
 	}
-	f.tell(f.listed)
-	if failed != nil {
+	if failed != nil && f.own == nil {
 		return failed
 	}
+	w := f.newWatcher(l.revision + 1)
+	w.look.by(time.Now().Add(min(f.judge(failed), lookInterval)))
+	f.tell(f.listed)
 	f.log.Debug("leases listed", "leases", len(l.entries), "took", time.Since(f.listed))
-	return f.watch(ctx, l.revision+1)
+	return w.watch(ctx)
+}
+
+// judge takes note of how it went with this node's lease. It returns the pause before the next try.
+func (f *follower) judge(err error) time.Duration {
+	switch {
+	case err == nil:
+		f.failures, f.doubt = 0, ""
+	case errors.Is(err, errRaced):
+		return rand.N(inStep) //nolint:gosec // no secret
+	default:
+		f.failures++
+		f.doubt = err.Error()
+		return f.pause()
+	}
+	return lookInterval
 }
 
 // introduce finds out how other nodes reach this one.
@@ -163,6 +209,9 @@ func (f *follower) introduce() (err error) {
 	}
 	if f.record, err = newRecord(found, f.network.Backend, f.MAC); err == nil {
 		f.public = found
+		f.guarded = f.guards()
+		f.table.entries = leasesOf(f.Standing, f.network.Backend.Kind)
+		maps.DeleteFunc(f.table.entries, func(_ string, e *entry) bool { return f.strange(e.subnet) != nil })
 	}
 	return err
 }
@@ -179,22 +228,28 @@ func sourceOfDefaultRoute(f wire.Family) (netip.Addr, error) {
 }
 
 // refuseUDP refuses to serve by VXLAN a network that names no backend, while a node of it goes by what that means to flannel. A node
-// that is served already goes on.
+// that is served already, perhaps by an agent before, goes on.
 func (f *follower) refuseUDP(l *list) error {
-	if !f.network.Backend.Absent || f.own != nil {
+	if !f.network.Backend.Absent || f.own != nil || len(f.Standing.Own) > 0 {
 		return nil
 	}
 	for _, e := range l.entries {
-		if e.record.BackendType == udp {
+		if e.record.BackendType == udp && e.wrong == nil {
 			return fmt.Errorf("etcd key %s: Backend: is absent, and node %s goes by flannel's udp (key %s), which is not served here: set vxlan or host-gw for all nodes", f.configKey(), e.record.PublicIP, f.subnetKey(e.subnet))
 		}
 	}
 	return nil
 }
 
-// compare says that the configuration is no more the one that is in force.
+// compare says, once, that the configuration is no more the one that is in force.
 func (f *follower) compare(text []byte) {
+	if f.config != nil && (*f.config == nil) == (text == nil) && bytes.Equal(*f.config, text) {
+		return
+	}
+	f.config = &text
 	switch n, err := f.parseNetwork(text); {
+	case text == nil:
+		f.log.Warn("the network's configuration has been deleted; the one of before stays in force", "key", f.configKey())
 	case err != nil:
 		f.log.Warn("the network's configuration can't be used; the one of before stays in force", "error", err)
 	case n != f.network:
@@ -202,10 +257,15 @@ func (f *follower) compare(text []byte) {
 	}
 }
 
+// isAnother reports whether a list is of another registry than the one of before, or of what that was.
+func (f *follower) isAnother(l *list) bool {
+	return f.cluster != 0 && (l.cluster != f.cluster || l.revision < f.revision)
+}
+
 // isEmptied reports whether what a list lacks may be missing for another reason than that its lease has ended: the lease of this
 // node is missing, that it holds, or that an earlier agent held.
 func (f *follower) isEmptied(l *list) bool {
-	if f.cluster != 0 && (l.cluster != f.cluster || l.revision < f.revision) {
+	if f.isAnother(l) || f.missed {
 		return true
 	}
 	if f.own == nil {
@@ -220,165 +280,21 @@ func (f *follower) tell(changed time.Time) {
 	if f.own == nil {
 		return
 	}
-	self := (&entry{subnet: f.own.subnet, record: f.record}).asNode()
+	self := (&entry{subnet: f.own.subnet, record: f.record}).asNode(f.network)
 	self.Name = f.Node
-	nodes, remarks := f.table.nodes(*self, f.own.subnet, f.public[wire.IPv4], f.network.Backend.Kind)
+	if f.doubt != "" {
+		self.Doubts = []string{f.doubt}
+	}
+	nodes, remarks := f.table.nodes(*self, f.own.subnet, f.public[wire.IPv4], f.network)
 	for _, text := range remarks {
 		if !slices.Contains(f.remarks, text) {
 			f.log.Warn("a lease of the network", "problem", text)
 		}
 	}
 	f.remarks = remarks
-	if slices.EqualFunc(nodes, f.last, plan.Node.Equal) {
+	if slices.EqualFunc(nodes, f.last, plan.Node.Equal) && f.said == "" {
 		return
 	}
-	f.last = nodes
+	f.last, f.said = nodes, ""
 	f.deliver(source.Update{Nodes: nodes, Changed: changed})
-}
-
-// watch follows changes, until it is time to list everything again. Changes come in crowds: meanwhile it goes on.
-func (f *follower) watch(ctx context.Context, from int64) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var changes clientv3.WatchChan
-	opened := f.open(ctx, from)
-	connection, wait := f.followConnection(ctx)
-	defer wait()
-	defer cancel()
-	check := time.NewTicker(checkInterval)
-	defer check.Stop()
-	var due <-chan time.Time
-	var at time.Time // when that is
-	until := func(t time.Time) {
-		if at.IsZero() || t.Before(at) {
-			at, due = t, time.After(time.Until(t))
-		}
-	}
-	if first := f.table.nextEnd(); !first.IsZero() {
-		until(f.listed.Add(max(listPause, first.Sub(f.listed))))
-	}
-	soon := func() { until(f.listed.Add(listPause)) }
-	renewed := f.own.renewed
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-due:
-			return nil
-		case changes = <-opened:
-		case answer, ok := <-changes:
-			if err := answer.Err(); !ok || err != nil {
-				return f.isLost(err)
-			}
-			f.Heard()
-			now := time.Now()
-			if f.apply(answer) {
-				soon()
-			}
-			f.tell(now)
-		case _, ok := <-renewed:
-			if !ok {
-				f.own.ended, renewed = true, nil
-				soon()
-			}
-		case <-connection:
-			soon()
-			if _, err := f.check(ctx); err != nil {
-				return err
-			}
-		case <-check.C:
-			another, err := f.check(ctx)
-			if err != nil {
-				return err
-			}
-			if another {
-				soon()
-			}
-		}
-	}
-}
-
-// open asks for changes, and returns at once: etcd may be away, and answers when it is there.
-func (f *follower) open(ctx context.Context, from int64) <-chan clientv3.WatchChan {
-	opened := make(chan clientv3.WatchChan, 1)
-	go func() {
-		opened <- f.client.Watch(clientv3.WithRequireLeader(ctx), f.Prefix+"/", clientv3.WithPrefix(), clientv3.WithRev(from))
-	}()
-	return opened
-}
-
-// isLost judges the end of a watch. A complete list puts right what has been compacted meanwhile.
-func (f *follower) isLost(err error) error {
-	if err == nil || errors.Is(err, rpctypes.ErrCompacted) {
-		f.log.Info("changes of leases have been missed; listing all", "error", err)
-		return nil
-	}
-	return fmt.Errorf("follow changes of leases: %w", err)
-}
-
-// followConnection rings when the connection is lost, and when there is one again: perhaps to another etcd, where the watch would wait
-// for a revision that is far away. wait waits for its end, which comes with that of ctx.
-func (f *follower) followConnection(ctx context.Context) (rings <-chan struct{}, wait func()) {
-	changed, ended := make(chan struct{}, 1), make(chan struct{})
-	connection := f.client.ActiveConnection()
-	go func() {
-		defer close(ended)
-		// A list has just been had: whatever else the state is, it has changed since.
-		for state := connectivity.Ready; connection.WaitForStateChange(ctx, state); {
-			was := state == connectivity.Ready
-			if state = connection.GetState(); was == (state == connectivity.Ready) {
-				continue
-			}
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return changed, func() { <-ended }
-}
-
-// check asks whether the registry answers, and is the one that it was.
-func (f *follower) check(ctx context.Context) (again bool, err error) {
-	err = f.asked(ctx, func(ctx context.Context) error {
-		answer, err := f.client.Get(ctx, f.configKey(), clientv3.WithKeysOnly())
-		if err == nil {
-			again = answer.Header.ClusterId != f.cluster || answer.Header.Revision < f.revision
-		}
-		return err
-	})
-	if err == nil {
-		f.Heard()
-	}
-	return again, err
-}
-
-// apply takes changes into the table. It reports whether everything has to be listed again: something is about this node's own lease,
-// or a lease has gone.
-func (f *follower) apply(answer clientv3.WatchResponse) (again bool) {
-	f.revision = max(f.revision, answer.Header.Revision)
-	changed := newList()
-	for _, e := range answer.Events {
-		if e.Type == clientv3.EventTypeDelete {
-			again = true
-			continue
-		}
-		f.put(changed, e.Kv)
-	}
-	if changed.config != nil {
-		f.compare(changed.config)
-	}
-	for key, e := range changed.entries {
-		if key == f.own.subnet.String() {
-			again = again || e.lease != f.own.lease && e.lease != 0 || e.record.PublicIP != f.public[wire.IPv4]
-			continue
-		}
-		again = again || e.record.PublicIP == f.public[wire.IPv4] || e.subnet.overlaps(f.own.subnet)
-		f.table.put(key, e)
-	}
-	for a, h := range changed.holders {
-		again = again || a == f.public[wire.IPv4] && h.holder != f.holder()
-		f.table.holders[a] = h
-	}
-	return again
 }

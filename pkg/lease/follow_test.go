@@ -32,18 +32,35 @@ func TestChanges(t *testing.T) {
 	a.expect("n1=10.5.9.0/24 192.0.2.2=10.5.1.0/24")
 	s.Put(subnetKey("10.5.1.0-24"), recordOf("192.0.2.3"))
 	a.expect("n1=10.5.9.0/24 192.0.2.3=10.5.1.0/24")
-	s.Put(subnetKey("10.5.2.0-24"), recordOf("192.0.2.3")) // the newer one counts
-	a.expect("n1=10.5.9.0/24 192.0.2.3=10.5.2.0/24")
+	s.Put(subnetKey("10.5.2.0-24"), recordOf("192.0.2.3")) // the older one counts
+	a.expectDoubt("192.0.2.3: lease 10.5.2.0-24 has the same public address 192.0.2.3 as lease 10.5.1.0-24, and does not count")
+	a.expect("n1=10.5.9.0/24 192.0.2.3=10.5.1.0/24")
 	s.Put(subnetKey("10.5.3.0-24"), "nonsense")
 	s.Put(subnetKey("10.5.4.0-24"), strings.Replace(recordOf("192.0.2.4"), `"vxlan"`, `"host-gw"`, 1))
 	s.Put(subnetKey("10.5.5.0-24"), recordOf("192.0.2.1"))
 	s.Put(configKey, vxlan)
-	for _, want := range []string{"have the same public address 192.0.2.3", "10.5.3.0-24 is ignored", `its backend is \"host-gw\"`, "this node's public address", "gets into force when the agent starts"} {
+	for _, want := range []string{"10.5.3.0-24 is ignored", `its backend is \"host-gw\"`, "gets into force when the agent starts"} {
 		until(t, want, func() bool { return strings.Contains(a.log.String(), want) })
 	}
-	a.expect("n1=10.5.9.0/24 192.0.2.3=10.5.2.0/24")
-	s.Do(func(ctx context.Context) error { _, err := s.Client.Delete(ctx, subnetKey("10.5.2.0-24")); return err })
+	a.expectDoubt("n1: lease 10.5.5.0-24 has this node's public address")
 	a.expect("n1=10.5.9.0/24 192.0.2.3=10.5.1.0/24")
+	s.Do(func(ctx context.Context) error { _, err := s.Client.Delete(ctx, subnetKey("10.5.1.0-24")); return err })
+	a.expect("n1=10.5.9.0/24 192.0.2.3=10.5.2.0/24")
+	if n := a.lists(); n != 2 {
+		t.Errorf("it has listed %d times, and not only for what is gone", n)
+	}
+	// Gone, and there again before it is missed.
+	s.Do(func(ctx context.Context) error { _, err := s.Client.Delete(ctx, subnetKey("10.5.2.0-24")); return err })
+	a.stays("n1=10.5.9.0/24 192.0.2.3=10.5.2.0/24", returnPause/2)
+	s.Put(subnetKey("10.5.2.0-24"), recordOf("192.0.2.3"))
+	s.Do(func(ctx context.Context) error { _, err := s.Client.Delete(ctx, configKey); return err })
+	until(t, "another list", func() bool { return a.lists() == 3 })
+	a.stays("n1=10.5.9.0/24 192.0.2.3=10.5.2.0/24", 100*time.Millisecond)
+	for _, once := range []string{"gets into force when the agent starts", "configuration has been deleted"} {
+		if n := strings.Count(a.log.String(), once); n != 1 {
+			t.Errorf("it is said %d times: %s", n, once)
+		}
+	}
 }
 
 func TestEtcdAway(t *testing.T) {
@@ -63,6 +80,9 @@ func TestEtcdAway(t *testing.T) {
 	a.always(all)
 	if _, errs, _ := a.now(); len(errs) > 3 {
 		t.Errorf("%d errors are told", len(errs))
+	}
+	if n := a.lists(); n != 1 {
+		t.Errorf("with nothing missed it has listed %d times", n)
 	}
 }
 
@@ -132,12 +152,12 @@ func TestEmptiedBeforeAStart(t *testing.T) {
 	stood := func(_ *Options, self *Self) {
 		self.Standing = plan.Standing{
 			Own:     []netip.Prefix{netip.MustParsePrefix("10.5.9.0/24")},
-			Claims:  map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.5.1.0/24"): via, netip.MustParsePrefix("fc00:0:0:1::/64"): alias},
+			Claims:  map[netip.Prefix]netip.Addr{netip.MustParsePrefix("10.5.1.0/24"): via, netip.MustParsePrefix("fc00:0:0:1::/64"): alias, netip.MustParsePrefix("127.0.0.0/24"): netip.MustParseAddr("192.0.2.3")},
 			Aliases: map[netip.Addr]netip.Addr{via: alias, alias: via}, MACs: map[netip.Addr]wire.MAC{via: mac},
 		}
 	}
 	a := start(t, s.URL, stood)
-	a.expect("n1=10.5.9.0/24 192.0.2.2=10.5.1.0/24,fc00:0:0:1::/64")
+	a.expect("n1=10.5.9.0/24 192.0.2.2=10.5.1.0/24") // the network has no IPv6
 	if n := a.nodes[1]; n.TunnelMACs[wire.IPv4] != mac || !slices.Equal(n.InternalIPs, []string{"192.0.2.2", "2001:db8::2"}) {
 		t.Errorf("kept is %+v", n)
 	}
@@ -170,6 +190,9 @@ func TestConfigIsWaitedFor(t *testing.T) {
 		nodes, _, failing := a.now()
 		return strings.Contains(nodes, "192.0.2.4=10.5.3.0/24") && !failing && strings.Contains(a.log.String(), `its backend is \"udp\"`)
 	})
+	a.stop()
+	again := start(t, s.URL, func(_ *Options, self *Self) { self.Standing.Own = []netip.Prefix{netip.MustParsePrefix("10.5.9.0/24")} })
+	until(t, "that the next one goes on, too", func() bool { nodes, _, _ := again.now(); return strings.Contains(nodes, "192.0.2.4=10.5.3.0/24") })
 }
 
 func TestConfigIsKept(t *testing.T) {
@@ -201,6 +224,46 @@ func TestConfigIsKept(t *testing.T) {
 	}
 	if _, err := read("/another"); err == nil {
 		t.Error("another prefix has the same network")
+	}
+}
+
+// A list that was not answered to its end goes on where it was, and is of one revision of one etcd.
+func TestListGoesOn(t *testing.T) {
+	t.Parallel()
+	s := etcd.Start(t)
+	for i := range 3 {
+		s.Put(subnetKey(fmt.Sprintf("10.5.%d.0-24", i+1)), recordOf(fmt.Sprintf("192.0.2.%d", i+2)))
+	}
+	r, err := Open(Options{Endpoints: []string{s.URL}, Prefix: prefix}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	f := &follower{Registry: r, network: networkOf(t, vxlan)}
+	l, err := f.list(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	delete(l.entries, "10.5.2.0-24")
+	delete(l.entries, "10.5.3.0-24")
+	l.next = subnetKey("10.5.1.0-24") + "\x00"
+	s.Put(subnetKey("10.5.4.0-24"), recordOf("192.0.2.5"))
+	f.begun = l
+	if again, err := f.list(t.Context()); err != nil || again != l || len(l.entries) != 3 || l.entries["10.5.4.0-24"] != nil {
+		t.Errorf("listed are %v, error %v", l.entries, err)
+	}
+	l.cluster++
+	f.begun = l
+	if _, err := f.list(t.Context()); err == nil {
+		t.Error("a list is of two etcds")
+	}
+	if again, err := f.list(t.Context()); err != nil || len(again.entries) != 4 {
+		t.Errorf("after that it has %v, error %v", again, err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 0) // ours to wait, not etcd's to answer
+	defer cancel()
+	if _, err := f.list(short); err == nil || f.begun != nil {
+		t.Errorf("after its context's end: %v, kept %v", err, f.begun)
 	}
 }
 
@@ -287,4 +350,9 @@ func TestManyLeases(t *testing.T) {
 	if judged > priv.Patience(50*time.Millisecond) {
 		t.Errorf("a change took %v", judged)
 	}
+	// Of a new etcd the node's turn to list all may be far away; changes are heard all the same.
+	s.Empty()
+	until(t, "a new lease", func() bool { _, there := s.Get(prefix + "/ebpf-cni/192.0.2.1"); return there })
+	s.Put(subnetKey("10.97.1.0-24"), recordOf("192.0.2.200"))
+	until(t, "a change", func() bool { return count() == nodes+1+len(all)+1 })
 }

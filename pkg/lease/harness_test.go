@@ -78,7 +78,7 @@ func start(t *testing.T, url string, change ...option) *agent {
 		c(&o, &self)
 	}
 	a := &agent{t: t, log: &lockedBuffer{}}
-	r, err := Open(o, slog.New(slog.NewTextHandler(a.log, nil)))
+	r, err := Open(o, slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +117,9 @@ func (a *agent) take(u source.Update) {
 	a.nodes, a.told = u.Nodes, append(a.told, short(u.Nodes))
 }
 
+// lists is how often everything has been listed.
+func (a *agent) lists() int { return strings.Count(a.log.String(), "leases listed") }
+
 // short are nodes as name=podCIDRs, this node first.
 func short(nodes []plan.Node) string {
 	var all []string
@@ -133,6 +136,23 @@ func (a *agent) now() (nodes string, errs []error, failing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return short(a.nodes), slices.Clone(a.errs), a.failing
+}
+
+// doubts are those that nodes have.
+func (a *agent) doubts() (all []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.nodes {
+		for _, text := range n.Doubts {
+			all = append(all, n.Name+": "+text)
+		}
+	}
+	return all
+}
+
+func (a *agent) expectDoubt(words string) {
+	a.t.Helper()
+	until(a.t, words, func() bool { return strings.Contains(strings.Join(a.doubts(), "\n"), words) })
 }
 
 // until waits for a condition.

@@ -177,12 +177,17 @@ func (r Range) fits(p netip.Prefix) bool {
 	return p.IsValid() && p.Bits() == r.Bits && !p.Addr().Less(r.First) && !r.Last.Less(p.Addr()) && r.Prefix.Contains(p.Addr())
 }
 
-// isIn reports whether a subnet has all addresses of the network, or of one of its families.
-func (n Network) isIn(s Subnet) bool {
+// has reports whether a prefix is a part of this range, and not all of it.
+func (r Range) has(p netip.Prefix) bool {
+	return r.Prefix.IsValid() && p.Bits() > r.Prefix.Bits() && r.Prefix.Contains(p.Addr())
+}
+
+// within is what of a subnet is a part of the network.
+func (n Network) within(s Subnet) (in Subnet) {
 	for f, r := range n.Ranges {
-		if r.Prefix.IsValid() && s[f].Bits() <= r.Prefix.Bits() && s[f].Overlaps(r.Prefix) {
-			return true
+		if r.has(s[f]) {
+			in[f] = s[f]
 		}
 	}
-	return false
+	return in
 }

@@ -142,15 +142,26 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%s: %s, error %v", c.what, got, err)
 		}
 	}
+	// A taken prefix is stepped over at once, however many subnets it has.
+	wide := network(`{"Network": "10.0.0.0/8", "SubnetLen": 28, "EnableIPv6": true, "IPv6Network": "fc00::/16"}`)
+	for taken, free := range map[string]bool{"10.0.0.0-8&fc00::-16": false, "10.0.0.0-8": false, "0.0.0.0-0": false, "10.5.9.0-24&::-0": false, "10.5.9.0-24&fc00::-32": true} {
+		s, err := wide.choose(nil, []Subnet{subnet(taken)})
+		if err == nil != free || err == nil && (!wide.fits(s) || s.overlaps(subnet(taken))) {
+			t.Errorf("beside %s: %s, error %v", taken, s, err)
+		}
+	}
+	if got := wide.Ranges[wire.IPv6].free(newTaken(wire.IPv6, 64, []Subnet{subnet("10.5.9.0-24&fc00::-17")})); len(got) != mostChoices || got[0] != netip.MustParsePrefix("fc00:8000::/64") {
+		t.Errorf("behind a half that is taken are free %v", got)
+	}
 	large, drawn := network(`{"Network": "10.0.0.0/8"}`), map[Subnet]bool{}
 	for range 50 {
 		s, err := large.choose(nil, nil)
-		if err != nil || !large.fits(s) || s[wire.IPv4].Addr().As4()[2] > mostChoices {
+		if err != nil || !large.fits(s) {
 			t.Fatalf("chosen %s, error %v", s, err)
 		}
 		drawn[s] = true
 	}
-	if len(drawn) < 10 {
+	if len(drawn) < 45 {
 		t.Errorf("of 50 choices %d are different", len(drawn))
 	}
 }

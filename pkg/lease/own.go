@@ -36,33 +36,47 @@ func (f *follower) ensure(ctx context.Context, l *list) error {
 	public := f.public[wire.IPv4]
 	h, noted := l.holders[public]
 	if noted && h.holder != f.holder() {
-		return fmt.Errorf("public address %s is held by node %s with machine id %s, which renews its lease: give this node another one (--public-ip), or, if that one is gone for good, delete etcd's key %s",
-			public, cmp.Or(h.Node, "without a name"), cmp.Or(h.MachineID, "unknown"), f.holderKey(public))
+		node, id := "without a name", "unknown"
+		if isPlain(h.Node) {
+			node = h.Node
+		}
+		if isPlain(h.MachineID) {
+			id = h.MachineID
+		}
+		return fmt.Errorf("public address %s is held by node %s with machine id %s, whose lease has not ended: give this node another one (--public-ip), or, if that one is gone for good, delete etcd's key %s",
+			public, node, id, f.holderKey(public))
 	}
 	mine := f.mine(l)
-	for _, e := range mine {
-		if f.isWhole(e, h) && f.overlapped(l, e) == nil {
-			return f.adopt(ctx, e, h.lease)
-		}
+	i := slices.IndexFunc(mine, func(e *entry) bool { return f.network.fits(e.subnet) && f.overlapped(l, e) == nil })
+	switch {
+	case i < 0:
+		return f.takeAnother(ctx, l, mine)
+	case f.isWhole(mine[i], h):
+		return f.adopt(ctx, mine[i], h.lease)
 	}
-	return f.take(ctx, l, mine)
+	return f.write(ctx, l, mine[i].subnet, slices.Concat(mine[:i], mine[i+1:]))
 }
 
-// mine are the leases with this node's public address: the one that is held, then the newer ones.
+// mine are the leases with this node's public address: the one that is held, the one that is noted to be, that of the subnet which
+// pods have, then the older ones. Anybody can write a lease with this address, and is not to move the node.
 func (f *follower) mine(l *list) (mine []*entry) {
 	for _, e := range l.entries {
 		if f.isMine(e) {
 			mine = append(mine, e)
 		}
 	}
-	isHeld := func(e *entry) int {
-		if f.own != nil && f.own.subnet == e.subnet {
-			return 0
-		}
-		return 1
+	noted := l.holders[f.public[wire.IPv4]].lease
+	rank := func(e *entry) int {
+		return slices.Index([]bool{
+			f.own != nil && f.own.subnet == e.subnet,
+			noted != 0 && e.lease == noted,
+			e.subnet == f.standing,
+			e.subnet == f.written,
+			true,
+		}, true)
 	}
 	slices.SortFunc(mine, func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(isHeld(a), isHeld(b)), cmp.Compare(b.created, a.created))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.created, b.created))
 	})
 	return mine
 }
@@ -107,12 +121,8 @@ func (f *follower) adopt(ctx context.Context, e *entry, lease clientv3.LeaseID) 
 	return f.hold(ctx, e.subnet, lease)
 }
 
-// take writes a lease: over one with this node's public address that fits the network, or a new one.
-func (f *follower) take(ctx context.Context, l *list, mine []*entry) error {
-	i := slices.IndexFunc(mine, func(e *entry) bool { return f.network.fits(e.subnet) && f.overlapped(l, e) == nil })
-	if i >= 0 {
-		return f.write(ctx, l, mine[i].subnet, append(slices.Clone(mine[:i]), mine[i+1:]...))
-	}
+// takeAnother writes a new lease, where none of those with this node's public address will do.
+func (f *follower) takeAnother(ctx context.Context, l *list, mine []*entry) error {
 	prefer := []Subnet{f.written, f.standing}
 	if f.own != nil {
 		prefer = slices.Insert(prefer, 0, f.own.subnet)
@@ -130,17 +140,21 @@ func (f *follower) take(ctx context.Context, l *list, mine []*entry) error {
 	return f.write(ctx, l, subnet, mine)
 }
 
-// takenBy are the subnets that this node can't have: those of other nodes, also of such as have vanished, and reservations.
+// takenBy are the subnets that this node can't have: those of other nodes, also of such as have vanished, and reservations; and what
+// has the address of etcd or of this node.
 func (f *follower) takenBy(l *list) (taken []Subnet) {
 	for _, e := range l.entries {
-		if (e.lease == 0 || e.record.PublicIP != f.public[wire.IPv4]) && !f.network.isIn(e.subnet) {
-			taken = append(taken, e.subnet)
+		if e.lease == 0 || e.record.PublicIP != f.public[wire.IPv4] {
+			taken = append(taken, f.network.within(e.subnet))
 		}
 	}
 	for key, e := range f.table.entries {
 		if l.entries[key] == nil && e.wrong == nil && e.record.PublicIP != f.public[wire.IPv4] {
 			taken = append(taken, e.subnet)
 		}
+	}
+	for _, a := range f.guarded {
+		taken = append(taken, f.network.within(parts([]netip.Prefix{netip.PrefixFrom(a, a.BitLen())})))
 	}
 	return taken
 }
@@ -181,7 +195,8 @@ func (f *follower) write(ctx context.Context, l *list, subnet Subnet, others []*
 		return err
 	})
 	if err == nil && !done.Succeeded {
-		err = errRaced
+		f.spare = lease
+		return fmt.Errorf("lease %s: %w", subnet, errRaced)
 	}
 	if err != nil {
 		_ = f.asked(ctx, func(ctx context.Context) error { _, err := f.client.Revoke(ctx, lease); return err }) // else it ends by itself
@@ -197,7 +212,11 @@ func (f *follower) write(ctx context.Context, l *list, subnet Subnet, others []*
 	return err
 }
 
+// grant returns a lease of etcd's, that of a race that was lost or a new one.
 func (f *follower) grant(ctx context.Context) (lease clientv3.LeaseID, err error) {
+	if lease, f.spare = f.spare, 0; lease != 0 {
+		return lease, nil
+	}
 	err = f.asked(ctx, func(ctx context.Context) error {
 		granted, err := f.client.Grant(ctx, int64(f.ttl().Seconds()))
 		if err == nil {

@@ -159,6 +159,10 @@ func TestRevokedLeaseIsTakenAgain(t *testing.T) {
 	s.Revoke(subnetKey("10.5.77.0-24"))
 	until(t, "the same subnet", func() bool { _, there := s.Get(subnetKey("10.5.77.0-24")); return there })
 	a.expect(all)
+	until(t, "a list", func() bool { return a.lists() == 2 })
+	if strings.Contains(a.log.String(), "emptied") {
+		t.Error("one lease that is revoked is taken for a registry that has been emptied")
+	}
 	// The subnet has passed to somebody else.
 	s.Do(func(ctx context.Context) error {
 		_, err := s.Client.Put(ctx, subnetKey("10.5.77.0-24"), recordOf("192.0.2.3"))

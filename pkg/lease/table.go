@@ -6,7 +6,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -46,8 +49,8 @@ type holding struct {
 
 // table is what is known of the leases.
 //
-// One that is gone is dropped when a complete list lacks it for the second time, and not before: a node whose lease was revoked takes
-// it again meanwhile. That is no reason to drop it where the list lacks our own lease as well, which we have renewed, or is of another etcd: somebody has emptied the registry, and nodes whose pods go on
+// One that is gone is dropped when a complete list lacks it that is made some seconds later, and not before: a node whose lease was
+// revoked takes it again meanwhile. That is no reason to drop it where the list lacks our own lease as well, which we have renewed, or is of another etcd: somebody has emptied the registry, and nodes whose pods go on
 // have yet to lease anew. Then each lease that is gone lives for as long as if its node had just renewed it; until the node has
 // another one, or another node has the subnet.
 type table struct {
@@ -88,8 +91,9 @@ func leasesOf(s plan.Standing, kind Kind) map[string]*entry {
 	return entries
 }
 
-// replace takes a complete list. What it lacks for the first time lives until end.
-func (t *table) replace(l *list, end, now time.Time) {
+// replace takes a complete list, and returns how many leases live until end that it lacks: those that have not been seen to go, and of
+// a registry that has been emptied all.
+func (t *table) replace(l *list, end, now time.Time, emptied bool) (missing int) {
 	had := t.entries
 	t.entries, t.holders = l.entries, l.holders
 	nodes := map[netip.Addr]bool{}
@@ -105,13 +109,15 @@ func (t *table) replace(l *list, end, now time.Time) {
 		if t.entries[key] != nil || e.wrong != nil || nodes[e.record.PublicIP] || slices.ContainsFunc(listed, e.subnet.overlaps) {
 			continue
 		}
-		if e.until.IsZero() {
+		if e.until.IsZero() || emptied && e.until.Before(end) {
 			e.until = end
+			missing++
 		}
 		if now.Before(e.until) {
 			t.entries[key] = e
 		}
 	}
+	return missing
 }
 
 // keep has a lease that has gone wrong say what it said before, if that was of use: a bad value takes no node away.
@@ -147,27 +153,34 @@ func (t *table) inOrder() []*entry {
 	})
 }
 
-// nodes are the nodes of the network, this one first, and what is worth a line in the log. Of a node that has two leases the one counts
-// that it is known to renew, else the newer: the older is of a network's former configuration, and nobody renews it.
-func (t *table) nodes(self plan.Node, own Subnet, public netip.Addr, kind Kind) (all []plan.Node, remarks []string) {
+// nodes are the nodes of the network, this one first, and what is worth a line in the log. Of two leases with one public address the
+// stronger counts, and the node has a doubt.
+func (t *table) nodes(self plan.Node, own Subnet, public netip.Addr, network Network) (all []plan.Node, remarks []string) {
 	all = append(make([]plan.Node, 0, len(t.entries)+1), self)
 	names, at, counts := map[string]bool{self.Name: true}, map[netip.Addr]int{}, map[netip.Addr]*entry{}
 	for _, e := range t.inOrder() {
 		a := e.record.PublicIP
-		if remark := e.remark(own, public, kind); remark != "" {
+		if remark := e.remark(public, network.Backend.Kind); remark != "" {
 			remarks = append(remarks, remark)
 		}
-		if e.wrong != nil && !e.kept || a == public || e.record.BackendType != kind {
+		if a == public && e.wrong == nil && e.subnet != own && len(all[0].Doubts) < mostDoubts {
+			all[0].Doubts = append(slices.Clip(all[0].Doubts), fmt.Sprintf("lease %s has this node's public address %s as well, and does not count", e.key, a))
+		}
+		if e.wrong != nil && !e.kept || a == public || e.record.BackendType != network.Backend.Kind {
 			continue
 		}
-		node := *e.asNode()
+		node := *e.asNode(network)
 		if i, twice := at[a]; twice {
-			remark := fmt.Sprintf("leases %s and %s have the same public address %s: ", listOf(all[i].PodCIDRs), e.subnet, a)
-			if !t.renews(counts[a]) {
-				node.Name, counts[a] = all[i].Name, e
+			weak, doubts := e, all[i].Doubts
+			if t.isStronger(e, counts[a], network) {
+				weak, counts[a] = counts[a], e
+				node.Name = all[i].Name
 				all[i] = node
 			}
-			remarks = append(remarks, fmt.Sprintf("%s%s counts", remark, counts[a].subnet))
+			if len(doubts) < mostDoubts {
+				doubts = append(doubts, fmt.Sprintf("lease %s has the same public address %s as lease %s, and does not count", weak.key, a, counts[a].key))
+			}
+			all[i].Doubts = doubts
 			continue
 		}
 		if h := t.holders[a]; isName(h.Node) && !names[h.Node] {
@@ -180,18 +193,30 @@ func (t *table) nodes(self plan.Node, own Subnet, public netip.Addr, kind Kind) 
 }
 
 // remark is what there is to be said about a lease; a broken one may be of any length.
-func (e *entry) remark(own Subnet, public netip.Addr, kind Kind) string {
+func (e *entry) remark(public netip.Addr, kind Kind) string {
 	switch a := e.record.PublicIP; {
 	case e.kept:
 		return fmt.Sprintf("lease %.80s is what it was: %.200v", e.key, e.wrong)
 	case e.wrong != nil:
 		return fmt.Sprintf("lease %.80s is ignored: %.200v", e.key, e.wrong)
-	case a == public && e.subnet != own:
-		return fmt.Sprintf("lease %s has this node's public address %s as well, and is ignored", e.subnet, a)
 	case a != public && e.record.BackendType != kind:
 		return fmt.Sprintf("lease %s of %s is ignored: its backend is %.40q, and the network's %s", e.subnet, a, e.record.BackendType, kind)
 	}
 	return ""
+}
+
+// mostDoubts is how many second leases of a node are worth a word.
+const mostDoubts = 4
+
+// isStronger reports whether of two leases with one public address the first counts: the one that its node is known to renew, then one
+// that somebody renews at all, then one that the network's configuration leaves, then the older. A newer one can be anybody's.
+func (t *table) isStronger(a, b *entry, n Network) bool {
+	for _, is := range []func(*entry) bool{t.renews, func(e *entry) bool { return e.lease != 0 }, func(e *entry) bool { return n.fits(e.subnet) }} {
+		if is(a) != is(b) {
+			return is(a)
+		}
+	}
+	return a.created < b.created
 }
 
 // renews reports whether the lease is the one that its node renews, as our agents note.
@@ -206,17 +231,24 @@ const longestName = 253
 // isName reports whether a node may be called like that. Those without a name are called by their addresses.
 func isName(s string) bool {
 	_, err := netip.ParseAddr(s)
-	return err != nil && s != "" && len(s) <= longestName
+	return err != nil && isPlain(s)
 }
 
-// asNode is what a lease says.
-func (e *entry) asNode() *plan.Node {
+// isPlain reports whether people may be shown a text that anybody can have written.
+func isPlain(s string) bool {
+	return s != "" && len(s) <= longestName && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError })
+}
+
+// asNode is what a lease says of the families that the network has.
+func (e *entry) asNode(network Network) *plan.Node {
 	if e.node != nil {
 		return e.node
 	}
 	n := plan.Node{Name: e.record.PublicIP.String(), TunnelMACs: e.macs}
-	for _, p := range e.subnet.all() {
-		n.PodCIDRs = append(n.PodCIDRs, p.String())
+	for f, p := range e.subnet {
+		if p.IsValid() && network.Ranges[f].Prefix.IsValid() {
+			n.PodCIDRs = append(n.PodCIDRs, p.String())
+		}
 	}
 	for _, a := range e.record.public() {
 		if a.IsValid() {
@@ -226,5 +258,3 @@ func (e *entry) asNode() *plan.Node {
 	e.node = &n
 	return e.node
 }
-
-func listOf(texts []string) string { return fmt.Sprint(texts) }

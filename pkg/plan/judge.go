@@ -77,6 +77,9 @@ func (j *judge) split() (own *Node, others []candidate) {
 	seen := make(map[string]bool, len(j.in.Nodes))
 	for i := range j.in.Nodes {
 		n := &j.in.Nodes[i]
+		for _, text := range n.Doubts {
+			j.problem(n.Name, Refused, "%s", text)
+		}
 		switch {
 		case seen[n.Name]:
 			j.problem(n.Name, Refused, "a second Node of that name, items[%d], is ignored", i)

@@ -24,6 +24,8 @@ type Node struct {
 	Leaving bool
 	// TunnelMACs are what inner frames to the node are addressed to, by the family of the outer packet; zero: it takes any.
 	TunnelMACs [wire.Families]wire.MAC
+	// Doubts are what its source has found to be wrong with it; it counts all the same.
+	Doubts []string
 	// Malformed says what of the object could not be read; empty when all could.
 	Malformed string
 }
@@ -31,6 +33,7 @@ type Node struct {
 // Equal reports whether two Nodes say the same.
 func (n Node) Equal(o Node) bool {
 	return n.Name == o.Name && n.Created.Equal(o.Created) && n.Zone == o.Zone && n.Leaving == o.Leaving && n.Malformed == o.Malformed && n.TunnelMACs == o.TunnelMACs &&
+		slices.Equal(n.Doubts, o.Doubts) &&
 		slices.Equal(n.PodCIDRs, o.PodCIDRs) &&
 		slices.Equal(n.InternalIPs, o.InternalIPs) &&
 		slices.Equal(n.ExternalIPs, o.ExternalIPs)

@@ -160,6 +160,7 @@ func wrongNodes() []wrongNode {
 		{"no InternalIP", node(9).with(func(n *Node) { n.InternalIPs = nil }), []string{"n9 refused"}, "10.244.9.0/24", Standing{}},
 		{"no podCIDR", node(9).with(func(n *Node) { n.PodCIDRs = nil }), nil, "10.244.9.0/24", Standing{}},
 		{"unreadable", node(9).with(func(n *Node) { n.Malformed = "spec: a number" }), []string{"n9 refused"}, "10.244.9.0/24", Standing{}},
+		{"doubted by its source", node(9).with(func(n *Node) { n.Doubts = []string{"a second lease"} }), []string{"n9 refused"}, "", Standing{}},
 		{"off link", node(9).with(func(n *Node) { n.InternalIPs = []string{"203.0.113.9"} }), []string{"n9 off_link"}, "", Standing{}},
 		{"taken by an older one", young(node(9)).with(func(n *Node) { n.PodCIDRs = []string{"10.244.2.0/25"} }), []string{"n9 podcidr_conflict"}, "10.244.2.0/25", Standing{}},
 		{"wider than an older one's", young(node(9)).with(func(n *Node) { n.PodCIDRs = []string{"10.244.2.0/23"} }), []string{"n9 podcidr_conflict"}, "10.244.2.0/23", Standing{}},

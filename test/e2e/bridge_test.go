@@ -282,6 +282,11 @@ func TestBridgeIsWaitedFor(t *testing.T) {
 	eventually(t, answerLimit, "the missing bridge is said", says("there is no bridge "+theBridge+" yet"))
 	must(t, node.AddBridge(theBridge, bridgeMTU))
 	eventually(t, answerLimit, "nothing is missing", says("No problems."))
+	text, err := node.Ebpfctl(t.Context(), "dump", "devices", "-o", "json")
+	must(t, err)
+	if !strings.Contains(string(text), `"ifindex": 0,`) {
+		t.Errorf("nothing counts which neighbours the world has the bridge asked for:\n%s", text)
+	}
 	container := addContainer(t, node, "one", 2)
 	eventually(t, priv.Patience(time.Second), "it is carried", func() bool {
 		_, err := container.TCP(t.Context(), serve(t, l.Outside))

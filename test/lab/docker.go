@@ -114,14 +114,19 @@ func (d *Docker) Restart(ctx context.Context, options ...string) error {
 }
 
 func (d *Docker) restart(ctx context.Context, options []string) error {
-	inside := []string{"nsenter"}
+	inside, held := []string{"nsenter"}, []*os.File{}
+	defer func() {
+		for _, ns := range held {
+			_ = ns.Close()
+		}
+	}()
 	for flag, kind := range map[string]string{"--mount": "mnt", "--cgroup": "cgroup"} {
-		held, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", d.program.cmd.Process.Pid, kind))
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/%s", d.program.cmd.Process.Pid, kind))
 		if err != nil {
 			return err
 		}
-		defer held.Close()
-		inside = append(inside, fmt.Sprintf("%s=/proc/%d/fd/%d", flag, os.Getpid(), held.Fd()))
+		held = append(held, ns)
+		inside = append(inside, fmt.Sprintf("%s=/proc/%d/fd/%d", flag, os.Getpid(), ns.Fd()))
 	}
 	if err := d.program.Stop(); err != nil {
 		return err

@@ -64,6 +64,7 @@ func TestBridgeVerdicts(t *testing.T) {
 			{"of a pod to a container, last hop", tcp(podA, 40000, lodger, 80, syn).with(last), "stack"},
 			{"of a pod to a container, larger than the bridge", udp(podA, 40000, lodger, 80).with(long), "stack"},
 			{"of a pod to a container that does not resolve", tcp(podA, 40000, silentL, 80, syn), "delivered"},
+			{"of a pod to such a container, larger than the bridge", udp(podA, 40000, silentL, 80).with(long), "stack"},
 			{"to the bridge's own address", tcp(lodger, 40000, bridgeIP, 80, syn), "stack"},
 			{"of a pod to the bridge's own address", tcp(podA, 40000, bridgeIP, 80, syn), "stack"},
 			{"to another node's pod", tcp(lodger, 40000, remote, 80, syn), "forwarded"},
@@ -128,19 +129,75 @@ func TestBridgeLink(t *testing.T) {
 			}
 		}
 	}
+	about := icmpError(lodger, bridgeIP, layers.ICMPv4TypeDestinationUnreachable, 4, udp(nodeIP, 4000, node2IP, tunnelPort).bytes(inIPv6), 8)
 	for _, c := range []struct {
 		p    packet
 		want string
 	}{
 		{udp("0.0.0.0", 68, "255.255.255.255", 67), "stack"},
-		{udp(remote, 40000, bridgeIP, 80), "stack"}, // the stack forwards none of these
-		{udp(remote, 40000, bridgeIP, tunnelPort), "drop TUNNEL_PORT"},
+		{udp(lodger, 40000, "255.255.255.255", 5353), "stack"},
+		{udp(lodger, 40000, bridgeIP, 80), "stack"}, // the stack forwards none of these
+		{ping(lodger, 7, bridgeIP), "stack"},
+		{udp(lodger, 40000, bridgeIP, tunnelPort), "drop TUNNEL_PORT"},
+		{udp(remote, 40000, bridgeIP, 80), "drop SPOOFED_SOURCE"},
+		{udp(world, 40000, bridgeIP, 80), "drop SPOOFED_SOURCE"},
+		{udp(world, 40000, "255.255.255.255", 5353), "drop SPOOFED_SOURCE"},
+		{udp("0.0.0.0", 40000, bridgeIP, 80), "drop SPOOFED_SOURCE"},
+		{about, "drop FORGED_ERROR"},
+		{about.with(func(p *packet) { p.fragment = moreFragments }), "drop FORGED_ERROR"},
+		{about.with(func(p *packet) { p.icmpType, p.icmpCode = layers.ICMPv4TypeRedirect, 0 }), "drop ICMP_REDIRECT"},
 	} {
 		c.p.macTo, c.p.macFrom = everybody, l.peer
 		for _, f := range []family{inIPv4, inIPv6} {
 			b.run(wire.FromPod, l.index, c.p.bytes(f), nil).is(c.want)
 		}
 	}
+}
+
+// Who has only an address of the link speaks to the link and to the host; neighbour discovery stays there.
+func TestBridgeLinkLocal(t *testing.T) {
+	b, l := newBridgedBed(t, inIPv6)
+	about := udp(nodeIP, 4000, node2IP, tunnelPort).bytes(inIPv6)
+	gateway, container, outside := b.ip(bridgeIP).String(), b.ip(lodger).String(), b.ip(world).String()
+	for name, c := range map[string]struct {
+		p    packet
+		want string
+	}{
+		"to the host":                    {udp("fe80::50", 40000, gateway, 80), "stack"},
+		"to the link":                    {udp("fe80::50", 546, "ff02::1:2", 547), "stack"},
+		"to the world":                   {udp("fe80::50", 40000, outside, 80), "drop SPOOFED_SOURCE"},
+		"no address, to the host":        {udp("::", 40000, gateway, 80), "drop SPOOFED_SOURCE"},
+		"a node's address, to the link":  {udp(b.ip(node2IP).String(), 40000, "ff02::1:2", 547), "drop SPOOFED_SOURCE"},
+		"an error, to the host":          {icmpError("fe80::42", gateway, layers.ICMPv4TypeDestinationUnreachable, 4, about, 8), "drop FORGED_ERROR"},
+		"an error, to the link":          {icmpError(container, "fe80::1", layers.ICMPv4TypeDestinationUnreachable, 4, about, 8), "drop FORGED_ERROR"},
+		"a solicitation, of the world's": {linkMessage(container, outside, layers.ICMPv6TypeNeighborSolicitation, b.ip(world).AsSlice()), "drop LINK_SCOPE"},
+	} {
+		c.p.macTo, c.p.macFrom = l.mac, l.peer
+		if r := b.run(wire.FromPod, l.index, c.p.bytes(inIPv6), nil); r.what != c.want {
+			t.Errorf("%s: %q, want %q", name, r.what, c.want)
+		}
+	}
+}
+
+// What comes from other nodes and the world for addresses that no container has costs them an allowance of neighbours.
+func TestBridgeSilentContainers(t *testing.T) {
+	inOneFamily(t, func(t *testing.T, f family) {
+		b, _ := newBridgedBed(t, f)
+		must(t, b.devices.Put(devices.Key{Ifindex: devices.World}, devices.Value{}))
+		began, asked := time.Now(), 0
+		for i := range 150 {
+			if r := b.fromUplink(udp(remote, 5000, fmt.Sprintf("10.244.1.%d", 100+i), 53)); r.what == "delivered" {
+				asked++
+			} else {
+				r.is("drop NEIGHBOUR_LIMIT")
+			}
+		}
+		const burst, perSecond = 100, 20
+		if most := burst + 2 + int(time.Since(began).Seconds()*perSecond); asked < burst || asked > most {
+			t.Errorf("%d containers asked for, want %d to %d", asked, burst, most)
+		}
+		b.fromUplink(udp(remote, 5000, lodger, 53)).is("delivered")
+	})
 }
 
 // A container is masqueraded, and gets what answers it; the flows of one that has left its address end, and no other's.
@@ -155,12 +212,12 @@ func TestBridgeFlows(t *testing.T) {
 		if got := b.device(lodger); got.SnatFlows != 2 || got.ConntrackFlows != 2 || got.Packets != 2 {
 			t.Errorf("the bridge has %+v, want all flows of both", got)
 		}
-		for table := range usage.Tables {
-			n, err := b.collect.EndFlows(table, now(b), uint32(l.index), f.addr(lodger))
-			must(t, err)
-			if n != 1 {
-				t.Errorf("table %v: %d flows ended, want 1", table, n)
-			}
+		n, err := b.collect.EndFlows(now(b), func(bridge uint32, address wire.Addr) bool {
+			return bridge == uint32(l.index) && address == f.addr(lodger)
+		})
+		must(t, err)
+		if n != 2 {
+			t.Errorf("%d flows ended, want 2", n)
 		}
 		b.count(1, 1)
 		if n := b.sweep(usage.Snat, time.Second, false); n != 0 {

@@ -52,6 +52,7 @@ var mainPaths = []string{
 	"TestPortsOfNetfilterAreAvoided", "TestStackDecidesOnADestination", "TestCollectDeletedPods", "TestSweepInSlices", "TestVLAN.*",
 	"TestRace.*", "TestRandomPackets", "TestFromPodThroughTheTunnel", "TestFromTunnelVerdicts", "TestTunnelOnTheWire", "TestNodePort", "TestCaught",
 	"TestPodThroughTheTunnelOnTheWire", "TestGatewaySolicited", "TestExtensionHeaders", "TestFromTunnelOverEitherFamily",
+	"TestBridgeVerdicts", "TestBridgeFlows",
 }
 
 // helpersOfTheKernel are those that ask more of the kernel than tables: its checksums and segments, changes of a packet's size,
