@@ -56,9 +56,9 @@ func (o *options) completeRegistry() error {
 		is   bool
 		why  string
 	}{
-		{"nodes-file", c.NodesFile != "", "Nodes come of the registry"},
-		{"kubeconfig", o.kubeconfig != "", "Nodes come of the registry"},
-		{"api-server", len(c.APIServers) > 0, "Nodes come of the registry"},
+		{"nodes-file", c.NodesFile != "", "Nodes come from the registry"},
+		{"kubeconfig", o.kubeconfig != "", "Nodes come from the registry"},
+		{"api-server", len(c.APIServers) > 0, "Nodes come from the registry"},
 		{"services", c.Services == agent.ServicesOn, "the registry knows no Services"},
 		{"routing-mode", c.RoutingMode != defaultRoutingMode, "the registry says it, by Backend"},
 		{"vxlan-port", fmt.Sprint(c.VXLANPort) != defaultPort, "the registry says it, by Backend"},

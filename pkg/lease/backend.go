@@ -60,7 +60,7 @@ func parseBackend(text json.RawMessage) (Backend, error) {
 	case w.VNI < 1 || w.VNI >= 1<<24:
 		return Backend{}, fmt.Errorf("Backend: VNI: is %d; from 1 to %d", w.VNI, 1<<24-1)
 	case w.Port < 0 || w.Port >= 1<<16:
-		return Backend{}, fmt.Errorf("Backend: Port: is %d; from 1 to %d", w.Port, 1<<16-1)
+		return Backend{}, fmt.Errorf("Backend: Port: is %d; at most %d", w.Port, 1<<16-1)
 	case w.MTU != 0 && (w.MTU < leastUnderlay || w.MTU >= 1<<16):
 		return Backend{}, fmt.Errorf("Backend: MTU: is %d; from %d to %d", w.MTU, leastUnderlay, 1<<16-1)
 	case w.GBP:

@@ -16,7 +16,7 @@ import (
 const (
 	// lookInterval is how often, at least, this node asks whether its lease stands, and whether the registry is what it was.
 	lookInterval = 15 * time.Second
-	// listsPerSecond is how many lists all nodes together make where all of them have a reason to. etcd takes some 20 ms for one of 5 000 leases.
+	// listsPerSecond is how many lists all nodes together make where all of them have a reason to.
 	listsPerSecond = 25
 )
 
