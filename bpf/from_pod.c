@@ -140,6 +140,8 @@ EC_INLINE enum verdict from_pod_check(struct __sk_buff *ctx, const struct device
 	bool bridge = path_is_bridge(dev->pod_mac);
 	struct pkt *pkt = &s->pkt;
 
+	if (bridge && ctx->pkt_type == EC_PACKET_OTHERHOST)
+		return VERDICT_STACK; /* a copy for who captures, which the stack drops */
 	if (verdict)
 		return verdict;
 	if (bridge && ctx->pkt_type != EC_PACKET_HOST)

@@ -131,9 +131,13 @@ EC_GLOBAL enum verdict icmp_check(struct __sk_buff *ctx, enum end pod)
 	return addr_equal(&s->inner.tuple.src, &s->pkt.tuple.dst) ? VERDICT_GO_ON : -DROP_FORGED_ERROR;
 }
 
+/* A router's advertisement (RFC 4861, 4.2). */
+#define ICMPV6_ROUTER_ADVERTISEMENT 134
+
 /*
  * Whether the stack may get an ICMP packet from a container on its link: no error, which would tell it something about
- * packets to anybody, as that the way to another node is narrow. Whatever is not known to be none is taken for one.
+ * packets to anybody, as that the way to another node is narrow, nor that the container is a router, by which a host
+ * that does not forward would go. Whatever is not known to be no error is taken for one.
  */
 EC_INLINE enum verdict icmp_check_link(struct __sk_buff *ctx, struct pkt *pkt)
 {
@@ -146,6 +150,8 @@ EC_INLINE enum verdict icmp_check_link(struct __sk_buff *ctx, struct pkt *pkt)
 		return VERDICT_STACK;
 	if (icmp_is_redirect(family, type))
 		return -DROP_ICMP_REDIRECT;
+	if (family == FAMILY_IPV6 && type == ICMPV6_ROUTER_ADVERTISEMENT)
+		return -DROP_LINK_SCOPE;
 	if (icmp_of_link(family, type) || pkt_is_echo(family, type) || pkt_is_echo_reply(family, type))
 		return VERDICT_STACK;
 	return -DROP_FORGED_ERROR;

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/ebpf-cni/ebpf-cni/maps/bridges"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
@@ -17,6 +18,9 @@ import (
 
 // mostQuestions is how many Ethernet addresses bridges are asked for at a time.
 const mostQuestions = 1024
+
+// mostAsking is how long they are asked at a time: the kernel answers in turn with whatever else changes links.
+const mostAsking = 50 * time.Millisecond
 
 // containerController owns what bridges of somebody else's have of ours: entries in the maps, programs, and the end of the flows of
 // containers that have gone.
@@ -217,15 +221,15 @@ func (c *containerController) follow(s *state, links map[int]device.Link) error 
 }
 
 // stations asks the bridges behind which ports neighbours are. A container can have as many Ethernet addresses as it likes, so only
-// so many are asked for, in a map's order, which is another one each time.
+// so many are asked for, and for so long, in a map's order, which is another one each time.
 func (c *containerController) stations(neighbours []device.Neighbour) (map[station]int, error) {
 	all := map[station]bool{}
 	for _, n := range neighbours {
 		all[station{n.Index, string(n.MAC)}] = true
 	}
-	where := map[station]int{}
+	where, began := map[station]int{}, time.Now()
 	for s := range all {
-		if len(where) == mostQuestions {
+		if len(where) == mostQuestions || time.Since(began) > mostAsking {
 			break
 		}
 		port, err := c.host.BridgePort(s.bridge, net.HardwareAddr(s.mac))
@@ -237,14 +241,30 @@ func (c *containerController) stations(neighbours []device.Neighbour) (map[stati
 	return where, nil
 }
 
-// run ends the flows of containers that have left, until ctx ends.
+// run ends the flows of containers that have left, until ctx ends. What fails is tried again. It rests for as long as it has worked:
+// a container can make departures up.
 func (c *containerController) run(ctx context.Context) error {
-	for {
+	for left := (departures{}); ; {
+		if left.empty() {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case left = <-c.left:
+			}
+		}
+		began := time.Now()
+		err := c.dp.EndFlows(left.include)
+		c.complaints.note("flows/of former containers", err)
+		rest := time.Since(began)
+		if err == nil {
+			left = departures{}
+		} else {
+			rest += retry
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case left := <-c.left:
-			c.complaints.note("flows/of former containers", c.dp.EndFlows(left.include))
+		case <-time.After(rest):
 		}
 	}
 }

@@ -36,6 +36,7 @@ type lodgers struct {
 	// so the flows are those of the first for as long as that port lives.
 	ports    map[lodger][]int
 	crowded  map[int]int     // bridges, by ports with more addresses than are remembered
+	learns   map[int]bool    // bridges of which it has been seen that they say who is where
 	unplaced map[lodger]bool // neighbours of the last look that were behind no known port
 }
 
@@ -44,7 +45,7 @@ type lodgers struct {
 func (l *lodgers) look(neighbours []device.Neighbour, where map[station]int, links map[int]device.Link) departures {
 	first := l.ports == nil
 	if first {
-		l.ports, l.crowded = map[lodger][]int{}, map[int]int{}
+		l.ports, l.crowded, l.learns = map[lodger][]int{}, map[int]int{}, map[int]bool{}
 	}
 	left := l.leave(links)
 	fits := l.room()
@@ -52,11 +53,12 @@ func (l *lodgers) look(neighbours []device.Neighbour, where map[station]int, lin
 	for _, n := range neighbours {
 		who := lodger{n.Index, n.Addr}
 		port, known := where[station{n.Index, string(n.MAC)}]
+		l.learns[n.Index] = l.learns[n.Index] || port != nowhere
 		switch {
 		case !known && !first && !l.unplaced[who], slices.Contains(l.ports[who], port), port == nowhere && len(l.ports[who]) > 0: // silent perhaps
 		case port == nowhere:
 			unplaced[who] = true
-			if !first && known && !l.unplaced[who] { // it has come and gone between two looks
+			if !first && known && l.learns[n.Index] && !l.unplaced[who] { // it has come and gone between two looks
 				left.addresses[who] = true
 			}
 		case fits(port):
@@ -66,7 +68,7 @@ func (l *lodgers) look(neighbours []device.Neighbour, where map[station]int, lin
 		}
 	}
 	l.unplaced = unplaced
-	if len(left.bridges) > 0 {
+	if !left.empty() {
 		left.stay = maps.Clone(l.ports)
 	}
 	return left
@@ -123,14 +125,15 @@ func (d departures) empty() bool { return len(d.addresses) == 0 && len(d.bridges
 
 // and returns these departures and later ones.
 func (d departures) and(later departures) departures {
-	if d.empty() {
+	switch {
+	case d.empty():
 		return later
+	case later.empty():
+		return d
 	}
 	maps.Copy(d.addresses, later.addresses)
 	maps.Copy(d.bridges, later.bridges)
-	if len(later.bridges) > 0 {
-		d.stay = later.stay
-	}
+	d.stay = later.stay
 	return d
 }
 

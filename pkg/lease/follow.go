@@ -42,6 +42,8 @@ const (
 	inStep = 50 * time.Millisecond
 	// mostRaces is how often others may be faster before that is worth a word.
 	mostRaces = 20
+	// mostRemarks is how many leases at a time a line each is written of.
+	mostRemarks = 10
 )
 
 // follower is one Run.
@@ -62,9 +64,9 @@ type follower struct {
 	said     string           // which error was delivered since; empty: none
 	failures int              // tries in vain, in a row
 	doubt    string           // why this node's lease is not as it should be
-	remarks  []string
-	config   *[]byte // what was last listed of it
-	begun    *list   // one that had no end, because etcd did not answer
+	remarks  map[string]bool  // of the leases as they are now
+	config   *[]byte          // what was last listed of it
+	begun    *list            // one that had no end, because etcd did not answer
 	// listed is when everything was listed last, looked when this node's own keys were asked for.
 	listed, looked time.Time
 	missed         bool // this node's lease was missing since
@@ -275,6 +277,24 @@ func (f *follower) isEmptied(l *list) bool {
 	return e == nil || !f.isMine(e)
 }
 
+// remark says what has not been wrong with leases before, of many the first ones.
+func (f *follower) remark(remarks []string) {
+	before, said := f.remarks, 0
+	f.remarks = map[string]bool{}
+	for _, text := range remarks {
+		f.remarks[text] = true
+		if before[text] {
+			continue
+		}
+		if said++; said <= mostRemarks {
+			f.log.Warn("a lease of the network", "problem", text)
+		}
+	}
+	if said > mostRemarks {
+		f.log.Warn("more leases of the network have problems", "more", said-mostRemarks)
+	}
+}
+
 // tell delivers what is known, if this node has a lease and it is something new.
 func (f *follower) tell(changed time.Time) {
 	if f.own == nil {
@@ -286,12 +306,7 @@ func (f *follower) tell(changed time.Time) {
 		self.Doubts = []string{f.doubt}
 	}
 	nodes, remarks := f.table.nodes(*self, f.own.subnet, f.public[wire.IPv4], f.network)
-	for _, text := range remarks {
-		if !slices.Contains(f.remarks, text) {
-			f.log.Warn("a lease of the network", "problem", text)
-		}
-	}
-	f.remarks = remarks
+	f.remark(remarks)
 	if slices.EqualFunc(nodes, f.last, plan.Node.Equal) && f.said == "" {
 		return
 	}

@@ -230,10 +230,11 @@ func (f *follower) grant(ctx context.Context) (lease clientv3.LeaseID, err error
 	return lease, nil
 }
 
-// hold has the lease renewed until ctx ends, or another one is held.
+// hold has the lease renewed until it is released, or another one is held: for longer than ctx, which may be of what has found that
+// there was none.
 func (f *follower) hold(ctx context.Context, subnet Subnet, lease clientv3.LeaseID) error {
 	f.release()
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	renewed, err := f.client.KeepAlive(ctx, lease)
 	if err != nil {
 		stop()

@@ -152,6 +152,9 @@ func TestBridgeLink(t *testing.T) {
 			b.run(wire.FromPod, l.index, c.p.bytes(f), nil).is(c.want)
 		}
 	}
+	copied := udp(world, 40000, neighbourL, tunnelPort) // as a bridge that captures has it, and the stack drops it
+	copied.macTo, copied.macFrom = []byte{2, 0x42, 9, 9, 9, 9}, l.peer
+	b.run(wire.FromPod, l.index, copied.bytes(inIPv6), nil).is("stack")
 }
 
 // Who has only an address of the link speaks to the link and to the host; neighbour discovery stays there.
@@ -170,6 +173,7 @@ func TestBridgeLinkLocal(t *testing.T) {
 		"a node's address, to the link":  {udp(b.ip(node2IP).String(), 40000, "ff02::1:2", 547), "drop SPOOFED_SOURCE"},
 		"an error, to the host":          {icmpError("fe80::42", gateway, layers.ICMPv4TypeDestinationUnreachable, 4, about, 8), "drop FORGED_ERROR"},
 		"an error, to the link":          {icmpError(container, "fe80::1", layers.ICMPv4TypeDestinationUnreachable, 4, about, 8), "drop FORGED_ERROR"},
+		"as a router, to the link":       {linkMessage("fe80::50", "ff02::1", layers.ICMPv6TypeRouterAdvertisement, make([]byte, 16)), "drop LINK_SCOPE"},
 		"a solicitation, of the world's": {linkMessage(container, outside, layers.ICMPv6TypeNeighborSolicitation, b.ip(world).AsSlice()), "drop LINK_SCOPE"},
 	} {
 		c.p.macTo, c.p.macFrom = l.mac, l.peer
