@@ -36,7 +36,6 @@ type lodgers struct {
 	// so the flows are those of the first for as long as that port lives.
 	ports    map[lodger][]int
 	crowded  map[int]int     // bridges, by ports with more addresses than are remembered
-	learns   map[int]bool    // bridges of which it has been seen that they say who is where
 	unplaced map[lodger]bool // neighbours of the last look that were behind no known port
 }
 
@@ -45,7 +44,7 @@ type lodgers struct {
 func (l *lodgers) look(neighbours []device.Neighbour, where map[station]int, links map[int]device.Link) departures {
 	first := l.ports == nil
 	if first {
-		l.ports, l.crowded, l.learns = map[lodger][]int{}, map[int]int{}, map[int]bool{}
+		l.ports, l.crowded = map[lodger][]int{}, map[int]int{}
 	}
 	left := l.leave(links)
 	fits := l.room()
@@ -53,12 +52,11 @@ func (l *lodgers) look(neighbours []device.Neighbour, where map[station]int, lin
 	for _, n := range neighbours {
 		who := lodger{n.Index, n.Addr}
 		port, known := where[station{n.Index, string(n.MAC)}]
-		l.learns[n.Index] = l.learns[n.Index] || port != nowhere
 		switch {
 		case !known && !first && !l.unplaced[who], slices.Contains(l.ports[who], port), port == nowhere && len(l.ports[who]) > 0: // silent perhaps
 		case port == nowhere:
 			unplaced[who] = true
-			if !first && known && l.learns[n.Index] && !l.unplaced[who] { // it has come and gone between two looks
+			if !first && known && !l.unplaced[who] { // it has come and gone between two looks
 				left.addresses[who] = true
 			}
 		case fits(port):
