@@ -27,7 +27,7 @@ const (
 // testOutline is of a node with the pod 10.244.1.5, the pod 10.244.1.7 that is being released, and the peer 172.18.0.12, which has 10.244.2.0/24.
 func testOutline() *outline {
 	v := testView()
-	v.uplinks = v.findUplinks(nil)
+	v.uplinks = v.findUplinks(nil, nil)
 	leaves := endpoint.ID{ContainerID: "leaves", IfName: "eth0"}
 	v.links[leaving] = device.Link{Index: leaving, Name: leaves.HostLinkName(), MTU: 1500, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
 	v.endpoints = []endpoint.Endpoint{

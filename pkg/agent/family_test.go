@@ -340,7 +340,7 @@ func TestUplinksOfIPv6(t *testing.T) {
 		device.Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::9/64"), Fleeting: true},
 		device.Address{Index: 3, Prefix: netip.MustParsePrefix("2001:db8::a/64"), Fleeting: true, Unproven: true},
 	)
-	uplinks := v.findUplinks(nil)
+	uplinks := v.findUplinks(nil, nil)
 	if !slices.Equal(names(uplinks), []string{"eth0", "eth1"}) {
 		t.Fatalf("uplinks %v", names(uplinks))
 	}

@@ -89,7 +89,7 @@ func look(host *device.Handle, cfg Config, used plan.FamilySet, known *podView) 
 			v.podRoutes[r.Index] = append(v.podRoutes[r.Index], r)
 		}
 	}
-	v.uplinks = v.findUplinks(cfg.Uplinks, cfg.Bridges...)
+	v.uplinks = v.findUplinks(cfg.Uplinks, cfg.Bridges)
 	v.bridges = v.findBridges(cfg.Bridges)
 	return v, nil
 }
@@ -152,7 +152,7 @@ func (v *view) stackRoutes() string {
 // named ones, or all Ethernet interfaces that routes lead to. One that has only
 // routes to single addresses is no way out: it leads to another network's pod or guest. Nor are those of a link's own
 // prefix of IPv6, which each has. Nor are bridges whose containers are treated as pods.
-func (v *view) findUplinks(named []string, bridges ...string) []plan.Link {
+func (v *view) findUplinks(named, bridges []string) []plan.Link {
 	chosen := map[int]bool{}
 	if len(named) > 0 {
 		for _, l := range v.links {

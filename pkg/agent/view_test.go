@@ -70,11 +70,11 @@ func TestFindUplinks(t *testing.T) {
 		{[]string{"eth1"}, []string{"eth1"}},
 		{[]string{"idle", "absent"}, []string{"idle"}},
 	} {
-		if diff := cmp.Diff(tt.want, names(v.findUplinks(tt.named))); diff != "" {
+		if diff := cmp.Diff(tt.want, names(v.findUplinks(tt.named, nil))); diff != "" {
 			t.Errorf("named %v: -want +got:\n%s", tt.named, diff)
 		}
 	}
-	first := v.findUplinks(nil)[0].Addresses
+	first := v.findUplinks(nil, nil)[0].Addresses
 	if len(first) != 2 || first[0].String() != "172.18.0.11" {
 		t.Errorf("addresses of eth0: %v, want the primary one first and no link-local one", first)
 	}

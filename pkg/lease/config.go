@@ -36,7 +36,8 @@ func (r *Registry) Network(ctx context.Context, stateDir string, said func(error
 	for {
 		n, text, err := r.readNetwork(ctx)
 		if err == nil {
-			return n, r.keep(path, text)
+			r.keep(path, text)
+			return n, nil
 		}
 		if ctx.Err() != nil {
 			return n, ctx.Err()
@@ -80,15 +81,14 @@ func (r *Registry) parseNetwork(text []byte) (n Network, err error) {
 	return n, nil
 }
 
-func (r *Registry) keep(path string, text []byte) error {
+func (r *Registry) keep(path string, text []byte) {
 	content, err := json.Marshal(kept{r.Prefix, text})
-	if err != nil {
-		return fmt.Errorf("encode the network's configuration: %w", err)
+	if err == nil {
+		err = install.Replace(path, 0o600, bytes.NewReader(content))
 	}
-	if err := install.Replace(path, 0o600, bytes.NewReader(content)); err != nil {
+	if err != nil {
 		r.log.Warn("the network's configuration can't be kept for a start without etcd", "error", err)
 	}
-	return nil
 }
 
 func (r *Registry) recall(path string) (n Network, ok bool) {

@@ -168,6 +168,7 @@ func overlapsAny(p netip.Prefix, all []netip.Prefix) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-func containsAddr(all []netip.Prefix, a netip.Addr) bool {
+// Contains reports whether an address is in one of the prefixes.
+func Contains(all []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -23,21 +23,21 @@ func (b Bridge) equal(o Bridge) bool {
 // Within are the bridge's subnets that lie in one of the prefixes.
 func (b Bridge) Within(all []netip.Prefix) (subnets []netip.Prefix) {
 	for _, a := range b.Addresses {
-		if slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a.Addr()) && p.Bits() <= a.Bits() }) {
+		if slices.ContainsFunc(all, func(p netip.Prefix) bool { return isWithin(a, p) }) {
 			subnets = append(subnets, a.Masked())
 		}
 	}
 	return subnets
 }
 
-// Contains reports whether an address is in one of the prefixes.
-func Contains(all []netip.Prefix, a netip.Addr) bool { return containsAddr(all, a) }
+// isWithin reports whether the subnet of an address lies in a prefix.
+func isWithin(a, p netip.Prefix) bool { return p.Contains(a.Addr()) && p.Bits() <= a.Bits() }
 
 // bridged reports whether a bridge has the address, in a subnet within the prefix.
 func (j *judge) bridged(p netip.Prefix, address netip.Addr) bool {
 	return slices.ContainsFunc(j.in.Facts.Bridges, func(b Bridge) bool {
 		return slices.ContainsFunc(b.Addresses, func(a netip.Prefix) bool {
-			return a.Addr() == address && p.Contains(address) && p.Bits() <= a.Bits()
+			return a.Addr() == address && isWithin(a, p)
 		})
 	})
 }
@@ -63,7 +63,7 @@ func (b *builder) onBridges() {
 		return
 	}
 	for k, v := range b.r.Destinations {
-		if p := k.Netip(); v.Kind == destinations.Host && p.IsSingleIP() && containsAddr(b.r.Standing.Own, p.Addr()) {
+		if p := k.Netip(); v.Kind == destinations.Host && p.IsSingleIP() && Contains(b.r.Standing.Own, p.Addr()) {
 			b.r.Bridges[bridges.Key(k)] = bridges.Value{}
 		}
 	}

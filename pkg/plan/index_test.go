@@ -40,7 +40,7 @@ func TestIndexesAnswerAsListsDo(t *testing.T) {
 			if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || found != there {
 				t.Fatalf("route to %s: %v, want %v\n%s", a, found, there, diff)
 			}
-			if got, want := j.local.Contains(a), containsAddr(f.Local, a); got != want {
+			if got, want := j.local.Contains(a), Contains(f.Local, a); got != want {
 				t.Fatalf("%s local: %v", a, got)
 			}
 			_, overlaps := overlapsAny(p, f.Local)

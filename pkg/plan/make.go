@@ -264,7 +264,7 @@ func (b *builder) local() {
 		}
 	}
 	for _, a := range b.in.Facts.Endpoints {
-		if !containsAddr(b.r.Standing.Own, a) {
+		if !Contains(b.r.Standing.Own, a) {
 			b.destination(host(a), destinations.Value{Kind: destinations.Local})
 		}
 	}

@@ -152,12 +152,12 @@ func (j *judge) apart(own []netip.Prefix, others []candidate) {
 			return bad
 		})
 		c.internal = slices.DeleteFunc(c.internal, func(a netip.Addr) bool {
-			bad := containsAddr(own, a)
+			bad := Contains(own, a)
 			if bad {
 				j.problem(c.name, Refused, "InternalIP %s lies in this node's own podCIDR", a)
 			}
 			return bad
 		})
-		c.external = slices.DeleteFunc(c.external, func(a netip.Addr) bool { return containsAddr(own, a) })
+		c.external = slices.DeleteFunc(c.external, func(a netip.Addr) bool { return Contains(own, a) })
 	}
 }

@@ -53,11 +53,7 @@ func TestBridgeVerdicts(t *testing.T) {
 		b, _ := newBridgedBed(t, f)
 		last := func(p *packet) { p.ttl = 1 }
 		long := func(p *packet) { p.payload = make([]byte, mtu+1) }
-		for _, c := range []struct {
-			name string
-			p    packet
-			want string
-		}{
+		b.becomes(b.fromPod, []outcome{
 			{"to a pod", tcp(lodger, 40000, podA, 80, syn), "delivered"},
 			{"to a container", tcp(lodger, 40000, neighbourL, 80, syn), "delivered"},
 			{"of a pod to a container", tcp(podA, 40000, lodger, 80, syn), "delivered"},
@@ -73,26 +69,14 @@ func TestBridgeVerdicts(t *testing.T) {
 			{"to this node's tunnel", udp(lodger, 40000, bridgeIP, tunnelPort), "drop TUNNEL_PORT"},
 			{"to the world", tcp(lodger, 40000, world, 80, syn), "forwarded"},
 			{"to nobody's node", tcp(lodger, 40000, lost, 80, syn), "drop NODE_OFF_LINK"},
-		} {
-			if r := b.fromPod(c.p); r.what != c.want {
-				t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
-			}
-		}
-		for _, c := range []struct {
-			name string
-			p    packet
-			want string
-		}{
+		})
+		b.becomes(b.fromUplink, []outcome{
 			{"another node's pod", tcp(remote, 40000, lodger, 80, syn), "delivered"},
 			{"the world", tcp(world, 40000, lodger, 80, syn), "delivered"},
 			{"to the bridge's own address", tcp(remote, 40000, bridgeIP, 80, syn), "stack"},
 			{"a container's own address", tcp(neighbourL, 40000, lodger, 80, syn), "drop SPOOFED_SOURCE"},
 			{"the bridge's address", tcp(bridgeIP, 40000, lodger, 80, syn), "drop SPOOFED_SOURCE"},
-		} {
-			if r := b.fromUplink(c.p); r.what != c.want {
-				t.Errorf("from an uplink, %s: outcome %q, want %q", c.name, r.what, c.want)
-			}
-		}
+		})
 	})
 }
 

@@ -15,11 +15,7 @@ func TestFromUplinkVerdicts(t *testing.T) {
 		b := newBed(t, f)
 		change := func(from string, change func(*packet)) packet { return tcp(from, 4000, podA, 80, syn).with(change) }
 		last := func(p *packet) { p.ttl = 1 }
-		for _, c := range []struct {
-			name string
-			p    packet
-			want string
-		}{
+		b.becomes(b.fromUplink, []outcome{
 			{"world to pod", tcp(world, 4000, podA, 80, syn), "delivered"},
 			{"world to pod outside the podCIDR", tcp(world, 4000, podC, 80, syn), "delivered"},
 			{"world to pod, unknown protocol", change(world, func(p *packet) { p.proto, p.payload = 47, make([]byte, 16) }), "delivered"},
@@ -41,11 +37,7 @@ func TestFromUplinkVerdicts(t *testing.T) {
 			{"from a pod of ours outside the podCIDR", tcp(podC, 4000, podA, 80, syn), "drop SPOOFED_SOURCE"},
 			{"from our node's address", tcp(nodeIP, 4000, podA, 80, syn), "drop SPOOFED_SOURCE"},
 			{"to another host", tcp(world, 4000, remote, 80, syn), "stack"},
-		} {
-			if r := b.fromUplink(c.p); r.what != c.want {
-				t.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
-			}
-		}
+		})
 	})
 }
 

@@ -248,6 +248,23 @@ func (b *bed) arrive(l veth, p packet) result {
 	return b.run(wire.FromUplink, l.index, p.bytes(b.family), nil)
 }
 
+// outcome is a packet, and what is to become of it.
+type outcome struct {
+	name string
+	p    packet
+	want string
+}
+
+// becomes sends packets one after the other, and compares what becomes of them.
+func (b *bed) becomes(send func(packet) result, all []outcome) {
+	b.Helper()
+	for _, c := range all {
+		if r := send(c.p); r.what != c.want {
+			b.Errorf("%s: outcome %q, want %q", c.name, r.what, c.want)
+		}
+	}
+}
+
 // toUplink has the stack send a packet out of the first uplink.
 func (b *bed) toUplink(p packet) result {
 	b.Helper()

@@ -97,15 +97,10 @@ func (d *demo) show(ctx context.Context) error {
 
 func (d *demo) build(ctx context.Context) error {
 	d.heading("The cluster")
-	err := d.step("network namespaces: three nodes and the outside host", func() (err error) {
-		d.lab, err = lab.New(ctx, d.setting.options())
-		return err
-	})
-	if err != nil {
+	if err := d.makeHosts(ctx); err != nil {
 		return err
 	}
-	d.outside = party{Namespace: d.lab.Outside, name: "outside"}
-	err = d.step("an agent per node: programs loaded, maps filled, ready", func() error {
+	err := d.step("an agent per node: programs loaded, maps filled, ready", func() error {
 		ctx, cancel := context.WithTimeout(ctx, readyLimit)
 		defer cancel()
 		return d.lab.StartAgents(ctx)
@@ -118,6 +113,17 @@ func (d *demo) build(ctx context.Context) error {
 	}
 	d.introduce()
 	return nil
+}
+
+func (d *demo) makeHosts(ctx context.Context) error {
+	err := d.step("network namespaces: three nodes and the outside host", func() (err error) {
+		d.lab, err = lab.New(ctx, d.setting.options())
+		return err
+	})
+	if err == nil {
+		d.outside = party{Namespace: d.lab.Outside, name: "outside"}
+	}
+	return err
 }
 
 func (d *demo) addPods(ctx context.Context) error {
@@ -190,15 +196,6 @@ func (d *demo) expect(family wire.Family, from, to party) netip.Addr {
 		return d.hostOf(from).AddrOf(family)
 	}
 	return from.AddrOf(family)
-}
-
-func (d *demo) hostOf(p party) party {
-	for _, host := range d.hosts {
-		if host.node == p.node {
-			return host
-		}
-	}
-	return party{}
 }
 
 // each takes a part of the demo for every family of the cluster.

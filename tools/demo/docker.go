@@ -50,14 +50,9 @@ type dockers struct {
 
 func (d *demo) buildDocker(ctx context.Context) error {
 	d.heading("The nodes")
-	err := d.step("network namespaces: three nodes and the outside host", func() (err error) {
-		d.lab, err = lab.New(ctx, d.setting.options())
-		return err
-	})
-	if err != nil {
+	if err := d.makeHosts(ctx); err != nil {
 		return err
 	}
-	d.outside = party{Namespace: d.lab.Outside, name: "outside"}
 	d.dockers = &dockers{flannels: d.lab.Nodes[2], subnets: map[string]netip.Prefix{}, engines: map[string]engine{}}
 	d.add = d.addContainer
 	for _, step := range []struct {

@@ -198,3 +198,12 @@ func medianRTT(all []meeting) time.Duration {
 	slices.Sort(times)
 	return times[len(times)/2]
 }
+
+func (d *demo) hostOf(p party) party {
+	for _, host := range d.hosts {
+		if host.node == p.node {
+			return host
+		}
+	}
+	return party{}
+}
