@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"maps"
 	"testing"
 	"time"
 	"unsafe"
@@ -8,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ebpf-cni/ebpf-cni/maps/conntrack"
 	"github.com/ebpf-cni/ebpf-cni/maps/devices"
 	"github.com/ebpf-cni/ebpf-cni/maps/flow"
 	"github.com/ebpf-cni/ebpf-cni/maps/snat"
@@ -126,5 +128,52 @@ func TestSweepReadsTheClockOfThePrograms(t *testing.T) {
 	check(t, err)
 	if result.Snat.Scanned != 1 || result.Snat.Deleted != 0 {
 		t.Errorf("a flow that was seen just now: %+v", result.Snat)
+	}
+}
+
+// The flows of a container that has left all end, also while a sweep is under way: both use one map of candidates.
+func TestFlowsEndBesideASweep(t *testing.T) {
+	const flows, bridge = 1 << 14, 7
+	opts := isolated(t, attach.Auto)
+	opts.ConntrackEntries, opts.NodeConfig.Bridges = 2*flows, 1
+	dp := mustLoad(t, opts)
+	check(t, dp.Maps.Devices.Put(devices.Key{Ifindex: bridge}, devices.Value{}))
+	now, err := monotonic()
+	check(t, err)
+	left, stays := addr("10.244.1.2"), addr("10.244.1.3")
+	keys, values := make([]conntrack.Key, flows), make([]conntrack.Value, flows)
+	for i := range keys {
+		keys[i] = flowKey(uint16(i))
+		if i%2 == 0 {
+			keys[i].Src = stays
+		}
+		values[i] = conntrack.Value{Ifindex: bridge, LastSeen: uint64(now)}
+	}
+	check(t, dp.Maps.conntrack().PutAll(keys, values))
+	ended, swept := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-ended:
+				swept <- nil
+				return
+			default:
+			}
+			if _, err := dp.SweepTable(now, usage.Conntrack); err != nil {
+				swept <- err
+				return
+			}
+		}
+	}()
+	check(t, dp.EndFlows(func(on uint32, address wire.Addr) bool { return on == bridge && address == left }))
+	close(ended)
+	check(t, <-swept)
+	of := map[wire.Addr]int{}
+	for e, err := range dp.Maps.conntrack().All() {
+		check(t, err)
+		of[e.Key.Src]++
+	}
+	if want := map[wire.Addr]int{stays: flows / 2}; !maps.Equal(of, want) {
+		t.Errorf("flows by container: %v, want %v", of, want)
 	}
 }
