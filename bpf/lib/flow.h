@@ -130,16 +130,16 @@ EC_INLINE __u64 flow_lifetime_s(__u8 proto, __u8 out, __u8 in)
 
 /*
  * The same of a flow of a client outside to a Service: what costs it nothing ends early, as in netfilter. It must have
- * proved that it has its address, what its backend has closed must not wait for it long, and datagrams have to be
- * answered more than once.
+ * proved that it has its address, and datagrams have to be answered more than once. What its backend has closed waits
+ * for it as for a pod, unless it is pressed.
  */
-EC_INLINE __u64 flow_lifetime_outside_s(__u8 proto, __u8 out, __u8 in)
+EC_INLINE __u64 flow_lifetime_outside_s(__u8 proto, __u8 out, __u8 in, bool pressed)
 {
 	__u64 lifetime = flow_lifetime_s(proto, out, in), most = lifetime;
 
 	if (proto == IPPROTO_UDP && !(in & FLOW_STREAM))
 		most = 30;
-	if (proto == IPPROTO_TCP && (in & FLOW_FIN))
+	if (proto == IPPROTO_TCP && (in & FLOW_FIN) && pressed)
 		most = 120;
 	if (proto == IPPROTO_TCP && !(out & FLOW_ACK))
 		most = 20;

@@ -42,11 +42,16 @@ EC_INLINE bool reap_expired(bool pressed, __u64 lifetime_s, __u64 age)
 	return (__s64)age > (__s64)lifetime;
 }
 
-/* How long a pair with this half lives, by the states of both. */
-EC_INLINE __u64 reap_lifetime_s(const struct snat_entry *half, __u8 proto, __u8 out, __u8 in)
+/* Whether a pair with this half has lived as long as it may, by the states of both. age is in ns. */
+EC_INLINE bool reap_pair_expired(const struct reaper *r, const struct snat_entry *half, __u8 proto, __u8 out, __u8 in,
+				 __u64 age)
 {
-	return holder_is_outside(half->ifindex, half->flags) ? flow_lifetime_outside_s(proto, out, in)
-							     : flow_lifetime_s(proto, out, in);
+	bool pressed = reap_is_pressed(r, half);
+	__u64 lifetime_s = holder_is_outside(half->ifindex, half->flags)
+				   ? flow_lifetime_outside_s(proto, out, in, pressed)
+				   : flow_lifetime_s(proto, out, in);
+
+	return reap_expired(pressed, lifetime_s, age);
 }
 
 /*
@@ -78,9 +83,7 @@ EC_CALL enum reaped reap_pair(struct pair *p, const struct reaper *r)
 	}
 	if (!reap_may(r, &forward->last_seen, seen,
 		      !flow_owner_lives(forward->ifindex) ||
-			      reap_expired(reap_is_pressed(r, forward),
-					   reap_lifetime_s(forward, p->forward_key.proto, forward->state, in),
-					   r->now - latest)))
+			      reap_pair_expired(r, forward, p->forward_key.proto, forward->state, in, r->now - latest)))
 		return REAP_KEPT;
 	if (!flow_claim(&forward->last_seen, seen))
 		return REAP_KEPT;
@@ -117,9 +120,7 @@ EC_INLINE enum reaped reap_reverse(struct pair *p, const struct reaper *r, bool 
 	seen = reverse->last_seen;
 	if (!reap_may(r, &reverse->last_seen, seen,
 		      !flow_owner_lives(reverse->ifindex) ||
-			      reap_expired(reap_is_pressed(r, reverse),
-					   reap_lifetime_s(reverse, p->reverse_key.proto, 0, reverse->state),
-					   r->now - seen)))
+			      reap_pair_expired(r, reverse, p->reverse_key.proto, 0, reverse->state, r->now - seen)))
 		return REAP_KEPT;
 	if (!flow_claim(&reverse->last_seen, seen))
 		return REAP_KEPT;

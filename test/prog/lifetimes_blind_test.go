@@ -93,11 +93,11 @@ func TestLifetimesOutside(t *testing.T) {
 				o.established(b)
 				o.closes(b, segment(fin|ack, 5001, 1001, 0))
 				o.opens(b, segment(ack, 1001, 5002, 0))
-			}, 2 * time.Minute},
+			}, halfClosed},
 			"closed by the client": {func(b *bed, o opener) {
 				o.established(b)
 				o.opens(b, segment(fin|ack, 1001, 5001, 0))
-			}, time.Hour},
+			}, halfClosed},
 		} {
 			for _, o := range outsideOpeners[1:] {
 				t.Run(what+" "+o.name, func(t *testing.T) {
@@ -110,6 +110,42 @@ func TestLifetimesOutside(t *testing.T) {
 					o.lives(b, c.want)
 				})
 			}
+		}
+	})
+}
+
+// A connection that its backend has closed and its client has not lives as long as a pod's, and under pressure half a minute. Once it
+// has ended, the client and the backend each hear so by their next segment, as by a keepalive.
+func TestHalfClosedOutside(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		for _, o := range outsideOpeners[1:] {
+			t.Run(o.name, func(t *testing.T) {
+				b := newBed(t, f, withServices)
+				b.serve(vip, 80, wire.TCP, podB+":8080").nodePort(30080, 0)
+				b.serve(vip2, 80, wire.TCP, remote+":8080").nodePort(30081, 0)
+				story := func() (asked, answered packet) {
+					o.established(b)
+					out := o.opens(b, segment(ack, 1001, 5001, 0)).view()
+					o.closes(b, segment(fin|ack, 5001, 1001, 0))
+					in, err := read(o.opens(b, segment(ack, 1001, 5002, 0)).in)
+					must(t, err)
+					return tcp(world, 50000, in.dst, in.dport, ack), tcp(out.dst, out.dport, out.src, out.sport, ack)
+				}
+				story()
+				o.livesUnder(b, true, 30*time.Second)
+				story()
+				o.livesUnder(b, false, halfClosed)
+				asked, answered := story()
+				b.sweep(o.table, 2*halfClosed, false)
+				b.empty()
+				b.answers = true
+				b.leftToStack("the client's", b.fromUplink(asked)) // no socket has the NodePort: the stack answers with a RST
+				if answered.src == podB {
+					b.fromPod(answered).is("drop NO_MAPPING").refuses(2000, 0, rst)
+				} else {
+					b.leftToStack("the backend's", b.fromUplink(answered))
+				}
+			})
 		}
 	})
 }
