@@ -244,8 +244,8 @@ func TestRoomThatIsAboutToBeFree(t *testing.T) {
 func TestFullRanges(t *testing.T) {
 	r := quiet(t, Capacities{Services: 16, Ranges: 2, Sets: 16, Backends: 16, Slots: 16})
 	put := func(name, address string, ranges ...netip.Prefix) {
-		service, slice := web(t, name, "10.96.0.1", "10.0.0.1")
-		service.ClusterIPs, service.LoadBalancerIPs, service.SourceRanges = nil, addrs(address), ranges
+		service, slice := web(t, name, map[string]string{"a": "10.96.0.1", "b": "10.96.0.2"}[name], "10.0.0.1")
+		service.LoadBalancerIPs, service.SourceRanges = addrs(address), ranges
 		r.update(Update{Services: []Service{service}, Slices: []Slice{slice}})
 	}
 	asks := func(address string) []string {

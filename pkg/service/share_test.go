@@ -48,9 +48,9 @@ func TestOneServiceLeavesRoomForOthers(t *testing.T) {
 func TestOneServiceLeavesRoomForRanges(t *testing.T) {
 	r := quiet(t, Capacities{Services: 64, Ranges: 2 * shareFloor, Sets: 64, Backends: 64, Slots: 64})
 	put := func(name, address string, ranges []netip.Prefix, ports ...uint16) {
-		service, slice := web(t, name, address, "10.0.0.1")
+		service, slice := web(t, name, map[string]string{"large": "10.96.0.1", "small": "10.96.0.2"}[name], "10.0.0.1")
 		service.LoadBalancerIPs, service.SourceRanges = addrs(address), ranges
-		service.ClusterIPs, service.Ports, slice.Ports = nil, nil, nil
+		service.Ports, slice.Ports = nil, nil
 		for i, port := range ports {
 			p := Port{Name: fmt.Sprint("p", i), Protocol: wire.TCP, Port: port}
 			service.Ports, slice.Ports = append(service.Ports, p), append(slice.Ports, SlicePort{Name: p.Name, Protocol: p.Protocol, Port: 8080})

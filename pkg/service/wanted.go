@@ -216,14 +216,20 @@ func refusal(s *Service, p Port, twin bool) (Reason, string) {
 	return "", ""
 }
 
+// has reports whether the Service has addresses of that family: its ClusterIPs say so.
+func (s *Service) has(family wire.Family) bool {
+	return slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return wire.FamilyOf(a.Unmap()) == family })
+}
+
 // addressesOf lists the addresses of a Service that this node translates, each once. A ClusterIP that the node itself holds is
-// not among them: whoever listens there gets the packets.
+// not among them: whoever listens there gets the packets. Nor is an address of a family that the Service does not have, such as a node's
+// other address in the status of a load balancer: it has no backends there.
 func addressesOf(s *Service, o Options) (all []address) {
 	seen := map[netip.Addr]bool{}
 	add := func(addresses []netip.Addr, kind address) {
 		for _, a := range addresses {
 			a = a.Unmap()
-			if !a.IsValid() || a.IsUnspecified() || seen[a] {
+			if !a.IsValid() || a.IsUnspecified() || seen[a] || !s.has(wire.FamilyOf(a)) {
 				continue
 			}
 			seen[a] = true
@@ -251,7 +257,7 @@ func byFamily(all []address) map[wire.Family][]address {
 
 // answersOnNodes says whether a port has a NodePort in a family: one that the Service has.
 func (s *Service) answersOnNodes(p Port, family wire.Family) bool {
-	return p.NodePort != 0 && slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return wire.FamilyOf(a.Unmap()) == family })
+	return p.NodePort != 0 && s.has(family)
 }
 
 // frontendsOf are those of a port in one family, of which these are the addresses.
