@@ -45,6 +45,8 @@ type profile struct {
 	name             string
 	rounds           int
 	duration, warmup time.Duration
+	// sustained is for how long short connections are opened.
+	sustained time.Duration
 	// pods is how many are added and deleted for a sample, but no fewer than are added at once.
 	pods int
 	// rest is for how long an agent at rest is watched.
@@ -56,13 +58,13 @@ type profile struct {
 }
 
 func quick() profile {
-	return profile{name: "quick", rounds: 3, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 5, rest: 10 * time.Second, changes: 10, ipv6: []string{"crr"}}
+	return profile{name: "quick", rounds: 3, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, sustained: 3 * time.Second, pods: 5, rest: 10 * time.Second, changes: 10, ipv6: []string{"crr"}}
 }
 
 // full has a hundred of each in five rounds: the least that has a p99.
 func full() profile {
 	return profile{
-		name: "full", rounds: 5, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, pods: 20, rest: 10 * time.Second, changes: 20,
+		name: "full", rounds: 5, duration: 700 * time.Millisecond, warmup: 200 * time.Millisecond, sustained: 5 * time.Minute, pods: 20, rest: 10 * time.Second, changes: 20,
 		ipv6: []string{"udp64", "tcp1", "crr", "flows", "service-udp64"},
 	}
 }
@@ -145,7 +147,10 @@ func (p profile) groups(w result.Workload, modes []string, named bool) (groups [
 					continue
 				}
 				t := task{Workload: w, path: path, point: point, mode: mode, takes: w.Takes}
-				if path != "" {
+				switch {
+				case w.Kind == result.Closing:
+					t.takes += p.sustained
+				case path != "":
 					t.takes += p.duration + p.warmup + 60*time.Millisecond
 				}
 				g = append(g, t)
@@ -170,7 +175,20 @@ func (p profile) groups(w result.Workload, modes []string, named bool) (groups [
 }
 
 // takes is how long all rounds are expected to take.
-func (p plan) takes() time.Duration { return time.Duration(p.profile.rounds) * expected(p.groups) }
+func (p plan) takes() (sum time.Duration) {
+	for n := range p.profile.rounds {
+		sum += expected(p.in(n + 1))
+	}
+	return sum
+}
+
+// in are the groups of a round, from 1.
+func (p plan) in(round int) []group {
+	if round == 1 {
+		return p.groups
+	}
+	return slices.DeleteFunc(slices.Clone(p.groups), func(g group) bool { return g[0].Once })
+}
 
 func expected(groups []group) (sum time.Duration) {
 	for _, t := range slices.Concat(groups...) {

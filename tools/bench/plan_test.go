@@ -129,6 +129,29 @@ func TestPlanOfNamed(t *testing.T) {
 	}
 }
 
+// A sample that lasts for minutes is taken in the first round, and the plan's time says so.
+func TestPlanOfOnce(t *testing.T) {
+	p, err := newPlan(full(), []string{result.EBPF}, []string{"snat-fin-client", "udp64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := map[string]int{}
+	take := func(_ context.Context, task task) (result.Sample, error) {
+		taken[fmt.Sprintf("%s %d", task.Name, task.point)]++
+		return result.Sample{Values: map[string]float64{result.Rate: 1}}, nil
+	}
+	r := &runner{plan: p, take: take, run: &result.Run{}, save: func() error { return nil }, progress: io.Discard}
+	if err := r.rounds(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if taken["snat-fin-client 1"] != 1 || taken["snat-fin-client 10"] != 1 || taken["udp64 0"] != 5*len(result.Paths()) {
+		t.Errorf("samples were taken: %v", taken)
+	}
+	if takes := p.takes(); takes < 10*time.Minute || takes > 11*time.Minute {
+		t.Errorf("it is expected to take %s, want twice five minutes and little more", takes)
+	}
+}
+
 func TestPlanRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		modes, workloads []string

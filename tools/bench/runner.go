@@ -38,7 +38,7 @@ func (r *runner) rounds(ctx context.Context) error {
 	count := r.plan.profile.rounds
 	r.left = r.plan.takes()
 	for n := 1; n <= count; n++ {
-		if err := r.round(ctx, n, r.plan.groups); err != nil {
+		if err := r.round(ctx, n, r.plan.in(n)); err != nil {
 			return err
 		}
 		r.run.Rounds = n
@@ -82,7 +82,7 @@ func (r *runner) round(ctx context.Context, n int, groups []group) error {
 func (r *runner) owed() (groups []group) {
 	lacking := func(t task) bool {
 		refused, _ := r.run.Refused(t.row(), t.mode)
-		return refused > 0 && refused < r.plan.profile.rounds
+		return refused > 0 && refused < r.plan.profile.rounds && !t.Once
 	}
 	for _, g := range r.plan.groups {
 		if !r.run.Indicative && slices.ContainsFunc(g, lacking) {

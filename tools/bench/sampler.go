@@ -87,6 +87,12 @@ func (m *machine) take(ctx context.Context, t task) (result.Sample, error) {
 	if err := errors.Join(network.Forget(), network.Resolve(ctx)); err != nil {
 		return result.Sample{}, err
 	}
+	switch t.Kind {
+	case result.Closing:
+		return m.closing(ctx, network, t)
+	case result.Open:
+		return m.holding(ctx, network, t)
+	}
 	if t.Kind == result.Programs { // which costs them some of their speed
 		stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 		if err != nil {

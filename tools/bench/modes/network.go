@@ -195,6 +195,28 @@ func (n *Network) Ends(path string) (from, to *lab.Namespace) {
 	return from, map[string]*lab.Namespace{result.SameNode: n.hosts[server], result.AcrossNodes: remote, result.Egress: n.lab.Outside}[path]
 }
 
+// Pods are so many pods on the first node, of which the first is the client of every path. Those that are missing are added.
+func (n *Network) Pods(ctx context.Context, count int) ([]*lab.Namespace, error) {
+	pods := []*lab.Namespace{n.hosts[client]}
+	for i := 1; i < count; i++ {
+		name := fmt.Sprintf("client-%d", i)
+		if n.hosts[name] == nil {
+			pod, err := n.lab.Nodes[0].AddPod(ctx, name, lab.PodOptions{})
+			if err != nil {
+				return nil, fmt.Errorf("mode %s: %w", n.Mode, err)
+			}
+			n.hosts[name] = pod.Namespace
+		}
+		pods = append(pods, n.hosts[name])
+	}
+	for _, pod := range pods {
+		if _, err := pod.Ping(ctx, n.lab.Outside.Addr(), lab.PingOptions{}); err != nil {
+			return nil, fmt.Errorf("mode %s: %w", n.Mode, err)
+		}
+	}
+	return pods, nil
+}
+
 // Resolve has each path's hosts find their neighbours, which the kernel forgets when nobody has used them for a minute, as while other networks are measured. In a
 // cluster that runs they know them; a flow that opens while a neighbour is still being asked for is the stack's for as long as it lives.
 func (n *Network) Resolve(ctx context.Context) error {
@@ -242,6 +264,15 @@ func (n *Network) Count() (Counters, error) {
 // of it went another way, and nothing at all was dropped.
 func (n *Network) Carried(before, after Counters, path string, t Traffic) error {
 	if err := n.proof(path, t.Served).judge(before, after, t); err != nil {
+		return fmt.Errorf("mode %s, %s: the traffic did not go the way of this network: %w", n.Mode, path, err)
+	}
+	return nil
+}
+
+// Took is an error unless at least so many packets took the path's way. Packets may have been dropped.
+func (n *Network) Took(before, after Counters, path string, t Traffic) error {
+	p := proof{through: n.proof(path, t.Served).through}
+	if err := p.judge(before, after, t); err != nil {
 		return fmt.Errorf("mode %s, %s: the traffic did not go the way of this network: %w", n.Mode, path, err)
 	}
 	return nil

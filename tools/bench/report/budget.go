@@ -55,7 +55,7 @@ func budgets() (all []budget) {
 	itself("agent-rest", "cpu", 1, "")
 	itself("agent-rest", "memory", 80, "")
 	itself("agent-routes", "cpu", 5, "")
-	return slices.Concat(all, ipv6Budgets(), tunnelBudgets(), serviceBudgets())
+	return slices.Concat(all, ipv6Budgets(), tunnelBudgets(), serviceBudgets(), portBudgets())
 }
 
 // ipv6Budgets hold IPv6 to be about as fast as IPv4.
@@ -93,6 +93,32 @@ func tunnelBudgets() (all []budget) {
 		budget{subject: nodes, bound: 1.03, how: "busy flow, VXLAN"},
 		budget{subject: of("agent-api", "", "memory"), bound: 80, how: "VXLAN"},
 		budget{subject: of("change-api", "", result.P99), bound: 50, how: "an agent at rest, VXLAN"})
+}
+
+// portBudgets are those of masquerading towards one address and port: as fast as netfilter, without a failure, and with room for many connections.
+func portBudgets() (all []budget) {
+	add := func(row result.Row, base string, bound float64) {
+		all = append(all, budget{subject: subject{row: row, mode: result.EBPF, base: base}, bound: bound})
+	}
+	of := func(row result.Row) {
+		row.Metric = result.Rate
+		add(row, result.IPTables, 1)
+		for _, row.Metric = range []string{result.Failed, result.Stalled} {
+			add(row, "", 0)
+		}
+	}
+	for _, c := range result.Closes() {
+		for _, pods := range []int{1, result.ManyPods} {
+			of(result.Row{Workload: result.ShortSNAT + string(c), Path: result.Egress, Point: pods})
+		}
+		of(result.Row{Workload: result.ShortNodePort + string(c), Path: result.Inbound})
+	}
+	open := result.Row{Workload: result.OpenSNAT, Path: result.Egress}
+	for i, bound := range []float64{28_000, 8192, 48_000, 60_000} {
+		open.Metric = []string{result.FirstPod, result.SecondPod, result.OnePlace, result.TwoPlaces}[i]
+		add(open, "", bound)
+	}
+	return all
 }
 
 // throughClusterIP is what the rows of a sweep by the number of Services leave out of their titles.
@@ -152,6 +178,9 @@ func clusterBudgets() []budget {
 // key names a budget in the file of reasons.
 func (b budget) key() string {
 	key := join(b.row.Workload, b.row.Path)
+	if w, _ := result.Find(b.row.Workload); w.Kind == result.Closing && b.row.Point > 0 {
+		key = join(key, fmt.Sprintf("%d %s", b.row.Point, w.Axis))
+	}
 	if b.mode == result.VXLAN || b.mode == result.IPv6 || b.mode == result.KubeProxy && b.base != "" {
 		key = join(key, b.mode)
 	}
@@ -185,6 +214,14 @@ const (
 	notJudged = "not judged"
 	notRun    = "not measured"
 )
+
+// asked are the budgets of a run: those of workloads that only a name asks for, only where it did.
+func asked(run *result.Run, all []budget) []budget {
+	return slices.DeleteFunc(all, func(b budget) bool {
+		w, _ := result.Find(b.row.Workload)
+		return w.Named && !slices.Contains(run.Workloads, w.Name)
+	})
+}
 
 // judgement is what a run says of a budget.
 type judgement struct {

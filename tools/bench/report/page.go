@@ -12,12 +12,12 @@ import (
 
 // section is what a reader wants of a run: where it comes from, the budgets, the plots, and why budgets are missed.
 func section(run *result.Run, files []figure, plots string) string {
-	asked := budgets()
+	all := budgets()
 	if run.Profile == result.ClusterProfile {
-		asked = clusterBudgets()
+		all = clusterBudgets()
 	}
 	var verdicts []judgement
-	for _, b := range asked {
+	for _, b := range asked(run, all) {
 		verdicts = append(verdicts, judge(run, b))
 	}
 	text := origin(run)

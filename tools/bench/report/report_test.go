@@ -92,6 +92,32 @@ func TestBudgetsFitTheCatalog(t *testing.T) {
 	}
 }
 
+// One sample of five minutes is judged, and a run that did not ask for it has no line about it.
+func TestBudgetsOfPorts(t *testing.T) {
+	run := synthetic(5, 0, 1)
+	if got := asked(run, portBudgets()); len(got) > 0 {
+		t.Errorf("budgets of workloads that were left out: %v", got)
+	}
+	for mode, values := range map[string]map[string]float64{
+		result.EBPF: {result.Rate: 9000, result.Failed: 1, result.Stalled: 0}, result.IPTables: {result.Rate: 8000, result.Failed: 0, result.Stalled: 3},
+	} {
+		run.Samples = append(run.Samples, result.Sample{Workload: "snat-udp", Path: result.Egress, Point: 1, Mode: mode, Round: 1, Values: values})
+	}
+	run.Workloads = append(run.Workloads, "snat-udp")
+	got := map[string]string{}
+	for _, b := range asked(run, portBudgets()) {
+		got[b.key()] = judge(run, b).verdict
+	}
+	for key, want := range map[string]string{
+		"snat-udp, egress, 1 pods / iptables": met, "snat-udp, egress, 1 pods: failed": missed, "snat-udp, egress, 1 pods: stalled": met,
+		"snat-udp, egress, 10 pods / iptables": notRun,
+	} {
+		if got[key] != want {
+			t.Errorf("%s: %q, want %q", key, got[key], want)
+		}
+	}
+}
+
 // A reason that somebody wrote is said of a row that is missed, and of no other.
 func TestReasons(t *testing.T) {
 	written := reasonsFile

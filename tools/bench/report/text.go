@@ -125,7 +125,8 @@ func (s subject) read(run *result.Run) (r reading, ok bool) {
 	if r.N > 1 {
 		r.text += spread
 	}
-	if r.N < judgedRounds {
+	w, _ := result.Find(s.row.Workload)
+	if r.N < judgedRounds && !w.Once {
 		r.short = fmt.Sprintf("%s; a judgement takes %d", plural(r.N, "round"), judgedRounds)
 	}
 	return r, ok

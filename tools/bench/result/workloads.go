@@ -73,6 +73,8 @@ const (
 	Requests    Kind = "requests"    // on one open TCP connection
 	Connections Kind = "connections" // TCP, each opened, used once and closed
 	Flows       Kind = "flows"       // datagrams of which each is a flow of its own
+	Closing     Kind = "closing"     // connections or questions, many and short [none]
+	Open        Kind = "open"        // connections that stay open [of the first pod]
 	Programs    Kind = "programs"    // datagrams while the kernel measures the BPF programs [bytes]
 	Plugins     Kind = "plugins"     // pods come and go [pods at once]
 	Starts      Kind = "starts"      // of the agent [Nodes]
@@ -92,6 +94,10 @@ type Workload struct {
 	Paths, Modes []string
 	// Quick are the paths of a quick run; none: not part of it.
 	Quick []string
+	// Close says how the connections of a workload of kind Closing end.
+	Close Close
+	// Once says that one sample is enough for a run and for a judgement: it lasts for minutes, or counts what is no matter of time.
+	Once bool
 	// Named says that it is measured only where it is asked for by name.
 	Named bool
 	// Axis names what a sweep varies, and Points are its values.
@@ -136,6 +142,9 @@ const (
 	// Sent and Lost are what went out and what never arrived, in all.
 	Sent = "sent"
 	Lost = "lost"
+	// Failed and Stalled are connections.
+	Failed  = "failed"
+	Stalled = "stalled"
 )
 
 // Nodes is how many Nodes a large cluster has, here.
@@ -152,7 +161,7 @@ const Pods = 250
 
 // Workloads is the table of everything that is measured, in the order of measuring and of the report.
 func Workloads() []Workload {
-	return slices.Concat(traffic(), sweeps(), throughServices(), servicesForOthers(), agents(), crowds(), clusters())
+	return slices.Concat(traffic(), sweeps(), throughServices(), servicesForOthers(), ports(), agents(), crowds(), clusters())
 }
 
 func traffic() []Workload {
