@@ -24,7 +24,7 @@ const awayFor = 1500 * time.Millisecond
 // them back. Connections to the world live through it, and no packet leaves with a pod's address.
 func TestUplinkWithoutItsAddressForAMoment(t *testing.T) {
 	t.Parallel()
-	forEachAttach(t, func(t *testing.T, flag string) {
+	forNewestAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}}, drops.NoSnatAddress, drops.NodeOffLink, drops.NoMapping)
 		pod := addPod(t, l.Nodes[0], "a")
 		overEachFamily(t, l, func(t *testing.T, family wire.Family) { assertOutlivesAway(t, l, pod, family) })

@@ -198,7 +198,7 @@ func (p *proxied) waitBeside(t *testing.T, want bool) {
 func TestServicesOfKubeProxy(t *testing.T) {
 	t.Parallel()
 	forEachFamily(t, func(t *testing.T, family []wire.Family) {
-		forEachAttach(t, func(t *testing.T, flag string) {
+		forNewestAttach(t, func(t *testing.T, flag string) {
 			p := startProxied(t, lab.Options{Families: family, AgentFlags: []string{flag}})
 			p.waitBeside(t, false)
 			for how := range kubeProxy {

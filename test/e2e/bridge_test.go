@@ -139,7 +139,7 @@ func TestContainersBehindABridge(t *testing.T) {
 // What a container sends past its bridge has an address of its bridge as its source, and the bridge's own address is the host's.
 func TestContainersCannotSpoof(t *testing.T) {
 	t.Parallel()
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		b := startBridged(t, lab.Options{Families: families, AgentFlags: []string{attach}}, drops.SpoofedSource)
 		captures := []*lab.Capture{}
 		for ns, link := range map[*lab.Namespace]string{b.far: "eth0", b.pod.Namespace: b.pod.IfName, b.Outside: lab.Uplink} {

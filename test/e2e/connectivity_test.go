@@ -193,7 +193,7 @@ var loopback = [wire.Families]netip.Addr{wire.IPv4: netip.MustParseAddr("127.0.0
 
 func TestSpoofedSourceIsDropped(t *testing.T) {
 	t.Parallel()
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, Families: families, AgentFlags: []string{attach}}, drops.SpoofedSource)
 		liar, near, far := addPod(t, l.Nodes[0], "liar"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")
 		captures := map[*lab.Namespace]*lab.Capture{}

@@ -210,7 +210,7 @@ func (f *follower) withoutUs(t *testing.T) {
 	node := f.Nodes[0]
 	f.say(t, f.specs[1:]...)
 	eventually(t, changeLimit, "the agent says that it is not in the list", func() bool {
-		return strings.Contains(node.LogTail(50), "not in the list")
+		return strings.Contains(node.LogTail(50), "reason=node_missing")
 	})
 	pod := addPod(t, node, "unlisted")
 	if !node.PodCIDR().Contains(pod.Addr()) {

@@ -69,7 +69,7 @@ func (f *steadyFlows) end(t *testing.T) {
 
 func TestPodsDoNotNeedTheAgent(t *testing.T) {
 	t.Parallel()
-	forEachAttach(t, func(t *testing.T, attach string) {
+	forNewestAttach(t, func(t *testing.T, attach string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{attach}})
 		node := l.Nodes[0]
 		a, near, far := addPod(t, node, "a"), addPod(t, node, "near"), addPod(t, l.Nodes[1], "far")

@@ -13,7 +13,7 @@ import (
 // that has made the filter of all links loose.
 func TestKernelRefusesSpoofedSourcesWithoutTheProgram(t *testing.T) {
 	t.Parallel()
-	forEachAttach(t, func(t *testing.T, flag string) {
+	forNewestAttach(t, func(t *testing.T, flag string) {
 		l := startCluster(t, lab.Options{Nodes: 2, AgentFlags: []string{flag}})
 		needIPv4(t, l) // IPv6 has no such filter
 		liar, near, far := addPod(t, l.Nodes[0], "liar"), addPod(t, l.Nodes[0], "near"), addPod(t, l.Nodes[1], "far")

@@ -80,7 +80,7 @@ var narrowed = map[string]selection{"6.12": {
 		"TestRemoveLeavesNothingOfOurs"),
 	"cni": tests("TestOrderOfAdd", "TestInTheHandsOfLibcni"),
 	"test/e2e": tests("TestEverybodyReachesEverybody", "TestPayloadsSurviveOffloads", "TestForeignProgramsBesideOurs",
-		"TestPodsTalkThroughIPsec", "TestOffloadForgesNothing", "TestSumsFollowWhatChanges", "TestLifeKilledAgentLosesNoPacket"),
+		"TestLifeKilledAgentLosesNoPacket"),
 	"test/prog": tests(mainPaths...),
 }}
 
