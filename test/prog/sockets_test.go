@@ -2,6 +2,8 @@ package prog
 
 import (
 	"net"
+	"os"
+	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -17,7 +19,7 @@ func TestHostSocketsAvoided(t *testing.T) {
 			"TCP listener on all addresses": {tcp(podA, 50000, world, 80, syn), func(b *bed) { listen(b, "0.0.0.0", 50000) }},
 			"TCP listener on the address":   {tcp(podA, 50000, world, 80, syn), func(b *bed) { listen(b, nodeIP, 50000) }},
 			"TCP connection":                {tcp(podA, 50000, nodeOtherIP, 80, syn), func(b *bed) { connect(b) }},
-			"TCP in TIME_WAIT":              {tcp(podA, 50000, nodeOtherIP, 80, syn), func(b *bed) { connect(b).Close() }},
+			"TCP in TIME_WAIT":              {tcp(podA, 50000, nodeOtherIP, 80, syn), endConnection},
 			"UDP socket":                    {udp(podA, 50000, world, 53), func(b *bed) { listenUDP(b) }},
 			"UDP socket, connected":         {udp(podA, 50000, world, 53), func(b *bed) { dialUDP(b) }},
 		} {
@@ -93,6 +95,23 @@ func dialUDP(b *bed) {
 	c, err := d.Dial(b.network("udp"), b.end(world, 53)) // sends nothing
 	must(b, err)
 	b.Cleanup(func() { c.Close() })
+}
+
+// endConnection waits for TIME_WAIT, for in the moment of the change to it the kernel finds no socket.
+func endConnection(b *bed) {
+	b.Helper()
+	connect(b).Close()
+	inTimeWait := regexp.MustCompile(`(?m)^ *\d+: [0-9A-F]+:C350 [0-9A-F]+:0050 06 `)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		sockets, err := os.ReadFile("/proc/thread-self/net/tcp" + each(b.family, "", "6"))
+		must(b, err)
+		if inTimeWait.Match(sockets) {
+			return
+		}
+		if time.Now().After(end) {
+			b.Fatalf("no connection of port 50000 is in TIME_WAIT:\n%s", sockets)
+		}
+	}
 }
 
 // connect makes a connection within the node, from its first address and port 50000 to its second, port 80.
