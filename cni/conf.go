@@ -70,7 +70,7 @@ type fields map[string]json.RawMessage
 var known = []string{
 	"cniVersion", "cniVersions", "name", "type", "bpffs", "stateDir", "mtu", "attach", "addressQuarantine",
 	"capabilities", "ipam", "logFile", "logLevel", "dns", "runtimeConfig", "prevResult", "args", gcKey,
-	"cni.dev/attachments", "disableCheck", "disableGC", "portmap",
+	"cni.dev/attachments", "disableCheck", "disableGC", "portmap", "chained",
 	"isDefaultGateway", "ipMasq", "isGateway", "hairpinMode",
 }
 

@@ -40,6 +40,14 @@ func (r Route) HasUsualPriority() bool {
 	return r.Priority == 0 || r.Priority == ofIPv6 && r.Dst.Addr().Is6()
 }
 
+// Links are the indexes of the egress links of a route: several of one with several next hops, none of one without a link.
+func (r Route) Links() []int {
+	if r.Index == 0 {
+		return r.Hops
+	}
+	return append([]int{r.Index}, r.Hops...)
+}
+
 // ReplaceRoute writes the route, replacing one with the same destination and priority.
 func (h *Handle) ReplaceRoute(r Route) error {
 	n := r.netlink()
@@ -75,6 +83,16 @@ func (h *Handle) RouteTo(dst netip.Prefix) (best Route, found bool, err error) {
 // if the route is gone.
 func (h *Handle) DeleteRoute(r Route) error {
 	r.Foreign = false
+	return h.deleteRoute(r)
+}
+
+// DeleteForeignRoute is DeleteRoute for one that was written with Foreign set.
+func (h *Handle) DeleteForeignRoute(r Route) error {
+	r.Foreign = true
+	return h.deleteRoute(r)
+}
+
+func (h *Handle) deleteRoute(r Route) error {
 	n := r.netlink()
 	// Only what identifies the route, since the kernel compares every field of the request.
 	n.Src, n.Gw, n.MTU, n.AdvMSS, n.Scope = nil, nil, 0, 0, unix.RT_SCOPE_NOWHERE

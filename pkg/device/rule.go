@@ -3,7 +3,10 @@ package device
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
+	"slices"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +17,8 @@ type Rule struct {
 	Table    int
 	// Unseen names what the rule matches that the programs cannot pass to a route lookup; empty: nothing.
 	Unseen string
+	// Marks are the bits of a packet's mark that the rule asks for, set or not. Lookups of the programs are for mark 0.
+	Marks uint32
 }
 
 // seen are the attributes that a lookup by interface, addresses and protocol takes into account, and those that match
@@ -23,11 +28,12 @@ var seen = map[uint16]bool{
 	unix.FRA_UID_RANGE: true, unix.FRA_L3MDEV: true,
 	unix.FRA_PRIORITY: true, unix.FRA_TABLE: true, unix.FRA_GOTO: true, unix.FRA_PROTOCOL: true, unix.FRA_FLOW: true,
 	unix.FRA_SUPPRESS_IFGROUP: true, unix.FRA_SUPPRESS_PREFIXLEN: true, unix.FRA_PAD: true,
+	unix.FRA_FWMARK: true, // FRA_FWMASK comes with it
 }
 
 // unseen names the others. Attributes that are newer than this list are shown as a number.
 var unseen = map[uint16]string{
-	unix.FRA_FWMARK: "a packet mark", unix.FRA_FWMASK: "a packet mark", unix.FRA_TUN_ID: "a tunnel",
+	unix.FRA_TUN_ID:      "a tunnel",
 	unix.FRA_SPORT_RANGE: "a source port", unix.FRA_DPORT_RANGE: "a destination port",
 	// FRA_DSCP, FRA_SPORT_MASK, FRA_DPORT_MASK and FRA_DSCP_MASK, which have no names here yet.
 	25: "a DSCP value", 28: "a source port", 29: "a destination port", 30: "a DSCP value",
@@ -88,6 +94,8 @@ func parseRule(m []byte) (r Rule, err error) {
 			r.Priority = int(binary.NativeEndian.Uint32(a.Value))
 		case kind == unix.FRA_TABLE && len(a.Value) == 4:
 			r.Table = int(binary.NativeEndian.Uint32(a.Value))
+		case kind == unix.FRA_FWMASK && len(a.Value) == 4:
+			r.Marks = binary.NativeEndian.Uint32(a.Value)
 		case seen[kind]:
 		case unseen[kind] != "":
 			r.Unseen = unseen[kind]
@@ -96,4 +104,44 @@ func parseRule(m []byte) (r Rule, err error) {
 		}
 	}
 	return r, nil
+}
+
+// sourcePriority is the priority of source rules, just before the main table's. The kernel puts rules that are added without a priority
+// before them.
+const sourcePriority = 32765
+
+// AddSourceRule has packets from an address routed by a table. It succeeds if the rule is there.
+func (h *Handle) AddSourceRule(source netip.Addr, table int) error {
+	err := again(func() error { return h.nl.RuleAdd(sourceRule(source, table)) })
+	if err != nil && !isErrno(err, unix.EEXIST) {
+		return fmt.Errorf("add routing rule for packets from %s: %w", source, err)
+	}
+	return nil
+}
+
+// DeleteSourceRule deletes the rule that AddSourceRule has added. It succeeds if the rule is gone.
+func (h *Handle) DeleteSourceRule(source netip.Addr, table int) error {
+	err := again(func() error { return h.nl.RuleDel(sourceRule(source, table)) })
+	if err != nil && !isErrno(err, unix.ENOENT, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("delete routing rule for packets from %s: %w", source, err)
+	}
+	return nil
+}
+
+// HasSourceRule reports whether the rule that AddSourceRule adds is there.
+func (h *Handle) HasSourceRule(source netip.Addr, table int) (bool, error) {
+	want := sourceRule(source, table)
+	all, err := dump(func() ([]netlink.Rule, error) { return h.nl.RuleList(want.Family) })
+	if err != nil {
+		return false, fmt.Errorf("list routing rules: %w", err)
+	}
+	return slices.ContainsFunc(all, func(r netlink.Rule) bool {
+		return r.Src != nil && r.Src.String() == want.Src.String() && r.Table == table && r.Priority == sourcePriority
+	}), nil
+}
+
+func sourceRule(source netip.Addr, table int) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Src, r.Table, r.Priority = family(source), ipNet(netip.PrefixFrom(source, source.BitLen())), table, sourcePriority
+	return r
 }

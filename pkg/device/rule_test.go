@@ -30,31 +30,32 @@ func TestRules(t *testing.T) {
 	inside(t)
 	before, err := Rules(IPv4)
 	must(t, err)
-	if diff := cmp.Diff([]Rule{{0, 255, ""}, {32766, 254, ""}, {32767, 253, ""}}, before); diff != "" {
+	if diff := cmp.Diff([]Rule{{0, 255, "", 0}, {32766, 254, "", 0}, {32767, 253, "", 0}}, before); diff != "" {
 		t.Errorf("the kernel's own rules (-want +got):\n%s", diff)
 	}
 	prefix, mask := cidr("10.1.0.0/16"), uint32(0xf0)
 	for _, c := range []struct {
 		change func(*netlink.Rule)
 		want   string
+		marks  uint32
 	}{
-		{func(r *netlink.Rule) { r.Src = prefix }, ""},
-		{func(r *netlink.Rule) { r.Dst = prefix }, ""},
-		{func(r *netlink.Rule) { r.Src, r.Invert = prefix, true }, ""},
-		{func(r *netlink.Rule) { r.IifName = "lo" }, ""},
-		{func(r *netlink.Rule) { r.OifName = "lo" }, ""},
-		{func(r *netlink.Rule) { r.IPProto = unix.IPPROTO_TCP }, ""},
-		{func(r *netlink.Rule) { r.UIDRange = netlink.NewRuleUIDRange(0, 1000) }, ""},
-		{func(r *netlink.Rule) { r.Mark = 0x10 }, "a packet mark"},
-		{func(r *netlink.Rule) { r.Mark, r.Mask, r.Invert = 0x10, &mask, true }, "a packet mark"},
-		{func(r *netlink.Rule) { r.Tos = 0x10 }, "a TOS value"},
+		{func(r *netlink.Rule) { r.Src = prefix }, "", 0},
+		{func(r *netlink.Rule) { r.Dst = prefix }, "", 0},
+		{func(r *netlink.Rule) { r.Src, r.Invert = prefix, true }, "", 0},
+		{func(r *netlink.Rule) { r.IifName = "lo" }, "", 0},
+		{func(r *netlink.Rule) { r.OifName = "lo" }, "", 0},
+		{func(r *netlink.Rule) { r.IPProto = unix.IPPROTO_TCP }, "", 0},
+		{func(r *netlink.Rule) { r.UIDRange = netlink.NewRuleUIDRange(0, 1000) }, "", 0},
+		{func(r *netlink.Rule) { r.Mark = 0x10 }, "", ^uint32(0)},
+		{func(r *netlink.Rule) { r.Mark, r.Mask, r.Invert = 0x10, &mask, true }, "", mask},
+		{func(r *netlink.Rule) { r.Tos = 0x10 }, "a TOS value", 0},
 		{func(r *netlink.Rule) {
 			r.IPProto, r.Dport = unix.IPPROTO_UDP, netlink.NewRulePortRange(53, 53)
-		}, "a destination port"},
+		}, "a destination port", 0},
 		{func(r *netlink.Rule) {
 			r.IPProto, r.Sport = unix.IPPROTO_TCP, netlink.NewRulePortRange(80, 90)
-		}, "a source port"},
-		{func(r *netlink.Rule) { r.Src, r.Mark = prefix, 16 }, "a packet mark"},
+		}, "a source port", 0},
+		{func(r *netlink.Rule) { r.Src, r.Mark = prefix, 16 }, "", ^uint32(0)},
 	} {
 		rule := netlink.NewRule()
 		rule.Family, rule.Priority, rule.Table = unix.AF_INET, 100, 77
@@ -62,7 +63,7 @@ func TestRules(t *testing.T) {
 		must(t, netlink.RuleAdd(rule))
 		rules, err := Rules(IPv4)
 		must(t, err)
-		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want}, before[1], before[2]}, rules); diff != "" {
+		if diff := cmp.Diff([]Rule{before[0], {100, 77, c.want, c.marks}, before[1], before[2]}, rules); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", rule, diff)
 		}
 		must(t, netlink.RuleDel(rule))
@@ -256,5 +257,31 @@ func TestWatchNotices(t *testing.T) {
 				t.Errorf("noticed %v, error %v", noticed, err)
 			}
 		})
+	}
+}
+
+// A source rule is written once, found, and deleted, as often as that is asked for.
+func TestSourceRules(t *testing.T) {
+	p := newPair(t)
+	for _, source := range []netip.Addr{netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("fd00:9::2")} {
+		const table = 1<<27 + 7
+		expect := func(want bool) {
+			t.Helper()
+			for number, want := range map[int]bool{table: want, table + 1: false} {
+				if there, err := p.host.HasSourceRule(source, number); err != nil || there != want {
+					t.Errorf("%s, table %d: %t, %v, want %t", source, number, there, err, want)
+				}
+			}
+		}
+		for range 2 {
+			must(t, p.host.AddSourceRule(source, table))
+			expect(true)
+		}
+		must(t, p.host.DeleteSourceRule(source, table+1))
+		expect(true)
+		for range 2 {
+			must(t, p.host.DeleteSourceRule(source, table))
+			expect(false)
+		}
 	}
 }

@@ -38,7 +38,7 @@ func pieces() []piece {
 	return []piece{
 		{name: "address", present: (*Work).haveAddresses, make: (*Work).takeAddresses, remove: (*Work).freeAddresses},
 		{name: "link", present: (*Work).haveLink, make: (*Work).createLink},
-		{name: "pod", present: (*Work).havePod, make: (*Work).configurePod},
+		{name: "pod", present: (*Work).havePod, make: (*Work).configurePod, remove: (*Work).deleteSourceRules}, // the rest goes with the link
 		{name: "sysctl", onHost: true, present: (*Work).haveSysctls, make: (*Work).setSysctls},
 		{name: "program", onHost: true, present: (*Work).haveProgram, make: (*Work).attachProgram, remove: (*Work).detach},
 		{name: "program to the pod", onHost: true, present: (*Work).haveProgramToPod, make: (*Work).attachProgramToPod},

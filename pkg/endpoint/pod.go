@@ -51,6 +51,10 @@ func (w *Work) podRoutes(index int) (all []device.Route) {
 // more for the kernel's lock of all links (RTNL), which attaching other pods' programs holds for milliseconds.
 func (w *Work) configurePod() error {
 	index := w.Link.PeerIndex
+	others, err := w.otherRoutes()
+	if err != nil {
+		return err
+	}
 	if err := w.setPodSysctls(); err != nil {
 		return err
 	}
@@ -68,11 +72,14 @@ func (w *Work) configurePod() error {
 		}
 	}
 	for _, r := range w.podRoutes(index) {
-		if err := w.Inside.ReplaceRoute(r); err != nil {
+		if err := w.Inside.ReplaceRoute(behind(r, others)); err != nil {
 			return err
 		}
 	}
-	return nil
+	if w.SourceRules = len(others) > 0; !w.SourceRules {
+		return nil
+	}
+	return w.writeSourceRules(index)
 }
 
 // podSysctls are those of the interface of a pod that has an IPv6 address. Nobody advertises routers or prefixes to it, and
@@ -135,7 +142,7 @@ func (w *Work) havePod() error {
 			w.Wrong("the pod's interface %s lacks address %s", l.Name, a)
 		}
 	}
-	return errors.Join(err, w.havePodSysctls(), w.havePodRoutes(l.Index))
+	return errors.Join(err, w.havePodSysctls(), w.havePodRoutes(l.Index), w.haveSourceRules())
 }
 
 // havePodRoutes checks the pod's routes and neighbours.

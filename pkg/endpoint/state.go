@@ -94,6 +94,8 @@ type Endpoint struct {
 	HostPorts []HostPort `json:"host_ports,omitempty"`
 	// Portmap says that the portmap plugin was chained when ADD ran, and may have made rules for the pod.
 	Portmap bool `json:"portmap,omitempty"`
+	// SourceRules says that the pod had routes over other interfaces when ADD ran, so that it has routing rules for these addresses.
+	SourceRules bool `json:"source_rules,omitempty"`
 	// IPAM is the ipam type; only host-local's addresses are in our store.
 	IPAM string `json:"ipam"`
 	// IPAMConf is the network configuration that another ipam plugin was called with, and has to be called with to free
