@@ -21,6 +21,7 @@ type loaded struct {
 	proto  bool   // it is the number of the protocol
 	family bool   // it is that of the family
 	dport  bool   // it is the destination port
+	kept   bool   // it is a connection's mark
 }
 
 // expressions reads the rules of one family's tables.
@@ -89,6 +90,9 @@ func (e *expressions) read(name string, a map[uint16][]byte) {
 		e.does(act{does: redirect}, "")
 	case "nat":
 		e.nat(a)
+	case "ct":
+		e.also(name)
+		e.ct(a)
 	case "counter":
 	default: // whatever it leaves in registers is not known
 		clear(e.registers)
@@ -119,7 +123,7 @@ func (e *expressions) meta(a map[uint16][]byte) {
 	key := long(a[unix.NFTA_META_KEY])
 	if from := a[unix.NFTA_META_SREG]; from != nil {
 		if key == unix.NFT_META_MARK {
-			e.does(act{does: setsMark, bits: e.registers[long(from)].mayMark()}, "")
+			e.does(e.registers[long(from)].marks(), "")
 		}
 		return
 	}
@@ -137,6 +141,29 @@ func (e *expressions) meta(a map[uint16][]byte) {
 		v.family = true
 	}
 	e.registers[long(a[unix.NFTA_META_DREG])] = v
+}
+
+// marks is what writing it into the mark does.
+func (v loaded) marks() act {
+	switch {
+	case !v.kept:
+		return act{does: setsMark, bits: v.mayMark()}
+	case len(v.mask) == 4:
+		return act{does: restoresMark, bits: binary.NativeEndian.Uint32(v.mask)}
+	}
+	return act{does: restoresMark, bits: ^uint32(0)}
+}
+
+// ct reads what is known of the packet's connection, or writes its mark. What a packet has is nothing new there.
+func (e *expressions) ct(a map[uint16][]byte) {
+	mark := long(a[unix.NFTA_CT_KEY]) == unix.NFT_CT_MARK
+	if from := a[unix.NFTA_CT_SREG]; from != nil {
+		if bits := e.registers[long(from)].mayMark(); mark && bits != 0 {
+			e.does(act{does: keepsMark, bits: bits}, "")
+		}
+		return
+	}
+	e.registers[long(a[unix.NFTA_CT_DREG])] = loaded{kept: mark}
 }
 
 // mayMark are the bits that are set in the mark by writing it there.

@@ -146,10 +146,15 @@ func (l *looked) due(now time.Time, changed bool, around *Surroundings) bool {
 
 func newRules(around *Surroundings) *rules {
 	r := &rules{around: around}
-	for _, set := range []ruleset{&nftables{}, &iptables{family: unix.AF_INET}, &iptables{family: unix.AF_INET6}} {
+	for _, set := range rulesets() {
 		r.sets = append(r.sets, &looked{ruleset: set})
 	}
 	return r
+}
+
+// rulesets are those of all programs.
+func rulesets() []ruleset {
+	return []ruleset{&nftables{}, &iptables{family: unix.AF_INET}, &iptables{family: unix.AF_INET6}}
 }
 
 // find says what rules translate. It looks at them anew only if they may have changed, or what is around them has.

@@ -57,6 +57,8 @@ const (
 	jumps           // to a chain
 	jumpsToAny      // to a chain of its table
 	setsMark
+	keepsMark    // in the connection
+	restoresMark // from it
 	masquerade
 	translateSource
 	translateDestination
@@ -87,6 +89,7 @@ var words = map[any][2]string{
 	source: {"-s", "saddr"}, destination: {"-d", "daddr"}, comesBy: {"-i", "iifname"}, leavesBy: {"-o", "oifname"},
 	sourceLocal: {"-m addrtype --src-type", "fib saddr type"}, destinationLocal: {"-m addrtype --dst-type", "fib daddr type"},
 	markBits: {"-m mark --mark", "meta mark"}, jumps: {"-j", "jump"}, jumpsToAny: {"-j", "vmap"}, setsMark: {"-j MARK --set-xmark", "meta mark set"},
+	keepsMark: {"-j CONNMARK --set-xmark", "ct mark set"}, restoresMark: {"-j CONNMARK --restore-mark", "meta mark set ct mark"},
 	masquerade: {"-j MASQUERADE", "masquerade"}, translateSource: {"-j SNAT --to-source", "snat to"},
 	translateDestination: {"-j DNAT --to-destination", "dnat to"}, redirect: {"-j REDIRECT", "redirect"}, translateUnknown: {"-j", ""},
 }
@@ -124,7 +127,7 @@ func (a act) say(in dialect, more string) string {
 	switch {
 	case a.chain != "":
 		said += " " + a.chain
-	case a.does == setsMark:
+	case a.does == setsMark || a.does == keepsMark || a.does == restoresMark && in == ofIptables:
 		said += fmt.Sprintf(" %#x", a.bits)
 	case (a.does == translateSource || a.does == translateDestination) && a.to.known():
 		to := a.to.first.String()

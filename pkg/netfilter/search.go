@@ -108,7 +108,7 @@ func (s *search) marksOthers(bits uint32) bool {
 	}
 	harmless := true
 	look := func(_ *walk, _ chainID, _ rule, a act, c condition) bool {
-		if a.does == setsMark && a.bits&bits != 0 && !c.notPods && !c.toNode {
+		if (a.does == setsMark || a.does == restoresMark) && a.bits&bits != 0 && !c.notPods && !c.toNode {
 			harmless = false
 		}
 		return !harmless

@@ -67,7 +67,7 @@ func (w *written) target(name string, revision uint32, info []byte, ipv6 bool) {
 	case "MARK":
 		w.does(act{does: setsMark, bits: markOf(revision, info)}, "")
 	case "CONNMARK":
-		w.does(act{does: setsMark, bits: connmarkOf(revision, info)}, "")
+		w.does(connmarkOf(revision, info), "")
 	default:
 		if slices.Contains(harmless, name) {
 			w.also("-j " + name)
@@ -110,12 +110,19 @@ func markOf(revision uint32, info []byte) uint32 {
 	return ^uint32(0)
 }
 
-// connmarkOf are the bits that CONNMARK may set in packets: it does so only where it restores.
-func connmarkOf(revision uint32, info []byte) uint32 {
-	const restores = 2                             // XT_CONNMARK_RESTORE
+// connmarkOf is what CONNMARK does: it sets a connection's mark, or restores a packet's from there. That it saves what a packet has is
+// nothing new.
+func connmarkOf(revision uint32, info []byte) act {
+	const sets, saves = 0, 1                       // XT_CONNMARK_SET, XT_CONNMARK_SAVE
 	mode := map[uint32]int{1: 12, 2: 14}[revision] // in struct xt_connmark_tginfo1, struct xt_connmark_tginfo2
-	if mode > 0 && len(info) > mode && info[mode] != restores {
-		return 0
+	if mode == 0 || len(info) <= mode {
+		return act{does: setsMark, bits: ^uint32(0)}
 	}
-	return ^uint32(0)
+	switch info[mode] {
+	case sets:
+		return act{does: keepsMark, bits: binary.NativeEndian.Uint32(info)}
+	case saves:
+		return act{}
+	}
+	return act{does: restoresMark, bits: binary.NativeEndian.Uint32(info[4:])}
 }

@@ -1,6 +1,7 @@
 package prog
 
 import (
+	"fmt"
 	"net"
 	"strconv"
 	"testing"
@@ -61,6 +62,34 @@ func TestWorldByRule(t *testing.T) {
 		}))
 		b.fromPod(udp(podA, 50000, world, 53)).is("forwarded").flow("udp " + nodeOtherIP + ":50000 > " + world + ":53")
 		b.fromPod(udp(podB, 50000, world, 53)).is("forwarded").flow("udp " + nodeIP + ":50000 > " + world + ":53")
+	})
+}
+
+// A rule by mark is about packets with mark 0, as pods' are: it matches them never, or always.
+func TestWorldByRuleByMark(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, f family) {
+		b := newBed(t, f)
+		must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: b.other.index, Dst: f.ipNet("0.0.0.0/0"), Gw: f.netIP(otherGateIP), Table: 77}))
+		bits := uint32(0xff0000)
+		for i, c := range []struct {
+			mark uint32
+			mask *uint32
+			not  bool
+			want string
+		}{
+			{0xca6c, nil, false, nodeIP},
+			{0x80000, &bits, false, nodeIP},
+			{0xca6c, nil, true, nodeOtherIP},
+			{0x80000, &bits, true, nodeOtherIP},
+			{0, &bits, false, nodeOtherIP},
+		} {
+			rule := netlink.NewRule()
+			rule.Mark, rule.Mask, rule.Invert, rule.Table, rule.Family = c.mark, c.mask, c.not, 77, f.netlink()
+			must(t, netlink.RuleAdd(rule))
+			flow := fmt.Sprintf("udp %s:%d > %s:53", c.want, 50000+i, world)
+			b.fromPod(udp(podA, uint16(50000+i), world, 53)).is("forwarded").flow(flow)
+			must(t, netlink.RuleDel(rule))
+		}
 	})
 }
 
